@@ -1,0 +1,3 @@
+//! The `gristmill` command line.
+
+fn main() {}

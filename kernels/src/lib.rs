@@ -1,0 +1,1 @@
+//! CPU micro-kernels of gristmill.

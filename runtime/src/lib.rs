@@ -1,0 +1,1 @@
+//! Executes compiled gristmill programs.
