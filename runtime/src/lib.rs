@@ -1,1 +1,15 @@
-//! Executes compiled gristmill programs.
+//! Executes compiled gristmill programs: tensors, devices, the plain-data [`program::Program`] and the executor.
+//!
+//! This crate never sees ONNX, egg or Cranelift: an ahead-of-time binary links it and `gristmill-kernels` only.
+
+pub use half;
+
+pub mod device;
+pub mod dtype;
+pub mod error;
+pub mod tensor;
+
+pub use device::DeviceName;
+pub use dtype::{DType, Element};
+pub use error::{Error, ErrorKind};
+pub use tensor::Tensor;

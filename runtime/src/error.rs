@@ -1,0 +1,66 @@
+//! The error of this crate.
+
+use std::fmt;
+
+/// What went wrong, as a category that a caller can act on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// A tensor, file or argument given by the caller does not fit what was asked for.
+    InvalidInput,
+    /// The program needs something that this runtime does not have.
+    Unsupported,
+    /// Memory ran out, or a declared limit was passed.
+    OutOfMemory,
+    /// A kernel or a device worker failed while running.
+    DeviceFailed,
+    /// Our bug.
+    Internal,
+}
+
+/// Error of `gristmill-runtime`: a category, a message, and the path of the model's node where one is known.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Error {
+    kind: ErrorKind,
+    node: Option<String>,
+    message: String,
+}
+
+impl Error {
+    /// An error with a category and a message (lowercase, no final period).
+    pub fn new(kind: ErrorKind, message: impl Into<String>) -> Error {
+        Error { kind, node: None, message: message.into() }
+    }
+
+    /// [`ErrorKind::InvalidInput`].
+    pub fn invalid(message: impl Into<String>) -> Error {
+        Error::new(ErrorKind::InvalidInput, message)
+    }
+
+    /// Names the node of the user's model at which the error arose; the innermost name stays.
+    pub fn at(mut self, node: impl Into<String>) -> Error {
+        self.node.get_or_insert(node.into());
+        self
+    }
+
+    /// The category.
+    pub fn kind(&self) -> ErrorKind {
+        self.kind
+    }
+
+    /// Path of the node in the user's model, if known.
+    pub fn node(&self) -> Option<&str> {
+        self.node.as_deref()
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(node) = &self.node {
+            write!(f, "in node {node:?}: ")?;
+        }
+        f.write_str(&self.message)
+    }
+}
+
+impl std::error::Error for Error {}

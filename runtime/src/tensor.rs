@@ -1,0 +1,240 @@
+//! Dense tensors: row-major, 64-byte aligned, shared by reference count.
+
+use crate::dtype::{DType, Element};
+use crate::error::Error;
+use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::fmt;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+/// Alignment of every tensor and arena buffer.
+pub const ALIGN_BYTES: usize = 64;
+
+/// Owned zero-initialised bytes aligned to [`ALIGN_BYTES`].
+pub struct AlignedBytes {
+    ptr: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: the bytes are owned and plain; access follows the borrow of `AlignedBytes`.
+unsafe impl Send for AlignedBytes {}
+// SAFETY: as above; shared access only reads.
+unsafe impl Sync for AlignedBytes {}
+
+impl AlignedBytes {
+    /// `len` zero bytes. Errors with `OutOfMemory` when the size cannot be laid out.
+    pub fn zeroed(len: usize) -> Result<AlignedBytes, Error> {
+        let layout = Self::layout(len)?;
+        // SAFETY: the layout has non-zero size.
+        let ptr = unsafe { alloc_zeroed(layout) };
+        let Some(ptr) = NonNull::new(ptr) else {
+            if len > 1 << 30 {
+                return Err(too_large(len));
+            }
+            handle_alloc_error(layout)
+        };
+        Ok(AlignedBytes { ptr, len })
+    }
+
+    fn layout(len: usize) -> Result<Layout, Error> {
+        let padded = len.max(1).checked_next_multiple_of(ALIGN_BYTES).ok_or_else(|| too_large(len))?;
+        Layout::from_size_align(padded, ALIGN_BYTES).map_err(|_| too_large(len))
+    }
+
+    /// The bytes.
+    pub fn as_slice(&self) -> &[u8] {
+        // SAFETY: `ptr` is valid for `len` initialised bytes, owned by self.
+        unsafe { std::slice::from_raw_parts(self.ptr.as_ptr(), self.len) }
+    }
+
+    /// The bytes, writable.
+    pub fn as_mut_slice(&mut self) -> &mut [u8] {
+        // SAFETY: as in `as_slice`, and `&mut self` makes it unique.
+        unsafe { std::slice::from_raw_parts_mut(self.ptr.as_ptr(), self.len) }
+    }
+
+    /// Address of the first byte, for kernels.
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.ptr.as_ptr()
+    }
+}
+
+impl Drop for AlignedBytes {
+    fn drop(&mut self) {
+        let layout = Self::layout(self.len).expect("laid out when allocated");
+        // SAFETY: allocated in `zeroed` with this layout.
+        unsafe { dealloc(self.ptr.as_ptr(), layout) }
+    }
+}
+
+fn too_large(len: usize) -> Error {
+    Error::new(crate::ErrorKind::OutOfMemory, format!("cannot allocate {len} bytes"))
+}
+
+/// A dense row-major tensor. Cloning shares the bytes; writing copies them if they are shared.
+#[derive(Clone)]
+pub struct Tensor {
+    dtype: DType,
+    shape: Vec<usize>,
+    data: Arc<AlignedBytes>,
+}
+
+/// Product of `shape`, or an error when it (times `dtype`) does not fit the address space.
+pub fn checked_size_bytes(dtype: DType, shape: &[usize]) -> Result<usize, Error> {
+    let n = shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d));
+    // A zero dimension makes the product zero whatever the others are.
+    let n = if shape.contains(&0) { Some(0) } else { n };
+    n.and_then(|n| n.checked_mul(dtype.size_bytes())).filter(|&b| b <= isize::MAX as usize / 2).ok_or_else(|| {
+        Error::new(crate::ErrorKind::OutOfMemory, format!("a tensor {dtype}{shape:?} does not fit in memory"))
+    })
+}
+
+impl Tensor {
+    /// A tensor of zeros (false for `bool`).
+    pub fn zeros(dtype: DType, shape: &[usize]) -> Result<Tensor, Error> {
+        let data = AlignedBytes::zeroed(checked_size_bytes(dtype, shape)?)?;
+        Ok(Tensor { dtype, shape: shape.to_vec(), data: Arc::new(data) })
+    }
+
+    /// A tensor from elements in row-major order. Errors when `values.len()` is not the product of `shape`.
+    pub fn from_slice<T: Element>(values: &[T], shape: &[usize]) -> Result<Tensor, Error> {
+        let mut t = Tensor::zeros(T::DTYPE, shape)?;
+        if t.len() != values.len() {
+            return Err(Error::invalid(format!("shape {shape:?} holds {} elements, got {}", t.len(), values.len())));
+        }
+        t.as_mut_slice::<T>().copy_from_slice(values);
+        Ok(t)
+    }
+
+    /// A tensor of rank 0.
+    pub fn scalar<T: Element>(value: T) -> Tensor {
+        Tensor::from_slice(&[value], &[]).expect("one element fits rank 0")
+    }
+
+    /// A tensor from little-endian bytes. `bool` bytes other than 0 become 1.
+    pub fn from_bytes(dtype: DType, shape: &[usize], bytes: &[u8]) -> Result<Tensor, Error> {
+        let expected = checked_size_bytes(dtype, shape)?;
+        if expected != bytes.len() {
+            return Err(Error::invalid(format!("{dtype}{shape:?} takes {expected} bytes, got {}", bytes.len())));
+        }
+        let mut t = Tensor::zeros(dtype, shape)?;
+        t.as_bytes_mut().copy_from_slice(bytes);
+        if dtype == DType::Bool {
+            t.as_bytes_mut().iter_mut().for_each(|b| *b = (*b != 0) as u8);
+        }
+        Ok(t)
+    }
+
+    /// Element type.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// Extent of each axis.
+    pub fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    /// Number of elements.
+    pub fn len(&self) -> usize {
+        self.data.len / self.dtype.size_bytes()
+    }
+
+    /// True when there is no element.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Size of the elements in bytes.
+    pub fn size_bytes(&self) -> usize {
+        self.data.len
+    }
+
+    /// The elements as little-endian bytes.
+    pub fn as_bytes(&self) -> &[u8] {
+        self.data.as_slice()
+    }
+
+    /// The bytes, writable; a shared buffer is copied first. `bool` elements must stay 0 or 1.
+    pub fn as_bytes_mut(&mut self) -> &mut [u8] {
+        if Arc::get_mut(&mut self.data).is_none() {
+            let mut copy = AlignedBytes::zeroed(self.data.len).expect("same size as an existing buffer");
+            copy.as_mut_slice().copy_from_slice(self.data.as_slice());
+            self.data = Arc::new(copy);
+        }
+        Arc::get_mut(&mut self.data).expect("unshared just above").as_mut_slice()
+    }
+
+    /// Address of the first element, for kernels.
+    pub fn as_ptr(&self) -> *const u8 {
+        self.data.as_ptr()
+    }
+
+    /// The elements. Panics when `T` is not the tensor's dtype: check [`Tensor::dtype`] first.
+    pub fn as_slice<T: Element>(&self) -> &[T] {
+        assert_eq!(T::DTYPE, self.dtype, "tensor holds another dtype");
+        // SAFETY: the buffer is aligned to 64 bytes, holds `len` elements of T, and bool bytes are 0 or 1.
+        unsafe { std::slice::from_raw_parts(self.data.as_ptr() as *const T, self.len()) }
+    }
+
+    /// The elements, writable; a shared buffer is copied first. Panics when `T` is not the tensor's dtype.
+    pub fn as_mut_slice<T: Element>(&mut self) -> &mut [T] {
+        assert_eq!(T::DTYPE, self.dtype, "tensor holds another dtype");
+        let n = self.len();
+        let ptr = self.as_bytes_mut().as_mut_ptr();
+        // SAFETY: as in `as_slice`; `as_bytes_mut` made the buffer unique.
+        unsafe { std::slice::from_raw_parts_mut(ptr as *mut T, n) }
+    }
+
+    /// The same elements under another shape of the same length.
+    pub fn reshaped(&self, shape: &[usize]) -> Result<Tensor, Error> {
+        if checked_size_bytes(self.dtype, shape)? != self.size_bytes() {
+            return Err(Error::invalid(format!("cannot view {:?} as {shape:?}: element counts differ", self.shape)));
+        }
+        Ok(Tensor { dtype: self.dtype, shape: shape.to_vec(), data: self.data.clone() })
+    }
+}
+
+impl PartialEq for Tensor {
+    /// Same dtype, shape and bits.
+    fn eq(&self, other: &Tensor) -> bool {
+        self.dtype == other.dtype && self.shape == other.shape && self.as_bytes() == other.as_bytes()
+    }
+}
+
+impl fmt::Debug for Tensor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}{:?} ", self.dtype, self.shape)?;
+        let n = self.len().min(8);
+        crate::with_dtype!(self.dtype, T => write!(f, "{:?}", &self.as_slice::<T>()[..n]))?;
+        if n < self.len() { f.write_str("..") } else { Ok(()) }
+    }
+}
+
+impl fmt::Display for Tensor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(self, f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn writing_a_shared_tensor_copies_it() {
+        let a = Tensor::from_slice(&[1f32, 2.0], &[2]).unwrap();
+        let mut b = a.clone();
+        b.as_mut_slice::<f32>()[0] = 9.0;
+        assert_eq!(a.as_slice::<f32>(), [1.0, 2.0]);
+        assert_eq!(b.as_slice::<f32>(), [9.0, 2.0]);
+    }
+
+    #[test]
+    fn sizes_are_checked() {
+        assert!(Tensor::zeros(DType::F32, &[1 << 40, 1 << 40]).is_err());
+        assert_eq!(Tensor::zeros(DType::F32, &[1 << 40, 1 << 40, 0]).unwrap().len(), 0);
+        assert!(Tensor::from_slice(&[1i64], &[2]).is_err());
+        assert_eq!(Tensor::from_bytes(DType::Bool, &[2], &[0, 7]).unwrap().as_slice::<bool>(), [false, true]);
+    }
+}
