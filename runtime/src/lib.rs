@@ -7,6 +7,8 @@ pub use half;
 pub mod device;
 pub mod dtype;
 pub mod error;
+pub mod program;
+pub mod status;
 pub mod tensor;
 
 pub use device::DeviceName;

@@ -1,0 +1,343 @@
+//! The executable program: plain data, one per run target, produced by the compiler and run by the executor.
+//!
+//! A [`Program`] is a list of [`Partition`]s, one per logical device. A partition owns an arena (one block of memory in which all its
+//! intermediate buffers have fixed offsets), its constants, its kernels and a list of [`Step`]s. Partitions exchange tensors only through
+//! `Send` and `Recv` steps that carry the same [`Key`].
+//!
+//! # Kernel ABI
+//!
+//! `unsafe extern "C" fn(args: *const *mut u8, begin: u64, end: u64) -> u32`. `args` holds one pointer per buffer of the step, inputs
+//! first, then outputs, then, for a kernel with `workspace_bytes_per_thread > 0`, this thread's workspace (64 B aligned, contents
+//! undefined). `[begin, end)` is a non-empty range of the step's work items; items are independent, so any split over threads is legal.
+//! The result is a code of [`crate::status`]. Kernels never unwind and allocate nothing.
+//!
+//! Alignment: arena buffers, constants, and a top-level program's inputs and outputs are 64 B aligned. Inputs and outputs of a
+//! *sub-program* may be slices of larger tensors: they are aligned to their element size only.
+//!
+//! # Control flow
+//!
+//! Two step kinds are enough: [`StepKind::If`] and [`StepKind::Loop`]. ONNX `Loop` is a `Loop` with [`TripCount::While`]; ONNX `Scan`
+//! (axis 0, either direction; other axes are transposed by the compiler) is a `Loop` with [`TripCount::Fixed`] and scanned inputs.
+//! A sub-program is a `Program` with one partition on the same device and without `Send`/`Recv`; it runs on the same worker, in its own
+//! preallocated arena, reading its arguments and writing its results in place.
+
+mod memory;
+mod print;
+mod validate;
+
+use crate::device::DeviceName;
+use crate::dtype::DType;
+use crate::tensor::Tensor;
+use std::any::Any;
+use std::sync::Arc;
+
+pub use memory::MemoryUse;
+
+/// Deepest nesting of control-flow sub-programs that [`Program::validate`] accepts; the top-level program has depth 0.
+pub const MAX_NESTING: usize = 32;
+
+/// A compiled program.
+#[derive(Clone)]
+pub struct Program {
+    /// Name of the model, or of the region for a sub-program.
+    pub name: String,
+    /// What a run takes, in order.
+    pub inputs: Vec<IoSpec>,
+    /// What it gives, in order. Every output is written by exactly one partition.
+    pub outputs: Vec<IoSpec>,
+    /// State that outlives a run, named by `ReadVariable` and `AssignVariable` steps.
+    pub variables: Vec<VariableSpec>,
+    /// One per logical device.
+    pub partitions: Vec<Partition>,
+    /// Owners of the machine code that the kernels point into; held, never looked at. Sub-programs may leave it to their parent.
+    pub code: Vec<Arc<dyn Any + Send + Sync>>,
+}
+
+/// Name, dtype and shape of an input or output.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct IoSpec {
+    /// Name in the user's model.
+    pub name: String,
+    /// Element type.
+    pub dtype: DType,
+    /// Extents.
+    pub shape: Vec<usize>,
+}
+
+/// A variable: a handle into a resource container, keyed (container, name).
+#[derive(Clone, Debug)]
+pub struct VariableSpec {
+    /// Container; the session's own one is `""`.
+    pub container: String,
+    /// Name within the container.
+    pub name: String,
+    /// Element type.
+    pub dtype: DType,
+    /// Extents.
+    pub shape: Vec<usize>,
+    /// Value given to the variable when the container does not hold it yet; without one, reading before assigning is an error.
+    pub initial: Option<Tensor>,
+}
+
+/// What one logical device does.
+#[derive(Clone, Debug)]
+pub struct Partition {
+    /// The device; unique within the program.
+    pub device: DeviceName,
+    /// Size of the arena.
+    pub arena_bytes: usize,
+    /// All buffers that steps name; [`BufferId`] indexes it.
+    pub buffers: Vec<Buffer>,
+    /// Tensors that live as long as the program (weights, packed weights, descriptors).
+    pub constants: Vec<Tensor>,
+    /// Entry points; [`KernelId`] indexes it.
+    pub kernels: Vec<Kernel>,
+    /// In a legal serial order; [`StepId`] indexes it.
+    pub steps: Vec<Step>,
+    /// Declared limit of the device's memory in bytes; the executor refuses a program that needs more.
+    pub memory_limit: Option<usize>,
+}
+
+/// Index into [`Partition::buffers`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct BufferId(pub u32);
+
+/// Index into [`Partition::kernels`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct KernelId(pub u32);
+
+/// Index into [`Partition::steps`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct StepId(pub u32);
+
+/// A dense row-major tensor at a known place.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Buffer {
+    /// Name of the value, for dumps and errors.
+    pub name: String,
+    /// Element type.
+    pub dtype: DType,
+    /// Extents.
+    pub shape: Vec<usize>,
+    /// Where the bytes are.
+    pub loc: Loc,
+}
+
+/// Where a buffer's bytes are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Loc {
+    /// In the partition's arena; the offset is a multiple of [`crate::tensor::ALIGN_BYTES`]. Buffers may overlap: aliases (views of the
+    /// same bytes) and reuse over time, the latter ordered by [`Step::deps`].
+    Arena {
+        /// Offset of the first byte.
+        offset_bytes: usize,
+    },
+    /// Index into [`Partition::constants`]; never written.
+    Constant(u32),
+    /// Index into [`Program::inputs`]; never written.
+    Input(u32),
+    /// Index into [`Program::outputs`]; may be read again after it was written.
+    Output(u32),
+}
+
+/// Signature of generated and precompiled kernels; see the module doc.
+pub type KernelFn = unsafe extern "C" fn(args: *const *mut u8, begin: u64, end: u64) -> u32;
+
+/// An entry point whose maker has vouched for it.
+#[derive(Clone, Copy, Debug)]
+pub struct KernelEntry(KernelFn);
+
+impl KernelEntry {
+    /// Wraps the address of a kernel.
+    ///
+    /// # Safety
+    ///
+    /// `entry` keeps to the kernel ABI of the module doc: called with the buffers (sizes, alignment) and any item range of any step that
+    /// names it in the program it goes into, it reads only its inputs, writes only its outputs and workspace, within their bounds, and
+    /// ranges may be run concurrently. The code stays mapped as long as the program's [`Program::code`] lives.
+    pub unsafe fn new(entry: KernelFn) -> KernelEntry {
+        KernelEntry(entry)
+    }
+
+    /// The address.
+    pub fn get(self) -> KernelFn {
+        self.0
+    }
+}
+
+/// A kernel of a partition.
+#[derive(Clone, Debug)]
+pub struct Kernel {
+    /// Symbol name, for dumps and profiles.
+    pub name: String,
+    /// Entry point.
+    pub entry: KernelEntry,
+    /// Bytes of scratch that each running thread gets as the last argument; 0 = no such argument.
+    pub workspace_bytes_per_thread: usize,
+}
+
+/// One step of a partition.
+#[derive(Clone, Debug)]
+pub struct Step {
+    /// What to do.
+    pub kind: StepKind,
+    /// Path of the node in the user's model, for errors.
+    pub origin: String,
+    /// Steps of the same partition that must be done before: those that write what this one reads, and those that still use memory which
+    /// this one writes. All ids are smaller than this step's own.
+    pub deps: Vec<StepId>,
+}
+
+/// Identifies a transfer. At run time a key also carries the epoch of the run, so that a stale arrival is never taken for a fresh one.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Key {
+    /// Sending device.
+    pub source: DeviceName,
+    /// Receiving device.
+    pub destination: DeviceName,
+    /// Name of the tensor; unique per (source, destination).
+    pub tensor: String,
+}
+
+/// What a step does.
+#[derive(Clone, Debug)]
+pub enum StepKind {
+    /// Runs a kernel over `items` work items.
+    Kernel {
+        /// Which kernel.
+        kernel: KernelId,
+        /// Inputs, then outputs (without workspace, which the executor appends).
+        args: Vec<BufferId>,
+        /// How many of the last `args` the kernel writes.
+        n_outputs: u32,
+        /// Number of work items; 0 makes the step a no-op.
+        items: u64,
+        /// Fewest items worth giving to a thread; 0 = run all items as one range on one thread.
+        grain: u64,
+    },
+    /// Publishes a copy of `buffer` under `key`. Never blocks.
+    Send {
+        /// The transfer; its source is this partition's device.
+        key: Key,
+        /// What to send.
+        buffer: BufferId,
+    },
+    /// Waits for `key` and writes it into `buffer`. Waiting before the tensor was sent is legal and does not hold up other ready steps.
+    Recv {
+        /// The transfer; its destination is this partition's device.
+        key: Key,
+        /// Where to put it: dtype and shape of the sent buffer.
+        buffer: BufferId,
+    },
+    /// Copies `src` to `dst`: same size in bytes, no overlap unless they are the same bytes.
+    Copy {
+        /// From.
+        src: BufferId,
+        /// To.
+        dst: BufferId,
+    },
+    /// Runs one of two sub-programs.
+    If(Box<If>),
+    /// Runs a sub-program repeatedly.
+    Loop(Box<Loop>),
+    /// Copies the current value of a variable into `dst`, as one indivisible read.
+    ReadVariable {
+        /// Index into [`Program::variables`].
+        variable: u32,
+        /// To: dtype and shape of the variable.
+        dst: BufferId,
+    },
+    /// Sets a variable to the contents of `src`, as one indivisible write.
+    AssignVariable {
+        /// Index into [`Program::variables`].
+        variable: u32,
+        /// From: dtype and shape of the variable.
+        src: BufferId,
+    },
+}
+
+/// Operands of [`StepKind::If`]. Both branches take `args` as their inputs and give `results` as their outputs.
+#[derive(Clone, Debug)]
+pub struct If {
+    /// `bool` with one element.
+    pub cond: BufferId,
+    /// Runs when `cond` is true.
+    pub then_branch: Arc<Program>,
+    /// Runs when it is false.
+    pub else_branch: Arc<Program>,
+    /// Inputs of either branch, in order.
+    pub args: Vec<BufferId>,
+    /// Outputs of either branch, in order. They overlap neither `args` nor each other.
+    pub results: Vec<BufferId>,
+}
+
+/// How often a loop runs, and whether its body sees and decides it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TripCount {
+    /// Exactly so many times (ONNX `Scan`). The body has neither iteration number nor condition.
+    Fixed(u64),
+    /// ONNX `Loop`. The body's first two inputs are the iteration number (`i64`, one element) and the condition (`bool`, one element), its
+    /// first output is the next condition.
+    While {
+        /// `i64`, one element: most iterations (negative counts as 0); `None` = no bound.
+        max_trips: Option<BufferId>,
+        /// `bool`, one element: whether to run the first iteration. `None` = the condition is ignored throughout, as ONNX says; then
+        /// `max_trips` must be there. (Pass a constant `true` to let only the body's condition end the loop.)
+        condition: Option<BufferId>,
+    },
+}
+
+/// A value carried from iteration to iteration.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Carried {
+    /// Value before the first iteration.
+    pub init: BufferId,
+    /// Value after the last one; same dtype and shape. Overlaps no other operand of the loop.
+    pub result: BufferId,
+}
+
+/// A tensor whose slices along axis 0 are taken or given by the iterations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Scanned {
+    /// The whole tensor. For outputs, axis 0 is exactly the number of iterations: a loop that ends with another count is an error at run
+    /// time that names the node.
+    pub buffer: BufferId,
+    /// Iteration `i` of `n` uses slice `n - 1 - i` (`n` being the extent of axis 0) instead of slice `i`.
+    pub reverse: bool,
+}
+
+/// Operands of [`StepKind::Loop`].
+///
+/// Body inputs: \[iteration, condition\] (only [`TripCount::While`]), carried values, slices of `scan_inputs`, `args`.
+/// Body outputs: \[condition\] (only `While`), carried values, slices of `scan_outputs`.
+#[derive(Clone, Debug)]
+pub struct Loop {
+    /// How often.
+    pub trips: TripCount,
+    /// What to run.
+    pub body: Arc<Program>,
+    /// Values carried between iterations.
+    pub carried: Vec<Carried>,
+    /// Tensors read slice by slice; their extent of axis 0 bounds the iterations (passing it is an error).
+    pub scan_inputs: Vec<Scanned>,
+    /// Tensors written slice by slice.
+    pub scan_outputs: Vec<Scanned>,
+    /// Values that every iteration sees unchanged.
+    pub args: Vec<BufferId>,
+}
+
+impl IoSpec {
+    /// An input or output description.
+    pub fn new(name: impl Into<String>, dtype: DType, shape: &[usize]) -> IoSpec {
+        IoSpec { name: name.into(), dtype, shape: shape.to_vec() }
+    }
+}
+
+impl Buffer {
+    /// Size of the elements in bytes.
+    ///
+    /// Saturates instead of overflowing: [`Program::validate`] refuses such a buffer.
+    pub fn size_bytes(&self) -> usize {
+        crate::tensor::checked_size_bytes(self.dtype, &self.shape).unwrap_or(usize::MAX)
+    }
+}

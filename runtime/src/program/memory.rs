@@ -1,0 +1,81 @@
+//! Memory figures of a program, for reports and limits.
+
+use super::{Partition, Program, StepKind};
+use crate::device::DeviceName;
+use crate::tensor::ALIGN_BYTES;
+use std::collections::BTreeSet;
+
+/// Bytes that one device needs to run its partition, apart from the caller's inputs and outputs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MemoryUse {
+    /// The partition's arena and those of its sub-programs.
+    pub arena_bytes: usize,
+    /// Constants, sub-programs' included; one that is shared counts once.
+    pub constant_bytes: usize,
+    /// Staging of the tensors it receives and second copies of values carried by loops.
+    pub transfer_bytes: usize,
+    /// Kernel workspace of one thread.
+    pub workspace_bytes_per_thread: usize,
+}
+
+impl MemoryUse {
+    /// Sum, for a team of `threads`.
+    pub fn total_bytes(&self, threads: usize) -> usize {
+        let workspace = self.workspace_bytes_per_thread.saturating_mul(threads);
+        [self.arena_bytes, self.constant_bytes, self.transfer_bytes].iter().fold(workspace, |a, &b| a.saturating_add(b))
+    }
+}
+
+impl Program {
+    /// What each device needs, in partition order.
+    pub fn memory_use(&self) -> Vec<(DeviceName, MemoryUse)> {
+        self.partitions.iter().map(|p| (p.device.clone(), p.memory_use())).collect()
+    }
+}
+
+impl Partition {
+    /// What this partition's device needs.
+    pub fn memory_use(&self) -> MemoryUse {
+        let mut total = MemoryUse::default();
+        add(self, &mut total, &mut BTreeSet::new());
+        total
+    }
+
+    /// Size of a buffer rounded up to the alignment, 0 for an id out of range.
+    pub(crate) fn padded_bytes(&self, id: super::BufferId) -> usize {
+        let bytes = self.buffers.get(id.0 as usize).map_or(0, |b| b.size_bytes());
+        bytes.checked_next_multiple_of(ALIGN_BYTES).unwrap_or(usize::MAX)
+    }
+
+    /// The sub-programs of a step.
+    pub(crate) fn sub_programs(kind: &StepKind) -> Vec<&Program> {
+        match kind {
+            StepKind::If(i) => vec![&i.then_branch, &i.else_branch],
+            StepKind::Loop(l) => vec![&l.body],
+            _ => Vec::new(),
+        }
+    }
+}
+
+fn add(p: &Partition, total: &mut MemoryUse, seen: &mut BTreeSet<usize>) {
+    total.arena_bytes = total.arena_bytes.saturating_add(p.arena_bytes);
+    for c in &p.constants {
+        if seen.insert(c.as_ptr() as usize) {
+            total.constant_bytes += c.size_bytes();
+        }
+    }
+    for k in &p.kernels {
+        total.workspace_bytes_per_thread = total.workspace_bytes_per_thread.max(k.workspace_bytes_per_thread);
+    }
+    for step in &p.steps {
+        let staged = match &step.kind {
+            StepKind::Recv { buffer, .. } => p.padded_bytes(*buffer),
+            StepKind::Loop(l) => l.carried.iter().fold(0, |sum: usize, c| sum.saturating_add(p.padded_bytes(c.result))),
+            _ => 0,
+        };
+        total.transfer_bytes = total.transfer_bytes.saturating_add(staged);
+        for sub in Partition::sub_programs(&step.kind) {
+            sub.partitions.iter().for_each(|p| add(p, total, seen));
+        }
+    }
+}
