@@ -1,1 +1,54 @@
-//! CPU micro-kernels of gristmill.
+//! CPU micro-kernels of gristmill, with the instruction set chosen at run time.
+//!
+//! # Calling convention
+//!
+//! A *task kernel* is a [`TaskFn`]: `fn(desc, ptrs, begin, end) -> status`. `desc` is plain `#[repr(C)]` data, fixed when code is
+//! generated (dynamic extents are patched into a copy). `ptrs` is an array of addresses, indexed by [`LHS`], [`RHS`], [`OUT`],
+//! [`WORKSPACE`] and, from [`OPERANDS`] on, the epilogue's operands. Work is a range of items, `0..desc.n_items()`; callers split that range
+//! over threads as they like, since items write disjoint memory. Kernels never allocate, never panic on a valid descriptor, and
+//! start no threads. A kernel with `workspace_bytes()` wants that much memory, 64-byte aligned, per concurrent call.
+//!
+//! A *leaf kernel* takes raw pointers and lengths, for use from generated loops.
+//!
+//! All entries are `extern "C"` under stable names, listed in [`symbols`].
+
+pub mod epilogue;
+pub mod gemm;
+mod isa;
+pub mod pack;
+pub(crate) mod simd;
+mod symbols;
+#[cfg(test)]
+mod testing;
+
+pub use isa::Isa;
+pub use symbols::{Symbol, symbols};
+
+/// Done.
+pub const OK: u32 = 0;
+/// The descriptor contradicts itself: an unknown kind, a zero block.
+pub const INVALID: u32 = 1;
+/// The descriptor names an instruction set that this CPU lacks.
+pub const UNSUPPORTED_ISA: u32 = 2;
+
+/// Index in `ptrs` of the input, or the left-hand side.
+pub const LHS: usize = 0;
+/// Index in `ptrs` of the right-hand side, or the weights.
+pub const RHS: usize = 1;
+/// Index in `ptrs` of the output.
+pub const OUT: usize = 2;
+/// Index in `ptrs` of the workspace; may be null if the descriptor asks for none.
+pub const WORKSPACE: usize = 3;
+/// Index in `ptrs` of the first epilogue operand.
+pub const OPERANDS: usize = 4;
+
+/// A task kernel; `D` is its descriptor.
+pub type TaskFn<D> = unsafe extern "C" fn(desc: *const D, ptrs: *const *mut u8, begin: usize, end: usize) -> u32;
+
+/// # Safety
+/// `ptrs` has an entry `idx`.
+#[inline]
+pub(crate) unsafe fn pointer(ptrs: *const *mut u8, idx: usize) -> *mut f32 {
+    // SAFETY: by contract.
+    unsafe { *ptrs.add(idx) }.cast()
+}

@@ -1,0 +1,403 @@
+//! What is done to a tile of the output while it is still in registers or in the first-level cache.
+//!
+//! A descriptor holds up to [`MAX_EPILOGUE`] ops, applied in order to each element `x = c[row, col]`. An op with an operand reads
+//! `t = ptrs[OPERANDS + operand][batch * batch_stride + row * row_stride + col * col_stride]`. Rows and columns are those of the whole
+//! output: for a convolution, a row is an output pixel (n, oh, ow) and a column is an output channel over all groups.
+//!
+//! The sequences [add row vector] [add tensor] [relu or clamp], each part optional, are applied to registers and cost next to
+//! nothing; everything else is one pass over the hot tile per op.
+
+use crate::simd::{Simd, Task};
+
+/// Ops in one descriptor, at most.
+pub const MAX_EPILOGUE: usize = 8;
+
+/// Batch dimensions in one descriptor, at most.
+pub const MAX_BATCH: usize = 4;
+
+macro_rules! kinds {
+    ($($(#[doc = $doc:literal])* $name:ident = $value:literal,)*) => {
+        /// What an [`EpilogueOp`] computes. Elements are `x`, the operand is `t`, the parameters are `p0` and `p1`.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[repr(u32)]
+        pub enum EpilogueKind {
+            $($(#[doc = $doc])* $name = $value,)*
+        }
+
+        impl EpilogueKind {
+            /// Every kind.
+            pub const ALL: &'static [EpilogueKind] = &[$(EpilogueKind::$name),*];
+
+            /// The kind with this number.
+            #[inline]
+            pub fn from_u32(value: u32) -> Option<EpilogueKind> {
+                match value {
+                    $($value => Some(EpilogueKind::$name),)*
+                    _ => None,
+                }
+            }
+        }
+    };
+}
+
+kinds! {
+    /// `x + t`
+    Add = 1,
+    /// `x - t`
+    Sub = 2,
+    /// `t - x`
+    RSub = 3,
+    /// `x * t`
+    Mul = 4,
+    /// `x / t`
+    Div = 5,
+    /// `t / x`
+    RDiv = 6,
+    /// The larger of `x` and `t`; NaN if either is.
+    Max = 7,
+    /// The smaller of `x` and `t`; NaN if either is.
+    Min = 8,
+    /// `x + p0`
+    AddScalar = 16,
+    /// `x * p0`
+    MulScalar = 17,
+    /// `max(x, 0)`; NaN stays.
+    Relu = 18,
+    /// `min(max(x, p0), p1)`; NaN stays.
+    Clamp = 19,
+    /// `x < 0 ? p0 * x : x`
+    LeakyRelu = 20,
+    /// `min(max(p0 * x + p1, 0), 1)`; ONNX's default is 0.2, 0.5.
+    HardSigmoid = 21,
+    /// `x * min(max(p0 * x + p1, 0), 1)`; ONNX's is 1/6, 0.5.
+    HardSwish = 22,
+    /// `-x`
+    Neg = 23,
+    /// `|x|`
+    Abs = 24,
+    /// `x * x`
+    Square = 25,
+    /// `sqrt(x)`
+    Sqrt = 26,
+    /// `1 / x`
+    Reciprocal = 27,
+}
+
+/// One op of an epilogue. Strides are in elements.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Default)]
+pub struct EpilogueOp {
+    /// An [`EpilogueKind`] as its number.
+    pub kind: u32,
+    /// Which of `ptrs[OPERANDS..]` a kind with an operand reads.
+    pub operand: u32,
+    /// First parameter.
+    pub p0: f32,
+    /// Second parameter.
+    pub p1: f32,
+    /// Operand elements between rows; 0 broadcasts.
+    pub row_stride: isize,
+    /// Operand elements between columns: 1, or 0, which broadcasts.
+    pub col_stride: isize,
+    /// Operand elements between batch elements, per batch dimension of the descriptor.
+    pub batch_stride: [isize; MAX_BATCH],
+}
+
+impl EpilogueOp {
+    /// An op without an operand.
+    pub fn unary(kind: EpilogueKind, p0: f32, p1: f32) -> EpilogueOp {
+        EpilogueOp { kind: kind as u32, p0, p1, ..EpilogueOp::default() }
+    }
+
+    /// An op with one operand value per column, such as a bias.
+    pub fn row_vec(kind: EpilogueKind, operand: u32) -> EpilogueOp {
+        EpilogueOp { kind: kind as u32, operand, col_stride: 1, ..EpilogueOp::default() }
+    }
+
+    /// An op with one operand value per row.
+    pub fn col_vec(kind: EpilogueKind, operand: u32) -> EpilogueOp {
+        EpilogueOp { kind: kind as u32, operand, row_stride: 1, ..EpilogueOp::default() }
+    }
+
+    /// An op with an operand as large as the output, `ld` elements between its rows.
+    pub fn tensor(kind: EpilogueKind, operand: u32, ld: isize) -> EpilogueOp {
+        EpilogueOp { kind: kind as u32, operand, row_stride: ld, col_stride: 1, ..EpilogueOp::default() }
+    }
+
+    fn has_operand(&self) -> bool {
+        self.kind < EpilogueKind::AddScalar as u32
+    }
+}
+
+/// An op whose operand's address is known for one batch element.
+#[derive(Clone, Copy)]
+struct Resolved {
+    kind: EpilogueKind,
+    operand: *const f32,
+    row_stride: isize,
+    col_stride: isize,
+    p0: f32,
+    p1: f32,
+}
+
+/// The part of an epilogue that micro-kernels apply to registers.
+#[derive(Clone, Copy)]
+pub(crate) struct Fast {
+    /// Added to every row; null if absent.
+    pub(crate) bias: *const f32,
+    /// Added element-wise, after the bias; null if absent.
+    pub(crate) residual: *const f32,
+    pub(crate) residual_ld: isize,
+    pub(crate) clamp: bool,
+    pub(crate) lo: f32,
+    pub(crate) hi: f32,
+}
+
+impl Fast {
+    pub(crate) const NONE: Fast =
+        Fast { bias: std::ptr::null(), residual: std::ptr::null(), residual_ld: 0, clamp: false, lo: 0.0, hi: 0.0 };
+
+    /// The same for the tile that starts at `row`, `col`.
+    #[inline]
+    pub(crate) fn at(&self, row: usize, col: usize) -> Fast {
+        let mut out = *self;
+        if !self.bias.is_null() {
+            out.bias = self.bias.wrapping_add(col);
+        }
+        if !self.residual.is_null() {
+            out.residual = self.residual.wrapping_offset(row as isize * self.residual_ld).wrapping_add(col);
+        }
+        out
+    }
+
+    /// Takes `op` if it continues the sequence bias, residual, clamp.
+    fn accept(&mut self, op: &Resolved) -> bool {
+        match op.kind {
+            EpilogueKind::Add if op.col_stride == 1 && !self.clamp && self.residual.is_null() => {
+                if op.row_stride == 0 && self.bias.is_null() {
+                    self.bias = op.operand;
+                } else {
+                    self.residual = op.operand;
+                    self.residual_ld = op.row_stride;
+                }
+            }
+            EpilogueKind::Relu if !self.clamp => (self.clamp, self.lo, self.hi) = (true, 0.0, f32::INFINITY),
+            EpilogueKind::Clamp if !self.clamp => (self.clamp, self.lo, self.hi) = (true, op.p0, op.p1),
+            _ => return false,
+        }
+        true
+    }
+}
+
+/// An epilogue with its operands' addresses for one batch element.
+pub(crate) struct Epilogue {
+    pub(crate) fast: Fast,
+    rest: [Resolved; MAX_EPILOGUE],
+    n_rest: usize,
+}
+
+impl Epilogue {
+    /// Whether every op is known and its column stride allowed.
+    pub(crate) fn valid(ops: &[EpilogueOp; MAX_EPILOGUE], n_ops: u32) -> bool {
+        n_ops as usize <= MAX_EPILOGUE
+            && ops[..n_ops as usize]
+                .iter()
+                .all(|op| EpilogueKind::from_u32(op.kind).is_some() && (op.col_stride == 0 || op.col_stride == 1))
+    }
+
+    /// # Safety
+    /// `operands` holds a pointer for each operand that `ops` name; `ops` are valid.
+    pub(crate) unsafe fn resolve(
+        ops: &[EpilogueOp],
+        operands: *const *mut u8,
+        batch_idx: [usize; MAX_BATCH],
+    ) -> Epilogue {
+        let none = Resolved {
+            kind: EpilogueKind::Relu,
+            operand: std::ptr::null(),
+            row_stride: 0,
+            col_stride: 0,
+            p0: 0.0,
+            p1: 0.0,
+        };
+        let mut out = Epilogue { fast: Fast::NONE, rest: [none; MAX_EPILOGUE], n_rest: 0 };
+        for op in ops {
+            let Some(kind) = EpilogueKind::from_u32(op.kind) else { continue };
+            let mut operand = std::ptr::null();
+            if op.has_operand() {
+                let offset: isize = batch_idx.iter().zip(op.batch_stride).map(|(&i, stride)| i as isize * stride).sum();
+                // SAFETY: the caller has a pointer for each operand.
+                operand =
+                    unsafe { *operands.add(op.operand as usize) }.cast::<f32>().wrapping_offset(offset).cast_const();
+            }
+            let resolved =
+                Resolved { kind, operand, row_stride: op.row_stride, col_stride: op.col_stride, p0: op.p0, p1: op.p1 };
+            if out.n_rest > 0 || !out.fast.accept(&resolved) {
+                out.rest[out.n_rest] = resolved;
+                out.n_rest += 1;
+            }
+        }
+        out
+    }
+
+    /// Whether [`Epilogue::apply_rest`] has anything to do.
+    pub(crate) fn has_rest(&self) -> bool {
+        self.n_rest > 0
+    }
+}
+
+/// A rectangle of the output.
+#[derive(Clone, Copy)]
+pub(crate) struct Rect {
+    pub(crate) c: *mut f32,
+    pub(crate) ldc: usize,
+    /// First row and column, for operand addresses.
+    pub(crate) row: usize,
+    pub(crate) col: usize,
+    pub(crate) rows: usize,
+    pub(crate) cols: usize,
+}
+
+/// Applies the ops that micro-kernels do not: one pass over the rectangle each.
+pub(crate) struct ApplyRest<'a>(pub(crate) &'a Epilogue, pub(crate) Rect);
+
+impl Task for ApplyRest<'_> {
+    type Out = ();
+
+    /// Safety: the rectangle is writable, the operands readable over it.
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self, s: S) {
+        for op in &self.0.rest[..self.0.n_rest] {
+            // SAFETY: as the caller promised.
+            unsafe { apply(s, op, self.1) }
+        }
+    }
+}
+
+/// A function of one element.
+pub(crate) trait Map: Copy {
+    fn map<S: Simd>(self, s: S, x: S::F) -> S::F;
+}
+
+/// A function of an element and its operand.
+trait Zip: Copy {
+    fn zip<S: Simd>(self, s: S, x: S::F, t: S::F) -> S::F;
+}
+
+macro_rules! map {
+    ($name:ident $(($($p:ident),*))? |$s:ident, $x:ident| $body:expr) => {
+        #[derive(Clone, Copy)]
+        struct $name $(($(map!(@ty $p)),*))?;
+        impl Map for $name {
+            #[inline(always)]
+            fn map<S: Simd>(self, $s: S, $x: S::F) -> S::F {
+                $(let $name($($p),*) = self;)?
+                $body
+            }
+        }
+    };
+    (@ty $p:ident) => { f32 };
+}
+
+macro_rules! zip {
+    ($name:ident |$s:ident, $x:ident, $t:ident| $body:expr) => {
+        #[derive(Clone, Copy)]
+        struct $name;
+        impl Zip for $name {
+            #[inline(always)]
+            fn zip<S: Simd>(self, $s: S, $x: S::F, $t: S::F) -> S::F {
+                $body
+            }
+        }
+    };
+}
+
+zip!(Add | s, x, t | s.add(x, t));
+zip!(Sub | s, x, t | s.sub(x, t));
+zip!(RSub | s, x, t | s.sub(t, x));
+zip!(Mul | s, x, t | s.mul(x, t));
+zip!(Div | s, x, t | s.div(x, t));
+zip!(RDiv | s, x, t | s.div(t, x));
+// `max` returns its second operand if either is NaN: that loses a NaN in `t` only if it comes first.
+zip!(Max | s, x, t | s.select(s.eq(t, t), s.max(t, x), t));
+zip!(Min | s, x, t | s.select(s.eq(t, t), s.min(t, x), t));
+map!(AddScalar(a) | s, x | s.add(x, s.splat(a)));
+map!(MulScalar(a) | s, x | s.mul(x, s.splat(a)));
+map!(Clamp(lo, hi) | s, x | s.min(s.splat(hi), s.max(s.splat(lo), x)));
+map!(LeakyRelu(a) | s, x | s.select(s.lt(x, s.zero()), s.mul(x, s.splat(a)), x));
+map!(HardSigmoid(a, b) | s, x | s.min(s.splat(1.0), s.max(s.zero(), s.fma(x, s.splat(a), s.splat(b)))));
+map!(HardSwish(a, b) | s, x | s.mul(x, HardSigmoid(a, b).map(s, x)));
+map!(Neg | s, x | s.neg(x));
+map!(Abs | s, x | s.abs(x));
+map!(Square | s, x | s.mul(x, x));
+map!(Sqrt | s, x | s.sqrt(x));
+map!(Reciprocal | s, x | s.div(s.splat(1.0), x));
+
+/// # Safety
+/// As for [`ApplyRest`].
+#[inline(always)]
+unsafe fn apply<S: Simd>(s: S, op: &Resolved, rect: Rect) {
+    use EpilogueKind as K;
+    // SAFETY: as the caller promised.
+    unsafe {
+        match op.kind {
+            K::Add => zip_rect(s, op, rect, Add),
+            K::Sub => zip_rect(s, op, rect, Sub),
+            K::RSub => zip_rect(s, op, rect, RSub),
+            K::Mul => zip_rect(s, op, rect, Mul),
+            K::Div => zip_rect(s, op, rect, Div),
+            K::RDiv => zip_rect(s, op, rect, RDiv),
+            K::Max => zip_rect(s, op, rect, Max),
+            K::Min => zip_rect(s, op, rect, Min),
+            K::AddScalar => map_rect(s, rect, AddScalar(op.p0)),
+            K::MulScalar => map_rect(s, rect, MulScalar(op.p0)),
+            K::Relu => map_rect(s, rect, Clamp(0.0, f32::INFINITY)),
+            K::Clamp => map_rect(s, rect, Clamp(op.p0, op.p1)),
+            K::LeakyRelu => map_rect(s, rect, LeakyRelu(op.p0)),
+            K::HardSigmoid => map_rect(s, rect, HardSigmoid(op.p0, op.p1)),
+            K::HardSwish => map_rect(s, rect, HardSwish(op.p0, op.p1)),
+            K::Neg => map_rect(s, rect, Neg),
+            K::Abs => map_rect(s, rect, Abs),
+            K::Square => map_rect(s, rect, Square),
+            K::Sqrt => map_rect(s, rect, Sqrt),
+            K::Reciprocal => map_rect(s, rect, Reciprocal),
+        }
+    }
+}
+
+/// # Safety
+/// The rectangle is writable.
+#[inline(always)]
+unsafe fn map_rect<S: Simd, T: Map>(s: S, rect: Rect, f: T) {
+    for r in 0..rect.rows {
+        let row = rect.c.wrapping_add(r * rect.ldc);
+        let mut j = 0;
+        while j < rect.cols {
+            let n = rect.cols - j;
+            // SAFETY: at most `cols` elements of a row of the rectangle.
+            unsafe { s.store_n(row.add(j), n, f.map(s, s.load_n(row.add(j), n))) };
+            j += S::LANES;
+        }
+    }
+}
+
+/// # Safety
+/// The rectangle is writable, the operand readable over it.
+#[inline(always)]
+unsafe fn zip_rect<S: Simd, T: Zip>(s: S, op: &Resolved, rect: Rect, f: T) {
+    for r in 0..rect.rows {
+        let row = rect.c.wrapping_add(r * rect.ldc);
+        let operand =
+            op.operand.wrapping_offset((rect.row + r) as isize * op.row_stride + rect.col as isize * op.col_stride);
+        let mut j = 0;
+        while j < rect.cols {
+            let n = rect.cols - j;
+            // SAFETY: at most `cols` elements of a row of the rectangle, and of the operand's row.
+            unsafe {
+                let t = if op.col_stride == 1 { s.load_n(operand.add(j), n) } else { s.splat(*operand) };
+                s.store_n(row.add(j), n, f.zip(s, s.load_n(row.add(j), n), t));
+            }
+            j += S::LANES;
+        }
+    }
+}

@@ -1,0 +1,212 @@
+//! Matrix products `c = epilogue(a @ b)` in f32, batched, with `b` packed into panels.
+//!
+//! `a: [m, k]` has `lda` elements between rows, `c: [m, n]` has `ldc`; both have unit column stride. `b: [k, n]` was packed by
+//! [`pack_b`](crate::pack::pack_b) or `gm_pack_b_f32` for the same [`Isa`]. Batch strides are free, so permuted attention layouts need no copies.
+//!
+//! Work is split by items: item `i` is block `(batch, panel block, row block)`, row blocks varying fastest. Any split of
+//! `0..desc.n_items()` over threads is right; [`GemmDesc::plan`] chooses block sizes for a thread count.
+
+mod block;
+pub(crate) mod tile;
+
+#[cfg(test)]
+mod tests;
+
+pub(crate) use block::Product;
+
+use crate::epilogue::{Epilogue, EpilogueOp, MAX_BATCH, MAX_EPILOGUE};
+use crate::isa::Isa;
+use crate::{INVALID, LHS, OK, OPERANDS, OUT, RHS, UNSUPPORTED_ISA, pointer};
+use tile::Lhs;
+
+/// Rows of a block, at most, when the whole left-hand side would not stay in the second-level cache.
+const ROW_BLOCK: usize = 448;
+/// Multiply-adds that are worth an item of their own: some 10 us.
+const ITEM_MULTIPLY_ADDS: usize = 1 << 20;
+
+/// One batch dimension. Strides are in elements; `b`'s counts packed elements.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct BatchDim {
+    /// Batch elements along it.
+    pub extent: usize,
+    /// Left-hand side.
+    pub a_stride: isize,
+    /// Packed right-hand side.
+    pub b_stride: isize,
+    /// Output.
+    pub c_stride: isize,
+}
+
+impl Default for BatchDim {
+    fn default() -> BatchDim {
+        BatchDim { extent: 1, a_stride: 0, b_stride: 0, c_stride: 0 }
+    }
+}
+
+/// A batched matrix product: `c[b] = epilogue(a[b] @ b[b])`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct GemmDesc {
+    /// The [`Isa`] that `b` was packed for, as its number.
+    pub isa: u32,
+    /// Used entries of `epilogue`.
+    pub n_epilogue: u32,
+    /// Rows of `a` and `c`.
+    pub m: usize,
+    /// Columns of `b` and `c`.
+    pub n: usize,
+    /// Columns of `a`, rows of `b`.
+    pub k: usize,
+    /// Elements between rows of `a`.
+    pub lda: usize,
+    /// Elements between rows of `c`.
+    pub ldc: usize,
+    /// Rows per item.
+    pub row_block: usize,
+    /// Panels per item; a panel is `isa.nr()` columns.
+    pub panel_block: usize,
+    /// Batch dimensions, outermost first; unused ones have extent 1.
+    pub batch: [BatchDim; MAX_BATCH],
+    /// Applied to `c`.
+    pub epilogue: [EpilogueOp; MAX_EPILOGUE],
+}
+
+impl GemmDesc {
+    /// A product of contiguous matrices for the current instruction set, one item.
+    pub fn new(m: usize, n: usize, k: usize) -> GemmDesc {
+        GemmDesc {
+            isa: Isa::current() as u32,
+            n_epilogue: 0,
+            m,
+            n,
+            k,
+            lda: k,
+            ldc: n,
+            row_block: m.max(1),
+            panel_block: n.max(1),
+            batch: [BatchDim::default(); MAX_BATCH],
+            epilogue: [EpilogueOp::default(); MAX_EPILOGUE],
+        }
+    }
+
+    /// Appends an epilogue op. False, and nothing appended, if there is no room.
+    #[must_use]
+    pub fn push_epilogue(&mut self, op: EpilogueOp) -> bool {
+        let has_room = (self.n_epilogue as usize) < MAX_EPILOGUE;
+        if has_room {
+            self.epilogue[self.n_epilogue as usize] = op;
+            self.n_epilogue += 1;
+        }
+        has_room
+    }
+
+    /// Chooses `row_block` and `panel_block` so that `n_threads` threads are busy and each item is worth its call.
+    pub fn plan(&mut self, n_threads: usize) {
+        let nr = self.nr();
+        let (rows, panels) = plan_blocks(self.m, self.n, self.k, self.n_batch(), nr, n_threads);
+        self.row_block = rows;
+        self.panel_block = panels;
+    }
+
+    /// Batch elements.
+    pub fn n_batch(&self) -> usize {
+        self.batch.iter().map(|dim| dim.extent).product()
+    }
+
+    /// Items of the whole product.
+    pub fn n_items(&self) -> usize {
+        self.n_batch() * self.n_row_blocks() * self.n_panel_blocks()
+    }
+
+    fn nr(&self) -> usize {
+        Isa::from_u32(self.isa).map_or(1, Isa::nr)
+    }
+
+    fn n_row_blocks(&self) -> usize {
+        self.m.div_ceil(self.row_block.max(1))
+    }
+
+    fn n_panel_blocks(&self) -> usize {
+        self.n.div_ceil(self.nr()).div_ceil(self.panel_block.max(1))
+    }
+}
+
+/// Rows and panels per item of an `m x n x k` product done `n_batch` times by `n_threads` threads.
+pub(crate) fn plan_blocks(m: usize, n: usize, k: usize, n_batch: usize, nr: usize, n_threads: usize) -> (usize, usize) {
+    let (m, n_panels, n_batch) = (m.max(1), n.div_ceil(nr).max(1), n_batch.max(1));
+    // A left-hand side beyond 2 MiB is cut so that its part stays in the second-level cache while panels pass.
+    let cache_blocks = if m * k * 4 > 2 << 20 { m.div_ceil(ROW_BLOCK) } else { 1 };
+    let worth = (m * n * k * n_batch / ITEM_MULTIPLY_ADDS).max(1);
+    let wanted = if n_threads <= 1 { 1 } else { (n_threads * 4).min(worth) };
+    let mut row_blocks = cache_blocks;
+    let mut panel_blocks = wanted.div_ceil(n_batch * row_blocks).min(n_panels).max(1);
+    if n_batch * row_blocks * panel_blocks < wanted && n_panels < 2 * n_threads {
+        // Too few panels to go round: split rows, 8 or more at a time.
+        panel_blocks = panel_blocks.min(n_panels.div_ceil(2));
+        row_blocks = wanted.div_ceil(n_batch * panel_blocks).clamp(row_blocks, m.div_ceil(8).max(row_blocks));
+    }
+    (m.div_ceil(row_blocks), n_panels.div_ceil(panel_blocks))
+}
+
+/// Splits a batch number into indices, the last dimension varying fastest.
+pub(crate) fn batch_index(mut batch: usize, extents: [usize; MAX_BATCH]) -> [usize; MAX_BATCH] {
+    let mut out = [0; MAX_BATCH];
+    for (i, extent) in extents.into_iter().enumerate().rev() {
+        out[i] = batch % extent.max(1);
+        batch /= extent.max(1);
+    }
+    out
+}
+
+/// Computes items `begin..end` of a [`GemmDesc`].
+///
+/// `ptrs[LHS]` is `a`, `ptrs[RHS]` the packed `b`, `ptrs[OUT]` is `c`, `ptrs[OPERANDS..]` are the epilogue's operands.
+/// Returns `OK`, `INVALID` or `UNSUPPORTED_ISA`.
+///
+/// # Safety
+/// The pointers cover what the descriptor describes; no other thread writes these items' part of `c`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gm_gemm_f32(desc: *const GemmDesc, ptrs: *const *mut u8, begin: usize, end: usize) -> u32 {
+    // SAFETY: the descriptor is valid by contract.
+    let desc = unsafe { &*desc };
+    let Some(isa) = Isa::usable(desc.isa) else { return UNSUPPORTED_ISA };
+    if !Epilogue::valid(&desc.epilogue, desc.n_epilogue) || desc.row_block == 0 || desc.panel_block == 0 {
+        return INVALID;
+    }
+    let (row_blocks, panel_blocks) = (desc.n_row_blocks(), desc.n_panel_blocks());
+    let n_panels = desc.n.div_ceil(isa.nr());
+    let mut item = begin;
+    while item < end.min(desc.n_items()) {
+        // Items of one batch element share its addresses.
+        let batch = item / (row_blocks * panel_blocks);
+        let batch_end = ((batch + 1) * row_blocks * panel_blocks).min(end);
+        let idx = batch_index(batch, desc.batch.map(|dim| dim.extent));
+        let offset = |stride: fn(&BatchDim) -> isize| -> isize {
+            idx.iter().zip(&desc.batch).map(|(&i, dim)| i as isize * stride(dim)).sum()
+        };
+        // SAFETY: `ptrs` holds the operands, and they cover this batch element's blocks.
+        unsafe {
+            let epilogue = Epilogue::resolve(&desc.epilogue[..desc.n_epilogue as usize], ptrs.add(OPERANDS), idx);
+            let a = pointer(ptrs, LHS).cast_const().wrapping_offset(offset(|dim| dim.a_stride));
+            let product = Product {
+                isa,
+                n: desc.n,
+                k: desc.k,
+                lhs: Lhs { a, lda: desc.lda, rows: std::ptr::null(), tap_stride: 0, taps: 0, offset: 0 },
+                b: pointer(ptrs, RHS).cast_const().wrapping_offset(offset(|dim| dim.b_stride)),
+                c: pointer(ptrs, OUT).wrapping_offset(offset(|dim| dim.c_stride)),
+                ldc: desc.ldc,
+                epilogue: &epilogue,
+                epilogue_col: 0,
+            };
+            while item < batch_end {
+                let cell = item % (row_blocks * panel_blocks);
+                let (row, panel) = (cell % row_blocks * desc.row_block, cell / row_blocks * desc.panel_block);
+                product.block(row..(row + desc.row_block).min(desc.m), panel..(panel + desc.panel_block).min(n_panels));
+                item += 1;
+            }
+        }
+    }
+    OK
+}

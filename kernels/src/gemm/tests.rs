@@ -1,0 +1,197 @@
+use super::*;
+use crate::epilogue::EpilogueKind;
+use crate::pack::{PackBDesc, PackBatchDim, gm_pack_b_f32, pack_b, packed_len};
+use crate::testing::{Rng, assert_close};
+
+/// Value that no kernel may overwrite, put where no output belongs.
+const UNTOUCHED: f32 = 12345.5;
+
+struct Case {
+    desc: GemmDesc,
+    a: Vec<f32>,
+    b: Vec<f32>,
+    operands: Vec<Vec<f32>>,
+    c: Vec<f32>,
+}
+
+/// A product with random strides and epilogue.
+fn case(rng: &mut Rng, isa: Isa, m: usize, n: usize, k: usize) -> Case {
+    let mut desc = GemmDesc::new(m, n, k);
+    desc.isa = isa as u32;
+    desc.lda = k + rng.pick(&[0, 0, 3, 512]);
+    desc.ldc = n + rng.pick(&[0, 0, 5]);
+    let (outer, inner) = (rng.pick(&[1, 1, 2]), rng.pick(&[1, 1, 3]));
+    let sizes = [m * desc.lda, packed_len(isa, k, n), m * desc.ldc];
+    desc.batch[2] = dim(outer, [inner * sizes[0], inner * sizes[1], inner * sizes[2]]);
+    desc.batch[3] = dim(inner, sizes);
+    let n_batch = outer * inner;
+    let mut operands = Vec::new();
+    for _ in 0..rng.below(4) {
+        let operand = operands.len() as u32;
+        let kind = rng.pick(&[EpilogueKind::Add, EpilogueKind::Mul, EpilogueKind::Max, EpilogueKind::RSub]);
+        let mut op = match rng.below(6) {
+            0 => EpilogueOp::row_vec(kind, operand),
+            1 => EpilogueOp::col_vec(kind, operand),
+            2 => EpilogueOp::tensor(kind, operand, n as isize + 2),
+            3 => EpilogueOp::unary(EpilogueKind::Relu, 0.0, 0.0),
+            4 => EpilogueOp::unary(EpilogueKind::Clamp, -0.5, 0.5),
+            _ => EpilogueOp::unary(EpilogueKind::HardSwish, 1.0 / 6.0, 0.5),
+        };
+        let size = m as isize * op.row_stride + n as isize * op.col_stride;
+        op.batch_stride = [0, 0, inner as isize * size, size];
+        operands.push(rng.vec(size as usize * n_batch));
+        assert!(desc.push_epilogue(op));
+    }
+    if rng.below(2) == 0 {
+        desc.plan(rng.pick(&[1, 2, 5]));
+    } else {
+        (desc.row_block, desc.panel_block) = (1 + rng.below(20), 1 + rng.below(4));
+    }
+    let a = rng.vec(sizes[0] * n_batch);
+    let b = rng.vec(k * n * n_batch);
+    Case { desc, a, b, operands, c: vec![UNTOUCHED; sizes[2] * n_batch] }
+}
+
+fn dim(extent: usize, sizes: [usize; 3]) -> BatchDim {
+    BatchDim { extent, a_stride: sizes[0] as isize, b_stride: sizes[1] as isize, c_stride: sizes[2] as isize }
+}
+
+/// What the kernel should leave in `c`.
+fn reference(case: &Case) -> Vec<f64> {
+    let d = &case.desc;
+    let mut out = vec![f64::from(UNTOUCHED); case.c.len()];
+    for batch in 0..d.n_batch() {
+        for i in 0..d.m {
+            for j in 0..d.n {
+                let a = &case.a[batch * d.m * d.lda + i * d.lda..];
+                let b = &case.b[batch * d.k * d.n..];
+                let mut x: f64 = (0..d.k).map(|kk| f64::from(a[kk]) * f64::from(b[kk * d.n + j])).sum();
+                for op in &d.epilogue[..d.n_epilogue as usize] {
+                    x = reference_op(op, x, batch, i, j, d, &case.operands);
+                }
+                out[batch * d.m * d.ldc + i * d.ldc + j] = x;
+            }
+        }
+    }
+    out
+}
+
+fn reference_op(op: &EpilogueOp, x: f64, batch: usize, i: usize, j: usize, d: &GemmDesc, operands: &[Vec<f32>]) -> f64 {
+    let idx = batch_index(batch, d.batch.map(|dim| dim.extent));
+    let t = || {
+        let offset: isize = idx.iter().zip(op.batch_stride).map(|(&i, stride)| i as isize * stride).sum();
+        f64::from(
+            operands[op.operand as usize][(offset + i as isize * op.row_stride + j as isize * op.col_stride) as usize],
+        )
+    };
+    match EpilogueKind::from_u32(op.kind).expect("known kind") {
+        EpilogueKind::Add => x + t(),
+        EpilogueKind::Mul => x * t(),
+        EpilogueKind::Max => x.max(t()),
+        EpilogueKind::RSub => t() - x,
+        EpilogueKind::Relu => x.max(0.0),
+        EpilogueKind::Clamp => x.clamp(f64::from(op.p0), f64::from(op.p1)),
+        EpilogueKind::HardSwish => x * (x / 6.0 + 0.5).clamp(0.0, 1.0),
+        other => panic!("{other:?} has no reference here"),
+    }
+}
+
+fn run(case: &mut Case, isa: Isa, splits: usize) {
+    let (n, k) = (case.desc.n, case.desc.k);
+    let n_batch = case.desc.n_batch();
+    let mut packed = vec![f32::NAN; packed_len(isa, k, n) * n_batch];
+    let mut pack = PackBDesc::new(k, n, n as isize, 1);
+    pack.isa = isa as u32;
+    pack.batch[1] =
+        PackBatchDim { extent: n_batch, b_stride: (k * n) as isize, packed_stride: packed_len(isa, k, n) as isize };
+    let ptrs = [case.b.as_ptr() as *mut u8, std::ptr::null_mut(), packed.as_mut_ptr().cast()];
+    // SAFETY: the buffers have the sizes that the descriptor describes.
+    assert_eq!(unsafe { gm_pack_b_f32(&pack, ptrs.as_ptr(), 0, pack.n_items()) }, OK);
+    let mut ptrs =
+        vec![case.a.as_ptr() as *mut u8, packed.as_ptr() as *mut u8, case.c.as_mut_ptr().cast(), std::ptr::null_mut()];
+    ptrs.extend(case.operands.iter().map(|operand| operand.as_ptr() as *mut u8));
+    let n_items = case.desc.n_items();
+    for i in 0..splits {
+        // SAFETY: as above; ranges are disjoint.
+        let status =
+            unsafe { gm_gemm_f32(&case.desc, ptrs.as_ptr(), i * n_items / splits, (i + 1) * n_items / splits) };
+        assert_eq!(status, OK);
+    }
+}
+
+#[test]
+fn products_agree_with_the_reference() {
+    let mut rng = Rng(1);
+    for isa in Isa::available() {
+        for round in 0..300 {
+            let m = rng.pick(&[0, 1, 2, 3, 4, 5, 7, 8, 13, 14, 15, 28, 33, 61]);
+            let n = rng.pick(&[0, 1, 3, 8, 16, 17, 31, 32, 33, 64, 96, 127, 128, 161]);
+            let k = rng.pick(&[0, 1, 2, 5, 16, 33]);
+            let mut case = case(&mut rng, isa, m, n, k);
+            let splits = rng.pick(&[1, 2, 3]);
+            run(&mut case, isa, splits);
+            assert_close(&case.c, &reference(&case), 1e-5, &format!("{isa} round {round} {:?}", case.desc));
+        }
+    }
+}
+
+#[test]
+fn long_sums_are_split_and_accumulated() {
+    let mut rng = Rng(2);
+    for isa in Isa::available() {
+        for (m, n) in [(1, 40), (9, 33)] {
+            let k = 128 * 1024 / isa.nr() * 2 + 5;
+            let mut case = case(&mut rng, isa, m, n, k);
+            run(&mut case, isa, 2);
+            assert_close(&case.c, &reference(&case), 2e-4, &format!("{isa} {m} x {n} x {k}"));
+        }
+    }
+}
+
+#[test]
+fn packing_agrees_with_pack_b_for_any_strides() {
+    let mut rng = Rng(3);
+    for isa in Isa::available() {
+        for (k, n) in [(0, 3), (1, 1), (5, 17), (16, 32), (33, 70), (64, 64), (31, 100)] {
+            for transposed in [false, true] {
+                let (rs, cs) = if transposed { (1, k + 3) } else { (n + 2, 1) };
+                let b = rng.vec(k * rs + n * cs + 1);
+                let want = pack_b(isa, k, n, &b, rs, cs);
+                let mut got = vec![f32::NAN; packed_len(isa, k, n)];
+                let desc = PackBDesc { isa: isa as u32, ..PackBDesc::new(k, n, rs as isize, cs as isize) };
+                let ptrs = [b.as_ptr() as *mut u8, std::ptr::null_mut(), got.as_mut_ptr().cast()];
+                // SAFETY: the buffers have the sizes that the descriptor describes.
+                assert_eq!(unsafe { gm_pack_b_f32(&desc, ptrs.as_ptr(), 0, desc.n_items()) }, OK);
+                assert_eq!(got, want, "{isa} {k} x {n} transposed {transposed}");
+            }
+        }
+    }
+}
+
+#[test]
+fn every_item_is_covered_once_by_a_plan() {
+    for (m, n, k, batch, threads) in [
+        (512, 512, 512, 1, 1),
+        (1, 3072, 768, 1, 2),
+        (3136, 64, 64, 1, 2),
+        (128, 64, 128, 24, 8),
+        (7, 1, 1, 1, 16),
+        (4096, 4096, 4096, 1, 4),
+    ] {
+        let (rows, panels) = plan_blocks(m, n, k, batch, 32, threads);
+        assert!(rows >= 1 && panels >= 1);
+        assert!(rows <= m && panels <= n.div_ceil(32), "{m} {n} {k}: {rows} rows, {panels} panels");
+    }
+}
+
+#[test]
+fn nonsense_is_refused() {
+    let mut desc = GemmDesc::new(1, 1, 1);
+    let ptrs = [std::ptr::null_mut::<u8>(); 4];
+    desc.row_block = 0;
+    // SAFETY: a refused descriptor reads nothing else.
+    assert_eq!(unsafe { gm_gemm_f32(&desc, ptrs.as_ptr(), 0, 1) }, INVALID);
+    desc = GemmDesc { isa: 99, ..GemmDesc::new(1, 1, 1) };
+    // SAFETY: as above.
+    assert_eq!(unsafe { gm_gemm_f32(&desc, ptrs.as_ptr(), 0, 1) }, UNSUPPORTED_ISA);
+}

@@ -1,0 +1,262 @@
+//! Register tiles: the innermost loops of matrix products and convolutions.
+
+use crate::epilogue::Fast;
+use crate::isa::Isa;
+use crate::simd::{Portable, Simd};
+
+/// Rows of the largest tile of any instruction set.
+pub(crate) const MAX_MR: usize = 14;
+/// Columns of the largest tile, in the form for few rows.
+pub(crate) const MAX_COLS: usize = 128;
+
+/// The left-hand side of a tile.
+#[derive(Clone, Copy)]
+pub(crate) struct Lhs {
+    /// First row, when rows are `lda` apart.
+    pub(crate) a: *const f32,
+    pub(crate) lda: usize,
+    /// Row addresses, when they are not: `rows[tap * tap_stride + r]` starts `span` elements.
+    pub(crate) rows: *const *const f32,
+    pub(crate) tap_stride: usize,
+    pub(crate) taps: usize,
+    /// Added to each of `rows`.
+    pub(crate) offset: usize,
+}
+
+/// One tile: `MR` rows by `NV` vectors of full columns.
+pub(crate) struct Tile {
+    /// Elements to sum over; per tap when rows are indirect.
+    pub(crate) k: usize,
+    pub(crate) lhs: Lhs,
+    /// First of the tile's panels.
+    pub(crate) b: *const f32,
+    /// Elements between panels, for tiles of several.
+    pub(crate) panel_stride: usize,
+    pub(crate) c: *mut f32,
+    pub(crate) ldc: usize,
+    /// Adds to `c` instead of overwriting it.
+    pub(crate) accumulate: bool,
+    pub(crate) fast: Fast,
+}
+
+/// A compiled tile.
+pub(crate) type TileFn = unsafe fn(&Tile);
+
+/// The tiles of one instruction set. Tables are indexed by row count; entry 0 is never called.
+pub(crate) struct Tiles {
+    pub(crate) nr: usize,
+    /// Two vectors wide, rows `lda` apart.
+    pub(crate) strided: &'static [TileFn],
+    /// Two vectors wide, rows anywhere.
+    pub(crate) indirect: &'static [TileFn],
+    /// For few rows: several panels at once, to keep enough sums in flight and read the right-hand side as streams.
+    pub(crate) wide: &'static [TileFn],
+    /// Panels of each of `wide`.
+    pub(crate) wide_panels: &'static [usize],
+}
+
+impl Tiles {
+    pub(crate) fn of(isa: Isa) -> &'static Tiles {
+        match isa {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => &x86::AVX512,
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => &x86::AVX2,
+            _ => &PORTABLE,
+        }
+    }
+}
+
+/// # Safety
+/// `t` describes readable operands and a writable output for `MR` rows and `NV * LANES` columns.
+#[inline(always)]
+unsafe fn strided<S: Simd, const MR: usize, const NV: usize>(s: S, t: &Tile) {
+    let mut acc = [[s.zero(); NV]; MR];
+    let (a, lda, mut b) = (t.lhs.a, t.lhs.lda, t.b);
+    // SAFETY: `k` elements of each row and `k` rows of the panel are readable; prefetches need no validity.
+    unsafe {
+        for kk in 0..t.k {
+            let mut bv = [s.zero(); NV];
+            for (v, bv) in bv.iter_mut().enumerate() {
+                *bv = s.load(b.add(v * S::LANES));
+                s.prefetch(b.wrapping_add((NV * 8 + v) * S::LANES));
+            }
+            for (r, acc) in acc.iter_mut().enumerate() {
+                let x = s.splat(*a.add(r * lda + kk));
+                for (acc, &bv) in acc.iter_mut().zip(&bv) {
+                    *acc = s.mul_acc(x, bv, *acc);
+                }
+            }
+            b = b.add(NV * S::LANES);
+        }
+        finish::<S, MR, NV>(s, t, acc);
+    }
+}
+
+/// # Safety
+/// As for [`strided`], with `taps * MR` row addresses.
+#[inline(always)]
+unsafe fn indirect<S: Simd, const MR: usize, const NV: usize>(s: S, t: &Tile) {
+    let mut acc = [[s.zero(); NV]; MR];
+    let mut b = t.b;
+    // SAFETY: `k` elements of each row of each tap and `taps * k` rows of the panel are readable.
+    unsafe {
+        for tap in 0..t.lhs.taps {
+            let table = t.lhs.rows.add(tap * t.lhs.tap_stride);
+            let rows: [*const f32; MR] = std::array::from_fn(|r| (*table.add(r)).add(t.lhs.offset));
+            for kk in 0..t.k {
+                let mut bv = [s.zero(); NV];
+                for (v, bv) in bv.iter_mut().enumerate() {
+                    *bv = s.load(b.add(v * S::LANES));
+                    s.prefetch(b.wrapping_add((NV * 8 + v) * S::LANES));
+                }
+                for (row, acc) in rows.iter().zip(acc.iter_mut()) {
+                    let x = s.splat(*row.add(kk));
+                    for (acc, &bv) in acc.iter_mut().zip(&bv) {
+                        *acc = s.mul_acc(x, bv, *acc);
+                    }
+                }
+                b = b.add(NV * S::LANES);
+            }
+        }
+        finish::<S, MR, NV>(s, t, acc);
+    }
+}
+
+/// # Safety
+/// As for [`strided`]; vector `v` comes from panel `v / 2`.
+#[inline(always)]
+unsafe fn wide<S: Simd, const MR: usize, const NV: usize>(s: S, t: &Tile) {
+    let mut acc = [[s.zero(); NV]; MR];
+    let (a, lda) = (t.lhs.a, t.lhs.lda);
+    // SAFETY: `k` elements of each row and `k` rows of each panel are readable; prefetches need no validity.
+    unsafe {
+        for kk in 0..t.k {
+            let x: [S::F; MR] = std::array::from_fn(|r| s.splat(*a.add(r * lda + kk)));
+            for v in 0..NV {
+                let b = t.b.add((v / 2) * t.panel_stride + (2 * kk + v % 2) * S::LANES);
+                let bv = s.load(b);
+                s.prefetch(b.wrapping_add(16 * S::LANES));
+                for (acc, &x) in acc.iter_mut().zip(&x) {
+                    acc[v] = s.mul_acc(x, bv, acc[v]);
+                }
+            }
+        }
+        finish::<S, MR, NV>(s, t, acc);
+    }
+}
+
+/// Adds, clamps and stores the sums. Each step is a branch over the whole tile, so that the common ones cost one comparison.
+///
+/// # Safety
+/// The output and the operands of `t.fast` cover the tile.
+#[inline(always)]
+unsafe fn finish<S: Simd, const MR: usize, const NV: usize>(s: S, t: &Tile, mut acc: [[S::F; NV]; MR]) {
+    // SAFETY: the caller's promise covers every address formed here.
+    unsafe {
+        if t.accumulate {
+            for (r, row) in acc.iter_mut().enumerate() {
+                for (v, x) in row.iter_mut().enumerate() {
+                    *x = s.add(*x, s.load(t.c.add(r * t.ldc + v * S::LANES)));
+                }
+            }
+        }
+        if !t.fast.bias.is_null() {
+            for v in 0..NV {
+                let bias = s.load(t.fast.bias.add(v * S::LANES));
+                for row in acc.iter_mut() {
+                    row[v] = s.add(row[v], bias);
+                }
+            }
+        }
+        if !t.fast.residual.is_null() {
+            for (r, row) in acc.iter_mut().enumerate() {
+                for (v, x) in row.iter_mut().enumerate() {
+                    *x = s.add(*x, s.load(t.fast.residual.offset(r as isize * t.fast.residual_ld).add(v * S::LANES)));
+                }
+            }
+        }
+        if t.fast.clamp {
+            let (lo, hi) = (s.splat(t.fast.lo), s.splat(t.fast.hi));
+            for row in acc.iter_mut() {
+                for x in row.iter_mut() {
+                    *x = s.min(hi, s.max(lo, *x));
+                }
+            }
+        }
+        for (r, row) in acc.iter().enumerate() {
+            for (v, &x) in row.iter().enumerate() {
+                s.store(t.c.add(r * t.ldc + v * S::LANES), x);
+            }
+        }
+    }
+}
+
+macro_rules! table {
+    ($f:ident: $($mr:literal),*) => { &[$f::<1> as TileFn, $($f::<$mr>),*] };
+}
+
+unsafe fn portable_strided<const MR: usize>(t: &Tile) {
+    // SAFETY: the caller's contract is that of the tile.
+    unsafe { strided::<Portable, MR, 2>(Portable, t) }
+}
+unsafe fn portable_indirect<const MR: usize>(t: &Tile) {
+    // SAFETY: the caller's contract is that of the tile.
+    unsafe { indirect::<Portable, MR, 2>(Portable, t) }
+}
+unsafe fn portable_wide<const MR: usize>(t: &Tile) {
+    // SAFETY: the caller's contract is that of the tile.
+    unsafe { wide::<Portable, MR, 4>(Portable, t) }
+}
+
+static PORTABLE: Tiles = Tiles {
+    nr: 8,
+    strided: table!(portable_strided: 1, 2, 3, 4),
+    indirect: table!(portable_indirect: 1, 2, 3, 4),
+    wide: table!(portable_wide: 1, 2),
+    wide_panels: &[0, 2, 2],
+};
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use super::*;
+    use crate::simd::{Avx2, Avx512};
+
+    /// Compiles one generic tile for one instruction set.
+    macro_rules! compile {
+        ($($name:ident = $tile:ident<$simd:ident, $nv:literal>, $features:literal;)*) => {
+            $(#[target_feature(enable = $features)]
+            unsafe fn $name<const MR: usize>(t: &Tile) {
+                // SAFETY: this function's features are those of the token; the tile's contract is the caller's.
+                unsafe { $tile::<$simd, MR, $nv>($simd::new(), t) }
+            })*
+        };
+    }
+
+    compile! {
+        avx512_strided = strided<Avx512, 2>, "avx512f,avx512vl,avx512bw,avx512dq,avx2,fma";
+        avx512_indirect = indirect<Avx512, 2>, "avx512f,avx512vl,avx512bw,avx512dq,avx2,fma";
+        avx512_wide = wide<Avx512, 8>, "avx512f,avx512vl,avx512bw,avx512dq,avx2,fma";
+        avx512_wide6 = wide<Avx512, 6>, "avx512f,avx512vl,avx512bw,avx512dq,avx2,fma";
+        avx2_strided = strided<Avx2, 2>, "avx2,fma";
+        avx2_indirect = indirect<Avx2, 2>, "avx2,fma";
+        avx2_wide = wide<Avx2, 8>, "avx2,fma";
+        avx2_wide4 = wide<Avx2, 4>, "avx2,fma";
+    }
+
+    pub(super) static AVX512: Tiles = Tiles {
+        nr: 32,
+        strided: table!(avx512_strided: 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14),
+        indirect: table!(avx512_indirect: 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12),
+        wide: &[avx512_wide::<1> as TileFn, avx512_wide::<1>, avx512_wide::<2>, avx512_wide::<3>, avx512_wide6::<4>],
+        wide_panels: &[0, 4, 4, 4, 3],
+    };
+
+    pub(super) static AVX2: Tiles = Tiles {
+        nr: 16,
+        strided: table!(avx2_strided: 1, 2, 3, 4, 5, 6),
+        indirect: table!(avx2_indirect: 1, 2, 3, 4, 5, 6),
+        wide: &[avx2_wide::<1> as TileFn, avx2_wide::<1>, avx2_wide4::<2>, avx2_wide4::<3>],
+        wide_panels: &[0, 4, 2, 2],
+    };
+}

@@ -1,0 +1,133 @@
+//! Packing of right-hand sides into panels.
+//!
+//! `b: [k, n]` with any strides becomes `ceil(n / nr)` panels of `k x nr` elements, each row of a panel contiguous, the last panel's
+//! missing columns zero. Panels should start at a multiple of 64 bytes, so the buffer should.
+
+use crate::epilogue::MAX_BATCH;
+use crate::gemm::batch_index;
+use crate::isa::Isa;
+use crate::{LHS, OK, OUT, UNSUPPORTED_ISA, pointer};
+
+/// Elements of a packed `[k, n]` matrix.
+pub fn packed_len(isa: Isa, k: usize, n: usize) -> usize {
+    n.div_ceil(isa.nr()) * k * isa.nr()
+}
+
+/// One batch dimension of a packing. Strides are in elements.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct PackBatchDim {
+    /// Batch elements along it.
+    pub extent: usize,
+    /// Source.
+    pub b_stride: isize,
+    /// Packed; normally a multiple of [`packed_len`].
+    pub packed_stride: isize,
+}
+
+impl Default for PackBatchDim {
+    fn default() -> PackBatchDim {
+        PackBatchDim { extent: 1, b_stride: 0, packed_stride: 0 }
+    }
+}
+
+/// A batched packing. Item `i` is panel `i % n_panels` of batch element `i / n_panels`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct PackBDesc {
+    /// The [`Isa`] to pack for, as its number.
+    pub isa: u32,
+    /// Unused, zero.
+    pub reserved: u32,
+    /// Rows of the source.
+    pub k: usize,
+    /// Columns of the source.
+    pub n: usize,
+    /// Source elements between rows.
+    pub row_stride: isize,
+    /// Source elements between columns.
+    pub col_stride: isize,
+    /// Batch dimensions, outermost first; unused ones have extent 1.
+    pub batch: [PackBatchDim; MAX_BATCH],
+}
+
+impl PackBDesc {
+    /// One `[k, n]` matrix for the current instruction set.
+    pub fn new(k: usize, n: usize, row_stride: isize, col_stride: isize) -> PackBDesc {
+        let batch = [PackBatchDim::default(); MAX_BATCH];
+        PackBDesc { isa: Isa::current() as u32, reserved: 0, k, n, row_stride, col_stride, batch }
+    }
+
+    /// Items of the whole packing.
+    pub fn n_items(&self) -> usize {
+        let n_batch: usize = self.batch.iter().map(|dim| dim.extent).product();
+        n_batch * self.n_panels()
+    }
+
+    fn n_panels(&self) -> usize {
+        Isa::from_u32(self.isa).map_or(0, |isa| self.n.div_ceil(isa.nr()))
+    }
+}
+
+/// Packs the `[k, n]` matrix whose element `(i, j)` is `b[i * row_stride + j * col_stride]`.
+///
+/// Panics if `b` is too short.
+pub fn pack_b(isa: Isa, k: usize, n: usize, b: &[f32], row_stride: usize, col_stride: usize) -> Vec<f32> {
+    let mut out = Vec::with_capacity(packed_len(isa, k, n));
+    for panel in 0..n.div_ceil(isa.nr()) {
+        let cols = panel * isa.nr()..(panel + 1) * isa.nr();
+        for i in 0..k {
+            out.extend(cols.clone().map(|j| if j < n { b[i * row_stride + j * col_stride] } else { 0.0 }));
+        }
+    }
+    out
+}
+
+/// Computes items `begin..end` of a [`PackBDesc`]: `ptrs[LHS]` is the source, `ptrs[OUT]` the packed matrix.
+///
+/// Returns `OK` or `UNSUPPORTED_ISA`.
+///
+/// # Safety
+/// The pointers cover what the descriptor describes; no other thread writes these panels.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gm_pack_b_f32(desc: *const PackBDesc, ptrs: *const *mut u8, begin: usize, end: usize) -> u32 {
+    // SAFETY: the descriptor is valid by contract.
+    let desc = unsafe { &*desc };
+    let Some(isa) = Isa::usable(desc.isa) else { return UNSUPPORTED_ISA };
+    let (n_panels, nr) = (desc.n_panels(), isa.nr());
+    for item in begin..end.min(desc.n_items()) {
+        let (batch, panel) = (item / n_panels, item % n_panels);
+        let idx = batch_index(batch, desc.batch.map(|dim| dim.extent));
+        let offset = |stride: fn(&PackBatchDim) -> isize| -> isize {
+            idx.iter().zip(&desc.batch).map(|(&i, dim)| i as isize * stride(dim)).sum()
+        };
+        // SAFETY: the pointers cover this panel.
+        unsafe {
+            let col = panel * nr;
+            let b = pointer(ptrs, LHS).wrapping_offset(offset(|dim| dim.b_stride) + col as isize * desc.col_stride);
+            let packed = pointer(ptrs, OUT).wrapping_offset(offset(|dim| dim.packed_stride)).wrapping_add(col * desc.k);
+            pack_panel(desc, b, (desc.n - col).min(nr), nr, packed);
+        }
+    }
+    OK
+}
+
+/// # Safety
+/// `b` is readable for `k x cols` elements, `packed` writable for `k x nr`.
+unsafe fn pack_panel(desc: &PackBDesc, b: *const f32, cols: usize, nr: usize, packed: *mut f32) {
+    for i in 0..desc.k {
+        // SAFETY: inside the ranges that the caller promised.
+        unsafe {
+            let src = b.offset(i as isize * desc.row_stride);
+            let dst = packed.add(i * nr);
+            if desc.col_stride == 1 {
+                std::ptr::copy_nonoverlapping(src, dst, cols);
+            } else {
+                for j in 0..cols {
+                    *dst.add(j) = *src.offset(j as isize * desc.col_stride);
+                }
+            }
+            std::ptr::write_bytes(dst.add(cols), 0, nr - cols);
+        }
+    }
+}

@@ -1,0 +1,124 @@
+//! AVX-512: 16 lanes, masked memory access.
+
+use super::{Simd, Task};
+use std::arch::x86_64::*;
+
+/// Token of AVX-512 F, VL, BW and DQ.
+#[derive(Clone, Copy)]
+pub(crate) struct Avx512(());
+
+impl Avx512 {
+    /// # Safety
+    /// The CPU has AVX-512 F, VL, BW and DQ.
+    #[inline(always)]
+    pub(crate) unsafe fn new() -> Avx512 {
+        Avx512(())
+    }
+}
+
+/// # Safety
+/// As for [`super::dispatch`].
+#[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq,avx2,fma,f16c")]
+pub(super) unsafe fn enter<T: Task>(task: T) -> T::Out {
+    // SAFETY: this function's own features, and the caller's word for the task.
+    unsafe { task.run(Avx512::new()) }
+}
+
+/// Wraps intrinsics that only compute: the token proves that the CPU has them.
+macro_rules! compute {
+    ($(fn $name:ident($($arg:ident: $ty:ty),*) -> $out:ty { $body:expr })*) => {
+        $(#[inline(always)]
+        fn $name(self, $($arg: $ty),*) -> $out {
+            // SAFETY: no memory access; the token exists only where the CPU has these instructions.
+            unsafe { $body }
+        })*
+    };
+}
+
+#[inline(always)]
+fn lanes_mask(n: usize) -> __mmask16 {
+    if n >= 16 { 0xffff } else { (1u16 << n) - 1 }
+}
+
+impl Simd for Avx512 {
+    const LANES: usize = 16;
+    type F = __m512;
+    type I = __m512i;
+    type M = __mmask16;
+    type D = (__m512d, __m512d);
+
+    #[inline(always)]
+    unsafe fn load(self, p: *const f32) -> __m512 {
+        // SAFETY: readable by contract.
+        unsafe { _mm512_loadu_ps(p) }
+    }
+    #[inline(always)]
+    unsafe fn load_n(self, p: *const f32, n: usize) -> __m512 {
+        // SAFETY: masked-out lanes are not accessed; the others are readable by contract.
+        unsafe { _mm512_maskz_loadu_ps(lanes_mask(n), p) }
+    }
+    #[inline(always)]
+    unsafe fn store(self, p: *mut f32, x: __m512) {
+        // SAFETY: writable by contract.
+        unsafe { _mm512_storeu_ps(p, x) }
+    }
+    #[inline(always)]
+    unsafe fn store_n(self, p: *mut f32, n: usize, x: __m512) {
+        // SAFETY: masked-out lanes are not accessed; the others are writable by contract.
+        unsafe { _mm512_mask_storeu_ps(p, lanes_mask(n), x) }
+    }
+
+    #[inline(always)]
+    fn any(self, m: __mmask16) -> bool {
+        m != 0
+    }
+    #[inline(always)]
+    fn prefetch(self, p: *const f32) {
+        // SAFETY: a hint; every x86-64 CPU has it.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
+    }
+
+    compute! {
+        fn splat(x: f32) -> __m512 { _mm512_set1_ps(x) }
+        fn splat_i(x: i32) -> __m512i { _mm512_set1_epi32(x) }
+        fn splat_d(x: f64) -> Self::D { (_mm512_set1_pd(x), _mm512_set1_pd(x)) }
+        fn add(a: __m512, b: __m512) -> __m512 { _mm512_add_ps(a, b) }
+        fn sub(a: __m512, b: __m512) -> __m512 { _mm512_sub_ps(a, b) }
+        fn mul(a: __m512, b: __m512) -> __m512 { _mm512_mul_ps(a, b) }
+        fn div(a: __m512, b: __m512) -> __m512 { _mm512_div_ps(a, b) }
+        fn sqrt(a: __m512) -> __m512 { _mm512_sqrt_ps(a) }
+        fn fma(a: __m512, b: __m512, c: __m512) -> __m512 { _mm512_fmadd_ps(a, b, c) }
+        fn mul_acc(a: __m512, b: __m512, c: __m512) -> __m512 { _mm512_fmadd_ps(a, b, c) }
+        fn max(a: __m512, b: __m512) -> __m512 { _mm512_max_ps(a, b) }
+        fn min(a: __m512, b: __m512) -> __m512 { _mm512_min_ps(a, b) }
+        fn bits(a: __m512) -> __m512i { _mm512_castps_si512(a) }
+        fn as_float(a: __m512i) -> __m512 { _mm512_castsi512_ps(a) }
+        fn to_float(a: __m512i) -> __m512 { _mm512_cvtepi32_ps(a) }
+        fn add_i(a: __m512i, b: __m512i) -> __m512i { _mm512_add_epi32(a, b) }
+        fn sub_i(a: __m512i, b: __m512i) -> __m512i { _mm512_sub_epi32(a, b) }
+        fn and(a: __m512i, b: __m512i) -> __m512i { _mm512_and_si512(a, b) }
+        fn or(a: __m512i, b: __m512i) -> __m512i { _mm512_or_si512(a, b) }
+        fn xor(a: __m512i, b: __m512i) -> __m512i { _mm512_xor_si512(a, b) }
+        fn shl(a: __m512i, n: u32) -> __m512i { _mm512_sllv_epi32(a, _mm512_set1_epi32(n as i32)) }
+        fn sar(a: __m512i, n: u32) -> __m512i { _mm512_srav_epi32(a, _mm512_set1_epi32(n as i32)) }
+        fn lt(a: __m512, b: __m512) -> __mmask16 { _mm512_cmp_ps_mask::<_CMP_LT_OQ>(a, b) }
+        fn le(a: __m512, b: __m512) -> __mmask16 { _mm512_cmp_ps_mask::<_CMP_LE_OQ>(a, b) }
+        fn eq(a: __m512, b: __m512) -> __mmask16 { _mm512_cmp_ps_mask::<_CMP_EQ_OQ>(a, b) }
+        fn eq_i(a: __m512i, b: __m512i) -> __mmask16 { _mm512_cmpeq_epi32_mask(a, b) }
+        fn select(m: __mmask16, a: __m512, b: __m512) -> __m512 { _mm512_mask_blend_ps(m, b, a) }
+        fn widen(a: __m512) -> Self::D {
+            (_mm512_cvtps_pd(_mm512_castps512_ps256(a)), _mm512_cvtps_pd(_mm512_extractf32x8_ps::<1>(a)))
+        }
+        fn narrow(a: Self::D) -> __m512 {
+            _mm512_insertf32x8::<1>(_mm512_castps256_ps512(_mm512_cvtpd_ps(a.0)), _mm512_cvtpd_ps(a.1))
+        }
+        fn add_d(a: Self::D, b: Self::D) -> Self::D { (_mm512_add_pd(a.0, b.0), _mm512_add_pd(a.1, b.1)) }
+        fn sub_d(a: Self::D, b: Self::D) -> Self::D { (_mm512_sub_pd(a.0, b.0), _mm512_sub_pd(a.1, b.1)) }
+        fn mul_d(a: Self::D, b: Self::D) -> Self::D { (_mm512_mul_pd(a.0, b.0), _mm512_mul_pd(a.1, b.1)) }
+        fn fma_d(a: Self::D, b: Self::D, c: Self::D) -> Self::D {
+            (_mm512_fmadd_pd(a.0, b.0, c.0), _mm512_fmadd_pd(a.1, b.1, c.1))
+        }
+        fn sum(a: __m512) -> f32 { _mm512_reduce_add_ps(a) }
+        fn max_lanes(a: __m512) -> f32 { _mm512_reduce_max_ps(a) }
+    }
+}

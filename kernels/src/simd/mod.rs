@@ -1,0 +1,152 @@
+//! One interface over the vector instruction sets. A kernel is written once, generic over [`Simd`], and compiled for each set.
+//!
+//! A value of a `Simd` type is a token: it exists only where the CPU was found to have the instructions, so arithmetic through it is
+//! safe, and only memory access is not. Everything is `inline(always)`, so that the code lands in the `target_feature` function that
+//! [`dispatch`] enters; a generic function over `Simd` that is not inlined would call the intrinsics one by one.
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+mod portable;
+
+#[cfg(target_arch = "x86_64")]
+pub(crate) use avx2::Avx2;
+#[cfg(target_arch = "x86_64")]
+pub(crate) use avx512::Avx512;
+pub(crate) use portable::Portable;
+
+use crate::isa::Isa;
+
+/// Vector arithmetic of one instruction set: f32 and i32 lanes, masks, and pairs of f64 vectors with as many lanes.
+#[allow(dead_code)] // A complete set serves kernels to come; each instruction set must implement all of it.
+pub(crate) trait Simd: Copy + 'static {
+    /// Lanes of an f32 vector.
+    const LANES: usize;
+    /// f32 lanes.
+    type F: Copy;
+    /// i32 lanes.
+    type I: Copy;
+    /// A truth value per lane.
+    type M: Copy;
+    /// f64 lanes, as many as of `F`.
+    type D: Copy;
+
+    fn splat(self, x: f32) -> Self::F;
+    fn splat_i(self, x: i32) -> Self::I;
+    fn splat_d(self, x: f64) -> Self::D;
+
+    /// # Safety
+    /// `p` is readable for `LANES` elements.
+    unsafe fn load(self, p: *const f32) -> Self::F;
+    /// Zero beyond lane `n`.
+    /// # Safety
+    /// `p` is readable for `min(n, LANES)` elements.
+    unsafe fn load_n(self, p: *const f32, n: usize) -> Self::F;
+    /// # Safety
+    /// `p` is writable for `LANES` elements.
+    unsafe fn store(self, p: *mut f32, x: Self::F);
+    /// # Safety
+    /// `p` is writable for `min(n, LANES)` elements.
+    unsafe fn store_n(self, p: *mut f32, n: usize, x: Self::F);
+    /// Hints that the cache line of `p`, which need not be valid, is read soon.
+    fn prefetch(self, p: *const f32);
+
+    fn add(self, a: Self::F, b: Self::F) -> Self::F;
+    fn sub(self, a: Self::F, b: Self::F) -> Self::F;
+    fn mul(self, a: Self::F, b: Self::F) -> Self::F;
+    fn div(self, a: Self::F, b: Self::F) -> Self::F;
+    fn sqrt(self, a: Self::F) -> Self::F;
+    /// `a * b + c`, rounded once.
+    fn fma(self, a: Self::F, b: Self::F, c: Self::F) -> Self::F;
+    /// `a * b + c`, with whatever rounding is fast.
+    fn mul_acc(self, a: Self::F, b: Self::F, c: Self::F) -> Self::F;
+    /// `a > b ? a : b`: the second operand if either is NaN.
+    fn max(self, a: Self::F, b: Self::F) -> Self::F;
+    /// `a < b ? a : b`: the second operand if either is NaN.
+    fn min(self, a: Self::F, b: Self::F) -> Self::F;
+
+    /// The lanes' bits.
+    fn bits(self, a: Self::F) -> Self::I;
+    fn as_float(self, a: Self::I) -> Self::F;
+    /// Conversion of integer values, rounded to nearest.
+    fn to_float(self, a: Self::I) -> Self::F;
+    fn add_i(self, a: Self::I, b: Self::I) -> Self::I;
+    fn sub_i(self, a: Self::I, b: Self::I) -> Self::I;
+    fn and(self, a: Self::I, b: Self::I) -> Self::I;
+    fn or(self, a: Self::I, b: Self::I) -> Self::I;
+    fn xor(self, a: Self::I, b: Self::I) -> Self::I;
+    fn shl(self, a: Self::I, n: u32) -> Self::I;
+    /// Shift that copies the sign.
+    fn sar(self, a: Self::I, n: u32) -> Self::I;
+
+    /// False where either is NaN.
+    fn lt(self, a: Self::F, b: Self::F) -> Self::M;
+    /// False where either is NaN.
+    fn le(self, a: Self::F, b: Self::F) -> Self::M;
+    /// False where either is NaN.
+    fn eq(self, a: Self::F, b: Self::F) -> Self::M;
+    fn eq_i(self, a: Self::I, b: Self::I) -> Self::M;
+    /// `m ? a : b`.
+    fn select(self, m: Self::M, a: Self::F, b: Self::F) -> Self::F;
+    fn any(self, m: Self::M) -> bool;
+
+    fn widen(self, a: Self::F) -> Self::D;
+    fn narrow(self, a: Self::D) -> Self::F;
+    fn add_d(self, a: Self::D, b: Self::D) -> Self::D;
+    fn sub_d(self, a: Self::D, b: Self::D) -> Self::D;
+    fn mul_d(self, a: Self::D, b: Self::D) -> Self::D;
+    /// `a * b + c`; one rounding except in the portable form.
+    fn fma_d(self, a: Self::D, b: Self::D, c: Self::D) -> Self::D;
+
+    /// Sum of the lanes, by halves.
+    fn sum(self, a: Self::F) -> f32;
+    /// Maximum of the lanes; NaN lanes count as absent unless they come last.
+    fn max_lanes(self, a: Self::F) -> f32;
+
+    #[inline(always)]
+    fn zero(self) -> Self::F {
+        self.splat(0.0)
+    }
+    #[inline(always)]
+    fn neg(self, a: Self::F) -> Self::F {
+        self.as_float(self.xor(self.bits(a), self.splat_i(i32::MIN)))
+    }
+    #[inline(always)]
+    fn abs(self, a: Self::F) -> Self::F {
+        self.as_float(self.and(self.bits(a), self.splat_i(i32::MAX)))
+    }
+    /// The magnitude of `a` with the sign of `b`.
+    #[inline(always)]
+    fn copysign(self, a: Self::F, b: Self::F) -> Self::F {
+        let sign = self.and(self.bits(b), self.splat_i(i32::MIN));
+        self.as_float(self.or(self.and(self.bits(a), self.splat_i(i32::MAX)), sign))
+    }
+}
+
+/// Code generic over the instruction set. `run` must be `inline(always)`.
+pub(crate) trait Task {
+    /// What it returns.
+    type Out;
+    /// # Safety
+    /// What the implementation asks of its fields.
+    unsafe fn run<S: Simd>(self, s: S) -> Self::Out;
+}
+
+/// Runs `task` compiled for `isa`.
+///
+/// # Safety
+/// What `task` asks, and `isa.is_available()`.
+#[inline]
+pub(crate) unsafe fn dispatch<T: Task>(isa: Isa, task: T) -> T::Out {
+    // SAFETY: the caller vouches for the task's contract and for the instructions of `isa`.
+    unsafe {
+        match isa {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => avx512::enter(task),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => avx2::enter(task),
+            _ => task.run(Portable),
+        }
+    }
+}
