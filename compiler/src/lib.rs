@@ -1,1 +1,8 @@
 //! The gristmill tensor compiler.
+
+pub mod error;
+pub mod ir;
+pub mod vecprog;
+
+pub use error::{Error, ErrorKind, Result};
+pub use gristmill_runtime::{DType, Tensor};

@@ -1,0 +1,142 @@
+//! The error of the compiler: a category, the place in the user's model, a message, and the chain of causes.
+
+use std::fmt;
+
+/// What went wrong, as a category that a caller can act on; the command line maps each to an exit code.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// Our bug.
+    Internal,
+    /// The model, file, flag or argument is wrong.
+    InvalidInput,
+    /// The model is right but needs an op, dtype or device that is not supported.
+    Unsupported,
+    /// Results differ from what was expected.
+    Mismatch,
+    /// Memory ran out, or a declared limit was passed.
+    OutOfMemory,
+    /// A device failed while running.
+    DeviceFailed,
+}
+
+impl ErrorKind {
+    /// Exit code of the `gristmill` binary for this category.
+    pub fn exit_code(self) -> u8 {
+        match self {
+            ErrorKind::Internal => 1,
+            ErrorKind::InvalidInput => 2,
+            ErrorKind::Unsupported => 3,
+            ErrorKind::Mismatch => 4,
+            ErrorKind::OutOfMemory => 5,
+            ErrorKind::DeviceFailed => 6,
+        }
+    }
+}
+
+/// Error of `gristmill`. Several problems found together are joined by [`Error::join`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Error {
+    kind: ErrorKind,
+    node: Option<String>,
+    message: String,
+    hint: Option<String>,
+}
+
+/// Result of this crate.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+impl Error {
+    /// An error with a category and a message (lowercase, no final period).
+    pub fn new(kind: ErrorKind, message: impl Into<String>) -> Error {
+        Error { kind, node: None, message: message.into(), hint: None }
+    }
+
+    /// The user's model, file or argument is wrong.
+    pub fn invalid(message: impl Into<String>) -> Error {
+        Error::new(ErrorKind::InvalidInput, message)
+    }
+
+    /// The model needs something that is not supported.
+    pub fn unsupported(message: impl Into<String>) -> Error {
+        Error::new(ErrorKind::Unsupported, message)
+    }
+
+    /// Our bug: an invariant between stages was broken.
+    pub fn internal(message: impl Into<String>) -> Error {
+        Error::new(ErrorKind::Internal, message)
+    }
+
+    /// Names the node of the user's model at which the error arose; the innermost name stays.
+    pub fn at(mut self, node: impl fmt::Display) -> Error {
+        self.node.get_or_insert_with(|| node.to_string());
+        self
+    }
+
+    /// Puts what was being attempted before the message.
+    pub fn context(mut self, what: impl fmt::Display) -> Error {
+        self.message = format!("{what}: {}", self.message);
+        self
+    }
+
+    /// One thing to try.
+    pub fn hint(mut self, hint: impl Into<String>) -> Error {
+        self.hint.get_or_insert(hint.into());
+        self
+    }
+
+    /// One error out of several; the most severe category (lowest exit code) wins. `errors` must not be empty.
+    pub fn join(errors: Vec<Error>) -> Error {
+        if errors.len() == 1 {
+            return errors.into_iter().next().expect("one error");
+        }
+        let kind = errors.iter().map(|e| e.kind).min().unwrap_or(ErrorKind::Internal);
+        let lines: Vec<String> = errors.iter().map(|e| format!("  - {e}")).collect();
+        Error::new(kind, format!("{} problems:\n{}", errors.len(), lines.join("\n")))
+    }
+
+    /// The category.
+    pub fn kind(&self) -> ErrorKind {
+        self.kind
+    }
+
+    /// Path of the node in the user's model, if known.
+    pub fn node(&self) -> Option<&str> {
+        self.node.as_deref()
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(node) = &self.node {
+            write!(f, "in node {node:?}: ")?;
+        }
+        f.write_str(&self.message)?;
+        match &self.hint {
+            Some(hint) => write!(f, " (try: {hint})"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl std::error::Error for Error {}
+
+impl From<gristmill_runtime::Error> for Error {
+    fn from(e: gristmill_runtime::Error) -> Error {
+        use gristmill_runtime::ErrorKind as Rt;
+        let kind = match e.kind() {
+            Rt::InvalidInput => ErrorKind::InvalidInput,
+            Rt::Unsupported => ErrorKind::Unsupported,
+            Rt::OutOfMemory => ErrorKind::OutOfMemory,
+            Rt::DeviceFailed => ErrorKind::DeviceFailed,
+            _ => ErrorKind::Internal,
+        };
+        let node = e.node().map(str::to_owned);
+        let text = e.to_string();
+        let message = match &node {
+            Some(n) => text.strip_prefix(&format!("in node {n:?}: ")).unwrap_or(&text).to_owned(),
+            None => text,
+        };
+        Error { kind, node, message, hint: None }
+    }
+}

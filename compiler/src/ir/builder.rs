@@ -1,0 +1,227 @@
+//! Builds graphs in Rust, shapes checked as they are built; an error names the caller's line.
+//!
+//! ```
+//! use gristmill::ir::GraphBuilder;
+//! use gristmill::DType;
+//! let mut b = GraphBuilder::new("scale");
+//! let x = b.input("x", DType::F32, ["batch".into(), 4.into()]);
+//! let two = b.scalar(DType::F32, 2.0);
+//! let y = b.mul(x, two)?;
+//! b.output("y", y);
+//! let graph = b.finish()?;
+//! # Ok::<(), gristmill::Error>(())
+//! ```
+
+use super::dim::Dim;
+use super::graph::{Graph, NodeId, Origin, ValueId};
+use super::ops::{Op, ReduceKind};
+use super::scalar::ScalarOp;
+use super::types::{Shape, Type};
+use super::verify::verify;
+use crate::error::Result;
+use crate::vecprog::real_bits;
+use gristmill_runtime::{DType, Tensor};
+use std::panic::Location;
+use std::sync::Arc;
+
+/// Builds a [`Graph`] node by node.
+///
+/// Every method that adds a node returns an error when the operands do not fit. Nodes carry the innermost origin set by
+/// [`GraphBuilder::set_origin`], or else file and line of the calling Rust code.
+pub struct GraphBuilder {
+    graph: Graph,
+    origin: Option<Origin>,
+    device: Option<Arc<str>>,
+}
+
+impl GraphBuilder {
+    /// A builder of an empty graph.
+    pub fn new(name: &str) -> GraphBuilder {
+        GraphBuilder { graph: Graph::new(name), origin: None, device: None }
+    }
+
+    /// The graph so far.
+    pub fn graph(&self) -> &Graph {
+        &self.graph
+    }
+
+    /// Type of a value.
+    pub fn ty(&self, v: ValueId) -> &Type {
+        self.graph.ty(v)
+    }
+
+    /// Origin of the nodes to come, e.g. a node path of the user's model.
+    pub fn set_origin(&mut self, origin: &str) {
+        self.origin = Some(Origin::new(origin));
+    }
+
+    /// Runs `f` with a device request, e.g. `/device:CPU:1`, on all nodes it adds.
+    pub fn on_device<T>(&mut self, device: &str, f: impl FnOnce(&mut GraphBuilder) -> T) -> T {
+        let outer = self.device.replace(device.into());
+        let result = f(self);
+        self.device = outer;
+        result
+    }
+
+    /// Adds an input.
+    pub fn input<D: Into<Dim>>(&mut self, name: &str, dtype: DType, shape: impl IntoIterator<Item = D>) -> ValueId {
+        self.graph.add_input(name, Type::new(dtype, shape))
+    }
+
+    /// Names a result.
+    pub fn output(&mut self, name: &str, value: ValueId) {
+        self.graph.add_output(name, value);
+    }
+
+    /// The finished graph, verified.
+    pub fn finish(self) -> Result<Graph> {
+        verify(&self.graph)?;
+        Ok(self.graph)
+    }
+
+    /// The graph as it is, for regions whose outputs were already named.
+    pub fn into_graph(self) -> Graph {
+        self.graph
+    }
+
+    /// Adds any op.
+    #[track_caller]
+    pub fn add(&mut self, op: Op, inputs: &[ValueId]) -> Result<Vec<ValueId>> {
+        self.add_with_regions(op, inputs, Vec::new())
+    }
+
+    /// Adds any op with one result.
+    #[track_caller]
+    pub fn add1(&mut self, op: Op, inputs: &[ValueId]) -> Result<ValueId> {
+        Ok(self.add(op, inputs)?[0])
+    }
+
+    /// Adds an op with regions.
+    #[track_caller]
+    pub fn add_with_regions(&mut self, op: Op, inputs: &[ValueId], regions: Vec<Graph>) -> Result<Vec<ValueId>> {
+        let origin = self.origin.clone().unwrap_or_else(|| {
+            let at = Location::caller();
+            Origin::new(&format!("{}:{}", at.file(), at.line()))
+        });
+        let results = self.graph.add_with_regions(op, inputs, regions, &origin)?;
+        if let Some(d) = &self.device {
+            let last = NodeId(self.graph.n_nodes() as u32 - 1);
+            self.graph.node_mut(last).device = Some(d.clone());
+        }
+        Ok(results)
+    }
+
+    /// A constant.
+    #[track_caller]
+    pub fn constant(&mut self, value: Tensor) -> ValueId {
+        self.add1(Op::constant(value), &[]).expect("a constant has no operand that could misfit")
+    }
+
+    /// A constant of rank 0, `value` converted to `dtype`.
+    #[track_caller]
+    pub fn scalar(&mut self, dtype: DType, value: f64) -> ValueId {
+        let bits = real_bits(dtype, value).to_le_bytes();
+        let t = Tensor::from_bytes(dtype, &[], &bits[..dtype.size_bytes()]).expect("one element");
+        self.constant(t)
+    }
+
+    /// An element-wise op.
+    #[track_caller]
+    pub fn map(&mut self, op: ScalarOp, inputs: &[ValueId]) -> Result<ValueId> {
+        self.add1(Op::Map(op), inputs)
+    }
+
+    /// Conversion to `dtype`; nothing when the value has it already.
+    #[track_caller]
+    pub fn cast(&mut self, x: ValueId, dtype: DType) -> Result<ValueId> {
+        if self.ty(x).dtype == dtype { Ok(x) } else { self.map(ScalarOp::Cast(dtype), &[x]) }
+    }
+
+    /// The same elements under another shape; nothing when the shape is the same.
+    #[track_caller]
+    pub fn reshape<D: Into<Dim>>(&mut self, x: ValueId, shape: impl IntoIterator<Item = D>) -> Result<ValueId> {
+        let shape: Vec<Dim> = shape.into_iter().map(Into::into).collect();
+        if *self.ty(x).shape == shape { Ok(x) } else { self.add1(Op::Reshape { shape }, &[x]) }
+    }
+
+    /// Permutes axes; nothing for the identity.
+    #[track_caller]
+    pub fn transpose(&mut self, x: ValueId, perm: &[usize]) -> Result<ValueId> {
+        let identity = perm.iter().enumerate().all(|(i, &p)| i == p) && perm.len() == self.ty(x).rank();
+        if identity { Ok(x) } else { self.add1(Op::Transpose { perm: perm.to_vec() }, &[x]) }
+    }
+
+    /// Broadcasts to exactly `shape`; nothing when the shape is the same.
+    #[track_caller]
+    pub fn broadcast<D: Into<Dim>>(&mut self, x: ValueId, shape: impl IntoIterator<Item = D>) -> Result<ValueId> {
+        let shape: Vec<Dim> = shape.into_iter().map(Into::into).collect();
+        if *self.ty(x).shape == shape { Ok(x) } else { self.add1(Op::Broadcast { shape }, &[x]) }
+    }
+
+    /// `size` elements from `start` along one axis, whole along the others.
+    #[track_caller]
+    pub fn slice_axis(
+        &mut self,
+        x: ValueId,
+        axis: usize,
+        start: impl Into<Dim>,
+        size: impl Into<Dim>,
+    ) -> Result<ValueId> {
+        let Shape(mut sizes) = self.ty(x).shape.clone();
+        let mut starts = vec![Dim::constant(0); sizes.len()];
+        let steps = vec![1; sizes.len()];
+        if axis < sizes.len() {
+            starts[axis] = start.into();
+            sizes[axis] = size.into();
+        }
+        self.add1(Op::Slice { starts, sizes, steps }, &[x])
+    }
+
+    /// Joins along an axis.
+    #[track_caller]
+    pub fn concat(&mut self, parts: &[ValueId], axis: usize) -> Result<ValueId> {
+        self.add1(Op::Concat { axis }, parts)
+    }
+
+    /// Reduces axes (sorted here).
+    #[track_caller]
+    pub fn reduce(&mut self, kind: ReduceKind, x: ValueId, axes: &[usize], keepdims: bool) -> Result<ValueId> {
+        let mut axes = axes.to_vec();
+        axes.sort_unstable();
+        axes.dedup();
+        self.add1(Op::Reduce { kind, axes, keepdims }, &[x])
+    }
+
+    /// Matrix product.
+    #[track_caller]
+    pub fn matmul(&mut self, lhs: ValueId, rhs: ValueId) -> Result<ValueId> {
+        self.add1(Op::MatMul, &[lhs, rhs])
+    }
+}
+
+macro_rules! binary_methods {
+    ($($(#[$doc:meta])* $name:ident $op:ident;)*) => {
+        impl GraphBuilder { $(
+            $(#[$doc])*
+            #[track_caller]
+            pub fn $name(&mut self, a: ValueId, b: ValueId) -> Result<ValueId> {
+                self.map(ScalarOp::$op, &[a, b])
+            }
+        )* }
+    };
+}
+
+binary_methods! {
+    /// Sum.
+    add_ Add;
+    /// Difference.
+    sub Sub;
+    /// Product.
+    mul Mul;
+    /// Quotient.
+    div Div;
+    /// Greatest.
+    max Max;
+    /// Least.
+    min Min;
+}

@@ -1,0 +1,273 @@
+//! Dimensions: constants, symbols, and affine expressions over them.
+//!
+//! A [`Dim`] is `c + k1*a1 + ... + kn*an` where each atom is a symbol, a floor division of a dim by a constant, or a
+//! product of two symbolic dims. The form is canonical (atoms sorted, no zero coefficient), so equality is structural.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+
+/// An atom of a dimension expression.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Atom {
+    /// A named extent, e.g. `batch`.
+    Symbol(Arc<str>),
+    /// `floor(dim / divisor)`, divisor > 1.
+    FloorDiv(Dim, i64),
+    /// Product of two dims, neither constant, the lesser first.
+    Mul(Dim, Dim),
+}
+
+/// A dimension, or any integer computed from dimensions. Negative values are possible in intermediate expressions only.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
+pub struct Dim {
+    constant: i64,
+    terms: Vec<(Box<Atom>, i64)>,
+}
+
+/// Values of symbols.
+pub type Bindings = BTreeMap<String, usize>;
+
+impl Dim {
+    /// A constant.
+    pub const fn constant(value: i64) -> Dim {
+        Dim { constant: value, terms: Vec::new() }
+    }
+
+    /// A symbol.
+    pub fn symbol(name: &str) -> Dim {
+        Dim::atom(Atom::Symbol(name.into()))
+    }
+
+    fn atom(atom: Atom) -> Dim {
+        Dim { constant: 0, terms: vec![(Box::new(atom), 1)] }
+    }
+
+    /// The value, when it does not depend on a symbol.
+    pub fn as_const(&self) -> Option<i64> {
+        self.terms.is_empty().then_some(self.constant)
+    }
+
+    /// The value as an extent, when it is constant and not negative.
+    pub fn as_usize(&self) -> Option<usize> {
+        self.as_const().and_then(|c| usize::try_from(c).ok())
+    }
+
+    /// True for the constant `value`.
+    pub fn is(&self, value: i64) -> bool {
+        self.as_const() == Some(value)
+    }
+
+    /// `self * factor`. Saturates on overflow, which later size checks refuse.
+    pub fn scale(&self, factor: i64) -> Dim {
+        if factor == 0 {
+            return Dim::constant(0);
+        }
+        Dim {
+            constant: self.constant.saturating_mul(factor),
+            terms: self.terms.iter().map(|(a, k)| (a.clone(), k.saturating_mul(factor))).collect(),
+        }
+    }
+
+    /// Product; stays affine when either side is constant.
+    pub fn product(&self, other: &Dim) -> Dim {
+        match (self.as_const(), other.as_const()) {
+            (Some(c), _) => other.scale(c),
+            (_, Some(c)) => self.scale(c),
+            _ => {
+                let (a, b) = if self <= other { (self, other) } else { (other, self) };
+                Dim::atom(Atom::Mul(a.clone(), b.clone()))
+            }
+        }
+    }
+
+    /// `floor(self / divisor)` for a positive divisor.
+    pub fn floor_div(&self, divisor: i64) -> Dim {
+        debug_assert!(divisor > 0, "floor division by a positive constant only");
+        if divisor == 1 {
+            return self.clone();
+        }
+        if let Some(c) = self.as_const() {
+            return Dim::constant(c.div_euclid(divisor));
+        }
+        if self.constant % divisor == 0 && self.terms.iter().all(|(_, k)| k % divisor == 0) {
+            return Dim {
+                constant: self.constant / divisor,
+                terms: self.terms.iter().map(|(a, k)| (a.clone(), k / divisor)).collect(),
+            };
+        }
+        Dim::atom(Atom::FloorDiv(self.clone(), divisor))
+    }
+
+    /// `ceil(self / divisor)` for a positive divisor.
+    pub fn ceil_div(&self, divisor: i64) -> Dim {
+        (self.clone() + Dim::constant(divisor - 1)).floor_div(divisor)
+    }
+
+    /// Exact quotient of two dims when it can be seen: both constant, or one a multiple of the other.
+    pub fn exact_div(&self, other: &Dim) -> Option<Dim> {
+        if self == other {
+            return Some(Dim::constant(1));
+        }
+        if let Some(c) = other.as_const() {
+            let exact = c > 0 && self.constant % c == 0 && self.terms.iter().all(|(_, k)| k % c == 0);
+            return exact.then(|| self.floor_div(c));
+        }
+        if self.constant == 0 && self.terms.len() == 1 {
+            let (atom, k) = &self.terms[0];
+            if let Atom::Mul(a, b) = &**atom {
+                if a == other {
+                    return Some(b.scale(*k));
+                }
+                if b == other {
+                    return Some(a.scale(*k));
+                }
+            }
+        }
+        // k * other for a constant k.
+        let (_, k_other) = other.terms.first()?;
+        let (_, k_self) = self.terms.first()?;
+        let k = k_self / k_other;
+        (k != 0 && other.scale(k) == *self).then(|| Dim::constant(k))
+    }
+
+    /// Replaces bound symbols by their values.
+    pub fn bind(&self, bindings: &Bindings) -> Dim {
+        let mut out = Dim::constant(self.constant);
+        for (atom, k) in &self.terms {
+            let value = match &**atom {
+                Atom::Symbol(s) => match bindings.get(&**s) {
+                    Some(&v) => Dim::constant(v as i64),
+                    None => Dim::symbol(s),
+                },
+                Atom::FloorDiv(d, c) => d.bind(bindings).floor_div(*c),
+                Atom::Mul(a, b) => a.bind(bindings).product(&b.bind(bindings)),
+            };
+            out = out + value.scale(*k);
+        }
+        out
+    }
+
+    /// Calls `f` with the name of every symbol in the expression.
+    pub fn visit_symbols(&self, f: &mut dyn FnMut(&str)) {
+        for (atom, _) in &self.terms {
+            match &**atom {
+                Atom::Symbol(s) => f(s),
+                Atom::FloorDiv(d, _) => d.visit_symbols(f),
+                Atom::Mul(a, b) => {
+                    a.visit_symbols(f);
+                    b.visit_symbols(f);
+                }
+            }
+        }
+    }
+
+    /// The symbol's name when the dim is just one symbol.
+    pub fn as_symbol(&self) -> Option<&str> {
+        match (self.constant, self.terms.as_slice()) {
+            (0, [(atom, 1)]) => match &**atom {
+                Atom::Symbol(s) => Some(s),
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+}
+
+impl std::ops::Add for Dim {
+    type Output = Dim;
+    fn add(self, other: Dim) -> Dim {
+        let mut sum: BTreeMap<Box<Atom>, i64> = self.terms.into_iter().collect();
+        for (atom, k) in other.terms {
+            let entry = sum.entry(atom).or_insert(0);
+            *entry = entry.saturating_add(k);
+        }
+        let terms = sum.into_iter().filter(|(_, k)| *k != 0).collect();
+        Dim { constant: self.constant.saturating_add(other.constant), terms }
+    }
+}
+
+impl std::ops::Sub for Dim {
+    type Output = Dim;
+    fn sub(self, other: Dim) -> Dim {
+        self + other.scale(-1)
+    }
+}
+
+impl From<usize> for Dim {
+    fn from(value: usize) -> Dim {
+        Dim::constant(i64::try_from(value).unwrap_or(i64::MAX))
+    }
+}
+
+impl From<i64> for Dim {
+    fn from(value: i64) -> Dim {
+        Dim::constant(value)
+    }
+}
+
+impl From<i32> for Dim {
+    fn from(value: i32) -> Dim {
+        Dim::constant(value.into())
+    }
+}
+
+impl From<&str> for Dim {
+    fn from(name: &str) -> Dim {
+        Dim::symbol(name)
+    }
+}
+
+impl fmt::Display for Atom {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Atom::Symbol(s) if is_plain(s) => f.write_str(s),
+            Atom::Symbol(s) => write!(f, "{s:?}"),
+            Atom::FloorDiv(d, c) => write!(f, "({d})//{c}"),
+            Atom::Mul(a, b) => write!(f, "({a})*({b})"),
+        }
+    }
+}
+
+/// True for a name that the text form need not quote.
+pub(crate) fn is_plain(name: &str) -> bool {
+    name.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_')
+        && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '.')
+}
+
+impl fmt::Display for Dim {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut first = true;
+        for (atom, k) in &self.terms {
+            match (first, *k) {
+                (true, 1) => write!(f, "{atom}")?,
+                (true, k) => write!(f, "{k}*{atom}")?,
+                (false, 1) => write!(f, " + {atom}")?,
+                (false, k) => write!(f, " + {k}*{atom}")?,
+            }
+            first = false;
+        }
+        match (first, self.constant) {
+            (true, c) => write!(f, "{c}"),
+            (false, 0) => Ok(()),
+            (false, c) => write!(f, " + {c}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn canonical_forms() {
+        let n = Dim::symbol("n");
+        assert_eq!(n.clone() + n.clone() - n.scale(2), Dim::constant(0));
+        assert_eq!((n.scale(4) + 8.into()).floor_div(4), n.clone() + 2.into());
+        assert_eq!(n.scale(6).exact_div(&n.scale(2)), Some(Dim::constant(3)));
+        assert_eq!(n.product(&Dim::symbol("m")), Dim::symbol("m").product(&n));
+        let half = (n.clone() + 1.into()).floor_div(2);
+        assert_eq!(half.to_string(), "(n + 1)//2");
+        assert_eq!(half.bind(&Bindings::from([("n".into(), 6)])), Dim::constant(3));
+    }
+}

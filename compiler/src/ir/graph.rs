@@ -1,0 +1,294 @@
+//! The graph: typed SSA over tensors, in dense tables, nodes in topological order.
+
+use super::dim::Bindings;
+use super::ops::Op;
+use super::types::Type;
+use crate::error::{Error, Result};
+use gristmill_runtime::Tensor;
+use std::fmt;
+use std::sync::Arc;
+
+/// Id of a node within its graph.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct NodeId(pub u32);
+
+/// Id of a value within its graph.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ValueId(pub u32);
+
+/// Where a node comes from: its path in the user's model, or file and line of the Rust call that built it. May be empty.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
+pub struct Origin(pub Option<Arc<str>>);
+
+impl Origin {
+    /// An origin from its text; an empty text is no origin.
+    pub fn new(text: &str) -> Origin {
+        Origin((!text.is_empty()).then(|| text.into()))
+    }
+
+    /// The text, empty when unknown.
+    pub fn as_str(&self) -> &str {
+        self.0.as_deref().unwrap_or("")
+    }
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// What defines a value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Def {
+    /// The `n`th graph input.
+    Input(u32),
+    /// Result `n` of a node.
+    Node(NodeId, u32),
+}
+
+/// A value.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Value {
+    /// Dtype and shape.
+    pub ty: Type,
+    /// What defines it.
+    pub def: Def,
+}
+
+/// A node.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Node {
+    /// The op with its attributes.
+    pub op: Op,
+    /// Operands.
+    pub inputs: Vec<ValueId>,
+    /// Results.
+    pub outputs: Vec<ValueId>,
+    /// Closed sub-graphs: all outer values that they use are operands of the node.
+    pub regions: Vec<Graph>,
+    /// Nodes that must run before this one although no tensor says so.
+    pub control: Vec<NodeId>,
+    /// Where it comes from.
+    pub origin: Origin,
+    /// Requested device, or the placed one after placement.
+    pub device: Option<Arc<str>>,
+}
+
+/// A named result of a graph.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Output {
+    /// Name in the user's model.
+    pub name: String,
+    /// The value.
+    pub value: ValueId,
+}
+
+/// A typed graph in SSA form.
+#[derive(Clone, Debug, PartialEq, Default)]
+pub struct Graph {
+    /// Name of the model.
+    pub name: String,
+    /// Inputs, in order.
+    pub inputs: Vec<ValueId>,
+    /// Names of the inputs.
+    pub input_names: Vec<String>,
+    /// Results, in order.
+    pub outputs: Vec<Output>,
+    nodes: Vec<Node>,
+    values: Vec<Value>,
+}
+
+impl Graph {
+    /// An empty graph.
+    pub fn new(name: &str) -> Graph {
+        Graph { name: name.to_owned(), ..Graph::default() }
+    }
+
+    /// Adds an input.
+    pub fn add_input(&mut self, name: &str, ty: Type) -> ValueId {
+        let v = self.push_value(ty, Def::Input(self.inputs.len() as u32));
+        self.inputs.push(v);
+        self.input_names.push(name.to_owned());
+        v
+    }
+
+    /// Adds a result.
+    pub fn add_output(&mut self, name: &str, value: ValueId) {
+        self.outputs.push(Output { name: name.to_owned(), value });
+    }
+
+    /// Adds a node without regions; its result types follow from the op's type rule.
+    ///
+    /// Errors, naming the origin and the op, when the operands do not fit.
+    pub fn add(&mut self, op: Op, inputs: &[ValueId], origin: &Origin) -> Result<Vec<ValueId>> {
+        self.add_with_regions(op, inputs, Vec::new(), origin)
+    }
+
+    /// Adds a node with one result; see [`Graph::add`].
+    pub fn add1(&mut self, op: Op, inputs: &[ValueId], origin: &Origin) -> Result<ValueId> {
+        Ok(self.add(op, inputs, origin)?[0])
+    }
+
+    /// Adds a node with regions; see [`Graph::add`].
+    pub fn add_with_regions(
+        &mut self,
+        op: Op,
+        inputs: &[ValueId],
+        regions: Vec<Graph>,
+        origin: &Origin,
+    ) -> Result<Vec<ValueId>> {
+        let types =
+            self.infer(&op, inputs, &regions).map_err(|m| Error::invalid(m).context(op.name()).at_origin(origin))?;
+        let id = NodeId(self.nodes.len() as u32);
+        let outputs: Vec<ValueId> =
+            types.into_iter().enumerate().map(|(i, ty)| self.push_value(ty, Def::Node(id, i as u32))).collect();
+        self.nodes.push(Node {
+            op,
+            inputs: inputs.to_vec(),
+            outputs: outputs.clone(),
+            regions,
+            control: Vec::new(),
+            origin: origin.clone(),
+            device: None,
+        });
+        Ok(outputs)
+    }
+
+    /// Copies a node of another graph with new operands, keeping regions, origin and device; control edges are dropped.
+    pub fn add_copy(&mut self, node: &Node, inputs: &[ValueId]) -> Result<Vec<ValueId>> {
+        let outputs = self.add_with_regions(node.op.clone(), inputs, node.regions.clone(), &node.origin)?;
+        self.nodes.last_mut().expect("a node was just added").device = node.device.clone();
+        Ok(outputs)
+    }
+
+    /// Adds a constant.
+    pub fn add_constant(&mut self, value: Tensor, origin: &Origin) -> ValueId {
+        self.add1(Op::constant(value), &[], origin).expect("a constant has no operand that could misfit")
+    }
+
+    fn infer(&self, op: &Op, inputs: &[ValueId], regions: &[Graph]) -> Result<Vec<Type>, String> {
+        let spec = op.spec();
+        if inputs.len() < spec.arity.0 || inputs.len() > spec.arity.1 {
+            return Err(format!("expected {} to {} operands, got {}", spec.arity.0, spec.arity.1, inputs.len()));
+        }
+        let types: Vec<Type> = inputs.iter().map(|&v| self.ty(v).clone()).collect();
+        (spec.infer)(op, &types, regions)
+    }
+
+    fn push_value(&mut self, ty: Type, def: Def) -> ValueId {
+        self.values.push(Value { ty, def });
+        ValueId(self.values.len() as u32 - 1)
+    }
+
+    /// Nodes in topological order.
+    pub fn nodes(&self) -> impl DoubleEndedIterator<Item = (NodeId, &Node)> + ExactSizeIterator {
+        self.nodes.iter().enumerate().map(|(i, n)| (NodeId(i as u32), n))
+    }
+
+    /// A node.
+    pub fn node(&self, id: NodeId) -> &Node {
+        &self.nodes[id.0 as usize]
+    }
+
+    /// A node, to annotate: origin, device, control edges. Op and operands must keep their types.
+    pub fn node_mut(&mut self, id: NodeId) -> &mut Node {
+        &mut self.nodes[id.0 as usize]
+    }
+
+    /// Number of nodes.
+    pub fn n_nodes(&self) -> usize {
+        self.nodes.len()
+    }
+
+    /// Number of values.
+    pub fn n_values(&self) -> usize {
+        self.values.len()
+    }
+
+    /// A value.
+    pub fn value(&self, id: ValueId) -> &Value {
+        &self.values[id.0 as usize]
+    }
+
+    /// Type of a value.
+    pub fn ty(&self, id: ValueId) -> &Type {
+        &self.values[id.0 as usize].ty
+    }
+
+    /// The node that defines a value, unless it is an input.
+    pub fn def_node(&self, id: ValueId) -> Option<&Node> {
+        match self.value(id).def {
+            Def::Node(n, _) => Some(self.node(n)),
+            Def::Input(_) => None,
+        }
+    }
+
+    /// The tensor, when the value is a constant.
+    pub fn constant(&self, id: ValueId) -> Option<&Arc<Tensor>> {
+        match self.def_node(id).map(|n| &n.op) {
+            Some(Op::Constant { value }) => Some(&value.0),
+            _ => None,
+        }
+    }
+
+    /// Users of each value: `(node, operand index)`, in order. Graph outputs are not listed.
+    pub fn users(&self) -> Vec<Vec<(NodeId, usize)>> {
+        let mut users = vec![Vec::new(); self.values.len()];
+        for (id, node) in self.nodes() {
+            for (i, v) in node.inputs.iter().enumerate() {
+                users[v.0 as usize].push((id, i));
+            }
+        }
+        users
+    }
+
+    /// Names of all symbols in input types, in order of first appearance.
+    pub fn symbols(&self) -> Vec<String> {
+        let mut names: Vec<String> = Vec::new();
+        for &v in &self.inputs {
+            for d in self.ty(v).shape.iter() {
+                d.visit_symbols(&mut |s| {
+                    if !names.iter().any(|n| n == s) {
+                        names.push(s.to_owned());
+                    }
+                });
+            }
+        }
+        names
+    }
+
+    /// Values of the symbols implied by concrete input shapes. Errors name the input and axis that do not fit.
+    pub fn bindings_for(&self, shapes: &[Vec<usize>]) -> Result<Bindings> {
+        let mut bindings = Bindings::new();
+        if shapes.len() != self.inputs.len() {
+            return Err(Error::invalid(format!("expected {} inputs, got {}", self.inputs.len(), shapes.len())));
+        }
+        for (i, (&v, shape)) in self.inputs.iter().zip(shapes).enumerate() {
+            let declared = &self.ty(v).shape;
+            let misfit =
+                || Error::invalid(format!("input {:?}: expected shape {declared}, got {shape:?}", self.input_names[i]));
+            if declared.rank() != shape.len() {
+                return Err(misfit());
+            }
+            for (d, &n) in declared.iter().zip(shape) {
+                if let Some(s) = d.as_symbol() {
+                    if *bindings.entry(s.to_owned()).or_insert(n) != n {
+                        return Err(misfit().context(format!("symbol {s} = {} from an earlier input", bindings[s])));
+                    }
+                }
+            }
+            if declared.bind(&bindings).as_static().is_some_and(|s| s != *shape) {
+                return Err(misfit());
+            }
+        }
+        Ok(bindings)
+    }
+}
+
+impl Error {
+    /// [`Error::at`] for an origin; an empty origin names nothing.
+    pub fn at_origin(self, origin: &Origin) -> Error {
+        if origin.as_str().is_empty() { self } else { self.at(origin) }
+    }
+}

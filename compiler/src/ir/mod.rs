@@ -1,0 +1,25 @@
+//! The typed tensor IR: dims and types, the two op tables, graphs, and their text form.
+
+pub mod attr;
+pub mod builder;
+pub mod dim;
+pub mod graph;
+mod infer;
+pub mod ops;
+pub mod parse;
+pub mod print;
+pub mod scalar;
+pub mod types;
+pub mod verify;
+
+pub use builder::GraphBuilder;
+pub use dim::{Bindings, Dim};
+pub use graph::{Def, Graph, Node, NodeId, Origin, Output, Value, ValueId};
+pub use infer::broadcast_shapes;
+pub use ops::{
+    ClusterKind, ConstData, Extremum, Layout, Op, OpClass, PadMode, PoolKind, ReduceKind, ScatterKind, Window,
+};
+pub use scalar::{Real, ScalarOp};
+pub use types::{Shape, Type};
+#[cfg(test)]
+mod tests;

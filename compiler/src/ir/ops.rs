@@ -1,0 +1,379 @@
+//! The table of tensor ops: name, attributes, operand count, class, type rule and doc in one entry each.
+//!
+//! Enum, printer, parser, verifier and docs derive from it. Element-wise ops have their own table in [`super::scalar`]
+//! and appear here as [`Op::Map`].
+
+use super::attr::Attr;
+use super::dim::Dim;
+use super::graph::Graph;
+use super::infer;
+use super::scalar::{Real, ScalarOp};
+use super::types::Type;
+use gristmill_runtime::{DType, Tensor};
+use std::hash::{Hash, Hasher};
+use std::sync::Arc;
+
+/// What kind of work an op is; decides which kind of cluster can hold it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum OpClass {
+    /// Makes a value from nothing: constant, iota.
+    Source,
+    /// Element-wise with broadcasting.
+    Map,
+    /// Only moves elements; an index map inside a cluster.
+    View,
+    /// Reduces axes.
+    Reduce,
+    /// Matrix product, convolution.
+    Contract,
+    /// Pooling.
+    Window,
+    /// Fused attention.
+    Attention,
+    /// Reads at computed positions.
+    Gather,
+    /// Writes at computed positions.
+    Scatter,
+    /// Sort and top-k.
+    Sort,
+    /// Cumulative ops along an axis.
+    Scan,
+    /// Regions: if, loop, scan.
+    Control,
+    /// Variables.
+    State,
+    /// Send, recv, collectives.
+    Transfer,
+    /// A cluster.
+    Cluster,
+}
+
+/// Type rule: result types, or why the operands do not fit.
+pub type Infer = fn(&Op, &[Type], &[Graph]) -> Result<Vec<Type>, String>;
+
+/// One row of the table.
+pub struct OpSpec {
+    /// Text name.
+    pub name: &'static str,
+    /// What it computes.
+    pub doc: &'static str,
+    /// Least and greatest number of operands.
+    pub arity: (usize, usize),
+    /// Kind of work.
+    pub class: OpClass,
+    /// Type rule.
+    pub infer: Infer,
+}
+
+/// Any number of operands.
+const MANY: usize = usize::MAX;
+
+macro_rules! attr_enum {
+    ($(#[$doc:meta])* $name:ident { $($(#[$vdoc:meta])* $variant:ident $text:literal),* $(,)? }) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        pub enum $name { $($(#[$vdoc])* $variant),* }
+
+        impl Attr for $name {
+            fn print(&self) -> String {
+                match self { $($name::$variant => $text.to_owned()),* }
+            }
+            fn parse(text: &str) -> Option<Self> {
+                match text { $($text => Some($name::$variant),)* _ => None }
+            }
+        }
+    };
+}
+
+attr_enum! {
+    /// What a reduction computes.
+    ReduceKind {
+        /// Sum.
+        Sum "sum",
+        /// Arithmetic mean.
+        Mean "mean",
+        /// Greatest; NaN wins.
+        Max "max",
+        /// Least; NaN wins.
+        Min "min",
+        /// Product.
+        Prod "prod",
+    }
+}
+attr_enum! {
+    /// Greatest or least.
+    Extremum {
+        /// Greatest.
+        Max "max",
+        /// Least.
+        Min "min",
+    }
+}
+attr_enum! {
+    /// How a scattered update joins what is there.
+    ScatterKind {
+        /// Replaces; of several updates of one element the last in row-major order wins.
+        Set "set",
+        /// Adds.
+        Add "add",
+        /// Multiplies.
+        Mul "mul",
+        /// Greatest.
+        Max "max",
+        /// Least.
+        Min "min",
+    }
+}
+attr_enum! {
+    /// What fills the border of a pad.
+    PadMode {
+        /// The scalar operand.
+        Constant "constant",
+        /// The mirrored interior, the edge not repeated.
+        Reflect "reflect",
+        /// The nearest edge element.
+        Edge "edge",
+        /// The opposite side.
+        Wrap "wrap",
+    }
+}
+attr_enum! {
+    /// Where the channel axis of activations and the matching order of convolution weights is.
+    Layout {
+        /// `[n, c, spatial..]`, weights `[out, in / groups, spatial..]`.
+        ChannelsFirst "channels_first",
+        /// `[n, spatial.., c]`, weights `[spatial.., in / groups, out]`.
+        ChannelsLast "channels_last",
+    }
+}
+attr_enum! {
+    /// What a pooling window computes.
+    PoolKind {
+        /// Greatest; padding never wins.
+        Max "max",
+        /// Mean over the elements inside the tensor.
+        Avg "avg",
+        /// Mean over the window, padding counted.
+        AvgIncludePad "avg_include_pad",
+    }
+}
+attr_enum! {
+    /// What a cluster does; see DESIGN decision 3.
+    ClusterKind {
+        /// Element-wise over views.
+        Map "map",
+        /// Reduction with prologue and epilogue.
+        Reduce "reduce",
+        /// Matrix product or convolution with epilogue.
+        Contract "contract",
+        /// Pooling.
+        Window "window",
+        /// Fused attention.
+        Attention "attention",
+        /// Reads at computed positions.
+        Gather "gather",
+        /// Writes at computed positions.
+        Scatter "scatter",
+        /// Sort and top-k.
+        Sort "sort",
+        /// Cumulative ops.
+        Scan "scan",
+    }
+}
+
+/// Geometry of a convolution's or pooling's windows, per spatial axis.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Window {
+    /// Step between windows.
+    pub strides: Vec<usize>,
+    /// Step between the taps of a window.
+    pub dilations: Vec<usize>,
+    /// Padding before the first element.
+    pub pads_low: Vec<usize>,
+    /// Padding after the last element.
+    pub pads_high: Vec<usize>,
+}
+
+/// A constant's value: equal and hashed by content.
+#[derive(Clone, Debug)]
+pub struct ConstData(pub Arc<Tensor>);
+
+impl PartialEq for ConstData {
+    fn eq(&self, other: &ConstData) -> bool {
+        Arc::ptr_eq(&self.0, &other.0) || self.0 == other.0
+    }
+}
+impl Eq for ConstData {}
+impl Hash for ConstData {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.0.dtype().hash(state);
+        self.0.shape().hash(state);
+        let bytes = self.0.as_bytes();
+        bytes[..bytes.len().min(64)].hash(state);
+    }
+}
+impl PartialOrd for ConstData {
+    fn partial_cmp(&self, other: &ConstData) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+impl Ord for ConstData {
+    fn cmp(&self, other: &ConstData) -> std::cmp::Ordering {
+        let key = |t: &ConstData| (t.0.dtype(), t.0.shape().to_vec());
+        key(self).cmp(&key(other)).then_with(|| self.0.as_bytes().cmp(other.0.as_bytes()))
+    }
+}
+
+macro_rules! ops {
+    ($( $(#[doc = $doc:literal])* $variant:ident $({ $($attr:ident : $ty:ty),* })? $name:literal $min:literal..$max:tt $class:ident $infer:path; )*) => {
+        /// A tensor op with its attributes.
+        #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        pub enum Op {
+            /// Element-wise op; operands broadcast as NumPy's do.
+            Map(ScalarOp),
+            $( $(#[doc = $doc])* $variant $({ $(#[allow(missing_docs)] $attr: $ty),* })?, )*
+        }
+
+        impl Op {
+            /// The row of the table.
+            pub fn spec(&self) -> OpSpec {
+                match self {
+                    Op::Map(s) => OpSpec { name: s.spec().name, doc: s.spec().doc, arity: (s.spec().arity, s.spec().arity), class: OpClass::Map, infer: infer::map },
+                    $( Op::$variant { .. } => OpSpec { name: $name, doc: concat!($($doc),*), arity: ($min, ops!(@max $max)), class: OpClass::$class, infer: $infer }, )*
+                }
+            }
+
+            /// Attributes in table order, as text.
+            pub fn attrs(&self) -> Vec<(&'static str, String)> {
+                match self {
+                    Op::Map(ScalarOp::Cast(to)) => vec![("to", to.print())],
+                    Op::Map(s) => s.attrs().into_iter().map(|(n, v)| (n, v.print())).collect(),
+                    $( Op::$variant $({ $($attr),* })? => vec![$($((stringify!($attr), Attr::print($attr))),*)?], )*
+                }
+            }
+
+            /// The op of a text name; `attr` gives the text of an attribute.
+            pub fn from_text(name: &str, attr: &mut dyn FnMut(&'static str) -> Result<String, String>) -> Result<Op, String> {
+                if name == "cast" {
+                    return Ok(Op::Map(ScalarOp::Cast(read(attr, "to")?)));
+                }
+                let mut real = |n: &'static str| Ok(read::<Real>(attr, n)?.0);
+                if let Some(s) = ScalarOp::from_name(name, &mut real) {
+                    return s.map(Op::Map);
+                }
+                match name {
+                    $( $name => Ok(Op::$variant $({ $($attr: read(attr, stringify!($attr))?),* })?), )*
+                    _ => Err(format!("unknown op {name:?}")),
+                }
+            }
+
+            /// Every op name with class and doc, element-wise ones last.
+            pub fn catalogue() -> Vec<(&'static str, OpClass, &'static str)> {
+                let mut all = vec![$( ($name, OpClass::$class, concat!($($doc),*)) ),*];
+                all.push(("cast", OpClass::Map, ScalarOp::Cast(DType::F32).spec().doc));
+                all.extend(ScalarOp::samples().iter().map(|s| (s.spec().name, OpClass::Map, s.spec().doc)));
+                all
+            }
+        }
+    };
+    (@max many) => { MANY };
+    (@max $n:literal) => { $n };
+}
+
+fn read<T: Attr>(
+    attr: &mut dyn FnMut(&'static str) -> Result<String, String>,
+    name: &'static str,
+) -> Result<T, String> {
+    let text = attr(name)?;
+    T::parse(&text).ok_or_else(|| format!("attribute {name} cannot be read from {text:?}"))
+}
+
+ops! {
+    /// A tensor known at compile time.
+    Constant { value: ConstData } "constant" 0..0 Source infer::constant;
+    /// Position along `axis`, as `dtype`, in a tensor of `shape`.
+    Iota { dtype: DType, shape: Vec<Dim>, axis: usize } "iota" 0..0 Source infer::iota;
+    /// Repeats axes of extent 1, and new leading axes, up to exactly `shape` (NumPy `broadcast_to`).
+    Broadcast { shape: Vec<Dim> } "broadcast" 1..1 View infer::broadcast;
+    /// The same elements in row-major order under another shape.
+    Reshape { shape: Vec<Dim> } "reshape" 1..1 View infer::reshape;
+    /// Output axis `i` is input axis `perm[i]`.
+    Transpose { perm: Vec<usize> } "transpose" 1..1 View infer::transpose;
+    /// Along each axis, elements `start + i * step` for `i` in `0..size`. Steps may be negative, not zero.
+    Slice { starts: Vec<Dim>, sizes: Vec<Dim>, steps: Vec<i64> } "slice" 1..1 View infer::slice;
+    /// Adds `low` and `high` border elements per axis. The second operand is the scalar of `constant` mode; it is absent in the others.
+    Pad { low: Vec<usize>, high: Vec<usize>, mode: PadMode } "pad" 1..2 View infer::pad;
+    /// Joins along `axis`.
+    Concat { axis: usize } "concat" 1..many View infer::concat;
+    /// `out[.., i.., ..] = data[.., indices[i..], ..]` at `axis` (NumPy `take`). Negative indices count from the end; one out of range is a run-time error.
+    Gather { axis: usize } "gather" 2..2 Gather infer::gather;
+    /// `out[i, j, k] = data[i, indices[i, j, k], k]` for axis 1 (NumPy `take_along_axis`).
+    GatherElements { axis: usize } "gather_elements" 2..2 Gather infer::gather_elements;
+    /// Index tuples in the last axis of `indices` select slices of `data`; the first `batch_dims` axes are shared.
+    GatherNd { batch_dims: usize } "gather_nd" 2..2 Gather infer::gather_nd;
+    /// A copy of `data` with `updates` written at `indices` along `axis`.
+    ScatterElements { axis: usize, kind: ScatterKind } "scatter_elements" 3..3 Scatter infer::scatter_elements;
+    /// A copy of `data` with slices `updates` written at the index tuples of `indices`.
+    ScatterNd { kind: ScatterKind } "scatter_nd" 3..3 Scatter infer::scatter_nd;
+    /// Reduces `axes`. Empty: sum 0, prod 1, mean NaN (0 for integers), max and min the dtype's least and greatest.
+    Reduce { kind: ReduceKind, axes: Vec<usize>, keepdims: bool } "reduce" 1..1 Reduce infer::reduce;
+    /// Index (`i64`) of the first, or last, extreme element along `axis`.
+    ArgReduce { kind: Extremum, axis: usize, keepdims: bool, select_last: bool } "arg_reduce" 1..1 Reduce infer::arg_reduce;
+    /// `softmax` along `axis`, the maximum subtracted first. With `log`, its logarithm.
+    Softmax { axis: usize, log: bool } "softmax" 1..1 Reduce infer::softmax;
+    /// `(x - mean) / sqrt(var + epsilon) * gamma + beta` over axes from `axis` on (Ba et al., arXiv:1607.06450). Operands x, gamma, beta; the latter two have the shape of the normalised axes.
+    LayerNorm { axis: usize, epsilon: Real } "layer_norm" 3..3 Reduce infer::norm;
+    /// `x / sqrt(mean(x^2) + epsilon) * gamma` over axes from `axis` on (Zhang and Sennrich, arXiv:1910.07467).
+    RmsNorm { axis: usize, epsilon: Real } "rms_norm" 2..2 Reduce infer::norm;
+    /// Matrix product of `[.., m, k]` and `[.., k, n]`; leading axes broadcast. Half types accumulate in `f32`.
+    MatMul "matmul" 2..2 Contract infer::matmul;
+    /// Convolution of `x` and weights, `groups` groups, layout as named.
+    Conv { window: Window, groups: usize, layout: Layout } "conv" 2..2 Contract infer::conv;
+    /// Transposed convolution, channels first, weights `[in, out / groups, spatial..]`; `output_pads` extends the high side.
+    ConvTranspose { window: Window, output_pads: Vec<usize>, groups: usize } "conv_transpose" 2..2 Contract infer::conv_transpose;
+    /// Pooling with windows of extent `size`. With `ceil`, windows that start inside the padded input are kept whole.
+    Pool { kind: PoolKind, size: Vec<usize>, window: Window, ceil: bool, layout: Layout } "pool" 1..1 Window infer::pool;
+    /// Max pooling, channels first, with a second result: the row-major position (`i64`) of each maximum in the whole input.
+    MaxPoolIndices { size: Vec<usize>, window: Window, ceil: bool } "max_pool_indices" 1..1 Window infer::max_pool_indices;
+    /// `softmax(scale * q k^T + mask) v` over `[.., len, head]` operands q, k, v and an optional additive mask (Vaswani et al., arXiv:1706.03762, eq. 1).
+    Attention { scale: Real, causal: bool } "attention" 3..4 Attention infer::attention;
+    /// The `k` greatest (or least) along `axis`, sorted, and their positions (`i64`); equal elements keep their order.
+    TopK { k: Dim, axis: usize, largest: bool } "top_k" 1..1 Sort infer::top_k;
+    /// Running sum along `axis`.
+    CumSum { axis: usize, exclusive: bool, reverse: bool } "cum_sum" 1..1 Scan infer::cum_sum;
+    /// Operands: condition (`bool`, one element), then what both regions take. Region 0 runs when true, else region 1.
+    If "if" 1..many Control infer::if_;
+    /// Operands: trip count (`i64`), condition (`bool`), `carried` values, then invariants. The region takes iteration number, condition, carried, invariants and gives condition, carried, then one value per stacked result. Results: carried, stacked (`trip` rows).
+    Loop { carried: usize, trip: Dim } "loop" 2..many Control infer::loop_;
+    /// Operands: `carried` values, `scanned` sequences (axis 0), then invariants. The region takes carried, one element of each sequence, invariants and gives carried, then stacked elements. `reverse` walks from the end; results are stacked in the same direction.
+    Scan { carried: usize, scanned: usize, length: Dim, reverse: bool } "scan" 1..many Control infer::scan;
+    /// Current value of a variable in a resource container.
+    ReadVariable { container: String, name: String, dtype: DType, shape: Vec<Dim> } "read_variable" 0..0 State infer::read_variable;
+    /// Sets a variable; the result is the new value.
+    AssignVariable { container: String, name: String } "assign_variable" 1..1 State infer::same;
+    /// Gives the operand to device `to` under `key`; the result is the operand itself.
+    Send { key: String, to: String } "send" 1..1 Transfer infer::same;
+    /// The tensor sent by device `from` under `key`.
+    Recv { key: String, from: String, dtype: DType, shape: Vec<Dim> } "recv" 0..0 Transfer infer::recv;
+    /// Reduction over all members of `group`; every member gets the result.
+    AllReduce { kind: ReduceKind, group: String } "all_reduce" 1..1 Transfer infer::same;
+    /// One kernel: the region computes the results from the operands.
+    Cluster { kind: ClusterKind } "cluster" 0..many Cluster infer::cluster;
+}
+
+impl Op {
+    /// A constant op.
+    pub fn constant(value: Tensor) -> Op {
+        Op::Constant { value: ConstData(Arc::new(value)) }
+    }
+
+    /// Text name.
+    pub fn name(&self) -> &'static str {
+        self.spec().name
+    }
+
+    /// Kind of work.
+    pub fn class(&self) -> OpClass {
+        self.spec().class
+    }
+}

@@ -1,0 +1,134 @@
+//! Text form of graphs. It prints the same on every run and, unless constants are elided, parses back.
+//!
+//! ```text
+//! graph "mlp" {
+//!   %0 = input "x": f32[batch, 784]
+//!   %1: f32[batch, 10] = matmul(%0, %2) {attr = value} (region graph { .. }) after(#3) on "/device:CPU:0" @ "/fc/MatMul"
+//!   output "y" %1
+//! }
+//! ```
+//!
+//! Values are numbered in order of appearance; `#n` is the n-th node line. Regions are nested graphs with their own numbers.
+
+use super::graph::{Graph, Node, ValueId};
+use super::ops::Op;
+use super::types::Shape;
+use std::fmt::{self, Write};
+
+/// How to print.
+#[derive(Clone, Copy, Debug)]
+pub struct PrintOptions {
+    /// Constants of more elements print as a length and checksum, and do not parse back.
+    pub elide_above: usize,
+    /// Print origins.
+    pub origins: bool,
+}
+
+impl PrintOptions {
+    /// Everything, as the parser reads it.
+    pub const FULL: PrintOptions = PrintOptions { elide_above: usize::MAX, origins: true };
+    /// For people: large constants elided.
+    pub const SHORT: PrintOptions = PrintOptions { elide_above: 16, origins: true };
+}
+
+impl fmt::Display for Graph {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.to_text(PrintOptions::FULL))
+    }
+}
+
+impl Graph {
+    /// The text form.
+    pub fn to_text(&self, options: PrintOptions) -> String {
+        let mut out = String::new();
+        Printer { graph: self, options, numbers: vec![u32::MAX; self.n_values()], next: 0 }
+            .graph(&mut out, 0)
+            .expect("writing to a String does not fail");
+        out
+    }
+}
+
+struct Printer<'g> {
+    graph: &'g Graph,
+    options: PrintOptions,
+    numbers: Vec<u32>,
+    next: u32,
+}
+
+impl Printer<'_> {
+    fn define(&mut self, v: ValueId) -> u32 {
+        self.numbers[v.0 as usize] = self.next;
+        self.next += 1;
+        self.next - 1
+    }
+
+    fn graph(&mut self, out: &mut String, depth: usize) -> fmt::Result {
+        let g = self.graph;
+        let pad = "  ".repeat(depth + 1);
+        writeln!(out, "graph {:?} {{", g.name)?;
+        for (&v, name) in g.inputs.iter().zip(&g.input_names) {
+            let n = self.define(v);
+            writeln!(out, "{pad}%{n} = input {name:?}: {}", g.ty(v))?;
+        }
+        for (_, node) in g.nodes() {
+            out.push_str(&pad);
+            self.node(out, node, depth)?;
+        }
+        for o in &g.outputs {
+            writeln!(out, "{pad}output {:?} %{}", o.name, self.numbers[o.value.0 as usize])?;
+        }
+        write!(out, "{}}}", "  ".repeat(depth))?;
+        if depth == 0 { writeln!(out) } else { Ok(()) }
+    }
+
+    fn node(&mut self, out: &mut String, node: &Node, depth: usize) -> fmt::Result {
+        for (i, &v) in node.outputs.iter().enumerate() {
+            let n = self.define(v);
+            write!(out, "{}%{n}: {}", if i == 0 { "" } else { ", " }, self.graph.ty(v))?;
+        }
+        let inputs: Vec<String> = node.inputs.iter().map(|v| format!("%{}", self.numbers[v.0 as usize])).collect();
+        write!(out, " = {}({})", node.op.name(), inputs.join(", "))?;
+        let attrs: Vec<String> = self.attrs(&node.op);
+        if !attrs.is_empty() {
+            write!(out, " {{{}}}", attrs.join(", "))?;
+        }
+        for region in &node.regions {
+            out.push_str(" (");
+            Printer { graph: region, options: self.options, numbers: vec![u32::MAX; region.n_values()], next: 0 }
+                .graph(out, depth + 1)?;
+            out.push(')');
+        }
+        if !node.control.is_empty() {
+            let ids: Vec<String> = node.control.iter().map(|n| format!("#{}", n.0)).collect();
+            write!(out, " after({})", ids.join(", "))?;
+        }
+        if let Some(d) = &node.device {
+            write!(out, " on {d:?}")?;
+        }
+        if self.options.origins && !node.origin.as_str().is_empty() {
+            write!(out, " @ {:?}", node.origin.as_str())?;
+        }
+        writeln!(out)
+    }
+
+    fn attrs(&self, op: &Op) -> Vec<String> {
+        if let Op::Constant { value } = op {
+            let t = &value.0;
+            if t.len() > self.options.elide_above {
+                return vec![format!(
+                    "value = elided {}{} {:016x}",
+                    t.dtype(),
+                    Shape::of(t.shape()),
+                    fnv1a(t.as_bytes())
+                )];
+            }
+        }
+        op.attrs().into_iter().map(|(n, v)| format!("{n} = {v}")).collect()
+    }
+}
+
+/// FNV-1a over 64-bit words, so that two dumps show whether a constant changed.
+fn fnv1a(bytes: &[u8]) -> u64 {
+    let word = |c: &[u8]| c.iter().rev().fold(0u64, |w, &b| w << 8 | u64::from(b));
+    bytes.chunks(8).fold(0xcbf2_9ce4_8422_2325, |h, c| (h ^ word(c)).wrapping_mul(0x0100_0000_01b3))
+}
