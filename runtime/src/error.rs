@@ -43,6 +43,12 @@ impl Error {
         self
     }
 
+    /// Puts `place` in front of the message: `on /device:CPU:0: index out of range`.
+    pub fn context(mut self, place: impl fmt::Display) -> Error {
+        self.message = format!("{place}: {}", self.message);
+        self
+    }
+
     /// The category.
     pub fn kind(&self) -> ErrorKind {
         self.kind

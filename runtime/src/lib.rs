@@ -7,6 +7,7 @@ pub use half;
 pub mod device;
 pub mod dtype;
 pub mod error;
+pub mod exec;
 pub mod program;
 pub mod status;
 pub mod tensor;

@@ -155,14 +155,24 @@ impl Tensor {
         self.data.as_slice()
     }
 
+    /// Address of the first element, for kernels that write; a shared buffer is copied first. `bool` elements must stay 0 or 1.
+    pub fn as_mut_ptr(&mut self) -> *mut u8 {
+        self.make_unique();
+        self.data.as_ptr()
+    }
+
     /// The bytes, writable; a shared buffer is copied first. `bool` elements must stay 0 or 1.
     pub fn as_bytes_mut(&mut self) -> &mut [u8] {
+        self.make_unique();
+        Arc::get_mut(&mut self.data).expect("unshared just above").as_mut_slice()
+    }
+
+    fn make_unique(&mut self) {
         if Arc::get_mut(&mut self.data).is_none() {
             let mut copy = AlignedBytes::zeroed(self.data.len).expect("same size as an existing buffer");
             copy.as_mut_slice().copy_from_slice(self.data.as_slice());
             self.data = Arc::new(copy);
         }
-        Arc::get_mut(&mut self.data).expect("unshared just above").as_mut_slice()
     }
 
     /// Address of the first element, for kernels.

@@ -1,0 +1,297 @@
+//! Runs programs.
+//!
+//! An [`Executor`] is made once per program and run many times. Making it allocates everything: arenas, staging of transfers, workspaces,
+//! threads; [`Executor::run_into`] then allocates nothing.
+//!
+//! # Threads
+//!
+//! Each partition has a worker with a team of `max(1, threads / devices)` threads; the thread that calls `run` leads the first one. All
+//! other threads are those of one rayon pool, entered once, when the executor is made. Between runs and between parallel kernels they spin
+//! for about 50 us, then yield, then sleep, so an idle executor costs nothing, and a team larger than the machine does not starve it.
+//! With one thread and one device there is no pool.
+//!
+//! # Order and failure
+//!
+//! A step runs when its dependencies are done, lowest id first; a `Recv` also waits for its tensor. The first failure (kernel status, panic,
+//! device error) aborts the run on all devices: every wait ends, `run` returns an error that names node and device, and the executor can be
+//! run again. Concurrent calls of `run` take turns.
+//!
+//! # Floating point
+//!
+//! The executor leaves the IEEE default environment alone: round to nearest even, subnormals kept (neither FTZ nor DAZ), exceptions masked.
+//! Kernels must give it back as they found it.
+
+mod control;
+mod frame;
+mod rendezvous;
+mod resources;
+mod step;
+mod team;
+mod wait;
+mod worker;
+
+use crate::device::DeviceKind;
+use crate::error::{Error, ErrorKind};
+use crate::program::{IoSpec, Key, Program, StepKind};
+use crate::tensor::Tensor;
+use frame::{Frame, Links};
+use rendezvous::Rendezvous;
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use step::Scratch;
+use team::{Leader, Team};
+use wait::{Event, Patience};
+use worker::{Schedule, Worker};
+
+pub use resources::Resources;
+
+/// How to run a program.
+#[derive(Clone, Default)]
+pub struct ExecOptions {
+    /// Threads for kernels, over all devices; 0 = one per core that this process may use.
+    pub threads: usize,
+    /// Where variables live. The default is a fresh set of containers.
+    pub resources: Arc<Resources>,
+}
+
+/// A program ready to run.
+pub struct Executor {
+    shared: Arc<Shared>,
+    /// Held during a run.
+    turn: Mutex<()>,
+    threads_per_device: usize,
+    /// Keeps its threads until the executor is dropped.
+    _pool: Option<rayon::ThreadPool>,
+}
+
+/// What the threads of an executor share.
+struct Shared {
+    program: Arc<Program>,
+    rendezvous: Rendezvous,
+    /// Locked by its leader during a run, by the caller between runs.
+    workers: Vec<Mutex<Worker>>,
+    patience: Patience,
+    /// Number of the current run; leaders of the other devices wait for it to change.
+    epoch: AtomicU64,
+    start: Event,
+    /// Workers beside the caller's that have not ended the current run.
+    running: AtomicUsize,
+    finished: Event,
+    closed: AtomicBool,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Executor {
+    /// Makes `program` ready to run.
+    ///
+    /// Errors: `Internal` with all violations when the program is malformed, `Unsupported` for a device that is not of this machine's CPU,
+    /// `OutOfMemory` when a partition needs more than its declared limit or than there is, `InvalidInput` when a variable exists with
+    /// another type.
+    pub fn new(program: Arc<Program>, options: &ExecOptions) -> Result<Executor, Error> {
+        let violations = program.validate();
+        if !violations.is_empty() {
+            let message = format!("program {:?} is malformed:\n  {}", program.name, violations.join("\n  "));
+            return Err(Error::new(ErrorKind::Internal, message));
+        }
+        let cores = || std::thread::available_parallelism().map_or(1, |n| n.get());
+        let threads = if options.threads == 0 { cores() } else { options.threads };
+        let n_devices = program.partitions.len().max(1);
+        let threads_per_device = (threads / n_devices).clamp(1, team::MAX_THREADS);
+        check_devices(&program, threads_per_device)?;
+        let patience = Patience::for_threads(threads_per_device * n_devices);
+        let shared = Arc::new(Shared::new(program, &options.resources, threads_per_device, patience)?);
+        let pool = start_threads(&shared, threads_per_device)?;
+        Ok(Executor { shared, turn: Mutex::new(()), threads_per_device, _pool: pool })
+    }
+
+    /// The program.
+    pub fn program(&self) -> &Program {
+        &self.shared.program
+    }
+
+    /// Threads that each device's kernels run on.
+    pub fn threads_per_device(&self) -> usize {
+        self.threads_per_device
+    }
+
+    /// Bytes that the executor holds, constants included, over all devices.
+    pub fn peak_bytes(&self) -> usize {
+        self.shared.program.memory_use().iter().map(|(_, m)| m.total_bytes(self.threads_per_device)).sum()
+    }
+
+    /// Runs once and returns the outputs in program order.
+    pub fn run(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>, Error> {
+        let outputs = self.program().outputs.iter().map(|o| Tensor::zeros(o.dtype, &o.shape));
+        let mut outputs = outputs.collect::<Result<Vec<_>, Error>>()?;
+        self.run_into(inputs, &mut outputs)?;
+        Ok(outputs)
+    }
+
+    /// Runs once and writes the outputs into `outputs`, whose contents are undefined after an error.
+    ///
+    /// Errors: `InvalidInput` when a count, dtype or shape is not the program's; otherwise what the failing step says. Allocates nothing
+    /// unless an output shares its bytes with another tensor.
+    pub fn run_into(&self, inputs: &[Tensor], outputs: &mut [Tensor]) -> Result<(), Error> {
+        check_tensors("input", &self.program().inputs, inputs)?;
+        check_tensors("output", &self.program().outputs, outputs)?;
+        let _turn = lock(&self.turn);
+        for worker in &self.shared.workers {
+            let frame = &mut lock(worker).frame;
+            // Inputs are only read: validated, and promised by the makers of kernels.
+            frame.inputs.iter_mut().zip(inputs).for_each(|(p, t)| *p = t.as_ptr().cast_mut());
+            frame.outputs.iter_mut().zip(&mut *outputs).for_each(|(p, t)| *p = t.as_mut_ptr());
+            frame.bind();
+        }
+        self.shared.run();
+        self.shared.rendezvous.take_failure().map_or(Ok(()), Err)
+    }
+}
+
+impl Drop for Executor {
+    fn drop(&mut self) {
+        self.shared.closed.store(true, Ordering::Release);
+        self.shared.start.notify();
+        self.shared.workers.iter().for_each(|w| lock(w).leader.team().close());
+    }
+}
+
+impl Shared {
+    fn new(program: Arc<Program>, resources: &Resources, threads: usize, patience: Patience) -> Result<Shared, Error> {
+        let (slots, staging) = number_keys(&program);
+        let links = Links { resources, slots: &slots };
+        let worker = |index: usize| {
+            let partition = &program.partitions[index];
+            let frame = Frame::new(&program, index, &links)?;
+            let workspace_bytes = program.memory_use()[index].1.workspace_bytes_per_thread;
+            Ok(Mutex::new(Worker {
+                device: partition.device.clone(),
+                index,
+                leader: Leader::new(threads, patience),
+                scratch: Scratch::new(threads, workspace_bytes, frame.max_args())?,
+                schedule: Schedule::new(partition),
+                frame,
+            }))
+        };
+        let workers = (0..program.partitions.len()).map(worker).collect::<Result<Vec<_>, Error>>()?;
+        Ok(Shared {
+            rendezvous: Rendezvous::new(workers.len(), &staging, patience)?,
+            program: program.clone(),
+            workers,
+            patience,
+            epoch: AtomicU64::new(0),
+            start: Event::default(),
+            running: AtomicUsize::new(0),
+            finished: Event::default(),
+            closed: AtomicBool::new(false),
+        })
+    }
+
+    /// Runs all workers once, the first one on this thread; returns when all have ended.
+    fn run(&self) {
+        self.rendezvous.begin_epoch();
+        self.running.store(self.workers.len().saturating_sub(1), Ordering::Relaxed);
+        let epoch = self.epoch.fetch_add(1, Ordering::Release) + 1;
+        self.start.notify();
+        if let Some(first) = self.workers.first() {
+            lock(first).run(&self.rendezvous, epoch);
+        }
+        // Tensors of the caller's are in use until every worker has ended, failed or not.
+        self.finished.wait_until(self.patience, || self.running.load(Ordering::Acquire) == 0);
+    }
+
+    /// The life of the leader of worker `index > 0`.
+    fn lead(&self, index: usize) {
+        let mut seen = 0;
+        loop {
+            let changed = || self.epoch.load(Ordering::Acquire) != seen || self.closed.load(Ordering::Acquire);
+            self.start.wait_until(self.patience, changed);
+            if self.closed.load(Ordering::Acquire) {
+                return;
+            }
+            seen = self.epoch.load(Ordering::Acquire);
+            lock(&self.workers[index]).run(&self.rendezvous, seen);
+            if self.running.fetch_sub(1, Ordering::AcqRel) == 1 {
+                self.finished.notify();
+            }
+        }
+    }
+}
+
+/// Gives every key a rendezvous slot; second, per slot, the receiving worker and the size in bytes.
+fn number_keys(program: &Program) -> (BTreeMap<Key, usize>, Vec<(usize, usize)>) {
+    let (mut slots, mut staging) = (BTreeMap::new(), Vec::new());
+    for (worker, partition) in program.partitions.iter().enumerate() {
+        for step in &partition.steps {
+            if let StepKind::Recv { key, buffer } = &step.kind {
+                slots.insert(key.clone(), staging.len());
+                staging.push((worker, partition.buffers[buffer.0 as usize].size_bytes()));
+            }
+        }
+    }
+    (slots, staging)
+}
+
+fn check_devices(program: &Program, threads: usize) -> Result<(), Error> {
+    for (partition, (device, memory)) in program.partitions.iter().zip(program.memory_use()) {
+        if device.kind != DeviceKind::Cpu || device.job.is_some() {
+            let message = format!("{device} cannot run programs here; place the model on /device:CPU:N devices");
+            return Err(Error::new(ErrorKind::Unsupported, message));
+        }
+        let need = memory.total_bytes(threads);
+        if let Some(limit) = partition.memory_limit.filter(|&limit| need > limit) {
+            let message = format!("{device} needs {need} bytes ({memory:?}), its limit is {limit} bytes");
+            return Err(Error::new(ErrorKind::OutOfMemory, message));
+        }
+    }
+    Ok(())
+}
+
+/// Starts leaders of the devices after the first and followers of all, one pool thread each.
+fn start_threads(shared: &Arc<Shared>, threads_per_device: usize) -> Result<Option<rayon::ThreadPool>, Error> {
+    enum Role {
+        Leader(usize),
+        Follower(Arc<Team>, usize),
+    }
+    let mut roles = Vec::new();
+    for (index, worker) in shared.workers.iter().enumerate() {
+        roles.extend((index > 0).then_some(Role::Leader(index)));
+        let team = lock(worker).leader.team().clone();
+        roles.extend((1..threads_per_device).map(|thread| Role::Follower(team.clone(), thread)));
+    }
+    if roles.is_empty() {
+        return Ok(None);
+    }
+    let builder = rayon::ThreadPoolBuilder::new().num_threads(roles.len()).thread_name(|i| format!("gristmill-{i}"));
+    let pool = builder.build().map_err(|e| {
+        Error::new(ErrorKind::OutOfMemory, format!("cannot start {} threads: {e}; ask for fewer", roles.len()))
+    })?;
+    let shared = shared.clone();
+    pool.spawn_broadcast(move |context| match &roles[context.index()] {
+        Role::Leader(index) => shared.lead(*index),
+        Role::Follower(team, thread) => team.follow(*thread),
+    });
+    Ok(Some(pool))
+}
+
+fn check_tensors(what: &str, specs: &[IoSpec], tensors: &[Tensor]) -> Result<(), Error> {
+    if specs.len() != tensors.len() {
+        let names: Vec<&str> = specs.iter().map(|s| s.name.as_str()).collect();
+        let message = format!("expected {} {what}s {names:?}, got {}", specs.len(), tensors.len());
+        return Err(Error::invalid(message));
+    }
+    for (spec, tensor) in specs.iter().zip(tensors) {
+        if spec.dtype != tensor.dtype() || spec.shape != tensor.shape() {
+            let (dtype, shape) = (tensor.dtype(), tensor.shape());
+            let expected = format!("{}{:?}", spec.dtype, spec.shape);
+            return Err(Error::invalid(format!("{what} {:?}: expected {expected}, got {dtype}{shape:?}", spec.name)));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

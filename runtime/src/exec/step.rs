@@ -1,0 +1,167 @@
+//! Runs single steps.
+
+use super::control::{run_if, run_loop};
+use super::frame::{Addresses, Frame, Prepared, PreparedKernel, Span};
+use super::rendezvous::Rendezvous;
+use super::team::{JobFailure, Leader};
+use crate::device::DeviceName;
+use crate::error::{Error, ErrorKind};
+use crate::status;
+use crate::tensor::AlignedBytes;
+use std::cell::UnsafeCell;
+
+/// Why a worker stops early.
+pub(crate) enum Stop {
+    /// Another worker failed.
+    Aborted,
+    /// This one did.
+    Failed(Error),
+}
+
+impl From<Error> for Stop {
+    fn from(error: Error) -> Stop {
+        Stop::Failed(error)
+    }
+}
+
+/// What steps need beside their frame.
+pub(crate) struct Context<'a> {
+    pub(crate) device: &'a DeviceName,
+    pub(crate) leader: &'a mut Leader,
+    pub(crate) scratch: &'a Scratch,
+    pub(crate) rendezvous: &'a Rendezvous,
+    /// Number of the run, from 1.
+    pub(crate) epoch: u64,
+}
+
+/// Per-thread memory of a team: kernel workspace, and room for an argument list that ends with it.
+pub(crate) struct Scratch {
+    threads: Vec<ThreadScratch>,
+}
+
+struct ThreadScratch {
+    workspace: AlignedBytes,
+    args: UnsafeCell<Box<[*mut u8]>>,
+}
+
+// SAFETY: element `t` is used by thread `t` of the team only, and a thread runs one range at a time; the pointers are overwritten before use.
+unsafe impl Sync for Scratch {}
+// SAFETY: as above; nothing is tied to the creating thread.
+unsafe impl Send for Scratch {}
+
+impl Scratch {
+    /// For a team of `threads` and kernels with at most `max_args` arguments; no memory when no kernel wants a workspace.
+    pub(crate) fn new(threads: usize, workspace_bytes: usize, max_args: usize) -> Result<Scratch, Error> {
+        let n = if workspace_bytes == 0 { 0 } else { threads };
+        let one = |_| {
+            let args = UnsafeCell::new(vec![std::ptr::null_mut(); max_args + 1].into_boxed_slice());
+            Ok(ThreadScratch { workspace: AlignedBytes::zeroed(workspace_bytes)?, args })
+        };
+        Ok(Scratch { threads: (0..n).map(one).collect::<Result<_, Error>>()? })
+    }
+}
+
+impl Addresses {
+    /// The bytes of a buffer, readable.
+    ///
+    /// # Safety
+    ///
+    /// Nothing writes the buffer while the slice lives.
+    pub(crate) unsafe fn bytes(&self, span: Span) -> &[u8] {
+        // SAFETY: validated: the buffer has this size; the rest is the caller's promise.
+        unsafe { std::slice::from_raw_parts(self.buffers[span.buffer], span.size_bytes) }
+    }
+
+    /// The bytes of a buffer, writable.
+    ///
+    /// # Safety
+    ///
+    /// Nothing else reads or writes the buffer while the slice lives.
+    #[allow(clippy::mut_from_ref)]
+    pub(crate) unsafe fn bytes_mut(&self, span: Span) -> &mut [u8] {
+        // SAFETY: validated: the buffer has this size; the rest is the caller's promise.
+        unsafe { std::slice::from_raw_parts_mut(self.buffers[span.buffer], span.size_bytes) }
+    }
+}
+
+impl Frame {
+    /// Runs all steps in order. Only for partitions without `Recv`.
+    pub(crate) fn run_serial(&mut self, context: &mut Context<'_>) -> Result<(), Stop> {
+        (0..self.steps.len()).try_for_each(|i| self.run_step(i, context))
+    }
+
+    /// Runs step `i`, whose dependencies are done (and whose tensor has arrived, for a `Recv`).
+    pub(crate) fn run_step(&mut self, i: usize, context: &mut Context<'_>) -> Result<(), Stop> {
+        if context.rendezvous.is_aborted() {
+            return Err(Stop::Aborted);
+        }
+        match run(&mut self.steps[i], &self.addresses, context) {
+            Err(Stop::Failed(error)) => Err(Stop::Failed(error.at(self.origin(i)))),
+            other => other,
+        }
+    }
+}
+
+fn run(step: &mut Prepared, addresses: &Addresses, context: &mut Context<'_>) -> Result<(), Stop> {
+    let on_device = |e: Error| e.context(format!("on {}", context.device));
+    match step {
+        Prepared::Kernel(kernel) => run_kernel(kernel, addresses, context)?,
+        Prepared::If(s) => run_if(s, addresses, context)?,
+        Prepared::Loop(s) => run_loop(s, addresses, context)?,
+        // SAFETY: steps that touch overlapping memory are ordered by their dependencies (validated), and this worker runs one at a time,
+        // so no one else uses these buffers now; a copy's operands are the same bytes or apart, and `copy` allows even overlap.
+        _ => unsafe {
+            match step {
+                Prepared::Send { slot, buffer } => {
+                    context.rendezvous.send(*slot, context.epoch, addresses.bytes(*buffer)).map_err(on_device)?;
+                }
+                Prepared::Recv { slot, buffer } => context.rendezvous.receive(*slot, addresses.bytes_mut(*buffer)),
+                Prepared::Copy { src, dst } => {
+                    std::ptr::copy(addresses.buffers[src.buffer], addresses.buffers[dst.buffer], dst.size_bytes);
+                }
+                Prepared::ReadVariable { variable, dst } => {
+                    variable.read(addresses.bytes_mut(*dst)).map_err(on_device)?
+                }
+                Prepared::AssignVariable { variable, src } => variable.assign(addresses.bytes(*src)),
+                Prepared::Kernel(_) | Prepared::If(_) | Prepared::Loop(_) => unreachable!("matched above"),
+            }
+        },
+    }
+    Ok(())
+}
+
+/// The argument list of a kernel, shareable between the threads that run it.
+struct Args(*const *mut u8);
+// SAFETY: the list is only read while the kernel runs; what its pointers are used for is governed by the kernel ABI.
+unsafe impl Sync for Args {}
+
+fn run_kernel(kernel: &PreparedKernel, addresses: &Addresses, context: &mut Context<'_>) -> Result<(), Stop> {
+    let list = &addresses.args[kernel.first_arg..kernel.first_arg + kernel.n_args];
+    let args = Args(list.as_ptr());
+    let (args, entry, n_args, scratch) = (&args, kernel.entry, kernel.n_args, context.scratch);
+    let run_range = |begin: u64, end: u64, thread: usize| {
+        let list = if kernel.has_workspace { scratch.args_with_workspace(args, n_args, thread) } else { args.0 };
+        // SAFETY: the entry's maker vouched for the kernel with the buffers of this step (`KernelEntry::new`), and buffers were validated.
+        unsafe { entry(list, begin, end) }
+    };
+    let error = match context.leader.run(kernel.items, kernel.grain, &run_range) {
+        Ok(()) => return Ok(()),
+        Err(JobFailure::Status(code)) => status::to_error(code).expect("a failed job has a non-zero status"),
+        Err(JobFailure::Panic(message)) => Error::new(ErrorKind::DeviceFailed, format!("a worker panicked: {message}")),
+    };
+    Err(Stop::Failed(error.context(format!("on {}", context.device))))
+}
+
+impl Scratch {
+    fn args_with_workspace(&self, args: &Args, n_args: usize, thread: usize) -> *const *mut u8 {
+        let own = &self.threads[thread];
+        // SAFETY: only this thread uses its element (see `Sync`); the list was sized for the kernel with the most arguments plus one, and
+        // `args` holds `n_args` pointers.
+        unsafe {
+            let list = &mut *own.args.get();
+            list[..n_args].copy_from_slice(std::slice::from_raw_parts(args.0, n_args));
+            list[n_args] = own.workspace.as_ptr();
+            list.as_ptr()
+        }
+    }
+}

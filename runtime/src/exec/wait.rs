@@ -1,0 +1,81 @@
+//! Waiting: spin, then yield, then sleep.
+
+use std::sync::atomic::{AtomicUsize, Ordering, fence};
+use std::sync::{Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// How long a waiting thread keeps its core before it sleeps. It decides when a thread sleeps, never what is computed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Patience {
+    spin: Duration,
+    yields: u32,
+}
+
+impl Patience {
+    /// For `threads` threads that wait for each other: spinning pays only while each can have a core of its own.
+    pub(crate) fn for_threads(threads: usize) -> Patience {
+        let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+        if cfg!(miri) || threads > cores {
+            return Patience { spin: Duration::ZERO, yields: 8 };
+        }
+        Patience { spin: Duration::from_micros(50), yields: 64 }
+    }
+}
+
+/// A place to wait for a condition that other threads make true.
+///
+/// The condition lives in atomics of the caller's; a thread that makes it true calls [`Event::notify`] afterwards. Any number of threads
+/// may wait. Nothing is queued, so there is no bound to state; a waiter whose condition never comes true waits for ever, which is why every
+/// condition in this crate includes its abort or close flag.
+#[derive(Default)]
+pub(crate) struct Event {
+    sleepers: AtomicUsize,
+    mutex: Mutex<()>,
+    condvar: Condvar,
+}
+
+impl Event {
+    /// Returns once `done()` holds.
+    pub(crate) fn wait_until(&self, patience: Patience, mut done: impl FnMut() -> bool) {
+        if done() || spin(patience, &mut done) {
+            return;
+        }
+        let mut guard = self.mutex.lock().unwrap_or_else(PoisonError::into_inner);
+        self.sleepers.fetch_add(1, Ordering::Relaxed);
+        // Pairs with the fence in `notify`: either the notifier sees this sleeper, or this thread sees the condition.
+        fence(Ordering::SeqCst);
+        while !done() {
+            guard = self.condvar.wait(guard).unwrap_or_else(PoisonError::into_inner);
+        }
+        self.sleepers.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Wakes all sleepers to look at their condition again. Costs one fence when nobody sleeps.
+    pub(crate) fn notify(&self) {
+        fence(Ordering::SeqCst);
+        if self.sleepers.load(Ordering::Relaxed) > 0 {
+            // Taking the lock orders this wake-up after the sleeper's last look at its condition.
+            drop(self.mutex.lock().unwrap_or_else(PoisonError::into_inner));
+            self.condvar.notify_all();
+        }
+    }
+}
+
+/// Polls `done` for as long as `patience` says; true when it came true.
+fn spin(patience: Patience, done: &mut impl FnMut() -> bool) -> bool {
+    if !patience.spin.is_zero() {
+        let start = Instant::now();
+        while start.elapsed() < patience.spin {
+            for _ in 0..32 {
+                if done() {
+                    return true;
+                }
+                std::hint::spin_loop();
+            }
+        }
+    }
+    (0..patience.yields).any(|_| {
+        std::thread::yield_now();
+        done()
+    })
+}

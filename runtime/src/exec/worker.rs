@@ -1,0 +1,184 @@
+//! The worker of one logical device: runs its partition's steps in dependency order.
+
+use super::frame::{Frame, Prepared};
+use super::rendezvous::Rendezvous;
+use super::step::{Context, Scratch, Stop};
+use super::team::{Leader, panic_message};
+use crate::device::DeviceName;
+use crate::error::{Error, ErrorKind};
+use crate::program::Partition;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+/// Everything that one device's leader uses during a run.
+pub(crate) struct Worker {
+    pub(crate) device: DeviceName,
+    pub(crate) index: usize,
+    pub(crate) frame: Frame,
+    pub(crate) leader: Leader,
+    pub(crate) scratch: Scratch,
+    /// `None` when no step can be held up: then program order is the schedule.
+    pub(crate) schedule: Option<Schedule>,
+}
+
+impl Worker {
+    /// Runs the partition once. A failure, panics included, aborts the epoch for all workers.
+    pub(crate) fn run(&mut self, rendezvous: &Rendezvous, epoch: u64) {
+        let outcome = catch_unwind(AssertUnwindSafe(|| self.run_steps(rendezvous, epoch)));
+        match outcome {
+            Ok(Ok(()) | Err(Stop::Aborted)) => {}
+            Ok(Err(Stop::Failed(error))) => rendezvous.abort(error),
+            Err(payload) => {
+                let message = format!("on {}: a worker panicked: {}", self.device, panic_message(&*payload));
+                rendezvous.abort(Error::new(ErrorKind::DeviceFailed, message));
+            }
+        }
+    }
+
+    fn run_steps(&mut self, rendezvous: &Rendezvous, epoch: u64) -> Result<(), Stop> {
+        let (device, scratch, leader) = (&self.device, &self.scratch, &mut self.leader);
+        leader.call_roll();
+        let mut context = Context { device, leader, scratch, rendezvous, epoch };
+        match &mut self.schedule {
+            None => self.frame.run_serial(&mut context),
+            Some(schedule) => schedule.run(self.index, &mut self.frame, &mut context),
+        }
+    }
+}
+
+/// Dependency counters of a partition that receives.
+///
+/// A step is ready when its dependencies are done and, for a `Recv`, its tensor is there. The ready step with the lowest id runs next, so
+/// the order is the program's except where a tensor is late. All memory is allocated once.
+pub(crate) struct Schedule {
+    n_deps: Vec<u32>,
+    /// Dependencies not yet done.
+    pending: Vec<u32>,
+    /// Dependents of step `i`: `dependents[first_dependent[i]..first_dependent[i + 1]]`.
+    first_dependent: Vec<u32>,
+    dependents: Vec<u32>,
+    /// Bit set of ready steps.
+    ready: Vec<u64>,
+    /// No word of `ready` before this one has a bit set.
+    lowest_word: usize,
+    /// `Recv` steps whose dependencies are done and whose tensor has not been seen.
+    waiting: Vec<u32>,
+}
+
+impl Schedule {
+    /// The schedule of a partition, if it needs one.
+    pub(crate) fn new(partition: &Partition) -> Option<Schedule> {
+        let n = partition.steps.len();
+        let receives = |s: &&crate::program::Step| matches!(s.kind, crate::program::StepKind::Recv { .. });
+        let n_recv = partition.steps.iter().filter(receives).count();
+        if n_recv == 0 {
+            return None;
+        }
+        let mut lists = vec![Vec::new(); n];
+        for (i, step) in partition.steps.iter().enumerate() {
+            step.deps.iter().for_each(|d| lists[d.0 as usize].push(i as u32));
+        }
+        let mut first_dependent = vec![0];
+        first_dependent.extend(lists.iter().scan(0, |sum, l| {
+            *sum += l.len() as u32;
+            Some(*sum)
+        }));
+        Some(Schedule {
+            n_deps: partition.steps.iter().map(|s| s.deps.len() as u32).collect(),
+            pending: vec![0; n],
+            first_dependent,
+            dependents: lists.concat(),
+            ready: vec![0; n.div_ceil(64)],
+            lowest_word: 0,
+            waiting: Vec::with_capacity(n_recv),
+        })
+    }
+
+    fn run(&mut self, worker: usize, frame: &mut Frame, context: &mut Context<'_>) -> Result<(), Stop> {
+        self.start(frame);
+        let mut left = frame.steps.len();
+        // Read before looking for arrivals: one that comes in between changes the count again, so none is missed.
+        let mut seen = context.rendezvous.arrivals(worker);
+        self.admit_arrived(frame, context);
+        while left > 0 {
+            let arrivals = context.rendezvous.arrivals(worker);
+            if arrivals != seen {
+                seen = arrivals;
+                self.admit_arrived(frame, context);
+            }
+            let Some(step) = self.take_lowest() else {
+                if context.rendezvous.is_aborted() {
+                    return Err(Stop::Aborted);
+                }
+                context.rendezvous.wait_for_arrival(worker, seen);
+                continue;
+            };
+            frame.run_step(step, context)?;
+            left -= 1;
+            self.release_dependents(step, frame, context);
+        }
+        Ok(())
+    }
+
+    fn start(&mut self, frame: &Frame) {
+        self.pending.copy_from_slice(&self.n_deps);
+        self.ready.fill(0);
+        self.waiting.clear();
+        for step in 0..self.pending.len() {
+            if self.pending[step] == 0 {
+                match frame.steps[step] {
+                    Prepared::Recv { .. } => self.waiting.push(step as u32),
+                    _ => self.set_ready(step),
+                }
+            }
+        }
+        self.lowest_word = 0;
+    }
+
+    fn set_ready(&mut self, step: usize) {
+        self.ready[step / 64] |= 1 << (step % 64);
+        self.lowest_word = self.lowest_word.min(step / 64);
+    }
+
+    fn take_lowest(&mut self) -> Option<usize> {
+        while let Some(word) = self.ready.get_mut(self.lowest_word) {
+            if *word != 0 {
+                let bit = word.trailing_zeros() as usize;
+                *word &= *word - 1;
+                return Some(self.lowest_word * 64 + bit);
+            }
+            self.lowest_word += 1;
+        }
+        None
+    }
+
+    fn admit_arrived(&mut self, frame: &Frame, context: &Context<'_>) {
+        let mut i = 0;
+        while let Some(&step) = self.waiting.get(i) {
+            if has_arrived(frame, step as usize, context) {
+                self.waiting.swap_remove(i);
+                self.set_ready(step as usize);
+            } else {
+                i += 1;
+            }
+        }
+    }
+
+    fn release_dependents(&mut self, step: usize, frame: &Frame, context: &Context<'_>) {
+        for at in self.first_dependent[step]..self.first_dependent[step + 1] {
+            let next = self.dependents[at as usize] as usize;
+            self.pending[next] -= 1;
+            if self.pending[next] > 0 {
+                continue;
+            }
+            if has_arrived(frame, next, context) { self.set_ready(next) } else { self.waiting.push(next as u32) }
+        }
+    }
+}
+
+/// True for a `Recv` whose tensor is there, and for every other step.
+fn has_arrived(frame: &Frame, step: usize, context: &Context<'_>) -> bool {
+    match frame.steps[step] {
+        Prepared::Recv { slot, .. } => context.rendezvous.has_arrived(slot, context.epoch),
+        _ => true,
+    }
+}
