@@ -8,6 +8,7 @@
 //! nothing; everything else is one pass over the hot tile per op.
 
 use crate::simd::{Simd, Task};
+use crate::vmath;
 
 /// Ops in one descriptor, at most.
 pub const MAX_EPILOGUE: usize = 8;
@@ -81,6 +82,30 @@ kinds! {
     Sqrt = 26,
     /// `1 / x`
     Reciprocal = 27,
+    /// `1 / sqrt(x)`
+    Rsqrt = 28,
+    /// `x < 0 ? p0 * (e^x - 1) : x`
+    Elu = 29,
+    /// `e^x`
+    Exp = 32,
+    /// `ln(x)`
+    Log = 33,
+    /// Hyperbolic tangent.
+    Tanh = 34,
+    /// Error function.
+    Erf = 35,
+    /// `1 / (1 + e^-x)`
+    Sigmoid = 36,
+    /// `x * sigmoid(x)`
+    Silu = 37,
+    /// `x / 2 * (1 + erf(x / sqrt 2))`
+    Gelu = 38,
+    /// Gelu's approximation through tanh.
+    GeluTanh = 39,
+    /// `ln(1 + e^x)`
+    Softplus = 40,
+    /// `x * tanh(softplus(x))`
+    Mish = 41,
 }
 
 /// One op of an epilogue. Strides are in elements.
@@ -330,8 +355,7 @@ map!(HardSwish(a, b) | s, x | s.mul(x, HardSigmoid(a, b).map(s, x)));
 map!(Neg | s, x | s.neg(x));
 map!(Abs | s, x | s.abs(x));
 map!(Square | s, x | s.mul(x, x));
-map!(Sqrt | s, x | s.sqrt(x));
-map!(Reciprocal | s, x | s.div(s.splat(1.0), x));
+map!(Elu(a) | s, x | s.select(s.lt(x, s.zero()), s.mul(vmath::expm1(s, x), s.splat(a)), x));
 
 /// # Safety
 /// As for [`ApplyRest`].
@@ -359,8 +383,20 @@ unsafe fn apply<S: Simd>(s: S, op: &Resolved, rect: Rect) {
             K::Neg => map_rect(s, rect, Neg),
             K::Abs => map_rect(s, rect, Abs),
             K::Square => map_rect(s, rect, Square),
-            K::Sqrt => map_rect(s, rect, Sqrt),
-            K::Reciprocal => map_rect(s, rect, Reciprocal),
+            K::Sqrt => map_rect(s, rect, vmath::Sqrt),
+            K::Reciprocal => map_rect(s, rect, vmath::Reciprocal),
+            K::Rsqrt => map_rect(s, rect, vmath::Rsqrt),
+            K::Exp => map_rect(s, rect, vmath::Exp),
+            K::Log => map_rect(s, rect, vmath::Log),
+            K::Tanh => map_rect(s, rect, vmath::Tanh),
+            K::Erf => map_rect(s, rect, vmath::Erf),
+            K::Sigmoid => map_rect(s, rect, vmath::Sigmoid),
+            K::Silu => map_rect(s, rect, vmath::Silu),
+            K::Gelu => map_rect(s, rect, vmath::Gelu),
+            K::GeluTanh => map_rect(s, rect, vmath::GeluTanh),
+            K::Softplus => map_rect(s, rect, vmath::Softplus),
+            K::Mish => map_rect(s, rect, vmath::Mish),
+            K::Elu => map_rect(s, rect, Elu(op.p0)),
         }
     }
 }

@@ -20,6 +20,7 @@ pub(crate) mod simd;
 mod symbols;
 #[cfg(test)]
 mod testing;
+pub mod vmath;
 
 pub use isa::Isa;
 pub use symbols::{Symbol, symbols};

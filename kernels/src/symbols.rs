@@ -25,8 +25,38 @@ macro_rules! symbols {
 }
 
 use crate::TaskFn;
+use crate::vmath::{BinaryFn, UnaryFn};
 
 symbols! {
     crate::gemm::gm_gemm_f32 as TaskFn<crate::gemm::GemmDesc> = "gm_gemm_f32";
     crate::pack::gm_pack_b_f32 as TaskFn<crate::pack::PackBDesc> = "gm_pack_b_f32";
+    crate::vmath::gm_vexp_f32 as UnaryFn = "gm_vexp_f32";
+    crate::vmath::gm_vexp2_f32 as UnaryFn = "gm_vexp2_f32";
+    crate::vmath::gm_vexpm1_f32 as UnaryFn = "gm_vexpm1_f32";
+    crate::vmath::gm_vlog_f32 as UnaryFn = "gm_vlog_f32";
+    crate::vmath::gm_vlog2_f32 as UnaryFn = "gm_vlog2_f32";
+    crate::vmath::gm_vlog1p_f32 as UnaryFn = "gm_vlog1p_f32";
+    crate::vmath::gm_vtanh_f32 as UnaryFn = "gm_vtanh_f32";
+    crate::vmath::gm_verf_f32 as UnaryFn = "gm_verf_f32";
+    crate::vmath::gm_vsigmoid_f32 as UnaryFn = "gm_vsigmoid_f32";
+    crate::vmath::gm_vsilu_f32 as UnaryFn = "gm_vsilu_f32";
+    crate::vmath::gm_vgelu_f32 as UnaryFn = "gm_vgelu_f32";
+    crate::vmath::gm_vgelu_tanh_f32 as UnaryFn = "gm_vgelu_tanh_f32";
+    crate::vmath::gm_vsoftplus_f32 as UnaryFn = "gm_vsoftplus_f32";
+    crate::vmath::gm_vmish_f32 as UnaryFn = "gm_vmish_f32";
+    crate::vmath::gm_vsin_f32 as UnaryFn = "gm_vsin_f32";
+    crate::vmath::gm_vcos_f32 as UnaryFn = "gm_vcos_f32";
+    crate::vmath::gm_vtan_f32 as UnaryFn = "gm_vtan_f32";
+    crate::vmath::gm_vasin_f32 as UnaryFn = "gm_vasin_f32";
+    crate::vmath::gm_vacos_f32 as UnaryFn = "gm_vacos_f32";
+    crate::vmath::gm_vatan_f32 as UnaryFn = "gm_vatan_f32";
+    crate::vmath::gm_vsinh_f32 as UnaryFn = "gm_vsinh_f32";
+    crate::vmath::gm_vcosh_f32 as UnaryFn = "gm_vcosh_f32";
+    crate::vmath::gm_vasinh_f32 as UnaryFn = "gm_vasinh_f32";
+    crate::vmath::gm_vacosh_f32 as UnaryFn = "gm_vacosh_f32";
+    crate::vmath::gm_vatanh_f32 as UnaryFn = "gm_vatanh_f32";
+    crate::vmath::gm_vsqrt_f32 as UnaryFn = "gm_vsqrt_f32";
+    crate::vmath::gm_vrsqrt_f32 as UnaryFn = "gm_vrsqrt_f32";
+    crate::vmath::gm_vrecip_f32 as UnaryFn = "gm_vrecip_f32";
+    crate::vmath::gm_vpow_f32 as BinaryFn = "gm_vpow_f32";
 }

@@ -108,6 +108,8 @@ impl Simd for Avx2 {
         fn eq(a: __m256, b: __m256) -> __m256 { _mm256_cmp_ps::<_CMP_EQ_OQ>(a, b) }
         fn eq_i(a: __m256i, b: __m256i) -> __m256 { _mm256_castsi256_ps(_mm256_cmpeq_epi32(a, b)) }
         fn select(m: __m256, a: __m256, b: __m256) -> __m256 { _mm256_blendv_ps(b, a, m) }
+        fn and_m(a: __m256, b: __m256) -> __m256 { _mm256_and_ps(a, b) }
+        fn or_m(a: __m256, b: __m256) -> __m256 { _mm256_or_ps(a, b) }
         fn any(m: __m256) -> bool { _mm256_movemask_ps(m) != 0 }
         fn widen(a: __m256) -> Self::D {
             (_mm256_cvtps_pd(_mm256_castps256_ps128(a)), _mm256_cvtps_pd(_mm256_extractf128_ps::<1>(a)))

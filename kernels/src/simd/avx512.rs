@@ -69,6 +69,14 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
+    fn and_m(self, a: __mmask16, b: __mmask16) -> __mmask16 {
+        a & b
+    }
+    #[inline(always)]
+    fn or_m(self, a: __mmask16, b: __mmask16) -> __mmask16 {
+        a | b
+    }
+    #[inline(always)]
     fn any(self, m: __mmask16) -> bool {
         m != 0
     }

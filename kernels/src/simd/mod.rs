@@ -89,6 +89,8 @@ pub(crate) trait Simd: Copy + 'static {
     fn eq_i(self, a: Self::I, b: Self::I) -> Self::M;
     /// `m ? a : b`.
     fn select(self, m: Self::M, a: Self::F, b: Self::F) -> Self::F;
+    fn and_m(self, a: Self::M, b: Self::M) -> Self::M;
+    fn or_m(self, a: Self::M, b: Self::M) -> Self::M;
     fn any(self, m: Self::M) -> bool;
 
     fn widen(self, a: Self::F) -> Self::D;

@@ -99,6 +99,8 @@ impl Simd for Portable {
         fn le(a: F, b: F) -> M = |i| a[i] <= b[i];
         fn eq(a: F, b: F) -> M = |i| a[i] == b[i];
         fn eq_i(a: I, b: I) -> M = |i| a[i] == b[i];
+        fn and_m(a: M, b: M) -> M = |i| a[i] & b[i];
+        fn or_m(a: M, b: M) -> M = |i| a[i] | b[i];
         fn select(m: M, a: F, b: F) -> F = |i| if m[i] { a[i] } else { b[i] };
         fn widen(a: F) -> D = |i| f64::from(a[i]);
         fn narrow(a: D) -> F = |i| a[i] as f32;
