@@ -1,0 +1,7 @@
+//! Code generation: each cluster of a partition becomes kernels and a plan of how to call them.
+//!
+//! [`cpu::compile_clusters`] takes a graph whose top-level nodes are clusters with static shapes and gives [`plan::CompiledKernels`]. What
+//! the buffers of a plan are, and when its steps run, is decided later by the schedule.
+
+pub mod cpu;
+pub mod plan;

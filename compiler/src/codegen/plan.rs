@@ -1,0 +1,64 @@
+//! What code generation hands on: kernels, and per cluster the steps that compute it.
+
+use crate::ir::NodeId;
+use gristmill_runtime::Tensor;
+use gristmill_runtime::program::Kernel;
+use std::any::Any;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// A buffer that a step of a cluster reads or writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Arg {
+    /// Operand of the cluster node: the buffer of `node.inputs[i]`.
+    Operand(u32),
+    /// Result of the cluster node: the buffer of `node.outputs[i]`.
+    Result(u32),
+    /// Index into [`KernelPlan::scratch`].
+    Scratch(u32),
+    /// Index into [`KernelPlan::packed`].
+    Packed(u32),
+}
+
+/// One call of a kernel over its items.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PlanStep {
+    /// Index into [`CompiledKernels::kernels`].
+    pub kernel: usize,
+    /// Buffers in the kernel's order: what it reads, then what it writes. A kernel may also read what it writes.
+    pub args: Vec<Arg>,
+    /// How many of the last `args` are written.
+    pub n_outputs: u32,
+    /// Work items, at least 1; all are independent.
+    pub items: u64,
+    /// Fewest items worth giving to a thread; 0 = serial.
+    pub grain: u64,
+}
+
+/// How one cluster is computed: steps in order, each of which may read what earlier ones wrote.
+///
+/// Operands that no step names (weights that were packed, for instance) need no buffer. A result with no elements is written by no step.
+#[derive(Clone, Debug, Default)]
+pub struct KernelPlan {
+    /// Steps in a legal serial order.
+    pub steps: Vec<PlanStep>,
+    /// Sizes in bytes of the intermediate buffers, which live only within this plan.
+    pub scratch: Vec<usize>,
+    /// Constants made by code generation: packed weights, tables.
+    pub packed: Vec<Tensor>,
+}
+
+/// The kernels of a graph's clusters and how to call them.
+#[derive(Clone)]
+pub struct CompiledKernels {
+    /// Entry points. Their code lives as long as [`CompiledKernels::code`].
+    pub kernels: Vec<Kernel>,
+    /// A plan for each cluster node.
+    pub plans: BTreeMap<NodeId, KernelPlan>,
+    /// Owner of the machine code.
+    pub code: Arc<dyn Any + Send + Sync>,
+    /// Cranelift IR of all generated functions, when asked for; without addresses.
+    pub clif: String,
+    /// Disassembly of the same.
+    pub asm: String,
+}
