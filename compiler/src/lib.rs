@@ -1,5 +1,6 @@
 //! The gristmill tensor compiler.
 
+pub mod cluster;
 pub mod codegen;
 pub mod error;
 pub mod ir;

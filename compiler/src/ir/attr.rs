@@ -1,6 +1,6 @@
 //! Text forms of attribute values.
 
-use super::dim::Dim;
+use super::dim::{Bindings, Dim};
 use super::ops::{ConstData, Window};
 use super::scalar::Real;
 use gristmill_runtime::{DType, Tensor};
@@ -8,11 +8,15 @@ use std::fmt::Write;
 use std::sync::Arc;
 
 /// A value that an op can carry, with a text form that parses back.
-pub trait Attr: Sized {
+pub trait Attr: Clone {
     /// The text form.
     fn print(&self) -> String;
     /// Reads the text form.
     fn parse(text: &str) -> Option<Self>;
+    /// The value with bound symbols replaced; only dims have any.
+    fn bind(&self, _: &Bindings) -> Self {
+        self.clone()
+    }
 }
 
 macro_rules! attr_via_str {
@@ -85,6 +89,9 @@ impl<T: Attr> Attr for Vec<T> {
         let inner = text.strip_prefix('[')?.strip_suffix(']')?;
         split_top(inner, ',').into_iter().map(|t| T::parse(t.trim())).collect()
     }
+    fn bind(&self, bindings: &Bindings) -> Vec<T> {
+        self.iter().map(|t| t.bind(bindings)).collect()
+    }
 }
 
 impl Attr for Window {
@@ -140,6 +147,9 @@ impl Attr for Dim {
         let mut p = DimParser { text: text.trim(), depth: 0 };
         let d = p.sum()?;
         p.text.is_empty().then_some(d)
+    }
+    fn bind(&self, bindings: &Bindings) -> Dim {
+        Dim::bind(self, bindings)
     }
 }
 

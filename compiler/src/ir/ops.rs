@@ -4,7 +4,7 @@
 //! and appear here as [`Op::Map`].
 
 use super::attr::Attr;
-use super::dim::Dim;
+use super::dim::{Bindings, Dim};
 use super::graph::Graph;
 use super::infer;
 use super::scalar::{Real, ScalarOp};
@@ -249,6 +249,14 @@ macro_rules! ops {
                     Op::Map(ScalarOp::Cast(to)) => vec![("to", to.print())],
                     Op::Map(s) => s.attrs().into_iter().map(|(n, v)| (n, v.print())).collect(),
                     $( Op::$variant $({ $($attr),* })? => vec![$($((stringify!($attr), Attr::print($attr))),*)?], )*
+                }
+            }
+
+            /// The op with bound symbols replaced in its attributes.
+            pub fn bind(&self, bindings: &Bindings) -> Op {
+                match self {
+                    Op::Map(s) => Op::Map(*s),
+                    $( Op::$variant $({ $($attr),* })? => Op::$variant $({ $($attr: Attr::bind($attr, bindings)),* })?, )*
                 }
             }
 

@@ -1,0 +1,73 @@
+//! Groupings of small graphs, and equality of clustered and plain graphs.
+
+use super::*;
+use crate::ir::{GraphBuilder, Layout, ScalarOp, Window};
+use crate::{DType, Tensor};
+
+fn kinds(g: &Graph) -> Vec<String> {
+    let body = |n: &crate::ir::Node| {
+        n.regions[0].nodes().map(|(_, n)| n.op.name()).filter(|n| *n != "constant").collect::<Vec<_>>().join("+")
+    };
+    g.nodes().filter(|(_, n)| matches!(n.op, Op::Cluster { .. })).map(|(_, n)| body(n)).collect()
+}
+
+#[test]
+fn linear_layer_takes_bias_and_activation() {
+    let mut b = GraphBuilder::new("g");
+    let x = b.input("x", DType::F32, [8usize, 16]);
+    let w = b.constant(Tensor::zeros(DType::F32, &[16, 4]).unwrap());
+    let c = b.constant(Tensor::zeros(DType::F32, &[4]).unwrap());
+    let y = b.matmul(x, w).unwrap();
+    let y = b.add_(y, c).unwrap();
+    let y = b.map(ScalarOp::Gelu, &[y]).unwrap();
+    b.output("y", y);
+    let (g, report) = cluster(&b.finish().unwrap()).unwrap();
+    crate::ir::verify::verify(&g).unwrap();
+    assert_eq!(kinds(&g), ["matmul+add+gelu"]);
+    assert_eq!((report.ops_before, report.kernels.values().sum::<usize>()), (3, 1));
+    assert!(report.bytes_after < report.bytes_before);
+}
+
+#[test]
+fn attention_heads_are_read_and_written_by_strides() {
+    let mut b = GraphBuilder::new("g");
+    let q = b.input("q", DType::F32, [1usize, 8, 32]);
+    let heads = |b: &mut GraphBuilder, x| {
+        let h = b.reshape(x, [1usize, 8, 4, 8]).unwrap();
+        b.transpose(h, &[0, 2, 1, 3]).unwrap()
+    };
+    let (h, k) = (heads(&mut b, q), heads(&mut b, q));
+    let k = b.transpose(k, &[0, 1, 3, 2]).unwrap();
+    let s = b.matmul(h, k).unwrap();
+    let s = b.add1(Op::Softmax { axis: 3, log: false }, &[s]).unwrap();
+    let o = b.matmul(s, h).unwrap();
+    let o = b.transpose(o, &[0, 2, 1, 3]).unwrap();
+    let o = b.reshape(o, [1usize, 8, 32]).unwrap();
+    b.output("y", o);
+    let (g, _) = cluster(&b.finish().unwrap()).unwrap();
+    assert_eq!(
+        kinds(&g),
+        [
+            "reshape+transpose+reshape+transpose+transpose+matmul",
+            "softmax",
+            "reshape+transpose+matmul+transpose+reshape"
+        ]
+    );
+}
+
+#[test]
+fn residual_joins_the_convolution_and_shared_values_are_stored() {
+    let window = Window { strides: vec![1, 1], dilations: vec![1, 1], pads_low: vec![0, 0], pads_high: vec![0, 0] };
+    let mut b = GraphBuilder::new("g");
+    let x = b.input("x", DType::F32, [1usize, 4, 4, 8]);
+    let w = b.constant(Tensor::zeros(DType::F32, &[1, 1, 8, 8]).unwrap());
+    let conv = Op::Conv { window, groups: 1, layout: Layout::ChannelsLast };
+    let y = b.add1(conv.clone(), &[x, w]).unwrap();
+    let y = b.add_(y, x).unwrap();
+    let y = b.map(ScalarOp::Relu, &[y]).unwrap();
+    let z = b.add1(conv, &[y, w]).unwrap();
+    let z = b.add_(z, y).unwrap();
+    b.output("z", z);
+    let (g, _) = cluster(&b.finish().unwrap()).unwrap();
+    assert_eq!(kinds(&g), ["conv+add+relu", "conv+add"]);
+}

@@ -1,0 +1,51 @@
+//! Dead code and common subexpressions.
+
+use super::Rebuild;
+use crate::error::Result;
+use crate::ir::{Graph, Node, Op, OpClass, ValueId};
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// True for nodes that must stay even when their results are not used, or that differ although they look the same.
+fn has_effect(node: &Node) -> bool {
+    matches!(node.op.class(), OpClass::State | OpClass::Transfer) || node.regions.iter().any(|r| r.nodes().any(|(_, n)| has_effect(n)))
+}
+
+/// Drops nodes whose results are not used. Nodes with effects and what they need stay.
+pub fn dce(g: &Graph) -> Result<Graph> {
+    let mut live = vec![false; g.n_values()];
+    g.outputs.iter().for_each(|o| live[o.value.0 as usize] = true);
+    let mut keep = vec![false; g.n_nodes()];
+    for (id, node) in g.nodes().rev() {
+        if has_effect(node) || node.outputs.iter().any(|v| live[v.0 as usize]) {
+            keep[id.0 as usize] = true;
+            node.inputs.iter().for_each(|v| live[v.0 as usize] = true);
+        }
+    }
+    let mut r = Rebuild::new(g);
+    for (id, node) in g.nodes().filter(|(id, _)| keep[id.0 as usize]) {
+        r.copy(id, node)?;
+    }
+    Ok(r.finish(g))
+}
+
+/// Merges nodes of the same op, attributes, operands and device; nodes with regions or effects are left alone.
+pub fn cse(g: &Graph) -> Result<Graph> {
+    type Key = (Op, Vec<ValueId>, Option<Arc<str>>);
+    let mut seen: HashMap<Key, Vec<ValueId>> = HashMap::new();
+    let mut r = Rebuild::new(g);
+    for (id, node) in g.nodes() {
+        if has_effect(node) || !node.regions.is_empty() || !node.control.is_empty() {
+            r.copy(id, node)?;
+            continue;
+        }
+        let key = (node.op.clone(), r.inputs(node), node.device.clone());
+        if let Some(found) = seen.get(&key) {
+            node.outputs.iter().zip(found).for_each(|(&old, &new)| r.set(old, new));
+            continue;
+        }
+        r.copy(id, node)?;
+        seen.insert(key, node.outputs.iter().map(|&v| r.get(v)).collect());
+    }
+    Ok(r.finish(g))
+}

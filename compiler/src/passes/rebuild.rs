@@ -1,0 +1,67 @@
+//! Copies a graph node by node while a pass decides what each node becomes.
+
+use crate::error::Result;
+use crate::ir::{Graph, Node, NodeId, ValueId};
+
+/// A new graph under construction and the map from old values to new ones.
+pub struct Rebuild {
+    /// The new graph.
+    pub graph: Graph,
+    values: Vec<Option<ValueId>>,
+    nodes: Vec<Option<NodeId>>,
+}
+
+impl Rebuild {
+    /// Starts a copy of `old` with the same name and inputs.
+    pub fn new(old: &Graph) -> Rebuild {
+        let mut r = Rebuild { graph: Graph::new(&old.name), values: vec![None; old.n_values()], nodes: vec![None; old.n_nodes()] };
+        for (&v, name) in old.inputs.iter().zip(&old.input_names) {
+            let new = r.graph.add_input(name, old.ty(v).clone());
+            r.set(v, new);
+        }
+        r
+    }
+
+    /// Declares that old value `v` is now `new`.
+    pub fn set(&mut self, v: ValueId, new: ValueId) {
+        self.values[v.0 as usize] = Some(new);
+    }
+
+    /// What an old value is now. Panics when it was not mapped yet, which a topological walk excludes.
+    pub fn get(&self, v: ValueId) -> ValueId {
+        self.values[v.0 as usize].expect("operands are mapped before their users")
+    }
+
+    /// The new operands of an old node.
+    pub fn inputs(&self, node: &Node) -> Vec<ValueId> {
+        node.inputs.iter().map(|&v| self.get(v)).collect()
+    }
+
+    /// Copies a node as it is, with its control edges.
+    pub fn copy(&mut self, id: NodeId, node: &Node) -> Result<()> {
+        let inputs = self.inputs(node);
+        let outputs = self.graph.add_copy(node, &inputs)?;
+        self.mapped(id, node, &outputs);
+        Ok(())
+    }
+
+    /// Declares that the last node added to the new graph stands for old node `id`.
+    pub fn mapped(&mut self, id: NodeId, node: &Node, outputs: &[ValueId]) {
+        for (&old, &new) in node.outputs.iter().zip(outputs) {
+            self.set(old, new);
+        }
+        let last = NodeId(self.graph.n_nodes() as u32 - 1);
+        self.nodes[id.0 as usize] = Some(last);
+        let control: Vec<NodeId> = node.control.iter().filter_map(|c| self.nodes[c.0 as usize]).collect();
+        self.graph.node_mut(last).control = control;
+    }
+
+    /// Adds the outputs of `old` and returns the new graph.
+    pub fn finish(mut self, old: &Graph) -> Graph {
+        for o in &old.outputs {
+            let v = self.get(o.value);
+            self.graph.add_output(&o.name, v);
+        }
+        self.graph
+    }
+}
