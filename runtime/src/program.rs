@@ -21,6 +21,7 @@
 //! A sub-program is a `Program` with one partition on the same device and without `Send`/`Recv`; it runs on the same worker, in its own
 //! preallocated arena, reading its arguments and writing its results in place.
 
+mod hazards;
 mod memory;
 mod print;
 mod validate;

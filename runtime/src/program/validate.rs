@@ -1,10 +1,388 @@
-//! Structural check of a program, independent of the passes that made it.
+//! Structural check of a program, independent of the passes that made it: it looks at the program only and is simpler than they are.
+//!
+//! Invariants:
+//! - sizes of inputs, outputs, variables and buffers fit the address space; devices, variables and keys are unique;
+//! - every id is in range; a step's dependencies have smaller ids; arena buffers are aligned and lie within the arena;
+//! - a buffer at an input, output or constant has its size, and the dtype of the input or output;
+//! - constants and inputs are never written; every output is written, and named by one partition only;
+//! - operands have the dtypes and sizes that their step kind asks for, and overlap only where it allows;
+//! - every `Send` has one `Recv` with the same key, size and dtype, on the devices that the key names, and the other way round;
+//! - the steps of all partitions, with an edge from each `Send` to its `Recv`, have no cycle (so that a run cannot hang);
+//! - memory is written before it is read, and any two steps that touch the same bytes, one of them writing, are ordered by dependencies;
+//! - sub-programs have one partition, no transfers, the operands' types, and a depth of at most [`MAX_NESTING`].
 
-use super::Program;
+use super::hazards::{check_hazards, overlap};
+use super::{Buffer, BufferId, IoSpec, Key, Loc, MAX_NESTING, Partition, Program, Step, StepKind, TripCount};
+use crate::dtype::DType;
+use crate::tensor::{ALIGN_BYTES, checked_size_bytes};
+use std::collections::{BTreeMap, BTreeSet};
 
 impl Program {
-    /// Every violation of the program's invariants, each as one line; empty for a good program.
+    /// Every violation of the program's invariants (listed in the source of this module), each as one line; empty for a good program.
     pub fn validate(&self) -> Vec<String> {
-        Vec::new()
+        let mut violations = Vec::new();
+        check_program(self, &mut violations, 0);
+        check_transfers(self, &mut violations);
+        violations
     }
 }
+
+impl StepKind {
+    /// Buffers that the step reads, and buffers that it writes.
+    pub fn accesses(&self) -> (Vec<BufferId>, Vec<BufferId>) {
+        match self {
+            StepKind::Kernel { args, n_outputs, .. } => {
+                let (reads, writes) = args.split_at(args.len().saturating_sub(*n_outputs as usize));
+                (reads.to_vec(), writes.to_vec())
+            }
+            StepKind::Send { buffer, .. } => (vec![*buffer], vec![]),
+            StepKind::Recv { buffer, .. } => (vec![], vec![*buffer]),
+            StepKind::Copy { src, dst } => (vec![*src], vec![*dst]),
+            StepKind::If(s) => (std::iter::once(s.cond).chain(s.args.iter().copied()).collect(), s.results.clone()),
+            StepKind::Loop(s) => {
+                let header = match s.trips {
+                    TripCount::Fixed(_) => vec![],
+                    TripCount::While { max_trips, condition } => max_trips.into_iter().chain(condition).collect(),
+                };
+                let scanned = s.scan_inputs.iter().map(|x| x.buffer);
+                let reads = header.into_iter().chain(s.carried.iter().map(|c| c.init)).chain(scanned);
+                let writes = s.carried.iter().map(|c| c.result).chain(s.scan_outputs.iter().map(|x| x.buffer));
+                (reads.chain(s.args.iter().copied()).collect(), writes.collect())
+            }
+            StepKind::ReadVariable { dst, .. } => (vec![], vec![*dst]),
+            StepKind::AssignVariable { src, .. } => (vec![*src], vec![]),
+        }
+    }
+}
+
+fn check_program(p: &Program, violations: &mut Vec<String>, depth: usize) {
+    if depth > MAX_NESTING {
+        violations.push(format!("program {:?}: nested deeper than {MAX_NESTING}", p.name));
+        return;
+    }
+    for spec in p.inputs.iter().chain(&p.outputs) {
+        if let Err(e) = checked_size_bytes(spec.dtype, &spec.shape) {
+            violations.push(format!("program {:?}: {:?}: {e}", p.name, spec.name));
+        }
+    }
+    check_variables(p, violations);
+    check_outputs(p, violations);
+    let mut devices = BTreeSet::new();
+    for partition in &p.partitions {
+        if !devices.insert(&partition.device) {
+            violations.push(format!("program {:?}: two partitions on {}", p.name, partition.device));
+        }
+        check_partition(p, partition, violations, depth);
+    }
+}
+
+fn check_variables(p: &Program, violations: &mut Vec<String>) {
+    let mut names = BTreeSet::new();
+    for v in &p.variables {
+        let label = format!("program {:?}: variable {:?}/{:?}", p.name, v.container, v.name);
+        if !names.insert((&v.container, &v.name)) {
+            violations.push(format!("{label}: declared twice"));
+        }
+        if let Err(e) = checked_size_bytes(v.dtype, &v.shape) {
+            violations.push(format!("{label}: {e}"));
+        }
+        if v.initial.as_ref().is_some_and(|t| t.dtype() != v.dtype || t.shape() != v.shape) {
+            violations.push(format!("{label}: initial value has another dtype or shape"));
+        }
+    }
+}
+
+/// Every output is written, by the only partition that names it.
+fn check_outputs(p: &Program, violations: &mut Vec<String>) {
+    for (i, spec) in p.outputs.iter().enumerate() {
+        let is_output = |part: &Partition, id: &BufferId| {
+            part.buffers.get(id.0 as usize).is_some_and(|b| b.loc == Loc::Output(i as u32))
+        };
+        let names = |part: &&Partition| part.buffers.iter().any(|b| b.loc == Loc::Output(i as u32));
+        let writes =
+            |part: &Partition| part.steps.iter().any(|s| s.kind.accesses().1.iter().any(|id| is_output(part, id)));
+        let (n_naming, written) = (p.partitions.iter().filter(names).count(), p.partitions.iter().any(writes));
+        if n_naming > 1 {
+            violations.push(format!("program {:?}: output {:?} is named by {n_naming} partitions", p.name, spec.name));
+        }
+        if !written && !spec.shape.contains(&0) {
+            violations.push(format!("program {:?}: output {:?} is never written", p.name, spec.name));
+        }
+    }
+}
+
+fn check_partition(p: &Program, partition: &Partition, violations: &mut Vec<String>, depth: usize) {
+    let n_before = violations.len();
+    for (i, buffer) in partition.buffers.iter().enumerate() {
+        if let Err(problem) = check_buffer(p, partition, buffer) {
+            violations.push(format!("{}: buffer {i} {:?}: {problem}", partition.device, buffer.name));
+        }
+    }
+    for (i, step) in partition.steps.iter().enumerate() {
+        let mut check = StepCheck { p, partition, depth, problems: Vec::new(), nested: Vec::new() };
+        check.step(i, step);
+        let label = format!("{}: step {i} ({})", partition.device, step.origin);
+        violations.extend(check.problems.iter().map(|problem| format!("{label}: {problem}")));
+        violations.extend(check.nested.iter().map(|problem| format!("{label}: in sub-program: {problem}")));
+    }
+    if violations.len() == n_before {
+        check_hazards(partition, violations);
+    }
+}
+
+fn check_buffer(p: &Program, partition: &Partition, b: &Buffer) -> Result<(), String> {
+    let size = checked_size_bytes(b.dtype, &b.shape).map_err(|e| e.to_string())?;
+    let like = |specs: &[IoSpec], i: u32| {
+        let spec = specs.get(i as usize).ok_or_else(|| format!("{:?} does not exist", b.loc))?;
+        if spec.dtype != b.dtype || checked_size_bytes(spec.dtype, &spec.shape).ok() != Some(size) {
+            return Err(format!("{}{:?} at {:?}, which is {}{:?}", b.dtype, b.shape, b.loc, spec.dtype, spec.shape));
+        }
+        Ok(())
+    };
+    match b.loc {
+        Loc::Input(i) => like(&p.inputs, i),
+        Loc::Output(i) => like(&p.outputs, i),
+        Loc::Constant(c) => {
+            let constant = partition.constants.get(c as usize).ok_or_else(|| format!("{:?} does not exist", b.loc))?;
+            let fits = constant.size_bytes() == size;
+            if fits { Ok(()) } else { Err(format!("{size} bytes at a constant of {} bytes", constant.size_bytes())) }
+        }
+        Loc::Arena { offset_bytes } if offset_bytes % ALIGN_BYTES != 0 => {
+            Err(format!("offset {offset_bytes} is not a multiple of {ALIGN_BYTES}"))
+        }
+        Loc::Arena { offset_bytes } => match offset_bytes.checked_add(size) {
+            Some(end) if end <= partition.arena_bytes => Ok(()),
+            _ => Err(format!("{size} bytes at {offset_bytes} leave the arena of {} bytes", partition.arena_bytes)),
+        },
+    }
+}
+
+/// Collects what is wrong with one step.
+struct StepCheck<'a> {
+    p: &'a Program,
+    partition: &'a Partition,
+    depth: usize,
+    problems: Vec<String>,
+    /// Violations inside sub-programs.
+    nested: Vec<String>,
+}
+
+impl StepCheck<'_> {
+    fn step(&mut self, index: usize, step: &Step) {
+        if let Some(dep) = step.deps.iter().find(|d| d.0 as usize >= index) {
+            self.problem(format!("depends on step {}, which does not come before it", dep.0));
+        }
+        let (reads, writes) = step.kind.accesses();
+        if let Some(id) = reads.iter().chain(&writes).find(|id| id.0 as usize >= self.partition.buffers.len()) {
+            self.problem(format!("buffer {} does not exist", id.0));
+            return;
+        }
+        for &id in &writes {
+            if matches!(self.buffer(id).loc, Loc::Constant(_) | Loc::Input(_)) {
+                self.problem(format!("writes {:?}, which is at {:?}", self.buffer(id).name, self.buffer(id).loc));
+            }
+        }
+        self.overlaps(&step.kind, &reads, &writes);
+        self.operands(&step.kind);
+    }
+
+    fn problem(&mut self, text: String) {
+        self.problems.push(text);
+    }
+
+    fn expect(&mut self, good: bool, text: impl FnOnce() -> String) {
+        if !good {
+            self.problem(text());
+        }
+    }
+
+    fn buffer(&self, id: BufferId) -> &Buffer {
+        &self.partition.buffers[id.0 as usize]
+    }
+
+    /// Outputs lie apart from each other and from inputs; kernels and copies may also work exactly in place.
+    fn overlaps(&mut self, kind: &StepKind, reads: &[BufferId], writes: &[BufferId]) {
+        let may_be_in_place = matches!(kind, StepKind::Kernel { .. } | StepKind::Copy { .. });
+        for (i, &write) in writes.iter().enumerate() {
+            let clash = writes[..i].iter().copied().find(|&w| overlap(self.buffer(w), self.buffer(write)).is_some());
+            let clash = clash.or_else(|| {
+                let bad = |exactly: bool| !(exactly && may_be_in_place);
+                reads.iter().copied().find(|&r| overlap(self.buffer(r), self.buffer(write)).is_some_and(bad))
+            });
+            if let Some(other) = clash {
+                let (a, b) = (&self.buffer(write).name, &self.buffer(other).name);
+                self.problem(format!("output {a:?} overlaps operand {b:?}"));
+            }
+        }
+    }
+
+    fn operands(&mut self, kind: &StepKind) {
+        match kind {
+            StepKind::Kernel { kernel, args, n_outputs, .. } => {
+                let n_kernels = self.partition.kernels.len();
+                self.expect((kernel.0 as usize) < n_kernels, || format!("kernel {} does not exist", kernel.0));
+                let n_args = args.len();
+                self.expect(*n_outputs as usize <= n_args, || format!("{n_outputs} outputs among {n_args} arguments"));
+            }
+            StepKind::Send { key, .. } | StepKind::Recv { key, .. } => {
+                let here = if matches!(kind, StepKind::Send { .. }) { &key.source } else { &key.destination };
+                let good = *here == self.partition.device && key.source != key.destination;
+                self.expect(good, || format!("key {key:?} does not belong here"));
+                self.expect(self.depth == 0, || "transfers in a sub-program".to_owned());
+            }
+            StepKind::Copy { src, dst } => {
+                let (from, to) = (self.buffer(*src).size_bytes(), self.buffer(*dst).size_bytes());
+                self.expect(from == to, || format!("copies {from} bytes to {to} bytes"));
+            }
+            StepKind::If(s) => {
+                self.scalar("condition", Some(s.cond), DType::Bool);
+                for branch in [&s.then_branch, &s.else_branch] {
+                    let types = |ids: &[BufferId]| ids.iter().map(|&id| self.type_of(id)).collect::<Vec<_>>();
+                    let (args, results) = (types(&s.args), types(&s.results));
+                    self.sub_program(branch, &args, &results);
+                }
+            }
+            StepKind::Loop(s) => self.loop_operands(s),
+            StepKind::ReadVariable { variable, dst: buffer } | StepKind::AssignVariable { variable, src: buffer } => {
+                let found = self.p.variables.get(*variable as usize).map(|v| (v.dtype, v.shape.clone()));
+                let expected = self.type_of(*buffer);
+                let good = found.as_ref().is_some_and(|found| same_type(found, &expected));
+                self.expect(good, || format!("variable {variable} is {found:?}, the buffer {expected:?}"));
+            }
+        }
+    }
+
+    fn loop_operands(&mut self, s: &super::Loop) {
+        let (mut inputs, mut outputs) = (vec![], vec![]);
+        if let TripCount::While { max_trips, condition } = s.trips {
+            self.scalar("trip count", max_trips, DType::I64);
+            self.scalar("condition", condition, DType::Bool);
+            self.expect(max_trips.is_some() || condition.is_some(), || "loop never ends".to_owned());
+            inputs = vec![(DType::I64, vec![]), (DType::Bool, vec![])];
+            outputs = vec![(DType::Bool, vec![])];
+        }
+        for c in &s.carried {
+            let (init, result) = (self.type_of(c.init), self.type_of(c.result));
+            self.expect(same_type(&init, &result), || format!("carried value is {init:?} before and {result:?} after"));
+            inputs.push(init);
+            outputs.push(result);
+        }
+        for (list, types) in [(&s.scan_inputs, &mut inputs), (&s.scan_outputs, &mut outputs)] {
+            for x in list {
+                let (dtype, shape) = self.type_of(x.buffer);
+                let n = shape.first().copied();
+                let good = match (n, s.trips) {
+                    (Some(n), TripCount::Fixed(trips)) => n as u64 == trips,
+                    (n, _) => n.is_some(),
+                };
+                self.expect(good, || format!("scanned tensor {shape:?} does not fit {:?}", s.trips));
+                types.push((dtype, shape.get(1..).unwrap_or_default().to_vec()));
+            }
+        }
+        inputs.extend(s.args.iter().map(|&id| self.type_of(id)));
+        self.sub_program(&s.body, &inputs, &outputs);
+    }
+
+    fn type_of(&self, id: BufferId) -> (DType, Vec<usize>) {
+        (self.buffer(id).dtype, self.buffer(id).shape.clone())
+    }
+
+    fn scalar(&mut self, what: &str, id: Option<BufferId>, dtype: DType) {
+        let Some(found) = id.map(|id| self.type_of(id)) else { return };
+        self.expect(same_type(&found, &(dtype, vec![])), || format!("{what} is {found:?}, expected one {dtype}"));
+    }
+
+    fn sub_program(&mut self, sub: &Program, inputs: &[(DType, Vec<usize>)], outputs: &[(DType, Vec<usize>)]) {
+        let fits = |specs: &[IoSpec], types: &[(DType, Vec<usize>)]| {
+            let same = |(s, t): (&IoSpec, &(DType, Vec<usize>))| same_type(&(s.dtype, s.shape.clone()), t);
+            specs.len() == types.len() && specs.iter().zip(types).all(same)
+        };
+        self.expect(fits(&sub.inputs, inputs), || format!("sub-program takes {:?}, gets {inputs:?}", sub.inputs));
+        self.expect(fits(&sub.outputs, outputs), || {
+            format!("sub-program gives {:?}, expected {outputs:?}", sub.outputs)
+        });
+        let one_here = sub.partitions.len() == 1 && sub.partitions[0].device == self.partition.device;
+        self.expect(one_here, || "sub-program is not one partition on the same device".to_owned());
+        check_program(sub, &mut self.nested, self.depth + 1);
+    }
+}
+
+/// Same dtype and number of elements: a buffer may show the same bytes under another shape.
+fn same_type(a: &(DType, Vec<usize>), b: &(DType, Vec<usize>)) -> bool {
+    a.0 == b.0 && checked_size_bytes(a.0, &a.1).ok() == checked_size_bytes(b.0, &b.1).ok()
+}
+
+/// Partition, step and buffer of one end of a transfer.
+type End<'a> = (usize, usize, Option<&'a Buffer>);
+
+/// Sends and receives match one to one, and no step waits for itself through other devices.
+fn check_transfers(p: &Program, violations: &mut Vec<String>) {
+    let mut ends: BTreeMap<&Key, [Vec<End<'_>>; 2]> = BTreeMap::new();
+    for (d, partition) in p.partitions.iter().enumerate() {
+        for (i, step) in partition.steps.iter().enumerate() {
+            let (key, buffer, side) = match &step.kind {
+                StepKind::Send { key, buffer } => (key, buffer, 0),
+                StepKind::Recv { key, buffer } => (key, buffer, 1),
+                _ => continue,
+            };
+            ends.entry(key).or_default()[side].push((d, i, partition.buffers.get(buffer.0 as usize)));
+        }
+    }
+    let mut edges = Vec::new();
+    for (key, [sends, recvs]) in &ends {
+        let label = format!("tensor {:?} from {} to {}", key.tensor, key.source, key.destination);
+        match (sends.as_slice(), recvs.as_slice()) {
+            ([send], [recv]) => {
+                edges.push(((send.0, send.1), (recv.0, recv.1)));
+                let types = |end: &End<'_>| end.2.map(|b| (b.dtype, b.shape.clone()));
+                if let (Some(a), Some(b)) = (types(send), types(recv))
+                    && !same_type(&a, &b)
+                {
+                    violations.push(format!("{label}: sent as {a:?}, received as {b:?}"));
+                }
+            }
+            _ => violations.push(format!("{label}: sent {} times, received {} times", sends.len(), recvs.len())),
+        }
+    }
+    if violations.is_empty() {
+        check_cycles(p, &edges, violations);
+    }
+}
+
+/// Partition and step.
+type Place = (usize, usize);
+
+/// Kahn's algorithm over the steps of all partitions.
+fn check_cycles(p: &Program, transfers: &[(Place, Place)], violations: &mut Vec<String>) {
+    let first: Vec<usize> =
+        p.partitions.iter().scan(0, |sum, part| Some(std::mem::replace(sum, *sum + part.steps.len()))).collect();
+    let n: usize = p.partitions.iter().map(|part| part.steps.len()).sum();
+    let (mut n_before, mut after) = (vec![0u32; n], vec![Vec::new(); n]);
+    let mut edge = |from: usize, to: usize| {
+        n_before[to] += 1;
+        after[from].push(to);
+    };
+    for (d, partition) in p.partitions.iter().enumerate() {
+        for (i, step) in partition.steps.iter().enumerate() {
+            step.deps.iter().for_each(|dep| edge(first[d] + dep.0 as usize, first[d] + i));
+        }
+    }
+    transfers.iter().for_each(|&((d, i), (e, j))| edge(first[d] + i, first[e] + j));
+    let mut ready: Vec<usize> = (0..n).filter(|&i| n_before[i] == 0).collect();
+    let mut done = 0;
+    while let Some(i) = ready.pop() {
+        done += 1;
+        for &next in &after[i] {
+            n_before[next] -= 1;
+            if n_before[next] == 0 {
+                ready.push(next);
+            }
+        }
+    }
+    if done < n {
+        violations.push(format!("{} of {n} steps wait for themselves through transfers between devices", n - done));
+    }
+}
+
+#[cfg(test)]
+mod tests;

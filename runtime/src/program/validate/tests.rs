@@ -1,0 +1,289 @@
+use super::*;
+use crate::device::{DeviceKind, DeviceName};
+use crate::program::{Carried, If, Kernel, KernelEntry, KernelId, Loop, Scanned, StepId, VariableSpec};
+use crate::tensor::Tensor;
+use std::sync::Arc;
+
+unsafe extern "C" fn nothing(_args: *const *mut u8, _begin: u64, _end: u64) -> u32 {
+    0
+}
+
+fn cpu(index: u32) -> DeviceName {
+    DeviceName::local(DeviceKind::Cpu, index)
+}
+
+fn key(from: u32, to: u32, tensor: &str) -> Key {
+    Key { source: cpu(from), destination: cpu(to), tensor: tensor.into() }
+}
+
+fn f32s(name: &str, loc: Loc) -> Buffer {
+    Buffer { name: name.into(), dtype: DType::F32, shape: vec![16], loc }
+}
+
+fn at(offset_bytes: usize) -> Loc {
+    Loc::Arena { offset_bytes }
+}
+
+fn call(args: &[u32], deps: &[u32]) -> Step {
+    let args = args.iter().map(|&a| BufferId(a)).collect();
+    let kind = StepKind::Kernel { kernel: KernelId(0), args, n_outputs: 1, items: 16, grain: 1 };
+    step(kind, deps)
+}
+
+fn step(kind: StepKind, deps: &[u32]) -> Step {
+    Step { kind, origin: "/n".into(), deps: deps.iter().map(|&d| StepId(d)).collect() }
+}
+
+/// b1 = f(x); b2 = f(b1); y = f(b2), with one arena slot each.
+fn chain() -> Program {
+    // SAFETY: the kernel touches nothing.
+    let entry = unsafe { KernelEntry::new(nothing) };
+    let partition = Partition {
+        device: cpu(0),
+        arena_bytes: 128,
+        buffers: vec![
+            f32s("x", Loc::Input(0)),
+            f32s("b1", at(0)),
+            f32s("b2", at(64)),
+            f32s("y", Loc::Output(0)),
+            f32s("c", Loc::Constant(0)),
+        ],
+        constants: vec![Tensor::zeros(DType::F32, &[16]).unwrap()],
+        kernels: vec![Kernel { name: "k".into(), entry, workspace_bytes_per_thread: 0 }],
+        steps: vec![call(&[0, 1], &[]), call(&[1, 2], &[0]), call(&[2, 4, 3], &[1])],
+        memory_limit: None,
+    };
+    Program {
+        name: "p".into(),
+        inputs: vec![IoSpec::new("x", DType::F32, &[16])],
+        outputs: vec![IoSpec::new("y", DType::F32, &[16])],
+        variables: vec![],
+        partitions: vec![partition],
+        code: vec![],
+    }
+}
+
+/// The chain with a second partition: device 0 sends b1 and receives it back as b2.
+fn two_devices() -> Program {
+    let mut p = chain();
+    let mut other = p.partitions[0].clone();
+    other.device = cpu(1);
+    other.buffers = vec![f32s("in", at(0)), f32s("out", at(64))];
+    let send = |key, buffer| StepKind::Send { key, buffer: BufferId(buffer) };
+    let recv = |key, buffer| StepKind::Recv { key, buffer: BufferId(buffer) };
+    let there = recv(key(0, 1, "b1"), 0);
+    other.steps = vec![step(there, &[]), call(&[0, 1], &[0]), step(send(key(1, 0, "b2"), 1), &[1])];
+    let here = &mut p.partitions[0];
+    here.steps = vec![
+        call(&[0, 1], &[]),
+        step(send(key(0, 1, "b1"), 1), &[0]),
+        step(recv(key(1, 0, "b2"), 2), &[]),
+        call(&[2, 4, 3], &[2]),
+    ];
+    p.partitions.push(other);
+    p
+}
+
+/// The chain whose middle step is an `If` over the chain itself and a loop over it.
+fn nested(depth: usize) -> Program {
+    let mut p = chain();
+    let inner = Arc::new(if depth > 1 { nested(depth - 1) } else { chain() });
+    let branches = If {
+        cond: BufferId(5),
+        then_branch: inner.clone(),
+        else_branch: inner,
+        args: vec![BufferId(1)],
+        results: vec![BufferId(2)],
+    };
+    let part = &mut p.partitions[0];
+    part.constants.push(Tensor::scalar(true));
+    part.buffers.push(Buffer { name: "cond".into(), dtype: DType::Bool, shape: vec![], loc: Loc::Constant(1) });
+    part.steps[1] = step(StepKind::If(Box::new(branches)), &[0]);
+    p
+}
+
+/// Applies `change` to a good program and expects exactly the violations that contain `expected`.
+fn check(mut p: Program, change: impl FnOnce(&mut Program), expected: &[&str]) {
+    assert_eq!(p.validate(), Vec::<String>::new(), "good before the change");
+    change(&mut p);
+    let found = p.validate();
+    let good = found.len() == expected.len() && found.iter().zip(expected).all(|(f, e)| f.contains(e));
+    assert!(good, "expected {expected:#?}, found {found:#?}");
+}
+
+fn first(p: &mut Program) -> &mut Partition {
+    &mut p.partitions[0]
+}
+
+#[test]
+fn buffers_are_checked() {
+    check(
+        chain(),
+        |p| first(p).buffers[1].loc = at(32),
+        &["offset 32 is not a multiple of 64", "output \"b2\" overlaps"],
+    );
+    check(chain(), |p| first(p).buffers[2].loc = at(128), &["64 bytes at 128 leave the arena of 128 bytes"]);
+    check(chain(), |p| first(p).buffers[2].loc = at(usize::MAX - 63), &["leave the arena"]);
+    check(chain(), |p| first(p).buffers[2].shape = vec![usize::MAX, 2], &["does not fit in memory"]);
+    check(chain(), |p| first(p).buffers[0].loc = Loc::Input(1), &["Input(1) does not exist"]);
+    check(chain(), |p| first(p).buffers[0].dtype = DType::I32, &["i32[16] at Input(0), which is f32[16]"]);
+    check(chain(), |p| first(p).buffers[4].shape = vec![17], &["68 bytes at a constant of 64 bytes"]);
+    check(chain(), |p| first(p).buffers[4].loc = Loc::Constant(7), &["Constant(7) does not exist"]);
+    check(chain(), |p| p.outputs[0].shape = vec![1 << 62, 4], &["\"y\": a tensor", "buffer 3 \"y\""]);
+}
+
+#[test]
+fn steps_are_checked() {
+    check(chain(), |p| first(p).steps[1].deps = vec![StepId(1)], &["depends on step 1, which does not come before"]);
+    check(chain(), |p| first(p).steps[1] = call(&[1, 99], &[0]), &["buffer 99 does not exist"]);
+    check(chain(), |p| first(p).kernels.clear(), &["kernel 0", "kernel 0", "kernel 0"]);
+    check(chain(), |p| first(p).steps[1] = call(&[], &[0]), &["1 outputs among 0 arguments"]);
+    check(chain(), |p| first(p).steps.push(call(&[1, 4], &[2])), &["writes \"c\", which is at Constant(0)"]);
+    check(chain(), |p| first(p).steps.push(call(&[1, 0], &[2])), &["writes \"x\", which is at Input(0)"]);
+    check(chain(), |p| drop(first(p).steps.pop()), &["output \"y\" is never written"]);
+    let copy = |shape: usize| {
+        move |p: &mut Program| {
+            first(p).buffers.push(Buffer { shape: vec![shape], ..f32s("t", at(64)) });
+            first(p).steps[1] = step(StepKind::Copy { src: BufferId(1), dst: BufferId(5) }, &[0]);
+        }
+    };
+    check(chain(), copy(16), &[]);
+    check(chain(), copy(15), &["copies 64 bytes to 60 bytes"]);
+}
+
+#[test]
+fn operands_may_overlap_exactly_in_place_only() {
+    check(chain(), |p| first(p).buffers[2].loc = at(0), &[]);
+    let partly = |p: &mut Program| {
+        first(p).buffers[2] = Buffer { shape: vec![32], ..f32s("b2", at(0)) };
+    };
+    check(chain(), partly, &["output \"b2\" overlaps operand \"b1\""]);
+    check(nested(1), |p| first(p).buffers[2].loc = at(0), &["output \"b2\" overlaps operand \"b1\""]);
+}
+
+#[test]
+fn hazards_are_found() {
+    check(chain(), |p| first(p).steps[1].deps.clear(), &["steps 0 (/n) and 1 (/n) touch the same bytes"]);
+    check(chain(), |p| first(p).steps.swap(1, 2), &["step 1 (/n): depends on step 1, which does not come before it"]);
+    // Reading b2 before anything wrote it.
+    check(chain(), |p| first(p).steps[1] = call(&[2, 1], &[0]), &["reads \"b2\" before", "reads \"b2\" before"]);
+    // A fourth step reuses b1's memory: it must wait for step 1, which reads b1; step 0, which wrote it, comes before that.
+    let reuse = |deps: &'static [u32]| move |p: &mut Program| first(p).steps.push(call(&[0, 1], deps));
+    check(chain(), reuse(&[1]), &[]);
+    check(chain(), reuse(&[2]), &[]);
+    check(chain(), reuse(&[0]), &["steps 1 (/n) and 3 (/n)"]);
+    // Order through many steps, across the blocks that the check works in.
+    let long = |broken: Option<usize>| {
+        move |p: &mut Program| {
+            for i in 3..3000u32 {
+                let dep = if broken == Some(i as usize) { 0 } else { i - 1 };
+                first(p).steps.push(call(&[if i % 2 == 0 { 1 } else { 0 }, 1], &[dep]));
+            }
+        }
+    };
+    check(chain(), long(None), &[]);
+    check(chain(), long(Some(2001)), &["steps 2000 (/n) and 2001 (/n)"]);
+}
+
+#[test]
+fn transfers_match_one_to_one() {
+    let unsent = |p: &mut Program| p.partitions[0].steps[1] = call(&[0, 1], &[0]);
+    check(
+        two_devices(),
+        unsent,
+        &["tensor \"b1\" from /device:CPU:0 to /device:CPU:1: sent 0 times, received 1 times"],
+    );
+    check(
+        two_devices(),
+        |p| drop(p.partitions[1].steps.pop()),
+        &["tensor \"b2\" from /device:CPU:1 to /device:CPU:0: sent 0 times, received 1 times"],
+    );
+    check(
+        two_devices(),
+        |p| p.partitions[1].buffers[0].shape = vec![8],
+        &["sent as (F32, [16]), received as (F32, [8])"],
+    );
+    check(two_devices(), |p| p.partitions[1].device = cpu(2), &["does not belong here", "does not belong here"]);
+    check(
+        two_devices(),
+        |p| p.partitions[1].device = cpu(0),
+        &["two partitions on /device:CPU:0", "does not belong", "does not belong"],
+    );
+    // Device 0 now sends only after it has received what device 1 makes of it.
+    check(
+        two_devices(),
+        |p| {
+            let here = &mut p.partitions[0].steps;
+            here.swap(1, 2);
+            here[2].deps.push(StepId(1));
+        },
+        &["steps wait for themselves through transfers"],
+    );
+}
+
+#[test]
+fn sub_programs_are_checked() {
+    check(nested(2), |p| first(p).buffers[5].dtype = DType::U8, &["condition is (U8, []), expected one bool"]);
+    let change_branch = |p: &mut Program, change: &dyn Fn(&mut Program)| {
+        let StepKind::If(s) = &mut first(p).steps[1].kind else { unreachable!("the middle step") };
+        change(Arc::make_mut(&mut s.then_branch));
+    };
+    let other_device = |p: &mut Program| first(p).device = cpu(1);
+    check(nested(1), |p| change_branch(p, &other_device), &["sub-program is not one partition on the same device"]);
+    let unordered = |p: &mut Program| first(p).steps[1].deps.clear();
+    check(nested(1), |p| change_branch(p, &unordered), &["in sub-program: /device:CPU:0: steps 0 (/n) and 1 (/n)"]);
+    let two_inputs = |p: &mut Program| p.inputs.push(p.inputs[0].clone());
+    check(nested(1), |p| change_branch(p, &two_inputs), &["sub-program takes"]);
+    let deep = nested(2).partitions[0].steps[1].clone();
+    assert!(matches!(deep.kind, StepKind::If(_)));
+    assert!(nested_chain(MAX_NESTING + 1).validate().iter().any(|v| v.contains("nested deeper than 32")));
+    assert_eq!(nested_chain(MAX_NESTING).validate(), Vec::<String>::new());
+}
+
+/// `depth` nested loops of one trip: unlike `nested`, one sub-program per level.
+fn nested_chain(depth: usize) -> Program {
+    let mut p = chain();
+    if depth > 0 {
+        let body = Arc::new(nested_chain(depth - 1));
+        let carried = vec![Carried { init: BufferId(1), result: BufferId(2) }];
+        let once = TripCount::Fixed(1);
+        let s = Loop { trips: once, body, carried, scan_inputs: vec![], scan_outputs: vec![], args: vec![] };
+        p.partitions[0].steps[1] = step(StepKind::Loop(Box::new(s)), &[0]);
+    }
+    p
+}
+
+#[test]
+fn loops_are_checked() {
+    let with_loop = |change: &dyn Fn(&mut Loop)| {
+        let mut p = nested_chain(1);
+        let StepKind::Loop(s) = &mut first(&mut p).steps[1].kind else { unreachable!("the middle step") };
+        change(s);
+        p.validate().join("\n")
+    };
+    assert_eq!(with_loop(&|_| ()), "");
+    let endless = TripCount::While { max_trips: None, condition: None };
+    assert!(with_loop(&|s| s.trips = endless).contains("loop never ends"));
+    let scanned = Scanned { buffer: BufferId(4), reverse: false };
+    assert!(with_loop(&|s| s.scan_inputs.push(scanned)).contains("scanned tensor [16] does not fit Fixed(1)"));
+    let by_float = TripCount::While { max_trips: Some(BufferId(4)), condition: None };
+    assert!(with_loop(&|s| s.trips = by_float).contains("trip count is (F32, [16]), expected one i64"));
+    let overlapping = Carried { init: BufferId(1), result: BufferId(1) };
+    assert!(with_loop(&|s| s.carried[0] = overlapping).contains("output \"b1\" overlaps operand \"b1\""));
+}
+
+#[test]
+fn variables_are_checked() {
+    let variable = |n: usize| VariableSpec {
+        container: "c".into(),
+        name: "v".into(),
+        dtype: DType::F32,
+        shape: vec![n],
+        initial: Some(Tensor::zeros(DType::F32, &[16]).unwrap()),
+    };
+    let read =
+        |p: &mut Program| first(p).steps[1] = step(StepKind::ReadVariable { variable: 0, dst: BufferId(2) }, &[0]);
+    check(chain(), read, &["variable 0 is None"]);
+    check(chain(), |p| p.variables = vec![variable(16), variable(16)], &["declared twice"]);
+    check(chain(), |p| p.variables = vec![variable(8)], &["initial value has another dtype or shape"]);
+}
