@@ -12,6 +12,7 @@
 //!
 //! All entries are `extern "C"` under stable names, listed in [`symbols`].
 
+pub mod conv;
 pub mod epilogue;
 pub mod gemm;
 mod isa;
@@ -21,6 +22,7 @@ mod symbols;
 #[cfg(test)]
 mod testing;
 pub mod vmath;
+pub mod window;
 
 pub use isa::Isa;
 pub use symbols::{Symbol, symbols};

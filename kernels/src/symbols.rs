@@ -30,6 +30,7 @@ use crate::vmath::{BinaryFn, UnaryFn};
 symbols! {
     crate::gemm::gm_gemm_f32 as TaskFn<crate::gemm::GemmDesc> = "gm_gemm_f32";
     crate::pack::gm_pack_b_f32 as TaskFn<crate::pack::PackBDesc> = "gm_pack_b_f32";
+    crate::conv::gm_conv_f32 as TaskFn<crate::conv::ConvDesc> = "gm_conv_f32";
     crate::vmath::gm_vexp_f32 as UnaryFn = "gm_vexp_f32";
     crate::vmath::gm_vexp2_f32 as UnaryFn = "gm_vexp2_f32";
     crate::vmath::gm_vexpm1_f32 as UnaryFn = "gm_vexpm1_f32";

@@ -1,0 +1,225 @@
+//! Where each output pixel of a block finds its input.
+
+use super::{ConvDesc, Form};
+use crate::gemm::tile::Lhs;
+use crate::window::Window;
+use std::ops::Range;
+
+/// Offsets of the workspace's parts, in bytes.
+pub(super) struct Layout {
+    /// After the zeros.
+    table: usize,
+    /// After the table.
+    image: usize,
+    pub(super) bytes: usize,
+}
+
+/// A block's table of addresses: entry `tap * row_block + r` is where the run of `tap` starts for the block's row `r`.
+pub(super) struct Lookup<'a> {
+    desc: &'a ConvDesc,
+    form: Form,
+    /// The input, or the padded copy of the rows that the block needs.
+    window: Window,
+    x: *const f32,
+    zeros: *mut f32,
+    table: *mut *const f32,
+    image: *mut f32,
+    prepared: Range<usize>,
+}
+
+impl<'a> Lookup<'a> {
+    pub(super) fn layout(desc: &ConvDesc) -> Layout {
+        let w = &desc.window;
+        let padded = desc.form() == Form::PaddedRows;
+        let zeros = if padded { 0 } else { desc.groups * desc.in_channels * size_of::<f32>() };
+        let taps = if padded { w.kernel_h } else { w.kernel_h * w.kernel_w };
+        let table = zeros.next_multiple_of(64);
+        let image = (table + taps * desc.row_block * size_of::<*const f32>()).next_multiple_of(64);
+        let image_bytes =
+            if padded { rows_of_block(desc) * padded_width(w) * desc.in_channels * size_of::<f32>() } else { 0 };
+        Layout { table, image, bytes: (image + image_bytes).next_multiple_of(64) }
+    }
+
+    /// # Safety
+    /// `workspace` has the layout's size, unless the form needs none and it is null.
+    pub(super) unsafe fn new(desc: &'a ConvDesc, x: *const f32, workspace: *mut u8) -> Lookup<'a> {
+        let form = desc.form();
+        let layout = Lookup::layout(desc);
+        let zeros: *mut f32 = workspace.cast();
+        if form == Form::Table {
+            // SAFETY: the workspace starts with room for one pixel of zeros.
+            unsafe { std::ptr::write_bytes(zeros, 0, desc.groups * desc.in_channels) };
+        }
+        Lookup {
+            desc,
+            form,
+            window: desc.window,
+            x,
+            zeros,
+            table: workspace.wrapping_add(layout.table).cast(),
+            image: workspace.wrapping_add(layout.image).cast(),
+            prepared: 0..0,
+        }
+    }
+
+    /// Elements of one run.
+    pub(super) fn span(&self) -> usize {
+        match self.form {
+            Form::PaddedRows => self.desc.window.kernel_w * self.desc.in_channels,
+            _ => self.desc.in_channels,
+        }
+    }
+
+    /// The left-hand side of the prepared block, for one group.
+    pub(super) fn lhs(&self, group: usize) -> Lhs {
+        let w = &self.desc.window;
+        let taps = if self.form == Form::PaddedRows { w.kernel_h } else { w.kernel_h * w.kernel_w };
+        Lhs {
+            a: std::ptr::null(),
+            lda: 0,
+            rows: self.table,
+            tap_stride: self.desc.row_block,
+            taps,
+            offset: group * self.desc.in_channels,
+        }
+    }
+
+    /// Fills the table for `rows`, which are output pixels.
+    ///
+    /// # Safety
+    /// `x` covers the input; `rows` are at most a block.
+    pub(super) unsafe fn prepare(&mut self, rows: Range<usize>) {
+        if self.prepared == rows {
+            return;
+        }
+        self.prepared = rows.clone();
+        let w = self.desc.window;
+        let mut row = rows.start;
+        let mut image = self.image;
+        // SAFETY: each run of pixels stays inside its image, the table and the copy.
+        unsafe {
+            while row < rows.end {
+                let (n, oh, ow) = (row / (w.out_h * w.out_w), row / w.out_w % w.out_h, row % w.out_w);
+                let x = self.x.wrapping_add(n * w.x_n_stride);
+                match self.form {
+                    Form::PaddedRows => {
+                        // All of the block's rows in this image at once.
+                        let end = rows.end.min((n + 1) * w.out_h * w.out_w);
+                        let last = (end - 1) / w.out_w % w.out_h;
+                        image = self.copy_rows(x, oh, last, image);
+                        for r in row..end {
+                            self.point_into_copy(
+                                r - rows.start,
+                                r / w.out_w % w.out_h - oh,
+                                r % w.out_w,
+                                oh,
+                                last,
+                                image,
+                            );
+                        }
+                        row = end;
+                    }
+                    _ => {
+                        let end = rows.end.min(row + w.out_w - ow);
+                        self.point_into_input(x, row - rows.start, oh, ow..ow + end - row);
+                        row = end;
+                    }
+                }
+            }
+        }
+    }
+
+    /// # Safety
+    /// As for [`Lookup::prepare`].
+    unsafe fn point_into_input(&mut self, x: *const f32, entry: usize, oh: usize, ow: Range<usize>) {
+        let w = &self.window;
+        for i in 0..w.kernel_h {
+            let ih = w.input_row(oh, i);
+            for j in 0..w.kernel_w {
+                let (first, end) = w.columns_inside(j);
+                let (first, end) = (first.clamp(ow.start, ow.end), end.clamp(ow.start, ow.end));
+                let table = self.table.wrapping_add((i * w.kernel_w + j) * self.desc.row_block + entry);
+                let zeros = self.zeros.cast_const();
+                // SAFETY: one entry per output pixel of the run.
+                unsafe {
+                    let Some(ih) = ih.filter(|_| first < end) else {
+                        (0..ow.len()).for_each(|r| *table.add(r) = zeros);
+                        continue;
+                    };
+                    (0..first - ow.start).for_each(|r| *table.add(r) = zeros);
+                    let iw = first * w.stride_w + j * w.dilation_w - w.pad_left;
+                    let pixel = x.wrapping_add(ih * w.x_h_stride + iw * w.x_w_stride);
+                    let step = w.stride_w * w.x_w_stride;
+                    (0..end - first).for_each(|r| *table.add(first - ow.start + r) = pixel.wrapping_add(r * step));
+                    (end - ow.start..ow.len()).for_each(|r| *table.add(r) = zeros);
+                }
+            }
+        }
+    }
+
+    /// Copies the input rows that output rows `first..=last` see, with their padding, to `image`.
+    ///
+    /// # Safety
+    /// As for [`Lookup::prepare`]; `image` lies in the workspace.
+    unsafe fn copy_rows(&mut self, x: *const f32, first: usize, last: usize, image: *mut f32) -> *mut f32 {
+        let w = &self.window;
+        let channels = self.desc.in_channels;
+        let (width, height) = (padded_width(w), copied_rows(w, last - first + 1));
+        let left = w.pad_left.min(width);
+        let inside = w.in_w.min(width - left);
+        for i in 0..height {
+            let ih = (first * w.stride_h + i).checked_sub(w.pad_top).filter(|&ih| ih < w.in_h);
+            // SAFETY: `height` rows of `width` pixels fit, as the layout counted them.
+            unsafe {
+                let row = image.add(i * width * channels);
+                let Some(ih) = ih else {
+                    std::ptr::write_bytes(row, 0, width * channels);
+                    continue;
+                };
+                std::ptr::write_bytes(row, 0, left * channels);
+                let source = x.add(ih * w.x_h_stride);
+                if w.x_w_stride == channels {
+                    std::ptr::copy_nonoverlapping(source, row.add(left * channels), inside * channels);
+                } else {
+                    for iw in 0..inside {
+                        let pixel = source.add(iw * w.x_w_stride);
+                        std::ptr::copy_nonoverlapping(pixel, row.add((left + iw) * channels), channels);
+                    }
+                }
+                std::ptr::write_bytes(row.add((left + inside) * channels), 0, (width - left - inside) * channels);
+            }
+        }
+        image.wrapping_add(height * width * channels)
+    }
+
+    /// # Safety
+    /// `end` is what [`Lookup::copy_rows`] returned for `first` and `last`; `oh` counts from `first`.
+    unsafe fn point_into_copy(&mut self, entry: usize, oh: usize, ow: usize, first: usize, last: usize, end: *mut f32) {
+        let w = &self.window;
+        let row = padded_width(w) * self.desc.in_channels;
+        let image = end.wrapping_sub(copied_rows(w, last - first + 1) * row).cast_const();
+        for i in 0..w.kernel_h {
+            let offset = (oh * w.stride_h + i * w.dilation_h) * row + ow * w.stride_w * self.desc.in_channels;
+            // SAFETY: one entry per tap and output pixel of the block.
+            unsafe { *self.table.add(i * self.desc.row_block + entry) = image.wrapping_add(offset) };
+        }
+    }
+}
+
+/// Pixels of a row with its padding.
+fn padded_width(w: &Window) -> usize {
+    w.out_w.saturating_sub(1) * w.stride_w + w.kernel_w
+}
+
+/// Input rows, padding included, that `n` output rows see.
+fn copied_rows(w: &Window, n: usize) -> usize {
+    n.saturating_sub(1) * w.stride_h + (w.kernel_h - 1) * w.dilation_h + 1
+}
+
+/// Rows of all copies of a block, at most: the block may lie in several images.
+fn rows_of_block(desc: &ConvDesc) -> usize {
+    let w = &desc.window;
+    let rows = desc.row_block.div_ceil(w.out_w.max(1)) + 1;
+    let images = desc.row_block.div_ceil((w.out_w * w.out_h).max(1)) + 1;
+    rows * w.stride_h + images * ((w.kernel_h - 1) * w.dilation_h + 1)
+}
