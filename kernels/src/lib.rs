@@ -13,10 +13,12 @@
 //! All entries are `extern "C"` under stable names, listed in [`symbols`].
 
 pub mod conv;
+pub mod depthwise;
 pub mod epilogue;
 pub mod gemm;
 mod isa;
 pub mod pack;
+pub mod pool;
 pub(crate) mod simd;
 mod symbols;
 #[cfg(test)]

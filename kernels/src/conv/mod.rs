@@ -11,7 +11,7 @@
 
 mod lookup;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use crate::epilogue::{Epilogue, EpilogueOp, MAX_BATCH, MAX_EPILOGUE};
 use crate::gemm::tile::Lhs;

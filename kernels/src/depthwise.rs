@@ -1,0 +1,278 @@
+//! Depthwise convolution of NHWC images in f32: each channel has its own window.
+//!
+//! `x: [batch, in_h, in_w, channels]`, weights `[kernel_h, kernel_w, channels]` (plain, for every instruction set),
+//! `y: [batch, out_h, out_w, channels]` with `ldy` elements between pixels. Item `i` is output row `i % out_h` of image `i / out_h`.
+//! For the epilogue, a row is an output pixel and a column a channel.
+
+use crate::epilogue::{ApplyRest, Epilogue, EpilogueOp, Fast, MAX_BATCH, MAX_EPILOGUE, Rect};
+use crate::isa::Isa;
+use crate::simd::{Simd, Task, dispatch};
+use crate::window::Window;
+use crate::{INVALID, LHS, OK, OPERANDS, OUT, RHS, UNSUPPORTED_ISA, pointer};
+
+/// Output pixels computed together.
+const TILE: usize = 4;
+
+/// A depthwise convolution.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct DepthwiseDesc {
+    /// The [`Isa`] to use, as its number.
+    pub isa: u32,
+    /// Used entries of `epilogue`.
+    pub n_epilogue: u32,
+    /// Geometry.
+    pub window: Window,
+    /// Channels of input and output.
+    pub channels: usize,
+    /// Elements between output pixels.
+    pub ldy: usize,
+    /// Applied to `y`.
+    pub epilogue: [EpilogueOp; MAX_EPILOGUE],
+}
+
+impl DepthwiseDesc {
+    /// A depthwise convolution for the current instruction set, with contiguous output.
+    pub fn new(window: Window, channels: usize) -> DepthwiseDesc {
+        let epilogue = [EpilogueOp::default(); MAX_EPILOGUE];
+        DepthwiseDesc { isa: Isa::current() as u32, n_epilogue: 0, window, channels, ldy: channels, epilogue }
+    }
+
+    /// Appends an epilogue op. False, and nothing appended, if there is no room.
+    #[must_use]
+    pub fn push_epilogue(&mut self, op: EpilogueOp) -> bool {
+        let has_room = (self.n_epilogue as usize) < MAX_EPILOGUE;
+        if has_room {
+            self.epilogue[self.n_epilogue as usize] = op;
+            self.n_epilogue += 1;
+        }
+        has_room
+    }
+
+    /// Items of the whole convolution.
+    pub fn n_items(&self) -> usize {
+        self.window.batch * self.window.out_h
+    }
+}
+
+/// Computes items `begin..end` of a [`DepthwiseDesc`].
+///
+/// `ptrs[LHS]` is `x`, `ptrs[RHS]` the weights, `ptrs[OUT]` is `y`, `ptrs[OPERANDS..]` are the epilogue's operands.
+/// Returns `OK`, `INVALID` or `UNSUPPORTED_ISA`.
+///
+/// # Safety
+/// The pointers cover what the descriptor describes; no other thread writes these items' part of `y`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gm_depthwise_f32(
+    desc: *const DepthwiseDesc,
+    ptrs: *const *mut u8,
+    begin: usize,
+    end: usize,
+) -> u32 {
+    // SAFETY: the descriptor is valid by contract.
+    let desc = unsafe { &*desc };
+    let Some(isa) = Isa::usable(desc.isa) else { return UNSUPPORTED_ISA };
+    if !Epilogue::valid(&desc.epilogue, desc.n_epilogue) || !desc.window.valid() {
+        return INVALID;
+    }
+    // SAFETY: the pointers cover what the descriptor describes.
+    unsafe {
+        let ops = &desc.epilogue[..desc.n_epilogue as usize];
+        let epilogue = Epilogue::resolve(ops, ptrs.add(OPERANDS), [0; MAX_BATCH]);
+        for item in begin..end.min(desc.n_items()) {
+            let (n, oh) = (item / desc.window.out_h, item % desc.window.out_h);
+            let first_pixel = item * desc.window.out_w;
+            let row = Row {
+                desc,
+                x: pointer(ptrs, LHS).cast_const().wrapping_add(n * desc.window.x_n_stride),
+                weights: pointer(ptrs, RHS),
+                y: pointer(ptrs, OUT).wrapping_add(first_pixel * desc.ldy),
+                oh,
+                fast: epilogue.fast.at(first_pixel, 0),
+            };
+            let y = row.y;
+            dispatch(isa, row);
+            if epilogue.has_rest() {
+                let (rows, cols) = (desc.window.out_w, desc.channels);
+                let rect = Rect { c: y, ldc: desc.ldy, row: first_pixel, col: 0, rows, cols };
+                dispatch(isa, ApplyRest(&epilogue, rect));
+            }
+        }
+    }
+    OK
+}
+
+/// One output row.
+struct Row<'a> {
+    desc: &'a DepthwiseDesc,
+    x: *const f32,
+    weights: *const f32,
+    y: *mut f32,
+    oh: usize,
+    fast: Fast,
+}
+
+impl Task for Row<'_> {
+    type Out = ();
+
+    /// Safety: the pointers cover the row and what it depends on.
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self, s: S) {
+        let w = &self.desc.window;
+        let (inside, inside_end) = w.columns_all_inside();
+        let mut channel = 0;
+        while channel < self.desc.channels {
+            let rest = self.desc.channels - channel;
+            let mut ow = 0;
+            // SAFETY: tiles lie inside the row; those of several pixels only where the whole window is inside the image.
+            unsafe {
+                while ow < w.out_w {
+                    let full_tile = ow >= inside && ow + TILE <= inside_end;
+                    match (full_tile, rest >= 2 * S::LANES) {
+                        (true, true) => self.tile::<S, TILE, 2, false>(s, ow, channel),
+                        (true, false) => self.tile::<S, TILE, 1, true>(s, ow, channel),
+                        (false, true) => self.tile::<S, 1, 2, false>(s, ow, channel),
+                        (false, false) => self.tile::<S, 1, 1, true>(s, ow, channel),
+                    }
+                    ow += if full_tile { TILE } else { 1 };
+                }
+            }
+            channel += if rest >= 2 * S::LANES { 2 * S::LANES } else { S::LANES };
+        }
+    }
+}
+
+impl Row<'_> {
+    /// `P` pixels from `ow` on by `V` vectors of channels; a masked tile has one, perhaps partial. With one pixel, window columns beyond
+    /// the image are skipped.
+    ///
+    /// # Safety
+    /// As for `run`.
+    #[inline(always)]
+    unsafe fn tile<S: Simd, const P: usize, const V: usize, const MASKED: bool>(
+        &self,
+        s: S,
+        ow: usize,
+        channel: usize,
+    ) {
+        let w = &self.desc.window;
+        let n = self.desc.channels - channel;
+        let step = w.stride_w * w.x_w_stride;
+        let mut acc = [[s.zero(); V]; P];
+        // SAFETY: `input_row` and the column check keep taps on the image, and masks keep channels in range.
+        unsafe {
+            for i in 0..w.kernel_h {
+                let Some(ih) = w.input_row(self.oh, i) else { continue };
+                let x_row = self.x.add(ih * w.x_h_stride + channel);
+                for j in 0..w.kernel_w {
+                    let Some(iw) = (ow * w.stride_w + j * w.dilation_w).checked_sub(w.pad_left) else { continue };
+                    if P == 1 && iw >= w.in_w {
+                        continue;
+                    }
+                    let x = x_row.add(iw * w.x_w_stride);
+                    let weights = self.weights.add((i * w.kernel_w + j) * self.desc.channels + channel);
+                    for v in 0..V {
+                        let weight = load::<S, MASKED>(s, weights.add(v * S::LANES), n);
+                        for (p, acc) in acc.iter_mut().enumerate() {
+                            let x = load::<S, MASKED>(s, x.add(p * step + v * S::LANES), n);
+                            acc[v] = s.mul_acc(x, weight, acc[v]);
+                        }
+                    }
+                }
+            }
+            for (p, acc) in acc.iter().enumerate() {
+                for (v, &sum) in acc.iter().enumerate() {
+                    let col = channel + v * S::LANES;
+                    let sum = self.finish::<S, MASKED>(s, ow + p, col, n, sum);
+                    let y = self.y.add((ow + p) * self.desc.ldy + col);
+                    if MASKED { s.store_n(y, n, sum) } else { s.store(y, sum) }
+                }
+            }
+        }
+    }
+
+    /// # Safety
+    /// As for `run`.
+    #[inline(always)]
+    unsafe fn finish<S: Simd, const MASKED: bool>(&self, s: S, ow: usize, col: usize, n: usize, mut sum: S::F) -> S::F {
+        // SAFETY: the operands cover the row.
+        unsafe {
+            if !self.fast.bias.is_null() {
+                sum = s.add(sum, load::<S, MASKED>(s, self.fast.bias.add(col), n));
+            }
+            if !self.fast.residual.is_null() {
+                let residual = self.fast.residual.offset(ow as isize * self.fast.residual_ld).add(col);
+                sum = s.add(sum, load::<S, MASKED>(s, residual, n));
+            }
+        }
+        if self.fast.clamp { s.min(s.splat(self.fast.hi), s.max(s.splat(self.fast.lo), sum)) } else { sum }
+    }
+}
+
+/// # Safety
+/// `p` is readable for a vector, or for `n` elements if masked.
+#[inline(always)]
+unsafe fn load<S: Simd, const MASKED: bool>(s: S, p: *const f32, n: usize) -> S::F {
+    // SAFETY: by contract.
+    unsafe { if MASKED { s.load_n(p, n) } else { s.load(p) } }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::conv::tests::{input, pixels, window};
+    use crate::epilogue::EpilogueKind;
+    use crate::testing::{Rng, assert_close};
+
+    #[test]
+    fn depthwise_convolutions_agree_with_the_reference() {
+        let mut rng = Rng(21);
+        for isa in Isa::available() {
+            for round in 0..250 {
+                let channels = rng.pick(&[1, 3, 4, 8, 15, 16, 17, 31, 32, 33, 64, 70]);
+                let window = window(&mut rng, channels);
+                let mut d = DepthwiseDesc { isa: isa as u32, ..DepthwiseDesc::new(window, channels) };
+                d.ldy += rng.pick(&[0, 2]);
+                let with_epilogue = rng.below(2) == 0;
+                if with_epilogue {
+                    assert!(d.push_epilogue(EpilogueOp::row_vec(EpilogueKind::Add, 0)));
+                    assert!(d.push_epilogue(EpilogueOp::tensor(EpilogueKind::Add, 1, channels as isize)));
+                    assert!(d.push_epilogue(EpilogueOp::unary(EpilogueKind::Clamp, -0.5, 0.75)));
+                    assert!(d.push_epilogue(EpilogueOp::row_vec(EpilogueKind::Mul, 0)));
+                }
+                let x = rng.vec(window.batch * window.x_n_stride);
+                let weights = rng.vec(window.kernel_h * window.kernel_w * channels);
+                let (bias, residual) = (rng.vec(channels), rng.vec(window.n_pixels() * channels));
+                let mut want = Vec::new();
+                for (pixel, (n, oh, ow)) in pixels(window).enumerate() {
+                    for c in 0..channels {
+                        let mut sum = 0.0;
+                        for tap in 0..window.kernel_h * window.kernel_w {
+                            let at = [oh, ow, tap / window.kernel_w, tap % window.kernel_w];
+                            let x = input(&window, &x, n, at, c).unwrap_or(0.0);
+                            sum += x * f64::from(weights[tap * channels + c]);
+                        }
+                        if with_epilogue {
+                            sum += f64::from(bias[c]) + f64::from(residual[pixel * channels + c]);
+                            sum = sum.clamp(-0.5, 0.75) * f64::from(bias[c]);
+                        }
+                        want.push(sum);
+                    }
+                    want.extend((channels..d.ldy).map(|_| 5.0));
+                }
+                let mut y = vec![5f32; window.n_pixels() * d.ldy];
+                let ptrs = [
+                    x.as_ptr() as *mut u8,
+                    weights.as_ptr() as *mut u8,
+                    y.as_mut_ptr().cast(),
+                    std::ptr::null_mut(),
+                    bias.as_ptr() as *mut u8,
+                    residual.as_ptr() as *mut u8,
+                ];
+                // SAFETY: the buffers have the sizes that the descriptor describes.
+                assert_eq!(unsafe { gm_depthwise_f32(&d, ptrs.as_ptr(), 0, d.n_items()) }, OK);
+                assert_close(&y, &want, 1e-5, &format!("{isa} round {round} {d:?}"));
+            }
+        }
+    }
+}

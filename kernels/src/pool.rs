@@ -1,0 +1,241 @@
+//! Pooling of NHWC images in f32.
+//!
+//! `x: [batch, in_h, in_w, channels]`, `y: [batch, out_h, out_w, channels]` with `ldy` elements between pixels. Item `i` is output row
+//! `i % out_h` of image `i / out_h`. The output's size is given, so rounding up is the caller's affair. Global pooling is a window
+//! as large as the image.
+
+use crate::isa::Isa;
+use crate::simd::{Simd, Task, dispatch};
+use crate::window::Window;
+use crate::{INVALID, LHS, OK, OUT, UNSUPPORTED_ISA, pointer};
+
+/// What a [`PoolDesc`] computes from the pixels of each window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum PoolKind {
+    /// The largest; minus infinity if the window holds padding only. NaN is skipped.
+    Max = 1,
+    /// The mean of the pixels on the image; NaN if there are none.
+    AverageValid = 2,
+    /// The mean over window positions inside the padded image (ONNX `count_include_pad`), padding being zero.
+    AveragePadded = 3,
+}
+
+/// A pooling.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct PoolDesc {
+    /// The [`Isa`] to use, as its number.
+    pub isa: u32,
+    /// A [`PoolKind`] as its number.
+    pub kind: u32,
+    /// Geometry.
+    pub window: Window,
+    /// Channels of input and output.
+    pub channels: usize,
+    /// Elements between output pixels.
+    pub ldy: usize,
+    /// Padding below and to the right: it counts for `AveragePadded`, and windows reaching beyond it (rounding up) do not.
+    pub pad_bottom: usize,
+    /// See `pad_bottom`.
+    pub pad_right: usize,
+}
+
+impl PoolDesc {
+    /// A pooling for the current instruction set with contiguous output.
+    pub fn new(kind: PoolKind, window: Window, channels: usize) -> PoolDesc {
+        let isa = Isa::current() as u32;
+        PoolDesc { isa, kind: kind as u32, window, channels, ldy: channels, pad_bottom: 0, pad_right: 0 }
+    }
+
+    /// Items of the whole pooling.
+    pub fn n_items(&self) -> usize {
+        self.window.batch * self.window.out_h
+    }
+
+    /// What the sum of the window at (oh, ow) is divided by, given its number of pixels on the image.
+    fn divisor(&self, oh: usize, ow: usize, n_inside: usize) -> f32 {
+        if self.kind == PoolKind::AverageValid as u32 {
+            return n_inside as f32;
+        }
+        let w = &self.window;
+        let count = |out: usize, stride: usize, dilation: usize, kernel: usize, size: usize| {
+            (0..kernel).filter(|i| out * stride + i * dilation < size).count()
+        };
+        let rows = count(oh, w.stride_h, w.dilation_h, w.kernel_h, w.pad_top + w.in_h + self.pad_bottom);
+        let cols = count(ow, w.stride_w, w.dilation_w, w.kernel_w, w.pad_left + w.in_w + self.pad_right);
+        (rows * cols) as f32
+    }
+}
+
+/// Computes items `begin..end` of a [`PoolDesc`]: `ptrs[LHS]` is `x`, `ptrs[OUT]` is `y`.
+///
+/// Returns `OK`, `INVALID` or `UNSUPPORTED_ISA`.
+///
+/// # Safety
+/// The pointers cover what the descriptor describes; no other thread writes these items' part of `y`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gm_pool_f32(desc: *const PoolDesc, ptrs: *const *mut u8, begin: usize, end: usize) -> u32 {
+    // SAFETY: the descriptor is valid by contract.
+    let desc = unsafe { &*desc };
+    let Some(isa) = Isa::usable(desc.isa) else { return UNSUPPORTED_ISA };
+    if !(1..=3).contains(&desc.kind) || !desc.window.valid() {
+        return INVALID;
+    }
+    for item in begin..end.min(desc.n_items()) {
+        let (n, oh) = (item / desc.window.out_h, item % desc.window.out_h);
+        for ow in 0..desc.window.out_w {
+            // SAFETY: the pointers cover what the descriptor describes.
+            unsafe {
+                let x = pointer(ptrs, LHS).cast_const().wrapping_add(n * desc.window.x_n_stride);
+                let y = pointer(ptrs, OUT).wrapping_add((item * desc.window.out_w + ow) * desc.ldy);
+                dispatch(isa, Pixel { desc, x, y, oh, ow });
+            }
+        }
+    }
+    OK
+}
+
+/// One output pixel.
+struct Pixel<'a> {
+    desc: &'a PoolDesc,
+    x: *const f32,
+    y: *mut f32,
+    oh: usize,
+    ow: usize,
+}
+
+impl Task for Pixel<'_> {
+    type Out = ();
+
+    /// Safety: the pointers cover the pixel's window and channels.
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self, s: S) {
+        let is_max = self.desc.kind == PoolKind::Max as u32;
+        let mut channel = 0;
+        while channel < self.desc.channels {
+            let n = self.desc.channels - channel;
+            // SAFETY: at most `n` channels from `channel` on.
+            unsafe {
+                let (result, n_inside) = if is_max { self.max(s, channel, n) } else { self.sum(s, channel, n) };
+                let result = match is_max {
+                    true => result,
+                    false => s.div(result, s.splat(self.desc.divisor(self.oh, self.ow, n_inside))),
+                };
+                s.store_n(self.y.add(channel), n, result);
+            }
+            channel += S::LANES;
+        }
+    }
+}
+
+impl Pixel<'_> {
+    /// The window columns on the image, as a range.
+    #[inline(always)]
+    fn columns(&self) -> std::ops::Range<usize> {
+        let w = &self.desc.window;
+        let start = self.ow * w.stride_w;
+        if w.dilation_w == 0 {
+            return 0..0;
+        }
+        let first = w.pad_left.saturating_sub(start).div_ceil(w.dilation_w);
+        let end = (w.in_w + w.pad_left).saturating_sub(start).div_ceil(w.dilation_w).min(w.kernel_w);
+        first..end.max(first)
+    }
+
+    #[inline(always)]
+    fn address(&self, ih: usize, j: usize, channel: usize) -> *const f32 {
+        let w = &self.desc.window;
+        let iw = self.ow * w.stride_w + j * w.dilation_w - w.pad_left;
+        self.x.wrapping_add(ih * w.x_h_stride + iw * w.x_w_stride + channel)
+    }
+
+    /// # Safety
+    /// As for `run`.
+    #[inline(always)]
+    unsafe fn max<S: Simd>(&self, s: S, channel: usize, n: usize) -> (S::F, usize) {
+        let mut acc = s.splat(f32::NEG_INFINITY);
+        for i in 0..self.desc.window.kernel_h {
+            let Some(ih) = self.desc.window.input_row(self.oh, i) else { continue };
+            for j in self.columns() {
+                // SAFETY: the tap is on the image.
+                acc = s.max(unsafe { s.load_n(self.address(ih, j, channel), n) }, acc);
+            }
+        }
+        (acc, 0)
+    }
+
+    /// Sums by rows, which bounds the rounding error of large windows.
+    ///
+    /// # Safety
+    /// As for `run`.
+    #[inline(always)]
+    unsafe fn sum<S: Simd>(&self, s: S, channel: usize, n: usize) -> (S::F, usize) {
+        let (mut acc, mut n_inside) = (s.zero(), 0);
+        for i in 0..self.desc.window.kernel_h {
+            let Some(ih) = self.desc.window.input_row(self.oh, i) else { continue };
+            let mut row = s.zero();
+            for j in self.columns() {
+                // SAFETY: the tap is on the image.
+                row = s.add(row, unsafe { s.load_n(self.address(ih, j, channel), n) });
+            }
+            n_inside += self.columns().len();
+            acc = s.add(acc, row);
+        }
+        (acc, n_inside)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::conv::tests::{input, pixels, window};
+    use crate::testing::{Rng, assert_close};
+
+    fn reference(d: &PoolDesc, x: &[f32]) -> Vec<f64> {
+        let w = &d.window;
+        let mut out = Vec::new();
+        for (n, oh, ow) in pixels(*w) {
+            for c in 0..d.channels {
+                let taps = || (0..w.kernel_h * w.kernel_w).map(|tap| (tap / w.kernel_w, tap % w.kernel_w));
+                let inside: Vec<f64> = taps().filter_map(|(i, j)| input(w, x, n, [oh, ow, i, j], c)).collect();
+                let padded = taps().filter(|(i, j)| {
+                    oh * w.stride_h + i * w.dilation_h < w.pad_top + w.in_h + d.pad_bottom
+                        && ow * w.stride_w + j * w.dilation_w < w.pad_left + w.in_w + d.pad_right
+                });
+                let sum: f64 = inside.iter().sum();
+                out.push(match d.kind {
+                    1 => inside.iter().copied().fold(f64::NEG_INFINITY, f64::max),
+                    2 => sum / inside.len() as f64,
+                    _ => sum / padded.count() as f64,
+                });
+            }
+            out.extend((d.channels..d.ldy).map(|_| 5.0));
+        }
+        out
+    }
+
+    #[test]
+    fn pooling_agrees_with_the_reference() {
+        let mut rng = Rng(31);
+        for isa in Isa::available() {
+            for _ in 0..400 {
+                let channels = rng.pick(&[1, 3, 8, 16, 17, 33]);
+                let mut window = window(&mut rng, channels);
+                // Rounding up: one more column and row than fit, as long as they begin on the padded image.
+                let (bottom, right) = (rng.below(2), rng.below(2));
+                (window.out_h, window.out_w) = (window.out_h + rng.below(2), window.out_w + rng.below(2));
+                let kind = rng.pick(&[PoolKind::Max, PoolKind::AverageValid, PoolKind::AveragePadded]);
+                let mut d = PoolDesc::new(kind, window, channels);
+                (d.isa, d.pad_bottom, d.pad_right) = (isa as u32, bottom, right);
+                d.ldy += rng.pick(&[0, 3]);
+                let x = rng.vec(window.batch * window.x_n_stride);
+                let mut y = vec![5f32; window.n_pixels() * d.ldy];
+                let ptrs = [x.as_ptr() as *mut u8, std::ptr::null_mut(), y.as_mut_ptr().cast()];
+                // SAFETY: the buffers have the sizes that the descriptor describes.
+                assert_eq!(unsafe { gm_pool_f32(&d, ptrs.as_ptr(), 0, d.n_items()) }, OK);
+                assert_close(&y, &reference(&d, &x), 1e-6, &format!("{isa} {d:?}"));
+            }
+        }
+    }
+}
