@@ -1,1 +1,3 @@
 //! Black-box tests: one binary of modules.
+
+mod house_rules;

@@ -1,3 +1,5 @@
+//! Convolutions over random windows, against a direct loop.
+
 use super::*;
 use crate::epilogue::EpilogueKind;
 use crate::testing::{Rng, assert_close};

@@ -1,3 +1,5 @@
+//! Matrix products over random shapes, strides and epilogues, on every instruction set of this machine.
+
 use super::*;
 use crate::epilogue::EpilogueKind;
 use crate::pack::{PackBDesc, PackBatchDim, gm_pack_b_f32, pack_b, packed_len};

@@ -1,3 +1,5 @@
+//! Elementary functions against `f64`, over their ranges and at special values.
+
 use super::*;
 use crate::testing::Rng;
 

@@ -1,3 +1,5 @@
+//! Malformed programs, and what the validator says of each.
+
 use super::*;
 use crate::device::{DeviceKind, DeviceName};
 use crate::program::{Carried, If, Kernel, KernelEntry, KernelId, Loop, Scanned, StepId, VariableSpec};

@@ -1,0 +1,195 @@
+//! What every source file keeps to, and what the top level may hold.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use super::assert_none;
+
+/// Rust files longer than this are asked to be split; tests and tables are exempt.
+const MAX_LINES: usize = 1000;
+
+/// Files that are mostly a table, by path from the root.
+const TABLES: &[&str] = &["compiler/src/ir/ops.rs", "compiler/src/ir/scalar.rs"];
+
+/// The only place in the compiler that may contain unsafe code: entering freshly made machine code.
+const UNSAFE_IN_COMPILER: &str = "compiler/src/codegen/";
+
+/// DESIGN's top level; names that begin with a dot are allowed as well.
+const TOP_LEVEL: &[&str] = &[
+    "Cargo.lock",
+    "Cargo.toml",
+    "LICENSE-APACHE",
+    "LICENSE-MIT",
+    "README.md",
+    "benches",
+    "compiler",
+    "kernels",
+    "runtime",
+    "rustfmt.toml",
+    "target",
+    "tests",
+];
+
+// Joined at compile time, so that this file does not break its own rules.
+const LEFTOVERS: &[&str] =
+    &[concat!("to", "do!("), concat!("unimple", "mented!("), concat!("db", "g!("), concat!("#[ign", "ore")];
+const MACHINE_PATHS: &[&str] = &[
+    concat!("/ho", "me/"),
+    concat!("/ro", "ot/"),
+    concat!("/wo", "rk/"),
+    concat!("/Us", "ers/"),
+    concat!("/tm", "p/"),
+];
+
+#[test]
+fn rust_files_begin_with_a_module_doc() {
+    let missing = rust_files().filter(|f| !f.text.starts_with("//!")).map(|f| f.path).collect();
+    assert_none("begin the file with a `//!` line that says what it holds", missing);
+}
+
+#[test]
+fn rust_files_are_of_readable_length() {
+    let long = rust_files()
+        .filter(|f| !is_test(&f.path) && !TABLES.contains(&f.path.as_str()))
+        .map(|f| (f.text.lines().count(), f.path))
+        .filter(|(lines, _)| *lines > MAX_LINES)
+        .map(|(lines, path)| format!("{path}: {lines} lines"))
+        .collect();
+    assert_none(&format!("split files of more than {MAX_LINES} lines"), long);
+}
+
+#[test]
+fn no_leftovers() {
+    assert_none("finish or remove", find(rust_files(), |line| LEFTOVERS.iter().any(|l| line.contains(l))));
+}
+
+#[test]
+fn no_paths_of_one_machine() {
+    let texts = files().into_iter().filter_map(File::read);
+    assert_none("write paths relative to the repository", find(texts, has_machine_path));
+}
+
+#[test]
+fn unsafe_code_stays_in_its_modules() {
+    let compiler = rust_files().filter(|f| {
+        ["compiler/", "benches/", "tests/src/"].iter().any(|p| f.path.starts_with(p))
+            && !f.path.starts_with(UNSAFE_IN_COMPILER)
+    });
+    let is_unsafe = |line: &str| {
+        let code = line.split("//").next().unwrap_or(line);
+        ["unsafe {", "unsafe fn", "unsafe impl", "unsafe extern"].iter().any(|u| code.contains(u))
+    };
+    assert_none("unsafe code belongs to kernels, runtime and the compiler's JIT module", find(compiler, is_unsafe));
+}
+
+#[test]
+fn top_level_holds_what_the_design_names() {
+    let strangers = fs::read_dir(root())
+        .expect("the workspace root is readable")
+        .map(|entry| entry.expect("the workspace root is readable").file_name().to_string_lossy().into_owned())
+        .filter(|name| !name.starts_with('.') && !TOP_LEVEL.contains(&name.as_str()))
+        .collect();
+    assert_none("move into a package, or amend the design", strangers);
+}
+
+#[test]
+fn markdown_links_lead_somewhere() {
+    let mut dead = Vec::new();
+    for file in files().into_iter().filter(|p| p.extension().is_some_and(|e| e == "md")).filter_map(File::read) {
+        let folder = root().join(&file.path);
+        let folder = folder.parent().expect("a file has a folder");
+        for target in links(&file.text).filter(|t| is_relative(t)) {
+            let path = target.split('#').next().unwrap_or_default();
+            if !path.is_empty() && !folder.join(path).exists() {
+                dead.push(format!("{}: {target}", file.path));
+            }
+        }
+    }
+    assert_none("dead relative links", dead);
+}
+
+#[test]
+fn rules_see_what_they_look_for() {
+    assert!(has_machine_path(concat!("see /ho", "me/me/notes")));
+    assert!(has_machine_path(concat!("\"/tm", "p/x\"")));
+    assert!(!has_machine_path(concat!("crate/ho", "me/page")));
+    assert_eq!(links("a [b](c.md#d) and [e](https://f.g)").collect::<Vec<_>>(), ["c.md#d", "https://f.g"]);
+    assert!(rust_files().count() > 20, "the walk finds the workspace's sources");
+}
+
+struct File {
+    /// From the root, with forward slashes.
+    path: String,
+    text: String,
+}
+
+impl File {
+    /// `None` for what is not text.
+    fn read(path: PathBuf) -> Option<File> {
+        let text = String::from_utf8(fs::read(&path).ok()?).ok()?;
+        let path = path.strip_prefix(root()).expect("walked from the root").to_string_lossy().replace('\\', "/");
+        Some(File { path, text })
+    }
+}
+
+fn root() -> &'static Path {
+    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
+}
+
+fn rust_files() -> impl Iterator<Item = File> {
+    files().into_iter().filter(|p| p.extension().is_some_and(|e| e == "rs")).filter_map(File::read)
+}
+
+/// All files of the checkout in a stable order, without build output, git's own and the virtual environment.
+fn files() -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    let mut folders = vec![root().to_path_buf()];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(&folder).expect("a folder of the checkout is readable") {
+            let entry = entry.expect("a folder of the checkout is readable");
+            let name = entry.file_name().to_string_lossy().into_owned();
+            let kind = entry.file_type().expect("an entry has a type");
+            if kind.is_dir() && ![".git", ".venv", "target", "__pycache__"].contains(&name.as_str()) {
+                folders.push(entry.path());
+            } else if kind.is_file() && name != ".git" && name != "Cargo.lock" {
+                found.push(entry.path());
+            }
+        }
+    }
+    found.sort();
+    found
+}
+
+fn is_test(path: &str) -> bool {
+    path.starts_with("tests/") || path.contains("/tests/") || path.ends_with("/tests.rs")
+}
+
+/// `path:line: text` for every line that matches.
+fn find(files: impl Iterator<Item = File>, matches: impl Fn(&str) -> bool) -> Vec<String> {
+    files
+        .flat_map(|f| {
+            let hits = f.text.lines().enumerate().filter(|(_, line)| matches(line));
+            hits.map(|(k, line)| format!("{}:{}: {}", f.path, k + 1, line.trim())).collect::<Vec<_>>()
+        })
+        .collect()
+}
+
+/// Whether an absolute path of somebody's machine starts in this line; `a/home/b` is not one.
+fn has_machine_path(line: &str) -> bool {
+    MACHINE_PATHS.iter().any(|path| {
+        line.match_indices(path)
+            .any(|(at, _)| !line[..at].ends_with(|c: char| c.is_alphanumeric() || ")}_-.*".contains(c)))
+    })
+}
+
+/// Targets of inline links, `](target)`.
+fn links(markdown: &str) -> impl Iterator<Item = &str> {
+    markdown.split("](").skip(1).filter_map(|rest| rest.split(')').next())
+}
+
+/// Not a URL, and not a path of Rust items as in the crate's docs.
+fn is_relative(target: &str) -> bool {
+    !target.contains("://") && !target.starts_with("mailto:") && !target.contains("::")
+}
