@@ -19,6 +19,7 @@ pub mod gemm;
 mod isa;
 pub mod pack;
 pub mod pool;
+pub mod rows;
 pub(crate) mod simd;
 mod symbols;
 #[cfg(test)]

@@ -33,6 +33,9 @@ symbols! {
     crate::conv::gm_conv_f32 as TaskFn<crate::conv::ConvDesc> = "gm_conv_f32";
     crate::depthwise::gm_depthwise_f32 as TaskFn<crate::depthwise::DepthwiseDesc> = "gm_depthwise_f32";
     crate::pool::gm_pool_f32 as TaskFn<crate::pool::PoolDesc> = "gm_pool_f32";
+    crate::rows::gm_softmax_f32 as TaskFn<crate::rows::SoftmaxDesc> = "gm_softmax_f32";
+    crate::rows::gm_norm_f32 as TaskFn<crate::rows::NormDesc> = "gm_norm_f32";
+    crate::rows::gm_reduce_f32 as TaskFn<crate::rows::ReduceDesc> = "gm_reduce_f32";
     crate::vmath::gm_vexp_f32 as UnaryFn = "gm_vexp_f32";
     crate::vmath::gm_vexp2_f32 as UnaryFn = "gm_vexp2_f32";
     crate::vmath::gm_vexpm1_f32 as UnaryFn = "gm_vexpm1_f32";

@@ -1,0 +1,208 @@
+//! Softmax and its logarithm.
+
+use super::{Largest, RowDim, fold, lanes_below, n_rows, row_at, row_dims};
+use crate::epilogue::MAX_BATCH;
+use crate::isa::Isa;
+use crate::simd::{Simd, Task, dispatch};
+use crate::{INVALID, LHS, OK, OUT, RHS, UNSUPPORTED_ISA, pointer, vmath};
+
+/// What a [`SoftmaxDesc`] computes of each row `t = x * scale + mask`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum SoftmaxKind {
+    /// `e^t / sum e^t`
+    Softmax = 1,
+    /// `t - ln(sum e^t)`
+    LogSoftmax = 2,
+}
+
+/// A softmax of rows.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SoftmaxDesc {
+    /// The [`Isa`] to use, as its number.
+    pub isa: u32,
+    /// A [`SoftmaxKind`] as its number.
+    pub kind: u32,
+    /// Factor of `x`.
+    pub scale: f32,
+    /// Nonzero if column `j` counts only where `j <= i + causal_offset`, `i` being the row's index along the last dimension of `rows`.
+    pub causal: u32,
+    /// See `causal`.
+    pub causal_offset: isize,
+    /// Elements of a row.
+    pub n_cols: usize,
+    /// Which rows.
+    pub rows: [RowDim; MAX_BATCH],
+}
+
+impl SoftmaxDesc {
+    /// A softmax of the rows of a contiguous matrix, for the current instruction set.
+    pub fn new(kind: SoftmaxKind, n_rows: usize, n_cols: usize) -> SoftmaxDesc {
+        SoftmaxDesc {
+            isa: Isa::current() as u32,
+            kind: kind as u32,
+            scale: 1.0,
+            causal: 0,
+            causal_offset: 0,
+            n_cols,
+            rows: row_dims(n_rows, n_cols, n_cols),
+        }
+    }
+
+    /// Rows.
+    pub fn n_items(&self) -> usize {
+        n_rows(&self.rows)
+    }
+}
+
+/// Computes items `begin..end` of a [`SoftmaxDesc`].
+///
+/// `ptrs[LHS]` is `x`, `ptrs[OUT]` is `y`, `ptrs[RHS]` is the mask to add, with unit column stride, or null. A row that is masked
+/// throughout with minus infinity becomes NaN, as arithmetic has it; columns beyond the causal limit become 0 (softmax) or minus infinity.
+/// Returns `OK`, `INVALID` or `UNSUPPORTED_ISA`.
+///
+/// # Safety
+/// The pointers cover what the descriptor describes; no other thread writes these items' part of `y`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gm_softmax_f32(
+    desc: *const SoftmaxDesc,
+    ptrs: *const *mut u8,
+    begin: usize,
+    end: usize,
+) -> u32 {
+    // SAFETY: the descriptor is valid by contract.
+    let desc = unsafe { &*desc };
+    let Some(isa) = Isa::usable(desc.isa) else { return UNSUPPORTED_ISA };
+    if !(1..=2).contains(&desc.kind) {
+        return INVALID;
+    }
+    for item in begin..end.min(desc.n_items()) {
+        let at = row_at(&desc.rows, item);
+        let visible = if desc.causal == 0 { desc.n_cols } else { causal_cols(desc, at.last) };
+        // SAFETY: the pointers cover the row.
+        unsafe {
+            let mask = pointer(ptrs, RHS).cast_const();
+            let row = Row {
+                x: pointer(ptrs, LHS).cast_const().wrapping_offset(at.x),
+                y: pointer(ptrs, OUT).wrapping_offset(at.y),
+                mask: if mask.is_null() { mask } else { mask.wrapping_offset(at.mask) },
+                n: visible,
+                n_cols: desc.n_cols,
+                scale: desc.scale,
+                is_log: desc.kind == SoftmaxKind::LogSoftmax as u32,
+            };
+            dispatch(isa, row);
+        }
+    }
+    OK
+}
+
+/// Columns that row `i` sees.
+fn causal_cols(desc: &SoftmaxDesc, i: usize) -> usize {
+    let end = i as isize + desc.causal_offset + 1;
+    (end.max(0) as usize).min(desc.n_cols)
+}
+
+struct Row {
+    x: *const f32,
+    y: *mut f32,
+    mask: *const f32,
+    /// Columns that count.
+    n: usize,
+    n_cols: usize,
+    scale: f32,
+    is_log: bool,
+}
+
+impl Task for Row {
+    type Out = ();
+
+    /// Safety: the pointers cover the row; the mask may be null.
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self, s: S) {
+        // SAFETY: at most `n_cols` elements of each.
+        unsafe {
+            let largest = if self.scale == 1.0 && self.mask.is_null() {
+                fold(s, self.x, self.n, Largest)
+            } else {
+                self.scale_and_mask(s);
+                fold(s, self.y, self.n, Largest)
+            };
+            let source = if self.scale == 1.0 && self.mask.is_null() { self.x } else { self.y.cast_const() };
+            let sum = self.exponentials(s, source, largest);
+            if self.is_log {
+                let shift = s.splat(largest + sum.ln());
+                self.for_each(s, source, |x| s.sub(x, shift));
+            } else {
+                let factor = s.splat(1.0 / sum);
+                self.for_each(s, self.y, |x| s.mul(x, factor));
+            }
+            let hidden = if self.is_log { f32::NEG_INFINITY } else { 0.0 };
+            for j in self.n..self.n_cols {
+                *self.y.add(j) = hidden;
+            }
+        }
+    }
+}
+
+impl Row {
+    /// `y = x * scale + mask`.
+    ///
+    /// # Safety
+    /// As for `run`.
+    #[inline(always)]
+    unsafe fn scale_and_mask<S: Simd>(&self, s: S) {
+        let scale = s.splat(self.scale);
+        let mut i = 0;
+        while i < self.n {
+            let rest = self.n - i;
+            // SAFETY: at most `rest` elements.
+            unsafe {
+                let mut t = s.mul(s.load_n(self.x.add(i), rest), scale);
+                if !self.mask.is_null() {
+                    t = s.add(t, s.load_n(self.mask.add(i), rest));
+                }
+                s.store_n(self.y.add(i), rest, t);
+            }
+            i += S::LANES;
+        }
+    }
+
+    /// Sum of `e^(t - largest)`; the terms go to `y`, unless the logarithm is wanted.
+    ///
+    /// # Safety
+    /// As for `run`.
+    #[inline(always)]
+    unsafe fn exponentials<S: Simd>(&self, s: S, t: *const f32, largest: f32) -> f32 {
+        let (shift, mut sum) = (s.splat(largest), s.zero());
+        let mut i = 0;
+        while i < self.n {
+            let rest = self.n - i;
+            // SAFETY: at most `rest` elements.
+            unsafe {
+                let e = vmath::exp(s, s.sub(s.load_n(t.add(i), rest), shift));
+                let e = if rest < S::LANES { s.select(lanes_below(s, rest), e, s.zero()) } else { e };
+                sum = s.add(sum, e);
+                if !self.is_log {
+                    s.store_n(self.y.add(i), rest, e);
+                }
+            }
+            i += S::LANES;
+        }
+        s.sum(sum)
+    }
+
+    /// # Safety
+    /// As for `run`; `f` only computes.
+    #[inline(always)]
+    unsafe fn for_each<S: Simd>(&self, s: S, t: *const f32, f: impl Fn(S::F) -> S::F) {
+        let mut i = 0;
+        while i < self.n {
+            let rest = self.n - i;
+            // SAFETY: at most `rest` elements.
+            unsafe { s.store_n(self.y.add(i), rest, f(s.load_n(t.add(i), rest))) };
+            i += S::LANES;
+        }
+    }
+}
