@@ -2,6 +2,7 @@
 
 pub mod cluster;
 pub mod codegen;
+pub mod cost;
 pub mod error;
 pub mod ir;
 pub mod vecprog;

@@ -1,0 +1,105 @@
+//! What devices and links can do.
+
+use super::units::{Bytes, Nanos};
+use super::work::WorkClass;
+use gristmill_kernels::Isa;
+use gristmill_runtime::DType;
+use gristmill_runtime::device::DeviceKind;
+
+/// Clock assumed for a CPU whose rates were not measured.
+const CPU_HZ: f64 = 3.9e9;
+/// Read bandwidth of one core from memory, and what all cores of a server share, bytes per second (measured on Zen 5: 42e9 and 52e9).
+const CORE_MEMORY_BANDWIDTH: f64 = 42e9;
+const SHARED_MEMORY_BANDWIDTH: f64 = 52e9;
+/// Read bandwidth of one core from its second-level cache, bytes per second (measured: 253e9 with AVX-512, 130e9 with 128-bit loads).
+const CORE_CACHE_BANDWIDTH: f64 = 130e9;
+
+/// What one logical device can do.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DeviceProfile {
+    /// CPU, GPU or emulator.
+    pub kind: DeviceKind,
+    /// Peak `f32` floating-point operations per second of the whole device; a fused multiply-add counts as two.
+    pub flops_f32: f64,
+    /// Bandwidth of its memory in bytes per second.
+    pub memory_bandwidth: f64,
+    /// Bandwidth of its cache in bytes per second.
+    pub cache_bandwidth: f64,
+    /// Clusters whose operands and results fit into this many bytes find them in the cache.
+    pub cache_bytes: Bytes,
+    /// Time to start one kernel.
+    pub launch: Nanos,
+    /// Threads that share a kernel.
+    pub n_threads: usize,
+}
+
+impl DeviceProfile {
+    /// A CPU by instruction set and number of threads.
+    pub fn cpu(isa: Isa, n_threads: usize) -> DeviceProfile {
+        let lanes = match isa {
+            Isa::Portable => 4.0,
+            Isa::Avx2 => 8.0,
+            Isa::Avx512 => 16.0,
+        };
+        let n = n_threads.max(1) as f64;
+        DeviceProfile {
+            kind: DeviceKind::Cpu,
+            // Two fused multiply-adds per cycle and lane.
+            flops_f32: CPU_HZ * lanes * 4.0 * n,
+            memory_bandwidth: (CORE_MEMORY_BANDWIDTH * n).min(SHARED_MEMORY_BANDWIDTH),
+            cache_bandwidth: CORE_CACHE_BANDWIDTH * n,
+            cache_bytes: Bytes(1 << 20).times(n_threads.max(1) as u64),
+            launch: Nanos(if n_threads > 1 { 400 } else { 100 }),
+            n_threads: n_threads.max(1),
+        }
+    }
+
+    /// The CPU of this machine with `n_threads` threads.
+    pub fn this_cpu(n_threads: usize) -> DeviceProfile {
+        DeviceProfile::cpu(Isa::current(), n_threads)
+    }
+
+    /// Peak operations per second in a dtype. Half types are computed in `f32`.
+    pub fn peak_flops(&self, dtype: DType) -> f64 {
+        match dtype.size_bytes() {
+            8 => self.flops_f32 / 2.0,
+            _ => self.flops_f32,
+        }
+    }
+
+    /// Share of the peak that kernels of a class reach, as measured for ours on the CPU.
+    ///
+    /// Contractions in `f32` use packed micro-kernels; other dtypes and the index-bound classes run generated scalar code.
+    pub fn efficiency(&self, class: WorkClass, dtype: DType) -> f64 {
+        match (class, dtype) {
+            (WorkClass::MatMul, DType::F32) => 0.85,
+            (WorkClass::Conv, DType::F32) => 0.60,
+            (WorkClass::Attention, DType::F32) => 0.50,
+            (WorkClass::Map | WorkClass::Reduce, DType::F32) => 0.12,
+            (WorkClass::MatMul | WorkClass::Conv | WorkClass::Attention, _) => 0.015,
+            (WorkClass::Map | WorkClass::Reduce, _) => 0.02,
+            (WorkClass::Window, _) => 0.02,
+            (WorkClass::Gather | WorkClass::Scatter, _) => 0.01,
+            (WorkClass::Sort | WorkClass::Scan, _) => 0.005,
+        }
+    }
+}
+
+/// A directed connection between two devices; transfers queue in order.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LinkProfile {
+    /// Time before the first byte.
+    pub latency: Nanos,
+    /// Bytes per second after that.
+    pub bytes_per_second: f64,
+}
+
+impl LinkProfile {
+    /// Between logical devices of one process: a wake-up, and two copies through memory.
+    pub const IN_PROCESS: LinkProfile = LinkProfile { latency: Nanos(2_000), bytes_per_second: 10e9 };
+
+    /// Time of one transfer on an idle link.
+    pub fn transfer(&self, size: Bytes) -> Nanos {
+        self.latency + Nanos::from_seconds(size.0 as f64 / self.bytes_per_second)
+    }
+}
