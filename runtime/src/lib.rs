@@ -4,10 +4,14 @@
 
 pub use half;
 
+pub mod cpu;
+pub mod cuda;
 pub mod device;
+mod display;
 pub mod dtype;
 pub mod error;
 pub mod exec;
+pub mod npy;
 pub mod program;
 pub mod status;
 pub mod tensor;

@@ -196,6 +196,17 @@ impl Tensor {
         unsafe { std::slice::from_raw_parts_mut(ptr as *mut T, n) }
     }
 
+    /// The same bits under another dtype of the same size: what a `.npy` file holds as `u16` may be `bf16`. To `bool`, other values than 0 become 1.
+    pub fn with_bits_as(&self, dtype: DType) -> Result<Tensor, Error> {
+        if dtype.size_bytes() != self.dtype.size_bytes() {
+            return Err(Error::invalid(format!("cannot view the bits of {} as {dtype}: sizes differ", self.dtype)));
+        }
+        if dtype == DType::Bool {
+            return Tensor::from_bytes(dtype, &self.shape, self.as_bytes());
+        }
+        Ok(Tensor { dtype, shape: self.shape.clone(), data: self.data.clone() })
+    }
+
     /// The same elements under another shape of the same length.
     pub fn reshaped(&self, shape: &[usize]) -> Result<Tensor, Error> {
         if checked_size_bytes(self.dtype, shape)? != self.size_bytes() {
@@ -218,12 +229,6 @@ impl fmt::Debug for Tensor {
         let n = self.len().min(8);
         crate::with_dtype!(self.dtype, T => write!(f, "{:?}", &self.as_slice::<T>()[..n]))?;
         if n < self.len() { f.write_str("..") } else { Ok(()) }
-    }
-}
-
-impl fmt::Display for Tensor {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Debug::fmt(self, f)
     }
 }
 

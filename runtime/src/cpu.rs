@@ -1,0 +1,89 @@
+//! Facts about this machine's CPU and memory.
+
+use std::fs;
+
+/// What [`probe`] found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CpuFacts {
+    /// Model name, or the architecture's name where the system does not tell.
+    pub model: String,
+    /// Logical cores that this process may use.
+    pub logical_cores: usize,
+    /// Instruction-set extensions that matter for kernels, in a fixed order.
+    pub features: Vec<&'static str>,
+    /// Physical memory, if the system tells.
+    pub total_memory_bytes: Option<u64>,
+    /// Memory that can be had without swapping, if the system tells.
+    pub available_memory_bytes: Option<u64>,
+}
+
+/// Looks at the machine. What cannot be found out is left empty.
+pub fn probe() -> CpuFacts {
+    let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let model = field(&cpuinfo, "model name").unwrap_or(std::env::consts::ARCH).to_owned();
+    CpuFacts {
+        model,
+        logical_cores: std::thread::available_parallelism().map_or(1, |n| n.get()),
+        features: features(),
+        total_memory_bytes: kib_field(&meminfo, "MemTotal"),
+        available_memory_bytes: kib_field(&meminfo, "MemAvailable"),
+    }
+}
+
+/// Value of the first `name : value` line.
+fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
+    let value = |line: &'a str| line.split_once(':').filter(|(key, _)| key.trim() == name).map(|(_, v)| v.trim());
+    text.lines().find_map(value)
+}
+
+/// A `name: 123 kB` line in bytes.
+fn kib_field(text: &str, name: &str) -> Option<u64> {
+    field(text, name)?.strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+}
+
+/// Lists those of the named features that this CPU has.
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+macro_rules! detected {
+    ($detect:ident: $($name:tt),*) => { [$(($name, std::arch::$detect!($name))),*] };
+}
+
+#[cfg(target_arch = "x86_64")]
+fn features() -> Vec<&'static str> {
+    let all = detected!(is_x86_feature_detected:
+        "sse4.2", "avx", "avx2", "fma", "f16c", "bmi2", "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512vnni", "avx512bf16", "avx512fp16");
+    all.into_iter().filter_map(|(name, has)| has.then_some(name)).collect()
+}
+
+#[cfg(target_arch = "aarch64")]
+fn features() -> Vec<&'static str> {
+    let all = detected!(is_aarch64_feature_detected: "neon", "dotprod", "fp16", "bf16", "i8mm", "sve");
+    all.into_iter().filter_map(|(name, has)| has.then_some(name)).collect()
+}
+
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+fn features() -> Vec<&'static str> {
+    Vec::new()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn system_files_are_read() {
+        let cpuinfo = "processor\t: 0\nmodel name\t: Some CPU @ 2.0GHz\nmodel name\t: other\n";
+        assert_eq!(field(cpuinfo, "model name"), Some("Some CPU @ 2.0GHz"));
+        assert_eq!(field(cpuinfo, "flags"), None);
+        assert_eq!(kib_field("MemTotal:       2048 kB\n", "MemTotal"), Some(2 << 20));
+        assert_eq!(kib_field("MemTotal: lots\n", "MemTotal"), None);
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "reads system files")]
+    fn this_machine_has_facts() {
+        let facts = probe();
+        assert!(!facts.model.is_empty() && facts.logical_cores > 0);
+        assert!(facts.available_memory_bytes <= facts.total_memory_bytes);
+    }
+}

@@ -1,0 +1,335 @@
+//! NumPy files: tensors from and to `.npy` (one array) and `.npz` (a zip archive of named arrays).
+//!
+//! Read: booleans, integers and floats of every size that a [`DType`] has, either byte order, C or Fortran order. `V2` (what NumPy writes for
+//! the `bfloat16` of `ml_dtypes`) is read as `bf16`. Written: little-endian, C order. NumPy has no `bf16` of its own: such a tensor is
+//! *stored as `u16` with the same bits*, and comes back as `u16`; [`Tensor::with_bits_as`] restores it.
+//!
+//! Headers are parsed here, since a file may come from anywhere and must not be able to exhaust memory or the stack; the archive format is
+//! npyz's and its zip reader's. A file that promises more data than it has is refused before that much memory is asked for.
+
+use crate::dtype::DType;
+use crate::error::{Error, ErrorKind};
+use crate::tensor::{Tensor, checked_size_bytes};
+use npyz::npz::{NpzArchive, NpzWriter, array_name_from_file_name, file_name_from_array_name};
+use npyz::zip::{CompressionMethod, write::FileOptions};
+use std::fs::File;
+use std::io::{BufReader, BufWriter, Read, Write};
+use std::path::Path;
+
+const MAGIC: &[u8; 6] = b"\x93NUMPY";
+/// Longest header that is read; real ones take 118 bytes or little more.
+const MAX_HEADER_BYTES: usize = 1 << 16;
+
+impl Tensor {
+    /// Reads a `.npy` file.
+    pub fn from_npy(path: impl AsRef<Path>) -> Result<Tensor, Error> {
+        let path = path.as_ref();
+        let file = File::open(path).map_err(|e| io_error("cannot open it", e).context(path.display()))?;
+        read_npy(BufReader::new(file)).map_err(|e| e.context(path.display()))
+    }
+
+    /// Writes a `.npy` file.
+    pub fn to_npy(&self, path: impl AsRef<Path>) -> Result<(), Error> {
+        let path = path.as_ref();
+        let write = || {
+            let mut file = BufWriter::new(File::create(path)?);
+            write_npy(&mut file, self)?;
+            file.flush()
+        };
+        write().map_err(|e| io_error("cannot write it", e).context(path.display()))
+    }
+}
+
+/// Reads one array in `.npy` format.
+pub fn read_npy(mut from: impl Read) -> Result<Tensor, Error> {
+    let header = read_header(&mut from)?;
+    let size = checked_size_bytes(header.dtype, &header.shape)?;
+    let mut bytes = Vec::new();
+    // Grows with what is really there: the header alone must not cause a large allocation.
+    from.take(size as u64).read_to_end(&mut bytes).map_err(|e| io_error("cannot read its data", e))?;
+    if bytes.len() != size {
+        let message = format!("{}{:?} takes {size} bytes, the file has {}", header.dtype, header.shape, bytes.len());
+        return Err(Error::invalid(message));
+    }
+    if header.swapped {
+        bytes.chunks_exact_mut(header.dtype.size_bytes()).for_each(<[u8]>::reverse);
+    }
+    if header.fortran_order {
+        bytes = from_fortran_order(&bytes, header.dtype.size_bytes(), &header.shape);
+    }
+    Tensor::from_bytes(header.dtype, &header.shape, &bytes)
+}
+
+/// Writes one array in `.npy` format, version 1.0.
+pub fn write_npy(to: &mut impl Write, tensor: &Tensor) -> std::io::Result<()> {
+    let shape = match tensor.shape() {
+        [n] => format!("({n},)"),
+        shape => format!("({})", shape.iter().map(usize::to_string).collect::<Vec<_>>().join(", ")),
+    };
+    let descr = descr(tensor.dtype());
+    let mut header = format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': {shape}, }}");
+    // The format asks for data at a multiple of 64 bytes: magic, version and length take 10, the final newline 1.
+    let padding = (10 + header.len() + 1).next_multiple_of(64) - (10 + header.len() + 1);
+    header.extend(std::iter::repeat_n(' ', padding));
+    header.push('\n');
+    let too_long = |_| std::io::Error::other("the shape has too many axes for the format");
+    let length = u16::try_from(header.len()).map_err(too_long)?;
+    to.write_all(MAGIC)?;
+    to.write_all(&[1, 0])?;
+    to.write_all(&length.to_le_bytes())?;
+    to.write_all(header.as_bytes())?;
+    to.write_all(tensor.as_bytes())
+}
+
+/// Reads a `.npz` file: names and arrays in the archive's order.
+pub fn read_npz(path: impl AsRef<Path>) -> Result<Vec<(String, Tensor)>, Error> {
+    let path = path.as_ref();
+    let read = || {
+        let mut archive = NpzArchive::open(path).map_err(|e| io_error("cannot open it as a zip archive", e))?;
+        let zip = archive.zip_archive();
+        let mut arrays = Vec::new();
+        for i in 0..zip.len() {
+            let member = zip.by_index(i).map_err(|e| Error::invalid(format!("member {i}: {e}")))?;
+            let Some(name) = array_name_from_file_name(member.name()).map(str::to_owned) else { continue };
+            let tensor = read_npy(member).map_err(|e| e.context(format!("array {name:?}")))?;
+            arrays.push((name, tensor));
+        }
+        Ok(arrays)
+    };
+    read().map_err(|e: Error| e.context(path.display()))
+}
+
+/// Writes a `.npz` file, uncompressed as `numpy.savez` does. The bytes depend on names and values only.
+pub fn write_npz<'a>(
+    path: impl AsRef<Path>,
+    arrays: impl IntoIterator<Item = (&'a str, &'a Tensor)>,
+) -> Result<(), Error> {
+    let path = path.as_ref();
+    let write = || {
+        let mut archive = NpzWriter::create(path)?;
+        let zip = archive.zip_writer();
+        for (name, tensor) in arrays {
+            let large = tensor.size_bytes() > u32::MAX as usize / 2;
+            let options = FileOptions::default().compression_method(CompressionMethod::Stored).large_file(large);
+            zip.start_file(file_name_from_array_name(name), options)?;
+            write_npy(zip, tensor)?;
+        }
+        zip.finish()?.flush()
+    };
+    write().map_err(|e: std::io::Error| io_error("cannot write it", e).context(path.display()))
+}
+
+fn io_error(what: &str, e: std::io::Error) -> Error {
+    Error::invalid(format!("{what}: {e}"))
+}
+
+fn malformed(what: &str) -> Error {
+    Error::invalid(format!("not a good .npy file: {what}"))
+}
+
+/// Type string that NumPy knows a dtype by.
+fn descr(dtype: DType) -> &'static str {
+    match dtype {
+        DType::F32 => "<f4",
+        DType::F64 => "<f8",
+        DType::F16 => "<f2",
+        DType::I8 => "|i1",
+        DType::I16 => "<i2",
+        DType::I32 => "<i4",
+        DType::I64 => "<i8",
+        DType::U8 => "|u1",
+        DType::U16 | DType::BF16 => "<u2",
+        DType::U32 => "<u4",
+        DType::U64 => "<u8",
+        DType::Bool => "|b1",
+    }
+}
+
+#[derive(Debug, PartialEq)]
+struct Header {
+    dtype: DType,
+    /// Stored with the most significant byte first.
+    swapped: bool,
+    fortran_order: bool,
+    shape: Vec<usize>,
+}
+
+fn read_header(from: &mut impl Read) -> Result<Header, Error> {
+    let mut read = |n: usize| {
+        let mut bytes = vec![0; n];
+        from.read_exact(&mut bytes).map(|()| bytes).map_err(|e| malformed(&format!("header: {e}")))
+    };
+    let start = read(8)?;
+    if &start[..6] != MAGIC {
+        return Err(malformed("it does not begin with \\x93NUMPY"));
+    }
+    let length = match start[6] {
+        1 => u16::from_le_bytes(read(2)?.try_into().expect("two bytes were read")) as usize,
+        2 | 3 => u32::from_le_bytes(read(4)?.try_into().expect("four bytes were read")) as usize,
+        version => return Err(malformed(&format!("format version {version}, expected 1, 2 or 3"))),
+    };
+    if length > MAX_HEADER_BYTES {
+        return Err(malformed(&format!("a header of {length} bytes, at most {MAX_HEADER_BYTES} are read")));
+    }
+    let text = String::from_utf8(read(length)?).map_err(|_| malformed("the header is not text"))?;
+    parse_header(&text)
+}
+
+/// Parses the Python dictionary with the keys `descr`, `fortran_order` and `shape`.
+fn parse_header(text: &str) -> Result<Header, Error> {
+    let (descr, _) = value(text, "descr")?
+        .strip_prefix(['\'', '"'])
+        .and_then(|t| t.split_once(['\'', '"']))
+        .ok_or_else(|| Error::new(ErrorKind::Unsupported, "records and other structured dtypes are not supported"))?;
+    let (dtype, swapped) = parse_descr(descr)?;
+    let order = value(text, "fortran_order")?;
+    let fortran_order = match (order.starts_with("True"), order.starts_with("False")) {
+        (false, false) => return Err(malformed("fortran_order is neither True nor False")),
+        (is_fortran, _) => is_fortran,
+    };
+    let inside = value(text, "shape")?.strip_prefix('(').and_then(|t| t.split_once(')')).map(|(inside, _)| inside);
+    let extents = inside.ok_or_else(|| malformed("shape is not a tuple"))?.split(',').map(str::trim);
+    let extent = |e: &str| e.trim_end_matches('L').parse().map_err(|_| malformed(&format!("extent {e:?} in shape")));
+    let shape = extents.filter(|e| !e.is_empty()).map(extent).collect::<Result<_, _>>()?;
+    Ok(Header { dtype, swapped, fortran_order, shape })
+}
+
+/// The text after `'key':`.
+fn value<'a>(text: &'a str, key: &str) -> Result<&'a str, Error> {
+    let after = ['\'', '"'].iter().find_map(|q| text.split_once(&format!("{q}{key}{q}")));
+    let after = after.and_then(|(_, after)| after.trim_start().strip_prefix(':'));
+    after.map(str::trim_start).ok_or_else(|| malformed(&format!("the header lacks {key:?}")))
+}
+
+/// dtype of a type string such as `<f4`, and whether it has the other byte order.
+fn parse_descr(text: &str) -> Result<(DType, bool), Error> {
+    let (order, kind) = match text.strip_prefix(['<', '>', '|', '=']) {
+        Some(kind) => (&text[..1], kind),
+        None => ("=", text),
+    };
+    let dtype = match kind {
+        "?" => Some(DType::Bool),
+        "V2" => Some(DType::BF16),
+        _ => DType::ALL.iter().copied().find(|&d| d != DType::BF16 && &descr(d)[1..] == kind),
+    };
+    let supported = "bool, i8 to i64, u8 to u64, f16, f32, f64";
+    let unknown = || {
+        Error::new(ErrorKind::Unsupported, format!("NumPy dtype {text:?} is not supported; convert it to {supported}"))
+    };
+    Ok((dtype.ok_or_else(unknown)?, order == ">"))
+}
+
+/// Reorders elements from first-axis-fastest to last-axis-fastest.
+fn from_fortran_order(bytes: &[u8], size: usize, shape: &[usize]) -> Vec<u8> {
+    let strides: Vec<usize> = shape.iter().scan(1, |step, &d| Some(std::mem::replace(step, *step * d))).collect();
+    let mut index = vec![0usize; shape.len()];
+    let mut out = Vec::with_capacity(bytes.len());
+    while out.len() < bytes.len() {
+        let at: usize = index.iter().zip(&strides).map(|(i, s)| i * s).sum();
+        out.extend_from_slice(&bytes[at * size..(at + 1) * size]);
+        for axis in (0..shape.len()).rev() {
+            index[axis] += 1;
+            if index[axis] < shape[axis] {
+                break;
+            }
+            index[axis] = 0;
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bytes_of(tensor: &Tensor) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        write_npy(&mut bytes, tensor).unwrap();
+        bytes
+    }
+
+    /// A file with the given header text and data.
+    fn file(header: &str, data: &[u8]) -> Vec<u8> {
+        let length = (header.len() as u16).to_le_bytes();
+        [&b"\x93NUMPY\x01\x00"[..], &length, header.as_bytes(), data].concat()
+    }
+
+    fn error(bytes: &[u8]) -> String {
+        read_npy(bytes).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn every_dtype_and_rank_round_trips() {
+        for &dtype in DType::ALL {
+            for shape in [&[][..], &[0], &[3], &[2, 0, 4], &[2, 3, 2]] {
+                let mut tensor = Tensor::zeros(dtype, shape).unwrap();
+                let modulus = if dtype == DType::Bool { 2 } else { 251 };
+                tensor.as_bytes_mut().iter_mut().enumerate().for_each(|(i, b)| *b = (i * 7 % modulus) as u8);
+                let bytes = bytes_of(&tensor);
+                assert_eq!((bytes.len() - tensor.size_bytes()) % 64, 0);
+                let back = read_npy(&*bytes).unwrap();
+                let back = if dtype == DType::BF16 { back.with_bits_as(DType::BF16).unwrap() } else { back };
+                assert_eq!(back, tensor);
+            }
+        }
+    }
+
+    #[test]
+    fn files_as_numpy_writes_them() {
+        let expected = b"\x93NUMPY\x01\x00v\x00{'descr': '<f4', 'fortran_order': False, 'shape': (2,), }";
+        let bytes = bytes_of(&Tensor::from_slice(&[1f32, 2.0], &[2]).unwrap());
+        assert!(bytes.starts_with(expected));
+        assert_eq!((bytes[127], bytes.len()), (b'\n', 136));
+
+        let big_endian = file("{'shape': (2,), 'fortran_order': False, 'descr': '>i2'}", &[0, 1, 1, 0]);
+        assert_eq!(read_npy(&*big_endian).unwrap().as_slice::<i16>(), [1, 256]);
+        let fortran = file("{\"descr\": \"|u1\", \"fortran_order\": True, \"shape\": (2, 3)}", &[1, 4, 2, 5, 3, 6]);
+        assert_eq!(read_npy(&*fortran).unwrap().as_slice::<u8>(), [1, 2, 3, 4, 5, 6]);
+        let bf16 = file("{'descr': '<V2', 'fortran_order': False, 'shape': ()}", &[0x80, 0x3f]);
+        assert_eq!(read_npy(&*bf16).unwrap(), Tensor::scalar(half::bf16::ONE));
+    }
+
+    #[test]
+    fn bad_files_are_refused() {
+        let good = bytes_of(&Tensor::from_slice(&[1i64, 2, 3], &[3]).unwrap());
+        for n in 0..good.len() {
+            assert!(read_npy(&good[..n]).is_err(), "cut to {n} bytes");
+        }
+        let with = |descr: &str, shape: &str| {
+            file(&format!("{{'descr': {descr}, 'fortran_order': False, 'shape': {shape}}}"), &[])
+        };
+        assert_eq!(
+            error(&with("'<f4'", "(1152921504606846976, 4096)")),
+            "a tensor f32[1152921504606846976, 4096] does not fit in memory"
+        );
+        assert_eq!(
+            error(&with("'<f4'", "(1000000000000,)")),
+            "f32[1000000000000] takes 4000000000000 bytes, the file has 0"
+        );
+        assert!(error(&with("'<U5'", "(1,)")).contains("NumPy dtype \"<U5\" is not supported"));
+        assert!(error(&with("[('a', '<f4')]", "(1,)")).contains("structured dtypes are not supported"));
+        assert!(error(&with("'<f4'", "(-1,)")).contains("extent \"-1\""));
+        assert!(error(&with("'<f4'", "7")).contains("shape is not a tuple"));
+        assert!(error(b"PK\x03\x04....").contains("does not begin with"));
+        assert!(error(&[&b"\x93NUMPY\x02\x00"[..], &[255; 4]].concat()).contains("a header of 4294967295 bytes"));
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "writes files")]
+    fn archives_round_trip() {
+        let folder = std::env::temp_dir().join(format!("gristmill-npz-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let path = folder.join("a.npz");
+        let x = Tensor::from_slice(&[1f32, 2.0], &[2]).unwrap();
+        let y = Tensor::scalar(true);
+        write_npz(&path, [("x", &x), ("/layer/y", &y)]).unwrap();
+        assert_eq!(read_npz(&path).unwrap(), [("x".to_owned(), x.clone()), ("/layer/y".to_owned(), y)]);
+        x.to_npy(folder.join("x.npy")).unwrap();
+        assert_eq!(Tensor::from_npy(folder.join("x.npy")).unwrap(), x);
+        assert!(read_npz(folder.join("x.npy")).unwrap_err().to_string().contains("cannot open it as a zip archive"));
+        assert!(
+            Tensor::from_npy(folder.join("none.npy")).unwrap_err().to_string().contains("none.npy: cannot open it")
+        );
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
+}
