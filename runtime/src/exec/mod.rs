@@ -78,6 +78,8 @@ struct Shared {
     /// Workers beside the caller's that have not ended the current run.
     running: AtomicUsize,
     finished: Event,
+    /// Pool threads that have taken up their role.
+    started: AtomicUsize,
     closed: AtomicBool,
 }
 
@@ -186,6 +188,7 @@ impl Shared {
             start: Event::default(),
             running: AtomicUsize::new(0),
             finished: Event::default(),
+            started: AtomicUsize::new(0),
             closed: AtomicBool::new(false),
         })
     }
@@ -269,11 +272,19 @@ fn start_threads(shared: &Arc<Shared>, threads_per_device: usize) -> Result<Opti
     let pool = builder.build().map_err(|e| {
         Error::new(ErrorKind::OutOfMemory, format!("cannot start {} threads: {e}; ask for fewer", roles.len()))
     })?;
-    let shared = shared.clone();
-    pool.spawn_broadcast(move |context| match &roles[context.index()] {
-        Role::Leader(index) => shared.lead(*index),
-        Role::Follower(team, thread) => team.follow(*thread),
+    let n_roles = roles.len();
+    let own = shared.clone();
+    pool.spawn_broadcast(move |context| {
+        if own.started.fetch_add(1, Ordering::Release) + 1 == n_roles {
+            own.finished.notify();
+        }
+        match &roles[context.index()] {
+            Role::Leader(index) => own.lead(*index),
+            Role::Follower(team, thread) => team.follow(*thread),
+        }
     });
+    // A run must not find threads that are still setting themselves up (and allocate while they do).
+    shared.finished.wait_until(shared.patience, || shared.started.load(Ordering::Acquire) == n_roles);
     Ok(Some(pool))
 }
 
