@@ -13,6 +13,8 @@
 //! All entries are `extern "C"` under stable names, listed in [`symbols`].
 
 pub mod conv;
+pub mod convert;
+pub mod copy;
 pub mod depthwise;
 pub mod epilogue;
 pub mod gemm;
@@ -24,6 +26,7 @@ pub(crate) mod simd;
 mod symbols;
 #[cfg(test)]
 mod testing;
+pub mod transpose;
 pub mod vmath;
 pub mod window;
 

@@ -6,6 +6,7 @@
 use crate::epilogue::MAX_BATCH;
 use crate::gemm::batch_index;
 use crate::isa::Isa;
+use crate::transpose::{Transpose, transpose};
 use crate::{LHS, OK, OUT, UNSUPPORTED_ISA, pointer};
 
 /// Elements of a packed `[k, n]` matrix.
@@ -106,7 +107,7 @@ pub unsafe extern "C" fn gm_pack_b_f32(desc: *const PackBDesc, ptrs: *const *mut
             let col = panel * nr;
             let b = pointer(ptrs, LHS).wrapping_offset(offset(|dim| dim.b_stride) + col as isize * desc.col_stride);
             let packed = pointer(ptrs, OUT).wrapping_offset(offset(|dim| dim.packed_stride)).wrapping_add(col * desc.k);
-            pack_panel(desc, b, (desc.n - col).min(nr), nr, packed);
+            pack_panel(isa, desc, b, (desc.n - col).min(nr), packed);
         }
     }
     OK
@@ -114,20 +115,40 @@ pub unsafe extern "C" fn gm_pack_b_f32(desc: *const PackBDesc, ptrs: *const *mut
 
 /// # Safety
 /// `b` is readable for `k x cols` elements, `packed` writable for `k x nr`.
-unsafe fn pack_panel(desc: &PackBDesc, b: *const f32, cols: usize, nr: usize, packed: *mut f32) {
-    for i in 0..desc.k {
-        // SAFETY: inside the ranges that the caller promised.
-        unsafe {
-            let src = b.offset(i as isize * desc.row_stride);
-            let dst = packed.add(i * nr);
-            if desc.col_stride == 1 {
-                std::ptr::copy_nonoverlapping(src, dst, cols);
-            } else {
-                for j in 0..cols {
-                    *dst.add(j) = *src.offset(j as isize * desc.col_stride);
-                }
+unsafe fn pack_panel(isa: Isa, desc: &PackBDesc, b: *const f32, cols: usize, packed: *mut f32) {
+    let nr = isa.nr();
+    // SAFETY: inside the ranges that the caller promised.
+    unsafe {
+        if desc.row_stride == 1 && desc.col_stride != 1 {
+            let (src_stride, dst_stride) = (desc.col_stride, nr as isize);
+            transpose(isa, Transpose { rows: cols, cols: desc.k, src: b, src_stride, dst: packed, dst_stride });
+        } else if desc.col_stride == 1 && cols == nr {
+            // A constant length, so that the copy is a few vector moves and not a call.
+            match isa {
+                Isa::Portable => copy_rows::<8>(desc, b, packed),
+                Isa::Avx2 => copy_rows::<16>(desc, b, packed),
+                Isa::Avx512 => copy_rows::<32>(desc, b, packed),
             }
-            std::ptr::write_bytes(dst.add(cols), 0, nr - cols);
+        } else {
+            for i in 0..desc.k {
+                let (src, dst) = (b.offset(i as isize * desc.row_stride), packed.add(i * nr));
+                (0..cols).for_each(|j| *dst.add(j) = *src.offset(j as isize * desc.col_stride));
+            }
+        }
+        if cols < nr {
+            (0..desc.k).for_each(|i| std::ptr::write_bytes(packed.add(i * nr + cols), 0, nr - cols));
+        }
+    }
+}
+
+/// # Safety
+/// As for [`pack_panel`], with `NR` full columns.
+unsafe fn copy_rows<const NR: usize>(desc: &PackBDesc, b: *const f32, packed: *mut f32) {
+    for i in 0..desc.k {
+        // SAFETY: by contract; f32 arrays need no more alignment than their elements.
+        unsafe {
+            let row: [f32; NR] = b.offset(i as isize * desc.row_stride).cast::<[f32; NR]>().read();
+            packed.add(i * NR).cast::<[f32; NR]>().write(row);
         }
     }
 }

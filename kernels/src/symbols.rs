@@ -25,6 +25,7 @@ macro_rules! symbols {
 }
 
 use crate::TaskFn;
+use crate::convert::{NarrowFn, WidenFn};
 use crate::vmath::{BinaryFn, UnaryFn};
 
 symbols! {
@@ -36,6 +37,12 @@ symbols! {
     crate::rows::gm_softmax_f32 as TaskFn<crate::rows::SoftmaxDesc> = "gm_softmax_f32";
     crate::rows::gm_norm_f32 as TaskFn<crate::rows::NormDesc> = "gm_norm_f32";
     crate::rows::gm_reduce_f32 as TaskFn<crate::rows::ReduceDesc> = "gm_reduce_f32";
+    crate::copy::gm_copy as TaskFn<crate::copy::CopyDesc> = "gm_copy";
+    crate::transpose::gm_transpose_f32 as crate::transpose::TransposeFn = "gm_transpose_f32";
+    crate::convert::gm_f16_to_f32 as WidenFn = "gm_f16_to_f32";
+    crate::convert::gm_bf16_to_f32 as WidenFn = "gm_bf16_to_f32";
+    crate::convert::gm_f32_to_f16 as NarrowFn = "gm_f32_to_f16";
+    crate::convert::gm_f32_to_bf16 as NarrowFn = "gm_f32_to_bf16";
     crate::vmath::gm_vexp_f32 as UnaryFn = "gm_vexp_f32";
     crate::vmath::gm_vexp2_f32 as UnaryFn = "gm_vexp2_f32";
     crate::vmath::gm_vexpm1_f32 as UnaryFn = "gm_vexpm1_f32";

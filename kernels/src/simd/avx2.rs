@@ -80,6 +80,12 @@ impl Simd for Avx2 {
         unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
     }
 
+    #[inline(always)]
+    fn transpose(self, rows: [__m256; 16]) -> [__m256; 16] {
+        // SAFETY: no memory access; the token exists only where the CPU has these instructions.
+        unsafe { transpose(rows) }
+    }
+
     compute! {
         fn splat(x: f32) -> __m256 { _mm256_set1_ps(x) }
         fn splat_i(x: i32) -> __m256i { _mm256_set1_epi32(x) }
@@ -136,4 +142,28 @@ impl Simd for Avx2 {
             }
         }
     }
+}
+
+/// Pairs, then quadruples within 128-bit halves, then the halves themselves.
+///
+/// # Safety
+/// The CPU has AVX.
+#[inline]
+#[target_feature(enable = "avx")]
+unsafe fn transpose(r: [__m256; 16]) -> [__m256; 16] {
+    let mut quads = r;
+    for i in [0, 4] {
+        let low = [_mm256_unpacklo_ps(r[i], r[i + 1]), _mm256_unpacklo_ps(r[i + 2], r[i + 3])];
+        let high = [_mm256_unpackhi_ps(r[i], r[i + 1]), _mm256_unpackhi_ps(r[i + 2], r[i + 3])];
+        quads[i] = _mm256_shuffle_ps::<0x44>(low[0], low[1]);
+        quads[i + 1] = _mm256_shuffle_ps::<0xee>(low[0], low[1]);
+        quads[i + 2] = _mm256_shuffle_ps::<0x44>(high[0], high[1]);
+        quads[i + 3] = _mm256_shuffle_ps::<0xee>(high[0], high[1]);
+    }
+    let mut out = r;
+    for c in 0..4 {
+        out[c] = _mm256_permute2f128_ps::<0x20>(quads[c], quads[4 + c]);
+        out[4 + c] = _mm256_permute2f128_ps::<0x31>(quads[c], quads[4 + c]);
+    }
+    out
 }

@@ -86,6 +86,12 @@ impl Simd for Avx512 {
         unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
     }
 
+    #[inline(always)]
+    fn transpose(self, rows: [__m512; 16]) -> [__m512; 16] {
+        // SAFETY: no memory access; the token exists only where the CPU has these instructions.
+        unsafe { transpose(rows) }
+    }
+
     compute! {
         fn splat(x: f32) -> __m512 { _mm512_set1_ps(x) }
         fn splat_i(x: i32) -> __m512i { _mm512_set1_epi32(x) }
@@ -129,4 +135,37 @@ impl Simd for Avx512 {
         fn sum(a: __m512) -> f32 { _mm512_reduce_add_ps(a) }
         fn max_lanes(a: __m512) -> f32 { _mm512_reduce_max_ps(a) }
     }
+}
+
+/// Pairs, then quadruples within 128-bit parts, then the parts themselves.
+///
+/// # Safety
+/// The CPU has AVX-512 F.
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn transpose(r: [__m512; 16]) -> [__m512; 16] {
+    let mut quads = r;
+    for i in (0..16).step_by(4) {
+        let low =
+            [_mm512_unpacklo_ps(r[i], r[i + 1]), _mm512_unpacklo_ps(r[i + 2], r[i + 3])].map(|x| _mm512_castps_pd(x));
+        let high =
+            [_mm512_unpackhi_ps(r[i], r[i + 1]), _mm512_unpackhi_ps(r[i + 2], r[i + 3])].map(|x| _mm512_castps_pd(x));
+        // Vector `i + c` holds column `4 p + c` of rows `i..i + 4` in part `p`.
+        quads[i] = _mm512_castpd_ps(_mm512_unpacklo_pd(low[0], low[1]));
+        quads[i + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(low[0], low[1]));
+        quads[i + 2] = _mm512_castpd_ps(_mm512_unpacklo_pd(high[0], high[1]));
+        quads[i + 3] = _mm512_castpd_ps(_mm512_unpackhi_pd(high[0], high[1]));
+    }
+    let mut out = r;
+    for c in 0..4 {
+        let even_top = _mm512_shuffle_f32x4::<0x88>(quads[c], quads[4 + c]);
+        let odd_top = _mm512_shuffle_f32x4::<0xdd>(quads[c], quads[4 + c]);
+        let even_bottom = _mm512_shuffle_f32x4::<0x88>(quads[8 + c], quads[12 + c]);
+        let odd_bottom = _mm512_shuffle_f32x4::<0xdd>(quads[8 + c], quads[12 + c]);
+        out[c] = _mm512_shuffle_f32x4::<0x88>(even_top, even_bottom);
+        out[4 + c] = _mm512_shuffle_f32x4::<0x88>(odd_top, odd_bottom);
+        out[8 + c] = _mm512_shuffle_f32x4::<0xdd>(even_top, even_bottom);
+        out[12 + c] = _mm512_shuffle_f32x4::<0xdd>(odd_top, odd_bottom);
+    }
+    out
 }

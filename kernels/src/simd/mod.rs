@@ -101,6 +101,9 @@ pub(crate) trait Simd: Copy + 'static {
     /// `a * b + c`; one rounding except in the portable form.
     fn fma_d(self, a: Self::D, b: Self::D, c: Self::D) -> Self::D;
 
+    /// Transposes the square of the first `LANES` vectors, bits unchanged.
+    fn transpose(self, rows: [Self::F; 16]) -> [Self::F; 16];
+
     /// Sum of the lanes, by halves.
     fn sum(self, a: Self::F) -> f32;
     /// Maximum of the lanes; NaN lanes count as absent unless they come last.

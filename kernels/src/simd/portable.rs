@@ -111,6 +111,10 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
+    fn transpose(self, rows: [F; 16]) -> [F; 16] {
+        from_fn(|j| from_fn(|i| if j < 4 { rows[i][j] } else { 0.0 }))
+    }
+    #[inline(always)]
     fn any(self, m: M) -> bool {
         m[0] | m[1] | m[2] | m[3]
     }
