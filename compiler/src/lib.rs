@@ -5,6 +5,9 @@ pub mod codegen;
 pub mod cost;
 pub mod error;
 pub mod ir;
+pub mod schedule;
+#[cfg(test)]
+pub(crate) mod testing;
 pub mod vecprog;
 
 pub use error::{Error, ErrorKind, Result};

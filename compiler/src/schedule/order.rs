@@ -1,0 +1,116 @@
+//! The serial order of a partition.
+
+use super::{Storage, node_deps};
+use crate::ir::{NodeId, Op, OpClass, ValueId};
+use std::collections::BTreeSet;
+
+/// At most this many ready nodes, earliest first, are looked at when the next one is chosen.
+const CHOICES: usize = 64;
+
+/// The order to use: that of the graph, or, without transfers, the memory-aware one when it keeps fewer bytes alive.
+pub fn choose(s: &Storage) -> Vec<NodeId> {
+    let own: Vec<NodeId> =
+        s.g.nodes().filter(|(_, n)| !matches!(n.op, Op::Constant { .. })).map(|(id, _)| id).collect();
+    if s.g.nodes().any(|(_, n)| n.op.class() == OpClass::Transfer) {
+        return own;
+    }
+    let (greedy, peak) = memory_aware(s, None);
+    let (_, own_peak) = memory_aware(s, Some(&own));
+    if peak < own_peak { greedy } else { own }
+}
+
+/// List scheduling by memory: of the ready nodes that which adds the least to the live bytes, the earliest on ties; or the given order.
+/// Returns the order and its peak of live bytes.
+fn memory_aware(s: &Storage, given: Option<&[NodeId]>) -> (Vec<NodeId>, usize) {
+    let deps = node_deps(s.g);
+    let mut users: Vec<Vec<NodeId>> = vec![Vec::new(); s.g.n_nodes()];
+    let mut waiting: Vec<usize> = deps.iter().map(BTreeSet::len).collect();
+    for (id, of) in deps.iter().enumerate() {
+        of.iter().for_each(|d| users[d.0 as usize].push(NodeId(id as u32)));
+    }
+    let mut live = Live::new(s);
+    let is_step = |id: &NodeId| !matches!(s.g.node(*id).op, Op::Constant { .. });
+    let all = (0..s.g.n_nodes() as u32).map(NodeId);
+    let mut ready: BTreeSet<NodeId> = all.filter(|id| is_step(id) && waiting[id.0 as usize] == 0).collect();
+    let mut order = Vec::new();
+    let next = |ready: &BTreeSet<NodeId>, live: &Live, done: usize| match given {
+        Some(order) => order.get(done).copied(),
+        None => ready.iter().take(CHOICES).copied().min_by_key(|&id| (live.growth(id), id)),
+    };
+    while let Some(id) = next(&ready, &live, order.len()) {
+        ready.remove(&id);
+        live.run(id);
+        order.push(id);
+        for user in &users[id.0 as usize] {
+            waiting[user.0 as usize] -= 1;
+            if waiting[user.0 as usize] == 0 {
+                ready.insert(*user);
+            }
+        }
+    }
+    (order, live.peak)
+}
+
+/// Live bytes while an order is built.
+struct Live<'s, 'g> {
+    s: &'s Storage<'g>,
+    /// Uses of each root that are still to come.
+    uses: Vec<usize>,
+    bytes: usize,
+    peak: usize,
+}
+
+impl<'s, 'g> Live<'s, 'g> {
+    fn new(s: &'s Storage<'g>) -> Live<'s, 'g> {
+        let mut uses = vec![0; s.g.n_values()];
+        for (_, node) in s.g.nodes() {
+            node.inputs.iter().filter_map(|&v| s.arena_root(v)).for_each(|r| uses[r.0 as usize] += 1);
+        }
+        Live { s, uses, bytes: 0, peak: 0 }
+    }
+
+    /// Roots that a node reads, each once with its number of reads.
+    fn reads(&self, id: NodeId) -> Vec<(ValueId, usize)> {
+        let mut roots: Vec<ValueId> = self.s.g.node(id).inputs.iter().filter_map(|&v| self.s.arena_root(v)).collect();
+        roots.sort_unstable();
+        let mut counted: Vec<(ValueId, usize)> = Vec::new();
+        for r in roots {
+            match counted.last_mut() {
+                Some((last, n)) if *last == r => *n += 1,
+                _ => counted.push((r, 1)),
+            }
+        }
+        counted
+    }
+
+    fn created(&self, id: NodeId) -> usize {
+        let own = self.s.g.node(id).outputs.iter().filter(|&&v| self.s.arena_root(v) == Some(v));
+        own.map(|&v| self.s.size(v)).sum()
+    }
+
+    fn freed(&self, id: NodeId) -> usize {
+        let dying = self.reads(id).into_iter().filter(|&(r, n)| self.uses[r.0 as usize] == n);
+        let unused = self
+            .s
+            .g
+            .node(id)
+            .outputs
+            .iter()
+            .filter(|&&v| self.s.arena_root(v) == Some(v) && self.uses[v.0 as usize] == 0);
+        dying.map(|(r, _)| r).chain(unused.copied()).map(|r| self.s.size(r)).sum()
+    }
+
+    /// Change of the live bytes when a node has run.
+    fn growth(&self, id: NodeId) -> i128 {
+        self.created(id) as i128 - self.freed(id) as i128
+    }
+
+    fn run(&mut self, id: NodeId) {
+        self.bytes = self.bytes.saturating_add(self.created(id));
+        self.peak = self.peak.max(self.bytes.saturating_add(self.s.scratch_bytes(id)));
+        self.bytes -= self.freed(id);
+        for (r, n) in self.reads(id) {
+            self.uses[r.0 as usize] -= n;
+        }
+    }
+}

@@ -1,0 +1,86 @@
+//! Random inputs for property tests of the stages.
+
+use crate::ir::{Dim, Graph, NodeId, Op, Origin, ScalarOp, Type, ValueId};
+use crate::{DType, Tensor};
+
+/// A small deterministic generator (SplitMix64, Steele et al. 2014).
+pub struct Rng(pub u64);
+
+impl Rng {
+    /// The next 64 bits.
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// A number below `n`, which must not be 0.
+    pub fn below(&mut self, n: usize) -> usize {
+        (self.next() % n as u64) as usize
+    }
+
+    /// True with a chance of one in `n`.
+    pub fn one_in(&mut self, n: usize) -> bool {
+        self.below(n) == 0
+    }
+}
+
+/// A random graph of about `n_nodes` nodes over `f32` vectors of up to a few hundred elements, empty ones among them: element-wise ops,
+/// joins, slices, nodes with two results, constants, variables, control edges; inputs and constants that are outputs, and outputs named twice.
+pub fn random_graph(rng: &mut Rng, n_nodes: usize) -> Graph {
+    let mut g = Graph::new("random");
+    let mut values: Vec<ValueId> = Vec::new();
+    for i in 0..1 + rng.below(3) {
+        values.push(g.add_input(&format!("in{i}"), Type::new(DType::F32, [rng.below(200)])));
+    }
+    for i in 0..n_nodes {
+        let origin = Origin::new(&format!("/layer/{i}"));
+        let new = random_node(rng, &mut g, &values, &origin);
+        let last = NodeId(g.n_nodes() as u32 - 1);
+        if last.0 > 0 && rng.one_in(12) {
+            let earlier = NodeId(rng.below(last.0 as usize) as u32);
+            g.node_mut(last).control.push(earlier);
+        }
+        values.extend(new);
+    }
+    let mut outputs: Vec<ValueId> = (0..1 + rng.below(3)).map(|_| values[rng.below(values.len())]).collect();
+    outputs.push(*values.last().expect("an input at least"));
+    if rng.one_in(3) {
+        outputs.push(outputs[0]);
+    }
+    outputs.iter().enumerate().for_each(|(i, &v)| g.add_output(&format!("out{i}"), v));
+    crate::ir::verify::verify(&g).expect("random graphs are well formed");
+    g
+}
+
+fn random_node(rng: &mut Rng, g: &mut Graph, values: &[ValueId], origin: &Origin) -> Vec<ValueId> {
+    // Recent values more often, so that graphs are neither chains nor flat.
+    let recent = values.len().saturating_sub(1 + rng.below(8));
+    let mut pick = || {
+        if rng.one_in(4) { values[rng.below(values.len())] } else { values[recent + rng.below(values.len() - recent)] }
+    };
+    let (a, b) = (pick(), pick());
+    let n = g.ty(a).static_shape().expect("all shapes are static")[0];
+    let container = String::new();
+    let (op, operands): (Op, Vec<ValueId>) = match rng.below(10) {
+        0 => return vec![g.add_constant(Tensor::zeros(DType::F32, &[rng.below(100)]).expect("small"), origin)],
+        1 | 2 if n < 500 => (Op::Concat { axis: 0 }, vec![a, b]),
+        3 | 4 if n > 1 => {
+            let size = 1 + rng.below(n - 1);
+            let start = rng.below(n - size + 1);
+            (Op::Slice { starts: vec![start.into()], sizes: vec![size.into()], steps: vec![1] }, vec![a])
+        }
+        5 if n > 0 => {
+            let k = Dim::from(1 + rng.below(n));
+            return vec![g.add(Op::TopK { k, axis: 0, largest: true }, &[a], origin).expect("k fits")[0]];
+        }
+        6 if rng.one_in(3) => {
+            (Op::ReadVariable { container, name: "v".into(), dtype: DType::F32, shape: vec![8.into()] }, vec![])
+        }
+        7 if n == 8 || rng.one_in(8) => (Op::AssignVariable { container, name: format!("v{n}") }, vec![a]),
+        8 => (Op::Map(ScalarOp::Add), vec![a, a]),
+        _ => (Op::Map(ScalarOp::Neg), vec![a]),
+    };
+    g.add(op, &operands, origin).expect("operands were chosen to fit")
+}
