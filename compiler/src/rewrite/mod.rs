@@ -1,0 +1,100 @@
+//! Equality saturation over the tensor DAG, with egg: Graph -> e-graph -> phases of rules -> cheapest DAG -> Graph.
+//!
+//! Rules are named, directed and grouped by family in [`rules`]; each says what it does to floating-point results
+//! ([`Exactness`]). There is no associativity and no bare commutativity. A phase ends by saturation or by a limit on e-nodes
+//! and iterations, never by time. Extraction prices whole DAGs by predicted time ([`CostParams`]).
+
+mod convert;
+mod cost;
+mod extract;
+mod lang;
+mod report;
+mod rules;
+mod run;
+mod terms;
+#[cfg(test)]
+mod tests;
+
+pub use cost::{CostParams, Work};
+pub use report::{PhaseReport, Report, StopReason};
+pub use rules::{Phase, RuleInfo, rule_list};
+pub use run::{Exactness, Limits};
+pub use terms::Miss;
+
+use crate::error::Result;
+use crate::ir::Graph;
+use std::collections::BTreeMap;
+
+/// How to rewrite.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Options {
+    /// 0: not at all. 1: simplify, recognise. 2: also layouts. 3: also fusion choices.
+    pub opt_level: u8,
+    /// Limits of each phase.
+    pub limits: Limits,
+    /// Phases to run, in order.
+    pub phases: Vec<Phase>,
+    /// The target's speed.
+    pub cost: CostParams,
+}
+
+impl Options {
+    /// The defaults of an optimisation level.
+    pub fn level(opt_level: u8) -> Options {
+        let phases = Phase::ALL.iter().copied().filter(|p| p.least_level() <= opt_level).collect();
+        Options { opt_level, limits: Limits { iterations: 8, nodes: None }, phases, cost: CostParams::default() }
+    }
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options::level(3)
+    }
+}
+
+/// Rewrites a graph and, each on its own, the regions of its nodes. Inputs, outputs and their types stay.
+///
+/// Errors are internal: a verified graph can always be rewritten.
+pub fn rewrite(g: &Graph, options: &Options) -> Result<(Graph, Report)> {
+    let mut report = Report::default();
+    if options.opt_level == 0 {
+        report.skipped = Some("optimisation level 0".into());
+        return Ok((g.clone(), report));
+    }
+    let regions = rewrite_regions(g, options, &mut report)?;
+    let mut ins = convert::insert(g)?;
+    if let Some(original) = extract::extract(&ins.terms, ins.root, &options.cost) {
+        report.before = original.work(&ins.terms, ins.root, &options.cost)?;
+    }
+    let max_nodes = options.limits.nodes.unwrap_or(8 * g.n_nodes() + 5000);
+    for phase in &options.phases {
+        let rules = phase.rules();
+        report.phases.push(run::run_phase(&mut ins.terms, phase.name(), &rules, options.limits, max_nodes));
+    }
+    let Some(choice) = extract::extract(&ins.terms, ins.root, &options.cost) else {
+        report.skipped = Some(format!("{} e-classes are too many for extraction", ins.terms.eg.number_of_classes()));
+        return Ok((g.clone(), report));
+    };
+    report.after = choice.work(&ins.terms, ins.root, &options.cost)?;
+    let out = convert::emit(g, &ins, &choice, &regions)?;
+    debug_assert!(crate::ir::verify::verify(&out).is_ok(), "{:?}", crate::ir::verify::verify(&out));
+    Ok((out, report))
+}
+
+/// Rewritten regions by node number, for nodes that have any. Clusters keep their bodies.
+fn rewrite_regions(g: &Graph, options: &Options, report: &mut Report) -> Result<BTreeMap<u32, Vec<Graph>>> {
+    let mut all = BTreeMap::new();
+    for (id, node) in g.nodes() {
+        if node.regions.is_empty() || node.op.class() == crate::ir::OpClass::Cluster {
+            continue;
+        }
+        let mut regions = Vec::new();
+        for (i, r) in node.regions.iter().enumerate() {
+            let (new, inner) = rewrite(r, options)?;
+            report.regions.push((format!("{}/{i}", node.origin), inner));
+            regions.push(new);
+        }
+        all.insert(id.0, regions);
+    }
+    Ok(all)
+}

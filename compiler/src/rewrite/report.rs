@@ -1,0 +1,124 @@
+//! What rewriting did, for the compile report.
+
+use super::cost::Work;
+use super::run::Counts;
+use super::terms::Miss;
+use crate::ir::Origin;
+use std::collections::BTreeMap;
+use std::fmt;
+
+/// Why a phase stopped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StopReason {
+    /// No rule changed anything.
+    Saturated,
+    /// The iteration limit was met.
+    Iterations,
+    /// The node limit was met.
+    Nodes,
+}
+
+/// What one phase did.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PhaseReport {
+    /// Name of the phase.
+    pub name: &'static str,
+    /// Iterations run.
+    pub iterations: usize,
+    /// E-nodes afterwards.
+    pub e_nodes: usize,
+    /// E-classes afterwards.
+    pub e_classes: usize,
+    /// Why it stopped.
+    pub stop: StopReason,
+    /// Times each rule fired.
+    pub fired: BTreeMap<&'static str, u64>,
+    /// Terms that had the form of a rule but failed a condition: (rule, reason) -> origins, each once.
+    pub missed: BTreeMap<(&'static str, String), Vec<String>>,
+}
+
+/// At most this many origins are listed for one reason.
+const MAX_ORIGINS: usize = 4;
+
+impl PhaseReport {
+    pub(crate) fn new(name: &'static str) -> PhaseReport {
+        PhaseReport {
+            name,
+            iterations: 0,
+            e_nodes: 0,
+            e_classes: 0,
+            stop: StopReason::Saturated,
+            fired: Counts::new(),
+            missed: BTreeMap::new(),
+        }
+    }
+
+    pub(crate) fn record(&mut self, rule: &'static str, outcome: Result<(), Miss>, origin: &Origin) {
+        match outcome {
+            Ok(()) => *self.fired.entry(rule).or_insert(0) += 1,
+            Err(Miss::Rejected(why)) => {
+                let origins = self.missed.entry((rule, why.into_owned())).or_default();
+                if origins.len() < MAX_ORIGINS && !origins.iter().any(|o| o == origin.as_str()) {
+                    origins.push(origin.as_str().to_owned());
+                }
+            }
+            Err(Miss::NoMatch | Miss::NoEffect) => {}
+        }
+    }
+}
+
+/// What rewriting a graph did.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Report {
+    /// One entry per phase, of the graph itself.
+    pub phases: Vec<PhaseReport>,
+    /// Kernels, bytes and predicted time before, at op granularity.
+    pub before: Work,
+    /// The same afterwards.
+    pub after: Work,
+    /// Why the graph was left as it was, if so.
+    pub skipped: Option<String>,
+    /// Reports of regions: (node origin and region number, report).
+    pub regions: Vec<(String, Report)>,
+}
+
+impl Report {
+    /// Times a rule fired, regions included.
+    pub fn fired(&self, rule: &str) -> u64 {
+        let own: u64 = self.phases.iter().filter_map(|p| p.fired.get(rule)).sum();
+        own + self.regions.iter().map(|(_, r)| r.fired(rule)).sum::<u64>()
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(why) = &self.skipped {
+            return writeln!(f, "rewrite: skipped: {why}");
+        }
+        for p in &self.phases {
+            let stop = match p.stop {
+                StopReason::Saturated => "saturated",
+                StopReason::Iterations => "iteration limit",
+                StopReason::Nodes => "node limit",
+            };
+            writeln!(
+                f,
+                "{}: {} iterations, {} e-nodes, {} e-classes, {stop}",
+                p.name, p.iterations, p.e_nodes, p.e_classes
+            )?;
+            for (rule, n) in &p.fired {
+                writeln!(f, "  {rule}: {n}")?;
+            }
+            for ((rule, why), origins) in &p.missed {
+                writeln!(f, "  missed {rule}: {why} (at {})", origins.join(", "))?;
+            }
+        }
+        for (label, w) in [("before", &self.before), ("after", &self.after)] {
+            writeln!(f, "{label}: {} kernels, {:.0} bytes, {:.0} ns predicted", w.kernels, w.bytes, w.ns)?;
+        }
+        for (at, r) in &self.regions {
+            write!(f, "region {at}:\n{r}")?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,87 @@
+//! The rules, one declaration each, grouped by family; and the phases that run them.
+
+mod simplify;
+mod views;
+
+use super::run::{Exactness, Rule};
+use super::terms::{Applied, Terms};
+use egg::Id;
+
+/// Declares rules: text name, effect on results, ops at which it may fire, function.
+macro_rules! rules {
+    ($($(#[doc = $doc:literal])* $name:literal $exactness:ident at $root:pat => $apply:expr;)*) => {
+        pub(crate) const RULES: &[$crate::rewrite::run::Rule] = &[$( $crate::rewrite::run::Rule {
+            name: $name,
+            doc: concat!($($doc),*),
+            exactness: $crate::rewrite::run::Exactness::$exactness,
+            root: |op| matches!(op, $root),
+            apply: $apply,
+        } ),*];
+    };
+}
+pub(crate) use rules;
+
+/// A phase of rewriting: a group of rules run to saturation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Phase {
+    /// Algebra and identity views; every rule shrinks or normalises.
+    Simplify,
+}
+
+impl Phase {
+    /// All phases, in order.
+    pub const ALL: &[Phase] = &[Phase::Simplify];
+
+    /// Text name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Phase::Simplify => "simplify",
+        }
+    }
+
+    /// Least optimisation level that runs it.
+    pub fn least_level(self) -> u8 {
+        match self {
+            Phase::Simplify => 1,
+        }
+    }
+
+    pub(crate) fn rules(self) -> Vec<&'static Rule> {
+        let families: &[&'static [Rule]] = match self {
+            Phase::Simplify => &[simplify::RULES, views::RULES],
+        };
+        families.iter().flat_map(|f| f.iter()).collect()
+    }
+}
+
+/// A rule as the documentation and tests see it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RuleInfo {
+    /// The phase that runs it.
+    pub phase: Phase,
+    /// Name.
+    pub name: &'static str,
+    /// What it does.
+    pub doc: &'static str,
+    /// What it does to results.
+    pub exactness: Exactness,
+}
+
+/// All rules, by phase and family. A rule that several phases run is listed for the first.
+pub fn rule_list() -> Vec<RuleInfo> {
+    let mut all: Vec<RuleInfo> = Vec::new();
+    for &phase in Phase::ALL {
+        for r in phase.rules() {
+            if !all.iter().any(|i| i.name == r.name) {
+                all.push(RuleInfo { phase, name: r.name, doc: r.doc.trim(), exactness: r.exactness });
+            }
+        }
+    }
+    all
+}
+
+/// `x` in the type of `like`: broadcast when the shapes differ.
+pub(crate) fn as_shape_of(t: &mut Terms, x: Id, like: Id) -> Applied {
+    let shape = t.ty(like).shape.0.clone();
+    t.broadcast(x, shape)
+}

@@ -1,0 +1,140 @@
+//! Runs the rules of one phase until nothing changes or a limit is met.
+//!
+//! An iteration visits all e-classes by id and applies every rule whose root fits, at once; congruence is restored after
+//! each iteration. Limits are numbers of e-nodes and iterations, so results do not depend on the machine.
+
+use super::lang::Sym;
+use super::report::{PhaseReport, StopReason};
+use super::terms::{Applied, Miss, Terms};
+use crate::ir::Op;
+use egg::Id;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// How the result of a rule may differ from what it replaces.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Exactness {
+    /// The same bits, NaN and infinities included.
+    Bits,
+    /// Equal numbers; the sign of a zero may differ.
+    Value,
+    /// Rounded differently, within the tolerance of the ops involved. NaN and infinite inputs give NaN and infinite
+    /// results as before, except where an intermediate result overflows or underflows.
+    Rounding,
+}
+
+/// What a rule sees: the op at the root, its class and its operands.
+pub(crate) struct Root<'a> {
+    pub op: &'a Op,
+    pub class: Id,
+    pub args: &'a [Id],
+}
+
+/// A named, directed rule.
+pub(crate) struct Rule {
+    pub name: &'static str,
+    pub doc: &'static str,
+    pub exactness: Exactness,
+    /// Ops at which the rule may fire.
+    pub root: fn(&Op) -> bool,
+    pub apply: fn(&mut Terms, &Root) -> Applied,
+}
+
+/// Limits of a phase.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Most iterations of a phase.
+    pub iterations: usize,
+    /// Most e-nodes; `None` is eight per node of the graph and five thousand.
+    pub nodes: Option<usize>,
+}
+
+/// Applies `rules` until saturation or a limit.
+pub(crate) fn run_phase(
+    terms: &mut Terms,
+    name: &'static str,
+    rules: &[&Rule],
+    limits: Limits,
+    max_nodes: usize,
+) -> PhaseReport {
+    let mut report = PhaseReport::new(name);
+    let mut by_op: Vec<Vec<usize>> = Vec::new();
+    report.stop = StopReason::Iterations;
+    for _ in 0..limits.iterations {
+        report.iterations += 1;
+        let changed = pass(terms, rules, &mut by_op, max_nodes, &mut report);
+        terms.eg.rebuild();
+        match changed {
+            Ok(true) => {}
+            Ok(false) => {
+                report.stop = StopReason::Saturated;
+                break;
+            }
+            Err(()) => {
+                report.stop = StopReason::Nodes;
+                break;
+            }
+        }
+    }
+    report.e_nodes = terms.eg.total_number_of_nodes();
+    report.e_classes = terms.eg.number_of_classes();
+    report
+}
+
+/// One iteration; true when something changed, an error when the node limit was met.
+fn pass(
+    terms: &mut Terms,
+    rules: &[&Rule],
+    by_op: &mut Vec<Vec<usize>>,
+    max_nodes: usize,
+    report: &mut PhaseReport,
+) -> Result<bool, ()> {
+    let mut ids: Vec<Id> = terms.eg.classes().map(|c| c.id).collect();
+    ids.sort_unstable();
+    let mut changed = false;
+    for id in ids {
+        // The class may have been merged into another since the list was made; that one is visited under its own id.
+        if terms.eg.find(id) != id {
+            continue;
+        }
+        let nodes: Vec<_> = terms.eg[id].nodes.clone();
+        for node in nodes {
+            let Sym::Op(op) = node.sym else { continue };
+            while by_op.len() < terms.eg.analysis.n_ops() {
+                let op = &terms.eg.analysis.op(super::lang::OpId(by_op.len() as u32)).op;
+                by_op.push(rules.iter().enumerate().filter(|(_, r)| (r.root)(op)).map(|(i, _)| i).collect());
+            }
+            let placed: Arc<_> = terms.eg.analysis.op(op).clone();
+            for &i in &by_op[op.0 as usize] {
+                if terms.eg.total_number_of_nodes() > max_nodes {
+                    return Err(());
+                }
+                terms.origin = terms.facts(id).origin;
+                terms.device = placed.device.clone();
+                let class = terms.eg.find(id);
+                let root = Root { op: &placed.op, class, args: &node.children };
+                let outcome = (rules[i].apply)(terms, &root).and_then(|to| join(terms, class, to));
+                changed |= outcome.is_ok();
+                report.record(rules[i].name, outcome, &terms.origins[terms.facts(id).origin as usize]);
+            }
+        }
+    }
+    Ok(changed)
+}
+
+/// Makes two classes equal.
+fn join(terms: &mut Terms, a: Id, b: Id) -> Result<(), Miss> {
+    if terms.same(a, b) {
+        return Err(Miss::NoEffect);
+    }
+    if terms.facts(a).types != terms.facts(b).types {
+        let why = format!("the result has type {}, not {}", terms.ty(b), terms.ty(a));
+        debug_assert!(terms.ty(a).static_shape().is_none(), "unsound rule: {why}");
+        return Err(Miss::Rejected(why.into()));
+    }
+    terms.eg.union(a, b);
+    Ok(())
+}
+
+/// Counts by name, in order of names.
+pub(crate) type Counts = BTreeMap<&'static str, u64>;

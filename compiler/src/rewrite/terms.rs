@@ -1,0 +1,198 @@
+//! [`Terms`]: the e-graph of one tensor graph, with what rules need to match and to build terms.
+
+use super::lang::{EGraph, ENode, Facts, OpId, PlacedOp, Sym, Tables, TypesId, derive};
+use crate::ir::{Dim, Op, Origin, ScalarOp, Type};
+use crate::vecprog::real_bits;
+use egg::{Id, Language};
+use gristmill_runtime::{DType, Tensor};
+use std::borrow::Cow;
+use std::sync::Arc;
+
+/// Why a rule did not fire.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Miss {
+    /// The term has another form.
+    NoMatch,
+    /// The term is already known to be equal to the result.
+    NoEffect,
+    /// The form is right, but a condition fails.
+    Rejected(Cow<'static, str>),
+}
+
+/// What a rule gives: the class equal to the matched one.
+pub(crate) type Applied = Result<Id, Miss>;
+
+/// A rejection with a fixed reason.
+pub(crate) fn rejected(why: &'static str) -> Miss {
+    Miss::Rejected(why.into())
+}
+
+/// The e-graph of one tensor graph.
+pub(crate) struct Terms {
+    pub eg: EGraph,
+    /// Origins by index; see [`Facts::origin`].
+    pub origins: Vec<Origin>,
+    /// Origin and device of the nodes to come.
+    pub origin: u32,
+    pub device: Option<Arc<str>>,
+}
+
+impl Terms {
+    pub(crate) fn new() -> Terms {
+        Terms { eg: EGraph::new(Tables::default()), origins: vec![Origin::default()], origin: 0, device: None }
+    }
+
+    /// Adds a leaf or a structural node with known types.
+    pub(crate) fn add_symbol(&mut self, sym: Sym, children: &[Id], types: Vec<Type>) -> Id {
+        let node = ENode { sym, children: children.iter().map(|c| self.eg.find(*c)).collect() };
+        if let Some(id) = self.eg.lookup(node.clone()) {
+            return id;
+        }
+        let types = self.eg.analysis.intern_types(types);
+        let proj = matches!(sym, Sym::Proj(_)).then(|| self.eg[node.children[0]].data.clone());
+        let constant = proj.as_ref().is_some_and(|f| f.constant);
+        let origin = proj.map_or(self.origin, |f| f.origin);
+        self.eg.analysis.pending = Some(Facts { types, uniform: None, constant, origin });
+        self.eg.add(node)
+    }
+
+    /// Adds `op`, in canonical form: operands of commutative ops sorted by class, constants last.
+    ///
+    /// Rejected when the operands do not fit the op's type rule.
+    pub(crate) fn add(&mut self, op: Op, children: &[Id]) -> Applied {
+        let mut children: Vec<Id> = children.iter().map(|c| self.eg.find(*c)).collect();
+        if matches!(op, Op::Map(s) if s.is_commutative()) {
+            children.sort_by_key(|c| (self.is_constant(*c), *c));
+        }
+        let device = if matches!(op, Op::Constant { .. }) { None } else { self.device.clone() };
+        let id = self.eg.analysis.intern_op(PlacedOp { op, device });
+        let node = ENode { sym: Sym::Op(id), children: children.into() };
+        if let Some(found) = self.eg.lookup(node.clone()) {
+            return Ok(found);
+        }
+        let types = self.infer(id, &node.children)?;
+        let op = self.eg.analysis.op(id).clone();
+        let (uniform, constant) = derive(&self.eg, &op.op, &node.children, types);
+        self.eg.analysis.pending = Some(Facts { types, uniform, constant, origin: self.origin });
+        Ok(self.eg.add(node))
+    }
+
+    fn infer(&mut self, op: OpId, children: &[Id]) -> Result<TypesId, Miss> {
+        let op = self.eg.analysis.op(op).clone();
+        let spec = op.op.spec();
+        let args: Vec<Type> = children.iter().map(|c| self.ty(*c).clone()).collect();
+        if args.len() < spec.arity.0 || args.len() > spec.arity.1 {
+            return Err(rejected("wrong number of operands"));
+        }
+        let types = (spec.infer)(&op.op, &args, &[]).map_err(|m| Miss::Rejected(m.into()))?;
+        Ok(self.eg.analysis.intern_types(types))
+    }
+
+    /// Adds an element-wise op.
+    pub(crate) fn map(&mut self, op: ScalarOp, args: &[Id]) -> Applied {
+        self.add(Op::Map(op), args)
+    }
+
+    /// A constant of rank 0, `value` converted to `dtype`.
+    pub(crate) fn scalar(&mut self, dtype: DType, value: f64) -> Id {
+        let bits = real_bits(dtype, value).to_le_bytes();
+        let t = Tensor::from_bytes(dtype, &[], &bits[..dtype.size_bytes()]).expect("one element");
+        self.add(Op::constant(t), &[]).expect("a constant has no operand that could misfit")
+    }
+
+    /// `x` under another shape; `x` itself when it has that shape. Composes with a reshape below.
+    pub(crate) fn reshape(&mut self, x: Id, shape: Vec<Dim>) -> Applied {
+        if *self.ty(x).shape == shape {
+            return Ok(self.eg.find(x));
+        }
+        let below = self.find(x, |op, ch| matches!(op, Op::Reshape { .. }).then(|| ch[0]));
+        match below {
+            Some(y) => self.reshape(y, shape),
+            None => self.add(Op::Reshape { shape }, &[x]),
+        }
+    }
+
+    /// `x` with permuted axes; `x` itself for the identity. Composes with a transpose below.
+    pub(crate) fn transpose(&mut self, x: Id, perm: &[usize]) -> Applied {
+        if is_identity(perm) {
+            return Ok(self.eg.find(x));
+        }
+        let below = self.find(x, |op, ch| match op {
+            Op::Transpose { perm: q } => Some((compose(q, perm), ch[0])),
+            _ => None,
+        });
+        match below {
+            Some((perm, y)) => self.transpose(y, &perm),
+            None => self.add(Op::Transpose { perm: perm.to_vec() }, &[x]),
+        }
+    }
+
+    /// `x` repeated to exactly `shape`; `x` itself when it has that shape.
+    pub(crate) fn broadcast(&mut self, x: Id, shape: Vec<Dim>) -> Applied {
+        if *self.ty(x).shape == shape { Ok(self.eg.find(x)) } else { self.add(Op::Broadcast { shape }, &[x]) }
+    }
+
+    pub(crate) fn facts(&self, id: Id) -> &Facts {
+        &self.eg[id].data
+    }
+
+    /// Type of a class with one result; of the first result otherwise.
+    pub(crate) fn ty(&self, id: Id) -> &Type {
+        &self.eg.analysis.types(self.facts(id).types)[0]
+    }
+
+    pub(crate) fn rank(&self, id: Id) -> usize {
+        self.ty(id).rank()
+    }
+
+    /// Value of all elements, when known and the same.
+    pub(crate) fn uniform(&self, id: Id) -> Option<f64> {
+        self.facts(id).uniform.map(|r| r.0)
+    }
+
+    pub(crate) fn is_constant(&self, id: Id) -> bool {
+        self.facts(id).constant
+    }
+
+    /// The first answer of `f` over the class's op nodes on the device at hand: (op, children).
+    pub(crate) fn find<T>(&self, class: Id, mut f: impl FnMut(&Op, &[Id]) -> Option<T>) -> Option<T> {
+        self.eg[class].nodes.iter().find_map(|n| {
+            let Sym::Op(id) = n.sym else { return None };
+            let placed = self.eg.analysis.op(id);
+            if placed.device != self.device && !matches!(placed.op, Op::Constant { .. }) {
+                return None;
+            }
+            f(&placed.op, n.children())
+        })
+    }
+
+    /// The first answer of `f` over operands of the class's `op` nodes; both orders are tried for commutative ops.
+    pub(crate) fn find_map<T>(&self, class: Id, op: ScalarOp, mut f: impl FnMut(&[Id]) -> Option<T>) -> Option<T> {
+        self.find(class, |o, ch| {
+            if *o != Op::Map(op) {
+                return None;
+            }
+            f(ch).or_else(|| if op.is_commutative() { f(&[ch[1], ch[0]]) } else { None })
+        })
+    }
+
+    /// Operand of a unary element-wise op in the class.
+    pub(crate) fn unary(&self, class: Id, op: ScalarOp) -> Option<Id> {
+        self.find_map(class, op, |ch| Some(ch[0]))
+    }
+
+    /// True when two ids name the same class.
+    pub(crate) fn same(&self, a: Id, b: Id) -> bool {
+        self.eg.find(a) == self.eg.find(b)
+    }
+}
+
+/// True when axis `i` stays axis `i` for all axes.
+pub(crate) fn is_identity(perm: &[usize]) -> bool {
+    perm.iter().enumerate().all(|(i, &p)| i == p)
+}
+
+/// The permutation that does `first`, then `second`.
+pub(crate) fn compose(first: &[usize], second: &[usize]) -> Vec<usize> {
+    second.iter().map(|&s| first[s]).collect()
+}
