@@ -5,6 +5,7 @@ pub mod codegen;
 pub mod cost;
 pub mod error;
 pub mod ir;
+pub mod onnx;
 pub mod rewrite;
 pub mod schedule;
 #[cfg(test)]

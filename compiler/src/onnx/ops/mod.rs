@@ -1,0 +1,57 @@
+//! Handlers of the operators, one file per family, and the table of them all.
+
+mod constant;
+mod contract;
+mod elementwise;
+mod index;
+pub(super) mod movement;
+mod norm;
+mod pool;
+mod reduce;
+
+use super::import::OpDef;
+use std::collections::BTreeMap;
+use std::sync::OnceLock;
+
+/// Any number of operands.
+const MANY: usize = usize::MAX;
+
+/// Tables of the standard domain.
+const STANDARD: &[&[OpDef]] = &[
+    constant::OPS,
+    contract::OPS,
+    elementwise::OPS,
+    elementwise::PLAIN_OPS,
+    index::OPS,
+    movement::OPS,
+    norm::OPS,
+    pool::OPS,
+    reduce::OPS,
+];
+
+/// The handler of an operator; `domain` is empty for the standard domain.
+pub(super) fn find(domain: &str, op_type: &str) -> Option<&'static OpDef> {
+    static TABLE: OnceLock<BTreeMap<&'static str, &'static OpDef>> = OnceLock::new();
+    if !domain.is_empty() {
+        return None;
+    }
+    let table = TABLE.get_or_init(|| STANDARD.iter().flat_map(|ops| ops.iter()).map(|d| (d.name, d)).collect());
+    table.get(op_type).copied()
+}
+
+/// Operators whose meaning today is that of a version below 7.
+pub(super) fn unchanged_before_7(op_type: &str) -> bool {
+    matches!(op_type, "Not" | "Xor" | "GlobalLpPool" | "LpNormalization" | "MeanVarianceNormalization")
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn no_operator_is_listed_twice() {
+        let mut names: Vec<&str> = super::STANDARD.iter().flat_map(|ops| ops.iter()).map(|d| d.name).collect();
+        let n = names.len();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), n);
+    }
+}

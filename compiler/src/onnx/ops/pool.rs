@@ -1,0 +1,111 @@
+//! Pooling.
+
+use super::super::import::{Ctx, OpDef, Out, Outs, one};
+use super::contract::Geometry;
+use crate::error::{Error, Result};
+use crate::ir::{Layout, Op, PoolKind, ReduceKind, ScalarOp, ValueId, Window};
+
+pub(super) const OPS: &[OpDef] = &[
+    OpDef::new("MaxPool", (1, 1), max_pool),
+    OpDef::new("AveragePool", (1, 1), average_pool),
+    OpDef::new("LpPool", (1, 1), lp_pool),
+    OpDef::new("GlobalAveragePool", (1, 1), global_average),
+    OpDef::new("GlobalMaxPool", (1, 1), global_max),
+    OpDef::new("GlobalLpPool", (1, 1), global_lp),
+];
+
+struct Pooling {
+    x: ValueId,
+    size: Vec<usize>,
+    window: Window,
+    ceil: bool,
+}
+
+fn read(cx: &mut Ctx<'_, '_>) -> Result<Pooling> {
+    let size = cx.usizes("kernel_shape")?.ok_or_else(|| Error::invalid("kernel_shape is missing"))?;
+    let x = cx.val(0)?;
+    let shape = cx.shape_of(x);
+    if shape.rank() != size.len() + 2 || size.contains(&0) {
+        return Err(Error::invalid(format!("kernel_shape {size:?} does not fit {shape}")));
+    }
+    let ceil = cx.flag("ceil_mode", false)?;
+    let window = Geometry::read(cx, size.len())?.window(&shape[2..], &size)?;
+    Ok(Pooling { x, size, window, ceil })
+}
+
+fn pool(cx: &mut Ctx<'_, '_>, p: Pooling, kind: PoolKind) -> Result<ValueId> {
+    let Pooling { x, size, window, ceil } = p;
+    cx.add(Op::Pool { kind, size, window, ceil, layout: Layout::ChannelsFirst }, &[x])
+}
+
+fn max_pool<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
+    let column_major = cx.flag("storage_order", false)?;
+    let p = read(cx)?;
+    if cx.node.output.len() < 2 {
+        return one(pool(cx, p, PoolKind::Max)?);
+    }
+    if column_major {
+        return Err(Error::unsupported("storage_order 1 is not supported"));
+    }
+    let Pooling { x, size, window, ceil } = p;
+    let outs = cx.b().add(Op::MaxPoolIndices { size, window, ceil }, &[x])?;
+    Ok(outs.into_iter().map(Out::Value).collect())
+}
+
+fn average_pool<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
+    let kind = if cx.flag("count_include_pad", false)? { PoolKind::AvgIncludePad } else { PoolKind::Avg };
+    let p = read(cx)?;
+    one(pool(cx, p, kind)?)
+}
+
+/// `(sum |x|^p)^(1/p)`; the sum is an average times the number of taps.
+fn lp_pool<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
+    let power = cx.i("p", 2)? as f64;
+    let mut p = read(cx)?;
+    let taps = p.size.iter().product::<usize>() as f64;
+    p.x = abs_pow(cx, p.x, power)?;
+    let mean = pool(cx, p, PoolKind::AvgIncludePad)?;
+    let sum = cx.with_real(ScalarOp::Mul, mean, taps)?;
+    one(root(cx, sum, power)?)
+}
+
+fn abs_pow(cx: &mut Ctx<'_, '_>, x: ValueId, p: f64) -> Result<ValueId> {
+    if p == 2.0 {
+        return cx.map(ScalarOp::Mul, &[x, x]);
+    }
+    let x = cx.map(ScalarOp::Abs, &[x])?;
+    if p == 1.0 { Ok(x) } else { cx.with_real(ScalarOp::Pow, x, p) }
+}
+
+fn root(cx: &mut Ctx<'_, '_>, x: ValueId, p: f64) -> Result<ValueId> {
+    match p {
+        1.0 => Ok(x),
+        2.0 => cx.map(ScalarOp::Sqrt, &[x]),
+        _ => cx.with_real(ScalarOp::Pow, x, 1.0 / p),
+    }
+}
+
+fn spatial_axes(cx: &mut Ctx<'_, '_>, x: ValueId) -> Vec<usize> {
+    (2..cx.shape_of(x).rank()).collect()
+}
+
+fn global_average<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
+    let x = cx.val(0)?;
+    let axes = spatial_axes(cx, x);
+    one(cx.reduce(ReduceKind::Mean, x, &axes, true)?)
+}
+
+fn global_max<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
+    let x = cx.val(0)?;
+    let axes = spatial_axes(cx, x);
+    one(cx.reduce(ReduceKind::Max, x, &axes, true)?)
+}
+
+fn global_lp<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
+    let power = cx.i("p", 2)? as f64;
+    let x = cx.val(0)?;
+    let axes = spatial_axes(cx, x);
+    let t = abs_pow(cx, x, power)?;
+    let sum = cx.reduce(ReduceKind::Sum, t, &axes, true)?;
+    one(root(cx, sum, power)?)
+}

@@ -1,0 +1,290 @@
+//! `TensorProto` to [`Tensor`]: element types, the several data fields, external files.
+
+use super::proto::{StringStringEntryProto, TensorProto};
+use crate::error::{Error, Result};
+use gristmill_runtime::half::{bf16, f16};
+use gristmill_runtime::tensor::checked_size_bytes;
+use gristmill_runtime::{DType, Tensor};
+use prost::Message;
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
+use std::path::{Component, Path, PathBuf};
+
+/// The dtype of an ONNX `TensorProto.DataType`. Strings, complex numbers and types below 8 bits are unsupported.
+pub fn dtype_of(data_type: i32) -> Result<DType> {
+    Ok(match data_type {
+        1 => DType::F32,
+        2 => DType::U8,
+        3 => DType::I8,
+        4 => DType::U16,
+        5 => DType::I16,
+        6 => DType::I32,
+        7 => DType::I64,
+        9 => DType::Bool,
+        10 => DType::F16,
+        11 => DType::F64,
+        12 => DType::U32,
+        13 => DType::U64,
+        16 => DType::BF16,
+        other => {
+            return match dtype_name(other) {
+                Some(name) => Err(Error::unsupported(format!("element type {name} is not supported"))),
+                None => Err(Error::invalid(format!("element type number {other} is not one of ONNX"))),
+            };
+        }
+    })
+}
+
+fn dtype_name(data_type: i32) -> Option<&'static str> {
+    Some(match data_type {
+        8 => "string",
+        14 => "complex64",
+        15 => "complex128",
+        17 => "float8e4m3fn",
+        18 => "float8e4m3fnuz",
+        19 => "float8e5m2",
+        20 => "float8e5m2fnuz",
+        21 => "uint4",
+        22 => "int4",
+        23 => "float4e2m1",
+        24 => "float8e8m0",
+        25 => "uint2",
+        26 => "int2",
+        _ => return None,
+    })
+}
+
+/// The tensor of a serialised `TensorProto`, as in the `.pb` files of ONNX test data, with its name.
+pub fn tensor_from_pb(bytes: &[u8]) -> Result<(String, Tensor)> {
+    let proto = TensorProto::decode(bytes).map_err(|e| Error::invalid(format!("not a TensorProto: {e}")))?;
+    let tensor = tensor_of(&proto, &External::none())?;
+    Ok((proto.name, tensor))
+}
+
+/// Extents of a tensor, checked to be possible.
+pub(super) fn shape_of(proto: &TensorProto) -> Result<Vec<usize>> {
+    let bad = || Error::invalid(format!("tensor {:?} has impossible dims {:?}", proto.name, proto.dims));
+    proto.dims.iter().map(|&d| usize::try_from(d).map_err(|_| bad())).collect()
+}
+
+/// Decodes a tensor. Nothing is allocated before the bytes for it are known to exist.
+pub(super) fn tensor_of(proto: &TensorProto, external: &External) -> Result<Tensor> {
+    decode(proto, external).map_err(|e| e.context(format!("tensor {:?}", proto.name)))
+}
+
+fn decode(proto: &TensorProto, external: &External) -> Result<Tensor> {
+    let dtype = dtype_of(proto.data_type)?;
+    let shape = shape_of(proto)?;
+    let size = checked_size_bytes(dtype, &shape).map_err(|e| Error::invalid(e.to_string()))?;
+    if proto.data_location == 1 {
+        return external.read(&proto.external_data, dtype, &shape, size);
+    }
+    if !proto.raw_data.is_empty() {
+        return Ok(Tensor::from_bytes(dtype, &shape, &proto.raw_data)?);
+    }
+    let n = size / dtype.size_bytes();
+    let bytes = typed_data(proto, dtype);
+    if bytes.len() != size {
+        return Err(Error::invalid(format!(
+            "{dtype}{shape:?} needs {n} elements, the file has {}",
+            bytes.len() / dtype.size_bytes()
+        )));
+    }
+    Ok(Tensor::from_bytes(dtype, &shape, &bytes)?)
+}
+
+/// The elements of the typed data field of `dtype`, little-endian.
+fn typed_data(p: &TensorProto, dtype: DType) -> Vec<u8> {
+    let ints = |keep: usize| p.int32_data.iter().flat_map(|v| v.to_le_bytes().into_iter().take(keep)).collect();
+    let unsigned = |keep: usize| p.uint64_data.iter().flat_map(|v| v.to_le_bytes().into_iter().take(keep)).collect();
+    match dtype {
+        DType::F32 => p.float_data.iter().flat_map(|v| v.to_le_bytes()).collect(),
+        DType::F64 => p.double_data.iter().flat_map(|v| v.to_le_bytes()).collect(),
+        DType::I64 => p.int64_data.iter().flat_map(|v| v.to_le_bytes()).collect(),
+        DType::U64 => unsigned(8),
+        DType::U32 => unsigned(4),
+        DType::I32 => ints(4),
+        DType::I16 | DType::U16 | DType::F16 | DType::BF16 => ints(2),
+        DType::I8 | DType::U8 => ints(1),
+        DType::Bool => p.int32_data.iter().map(|&v| (v != 0) as u8).collect(),
+    }
+}
+
+/// The folder that external data files must lie in.
+#[derive(Clone, Debug, Default)]
+pub struct External {
+    folder: Option<PathBuf>,
+}
+
+impl External {
+    /// No folder: external data is refused, as for a model from memory.
+    pub fn none() -> External {
+        External { folder: None }
+    }
+
+    /// The folder of a model file.
+    pub fn beside(model: &Path) -> External {
+        let folder = model.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        External { folder: Some(folder.to_owned()) }
+    }
+
+    fn read(&self, entries: &[StringStringEntryProto], dtype: DType, shape: &[usize], size: usize) -> Result<Tensor> {
+        let entry: BTreeMap<&str, &str> = entries.iter().map(|e| (e.key.as_str(), e.value.as_str())).collect();
+        let number = |key: &str| match entry.get(key) {
+            None => Ok(None),
+            Some(v) => v
+                .parse::<u64>()
+                .map(Some)
+                .map_err(|_| Error::invalid(format!("external data: {key} {v:?} is not a number"))),
+        };
+        let location = entry.get("location").copied().unwrap_or("");
+        let (offset, length) = (number("offset")?.unwrap_or(0), number("length")?);
+        if length.is_some_and(|l| l != size as u64) {
+            return Err(Error::invalid(format!(
+                "external data {location:?}: {dtype}{shape:?} takes {size} bytes, length says {}",
+                length.unwrap_or(0)
+            )));
+        }
+        let path = self.resolve(location)?;
+        let io = |e: std::io::Error| Error::invalid(format!("external data {location:?}: {e}"));
+        let mut file = File::open(&path).map_err(io)?;
+        let held = file.metadata().map_err(io)?.len();
+        if offset.checked_add(size as u64).is_none_or(|end| end > held) {
+            return Err(Error::invalid(format!(
+                "external data {location:?} has {held} bytes; {size} at offset {offset} are needed"
+            )));
+        }
+        let mut tensor = Tensor::zeros(dtype, shape)?;
+        file.seek(SeekFrom::Start(offset)).map_err(io)?;
+        file.read_exact(tensor.as_bytes_mut()).map_err(io)?;
+        if dtype == DType::Bool {
+            tensor.as_bytes_mut().iter_mut().for_each(|b| *b = (*b != 0) as u8);
+        }
+        Ok(tensor)
+    }
+
+    /// A path below the model's folder: relative, without `..`, and not led out by a symbolic link.
+    fn resolve(&self, location: &str) -> Result<PathBuf> {
+        let Some(folder) = &self.folder else {
+            return Err(Error::invalid(format!("external data {location:?} of a model that is not a file"))
+                .hint("load the model by its path"));
+        };
+        let relative = Path::new(location);
+        let plain = relative.components().all(|c| matches!(c, Component::Normal(_) | Component::CurDir));
+        if location.is_empty() || !plain {
+            return Err(Error::invalid(format!(
+                "external data {location:?} must be a relative path inside the model's folder"
+            )));
+        }
+        let io = |e: std::io::Error| Error::invalid(format!("external data {location:?}: {e}"));
+        let (root, path) = (folder.canonicalize().map_err(io)?, folder.join(relative).canonicalize().map_err(io)?);
+        if !path.starts_with(&root) || !path.is_file() {
+            return Err(Error::invalid(format!("external data {location:?} leads out of the model's folder")));
+        }
+        Ok(path)
+    }
+}
+
+/// The dense tensor of a sparse one with linear or coordinate indices; at most `limit_bytes` large.
+pub(super) fn dense_of(
+    values: &TensorProto,
+    indices: &TensorProto,
+    dims: &[i64],
+    external: &External,
+    limit_bytes: usize,
+) -> Result<Tensor> {
+    let values = tensor_of(values, external)?;
+    let indices = tensor_of(indices, external)?;
+    let bad = || Error::invalid(format!("sparse tensor with dims {dims:?} and indices {:?}", indices.shape()));
+    let shape: Vec<usize> =
+        dims.iter().map(|&d| usize::try_from(d)).collect::<std::result::Result<_, _>>().map_err(|_| bad())?;
+    let size = checked_size_bytes(values.dtype(), &shape).map_err(|_| bad())?;
+    if size > limit_bytes {
+        return Err(Error::unsupported(format!("a sparse tensor of {size} bytes when dense")));
+    }
+    if indices.dtype() != DType::I64 || indices.shape().first() != Some(&values.len()) || indices.shape().len() > 2 {
+        return Err(bad());
+    }
+    let per_index = indices.shape().get(1).copied();
+    if per_index.is_some_and(|k| k != shape.len()) {
+        return Err(bad());
+    }
+    let mut dense = Tensor::zeros(values.dtype(), &shape)?;
+    let (n, width) = (dense.len(), values.dtype().size_bytes());
+    for i in 0..values.len() {
+        let linear = match per_index {
+            None => usize::try_from(indices.as_slice::<i64>()[i]).ok(),
+            Some(k) => indices.as_slice::<i64>()[i * k..(i + 1) * k]
+                .iter()
+                .zip(&shape)
+                .try_fold(0usize, |at, (&j, &d)| usize::try_from(j).ok().filter(|j| *j < d).map(|j| at * d + j)),
+        };
+        let at = linear.filter(|&at| at < n).ok_or_else(bad)? * width;
+        dense.as_bytes_mut()[at..at + width].copy_from_slice(&values.as_bytes()[i * width..(i + 1) * width]);
+    }
+    Ok(dense)
+}
+
+/// Numbers of a tensor as `f64`; 64-bit integers beyond 2^53 lose precision.
+pub(super) fn to_f64s(t: &Tensor) -> Vec<f64> {
+    macro_rules! by {
+        ($T:ty) => {
+            t.as_slice::<$T>().iter().map(|&v| v as f64).collect()
+        };
+    }
+    match t.dtype() {
+        DType::F32 => by!(f32),
+        DType::F64 => by!(f64),
+        DType::F16 => t.as_slice::<f16>().iter().map(|v| v.to_f64()).collect(),
+        DType::BF16 => t.as_slice::<bf16>().iter().map(|v| v.to_f64()).collect(),
+        DType::I8 => by!(i8),
+        DType::I16 => by!(i16),
+        DType::I32 => by!(i32),
+        DType::I64 => by!(i64),
+        DType::U8 => by!(u8),
+        DType::U16 => by!(u16),
+        DType::U32 => by!(u32),
+        DType::U64 => by!(u64),
+        DType::Bool => t.as_slice::<bool>().iter().map(|&v| v as u8 as f64).collect(),
+    }
+}
+
+/// Elements of an integer or `bool` tensor as `i64`; `None` for other dtypes and for `u64` beyond `i64`.
+pub(super) fn to_i64s(t: &Tensor) -> Option<Vec<i64>> {
+    macro_rules! by {
+        ($T:ty) => {
+            Some(t.as_slice::<$T>().iter().map(|&v| v as i64).collect())
+        };
+    }
+    match t.dtype() {
+        DType::I8 => by!(i8),
+        DType::I16 => by!(i16),
+        DType::I32 => by!(i32),
+        DType::I64 => by!(i64),
+        DType::U8 => by!(u8),
+        DType::U16 => by!(u16),
+        DType::U32 => by!(u32),
+        DType::U64 => t.as_slice::<u64>().iter().map(|&v| i64::try_from(v).ok()).collect(),
+        DType::Bool => by!(bool),
+        _ => None,
+    }
+}
+
+/// A tensor of an integer dtype or `bool` from `i64` values, wrapping.
+pub(super) fn from_i64s(dtype: DType, values: &[i64], shape: &[usize]) -> Result<Tensor> {
+    let width = dtype.size_bytes();
+    let bytes: Vec<u8> = match dtype {
+        DType::Bool => values.iter().map(|&v| (v != 0) as u8).collect(),
+        _ => values.iter().flat_map(|v| v.to_le_bytes().into_iter().take(width)).collect(),
+    };
+    Ok(Tensor::from_bytes(dtype, shape, &bytes)?)
+}
+
+/// A floating-point tensor from `f64` values, rounded once.
+pub(super) fn from_f64s(dtype: DType, values: &[f64], shape: &[usize]) -> Result<Tensor> {
+    let width = dtype.size_bytes();
+    let bits = values.iter().map(|&v| crate::vecprog::real_bits(dtype, v));
+    let bytes: Vec<u8> = bits.flat_map(|b| b.to_le_bytes().into_iter().take(width)).collect();
+    Ok(Tensor::from_bytes(dtype, shape, &bytes)?)
+}
