@@ -12,6 +12,7 @@
 //!
 //! All entries are `extern "C"` under stable names, listed in [`symbols`].
 
+pub mod attention;
 pub mod conv;
 pub mod convert;
 pub mod copy;

@@ -113,6 +113,28 @@ pub unsafe extern "C" fn gm_pack_b_f32(desc: *const PackBDesc, ptrs: *const *mut
     OK
 }
 
+/// Packs a whole `[k, n]` matrix.
+///
+/// # Safety
+/// `b` is readable where the strides say, `packed` writable for [`packed_len`] elements; `isa` is available.
+pub(crate) unsafe fn pack_matrix(
+    isa: Isa,
+    k: usize,
+    n: usize,
+    b: *const f32,
+    row_stride: isize,
+    col_stride: isize,
+    packed: *mut f32,
+) {
+    let batch = [PackBatchDim::default(); MAX_BATCH];
+    let desc = PackBDesc { isa: isa as u32, reserved: 0, k, n, row_stride, col_stride, batch };
+    for col in (0..n).step_by(isa.nr()) {
+        let b = b.wrapping_offset(col as isize * col_stride);
+        // SAFETY: one panel of the whole.
+        unsafe { pack_panel(isa, &desc, b, (n - col).min(isa.nr()), packed.wrapping_add(col * k)) };
+    }
+}
+
 /// # Safety
 /// `b` is readable for `k x cols` elements, `packed` writable for `k x nr`.
 unsafe fn pack_panel(isa: Isa, desc: &PackBDesc, b: *const f32, cols: usize, packed: *mut f32) {

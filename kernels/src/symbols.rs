@@ -43,6 +43,7 @@ symbols! {
     crate::convert::gm_bf16_to_f32 as WidenFn = "gm_bf16_to_f32";
     crate::convert::gm_f32_to_f16 as NarrowFn = "gm_f32_to_f16";
     crate::convert::gm_f32_to_bf16 as NarrowFn = "gm_f32_to_bf16";
+    crate::attention::gm_attention_f32 as TaskFn<crate::attention::AttentionDesc> = "gm_attention_f32";
     crate::vmath::gm_vexp_f32 as UnaryFn = "gm_vexp_f32";
     crate::vmath::gm_vexp2_f32 as UnaryFn = "gm_vexp2_f32";
     crate::vmath::gm_vexpm1_f32 as UnaryFn = "gm_vexpm1_f32";

@@ -232,6 +232,7 @@ unsafe fn run(isa: Isa, desc: &ConvDesc, ptrs: *const *mut u8, begin: usize, end
                 b: pointer(ptrs, RHS).cast_const().wrapping_add(group * packed_group),
                 c: pointer(ptrs, OUT).wrapping_add(col),
                 ldc: desc.ldy,
+                accumulate: false,
                 epilogue: &epilogue,
                 epilogue_col: col,
             };

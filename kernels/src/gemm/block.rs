@@ -21,6 +21,8 @@ pub(crate) struct Product<'a> {
     pub(crate) b: *const f32,
     pub(crate) c: *mut f32,
     pub(crate) ldc: usize,
+    /// Adds to `c` instead of overwriting it.
+    pub(crate) accumulate: bool,
     pub(crate) epilogue: &'a Epilogue,
     /// Column of the epilogue's operands that column 0 of `c` belongs to.
     pub(crate) epilogue_col: usize,
@@ -124,7 +126,8 @@ impl Product<'_> {
         let c = self.c.wrapping_add(row * self.ldc + col);
         let fast = if last { self.epilogue.fast.at(row, self.epilogue_col + col) } else { Fast::NONE };
         let b = self.b.wrapping_add(panel * panel_stride + k.start * tiles.nr);
-        let tile = Tile { k: k.len(), lhs, b, panel_stride, c, ldc: self.ldc, accumulate: !first, fast };
+        let tile =
+            Tile { k: k.len(), lhs, b, panel_stride, c, ldc: self.ldc, accumulate: self.accumulate || !first, fast };
         let rect = Rect { c, ldc: self.ldc, row, col: self.epilogue_col + col, rows: mr, cols };
         // SAFETY: the tile lies in the block, whose operands and output the caller vouches for.
         unsafe {

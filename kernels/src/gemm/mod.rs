@@ -197,6 +197,7 @@ pub unsafe extern "C" fn gm_gemm_f32(desc: *const GemmDesc, ptrs: *const *mut u8
                 b: pointer(ptrs, RHS).cast_const().wrapping_offset(offset(|dim| dim.b_stride)),
                 c: pointer(ptrs, OUT).wrapping_offset(offset(|dim| dim.c_stride)),
                 ldc: desc.ldc,
+                accumulate: false,
                 epilogue: &epilogue,
                 epilogue_col: 0,
             };

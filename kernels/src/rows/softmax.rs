@@ -1,6 +1,7 @@
 //! Softmax and its logarithm.
 
-use super::{Largest, RowDim, fold, lanes_below, n_rows, row_at, row_dims};
+use super::{Fold, Largest, RowDim, fold, lanes_below, n_rows, row_at, row_dims};
+use crate::attention::BlockRow;
 use crate::epilogue::MAX_BATCH;
 use crate::isa::Isa;
 use crate::simd::{Simd, Task, dispatch};
@@ -203,6 +204,47 @@ impl Row {
             // SAFETY: at most `rest` elements.
             unsafe { s.store_n(self.y.add(i), rest, f(s.load_n(t.add(i), rest))) };
             i += S::LANES;
+        }
+    }
+}
+
+/// One row's part of a softmax over blocks: scores become exponentials relative to the largest score so far, and what was summed
+/// before is rescaled to it.
+///
+/// # Safety
+/// The pointers cover the row, except a null mask; `isa` is available.
+pub(crate) unsafe fn softmax_block(isa: Isa, row: BlockRow) {
+    // SAFETY: by contract.
+    unsafe { dispatch(isa, row) }
+}
+
+impl Task for BlockRow {
+    type Out = ();
+
+    /// Safety: the pointers cover the row; the mask may be null.
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self, s: S) {
+        let (n, scale) = (self.n, self.scale);
+        // SAFETY: at most `n` scores, and `n_out` elements of the output.
+        unsafe {
+            let scores = Row { x: self.scores, y: self.scores, mask: self.mask, n, n_cols: n, scale, is_log: false };
+            scores.scale_and_mask(s);
+            let before = *self.largest;
+            let largest = Largest.join(before, fold(s, self.scores, n, Largest));
+            if largest == f32::NEG_INFINITY {
+                // Nothing seen yet: no weight, and no difference of infinities.
+                (0..n).for_each(|j| *self.scores.add(j) = 0.0);
+                return;
+            }
+            let sum = scores.exponentials(s, self.scores, largest);
+            if before != largest {
+                let shrink = (before - largest).exp();
+                *self.sum *= shrink;
+                let row = Row { x: self.out, y: self.out, n: self.n_out, n_cols: self.n_out, ..scores };
+                row.for_each(s, self.out, |x| s.mul(x, s.splat(shrink)));
+            }
+            *self.sum += sum;
+            *self.largest = largest;
         }
     }
 }

@@ -1,0 +1,408 @@
+//! Attention in f32: `o = softmax(q k^T * scale + mask) v`, without the scores ever leaving the cache.
+//!
+//! Keys and values pass in blocks; each query row keeps the largest score so far and the sum of exponentials relative to it, and its
+//! output is rescaled when a block raises the maximum (Milakov and Gimelshein, arXiv:1805.02867; Dao et al., arXiv:2205.14135).
+//!
+//! `q: [batch, heads, n_queries, depth]`, `k: [batch, heads / kv_group, n_keys, depth]`, `v: [batch, heads / kv_group, n_keys, value_depth]`,
+//! `o: [batch, heads, n_queries, value_depth]`; strides of the first three axes are free, the last is contiguous. Item `i` is
+//! block `(batch, head, query block)`, query blocks varying fastest.
+
+use crate::epilogue::{Epilogue, MAX_BATCH};
+use crate::gemm::Product;
+use crate::gemm::tile::Lhs;
+use crate::isa::Isa;
+use crate::pack::{pack_matrix, packed_len};
+use crate::rows::softmax_block;
+use crate::{INVALID, LHS, OK, OPERANDS, OUT, RHS, UNSUPPORTED_ISA, WORKSPACE, pointer};
+
+/// Query rows per item, at most: packing a block of keys and values costs about as much as 2 rows.
+const QUERY_BLOCK: usize = 64;
+/// Keys per block: scores, packed keys and packed values of usual depths fit the second-level cache.
+const KEY_BLOCK: usize = 256;
+
+/// An attention. Strides are (batch, head, row), in elements.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AttentionDesc {
+    /// The [`Isa`] to use, as its number.
+    pub isa: u32,
+    /// Nonzero if query `i` sees keys `j <= i + causal_offset` only.
+    pub causal: u32,
+    /// See `causal`.
+    pub causal_offset: isize,
+    /// Factor of the scores.
+    pub scale: f32,
+    /// Unused, zero.
+    pub reserved: u32,
+    /// Batch elements.
+    pub batch: usize,
+    /// Heads of queries and outputs.
+    pub heads: usize,
+    /// Query heads that share a head of keys and values.
+    pub kv_group: usize,
+    /// Query rows.
+    pub n_queries: usize,
+    /// Key and value rows.
+    pub n_keys: usize,
+    /// Elements of a query and a key.
+    pub depth: usize,
+    /// Elements of a value.
+    pub value_depth: usize,
+    /// Queries.
+    pub q_stride: [isize; 3],
+    /// Keys.
+    pub k_stride: [isize; 3],
+    /// Values.
+    pub v_stride: [isize; 3],
+    /// Output.
+    pub o_stride: [isize; 3],
+    /// Mask, added to the scaled scores; its key axis is contiguous. 0 broadcasts.
+    pub mask_stride: [isize; 3],
+    /// Query rows per item.
+    pub query_block: usize,
+}
+
+impl AttentionDesc {
+    /// An attention over contiguous `[batch, heads, rows, depth]` tensors for the current instruction set, scaled by `1 / sqrt(depth)`.
+    pub fn new(batch: usize, heads: usize, n_queries: usize, n_keys: usize, depth: usize) -> AttentionDesc {
+        let strides = |rows: usize| [(heads * rows * depth) as isize, (rows * depth) as isize, depth as isize];
+        AttentionDesc {
+            isa: Isa::current() as u32,
+            causal: 0,
+            causal_offset: 0,
+            scale: 1.0 / (depth as f32).sqrt(),
+            reserved: 0,
+            batch,
+            heads,
+            kv_group: 1,
+            n_queries,
+            n_keys,
+            depth,
+            value_depth: depth,
+            q_stride: strides(n_queries),
+            k_stride: strides(n_keys),
+            v_stride: strides(n_keys),
+            o_stride: strides(n_queries),
+            mask_stride: [0; 3],
+            query_block: QUERY_BLOCK.min(n_queries.max(1)),
+        }
+    }
+
+    /// Items of the whole attention.
+    pub fn n_items(&self) -> usize {
+        self.batch * self.heads * self.n_queries.div_ceil(self.query_block.max(1))
+    }
+
+    /// Bytes that each concurrent call needs at `ptrs[WORKSPACE]`.
+    pub fn workspace_bytes(&self) -> usize {
+        Isa::from_u32(self.isa).map_or(0, |isa| Layout::new(self, isa).elements * size_of::<f32>())
+    }
+}
+
+/// Offsets of the workspace's parts, in elements, each a multiple of 64 bytes.
+struct Layout {
+    values: usize,
+    scores: usize,
+    /// Largest score so far, per query.
+    largest: usize,
+    /// Sum of exponentials, per query.
+    sums: usize,
+    /// Elements between rows of scores.
+    score_ld: usize,
+    elements: usize,
+}
+
+impl Layout {
+    fn new(desc: &AttentionDesc, isa: Isa) -> Layout {
+        let keys = KEY_BLOCK.min(desc.n_keys.max(1));
+        let round = |n: usize| n.next_multiple_of(16);
+        let values = round(packed_len(isa, desc.depth, keys));
+        let scores = values + round(packed_len(isa, keys, desc.value_depth));
+        // Rows a power of two apart would compete for the same cache sets.
+        let score_ld = round(keys) + 16;
+        let largest = scores + desc.query_block * score_ld;
+        let sums = largest + round(desc.query_block);
+        Layout { values, scores, largest, sums, score_ld, elements: sums + round(desc.query_block) }
+    }
+}
+
+/// Computes items `begin..end` of an [`AttentionDesc`].
+///
+/// `ptrs[LHS]` is `q`, `ptrs[RHS]` is `k`, `ptrs[OPERANDS]` is `v`, `ptrs[OPERANDS + 1]` is the mask or null, `ptrs[OUT]` is `o`,
+/// `ptrs[WORKSPACE]` this call's own workspace. A query that sees no key gives NaN, as arithmetic has it.
+/// Returns `OK`, `INVALID` or `UNSUPPORTED_ISA`.
+///
+/// # Safety
+/// The pointers cover what the descriptor describes; no other thread writes these items' part of `o`, or uses the workspace.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gm_attention_f32(
+    desc: *const AttentionDesc,
+    ptrs: *const *mut u8,
+    begin: usize,
+    end: usize,
+) -> u32 {
+    // SAFETY: the descriptor is valid by contract.
+    let desc = unsafe { &*desc };
+    let Some(isa) = Isa::usable(desc.isa) else { return UNSUPPORTED_ISA };
+    if desc.query_block == 0 || desc.kv_group == 0 || desc.q_stride[2] < 0 || desc.o_stride[2] < 0 {
+        return INVALID;
+    }
+    let n_blocks = desc.n_queries.div_ceil(desc.query_block);
+    for item in begin..end.min(desc.n_items()) {
+        let (head, block) = (item / n_blocks, item % n_blocks);
+        let (batch, head) = (head / desc.heads, head % desc.heads);
+        let at = |stride: [isize; 3], head: usize| batch as isize * stride[0] + head as isize * stride[1];
+        // SAFETY: the pointers cover what the descriptor describes.
+        unsafe {
+            let mask = pointer(ptrs, OPERANDS + 1).cast_const();
+            let one = Head {
+                isa,
+                desc,
+                layout: Layout::new(desc, isa),
+                q: pointer(ptrs, LHS).cast_const().wrapping_offset(at(desc.q_stride, head)),
+                k: pointer(ptrs, RHS).cast_const().wrapping_offset(at(desc.k_stride, head / desc.kv_group)),
+                v: pointer(ptrs, OPERANDS).cast_const().wrapping_offset(at(desc.v_stride, head / desc.kv_group)),
+                o: pointer(ptrs, OUT).wrapping_offset(at(desc.o_stride, head)),
+                mask: if mask.is_null() { mask } else { mask.wrapping_offset(at(desc.mask_stride, head)) },
+                workspace: pointer(ptrs, WORKSPACE),
+            };
+            let first = block * desc.query_block;
+            one.queries(first, desc.query_block.min(desc.n_queries - first));
+        }
+    }
+    OK
+}
+
+/// One head of one batch element.
+struct Head<'a> {
+    isa: Isa,
+    desc: &'a AttentionDesc,
+    layout: Layout,
+    q: *const f32,
+    k: *const f32,
+    v: *const f32,
+    o: *mut f32,
+    mask: *const f32,
+    workspace: *mut f32,
+}
+
+/// What one block of keys does to one row of scores.
+pub(crate) struct BlockRow {
+    /// Scores; become exponentials.
+    pub(crate) scores: *mut f32,
+    pub(crate) n: usize,
+    /// Null if there is none.
+    pub(crate) mask: *const f32,
+    pub(crate) scale: f32,
+    pub(crate) largest: *mut f32,
+    pub(crate) sum: *mut f32,
+    /// The output so far, `n_out` elements.
+    pub(crate) out: *mut f32,
+    pub(crate) n_out: usize,
+}
+
+impl Head<'_> {
+    /// Keys that query `i` sees.
+    fn visible(&self, i: usize) -> usize {
+        if self.desc.causal == 0 {
+            return self.desc.n_keys;
+        }
+        let end = i as isize + self.desc.causal_offset + 1;
+        (end.max(0) as usize).min(self.desc.n_keys)
+    }
+
+    fn out_row(&self, i: usize) -> *mut f32 {
+        self.o.wrapping_offset(i as isize * self.desc.o_stride[2])
+    }
+
+    /// # Safety
+    /// The pointers cover the head; the workspace is this call's own.
+    unsafe fn queries(&self, first: usize, n: usize) {
+        let d = self.desc;
+        let (largest, sums) =
+            (self.workspace.wrapping_add(self.layout.largest), self.workspace.wrapping_add(self.layout.sums));
+        let n_keys = self.visible(first + n - 1);
+        // SAFETY: rows of the output and entries of the workspace that are this item's own.
+        unsafe {
+            for i in 0..n {
+                *largest.add(i) = f32::NEG_INFINITY;
+                *sums.add(i) = 0.0;
+                std::ptr::write_bytes(self.out_row(first + i), 0, d.value_depth);
+            }
+            for start in (0..n_keys).step_by(KEY_BLOCK) {
+                self.block(first, n, start, KEY_BLOCK.min(n_keys - start));
+            }
+            for i in 0..n {
+                let factor = 1.0 / *sums.add(i);
+                let row = self.out_row(first + i);
+                (0..d.value_depth).for_each(|j| *row.add(j) *= factor);
+            }
+        }
+    }
+
+    /// Takes in keys `start..start + n_keys`.
+    ///
+    /// # Safety
+    /// As for [`Head::queries`].
+    unsafe fn block(&self, first: usize, n: usize, start: usize, n_keys: usize) {
+        let (d, layout) = (self.desc, &self.layout);
+        let keys = self.workspace;
+        let values = self.workspace.wrapping_add(layout.values);
+        let scores = self.workspace.wrapping_add(layout.scores);
+        let k = self.k.wrapping_offset(start as isize * d.k_stride[2]);
+        let v = self.v.wrapping_offset(start as isize * d.v_stride[2]);
+        // SAFETY: rows of the inputs, and parts of the workspace as large as the layout counted.
+        unsafe {
+            pack_matrix(self.isa, d.depth, n_keys, k, 1, d.k_stride[2], keys);
+            pack_matrix(self.isa, n_keys, d.value_depth, v, d.v_stride[2], 1, values);
+            let q = self.q.wrapping_offset(first as isize * d.q_stride[2]);
+            self.product(n, n_keys, d.depth, (q, d.q_stride[2]), keys, (scores, layout.score_ld), false);
+            for i in 0..n {
+                let row = scores.add(i * layout.score_ld);
+                let n_seen = self.visible(first + i).saturating_sub(start).min(n_keys);
+                (n_seen..n_keys).for_each(|j| *row.add(j) = 0.0);
+                if n_seen == 0 {
+                    continue;
+                }
+                let mask = match self.mask.is_null() {
+                    true => self.mask,
+                    false => self.mask.wrapping_offset((first + i) as isize * d.mask_stride[2]).wrapping_add(start),
+                };
+                let block_row = BlockRow {
+                    scores: row,
+                    n: n_seen,
+                    mask,
+                    scale: d.scale,
+                    largest: self.workspace.add(layout.largest + i),
+                    sum: self.workspace.add(layout.sums + i),
+                    out: self.out_row(first + i),
+                    n_out: d.value_depth,
+                };
+                softmax_block(self.isa, block_row);
+            }
+            let lhs = (scores.cast_const(), layout.score_ld as isize);
+            let out = (self.out_row(first), d.o_stride[2] as usize);
+            self.product(n, d.value_depth, n_keys, lhs, values, out, true);
+        }
+    }
+
+    /// `c (+)= a @ b` with packed `b`; `a` and `c` come with their row strides.
+    ///
+    /// # Safety
+    /// The operands are readable and the output is writable.
+    #[allow(clippy::too_many_arguments)]
+    unsafe fn product(
+        &self,
+        m: usize,
+        n: usize,
+        k: usize,
+        (a, lda): (*const f32, isize),
+        b: *const f32,
+        (c, ldc): (*mut f32, usize),
+        accumulate: bool,
+    ) {
+        // SAFETY: no ops, so no operands.
+        let epilogue = unsafe { Epilogue::resolve(&[], std::ptr::null(), [0; MAX_BATCH]) };
+        let lhs = Lhs { a, lda: lda as usize, rows: std::ptr::null(), tap_stride: 0, taps: 0, offset: 0 };
+        let product = Product { isa: self.isa, n, k, lhs, b, c, ldc, accumulate, epilogue: &epilogue, epilogue_col: 0 };
+        // SAFETY: by contract.
+        unsafe { product.block(0..m, 0..n.div_ceil(self.isa.nr())) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{Rng, assert_close};
+
+    fn at(stride: [isize; 3], batch: usize, head: usize, row: usize) -> usize {
+        (batch as isize * stride[0] + head as isize * stride[1] + row as isize * stride[2]) as usize
+    }
+
+    fn reference(d: &AttentionDesc, q: &[f32], k: &[f32], v: &[f32], mask: Option<&[f32]>, len: usize) -> Vec<f64> {
+        let mut out = vec![0.0; len];
+        for (batch, head) in (0..d.batch).flat_map(|b| (0..d.heads).map(move |h| (b, h))) {
+            let kv = head / d.kv_group;
+            for i in 0..d.n_queries {
+                let score = |j: usize| -> f64 {
+                    if d.causal != 0 && j as isize > i as isize + d.causal_offset {
+                        return f64::NEG_INFINITY;
+                    }
+                    let (q, k) = (&q[at(d.q_stride, batch, head, i)..], &k[at(d.k_stride, batch, kv, j)..]);
+                    let dot: f64 = (0..d.depth).map(|c| f64::from(q[c]) * f64::from(k[c])).sum();
+                    dot * f64::from(d.scale)
+                        + mask.map_or(0.0, |mask| f64::from(mask[at(d.mask_stride, batch, head, i) + j]))
+                };
+                let scores: Vec<f64> = (0..d.n_keys).map(score).collect();
+                let largest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+                let weights: Vec<f64> = scores.iter().map(|s| (s - largest).exp()).collect();
+                let sum: f64 = weights.iter().sum();
+                for c in 0..d.value_depth {
+                    let dot: f64 = weights
+                        .iter()
+                        .enumerate()
+                        .map(|(j, w)| w * f64::from(v[at(d.v_stride, batch, kv, j) + c]))
+                        .sum();
+                    out[at(d.o_stride, batch, head, i) + c] = dot / sum;
+                }
+            }
+        }
+        out
+    }
+
+    #[test]
+    fn attention_agrees_with_the_reference() {
+        let mut rng = Rng(81);
+        for isa in Isa::available() {
+            for _ in 0..60 {
+                let (batch, heads) = (rng.pick(&[1, 2]), rng.pick(&[2, 4]));
+                let (n_queries, n_keys) = (rng.pick(&[1, 3, 17, 70]), rng.pick(&[1, 5, 64, 257, 530]));
+                let depth = rng.pick(&[4, 16, 33, 64]);
+                let mut d = AttentionDesc::new(batch, heads, n_queries, n_keys, depth);
+                (d.isa, d.kv_group, d.value_depth) = (isa as u32, rng.pick(&[1, 2]), rng.pick(&[depth, 7]));
+                d.query_block = rng.pick(&[64, 5]);
+                // Projections' own layout, [batch, rows, heads, depth], as often as separate heads.
+                let strides = |rows: usize, heads: usize, depth: usize, fused: bool| match fused {
+                    true => [rows * heads * depth, depth, heads * depth].map(|s| s as isize),
+                    false => [rows * heads * depth, rows * depth, depth].map(|s| s as isize),
+                };
+                let (kv_heads, fused) = (heads / d.kv_group, rng.below(2) == 0);
+                d.q_stride = strides(n_queries, heads, depth, fused);
+                d.k_stride = strides(n_keys, kv_heads, depth, fused);
+                d.v_stride = strides(n_keys, kv_heads, d.value_depth, fused);
+                d.o_stride = strides(n_queries, heads, d.value_depth, fused);
+                d.causal = rng.pick(&[0, 1]);
+                d.causal_offset = n_keys as isize - n_queries as isize;
+                if d.causal_offset < 0 {
+                    d.causal_offset = 0;
+                }
+                d.mask_stride = rng.pick(&[[0, 0, n_keys as isize], [0, 0, 0]]);
+                let with_mask = rng.below(2) == 0;
+                let q: Vec<f32> = rng.vec(batch * heads * n_queries * depth).iter().map(|x| x * 6.0).collect();
+                let k: Vec<f32> = rng.vec(batch * kv_heads * n_keys * depth).iter().map(|x| x * 3.0).collect();
+                let v = rng.vec(batch * kv_heads * n_keys * d.value_depth);
+                // Some keys hidden, never the first, so that every query sees one.
+                let mask: Vec<f32> = (0..n_queries * n_keys)
+                    .map(|i| if i % n_keys > 0 && rng.below(4) == 0 { f32::NEG_INFINITY } else { rng.unit() })
+                    .collect();
+                let mut o = vec![f32::NAN; batch * heads * n_queries * d.value_depth];
+                let mut workspace = vec![f32::NAN; d.workspace_bytes() / 4];
+                let ptrs = [
+                    q.as_ptr() as *mut u8,
+                    k.as_ptr() as *mut u8,
+                    o.as_mut_ptr().cast(),
+                    workspace.as_mut_ptr().cast(),
+                    v.as_ptr() as *mut u8,
+                    if with_mask { mask.as_ptr() as *mut u8 } else { std::ptr::null_mut() },
+                ];
+                let n = d.n_items();
+                for (begin, end) in [(n / 2, n), (0, n / 2)] {
+                    // SAFETY: the buffers have the sizes that the descriptor describes.
+                    assert_eq!(unsafe { gm_attention_f32(&d, ptrs.as_ptr(), begin, end) }, OK);
+                }
+                let want = reference(&d, &q, &k, &v, with_mask.then_some(&mask[..]), o.len());
+                assert_close(&o, &want, 2e-5, &format!("{isa} mask {with_mask} {d:?}"));
+            }
+        }
+    }
+}
