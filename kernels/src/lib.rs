@@ -23,7 +23,9 @@ mod isa;
 pub mod pack;
 pub mod pool;
 pub mod rows;
+pub mod scalar_math;
 pub(crate) mod simd;
+pub mod sorting;
 mod symbols;
 #[cfg(test)]
 mod testing;
