@@ -113,9 +113,8 @@ mod tests {
             let line = TopKLine { dtype: 0, largest, n: 5, k: 4, stride: 1 };
             let (mut v, mut p, mut w) = ([0f32; 4], [0i64; 4], [0u32; 5]);
             // SAFETY: all arrays have the extents of the line.
-            let status = unsafe {
-                gm_top_k(&line, x.as_ptr().cast(), v.as_mut_ptr().cast(), p.as_mut_ptr(), w.as_mut_ptr())
-            };
+            let status =
+                unsafe { gm_top_k(&line, x.as_ptr().cast(), v.as_mut_ptr().cast(), p.as_mut_ptr(), w.as_mut_ptr()) };
             assert_eq!((status, p), (OK, expected));
             assert!(p.iter().zip(v).all(|(&i, v)| v.to_bits() == x[i as usize].to_bits()));
         };

@@ -1,0 +1,190 @@
+//! A cluster's body ready for emission: static shapes at hand, composite ops that have no kernel of their own written out.
+
+use crate::error::{Error, Result};
+use crate::ir::{Dim, Graph, Node, Op, Origin, ReduceKind, ScalarOp, Shape, ValueId};
+use crate::vecprog::real_bits;
+use gristmill_runtime::{DType, Tensor};
+
+/// A body graph and the static shape of each of its values.
+pub(super) struct Body {
+    pub(super) graph: Graph,
+    shapes: Vec<Vec<usize>>,
+}
+
+impl Body {
+    /// Expands `source`; `keep` says which composite nodes have a kernel of their own and stay.
+    pub(super) fn new(source: &Graph, keep: &dyn Fn(&Graph, &Node) -> bool) -> Result<Body> {
+        let graph = expand(source, keep)?;
+        let shapes = (0..graph.n_values() as u32)
+            .map(|v| {
+                let ty = graph.ty(ValueId(v));
+                ty.static_shape().ok_or_else(|| {
+                    Error::internal(format!("shape of {ty} in {:?} is not static: specialise first", graph.name))
+                })
+            })
+            .collect::<Result<_>>()?;
+        Ok(Body { graph, shapes })
+    }
+
+    pub(super) fn shape(&self, v: ValueId) -> &[usize] {
+        &self.shapes[v.0 as usize]
+    }
+
+    pub(super) fn dtype(&self, v: ValueId) -> DType {
+        self.graph.ty(v).dtype
+    }
+
+    pub(super) fn n_elements(&self, v: ValueId) -> usize {
+        self.shape(v).iter().product()
+    }
+}
+
+/// The value of a static dim that may be negative (a slice's start).
+pub(super) fn const_dim(d: &Dim) -> Result<i64> {
+    d.as_const().ok_or_else(|| Error::internal(format!("extent {d} is not static: specialise first")))
+}
+
+fn expand(source: &Graph, keep: &dyn Fn(&Graph, &Node) -> bool) -> Result<Graph> {
+    let mut out = Graph::new(&source.name);
+    let mut map = vec![ValueId(0); source.n_values()];
+    for (&v, name) in source.inputs.iter().zip(&source.input_names) {
+        map[v.0 as usize] = out.add_input(name, source.ty(v).clone());
+    }
+    for (_, node) in source.nodes() {
+        let inputs: Vec<ValueId> = node.inputs.iter().map(|v| map[v.0 as usize]).collect();
+        let mut w = Writer { graph: &mut out, origin: &node.origin };
+        let results = match &node.op {
+            Op::Softmax { axis, log } if !keep(source, node) => vec![w.softmax(inputs[0], *axis, *log)?],
+            Op::LayerNorm { axis, epsilon } if !keep(source, node) => vec![w.layer_norm(&inputs, *axis, epsilon.0)?],
+            Op::RmsNorm { axis, epsilon } if !keep(source, node) => vec![w.rms_norm(&inputs, *axis, epsilon.0)?],
+            Op::Attention { scale, causal } if !keep(source, node) => vec![w.attention(&inputs, scale.0, *causal)?],
+            _ => out.add_copy(node, &inputs)?,
+        };
+        for (&v, r) in node.outputs.iter().zip(results) {
+            map[v.0 as usize] = r;
+        }
+    }
+    for o in &source.outputs {
+        out.add_output(&o.name, map[o.value.0 as usize]);
+    }
+    Ok(out)
+}
+
+/// Writes primitive nodes. Composites of half types compute in `f32` and round once.
+struct Writer<'a> {
+    graph: &'a mut Graph,
+    origin: &'a Origin,
+}
+
+impl Writer<'_> {
+    fn op(&mut self, op: Op, inputs: &[ValueId]) -> Result<ValueId> {
+        self.graph.add1(op, inputs, self.origin)
+    }
+
+    fn map(&mut self, op: ScalarOp, inputs: &[ValueId]) -> Result<ValueId> {
+        self.op(Op::Map(op), inputs)
+    }
+
+    fn scalar(&mut self, dtype: DType, v: f64) -> Result<ValueId> {
+        let bits = real_bits(dtype, v).to_le_bytes();
+        let t = Tensor::from_bytes(dtype, &[], &bits[..dtype.size_bytes()])?;
+        Ok(self.graph.add_constant(t, self.origin))
+    }
+
+    fn cast(&mut self, x: ValueId, to: DType) -> Result<ValueId> {
+        if self.graph.ty(x).dtype == to { Ok(x) } else { self.map(ScalarOp::Cast(to), &[x]) }
+    }
+
+    /// `x` in the dtype that composites compute in, and `x`'s own dtype.
+    fn widen(&mut self, x: ValueId) -> Result<(ValueId, DType)> {
+        let own = self.graph.ty(x).dtype;
+        let wide = if matches!(own, DType::F16 | DType::BF16) { DType::F32 } else { own };
+        Ok((self.cast(x, wide)?, own))
+    }
+
+    fn reduce(&mut self, kind: ReduceKind, x: ValueId, axes: Vec<usize>) -> Result<ValueId> {
+        self.op(Op::Reduce { kind, axes, keepdims: true }, &[x])
+    }
+
+    fn softmax(&mut self, x: ValueId, axis: usize, log: bool) -> Result<ValueId> {
+        let (x, own) = self.widen(x)?;
+        let max = self.reduce(ReduceKind::Max, x, vec![axis])?;
+        let shifted = self.map(ScalarOp::Sub, &[x, max])?;
+        let exp = self.map(ScalarOp::Exp, &[shifted])?;
+        let sum = self.reduce(ReduceKind::Sum, exp, vec![axis])?;
+        let y = if log {
+            let log_sum = self.map(ScalarOp::Log, &[sum])?;
+            self.map(ScalarOp::Sub, &[shifted, log_sum])?
+        } else {
+            self.map(ScalarOp::Div, &[exp, sum])?
+        };
+        self.cast(y, own)
+    }
+
+    /// `x / sqrt(mean(x^2) + epsilon)` over the axes from `axis` on.
+    fn normalised(&mut self, x: ValueId, axis: usize, epsilon: f64) -> Result<ValueId> {
+        let ty = self.graph.ty(x).clone();
+        let square = self.map(ScalarOp::Mul, &[x, x])?;
+        let mean = self.reduce(ReduceKind::Mean, square, (axis..ty.rank()).collect())?;
+        let epsilon = self.scalar(ty.dtype, epsilon)?;
+        let shifted = self.map(ScalarOp::Add, &[mean, epsilon])?;
+        let root = self.map(ScalarOp::Sqrt, &[shifted])?;
+        self.map(ScalarOp::Div, &[x, root])
+    }
+
+    fn layer_norm(&mut self, inputs: &[ValueId], axis: usize, epsilon: f64) -> Result<ValueId> {
+        let (x, own) = self.widen(inputs[0])?;
+        let (gamma, _) = self.widen(inputs[1])?;
+        let (beta, _) = self.widen(inputs[2])?;
+        let rank = self.graph.ty(x).rank();
+        let mean = self.reduce(ReduceKind::Mean, x, (axis..rank).collect())?;
+        let centred = self.map(ScalarOp::Sub, &[x, mean])?;
+        let unit = self.normalised(centred, axis, epsilon)?;
+        let scaled = self.map(ScalarOp::Mul, &[unit, gamma])?;
+        let y = self.map(ScalarOp::Add, &[scaled, beta])?;
+        self.cast(y, own)
+    }
+
+    fn rms_norm(&mut self, inputs: &[ValueId], axis: usize, epsilon: f64) -> Result<ValueId> {
+        let (x, own) = self.widen(inputs[0])?;
+        let (gamma, _) = self.widen(inputs[1])?;
+        let unit = self.normalised(x, axis, epsilon)?;
+        let y = self.map(ScalarOp::Mul, &[unit, gamma])?;
+        self.cast(y, own)
+    }
+
+    fn attention(&mut self, inputs: &[ValueId], scale: f64, causal: bool) -> Result<ValueId> {
+        let (q, own) = self.widen(inputs[0])?;
+        let (k, _) = self.widen(inputs[1])?;
+        let (v, _) = self.widen(inputs[2])?;
+        let wide = self.graph.ty(q).dtype;
+        let rank = self.graph.ty(q).rank();
+        let mut perm: Vec<usize> = (0..rank).collect();
+        perm.swap(rank - 2, rank - 1);
+        let kt = self.op(Op::Transpose { perm }, &[k])?;
+        let scores = self.op(Op::MatMul, &[q, kt])?;
+        let scale = self.scalar(wide, scale)?;
+        let mut scores = self.map(ScalarOp::Mul, &[scores, scale])?;
+        if let Some(&mask) = inputs.get(3) {
+            let (mask, _) = self.widen(mask)?;
+            scores = self.map(ScalarOp::Add, &[scores, mask])?;
+        }
+        if causal {
+            scores = self.mask_future(scores)?;
+        }
+        let p = self.softmax(scores, rank - 1, false)?;
+        let y = self.op(Op::MatMul, &[p, v])?;
+        self.cast(y, own)
+    }
+
+    /// Minus infinity where the key position is after the query position.
+    fn mask_future(&mut self, scores: ValueId) -> Result<ValueId> {
+        let Shape(shape) = self.graph.ty(scores).shape.clone();
+        let plane = shape[shape.len() - 2..].to_vec();
+        let position = |axis| Op::Iota { dtype: DType::I64, shape: plane.clone(), axis };
+        let (query, key) = (self.op(position(0), &[])?, self.op(position(1), &[])?);
+        let past = self.map(ScalarOp::Le, &[key, query])?;
+        let minus = self.scalar(self.graph.ty(scores).dtype, f64::NEG_INFINITY)?;
+        self.map(ScalarOp::Select, &[past, scores, minus])
+    }
+}

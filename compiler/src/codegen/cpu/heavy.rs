@@ -1,0 +1,511 @@
+//! Pull-based code of ops with inner loops: reductions, products, convolutions, pooling.
+//!
+//! Slow but right for every dtype: floats accumulate in `f64` and round once, integers in 64 bits, wrapping.
+
+use super::emit::{Emitter, Ix, clif_type};
+use super::pull::Puller;
+use crate::error::{Error, Result};
+use crate::ir::{Extremum, Layout, Node, Op, PoolKind, ReduceKind, ScalarOp, ValueId, Window};
+use cranelift_codegen::ir::condcodes::{FloatCC, IntCC};
+use cranelift_codegen::ir::{InstBuilder, Value, types};
+use gristmill_runtime::DType;
+
+/// What sums and products of a dtype accumulate in.
+fn accumulator(dtype: DType) -> DType {
+    match dtype {
+        d if d.is_float() => DType::F64,
+        d if d.is_unsigned_int() => DType::U64,
+        _ => DType::I64,
+    }
+}
+
+/// Bits of the least (`max`'s identity) or greatest (`min`'s) element of a dtype.
+pub(super) fn extreme_bits(dtype: DType, identity_of: Extremum) -> u64 {
+    use crate::vecprog::real_bits;
+    let max = identity_of == Extremum::Max;
+    match dtype {
+        DType::Bool => u64::from(!max),
+        d if d.is_float() => real_bits(d, if max { f64::NEG_INFINITY } else { f64::INFINITY }),
+        d if d.is_unsigned_int() => {
+            if max {
+                0
+            } else {
+                u64::MAX >> (64 - 8 * d.size_bytes())
+            }
+        }
+        d => {
+            let most = (1u64 << (8 * d.size_bytes() - 1)) - 1;
+            if max { most + 1 } else { most }
+        }
+    }
+}
+
+impl Puller<'_> {
+    pub(super) fn heavy_value(&mut self, e: &mut Emitter, node: &Node, which: usize, at: &[Ix]) -> Result<Value> {
+        match &node.op {
+            Op::Reduce { kind, axes, keepdims } => self.reduce(e, node, *kind, axes, *keepdims, at),
+            Op::ArgReduce { kind, axis, keepdims, select_last } => {
+                self.arg_reduce(e, node, *kind, *axis, *keepdims, *select_last, at)
+            }
+            Op::MatMul => self.matmul(e, node, at),
+            Op::Conv { window, groups, layout } => self.conv(e, node, window, *groups, *layout, at),
+            Op::ConvTranspose { window, groups, .. } => self.conv_transpose(e, node, window, *groups, at),
+            Op::Pool { kind, size, window, layout, .. } => {
+                let plan = PoolPlan { size, window, layout: *layout };
+                match kind {
+                    PoolKind::Max => Ok(self.max_pool(e, node, &plan, at)?.0),
+                    _ => self.average_pool(e, node, &plan, *kind, at),
+                }
+            }
+            Op::MaxPoolIndices { size, window, .. } => {
+                let plan = PoolPlan { size, window, layout: Layout::ChannelsFirst };
+                let (value, position) = self.max_pool(e, node, &plan, at)?;
+                self.remember(node.outputs[0], at, value);
+                self.remember(node.outputs[1], at, position);
+                Ok(if which == 0 { value } else { position })
+            }
+            op => Err(Error::unsupported(format!("{} has no CPU code", op.name()))),
+        }
+    }
+
+    /// Loops over all indices below `extents`, carrying values.
+    fn nested(
+        &mut self,
+        e: &mut Emitter,
+        extents: &[usize],
+        at: &mut Vec<Ix>,
+        carried: &[Value],
+        f: &mut dyn FnMut(&mut Self, &mut Emitter, &[Ix], &[Value]) -> Result<Vec<Value>>,
+    ) -> Result<Vec<Value>> {
+        let Some(&extent) = extents.get(at.len()) else { return f(self, e, at, carried) };
+        if extent == 1 {
+            at.push(Ix::C(0));
+            let out = self.nested(e, extents, at, carried, f);
+            at.pop();
+            return out;
+        }
+        e.for_loop(Ix::C(0), Ix::C(extent as i64), 1, carried, |e, i, carried| {
+            self.scoped(|s| {
+                at.push(Ix::V(i));
+                let out = s.nested(e, extents, at, carried, f);
+                at.pop();
+                out
+            })
+        })
+    }
+
+    fn reduce(
+        &mut self,
+        e: &mut Emitter,
+        node: &Node,
+        kind: ReduceKind,
+        axes: &[usize],
+        keepdims: bool,
+        at: &[Ix],
+    ) -> Result<Value> {
+        let x = node.inputs[0];
+        let (dtype, shape) = (self.body.dtype(x), self.body.shape(x).to_vec());
+        let extents: Vec<usize> = axes.iter().map(|&a| shape[a]).collect();
+        let count: usize = extents.iter().product();
+        let acc = match kind {
+            ReduceKind::Max | ReduceKind::Min => dtype,
+            _ => accumulator(dtype),
+        };
+        let init = match kind {
+            ReduceKind::Max => e.constant(acc, extreme_bits(acc, Extremum::Max)),
+            ReduceKind::Min => e.constant(acc, extreme_bits(acc, Extremum::Min)),
+            ReduceKind::Prod => e.constant(acc, crate::vecprog::real_bits(acc, 1.0)),
+            ReduceKind::Sum | ReduceKind::Mean => e.constant(acc, 0),
+        };
+        let sum = self.nested(e, &extents, &mut Vec::new(), &[init], &mut |s, e, inner, carried| {
+            let from = reduced_index(at, inner, axes, shape.len(), keepdims);
+            let element = s.value(e, x, &from)?;
+            let element = e.convert(element, dtype, acc)?;
+            let op = match kind {
+                ReduceKind::Sum | ReduceKind::Mean => ScalarOp::Add,
+                ReduceKind::Prod => ScalarOp::Mul,
+                ReduceKind::Max if dtype == DType::Bool => ScalarOp::Or,
+                ReduceKind::Min if dtype == DType::Bool => ScalarOp::And,
+                ReduceKind::Max => ScalarOp::Max,
+                ReduceKind::Min => ScalarOp::Min,
+            };
+            Ok(vec![e.scalar_op(op, &[acc, acc], &[carried[0], element])?])
+        })?[0];
+        let result = if kind == ReduceKind::Mean { mean(e, sum, acc, count) } else { sum };
+        e.convert(result, acc, dtype)
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    fn arg_reduce(
+        &mut self,
+        e: &mut Emitter,
+        node: &Node,
+        kind: Extremum,
+        axis: usize,
+        keepdims: bool,
+        select_last: bool,
+        at: &[Ix],
+    ) -> Result<Value> {
+        let x = node.inputs[0];
+        let (dtype, shape) = (self.body.dtype(x), self.body.shape(x).to_vec());
+        let first = self.value(e, x, &reduced_index(at, &[Ix::C(0)], &[axis], shape.len(), keepdims))?;
+        let zero = e.iconst(0);
+        let best = e.for_loop(Ix::C(1), Ix::C(shape[axis] as i64), 1, &[first, zero], |e, i, carried| {
+            self.scoped(|s| {
+                let v = s.value(e, x, &reduced_index(at, &[Ix::V(i)], &[axis], shape.len(), keepdims))?;
+                let better = if select_last {
+                    let worse = beats(e, carried[0], v, dtype, kind)?;
+                    e.b.ins().bxor_imm_s(worse, 1)
+                } else {
+                    beats(e, v, carried[0], dtype, kind)?
+                };
+                Ok(vec![e.b.ins().select(better, v, carried[0]), e.b.ins().select(better, i, carried[1])])
+            })
+        })?;
+        Ok(best[1])
+    }
+
+    fn product_loop(
+        &mut self,
+        e: &mut Emitter,
+        dtype: DType,
+        extents: &[usize],
+        f: &mut dyn FnMut(&mut Self, &mut Emitter, &[Ix], Value) -> Result<Value>,
+    ) -> Result<Value> {
+        let acc = accumulator(dtype);
+        let zero = e.constant(acc, 0);
+        let sum = self.nested(e, extents, &mut Vec::new(), &[zero], &mut |s, e, at, c| Ok(vec![f(s, e, at, c[0])?]))?;
+        e.convert(sum[0], acc, dtype)
+    }
+
+    /// `sum + x[x_at] * w[w_at]` in the accumulator's dtype.
+    fn add_product(
+        &mut self,
+        e: &mut Emitter,
+        sum: Value,
+        (x, x_at): (ValueId, &[Ix]),
+        (w, w_at): (ValueId, &[Ix]),
+    ) -> Result<Value> {
+        let dtype = self.body.dtype(x);
+        let acc = accumulator(dtype);
+        let (a, b) = (self.value(e, x, x_at)?, self.value(e, w, w_at)?);
+        let (a, b) = (e.convert(a, dtype, acc)?, e.convert(b, dtype, acc)?);
+        let product = e.scalar_op(ScalarOp::Mul, &[acc, acc], &[a, b])?;
+        e.scalar_op(ScalarOp::Add, &[acc, acc], &[sum, product])
+    }
+
+    fn matmul(&mut self, e: &mut Emitter, node: &Node, at: &[Ix]) -> Result<Value> {
+        let (lhs, rhs) = (node.inputs[0], node.inputs[1]);
+        let rank = at.len();
+        let k = *self.body.shape(lhs).last().expect("matmul takes rank 2 or more");
+        let batch = |s: &Self, v: ValueId| -> Vec<Ix> {
+            let shape = s.body.shape(v);
+            let lead = &shape[..shape.len() - 2];
+            let skip = rank - 2 - lead.len();
+            lead.iter().zip(&at[skip..]).map(|(&d, &i)| if d == 1 { Ix::C(0) } else { i }).collect()
+        };
+        let (lhs_batch, rhs_batch) = (batch(self, lhs), batch(self, rhs));
+        self.product_loop(e, self.body.dtype(lhs), &[k], &mut |s, e, inner, sum| {
+            let a: Vec<Ix> = lhs_batch.iter().copied().chain([at[rank - 2], inner[0]]).collect();
+            let b: Vec<Ix> = rhs_batch.iter().copied().chain([inner[0], at[rank - 1]]).collect();
+            s.add_product(e, sum, (lhs, &a), (rhs, &b))
+        })
+    }
+
+    fn conv(
+        &mut self,
+        e: &mut Emitter,
+        node: &Node,
+        window: &Window,
+        groups: usize,
+        layout: Layout,
+        at: &[Ix],
+    ) -> Result<Value> {
+        let (x, w) = (node.inputs[0], node.inputs[1]);
+        let n = at.len() - 2;
+        let (x_shape, w_shape) = (self.body.shape(x).to_vec(), self.body.shape(w).to_vec());
+        let (spatial, taps, c_out, c_in, channel) = match layout {
+            Layout::ChannelsFirst => (&x_shape[2..], &w_shape[2..], w_shape[0], w_shape[1], at[1]),
+            Layout::ChannelsLast => (&x_shape[1..=n], &w_shape[..n], w_shape[n + 1], w_shape[n], at[n + 1]),
+        };
+        let outer = if layout == Layout::ChannelsFirst { &at[2..] } else { &at[1..=n] };
+        let (group, _) = e.div_rem(channel, (c_out / groups).max(1));
+        let first = e.mul(group, c_in as i64);
+        self.product_loop(e, self.body.dtype(x), taps, &mut |s, e, tap, sum| {
+            let (position, inside) = tap_positions(e, outer, tap, window, spatial);
+            s.guarded(e, inside, sum, |s, e, sum| {
+                s.sum_over(e, c_in, sum, |s, e, i, sum| {
+                    let c = e.add(first, i);
+                    let x_at = channels(layout, at[0], c, &position);
+                    let w_at: Vec<Ix> = match layout {
+                        Layout::ChannelsFirst => [channel, i].into_iter().chain(tap.to_vec()).collect(),
+                        Layout::ChannelsLast => tap.iter().copied().chain([i, channel]).collect(),
+                    };
+                    s.add_product(e, sum, (x, &x_at), (w, &w_at))
+                })
+            })
+        })
+    }
+
+    /// Each output element gathers the inputs whose windows cover it.
+    fn conv_transpose(
+        &mut self,
+        e: &mut Emitter,
+        node: &Node,
+        window: &Window,
+        groups: usize,
+        at: &[Ix],
+    ) -> Result<Value> {
+        let (x, w) = (node.inputs[0], node.inputs[1]);
+        let (x_shape, w_shape) = (self.body.shape(x).to_vec(), self.body.shape(w).to_vec());
+        let c_in = x_shape[1] / groups;
+        let (group, channel) = e.div_rem(at[1], w_shape[1].max(1));
+        let first = e.mul(group, c_in as i64);
+        self.product_loop(e, self.body.dtype(x), &w_shape[2..], &mut |s, e, tap, sum| {
+            let (position, inside) = transposed_positions(e, &at[2..], tap, window, &x_shape[2..]);
+            s.guarded(e, inside, sum, |s, e, sum| {
+                s.sum_over(e, c_in, sum, |s, e, i, sum| {
+                    let c = e.add(first, i);
+                    let x_at = channels(Layout::ChannelsFirst, at[0], c, &position);
+                    let w_at: Vec<Ix> = [c, channel].into_iter().chain(tap.to_vec()).collect();
+                    s.add_product(e, sum, (x, &x_at), (w, &w_at))
+                })
+            })
+        })
+    }
+
+    fn sum_over(
+        &mut self,
+        e: &mut Emitter,
+        n: usize,
+        sum: Value,
+        mut f: impl FnMut(&mut Self, &mut Emitter, Ix, Value) -> Result<Value>,
+    ) -> Result<Value> {
+        let out = self.nested(e, &[n], &mut Vec::new(), &[sum], &mut |s, e, at, c| Ok(vec![f(s, e, at[0], c[0])?]))?;
+        Ok(out[0])
+    }
+
+    /// `f(sum)` where `inside` holds (or is absent), else `sum`.
+    fn guarded(
+        &mut self,
+        e: &mut Emitter,
+        inside: Option<Value>,
+        sum: Value,
+        f: impl FnOnce(&mut Self, &mut Emitter, Value) -> Result<Value>,
+    ) -> Result<Value> {
+        let Some(inside) = inside else { return f(self, e, sum) };
+        let ty = e.b.func.dfg.value_type(sum);
+        let out = e.branch(inside, &[ty], self, |s, e| s.scoped(|s| Ok(vec![f(s, e, sum)?])), |_, _| Ok(vec![sum]))?;
+        Ok(out[0])
+    }
+
+    fn average_pool(
+        &mut self,
+        e: &mut Emitter,
+        node: &Node,
+        plan: &PoolPlan,
+        kind: PoolKind,
+        at: &[Ix],
+    ) -> Result<Value> {
+        let x = node.inputs[0];
+        let (dtype, shape) = (self.body.dtype(x), self.body.shape(x).to_vec());
+        let acc = accumulator(dtype);
+        let (spatial, outer, channel) = plan.split(&shape, at);
+        let (sum, count) = (e.constant(acc, 0), e.iconst(0));
+        let out = self.nested(e, plan.size, &mut Vec::new(), &[sum, count], &mut |s, e, tap, carried| {
+            let (position, inside) = tap_positions(e, outer, tap, plan.window, spatial);
+            let add = |s: &mut Self, e: &mut Emitter| -> Result<Value> {
+                let v = s.value(e, x, &channels(plan.layout, at[0], channel, &position))?;
+                let v = e.convert(v, dtype, acc)?;
+                e.scalar_op(ScalarOp::Add, &[acc, acc], &[carried[0], v])
+            };
+            let sum = s.guarded(e, inside, carried[0], |s, e, _| add(s, e))?;
+            let counted = match kind {
+                PoolKind::AvgIncludePad => padded_inside(e, outer, tap, plan.window, spatial),
+                _ => inside,
+            };
+            let one = match counted {
+                None => e.iconst(1),
+                Some(c) => e.b.ins().uextend(types::I64, c),
+            };
+            Ok(vec![sum, e.b.ins().iadd(carried[1], one)])
+        })?;
+        let result = if dtype.is_float() {
+            let n = e.b.ins().fcvt_from_sint(types::F64, out[1]);
+            e.b.ins().fdiv(out[0], n)
+        } else {
+            // A window without elements gives 0.
+            let one = e.iconst(1);
+            let n = e.b.ins().smax(out[1], one);
+            if acc == DType::U64 { e.b.ins().udiv(out[0], n) } else { e.b.ins().sdiv(out[0], n) }
+        };
+        e.convert(result, acc, dtype)
+    }
+
+    /// Greatest element of a window and its row-major position in the whole input (-1 when the window holds only padding).
+    fn max_pool(&mut self, e: &mut Emitter, node: &Node, plan: &PoolPlan, at: &[Ix]) -> Result<(Value, Value)> {
+        let x = node.inputs[0];
+        let (dtype, shape) = (self.body.dtype(x), self.body.shape(x).to_vec());
+        let (spatial, outer, channel) = plan.split(&shape, at);
+        let (least, none) = (e.constant(dtype, extreme_bits(dtype, Extremum::Max)), e.iconst(-1));
+        let best = self.nested(e, plan.size, &mut Vec::new(), &[least, none], &mut |s, e, tap, carried| {
+            let (position, inside) = tap_positions(e, outer, tap, plan.window, spatial);
+            let consider = |s: &mut Self, e: &mut Emitter| -> Result<Vec<Value>> {
+                let from = channels(plan.layout, at[0], channel, &position);
+                let v = s.value(e, x, &from)?;
+                let linear = e.linearise(&from, &shape);
+                let linear = e.val(linear);
+                let greater = beats(e, v, carried[0], dtype, Extremum::Max)?;
+                let zero = e.iconst(0);
+                let first = e.b.ins().icmp(IntCC::SignedLessThan, carried[1], zero);
+                let better = e.b.ins().bor(greater, first);
+                Ok(vec![e.b.ins().select(better, v, carried[0]), e.b.ins().select(better, linear, carried[1])])
+            };
+            match inside {
+                None => consider(s, e),
+                Some(inside) => {
+                    let tys = [clif_type(dtype), types::I64];
+                    e.branch(inside, &tys, s, |s, e| s.scoped(|s| consider(s, e)), |_, _| Ok(carried.to_vec()))
+                }
+            }
+        })?;
+        Ok((best[0], best[1]))
+    }
+}
+
+/// Geometry of a pooling.
+struct PoolPlan<'a> {
+    size: &'a [usize],
+    window: &'a Window,
+    layout: Layout,
+}
+
+impl PoolPlan<'_> {
+    /// Spatial extents of the input, spatial output index, channel.
+    fn split<'s>(&self, shape: &'s [usize], at: &'s [Ix]) -> (&'s [usize], &'s [Ix], Ix) {
+        let n = at.len() - 2;
+        match self.layout {
+            Layout::ChannelsFirst => (&shape[2..], &at[2..], at[1]),
+            Layout::ChannelsLast => (&shape[1..=n], &at[1..=n], at[n + 1]),
+        }
+    }
+}
+
+fn channels(layout: Layout, batch: Ix, channel: Ix, spatial: &[Ix]) -> Vec<Ix> {
+    match layout {
+        Layout::ChannelsFirst => [batch, channel].into_iter().chain(spatial.to_vec()).collect(),
+        Layout::ChannelsLast => std::iter::once(batch).chain(spatial.iter().copied()).chain([channel]).collect(),
+    }
+}
+
+/// Index into the operand of a reduction: `at` with the reduced axes taken from `inner`.
+fn reduced_index(at: &[Ix], inner: &[Ix], axes: &[usize], rank: usize, keepdims: bool) -> Vec<Ix> {
+    let mut kept = at.iter();
+    (0..rank)
+        .map(|axis| match axes.iter().position(|&a| a == axis) {
+            Some(i) => {
+                if keepdims {
+                    kept.next();
+                }
+                inner[i]
+            }
+            None => *kept.next().expect("one index per kept axis"),
+        })
+        .collect()
+}
+
+fn mean(e: &mut Emitter, sum: Value, acc: DType, count: usize) -> Value {
+    match acc {
+        DType::F64 => {
+            let n = e.b.ins().f64const(count as f64);
+            e.b.ins().fdiv(sum, n)
+        }
+        _ if count == 0 => e.iconst(0),
+        DType::U64 => {
+            let n = e.iconst(count as i64);
+            e.b.ins().udiv(sum, n)
+        }
+        _ => {
+            let n = e.iconst(count as i64);
+            e.b.ins().sdiv(sum, n)
+        }
+    }
+}
+
+/// Whether `a` is strictly better than `b`; NaN is better than anything but NaN.
+pub(super) fn beats(e: &mut Emitter, a: Value, b: Value, dtype: DType, kind: Extremum) -> Result<Value> {
+    let (a, b, dtype) = match dtype {
+        DType::F16 | DType::BF16 => (e.convert(a, dtype, DType::F32)?, e.convert(b, dtype, DType::F32)?, DType::F32),
+        DType::Bool => (a, b, DType::U8),
+        _ => (a, b, dtype),
+    };
+    let op = if kind == Extremum::Max { ScalarOp::Gt } else { ScalarOp::Lt };
+    let strict = e.scalar_op(op, &[dtype, dtype], &[a, b])?;
+    if !dtype.is_float() {
+        return Ok(strict);
+    }
+    let (a_nan, b_number) = (e.b.ins().fcmp(FloatCC::Unordered, a, a), e.b.ins().fcmp(FloatCC::Ordered, b, b));
+    let by_nan = e.b.ins().band(a_nan, b_number);
+    Ok(e.b.ins().bor(strict, by_nan))
+}
+
+/// Input positions of a window's tap, and whether they lie inside; `None` when they always do.
+fn tap_positions(
+    e: &mut Emitter,
+    outer: &[Ix],
+    tap: &[Ix],
+    window: &Window,
+    spatial: &[usize],
+) -> (Vec<Ix>, Option<Value>) {
+    let mut inside = None;
+    let mut position = Vec::with_capacity(outer.len());
+    for d in 0..outer.len() {
+        let start = e.mul(outer[d], window.strides[d] as i64);
+        let reach = e.mul(tap[d], window.dilations[d] as i64);
+        let padded = e.add(start, reach);
+        let p = e.add(padded, Ix::C(-(window.pads_low[d] as i64)));
+        position.push(p);
+        if matches!(p, Ix::C(c) if (0..spatial[d] as i64).contains(&c)) {
+            continue;
+        }
+        let (v, limit) = (e.val(p), e.iconst(spatial[d] as i64));
+        let within = e.b.ins().icmp(IntCC::UnsignedLessThan, v, limit);
+        inside = Some(inside.map_or(within, |i| e.b.ins().band(i, within)));
+    }
+    (position, inside)
+}
+
+/// Whether a tap lies inside the input and its padding.
+fn padded_inside(e: &mut Emitter, outer: &[Ix], tap: &[Ix], window: &Window, spatial: &[usize]) -> Option<Value> {
+    let bare = Window { pads_low: vec![0; outer.len()], ..window.clone() };
+    let padded: Vec<usize> = (0..outer.len()).map(|d| spatial[d] + window.pads_low[d] + window.pads_high[d]).collect();
+    tap_positions(e, outer, tap, &bare, &padded).1
+}
+
+/// Input positions whose window's tap falls on an output position, and whether there is one.
+fn transposed_positions(
+    e: &mut Emitter,
+    outer: &[Ix],
+    tap: &[Ix],
+    window: &Window,
+    spatial: &[usize],
+) -> (Vec<Ix>, Option<Value>) {
+    let mut inside: Option<Value> = None;
+    let mut position = Vec::with_capacity(outer.len());
+    for d in 0..outer.len() {
+        let reach = e.mul(tap[d], -(window.dilations[d] as i64));
+        let padded = e.add(outer[d], Ix::C(window.pads_low[d] as i64));
+        let start = e.add(padded, reach);
+        let start = e.val(start);
+        // A negative start is a huge unsigned one, whose quotient is refused by the extent.
+        let stride = e.iconst(window.strides[d] as i64);
+        let (quotient, limit) = (e.b.ins().udiv(start, stride), e.iconst(spatial[d] as i64));
+        let back = e.b.ins().imul(quotient, stride);
+        let exact = e.b.ins().icmp(IntCC::Equal, back, start);
+        let within = e.b.ins().icmp(IntCC::UnsignedLessThan, quotient, limit);
+        let both = e.b.ins().band(exact, within);
+        inside = Some(inside.map_or(both, |i| e.b.ins().band(i, both)));
+        position.push(Ix::V(quotient));
+    }
+    (position, inside)
+}

@@ -1,0 +1,121 @@
+//! The JIT module of one graph: declares, defines and links functions, and owns their memory.
+
+use super::emit::Emitter;
+use crate::error::{Error, Result};
+use cranelift_codegen::Context;
+use cranelift_codegen::ir::{AbiParam, Function, Signature, UserFuncName, types};
+use cranelift_codegen::isa::OwnedTargetIsa;
+use cranelift_codegen::settings::{self, Configurable};
+use cranelift_frontend::FunctionBuilderContext;
+use cranelift_jit::{ArenaMemoryProvider, JITBuilder, JITModule};
+use cranelift_module::{FuncId, Linkage, Module, default_libcall_names};
+use gristmill_runtime::program::KernelFn;
+use std::fmt::Write;
+use std::sync::Mutex;
+
+/// Address space reserved per graph; only what is used is backed by memory.
+const ARENA_BYTES: usize = 64 << 20;
+
+/// Functions under construction and their module.
+pub(super) struct Jit {
+    module: JITModule,
+    context: Context,
+    builder: FunctionBuilderContext,
+    listings: Option<(String, String)>,
+}
+
+/// Keeps generated code mapped; frees it when dropped.
+pub(super) struct Code(Mutex<Option<JITModule>>);
+
+impl Drop for Code {
+    fn drop(&mut self) {
+        let module = self.0.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner()).take();
+        if let Some(module) = module {
+            // SAFETY: `CompiledKernels::code` is documented to outlive every use of the entry points, and this is its last owner.
+            unsafe { module.free_memory() };
+        }
+    }
+}
+
+fn internal(what: impl std::fmt::Display) -> Error {
+    Error::internal(format!("cranelift: {what}"))
+}
+
+/// The native target with the features that the CPU has.
+fn native_isa() -> Result<OwnedTargetIsa> {
+    let mut flags = settings::builder();
+    let verifier = if cfg!(debug_assertions) { "true" } else { "false" };
+    for (name, value) in [
+        ("opt_level", "speed"),
+        ("is_pic", "false"),
+        ("use_colocated_libcalls", "false"),
+        ("enable_verifier", verifier),
+        ("enable_probestack", "false"),
+    ] {
+        flags.set(name, value).map_err(internal)?;
+    }
+    let builder = cranelift_native::builder().map_err(|m| Error::unsupported(format!("no code for this CPU: {m}")))?;
+    builder.finish(settings::Flags::new(flags)).map_err(internal)
+}
+
+impl Jit {
+    /// An empty module for this machine.
+    pub(super) fn new(listings: bool) -> Result<Jit> {
+        let mut builder = JITBuilder::with_isa(native_isa()?, default_libcall_names());
+        let arena = ArenaMemoryProvider::new_with_size(ARENA_BYTES)
+            .map_err(|e| Error::new(crate::ErrorKind::OutOfMemory, format!("cannot reserve code memory: {e}")))?;
+        builder.memory_provider(Box::new(arena));
+        let symbols = gristmill_kernels::symbols()
+            .iter()
+            .chain(gristmill_kernels::scalar_math::symbols())
+            .chain(gristmill_kernels::sorting::symbols());
+        builder.symbols(symbols.map(|s| (s.name, s.address)));
+        let module = JITModule::new(builder);
+        let context = module.make_context();
+        let listings = listings.then(Default::default);
+        Ok(Jit { module, context, builder: FunctionBuilderContext::new(), listings })
+    }
+
+    /// Defines a kernel; `body` emits it into an [`Emitter`] placed after the entry, and the function then returns status 0.
+    pub(super) fn kernel(&mut self, name: &str, body: impl FnOnce(&mut Emitter) -> Result<()>) -> Result<FuncId> {
+        let mut signature = Signature::new(self.module.isa().default_call_conv());
+        signature.params.extend([types::I64; 3].map(AbiParam::new));
+        signature.returns.push(AbiParam::new(types::I32));
+        let id = self.module.declare_function(name, Linkage::Export, &signature).map_err(internal)?;
+        self.context.func = Function::with_name_signature(UserFuncName::user(0, id.as_u32()), signature);
+        let frontend_config = self.module.isa().frontend_config();
+        let mut emitter = Emitter::new(&mut self.context.func, &mut self.builder, &mut self.module);
+        body(&mut emitter)?;
+        emitter.finish(frontend_config);
+        if let Some((clif, _)) = &mut self.listings {
+            let _ = writeln!(clif, "; {name}\n{}", self.context.func.display());
+            self.context.set_disasm(true);
+        }
+        self.module.define_function(id, &mut self.context).map_err(|e| internal(format!("{e:?}")).context(name))?;
+        if let Some((_, asm)) = &mut self.listings {
+            let code = self.context.compiled_code().and_then(|c| c.vcode.as_deref());
+            let _ = writeln!(asm, "; {name}\n{}", code.unwrap_or(""));
+        }
+        self.module.clear_context(&mut self.context);
+        Ok(id)
+    }
+
+    /// Links everything; gives the owner of the code, a resolver of entry points, and the listings.
+    pub(super) fn finish(mut self) -> Result<(Code, Vec<Option<KernelFn>>, String, String)> {
+        self.module.finalize_definitions().map_err(internal)?;
+        let n = self.module.declarations().get_functions().count();
+        let entries = (0..n as u32).map(|i| self.entry(FuncId::from_u32(i))).collect();
+        let (clif, asm) = self.listings.unwrap_or_default();
+        Ok((Code(Mutex::new(Some(self.module))), entries, clif, asm))
+    }
+
+    fn entry(&self, id: FuncId) -> Option<KernelFn> {
+        let declared = self.module.declarations().get_function_decl(id);
+        if declared.linkage != Linkage::Export {
+            return None;
+        }
+        let address = self.module.get_finalized_function(id);
+        // SAFETY: `kernel` gives every exported function exactly this signature.
+        Some(unsafe { std::mem::transmute::<*const u8, KernelFn>(address) })
+    }
+}

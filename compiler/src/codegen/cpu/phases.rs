@@ -1,0 +1,194 @@
+//! Decides which values of a body get a buffer, and so into which phases a cluster is cut.
+//!
+//! A phase computes one or more values over their whole index range and stores them. Between phases everything is in memory; within a
+//! phase everything is pulled. Values get a buffer of their own when pulling would compute them many times over, or when an op reads or
+//! writes memory directly.
+
+use super::body::Body;
+use crate::ir::{Node, NodeId, Op, OpClass, ScalarOp, ValueId};
+use std::collections::BTreeSet;
+
+/// Most ops that one pulled value may stand for, shared ones counted each time, and their longest chain.
+const MAX_PULLED: usize = 512;
+const MAX_DEPTH: usize = 96;
+/// Flops per element from which recomputing is dearer than a load and a store.
+const EXPENSIVE_FLOPS: u32 = 8;
+
+/// One unit of emission; see the module doc.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Phase {
+    /// Element by element; all of one shape.
+    Elements(Vec<ValueId>),
+    /// Line by line: the cumulative sum's result.
+    Lines(NodeId),
+    /// Top-k.
+    TopK(NodeId),
+    /// A copy of the data, then updates in order.
+    Scatter(NodeId),
+}
+
+/// What a body is cut into.
+pub(super) struct Cut {
+    /// In order of computation.
+    pub(super) phases: Vec<Phase>,
+}
+
+/// Cuts a body into phases.
+pub(super) fn cut(body: &Body) -> Cut {
+    let mut planner = Planner::new(body);
+    for (_, node) in body.graph.nodes() {
+        planner.visit(node);
+    }
+    Cut { phases: planner.phases() }
+}
+
+struct Planner<'a> {
+    body: &'a Body,
+    users: Vec<Vec<(NodeId, usize)>>,
+    is_output: Vec<bool>,
+    /// Values with a buffer, apart from operands and constants.
+    stored: BTreeSet<ValueId>,
+    /// What is pulled with a value when it is not stored.
+    pulled: Vec<Pulled>,
+}
+
+/// Size of the expression that pulling a value emits.
+#[derive(Clone, Copy, Default)]
+struct Pulled {
+    ops: usize,
+    depth: usize,
+    flops: u32,
+}
+
+/// Ops with an inner loop.
+fn is_heavy(op: &Op) -> bool {
+    matches!(op.class(), OpClass::Reduce | OpClass::Contract | OpClass::Window | OpClass::Attention)
+}
+
+/// Ops that work on memory, not on elements.
+fn is_special(op: &Op) -> bool {
+    matches!(op.class(), OpClass::Scan | OpClass::Sort | OpClass::Scatter)
+}
+
+fn flops(op: &Op) -> u32 {
+    match op {
+        Op::Map(s) => s.spec().flops,
+        _ => 1,
+    }
+}
+
+impl<'a> Planner<'a> {
+    fn new(body: &'a Body) -> Planner<'a> {
+        let n = body.graph.n_values();
+        let mut is_output = vec![false; n];
+        body.graph.outputs.iter().for_each(|o| is_output[o.value.0 as usize] = true);
+        Planner {
+            body,
+            users: body.graph.users(),
+            is_output,
+            stored: BTreeSet::new(),
+            pulled: vec![Pulled::default(); n],
+        }
+    }
+
+    /// In memory when a phase needs it: operand, stored value, or constant.
+    fn in_memory(&self, v: ValueId) -> bool {
+        match self.body.graph.def_node(v) {
+            None => true,
+            Some(node) => matches!(node.op, Op::Constant { .. }) || self.stored.contains(&v),
+        }
+    }
+
+    /// In memory, or a view or a cast of something that is.
+    fn is_cheap(&self, v: ValueId) -> bool {
+        self.in_memory(v)
+            || self.body.graph.def_node(v).is_some_and(|n| {
+                let light = matches!(n.op.class(), OpClass::View | OpClass::Source)
+                    || matches!(n.op, Op::Map(ScalarOp::Cast(_)));
+                light && n.inputs.iter().all(|&x| self.is_cheap(x))
+            })
+    }
+
+    fn store(&mut self, v: ValueId) {
+        if !self.in_memory(v) {
+            self.stored.insert(v);
+            self.pulled[v.0 as usize] = Pulled::default();
+        }
+    }
+
+    fn visit(&mut self, node: &Node) {
+        let repeats = is_heavy(&node.op) && !matches!(node.op, Op::Reduce { .. } | Op::ArgReduce { .. });
+        for &x in &node.inputs {
+            let reread = self.body.n_elements(x) * 2 <= self.body.n_elements(node.outputs[0]);
+            let dear = self.pulled[x.0 as usize].flops >= EXPENSIVE_FLOPS;
+            let shared = dear && is_heavy(&node.op) && self.users[x.0 as usize].len() > 1;
+            let must = matches!(node.op, Op::TopK { .. });
+            if must || shared || (reread && dear) || ((repeats || is_special(&node.op)) && !self.is_cheap(x)) {
+                self.store(x);
+            }
+        }
+        let mut pulled = Pulled { ops: 1, depth: 1, flops: flops(&node.op) };
+        for &x in &node.inputs {
+            let operand = self.pulled[x.0 as usize];
+            pulled.ops += operand.ops;
+            pulled.depth = pulled.depth.max(operand.depth + 1);
+            pulled.flops = pulled.flops.saturating_add(operand.flops);
+        }
+        for &v in &node.outputs {
+            self.pulled[v.0 as usize] = pulled;
+            let heavy = is_heavy(&node.op) && !self.is_pulled_once(v);
+            if heavy || is_special(&node.op) || pulled.ops > MAX_PULLED || pulled.depth > MAX_DEPTH {
+                self.store(v);
+            }
+        }
+    }
+
+    /// Whether every element reaches one element of a result by maps and permutations alone.
+    fn is_pulled_once(&self, v: ValueId) -> bool {
+        let users = &self.users[v.0 as usize];
+        if self.is_output[v.0 as usize] {
+            return users.is_empty();
+        }
+        let [(user, _)] = users[..] else { return false };
+        let node = self.body.graph.node(user);
+        let same_count = |x: &ValueId| self.body.n_elements(*x) == self.body.n_elements(v);
+        matches!(node.op, Op::Map(_) | Op::Reshape { .. } | Op::Transpose { .. })
+            && node.outputs.iter().all(same_count)
+            && self.is_pulled_once(node.outputs[0])
+    }
+
+    fn phases(&self) -> Vec<Phase> {
+        let mut phases: Vec<Phase> = Vec::new();
+        for (id, node) in self.body.graph.nodes() {
+            let roots: Vec<ValueId> = (node.outputs.iter().copied())
+                .filter(|&v| (self.stored.contains(&v) || self.is_output[v.0 as usize]) && self.body.n_elements(v) > 0)
+                .collect();
+            if roots.is_empty() || matches!(node.op, Op::Constant { .. }) {
+                continue;
+            }
+            match &node.op {
+                Op::CumSum { .. } => phases.push(Phase::Lines(id)),
+                Op::TopK { .. } => phases.push(Phase::TopK(id)),
+                Op::ScatterElements { .. } | Op::ScatterNd { .. } => phases.push(Phase::Scatter(id)),
+                op if is_heavy(op) => phases.push(Phase::Elements(roots)),
+                _ => self.push_light(&mut phases, roots[0]),
+            }
+        }
+        phases
+    }
+
+    /// Adds a light root, to the last phase when that computes light results of the same shape. Values stored because their
+    /// expressions are large are not joined, since a phase does not load its own roots.
+    fn push_light(&self, phases: &mut Vec<Phase>, root: ValueId) {
+        let light = |v: &ValueId| {
+            !self.stored.contains(v)
+                && self.body.graph.def_node(*v).is_some_and(|n| !is_heavy(&n.op) && !is_special(&n.op))
+        };
+        if let Some(Phase::Elements(last)) = phases.last_mut() {
+            if last.iter().all(light) && self.body.shape(last[0]) == self.body.shape(root) {
+                return last.push(root);
+            }
+        }
+        phases.push(Phase::Elements(vec![root]));
+    }
+}
