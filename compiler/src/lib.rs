@@ -5,7 +5,9 @@ pub mod codegen;
 pub mod cost;
 pub mod error;
 pub mod ir;
+pub mod nearest;
 pub mod onnx;
+pub mod place;
 pub mod rewrite;
 pub mod schedule;
 #[cfg(test)]

@@ -31,10 +31,10 @@ impl CostModel {
     }
 
     fn time_of(&self, g: &Graph, node: &Node, device: &DeviceProfile) -> Nanos {
-        if !self.measured.is_empty() {
-            if let Some(&t) = self.measured.get(&(device.kind, signature(g, node))) {
-                return t;
-            }
+        if !self.measured.is_empty()
+            && let Some(&t) = self.measured.get(&(device.kind, signature(g, node)))
+        {
+            return t;
         }
         match &node.op {
             Op::Constant { .. } => Nanos::ZERO,

@@ -37,10 +37,10 @@ fn check_steps(g: &Graph, s: &Schedule, problems: &mut Vec<String>) -> Option<BT
         if let Some(d) = step.deps.iter().find(|&&d| d as usize >= i) {
             problems.push(format!("step {i} depends on step {d}, which is not earlier"));
         }
-        if let Action::Node(id) = step.action {
-            if id.0 as usize >= g.n_nodes() || steps.insert(id, i).is_some() {
-                problems.push(format!("step {i}: node {} is not there or is a step already", id.0));
-            }
+        if let Action::Node(id) = step.action
+            && (id.0 as usize >= g.n_nodes() || steps.insert(id, i).is_some())
+        {
+            problems.push(format!("step {i}: node {} is not there or is a step already", id.0));
         }
     }
     let missing = g.nodes().filter(|(id, n)| matches!(n.op, Op::Constant { .. }) == steps.contains_key(id));
@@ -89,10 +89,10 @@ fn check_order(
     }
     for (i, step) in s.steps.iter().enumerate() {
         let Action::CopyToOutput { value, .. } = step.action else { continue };
-        if let crate::ir::Def::Node(d, _) = g.value(value).def {
-            if steps.get(&d).is_some_and(|&d| !is_before(before, d, i)) {
-                problems.push(format!("step {i} copies value {} before it is made", value.0));
-            }
+        if let crate::ir::Def::Node(d, _) = g.value(value).def
+            && steps.get(&d).is_some_and(|&d| !is_before(before, d, i))
+        {
+            problems.push(format!("step {i} copies value {} before it is made", value.0));
         }
     }
 }

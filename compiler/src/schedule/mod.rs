@@ -13,7 +13,7 @@ mod order;
 mod print;
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::ir::{Def, Graph, NodeId, Op, ValueId};
+use crate::ir::{Def, Graph, Node, NodeId, Op, ValueId};
 use arena::Block;
 use gristmill_runtime::tensor::ALIGN_BYTES;
 use std::collections::{BTreeMap, BTreeSet};
@@ -281,8 +281,8 @@ impl Storage<'_> {
 /// which reads may pass each other only. Constants are there from the start: they wait for nothing and nothing waits for them.
 pub(crate) fn node_deps(g: &Graph) -> Vec<BTreeSet<NodeId>> {
     let mut deps: Vec<BTreeSet<NodeId>> = vec![BTreeSet::new(); g.n_nodes()];
-    let mut variables: BTreeMap<(&str, &str), (Option<NodeId>, Vec<NodeId>)> = BTreeMap::new();
-    let is_step = |n: &crate::ir::Node| !matches!(n.op, Op::Constant { .. });
+    let mut variables: BTreeMap<Variable, Accesses> = BTreeMap::new();
+    let is_step = |n: &Node| !matches!(n.op, Op::Constant { .. });
     for (id, node) in g.nodes().filter(|(_, n)| is_step(n)) {
         let own = &mut deps[id.0 as usize];
         own.extend(node.control.iter().copied());
@@ -290,21 +290,38 @@ pub(crate) fn node_deps(g: &Graph) -> Vec<BTreeSet<NodeId>> {
             Def::Node(d, _) => Some(d),
             Def::Input(_) => None,
         }));
-        match &node.op {
-            Op::ReadVariable { container, name, .. } => {
-                let uses = variables.entry((container, name)).or_default();
-                own.extend(uses.0);
-                uses.1.push(id);
+        for (variable, is_write) in variable_uses(node) {
+            let uses = variables.entry(variable).or_default();
+            own.extend(uses.write);
+            if is_write {
+                own.append(&mut std::mem::take(&mut uses.reads));
+                uses.write = Some(id);
+            } else {
+                uses.reads.insert(id);
             }
-            Op::AssignVariable { container, name } => {
-                let uses = variables.entry((container, name)).or_default();
-                own.extend(uses.0.replace(id).into_iter().chain(uses.1.drain(..)));
-            }
-            _ => {}
         }
         own.retain(|&d| d != id && is_step(g.node(d)));
     }
     deps
+}
+
+/// Container and name of a variable.
+pub(crate) type Variable<'g> = (&'g str, &'g str);
+
+/// The last write of a variable, and the reads since.
+#[derive(Default)]
+struct Accesses {
+    write: Option<NodeId>,
+    reads: BTreeSet<NodeId>,
+}
+
+/// Variables that a node uses, in its regions too, and whether it writes them.
+pub(crate) fn variable_uses(node: &Node) -> Vec<(Variable<'_>, bool)> {
+    match &node.op {
+        Op::ReadVariable { container, name, .. } => vec![((container, name), false)],
+        Op::AssignVariable { container, name } => vec![((container, name), true)],
+        _ => node.regions.iter().flat_map(|r| r.nodes().flat_map(|(_, n)| variable_uses(n))).collect(),
+    }
 }
 
 /// Steps with all their dependencies, memory reuse included.

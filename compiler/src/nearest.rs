@@ -1,0 +1,42 @@
+//! The known names that are most like an unknown one, for error messages.
+
+/// Up to `n` of `known` by edit distance to `name`, nearest first; none that differ in more than two thirds of their letters.
+pub fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>, n: usize) -> Vec<&'a str> {
+    let letters = |s: &str| -> Vec<char> { s.chars().flat_map(char::to_lowercase).collect() };
+    let wanted = letters(name);
+    let mut scored: Vec<(usize, &str)> = known
+        .into_iter()
+        .map(|k| (edit_distance(&wanted, &letters(k)), k))
+        .filter(|(d, k)| d * 3 <= wanted.len().max(k.chars().count()) * 2)
+        .collect();
+    scored.sort_unstable();
+    scored.dedup();
+    scored.into_iter().take(n).map(|(_, k)| k).collect()
+}
+
+/// Insertions, deletions and replacements that turn `a` into `b` (Wagner and Fischer 1974).
+fn edit_distance(a: &[char], b: &[char]) -> usize {
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, x) in a.iter().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, y) in b.iter().enumerate() {
+            let replaced = diagonal + usize::from(x != y);
+            diagonal = row[j + 1];
+            row[j + 1] = replaced.min(row[j] + 1).min(diagonal + 1);
+        }
+    }
+    row[b.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::nearest;
+
+    #[test]
+    fn small_slips_are_found_and_strangers_are_not() {
+        let known = ["/encoder/0/MatMul", "/encoder/1/MatMul", "/head/Gemm"];
+        assert_eq!(nearest("/encoder/1/Matmull", known, 1), ["/encoder/1/MatMul"]);
+        assert!(nearest("x", known, 3).is_empty());
+    }
+}

@@ -1,0 +1,192 @@
+//! Random placements pass the checker, the portfolio finds parallelism, and requests hold or fail loudly.
+
+use super::*;
+use crate::DType;
+use crate::cluster;
+use crate::cost::LinkProfile;
+use crate::ir::{GraphBuilder, Op, ScalarOp, ValueId};
+use crate::testing::{Rng, random_graph};
+
+fn request(devices: &str) -> Request {
+    Request { devices: DeviceSet::parse(devices, 2).unwrap(), ..Request::default() }
+}
+
+fn place_err(g: &Graph, r: &Request) -> Error {
+    place(g, r, &CostModel::default()).unwrap_err()
+}
+
+/// Two independent matrix products that are joined at the end.
+fn two_branches() -> Graph {
+    let mut b = GraphBuilder::new("branches");
+    let x = b.input("x", DType::F32, [512usize, 512]);
+    let branch = |b: &mut GraphBuilder, name: &str| -> ValueId {
+        b.set_origin(&format!("/{name}/a/MatMul"));
+        let y = b.matmul(x, x).unwrap();
+        b.set_origin(&format!("/{name}/b/MatMul"));
+        b.matmul(y, y).unwrap()
+    };
+    let (l, r) = (branch(&mut b, "left"), branch(&mut b, "right"));
+    b.set_origin("/join");
+    let y = b.matmul(l, r).unwrap();
+    b.output("y", y);
+    b.finish().unwrap()
+}
+
+#[test]
+fn random_placements_are_right() {
+    let mut rng = Rng(3);
+    let costs = CostModel::default();
+    for n in 0..300 {
+        let mut g = random_graph(&mut rng, 1 + n % 40);
+        let n_devices = 1 + rng.below(4);
+        let mut r = request(&format!("cpu:{n_devices},emu:1"));
+        r.devices.link = LinkProfile { latency: Nanos(rng.below(3000) as u64), bytes_per_second: 10_000_000_000 };
+        for id in (0..g.n_nodes()).map(|i| NodeId(i as u32)) {
+            let is_state = !crate::schedule::variable_uses(g.node(id)).is_empty();
+            if rng.one_in(6) && !is_state {
+                g.node_mut(id).device = Some(format!("cpu:{}", rng.below(n_devices)).into());
+            }
+        }
+        let p = place(&g, &r, &costs).unwrap();
+        check::check(&g, &r, &p).unwrap_or_else(|e| panic!("{e}\n{g}\n{}", p.to_text(&g)));
+        assert_eq!(p, place(&g, &r, &costs).unwrap());
+        assert!(p.candidates.iter().all(|c| p.makespan <= c.makespan));
+    }
+}
+
+#[test]
+fn branches_run_side_by_side_unless_the_link_is_slow() {
+    let (g, _) = cluster::cluster(&two_branches()).unwrap();
+    let mut r = request("cpu:2");
+    let p = place(&g, &r, &CostModel::default()).unwrap();
+    let used: BTreeSet<usize> = p.nodes.iter().flatten().map(|n| n.device).collect();
+    assert_eq!((used.len(), p.algorithm.as_str()), (2, "heft"));
+    r.devices.link = LinkProfile { latency: Nanos(1_000_000_000), bytes_per_second: 1_000 };
+    let p = place(&g, &r, &CostModel::default()).unwrap();
+    assert_eq!(p.algorithm, "single /device:CPU:0");
+}
+
+#[test]
+fn predicted_times_follow_hand_computation() {
+    // Two tasks of 10 on either device; the join costs 5, the link 3 + 1 byte per ns.
+    let task = |node: u32, cost: u64, inputs: Vec<usize>, outputs: Vec<usize>| problem::Task {
+        node: NodeId(node),
+        cost: vec![Nanos(cost); 2],
+        inputs,
+        outputs,
+        constants: vec![],
+        result_bytes: Bytes(4),
+        group: None,
+        is_view: false,
+    };
+    let tensor = |producer| problem::Tensor { producer, bytes: Bytes(4), consumers: vec![2] };
+    let p = Problem {
+        tasks: vec![task(0, 10, vec![], vec![0]), task(1, 10, vec![], vec![1]), task(2, 5, vec![0, 1], vec![])],
+        tensors: vec![tensor(0), tensor(1)],
+        n_devices: 2,
+        n_groups: 0,
+        link: LinkProfile { latency: Nanos(3), bytes_per_second: 1_000_000_000 },
+        memory: vec![None; 2],
+    };
+    assert_eq!(p.upward_ranks(), [Nanos(18), Nanos(18), Nanos(5)]);
+    assert_eq!(simulate::simulate(&p, &[0, 0, 0], &p.by_rank()).makespan, Nanos(25));
+    let split = simulate::simulate(&p, &[0, 1, 0], &p.by_rank());
+    assert_eq!((split.makespan, split.transfers.len()), (Nanos(22), 1));
+    assert_eq!(split.peak_bytes, [Bytes(12), Bytes(4)]);
+    let device = algorithms::heft(&p);
+    assert_eq!(simulate::simulate(&p, &device, &p.by_rank()).makespan, Nanos(22));
+}
+
+#[test]
+fn pins_hold_and_keep_clusters_apart() {
+    let mut g = two_branches();
+    let mut r = request("cpu:2");
+    r.pins = vec![Pin::parse("^/left/=cpu:1").unwrap(), Pin::parse("/b/MatMul$=/device:CPU:0").unwrap()];
+    apply_pins(&mut g, &mut r).unwrap();
+    let (g, _) = cluster::cluster(&g).unwrap();
+    let p = place(&g, &r, &CostModel::default()).unwrap();
+    check::check(&g, &r, &p).unwrap();
+    for (id, node) in g.nodes() {
+        let device = p.device_of(id).unwrap();
+        match node.origin.as_str() {
+            "/left/a/MatMul" => assert_eq!(device, 1),
+            "/left/b/MatMul" | "/right/b/MatMul" => assert_eq!(device, 0),
+            _ => {}
+        }
+    }
+}
+
+#[test]
+fn requests_that_cannot_be_had_are_errors() {
+    let (g, _) = cluster::cluster(&two_branches()).unwrap();
+    let mut pinned = request("cpu:2");
+    pinned.pins = vec![Pin::parse("^/lift/a/MatMul$=cpu:0").unwrap()];
+    let mut elsewhere = request("cpu:2,emu:1");
+    elsewhere.pins = vec![Pin::parse("/left/a=cpu:2").unwrap(), Pin::parse("/right/a=emu:0").unwrap()];
+    let errors = [place_err(&g, &request("emu:1")), place_err(&g, &pinned), place_err(&g, &elsewhere)];
+    insta::assert_snapshot!(errors.map(|e| e.to_string()).join("\n"), @r#"
+    no device of the set can run anything: /device:EMU:0: no code generator for EMU yet (try: --devices with a CPU in it)
+    --pin "^/lift/a/MatMul$=/device:CPU:0" finds none of the model's 5 node paths (try: /left/a/MatMul, /left/b/MatMul, /right/a/MatMul)
+    2 problems:
+      - in node "/left/a/MatMul": pin "/left/a=/device:CPU:2": device /device:CPU:2 is not in the set; available: /device:CPU:0, /device:CPU:1, /device:EMU:0 (try: /device:CPU:0, or --devices with the device in it)
+      - in node "/right/a/MatMul": pin "/right/a=/device:EMU:0": cluster cannot run on /device:EMU:0: no code generator for EMU yet (try: --devices with a CPU in it, or --fallback allow)
+    "#);
+    elsewhere.fallback = Fallback::Warn;
+    let p = place(&g, &elsewhere, &CostModel::default()).unwrap();
+    check::check(&g, &elsewhere, &p).unwrap();
+    assert_eq!(p.warnings.len(), 2);
+}
+
+#[test]
+fn memory_limits_are_kept_or_named() {
+    let (g, _) = cluster::cluster(&two_branches()).unwrap();
+    let mut r = request("cpu:2");
+    r.devices.limit_memory("cpu:0", Bytes(1 << 20)).unwrap();
+    let p = place(&g, &r, &CostModel::default()).unwrap();
+    assert!(p.peak_bytes[0] <= Bytes(1 << 20));
+    r.devices.limit_memory("cpu:*", Bytes(1000)).unwrap();
+    let e = place_err(&g, &r);
+    assert_eq!(e.kind(), ErrorKind::OutOfMemory);
+    assert!(r.devices.limit_memory("gpu:0", Bytes(1)).is_err());
+}
+
+#[test]
+fn users_of_a_variable_stay_together() {
+    let mut b = GraphBuilder::new("state");
+    let read =
+        Op::ReadVariable { container: String::new(), name: "v".into(), dtype: DType::F32, shape: vec![4.into()] };
+    let x = b.on_device("cpu:1", |b| b.add1(read, &[])).unwrap();
+    let y = b.map(ScalarOp::Neg, &[x]).unwrap();
+    let z = b.add1(Op::AssignVariable { container: String::new(), name: "v".into() }, &[y]).unwrap();
+    b.output("z", z);
+    let mut g = b.finish().unwrap();
+    let r = request("cpu:2");
+    let p = place(&g, &r, &CostModel::default()).unwrap();
+    check::check(&g, &r, &p).unwrap();
+    assert_eq!((p.device_of(NodeId(0)), p.device_of(NodeId(2))), (Some(1), Some(1)));
+    g.node_mut(NodeId(2)).device = Some("cpu:0".into());
+    assert!(place_err(&g, &r).to_string().contains("same variable"));
+}
+
+#[test]
+fn text_form() {
+    let (g, _) = cluster::cluster(&two_branches()).unwrap();
+    let mut r = request("cpu:2");
+    for d in &mut r.devices.devices {
+        d.profile = crate::cost::DeviceProfile::cpu(gristmill_kernels::Isa::Avx2, 1);
+    }
+    insta::assert_snapshot!(place(&g, &r, &CostModel::default()).unwrap().to_text(&g), @r#"
+    placement "branches": heft, predicted 7.70 ms
+      /device:CPU:0: peak 3.0 MiB
+      /device:CPU:1: peak 2.0 MiB
+      candidate single /device:CPU:0: 12.65 ms on 1 device
+      candidate single /device:CPU:1: 12.65 ms on 1 device
+      candidate simple: 12.65 ms on 1 device
+      candidate heft: 7.70 ms on 2 devices
+    /device:CPU:0 0 ns..2.53 ms cluster contract @ "/left/a/MatMul": least makespan
+    /device:CPU:1 0 ns..2.53 ms cluster contract @ "/right/a/MatMul": least makespan
+    /device:CPU:0 2.53 ms..5.06 ms cluster contract @ "/left/b/MatMul": least makespan
+    /device:CPU:1 2.53 ms..5.06 ms cluster contract @ "/right/b/MatMul": least makespan
+    /device:CPU:0 5.17 ms..7.70 ms cluster contract @ "/join": least makespan
+    "#);
+}
