@@ -1,4 +1,5 @@
-//! Small programs with kernels written in Rust, run by the real executor. All plain asserts: Miri runs them too.
+//! Small programs with kernels written in Rust, run by the real executor. All plain asserts: Miri runs them too, those with a pool only
+//! with `-Zmiri-tree-borrows -Zmiri-ignore-leaks` (rayon's deque is not sound under stacked borrows); `team` and `rendezvous` need no flag.
 
 use super::*;
 use crate::device::{DeviceKind, DeviceName};
