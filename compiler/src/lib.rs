@@ -4,6 +4,7 @@ pub mod cluster;
 pub mod codegen;
 pub mod cost;
 pub mod error;
+pub mod interp;
 pub mod ir;
 pub mod nearest;
 pub mod onnx;
