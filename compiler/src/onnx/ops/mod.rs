@@ -8,6 +8,7 @@ pub(super) mod movement;
 mod norm;
 mod pool;
 mod reduce;
+mod resize;
 
 use super::import::OpDef;
 use std::collections::BTreeMap;
@@ -27,6 +28,7 @@ const STANDARD: &[&[OpDef]] = &[
     norm::OPS,
     pool::OPS,
     reduce::OPS,
+    resize::OPS,
 ];
 
 /// The handler of an operator; `domain` is empty for the standard domain.
