@@ -74,3 +74,42 @@ symbols! {
     crate::vmath::gm_vrecip_f32 as UnaryFn = "gm_vrecip_f32";
     crate::vmath::gm_vpow_f32 as BinaryFn = "gm_vpow_f32";
 }
+
+#[cfg(test)]
+mod tests {
+    use super::symbols;
+
+    #[test]
+    fn names_are_distinct_and_prefixed() {
+        let mut names: Vec<&str> = symbols().iter().map(|symbol| symbol.name).collect();
+        let n = names.len();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), n);
+        assert!(names.iter().all(|name| name.starts_with("gm_")), "{names:?}");
+    }
+
+    #[test]
+    fn every_exported_function_is_listed() {
+        // The sources are the list of what is exported; forgetting one here would show only at link time.
+        let sources = [
+            include_str!("attention.rs"),
+            include_str!("conv/mod.rs"),
+            include_str!("convert.rs"),
+            include_str!("copy.rs"),
+            include_str!("depthwise.rs"),
+            include_str!("gemm/mod.rs"),
+            include_str!("pack.rs"),
+            include_str!("pool.rs"),
+            include_str!("rows/norm.rs"),
+            include_str!("rows/reduce.rs"),
+            include_str!("rows/softmax.rs"),
+            include_str!("transpose.rs"),
+        ];
+        let exported = sources.iter().flat_map(|source| source.split("extern \"C\" fn ").skip(1));
+        let exported = exported.filter_map(|rest| rest.split('(').next()).filter(|name| name.starts_with("gm_"));
+        for name in exported.chain(crate::vmath::FUNCTIONS.iter().map(|function| function.symbol)) {
+            assert!(symbols().iter().any(|symbol| symbol.name == name), "{name} is not in the table");
+        }
+    }
+}

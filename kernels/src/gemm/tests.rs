@@ -137,6 +137,83 @@ fn products_agree_with_the_reference() {
     }
 }
 
+/// What a kind computes of `x`, the operand `t` and its parameters.
+fn reference_kind(kind: EpilogueKind, x: f64, t: f64, p0: f64, p1: f64) -> f64 {
+    use EpilogueKind as K;
+    let function = |symbol: &str| {
+        let function = crate::vmath::FUNCTIONS.iter().find(|function| function.symbol == symbol).expect("exported");
+        (function.reference)(x)
+    };
+    match kind {
+        K::Add => x + t,
+        K::Sub => x - t,
+        K::RSub => t - x,
+        K::Mul => x * t,
+        K::Div => x / t,
+        K::RDiv => t / x,
+        K::Max => x.max(t),
+        K::Min => x.min(t),
+        K::AddScalar => x + p0,
+        K::MulScalar => x * p0,
+        K::Relu => x.max(0.0),
+        K::Clamp => x.max(p0).min(p1),
+        K::LeakyRelu => x.max(0.0) + p0 * x.min(0.0),
+        K::HardSigmoid => (p0 * x + p1).clamp(0.0, 1.0),
+        K::HardSwish => x * (p0 * x + p1).clamp(0.0, 1.0),
+        K::Neg => -x,
+        K::Abs => x.abs(),
+        K::Square => x * x,
+        K::Sqrt => x.sqrt(),
+        K::Reciprocal => 1.0 / x,
+        K::Rsqrt => 1.0 / x.sqrt(),
+        K::Elu => {
+            if x < 0.0 {
+                p0 * x.exp_m1()
+            } else {
+                x
+            }
+        }
+        K::Exp => x.exp(),
+        K::Log => x.ln(),
+        K::Tanh => x.tanh(),
+        K::Erf => function("gm_verf_f32"),
+        K::Sigmoid => function("gm_vsigmoid_f32"),
+        K::Silu => function("gm_vsilu_f32"),
+        K::Gelu => function("gm_vgelu_f32"),
+        K::GeluTanh => function("gm_vgelu_tanh_f32"),
+        K::Softplus => function("gm_vsoftplus_f32"),
+        K::Mish => function("gm_vmish_f32"),
+    }
+}
+
+#[test]
+fn every_epilogue_kind_computes_what_it_says() {
+    let mut rng = Rng(4);
+    let (m, n) = (5, 37);
+    for isa in Isa::available() {
+        for &kind in EpilogueKind::ALL {
+            // Alone, and as the second op on a tile that already left the registers.
+            for first in [None, Some(EpilogueOp::unary(EpilogueKind::MulScalar, 1.0, 0.0))] {
+                let mut desc = GemmDesc { isa: isa as u32, ..GemmDesc::new(m, n, 1) };
+                assert!(first.is_none_or(|op| desc.push_epilogue(op)));
+                let op = EpilogueOp { p0: 0.25, p1: 0.5, ..EpilogueOp::tensor(kind, 0, n as isize) };
+                assert!(desc.push_epilogue(op));
+                let a: Vec<f32> = rng.vec(m).iter().map(|a| a * 4.0).collect();
+                let (b, t) = (rng.vec(n), rng.vec(m * n));
+                let mut case = Case { desc, a, b, operands: vec![t], c: vec![UNTOUCHED; m * n] };
+                run(&mut case, isa, 1);
+                let want: Vec<f64> = (0..m * n)
+                    .map(|i| {
+                        let x = case.a[i / n] * case.b[i % n];
+                        reference_kind(kind, f64::from(x), f64::from(case.operands[0][i]), 0.25, 0.5)
+                    })
+                    .collect();
+                assert_close(&case.c, &want, 2e-6, &format!("{isa} {kind:?}"));
+            }
+        }
+    }
+}
+
 #[test]
 fn long_sums_are_split_and_accumulated() {
     let mut rng = Rng(2);
