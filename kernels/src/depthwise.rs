@@ -118,31 +118,59 @@ impl Task for Row<'_> {
     /// Safety: the pointers cover the row and what it depends on.
     #[inline(always)]
     unsafe fn run<S: Simd>(self, s: S) {
-        let w = &self.desc.window;
-        let (inside, inside_end) = w.columns_all_inside();
         let mut channel = 0;
         while channel < self.desc.channels {
             let rest = self.desc.channels - channel;
-            let mut ow = 0;
-            // SAFETY: tiles lie inside the row; those of several pixels only where the whole window is inside the image.
+            // SAFETY: at most the rest of the channels.
             unsafe {
-                while ow < w.out_w {
-                    let full_tile = ow >= inside && ow + TILE <= inside_end;
-                    match (full_tile, rest >= 2 * S::LANES) {
-                        (true, true) => self.tile::<S, TILE, 2, false>(s, ow, channel),
-                        (true, false) => self.tile::<S, TILE, 1, true>(s, ow, channel),
-                        (false, true) => self.tile::<S, 1, 2, false>(s, ow, channel),
-                        (false, false) => self.tile::<S, 1, 1, true>(s, ow, channel),
-                    }
-                    ow += if full_tile { TILE } else { 1 };
-                }
+                channel += if rest >= 4 * S::LANES {
+                    self.strip::<S, 4, false>(s, channel);
+                    4 * S::LANES
+                } else if rest >= 2 * S::LANES {
+                    self.strip::<S, 2, false>(s, channel);
+                    2 * S::LANES
+                } else {
+                    self.strip::<S, 1, true>(s, channel);
+                    S::LANES
+                };
             }
-            channel += if rest >= 2 * S::LANES { 2 * S::LANES } else { S::LANES };
         }
     }
 }
 
 impl Row<'_> {
+    /// The whole row by `V` vectors of channels.
+    ///
+    /// # Safety
+    /// As for `run`.
+    #[inline(always)]
+    unsafe fn strip<S: Simd, const V: usize, const MASKED: bool>(&self, s: S, channel: usize) {
+        let (inside, inside_end) = self.desc.window.columns_all_inside();
+        // The last tile may overlap the one before, unless it would add a residual that the output replaced.
+        let may_overlap = self.fast.residual.is_null() && inside + TILE <= inside_end;
+        let mut ow = 0;
+        // SAFETY: tiles lie inside the row; those of several pixels only where the whole window is inside the image.
+        unsafe {
+            while ow < self.desc.window.out_w {
+                let is_inside = ow >= inside && ow < inside_end;
+                if is_inside && (ow + TILE <= inside_end || may_overlap) {
+                    let start = ow.min(inside_end - TILE);
+                    // Two vectors of four pixels are as many sums as the smallest register file takes.
+                    if V == 4 {
+                        self.tile::<S, TILE, 2, MASKED>(s, start, channel);
+                        self.tile::<S, TILE, 2, MASKED>(s, start, channel + 2 * S::LANES);
+                    } else {
+                        self.tile::<S, TILE, V, MASKED>(s, start, channel);
+                    }
+                    ow = start + TILE;
+                } else {
+                    self.tile::<S, 1, V, MASKED>(s, ow, channel);
+                    ow += 1;
+                }
+            }
+        }
+    }
+
     /// `P` pixels from `ow` on by `V` vectors of channels; a masked tile has one, perhaps partial. With one pixel, window columns beyond
     /// the image are skipped.
     ///
@@ -157,27 +185,27 @@ impl Row<'_> {
     ) {
         let w = &self.desc.window;
         let n = self.desc.channels - channel;
-        let step = w.stride_w * w.x_w_stride;
+        let (pixel_step, tap_step) = (w.stride_w * w.x_w_stride, w.dilation_w * w.x_w_stride);
+        // Window columns on the image: all of them for tiles of several pixels.
+        let taps = if P == 1 { w.taps_inside(ow) } else { 0..w.kernel_w };
+        let first_column = ow * w.stride_w + taps.start * w.dilation_w;
         let mut acc = [[s.zero(); V]; P];
-        // SAFETY: `input_row` and the column check keep taps on the image, and masks keep channels in range.
+        // SAFETY: `input_row` and `taps` keep to the image, and masks keep channels in range.
         unsafe {
             for i in 0..w.kernel_h {
-                let Some(ih) = w.input_row(self.oh, i) else { continue };
-                let x_row = self.x.add(ih * w.x_h_stride + channel);
-                for j in 0..w.kernel_w {
-                    let Some(iw) = (ow * w.stride_w + j * w.dilation_w).checked_sub(w.pad_left) else { continue };
-                    if P == 1 && iw >= w.in_w {
-                        continue;
-                    }
-                    let x = x_row.add(iw * w.x_w_stride);
-                    let weights = self.weights.add((i * w.kernel_w + j) * self.desc.channels + channel);
+                let Some(ih) = w.input_row(self.oh, i).filter(|_| !taps.is_empty()) else { continue };
+                let mut x = self.x.add(ih * w.x_h_stride + (first_column - w.pad_left) * w.x_w_stride + channel);
+                let mut weights = self.weights.add((i * w.kernel_w + taps.start) * self.desc.channels + channel);
+                for _ in taps.clone() {
                     for v in 0..V {
                         let weight = load::<S, MASKED>(s, weights.add(v * S::LANES), n);
                         for (p, acc) in acc.iter_mut().enumerate() {
-                            let x = load::<S, MASKED>(s, x.add(p * step + v * S::LANES), n);
+                            let x = load::<S, MASKED>(s, x.add(p * pixel_step + v * S::LANES), n);
                             acc[v] = s.mul_acc(x, weight, acc[v]);
                         }
                     }
+                    x = x.wrapping_add(tap_step);
+                    weights = weights.wrapping_add(self.desc.channels);
                 }
             }
             for (p, acc) in acc.iter().enumerate() {

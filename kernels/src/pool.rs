@@ -130,19 +130,6 @@ impl Task for Pixel<'_> {
 }
 
 impl Pixel<'_> {
-    /// The window columns on the image, as a range.
-    #[inline(always)]
-    fn columns(&self) -> std::ops::Range<usize> {
-        let w = &self.desc.window;
-        let start = self.ow * w.stride_w;
-        if w.dilation_w == 0 {
-            return 0..0;
-        }
-        let first = w.pad_left.saturating_sub(start).div_ceil(w.dilation_w);
-        let end = (w.in_w + w.pad_left).saturating_sub(start).div_ceil(w.dilation_w).min(w.kernel_w);
-        first..end.max(first)
-    }
-
     #[inline(always)]
     fn address(&self, ih: usize, j: usize, channel: usize) -> *const f32 {
         let w = &self.desc.window;
@@ -157,7 +144,7 @@ impl Pixel<'_> {
         let mut acc = s.splat(f32::NEG_INFINITY);
         for i in 0..self.desc.window.kernel_h {
             let Some(ih) = self.desc.window.input_row(self.oh, i) else { continue };
-            for j in self.columns() {
+            for j in self.desc.window.taps_inside(self.ow) {
                 // SAFETY: the tap is on the image.
                 acc = s.max(unsafe { s.load_n(self.address(ih, j, channel), n) }, acc);
             }
@@ -175,11 +162,11 @@ impl Pixel<'_> {
         for i in 0..self.desc.window.kernel_h {
             let Some(ih) = self.desc.window.input_row(self.oh, i) else { continue };
             let mut row = s.zero();
-            for j in self.columns() {
+            for j in self.desc.window.taps_inside(self.ow) {
                 // SAFETY: the tap is on the image.
                 row = s.add(row, unsafe { s.load_n(self.address(ih, j, channel), n) });
             }
-            n_inside += self.columns().len();
+            n_inside += self.desc.window.taps_inside(self.ow).len();
             acc = s.add(acc, row);
         }
         (acc, n_inside)

@@ -1,5 +1,7 @@
 //! The geometry that convolutions and pooling share.
 
+use std::ops::Range;
+
 /// How a kernel window moves over NHWC images. Sizes are in pixels, strides of `x` in elements; the channel stride is 1.
 ///
 /// Output pixel (oh, ow) sees input pixels (oh * stride_h + i * dilation_h - pad_top, ow * stride_w + j * dilation_w - pad_left).
@@ -86,13 +88,25 @@ impl Window {
 
     /// Whether the kernels can run it.
     pub(crate) fn valid(&self) -> bool {
-        self.stride_h > 0 && self.stride_w > 0 && self.kernel_h > 0 && self.kernel_w > 0
+        [self.stride_h, self.stride_w, self.dilation_h, self.dilation_w, self.kernel_h, self.kernel_w]
+            .into_iter()
+            .all(|x| x > 0)
     }
 
     /// The input row that window row `i` of output row `oh` falls on, if not on padding.
     #[inline]
     pub(crate) fn input_row(&self, oh: usize, i: usize) -> Option<usize> {
         (oh * self.stride_h + i * self.dilation_h).checked_sub(self.pad_top).filter(|&ih| ih < self.in_h)
+    }
+
+    /// The window columns that fall on the image for output column `ow`.
+    #[inline]
+    pub(crate) fn taps_inside(&self, ow: usize) -> Range<usize> {
+        let start = ow * self.stride_w;
+        let step = self.dilation_w.max(1);
+        let first = self.pad_left.saturating_sub(start).div_ceil(step);
+        let end = (self.in_w + self.pad_left).saturating_sub(start).div_ceil(step).min(self.kernel_w);
+        first..end.max(first)
     }
 
     /// The output columns for which window column `j` falls on the image.
