@@ -89,7 +89,7 @@ fn exclude_zero_divisor(op: ScalarOp, a: &Tensor, b: &Tensor, shape: &[usize]) -
     match b.as_bytes().chunks_exact(size).position(|e| e.iter().all(|&byte| byte == 0)) {
         Some(i) => Err(Error::new(
             crate::ErrorKind::DeviceFailed,
-            format!("{op}: integer division by zero at element {i} of the divisor {}{:?}", b.dtype(), b.shape()),
+            format!("integer division by zero at element {i} of the divisor {}{:?}", b.dtype(), b.shape()),
         )),
         None => Ok(()),
     }

@@ -1,6 +1,11 @@
 //! Each op against values worked out by hand, or against its definition in simpler ops.
 
+mod contract;
+mod control;
+mod index;
 mod map;
+mod pool;
+mod reduce;
 mod view;
 
 use super::eval;
