@@ -92,6 +92,12 @@ impl Simd for Avx512 {
         unsafe { transpose(rows) }
     }
 
+    #[inline(always)]
+    fn scale(self, x: __m512, n: __m512, _: __m512i) -> __m512 {
+        // SAFETY: no memory access; the token exists only where the CPU has these instructions.
+        unsafe { _mm512_scalef_ps(x, n) }
+    }
+
     compute! {
         fn splat(x: f32) -> __m512 { _mm512_set1_ps(x) }
         fn splat_i(x: i32) -> __m512i { _mm512_set1_epi32(x) }

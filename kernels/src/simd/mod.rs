@@ -109,6 +109,15 @@ pub(crate) trait Simd: Copy + 'static {
     /// Maximum of the lanes; NaN lanes count as absent unless they come last.
     fn max_lanes(self, a: Self::F) -> f32;
 
+    /// `x * 2^n`, rounded once, for |n| <= 252 given as float and integer, and 1/2 <= |x| <= 2 or NaN.
+    #[inline(always)]
+    fn scale(self, x: Self::F, _: Self::F, n: Self::I) -> Self::F {
+        // Two factors, since one alone may be no normal number; the first product is exact.
+        let power = |n| self.as_float(self.shl(self.add_i(n, self.splat_i(127)), 23));
+        let half = self.sar(n, 1);
+        self.mul(self.mul(x, power(half)), power(self.sub_i(n, half)))
+    }
+
     #[inline(always)]
     fn zero(self) -> Self::F {
         self.splat(0.0)

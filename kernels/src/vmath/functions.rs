@@ -74,51 +74,44 @@ fn power_of_two<S: Simd>(s: S, n: S::I) -> S::F {
     s.as_float(s.shl(s.add_i(n, s.splat_i(127)), 23))
 }
 
-/// `x * 2^n` for |n| <= 252, rounded once.
-#[inline(always)]
-fn scale<S: Simd>(s: S, x: S::F, n: S::I) -> S::F {
-    let half = s.sar(n, 1);
-    s.mul(s.mul(x, power_of_two(s, half)), power_of_two(s, s.sub_i(n, half)))
-}
-
 /// NaN stays, since it is the second operand of both.
 #[inline(always)]
 fn clamp<S: Simd>(s: S, x: S::F, lo: f32, hi: f32) -> S::F {
     s.min(s.splat(hi), s.max(s.splat(lo), x))
 }
 
-/// `x - n ln(2)` with `n` the nearest integer to `x / ln(2)`, and `n` twice.
+/// `x - n ln(2)` with `n` the nearest integer to `x / ln(2)`, and `n` as float and integer.
 #[inline(always)]
-fn reduce_exp<S: Simd>(s: S, x: S::F) -> (S::F, S::I) {
+fn reduce_exp<S: Simd>(s: S, x: S::F) -> (S::F, S::F, S::I) {
     let (n, n_int) = round_product(s, x, s.splat(std::f32::consts::LOG2_E));
     let r = s.fma(n, s.splat(-0.693_145_75), x);
-    (s.fma(n, s.splat(-1.428_606_8e-6), r), n_int)
+    (s.fma(n, s.splat(-1.428_606_8e-6), r), n, n_int)
 }
 
 #[inline(always)]
 pub(crate) fn exp<S: Simd>(s: S, x: S::F) -> S::F {
     // Beyond these the result is 0 or infinite anyhow.
-    let (r, n) = reduce_exp(s, clamp(s, x, -104.0, 89.0));
+    let (r, n, n_int) = reduce_exp(s, clamp(s, x, -104.0, 89.0));
     let p = s.add(s.splat(1.0), s.fma(s.mul(r, r), poly(s, r, EXP), r));
-    scale(s, p, n)
+    s.scale(p, n, n_int)
 }
 
 #[inline(always)]
 pub(crate) fn exp2<S: Simd>(s: S, x: S::F) -> S::F {
     let x = clamp(s, x, -151.0, 129.0);
     let (n, n_int) = round_product(s, x, s.splat(1.0));
-    exp2_reduced(s, s.sub(x, n), n_int)
+    exp2_reduced(s, s.sub(x, n), n, n_int)
 }
 
 /// `2^(r + n)` for |r| <= 1 / 2.
 #[inline(always)]
-fn exp2_reduced<S: Simd>(s: S, r: S::F, n: S::I) -> S::F {
-    scale(s, s.fma(r, poly(s, r, EXP2), s.splat(1.0)), n)
+fn exp2_reduced<S: Simd>(s: S, r: S::F, n: S::F, n_int: S::I) -> S::F {
+    s.scale(s.fma(r, poly(s, r, EXP2), s.splat(1.0)), n, n_int)
 }
 
 #[inline(always)]
 pub(crate) fn expm1<S: Simd>(s: S, x: S::F) -> S::F {
-    let (r, n) = reduce_exp(s, clamp(s, x, -18.0, 89.0));
+    let (r, _, n) = reduce_exp(s, clamp(s, x, -18.0, 89.0));
     let p = s.fma(s.mul(r, r), poly(s, r, EXP), r);
     // Half the power keeps 2^128 finite on the way; doubling is exact.
     let t = power_of_two(s, s.sub_i(n, s.splat_i(1)));
@@ -363,7 +356,7 @@ pub(crate) fn pow<S: Simd>(s: S, a: S::F, b: S::F) -> S::F {
     // Where the power was clamped the remainder is meaningless, but its sign is right.
     let r = s.narrow(s.sub_d(power, s.widen(n)));
     let r = s.select(finite, r, s.add(edge_power, s.zero()));
-    let y = exp2_reduced(s, clamp(s, r, -0.5, 0.5), n_int);
+    let y = exp2_reduced(s, clamp(s, r, -0.5, 0.5), n, n_int);
     let y = pow_sign(s, a, b, y);
     let unit_base = s.and_m(s.eq(base, one), s.eq(s.abs(b), infinity));
     let is_one = s.or_m(s.or_m(s.eq(a, one), s.eq(b, s.zero())), unit_base);

@@ -52,11 +52,16 @@ impl<T: Map> Task for MapArray<T> {
     #[inline(always)]
     unsafe fn run<S: Simd>(self, s: S) {
         let mut i = 0;
-        while i < self.n {
-            let n = self.n - i;
-            // SAFETY: at most `n` elements from `i` on.
-            unsafe { s.store_n(self.y.add(i), n, self.f.map(s, s.load_n(self.x.add(i), n))) };
-            i += S::LANES;
+        // SAFETY: whole vectors, then at most `n` elements from `i` on.
+        unsafe {
+            while i + S::LANES <= self.n {
+                s.store(self.y.add(i), self.f.map(s, s.load(self.x.add(i))));
+                i += S::LANES;
+            }
+            if i < self.n {
+                let n = self.n - i;
+                s.store_n(self.y.add(i), n, self.f.map(s, s.load_n(self.x.add(i), n)));
+            }
         }
     }
 }
