@@ -11,6 +11,8 @@ mod jit;
 mod phases;
 mod pull;
 mod scalar;
+#[cfg(test)]
+mod tests;
 
 use super::plan::CompiledKernels;
 use crate::error::{Error, Result};

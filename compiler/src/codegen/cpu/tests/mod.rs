@@ -1,0 +1,4 @@
+//! Generated code against the interpreter.
+
+mod harness;
+mod ops;
