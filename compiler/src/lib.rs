@@ -8,6 +8,7 @@ pub mod interp;
 pub mod ir;
 pub mod nearest;
 pub mod onnx;
+pub mod partition;
 pub mod place;
 pub mod rewrite;
 pub mod schedule;

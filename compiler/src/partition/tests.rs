@@ -1,0 +1,173 @@
+//! Random legal placements partition into graphs that the checkers accept; broken ones are refused.
+
+use super::*;
+use crate::cost::CostModel;
+use crate::ir::print::PrintOptions;
+use crate::ir::{GraphBuilder, ScalarOp};
+use crate::place::{DeviceSet, Request, place};
+use crate::schedule::{self, Needs, schedule, variable_uses};
+use crate::testing::{Rng, random_graph};
+use gristmill_runtime::device::DeviceKind;
+
+fn cpus(n: usize) -> Vec<DeviceName> {
+    (0..n as u32).map(|i| DeviceName::local(DeviceKind::Cpu, i)).collect()
+}
+
+/// A random device for each node; users of variables together.
+fn random_placement(rng: &mut Rng, g: &Graph, n_devices: usize) -> Placement {
+    let home = rng.below(n_devices);
+    let device = |(_, n): (NodeId, &Node)| match n.op {
+        Op::Constant { .. } => None,
+        _ if !variable_uses(n).is_empty() => Some(home),
+        _ => Some(rng.below(n_devices)),
+    };
+    let devices: Vec<Option<usize>> = g.nodes().map(device).collect();
+    Placement::by_hand(cpus(n_devices), &devices)
+}
+
+/// Partition and schedules of a placement, all checked.
+fn check_all(g: &Graph, placement: &Placement) -> Vec<Part> {
+    let parts = partition(g, placement).unwrap();
+    let show = |e: Error| -> ! { panic!("{e}\n{g}\n{}", to_text(&parts, PrintOptions::SHORT)) };
+    check::check(g, placement, &parts).unwrap_or_else(|e| show(e));
+    let schedules: Vec<_> = parts.iter().map(|p| schedule(&p.graph, &Needs::default()).unwrap()).collect();
+    for (p, s) in parts.iter().zip(&schedules) {
+        crate::ir::verify::verify(&p.graph).unwrap_or_else(|e| show(e));
+        schedule::check::check(&p.graph, &Needs::default(), s).unwrap_or_else(|e| show(e));
+    }
+    check::check_schedules(g, &parts, &schedules).unwrap_or_else(|e| show(e));
+    parts
+}
+
+#[test]
+fn random_partitions_are_right() {
+    let mut rng = Rng(4);
+    for n in 0..300 {
+        let g = random_graph(&mut rng, 1 + n % 40);
+        let n_devices = 1 + rng.below(4);
+        let placement = random_placement(&mut rng, &g, n_devices);
+        check_all(&g, &placement);
+    }
+}
+
+#[test]
+fn placed_graphs_partition() {
+    let mut rng = Rng(5);
+    for n in 0..100 {
+        let g = random_graph(&mut rng, 1 + n % 40);
+        let mut r = Request { devices: DeviceSet::parse("cpu:3", 3).unwrap(), ..Request::default() };
+        r.devices.link.latency = crate::cost::Nanos(rng.below(200) as u64);
+        let placement = place(&g, &r, &CostModel::default()).unwrap();
+        check_all(&g, &placement);
+    }
+}
+
+#[test]
+fn the_checker_sees_broken_transfers() {
+    let mut rng = Rng(6);
+    let mut seen = [0usize; 3];
+    let mut tried = 0;
+    while tried < 100 {
+        let g = random_graph(&mut rng, 20);
+        let placement = random_placement(&mut rng, &g, 3);
+        let good = partition(&g, &placement).unwrap();
+        let recv_at = |p: &Part| p.graph.nodes().find(|(_, n)| matches!(n.op, Op::Recv { .. })).map(|(id, _)| id);
+        let Some((p, recv)) = good.iter().enumerate().find_map(|(p, part)| Some((p, recv_at(part)?))) else { continue };
+        tried += 1;
+        let mut renamed = good.clone();
+        if let Op::Recv { key, .. } = &mut renamed[p].graph.node_mut(recv).op {
+            key.push('x');
+        }
+        let mut swapped = good.clone();
+        let user = swapped[p]
+            .graph
+            .nodes()
+            .find(|(_, n)| n.inputs.contains(&good[p].graph.node(recv).outputs[0]))
+            .map(|(id, _)| id);
+        let mut lost = good;
+        lost.remove(p);
+        if let Some(user) = user {
+            swapped[p].nodes[user.0 as usize] = None;
+        }
+        for (seen, parts) in seen.iter_mut().zip([&renamed, &swapped, &lost]) {
+            *seen += usize::from(check::check(&g, &placement, parts).is_err());
+        }
+    }
+    assert_eq!((seen[0], seen[2]), (100, 100));
+    assert!(seen[1] >= 90, "{} of 100", seen[1]);
+}
+
+#[test]
+fn the_checker_sees_rings_through_reused_memory() {
+    let mut rng = Rng(7);
+    let mut found = false;
+    for _ in 0..200 {
+        let g = random_graph(&mut rng, 24);
+        let placement = random_placement(&mut rng, &g, 2);
+        let parts = partition(&g, &placement).unwrap();
+        let mut schedules: Vec<_> = parts.iter().map(|p| schedule(&p.graph, &Needs::default()).unwrap()).collect();
+        // Each part waits for all that it receives before it sends anything: a ring as soon as tensors go both ways.
+        for (part, s) in parts.iter().zip(&mut schedules) {
+            let is = |action: schedule::Action, send: bool| match action {
+                schedule::Action::Node(id) => match part.graph.node(id).op {
+                    Op::Send { .. } => send,
+                    Op::Recv { .. } => !send,
+                    _ => false,
+                },
+                _ => false,
+            };
+            let recvs: Vec<u32> =
+                (0..s.steps.len()).filter(|&i| is(s.steps[i].action, false)).map(|i| i as u32).collect();
+            s.steps.iter_mut().filter(|step| is(step.action, true)).for_each(|step| step.deps.extend(&recvs));
+        }
+        found |= check::check_schedules(&g, &parts, &schedules).is_err();
+    }
+    assert!(found);
+}
+
+#[test]
+fn one_transfer_per_tensor_and_device() {
+    let mut b = GraphBuilder::new("fan");
+    b.set_origin("/exp");
+    let x = b.input("x", DType::F32, [4usize]);
+    let y = b.map(ScalarOp::Exp, &[x]).unwrap();
+    b.set_origin("/left");
+    let l = b.map(ScalarOp::Neg, &[y]).unwrap();
+    b.set_origin("/right");
+    let r = b.map(ScalarOp::Abs, &[y]).unwrap();
+    b.set_origin("/join");
+    let z = b.add_(l, r).unwrap();
+    b.output("z", z);
+    b.output("x", x);
+    let mut g = b.finish().unwrap();
+    g.node_mut(NodeId(3)).control.push(NodeId(0));
+    let placement = Placement::by_hand(cpus(2), &[Some(0), Some(1), Some(1), Some(0)]);
+    let parts = check_all(&g, &placement);
+    insta::assert_snapshot!(to_text(&parts, PrintOptions::SHORT), @r#"
+    // /device:CPU:0: inputs [0], outputs [0 1]
+    graph "fan" {
+      %0 = input "x": f32[4]
+      %1: f32[4] = exp(%0) on "/device:CPU:0" @ "/exp"
+      %2: f32[4] = send(%1) {key = "v1", to = "/device:CPU:1"} on "/device:CPU:0" @ "/exp"
+      %3: f32[4] = recv() {key = "v2", from = "/device:CPU:1", dtype = f32, shape = [4]} on "/device:CPU:0" @ "/left"
+      %4: f32[4] = recv() {key = "v3", from = "/device:CPU:1", dtype = f32, shape = [4]} on "/device:CPU:0" @ "/right"
+      %5: f32[4] = add(%3, %4) after(#0) on "/device:CPU:0" @ "/join"
+      output "z" %5
+      output "x" %0
+    }
+
+    // /device:CPU:1: inputs [], outputs []
+    graph "fan" {
+      %0: f32[4] = recv() {key = "v1", from = "/device:CPU:0", dtype = f32, shape = [4]} on "/device:CPU:1" @ "/exp"
+      %1: f32[4] = neg(%0) on "/device:CPU:1" @ "/left"
+      %2: f32[4] = send(%1) {key = "v2", to = "/device:CPU:0"} on "/device:CPU:1" @ "/left"
+      %3: f32[4] = abs(%0) on "/device:CPU:1" @ "/right"
+      %4: f32[4] = send(%3) {key = "v3", to = "/device:CPU:0"} on "/device:CPU:1" @ "/right"
+    }
+    "#);
+    let apart = Placement::by_hand(cpus(3), &[Some(0), Some(1), Some(1), Some(2)]);
+    let parts = check_all(&g, &apart);
+    let count = |f: fn(&Op) -> bool| parts.iter().flat_map(|p| p.graph.nodes()).filter(|(_, n)| f(&n.op)).count();
+    // One for the tensor, two for the results, one for the control edge.
+    assert_eq!((count(|op| matches!(op, Op::Send { .. })), count(|op| matches!(op, Op::Recv { .. }))), (4, 4));
+}
