@@ -12,8 +12,7 @@ pub mod partition;
 pub mod place;
 pub mod rewrite;
 pub mod schedule;
-#[cfg(test)]
-pub(crate) mod testing;
+pub mod testing;
 pub mod vecprog;
 
 pub use error::{Error, ErrorKind, Result};

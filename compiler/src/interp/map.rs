@@ -51,7 +51,7 @@ pub fn primitive(op: ScalarOp, args: &[&Tensor]) -> Result<Tensor> {
     }
     let wide: Vec<Tensor> = args.iter().map(|t| spread(t, &shape)).collect::<Result<_>>()?;
     let dtype = wide.last().map_or(DType::Bool, Tensor::dtype);
-    let result = match (op, wide.as_slice()) {
+    match (op, wide.as_slice()) {
         (ScalarOp::Cast(to), [x]) => {
             with_dtype!(dtype, T => with_dtype!(to, U => map1::<T, U>(x, &shape, |v| U::from_wide(v.to_wide()))))
         }
@@ -65,8 +65,7 @@ pub fn primitive(op: ScalarOp, args: &[&Tensor]) -> Result<Tensor> {
             }
         }),
         _ => Err(no_op(op, dtype)),
-    };
-    result
+    }
 }
 
 fn no_op(op: ScalarOp, dtype: DType) -> Error {

@@ -6,7 +6,7 @@ use crate::ir::print::PrintOptions;
 use crate::ir::{GraphBuilder, ScalarOp};
 use crate::place::{DeviceSet, Request, place};
 use crate::schedule::{self, Needs, schedule, variable_uses};
-use crate::testing::{Rng, random_graph};
+use crate::testing::{Rng, random_wiring};
 use gristmill_runtime::device::DeviceKind;
 
 fn cpus(n: usize) -> Vec<DeviceName> {
@@ -43,7 +43,7 @@ fn check_all(g: &Graph, placement: &Placement) -> Vec<Part> {
 fn random_partitions_are_right() {
     let mut rng = Rng(4);
     for n in 0..300 {
-        let g = random_graph(&mut rng, 1 + n % 40);
+        let g = random_wiring(&mut rng, 1 + n % 40);
         let n_devices = 1 + rng.below(4);
         let placement = random_placement(&mut rng, &g, n_devices);
         check_all(&g, &placement);
@@ -54,7 +54,7 @@ fn random_partitions_are_right() {
 fn placed_graphs_partition() {
     let mut rng = Rng(5);
     for n in 0..100 {
-        let g = random_graph(&mut rng, 1 + n % 40);
+        let g = random_wiring(&mut rng, 1 + n % 40);
         let mut r = Request { devices: DeviceSet::parse("cpu:3", 3).unwrap(), ..Request::default() };
         r.devices.link.latency = crate::cost::Nanos(rng.below(200) as u64);
         let placement = place(&g, &r, &CostModel::default()).unwrap();
@@ -68,7 +68,7 @@ fn the_checker_sees_broken_transfers() {
     let mut seen = [0usize; 3];
     let mut tried = 0;
     while tried < 100 {
-        let g = random_graph(&mut rng, 20);
+        let g = random_wiring(&mut rng, 20);
         let placement = random_placement(&mut rng, &g, 3);
         let good = partition(&g, &placement).unwrap();
         let recv_at = |p: &Part| p.graph.nodes().find(|(_, n)| matches!(n.op, Op::Recv { .. })).map(|(id, _)| id);
@@ -102,7 +102,7 @@ fn the_checker_sees_rings_through_reused_memory() {
     let mut rng = Rng(7);
     let mut found = false;
     for _ in 0..200 {
-        let g = random_graph(&mut rng, 24);
+        let g = random_wiring(&mut rng, 24);
         let placement = random_placement(&mut rng, &g, 2);
         let parts = partition(&g, &placement).unwrap();
         let mut schedules: Vec<_> = parts.iter().map(|p| schedule(&p.graph, &Needs::default()).unwrap()).collect();

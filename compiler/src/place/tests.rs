@@ -5,7 +5,7 @@ use crate::DType;
 use crate::cluster;
 use crate::cost::LinkProfile;
 use crate::ir::{GraphBuilder, Op, ScalarOp, ValueId};
-use crate::testing::{Rng, random_graph};
+use crate::testing::{Rng, random_wiring};
 
 fn request(devices: &str) -> Request {
     Request { devices: DeviceSet::parse(devices, 2).unwrap(), ..Request::default() }
@@ -37,7 +37,7 @@ fn random_placements_are_right() {
     let mut rng = Rng(3);
     let costs = CostModel::default();
     for n in 0..300 {
-        let mut g = random_graph(&mut rng, 1 + n % 40);
+        let mut g = random_wiring(&mut rng, 1 + n % 40);
         let n_devices = 1 + rng.below(4);
         let mut r = request(&format!("cpu:{n_devices},emu:1"));
         r.devices.link = LinkProfile { latency: Nanos(rng.below(3000) as u64), bytes_per_second: 10_000_000_000 };

@@ -3,7 +3,7 @@
 use super::*;
 use crate::DType;
 use crate::ir::{GraphBuilder, Origin, ScalarOp, Type};
-use crate::testing::{Rng, random_graph};
+use crate::testing::{Rng, random_wiring};
 
 /// Random scratch sizes and leave to overwrite operands.
 fn random_needs(rng: &mut Rng, g: &Graph) -> Needs {
@@ -24,7 +24,7 @@ fn random_schedules_are_right() {
     let mut rng = Rng(1);
     let mut ratio = 0f64;
     for n in 0..400 {
-        let g = random_graph(&mut rng, 1 + n % 40);
+        let g = random_wiring(&mut rng, 1 + n % 40);
         let needs = if rng.one_in(3) { Needs::default() } else { random_needs(&mut rng, &g) };
         let s = schedule(&g, &needs).unwrap();
         check::check(&g, &needs, &s).unwrap_or_else(|e| panic!("{e}\n{g}\n{}", s.to_text(&g)));
@@ -40,7 +40,7 @@ fn the_checker_sees_lost_dependencies_and_moved_buffers() {
     let mut rng = Rng(2);
     let (mut lost, mut moved) = (0, 0);
     for _ in 0..200 {
-        let g = random_graph(&mut rng, 30);
+        let g = random_wiring(&mut rng, 30);
         let needs = random_needs(&mut rng, &g);
         let good = schedule(&g, &needs).unwrap();
         let mut bad = good.clone();

@@ -1,34 +1,12 @@
-//! Random inputs for property tests of the stages.
+//! Random graphs whose structure matters, not their values: variables, control edges, shared and repeated outputs.
 
+use super::Rng;
 use crate::ir::{Dim, Graph, NodeId, Op, Origin, ScalarOp, Type, ValueId};
 use crate::{DType, Tensor};
 
-/// A small deterministic generator (SplitMix64, Steele et al. 2014).
-pub struct Rng(pub u64);
-
-impl Rng {
-    /// The next 64 bits.
-    pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    /// A number below `n`, which must not be 0.
-    pub fn below(&mut self, n: usize) -> usize {
-        (self.next() % n as u64) as usize
-    }
-
-    /// True with a chance of one in `n`.
-    pub fn one_in(&mut self, n: usize) -> bool {
-        self.below(n) == 0
-    }
-}
-
 /// A random graph of about `n_nodes` nodes over `f32` vectors of up to a few hundred elements, empty ones among them: element-wise ops,
 /// joins, slices, nodes with two results, constants, variables, control edges; inputs and constants that are outputs, and outputs named twice.
-pub fn random_graph(rng: &mut Rng, n_nodes: usize) -> Graph {
+pub fn random_wiring(rng: &mut Rng, n_nodes: usize) -> Graph {
     let mut g = Graph::new("random");
     let mut values: Vec<ValueId> = Vec::new();
     for i in 0..1 + rng.below(3) {

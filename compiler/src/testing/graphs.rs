@@ -1,0 +1,526 @@
+//! Random graphs: grown node by node, each evaluated as it is added, so that a graph always runs.
+
+use super::{Rng, random_indices, random_tensor};
+use crate::interp::{self, compare};
+use crate::ir::{
+    Dim, Extremum, Graph, Layout, Op, Origin, PadMode, PoolKind, ReduceKind, ScalarOp, ScatterKind, Type, ValueId,
+    Window,
+};
+use gristmill_runtime::{DType, Tensor};
+
+/// What random graphs may contain.
+#[derive(Clone, Debug)]
+pub struct RandomOptions {
+    /// Number of ops, constants not counted.
+    pub n_nodes: usize,
+    /// Dtypes of inputs and casts.
+    pub dtypes: Vec<DType>,
+    /// Greatest rank of a value.
+    pub max_rank: usize,
+    /// Greatest extent of an input's axis.
+    pub max_extent: usize,
+    /// Whether an input's axis may be empty.
+    pub allow_empty_axes: bool,
+    /// Whether inputs hold NaN, infinities and extreme values. Without, no value is beyond 1e4.
+    pub special_values: bool,
+}
+
+impl Default for RandomOptions {
+    /// Ten ops over `f32` and `i64`, rank up to 4, extents up to 7.
+    fn default() -> RandomOptions {
+        RandomOptions {
+            n_nodes: 10,
+            dtypes: vec![DType::F32, DType::I64],
+            max_rank: 4,
+            max_extent: 7,
+            allow_empty_axes: false,
+            special_values: false,
+        }
+    }
+}
+
+/// A random graph and inputs for it. Ops that turn a rounding error into a large one (rounding, comparing or sorting
+/// computed floats, poles) are left out, so results can be compared under a tolerance. Every value is used or a result.
+pub fn random_graph(seed: u64, options: &RandomOptions) -> (Graph, Vec<Tensor>) {
+    let mut g = Generator {
+        rng: Rng(seed),
+        graph: Graph::new(&format!("random {seed}")),
+        inputs: Vec::new(),
+        values: Vec::new(),
+        options,
+    };
+    for _ in 0..2 {
+        let t = g.fresh_value();
+        g.add_operand(Operand::New(t, true));
+    }
+    let mut left = options.n_nodes;
+    // Proposals that do not fit are dropped; element-wise ones always fit somewhere, so this ends early.
+    for _ in 0..options.n_nodes * 200 {
+        if left == 0 {
+            break;
+        }
+        let x = g.recent();
+        if let Some((op, operands)) = g.propose(x) {
+            left -= usize::from(g.try_add(op, operands));
+        }
+    }
+    g.finish()
+}
+
+/// A value of the graph, or a tensor that becomes an input (`true`) or a constant if the proposal is accepted.
+enum Operand {
+    Value(usize),
+    New(Tensor, bool),
+}
+
+type Proposal = Option<(Op, Vec<Operand>)>;
+
+struct Generator<'a> {
+    rng: Rng,
+    graph: Graph,
+    inputs: Vec<Tensor>,
+    values: Vec<(ValueId, Tensor)>,
+    options: &'a RandomOptions,
+}
+
+const FLOAT_UNARY: &[ScalarOp] = &[
+    ScalarOp::Neg,
+    ScalarOp::Abs,
+    ScalarOp::Exp,
+    ScalarOp::Sin,
+    ScalarOp::Cos,
+    ScalarOp::Tanh,
+    ScalarOp::Atan,
+    ScalarOp::Asinh,
+    ScalarOp::Erf,
+    ScalarOp::Relu,
+    ScalarOp::Sigmoid,
+    ScalarOp::Gelu,
+    ScalarOp::GeluTanh,
+    ScalarOp::Silu,
+    ScalarOp::Softplus,
+    ScalarOp::Softsign,
+    ScalarOp::Mish,
+    ScalarOp::HardSwish,
+];
+const INT_UNARY: &[ScalarOp] = &[ScalarOp::Neg, ScalarOp::Abs, ScalarOp::Sign, ScalarOp::BitNot, ScalarOp::Relu];
+const NUMBER_BINARY: &[ScalarOp] = &[ScalarOp::Add, ScalarOp::Sub, ScalarOp::Mul, ScalarOp::Min, ScalarOp::Max];
+const INT_BINARY: &[ScalarOp] = &[
+    ScalarOp::BitAnd,
+    ScalarOp::BitOr,
+    ScalarOp::BitXor,
+    ScalarOp::Shl,
+    ScalarOp::Shr,
+    ScalarOp::Div,
+    ScalarOp::Mod,
+    ScalarOp::Rem,
+];
+const BOOL_BINARY: &[ScalarOp] = &[ScalarOp::And, ScalarOp::Or, ScalarOp::Xor, ScalarOp::Eq, ScalarOp::Ne];
+const COMPARISONS: &[ScalarOp] = &[ScalarOp::Eq, ScalarOp::Ne, ScalarOp::Lt, ScalarOp::Le, ScalarOp::Gt, ScalarOp::Ge];
+
+fn dims(shape: &[usize]) -> Vec<Dim> {
+    shape.iter().map(|&d| d.into()).collect()
+}
+
+impl Generator<'_> {
+    fn fresh_value(&mut self) -> Tensor {
+        let dtype = self.rng.pick(&self.options.dtypes);
+        let rank = self.rng.below(self.options.max_rank + 1);
+        let shape: Vec<usize> = (0..rank).map(|_| self.extent()).collect();
+        self.tensor(dtype, &shape)
+    }
+
+    fn extent(&mut self) -> usize {
+        match self.rng.below(12) {
+            0 if self.options.allow_empty_axes => 0,
+            0 | 1 => 1,
+            _ => 1 + self.rng.below(self.options.max_extent),
+        }
+    }
+
+    fn tensor(&mut self, dtype: DType, shape: &[usize]) -> Tensor {
+        random_tensor(&mut self.rng, dtype, shape, self.options.special_values)
+    }
+
+    /// A new operand, an input or a constant.
+    fn new_operand(&mut self, dtype: DType, shape: &[usize]) -> Operand {
+        let t = self.tensor(dtype, shape);
+        Operand::New(t, self.rng.one_in(2))
+    }
+
+    /// A value, the last ones more often, so that chains form.
+    fn recent(&mut self) -> usize {
+        let n = self.values.len();
+        if self.rng.one_in(3) { self.rng.below(n) } else { n - 1 - self.rng.below(n.min(3)) }
+    }
+
+    fn add_operand(&mut self, operand: Operand) -> ValueId {
+        match operand {
+            Operand::Value(i) => self.values[i].0,
+            Operand::New(t, true) => {
+                let ty = Type::new(t.dtype(), t.shape().iter().copied());
+                let v = self.graph.add_input(&format!("x{}", self.inputs.len()), ty);
+                self.inputs.push(t.clone());
+                self.values.push((v, t));
+                v
+            }
+            Operand::New(t, false) => self.graph.add_constant(t, &Origin::new("/constant")),
+        }
+    }
+
+    /// Adds the op if it fits its operands and its results are not too large.
+    fn try_add(&mut self, op: Op, operands: Vec<Operand>) -> bool {
+        let tensors: Vec<&Tensor> = operands
+            .iter()
+            .map(|o| match o {
+                Operand::Value(i) => &self.values[*i].1,
+                Operand::New(t, _) => t,
+            })
+            .collect();
+        let Ok(results) = interp::eval(&op, &tensors, &[]) else { return false };
+        let tame = |t: &Tensor| {
+            let c = compare::allclose(&Tensor::zeros(t.dtype(), t.shape()).expect("as large as t"), t, 0.0, 1e4);
+            t.shape().len() <= self.options.max_rank && t.len() <= 4096 && (!t.dtype().is_float() || c.ok)
+        };
+        let small = |t: &Tensor| t.shape().len() <= self.options.max_rank && t.len() <= 4096;
+        if !results.iter().all(|t| if self.options.special_values { small(t) } else { tame(t) }) {
+            return false;
+        }
+        let args: Vec<ValueId> = operands.into_iter().map(|o| self.add_operand(o)).collect();
+        let origin = Origin::new(&format!("/{}_{}", op.name(), self.graph.n_nodes()));
+        let ids = self.graph.add(op, &args, &origin).expect("it was evaluated");
+        self.values.extend(ids.into_iter().zip(results));
+        true
+    }
+
+    /// Values that nothing reads, and now and then another one, become results.
+    fn finish(mut self) -> (Graph, Vec<Tensor>) {
+        let users = self.graph.users();
+        let mut n = 0;
+        for (v, _) in &self.values {
+            let is_input = self.graph.def_node(*v).is_none();
+            if !is_input && (users[v.0 as usize].is_empty() || self.rng.one_in(8)) {
+                self.graph.add_output(&format!("y{n}"), *v);
+                n += 1;
+            }
+        }
+        (self.graph, self.inputs)
+    }
+
+    fn propose(&mut self, x: usize) -> Proposal {
+        match self.rng.below(12) {
+            0 | 1 => self.unary(x),
+            2 | 3 => self.binary(x),
+            4 => self.ternary(x),
+            5 | 6 => self.view(x),
+            7 => self.reduction(x),
+            8 => self.row_op(x),
+            9 => self.contraction(x),
+            10 => self.indexed(x),
+            _ => self.windowed(x),
+        }
+    }
+
+    fn unary(&mut self, x: usize) -> Proposal {
+        let dtype = self.values[x].1.dtype();
+        let op = match dtype {
+            _ if self.rng.one_in(5) => self.cast(dtype)?,
+            DType::Bool => ScalarOp::Not,
+            d if d.is_int() => self.rng.pick(INT_UNARY),
+            _ if self.rng.one_in(4) => self.rng.pick(&[
+                ScalarOp::LeakyRelu { alpha: 0.125.into() },
+                ScalarOp::Elu { alpha: 1.0.into() },
+                ScalarOp::Celu { alpha: 2.0.into() },
+                ScalarOp::Selu { alpha: 1.67326319.into(), gamma: 1.05070102.into() },
+                ScalarOp::HardSigmoid { alpha: 0.2.into(), beta: 0.5.into() },
+                ScalarOp::ClampTo { lo: (-1.0).into(), hi: 0.75.into() },
+            ]),
+            _ => self.rng.pick(FLOAT_UNARY),
+        };
+        Some((Op::Map(op), vec![Operand::Value(x)]))
+    }
+
+    /// A cast, but none that would cut a computed float to an integer.
+    fn cast(&mut self, from: DType) -> Option<ScalarOp> {
+        let to = self.rng.pick(&self.options.dtypes);
+        (to != from && (to.is_float() || !from.is_float())).then_some(ScalarOp::Cast(to))
+    }
+
+    /// Another operand that broadcasts with `x`: a value if there is one, or a new one.
+    fn partner(&mut self, x: usize) -> Operand {
+        let (dtype, shape) = (self.values[x].1.dtype(), self.values[x].1.shape().to_vec());
+        let y = self.recent();
+        let other = &self.values[y].1;
+        if other.dtype() == dtype && crate::ir::broadcast_shapes(&dims(&shape), &dims(other.shape())).is_ok() {
+            return Operand::Value(y);
+        }
+        let drop = self.rng.below(shape.len() + 1);
+        let small: Vec<usize> = shape[drop..].iter().map(|&d| if self.rng.one_in(3) { 1 } else { d }).collect();
+        self.new_operand(dtype, &small)
+    }
+
+    fn binary(&mut self, x: usize) -> Proposal {
+        let dtype = self.values[x].1.dtype();
+        let op = match dtype {
+            DType::Bool => self.rng.pick(BOOL_BINARY),
+            d if d.is_int() && self.rng.one_in(4) => self.rng.pick(COMPARISONS),
+            d if d.is_int() && self.rng.one_in(3) => self.rng.pick(INT_BINARY),
+            _ => self.rng.pick(NUMBER_BINARY),
+        };
+        let y = self.partner(x);
+        let operands = if self.rng.one_in(2) { vec![Operand::Value(x), y] } else { vec![y, Operand::Value(x)] };
+        Some((Op::Map(op), operands))
+    }
+
+    fn ternary(&mut self, x: usize) -> Proposal {
+        let y = self.partner(x);
+        if self.values[x].1.dtype() != DType::Bool && self.rng.one_in(3) {
+            let z = self.partner(x);
+            return Some((Op::Map(ScalarOp::Clamp), vec![Operand::Value(x), y, z]));
+        }
+        let shape = self.values[x].1.shape().to_vec();
+        let found = (0..self.values.len()).find(|&i| {
+            let t = &self.values[i].1;
+            t.dtype() == DType::Bool && crate::ir::broadcast_shapes(&dims(t.shape()), &dims(&shape)).is_ok()
+        });
+        let condition = match found {
+            Some(i) => Operand::Value(i),
+            None => self.new_operand(DType::Bool, &shape),
+        };
+        Some((Op::Map(ScalarOp::Select), vec![condition, Operand::Value(x), y]))
+    }
+
+    /// An axis of a value, unless it has none.
+    fn axis(&mut self, x: usize) -> Option<usize> {
+        let rank = self.values[x].1.shape().len();
+        (rank > 0).then(|| self.rng.below(rank))
+    }
+
+    fn view(&mut self, x: usize) -> Proposal {
+        let (dtype, shape) = (self.values[x].1.dtype(), self.values[x].1.shape().to_vec());
+        let one = |op| Some((op, vec![Operand::Value(x)]));
+        match self.rng.below(6) {
+            0 => {
+                let mut perm: Vec<usize> = (0..shape.len()).collect();
+                (1..perm.len()).for_each(|i| perm.swap(i, self.rng.below(i + 1)));
+                one(Op::Transpose { perm })
+            }
+            1 => one(Op::Reshape { shape: dims(&self.other_shape(&shape)) }),
+            2 => {
+                let wide: Vec<usize> = shape.iter().map(|&d| if d == 1 { self.extent() } else { d }).collect();
+                let lead = if self.rng.one_in(2) { vec![self.extent()] } else { vec![] };
+                one(Op::Broadcast { shape: dims(&[lead, wide].concat()) })
+            }
+            3 => one(self.slice(&shape)),
+            4 => {
+                let mode = self.rng.pick(&[PadMode::Constant, PadMode::Reflect, PadMode::Edge, PadMode::Wrap]);
+                let mut border = || (0..shape.len()).map(|_| self.rng.below(3)).collect::<Vec<_>>();
+                let op = Op::Pad { low: border(), high: border(), mode };
+                let value = (mode == PadMode::Constant).then(|| Operand::New(self.tensor(dtype, &[]), false));
+                Some((op, [Operand::Value(x)].into_iter().chain(value).collect()))
+            }
+            _ => {
+                let axis = self.axis(x)?;
+                let y = self.recent();
+                let mut part = shape.clone();
+                part[axis] = self.extent();
+                let fits = self.values[y].1.dtype() == dtype && self.values[y].1.shape().len() == shape.len();
+                let y = if fits { Operand::Value(y) } else { self.new_operand(dtype, &part) };
+                Some((Op::Concat { axis }, vec![Operand::Value(x), y, Operand::Value(x)]))
+            }
+        }
+    }
+
+    /// Another shape of as many elements: axes merged, split or of extent 1 added.
+    fn other_shape(&mut self, shape: &[usize]) -> Vec<usize> {
+        let mut out = shape.to_vec();
+        let at = self.rng.below(out.len() + 1);
+        match self.rng.below(3) {
+            0 if at + 1 < out.len() => {
+                out[at] *= out[at + 1];
+                out.remove(at + 1);
+            }
+            1 if at < out.len() => {
+                let divisors: Vec<usize> = (2..out[at]).filter(|d| out[at].is_multiple_of(*d)).collect();
+                if !divisors.is_empty() {
+                    let d = self.rng.pick(&divisors);
+                    out[at] /= d;
+                    out.insert(at + 1, d);
+                }
+            }
+            _ => out.insert(at, 1),
+        }
+        out
+    }
+
+    fn slice(&mut self, shape: &[usize]) -> Op {
+        let (mut starts, mut sizes, mut steps) = (Vec::new(), Vec::new(), Vec::new());
+        for &n in shape {
+            let start = self.rng.below(n);
+            let step = self.rng.pick(&[1i64, 1, 1, 2, -1, -2]);
+            let room =
+                if step > 0 { (n - start).div_ceil(step as usize) } else { start / step.unsigned_abs() as usize + 1 };
+            let size = if n == 0 { 0 } else { 1 + self.rng.below(room) };
+            starts.push(start.into());
+            sizes.push(size.into());
+            steps.push(step);
+        }
+        Op::Slice { starts, sizes, steps }
+    }
+
+    fn reduction(&mut self, x: usize) -> Proposal {
+        let (dtype, rank) = (self.values[x].1.dtype(), self.values[x].1.shape().len());
+        let axis = self.axis(x)?;
+        let keepdims = self.rng.one_in(2);
+        if dtype.is_int() && self.rng.one_in(4) {
+            let kind = self.rng.pick(&[Extremum::Max, Extremum::Min]);
+            let op = Op::ArgReduce { kind, axis, keepdims, select_last: self.rng.one_in(2) };
+            return Some((op, vec![Operand::Value(x)]));
+        }
+        let kinds = [ReduceKind::Max, ReduceKind::Min, ReduceKind::Sum, ReduceKind::Mean, ReduceKind::Prod];
+        let kind = self.rng.pick(if dtype == DType::Bool { &kinds[..2] } else { &kinds });
+        let axes = (0..rank).filter(|&a| a == axis || self.rng.one_in(3)).collect();
+        Some((Op::Reduce { kind, axes, keepdims }, vec![Operand::Value(x)]))
+    }
+
+    /// Softmax, norms, running sums, and sorting of integers.
+    fn row_op(&mut self, x: usize) -> Proposal {
+        let (dtype, shape) = (self.values[x].1.dtype(), self.values[x].1.shape().to_vec());
+        let axis = self.axis(x)?;
+        let epsilon = 0.01.into();
+        let one = |op| Some((op, vec![Operand::Value(x)]));
+        match self.rng.below(5) {
+            0 => one(Op::CumSum { axis, exclusive: self.rng.one_in(2), reverse: self.rng.one_in(2) }),
+            1 if dtype.is_int() => {
+                let k = self.rng.below(shape[axis] + 1).into();
+                one(Op::TopK { k, axis, largest: self.rng.one_in(2) })
+            }
+            2 => one(Op::Softmax { axis, log: self.rng.one_in(3) }),
+            3 => {
+                let gamma = self.new_operand(dtype, &shape[axis..]);
+                let beta = self.new_operand(dtype, &shape[axis..]);
+                Some((Op::LayerNorm { axis, epsilon }, vec![Operand::Value(x), gamma, beta]))
+            }
+            _ => {
+                let gamma = self.new_operand(dtype, &shape[axis..]);
+                Some((Op::RmsNorm { axis, epsilon }, vec![Operand::Value(x), gamma]))
+            }
+        }
+    }
+
+    fn contraction(&mut self, x: usize) -> Proposal {
+        let (dtype, shape) = (self.values[x].1.dtype(), self.values[x].1.shape().to_vec());
+        let rank = shape.len();
+        if rank < 2 {
+            return None;
+        }
+        if rank >= 3 && self.rng.one_in(3) {
+            return self.conv(x, dtype, &shape);
+        }
+        let (m, k) = (shape[rank - 2], shape[rank - 1]);
+        let n = self.extent();
+        match self.rng.below(4) {
+            0 if dtype.is_float() => {
+                let op = Op::Attention { scale: (1.0 / (k.max(1) as f64).sqrt()).into(), causal: self.rng.one_in(2) };
+                let keys = self.new_operand(dtype, &[&shape[..rank - 2], &[n.max(1), k]].concat());
+                let values = self.new_operand(dtype, &[&shape[..rank - 2], &[n.max(1), 3]].concat());
+                Some((op, vec![Operand::Value(x), keys, values]))
+            }
+            1 => {
+                let lhs = self.new_operand(dtype, &[n, m]);
+                Some((Op::MatMul, vec![lhs, Operand::Value(x)]))
+            }
+            2 => {
+                let rhs = self.new_operand(dtype, &[&shape[..rank - 2], &[k, n]].concat());
+                Some((Op::MatMul, vec![Operand::Value(x), rhs]))
+            }
+            _ => {
+                let rhs = self.new_operand(dtype, &[k, n]);
+                Some((Op::MatMul, vec![Operand::Value(x), rhs]))
+            }
+        }
+    }
+
+    /// Strides, dilations and pads for `n` spatial axes.
+    fn window(&mut self, n: usize) -> Window {
+        let mut each = |least: usize, spread: usize| (0..n).map(|_| least + self.rng.below(spread)).collect();
+        Window { strides: each(1, 2), dilations: each(1, 2), pads_low: each(0, 2), pads_high: each(0, 2) }
+    }
+
+    fn conv(&mut self, x: usize, dtype: DType, shape: &[usize]) -> Proposal {
+        let n = shape.len() - 2;
+        let window = self.window(n);
+        let kernel: Vec<usize> = (0..n).map(|_| 1 + self.rng.below(3)).collect();
+        let layout = self.rng.pick(&[Layout::ChannelsFirst, Layout::ChannelsLast]);
+        let channels = if layout == Layout::ChannelsFirst { shape[1] } else { shape[n + 1] };
+        let groups = if channels > 0 && self.rng.one_in(3) { channels } else { 1 };
+        let out = groups * (1 + self.rng.below(3));
+        if self.rng.one_in(4) {
+            let weights = self.new_operand(dtype, &[&[shape[1], 2], kernel.as_slice()].concat());
+            let output_pads = vec![0; n];
+            return Some((Op::ConvTranspose { window, output_pads, groups: 1 }, vec![Operand::Value(x), weights]));
+        }
+        let weights = match layout {
+            Layout::ChannelsFirst => [&[out, channels / groups], kernel.as_slice()].concat(),
+            Layout::ChannelsLast => [kernel.as_slice(), &[channels / groups, out]].concat(),
+        };
+        let weights = self.new_operand(dtype, &weights);
+        Some((Op::Conv { window, groups, layout }, vec![Operand::Value(x), weights]))
+    }
+
+    fn windowed(&mut self, x: usize) -> Proposal {
+        let rank = self.values[x].1.shape().len();
+        let n = rank.checked_sub(2).filter(|&n| n > 0)?;
+        let kind = self.rng.pick(&[PoolKind::Max, PoolKind::Avg, PoolKind::AvgIncludePad]);
+        let layout = self.rng.pick(&[Layout::ChannelsFirst, Layout::ChannelsLast]);
+        // At least as wide as the padding, so that no window lies in the padding alone.
+        let size: Vec<usize> = (0..n).map(|_| 2 + self.rng.below(2)).collect();
+        let mut window = self.window(n);
+        window.dilations = vec![1; n];
+        let op = Op::Pool { kind, size, window, ceil: self.rng.one_in(3), layout };
+        Some((op, vec![Operand::Value(x)]))
+    }
+
+    fn indexed(&mut self, x: usize) -> Proposal {
+        let (dtype, shape) = (self.values[x].1.dtype(), self.values[x].1.shape().to_vec());
+        let axis = self.axis(x)?;
+        if shape[axis] == 0 {
+            return None;
+        }
+        let index_dtype = self.rng.pick(&[DType::I32, DType::I64]);
+        let mut along = shape.clone();
+        along[axis] = 1 + self.rng.below(4);
+        let indices = |g: &mut Self, shape: &[usize], extent: usize| {
+            Operand::New(random_indices(&mut g.rng, index_dtype, shape, extent), true)
+        };
+        match self.rng.below(5) {
+            0 | 1 => {
+                let shapes = [vec![], vec![3], vec![2, 2]];
+                let at = self.rng.pick(&shapes);
+                let at = indices(self, &at, shape[axis]);
+                Some((Op::Gather { axis }, vec![Operand::Value(x), at]))
+            }
+            2 => {
+                let at = indices(self, &along, shape[axis]);
+                Some((Op::GatherElements { axis }, vec![Operand::Value(x), at]))
+            }
+            3 => {
+                let at = indices(self, &along, shape[axis]);
+                let updates = self.new_operand(dtype, &along);
+                // Sums of several updates depend on their order only by rounding.
+                let kind = self.rng.pick(&[ScatterKind::Set, ScatterKind::Add, ScatterKind::Max, ScatterKind::Min]);
+                Some((Op::ScatterElements { axis, kind }, vec![Operand::Value(x), at, updates]))
+            }
+            _ if shape[0] > 0 => {
+                let at = indices(self, &[2, 1], shape[0]);
+                let updates = self.new_operand(dtype, &[&[2], &shape[1..]].concat());
+                if self.rng.one_in(2) {
+                    return Some((Op::GatherNd { batch_dims: 0 }, vec![Operand::Value(x), at]));
+                }
+                let kind = self.rng.pick(&[ScatterKind::Set, ScatterKind::Add, ScatterKind::Max, ScatterKind::Min]);
+                Some((Op::ScatterNd { kind }, vec![Operand::Value(x), at, updates]))
+            }
+            _ => None,
+        }
+    }
+}
