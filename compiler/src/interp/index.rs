@@ -3,7 +3,7 @@
 use super::reduce::extreme;
 use super::scalar::{Scalar, Wide};
 use super::view::{count, for_each_offset, strides};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::ir::{Extremum, ScalarOp, ScatterKind};
 use gristmill_runtime::{DType, Tensor, with_dtype};
 
@@ -23,7 +23,7 @@ fn position(i: i64, extent: usize, axis: usize) -> Result<usize> {
         return Ok(p as usize);
     }
     let message = format!("index {i} is out of range for axis {axis} of extent {extent}");
-    Err(Error::new(ErrorKind::DeviceFailed, message))
+    Err(Error::invalid(message))
 }
 
 /// [`Op::Gather`](crate::ir::Op::Gather) into `shape`.

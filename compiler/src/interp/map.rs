@@ -86,10 +86,11 @@ fn exclude_zero_divisor(op: ScalarOp, a: &Tensor, b: &Tensor, shape: &[usize]) -
     }
     let size = b.dtype().size_bytes();
     match b.as_bytes().chunks_exact(size).position(|e| e.iter().all(|&byte| byte == 0)) {
-        Some(i) => Err(Error::new(
-            crate::ErrorKind::DeviceFailed,
-            format!("integer division by zero at element {i} of the divisor {}{:?}", b.dtype(), b.shape()),
-        )),
+        Some(i) => Err(Error::invalid(format!(
+            "integer division by zero at element {i} of the divisor {}{:?}",
+            b.dtype(),
+            b.shape()
+        ))),
         None => Ok(()),
     }
 }

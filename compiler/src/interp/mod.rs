@@ -4,8 +4,8 @@
 //! that results are as good as the dtype allows and do not depend on an order; integers wrap. Element-wise ops run
 //! their scalar program one primitive at a time, each rounding to its dtype.
 //!
-//! Errors carry [`ErrorKind::InvalidInput`](crate::ErrorKind) for operands that do not fit, `DeviceFailed` for what only
-//! the data shows (an index out of range, an integer division by zero), `OutOfMemory` for impossible sizes, and name the
+//! Errors carry [`ErrorKind::InvalidInput`](crate::ErrorKind) for operands that do not fit and for what only the
+//! data shows (an index out of range, an integer division by zero), `OutOfMemory` for impossible sizes, and name the
 //! node's origin.
 
 pub mod compare;

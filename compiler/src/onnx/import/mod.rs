@@ -24,7 +24,9 @@ use std::rc::Rc;
 /// Nesting of functions and subgraphs beyond which a model is refused.
 const MAX_DEPTH: usize = 48;
 /// Nodes imported, functions expanded, beyond which a model is refused.
-const MAX_NODES: usize = 1 << 20;
+const MAX_NODES: usize = 1 << 18;
+/// Bytes of a tensor beyond which a model is refused: no machine holds it, and sizes computed from it stay far from overflow.
+const MAX_TENSOR_BYTES: usize = 1 << 40;
 /// Bytes up to which a value computed from constants is folded during import.
 pub(super) const FOLD_LIMIT_BYTES: usize = 1 << 22;
 
@@ -133,6 +135,15 @@ pub(super) fn declared_type(info: &ValueInfoProto) -> Result<(DType, Vec<Dim>)> 
     Ok((dtype, dims.collect::<Result<_>>()?))
 }
 
+/// The type, unless it is of a tensor that cannot exist.
+fn possible(ty: Type) -> Result<Type> {
+    let empty = ty.shape.iter().any(|d| d.is(0));
+    if !empty && ty.size_bytes().is_some_and(|bytes| bytes > MAX_TENSOR_BYTES) {
+        return Err(Error::invalid(format!("{ty} is larger than {MAX_TENSOR_BYTES} bytes, the limit for one tensor")));
+    }
+    Ok(ty)
+}
+
 impl<'m> Importer<'m> {
     /// Imports the main graph. Errors only when `spec` does not fit the model; the rest is in [`Imported`].
     pub fn run(model: &'m Model, spec: &Specialisation) -> Result<Imported> {
@@ -155,6 +166,9 @@ impl<'m> Importer<'m> {
         im.initialisers(g);
         im.inputs(g, spec)?;
         im.nodes(&g.node);
+        if g.output.is_empty() {
+            im.errors.push(Error::invalid("the graph has no outputs"));
+        }
         im.outputs(g);
         let frame = im.frames.pop().expect("the main frame");
         let mut graph = None;
@@ -188,7 +202,7 @@ impl<'m> Importer<'m> {
             g.input.iter().filter(|i| !self.scopes[0].names.contains_key(i.name.as_str())).collect();
         let bindings = check_names(&free, spec)?;
         for info in free {
-            let ty = self.note(input_type(info, spec, &bindings));
+            let ty = self.note(input_type(info, spec, &bindings).and_then(possible));
             let known = spec.values.get(&info.name).map(|t| Known::Tensor(t.clone()));
             let v = self.slot(Slot { name: &info.name, ty: ty.clone(), known, home: 0 });
             if let Some(ty) = ty {
@@ -364,6 +378,9 @@ impl<'m> Importer<'m> {
             }
             inputs.push(Some(v));
         }
+        if let Some(a) = node.attribute.iter().find(|a| !a.ref_attr_name.is_empty() && !self.in_function()) {
+            return Err(Error::invalid(format!("attribute {:?} refers to a function's, outside a function", a.name)));
+        }
         let node_domain = domain(&node.domain);
         let def = ops::find(node_domain, &node.op_type);
         if let Some(f) = self.model.function(node_domain, &node.op_type, &node.overload) {
@@ -428,7 +445,7 @@ impl<'m> Importer<'m> {
                 Out::Same(v) => v,
                 Out::Known(ty, known) => self.slot(Slot { name, ty: Some(ty), known: Some(known), home }),
                 Out::Value(id) => {
-                    let ty = self.b().ty(id).clone();
+                    let ty = possible(self.b().ty(id).clone())?;
                     let known = if foldable { fold::constant_value(self.b().graph(), id)? } else { None };
                     let v = self.slot(Slot { name, ty: Some(ty), known: known.map(Known::Tensor), home });
                     self.frames[home].ids.insert(v, id);
@@ -478,6 +495,7 @@ impl<'m> Importer<'m> {
         let names = f.input.iter().zip(&inputs).filter_map(|(n, v)| Some((n.as_str(), (*v)?))).collect();
         let opsets = if f.opset_import.is_empty() { self.model.opsets.clone() } else { opsets_of(&f.opset_import)? };
         self.enter()?;
+        let n_errors = self.errors.len();
         self.scopes.push(Scope {
             names,
             call: Some(Call { function: f, attributes }),
@@ -489,6 +507,10 @@ impl<'m> Importer<'m> {
         self.scopes.pop();
         self.depth -= 1;
         self.b().set_origin(path);
+        if self.errors.len() > n_errors {
+            // The reason was reported inside; results are unknown from here on.
+            return Ok(Vec::new());
+        }
         results
             .into_iter()
             .zip(&f.output)
@@ -517,6 +539,10 @@ impl<'m> Importer<'m> {
             }
         }
         Ok(attributes)
+    }
+
+    fn in_function(&self) -> bool {
+        self.scopes.iter().any(|s| s.call.is_some())
     }
 
     /// The attribute itself, or what the call of the surrounding function gives for it; `None` when it gives nothing.

@@ -60,6 +60,10 @@ pub(in crate::onnx) fn reshape_target(from: &Shape, wanted: &[Dim], allow_zero: 
 
 fn reshape<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
     let allow_zero = cx.flag("allowzero", false)?;
+    let shape = cx.ty(1)?;
+    if shape.rank() != 1 {
+        return Err(Error::invalid(format!("the shape must be a vector, is {shape}")));
+    }
     let wanted = cx.dims(1)?;
     let target = reshape_target(&cx.ty(0)?.shape, &wanted, allow_zero)?;
     let x = cx.val(0)?;
@@ -157,7 +161,11 @@ fn tile<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
 }
 
 fn concat<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
-    let axis = cx.i("axis", 1)?;
+    let axis = match cx.opt_i("axis")? {
+        Some(axis) => axis,
+        None if cx.opset < 4 => 1,
+        None => return Err(Error::invalid("attribute axis is missing")),
+    };
     let axis = axis_of(axis, cx.ty(0)?.rank())?;
     if cx.n_inputs() == 1 {
         return Ok(vec![Out::Same(cx.v(0)?)]);
