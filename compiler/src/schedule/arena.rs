@@ -1,5 +1,6 @@
 //! Offsets in the arena, and which steps touch which of its bytes.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
@@ -16,14 +17,40 @@ pub struct Block {
     pub offset: usize,
 }
 
-/// Assigns offsets, largest block first, each to the smallest gap that holds it among the blocks in use at the same time (Pisarchyk and Lee,
-/// arXiv:2001.03288, "Greedy by Size for Offset Calculation"). Returns the size of the arena. O(n^2).
+/// Assigns offsets and returns the size of the arena: the smaller result of two orders of Pisarchyk and Lee (arXiv:2001.03288), "Greedy by
+/// Size" and "Greedy by Breadth". Each block goes to the smallest gap that holds it among the blocks in use at the same time. O(n^2).
 pub fn assign_offsets(blocks: &mut [Block]) -> usize {
-    let mut by_size: Vec<usize> = (0..blocks.len()).filter(|&b| blocks[b].size > 0).collect();
-    by_size.sort_by_key(|&b| (std::cmp::Reverse(blocks[b].size), blocks[b].start, b));
+    let size = assign_in_order(blocks, &by_size(blocks));
+    if size == peak_live(blocks) {
+        return size;
+    }
+    let mut other = blocks.to_vec();
+    let breadth = assign_in_order(&mut other, &by_breadth(blocks));
+    if breadth < size {
+        blocks.clone_from_slice(&other);
+    }
+    size.min(breadth)
+}
+
+fn by_size(blocks: &[Block]) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..blocks.len()).filter(|&b| blocks[b].size > 0).collect();
+    order.sort_by_key(|&b| (Reverse(blocks[b].size), blocks[b].start, b));
+    order
+}
+
+/// Blocks by the busiest step at which they are in use, the largest first within a step.
+fn by_breadth(blocks: &[Block]) -> Vec<usize> {
+    let live = live_bytes(blocks);
+    let widest = |b: &Block| live[b.start..=b.end].iter().copied().max().unwrap_or(0);
+    let mut order = by_size(blocks);
+    order.sort_by_cached_key(|&b| Reverse(widest(&blocks[b])));
+    order
+}
+
+fn assign_in_order(blocks: &mut [Block], order: &[usize]) -> usize {
     let mut placed: Vec<usize> = Vec::new();
     let mut arena = 0;
-    for b in by_size {
+    for &b in order {
         let offset = best_gap(&blocks[b], placed.iter().map(|&p| &blocks[p]));
         blocks[b].offset = offset;
         arena = arena.max(offset + blocks[b].size);
@@ -51,6 +78,11 @@ fn best_gap<'a>(block: &Block, placed: impl Iterator<Item = &'a Block>) -> usize
 
 /// Most bytes in use at one step.
 pub fn peak_live(blocks: &[Block]) -> usize {
+    live_bytes(blocks).into_iter().max().unwrap_or(0)
+}
+
+/// Bytes in use at each step.
+fn live_bytes(blocks: &[Block]) -> Vec<usize> {
     let n_steps = blocks.iter().map(|b| b.end + 1).max().unwrap_or(0);
     let mut change = vec![(0usize, 0usize); n_steps + 1];
     for b in blocks {
@@ -58,11 +90,11 @@ pub fn peak_live(blocks: &[Block]) -> usize {
         change[b.end + 1].1 += b.size;
     }
     let mut live = 0;
-    let live_at = |(born, died): &(usize, usize)| {
+    let live_at = |(born, died): (usize, usize)| {
         live = live + born - died;
         live
     };
-    change.iter().map(live_at).max().unwrap_or(0)
+    change.into_iter().map(live_at).collect()
 }
 
 /// Who touched a byte: the last writer, and who has read it since.

@@ -1,7 +1,7 @@
 //! The serial order of a partition.
 
 use super::{Storage, node_deps};
-use crate::ir::{NodeId, Op, OpClass, ValueId};
+use crate::ir::{Node, NodeId, Op, OpClass, ValueId};
 use std::collections::BTreeSet;
 
 /// At most this many ready nodes, earliest first, are looked at when the next one is chosen.
@@ -51,9 +51,20 @@ fn memory_aware(s: &Storage, given: Option<&[NodeId]>) -> (Vec<NodeId>, usize) {
     (order, live.peak)
 }
 
+/// What a node does to the live bytes.
+struct Effect {
+    /// Bytes of the results.
+    created: usize,
+    /// Bytes of results that nobody reads.
+    unused: usize,
+    /// Roots that it reads, with the number of reads.
+    reads: Vec<(ValueId, usize)>,
+}
+
 /// Live bytes while an order is built.
 struct Live<'s, 'g> {
     s: &'s Storage<'g>,
+    effects: Vec<Effect>,
     /// Uses of each root that are still to come.
     uses: Vec<usize>,
     bytes: usize,
@@ -66,51 +77,42 @@ impl<'s, 'g> Live<'s, 'g> {
         for (_, node) in s.g.nodes() {
             node.inputs.iter().filter_map(|&v| s.arena_root(v)).for_each(|r| uses[r.0 as usize] += 1);
         }
-        Live { s, uses, bytes: 0, peak: 0 }
-    }
-
-    /// Roots that a node reads, each once with its number of reads.
-    fn reads(&self, id: NodeId) -> Vec<(ValueId, usize)> {
-        let mut roots: Vec<ValueId> = self.s.g.node(id).inputs.iter().filter_map(|&v| self.s.arena_root(v)).collect();
-        roots.sort_unstable();
-        let mut counted: Vec<(ValueId, usize)> = Vec::new();
-        for r in roots {
-            match counted.last_mut() {
-                Some((last, n)) if *last == r => *n += 1,
-                _ => counted.push((r, 1)),
-            }
-        }
-        counted
-    }
-
-    fn created(&self, id: NodeId) -> usize {
-        let own = self.s.g.node(id).outputs.iter().filter(|&&v| self.s.arena_root(v) == Some(v));
-        own.map(|&v| self.s.size(v)).sum()
+        let effects = s.g.nodes().map(|(_, n)| Effect::of(s, n, &uses)).collect();
+        Live { s, effects, uses, bytes: 0, peak: 0 }
     }
 
     fn freed(&self, id: NodeId) -> usize {
-        let dying = self.reads(id).into_iter().filter(|&(r, n)| self.uses[r.0 as usize] == n);
-        let unused = self
-            .s
-            .g
-            .node(id)
-            .outputs
-            .iter()
-            .filter(|&&v| self.s.arena_root(v) == Some(v) && self.uses[v.0 as usize] == 0);
-        dying.map(|(r, _)| r).chain(unused.copied()).map(|r| self.s.size(r)).sum()
+        let effect = &self.effects[id.0 as usize];
+        let dying = effect.reads.iter().filter(|(r, n)| self.uses[r.0 as usize] == *n);
+        effect.unused + dying.map(|(r, _)| self.s.size(*r)).sum::<usize>()
     }
 
     /// Change of the live bytes when a node has run.
     fn growth(&self, id: NodeId) -> i128 {
-        self.created(id) as i128 - self.freed(id) as i128
+        self.effects[id.0 as usize].created as i128 - self.freed(id) as i128
     }
 
     fn run(&mut self, id: NodeId) {
-        self.bytes = self.bytes.saturating_add(self.created(id));
+        self.bytes = self.bytes.saturating_add(self.effects[id.0 as usize].created);
         self.peak = self.peak.max(self.bytes.saturating_add(self.s.scratch_bytes(id)));
         self.bytes -= self.freed(id);
-        for (r, n) in self.reads(id) {
+        for (r, n) in &self.effects[id.0 as usize].reads {
             self.uses[r.0 as usize] -= n;
         }
+    }
+}
+
+impl Effect {
+    fn of(s: &Storage, node: &Node, uses: &[usize]) -> Effect {
+        let mut reads: Vec<(ValueId, usize)> = Vec::new();
+        for root in node.inputs.iter().filter_map(|&v| s.arena_root(v)) {
+            match reads.iter_mut().find(|(r, _)| *r == root) {
+                Some((_, n)) => *n += 1,
+                None => reads.push((root, 1)),
+            }
+        }
+        let own = || node.outputs.iter().filter(|&&v| s.arena_root(v) == Some(v));
+        let unused = own().filter(|v| uses[v.0 as usize] == 0).map(|&v| s.size(v)).sum();
+        Effect { created: own().map(|&v| s.size(v)).sum(), unused, reads }
     }
 }
