@@ -1,8 +1,9 @@
 //! The portfolio: each algorithm maps a problem to a device per task.
 
 use super::problem::Problem;
-use crate::cost::Nanos;
-use std::collections::BTreeMap;
+use crate::cost::{Bytes, Nanos};
+use crate::ir::NodeId;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Everything on `device`; tasks that may not run there go to the first device where they may.
 pub fn single(p: &Problem, device: usize) -> Vec<usize> {
@@ -37,6 +38,37 @@ pub fn simple(p: &Problem, preference: &[usize]) -> Vec<usize> {
         {
             device[t] = home;
         }
+    }
+    device
+}
+
+/// Fills devices one after another in topological order, each until its constants and the largest working set so far (operands and results of a
+/// task) take `percent` of its memory limit (m-TOPO of Baechi, arXiv:2301.08695). Finds a split when no single device can hold the model.
+pub fn fill(p: &Problem, percent: u64) -> Vec<usize> {
+    let mut held: Vec<(Bytes, Bytes)> = vec![(Bytes::ZERO, Bytes::ZERO); p.n_devices];
+    let mut copied: BTreeSet<(usize, NodeId)> = BTreeSet::new();
+    let mut of_group: Vec<Option<usize>> = vec![None; p.n_groups];
+    let mut current = 0;
+    let mut device = Vec::with_capacity(p.tasks.len());
+    for (t, task) in p.tasks.iter().enumerate() {
+        let working = task.result_bytes + task.inputs.iter().map(|&x| p.tensors[x].bytes).sum();
+        let after = |d: usize| {
+            let new = task.constants.iter().filter(|(id, _)| !copied.contains(&(d, *id))).map(|c| c.1);
+            (held[d].0 + new.sum(), held[d].1.max(working))
+        };
+        let has_room = |d: usize| {
+            let (constants, working) = after(d);
+            p.memory[d]
+                .is_none_or(|limit| (constants + working).0 as u128 * 100 <= u128::from(limit.0) * u128::from(percent))
+        };
+        let grouped = task.group.and_then(|group| of_group[group]);
+        let next = (current..p.n_devices).find(|&d| task.cost[d].is_finite() && has_room(d));
+        let chosen = grouped.or(next).unwrap_or_else(|| first(p, t));
+        held[chosen] = after(chosen);
+        copied.extend(task.constants.iter().map(|(id, _)| (chosen, *id)));
+        task.group.into_iter().for_each(|group| of_group[group] = Some(chosen));
+        current = next.unwrap_or(current);
+        device.push(chosen);
     }
     device
 }

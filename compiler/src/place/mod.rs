@@ -162,6 +162,9 @@ fn run_portfolio(p: &Problem, set: &DeviceSet) -> (Vec<(Candidate, Vec<Bytes>)>,
         proposals.push(("simple".into(), algorithms::simple(p, &preference(set))));
         proposals.push(("heft".into(), algorithms::heft(p)));
     }
+    if p.memory.iter().any(Option::is_some) {
+        proposals.extend([100, 90, 75, 50].map(|percent| (format!("fill {percent}%"), algorithms::fill(p, percent))));
+    }
     let order = p.by_rank();
     let mut candidates = Vec::new();
     let mut best: Option<((Nanos, usize), Solution)> = None;
@@ -205,7 +208,11 @@ fn out_of_memory(candidates: &[(Candidate, Vec<Bytes>)], p: &Problem, set: &Devi
         .collect();
     Error::new(
         ErrorKind::OutOfMemory,
-        format!("no placement keeps the memory limits; nearest is {}: {}", least.algorithm, lines.join(", ")),
+        format!(
+            "no placement found that keeps the memory limits; nearest is {}: {}",
+            least.algorithm,
+            lines.join(", ")
+        ),
     )
     .hint("more devices, or a higher --mem")
 }

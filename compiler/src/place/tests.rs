@@ -151,6 +151,29 @@ fn memory_limits_are_kept_or_named() {
 }
 
 #[test]
+fn a_model_too_large_for_one_device_is_split() {
+    let mut b = GraphBuilder::new("deep");
+    let mut x = b.input("x", DType::F32, [1usize, 64]);
+    for i in 0..8 {
+        let w = b.constant(crate::Tensor::from_slice(&vec![i as f32; 64 * 64], &[64, 64]).unwrap());
+        x = b.matmul(x, w).unwrap();
+    }
+    b.output("y", x);
+    let (g, _) = cluster::cluster(&b.finish().unwrap()).unwrap();
+    let mut r = request("cpu:3");
+    // Weights take 16 KiB each, 128 KiB in all.
+    r.devices.limit_memory("cpu", Bytes(50 << 10)).unwrap();
+    let p = place(&g, &r, &CostModel::default()).unwrap();
+    check::check(&g, &r, &p).unwrap();
+    assert!(p.peak_bytes.iter().all(|b| *b <= Bytes(50 << 10)), "{:?}", p.peak_bytes);
+    let e = place_err(
+        &g,
+        &Request { devices: DeviceSet { devices: r.devices.devices[..2].to_vec(), ..r.devices }, ..Request::default() },
+    );
+    assert_eq!(e.kind(), ErrorKind::OutOfMemory);
+}
+
+#[test]
 fn users_of_a_variable_stay_together() {
     let mut b = GraphBuilder::new("state");
     let read =
