@@ -151,6 +151,18 @@ impl<'c, 'm> Ctx<'c, 'm> {
         }
     }
 
+    /// Errors when one of these operands is given but not known; all such are reported as needing a value.
+    pub fn require(&mut self, operands: &[usize]) -> Result<()> {
+        let mut first = None;
+        for &i in operands {
+            if self.has(i) && !self.is_symbolic(i) && self.constant(i)?.is_none() {
+                let e = self.unknown(i);
+                first.get_or_insert(e);
+            }
+        }
+        first.map_or(Ok(()), Err)
+    }
+
     /// The error for operand `i` that should have been known.
     pub fn unknown(&mut self, i: usize) -> Error {
         match self.v(i) {
@@ -327,11 +339,16 @@ impl<'c, 'm> Ctx<'c, 'm> {
 
     // ---- regions
 
-    /// Imports a subgraph; see [`Importer::region`].
-    pub fn region(&mut self, g: &'m GraphProto, formals: &[Type], captures: &[V], which: &str) -> Result<Region> {
+    /// Path of the node, for the origins of nodes in regions.
+    pub fn path(&self) -> String {
         let prefix = &self.im.scopes.last().expect("a scope").path;
         let node = if self.node.name.is_empty() { &self.node.op_type } else { &self.node.name };
-        let path = format!("{prefix}{node}/{which}");
+        format!("{prefix}{node}")
+    }
+
+    /// Imports a subgraph; see [`Importer::region`].
+    pub fn region(&mut self, g: &'m GraphProto, formals: &[Type], captures: &[V], which: &str) -> Result<Region> {
+        let path = format!("{}/{which}", self.path());
         self.im.region(g, formals, captures, &path)
     }
 

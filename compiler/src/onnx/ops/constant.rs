@@ -104,6 +104,7 @@ fn size<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
 
 fn range<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
     cx.ignore(&["stash_type"]);
+    cx.require(&[0, 1, 2])?;
     let dtype = cx.ty(0)?.dtype;
     if dtype.is_float() {
         return float_range(cx, dtype);

@@ -7,6 +7,7 @@ mod index;
 pub(super) mod movement;
 mod norm;
 mod pool;
+mod recurrent;
 mod reduce;
 mod resize;
 
@@ -27,6 +28,7 @@ const STANDARD: &[&[OpDef]] = &[
     movement::OPS,
     norm::OPS,
     pool::OPS,
+    recurrent::OPS,
     reduce::OPS,
     resize::OPS,
 ];
@@ -43,7 +45,7 @@ pub(super) fn find(domain: &str, op_type: &str) -> Option<&'static OpDef> {
 
 /// Operators whose meaning today is that of a version below 7.
 pub(super) fn unchanged_before_7(op_type: &str) -> bool {
-    matches!(op_type, "Not" | "Xor" | "GlobalLpPool" | "LpNormalization" | "MeanVarianceNormalization")
+    matches!(op_type, "Not" | "Constant" | "Identity")
 }
 
 #[cfg(test)]

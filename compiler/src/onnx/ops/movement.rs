@@ -271,6 +271,7 @@ fn slice<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
         let need = |v: Option<Vec<i64>>| v.ok_or_else(|| Error::invalid("starts and ends are missing"));
         (constants(need(cx.ints("starts")?)?), constants(need(cx.ints("ends")?)?), cx.ints("axes")?, None)
     } else {
+        cx.require(&[1, 2, 3, 4])?;
         (cx.dims(1)?, cx.dims(2)?, cx.opt_ints_in(3)?, cx.opt_ints_in(4)?)
     };
     let axes = axes.unwrap_or_else(|| (0..starts.len() as i64).collect());
@@ -341,6 +342,7 @@ fn pad<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
         let value = cx.f("value", 0.0)?;
         (cx.ints("pads")?.ok_or_else(|| Error::invalid("pads are missing"))?, Some(cx.b().scalar(dtype, value)))
     } else {
+        cx.require(&[1, 3])?;
         (cx.ints_in(1)?, cx.opt(2)?)
     };
     let axes = match cx.opt_ints_in(3)? {
