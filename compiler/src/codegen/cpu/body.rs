@@ -1,7 +1,7 @@
 //! A cluster's body ready for emission: static shapes at hand, composite ops that have no kernel of their own written out.
 
 use crate::error::{Error, Result};
-use crate::ir::{Dim, Graph, Node, Op, Origin, ReduceKind, ScalarOp, Shape, ValueId};
+use crate::ir::{Dim, Graph, Layout, Node, Op, Origin, ReduceKind, ScalarOp, Shape, ValueId};
 use crate::vecprog::real_bits;
 use gristmill_runtime::{DType, Tensor};
 
@@ -58,6 +58,13 @@ fn expand(source: &Graph, keep: &dyn Fn(&Graph, &Node) -> bool) -> Result<Graph>
             Op::LayerNorm { axis, epsilon } if !keep(source, node) => vec![w.layer_norm(&inputs, *axis, epsilon.0)?],
             Op::RmsNorm { axis, epsilon } if !keep(source, node) => vec![w.rms_norm(&inputs, *axis, epsilon.0)?],
             Op::Attention { scale, causal } if !keep(source, node) => vec![w.attention(&inputs, scale.0, *causal)?],
+            Op::MatMul if is_half(w.graph, inputs[0]) => vec![w.in_f32(&node.op, &inputs)?],
+            Op::Conv { .. } if is_half(w.graph, inputs[0]) => vec![w.in_f32(&node.op, &inputs)?],
+            Op::Conv { layout: Layout::ChannelsFirst, .. } | Op::Pool { layout: Layout::ChannelsFirst, .. }
+                if w.graph.ty(inputs[0]).dtype == DType::F32 && matches!(w.graph.ty(inputs[0]).rank(), 3 | 4) =>
+            {
+                vec![w.channels_last(&node.op, &inputs)?]
+            }
             _ => out.add_copy(node, &inputs)?,
         };
         for (&v, r) in node.outputs.iter().zip(results) {
@@ -68,6 +75,10 @@ fn expand(source: &Graph, keep: &dyn Fn(&Graph, &Node) -> bool) -> Result<Graph>
         out.add_output(&o.name, map[o.value.0 as usize]);
     }
     Ok(out)
+}
+
+fn is_half(graph: &Graph, v: ValueId) -> bool {
+    matches!(graph.ty(v).dtype, DType::F16 | DType::BF16)
 }
 
 /// Writes primitive nodes. Composites of half types compute in `f32` and round once.
@@ -104,6 +115,39 @@ impl Writer<'_> {
 
     fn reduce(&mut self, kind: ReduceKind, x: ValueId, axes: Vec<usize>) -> Result<ValueId> {
         self.op(Op::Reduce { kind, axes, keepdims: true }, &[x])
+    }
+
+    /// A contraction of half types in `f32`, rounded once.
+    fn in_f32(&mut self, op: &Op, inputs: &[ValueId]) -> Result<ValueId> {
+        let own = self.graph.ty(inputs[0]).dtype;
+        let wide = inputs.iter().map(|&x| self.cast(x, DType::F32)).collect::<Result<Vec<_>>>()?;
+        let y = match op {
+            Op::Conv { layout: Layout::ChannelsFirst, .. } if matches!(self.graph.ty(wide[0]).rank(), 3 | 4) => {
+                self.channels_last(op, &wide)?
+            }
+            _ => self.op(op.clone(), &wide)?,
+        };
+        self.cast(y, own)
+    }
+
+    /// A channels-first convolution or pooling as a channels-last one between transposes, which is what the kernels compute.
+    fn channels_last(&mut self, op: &Op, inputs: &[ValueId]) -> Result<ValueId> {
+        let rank = self.graph.ty(inputs[0]).rank();
+        let to_last: Vec<usize> = [0].into_iter().chain(2..rank).chain([1]).collect();
+        let to_first: Vec<usize> = [0, rank - 1].into_iter().chain(1..rank - 1).collect();
+        let x = self.op(Op::Transpose { perm: to_last }, &inputs[..1])?;
+        let y = match op.clone() {
+            Op::Conv { window, groups, .. } => {
+                let perm = (2..rank).chain([1, 0]).collect();
+                let w = self.op(Op::Transpose { perm }, &inputs[1..])?;
+                self.op(Op::Conv { window, groups, layout: Layout::ChannelsLast }, &[x, w])?
+            }
+            Op::Pool { kind, size, window, ceil, .. } => {
+                self.op(Op::Pool { kind, size, window, ceil, layout: Layout::ChannelsLast }, &[x])?
+            }
+            op => return Err(Error::internal(format!("{} has no channel layout", op.name()))),
+        };
+        self.op(Op::Transpose { perm: to_first }, &[y])
     }
 
     fn softmax(&mut self, x: ValueId, axis: usize, log: bool) -> Result<ValueId> {

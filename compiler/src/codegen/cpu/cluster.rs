@@ -5,12 +5,14 @@ use super::emit::{Emitter, Ix};
 use super::heavy::beats;
 use super::phases::{Phase, cut};
 use super::pull::Puller;
+use super::task::{Call, Place, Ptr, Task};
+use super::thunk::Slot;
 use super::{PendingKernel, Session, kernel_name};
 use crate::codegen::plan::{Arg, KernelPlan, PlanStep};
 use crate::error::{Error, Result};
 use crate::ir::{Extremum, Graph, Node, NodeId, Op, ScalarOp, ScatterKind, ValueId};
 use cranelift_codegen::ir::{InstBuilder, MemFlagsData, StackSlotData, StackSlotKind, Value, types};
-use gristmill_runtime::{DType, status};
+use gristmill_runtime::{DType, Tensor, status};
 use std::collections::BTreeMap;
 
 /// Estimated time below which a kernel is not worth splitting.
@@ -41,11 +43,11 @@ impl<'s, 'o> ClusterCompiler<'s, 'o> {
         node: &Node,
     ) -> Result<KernelPlan> {
         let region = node.regions.first().ok_or_else(|| Error::internal("a cluster has no body"))?;
-        let body = Body::new(region, &|_, _| false)?;
+        let body = Body::new(region, &super::fast::has_kernel)?;
         let plan = KernelPlan::default();
         let mut compiler = ClusterCompiler { session, outer, id, body, location: BTreeMap::new(), plan };
         compiler.place_operands();
-        for phase in cut(&compiler.body).phases {
+        for phase in cut(&compiler.body, outer, node, compiler.session.options.n_threads) {
             compiler.phase(&phase)?;
         }
         compiler.copy_repeated_results()?;
@@ -79,6 +81,7 @@ impl<'s, 'o> ClusterCompiler<'s, 'o> {
 
     fn phase(&mut self, phase: &Phase) -> Result<()> {
         match phase {
+            Phase::Task(task) => self.task(task),
             Phase::Elements(roots) => self.elements(roots),
             Phase::Lines(node) => self.cum_sum(*node),
             Phase::TopK(node) => self.top_k(*node),
@@ -128,6 +131,75 @@ impl<'s, 'o> ClusterCompiler<'s, 'o> {
         self.plan.steps.push(PlanStep { kernel, args, n_outputs, items, grain });
         self.location.extend(buffers.writes.iter().copied());
         Ok(())
+    }
+
+    fn task(&mut self, task: &Task) -> Result<()> {
+        let first_temp = self.plan.scratch.len() as u32;
+        self.plan.scratch.extend(&task.temps);
+        let destination = self.destination(task.result);
+        for call in &task.calls {
+            self.call(call, first_temp, destination)?;
+        }
+        self.location.insert(task.result, destination);
+        Ok(())
+    }
+
+    /// Appends a call of a task kernel. The generated kernel arranges the addresses and passes the items on; kernels of one symbol that
+    /// arrange them alike share it.
+    fn call(&mut self, call: &Call, first_temp: u32, destination: Arg) -> Result<()> {
+        let mut reads = vec![self.pack(call.descriptor.clone())];
+        let (mut writes, mut slots) = (Vec::new(), Vec::new());
+        for ptr in &call.ptrs {
+            slots.push(match ptr {
+                Ptr::Null => Slot::Null,
+                Ptr::Workspace => Slot::Workspace,
+                Ptr::Read(place, offset) => {
+                    reads.push(match place {
+                        Place::Value(v) => self.argument(*v)?,
+                        Place::Packed(t) => self.pack(t.clone()),
+                        Place::Temp(i) => Arg::Scratch(first_temp + *i as u32),
+                    });
+                    Slot::Read(reads.len() - 1, *offset)
+                }
+                Ptr::Write(place, offset) => {
+                    writes.push(match place {
+                        Place::Temp(i) => Arg::Scratch(first_temp + *i as u32),
+                        _ => destination,
+                    });
+                    Slot::Write(writes.len() - 1, *offset)
+                }
+            });
+        }
+        let function = self.session.thunk(call.symbol, reads.len(), writes.len(), &slots)?;
+        let name = kernel_name(self.outer, self.id, self.plan.steps.len(), call.symbol);
+        let workspace_bytes = call.workspace_bytes;
+        self.session.kernels.push(PendingKernel { name, function, workspace_bytes });
+        let n_outputs = writes.len() as u32;
+        let args = reads.into_iter().chain(writes).collect();
+        let grain = if call.cost_ns < 2 * SERIAL_NS || call.items < 2 {
+            0
+        } else {
+            (call.items as u64 * SERIAL_NS / call.cost_ns).max(1)
+        };
+        let kernel = self.session.kernels.len() - 1;
+        self.plan.steps.push(PlanStep { kernel, args, n_outputs, items: call.items as u64, grain });
+        Ok(())
+    }
+
+    fn pack(&mut self, t: Tensor) -> Arg {
+        self.plan.packed.push(t);
+        Arg::Packed(self.plan.packed.len() as u32 - 1)
+    }
+
+    /// The buffer of a value that is in memory; a constant gets one on demand.
+    fn argument(&mut self, v: ValueId) -> Result<Arg> {
+        if let Some(&arg) = self.location.get(&v) {
+            return Ok(arg);
+        }
+        let constant = self.body.graph.constant(v).map(|t| t.as_ref().clone());
+        let arg = self.pack(constant.ok_or_else(|| Error::internal("a task reads a value that is not in memory"))?);
+        self.location.insert(v, arg);
+        Ok(arg)
     }
 
     fn elements(&mut self, roots: &[ValueId]) -> Result<()> {

@@ -5,14 +5,20 @@
 
 mod body;
 mod cluster;
+mod contract;
 mod emit;
+mod epilogue;
+mod fast;
 mod heavy;
 mod jit;
 mod phases;
 mod pull;
 mod scalar;
+mod strided;
+mod task;
 #[cfg(test)]
 mod tests;
+mod thunk;
 
 use super::plan::CompiledKernels;
 use crate::error::{Error, Result};
@@ -20,6 +26,7 @@ use crate::ir::{Graph, NodeId, Op};
 use cluster::ClusterCompiler;
 use cranelift_module::FuncId;
 use gristmill_runtime::program::{Kernel, KernelEntry};
+pub use epilogue::{Rejected, legal_epilogue};
 use jit::Jit;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -50,6 +57,8 @@ struct PendingKernel {
 struct Session<'a> {
     jit: Jit,
     kernels: Vec<PendingKernel>,
+    /// Functions that arrange the addresses of a task kernel, by what they do.
+    thunks: BTreeMap<String, FuncId>,
     options: &'a Options,
 }
 
@@ -57,7 +66,7 @@ struct Session<'a> {
 ///
 /// Errors with `Unsupported`, naming the node, when a body holds an op that no CPU kernel computes.
 pub fn compile_clusters(graph: &Graph, options: &Options) -> Result<CompiledKernels> {
-    let mut session = Session { jit: Jit::new(options.listings)?, kernels: Vec::new(), options };
+    let mut session = Session { jit: Jit::new(options.listings)?, kernels: Vec::new(), thunks: BTreeMap::new(), options };
     let mut plans = BTreeMap::new();
     for (id, node) in graph.nodes().filter(|(_, n)| matches!(n.op, Op::Cluster { .. })) {
         let compiled = ClusterCompiler::compile(&mut session, graph, id, node);

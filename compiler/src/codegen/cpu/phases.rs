@@ -5,8 +5,10 @@
 //! writes memory directly.
 
 use super::body::Body;
-use crate::ir::{Node, NodeId, Op, OpClass, ScalarOp, ValueId};
-use std::collections::BTreeSet;
+use super::fast::match_task;
+use super::task::{Context, Task};
+use crate::ir::{Graph, Node, NodeId, Op, OpClass, ScalarOp, ValueId};
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Most ops that one pulled value may stand for, shared ones counted each time, and their longest chain.
 const MAX_PULLED: usize = 512;
@@ -15,8 +17,10 @@ const MAX_DEPTH: usize = 96;
 const EXPENSIVE_FLOPS: u32 = 8;
 
 /// One unit of emission; see the module doc.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub(super) enum Phase {
+    /// Calls of precompiled kernels.
+    Task(Task),
     /// Element by element; all of one shape.
     Elements(Vec<ValueId>),
     /// Line by line: the cumulative sum's result.
@@ -27,19 +31,21 @@ pub(super) enum Phase {
     Scatter(NodeId),
 }
 
-/// What a body is cut into.
-pub(super) struct Cut {
-    /// In order of computation.
-    pub(super) phases: Vec<Phase>,
-}
-
-/// Cuts a body into phases.
-pub(super) fn cut(body: &Body) -> Cut {
+/// Cuts the body of `cluster` (a node of `outer`) into phases, in order of computation.
+pub(super) fn cut(body: &Body, outer: &Graph, cluster: &Node, n_threads: usize) -> Vec<Phase> {
     let mut planner = Planner::new(body);
-    for (_, node) in body.graph.nodes() {
-        planner.visit(node);
+    for (id, node) in body.graph.nodes() {
+        if planner.absorbed.contains(&id) {
+            continue;
+        }
+        let in_memory = |v| planner.in_memory(v);
+        let cx = Context { body, outer, cluster, users: &planner.users, in_memory: &in_memory, n_threads };
+        match match_task(&cx, id, node) {
+            Some(task) => planner.take(task),
+            None => planner.visit(node),
+        }
     }
-    Cut { phases: planner.phases() }
+    planner.phases()
 }
 
 struct Planner<'a> {
@@ -50,6 +56,9 @@ struct Planner<'a> {
     stored: BTreeSet<ValueId>,
     /// What is pulled with a value when it is not stored.
     pulled: Vec<Pulled>,
+    /// Tasks by their last node, and all nodes that tasks compute.
+    tasks: BTreeMap<NodeId, Task>,
+    absorbed: BTreeSet<NodeId>,
 }
 
 /// Size of the expression that pulling a value emits.
@@ -88,6 +97,8 @@ impl<'a> Planner<'a> {
             is_output,
             stored: BTreeSet::new(),
             pulled: vec![Pulled::default(); n],
+            tasks: BTreeMap::new(),
+            absorbed: BTreeSet::new(),
         }
     }
 
@@ -116,6 +127,15 @@ impl<'a> Planner<'a> {
         }
     }
 
+    fn take(&mut self, task: Task) {
+        let needs: Vec<ValueId> = task.needs().collect();
+        needs.into_iter().for_each(|v| self.store(v));
+        self.store(task.result);
+        self.absorbed.extend(&task.nodes);
+        let last = *task.nodes.last().expect("a task computes a node");
+        self.tasks.insert(last, task);
+    }
+
     fn visit(&mut self, node: &Node) {
         let repeats = is_heavy(&node.op) && !matches!(node.op, Op::Reduce { .. } | Op::ArgReduce { .. });
         for &x in &node.inputs {
@@ -140,6 +160,9 @@ impl<'a> Planner<'a> {
             if heavy || is_special(&node.op) || pulled.ops > MAX_PULLED || pulled.depth > MAX_DEPTH {
                 self.store(v);
             }
+            if self.stored.contains(&v) {
+                self.pulled[v.0 as usize] = Pulled::default();
+            }
         }
     }
 
@@ -160,6 +183,12 @@ impl<'a> Planner<'a> {
     fn phases(&self) -> Vec<Phase> {
         let mut phases: Vec<Phase> = Vec::new();
         for (id, node) in self.body.graph.nodes() {
+            if let Some(task) = self.tasks.get(&id) {
+                phases.push(Phase::Task(task.clone()));
+            }
+            if self.absorbed.contains(&id) {
+                continue;
+            }
             let roots: Vec<ValueId> = (node.outputs.iter().copied())
                 .filter(|&v| (self.stored.contains(&v) || self.is_output[v.0 as usize]) && self.body.n_elements(v) > 0)
                 .collect();

@@ -150,3 +150,9 @@ fn reals(t: &Tensor) -> Vec<f64> {
     }
     with_dtype!(t.dtype(), T => t.as_slice::<T>().iter().map(|v| as_f64!(v)).collect())
 }
+
+/// Names of the kernels that a body's plan calls.
+pub fn steps(body: &Graph) -> Vec<String> {
+    let compiled = compile_clusters(&as_cluster(body), &Options::default()).unwrap();
+    compiled.plans[&NodeId(0)].steps.iter().map(|s| compiled.kernels[s.kernel].name.clone()).collect()
+}

@@ -1,4 +1,5 @@
 //! Generated code against the interpreter.
 
+mod contract;
 mod harness;
 mod ops;

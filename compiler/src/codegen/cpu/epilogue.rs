@@ -1,0 +1,230 @@
+//! Epilogues: the element-wise ops that follow a contraction and run on its tiles while they are hot.
+
+use super::body::Body;
+use super::strided::Strided;
+use crate::ir::{Graph, Node, NodeId, Op, ScalarOp, ValueId};
+use gristmill_kernels::epilogue::{EpilogueKind, MAX_EPILOGUE};
+use gristmill_runtime::DType;
+
+/// What an epilogue op combines the product with.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Term {
+    /// Nothing, or the parameters alone.
+    None,
+    /// A tensor that broadcasts to the product's shape.
+    Tensor(Strided),
+    /// One number.
+    Scalar(f32),
+}
+
+/// One op of an epilogue.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct EpilogueTerm {
+    pub(super) kind: EpilogueKind,
+    pub(super) p0: f32,
+    pub(super) p1: f32,
+    pub(super) term: Term,
+}
+
+/// The element-wise ops that a contraction takes along.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Chain {
+    pub(super) terms: Vec<EpilogueTerm>,
+    /// Nodes whose results exist only in registers, but for the last one's.
+    pub(super) absorbed: Vec<NodeId>,
+    /// What is written to memory.
+    pub(super) result: ValueId,
+}
+
+/// Why element-wise ops after a contraction cannot run as its epilogue.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Rejected {
+    /// The body has no matrix product or convolution.
+    NoAnchor,
+    /// More than one: the ops' names.
+    SeveralAnchors(Vec<&'static str>),
+    /// The anchor's dtype or layout has no packed kernel.
+    Anchor(String),
+    /// An op that is no epilogue op, or reads the product in another shape: its name.
+    Op(&'static str),
+    /// More ops than a descriptor holds.
+    TooLong,
+}
+
+impl std::fmt::Display for Rejected {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Rejected::NoAnchor => f.write_str("no matrix product or convolution"),
+            Rejected::SeveralAnchors(names) => write!(f, "several contractions: {}", names.join(", ")),
+            Rejected::Anchor(why) => f.write_str(why),
+            Rejected::Op(name) => write!(f, "{name} is no epilogue op of the kernels"),
+            Rejected::TooLong => write!(f, "more than {MAX_EPILOGUE} epilogue ops"),
+        }
+    }
+}
+
+/// Whether `node` computes a kind of contraction that has a packed kernel with epilogues.
+pub(super) fn anchor(graph: &Graph, node: &Node) -> Result<(), Rejected> {
+    let x = graph.ty(node.inputs[0]);
+    let rejected = |why: &str| Err(Rejected::Anchor(format!("{} of {x}: {why}", node.op.name())));
+    if x.dtype != DType::F32 {
+        return rejected("only f32 has packed kernels");
+    }
+    match &node.op {
+        Op::MatMul => Ok(()),
+        Op::Conv { layout: crate::ir::Layout::ChannelsLast, .. } if matches!(x.rank(), 3 | 4) => Ok(()),
+        Op::Conv { .. } => rejected("only one or two spatial axes with channels last have packed kernels"),
+        _ => rejected("not a product that is packed"),
+    }
+}
+
+/// Whether everything in `body` but views of operands runs as one contraction with an epilogue.
+///
+/// The body may hold views, constants, one matrix product or convolution, and element-wise ops after it. On success gives the number of
+/// epilogue ops.
+pub fn legal_epilogue(body: &Graph) -> Result<usize, Rejected> {
+    let contractions: Vec<&Node> = body
+        .nodes()
+        .map(|(_, n)| n)
+        .filter(|n| matches!(n.op, Op::MatMul | Op::Conv { .. } | Op::ConvTranspose { .. }))
+        .collect();
+    let node = match contractions[..] {
+        [] => return Err(Rejected::NoAnchor),
+        [one] => one,
+        _ => return Err(Rejected::SeveralAnchors(contractions.iter().map(|n| n.op.name()).collect())),
+    };
+    anchor(body, node)?;
+    let users = body.users();
+    let mut current = node.outputs[0];
+    let mut n_terms = 0;
+    while body.outputs.iter().all(|o| o.value != current) {
+        let [(user, position)] = users[current.0 as usize][..] else {
+            let name = users[current.0 as usize].first().map_or("a dead value", |(n, _)| body.node(*n).op.name());
+            return Err(Rejected::Op(name));
+        };
+        let user = body.node(user);
+        if kind(body, user, position).is_none() || body.ty(user.outputs[0]) != body.ty(current) {
+            return Err(Rejected::Op(user.op.name()));
+        }
+        n_terms += 1;
+        current = user.outputs[0];
+    }
+    if n_terms > MAX_EPILOGUE { Err(Rejected::TooLong) } else { Ok(n_terms) }
+}
+
+/// The ops after `node` that its kernel can take along. `stop` says which values have a buffer, `fits` whether the kernel can address an
+/// operand, given as a view broadcast to the product's shape.
+pub(super) fn chain(
+    body: &Body,
+    node: &Node,
+    users: &[Vec<(NodeId, usize)>],
+    stop: &dyn Fn(ValueId) -> bool,
+    fits: &dyn Fn(&Strided) -> bool,
+) -> Chain {
+    let mut chain = Chain { terms: Vec::new(), absorbed: Vec::new(), result: node.outputs[0] };
+    let shape = body.shape(chain.result).to_vec();
+    while chain.terms.len() < MAX_EPILOGUE {
+        let current = chain.result;
+        if stop(current) || body.graph.outputs.iter().any(|o| o.value == current) {
+            break;
+        }
+        let [(id, position)] = users[current.0 as usize][..] else { break };
+        let user = body.graph.node(id);
+        if body.shape(user.outputs[0]) != shape {
+            break;
+        }
+        let Some(mut term) = kind(&body.graph, user, position) else { break };
+        if let Term::Tensor(other) = &term.term {
+            let Some(view) = operand_view(body, other.base, &shape, stop, fits) else { break };
+            term.term = Term::Tensor(view);
+        }
+        chain.terms.push(term);
+        chain.absorbed.push(id);
+        chain.result = user.outputs[0];
+    }
+    chain
+}
+
+/// An operand as the kernel can address it: through its views, or else in a buffer of its own.
+fn operand_view(
+    body: &Body,
+    v: ValueId,
+    shape: &[usize],
+    stop: &dyn Fn(ValueId) -> bool,
+    fits: &dyn Fn(&Strided) -> bool,
+) -> Option<Strided> {
+    let unit = |s: &Strided| s.strides.last().is_none_or(|&last| last == 0 || last == 1) && fits(s);
+    let through = Strided::resolve(body, v, stop).broadcast(shape).filter(unit);
+    through.or_else(|| Strided::own(body, v).broadcast(shape).filter(unit))
+}
+
+/// The epilogue op that `user` is when its operand number `position` is the product.
+fn kind(graph: &Graph, user: &Node, position: usize) -> Option<EpilogueTerm> {
+    use EpilogueKind as K;
+    use ScalarOp as S;
+    let Op::Map(op) = &user.op else { return None };
+    let plain = |kind| Some(EpilogueTerm { kind, p0: 0.0, p1: 0.0, term: Term::None });
+    let with = |kind, p0: f64, p1: f64| Some(EpilogueTerm { kind, p0: p0 as f32, p1: p1 as f32, term: Term::None });
+    if op.spec().arity == 2 {
+        return binary(graph, user, *op, position);
+    }
+    match *op {
+        S::Relu => plain(K::Relu),
+        S::Neg => plain(K::Neg),
+        S::Abs => plain(K::Abs),
+        S::Sqrt => plain(K::Sqrt),
+        S::Recip => plain(K::Reciprocal),
+        S::Rsqrt => plain(K::Rsqrt),
+        S::Exp => plain(K::Exp),
+        S::Log => plain(K::Log),
+        S::Tanh => plain(K::Tanh),
+        S::Erf => plain(K::Erf),
+        S::Sigmoid => plain(K::Sigmoid),
+        S::Silu => plain(K::Silu),
+        S::Gelu => plain(K::Gelu),
+        S::GeluTanh => plain(K::GeluTanh),
+        S::Softplus => plain(K::Softplus),
+        S::Mish => plain(K::Mish),
+        S::ClampTo { lo, hi } => with(K::Clamp, lo.0, hi.0),
+        S::LeakyRelu { alpha } => with(K::LeakyRelu, alpha.0, 0.0),
+        S::HardSigmoid { alpha, beta } => with(K::HardSigmoid, alpha.0, beta.0),
+        S::HardSwish => with(K::HardSwish, 1.0 / 6.0, 0.5),
+        S::Elu { alpha } => with(K::Elu, alpha.0, 0.0),
+        _ => None,
+    }
+}
+
+fn binary(graph: &Graph, user: &Node, op: ScalarOp, position: usize) -> Option<EpilogueTerm> {
+    use EpilogueKind as K;
+    let other = user.inputs[1 - position];
+    let first = position == 0;
+    let kind = match op {
+        ScalarOp::Add => K::Add,
+        ScalarOp::Sub if first => K::Sub,
+        ScalarOp::Sub => K::RSub,
+        ScalarOp::Mul => K::Mul,
+        ScalarOp::Div if first => K::Div,
+        ScalarOp::Div => K::RDiv,
+        ScalarOp::Max => K::Max,
+        ScalarOp::Min => K::Min,
+        _ => return None,
+    };
+    let term = match scalar(graph, other) {
+        Some(c) => Term::Scalar(c),
+        None => Term::Tensor(Strided { base: other, offset: 0, shape: vec![], strides: vec![] }),
+    };
+    Some(match (kind, term) {
+        (K::Add, Term::Scalar(c)) => EpilogueTerm { kind: K::AddScalar, p0: c, p1: 0.0, term: Term::None },
+        (K::Sub, Term::Scalar(c)) => EpilogueTerm { kind: K::AddScalar, p0: -c, p1: 0.0, term: Term::None },
+        (K::Mul, Term::Scalar(c)) => EpilogueTerm { kind: K::MulScalar, p0: c, p1: 0.0, term: Term::None },
+        (kind, term) => EpilogueTerm { kind, p0: 0.0, p1: 0.0, term },
+    })
+}
+
+/// The number that a one-element `f32` constant of at most the product's rank holds.
+fn scalar(graph: &Graph, v: ValueId) -> Option<f32> {
+    let t = graph.constant(v).filter(|t| t.len() == 1 && t.dtype() == DType::F32)?;
+    let bits = t.as_bytes();
+    let value = f32::from_le_bytes([bits[0], bits[1], bits[2], bits[3]]);
+    Some(value)
+}

@@ -1,0 +1,175 @@
+//! Views as strides: where a value's elements lie in the buffer of another value.
+
+use super::body::{Body, const_dim};
+use crate::ir::{Op, ValueId};
+
+/// The elements of a value as positions in the buffer of `base`: `offset + sum(index[i] * strides[i])`, in elements.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Strided {
+    pub(super) base: ValueId,
+    pub(super) offset: i64,
+    pub(super) shape: Vec<usize>,
+    pub(super) strides: Vec<i64>,
+}
+
+/// Row-major strides of a shape.
+pub(super) fn row_major(shape: &[usize]) -> Vec<i64> {
+    let mut strides = vec![1; shape.len()];
+    for i in (1..shape.len()).rev() {
+        strides[i - 1] = strides[i] * shape[i] as i64;
+    }
+    strides
+}
+
+impl Strided {
+    /// A value in its own buffer.
+    pub(super) fn own(body: &Body, v: ValueId) -> Strided {
+        let shape = body.shape(v).to_vec();
+        Strided { base: v, offset: 0, strides: row_major(&shape), shape }
+    }
+
+    /// Follows the views that define `v` as far as strides can express them; `stop` says which values have a buffer anyway.
+    pub(super) fn resolve(body: &Body, v: ValueId, stop: &dyn Fn(ValueId) -> bool) -> Strided {
+        let view = (!stop(v)).then(|| Strided::through(body, v, stop)).flatten();
+        view.unwrap_or_else(|| Strided::own(body, v))
+    }
+
+    fn through(body: &Body, v: ValueId, stop: &dyn Fn(ValueId) -> bool) -> Option<Strided> {
+        let node = body.graph.def_node(v)?;
+        let operand = || Strided::resolve(body, node.inputs[0], stop);
+        match &node.op {
+            Op::Transpose { perm } => {
+                let x = operand();
+                let pick = |i: &usize| (x.shape[*i], x.strides[*i]);
+                let (shape, strides) = perm.iter().map(pick).unzip();
+                Some(Strided { shape, strides, ..x })
+            }
+            Op::Broadcast { .. } => operand().broadcast(body.shape(v)),
+            Op::Reshape { .. } => operand().reshaped(body.shape(v)),
+            Op::Slice { starts, steps, .. } => {
+                let mut x = operand();
+                for (axis, (start, step)) in starts.iter().zip(steps).enumerate() {
+                    x.offset += const_dim(start).ok()? * x.strides[axis];
+                    x.strides[axis] *= step;
+                }
+                x.shape = body.shape(v).to_vec();
+                Some(x)
+            }
+            _ => None,
+        }
+    }
+
+    /// The same elements repeated to `shape`, as NumPy broadcasts. `None` when they do not broadcast.
+    pub(super) fn broadcast(mut self, shape: &[usize]) -> Option<Strided> {
+        let lead = shape.len().checked_sub(self.shape.len())?;
+        let mut strides = vec![0; shape.len()];
+        for (i, (&extent, &stride)) in self.shape.iter().zip(&self.strides).enumerate() {
+            if extent != 1 && extent != shape[lead + i] {
+                return None;
+            }
+            strides[lead + i] = if extent == 1 { 0 } else { stride };
+        }
+        self.shape = shape.to_vec();
+        self.strides = strides;
+        Some(self)
+    }
+
+    /// The same elements in row-major order under another shape, when strides can express it.
+    fn reshaped(self, shape: &[usize]) -> Option<Strided> {
+        if shape.contains(&0) || self.shape.contains(&0) {
+            return None;
+        }
+        let from: Vec<(usize, i64)> =
+            self.shape.iter().copied().zip(self.strides.iter().copied()).filter(|d| d.0 != 1).collect();
+        let mut strides = vec![0; shape.len()];
+        let (mut i, mut j) = (0, 0);
+        while i < from.len() {
+            // A group of axes on either side with equal products.
+            let (i0, j0) = (i, j);
+            let (mut a, mut b) = (from[i].0, *shape.get(j)?);
+            (i, j) = (i + 1, j + 1);
+            while a != b {
+                if a < b {
+                    a *= from.get(i)?.0;
+                    i += 1;
+                } else {
+                    b *= *shape.get(j)?;
+                    j += 1;
+                }
+            }
+            let joined = from[i0..i].windows(2).all(|w| w[0].1 == w[1].1 * w[1].0 as i64);
+            if !joined {
+                return None;
+            }
+            let mut stride = from[i - 1].1;
+            for axis in (j0..j).rev() {
+                strides[axis] = stride;
+                stride *= shape[axis] as i64;
+            }
+        }
+        Some(Strided { shape: shape.to_vec(), strides, ..self })
+    }
+
+    /// Whether the elements lie row-major without gaps from `offset` on.
+    pub(super) fn is_contiguous(&self) -> bool {
+        let mut expected = 1;
+        self.shape.iter().zip(&self.strides).rev().all(|(&extent, &stride)| {
+            let fits = extent == 1 || stride == expected;
+            expected *= extent as i64;
+            fits
+        })
+    }
+}
+
+/// One loop over several tensors: an extent and each tensor's stride.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Axis {
+    pub(super) extent: usize,
+    pub(super) strides: Vec<i64>,
+}
+
+/// The loops over `shape` for tensors with these strides, outermost first: axes of extent 1 dropped, neighbours joined where every
+/// tensor allows it.
+pub(super) fn collapse(shape: &[usize], tensors: &[&[i64]]) -> Vec<Axis> {
+    let mut axes: Vec<Axis> = Vec::new();
+    for (i, &extent) in shape.iter().enumerate() {
+        if extent == 1 {
+            continue;
+        }
+        let strides: Vec<i64> = tensors.iter().map(|t| t[i]).collect();
+        match axes.last_mut() {
+            Some(last) if last.strides.iter().zip(&strides).all(|(&outer, &inner)| outer == inner * extent as i64) => {
+                last.extent *= extent;
+                last.strides = strides;
+            }
+            _ => axes.push(Axis { extent, strides }),
+        }
+    }
+    axes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(shape: &[usize], strides: &[i64]) -> Strided {
+        Strided { base: ValueId(0), offset: 0, shape: shape.into(), strides: strides.into() }
+    }
+
+    #[test]
+    fn reshapes_that_strides_can_express() {
+        assert_eq!(at(&[2, 6], &[6, 1]).reshaped(&[3, 4]).unwrap().strides, [4, 1]);
+        assert_eq!(at(&[2, 6], &[10, 1]).reshaped(&[2, 2, 3]).unwrap().strides, [10, 3, 1]);
+        assert_eq!(at(&[6, 1, 4], &[1, 9, 6]).reshaped(&[2, 3, 1, 4]).unwrap().strides, [3, 1, 24, 6]);
+        assert_eq!(at(&[2, 6], &[10, 1]).reshaped(&[12]), None);
+        assert_eq!(at(&[], &[]).reshaped(&[1, 1]).unwrap().shape, [1, 1]);
+    }
+
+    #[test]
+    fn neighbouring_axes_join_when_all_tensors_allow() {
+        let axes = collapse(&[2, 3, 1, 4], &[&[12, 4, 4, 1], &[0, 0, 0, 1]]);
+        assert_eq!(axes, [Axis { extent: 6, strides: vec![4, 0] }, Axis { extent: 4, strides: vec![1, 1] }]);
+        assert_eq!(collapse(&[2, 3], &[&[3, 1]]), [Axis { extent: 6, strides: vec![1] }]);
+        assert_eq!(collapse(&[1], &[&[1]]), []);
+    }
+}

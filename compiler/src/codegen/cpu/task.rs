@@ -1,0 +1,190 @@
+//! Calls of precompiled task kernels: a descriptor, which is plain data, and the addresses it speaks of.
+
+use super::body::Body;
+use super::epilogue::{EpilogueTerm, Term};
+use super::strided::Strided;
+use crate::ir::{Graph, Node, NodeId, ValueId};
+use gristmill_kernels::epilogue::{EpilogueKind, EpilogueOp, MAX_BATCH};
+use gristmill_kernels::{OPERANDS, OUT, RHS, WORKSPACE};
+use gristmill_runtime::{DType, Tensor};
+
+/// What a pointer of a call points into.
+#[derive(Clone, Debug)]
+pub(super) enum Place {
+    /// The buffer of a value.
+    Value(ValueId),
+    /// A constant made for this call.
+    Packed(Tensor),
+    /// Intermediate memory of the task, by number.
+    Temp(usize),
+}
+
+/// An entry of the array of addresses.
+#[derive(Clone, Debug)]
+pub(super) enum Ptr {
+    /// Absent.
+    Null,
+    /// This thread's workspace.
+    Workspace,
+    /// Read at a byte offset.
+    Read(Place, i64),
+    /// Written at a byte offset.
+    Write(Place, i64),
+}
+
+/// One call of a task kernel.
+#[derive(Clone, Debug)]
+pub(super) struct Call {
+    pub(super) symbol: &'static str,
+    pub(super) descriptor: Tensor,
+    pub(super) ptrs: Vec<Ptr>,
+    pub(super) workspace_bytes: usize,
+    pub(super) items: usize,
+    /// Estimated time of all items on one thread.
+    pub(super) cost_ns: u64,
+}
+
+/// What precompiled kernels compute of a body.
+#[derive(Clone, Debug)]
+pub(super) struct Task {
+    pub(super) calls: Vec<Call>,
+    /// Bytes of each intermediate buffer.
+    pub(super) temps: Vec<usize>,
+    /// Nodes that the task computes, in order; the last one's result is written.
+    pub(super) nodes: Vec<NodeId>,
+    /// What is written.
+    pub(super) result: ValueId,
+}
+
+impl Task {
+    /// Values that must be in memory before.
+    pub(super) fn needs(&self) -> impl Iterator<Item = ValueId> + '_ {
+        self.calls.iter().flat_map(|c| &c.ptrs).filter_map(|p| match p {
+            Ptr::Read(Place::Value(v), _) => Some(*v),
+            _ => None,
+        })
+    }
+}
+
+/// A descriptor as a constant of bytes.
+pub(super) fn descriptor<D: Copy>(d: &D) -> Tensor {
+    let mut t = Tensor::zeros(DType::U8, &[size_of::<D>()]).expect("descriptors are small");
+    // SAFETY: the tensor is as large as a `D` and aligned to 64 bytes; the kernel reads it as a `D` again.
+    unsafe { t.as_mut_ptr().cast::<D>().write(*d) };
+    t
+}
+
+/// What matching a node needs to know.
+pub(super) struct Context<'a> {
+    pub(super) body: &'a Body,
+    pub(super) outer: &'a Graph,
+    /// The cluster node in `outer`.
+    pub(super) cluster: &'a Node,
+    pub(super) users: &'a [Vec<(NodeId, usize)>],
+    pub(super) in_memory: &'a dyn Fn(ValueId) -> bool,
+    pub(super) n_threads: usize,
+}
+
+impl Context<'_> {
+    /// The tensor, when `v` is a constant inside or outside the cluster.
+    pub(super) fn constant(&self, v: ValueId) -> Option<&Tensor> {
+        if let Some(t) = self.body.graph.constant(v) {
+            return Some(t);
+        }
+        let i = self.body.graph.inputs.iter().position(|&x| x == v)?;
+        self.outer.constant(self.cluster.inputs[i]).map(|t| t.as_ref())
+    }
+
+    /// `v` through its views, where `fits` accepts it, else `v` in a buffer of its own.
+    pub(super) fn view(&self, v: ValueId, fits: impl Fn(&Strided) -> bool) -> Strided {
+        let view = Strided::resolve(self.body, v, self.in_memory);
+        if fits(&view) { view } else { Strided::own(self.body, v) }
+    }
+
+    /// Elements of a constant view in row-major order; `None` unless it is an `f32` constant.
+    pub(super) fn constant_elements(&self, view: &Strided) -> Option<Vec<f32>> {
+        let t = self.constant(view.base).filter(|t| t.dtype() == DType::F32)?;
+        let from = t.as_slice::<f32>();
+        let n: usize = view.shape.iter().product();
+        if view.is_contiguous() {
+            return Some(from[view.offset as usize..][..n].to_vec());
+        }
+        let mut out = Vec::with_capacity(n);
+        let mut index = vec![0usize; view.shape.len()];
+        let mut at = view.offset;
+        for _ in 0..n {
+            out.push(from[at as usize]);
+            for axis in (0..index.len()).rev() {
+                index[axis] += 1;
+                at += view.strides[axis];
+                if index[axis] < view.shape[axis] {
+                    break;
+                }
+                at -= view.strides[axis] * view.shape[axis] as i64;
+                index[axis] = 0;
+            }
+        }
+        Some(out)
+    }
+}
+
+/// A read of an `f32` view.
+pub(super) fn read(view: &Strided) -> Ptr {
+    Ptr::Read(Place::Value(view.base), view.offset * 4)
+}
+
+/// Addresses of a call: left- and right-hand side, output, workspace, epilogue operands.
+pub(super) fn pointers(lhs: Ptr, rhs: Ptr, out: Ptr, has_workspace: bool, operands: Vec<Ptr>) -> Vec<Ptr> {
+    let mut ptrs = vec![lhs, rhs, out, if has_workspace { Ptr::Workspace } else { Ptr::Null }];
+    debug_assert_eq!((RHS, OUT, WORKSPACE, OPERANDS), (1, 2, 3, ptrs.len()));
+    ptrs.extend(operands);
+    ptrs
+}
+
+/// Descriptor entries and operand addresses of an epilogue. `strides` gives an operand's row and batch strides.
+pub(super) fn epilogue_ops(
+    terms: &[EpilogueTerm],
+    strides: &dyn Fn(usize) -> (i64, [isize; MAX_BATCH]),
+) -> (Vec<EpilogueOp>, Vec<Ptr>) {
+    let (mut ops, mut operands) = (Vec::new(), Vec::new());
+    let mut n_tensors = 0;
+    for t in terms {
+        let mut op = EpilogueOp { kind: t.kind as u32, p0: t.p0, p1: t.p1, ..EpilogueOp::default() };
+        if !matches!(t.term, Term::None) {
+            op.operand = operands.len() as u32;
+        }
+        match &t.term {
+            Term::None => {}
+            Term::Scalar(c) => operands.push(Ptr::Read(Place::Packed(one(*c)), 0)),
+            Term::Tensor(view) => {
+                let (row, batch) = strides(n_tensors);
+                n_tensors += 1;
+                op.row_stride = row as isize;
+                op.col_stride = view.strides.last().copied().unwrap_or(0) as isize;
+                op.batch_stride = batch;
+                operands.push(read(view));
+            }
+        }
+        ops.push(op);
+    }
+    (ops, operands)
+}
+
+fn one(value: f32) -> Tensor {
+    Tensor::scalar(value)
+}
+
+/// The tensor operands of an epilogue, in order.
+pub(super) fn tensors(terms: &[EpilogueTerm]) -> Vec<&Strided> {
+    (terms.iter())
+        .filter_map(|t| match &t.term {
+            Term::Tensor(view) => Some(view),
+            _ => None,
+        })
+        .collect()
+}
+
+/// Extra time of an epilogue in ns per element.
+pub(super) fn epilogue_ns(terms: &[EpilogueTerm]) -> f64 {
+    terms.iter().map(|t| if t.kind as u32 >= EpilogueKind::Exp as u32 { 0.3 } else { 0.05 }).sum()
+}

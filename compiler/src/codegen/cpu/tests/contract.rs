@@ -1,0 +1,120 @@
+//! Contractions with views, epilogues and constant weights.
+
+use super::harness::{Rng, check, steps};
+use crate::codegen::cpu::{Rejected, legal_epilogue};
+use crate::ir::*;
+use gristmill_runtime::{DType, Tensor};
+
+/// `y = epilogue(x w)` with everything a transformer layer puts behind a product.
+#[test]
+fn products_with_epilogues() {
+    let rng = &mut Rng(11);
+    for (m, k, n) in [(1, 33, 40), (7, 16, 65), (70, 24, 31)] {
+        for constant in [false, true] {
+            let x = rng.tensor(DType::F32, &[2, m, k], -1.0, 1.0);
+            let w = rng.tensor(DType::F32, &[k, n], -1.0, 1.0);
+            let bias = rng.tensor(DType::F32, &[n], -1.0, 1.0);
+            let residual = rng.tensor(DType::F32, &[2, m, n], -1.0, 1.0);
+            let mut b = GraphBuilder::new("layer");
+            let vx = b.input("x", DType::F32, [2, m, k]);
+            let mut inputs = vec![x.clone()];
+            let mut weight = |b: &mut GraphBuilder, name: &str, t: &Tensor| {
+                if constant {
+                    b.constant(t.clone())
+                } else {
+                    inputs.push(t.clone());
+                    b.input(name, t.dtype(), t.shape().iter().copied())
+                }
+            };
+            let (vw, vbias) = (weight(&mut b, "w", &w), weight(&mut b, "bias", &bias));
+            let vres = weight(&mut b, "residual", &residual);
+            let y = b.matmul(vx, vw).unwrap();
+            let y = b.add_(y, vbias).unwrap();
+            let y = b.map(ScalarOp::Gelu, &[y]).unwrap();
+            let half = b.scalar(DType::F32, 0.5);
+            let y = b.mul(half, y).unwrap();
+            let y = b.sub(vres, y).unwrap();
+            b.output("y", y);
+            let g = b.finish().unwrap();
+            assert_eq!(legal_epilogue(&g), Ok(4));
+            check(&g, &inputs, 1e-5, rng);
+            assert_eq!(steps(&g).len(), if constant { 1 } else { 2 });
+        }
+    }
+}
+
+#[test]
+fn views_of_operands_become_strides() {
+    let rng = &mut Rng(12);
+    // q k^T per head, heads split out of a joint projection: [2, 5, 3 * 24] -> heads [2, 3, 5, 8].
+    let mut b = GraphBuilder::new("scores");
+    let x = b.input("x", DType::F32, [2, 5, 72]);
+    let head = |b: &mut GraphBuilder, start: usize| {
+        let part = b.slice_axis(x, 2, start, 24).unwrap();
+        let part = b.reshape(part, [2, 5, 3, 8]).unwrap();
+        b.transpose(part, &[0, 2, 1, 3]).unwrap()
+    };
+    let (q, k) = (head(&mut b, 0), head(&mut b, 24));
+    let kt = b.transpose(k, &[0, 1, 3, 2]).unwrap();
+    let s = b.matmul(q, kt).unwrap();
+    b.output("s", s);
+    let g = b.finish().unwrap();
+    let x = rng.tensor(DType::F32, &[2, 5, 72], -1.0, 1.0);
+    check(&g, &[x], 1e-5, rng);
+    assert_eq!(steps(&g).len(), 2, "one packing, one product");
+}
+
+fn conv_graph(channels: usize, groups: usize, out: usize, layout: Layout, rng: &mut Rng) -> (Graph, Vec<Tensor>) {
+    let (xs, ws, bias) = match layout {
+        Layout::ChannelsFirst => {
+            (vec![2, channels, 9, 8], vec![out, channels / groups, 3, 3], vec![out, 1, 1])
+        }
+        Layout::ChannelsLast => (vec![2, 9, 8, channels], vec![3, 3, channels / groups, out], vec![out]),
+    };
+    let window =
+        Window { strides: vec![2, 1], dilations: vec![1, 2], pads_low: vec![1, 2], pads_high: vec![1, 1] };
+    let mut b = GraphBuilder::new("conv");
+    let x = b.input("x", DType::F32, xs.iter().copied());
+    let w = b.constant(rng.tensor(DType::F32, &ws, -1.0, 1.0));
+    let bias = b.constant(rng.tensor(DType::F32, &bias, -1.0, 1.0));
+    let y = b.add1(Op::Conv { window, groups, layout }, &[x, w]).unwrap();
+    let y = b.add_(y, bias).unwrap();
+    let residual = b.input("residual", DType::F32, b.ty(y).static_shape().unwrap());
+    let y = b.add_(y, residual).unwrap();
+    let y = b.map(ScalarOp::HardSwish, &[y]).unwrap();
+    b.output("y", y);
+    let g = b.finish().unwrap();
+    let inputs =
+        g.inputs.iter().map(|&v| rng.tensor(DType::F32, &g.ty(v).static_shape().unwrap(), -1.0, 1.0)).collect();
+    (g, inputs)
+}
+
+#[test]
+fn convolutions_with_epilogues() {
+    let rng = &mut Rng(13);
+    for layout in [Layout::ChannelsLast, Layout::ChannelsFirst] {
+        for (channels, groups, out) in [(3, 1, 40), (32, 1, 20), (24, 24, 24), (8, 4, 12)] {
+            let (g, inputs) = conv_graph(channels, groups, out, layout, rng);
+            check(&g, &inputs, 1e-5, rng);
+            if layout == Layout::ChannelsLast {
+                assert_eq!(steps(&g).len(), 1);
+            }
+        }
+    }
+}
+
+#[test]
+fn illegal_epilogues_say_why() {
+    let mut b = GraphBuilder::new("g");
+    let x = b.input("x", DType::F32, [4, 4]);
+    let y = b.matmul(x, x).unwrap();
+    let y = b.map(ScalarOp::Sin, &[y]).unwrap();
+    b.output("y", y);
+    assert_eq!(legal_epilogue(b.graph()), Err(Rejected::Op("sin")));
+    let mut b = GraphBuilder::new("g");
+    let x = b.input("x", DType::F64, [4, 4]);
+    let y = b.matmul(x, x).unwrap();
+    b.output("y", y);
+    let why = legal_epilogue(b.graph()).unwrap_err();
+    assert_eq!(why.to_string(), "matmul of f64[4, 4]: only f32 has packed kernels");
+}
