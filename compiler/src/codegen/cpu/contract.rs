@@ -216,8 +216,7 @@ pub(super) fn conv(cx: &Context, id: NodeId, node: &Node) -> Option<Task> {
     };
     let chain = chain(cx.body, node, cx.users, cx.in_memory, &|v| row_stride(v).is_some());
     let operands = tensors(&chain.terms);
-    let (ops, operand_ptrs) =
-        epilogue_ops(&chain.terms, &|i| (row_stride(operands[i]).unwrap_or(0), [0; MAX_BATCH]));
+    let (ops, operand_ptrs) = epilogue_ops(&chain.terms, &|i| (row_stride(operands[i]).unwrap_or(0), [0; MAX_BATCH]));
     let out = Ptr::Write(Place::Value(chain.result), 0);
     let (c_in, c_out) = (w_shape[rank - 2], w_shape[rank - 1]);
     let taps: usize = w_shape[..rank - 2].iter().product();

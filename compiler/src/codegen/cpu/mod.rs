@@ -13,6 +13,7 @@ mod heavy;
 mod jit;
 mod phases;
 mod pull;
+mod rows;
 mod scalar;
 mod strided;
 mod task;
@@ -25,8 +26,8 @@ use crate::error::{Error, Result};
 use crate::ir::{Graph, NodeId, Op};
 use cluster::ClusterCompiler;
 use cranelift_module::FuncId;
-use gristmill_runtime::program::{Kernel, KernelEntry};
 pub use epilogue::{Rejected, legal_epilogue};
+use gristmill_runtime::program::{Kernel, KernelEntry};
 use jit::Jit;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -66,7 +67,8 @@ struct Session<'a> {
 ///
 /// Errors with `Unsupported`, naming the node, when a body holds an op that no CPU kernel computes.
 pub fn compile_clusters(graph: &Graph, options: &Options) -> Result<CompiledKernels> {
-    let mut session = Session { jit: Jit::new(options.listings)?, kernels: Vec::new(), thunks: BTreeMap::new(), options };
+    let mut session =
+        Session { jit: Jit::new(options.listings)?, kernels: Vec::new(), thunks: BTreeMap::new(), options };
     let mut plans = BTreeMap::new();
     for (id, node) in graph.nodes().filter(|(_, n)| matches!(n.op, Op::Cluster { .. })) {
         let compiled = ClusterCompiler::compile(&mut session, graph, id, node);

@@ -66,13 +66,10 @@ fn views_of_operands_become_strides() {
 
 fn conv_graph(channels: usize, groups: usize, out: usize, layout: Layout, rng: &mut Rng) -> (Graph, Vec<Tensor>) {
     let (xs, ws, bias) = match layout {
-        Layout::ChannelsFirst => {
-            (vec![2, channels, 9, 8], vec![out, channels / groups, 3, 3], vec![out, 1, 1])
-        }
+        Layout::ChannelsFirst => (vec![2, channels, 9, 8], vec![out, channels / groups, 3, 3], vec![out, 1, 1]),
         Layout::ChannelsLast => (vec![2, 9, 8, channels], vec![3, 3, channels / groups, out], vec![out]),
     };
-    let window =
-        Window { strides: vec![2, 1], dilations: vec![1, 2], pads_low: vec![1, 2], pads_high: vec![1, 1] };
+    let window = Window { strides: vec![2, 1], dilations: vec![1, 2], pads_low: vec![1, 2], pads_high: vec![1, 1] };
     let mut b = GraphBuilder::new("conv");
     let x = b.input("x", DType::F32, xs.iter().copied());
     let w = b.constant(rng.tensor(DType::F32, &ws, -1.0, 1.0));
