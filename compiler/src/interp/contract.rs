@@ -134,13 +134,12 @@ impl Plane<'_> {
         (narrow, wide): (usize, usize),
         f: &mut impl FnMut(usize, usize),
     ) {
-        if axis == ranges.len() {
-            return f(narrow, wide);
-        }
+        let (narrow, wide) = (narrow * self.narrow[axis], wide * self.wide[axis]);
+        let is_last = axis + 1 == ranges.len();
         for o in ranges[axis].clone() {
             let at = (o * self.window.strides[axis]) as isize + shifts[axis];
-            let next = (narrow * self.narrow[axis] + o, wide * self.wide[axis] + at as usize);
-            self.rows(ranges, shifts, axis + 1, next, f);
+            let next = (narrow + o, wide + at as usize);
+            if is_last { f(next.0, next.1) } else { self.rows(ranges, shifts, axis + 1, next, f) }
         }
     }
 }

@@ -29,6 +29,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::ir::{Bindings, Dim, Graph, Node, Op, Shape, Type};
 use crate::vecprog::VecProg;
 use gristmill_runtime::Tensor;
+use gristmill_runtime::tensor::checked_size_bytes;
 use std::collections::BTreeMap;
 
 /// Values of variables by resource container and name; they outlive a run.
@@ -178,6 +179,9 @@ impl Machine<'_> {
         let types: Vec<Type> = inputs.iter().map(|t| Type::new(t.dtype(), t.shape().iter().copied())).collect();
         let types = (op.spec().infer)(op, &types, &[]).map_err(Error::invalid)?;
         let shape = &concrete(&types[0].shape, bindings)?;
+        for t in &types {
+            checked_size_bytes(t.dtype, &concrete(&t.shape, bindings)?)?;
+        }
         let x = inputs.first().copied();
         let one = match (op, inputs) {
             (Op::Map(s), _) => {
@@ -209,6 +213,11 @@ impl Machine<'_> {
             (Op::LayerNorm { epsilon, .. }, [x, gamma, beta]) => reduce::layer_norm(x, gamma, beta, epsilon.0),
             (Op::RmsNorm { epsilon, .. }, [x, gamma]) => reduce::rms_norm(x, gamma, epsilon.0),
             (Op::CumSum { axis, exclusive, reverse }, [x]) => reduce::cum_sum(x, *axis, *exclusive, *reverse),
+            (Op::MatMul | Op::Conv { .. } | Op::ConvTranspose { .. } | Op::Attention { .. }, [x, ..])
+                if shape.contains(&0) =>
+            {
+                Ok(Tensor::zeros(x.dtype(), shape)?)
+            }
             (Op::MatMul, [a, b]) => contract::matmul(a, b, shape),
             (Op::Conv { window, groups, layout }, [x, w]) => contract::conv(x, w, window, *groups, *layout, shape),
             (Op::ConvTranspose { window, groups, .. }, [x, w]) => {

@@ -33,7 +33,7 @@ impl Windows<'_> {
                 let at = index[d] * self.window.strides[d] + (rest % self.size[d]) * self.window.dilations[d];
                 rest /= self.size[d];
                 let low = self.window.pads_low[d];
-                in_padded &= at < low + self.input[d] + self.window.pads_high[d];
+                in_padded &= at < (low + self.input[d]).saturating_add(self.window.pads_high[d]);
                 inside &= (low..low + self.input[d]).contains(&at);
                 if inside {
                     offset += (at - low) * scale;

@@ -145,6 +145,9 @@ pub fn from_f64(values: &[f64], dtype: DType, shape: &[usize]) -> Result<Tensor>
 
 /// Calls `f` with the offsets of each line along `axis`.
 fn for_each_line(shape: &[usize], axis: usize, mut f: impl FnMut(&[usize])) {
+    if count(shape) == 0 {
+        return;
+    }
     let inner = count(&shape[axis + 1..]);
     let outer = count(&shape[..axis]);
     let mut line = vec![0; shape[axis]];

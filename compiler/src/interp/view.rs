@@ -122,7 +122,7 @@ fn pad_source(i: isize, extent: isize, mode: PadMode) -> Option<usize> {
 /// [`Op::Pad`](crate::ir::Op::Pad), one axis after the other.
 pub fn pad(x: &Tensor, value: Option<&Tensor>, low: &[usize], high: &[usize], mode: PadMode) -> Result<Tensor> {
     let mut out = x.clone();
-    for axis in (0..low.len()).filter(|&a| low[a] + high[a] > 0) {
+    for axis in (0..low.len()).filter(|&a| low[a] > 0 || high[a] > 0) {
         out = pad_axis(&out, value, axis, (low[axis], high[axis]), mode)?;
     }
     Ok(out)
@@ -137,7 +137,7 @@ fn pad_axis(
 ) -> Result<Tensor> {
     let extent = x.shape()[axis];
     let mut shape = x.shape().to_vec();
-    shape[axis] = extent + low + high;
+    shape[axis] = extent.saturating_add(low).saturating_add(high);
     let mut out = Tensor::zeros(x.dtype(), &shape)?;
     let inner = count(&shape[axis + 1..]).saturating_mul(x.dtype().size_bytes());
     if out.is_empty() {

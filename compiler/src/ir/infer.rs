@@ -139,7 +139,10 @@ pub(super) fn pad(op: &Op, args: &[Type], _: &[Graph]) -> Inferred {
             );
         }
     }
-    one(args[0].dtype, args[0].shape.iter().enumerate().map(|(i, d)| d.clone() + (low[i] + high[i]).into()).collect())
+    one(
+        args[0].dtype,
+        args[0].shape.iter().enumerate().map(|(i, d)| d.clone() + low[i].saturating_add(high[i]).into()).collect(),
+    )
 }
 
 pub(super) fn concat(op: &Op, args: &[Type], _: &[Graph]) -> Inferred {
@@ -327,7 +330,7 @@ fn windows(spatial: &[Dim], size: &[Dim], w: &Window, ceil: bool) -> Result<Vec<
     (0..n)
         .map(|i| {
             let reach = (size[i].clone() - 1.into()).scale(w.dilations[i] as i64) + 1.into();
-            let room = spatial[i].clone() + (w.pads_low[i] + w.pads_high[i]).into() - reach;
+            let room = spatial[i].clone() + w.pads_low[i].saturating_add(w.pads_high[i]).into() - reach;
             if room.as_const().is_some_and(|c| c < 0) {
                 return Err(format!(
                     "spatial axis {i}: window of {} does not fit {} padded by {} and {}",
@@ -410,8 +413,8 @@ pub(super) fn conv_transpose(op: &Op, args: &[Type], _: &[Graph]) -> Inferred {
     for i in 0..n {
         let full = (x.shape[2 + i].clone() - 1.into()).scale(window.strides[i] as i64)
             + (w.shape[2 + i].clone() - 1.into()).scale(window.dilations[i] as i64)
-            + (1 + output_pads[i]).into();
-        let d = full - (window.pads_low[i] + window.pads_high[i]).into();
+            + output_pads[i].saturating_add(1).into();
+        let d = full - window.pads_low[i].saturating_add(window.pads_high[i]).into();
         if d.as_const().is_some_and(|c| c < 0) {
             return Err(format!("spatial axis {i}: padding removes more than the {d} elements there are"));
         }

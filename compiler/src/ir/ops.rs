@@ -319,13 +319,13 @@ ops! {
     GatherElements { axis: usize } "gather_elements" 2..2 Gather infer::gather_elements;
     /// Index tuples in the last axis of `indices` select slices of `data`; the first `batch_dims` axes are shared.
     GatherNd { batch_dims: usize } "gather_nd" 2..2 Gather infer::gather_nd;
-    /// A copy of `data` with `updates` written at `indices` along `axis`.
+    /// A copy of `data` with `updates` written at `indices` along `axis`; of several for one element, each joins in row-major order.
     ScatterElements { axis: usize, kind: ScatterKind } "scatter_elements" 3..3 Scatter infer::scatter_elements;
-    /// A copy of `data` with slices `updates` written at the index tuples of `indices`.
+    /// A copy of `data` with slices `updates` written at the index tuples of `indices`, joining in row-major order.
     ScatterNd { kind: ScatterKind } "scatter_nd" 3..3 Scatter infer::scatter_nd;
-    /// Reduces `axes`. Empty: sum 0, prod 1, mean NaN (0 for integers), max and min the dtype's least and greatest.
+    /// Reduces `axes`. Empty: sum 0, prod 1, mean NaN (0 for integers), max and min the dtype's least and greatest (infinities). Integer means accumulate in 64 bits and truncate.
     Reduce { kind: ReduceKind, axes: Vec<usize>, keepdims: bool } "reduce" 1..1 Reduce infer::reduce;
-    /// Index (`i64`) of the first, or last, extreme element along `axis`.
+    /// Index (`i64`) of the first, or last, extreme element along `axis`; NaN counts as extreme.
     ArgReduce { kind: Extremum, axis: usize, keepdims: bool, select_last: bool } "arg_reduce" 1..1 Reduce infer::arg_reduce;
     /// `softmax` along `axis`, the maximum subtracted first. With `log`, its logarithm.
     Softmax { axis: usize, log: bool } "softmax" 1..1 Reduce infer::softmax;
@@ -339,19 +339,19 @@ ops! {
     Conv { window: Window, groups: usize, layout: Layout } "conv" 2..2 Contract infer::conv;
     /// Transposed convolution, channels first, weights `[in, out / groups, spatial..]`; `output_pads` extends the high side.
     ConvTranspose { window: Window, output_pads: Vec<usize>, groups: usize } "conv_transpose" 2..2 Contract infer::conv_transpose;
-    /// Pooling with windows of extent `size`. With `ceil`, windows that start inside the padded input are kept whole.
+    /// Pooling with windows of extent `size`. With `ceil`, windows that start inside the input or its low padding are kept, and what sticks out of the padded input is not counted. A window over padding alone gives the least element, or a mean of NaN (0 for integers).
     Pool { kind: PoolKind, size: Vec<usize>, window: Window, ceil: bool, layout: Layout } "pool" 1..1 Window infer::pool;
-    /// Max pooling, channels first, with a second result: the row-major position (`i64`) of each maximum in the whole input.
+    /// Max pooling, channels first, with a second result: the row-major position (`i64`) of each first maximum in the whole input, -1 where there is none.
     MaxPoolIndices { size: Vec<usize>, window: Window, ceil: bool } "max_pool_indices" 1..1 Window infer::max_pool_indices;
-    /// `softmax(scale * q k^T + mask) v` over `[.., len, head]` operands q, k, v and an optional additive mask (Vaswani et al., arXiv:1706.03762, eq. 1).
+    /// `softmax(scale * q k^T + mask) v` over `[.., len, head]` operands q, k, v and an optional additive mask (Vaswani et al., arXiv:1706.03762, eq. 1). `causal` lets query `i` see keys `0..=i` only. A query that sees no key gives NaN.
     Attention { scale: Real, causal: bool } "attention" 3..4 Attention infer::attention;
-    /// The `k` greatest (or least) along `axis`, sorted, and their positions (`i64`); equal elements keep their order.
+    /// The `k` greatest (or least) along `axis`, sorted, and their positions (`i64`); equal elements keep their order. NaN is greater than all.
     TopK { k: Dim, axis: usize, largest: bool } "top_k" 1..1 Sort infer::top_k;
     /// Running sum along `axis`.
     CumSum { axis: usize, exclusive: bool, reverse: bool } "cum_sum" 1..1 Scan infer::cum_sum;
     /// Operands: condition (`bool`, one element), then what both regions take. Region 0 runs when true, else region 1.
     If "if" 1..many Control infer::if_;
-    /// Operands: trip count (`i64`), condition (`bool`), `carried` values, then invariants. The region takes iteration number, condition, carried, invariants and gives condition, carried, then one value per stacked result. Results: carried, stacked (`trip` rows).
+    /// Operands: trip count (`i64`), condition (`bool`), `carried` values, then invariants. The region takes iteration number, condition, carried, invariants and gives condition, carried, then one value per stacked result. Results: carried, stacked (`trip` rows: a loop with stacked results that ends after another count is a run-time error).
     Loop { carried: usize, trip: Dim } "loop" 2..many Control infer::loop_;
     /// Operands: `carried` values, `scanned` sequences (axis 0), then invariants. The region takes carried, one element of each sequence, invariants and gives carried, then stacked elements. `reverse` walks from the end; results are stacked in the same direction.
     Scan { carried: usize, scanned: usize, length: Dim, reverse: bool } "scan" 1..many Control infer::scan;

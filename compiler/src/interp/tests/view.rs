@@ -91,6 +91,13 @@ fn hostile_sizes_are_errors() {
     assert!(ev(Op::Map(ScalarOp::Neg), &[&empty]).is_empty());
     assert!(ev(Op::Transpose { perm: vec![2, 0, 1] }, &[&empty]).is_empty());
     let reduce = |axes: &[usize]| Op::Reduce { kind: crate::ir::ReduceKind::Sum, axes: axes.to_vec(), keepdims: false };
+    for op in [Op::Softmax { axis: 2, log: true }, Op::CumSum { axis: 1, exclusive: false, reverse: true }] {
+        assert!(ev(op, &[&empty]).is_empty());
+    }
+    let none = Tensor::zeros(DType::F32, &[huge, huge, 0, 2]).unwrap();
+    assert!(ev(Op::MatMul, &[&none, &t(&[1f32, 2.0], &[2, 1])]).is_empty());
+    let (low, high) = (vec![usize::MAX / 2; 2], vec![usize::MAX; 2]);
+    fails(Op::Pad { low, high, mode: PadMode::Edge }, &[&one]);
     assert!(ev(reduce(&[0, 1]), &[&empty]).is_empty());
     fails(reduce(&[2]), &[&empty]);
 }
