@@ -1,9 +1,11 @@
 //! Handlers of the operators, one file per family, and the table of them all.
 
+mod attention;
 mod constant;
 mod contract;
 mod elementwise;
 mod index;
+mod loss;
 pub(super) mod movement;
 mod norm;
 mod pool;
@@ -20,11 +22,13 @@ const MANY: usize = usize::MAX;
 
 /// Tables of the standard domain.
 const STANDARD: &[&[OpDef]] = &[
+    attention::OPS,
     constant::OPS,
     contract::OPS,
     elementwise::OPS,
     elementwise::PLAIN_OPS,
     index::OPS,
+    loss::OPS,
     movement::OPS,
     norm::OPS,
     pool::OPS,
