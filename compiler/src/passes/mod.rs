@@ -1,12 +1,14 @@
-//! Plain passes `Graph -> Graph`: specialisation, constant folding, dead code, common subexpressions.
+//! Plain passes `Graph -> Graph`: specialisation, constant folding, dead code, common subexpressions, merged products.
 
 mod cse;
 mod fold;
+mod merge_matmuls;
 mod rebuild;
 mod specialise;
 
 pub use cse::{cse, dce};
 pub use fold::fold_constants;
+pub use merge_matmuls::merge_matmuls;
 pub use rebuild::Rebuild;
 pub use specialise::specialise;
 

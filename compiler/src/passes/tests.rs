@@ -1,0 +1,72 @@
+//! What each pass does to a small graph, and that results stay the same.
+
+use super::*;
+use crate::interp;
+use crate::ir::{Bindings, Dim, Graph, GraphBuilder, ScalarOp};
+use crate::{DType, Tensor};
+
+fn names(g: &Graph) -> Vec<&'static str> {
+    g.nodes().map(|(_, n)| n.op.name()).collect()
+}
+
+fn ramp(shape: &[usize]) -> Tensor {
+    let n = shape.iter().product::<usize>();
+    Tensor::from_slice(&(0..n).map(|i| (i as f32 * 0.37).sin()).collect::<Vec<_>>(), shape).unwrap()
+}
+
+#[test]
+fn specialise_binds_attributes_and_types() {
+    let mut b = GraphBuilder::new("g");
+    let n = Dim::symbol("n");
+    let x = b.input("x", DType::F32, [n.clone(), 4.into()]);
+    let y = b.reshape(x, [n.product(&4.into())]).unwrap();
+    b.output("y", y);
+    let g = specialise(&b.finish().unwrap(), &Bindings::from([("n".into(), 3)])).unwrap();
+    assert_eq!(g.ty(g.outputs[0].value).to_string(), "f32[12]");
+}
+
+#[test]
+fn constants_fold_and_dead_code_goes() {
+    let mut b = GraphBuilder::new("g");
+    let x = b.input("x", DType::F32, [2usize, 3]);
+    let w = b.constant(ramp(&[3, 2]));
+    let wt = b.transpose(w, &[1, 0]).unwrap();
+    let y = b.mul(x, wt).unwrap();
+    b.map(ScalarOp::Exp, &[y]).unwrap();
+    b.output("y", y);
+    let g = b.finish().unwrap();
+    let folded = dce(&fold_constants(&g).unwrap()).unwrap();
+    assert_eq!(names(&folded), ["constant", "mul"]);
+    assert_eq!(interp::run(&folded, &[ramp(&[2, 3])]).unwrap(), interp::run(&g, &[ramp(&[2, 3])]).unwrap());
+}
+
+#[test]
+fn equal_nodes_merge_but_devices_keep_apart() {
+    let mut b = GraphBuilder::new("g");
+    let x = b.input("x", DType::F32, [2usize]);
+    let (p, q) = (b.map(ScalarOp::Exp, &[x]).unwrap(), b.map(ScalarOp::Exp, &[x]).unwrap());
+    let r = b.on_device("/device:CPU:1", |b| b.map(ScalarOp::Exp, &[x])).unwrap();
+    let s = b.add_(p, q).unwrap();
+    let s = b.add_(s, r).unwrap();
+    b.output("s", s);
+    assert_eq!(names(&cse(&b.finish().unwrap()).unwrap()), ["exp", "exp", "add", "add"]);
+}
+
+#[test]
+fn query_key_value_become_one_product() {
+    let mut b = GraphBuilder::new("g");
+    let x = b.input("x", DType::F32, [2usize, 3, 4]);
+    let mut parts = Vec::new();
+    for n in [4usize, 4, 8] {
+        let w = b.constant(ramp(&[4, n]));
+        let bias = b.constant(ramp(&[n]));
+        let y = b.matmul(x, w).unwrap();
+        parts.push(b.add_(bias, y).unwrap());
+    }
+    let y = b.concat(&parts, 2).unwrap();
+    b.output("y", y);
+    let g = b.finish().unwrap();
+    let merged = dce(&merge_matmuls(&g).unwrap()).unwrap();
+    assert_eq!(merged.nodes().filter(|(_, n)| n.op.name() == "matmul").count(), 1);
+    assert_eq!(interp::run(&merged, &[ramp(&[2, 3, 4])]).unwrap(), interp::run(&g, &[ramp(&[2, 3, 4])]).unwrap());
+}
