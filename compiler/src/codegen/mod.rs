@@ -3,5 +3,6 @@
 //! [`cpu::compile_clusters`] takes a graph whose top-level nodes are clusters with static shapes and gives [`plan::CompiledKernels`]. What
 //! the buffers of a plan are, and when its steps run, is decided later by the schedule.
 
+pub mod assemble;
 pub mod cpu;
 pub mod plan;

@@ -1,0 +1,333 @@
+//! Joins kernels, schedules and partitions into the runtime's [`Program`].
+
+use super::cpu;
+use super::plan::{Arg, CompiledKernels};
+use crate::cluster::{Fusion, cluster};
+use crate::error::{Error, Result};
+use crate::ir::{Graph, Node, NodeId, Op, ValueId};
+use crate::pipeline::clean;
+use crate::schedule::{self, Action, Needs, Place, Schedule};
+use gristmill_runtime::program::{
+    Buffer, BufferId, Carried, If, IoSpec, KernelId, Key, Loc, Loop, Partition, Program, Scanned, Step, StepId, StepKind, TripCount, VariableSpec,
+};
+use gristmill_runtime::{DType, DeviceName, Tensor};
+use std::any::Any;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// What assembly needs to know beyond the graphs.
+pub struct Settings {
+    /// Options of the code generator.
+    pub codegen: cpu::Options,
+    /// Memory limits of devices in bytes.
+    pub memory_limits: BTreeMap<DeviceName, usize>,
+    /// How regions are clustered.
+    pub fusion: Fusion,
+    /// Run the independent checker of schedules.
+    pub check: bool,
+}
+
+/// A program and what is worth showing of how it was made.
+pub struct Assembled {
+    /// What the executor runs.
+    pub program: Program,
+    /// Schedule of each partition, in order.
+    pub schedules: Vec<Schedule>,
+    /// Cranelift IR of all kernels, when kept.
+    pub clif: String,
+    /// Disassembly of all kernels, when kept.
+    pub asm: String,
+}
+
+impl Assembled {
+    /// Device, arena bytes and least possible arena bytes of each partition.
+    pub fn arenas(&self) -> Vec<(String, usize, usize)> {
+        let row = |(p, s): (&Partition, &Schedule)| (p.device.to_string(), p.arena_bytes, s.live_bytes);
+        self.program.partitions.iter().zip(&self.schedules).map(row).collect()
+    }
+}
+
+/// Generates code for the partitions of `whole` and joins it into one program.
+///
+/// Requires: `partitions` come from partitioning `whole`, shapes are static.
+pub fn assemble(whole: &Graph, partitions: &[(DeviceName, Graph)], settings: &Settings) -> Result<Assembled> {
+    let mut a = Assembler { settings, interface: interface(whole)?, variables: Vec::new(), code: Vec::new(), clif: String::new(), asm: String::new() };
+    let mut made = Vec::new();
+    let mut schedules = Vec::new();
+    for (device, graph) in partitions {
+        let (partition, schedule) = a.partition(device, graph)?;
+        made.push(partition);
+        schedules.push(schedule);
+    }
+    let (inputs, outputs) = a.interface;
+    let program = Program { name: whole.name.clone(), inputs, outputs, variables: a.variables, partitions: made, code: a.code };
+    Ok(Assembled { program, schedules, clif: a.clif, asm: a.asm })
+}
+
+type Interface = (Vec<IoSpec>, Vec<IoSpec>);
+
+fn interface(g: &Graph) -> Result<Interface> {
+    let spec = |name: &str, v: ValueId| Ok(IoSpec::new(name, g.ty(v).dtype, &static_shape(g, v)?));
+    let inputs = g.inputs.iter().zip(&g.input_names).map(|(&v, n)| spec(n, v)).collect::<Result<_>>()?;
+    let outputs = g.outputs.iter().map(|o| spec(&o.name, o.value)).collect::<Result<_>>()?;
+    Ok((inputs, outputs))
+}
+
+fn static_shape(g: &Graph, v: ValueId) -> Result<Vec<usize>> {
+    let ty = g.ty(v);
+    ty.static_shape().ok_or_else(|| Error::unsupported(format!("a value of type {ty} has no static shape: code is generated per shape")))
+}
+
+struct Assembler<'s> {
+    settings: &'s Settings,
+    interface: Interface,
+    variables: Vec<VariableSpec>,
+    code: Vec<Arc<dyn Any + Send + Sync>>,
+    clif: String,
+    asm: String,
+}
+
+/// One partition under construction.
+struct Draft<'g> {
+    g: &'g Graph,
+    device: &'g DeviceName,
+    schedule: &'g Schedule,
+    buffers: Vec<Buffer>,
+    constants: Vec<Tensor>,
+    of_value: BTreeMap<ValueId, BufferId>,
+    of_constant: BTreeMap<NodeId, u32>,
+    steps: Vec<Step>,
+}
+
+impl Assembler<'_> {
+    fn partition(&mut self, device: &DeviceName, g: &Graph) -> Result<(Partition, Schedule)> {
+        let compiled = cpu::compile_clusters(g, &self.settings.codegen)?;
+        let limit = self.settings.memory_limits.get(device).copied();
+        let needs = Needs { scratch: compiled.plans.iter().map(|(&id, p)| (id, p.scratch.clone())).collect(), limit_bytes: limit, ..Needs::default() };
+        let schedule = schedule::schedule(g, &needs)?;
+        if self.settings.check {
+            schedule::check::check(g, &needs, &schedule)?;
+        }
+        let mut draft = Draft {
+            g,
+            device,
+            schedule: &schedule,
+            buffers: Vec::new(),
+            constants: Vec::new(),
+            of_value: BTreeMap::new(),
+            of_constant: BTreeMap::new(),
+            steps: Vec::new(),
+        };
+        self.steps(&mut draft, &compiled)?;
+        let partition = Partition {
+            device: device.clone(),
+            arena_bytes: schedule.arena_bytes,
+            buffers: draft.buffers,
+            constants: draft.constants,
+            kernels: compiled.kernels,
+            steps: draft.steps,
+            memory_limit: limit,
+        };
+        self.code.push(compiled.code);
+        self.clif.push_str(&compiled.clif);
+        self.asm.push_str(&compiled.asm);
+        Ok((partition, schedule))
+    }
+
+    /// Expands each scheduled step. A cluster's steps follow each other; others wait for its last.
+    fn steps(&mut self, d: &mut Draft, compiled: &CompiledKernels) -> Result<()> {
+        let mut last: Vec<Vec<StepId>> = Vec::new();
+        for step in &d.schedule.steps {
+            let mut deps: Vec<StepId> = step.deps.iter().flat_map(|&i| last[i as usize].iter().copied()).collect();
+            deps.sort_unstable();
+            deps.dedup();
+            let kinds = match step.action {
+                Action::Node(id) => self.node_steps(d, id, compiled)?,
+                Action::CopyToOutput { value, output } => {
+                    let src = d.value(value)?;
+                    vec![StepKind::Copy { src, dst: d.output(output)? }]
+                }
+            };
+            let origin = match step.action {
+                Action::Node(id) => d.g.node(id).origin.to_string(),
+                Action::CopyToOutput { output, .. } => format!("output {:?}", d.g.outputs[output as usize].name),
+            };
+            for kind in kinds {
+                let id = StepId(d.steps.len() as u32);
+                d.steps.push(Step { kind, origin: origin.clone(), deps: std::mem::replace(&mut deps, vec![id]) });
+            }
+            last.push(deps);
+        }
+        self.localise(d)
+    }
+
+    /// Input and output buffers of a partition are numbered within the partition's graph so far; the program numbers them by name.
+    fn localise(&self, d: &mut Draft) -> Result<()> {
+        let position = |list: &[IoSpec], name: &str| {
+            let found = list.iter().position(|s| s.name == name);
+            found.map(|i| i as u32).ok_or_else(|| Error::internal(format!("{name:?} is not of the program's interface")))
+        };
+        for b in &mut d.buffers {
+            b.loc = match b.loc {
+                Loc::Input(i) => Loc::Input(position(&self.interface.0, &d.g.input_names[i as usize])?),
+                Loc::Output(i) => Loc::Output(position(&self.interface.1, &d.g.outputs[i as usize].name)?),
+                other => other,
+            };
+        }
+        Ok(())
+    }
+
+    fn node_steps(&mut self, d: &mut Draft, id: NodeId, compiled: &CompiledKernels) -> Result<Vec<StepKind>> {
+        let node = d.g.node(id);
+        Ok(match &node.op {
+            Op::Cluster { .. } => d.kernels(id, compiled)?,
+            Op::Send { key, to } => {
+                let key = Key { source: d.device.clone(), destination: DeviceName::parse(to)?, tensor: key.clone() };
+                vec![StepKind::Send { key, buffer: d.value(node.inputs[0])? }]
+            }
+            Op::Recv { key, from, .. } => {
+                let key = Key { source: DeviceName::parse(from)?, destination: d.device.clone(), tensor: key.clone() };
+                vec![StepKind::Recv { key, buffer: d.value(node.outputs[0])? }]
+            }
+            Op::If | Op::Loop { .. } | Op::Scan { .. } => vec![self.control(d, node)?],
+            Op::ReadVariable { container, name, .. } => {
+                vec![StepKind::ReadVariable { variable: self.variable(d.g, node.outputs[0], container, name)?, dst: d.value(node.outputs[0])? }]
+            }
+            Op::AssignVariable { container, name } => {
+                vec![StepKind::AssignVariable { variable: self.variable(d.g, node.inputs[0], container, name)?, src: d.value(node.inputs[0])? }]
+            }
+            other => return Err(Error::unsupported(format!("{} cannot be executed yet", other.name())).at_origin(&node.origin)),
+        })
+    }
+
+    fn variable(&mut self, g: &Graph, value: ValueId, container: &str, name: &str) -> Result<u32> {
+        let found = self.variables.iter().position(|v| v.container == container && v.name == name);
+        let i = match found {
+            Some(i) => i,
+            None => {
+                let (dtype, shape) = (g.ty(value).dtype, static_shape(g, value)?);
+                self.variables.push(VariableSpec { container: container.to_owned(), name: name.to_owned(), dtype, shape, initial: None });
+                self.variables.len() - 1
+            }
+        };
+        Ok(i as u32)
+    }
+
+    /// `if`, `loop` and `scan` become steps with sub-programs on the same device.
+    fn control(&mut self, d: &mut Draft, node: &Node) -> Result<StepKind> {
+        let args = d.values(&node.inputs)?;
+        let results = d.values(&node.outputs)?;
+        let bodies = node.regions.iter().map(|r| self.region(r, d.device).map(Arc::new)).collect::<Result<Vec<_>>>()?;
+        let carry = |init: &[BufferId]| init.iter().zip(&results).map(|(&init, &result)| Carried { init, result }).collect::<Vec<_>>();
+        let scanned = |list: &[BufferId], reverse| list.iter().map(|&buffer| Scanned { buffer, reverse }).collect::<Vec<_>>();
+        Ok(match (&node.op, bodies.as_slice()) {
+            (Op::If, [then_branch, else_branch]) => StepKind::If(Box::new(If {
+                cond: args[0],
+                then_branch: then_branch.clone(),
+                else_branch: else_branch.clone(),
+                args: args[1..].to_vec(),
+                results,
+            })),
+            (Op::Loop { carried, .. }, [body]) => StepKind::Loop(Box::new(Loop {
+                trips: TripCount::While { max_trips: Some(args[0]), condition: Some(args[1]) },
+                body: body.clone(),
+                carried: carry(&args[2..2 + carried]),
+                scan_inputs: Vec::new(),
+                scan_outputs: scanned(&results[*carried..], false),
+                args: args[2 + carried..].to_vec(),
+            })),
+            (Op::Scan { carried, scanned: n, length, reverse }, [body]) => StepKind::Loop(Box::new(Loop {
+                trips: TripCount::Fixed(length.as_usize().unwrap_or(0) as u64),
+                body: body.clone(),
+                carried: carry(&args[..*carried]),
+                scan_inputs: scanned(&args[*carried..carried + n], *reverse),
+                scan_outputs: scanned(&results[*carried..], *reverse),
+                args: args[carried + n..].to_vec(),
+            })),
+            _ => return Err(Error::internal(format!("{} with {} regions", node.op.name(), bodies.len())).at_origin(&node.origin)),
+        })
+    }
+
+    /// A region as a program of one partition.
+    fn region(&mut self, region: &Graph, device: &DeviceName) -> Result<Program> {
+        let (clusters, _) = cluster(&clean(region)?, self.settings.fusion)?;
+        let made = assemble(&clusters, &[(device.clone(), clusters.clone())], self.settings)?;
+        self.clif.push_str(&made.clif);
+        self.asm.push_str(&made.asm);
+        Ok(made.program)
+    }
+}
+
+impl Draft<'_> {
+    fn push(&mut self, name: String, dtype: DType, shape: Vec<usize>, loc: Loc) -> BufferId {
+        self.buffers.push(Buffer { name, dtype, shape, loc });
+        BufferId(self.buffers.len() as u32 - 1)
+    }
+
+    fn constant(&mut self, t: Tensor, name: String) -> BufferId {
+        let (dtype, shape) = (t.dtype(), t.shape().to_vec());
+        self.constants.push(t);
+        self.push(name, dtype, shape, Loc::Constant(self.constants.len() as u32 - 1))
+    }
+
+    /// The buffer of a value. Constants that no step names get none.
+    fn value(&mut self, v: ValueId) -> Result<BufferId> {
+        if let Some(&b) = self.of_value.get(&v) {
+            return Ok(b);
+        }
+        let (dtype, shape) = (self.g.ty(v).dtype, static_shape(self.g, v)?);
+        let loc = match self.schedule.places[v.0 as usize] {
+            Place::Arena(offset_bytes) => Loc::Arena { offset_bytes },
+            Place::Input(i) => Loc::Input(i),
+            Place::Output(i) => Loc::Output(i),
+            Place::Constant(node) => Loc::Constant(self.graph_constant(node)?),
+        };
+        let b = self.push(format!("%{}", v.0), dtype, shape, loc);
+        self.of_value.insert(v, b);
+        Ok(b)
+    }
+
+    fn values(&mut self, values: &[ValueId]) -> Result<Vec<BufferId>> {
+        values.iter().map(|&v| self.value(v)).collect()
+    }
+
+    fn graph_constant(&mut self, node: NodeId) -> Result<u32> {
+        if let Some(&i) = self.of_constant.get(&node) {
+            return Ok(i);
+        }
+        let Op::Constant { value } = &self.g.node(node).op else { return Err(Error::internal("a constant's place names another node")) };
+        self.constants.push((*value.0).clone());
+        let i = self.constants.len() as u32 - 1;
+        self.of_constant.insert(node, i);
+        Ok(i)
+    }
+
+    fn output(&mut self, i: u32) -> Result<BufferId> {
+        let o = &self.g.outputs[i as usize];
+        let (dtype, shape) = (self.g.ty(o.value).dtype, static_shape(self.g, o.value)?);
+        Ok(self.push(format!("out{i}"), dtype, shape, Loc::Output(i)))
+    }
+
+    /// The kernel calls of a cluster.
+    fn kernels(&mut self, id: NodeId, compiled: &CompiledKernels) -> Result<Vec<StepKind>> {
+        let node = self.g.node(id);
+        let plan = compiled.plans.get(&id).ok_or_else(|| Error::internal("a cluster has no kernel").at_origin(&node.origin))?;
+        let offsets = self.schedule.scratch.get(&id).cloned().unwrap_or_default();
+        let scratch: Vec<BufferId> = plan.scratch.iter().zip(offsets).enumerate().map(|(i, (&bytes, offset_bytes))| {
+            self.push(format!("#{}.scratch{i}", id.0), DType::U8, vec![bytes], Loc::Arena { offset_bytes })
+        }).collect();
+        let packed: Vec<BufferId> = plan.packed.iter().enumerate().map(|(i, t)| self.constant(t.clone(), format!("#{}.packed{i}", id.0))).collect();
+        let mut steps = Vec::new();
+        for s in &plan.steps {
+            let buffer = |a: &Arg| match *a {
+                Arg::Operand(i) => self.value(node.inputs[i as usize]),
+                Arg::Result(i) => self.value(node.outputs[i as usize]),
+                Arg::Scratch(i) => Ok(scratch[i as usize]),
+                Arg::Packed(i) => Ok(packed[i as usize]),
+            };
+            let args = s.args.iter().map(buffer).collect::<Result<Vec<_>>>()?;
+            steps.push(StepKind::Kernel { kernel: KernelId(s.kernel as u32), args, n_outputs: s.n_outputs, items: s.items, grain: s.grain });
+        }
+        Ok(steps)
+    }
+}
