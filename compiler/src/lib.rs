@@ -1,7 +1,9 @@
-//! The gristmill tensor compiler.
+#![doc = include_str!("../../README.md")]
 
+pub mod cli;
 pub mod cluster;
 pub mod codegen;
+mod compiled;
 pub mod cost;
 pub mod error;
 pub mod interp;
@@ -13,7 +15,15 @@ pub mod place;
 pub mod rewrite;
 pub mod schedule;
 pub mod testing;
+mod options;
+pub mod passes;
+pub mod pipeline;
+pub mod report;
+pub mod testing;
+pub mod units;
 pub mod vecprog;
 
+pub use compiled::{Compiled, Executable, Outputs, Source, compile};
 pub use error::{Error, ErrorKind, Result};
-pub use gristmill_runtime::{DType, Tensor};
+pub use gristmill_runtime::{DType, DeviceName, Tensor};
+pub use options::Options;

@@ -29,6 +29,15 @@ fn edit_distance(a: &[char], b: &[char]) -> usize {
     row[b.len()]
 }
 
+/// `unknown input "maks"; known: x, mask; did you mean "mask"?`
+pub fn unknown<'a>(what: &str, name: &str, known: impl IntoIterator<Item = &'a str>) -> String {
+    let list: Vec<&str> = known.into_iter().collect();
+    let near = nearest(name, list.iter().copied(), 1);
+    let near = near.first().map(|n| format!("; did you mean {n:?}?")).unwrap_or_default();
+    let known = if list.is_empty() { "there is none".to_owned() } else { format!("known: {}", list.join(", ")) };
+    format!("unknown {what} {name:?}; {known}{near}")
+}
+
 #[cfg(test)]
 mod tests {
     use super::nearest;

@@ -41,6 +41,18 @@ struct Grouper<'g> {
 }
 
 impl Grouping {
+    /// One group per node.
+    pub fn singletons(g: &Graph) -> Grouping {
+        let mut grouping = Grouping { groups: Vec::new(), home: vec![None; g.n_nodes()], missed: Vec::new() };
+        for (id, node) in g.nodes() {
+            if let Some(kind) = legal::kind_of(&node.op) {
+                grouping.home[id.0 as usize] = Some(grouping.groups.len());
+                grouping.groups.push(Group { kind, anchor: id, members: BTreeSet::from([id]) });
+            }
+        }
+        grouping
+    }
+
     /// Groups the nodes of a graph.
     pub fn of(g: &Graph) -> Grouping {
         let mut is_output = vec![false; g.n_values()];

@@ -31,9 +31,21 @@ pub struct Report {
     pub missed: Vec<(String, String)>,
 }
 
+/// Whether nodes share clusters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fusion {
+    /// One cluster per op.
+    Off,
+    /// As the module doc says.
+    On,
+}
+
 /// Groups the nodes of `g` into clusters.
-pub fn cluster(g: &Graph) -> Result<(Graph, Report)> {
-    let grouping = group::Grouping::of(g);
+pub fn cluster(g: &Graph, fusion: Fusion) -> Result<(Graph, Report)> {
+    let grouping = match fusion {
+        Fusion::Off => group::Grouping::singletons(g),
+        Fusion::On => group::Grouping::of(g),
+    };
     let mut report = Report { missed: grouping.missed.clone(), ..Report::default() };
     let clustered = body::build(g, &grouping)?;
     for (_, node) in g.nodes().filter(|(_, n)| !matches!(n.op, Op::Constant { .. })) {

@@ -1,11 +1,11 @@
 //! Reading a model: file or bytes to [`Model`], with checks that need no import.
 
 use super::check::Problem;
-use super::import::Importer;
+use super::import::{Importer, declared_type};
 use super::proto::{FunctionProto, GraphProto, ModelProto, OperatorSetIdProto};
 use super::tensor::External;
 use crate::error::{Error, Result};
-use crate::ir::Graph;
+use crate::ir::{Graph, Type};
 use gristmill_runtime::Tensor;
 use prost::Message;
 use prost::bytes::Bytes;
@@ -20,6 +20,7 @@ pub(super) const OPSETS: std::ops::RangeInclusive<i64> = 1..=28;
 pub(super) type Opsets = BTreeMap<String, i64>;
 
 /// An ONNX model as read, not yet imported.
+#[derive(Clone)]
 pub struct Model {
     pub(super) proto: ModelProto,
     pub(super) graph: GraphProto,
@@ -28,6 +29,9 @@ pub struct Model {
     /// Functions by domain, name and overload.
     pub(super) functions: BTreeMap<(String, String, String), usize>,
 }
+
+/// Inputs with their types, and names of outputs.
+pub type Interface = (Vec<(String, Type)>, Vec<String>);
 
 /// What is known of the inputs when a model is imported.
 #[derive(Clone, Debug, Default)]
@@ -113,6 +117,18 @@ impl Model {
     /// Names of the inputs whose values, not given by `spec`, determine shapes or other things fixed at import.
     pub fn required_values(&self, spec: &Specialisation) -> Result<BTreeSet<String>> {
         Ok(Importer::run(self, spec)?.needs)
+    }
+
+    /// Names and types of the inputs that a run takes, dims bound as `spec` says, and names of the outputs.
+    pub fn interface(&self, spec: &Specialisation) -> Result<Interface> {
+        let initialised: BTreeSet<&str> = self.graph.initializer.iter().map(|t| t.name.as_str()).collect();
+        let free = self.graph.input.iter().filter(|v| !initialised.contains(v.name.as_str()));
+        let typed = free.map(|v| {
+            let (dtype, dims) = declared_type(v)?;
+            let shape = dims.iter().map(|d| d.bind(&spec.dims)).collect();
+            Ok((v.name.clone(), Type { dtype, shape }))
+        });
+        Ok((typed.collect::<Result<_>>()?, self.graph.output.iter().map(|o| o.name.clone()).collect()))
     }
 
     /// Everything that stands in the way of importing the model, grouped. Empty when [`Model::graph`] succeeds.

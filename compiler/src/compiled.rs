@@ -1,0 +1,218 @@
+//! A compiled model: it specialises per input shapes, caches what it made, and runs it.
+
+use crate::error::{Error, Result};
+use crate::ir::{Graph, Type};
+use crate::nearest::unknown;
+use crate::onnx;
+use crate::options::{Options, default_threads};
+use crate::pipeline::{Lowered, lower};
+use gristmill_runtime::Tensor;
+use gristmill_runtime::exec::{ExecOptions, Executor};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// What can be compiled.
+#[derive(Clone)]
+pub enum Source {
+    /// An ONNX model.
+    Onnx(Arc<onnx::Model>),
+    /// A graph built in Rust or read from its text form.
+    Graph(Arc<Graph>),
+}
+
+impl From<&onnx::Model> for Source {
+    fn from(m: &onnx::Model) -> Source {
+        Source::Onnx(Arc::new(m.clone()))
+    }
+}
+
+impl From<&Graph> for Source {
+    fn from(g: &Graph) -> Source {
+        Source::Graph(Arc::new(g.clone()))
+    }
+}
+
+/// Shapes, and contents of shape-determining inputs, that one specialisation was made for.
+type Key = (Vec<Vec<usize>>, Vec<(usize, Vec<u8>)>);
+
+/// A model ready to run.
+///
+/// Code is specialised per concrete input shape. A model whose shapes are all constant is compiled at once; one with
+/// symbolic dims when a run first shows their values. [`Compiled::specialisations`] reports how many there are.
+pub struct Compiled {
+    source: Source,
+    options: Options,
+    inputs: Vec<(String, Type)>,
+    outputs: Vec<String>,
+    /// Inputs whose contents decide shapes.
+    value_inputs: BTreeSet<String>,
+    cache: Mutex<BTreeMap<Key, Arc<Executable>>>,
+}
+
+/// One specialisation: every stage's result, and the executor that runs it.
+pub struct Executable {
+    /// The stages.
+    pub lowered: Lowered,
+    executor: Executor,
+}
+
+/// Named results of a run, in the model's order.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Outputs(Vec<(String, Tensor)>);
+
+/// Compiles a model or graph. See [`Compiled`] for when code is generated.
+///
+/// Errors name the node of the user's model; [`Error::kind`] tells bad input from unsupported ops.
+pub fn compile(source: impl Into<Source>, options: &Options) -> Result<Compiled> {
+    let source = source.into();
+    let (symbolic, value_inputs) = match &source {
+        Source::Onnx(m) => {
+            let spec = onnx::Specialisation { dims: options.dims.clone(), ..Default::default() };
+            let required = m.required_values(&spec)?;
+            (m.interface(&spec)?, required.into_iter().collect())
+        }
+        Source::Graph(g) => {
+            let bound = crate::passes::specialise(g, &options.dims)?;
+            (interface(&bound), BTreeSet::new())
+        }
+    };
+    let compiled = Compiled { source, options: options.clone(), inputs: symbolic.0, outputs: symbolic.1, value_inputs, cache: Mutex::new(BTreeMap::new()) };
+    let shapes: Option<Vec<Vec<usize>>> = compiled.inputs.iter().map(|(_, t)| t.static_shape()).collect();
+    if let (Some(shapes), true) = (shapes, compiled.value_inputs.is_empty()) {
+        compiled.specialise(shapes, &BTreeMap::new())?;
+    }
+    Ok(compiled)
+}
+
+/// Names and types of a graph's inputs, and names of its outputs.
+fn interface(g: &Graph) -> (Vec<(String, Type)>, Vec<String>) {
+    let inputs = g.inputs.iter().zip(&g.input_names).map(|(&v, n)| (n.clone(), g.ty(v).clone())).collect();
+    (inputs, g.outputs.iter().map(|o| o.name.clone()).collect())
+}
+
+impl Compiled {
+    /// Names and types of the inputs; dims not bound by [`Options::dims`] are symbols.
+    pub fn inputs(&self) -> &[(String, Type)] {
+        &self.inputs
+    }
+
+    /// Names of the outputs.
+    pub fn output_names(&self) -> &[String] {
+        &self.outputs
+    }
+
+    /// Number of specialisations made so far.
+    pub fn specialisations(&self) -> usize {
+        self.lock().len()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<Key, Arc<Executable>>> {
+        self.cache.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Runs the model once. Inputs are given by name, each exactly once.
+    ///
+    /// Errors when a name is unknown or missing, or a dtype or shape does not fit; errors of kernels name their node.
+    pub fn run<N: AsRef<str>>(&self, inputs: impl IntoIterator<Item = (N, Tensor)>) -> Result<Outputs> {
+        let tensors = self.bind(inputs)?;
+        let executable = self.for_inputs(&tensors)?;
+        executable.run(&tensors)
+    }
+
+    /// The specialisation for given inputs, in the order of [`Compiled::inputs`]; made now if it is not there yet.
+    pub fn for_inputs(&self, tensors: &[Tensor]) -> Result<Arc<Executable>> {
+        let shapes: Vec<Vec<usize>> = tensors.iter().map(|t| t.shape().to_vec()).collect();
+        let named = self.inputs.iter().zip(tensors).filter(|((n, _), _)| self.value_inputs.contains(n));
+        let values: BTreeMap<String, Tensor> = named.map(|((n, _), t)| (n.clone(), t.clone())).collect();
+        self.specialise(shapes, &values)
+    }
+
+    /// Inputs by name, put in order and checked against the declared types.
+    pub fn bind<N: AsRef<str>>(&self, inputs: impl IntoIterator<Item = (N, Tensor)>) -> Result<Vec<Tensor>> {
+        let mut given: BTreeMap<String, Tensor> = BTreeMap::new();
+        let known = || self.inputs.iter().map(|(n, _)| n.as_str());
+        for (name, tensor) in inputs {
+            let name = name.as_ref();
+            if !known().any(|k| k == name) {
+                return Err(Error::invalid(unknown("input", name, known())));
+            }
+            if given.insert(name.to_owned(), tensor).is_some() {
+                return Err(Error::invalid(format!("input {name:?} is given twice")));
+            }
+        }
+        self.inputs.iter().map(|(name, ty)| {
+            let t = given.remove(name).ok_or_else(|| Error::invalid(format!("input {name:?} ({ty}) is missing")))?;
+            let fits = t.dtype() == ty.dtype && t.shape().len() == ty.rank() && ty.shape.iter().zip(t.shape()).all(|(d, &n)| d.as_usize().is_none_or(|d| d == n));
+            if fits { Ok(t) } else { Err(Error::invalid(format!("input {name:?}: expected {ty}, got {}{:?}", t.dtype(), t.shape()))) }
+        }).collect()
+    }
+
+    fn specialise(&self, shapes: Vec<Vec<usize>>, values: &BTreeMap<String, Tensor>) -> Result<Arc<Executable>> {
+        let position = |name: &String| self.inputs.iter().position(|(n, _)| n == name).unwrap_or(usize::MAX);
+        let key: Key = (shapes, values.iter().map(|(n, t)| (position(n), t.as_bytes().to_vec())).collect());
+        if let Some(found) = self.lock().get(&key) {
+            return Ok(found.clone());
+        }
+        let graph = self.specialised_graph(&key.0, values)?;
+        let lowered = lower(&graph, &self.options)?;
+        let threads = self.options.threads.unwrap_or_else(default_threads);
+        let executor = Executor::new(lowered.program.clone(), &ExecOptions { threads, ..Default::default() })?;
+        let made = Arc::new(Executable { lowered, executor });
+        self.lock().insert(key, made.clone());
+        Ok(made)
+    }
+
+    fn specialised_graph(&self, shapes: &[Vec<usize>], values: &BTreeMap<String, Tensor>) -> Result<Graph> {
+        match &self.source {
+            Source::Onnx(m) => {
+                let shapes = self.inputs.iter().zip(shapes).map(|((n, _), s)| (n.clone(), s.clone())).collect();
+                m.graph(&onnx::Specialisation { dims: self.options.dims.clone(), shapes, values: values.clone() })
+            }
+            Source::Graph(g) => {
+                let mut bindings = g.bindings_for(shapes)?;
+                bindings.extend(self.options.dims.clone());
+                crate::passes::specialise(g, &bindings)
+            }
+        }
+    }
+}
+
+impl Executable {
+    /// Runs with inputs in the model's order.
+    pub fn run(&self, inputs: &[Tensor]) -> Result<Outputs> {
+        let results = self.executor.run(inputs)?;
+        let names = self.lowered.program.outputs.iter().map(|o| o.name.clone());
+        Ok(Outputs(names.zip(results).collect()))
+    }
+
+    /// Runs into tensors of an earlier run; nothing is allocated. For timing loops.
+    pub fn run_into(&self, inputs: &[Tensor], outputs: &mut [Tensor]) -> Result<()> {
+        Ok(self.executor.run_into(inputs, outputs)?)
+    }
+}
+
+impl Outputs {
+    /// A result by name.
+    pub fn get(&self, name: &str) -> Option<&Tensor> {
+        self.0.iter().find(|(n, _)| n == name).map(|(_, t)| t)
+    }
+
+    /// Names and tensors in order.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &Tensor)> {
+        self.0.iter().map(|(n, t)| (n.as_str(), t))
+    }
+
+    /// The tensors in order.
+    pub fn into_tensors(self) -> Vec<Tensor> {
+        self.0.into_iter().map(|(_, t)| t).collect()
+    }
+}
+
+impl std::ops::Index<&str> for Outputs {
+    type Output = Tensor;
+
+    /// Panics when there is no such output; [`Outputs::get`] does not.
+    fn index(&self, name: &str) -> &Tensor {
+        self.get(name).unwrap_or_else(|| panic!("{}", unknown("output", name, self.0.iter().map(|(n, _)| n.as_str()))))
+    }
+}

@@ -1,0 +1,45 @@
+//! What a caller can ask of the compiler.
+
+use crate::ir::Bindings;
+use crate::place::{DeviceSet, Fallback, Pin};
+
+/// Options of [`crate::compile`]. Any value is valid; what contradicts the model is an error when it is compiled.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Logical devices with their memory limits; one CPU by default.
+    pub devices: DeviceSet,
+    /// Devices forced on nodes by regular expressions over their paths.
+    pub pins: Vec<Pin>,
+    /// What to do when a requested device cannot run a node.
+    pub fallback: Fallback,
+    /// Values of symbolic dims.
+    pub dims: Bindings,
+    /// 0: no rewriting and one kernel per op; 1: simplification and grouping; 2: all rules; 3: as 2 with larger limits.
+    pub opt_level: u8,
+    /// CPU threads over all logical CPU devices; `None`: one per available core.
+    pub threads: Option<usize>,
+    /// Run the verifier and the independent checkers between stages (always on in debug builds).
+    pub check: bool,
+    /// Keep the text of generated code for [`crate::pipeline::Stage::Clif`] and [`crate::pipeline::Stage::Asm`].
+    pub keep_code_text: bool,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options {
+            devices: DeviceSet::default(),
+            pins: Vec::new(),
+            fallback: Fallback::Error,
+            dims: Bindings::new(),
+            opt_level: 2,
+            threads: None,
+            check: cfg!(debug_assertions),
+            keep_code_text: false,
+        }
+    }
+}
+
+/// One thread per core that this process may use.
+pub(crate) fn default_threads() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}

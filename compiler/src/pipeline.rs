@@ -1,0 +1,243 @@
+//! The way of a model, as one list: every stage is a function, every stage has a text.
+
+use crate::cluster::{Fusion, cluster};
+use crate::codegen::assemble::{Settings, assemble};
+use crate::codegen::cpu;
+use crate::cost::CostModel;
+use crate::error::{Error, Result};
+use crate::ir::Graph;
+use crate::ir::print::PrintOptions;
+use crate::ir::verify::verify;
+use crate::options::{Options, default_threads};
+use crate::place::{Placement, Request};
+use crate::report::Report;
+use crate::schedule::Schedule;
+use crate::{passes, place, rewrite};
+use gristmill_runtime::DeviceName;
+use gristmill_runtime::program::Program;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// A stage whose text can be dumped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Stage {
+    /// The imported graph, constants folded.
+    Graph,
+    /// After equality saturation.
+    Rewritten,
+    /// One node per kernel.
+    Clusters,
+    /// Device of each cluster, and why.
+    Placed,
+    /// One graph per device, send and recv inserted.
+    Partitions,
+    /// Order, dependencies and arena offsets.
+    Schedule,
+    /// Cranelift IR.
+    Clif,
+    /// Disassembly.
+    Asm,
+    /// CUDA C++.
+    Cuda,
+    /// PTX.
+    Ptx,
+}
+
+impl Stage {
+    /// All stages in order.
+    pub const ALL: &'static [Stage] = &[
+        Stage::Graph,
+        Stage::Rewritten,
+        Stage::Clusters,
+        Stage::Placed,
+        Stage::Partitions,
+        Stage::Schedule,
+        Stage::Clif,
+        Stage::Asm,
+        Stage::Cuda,
+        Stage::Ptx,
+    ];
+
+    /// Name on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Stage::Graph => "graph",
+            Stage::Rewritten => "rewritten",
+            Stage::Clusters => "clusters",
+            Stage::Placed => "placed",
+            Stage::Partitions => "partitions",
+            Stage::Schedule => "schedule",
+            Stage::Clif => "clif",
+            Stage::Asm => "asm",
+            Stage::Cuda => "cuda",
+            Stage::Ptx => "ptx",
+        }
+    }
+
+    /// One line on what it shows.
+    pub fn doc(self) -> &'static str {
+        match self {
+            Stage::Graph => "the imported graph, constants folded",
+            Stage::Rewritten => "after equality saturation",
+            Stage::Clusters => "one node per kernel",
+            Stage::Placed => "device of each cluster, and why",
+            Stage::Partitions => "one graph per device, with send and recv",
+            Stage::Schedule => "order, dependencies and arena offsets",
+            Stage::Clif => "Cranelift IR of the generated kernels",
+            Stage::Asm => "disassembly of the generated kernels",
+            Stage::Cuda => "CUDA C++ (not supported yet)",
+            Stage::Ptx => "PTX (not supported yet)",
+        }
+    }
+
+    /// The stage of a name.
+    pub fn parse(name: &str) -> Option<Stage> {
+        Stage::ALL.iter().copied().find(|s| s.name() == name)
+    }
+
+    /// False for stages that no back end produces yet.
+    pub fn is_available(self) -> bool {
+        !matches!(self, Stage::Cuda | Stage::Ptx)
+    }
+}
+
+/// The results of all stages for one set of shapes.
+pub struct Lowered {
+    /// The imported graph, constants folded.
+    pub graph: Graph,
+    /// After equality saturation and the plain passes that follow it.
+    pub rewritten: Graph,
+    /// One node per kernel.
+    pub clusters: Graph,
+    /// Device of each cluster.
+    pub placement: Placement,
+    /// One graph per device.
+    pub partitions: Vec<(DeviceName, Graph)>,
+    /// Order and memory plan of each partition.
+    pub schedules: Vec<Schedule>,
+    /// What the executor runs.
+    pub program: Arc<Program>,
+    /// Text of the generated code, when the options asked for it.
+    pub clif: String,
+    /// Disassembly of the generated code, when the options asked for it.
+    pub asm: String,
+    /// What happened on the way.
+    pub report: Report,
+}
+
+/// Times stages and checks what they give.
+struct Stages<'o> {
+    options: &'o Options,
+    report: Report,
+}
+
+impl Stages<'_> {
+    /// Runs a stage; its time is added to earlier ones of the same name.
+    fn run<T>(&mut self, name: &'static str, stage: impl FnOnce(&mut Report) -> Result<T>) -> Result<T> {
+        let started = Instant::now();
+        let result = stage(&mut self.report)?;
+        let ns = started.elapsed().as_nanos() as u64;
+        match self.report.stages.iter_mut().find(|(n, _)| *n == name) {
+            Some((_, total)) => *total += ns,
+            None => self.report.stages.push((name, ns)),
+        }
+        Ok(result)
+    }
+
+    fn check(&self, g: &Graph) -> Result<()> {
+        if self.options.check { verify(g) } else { Ok(()) }
+    }
+}
+
+/// The way of a graph of static shapes to a program.
+pub fn lower(graph: &Graph, options: &Options) -> Result<Lowered> {
+    let mut s = Stages { options, report: Report::default() };
+    let graph = s.run("fold", |_| clean(graph))?;
+    s.check(&graph)?;
+    let mut rewritten = s.run("rewrite", |report| rewrite(&graph, options, report))?;
+    if options.opt_level > 0 {
+        rewritten = s.run("merge", |_| clean(&passes::merge_matmuls(&rewritten)?))?;
+    }
+    s.check(&rewritten)?;
+    let mut request = Request { devices: options.devices.clone(), pins: options.pins.clone(), fallback: options.fallback };
+    let clusters = s.run("cluster", |report| {
+        // Every pin must find a node of the user's model; what rewriting left of those nodes is pinned before grouping.
+        place::apply_pins(&mut graph.clone(), &mut request)?;
+        let mut pinned = rewritten.clone();
+        place::apply_pins(&mut pinned, &mut request)?;
+        let (clusters, r) = cluster(&pinned, fusion(options))?;
+        report.cluster = r;
+        Ok(clusters)
+    })?;
+    s.check(&clusters)?;
+    let placement = s.run("place", |report| {
+        let placement = place::place(&clusters, &request, &CostModel::default())?;
+        report.warnings.extend(placement.warnings.iter().cloned());
+        Ok(placement)
+    })?;
+    let partitions = vec![(placement.devices[0].clone(), clusters.clone())];
+    if options.check {
+        place::check::check(&clusters, &request, &placement)?;
+    }
+    let mut made = s.run("codegen", |_| assemble(&clusters, &partitions, &settings(options)))?;
+    s.report.arenas = made.arenas();
+    s.report.constant_bytes = made.program.partitions.iter().flat_map(|p| &p.constants).map(|t| t.size_bytes()).sum();
+    let (clif, asm) = (std::mem::take(&mut made.clif), std::mem::take(&mut made.asm));
+    let program = Arc::new(made.program);
+    Ok(Lowered { graph, rewritten, clusters, placement, partitions, schedules: made.schedules, program, clif, asm, report: s.report })
+}
+
+/// Constant folding, common subexpressions, dead code.
+pub(crate) fn clean(g: &Graph) -> Result<Graph> {
+    passes::dce(&passes::cse(&passes::fold_constants(g)?)?)
+}
+
+fn rewrite(g: &Graph, options: &Options, report: &mut Report) -> Result<Graph> {
+    if options.opt_level == 0 {
+        return Ok(g.clone());
+    }
+    let (rewritten, r) = rewrite::rewrite(g, &rewrite::Options::level(options.opt_level))?;
+    report.rewrite = r;
+    clean(&rewritten)
+}
+
+fn fusion(options: &Options) -> Fusion {
+    if options.opt_level == 0 { Fusion::Off } else { Fusion::On }
+}
+
+fn settings(options: &Options) -> Settings {
+    let n_cpus = options.devices.devices.len().max(1);
+    let n_threads = (options.threads.unwrap_or_else(default_threads) / n_cpus).max(1);
+    let limit = |d: &place::Device| d.memory_limit.map(|b| (d.name.clone(), b.0 as usize));
+    Settings {
+        codegen: cpu::Options { n_threads, listings: options.keep_code_text },
+        memory_limits: options.devices.devices.iter().filter_map(limit).collect(),
+        fusion: fusion(options),
+        check: options.check,
+    }
+}
+
+impl Lowered {
+    /// The text of a stage. `full` prints constants so that graphs parse back.
+    ///
+    /// Errors with `Unsupported` for stages that no back end produces yet.
+    pub fn text(&self, stage: Stage, full: bool) -> Result<String> {
+        let print = if full { PrintOptions::FULL } else { PrintOptions::SHORT };
+        let per_device = |text: &dyn Fn(usize) -> String| -> String {
+            self.partitions.iter().enumerate().map(|(i, (device, _))| format!("// {device}\n{}", text(i))).collect()
+        };
+        Ok(match stage {
+            Stage::Graph => self.graph.to_text(print),
+            Stage::Rewritten => self.rewritten.to_text(print),
+            Stage::Clusters => self.clusters.to_text(print),
+            Stage::Placed => self.placement.to_text(&self.clusters),
+            Stage::Partitions => per_device(&|i| self.partitions[i].1.to_text(print)),
+            Stage::Schedule => per_device(&|i| self.schedules[i].to_text(&self.partitions[i].1)),
+            Stage::Clif => self.clif.clone(),
+            Stage::Asm => self.asm.clone(),
+            Stage::Cuda | Stage::Ptx => {
+                return Err(Error::unsupported(format!("stage {}: there is no code generator for GPU yet", stage.name())));
+            }
+        })
+    }
+}

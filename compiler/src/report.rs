@@ -1,0 +1,59 @@
+//! The compile report: what each stage did and how long it took.
+
+use crate::units::{count, size, time_ns};
+use crate::{cluster, rewrite};
+use std::fmt::Write;
+
+/// What compilation did.
+#[derive(Clone, Debug, Default)]
+pub struct Report {
+    /// Time of each stage in ns, in order.
+    pub stages: Vec<(&'static str, u64)>,
+    /// What rewriting did.
+    pub rewrite: rewrite::Report,
+    /// What grouping did.
+    pub cluster: cluster::Report,
+    /// Things the user should know although compilation went on, e.g. a soft-placement downgrade.
+    pub warnings: Vec<String>,
+    /// Arena bytes of each device, and the least possible.
+    pub arenas: Vec<(String, usize, usize)>,
+    /// Bytes of constants, packed weights included.
+    pub constant_bytes: usize,
+}
+
+impl Report {
+    /// Prints warnings to stderr.
+    pub fn print_warnings(&self) {
+        self.warnings.iter().for_each(|w| eprintln!("warning: {w}"));
+    }
+
+    /// Text for people: 1 = stages and times, 2 = rewrites, 3 = kernels and missed fusions.
+    pub fn text(&self, verbosity: u8) -> String {
+        let mut out = String::new();
+        let total: u64 = self.stages.iter().map(|(_, ns)| ns).sum();
+        for (name, ns) in &self.stages {
+            let _ = writeln!(out, "{name:<12} {}", time_ns(*ns));
+        }
+        let _ = writeln!(out, "{:<12} {}", "total", time_ns(total));
+        let c = &self.cluster;
+        let kernels: usize = c.kernels.values().sum();
+        let _ = writeln!(out, "kernels      {} -> {kernels}", c.ops_before);
+        let _ = writeln!(out, "bytes moved  {} -> {}", size(c.bytes_before), size(c.bytes_after));
+        for (device, arena, least) in &self.arenas {
+            let _ = writeln!(out, "{device}  arena {}  (least possible {})", size(*arena as u64), size(*least as u64));
+        }
+        let _ = writeln!(out, "constants    {}", size(self.constant_bytes as u64));
+        if verbosity >= 2 {
+            let _ = writeln!(out, "{}", self.rewrite);
+        }
+        if verbosity >= 3 {
+            for (kind, n) in &c.kernels {
+                let _ = writeln!(out, "{:>6}  {kind:?} kernels", count(*n as u64));
+            }
+            for (node, reason) in &c.missed {
+                let _ = writeln!(out, "not fused: {node}: {reason}");
+            }
+        }
+        out
+    }
+}
