@@ -1,3 +1,7 @@
-//! The `gristmill` command line.
+//! The `gristmill` binary; all of it is in [`gristmill::cli`].
 
-fn main() {}
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    gristmill::cli::main()
+}

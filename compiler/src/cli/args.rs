@@ -1,0 +1,128 @@
+//! Flags that the compiling verbs share, and how they become [`Options`].
+
+use crate::error::{Error, Result};
+use crate::ir::Bindings;
+use crate::options::{Options, default_threads};
+use crate::place::{DeviceSet, Fallback, Pin};
+use crate::cost::Bytes;
+use clap::{Args, ValueEnum};
+use std::path::PathBuf;
+
+/// Flags of every verb that compiles.
+#[derive(Args)]
+pub struct CompileArgs {
+    /// Logical devices: `cpu:2` for two logical CPUs, or names such as `/device:CPU:0`, separated by commas.
+    #[arg(long, default_value = "cpu:1", value_name = "LIST")]
+    pub devices: String,
+    /// Run the nodes whose path matches the regular expression on a device.
+    #[arg(long, value_name = "REGEX=DEVICE")]
+    pub pin: Vec<String>,
+    /// What to do when a requested device cannot run a node.
+    #[arg(long, value_enum, default_value = "error")]
+    pub fallback: FallbackArg,
+    /// Memory limit of a device, e.g. `cpu:0=512MiB`.
+    #[arg(long, value_name = "DEVICE=SIZE")]
+    pub mem: Vec<String>,
+    /// Value of a symbolic dim, e.g. `batch=8`.
+    #[arg(long, value_name = "DIM=N")]
+    pub set: Vec<String>,
+    /// 0: one kernel per op; 1: simplification and grouping; 2: all rules; 3: as 2 with larger limits.
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u8).range(0..=3))]
+    pub opt_level: u8,
+    /// CPU threads over all logical CPU devices; one per core by default.
+    #[arg(long, value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub threads: Option<u16>,
+    /// Run the verifier and the independent checkers between stages.
+    #[arg(long)]
+    pub verify: bool,
+    /// Write the text of every stage into a directory.
+    #[arg(long, value_name = "DIR")]
+    pub dump_dir: Option<PathBuf>,
+    /// Say more: stages and times; rewrites; kernels; everything.
+    #[arg(short, long, action = clap::ArgAction::Count)]
+    pub verbose: u8,
+}
+
+/// `--fallback`.
+#[derive(Clone, Copy, ValueEnum)]
+pub enum FallbackArg {
+    /// Refuse to compile.
+    Error,
+    /// Place elsewhere and warn.
+    Warn,
+    /// Place elsewhere.
+    Allow,
+}
+
+impl CompileArgs {
+    /// The options that the flags say.
+    pub fn options(&self) -> Result<Options> {
+        let threads = self.threads.map_or_else(default_threads, usize::from);
+        let mut options = Options {
+            devices: DeviceSet::parse(&self.devices, threads)?,
+            fallback: match self.fallback {
+                FallbackArg::Error => Fallback::Error,
+                FallbackArg::Warn => Fallback::Warn,
+                FallbackArg::Allow => Fallback::Allow,
+            },
+            opt_level: self.opt_level,
+            threads: Some(threads),
+            keep_code_text: self.dump_dir.is_some(),
+            ..Options::default()
+        };
+        options.check |= self.verify;
+        options.pins = self.pin.iter().map(|p| Pin::parse(p)).collect::<Result<_>>()?;
+        for mem in &self.mem {
+            let (device, size) = split(mem, "--mem", "DEVICE=SIZE")?;
+            options.devices.limit_memory(device, Bytes(parse_size(size)? as u64))?;
+        }
+        options.dims = parse_dims(&self.set)?;
+        Ok(options)
+    }
+}
+
+/// `--set DIM=N` flags.
+pub fn parse_dims(flags: &[String]) -> Result<Bindings> {
+    let mut dims = Bindings::new();
+    for set in flags {
+        let (dim, value) = split(set, "--set", "DIM=N")?;
+        let value = value.parse().map_err(|_| Error::invalid(format!("--set {set:?}: {value:?} is not a number")))?;
+        if dims.insert(dim.to_owned(), value).is_some() {
+            return Err(Error::invalid(format!("--set {dim} is given twice")));
+        }
+    }
+    Ok(dims)
+}
+
+/// Splits at the last `=`, since regular expressions may hold one.
+fn split<'a>(text: &'a str, flag: &str, form: &str) -> Result<(&'a str, &'a str)> {
+    text.rsplit_once('=').filter(|(a, b)| !a.is_empty() && !b.is_empty()).ok_or_else(|| Error::invalid(format!("{flag} {text:?}: expected {form}")))
+}
+
+/// `512MiB`, `4GiB`, `1000000`.
+fn parse_size(text: &str) -> Result<usize> {
+    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(digits);
+    let factor: Option<usize> = match unit.trim() {
+        "" | "B" => Some(1),
+        "KiB" | "K" => Some(1 << 10),
+        "MiB" | "M" => Some(1 << 20),
+        "GiB" | "G" => Some(1 << 30),
+        _ => None,
+    };
+    let bytes = number.parse::<usize>().ok().zip(factor).and_then(|(n, f)| n.checked_mul(f));
+    bytes.ok_or_else(|| Error::invalid(format!("size {text:?}: expected a form like 512MiB, 4GiB or a number of bytes")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_and_pairs() {
+        assert_eq!(parse_size("4GiB").unwrap(), 4 << 30);
+        assert!(parse_size("40%").is_err() && parse_size("").is_err() && parse_size("99999999999999GiB").is_err());
+        assert_eq!(split("a=b=cpu:0", "--pin", "").unwrap(), ("a=b", "cpu:0"));
+        assert!(split("cpu:0", "--pin", "").is_err());
+    }
+}

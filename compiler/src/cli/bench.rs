@@ -1,0 +1,106 @@
+//! `gristmill bench`: time repeated runs.
+
+use super::args::CompileArgs;
+use super::load::{self, InputFlags};
+use super::{dump, outln, print_json};
+use crate::units as format;
+use crate::compiled::compile;
+use crate::error::Result;
+use clap::Args;
+use serde_json::json;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+/// Arguments of `bench`.
+#[derive(Args)]
+pub struct BenchArgs {
+    /// An ONNX model, or a graph in text form (`.ir`).
+    model: PathBuf,
+    #[command(flatten)]
+    compile: CompileArgs,
+    /// Seconds to measure, after the warm-up.
+    #[arg(long, default_value_t = 2.0, value_name = "S")]
+    duration: f64,
+    /// Exactly so many runs instead.
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
+    iters: Option<u64>,
+    /// Inputs by name from a NumPy archive; random ones otherwise.
+    #[arg(long, value_name = "FILE.npz")]
+    inputs: Option<PathBuf>,
+    /// Inputs of an ONNX test-data directory.
+    #[arg(long, value_name = "DIR", conflicts_with = "inputs")]
+    test_data: Option<PathBuf>,
+    /// Seed of random inputs.
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs the verb.
+pub fn bench(args: &BenchArgs) -> Result<()> {
+    let options = args.compile.options()?;
+    let started = Instant::now();
+    let source = load::model(&args.model)?;
+    let load_ns = started.elapsed().as_nanos() as u64;
+    let started = Instant::now();
+    let compiled = compile(source, &options)?;
+    let inputs = match &args.test_data {
+        Some(dir) => compiled.bind(load::test_data(dir, "input")?)?,
+        None => load::inputs(&compiled, &InputFlags { npz: args.inputs.as_deref(), npy: &[], seed: args.seed })?.0,
+    };
+    let executable = compiled.for_inputs(&inputs)?;
+    let compile_ns = started.elapsed().as_nanos() as u64;
+    executable.lowered.report.print_warnings();
+    if let Some(dir) = &args.compile.dump_dir {
+        dump::write_all(&executable.lowered, dir)?;
+    }
+    if args.compile.verbose > 0 {
+        eprint!("{}", executable.lowered.report.text(args.compile.verbose));
+    }
+    let mut outputs = executable.run(&inputs)?.into_tensors();
+    let mut times = measure(args, &mut || executable.run_into(&inputs, &mut outputs))?;
+    times.sort_unstable();
+    let at = |q: f64| times[((times.len() - 1) as f64 * q).round() as usize];
+    let rss = peak_rss_bytes();
+    if args.json {
+        print_json("bench", json!({ "p50_ns": at(0.5), "p90_ns": at(0.9), "p99_ns": at(0.99), "min_ns": times[0], "iters": times.len(), "load_ns": load_ns, "compile_ns": compile_ns, "peak_rss_bytes": rss }));
+    } else {
+        outln!("load {}  compile {}", format::time_ns(load_ns), format::time_ns(compile_ns));
+        outln!("p50 {}  p90 {}  p99 {}  min {}  ({} runs)", format::time_ns(at(0.5)), format::time_ns(at(0.9)), format::time_ns(at(0.99)), format::time_ns(times[0]), times.len());
+        outln!("peak memory {}", rss.map_or("unknown".into(), format::size));
+    }
+    Ok(())
+}
+
+/// Times of single runs in ns, after a warm-up of a tenth of the duration.
+fn measure(args: &BenchArgs, run: &mut dyn FnMut() -> Result<()>) -> Result<Vec<u64>> {
+    let duration = Duration::from_secs_f64(args.duration.clamp(0.0, 3600.0));
+    let warm = Instant::now();
+    while args.iters.is_none() && warm.elapsed() < duration / 10 {
+        run()?;
+    }
+    let mut times = Vec::new();
+    let started = Instant::now();
+    loop {
+        let t = Instant::now();
+        run()?;
+        times.push(t.elapsed().as_nanos() as u64);
+        let done = match args.iters {
+            Some(n) => times.len() as u64 >= n,
+            None => started.elapsed() >= duration,
+        };
+        if done {
+            return Ok(times);
+        }
+    }
+}
+
+/// Greatest resident size of this process so far, where the system tells.
+fn peak_rss_bytes() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|l| l.strip_prefix("VmHWM:"))?;
+    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kib * 1024)
+}

@@ -1,0 +1,195 @@
+//! `gristmill run`: compile for this machine and run once.
+
+use super::args::CompileArgs;
+use super::load::{self, InputFlags};
+use super::{dump, outln, print_json};
+use crate::units as format;
+use crate::interp::compare::allclose;
+use crate::compiled::{Compiled, Outputs, compile};
+use crate::error::{Error, ErrorKind, Result};
+use crate::{DType, Tensor};
+use clap::Args;
+use gristmill_runtime::{npy, with_dtype};
+use serde_json::json;
+use std::path::PathBuf;
+use std::time::Instant;
+
+/// Arguments of `run`.
+#[derive(Args)]
+pub struct RunArgs {
+    /// An ONNX model, or a graph in text form (`.ir`).
+    model: PathBuf,
+    #[command(flatten)]
+    compile: CompileArgs,
+    /// Inputs by name from a NumPy archive.
+    #[arg(long, value_name = "FILE.npz")]
+    inputs: Option<PathBuf>,
+    /// One input from a NumPy file.
+    #[arg(long, value_name = "NAME=FILE.npy")]
+    input: Vec<String>,
+    /// Inputs `input_N.pb` and expected outputs `output_N.pb` of an ONNX test-data directory; results are compared.
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["inputs", "input"])]
+    test_data: Option<PathBuf>,
+    /// Class labels (integers) to compare with the arg-max of the first output over its last axis; prints the accuracy.
+    #[arg(long, value_name = "FILE.npy")]
+    labels: Option<PathBuf>,
+    /// Write the outputs to a NumPy archive.
+    #[arg(long, value_name = "FILE.npz")]
+    outputs: Option<PathBuf>,
+    /// Seed of random inputs.
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+    /// Largest allowed relative difference from expected outputs.
+    #[arg(long, default_value_t = 1e-3)]
+    rtol: f64,
+    /// Largest allowed absolute difference from expected outputs.
+    #[arg(long, default_value_t = 1e-5)]
+    atol: f64,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs the verb.
+pub fn run(args: &RunArgs) -> Result<()> {
+    let started = Instant::now();
+    let source = load::model(&args.model)?;
+    let compiled = compile(source, &args.compile.options()?)?;
+    let inputs = gather_inputs(args, &compiled)?;
+    let executable = compiled.for_inputs(&inputs)?;
+    let compile_ns = started.elapsed().as_nanos() as u64;
+    executable.lowered.report.print_warnings();
+    if let Some(dir) = &args.compile.dump_dir {
+        dump::write_all(&executable.lowered, dir)?;
+    }
+    if args.compile.verbose > 0 {
+        eprint!("{}", executable.lowered.report.text(args.compile.verbose));
+    }
+    let started = Instant::now();
+    let outputs = executable.run(&inputs)?;
+    let run_ns = started.elapsed().as_nanos() as u64;
+    if let Some(path) = &args.outputs {
+        npy::write_npz(path, outputs.iter())?;
+    }
+    let accuracy = args.labels.as_ref().map(|path| accuracy(&outputs, path)).transpose()?;
+    if args.json {
+        print_json("run", json!({ "compile_ns": compile_ns, "run_ns": run_ns, "outputs": outputs.iter().map(summary_json).collect::<Vec<_>>(), "accuracy": accuracy.map(|(r, n)| r as f64 / n.max(1) as f64) }));
+    } else {
+        outputs.iter().for_each(|(name, t)| outln!("{}", summary(name, t)));
+        if let Some((right, total)) = accuracy {
+            outln!("accuracy {:.2} % ({right} of {total})", 100.0 * right as f64 / total.max(1) as f64);
+        }
+        outln!("compiled in {}, ran in {}", format::time_ns(compile_ns), format::time_ns(run_ns));
+    }
+    compare_with_expected(args, &outputs)
+}
+
+fn gather_inputs(args: &RunArgs, compiled: &Compiled) -> Result<Vec<Tensor>> {
+    let Some(dir) = &args.test_data else {
+        let flags = InputFlags { npz: args.inputs.as_deref(), npy: &args.input, seed: args.seed };
+        let (inputs, random) = load::inputs(compiled, &flags)?;
+        if !random.is_empty() {
+            eprintln!("random inputs (--seed {}): {}", args.seed, random.join(", "));
+        }
+        return Ok(inputs);
+    };
+    let mut given = load::test_data(dir, "input")?;
+    // Names in the files may be missing; then they stand for the inputs in order.
+    for ((name, _), (declared, _)) in given.iter_mut().zip(compiled.inputs()) {
+        if name.is_empty() {
+            name.clone_from(declared);
+        }
+    }
+    compiled.bind(given).map_err(|e| e.context(dir.display()))
+}
+
+fn compare_with_expected(args: &RunArgs, outputs: &Outputs) -> Result<()> {
+    let Some(dir) = &args.test_data else { return Ok(()) };
+    let expected = load::test_data(dir, "output")?;
+    if expected.is_empty() {
+        return Err(Error::invalid(format!("{}: there is no output_0.pb to compare with", dir.display())));
+    }
+    let mut failed = Vec::new();
+    for (i, (name, want)) in expected.iter().enumerate() {
+        let got = outputs.get(name).or_else(|| outputs.iter().nth(i).map(|(_, t)| t));
+        let got = got.ok_or_else(|| Error::invalid(format!("expected output {name:?} is not an output of the model")))?;
+        let c = allclose(want, got, args.rtol, args.atol);
+        if !args.json {
+            outln!("{name}: {c}");
+        }
+        if !c.ok {
+            failed.push(name.as_str());
+        }
+    }
+    if failed.is_empty() { Ok(()) } else { Err(Error::new(ErrorKind::Mismatch, format!("outputs differ from the expected ones: {}", failed.join(", ")))) }
+}
+
+/// Right answers and total: arg-max over the last axis of the first output against labels.
+fn accuracy(outputs: &Outputs, path: &std::path::Path) -> Result<(usize, usize)> {
+    let labels = as_f64(&Tensor::from_npy(path)?);
+    let (name, scores) = outputs.iter().next().ok_or_else(|| Error::invalid("the model has no output to compare with labels"))?;
+    let classes = scores.shape().last().copied().unwrap_or(0);
+    if classes == 0 || scores.len() / classes != labels.len() {
+        return Err(Error::invalid(format!("{}: {} labels do not fit output {name:?} of shape {:?}", path.display(), labels.len(), scores.shape())));
+    }
+    let values = as_f64(scores);
+    let best = |row: &[f64]| row.iter().enumerate().fold((0, f64::NEG_INFINITY), |b, (i, &v)| if v > b.1 { (i, v) } else { b }).0;
+    let right = values.chunks(classes).zip(&labels).filter(|(row, label)| best(row) as f64 == **label).count();
+    Ok((right, labels.len()))
+}
+
+/// The elements as `f64`.
+pub fn as_f64(t: &Tensor) -> Vec<f64> {
+    trait ToF64 {
+        fn to_f64(self) -> f64;
+    }
+    macro_rules! as_cast {
+        ($($t:ty),*) => { $(impl ToF64 for $t { fn to_f64(self) -> f64 { self as f64 } })* };
+    }
+    as_cast!(f32, f64, i8, i16, i32, i64, u8, u16, u32, u64);
+    impl ToF64 for bool {
+        fn to_f64(self) -> f64 {
+            f64::from(u8::from(self))
+        }
+    }
+    impl ToF64 for gristmill_runtime::half::f16 {
+        fn to_f64(self) -> f64 {
+            gristmill_runtime::half::f16::to_f64(self)
+        }
+    }
+    impl ToF64 for gristmill_runtime::half::bf16 {
+        fn to_f64(self) -> f64 {
+            gristmill_runtime::half::bf16::to_f64(self)
+        }
+    }
+    with_dtype!(t.dtype(), T => t.as_slice::<T>().iter().map(|v| ToF64::to_f64(*v)).collect())
+}
+
+fn statistics(t: &Tensor) -> (f64, f64, f64) {
+    let v = as_f64(t);
+    let (min, max) = v.iter().fold((f64::INFINITY, f64::NEG_INFINITY), |(a, b), &x| (a.min(x), b.max(x)));
+    (min, v.iter().sum::<f64>() / v.len() as f64, max)
+}
+
+/// `name: f32[2, 3]  min -1.2  mean 0.1  max 3.4  [0.1, 0.2, ..]`.
+fn summary(name: &str, t: &Tensor) -> String {
+    let mut text = format!("{name}: {}{:?}", t.dtype(), t.shape());
+    if t.is_empty() {
+        return text;
+    }
+    let (min, mean, max) = statistics(t);
+    let first: Vec<String> = as_f64(t).iter().take(6).map(|v| number(*v, t.dtype())).collect();
+    let dots = if t.len() > 6 { ", .." } else { "" };
+    text.push_str(&format!("  min {}  mean {mean:.6}  max {}  [{}{dots}]", number(min, t.dtype()), number(max, t.dtype()), first.join(", ")));
+    text
+}
+
+fn number(v: f64, dtype: DType) -> String {
+    if dtype.is_float() { format!("{v:.6}") } else { format!("{v}") }
+}
+
+fn summary_json((name, t): (&str, &Tensor)) -> serde_json::Value {
+    let (min, mean, max) = statistics(t);
+    let first: Vec<f64> = as_f64(t).into_iter().take(6).collect();
+    json!({ "name": name, "dtype": t.dtype().name(), "shape": t.shape(), "min": min, "mean": mean, "max": max, "first": first })
+}

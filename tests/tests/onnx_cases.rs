@@ -1,0 +1,119 @@
+//! The ONNX package's own backend test cases, as `tests/python/export_onnx_cases.py` writes them.
+//!
+//! `tests/data/onnx_cases_passing.txt` lists the cases that pass and may only grow: a listed case that fails is an error, and so
+//! is a passing case that is not listed. `GRISTMILL_UPDATE_CASES=1` rewrites the list, refusing to drop a line. The cases are
+//! found through `GRISTMILL_ONNX_CASES`; without it the test says what it left out.
+
+use gristmill::interp::compare::allclose;
+use gristmill::{Options, Tensor, onnx};
+use std::collections::{BTreeMap, BTreeSet};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+const LIST: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/data/onnx_cases_passing.txt");
+
+/// All case directories under `root`, as `kind/name`.
+fn cases(root: &Path) -> Vec<String> {
+    let list = |dir: &Path| -> Vec<PathBuf> {
+        let mut entries: Vec<PathBuf> = std::fs::read_dir(dir).unwrap().map(|e| e.unwrap().path()).filter(|p| p.is_dir()).collect();
+        entries.sort();
+        entries
+    };
+    let kinds = list(root);
+    let relative = |p: PathBuf| p.strip_prefix(root).unwrap().to_str().unwrap().to_owned();
+    kinds.iter().flat_map(|k| list(k)).map(relative).collect()
+}
+
+/// Runs one case. `Err` tells why it does not pass.
+fn run_case(dir: &Path) -> Result<(), String> {
+    let json = std::fs::read_to_string(dir.join("case.json")).map_err(|e| e.to_string())?;
+    let case: serde_json::Value = serde_json::from_str(&json).map_err(|e| e.to_string())?;
+    if let Some(kind) = non_tensor(&case) {
+        return Err(format!("unsupported: a {kind} is passed"));
+    }
+    let (rtol, atol) = (case["rtol"].as_f64().unwrap_or(1e-3), case["atol"].as_f64().unwrap_or(1e-7));
+    let model = onnx::load(dir.join("model.onnx")).map_err(|e| e.to_string())?;
+    let options = Options { threads: Some(1), ..Options::default() };
+    let compiled = gristmill::compile(&model, &options).map_err(|e| e.to_string())?;
+    for k in 0.. {
+        let data = dir.join(format!("test_data_set_{k}"));
+        if !data.exists() {
+            break;
+        }
+        let (inputs, expected) = (tensors(&data, "input")?, tensors(&data, "output")?);
+        let names: Vec<String> = compiled.inputs().iter().map(|(n, _)| n.clone()).collect();
+        let named = inputs.into_iter().enumerate().map(|(i, (n, t))| (if n.is_empty() { names.get(i).cloned().unwrap_or_default() } else { n }, t));
+        let outputs = compiled.run(named).map_err(|e| e.to_string())?;
+        for (i, (_, want)) in expected.iter().enumerate() {
+            let (name, got) = outputs.iter().nth(i).ok_or("an output is missing")?;
+            let c = allclose(want, got, rtol, atol);
+            if !c.ok {
+                return Err(format!("output {name:?} differs: {c}"));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Kind of the first value of a case that is not a tensor.
+fn non_tensor(case: &serde_json::Value) -> Option<String> {
+    let text = case.to_string();
+    ["sequence", "optional", "map"].into_iter().find(|k| text.contains(&format!("\"{k}\""))).map(str::to_owned)
+}
+
+fn tensors(dir: &Path, prefix: &str) -> Result<Vec<(String, Tensor)>, String> {
+    let mut found = Vec::new();
+    loop {
+        let path = dir.join(format!("{prefix}_{}.pb", found.len()));
+        if !path.exists() {
+            return Ok(found);
+        }
+        let bytes = std::fs::read(&path).map_err(|e| e.to_string())?;
+        found.push(onnx::tensor_from_pb(&bytes).map_err(|e| e.to_string())?);
+    }
+}
+
+/// Outcome of every case; a panic is an outcome too, and never passes.
+fn run_all(root: &Path, names: &[String]) -> BTreeMap<String, Result<(), String>> {
+    let (next, results) = (AtomicUsize::new(0), Mutex::new(BTreeMap::new()));
+    let worker = || {
+        while let Some(name) = names.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let outcome = catch_unwind(AssertUnwindSafe(|| run_case(&root.join(name)))).unwrap_or_else(|_| Err("PANIC".into()));
+            results.lock().unwrap().insert(name.clone(), outcome);
+        }
+    };
+    std::thread::scope(|s| (0..2).for_each(|_| drop(s.spawn(worker))));
+    results.into_inner().unwrap()
+}
+
+#[test]
+fn conformance_only_grows() {
+    let Some(root) = std::env::var_os("GRISTMILL_ONNX_CASES").map(PathBuf::from) else {
+        eprintln!("left out: the ONNX package's cases; export them with tests/python/export_onnx_cases.py and set GRISTMILL_ONNX_CASES");
+        return;
+    };
+    let filter = std::env::var("GRISTMILL_CASE_FILTER").unwrap_or_default();
+    let names: Vec<String> = cases(&root).into_iter().filter(|n| n.contains(&filter)).collect();
+    assert!(!names.is_empty(), "{} holds no cases", root.display());
+    let results = run_all(&root, &names);
+    let passed: BTreeSet<&str> = results.iter().filter(|(_, r)| r.is_ok()).map(|(n, _)| n.as_str()).collect();
+    if let Some(path) = std::env::var_os("GRISTMILL_CASE_REPORT") {
+        let lines: Vec<String> = results.iter().filter_map(|(n, r)| r.as_ref().err().map(|e| format!("{n}\t{}", e.replace('\n', " ")))).collect();
+        std::fs::write(path, lines.join("\n")).unwrap();
+    }
+    eprintln!("{} of {} cases pass", passed.len(), results.len());
+    let panics: Vec<&str> = results.iter().filter(|(_, r)| matches!(r, Err(e) if e == "PANIC")).map(|(n, _)| n.as_str()).collect();
+    assert!(panics.is_empty(), "panicked: {panics:?}");
+    let listed = std::fs::read_to_string(LIST).unwrap_or_default();
+    let listed: BTreeSet<&str> = listed.lines().filter(|l| !l.is_empty() && l.contains(&filter)).collect();
+    let broken: Vec<String> = listed.iter().filter(|n| !passed.contains(**n)).map(|n| format!("{n}: {:?}", results.get(*n))).collect();
+    assert!(broken.is_empty(), "{} listed cases fail:\n{}", broken.len(), broken.join("\n"));
+    let new: Vec<&str> = passed.difference(&listed).copied().collect();
+    if filter.is_empty() && std::env::var_os("GRISTMILL_UPDATE_CASES").is_some() {
+        std::fs::write(LIST, passed.iter().map(|n| format!("{n}\n")).collect::<String>()).unwrap();
+    } else {
+        assert!(new.is_empty(), "{} cases pass that are not listed; set GRISTMILL_UPDATE_CASES=1: {new:?}", new.len());
+    }
+}
