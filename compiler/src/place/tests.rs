@@ -56,7 +56,7 @@ fn random_placements_are_right() {
 
 #[test]
 fn branches_run_side_by_side_unless_the_link_is_slow() {
-    let (g, _) = cluster::cluster(&two_branches()).unwrap();
+    let (g, _) = cluster::cluster(&two_branches(), cluster::Fusion::On).unwrap();
     let mut r = request("cpu:2");
     let p = place(&g, &r, &CostModel::default()).unwrap();
     let used: BTreeSet<usize> = p.nodes.iter().flatten().map(|n| n.device).collect();
@@ -103,7 +103,7 @@ fn pins_hold_and_keep_clusters_apart() {
     let mut r = request("cpu:2");
     r.pins = vec![Pin::parse("^/left/=cpu:1").unwrap(), Pin::parse("/b/MatMul$=/device:CPU:0").unwrap()];
     apply_pins(&mut g, &mut r).unwrap();
-    let (g, _) = cluster::cluster(&g).unwrap();
+    let (g, _) = cluster::cluster(&g, cluster::Fusion::On).unwrap();
     let p = place(&g, &r, &CostModel::default()).unwrap();
     check::check(&g, &r, &p).unwrap();
     for (id, node) in g.nodes() {
@@ -118,7 +118,7 @@ fn pins_hold_and_keep_clusters_apart() {
 
 #[test]
 fn requests_that_cannot_be_had_are_errors() {
-    let (g, _) = cluster::cluster(&two_branches()).unwrap();
+    let (g, _) = cluster::cluster(&two_branches(), cluster::Fusion::On).unwrap();
     let mut pinned = request("cpu:2");
     pinned.pins = vec![Pin::parse("^/lift/a/MatMul$=cpu:0").unwrap()];
     let mut elsewhere = request("cpu:2,emu:1");
@@ -139,7 +139,7 @@ fn requests_that_cannot_be_had_are_errors() {
 
 #[test]
 fn memory_limits_are_kept_or_named() {
-    let (g, _) = cluster::cluster(&two_branches()).unwrap();
+    let (g, _) = cluster::cluster(&two_branches(), cluster::Fusion::On).unwrap();
     let mut r = request("cpu:2");
     r.devices.limit_memory("cpu:0", Bytes(1 << 20)).unwrap();
     let p = place(&g, &r, &CostModel::default()).unwrap();
@@ -193,7 +193,7 @@ fn users_of_a_variable_stay_together() {
 
 #[test]
 fn text_form() {
-    let (g, _) = cluster::cluster(&two_branches()).unwrap();
+    let (g, _) = cluster::cluster(&two_branches(), cluster::Fusion::On).unwrap();
     let mut r = request("cpu:2");
     for d in &mut r.devices.devices {
         d.profile = crate::cost::DeviceProfile::cpu(gristmill_kernels::Isa::Avx2, 1);
