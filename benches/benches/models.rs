@@ -34,7 +34,9 @@ fn models(c: &mut Criterion) {
         let tensors = compiled.bind(named.clone()).expect("inputs fit");
         let executable = compiled.for_inputs(&tensors).expect("it compiles");
         let mut outputs = executable.run(&tensors).expect("it runs").into_tensors();
-        c.bench_function(&format!("run {name}"), |b| b.iter(|| executable.run_into(&tensors, &mut outputs).expect("it runs")));
+        c.bench_function(&format!("run {name}"), |b| {
+            b.iter(|| executable.run_into(&tensors, &mut outputs).expect("it runs"))
+        });
     }
 }
 

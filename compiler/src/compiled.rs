@@ -76,7 +76,14 @@ pub fn compile(source: impl Into<Source>, options: &Options) -> Result<Compiled>
             (interface(&bound), BTreeSet::new())
         }
     };
-    let compiled = Compiled { source, options: options.clone(), inputs: symbolic.0, outputs: symbolic.1, value_inputs, cache: Mutex::new(BTreeMap::new()) };
+    let compiled = Compiled {
+        source,
+        options: options.clone(),
+        inputs: symbolic.0,
+        outputs: symbolic.1,
+        value_inputs,
+        cache: Mutex::new(BTreeMap::new()),
+    };
     let shapes: Option<Vec<Vec<usize>>> = compiled.inputs.iter().map(|(_, t)| t.static_shape()).collect();
     if let (Some(shapes), true) = (shapes, compiled.value_inputs.is_empty()) {
         compiled.specialise(shapes, &BTreeMap::new())?;
@@ -140,11 +147,21 @@ impl Compiled {
                 return Err(Error::invalid(format!("input {name:?} is given twice")));
             }
         }
-        self.inputs.iter().map(|(name, ty)| {
-            let t = given.remove(name).ok_or_else(|| Error::invalid(format!("input {name:?} ({ty}) is missing")))?;
-            let fits = t.dtype() == ty.dtype && t.shape().len() == ty.rank() && ty.shape.iter().zip(t.shape()).all(|(d, &n)| d.as_usize().is_none_or(|d| d == n));
-            if fits { Ok(t) } else { Err(Error::invalid(format!("input {name:?}: expected {ty}, got {}{:?}", t.dtype(), t.shape()))) }
-        }).collect()
+        self.inputs
+            .iter()
+            .map(|(name, ty)| {
+                let t =
+                    given.remove(name).ok_or_else(|| Error::invalid(format!("input {name:?} ({ty}) is missing")))?;
+                let fits = t.dtype() == ty.dtype
+                    && t.shape().len() == ty.rank()
+                    && ty.shape.iter().zip(t.shape()).all(|(d, &n)| d.as_usize().is_none_or(|d| d == n));
+                if fits {
+                    Ok(t)
+                } else {
+                    Err(Error::invalid(format!("input {name:?}: expected {ty}, got {}{:?}", t.dtype(), t.shape())))
+                }
+            })
+            .collect()
     }
 
     fn specialise(&self, shapes: Vec<Vec<usize>>, values: &BTreeMap<String, Tensor>) -> Result<Arc<Executable>> {

@@ -9,11 +9,11 @@ use crate::ir::Graph;
 use crate::ir::print::PrintOptions;
 use crate::ir::verify::verify;
 use crate::options::{Options, default_threads};
+use crate::partition::Part;
 use crate::place::{Placement, Request};
 use crate::report::Report;
 use crate::schedule::Schedule;
-use crate::{passes, place, rewrite};
-use gristmill_runtime::DeviceName;
+use crate::{partition, passes, place, rewrite};
 use gristmill_runtime::program::Program;
 use std::sync::Arc;
 use std::time::Instant;
@@ -112,7 +112,7 @@ pub struct Lowered {
     /// Device of each cluster.
     pub placement: Placement,
     /// One graph per device.
-    pub partitions: Vec<(DeviceName, Graph)>,
+    pub partitions: Vec<Part>,
     /// Order and memory plan of each partition.
     pub schedules: Vec<Schedule>,
     /// What the executor runs.
@@ -159,7 +159,8 @@ pub fn lower(graph: &Graph, options: &Options) -> Result<Lowered> {
         rewritten = s.run("merge", |_| clean(&passes::merge_matmuls(&rewritten)?))?;
     }
     s.check(&rewritten)?;
-    let mut request = Request { devices: options.devices.clone(), pins: options.pins.clone(), fallback: options.fallback };
+    let mut request =
+        Request { devices: options.devices.clone(), pins: options.pins.clone(), fallback: options.fallback };
     let clusters = s.run("cluster", |report| {
         // Every pin must find a node of the user's model; what rewriting left of those nodes is pinned before grouping.
         place::apply_pins(&mut graph.clone(), &mut request)?;
@@ -175,16 +176,31 @@ pub fn lower(graph: &Graph, options: &Options) -> Result<Lowered> {
         report.warnings.extend(placement.warnings.iter().cloned());
         Ok(placement)
     })?;
-    let partitions = vec![(placement.devices[0].clone(), clusters.clone())];
+    let partitions = s.run("partition", |_| partition::partition(&clusters, &placement))?;
     if options.check {
         place::check::check(&clusters, &request, &placement)?;
+        partition::check::check(&clusters, &placement, &partitions)?;
     }
     let mut made = s.run("codegen", |_| assemble(&clusters, &partitions, &settings(options)))?;
+    if options.check {
+        partition::check::check_schedules(&clusters, &partitions, &made.schedules)?;
+    }
     s.report.arenas = made.arenas();
     s.report.constant_bytes = made.program.partitions.iter().flat_map(|p| &p.constants).map(|t| t.size_bytes()).sum();
     let (clif, asm) = (std::mem::take(&mut made.clif), std::mem::take(&mut made.asm));
     let program = Arc::new(made.program);
-    Ok(Lowered { graph, rewritten, clusters, placement, partitions, schedules: made.schedules, program, clif, asm, report: s.report })
+    Ok(Lowered {
+        graph,
+        rewritten,
+        clusters,
+        placement,
+        partitions,
+        schedules: made.schedules,
+        program,
+        clif,
+        asm,
+        report: s.report,
+    })
 }
 
 /// Constant folding, common subexpressions, dead code.
@@ -223,20 +239,22 @@ impl Lowered {
     /// Errors with `Unsupported` for stages that no back end produces yet.
     pub fn text(&self, stage: Stage, full: bool) -> Result<String> {
         let print = if full { PrintOptions::FULL } else { PrintOptions::SHORT };
-        let per_device = |text: &dyn Fn(usize) -> String| -> String {
-            self.partitions.iter().enumerate().map(|(i, (device, _))| format!("// {device}\n{}", text(i))).collect()
-        };
+        let schedule =
+            |(part, schedule): (&Part, &Schedule)| format!("// {}\n{}", part.device, schedule.to_text(&part.graph));
         Ok(match stage {
             Stage::Graph => self.graph.to_text(print),
             Stage::Rewritten => self.rewritten.to_text(print),
             Stage::Clusters => self.clusters.to_text(print),
             Stage::Placed => self.placement.to_text(&self.clusters),
-            Stage::Partitions => per_device(&|i| self.partitions[i].1.to_text(print)),
-            Stage::Schedule => per_device(&|i| self.schedules[i].to_text(&self.partitions[i].1)),
+            Stage::Partitions => partition::to_text(&self.partitions, print),
+            Stage::Schedule => self.partitions.iter().zip(&self.schedules).map(schedule).collect(),
             Stage::Clif => self.clif.clone(),
             Stage::Asm => self.asm.clone(),
             Stage::Cuda | Stage::Ptx => {
-                return Err(Error::unsupported(format!("stage {}: there is no code generator for GPU yet", stage.name())));
+                return Err(Error::unsupported(format!(
+                    "stage {}: there is no code generator for GPU yet",
+                    stage.name()
+                )));
             }
         })
     }

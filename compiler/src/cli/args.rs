@@ -1,10 +1,10 @@
 //! Flags that the compiling verbs share, and how they become [`Options`].
 
+use crate::cost::Bytes;
 use crate::error::{Error, Result};
 use crate::ir::Bindings;
 use crate::options::{Options, default_threads};
 use crate::place::{DeviceSet, Fallback, Pin};
-use crate::cost::Bytes;
 use clap::{Args, ValueEnum};
 use std::path::PathBuf;
 
@@ -96,7 +96,9 @@ pub fn parse_dims(flags: &[String]) -> Result<Bindings> {
 
 /// Splits at the last `=`, since regular expressions may hold one.
 fn split<'a>(text: &'a str, flag: &str, form: &str) -> Result<(&'a str, &'a str)> {
-    text.rsplit_once('=').filter(|(a, b)| !a.is_empty() && !b.is_empty()).ok_or_else(|| Error::invalid(format!("{flag} {text:?}: expected {form}")))
+    text.rsplit_once('=')
+        .filter(|(a, b)| !a.is_empty() && !b.is_empty())
+        .ok_or_else(|| Error::invalid(format!("{flag} {text:?}: expected {form}")))
 }
 
 /// `512MiB`, `4GiB`, `1000000`.
@@ -111,7 +113,8 @@ fn parse_size(text: &str) -> Result<usize> {
         _ => None,
     };
     let bytes = number.parse::<usize>().ok().zip(factor).and_then(|(n, f)| n.checked_mul(f));
-    bytes.ok_or_else(|| Error::invalid(format!("size {text:?}: expected a form like 512MiB, 4GiB or a number of bytes")))
+    bytes
+        .ok_or_else(|| Error::invalid(format!("size {text:?}: expected a form like 512MiB, 4GiB or a number of bytes")))
 }
 
 #[cfg(test)]

@@ -3,9 +3,9 @@
 use super::args::CompileArgs;
 use super::load::{self, InputFlags};
 use super::{dump, outln, print_json};
-use crate::units as format;
 use crate::compiled::compile;
 use crate::error::Result;
+use crate::units as format;
 use clap::Args;
 use serde_json::json;
 use std::path::PathBuf;
@@ -65,10 +65,20 @@ pub fn bench(args: &BenchArgs) -> Result<()> {
     let at = |q: f64| times[((times.len() - 1) as f64 * q).round() as usize];
     let rss = peak_rss_bytes();
     if args.json {
-        print_json("bench", json!({ "p50_ns": at(0.5), "p90_ns": at(0.9), "p99_ns": at(0.99), "min_ns": times[0], "iters": times.len(), "load_ns": load_ns, "compile_ns": compile_ns, "peak_rss_bytes": rss }));
+        print_json(
+            "bench",
+            json!({ "p50_ns": at(0.5), "p90_ns": at(0.9), "p99_ns": at(0.99), "min_ns": times[0], "iters": times.len(), "load_ns": load_ns, "compile_ns": compile_ns, "peak_rss_bytes": rss }),
+        );
     } else {
         outln!("load {}  compile {}", format::time_ns(load_ns), format::time_ns(compile_ns));
-        outln!("p50 {}  p90 {}  p99 {}  min {}  ({} runs)", format::time_ns(at(0.5)), format::time_ns(at(0.9)), format::time_ns(at(0.99)), format::time_ns(times[0]), times.len());
+        outln!(
+            "p50 {}  p90 {}  p99 {}  min {}  ({} runs)",
+            format::time_ns(at(0.5)),
+            format::time_ns(at(0.9)),
+            format::time_ns(at(0.99)),
+            format::time_ns(times[0]),
+            times.len()
+        );
         outln!("peak memory {}", rss.map_or("unknown".into(), format::size));
     }
     Ok(())

@@ -44,7 +44,10 @@ fn check_model(m: &Model, dims: Bindings, json: bool) -> Result<()> {
     let total: usize = counts.values().sum();
     let bad: usize = problems.iter().map(|p| p.nodes.len()).sum();
     if json {
-        let list: Vec<_> = problems.iter().map(|p| json!({ "kind": format!("{:?}", p.kind), "message": p.message, "nodes": p.nodes })).collect();
+        let list: Vec<_> = problems
+            .iter()
+            .map(|p| json!({ "kind": format!("{:?}", p.kind), "message": p.message, "nodes": p.nodes }))
+            .collect();
         print_json("check", json!({ "nodes": total, "problems": list, "shape_inputs": values, "ops": counts }));
     } else {
         outln!("{total} nodes of {} operators; {} cannot be compiled", counts.len(), bad);

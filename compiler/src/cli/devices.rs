@@ -1,9 +1,9 @@
 //! `gristmill devices`: what this machine has.
 
 use super::{outln, print_json};
-use crate::units as format;
 use crate::cost::DeviceProfile;
 use crate::error::Result;
+use crate::units as format;
 use clap::Args;
 use gristmill_runtime::{cpu, cuda};
 use serde_json::json;
@@ -30,17 +30,36 @@ pub fn devices(args: &DevicesArgs) -> Result<()> {
             Ok(list) => json!(list.iter().map(|g| json!({ "name": g.name, "memory_bytes": g.memory_bytes, "compute_capability": [g.compute_capability.0, g.compute_capability.1] })).collect::<Vec<_>>()),
             Err(_) => json!([]),
         };
-        print_json("devices", json!({ "cpu": { "model": cpu.model, "cores": cpu.logical_cores, "features": cpu.features, "memory_bytes": cpu.total_memory_bytes, "available_bytes": cpu.available_memory_bytes },
-            "gpus": gpus, "cuda": cuda::probe().err(), "logical": logical.devices.iter().map(|d| d.name.to_string()).collect::<Vec<_>>() }));
+        print_json(
+            "devices",
+            json!({ "cpu": { "model": cpu.model, "cores": cpu.logical_cores, "features": cpu.features, "memory_bytes": cpu.total_memory_bytes, "available_bytes": cpu.available_memory_bytes },
+            "gpus": gpus, "cuda": cuda::probe().err(), "logical": logical.devices.iter().map(|d| d.name.to_string()).collect::<Vec<_>>() }),
+        );
         return Ok(());
     }
     outln!("physical");
-    outln!("  CPU  {}  {} cores  {} ({} free)", cpu.model, cpu.logical_cores, memory(cpu.total_memory_bytes), memory(cpu.available_memory_bytes));
+    outln!(
+        "  CPU  {}  {} cores  {} ({} free)",
+        cpu.model,
+        cpu.logical_cores,
+        memory(cpu.total_memory_bytes),
+        memory(cpu.available_memory_bytes)
+    );
     outln!("       features {}", cpu.features.join(" "));
-    outln!("       assumed for placement: {:.0} GFLOP/s f32, {:.0} GB/s memory", profile.peak_flops(crate::DType::F32) / 1e9, profile.memory_bandwidth / 1e9);
+    outln!(
+        "       assumed for placement: {:.0} GFLOP/s f32, {:.0} GB/s memory",
+        profile.peak_flops(crate::DType::F32) / 1e9,
+        profile.memory_bandwidth / 1e9
+    );
     match &gpus {
         Ok(list) => list.iter().enumerate().for_each(|(i, g)| {
-            outln!("  GPU:{i}  {}  {}  compute capability {}.{} (no code generator for GPU yet)", g.name, format::size(g.memory_bytes as u64), g.compute_capability.0, g.compute_capability.1)
+            outln!(
+                "  GPU:{i}  {}  {}  compute capability {}.{} (no code generator for GPU yet)",
+                g.name,
+                format::size(g.memory_bytes as u64),
+                g.compute_capability.0,
+                g.compute_capability.1
+            )
         }),
         Err(why) => outln!("  GPU  none: {why}"),
     }

@@ -35,7 +35,8 @@ pub fn dump(args: &DumpArgs) -> Result<()> {
         Stage::ALL.iter().for_each(|s| outln!("{:<11} {}", s.name(), s.doc()));
         return Ok(());
     }
-    let stage = Stage::parse(&args.stage).ok_or_else(|| Error::invalid(unknown("stage", &args.stage, Stage::ALL.iter().map(|s| s.name()))))?;
+    let stage = Stage::parse(&args.stage)
+        .ok_or_else(|| Error::invalid(unknown("stage", &args.stage, Stage::ALL.iter().map(|s| s.name()))))?;
     let model = args.model.as_ref().ok_or_else(|| Error::invalid("which model?"))?;
     let mut options = args.compile.options()?;
     options.keep_code_text = true;

@@ -2,11 +2,11 @@
 
 use super::load::{self};
 use super::{outln, print_json};
-use crate::units as format;
 use crate::compiled::Source;
 use crate::error::Result;
 use crate::ir::{Graph, Op};
 use crate::onnx::{InputInfo, Summary};
+use crate::units as format;
 use clap::Args;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -66,7 +66,8 @@ fn type_text(i: &InputInfo) -> String {
 
 fn print(s: &Summary) {
     outln!("model {:?}  {}", s.name, s.producer);
-    let opsets: Vec<String> = s.opsets.iter().map(|(d, v)| format!("{} {v}", if d.is_empty() { "ai.onnx" } else { d })).collect();
+    let opsets: Vec<String> =
+        s.opsets.iter().map(|(d, v)| format!("{} {v}", if d.is_empty() { "ai.onnx" } else { d })).collect();
     if !opsets.is_empty() {
         outln!("opset {}  (IR version {})", opsets.join(", "), s.ir_version);
     }
@@ -81,8 +82,14 @@ fn print(s: &Summary) {
 
 fn to_json(s: &Summary) -> Value {
     let io = |list: &[InputInfo]| -> Vec<Value> {
-        let shape = |i: &InputInfo| i.ty.as_ref().map(|t| t.shape.iter().map(|d| d.as_const().map_or(json!(d.to_string()), |c| json!(c))).collect::<Vec<_>>());
-        list.iter().map(|i| json!({ "name": i.name, "dtype": i.ty.as_ref().map(|t| t.dtype.name()), "shape": shape(i) })).collect()
+        let shape = |i: &InputInfo| {
+            i.ty.as_ref().map(|t| {
+                t.shape.iter().map(|d| d.as_const().map_or(json!(d.to_string()), |c| json!(c))).collect::<Vec<_>>()
+            })
+        };
+        list.iter()
+            .map(|i| json!({ "name": i.name, "dtype": i.ty.as_ref().map(|t| t.dtype.name()), "shape": shape(i) }))
+            .collect()
     };
     json!({ "name": s.name, "producer": s.producer, "ir_version": s.ir_version, "opsets": s.opsets, "inputs": io(&s.inputs), "outputs": io(&s.outputs),
         "parameters": s.n_parameters, "parameter_bytes": s.parameter_bytes, "ops": s.op_counts, "functions": s.n_functions })

@@ -43,7 +43,8 @@ pub fn inputs(compiled: &Compiled, flags: &InputFlags) -> Result<(Vec<Tensor>, V
         given.extend(npy::read_npz(path)?);
     }
     for flag in flags.npy {
-        let (name, path) = flag.split_once('=').ok_or_else(|| Error::invalid(format!("--input {flag:?}: expected NAME=FILE.npy")))?;
+        let (name, path) =
+            flag.split_once('=').ok_or_else(|| Error::invalid(format!("--input {flag:?}: expected NAME=FILE.npy")))?;
         given.push((name.to_owned(), Tensor::from_npy(path)?));
     }
     if let Some((name, _)) = given.iter().find(|(n, _)| !known.contains(&n.as_str())) {
@@ -64,30 +65,24 @@ pub fn inputs(compiled: &Compiled, flags: &InputFlags) -> Result<(Vec<Tensor>, V
 fn random_input(rng: &mut Rng, name: &str, ty: &Type) -> Result<Tensor> {
     let shape = ty.static_shape().ok_or_else(|| {
         let symbols: Vec<String> = ty.shape.iter().filter(|d| d.as_const().is_none()).map(|d| d.to_string()).collect();
-        Error::invalid(format!("input {name:?} has type {ty}: give the tensor, or a value for {}", symbols.join(", "))).hint(format!("--set {}=1", symbols.join("=1 --set ")))
+        Error::invalid(format!("input {name:?} has type {ty}: give the tensor, or a value for {}", symbols.join(", ")))
+            .hint(format!("--set {}=1", symbols.join("=1 --set ")))
     })?;
     let mut t = Tensor::zeros(ty.dtype, &shape)?;
     match ty.dtype {
-        DType::F32 => t.as_mut_slice::<f32>().fill_with(|| normal(rng) as f32),
-        DType::F64 => t.as_mut_slice::<f64>().fill_with(|| normal(rng)),
+        DType::F32 => t.as_mut_slice::<f32>().fill_with(|| rng.normal() as f32),
+        DType::F64 => t.as_mut_slice::<f64>().fill_with(|| rng.normal()),
         DType::Bool => t.as_mut_slice::<bool>().fill(true),
-        DType::I64 => t.as_mut_slice::<i64>().fill_with(|| (rng.next() % 64) as i64),
-        DType::I32 => t.as_mut_slice::<i32>().fill_with(|| (rng.next() % 64) as i32),
-        DType::F16 => t.as_mut_slice().fill_with(|| gristmill_runtime::half::f16::from_f64(normal(rng))),
-        DType::BF16 => t.as_mut_slice().fill_with(|| gristmill_runtime::half::bf16::from_f64(normal(rng))),
+        DType::I64 => t.as_mut_slice::<i64>().fill_with(|| (rng.bits() % 64) as i64),
+        DType::I32 => t.as_mut_slice::<i32>().fill_with(|| (rng.bits() % 64) as i32),
+        DType::F16 => t.as_mut_slice().fill_with(|| gristmill_runtime::half::f16::from_f64(rng.normal())),
+        DType::BF16 => t.as_mut_slice().fill_with(|| gristmill_runtime::half::bf16::from_f64(rng.normal())),
         other => {
             let size = other.size_bytes();
-            t.as_bytes_mut().chunks_mut(size).for_each(|c| c[0] = (rng.next() % 64) as u8);
+            t.as_bytes_mut().chunks_mut(size).for_each(|c| c[0] = (rng.bits() % 64) as u8);
         }
     }
     Ok(t)
-}
-
-/// A normal number (Box and Muller, 1958).
-fn normal(rng: &mut Rng) -> f64 {
-    let mut uniform = || ((rng.next() >> 11) as f64 + 0.5) / (1u64 << 53) as f64;
-    let (u, v) = (uniform(), uniform());
-    (-2.0 * u.ln()).sqrt() * (std::f64::consts::TAU * v).cos()
 }
 
 /// The tensors `PREFIX_0.pb`, `PREFIX_1.pb`, ... of a test-data directory, with their names.

@@ -3,10 +3,10 @@
 use super::args::CompileArgs;
 use super::load::{self, InputFlags};
 use super::{dump, outln, print_json};
-use crate::units as format;
-use crate::interp::compare::allclose;
 use crate::compiled::{Compiled, Outputs, compile};
 use crate::error::{Error, ErrorKind, Result};
+use crate::interp::compare::allclose;
+use crate::units as format;
 use crate::{DType, Tensor};
 use clap::Args;
 use gristmill_runtime::{npy, with_dtype};
@@ -73,7 +73,10 @@ pub fn run(args: &RunArgs) -> Result<()> {
     }
     let accuracy = args.labels.as_ref().map(|path| accuracy(&outputs, path)).transpose()?;
     if args.json {
-        print_json("run", json!({ "compile_ns": compile_ns, "run_ns": run_ns, "outputs": outputs.iter().map(summary_json).collect::<Vec<_>>(), "accuracy": accuracy.map(|(r, n)| r as f64 / n.max(1) as f64) }));
+        print_json(
+            "run",
+            json!({ "compile_ns": compile_ns, "run_ns": run_ns, "outputs": outputs.iter().map(summary_json).collect::<Vec<_>>(), "accuracy": accuracy.map(|(r, n)| r as f64 / n.max(1) as f64) }),
+        );
     } else {
         outputs.iter().for_each(|(name, t)| outln!("{}", summary(name, t)));
         if let Some((right, total)) = accuracy {
@@ -112,7 +115,8 @@ fn compare_with_expected(args: &RunArgs, outputs: &Outputs) -> Result<()> {
     let mut failed = Vec::new();
     for (i, (name, want)) in expected.iter().enumerate() {
         let got = outputs.get(name).or_else(|| outputs.iter().nth(i).map(|(_, t)| t));
-        let got = got.ok_or_else(|| Error::invalid(format!("expected output {name:?} is not an output of the model")))?;
+        let got =
+            got.ok_or_else(|| Error::invalid(format!("expected output {name:?} is not an output of the model")))?;
         let c = allclose(want, got, args.rtol, args.atol);
         if !args.json {
             outln!("{name}: {c}");
@@ -121,19 +125,31 @@ fn compare_with_expected(args: &RunArgs, outputs: &Outputs) -> Result<()> {
             failed.push(name.as_str());
         }
     }
-    if failed.is_empty() { Ok(()) } else { Err(Error::new(ErrorKind::Mismatch, format!("outputs differ from the expected ones: {}", failed.join(", ")))) }
+    if failed.is_empty() {
+        Ok(())
+    } else {
+        Err(Error::new(ErrorKind::Mismatch, format!("outputs differ from the expected ones: {}", failed.join(", "))))
+    }
 }
 
 /// Right answers and total: arg-max over the last axis of the first output against labels.
 fn accuracy(outputs: &Outputs, path: &std::path::Path) -> Result<(usize, usize)> {
     let labels = as_f64(&Tensor::from_npy(path)?);
-    let (name, scores) = outputs.iter().next().ok_or_else(|| Error::invalid("the model has no output to compare with labels"))?;
+    let (name, scores) =
+        outputs.iter().next().ok_or_else(|| Error::invalid("the model has no output to compare with labels"))?;
     let classes = scores.shape().last().copied().unwrap_or(0);
     if classes == 0 || scores.len() / classes != labels.len() {
-        return Err(Error::invalid(format!("{}: {} labels do not fit output {name:?} of shape {:?}", path.display(), labels.len(), scores.shape())));
+        return Err(Error::invalid(format!(
+            "{}: {} labels do not fit output {name:?} of shape {:?}",
+            path.display(),
+            labels.len(),
+            scores.shape()
+        )));
     }
     let values = as_f64(scores);
-    let best = |row: &[f64]| row.iter().enumerate().fold((0, f64::NEG_INFINITY), |b, (i, &v)| if v > b.1 { (i, v) } else { b }).0;
+    let best = |row: &[f64]| {
+        row.iter().enumerate().fold((0, f64::NEG_INFINITY), |b, (i, &v)| if v > b.1 { (i, v) } else { b }).0
+    };
     let right = values.chunks(classes).zip(&labels).filter(|(row, label)| best(row) as f64 == **label).count();
     Ok((right, labels.len()))
 }
@@ -180,7 +196,12 @@ fn summary(name: &str, t: &Tensor) -> String {
     let (min, mean, max) = statistics(t);
     let first: Vec<String> = as_f64(t).iter().take(6).map(|v| number(*v, t.dtype())).collect();
     let dots = if t.len() > 6 { ", .." } else { "" };
-    text.push_str(&format!("  min {}  mean {mean:.6}  max {}  [{}{dots}]", number(min, t.dtype()), number(max, t.dtype()), first.join(", ")));
+    text.push_str(&format!(
+        "  min {}  mean {mean:.6}  max {}  [{}{dots}]",
+        number(min, t.dtype()),
+        number(max, t.dtype()),
+        first.join(", ")
+    ));
     text
 }
 

@@ -5,10 +5,12 @@ use super::plan::{Arg, CompiledKernels};
 use crate::cluster::{Fusion, cluster};
 use crate::error::{Error, Result};
 use crate::ir::{Graph, Node, NodeId, Op, ValueId};
+use crate::partition::Part;
 use crate::pipeline::clean;
 use crate::schedule::{self, Action, Needs, Place, Schedule};
 use gristmill_runtime::program::{
-    Buffer, BufferId, Carried, If, IoSpec, KernelId, Key, Loc, Loop, Partition, Program, Scanned, Step, StepId, StepKind, TripCount, VariableSpec,
+    Buffer, BufferId, Carried, If, IoSpec, KernelId, Key, Loc, Loop, Partition, Program, Scanned, Step, StepId,
+    StepKind, TripCount, VariableSpec,
 };
 use gristmill_runtime::{DType, DeviceName, Tensor};
 use std::any::Any;
@@ -49,18 +51,26 @@ impl Assembled {
 
 /// Generates code for the partitions of `whole` and joins it into one program.
 ///
-/// Requires: `partitions` come from partitioning `whole`, shapes are static.
-pub fn assemble(whole: &Graph, partitions: &[(DeviceName, Graph)], settings: &Settings) -> Result<Assembled> {
-    let mut a = Assembler { settings, interface: interface(whole)?, variables: Vec::new(), code: Vec::new(), clif: String::new(), asm: String::new() };
+/// Requires: `parts` come from partitioning `whole`, shapes are static.
+pub fn assemble(whole: &Graph, parts: &[Part], settings: &Settings) -> Result<Assembled> {
+    let mut a = Assembler {
+        settings,
+        interface: interface(whole)?,
+        variables: Vec::new(),
+        code: Vec::new(),
+        clif: String::new(),
+        asm: String::new(),
+    };
     let mut made = Vec::new();
     let mut schedules = Vec::new();
-    for (device, graph) in partitions {
-        let (partition, schedule) = a.partition(device, graph)?;
+    for part in parts {
+        let (partition, schedule) = a.partition(part)?;
         made.push(partition);
         schedules.push(schedule);
     }
     let (inputs, outputs) = a.interface;
-    let program = Program { name: whole.name.clone(), inputs, outputs, variables: a.variables, partitions: made, code: a.code };
+    let program =
+        Program { name: whole.name.clone(), inputs, outputs, variables: a.variables, partitions: made, code: a.code };
     Ok(Assembled { program, schedules, clif: a.clif, asm: a.asm })
 }
 
@@ -75,7 +85,9 @@ fn interface(g: &Graph) -> Result<Interface> {
 
 fn static_shape(g: &Graph, v: ValueId) -> Result<Vec<usize>> {
     let ty = g.ty(v);
-    ty.static_shape().ok_or_else(|| Error::unsupported(format!("a value of type {ty} has no static shape: code is generated per shape")))
+    ty.static_shape().ok_or_else(|| {
+        Error::unsupported(format!("a value of type {ty} has no static shape: code is generated per shape"))
+    })
 }
 
 struct Assembler<'s> {
@@ -90,7 +102,7 @@ struct Assembler<'s> {
 /// One partition under construction.
 struct Draft<'g> {
     g: &'g Graph,
-    device: &'g DeviceName,
+    part: &'g Part,
     schedule: &'g Schedule,
     buffers: Vec<Buffer>,
     constants: Vec<Tensor>,
@@ -100,17 +112,22 @@ struct Draft<'g> {
 }
 
 impl Assembler<'_> {
-    fn partition(&mut self, device: &DeviceName, g: &Graph) -> Result<(Partition, Schedule)> {
+    fn partition(&mut self, part: &Part) -> Result<(Partition, Schedule)> {
+        let Part { device, graph: g, .. } = part;
         let compiled = cpu::compile_clusters(g, &self.settings.codegen)?;
         let limit = self.settings.memory_limits.get(device).copied();
-        let needs = Needs { scratch: compiled.plans.iter().map(|(&id, p)| (id, p.scratch.clone())).collect(), limit_bytes: limit, ..Needs::default() };
+        let needs = Needs {
+            scratch: compiled.plans.iter().map(|(&id, p)| (id, p.scratch.clone())).collect(),
+            limit_bytes: limit,
+            ..Needs::default()
+        };
         let schedule = schedule::schedule(g, &needs)?;
         if self.settings.check {
             schedule::check::check(g, &needs, &schedule)?;
         }
         let mut draft = Draft {
             g,
-            device,
+            part,
             schedule: &schedule,
             buffers: Vec::new(),
             constants: Vec::new(),
@@ -158,22 +175,6 @@ impl Assembler<'_> {
             }
             last.push(deps);
         }
-        self.localise(d)
-    }
-
-    /// Input and output buffers of a partition are numbered within the partition's graph so far; the program numbers them by name.
-    fn localise(&self, d: &mut Draft) -> Result<()> {
-        let position = |list: &[IoSpec], name: &str| {
-            let found = list.iter().position(|s| s.name == name);
-            found.map(|i| i as u32).ok_or_else(|| Error::internal(format!("{name:?} is not of the program's interface")))
-        };
-        for b in &mut d.buffers {
-            b.loc = match b.loc {
-                Loc::Input(i) => Loc::Input(position(&self.interface.0, &d.g.input_names[i as usize])?),
-                Loc::Output(i) => Loc::Output(position(&self.interface.1, &d.g.outputs[i as usize].name)?),
-                other => other,
-            };
-        }
         Ok(())
     }
 
@@ -182,21 +183,33 @@ impl Assembler<'_> {
         Ok(match &node.op {
             Op::Cluster { .. } => d.kernels(id, compiled)?,
             Op::Send { key, to } => {
-                let key = Key { source: d.device.clone(), destination: DeviceName::parse(to)?, tensor: key.clone() };
+                let key =
+                    Key { source: d.part.device.clone(), destination: DeviceName::parse(to)?, tensor: key.clone() };
                 vec![StepKind::Send { key, buffer: d.value(node.inputs[0])? }]
             }
             Op::Recv { key, from, .. } => {
-                let key = Key { source: DeviceName::parse(from)?, destination: d.device.clone(), tensor: key.clone() };
+                let key =
+                    Key { source: DeviceName::parse(from)?, destination: d.part.device.clone(), tensor: key.clone() };
                 vec![StepKind::Recv { key, buffer: d.value(node.outputs[0])? }]
             }
             Op::If | Op::Loop { .. } | Op::Scan { .. } => vec![self.control(d, node)?],
             Op::ReadVariable { container, name, .. } => {
-                vec![StepKind::ReadVariable { variable: self.variable(d.g, node.outputs[0], container, name)?, dst: d.value(node.outputs[0])? }]
+                vec![StepKind::ReadVariable {
+                    variable: self.variable(d.g, node.outputs[0], container, name)?,
+                    dst: d.value(node.outputs[0])?,
+                }]
             }
             Op::AssignVariable { container, name } => {
-                vec![StepKind::AssignVariable { variable: self.variable(d.g, node.inputs[0], container, name)?, src: d.value(node.inputs[0])? }]
+                vec![StepKind::AssignVariable {
+                    variable: self.variable(d.g, node.inputs[0], container, name)?,
+                    src: d.value(node.inputs[0])?,
+                }]
             }
-            other => return Err(Error::unsupported(format!("{} cannot be executed yet", other.name())).at_origin(&node.origin)),
+            other => {
+                return Err(
+                    Error::unsupported(format!("{} cannot be executed yet", other.name())).at_origin(&node.origin)
+                );
+            }
         })
     }
 
@@ -206,7 +219,13 @@ impl Assembler<'_> {
             Some(i) => i,
             None => {
                 let (dtype, shape) = (g.ty(value).dtype, static_shape(g, value)?);
-                self.variables.push(VariableSpec { container: container.to_owned(), name: name.to_owned(), dtype, shape, initial: None });
+                self.variables.push(VariableSpec {
+                    container: container.to_owned(),
+                    name: name.to_owned(),
+                    dtype,
+                    shape,
+                    initial: None,
+                });
                 self.variables.len() - 1
             }
         };
@@ -217,9 +236,13 @@ impl Assembler<'_> {
     fn control(&mut self, d: &mut Draft, node: &Node) -> Result<StepKind> {
         let args = d.values(&node.inputs)?;
         let results = d.values(&node.outputs)?;
-        let bodies = node.regions.iter().map(|r| self.region(r, d.device).map(Arc::new)).collect::<Result<Vec<_>>>()?;
-        let carry = |init: &[BufferId]| init.iter().zip(&results).map(|(&init, &result)| Carried { init, result }).collect::<Vec<_>>();
-        let scanned = |list: &[BufferId], reverse| list.iter().map(|&buffer| Scanned { buffer, reverse }).collect::<Vec<_>>();
+        let bodies =
+            node.regions.iter().map(|r| self.region(r, &d.part.device).map(Arc::new)).collect::<Result<Vec<_>>>()?;
+        let carry = |init: &[BufferId]| {
+            init.iter().zip(&results).map(|(&init, &result)| Carried { init, result }).collect::<Vec<_>>()
+        };
+        let scanned =
+            |list: &[BufferId], reverse| list.iter().map(|&buffer| Scanned { buffer, reverse }).collect::<Vec<_>>();
         Ok(match (&node.op, bodies.as_slice()) {
             (Op::If, [then_branch, else_branch]) => StepKind::If(Box::new(If {
                 cond: args[0],
@@ -244,14 +267,17 @@ impl Assembler<'_> {
                 scan_outputs: scanned(&results[*carried..], *reverse),
                 args: args[carried + n..].to_vec(),
             })),
-            _ => return Err(Error::internal(format!("{} with {} regions", node.op.name(), bodies.len())).at_origin(&node.origin)),
+            _ => {
+                return Err(Error::internal(format!("{} with {} regions", node.op.name(), bodies.len()))
+                    .at_origin(&node.origin));
+            }
         })
     }
 
     /// A region as a program of one partition.
     fn region(&mut self, region: &Graph, device: &DeviceName) -> Result<Program> {
         let (clusters, _) = cluster(&clean(region)?, self.settings.fusion)?;
-        let made = assemble(&clusters, &[(device.clone(), clusters.clone())], self.settings)?;
+        let made = assemble(&clusters, &[Part::whole(device.clone(), clusters.clone())], self.settings)?;
         self.clif.push_str(&made.clif);
         self.asm.push_str(&made.asm);
         Ok(made.program)
@@ -278,8 +304,8 @@ impl Draft<'_> {
         let (dtype, shape) = (self.g.ty(v).dtype, static_shape(self.g, v)?);
         let loc = match self.schedule.places[v.0 as usize] {
             Place::Arena(offset_bytes) => Loc::Arena { offset_bytes },
-            Place::Input(i) => Loc::Input(i),
-            Place::Output(i) => Loc::Output(i),
+            Place::Input(i) => Loc::Input(self.part.inputs[i as usize]),
+            Place::Output(i) => Loc::Output(self.part.outputs[i as usize]),
             Place::Constant(node) => Loc::Constant(self.graph_constant(node)?),
         };
         let b = self.push(format!("%{}", v.0), dtype, shape, loc);
@@ -295,7 +321,9 @@ impl Draft<'_> {
         if let Some(&i) = self.of_constant.get(&node) {
             return Ok(i);
         }
-        let Op::Constant { value } = &self.g.node(node).op else { return Err(Error::internal("a constant's place names another node")) };
+        let Op::Constant { value } = &self.g.node(node).op else {
+            return Err(Error::internal("a constant's place names another node"));
+        };
         self.constants.push((*value.0).clone());
         let i = self.constants.len() as u32 - 1;
         self.of_constant.insert(node, i);
@@ -305,18 +333,32 @@ impl Draft<'_> {
     fn output(&mut self, i: u32) -> Result<BufferId> {
         let o = &self.g.outputs[i as usize];
         let (dtype, shape) = (self.g.ty(o.value).dtype, static_shape(self.g, o.value)?);
-        Ok(self.push(format!("out{i}"), dtype, shape, Loc::Output(i)))
+        Ok(self.push(format!("out{i}"), dtype, shape, Loc::Output(self.part.outputs[i as usize])))
     }
 
     /// The kernel calls of a cluster.
     fn kernels(&mut self, id: NodeId, compiled: &CompiledKernels) -> Result<Vec<StepKind>> {
         let node = self.g.node(id);
-        let plan = compiled.plans.get(&id).ok_or_else(|| Error::internal("a cluster has no kernel").at_origin(&node.origin))?;
+        let plan = compiled
+            .plans
+            .get(&id)
+            .ok_or_else(|| Error::internal("a cluster has no kernel").at_origin(&node.origin))?;
         let offsets = self.schedule.scratch.get(&id).cloned().unwrap_or_default();
-        let scratch: Vec<BufferId> = plan.scratch.iter().zip(offsets).enumerate().map(|(i, (&bytes, offset_bytes))| {
-            self.push(format!("#{}.scratch{i}", id.0), DType::U8, vec![bytes], Loc::Arena { offset_bytes })
-        }).collect();
-        let packed: Vec<BufferId> = plan.packed.iter().enumerate().map(|(i, t)| self.constant(t.clone(), format!("#{}.packed{i}", id.0))).collect();
+        let scratch: Vec<BufferId> = plan
+            .scratch
+            .iter()
+            .zip(offsets)
+            .enumerate()
+            .map(|(i, (&bytes, offset_bytes))| {
+                self.push(format!("#{}.scratch{i}", id.0), DType::U8, vec![bytes], Loc::Arena { offset_bytes })
+            })
+            .collect();
+        let packed: Vec<BufferId> = plan
+            .packed
+            .iter()
+            .enumerate()
+            .map(|(i, t)| self.constant(t.clone(), format!("#{}.packed{i}", id.0)))
+            .collect();
         let mut steps = Vec::new();
         for s in &plan.steps {
             let buffer = |a: &Arg| match *a {
@@ -326,7 +368,13 @@ impl Draft<'_> {
                 Arg::Packed(i) => Ok(packed[i as usize]),
             };
             let args = s.args.iter().map(buffer).collect::<Result<Vec<_>>>()?;
-            steps.push(StepKind::Kernel { kernel: KernelId(s.kernel as u32), args, n_outputs: s.n_outputs, items: s.items, grain: s.grain });
+            steps.push(StepKind::Kernel {
+                kernel: KernelId(s.kernel as u32),
+                args,
+                n_outputs: s.n_outputs,
+                items: s.items,
+                grain: s.grain,
+            });
         }
         Ok(steps)
     }

@@ -36,6 +36,15 @@ pub struct Part {
     pub nodes: Vec<Option<NodeId>>,
 }
 
+impl Part {
+    /// The only part of a graph that runs on one device.
+    pub fn whole(device: DeviceName, graph: Graph) -> Part {
+        let (inputs, outputs) = ((0..graph.inputs.len() as u32).collect(), (0..graph.outputs.len() as u32).collect());
+        let nodes = graph.nodes().map(|(id, _)| Some(id)).collect();
+        Part { device, graph, inputs, outputs, nodes }
+    }
+}
+
 /// Splits a graph by its placement. Devices with nothing to do get no part; there is always at least one.
 pub fn partition(g: &Graph, placement: &Placement) -> Result<Vec<Part>> {
     let order = common_order(g, placement)?;

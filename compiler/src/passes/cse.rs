@@ -8,7 +8,8 @@ use std::sync::Arc;
 
 /// True for nodes that must stay even when their results are not used, or that differ although they look the same.
 fn has_effect(node: &Node) -> bool {
-    matches!(node.op.class(), OpClass::State | OpClass::Transfer) || node.regions.iter().any(|r| r.nodes().any(|(_, n)| has_effect(n)))
+    matches!(node.op.class(), OpClass::State | OpClass::Transfer)
+        || node.regions.iter().any(|r| r.nodes().any(|(_, n)| has_effect(n)))
 }
 
 /// Drops nodes whose results are not used. Nodes with effects and what they need stay.

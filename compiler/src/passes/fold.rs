@@ -36,10 +36,13 @@ pub fn fold_constants(g: &Graph) -> Result<Graph> {
 }
 
 fn worth_folding(g: &Graph, node: &Node, operands: &[Arc<Tensor>]) -> bool {
-    if matches!(node.op, Op::Constant { .. }) || matches!(node.op.class(), OpClass::State | OpClass::Transfer | OpClass::Control) {
+    if matches!(node.op, Op::Constant { .. })
+        || matches!(node.op.class(), OpClass::State | OpClass::Transfer | OpClass::Control)
+    {
         return false;
     }
     let operand_bytes: usize = operands.iter().map(|t| t.size_bytes()).sum();
-    let result_bytes = node.outputs.iter().map(|&v| g.ty(v).size_bytes().unwrap_or(usize::MAX)).fold(0, usize::saturating_add);
+    let result_bytes =
+        node.outputs.iter().map(|&v| g.ty(v).size_bytes().unwrap_or(usize::MAX)).fold(0, usize::saturating_add);
     result_bytes <= operand_bytes.saturating_mul(2).max(ALWAYS_FOLD_BYTES)
 }

@@ -55,7 +55,9 @@ fn find_groups(g: &Graph) -> Vec<Vec<Member>> {
         if node.op != Op::MatMul {
             continue;
         }
-        let Some(weights) = g.constant(node.inputs[1]).filter(|w| w.shape().len() == 2 && !w.is_empty()) else { continue };
+        let Some(weights) = g.constant(node.inputs[1]).filter(|w| w.shape().len() == 2 && !w.is_empty()) else {
+            continue;
+        };
         let out = node.outputs[0];
         let bias = match users[out.0 as usize].as_slice() {
             [(user, _)] if !is_output(out) => bias_of(g, *user, out, weights.shape()[1], &node.device),
@@ -64,17 +66,27 @@ fn find_groups(g: &Graph) -> Vec<Vec<Member>> {
         let member = Member { node: id, n_columns: weights.shape()[1], weights: weights.clone(), bias };
         by_lhs.entry((node.inputs[0], node.device.clone())).or_default().push(member);
     }
-    by_lhs.into_values().filter(|m| m.len() > 1).map(|mut members| {
-        // A partial set of biases stays with the slices.
-        if members.iter().any(|m| m.bias.is_none()) {
-            members.iter_mut().for_each(|m| m.bias = None);
-        }
-        members
-    }).collect()
+    by_lhs
+        .into_values()
+        .filter(|m| m.len() > 1)
+        .map(|mut members| {
+            // A partial set of biases stays with the slices.
+            if members.iter().any(|m| m.bias.is_none()) {
+                members.iter_mut().for_each(|m| m.bias = None);
+            }
+            members
+        })
+        .collect()
 }
 
 /// The addition of a constant row of `n` columns to `product`, if `user` is one.
-fn bias_of(g: &Graph, user: NodeId, product: ValueId, n: usize, device: &Option<Arc<str>>) -> Option<(NodeId, Arc<Tensor>)> {
+fn bias_of(
+    g: &Graph,
+    user: NodeId,
+    product: ValueId,
+    n: usize,
+    device: &Option<Arc<str>>,
+) -> Option<(NodeId, Arc<Tensor>)> {
     let node = g.node(user);
     if node.op != Op::Map(ScalarOp::Add) || node.device != *device || g.ty(node.outputs[0]) != g.ty(product) {
         return None;
@@ -99,7 +111,11 @@ fn emit(g: &Graph, r: &mut Rebuild, first: &Node, members: &[Member]) -> Result<
     let mut y = r.graph.add1(Op::MatMul, &[lhs, w], origin)?;
     r.graph.node_mut(last(&r.graph)).device = first.device.clone();
     if members.iter().all(|m| m.bias.is_some()) {
-        let rows = members.iter().filter_map(|m| m.bias.as_ref()).map(|(_, t)| t.reshaped(&[t.len()])).collect::<Result<Vec<_>, _>>()?;
+        let rows = members
+            .iter()
+            .filter_map(|m| m.bias.as_ref())
+            .map(|(_, t)| t.reshaped(&[t.len()]))
+            .collect::<Result<Vec<_>, _>>()?;
         let b = r.graph.add_constant(joined(rows)?, origin);
         y = r.graph.add1(Op::Map(ScalarOp::Add), &[y, b], origin)?;
         r.graph.node_mut(last(&r.graph)).device = first.device.clone();

@@ -14,7 +14,11 @@ pub struct Rebuild {
 impl Rebuild {
     /// Starts a copy of `old` with the same name and inputs.
     pub fn new(old: &Graph) -> Rebuild {
-        let mut r = Rebuild { graph: Graph::new(&old.name), values: vec![None; old.n_values()], nodes: vec![None; old.n_nodes()] };
+        let mut r = Rebuild {
+            graph: Graph::new(&old.name),
+            values: vec![None; old.n_values()],
+            nodes: vec![None; old.n_nodes()],
+        };
         for (&v, name) in old.inputs.iter().zip(&old.input_names) {
             let new = r.graph.add_input(name, old.ty(v).clone());
             r.set(v, new);

@@ -159,7 +159,7 @@ fn a_model_too_large_for_one_device_is_split() {
         x = b.matmul(x, w).unwrap();
     }
     b.output("y", x);
-    let (g, _) = cluster::cluster(&b.finish().unwrap()).unwrap();
+    let (g, _) = cluster::cluster(&b.finish().unwrap(), cluster::Fusion::On).unwrap();
     let mut r = request("cpu:3");
     // Weights take 16 KiB each, 128 KiB in all.
     r.devices.limit_memory("cpu", Bytes(50 << 10)).unwrap();
