@@ -2,7 +2,7 @@
 
 use super::super::proto::{AttributeProto, GraphProto, NodeProto, attribute_type as at};
 use super::super::tensor::{dense_of, tensor_of, to_f64s, to_i64s};
-use super::{FOLD_LIMIT_BYTES, Importer, Known, Region, V};
+use super::{FOLD_LIMIT_BYTES, Importer, Known, Region, Slot, V};
 use crate::error::{Error, Result};
 use crate::ir::{Dim, GraphBuilder, Op, ReduceKind, ScalarOp, Shape, Type, ValueId};
 use gristmill_runtime::{DType, Tensor};
@@ -350,6 +350,35 @@ impl<'c, 'm> Ctx<'c, 'm> {
     pub fn region(&mut self, g: &'m GraphProto, formals: &[Type], captures: &[V], which: &str) -> Result<Region> {
         let path = format!("{}/{which}", self.path());
         self.im.region(g, formals, captures, &path)
+    }
+
+    /// Imports a subgraph into the current graph; see [`Importer::inline`].
+    pub fn inline(&mut self, g: &'m GraphProto, args: &[V]) -> Result<Vec<V>> {
+        let path = self.path();
+        self.im.inline(g, args, &path)
+    }
+
+    /// Imports a subgraph as a region, or gives its first error and reports none.
+    pub fn try_region(&mut self, g: &'m GraphProto, formals: &[Type], captures: &[V], which: &str) -> Result<Region> {
+        let path = format!("{}/{which}", self.path());
+        self.im.attempt(|im| im.region(g, formals, captures, &path))
+    }
+
+    /// A value of the model that is this constant.
+    pub fn known(&mut self, t: Tensor) -> V {
+        let ty = Type::new(t.dtype(), t.shape().iter().copied());
+        let home = self.im.frames.len() - 1;
+        self.im.slot(Slot { name: "", ty: Some(ty), known: Some(Known::Tensor(t)), home })
+    }
+
+    /// The constant that a value of the model is, if it is one.
+    pub fn constant_of(&mut self, v: V) -> Result<Option<Tensor>> {
+        self.im.constant(v)
+    }
+
+    /// Type of a value of the model.
+    pub fn ty_of(&self, v: V) -> Result<Type> {
+        self.im.ty(v).cloned()
     }
 
     /// A value of the model as an IR value of the current frame.

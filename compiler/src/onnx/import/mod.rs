@@ -593,6 +593,50 @@ impl<'m> Importer<'m> {
         Ok(Region { graph: prune::prune(&frame.b.into_graph())?, captures: frame.captures })
     }
 
+    /// Imports a subgraph into the current frame, its inputs being `args`; the values of its outputs.
+    ///
+    /// Errors inside are kept for the report as in [`Importer::region`].
+    pub fn inline(&mut self, g: &'m GraphProto, args: &[V], path: &str) -> Result<Vec<V>> {
+        if g.input.len() != args.len() {
+            return Err(Error::invalid(format!(
+                "subgraph {:?} has {} inputs, expected {}",
+                g.name,
+                g.input.len(),
+                args.len()
+            )));
+        }
+        self.enter()?;
+        let n_errors = self.errors.len();
+        let opsets = self.scopes.last().expect("a scope").opsets.clone();
+        self.scopes.push(Scope { names: HashMap::new(), call: None, opsets, path: format!("{path}/") });
+        for (info, &v) in g.input.iter().zip(args) {
+            self.define(&info.name, v);
+        }
+        self.initialisers(g);
+        self.nodes(&g.node);
+        let outputs: Vec<(&str, Option<V>)> =
+            g.output.iter().map(|o| (o.name.as_str(), self.lookup(&o.name))).collect();
+        self.scopes.pop();
+        self.depth -= 1;
+        self.b().set_origin(path);
+        if self.errors.len() > n_errors {
+            return Err(self.errors.pop().expect("one more than before"));
+        }
+        let defined = |(name, v): (&str, Option<V>)| {
+            v.ok_or_else(|| Error::invalid(format!("subgraph {:?}: output {name:?} is not defined", g.name)))
+        };
+        outputs.into_iter().map(defined).collect()
+    }
+
+    /// Runs `f`; when it fails, what it reported on the way is forgotten and its error is given.
+    pub fn attempt<T>(&mut self, f: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
+        let (n_errors, needs) = (self.errors.len(), self.needs.clone());
+        f(self).inspect_err(|_| {
+            self.errors.truncate(n_errors);
+            self.needs = needs;
+        })
+    }
+
     /// Names the graph inputs that a value is computed from, as needing a value, in the error and for the report.
     pub fn needs_value(&mut self, v: V, what: &str) -> Error {
         let mut inputs = BTreeSet::new();

@@ -3,6 +3,7 @@
 mod attention;
 mod constant;
 mod contract;
+mod control;
 mod elementwise;
 mod index;
 mod loss;
@@ -25,6 +26,7 @@ const STANDARD: &[&[OpDef]] = &[
     attention::OPS,
     constant::OPS,
     contract::OPS,
+    control::OPS,
     elementwise::OPS,
     elementwise::PLAIN_OPS,
     index::OPS,
