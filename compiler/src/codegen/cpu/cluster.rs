@@ -5,8 +5,10 @@ use super::emit::{Emitter, Ix};
 use super::heavy::beats;
 use super::phases::{Phase, cut};
 use super::pull::Puller;
+use super::strided::{Strided, row_major};
 use super::task::{Call, Place, Ptr, Task};
 use super::thunk::Slot;
+use super::vector::{self, Destination, VectorMap};
 use super::{PendingKernel, Session, kernel_name};
 use crate::codegen::plan::{Arg, KernelPlan, PlanStep};
 use crate::error::{Error, Result};
@@ -27,6 +29,12 @@ pub(super) struct ClusterCompiler<'s, 'o> {
     /// Where values are, as far as they are in memory already.
     location: BTreeMap<ValueId, Arg>,
     plan: KernelPlan,
+}
+
+/// A piece of a result.
+enum Part {
+    Copy(Call),
+    Map(Box<VectorMap>),
 }
 
 /// A kernel's buffers: values read, then values written.
@@ -204,8 +212,87 @@ impl<'s, 'o> ClusterCompiler<'s, 'o> {
 
     fn elements(&mut self, roots: &[ValueId]) -> Result<()> {
         let writes: Vec<(ValueId, Arg)> = roots.iter().map(|&v| (v, self.destination(v))).collect();
+        if let [(root, arg)] = writes[..] {
+            if self.parts(root, root, arg)? {
+                return Ok(());
+            }
+        }
+        if let Some(map) = self.vector_plan(roots, &self.whole(roots[0])) {
+            return self.vector_map(map, writes);
+        }
         let pairs: Vec<(ValueId, ValueId)> = roots.iter().map(|&v| (v, v)).collect();
         self.store_elements("map", &pairs, writes)
+    }
+
+    fn whole(&self, v: ValueId) -> Destination {
+        Destination { offset: 0, strides: row_major(self.body.shape(v)) }
+    }
+
+    fn vector_plan(&self, roots: &[ValueId], out: &Destination) -> Option<VectorMap> {
+        vector::plan(&self.body, roots, &|v| self.location.contains_key(&v), out)
+    }
+
+    fn vector_map(&mut self, map: VectorMap, writes: Vec<(ValueId, Arg)>) -> Result<()> {
+        let shape = self.body.shape(writes[0].0);
+        let items = map.n_items();
+        debug_assert!(items <= shape.iter().product());
+        let grain = (SERIAL_NS * 1000).div_ceil(map.cost_ps());
+        let split = (items as u64, if (items as u64) < 2 * grain { 0 } else { grain });
+        let reads = map.expression.leaves.iter().map(|l| (l.value, self.location[&l.value])).collect::<Vec<_>>();
+        let n_reads = reads.len();
+        let workspace = n_reads + writes.len();
+        self.kernel("vector", Buffers { reads, writes }, split, map.workspace_bytes(), |_, e, outs| {
+            let leaves: Vec<Value> = (0..n_reads).map(|i| e.arg(i)).collect();
+            map.emit(e, &leaves, outs, workspace)
+        })
+    }
+
+    /// Computes `v`, a view or a join of views and expressions, into the buffer of `root` at `arg` with copies and vector kernels. False,
+    /// and nothing done, when they cannot.
+    fn parts(&mut self, v: ValueId, root: ValueId, arg: Arg) -> Result<bool> {
+        let mut parts = Vec::new();
+        if !self.split_parts(v, self.whole(root), &mut parts) {
+            return Ok(false);
+        }
+        for part in parts {
+            match part {
+                Part::Copy(call) => self.call(&call, 0, arg)?,
+                Part::Map(map) => self.vector_map(*map, vec![(root, arg)])?,
+            }
+        }
+        self.location.insert(root, arg);
+        Ok(true)
+    }
+
+    fn split_parts(&self, v: ValueId, to: Destination, parts: &mut Vec<Part>) -> bool {
+        if self.body.n_elements(v) == 0 {
+            return true;
+        }
+        let in_memory = |v: ValueId| self.location.contains_key(&v);
+        let view = Strided::resolve(&self.body, v, &in_memory);
+        if in_memory(view.base) {
+            let call = super::rows::copy(&self.body, &view, v, &to.strides, to.offset);
+            return call.map(|c| parts.push(Part::Copy(c))).is_some();
+        }
+        match self.body.graph.def_node(v).map(|n| (&n.op, &n.inputs)) {
+            Some((Op::Concat { axis }, inputs)) => {
+                let mut start = 0;
+                inputs.iter().all(|&x| {
+                    let offset = to.offset + start * to.strides[*axis];
+                    start += self.body.shape(x)[*axis] as i64;
+                    self.split_parts(x, Destination { offset, strides: to.strides.clone() }, parts)
+                })
+            }
+            // A whole expression is planned by the caller, with its neighbours.
+            _ if parts.is_empty() && to.offset == 0 && to.strides == row_major(self.body.shape(v)) => false,
+            _ => match self.vector_plan(&[v], &to) {
+                Some(map) => {
+                    parts.push(Part::Map(Box::new(map)));
+                    true
+                }
+                None => false,
+            },
+        }
     }
 
     /// Stores the elements of each source at the same index of its destination's buffer.

@@ -3,6 +3,7 @@
 //! A cluster's body is cut into phases ([`phases`]), each of which becomes one kernel. The generic code of a phase pulls values element by
 //! element ([`pull`], [`heavy`]) and takes every op and dtype; the fast paths stand in front of it.
 
+mod access;
 mod body;
 mod cluster;
 mod contract;
@@ -20,6 +21,7 @@ mod task;
 #[cfg(test)]
 mod tests;
 mod thunk;
+mod vector;
 
 use super::plan::CompiledKernels;
 use crate::error::{Error, Result};

@@ -1,5 +1,6 @@
 //! Softmax, normalisation, reductions, pooling, attention and copies of `f32` (copies: of any dtype) through precompiled kernels.
 
+use super::body::Body;
 use super::contract::{kernel_window, window_input_fits};
 use super::strided::{Axis, Strided, collapse, row_major};
 use super::task::{Call, Context, Place, Ptr, Task, descriptor, pointers, read};
@@ -220,8 +221,8 @@ pub(super) fn attention(cx: &Context, id: NodeId, node: &Node) -> Option<Task> {
 }
 
 /// A copy of a view into `out`, whose strides are given, from element `at` on.
-pub(super) fn copy(cx: &Context, x: &Strided, out: ValueId, strides: &[i64], at: i64) -> Option<Call> {
-    let bytes = cx.body.dtype(x.base).size_bytes();
+pub(super) fn copy(body: &Body, x: &Strided, out: ValueId, strides: &[i64], at: i64) -> Option<Call> {
+    let bytes = body.dtype(x.base).size_bytes();
     let axes = collapse(&x.shape, &[&x.strides, strides]);
     let dims: Vec<_> = axes.iter().map(|a| (a.extent, a.strides[0] as isize, a.strides[1] as isize)).collect();
     let desc = CopyDesc::new(bytes as u32, &dims)?;

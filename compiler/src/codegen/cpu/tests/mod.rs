@@ -2,4 +2,5 @@
 
 mod contract;
 mod harness;
+mod maps;
 mod ops;

@@ -1,0 +1,118 @@
+//! Fused element-wise bodies: random programs over views, and what must become one vector kernel.
+
+use super::harness::{Rng, check, steps};
+use crate::ir::*;
+use gristmill_runtime::{DType, Tensor};
+
+/// A random body of element-wise ops and views over a few operands; values stay near 1.
+fn random_body(rng: &mut Rng) -> (Graph, Vec<Tensor>) {
+    let mut b = GraphBuilder::new("random");
+    let rank = 1 + rng.below(4);
+    let shape: Vec<usize> = (0..rank).map(|_| [1, 2, 3, 5, 8, 70][rng.below(6)]).collect();
+    let mut values = Vec::new();
+    let mut inputs = Vec::new();
+    for i in 0..3 {
+        let own: Vec<usize> = shape.iter().map(|&d| if rng.below(4) == 0 { 1 } else { d }).collect();
+        let skip = rng.below(2).min(rank - 1);
+        values.push(b.input(&format!("x{i}"), DType::F32, own[skip..].iter().copied()));
+        inputs.push(rng.tensor(DType::F32, &own[skip..], 0.25, 1.5));
+    }
+    for _ in 0..2 + rng.below(10) {
+        let (x, y) = (values[rng.below(values.len())], values[rng.below(values.len())]);
+        let v = match rng.below(10) {
+            0 => b.map(ScalarOp::Exp, &[x]),
+            1 => b.map(ScalarOp::Tanh, &[x]),
+            2 => b.map(ScalarOp::Silu, &[x]),
+            3 => b.map(ScalarOp::Relu, &[x]),
+            4 => b.map(ScalarOp::Mul, &[x, y]),
+            5 => b.map(ScalarOp::Max, &[x, y]),
+            6 => {
+                let c = b.map(ScalarOp::Lt, &[x, y]).unwrap();
+                b.map(ScalarOp::Select, &[c, y, x])
+            }
+            7 => {
+                let perm: Vec<usize> = (0..b.ty(x).rank()).rev().collect();
+                let t = b.transpose(x, &perm).unwrap();
+                let t = b.map(ScalarOp::Sqrt, &[t]).unwrap();
+                b.transpose(t, &perm)
+            }
+            8 => {
+                let n = b.ty(x).shape.n_elements();
+                let flat = b.reshape(x, [n]).unwrap();
+                let half = b.scalar(DType::F32, 0.5);
+                let flat = b.add_(flat, half).unwrap();
+                let s = b.ty(x).shape.0.clone();
+                b.reshape(flat, s)
+            }
+            _ => b.map(ScalarOp::Sub, &[x, y]),
+        };
+        values.extend(v);
+    }
+    for (i, &v) in values.iter().rev().take(2).enumerate() {
+        b.output(&format!("y{i}"), v);
+    }
+    (b.finish().unwrap(), inputs)
+}
+
+#[test]
+fn random_bodies() {
+    let rng = &mut Rng(21);
+    for _ in 0..150 {
+        let (g, inputs) = random_body(rng);
+        check(&g, &inputs, 1e-5, rng);
+    }
+}
+
+#[test]
+fn chains_over_broadcasts_are_one_kernel() {
+    let rng = &mut Rng(22);
+    let mut b = GraphBuilder::new("chain");
+    let x = b.input("x", DType::F32, [6, 700]);
+    let (scale, shift) = (b.input("scale", DType::F32, [700]), b.input("shift", DType::F32, [6, 1]));
+    let y = b.mul(x, scale).unwrap();
+    let y = b.add_(y, shift).unwrap();
+    let y = b.map(ScalarOp::Gelu, &[y]).unwrap();
+    let y = b.map(ScalarOp::Exp, &[y]).unwrap();
+    let y = b.sub(y, x).unwrap();
+    b.output("y", y);
+    let g = b.finish().unwrap();
+    assert_eq!(steps(&g), ["test_0_0_vector"]);
+    let inputs = [
+        rng.tensor(DType::F32, &[6, 700], -2.0, 2.0),
+        rng.tensor(DType::F32, &[700], -1.0, 1.0),
+        rng.tensor(DType::F32, &[6, 1], -1.0, 1.0),
+    ];
+    check(&g, &inputs, 1e-6, rng);
+}
+
+#[test]
+fn results_do_not_depend_on_the_split() {
+    let rng = &mut Rng(23);
+    let mut b = GraphBuilder::new("split");
+    let x = b.input("x", DType::F32, [40_000]);
+    let y = b.map(ScalarOp::Silu, &[x]).unwrap();
+    let y = b.map(ScalarOp::Softsign, &[y]).unwrap();
+    b.output("y", y);
+    let g = super::harness::as_cluster(&b.finish().unwrap());
+    let x = [rng.tensor(DType::F32, &[40_000], -9.0, 9.0)];
+    let compiled = crate::codegen::cpu::compile_clusters(&g, &Default::default()).unwrap();
+    let first = super::harness::run(&g, &compiled, &x, rng).unwrap();
+    for _ in 0..5 {
+        assert_eq!(super::harness::run(&g, &compiled, &x, rng).unwrap(), first);
+    }
+}
+
+#[test]
+fn joins_of_views_and_expressions_write_in_place() {
+    let rng = &mut Rng(24);
+    let mut b = GraphBuilder::new("join");
+    let x = b.input("x", DType::F32, [3, 4, 8]);
+    let t = b.transpose(x, &[0, 2, 1]).unwrap();
+    let e = b.map(ScalarOp::Relu, &[x]).unwrap();
+    let e = b.slice_axis(e, 1, 1, 2).unwrap();
+    let t = b.reshape(t, [3, 4, 8]).unwrap();
+    let y = b.concat(&[x, e, t], 1).unwrap();
+    b.output("y", y);
+    let g = b.finish().unwrap();
+    check(&g, &[rng.tensor(DType::F32, &[3, 4, 8], -1.0, 1.0)], 0.0, rng);
+}
