@@ -1,3 +1,6 @@
 //! Black-box tests: one binary of modules.
 
+mod hostile;
 mod house_rules;
+mod models;
+mod process;

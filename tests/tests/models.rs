@@ -1,0 +1,54 @@
+//! Real models end to end through the command line: small exports of both PyTorch exporters, and the trained digit classifier.
+
+use std::path::{Path, PathBuf};
+
+use crate::process::{Ended, gristmill};
+
+#[test]
+fn exports_agree_with_pytorch_on_one_thread() {
+    check(&["--threads", "1"]);
+}
+
+#[test]
+fn exports_agree_with_pytorch_on_two_threads() {
+    check(&["--threads", "2"]);
+}
+
+#[test]
+fn exports_agree_with_pytorch_on_two_devices() {
+    check(&["--devices", "cpu:2"]);
+}
+
+#[test]
+fn digits_are_recognised() {
+    // As many as onnxruntime gets right; see `tests/data/digits/README.md`.
+    let args = ["run", "model.onnx", "--inputs", "batch.npz", "--labels", "labels.npy"];
+    let ended = gristmill(&data("digits"), &args);
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    assert!(ended.stdout.contains("356 of 360"), "{}", ended.stdout);
+}
+
+/// Runs every export with `flags` and compares with PyTorch's outputs; reports all failures together.
+fn check(flags: &[&str]) {
+    let folder = data("models");
+    let mut names: Vec<_> = std::fs::read_dir(&folder)
+        .expect("the exports are in the repository")
+        .map(|e| e.expect("the folder is readable").path())
+        .filter(|p| p.is_dir())
+        .collect();
+    names.sort();
+    assert_eq!(names.len(), 17, "exports in {}", folder.display());
+    let wrong: Vec<_> = names.iter().filter_map(|model| problem(model, flags)).collect();
+    assert!(wrong.is_empty(), "{} of {} models with {flags:?}:\n{}", wrong.len(), names.len(), wrong.join("\n"));
+}
+
+fn problem(model: &Path, flags: &[&str]) -> Option<String> {
+    // The outputs reach from 0.03 (Swin) to 3 (BERT): no more than 1e-4 of the largest value in each.
+    let fixed = ["run", "model.onnx", "--test-data", "test_data_set_0", "--rtol", "1e-4", "--atol", "3e-6"];
+    let Ended { code, status, stdout, stderr } = gristmill(model, &[&fixed, flags].concat());
+    (code != Some(0)).then(|| format!("{}: {status}\n{stdout}{stderr}", model.display()))
+}
+
+fn data(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("data").join(name)
+}

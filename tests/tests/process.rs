@@ -1,0 +1,99 @@
+//! Runs the `gristmill` binary as a user would, under limits of time and memory.
+
+use std::{
+    fs::File,
+    io::{Read, Seek},
+    path::{Path, PathBuf},
+    process::{Command, ExitStatus, Stdio},
+    sync::OnceLock,
+    thread,
+    time::{Duration, Instant},
+};
+
+/// A process that runs longer hangs. Far above what any test needs, since machines differ.
+const HANG: Duration = Duration::from_secs(120);
+
+/// Address space of a process in KiB (4 GiB): an allocation of a hostile size fails at once instead of taking the machine down.
+const ADDRESS_SPACE_KIB: u64 = 4 << 20;
+
+/// How a process ended, and what it wrote.
+pub struct Ended {
+    /// `None` where a signal or the time limit ended it.
+    pub code: Option<i32>,
+    /// The exit status in words.
+    pub status: String,
+    pub stdout: String,
+    pub stderr: String,
+}
+
+/// Runs `gristmill ARGS` in `folder`.
+pub fn gristmill(folder: &Path, args: &[&str]) -> Ended {
+    let (mut stdout, mut stderr) = (scratch(), scratch());
+    let status = limited(binary())
+        .args(args)
+        .current_dir(folder)
+        .stdin(Stdio::null())
+        .stdout(stdout.try_clone().expect("a file handle can be cloned"))
+        .stderr(stderr.try_clone().expect("a file handle can be cloned"))
+        .spawn()
+        .map(wait)
+        .expect("the binary that was just built starts");
+    let code = status.and_then(|s| s.code());
+    let status = status.map_or_else(|| format!("still running after {HANG:?}"), |s| s.to_string());
+    Ended { code, status, stdout: text(&mut stdout), stderr: text(&mut stderr) }
+}
+
+/// The command, under `ulimit` where there is one.
+fn limited(program: &Path) -> Command {
+    if cfg!(not(unix)) {
+        return Command::new(program);
+    }
+    let mut shell = Command::new("sh");
+    shell.arg("-c").arg(format!("ulimit -c 0; ulimit -v {ADDRESS_SPACE_KIB}; exec \"$0\" \"$@\"")).arg(program);
+    shell
+}
+
+fn wait(mut child: std::process::Child) -> Option<ExitStatus> {
+    let started = Instant::now();
+    while started.elapsed() < HANG {
+        if let Some(status) = child.try_wait().expect("a child can be waited for") {
+            return Some(status);
+        }
+        thread::sleep(Duration::from_millis(2));
+    }
+    child.kill().expect("a child can be ended");
+    child.wait().expect("a child can be waited for");
+    None
+}
+
+fn scratch() -> File {
+    tempfile::tempfile().expect("the system has a folder for scratch files")
+}
+
+/// Everything written so far; bytes that are not UTF-8 are replaced.
+fn text(file: &mut File) -> String {
+    let mut bytes = Vec::new();
+    file.rewind().and_then(|()| file.read_to_end(&mut bytes)).expect("a scratch file is readable");
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// Builds the binary in the profile and target folder of this test, once. Cargo names no binary of another package to a test.
+fn binary() -> &'static Path {
+    static BINARY: OnceLock<PathBuf> = OnceLock::new();
+    BINARY.get_or_init(|| {
+        let test = std::env::current_exe().expect("a process knows its executable");
+        let profile = test.parent().and_then(Path::parent).expect("tests stand in TARGET/PROFILE/deps");
+        let target = profile.parent().expect("tests stand in TARGET/PROFILE/deps");
+        let name = profile.file_name().and_then(|n| n.to_str()).expect("profiles have plain names");
+        let status = Command::new(env!("CARGO"))
+            .current_dir(env!("CARGO_MANIFEST_DIR"))
+            .args(["build", "--quiet", "--locked", "--package", "gristmill", "--bin", "gristmill"])
+            .args(["--profile", if name == "debug" { "dev" } else { name }])
+            .arg("--target-dir")
+            .arg(target)
+            .status()
+            .expect("cargo is there: it runs this test");
+        assert!(status.success(), "cargo build of the binary failed");
+        profile.join(format!("gristmill{}", std::env::consts::EXE_SUFFIX))
+    })
+}
