@@ -30,9 +30,11 @@ fn branch<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
 
 fn both_branches<'m>(cx: &mut Ctx<'_, 'm>, then: &'m GraphProto, other: &'m GraphProto) -> Result<Vec<ValueId>> {
     // Both regions take all values that either uses, in the same order.
-    let first = cx.try_region(then, &[], &[], "then_branch")?.captures;
-    let other = cx.try_region(other, &[], &first, "else_branch")?;
-    let then = cx.try_region(then, &[], &other.captures, "then_branch")?;
+    let mut then = cx.try_region(then, &[], &[], "then_branch")?;
+    let other = cx.try_region(other, &[], &then.captures, "else_branch")?;
+    for (i, &v) in other.captures.iter().enumerate().skip(then.captures.len()) {
+        then.graph.add_input(&format!("outer_{i}"), cx.ty_of(v)?);
+    }
     let mut args = vec![cx.val(0)?];
     args.extend(captured(cx, &other)?);
     cx.b().add_with_regions(Op::If, &args, vec![then.graph, other.graph])
@@ -54,6 +56,9 @@ fn truth(t: &Tensor) -> Result<bool> {
 fn repeat<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
     let body = cx.graph_attr("body")?;
     let n_carried = cx.n_inputs().max(2) - 2;
+    if body.output.len() < 1 + n_carried {
+        return Err(Error::invalid(format!("the body has {} outputs for {n_carried} values", body.output.len())));
+    }
     let why = match region_loop(cx, body, n_carried) {
         Ok(values) => return Ok(values.into_iter().map(Out::Value).collect()),
         Err(e) => e,
@@ -74,14 +79,14 @@ fn region_loop<'m>(cx: &mut Ctx<'_, 'm>, body: &'m GraphProto, n_carried: usize)
     }
     let region = cx.try_region(body, &formals, &[], "body")?;
     let mut graph = region.graph.clone();
-    let Some(last) = graph.outputs.first().cloned() else { return Err(Error::invalid("the body has no results")) };
+    let last = graph.outputs.first().map(|o| o.value).ok_or_else(|| Error::invalid("the body has no results"))?;
     if !cx.has(1) {
         // Without a condition operand that of the body does not count.
         let yes = graph.add_constant(Tensor::scalar(true), &Origin::default());
         graph.outputs[0].value = yes;
     }
     let n_stacked = graph.outputs.len().saturating_sub(1 + n_carried);
-    let trip = if n_stacked == 0 { Dim::constant(0) } else { exact_trips(cx, &graph, last.value)? };
+    let trip = if n_stacked == 0 { Dim::constant(0) } else { exact_trips(cx, &graph, last)? };
     let scalar = |cx: &mut Ctx<'_, '_>, i: usize, default: Tensor| match cx.opt(i)? {
         Some(v) => cx.b().reshape(v, Vec::<Dim>::new()),
         None => Ok(cx.b().constant(default)),

@@ -10,6 +10,7 @@ mod loss;
 pub(super) mod movement;
 mod norm;
 mod pool;
+mod quant;
 mod recurrent;
 mod reduce;
 mod resize;
@@ -34,6 +35,7 @@ const STANDARD: &[&[OpDef]] = &[
     movement::OPS,
     norm::OPS,
     pool::OPS,
+    quant::OPS,
     recurrent::OPS,
     reduce::OPS,
     resize::OPS,
