@@ -4,6 +4,7 @@ mod attention;
 mod constant;
 mod contract;
 mod control;
+mod einsum;
 mod elementwise;
 mod index;
 mod loss;
@@ -28,6 +29,7 @@ const STANDARD: &[&[OpDef]] = &[
     constant::OPS,
     contract::OPS,
     control::OPS,
+    einsum::OPS,
     elementwise::OPS,
     elementwise::PLAIN_OPS,
     index::OPS,
