@@ -152,21 +152,22 @@ impl Stages<'_> {
 /// The way of a graph of static shapes to a program.
 pub fn lower(graph: &Graph, options: &Options) -> Result<Lowered> {
     let mut s = Stages { options, report: Report::default() };
-    let graph = s.run("fold", |_| clean(graph))?;
+    let mut request =
+        Request { devices: options.devices.clone(), pins: options.pins.clone(), fallback: options.fallback };
+    let graph = s.run("fold", |_| {
+        // Pins become requests of the model's own nodes, so that no pass joins nodes of different devices.
+        let mut pinned = graph.clone();
+        place::apply_pins(&mut pinned, &mut request)?;
+        clean(&pinned)
+    })?;
     s.check(&graph)?;
     let mut rewritten = s.run("rewrite", |report| rewrite(&graph, options, report))?;
     if options.opt_level > 0 {
         rewritten = s.run("merge", |_| clean(&passes::merge_matmuls(&rewritten)?))?;
     }
     s.check(&rewritten)?;
-    let mut request =
-        Request { devices: options.devices.clone(), pins: options.pins.clone(), fallback: options.fallback };
     let clusters = s.run("cluster", |report| {
-        // Every pin must find a node of the user's model; what rewriting left of those nodes is pinned before grouping.
-        place::apply_pins(&mut graph.clone(), &mut request)?;
-        let mut pinned = rewritten.clone();
-        place::apply_pins(&mut pinned, &mut request)?;
-        let (clusters, r) = cluster(&pinned, fusion(options))?;
+        let (clusters, r) = cluster(&rewritten, fusion(options))?;
         report.cluster = r;
         Ok(clusters)
     })?;

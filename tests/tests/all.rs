@@ -3,4 +3,5 @@
 mod hostile;
 mod house_rules;
 mod models;
+mod multi_device;
 mod process;

@@ -57,14 +57,13 @@ fn check_device(
         problems.push(format!("{at} is on {name}: {why}"));
     }
     let let_go = matches!(p.reason, Reason::Fallback(_)) && request.fallback != Fallback::Error;
-    let pin = request
-        .pins
-        .iter()
-        .rev()
-        .find(|pin| pin.pattern.is_match(node.origin.as_str()) && !node.origin.as_str().is_empty());
+    let path = node.origin.as_str();
+    let pin = request.pins.iter().rev().find(|pin| !path.is_empty() && pin.pattern.is_match(path));
     let wish = match (pin, &node.device) {
-        (Some(pin), _) => Some(pin.device.clone()),
-        (None, Some(d)) => super::DeviceSpec::parse(d).ok(),
+        (Some(pin), None) => Some(pin.device.clone()),
+        // Pins that were written into the graph are its requests.
+        (Some(pin), Some(_)) if !pin.is_used => Some(pin.device.clone()),
+        (_, Some(d)) => super::DeviceSpec::parse(d).ok(),
         (None, None) => None,
     };
     if wish.is_some_and(|w| !w.fits(name)) && !let_go {

@@ -159,11 +159,17 @@ fn mark_used(node: &Node, request: &Request, used: &mut [bool]) {
 }
 
 /// What is wanted of a node: by the pins that find it or a node of its body, else by its own request.
+///
+/// Pins that [`apply_pins`] wrote into the graph are its requests already, and more exact than paths: passes keep the request of a node, while
+/// a path may name a node that became several.
 fn wish(node: &Node, request: &Request, used: &mut [bool]) -> Result<Option<(DeviceSpec, Reason)>> {
     mark_used(node, request, used);
     let mut found: Option<(&Pin, String)> = None;
     for path in paths(node).into_iter().filter(|p| !p.is_empty()) {
         let Some(pin) = request.pins.iter().rev().find(|p| p.pattern.is_match(&path)) else { continue };
+        if pin.is_used && node.device.is_some() {
+            continue;
+        }
         match &found {
             Some((other, at)) if other.device != pin.device => {
                 return Err(Error::invalid(format!(

@@ -1,0 +1,150 @@
+//! Runs over several logical devices give what one device gives, wherever nodes are put.
+
+use gristmill::interp::compare::allclose;
+use gristmill::ir::{Graph, NodeId, Op};
+use gristmill::onnx;
+use gristmill::place::{DeviceSet, Pin};
+use gristmill::testing::{RandomOptions, Rng, random_graph};
+use gristmill::{ErrorKind, Options, Outputs, Source, Tensor, compile};
+use std::path::Path;
+
+fn options(devices: &str, opt_level: u8) -> Options {
+    Options {
+        devices: DeviceSet::parse(devices, 2).unwrap(),
+        opt_level,
+        threads: Some(2),
+        check: true,
+        ..Options::default()
+    }
+}
+
+/// Runs a model and counts the tensors that cross between devices.
+fn run(
+    source: impl Into<Source>,
+    inputs: &[(String, Tensor)],
+    options: &Options,
+) -> gristmill::Result<(Outputs, usize)> {
+    let compiled = compile(source, options)?;
+    let tensors = compiled.bind(inputs.iter().map(|(n, t)| (n, t.clone())))?;
+    let executable = compiled.for_inputs(&tensors)?;
+    let first = executable.run(&tensors)?;
+    assert_eq!(first, executable.run(&tensors)?, "a second run differs");
+    let sends = |g: &Graph| g.nodes().filter(|(_, n)| matches!(n.op, Op::Send { .. })).count();
+    let n_transfers = executable.lowered.partitions.iter().map(|p| sends(&p.graph)).sum();
+    Ok((first, n_transfers))
+}
+
+/// All outputs agree: exactly when `rtol` is 0, else within `rtol` of the tensor's scale.
+fn assert_same(expected: &Outputs, found: &Outputs, rtol: f64, what: &str) {
+    assert_eq!(expected.iter().count(), found.iter().count(), "{what}");
+    for ((name, e), (_, f)) in expected.iter().zip(found.iter()) {
+        let c = allclose(e, f, 0.0, 0.0);
+        assert!(c.ok || c.scaled_err() <= rtol, "{what}: {name}: {c}");
+    }
+}
+
+#[test]
+fn random_graphs_on_random_devices() {
+    let mut rng = Rng(11);
+    let mut n_transfers = 0;
+    for seed in 0..40 {
+        let sizes = RandomOptions {
+            n_nodes: 4 + seed as usize % 20,
+            allow_empty_axes: seed % 4 == 0,
+            ..RandomOptions::default()
+        };
+        let (graph, tensors) = random_graph(seed, &sizes);
+        let inputs: Vec<(String, Tensor)> = graph.input_names.iter().cloned().zip(tensors).collect();
+        let n_devices = 2 + rng.below(2);
+        let mut placed = graph.clone();
+        for id in (0..graph.n_nodes() as u32).map(NodeId) {
+            // Some nodes are left to the placer.
+            if !rng.one_in(5) {
+                placed.node_mut(id).device = Some(format!("/device:CPU:{}", rng.below(n_devices)).into());
+            }
+        }
+        for opt_level in [0, 2] {
+            let what = format!("seed {seed} at level {opt_level}\n{placed}");
+            let (expected, _) =
+                run(&graph, &inputs, &options("cpu:1", opt_level)).unwrap_or_else(|e| panic!("{e}\n{what}"));
+            let several = options(&format!("cpu:{n_devices}"), opt_level);
+            let (found, n) = run(&placed, &inputs, &several).unwrap_or_else(|e| panic!("{e}\n{what}"));
+            assert_same(&expected, &found, if opt_level == 0 { 0.0 } else { 1e-5 }, &what);
+            n_transfers += n;
+        }
+    }
+    assert!(n_transfers > 200, "only {n_transfers} tensors crossed between devices");
+}
+
+fn read_pb(path: &Path) -> (String, Tensor) {
+    onnx::tensor_from_pb(&std::fs::read(path).unwrap()).unwrap()
+}
+
+/// Pins for a random half of the model's node paths, on all devices in turn.
+fn random_pins(rng: &mut Rng, model: &onnx::Model, n_devices: usize) -> Vec<Pin> {
+    let graph = model.graph(&onnx::Specialisation::default()).unwrap();
+    let mut paths: Vec<String> = graph.nodes().map(|(_, n)| n.origin.to_string()).filter(|p| !p.is_empty()).collect();
+    paths.sort();
+    paths.dedup();
+    paths.retain(|_| rng.one_in(2));
+    let escape = |p: &str| {
+        p.chars()
+            .map(|c| if c.is_ascii_alphanumeric() { c.to_string() } else { format!("\\x{{{:x}}}", c as u32) })
+            .collect::<String>()
+    };
+    paths
+        .iter()
+        .enumerate()
+        .map(|(i, p)| Pin::parse(&format!("^{}$=cpu:{}", escape(p), i % n_devices)).unwrap())
+        .collect()
+}
+
+#[test]
+fn exported_models_on_random_devices() {
+    let mut rng = Rng(12);
+    let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("data/models");
+    for name in [
+        "mlp_script",
+        "resnet_script",
+        "bert_script",
+        "gpt2_dynamo",
+        "swin_script",
+        "unet_dynamo",
+        "mobilenet_script",
+        "llama_dynamo",
+        "vit_dynamo",
+    ] {
+        let dir = models.join(name);
+        let model = onnx::load(dir.join("model.onnx")).unwrap();
+        let data = dir.join("test_data_set_0");
+        let names = compile(&model, &options("cpu:1", 2)).unwrap();
+        let n_inputs = names.inputs().len();
+        let inputs: Vec<(String, Tensor)> =
+            (0..n_inputs).map(|i| read_pb(&data.join(format!("input_{i}.pb")))).collect();
+        let inputs: Vec<(String, Tensor)> =
+            names.inputs().iter().map(|(n, _)| n.clone()).zip(inputs.into_iter().map(|i| i.1)).collect();
+        let (expected, none) = run(&model, &inputs, &options("cpu:1", 2)).unwrap();
+        assert_eq!(none, 0);
+        let several = Options { pins: random_pins(&mut rng, &model, 3), ..options("cpu:3", 2) };
+        let (found, n_transfers) = run(&model, &inputs, &several).unwrap_or_else(|e| panic!("{name}: {e}"));
+        assert!(n_transfers > 0, "{name}: nothing crossed between devices");
+        assert_same(&expected, &found, 1e-5, name);
+    }
+}
+
+#[test]
+fn devices_and_pins_that_cannot_be_had_are_refused() {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("data/models/mlp_script/model.onnx");
+    let model = onnx::load(dir).unwrap();
+    let error = |options: &Options| compile(&model, options).err().expect("the request cannot be had");
+    let emu = error(&options("emu:1", 2));
+    assert_eq!(emu.kind(), ErrorKind::Unsupported);
+    assert!(emu.to_string().contains("no code generator for EMU yet"), "{emu}");
+    let pinned = |pin: &str| Options { pins: vec![Pin::parse(pin).unwrap()], ..options("cpu:2", 2) };
+    let nothing = error(&pinned("/no/such/node=cpu:1"));
+    assert_eq!(nothing.kind(), ErrorKind::InvalidInput);
+    assert!(nothing.to_string().contains("finds none of the model's"), "{nothing}");
+    let elsewhere = error(&pinned(".*=cpu:2"));
+    assert_eq!(elsewhere.kind(), ErrorKind::InvalidInput);
+    assert!(elsewhere.to_string().contains("/device:CPU:2 is not in the set"), "{elsewhere}");
+}
