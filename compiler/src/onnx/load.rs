@@ -12,7 +12,7 @@ use prost::bytes::Bytes;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-/// Versions of the standard operator set that are taken: up to that of ONNX 1.23. Below 7 only operators that have not
+/// Versions of the standard operator set that are taken: up to that of ONNX 1.23. Below 6 only operators that have not
 /// changed since are taken.
 pub(super) const OPSETS: std::ops::RangeInclusive<i64> = 1..=28;
 

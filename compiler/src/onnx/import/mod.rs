@@ -407,8 +407,8 @@ impl<'m> Importer<'m> {
         inputs: Vec<Option<V>>,
         opset: i64,
     ) -> Result<Vec<V>> {
-        if opset < 7 && !ops::unchanged_before_7(&node.op_type) {
-            return Err(Error::unsupported("operator sets below 7 are not supported").hint("export with opset 20"));
+        if opset < 6 && !ops::unchanged_before_6(&node.op_type) {
+            return Err(Error::unsupported("operator sets below 6 are not supported").hint("export with opset 20"));
         }
         let mut inputs = inputs;
         while inputs.last() == Some(&None) {

@@ -39,6 +39,9 @@ pub(super) fn matmul_of(cx: &mut Ctx<'_, '_>, a: ValueId, b: ValueId) -> Result<
 
 fn gemm<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
     let (alpha, beta) = (cx.f("alpha", 1.0)?, cx.f("beta", 1.0)?);
+    if cx.opset < 7 {
+        cx.flag("broadcast", false)?;
+    }
     let transposed = [cx.flag("transA", false)?, cx.flag("transB", false)?];
     let mut args = [cx.val(0)?, cx.val(1)?];
     for i in 0..2 {

@@ -1,10 +1,10 @@
 //! Element-wise operators: arithmetic, comparison, logic, activations, casts.
 
-use super::super::import::{Ctx, OpDef, Out, Outs, one};
+use super::super::import::{Ctx, OpDef, Out, Outs, axis_of, one};
 use super::super::tensor::dtype_of;
 use super::MANY;
 use crate::error::{Error, Result};
-use crate::ir::{Dim, Real, ScalarOp, ValueId};
+use crate::ir::{Dim, Real, ScalarOp, Shape, ValueId};
 use gristmill_runtime::DType;
 
 macro_rules! maps {
@@ -95,8 +95,28 @@ pub(super) const OPS: &[OpDef] = &[
 fn plain<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
     let name = cx.node.op_type.as_str();
     let op = PLAIN.iter().find(|(n, _)| *n == name).expect("the handler is used for listed operators only").1;
-    let args = cx.vals()?;
+    let mut args = cx.vals()?;
+    if cx.opset < 7 && args.len() == 2 {
+        args[1] = aligned(cx, args[0], args[1])?;
+    }
     one(cx.map(op, &args)?)
+}
+
+/// Before version 7: with `broadcast`, the axes of `y` are those of `x` from `axis` on (default: the last ones).
+fn aligned(cx: &mut Ctx<'_, '_>, x: ValueId, y: ValueId) -> Result<ValueId> {
+    let axis = cx.opt_i("axis")?;
+    let (from, mut dims) = (cx.shape_of(x), cx.shape_of(y).0);
+    if !cx.flag("broadcast", false)? {
+        return match from.0 == dims {
+            true => Ok(y),
+            false => Err(Error::invalid(format!("shapes {from} and {} differ without broadcast", Shape(dims)))),
+        };
+    }
+    let Some(axis) = axis else { return Ok(y) };
+    let axis = axis_of(axis, from.rank())?;
+    let trailing = from.rank().saturating_sub(axis + dims.len());
+    dims.extend(vec![Dim::constant(1); trailing]);
+    cx.b().reshape(y, dims)
 }
 
 /// An associative op over any number of operands.
@@ -137,7 +157,10 @@ fn select<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
 
 /// The result has the dtype of the base; mixed dtypes compute in a dtype that holds both.
 fn pow<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
-    let (x, y) = (cx.val(0)?, cx.val(1)?);
+    let (x, mut y) = (cx.val(0)?, cx.val(1)?);
+    if cx.opset < 7 {
+        y = aligned(cx, x, y)?;
+    }
     let (dx, dy) = (cx.dtype_of(x), cx.dtype_of(y));
     if dx == dy {
         return one(cx.map(ScalarOp::Pow, &[x, y])?);
@@ -245,8 +268,13 @@ fn clip_values<'m>(cx: &mut Ctx<'_, 'm>, x: ValueId) -> Result<Outs<'m>> {
     one(r)
 }
 
+/// Before version 7 the slope is one number or one per channel; since, it broadcasts.
 fn prelu<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
-    let (x, slope) = (cx.val(0)?, cx.val(1)?);
+    let (x, mut slope) = (cx.val(0)?, cx.val(1)?);
+    if cx.opset < 7 && !cx.shape_of(slope).n_elements().is(1) {
+        let rank = cx.shape_of(x).rank();
+        slope = super::norm::per_channel(cx, slope, rank)?;
+    }
     one(cx.map(ScalarOp::Prelu, &[x, slope])?)
 }
 

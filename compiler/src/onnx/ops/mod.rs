@@ -53,8 +53,8 @@ pub(super) fn find(domain: &str, op_type: &str) -> Option<&'static OpDef> {
     table.get(op_type).copied()
 }
 
-/// Operators whose meaning today is that of a version below 7.
-pub(super) fn unchanged_before_7(op_type: &str) -> bool {
+/// Operators whose meaning today is that of a version below 6.
+pub(super) fn unchanged_before_6(op_type: &str) -> bool {
     matches!(op_type, "Not" | "Constant" | "Identity")
 }
 

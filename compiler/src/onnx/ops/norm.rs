@@ -27,7 +27,8 @@ pub(super) fn per_channel(cx: &mut Ctx<'_, '_>, v: ValueId, rank: usize) -> Resu
 fn batch_norm<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
     cx.ignore(&["momentum"]);
     let epsilon = cx.f("epsilon", 1e-5f32.into())?;
-    if cx.flag("training_mode", false)? {
+    let training = if cx.opset < 7 { !cx.flag("is_test", false)? } else { cx.flag("training_mode", false)? };
+    if training {
         return Err(Error::unsupported("training_mode is not supported").hint("export for inference"));
     }
     if cx.opset < 9 && !cx.flag("spatial", true)? {

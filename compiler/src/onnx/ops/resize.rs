@@ -196,22 +196,23 @@ fn resample<'m>(cx: &mut Ctx<'_, 'm>, sampling: &Sampling, plans: &[AxisPlan]) -
 impl Sampling {
     /// Position in the source of element `i` of the result.
     fn position(&self, p: &AxisPlan, i: usize) -> Result<f64> {
-        let (i, from, to) = (i as f64, p.from as f64, p.to as f64);
+        // The size of the result as the scale gives it, before rounding down.
+        let (i, from, to) = (i as f64, p.from as f64, p.from as f64 * p.scale);
         Ok(match self.coordinates.as_str() {
             "half_pixel" => (i + 0.5) / p.scale - 0.5,
             "half_pixel_symmetric" => {
-                let adjustment = to / (from * p.scale);
+                let adjustment = p.to as f64 / to;
                 let centre = from / 2.0;
                 centre * (1.0 - adjustment) + (i + 0.5) / p.scale - 0.5
             }
-            "pytorch_half_pixel" if to > 1.0 => (i + 0.5) / p.scale - 0.5,
+            "pytorch_half_pixel" if p.to > 1 => (i + 0.5) / p.scale - 0.5,
             "pytorch_half_pixel" => 0.0,
-            "align_corners" if to > 1.0 => i * (from - 1.0) / (to - 1.0),
+            "align_corners" if p.to > 1 => i * (from - 1.0) / (to - 1.0),
             "align_corners" => 0.0,
             "asymmetric" => i / p.scale,
             "tf_half_pixel_for_nn" => (i + 0.5) / p.scale,
-            "tf_crop_and_resize" if to > 1.0 => {
-                p.roi.0 * (from - 1.0) + i * (p.roi.1 - p.roi.0) * (from - 1.0) / (to - 1.0)
+            "tf_crop_and_resize" if p.to > 1 => {
+                p.roi.0 * (from - 1.0) + i * (p.roi.1 - p.roi.0) * (from - 1.0) / (p.to as f64 - 1.0)
             }
             "tf_crop_and_resize" => 0.5 * (p.roi.0 + p.roi.1) * (from - 1.0),
             other => return Err(Error::invalid(format!("coordinate_transformation_mode {other:?}"))),
@@ -248,7 +249,7 @@ impl Sampling {
         let mut total = 0.0;
         for tap in (at - reach).ceil() as i64..=(at + reach).floor() as i64 {
             let w = self.kernel((tap as f64 - at) / stretch);
-            if (self.exclude_outside || self.antialias) && !(0..=last).contains(&tap) {
+            if self.exclude_outside && !(0..=last).contains(&tap) {
                 continue;
             }
             row[tap.clamp(0, last) as usize] += w;
