@@ -6,6 +6,7 @@ mod contract;
 mod control;
 mod einsum;
 mod elementwise;
+mod image;
 mod index;
 mod loss;
 pub(super) mod movement;
@@ -15,6 +16,7 @@ mod quant;
 mod recurrent;
 mod reduce;
 mod resize;
+mod signal;
 
 use super::import::OpDef;
 use std::collections::BTreeMap;
@@ -32,6 +34,7 @@ const STANDARD: &[&[OpDef]] = &[
     einsum::OPS,
     elementwise::OPS,
     elementwise::PLAIN_OPS,
+    image::OPS,
     index::OPS,
     loss::OPS,
     movement::OPS,
@@ -41,6 +44,7 @@ const STANDARD: &[&[OpDef]] = &[
     recurrent::OPS,
     reduce::OPS,
     resize::OPS,
+    signal::OPS,
 ];
 
 /// The handler of an operator; `domain` is empty for the standard domain.
