@@ -41,7 +41,12 @@ struct Best {
 
 /// Chooses one e-node per class that `root` needs. `None` when the e-graph is too large.
 pub(crate) fn extract(terms: &Terms, root: Id, cost: &CostParams) -> Option<Choice> {
-    let classes = reachable(terms, root, cost)?;
+    extract_by(terms, root, &mut |class, node| cost.node(terms, class, node).ns)
+}
+
+/// [`extract`] with any price of (class, e-node).
+pub(crate) fn extract_by(terms: &Terms, root: Id, price: &mut dyn FnMut(Id, &ENode) -> f64) -> Option<Choice> {
+    let classes = reachable(terms, root, price)?;
     let best = solve(&classes);
     let index =
         classes.iter().zip(&best).filter_map(|(c, b)| Some((c.id, c.nodes[b.as_ref()?.node as usize].index))).collect();
@@ -49,7 +54,7 @@ pub(crate) fn extract(terms: &Terms, root: Id, cost: &CostParams) -> Option<Choi
 }
 
 /// Classes that `root` reaches through any e-node, children before parents where the e-graph has no cycle.
-fn reachable(terms: &Terms, root: Id, cost: &CostParams) -> Option<Vec<Class>> {
+fn reachable(terms: &Terms, root: Id, price: &mut dyn FnMut(Id, &ENode) -> f64) -> Option<Vec<Class>> {
     let mut ids = vec![terms.eg.find(root)];
     let mut seen: std::collections::BTreeSet<Id> = ids.iter().copied().collect();
     let mut next = 0;
@@ -72,24 +77,23 @@ fn reachable(terms: &Terms, root: Id, cost: &CostParams) -> Option<Vec<Class>> {
     for (i, id) in ids.iter().enumerate() {
         dense[usize::from(*id)] = i as u32;
     }
-    let class = |id: Id| Class {
+    let mut class = |id: Id| Class {
         id,
         nodes: terms.eg[id]
             .nodes
             .iter()
             .enumerate()
-            .map(|(index, n)| candidate(terms, id, index, n, cost, &dense))
+            .map(|(index, n)| candidate(terms, index, n, price(id, n), &dense))
             .collect(),
     };
-    Some(ids.into_iter().map(class).collect())
+    Some(ids.into_iter().map(&mut class).collect())
 }
 
-fn candidate(terms: &Terms, id: Id, index: usize, node: &ENode, cost: &CostParams, dense: &[u32]) -> Candidate {
+fn candidate(terms: &Terms, index: usize, node: &ENode, price: f64, dense: &[u32]) -> Candidate {
     let mut children: Vec<u32> = node.children.iter().map(|c| dense[usize::from(terms.eg.find(*c))]).collect();
     children.sort_unstable();
     children.dedup();
-    let work = cost.node(terms, id, node).ns;
-    let cost = if node.children.is_empty() { work } else { work + PER_NODE_NS };
+    let cost = if node.children.is_empty() { price } else { price + PER_NODE_NS };
     Candidate { index, cost, children }
 }
 

@@ -66,11 +66,7 @@ pub fn rewrite(g: &Graph, options: &Options) -> Result<(Graph, Report)> {
     if let Some(original) = extract::extract(&ins.terms, ins.root, &options.cost) {
         report.before = original.work(&ins.terms, ins.root, &options.cost)?;
     }
-    let max_nodes = options.limits.nodes.unwrap_or(8 * g.n_nodes() + 5000);
-    for phase in &options.phases {
-        let rules = phase.rules();
-        report.phases.push(run::run_phase(&mut ins.terms, phase.name(), &rules, options.limits, max_nodes));
-    }
+    saturate(&mut ins, g.n_nodes(), options, &mut report);
     let Some(choice) = extract::extract(&ins.terms, ins.root, &options.cost) else {
         report.skipped = Some(format!("{} e-classes are too many for extraction", ins.terms.eg.number_of_classes()));
         return Ok((g.clone(), report));
@@ -79,6 +75,15 @@ pub fn rewrite(g: &Graph, options: &Options) -> Result<(Graph, Report)> {
     let out = convert::emit(g, &ins, &choice, &regions)?;
     debug_assert!(crate::ir::verify::verify(&out).is_ok(), "{:?}", crate::ir::verify::verify(&out));
     Ok((out, report))
+}
+
+/// Runs the phases.
+fn saturate(ins: &mut convert::Inserted, n_nodes: usize, options: &Options, report: &mut Report) {
+    let max_nodes = options.limits.nodes.unwrap_or(8 * n_nodes + 5000);
+    for phase in &options.phases {
+        let rules = phase.rules();
+        report.phases.push(run::run_phase(&mut ins.terms, phase.name(), &rules, options.limits, max_nodes));
+    }
 }
 
 /// Rewritten regions by node number, for nodes that have any. Clusters keep their bodies.

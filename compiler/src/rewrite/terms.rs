@@ -105,26 +105,51 @@ impl Terms {
         if *self.ty(x).shape == shape {
             return Ok(self.eg.find(x));
         }
-        let below = self.find(x, |op, ch| matches!(op, Op::Reshape { .. }).then(|| ch[0]));
-        match below {
-            Some(y) => self.reshape(y, shape),
-            None => self.add(Op::Reshape { shape }, &[x]),
+        // One level only: classes that are reshapes of each other form a cycle.
+        let mut below = Vec::new();
+        self.find(x, |op, ch| {
+            if matches!(op, Op::Reshape { .. }) {
+                below.push(ch[0]);
+            }
+            None::<()>
+        });
+        if let Some(y) = below.iter().find(|y| *self.ty(**y).shape == shape) {
+            return Ok(self.eg.find(*y));
         }
+        self.add(Op::Reshape { shape }, &[below.first().copied().unwrap_or(x)])
     }
 
-    /// `x` with permuted axes; `x` itself for the identity. Composes with a transpose below.
+    /// `x` with permuted axes. Composes with a transpose below, best with one that it undoes; a transpose that only moves
+    /// axes of extent 1 becomes a reshape.
     pub(crate) fn transpose(&mut self, x: Id, perm: &[usize]) -> Applied {
         if is_identity(perm) {
             return Ok(self.eg.find(x));
         }
-        let below = self.find(x, |op, ch| match op {
-            Op::Transpose { perm: q } => Some((compose(q, perm), ch[0])),
-            _ => None,
-        });
-        match below {
-            Some((perm, y)) => self.transpose(y, &perm),
+        let shape = &self.ty(x).shape;
+        if perm.iter().filter(|&&p| !shape[p].is(1)).is_sorted() {
+            let shape = perm.iter().map(|&p| shape[p].clone()).collect();
+            return self.reshape(x, shape);
+        }
+        let below = self.transposes_of(x);
+        let undone = below.iter().find(|(q, _)| is_identity(&compose(q, perm)));
+        // One level only: classes that are transposes of each other form a cycle.
+        match undone.or(below.first()) {
+            Some((q, y)) if is_identity(&compose(q, perm)) => Ok(self.eg.find(*y)),
+            Some((q, y)) => self.add(Op::Transpose { perm: compose(q, perm) }, &[*y]),
             None => self.add(Op::Transpose { perm: perm.to_vec() }, &[x]),
         }
+    }
+
+    /// All transposes in a class: permutation and operand.
+    pub(crate) fn transposes_of(&self, x: Id) -> Vec<(Vec<usize>, Id)> {
+        let mut all = Vec::new();
+        self.find(x, |op, ch| {
+            if let Op::Transpose { perm } = op {
+                all.push((perm.clone(), ch[0]));
+            }
+            None::<()>
+        });
+        all
     }
 
     /// `x` repeated to exactly `shape`; `x` itself when it has that shape.
@@ -181,6 +206,11 @@ impl Terms {
         self.find_map(class, op, |ch| Some(ch[0]))
     }
 
+    /// Shape of an element-wise op over these operands.
+    pub(crate) fn map_shape(&self, args: &[Id]) -> Option<Vec<Dim>> {
+        args.iter().try_fold(Vec::new(), |s, a| crate::ir::broadcast_shapes(&s, &self.ty(*a).shape).ok())
+    }
+
     /// True when two ids name the same class.
     pub(crate) fn same(&self, a: Id, b: Id) -> bool {
         self.eg.find(a) == self.eg.find(b)
@@ -195,4 +225,13 @@ pub(crate) fn is_identity(perm: &[usize]) -> bool {
 /// The permutation that does `first`, then `second`.
 pub(crate) fn compose(first: &[usize], second: &[usize]) -> Vec<usize> {
     second.iter().map(|&s| first[s]).collect()
+}
+
+/// The permutation that undoes `perm`.
+pub(crate) fn invert(perm: &[usize]) -> Vec<usize> {
+    let mut out = vec![0; perm.len()];
+    for (i, &p) in perm.iter().enumerate() {
+        out[p] = i;
+    }
+    out
 }

@@ -1,5 +1,8 @@
 //! The rules, one declaration each, grouped by family; and the phases that run them.
 
+mod contract;
+mod layout;
+mod recognise;
 mod simplify;
 mod views;
 
@@ -26,29 +29,38 @@ pub(crate) use rules;
 pub enum Phase {
     /// Algebra and identity views; every rule shrinks or normalises.
     Simplify,
+    /// Composites, attention, and constants folded into weights.
+    Recognise,
+    /// Channels-last convolutions; transposes meet and cancel.
+    Layout,
 }
 
 impl Phase {
     /// All phases, in order.
-    pub const ALL: &[Phase] = &[Phase::Simplify];
+    pub const ALL: &[Phase] = &[Phase::Simplify, Phase::Recognise, Phase::Layout];
 
     /// Text name.
     pub fn name(self) -> &'static str {
         match self {
             Phase::Simplify => "simplify",
+            Phase::Recognise => "recognise",
+            Phase::Layout => "layout",
         }
     }
 
     /// Least optimisation level that runs it.
     pub fn least_level(self) -> u8 {
         match self {
-            Phase::Simplify => 1,
+            Phase::Simplify | Phase::Recognise => 1,
+            Phase::Layout => 2,
         }
     }
 
     pub(crate) fn rules(self) -> Vec<&'static Rule> {
         let families: &[&'static [Rule]] = match self {
             Phase::Simplify => &[simplify::RULES, views::RULES],
+            Phase::Recognise => &[simplify::RULES, views::RULES, recognise::RULES, contract::RULES],
+            Phase::Layout => &[layout::RULES, views::RULES],
         };
         families.iter().flat_map(|f| f.iter()).collect()
     }

@@ -15,6 +15,8 @@ rules! {
     "transpose-transpose" Bits at Op::Transpose { .. } => transpose_transpose;
     /// Two reshapes: one.
     "reshape-reshape" Bits at Op::Reshape { .. } => reshape_reshape;
+    /// A reshape that puts reduced axes back: the reduction keeps them.
+    "reduce-keepdims" Bits at Op::Reshape { .. } => reduce_keepdims;
     /// Two broadcasts: one.
     "broadcast-broadcast" Bits at Op::Broadcast { .. } => broadcast_broadcast;
     /// A transpose that only moves axes of extent 1 is a reshape.
@@ -57,18 +59,34 @@ fn concat_of_one(t: &mut Terms, r: &Root) -> Applied {
 
 fn transpose_transpose(t: &mut Terms, r: &Root) -> Applied {
     let Op::Transpose { perm } = r.op else { return Err(NoMatch) };
-    let below = |op: &Op, ch: &[Id]| match op {
-        Op::Transpose { perm: q } => Some((compose(q, perm), ch[0])),
-        _ => None,
-    };
-    let (perm, x) = t.find(r.args[0], below).ok_or(NoMatch)?;
-    t.transpose(x, &perm)
+    let mut result = Err(NoMatch);
+    for (q, x) in t.transposes_of(r.args[0]) {
+        let composed = compose(&q, perm);
+        let y = if is_identity(&composed) { x } else { t.add(Op::Transpose { perm: composed }, &[x])? };
+        if let Ok(earlier) = result {
+            t.eg.union(earlier, y);
+        }
+        result = Ok(y);
+    }
+    result
 }
 
 fn reshape_reshape(t: &mut Terms, r: &Root) -> Applied {
     let x = t.find(r.args[0], |op, ch| matches!(op, Op::Reshape { .. }).then(|| ch[0])).ok_or(NoMatch)?;
     let shape = t.ty(r.class).shape.0.clone();
     t.reshape(x, shape)
+}
+
+fn reduce_keepdims(t: &mut Terms, r: &Root) -> Applied {
+    let reduce = |op: &Op, ch: &[Id]| match op {
+        Op::Reduce { kind, axes, keepdims: false } => Some((*kind, axes.clone(), ch[0])),
+        _ => None,
+    };
+    let (kind, axes, x) = t.find(r.args[0], reduce).ok_or(NoMatch)?;
+    let out = &t.ty(r.class).shape;
+    let kept = |i: usize, d: &Dim| if axes.contains(&i) { out[i].is(1) } else { out[i] == *d };
+    let fits = out.rank() == t.rank(x) && t.ty(x).shape.iter().enumerate().all(|(i, d)| kept(i, d));
+    if fits { t.add(Op::Reduce { kind, axes, keepdims: true }, &[x]) } else { Err(NoMatch) }
 }
 
 fn broadcast_broadcast(t: &mut Terms, r: &Root) -> Applied {
