@@ -66,7 +66,9 @@ fn random_tensor(rng: &mut Rng, ty: &crate::ir::Type, n: usize, special: bool) -
     match ty.dtype {
         DType::F32 => Tensor::from_slice(&(0..len).map(|_| float(rng)).collect::<Vec<_>>(), &shape),
         DType::Bool => Tensor::from_slice(&(0..len).map(|_| rng.one_in(2)).collect::<Vec<_>>(), &shape),
-        d => Tensor::from_bytes(d, &shape, &(0..len * d.size_bytes()).map(|_| rng.next() as u8).collect::<Vec<_>>()),
+        d => {
+            Tensor::from_bytes(d, &shape, &(0..len * d.size_bytes()).map(|_| rng.below(256) as u8).collect::<Vec<_>>())
+        }
     }
     .unwrap()
 }
