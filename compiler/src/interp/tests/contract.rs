@@ -1,3 +1,5 @@
+//! Matrix products, convolutions and attention against their definitions.
+
 use super::*;
 use crate::ir::{Layout, ReduceKind, ScalarOp, Window};
 use gristmill_runtime::DType;

@@ -1,3 +1,5 @@
+//! Branches, loops, scans, variables, send and receive.
+
 use super::super::{Store, run, run_with_state};
 use super::*;
 use crate::ir::{ClusterKind, Dim, Graph, Origin, ReduceKind, ScalarOp, Type};

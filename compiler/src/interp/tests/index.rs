@@ -1,3 +1,5 @@
+//! Gathers, scatters and what an index out of range gives.
+
 use super::*;
 use crate::ir::ScatterKind;
 use gristmill_runtime::DType;

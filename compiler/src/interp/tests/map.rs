@@ -1,3 +1,5 @@
+//! Element-wise ops: broadcasting, dtypes and division by zero.
+
 use super::super::scalar;
 use super::*;
 use crate::ir::{Real, ScalarOp};

@@ -1,3 +1,5 @@
+//! Pooling: windows, padding, layouts and indices.
+
 use super::*;
 use crate::ir::{Layout, PoolKind, Window};
 use gristmill_runtime::DType;

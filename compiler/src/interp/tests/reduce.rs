@@ -1,3 +1,5 @@
+//! Reductions, softmax and norms, cumulative sums and top-k.
+
 use super::*;
 use crate::ir::{Extremum, ReduceKind, ScalarOp};
 use gristmill_runtime::DType;

@@ -1,3 +1,5 @@
+//! Ops that only move elements.
+
 use super::*;
 use crate::ir::{Dim, PadMode, ScalarOp};
 use gristmill_runtime::DType;
