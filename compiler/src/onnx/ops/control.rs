@@ -4,7 +4,7 @@ use super::super::import::{Ctx, OpDef, Out, Outs, Region, V, axis_of};
 use super::super::proto::GraphProto;
 use super::MANY;
 use crate::error::{Error, Result};
-use crate::ir::{Def, Dim, Graph, Op, Origin, Shape, Type, ValueId};
+use crate::ir::{Def, Dim, Graph, GraphBuilder, Op, Origin, Shape, Type, ValueId};
 use gristmill_runtime::{DType, Tensor};
 
 pub(super) const OPS: &[OpDef] =
@@ -239,4 +239,29 @@ pub(super) fn flipped(cx: &mut Ctx<'_, '_>, x: ValueId, axis: usize) -> Result<V
     }
     (starts[axis], steps[axis]) = (sizes[axis].clone() - 1.into(), -1);
     cx.add(Op::Slice { starts, sizes, steps }, &[x])
+}
+
+/// A scan along axis 0 of `scanned`, its body built by `body` from the state and one element of each sequence; `body`
+/// gives the new state, then what is stacked.
+pub(super) fn scan_over(
+    cx: &mut Ctx<'_, '_>,
+    state: &[ValueId],
+    scanned: &[ValueId],
+    reverse: bool,
+    body: impl FnOnce(&mut GraphBuilder, &[ValueId]) -> Result<Vec<ValueId>>,
+) -> Result<Vec<ValueId>> {
+    let mut b = GraphBuilder::new("step");
+    b.set_origin(&cx.path());
+    let mut formals = Vec::new();
+    for (i, &v) in state.iter().chain(scanned).enumerate() {
+        let ty = cx.type_of(v);
+        let shape = if i < state.len() { ty.shape.0 } else { ty.shape[1..].to_vec() };
+        formals.push(b.input(&format!("a{i}"), ty.dtype, shape));
+    }
+    for (i, v) in body(&mut b, &formals)?.into_iter().enumerate() {
+        b.output(&format!("r{i}"), v);
+    }
+    let length = cx.shape_of(scanned[0])[0].clone();
+    let op = Op::Scan { carried: state.len(), scanned: scanned.len(), length, reverse };
+    cx.b().add_with_regions(op, &[state, scanned].concat(), vec![b.into_graph()])
 }

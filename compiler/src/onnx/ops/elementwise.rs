@@ -90,6 +90,7 @@ pub(super) const OPS: &[OpDef] = &[
     OpDef::new("Shrink", (1, 1), shrink),
     OpDef::new("Gelu", (1, 1), gelu),
     OpDef::new("Swish", (1, 1), swish),
+    OpDef::new("SwiGLU", (2, 2), swiglu),
 ];
 
 fn plain<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
@@ -181,7 +182,7 @@ fn pow<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
 fn modulo<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
     let fmod = cx.flag("fmod", false)?;
     let args = cx.vals()?;
-    if !fmod && cx.dtype_of(args[0]).is_float() {
+    if !fmod && cx.opset < 28 && cx.dtype_of(args[0]).is_float() {
         return Err(Error::invalid("floating-point operands need fmod = 1"));
     }
     one(cx.map(if fmod { ScalarOp::Rem } else { ScalarOp::Mod }, &args)?)
@@ -335,12 +336,22 @@ fn gelu<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
 
 /// `x * sigmoid(alpha x)`.
 fn swish<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
+    one(swish_of(cx)?)
+}
+
+fn swish_of(cx: &mut Ctx<'_, '_>) -> Result<ValueId> {
     let alpha = cx.f("alpha", 1.0)?;
     let x = cx.val(0)?;
     if alpha == 1.0 {
-        return one(cx.map(ScalarOp::Silu, &[x])?);
+        return cx.map(ScalarOp::Silu, &[x]);
     }
     let t = cx.with_real(ScalarOp::Mul, x, alpha)?;
     let s = cx.map(ScalarOp::Sigmoid, &[t])?;
-    one(cx.map(ScalarOp::Mul, &[x, s])?)
+    cx.map(ScalarOp::Mul, &[x, s])
+}
+
+/// `swish(a) * b` (Shazeer, arXiv:2002.05202).
+fn swiglu<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
+    let (gate, x) = (swish_of(cx)?, cx.val(1)?);
+    one(cx.map(ScalarOp::Mul, &[gate, x])?)
 }

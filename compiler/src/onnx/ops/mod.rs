@@ -17,6 +17,7 @@ mod recurrent;
 mod reduce;
 mod resize;
 mod signal;
+mod state;
 
 use super::import::OpDef;
 use std::collections::BTreeMap;
@@ -45,6 +46,7 @@ const STANDARD: &[&[OpDef]] = &[
     reduce::OPS,
     resize::OPS,
     signal::OPS,
+    state::OPS,
 ];
 
 /// The handler of an operator; `domain` is empty for the standard domain.

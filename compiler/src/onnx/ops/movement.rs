@@ -413,7 +413,12 @@ fn space_to_depth<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
     let (h, w) = (exact(&h, &b)?, exact(&w, &b)?);
     let x = cx.val(0)?;
     let x = cx.b().reshape(x, [n.clone(), c.clone(), h.clone(), b.clone(), w.clone(), b.clone()])?;
-    let x = cx.b().transpose(x, &[0, 3, 5, 1, 2, 4])?;
+    let perm = match cx.s("mode", "DCR")?.as_str() {
+        "DCR" => [0, 3, 5, 1, 2, 4],
+        "CRD" => [0, 1, 3, 5, 2, 4],
+        other => return Err(Error::invalid(format!("mode must be DCR or CRD, is {other:?}"))),
+    };
+    let x = cx.b().transpose(x, &perm)?;
     one(cx.b().reshape(x, [n, c.product(&b).product(&b), h, w])?)
 }
 

@@ -1,6 +1,7 @@
 //! Reductions, softmax, cumulative sums, sorting.
 
 use super::super::import::{Ctx, OpDef, Out, Outs, axes_of, axis_of, one};
+use super::control::scan_over;
 use crate::error::{Error, Result};
 use crate::ir::{Dim, Extremum, Op, ReduceKind, ScalarOp, ValueId};
 use gristmill_runtime::DType;
@@ -22,6 +23,7 @@ pub(super) const OPS: &[OpDef] = &[
     OpDef::new("LogSoftmax", (1, 1), log_softmax),
     OpDef::new("Hardmax", (1, 1), hardmax),
     OpDef::new("CumSum", (2, 2), cum_sum),
+    OpDef::new("CumProd", (2, 2), cum_prod),
     OpDef::new("TopK", (1, 2), top_k),
 ];
 
@@ -159,6 +161,28 @@ fn cum_sum<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
     let axis = axis_of(axis, cx.ty(0)?.rank())?;
     let x = cx.val(0)?;
     one(cx.add(Op::CumSum { axis, exclusive, reverse }, &[x])?)
+}
+
+/// Running product along a constant axis.
+fn cum_prod<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
+    let (exclusive, reverse) = (cx.flag("exclusive", false)?, cx.flag("reverse", false)?);
+    let axis = cx.ints_in(1)?.first().copied().ok_or_else(|| Error::invalid("axis is empty"))?;
+    let x = cx.val(0)?;
+    let (s, dtype) = (cx.shape_of(x), cx.dtype_of(x));
+    let axis = axis_of(axis, s.rank())?;
+    let mut perm: Vec<usize> = (0..s.rank()).filter(|&a| a != axis).collect();
+    perm.insert(0, axis);
+    let x = cx.b().transpose(x, &perm)?;
+    let unit = cx.b().scalar(dtype, 1.0);
+    let first = cx.shape_of(x)[1..].to_vec();
+    let unit = cx.b().broadcast(unit, first)?;
+    let results = scan_over(cx, &[unit], &[x], reverse, |b, f| {
+        let product = b.mul(f[0], f[1])?;
+        Ok(vec![product, if exclusive { f[0] } else { product }])
+    })?;
+    let mut back: Vec<usize> = (1..s.rank()).collect();
+    back.insert(axis, 0);
+    one(cx.b().transpose(results[1], &back)?)
 }
 
 /// `k` is an attribute before version 10, operand 1 since. Results are always sorted.
