@@ -1,8 +1,9 @@
 //! Reading a model: file or bytes to [`Model`], with checks that need no import.
 
 use super::check::Problem;
-use super::import::{Importer, declared_type};
+use super::import::{Importer, Weights, declared_type};
 use super::proto::{FunctionProto, GraphProto, ModelProto, OperatorSetIdProto};
+use super::skim::skim;
 use super::tensor::External;
 use crate::error::{Error, Result};
 use crate::ir::{Graph, Type};
@@ -10,6 +11,7 @@ use gristmill_runtime::Tensor;
 use prost::Message;
 use prost::bytes::Bytes;
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
 use std::path::Path;
 
 /// Versions of the standard operator set that are taken: up to that of ONNX 1.23. Below 6 only operators that have not
@@ -44,14 +46,20 @@ pub struct Specialisation {
     pub values: BTreeMap<String, Tensor>,
 }
 
-/// Reads a model file. External data is looked for in its folder.
+/// Reads a model file, but not its weights: those are read when the model is imported, so the file must stay until then.
+/// External data is looked for in its folder.
 ///
 /// Errors with `InvalidInput` when the file is not a model, `Unsupported` when its operator sets are not taken.
 pub fn load(path: impl AsRef<Path>) -> Result<Model> {
     let path = path.as_ref();
     let read = || -> Result<Model> {
-        let bytes = std::fs::read(path).map_err(|e| Error::invalid(e.to_string()))?;
-        Model::decode(bytes.into(), External::beside(path))
+        let io = |e: std::io::Error| Error::invalid(e.to_string());
+        let file = File::open(path).map_err(io)?;
+        let held = file.metadata().map_err(io)?;
+        if !held.is_file() {
+            return Err(Error::invalid("not a file"));
+        }
+        Model::decode(skim(file, held.len())?.into(), External::beside(path))
     };
     read().map_err(|e| e.context(format!("cannot load {}", path.display())))
 }
@@ -107,7 +115,7 @@ impl Model {
     ///
     /// Errors list all problems found: `InvalidInput` for a malformed model, `Unsupported` for what is not taken.
     pub fn graph(&self, spec: &Specialisation) -> Result<Graph> {
-        let imported = Importer::run(self, spec)?;
+        let imported = Importer::run(self, spec, Weights::Read)?;
         match imported.graph {
             Some(graph) if imported.errors.is_empty() => Ok(graph),
             _ => Err(Error::join(imported.errors)),
@@ -116,7 +124,7 @@ impl Model {
 
     /// Names of the inputs whose values, not given by `spec`, determine shapes or other things fixed at import.
     pub fn required_values(&self, spec: &Specialisation) -> Result<BTreeSet<String>> {
-        Ok(Importer::run(self, spec)?.needs)
+        Ok(Importer::run(self, spec, Weights::Skip)?.needs)
     }
 
     /// Names and types of the inputs that a run takes, dims bound as `spec` says, and names of the outputs.
@@ -133,7 +141,7 @@ impl Model {
 
     /// Everything that stands in the way of importing the model, grouped. Empty when [`Model::graph`] succeeds.
     pub fn check(&self, spec: &Specialisation) -> Result<Vec<Problem>> {
-        let imported = Importer::run(self, spec)?;
+        let imported = Importer::run(self, spec, Weights::Skip)?;
         Ok(Problem::group(&imported.errors))
     }
 }

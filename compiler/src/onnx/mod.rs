@@ -18,6 +18,7 @@ mod load;
 mod ops;
 pub mod proto;
 mod shape_value;
+mod skim;
 mod tensor;
 
 pub use check::{InputInfo, Problem, Summary};

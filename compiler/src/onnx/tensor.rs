@@ -1,6 +1,7 @@
 //! `TensorProto` to [`Tensor`]: element types, the several data fields, external files.
 
 use super::proto::{StringStringEntryProto, TensorProto};
+use super::skim::IN_MODEL;
 use crate::error::{Error, Result};
 use gristmill_runtime::half::{bf16, f16};
 use gristmill_runtime::tensor::checked_size_bytes;
@@ -111,22 +112,25 @@ fn typed_data(p: &TensorProto, dtype: DType) -> Vec<u8> {
     }
 }
 
-/// The folder that external data files must lie in.
+/// Where external data may lie.
 #[derive(Clone, Debug, Default)]
 pub struct External {
+    /// The folder that external data files must lie in.
     folder: Option<PathBuf>,
+    /// The model file, which holds the payloads that [`skim`](super::skim) left there.
+    model: Option<PathBuf>,
 }
 
 impl External {
     /// No folder: external data is refused, as for a model from memory.
     pub fn none() -> External {
-        External { folder: None }
+        External::default()
     }
 
     /// The folder of a model file.
     pub fn beside(model: &Path) -> External {
         let folder = model.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        External { folder: Some(folder.to_owned()) }
+        External { folder: Some(folder.to_owned()), model: Some(model.to_owned()) }
     }
 
     fn read(&self, entries: &[StringStringEntryProto], dtype: DType, shape: &[usize], size: usize) -> Result<Tensor> {
@@ -166,6 +170,9 @@ impl External {
 
     /// A path below the model's folder: relative, without `..`, and not led out by a symbolic link.
     fn resolve(&self, location: &str) -> Result<PathBuf> {
+        if let (IN_MODEL, Some(model)) = (location, &self.model) {
+            return Ok(model.clone());
+        }
         let Some(folder) = &self.folder else {
             return Err(Error::invalid(format!("external data {location:?} of a model that is not a file"))
                 .hint("load the model by its path"));

@@ -93,9 +93,19 @@ pub(super) struct Region {
     pub captures: Vec<V>,
 }
 
+/// Whether large initialisers are read.
+#[derive(Clone, Copy, PartialEq)]
+pub(super) enum Weights {
+    /// All that the graph uses.
+    Read,
+    /// Those beyond the folding limit stand in the graph as inputs: enough to learn whether it imports.
+    Skip,
+}
+
 /// State of one import.
 pub(super) struct Importer<'m> {
     model: &'m Model,
+    weights: Weights,
     slots: Vec<Slot<'m>>,
     frames: Vec<Frame>,
     scopes: Vec<Scope<'m>>,
@@ -146,10 +156,11 @@ fn possible(ty: Type) -> Result<Type> {
 
 impl<'m> Importer<'m> {
     /// Imports the main graph. Errors only when `spec` does not fit the model; the rest is in [`Imported`].
-    pub fn run(model: &'m Model, spec: &Specialisation) -> Result<Imported> {
+    pub fn run(model: &'m Model, spec: &Specialisation, weights: Weights) -> Result<Imported> {
         let g = model.graph_proto();
         let mut im = Importer {
             model,
+            weights,
             slots: Vec::new(),
             frames: vec![Frame::new(&g.name)],
             scopes: vec![Scope {
@@ -300,30 +311,39 @@ impl<'m> Importer<'m> {
             return Ok(id);
         }
         let name = self.slots[v.0 as usize].name;
-        let id = if let Some(t) = self.constant(v)? {
+        let id = if let Some(ty) = self.skipped(v) {
+            match frame {
+                0 => self.frames[0].b.input(&format!("\0weight {}", v.0), ty.dtype, ty.shape.0),
+                _ => self.capture(v, frame)?,
+            }
+        } else if let Some(t) = self.constant(v)? {
             self.frames[frame].b.constant(t)
         } else if let Some(Known::Dims(dims)) = &self.slots[v.0 as usize].known {
-            let mut symbols = BTreeSet::new();
-            dims.iter().for_each(|d| d.visit_symbols(&mut |s| symbols.extend([s.to_owned()])));
-            let symbols: Vec<String> = symbols.into_iter().collect();
-            return Err(Error::unsupported(format!("{name:?} is computed from the dims {}", symbols.join(", "))).hint(
-                format!(
-                    "give the dims: {}",
-                    symbols.iter().map(|s| format!("--set {s}=N")).collect::<Vec<_>>().join(" ")
-                ),
-            ));
+            return Err(depends_on_symbols(name, dims));
         } else if frame > self.slots[v.0 as usize].home {
-            self.materialise_in(v, frame - 1)?;
-            let ty = self.ty(v)?.clone();
-            let f = &mut self.frames[frame];
-            let id = f.b.input(&format!("outer_{}", f.captures.len()), ty.dtype, ty.shape.0);
-            f.captures.push(v);
-            id
+            self.capture(v, frame)?
         } else {
             return Err(Error::internal(format!("value {name:?} has no IR value")));
         };
         self.frames[frame].ids.insert(v, id);
         Ok(id)
+    }
+
+    /// Makes a value of the outer frame an input of a region.
+    fn capture(&mut self, v: V, frame: usize) -> Result<ValueId> {
+        self.materialise_in(v, frame - 1)?;
+        let ty = self.ty(v)?.clone();
+        let f = &mut self.frames[frame];
+        f.captures.push(v);
+        Ok(f.b.input(&format!("outer_{}", f.captures.len() - 1), ty.dtype, ty.shape.0))
+    }
+
+    /// Type of a large initialiser that is not to be read.
+    fn skipped(&self, v: V) -> Option<Type> {
+        let slot = &self.slots[v.0 as usize];
+        let large = slot.ty.as_ref().and_then(Type::size_bytes).is_some_and(|b| b > FOLD_LIMIT_BYTES);
+        let unread = self.weights == Weights::Skip && matches!(slot.known, Some(Known::Proto(_)));
+        slot.ty.clone().filter(|_| large && unread)
     }
 
     fn nodes(&mut self, nodes: &'m [NodeProto]) {
@@ -655,6 +675,15 @@ impl<'m> Importer<'m> {
     }
 }
 
+/// The error for a tensor whose elements are expressions over symbols.
+fn depends_on_symbols(name: &str, dims: &[Dim]) -> Error {
+    let mut symbols = BTreeSet::new();
+    dims.iter().for_each(|d| d.visit_symbols(&mut |s| symbols.extend([s.to_owned()])));
+    let list = |f: &dyn Fn(&String) -> String, with: &str| symbols.iter().map(f).collect::<Vec<_>>().join(with);
+    Error::unsupported(format!("{name:?} is computed from the dims {}", list(&String::clone, ", ")))
+        .hint(format!("give the dims: {}", list(&|s| format!("--set {s}=N"), " ")))
+}
+
 /// Inputs that a value is computed from.
 fn inputs_of(g: &Graph, id: ValueId, inputs: &mut BTreeSet<String>) {
     let mut seen = BTreeSet::new();
@@ -664,6 +693,7 @@ fn inputs_of(g: &Graph, id: ValueId, inputs: &mut BTreeSet<String>) {
             continue;
         }
         match g.value(id).def {
+            Def::Input(i) if g.input_names[i as usize].starts_with('\0') => {}
             Def::Input(i) => inputs.extend([g.input_names[i as usize].clone()]),
             Def::Node(n, _) => open.extend(&g.node(n).inputs),
         }

@@ -65,7 +65,11 @@ fn resize<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
         None => (0..shape.rank()).collect(),
     };
     let (roi_at, scales_at, sizes_at) = if old { (9, 1, 9) } else { (1, 2, 3) };
-    cx.require(if old { &[1] } else { &[2, 3] })?;
+    cx.require(match (old, sampling.coordinates.as_str()) {
+        (true, _) => &[1],
+        (false, "tf_crop_and_resize") => &[1, 2, 3],
+        _ => &[2, 3],
+    })?;
     let roi = match sampling.coordinates.as_str() {
         "tf_crop_and_resize" => Some(cx.reals_in(roi_at)?),
         _ => None,
