@@ -272,10 +272,10 @@ impl Graph {
                 return Err(misfit());
             }
             for (d, &n) in declared.iter().zip(shape) {
-                if let Some(s) = d.as_symbol() {
-                    if *bindings.entry(s.to_owned()).or_insert(n) != n {
-                        return Err(misfit().context(format!("symbol {s} = {} from an earlier input", bindings[s])));
-                    }
+                if let Some(s) = d.as_symbol()
+                    && *bindings.entry(s.to_owned()).or_insert(n) != n
+                {
+                    return Err(misfit().context(format!("symbol {s} = {} from an earlier input", bindings[s])));
                 }
             }
             if declared.bind(&bindings).as_static().is_some_and(|s| s != *shape) {

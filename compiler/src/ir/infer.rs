@@ -464,10 +464,10 @@ pub(super) fn attention(_: &Op, args: &[Type], _: &[Graph]) -> Inferred {
     }
     let mut scores = q.shape[..r - 1].to_vec();
     scores.push(k.shape[r - 2].clone());
-    if let Some(m) = args.get(3) {
-        if m.dtype != q.dtype || broadcast_shapes(&m.shape, &scores)? != scores {
-            return Err(format!("mask {m} does not broadcast to {}{}", q.dtype, Shape(scores)));
-        }
+    if let Some(m) = args.get(3)
+        && (m.dtype != q.dtype || broadcast_shapes(&m.shape, &scores)? != scores)
+    {
+        return Err(format!("mask {m} does not broadcast to {}{}", q.dtype, Shape(scores)));
     }
     let mut out = q.shape[..r - 1].to_vec();
     out.push(v.shape[r - 1].clone());

@@ -1,3 +1,5 @@
+//! Softmax, normalisation and reduction of rows against `f64`, on every instruction set of this machine.
+
 use super::*;
 use crate::OK;
 use crate::isa::Isa;
