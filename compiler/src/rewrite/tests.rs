@@ -127,3 +127,44 @@ fn every_alternative_is_right() {
         }
     }
 }
+
+/// Whole models give the same results before and after, within rounding.
+#[test]
+fn small_models_are_equal_before_and_after() {
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/data/models");
+    for name in [
+        "resnet_script",
+        "mobilenet_dynamo",
+        "vit_dynamo",
+        "bert_script",
+        "gpt2_dynamo",
+        "llama_dynamo",
+        "swin_script",
+        "unet_dynamo",
+    ] {
+        let model = crate::onnx::load(folder.join(name).join("model.onnx")).unwrap();
+        let g = model.graph(&Default::default()).unwrap();
+        let (new, report) = rewrite(&g, &Options::default()).unwrap();
+        assert!(report.after.ns < report.before.ns, "{name}: {report}");
+        let mut inputs = Vec::new();
+        for i in 0..g.inputs.len() {
+            let file = folder.join(name).join(format!("test_data_set_0/input_{i}.pb"));
+            inputs.push(crate::onnx::tensor_from_pb(&std::fs::read(file).unwrap()).unwrap().1);
+        }
+        let (a, b) = (crate::interp::run(&g, &inputs).unwrap(), crate::interp::run(&new, &inputs).unwrap());
+        for (a, b) in a.iter().zip(&b) {
+            let diff = difference(a, b, Exactness::Rounding);
+            assert!(diff.is_none(), "{name}: {}", diff.unwrap_or_default());
+        }
+    }
+}
+
+/// The same graph gives the same text and report every time.
+#[test]
+fn rewriting_is_deterministic() {
+    for (_, g) in FILES.iter().flat_map(|(_, text)| cases(text)) {
+        let once = rewrite(&g, &Options::default()).unwrap();
+        let twice = rewrite(&g, &Options::default()).unwrap();
+        assert_eq!((once.0.to_string(), once.1), (twice.0.to_string(), twice.1));
+    }
+}

@@ -37,17 +37,34 @@ fn scaled(t: &Terms, id: Id) -> Vec<Scaled> {
     ways
 }
 
-/// Masked scores: (scores, mask), where scores may be scaled products.
-fn unmask(t: &Terms, id: Id) -> Vec<(Id, Option<Id>)> {
-    let mut ways = vec![(id, None)];
+/// How scores are masked.
+#[derive(Clone, Copy)]
+enum Mask {
+    None,
+    Added(Id),
+    /// Scores where the condition holds, else the number.
+    Selected(Id, f64),
+}
+
+/// Ways to see `id` as masked scores, which may be scaled products.
+fn unmask(t: &Terms, id: Id) -> Vec<(Id, Mask)> {
+    let mut ways = vec![(id, Mask::None)];
     t.find(id, |op, ch| {
-        if *op == Op::Map(S::Add) {
-            ways.extend([(ch[0], Some(ch[1])), (ch[1], Some(ch[0]))]);
+        match op {
+            Op::Map(S::Add) => ways.extend([(ch[0], Mask::Added(ch[1])), (ch[1], Mask::Added(ch[0]))]),
+            Op::Map(S::Select) => {
+                let fill = t.uniform(ch[2]).filter(|f| *f <= LEAST_FILL);
+                ways.extend(fill.map(|f| (ch[1], Mask::Selected(ch[0], f))));
+            }
+            _ => {}
         }
         None::<()>
     });
     ways
 }
+
+/// A number this low, added to a score, leaves nothing of it; so replacing the score and adding to it give the same.
+const LEAST_FILL: f64 = -1e30;
 
 fn attention(t: &mut Terms, r: &Root) -> Applied {
     let last = t.rank(r.class) - 1;
@@ -67,7 +84,7 @@ fn attention(t: &mut Terms, r: &Root) -> Applied {
     Err(rejected("the softmax's operand is not a scaled, masked product"))
 }
 
-fn build_attention(t: &mut Terms, r: &Root, q: Id, kt: Id, scale: f64, mask: Option<Id>) -> Applied {
+fn build_attention(t: &mut Terms, r: &Root, q: Id, kt: Id, scale: f64, mask: Mask) -> Applied {
     let rank = t.rank(kt);
     if rank < 2 || t.rank(q) != rank {
         return Err(rejected("q and k have different ranks"));
@@ -85,6 +102,15 @@ fn build_attention(t: &mut Terms, r: &Root, q: Id, kt: Id, scale: f64, mask: Opt
         None => k.id,
     };
     let k = t.transpose(k_above, &swap)?;
+    let mask = match mask {
+        Mask::None => None,
+        Mask::Added(m) => Some(m),
+        Mask::Selected(keep, fill) => {
+            let dtype = t.ty(r.class).dtype;
+            let (zero, fill) = (t.scalar(dtype, 0.0), t.scalar(dtype, fill));
+            Some(t.map(S::Select, &[keep, zero, fill])?)
+        }
+    };
     let operands: Vec<Id> = [q, k, r.args[1]].into_iter().chain(mask).collect();
     t.add(Op::Attention { scale: Real(scale), causal: false }, &operands)
 }

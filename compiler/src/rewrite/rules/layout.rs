@@ -36,6 +36,12 @@ rules! {
     "transpose-out-of-matmul" Rounding at Op::MatMul => |t, r| out_of_first(t, r, matmul_under);
     /// `reshape(T(x)) -> T(reshape(x))`: axes that are merged or split together move together.
     "transpose-out-of-reshape" Bits at Op::Reshape { .. } => |t, r| out_of_first(t, r, reshape_under);
+    /// `R(x) w -> R'(x w)` for a weight matrix and a reshape of the other axes; transposes on both sides may then meet.
+    "reshape-out-of-matmul" Rounding at Op::MatMul => reshape_out_of_matmul;
+    /// `f(R(x), b) -> R(f(x, b))` for element-wise `f` when `b` varies along the last axis only, or is reshaped likewise.
+    "reshape-out-of-map" Bits at Op::Map(_) => reshape_out_of_map;
+    /// `R(f(R'(x), b)) -> f(x, R(b))` for element-wise `f` when `R` undoes `R'`.
+    "reshape-into-map" Bits at Op::Reshape { .. } => reshape_into_map;
 }
 
 /// More alternatives than this for one operand are not followed.
@@ -95,10 +101,8 @@ fn out_of_first(t: &mut Terms, r: &Root, under: fn(&Terms, &Root, &[usize], Id) 
 
 /// Unites an earlier result of the same rule with another.
 fn joined(t: &mut Terms, earlier: Applied, new: Id) -> Id {
-    if let Ok(e) = earlier {
-        if t.facts(e).types == t.facts(new).types {
-            t.eg.union(e, new);
-        }
+    if let Some(e) = earlier.ok().filter(|e| t.facts(*e).types == t.facts(new).types) {
+        t.eg.union(e, new);
     }
     new
 }
@@ -291,4 +295,101 @@ pub(super) fn reshape_groups(from: &[Dim], to: &[Dim]) -> Option<Vec<(Range<usiz
         groups.push((i0..i, j0..j));
     }
     Some(groups)
+}
+
+/// Operands of the reshapes in a class.
+fn reshaped_from(t: &Terms, id: Id) -> Vec<Id> {
+    let mut all = Vec::new();
+    t.find(id, |op, ch| {
+        if matches!(op, Op::Reshape { .. }) && !t.is_constant(ch[0]) {
+            all.push(ch[0]);
+        }
+        None::<()>
+    });
+    all.truncate(MAX_PERMS);
+    all
+}
+
+/// True when a reshape leaves the last axis alone.
+fn keeps_last(from: &[Dim], to: &[Dim]) -> bool {
+    let last =
+        |g: &(Range<usize>, Range<usize>)| g.0 == (from.len() - 1..from.len()) && g.1 == (to.len() - 1..to.len());
+    from.len() > 1 && to.len() > 1 && reshape_groups(from, to).is_some_and(|g| g.last().is_some_and(last))
+}
+
+fn reshape_out_of_matmul(t: &mut Terms, r: &Root) -> Applied {
+    if t.rank(r.args[1]) != 2 {
+        return Err(NoMatch);
+    }
+    let x = reshaped_from(t, r.args[0]);
+    let x = x.into_iter().find(|x| keeps_last(&t.ty(*x).shape, &t.ty(r.args[0]).shape)).ok_or(NoMatch)?;
+    let y = t.add(Op::MatMul, &[x, r.args[1]])?;
+    let out = t.ty(r.class).shape.0.clone();
+    t.reshape(y, out)
+}
+
+fn reshape_out_of_map(t: &mut Terms, r: &Root) -> Applied {
+    let out = t.ty(r.class).shape.0.clone();
+    let source = |a: &Id| if *t.ty(*a).shape == out { reshaped_from(t, *a) } else { Vec::new() };
+    let x = *r.args.iter().flat_map(source).collect::<Vec<_>>().first().ok_or(NoMatch)?;
+    let from = t.ty(x).shape.0.clone();
+    let last_kept = keeps_last(&from, &out);
+    let mut args = Vec::new();
+    for &a in r.args {
+        let shape = t.ty(a).shape.0.clone();
+        let same_source = reshaped_from(t, a).into_iter().find(|s| *t.ty(*s).shape == from);
+        args.push(match same_source.filter(|_| shape == out) {
+            Some(s) => s,
+            None if shape.iter().all(|d| d.is(1)) => t.reshape(a, Vec::new())?,
+            None if last_kept && shape[..shape.len() - 1].iter().all(|d| d.is(1)) => {
+                t.reshape(a, shape[shape.len() - 1..].to_vec())?
+            }
+            None => return Err(NoMatch),
+        });
+    }
+    let y = t.add(r.op.clone(), &args)?;
+    t.reshape(y, out)
+}
+
+fn reshape_into_map(t: &mut Terms, r: &Root) -> Applied {
+    let to = t.ty(r.class).shape.0.clone();
+    let from = t.ty(r.args[0]).shape.0.clone();
+    let cancels = |t: &Terms, a: Id| reshaped_from(t, a).into_iter().find(|x| *t.ty(*x).shape == to);
+    let map = |op: &Op, ch: &[Id]| match op {
+        Op::Map(_) if ch.iter().any(|a| *t.ty(*a).shape == from && cancels(t, *a).is_some()) => {
+            Some((op.clone(), ch.to_vec()))
+        }
+        _ => None,
+    };
+    let (op, args) = t.find(r.args[0], map).ok_or(NoMatch)?;
+    let groups = reshape_groups(&from, &to).ok_or(NoMatch)?;
+    let args = args.iter().map(|&a| reshape_operand(t, a, &from, &to, &groups)).collect::<Result<Vec<Id>, Miss>>()?;
+    t.add(op, &args)
+}
+
+/// An operand that broadcasts to `from`, reshaped to broadcast to `to`. A constant is repeated where it must be.
+fn reshape_operand(t: &mut Terms, a: Id, from: &[Dim], to: &[Dim], groups: &[(Range<usize>, Range<usize>)]) -> Applied {
+    let own = t.ty(a).shape.0.clone();
+    if own.iter().all(|d| d.is(1)) {
+        return t.reshape(a, Vec::new());
+    }
+    let mut full = vec![Dim::constant(1); from.len() - own.len()];
+    full.extend(own);
+    let mut shape = vec![Dim::constant(1); to.len()];
+    let mut wide = full.clone();
+    for (f, g) in groups {
+        if full[f.clone()].iter().all(|d| d.is(1)) {
+            continue;
+        }
+        if full[f.clone()] != from[f.clone()] {
+            if !t.is_constant(a) {
+                return Err(NoMatch);
+            }
+            wide[f.clone()].clone_from_slice(&from[f.clone()]);
+        }
+        shape[g.clone()].clone_from_slice(&to[g.clone()]);
+    }
+    let a = t.reshape(a, full)?;
+    let a = t.broadcast(a, wide)?;
+    t.reshape(a, shape)
 }

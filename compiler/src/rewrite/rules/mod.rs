@@ -60,7 +60,7 @@ impl Phase {
         let families: &[&'static [Rule]] = match self {
             Phase::Simplify => &[simplify::RULES, views::RULES],
             Phase::Recognise => &[simplify::RULES, views::RULES, recognise::RULES, contract::RULES],
-            Phase::Layout => &[layout::RULES, views::RULES],
+            Phase::Layout => &[layout::RULES, views::RULES, contract::RULES],
         };
         families.iter().flat_map(|f| f.iter()).collect()
     }

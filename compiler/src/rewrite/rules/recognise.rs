@@ -69,7 +69,6 @@ fn sigmoid(t: &mut Terms, r: &Root) -> Applied {
 
 fn silu(t: &mut Terms, r: &Root) -> Applied {
     let matched = either(r.args, |x, s| t.unary(s, S::Sigmoid).filter(|y| t.same(x, *y)));
-    // The quotient form: x / (1 + exp(-x)) becomes x * recip(..) only if the importer wrote it so.
     like(t, r, S::Silu, matched.ok_or(NoMatch)?)
 }
 
@@ -137,10 +136,8 @@ fn is_cube(t: &Terms, id: Id, x: Id) -> bool {
 fn gelu(t: &mut Terms, r: &Root) -> Applied {
     let found = either(r.args, |a, b| {
         // (x / 2) * factor
-        if let Some(x) = times_number(t, a, 0.5) {
-            if let Some(op) = gelu_factor(t, b, x) {
-                return Some((op, x));
-            }
+        if let Some(found) = times_number(t, a, 0.5).and_then(|x| gelu_factor(t, b, x).map(|op| (op, x))) {
+            return Some(found);
         }
         // (x * factor) * 0.5
         if is_near(t.uniform(b), 0.5) {
