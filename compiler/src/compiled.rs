@@ -8,6 +8,7 @@ use crate::options::{Options, default_threads};
 use crate::pipeline::{Lowered, lower};
 use gristmill_runtime::Tensor;
 use gristmill_runtime::exec::{ExecOptions, Executor};
+use gristmill_runtime::program::{Partition, Step, StepKind};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -206,6 +207,46 @@ impl Executable {
     pub fn run_into(&self, inputs: &[Tensor], outputs: &mut [Tensor]) -> Result<()> {
         Ok(self.executor.run_into(inputs, outputs)?)
     }
+}
+
+impl Executable {
+    /// Starts to measure each kernel; [`Executable::profile`] tells.
+    pub fn start_profile(&self) {
+        self.executor.start_profile();
+    }
+
+    /// Device, kernel or kind of step, node path, and ns summed over the runs since [`Executable::start_profile`].
+    pub fn profile(&self) -> Vec<StepTime> {
+        let times = self.executor.step_times();
+        let parts = self.lowered.program.partitions.iter().zip(times);
+        let row = |(p, times): (&Partition, Vec<u64>)| -> Vec<StepTime> {
+            let name = |kind: &StepKind| match kind {
+                StepKind::Kernel { kernel, .. } => p.kernels[kernel.0 as usize].name.clone(),
+                StepKind::Send { .. } => "send".into(),
+                StepKind::Recv { .. } => "recv".into(),
+                StepKind::Copy { .. } => "copy".into(),
+                StepKind::If(_) => "if".into(),
+                StepKind::Loop(_) => "loop".into(),
+                StepKind::ReadVariable { .. } | StepKind::AssignVariable { .. } => "variable".into(),
+            };
+            let time = |(s, ns): (&Step, u64)| StepTime { device: p.device.to_string(), what: name(&s.kind), node: s.origin.clone(), ns };
+            p.steps.iter().zip(times).map(time).collect()
+        };
+        parts.flat_map(row).collect()
+    }
+}
+
+/// Time of one step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StepTime {
+    /// The device that runs it.
+    pub device: String,
+    /// Kernel name, or kind of step.
+    pub what: String,
+    /// Path in the user's model.
+    pub node: String,
+    /// Nanoseconds.
+    pub ns: u64,
 }
 
 impl Outputs {

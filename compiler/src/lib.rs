@@ -22,7 +22,7 @@ pub mod testing;
 pub mod units;
 pub mod vecprog;
 
-pub use compiled::{Compiled, Executable, Outputs, Source, compile};
+pub use compiled::{Compiled, Executable, Outputs, Source, StepTime, compile};
 pub use error::{Error, ErrorKind, Result};
 pub use gristmill_runtime::{DType, DeviceName, Tensor};
 pub use options::Options;

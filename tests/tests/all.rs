@@ -5,3 +5,4 @@ mod house_rules;
 mod models;
 mod multi_device;
 mod process;
+mod onnx_cases;

@@ -3,7 +3,7 @@
 use super::args::CompileArgs;
 use super::load::{self, InputFlags};
 use super::{dump, outln, print_json};
-use crate::compiled::compile;
+use crate::compiled::{StepTime, compile};
 use crate::error::Result;
 use crate::units as format;
 use clap::Args;
@@ -33,6 +33,9 @@ pub struct BenchArgs {
     /// Seed of random inputs.
     #[arg(long, default_value_t = 0)]
     seed: u64,
+    /// Measure each kernel too, and list the slowest.
+    #[arg(long)]
+    profile: bool,
     /// Print JSON.
     #[arg(long)]
     json: bool,
@@ -60,10 +63,16 @@ pub fn bench(args: &BenchArgs) -> Result<()> {
         eprint!("{}", executable.lowered.report.text(args.compile.verbose));
     }
     let mut outputs = executable.run(&inputs)?.into_tensors();
+    if args.profile {
+        executable.start_profile();
+    }
     let mut times = measure(args, &mut || executable.run_into(&inputs, &mut outputs))?;
     times.sort_unstable();
     let at = |q: f64| times[((times.len() - 1) as f64 * q).round() as usize];
     let rss = peak_rss_bytes();
+    if args.profile {
+        print_profile(&executable.profile());
+    }
     if args.json {
         print_json(
             "bench",
@@ -82,6 +91,16 @@ pub fn bench(args: &BenchArgs) -> Result<()> {
         outln!("peak memory {}", rss.map_or("unknown".into(), format::size));
     }
     Ok(())
+}
+
+/// The slowest steps, and time by kernel, to stderr: stdout may be JSON.
+fn print_profile(steps: &[StepTime]) {
+    let total = steps.iter().map(|s| s.ns).sum::<u64>().max(1) as f64;
+    let mut slowest: Vec<&StepTime> = steps.iter().collect();
+    slowest.sort_by_key(|s| std::cmp::Reverse(s.ns));
+    for s in slowest.iter().take(30) {
+        eprintln!("{:>6.2} %  {:<28} {}", 100.0 * s.ns as f64 / total, s.what, s.node);
+    }
 }
 
 /// Times of single runs in ns, after a warm-up of a tenth of the duration.

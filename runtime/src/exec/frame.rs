@@ -31,6 +31,8 @@ pub(crate) struct Frame {
     bound_buffers: Vec<(usize, Loc)>,
     /// Kernel arguments that follow such a buffer: (index into `args`, index into `buffers`).
     bound_args: Vec<(usize, usize)>,
+    /// Time spent in each step so far, in ns, when the executor profiles.
+    pub(crate) step_ns: Option<Vec<u64>>,
     /// Owner of what arena addresses point to.
     _arena: AlignedBytes,
 }
@@ -103,6 +105,7 @@ impl Frame {
             addresses: Addresses { buffers: partition.buffers.iter().map(address).collect(), args: Vec::new() },
             bound_buffers: partition.buffers.iter().enumerate().filter_map(bound).collect(),
             bound_args: Vec::new(),
+            step_ns: None,
             _arena: arena,
         };
         for step in &partition.steps {

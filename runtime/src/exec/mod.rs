@@ -125,6 +125,22 @@ impl Executor {
         self.shared.program.memory_use().iter().map(|(_, m)| m.total_bytes(self.threads_per_device)).sum()
     }
 
+    /// Starts, or starts again, to measure the time of each step; [`Executor::step_times`] tells.
+    pub fn start_profile(&self) {
+        let _turn = lock(&self.turn);
+        for worker in &self.shared.workers {
+            let frame = &mut lock(worker).frame;
+            frame.step_ns = Some(vec![0; frame.steps.len()]);
+        }
+    }
+
+    /// Time of each step in ns, summed over the runs since [`Executor::start_profile`], by partition and step. Steps of
+    /// sub-programs count for the step that runs them.
+    pub fn step_times(&self) -> Vec<Vec<u64>> {
+        let _turn = lock(&self.turn);
+        self.shared.workers.iter().map(|w| lock(w).frame.step_ns.clone().unwrap_or_default()).collect()
+    }
+
     /// Runs once and returns the outputs in program order.
     pub fn run(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>, Error> {
         let outputs = self.program().outputs.iter().map(|o| Tensor::zeros(o.dtype, &o.shape));

@@ -9,6 +9,7 @@ use crate::error::{Error, ErrorKind};
 use crate::status;
 use crate::tensor::AlignedBytes;
 use std::cell::UnsafeCell;
+use std::time::Instant;
 
 /// Why a worker stops early.
 pub(crate) enum Stop {
@@ -95,7 +96,12 @@ impl Frame {
         if context.rendezvous.is_aborted() {
             return Err(Stop::Aborted);
         }
-        match run(&mut self.steps[i], &self.addresses, context) {
+        let started = self.step_ns.is_some().then(Instant::now);
+        let result = run(&mut self.steps[i], &self.addresses, context);
+        if let (Some(started), Some(step_ns)) = (started, &mut self.step_ns) {
+            step_ns[i] += started.elapsed().as_nanos() as u64;
+        }
+        match result {
             Err(Stop::Failed(error)) => Err(Stop::Failed(error.at(self.origin(i)))),
             other => other,
         }

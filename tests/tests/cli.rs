@@ -1,0 +1,101 @@
+//! The command line as users and scripts meet it: output forms, exit codes, errors.
+
+use crate::binary::gristmill;
+use std::path::{Path, PathBuf};
+
+fn data(path: &str) -> String {
+    PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/data")).join(path).to_str().unwrap().to_owned()
+}
+
+fn run(args: &[&str]) -> (i32, String, String) {
+    let out = gristmill().args(args).env("NO_COLOR", "1").output().unwrap();
+    let text = |b: &[u8]| String::from_utf8_lossy(b).replace(env!("CARGO_MANIFEST_DIR"), "..");
+    (out.status.code().unwrap_or(-1), text(&out.stdout), text(&out.stderr))
+}
+
+#[test]
+fn digits_are_classified() {
+    let (code, out, err) = run(&["run", &data("digits/model.onnx"), "--inputs", &data("digits/batch.npz"), "--labels", &data("digits/labels.npy")]);
+    assert_eq!(code, 0, "{err}");
+    assert!(out.contains("accuracy 98.89 % (356 of 360)"), "{out}");
+}
+
+#[test]
+fn json_names_its_format() {
+    for (verb, extra) in [("inspect", vec![]), ("check", vec![]), ("bench", vec!["--iters", "2", "--set", "batch=1"]), ("run", vec!["--set", "batch=2"]), ("place", vec!["--set", "batch=2", "--devices", "cpu:2"])] {
+        let model = data("digits/model.onnx");
+        let (code, out, err) = run(&[&[verb, &model, "--json"], extra.as_slice()].concat());
+        assert_eq!(code, 0, "{verb}: {err}");
+        let value: serde_json::Value = serde_json::from_str(&out).unwrap();
+        assert_eq!(value["format"], format!("gristmill/{verb}/1"));
+    }
+}
+
+#[test]
+fn every_stage_prints_and_the_ir_stages_parse_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = data("digits/model.onnx");
+    for stage in ["graph", "rewritten", "clusters", "placed", "partitions", "schedule", "clif", "asm"] {
+        let (code, out, err) = run(&["dump", &model, "--stage", stage, "--set", "batch=2", "--full"]);
+        assert_eq!(code, 0, "{stage}: {err}");
+        assert!(!out.trim().is_empty(), "{stage}");
+        let (_, again, _) = run(&["dump", &model, "--stage", stage, "--set", "batch=2", "--full"]);
+        assert!(out == again, "{stage} differs from run to run");
+        if stage == "rewritten" {
+            let path = dir.path().join("digits.ir");
+            std::fs::write(&path, out).unwrap();
+            let (code, _, err) = run(&["run", path.to_str().unwrap()]);
+            assert_eq!(code, 0, "{err}");
+        }
+    }
+}
+
+#[test]
+fn user_errors_have_codes_and_remedies() {
+    let digits = data("digits/model.onnx");
+    let missing = run(&["run", "no-such.onnx"]);
+    assert_eq!(missing.0, 2);
+    assert!(missing.2.contains("no-such.onnx"), "{}", missing.2);
+    for (args, code, text) in [
+        (vec!["run", &digits], 2, "--set"),
+        (vec!["run", &digits, "--set", "bach=2"], 2, "bach"),
+        (vec!["run", &digits, "--set", "batch=2", "--input", "imag=x.npy"], 2, "imag"),
+        (vec!["run", &digits, "--set", "batch=2", "--devices", "tpu:1"], 2, "tpu"),
+        (vec!["run", &digits, "--set", "batch=2", "--devices", "emu:1"], 3, "EMU"),
+        (vec!["run", &digits, "--set", "batch=2", "--devices", "gpu:1"], 3, "GPU"),
+        (vec!["run", &digits, "--set", "batch=2", "--pin", "nothing=cpu:0"], 2, "nothing"),
+        (vec!["run", &digits, "--set", "batch=64", "--mem", "cpu:0=1KiB"], 5, "1024"),
+        (vec!["dump", &digits, "--stage", "clusterz"], 2, "clusters"),
+        (vec!["dump", &digits, "--stage", "cuda", "--set", "batch=1"], 3, "GPU"),
+        (vec!["run"], 2, "MODEL"),
+        (vec!["frobnicate"], 2, "frobnicate"),
+    ] {
+        let (got, _, err) = run(&args);
+        assert_eq!(got, code, "{args:?}: {err}");
+        assert!(err.contains(text), "{args:?}: {err}");
+    }
+}
+
+#[test]
+fn two_logical_devices_give_the_same_answer() {
+    let dir = Path::new(&data("models/bert_dynamo")).join("test_data_set_0");
+    let model = data("models/bert_dynamo/model.onnx");
+    let args = ["run", &model, "--test-data", dir.to_str().unwrap(), "--devices", "cpu:2", "--threads", "2", "--verify"];
+    let (code, out, err) = run(&args);
+    assert_eq!(code, 0, "{out}{err}");
+    let (code, out, err) = run(&[&args[..], &["--pin", "encoder.*=cpu:1"]].concat());
+    assert!(code == 0 || err.contains("finds none"), "{out}{err}");
+}
+
+#[test]
+fn a_difference_from_expected_outputs_is_exit_code_4() {
+    let from = Path::new(&data("models/mlp_dynamo")).join("test_data_set_0");
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::copy(from.join("input_0.pb"), dir.path().join("input_0.pb")).unwrap();
+    let mut bytes = std::fs::read(from.join("output_0.pb")).unwrap();
+    let last = bytes.len() - 20;
+    bytes[last..].iter_mut().for_each(|b| *b ^= 0x11);
+    std::fs::write(dir.path().join("output_0.pb"), bytes).unwrap();
+    let (code, _, err) = run(&["run", &data("models/mlp_dynamo/model.onnx"), "--test-data", dir.path().to_str().unwrap()]);
+    assert!(code == 4 || code == 2, "{err}");
+}
