@@ -1,6 +1,7 @@
 //! Black-box tests: one binary of modules.
 
 mod hostile;
+mod cli;
 mod house_rules;
 mod models;
 mod multi_device;

@@ -1,6 +1,6 @@
 //! The command line as users and scripts meet it: output forms, exit codes, errors.
 
-use crate::binary::gristmill;
+use crate::process::gristmill;
 use std::path::{Path, PathBuf};
 
 fn data(path: &str) -> String {
@@ -8,9 +8,8 @@ fn data(path: &str) -> String {
 }
 
 fn run(args: &[&str]) -> (i32, String, String) {
-    let out = gristmill().args(args).env("NO_COLOR", "1").output().unwrap();
-    let text = |b: &[u8]| String::from_utf8_lossy(b).replace(env!("CARGO_MANIFEST_DIR"), "..");
-    (out.status.code().unwrap_or(-1), text(&out.stdout), text(&out.stderr))
+    let ended = gristmill(Path::new("."), args);
+    (ended.code.unwrap_or(-1), ended.stdout, ended.stderr)
 }
 
 #[test]
