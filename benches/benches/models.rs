@@ -1,6 +1,6 @@
 //! Compile time and run time of the small real models in `tests/data`, f32 on the CPU, one thread.
 //!
-//! Peers are compared by `benches/peers/onnxruntime.py`, on the full-size models.
+//! Peers are compared by `benches/peers/compare.py`, on the full-size models.
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use gristmill::{Options, Tensor, onnx};

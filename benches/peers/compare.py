@@ -1,6 +1,6 @@
 """Time gristmill against onnxruntime, side by side on the same machine.
 
-usage: onnxruntime.py [--gristmill PATH] [--threads 1,2] [--rounds N] [--seconds S] MODEL_DIR ...
+usage: compare.py [--gristmill PATH] [--threads 1,2] [--rounds N] [--seconds S] MODEL_DIR ...
 needs: pip install onnxruntime numpy onnx
 
 Each MODEL_DIR holds model.onnx and test_data_set_0/input_N.pb. In every round each program times the model for S seconds, in
