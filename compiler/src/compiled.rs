@@ -229,7 +229,12 @@ impl Executable {
                 StepKind::Loop(_) => "loop".into(),
                 StepKind::ReadVariable { .. } | StepKind::AssignVariable { .. } => "variable".into(),
             };
-            let time = |(s, ns): (&Step, u64)| StepTime { device: p.device.to_string(), what: name(&s.kind), node: s.origin.clone(), ns };
+            let time = |(s, ns): (&Step, u64)| StepTime {
+                device: p.device.to_string(),
+                what: name(&s.kind),
+                node: s.origin.clone(),
+                ns,
+            };
             p.steps.iter().zip(times).map(time).collect()
         };
         parts.flat_map(row).collect()

@@ -248,7 +248,10 @@ impl Lowered {
             Stage::Clusters => self.clusters.to_text(print),
             Stage::Placed => self.placement.to_text(&self.clusters),
             Stage::Partitions => partition::to_text(&self.partitions, print),
-            Stage::Schedule => self.partitions.iter().zip(&self.schedules).map(schedule).collect(),
+            Stage::Schedule => {
+                self.partitions.iter().zip(&self.schedules).map(schedule).collect::<String>()
+                    + &self.program.to_string()
+            }
             Stage::Clif => self.clif.clone(),
             Stage::Asm => self.asm.clone(),
             Stage::Cuda | Stage::Ptx => {

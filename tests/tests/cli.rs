@@ -14,14 +14,27 @@ fn run(args: &[&str]) -> (i32, String, String) {
 
 #[test]
 fn digits_are_classified() {
-    let (code, out, err) = run(&["run", &data("digits/model.onnx"), "--inputs", &data("digits/batch.npz"), "--labels", &data("digits/labels.npy")]);
+    let (code, out, err) = run(&[
+        "run",
+        &data("digits/model.onnx"),
+        "--inputs",
+        &data("digits/batch.npz"),
+        "--labels",
+        &data("digits/labels.npy"),
+    ]);
     assert_eq!(code, 0, "{err}");
     assert!(out.contains("accuracy 98.89 % (356 of 360)"), "{out}");
 }
 
 #[test]
 fn json_names_its_format() {
-    for (verb, extra) in [("inspect", vec![]), ("check", vec![]), ("bench", vec!["--iters", "2", "--set", "batch=1"]), ("run", vec!["--set", "batch=2"]), ("place", vec!["--set", "batch=2", "--devices", "cpu:2"])] {
+    for (verb, extra) in [
+        ("inspect", vec![]),
+        ("check", vec![]),
+        ("bench", vec!["--iters", "2", "--set", "batch=1"]),
+        ("run", vec!["--set", "batch=2"]),
+        ("place", vec!["--set", "batch=2", "--devices", "cpu:2"]),
+    ] {
         let model = data("digits/model.onnx");
         let (code, out, err) = run(&[&[verb, &model, "--json"], extra.as_slice()].concat());
         assert_eq!(code, 0, "{verb}: {err}");
@@ -79,7 +92,8 @@ fn user_errors_have_codes_and_remedies() {
 fn two_logical_devices_give_the_same_answer() {
     let dir = Path::new(&data("models/bert_dynamo")).join("test_data_set_0");
     let model = data("models/bert_dynamo/model.onnx");
-    let args = ["run", &model, "--test-data", dir.to_str().unwrap(), "--devices", "cpu:2", "--threads", "2", "--verify"];
+    let args =
+        ["run", &model, "--test-data", dir.to_str().unwrap(), "--devices", "cpu:2", "--threads", "2", "--verify"];
     let (code, out, err) = run(&args);
     assert_eq!(code, 0, "{out}{err}");
     let (code, out, err) = run(&[&args[..], &["--pin", "encoder.*=cpu:1"]].concat());
@@ -95,6 +109,7 @@ fn a_difference_from_expected_outputs_is_exit_code_4() {
     let last = bytes.len() - 20;
     bytes[last..].iter_mut().for_each(|b| *b ^= 0x11);
     std::fs::write(dir.path().join("output_0.pb"), bytes).unwrap();
-    let (code, _, err) = run(&["run", &data("models/mlp_dynamo/model.onnx"), "--test-data", dir.path().to_str().unwrap()]);
+    let (code, _, err) =
+        run(&["run", &data("models/mlp_dynamo/model.onnx"), "--test-data", dir.path().to_str().unwrap()]);
     assert!(code == 4 || code == 2, "{err}");
 }

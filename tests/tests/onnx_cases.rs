@@ -17,7 +17,8 @@ const LIST: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/data/onnx_cases_passing
 /// All case directories under `root`, as `kind/name`.
 fn cases(root: &Path) -> Vec<String> {
     let list = |dir: &Path| -> Vec<PathBuf> {
-        let mut entries: Vec<PathBuf> = std::fs::read_dir(dir).unwrap().map(|e| e.unwrap().path()).filter(|p| p.is_dir()).collect();
+        let mut entries: Vec<PathBuf> =
+            std::fs::read_dir(dir).unwrap().map(|e| e.unwrap().path()).filter(|p| p.is_dir()).collect();
         entries.sort();
         entries
     };
@@ -44,7 +45,10 @@ fn run_case(dir: &Path) -> Result<(), String> {
         }
         let (inputs, expected) = (tensors(&data, "input")?, tensors(&data, "output")?);
         let names: Vec<String> = compiled.inputs().iter().map(|(n, _)| n.clone()).collect();
-        let named = inputs.into_iter().enumerate().map(|(i, (n, t))| (if n.is_empty() { names.get(i).cloned().unwrap_or_default() } else { n }, t));
+        let named = inputs
+            .into_iter()
+            .enumerate()
+            .map(|(i, (n, t))| (if n.is_empty() { names.get(i).cloned().unwrap_or_default() } else { n }, t));
         let outputs = compiled.run(named).map_err(|e| e.to_string())?;
         for (i, (_, want)) in expected.iter().enumerate() {
             let (name, got) = outputs.iter().nth(i).ok_or("an output is missing")?;
@@ -80,7 +84,8 @@ fn run_all(root: &Path, names: &[String]) -> BTreeMap<String, Result<(), String>
     let (next, results) = (AtomicUsize::new(0), Mutex::new(BTreeMap::new()));
     let worker = || {
         while let Some(name) = names.get(next.fetch_add(1, Ordering::Relaxed)) {
-            let outcome = catch_unwind(AssertUnwindSafe(|| run_case(&root.join(name)))).unwrap_or_else(|_| Err("PANIC".into()));
+            let outcome =
+                catch_unwind(AssertUnwindSafe(|| run_case(&root.join(name)))).unwrap_or_else(|_| Err("PANIC".into()));
             results.lock().unwrap().insert(name.clone(), outcome);
         }
     };
@@ -91,7 +96,9 @@ fn run_all(root: &Path, names: &[String]) -> BTreeMap<String, Result<(), String>
 #[test]
 fn conformance_only_grows() {
     let Some(root) = std::env::var_os("GRISTMILL_ONNX_CASES").map(PathBuf::from) else {
-        eprintln!("left out: the ONNX package's cases; export them with tests/python/export_onnx_cases.py and set GRISTMILL_ONNX_CASES");
+        eprintln!(
+            "left out: the ONNX package's cases; export them with tests/python/export_onnx_cases.py and set GRISTMILL_ONNX_CASES"
+        );
         return;
     };
     let filter = std::env::var("GRISTMILL_CASE_FILTER").unwrap_or_default();
@@ -100,15 +107,20 @@ fn conformance_only_grows() {
     let results = run_all(&root, &names);
     let passed: BTreeSet<&str> = results.iter().filter(|(_, r)| r.is_ok()).map(|(n, _)| n.as_str()).collect();
     if let Some(path) = std::env::var_os("GRISTMILL_CASE_REPORT") {
-        let lines: Vec<String> = results.iter().filter_map(|(n, r)| r.as_ref().err().map(|e| format!("{n}\t{}", e.replace('\n', " ")))).collect();
+        let lines: Vec<String> = results
+            .iter()
+            .filter_map(|(n, r)| r.as_ref().err().map(|e| format!("{n}\t{}", e.replace('\n', " "))))
+            .collect();
         std::fs::write(path, lines.join("\n")).unwrap();
     }
     eprintln!("{} of {} cases pass", passed.len(), results.len());
-    let panics: Vec<&str> = results.iter().filter(|(_, r)| matches!(r, Err(e) if e == "PANIC")).map(|(n, _)| n.as_str()).collect();
+    let panics: Vec<&str> =
+        results.iter().filter(|(_, r)| matches!(r, Err(e) if e == "PANIC")).map(|(n, _)| n.as_str()).collect();
     assert!(panics.is_empty(), "panicked: {panics:?}");
     let listed = std::fs::read_to_string(LIST).unwrap_or_default();
     let listed: BTreeSet<&str> = listed.lines().filter(|l| !l.is_empty() && l.contains(&filter)).collect();
-    let broken: Vec<String> = listed.iter().filter(|n| !passed.contains(**n)).map(|n| format!("{n}: {:?}", results.get(*n))).collect();
+    let broken: Vec<String> =
+        listed.iter().filter(|n| !passed.contains(**n)).map(|n| format!("{n}: {:?}", results.get(*n))).collect();
     assert!(broken.is_empty(), "{} listed cases fail:\n{}", broken.len(), broken.join("\n"));
     let new: Vec<&str> = passed.difference(&listed).copied().collect();
     if filter.is_empty() && std::env::var_os("GRISTMILL_UPDATE_CASES").is_some() {
