@@ -9,7 +9,7 @@ use gristmill_kernels::conv::ConvDesc;
 use gristmill_kernels::depthwise::DepthwiseDesc;
 use gristmill_kernels::epilogue::MAX_BATCH;
 use gristmill_kernels::gemm::{BatchDim, GemmDesc};
-use gristmill_kernels::pack::{PackBDesc, PackBatchDim, pack_b, packed_len};
+use gristmill_kernels::pack::{PackBDesc, PackBatchDim, packed_len};
 use gristmill_kernels::window::Window as KernelWindow;
 use gristmill_runtime::Tensor;
 
@@ -130,11 +130,6 @@ fn pack_rhs(cx: &Context, node: &Node, k: usize, n: usize) -> Option<Packed> {
     let isa = Isa::current();
     let per_matrix = packed_len(isa, k, n);
     let strides: Vec<i64> = row_major(&batch).into_iter().map(|s| s * per_matrix as i64).collect();
-    if let Some(elements) = cx.constant_elements(&rhs) {
-        let packed: Vec<f32> = elements.chunks_exact(k * n).flat_map(|m| pack_b(isa, k, n, m, n, 1)).collect();
-        let packed = Tensor::from_slice(&packed, &[packed.len()]).ok()?;
-        return Some(Packed { ptr: Ptr::Read(Place::Packed(packed), 0), strides, at_run_time: None });
-    }
     let n_axes = rhs.shape.len();
     let axes = collapse(&batch, &[&rhs.strides[..n_axes - 2], &strides]);
     if axes.len() > MAX_BATCH {
@@ -146,6 +141,9 @@ fn pack_rhs(cx: &Context, node: &Node, k: usize, n: usize) -> Option<Packed> {
         *dim = PackBatchDim { extent: axis.extent, b_stride, packed_stride };
     }
     let n_matrices: usize = batch.iter().product();
+    if let Some(packed) = cx.constant_panels(&rhs, &desc, n_matrices * per_matrix) {
+        return Some(Packed { ptr: Ptr::Read(Place::Packed(packed), 0), strides, at_run_time: None });
+    }
     let call = Call {
         symbol: "gm_pack_b_f32",
         descriptor: descriptor(&desc),
@@ -225,8 +223,8 @@ pub(super) fn conv(cx: &Context, id: NodeId, node: &Node) -> Option<Task> {
 
     if c_in == 1 && *groups == c_out && *groups == *cx.body.shape(node.inputs[0]).last()? {
         let weights = cx.view(node.inputs[1], Strided::is_contiguous);
-        let rhs = match cx.constant_elements(&Strided::resolve(cx.body, node.inputs[1], cx.in_memory)) {
-            Some(w) => Ptr::Read(Place::Packed(Tensor::from_slice(&w, &[w.len()]).ok()?), 0),
+        let rhs = match cx.constant_copy(&Strided::resolve(cx.body, node.inputs[1], cx.in_memory)) {
+            Some(w) => Ptr::Read(Place::Packed(w), 0),
             None => read(&weights),
         };
         let mut desc = DepthwiseDesc::new(geometry, c_out);
@@ -276,17 +274,14 @@ fn pack_conv_weights(
     let isa = Isa::current();
     let per_group = c_out / groups;
     let group_len = packed_len(isa, k, per_group);
-    let resolved = Strided::resolve(cx.body, node.inputs[1], cx.in_memory);
-    if let Some(w) = cx.constant_elements(&resolved) {
-        let packed: Vec<f32> =
-            (0..groups).flat_map(|g| pack_b(isa, k, per_group, &w[g * per_group..], c_out, 1)).collect();
-        let packed = Tensor::from_slice(&packed, &[packed.len()]).ok()?;
-        return Some((Ptr::Read(Place::Packed(packed), 0), None));
-    }
-    let w = cx.view(node.inputs[1], Strided::is_contiguous);
     let mut desc = PackBDesc::new(k, per_group, c_out as isize, 1);
     desc.batch[MAX_BATCH - 1] =
         PackBatchDim { extent: groups, b_stride: per_group as isize, packed_stride: group_len as isize };
+    let resolved = Strided::resolve(cx.body, node.inputs[1], cx.in_memory);
+    if let Some(panels) = constant_conv_panels(cx, &resolved, k, desc, groups * group_len) {
+        return Some((Ptr::Read(Place::Packed(panels), 0), None));
+    }
+    let w = cx.view(node.inputs[1], Strided::is_contiguous);
     let call = Call {
         symbol: "gm_pack_b_f32",
         descriptor: descriptor(&desc),
@@ -296,4 +291,24 @@ fn pack_conv_weights(
         cost_ns: (k * c_out) as u64 / 4,
     };
     Some((Ptr::Read(Place::Temp(0), 0), Some((call, groups * group_len * 4))))
+}
+
+/// The panels of constant weights, whose taps and channels are rows: packed as they lie when rows have one stride, else from a copy.
+fn constant_conv_panels(cx: &Context, w: &Strided, k: usize, desc: PackBDesc, n_elements: usize) -> Option<Tensor> {
+    let last = w.shape.len() - 1;
+    let (row, col) = match &collapse(&w.shape[..last], &[&w.strides[..last]])[..] {
+        [] => (0, w.strides[last]),
+        [axis] => (axis.strides[0], w.strides[last]),
+        _ => {
+            let copy = cx.constant_copy(w)?;
+            let packed = super::task::panels(copy.as_slice::<f32>(), &desc, n_elements)?;
+            debug_assert_eq!(copy.len(), k * w.shape[last]);
+            return Some(packed);
+        }
+    };
+    let mut desc = desc;
+    let per_group = desc.n as i64;
+    (desc.row_stride, desc.col_stride) = (row as isize, col as isize);
+    desc.batch[MAX_BATCH - 1].b_stride = (per_group * col) as isize;
+    cx.constant_panels(w, &desc, n_elements)
 }

@@ -2,9 +2,11 @@
 
 use super::body::Body;
 use super::epilogue::{EpilogueTerm, Term};
-use super::strided::Strided;
+use super::strided::{Strided, collapse, row_major};
 use crate::ir::{Graph, Node, NodeId, ValueId};
+use gristmill_kernels::copy::{CopyDesc, gm_copy};
 use gristmill_kernels::epilogue::{EpilogueKind, EpilogueOp, MAX_BATCH};
+use gristmill_kernels::pack::{PackBDesc, gm_pack_b_f32};
 use gristmill_kernels::{OPERANDS, OUT, RHS, WORKSPACE};
 use gristmill_runtime::{DType, Tensor};
 
@@ -101,31 +103,35 @@ impl Context<'_> {
         if fits(&view) { view } else { Strided::own(self.body, v) }
     }
 
-    /// Elements of a constant view in row-major order; `None` unless it is an `f32` constant.
-    pub(super) fn constant_elements(&self, view: &Strided) -> Option<Vec<f32>> {
+    /// A constant view in row-major order as a tensor; `None` unless it is an `f32` constant that can be copied.
+    pub(super) fn constant_copy(&self, view: &Strided) -> Option<Tensor> {
         let t = self.constant(view.base).filter(|t| t.dtype() == DType::F32)?;
-        let from = t.as_slice::<f32>();
-        let n: usize = view.shape.iter().product();
-        if view.is_contiguous() {
-            return Some(from[view.offset as usize..][..n].to_vec());
-        }
-        let mut out = Vec::with_capacity(n);
-        let mut index = vec![0usize; view.shape.len()];
-        let mut at = view.offset;
-        for _ in 0..n {
-            out.push(from[at as usize]);
-            for axis in (0..index.len()).rev() {
-                index[axis] += 1;
-                at += view.strides[axis];
-                if index[axis] < view.shape[axis] {
-                    break;
-                }
-                at -= view.strides[axis] * view.shape[axis] as i64;
-                index[axis] = 0;
-            }
-        }
-        Some(out)
+        let mut out = Tensor::zeros(DType::F32, &view.shape).ok()?;
+        let axes = collapse(&view.shape, &[&view.strides, &row_major(&view.shape)]);
+        let dims: Vec<_> = axes.iter().map(|a| (a.extent, a.strides[0] as isize, a.strides[1] as isize)).collect();
+        let desc = CopyDesc::new(4, &dims)?;
+        let from = t.as_ptr().wrapping_offset(view.offset as isize * 4).cast_mut();
+        let ptrs = [from, std::ptr::null_mut(), out.as_mut_ptr(), std::ptr::null_mut()];
+        // SAFETY: the view lies within its constant, which the verifier checked; the output has the view's shape.
+        let status = unsafe { gm_copy(&desc, ptrs.as_ptr(), 0, desc.n_items()) };
+        (status == gristmill_kernels::OK).then_some(out)
     }
+
+    /// The panels of a constant right-hand side, packed by a call of the kernel that packs at run time.
+    pub(super) fn constant_panels(&self, view: &Strided, desc: &PackBDesc, n_elements: usize) -> Option<Tensor> {
+        let t = self.constant(view.base).filter(|t| t.dtype() == DType::F32)?;
+        panels(&t.as_slice::<f32>()[view.offset as usize..], desc, n_elements)
+    }
+}
+
+/// Packs what `desc` describes of `from`, which must cover it, by a call of the kernel that packs at run time.
+pub(super) fn panels(from: &[f32], desc: &PackBDesc, n_elements: usize) -> Option<Tensor> {
+    let mut out = Tensor::zeros(DType::F32, &[n_elements]).ok()?;
+    let from = from.as_ptr().cast::<u8>().cast_mut();
+    let ptrs = [from, std::ptr::null_mut(), out.as_mut_ptr(), std::ptr::null_mut()];
+    // SAFETY: `from` covers the matrices, as views lie within their constants; the output has room for all panels.
+    let status = unsafe { gm_pack_b_f32(desc, ptrs.as_ptr(), 0, desc.n_items()) };
+    (status == gristmill_kernels::OK).then_some(out)
 }
 
 /// A read of an `f32` view.
