@@ -172,7 +172,7 @@ impl Compiled {
             return Ok(found.clone());
         }
         let graph = self.specialised_graph(&key.0, values)?;
-        let lowered = lower(&graph, &self.options)?;
+        let lowered = lower(graph, &self.options)?;
         let threads = self.options.threads.unwrap_or_else(default_threads);
         let executor = Executor::new(lowered.program.clone(), &ExecOptions { threads, ..Default::default() })?;
         let made = Arc::new(Executable { lowered, executor });

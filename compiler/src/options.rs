@@ -20,8 +20,8 @@ pub struct Options {
     pub threads: Option<usize>,
     /// Run the verifier and the independent checkers between stages (always on in debug builds).
     pub check: bool,
-    /// Keep the text of generated code for [`crate::pipeline::Stage::Clif`] and [`crate::pipeline::Stage::Asm`].
-    pub keep_code_text: bool,
+    /// Keep what every stage made, for [`crate::pipeline::Lowered::text`]. Otherwise weights are let go as soon as they are packed.
+    pub keep_stages: bool,
 }
 
 impl Default for Options {
@@ -34,7 +34,7 @@ impl Default for Options {
             opt_level: 2,
             threads: None,
             check: cfg!(debug_assertions),
-            keep_code_text: false,
+            keep_stages: false,
         }
     }
 }

@@ -121,6 +121,8 @@ pub struct Lowered {
     pub clif: String,
     /// Disassembly of the generated code, when the options asked for it.
     pub asm: String,
+    /// Whether the graphs above still have their constants, and the texts are there.
+    kept: bool,
     /// What happened on the way.
     pub report: Report,
 }
@@ -144,13 +146,18 @@ impl Stages<'_> {
         Ok(result)
     }
 
+    /// The graph if stages are kept, or nothing, so that its weights can go.
+    fn keep(&self, g: Graph) -> Graph {
+        if self.options.keep_stages { g } else { Graph::default() }
+    }
+
     fn check(&self, g: &Graph) -> Result<()> {
         if self.options.check { verify(g) } else { Ok(()) }
     }
 }
 
 /// The way of a graph of static shapes to a program.
-pub fn lower(graph: &Graph, options: &Options) -> Result<Lowered> {
+pub fn lower(graph: Graph, options: &Options) -> Result<Lowered> {
     let mut s = Stages { options, report: Report::default() };
     let mut request =
         Request { devices: options.devices.clone(), pins: options.pins.clone(), fallback: options.fallback };
@@ -166,23 +173,28 @@ pub fn lower(graph: &Graph, options: &Options) -> Result<Lowered> {
         rewritten = s.run("merge", |_| clean(&passes::merge_matmuls(&rewritten)?))?;
     }
     s.check(&rewritten)?;
-    let clusters = s.run("cluster", |report| {
+    let graph = s.keep(graph);
+    let mut clusters = s.run("cluster", |report| {
         let (clusters, r) = cluster(&rewritten, fusion(options))?;
         report.cluster = r;
         Ok(clusters)
     })?;
     s.check(&clusters)?;
+    let rewritten = s.keep(rewritten);
     let placement = s.run("place", |report| {
         let placement = place::place(&clusters, &request, &CostModel::default())?;
         report.warnings.extend(placement.warnings.iter().cloned());
         Ok(placement)
     })?;
-    let partitions = s.run("partition", |_| partition::partition(&clusters, &placement))?;
+    let mut partitions = s.run("partition", |_| partition::partition(&clusters, &placement))?;
     if options.check {
         place::check::check(&clusters, &request, &placement)?;
         partition::check::check(&clusters, &placement, &partitions)?;
     }
-    let mut made = s.run("codegen", |_| assemble(&clusters, &partitions, &settings(options)))?;
+    if settings(options).codegen.release_constants {
+        clusters.release_constants();
+    }
+    let mut made = s.run("codegen", |_| assemble(&clusters, &mut partitions, &settings(options)))?;
     if options.check {
         partition::check::check_schedules(&clusters, &partitions, &made.schedules)?;
     }
@@ -200,6 +212,7 @@ pub fn lower(graph: &Graph, options: &Options) -> Result<Lowered> {
         program,
         clif,
         asm,
+        kept: options.keep_stages,
         report: s.report,
     })
 }
@@ -227,7 +240,11 @@ fn settings(options: &Options) -> Settings {
     let n_threads = (options.threads.unwrap_or_else(default_threads) / n_cpus).max(1);
     let limit = |d: &place::Device| d.memory_limit.map(|b| (d.name.clone(), b.0 as usize));
     Settings {
-        codegen: cpu::Options { n_threads, listings: options.keep_code_text },
+        codegen: cpu::Options {
+            n_threads,
+            listings: options.keep_stages,
+            release_constants: !options.keep_stages && !options.check,
+        },
         memory_limits: options.devices.devices.iter().filter_map(limit).collect(),
         fusion: fusion(options),
         check: options.check,
@@ -237,8 +254,11 @@ fn settings(options: &Options) -> Settings {
 impl Lowered {
     /// The text of a stage. `full` prints constants so that graphs parse back.
     ///
-    /// Errors with `Unsupported` for stages that no back end produces yet.
+    /// Errors with `Unsupported` for stages that no back end produces yet, with `InvalidInput` when [`Options::keep_stages`] was off.
     pub fn text(&self, stage: Stage, full: bool) -> Result<String> {
+        if !self.kept {
+            return Err(Error::invalid("the stages were not kept").hint("Options::keep_stages"));
+        }
         let print = if full { PrintOptions::FULL } else { PrintOptions::SHORT };
         let schedule =
             |(part, schedule): (&Part, &Schedule)| format!("// {}\n{}", part.device, schedule.to_text(&part.graph));

@@ -67,7 +67,7 @@ impl CompileArgs {
             },
             opt_level: self.opt_level,
             threads: Some(threads),
-            keep_code_text: self.dump_dir.is_some(),
+            keep_stages: self.dump_dir.is_some(),
             ..Options::default()
         };
         options.check |= self.verify;

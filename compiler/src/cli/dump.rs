@@ -39,7 +39,7 @@ pub fn dump(args: &DumpArgs) -> Result<()> {
         .ok_or_else(|| Error::invalid(unknown("stage", &args.stage, Stage::ALL.iter().map(|s| s.name()))))?;
     let model = args.model.as_ref().ok_or_else(|| Error::invalid("which model?"))?;
     let mut options = args.compile.options()?;
-    options.keep_code_text = true;
+    options.keep_stages = true;
     let compiled = compile(load::model(model)?, &options)?;
     // Shapes decide the code; random inputs stand for real ones, values do not matter.
     let (inputs, _) = load::inputs(&compiled, &InputFlags { npz: None, npy: &[], seed: 0 })?;

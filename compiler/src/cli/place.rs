@@ -23,7 +23,9 @@ pub struct PlaceArgs {
 
 /// Runs the verb.
 pub fn place(args: &PlaceArgs) -> Result<()> {
-    let compiled = compile(load::model(&args.model)?, &args.compile.options()?)?;
+    let mut options = args.compile.options()?;
+    options.keep_stages = true;
+    let compiled = compile(load::model(&args.model)?, &options)?;
     // Shapes decide costs; random inputs stand for real ones, values do not matter.
     let (inputs, _) = load::inputs(&compiled, &InputFlags { npz: None, npy: &[], seed: 0 })?;
     let executable = compiled.for_inputs(&inputs)?;

@@ -42,9 +42,9 @@ pub struct RunArgs {
     /// Largest allowed relative difference from expected outputs.
     #[arg(long, default_value_t = 1e-3)]
     rtol: f64,
-    /// Largest allowed absolute difference from expected outputs.
-    #[arg(long, default_value_t = 1e-5)]
-    atol: f64,
+    /// Largest allowed absolute difference; by default 1e-5 of the greatest expected magnitude of each output.
+    #[arg(long)]
+    atol: Option<f64>,
     /// Print JSON.
     #[arg(long)]
     json: bool,
@@ -117,7 +117,8 @@ fn compare_with_expected(args: &RunArgs, outputs: &Outputs) -> Result<()> {
         let got = outputs.get(name).or_else(|| outputs.iter().nth(i).map(|(_, t)| t));
         let got =
             got.ok_or_else(|| Error::invalid(format!("expected output {name:?} is not an output of the model")))?;
-        let c = allclose(want, got, args.rtol, args.atol);
+        let scale = allclose(want, got, args.rtol, 0.0).max_abs_expected;
+        let c = allclose(want, got, args.rtol, args.atol.unwrap_or((1e-5 * scale).max(1e-7)));
         if !args.json {
             outln!("{name}: {c}");
         }

@@ -52,7 +52,7 @@ impl Assembled {
 /// Generates code for the partitions of `whole` and joins it into one program.
 ///
 /// Requires: `parts` come from partitioning `whole`, shapes are static.
-pub fn assemble(whole: &Graph, parts: &[Part], settings: &Settings) -> Result<Assembled> {
+pub fn assemble(whole: &Graph, parts: &mut [Part], settings: &Settings) -> Result<Assembled> {
     let mut a = Assembler {
         settings,
         interface: interface(whole)?,
@@ -112,9 +112,10 @@ struct Draft<'g> {
 }
 
 impl Assembler<'_> {
-    fn partition(&mut self, part: &Part) -> Result<(Partition, Schedule)> {
+    fn partition(&mut self, part: &mut Part) -> Result<(Partition, Schedule)> {
+        let compiled = cpu::compile_clusters(&mut part.graph, &self.settings.codegen)?;
+        let part = &*part;
         let Part { device, graph: g, .. } = part;
-        let compiled = cpu::compile_clusters(g, &self.settings.codegen)?;
         let limit = self.settings.memory_limits.get(device).copied();
         let needs = Needs {
             scratch: compiled.plans.iter().map(|(&id, p)| (id, p.scratch.clone())).collect(),
@@ -277,7 +278,7 @@ impl Assembler<'_> {
     /// A region as a program of one partition.
     fn region(&mut self, region: &Graph, device: &DeviceName) -> Result<Program> {
         let (clusters, _) = cluster(&clean(region)?, self.settings.fusion)?;
-        let made = assemble(&clusters, &[Part::whole(device.clone(), clusters.clone())], self.settings)?;
+        let made = assemble(&clusters, &mut [Part::whole(device.clone(), clusters.clone())], self.settings)?;
         self.clif.push_str(&made.clif);
         self.asm.push_str(&made.asm);
         Ok(made.program)

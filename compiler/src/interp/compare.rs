@@ -48,7 +48,7 @@ impl fmt::Display for Comparison {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (abs, rel) = (self.max_abs_err, self.max_rel_err);
         write!(f, "max abs error {abs:.3e}, max rel error {rel:.3e}, over scale {:.3e}", self.scaled_err())?;
-        if !self.detail.is_empty() {
+        if !self.ok {
             write!(f, ", {} elements beyond the tolerance; {}", self.n_bad, self.detail)?;
         }
         Ok(())

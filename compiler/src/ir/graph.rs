@@ -232,6 +232,22 @@ impl Graph {
         }
     }
 
+    /// Lets go of a large constant's elements once nothing needs them; the graph must not be printed or evaluated afterwards.
+    pub(crate) fn release_constant(&mut self, v: ValueId) {
+        let Def::Node(n, _) = self.value(v).def else { return };
+        if let Op::Constant { value } = &mut self.node_mut(n).op {
+            if value.0.len() > 16 {
+                let nothing = Tensor::zeros(value.0.dtype(), &[0]).expect("no bytes always fit");
+                *value = super::ops::ConstData(Arc::new(nothing));
+            }
+        }
+    }
+
+    /// [`Graph::release_constant`] of all.
+    pub(crate) fn release_constants(&mut self) {
+        (0..self.values.len() as u32).for_each(|v| self.release_constant(ValueId(v)));
+    }
+
     /// Users of each value: `(node, operand index)`, in order. Graph outputs are not listed.
     pub fn users(&self) -> Vec<Vec<(NodeId, usize)>> {
         let mut users = vec![Vec::new(); self.values.len()];

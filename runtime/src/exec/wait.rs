@@ -18,7 +18,7 @@ impl Patience {
         if cfg!(miri) || threads > cores {
             return Patience { spin: Duration::ZERO, yields: 8 };
         }
-        Patience { spin: Duration::from_micros(50), yields: 64 }
+        Patience { spin: Duration::from_micros(200), yields: 64 }
     }
 }
 

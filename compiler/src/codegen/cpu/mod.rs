@@ -23,9 +23,9 @@ mod tests;
 mod thunk;
 mod vector;
 
-use super::plan::CompiledKernels;
+use super::plan::{Arg, CompiledKernels, KernelPlan};
 use crate::error::{Error, Result};
-use crate::ir::{Graph, NodeId, Op};
+use crate::ir::{Graph, NodeId, Op, ValueId};
 use cluster::ClusterCompiler;
 use cranelift_module::FuncId;
 pub use epilogue::{Rejected, legal_epilogue};
@@ -41,11 +41,13 @@ pub struct Options {
     pub n_threads: usize,
     /// Collect [`CompiledKernels::clif`] and [`CompiledKernels::asm`].
     pub listings: bool,
+    /// Let go of constants that were packed, as soon as they are: the graph is of no further use but for its types.
+    pub release_constants: bool,
 }
 
 impl Default for Options {
     fn default() -> Options {
-        Options { n_threads: 1, listings: false }
+        Options { n_threads: 1, listings: false, release_constants: false }
     }
 }
 
@@ -68,17 +70,40 @@ struct Session<'a> {
 /// Compiles every `Op::Cluster` node of `graph` (not those inside control-flow regions). All shapes must be static.
 ///
 /// Errors with `Unsupported`, naming the node, when a body holds an op that no CPU kernel computes.
-pub fn compile_clusters(graph: &Graph, options: &Options) -> Result<CompiledKernels> {
+pub fn compile_clusters(graph: &mut Graph, options: &Options) -> Result<CompiledKernels> {
     let mut session =
         Session { jit: Jit::new(options.listings)?, kernels: Vec::new(), thunks: BTreeMap::new(), options };
     let mut plans = BTreeMap::new();
-    for (id, node) in graph.nodes().filter(|(_, n)| matches!(n.op, Op::Cluster { .. })) {
-        let compiled = ClusterCompiler::compile(&mut session, graph, id, node);
-        plans.insert(id, compiled.map_err(|e| e.at_origin(&node.origin))?);
+    let mut uses = constant_uses(graph);
+    let ids: Vec<NodeId> =
+        graph.nodes().filter(|(_, n)| matches!(n.op, Op::Cluster { .. })).map(|(id, _)| id).collect();
+    for id in ids {
+        let node = graph.node(id);
+        let plan: KernelPlan =
+            ClusterCompiler::compile(&mut session, graph, id, node).map_err(|e| e.at_origin(&node.origin))?;
+        for (i, v) in node.inputs.clone().into_iter().enumerate() {
+            let is_read = plan.steps.iter().any(|s| s.args.contains(&Arg::Operand(i as u32)));
+            let Some(left) = uses.get_mut(&v).filter(|_| !is_read) else { continue };
+            *left -= 1;
+            if *left == 0 && options.release_constants {
+                graph.release_constant(v);
+            }
+        }
+        plans.insert(id, plan);
     }
     let (code, entries, clif, asm) = session.jit.finish()?;
     let kernels = session.kernels.into_iter().map(|k| link(k, &entries)).collect::<Result<_>>()?;
     Ok(CompiledKernels { kernels, plans, code: Arc::new(code), clif, asm })
+}
+
+/// Number of uses of each constant; being a result of the graph is one.
+fn constant_uses(graph: &Graph) -> BTreeMap<ValueId, usize> {
+    let mut uses = BTreeMap::new();
+    let operands = graph.nodes().flat_map(|(_, n)| n.inputs.iter().copied());
+    for v in operands.chain(graph.outputs.iter().map(|o| o.value)).filter(|&v| graph.constant(v).is_some()) {
+        *uses.entry(v).or_insert(0) += 1;
+    }
+    uses
 }
 
 fn link(k: PendingKernel, entries: &[Option<gristmill_runtime::program::KernelFn>]) -> Result<Kernel> {

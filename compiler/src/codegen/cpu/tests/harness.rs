@@ -107,7 +107,7 @@ pub fn run(graph: &Graph, compiled: &CompiledKernels, inputs: &[Tensor], rng: &m
 pub fn check(body: &Graph, inputs: &[Tensor], tolerance: f64, rng: &mut Rng) {
     let graph = as_cluster(body);
     let expected = interp::run(body, inputs).unwrap_or_else(|e| panic!("{body}\ninterpreter: {e}"));
-    let compiled = compile_clusters(&graph, &Options { n_threads: 2, listings: false })
+    let compiled = compile_clusters(&mut graph.clone(), &Options { n_threads: 2, ..Options::default() })
         .unwrap_or_else(|e| panic!("{body}\ncompiler: {e}"));
     let found = run(&graph, &compiled, inputs, rng).unwrap_or_else(|s| panic!("{body}\nkernel status {s}"));
     for (i, (want, have)) in expected.iter().zip(&found).enumerate() {
@@ -153,6 +153,6 @@ fn reals(t: &Tensor) -> Vec<f64> {
 
 /// Names of the kernels that a body's plan calls.
 pub fn steps(body: &Graph) -> Vec<String> {
-    let compiled = compile_clusters(&as_cluster(body), &Options::default()).unwrap();
+    let compiled = compile_clusters(&mut as_cluster(body), &Options::default()).unwrap();
     compiled.plans[&NodeId(0)].steps.iter().map(|s| compiled.kernels[s.kernel].name.clone()).collect()
 }
