@@ -14,7 +14,7 @@ pub enum Atom {
     Symbol(Arc<str>),
     /// `floor(dim / divisor)`, divisor > 1.
     FloorDiv(Dim, i64),
-    /// Product of two dims, neither constant, the lesser first.
+    /// Product of atoms, the least first and the product of the others second; or of two dims too large to multiply out, the lesser first.
     Mul(Dim, Dim),
 }
 
@@ -24,6 +24,9 @@ pub struct Dim {
     constant: i64,
     terms: Vec<(Box<Atom>, i64)>,
 }
+
+/// Terms of a product beyond which it is not multiplied out.
+const MAX_TERMS: usize = 64;
 
 /// Values of symbols.
 pub type Bindings = BTreeMap<String, usize>;
@@ -69,16 +72,44 @@ impl Dim {
         }
     }
 
-    /// Product; stays affine when either side is constant.
+    /// Product, as a sum of products of atoms; stays affine when either side is constant.
     pub fn product(&self, other: &Dim) -> Dim {
         match (self.as_const(), other.as_const()) {
-            (Some(c), _) => other.scale(c),
-            (_, Some(c)) => self.scale(c),
-            _ => {
-                let (a, b) = if self <= other { (self, other) } else { (other, self) };
-                Dim::atom(Atom::Mul(a.clone(), b.clone()))
+            (Some(c), _) => return other.scale(c),
+            (_, Some(c)) => return self.scale(c),
+            _ => {}
+        }
+        if (self.terms.len() + 1) * (other.terms.len() + 1) > MAX_TERMS {
+            let (a, b) = if self <= other { (self, other) } else { (other, self) };
+            return Dim::atom(Atom::Mul(a.clone(), b.clone()));
+        }
+        let mut out = self.scale(other.constant) + other.without_constant().scale(self.constant);
+        for (a, j) in &self.terms {
+            for (b, k) in &other.terms {
+                let factors = [a.factors(), b.factors()].concat();
+                out = out + Dim::monomial(factors).scale(j.saturating_mul(*k));
             }
         }
+        out
+    }
+
+    fn without_constant(&self) -> Dim {
+        Dim { constant: 0, terms: self.terms.clone() }
+    }
+
+    /// The product of atoms, sorted so that equal products are equal dims.
+    fn monomial(mut factors: Vec<Atom>) -> Dim {
+        factors.sort_unstable();
+        let mut product = factors.pop().map_or(Dim::constant(1), Dim::atom);
+        while let Some(f) = factors.pop() {
+            product = Dim::atom(Atom::Mul(Dim::atom(f), product));
+        }
+        product
+    }
+
+    /// Constant part, and the atoms with their factors.
+    pub fn parts(&self) -> (i64, impl Iterator<Item = (&Atom, i64)>) {
+        (self.constant, self.terms.iter().map(|(a, k)| (&**a, *k)))
     }
 
     /// `floor(self / divisor)` for a positive divisor.
@@ -113,15 +144,9 @@ impl Dim {
             let exact = c > 0 && self.constant % c == 0 && self.terms.iter().all(|(_, k)| k % c == 0);
             return exact.then(|| self.floor_div(c));
         }
-        if self.constant == 0 && self.terms.len() == 1 {
-            let (atom, k) = &self.terms[0];
-            if let Atom::Mul(a, b) = &**atom {
-                if a == other {
-                    return Some(b.scale(*k));
-                }
-                if b == other {
-                    return Some(a.scale(*k));
-                }
+        if let (0, [(atom, k)]) = (other.constant, other.terms.as_slice()) {
+            if let Some(q) = self.over_monomial(&atom.factors(), *k) {
+                return Some(q);
             }
         }
         // k * other for a constant k.
@@ -129,6 +154,19 @@ impl Dim {
         let (_, k_self) = self.terms.first()?;
         let k = k_self / k_other;
         (k != 0 && other.scale(k) == *self).then(|| Dim::constant(k))
+    }
+
+    /// The quotient by `k` times a product of atoms that every term contains.
+    fn over_monomial(&self, divisor: &[Atom], k: i64) -> Option<Dim> {
+        let mut out = Dim::constant(0);
+        for (atom, c) in &self.terms {
+            let mut factors = atom.factors();
+            for d in divisor {
+                factors.remove(factors.iter().position(|f| f == d)?);
+            }
+            out = out + Dim::monomial(factors).scale((c % k == 0).then(|| c / k)?);
+        }
+        (self.constant == 0).then_some(out)
     }
 
     /// Replaces bound symbols by their values.
@@ -170,6 +208,23 @@ impl Dim {
                 _ => None,
             },
             _ => None,
+        }
+    }
+}
+
+impl Atom {
+    /// The atoms of a product; the atom itself otherwise.
+    fn factors(&self) -> Vec<Atom> {
+        let one = |d: &Dim| match (d.constant, d.terms.as_slice()) {
+            (0, [(atom, 1)]) => Some(atom.factors()),
+            _ => None,
+        };
+        match self {
+            Atom::Mul(a, b) => match (one(a), one(b)) {
+                (Some(a), Some(b)) => [a, b].concat(),
+                _ => vec![self.clone()],
+            },
+            _ => vec![self.clone()],
         }
     }
 }
@@ -266,6 +321,11 @@ mod tests {
         assert_eq!((n.scale(4) + 8.into()).floor_div(4), n.clone() + 2.into());
         assert_eq!(n.scale(6).exact_div(&n.scale(2)), Some(Dim::constant(3)));
         assert_eq!(n.product(&Dim::symbol("m")), Dim::symbol("m").product(&n));
+        let (b, h) = (Dim::symbol("b"), Dim::symbol("h"));
+        assert_eq!(b.product(&h.scale(8)).product(&n), n.product(&b).scale(2).product(&h).scale(4));
+        assert_eq!(b.product(&h.scale(8)).product(&n).exact_div(&n.product(&h).scale(2)), Some(b.scale(4)));
+        assert_eq!((b.clone() + 1.into()).product(&h).exact_div(&h), Some(b.clone() + 1.into()));
+        assert_eq!(b.product(&h).exact_div(&n), None);
         let half = (n.clone() + 1.into()).floor_div(2);
         assert_eq!(half.to_string(), "(n + 1)//2");
         assert_eq!(half.bind(&Bindings::from([("n".into(), 6)])), Dim::constant(3));

@@ -165,15 +165,15 @@ impl<'c, 'm> Ctx<'c, 'm> {
 
     /// The error for operand `i` that should have been known.
     pub fn unknown(&mut self, i: usize) -> Error {
-        match self.v(i) {
-            Ok(v) if matches!(self.im.slots[v.0 as usize].known, Some(Known::Dims(_))) => {
-                self.im.materialise(v).err().unwrap_or_else(|| Error::internal("symbolic contents as a tensor"))
-            }
-            Ok(v) => self.im.needs_value(v, &format!("operand {i}")),
-            Err(e) => e,
+        let v = match self.v(i) {
+            Ok(v) => v,
+            Err(e) => return e,
+        };
+        match &self.im.slots[v.0 as usize].known {
+            Some(Known::Dims(dims)) => super::depends_on_symbols(&format!("operand {i}"), dims),
+            _ => self.im.needs_value(v, &format!("operand {i}")),
         }
     }
-
     /// Row-major elements of the integer operand `i`, symbols allowed; `None` when absent or not known.
     pub fn try_dims(&mut self, i: usize) -> Result<Option<Vec<Dim>>> {
         if !self.has(i) {

@@ -84,8 +84,7 @@ fn resize<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
     let wanted = wanted_sizes(&shape, &axes, scales.as_deref(), sizes.as_deref(), &policy)?;
     for (i, (&axis, want)) in axes.iter().zip(wanted).enumerate() {
         let Some((to, scale)) = want else { continue };
-        let from =
-            shape[axis].as_usize().ok_or_else(|| Error::unsupported(format!("over the extent {}", shape[axis])))?;
+        let from = shape[axis].as_usize().ok_or_else(|| unknown_extent(&shape[axis]))?;
         let to = match scales.is_some() && roi.is_some() {
             true => (from as f64 * (roi_of(i).1 - roi_of(i).0) * scale).floor() as usize,
             false => to,
@@ -93,6 +92,10 @@ fn resize<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
         plans.push(AxisPlan { axis, from, to, scale, roi: roi_of(i) });
     }
     resample(cx, &sampling, &plans)
+}
+
+fn unknown_extent(d: &Dim) -> Error {
+    Error::unsupported(format!("an axis of {d} elements must have a known extent")).hint("give its dims: --set NAME=N")
 }
 
 /// Size and scale of each axis; `None` for one that stays.
@@ -104,9 +107,7 @@ fn wanted_sizes(
     policy: &str,
 ) -> Result<Vec<Option<(usize, f64)>>> {
     let bad = |n: usize| Error::invalid(format!("{n} scales or sizes for {} axes", axes.len()));
-    let extent = |axis: usize| {
-        shape[axis].as_usize().ok_or_else(|| Error::unsupported(format!("over the extent {}", shape[axis])))
-    };
+    let extent = |axis: usize| shape[axis].as_usize().ok_or_else(|| unknown_extent(&shape[axis]));
     match (scales, sizes) {
         (Some(scales), None) => {
             if scales.len() != axes.len() || scales.iter().any(|s| !s.is_finite() || *s <= 0.0) {
