@@ -65,11 +65,12 @@ fn identity<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
     Ok(vec![Out::Same(cx.v(0)?)])
 }
 
-/// At inference the operand itself, and an all-true mask.
+/// At inference, or when nothing is dropped, the operand itself and an all-true mask.
 fn dropout<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
     cx.ignore(&["ratio", "seed"]);
     let before_7 = cx.opset < 7 && !cx.flag("is_test", false)?;
-    if before_7 || cx.has(2) && cx.tensor(2)?.as_bytes() != [0] {
+    let training = before_7 || cx.has(2) && cx.tensor(2)?.as_bytes() != [0];
+    if training && (cx.opset < 12 || cx.real_in(1, 0.5)? != 0.0) {
         return Err(Error::unsupported("training_mode is not supported").hint("export for inference"));
     }
     let shape = cx.ty(0)?.shape;

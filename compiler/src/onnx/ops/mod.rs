@@ -8,6 +8,7 @@ mod einsum;
 mod elementwise;
 mod image;
 mod index;
+mod linalg;
 mod loss;
 pub(super) mod movement;
 mod norm;
@@ -37,6 +38,7 @@ const STANDARD: &[&[OpDef]] = &[
     elementwise::PLAIN_OPS,
     image::OPS,
     index::OPS,
+    linalg::OPS,
     loss::OPS,
     movement::OPS,
     norm::OPS,

@@ -3,7 +3,7 @@
 use super::super::import::{Ctx, OpDef, Out, Outs, one};
 use super::contract::Geometry;
 use crate::error::{Error, Result};
-use crate::ir::{Layout, Op, PoolKind, ReduceKind, ScalarOp, ValueId, Window};
+use crate::ir::{Dim, Layout, Op, PoolKind, ReduceKind, ScalarOp, ValueId, Window};
 
 pub(super) const OPS: &[OpDef] = &[
     OpDef::new("MaxPool", (1, 1), max_pool),
@@ -44,12 +44,35 @@ fn max_pool<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
     if cx.node.output.len() < 2 {
         return one(pool(cx, p, PoolKind::Max)?);
     }
-    if column_major {
-        return Err(Error::unsupported("storage_order 1 is not supported"));
-    }
     let Pooling { x, size, window, ceil } = p;
-    let outs = cx.b().add(Op::MaxPoolIndices { size, window, ceil }, &[x])?;
+    let mut outs = cx.b().add(Op::MaxPoolIndices { size, window, ceil }, &[x])?;
+    if column_major {
+        outs[1] = column_major_places(cx, outs[1], x)?;
+    }
     Ok(outs.into_iter().map(Out::Value).collect())
+}
+
+/// Row-major positions in `x: [n, c, spatial..]` as positions with the spatial axes in reverse order.
+fn column_major_places(cx: &mut Ctx<'_, '_>, places: ValueId, x: ValueId) -> Result<ValueId> {
+    let spatial: Option<Vec<usize>> = cx.shape_of(x).iter().skip(2).map(Dim::as_usize).collect();
+    let spatial = spatial.ok_or_else(|| Error::unsupported("storage_order 1 over symbolic extents"))?;
+    let (mut rest, mut out) = (places, None);
+    let mut strides = vec![1usize; spatial.len()];
+    (1..spatial.len()).for_each(|i| strides[i] = strides[i - 1] * spatial[i - 1]);
+    for i in (0..spatial.len()).rev() {
+        let along = cx.with_real(ScalarOp::Mod, rest, spatial[i] as f64)?;
+        let along = cx.with_real(ScalarOp::Mul, along, strides[i] as f64)?;
+        rest = cx.with_real(ScalarOp::Div, rest, spatial[i] as f64)?;
+        out = Some(match out {
+            None => along,
+            Some(sum) => cx.b().add_(sum, along)?,
+        });
+    }
+    let plane = cx.with_real(ScalarOp::Mul, rest, spatial.iter().product::<usize>() as f64)?;
+    match out {
+        Some(sum) => cx.b().add_(sum, plane),
+        None => Ok(places),
+    }
 }
 
 fn average_pool<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
