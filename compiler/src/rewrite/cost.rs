@@ -54,11 +54,15 @@ impl std::ops::AddAssign for Work {
     }
 }
 
+/// Operations per element of a softmax.
+const SOFTMAX_FLOPS: f64 = 18.0;
+
 /// Channels-first convolutions and pools read their operands with strides; the kernels are channels-last.
 const CHANNELS_FIRST_FACTOR: f64 = 4.0;
 
-/// Share of the traffic and launch of an element-wise op that is left when it joins a cluster, as nearly all do.
-const FUSED_SHARE: f64 = 0.02;
+/// Shares of the traffic and of the launch of an element-wise op that are left when it joins a cluster, as nearly all do.
+const FUSED_TRAFFIC: f64 = 0.3;
+const FUSED_LAUNCH: f64 = 0.02;
 
 impl CostParams {
     /// Number of elements, symbols taken as [`CostParams::symbol_extent`].
@@ -93,7 +97,7 @@ impl CostParams {
             }
             OpClass::Map => {
                 let compute = self.map_flops(op) * out / self.map_flops_per_ns;
-                let ns = compute + FUSED_SHARE * (moved() / self.bytes_per_ns + self.launch_ns);
+                let ns = compute + FUSED_TRAFFIC * moved() / self.bytes_per_ns + FUSED_LAUNCH * self.launch_ns;
                 return Work { kernels: 1, bytes: moved(), ns };
             }
             OpClass::Contract => (self.contract_flops(op, args, results) / self.flops_per_ns, moved()),
@@ -101,11 +105,14 @@ impl CostParams {
             OpClass::Attention => {
                 let (q, k) = (args[0], args[1]);
                 let scores = self.n_elements(q) / self.last(q).max(1.0) * self.extent(&k.shape[k.rank() - 2]);
-                ((4.0 * scores * self.last(q)) / self.flops_per_ns + 20.0 * scores / self.map_flops_per_ns, moved())
+                (
+                    (4.0 * scores * self.last(q)) / self.flops_per_ns + SOFTMAX_FLOPS * scores / self.map_flops_per_ns,
+                    moved(),
+                )
             }
             OpClass::Reduce => {
                 let passes = match op {
-                    Op::Softmax { .. } => 18.0,
+                    Op::Softmax { .. } => SOFTMAX_FLOPS,
                     Op::LayerNorm { .. } => 8.0,
                     Op::RmsNorm { .. } => 5.0,
                     _ => 1.0,

@@ -113,8 +113,9 @@ impl Terms {
             }
             None::<()>
         });
-        if let Some(y) = below.iter().find(|y| *self.ty(**y).shape == shape) {
-            return Ok(self.eg.find(*y));
+        let undone: Vec<Id> = below.iter().copied().filter(|y| *self.ty(*y).shape == shape).collect();
+        if let Some(y) = self.united(&undone) {
+            return Ok(y);
         }
         self.add(Op::Reshape { shape }, &[below.first().copied().unwrap_or(x)])
     }
@@ -130,14 +131,25 @@ impl Terms {
             let shape = perm.iter().map(|&p| shape[p].clone()).collect();
             return self.reshape(x, shape);
         }
-        let below = self.transposes_of(x);
-        let undone = below.iter().find(|(q, _)| is_identity(&compose(q, perm)));
         // One level only: classes that are transposes of each other form a cycle.
-        match undone.or(below.first()) {
-            Some((q, y)) if is_identity(&compose(q, perm)) => Ok(self.eg.find(*y)),
+        let below = self.transposes_of(x);
+        let undone: Vec<Id> = below.iter().filter(|(q, _)| is_identity(&compose(q, perm))).map(|(_, y)| *y).collect();
+        if let Some(y) = self.united(&undone) {
+            return Ok(y);
+        }
+        match below.first() {
             Some((q, y)) => self.add(Op::Transpose { perm: compose(q, perm) }, &[*y]),
             None => self.add(Op::Transpose { perm: perm.to_vec() }, &[x]),
         }
+    }
+
+    /// One class out of several that the same one-to-one view takes to the same result, so that they are equal.
+    fn united(&mut self, classes: &[Id]) -> Option<Id> {
+        let first = *classes.first()?;
+        for other in &classes[1..] {
+            self.eg.union(first, *other);
+        }
+        Some(self.eg.find(first))
     }
 
     /// All transposes in a class: permutation and operand.

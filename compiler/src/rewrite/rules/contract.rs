@@ -11,8 +11,10 @@ rules! {
     "attention" Rounding at Op::MatMul => attention;
     /// `conv(x, w) * s -> conv(x, w s)` for constants: batch normalisation folds into the weights. So for a matrix product.
     "scale-into-weights" Rounding at Op::Map(S::Mul) => scale_into_weights;
-    /// `(conv(x, w) + b) * s -> conv(x, w) * s + b s` for constants, so that the scale can reach the weights.
+    /// `(y + b) * s -> y * s + b s` for constants, so that the scale can reach the weights of `y` or another scale.
     "scale-past-bias" Rounding at Op::Map(S::Mul) => scale_past_bias;
+    /// `(y * a) * b -> y * (a b)` for constant tensors `a`, `b`.
+    "merge-factors" Rounding at Op::Map(S::Mul) => merge_factors;
     /// `(y + a) + b -> y + (a + b)` for constants `a`, `b`.
     "merge-offsets" Rounding at Op::Map(S::Add | S::Sub) => merge_offsets;
 }
@@ -72,7 +74,14 @@ fn attention(t: &mut Terms, r: &Root) -> Applied {
         Op::Softmax { axis, log: false } if *axis == last => Some(ch[0]),
         _ => None,
     };
-    let scores = t.find(r.args[0], soft).ok_or(NoMatch)?;
+    let guarded = |t: &Terms| t.find_map(r.args[0], S::Select, |ch| t.find(ch[2], soft));
+    let scores = match t.find(r.args[0], soft) {
+        Some(s) => s,
+        None if guarded(t).is_some() => {
+            return Err(rejected("rows without any finite score are replaced after the softmax"));
+        }
+        None => return Err(NoMatch),
+    };
     let matmul = |op: &Op, ch: &[Id]| (*op == Op::MatMul).then(|| (ch[0], ch[1]));
     for (s, mask) in unmask(t, scores) {
         for way in scaled(t, s).into_iter().filter(|w| w.perm.is_none()) {
@@ -167,9 +176,12 @@ fn scale_into_weights(t: &mut Terms, r: &Root) -> Applied {
 
 fn scale_past_bias(t: &mut Terms, r: &Root) -> Applied {
     let (y, s) = constant_factor(t, r).ok_or(NoMatch)?;
-    let biased =
-        t.find_map(y, S::Add, |ch| (t.is_constant(ch[1]) && weighted(t, ch[0]).is_some()).then(|| (ch[0], ch[1])));
-    let (product, b) = biased.ok_or(NoMatch)?;
+    let (product, b) = inner_constant(t, y, S::Add).ok_or(NoMatch)?;
+    let factor_below = inner_constant(t, product, S::Mul).is_some();
+    // Else channel parameters only: after adding one large number the scale would magnify what rounding left.
+    if weighted(t, product).is_none() && !factor_below && t.uniform(b).is_some() {
+        return Err(NoMatch);
+    }
     if t.ty(product).shape != t.ty(r.class).shape {
         return Err(NoMatch);
     }
@@ -186,15 +198,26 @@ fn merge_offsets(t: &mut Terms, r: &Root) -> Applied {
         constant_factor(t, r)
     };
     let (y, b) = outer.filter(|_| float).ok_or(NoMatch)?;
-    let (x, a) = inner_offset(t, y).ok_or(NoMatch)?;
+    let (x, a) = inner_constant(t, y, S::Add).ok_or(NoMatch)?;
     let offset = t.map(if *r.op == Op::Map(S::Sub) { S::Sub } else { S::Add }, &[a, b])?;
     same_shape(t, t.map_shape(&[x, offset]), r)?;
     t.map(S::Add, &[x, offset])
 }
 
-/// `x` and `a` of `x + a` for a constant `a`, below a variable `x`.
-fn inner_offset(t: &Terms, y: Id) -> Option<(Id, Id)> {
-    t.find_map(y, S::Add, |ch| (t.is_constant(ch[1]) && !t.is_constant(ch[0])).then(|| (ch[0], ch[1])))
+/// `x` and `a` of `x + a`, or `x * a`, for a constant `a` and a variable `x`.
+fn inner_constant(t: &Terms, y: Id, op: S) -> Option<(Id, Id)> {
+    t.find_map(y, op, |ch| (t.is_constant(ch[1]) && !t.is_constant(ch[0])).then(|| (ch[0], ch[1])))
+}
+
+fn merge_factors(t: &mut Terms, r: &Root) -> Applied {
+    let (y, b) = constant_factor(t, r).filter(|_| t.ty(r.class).dtype.is_float()).ok_or(NoMatch)?;
+    let (x, a) = inner_constant(t, y, S::Mul).ok_or(NoMatch)?;
+    if t.uniform(a).is_some() && t.uniform(b).is_some() {
+        return Err(NoMatch);
+    }
+    let factor = t.map(S::Mul, &[a, b])?;
+    same_shape(t, t.map_shape(&[x, factor]), r)?;
+    t.map(S::Mul, &[x, factor])
 }
 
 fn same_shape(t: &Terms, shape: Option<Vec<Dim>>, r: &Root) -> Result<(), Miss> {

@@ -35,7 +35,7 @@ rules! {
     /// `T(x) w -> T(x w)` for a weight matrix and a transpose that leaves the last axis.
     "transpose-out-of-matmul" Rounding at Op::MatMul => |t, r| out_of_first(t, r, matmul_under);
     /// `reshape(T(x)) -> T(reshape(x))`: axes that are merged or split together move together.
-    "transpose-out-of-reshape" Bits at Op::Reshape { .. } => |t, r| out_of_first(t, r, reshape_under);
+    "transpose-out-of-reshape" Bits at Op::Reshape { .. } => transpose_out_of_reshape;
     /// `R(x) w -> R'(x w)` for a weight matrix and a reshape of the other axes; transposes on both sides may then meet.
     "reshape-out-of-matmul" Rounding at Op::MatMul => reshape_out_of_matmul;
     /// `f(R(x), b) -> R(f(x, b))` for element-wise `f` when `b` varies along the last axis only, or is reshaped likewise.
@@ -246,20 +246,27 @@ fn matmul_under(t: &Terms, r: &Root, perm: &[usize], _: Id) -> Result<Under, Mis
     Ok(Under { op: Op::MatMul, perm: perm.to_vec() })
 }
 
-/// Not through [`out_of_first`] alone: axes of one group may first have to be brought together.
-fn reshape_under(t: &Terms, r: &Root, perm: &[usize], x: Id) -> Result<Under, Miss> {
-    let from = &t.ty(r.args[0]).shape;
-    let to = &t.ty(r.class).shape;
-    let mut groups = reshape_groups(from, to).ok_or(NoMatch)?;
-    let contiguous = |g: &Range<usize>| g.clone().skip(1).all(|i| perm[i] == perm[i - 1] + 1);
-    if !groups.iter().all(|(f, _)| contiguous(f)) {
-        return Err(NoMatch);
+/// `reshape(T(x))` as `T''(reshape(T'(x)))`, where `T'` only brings axes together that are merged or split together; it is
+/// the identity when they are neighbours in `x` already.
+fn transpose_out_of_reshape(t: &mut Terms, r: &Root) -> Applied {
+    let from = t.ty(r.args[0]).shape.0.clone();
+    let to = t.ty(r.class).shape.0.clone();
+    let groups = reshape_groups(&from, &to).ok_or(NoMatch)?;
+    let mut result = Err(NoMatch);
+    for (perm, x) in transposes(t, r.args[0]) {
+        let mut groups = groups.clone();
+        groups.sort_by_key(|(f, _)| f.clone().map(|i| perm[i]).min().unwrap_or(usize::MAX));
+        let inner: Vec<usize> = groups.iter().flat_map(|(f, _)| f.clone()).map(|i| perm[i]).collect();
+        let above: Vec<usize> = groups.iter().flat_map(|(_, to)| to.clone()).collect();
+        if inner == perm {
+            continue;
+        }
+        let y = t.transpose(x, &inner)?;
+        let y = t.reshape(y, above.iter().map(|&a| to[a].clone()).collect())?;
+        let z = t.transpose(y, &invert(&above))?;
+        result = Ok(joined(t, result, z));
     }
-    debug_assert_eq!(t.rank(x), perm.len());
-    groups.sort_by_key(|(f, _)| if f.is_empty() { usize::MAX } else { perm[f.start] });
-    let above: Vec<usize> = groups.iter().flat_map(|(_, to)| to.clone()).collect();
-    let shape: Vec<Dim> = above.iter().map(|&a| to[a].clone()).collect();
-    Ok(Under { op: Op::Reshape { shape }, perm: invert(&above) })
+    result
 }
 
 /// Splits a reshape into independent ones: pairs of ranges of axes with equal products, in order. `None` when an extent is

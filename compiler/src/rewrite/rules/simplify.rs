@@ -32,7 +32,7 @@ rules! {
     "sub-neg" Bits at Op::Map(S::Sub) => sub_neg;
     /// `a + (-b) -> a - b`
     "add-neg" Bits at Op::Map(S::Add) => add_neg;
-    /// `x - c -> x + (-c)` for a constant number; one form for rules that follow.
+    /// `x - c -> x + (-c)` for a constant; one form for `merge-offsets` and `scale-past-bias`.
     "sub-constant" Bits at Op::Map(S::Sub) => sub_constant;
     /// `x / c -> x * (1 / c)` when `c` is a power of two.
     "div-power-of-two" Bits at Op::Map(S::Div) => div_power_of_two;
@@ -141,8 +141,13 @@ fn add_neg(t: &mut Terms, r: &Root) -> Applied {
 
 fn sub_constant(t: &mut Terms, r: &Root) -> Applied {
     let dtype = t.ty(r.class).dtype;
-    let c = t.uniform(r.args[1]).filter(|_| dtype.is_float() || dtype.is_signed_int()).ok_or(NoMatch)?;
-    let c = number_like(t, r.args[1], -c)?;
+    if !t.is_constant(r.args[1]) || t.is_constant(r.args[0]) || !(dtype.is_float() || dtype.is_signed_int()) {
+        return Err(NoMatch);
+    }
+    let c = match t.uniform(r.args[1]) {
+        Some(c) => number_like(t, r.args[1], -c)?,
+        None => t.map(S::Neg, &[r.args[1]])?,
+    };
     t.map(S::Add, &[r.args[0], c])
 }
 
