@@ -23,8 +23,6 @@ pub(in crate::onnx) enum Out<'m> {
     Known(Type, Known<'m>),
     /// An operand itself.
     Same(V),
-    /// Not made; an error if the model uses it.
-    Absent,
 }
 
 /// A single IR value as results.

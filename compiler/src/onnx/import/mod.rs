@@ -478,8 +478,6 @@ impl<'m> Importer<'m> {
                     }
                     v
                 }
-                Out::Absent if name.is_empty() => self.slot(Slot { name, ty: None, known: None, home }),
-                Out::Absent => return Err(Error::unsupported(format!("result {i} ({name:?}) is not supported"))),
             });
         }
         Ok(values)
