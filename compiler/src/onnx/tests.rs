@@ -1,5 +1,7 @@
 //! Tests of the front end on models built here.
 
+mod control;
+
 use super::proto::*;
 use super::*;
 
