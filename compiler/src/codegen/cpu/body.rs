@@ -3,6 +3,7 @@
 use crate::error::{Error, Result};
 use crate::ir::{Dim, Graph, Layout, Node, Op, Origin, ReduceKind, ScalarOp, Shape, ValueId};
 use crate::vecprog::real_bits;
+use gristmill_runtime::tensor::checked_size_bytes;
 use gristmill_runtime::{DType, Tensor};
 
 /// A body graph and the static shape of each of its values.
@@ -18,9 +19,11 @@ impl Body {
         let shapes = (0..graph.n_values() as u32)
             .map(|v| {
                 let ty = graph.ty(ValueId(v));
-                ty.static_shape().ok_or_else(|| {
+                let shape = ty.static_shape().ok_or_else(|| {
                     Error::internal(format!("shape of {ty} in {:?} is not static: specialise first", graph.name))
-                })
+                })?;
+                checked_size_bytes(ty.dtype, &shape)?;
+                Ok(shape)
             })
             .collect::<Result<_>>()?;
         Ok(Body { graph, shapes })
@@ -58,6 +61,9 @@ fn expand(source: &Graph, keep: &dyn Fn(&Graph, &Node) -> bool) -> Result<Graph>
             Op::LayerNorm { axis, epsilon } if !keep(source, node) => vec![w.layer_norm(&inputs, *axis, epsilon.0)?],
             Op::RmsNorm { axis, epsilon } if !keep(source, node) => vec![w.rms_norm(&inputs, *axis, epsilon.0)?],
             Op::Attention { scale, causal } if !keep(source, node) => vec![w.attention(&inputs, scale.0, *causal)?],
+            Op::ConvTranspose { .. } if tiles_output(w.graph, &node.op, &inputs) => {
+                vec![w.tiled_conv_transpose(&inputs)?]
+            }
             Op::MatMul if is_half(w.graph, inputs[0]) => vec![w.in_f32(&node.op, &inputs)?],
             Op::Conv { .. } if is_half(w.graph, inputs[0]) => vec![w.in_f32(&node.op, &inputs)?],
             Op::Conv { layout: Layout::ChannelsFirst, .. } | Op::Pool { layout: Layout::ChannelsFirst, .. }
@@ -79,6 +85,19 @@ fn expand(source: &Graph, keep: &dyn Fn(&Graph, &Node) -> bool) -> Result<Graph>
 
 fn is_half(graph: &Graph, v: ValueId) -> bool {
     matches!(graph.ty(v).dtype, DType::F16 | DType::BF16)
+}
+
+/// Whether the windows of a transposed convolution of `f32` tile its output: extents equal to the strides, nothing cut or added.
+fn tiles_output(graph: &Graph, op: &Op, inputs: &[ValueId]) -> bool {
+    let Op::ConvTranspose { window, output_pads, groups: 1 } = op else { return false };
+    let w = graph.ty(inputs[1]);
+    let zero = |v: &[usize]| v.iter().all(|&p| p == 0);
+    w.dtype == DType::F32
+        && w.shape[2..].iter().zip(&window.strides).all(|(d, &s)| d.as_usize() == Some(s))
+        && window.dilations.iter().all(|&d| d == 1)
+        && zero(&window.pads_low)
+        && zero(&window.pads_high)
+        && zero(output_pads)
 }
 
 /// Writes primitive nodes. Composites of half types compute in `f32` and round once.
@@ -148,6 +167,30 @@ impl Writer<'_> {
             op => return Err(Error::internal(format!("{} has no channel layout", op.name()))),
         };
         self.op(Op::Transpose { perm: to_first }, &[y])
+    }
+
+    /// A transposed convolution whose windows tile the output: one product per tap, then a permutation.
+    fn tiled_conv_transpose(&mut self, inputs: &[ValueId]) -> Result<ValueId> {
+        let (x, w) = (self.graph.ty(inputs[0]).clone(), self.graph.ty(inputs[1]).clone());
+        let n = x.rank() - 2;
+        let pixels = x.shape[2..].iter().fold(x.shape[0].clone(), |p, d| p.product(d));
+        let last: Vec<usize> = [0].into_iter().chain(2..n + 2).chain([1]).collect();
+        let rows = self.op(Op::Transpose { perm: last }, &inputs[..1])?;
+        let rows = self.op(Op::Reshape { shape: vec![pixels, x.shape[1].clone()] }, &[rows])?;
+        // One matrix [in, out] per tap.
+        let taps: Vec<usize> = (2..n + 2).chain([0, 1]).collect();
+        let w_taps = self.op(Op::Transpose { perm: taps }, &inputs[1..])?;
+        let y = self.op(Op::MatMul, &[rows, w_taps])?;
+        // [taps.., batch, spatial.., out] to [batch, out, (spatial, tap)..].
+        let c_out = w.shape[1].clone();
+        let split: Vec<Dim> =
+            w.shape[2..].iter().chain([&x.shape[0]]).chain(&x.shape[2..]).chain([&c_out]).cloned().collect();
+        let y = self.op(Op::Reshape { shape: split }, &[y])?;
+        let perm: Vec<usize> = [n, 2 * n + 1].into_iter().chain((0..n).flat_map(|d| [n + 1 + d, d])).collect();
+        let y = self.op(Op::Transpose { perm }, &[y])?;
+        let spatial = (0..n).map(|d| x.shape[2 + d].product(&w.shape[2 + d]));
+        let shape = [x.shape[0].clone(), c_out].into_iter().chain(spatial).collect();
+        self.op(Op::Reshape { shape }, &[y])
     }
 
     fn softmax(&mut self, x: ValueId, axis: usize, log: bool) -> Result<ValueId> {

@@ -283,6 +283,18 @@ fn cases(name: &str, rng: &mut Rng) -> Vec<(Op, Vec<Tensor>)> {
                 }
             }
         }
+        "conv_transpose_tiles" => {
+            for (strides, x_shape, w_shape) in [
+                (vec![2, 2], vec![2, 5, 3, 4], vec![5, 6, 2, 2]),
+                (vec![3], vec![1, 4, 5], vec![4, 2, 3]),
+                (vec![1, 2], vec![2, 3, 2, 2], vec![3, 1, 1, 2]),
+            ] {
+                let zeros = vec![0; strides.len()];
+                let window = window(&strides, &vec![1; strides.len()], &zeros, &zeros);
+                let op = Op::ConvTranspose { window, output_pads: zeros, groups: 1 };
+                out.push((op, vec![x(DType::F32, &x_shape), x(DType::F32, &w_shape)]));
+            }
+        }
         "pool" => {
             for d in dtypes {
                 for kind in [PoolKind::Max, PoolKind::Avg, PoolKind::AvgIncludePad] {
@@ -351,6 +363,16 @@ fn every_tensor_op() {
             assert_eq!(op.name(), name);
             check(&graph_of(&op, &operands), &operands, 1e-6, rng);
         }
+    }
+}
+
+#[test]
+fn transposed_convolutions_that_tile_their_output() {
+    let rng = &mut Rng(7);
+    for (op, operands) in cases("conv_transpose_tiles", rng) {
+        let graph = graph_of(&op, &operands);
+        assert!(super::harness::steps(&graph).iter().any(|s| s.ends_with("gm_gemm_f32")), "{op:?}");
+        check(&graph, &operands, 1e-6, rng);
     }
 }
 
