@@ -82,8 +82,10 @@ fn saturate(ins: &mut convert::Inserted, n_nodes: usize, options: &Options, repo
     let max_nodes = options.limits.nodes.unwrap_or(8 * n_nodes + 5000);
     for phase in &options.phases {
         let rules = phase.rules();
-        report.phases.push(run::run_phase(&mut ins.terms, phase.name(), &rules, options.limits, max_nodes));
+        let iterations = options.limits.iterations.min(phase.most_iterations());
+        report.phases.push(run::run_phase(&mut ins.terms, phase.name(), &rules, iterations, max_nodes));
     }
+    report.settle();
 }
 
 /// Rewritten regions by node number, for nodes that have any. Clusters keep their bodies.

@@ -4,7 +4,7 @@ use super::cost::Work;
 use super::run::Counts;
 use super::terms::Miss;
 use crate::ir::Origin;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 /// Why a phase stopped.
@@ -35,6 +35,8 @@ pub struct PhaseReport {
     pub fired: BTreeMap<&'static str, u64>,
     /// Terms that had the form of a rule but failed a condition: (rule, reason) -> origins, each once.
     pub missed: BTreeMap<(&'static str, String), Vec<String>>,
+    /// Where rules fired that were rejected somewhere: (rule, origin).
+    pub(crate) fired_at: BTreeSet<(&'static str, Origin)>,
 }
 
 /// At most this many origins are listed for one reason.
@@ -50,12 +52,16 @@ impl PhaseReport {
             stop: StopReason::Saturated,
             fired: Counts::new(),
             missed: BTreeMap::new(),
+            fired_at: BTreeSet::new(),
         }
     }
 
     pub(crate) fn record(&mut self, rule: &'static str, outcome: Result<(), Miss>, origin: &Origin) {
         match outcome {
-            Ok(()) => *self.fired.entry(rule).or_insert(0) += 1,
+            Ok(()) => {
+                *self.fired.entry(rule).or_insert(0) += 1;
+                self.fired_at.insert((rule, origin.clone()));
+            }
             Err(Miss::Rejected(why)) => {
                 let origins = self.missed.entry((rule, why.into_owned())).or_default();
                 if origins.len() < MAX_ORIGINS && !origins.iter().any(|o| o == origin.as_str()) {
@@ -83,6 +89,17 @@ pub struct Report {
 }
 
 impl Report {
+    /// Drops misses where the rule fired after all, in the same phase or another.
+    pub(crate) fn settle(&mut self) {
+        let fired: BTreeSet<_> = self.phases.iter_mut().flat_map(|p| std::mem::take(&mut p.fired_at)).collect();
+        for phase in &mut self.phases {
+            for ((rule, _), origins) in &mut phase.missed {
+                origins.retain(|o| !fired.contains(&(*rule, Origin::new(o))));
+            }
+            phase.missed.retain(|_, origins| !origins.is_empty());
+        }
+    }
+
     /// Times a rule fired, regions included.
     pub fn fired(&self, rule: &str) -> u64 {
         let own: u64 = self.phases.iter().filter_map(|p| p.fired.get(rule)).sum();

@@ -54,13 +54,13 @@ pub(crate) fn run_phase(
     terms: &mut Terms,
     name: &'static str,
     rules: &[&Rule],
-    limits: Limits,
+    iterations: usize,
     max_nodes: usize,
 ) -> PhaseReport {
     let mut report = PhaseReport::new(name);
     let mut by_op: Vec<Vec<usize>> = Vec::new();
     report.stop = StopReason::Iterations;
-    for _ in 0..limits.iterations {
+    for _ in 0..iterations {
         report.iterations += 1;
         let changed = pass(terms, rules, &mut by_op, max_nodes, &mut report);
         terms.eg.rebuild();

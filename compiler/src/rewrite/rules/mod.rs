@@ -56,6 +56,12 @@ impl Phase {
         }
     }
 
+    /// Classes are visited operands first, so that a transpose crosses the whole graph in one iteration; later iterations
+    /// mostly find more ways to place the same transposes.
+    pub(crate) fn most_iterations(self) -> usize {
+        if self == Phase::Layout { 4 } else { usize::MAX }
+    }
+
     pub(crate) fn rules(self) -> Vec<&'static Rule> {
         let families: &[&'static [Rule]] = match self {
             Phase::Simplify => &[simplify::RULES, views::RULES],
