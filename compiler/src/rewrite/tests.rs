@@ -168,3 +168,35 @@ fn rewriting_is_deterministic() {
         assert_eq!((once.0.to_string(), once.1), (twice.0.to_string(), twice.1));
     }
 }
+
+/// Random graphs of all op classes compute the same before and after, for the cheapest choice and for random ones.
+#[test]
+fn random_graphs_are_equal_before_and_after() {
+    for seed in 0..80 {
+        let options = crate::testing::RandomOptions {
+            n_nodes: 16,
+            dtypes: vec![DType::F32],
+            allow_empty_axes: seed % 5 == 0,
+            ..Default::default()
+        };
+        let (g, inputs) = crate::testing::random_graph(seed, &options);
+        let mut ins = convert::insert(&g).unwrap();
+        saturate(&mut ins, g.n_nodes(), &Options::default(), &mut Report::default());
+        let expected = crate::interp::run(&g, &inputs).unwrap();
+        let mut rng = Rng(seed);
+        for trial in 0..4 {
+            let new = if trial == 0 {
+                rewrite(&g, &Options::default()).unwrap().0
+            } else {
+                let choice = extract::extract_by(&ins.terms, ins.root, &mut |_, _| rng.below(1000) as f64).unwrap();
+                convert::emit(&g, &ins, &choice, &BTreeMap::new()).unwrap()
+            };
+            crate::ir::verify::verify(&new).unwrap();
+            let got = crate::interp::run(&new, &inputs).unwrap_or_else(|e| panic!("seed {seed}: {e}\n{new}"));
+            for (a, b) in expected.iter().zip(&got) {
+                let diff = difference(a, b, Exactness::Rounding);
+                assert!(diff.is_none(), "seed {seed}: {}\n{g}\n{new}", diff.unwrap_or_default());
+            }
+        }
+    }
+}
