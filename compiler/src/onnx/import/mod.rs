@@ -431,7 +431,7 @@ impl<'m> Importer<'m> {
         inputs: Vec<Option<V>>,
         opset: i64,
     ) -> Result<Vec<V>> {
-        if opset < 6 && !ops::unchanged_before_6(&node.op_type) {
+        if opset < 6 && domain(&node.domain).is_empty() && !ops::unchanged_before_6(&node.op_type) {
             return Err(Error::unsupported("operator sets below 6 are not supported").hint("export with opset 20"));
         }
         let mut inputs = inputs;

@@ -3,6 +3,7 @@
 mod attention;
 mod constant;
 mod contract;
+mod contrib;
 mod control;
 mod einsum;
 mod elementwise;
@@ -53,12 +54,13 @@ const STANDARD: &[&[OpDef]] = &[
 
 /// The handler of an operator; `domain` is empty for the standard domain.
 pub(super) fn find(domain: &str, op_type: &str) -> Option<&'static OpDef> {
-    static TABLE: OnceLock<BTreeMap<&'static str, &'static OpDef>> = OnceLock::new();
-    if !domain.is_empty() {
-        return None;
-    }
-    let table = TABLE.get_or_init(|| STANDARD.iter().flat_map(|ops| ops.iter()).map(|d| (d.name, d)).collect());
-    table.get(op_type).copied()
+    type Table = BTreeMap<(&'static str, &'static str), &'static OpDef>;
+    static TABLE: OnceLock<Table> = OnceLock::new();
+    let table = TABLE.get_or_init(|| {
+        let standard = STANDARD.iter().flat_map(|ops| ops.iter()).map(|d| (("", d.name), d));
+        standard.chain(contrib::OPS.iter().map(|d| (("com.microsoft", d.name), d))).collect()
+    });
+    table.get(&(domain, op_type)).copied()
 }
 
 /// Operators whose meaning today is that of a version below 6.

@@ -9,6 +9,8 @@ pub(super) const OPS: &[OpDef] = &[
     OpDef::new("BatchNormalization", (5, 5), batch_norm),
     OpDef::new("LayerNormalization", (2, 3), layer_norm),
     OpDef::new("RMSNormalization", (2, 2), rms_norm),
+    // ONNX Runtime's name for it, also in the standard domain.
+    OpDef::new("SimplifiedLayerNormalization", (2, 2), rms_norm),
     OpDef::new("InstanceNormalization", (3, 3), instance_norm),
     OpDef::new("GroupNormalization", (3, 3), group_norm),
     OpDef::new("LpNormalization", (1, 1), lp_norm),
