@@ -28,7 +28,8 @@ use std::collections::BTreeMap;
 /// How to rewrite.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Options {
-    /// 0: not at all. 1: simplify, recognise. 2: also layouts. 3: also fusion choices.
+    /// 0: not at all. 1: simplify and recognise. 2 and above: also layouts. (Which ops share a kernel is decided by the
+    /// grouping pass; the e-graph holds no fused alternatives yet.)
     pub opt_level: u8,
     /// Limits of each phase.
     pub limits: Limits,
