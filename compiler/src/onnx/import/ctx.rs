@@ -369,6 +369,15 @@ impl<'c, 'm> Ctx<'c, 'm> {
         self.im.slot(Slot { name: "", ty: Some(ty), known: Some(Known::Tensor(t)), home })
     }
 
+    /// A value of the model that is this IR value of the current frame.
+    pub fn made(&mut self, id: ValueId) -> V {
+        let ty = self.type_of(id);
+        let home = self.im.frames.len() - 1;
+        let v = self.im.slot(Slot { name: "", ty: Some(ty), known: None, home });
+        self.im.frames[home].ids.insert(v, id);
+        v
+    }
+
     /// The constant that a value of the model is, if it is one.
     pub fn constant_of(&mut self, v: V) -> Result<Option<Tensor>> {
         self.im.constant(v)

@@ -298,6 +298,58 @@ fn by_steps(
     Ok((y, scores))
 }
 
+/// Operators of domain `ai.onnx.preview`.
+pub(super) const PREVIEW_OPS: &[OpDef] = &[OpDef::new("FlexAttention", (3, 3), flex_attention)];
+
+/// Attention whose scores and probabilities pass through subgraphs; without these, the fused op.
+fn flex_attention<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
+    let scale = cx.opt_f("scale")?;
+    let (q, k, v) = (cx.val(0)?, cx.val(1)?, cx.val(2)?);
+    let (s, dtype) = (cx.shape_of(q), cx.dtype_of(q));
+    let width = s.get(3).and_then(Dim::as_const).filter(|_| s.rank() == 4 && cx.shape_of(k).rank() == 4);
+    let width = width.ok_or_else(|| Error::unsupported(format!("queries of shape {s}")))?;
+    if cx.shape_of(v).rank() != 4 {
+        return Err(Error::invalid(format!("values of shape {}", cx.shape_of(v))));
+    }
+    let scale = scale.unwrap_or(1.0 / (width as f64).sqrt());
+    let inner = match cx.i("softmax_precision", 0)? {
+        0 if dtype == DType::F64 => DType::F64,
+        0 => DType::F32,
+        d => super::super::tensor::dtype_of(d as i32)?,
+    };
+    let (k, v) = (repeat_heads(cx, k, &s[1])?, repeat_heads(cx, v, &s[1])?);
+    if !cx.has_attr("score_mod") && !cx.has_attr("prob_mod") {
+        return one(cx.add(Op::Attention { scale: Real(scale), causal: false }, &[q, k, v])?);
+    }
+    let k = cx.b().transpose(k, &[0, 1, 3, 2])?;
+    let scores = cx.b().matmul(q, k)?;
+    let scores = cx.b().cast(scores, inner)?;
+    let scores = cx.with_real(ScalarOp::Mul, scores, scale)?;
+    let scores = modified(cx, "score_mod", scores)?;
+    let weights = cx.add(Op::Softmax { axis: 3, log: false }, &[scores])?;
+    let weights = modified(cx, "prob_mod", weights)?;
+    let weights = cx.b().cast(weights, dtype)?;
+    one(cx.b().matmul(weights, v)?)
+}
+
+/// What the subgraph of an attribute makes of a value; the value itself without the attribute.
+fn modified(cx: &mut Ctx<'_, '_>, name: &'static str, x: ValueId) -> Result<ValueId> {
+    if !cx.has_attr(name) {
+        return Ok(x);
+    }
+    let g = cx.graph_attr(name)?;
+    let arg = cx.made(x);
+    let results = cx.inline(g, &[arg])?;
+    let &[y] = results.as_slice() else {
+        return Err(Error::invalid(format!("{name} gives {} results", results.len())));
+    };
+    let y = cx.materialise(y)?;
+    if cx.type_of(y) != cx.type_of(x) {
+        return Err(Error::invalid(format!("{name} makes {} of {}", cx.type_of(y), cx.type_of(x))));
+    }
+    Ok(y)
+}
+
 /// Rotates pairs of the first `rotary_embedding_dim` elements of each head by the angle of the token's position (Su et
 /// al., arXiv:2104.09864, eq. 34).
 fn rotary<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {

@@ -58,7 +58,9 @@ pub(super) fn find(domain: &str, op_type: &str) -> Option<&'static OpDef> {
     static TABLE: OnceLock<Table> = OnceLock::new();
     let table = TABLE.get_or_init(|| {
         let standard = STANDARD.iter().flat_map(|ops| ops.iter()).map(|d| (("", d.name), d));
-        standard.chain(contrib::OPS.iter().map(|d| (("com.microsoft", d.name), d))).collect()
+        let others = [("com.microsoft", contrib::OPS), ("ai.onnx.preview", attention::PREVIEW_OPS)];
+        let others = others.into_iter().flat_map(|(domain, ops)| ops.iter().map(move |d| ((domain, d.name), d)));
+        standard.chain(others).collect()
     });
     table.get(&(domain, op_type)).copied()
 }
