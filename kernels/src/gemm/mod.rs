@@ -138,13 +138,15 @@ pub(crate) fn plan_blocks(m: usize, n: usize, k: usize, n_batch: usize, nr: usiz
     // A left-hand side beyond 2 MiB is cut so that its part stays in the second-level cache while panels pass.
     let cache_blocks = if m * k * 4 > 2 << 20 { m.div_ceil(ROW_BLOCK) } else { 1 };
     let worth = (m * n * k * n_batch / ITEM_MULTIPLY_ADDS).max(1);
-    let wanted = if n_threads <= 1 { 1 } else { (n_threads * 4).min(worth) };
+    // A multiple of the threads, so that all end together.
+    let wanted = if n_threads <= 1 || worth < 2 { 1 } else { (worth / n_threads).clamp(1, 4) * n_threads };
     let mut row_blocks = cache_blocks;
     let mut panel_blocks = wanted.div_ceil(n_batch * row_blocks).min(n_panels).max(1);
-    if n_batch * row_blocks * panel_blocks < wanted && n_panels < 2 * n_threads {
+    let divides_evenly = n_panels.is_multiple_of(n_threads.max(1)) || n_panels >= 4 * n_threads;
+    if wanted > 1 && !divides_evenly && m >= 16 {
         // Too few panels to go round: split rows, 8 or more at a time.
-        panel_blocks = panel_blocks.min(n_panels.div_ceil(2));
-        row_blocks = wanted.div_ceil(n_batch * panel_blocks).clamp(row_blocks, m.div_ceil(8).max(row_blocks));
+        panel_blocks = 1;
+        row_blocks = wanted.div_ceil(n_batch).clamp(row_blocks, m.div_ceil(8).max(row_blocks));
     }
     (m.div_ceil(row_blocks), n_panels.div_ceil(panel_blocks))
 }
