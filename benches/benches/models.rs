@@ -2,7 +2,7 @@
 //!
 //! Peers are compared by `benches/peers/compare.py`, on the full-size models.
 
-use criterion::{Criterion, criterion_group, criterion_main};
+use criterion::{Criterion, criterion_main};
 use gristmill::{Options, Tensor, onnx};
 use std::path::PathBuf;
 
@@ -40,9 +40,15 @@ fn models(c: &mut Criterion) {
     }
 }
 
-criterion_group! {
-    name = benches;
-    config = Criterion::default().sample_size(10);
-    targets = models
+#[allow(missing_docs)]
+mod group {
+    use super::models;
+    use criterion::{Criterion, criterion_group};
+
+    criterion_group! {
+        name = benches;
+        config = Criterion::default().sample_size(10);
+        targets = models
+    }
 }
-criterion_main!(benches);
+criterion_main!(group::benches);

@@ -226,7 +226,7 @@ impl Grouper<'_> {
                     self.insert(*only, id);
                     self.home[id.0 as usize] = Some(*only);
                 }
-                (None, many) if self.is_duplicable(id) => many.to_vec().into_iter().for_each(|u| self.insert(u, id)),
+                (None, many) if self.is_duplicable(id) => many.iter().for_each(|&u| self.insert(u, id)),
                 (refusal, _) => {
                     if let Some(reason) = refusal.filter(|_| !outside) {
                         self.missed.push((node.origin.to_string(), format!("{}: {reason}", node.op.name())));

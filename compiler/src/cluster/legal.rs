@@ -103,9 +103,5 @@ pub fn is_epilogue(g: &Graph, node: &Node, chain: ValueId) -> Result<(), String>
 /// Whether `anchor` is of the kind that takes element-wise epilogues on its tiles.
 pub fn takes_epilogue(g: &Graph, anchor: &Node) -> bool {
     g.ty(anchor.outputs[0]).dtype == DType::F32
-        && match &anchor.op {
-            Op::MatMul => true,
-            Op::Conv { layout: Layout::ChannelsLast, .. } => true,
-            _ => false,
-        }
+        && matches!(&anchor.op, Op::MatMul | Op::Conv { layout: Layout::ChannelsLast, .. })
 }

@@ -144,10 +144,10 @@ impl Dim {
             let exact = c > 0 && self.constant % c == 0 && self.terms.iter().all(|(_, k)| k % c == 0);
             return exact.then(|| self.floor_div(c));
         }
-        if let (0, [(atom, k)]) = (other.constant, other.terms.as_slice()) {
-            if let Some(q) = self.over_monomial(&atom.factors(), *k) {
-                return Some(q);
-            }
+        if let (0, [(atom, k)]) = (other.constant, other.terms.as_slice())
+            && let Some(q) = self.over_monomial(&atom.factors(), *k)
+        {
+            return Some(q);
         }
         // k * other for a constant k.
         let (_, k_other) = other.terms.first()?;

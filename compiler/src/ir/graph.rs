@@ -235,11 +235,11 @@ impl Graph {
     /// Lets go of a large constant's elements once nothing needs them; the graph must not be printed or evaluated afterwards.
     pub(crate) fn release_constant(&mut self, v: ValueId) {
         let Def::Node(n, _) = self.value(v).def else { return };
-        if let Op::Constant { value } = &mut self.node_mut(n).op {
-            if value.0.len() > 16 {
-                let nothing = Tensor::zeros(value.0.dtype(), &[0]).expect("no bytes always fit");
-                *value = super::ops::ConstData(Arc::new(nothing));
-            }
+        if let Op::Constant { value } = &mut self.node_mut(n).op
+            && value.0.len() > 16
+        {
+            let nothing = Tensor::zeros(value.0.dtype(), &[0]).expect("no bytes always fit");
+            *value = super::ops::ConstData(Arc::new(nothing));
         }
     }
 

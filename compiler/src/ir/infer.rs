@@ -410,10 +410,10 @@ pub(super) fn conv_transpose(op: &Op, args: &[Type], _: &[Graph]) -> Inferred {
         return Err(format!("{} channels do not divide into {groups} groups", x.shape[1]));
     }
     let mut out = vec![x.shape[0].clone(), w.shape[1].scale(*groups as i64)];
-    for i in 0..n {
+    for (i, &extra) in output_pads.iter().enumerate() {
         let full = (x.shape[2 + i].clone() - 1.into()).scale(window.strides[i] as i64)
             + (w.shape[2 + i].clone() - 1.into()).scale(window.dilations[i] as i64)
-            + output_pads[i].saturating_add(1).into();
+            + extra.saturating_add(1).into();
         let d = full - window.pads_low[i].saturating_add(window.pads_high[i]).into();
         if d.as_const().is_some_and(|c| c < 0) {
             return Err(format!("spatial axis {i}: padding removes more than the {d} elements there are"));

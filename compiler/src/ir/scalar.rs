@@ -126,9 +126,8 @@ macro_rules! scalar_ops {
 
             /// The op of a name, its attributes taken from `attr`. Casts are not made here.
             pub fn from_name(name: &str, attr: &mut dyn FnMut(&'static str) -> Result<f64, String>) -> Option<Result<ScalarOp, String>> {
-                let _ = &attr;
                 match name {
-                    $( $name => Some((|| Ok(ScalarOp::$variant $({ $($attr: Real(attr(stringify!($attr))?)),* })?))()), )*
+                    $( $name => { scalar_ops!(@attrs attr $variant $({ $($attr),* })?) } )*
                     _ => None,
                 }
             }
@@ -139,6 +138,14 @@ macro_rules! scalar_ops {
             }
         }
     };
+    (@attrs $get:ident $variant:ident) => { Some(Ok(ScalarOp::$variant)) };
+    (@attrs $get:ident $variant:ident { $($attr:ident),* }) => {{
+        $( let $attr = match $get(stringify!($attr)) {
+            Ok(value) => Real(value),
+            Err(message) => return Some(Err(message)),
+        }; )*
+        Some(Ok(ScalarOp::$variant { $($attr),* }))
+    }};
     (@prim primitive) => { true };
     (@prim composite) => { false };
     (@sample alpha) => { 0.25 };

@@ -67,11 +67,11 @@ impl<'s, 'o> ClusterCompiler<'s, 'o> {
             self.location.insert(v, Arg::Operand(i as u32));
         }
         for (_, node) in self.body.graph.nodes() {
-            if let Op::Constant { value } = &node.op {
-                if value.0.len() != 1 {
-                    self.location.insert(node.outputs[0], Arg::Packed(self.plan.packed.len() as u32));
-                    self.plan.packed.push(value.0.as_ref().clone());
-                }
+            if let Op::Constant { value } = &node.op
+                && value.0.len() != 1
+            {
+                self.location.insert(node.outputs[0], Arg::Packed(self.plan.packed.len() as u32));
+                self.plan.packed.push(value.0.as_ref().clone());
             }
         }
     }
@@ -212,10 +212,10 @@ impl<'s, 'o> ClusterCompiler<'s, 'o> {
 
     fn elements(&mut self, roots: &[ValueId]) -> Result<()> {
         let writes: Vec<(ValueId, Arg)> = roots.iter().map(|&v| (v, self.destination(v))).collect();
-        if let [(root, arg)] = writes[..] {
-            if self.parts(root, root, arg)? {
-                return Ok(());
-            }
+        if let [(root, arg)] = writes[..]
+            && self.parts(root, root, arg)?
+        {
+            return Ok(());
         }
         if let Some(map) = self.vector_plan(roots, &self.whole(roots[0])) {
             return self.vector_map(map, writes);

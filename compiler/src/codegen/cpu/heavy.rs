@@ -40,6 +40,12 @@ pub(super) fn extreme_bits(dtype: DType, identity_of: Extremum) -> u64 {
     }
 }
 
+/// Body of a loop nest: the emitter, the indices of all loops, and the carried values; gives the next carried values.
+type NestedBody<'f, S> = dyn FnMut(&mut S, &mut Emitter, &[Ix], &[Value]) -> Result<Vec<Value>> + 'f;
+
+/// Body of a loop nest that carries one accumulator.
+type ProductBody<'f, S> = dyn FnMut(&mut S, &mut Emitter, &[Ix], Value) -> Result<Value> + 'f;
+
 impl Puller<'_> {
     pub(super) fn heavy_value(&mut self, e: &mut Emitter, node: &Node, which: usize, at: &[Ix]) -> Result<Value> {
         match &node.op {
@@ -75,7 +81,7 @@ impl Puller<'_> {
         extents: &[usize],
         at: &mut Vec<Ix>,
         carried: &[Value],
-        f: &mut dyn FnMut(&mut Self, &mut Emitter, &[Ix], &[Value]) -> Result<Vec<Value>>,
+        f: &mut NestedBody<Self>,
     ) -> Result<Vec<Value>> {
         let Some(&extent) = extents.get(at.len()) else { return f(self, e, at, carried) };
         if extent == 1 {
@@ -170,7 +176,7 @@ impl Puller<'_> {
         e: &mut Emitter,
         dtype: DType,
         extents: &[usize],
-        f: &mut dyn FnMut(&mut Self, &mut Emitter, &[Ix], Value) -> Result<Value>,
+        f: &mut ProductBody<Self>,
     ) -> Result<Value> {
         let acc = accumulator(dtype);
         let zero = e.constant(acc, 0);

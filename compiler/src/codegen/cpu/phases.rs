@@ -213,10 +213,11 @@ impl<'a> Planner<'a> {
             !self.stored.contains(v)
                 && self.body.graph.def_node(*v).is_some_and(|n| !is_heavy(&n.op) && !is_special(&n.op))
         };
-        if let Some(Phase::Elements(last)) = phases.last_mut() {
-            if last.iter().all(light) && self.body.shape(last[0]) == self.body.shape(root) {
-                return last.push(root);
-            }
+        if let Some(Phase::Elements(last)) = phases.last_mut()
+            && last.iter().all(light)
+            && self.body.shape(last[0]) == self.body.shape(root)
+        {
+            return last.push(root);
         }
         phases.push(Phase::Elements(vec![root]));
     }

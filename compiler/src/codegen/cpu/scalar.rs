@@ -141,7 +141,7 @@ impl Emitter<'_> {
         let ty = clif_type(dtype);
         let positive = if dtype.is_signed_int() { IntCC::SignedGreaterThan } else { IntCC::UnsignedGreaterThan };
         let (zero, one, minus) =
-            (self.b.ins().iconst(ty, 0), self.b.ins().iconst(ty, 1), self.b.ins().iconst(ty, -1 & mask(ty)));
+            (self.b.ins().iconst(ty, 0), self.b.ins().iconst(ty, 1), self.b.ins().iconst(ty, mask(ty)));
         let above = self.b.ins().icmp(positive, x, zero);
         let is_zero = self.b.ins().icmp(IntCC::Equal, x, zero);
         let rest = self.b.ins().select(is_zero, zero, minus);
@@ -161,7 +161,7 @@ impl Emitter<'_> {
             };
         }
         // A divisor of -1 is replaced by 1, since the machine traps on the one quotient that does not fit.
-        let (one, minus) = (self.b.ins().iconst(ty, 1), self.b.ins().iconst(ty, -1 & mask(ty)));
+        let (one, minus) = (self.b.ins().iconst(ty, 1), self.b.ins().iconst(ty, mask(ty)));
         let by_minus = self.b.ins().icmp(IntCC::Equal, y, minus);
         let safe = self.b.ins().select(by_minus, one, y);
         if op == ScalarOp::Div {

@@ -301,10 +301,8 @@ impl Row<'_> {
         }
         let pointers: Vec<Value> = (0..self.pointers.len()).map(|t| self.pointer(e, t, start)).collect();
         let mut tiles = vec![None; self.map.insts().len()];
-        for r in 0..tiles.len() {
-            if self.map.tiles[r].is_some() {
-                tiles[r] = Some(self.tile(e, r)?);
-            }
+        for (r, tile) in tiles.iter_mut().enumerate().filter(|(r, _)| self.map.tiles[*r].is_some()) {
+            *tile = Some(self.tile(e, r)?);
         }
         let lanes = Lanes { map: self.map, stage, pointers: &pointers, tiles: &tiles, stored: &stored };
         let bytes = e.b.ins().ishl_imm_s(m, 2);
