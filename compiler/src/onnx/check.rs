@@ -37,6 +37,19 @@ impl Problem {
         }
         problems
     }
+
+    /// The problems as one error; nodes with the same problem are counted after the first.
+    pub(super) fn joined(errors: &[Error]) -> Error {
+        let each = |p: Problem| {
+            let more = match p.nodes.len() {
+                0 | 1 => String::new(),
+                n => format!(" (and {} more nodes)", n - 1),
+            };
+            let e = Error::new(p.kind, p.message + &more);
+            if let Some(first) = p.nodes.first() { e.at(first) } else { e }
+        };
+        Error::join(Problem::group(errors).into_iter().map(each).collect())
+    }
 }
 
 /// An input or output of a model as declared.

@@ -118,7 +118,7 @@ impl Model {
         let imported = Importer::run(self, spec, Weights::Read)?;
         match imported.graph {
             Some(graph) if imported.errors.is_empty() => Ok(graph),
-            _ => Err(Error::join(imported.errors)),
+            _ => Err(Problem::joined(&imported.errors)),
         }
     }
 

@@ -115,6 +115,23 @@ impl<'c, 'm> Ctx<'c, 'm> {
         if self.has(i) { self.val(i).map(Some) } else { Ok(None) }
     }
 
+    /// The elements of operand `i`, which must be a sequence.
+    pub fn list(&self, i: usize) -> Result<Vec<V>> {
+        match &self.im.slots[self.v(i)?.0 as usize].known {
+            Some(Known::List(elements)) => Ok(elements.clone()),
+            _ => Err(Error::invalid(format!("operand {i} must be a sequence"))),
+        }
+    }
+
+    /// An IR value of the current frame as a value of the model.
+    pub fn value(&mut self, id: ValueId) -> V {
+        let ty = self.type_of(id);
+        let home = self.im.frames.len() - 1;
+        let v = self.im.slot(Slot { name: "", ty: Some(ty), known: None, home });
+        self.im.frames[home].ids.insert(v, id);
+        v
+    }
+
     /// True when all operands that are given are constants.
     pub fn all_known(&self) -> bool {
         let known = |v: &V| matches!(self.im.slots[v.0 as usize].known, Some(Known::Tensor(_) | Known::Proto(_)));

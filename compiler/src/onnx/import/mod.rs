@@ -46,6 +46,15 @@ pub(super) enum Known<'m> {
     Dims(Vec<Dim>),
     /// An initialiser not yet decoded.
     Proto(&'m TensorProto),
+    /// The elements of a sequence, which is no tensor.
+    List(Vec<V>),
+}
+
+impl Known<'_> {
+    /// What stands for a type where there is none: see [`Known::List`].
+    pub fn list_type() -> Type {
+        Type::new(DType::U8, [0usize])
+    }
 }
 
 struct Slot<'m> {
@@ -287,6 +296,9 @@ impl<'m> Importer<'m> {
     /// Type of a value; an error when its definition could not be imported.
     pub fn ty(&self, v: V) -> Result<&Type> {
         let slot = &self.slots[v.0 as usize];
+        if let Some(Known::List(_)) = slot.known {
+            return Err(Error::unsupported(format!("{:?} is a sequence, expected a tensor", slot.name)));
+        }
         slot.ty.as_ref().ok_or_else(|| Error::unsupported(format!("{:?} could not be imported", slot.name)))
     }
 
@@ -324,6 +336,8 @@ impl<'m> Importer<'m> {
         } else if let Some(Known::Dims(dims)) = &self.slots[v.0 as usize].known {
             let (dims, ty) = (dims.clone(), self.ty(v)?.clone());
             symbolic_tensor(&mut self.frames[frame].b, &dims, &ty).map_err(|e| e.context(format!("{name:?}")))?
+        } else if let Some(Known::List(_)) = self.slots[v.0 as usize].known {
+            return Err(Error::unsupported(format!("{name:?} is a sequence, expected a tensor")));
         } else if frame > self.slots[v.0 as usize].home {
             self.capture(v, frame)?
         } else {

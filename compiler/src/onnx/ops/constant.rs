@@ -68,6 +68,7 @@ fn identity<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
 /// At inference, or when nothing is dropped, the operand itself and an all-true mask.
 fn dropout<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
     cx.ignore(&["ratio", "seed"]);
+    cx.require(&[2])?;
     let before_7 = cx.opset < 7 && !cx.flag("is_test", false)?;
     let training = before_7 || cx.has(2) && cx.tensor(2)?.as_bytes() != [0];
     if training && (cx.opset < 12 || cx.real_in(1, 0.5)? != 0.0) {

@@ -18,6 +18,7 @@ mod quant;
 mod recurrent;
 mod reduce;
 mod resize;
+mod sequence;
 mod signal;
 mod state;
 
@@ -48,6 +49,7 @@ const STANDARD: &[&[OpDef]] = &[
     recurrent::OPS,
     reduce::OPS,
     resize::OPS,
+    sequence::OPS,
     signal::OPS,
     state::OPS,
 ];

@@ -1,0 +1,141 @@
+//! Sequences and optional values, as lists known at import: nothing of them is left in the graph.
+
+use super::super::import::{Ctx, Known, OpDef, Out, Outs, V, axis_of, one};
+use super::MANY;
+use crate::error::{Error, Result};
+use crate::ir::{Dim, ValueId};
+use gristmill_runtime::Tensor;
+
+pub(super) const OPS: &[OpDef] = &[
+    OpDef::new("SequenceEmpty", (0, 0), empty),
+    OpDef::new("SequenceConstruct", (1, MANY), construct),
+    OpDef::new("SequenceInsert", (2, 3), insert),
+    OpDef::new("SequenceErase", (1, 2), erase),
+    OpDef::new("SequenceAt", (2, 2), at),
+    OpDef::new("SequenceLength", (1, 1), length),
+    OpDef::new("SplitToSequence", (1, 2), split),
+    OpDef::new("ConcatFromSequence", (1, 1), concat),
+    OpDef::new("Optional", (0, 1), optional),
+    OpDef::new("OptionalGetElement", (1, 1), optional),
+    OpDef::new("OptionalHasElement", (0, 1), has_element),
+];
+
+fn list<'m>(elements: Vec<V>) -> Result<Outs<'m>> {
+    Ok(vec![Out::Known(Known::list_type(), Known::List(elements))])
+}
+
+fn empty<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
+    cx.i("dtype", 1)?;
+    list(Vec::new())
+}
+
+fn construct<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
+    list((0..cx.n_inputs()).map(|i| cx.v(i)).collect::<Result<_>>()?)
+}
+
+/// Position from operand `i`, `default` when absent; one up to `most` is valid, negative ones count from the end.
+fn position(cx: &mut Ctx<'_, '_>, i: usize, n: usize, most: usize, default: usize) -> Result<usize> {
+    let Some(p) = cx.opt_ints_in(i)? else { return Ok(default) };
+    let p = *p.first().ok_or_else(|| Error::invalid("the position is empty"))?;
+    let wrapped = if p < 0 { p.saturating_add(n as i64) } else { p };
+    let inside = usize::try_from(wrapped).ok().filter(|p| *p <= most);
+    inside.ok_or_else(|| Error::invalid(format!("position {p} is out of range for a sequence of {n}")))
+}
+
+fn insert<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
+    let mut elements = cx.list(0)?;
+    let n = elements.len();
+    let at = position(cx, 2, n, n, n)?;
+    elements.insert(at, cx.v(1)?);
+    list(elements)
+}
+
+fn erase<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
+    let mut elements = cx.list(0)?;
+    let n = elements.len();
+    let last = n.checked_sub(1).ok_or_else(|| Error::invalid("the sequence is empty"))?;
+    let at = position(cx, 1, n, last, last)?;
+    elements.remove(at);
+    list(elements)
+}
+
+fn at<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
+    let elements = cx.list(0)?;
+    let last = elements.len().checked_sub(1).ok_or_else(|| Error::invalid("the sequence is empty"))?;
+    let at = position(cx, 1, elements.len(), last, last)?;
+    Ok(vec![Out::Same(elements[at])])
+}
+
+fn length<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
+    let n = cx.list(0)?.len() as i64;
+    Ok(vec![Out::tensor(Tensor::scalar(n))])
+}
+
+/// Parts of given sizes, of one given size (the last may be smaller), or of one element.
+fn split<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
+    let keepdims = cx.flag("keepdims", true)?;
+    let shape = cx.ty(0)?.shape;
+    let axis = axis_of(cx.i("axis", 0)?, shape.rank())?;
+    let extent = shape[axis].as_const();
+    let extent = extent.ok_or_else(|| {
+        Error::unsupported(format!("an axis of {} elements must have a known extent", shape[axis]))
+            .hint("give its dims: --set NAME=N")
+    })?;
+    let even =
+        |size: i64| (0..extent).step_by(size.max(1) as usize).map(|at| size.min(extent - at)).collect::<Vec<i64>>();
+    let sizes = match cx.has(1) {
+        false => even(1),
+        true => match (cx.ty(1)?.rank(), cx.ints_in(1)?) {
+            (0, s) if s[0] > 0 => even(s[0]),
+            (0, s) => return Err(Error::invalid(format!("split {}", s[0]))),
+            (_, s) => s,
+        },
+    };
+    if sizes.iter().any(|&s| s < 0) || sizes.iter().try_fold(0i64, |n, &s| n.checked_add(s)) != Some(extent) {
+        return Err(Error::invalid(format!("parts {sizes:?} do not make up {extent} elements")));
+    }
+    if sizes.len() > 4096 {
+        return Err(Error::unsupported(format!("a sequence of {} tensors", sizes.len())));
+    }
+    let x = cx.val(0)?;
+    let (mut start, mut elements) = (0, Vec::new());
+    for size in sizes {
+        let mut part = cx.b().slice_axis(x, axis, start, size)?;
+        if !cx.has(1) && !keepdims {
+            let mut dims = shape.0.clone();
+            dims.remove(axis);
+            part = cx.b().reshape(part, dims)?;
+        }
+        elements.push(cx.value(part));
+        start += size;
+    }
+    list(elements)
+}
+
+fn concat<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
+    let (axis, new_axis) = (cx.i("axis", 0)?, cx.flag("new_axis", false)?);
+    let elements = cx.list(0)?;
+    let mut parts: Vec<ValueId> = elements.iter().map(|&v| cx.materialise(v)).collect::<Result<_>>()?;
+    let first = *parts.first().ok_or_else(|| Error::invalid("the sequence is empty"))?;
+    let axis = axis_of(axis, cx.shape_of(first).rank() + usize::from(new_axis))?;
+    if new_axis {
+        for p in &mut parts {
+            let mut dims = cx.shape_of(*p).0;
+            dims.insert(axis.min(dims.len()), Dim::constant(1));
+            *p = cx.b().reshape(*p, dims)?;
+        }
+    }
+    one(cx.b().concat(&parts, axis)?)
+}
+
+fn optional<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
+    cx.ignore(&["type"]);
+    if !cx.has(0) {
+        return Err(Error::unsupported("an optional value without element"));
+    }
+    Ok(vec![Out::Same(cx.v(0)?)])
+}
+
+fn has_element<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
+    Ok(vec![Out::tensor(Tensor::scalar(cx.has(0)))])
+}
