@@ -70,6 +70,9 @@ fn dropout<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
     cx.ignore(&["ratio", "seed"]);
     cx.require(&[2])?;
     let before_7 = cx.opset < 7 && !cx.flag("is_test", false)?;
+    if cx.has(2) && cx.constant(2)?.is_none() {
+        cx.require(&[1, 2])?;
+    }
     let training = before_7 || cx.has(2) && cx.tensor(2)?.as_bytes() != [0];
     if training && (cx.opset < 12 || cx.real_in(1, 0.5)? != 0.0) {
         return Err(Error::unsupported("training_mode is not supported").hint("export for inference"));
