@@ -211,17 +211,30 @@ impl<'s, 'o> ClusterCompiler<'s, 'o> {
     }
 
     fn elements(&mut self, roots: &[ValueId]) -> Result<()> {
-        let writes: Vec<(ValueId, Arg)> = roots.iter().map(|&v| (v, self.destination(v))).collect();
-        if let [(root, arg)] = writes[..]
-            && self.parts(root, root, arg)?
-        {
-            return Ok(());
-        }
-        if let Some(map) = self.vector_plan(roots, &self.whole(roots[0])) {
+        if let Some(map) = self.vector_plan(roots, &self.whole(roots[0])).filter(|_| roots.len() > 1) {
+            let writes = roots.iter().map(|&v| (v, self.destination(v))).collect();
             return self.vector_map(map, writes);
         }
-        let pairs: Vec<(ValueId, ValueId)> = roots.iter().map(|&v| (v, v)).collect();
-        self.store_elements("map", &pairs, writes)
+        // What one vector kernel cannot compute together may have a fast path each; later ones load what is done. Results of one
+        // node come from one loop.
+        let one_node = |v: ValueId| self.body.graph.def_node(v).is_some_and(|n| n.outputs.len() > 1);
+        if roots.len() > 1 && roots.iter().all(|&v| one_node(v)) {
+            let writes = roots.iter().map(|&v| (v, self.destination(v))).collect();
+            let pairs: Vec<(ValueId, ValueId)> = roots.iter().map(|&v| (v, v)).collect();
+            return self.store_elements("map", &pairs, writes);
+        }
+        roots.iter().try_for_each(|&root| self.one_value(root))
+    }
+
+    fn one_value(&mut self, root: ValueId) -> Result<()> {
+        let arg = self.destination(root);
+        if self.parts(root, root, arg)? {
+            return Ok(());
+        }
+        match self.vector_plan(&[root], &self.whole(root)) {
+            Some(map) => self.vector_map(map, vec![(root, arg)]),
+            None => self.store_elements("map", &[(root, root)], vec![(root, arg)]),
+        }
     }
 
     fn whole(&self, v: ValueId) -> Destination {
