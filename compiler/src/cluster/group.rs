@@ -7,6 +7,9 @@ use std::collections::BTreeSet;
 /// A producer of at most this many operations per element may be computed again in each consumer.
 const CHEAP_FLOPS: u32 = 8;
 
+/// Most nodes of a cluster: code generation visits a body recursively, and a longer chain gains nothing.
+const MAX_MEMBERS: usize = 128;
+
 /// A cluster to be.
 #[derive(Clone, Debug)]
 pub struct Group {
@@ -269,6 +272,9 @@ impl Grouper<'_> {
         let anchor_node = g.node(anchor);
         if !self.same_device(anchor, id) {
             return Err("another device is requested".into());
+        }
+        if self.groups[group].members.len() >= MAX_MEMBERS {
+            return Err(format!("the cluster has {MAX_MEMBERS} nodes already"));
         }
         let loops_over = match (&anchor_node.op, self.groups[group].kind) {
             (Op::Concat { .. } | Op::Pad { .. }, _) => return Err("a copy takes no producers".into()),
