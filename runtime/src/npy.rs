@@ -5,16 +5,16 @@
 //! *stored as `u16` with the same bits*, and comes back as `u16`; [`Tensor::with_bits_as`] restores it.
 //!
 //! Headers are parsed here, since a file may come from anywhere and must not be able to exhaust memory or the stack; the archive format is
-//! npyz's and its zip reader's. A file that promises more data than it has is refused before that much memory is asked for.
+//! the zip crate's. A file that promises more data than it has is refused before that much memory is asked for.
 
 use crate::dtype::DType;
 use crate::error::{Error, ErrorKind};
 use crate::tensor::{Tensor, checked_size_bytes};
-use npyz::npz::{NpzArchive, NpzWriter, array_name_from_file_name, file_name_from_array_name};
-use npyz::zip::{CompressionMethod, write::FileOptions};
 use std::fs::File;
 use std::io::{BufReader, BufWriter, Read, Write};
 use std::path::Path;
+use zip::write::{FileOptions, ZipWriter};
+use zip::{CompressionMethod, ZipArchive};
 
 const MAGIC: &[u8; 6] = b"\x93NUMPY";
 /// Longest header that is read; real ones take 118 bytes or little more.
@@ -85,12 +85,13 @@ pub fn write_npy(to: &mut impl Write, tensor: &Tensor) -> std::io::Result<()> {
 pub fn read_npz(path: impl AsRef<Path>) -> Result<Vec<(String, Tensor)>, Error> {
     let path = path.as_ref();
     let read = || {
-        let mut archive = NpzArchive::open(path).map_err(|e| io_error("cannot open it as a zip archive", e))?;
-        let zip = archive.zip_archive();
+        let file = File::open(path).map_err(|e| io_error("cannot open it", e))?;
+        let mut zip = ZipArchive::new(BufReader::new(file))
+            .map_err(|e| Error::invalid(format!("cannot open it as a zip archive: {e}")))?;
         let mut arrays = Vec::new();
         for i in 0..zip.len() {
             let member = zip.by_index(i).map_err(|e| Error::invalid(format!("member {i}: {e}")))?;
-            let Some(name) = array_name_from_file_name(member.name()).map(str::to_owned) else { continue };
+            let Some(name) = member.name().strip_suffix(".npy").map(str::to_owned) else { continue };
             let tensor = read_npy(member).map_err(|e| e.context(format!("array {name:?}")))?;
             arrays.push((name, tensor));
         }
@@ -106,13 +107,12 @@ pub fn write_npz<'a>(
 ) -> Result<(), Error> {
     let path = path.as_ref();
     let write = || {
-        let mut archive = NpzWriter::create(path)?;
-        let zip = archive.zip_writer();
+        let mut zip = ZipWriter::new(BufWriter::new(File::create(path)?));
         for (name, tensor) in arrays {
             let large = tensor.size_bytes() > u32::MAX as usize / 2;
             let options = FileOptions::default().compression_method(CompressionMethod::Stored).large_file(large);
-            zip.start_file(file_name_from_array_name(name), options)?;
-            write_npy(zip, tensor)?;
+            zip.start_file(format!("{name}.npy"), options)?;
+            write_npy(&mut zip, tensor)?;
         }
         zip.finish()?.flush()
     };
