@@ -7,6 +7,7 @@
 mod ctx;
 mod fold;
 mod prune;
+mod symbolic;
 
 pub(super) use ctx::{Ctx, OpDef, Out, Outs, axes_of, axis_of, one};
 
@@ -16,11 +17,11 @@ use super::proto::{AttributeProto, DimensionValue, FunctionProto, GraphProto, No
 use super::proto::{SparseTensorProto, TensorProto};
 use super::tensor::{dense_of, dtype_of, shape_of, tensor_of};
 use crate::error::{Error, ErrorKind, Result};
-use crate::ir::dim::Atom;
-use crate::ir::{Bindings, Def, Dim, Graph, GraphBuilder, ReduceKind, ScalarOp, Shape, Type, ValueId, verify::verify};
+use crate::ir::{Bindings, Def, Dim, Graph, GraphBuilder, Shape, Type, ValueId, verify::verify};
 use gristmill_runtime::{DType, Tensor};
 use std::collections::{BTreeSet, HashMap};
 use std::rc::Rc;
+use symbolic::{depends_on_symbols, symbolic_tensor};
 
 /// Nesting of functions and subgraphs beyond which a model is refused.
 const MAX_DEPTH: usize = 48;
@@ -28,8 +29,6 @@ const MAX_DEPTH: usize = 48;
 const MAX_NODES: usize = 1 << 18;
 /// Bytes of a tensor beyond which a model is refused: no machine holds it, and sizes computed from it stay far from overflow.
 const MAX_TENSOR_BYTES: usize = 1 << 40;
-/// Elements with symbols in them that are computed when a graph runs.
-const MAX_SYMBOLIC: usize = 64;
 /// Bytes up to which a value computed from constants is folded during import.
 pub(super) const FOLD_LIMIT_BYTES: usize = 1 << 22;
 
@@ -689,61 +688,6 @@ impl<'m> Importer<'m> {
         Error::unsupported(format!("{what} {name:?} depends on the values of the inputs {list}"))
             .hint("give the values of these inputs when compiling")
     }
-}
-
-/// The error for contents that must be known, but contain symbols.
-fn depends_on_symbols(what: &str, dims: &[Dim]) -> Error {
-    let mut symbols = BTreeSet::new();
-    dims.iter().for_each(|d| d.visit_symbols(&mut |s| symbols.extend([s.to_owned()])));
-    let list = |f: &dyn Fn(&String) -> String, with: &str| symbols.iter().map(f).collect::<Vec<_>>().join(with);
-    Error::unsupported(format!("{what} computed from the dims {} must be known", list(&String::clone, ", ")))
-        .hint(format!("give the dims: {}", list(&|s| format!("--set {s}=N"), " ")))
-}
-
-/// A tensor whose elements are expressions over symbols, computed from the extents when the graph runs.
-///
-/// The value of a symbol is a sum of that many ones. Binding the symbols makes all of this constant.
-fn symbolic_tensor(b: &mut GraphBuilder, dims: &[Dim], ty: &Type) -> Result<ValueId> {
-    if dims.len() > MAX_SYMBOLIC {
-        return Err(depends_on_symbols(&format!("{} elements", dims.len()), dims));
-    }
-    let mut elements = Vec::new();
-    for d in dims {
-        let e = symbolic_scalar(b, d)?;
-        elements.push(b.reshape(e, [1usize])?);
-    }
-    let all = if elements.len() == 1 { elements[0] } else { b.concat(&elements, 0)? };
-    let all = b.cast(all, ty.dtype)?;
-    b.reshape(all, ty.shape.0.iter().cloned())
-}
-
-fn symbolic_scalar(b: &mut GraphBuilder, d: &Dim) -> Result<ValueId> {
-    let (constant, atoms) = d.parts();
-    let mut sum = b.constant(Tensor::scalar(constant));
-    for (atom, k) in atoms {
-        let value = match atom {
-            Atom::Symbol(s) => {
-                let one = b.constant(Tensor::scalar(1i64));
-                let ones = b.broadcast(one, [Dim::symbol(s)])?;
-                b.reduce(ReduceKind::Sum, ones, &[0], false)?
-            }
-            Atom::FloorDiv(d, by) => {
-                // Floor by way of the remainder that has the sign of the divisor: division truncates.
-                let (x, by) = (symbolic_scalar(b, d)?, b.constant(Tensor::scalar(*by)));
-                let rest = b.map(ScalarOp::Mod, &[x, by])?;
-                let exact = b.sub(x, rest)?;
-                b.div(exact, by)?
-            }
-            Atom::Mul(x, y) => {
-                let (x, y) = (symbolic_scalar(b, x)?, symbolic_scalar(b, y)?);
-                b.mul(x, y)?
-            }
-        };
-        let k = b.constant(Tensor::scalar(k));
-        let term = b.mul(value, k)?;
-        sum = b.add_(sum, term)?;
-    }
-    Ok(sum)
 }
 
 /// Inputs that a value is computed from.
