@@ -45,6 +45,9 @@ pub fn inputs(compiled: &Compiled, flags: &InputFlags) -> Result<(Vec<Tensor>, V
     for flag in flags.npy {
         let (name, path) =
             flag.split_once('=').ok_or_else(|| Error::invalid(format!("--input {flag:?}: expected NAME=FILE.npy")))?;
+        if !known.contains(&name) {
+            return Err(Error::invalid(unknown("input", name, known)));
+        }
         given.push((name.to_owned(), Tensor::from_npy(path)?));
     }
     if let Some((name, _)) = given.iter().find(|(n, _)| !known.contains(&n.as_str())) {

@@ -113,7 +113,7 @@ fn pass(
                 terms.device = placed.device.clone();
                 let class = terms.eg.find(id);
                 let root = Root { op: &placed.op, class, args: &node.children };
-                let outcome = (rules[i].apply)(terms, &root).and_then(|to| join(terms, class, to));
+                let outcome = (rules[i].apply)(terms, &root).and_then(|to| join(terms, class, to, rules[i].name));
                 changed |= outcome.is_ok();
                 report.record(rules[i].name, outcome, &terms.origins[terms.facts(id).origin as usize]);
             }
@@ -123,13 +123,13 @@ fn pass(
 }
 
 /// Makes two classes equal.
-fn join(terms: &mut Terms, a: Id, b: Id) -> Result<(), Miss> {
+fn join(terms: &mut Terms, a: Id, b: Id, rule: &str) -> Result<(), Miss> {
     if terms.same(a, b) {
         return Err(Miss::NoEffect);
     }
     if terms.facts(a).types != terms.facts(b).types {
         let why = format!("the result has type {}, not {}", terms.ty(b), terms.ty(a));
-        debug_assert!(terms.ty(a).static_shape().is_none(), "unsound rule: {why}");
+        debug_assert!(terms.ty(a).static_shape().is_none(), "unsound rule {rule}: {why}");
         return Err(Miss::Rejected(why.into()));
     }
     terms.eg.union(a, b);

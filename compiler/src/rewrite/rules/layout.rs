@@ -377,6 +377,10 @@ fn reshape_into_map(t: &mut Terms, r: &Root) -> Applied {
 /// An operand that broadcasts to `from`, reshaped to broadcast to `to`. A constant is repeated where it must be.
 fn reshape_operand(t: &mut Terms, a: Id, from: &[Dim], to: &[Dim], groups: &[(Range<usize>, Range<usize>)]) -> Applied {
     let own = t.ty(a).shape.0.clone();
+    // At least one operand has the whole shape; it gives the result its rank even when all extents are 1.
+    if own == from {
+        return t.reshape(a, to.to_vec());
+    }
     if own.iter().all(|d| d.is(1)) {
         return t.reshape(a, Vec::new());
     }
