@@ -76,7 +76,7 @@ fn user_errors_have_codes_and_remedies() {
         (vec!["run", &digits, "--set", "batch=2", "--devices", "emu:1"], 3, "EMU"),
         (vec!["run", &digits, "--set", "batch=2", "--devices", "gpu:1"], 3, "GPU"),
         (vec!["run", &digits, "--set", "batch=2", "--pin", "nothing=cpu:0"], 2, "nothing"),
-        (vec!["run", &digits, "--set", "batch=64", "--mem", "cpu:0=1KiB"], 5, "1024"),
+        (vec!["run", &digits, "--set", "batch=64", "--mem", "cpu:0=1KiB"], 5, "1.0 KiB"),
         (vec!["dump", &digits, "--stage", "clusterz"], 2, "clusters"),
         (vec!["dump", &digits, "--stage", "cuda", "--set", "batch=1"], 3, "GPU"),
         (vec!["run"], 2, "MODEL"),
