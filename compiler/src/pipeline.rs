@@ -169,6 +169,7 @@ pub fn lower(graph: Graph, options: &Options) -> Result<Lowered> {
     })?;
     s.check(&graph)?;
     let mut rewritten = s.run("rewrite", |report| rewrite(&graph, options, report))?;
+    rewritten = s.run("fold", |_| clean(&rewritten))?;
     if options.opt_level > 0 {
         rewritten = s.run("merge", |_| clean(&passes::merge_matmuls(&rewritten)?))?;
     }
@@ -228,7 +229,7 @@ fn rewrite(g: &Graph, options: &Options, report: &mut Report) -> Result<Graph> {
     }
     let (rewritten, r) = rewrite::rewrite(g, &rewrite::Options::level(options.opt_level))?;
     report.rewrite = r;
-    clean(&rewritten)
+    Ok(rewritten)
 }
 
 fn fusion(options: &Options) -> Fusion {
