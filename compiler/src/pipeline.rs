@@ -284,3 +284,6 @@ impl Lowered {
         })
     }
 }
+
+#[cfg(test)]
+mod tests;

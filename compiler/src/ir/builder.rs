@@ -1,10 +1,10 @@
 //! Builds graphs in Rust, shapes checked as they are built; an error names the caller's line.
 //!
 //! ```
-//! use gristmill::ir::GraphBuilder;
+//! use gristmill::ir::{Dim, GraphBuilder};
 //! use gristmill::DType;
 //! let mut b = GraphBuilder::new("scale");
-//! let x = b.input("x", DType::F32, ["batch".into(), 4.into()]);
+//! let x = b.input("x", DType::F32, [Dim::from("batch"), 4.into()]);
 //! let two = b.scalar(DType::F32, 2.0);
 //! let y = b.mul(x, two)?;
 //! b.output("y", y);

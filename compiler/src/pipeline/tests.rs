@@ -1,0 +1,69 @@
+//! Texts of the stages of a small model, pinned. Stages that depend on the machine (predicted times, packed sizes) are not.
+
+use super::*;
+use crate::ir::{GraphBuilder, Layout, ScalarOp, Window};
+use crate::place::{DeviceSet, Pin};
+use crate::{DType, Tensor};
+
+fn ramp(shape: &[usize]) -> Tensor {
+    let n = shape.iter().product::<usize>();
+    Tensor::from_slice(&(0..n).map(|i| (i % 7) as f32 - 3.0).collect::<Vec<_>>(), shape).unwrap()
+}
+
+/// Convolution with bias and relu, then a linear layer whose activation is written out as `x * sigmoid(x)`.
+fn small_model() -> Graph {
+    let mut b = GraphBuilder::new("small");
+    b.set_origin("/conv");
+    let x = b.input("x", DType::F32, [1usize, 2, 4, 4]);
+    let w = b.constant(ramp(&[3, 2, 3, 3]));
+    let window = Window { strides: vec![1; 2], dilations: vec![1; 2], pads_low: vec![1; 2], pads_high: vec![1; 2] };
+    let y = b.add1(crate::ir::Op::Conv { window, groups: 1, layout: Layout::ChannelsFirst }, &[x, w]).unwrap();
+    let bias = b.constant(ramp(&[1, 3, 1, 1]));
+    let y = b.add_(y, bias).unwrap();
+    let y = b.map(ScalarOp::Relu, &[y]).unwrap();
+    b.set_origin("/linear");
+    let y = b.reshape(y, [1usize, 48]).unwrap();
+    let w = b.constant(ramp(&[48, 2]));
+    let y = b.matmul(y, w).unwrap();
+    let s = b.map(ScalarOp::Sigmoid, &[y]).unwrap();
+    let y = b.mul(s, y).unwrap();
+    b.output("y", y);
+    b.finish().unwrap()
+}
+
+fn lowered() -> Lowered {
+    let options = Options {
+        devices: DeviceSet::parse("cpu:2", 2).unwrap(),
+        pins: vec![Pin::parse("/linear=/device:CPU:1").unwrap(), Pin::parse("/conv=/device:CPU:0").unwrap()],
+        keep_stages: true,
+        check: true,
+        ..Options::default()
+    };
+    lower(small_model(), &options).unwrap()
+}
+
+#[test]
+fn stages_print_as_pinned() {
+    let lowered = lowered();
+    for stage in [Stage::Graph, Stage::Rewritten, Stage::Clusters, Stage::Partitions] {
+        insta::assert_snapshot!(stage.name(), lowered.text(stage, false).unwrap());
+    }
+}
+
+#[test]
+fn other_stages_print_the_same_every_time() {
+    let (a, b) = (lowered(), lowered());
+    for stage in [Stage::Placed, Stage::Schedule, Stage::Clif, Stage::Asm] {
+        let text = a.text(stage, false).unwrap();
+        assert!(!text.is_empty());
+        assert_eq!(text, b.text(stage, false).unwrap(), "{}", stage.name());
+    }
+}
+
+#[test]
+fn stages_that_were_not_kept_are_an_error() {
+    let lowered = lower(small_model(), &Options::default()).unwrap();
+    insta::assert_snapshot!(lowered.text(Stage::Graph, false).unwrap_err(), @"the stages were not kept (try: Options::keep_stages)");
+    let error = self::lowered().text(Stage::Cuda, false).unwrap_err();
+    insta::assert_snapshot!(error, @"stage cuda: there is no code generator for GPU yet");
+}
