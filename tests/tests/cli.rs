@@ -96,8 +96,8 @@ fn two_logical_devices_give_the_same_answer() {
         ["run", &model, "--test-data", dir.to_str().unwrap(), "--devices", "cpu:2", "--threads", "2", "--verify"];
     let (code, out, err) = run(&args);
     assert_eq!(code, 0, "{out}{err}");
-    let (code, out, err) = run(&[&args[..], &["--pin", "encoder.*=cpu:1"]].concat());
-    assert!(code == 0 || err.contains("finds none"), "{out}{err}");
+    let (code, out, err) = run(&[&args[..], &["--pin", ".*=cpu:1"]].concat());
+    assert_eq!(code, 0, "{out}{err}");
 }
 
 #[test]
@@ -111,5 +111,5 @@ fn a_difference_from_expected_outputs_is_exit_code_4() {
     std::fs::write(dir.path().join("output_0.pb"), bytes).unwrap();
     let (code, _, err) =
         run(&["run", &data("models/mlp_dynamo/model.onnx"), "--test-data", dir.path().to_str().unwrap()]);
-    assert!(code == 4 || code == 2, "{err}");
+    assert_eq!(code, 4, "{err}");
 }
