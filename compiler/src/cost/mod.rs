@@ -3,11 +3,13 @@
 //! `time = launch + max(arithmetic, bytes / bandwidth)`, where arithmetic is the sum over the ops of a cluster of `flops / (peak * efficiency of
 //! the class)`, and bytes are what the cluster must read and write. Measured times, once there are any, replace estimates.
 
+mod link;
 mod profile;
 mod units;
 pub mod work;
 
-pub use profile::{DeviceProfile, LinkProfile};
+pub use link::LinkProfile;
+pub use profile::DeviceProfile;
 pub use units::{Bytes, Nanos};
 pub use work::{Extents, Work, WorkClass};
 

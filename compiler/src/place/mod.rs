@@ -10,6 +10,8 @@ mod pins;
 mod print;
 pub mod problem;
 pub mod simulate;
+pub mod solver;
+pub mod task_graph;
 
 pub use device::{Device, DeviceSet, DeviceSpec, lacks_kernels};
 pub use pins::{Fallback, Pin, Request, apply_pins};

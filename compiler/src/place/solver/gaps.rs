@@ -1,0 +1,108 @@
+//! Idle times of a device or link, for schedules that fill gaps.
+
+use crate::cost::Nanos;
+
+/// Gaps of one chunk, in time order, with the longest of them.
+#[derive(Clone, Debug)]
+struct Chunk {
+    longest: u64,
+    gaps: Vec<(u64, u64)>,
+}
+
+const CHUNK: usize = 64;
+
+/// The idle times of a resource; the last never ends. Chunked, so that a search skips what is too short and an insertion moves little.
+#[derive(Clone, Debug)]
+pub struct Gaps {
+    chunks: Vec<Chunk>,
+    /// Shorter gaps are of no use and forgotten.
+    shortest: u64,
+}
+
+impl Gaps {
+    /// All time is idle. Gaps below `shortest` are not kept.
+    pub fn new(shortest: Nanos) -> Gaps {
+        Gaps { chunks: vec![Chunk { longest: u64::MAX, gaps: vec![(0, u64::MAX)] }], shortest: shortest.0.max(1) }
+    }
+
+    /// Start of the last gap: when the resource is idle for good.
+    pub fn last(&self) -> Nanos {
+        Nanos(self.chunks.last().and_then(|c| c.gaps.last()).map_or(0, |g| g.0))
+    }
+
+    /// Earliest start, at `ready` or later, of an idle time of `length`.
+    pub fn earliest(&self, ready: Nanos, length: Nanos) -> Nanos {
+        let first = self.chunks.partition_point(|c| c.gaps.last().is_some_and(|g| g.1 <= ready.0));
+        for chunk in &self.chunks[first..] {
+            if chunk.longest < length.0 {
+                continue;
+            }
+            for &(from, to) in &chunk.gaps {
+                let start = from.max(ready.0);
+                if start.checked_add(length.0).is_some_and(|end| end <= to) && (start < to) {
+                    return Nanos(start);
+                }
+            }
+        }
+        self.last().max(ready)
+    }
+
+    /// Takes `[start, start + length)`, which lies in one gap, or begins where a forgotten one was.
+    pub fn take(&mut self, start: Nanos, length: Nanos) {
+        let (start, end) = (start.0, start.0.saturating_add(length.0));
+        if start == end {
+            return;
+        }
+        let at = self.chunks.partition_point(|c| c.gaps.last().is_some_and(|g| g.1 <= start));
+        let Some(chunk) = self.chunks.get_mut(at) else { return };
+        let i = chunk.gaps.partition_point(|g| g.1 <= start);
+        let (from, to) = chunk.gaps[i];
+        debug_assert!(from <= start && end <= to, "[{start}, {end}) is not in the gap [{from}, {to})");
+        let rest = [(from, start), (end, to)].into_iter().filter(|g| g.1.saturating_sub(g.0) >= self.shortest);
+        chunk.gaps.splice(i..=i, rest);
+        chunk.longest = chunk.gaps.iter().map(|g| g.1 - g.0).max().unwrap_or(0);
+        if chunk.gaps.is_empty() {
+            self.chunks.remove(at);
+        } else if chunk.gaps.len() > CHUNK {
+            let gaps = chunk.gaps.split_off(CHUNK / 2);
+            chunk.longest = chunk.gaps.iter().map(|g| g.1 - g.0).max().unwrap_or(0);
+            let longest = gaps.iter().map(|g| g.1 - g.0).max().unwrap_or(0);
+            self.chunks.insert(at + 1, Chunk { longest, gaps });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gaps_fill_from_the_front() {
+        let mut g = Gaps::new(Nanos(1));
+        g.take(Nanos(10), Nanos(5));
+        g.take(Nanos(20), Nanos(5));
+        assert_eq!(g.earliest(Nanos(0), Nanos(10)), Nanos(0));
+        assert_eq!(g.earliest(Nanos(0), Nanos(11)), Nanos(25));
+        assert_eq!(g.earliest(Nanos(12), Nanos(5)), Nanos(15));
+        assert_eq!(g.earliest(Nanos(12), Nanos(0)), Nanos(15));
+        g.take(Nanos(15), Nanos(5));
+        assert_eq!(g.earliest(Nanos(9), Nanos(2)), Nanos(25));
+        assert_eq!(g.last(), Nanos(25));
+    }
+
+    #[test]
+    fn chunks_agree_with_a_plain_list() {
+        let mut g = Gaps::new(Nanos(1));
+        let mut busy = vec![false; 40_000];
+        let mut state = 7u64;
+        for _ in 0..3_000 {
+            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            let (ready, length) = ((state >> 33) as usize % 20_000, 1 + (state >> 20) as usize % 9);
+            let expected = (ready..).find(|&s| busy[s..s + length].iter().all(|b| !b)).unwrap();
+            let found = g.earliest(Nanos(ready as u64), Nanos(length as u64));
+            assert_eq!(found.0 as usize, expected);
+            g.take(found, Nanos(length as u64));
+            busy[expected..expected + length].fill(true);
+        }
+    }
+}

@@ -1,0 +1,17 @@
+//! The solver of bare placement problems: it knows tasks, tensors, devices and links, and nothing of models.
+//!
+//! [`problem`] states the problem, [`simulate`] predicts what a placement costs, the algorithms propose placements.
+
+pub mod algorithms;
+mod gaps;
+pub mod list;
+pub mod problem;
+pub mod ranks;
+mod rows;
+pub mod simulate;
+pub mod timeline;
+
+pub use problem::{Device, Links, Parts, Payload, Problem, Refused, Task, Tensor};
+pub use rows::Rows;
+pub use simulate::{LinkOrder, Simulator, simulate};
+pub use timeline::{Timeline, Transfer};

@@ -1,0 +1,460 @@
+//! The files of bare placement problems: `task-graph/1` and `topology/1` in, `placement/1` out. JSON; times in nanoseconds, sizes in bytes.
+
+use super::solver::{Device, Links, Parts, Payload, Problem, Refused, Task, Tensor, Timeline};
+use crate::cost::{Bytes, LinkProfile, Nanos};
+use crate::error::{Error, ErrorKind, Result};
+use crate::nearest::nearest;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// A task graph as the file has it.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TaskGraph {
+    format: String,
+    /// Name of the graph.
+    #[serde(default)]
+    pub name: String,
+    /// The tasks.
+    pub nodes: Vec<Node>,
+    /// `[source, destination]`, indices into `nodes`.
+    pub edges: Vec<[usize; 2]>,
+    /// The machine that the problem was published with.
+    #[serde(default)]
+    pub limits: Option<Limits>,
+}
+
+/// A task.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Node {
+    /// Its name.
+    pub name: String,
+    /// What it does, for people.
+    #[serde(default)]
+    pub op: String,
+    /// Run time by kind of device; no kernel on kinds that are absent.
+    pub cost_ns: BTreeMap<String, u64>,
+    /// Size of its output.
+    #[serde(default)]
+    pub output_bytes: Option<u64>,
+    /// Bytes that its device holds for the whole step.
+    #[serde(default)]
+    pub resident_bytes: u64,
+    /// Tasks of one group run on one device.
+    #[serde(default)]
+    pub colocate: Option<String>,
+    /// A device of the topology, or all of a kind: `/gpu:*`.
+    #[serde(default)]
+    pub device: Option<String>,
+    /// One-way copy of the output between an accelerator and its host, instead of a size.
+    #[serde(default)]
+    pub output_host_copy_ns: Option<u64>,
+    /// Part of the backward pass.
+    #[serde(default)]
+    pub backward: bool,
+}
+
+/// The machine that a problem of the `dnn-partitioning` set was published with.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Limits {
+    /// Number of accelerators.
+    pub max_accelerators: usize,
+    /// Number of CPUs.
+    pub max_cpus: usize,
+    /// Memory of each accelerator.
+    pub accelerator_bytes: u64,
+}
+
+/// Devices and links as the file has them.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Topology {
+    format: String,
+    /// The devices.
+    pub devices: Vec<TopologyDevice>,
+    #[serde(default)]
+    links: Vec<Link>,
+    #[serde(default)]
+    default_link: Option<LinkRates>,
+}
+
+/// A device of a topology.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TopologyDevice {
+    /// Its name.
+    pub name: String,
+    /// Its kind: a key of `cost_ns`.
+    pub kind: String,
+    /// Most bytes that it may hold at a time.
+    #[serde(default)]
+    pub memory_bytes: Option<u64>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Link {
+    from: String,
+    to: String,
+    latency_ns: u64,
+    bytes_per_second: u64,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct LinkRates {
+    latency_ns: u64,
+    bytes_per_second: u64,
+}
+
+/// A solved problem, as the file has it.
+#[derive(Clone, Debug, Serialize)]
+pub struct PlacementFile<'a> {
+    /// `placement/1`.
+    pub format: &'static str,
+    /// Predicted time of the whole graph.
+    pub makespan_ns: u64,
+    /// No placement is faster than this.
+    pub lower_bound_ns: u64,
+    /// Which lower bound that is.
+    pub bound: String,
+    /// `makespan / lower bound - 1`.
+    pub gap: f64,
+    /// True when the gap is nothing.
+    pub optimal: bool,
+    /// The winning algorithm.
+    pub algorithm: String,
+    /// How long the answer took.
+    pub plan_time_ns: u64,
+    /// Every task.
+    pub nodes: Vec<PlacedNode<'a>>,
+    /// Every transfer.
+    pub transfers: Vec<PlacedTransfer<'a>>,
+    /// Most bytes that each device holds at a time.
+    pub peak_bytes: BTreeMap<&'a str, u64>,
+}
+
+/// Where and when a task runs.
+#[derive(Clone, Debug, Serialize)]
+pub struct PlacedNode<'a> {
+    /// Name of the task.
+    pub name: &'a str,
+    /// Its device.
+    pub device: &'a str,
+    /// Its start.
+    pub start_ns: u64,
+    /// Its end.
+    pub end_ns: u64,
+}
+
+/// When an output crosses which link.
+#[derive(Clone, Debug, Serialize)]
+pub struct PlacedTransfer<'a> {
+    /// Task whose output it is.
+    pub name: &'a str,
+    /// Source device.
+    pub from: &'a str,
+    /// Destination device.
+    pub to: &'a str,
+    /// When it enters the link.
+    pub start_ns: u64,
+    /// When it is there.
+    pub end_ns: u64,
+}
+
+impl TaskGraph {
+    /// Reads `task-graph/1`.
+    ///
+    /// Errors with line and column where the text is not such a file.
+    pub fn parse(text: &str) -> Result<TaskGraph> {
+        let graph: TaskGraph = serde_json::from_str(text).map_err(|e| Error::invalid(format!("task graph: {e}")))?;
+        expect_format(&graph.format, "task-graph/1")?;
+        Ok(graph)
+    }
+
+    /// The problem of this graph on a topology. Task `i` is node `i`; tensor `i` is its output.
+    ///
+    /// Errors, naming nodes and devices, on edges to nowhere, names that come twice, unknown devices, rings, and nodes or groups that no device can run.
+    pub fn problem(&self, topology: &Topology) -> Result<Problem> {
+        expect_unique("node", self.nodes.iter().map(|n| n.name.as_str()))?;
+        let consumers = self.consumers()?;
+        let mut groups: BTreeMap<&str, u32> = BTreeMap::new();
+        let mut tasks = Vec::with_capacity(self.nodes.len());
+        let mut tensors = Vec::with_capacity(self.nodes.len());
+        for ((i, node), consumers) in self.nodes.iter().enumerate().zip(consumers) {
+            let payload = match (node.output_host_copy_ns, node.output_bytes) {
+                (Some(_), Some(_)) => {
+                    let message = "has both output_bytes and output_host_copy_ns; expected one of them";
+                    return Err(Error::invalid(message).at(&node.name));
+                }
+                (Some(time), None) => Payload::HostCopy(Nanos(time)),
+                (None, bytes) => Payload::Bytes(Bytes(bytes.unwrap_or(0))),
+            };
+            let n_groups = groups.len() as u32;
+            tasks.push(Task {
+                cost: topology.costs(node)?,
+                resident: Bytes(node.resident_bytes),
+                group: node.colocate.as_deref().map(|name| *groups.entry(name).or_insert(n_groups)),
+                ..Task::default()
+            });
+            tensors.push((Tensor { producer: i as u32, payload }, consumers));
+        }
+        let parts = Parts {
+            devices: topology.solver_devices(),
+            links: topology.links()?,
+            tasks,
+            tensors,
+            constants: Vec::new(),
+        };
+        Problem::new(parts).map_err(|refused| self.refusal(refused, topology))
+    }
+
+    /// Consumers of each node, each once.
+    fn consumers(&self) -> Result<Vec<Vec<u32>>> {
+        let mut consumers: Vec<Vec<u32>> = vec![Vec::new(); self.nodes.len()];
+        for (i, &[from, to]) in self.edges.iter().enumerate() {
+            let n = self.nodes.len();
+            if from >= n || to >= n {
+                let bad = if from >= n { from } else { to };
+                return Err(Error::invalid(format!(
+                    "edge {i} [{from}, {to}]: there is no node {bad}; expected indices below {n}"
+                )));
+            }
+            consumers[from].push(to as u32);
+        }
+        for row in &mut consumers {
+            row.sort_unstable();
+            row.dedup();
+        }
+        Ok(consumers)
+    }
+
+    fn refusal(&self, refused: Refused, topology: &Topology) -> Error {
+        let names = |tasks: &[u32]| {
+            let shown: Vec<&str> = tasks.iter().take(8).map(|&t| self.nodes[t as usize].name.as_str()).collect();
+            let more = tasks.len().saturating_sub(shown.len());
+            if more == 0 { shown.join(", ") } else { format!("{} and {more} more", shown.join(", ")) }
+        };
+        match refused {
+            Refused::Cycle(tasks) => {
+                let first = tasks.first().map_or("", |&t| self.nodes[t as usize].name.as_str());
+                Error::invalid(format!(
+                    "nodes wait for each other in a ring: {} -> {first}",
+                    names(&tasks).replace(", ", " -> ")
+                ))
+                .hint("remove one of these edges")
+            }
+            Refused::NoDevice(task) => {
+                let node = &self.nodes[task as usize];
+                let kinds: Vec<&str> = node.cost_ns.keys().map(String::as_str).collect();
+                let devices: Vec<String> =
+                    topology.devices.iter().map(|d| format!("{} ({})", d.name, d.kind)).collect();
+                Error::invalid(format!(
+                    "no device can run it: it has times for {kinds:?}, the topology has {}",
+                    devices.join(", ")
+                ))
+                .at(&node.name)
+                .hint("a device of such a kind in the topology, or another pin")
+            }
+            Refused::Group(tasks) => {
+                let group = tasks.first().and_then(|&t| self.nodes[t as usize].colocate.as_deref()).unwrap_or_default();
+                Error::invalid(format!(
+                    "group {group:?} has no device that all its nodes can be on: {}",
+                    self.conflict(&tasks, topology)
+                ))
+                .hint("another pin for one of these nodes, or another group")
+            }
+        }
+    }
+
+    /// Two nodes of a group that exclude each other, with their devices; else all of them.
+    fn conflict(&self, tasks: &[u32], topology: &Topology) -> String {
+        let open = |t: u32| -> Vec<usize> {
+            let costs = topology.costs(&self.nodes[t as usize]).unwrap_or_default();
+            (0..costs.len()).filter(|&d| costs[d].is_finite()).collect()
+        };
+        let sets: Vec<(u32, Vec<usize>)> = tasks.iter().map(|&t| (t, open(t))).collect();
+        let smallest = sets.iter().min_by_key(|s| s.1.len());
+        let against = smallest.and_then(|a| sets.iter().find(|b| a.1.iter().all(|d| !b.1.contains(d))).map(|b| [a, b]));
+        let describe = |(t, devices): &(u32, Vec<usize>)| {
+            let names: Vec<&str> = devices.iter().map(|&d| topology.devices[d].name.as_str()).collect();
+            format!("{} can be on {}", self.nodes[*t as usize].name, names.join(", "))
+        };
+        match against {
+            Some(pair) => pair.map(describe).join("; "),
+            None => sets.iter().take(8).map(describe).collect::<Vec<_>>().join("; "),
+        }
+    }
+}
+
+impl Topology {
+    /// Reads `topology/1`.
+    ///
+    /// Errors with line and column where the text is not such a file, on names that come twice, and on links of no bandwidth.
+    pub fn parse(text: &str) -> Result<Topology> {
+        let topology: Topology = serde_json::from_str(text).map_err(|e| Error::invalid(format!("topology: {e}")))?;
+        expect_format(&topology.format, "topology/1")?;
+        expect_unique("device", topology.devices.iter().map(|d| d.name.as_str()))?;
+        if topology.devices.is_empty() {
+            return Err(Error::invalid("topology: no devices; expected at least one"));
+        }
+        let rates =
+            topology.links.iter().map(|l| l.bytes_per_second).chain(topology.default_link.map(|l| l.bytes_per_second));
+        if rates.into_iter().any(|r| r == 0) {
+            return Err(Error::invalid("topology: a link has bytes_per_second 0; expected at least 1"));
+        }
+        Ok(topology)
+    }
+
+    /// Time of a node on each device, infinite where its pin or its kinds do not allow it.
+    fn costs(&self, node: &Node) -> Result<Vec<Nanos>> {
+        let pinned = |d: &TopologyDevice| node.device.as_deref().is_none_or(|pin| fits(pin, &d.name));
+        if let Some(pin) = node.device.as_deref().filter(|pin| !self.devices.iter().any(|d| fits(pin, &d.name))) {
+            let names: Vec<&str> = self.devices.iter().map(|d| d.name.as_str()).collect();
+            let near = nearest(pin, names.iter().copied(), 1).first().copied().unwrap_or(names[0]);
+            let message = format!("its device {pin:?} is not in the topology; available: {}", names.join(", "));
+            return Err(Error::invalid(message).at(&node.name).hint(near));
+        }
+        let cost = |d: &TopologyDevice| match node.cost_ns.get(&d.kind) {
+            Some(&ns) if pinned(d) => Nanos(ns.min(u64::MAX >> 20)),
+            _ => Nanos::INFINITY,
+        };
+        Ok(self.devices.iter().map(cost).collect())
+    }
+
+    fn solver_devices(&self) -> Vec<Device> {
+        let device = |d: &TopologyDevice| Device { memory: d.memory_bytes.map(Bytes), is_host: d.kind == "cpu" };
+        self.devices.iter().map(device).collect()
+    }
+
+    fn links(&self) -> Result<Links> {
+        let n = self.devices.len();
+        let index = |name: &str| {
+            let found = self.devices.iter().position(|d| d.name == name);
+            found.ok_or_else(|| {
+                Error::invalid(format!("topology: a link names {name:?}, which is not among the devices"))
+            })
+        };
+        let mut given = vec![self.default_link.is_some(); n * n];
+        let default = self.default_link.map_or(LinkRates { latency_ns: 0, bytes_per_second: 1 }, |l| l);
+        let mut links = Links::uniform(n, default.profile());
+        for link in &self.links {
+            let (from, to) = (index(&link.from)?, index(&link.to)?);
+            given[from * n + to] = true;
+            let rates = LinkRates { latency_ns: link.latency_ns, bytes_per_second: link.bytes_per_second };
+            links.set(from, to, rates.profile());
+        }
+        let missing = (0..n * n).find(|&i| !given[i] && i / n != i % n);
+        match missing {
+            None => Ok(links),
+            Some(i) => Err(Error::invalid(format!(
+                "topology: no link from {} to {}, and no default_link",
+                self.devices[i / n].name,
+                self.devices[i % n].name
+            ))),
+        }
+    }
+}
+
+impl LinkRates {
+    fn profile(self) -> LinkProfile {
+        LinkProfile { latency: Nanos(self.latency_ns), bytes_per_second: self.bytes_per_second }
+    }
+}
+
+/// Whether a pin names a device: its name, or a name with a wildcard, `/gpu:*`.
+fn fits(pin: &str, name: &str) -> bool {
+    match pin.strip_suffix('*') {
+        Some(prefix) => name.starts_with(prefix),
+        None => pin == name,
+    }
+}
+
+fn expect_format(found: &str, expected: &str) -> Result<()> {
+    if found == expected {
+        return Ok(());
+    }
+    Err(Error::invalid(format!("format is {found:?}; expected {expected:?}")))
+}
+
+fn expect_unique<'a>(what: &str, names: impl Iterator<Item = &'a str>) -> Result<()> {
+    let mut seen = std::collections::BTreeSet::new();
+    for name in names {
+        if !seen.insert(name) {
+            return Err(Error::invalid(format!("{what} {name:?} comes twice; names must differ")));
+        }
+    }
+    Ok(())
+}
+
+/// An answer about a solved problem: makespan, bound and the rest beside the timeline.
+pub struct Verdict {
+    /// No placement is faster than this.
+    pub lower_bound: Nanos,
+    /// Which lower bound that is.
+    pub bound: String,
+    /// The winning algorithm.
+    pub algorithm: String,
+    /// How long the answer took.
+    pub plan_time: Nanos,
+}
+
+/// The answer file of a timeline.
+pub fn answer<'a>(
+    graph: &'a TaskGraph,
+    topology: &'a Topology,
+    p: &Problem,
+    timeline: &Timeline,
+    verdict: Verdict,
+) -> PlacementFile<'a> {
+    let device = |d: u32| topology.devices[d as usize].name.as_str();
+    let nodes = graph.nodes.iter().enumerate().map(|(t, node)| PlacedNode {
+        name: &node.name,
+        device: device(timeline.device[t]),
+        start_ns: timeline.start[t].0,
+        end_ns: timeline.end[t].0,
+    });
+    let transfers = timeline.transfers.iter().map(|t| PlacedTransfer {
+        name: &graph.nodes[p.tensors[t.tensor as usize].producer as usize].name,
+        from: device(t.from),
+        to: device(t.to),
+        start_ns: t.start.0,
+        end_ns: t.end.0,
+    });
+    let peaks = timeline.peak_bytes(p);
+    let (makespan, bound) = (timeline.makespan.0, verdict.lower_bound.0);
+    PlacementFile {
+        format: "placement/1",
+        makespan_ns: makespan,
+        lower_bound_ns: bound,
+        bound: verdict.bound,
+        gap: if bound == 0 { if makespan == 0 { 0.0 } else { f64::MAX } } else { makespan as f64 / bound as f64 - 1.0 },
+        optimal: makespan == bound,
+        algorithm: verdict.algorithm,
+        plan_time_ns: verdict.plan_time.0,
+        nodes: nodes.collect(),
+        transfers: transfers.collect(),
+        peak_bytes: peaks.iter().enumerate().map(|(d, b)| (device(d as u32), b.0)).collect(),
+    }
+}
+
+/// The error of a problem whose memory limits no placement was found to keep.
+pub fn over_memory(graph: &TaskGraph, topology: &Topology, p: &Problem, nearest: &Timeline) -> Error {
+    let peaks = nearest.peak_bytes(p);
+    let over = topology.devices.iter().zip(&peaks).filter(|(d, peak)| d.memory_bytes.is_some_and(|m| peak.0 > m));
+    let lines: Vec<String> =
+        over.map(|(d, peak)| format!("{} needs {peak} of {}", d.name, Bytes(d.memory_bytes.unwrap_or(0)))).collect();
+    let largest =
+        (0..p.n_groups()).max_by_key(|&g| p.members.row(g).iter().map(|&t| p.resident[t as usize]).sum::<Bytes>());
+    let group = largest.map(|g| p.members.row(g)).unwrap_or_default();
+    let names: Vec<&str> = group.iter().take(4).map(|&t| graph.nodes[t as usize].name.as_str()).collect();
+    let bytes: Bytes = group.iter().map(|&t| p.resident[t as usize]).sum();
+    let message = format!(
+        "no placement found that keeps the memory limits; nearest: {}; the largest group is {} with {bytes} resident",
+        lines.join(", "),
+        names.join(", ")
+    );
+    Error::new(ErrorKind::OutOfMemory, message).hint("a higher memory_bytes there, or one more device")
+}
