@@ -5,6 +5,7 @@
 //! as large as the image.
 
 use crate::isa::Isa;
+use crate::rows::{Fold, Largest};
 use crate::simd::{Simd, Task, dispatch};
 use crate::window::Window;
 use crate::{INVALID, LHS, OK, OUT, UNSUPPORTED_ISA, pointer};
@@ -13,7 +14,7 @@ use crate::{INVALID, LHS, OK, OUT, UNSUPPORTED_ISA, pointer};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum PoolKind {
-    /// The largest; minus infinity if the window holds padding only. NaN is skipped.
+    /// The largest, NaN if any is; minus infinity if the window holds padding only. Of zeros of both signs the first counts.
     Max = 1,
     /// The mean of the pixels on the image; NaN if there are none.
     AverageValid = 2,
@@ -146,7 +147,7 @@ impl Pixel<'_> {
             let Some(ih) = self.desc.window.input_row(self.oh, i) else { continue };
             for j in self.desc.window.taps_inside(self.ow) {
                 // SAFETY: the tap is on the image.
-                acc = s.max(unsafe { s.load_n(self.address(ih, j, channel), n) }, acc);
+                acc = Largest.step(s, acc, unsafe { s.load_n(self.address(ih, j, channel), n) });
             }
         }
         (acc, 0)
@@ -192,7 +193,7 @@ mod tests {
                 });
                 let sum: f64 = inside.iter().sum();
                 out.push(match d.kind {
-                    1 => inside.iter().copied().fold(f64::NEG_INFINITY, f64::max),
+                    1 => inside.iter().copied().fold(f64::NEG_INFINITY, |a, x| if x > a || x.is_nan() { x } else { a }),
                     2 => sum / inside.len() as f64,
                     _ => sum / padded.count() as f64,
                 });
@@ -216,12 +217,20 @@ mod tests {
                 let mut d = PoolDesc::new(kind, window, channels);
                 (d.isa, d.pad_bottom, d.pad_right) = (isa as u32, bottom, right);
                 d.ldy += rng.pick(&[0, 3]);
-                let x = rng.vec(window.batch * window.x_n_stride);
+                let mut x = rng.vec(window.batch * window.x_n_stride);
+                if rng.below(2) == 0 {
+                    const SPECIAL: [f32; 5] = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 0.0, -0.0];
+                    (0..x.len()).step_by(3).for_each(|i| x[i] = rng.pick(&SPECIAL));
+                }
                 let mut y = vec![5f32; window.n_pixels() * d.ldy];
                 let ptrs = [x.as_ptr() as *mut u8, std::ptr::null_mut(), y.as_mut_ptr().cast()];
                 // SAFETY: the buffers have the sizes that the descriptor describes.
                 assert_eq!(unsafe { gm_pool_f32(&d, ptrs.as_ptr(), 0, d.n_items()) }, OK);
-                assert_close(&y, &reference(&d, &x), 1e-6, &format!("{isa} {d:?}"));
+                let want = reference(&d, &x);
+                assert_close(&y, &want, 1e-6, &format!("{isa} {d:?}"));
+                let sign_differs = |(y, w): (&f32, &f64)| *w == 0.0 && y.is_sign_negative() != w.is_sign_negative();
+                let zeros = y.iter().zip(&want).filter(|&pair| sign_differs(pair)).count();
+                assert!(kind != PoolKind::Max || zeros == 0, "{isa} {d:?}: a zero of the wrong sign");
             }
         }
     }

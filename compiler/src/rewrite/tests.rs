@@ -53,15 +53,19 @@ fn rules_fire() {
     }
 }
 
-/// A tensor of a type, symbols bound to `n`: small numbers, or every special value in turn.
-fn random_tensor(rng: &mut Rng, ty: &crate::ir::Type, n: usize, special: bool) -> Tensor {
+/// Values at which an algebraic identity may fail.
+const SPECIAL: [f32; 8] = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, -0.0, 0.0, 1e-40, 3e38, -1.5];
+/// Those of [`SPECIAL`] that make no intermediate result overflow or underflow, and ordinary numbers.
+const SPECIAL_IN_RANGE: [f32; 8] = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, -0.0, 0.0, 0.75, 2.5, -1.5];
+
+/// A tensor of a type, symbols bound to `n`: small numbers, or special values if there are any.
+fn random_tensor(rng: &mut Rng, ty: &crate::ir::Type, n: usize, special: Option<&[f32; 8]>) -> Tensor {
     let bindings = [("n".to_owned(), n)].into();
     let shape = ty.shape.bind(&bindings).as_static().expect("n is the only symbol");
     let len = shape.iter().product();
-    const SPECIAL: [f32; 8] = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, -0.0, 0.0, 1e-40, 3e38, -1.5];
-    let float = |rng: &mut Rng| match rng.below(8) {
-        i if special => SPECIAL[i],
-        _ => rng.below(4000) as f32 / 1000.0 - 2.0,
+    let float = |rng: &mut Rng| match special {
+        Some(values) => values[rng.below(8)],
+        None => rng.below(4000) as f32 / 1000.0 - 2.0,
     };
     match ty.dtype {
         DType::F32 => Tensor::from_slice(&(0..len).map(|_| float(rng)).collect::<Vec<_>>(), &shape),
@@ -101,6 +105,7 @@ fn exactness_of(report: &Report) -> Exactness {
 /// Any choice of e-nodes, not only the cheapest, must compute what the source graph does: random prices choose.
 #[test]
 fn every_alternative_is_right() {
+    let mut wrong = BTreeSet::new();
     for (_, text) in FILES {
         for (rule, g) in cases(text) {
             let mut ins = convert::insert(&g).unwrap();
@@ -113,19 +118,23 @@ fn every_alternative_is_right() {
                 let new = convert::emit(&g, &ins, &choice, &BTreeMap::new()).unwrap();
                 crate::ir::verify::verify(&new).unwrap();
                 for n in [0, 1, 3] {
-                    let special = seed % 2 == 0 && exactness < Exactness::Rounding;
+                    let values = if exactness < Exactness::Rounding { &SPECIAL } else { &SPECIAL_IN_RANGE };
+                    // Its doc names what it does to hidden scores that are not finite.
+                    let special = (seed % 2 == 0 && rule != "attention").then_some(values);
                     let inputs: Vec<Tensor> =
                         g.inputs.iter().map(|v| random_tensor(&mut rng, g.ty(*v), n, special)).collect();
                     let expected = crate::interp::run(&g, &inputs).unwrap();
                     let got = crate::interp::run(&new, &inputs).unwrap_or_else(|e| panic!("{rule}: {e}\n{new}"));
                     for (a, b) in expected.iter().zip(&got) {
-                        let diff = difference(a, b, exactness);
-                        assert!(diff.is_none(), "{rule}, n = {n}: {}\n{new}", diff.unwrap_or_default());
+                        if let Some(diff) = difference(a, b, exactness) {
+                            wrong.insert(format!("{rule}: {diff}"));
+                        }
                     }
                 }
             }
         }
     }
+    assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
 /// Whole models give the same results before and after, within rounding.

@@ -73,7 +73,7 @@ fn row_at(rows: &[RowDim; MAX_BATCH], item: usize) -> RowAt {
 }
 
 /// An associative combination of a row's elements, four vectors at a time.
-trait Fold: Copy {
+pub(crate) trait Fold: Copy {
     /// What combines with nothing.
     const EMPTY: f32;
     /// Takes in elements.
@@ -183,7 +183,7 @@ impl Fold for SumSquares {
 
 /// The largest; NaN if any is.
 #[derive(Clone, Copy)]
-struct Largest;
+pub(crate) struct Largest;
 
 impl Fold for Largest {
     const EMPTY: f32 = f32::NEG_INFINITY;

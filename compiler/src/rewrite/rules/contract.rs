@@ -8,6 +8,7 @@ use egg::Id;
 
 rules! {
     /// `softmax(scale * q k^T + mask) v -> attention(q, k, v, mask)`; the scale may be on the scores, on `q`, on `k`, or on both.
+    /// A mask by selection becomes one by addition, under which a hidden score that is NaN or infinite makes its row NaN.
     "attention" Rounding at Op::MatMul => attention;
     /// `conv(x, w) * s -> conv(x, w s)` for constants: batch normalisation folds into the weights. So for a matrix product.
     "scale-into-weights" Rounding at Op::Map(S::Mul) => scale_into_weights;

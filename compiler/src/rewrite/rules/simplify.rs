@@ -42,7 +42,7 @@ rules! {
     "mul-mul-constant" Rounding at Op::Map(S::Mul) => mul_mul_constant;
     /// `x ^ 2 -> x * x`, `x ^ 3 -> x * x * x`.
     "pow-integer" Rounding at Op::Map(S::Pow) => pow_integer;
-    /// `x ^ 0.5 -> sqrt(x)`, `x ^ -0.5 -> rsqrt(x)`. They differ at minus infinity (inf and 0 become NaN) and minus zero.
+    /// `x ^ 0.5 -> sqrt(x)`, `x ^ -0.5 -> rsqrt(x)` where `x` is known not to be negative: they differ at minus infinity and minus zero.
     "pow-half" Rounding at Op::Map(S::Pow) => pow_half;
     /// `1 / x -> recip(x)`, `x ^ -1 -> recip(x)`
     "recip" Bits at Op::Map(S::Div | S::Pow) => recip;
@@ -226,11 +226,36 @@ fn pow_integer(t: &mut Terms, r: &Root) -> Applied {
 }
 
 fn pow_half(t: &mut Terms, r: &Root) -> Applied {
-    match exponent(t, r)? {
-        0.5 => t.map(S::Sqrt, &[r.args[0]]),
-        -0.5 => t.map(S::Rsqrt, &[r.args[0]]),
-        _ => Err(NoMatch),
+    let root = match exponent(t, r)? {
+        0.5 => S::Sqrt,
+        -0.5 => S::Rsqrt,
+        _ => return Err(NoMatch),
+    };
+    if !never_negative(t, r.args[0], 6) {
+        return Err(rejected("the base may be negative: infinity and zero of that sign have other roots than powers"));
     }
+    t.map(root, &[r.args[0]])
+}
+
+/// True when every element is known to be `+0` or above, or NaN; follows at most `depth` ops.
+fn never_negative(t: &Terms, id: Id, depth: usize) -> bool {
+    if let Some(c) = t.uniform(id) {
+        return c > 0.0 || c.to_bits() == 0;
+    }
+    let below = |ch: &[Id]| depth > 0 && ch.iter().all(|&c| never_negative(t, c, depth - 1));
+    let known = t.find(id, |op, ch| {
+        let holds = match op {
+            Op::Map(S::Abs | S::Exp | S::Sigmoid) => true,
+            Op::Map(S::Mul) => t.same(ch[0], ch[1]) || below(ch),
+            Op::Map(S::Add) => below(ch),
+            Op::Map(S::Pow) => t.uniform(ch[1]) == Some(2.0),
+            Op::Reduce { kind: ReduceKind::Sum | ReduceKind::Mean, .. } => below(ch),
+            Op::Reshape { .. } | Op::Transpose { .. } | Op::Broadcast { .. } => below(ch),
+            _ => false,
+        };
+        holds.then_some(())
+    });
+    known.is_some()
 }
 
 fn recip(t: &mut Terms, r: &Root) -> Applied {

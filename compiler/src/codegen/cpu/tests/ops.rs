@@ -366,6 +366,46 @@ fn every_tensor_op() {
     }
 }
 
+/// What is selected, ordered or normalised treats NaN, infinities and zeros of both signs as the interpreter does.
+#[test]
+fn special_values_through_every_selection() {
+    let rng = &mut Rng(8);
+    for name in ["reduce", "arg_reduce", "softmax", "pool", "max_pool_indices", "top_k", "cum_sum", "scatter_elements"]
+    {
+        for (op, mut operands) in cases(name, rng) {
+            for t in operands.iter_mut().filter(|t| t.dtype().is_float()) {
+                for _ in 0..1 + t.len() / 24 {
+                    plant_specials(t, rng);
+                }
+            }
+            check(&graph_of(&op, &operands), &operands, 1e-6, rng);
+        }
+    }
+}
+
+/// Rows whose mask hides everything, some of a row, or is NaN.
+#[test]
+fn attention_and_softmax_of_hidden_rows() {
+    let rng = &mut Rng(9);
+    const NONE: f32 = f32::NEG_INFINITY;
+    for n_keys in [6, 300] {
+        for causal in [false, true] {
+            let mut mask = vec![0f32; 4 * n_keys];
+            mask[..n_keys].fill(NONE);
+            mask[n_keys + 1..2 * n_keys].fill(NONE);
+            mask[3 * n_keys - 1] = f32::NAN;
+            let mask = Tensor::from_slice(&mask, &[4, n_keys]).unwrap();
+            let mut x = |shape: &[usize]| rng.tensor(DType::F32, shape, -2.0, 2.0);
+            let operands = [x(&[2, 3, 4, 8]), x(&[2, 3, n_keys, 8]), x(&[2, 3, n_keys, 5]), mask.clone()];
+            check(&graph_of(&Op::Attention { scale: Real(0.3), causal }, &operands), &operands, 1e-5, rng);
+            for log in [false, true] {
+                let operands = [mask.clone()];
+                check(&graph_of(&Op::Softmax { axis: 1, log }, &operands), &operands, 1e-6, rng);
+            }
+        }
+    }
+}
+
 #[test]
 fn transposed_convolutions_that_tile_their_output() {
     let rng = &mut Rng(7);
