@@ -40,7 +40,7 @@ pub fn inspect(args: &InspectArgs) -> Result<()> {
 fn summary_of(g: &Graph) -> Summary {
     let info = |name: &str, v| InputInfo { name: name.to_owned(), ty: Some(g.ty(v).clone()) };
     let constants = g.nodes().filter_map(|(_, n)| match &n.op {
-        Op::Constant { value } => Some(&value.0),
+        Op::Constant { value } => Some(value),
         _ => None,
     });
     let (n, bytes) = constants.fold((0, 0), |(n, b), t| (n + t.len() as u64, b + t.size_bytes() as u64));

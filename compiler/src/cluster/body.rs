@@ -180,8 +180,8 @@ impl Builder<'_> {
         for (id, node) in self.members(group) {
             let mut inputs = Vec::new();
             for v in &node.inputs {
-                if let Some(t) = self.g.constant(*v).filter(|t| t.len() == 1) {
-                    inner.entry(*v).or_insert_with(|| body.add_constant((**t).clone(), &Origin::default()));
+                if let Some(t) = self.g.single(*v) {
+                    inner.entry(*v).or_insert_with(|| body.add_constant(t.clone(), &Origin::default()));
                 }
                 inputs.push(inner[v]);
             }

@@ -325,7 +325,7 @@ impl Draft<'_> {
         let Op::Constant { value } = &self.g.node(node).op else {
             return Err(Error::internal("a constant's place names another node"));
         };
-        self.constants.push((*value.0).clone());
+        self.constants.push(value.tensor()?);
         let i = self.constants.len() as u32 - 1;
         self.of_constant.insert(node, i);
         Ok(i)

@@ -190,7 +190,7 @@ impl Machine<'_> {
             }
             (Op::TopK { axis, largest, .. }, [x]) => return sort::top_k(x, *axis, *largest, shape),
             (Op::MaxPoolIndices { size, window, .. }, [x]) => return pool::max_pool(x, size, window, shape),
-            (Op::Constant { value }, _) => Ok(value.0.as_ref().clone()),
+            (Op::Constant { value }, _) => value.tensor(),
             (Op::Iota { dtype, axis, .. }, _) => view::iota(*dtype, shape, *axis),
             (Op::Broadcast { .. }, [x]) => view::broadcast(x, shape),
             (Op::Reshape { .. }, [x]) => Ok(x.reshaped(shape)?),

@@ -1,11 +1,11 @@
 //! Text forms of attribute values.
 
+use super::constant::ConstData;
 use super::dim::{Bindings, Dim};
-use super::ops::{ConstData, Window};
+use super::ops::Window;
 use super::scalar::Real;
 use gristmill_runtime::{DType, Tensor};
 use std::fmt::Write;
-use std::sync::Arc;
 
 /// A value that an op can carry, with a text form that parses back.
 pub trait Attr: Clone {
@@ -254,7 +254,10 @@ const NUMBERS_UP_TO: usize = 16;
 
 impl Attr for ConstData {
     fn print(&self) -> String {
-        let t = &self.0;
+        let t = match self.tensor() {
+            Ok(t) => t,
+            Err(e) => return format!("unread {:?}", e.to_string()),
+        };
         let shape = super::types::Shape::of(t.shape());
         if t.len() > NUMBERS_UP_TO {
             let mut text = format!("{}{shape} hex<", t.dtype());
@@ -278,7 +281,7 @@ impl Attr for ConstData {
         let dtype = DType::parse(dtype)?;
         let shape: Vec<usize> = Attr::parse(shape.trim())?;
         let bytes = if hex { parse_hex(data)? } else { parse_numbers(dtype, data)? };
-        Tensor::from_bytes(dtype, &shape, &bytes).ok().map(|t| ConstData(Arc::new(t)))
+        Tensor::from_bytes(dtype, &shape, &bytes).ok().map(ConstData::held)
     }
 }
 

@@ -12,6 +12,7 @@
 //! # Ok::<(), gristmill::Error>(())
 //! ```
 
+use super::constant::ConstData;
 use super::dim::Dim;
 use super::graph::{Graph, NodeId, Origin, ValueId};
 use super::ops::{Op, ReduceKind};
@@ -113,8 +114,8 @@ impl GraphBuilder {
 
     /// A constant.
     #[track_caller]
-    pub fn constant(&mut self, value: Tensor) -> ValueId {
-        self.add1(Op::constant(value), &[]).expect("a constant has no operand that could misfit")
+    pub fn constant(&mut self, value: impl Into<ConstData>) -> ValueId {
+        self.add1(Op::Constant { value: value.into() }, &[]).expect("a constant has no operand that could misfit")
     }
 
     /// A constant of rank 0, `value` converted to `dtype`.

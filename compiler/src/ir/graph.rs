@@ -1,5 +1,6 @@
 //! The graph: typed SSA over tensors, in dense tables, nodes in topological order.
 
+use super::constant::ConstData;
 use super::dim::Bindings;
 use super::ops::Op;
 use super::types::Type;
@@ -163,8 +164,9 @@ impl Graph {
     }
 
     /// Adds a constant.
-    pub fn add_constant(&mut self, value: Tensor, origin: &Origin) -> ValueId {
-        self.add1(Op::constant(value), &[], origin).expect("a constant has no operand that could misfit")
+    pub fn add_constant(&mut self, value: impl Into<ConstData>, origin: &Origin) -> ValueId {
+        let op = Op::Constant { value: value.into() };
+        self.add1(op, &[], origin).expect("a constant has no operand that could misfit")
     }
 
     fn infer(&self, op: &Op, inputs: &[ValueId], regions: &[Graph]) -> Result<Vec<Type>, String> {
@@ -224,22 +226,27 @@ impl Graph {
         }
     }
 
-    /// The tensor, when the value is a constant.
-    pub fn constant(&self, id: ValueId) -> Option<&Arc<Tensor>> {
+    /// The constant that a value is.
+    pub fn constant(&self, id: ValueId) -> Option<&ConstData> {
         match self.def_node(id).map(|n| &n.op) {
-            Some(Op::Constant { value }) => Some(&value.0),
+            Some(Op::Constant { value }) => Some(value),
             _ => None,
         }
+    }
+
+    /// The element of a constant that has only one.
+    pub fn single(&self, id: ValueId) -> Option<&Tensor> {
+        self.constant(id)?.in_memory().filter(|t| t.len() == 1)
     }
 
     /// Lets go of a large constant's elements once nothing needs them; the graph must not be printed or evaluated afterwards.
     pub(crate) fn release_constant(&mut self, v: ValueId) {
         let Def::Node(n, _) = self.value(v).def else { return };
         if let Op::Constant { value } = &mut self.node_mut(n).op
-            && value.0.len() > 16
+            && value.len() > 16
         {
-            let nothing = Tensor::zeros(value.0.dtype(), &[0]).expect("no bytes always fit");
-            *value = super::ops::ConstData(Arc::new(nothing));
+            let nothing = Tensor::zeros(value.dtype(), &[0]).expect("no bytes always fit");
+            *value = ConstData::held(nothing);
         }
     }
 

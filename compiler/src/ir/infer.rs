@@ -54,7 +54,7 @@ pub(super) fn map(op: &Op, args: &[Type], _: &[Graph]) -> Inferred {
 
 pub(super) fn constant(op: &Op, _: &[Type], _: &[Graph]) -> Inferred {
     attrs!(op, Constant { value });
-    one(value.0.dtype(), Shape::of(value.0.shape()).0)
+    one(value.dtype(), Shape::of(value.shape()).0)
 }
 
 pub(super) fn iota(op: &Op, _: &[Type], _: &[Graph]) -> Inferred {

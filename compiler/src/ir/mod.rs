@@ -2,6 +2,7 @@
 
 pub mod attr;
 pub mod builder;
+pub mod constant;
 pub mod dim;
 pub mod graph;
 mod infer;
@@ -13,12 +14,11 @@ pub mod types;
 pub mod verify;
 
 pub use builder::GraphBuilder;
+pub use constant::ConstData;
 pub use dim::{Bindings, Dim};
 pub use graph::{Def, Graph, Node, NodeId, Origin, Output, Value, ValueId};
 pub use infer::broadcast_shapes;
-pub use ops::{
-    ClusterKind, ConstData, Extremum, Layout, Op, OpClass, PadMode, PoolKind, ReduceKind, ScatterKind, Window,
-};
+pub use ops::{ClusterKind, Extremum, Layout, Op, OpClass, PadMode, PoolKind, ReduceKind, ScatterKind, Window};
 pub use scalar::{Real, ScalarOp};
 pub use types::{Shape, Type};
 #[cfg(test)]

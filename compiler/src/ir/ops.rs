@@ -4,14 +4,13 @@
 //! and appear here as [`Op::Map`].
 
 use super::attr::Attr;
+use super::constant::ConstData;
 use super::dim::{Bindings, Dim};
 use super::graph::Graph;
 use super::infer;
 use super::scalar::{Real, ScalarOp};
 use super::types::Type;
 use gristmill_runtime::{DType, Tensor};
-use std::hash::{Hash, Hasher};
-use std::sync::Arc;
 
 /// What kind of work an op is; decides which kind of cluster can hold it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -194,36 +193,6 @@ pub struct Window {
     pub pads_high: Vec<usize>,
 }
 
-/// A constant's value: equal and hashed by content.
-#[derive(Clone, Debug)]
-pub struct ConstData(pub Arc<Tensor>);
-
-impl PartialEq for ConstData {
-    fn eq(&self, other: &ConstData) -> bool {
-        Arc::ptr_eq(&self.0, &other.0) || self.0 == other.0
-    }
-}
-impl Eq for ConstData {}
-impl Hash for ConstData {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        self.0.dtype().hash(state);
-        self.0.shape().hash(state);
-        let bytes = self.0.as_bytes();
-        bytes[..bytes.len().min(64)].hash(state);
-    }
-}
-impl PartialOrd for ConstData {
-    fn partial_cmp(&self, other: &ConstData) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-impl Ord for ConstData {
-    fn cmp(&self, other: &ConstData) -> std::cmp::Ordering {
-        let key = |t: &ConstData| (t.0.dtype(), t.0.shape().to_vec());
-        key(self).cmp(&key(other)).then_with(|| self.0.as_bytes().cmp(other.0.as_bytes()))
-    }
-}
-
 macro_rules! ops {
     ($( $(#[doc = $doc:literal])* $variant:ident $({ $($attr:ident : $ty:ty),* })? $name:literal $min:literal..$max:tt $class:ident $infer:path; )*) => {
         /// A tensor op with its attributes.
@@ -372,7 +341,7 @@ ops! {
 impl Op {
     /// A constant op.
     pub fn constant(value: Tensor) -> Op {
-        Op::Constant { value: ConstData(Arc::new(value)) }
+        Op::Constant { value: ConstData::held(value) }
     }
 
     /// Text name.

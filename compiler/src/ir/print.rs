@@ -112,16 +112,11 @@ impl Printer<'_> {
     }
 
     fn attrs(&self, op: &Op) -> Vec<String> {
-        if let Op::Constant { value } = op {
-            let t = &value.0;
-            if t.len() > self.options.elide_above {
-                return vec![format!(
-                    "value = elided {}{} {:016x}",
-                    t.dtype(),
-                    Shape::of(t.shape()),
-                    fnv1a(t.as_bytes())
-                )];
-            }
+        if let Op::Constant { value } = op
+            && value.len() > self.options.elide_above
+            && let Ok(t) = value.tensor()
+        {
+            return vec![format!("value = elided {}{} {:016x}", t.dtype(), Shape::of(t.shape()), fnv1a(t.as_bytes()))];
         }
         op.attrs().into_iter().map(|(n, v)| format!("{n} = {v}")).collect()
     }

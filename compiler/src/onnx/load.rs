@@ -46,7 +46,8 @@ pub struct Specialisation {
     pub values: BTreeMap<String, Tensor>,
 }
 
-/// Reads a model file, but not its weights: those are read when the model is imported, so the file must stay until then.
+/// Reads a model file, but not its large weights: the file stays open, and each is read when code is generated for its use. Bytes that
+/// change in the meantime change the weights.
 /// External data is looked for in its folder.
 ///
 /// Errors with `InvalidInput` when the file is not a model, `Unsupported` when its operator sets are not taken.

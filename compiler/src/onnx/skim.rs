@@ -1,7 +1,7 @@
 //! Reading a model file without its weights.
 //!
 //! The large `raw_data` of initialisers stays in the file: each is replaced by a reference to its place there, in the form
-//! of external data, and read straight into its tensor when the import needs it. So weights are in memory once.
+//! of external data, and read when it is needed.
 
 use crate::error::{Error, Result};
 use std::io::{BufReader, Read, Seek};

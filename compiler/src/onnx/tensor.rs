@@ -3,14 +3,15 @@
 use super::proto::{StringStringEntryProto, TensorProto};
 use super::skim::IN_MODEL;
 use crate::error::{Error, Result};
+use crate::ir::ConstData;
+use crate::ir::constant::DataFile;
 use gristmill_runtime::half::{bf16, f16};
 use gristmill_runtime::tensor::checked_size_bytes;
 use gristmill_runtime::{DType, Tensor};
 use prost::Message;
 use std::collections::BTreeMap;
-use std::fs::File;
-use std::io::{Read, Seek, SeekFrom};
 use std::path::{Component, Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// The dtype of an ONNX `TensorProto.DataType`. Strings, complex numbers and types below 8 bits are unsupported.
 pub fn dtype_of(data_type: i32) -> Result<DType> {
@@ -69,6 +70,15 @@ pub(super) fn shape_of(proto: &TensorProto) -> Result<Vec<usize>> {
     proto.dims.iter().map(|&d| usize::try_from(d).map_err(|_| bad())).collect()
 }
 
+/// The tensor as a constant: a large one whose bytes lie in a file is read when it is needed.
+pub(super) fn constant_of(proto: &TensorProto, external: &External) -> Result<ConstData> {
+    if proto.data_location != 1 {
+        return Ok(tensor_of(proto, external)?.into());
+    }
+    let decode = || external.constant(&proto.external_data, dtype_of(proto.data_type)?, &shape_of(proto)?);
+    decode().map_err(|e: Error| e.context(format!("tensor {:?}", proto.name)))
+}
+
 /// Decodes a tensor. Nothing is allocated before the bytes for it are known to exist.
 pub(super) fn tensor_of(proto: &TensorProto, external: &External) -> Result<Tensor> {
     decode(proto, external).map_err(|e| e.context(format!("tensor {:?}", proto.name)))
@@ -79,7 +89,7 @@ fn decode(proto: &TensorProto, external: &External) -> Result<Tensor> {
     let shape = shape_of(proto)?;
     let size = checked_size_bytes(dtype, &shape).map_err(|e| Error::invalid(e.to_string()))?;
     if proto.data_location == 1 {
-        return external.read(&proto.external_data, dtype, &shape, size);
+        return external.constant(&proto.external_data, dtype, &shape)?.tensor();
     }
     if !proto.raw_data.is_empty() {
         return Ok(Tensor::from_bytes(dtype, &shape, &proto.raw_data)?);
@@ -113,12 +123,14 @@ fn typed_data(p: &TensorProto, dtype: DType) -> Vec<u8> {
 }
 
 /// Where external data may lie.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Default)]
 pub struct External {
     /// The folder that external data files must lie in.
     folder: Option<PathBuf>,
     /// The model file, which holds the payloads that [`skim`](super::skim) left there.
     model: Option<PathBuf>,
+    /// Files opened so far.
+    files: Arc<Mutex<BTreeMap<PathBuf, Arc<DataFile>>>>,
 }
 
 impl External {
@@ -130,10 +142,12 @@ impl External {
     /// The folder of a model file.
     pub fn beside(model: &Path) -> External {
         let folder = model.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        External { folder: Some(folder.to_owned()), model: Some(model.to_owned()) }
+        External { folder: Some(folder.to_owned()), model: Some(model.to_owned()), ..External::default() }
     }
 
-    fn read(&self, entries: &[StringStringEntryProto], dtype: DType, shape: &[usize], size: usize) -> Result<Tensor> {
+    /// The tensor that the entries of `external_data` describe. Errors when the file cannot hold it.
+    fn constant(&self, entries: &[StringStringEntryProto], dtype: DType, shape: &[usize]) -> Result<ConstData> {
+        let size = checked_size_bytes(dtype, shape).map_err(|e| Error::invalid(e.to_string()))?;
         let entry: BTreeMap<&str, &str> = entries.iter().map(|e| (e.key.as_str(), e.value.as_str())).collect();
         let number = |key: &str| match entry.get(key) {
             None => Ok(None),
@@ -152,20 +166,24 @@ impl External {
         }
         let path = self.resolve(location)?;
         let io = |e: std::io::Error| Error::invalid(format!("external data {location:?}: {e}"));
-        let mut file = File::open(&path).map_err(io)?;
-        let held = file.metadata().map_err(io)?.len();
+        let file = self.open(&path).map_err(io)?;
+        let held = file.len_bytes();
         if offset.checked_add(size as u64).is_none_or(|end| end > held) {
             return Err(Error::invalid(format!(
                 "external data {location:?} has {held} bytes; {size} at offset {offset} are needed"
             )));
         }
-        let mut tensor = Tensor::zeros(dtype, shape)?;
-        file.seek(SeekFrom::Start(offset)).map_err(io)?;
-        file.read_exact(tensor.as_bytes_mut()).map_err(io)?;
-        if dtype == DType::Bool {
-            tensor.as_bytes_mut().iter_mut().for_each(|b| *b = (*b != 0) as u8);
+        ConstData::stored(&file, offset, dtype, shape)
+    }
+
+    fn open(&self, path: &Path) -> std::io::Result<Arc<DataFile>> {
+        let mut files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(found) = files.get(path) {
+            return Ok(found.clone());
         }
-        Ok(tensor)
+        let file = Arc::new(DataFile::open(path)?);
+        files.insert(path.to_owned(), file.clone());
+        Ok(file)
     }
 
     /// A path below the model's folder: relative, without `..`, and not led out by a symbolic link.

@@ -3,9 +3,7 @@
 use super::Rebuild;
 use crate::error::Result;
 use crate::interp;
-use crate::ir::{Graph, Node, Op, OpClass};
-use gristmill_runtime::Tensor;
-use std::sync::Arc;
+use crate::ir::{ConstData, Graph, Node, Op, OpClass};
 
 /// A result may be this large even when its operands are small (masks, position tables).
 const ALWAYS_FOLD_BYTES: usize = 1 << 20;
@@ -17,15 +15,15 @@ pub fn fold_constants(g: &Graph) -> Result<Graph> {
     let mut r = Rebuild::new(g);
     for (id, node) in g.nodes() {
         let inputs = r.inputs(node);
-        let constants: Option<Vec<Arc<Tensor>>> = inputs.iter().map(|&v| r.graph.constant(v).cloned()).collect();
-        let folded = constants.filter(|c| worth_folding(g, node, c)).and_then(|c| {
-            let tensors: Vec<&Tensor> = c.iter().map(|t| &**t).collect();
-            interp::eval(&node.op, &tensors, &node.regions).ok()
-        });
+        let constants: Option<Vec<ConstData>> = inputs.iter().map(|&v| r.graph.constant(v).cloned()).collect();
+        let folded = match constants.filter(|c| worth_folding(g, node, c)) {
+            Some(c) => fold(g, node, &c)?,
+            None => None,
+        };
         match folded {
             Some(values) => {
-                for (&old, t) in node.outputs.iter().zip(values) {
-                    let new = r.graph.add_constant(t, &node.origin);
+                for (&old, value) in node.outputs.iter().zip(values) {
+                    let new = r.graph.add_constant(value, &node.origin);
                     r.set(old, new);
                 }
             }
@@ -35,7 +33,20 @@ pub fn fold_constants(g: &Graph) -> Result<Graph> {
     Ok(r.finish(g))
 }
 
-fn worth_folding(g: &Graph, node: &Node, operands: &[Arc<Tensor>]) -> bool {
+/// The results of a node: noted down where [`ConstData::made`] takes them, else computed. `None` when the interpreter refuses.
+fn fold(g: &Graph, node: &Node, operands: &[ConstData]) -> Result<Option<Vec<ConstData>>> {
+    if let [result] = node.outputs[..]
+        && let Some(shape) = g.ty(result).static_shape()
+        && let Some(made) = ConstData::made(&node.op, &operands.iter().collect::<Vec<_>>(), g.ty(result).dtype, &shape)
+    {
+        return Ok(Some(vec![made]));
+    }
+    let tensors = operands.iter().map(ConstData::tensor).collect::<Result<Vec<_>>>()?;
+    let values = interp::eval(&node.op, &tensors.iter().collect::<Vec<_>>(), &node.regions);
+    Ok(values.ok().map(|v| v.into_iter().map(ConstData::held).collect()))
+}
+
+fn worth_folding(g: &Graph, node: &Node, operands: &[ConstData]) -> bool {
     if matches!(node.op, Op::Constant { .. })
         || matches!(node.op.class(), OpClass::State | OpClass::Transfer | OpClass::Control)
     {

@@ -3,8 +3,7 @@
 use super::Rebuild;
 use crate::error::Result;
 use crate::interp;
-use crate::ir::{Dim, Graph, Node, NodeId, Op, OpClass, ScalarOp, ValueId};
-use gristmill_runtime::Tensor;
+use crate::ir::{ConstData, Dim, Graph, Node, NodeId, Op, OpClass, ScalarOp, ValueId};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -12,8 +11,8 @@ use std::sync::Arc;
 struct Member {
     node: NodeId,
     n_columns: usize,
-    weights: Arc<Tensor>,
-    bias: Option<(NodeId, Arc<Tensor>)>,
+    weights: ConstData,
+    bias: Option<(NodeId, ConstData)>,
 }
 
 /// Replaces products `x w1, x w2, ..` with constant weights `[k, n_i]` by slices of one `x [w1 w2 ..]`; biases are merged when all have one.
@@ -86,7 +85,7 @@ fn bias_of(
     product: ValueId,
     n: usize,
     device: &Option<Arc<str>>,
-) -> Option<(NodeId, Arc<Tensor>)> {
+) -> Option<(NodeId, ConstData)> {
     let node = g.node(user);
     if node.op != Op::Map(ScalarOp::Add) || node.device != *device || g.ty(node.outputs[0]) != g.ty(product) {
         return None;
@@ -96,16 +95,23 @@ fn bias_of(
     Some((user, row.clone()))
 }
 
-fn joined(parts: Vec<Tensor>) -> Result<Tensor> {
-    let axis = parts[0].shape().len() - 1;
-    let refs: Vec<&Tensor> = parts.iter().collect();
-    Ok(interp::eval(&Op::Concat { axis }, &refs, &[])?.remove(0))
+/// The constants joined along their last axis.
+fn joined(parts: &[&ConstData]) -> Result<ConstData> {
+    let mut shape = parts[0].shape().to_vec();
+    let axis = shape.len() - 1;
+    shape[axis] = parts.iter().map(|c| c.shape()[axis]).sum();
+    let op = Op::Concat { axis };
+    if let Some(made) = ConstData::made(&op, parts, parts[0].dtype(), &shape) {
+        return Ok(made);
+    }
+    let tensors = parts.iter().map(|c| c.tensor()).collect::<Result<Vec<_>>>()?;
+    Ok(interp::eval(&op, &tensors.iter().collect::<Vec<_>>(), &[])?.remove(0).into())
 }
 
 fn emit(g: &Graph, r: &mut Rebuild, first: &Node, members: &[Member]) -> Result<()> {
     debug_assert_eq!(first.op.class(), OpClass::Contract);
     let origin = &first.origin;
-    let weights = joined(members.iter().map(|m| (*m.weights).clone()).collect())?;
+    let weights = joined(&members.iter().map(|m| &m.weights).collect::<Vec<_>>())?;
     let w = r.graph.add_constant(weights, origin);
     let lhs = r.get(first.inputs[0]);
     let mut y = r.graph.add1(Op::MatMul, &[lhs, w], origin)?;
@@ -114,9 +120,9 @@ fn emit(g: &Graph, r: &mut Rebuild, first: &Node, members: &[Member]) -> Result<
         let rows = members
             .iter()
             .filter_map(|m| m.bias.as_ref())
-            .map(|(_, t)| t.reshaped(&[t.len()]))
-            .collect::<Result<Vec<_>, _>>()?;
-        let b = r.graph.add_constant(joined(rows)?, origin);
+            .map(|(_, c)| Ok(c.tensor()?.reshaped(&[c.len()])?.into()))
+            .collect::<Result<Vec<ConstData>>>()?;
+        let b = r.graph.add_constant(joined(&rows.iter().collect::<Vec<_>>())?, origin);
         y = r.graph.add1(Op::Map(ScalarOp::Add), &[y, b], origin)?;
         r.graph.node_mut(last(&r.graph)).device = first.device.clone();
     }

@@ -161,7 +161,7 @@ pub(crate) fn derive(eg: &EGraph, op: &Op, children: &[Id], types: TypesId) -> (
     let of = |i: usize| eg[children[i]].data.uniform.map(|r| r.0);
     let ty = &eg.analysis.types(types)[0];
     let uniform = match op {
-        Op::Constant { value } => uniform_of(&value.0),
+        Op::Constant { value } => value.in_memory().and_then(uniform_of),
         Op::Reshape { .. } | Op::Transpose { .. } | Op::Broadcast { .. } | Op::Slice { .. } => of(0),
         Op::Map(s) if ty.dtype == gristmill_runtime::DType::F32 => uniform_map(*s, children.len(), &of),
         _ => None,

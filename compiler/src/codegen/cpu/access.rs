@@ -78,7 +78,7 @@ impl Builder<'_> {
 
     fn compute(&mut self, v: ValueId, at: &[AxisAt]) -> Option<Reg> {
         let body = self.body;
-        if let Some(c) = body.graph.constant(v).filter(|c| c.len() == 1) {
+        if let Some(c) = body.graph.single(v) {
             let mut bits = [0; 8];
             bits[..c.size_bytes()].copy_from_slice(c.as_bytes());
             return Some(self.expression.program.constant(c.dtype(), u64::from_le_bytes(bits)));

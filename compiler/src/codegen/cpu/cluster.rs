@@ -54,26 +54,28 @@ impl<'s, 'o> ClusterCompiler<'s, 'o> {
         let body = Body::new(region, &super::fast::has_kernel)?;
         let plan = KernelPlan::default();
         let mut compiler = ClusterCompiler { session, outer, id, body, location: BTreeMap::new(), plan };
-        compiler.place_operands();
-        for phase in cut(&compiler.body, outer, node, compiler.session.options.n_threads) {
+        compiler.place_operands()?;
+        let session = &compiler.session;
+        for phase in cut(&compiler.body, outer, node, session.options.n_threads, &session.weights) {
             compiler.phase(&phase)?;
         }
         compiler.copy_repeated_results()?;
         Ok(compiler.plan)
     }
 
-    fn place_operands(&mut self) {
+    fn place_operands(&mut self) -> Result<()> {
         for (i, &v) in self.body.graph.inputs.iter().enumerate() {
             self.location.insert(v, Arg::Operand(i as u32));
         }
         for (_, node) in self.body.graph.nodes() {
             if let Op::Constant { value } = &node.op
-                && value.0.len() != 1
+                && value.len() != 1
             {
                 self.location.insert(node.outputs[0], Arg::Packed(self.plan.packed.len() as u32));
-                self.plan.packed.push(value.0.as_ref().clone());
+                self.plan.packed.push(value.tensor()?);
             }
         }
+        Ok(())
     }
 
     /// The buffer that a phase writes `v` to: the first result that it is, or scratch.
@@ -204,8 +206,10 @@ impl<'s, 'o> ClusterCompiler<'s, 'o> {
         if let Some(&arg) = self.location.get(&v) {
             return Ok(arg);
         }
-        let constant = self.body.graph.constant(v).map(|t| t.as_ref().clone());
-        let arg = self.pack(constant.ok_or_else(|| Error::internal("a task reads a value that is not in memory"))?);
+        let constant = self.body.graph.constant(v);
+        let constant =
+            constant.ok_or_else(|| Error::internal("a task reads a value that is not in memory"))?.tensor()?;
+        let arg = self.pack(constant);
         self.location.insert(v, arg);
         Ok(arg)
     }

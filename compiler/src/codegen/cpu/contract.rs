@@ -3,6 +3,7 @@
 use super::epilogue::{Chain, anchor, chain};
 use super::strided::{Axis, Strided, collapse, row_major};
 use super::task::{Call, Context, Place, Ptr, Task, descriptor, epilogue_ns, epilogue_ops, pointers, read, tensors};
+use super::weights::Source;
 use crate::ir::{Layout, Node, NodeId, Op, Window};
 use gristmill_kernels::Isa;
 use gristmill_kernels::conv::ConvDesc;
@@ -126,6 +127,8 @@ fn broadcast_strides(from: &[usize], strides: &[i64], to: &[usize]) -> Vec<i64> 
 fn pack_rhs(cx: &Context, node: &Node, k: usize, n: usize) -> Option<Packed> {
     let v = node.inputs[1];
     let rhs = Strided::resolve(cx.body, v, cx.in_memory);
+    let source = cx.source(&rhs);
+    let rhs = source.as_ref().map_or(rhs, |s| s.view.clone());
     let batch = rhs.shape[..rhs.shape.len() - 2].to_vec();
     let isa = Isa::current();
     let per_matrix = packed_len(isa, k, n);
@@ -141,7 +144,8 @@ fn pack_rhs(cx: &Context, node: &Node, k: usize, n: usize) -> Option<Packed> {
         *dim = PackBatchDim { extent: axis.extent, b_stride, packed_stride };
     }
     let n_matrices: usize = batch.iter().product();
-    if let Some(packed) = cx.constant_panels(&rhs, &desc, n_matrices * per_matrix) {
+    if let Some(s) = source {
+        let packed = cx.constant_panels(&s, &desc, n_matrices * per_matrix)?;
         return Some(Packed { ptr: Ptr::Read(Place::Packed(packed), 0), strides, at_run_time: None });
     }
     let call = Call {
@@ -223,7 +227,8 @@ pub(super) fn conv(cx: &Context, id: NodeId, node: &Node) -> Option<Task> {
 
     if c_in == 1 && *groups == c_out && *groups == *cx.body.shape(node.inputs[0]).last()? {
         let weights = cx.view(node.inputs[1], Strided::is_contiguous);
-        let rhs = match cx.constant_copy(&Strided::resolve(cx.body, node.inputs[1], cx.in_memory)) {
+        let source = cx.source(&Strided::resolve(cx.body, node.inputs[1], cx.in_memory));
+        let rhs = match source.and_then(|s| cx.constant_copy(&s)) {
             Some(w) => Ptr::Read(Place::Packed(w), 0),
             None => read(&weights),
         };
@@ -278,7 +283,8 @@ fn pack_conv_weights(
     desc.batch[MAX_BATCH - 1] =
         PackBatchDim { extent: groups, b_stride: per_group as isize, packed_stride: group_len as isize };
     let resolved = Strided::resolve(cx.body, node.inputs[1], cx.in_memory);
-    if let Some(panels) = constant_conv_panels(cx, &resolved, k, desc, groups * group_len) {
+    if let Some(source) = cx.source(&resolved) {
+        let panels = constant_conv_panels(cx, &source, desc, groups * group_len)?;
         return Some((Ptr::Read(Place::Packed(panels), 0), None));
     }
     let w = cx.view(node.inputs[1], Strided::is_contiguous);
@@ -294,21 +300,17 @@ fn pack_conv_weights(
 }
 
 /// The panels of constant weights, whose taps and channels are rows: packed as they lie when rows have one stride, else from a copy.
-fn constant_conv_panels(cx: &Context, w: &Strided, k: usize, desc: PackBDesc, n_elements: usize) -> Option<Tensor> {
+fn constant_conv_panels(cx: &Context, source: &Source, desc: PackBDesc, n_elements: usize) -> Option<Tensor> {
+    let w = &source.view;
     let last = w.shape.len() - 1;
     let (row, col) = match &collapse(&w.shape[..last], &[&w.strides[..last]])[..] {
         [] => (0, w.strides[last]),
         [axis] => (axis.strides[0], w.strides[last]),
-        _ => {
-            let copy = cx.constant_copy(w)?;
-            let packed = super::task::panels(copy.as_slice::<f32>(), &desc, n_elements)?;
-            debug_assert_eq!(copy.len(), k * w.shape[last]);
-            return Some(packed);
-        }
+        _ => return cx.panels_of_copy(source, &desc, n_elements),
     };
     let mut desc = desc;
     let per_group = desc.n as i64;
     (desc.row_stride, desc.col_stride) = (row as isize, col as isize);
     desc.batch[MAX_BATCH - 1].b_stride = (per_group * col) as isize;
-    cx.constant_panels(w, &desc, n_elements)
+    cx.constant_panels(source, &desc, n_elements)
 }

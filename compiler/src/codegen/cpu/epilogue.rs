@@ -223,7 +223,7 @@ fn binary(graph: &Graph, user: &Node, op: ScalarOp, position: usize) -> Option<E
 
 /// The number that a one-element `f32` constant of at most the product's rank holds.
 fn scalar(graph: &Graph, v: ValueId) -> Option<f32> {
-    let t = graph.constant(v).filter(|t| t.len() == 1 && t.dtype() == DType::F32)?;
+    let t = graph.single(v).filter(|t| t.dtype() == DType::F32)?;
     let bits = t.as_bytes();
     let value = f32::from_le_bytes([bits[0], bits[1], bits[2], bits[3]]);
     Some(value)

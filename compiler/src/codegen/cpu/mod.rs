@@ -22,6 +22,7 @@ mod task;
 mod tests;
 mod thunk;
 mod vector;
+mod weights;
 
 use super::plan::{Arg, CompiledKernels, KernelPlan};
 use crate::error::{Error, Result};
@@ -33,6 +34,7 @@ use gristmill_runtime::program::{Kernel, KernelEntry};
 use jit::Jit;
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use weights::Weights;
 
 /// What the generator should assume and emit.
 #[derive(Clone, Debug)]
@@ -64,6 +66,7 @@ struct Session<'a> {
     kernels: Vec<PendingKernel>,
     /// Functions that arrange the addresses of a task kernel, by what they do.
     thunks: BTreeMap<String, FuncId>,
+    weights: Weights,
     options: &'a Options,
 }
 
@@ -71,8 +74,13 @@ struct Session<'a> {
 ///
 /// Errors with `Unsupported`, naming the node, when a body holds an op that no CPU kernel computes.
 pub fn compile_clusters(graph: &mut Graph, options: &Options) -> Result<CompiledKernels> {
-    let mut session =
-        Session { jit: Jit::new(options.listings)?, kernels: Vec::new(), thunks: BTreeMap::new(), options };
+    let mut session = Session {
+        jit: Jit::new(options.listings)?,
+        kernels: Vec::new(),
+        thunks: BTreeMap::new(),
+        weights: Weights::default(),
+        options,
+    };
     let mut plans = BTreeMap::new();
     let mut uses = constant_uses(graph);
     let ids: Vec<NodeId> =

@@ -7,6 +7,7 @@
 use super::body::Body;
 use super::fast::match_task;
 use super::task::{Context, Task};
+use super::weights::Weights;
 use crate::ir::{Graph, Node, NodeId, Op, OpClass, ScalarOp, ValueId};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -32,14 +33,14 @@ pub(super) enum Phase {
 }
 
 /// Cuts the body of `cluster` (a node of `outer`) into phases, in order of computation.
-pub(super) fn cut(body: &Body, outer: &Graph, cluster: &Node, n_threads: usize) -> Vec<Phase> {
+pub(super) fn cut(body: &Body, outer: &Graph, cluster: &Node, n_threads: usize, weights: &Weights) -> Vec<Phase> {
     let mut planner = Planner::new(body);
     for (id, node) in body.graph.nodes() {
         if planner.absorbed.contains(&id) {
             continue;
         }
         let in_memory = |v| planner.in_memory(v);
-        let cx = Context { body, outer, cluster, users: &planner.users, in_memory: &in_memory, n_threads };
+        let cx = Context { body, outer, cluster, users: &planner.users, in_memory: &in_memory, n_threads, weights };
         match match_task(&cx, id, node) {
             Some(task) => planner.take(task),
             None => planner.visit(node),

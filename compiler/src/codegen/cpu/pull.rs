@@ -68,10 +68,11 @@ impl<'a> Puller<'a> {
                 let dtypes: Vec<DType> = node.inputs.iter().map(|&x| self.body.dtype(x)).collect();
                 e.scalar_op(*op, &dtypes, &args)
             }
-            Op::Constant { value } if value.0.len() == 1 => {
+            Op::Constant { value } if value.len() == 1 => {
+                let t = value.tensor()?;
                 let mut bits = [0; 8];
-                bits[..value.0.size_bytes()].copy_from_slice(value.0.as_bytes());
-                Ok(e.constant(value.0.dtype(), u64::from_le_bytes(bits)))
+                bits[..t.size_bytes()].copy_from_slice(t.as_bytes());
+                Ok(e.constant(t.dtype(), u64::from_le_bytes(bits)))
             }
             Op::Iota { dtype, axis, .. } => {
                 let i = e.val(at[*axis]);

@@ -2,11 +2,10 @@
 
 use super::body::Body;
 use super::epilogue::{EpilogueTerm, Term};
-use super::strided::{Strided, collapse, row_major};
+use super::strided::Strided;
+use super::weights::Weights;
 use crate::ir::{Graph, Node, NodeId, ValueId};
-use gristmill_kernels::copy::{CopyDesc, gm_copy};
 use gristmill_kernels::epilogue::{EpilogueKind, EpilogueOp, MAX_BATCH};
-use gristmill_kernels::pack::{PackBDesc, gm_pack_b_f32};
 use gristmill_kernels::{OPERANDS, OUT, RHS, WORKSPACE};
 use gristmill_runtime::{DType, Tensor};
 
@@ -85,53 +84,15 @@ pub(super) struct Context<'a> {
     pub(super) users: &'a [Vec<(NodeId, usize)>],
     pub(super) in_memory: &'a dyn Fn(ValueId) -> bool,
     pub(super) n_threads: usize,
+    pub(super) weights: &'a Weights,
 }
 
 impl Context<'_> {
-    /// The tensor, when `v` is a constant inside or outside the cluster.
-    pub(super) fn constant(&self, v: ValueId) -> Option<&Tensor> {
-        if let Some(t) = self.body.graph.constant(v) {
-            return Some(t);
-        }
-        let i = self.body.graph.inputs.iter().position(|&x| x == v)?;
-        self.outer.constant(self.cluster.inputs[i]).map(|t| t.as_ref())
-    }
-
     /// `v` through its views, where `fits` accepts it, else `v` in a buffer of its own.
     pub(super) fn view(&self, v: ValueId, fits: impl Fn(&Strided) -> bool) -> Strided {
         let view = Strided::resolve(self.body, v, self.in_memory);
         if fits(&view) { view } else { Strided::own(self.body, v) }
     }
-
-    /// A constant view in row-major order as a tensor; `None` unless it is an `f32` constant that can be copied.
-    pub(super) fn constant_copy(&self, view: &Strided) -> Option<Tensor> {
-        let t = self.constant(view.base).filter(|t| t.dtype() == DType::F32)?;
-        let mut out = Tensor::zeros(DType::F32, &view.shape).ok()?;
-        let axes = collapse(&view.shape, &[&view.strides, &row_major(&view.shape)]);
-        let dims: Vec<_> = axes.iter().map(|a| (a.extent, a.strides[0] as isize, a.strides[1] as isize)).collect();
-        let desc = CopyDesc::new(4, &dims)?;
-        let from = t.as_ptr().wrapping_offset(view.offset as isize * 4).cast_mut();
-        let ptrs = [from, std::ptr::null_mut(), out.as_mut_ptr(), std::ptr::null_mut()];
-        // SAFETY: the view lies within its constant, which the verifier checked; the output has the view's shape.
-        let status = unsafe { gm_copy(&desc, ptrs.as_ptr(), 0, desc.n_items()) };
-        (status == gristmill_kernels::OK).then_some(out)
-    }
-
-    /// The panels of a constant right-hand side, packed by a call of the kernel that packs at run time.
-    pub(super) fn constant_panels(&self, view: &Strided, desc: &PackBDesc, n_elements: usize) -> Option<Tensor> {
-        let t = self.constant(view.base).filter(|t| t.dtype() == DType::F32)?;
-        panels(&t.as_slice::<f32>()[view.offset as usize..], desc, n_elements)
-    }
-}
-
-/// Packs what `desc` describes of `from`, which must cover it, by a call of the kernel that packs at run time.
-pub(super) fn panels(from: &[f32], desc: &PackBDesc, n_elements: usize) -> Option<Tensor> {
-    let mut out = Tensor::zeros(DType::F32, &[n_elements]).ok()?;
-    let from = from.as_ptr().cast::<u8>().cast_mut();
-    let ptrs = [from, std::ptr::null_mut(), out.as_mut_ptr(), std::ptr::null_mut()];
-    // SAFETY: `from` covers the matrices, as views lie within their constants; the output has room for all panels.
-    let status = unsafe { gm_pack_b_f32(desc, ptrs.as_ptr(), 0, desc.n_items()) };
-    (status == gristmill_kernels::OK).then_some(out)
 }
 
 /// A read of an `f32` view.

@@ -2,16 +2,22 @@
 
 use super::FOLD_LIMIT_BYTES;
 use crate::error::Result;
+use crate::ir::constant::DEFER_BYTES;
 use crate::ir::{Def, Graph, NodeId, ValueId};
 use gristmill_runtime::Tensor;
 use std::collections::{BTreeSet, HashMap};
 
 /// The value of `id` when it is computed from constants alone and every tensor on the way is small.
 pub(super) fn constant_value(g: &Graph, id: ValueId) -> Result<Option<Tensor>> {
-    if let Some(t) = g.constant(id) {
-        return Ok(Some((**t).clone()));
+    if let Some(c) = g.constant(id) {
+        return Ok(c.in_memory().cloned());
     }
     let Some(nodes) = constant_slice(g, id) else { return Ok(None) };
+    // Large weights stay in their file: what is done to them is for the folding pass.
+    let deferred = |n: &NodeId| g.constant(g.node(*n).outputs[0]).is_some_and(|c| c.in_memory().is_none());
+    if g.ty(id).size_bytes().is_none_or(|b| b >= DEFER_BYTES) && nodes.iter().any(deferred) {
+        return Ok(None);
+    }
     let mut part = Graph::new("fold");
     let mut map: HashMap<ValueId, ValueId> = HashMap::new();
     for n in nodes {

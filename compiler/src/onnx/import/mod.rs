@@ -15,7 +15,7 @@ use super::load::{Model, Opsets, Specialisation, domain, opsets_of};
 use super::ops;
 use super::proto::{AttributeProto, DimensionValue, FunctionProto, GraphProto, NodeProto, TypeValue, ValueInfoProto};
 use super::proto::{SparseTensorProto, TensorProto};
-use super::tensor::{dense_of, dtype_of, shape_of, tensor_of};
+use super::tensor::{constant_of, dense_of, dtype_of, shape_of, tensor_of};
 use crate::error::{Error, ErrorKind, Result};
 use crate::ir::{Bindings, Def, Dim, Graph, GraphBuilder, Shape, Type, ValueId, verify::verify};
 use gristmill_runtime::{DType, Tensor};
@@ -330,6 +330,9 @@ impl<'m> Importer<'m> {
                 0 => self.frames[0].b.input(&format!("\0weight {}", v.0), ty.dtype, ty.shape.0),
                 _ => self.capture(v, frame)?,
             }
+        } else if let Some(Known::Proto(p)) = self.slots[v.0 as usize].known {
+            let value = constant_of(p, &self.model.external)?;
+            self.frames[frame].b.constant(value)
         } else if let Some(t) = self.constant(v)? {
             self.frames[frame].b.constant(t)
         } else if let Some(Known::Dims(dims)) = &self.slots[v.0 as usize].known {

@@ -102,7 +102,7 @@ fn region_loop<'m>(cx: &mut Ctx<'_, 'm>, body: &'m GraphProto, n_carried: usize)
 /// The number of iterations, which stacked results have as their extent: known only if no condition can end the loop.
 fn exact_trips(cx: &mut Ctx<'_, '_>, body: &Graph, condition: ValueId) -> Result<Dim> {
     let kept = body.value(condition).def == Def::Input(1)
-        || body.constant(condition).is_some_and(|t| t.as_bytes().first() == Some(&1));
+        || body.single(condition).is_some_and(|t| t.as_bytes().first() == Some(&1));
     let begun = match cx.has(1) {
         true => truth(&cx.tensor(1)?)?,
         false => true,

@@ -1,0 +1,310 @@
+//! Values of constants: held in memory, or made from a file and other constants when they are needed.
+//!
+//! Large weights pass through the compiler without their elements: what folding does to them (a transpose, a factor, a
+//! concatenation) is noted down, and done when code generation packs the result. So one weight is in memory at a time,
+//! besides what the program keeps.
+
+use super::ops::Op;
+use crate::error::{Error, Result};
+use gristmill_runtime::tensor::checked_size_bytes;
+use gristmill_runtime::{DType, Tensor};
+use std::cmp::Ordering;
+use std::fmt;
+use std::fs::File;
+use std::hash::{Hash, Hasher};
+use std::io::{Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+/// Size from which a constant is worth making late.
+pub const DEFER_BYTES: usize = 1 << 16;
+/// Ops that making one constant may take; beyond, the result is computed at once, since a shared operand is made for each use.
+const MAX_OPS: usize = 12;
+
+/// A constant's value. Held ones are equal and hashed by content, others by how they are made.
+#[derive(Clone)]
+pub struct ConstData(Arc<Repr>);
+
+enum Repr {
+    Held(Tensor),
+    Deferred { dtype: DType, shape: Vec<usize>, source: Source, n_ops: usize },
+}
+
+#[derive(PartialEq, Eq, Hash, PartialOrd, Ord)]
+enum Source {
+    /// Bytes of a file.
+    Stored(Stored),
+    /// The result of an op.
+    Made { op: Op, operands: Vec<ConstData> },
+}
+
+/// A file that constants are read from; it stays open, so that it may be removed meanwhile.
+pub struct DataFile {
+    path: PathBuf,
+    len_bytes: u64,
+    file: Mutex<File>,
+}
+
+impl DataFile {
+    /// Opens a file.
+    pub fn open(path: &Path) -> std::io::Result<DataFile> {
+        let file = File::open(path)?;
+        Ok(DataFile { path: path.to_owned(), len_bytes: file.metadata()?.len(), file: Mutex::new(file) })
+    }
+
+    /// Bytes that it had when it was opened.
+    pub fn len_bytes(&self) -> u64 {
+        self.len_bytes
+    }
+}
+
+/// Where the little-endian bytes of a tensor lie.
+#[derive(Clone)]
+struct Stored {
+    file: Arc<DataFile>,
+    offset: u64,
+}
+
+impl Stored {
+    fn key(&self) -> (&Path, u64) {
+        (&self.file.path, self.offset)
+    }
+
+    fn read(&self, dtype: DType, shape: &[usize]) -> Result<Tensor> {
+        let mut tensor = Tensor::zeros(dtype, shape)?;
+        let io = |e: std::io::Error| Error::invalid(format!("cannot read {}: {e}", self.file.path.display()));
+        let mut file = self.file.file.lock().unwrap_or_else(PoisonError::into_inner);
+        file.seek(SeekFrom::Start(self.offset)).map_err(io)?;
+        file.read_exact(tensor.as_bytes_mut()).map_err(io)?;
+        if dtype == DType::Bool {
+            tensor.as_bytes_mut().iter_mut().for_each(|b| *b = (*b != 0) as u8);
+        }
+        Ok(tensor)
+    }
+}
+
+impl PartialEq for Stored {
+    fn eq(&self, other: &Stored) -> bool {
+        self.key() == other.key()
+    }
+}
+impl Eq for Stored {}
+impl Hash for Stored {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.key().hash(state);
+    }
+}
+impl PartialOrd for Stored {
+    fn partial_cmp(&self, other: &Stored) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+impl Ord for Stored {
+    fn cmp(&self, other: &Stored) -> Ordering {
+        self.key().cmp(&other.key())
+    }
+}
+
+/// Which constant one is: the same for clones, and for no other while it is kept.
+#[derive(Clone)]
+pub struct Identity(Weak<Repr>);
+
+impl PartialEq for Identity {
+    fn eq(&self, other: &Identity) -> bool {
+        self.0.ptr_eq(&other.0)
+    }
+}
+impl Eq for Identity {}
+impl Hash for Identity {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.0.as_ptr().hash(state);
+    }
+}
+
+/// How a constant views another.
+pub enum Viewed<'a> {
+    /// Axes permuted: axis `i` of the constant is axis `perm[i]` of the other.
+    Transposed(&'a ConstData, &'a [usize]),
+    /// The same elements in row-major order under another shape.
+    Reshaped(&'a ConstData),
+    /// No view.
+    Plain,
+}
+
+impl ConstData {
+    /// A tensor in memory.
+    pub fn held(value: Tensor) -> ConstData {
+        ConstData(Arc::new(Repr::Held(value)))
+    }
+
+    /// The tensor at `offset` bytes into a file, read when it is needed; a small one now.
+    ///
+    /// Errors when the sizes are impossible or reading fails. That the file is long enough is for the caller to check.
+    pub fn stored(file: &Arc<DataFile>, offset: u64, dtype: DType, shape: &[usize]) -> Result<ConstData> {
+        let size = checked_size_bytes(dtype, shape)?;
+        let stored = Stored { file: file.clone(), offset };
+        if size < DEFER_BYTES {
+            return Ok(ConstData::held(stored.read(dtype, shape)?));
+        }
+        Ok(ConstData(Arc::new(Repr::Deferred {
+            dtype,
+            shape: shape.to_vec(),
+            source: Source::Stored(stored),
+            n_ops: 0,
+        })))
+    }
+
+    /// The only result, `dtype[shape]`, of `op` on constants, when it is large and `op` can do it for any operands; `None` otherwise.
+    pub fn made(op: &Op, operands: &[&ConstData], dtype: DType, shape: &[usize]) -> Option<ConstData> {
+        let size = checked_size_bytes(dtype, shape).ok()?;
+        let n_ops = operands.iter().map(|c| c.n_ops()).sum::<usize>() + 1;
+        if size < DEFER_BYTES || n_ops > MAX_OPS || !never_fails(op, dtype) {
+            return None;
+        }
+        let source = Source::Made { op: op.clone(), operands: operands.iter().map(|&c| c.clone()).collect() };
+        Some(ConstData(Arc::new(Repr::Deferred { dtype, shape: shape.to_vec(), source, n_ops })))
+    }
+
+    fn n_ops(&self) -> usize {
+        match &*self.0 {
+            Repr::Held(_) => 0,
+            Repr::Deferred { n_ops, .. } => *n_ops,
+        }
+    }
+
+    /// Element type.
+    pub fn dtype(&self) -> DType {
+        match &*self.0 {
+            Repr::Held(t) => t.dtype(),
+            Repr::Deferred { dtype, .. } => *dtype,
+        }
+    }
+
+    /// Extent of each axis.
+    pub fn shape(&self) -> &[usize] {
+        match &*self.0 {
+            Repr::Held(t) => t.shape(),
+            Repr::Deferred { shape, .. } => shape,
+        }
+    }
+
+    /// Number of elements.
+    pub fn len(&self) -> usize {
+        self.shape().iter().product()
+    }
+
+    /// True when there is no element.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Size of the elements in bytes.
+    pub fn size_bytes(&self) -> usize {
+        self.len() * self.dtype().size_bytes()
+    }
+
+    /// The tensor if it is in memory, as all small ones are.
+    pub fn in_memory(&self) -> Option<&Tensor> {
+        match &*self.0 {
+            Repr::Held(t) => Some(t),
+            Repr::Deferred { .. } => None,
+        }
+    }
+
+    /// The tensor, made now if it is not in memory; what is made is not kept here.
+    ///
+    /// Errors when a file cannot be read.
+    pub fn tensor(&self) -> Result<Tensor> {
+        match &*self.0 {
+            Repr::Held(t) => Ok(t.clone()),
+            Repr::Deferred { dtype, shape, source: Source::Stored(s), .. } => s.read(*dtype, shape),
+            Repr::Deferred { source: Source::Made { op, operands }, .. } => {
+                let operands = operands.iter().map(ConstData::tensor).collect::<Result<Vec<_>>>()?;
+                Ok(crate::interp::eval(op, &operands.iter().collect::<Vec<_>>(), &[])?.swap_remove(0))
+            }
+        }
+    }
+
+    /// Which constant this is. Does not keep the elements.
+    pub fn identity(&self) -> Identity {
+        Identity(Arc::downgrade(&self.0))
+    }
+
+    /// The view that made this constant, if one did and has not been done yet.
+    pub fn viewed(&self) -> Viewed<'_> {
+        match &*self.0 {
+            Repr::Deferred { source: Source::Made { op: Op::Transpose { perm }, operands }, .. } => {
+                Viewed::Transposed(&operands[0], perm)
+            }
+            Repr::Deferred { source: Source::Made { op: Op::Reshape { .. }, operands }, .. } => {
+                Viewed::Reshaped(&operands[0])
+            }
+            _ => Viewed::Plain,
+        }
+    }
+}
+
+impl From<Tensor> for ConstData {
+    fn from(t: Tensor) -> ConstData {
+        ConstData::held(t)
+    }
+}
+
+/// Whether the interpreter takes the op for all operands that its type rule takes, with one result.
+fn never_fails(op: &Op, dtype: DType) -> bool {
+    match op {
+        Op::Map(_) => dtype.is_float(),
+        Op::Transpose { .. } | Op::Reshape { .. } | Op::Concat { .. } => true,
+        _ => false,
+    }
+}
+
+impl fmt::Debug for ConstData {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &*self.0 {
+            Repr::Held(t) => t.fmt(f),
+            Repr::Deferred { dtype, shape, source: Source::Stored(s), .. } => {
+                write!(f, "{dtype}{shape:?} of {} at {}", s.file.path.display(), s.offset)
+            }
+            Repr::Deferred { dtype, shape, source: Source::Made { op, operands }, .. } => {
+                write!(f, "{dtype}{shape:?} of {} {operands:?}", op.name())
+            }
+        }
+    }
+}
+
+impl PartialEq for ConstData {
+    fn eq(&self, other: &ConstData) -> bool {
+        Arc::ptr_eq(&self.0, &other.0) || self.cmp(other) == Ordering::Equal
+    }
+}
+impl Eq for ConstData {}
+impl Hash for ConstData {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.dtype().hash(state);
+        self.shape().hash(state);
+        match &*self.0 {
+            Repr::Held(t) => t.as_bytes()[..t.size_bytes().min(64)].hash(state),
+            Repr::Deferred { source, .. } => source.hash(state),
+        }
+    }
+}
+impl PartialOrd for ConstData {
+    fn partial_cmp(&self, other: &ConstData) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+impl Ord for ConstData {
+    fn cmp(&self, other: &ConstData) -> Ordering {
+        let key = |c: &ConstData| (c.dtype(), c.shape().to_vec());
+        key(self).cmp(&key(other)).then_with(|| match (&*self.0, &*other.0) {
+            (Repr::Held(a), Repr::Held(b)) => a.as_bytes().cmp(b.as_bytes()),
+            (Repr::Deferred { source: a, .. }, Repr::Deferred { source: b, .. }) => a.cmp(b),
+            (Repr::Held(_), Repr::Deferred { .. }) => Ordering::Less,
+            (Repr::Deferred { .. }, Repr::Held(_)) => Ordering::Greater,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests;
