@@ -1,11 +1,16 @@
 //! A schedule that grows task by task, as list scheduling makes it: what each device and link does so far, and when a task could run where.
 
 use super::gaps::Gaps;
+use super::memory::Memory;
 use super::problem::Problem;
 use super::timeline::{Timeline, Transfer};
 use crate::cost::{Bytes, Nanos};
+use std::collections::BTreeSet;
 
 const NOWHERE: u32 = u32::MAX;
+
+/// Consumers above which a tensor is given back only when all of them are scheduled.
+const LONG_LIST: usize = 64;
 
 /// Whether a task may start in a gap before what is already there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,18 +47,13 @@ pub struct List<'p> {
     last_transfer: Vec<u32>,
     before: Vec<u32>,
     group_device: Vec<u32>,
+    /// Device of each task where that is decided beforehand, else empty.
+    planned: Vec<u32>,
     memory: Memory,
-}
-
-/// What devices hold, as list scheduling can know it: constants and resident bytes for good, results until all their consumers have run.
-#[derive(Clone, Debug)]
-struct Memory {
-    limited: bool,
-    held: Vec<u128>,
-    /// Consumers of a tensor that have not run.
+    /// Consumers of a tensor that are not scheduled.
     waiting: Vec<u32>,
-    /// Constants that a device holds, by constant: devices.
-    constants: Vec<Vec<u32>>,
+    /// Tensors given back, by device.
+    released: BTreeSet<(u32, u32)>,
 }
 
 impl<'p> List<'p> {
@@ -61,7 +61,6 @@ impl<'p> List<'p> {
     pub fn new(p: &'p Problem, insertion: Insertion) -> List<'p> {
         let n = p.n_devices();
         let shortest = (0..p.n_tasks()).map(|t| p.least_cost(t)).filter(|c| *c > Nanos::ZERO).min();
-        let limited = p.devices.iter().any(|d| d.memory.is_some());
         List {
             p,
             insertion,
@@ -74,19 +73,31 @@ impl<'p> List<'p> {
             last_transfer: vec![NOWHERE; p.tensors.len()],
             before: Vec::new(),
             group_device: vec![NOWHERE; p.n_groups()],
-            memory: Memory {
-                limited,
-                held: vec![0; n],
-                waiting: (0..p.tensors.len()).map(|x| p.consumers.row(x).len() as u32).collect(),
-                constants: vec![Vec::new(); p.constants.len()],
-            },
+            planned: Vec::new(),
+            memory: Memory::new(p),
+            waiting: (0..p.tensors.len()).map(|x| p.consumers.row(x).len() as u32).collect(),
+            released: BTreeSet::new(),
         }
     }
 
-    /// Devices that are open to a task: that of its group if one of the group is scheduled, else all feasible ones.
+    /// Nothing is scheduled, but it is decided that each task will run on its device of `planned`.
+    pub fn planned(p: &'p Problem, insertion: Insertion, planned: &[u32]) -> List<'p> {
+        List { planned: planned.to_vec(), ..List::new(p, insertion) }
+    }
+
+    /// Where a task will run, if that is decided.
+    fn home(&self, task: usize) -> Option<usize> {
+        let device = match self.planned.get(task) {
+            Some(&d) => d,
+            None => self.group_device[self.p.group_of[task] as usize],
+        };
+        (device != NOWHERE).then_some(device as usize)
+    }
+
+    /// Devices that are open to a task: that of its plan or group if there is one, else all feasible ones.
     pub fn open(&self, task: usize) -> impl Iterator<Item = usize> + '_ {
-        let fixed = self.group_device[self.p.group_of[task] as usize];
-        self.p.feasible(task).filter(move |&d| fixed == NOWHERE || d == fixed as usize)
+        let home = self.home(task);
+        self.p.feasible(task).filter(move |&d| home.is_none_or(|h| h == d))
     }
 
     /// End of a scheduled task.
@@ -99,46 +110,56 @@ impl<'p> List<'p> {
         Some(self.device[task] as usize).filter(|_| self.device[task] != NOWHERE)
     }
 
-    /// When `task` would run on `device`. Transfers that it would need are planned, not made.
+    /// When `task` would run on `device`. Transfers that it would need are planned, not made. Under a memory limit it waits until it fits.
     pub fn slot(&self, task: usize, device: usize) -> Slot {
-        let mut ready = Nanos::ZERO;
-        self.arrivals(task, device, |_, arrival, _| ready = ready.max(arrival));
-        self.slot_at(task, device, ready)
+        let (mut ready, mut brought) = (Nanos::ZERO, 0);
+        self.arrivals(task, device, |x, arrival, is_new| {
+            ready = ready.max(arrival);
+            brought += if is_new { self.bytes(x) } else { 0 };
+        });
+        self.slot_at(task, device, ready, brought)
     }
 
-    fn slot_at(&self, task: usize, device: usize, ready: Nanos) -> Slot {
+    /// The slot of a task whose operands are there at `ready`; `brought` bytes of them are not held yet.
+    fn slot_at(&self, task: usize, device: usize, ready: Nanos, brought: u128) -> Slot {
         let cost = self.p.cost(task, device);
+        let fits = match self.memory.limited {
+            true => {
+                let more = brought + self.made_bytes(task);
+                self.memory.fits(device, ready, self.lasting_bytes(task, device), more)
+            }
+            false => ready,
+        };
         let start = match self.insertion {
-            Insertion::Gaps => self.devices[device].earliest(ready, cost),
-            Insertion::Append => self.devices[device].last().max(ready),
+            Insertion::Gaps => self.devices[device].earliest(fits, cost),
+            Insertion::Append => self.devices[device].last().max(fits),
         };
         Slot { ready, start, end: start + cost }
     }
 
-    /// Calls `f(tensor, arrival, start of a new transfer)` for each operand.
-    fn arrivals(&self, task: usize, device: usize, mut f: impl FnMut(u32, Nanos, Option<Nanos>)) {
+    /// Calls `f(tensor, arrival, whether its transfer is new)` for each operand.
+    fn arrivals(&self, task: usize, device: usize, mut f: impl FnMut(u32, Nanos, bool)) {
         // Of several new transfers over one link each comes after the one before it.
         let mut taken: [(u32, Nanos); 8] = [(NOWHERE, Nanos::ZERO); 8];
         let mut n_taken = 0;
+        let mut brought = 0;
+        let lasting = if self.memory.limited { self.lasting_bytes(task, device) } else { 0 };
         for &x in self.p.inputs.row(task) {
             let producer = self.p.tensors[x as usize].producer as usize;
             let (source, made) = (self.device[producer] as usize, self.end[producer]);
             if source == device {
-                f(x, made, None);
+                f(x, made, false);
                 continue;
             }
             if let Some(there) = self.arrival(x, device) {
-                f(x, there, None);
+                f(x, there, false);
                 continue;
             }
             let length = self.p.transfer(x as usize, source, device);
             let before = taken[..n_taken].iter().position(|t| t.0 == source as u32);
             let from = before.map_or(made, |i| made.max(taken[i].1));
-            let link = &self.links[source * self.p.n_devices() + device];
-            let start = match self.insertion {
-                Insertion::Gaps => link.earliest(from, length),
-                Insertion::Append => link.last().max(from),
-            };
+            brought += self.bytes(x);
+            let start = self.transfer_start(x, device, from, length, (lasting, brought));
             match before {
                 Some(i) => taken[i].1 = start + length,
                 None if n_taken < taken.len() => {
@@ -147,40 +168,66 @@ impl<'p> List<'p> {
                 }
                 None => {}
             }
-            f(x, start + length, Some(start));
+            f(x, start + length, true);
         }
     }
 
-    fn arrival(&self, x: u32, device: usize) -> Option<Nanos> {
-        let mut i = self.last_transfer[x as usize];
-        while i != NOWHERE {
-            let t = &self.transfers[i as usize];
-            if t.to as usize == device {
-                return Some(t.end);
-            }
-            i = self.before[i as usize];
+    /// When a transfer of `x` to `device` can start, at `from` or later, so that `brought` bytes fit there beside `lasting` new ones.
+    fn transfer_start(&self, x: u32, device: usize, from: Nanos, length: Nanos, (lasting, brought): (u128, u128)) -> Nanos {
+        let source = self.device[self.p.tensors[x as usize].producer as usize] as usize;
+        let link = &self.links[source * self.p.n_devices() + device];
+        let fits = if self.memory.limited { self.memory.fits(device, from, lasting, brought) } else { from };
+        match self.insertion {
+            Insertion::Gaps => link.earliest(fits, length),
+            Insertion::Append => link.last().max(fits),
         }
-        None
+    }
+
+    fn bytes(&self, x: u32) -> u128 {
+        u128::from(self.p.tensors[x as usize].bytes().0)
+    }
+
+    /// Bytes that a task takes while it runs: its results and its scratch.
+    fn made_bytes(&self, task: usize) -> u128 {
+        let results: u128 = self.p.outputs.row(task).iter().map(|&x| self.bytes(x)).sum();
+        results + u128::from(self.p.scratch[task].0)
+    }
+
+    fn arrival(&self, x: u32, device: usize) -> Option<Nanos> {
+        self.copies(x).find(|t| t.to as usize == device).map(|t| t.end)
+    }
+
+    /// Transfers of a tensor, the last first.
+    fn copies(&self, x: u32) -> impl Iterator<Item = &Transfer> {
+        let next = |i: u32| (i != NOWHERE).then_some(i);
+        let chain = std::iter::successors(next(self.last_transfer[x as usize]), move |&i| next(self.before[i as usize]));
+        chain.map(|i| &self.transfers[i as usize])
     }
 
     /// Runs `task` on `device`, with the transfers that it needs.
     pub fn commit(&mut self, task: usize, device: usize) -> Slot {
-        let mut ready = Nanos::ZERO;
+        let (mut ready, mut brought) = (Nanos::ZERO, 0);
+        let first_new = self.transfers.len();
+        let lasting = if self.memory.limited { self.lasting_bytes(task, device) } else { 0 };
         for i in 0..self.p.inputs.row(task).len() {
-            ready = ready.max(self.bring(self.p.inputs.row(task)[i], device));
+            ready = ready.max(self.bring(self.p.inputs.row(task)[i], device, lasting, &mut brought));
         }
-        let slot = self.slot_at(task, device, ready);
+        let slot = self.slot_at(task, device, ready, brought);
         self.devices[device].take(slot.start, self.p.cost(task, device));
         (self.device[task], self.start[task], self.end[task]) = (device as u32, slot.start, slot.end);
+        let group = self.p.group_of[task] as usize;
         if self.memory.limited {
-            self.hold(task, device);
+            self.hold(task, device, first_new);
         }
-        self.group_device[self.p.group_of[task] as usize] = device as u32;
+        self.group_device[group] = device as u32;
+        if self.memory.limited {
+            self.release_unneeded(task);
+        }
         slot
     }
 
-    /// When a tensor is on a device, sent there if need be.
-    fn bring(&mut self, x: u32, device: usize) -> Nanos {
+    /// When a tensor is on a device, sent there if need be. `brought` counts the bytes of new copies.
+    fn bring(&mut self, x: u32, device: usize, lasting: u128, brought: &mut u128) -> Nanos {
         let producer = self.p.tensors[x as usize].producer as usize;
         let (source, made) = (self.device[producer] as usize, self.end[producer]);
         if source == device {
@@ -190,85 +237,101 @@ impl<'p> List<'p> {
             return there;
         }
         let length = self.p.transfer(x as usize, source, device);
-        let link = &mut self.links[source * self.p.n_devices() + device];
-        let start = match self.insertion {
-            Insertion::Gaps => link.earliest(made, length),
-            Insertion::Append => link.last().max(made),
-        };
-        link.take(start, length);
+        *brought += self.bytes(x);
+        let start = self.transfer_start(x, device, made, length, (lasting, *brought));
+        self.links[source * self.p.n_devices() + device].take(start, length);
         let transfer = Transfer { tensor: x, from: source as u32, to: device as u32, start, end: start + length };
         self.before.push(self.last_transfer[x as usize]);
         self.last_transfer[x as usize] = self.transfers.len() as u32;
         self.transfers.push(transfer);
-        if self.memory.limited {
-            self.memory.held[device] += u128::from(self.p.tensors[x as usize].bytes().0);
-        }
         start + length
     }
 
-    fn hold(&mut self, task: usize, device: usize) {
+    /// Holds what came and was made with a task.
+    fn hold(&mut self, task: usize, device: usize, first_new: usize) {
         let p = self.p;
-        self.memory.held[device] += self.lasting_bytes(task, device);
-        for &c in p.constants_of.row(task) {
-            if !self.memory.constants[c as usize].contains(&(device as u32)) {
-                self.memory.constants[c as usize].push(device as u32);
-            }
+        self.memory.settle(p, task, device, self.lasting_group(task));
+        for t in &self.transfers[first_new..] {
+            self.memory.hold(device, t.start, p.tensors[t.tensor as usize].bytes());
         }
+        let (start, end) = (self.start[task], self.end[task]);
         for &x in p.outputs.row(task) {
-            if self.memory.waiting[x as usize] > 0 {
-                self.memory.held[device] += u128::from(p.tensors[x as usize].bytes().0);
+            let bytes = p.tensors[x as usize].bytes();
+            self.memory.hold(device, start, bytes);
+            if p.consumers.row(x as usize).is_empty() {
+                self.memory.release(device, end, bytes);
             }
         }
-        for &x in p.inputs.row(task) {
-            let tensor = &p.tensors[x as usize];
-            self.memory.waiting[x as usize] -= 1;
-            let all = self.memory.waiting[x as usize] == 0;
-            let local = |c: &&u32| self.device[**c as usize] == device as u32 && **c as usize != task;
-            let last_here = !p.consumers.row(x as usize).iter().any(|c| self.device[*c as usize] == NOWHERE);
-            let source = self.device[tensor.producer as usize] as usize;
-            if all && last_here {
-                // Every copy goes with the last consumer.
-                let bytes = u128::from(tensor.bytes().0);
-                self.memory.held[source] = self.memory.held[source].saturating_sub(bytes);
-                let mut i = self.last_transfer[x as usize];
-                while i != NOWHERE {
-                    let to = self.transfers[i as usize].to as usize;
-                    self.memory.held[to] = self.memory.held[to].saturating_sub(bytes);
-                    i = self.before[i as usize];
+        self.memory.hold(device, start, p.scratch[task]);
+        self.memory.release(device, end, p.scratch[task]);
+    }
+
+    /// Gives back operands of a task that no task can come for any more.
+    fn release_unneeded(&mut self, task: usize) {
+        for &x in self.p.inputs.row(task) {
+            let consumers = self.p.consumers.row(x as usize);
+            self.waiting[x as usize] -= 1;
+            // A long list is looked through once only, at its end.
+            if self.waiting[x as usize] > 0 && consumers.len() > LONG_LIST {
+                continue;
+            }
+            for d in 0..self.p.n_devices() {
+                if self.holds(x, d) && !self.is_needed(x, d) {
+                    self.memory.release(d, self.last_use(x, d), self.p.tensors[x as usize].bytes());
+                    self.released.insert((x, d as u32));
                 }
             }
-            let _ = local;
         }
+    }
+
+    fn holds(&self, x: u32, device: usize) -> bool {
+        let source = self.device[self.p.tensors[x as usize].producer as usize] as usize;
+        (source == device || self.arrival(x, device).is_some()) && !self.released.contains(&(x, device as u32))
+    }
+
+    /// Whether a task that is not scheduled could use `x` on `device`, or have it sent from there.
+    fn is_needed(&self, x: u32, device: usize) -> bool {
+        let source = self.device[self.p.tensors[x as usize].producer as usize] as usize;
+        let comes = |c: usize| match self.home(c) {
+            Some(home) if home == device => true,
+            Some(home) => source == device && self.arrival(x, home).is_none(),
+            None => source == device || self.p.cost(c, device).is_finite(),
+        };
+        self.p.consumers.row(x as usize).iter().any(|&c| self.device[c as usize] == NOWHERE && comes(c as usize))
+    }
+
+    /// End of the last use of `x` on `device`: by tasks, and by transfers from there.
+    fn last_use(&self, x: u32, device: usize) -> Nanos {
+        let producer = self.p.tensors[x as usize].producer as usize;
+        let made = if self.device[producer] as usize == device { self.end[producer] } else { Nanos::ZERO };
+        let local = self.p.consumers.row(x as usize).iter().filter(|&&c| self.device[c as usize] == device as u32);
+        let uses = local.map(|&c| self.end[c as usize]);
+        let sent = self.copies(x).filter(|t| t.from as usize == device).map(|t| t.end);
+        uses.chain(sent).fold(made, Nanos::max)
     }
 
     /// Bytes that a device would hold for good when `task` came to it: with the first task of a group all of the group's.
     fn lasting_bytes(&self, task: usize, device: usize) -> u128 {
-        let p = self.p;
-        let group = p.group_of[task] as usize;
-        let own: &[u32] = if self.group_device[group] == NOWHERE { p.members.row(group) } else { &[] };
-        let resident: u128 = own.iter().map(|&t| u128::from(p.resident[t as usize].0)).sum();
-        let missing =
-            p.constants_of.row(task).iter().filter(|&&c| !self.memory.constants[c as usize].contains(&(device as u32)));
-        resident + missing.map(|&c| u128::from(p.constants[c as usize].0)).sum::<u128>()
+        self.lasting_group(task) + self.memory.missing_constants(self.p, task, device)
     }
 
-    /// Bytes by which a device would pass its limit when `task` came to it.
+    fn lasting_group(&self, task: usize) -> u128 {
+        let group = self.p.group_of[task] as usize;
+        let all: &[u32] = if self.group_device[group] == NOWHERE { self.p.members.row(group) } else { &[] };
+        all.iter().map(|&t| u128::from(self.p.resident[t as usize].0)).sum()
+    }
+
+    /// Bytes by which a device would be over its limit when `task` came to it, however long it waited.
     pub fn excess(&self, task: usize, device: usize) -> Bytes {
-        let Some(limit) = self.p.devices[device].memory else { return Bytes::ZERO };
-        let p = self.p;
-        let bytes = |x: &u32| u128::from(p.tensors[*x as usize].bytes().0);
-        let comes = |x: &&u32| {
-            self.device[p.tensors[**x as usize].producer as usize] as usize != device
-                && self.arrival(**x, device).is_none()
+        if self.p.devices[device].memory.is_none() {
+            return Bytes::ZERO;
+        }
+        let is_new = |x: &&u32| {
+            let producer = self.p.tensors[**x as usize].producer as usize;
+            self.device[producer] as usize != device && self.arrival(**x, device).is_none()
         };
-        let inputs: u128 = p.inputs.row(task).iter().filter(comes).map(bytes).sum();
-        let outputs: u128 = p.outputs.row(task).iter().map(bytes).sum();
-        let after = self.memory.held[device]
-            + self.lasting_bytes(task, device)
-            + inputs
-            + outputs
-            + u128::from(p.scratch[task].0);
-        Bytes(u64::try_from(after.saturating_sub(u128::from(limit.0))).unwrap_or(u64::MAX))
+        let copies: u128 = self.p.inputs.row(task).iter().filter(is_new).map(|&x| self.bytes(x)).sum();
+        self.memory.excess(device, self.lasting_bytes(task, device), copies + self.made_bytes(task))
     }
 
     /// The finished schedule.

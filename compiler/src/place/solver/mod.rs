@@ -3,8 +3,10 @@
 //! [`problem`] states the problem, [`simulate`] predicts what a placement costs, the algorithms propose placements.
 
 pub mod algorithms;
+pub mod baechi;
 mod gaps;
 pub mod list;
+mod memory;
 pub mod problem;
 pub mod ranks;
 mod rows;
