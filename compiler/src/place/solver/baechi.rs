@@ -4,7 +4,7 @@
 //! Memory is counted as [`super::timeline::Timeline::peak_bytes`] does, copies included, which the paper does not; a task may also wait until memory
 //! is given back. Both only help them: where one of these answers, its schedule keeps every limit. A group lands as a whole.
 
-use super::list::{Insertion, List};
+use super::list::{Insertion, List, Sending};
 use super::problem::Problem;
 use super::ranks;
 use super::timeline::Timeline;
@@ -39,7 +39,7 @@ pub fn m_topo(p: &Problem) -> Option<Timeline> {
         filled += needs[group];
         p.members.row(group).iter().for_each(|&m| device[m as usize] = current as u32);
     }
-    let mut list = List::planned(p, Insertion::Append, &device);
+    let mut list = List::planned(p, Insertion::Append, Sending::Early, &device);
     for &t in &p.order {
         let home = device[t as usize] as usize;
         if list.excess(t as usize, home) > Bytes::ZERO {

@@ -47,6 +47,23 @@ impl Gaps {
         self.last().max(ready)
     }
 
+    /// Latest start of an idle time of `length` that is at `ready` or later and ends by `deadline`; `None` if there is none.
+    pub fn latest(&self, ready: Nanos, deadline: Nanos, length: Nanos) -> Option<Nanos> {
+        let last = deadline.0.checked_sub(length.0)?;
+        for chunk in self.chunks.iter().rev() {
+            for &(from, to) in chunk.gaps.iter().rev() {
+                if to <= ready.0 {
+                    return None;
+                }
+                let start = last.min(to.saturating_sub(length.0));
+                if start >= from.max(ready.0) {
+                    return Some(Nanos(start));
+                }
+            }
+        }
+        None
+    }
+
     /// Takes `[start, start + length)`, which lies in one gap, or begins where a forgotten one was.
     pub fn take(&mut self, start: Nanos, length: Nanos) {
         let (start, end) = (start.0, start.0.saturating_add(length.0));
@@ -88,6 +105,17 @@ mod tests {
         g.take(Nanos(15), Nanos(5));
         assert_eq!(g.earliest(Nanos(9), Nanos(2)), Nanos(25));
         assert_eq!(g.last(), Nanos(25));
+    }
+
+    #[test]
+    fn the_latest_gap_before_a_deadline_is_found() {
+        let mut g = Gaps::new(Nanos(1));
+        g.take(Nanos(10), Nanos(5));
+        g.take(Nanos(20), Nanos(5));
+        assert_eq!(g.latest(Nanos(0), Nanos(30), Nanos(5)), Some(Nanos(25)));
+        assert_eq!(g.latest(Nanos(0), Nanos(29), Nanos(5)), Some(Nanos(15)));
+        assert_eq!(g.latest(Nanos(0), Nanos(19), Nanos(5)), Some(Nanos(5)));
+        assert_eq!(g.latest(Nanos(6), Nanos(19), Nanos(5)), None);
     }
 
     #[test]

@@ -21,6 +21,15 @@ pub enum Insertion {
     Append,
 }
 
+/// When a new transfer goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sending {
+    /// As soon as it can: the destination holds the copy while it waits.
+    Early,
+    /// As late as its first consumer allows: the source holds the tensor until then.
+    Late,
+}
+
 /// When a task would run on a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Slot {
@@ -37,6 +46,7 @@ pub struct Slot {
 pub struct List<'p> {
     p: &'p Problem,
     insertion: Insertion,
+    sending: Sending,
     device: Vec<u32>,
     start: Vec<Nanos>,
     end: Vec<Nanos>,
@@ -64,6 +74,7 @@ impl<'p> List<'p> {
         List {
             p,
             insertion,
+            sending: Sending::Early,
             device: vec![NOWHERE; p.n_tasks()],
             start: vec![Nanos::ZERO; p.n_tasks()],
             end: vec![Nanos::ZERO; p.n_tasks()],
@@ -81,8 +92,8 @@ impl<'p> List<'p> {
     }
 
     /// Nothing is scheduled, but it is decided that each task will run on its device of `planned`.
-    pub fn planned(p: &'p Problem, insertion: Insertion, planned: &[u32]) -> List<'p> {
-        List { planned: planned.to_vec(), ..List::new(p, insertion) }
+    pub fn planned(p: &'p Problem, insertion: Insertion, sending: Sending, planned: &[u32]) -> List<'p> {
+        List { planned: planned.to_vec(), sending, ..List::new(p, insertion) }
     }
 
     /// Where a task will run, if that is decided.
@@ -141,7 +152,7 @@ impl<'p> List<'p> {
     fn arrivals(&self, task: usize, device: usize, mut f: impl FnMut(u32, Nanos, bool)) {
         // Of several new transfers over one link each comes after the one before it.
         let mut taken: [(u32, Nanos); 8] = [(NOWHERE, Nanos::ZERO); 8];
-        let mut n_taken = 0;
+        let (mut n_taken, mut more) = (0, Vec::new());
         let mut brought = 0;
         let lasting = if self.memory.limited { self.lasting_bytes(task, device) } else { 0 };
         for &x in self.p.inputs.row(task) {
@@ -156,17 +167,17 @@ impl<'p> List<'p> {
                 continue;
             }
             let length = self.p.transfer(x as usize, source, device);
-            let before = taken[..n_taken].iter().position(|t| t.0 == source as u32);
-            let from = before.map_or(made, |i| made.max(taken[i].1));
+            let known = taken[..n_taken].iter_mut().chain(more.iter_mut()).find(|t| t.0 == source as u32);
+            let from = known.as_ref().map_or(made, |t| made.max(t.1));
             brought += self.bytes(x);
             let start = self.transfer_start(x, device, from, length, (lasting, brought));
-            match before {
-                Some(i) => taken[i].1 = start + length,
-                None if n_taken < taken.len() => {
-                    taken[n_taken] = (source as u32, start + length);
-                    n_taken += 1;
-                }
-                None => {}
+            if let Some(t) = known {
+                t.1 = start + length;
+            } else if n_taken < taken.len() {
+                taken[n_taken] = (source as u32, start + length);
+                n_taken += 1;
+            } else {
+                more.push((source as u32, start + length));
             }
             f(x, start + length, true);
         }
@@ -207,44 +218,48 @@ impl<'p> List<'p> {
     /// Runs `task` on `device`, with the transfers that it needs.
     pub fn commit(&mut self, task: usize, device: usize) -> Slot {
         let (mut ready, mut brought) = (Nanos::ZERO, 0);
-        let first_new = self.transfers.len();
-        let lasting = if self.memory.limited { self.lasting_bytes(task, device) } else { 0 };
-        for i in 0..self.p.inputs.row(task).len() {
-            ready = ready.max(self.bring(self.p.inputs.row(task)[i], device, lasting, &mut brought));
-        }
+        let mut new = Vec::new();
+        self.arrivals(task, device, |x, arrival, is_new| {
+            ready = ready.max(arrival);
+            if is_new {
+                brought += self.bytes(x);
+                new.push((x, arrival));
+            }
+        });
         let slot = self.slot_at(task, device, ready, brought);
+        let first_new = self.transfers.len();
+        self.send(&new, device, slot.start);
         self.devices[device].take(slot.start, self.p.cost(task, device));
         (self.device[task], self.start[task], self.end[task]) = (device as u32, slot.start, slot.end);
-        let group = self.p.group_of[task] as usize;
         if self.memory.limited {
             self.hold(task, device, first_new);
         }
-        self.group_device[group] = device as u32;
+        self.group_device[self.p.group_of[task] as usize] = device as u32;
         if self.memory.limited {
             self.release_unneeded(task);
         }
         slot
     }
 
-    /// When a tensor is on a device, sent there if need be. `brought` counts the bytes of new copies.
-    fn bring(&mut self, x: u32, device: usize, lasting: u128, brought: &mut u128) -> Nanos {
-        let producer = self.p.tensors[x as usize].producer as usize;
-        let (source, made) = (self.device[producer] as usize, self.end[producer]);
-        if source == device {
-            return made;
+    /// Makes the transfers of tensors that can be on `device` at the given times, for a task that starts at `deadline`.
+    fn send(&mut self, new: &[(u32, Nanos)], device: usize, deadline: Nanos) {
+        // From the last to the first: each must end before the one after it on its link begins.
+        let mut begun: Vec<(u32, Nanos)> = Vec::new();
+        for &(x, arrival) in new.iter().rev() {
+            let source = self.device[self.p.tensors[x as usize].producer as usize];
+            let length = self.p.transfer(x as usize, source as usize, device);
+            let early = Nanos(arrival.0 - length.0);
+            let link = &mut self.links[source as usize * self.p.n_devices() + device];
+            let next = begun.iter().rev().find(|b| b.0 == source).map_or(deadline, |b| b.1);
+            let late = if self.sending == Sending::Late { link.latest(early, next, length) } else { None };
+            let start = late.unwrap_or(early);
+            link.take(start, length);
+            begun.push((source, start));
+            self.before.push(self.last_transfer[x as usize]);
+            self.last_transfer[x as usize] = self.transfers.len() as u32;
+            let (to, end) = (device as u32, start + length);
+            self.transfers.push(Transfer { tensor: x, from: source, to, start, end });
         }
-        if let Some(there) = self.arrival(x, device) {
-            return there;
-        }
-        let length = self.p.transfer(x as usize, source, device);
-        *brought += self.bytes(x);
-        let start = self.transfer_start(x, device, made, length, (lasting, *brought));
-        self.links[source * self.p.n_devices() + device].take(start, length);
-        let transfer = Transfer { tensor: x, from: source as u32, to: device as u32, start, end: start + length };
-        self.before.push(self.last_transfer[x as usize]);
-        self.last_transfer[x as usize] = self.transfers.len() as u32;
-        self.transfers.push(transfer);
-        start + length
     }
 
     /// Holds what came and was made with a task.

@@ -4,6 +4,7 @@
 
 pub mod algorithms;
 pub mod baechi;
+pub mod fit;
 mod gaps;
 pub mod list;
 mod memory;
@@ -11,6 +12,7 @@ pub mod problem;
 pub mod ranks;
 mod rows;
 pub mod simulate;
+pub mod slices;
 pub mod timeline;
 
 pub use problem::{Device, Links, Parts, Payload, Problem, Refused, Task, Tensor};
