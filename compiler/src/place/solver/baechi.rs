@@ -199,3 +199,47 @@ fn urgent_from(p: &Problem, list: &List, task: usize) -> Nanos {
     };
     p.inputs.row(task).iter().map(arrival).max().unwrap_or_default()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::fit;
+    use super::super::samples::{Dice, Shape, random, violations};
+    use super::*;
+
+    #[test]
+    fn answers_are_valid_and_keep_every_limit() {
+        let mut dice = Dice::new(1);
+        let mut n_fitted = 0;
+        for i in 0..600 {
+            let memory = (i % 4 != 0).then(|| 10 + dice.below(50));
+            let n_devices = 1 + dice.below(4) as usize;
+            let shape = Shape { n_tasks: 2 + dice.below(14) as usize, n_devices, memory, constrained: i % 2 == 0 };
+            let p = random(&mut dice, shape);
+            for timeline in [m_topo(&p), m_etf(&p), m_sct(&p)].into_iter().flatten() {
+                assert_eq!(violations(&p, &timeline), Vec::<String>::new());
+                assert_eq!(fit::excess(&p, &timeline), Bytes::ZERO);
+                n_fitted += usize::from(memory.is_some());
+            }
+            if memory.is_none() {
+                assert!(m_etf(&p).is_some() && m_sct(&p).is_some());
+            }
+        }
+        assert!(n_fitted > 200, "only {n_fitted} limited problems were answered");
+    }
+
+    #[test]
+    fn favourites_match_each_task_once() {
+        let mut dice = Dice::new(2);
+        for _ in 0..50 {
+            let shape = Shape { n_tasks: 12, n_devices: 3, memory: None, constrained: false };
+            let p = random(&mut dice, shape);
+            let child = favourites(&p);
+            let mut chosen: Vec<u32> = child.iter().copied().filter(|&c| c != u32::MAX).collect();
+            assert!((0..12).all(|t| child[t] == u32::MAX || p.successors(t).any(|c| c == child[t])));
+            let n_chosen = chosen.len();
+            chosen.sort_unstable();
+            chosen.dedup();
+            assert_eq!(chosen.len(), n_chosen);
+        }
+    }
+}

@@ -57,6 +57,8 @@ pub struct List<'p> {
     last_transfer: Vec<u32>,
     before: Vec<u32>,
     group_device: Vec<u32>,
+    /// Tasks of a group may be on several devices.
+    ignores_groups: bool,
     /// Device of each task where that is decided beforehand, else empty.
     planned: Vec<u32>,
     memory: Memory,
@@ -84,6 +86,7 @@ impl<'p> List<'p> {
             last_transfer: vec![NOWHERE; p.tensors.len()],
             before: Vec::new(),
             group_device: vec![NOWHERE; p.n_groups()],
+            ignores_groups: false,
             planned: Vec::new(),
             memory: Memory::new(p),
             waiting: (0..p.tensors.len()).map(|x| p.consumers.row(x).len() as u32).collect(),
@@ -94,6 +97,12 @@ impl<'p> List<'p> {
     /// Nothing is scheduled, but it is decided that each task will run on its device of `planned`.
     pub fn planned(p: &'p Problem, insertion: Insertion, sending: Sending, planned: &[u32]) -> List<'p> {
         List { planned: planned.to_vec(), sending, ..List::new(p, insertion) }
+    }
+
+    /// Lets each task of a group be where it likes: what the group would choose if it could be torn apart.
+    pub fn ignore_groups(mut self) -> List<'p> {
+        self.ignores_groups = true;
+        self
     }
 
     /// Where a task will run, if that is decided.
@@ -184,7 +193,14 @@ impl<'p> List<'p> {
     }
 
     /// When a transfer of `x` to `device` can start, at `from` or later, so that `brought` bytes fit there beside `lasting` new ones.
-    fn transfer_start(&self, x: u32, device: usize, from: Nanos, length: Nanos, (lasting, brought): (u128, u128)) -> Nanos {
+    fn transfer_start(
+        &self,
+        x: u32,
+        device: usize,
+        from: Nanos,
+        length: Nanos,
+        (lasting, brought): (u128, u128),
+    ) -> Nanos {
         let source = self.device[self.p.tensors[x as usize].producer as usize] as usize;
         let link = &self.links[source * self.p.n_devices() + device];
         let fits = if self.memory.limited { self.memory.fits(device, from, lasting, brought) } else { from };
@@ -211,7 +227,8 @@ impl<'p> List<'p> {
     /// Transfers of a tensor, the last first.
     fn copies(&self, x: u32) -> impl Iterator<Item = &Transfer> {
         let next = |i: u32| (i != NOWHERE).then_some(i);
-        let chain = std::iter::successors(next(self.last_transfer[x as usize]), move |&i| next(self.before[i as usize]));
+        let chain =
+            std::iter::successors(next(self.last_transfer[x as usize]), move |&i| next(self.before[i as usize]));
         chain.map(|i| &self.transfers[i as usize])
     }
 
@@ -234,7 +251,9 @@ impl<'p> List<'p> {
         if self.memory.limited {
             self.hold(task, device, first_new);
         }
-        self.group_device[self.p.group_of[task] as usize] = device as u32;
+        if !self.ignores_groups {
+            self.group_device[self.p.group_of[task] as usize] = device as u32;
+        }
         if self.memory.limited {
             self.release_unneeded(task);
         }
@@ -332,7 +351,12 @@ impl<'p> List<'p> {
 
     fn lasting_group(&self, task: usize) -> u128 {
         let group = self.p.group_of[task] as usize;
-        let all: &[u32] = if self.group_device[group] == NOWHERE { self.p.members.row(group) } else { &[] };
+        let own = [task as u32];
+        let all: &[u32] = match self.group_device[group] {
+            _ if self.ignores_groups => &own,
+            NOWHERE => self.p.members.row(group),
+            _ => &[],
+        };
         all.iter().map(|&t| u128::from(self.p.resident[t as usize].0)).sum()
     }
 

@@ -11,6 +11,8 @@ mod memory;
 pub mod problem;
 pub mod ranks;
 mod rows;
+#[cfg(test)]
+mod samples;
 pub mod simulate;
 pub mod slices;
 pub mod timeline;

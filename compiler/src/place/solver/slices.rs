@@ -178,7 +178,8 @@ impl<'p> Table<'p> {
         let mut end = n;
         let mut ends = vec![n; n];
         for first in (0..n).rev() {
-            let runs = |&g: &u32| self.p.members.row(g as usize).iter().all(|&t| self.p.cost(t as usize, device).is_finite());
+            let runs =
+                |&g: &u32| self.p.members.row(g as usize).iter().all(|&t| self.p.cost(t as usize, device).is_finite());
             if !self.pieces[first].iter().all(runs) {
                 end = first;
             }
