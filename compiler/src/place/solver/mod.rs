@@ -4,6 +4,8 @@
 
 pub mod algorithms;
 pub mod baechi;
+pub mod bounds;
+pub mod exact;
 pub mod fit;
 mod gaps;
 pub mod list;
