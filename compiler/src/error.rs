@@ -121,6 +121,13 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
+/// So that conversions that cannot fail fit where others may.
+impl From<std::convert::Infallible> for Error {
+    fn from(never: std::convert::Infallible) -> Error {
+        match never {}
+    }
+}
+
 impl From<gristmill_runtime::Error> for Error {
     fn from(e: gristmill_runtime::Error) -> Error {
         use gristmill_runtime::ErrorKind as Rt;

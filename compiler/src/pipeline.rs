@@ -159,8 +159,12 @@ impl Stages<'_> {
 /// The way of a graph of static shapes to a program.
 pub fn lower(graph: Graph, options: &Options) -> Result<Lowered> {
     let mut s = Stages { options, report: Report::default() };
-    let mut request =
-        Request { devices: options.devices.clone(), pins: options.pins.clone(), fallback: options.fallback };
+    let mut request = Request {
+        devices: options.devices.clone(),
+        pins: options.pins.clone(),
+        fallback: options.fallback,
+        ..Request::default()
+    };
     let graph = s.run("fold", |_| {
         // Pins become requests of the model's own nodes, so that no pass joins nodes of different devices.
         let mut pinned = graph.clone();

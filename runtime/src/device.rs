@@ -1,5 +1,9 @@
 //! Device names after TensorFlow's grammar: `/job:worker/replica:0/task:1/device:GPU:2`, or in short `/cpu:0`, `gpu:1`.
 
+mod spec;
+
+pub use spec::{DeviceSpec, Merge};
+
 use crate::error::Error;
 use std::fmt;
 
@@ -15,6 +19,9 @@ pub enum DeviceKind {
 }
 
 impl DeviceKind {
+    /// All kinds.
+    pub const ALL: [DeviceKind; 3] = [DeviceKind::Cpu, DeviceKind::Gpu, DeviceKind::Emu];
+
     /// Upper-case name, as in `/device:CPU:0`.
     pub fn name(self) -> &'static str {
         match self {
@@ -24,17 +31,23 @@ impl DeviceKind {
         }
     }
 
-    fn parse(text: &str) -> Option<DeviceKind> {
-        [DeviceKind::Cpu, DeviceKind::Gpu, DeviceKind::Emu].into_iter().find(|k| k.name().eq_ignore_ascii_case(text))
+    /// The kind of a name in either case.
+    pub fn from_name(text: &str) -> Option<DeviceKind> {
+        DeviceKind::ALL.into_iter().find(|k| k.name().eq_ignore_ascii_case(text))
     }
 }
 
-/// A fully named device. Absent job and task stand for this process.
+/// The job that stands for this process where a full name is printed.
+const LOCAL_JOB: &str = "localhost";
+
+/// A fully named device. An absent job stands for this process.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct DeviceName {
     /// Job, e.g. `worker`; `None` is the local process.
     pub job: Option<String>,
-    /// Task within the job.
+    /// Replica of the job.
+    pub replica: u32,
+    /// Task within the replica.
     pub task: u32,
     /// CPU, GPU or emulator.
     pub kind: DeviceKind,
@@ -45,47 +58,54 @@ pub struct DeviceName {
 impl DeviceName {
     /// A device of this process.
     pub fn local(kind: DeviceKind, index: u32) -> DeviceName {
-        DeviceName { job: None, task: 0, kind, index }
+        DeviceName { job: None, replica: 0, task: 0, kind, index }
     }
 
-    /// Parses `/job:J/task:T/device:GPU:0`, `/device:CPU:0`, `/gpu:1` or `cpu:0`; replica is accepted when it is 0.
+    /// Parses a [`DeviceSpec`] that names one device: `/job:J/replica:R/task:T/device:GPU:0`, `/device:CPU:0`, `/gpu:1` or `cpu:0`. Absent replica
+    /// and task are 0; `/job:localhost` is this process.
     ///
     /// Errors with the offending part and the accepted forms.
     pub fn parse(text: &str) -> Result<DeviceName, Error> {
-        let fail = |part: &str| {
+        let spec = DeviceSpec::parse(text)?;
+        let fail = |why: &str| {
             Error::invalid(format!(
-                "device {text:?}: cannot read {part:?}; expected a form like /device:CPU:0, /gpu:1 or /job:worker/task:0/device:GPU:0"
+                "device {text:?} {why}; expected a form like /device:CPU:0, /gpu:1 or /job:worker/task:0/device:GPU:0"
             ))
         };
-        let mut name = DeviceName::local(DeviceKind::Cpu, 0);
-        let mut seen_device = false;
-        for part in text.trim_start_matches('/').split('/') {
-            let fields: Vec<&str> = part.split(':').collect();
-            let number = |s: &str| s.parse::<u32>().map_err(|_| fail(part));
-            match fields.as_slice() {
-                ["job", job] if !job.is_empty() => name.job = Some((*job).to_owned()),
-                ["replica", "0"] => {}
-                ["task", task] => name.task = number(task)?,
-                ["device", kind, index] | [kind, index] => {
-                    name.kind = DeviceKind::parse(kind).ok_or_else(|| fail(part))?;
-                    name.index = number(index)?;
-                    if std::mem::replace(&mut seen_device, true) {
-                        return Err(fail(part));
-                    }
-                }
-                _ => return Err(fail(part)),
-            }
-        }
-        if seen_device { Ok(name) } else { Err(fail(text)) }
+        let device_type = spec.device_type.ok_or_else(|| fail("has no device type"))?;
+        Ok(DeviceName {
+            job: spec.job.filter(|j| j != LOCAL_JOB),
+            replica: spec.replica.unwrap_or(0),
+            task: spec.task.unwrap_or(0),
+            kind: DeviceKind::from_name(&device_type).ok_or_else(|| fail("is of no known type (cpu, gpu, emu)"))?,
+            index: spec.index.ok_or_else(|| fail("has no index"))?,
+        })
+    }
+
+    /// The job; `localhost` for this process.
+    pub fn job(&self) -> &str {
+        self.job.as_deref().unwrap_or(LOCAL_JOB)
+    }
+
+    /// Whether it is a device of this process.
+    pub fn is_local(&self) -> bool {
+        self.job.is_none() && self.replica == 0 && self.task == 0
+    }
+
+    /// The name with all its parts, as placement logs print it: `/job:localhost/replica:0/task:0/device:CPU:0`.
+    pub fn full(&self) -> String {
+        let DeviceName { replica, task, kind, index, .. } = self;
+        format!("/job:{}/replica:{replica}/task:{task}/device:{}:{index}", self.job(), kind.name())
     }
 }
 
+/// The full name; of a device of this process the short one, `/device:CPU:0`.
 impl fmt::Display for DeviceName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if let Some(job) = &self.job {
-            write!(f, "/job:{job}/task:{}", self.task)?;
+        match self.is_local() {
+            true => write!(f, "/device:{}:{}", self.kind.name(), self.index),
+            false => f.write_str(&self.full()),
         }
-        write!(f, "/device:{}:{}", self.kind.name(), self.index)
     }
 }
 
@@ -99,9 +119,13 @@ mod tests {
             ("cpu:0", "/device:CPU:0"),
             ("/gpu:1", "/device:GPU:1"),
             ("/device:EMU:3", "/device:EMU:3"),
-            ("/job:worker/replica:0/task:2/device:gpu:1", "/job:worker/task:2/device:GPU:1"),
+            ("/job:worker/task:2/device:gpu:1", "/job:worker/replica:0/task:2/device:GPU:1"),
+            ("/job:localhost/replica:0/task:0/device:CPU:0", "/device:CPU:0"),
+            ("/task:1/cpu:0", "/job:localhost/replica:0/task:1/device:CPU:0"),
         ] {
-            assert_eq!(DeviceName::parse(text).unwrap().to_string(), printed);
+            let name = DeviceName::parse(text).unwrap();
+            assert_eq!(name.to_string(), printed);
+            assert_eq!(DeviceName::parse(&name.full()).unwrap(), name);
         }
         for bad in ["", "/", "tpu:0", "cpu", "cpu:x", "/job:/cpu:0", "cpu:0/gpu:0"] {
             assert!(DeviceName::parse(bad).is_err(), "{bad}");

@@ -1,7 +1,7 @@
 //! Runs over several logical devices give what one device gives, wherever nodes are put.
 
 use gristmill::interp::compare::allclose;
-use gristmill::ir::{Graph, NodeId, Op};
+use gristmill::ir::{DeviceRequest, Graph, NodeId, Op};
 use gristmill::onnx;
 use gristmill::place::{DeviceSet, Pin};
 use gristmill::testing::{RandomOptions, Rng, random_graph};
@@ -60,7 +60,8 @@ fn random_graphs_on_random_devices() {
         for id in (0..graph.n_nodes() as u32).map(NodeId) {
             // Some nodes are left to the placer.
             if !rng.one_in(5) {
-                placed.node_mut(id).device = Some(format!("/device:CPU:{}", rng.below(n_devices)).into());
+                let on = DeviceRequest::parse(&format!("/device:CPU:{}", rng.below(n_devices))).unwrap();
+                placed.node_mut(id).device = on.into_requested();
             }
         }
         for opt_level in [0, 2] {

@@ -91,7 +91,7 @@ pub fn signature(g: &Graph, node: &Node) -> u64 {
     use crate::ir::print::PrintOptions;
     let mut text = format!("{} {:?}", node.op.name(), node.op.attrs());
     for r in &node.regions {
-        text += &r.to_text(PrintOptions { elide_above: 0, origins: false });
+        text += &r.to_text(PrintOptions { elide_above: 0, origins: false, asked_by: false });
     }
     for &v in node.inputs.iter().chain(&node.outputs) {
         text += &format!(" {}", g.ty(v));

@@ -17,28 +17,29 @@ use super::dim::Dim;
 use super::graph::{Graph, NodeId, Origin, ValueId};
 use super::ops::{Op, ReduceKind};
 use super::scalar::ScalarOp;
+use super::scope::{NewNode, Scopes};
 use super::types::{Shape, Type};
 use super::verify::verify;
 use crate::error::Result;
 use crate::vecprog::real_bits;
+use gristmill_runtime::device::DeviceSpec;
 use gristmill_runtime::{DType, Tensor};
 use std::panic::Location;
-use std::sync::Arc;
 
 /// Builds a [`Graph`] node by node.
 ///
 /// Every method that adds a node returns an error when the operands do not fit. Nodes carry the innermost origin set by
 /// [`GraphBuilder::set_origin`], or else file and line of the calling Rust code.
 pub struct GraphBuilder {
-    graph: Graph,
+    pub(super) graph: Graph,
+    pub(super) scopes: Scopes,
     origin: Option<Origin>,
-    device: Option<Arc<str>>,
 }
 
 impl GraphBuilder {
     /// A builder of an empty graph.
     pub fn new(name: &str) -> GraphBuilder {
-        GraphBuilder { graph: Graph::new(name), origin: None, device: None }
+        GraphBuilder { graph: Graph::new(name), scopes: Scopes::default(), origin: None }
     }
 
     /// The graph so far.
@@ -54,14 +55,6 @@ impl GraphBuilder {
     /// Origin of the nodes to come, e.g. a node path of the user's model.
     pub fn set_origin(&mut self, origin: &str) {
         self.origin = Some(Origin::new(origin));
-    }
-
-    /// Runs `f` with a device request, e.g. `/device:CPU:1`, on all nodes it adds.
-    pub fn on_device<T>(&mut self, device: &str, f: impl FnOnce(&mut GraphBuilder) -> T) -> T {
-        let outer = self.device.replace(device.into());
-        let result = f(self);
-        self.device = outer;
-        result
     }
 
     /// Adds an input.
@@ -100,16 +93,29 @@ impl GraphBuilder {
     /// Adds an op with regions.
     #[track_caller]
     pub fn add_with_regions(&mut self, op: Op, inputs: &[ValueId], regions: Vec<Graph>) -> Result<Vec<ValueId>> {
-        let origin = self.origin.clone().unwrap_or_else(|| {
-            let at = Location::caller();
-            Origin::new(&format!("{}:{}", at.file(), at.line()))
-        });
+        // Asked here, since a closure would be its own caller.
+        let at = Location::caller();
+        let origin = self.origin.clone().unwrap_or_else(|| Origin::new(&format!("{}:{}", at.file(), at.line())));
+        let is_placed = !matches!(op, Op::Constant { .. });
         let results = self.graph.add_with_regions(op, inputs, regions, &origin)?;
-        if let Some(d) = &self.device {
-            let last = NodeId(self.graph.n_nodes() as u32 - 1);
-            self.graph.node_mut(last).device = Some(d.clone());
+        if is_placed && self.scopes.is_any() {
+            self.apply_scopes()?;
         }
         Ok(results)
+    }
+
+    /// Gives the last node what the open scopes ask for.
+    fn apply_scopes(&mut self) -> Result<()> {
+        let last = NodeId(self.graph.n_nodes() as u32 - 1);
+        let node = self.graph.node(last);
+        let results: Vec<Type> = node.outputs.iter().map(|&v| self.graph.ty(v).clone()).collect();
+        let new =
+            NewNode { op: &node.op, origin: node.origin.as_str(), results: &results, device: &DeviceSpec::default() };
+        let request = self.scopes.request(new).map_err(|e| e.at_origin(&node.origin))?;
+        let node = self.graph.node_mut(last);
+        node.device = request.into_requested();
+        node.control = self.scopes.after();
+        Ok(())
     }
 
     /// A constant.

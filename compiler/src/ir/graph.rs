@@ -3,6 +3,7 @@
 use super::constant::ConstData;
 use super::dim::Bindings;
 use super::ops::Op;
+use super::request::Requested;
 use super::types::Type;
 use crate::error::{Error, Result};
 use gristmill_runtime::Tensor;
@@ -72,8 +73,8 @@ pub struct Node {
     pub control: Vec<NodeId>,
     /// Where it comes from.
     pub origin: Origin,
-    /// Requested device, or the placed one after placement.
-    pub device: Option<Arc<str>>,
+    /// What is asked of its device, or the placed one after placement.
+    pub device: Requested,
 }
 
 /// A named result of a graph.

@@ -9,7 +9,9 @@ mod infer;
 pub mod ops;
 pub mod parse;
 pub mod print;
+pub mod request;
 pub mod scalar;
+pub mod scope;
 pub mod types;
 pub mod verify;
 
@@ -19,7 +21,9 @@ pub use dim::{Bindings, Dim};
 pub use graph::{Def, Graph, Node, NodeId, Origin, Output, Value, ValueId};
 pub use infer::broadcast_shapes;
 pub use ops::{ClusterKind, Extremum, Layout, Op, OpClass, PadMode, PoolKind, ReduceKind, ScatterKind, Window};
+pub use request::{AskedBy, DeviceRequest, Requested};
 pub use scalar::{Real, ScalarOp};
+pub use scope::{DeviceFunction, DeviceScope, NewNode, ScopeToken};
 pub use types::{Shape, Type};
 #[cfg(test)]
 mod tests;

@@ -3,9 +3,12 @@
 use super::attr::{Attr, split_quoted, split_top, unquote};
 use super::graph::{Graph, Node, NodeId, Origin, ValueId};
 use super::ops::Op;
+use super::request::{AskedBy, DeviceRequest};
 use super::types::{Shape, Type};
 use crate::error::{Error, Result};
 use gristmill_runtime::DType;
+use gristmill_runtime::device::DeviceSpec;
+use std::sync::Arc;
 
 /// Regions may nest this deep.
 const MAX_DEPTH: usize = 64;
@@ -200,7 +203,7 @@ impl<'t> Cursor<'t> {
                 self.eat(",");
             }
         }
-        let device = if self.eat("on ") { Some(self.quoted()?) } else { None };
+        let device = self.request()?;
         let origin = if self.eat("@") { Origin::new(&self.quoted()?) } else { Origin::default() };
         let results = g.add_with_regions(op, &inputs, regions, &origin).map_err(|e| self.error(e))?;
         let last = NodeId(g.n_nodes() as u32 - 1);
@@ -209,8 +212,28 @@ impl<'t> Cursor<'t> {
         }
         let node: &mut Node = g.node_mut(last);
         node.control = control;
-        node.device = device.map(Into::into);
+        node.device = device.map(Arc::new);
         Ok(results)
+    }
+
+    /// `on "/device:CPU:1" by "who" with "group" by "who"`, any of it.
+    fn request(&mut self) -> Result<Option<DeviceRequest>> {
+        let mut request = None;
+        if self.eat("on ") {
+            let spec = self.quoted()?;
+            let spec = DeviceSpec::parse(&spec).map_err(|e| self.error(e))?;
+            request = Some(DeviceRequest::of(spec, self.asked_by()?));
+        }
+        while self.eat("with ") {
+            let group = self.quoted()?;
+            let asked_by = self.asked_by()?;
+            request.get_or_insert_with(DeviceRequest::default).groups.insert(group.into(), asked_by);
+        }
+        Ok(request)
+    }
+
+    fn asked_by(&mut self) -> Result<AskedBy> {
+        if self.eat("by ") { Ok(AskedBy::new(&self.quoted()?)) } else { Ok(AskedBy::default()) }
     }
 
     fn op(&self, name: &str, attrs: &str) -> Result<Op> {

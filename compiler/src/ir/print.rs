@@ -3,7 +3,7 @@
 //! ```text
 //! graph "mlp" {
 //!   %0 = input "x": f32[batch, 784]
-//!   %1: f32[batch, 10] = matmul(%0, %2) {attr = value} (region graph { .. }) after(#3) on "/device:CPU:0" @ "/fc/MatMul"
+//!   %1: f32[batch, 10] = matmul(%0, %2) {attr = value} (region graph { .. }) after(#3) on "/device:CPU:0" by "who" with "group" @ "/fc/MatMul"
 //!   output "y" %1
 //! }
 //! ```
@@ -22,13 +22,15 @@ pub struct PrintOptions {
     pub elide_above: usize,
     /// Print origins.
     pub origins: bool,
+    /// Print who asked for a device.
+    pub asked_by: bool,
 }
 
 impl PrintOptions {
     /// Everything, as the parser reads it.
-    pub const FULL: PrintOptions = PrintOptions { elide_above: usize::MAX, origins: true };
-    /// For people: large constants elided.
-    pub const SHORT: PrintOptions = PrintOptions { elide_above: 16, origins: true };
+    pub const FULL: PrintOptions = PrintOptions { elide_above: usize::MAX, origins: true, asked_by: true };
+    /// For people: large constants elided, and who asked for devices.
+    pub const SHORT: PrintOptions = PrintOptions { elide_above: 16, origins: true, asked_by: false };
 }
 
 impl fmt::Display for Graph {
@@ -103,7 +105,7 @@ impl Printer<'_> {
             write!(out, " after({})", ids.join(", "))?;
         }
         if let Some(d) = &node.device {
-            write!(out, " on {d:?}")?;
+            write!(out, " {}", d.to_text(self.options.asked_by))?;
         }
         if self.options.origins && !node.origin.as_str().is_empty() {
             write!(out, " @ {:?}", node.origin.as_str())?;

@@ -12,7 +12,7 @@ fn sample() -> Graph {
     let y = b.matmul(x, w).unwrap();
     let z = b.matmul(x, big).unwrap();
     let s = b.add_(y, z).unwrap();
-    let s = b.on_device("/device:CPU:1", |b| b.map(ScalarOp::LeakyRelu { alpha: Real(0.01) }, &[s])).unwrap();
+    let s = b.with_device("/device:CPU:1", |b| b.map(ScalarOp::LeakyRelu { alpha: Real(0.01) }, &[s])).unwrap();
     let t = b.add(Op::TopK { k: 2.into(), axis: 1, largest: true }, &[s]).unwrap();
     let c = b.map(ScalarOp::Cast(DType::F16), &[t[0]]).unwrap();
     let cond = b.scalar(DType::Bool, 1.0);

@@ -12,7 +12,7 @@ pub mod check;
 mod print;
 
 use crate::error::{Error, Result};
-use crate::ir::{Def, Graph, Node, NodeId, Op, Origin, Type, ValueId};
+use crate::ir::{Def, DeviceRequest, Graph, Node, NodeId, Op, Origin, Type, ValueId};
 use crate::place::Placement;
 use crate::{DType, Tensor};
 use gristmill_runtime::device::DeviceName;
@@ -193,7 +193,7 @@ impl<'g> Splitter<'g> {
         let part = self.parts.get_mut(&d).expect("every device in use has a part");
         let outputs = part.graph.add_with_regions(op, inputs, regions, origin)?;
         let id = NodeId(part.graph.n_nodes() as u32 - 1);
-        part.graph.node_mut(id).device = Some(Arc::from(part.device.to_string()));
+        part.graph.node_mut(id).device = Some(Arc::new(DeviceRequest::from(&part.device)));
         part.nodes.push(old);
         Ok((id, outputs))
     }

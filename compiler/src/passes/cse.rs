@@ -2,9 +2,8 @@
 
 use super::Rebuild;
 use crate::error::Result;
-use crate::ir::{Graph, Node, Op, OpClass, ValueId};
+use crate::ir::{Graph, Node, Op, OpClass, Requested, ValueId};
 use std::collections::HashMap;
-use std::sync::Arc;
 
 /// True for nodes that must stay even when their results are not used, or that differ although they look the same.
 fn has_effect(node: &Node) -> bool {
@@ -32,7 +31,7 @@ pub fn dce(g: &Graph) -> Result<Graph> {
 
 /// Merges nodes of the same op, attributes, operands and device; nodes with regions or effects are left alone.
 pub fn cse(g: &Graph) -> Result<Graph> {
-    type Key = (Op, Vec<ValueId>, Option<Arc<str>>);
+    type Key = (Op, Vec<ValueId>, Requested);
     // What is behind the lock of a constant's file has no part in its equality.
     #[allow(clippy::mutable_key_type)]
     let mut seen: HashMap<Key, Vec<ValueId>> = HashMap::new();

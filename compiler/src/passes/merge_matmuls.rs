@@ -3,9 +3,8 @@
 use super::Rebuild;
 use crate::error::Result;
 use crate::interp;
-use crate::ir::{ConstData, Dim, Graph, Node, NodeId, Op, OpClass, ScalarOp, ValueId};
+use crate::ir::{ConstData, Dim, Graph, Node, NodeId, Op, OpClass, Requested, ScalarOp, ValueId};
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 /// One product and the bias that follows it alone, if any.
 struct Member {
@@ -49,7 +48,7 @@ pub fn merge_matmuls(g: &Graph) -> Result<Graph> {
 fn find_groups(g: &Graph) -> Vec<Vec<Member>> {
     let users = g.users();
     let is_output = |v: ValueId| g.outputs.iter().any(|o| o.value == v);
-    let mut by_lhs: BTreeMap<(ValueId, Option<Arc<str>>), Vec<Member>> = BTreeMap::new();
+    let mut by_lhs: BTreeMap<(ValueId, Requested), Vec<Member>> = BTreeMap::new();
     for (id, node) in g.nodes() {
         if node.op != Op::MatMul {
             continue;
@@ -79,13 +78,7 @@ fn find_groups(g: &Graph) -> Vec<Vec<Member>> {
 }
 
 /// The addition of a constant row of `n` columns to `product`, if `user` is one.
-fn bias_of(
-    g: &Graph,
-    user: NodeId,
-    product: ValueId,
-    n: usize,
-    device: &Option<Arc<str>>,
-) -> Option<(NodeId, ConstData)> {
+fn bias_of(g: &Graph, user: NodeId, product: ValueId, n: usize, device: &Requested) -> Option<(NodeId, ConstData)> {
     let node = g.node(user);
     if node.op != Op::Map(ScalarOp::Add) || node.device != *device || g.ty(node.outputs[0]) != g.ty(product) {
         return None;

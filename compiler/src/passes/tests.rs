@@ -45,7 +45,7 @@ fn equal_nodes_merge_but_devices_keep_apart() {
     let mut b = GraphBuilder::new("g");
     let x = b.input("x", DType::F32, [2usize]);
     let (p, q) = (b.map(ScalarOp::Exp, &[x]).unwrap(), b.map(ScalarOp::Exp, &[x]).unwrap());
-    let r = b.on_device("/device:CPU:1", |b| b.map(ScalarOp::Exp, &[x])).unwrap();
+    let r = b.with_device("/device:CPU:1", |b| b.map(ScalarOp::Exp, &[x])).unwrap();
     let s = b.add_(p, q).unwrap();
     let s = b.add_(s, r).unwrap();
     b.output("s", s);

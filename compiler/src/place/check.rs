@@ -2,11 +2,14 @@
 //!
 //! Invariants:
 //! 1. every node but constants has one device of the set, on which it can run;
-//! 2. pins and requests hold, unless the fallback let them go and the reason says so;
-//! 3. nodes that use the same variable are on one device;
-//! 4. predicted times: nodes of one device do not overlap, and no node starts before its operands are made.
+//! 2. pins and requests hold, unless the fallback let them go and the reason says so; job, replica and task hold even then. Of a node that
+//!    uses a variable, that of another user may count instead, if the reason says so;
+//! 3. nodes that use the same variable are on one device, where its state is if there is any;
+//! 4. nodes of one colocation group are on one device, unless the fallback let one go and a warning or the log says so;
+//! 5. predicted times: nodes of one device do not overlap, and no node starts before its operands are made.
 
-use super::{Fallback, Placed, Placement, Reason, Request, lacks_kernels};
+use super::pins::{paths, wishes};
+use super::{Fallback, Placed, Placement, Reason, Request};
 use crate::error::{Error, Result};
 use crate::ir::{Def, Graph, Node, Op};
 use std::collections::BTreeMap;
@@ -30,10 +33,15 @@ pub fn check(g: &Graph, request: &Request, placement: &Placement) -> Result<()> 
                     if *of_variable.entry(variable).or_insert(p.device) != p.device {
                         problems.push(format!("{at} is not with the other users of variable {variable:?}"));
                     }
+                    let state = request.state.get(&(variable.0.to_owned(), variable.1.to_owned()));
+                    if state.is_some_and(|s| Some(s) != placement.devices.get(p.device)) {
+                        problems.push(format!("{at} is not where variable {variable:?} is"));
+                    }
                 }
             }
         }
     }
+    check_groups(g, request, placement, &mut problems);
     check_overlap(placement, &mut problems);
     if problems.is_empty() {
         return Ok(());
@@ -53,21 +61,51 @@ fn check_device(
         problems.push(format!("{at} is on device {} of {}", p.device, placement.devices.len()));
         return;
     };
-    if let Some(why) = lacks_kernels(name.kind) {
+    let Some(device) = request.devices.devices.iter().find(|d| d.name == *name) else {
+        problems.push(format!("{at} is on {name}, which is not in the set"));
+        return;
+    };
+    if let Some(why) = device.kernels.lacks(node) {
         problems.push(format!("{at} is on {name}: {why}"));
     }
+    if matches!(p.reason, Reason::Overridden(_)) && !crate::schedule::variable_uses(node).is_empty() {
+        return;
+    }
     let let_go = matches!(p.reason, Reason::Fallback(_)) && request.fallback != Fallback::Error;
-    let path = node.origin.as_str();
-    let pin = request.pins.iter().rev().find(|pin| !path.is_empty() && pin.pattern.is_match(path));
-    let wish = match (pin, &node.device) {
-        (Some(pin), None) => Some(pin.device.clone()),
-        // Pins that were written into the graph are its requests.
-        (Some(pin), Some(_)) if !pin.is_used => Some(pin.device.clone()),
-        (_, Some(d)) => super::DeviceSpec::parse(d).ok(),
-        (None, None) => None,
-    };
-    if wish.is_some_and(|w| !w.fits(name)) && !let_go {
-        problems.push(format!("{at} is on {name} against its request"));
+    for (path, wish) in wishes(node, &request.pins) {
+        let wanted = if let_go { wish.spec.relaxed() } else { wish.spec };
+        if !wanted.fits(name) {
+            problems.push(format!("{at} is on {name} against the request {wanted} of {path:?}"));
+        }
+    }
+}
+
+/// Every colocation group that a node asks to be in, with the nodes of that name.
+fn check_groups(g: &Graph, request: &Request, placement: &Placement, problems: &mut Vec<String>) {
+    let mut members: BTreeMap<String, Vec<usize>> = BTreeMap::new();
+    for (id, node) in g.nodes() {
+        for (_, wish) in wishes(node, &request.pins) {
+            wish.groups.keys().for_each(|k| members.entry(k.to_string()).or_default().push(id.0 as usize));
+        }
+    }
+    for (id, node) in g.nodes() {
+        for path in paths(node) {
+            if let Some(members) = members.get_mut(path) {
+                members.push(id.0 as usize);
+            }
+        }
+    }
+    for (group, members) in members {
+        let mut devices: Vec<usize> =
+            members.iter().filter_map(|&m| placement.nodes[m].as_ref()).map(|p| p.device).collect();
+        devices.sort_unstable();
+        devices.dedup();
+        let said = || {
+            placement.warnings.iter().chain(&placement.log).any(|l| l.contains(&format!("colocation group '{group}'")))
+        };
+        if devices.len() > 1 && (request.fallback == Fallback::Error || !said()) {
+            problems.push(format!("the nodes of colocation group {group:?} are on {} devices", devices.len()));
+        }
     }
 }
 

@@ -1,21 +1,10 @@
-//! Device sets and device specifications, after TensorFlow's grammar.
+//! Device sets: the logical devices of a request.
 
+use super::conflict::near_device;
+use super::kernels::Kernels;
 use crate::cost::{Bytes, DeviceProfile, LinkProfile};
 use crate::error::{Error, Result};
-use crate::nearest::nearest;
-use gristmill_runtime::device::{DeviceKind, DeviceName};
-use std::fmt;
-
-const KINDS: [(&str, DeviceKind); 3] = [("CPU", DeviceKind::Cpu), ("GPU", DeviceKind::Gpu), ("EMU", DeviceKind::Emu)];
-
-fn kind_of(text: &str) -> Option<DeviceKind> {
-    KINDS.into_iter().find(|(name, _)| name.eq_ignore_ascii_case(text)).map(|(_, kind)| kind)
-}
-
-/// Why nothing can run on a kind of device, if so.
-pub fn lacks_kernels(kind: DeviceKind) -> Option<String> {
-    (kind != DeviceKind::Cpu).then(|| format!("no code generator for {} yet", kind.name()))
-}
+use gristmill_runtime::device::{DeviceKind, DeviceName, DeviceSpec};
 
 /// A logical device.
 #[derive(Clone, Debug, PartialEq)]
@@ -26,6 +15,8 @@ pub struct Device {
     pub profile: DeviceProfile,
     /// Most bytes that it may hold at a time.
     pub memory_limit: Option<Bytes>,
+    /// The ops that it can run.
+    pub kernels: Kernels,
 }
 
 /// The logical devices of a request, in order of preference among equals.
@@ -51,6 +42,7 @@ impl DeviceSet {
             name: name.clone(),
             profile: DeviceProfile { kind: name.kind, ..DeviceProfile::this_cpu(n_threads / n_cpus) },
             memory_limit: None,
+            kernels: Kernels::of(name.kind),
         };
         DeviceSet { devices: names.iter().map(device).collect(), link: LinkProfile::IN_PROCESS }
     }
@@ -91,11 +83,8 @@ impl DeviceSet {
     /// The error for a specification that fits no device.
     pub fn unknown(&self, spec: &DeviceSpec) -> Error {
         let names: Vec<String> = self.devices.iter().map(|d| d.name.to_string()).collect();
-        let near = nearest(&spec.to_string(), names.iter().map(String::as_str), 1);
-        let hint = near.first().map_or("--devices with the device in it".to_owned(), |n| {
-            format!("{n}, or --devices with the device in it")
-        });
-        Error::invalid(format!("device {spec} is not in the set; available: {}", names.join(", "))).hint(hint)
+        Error::invalid(format!("device {spec} is not in the set; available: {}", names.join(", ")))
+            .hint(near_device(spec, self))
     }
 }
 
@@ -109,86 +98,12 @@ fn devices_of(part: &str, whole: &str) -> Result<Vec<DeviceName>> {
         return Ok(vec![DeviceName::parse(part)?]);
     }
     let (kind, count) = part.split_once(':').unwrap_or((part, "1"));
-    let kind = kind_of(kind).ok_or_else(|| fail(format!("unknown kind of device {kind:?}; known: cpu, gpu, emu")))?;
+    let kind = DeviceKind::from_name(kind)
+        .ok_or_else(|| fail(format!("unknown kind of device {kind:?}; known: cpu, gpu, emu")))?;
     match count.parse::<u32>() {
         Ok(0) => Err(fail(format!("{part:?} is zero devices"))),
         Ok(n) if n <= 1024 => Ok((0..n).map(|i| DeviceName::local(kind, i)).collect()),
         _ => Err(fail(format!("{count:?} is not a number of devices up to 1024"))),
-    }
-}
-
-/// A partly named device: fields that are absent fit anything.
-#[derive(Clone, Debug, PartialEq, Eq, Default)]
-pub struct DeviceSpec {
-    /// Job.
-    pub job: Option<String>,
-    /// Task within the job.
-    pub task: Option<u32>,
-    /// Kind.
-    pub kind: Option<DeviceKind>,
-    /// Index among the devices of the kind.
-    pub index: Option<u32>,
-}
-
-impl DeviceSpec {
-    /// Reads `""`, `/`, or parts in any order, the last of a kind winning: `/job:NAME`, `/replica:0`, `/task:N`, `/device:KIND[:N]`, `/cpu:N`,
-    /// `gpu`; `*` leaves a field open. Case of the kind does not matter.
-    pub fn parse(text: &str) -> Result<DeviceSpec> {
-        let fail = |why: &str| {
-            Error::invalid(format!("device {text:?}: {why}"))
-                .hint("a form like /device:CPU:0, /gpu:1, cpu or /job:worker/task:0/device:GPU:0")
-        };
-        let mut spec = DeviceSpec::default();
-        for part in text.split('/').filter(|p| !p.is_empty()) {
-            let fields: Vec<&str> = part.split(':').collect();
-            let number = |s: &str| match s {
-                "*" => Ok(None),
-                _ => s.parse::<u32>().map(Some).map_err(|_| fail(&format!("{s:?} is not a number"))),
-            };
-            match fields.as_slice() {
-                ["job", job] if !job.is_empty() => spec.job = (*job != "*").then(|| (*job).to_owned()),
-                ["replica", "0" | "*"] => {}
-                ["task", n] => spec.task = number(n)?,
-                ["device", rest @ ..] | rest if (1..=2).contains(&rest.len()) => {
-                    spec.kind = match rest[0] {
-                        "*" => None,
-                        kind => Some(
-                            kind_of(kind)
-                                .ok_or_else(|| fail(&format!("unknown kind {kind:?}; known: cpu, gpu, emu")))?,
-                        ),
-                    };
-                    spec.index = rest.get(1).map_or(Ok(None), |n| number(n))?;
-                }
-                _ => return Err(fail(&format!("cannot read {part:?}"))),
-            }
-        }
-        Ok(spec)
-    }
-
-    /// Whether a device is one of those meant.
-    pub fn fits(&self, name: &DeviceName) -> bool {
-        self.job.as_ref().is_none_or(|j| Some(j) == name.job.as_ref())
-            && self.task.is_none_or(|t| t == name.task)
-            && self.kind.is_none_or(|k| k == name.kind)
-            && self.index.is_none_or(|i| i == name.index)
-    }
-
-    /// The specification without kind and index, to which soft placement falls back.
-    pub fn relaxed(&self) -> DeviceSpec {
-        DeviceSpec { kind: None, index: None, ..self.clone() }
-    }
-}
-
-impl fmt::Display for DeviceSpec {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if let Some(job) = &self.job {
-            write!(f, "/job:{job}")?;
-        }
-        if let Some(task) = self.task {
-            write!(f, "/task:{task}")?;
-        }
-        let index = self.index.map_or("*".to_owned(), |i| i.to_string());
-        write!(f, "/device:{}:{index}", self.kind.map_or("*", DeviceKind::name))
     }
 }
 
@@ -220,21 +135,5 @@ mod tests {
         --devices "cpu:2,/cpu:1": /device:CPU:1 is named twice
         --devices "," names no device
         "#);
-    }
-
-    #[test]
-    fn specs_follow_tensorflow() {
-        for (text, printed) in [
-            ("", "/device:*:*"),
-            ("/gpu:*", "/device:GPU:*"),
-            ("cpu", "/device:CPU:*"),
-            ("/job:ps/task:1", "/job:ps/task:1/device:*:*"),
-            ("/device:gpu:0/device:CPU:1", "/device:CPU:1"),
-        ] {
-            assert_eq!(DeviceSpec::parse(text).unwrap().to_string(), printed);
-        }
-        for bad in ["/device:TPU:0", "/task:x", "a:b:c", "/job:"] {
-            assert!(DeviceSpec::parse(bad).is_err(), "{bad}");
-        }
     }
 }

@@ -5,16 +5,22 @@
 
 pub mod algorithms;
 pub mod check;
+mod colocate;
+mod conflict;
 mod device;
+mod kernels;
 mod pins;
 mod print;
 pub mod problem;
+mod resolve;
 pub mod simulate;
 pub mod solver;
 pub mod task_graph;
 
-pub use device::{Device, DeviceSet, DeviceSpec, lacks_kernels};
-pub use pins::{Fallback, Pin, Request, apply_pins};
+pub use device::{Device, DeviceSet};
+pub use gristmill_runtime::device::DeviceSpec;
+pub use kernels::{Kernels, lacks_kernels};
+pub use pins::{Fallback, Pin, PinTarget, Request, apply_pins};
 
 use crate::cost::{Bytes, CostModel, Nanos};
 use crate::error::{Error, ErrorKind, Result};
@@ -28,16 +34,16 @@ use std::fmt;
 /// Why a node is where it is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reason {
-    /// A pin asked for it.
-    Pin(String),
-    /// The graph asked for it.
-    Request(String),
-    /// A pin or request could not be had, and the fallback allowed another device.
+    /// A pin, a scope or the graph asked for it: who.
+    Asked(String),
+    /// What was asked could not be had, and the fallback allowed another device.
     Fallback(String),
+    /// Another use of the same variable asked for a different device, and counts more: the line that says so.
+    Overridden(String),
     /// No other device can run it.
     OnlyDevice,
-    /// It uses the same variable as other nodes there.
-    Colocated,
+    /// It must be with another node: through what, and which.
+    Colocated(String),
     /// The winning algorithm chose it.
     Chosen,
 }
@@ -45,11 +51,11 @@ pub enum Reason {
 impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Reason::Pin(pin) => write!(f, "pin {pin:?}"),
-            Reason::Request(device) => write!(f, "requested device {device:?}"),
+            Reason::Asked(who) => f.write_str(who),
             Reason::Fallback(wish) => write!(f, "fallback from {wish}"),
+            Reason::Overridden(line) => f.write_str(line),
             Reason::OnlyDevice => f.write_str("only device"),
-            Reason::Colocated => f.write_str("same variable"),
+            Reason::Colocated(why) => write!(f, "colocated: {why}"),
             Reason::Chosen => f.write_str("least makespan"),
         }
     }
@@ -98,6 +104,8 @@ pub struct Placement {
     pub candidates: Vec<Candidate>,
     /// Requests that were let go.
     pub warnings: Vec<String>,
+    /// Requests that were let go quietly, as [`Fallback::Allow`] wants it.
+    pub log: Vec<String>,
 }
 
 impl Placement {
@@ -119,17 +127,19 @@ impl Placement {
             makespan: Nanos(node_devices.len() as u64),
             candidates: Vec::new(),
             warnings: Vec::new(),
+            log: Vec::new(),
         }
     }
 }
 
 /// Places the nodes of a graph, usually of clusters.
 ///
-/// Errors, all at once, when a pin finds nothing, a request names a device that is not in the set or that has no kernel for the node, or
-/// memory limits cannot be kept.
+/// Errors, all at once, when a pin finds nothing, a request names a device that is not in the set or that has no kernel for the node, nodes that
+/// must be together cannot be, or memory limits cannot be kept.
 pub fn place(g: &Graph, request: &Request, costs: &CostModel) -> Result<Placement> {
-    let (allowed, warnings) = pins::resolve(g, request)?;
-    let problem = Problem::of(g, &allowed, &request.devices, costs)?;
+    let resolved = resolve::resolve(g, request)?;
+    let allowed = &resolved.allowed;
+    let problem = Problem::of(g, &resolved, &request.devices, costs);
     let (candidates, best) = run_portfolio(&problem, &request.devices);
     let Some((device, timeline, algorithm)) = best else {
         return Err(out_of_memory(&candidates, &problem, &request.devices));
@@ -137,8 +147,7 @@ pub fn place(g: &Graph, request: &Request, costs: &CostModel) -> Result<Placemen
     let mut nodes: Vec<Option<Placed>> = vec![None; g.n_nodes()];
     for (t, task) in problem.tasks.iter().enumerate() {
         let (start, end) = timeline.tasks[t];
-        let asked = allowed[task.node.0 as usize].as_ref().map_or(Reason::Chosen, |a| a.reason.clone());
-        let reason = if asked == Reason::Chosen && task.group.is_some() { Reason::Colocated } else { asked };
+        let reason = allowed[task.node.0 as usize].as_ref().map_or(Reason::Chosen, |a| a.reason.clone());
         nodes[task.node.0 as usize] = Some(Placed { device: device[t], start, end, reason });
     }
     Ok(Placement {
@@ -148,7 +157,8 @@ pub fn place(g: &Graph, request: &Request, costs: &CostModel) -> Result<Placemen
         makespan: timeline.makespan,
         peak_bytes: timeline.peak_bytes,
         candidates: candidates.into_iter().map(|(c, _)| c).collect(),
-        warnings,
+        warnings: resolved.warnings,
+        log: resolved.log,
     })
 }
 
@@ -157,7 +167,7 @@ type Solution = (Vec<usize>, Timeline, String);
 /// All algorithms, simulated; and the best one that keeps the memory limits.
 fn run_portfolio(p: &Problem, set: &DeviceSet) -> (Vec<(Candidate, Vec<Bytes>)>, Option<Solution>) {
     let mut proposals: Vec<(String, Vec<usize>)> = Vec::new();
-    for (d, device) in set.devices.iter().enumerate().filter(|(_, d)| lacks_kernels(d.name.kind).is_none()) {
+    for (d, device) in set.devices.iter().enumerate().filter(|(_, d)| d.kernels.lacks_all().is_none()) {
         proposals.push((format!("single {}", device.name), algorithms::single(p, d)));
     }
     if proposals.len() > 1 {

@@ -1,12 +1,11 @@
 //! The bare placement problem: tasks with a cost on each device, tensors between them, groups that stay together.
 
 use super::device::DeviceSet;
-use super::pins::Allowed;
+use super::resolve::Resolved;
 use crate::cost::{Bytes, CostModel, LinkProfile, Nanos};
-use crate::error::{Error, Result};
 use crate::ir::{Graph, NodeId, Op};
-use crate::schedule::{Variable, node_deps, variable_uses};
-use std::collections::{BTreeMap, BTreeSet};
+use crate::schedule::node_deps;
+use std::collections::BTreeSet;
 
 /// A tensor, or an ordering edge of no bytes, from one task to others.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -59,19 +58,19 @@ pub struct Problem {
 
 impl Problem {
     /// The problem of a graph whose nodes (but constants) may be on the given devices.
-    pub(super) fn of(g: &Graph, allowed: &[Option<Allowed>], set: &DeviceSet, costs: &CostModel) -> Result<Problem> {
+    pub(super) fn of(g: &Graph, resolved: &Resolved, set: &DeviceSet, costs: &CostModel) -> Problem {
         let memory = set.devices.iter().map(|d| d.memory_limit).collect();
         let mut p = Problem {
             tasks: Vec::new(),
             tensors: Vec::new(),
             n_devices: set.devices.len(),
-            n_groups: 0,
+            n_groups: resolved.n_groups,
             link: set.link,
             memory,
         };
         let mut task_of: Vec<Option<usize>> = vec![None; g.n_nodes()];
         for (id, node) in g.nodes() {
-            let Some(allowed) = &allowed[id.0 as usize] else { continue };
+            let Some(allowed) = &resolved.allowed[id.0 as usize] else { continue };
             let mut cost = vec![Nanos::INFINITY; p.n_devices];
             let times = profile_times(g, id, set, costs);
             allowed.devices.iter().for_each(|&d| cost[d] = times[d]);
@@ -87,13 +86,12 @@ impl Problem {
                 outputs: Vec::new(),
                 constants,
                 result_bytes: node.outputs.iter().map(|&v| costs.bytes(g.ty(v))).sum(),
-                group: None,
+                group: allowed.group,
                 is_view: is_view(g, id),
             });
         }
         p.add_tensors(g, &task_of, costs);
-        p.add_groups(g)?;
-        Ok(p)
+        p
     }
 
     fn add_tensors(&mut self, g: &Graph, task_of: &[Option<usize>], costs: &CostModel) {
@@ -124,55 +122,6 @@ impl Problem {
         self.tasks[producer].outputs.push(tensor);
         consumers.iter().for_each(|&c| self.tasks[c].inputs.push(tensor));
         self.tensors.push(Tensor { producer, bytes, consumers });
-    }
-
-    /// Nodes that use the same variable form a group, on devices that all of them may be on.
-    fn add_groups(&mut self, g: &Graph) -> Result<()> {
-        let mut group_of: BTreeMap<Variable, usize> = BTreeMap::new();
-        let mut joined: Vec<usize> = Vec::new();
-        for task in &mut self.tasks {
-            for (variable, _) in variable_uses(g.node(task.node)) {
-                let group = *group_of.entry(variable).or_insert_with(|| {
-                    joined.push(joined.len());
-                    joined.len() - 1
-                });
-                match task.group {
-                    Some(own) => {
-                        let (a, b) = (root(&joined, own), root(&joined, group));
-                        joined[a.max(b)] = a.min(b);
-                    }
-                    None => task.group = Some(group),
-                }
-            }
-        }
-        self.n_groups = joined.len();
-        self.tasks.iter_mut().for_each(|t| t.group = t.group.map(|own| root(&joined, own)));
-        for group in 0..self.n_groups {
-            let members: Vec<usize> = (0..self.tasks.len()).filter(|&t| self.tasks[t].group == Some(group)).collect();
-            self.narrow(g, &members)?;
-        }
-        Ok(())
-    }
-
-    fn narrow(&mut self, g: &Graph, members: &[usize]) -> Result<()> {
-        let common: Vec<bool> =
-            (0..self.n_devices).map(|d| members.iter().all(|&t| self.tasks[t].cost[d].is_finite())).collect();
-        if !members.is_empty() && !common.contains(&true) {
-            let paths: Vec<String> = members.iter().map(|&t| g.node(self.tasks[t].node).origin.to_string()).collect();
-            return Err(Error::invalid(format!(
-                "nodes that use the same variable must be on one device, but their requests have none in common: {}",
-                paths.join(", ")
-            )));
-        }
-        for &t in members {
-            self.tasks[t]
-                .cost
-                .iter_mut()
-                .zip(&common)
-                .filter(|(_, c)| !**c)
-                .for_each(|(cost, _)| *cost = Nanos::INFINITY);
-        }
-        Ok(())
     }
 
     /// Devices that a task may be on.
@@ -210,13 +159,6 @@ impl Problem {
         order.sort_by_key(|&t| (std::cmp::Reverse(ranks[t]), t));
         order
     }
-}
-
-fn root(joined: &[usize], mut group: usize) -> usize {
-    while joined[group] != group {
-        group = joined[group];
-    }
-    group
 }
 
 /// Times of a node on all devices, each distinct profile asked once.

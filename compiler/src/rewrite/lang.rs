@@ -3,7 +3,7 @@
 //! An e-node is a symbol and its children. Symbols of ops index a table of interned ops, attributes included, so the
 //! language does not change when the op table grows.
 
-use crate::ir::{Op, Real, ScalarOp, Type};
+use crate::ir::{Op, Real, Requested, ScalarOp, Type};
 use egg::{DidMerge, Id, Language};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -60,7 +60,7 @@ impl Language for ENode {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct PlacedOp {
     pub op: Op,
-    pub device: Option<Arc<str>>,
+    pub device: Requested,
 }
 
 /// Facts about an e-class.

@@ -1,12 +1,11 @@
 //! [`Terms`]: the e-graph of one tensor graph, with what rules need to match and to build terms.
 
 use super::lang::{EGraph, ENode, Facts, OpId, PlacedOp, Sym, Tables, TypesId, derive};
-use crate::ir::{Dim, Op, Origin, ScalarOp, Type};
+use crate::ir::{Dim, Op, Origin, Requested, ScalarOp, Type};
 use crate::vecprog::real_bits;
 use egg::{Id, Language};
 use gristmill_runtime::{DType, Tensor};
 use std::borrow::Cow;
-use std::sync::Arc;
 
 /// Why a rule did not fire.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,7 +33,7 @@ pub(crate) struct Terms {
     pub origins: Vec<Origin>,
     /// Origin and device of the nodes to come.
     pub origin: u32,
-    pub device: Option<Arc<str>>,
+    pub device: Requested,
 }
 
 impl Terms {

@@ -256,7 +256,7 @@ fn number_keys(program: &Program) -> (BTreeMap<Key, usize>, Vec<(usize, usize)>)
 
 fn check_devices(program: &Program, threads: usize) -> Result<(), Error> {
     for (partition, (device, memory)) in program.partitions.iter().zip(program.memory_use()) {
-        if device.kind != DeviceKind::Cpu || device.job.is_some() {
+        if device.kind != DeviceKind::Cpu || !device.is_local() {
             let message = format!("{device} cannot run programs here; place the model on /device:CPU:N devices");
             return Err(Error::new(ErrorKind::Unsupported, message));
         }
