@@ -9,6 +9,7 @@
 
 mod assign;
 mod order;
+mod parallel;
 mod tables;
 
 #[cfg(test)]
@@ -41,6 +42,9 @@ pub fn solve(p: &Problem, incumbent: &Timeline, known: Nanos, budget: u64) -> Pr
     let limit = if bounds::fits(p, incumbent) { incumbent.makespan } else { Nanos::INFINITY };
     if known >= limit || budget == 0 {
         return Proof { timeline: None, lower_bound: known.min(limit), complete: known >= limit };
+    }
+    if parallel::applies(p) {
+        return parallel::solve(p, known, limit, budget);
     }
     if p.n_tasks() > MOST_TASKS || p.n_devices() > MOST_DEVICES {
         return Proof { timeline: None, lower_bound: known, complete: false };

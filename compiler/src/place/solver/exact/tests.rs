@@ -131,7 +131,7 @@ impl<'p> Orders<'p> {
 }
 
 /// Fails unless the timeline is a valid schedule.
-fn check_valid(p: &Problem, t: &Timeline) {
+pub(super) fn check_valid(p: &Problem, t: &Timeline) {
     let n = p.n_devices();
     let mut spans: Vec<Vec<(Nanos, Nanos)>> = vec![Vec::new(); n * (n + 1)];
     for task in 0..p.n_tasks() {
