@@ -2,18 +2,25 @@
 
 use crate::dtype::{DType, Element};
 use crate::error::Error;
+use memmap2::MmapMut;
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::fmt;
 use std::ptr::NonNull;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 /// Alignment of every tensor and arena buffer.
 pub const ALIGN_BYTES: usize = 64;
+
+/// Buffers of at least this size are mapped, each on its own: freed, they return to the system at once, where the heap would keep
+/// them for smaller ones, and pages that nothing writes take no memory.
+const MAPPED_FROM_BYTES: usize = 1 << 20;
 
 /// Owned zero-initialised bytes aligned to [`ALIGN_BYTES`].
 pub struct AlignedBytes {
     ptr: NonNull<u8>,
     len: usize,
+    /// Where the bytes are, unless they are on the heap.
+    map: Option<MmapMut>,
 }
 
 // SAFETY: the bytes are owned and plain; access follows the borrow of `AlignedBytes`.
@@ -25,15 +32,25 @@ impl AlignedBytes {
     /// `len` zero bytes. Errors with `OutOfMemory` when the size cannot be laid out.
     pub fn zeroed(len: usize) -> Result<AlignedBytes, Error> {
         let layout = Self::layout(len)?;
+        if len >= MAPPED_FROM_BYTES {
+            return Self::mapped(len);
+        }
         // SAFETY: the layout has non-zero size.
         let ptr = unsafe { alloc_zeroed(layout) };
-        let Some(ptr) = NonNull::new(ptr) else {
-            if len > 1 << 30 {
-                return Err(too_large(len));
-            }
-            handle_alloc_error(layout)
-        };
-        Ok(AlignedBytes { ptr, len })
+        let Some(ptr) = NonNull::new(ptr) else { handle_alloc_error(layout) };
+        Ok(AlignedBytes { ptr, len, map: None })
+    }
+
+    /// Pages of their own, which are more than aligned. Large ones where there are, for fewer faults and misses of address translation.
+    fn mapped(len: usize) -> Result<AlignedBytes, Error> {
+        let mut map = MmapMut::map_anon(len).map_err(|_| too_large(len))?;
+        #[cfg(target_os = "linux")]
+        if len >= 2 << 20 {
+            // A hint: without it everything works.
+            let _ = map.advise(memmap2::Advice::HugePage);
+        }
+        let ptr = NonNull::new(map.as_mut_ptr()).expect("a mapping has an address");
+        Ok(AlignedBytes { ptr, len, map: Some(map) })
     }
 
     fn layout(len: usize) -> Result<Layout, Error> {
@@ -61,6 +78,9 @@ impl AlignedBytes {
 
 impl Drop for AlignedBytes {
     fn drop(&mut self) {
+        if self.map.is_some() {
+            return;
+        }
         let layout = Self::layout(self.len).expect("laid out when allocated");
         // SAFETY: allocated in `zeroed` with this layout.
         unsafe { dealloc(self.ptr.as_ptr(), layout) }
@@ -77,6 +97,21 @@ pub struct Tensor {
     dtype: DType,
     shape: Vec<usize>,
     data: Arc<AlignedBytes>,
+}
+
+/// A tensor that others may hold; see [`Tensor::downgrade`].
+#[derive(Clone)]
+pub struct WeakTensor {
+    dtype: DType,
+    shape: Vec<usize>,
+    data: Weak<AlignedBytes>,
+}
+
+impl WeakTensor {
+    /// The tensor, while its bytes are there.
+    pub fn upgrade(&self) -> Option<Tensor> {
+        Some(Tensor { dtype: self.dtype, shape: self.shape.clone(), data: self.data.upgrade()? })
+    }
 }
 
 /// Product of `shape`, or an error when it (times `dtype`) does not fit the address space.
@@ -123,6 +158,11 @@ impl Tensor {
             t.as_bytes_mut().iter_mut().for_each(|b| *b = (*b != 0) as u8);
         }
         Ok(t)
+    }
+
+    /// A reference that does not keep the bytes. While there is one, the next write may copy them.
+    pub fn downgrade(&self) -> WeakTensor {
+        WeakTensor { dtype: self.dtype, shape: self.shape.clone(), data: Arc::downgrade(&self.data) }
     }
 
     /// Element type.
@@ -243,6 +283,26 @@ mod tests {
         b.as_mut_slice::<f32>()[0] = 9.0;
         assert_eq!(a.as_slice::<f32>(), [1.0, 2.0]);
         assert_eq!(b.as_slice::<f32>(), [9.0, 2.0]);
+    }
+
+    #[test]
+    fn large_buffers_are_zero_and_writable() {
+        for len in [MAPPED_FROM_BYTES - 1, MAPPED_FROM_BYTES, 5 << 20] {
+            let mut bytes = AlignedBytes::zeroed(len).unwrap();
+            assert!(bytes.as_slice().iter().all(|&b| b == 0) && (bytes.as_ptr() as usize).is_multiple_of(ALIGN_BYTES));
+            bytes.as_mut_slice()[len - 1] = 7;
+            assert_eq!(bytes.as_slice()[len - 1], 7);
+        }
+    }
+
+    #[test]
+    fn weak_tensors_end_with_the_last_strong_one() {
+        let a = Tensor::from_slice(&[1f32, 2.0], &[2]).unwrap();
+        let (b, weak) = (a.reshaped(&[1, 2]).unwrap(), a.downgrade());
+        drop(a);
+        assert_eq!(weak.upgrade().unwrap().as_slice::<f32>(), [1.0, 2.0]);
+        drop(b);
+        assert!(weak.upgrade().is_none());
     }
 
     #[test]

@@ -108,6 +108,8 @@ struct Draft<'g> {
     constants: Vec<Tensor>,
     of_value: BTreeMap<ValueId, BufferId>,
     of_constant: BTreeMap<NodeId, u32>,
+    /// Constants by address, dtype and shape.
+    of_tensor: BTreeMap<(usize, DType, Vec<usize>), u32>,
     steps: Vec<Step>,
 }
 
@@ -134,6 +136,7 @@ impl Assembler<'_> {
             constants: Vec::new(),
             of_value: BTreeMap::new(),
             of_constant: BTreeMap::new(),
+            of_tensor: BTreeMap::new(),
             steps: Vec::new(),
         };
         self.steps(&mut draft, &compiled)?;
@@ -293,8 +296,17 @@ impl Draft<'_> {
 
     fn constant(&mut self, t: Tensor, name: String) -> BufferId {
         let (dtype, shape) = (t.dtype(), t.shape().to_vec());
-        self.constants.push(t);
-        self.push(name, dtype, shape, Loc::Constant(self.constants.len() as u32 - 1))
+        let i = self.shared(t);
+        self.push(name, dtype, shape, Loc::Constant(i))
+    }
+
+    /// The index of a constant; tensors that share their elements are there once.
+    fn shared(&mut self, t: Tensor) -> u32 {
+        let key = (t.as_ptr() as usize, t.dtype(), t.shape().to_vec());
+        *self.of_tensor.entry(key).or_insert_with(|| {
+            self.constants.push(t);
+            self.constants.len() as u32 - 1
+        })
     }
 
     /// The buffer of a value. Constants that no step names get none.
@@ -325,8 +337,7 @@ impl Draft<'_> {
         let Op::Constant { value } = &self.g.node(node).op else {
             return Err(Error::internal("a constant's place names another node"));
         };
-        self.constants.push(value.tensor()?);
-        let i = self.constants.len() as u32 - 1;
+        let i = self.shared(value.tensor()?);
         self.of_constant.insert(node, i);
         Ok(i)
     }

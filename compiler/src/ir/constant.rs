@@ -6,7 +6,7 @@
 
 use super::ops::Op;
 use crate::error::{Error, Result};
-use gristmill_runtime::tensor::checked_size_bytes;
+use gristmill_runtime::tensor::{WeakTensor, checked_size_bytes};
 use gristmill_runtime::{DType, Tensor};
 use std::cmp::Ordering;
 use std::fmt;
@@ -27,7 +27,16 @@ pub struct ConstData(Arc<Repr>);
 
 enum Repr {
     Held(Tensor),
-    Deferred { dtype: DType, shape: Vec<usize>, source: Source, n_ops: usize },
+    Deferred(Box<Deferred>),
+}
+
+struct Deferred {
+    dtype: DType,
+    shape: Vec<usize>,
+    source: Source,
+    n_ops: usize,
+    /// What was made last: shared while somebody holds it.
+    made: Mutex<Option<WeakTensor>>,
 }
 
 #[derive(PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -105,6 +114,24 @@ impl Ord for Stored {
     }
 }
 
+impl Deferred {
+    fn tensor(&self) -> Result<Tensor> {
+        let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(t) = made.as_ref().and_then(WeakTensor::upgrade) {
+            return Ok(t);
+        }
+        let t = match &self.source {
+            Source::Stored(s) => s.read(self.dtype, &self.shape)?,
+            Source::Made { op, operands } => {
+                let operands = operands.iter().map(ConstData::tensor).collect::<Result<Vec<_>>>()?;
+                crate::interp::eval(op, &operands.iter().collect::<Vec<_>>(), &[])?.swap_remove(0)
+            }
+        };
+        *made = Some(t.downgrade());
+        Ok(t)
+    }
+}
+
 /// Which constant one is: the same for clones, and for no other while it is kept.
 #[derive(Clone)]
 pub struct Identity(Weak<Repr>);
@@ -146,12 +173,7 @@ impl ConstData {
         if size < DEFER_BYTES {
             return Ok(ConstData::held(stored.read(dtype, shape)?));
         }
-        Ok(ConstData(Arc::new(Repr::Deferred {
-            dtype,
-            shape: shape.to_vec(),
-            source: Source::Stored(stored),
-            n_ops: 0,
-        })))
+        Ok(ConstData::deferred(Source::Stored(stored), dtype, shape, 0))
     }
 
     /// The only result, `dtype[shape]`, of `op` on constants, when it is large and `op` can do it for any operands; `None` otherwise.
@@ -162,13 +184,18 @@ impl ConstData {
             return None;
         }
         let source = Source::Made { op: op.clone(), operands: operands.iter().map(|&c| c.clone()).collect() };
-        Some(ConstData(Arc::new(Repr::Deferred { dtype, shape: shape.to_vec(), source, n_ops })))
+        Some(ConstData::deferred(source, dtype, shape, n_ops))
+    }
+
+    fn deferred(source: Source, dtype: DType, shape: &[usize], n_ops: usize) -> ConstData {
+        let made = Mutex::new(None);
+        ConstData(Arc::new(Repr::Deferred(Box::new(Deferred { dtype, shape: shape.to_vec(), source, n_ops, made }))))
     }
 
     fn n_ops(&self) -> usize {
         match &*self.0 {
             Repr::Held(_) => 0,
-            Repr::Deferred { n_ops, .. } => *n_ops,
+            Repr::Deferred(d) => d.n_ops,
         }
     }
 
@@ -176,7 +203,7 @@ impl ConstData {
     pub fn dtype(&self) -> DType {
         match &*self.0 {
             Repr::Held(t) => t.dtype(),
-            Repr::Deferred { dtype, .. } => *dtype,
+            Repr::Deferred(d) => d.dtype,
         }
     }
 
@@ -184,7 +211,7 @@ impl ConstData {
     pub fn shape(&self) -> &[usize] {
         match &*self.0 {
             Repr::Held(t) => t.shape(),
-            Repr::Deferred { shape, .. } => shape,
+            Repr::Deferred(d) => &d.shape,
         }
     }
 
@@ -207,21 +234,17 @@ impl ConstData {
     pub fn in_memory(&self) -> Option<&Tensor> {
         match &*self.0 {
             Repr::Held(t) => Some(t),
-            Repr::Deferred { .. } => None,
+            Repr::Deferred(_) => None,
         }
     }
 
-    /// The tensor, made now if it is not in memory; what is made is not kept here.
+    /// The tensor, made now if it is not in memory; what is made is not kept here, but shared while somebody keeps it.
     ///
     /// Errors when a file cannot be read.
     pub fn tensor(&self) -> Result<Tensor> {
         match &*self.0 {
             Repr::Held(t) => Ok(t.clone()),
-            Repr::Deferred { dtype, shape, source: Source::Stored(s), .. } => s.read(*dtype, shape),
-            Repr::Deferred { source: Source::Made { op, operands }, .. } => {
-                let operands = operands.iter().map(ConstData::tensor).collect::<Result<Vec<_>>>()?;
-                Ok(crate::interp::eval(op, &operands.iter().collect::<Vec<_>>(), &[])?.swap_remove(0))
-            }
+            Repr::Deferred(d) => d.tensor(),
         }
     }
 
@@ -232,13 +255,10 @@ impl ConstData {
 
     /// The view that made this constant, if one did and has not been done yet.
     pub fn viewed(&self) -> Viewed<'_> {
-        match &*self.0 {
-            Repr::Deferred { source: Source::Made { op: Op::Transpose { perm }, operands }, .. } => {
-                Viewed::Transposed(&operands[0], perm)
-            }
-            Repr::Deferred { source: Source::Made { op: Op::Reshape { .. }, operands }, .. } => {
-                Viewed::Reshaped(&operands[0])
-            }
+        let Repr::Deferred(d) = &*self.0 else { return Viewed::Plain };
+        match &d.source {
+            Source::Made { op: Op::Transpose { perm }, operands } => Viewed::Transposed(&operands[0], perm),
+            Source::Made { op: Op::Reshape { .. }, operands } => Viewed::Reshaped(&operands[0]),
             _ => Viewed::Plain,
         }
     }
@@ -261,14 +281,14 @@ fn never_fails(op: &Op, dtype: DType) -> bool {
 
 impl fmt::Debug for ConstData {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &*self.0 {
-            Repr::Held(t) => t.fmt(f),
-            Repr::Deferred { dtype, shape, source: Source::Stored(s), .. } => {
-                write!(f, "{dtype}{shape:?} of {} at {}", s.file.path.display(), s.offset)
-            }
-            Repr::Deferred { dtype, shape, source: Source::Made { op, operands }, .. } => {
-                write!(f, "{dtype}{shape:?} of {} {operands:?}", op.name())
-            }
+        let d = match &*self.0 {
+            Repr::Held(t) => return t.fmt(f),
+            Repr::Deferred(d) => d,
+        };
+        write!(f, "{}{:?} of ", d.dtype, d.shape)?;
+        match &d.source {
+            Source::Stored(s) => write!(f, "{} at {}", s.file.path.display(), s.offset),
+            Source::Made { op, operands } => write!(f, "{} {operands:?}", op.name()),
         }
     }
 }
@@ -285,7 +305,7 @@ impl Hash for ConstData {
         self.shape().hash(state);
         match &*self.0 {
             Repr::Held(t) => t.as_bytes()[..t.size_bytes().min(64)].hash(state),
-            Repr::Deferred { source, .. } => source.hash(state),
+            Repr::Deferred(d) => d.source.hash(state),
         }
     }
 }
@@ -299,9 +319,9 @@ impl Ord for ConstData {
         let key = |c: &ConstData| (c.dtype(), c.shape().to_vec());
         key(self).cmp(&key(other)).then_with(|| match (&*self.0, &*other.0) {
             (Repr::Held(a), Repr::Held(b)) => a.as_bytes().cmp(b.as_bytes()),
-            (Repr::Deferred { source: a, .. }, Repr::Deferred { source: b, .. }) => a.cmp(b),
-            (Repr::Held(_), Repr::Deferred { .. }) => Ordering::Less,
-            (Repr::Deferred { .. }, Repr::Held(_)) => Ordering::Greater,
+            (Repr::Deferred(a), Repr::Deferred(b)) => a.source.cmp(&b.source),
+            (Repr::Held(_), Repr::Deferred(_)) => Ordering::Less,
+            (Repr::Deferred(_), Repr::Held(_)) => Ordering::Greater,
         })
     }
 }

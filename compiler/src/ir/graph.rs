@@ -251,6 +251,15 @@ impl Graph {
         }
     }
 
+    /// Makes a constant's elements, if they are not in memory, and keeps them.
+    pub(crate) fn hold_constant(&mut self, v: ValueId) -> Result<()> {
+        let Def::Node(n, _) = self.value(v).def else { return Ok(()) };
+        if let Op::Constant { value } = &mut self.node_mut(n).op {
+            *value = ConstData::held(value.tensor()?);
+        }
+        Ok(())
+    }
+
     /// [`Graph::release_constant`] of all.
     pub(crate) fn release_constants(&mut self) {
         (0..self.values.len() as u32).for_each(|v| self.release_constant(ValueId(v)));

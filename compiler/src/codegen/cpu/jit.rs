@@ -3,14 +3,17 @@
 use super::emit::Emitter;
 use crate::error::{Error, Result};
 use cranelift_codegen::Context;
-use cranelift_codegen::ir::{AbiParam, Function, Signature, UserFuncName, types};
+use cranelift_codegen::ir::function::FunctionStencil;
+use cranelift_codegen::ir::{AbiParam, Function, Signature, UserExternalName, UserFuncName, types};
 use cranelift_codegen::isa::OwnedTargetIsa;
 use cranelift_codegen::settings::{self, Configurable};
 use cranelift_frontend::FunctionBuilderContext;
 use cranelift_jit::{ArenaMemoryProvider, JITBuilder, JITModule};
 use cranelift_module::{FuncId, Linkage, Module, default_libcall_names};
 use gristmill_runtime::program::KernelFn;
+use std::collections::HashMap;
 use std::fmt::Write;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Mutex;
 
 /// Address space reserved per graph; only what is used is backed by memory.
@@ -22,6 +25,16 @@ pub(super) struct Jit {
     context: Context,
     builder: FunctionBuilderContext,
     listings: Option<(String, String)>,
+    /// Functions defined so far, by hash of what they do and call.
+    defined: HashMap<u64, Vec<Defined>>,
+}
+
+/// A function that others may turn out to be.
+struct Defined {
+    stencil: FunctionStencil,
+    calls: Vec<UserExternalName>,
+    id: FuncId,
+    name: String,
 }
 
 /// Keeps generated code mapped; frees it when dropped.
@@ -73,20 +86,35 @@ impl Jit {
         let module = JITModule::new(builder);
         let context = module.make_context();
         let listings = listings.then(Default::default);
-        Ok(Jit { module, context, builder: FunctionBuilderContext::new(), listings })
+        Ok(Jit { module, context, builder: FunctionBuilderContext::new(), listings, defined: HashMap::new() })
     }
 
-    /// Defines a kernel; `body` emits it into an [`Emitter`] placed after the entry, and the function then returns status 0.
+    /// Defines a kernel; `body` emits it into an [`Emitter`] placed after the entry, and the function then returns status 0. Kernels
+    /// that come out alike, as those of repeated layers do, are one function.
     pub(super) fn kernel(&mut self, name: &str, body: impl FnOnce(&mut Emitter) -> Result<()>) -> Result<FuncId> {
         let mut signature = Signature::new(self.module.isa().default_call_conv());
         signature.params.extend([types::I64; 3].map(AbiParam::new));
         signature.returns.push(AbiParam::new(types::I32));
-        let id = self.module.declare_function(name, Linkage::Export, &signature).map_err(internal)?;
-        self.context.func = Function::with_name_signature(UserFuncName::user(0, id.as_u32()), signature);
+        self.context.func = Function::with_name_signature(UserFuncName::default(), signature.clone());
         let frontend_config = self.module.isa().frontend_config();
         let mut emitter = Emitter::new(&mut self.context.func, &mut self.builder, &mut self.module);
         body(&mut emitter)?;
         emitter.finish(frontend_config);
+        let stencil = self.context.func.stencil.clone();
+        let calls: Vec<_> = self.context.func.params.user_named_funcs().values().cloned().collect();
+        let mut hasher = DefaultHasher::new();
+        (&stencil, &calls).hash(&mut hasher);
+        let alike = self.defined.entry(hasher.finish()).or_default();
+        if let Some(same) = alike.iter().find(|d| d.stencil == stencil && d.calls == calls) {
+            if let Some((clif, _)) = &mut self.listings {
+                let _ = writeln!(clif, "; {name} is {}\n", same.name);
+            }
+            self.module.clear_context(&mut self.context);
+            return Ok(same.id);
+        }
+        let id = self.module.declare_function(name, Linkage::Export, &signature).map_err(internal)?;
+        self.context.func.name = UserFuncName::user(0, id.as_u32());
+        alike.push(Defined { stencil, calls, id, name: name.to_owned() });
         if let Some((clif, _)) = &mut self.listings {
             let _ = writeln!(clif, "; {name}\n{}", self.context.func.display());
             self.context.set_disasm(true);

@@ -87,10 +87,15 @@ pub fn compile_clusters(graph: &mut Graph, options: &Options) -> Result<Compiled
         graph.nodes().filter(|(_, n)| matches!(n.op, Op::Cluster { .. })).map(|(id, _)| id).collect();
     for id in ids {
         let node = graph.node(id);
+        let inputs = node.inputs.clone();
         let plan: KernelPlan =
             ClusterCompiler::compile(&mut session, graph, id, node).map_err(|e| e.at_origin(&node.origin))?;
-        for (i, v) in node.inputs.clone().into_iter().enumerate() {
+        for (i, v) in inputs.into_iter().enumerate() {
             let is_read = plan.steps.iter().any(|s| s.args.contains(&Arg::Operand(i as u32)));
+            if is_read && options.release_constants {
+                // The program keeps it, so that a later cluster that packs it need not have it twice.
+                graph.hold_constant(v)?;
+            }
             let Some(left) = uses.get_mut(&v).filter(|_| !is_read) else { continue };
             *left -= 1;
             if *left == 0 && options.release_constants {

@@ -1,7 +1,8 @@
 //! Contractions with views, epilogues and constant weights.
 
-use super::harness::{Rng, check, steps};
-use crate::codegen::cpu::{Rejected, legal_epilogue};
+use super::harness::{Rng, check, compare, steps};
+use crate::codegen::cpu::{Options, Rejected, compile_clusters, legal_epilogue};
+use crate::codegen::plan::KernelPlan;
 use crate::ir::*;
 use gristmill_runtime::{DType, Tensor};
 
@@ -98,6 +99,43 @@ fn convolutions_with_epilogues() {
             }
         }
     }
+}
+
+/// Two layers alike but for their weights, and a third that has the first one's.
+#[test]
+fn repeated_layers_share_code_and_weights() {
+    let rng = &mut Rng(14);
+    let mut layer = GraphBuilder::new("layer");
+    let x = layer.input("x", DType::F32, [4, 40]);
+    let w = layer.input("w", DType::F32, [40, 40]);
+    let y = layer.matmul(x, w).unwrap();
+    let y = layer.map(ScalarOp::Sin, &[y]).unwrap();
+    layer.output("y", y);
+    let layer = layer.finish().unwrap();
+    let mut g = Graph::new("stack");
+    let mut v = g.add_input("x", Type::new(DType::F32, [4usize, 40]));
+    let weights = [0, 1].map(|_| g.add_constant(rng.tensor(DType::F32, &[40, 40], -1.0, 1.0), &Origin::default()));
+    for w in [weights[0], weights[1], weights[0]] {
+        let op = Op::Cluster { kind: ClusterKind::Contract };
+        v = g.add_with_regions(op, &[v, w], vec![layer.clone()], &Origin::default()).unwrap()[0];
+    }
+    g.add_output("y", v);
+    let compiled = compile_clusters(&mut g.clone(), &Options::default()).unwrap();
+    let plans: Vec<_> = compiled.plans.values().collect();
+    let entries = |p: &KernelPlan| -> Vec<usize> {
+        p.steps.iter().map(|s| compiled.kernels[s.kernel].entry.get() as usize).collect()
+    };
+    assert!(plans[0].steps.len() > 1, "a product and a map");
+    assert!(entries(plans[0]) == entries(plans[1]) && entries(plans[0]) == entries(plans[2]));
+    let panels = |p: &KernelPlan| p.packed.iter().max_by_key(|t| t.size_bytes()).unwrap().as_ptr();
+    assert_eq!(panels(plans[0]), panels(plans[2]));
+    assert_ne!(panels(plans[0]), panels(plans[1]));
+    let x = rng.tensor(DType::F32, &[4, 40], -1.0, 1.0);
+    let expected = crate::interp::run(&g, std::slice::from_ref(&x)).unwrap();
+    let options = crate::Options { opt_level: 0, check: true, ..crate::Options::default() };
+    let made = crate::compile(&g, &options).unwrap();
+    let found = made.run([("x", x)]).unwrap().into_tensors();
+    compare(&expected[0], &found[0], 1e-5).unwrap();
 }
 
 #[test]
