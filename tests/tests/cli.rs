@@ -113,3 +113,31 @@ fn a_difference_from_expected_outputs_is_exit_code_4() {
         run(&["run", &data("models/mlp_dynamo/model.onnx"), "--test-data", dir.path().to_str().unwrap()]);
     assert_eq!(code, 4, "{err}");
 }
+
+#[test]
+fn the_placement_log_has_a_line_per_op() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("two.ir");
+    let text = "graph \"two\" {\n%0 = input \"x\": f32[2]\n%1: f32[2] = neg(%0) on \"/gpu:1\" @ \"/a\"\n\
+                %2: f32[2] = exp(%1) on \"/cpu:1\" with \"/a\" @ \"/b\"\noutput \"y\" %2\n}\n";
+    std::fs::write(&path, text).unwrap();
+    let model = path.to_str().unwrap();
+    for verb in ["run", "place"] {
+        let flags = ["--devices", "cpu:2", "--fallback", "allow", "--log-device-placement"];
+        let (code, _, err) = run(&[&[verb, model], flags.as_slice()].concat());
+        assert_eq!(code, 0, "{err}");
+        for op in ["/a: (neg)", "/b: (exp)"] {
+            assert_eq!(err.lines().filter(|l| l.starts_with(op)).count(), 1, "{verb}: {err}");
+        }
+        let full = |l: &&str| l.contains(": (") && l.contains("): /job:localhost/replica:0/task:0/device:CPU:");
+        assert_eq!(err.lines().filter(full).count(), 2, "{verb}: {err}");
+        assert!(err.contains("'/a' is placed on [/device:CPU:0, /device:CPU:1] instead: "), "{verb}: {err}");
+    }
+    let (code, _, err) = run(&["run", model, "--devices", "cpu:2"]);
+    assert_eq!(code, 2, "{err}");
+    assert!(err.contains("Cannot colocate nodes '/a' and '/b': Cannot merge devices with incompatible types"), "{err}");
+    assert!(
+        err.contains("chain: '/a' (asked for /device:GPU:1) -- loc:@/a -- '/b' (asked for /device:CPU:1)"),
+        "{err}"
+    );
+}

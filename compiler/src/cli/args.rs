@@ -4,6 +4,7 @@ use crate::cost::Bytes;
 use crate::error::{Error, Result};
 use crate::ir::Bindings;
 use crate::options::{Options, default_threads};
+use crate::pipeline::Lowered;
 use crate::place::{DeviceSet, Fallback, Pin};
 use clap::{Args, ValueEnum};
 use std::path::PathBuf;
@@ -20,6 +21,9 @@ pub struct CompileArgs {
     /// What to do when a requested device cannot run a node.
     #[arg(long, value_enum, default_value = "error")]
     pub fallback: FallbackArg,
+    /// Print the device of every op, and the requests that were let go.
+    #[arg(long)]
+    pub log_device_placement: bool,
     /// Memory limit of a device, e.g. `cpu:0=512MiB`.
     #[arg(long, value_name = "DEVICE=SIZE")]
     pub mem: Vec<String>,
@@ -55,6 +59,13 @@ pub enum FallbackArg {
 }
 
 impl CompileArgs {
+    /// Prints to stderr what `--log-device-placement` asks for.
+    pub fn log_placement(&self, lowered: &Lowered) {
+        if self.log_device_placement {
+            eprint!("{}", lowered.placement.device_log(&lowered.clusters));
+        }
+    }
+
     /// The options that the flags say.
     pub fn options(&self) -> Result<Options> {
         let threads = self.threads.map_or_else(default_threads, usize::from);

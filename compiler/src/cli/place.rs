@@ -31,6 +31,7 @@ pub fn place(args: &PlaceArgs) -> Result<()> {
     let executable = compiled.for_inputs(&inputs)?;
     let lowered = &executable.lowered;
     lowered.report.print_warnings();
+    args.compile.log_placement(lowered);
     if !args.json {
         outln!("{}", lowered.placement.to_text(&lowered.clusters).trim_end());
         return Ok(());

@@ -17,11 +17,12 @@ struct Builder<'g> {
     grouping: &'g Grouping,
     out: Graph,
     values: BTreeMap<ValueId, ValueId>,
+    made: BTreeMap<Unit, NodeId>,
 }
 
 /// The clustered graph.
 pub fn build(g: &Graph, grouping: &Grouping) -> Result<Graph> {
-    let mut b = Builder { g, grouping, out: Graph::new(&g.name), values: BTreeMap::new() };
+    let mut b = Builder { g, grouping, out: Graph::new(&g.name), values: BTreeMap::new(), made: BTreeMap::new() };
     for (&v, name) in g.inputs.iter().zip(&g.input_names) {
         let new = b.out.add_input(name, g.ty(v).clone());
         b.values.insert(v, new);
@@ -32,6 +33,7 @@ pub fn build(g: &Graph, grouping: &Grouping) -> Result<Graph> {
             Unit::Node(id) => b.copy(id)?,
             Unit::Group(group) => b.emit(group, &exported)?,
         }
+        b.order_last(unit);
     }
     for o in &g.outputs {
         let v = b.get(o.value)?;
@@ -101,7 +103,8 @@ impl Builder<'_> {
         let mut users: BTreeMap<Unit, Vec<Unit>> = BTreeMap::new();
         for &unit in &units {
             let mut deps: BTreeSet<Unit> = self.needs(unit).iter().filter_map(|&v| self.defining_unit(v)).collect();
-            deps.extend(self.control_deps(unit));
+            // What no unit computes is not run, so there is nothing to wait for.
+            deps.extend(self.control_deps(unit).intersection(&units));
             deps.remove(&unit);
             waiting.insert(unit, deps.len());
             deps.iter().for_each(|d| users.entry(*d).or_default().push(unit));
@@ -133,11 +136,24 @@ impl Builder<'_> {
         }
     }
 
-    fn control_deps(&self, unit: Unit) -> Vec<Unit> {
+    /// Units that must run before one although it reads nothing of theirs. Groups of several nodes have none.
+    fn control_deps(&self, unit: Unit) -> BTreeSet<Unit> {
+        let of = |id: NodeId| self.g.node(id).control.iter().map(|&c| self.unit(c));
         match unit {
-            Unit::Node(id) => self.g.node(id).control.iter().map(|&c| self.unit(c)).collect(),
-            Unit::Group(_) => Vec::new(),
+            Unit::Node(id) => of(id).collect(),
+            Unit::Group(group) => self.grouping.groups[group].members.iter().flat_map(|&id| of(id)).collect(),
         }
+    }
+
+    /// Notes which node the unit became, if it did, and gives it the unit's control edges.
+    fn order_last(&mut self, unit: Unit) {
+        let last = NodeId((self.out.n_nodes() as u32).saturating_sub(1));
+        if self.out.n_nodes() == self.made.len() {
+            return;
+        }
+        let control = self.control_deps(unit).iter().filter_map(|u| self.made.get(u).copied()).collect();
+        self.out.node_mut(last).control = control;
+        self.made.insert(unit, last);
     }
 
     fn get(&self, v: ValueId) -> Result<ValueId> {

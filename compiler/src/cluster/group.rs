@@ -41,6 +41,8 @@ struct Grouper<'g> {
     /// Groups that each node is a member of.
     member_of: Vec<Vec<usize>>,
     missed: Vec<(String, String)>,
+    /// Nodes with control edges.
+    ordered: Vec<bool>,
 }
 
 impl Grouping {
@@ -69,6 +71,7 @@ impl Grouping {
             home: vec![None; n],
             member_of: vec![Vec::new(); n],
             missed: Vec::new(),
+            ordered: g.ordered(),
         };
         grouper.found_anchors();
         grouper.grow_epilogues();
@@ -114,7 +117,7 @@ impl Grouper<'_> {
     fn take_views(&mut self, group: usize, mut v: ValueId, anchor: NodeId) {
         while let Some((id, node)) = self.def(v) {
             if !matches!(node.op, Op::Transpose { .. } | Op::Reshape { .. } | Op::Broadcast { .. } | Op::Slice { .. })
-                || !self.same_device(anchor, id)
+                || !self.may_join(anchor, id)
             {
                 return;
             }
@@ -131,8 +134,10 @@ impl Grouper<'_> {
         }
     }
 
-    fn same_device(&self, a: NodeId, b: NodeId) -> bool {
-        self.g.node(a).device == self.g.node(b).device
+    /// Whether two nodes may share a cluster: their requests are the same, and no control edge orders them.
+    fn may_join(&self, a: NodeId, b: NodeId) -> bool {
+        let ordered = self.ordered[a.0 as usize] || self.ordered[b.0 as usize];
+        !ordered && self.g.node(a).device == self.g.node(b).device
     }
 
     /// The only user of a value, when it has one, is not an output, and has no home yet.
@@ -168,7 +173,7 @@ impl Grouper<'_> {
         let is_matmul = self.g.node(anchor).op == Op::MatMul;
         let mut viewed = false;
         while let Some(id) = self.only_user(chain) {
-            if self.is_taken(id) || !self.same_device(anchor, id) {
+            if self.is_taken(id) || !self.may_join(anchor, id) {
                 return;
             }
             let node = self.g.node(id);
@@ -199,7 +204,7 @@ impl Grouper<'_> {
             let node = self.g.node(id);
             let shape = &self.g.ty(chain).shape;
             let same_shape = matches!(node.op, Op::Map(_)) && self.g.ty(node.outputs[0]).shape == *shape;
-            if !same_shape || self.is_taken(id) || !self.same_device(anchor, id) {
+            if !same_shape || self.is_taken(id) || !self.may_join(anchor, id) {
                 return;
             }
             chain = node.outputs[0];
@@ -270,8 +275,8 @@ impl Grouper<'_> {
         let (g, node) = (self.g, self.g.node(id));
         let anchor = self.groups[group].anchor;
         let anchor_node = g.node(anchor);
-        if !self.same_device(anchor, id) {
-            return Err("another device is requested".into());
+        if !self.may_join(anchor, id) {
+            return Err("another device is requested, or a control edge orders them".into());
         }
         if self.groups[group].members.len() >= MAX_MEMBERS {
             return Err(format!("the cluster has {MAX_MEMBERS} nodes already"));

@@ -71,3 +71,29 @@ fn residual_joins_the_convolution_and_shared_values_are_stored() {
     let (g, _) = cluster(&b.finish().unwrap(), Fusion::On).unwrap();
     assert_eq!(kinds(&g), ["conv+add+relu", "conv+add"]);
 }
+
+#[test]
+fn control_edges_survive() {
+    let mut rng = crate::testing::Rng(5);
+    let mut n_edges = 0;
+    for n in 0..200 {
+        let whole = crate::testing::random_wiring(&mut rng, 1 + n % 40);
+        cluster(&whole, Fusion::On).unwrap();
+        let g = crate::passes::dce(&whole).unwrap();
+        let (clustered, _) = cluster(&g, Fusion::On).unwrap();
+        crate::ir::verify::verify(&clustered).unwrap();
+        for (_, node) in g.nodes().filter(|(_, n)| !matches!(n.op, Op::Constant { .. })) {
+            for &before in &node.control {
+                let first = g.node(before);
+                if matches!(first.op, Op::Constant { .. }) {
+                    continue;
+                }
+                let named = |origin| clustered.nodes().find(|(_, n)| n.origin == origin).unwrap();
+                let (from, to) = (named(first.origin.clone()), named(node.origin.clone()));
+                assert!(to.1.control.contains(&from.0), "{g}\n{clustered}");
+                n_edges += 1;
+            }
+        }
+    }
+    assert!(n_edges > 40, "{n_edges}");
+}

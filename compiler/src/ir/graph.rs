@@ -265,6 +265,16 @@ impl Graph {
         (0..self.values.len() as u32).for_each(|v| self.release_constant(ValueId(v)));
     }
 
+    /// Which nodes have a control edge or are named by one: passes neither join nor copy them, so that the order keeps its meaning.
+    pub fn ordered(&self) -> Vec<bool> {
+        let mut ordered = vec![false; self.nodes.len()];
+        for (id, node) in self.nodes().filter(|(_, n)| !n.control.is_empty()) {
+            ordered[id.0 as usize] = true;
+            node.control.iter().for_each(|c| ordered[c.0 as usize] = true);
+        }
+        ordered
+    }
+
     /// Users of each value: `(node, operand index)`, in order. Graph outputs are not listed.
     pub fn users(&self) -> Vec<Vec<(NodeId, usize)>> {
         let mut users = vec![Vec::new(); self.values.len()];

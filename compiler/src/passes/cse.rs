@@ -29,15 +29,16 @@ pub fn dce(g: &Graph) -> Result<Graph> {
     Ok(r.finish(g))
 }
 
-/// Merges nodes of the same op, attributes, operands and device; nodes with regions or effects are left alone.
+/// Merges nodes of the same op, attributes, operands and device; nodes with regions, effects or control edges are left alone.
 pub fn cse(g: &Graph) -> Result<Graph> {
     type Key = (Op, Vec<ValueId>, Requested);
     // What is behind the lock of a constant's file has no part in its equality.
     #[allow(clippy::mutable_key_type)]
     let mut seen: HashMap<Key, Vec<ValueId>> = HashMap::new();
     let mut r = Rebuild::new(g);
+    let ordered = g.ordered();
     for (id, node) in g.nodes() {
-        if has_effect(node) || !node.regions.is_empty() || !node.control.is_empty() {
+        if has_effect(node) || !node.regions.is_empty() || ordered[id.0 as usize] {
             r.copy(id, node)?;
             continue;
         }

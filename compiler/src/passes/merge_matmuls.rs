@@ -44,13 +44,14 @@ pub fn merge_matmuls(g: &Graph) -> Result<Graph> {
     Ok(r.finish(g))
 }
 
-/// Groups of at least two products; each group shares its left-hand side, dtype and device.
+/// Groups of at least two products without control edges; each group shares its left-hand side, dtype and device.
 fn find_groups(g: &Graph) -> Vec<Vec<Member>> {
     let users = g.users();
+    let ordered = g.ordered();
     let is_output = |v: ValueId| g.outputs.iter().any(|o| o.value == v);
     let mut by_lhs: BTreeMap<(ValueId, Requested), Vec<Member>> = BTreeMap::new();
     for (id, node) in g.nodes() {
-        if node.op != Op::MatMul {
+        if node.op != Op::MatMul || ordered[id.0 as usize] {
             continue;
         }
         let Some(weights) = g.constant(node.inputs[1]).filter(|w| w.shape().len() == 2 && !w.is_empty()) else {
@@ -58,7 +59,9 @@ fn find_groups(g: &Graph) -> Vec<Vec<Member>> {
         };
         let out = node.outputs[0];
         let bias = match users[out.0 as usize].as_slice() {
-            [(user, _)] if !is_output(out) => bias_of(g, *user, out, weights.shape()[1], &node.device),
+            [(user, _)] if !is_output(out) && !ordered[user.0 as usize] => {
+                bias_of(g, *user, out, weights.shape()[1], &node.device)
+            }
             _ => None,
         };
         let member = Member { node: id, n_columns: weights.shape()[1], weights: weights.clone(), bias };
