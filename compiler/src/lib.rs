@@ -17,6 +17,7 @@ pub mod pipeline;
 pub mod place;
 pub mod report;
 pub mod rewrite;
+pub mod rng;
 pub mod schedule;
 pub mod testing;
 pub mod units;

@@ -11,10 +11,15 @@ use gristmill_runtime::npy;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+/// The text of a file.
+pub fn text(path: &Path) -> Result<String> {
+    std::fs::read_to_string(path).map_err(|e| file_error(path, e))
+}
+
 /// Reads `*.onnx`, or the text form of a graph from `*.ir`.
 pub fn model(path: &Path) -> Result<Source> {
     if path.extension().is_some_and(|e| e == "ir") {
-        let text = std::fs::read_to_string(path).map_err(|e| file_error(path, e))?;
+        let text = text(path)?;
         return Ok(Source::Graph(Arc::new(Graph::parse(&text).map_err(|e| e.context(path.display()))?)));
     }
     Ok(Source::Onnx(Arc::new(onnx::load(path)?)))

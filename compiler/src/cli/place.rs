@@ -1,21 +1,37 @@
-//! `gristmill place`: which device runs what, and why.
+//! `gristmill place`: which device runs what, and why; of a model, or of a bare task graph.
 
 use super::args::CompileArgs;
 use super::load::{self, InputFlags};
 use super::{outln, print_json};
 use crate::compiled::compile;
-use crate::error::Result;
+use crate::cost::{Bytes, Nanos};
+use crate::error::{Error, ErrorKind, Result};
+use crate::nearest::nearest;
+use crate::place::solver::portfolio::{self, Algorithm, Solution};
+use crate::place::solver::{Problem, check};
+use crate::place::task_graph::{TaskGraph, Topology, Verdict, answer, over_memory};
 use clap::Args;
 use serde_json::json;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 /// Arguments of `place`.
 #[derive(Args)]
 pub struct PlaceArgs {
     /// An ONNX model, or a graph in text form (`.ir`).
-    model: PathBuf,
+    #[arg(required_unless_present = "task_graph")]
+    model: Option<PathBuf>,
     #[command(flatten)]
     compile: CompileArgs,
+    /// A bare problem instead of a model: a `task-graph/1` file.
+    #[arg(long, value_name = "FILE", requires = "topology", conflicts_with = "model")]
+    task_graph: Option<PathBuf>,
+    /// Devices and links of the bare problem: a `topology/1` file.
+    #[arg(long, value_name = "FILE", requires = "task_graph")]
+    topology: Option<PathBuf>,
+    /// Of a bare problem: one algorithm instead of all of them with refinement.
+    #[arg(long, value_name = "NAME", requires = "task_graph")]
+    algorithm: Option<String>,
     /// Print JSON.
     #[arg(long)]
     json: bool,
@@ -23,9 +39,17 @@ pub struct PlaceArgs {
 
 /// Runs the verb.
 pub fn place(args: &PlaceArgs) -> Result<()> {
+    match (&args.model, &args.task_graph, &args.topology) {
+        (_, Some(graph), Some(topology)) => place_task_graph(args, graph, topology),
+        (Some(model), ..) => place_model(args, model),
+        _ => Err(Error::invalid("no model and no --task-graph").hint("gristmill place MODEL --devices cpu:2")),
+    }
+}
+
+fn place_model(args: &PlaceArgs, model: &Path) -> Result<()> {
     let mut options = args.compile.options()?;
     options.keep_stages = true;
-    let compiled = compile(load::model(&args.model)?, &options)?;
+    let compiled = compile(load::model(model)?, &options)?;
     // Shapes decide costs; random inputs stand for real ones, values do not matter.
     let (inputs, _) = load::inputs(&compiled, &InputFlags { npz: None, npy: &[], seed: 0 })?;
     let executable = compiled.for_inputs(&inputs)?;
@@ -42,11 +66,91 @@ pub fn place(args: &PlaceArgs) -> Result<()> {
         let device = p.devices[placed.device].to_string();
         Some(json!({ "name": node.origin.as_str(), "op": node.op.name(), "device": device, "start_ns": placed.start.0, "end_ns": placed.end.0, "reason": placed.reason.to_string() }))
     });
-    let candidates = p.candidates.iter().map(|c| json!({ "algorithm": c.algorithm, "makespan_ns": c.makespan.0, "devices": c.n_devices, "fits_memory": c.fits_memory }));
+    let candidates = p.candidates.iter().map(|c| json!({ "algorithm": c.algorithm, "makespan_ns": c.score.1.0, "devices": c.n_devices, "fits_memory": c.score.0 == Bytes::ZERO }));
     print_json(
         "place",
-        json!({ "makespan_ns": p.makespan.0, "algorithm": p.algorithm, "nodes": nodes.collect::<Vec<_>>(), "candidates": candidates.collect::<Vec<_>>(),
+        json!({ "makespan_ns": p.makespan.0, "lower_bound_ns": p.lower_bound.0.0, "bound": p.lower_bound.1, "algorithm": p.algorithm, "nodes": nodes.collect::<Vec<_>>(), "candidates": candidates.collect::<Vec<_>>(),
         "peak_bytes": p.devices.iter().zip(&p.peak_bytes).map(|(d, b)| (d.to_string(), json!(b.0))).collect::<serde_json::Map<_, _>>() }),
     );
     Ok(())
+}
+
+fn place_task_graph(args: &PlaceArgs, graph: &Path, topology: &Path) -> Result<()> {
+    let graph = TaskGraph::parse(&load::text(graph)?).map_err(|e| e.context(graph.display()))?;
+    let topology = Topology::parse(&load::text(topology)?).map_err(|e| e.context(topology.display()))?;
+    let started = Instant::now();
+    let p = graph.problem(&topology)?;
+    let only = args.algorithm.as_deref().map(|name| algorithm(name, &topology)).transpose()?;
+    let options = portfolio::Options { only, ..portfolio::Options::new(&p) };
+    let name = |algorithm: Algorithm| match algorithm {
+        Algorithm::Single(d) => format!("single {}", topology.devices[d as usize].name),
+        other => other.name(),
+    };
+    let solution = portfolio::solve(&p, &options, &name).ok_or_else(|| {
+        let name = args.algorithm.as_deref().unwrap_or("portfolio");
+        Error::new(ErrorKind::OutOfMemory, format!("{name} finds no placement that keeps the memory limits"))
+            .hint("without --algorithm, all of them are tried")
+    })?;
+    let plan_time = Nanos(started.elapsed().as_nanos() as u64);
+    if solution.score.0 > Bytes::ZERO {
+        return Err(over_memory(&graph, &topology, &p, &solution.timeline));
+    }
+    let wrong = check::check(&p, &solution.timeline);
+    if !wrong.is_empty() {
+        return Err(Error::internal(format!("the placement is wrong:\n  {}", wrong.join("\n  "))));
+    }
+    if args.json {
+        let verdict = Verdict {
+            lower_bound: solution.lower_bound,
+            bound: solution.bound.clone(),
+            algorithm: solution.algorithm.clone(),
+            plan_time,
+        };
+        let answer = answer(&graph, &topology, &p, &solution.timeline, verdict);
+        let text = serde_json::to_string(&answer).map_err(|e| Error::internal(format!("writing the answer: {e}")))?;
+        outln!("{text}");
+    } else {
+        print_solution(&graph, &topology, &p, &solution, plan_time);
+    }
+    Ok(())
+}
+
+fn algorithm(name: &str, topology: &Topology) -> Result<Algorithm> {
+    if let Some((_, found)) = Algorithm::NAMES.iter().find(|(known, _)| *known == name) {
+        return Ok(*found);
+    }
+    let device = name.strip_prefix("single").map(str::trim);
+    if let Some(d) = device.and_then(|d| topology.devices.iter().position(|known| known.name == d)) {
+        return Ok(Algorithm::Single(d as u32));
+    }
+    let names: Vec<String> = Algorithm::NAMES.iter().map(|(n, _)| (*n).to_owned()).collect();
+    let singles = topology.devices.iter().map(|d| format!("single {}", d.name));
+    let all: Vec<String> = names.into_iter().chain(singles).collect();
+    let near = nearest(name, all.iter().map(String::as_str), 1).first().map_or("heft".to_owned(), |n| (*n).to_owned());
+    Err(Error::invalid(format!("--algorithm {name:?} is not known; known: {}", all.join(", "))).hint(near))
+}
+
+fn print_solution(graph: &TaskGraph, topology: &Topology, p: &Problem, s: &Solution, plan_time: Nanos) {
+    let t = &s.timeline;
+    let verdict = match t.makespan == s.lower_bound {
+        true => format!("optimal: the {} bound is {}", s.bound, s.lower_bound),
+        false => {
+            let gap = 100.0 * (t.makespan.0 as f64 / s.lower_bound.0.max(1) as f64 - 1.0);
+            format!("lower bound {} ({}), gap {gap:.1} %", s.lower_bound, s.bound)
+        }
+    };
+    outln!("{:?}: {} by {}, {verdict}; planned in {plan_time}", graph.name, t.makespan, s.algorithm);
+    let peaks = t.peak_bytes(p);
+    for (d, device) in topology.devices.iter().enumerate() {
+        let mine: Vec<usize> = (0..p.n_tasks()).filter(|&i| t.device[i] as usize == d).collect();
+        let busy: Nanos = mine.iter().map(|&i| p.cost(i, d)).sum();
+        let share = 100.0 * busy.0 as f64 / t.makespan.0.max(1) as f64;
+        outln!("  {}: {} nodes, busy {share:.0} %, peak {}", device.name, mine.len(), peaks[d]);
+    }
+    outln!("  {} transfers, {}", t.transfers.len(), t.bytes_moved(p));
+    for c in &s.candidates {
+        let memory = if c.score.0 == Bytes::ZERO { "" } else { ", over a memory limit" };
+        let plural = if c.n_devices == 1 { "" } else { "s" };
+        outln!("  candidate {}: {} on {} device{plural}{memory}", c.algorithm, c.score.1, c.n_devices);
+    }
 }

@@ -1,21 +1,20 @@
 //! Placement: which logical device runs each cluster.
 //!
-//! Every algorithm of a small portfolio proposes a device per node, one simulator predicts what that costs, and the least makespan wins; among
-//! equals that on fewer devices. Pins and requests hold for every candidate. Constants are not placed: each consumer's device has a copy.
+//! [`model`] makes a bare problem of a graph of clusters, [`solver`] solves it: every algorithm of a portfolio proposes, one simulator predicts what
+//! that costs, the best is refined, and a lower bound says how far it can be from optimal. Pins and requests hold for every candidate.
+//! Constants are not placed: each consumer's device has a copy. [`task_graph`] reads bare problems from files.
 
-pub mod algorithms;
 pub mod check;
 mod colocate;
 mod conflict;
 mod device;
 mod kernels;
 mod log;
+mod model;
 mod pins;
 mod print;
-pub mod problem;
 mod resolve;
 pub mod setter;
-pub mod simulate;
 pub mod solver;
 pub mod task_graph;
 
@@ -23,14 +22,14 @@ pub use device::{Device, DeviceSet};
 pub use gristmill_runtime::device::DeviceSpec;
 pub use kernels::{Kernels, lacks_kernels};
 pub use pins::{Fallback, Pin, PinTarget, Request, apply_pins};
+pub use solver::portfolio::Candidate;
 
 use crate::cost::{Bytes, CostModel, Nanos};
 use crate::error::{Error, ErrorKind, Result};
 use crate::ir::{Graph, NodeId};
 use gristmill_runtime::device::{DeviceKind, DeviceName};
-use problem::Problem;
-use simulate::Timeline;
-use std::collections::BTreeSet;
+use model::ModelProblem;
+use solver::portfolio::{self, Algorithm, Solution};
 use std::fmt;
 
 /// Why a node is where it is.
@@ -76,19 +75,6 @@ pub struct Placed {
     pub reason: Reason,
 }
 
-/// A member of the portfolio and what became of it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Candidate {
-    /// Name of the algorithm.
-    pub algorithm: String,
-    /// Predicted time of a step.
-    pub makespan: Nanos,
-    /// Devices that it uses.
-    pub n_devices: usize,
-    /// False when a device would hold more than its limit.
-    pub fits_memory: bool,
-}
-
 /// Devices of all nodes, with the prediction that chose them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Placement {
@@ -100,6 +86,8 @@ pub struct Placement {
     pub algorithm: String,
     /// Predicted time of a step.
     pub makespan: Nanos,
+    /// No placement is predicted faster than this, with the name of the bound.
+    pub lower_bound: (Nanos, String),
     /// Predicted most bytes on each device.
     pub peak_bytes: Vec<Bytes>,
     /// The portfolio.
@@ -127,6 +115,7 @@ impl Placement {
             nodes: node_devices.iter().enumerate().map(placed).collect(),
             algorithm: "by hand".into(),
             makespan: Nanos(node_devices.len() as u64),
+            lower_bound: (Nanos::ZERO, "none".into()),
             candidates: Vec::new(),
             warnings: Vec::new(),
             log: Vec::new(),
@@ -134,67 +123,54 @@ impl Placement {
     }
 }
 
+/// Tasks that refinement simulates for a model, by task of the model and at most: a few hundredths of a second.
+const REFINE_TASKS: u64 = 300;
+const MAX_REFINE_TASKS: u64 = 300_000;
+/// Nodes that searches for a bound or an optimum look at for a model.
+const MODEL_SEARCH_NODES: u64 = 2_000;
+
 /// Places the nodes of a graph, usually of clusters.
 ///
 /// Errors, all at once, when a pin finds nothing, a request names a device that is not in the set or that has no kernel for the node, nodes that
 /// must be together cannot be, or memory limits cannot be kept.
 pub fn place(g: &Graph, request: &Request, costs: &CostModel) -> Result<Placement> {
     let resolved = resolve::resolve(g, request)?;
-    let allowed = &resolved.allowed;
-    let problem = Problem::of(g, &resolved, &request.devices, costs);
-    let (candidates, best) = run_portfolio(&problem, &request.devices);
-    let Some((device, timeline, algorithm)) = best else {
-        return Err(out_of_memory(&candidates, &problem, &request.devices));
+    let ModelProblem { problem, nodes } = model::problem(g, &resolved, &request.devices, costs)?;
+    let set = &request.devices;
+    let options = portfolio::Options {
+        preference: preference(set),
+        refine_tasks: (REFINE_TASKS * problem.n_tasks() as u64).min(MAX_REFINE_TASKS),
+        search_nodes: MODEL_SEARCH_NODES,
+        ..portfolio::Options::new(&problem)
     };
-    let mut nodes: Vec<Option<Placed>> = vec![None; g.n_nodes()];
-    for (t, task) in problem.tasks.iter().enumerate() {
-        let (start, end) = timeline.tasks[t];
-        let reason = allowed[task.node.0 as usize].as_ref().map_or(Reason::Chosen, |a| a.reason.clone());
-        nodes[task.node.0 as usize] = Some(Placed { device: device[t], start, end, reason });
+    let name = |algorithm: Algorithm| match algorithm {
+        Algorithm::Single(d) => format!("single {}", set.devices[d as usize].name),
+        other => other.name(),
+    };
+    let solution = portfolio::solve(&problem, &options, &name);
+    let solution = solution.ok_or_else(|| Error::internal("the portfolio proposes nothing"))?;
+    let peak_bytes = solution.timeline.peak_bytes(&problem);
+    if solution.score.0 > Bytes::ZERO {
+        return Err(out_of_memory(&solution, &peak_bytes, set));
+    }
+    let timeline = &solution.timeline;
+    let mut placed: Vec<Option<Placed>> = vec![None; g.n_nodes()];
+    for (t, id) in nodes.iter().enumerate() {
+        let reason = resolved.allowed[id.0 as usize].as_ref().map_or(Reason::Chosen, |a| a.reason.clone());
+        let (device, start, end) = (timeline.device[t] as usize, timeline.start[t], timeline.end[t]);
+        placed[id.0 as usize] = Some(Placed { device, start, end, reason });
     }
     Ok(Placement {
-        devices: request.devices.devices.iter().map(|d| d.name.clone()).collect(),
-        nodes,
-        algorithm,
+        devices: set.devices.iter().map(|d| d.name.clone()).collect(),
+        nodes: placed,
         makespan: timeline.makespan,
-        peak_bytes: timeline.peak_bytes,
-        candidates: candidates.into_iter().map(|(c, _)| c).collect(),
+        lower_bound: (solution.lower_bound, solution.bound),
+        algorithm: solution.algorithm,
+        peak_bytes,
+        candidates: solution.candidates,
         warnings: resolved.warnings,
         log: resolved.log,
     })
-}
-
-type Solution = (Vec<usize>, Timeline, String);
-
-/// All algorithms, simulated; and the best one that keeps the memory limits.
-fn run_portfolio(p: &Problem, set: &DeviceSet) -> (Vec<(Candidate, Vec<Bytes>)>, Option<Solution>) {
-    let mut proposals: Vec<(String, Vec<usize>)> = Vec::new();
-    for (d, device) in set.devices.iter().enumerate().filter(|(_, d)| d.kernels.lacks_all().is_none()) {
-        proposals.push((format!("single {}", device.name), algorithms::single(p, d)));
-    }
-    if proposals.len() > 1 {
-        proposals.push(("simple".into(), algorithms::simple(p, &preference(set))));
-        proposals.push(("heft".into(), algorithms::heft(p)));
-    }
-    if p.memory.iter().any(Option::is_some) {
-        proposals.extend([100, 90, 75, 50].map(|percent| (format!("fill {percent}%"), algorithms::fill(p, percent))));
-    }
-    let order = p.by_rank();
-    let mut candidates = Vec::new();
-    let mut best: Option<((Nanos, usize), Solution)> = None;
-    for (algorithm, device) in proposals {
-        let timeline = simulate::simulate(p, &device, &order);
-        let n_devices = device.iter().collect::<BTreeSet<_>>().len();
-        let fits_memory =
-            p.memory.iter().zip(&timeline.peak_bytes).all(|(limit, peak)| limit.is_none_or(|l| *peak <= l));
-        let key = (timeline.makespan, n_devices);
-        let candidate = Candidate { algorithm: algorithm.clone(), makespan: timeline.makespan, n_devices, fits_memory };
-        candidates.push((candidate, timeline.peak_bytes.clone()));
-        if fits_memory && best.as_ref().is_none_or(|(k, _)| key < *k) {
-            best = Some((key, (device, timeline, algorithm)));
-        }
-    }
-    (candidates, best.map(|(_, solution)| solution))
 }
 
 /// Devices as TensorFlow sorts them: GPUs before CPUs, then by name.
@@ -209,26 +185,17 @@ fn preference(set: &DeviceSet) -> Vec<usize> {
     order
 }
 
-fn out_of_memory(candidates: &[(Candidate, Vec<Bytes>)], p: &Problem, set: &DeviceSet) -> Error {
-    let excess = |peaks: &[Bytes]| -> Bytes {
-        p.memory.iter().zip(peaks).map(|(limit, peak)| limit.map_or(Bytes::ZERO, |l| peak.saturating_sub(l))).sum()
-    };
-    let Some((least, peaks)) = candidates.iter().min_by_key(|(_, peaks)| excess(peaks)) else {
-        return Error::unsupported("no device of the set has a code generator");
-    };
+fn out_of_memory(nearest: &Solution, peaks: &[Bytes], set: &DeviceSet) -> Error {
     let over = set.devices.iter().zip(peaks).filter(|(d, peak)| d.memory_limit.is_some_and(|l| **peak > l));
     let lines: Vec<String> = over
         .map(|(d, peak)| format!("{} needs {peak} of {}", d.name, d.memory_limit.unwrap_or(Bytes::INFINITY)))
         .collect();
-    Error::new(
-        ErrorKind::OutOfMemory,
-        format!(
-            "no placement found that keeps the memory limits; nearest is {}: {}",
-            least.algorithm,
-            lines.join(", ")
-        ),
-    )
-    .hint("more devices, or a higher --mem")
+    let message = format!(
+        "no placement found that keeps the memory limits; nearest is {}: {}",
+        nearest.algorithm,
+        lines.join(", ")
+    );
+    Error::new(ErrorKind::OutOfMemory, message).hint("more devices, or a higher --mem")
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! Text form of placements, for `dump --stage placed` and `place`.
 
 use super::Placement;
+use crate::cost::Bytes;
 use crate::ir::Graph;
 use std::fmt::Write;
 
@@ -14,13 +15,21 @@ impl Placement {
 
     fn write(&self, g: &Graph, out: &mut String) -> std::fmt::Result {
         writeln!(out, "placement {:?}: {}, predicted {}", g.name, self.algorithm, self.makespan)?;
+        let (bound, name) = &self.lower_bound;
+        match self.makespan.0 {
+            m if m == bound.0 => writeln!(out, "  optimal: the {name} bound is {bound}")?,
+            m => {
+                let gap = 100.0 * (m as f64 / bound.0.max(1) as f64 - 1.0);
+                writeln!(out, "  lower bound {bound} ({name}), gap {gap:.1} %")?;
+            }
+        }
         for (device, peak) in self.devices.iter().zip(&self.peak_bytes) {
             writeln!(out, "  {device}: peak {peak}")?;
         }
         for c in &self.candidates {
-            let memory = if c.fits_memory { "" } else { ", over a memory limit" };
+            let memory = if c.score.0 == Bytes::ZERO { "" } else { ", over a memory limit" };
             let plural = if c.n_devices == 1 { "" } else { "s" };
-            writeln!(out, "  candidate {}: {} on {} device{plural}{memory}", c.algorithm, c.makespan, c.n_devices)?;
+            writeln!(out, "  candidate {}: {} on {} device{plural}{memory}", c.algorithm, c.score.1, c.n_devices)?;
         }
         for w in &self.warnings {
             writeln!(out, "  warning: {w}")?;

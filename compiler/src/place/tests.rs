@@ -6,6 +6,7 @@ use crate::cluster;
 use crate::cost::LinkProfile;
 use crate::ir::{DeviceRequest, GraphBuilder, Op, Requested, ScalarOp, ValueId};
 use crate::testing::{Rng, random_wiring};
+use std::collections::BTreeSet;
 
 fn request(devices: &str) -> Request {
     Request { devices: DeviceSet::parse(devices, 2).unwrap(), ..Request::default() }
@@ -54,7 +55,7 @@ fn random_placements_are_right() {
         let p = place(&g, &r, &costs).unwrap();
         check::check(&g, &r, &p).unwrap_or_else(|e| panic!("{e}\n{g}\n{}", p.to_text(&g)));
         assert_eq!(p, place(&g, &r, &costs).unwrap());
-        assert!(p.candidates.iter().all(|c| p.makespan <= c.makespan));
+        assert!(p.candidates.iter().all(|c| p.makespan <= c.score.1));
     }
 }
 
@@ -68,37 +69,6 @@ fn branches_run_side_by_side_unless_the_link_is_slow() {
     r.devices.link = LinkProfile { latency: Nanos(1_000_000_000), bytes_per_second: 1_000 };
     let p = place(&g, &r, &CostModel::default()).unwrap();
     assert_eq!(p.algorithm, "single /device:CPU:0");
-}
-
-#[test]
-fn predicted_times_follow_hand_computation() {
-    // Two tasks of 10 on either device; the join costs 5, the link 3 + 1 byte per ns.
-    let task = |node: u32, cost: u64, inputs: Vec<usize>, outputs: Vec<usize>| problem::Task {
-        node: NodeId(node),
-        cost: vec![Nanos(cost); 2],
-        inputs,
-        outputs,
-        constants: vec![],
-        result_bytes: Bytes(4),
-        group: None,
-        is_view: false,
-    };
-    let tensor = |producer| problem::Tensor { producer, bytes: Bytes(4), consumers: vec![2] };
-    let p = Problem {
-        tasks: vec![task(0, 10, vec![], vec![0]), task(1, 10, vec![], vec![1]), task(2, 5, vec![0, 1], vec![])],
-        tensors: vec![tensor(0), tensor(1)],
-        n_devices: 2,
-        n_groups: 0,
-        link: LinkProfile { latency: Nanos(3), bytes_per_second: 1_000_000_000 },
-        memory: vec![None; 2],
-    };
-    assert_eq!(p.upward_ranks(), [Nanos(18), Nanos(18), Nanos(5)]);
-    assert_eq!(simulate::simulate(&p, &[0, 0, 0], &p.by_rank()).makespan, Nanos(25));
-    let split = simulate::simulate(&p, &[0, 1, 0], &p.by_rank());
-    assert_eq!((split.makespan, split.transfers.len()), (Nanos(22), 1));
-    assert_eq!(split.peak_bytes, [Bytes(12), Bytes(4)]);
-    let device = algorithms::heft(&p);
-    assert_eq!(simulate::simulate(&p, &device, &p.by_rank()).makespan, Nanos(22));
 }
 
 #[test]
@@ -204,10 +174,10 @@ fn text_form() {
     }
     insta::assert_snapshot!(place(&g, &r, &CostModel::default()).unwrap().to_text(&g), @r#"
     placement "branches": heft, predicted 7.70 ms
+      optimal: the join bound is 7.70 ms
       /device:CPU:0: peak 3.0 MiB
       /device:CPU:1: peak 2.0 MiB
       candidate single /device:CPU:0: 12.65 ms on 1 device
-      candidate single /device:CPU:1: 12.65 ms on 1 device
       candidate simple: 12.65 ms on 1 device
       candidate heft: 7.70 ms on 2 devices
     /device:CPU:0 0 ns..2.53 ms cluster contract @ "/left/a/MatMul": least makespan

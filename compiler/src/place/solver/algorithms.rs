@@ -42,6 +42,42 @@ pub fn simple(p: &Problem, preference: &[usize]) -> Vec<u32> {
     device
 }
 
+/// Fills devices one after another in topological order, each until its constants and the largest working set so far (operands and results of a
+/// task) take `percent` of its memory limit (m-TOPO of Baechi, arXiv:2301.08695). Finds a split when no single device can hold all.
+pub fn fill(p: &Problem, percent: u128) -> Vec<u32> {
+    let mut held = vec![(0u128, 0u128); p.n_devices()];
+    let mut copied: BTreeSet<(usize, u32)> = BTreeSet::new();
+    let mut of_group: Vec<Option<u32>> = vec![None; p.n_groups()];
+    let mut current = 0;
+    let mut device = vec![0u32; p.n_tasks()];
+    let bytes = |x: &u32| u128::from(p.tensors[*x as usize].bytes().0);
+    for &t in &p.order {
+        let t = t as usize;
+        let group = p.group_of[t] as usize;
+        let io: u128 = p.inputs.row(t).iter().chain(p.outputs.row(t)).map(bytes).sum();
+        let working = io + u128::from(p.scratch[t].0);
+        let own: &[u32] = if of_group[group].is_none() { p.members.row(group) } else { &[] };
+        let resident: u128 = own.iter().map(|&m| u128::from(p.resident[m as usize].0)).sum();
+        let after = |d: usize| {
+            let new = p.constants_of.row(t).iter().filter(|&&c| !copied.contains(&(d, c)));
+            let new: u128 = new.map(|&c| u128::from(p.constants[c as usize].0)).sum();
+            (held[d].0 + resident + new, held[d].1.max(working))
+        };
+        let has_room = |d: usize| {
+            let (constants, working) = after(d);
+            p.devices[d].memory.is_none_or(|limit| (constants + working) * 100 <= u128::from(limit.0) * percent)
+        };
+        let next = (current..p.n_devices()).find(|&d| p.cost(t, d).is_finite() && has_room(d));
+        let chosen = of_group[group].map(|d| d as usize).or(next).unwrap_or_else(|| p.first_device(t));
+        held[chosen] = after(chosen);
+        copied.extend(p.constants_of.row(t).iter().map(|&c| (chosen, c)));
+        of_group[group] = Some(chosen as u32);
+        current = next.unwrap_or(current);
+        device[t] = chosen as u32;
+    }
+    device
+}
+
 /// The greedy simulation of the TensorFlow white paper (Abadi et al. 2015, 3.2.1): tasks in the order in which they become ready, each to the device
 /// where it finishes soonest, after all that is there.
 pub fn greedy(p: &Problem) -> Timeline {
@@ -70,6 +106,30 @@ pub fn greedy(p: &Problem) -> Timeline {
 pub fn heft(p: &Problem, insertion: Insertion) -> Timeline {
     let ranks = ranks::upward(p);
     in_order(p, &by_tail(p, &ranks), insertion, |_, _| Nanos::ZERO)
+}
+
+/// HEFT that lets groups vote: each task first goes where it would finish soonest, whatever its group; then each group goes where its tasks
+/// spend most of their time. Of use where a group has members far apart, as the two passes of a training step have.
+pub fn heft_by_vote(p: &Problem) -> Vec<u32> {
+    let mut list = List::new(p, Insertion::Gaps).ignore_groups();
+    for t in by_tail(p, &ranks::upward(p)) {
+        let device = soonest(&list, t as usize, |_| Nanos::ZERO);
+        list.commit(t as usize, device);
+    }
+    let wish = list.timeline().device;
+    let mut device = vec![0u32; p.n_tasks()];
+    let mut votes = vec![Nanos::ZERO; p.n_devices()];
+    for group in 0..p.n_groups() {
+        votes.fill(Nanos::ZERO);
+        let members = p.members.row(group);
+        for &t in members {
+            let d = wish[t as usize] as usize;
+            votes[d] += p.cost(t as usize, d) + Nanos(1);
+        }
+        let most = (0..p.n_devices()).max_by_key(|&d| (votes[d], Reverse(d))).unwrap_or(0);
+        members.iter().for_each(|&t| device[t as usize] = most as u32);
+    }
+    device
 }
 
 /// Tasks by falling tail; those of equal tail in topological order.

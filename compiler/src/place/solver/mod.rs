@@ -5,13 +5,16 @@
 pub mod algorithms;
 pub mod baechi;
 pub mod bounds;
+pub mod check;
 pub mod exact;
 pub mod fit;
 mod gaps;
 pub mod list;
 mod memory;
+pub mod portfolio;
 pub mod problem;
 pub mod ranks;
+pub mod refine;
 mod rows;
 #[cfg(test)]
 mod samples;
@@ -23,3 +26,6 @@ pub use problem::{Device, Links, Parts, Payload, Problem, Refused, Task, Tensor}
 pub use rows::Rows;
 pub use simulate::{LinkOrder, Simulator, simulate};
 pub use timeline::{Timeline, Transfer};
+
+#[cfg(test)]
+mod tests;

@@ -73,6 +73,6 @@ pub fn keys_of(p: &Problem, tails: &[Nanos]) -> Vec<u64> {
 /// Keys under which a device prefers tasks that come early in `order`.
 pub fn keys_of_order(order: &[u32]) -> Vec<u64> {
     let mut keys = vec![0u64; order.len()];
-    order.iter().enumerate().for_each(|(i, &t)| keys[t as usize] = i as u64);
+    order.iter().enumerate().for_each(|(i, &t)| keys[t as usize] = (i as u64 + 1) << 20);
     keys
 }

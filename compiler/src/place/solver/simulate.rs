@@ -67,6 +67,9 @@ pub struct Simulator<'p> {
     seen: Vec<u32>,
     /// Least time from the start of a task to the end of all.
     tail: Vec<Nanos>,
+    n_started: u64,
+    /// Latest starts beyond which a rerun is given up, by task.
+    latest: Vec<Nanos>,
 }
 
 const NEVER: Nanos = Nanos::INFINITY;
@@ -92,6 +95,8 @@ impl<'p> Simulator<'p> {
             events: BinaryHeap::new(),
             seen: vec![u32::MAX; n],
             tail: super::ranks::least_tails(p),
+            n_started: 0,
+            latest: Vec::new(),
         }
     }
 
@@ -112,13 +117,14 @@ impl<'p> Simulator<'p> {
         self.go(Nanos::ZERO, limit)
     }
 
-    /// The run just made, from the start, with other devices for some tasks: `device` differs from the last run's in no task but `changed`.
+    /// The run just made, from the start, with other devices or keys for some tasks: those of all tasks but `changed` are as in the last run.
     ///
     /// `None` as soon as the makespan is seen to be `limit` or more. A run that ended so cannot be rerun: [`Self::run`] or [`Self::restore`] first.
-    pub fn rerun(&mut self, device: &[u32], changed: &[u32], limit: Nanos) -> Option<Nanos> {
+    pub fn rerun(&mut self, device: &[u32], key: &[u64], changed: &[u32], limit: Nanos) -> Option<Nanos> {
         let shown = changed.iter().map(|&t| self.first_sign(t as usize)).min().unwrap_or(NEVER);
         for &t in changed {
             self.device[t as usize] = device[t as usize];
+            self.key[t as usize] = key[t as usize];
         }
         debug_assert_eq!(self.device, device);
         if shown == NEVER {
@@ -142,9 +148,20 @@ impl<'p> Simulator<'p> {
         }
     }
 
+    /// Gives up reruns in which a task starts after its time in `latest`; an empty list gives up none.
+    pub fn set_latest(&mut self, latest: &[Nanos]) {
+        self.latest.clear();
+        self.latest.extend_from_slice(latest);
+    }
+
     /// Start and end of a task in the last run.
     pub fn times(&self, task: usize) -> (Nanos, Nanos) {
         (self.start[task], self.end[task])
+    }
+
+    /// Tasks that the last run started itself: what a rerun took over is not counted.
+    pub fn n_started(&self) -> u64 {
+        self.n_started
     }
 
     /// Transfers of the last run.
@@ -184,6 +201,7 @@ impl<'p> Simulator<'p> {
         self.missing.clear();
         self.missing.extend((0..p.n_tasks()).map(|t| p.inputs.row(t).len() as u32));
         self.makespan = Nanos::ZERO;
+        self.n_started = 0;
         self.seen.fill(u32::MAX);
         if now == Nanos::ZERO {
             self.start.fill(NEVER);
@@ -353,7 +371,11 @@ impl<'p> Simulator<'p> {
             if now + self.tail[task as usize] >= limit || end >= limit {
                 return None;
             }
+            if self.latest.get(task as usize).is_some_and(|l| now > *l) {
+                return None;
+            }
             self.devices[device].busy = true;
+            self.n_started += 1;
             self.start[task as usize] = now;
             self.end[task as usize] = end;
             self.events.push(Reverse((end, Done::Task(task))));

@@ -1,0 +1,144 @@
+//! The placement problem of a graph of clusters.
+
+use super::device::DeviceSet;
+use super::resolve::Resolved;
+use super::solver::{Device, Links, Parts, Payload, Problem, Refused, Task, Tensor};
+use crate::cost::{Bytes, CostModel, Nanos};
+use crate::error::{Error, Result};
+use crate::ir::{Def, Graph, NodeId, Op, OpClass, ValueId};
+use crate::schedule::node_deps;
+use gristmill_runtime::device::DeviceKind;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// A problem whose tasks are the nodes of a graph, constants left out.
+pub struct ModelProblem {
+    /// The problem.
+    pub problem: Problem,
+    /// Node of each task.
+    pub nodes: Vec<NodeId>,
+}
+
+/// The problem of a graph whose nodes (but constants) may be on the given devices.
+///
+/// Errors only on what [`super::resolve`] and the verifier should have refused.
+pub(super) fn problem(g: &Graph, resolved: &Resolved, set: &DeviceSet, costs: &CostModel) -> Result<ModelProblem> {
+    let allowed = &resolved.allowed;
+    let nodes: Vec<NodeId> = g.nodes().map(|(id, _)| id).filter(|id| allowed[id.0 as usize].is_some()).collect();
+    let mut task_of: Vec<Option<u32>> = vec![None; g.n_nodes()];
+    nodes.iter().enumerate().for_each(|(t, id)| task_of[id.0 as usize] = Some(t as u32));
+    let users = g.users();
+    let mut constants = Constants::default();
+    let mut tasks = Vec::with_capacity(nodes.len());
+    for &id in &nodes {
+        let mut cost = profile_times(g, id, set, costs);
+        let devices = allowed[id.0 as usize].as_ref().map(|a| a.devices.as_slice()).unwrap_or_default();
+        cost.iter_mut().enumerate().filter(|(d, _)| !devices.contains(d)).for_each(|(_, c)| *c = Nanos::INFINITY);
+        let unwaited = |v: &&ValueId| !users[v.0 as usize].iter().any(|(n, _)| task_of[n.0 as usize].is_some());
+        tasks.push(Task {
+            cost,
+            constants: constants.of(g, id, costs),
+            scratch: g.node(id).outputs.iter().filter(unwaited).map(|&v| costs.bytes(g.ty(v))).sum(),
+            group: allowed[id.0 as usize].as_ref().and_then(|a| a.group).map(|group| group as u32),
+            is_view: is_view(g, id),
+            ..Task::default()
+        });
+    }
+    let device = |d: &super::Device| Device { memory: d.memory_limit, is_host: d.name.kind == DeviceKind::Cpu };
+    let parts = Parts {
+        devices: set.devices.iter().map(device).collect(),
+        links: Links::uniform(set.devices.len(), set.link),
+        tensors: tensors(g, &nodes, &task_of, costs),
+        tasks,
+        constants: constants.bytes,
+    };
+    let problem = Problem::new(parts).map_err(|refused| refusal(g, &nodes, refused))?;
+    Ok(ModelProblem { problem, nodes })
+}
+
+/// Constants that tasks use, each once.
+#[derive(Default)]
+struct Constants {
+    index: BTreeMap<NodeId, u32>,
+    bytes: Vec<Bytes>,
+}
+
+impl Constants {
+    fn of(&mut self, g: &Graph, id: NodeId, costs: &CostModel) -> Vec<u32> {
+        let mut used: Vec<u32> = Vec::new();
+        for &v in &g.node(id).inputs {
+            let (Def::Node(constant, _), Some(_)) = (g.value(v).def, g.constant(v)) else { continue };
+            let index = *self.index.entry(constant).or_insert_with(|| {
+                self.bytes.push(costs.bytes(g.ty(v)));
+                self.bytes.len() as u32 - 1
+            });
+            used.push(index);
+        }
+        used.sort_unstable();
+        used.dedup();
+        used
+    }
+}
+
+/// Results that other tasks wait for, and ordering edges of no bytes.
+fn tensors(g: &Graph, nodes: &[NodeId], task_of: &[Option<u32>], costs: &CostModel) -> Vec<(Tensor, Vec<u32>)> {
+    let users = g.users();
+    let mut tensors: Vec<(Tensor, Vec<u32>)> = Vec::new();
+    let mut by_data: BTreeSet<(u32, u32)> = BTreeSet::new();
+    for (t, &id) in nodes.iter().enumerate() {
+        for &v in &g.node(id).outputs {
+            let consumers: BTreeSet<u32> =
+                users[v.0 as usize].iter().filter_map(|(n, _)| task_of[n.0 as usize]).collect();
+            by_data.extend(consumers.iter().map(|&c| (t as u32, c)));
+            if !consumers.is_empty() {
+                let tensor = Tensor { producer: t as u32, payload: Payload::Bytes(costs.bytes(g.ty(v))) };
+                tensors.push((tensor, consumers.into_iter().collect()));
+            }
+        }
+    }
+    for (id, deps) in node_deps(g).iter().enumerate() {
+        let Some(t) = task_of[id] else { continue };
+        let before = deps.iter().filter_map(|d| task_of[d.0 as usize]).filter(|&d| !by_data.contains(&(d, t)));
+        let order = |d| (Tensor { producer: d, payload: Payload::Bytes(Bytes::ZERO) }, vec![t]);
+        tensors.extend(before.map(order));
+    }
+    tensors
+}
+
+fn refusal(g: &Graph, nodes: &[NodeId], refused: Refused) -> Error {
+    let path = |t: &u32| g.node(nodes[*t as usize]).origin.to_string();
+    match refused {
+        Refused::Group(tasks) => {
+            let paths: Vec<String> = tasks.iter().map(path).collect();
+            Error::internal(format!(
+                "nodes without a common device came to the placer as a group: {}",
+                paths.join(", ")
+            ))
+        }
+        Refused::NoDevice(task) => Error::internal("a node without a device came to the placer").at(path(&task)),
+        Refused::Cycle(tasks) => Error::internal(format!(
+            "a ring came to the placer: {}",
+            tasks.iter().map(path).collect::<Vec<_>>().join(" -> ")
+        )),
+    }
+}
+
+/// Times of a node on all devices, each distinct profile asked once.
+fn profile_times(g: &Graph, id: NodeId, set: &DeviceSet, costs: &CostModel) -> Vec<Nanos> {
+    let mut times: Vec<Nanos> = Vec::with_capacity(set.devices.len());
+    for (d, device) in set.devices.iter().enumerate() {
+        let same = set.devices[..d].iter().position(|e| e.profile == device.profile);
+        times.push(match same {
+            Some(e) => times[e],
+            None => costs.node_ns(g, id, &device.profile),
+        });
+    }
+    times
+}
+
+fn is_view(g: &Graph, id: NodeId) -> bool {
+    let node = g.node(id);
+    match &node.op {
+        Op::Cluster { .. } => node.regions[0].nodes().all(|(_, n)| matches!(n.op.class(), OpClass::View)),
+        op => op.class() == OpClass::View,
+    }
+}

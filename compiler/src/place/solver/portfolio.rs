@@ -1,0 +1,263 @@
+//! The portfolio: every algorithm proposes, one simulator judges, the best is refined, and a lower bound says how far it can be from optimal.
+
+use super::algorithms as algo;
+use super::bounds::{self, Bound};
+use super::fit::{self, Key};
+use super::list::Insertion;
+use super::problem::Problem;
+use super::ranks;
+use super::refine::{Budget, refine};
+use super::simulate::{LinkOrder, simulate};
+use super::timeline::Timeline;
+use super::{baechi, exact, slices};
+use crate::cost::{Bytes, Nanos};
+
+/// A way to place tasks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Algorithm {
+    /// Everything on one device.
+    Single(u32),
+    /// TensorFlow's simple placer.
+    Simple,
+    /// The white paper's greedy simulation.
+    Greedy,
+    /// HEFT with insertion.
+    Heft,
+    /// HEFT without insertion.
+    HeftAppend,
+    /// HEFT whose groups vote.
+    HeftVote,
+    /// HEFT with PEFT's look-ahead.
+    Peft,
+    /// ETF.
+    Etf,
+    /// Slices of a line, by dynamic programming.
+    Slices,
+    /// Baechi's m-TOPO.
+    MTopo,
+    /// Baechi's m-ETF.
+    MEtf,
+    /// Baechi's m-SCT.
+    MSct,
+    /// Devices filled one after another, each to this many percent of its memory limit.
+    Fill(u8),
+}
+
+impl Algorithm {
+    /// Names of all algorithms but the single devices, which are `single`.
+    pub const NAMES: [(&'static str, Algorithm); 11] = [
+        ("simple", Algorithm::Simple),
+        ("greedy", Algorithm::Greedy),
+        ("heft", Algorithm::Heft),
+        ("heft-append", Algorithm::HeftAppend),
+        ("heft-vote", Algorithm::HeftVote),
+        ("peft", Algorithm::Peft),
+        ("etf", Algorithm::Etf),
+        ("slices", Algorithm::Slices),
+        ("m-topo", Algorithm::MTopo),
+        ("m-etf", Algorithm::MEtf),
+        ("m-sct", Algorithm::MSct),
+    ];
+
+    /// Its name; single devices are told apart by their index.
+    pub fn name(self) -> String {
+        let named = Algorithm::NAMES.iter().find(|(_, a)| *a == self).map(|(name, _)| (*name).to_owned());
+        named.unwrap_or_else(|| match self {
+            Algorithm::Single(d) => format!("single {d}"),
+            Algorithm::Fill(percent) => format!("fill {percent}%"),
+            _ => format!("{self:?}"),
+        })
+    }
+
+    /// What it proposes; nothing when it is one that keeps memory limits and finds no way to. Proposals without times of their own are simulated,
+    /// longest remaining way first.
+    pub fn run(self, p: &Problem, preference: &[usize]) -> Option<Timeline> {
+        let placed = |device: Vec<u32>| {
+            let keys = ranks::keys_of(p, &ranks::placed_tails(p, &device));
+            simulate(p, &device, &keys, LinkOrder::Urgent)
+        };
+        Some(match self {
+            Algorithm::Single(d) => placed(algo::single(p, d as usize)),
+            Algorithm::Simple => placed(algo::simple(p, preference)),
+            Algorithm::Greedy => algo::greedy(p),
+            Algorithm::Heft => algo::heft(p, Insertion::Gaps),
+            Algorithm::HeftAppend => algo::heft(p, Insertion::Append),
+            Algorithm::HeftVote => placed(algo::heft_by_vote(p)),
+            Algorithm::Peft => algo::peft(p),
+            Algorithm::Etf => algo::etf(p),
+            Algorithm::Slices => return slices::place(p),
+            Algorithm::MTopo => return baechi::m_topo(p),
+            Algorithm::MEtf => return baechi::m_etf(p),
+            Algorithm::MSct => return baechi::m_sct(p),
+            Algorithm::Fill(percent) => placed(algo::fill(p, u128::from(percent))),
+        })
+    }
+}
+
+/// How to solve a problem.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// Only this algorithm, without refinement.
+    pub only: Option<Algorithm>,
+    /// Tasks that refinement may simulate.
+    pub refine_tasks: u64,
+    /// Nodes that the search for a lower bound, and for an optimum, may look at.
+    pub search_nodes: u64,
+    /// Seed of the refinement.
+    pub seed: u64,
+    /// Devices as the simple placer prefers them.
+    pub preference: Vec<usize>,
+}
+
+/// Tasks that refinement simulates unless told otherwise: about half a second of one core.
+pub const REFINE_TASKS: u64 = 3_000_000;
+/// Nodes that searches look at unless told otherwise.
+pub const SEARCH_NODES: u64 = 100_000;
+
+impl Options {
+    /// The whole portfolio with refinement; the simple placer prefers accelerators, then low indices.
+    pub fn new(p: &Problem) -> Options {
+        let mut preference: Vec<usize> = (0..p.n_devices()).collect();
+        preference.sort_by_key(|&d| (p.devices[d].is_host, d));
+        Options { only: None, refine_tasks: REFINE_TASKS, search_nodes: SEARCH_NODES, seed: 1, preference }
+    }
+}
+
+/// A member of the portfolio and what became of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Candidate {
+    /// Name of the algorithm.
+    pub algorithm: String,
+    /// Bytes over the memory limits, and the makespan.
+    pub score: Key,
+    /// Devices that run something.
+    pub n_devices: usize,
+}
+
+/// A solved problem.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Solution {
+    /// The best timeline.
+    pub timeline: Timeline,
+    /// Its score; bytes over the limits mean that no placement was found that keeps them.
+    pub score: Key,
+    /// Where it came from.
+    pub algorithm: String,
+    /// No placement is faster than this.
+    pub lower_bound: Nanos,
+    /// Which bound that is.
+    pub bound: String,
+    /// All that was tried.
+    pub candidates: Vec<Candidate>,
+}
+
+/// Problems of more tasks get a smaller portfolio.
+const LARGE: usize = 20_000;
+/// Starts that refinement tries before it settles on one.
+const STARTS: usize = 3;
+
+/// Places all tasks: the best of the portfolio, refined; of small problems the optimum, if a search proves it.
+///
+/// `name` gives the names under which algorithms are reported. Nothing when the one algorithm asked for finds no placement that keeps the limits.
+pub fn solve(p: &Problem, options: &Options, name: &dyn Fn(Algorithm) -> String) -> Option<Solution> {
+    let is_large = p.n_tasks() > LARGE;
+    let mut bound = bounds::best(p, if is_large { 0 } else { options.search_nodes });
+    let mut proposals: Vec<(Key, String, Timeline)> = Vec::new();
+    for algorithm in members(p, options) {
+        let Some(timeline) = algorithm.run(p, &options.preference) else { continue };
+        let key = fit::key(p, &timeline);
+        proposals.push((key, name(algorithm), timeline));
+        if key <= (Bytes::ZERO, bound.value) {
+            break;
+        }
+    }
+    let candidates = proposals.iter().map(|(score, algorithm, timeline)| Candidate {
+        algorithm: algorithm.clone(),
+        score: *score,
+        n_devices: timeline.n_devices_used(),
+    });
+    let candidates = candidates.collect();
+    proposals.sort_by_key(rank);
+    if options.only.is_none() && options.refine_tasks > 0 {
+        refine_best(p, &mut proposals, bound.value, options);
+    }
+    let (mut score, mut algorithm, mut timeline) = proposals.into_iter().next()?;
+    if options.only.is_none() && score > (Bytes::ZERO, bound.value) {
+        let proof = exact::solve(p, &timeline, bound.value, options.search_nodes);
+        if proof.lower_bound > bound.value {
+            bound = Bound { name: "branch-and-bound", value: proof.lower_bound };
+        }
+        if let Some(better) = proof.timeline {
+            (score, algorithm, timeline) = (fit::key(p, &better), "branch-and-bound".into(), better);
+        }
+    }
+    Some(Solution { timeline, score, algorithm, lower_bound: bound.value, bound: bound.name.into(), candidates })
+}
+
+/// Order of proposals: least excess, least time, fewest devices.
+fn rank(proposal: &(Key, String, Timeline)) -> (Key, usize) {
+    (proposal.0, proposal.2.n_devices_used())
+}
+
+fn members(p: &Problem, options: &Options) -> Vec<Algorithm> {
+    if let Some(only) = options.only {
+        return vec![only];
+    }
+    let mut members: Vec<Algorithm> = distinct_devices(p).into_iter().map(Algorithm::Single).collect();
+    let limited = p.devices.iter().any(|d| d.memory.is_some());
+    if limited {
+        members.extend([100, 90, 75, 50].map(Algorithm::Fill));
+        if p.n_tasks() <= LARGE {
+            members.extend([Algorithm::Slices, Algorithm::MTopo, Algorithm::MEtf, Algorithm::MSct]);
+        }
+    }
+    // On one device without a limit all orders take the same time.
+    if p.n_devices() > 1 || limited {
+        members.extend([Algorithm::Simple, Algorithm::Heft, Algorithm::Greedy]);
+        if p.n_tasks() <= LARGE {
+            members.extend([Algorithm::Etf, Algorithm::Peft, Algorithm::HeftAppend]);
+        }
+        if p.n_groups() < p.n_tasks() || p.n_tasks() <= LARGE {
+            members.push(Algorithm::HeftVote);
+        }
+    }
+    members
+}
+
+/// One device of each sort: of devices with equal times for all tasks and equal limits the first.
+fn distinct_devices(p: &Problem) -> Vec<u32> {
+    let same =
+        |a: usize, b: usize| p.devices[a] == p.devices[b] && (0..p.n_tasks()).all(|t| p.cost(t, a) == p.cost(t, b));
+    let mut distinct: Vec<u32> = Vec::new();
+    for d in 0..p.n_devices() {
+        if !distinct.iter().any(|&e| same(e as usize, d)) {
+            distinct.push(d as u32);
+        }
+    }
+    distinct
+}
+
+/// Refines the best few starts briefly, then the best of them for the rest of the budget. The best comes first in the end.
+fn refine_best(p: &Problem, proposals: &mut Vec<(Key, String, Timeline)>, lower_bound: Nanos, options: &Options) {
+    let long = proposals[0].0 > (Bytes::ZERO, lower_bound);
+    proposals.dedup_by(|a, b| a.2.device == b.2.device);
+    let n = proposals.len().min(STARTS);
+    let short = options.refine_tasks / (3 * n as u64);
+    for start in proposals.iter_mut().take(if long { n } else { 0 }) {
+        improve(p, start, lower_bound, Budget { tasks: short, seed: options.seed });
+    }
+    proposals.sort_by_key(rank);
+    if let Some(best) = proposals.first_mut().filter(|b| b.0 > (Bytes::ZERO, lower_bound)) {
+        let tasks = options.refine_tasks - short * n as u64;
+        improve(p, best, lower_bound, Budget { tasks, seed: options.seed.wrapping_add(1) });
+    }
+}
+
+fn improve(p: &Problem, start: &mut (Key, String, Timeline), lower_bound: Nanos, budget: Budget) {
+    let refined = refine(p, &start.2, lower_bound, budget);
+    let score = fit::key(p, &refined);
+    if score < start.0 {
+        let name = start.1.strip_suffix("+refine").unwrap_or(&start.1);
+        *start = (score, format!("{name}+refine"), refined);
+    }
+}

@@ -1,0 +1,337 @@
+//! Refinement: local search on the critical chain, every trial measured by re-simulation.
+//!
+//! A trial moves groups of tasks to another device: one group of the critical chain, a run of the chain between two transfers, or a connected cluster
+//! around it. It is simulated from the first event that it can change ([`Simulator::rerun`]) and given up as soon as it cannot be taken. Late
+//! acceptance (Burke and Bykov 2017) decides: a trial is taken when it is no worse than the current placement or than the one some steps ago.
+//! The budget is counted in simulated tasks, so that the answer is the same on every machine.
+
+use super::fit::{self, Key};
+use super::problem::Problem;
+use super::ranks;
+use super::simulate::{LinkOrder, Simulator};
+use super::timeline::Timeline;
+use crate::cost::{Bytes, Nanos};
+use crate::rng::Rng;
+
+/// How long and with which seed to search.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Budget {
+    /// Tasks whose simulation may be begun, over all trials.
+    pub tasks: u64,
+    /// Seed of the search.
+    pub seed: u64,
+}
+
+struct Search<'p> {
+    p: &'p Problem,
+    /// The current placement, simulated.
+    base: Simulator<'p>,
+    trial: Simulator<'p>,
+    device: Vec<u32>,
+    key: Vec<u64>,
+    score: Key,
+    best: (Key, Timeline),
+    rng: Rng,
+    left: i64,
+    chain: Vec<u32>,
+    limited: bool,
+    lower_bound: Nanos,
+    latest: Vec<Nanos>,
+}
+
+/// The best placement found near `start` within a budget; never worse than `start`. Stops when `lower_bound` is reached.
+pub fn refine(p: &Problem, start: &Timeline, lower_bound: Nanos, budget: Budget) -> Timeline {
+    if p.n_devices() < 2 || p.n_tasks() == 0 {
+        return start.clone();
+    }
+    let mut search = Search::new(p, start, lower_bound, budget);
+    search.run();
+    search.best.1
+}
+
+impl<'p> Search<'p> {
+    fn new(p: &'p Problem, start: &Timeline, lower_bound: Nanos, budget: Budget) -> Search<'p> {
+        let limited = p.devices.iter().any(|d| d.memory.is_some());
+        let base = Simulator::new(p, LinkOrder::Urgent);
+        let trial = base.clone();
+        let score = fit::key(p, start);
+        let mut search = Search {
+            p,
+            base,
+            trial,
+            device: start.device.clone(),
+            key: Vec::new(),
+            score,
+            best: (score, start.clone()),
+            rng: Rng(budget.seed),
+            left: i64::try_from(budget.tasks).unwrap_or(i64::MAX),
+            chain: Vec::new(),
+            limited,
+            lower_bound,
+            latest: Vec::new(),
+        };
+        // Of two orders the better: that of the start's own timeline, and longest remaining way first.
+        let mut order: Vec<u32> = p.order.clone();
+        order.sort_by_key(|&t| start.start[t as usize]);
+        let own = ranks::keys_of_order(&order);
+        let tails = search.tail_keys();
+        let (own_score, tails_score) = (search.rebase(own.clone()), search.rebase(tails));
+        if own_score < tails_score {
+            search.rebase(own);
+        }
+        search.keep();
+        search.chain = search.critical_chain();
+        search
+    }
+
+    fn tail_keys(&self) -> Vec<u64> {
+        ranks::keys_of(self.p, &ranks::placed_tails(self.p, &self.device))
+    }
+
+    /// Simulates the current devices under other keys.
+    fn rebase(&mut self, key: Vec<u64>) -> Key {
+        self.key = key;
+        self.left -= self.p.n_tasks() as i64;
+        self.base.set_latest(&[]);
+        let makespan = self.base.run(&self.device, &self.key, Nanos::INFINITY).unwrap_or(Nanos::INFINITY);
+        self.score = (self.excess(), makespan);
+        self.score
+    }
+
+    fn excess(&self) -> Bytes {
+        if self.limited { fit::excess(self.p, &self.base.timeline()) } else { Bytes::ZERO }
+    }
+
+    fn keep(&mut self) -> bool {
+        let better = self.score < self.best.0;
+        if better {
+            self.best = (self.score, self.base.timeline());
+        }
+        better
+    }
+
+    fn run(&mut self) {
+        let n_history = usize::try_from(self.left / (400 * self.p.n_tasks() as i64)).unwrap_or(0).clamp(8, 1000);
+        let mut history = vec![self.score; n_history];
+        let mut step = 0usize;
+        while self.left > 0 && self.best.0 > (Bytes::ZERO, self.lower_bound) {
+            self.left -= 16;
+            step += 1;
+            let bar = history[step % n_history].max(self.score);
+            let taken = match self.rng.below(4) {
+                0 => self.reorder(bar),
+                _ => self.propose().is_some_and(|(groups, to)| self.attempt(&groups, to, bar)),
+            };
+            if taken {
+                self.chain = self.critical_chain();
+                if self.keep() {
+                    self.try_tails();
+                }
+            }
+            history[step % n_history] = self.score.min(history[step % n_history]);
+        }
+    }
+
+    /// After an improvement: the order by the new placement's own remaining ways, if it is better.
+    fn try_tails(&mut self) {
+        let (old_key, old_score) = (self.key.clone(), self.score);
+        let keys = self.tail_keys();
+        if self.rebase(keys) > old_score {
+            self.rebase(old_key);
+            self.left += self.p.n_tasks() as i64;
+        }
+        self.keep();
+        self.chain = self.critical_chain();
+    }
+
+    /// Moves groups to a device if the result is no worse than `bar`.
+    fn attempt(&mut self, groups: &[u32], to: usize, bar: Key) -> bool {
+        let p = self.p;
+        let tasks = groups.iter().flat_map(|&g| p.members.row(g as usize).iter().copied());
+        let changed: Vec<u32> = tasks.filter(|&t| self.device[t as usize] != to as u32).collect();
+        if changed.is_empty() {
+            return false;
+        }
+        let old: Vec<u32> = changed.iter().map(|&t| self.device[t as usize]).collect();
+        changed.iter().for_each(|&t| self.device[t as usize] = to as u32);
+        let taken = self.measure(&changed, bar);
+        if !taken {
+            changed.iter().zip(old).for_each(|(&t, d)| self.device[t as usize] = d);
+        }
+        taken
+    }
+
+    /// Lets a task of the chain that waited for its device go before the one that it waited for, or lets a neighbour of the chain wait.
+    fn reorder(&mut self, bar: Key) -> bool {
+        if self.chain.len() < 2 {
+            return false;
+        }
+        let at = 1 + self.rng.below(self.chain.len() - 1);
+        let (before, task) = (self.chain[at - 1] as usize, self.chain[at] as usize);
+        let (moved, key) = match self.rng.below(2) {
+            0 => (task, self.key[before].saturating_sub(1)),
+            _ => (before, self.key[task] + 1),
+        };
+        let old = std::mem::replace(&mut self.key[moved], key);
+        let taken = old != key && self.measure(&[moved as u32], bar);
+        if !taken {
+            self.key[moved] = old;
+        }
+        taken
+    }
+
+    /// Simulates with changed devices or keys of some tasks; takes the result if it is no worse than `bar`.
+    fn measure(&mut self, changed: &[u32], bar: Key) -> bool {
+        let p = self.p;
+        self.trial.restore(&self.base);
+        let mut latest = std::mem::take(&mut self.latest);
+        latest.clear();
+        latest.resize(p.n_tasks(), Nanos::INFINITY);
+        if bar.0 == Bytes::ZERO && self.rng.one_in(2) {
+            let slack = bar.1.saturating_sub(self.score.1);
+            self.chain.iter().for_each(|&t| latest[t as usize] = self.base.times(t as usize).0 + slack);
+            changed.iter().for_each(|&t| latest[t as usize] = Nanos::INFINITY);
+        }
+        self.trial.set_latest(&latest);
+        self.latest = latest;
+        // One that is over its memory may take longer.
+        let limit = if bar.0 > Bytes::ZERO { Nanos::INFINITY } else { bar.1 + Nanos(1) };
+        let makespan = self.trial.rerun(&self.device, &self.key, changed, limit);
+        self.left -= (self.trial.n_started() + p.n_tasks() as u64 / 16) as i64;
+        let excess = |s: &Search, m| (if s.limited { fit::excess(p, &s.trial.timeline()) } else { Bytes::ZERO }, m);
+        let score = makespan.map(|m| excess(self, m)).filter(|s| *s <= bar);
+        if let Some(score) = score {
+            std::mem::swap(&mut self.base, &mut self.trial);
+            self.score = score;
+        }
+        score.is_some()
+    }
+
+    /// Groups to move, and where.
+    fn propose(&mut self) -> Option<(Vec<u32>, usize)> {
+        let p = self.p;
+        if self.chain.is_empty() {
+            return None;
+        }
+        let at = self.rng.below(self.chain.len());
+        let task = self.chain[at] as usize;
+        let groups = match self.rng.below(4) {
+            0 => vec![p.group_of[task]],
+            1 => self.run_of_chain(at),
+            _ => self.cluster(task),
+        };
+        let from = self.device[task] as usize;
+        let near: Vec<usize> = groups.iter().flat_map(|&g| self.neighbours(g)).filter(|&d| d != from).collect();
+        let to =
+            if near.is_empty() || self.rng.one_in(4) { self.rng.below(p.n_devices()) } else { self.rng.pick(&near) };
+        let open = |&g: &u32| p.cost(p.members.row(g as usize)[0] as usize, to).is_finite();
+        let groups: Vec<u32> = groups.into_iter().filter(open).collect();
+        if groups.is_empty() || to == from { None } else { Some((groups, to)) }
+    }
+
+    /// Devices of the tasks around a group.
+    fn neighbours(&self, group: u32) -> Vec<usize> {
+        let p = self.p;
+        let around = |&t: &u32| p.predecessors(t as usize).chain(p.successors(t as usize));
+        p.members.row(group as usize).iter().flat_map(around).map(|t| self.device[t as usize] as usize).collect()
+    }
+
+    /// A part of the run of chain tasks on one device around `at`.
+    fn run_of_chain(&mut self, at: usize) -> Vec<u32> {
+        let home = |i: usize| self.device[self.chain[i] as usize];
+        let own = home(at);
+        let mut first = (0..=at).rev().take_while(|&i| home(i) == own).last().unwrap_or(at);
+        let mut last = (at..self.chain.len()).take_while(|&i| home(i) == own).last().unwrap_or(at);
+        match self.rng.below(3) {
+            0 => first = at,
+            1 => last = at,
+            _ => {}
+        }
+        let mut groups: Vec<u32> = (first..=last).map(|i| self.p.group_of[self.chain[i] as usize]).collect();
+        groups.sort_unstable();
+        groups.dedup();
+        groups
+    }
+
+    /// A connected cluster of groups on the device of `task`, grown along edges at random.
+    fn cluster(&mut self, task: usize) -> Vec<u32> {
+        let p = self.p;
+        let most = 2usize << self.rng.below(5);
+        let own = self.device[task];
+        let mut groups = vec![p.group_of[task]];
+        let mut next = 0;
+        while next < groups.len() && groups.len() < most {
+            for &t in p.members.row(groups[next] as usize) {
+                for q in p.predecessors(t as usize).chain(p.successors(t as usize)) {
+                    let group = p.group_of[q as usize];
+                    if self.device[q as usize] == own
+                        && !groups.contains(&group)
+                        && groups.len() < most
+                        && !self.rng.one_in(3)
+                    {
+                        groups.push(group);
+                    }
+                }
+            }
+            next += 1;
+        }
+        groups
+    }
+
+    /// Tasks whose delay would delay the end, from the last to the first: each started when the one before it let it.
+    fn critical_chain(&self) -> Vec<u32> {
+        let p = self.p;
+        let mut on_device: Vec<Vec<(Nanos, u32)>> = vec![Vec::new(); p.n_devices()];
+        for t in 0..p.n_tasks() as u32 {
+            on_device[self.device[t as usize] as usize].push((self.base.times(t as usize).1, t));
+        }
+        on_device.iter_mut().for_each(|d| d.sort_unstable());
+        let arrivals = self.arrivals();
+        let last = (0..p.n_tasks() as u32).max_by_key(|&t| (self.base.times(t as usize).1, std::cmp::Reverse(t)));
+        let mut chain: Vec<u32> = last.into_iter().collect();
+        let mut current = last;
+        while let Some(t) = current {
+            current = self.cause(t, &on_device, &arrivals);
+            chain.extend(current);
+            if chain.len() > 2 * p.n_tasks() {
+                break;
+            }
+        }
+        chain.reverse();
+        chain
+    }
+
+    /// Transfers by destination and end.
+    fn arrivals(&self) -> Vec<(u32, Nanos, u32)> {
+        let mut arrivals: Vec<(u32, Nanos, u32)> =
+            self.base.transfers().iter().map(|t| (t.to, t.end, t.tensor)).collect();
+        arrivals.sort_unstable();
+        arrivals
+    }
+
+    /// The task whose end let `t` start: the maker of its last operand, through a transfer or not, else the one before it on its device.
+    fn cause(&self, t: u32, on_device: &[Vec<(Nanos, u32)>], arrivals: &[(u32, Nanos, u32)]) -> Option<u32> {
+        let p = self.p;
+        let start = self.base.times(t as usize).0;
+        if start == Nanos::ZERO {
+            return None;
+        }
+        let d = self.device[t as usize];
+        let local = p
+            .predecessors(t as usize)
+            .find(|&q| self.device[q as usize] == d && self.base.times(q as usize).1 == start);
+        let through = || {
+            let inputs = p.inputs.row(t as usize);
+            let from = arrivals.partition_point(|a| (a.0, a.1) < (d, start));
+            let here = arrivals[from..].iter().take_while(|a| (a.0, a.1) == (d, start)).find(|a| inputs.contains(&a.2));
+            here.map(|a| p.tensors[a.2 as usize].producer)
+        };
+        let before = || {
+            let tasks = &on_device[d as usize];
+            let from = tasks.partition_point(|e| e.0 < start);
+            let ended = tasks[from..].iter().take_while(|e| e.0 == start);
+            ended.map(|e| e.1).find(|&q| q != t && self.base.times(q as usize).0 < start)
+        };
+        local.or_else(through).or_else(before)
+    }
+}
