@@ -5,6 +5,7 @@
 pub mod algorithms;
 pub mod baechi;
 pub mod bounds;
+pub mod calls;
 pub mod check;
 pub mod exact;
 pub mod fit;
