@@ -14,65 +14,73 @@ use std::collections::BTreeSet;
 /// Most tasks of a part, its ends included.
 const MOST: usize = 64;
 
-/// Parts that are solved for each join.
+/// Parts that are solved for each join: the smallest, and the largest.
 const PER_JOIN: usize = 3;
 
-/// Least budget of a part; when less is left nothing more is solved.
-const LEAST_BUDGET: u64 = 50;
+/// Most parts of all joins, the smallest first.
+const PARTS: usize = 2_000;
 
 /// Tasks from which a join can be reached, nearest first, with the ways among them.
 struct Behind {
     /// The join, then tasks in falling topological position.
     tasks: Vec<u32>,
-    /// For each of `tasks` those among them that come before it.
+    /// For each of `tasks` those among them that come before it, and after it.
     ancestors: Vec<u128>,
+    descendants: Vec<u128>,
     /// No other task comes before the join.
     whole: bool,
 }
 
+/// Tasks on the ways from a task, or from the start of all, to a join, in topological order.
+struct Part {
+    has_start: bool,
+    tasks: Vec<u32>,
+}
+
 /// Longest way with leaps over parts that were solved.
 pub(super) fn longest_way(p: &Problem, mut budget: u64) -> Nanos {
+    let mut parts = parts(p);
+    parts.sort_by_key(|part| part.tasks.len());
+    parts.truncate(PARTS);
+    let mut leaps: Vec<Vec<(Option<u32>, Nanos)>> = vec![Vec::new(); p.n_tasks()];
+    for (i, part) in parts.iter().enumerate() {
+        let share = budget / (parts.len() - i) as u64;
+        let (start, join) = (part.tasks.first().copied().filter(|_| part.has_start), part.tasks.last());
+        let Some(&join) = join else { continue };
+        leaps[join as usize].push((start, least_time(p, part, share, &mut budget)));
+    }
     let w = Windows::new(p);
     let ends_on = |t: usize| (0..p.n_devices()).map(move |d| (t, d));
     let least_end = |t: usize| ends_on(t).map(|(t, d)| w.head(t, d) + p.cost(t, d)).min().unwrap_or_default();
     let mut ends: Vec<Nanos> = (0..p.n_tasks()).map(least_end).collect();
-    let mut position = vec![0u32; p.n_tasks()];
-    p.order.iter().enumerate().for_each(|(i, &t)| position[t as usize] = i as u32);
-    let joins = p.order.iter().filter(|&&t| is_join(p, t)).count() as u64;
-    let share = (budget / (joins * PER_JOIN as u64).max(1)).max(LEAST_BUDGET);
     for &t in &p.order {
         let t = t as usize;
         let before = p.predecessors(t).map(|q| ends[q as usize]).max().unwrap_or_default();
-        ends[t] = ends[t].max(before + p.least_cost(t));
-        if !is_join(p, t as u32) || budget < share {
-            continue;
-        }
-        let behind = Behind::new(p, &position, t as u32);
-        for start in behind.starts(p) {
-            let from = start.map_or(Nanos::ZERO, |u| ends[behind.tasks[u] as usize]);
-            let part = behind.between(start);
-            ends[t] = ends[t].max(leap(p, &part, start.is_some(), from, ends[t], share, &mut budget));
-        }
+        let over = leaps[t].iter().map(|&(u, time)| u.map_or(Nanos::ZERO, |u| ends[u as usize]) + time);
+        ends[t] = ends[t].max(before + p.least_cost(t)).max(over.max().unwrap_or_default());
     }
     ends.into_iter().max().unwrap_or_default()
 }
 
-/// End of the last task of `part` when its first one ends at `from`; `known` if that is not more.
-fn leap(p: &Problem, part: &[u32], has_start: bool, from: Nanos, known: Nanos, share: u64, budget: &mut u64) -> Nanos {
-    if budget.checked_sub(share).is_none() {
-        return known;
-    }
-    let alone = cut_out(p, part, has_start);
-    let quick = algorithms::heft(&alone, Insertion::Gaps).makespan.min(algorithms::etf(&alone).makespan);
-    if from + quick <= known {
-        return known;
-    }
+/// Lower bound of the time from the end of the start of a part to the end of its join.
+fn least_time(p: &Problem, part: &Part, share: u64, budget: &mut u64) -> Nanos {
+    let alone = cut_out(p, &part.tasks, part.has_start);
     let longest = super::windows::critical_path(&alone, &super::join::joined(&alone));
-    if longest >= quick {
-        return known.max(from + quick);
+    let quick = algorithms::heft(&alone, Insertion::Gaps).makespan.min(algorithms::etf(&alone).makespan);
+    if longest >= quick || share == 0 {
+        return longest.min(quick);
     }
-    *budget -= share;
-    known.max(from + exact::narrow(&alone, longest, quick, share).lower_bound)
+    let (proof, left) = exact::narrow(&alone, longest, quick, share);
+    *budget -= share - left;
+    proof.lower_bound
+}
+
+/// Parts that no task cuts in two: those that one does are no longer than their halves one after the other.
+fn parts(p: &Problem) -> Vec<Part> {
+    let mut position = vec![0u32; p.n_tasks()];
+    p.order.iter().enumerate().for_each(|(i, &t)| position[t as usize] = i as u32);
+    let joins = p.order.iter().copied().filter(|&t| is_join(p, t));
+    joins.flat_map(|t| Behind::new(p, &position, t).parts()).collect()
 }
 
 /// The problem of these tasks alone, in topological order; the first takes no time if it is the start.
@@ -104,6 +112,7 @@ pub(in super::super) fn cut_out(p: &Problem, part: &[u32], has_start: bool) -> P
     Problem::new(parts).expect("a part of a problem has no ring, and its groups have the devices that they had")
 }
 
+/// True for a task with several predecessors.
 fn is_join(p: &Problem, t: u32) -> bool {
     let mut before = p.predecessors(t as usize);
     before.next().is_some_and(|first| before.any(|q| q != first))
@@ -118,50 +127,56 @@ impl Behind {
             tasks.push(t);
             open.extend(p.predecessors(t as usize).map(|q| (position[q as usize], q)));
         }
-        let mut ancestors = vec![0u128; tasks.len()];
-        for i in (0..tasks.len()).rev() {
-            for q in p.predecessors(tasks[i] as usize) {
-                if let Some(k) = tasks.iter().position(|&t| t == q) {
-                    ancestors[i] |= ancestors[k] | 1 << k;
+        let mut behind = Behind {
+            ancestors: vec![0; tasks.len()],
+            descendants: vec![0; tasks.len()],
+            whole: open.is_empty(),
+            tasks,
+        };
+        for i in (0..behind.tasks.len()).rev() {
+            for q in p.predecessors(behind.tasks[i] as usize) {
+                if let Some(k) = behind.tasks.iter().position(|&t| t == q) {
+                    behind.ancestors[i] |= behind.ancestors[k] | 1 << k;
                 }
             }
         }
-        Behind { tasks, ancestors, whole: open.is_empty() }
+        for i in 0..behind.tasks.len() {
+            let descendants = (0..i).filter(|&k| behind.ancestors[k] >> i & 1 == 1);
+            behind.descendants[i] = descendants.fold(0, |bits, k| bits | 1 << k);
+        }
+        behind
     }
 
-    /// Where parts that end at the join may start, `None` for the start of all: those with most work beside their longest way.
-    fn starts(&self, p: &Problem) -> Vec<Option<usize>> {
+    /// Parts that end at the join and that no task cuts in two: the smallest, and the largest others.
+    fn parts(&self) -> Vec<Part> {
         let all = (1..self.tasks.len()).map(Some).chain(self.whole.then_some(None));
-        let mut weighed: Vec<(Nanos, usize, Option<usize>)> = Vec::new();
+        let mut sets: Vec<(u32, bool, u128)> = Vec::new();
         for start in all {
-            let part = self.between(start);
-            if part.len() > 3 {
-                let beside = self.beside(p, &part, start.is_some());
-                weighed.push((beside, usize::MAX - part.len(), start));
+            let set = self.between(start);
+            if set.count_ones() > 3 && !self.is_cut(set, start) {
+                sets.push((set.count_ones(), start.is_some(), set));
             }
         }
-        weighed.retain(|w| w.0 > Nanos::ZERO);
-        weighed.sort_unstable_by_key(|w| std::cmp::Reverse((w.0, w.1, w.2)));
-        // The start farthest back holds all others of its kind; smaller parts are solved where it is too hard.
-        weighed.truncate(PER_JOIN);
-        weighed.into_iter().map(|w| w.2).collect()
+        sets.sort_unstable();
+        sets.dedup();
+        let n = sets.len();
+        let chosen = sets.into_iter().enumerate().filter(|(i, _)| *i == 0 || i + PER_JOIN > n).map(|(_, s)| s);
+        let tasks = |set: u128| (0..self.tasks.len()).rev().filter(move |i| set >> i & 1 == 1).map(|i| self.tasks[i]);
+        chosen.map(|(_, has_start, set)| Part { has_start, tasks: tasks(set).collect() }).collect()
     }
 
-    /// Tasks on ways from the start to the join, in topological order.
-    fn between(&self, start: Option<usize>) -> Vec<u32> {
-        let is_between = |i: &usize| start.is_none_or(|u| *i == u || self.ancestors[*i] >> u & 1 == 1);
-        (0..self.tasks.len()).rev().filter(is_between).map(|i| self.tasks[i]).collect()
-    }
-
-    /// Work of the part less its longest way.
-    fn beside(&self, p: &Problem, part: &[u32], has_start: bool) -> Nanos {
-        let mut ends = vec![Nanos::ZERO; part.len()];
-        let mut work = Nanos::ZERO;
-        for (i, &t) in part.iter().enumerate().skip(usize::from(has_start)) {
-            let before = p.predecessors(t as usize).filter_map(|q| part[..i].iter().position(|&u| u == q));
-            ends[i] = before.map(|k| ends[k]).max().unwrap_or_default() + p.least_cost(t as usize);
-            work += p.least_cost(t as usize);
+    /// Tasks on ways from the start to the join, as bits.
+    fn between(&self, start: Option<usize>) -> u128 {
+        let all = if self.tasks.len() == 128 { u128::MAX } else { (1 << self.tasks.len()) - 1 };
+        match start {
+            Some(u) => self.descendants[u] & (self.ancestors[0] | 1) | 1 << u,
+            None => all,
         }
-        work.saturating_sub(ends.into_iter().max().unwrap_or_default())
+    }
+
+    /// True when some task, not the start nor the join, comes before or after each other one.
+    fn is_cut(&self, set: u128, start: Option<usize>) -> bool {
+        let near = |i: usize| (self.ancestors[i] | self.descendants[i] | 1 << i) & set;
+        (1..self.tasks.len()).any(|i| set >> i & 1 == 1 && start != Some(i) && near(i) == set)
     }
 }

@@ -138,14 +138,14 @@ impl Search<'_> {
         if links >= self.limit {
             return links;
         }
-        let mut total = 0u64;
-        for (g, &bits) in open.iter().enumerate() {
-            total = total.saturating_add(devices(bits).map(|d| self.work(g, d)).min().unwrap_or(0));
+        let shared = self.tables.shared_work(&self.s, open);
+        if shared >= self.limit {
+            return shared;
         }
         let n = self.s.n_devices;
         self.tables.device_jobs(&self.s, open, &mut self.jobs[..n]);
         let busiest = self.jobs[..n].iter_mut().map(|jobs| preemptive(jobs).0).max().unwrap_or(0);
-        busiest.max(links).max(total.div_ceil(n as u64))
+        busiest.max(links).max(shared)
     }
 
     fn work(&self, group: usize, device: usize) -> u64 {

@@ -49,11 +49,12 @@ pub fn solve(p: &Problem, incumbent: &Timeline, known: Nanos, budget: u64) -> Pr
     if p.n_tasks() > MOST_TASKS || p.n_devices() > MOST_DEVICES {
         return Proof { timeline: None, lower_bound: known, complete: false };
     }
-    narrow(p, known, limit, budget)
+    narrow(p, known, limit, budget).0
 }
 
 /// Searches below the limit with half of the budget; if that proves nothing, asks for less: that no schedule ends before some earlier time.
-pub(super) fn narrow(p: &Problem, known: Nanos, limit: Nanos, mut budget: u64) -> Proof {
+/// Returns what is left of the budget as well.
+pub(super) fn narrow(p: &Problem, known: Nanos, limit: Nanos, mut budget: u64) -> (Proof, u64) {
     let (mut best, mut low, mut high) = (None, known.0, limit.0);
     let mut ask = |before: u64, share: u64, low: &mut u64, high: &mut u64| {
         let found = assign::search(p, before, share);
@@ -75,5 +76,5 @@ pub(super) fn narrow(p: &Problem, known: Nanos, limit: Nanos, mut budget: u64) -
         }
     }
     let lower_bound = Nanos(low.min(high));
-    Proof { timeline: best, lower_bound, complete: low >= high }
+    (Proof { timeline: best, lower_bound, complete: low >= high }, budget)
 }

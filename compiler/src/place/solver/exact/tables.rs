@@ -165,4 +165,57 @@ impl Tables {
         }
         jobs.iter_mut().filter(|j| j.len() > 1).map(|j| preemptive(j).0).max().unwrap_or(0)
     }
+
+    /// Least makespan by work that may still go to several devices. A set of tasks keeps a device from the earliest head of any of them there, and until
+    /// the least rest before the end; what is between, on all devices together, must hold the work. The sets are those of the latest heads and those
+    /// of the longest rests.
+    pub fn shared_work(&self, s: &Dense, open: &[u64]) -> u64 {
+        let n = s.n_devices;
+        let mut tasks: Vec<(u64, u64, u32)> = Vec::with_capacity(s.p.n_tasks());
+        for t in 0..s.p.n_tasks() {
+            let on = || devices(open[s.p.group_of[t] as usize]).map(|d| t * n + d);
+            let head = on().map(|i| self.head[i]).min().unwrap_or(0);
+            let rest = on().map(|i| self.tail[i] - s.cost[i]).min().unwrap_or(0);
+            tasks.push((head, rest, t as u32));
+        }
+        tasks.sort_unstable_by_key(|t| std::cmp::Reverse(t.0));
+        let by_head = self.fill_up(s, open, &tasks);
+        tasks.sort_unstable_by_key(|t| std::cmp::Reverse(t.1));
+        by_head.max(self.fill_up(s, open, &tasks))
+    }
+
+    /// Greatest bound of the sets of first tasks.
+    fn fill_up(&self, s: &Dense, open: &[u64], tasks: &[(u64, u64, u32)]) -> u64 {
+        let n = s.n_devices;
+        let (mut heads, mut rests) = ([NEVER; 64], [NEVER; 64]);
+        let (mut work, mut bound) = (0, 0);
+        let mut lost = [0; 64];
+        for &(_, _, t) in tasks {
+            let t = t as usize;
+            let mut least = NEVER;
+            for d in devices(open[s.p.group_of[t] as usize]) {
+                let i = t * n + d;
+                heads[d] = self.head[i].min(heads[d]);
+                rests[d] = (self.tail[i] - s.cost[i]).min(rests[d]);
+                least = least.min(s.cost[i]);
+            }
+            work += least;
+            (0..n).for_each(|d| lost[d] = heads[d].saturating_add(rests[d]).min(NEVER));
+            bound = bound.max(level(&mut lost[..n], work));
+        }
+        bound
+    }
+}
+
+/// Least time of which `work` fits in what devices do not lose.
+fn level(lost: &mut [u64], work: u64) -> u64 {
+    lost.sort_unstable();
+    let (mut sum, mut used) = (0, 0);
+    for &l in lost.iter() {
+        if used > 0 && l * used >= sum + work {
+            break;
+        }
+        (sum, used) = (sum + l, used + 1);
+    }
+    (sum + work).div_ceil(used.max(1))
 }
