@@ -1,7 +1,7 @@
 //! Runs over several logical devices give what one device gives, wherever nodes are put.
 
 use gristmill::interp::compare::allclose;
-use gristmill::ir::{DeviceRequest, Graph, NodeId, Op};
+use gristmill::ir::{AskedBy, DeviceRequest, Graph, NodeId, Op};
 use gristmill::onnx;
 use gristmill::place::{DeviceSet, Pin};
 use gristmill::testing::{RandomOptions, Rng, random_graph};
@@ -58,11 +58,14 @@ fn random_graphs_on_random_devices() {
         let n_devices = 2 + rng.below(2);
         let mut placed = graph.clone();
         for id in (0..graph.n_nodes() as u32).map(NodeId) {
-            // Some nodes are left to the placer.
-            if !rng.one_in(5) {
-                let on = DeviceRequest::parse(&format!("/device:CPU:{}", rng.below(n_devices))).unwrap();
-                placed.node_mut(id).device = on.into_requested();
+            // Some nodes are left to the placer, some of these together.
+            let mut asked = DeviceRequest::default();
+            if !rng.one_in(3) {
+                asked = DeviceRequest::parse(&format!("/device:CPU:{}", rng.below(n_devices))).unwrap();
+            } else if rng.one_in(2) {
+                asked.groups.insert(format!("g{}", rng.below(2)).into(), AskedBy::default());
             }
+            placed.node_mut(id).device = asked.into_requested();
         }
         for opt_level in [0, 2] {
             let what = format!("seed {seed} at level {opt_level}\n{placed}");

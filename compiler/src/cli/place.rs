@@ -69,7 +69,7 @@ fn place_model(args: &PlaceArgs, model: &Path) -> Result<()> {
     let candidates = p.candidates.iter().map(|c| json!({ "algorithm": c.algorithm, "makespan_ns": c.score.1.0, "devices": c.n_devices, "fits_memory": c.score.0 == Bytes::ZERO }));
     print_json(
         "place",
-        json!({ "makespan_ns": p.makespan.0, "lower_bound_ns": p.lower_bound.0.0, "bound": p.lower_bound.1, "algorithm": p.algorithm, "nodes": nodes.collect::<Vec<_>>(), "candidates": candidates.collect::<Vec<_>>(),
+        json!({ "warnings": p.warnings, "log": p.log, "makespan_ns": p.makespan.0, "lower_bound_ns": p.lower_bound.0.0, "bound": p.lower_bound.1, "algorithm": p.algorithm, "nodes": nodes.collect::<Vec<_>>(), "candidates": candidates.collect::<Vec<_>>(),
         "peak_bytes": p.devices.iter().zip(&p.peak_bytes).map(|(d, b)| (d.to_string(), json!(b.0))).collect::<serde_json::Map<_, _>>() }),
     );
     Ok(())

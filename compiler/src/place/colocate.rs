@@ -33,7 +33,7 @@ pub(super) struct Member {
 /// Members that must be on one device.
 #[derive(Clone, Debug)]
 pub(super) struct Group {
-    /// In order.
+    /// In no order that means anything; see [`Group::first`].
     pub members: Vec<usize>,
     /// Devices with kernels for all members.
     pub supports: Vec<bool>,
@@ -43,6 +43,13 @@ pub(super) struct Group {
     pub resource: DeviceSpec,
     /// What was asked of any member, merged.
     pub requested: DeviceSpec,
+}
+
+impl Group {
+    /// The first member.
+    pub fn first(&self) -> usize {
+        self.members.iter().copied().min().expect("a group has a member")
+    }
 }
 
 /// The groups so far, and the edges that made them.
@@ -99,11 +106,13 @@ impl Colocation {
     pub fn join(&mut self, a: usize, b: usize, why: &str) -> Result<()> {
         let (x, y) = (self.root(a), self.root(b));
         if x != y {
-            let merged = self.merged(a, b).map_err(|e| conflict::cannot_colocate(self, (a, b), why, e))?;
+            let mut merged = self.merged(a, b).map_err(|e| conflict::cannot_colocate(self, (a, b), why, e))?;
             let (large, small) =
                 if self.group(x).members.len() >= self.group(y).members.len() { (x, y) } else { (y, x) };
             self.parent[small] = large;
-            self.groups[small] = None;
+            let mut members = |half: usize| self.groups[half].take().expect("a root has its group").members;
+            merged.members = members(large);
+            merged.members.extend(members(small));
             self.groups[large] = Some(merged);
         }
         let why: Rc<str> = why.into();
@@ -112,6 +121,7 @@ impl Colocation {
         Ok(())
     }
 
+    /// The two groups as one, its members left out.
     fn merged(&self, a: usize, b: usize) -> Result<Group> {
         let (x, y) = (self.group(a), self.group(b));
         let assigned = x.assigned.merge(&y.assigned, Merge::Hard)?;
@@ -124,10 +134,8 @@ impl Colocation {
                 "no device type supports both of those nodes and the other nodes colocated with them",
             ));
         }
-        let mut members = [x.members.as_slice(), &y.members].concat();
-        members.sort_unstable();
         let requested = specialise(specialise(requested, &assigned), &resource);
-        Ok(Group { members, supports, assigned, resource, requested })
+        Ok(Group { members: Vec::new(), supports, assigned, resource, requested })
     }
 
     /// Joins a use of a variable to the node that stands for it. Where their requests contradict, that of the user does not count.

@@ -119,7 +119,9 @@ fn debug_info(c: &Colocation, group: &Group) -> String {
         group.assigned,
         kinds(c, &group.supports)
     );
-    for &member in group.members.iter().take(MAX_LISTED) {
+    let mut members = group.members.clone();
+    members.sort_unstable();
+    for &member in members.iter().take(MAX_LISTED) {
         let m = &c.members[member];
         text.push_str(&format!("\n    '{}' ({}): {}", m.name, m.op, demand(c, m)));
     }
@@ -140,7 +142,7 @@ pub(super) fn unplaceable(c: &Colocation, member: usize, g: &Graph, node_of: &[N
         no_kernel_at_all(g, node_of[member], set)
     } else if !m.requested.is_open() && m.requested == *spec {
         match set.matching(spec).is_empty() {
-            true => unknown(&m.name, spec, set),
+            true => unknown(&format!("{} was explicitly assigned to {spec} but", m.name), spec, set),
             false => no_kernel(spec, &details),
         }
     } else {
@@ -192,7 +194,8 @@ fn available(set: &DeviceSet) -> String {
     names.join(", ")
 }
 
-fn unknown(name: &str, spec: &DeviceSpec, set: &DeviceSet) -> Error {
+/// The error of a specification that fits no device; `what` comes before the devices that there are.
+pub(super) fn unknown(what: &str, spec: &DeviceSpec, set: &DeviceSet) -> Error {
     let cuda = match spec.device_type.as_deref() {
         Some("GPU") if lacks_kernels(DeviceKind::Gpu).is_some() => {
             " The requested device appears to be a GPU, but CUDA is not enabled."
@@ -200,14 +203,14 @@ fn unknown(name: &str, spec: &DeviceSpec, set: &DeviceSet) -> Error {
         _ => "",
     };
     let error = Error::invalid(format!(
-        "{name} was explicitly assigned to {spec} but available devices are [{}]. Make sure the device specification refers to a valid device.{cuda}",
+        "{what} available devices are [{}]. Make sure the device specification refers to a valid device.{cuda}",
         available(set)
     ));
     error.hint(near_device(spec, set))
 }
 
 /// What to try instead of a specification that fits no device.
-pub(super) fn near_device(spec: &DeviceSpec, set: &DeviceSet) -> String {
+fn near_device(spec: &DeviceSpec, set: &DeviceSet) -> String {
     let names: Vec<String> = set.devices.iter().map(|d| d.name.to_string()).collect();
     let near = nearest(&spec.to_string(), names.iter().map(String::as_str), 1);
     near.first()

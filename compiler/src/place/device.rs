@@ -1,6 +1,6 @@
 //! Device sets: the logical devices of a request.
 
-use super::conflict::near_device;
+use super::conflict;
 use super::kernels::Kernels;
 use crate::cost::{Bytes, DeviceProfile, LinkProfile};
 use crate::error::{Error, Result};
@@ -82,9 +82,7 @@ impl DeviceSet {
 
     /// The error for a specification that fits no device.
     pub fn unknown(&self, spec: &DeviceSpec) -> Error {
-        let names: Vec<String> = self.devices.iter().map(|d| d.name.to_string()).collect();
-        Error::invalid(format!("device {spec} is not in the set; available: {}", names.join(", ")))
-            .hint(near_device(spec, self))
+        conflict::unknown(&format!("device {spec} is not in the set:"), spec, self)
     }
 }
 

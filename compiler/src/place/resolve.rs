@@ -16,6 +16,9 @@ use gristmill_runtime::device::{DeviceName, DeviceSpec, Merge};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+/// Errors that are told in full; a model that asks for a missing device everywhere would repeat itself.
+const MAX_ERRORS: usize = 10;
+
 /// Devices that a node may be on.
 #[derive(Clone, Debug)]
 pub(super) struct Allowed {
@@ -43,13 +46,20 @@ pub(super) struct Resolved {
 /// Allowed devices of every node but constants. All problems are reported at once.
 pub(super) fn resolve(g: &Graph, request: &Request) -> Result<Resolved> {
     check_set(&request.devices)?;
-    let mut r = Resolver { g, request, node_of: Vec::new(), member_of: BTreeMap::new(), resolved: Resolved::default() };
+    let mut r = Resolver {
+        g,
+        request,
+        node_of: Vec::new(),
+        member_of: BTreeMap::new(),
+        resolved: Resolved::default(),
+        same_kernels: same_kernels(&request.devices),
+    };
     let mut errors: Vec<Error> = unused_pins(g, request);
     let mut colocation = match r.members() {
         Ok(members) => members,
         Err(e) => {
             errors.extend(e);
-            return Err(Error::join(errors));
+            return Err(join_first(errors));
         }
     };
     errors.extend(r.join_variables(&mut colocation));
@@ -57,7 +67,18 @@ pub(super) fn resolve(g: &Graph, request: &Request) -> Result<Resolved> {
     if errors.is_empty() {
         errors.extend(r.grant(&colocation));
     }
-    if errors.is_empty() { Ok(r.resolved) } else { Err(Error::join(errors)) }
+    if errors.is_empty() { Ok(r.resolved) } else { Err(join_first(errors)) }
+}
+
+/// One error out of several, the first [`MAX_ERRORS`] in full.
+fn join_first(mut errors: Vec<Error>) -> Error {
+    if errors.len() > MAX_ERRORS {
+        let n_more = errors.len() - MAX_ERRORS;
+        let kind = errors.iter().map(Error::kind).min().expect("there are errors");
+        errors.truncate(MAX_ERRORS);
+        errors.push(Error::new(kind, format!("and {n_more} more nodes that cannot be placed")));
+    }
+    Error::join(errors)
 }
 
 /// One error instead of one per node when the whole set is of no use.
@@ -90,6 +111,13 @@ struct Resolver<'g> {
     /// Members are the nodes of which something is asked.
     member_of: BTreeMap<NodeId, usize>,
     resolved: Resolved,
+    /// The first device of the set with the kernels of each.
+    same_kernels: Vec<usize>,
+}
+
+fn same_kernels(set: &DeviceSet) -> Vec<usize> {
+    let first = |d: &super::Device| set.devices.iter().position(|e| e.kernels == d.kernels);
+    set.devices.iter().map(|d| first(d).expect("a device has its own kernels")).collect()
 }
 
 /// Names of nodes in messages: the path, or else op and number.
@@ -144,8 +172,19 @@ impl<'g> Resolver<'g> {
         self.g.nodes().flat_map(of_node).collect()
     }
 
+    /// Whether each device of the set has kernels for a node; devices with the same kernels are asked once.
+    fn supports(&self, node: &Node) -> Vec<bool> {
+        let devices = &self.request.devices.devices;
+        let mut supports: Vec<bool> = Vec::with_capacity(devices.len());
+        for (device, &same) in devices.iter().zip(&self.same_kernels) {
+            let known = supports.get(same).copied();
+            supports.push(known.unwrap_or_else(|| device.kernels.lacks(node).is_none()));
+        }
+        supports
+    }
+
     fn member(&self, id: NodeId, node: &Node, wishes: Vec<(&str, DeviceRequest)>) -> Result<Member> {
-        let supports = self.request.devices.devices.iter().map(|d| d.kernels.lacks(node).is_none()).collect();
+        let supports = self.supports(node);
         let mut m = Member { name: name_of(id, node), op: node.op.name(), supports, ..Member::default() };
         let mut from: Option<(&str, &DeviceRequest)> = None;
         for (path, wish) in wishes.iter().filter(|(_, w)| !w.spec.is_open()) {
@@ -196,7 +235,11 @@ impl<'g> Resolver<'g> {
                 };
                 match joined {
                     Ok(line) => line.into_iter().for_each(|line| self.note(line)),
-                    Err(e) => errors.push(e.at_origin(&origin)),
+                    Err(e) => {
+                        // The other users would say the same again.
+                        errors.push(e.at_origin(&origin));
+                        break;
+                    }
                 }
             }
         }
@@ -229,7 +272,10 @@ impl<'g> Resolver<'g> {
                 if let Err(e) = c.join(source, user, &format!("loc:@{group}{by}")) {
                     let node = self.g.node(self.node_of[user]);
                     match self.mode() {
-                        Merge::Hard => errors.push(e.at_origin(&node.origin)),
+                        Merge::Hard => {
+                            errors.push(e.at_origin(&node.origin));
+                            break;
+                        }
                         Merge::Soft => self.note(format!(
                             "Ignoring request to colocate node '{}' with nodes in colocation group '{group}' because soft placement is on and \
                              an attempt at doing so resulted in the following error: {e}",
@@ -247,13 +293,13 @@ impl<'g> Resolver<'g> {
         let mut errors: Vec<Error> = Vec::new();
         let mut by_root: BTreeMap<usize, (Vec<usize>, Option<usize>)> = BTreeMap::new();
         for member in 0..c.members.len() {
-            if c.group(member).members[0] != member {
+            if c.root(member) != member {
                 continue;
             }
-            match self.devices_of(c, member) {
+            match self.devices_of(c, c.group(member)) {
                 Ok(devices) => {
                     let is_group = c.group(member).members.len() > 1;
-                    by_root.insert(c.root(member), (devices, is_group.then_some(self.resolved.n_groups)));
+                    by_root.insert(member, (devices, is_group.then_some(self.resolved.n_groups)));
                     self.resolved.n_groups += usize::from(is_group);
                 }
                 Err(e) => errors.push(e),
@@ -286,20 +332,17 @@ impl<'g> Resolver<'g> {
 
     /// Devices of a node of which nothing is asked.
     fn unasked(&self, id: NodeId) -> Result<Allowed> {
-        let set = &self.request.devices;
-        let node = self.g.node(id);
-        let devices: Vec<usize> =
-            (0..set.devices.len()).filter(|&d| set.devices[d].kernels.lacks(node).is_none()).collect();
+        let supports = self.supports(self.g.node(id));
+        let devices: Vec<usize> = (0..supports.len()).filter(|&d| supports[d]).collect();
         if devices.is_empty() {
-            return Err(conflict::no_kernel_at_all(self.g, id, set));
+            return Err(conflict::no_kernel_at_all(self.g, id, &self.request.devices));
         }
         let reason = if devices.len() == 1 { Reason::OnlyDevice } else { Reason::Chosen };
         Ok(Allowed { devices, reason, group: None })
     }
 
     /// Devices of a group, by the steps of the module doc.
-    fn devices_of(&mut self, c: &Colocation, first: usize) -> Result<Vec<usize>> {
-        let group = c.group(first);
+    fn devices_of(&mut self, c: &Colocation, group: &Group) -> Result<Vec<usize>> {
         let set = &self.request.devices;
         let able = |spec: &DeviceSpec| -> Vec<usize> {
             set.matching(spec).into_iter().filter(|&d| group.supports[d]).collect()
@@ -339,7 +382,9 @@ impl<'g> Resolver<'g> {
     fn note_let_go(&mut self, c: &Colocation, group: &Group, devices: &[usize], culprit: Option<(usize, Error)>) {
         let names: Vec<&DeviceName> = devices.iter().map(|&d| &self.request.devices.devices[d].name).collect();
         let instead = names.iter().map(|n| n.to_string()).collect::<Vec<_>>().join(", ");
-        for &m in &group.members {
+        let mut members = group.members.clone();
+        members.sort_unstable();
+        for m in members {
             let member = &c.members[m];
             if names.iter().all(|n| member.requested.fits(n)) {
                 continue;
@@ -377,18 +422,19 @@ fn culprit(c: &Colocation, group: &Group, set: &DeviceSet) -> usize {
         !m.requested.is_open() && !set.matching(&m.requested).iter().any(|&d| m.supports[d])
     };
     let asks = |&&m: &&usize| !c.members[m].requested.is_open();
-    let found = group.members.iter().find(cannot).or_else(|| group.members.iter().find(asks));
-    *found.unwrap_or(&group.members[0])
+    let found = group.members.iter().filter(cannot).min().or_else(|| group.members.iter().filter(asks).min());
+    found.copied().unwrap_or_else(|| group.first())
 }
 
 /// Of each member of a group that asked for nothing: the edge that brought it there, and the member that asked.
 fn colocated_through(c: &Colocation) -> BTreeMap<usize, String> {
     let mut whys = BTreeMap::new();
-    for first in (0..c.members.len()).filter(|&m| c.group(m).members.len() > 1 && c.group(m).members[0] == m) {
+    for root in (0..c.members.len()).filter(|&m| c.root(m) == m && c.group(m).members.len() > 1) {
         let asks = |m: &usize| !c.members[*m].requested.is_open() || !c.members[*m].assigned.is_open();
-        let mut starts: Vec<usize> = c.group(first).members.iter().copied().filter(asks).collect();
+        let group = c.group(root);
+        let mut starts: Vec<usize> = group.members.iter().copied().filter(asks).collect();
         if starts.is_empty() {
-            starts.push(first);
+            starts.push(group.first());
         }
         for (m, previous, why) in c.reach(&starts) {
             let own = if m == previous {

@@ -128,18 +128,14 @@ fn existing_state_pins_the_users_of_a_variable() {
     let free = graph(&[format!("{READ} @ \"/read\"")]);
     insta::assert_snapshot!(resolved(&free, &r).unwrap(), @"/read [GPU:1] where its variable is");
     // What was asked of the variable's maker cannot be let go; what was asked of others can.
-    insta::assert_snapshot!(resolved(&at("/cpu:0"), &r).unwrap_err(), @r#"
-    in node "/read": its variable is on /job:localhost/replica:0/task:0/device:GPU:1 already: Cannot merge devices with incompatible types: '/device:CPU:0' and '/job:localhost/replica:0/task:0/device:GPU:1'
-    "#);
+    insta::assert_snapshot!(resolved(&at("/cpu:0"), &r).unwrap_err(), @r#"in node "/read": its variable is on /job:localhost/replica:0/task:0/device:GPU:1 already: Cannot merge devices with incompatible types: '/device:CPU:0' and '/job:localhost/replica:0/task:0/device:GPU:1'"#);
     let user = graph(&[format!("{ASSIGN} on \"/cpu:0\" @ \"/assign\"")]);
     insta::assert_snapshot!(resolved(&user, &r).unwrap(), @r#"
     /assign [GPU:1] fallback from requested device "/device:CPU:0"
     warning: '/assign' is placed on [/device:GPU:1] instead: requested device "/device:CPU:0" cannot be had where its group or variable is
     "#);
     r.fallback = Fallback::Error;
-    insta::assert_snapshot!(resolved(&user, &r).unwrap_err(), @r#"
-    in node "/assign": its variable is on /job:localhost/replica:0/task:0/device:GPU:1 already: Cannot merge devices with incompatible types: '/device:CPU:0' and '/job:localhost/replica:0/task:0/device:GPU:1'
-    "#);
+    insta::assert_snapshot!(resolved(&user, &r).unwrap_err(), @r#"in node "/assign": its variable is on /job:localhost/replica:0/task:0/device:GPU:1 already: Cannot merge devices with incompatible types: '/device:CPU:0' and '/job:localhost/replica:0/task:0/device:GPU:1'"#);
     insta::assert_snapshot!(resolved(&at("/gpu"), &r).unwrap(), @r#"
     /read [GPU:1] requested device "/device:GPU:*"
     /assign [GPU:1] where its variable is
@@ -401,4 +397,12 @@ fn holds(g: &Graph, r: &Request, p: &Placement) {
     if r.fallback == Fallback::Error {
         assert!(groups.values().all(|devices| devices.len() == 1), "{groups:?}");
     }
+}
+
+#[test]
+fn a_missing_device_everywhere_is_not_told_for_every_node() {
+    let nodes: Vec<String> = (0..50).map(|i| format!("neg(%0) on \"/gpu:9\" @ \"/n{i}\"")).collect();
+    let e = resolved(&graph(&nodes), &request(Fallback::Error)).unwrap_err().to_string();
+    assert_eq!(e.matches("was explicitly assigned to").count(), MAX_ERRORS, "{e}");
+    assert!(e.contains("and 40 more nodes that cannot be placed"), "{e}");
 }
