@@ -117,6 +117,7 @@ fn exported_models_on_random_devices() {
         "mobilenet_script",
         "llama_dynamo",
         "vit_dynamo",
+        "rnn_dynamo",
     ] {
         let dir = models.join(name);
         let model = onnx::load(dir.join("model.onnx")).unwrap();

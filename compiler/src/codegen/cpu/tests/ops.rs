@@ -448,3 +448,22 @@ fn faults_are_reported_as_status() {
         assert_eq!(run(&graph, &compiled, &operands, rng), Err(expected), "{op:?}");
     }
 }
+
+#[test]
+fn zzz_table() {
+    let rng = &mut Rng(10);
+    let mut seen = std::collections::BTreeMap::new();
+    for (name, class, _) in Op::catalogue() {
+        if !in_clusters(class) {
+            continue;
+        }
+        for (op, operands) in cases(name, rng) {
+            if operands.iter().any(|t| t.is_empty()) { continue; }
+            let s = super::harness::steps(&graph_of(&op, &operands));
+            let kinds: Vec<String> = s.iter().map(|k| k.split("_").skip(3).collect::<Vec<_>>().join("_")).collect();
+            let key = format!("{name} {} {:?}", operands.iter().map(|t| format!("{}", t.dtype())).collect::<Vec<_>>().join(","), kinds);
+            seen.entry(key).or_insert_with(|| format!("{op:?} {:?}", operands.iter().map(|t| t.shape().to_vec()).collect::<Vec<_>>()));
+        }
+    }
+    for (k, v) in seen { println!("{k}   e.g. {}", &v[..v.len().min(110)]); }
+}
