@@ -1,13 +1,14 @@
-//! `gristmill check`: all that a model needs and gristmill lacks, before any compilation.
+//! `gristmill check`: how each node would be computed, and all that a model needs and gristmill lacks, before any compilation.
 
 use super::load;
 use super::{outln, print_json};
 use crate::compiled::Source;
 use crate::error::{Error, Result};
 use crate::ir::Bindings;
-use crate::onnx::{Model, Problem, Specialisation};
+use crate::onnx::{Capabilities, Model, OperatorReport, Problem, Specialisation, Treatment};
 use clap::Args;
 use serde_json::json;
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 /// Arguments of `check`.
@@ -38,32 +39,67 @@ pub fn check(args: &CheckArgs) -> Result<()> {
 
 fn check_model(m: &Model, dims: Bindings, json: bool) -> Result<()> {
     let spec = Specialisation { dims, ..Specialisation::default() };
-    let problems = m.check(&spec)?;
+    let report = m.capabilities(&spec)?;
+    let problems = &report.problems;
     let values = if problems.is_empty() { m.required_values(&spec)? } else { Default::default() };
-    let counts = m.summary().op_counts;
-    let total: usize = counts.values().sum();
+    let total: usize = report.operators.values().flat_map(|o| o.nodes.values()).sum();
     let bad: usize = problems.iter().map(|p| p.nodes.len()).sum();
     if json {
         let list: Vec<_> = problems
             .iter()
             .map(|p| json!({ "kind": format!("{:?}", p.kind), "message": p.message, "nodes": p.nodes }))
             .collect();
-        print_json("check", json!({ "nodes": total, "problems": list, "shape_inputs": values, "ops": counts }));
+        let ops: BTreeMap<&String, usize> =
+            report.operators.iter().map(|(name, o)| (name, o.nodes.values().sum())).collect();
+        print_json(
+            "check",
+            json!({ "nodes": total, "problems": list, "shape_inputs": values, "ops": ops, "capabilities": as_json(&report) }),
+        );
     } else {
-        outln!("{total} nodes of {} operators; {} cannot be compiled", counts.len(), bad);
-        for p in &problems {
+        outln!("{total} nodes of {} operators; {} cannot be compiled", report.operators.len(), bad);
+        print_table(&report);
+        for p in problems {
             outln!("  {}", describe(p));
         }
         for name in &values {
             outln!("  input {name:?} decides shapes: code is specialised for each value it is given");
         }
-        if problems.is_empty() {
-            outln!("every node has a lowering for /device:CPU; there is no code generator for GPU and EMU yet");
-        }
+        outln!("devices: /device:CPU; there is no code generator for GPU and EMU yet");
     }
     match problems.iter().map(|p| p.kind).min() {
         None => Ok(()),
         Some(kind) => Err(Error::new(kind, format!("{} problems in {bad} of {total} nodes", problems.len()))),
+    }
+}
+
+/// Treatments and fallbacks of each operator.
+fn as_json(report: &Capabilities) -> serde_json::Value {
+    let one = |o: &OperatorReport| {
+        let nodes: BTreeMap<&str, usize> = o.nodes.iter().map(|(t, &n)| (t.name(), n)).collect();
+        json!({ "nodes": nodes, "loops": o.loops })
+    };
+    report.operators.iter().map(|(name, o)| (name.clone(), one(o))).collect::<serde_json::Map<_, _>>().into()
+}
+
+/// A row per operator, a column per treatment that occurs; then what falls back.
+fn print_table(report: &Capabilities) {
+    let rows = &report.operators;
+    let occurs = |t: &Treatment| rows.values().any(|o| o.nodes.contains_key(t));
+    let columns: Vec<Treatment> = Treatment::ALL.into_iter().filter(occurs).collect();
+    let width = rows.keys().map(String::len).max().unwrap_or(0).max(8);
+    let head: String = columns.iter().map(|t| format!("  {:>10}", t.name())).collect();
+    outln!("  {:<width$}{head}", "operator");
+    for (name, o) in rows {
+        let count = |t: &Treatment| o.nodes.get(t).map_or(String::new(), usize::to_string);
+        let cells: String = columns.iter().map(|t| format!("  {:>10}", count(t))).collect();
+        outln!("  {name:<width$}{cells}");
+    }
+    if columns.contains(&Treatment::Fallback) {
+        outln!("fallback: loops over single elements, right but slow on large tensors");
+        for (name, o) in rows.iter().filter(|(_, o)| !o.loops.is_empty()) {
+            let what: Vec<String> = o.loops.iter().map(|(op, n)| format!("{n} {op}")).collect();
+            outln!("  {name}: {}", what.join(", "));
+        }
     }
 }
 

@@ -120,13 +120,17 @@ fn size_of(t: &super::proto::TensorProto) -> Result<(u64, u64)> {
     Ok((n, n.saturating_mul(dtype_of(t.data_type)?.size_bytes() as u64)))
 }
 
+/// The operator of a node, with its domain unless it is a standard one.
+pub(super) fn operator_name(n: &NodeProto) -> String {
+    match n.domain.as_str() {
+        "" | "ai.onnx" => n.op_type.clone(),
+        d => format!("{d}::{}", n.op_type),
+    }
+}
+
 fn count_ops(nodes: &[NodeProto], counts: &mut BTreeMap<String, usize>) {
     for n in nodes {
-        let name = match n.domain.as_str() {
-            "" | "ai.onnx" => n.op_type.clone(),
-            d => format!("{d}::{}", n.op_type),
-        };
-        *counts.entry(name).or_insert(0) += 1;
+        *counts.entry(operator_name(n)).or_insert(0) += 1;
         let graphs = n.attribute.iter().flat_map(|a| a.g.iter().chain(&a.graphs));
         graphs.for_each(|g: &GraphProto| count_ops(&g.node, counts));
     }

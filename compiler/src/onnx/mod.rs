@@ -12,6 +12,7 @@
 //! An attribute that it does not read is an error for the user, so read all that the operator has, and return
 //! `Error::unsupported` for values that are not handled. Version differences are decided by `cx.opset`.
 
+mod capability;
 mod check;
 mod import;
 mod load;
@@ -21,6 +22,7 @@ mod shape_value;
 mod skim;
 mod tensor;
 
+pub use capability::{Capabilities, OperatorReport, Treatment};
 pub use check::{InputInfo, Problem, Summary};
 pub use load::{Model, Specialisation, load};
 pub use tensor::{dtype_of, tensor_from_pb};

@@ -1,5 +1,6 @@
 //! Tests of the front end on models built here.
 
+mod capability;
 mod contrib;
 mod control;
 

@@ -88,7 +88,7 @@ fn is_half(graph: &Graph, v: ValueId) -> bool {
 }
 
 /// Whether the windows of a transposed convolution of `f32` tile its output: extents equal to the strides, nothing cut or added.
-fn tiles_output(graph: &Graph, op: &Op, inputs: &[ValueId]) -> bool {
+pub(super) fn tiles_output(graph: &Graph, op: &Op, inputs: &[ValueId]) -> bool {
     let Op::ConvTranspose { window, output_pads, groups: 1 } = op else { return false };
     let w = graph.ty(inputs[1]);
     let zero = |v: &[usize]| v.iter().all(|&p| p == 0);

@@ -10,7 +10,7 @@ use super::emit::{Emitter, Ix};
 use super::strided::{Axis, collapse};
 use crate::error::{Error, Result};
 use crate::ir::{ScalarOp, ValueId};
-use crate::vecprog::{Inst, VecOp};
+use crate::vecprog::{Inst, VecOp, VecProg};
 use cranelift_codegen::ir::condcodes::{FloatCC, IntCC};
 use cranelift_codegen::ir::{Endianness, InstBuilder, MemFlagsData, Value, types};
 use gristmill_runtime::DType;
@@ -88,6 +88,16 @@ fn has_lanes(inst: &Inst, operand: DType) -> bool {
         Select => operand == DType::F32,
         _ => tile_function(op).is_some() && operand == DType::F32,
     }
+}
+
+/// Whether vector code computes the op alone on operands of these dtypes.
+pub(super) fn takes(op: ScalarOp, dtypes: &[DType]) -> bool {
+    if dtypes[0] == DType::F32 && tile_function(op).is_some() {
+        return true;
+    }
+    let p = VecProg::of_op(op, dtypes);
+    let supported = |i: &Inst| has_lanes(i, i.args.last().map_or(i.dtype, |&a| p.dtype(a)));
+    p.dtype(p.outputs[0]) == DType::F32 && p.insts.iter().all(supported)
 }
 
 /// Plans the kernel of `roots`, whose elements go where `out` says; `None` when the generic code must do it.

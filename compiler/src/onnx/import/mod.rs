@@ -92,8 +92,34 @@ pub(super) struct Imported {
     pub graph: Option<Graph>,
     /// All errors found.
     pub errors: Vec<Error>,
+    /// What there is of the graph when there were errors.
+    pub draft: Graph,
     /// Inputs whose values were needed and not known.
     pub needs: BTreeSet<String>,
+    /// All nodes of the model, in order, inner ones before those that hold them.
+    pub visits: Vec<Visit>,
+}
+
+/// What came of a node of the model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Visited {
+    /// It was imported.
+    Imported,
+    /// It could not be.
+    Failed,
+    /// An operand could not be.
+    Unreached,
+}
+
+/// A node of the model.
+#[derive(Clone, Debug)]
+pub(super) struct Visit {
+    /// Its path: the origin of the IR nodes made of it.
+    pub path: String,
+    /// Operator, with its domain unless it is a standard one.
+    pub operator: String,
+    /// What came of it.
+    pub outcome: Visited,
 }
 
 /// A region as imported.
@@ -121,6 +147,7 @@ pub(super) struct Importer<'m> {
     frames: Vec<Frame>,
     scopes: Vec<Scope<'m>>,
     errors: Vec<Error>,
+    visits: Vec<Visit>,
     needs: BTreeSet<String>,
     n_nodes: usize,
     depth: usize,
@@ -181,6 +208,7 @@ impl<'m> Importer<'m> {
                 path: String::new(),
             }],
             errors: Vec::new(),
+            visits: Vec::new(),
             needs: BTreeSet::new(),
             n_nodes: 0,
             depth: 0,
@@ -192,14 +220,14 @@ impl<'m> Importer<'m> {
             im.errors.push(Error::invalid("the graph has no outputs"));
         }
         im.outputs(g);
-        let frame = im.frames.pop().expect("the main frame");
+        let draft = im.frames.pop().expect("the main frame").b.into_graph();
         let mut graph = None;
         if im.errors.is_empty() {
-            let g = prune::prune(&frame.b.into_graph())?;
+            let g = prune::prune(&draft)?;
             verify(&g)?;
             graph = Some(g);
         }
-        Ok(Imported { graph, errors: im.errors, needs: im.needs })
+        Ok(Imported { graph, errors: im.errors, draft, needs: im.needs, visits: im.visits })
     }
 
     fn initialisers(&mut self, g: &'m GraphProto) {
@@ -375,13 +403,16 @@ impl<'m> Importer<'m> {
             }
             let path = self.path_of(node, index);
             self.b().set_origin(&path);
-            let outs = match self.node(node, &path) {
-                Ok(outs) => outs,
+            let (outs, outcome) = match self.node(node, &path) {
+                Ok(outs) if outs.is_empty() && node.output.iter().any(|o| !o.is_empty()) => (outs, Visited::Unreached),
+                Ok(outs) => (outs, Visited::Imported),
                 Err(e) => {
                     self.errors.push(e.at(&path));
-                    Vec::new()
+                    (Vec::new(), Visited::Failed)
                 }
             };
+            let operator = super::check::operator_name(node);
+            self.visits.push(Visit { path, operator, outcome });
             for (i, name) in node.output.iter().enumerate().filter(|(_, n)| !n.is_empty()) {
                 let v = match outs.get(i) {
                     Some(&v) => v,

@@ -449,21 +449,38 @@ fn faults_are_reported_as_status() {
     }
 }
 
+/// The capability report's idea of what has a kernel is what code generation does.
 #[test]
-fn zzz_table() {
+fn native_ops_are_those_without_element_loops() {
     let rng = &mut Rng(10);
-    let mut seen = std::collections::BTreeMap::new();
+    let mut all: Vec<(Op, Vec<Tensor>)> = Vec::new();
     for (name, class, _) in Op::catalogue() {
-        if !in_clusters(class) {
-            continue;
-        }
-        for (op, operands) in cases(name, rng) {
-            if operands.iter().any(|t| t.is_empty()) { continue; }
-            let s = super::harness::steps(&graph_of(&op, &operands));
-            let kinds: Vec<String> = s.iter().map(|k| k.split("_").skip(3).collect::<Vec<_>>().join("_")).collect();
-            let key = format!("{name} {} {:?}", operands.iter().map(|t| format!("{}", t.dtype())).collect::<Vec<_>>().join(","), kinds);
-            seen.entry(key).or_insert_with(|| format!("{op:?} {:?}", operands.iter().map(|t| t.shape().to_vec()).collect::<Vec<_>>()));
+        if in_clusters(class) {
+            all.extend(cases(name, rng).into_iter().chain(cases(&format!("{name}_tiles"), rng)));
         }
     }
-    for (k, v) in seen { println!("{k}   e.g. {}", &v[..v.len().min(110)]); }
+    for op in ScalarOp::samples() {
+        for dtype in [DType::F32, DType::F64, DType::I32, DType::Bool, DType::F16] {
+            let mut dtypes = vec![dtype; op.spec().arity];
+            if op == ScalarOp::Select {
+                dtypes[0] = DType::Bool;
+            }
+            if op.result_dtype(&dtypes).is_ok() {
+                all.push((Op::Map(op), dtypes.iter().map(|&d| rng.tensor(d, &[7, 5], 1.0, 3.0)).collect()));
+            }
+        }
+    }
+    for (op, operands) in all.into_iter().filter(|(op, o)| !o.iter().any(Tensor::is_empty) && op.name() != "constant") {
+        let g = graph_of(&op, &operands);
+        if g.outputs.iter().any(|o| g.ty(o.value).static_shape().unwrap().contains(&0)) {
+            continue;
+        }
+        let steps = super::harness::steps(&g);
+        let kernel = |s: &String| s.contains("_gm_") || s.ends_with("_vector") || s.ends_with("_top_k");
+        // A product whose result a loop puts in place counts.
+        let expected = steps.iter().all(kernel)
+            || op.name() == "conv_transpose" && steps.iter().any(|s| s.ends_with("gm_gemm_f32"));
+        let (_, node) = g.nodes().next().unwrap();
+        assert_eq!(crate::codegen::cpu::is_native(&g, node), expected, "{g} {steps:?}");
+    }
 }

@@ -1,0 +1,136 @@
+//! The capability report: how each node of a model would be computed, before any compilation.
+
+use super::check::Problem;
+use super::import::{Importer, Visit, Visited, Weights};
+use super::load::{Model, Specialisation};
+use crate::codegen::cpu::is_native;
+use crate::error::Result;
+use crate::ir::{Graph, Node, Op, OpClass};
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
+
+/// How a node is computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Treatment {
+    /// At import, or by indices alone: nothing is left to compute.
+    Folded,
+    /// By one op that has vector code or a precompiled kernel.
+    Native,
+    /// By several such ops.
+    Decomposed,
+    /// At least in part by generated loops over single elements: right, but slow on large tensors.
+    Fallback,
+    /// Not at all; a problem says why.
+    Impossible,
+    /// Not decided, because an operand is impossible.
+    Undecided,
+}
+
+impl Treatment {
+    /// All, from nothing to do to nothing that can be done.
+    pub const ALL: [Treatment; 6] = {
+        use Treatment::*;
+        [Folded, Native, Decomposed, Fallback, Impossible, Undecided]
+    };
+
+    /// Text name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Treatment::Folded => "folded",
+            Treatment::Native => "native",
+            Treatment::Decomposed => "decomposed",
+            Treatment::Fallback => "fallback",
+            Treatment::Impossible => "impossible",
+            Treatment::Undecided => "undecided",
+        }
+    }
+}
+
+/// The nodes of one operator.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct OperatorReport {
+    /// Number of nodes by treatment.
+    pub nodes: BTreeMap<Treatment, usize>,
+    /// What falls back, such as `gather of f32`, and how often.
+    pub loops: BTreeMap<String, usize>,
+}
+
+/// How a model's nodes are computed on the CPU, and what stands in the way of the others.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Capabilities {
+    /// By operator; those of another domain are named `domain::operator`. Bodies of functions and subgraphs count once per use.
+    pub operators: BTreeMap<String, OperatorReport>,
+    /// Everything that stands in the way.
+    pub problems: Vec<Problem>,
+}
+
+impl Model {
+    /// How each node would be computed on the CPU, named dims bound as `spec` says.
+    ///
+    /// Errors when `spec` does not fit the model; what is wrong with nodes is in the report.
+    pub fn capabilities(&self, spec: &Specialisation) -> Result<Capabilities> {
+        let imported = Importer::run(self, spec, Weights::Skip)?;
+        let mut made: BTreeMap<&str, Vec<Made>> = BTreeMap::new();
+        let graph = imported.graph.as_ref().unwrap_or(&imported.draft);
+        collect(graph, &mut made);
+        let bad: BTreeSet<&str> = imported.errors.iter().filter_map(|e| e.node()).collect();
+        let mut operators: BTreeMap<String, OperatorReport> = BTreeMap::new();
+        for visit in &imported.visits {
+            let report = operators.entry(visit.operator.clone()).or_default();
+            let made = made_by(visit, &made);
+            let treatment = match visit.outcome {
+                Visited::Failed => Treatment::Impossible,
+                Visited::Unreached if bad.contains(visit.path.as_str()) => Treatment::Impossible,
+                Visited::Unreached => Treatment::Undecided,
+                Visited::Imported => treatment(&made),
+            };
+            *report.nodes.entry(treatment).or_insert(0) += 1;
+            for slow in made.iter().filter_map(|m| m.slow.as_ref()) {
+                *report.loops.entry(slow.clone()).or_insert(0) += 1;
+            }
+        }
+        Ok(Capabilities { operators, problems: Problem::group(&imported.errors) })
+    }
+}
+
+/// An IR node that computes something.
+struct Made {
+    /// Op and dtype, when it is computed by loops over single elements.
+    slow: Option<String>,
+}
+
+/// The IR nodes by origin, regions included, but those that only rename elements.
+fn collect<'g>(g: &'g Graph, made: &mut BTreeMap<&'g str, Vec<Made>>) {
+    for (_, node) in g.nodes() {
+        node.regions.iter().for_each(|r| collect(r, made));
+        let is_view = node.op.class() == OpClass::View && !matches!(node.op, Op::Pad { .. } | Op::Concat { .. });
+        if !is_view && !matches!(node.op, Op::Constant { .. }) {
+            made.entry(node.origin.as_str()).or_default().push(Made { slow: slow(g, node) });
+        }
+    }
+}
+
+fn slow(g: &Graph, node: &Node) -> Option<String> {
+    let of = node.inputs.first().or(node.outputs.first()).map(|&v| g.ty(v).dtype)?;
+    (!is_native(g, node)).then(|| format!("{} of {of}", node.op.name()))
+}
+
+/// What a node became; a call, and a node with subgraphs, is what its inner nodes became too.
+fn made_by<'m>(visit: &Visit, made: &'m BTreeMap<&str, Vec<Made>>) -> Vec<&'m Made> {
+    let inner = format!("{}/", visit.path);
+    let mut found: Vec<&Made> = made.get(visit.path.as_str()).into_iter().flatten().collect();
+    let inside = made
+        .range::<str, _>((Bound::Included(inner.as_str()), Bound::Unbounded))
+        .take_while(|(path, _)| path.starts_with(&inner));
+    inside.for_each(|(_, m)| found.extend(m));
+    found
+}
+
+fn treatment(made: &[&Made]) -> Treatment {
+    match made {
+        [] => Treatment::Folded,
+        all if all.iter().any(|m| m.slow.is_some()) => Treatment::Fallback,
+        [_] => Treatment::Native,
+        _ => Treatment::Decomposed,
+    }
+}
