@@ -140,7 +140,15 @@ pub(super) fn unplaceable(c: &Colocation, member: usize, g: &Graph, node_of: &[N
     let details = format!("{chain}{}\n  kernels of {op}: {}", debug_info(c, group), registered(set, g, blocker));
     let error = if spec.is_open() {
         no_kernel_at_all(g, node_of[member], set)
-    } else if !m.requested.is_open() && m.requested == *spec {
+    } else if m.requested.is_open() {
+        // Nobody asks for the devices that are fixed, so state fixed them.
+        let kind = spec.device_type.as_deref().unwrap_or("such");
+        Error::unsupported(format!(
+            "Could not keep '{}' on '{spec}', where its variable is, because no supported kernel for {kind} devices is available.{details}",
+            m.name
+        ))
+        .hint("a new session, whose variables are placed again")
+    } else if m.requested == *spec {
         match set.matching(spec).is_empty() {
             true => unknown(&format!("{} was explicitly assigned to {spec} but", m.name), spec, set),
             false => no_kernel(spec, &details),

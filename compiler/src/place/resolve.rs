@@ -46,6 +46,7 @@ pub(super) struct Resolved {
 /// Allowed devices of every node but constants. All problems are reported at once.
 pub(super) fn resolve(g: &Graph, request: &Request) -> Result<Resolved> {
     check_set(&request.devices)?;
+    check_state(request)?;
     let mut r = Resolver {
         g,
         request,
@@ -93,6 +94,18 @@ fn check_set(set: &DeviceSet) -> Result<()> {
     }
     Err(Error::unsupported(format!("no device of the set can run anything: {}", lacking.join(", ")))
         .hint("--devices with a CPU in it"))
+}
+
+/// State must be on devices of the set.
+fn check_state(request: &Request) -> Result<()> {
+    let is_known = |name: &DeviceName| request.devices.devices.iter().any(|d| d.name == *name);
+    let unknown = request.state.iter().filter(|(_, device)| !is_known(device)).map(|((container, name), device)| {
+        let slash = if container.is_empty() { "" } else { "/" };
+        Error::invalid(format!("variable \"{container}{slash}{name}\" is on {} unknown device.", device.full()))
+            .hint("--devices with the device in it")
+    });
+    let errors: Vec<Error> = unknown.collect();
+    if errors.is_empty() { Ok(()) } else { Err(join_first(errors)) }
 }
 
 fn unused_pins(g: &Graph, request: &Request) -> Vec<Error> {
@@ -252,7 +265,11 @@ impl<'g> Resolver<'g> {
         for (member, &id) in self.node_of.iter().enumerate() {
             for (_, wish) in wishes(self.g.node(id), &self.request.pins) {
                 for (group, by) in wish.groups {
-                    groups.entry(group).or_default().push((member, by.as_str().to_owned()));
+                    let users = groups.entry(group).or_default();
+                    // All nodes of a cluster say the same.
+                    if users.last().is_none_or(|(last, _)| *last != member) {
+                        users.push((member, by.as_str().to_owned()));
+                    }
                 }
             }
         }

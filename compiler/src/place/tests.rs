@@ -187,3 +187,33 @@ fn text_form() {
     /device:CPU:0 5.17 ms..7.70 ms cluster contract @ "/join": least makespan
     "#);
 }
+
+#[test]
+fn errors_name_the_lines_of_scopes() {
+    let mut b = GraphBuilder::new("g");
+    let x = b.input("x", DType::F32, [2usize]);
+    let neg = |b: &mut GraphBuilder| b.map(ScalarOp::Neg, &[x]);
+    let line = line!();
+    let y = b.with_device("/cpu:0", neg).unwrap();
+    let z = b.colocate_with(y, |b| b.with_device("/cpu:1", neg)).unwrap();
+    b.output("y", y);
+    b.output("z", z);
+    let e = place_err(&b.finish().unwrap(), &request("cpu:2")).to_string();
+    let at = |n: u32| format!("{}:{}", file!(), line + n);
+    for part in [
+        "Cannot merge devices with incompatible ids: '/device:CPU:0' and '/device:CPU:1'".to_owned(),
+        format!("(asked for /device:CPU:0 by scope \"/device:CPU:0\" at {})", at(1)),
+        format!("by colocate_with at {} -- ", at(2)),
+        format!("(asked for /device:CPU:1 by scope \"/device:CPU:1\" at {})", at(2)),
+    ] {
+        assert!(e.contains(&part), "{part:?} in {e}");
+    }
+    let mut b = GraphBuilder::new("g");
+    let x = b.input("x", DType::F32, [2usize]);
+    let line = line!() + 1;
+    let y = b.with_device("/job:localhost", |b| b.with_device("/cpu:7", |b| b.map(ScalarOp::Neg, &[x]))).unwrap();
+    b.output("y", y);
+    let e = place_err(&b.finish().unwrap(), &request("cpu:2")).to_string();
+    let scopes = format!("scope \"/device:CPU:7\" at {0}:{line}, scope \"/job:localhost\" at {0}:{line}: ", file!());
+    assert!(e.contains(&scopes) && e.contains("refers to a valid device"), "{e}");
+}

@@ -136,6 +136,21 @@ fn existing_state_pins_the_users_of_a_variable() {
     "#);
     r.fallback = Fallback::Error;
     insta::assert_snapshot!(resolved(&user, &r).unwrap_err(), @r#"in node "/assign": its variable is on /job:localhost/replica:0/task:0/device:GPU:1 already: Cannot merge devices with incompatible types: '/device:CPU:0' and '/job:localhost/replica:0/task:0/device:GPU:1'"#);
+    let stuck = graph(&[format!("{READ} @ \"/read\""), "exp(%0) with \"/read\" @ \"/user\"".into()]);
+    let soft = Request { fallback: Fallback::Allow, ..r.clone() };
+    insta::assert_snapshot!(resolved(&stuck, &soft).unwrap_err(), @r#"
+    in node "/read": Cannot assign a device for operation /read: Could not keep '/read' on '/job:localhost/replica:0/task:0/device:GPU:1', where its variable is, because no supported kernel for GPU devices is available.
+      chain: '/read' (assigned to /job:localhost/replica:0/task:0/device:GPU:1) -- loc:@/read -- '/user' (kernels on [CPU])
+      colocation group: requested '/job:localhost/replica:0/task:0/device:GPU:1', resource '', assigned '/job:localhost/replica:0/task:0/device:GPU:1', kernels for all on [CPU]
+        '/read' (read_variable): assigned to /job:localhost/replica:0/task:0/device:GPU:1
+        '/user' (exp): kernels on [CPU]
+      kernels of exp: CPU yes; GPU no (exp: not written) (try: a new session, whose variables are placed again)
+    "#);
+    let mut gone = r.clone();
+    gone.state.insert(("c".into(), "w".into()), DeviceName::parse("/gpu:9").unwrap());
+    insta::assert_snapshot!(resolved(&free, &gone).unwrap_err(), @r#"
+    variable "c/w" is on /job:localhost/replica:0/task:0/device:GPU:9 unknown device. (try: --devices with the device in it)
+    "#);
     insta::assert_snapshot!(resolved(&at("/gpu"), &r).unwrap(), @r#"
     /read [GPU:1] requested device "/device:GPU:*"
     /assign [GPU:1] where its variable is

@@ -154,3 +154,92 @@ fn what_fits_a_device() {
         assert_eq!(DeviceSpec::only(name).to_string(), name.full());
     }
 }
+
+/// Every specification over two values, or none, of each field.
+fn all_specs() -> Vec<DeviceSpec> {
+    let texts: [[&str; 3]; 5] = [
+        ["", "/job:localhost", "/job:b"],
+        ["", "/replica:0", "/replica:1"],
+        ["", "/task:0", "/task:1"],
+        ["", "/device:CPU:*", "/device:GPU:*"],
+        ["", "0", "1"],
+    ];
+    let digits = |n: usize| (0..5).map(move |i| n / 3usize.pow(i) % 3);
+    let parse = |n: usize| {
+        let picked: Vec<&str> = digits(n).enumerate().map(|(i, d)| texts[i][d]).collect();
+        let device = match (picked[3], picked[4]) {
+            (device, "") => device.to_owned(),
+            ("", index) => format!("/device:*:{index}"),
+            (device, index) => device.replace('*', index),
+        };
+        spec(&format!("{}{}{}{device}", picked[0], picked[1], picked[2]))
+    };
+    (0..3usize.pow(5)).map(parse).collect()
+}
+
+#[test]
+fn merging_is_intersection() {
+    let specs = all_specs();
+    let names: Vec<DeviceName> = specs.iter().filter_map(|s| DeviceName::parse(&s.to_string()).ok()).collect();
+    assert!(names.len() > 30);
+    for a in &specs {
+        assert_eq!(spec(&a.to_string()), *a);
+        assert_eq!(a.merge(a, Merge::Hard).as_ref(), Ok(a));
+        for b in &specs {
+            let (hard, soft) = (a.merge(b, Merge::Hard), a.merge(b, Merge::Soft));
+            assert_eq!(hard.as_ref().ok(), b.merge(a, Merge::Hard).as_ref().ok());
+            assert_eq!(soft.as_ref().ok(), b.merge(a, Merge::Soft).as_ref().ok());
+            match &hard {
+                Ok(merged) => {
+                    assert_eq!(soft.as_ref(), Ok(merged));
+                    assert!(names.iter().all(|n| merged.fits(n) == (a.fits(n) && b.fits(n))));
+                }
+                Err(_) => assert!(!names.iter().any(|n| a.fits(n) && b.fits(n)), "{a} and {b}"),
+            }
+            // Soft merging fails exactly where job, replica or task contradict, and never changes them.
+            assert_eq!(soft.is_ok(), a.relaxed().is_compatible(&b.relaxed()));
+            if let Ok(soft) = soft {
+                assert_eq!(Ok(soft.relaxed()), a.relaxed().merge(&b.relaxed(), Merge::Hard));
+            }
+        }
+    }
+}
+
+#[test]
+fn any_text_parses_or_fails_and_what_parses_prints_back() {
+    let words = [
+        "/",
+        ":",
+        "*",
+        "job",
+        "replica",
+        "task",
+        "device",
+        "cpu",
+        "GPU",
+        "a_1",
+        "0",
+        "17",
+        "-",
+        "\u{e9}",
+        " ",
+        "99999999999",
+    ];
+    let mut state = 1u64;
+    let mut n_good = 0;
+    for _ in 0..50_000 {
+        let mut text = String::new();
+        let mut next = |n: usize| {
+            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            (state >> 33) as usize % n
+        };
+        for _ in 0..next(9) {
+            text.push_str(words[next(words.len())]);
+        }
+        if let Ok(found) = DeviceSpec::parse(&text) {
+            assert_eq!(DeviceSpec::parse(&found.to_string()), Ok(found), "{text:?}");
+            n_good += 1;
+        }
+    }
+    assert!(n_good > 1000, "{n_good}");
+}
