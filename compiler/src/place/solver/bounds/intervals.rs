@@ -95,21 +95,24 @@ pub(in super::super) fn cut_out(p: &Problem, part: &[u32], has_start: bool) -> P
         group: Some(p.group_of[part[i] as usize]),
         ..Task::default()
     };
-    let mut tensors = Vec::new();
-    for (i, &t) in part.iter().enumerate() {
-        for &x in p.outputs.row(t as usize) {
-            let consumers: Vec<u32> =
-                p.consumers.row(x as usize).iter().filter_map(|&c| Some(place(c)? as u32)).collect();
-            if !consumers.is_empty() {
-                tensors.push((Tensor { producer: i as u32, ..p.tensors[x as usize] }, consumers));
-            }
-        }
-    }
+    let tensor = |&x: &u32| {
+        let x = x as usize;
+        let producer = place(p.tensors[x].producer)? as u32;
+        let consumers = p.consumers.row(x).iter().filter_map(|&c| Some(place(c)? as u32)).collect();
+        Some((Tensor { producer, ..p.tensors[x] }, consumers))
+    };
+    let tensors = tensors_of(p, part).iter().filter_map(tensor).collect();
     let mut devices = p.devices.clone();
     devices.iter_mut().for_each(|d| d.memory = None);
     let tasks = (0..part.len()).map(task).collect();
     let parts = Parts { devices, links: p.links.clone(), tasks, tensors, constants: Vec::new() };
     Problem::new(parts).expect("a part of a problem has no ring, and its groups have the devices that they had")
+}
+
+/// Tensors that go from one of these tasks to another, in the order in which [`cut_out`] numbers them.
+pub(in super::super) fn tensors_of(p: &Problem, part: &[u32]) -> Vec<u32> {
+    let is_used = |x: &u32| p.consumers.row(*x as usize).iter().any(|c| part.contains(c));
+    part.iter().flat_map(|&t| p.outputs.row(t as usize).iter().copied().filter(is_used)).collect()
 }
 
 /// True for a task with several predecessors.

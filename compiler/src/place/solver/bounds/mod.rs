@@ -17,6 +17,7 @@ use super::timeline::Timeline;
 use crate::cost::Nanos;
 
 pub use energetic::{Slack, raise};
+pub(super) use intervals::{cut_out, tensors_of};
 pub use windows::Windows;
 
 /// A makespan below which no valid schedule ends.

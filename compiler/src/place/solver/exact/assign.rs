@@ -59,7 +59,7 @@ pub(super) fn search(p: &Problem, limit: u64, budget: u64) -> Found {
 }
 
 /// First of the devices that may change places with each device.
-fn twins(p: &Problem) -> Vec<usize> {
+pub(super) fn twins(p: &Problem) -> Vec<usize> {
     let n = p.n_devices();
     let alike = |a: usize, b: usize| {
         let others = (0..n).filter(|&e| e != a && e != b);

@@ -10,6 +10,7 @@
 mod assign;
 mod order;
 mod parallel;
+mod series;
 mod tables;
 
 #[cfg(test)]
@@ -19,6 +20,8 @@ use super::bounds;
 use super::problem::Problem;
 use super::timeline::Timeline;
 use crate::cost::Nanos;
+
+pub use series::series;
 
 /// Most tasks, transfers and devices of a problem that is searched.
 const MOST_TASKS: usize = 128;

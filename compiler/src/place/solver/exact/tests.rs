@@ -5,10 +5,11 @@ use super::super::bounds::{self, Bound};
 use super::super::list::Insertion;
 use super::super::problem::{Device, Links, Parts, Payload, Problem, Task, Tensor};
 use super::super::timeline::Timeline;
-use super::{Proof, solve};
+use super::{Proof, assign, series, solve};
 use crate::cost::{Bytes, LinkProfile, Nanos};
 
 const SEEDS: u64 = 400;
+const SERIES: u64 = 60;
 
 /// A generator of numbers, the same on every machine (Knuth's MMIX constants).
 pub(super) struct Numbers(pub u64);
@@ -195,4 +196,61 @@ fn bounds_are_below_and_searches_at_the_best_of_all_schedules() {
         assert!(*times > 5, "{name} meets the optimum {times} times: {tight:?}");
     }
     assert!(infeasible < SEEDS as i32 / 10, "most problems have schedules: {infeasible}");
+}
+
+/// Tasks between cuts, two or three in each block, with everything else as it comes.
+fn random_series(r: &mut Numbers) -> Problem {
+    let n_devices = 2 + r.below(2) as usize;
+    let identical = r.below(2) == 0;
+    let mut edges: Vec<(u32, u32)> = Vec::new();
+    let (mut cut, mut n) = (0u32, 1u32);
+    for _ in 0..2 {
+        let inner = 2 + r.below(2) as u32;
+        let join = n + inner;
+        for t in n..join {
+            edges.extend([(cut, t), (t, join)]);
+            edges.extend((t + 1..join).filter(|_| r.below(3) == 0).map(|u| (t, u)));
+        }
+        if r.below(3) == 0 {
+            edges.push((cut, join));
+        }
+        (cut, n) = (join, join + 1);
+    }
+    let passes = r.below(6) == 0;
+    edges.extend(passes.then_some((1, n - 1)));
+    let tasks = (0..n).map(|_| {
+        let common = r.below(9);
+        let cost = (0..n_devices).map(|_| Nanos(if identical { common } else { r.below(9) })).collect();
+        let group = (r.below(5) == 0).then_some(0);
+        Task { cost, group, ..Task::default() }
+    });
+    let tasks = tasks.collect();
+    let tensors = (0..n).map(|q| {
+        let consumers = edges.iter().filter(|e| e.0 == q).map(|e| e.1).collect();
+        (Tensor { producer: q, payload: Payload::Bytes(Bytes(r.below(7))) }, consumers)
+    });
+    let tensors = tensors.collect();
+    let mut links = Links::uniform(n_devices, LinkProfile { latency: Nanos(1), bytes_per_second: 1_000_000_000 });
+    if !identical {
+        links.set(1, 0, LinkProfile { latency: Nanos(2), bytes_per_second: 300_000_000 });
+    }
+    let devices = vec![Device { memory: None, is_host: false }; n_devices];
+    Problem::new(Parts { devices, links, tasks, tensors, constants: Vec::new() }).expect("edges go forward")
+}
+
+#[test]
+fn blocks_one_after_the_other_are_best() {
+    let mut r = Numbers(11);
+    let mut cut = 0;
+    for round in 0..SERIES {
+        let p = random_series(&mut r);
+        let least = assign::search(&p, u64::MAX, u64::MAX).best.map(|t| t.makespan).expect("there is a schedule");
+        let Some(proof) = series(&p, 200_000) else { continue };
+        let found = proof.timeline.expect("blocks have schedules");
+        check_valid(&p, &found);
+        assert!(proof.complete, "round {round}: blocks of a few tasks are solved");
+        assert_eq!((found.makespan, proof.lower_bound), (least, least), "round {round}");
+        cut += 1;
+    }
+    assert!(cut > SERIES / 2, "most graphs are cut: {cut}");
 }
