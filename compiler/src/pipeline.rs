@@ -12,6 +12,7 @@ use crate::options::{Options, default_threads};
 use crate::partition::Part;
 use crate::place::{Placement, Request};
 use crate::report::Report;
+use crate::rewrite::Pricing;
 use crate::schedule::Schedule;
 use crate::{partition, passes, place, rewrite};
 use gristmill_runtime::program::Program;
@@ -180,7 +181,7 @@ pub fn lower(graph: Graph, options: &Options) -> Result<Lowered> {
     s.check(&rewritten)?;
     let graph = s.keep(graph);
     let mut clusters = s.run("cluster", |report| {
-        let (clusters, r) = cluster(&rewritten, fusion(options))?;
+        let (clusters, r) = cluster(&rewritten, &fusion(options))?;
         report.cluster = r;
         Ok(clusters)
     })?;
@@ -231,13 +232,26 @@ fn rewrite(g: &Graph, options: &Options, report: &mut Report) -> Result<Graph> {
     if options.opt_level == 0 {
         return Ok(g.clone());
     }
-    let (rewritten, r) = rewrite::rewrite(g, &rewrite::Options::level(options.opt_level))?;
+    let (rewritten, r) = rewrite::rewrite(g, &rewrite_options(options))?;
     report.rewrite = r;
     Ok(rewritten)
 }
 
+fn rewrite_options(options: &Options) -> rewrite::Options {
+    rewrite::Options { pricing: pricing(options), ..rewrite::Options::level(options.opt_level) }
+}
+
+/// Rewriting and fusion price for the first device.
+fn pricing(options: &Options) -> Pricing {
+    options.devices.devices.first().map_or_else(Pricing::default, |d| Pricing::of(d.profile.clone()))
+}
+
 fn fusion(options: &Options) -> Fusion {
-    if options.opt_level == 0 { Fusion::Off } else { Fusion::On }
+    match options.opt_level {
+        0 => Fusion::Off,
+        1 => Fusion::Grouped,
+        _ => Fusion::Priced(pricing(options)),
+    }
 }
 
 fn settings(options: &Options) -> Settings {

@@ -39,12 +39,18 @@ impl Report {
         let kernels: usize = c.kernels.values().sum();
         let _ = writeln!(out, "kernels      {} -> {kernels}", c.ops_before);
         let _ = writeln!(out, "bytes moved  {} -> {}", size(c.bytes_before), size(c.bytes_after));
+        if let Some(f) = &c.fused {
+            let _ = writeln!(out, "predicted    {} -> {}", time_ns(f.before.0), time_ns(f.after.0));
+        }
         for (device, arena, least) in &self.arenas {
             let _ = writeln!(out, "{device}  arena {}  (least possible {})", size(*arena as u64), size(*least as u64));
         }
         let _ = writeln!(out, "constants    {}", size(self.constant_bytes as u64));
         if verbosity >= 2 {
             let _ = writeln!(out, "{}", self.rewrite);
+            if let Some(f) = &c.fused {
+                let _ = write!(out, "{}", f.phase);
+            }
         }
         if verbosity >= 3 {
             for (kind, n) in &c.kernels {

@@ -1,14 +1,12 @@
 //! Decides which nodes share a cluster.
 
 use super::legal;
-use crate::ir::{ClusterKind, Graph, NodeId, Op, OpClass, ReduceKind, ValueId};
+use crate::ir::{ClusterKind, Graph, NodeId, Op, ValueId};
+use crate::rewrite::Kernel;
 use std::collections::BTreeSet;
 
 /// A producer of at most this many operations per element may be computed again in each consumer.
 const CHEAP_FLOPS: u32 = 8;
-
-/// Most nodes of a cluster: code generation visits a body recursively, and a longer chain gains nothing.
-const MAX_MEMBERS: usize = 128;
 
 /// A cluster to be.
 #[derive(Clone, Debug)]
@@ -56,6 +54,20 @@ impl Grouping {
             }
         }
         grouping
+    }
+
+    /// One group for each of the kernels that were chosen by predicted time.
+    pub fn chosen(g: &Graph, kernels: &[Kernel]) -> Grouping {
+        let mut home = vec![None; g.n_nodes()];
+        for (i, kernel) in kernels.iter().enumerate() {
+            // What is stored lives where it is stored, the rest where it is computed first.
+            for id in &kernel.members {
+                home[id.0 as usize].get_or_insert(i);
+            }
+        }
+        kernels.iter().enumerate().for_each(|(i, k)| home[k.root.0 as usize] = Some(i));
+        let group = |k: &Kernel| Group { kind: k.kind, anchor: k.anchor, members: k.members.iter().copied().collect() };
+        Grouping { groups: kernels.iter().map(group).collect(), home, missed: Vec::new() }
     }
 
     /// Groups the nodes of a graph.
@@ -114,30 +126,18 @@ impl Grouper<'_> {
     }
 
     /// Adds the views that define `v` to the group as duplicates.
-    fn take_views(&mut self, group: usize, mut v: ValueId, anchor: NodeId) {
-        while let Some((id, node)) = self.def(v) {
-            if !matches!(node.op, Op::Transpose { .. } | Op::Reshape { .. } | Op::Broadcast { .. } | Op::Slice { .. })
-                || !self.may_join(anchor, id)
-            {
+    fn take_views(&mut self, group: usize, v: ValueId, anchor: NodeId) {
+        for id in legal::views_below(self.g, v) {
+            if !self.may_join(anchor, id) {
                 return;
             }
-            let next = node.inputs[0];
             self.insert(group, id);
-            v = next;
-        }
-    }
-
-    fn def(&self, v: ValueId) -> Option<(NodeId, &crate::ir::Node)> {
-        match self.g.value(v).def {
-            crate::ir::Def::Node(id, _) => Some((id, self.g.node(id))),
-            crate::ir::Def::Input(_) => None,
         }
     }
 
     /// Whether two nodes may share a cluster: their requests are the same, and no control edge orders them.
     fn may_join(&self, a: NodeId, b: NodeId) -> bool {
-        let ordered = self.ordered[a.0 as usize] || self.ordered[b.0 as usize];
-        !ordered && self.g.node(a).device == self.g.node(b).device
+        legal::may_share(self.g, &self.ordered, a, b).is_ok()
     }
 
     /// The only user of a value, when it has one, is not an output, and has no home yet.
@@ -170,27 +170,19 @@ impl Grouper<'_> {
 
     fn grow_contraction(&mut self, group: usize, anchor: NodeId) {
         let mut chain = self.g.node(anchor).outputs[0];
-        let is_matmul = self.g.node(anchor).op == Op::MatMul;
-        let mut viewed = false;
+        let mut tail = legal::Tail::default();
         while let Some(id) = self.only_user(chain) {
             if self.is_taken(id) || !self.may_join(anchor, id) {
                 return;
             }
             let node = self.g.node(id);
-            let fits = match &node.op {
-                Op::Reshape { .. } => Ok(()),
-                Op::Transpose { perm } if is_matmul && !viewed && legal::keeps_inner_axis(self.g, chain, perm) => {
-                    Ok(())
+            match tail.with(self.g, self.g.node(anchor), node, chain) {
+                Ok(longer) => tail = longer,
+                Err(reason) => {
+                    let origin = self.g.node(anchor).origin.to_string();
+                    return self.missed.push((origin, format!("epilogue {}: {reason}", node.op.name())));
                 }
-                Op::Map(_) if !viewed => legal::is_epilogue(self.g, node, chain),
-                _ => Err(format!("{} cannot follow on the tile", node.op.name())),
-            };
-            if let Err(reason) = fits {
-                self.missed
-                    .push((self.g.node(anchor).origin.to_string(), format!("epilogue {}: {reason}", node.op.name())));
-                return;
             }
-            viewed |= !matches!(node.op, Op::Map(_));
             chain = node.outputs[0];
             self.insert(group, id);
             self.home[id.0 as usize] = Some(group);
@@ -202,9 +194,8 @@ impl Grouper<'_> {
         let mut chain = self.g.node(anchor).outputs[0];
         while let Some(id) = self.only_user(chain) {
             let node = self.g.node(id);
-            let shape = &self.g.ty(chain).shape;
-            let same_shape = matches!(node.op, Op::Map(_)) && self.g.ty(node.outputs[0]).shape == *shape;
-            if !same_shape || self.is_taken(id) || !self.may_join(anchor, id) {
+            if legal::follows_reduction(self.g, node, chain).is_err() || self.is_taken(id) || !self.may_join(anchor, id)
+            {
                 return;
             }
             chain = node.outputs[0];
@@ -275,51 +266,22 @@ impl Grouper<'_> {
         let (g, node) = (self.g, self.g.node(id));
         let anchor = self.groups[group].anchor;
         let anchor_node = g.node(anchor);
-        if !self.may_join(anchor, id) {
-            return Err("another device is requested, or a control edge orders them".into());
+        legal::may_share(g, &self.ordered, anchor, id)?;
+        if self.groups[group].members.len() >= legal::MAX_MEMBERS {
+            return Err(format!("the cluster has {} nodes already", legal::MAX_MEMBERS));
         }
-        if self.groups[group].members.len() >= MAX_MEMBERS {
-            return Err(format!("the cluster has {MAX_MEMBERS} nodes already"));
-        }
-        let loops_over = match (&anchor_node.op, self.groups[group].kind) {
-            (Op::Concat { .. } | Op::Pad { .. }, _) => return Err("a copy takes no producers".into()),
-            (Op::Transpose { .. }, _) if is_tiled_transpose(g, anchor_node) => {
-                return Err("a tiled transpose takes no producers".into());
-            }
-            (_, ClusterKind::Map) => legal::n_elements(g, anchor_node.outputs[0]),
-            (Op::Reduce { kind, .. }, _) if *kind != ReduceKind::Prod => legal::n_elements(g, anchor_node.inputs[0]),
-            (Op::Reduce { .. } | Op::ArgReduce { .. }, _) => legal::n_elements(g, anchor_node.inputs[0]),
-            _ => return Err(format!("{} takes no producers", anchor_node.op.name())),
-        };
-        if self.feeds_reshape(group, id) {
-            return Err("its consumer reads it through a reshape".into());
-        }
+        let loops_over = legal::loops_over(g, anchor_node)?;
         let computed = legal::n_elements(g, node.outputs[0]);
         match &node.op {
             Op::Map(op) if computed < loops_over && op.spec().flops > 4 => {
                 Err(format!("{op} would be computed {} times per element", loops_over / computed.max(1)))
             }
-            Op::Map(_) | Op::Iota { .. } => Ok(()),
-            _ if legal::is_foldable_view(g, node) => Ok(()),
-            _ => Err(format!("{} is not an index map", node.op.name())),
+            _ => legal::is_pulled(g, &self.users, id, &|m| self.groups[group].members.contains(&m)),
         }
-    }
-
-    /// A reshape inside a loop is free only on a stored tensor.
-    fn feeds_reshape(&self, group: usize, id: NodeId) -> bool {
-        let is_view = self.g.node(id).op.class() == OpClass::View;
-        let reshapes = |u: &(NodeId, usize)| {
-            self.groups[group].members.contains(&u.0) && matches!(self.g.node(u.0).op, Op::Reshape { .. })
-        };
-        !is_view && self.g.node(id).outputs.iter().any(|v| self.users[v.0 as usize].iter().any(reshapes))
     }
 }
 
 /// Ops that copy element ranges and are best as kernels of their own.
 fn is_barrier(op: &Op) -> bool {
     matches!(op, Op::Concat { .. } | Op::Pad { .. })
-}
-
-fn is_tiled_transpose(g: &Graph, node: &crate::ir::Node) -> bool {
-    matches!(&node.op, Op::Transpose { perm } if !legal::keeps_inner_axis(g, node.inputs[0], perm))
 }

@@ -1,7 +1,9 @@
 //! Which ops may join which kind of cluster.
 
 use super::strided::Strided;
-use crate::ir::{ClusterKind, Graph, Layout, Node, Op, OpClass, ScalarOp, ValueId};
+use crate::codegen::cpu::epilogue_kind;
+use crate::ir::{ClusterKind, Def, Graph, Layout, Node, NodeId, Op, OpClass, ReduceKind, Shape, ValueId};
+use gristmill_kernels::epilogue::{MAX_BATCH, MAX_EPILOGUE};
 use gristmill_runtime::DType;
 
 /// Kind of the cluster that an op founds, if it founds one.
@@ -19,6 +21,17 @@ pub fn kind_of(op: &Op) -> Option<ClusterKind> {
         OpClass::Scan => ClusterKind::Scan,
         _ => return None,
     })
+}
+
+/// Whether two nodes may share a cluster: their requests are the same, and neither has control edges (`ordered`). Errors say why not.
+pub fn may_share(g: &Graph, ordered: &[bool], a: NodeId, b: NodeId) -> Result<(), String> {
+    if ordered[a.0 as usize] || ordered[b.0 as usize] {
+        return Err("a control edge orders them".into());
+    }
+    if g.node(a).device != g.node(b).device {
+        return Err("another device is requested".into());
+    }
+    Ok(())
 }
 
 /// Number of elements of a value; 0 when a shape is not static, which the pass excludes.
@@ -42,6 +55,20 @@ pub fn keeps_inner_axis(g: &Graph, x: ValueId, perm: &[usize]) -> bool {
     wide(&mut (0..shape.len())) == wide(&mut perm.iter().copied())
 }
 
+/// The chain of views that defines `v`, last first.
+pub fn views_below(g: &Graph, mut v: ValueId) -> Vec<NodeId> {
+    let mut views = Vec::new();
+    while let Def::Node(id, _) = g.value(v).def {
+        let node = g.node(id);
+        if !matches!(node.op, Op::Transpose { .. } | Op::Reshape { .. } | Op::Broadcast { .. } | Op::Slice { .. }) {
+            break;
+        }
+        views.push(id);
+        v = node.inputs[0];
+    }
+    views
+}
+
 /// Whether the contraction or attention `node` can read operand `i` through the views that define it, by strides.
 pub fn reads_by_strides(g: &Graph, node: &Node, i: usize) -> bool {
     if g.ty(node.inputs[i]).dtype != DType::F32 {
@@ -56,47 +83,42 @@ pub fn reads_by_strides(g: &Graph, node: &Node, i: usize) -> bool {
     }
 }
 
-/// Element-wise ops that the contraction kernels apply to a tile in registers or L1.
-fn is_tile_activation(op: ScalarOp) -> bool {
-    use ScalarOp::*;
-    matches!(
-        op,
-        Relu | ClampTo { .. }
-            | Gelu
-            | GeluTanh
-            | Silu
-            | Sigmoid
-            | Tanh
-            | HardSwish
-            | HardSigmoid { .. }
-            | LeakyRelu { .. }
-            | Exp
-    )
-}
-
-/// Whether element-wise `node`, one operand of which is `chain`, can run on the result tile of a contraction. Errors say why not.
-pub fn is_epilogue(g: &Graph, node: &Node, chain: ValueId) -> Result<(), String> {
+/// Whether element-wise `node`, one operand of which is `chain`, can run on the result tile of the contraction `anchor`. Errors say why not.
+pub fn is_epilogue(g: &Graph, anchor: &Node, node: &Node, chain: ValueId) -> Result<(), String> {
     let Op::Map(op) = node.op else { return Err(format!("{} is not element-wise", node.op.name())) };
     let (from, to) = (g.ty(chain), g.ty(node.outputs[0]));
     if to.dtype != DType::F32 || from.dtype != DType::F32 || from.shape != to.shape {
         return Err(format!("changes {from} to {to}"));
     }
-    if op.spec().arity == 1 {
-        return if is_tile_activation(op) { Ok(()) } else { Err(format!("no tile form of {op}")) };
-    }
-    let others: Vec<ValueId> = node.inputs.iter().copied().filter(|&v| v != chain).collect();
-    let [other] = others[..] else { return Err("uses the result twice".into()) };
-    if !matches!(op, ScalarOp::Add | ScalarOp::Mul) {
+    let [position] =
+        node.inputs.iter().enumerate().filter(|(_, v)| **v == chain).map(|(i, _)| i).collect::<Vec<_>>()[..]
+    else {
+        return Err("uses the result twice".into());
+    };
+    if epilogue_kind(op, position).is_none() {
         return Err(format!("no tile form of {op}"));
     }
-    let shape = &g.ty(other).shape;
-    let n = to.shape.last();
-    let is_scalar = shape.iter().all(|d| d.is(1)) && g.constant(other).is_some();
-    let is_row = shape.last() == n && shape.iter().rev().skip(1).all(|d| d.is(1));
-    if is_scalar || is_row || *shape == to.shape {
-        Ok(())
-    } else {
-        Err(format!("operand {} is neither a scalar, a row nor of the result's shape", g.ty(other)))
+    match node.inputs.iter().find(|&&v| v != chain) {
+        Some(&other) if !steps_with_rows(anchor, &g.ty(other).shape, &to.shape) => {
+            Err(format!("operand {} does not step evenly with the rows of {to}", g.ty(other)))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Whether the kernel can address an epilogue operand of shape `other` beside each row of its result: a convolution's rows are pixels
+/// with one stride, a product's have one per axis.
+fn steps_with_rows(anchor: &Node, other: &Shape, to: &Shape) -> bool {
+    let Some(lead) = to.rank().checked_sub(other.rank()) else { return false };
+    let rows = 0..to.rank().saturating_sub(1);
+    let mut wide = rows.filter(|&i| !to[i].is(1));
+    let is_full = |i: usize| i >= lead && other[i - lead] == to[i];
+    match anchor.op {
+        Op::Conv { .. } => {
+            let full = wide.clone().filter(|&i| is_full(i)).count();
+            full == 0 || full == wide.count()
+        }
+        _ => wide.by_ref().count() <= MAX_BATCH,
     }
 }
 
@@ -104,4 +126,85 @@ pub fn is_epilogue(g: &Graph, node: &Node, chain: ValueId) -> Result<(), String>
 pub fn takes_epilogue(g: &Graph, anchor: &Node) -> bool {
     g.ty(anchor.outputs[0]).dtype == DType::F32
         && matches!(&anchor.op, Op::MatMul | Op::Conv { layout: Layout::ChannelsLast, .. })
+}
+
+/// What follows the contraction `anchor` in its cluster so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tail {
+    /// Element-wise ops on the tile.
+    pub n_epilogue: usize,
+    /// Whether a view follows them, after which no element-wise op can.
+    pub viewed: bool,
+}
+
+impl Tail {
+    /// The tail with `node`, which reads the cluster's result `chain`, added. Errors say why it cannot be.
+    pub fn with(self, g: &Graph, anchor: &Node, node: &Node, chain: ValueId) -> Result<Tail, String> {
+        let viewed = Tail { viewed: true, ..self };
+        match &node.op {
+            Op::Reshape { .. } => Ok(viewed),
+            Op::Transpose { perm } if anchor.op == Op::MatMul && !self.viewed && keeps_inner_axis(g, chain, perm) => {
+                Ok(viewed)
+            }
+            Op::Map(_) if self.n_epilogue == MAX_EPILOGUE => Err(format!("the tile takes {MAX_EPILOGUE} ops")),
+            Op::Map(_) if !self.viewed => {
+                is_epilogue(g, anchor, node, chain).map(|()| Tail { n_epilogue: self.n_epilogue + 1, ..self })
+            }
+            _ => Err(format!("{} cannot follow on the tile", node.op.name())),
+        }
+    }
+}
+
+/// Whether `node` can follow a reduction whose result is `chain`: element-wise, of the same shape. Errors say why not.
+pub fn follows_reduction(g: &Graph, node: &Node, chain: ValueId) -> Result<(), String> {
+    if !matches!(node.op, Op::Map(_)) {
+        return Err(format!("{} is not element-wise", node.op.name()));
+    }
+    let (from, to) = (g.ty(chain), g.ty(node.outputs[0]));
+    if from.shape == to.shape { Ok(()) } else { Err(format!("changes {from} to {to}")) }
+}
+
+/// Most nodes of a cluster: code generation visits a body recursively, and a longer chain gains nothing.
+pub const MAX_MEMBERS: usize = 128;
+
+/// How often the loops of a cluster founded by `anchor` compute what they pull. Errors say why it pulls nothing.
+pub fn loops_over(g: &Graph, anchor: &Node) -> Result<usize, String> {
+    match &anchor.op {
+        Op::Concat { .. } | Op::Pad { .. } => Err("a copy takes no producers".into()),
+        Op::Transpose { perm } if !keeps_inner_axis(g, anchor.inputs[0], perm) => {
+            Err("a tiled transpose takes no producers".into())
+        }
+        Op::Reduce { .. } | Op::ArgReduce { .. } => Ok(n_elements(g, anchor.inputs[0])),
+        op if kind_of(op) == Some(ClusterKind::Map) => Ok(n_elements(g, anchor.outputs[0])),
+        op => Err(format!("{} takes no producers", op.name())),
+    }
+}
+
+/// Whether the loops of a cluster with the given members can compute `id` where they read it. Errors say why not.
+pub fn is_pulled(
+    g: &Graph,
+    users: &[Vec<(NodeId, usize)>],
+    id: NodeId,
+    is_member: &dyn Fn(NodeId) -> bool,
+) -> Result<(), String> {
+    let node = g.node(id);
+    // A reshape inside a loop is free only on a stored tensor.
+    let reshaped = |u: &(NodeId, usize)| is_member(u.0) && matches!(g.node(u.0).op, Op::Reshape { .. });
+    if node.op.class() != OpClass::View && node.outputs.iter().any(|v| users[v.0 as usize].iter().any(reshaped)) {
+        return Err("its consumer reads it through a reshape".into());
+    }
+    match &node.op {
+        Op::Map(_) | Op::Iota { .. } => Ok(()),
+        _ if is_foldable_view(g, node) => Ok(()),
+        _ => Err(format!("{} is not an index map", node.op.name())),
+    }
+}
+
+/// Whether a kernel of its own computes a reduction from a stored operand, so that what it would pull is stored before.
+pub fn reduces_stored(g: &Graph, node: &Node) -> bool {
+    let x = g.ty(node.inputs[0]);
+    let Op::Reduce { kind, axes, .. } = &node.op else { return false };
+    let (Some(first), Some(last)) = (axes.first(), axes.last()) else { return false };
+    let adjacent = last - first + 1 == axes.len();
+    x.dtype == DType::F32 && adjacent && (last + 1 == x.rank() || *kind == ReduceKind::Mean)
 }

@@ -1,20 +1,21 @@
-//! The grouping pass: a graph of ops becomes a graph of clusters, one kernel each.
+//! A graph of ops becomes a graph of clusters, one kernel each.
 //!
 //! Requires static shapes. After: every top-level node is a [`Op::Cluster`], a constant, control flow, state or transfer.
-//! Clusters that rewriting chose are kept. What is left is grouped in three steps: views are folded into the contractions
-//! that can read them by strides; contractions and reductions take element-wise epilogues; element-wise producers join
-//! their consumers. Each group stays convex: a node joins only when all its other uses are inside, or as a duplicate.
+//! The kernels that the fuse phase of rewriting chose by predicted time are taken as they are. Where it does not run (below
+//! optimisation level 2), a grouping pass decides in three steps: views are folded into the contractions that can read them by
+//! strides; contractions and reductions take element-wise epilogues; element-wise producers join their consumers. Each group
+//! stays convex: a node joins only when all its other uses are inside, or as a duplicate. What code generation can compute in
+//! one kernel is said in `legal` alone.
 
 mod body;
 mod group;
-mod legal;
+pub(crate) mod legal;
 pub mod strided;
 
 use crate::error::Result;
 use crate::ir::{ClusterKind, Graph, Op};
+use crate::rewrite::{self, Fused, Pricing};
 use std::collections::BTreeMap;
-
-pub use legal::is_epilogue;
 
 /// What the pass did, for the compile report.
 #[derive(Clone, Debug, Default)]
@@ -29,25 +30,39 @@ pub struct Report {
     pub bytes_after: u64,
     /// Fusions that were wanted and refused: origin of the producer, reason.
     pub missed: Vec<(String, String)>,
+    /// How the clusters were chosen, when predicted time decided.
+    pub fused: Option<Fused>,
 }
 
-/// Whether nodes share clusters.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Which nodes share clusters.
+#[derive(Clone, Debug, PartialEq)]
 pub enum Fusion {
     /// One cluster per op.
     Off,
-    /// As the module doc says.
-    On,
+    /// As the grouping pass decides.
+    Grouped,
+    /// As extraction from the e-graph decides by predicted time.
+    Priced(Pricing),
 }
 
 /// Groups the nodes of `g` into clusters.
-pub fn cluster(g: &Graph, fusion: Fusion) -> Result<(Graph, Report)> {
-    let grouping = match fusion {
-        Fusion::Off => group::Grouping::singletons(g),
-        Fusion::On => group::Grouping::of(g),
+pub fn cluster(g: &Graph, fusion: &Fusion) -> Result<(Graph, Report)> {
+    let mut report = Report::default();
+    let clustered = match fusion {
+        Fusion::Off => body::build(g, &group::Grouping::singletons(g))?,
+        Fusion::Grouped => {
+            let grouping = group::Grouping::of(g);
+            report.missed = grouping.missed.clone();
+            body::build(g, &grouping)?
+        }
+        Fusion::Priced(pricing) => {
+            let mut fused = rewrite::fuse(g, pricing);
+            report.missed = std::mem::take(&mut fused.missed);
+            let clustered = of_kernels(g, &fused.kernels)?;
+            report.fused = Some(fused);
+            clustered
+        }
     };
-    let mut report = Report { missed: grouping.missed.clone(), ..Report::default() };
-    let clustered = body::build(g, &grouping)?;
     for (_, node) in g.nodes().filter(|(_, n)| !matches!(n.op, Op::Constant { .. })) {
         report.ops_before += 1;
         report.bytes_before += traffic(g, node);
@@ -59,6 +74,11 @@ pub fn cluster(g: &Graph, fusion: Fusion) -> Result<(Graph, Report)> {
         }
     }
     Ok((clustered, report))
+}
+
+/// The clustered graph of chosen kernels.
+pub(crate) fn of_kernels(g: &Graph, kernels: &[rewrite::Kernel]) -> Result<Graph> {
+    body::build(g, &group::Grouping::chosen(g, kernels))
 }
 
 /// Bytes of all operands and results of a node.

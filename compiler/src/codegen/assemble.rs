@@ -280,7 +280,7 @@ impl Assembler<'_> {
 
     /// A region as a program of one partition.
     fn region(&mut self, region: &Graph, device: &DeviceName) -> Result<Program> {
-        let (clusters, _) = cluster(&clean(region)?, self.settings.fusion)?;
+        let (clusters, _) = cluster(&clean(region)?, &self.settings.fusion)?;
         let made = assemble(&clusters, &mut [Part::whole(device.clone(), clusters.clone())], self.settings)?;
         self.clif.push_str(&made.clif);
         self.asm.push_str(&made.asm);

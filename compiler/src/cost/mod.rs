@@ -10,15 +10,15 @@ pub mod work;
 
 pub use link::LinkProfile;
 pub use profile::DeviceProfile;
-pub use units::{Bytes, Nanos};
+pub use units::{Bytes, Nanos, Picos};
 pub use work::{Extents, Work, WorkClass};
 
-use crate::ir::{Graph, Node, NodeId, Op, Type};
+use crate::ir::{Graph, Layout, Node, NodeId, Op, Type};
 use gristmill_runtime::device::DeviceKind;
 use std::collections::BTreeMap;
 
 /// Predicts times of nodes on devices.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct CostModel {
     /// How symbolic extents are read.
     pub extents: Extents,
@@ -43,14 +43,16 @@ impl CostModel {
             Op::Cluster { .. } => {
                 let body = &node.regions[0];
                 let arithmetic = body.nodes().map(|(_, n)| self.arithmetic_seconds(body, n, device)).sum();
-                self.roofline(arithmetic, work::traffic(g, node, &self.extents), device)
+                let factor = body.nodes().map(|(_, n)| layout_factor(&n.op)).max().unwrap_or(1);
+                self.roofline(arithmetic, work::traffic(g, node, &self.extents), factor, device).nanos()
             }
             Op::If => node.regions.iter().map(|r| self.graph_ns(r, device)).max().unwrap_or(Nanos::ZERO),
             Op::Loop { trip, .. } => self.graph_ns(&node.regions[0], device).times(self.extents.of(trip)),
             Op::Scan { length, .. } => self.graph_ns(&node.regions[0], device).times(self.extents.of(length)),
             _ => {
                 let arithmetic = self.arithmetic_seconds(g, node, device);
-                self.roofline(arithmetic, work::traffic(g, node, &self.extents), device)
+                self.roofline(arithmetic, work::traffic(g, node, &self.extents), layout_factor(&node.op), device)
+                    .nanos()
             }
         }
     }
@@ -60,20 +62,28 @@ impl CostModel {
         g.nodes().map(|(_, n)| self.time_of(g, n, device)).sum()
     }
 
-    /// Time of an op inside a cluster on the arithmetic side only: no launch, no memory traffic.
-    pub fn op_arithmetic_ns(&self, op: &Op, operands: &[Type], results: &[Type], device: &DeviceProfile) -> Nanos {
-        Nanos::from_seconds(seconds(work::of_op(op, operands, results, &self.extents), device))
+    /// Seconds of arithmetic of one op on a device, and the bytes that it moves as a kernel of its own.
+    pub fn of_op(&self, op: &Op, operands: &[&Type], results: &[Type], device: &DeviceProfile) -> (f64, Bytes) {
+        let arithmetic = seconds(work::of_op(op, operands, results, &self.extents), device);
+        (arithmetic, work::op_traffic(op, operands, results, &self.extents))
     }
 
-    /// Time of a kernel with so much arithmetic (seconds) and memory traffic.
-    pub fn roofline(&self, arithmetic_seconds: f64, traffic: Bytes, device: &DeviceProfile) -> Nanos {
-        let bandwidth = if traffic <= device.cache_bytes { device.cache_bandwidth } else { device.memory_bandwidth };
-        device.launch + Nanos::from_seconds(arithmetic_seconds.max(traffic.0 as f64 / bandwidth))
-    }
-
-    fn arithmetic_seconds(&self, g: &Graph, node: &Node, device: &DeviceProfile) -> f64 {
-        let types = |ids: &[crate::ir::ValueId]| -> Vec<Type> { ids.iter().map(|&v| g.ty(v).clone()).collect() };
+    /// Seconds of arithmetic of a node, regions aside: neither launch nor memory traffic.
+    pub fn arithmetic_seconds(&self, g: &Graph, node: &Node, device: &DeviceProfile) -> f64 {
+        let types = |ids: &[crate::ir::ValueId]| -> Vec<&Type> { ids.iter().map(|&v| g.ty(v)).collect() };
         seconds(work::of_op(&node.op, &types(&node.inputs), &types(&node.outputs), &self.extents), device)
+    }
+
+    /// Time of a kernel with so much arithmetic (seconds) and memory traffic, multiplied by `factor`.
+    pub fn roofline(&self, arithmetic_seconds: f64, traffic: Bytes, factor: u64, device: &DeviceProfile) -> Picos {
+        let work = Picos::from_seconds(arithmetic_seconds.max(self.memory_seconds(traffic, device)));
+        (Picos::from(device.launch) + work).times(factor)
+    }
+
+    /// Seconds that a kernel takes to move so many bytes.
+    pub fn memory_seconds(&self, traffic: Bytes, device: &DeviceProfile) -> f64 {
+        let bandwidth = if traffic <= device.cache_bytes { device.cache_bandwidth } else { device.memory_bandwidth };
+        traffic.0 as f64 / bandwidth
     }
 
     /// Size of a tensor under the model's assumptions.
@@ -82,8 +92,17 @@ impl CostModel {
     }
 }
 
+/// How many times longer an op takes because of the layout of its operands: the kernels of convolutions and pools are channels-last, so that
+/// code generation copies operand and result.
+pub fn layout_factor(op: &Op) -> u64 {
+    match op {
+        Op::Conv { layout: Layout::ChannelsFirst, .. } | Op::Pool { layout: Layout::ChannelsFirst, .. } => 4,
+        _ => 1,
+    }
+}
+
 fn seconds(w: Work, device: &DeviceProfile) -> f64 {
-    w.flops as f64 / (device.peak_flops(w.dtype) * device.efficiency(w.class, w.dtype))
+    w.flops.saturating_add(w.overhead_flops) as f64 / (device.peak_flops(w.dtype) * device.efficiency(w.class, w.dtype))
 }
 
 /// A stable hash of what a node computes: op, attributes, body, operand and result types; not its names. Keys measured times.

@@ -69,12 +69,14 @@ impl DeviceProfile {
 
     /// Share of the peak that kernels of a class reach, as measured for ours on the CPU.
     ///
-    /// Contractions in `f32` use packed micro-kernels; other dtypes and the index-bound classes run generated scalar code.
+    /// Contractions in `f32` use packed micro-kernels; other dtypes and the index-bound classes run generated scalar code. Fused attention
+    /// is never slower than its parts by more than a few percent (measured at 12 heads of depth 64: 0.97 of their time at 128 keys, 0.66 at
+    /// 512), which its number must keep.
     pub fn efficiency(&self, class: WorkClass, dtype: DType) -> f64 {
         match (class, dtype) {
             (WorkClass::MatMul, DType::F32) => 0.85,
             (WorkClass::Conv, DType::F32) => 0.60,
-            (WorkClass::Attention, DType::F32) => 0.50,
+            (WorkClass::Attention, DType::F32) => 0.60,
             (WorkClass::Map | WorkClass::Reduce, DType::F32) => 0.12,
             (WorkClass::MatMul | WorkClass::Conv | WorkClass::Attention, _) => 0.015,
             (WorkClass::Map | WorkClass::Reduce, _) => 0.02,

@@ -49,7 +49,7 @@ fn a_gather_does_not_read_its_whole_table() {
     let rows = b.add1(Op::Gather { axis: 0 }, &[table, ids]).unwrap();
     b.output("rows", rows);
     let g = b.finish().unwrap();
-    let (clustered, _) = cluster::cluster(&g, cluster::Fusion::On).unwrap();
+    let (clustered, _) = cluster::cluster(&g, &cluster::Fusion::Grouped).unwrap();
     for g in [&g, &clustered] {
         let (_, node) = g.nodes().next().unwrap();
         assert_eq!(work::traffic(g, node, &Extents::default()), Bytes(2 * 4 * 64 * 4 + 4 * 8));
@@ -65,7 +65,7 @@ fn a_fused_epilogue_is_cheaper_than_two_kernels() {
     let y = b.map(ScalarOp::Relu, &[y]).unwrap();
     b.output("y", y);
     let g = b.finish().unwrap();
-    let (clustered, _) = cluster::cluster(&g, cluster::Fusion::On).unwrap();
+    let (clustered, _) = cluster::cluster(&g, &cluster::Fusion::Grouped).unwrap();
     let model = CostModel::default();
     assert!(model.graph_ns(&clustered, &device()) < model.graph_ns(&g, &device()));
     let bigger = DeviceProfile::cpu(Isa::Avx2, 1);

@@ -58,6 +58,10 @@ quantity! {
     Nanos
 }
 quantity! {
+    /// A duration in picoseconds: alternatives are compared in these, since theirs may differ by less than a nanosecond.
+    Picos
+}
+quantity! {
     /// An amount of memory in bytes.
     Bytes
 }
@@ -66,6 +70,29 @@ impl Nanos {
     /// From seconds, rounded up, so that no work is free. Negative and NaN give zero.
     pub fn from_seconds(seconds: f64) -> Nanos {
         Nanos((seconds * 1e9).ceil() as u64)
+    }
+}
+
+impl Picos {
+    /// From seconds, rounded up, so that no work is free. Negative and NaN give zero.
+    pub fn from_seconds(seconds: f64) -> Picos {
+        Picos((seconds * 1e12).ceil() as u64)
+    }
+
+    /// In nanoseconds, rounded up; infinity stays infinite.
+    pub fn nanos(self) -> Nanos {
+        if self.is_finite() { Nanos(self.0.div_ceil(1000)) } else { Nanos::INFINITY }
+    }
+
+    /// In seconds.
+    pub fn seconds(self) -> f64 {
+        self.0 as f64 / 1e12
+    }
+}
+
+impl From<Nanos> for Picos {
+    fn from(ns: Nanos) -> Picos {
+        Picos(ns.0.saturating_mul(1000))
     }
 }
 

@@ -3,6 +3,7 @@
 use super::units::Bytes;
 use crate::ir::{Bindings, Dim, Graph, Layout, Node, Op, OpClass, Shape, Type, ValueId};
 use gristmill_runtime::DType;
+use std::borrow::Borrow;
 
 /// Classes of arithmetic with different efficiency.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -38,7 +39,13 @@ pub struct Work {
     pub dtype: DType,
     /// Operations; a fused multiply-add counts as two.
     pub flops: u64,
+    /// Time lost beside the arithmetic, as the operations that would take as long.
+    pub overhead_flops: u64,
 }
+
+/// A product of depth `k` takes about as long as one of depth `k` plus this at full speed: tiles are filled, drained and written back.
+/// (Measured: batches of depth 64 run at two thirds of the speed of those of depth 768.)
+const PRODUCT_OVERHEAD_DEPTH: u64 = 32;
 
 /// How symbolic extents are read when work is counted: as `unknown_extent`, the lower end of what a dim can be.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -85,18 +92,21 @@ fn product(extents: impl Iterator<Item = u64>) -> u64 {
 
 /// Arithmetic of an op from its operand and result types. Ops that only name or move data count one operation per element written, or
 /// none when they are index maps of a loop. Regions are not looked into.
-pub fn of_op(op: &Op, operands: &[Type], results: &[Type], extents: &Extents) -> Work {
+pub fn of_op(op: &Op, operands: &[impl Borrow<Type>], results: &[impl Borrow<Type>], extents: &Extents) -> Work {
+    let operands: Vec<&Type> = operands.iter().map(Borrow::borrow).collect();
+    let results: Vec<&Type> = results.iter().map(Borrow::borrow).collect();
     let n_in = operands.first().map_or(0, |t| extents.elements(&t.shape));
     let n_out = results.first().map_or(0, |t| extents.elements(&t.shape));
-    let dtype = operands.first().or(results.first()).map_or(DType::F32, |t| t.dtype);
-    let work = |class, flops| Work { class, dtype, flops };
+    let dtype = operands.first().or(results.first()).copied().map_or(DType::F32, |t| t.dtype);
+    let work = |class, flops| Work { class, dtype, flops, overhead_flops: 0 };
     match op {
         Op::Map(s) => work(WorkClass::Map, n_out.saturating_mul(u64::from(s.spec().flops.max(1)))),
-        Op::Softmax { .. } => work(WorkClass::Reduce, n_in.saturating_mul(14)),
+        Op::Softmax { .. } => work(WorkClass::Reduce, n_in.saturating_mul(18)),
         Op::LayerNorm { .. } | Op::RmsNorm { .. } => work(WorkClass::Reduce, n_in.saturating_mul(6)),
         Op::MatMul => {
             let k = operands[0].shape.last().map_or(1, |d| extents.of(d));
-            work(WorkClass::MatMul, product([2, n_out, k].into_iter()))
+            let overhead_flops = product([2, n_out, PRODUCT_OVERHEAD_DEPTH].into_iter());
+            Work { overhead_flops, ..work(WorkClass::MatMul, product([2, n_out, k].into_iter())) }
         }
         Op::Conv { layout, .. } => work(
             WorkClass::Conv,
@@ -109,7 +119,7 @@ pub fn of_op(op: &Op, operands: &[Type], results: &[Type], extents: &Extents) ->
         Op::Pool { size, .. } | Op::MaxPoolIndices { size, .. } => {
             work(WorkClass::Window, n_out.saturating_mul(product(size.iter().map(|&s| s as u64))))
         }
-        Op::Attention { .. } => work(WorkClass::Attention, attention_flops(operands, extents)),
+        Op::Attention { .. } => work(WorkClass::Attention, attention_flops(&operands, extents)),
         Op::TopK { .. } => work(WorkClass::Sort, n_in.saturating_mul(16)),
         _ => match op.class() {
             OpClass::Reduce => work(WorkClass::Reduce, n_in),
@@ -132,9 +142,9 @@ fn taps_per_output(weights: &Shape, layout: Layout, extents: &Extents) -> u64 {
 }
 
 /// Two products and a softmax.
-fn attention_flops(operands: &[Type], extents: &Extents) -> u64 {
+fn attention_flops(operands: &[&Type], extents: &Extents) -> u64 {
     let [q, k, v, ..] = operands else { return 0 };
-    let last = |t: &Type| t.shape.last().map_or(1, |d| extents.of(d));
+    let last = |t: &&Type| t.shape.last().map_or(1, |d| extents.of(d));
     let n_keys = k.shape.iter().rev().nth(1).map_or(1, |d| extents.of(d));
     let scores = (extents.elements(&q.shape) / last(q).max(1)).saturating_mul(n_keys);
     scores.saturating_mul(2 * last(q) + 2 * last(v) + 14)
@@ -164,12 +174,23 @@ pub fn traffic(g: &Graph, node: &Node, extents: &Extents) -> Bytes {
     node.inputs.iter().enumerate().map(read).sum::<Bytes>() + written
 }
 
-/// Bytes of operand `i` that one op reads.
-fn bytes_read(g: &Graph, node: &Node, i: usize, extents: &Extents) -> Bytes {
-    let whole = extents.bytes(g.ty(node.inputs[i]));
-    match node.op {
+/// Bytes that one op outside any cluster must read and write, from its operand and result types.
+pub fn op_traffic(op: &Op, operands: &[impl Borrow<Type>], results: &[impl Borrow<Type>], extents: &Extents) -> Bytes {
+    let written = || results.iter().map(|t| extents.bytes(t.borrow()));
+    let read = |(i, t)| op_reads(op, i, extents.bytes(t), written().next().unwrap_or(Bytes::ZERO));
+    operands.iter().map(Borrow::borrow).enumerate().map(read).sum::<Bytes>() + written().sum()
+}
+
+/// Bytes of operand `i` that one op of a graph reads.
+pub fn bytes_read(g: &Graph, node: &Node, i: usize, extents: &Extents) -> Bytes {
+    op_reads(&node.op, i, extents.bytes(g.ty(node.inputs[i])), extents.bytes(g.ty(node.outputs[0])))
+}
+
+/// Bytes of operand `i`, `whole` bytes in all, that an op reads whose first result has `written` bytes.
+fn op_reads(op: &Op, i: usize, whole: Bytes, written: Bytes) -> Bytes {
+    match op {
         Op::Slice { .. } | Op::Gather { .. } | Op::GatherElements { .. } | Op::GatherNd { .. } if i == 0 => {
-            whole.min(extents.bytes(g.ty(node.outputs[0])))
+            whole.min(written)
         }
         _ => whole,
     }

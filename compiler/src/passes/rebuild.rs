@@ -12,13 +12,14 @@ pub struct Rebuild {
 }
 
 impl Rebuild {
+    /// Starts a copy of nodes of `old` behind those of `graph`; no value is mapped yet.
+    pub fn onto(old: &Graph, graph: Graph) -> Rebuild {
+        Rebuild { graph, values: vec![None; old.n_values()], nodes: vec![None; old.n_nodes()] }
+    }
+
     /// Starts a copy of `old` with the same name and inputs.
     pub fn new(old: &Graph) -> Rebuild {
-        let mut r = Rebuild {
-            graph: Graph::new(&old.name),
-            values: vec![None; old.n_values()],
-            nodes: vec![None; old.n_nodes()],
-        };
+        let mut r = Rebuild::onto(old, Graph::new(&old.name));
         for (&v, name) in old.inputs.iter().zip(&old.input_names) {
             let new = r.graph.add_input(name, old.ty(v).clone());
             r.set(v, new);

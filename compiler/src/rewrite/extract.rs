@@ -1,9 +1,10 @@
 //! Extraction of the cheapest DAG: bottom-up, with the set of classes that each choice needs as a bitset, so that shared
 //! work counts once (greedy-DAG extraction; see the egg extraction gym). egg's own extractor prices trees.
 
-use super::cost::{CostParams, Work};
+use super::cost::{Pricing, Work};
 use super::lang::ENode;
 use super::terms::Terms;
+use crate::cost::Picos;
 use crate::error::{Error, Result};
 use egg::Id;
 use std::collections::{BTreeMap, VecDeque};
@@ -12,7 +13,7 @@ use std::collections::{BTreeMap, VecDeque};
 const MAX_CLASSES: usize = 50_000;
 
 /// Added per op, so that of two choices of equal time the one with fewer ops wins.
-const PER_NODE_NS: f64 = 0.01;
+const PER_NODE: Picos = Picos(10);
 
 /// The chosen e-node of each class, as its index within the class.
 pub(crate) struct Choice {
@@ -27,25 +28,25 @@ struct Class {
 struct Candidate {
     /// Index in the e-class.
     index: usize,
-    cost: f64,
+    cost: Picos,
     /// Dense indices of the children, sorted, without repetition.
     children: Vec<u32>,
 }
 
 #[derive(Clone)]
 struct Best {
-    total: f64,
+    total: Picos,
     set: Box<[u64]>,
     node: u32,
 }
 
 /// Chooses one e-node per class that `root` needs. `None` when the e-graph is too large.
-pub(crate) fn extract(terms: &Terms, root: Id, cost: &CostParams) -> Option<Choice> {
-    extract_by(terms, root, &mut |class, node| cost.node(terms, class, node).ns)
+pub(crate) fn extract(terms: &Terms, root: Id, cost: &Pricing) -> Option<Choice> {
+    extract_by(terms, root, &mut |class, node| cost.node(terms, class, node).time)
 }
 
 /// [`extract`] with any price of (class, e-node).
-pub(crate) fn extract_by(terms: &Terms, root: Id, price: &mut dyn FnMut(Id, &ENode) -> f64) -> Option<Choice> {
+pub(crate) fn extract_by(terms: &Terms, root: Id, price: &mut dyn FnMut(Id, &ENode) -> Picos) -> Option<Choice> {
     let classes = reachable(terms, root, price)?;
     let best = solve(&classes);
     let index =
@@ -54,7 +55,7 @@ pub(crate) fn extract_by(terms: &Terms, root: Id, price: &mut dyn FnMut(Id, &ENo
 }
 
 /// Classes that `root` reaches through any e-node, children before parents where the e-graph has no cycle.
-fn reachable(terms: &Terms, root: Id, price: &mut dyn FnMut(Id, &ENode) -> f64) -> Option<Vec<Class>> {
+fn reachable(terms: &Terms, root: Id, price: &mut dyn FnMut(Id, &ENode) -> Picos) -> Option<Vec<Class>> {
     let mut ids = vec![terms.eg.find(root)];
     let mut seen: std::collections::BTreeSet<Id> = ids.iter().copied().collect();
     let mut next = 0;
@@ -89,11 +90,11 @@ fn reachable(terms: &Terms, root: Id, price: &mut dyn FnMut(Id, &ENode) -> f64) 
     Some(ids.into_iter().map(&mut class).collect())
 }
 
-fn candidate(terms: &Terms, index: usize, node: &ENode, price: f64, dense: &[u32]) -> Candidate {
+fn candidate(terms: &Terms, index: usize, node: &ENode, price: Picos, dense: &[u32]) -> Candidate {
     let mut children: Vec<u32> = node.children.iter().map(|c| dense[usize::from(terms.eg.find(*c))]).collect();
     children.sort_unstable();
     children.dedup();
-    let cost = if node.children.is_empty() { price } else { price + PER_NODE_NS };
+    let cost = if node.children.is_empty() { price } else { price + PER_NODE };
     Candidate { index, cost, children }
 }
 
@@ -111,12 +112,12 @@ fn solve(classes: &[Class]) -> Vec<Option<Best>> {
         }
     }
     let mut best: Vec<Option<Best>> = vec![None; classes.len()];
-    let mut weights = vec![0.0; classes.len()];
+    let mut weights = vec![Picos::ZERO; classes.len()];
     while let Some((k, j)) = queue.pop_front() {
         queued[k as usize][j as usize] = false;
         let node = &classes[k as usize].nodes[j as usize];
         let Some((total, set)) = evaluate(node, k, &best, &weights) else { continue };
-        if best[k as usize].as_ref().is_some_and(|b| total >= b.total - 1e-9) {
+        if best[k as usize].as_ref().is_some_and(|b| total >= b.total) {
             continue;
         }
         weights[k as usize] = node.cost;
@@ -132,7 +133,7 @@ fn solve(classes: &[Class]) -> Vec<Option<Best>> {
 
 /// Total time of a candidate with all that it needs, each class counted once. `None` when a child has no choice yet, when
 /// the candidate would need its own class, or when it cannot beat the present choice.
-fn evaluate(node: &Candidate, class: u32, best: &[Option<Best>], weights: &[f64]) -> Option<(f64, Box<[u64]>)> {
+fn evaluate(node: &Candidate, class: u32, best: &[Option<Best>], weights: &[Picos]) -> Option<(Picos, Box<[u64]>)> {
     let child = |c: &u32| best[*c as usize].as_ref();
     let (word, bit) = (class as usize / 64, 1u64 << (class % 64));
     let mut largest: Option<u32> = None;
@@ -204,7 +205,7 @@ impl Choice {
     }
 
     /// Work of the chosen graph.
-    pub(crate) fn work(&self, terms: &Terms, root: Id, cost: &CostParams) -> Result<Work> {
+    pub(crate) fn work(&self, terms: &Terms, root: Id, cost: &Pricing) -> Result<Work> {
         let mut sum = Work::default();
         for (class, node) in self.topological(terms, root)? {
             sum += cost.node(terms, class, node);

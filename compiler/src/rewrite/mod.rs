@@ -2,11 +2,13 @@
 //!
 //! Rules are named, directed and grouped by family in [`rules`]; each says what it does to floating-point results
 //! ([`Exactness`]). There is no associativity and no bare commutativity. A phase ends by saturation or by a limit on e-nodes
-//! and iterations, never by time. Extraction prices whole DAGs by predicted time ([`CostParams`]).
+//! and iterations, never by time. Extraction prices whole DAGs by predicted time ([`Pricing`]).
 
+mod chunks;
 mod convert;
 mod cost;
 mod extract;
+mod fuse;
 mod lang;
 mod report;
 mod rules;
@@ -15,7 +17,8 @@ mod terms;
 #[cfg(test)]
 mod tests;
 
-pub use cost::{CostParams, Work};
+pub use cost::{Pricing, Work};
+pub use fuse::{Fused, Kernel, fuse, fuse_rules};
 pub use report::{PhaseReport, Report, StopReason};
 pub use rules::{Phase, RuleInfo, rule_list};
 pub use run::{Exactness, Limits};
@@ -28,22 +31,22 @@ use std::collections::BTreeMap;
 /// How to rewrite.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Options {
-    /// 0: not at all. 1: simplify and recognise. 2 and above: also layouts. (Which ops share a kernel is decided by the
-    /// grouping pass; the e-graph holds no fused alternatives yet.)
+    /// 0: not at all. 1: simplify and recognise. 2 and above: also layouts. Which ops share a kernel is the phase of its own
+    /// that [`fuse`] runs, after merged products and folded constants.
     pub opt_level: u8,
     /// Limits of each phase.
     pub limits: Limits,
     /// Phases to run, in order.
     pub phases: Vec<Phase>,
-    /// The target's speed.
-    pub cost: CostParams,
+    /// The target's predicted times.
+    pub pricing: Pricing,
 }
 
 impl Options {
     /// The defaults of an optimisation level.
     pub fn level(opt_level: u8) -> Options {
         let phases = Phase::ALL.iter().copied().filter(|p| p.least_level() <= opt_level).collect();
-        Options { opt_level, limits: Limits { iterations: 8, nodes: None }, phases, cost: CostParams::default() }
+        Options { opt_level, limits: Limits::default(), phases, pricing: Pricing::default() }
     }
 }
 
@@ -62,17 +65,31 @@ pub fn rewrite(g: &Graph, options: &Options) -> Result<(Graph, Report)> {
         report.skipped = Some("optimisation level 0".into());
         return Ok((g.clone(), report));
     }
+    if g.n_nodes() > options.limits.chunk {
+        let mut chunks = chunks::split(g, options.limits.chunk)?;
+        for chunk in &mut chunks {
+            let (new, part) = rewrite_whole(&chunk.graph, options)?;
+            chunk.graph = new;
+            report.add(part);
+        }
+        return Ok((chunks::join(g, &chunks)?, report));
+    }
+    rewrite_whole(g, options)
+}
+
+fn rewrite_whole(g: &Graph, options: &Options) -> Result<(Graph, Report)> {
+    let mut report = Report::default();
     let regions = rewrite_regions(g, options, &mut report)?;
     let mut ins = convert::insert(g)?;
-    if let Some(original) = extract::extract(&ins.terms, ins.root, &options.cost) {
-        report.before = original.work(&ins.terms, ins.root, &options.cost)?;
+    if let Some(original) = extract::extract(&ins.terms, ins.root, &options.pricing) {
+        report.before = original.work(&ins.terms, ins.root, &options.pricing)?;
     }
     saturate(&mut ins, g.n_nodes(), options, &mut report);
-    let Some(choice) = extract::extract(&ins.terms, ins.root, &options.cost) else {
+    let Some(choice) = extract::extract(&ins.terms, ins.root, &options.pricing) else {
         report.skipped = Some(format!("{} e-classes are too many for extraction", ins.terms.eg.number_of_classes()));
         return Ok((g.clone(), report));
     };
-    report.after = choice.work(&ins.terms, ins.root, &options.cost)?;
+    report.after = choice.work(&ins.terms, ins.root, &options.pricing)?;
     let out = convert::emit(g, &ins, &choice, &regions)?;
     debug_assert!(crate::ir::verify::verify(&out).is_ok(), "{:?}", crate::ir::verify::verify(&out));
     Ok((out, report))

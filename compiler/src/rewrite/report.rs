@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 /// Why a phase stopped.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum StopReason {
     /// No rule changed anything.
     Saturated,
@@ -73,6 +73,24 @@ impl PhaseReport {
     }
 }
 
+impl PhaseReport {
+    /// Adds the same phase of another piece of the graph.
+    fn add(&mut self, piece: PhaseReport) {
+        self.iterations = self.iterations.max(piece.iterations);
+        self.e_nodes += piece.e_nodes;
+        self.e_classes += piece.e_classes;
+        self.stop = self.stop.max(piece.stop);
+        for (rule, n) in piece.fired {
+            *self.fired.entry(rule).or_insert(0) += n;
+        }
+        for (miss, origins) in piece.missed {
+            let all = self.missed.entry(miss).or_default();
+            let room = MAX_ORIGINS.saturating_sub(all.len());
+            all.extend(origins.into_iter().take(room));
+        }
+    }
+}
+
 /// What rewriting a graph did.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Report {
@@ -100,10 +118,43 @@ impl Report {
         }
     }
 
+    /// Adds what rewriting another piece of the same graph did.
+    pub(crate) fn add(&mut self, piece: Report) {
+        for new in piece.phases {
+            match self.phases.iter_mut().find(|p| p.name == new.name) {
+                Some(old) => old.add(new),
+                None => self.phases.push(new),
+            }
+        }
+        self.before += piece.before;
+        self.after += piece.after;
+        self.skipped = self.skipped.take().or(piece.skipped);
+        self.regions.extend(piece.regions);
+    }
+
     /// Times a rule fired, regions included.
     pub fn fired(&self, rule: &str) -> u64 {
         let own: u64 = self.phases.iter().filter_map(|p| p.fired.get(rule)).sum();
         own + self.regions.iter().map(|(_, r)| r.fired(rule)).sum::<u64>()
+    }
+}
+
+impl fmt::Display for PhaseReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let stop = match self.stop {
+            StopReason::Saturated => "saturated",
+            StopReason::Iterations => "iteration limit",
+            StopReason::Nodes => "node limit",
+        };
+        let PhaseReport { name, iterations, e_nodes, e_classes, .. } = self;
+        writeln!(f, "{name}: {iterations} iterations, {e_nodes} e-nodes, {e_classes} e-classes, {stop}")?;
+        for (rule, n) in &self.fired {
+            writeln!(f, "  {rule}: {n}")?;
+        }
+        for ((rule, why), origins) in &self.missed {
+            writeln!(f, "  missed {rule}: {why} (at {})", origins.join(", "))?;
+        }
+        Ok(())
     }
 }
 
@@ -113,25 +164,10 @@ impl fmt::Display for Report {
             return writeln!(f, "rewrite: skipped: {why}");
         }
         for p in &self.phases {
-            let stop = match p.stop {
-                StopReason::Saturated => "saturated",
-                StopReason::Iterations => "iteration limit",
-                StopReason::Nodes => "node limit",
-            };
-            writeln!(
-                f,
-                "{}: {} iterations, {} e-nodes, {} e-classes, {stop}",
-                p.name, p.iterations, p.e_nodes, p.e_classes
-            )?;
-            for (rule, n) in &p.fired {
-                writeln!(f, "  {rule}: {n}")?;
-            }
-            for ((rule, why), origins) in &p.missed {
-                writeln!(f, "  missed {rule}: {why} (at {})", origins.join(", "))?;
-            }
+            write!(f, "{p}")?;
         }
         for (label, w) in [("before", &self.before), ("after", &self.after)] {
-            writeln!(f, "{label}: {} kernels, {:.0} bytes, {:.0} ns predicted", w.kernels, w.bytes, w.ns)?;
+            writeln!(f, "{label}: {} kernels, {} bytes, {} ns predicted", w.kernels, w.bytes.0, w.time.nanos().0)?;
         }
         for (at, r) in &self.regions {
             write!(f, "region {at}:\n{r}")?;

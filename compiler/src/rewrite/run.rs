@@ -47,6 +47,14 @@ pub struct Limits {
     pub iterations: usize,
     /// Most e-nodes; `None` is eight per node of the graph and five thousand.
     pub nodes: Option<usize>,
+    /// Graphs of more nodes are rewritten in pieces of at most so many.
+    pub chunk: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Limits {
+        Limits { iterations: 8, nodes: None, chunk: 6000 }
+    }
 }
 
 /// Applies `rules` until saturation or a limit.

@@ -114,7 +114,9 @@ fn every_alternative_is_right() {
             let exactness = exactness_of(&report);
             for seed in 0..12 {
                 let mut rng = Rng(seed);
-                let choice = extract::extract_by(&ins.terms, ins.root, &mut |_, _| rng.below(1000) as f64).unwrap();
+                let choice =
+                    extract::extract_by(&ins.terms, ins.root, &mut |_, _| crate::cost::Picos(rng.below(1000) as u64))
+                        .unwrap();
                 let new = convert::emit(&g, &ins, &choice, &BTreeMap::new()).unwrap();
                 crate::ir::verify::verify(&new).unwrap();
                 for n in [0, 1, 3] {
@@ -154,7 +156,7 @@ fn small_models_are_equal_before_and_after() {
         let model = crate::onnx::load(folder.join(name).join("model.onnx")).unwrap();
         let g = model.graph(&Default::default()).unwrap();
         let (new, report) = rewrite(&g, &Options::default()).unwrap();
-        assert!(report.after.ns < report.before.ns, "{name}: {report}");
+        assert!(report.after.time < report.before.time, "{name}: {report}");
         let mut inputs = Vec::new();
         for i in 0..g.inputs.len() {
             let file = folder.join(name).join(format!("test_data_set_0/input_{i}.pb"));
@@ -197,7 +199,9 @@ fn random_graphs_are_equal_before_and_after() {
             let new = if trial == 0 {
                 rewrite(&g, &Options::default()).unwrap().0
             } else {
-                let choice = extract::extract_by(&ins.terms, ins.root, &mut |_, _| rng.below(1000) as f64).unwrap();
+                let choice =
+                    extract::extract_by(&ins.terms, ins.root, &mut |_, _| crate::cost::Picos(rng.below(1000) as u64))
+                        .unwrap();
                 convert::emit(&g, &ins, &choice, &BTreeMap::new()).unwrap()
             };
             crate::ir::verify::verify(&new).unwrap();
@@ -208,4 +212,42 @@ fn random_graphs_are_equal_before_and_after() {
             }
         }
     }
+}
+
+/// Graphs cut into small pieces compute the same, and the pieces are rewritten.
+#[test]
+fn pieces_of_a_graph_are_equal_before_and_after() {
+    let mut fired = 0;
+    for seed in 0..40 {
+        let options = crate::testing::RandomOptions { n_nodes: 30, dtypes: vec![DType::F32], ..Default::default() };
+        let (g, inputs) = crate::testing::random_graph(seed, &options);
+        let limits = Limits { chunk: 3 + (seed as usize % 9), ..Limits::default() };
+        let (new, report) = rewrite(&g, &Options { limits, ..Options::default() }).unwrap();
+        crate::ir::verify::verify(&new).unwrap();
+        fired += report.phases.iter().flat_map(|p| p.fired.values()).sum::<u64>();
+        let (a, b) = (crate::interp::run(&g, &inputs).unwrap(), crate::interp::run(&new, &inputs).unwrap());
+        for (a, b) in a.iter().zip(&b) {
+            let diff = difference(a, b, Exactness::Rounding);
+            assert!(diff.is_none(), "seed {seed}: {}\n{g}\n{new}", diff.unwrap_or_default());
+        }
+    }
+    assert!(fired > 50, "{fired}");
+}
+
+/// Control edges stay inside pieces.
+#[test]
+fn control_edges_survive_pieces() {
+    let mut g = Graph::new("g");
+    let origin = crate::ir::Origin::default();
+    let mut v = g.add_input("x", crate::ir::Type::new(DType::F32, [4usize]));
+    for _ in 0..20 {
+        v = g.add1(crate::ir::Op::Map(crate::ir::ScalarOp::Sin), &[v], &origin).unwrap();
+    }
+    g.add_output("y", v);
+    g.node_mut(crate::ir::NodeId(12)).control = vec![crate::ir::NodeId(3)];
+    let limits = Limits { chunk: 4, ..Limits::default() };
+    let (new, _) = rewrite(&g, &Options { limits, ..Options::default() }).unwrap();
+    let edges: Vec<_> =
+        new.nodes().filter(|(_, n)| !n.control.is_empty()).map(|(id, n)| (id.0, n.control[0].0)).collect();
+    assert_eq!(edges, [(12, 3)]);
 }

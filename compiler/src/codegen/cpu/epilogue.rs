@@ -161,14 +161,32 @@ fn operand_view(
 /// The epilogue op that `user` is when its operand number `position` is the product.
 fn kind(graph: &Graph, user: &Node, position: usize) -> Option<EpilogueTerm> {
     use EpilogueKind as K;
+    let Op::Map(op) = user.op else { return None };
+    let (kind, p0, p1) = epilogue_kind(op, position)?;
+    let plain = EpilogueTerm { kind, p0, p1, term: Term::None };
+    let [_, _] = user.inputs[..] else { return Some(plain) };
+    let other = user.inputs[1 - position];
+    Some(match (kind, scalar(graph, other)) {
+        (K::Add, Some(c)) => EpilogueTerm { kind: K::AddScalar, p0: c, ..plain },
+        (K::Sub, Some(c)) => EpilogueTerm { kind: K::AddScalar, p0: -c, ..plain },
+        (K::Mul, Some(c)) => EpilogueTerm { kind: K::MulScalar, p0: c, ..plain },
+        (_, Some(c)) => EpilogueTerm { term: Term::Scalar(c), ..plain },
+        (_, None) => EpilogueTerm {
+            term: Term::Tensor(Strided { base: other, offset: 0, shape: vec![], strides: vec![] }),
+            ..plain
+        },
+    })
+}
+
+/// The kernels' epilogue op, with its parameters, for a scalar op whose operand number `position` is the product; `None` when they have none.
+/// The one list of what can follow on a tile: grouping and fusion ask it too.
+pub(crate) fn epilogue_kind(op: ScalarOp, position: usize) -> Option<(EpilogueKind, f32, f32)> {
+    use EpilogueKind as K;
     use ScalarOp as S;
-    let Op::Map(op) = &user.op else { return None };
-    let plain = |kind| Some(EpilogueTerm { kind, p0: 0.0, p1: 0.0, term: Term::None });
-    let with = |kind, p0: f64, p1: f64| Some(EpilogueTerm { kind, p0: p0 as f32, p1: p1 as f32, term: Term::None });
-    if op.spec().arity == 2 {
-        return binary(graph, user, *op, position);
-    }
-    match *op {
+    let first = position == 0;
+    let plain = |kind| Some((kind, 0.0, 0.0));
+    let with = |kind, p0: f64, p1: f64| Some((kind, p0 as f32, p1 as f32));
+    match op {
         S::Relu => plain(K::Relu),
         S::Neg => plain(K::Neg),
         S::Abs => plain(K::Abs),
@@ -190,35 +208,16 @@ fn kind(graph: &Graph, user: &Node, position: usize) -> Option<EpilogueTerm> {
         S::HardSigmoid { alpha, beta } => with(K::HardSigmoid, alpha.0, beta.0),
         S::HardSwish => with(K::HardSwish, 1.0 / 6.0, 0.5),
         S::Elu { alpha } => with(K::Elu, alpha.0, 0.0),
+        S::Add => plain(K::Add),
+        S::Sub if first => plain(K::Sub),
+        S::Sub => plain(K::RSub),
+        S::Mul => plain(K::Mul),
+        S::Div if first => plain(K::Div),
+        S::Div => plain(K::RDiv),
+        S::Max => plain(K::Max),
+        S::Min => plain(K::Min),
         _ => None,
     }
-}
-
-fn binary(graph: &Graph, user: &Node, op: ScalarOp, position: usize) -> Option<EpilogueTerm> {
-    use EpilogueKind as K;
-    let other = user.inputs[1 - position];
-    let first = position == 0;
-    let kind = match op {
-        ScalarOp::Add => K::Add,
-        ScalarOp::Sub if first => K::Sub,
-        ScalarOp::Sub => K::RSub,
-        ScalarOp::Mul => K::Mul,
-        ScalarOp::Div if first => K::Div,
-        ScalarOp::Div => K::RDiv,
-        ScalarOp::Max => K::Max,
-        ScalarOp::Min => K::Min,
-        _ => return None,
-    };
-    let term = match scalar(graph, other) {
-        Some(c) => Term::Scalar(c),
-        None => Term::Tensor(Strided { base: other, offset: 0, shape: vec![], strides: vec![] }),
-    };
-    Some(match (kind, term) {
-        (K::Add, Term::Scalar(c)) => EpilogueTerm { kind: K::AddScalar, p0: c, p1: 0.0, term: Term::None },
-        (K::Sub, Term::Scalar(c)) => EpilogueTerm { kind: K::AddScalar, p0: -c, p1: 0.0, term: Term::None },
-        (K::Mul, Term::Scalar(c)) => EpilogueTerm { kind: K::MulScalar, p0: c, p1: 0.0, term: Term::None },
-        (kind, term) => EpilogueTerm { kind, p0: 0.0, p1: 0.0, term },
-    })
 }
 
 /// The number that a one-element `f32` constant of at most the product's rank holds.

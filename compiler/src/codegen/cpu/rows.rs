@@ -4,6 +4,7 @@ use super::body::Body;
 use super::contract::{kernel_window, window_input_fits};
 use super::strided::{Axis, Strided, collapse, row_major};
 use super::task::{Call, Context, Place, Ptr, Task, descriptor, pointers, read};
+use crate::cluster::legal::reduces_stored;
 use crate::ir::{Layout, Node, NodeId, Op, PoolKind, ReduceKind, ValueId};
 use gristmill_kernels::attention::AttentionDesc;
 use gristmill_kernels::copy::CopyDesc;
@@ -93,7 +94,7 @@ pub(super) fn reduce(cx: &Context, id: NodeId, node: &Node) -> Option<Task> {
     let Op::Reduce { kind, axes, .. } = &node.op else { return None };
     let shape = cx.body.shape(node.inputs[0]).to_vec();
     let (&first, &last) = (axes.first()?, axes.last()?);
-    if !is_f32(cx, node) || last - first + 1 != axes.len() || shape.contains(&0) {
+    if !reduces_stored(&cx.body.graph, node) || shape.contains(&0) {
         return None;
     }
     if last + 1 != shape.len() {

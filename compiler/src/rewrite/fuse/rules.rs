@@ -1,0 +1,250 @@
+//! How cones grow: named rules, each with what code generation allows.
+
+use super::Fuser;
+use super::cone::Cone;
+use crate::cluster::legal;
+use crate::cost::Picos;
+use crate::ir::{ClusterKind, NodeId, Op, OpClass, ValueId};
+
+/// What a rule gives: nothing when the term has another form, an error when the form is right but a condition fails.
+type Grown = Option<Result<Cone, String>>;
+
+/// A rule that adds e-nodes.
+#[derive(Clone, Copy)]
+enum Step {
+    /// The reader of a cone's root joins it: (cone, the value read, reader).
+    Extend(fn(&Fuser, &Cone, ValueId, NodeId) -> Grown),
+    /// A cone takes in what it reads: (cone, cone of a producer that it reads).
+    Absorb(fn(&Fuser, &Cone, &Cone) -> Grown),
+}
+
+/// A named rule of the fuse phase.
+struct FuseRule {
+    name: &'static str,
+    doc: &'static str,
+    step: Step,
+}
+
+macro_rules! rules {
+    ($($(#[doc = $doc:literal])* $name:literal $step:expr;)*) => {
+        const RULES: &[FuseRule] = &[$(FuseRule { name: $name, doc: concat!($($doc),*), step: $step }),*];
+    };
+}
+
+rules! {
+    /// Element-wise ops run on the result tile of a matrix product or convolution.
+    "epilogue-onto-contraction" Step::Extend(epilogue_onto_contraction);
+    /// A reshape, or a transpose that keeps the rows of a product, follows on the tile.
+    "view-after-contraction" Step::Extend(view_after_contraction);
+    /// Element-wise ops run on each reduced element.
+    "epilogue-onto-reduction" Step::Extend(epilogue_onto_reduction);
+    /// A product or attention reads its operand through views, by strides.
+    "views-into-contraction" Step::Absorb(views_into_contraction);
+    /// An element-wise loop computes what only it reads.
+    "producer-into-map" Step::Absorb(producer_into_map);
+    /// A reduction computes what only it reads.
+    "prologue-into-reduction" Step::Absorb(prologue_into_reduction);
+    /// A loop computes again what others read too, instead of reading it.
+    "recompute-in-each-reader" Step::Absorb(recompute_in_each_reader);
+}
+
+/// Names and docs of the rules of this phase.
+pub fn fuse_rules() -> impl Iterator<Item = (&'static str, &'static str)> {
+    RULES.iter().map(|r| (r.name, r.doc))
+}
+
+impl Fuser<'_> {
+    /// The cones of a node, about `limit`; none that another one of the same kind is never worse than.
+    pub(super) fn cones_at(&mut self, id: NodeId, limit: usize) -> Vec<Cone> {
+        let mut producers: Vec<(ValueId, NodeId)> =
+            self.g.node(id).inputs.iter().filter_map(|&v| Some((v, self.producer(v)?))).collect();
+        producers.sort_unstable_by_key(|(v, p)| (*p, *v));
+        producers.dedup();
+        let mut cones = vec![self.plain(id)];
+        let kind = cones[0].kind;
+        for &(v, p) in &producers {
+            let outcomes: Vec<_> = self.cones_of(p).flat_map(|c| self.extensions(c, v, id)).collect();
+            cones.extend(self.record(p, id, outcomes));
+        }
+        for &(v, p) in &producers {
+            let readers = cones.iter().filter(|c| c.reads(v));
+            let outcomes: Vec<_> =
+                readers.flat_map(|c| self.cones_of(p).flat_map(|q| self.absorptions(c, q))).collect();
+            let grown = self.record(p, id, outcomes);
+            if self.has_no_choice(p, id) && grown.iter().any(|c| c.kind == kind) {
+                cones.retain(|c| !c.reads(v) || c.kind != kind);
+            }
+            cones.extend(grown);
+            self.keep_best(&mut cones, limit);
+        }
+        cones
+    }
+
+    fn extensions(&self, cone: &Cone, v: ValueId, reader: NodeId) -> Vec<(&'static str, Result<Cone, String>)> {
+        let apply = |r: &FuseRule| match r.step {
+            Step::Extend(f) => f(self, cone, v, reader).map(|o| (r.name, o)),
+            Step::Absorb(_) => None,
+        };
+        RULES.iter().filter_map(apply).collect()
+    }
+
+    fn absorptions(&self, cone: &Cone, producer: &Cone) -> Vec<(&'static str, Result<Cone, String>)> {
+        let apply = |r: &FuseRule| match r.step {
+            Step::Absorb(f) => f(self, cone, producer).map(|o| (r.name, o)),
+            Step::Extend(_) => None,
+        };
+        RULES.iter().filter_map(apply).collect()
+    }
+
+    /// Counts what fired, notes what was refused, and gives the new cones.
+    fn record(&mut self, p: NodeId, reader: NodeId, outcomes: Vec<(&'static str, Result<Cone, String>)>) -> Vec<Cone> {
+        let mut cones: Vec<Cone> = Vec::new();
+        for (rule, outcome) in outcomes {
+            match outcome {
+                Ok(cone) if !cones.contains(&cone) => {
+                    *self.report.fired.entry(rule).or_insert(0) += 1;
+                    cones.push(cone);
+                }
+                Ok(_) => {}
+                Err(why) => self.refuse(p, reader, why),
+            }
+        }
+        cones
+    }
+
+    /// Whether computing `p` in the kernel of `reader` cannot take longer than storing it.
+    fn has_no_choice(&self, p: NodeId, reader: NodeId) -> bool {
+        let n = |id: NodeId| legal::n_elements(self.g, self.g.node(id).outputs[0]);
+        let founds_map = self.cones_of(p).all(|c| c.kind == ClusterKind::Map);
+        let op = &self.g.node(reader).op;
+        let is_free = match op.class() {
+            OpClass::Contract | OpClass::Attention => self.g.node(p).op.class() == OpClass::View,
+            OpClass::Map | OpClass::View => n(p) == n(reader),
+            _ => false,
+        };
+        founds_map && is_free && self.is_only_reader(p, reader)
+    }
+
+    /// Keeps the cones of least flow; of equal ones those that compute less, then those that take in more.
+    fn keep_best(&self, cones: &mut Vec<Cone>, limit: usize) {
+        if cones.len() <= limit {
+            return;
+        }
+        cones.sort_by_cached_key(|c| (self.flow_of(c), c.arithmetic(), usize::MAX - c.members.len()));
+        // One of each kind stays, so that readers of all kinds find what they can extend.
+        let kept: Vec<ClusterKind> = cones[..limit].iter().map(|c| c.kind).collect();
+        let mut extra: Vec<Cone> = Vec::new();
+        for c in cones.drain(limit..) {
+            if !kept.contains(&c.kind) && extra.iter().all(|e| e.kind != c.kind) {
+                extra.push(c);
+            }
+        }
+        cones.extend(extra);
+    }
+
+    /// Whether `reader` may join a cone whose root only it reads. Errors say why not.
+    fn may_join(&self, cone: &Cone, reader: NodeId) -> Result<(), String> {
+        legal::may_share(self.g, &self.ordered, cone.anchor, reader)?;
+        if !self.is_only_reader(cone.root, reader) {
+            return Err("its value is needed elsewhere too".into());
+        }
+        if cone.members.len() >= legal::MAX_MEMBERS {
+            return Err(format!("the cluster has {} nodes already", legal::MAX_MEMBERS));
+        }
+        Ok(())
+    }
+
+    /// The cone of a contraction with the views that define its operand `i`.
+    fn with_views(&self, cone: &Cone, i: usize) -> Result<Cone, String> {
+        let views = legal::views_below(self.g, self.g.node(cone.anchor).inputs[i]);
+        views.iter().try_for_each(|&m| legal::may_share(self.g, &self.ordered, cone.anchor, m))?;
+        if cone.members.len() + views.len() > legal::MAX_MEMBERS {
+            return Err(format!("the cluster would have more than {} nodes", legal::MAX_MEMBERS));
+        }
+        Ok(self.grown(cone, views.into_iter().map(|m| (m, Picos::ZERO)), cone.root))
+    }
+
+    /// `cone` with the members of `q`, the cone of something that its loops read. Errors say why they cannot compute it.
+    fn absorbed(&self, cone: &Cone, q: &Cone) -> Result<Cone, String> {
+        let (g, anchor) = (self.g, self.g.node(cone.anchor));
+        legal::may_share(g, &self.ordered, cone.anchor, q.root)?;
+        if cone.members.len() + q.members.len() > legal::MAX_MEMBERS {
+            return Err(format!("the cluster would have more than {} nodes", legal::MAX_MEMBERS));
+        }
+        let loops = legal::loops_over(g, anchor)?;
+        let is_behind = cone.root != cone.anchor;
+        let loops = if is_behind { legal::n_elements(g, g.node(cone.root).outputs[0]) } else { loops };
+        let times = (loops / legal::n_elements(g, g.node(q.root).outputs[0]).max(1)).max(1) as u64;
+        let is_member = |m: NodeId| cone.contains(m) || q.contains(m);
+        for m in q.nodes().filter(|m| !cone.contains(*m)) {
+            legal::is_pulled(g, &self.users, m, &is_member)?;
+        }
+        Ok(self.grown(cone, q.members.iter().map(|&(m, time)| (m, time.times(times))), cone.root))
+    }
+}
+
+fn epilogue_onto_contraction(f: &Fuser, cone: &Cone, v: ValueId, reader: NodeId) -> Grown {
+    let is_map = matches!(f.g.node(reader).op, Op::Map(_));
+    (is_map && cone.kind == ClusterKind::Contract).then(|| onto_contraction(f, cone, v, reader))
+}
+
+fn view_after_contraction(f: &Fuser, cone: &Cone, v: ValueId, reader: NodeId) -> Grown {
+    let is_view = matches!(f.g.node(reader).op, Op::Reshape { .. } | Op::Transpose { .. });
+    (is_view && cone.kind == ClusterKind::Contract).then(|| onto_contraction(f, cone, v, reader))
+}
+
+fn onto_contraction(f: &Fuser, cone: &Cone, v: ValueId, reader: NodeId) -> Result<Cone, String> {
+    let anchor = f.g.node(cone.anchor);
+    if !legal::takes_epilogue(f.g, anchor) {
+        return Err(format!("{} of {} has no tile to follow on", anchor.op.name(), f.g.ty(anchor.outputs[0])));
+    }
+    let tail = cone.tail.with(f.g, anchor, f.g.node(reader), v)?;
+    f.may_join(cone, reader)?;
+    Ok(Cone { tail, ..f.extended(cone, reader) })
+}
+
+fn epilogue_onto_reduction(f: &Fuser, cone: &Cone, v: ValueId, reader: NodeId) -> Grown {
+    let is_reduction = matches!(f.g.node(cone.anchor).op, Op::Reduce { .. });
+    let is_map = matches!(f.g.node(reader).op, Op::Map(_));
+    (is_reduction && is_map).then(|| {
+        legal::follows_reduction(f.g, f.g.node(reader), v)?;
+        f.may_join(cone, reader)?;
+        Ok(f.extended(cone, reader))
+    })
+}
+
+fn views_into_contraction(f: &Fuser, cone: &Cone, q: &Cone) -> Grown {
+    let anchor = f.g.node(cone.anchor);
+    let reads = matches!(anchor.op, Op::MatMul | Op::Attention { .. }) && cone.root == cone.anchor;
+    // Whatever the cone of the producer, what is taken in is its chain of views.
+    if !reads || f.g.node(q.root).op.class() != OpClass::View {
+        return None;
+    }
+    let i = anchor.inputs.iter().position(|&v| f.producer(v) == Some(q.root))?;
+    Some(if legal::reads_by_strides(f.g, anchor, i) {
+        f.with_views(cone, i)
+    } else {
+        Err(format!("{} cannot read {} by strides", anchor.op.name(), f.g.ty(anchor.inputs[i])))
+    })
+}
+
+fn producer_into_map(f: &Fuser, cone: &Cone, q: &Cone) -> Grown {
+    let fits = cone.kind == ClusterKind::Map && q.kind == ClusterKind::Map && f.is_only_reader(q.root, cone.root);
+    fits.then(|| f.absorbed(cone, q))
+}
+
+fn prologue_into_reduction(f: &Fuser, cone: &Cone, q: &Cone) -> Grown {
+    let fits = cone.kind != ClusterKind::Map && q.kind == ClusterKind::Map && f.is_only_reader(q.root, cone.root);
+    (fits && !reads_views(f, cone, q)).then(|| f.absorbed(cone, q))
+}
+
+fn recompute_in_each_reader(f: &Fuser, cone: &Cone, q: &Cone) -> Grown {
+    let fits = q.kind == ClusterKind::Map && !f.is_only_reader(q.root, cone.root);
+    (fits && !reads_views(f, cone, q)).then(|| f.absorbed(cone, q))
+}
+
+/// Whether another rule decides about a view that a product or attention reads.
+fn reads_views(f: &Fuser, cone: &Cone, q: &Cone) -> bool {
+    let is_view = f.g.node(q.root).op.class() == OpClass::View;
+    is_view && matches!(f.g.node(cone.anchor).op, Op::MatMul | Op::Attention { .. })
+}
