@@ -140,6 +140,7 @@ pub fn place(g: &Graph, request: &Request, costs: &CostModel) -> Result<Placemen
     let options = portfolio::Options {
         preference: preference(set),
         refine_tasks: (REFINE_TASKS * problem.n_tasks() as u64).min(MAX_REFINE_TASKS),
+        bound_nodes: MODEL_SEARCH_NODES,
         search_nodes: MODEL_SEARCH_NODES,
         ..portfolio::Options::new(&problem)
     };

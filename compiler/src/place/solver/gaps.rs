@@ -33,11 +33,12 @@ impl Gaps {
     /// Earliest start, at `ready` or later, of an idle time of `length`.
     pub fn earliest(&self, ready: Nanos, length: Nanos) -> Nanos {
         let first = self.chunks.partition_point(|c| c.gaps.last().is_some_and(|g| g.1 <= ready.0));
-        for chunk in &self.chunks[first..] {
+        for (i, chunk) in self.chunks[first..].iter().enumerate() {
             if chunk.longest < length.0 {
                 continue;
             }
-            for &(from, to) in &chunk.gaps {
+            let past = if i == 0 { chunk.gaps.partition_point(|g| g.1 <= ready.0) } else { 0 };
+            for &(from, to) in &chunk.gaps[past..] {
                 let start = from.max(ready.0);
                 if start.checked_add(length.0).is_some_and(|end| end <= to) && (start < to) {
                     return Nanos(start);

@@ -101,7 +101,9 @@ pub struct Options {
     pub only: Option<Algorithm>,
     /// Tasks that refinement may simulate.
     pub refine_tasks: u64,
-    /// Nodes that the search for a lower bound, and for an optimum, may look at.
+    /// Nodes that the search for a lower bound may look at.
+    pub bound_nodes: u64,
+    /// Nodes that the search for an optimum may look at.
     pub search_nodes: u64,
     /// Seed of the refinement.
     pub seed: u64,
@@ -109,9 +111,13 @@ pub struct Options {
     pub preference: Vec<usize>,
 }
 
-/// Tasks that refinement simulates unless told otherwise: about half a second of one core.
-pub const REFINE_TASKS: u64 = 3_000_000;
-/// Nodes that searches look at unless told otherwise.
+/// Tasks that refinement simulates unless told otherwise: about three quarters of a second of one core.
+pub const REFINE_TASKS: u64 = 5_000_000;
+/// The same for problems above [`LARGE`], each of whose simulations takes long.
+const REFINE_TASKS_LARGE: u64 = 500_000;
+/// Nodes that the search for a lower bound looks at unless told otherwise.
+pub const BOUND_NODES: u64 = 10_000;
+/// Nodes that the search for an optimum looks at unless told otherwise.
 pub const SEARCH_NODES: u64 = 100_000;
 
 impl Options {
@@ -119,7 +125,8 @@ impl Options {
     pub fn new(p: &Problem) -> Options {
         let mut preference: Vec<usize> = (0..p.n_devices()).collect();
         preference.sort_by_key(|&d| (p.devices[d].is_host, d));
-        Options { only: None, refine_tasks: REFINE_TASKS, search_nodes: SEARCH_NODES, seed: 1, preference }
+        let refine_tasks = if p.n_tasks() > LARGE { REFINE_TASKS_LARGE } else { REFINE_TASKS };
+        Options { only: None, refine_tasks, bound_nodes: BOUND_NODES, search_nodes: SEARCH_NODES, seed: 1, preference }
     }
 }
 
@@ -161,7 +168,7 @@ const STARTS: usize = 3;
 /// `name` gives the names under which algorithms are reported. Nothing when the one algorithm asked for finds no placement that keeps the limits.
 pub fn solve(p: &Problem, options: &Options, name: &dyn Fn(Algorithm) -> String) -> Option<Solution> {
     let is_large = p.n_tasks() > LARGE;
-    let mut bound = bounds::best(p, if is_large { 0 } else { options.search_nodes });
+    let mut bound = if is_large { bounds::quick(p) } else { bounds::best(p, options.bound_nodes) };
     let mut proposals: Vec<(Key, String, Timeline)> = Vec::new();
     for algorithm in members(p, options) {
         let Some(timeline) = algorithm.run(p, &options.preference) else { continue };
@@ -217,7 +224,7 @@ fn members(p: &Problem, options: &Options) -> Vec<Algorithm> {
         if p.n_tasks() <= LARGE {
             members.extend([Algorithm::Etf, Algorithm::Peft, Algorithm::HeftAppend]);
         }
-        if p.n_groups() < p.n_tasks() || p.n_tasks() <= LARGE {
+        if p.n_tasks() <= LARGE {
             members.push(Algorithm::HeftVote);
         }
     }
@@ -241,7 +248,7 @@ fn distinct_devices(p: &Problem) -> Vec<u32> {
 fn refine_best(p: &Problem, proposals: &mut Vec<(Key, String, Timeline)>, lower_bound: Nanos, options: &Options) {
     let long = proposals[0].0 > (Bytes::ZERO, lower_bound);
     proposals.dedup_by(|a, b| a.2.device == b.2.device);
-    let n = proposals.len().min(STARTS);
+    let n = if p.n_tasks() > LARGE { 1 } else { proposals.len().min(STARTS) };
     let short = options.refine_tasks / (3 * n as u64);
     for start in proposals.iter_mut().take(if long { n } else { 0 }) {
         improve(p, start, lower_bound, Budget { tasks: short, seed: options.seed });

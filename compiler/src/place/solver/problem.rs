@@ -67,6 +67,14 @@ impl Links {
         self.class[from * self.n_devices + to] = class as u32;
     }
 
+    /// Each distinct link with the number of ordered pairs of different devices that it joins.
+    pub fn count_classes(&self) -> Vec<(LinkProfile, usize)> {
+        let mut counts: Vec<(LinkProfile, usize)> = self.classes.iter().map(|c| (*c, 0)).collect();
+        let apart = |i: &usize| i / self.n_devices != i % self.n_devices;
+        (0..self.class.len()).filter(apart).for_each(|i| counts[self.class[i] as usize].1 += 1);
+        counts
+    }
+
     /// The link from one device to another.
     pub fn get(&self, from: usize, to: usize) -> LinkProfile {
         self.classes[self.class[from * self.n_devices + to] as usize]

@@ -1,6 +1,6 @@
 //! Priorities of tasks: longest ways to the end, under several notions of length.
 
-use super::problem::Problem;
+use super::problem::{Payload, Problem};
 use crate::cost::Nanos;
 
 /// Least time from the start of each task to the end of all: no transfers, each task where it is fastest.
@@ -52,15 +52,21 @@ fn tails(p: &Problem, own: impl Fn(usize) -> Nanos, way: impl Fn(usize, usize) -
 /// Mean transfer time of each tensor over all ordered pairs of devices, a device with itself included.
 pub fn mean_transfers(p: &Problem) -> Vec<Nanos> {
     let n = p.n_devices();
-    // Many devices are sampled: a mean is a guess in any case.
-    let step = n.div_ceil(16).max(1);
-    let sampled: Vec<usize> = (0..n).step_by(step).collect();
-    let mean = |x: usize| {
-        let pairs = sampled.iter().flat_map(|&a| sampled.iter().map(move |&b| (a, b)));
-        let sum: u128 = pairs.map(|(a, b)| u128::from(p.transfer(x, a, b).0)).sum();
-        Nanos((sum / (sampled.len() * sampled.len()).max(1) as u128) as u64)
+    let n_pairs = (n * n).max(1) as u128;
+    let pairs = p.links.count_classes();
+    let n_hosts = p.devices.iter().filter(|d| d.is_host).count();
+    // Of a host copy one for each end that is an accelerator; a device and itself need none.
+    let hops = (n - n_hosts) * 2 * n.saturating_sub(1);
+    let mean = |tensor: &super::problem::Tensor| {
+        let sum: u128 = match tensor.payload {
+            Payload::Bytes(bytes) => {
+                pairs.iter().map(|(link, n)| u128::from(link.transfer(bytes).0) * *n as u128).sum()
+            }
+            Payload::HostCopy(time) => u128::from(time.0) * hops as u128,
+        };
+        Nanos((sum / n_pairs) as u64)
     };
-    (0..p.tensors.len()).map(mean).collect()
+    p.tensors.iter().map(mean).collect()
 }
 
 /// Keys under which a device prefers tasks with long tails; ties go to the task that comes first in the topological order.

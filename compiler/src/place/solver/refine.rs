@@ -75,10 +75,15 @@ impl<'p> Search<'p> {
         order.sort_by_key(|&t| start.start[t as usize]);
         let own = ranks::keys_of_order(&order);
         let tails = search.tail_keys();
-        let (own_score, tails_score) = (search.rebase(own.clone()), search.rebase(tails));
-        if own_score < tails_score {
-            search.rebase(own);
-        }
+        // Of the ways to run the start the best: patient or not, in the order of its own timeline or longest remaining way first.
+        let ways = [(false, &own), (false, &tails), (true, &own), (true, &tails)];
+        let scores = ways.map(|(is_patient, keys)| {
+            search.base.set_patient(is_patient);
+            search.rebase(keys.clone())
+        });
+        let best = (0..ways.len()).min_by_key(|&i| scores[i]).unwrap_or(0);
+        search.base.set_patient(ways[best].0);
+        search.rebase(ways[best].1.clone());
         search.keep();
         search.chain = search.critical_chain();
         search
@@ -213,7 +218,18 @@ impl<'p> Search<'p> {
         if self.chain.is_empty() {
             return None;
         }
-        let at = self.rng.below(self.chain.len());
+        let home = |s: &Search, i: usize| s.device[s.chain[i] as usize];
+        let mut at = self.rng.below(self.chain.len());
+        let mut across = None;
+        if self.rng.one_in(2) {
+            // The next place where the chain changes devices: one side joins the other.
+            let next = (at + 1..self.chain.len()).chain(1..at + 1).find(|&i| home(self, i) != home(self, i - 1));
+            if let Some(i) = next {
+                let joins = self.rng.below(2);
+                at = i - joins;
+                across = Some(home(self, i - 1 + joins) as usize);
+            }
+        }
         let task = self.chain[at] as usize;
         let groups = match self.rng.below(4) {
             0 => vec![p.group_of[task]],
@@ -222,8 +238,11 @@ impl<'p> Search<'p> {
         };
         let from = self.device[task] as usize;
         let near: Vec<usize> = groups.iter().flat_map(|&g| self.neighbours(g)).filter(|&d| d != from).collect();
-        let to =
-            if near.is_empty() || self.rng.one_in(4) { self.rng.below(p.n_devices()) } else { self.rng.pick(&near) };
+        let to = match across {
+            Some(to) if !self.rng.one_in(4) => to,
+            _ if near.is_empty() || self.rng.one_in(4) => self.rng.below(p.n_devices()),
+            _ => self.rng.pick(&near),
+        };
         let open = |&g: &u32| p.cost(p.members.row(g as usize)[0] as usize, to).is_finite();
         let groups: Vec<u32> = groups.into_iter().filter(open).collect();
         if groups.is_empty() || to == from { None } else { Some((groups, to)) }

@@ -1,6 +1,7 @@
 //! Simulated execution of a placement: the one measure by which placements are compared.
 //!
-//! A device runs one task at a time; whenever it is idle and tasks wait, it starts the one whose key is least. Each ordered pair of devices has a link
+//! A device runs one task at a time; whenever it is idle and tasks wait, it starts the one whose key is least; a patient one ([`Simulator::set_patient`])
+//! stays idle for a task of lesser key that is about to come when that costs less than coming too late for it. Each ordered pair of devices has a link
 //! that moves one tensor at a time: of those that wait the one whose most urgent consumer there has the least key ([`LinkOrder::Urgent`]; TicTac,
 //! Hashemi et al. 2019), or the first that came ([`LinkOrder::Fifo`]). A tensor crosses a link once, however many tasks wait there. Devices
 //! compute while links transfer. Times are integer nanoseconds.
@@ -36,6 +37,17 @@ enum Done {
 /// A tensor that waits for a link: key, tensor.
 type Waiting = Reverse<(u64, u32)>;
 
+/// A task that will be ready on a device at a known time.
+#[derive(Clone, Copy, Debug)]
+struct Coming {
+    key: u64,
+    due: Nanos,
+    task: u32,
+}
+
+/// Ready tasks that a patient device looks at for one to run before an urgent one comes.
+const MOST_LOOKS: usize = 4;
+
 #[derive(Clone, Debug, Default)]
 struct Queue<T> {
     waiting: BinaryHeap<T>,
@@ -68,6 +80,12 @@ pub struct Simulator<'p> {
     /// Least time from the start of a task to the end of all.
     tail: Vec<Nanos>,
     n_started: u64,
+    is_patient: bool,
+    /// Inputs of each task whose arrival is not known yet, and the last known arrival.
+    unknown: Vec<u32>,
+    due: Vec<Nanos>,
+    /// Tasks whose time of readiness is known and not reached, by device.
+    coming: Vec<Vec<Coming>>,
     /// Latest starts beyond which a rerun is given up, by task.
     latest: Vec<Nanos>,
 }
@@ -96,6 +114,10 @@ impl<'p> Simulator<'p> {
             seen: vec![u32::MAX; n],
             tail: super::ranks::least_tails(p),
             n_started: 0,
+            is_patient: false,
+            unknown: Vec::new(),
+            due: Vec::new(),
+            coming: vec![Vec::new(); n],
             latest: Vec::new(),
         }
     }
@@ -148,6 +170,11 @@ impl<'p> Simulator<'p> {
         }
     }
 
+    /// Whether devices wait for urgent tasks that are about to come, from the next run on.
+    pub fn set_patient(&mut self, is_patient: bool) {
+        self.is_patient = is_patient;
+    }
+
     /// Gives up reruns in which a task starts after its time in `latest`; an empty list gives up none.
     pub fn set_latest(&mut self, latest: &[Nanos]) {
         self.latest.clear();
@@ -178,11 +205,14 @@ impl<'p> Simulator<'p> {
         self.transfers.clone_from(&from.transfers);
         self.queued.clone_from(&from.queued);
         self.makespan = from.makespan;
+        self.is_patient = from.is_patient;
     }
 
-    /// Before this time nothing can differ when `task` runs elsewhere: its operands leave for its device when they are made.
+    /// Before this time nothing can differ when `task` runs elsewhere: its operands leave for its device when they are made, and are known to come
+    /// when their making begins.
     fn first_sign(&self, task: usize) -> Nanos {
-        self.p.predecessors(task).map(|q| self.end[q as usize]).min().unwrap_or(Nanos::ZERO)
+        let known = if self.is_patient { &self.start } else { &self.end };
+        self.p.predecessors(task).map(|q| known[q as usize]).min().unwrap_or(Nanos::ZERO)
     }
 
     /// Forgets what started at `now` or later, and all that waits.
@@ -200,6 +230,12 @@ impl<'p> Simulator<'p> {
         }
         self.missing.clear();
         self.missing.extend((0..p.n_tasks()).map(|t| p.inputs.row(t).len() as u32));
+        if self.is_patient {
+            self.unknown.clone_from(&self.missing);
+            self.due.clear();
+            self.due.resize(p.n_tasks(), Nanos::ZERO);
+            self.coming.iter_mut().for_each(Vec::clear);
+        }
         self.makespan = Nanos::ZERO;
         self.n_started = 0;
         self.seen.fill(u32::MAX);
@@ -228,6 +264,7 @@ impl<'p> Simulator<'p> {
             }
             self.transfers[kept] = t;
             self.queued[kept] = queued;
+            self.announce(t.tensor, t.to, t.end);
             if t.end >= now {
                 self.link[t.from as usize * p.n_devices() + t.to as usize].busy = true;
                 self.events.push(Reverse((t.end, Done::Transfer(kept as u32))));
@@ -241,7 +278,10 @@ impl<'p> Simulator<'p> {
         for t in 0..p.n_tasks() {
             if self.start[t] >= now {
                 (self.start[t], self.end[t]) = (NEVER, NEVER);
-            } else if self.end[t] >= now {
+                continue;
+            }
+            p.outputs.row(t).iter().for_each(|&x| self.announce(x, self.device[t], self.end[t]));
+            if self.end[t] >= now {
                 self.devices[self.device[t] as usize].busy = true;
                 self.events.push(Reverse((self.end[t], Done::Task(t as u32))));
             } else {
@@ -249,6 +289,8 @@ impl<'p> Simulator<'p> {
                 p.outputs.row(t).iter().for_each(|&x| self.count_arrival(x, self.device[t], false));
             }
         }
+        let missing = &self.missing;
+        self.coming.iter_mut().for_each(|d| d.retain(|c| missing[c.task as usize] > 0));
         for t in 0..p.n_tasks() {
             if self.missing[t] == 0 && self.start[t] == NEVER {
                 self.make_ready(t as u32);
@@ -332,8 +374,28 @@ impl<'p> Simulator<'p> {
         }
     }
 
+    /// It is known when a tensor will be on a device.
+    fn announce(&mut self, x: u32, device: u32, at: Nanos) {
+        if !self.is_patient {
+            return;
+        }
+        for &c in self.p.consumers.row(x as usize) {
+            let task = c as usize;
+            if self.device[task] == device {
+                self.unknown[task] -= 1;
+                self.due[task] = self.due[task].max(at);
+                if self.unknown[task] == 0 {
+                    self.coming[device as usize].push(Coming { key: self.key[task], due: self.due[task], task: c });
+                }
+            }
+        }
+    }
+
     fn make_ready(&mut self, task: u32) {
         let d = self.device[task as usize] as usize;
+        if self.is_patient {
+            self.coming[d].retain(|c| c.task != task);
+        }
         self.devices[d].waiting.push(Reverse((self.key[task as usize], task)));
         self.list(d);
     }
@@ -350,6 +412,8 @@ impl<'p> Simulator<'p> {
 
     fn start_listed(&mut self, now: Nanos, limit: Nanos) -> Option<()> {
         let n = self.p.n_devices();
+        // In a fixed order: what one starts another may wait for.
+        self.look.sort_unstable_by(|a, b| b.cmp(a));
         while let Some(resource) = self.look.pop() {
             if resource < n {
                 self.devices[resource].listed = false;
@@ -366,7 +430,7 @@ impl<'p> Simulator<'p> {
         if self.devices[device].busy {
             return Some(());
         }
-        if let Some(Reverse((_, task))) = self.devices[device].waiting.pop() {
+        if let Some(task) = self.choose(device, now) {
             let end = now + self.p.cost(task as usize, device);
             if now + self.tail[task as usize] >= limit || end >= limit {
                 return None;
@@ -379,8 +443,35 @@ impl<'p> Simulator<'p> {
             self.start[task as usize] = now;
             self.end[task as usize] = end;
             self.events.push(Reverse((end, Done::Task(task))));
+            self.p.outputs.row(task as usize).iter().for_each(|&x| self.announce(x, device as u32, end));
         }
         Some(())
+    }
+
+    /// The task that an idle device starts now, if any.
+    fn choose(&mut self, device: usize, now: Nanos) -> Option<u32> {
+        if !self.is_patient || self.coming[device].is_empty() {
+            return self.devices[device].waiting.pop().map(|Reverse((_, task))| task);
+        }
+        let mut passed: [Option<(u64, u32)>; MOST_LOOKS] = [None; MOST_LOOKS];
+        let mut chosen = None;
+        for slot in &mut passed {
+            let Some(Reverse((key, task))) = self.devices[device].waiting.pop() else { break };
+            if self.may_go(device, task, key, now) {
+                chosen = Some(task);
+                break;
+            }
+            *slot = Some((key, task));
+        }
+        self.devices[device].waiting.extend(passed.into_iter().flatten().map(Reverse));
+        chosen
+    }
+
+    /// False when a more urgent task comes while this one would run, sooner than this one would have half done with it.
+    fn may_go(&self, device: usize, task: u32, key: u64, now: Nanos) -> bool {
+        let end = now + self.p.cost(task as usize, device);
+        let is_hindered = |c: &Coming| c.key < key && c.due < end && c.due.0 - now.0.min(c.due.0) <= end.0 - c.due.0;
+        !self.coming[device].iter().any(is_hindered)
     }
 
     fn start_transfer(&mut self, link: usize, now: Nanos) {
@@ -393,6 +484,7 @@ impl<'p> Simulator<'p> {
             self.link[link].busy = true;
             self.events.push(Reverse((end, Done::Transfer(self.transfers.len() as u32))));
             self.transfers.push(Transfer { tensor: x, from: from as u32, to: to as u32, start: now, end });
+            self.announce(x, to as u32, end);
             self.queued.push(Nanos(if self.links == LinkOrder::Fifo { key } else { 0 }));
         }
     }

@@ -80,7 +80,12 @@ fn every_algorithm_gives_a_valid_timeline() {
     for round in 0..60 {
         let (n, n_devices) = (1 + rng.below(30), 1 + rng.below(4));
         let p = random_problem(&mut rng, n, n_devices);
-        let options = portfolio::Options { refine_tasks: 2_000, search_nodes: 300, ..portfolio::Options::new(&p) };
+        let options = portfolio::Options {
+            refine_tasks: 2_000,
+            bound_nodes: 300,
+            search_nodes: 300,
+            ..portfolio::Options::new(&p)
+        };
         let best = portfolio::solve(&p, &options, &Algorithm::name).unwrap();
         expect_valid(&p, &best.timeline, &format!("round {round}: portfolio"));
         assert!(best.lower_bound <= best.timeline.makespan, "round {round}: bound {} {}", best.bound, best.lower_bound);
@@ -108,6 +113,10 @@ fn delta_simulation_is_full_simulation() {
         let mut device = random_devices(&mut rng, &p);
         let mut keys: Vec<u64> = (0..p.n_tasks()).map(|_| rng.below(50) as u64).collect();
         let mut simulator = Simulator::new(&p, links);
+        let mut afresh = Simulator::new(&p, links);
+        let is_patient = rng.one_in(2);
+        simulator.set_patient(is_patient);
+        afresh.set_patient(is_patient);
         simulator.run(&device, &keys, Nanos::INFINITY);
         for step in 0..10 {
             let other = random_devices(&mut rng, &p);
@@ -125,7 +134,8 @@ fn delta_simulation_is_full_simulation() {
                 changed.push(t as u32);
             }
             let makespan = simulator.rerun(&device, &keys, &changed, Nanos::INFINITY);
-            let full = simulate(&p, &device, &keys, links);
+            afresh.run(&device, &keys, Nanos::INFINITY);
+            let full = afresh.timeline();
             assert_eq!(
                 (makespan, simulator.timeline()),
                 (Some(full.makespan), full.clone()),

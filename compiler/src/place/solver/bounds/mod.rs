@@ -48,6 +48,13 @@ pub fn all(p: &Problem) -> Vec<Bound> {
     bounds
 }
 
+/// The greatest of the bounds that are linear in the problem, for problems too large for the others.
+pub fn quick(p: &Problem) -> Bound {
+    let path = Bound { name: "critical-path", value: windows::critical_path(p, &Windows::new(p)) };
+    let area = Bound { name: "area", value: area::area(p) };
+    if area.value > path.value { area } else { path }
+}
+
 /// The bound by the parts between forks and joins, each solved by itself with `budget` nodes of search for all of them.
 pub fn blocks(p: &Problem, budget: u64) -> Bound {
     Bound { name: "series-blocks", value: whole(intervals::longest_way(p, budget), unit(p)) }
