@@ -11,8 +11,11 @@ use super::timeline::Timeline;
 use crate::cost::{Bytes, Nanos};
 use std::collections::BTreeSet;
 
-/// Ready tasks that a step looks at, first in topological order first.
+/// Most ready tasks that a step looks at, first in topological order first.
 const WINDOW: usize = 256;
+
+/// Slots that all steps together look at, about: large problems have a smaller window.
+const SLOTS: usize = 4_000_000;
 
 /// m-TOPO: groups in topological order of their first task fill device after device up to the mean need of a device plus the largest need of a
 /// group. A task needs its resident bytes and its results.
@@ -158,9 +161,10 @@ fn earliest(p: &Problem, favourite: &[u32]) -> Option<Timeline> {
     let mut list = List::new(p, Insertion::Append);
     let mut ready = Ready::new(p);
     let mut last = vec![u32::MAX; p.n_devices()];
+    let window = (SLOTS / (p.n_tasks() * p.n_devices()).max(1)).clamp(8, WINDOW);
     while !ready.tasks.is_empty() {
         let awake: Vec<u32> = (0..p.n_devices()).map(|d| awaited(&list, &ready, favourite, last[d], d)).collect();
-        let pairs = ready.tasks.iter().take(WINDOW).flat_map(|&(place, t)| {
+        let pairs = ready.tasks.iter().take(window).flat_map(|&(place, t)| {
             let urgent = urgent_from(p, &list, t as usize);
             let (list, awake) = (&list, &awake);
             let fits = list.open(t as usize).filter(move |&d| list.excess(t as usize, d) == Bytes::ZERO);

@@ -12,6 +12,7 @@ pub mod fit;
 mod gaps;
 pub mod list;
 mod memory;
+pub mod pipeline;
 pub mod portfolio;
 pub mod problem;
 pub mod ranks;

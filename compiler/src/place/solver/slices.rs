@@ -45,6 +45,19 @@ pub fn place(p: &Problem) -> Option<Timeline> {
     best.map(|b| b.1)
 }
 
+/// Placements cut from the lines for a goal, at all degrees of caution.
+pub fn cuts(p: &Problem, goal: Goal) -> Vec<Vec<u32>> {
+    let order = fit::depth_first(p);
+    let mut found: Vec<Vec<u32>> = Vec::new();
+    for line in lines(p) {
+        let table = Table::new(p, &line, &order);
+        let percents = GOALS.iter().filter(|g| g.0 == goal).map(|g| g.1);
+        found.extend(percents.filter_map(|percent| table.cut(goal, percent)));
+    }
+    found.dedup();
+    found
+}
+
 /// Goals, with the percentage of a limit that an estimate may reach.
 const GOALS: [(Goal, u128); 6] = [
     (Goal::Sum, 100),

@@ -72,12 +72,16 @@ impl Timeline {
     /// What each device takes (positive) and gives back at which time.
     fn memory_changes(&self, p: &Problem) -> Vec<Vec<(Nanos, i128)>> {
         let mut changes: Vec<Vec<(Nanos, i128)>> = vec![Vec::new(); p.n_devices()];
-        let mut hold = |d: u32, from: Nanos, to: Nanos, bytes: Bytes| {
-            if bytes > Bytes::ZERO && to > from {
-                changes[d as usize].push((from, i128::from(bytes.0)));
-                changes[d as usize].push((to, -i128::from(bytes.0)));
-            }
-        };
+        for (d, from, to, bytes) in self.holds(p) {
+            changes[d as usize].push((from, i128::from(bytes.0)));
+            changes[d as usize].push((to, -i128::from(bytes.0)));
+        }
+        changes
+    }
+
+    /// Bytes that devices hold for a while: device, from, to, bytes; nothing that is held for no time.
+    pub fn holds(&self, p: &Problem) -> Vec<(u32, Nanos, Nanos, Bytes)> {
+        let mut holds = Vec::new();
         let last_use = |tensor: u32, d: u32| {
             let local = p.consumers.row(tensor as usize).iter().filter(|&&c| self.device[c as usize] == d);
             local.map(|&c| self.end[c as usize]).max().unwrap_or_default()
@@ -85,17 +89,18 @@ impl Timeline {
         let mut left: Vec<Nanos> = vec![Nanos::ZERO; p.tensors.len()];
         for t in &self.transfers {
             left[t.tensor as usize] = left[t.tensor as usize].max(t.end);
-            hold(t.to, t.start, last_use(t.tensor, t.to), p.tensors[t.tensor as usize].bytes());
+            holds.push((t.to, t.start, last_use(t.tensor, t.to), p.tensors[t.tensor as usize].bytes()));
         }
         for t in 0..p.n_tasks() {
             let (d, start, end) = (self.device[t], self.start[t], self.end[t]);
             for &x in p.outputs.row(t) {
                 let until = end.max(last_use(x, d)).max(left[x as usize]);
-                hold(d, start, until, p.tensors[x as usize].bytes());
+                holds.push((d, start, until, p.tensors[x as usize].bytes()));
             }
-            hold(d, start, end, p.scratch[t]);
+            holds.push((d, start, end, p.scratch[t]));
         }
-        changes
+        holds.retain(|h| h.3 > Bytes::ZERO && h.2 > h.1);
+        holds
     }
 }
 
