@@ -6,4 +6,5 @@ mod house_rules;
 mod models;
 mod multi_device;
 mod onnx_cases;
+mod placement;
 mod process;

@@ -32,6 +32,9 @@ pub struct PlaceArgs {
     /// Of a bare problem: one algorithm instead of all of them with refinement.
     #[arg(long, value_name = "NAME", requires = "task_graph")]
     algorithm: Option<String>,
+    /// Of a bare problem: how long to search, in percent of the usual work. It counts simulations and nodes, not seconds.
+    #[arg(long, value_name = "PERCENT", requires = "task_graph", default_value_t = 100)]
+    effort: u64,
     /// Print JSON.
     #[arg(long)]
     json: bool,
@@ -81,7 +84,7 @@ fn place_task_graph(args: &PlaceArgs, graph: &Path, topology: &Path) -> Result<(
     let started = Instant::now();
     let p = graph.problem(&topology)?;
     let only = args.algorithm.as_deref().map(|name| algorithm(name, &topology)).transpose()?;
-    let options = portfolio::Options { only, ..portfolio::Options::new(&p) };
+    let options = portfolio::Options { only, ..portfolio::Options::new(&p) }.with_effort(args.effort);
     let name = |algorithm: Algorithm| match algorithm {
         Algorithm::Single(d) => format!("single {}", topology.devices[d as usize].name),
         other => other.name(),

@@ -128,6 +128,17 @@ impl Options {
         let refine_tasks = if p.n_tasks() > LARGE { REFINE_TASKS_LARGE } else { REFINE_TASKS };
         Options { only: None, refine_tasks, bound_nodes: BOUND_NODES, search_nodes: SEARCH_NODES, seed: 1, preference }
     }
+
+    /// The same with budgets of so many percent.
+    pub fn with_effort(self, percent: u64) -> Options {
+        let part = |n: u64| u64::try_from(u128::from(n) * u128::from(percent) / 100).unwrap_or(u64::MAX);
+        Options {
+            refine_tasks: part(self.refine_tasks),
+            bound_nodes: part(self.bound_nodes),
+            search_nodes: part(self.search_nodes),
+            ..self
+        }
+    }
 }
 
 /// A member of the portfolio and what became of it.
