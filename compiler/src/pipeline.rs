@@ -170,7 +170,9 @@ pub fn lower(graph: Graph, options: &Options) -> Result<Lowered> {
         // Pins become requests of the model's own nodes, so that no pass joins nodes of different devices.
         let mut pinned = graph.clone();
         place::apply_pins(&mut pinned, &mut request)?;
-        clean(&pinned)
+        let mut cleaned = clean(&pinned)?;
+        place::follow_operands(&mut cleaned, &request);
+        Ok(cleaned)
     })?;
     s.check(&graph)?;
     let mut rewritten = s.run("rewrite", |report| rewrite(&graph, options, report))?;

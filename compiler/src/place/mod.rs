@@ -8,6 +8,7 @@ pub mod check;
 mod colocate;
 mod conflict;
 mod device;
+mod follow;
 mod kernels;
 mod log;
 mod model;
@@ -19,6 +20,7 @@ pub mod solver;
 pub mod task_graph;
 
 pub use device::{Device, DeviceSet};
+pub use follow::follow_operands;
 pub use gristmill_runtime::device::DeviceSpec;
 pub use kernels::{Kernels, lacks_kernels};
 pub use pins::{Fallback, Pin, PinTarget, Request, apply_pins};
