@@ -40,8 +40,10 @@ rules! {
     "reshape-out-of-matmul" Rounding at Op::MatMul => reshape_out_of_matmul;
     /// `f(R(x), b) -> R(f(x, b))` for element-wise `f` when `b` varies along the last axis only, or is reshaped likewise.
     "reshape-out-of-map" Bits at Op::Map(_) => reshape_out_of_map;
-    /// `R(f(R'(x), b)) -> f(x, R(b))` for element-wise `f` when `R` undoes `R'`.
+    /// `R(f(R'(x), b)) -> f(x, R(b))` for element-wise `f` when `R` undoes `R'`, or can move into a product.
     "reshape-into-map" Bits at Op::Reshape { .. } => reshape_into_map;
+    /// `R(x w) -> R'(x) w` for a weight matrix and a reshape of the other axes: what reads the reshaped product can then follow on its tiles.
+    "reshape-into-matmul" Rounding at Op::Reshape { .. } => reshape_into_matmul;
 }
 
 /// More alternatives than this for one operand are not followed.
@@ -335,6 +337,23 @@ fn reshape_out_of_matmul(t: &mut Terms, r: &Root) -> Applied {
     t.reshape(y, out)
 }
 
+/// The operands of a product whose right-hand side is one matrix.
+fn product(t: &Terms, op: &Op, ch: &[Id]) -> Option<(Id, Id)> {
+    (*op == Op::MatMul && t.rank(ch[1]) == 2).then(|| (ch[0], ch[1]))
+}
+
+fn reshape_into_matmul(t: &mut Terms, r: &Root) -> Applied {
+    let (from, to) = (t.ty(r.args[0]).shape.0.clone(), t.ty(r.class).shape.0.clone());
+    let (x, w) = t.find(r.args[0], |op, ch| product(t, op, ch)).ok_or(NoMatch)?;
+    if !keeps_last(&from, &to) {
+        return Err(NoMatch);
+    }
+    let depth = t.ty(x).shape[from.len() - 1].clone();
+    let shape = to[..to.len() - 1].iter().cloned().chain([depth]).collect();
+    let x = t.reshape(x, shape)?;
+    t.add(Op::MatMul, &[x, w])
+}
+
 fn reshape_out_of_map(t: &mut Terms, r: &Root) -> Applied {
     let out = t.ty(r.class).shape.0.clone();
     let source = |a: &Id| if *t.ty(*a).shape == out { reshaped_from(t, *a) } else { Vec::new() };
@@ -362,10 +381,12 @@ fn reshape_into_map(t: &mut Terms, r: &Root) -> Applied {
     let to = t.ty(r.class).shape.0.clone();
     let from = t.ty(r.args[0]).shape.0.clone();
     let cancels = |t: &Terms, a: Id| reshaped_from(t, a).into_iter().find(|x| *t.ty(*x).shape == to);
+    let takes = |a: &Id| {
+        let is_product = || t.find(*a, |op, ch| product(t, op, ch)).is_some() && keeps_last(&from, &to);
+        *t.ty(*a).shape == from && (cancels(t, *a).is_some() || is_product())
+    };
     let map = |op: &Op, ch: &[Id]| match op {
-        Op::Map(_) if ch.iter().any(|a| *t.ty(*a).shape == from && cancels(t, *a).is_some()) => {
-            Some((op.clone(), ch.to_vec()))
-        }
+        Op::Map(_) if ch.iter().any(takes) => Some((op.clone(), ch.to_vec())),
         _ => None,
     };
     let (op, args) = t.find(r.args[0], map).ok_or(NoMatch)?;
