@@ -65,7 +65,7 @@ pub struct Fused {
 pub fn fuse(g: &Graph, pricing: &Pricing) -> Fused {
     let mut fuser = Fuser::new(g, pricing);
     fuser.enumerate();
-    let selection = select::select(&fuser);
+    let mut selection = select::select(&fuser);
     let plain = |id: NodeId| fuser.price(&fuser.plain(id));
     let before: Picos = fuser.fusible().map(plain).sum();
     Fused {

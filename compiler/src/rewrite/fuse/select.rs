@@ -31,6 +31,8 @@ pub(super) struct Selection {
     /// For each node with several readers: the nodes some alternative of which computes or reads it.
     touching: Vec<Vec<NodeId>>,
     steps: u64,
+    /// No refinement after so many steps.
+    limit: u64,
 }
 
 struct Choice {
@@ -82,7 +84,15 @@ impl Selection {
         let n = f.g.n_nodes();
         let choices = (0..n as u32).map(|i| alternatives(f, NodeId(i))).collect();
         let (chosen, refs) = (vec![0; n], vec![0; n]);
-        let mut s = Selection { choices, chosen, refs, total: Picos::ZERO, touching: touching(f), steps: 0 };
+        let mut s = Selection {
+            choices,
+            chosen,
+            refs,
+            total: Picos::ZERO,
+            touching: touching(f),
+            steps: 0,
+            limit: STEPS + STEPS_PER_NODE * n as u64,
+        };
         let nodes: Vec<NodeId> = f.fusible().collect();
         for &id in &nodes {
             s.chosen[id.0 as usize] = choose(&s, id);
@@ -155,18 +165,17 @@ impl Selection {
     }
 
     fn refine(&mut self, f: &Fuser) {
-        let limit = self.steps + STEPS + STEPS_PER_NODE * f.g.n_nodes() as u64;
         let nodes: Vec<NodeId> = f.fusible().collect();
         for _ in 0..ROUNDS {
             let before = (self.total, self.chosen.clone());
             for &id in &nodes {
-                if self.steps >= limit {
+                if self.steps >= self.limit {
                     return;
                 }
                 self.change_one(f, id);
             }
             for &id in &nodes {
-                if self.steps >= limit {
+                if self.steps >= self.limit {
                     return;
                 }
                 self.change_readers(f, id);
@@ -229,19 +238,17 @@ impl Selection {
     }
 
     /// Values between kernels that one of two fusible ops might have kept to itself, and why they are stored.
-    pub(super) fn missed(&self, f: &Fuser) -> Vec<(String, String)> {
+    pub(super) fn missed(&mut self, f: &Fuser) -> Vec<(String, String)> {
         let mut missed = Vec::new();
-        for (root, cone) in self.kernels(f) {
+        let needed: Vec<NodeId> = self.kernels(f).map(|(id, _)| id).collect();
+        for root in needed {
+            let cone = self.cone(f, root, self.chosen[root.0 as usize]);
             for reader in cone.nodes() {
-                let mut producers: Vec<NodeId> =
-                    f.g.node(reader)
-                        .inputs
-                        .iter()
-                        .filter_map(|&v| f.producer(v))
-                        .filter(|&p| !cone.contains(p))
-                        .collect();
-                producers.dedup();
-                for p in producers.into_iter().filter(|&p| is_wanted(f, p, reader)) {
+                let inputs = &f.g.node(reader).inputs;
+                let mut stored: Vec<NodeId> = inputs.iter().filter_map(|&v| f.producer(v)).collect();
+                stored.retain(|&p| !cone.contains(p) && is_wanted(f, p, reader));
+                stored.dedup();
+                for p in stored {
                     if let Some(why) = self.reason(f, p, reader, root) {
                         let (from, to) = (f.g.node(p), f.g.node(reader));
                         let text = format!("{} into {} of {}: {why}", from.op.name(), to.op.name(), to.origin);
@@ -253,13 +260,25 @@ impl Selection {
         missed
     }
 
-    fn reason(&self, f: &Fuser, p: NodeId, reader: NodeId, root: NodeId) -> Option<String> {
-        let longer = |c: &Choice| f.cones[c.cone as usize].contains(p).then_some(c.price);
-        if let Some(price) = self.choices[root.0 as usize].iter().filter_map(longer).min() {
-            let (fused, stored) = (price.nanos(), self.choice(root).price.nanos());
-            return Some(format!("storing it is predicted to be faster: its reader takes {stored} instead of {fused}"));
+    /// Why `p`, which `reader` in the kernel of `root` reads, is stored: by how much that is faster, or what was refused.
+    fn reason(&mut self, f: &Fuser, p: NodeId, reader: NodeId, root: NodeId) -> Option<String> {
+        let takes = |i: &usize| f.cones[self.choices[root.0 as usize][*i].cone as usize].contains(p);
+        let others: Vec<usize> = (0..self.n_alternatives(root)).filter(takes).collect();
+        let (total, chosen) = (self.total, self.chosen[root.0 as usize]);
+        let mut least = Picos::INFINITY;
+        for &i in &others {
+            if self.steps < self.limit {
+                self.switch(root, i);
+                least = least.min(self.total.saturating_sub(total));
+            }
         }
-        f.refused.get(&(p, reader)).cloned()
+        self.switch(root, chosen);
+        match others.is_empty() {
+            true => f.refused.get(&(p, reader)).cloned(),
+            false if least == Picos::ZERO => Some("storing it is predicted to take no longer".into()),
+            false if least.is_finite() => Some(format!("storing it is predicted to be faster by {}", least.nanos())),
+            false => Some("storing it is predicted to be faster".into()),
+        }
     }
 }
 
