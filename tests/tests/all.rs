@@ -3,6 +3,7 @@
 mod cli;
 mod hostile;
 mod house_rules;
+mod memory;
 mod models;
 mod multi_device;
 mod onnx_cases;

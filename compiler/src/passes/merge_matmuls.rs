@@ -3,6 +3,7 @@
 use super::Rebuild;
 use crate::error::Result;
 use crate::interp;
+use crate::ir::constant::DEFER_BYTES;
 use crate::ir::{ConstData, Dim, Graph, Node, NodeId, Op, OpClass, Requested, ScalarOp, ValueId};
 use std::collections::BTreeMap;
 
@@ -16,7 +17,8 @@ struct Member {
 
 /// Replaces products `x w1, x w2, ..` with constant weights `[k, n_i]` by slices of one `x [w1 w2 ..]`; biases are merged when all have one.
 ///
-/// One wide product reads `x` once and fills the register tiles better; its consumers read the slices by strides.
+/// One wide product reads `x` once and fills the register tiles better; its consumers read the slices by strides. Large weights that
+/// something else reads too stay apart, since merging would copy them.
 pub fn merge_matmuls(g: &Graph) -> Result<Graph> {
     let groups = find_groups(g);
     if groups.is_empty() {
@@ -57,6 +59,9 @@ fn find_groups(g: &Graph) -> Vec<Vec<Member>> {
         let Some(weights) = g.constant(node.inputs[1]).filter(|w| w.shape().len() == 2 && !w.is_empty()) else {
             continue;
         };
+        if users[node.inputs[1].0 as usize].len() > 1 && weights.size_bytes() >= DEFER_BYTES {
+            continue;
+        }
         let out = node.outputs[0];
         let bias = match users[out.0 as usize].as_slice() {
             [(user, _)] if !is_output(out) && !ordered[user.0 as usize] => {

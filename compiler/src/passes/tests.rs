@@ -70,3 +70,20 @@ fn query_key_value_become_one_product() {
     assert_eq!(merged.nodes().filter(|(_, n)| n.op.name() == "matmul").count(), 1);
     assert_eq!(interp::run(&merged, &[ramp(&[2, 3, 4])]).unwrap(), interp::run(&g, &[ramp(&[2, 3, 4])]).unwrap());
 }
+
+#[test]
+fn large_weights_with_other_uses_are_not_merged() {
+    let products = |shared: bool| {
+        let mut b = GraphBuilder::new("g");
+        let (x, z) = (b.input("x", DType::F32, [2usize, 128]), b.input("z", DType::F32, [2usize, 128]));
+        let (v, w) = (b.constant(ramp(&[128, 128])), b.constant(ramp(&[128, 129])));
+        let parts = [b.matmul(x, v).unwrap(), b.matmul(x, w).unwrap()];
+        let last = b.matmul(if shared { z } else { x }, w).unwrap();
+        for (i, y) in parts.into_iter().chain([last]).enumerate() {
+            b.output(&format!("y{i}"), y);
+        }
+        let merged = dce(&merge_matmuls(&cse(&b.finish().unwrap()).unwrap()).unwrap()).unwrap();
+        names(&merged).iter().filter(|n| **n == "matmul").count()
+    };
+    assert_eq!((products(true), products(false)), (3, 1));
+}

@@ -1,0 +1,82 @@
+//! Peak memory of a process that compiles a model and runs it: at most 1.3 times the weights, the activations and 50 MiB.
+
+use crate::process::gristmill;
+use gristmill::onnx::proto::*;
+use prost::Message;
+
+const MIB: usize = 1 << 20;
+
+/// An `f32` weight of small numbers.
+fn weight(name: &str, dims: [usize; 2]) -> TensorProto {
+    let values = (0..dims[0] * dims[1]).flat_map(|i| ((i % 251) as f32 * 1e-3 - 0.125).to_le_bytes());
+    TensorProto {
+        name: name.to_owned(),
+        data_type: 1,
+        dims: dims.map(|d| d as i64).to_vec(),
+        raw_data: values.collect::<Vec<u8>>().into(),
+        ..Default::default()
+    }
+}
+
+fn node(op_type: &str, inputs: [&str; 2], output: &str) -> NodeProto {
+    NodeProto {
+        op_type: op_type.to_owned(),
+        input: inputs.iter().filter(|i| !i.is_empty()).map(|i| i.to_string()).collect(),
+        output: vec![output.to_owned()],
+        ..Default::default()
+    }
+}
+
+fn row(name: &str, n: i64) -> ValueInfoProto {
+    let dim = |n| DimensionProto { value: Some(DimensionValue::Value(n)) };
+    let shape = TensorShapeProto { dim: vec![dim(1), dim(n)] };
+    let tensor = TensorTypeProto { elem_type: 1, shape: Some(shape) };
+    ValueInfoProto { name: name.to_owned(), r#type: Some(TypeProto { value: Some(TypeValue::Tensor(tensor)) }) }
+}
+
+/// Weights as they lie, transposed, scaled, of products that are merged, and read by two layers.
+fn model() -> ModelProto {
+    let graph = GraphProto {
+        name: "weights".to_owned(),
+        node: vec![
+            node("MatMul", ["x", "wide"], "h"),
+            node("Transpose", ["tall", ""], "turned"),
+            node("MatMul", ["h", "turned"], "y"),
+            node("MatMul", ["y", "q"], "yq"),
+            node("MatMul", ["y", "k"], "yk"),
+            node("Mul", ["yq", "yk"], "z"),
+            node("Mul", ["wide", "scale"], "scaled"),
+            node("MatMul", ["z", "scaled"], "u"),
+            node("MatMul", ["z", "wide"], "v"),
+            node("Add", ["u", "v"], "out"),
+        ],
+        initializer: vec![
+            weight("wide", [1024, 6144]),
+            weight("tall", [1024, 6144]),
+            weight("q", [1024, 1024]),
+            weight("k", [1024, 1024]),
+            weight("scale", [1, 1]),
+        ],
+        input: vec![row("x", 1024)],
+        output: vec![row("out", 6144)],
+        ..Default::default()
+    };
+    let opset_import = vec![OperatorSetIdProto { domain: String::new(), version: 18 }];
+    ModelProto { ir_version: 9, graph: Some(graph), opset_import, ..Default::default() }
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn weights_are_in_memory_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let bytes = model().encode_to_vec();
+    // `scaled` is a weight that the file does not have.
+    let weights = bytes.len() + 24 * MIB;
+    std::fs::write(folder.path().join("model.onnx"), bytes).unwrap();
+    let ended = gristmill(folder.path(), &["bench", "model.onnx", "--iters", "1", "--threads", "1", "--json"]);
+    assert_eq!(ended.code, Some(0), "{}: {}", ended.status, ended.stderr);
+    let report: serde_json::Value = serde_json::from_str(&ended.stdout).unwrap();
+    let peak = report["peak_rss_bytes"].as_u64().unwrap() as usize;
+    let limit = weights * 13 / 10 + 50 * MIB;
+    assert!(peak <= limit, "{} MiB, limit {} MiB", peak / MIB, limit / MIB);
+}
