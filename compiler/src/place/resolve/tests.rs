@@ -148,9 +148,7 @@ fn existing_state_pins_the_users_of_a_variable() {
     "#);
     let mut gone = r.clone();
     gone.state.insert(("c".into(), "w".into()), DeviceName::parse("/gpu:9").unwrap());
-    insta::assert_snapshot!(resolved(&free, &gone).unwrap_err(), @r#"
-    variable "c/w" is on /job:localhost/replica:0/task:0/device:GPU:9 unknown device. (try: --devices with the device in it)
-    "#);
+    insta::assert_snapshot!(resolved(&free, &gone).unwrap_err(), @r#"variable "c/w" is on /job:localhost/replica:0/task:0/device:GPU:9 unknown device. (try: --devices with the device in it)"#);
     insta::assert_snapshot!(resolved(&at("/gpu"), &r).unwrap(), @r#"
     /read [GPU:1] requested device "/device:GPU:*"
     /assign [GPU:1] where its variable is

@@ -1,3 +1,5 @@
+//! The call model on random problems.
+
 use super::super::problem::{Device, Links, Parts, Payload, Problem, Task, Tensor};
 use super::super::samples::Dice;
 use super::{Calls, Unsuited, latency, load};
