@@ -17,6 +17,8 @@ pub(super) struct Lists {
     waiting: Vec<u32>,
     ready: BinaryHeap<(u64, Reverse<u32>)>,
     running: BinaryHeap<Reverse<(u64, u32)>>,
+    /// Number of running jobs from each time on.
+    load: Vec<(u64, u32)>,
 }
 
 impl Lists {
@@ -59,43 +61,48 @@ impl Lists {
     pub fn insert(&mut self, jobs: &Jobs, order: &[u32], start: &mut Vec<u64>) -> u64 {
         start.clear();
         start.resize(jobs.n(), 0);
-        // Number of running jobs from each time on.
-        let mut load: Vec<(u64, u32)> = vec![(0, 0)];
-        let mut makespan = 0;
+        self.load.clear();
+        self.load.push((0, 0));
+        let (mut makespan, mut full) = (0, 0);
         for &j in order {
             let j = j as usize;
             let ready = jobs.before[j].iter().map(|&i| start[i as usize] + jobs.length[i as usize]).max().unwrap_or(0);
-            let begin = earliest(&load, jobs.n_devices as u32, ready, jobs.length[j]);
-            start[j] = begin;
-            add(&mut load, begin, begin + jobs.length[j]);
-            makespan = makespan.max(begin + jobs.length[j]);
+            // Before this index all devices are busy.
+            while self.load[full].1 as usize >= jobs.n_devices {
+                full += 1;
+            }
+            start[j] = self.place(jobs.n_devices as u32, full, ready, jobs.length[j]);
+            makespan = makespan.max(start[j] + jobs.length[j]);
         }
         makespan
     }
-}
 
-fn earliest(load: &[(u64, u32)], n_devices: u32, ready: u64, length: u64) -> u64 {
-    let mut k = load.partition_point(|l| l.0 <= ready) - 1;
-    let mut begin = ready;
-    while k < load.len() {
-        if load[k].1 >= n_devices {
-            begin = load.get(k + 1).map_or(begin, |l| l.0);
-        } else if load.get(k + 1).is_none_or(|next| next.0 >= begin + length) {
-            return begin;
+    /// Takes the earliest time at which a device is idle for `length`, from index `full` of the load on.
+    fn place(&mut self, n_devices: u32, full: usize, ready: u64, length: u64) -> u64 {
+        let load = &mut self.load;
+        let mut first = (full + load[full..].partition_point(|l| l.0 <= ready)).saturating_sub(1).max(full);
+        let mut last = first;
+        // The last stretch never ends and is idle.
+        loop {
+            if load[last].1 >= n_devices {
+                first = last + 1;
+            } else if load.get(last + 1).is_none_or(|next| next.0 >= load[first].0.max(ready) + length) {
+                break;
+            }
+            last += 1;
         }
-        k += 1;
-    }
-    begin
-}
-
-fn add(load: &mut Vec<(u64, u32)>, begin: u64, end: u64) {
-    for time in [begin, end] {
-        let k = load.partition_point(|l| l.0 < time);
-        if load.get(k).is_none_or(|l| l.0 != time) {
-            load.insert(k, (time, load[k - 1].1));
+        let begin = load[first].0.max(ready);
+        let end = begin + length;
+        if load.get(last + 1).is_none_or(|next| next.0 > end) {
+            load.insert(last + 1, (end, load[last].1));
         }
+        if load[first].0 < begin {
+            load.insert(first + 1, (begin, load[first].1));
+            (first, last) = (first + 1, last + 1);
+        }
+        load[first..=last].iter_mut().for_each(|l| l.1 += 1);
+        begin
     }
-    load.iter_mut().filter(|l| l.0 >= begin && l.0 < end).for_each(|l| l.1 += 1);
 }
 
 /// Searches orders for a schedule that ends at `target`, with `rounds` tries. A try perturbs the best order so far; the schedule is then

@@ -19,7 +19,10 @@ use list::Starts;
 pub(super) use graph::applies;
 
 /// Tries of the search for good schedules, for one in so many nodes of the budget.
-const NODES_PER_TRY: u64 = 20;
+const NODES_PER_TRY: u64 = 25;
+
+/// Percentage of the budget that the tree gets; a node of the other searches costs more.
+const TREE_SHARE: u64 = 60;
 
 /// Nodes of the first search in each direction; each next one has more.
 const FIRST_NODES: u64 = 2_000;
@@ -38,7 +41,7 @@ pub(super) fn solve(p: &Problem, known: Nanos, limit: Nanos, budget: u64) -> Pro
     let mut best = Some(found).filter(|f| f.makespan.saturating_mul(unit) < limit.0);
     let mut high = best.as_ref().map_or(limit.0.div_ceil(unit), |b| b.makespan);
     if low < high && jobs.n() <= tree::MOST {
-        let found = both_ways(&jobs, low, high, budget);
+        let found = both_ways(&jobs, low, high, budget.saturating_mul(TREE_SHARE) / 100);
         if let Some(better) = found.0 {
             high = better.makespan;
             best = Some(better);
