@@ -7,6 +7,7 @@ mod devices;
 mod dump;
 mod inspect;
 mod load;
+mod objective;
 mod place;
 mod run;
 

@@ -2,6 +2,7 @@
 
 use super::args::CompileArgs;
 use super::load::{self, InputFlags};
+use super::objective::{Asked, Objective, Semantics};
 use super::{outln, print_json};
 use crate::compiled::compile;
 use crate::cost::{Bytes, Nanos};
@@ -24,9 +25,9 @@ pub struct PlaceArgs {
     #[command(flatten)]
     compile: CompileArgs,
     /// A bare problem instead of a model: a `task-graph/1` file.
-    #[arg(long, value_name = "FILE", requires = "topology", conflicts_with = "model")]
+    #[arg(long, value_name = "FILE", conflicts_with = "model")]
     task_graph: Option<PathBuf>,
-    /// Devices and links of the bare problem: a `topology/1` file.
+    /// Devices and links of the bare problem: a `topology/1` file. Without one the machine that the problem was published with.
     #[arg(long, value_name = "FILE", requires = "task_graph")]
     topology: Option<PathBuf>,
     /// Of a bare problem: one algorithm instead of all of them with refinement.
@@ -35,6 +36,15 @@ pub struct PlaceArgs {
     /// Of a bare problem: how long to search, in percent of the usual work. It counts simulations and nodes, not seconds.
     #[arg(long, value_name = "PERCENT", requires = "task_graph", default_value_t = 100)]
     effort: u64,
+    /// Of a bare problem: what it is placed for.
+    #[arg(long, value_enum, default_value = "latency")]
+    objective: Objective,
+    /// Of a bare problem: how a placement runs.
+    #[arg(long, value_enum, default_value = "overlap")]
+    semantics: Semantics,
+    /// Samples of the stream that `--objective throughput` is for.
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u64).range(1..))]
+    samples: u64,
     /// Print JSON.
     #[arg(long)]
     json: bool,
@@ -42,9 +52,9 @@ pub struct PlaceArgs {
 
 /// Runs the verb.
 pub fn place(args: &PlaceArgs) -> Result<()> {
-    match (&args.model, &args.task_graph, &args.topology) {
-        (_, Some(graph), Some(topology)) => place_task_graph(args, graph, topology),
-        (Some(model), ..) => place_model(args, model),
+    match (&args.model, &args.task_graph) {
+        (_, Some(graph)) => place_task_graph(args, graph, args.topology.as_deref()),
+        (Some(model), _) => place_model(args, model),
         _ => Err(Error::invalid("no model and no --task-graph").hint("gristmill place MODEL --devices cpu:2")),
     }
 }
@@ -78,11 +88,26 @@ fn place_model(args: &PlaceArgs, model: &Path) -> Result<()> {
     Ok(())
 }
 
-fn place_task_graph(args: &PlaceArgs, graph: &Path, topology: &Path) -> Result<()> {
-    let graph = TaskGraph::parse(&load::text(graph)?).map_err(|e| e.context(graph.display()))?;
-    let topology = Topology::parse(&load::text(topology)?).map_err(|e| e.context(topology.display()))?;
+fn place_task_graph(args: &PlaceArgs, file: &Path, topology: Option<&Path>) -> Result<()> {
+    let graph = TaskGraph::parse(&load::text(file)?).map_err(|e| e.context(file.display()))?;
+    let topology = match topology {
+        Some(path) => Topology::parse(&load::text(path)?).map_err(|e| e.context(path.display()))?,
+        None => graph.published_topology().map_err(|e| e.context(file.display()))?,
+    };
     let started = Instant::now();
     let p = graph.problem(&topology)?;
+    let asked = Asked { graph: &graph, topology: &topology, problem: &p, started, effort: args.effort, json: args.json };
+    if (args.semantics, args.objective) != (Semantics::Overlap, Objective::Latency) {
+        if let Some(name) = &args.algorithm {
+            let message = format!("--algorithm {name} is for --objective latency under --semantics overlap");
+            return Err(Error::invalid(message).hint("without --algorithm"));
+        }
+        return match (args.semantics, args.objective) {
+            (Semantics::Call, objective) => asked.call(objective),
+            (_, Objective::Throughput) => asked.stream(args.samples),
+            _ => asked.least_memory(),
+        };
+    }
     let only = args.algorithm.as_deref().map(|name| algorithm(name, &topology)).transpose()?;
     let options = portfolio::Options { only, ..portfolio::Options::new(&p) }.with_effort(args.effort);
     let name = |algorithm: Algorithm| match algorithm {

@@ -174,6 +174,35 @@ impl TaskGraph {
         Ok(graph)
     }
 
+    /// The machine that this problem was published with: accelerators of kind `gpu` with their memory, and CPUs.
+    ///
+    /// Errors when the file has no `limits`, or outputs with a size: it says nothing of links.
+    pub fn published_topology(&self) -> Result<Topology> {
+        let Some(limits) = self.limits else {
+            return Err(Error::invalid("no --topology, and the task graph has no limits").hint("--topology FILE"));
+        };
+        if let Some(node) = self.nodes.iter().find(|n| n.output_bytes.is_some_and(|b| b > 0)) {
+            return Err(Error::invalid("its output has a size, but nothing is known of links")
+                .at(&node.name)
+                .hint("--topology FILE"));
+        }
+        let device = |kind: &str, i: usize, memory_bytes| {
+            let (name, kind) = (format!("/{kind}:{i}"), kind.to_owned());
+            TopologyDevice { name, kind, memory_bytes }
+        };
+        let most = 4096;
+        if limits.max_accelerators + limits.max_cpus == 0 || limits.max_accelerators.max(limits.max_cpus) > most {
+            let message = format!("limits have {} accelerators and {} CPUs", limits.max_accelerators, limits.max_cpus);
+            return Err(Error::invalid(format!(
+                "{message}; expected at least one device, and at most {most} of a kind"
+            )));
+        }
+        let accelerators = (0..limits.max_accelerators).map(|i| device("gpu", i, Some(limits.accelerator_bytes)));
+        let devices = accelerators.chain((0..limits.max_cpus).map(|i| device("cpu", i, None))).collect();
+        let nothing = LinkRates { latency_ns: 0, bytes_per_second: u64::MAX };
+        Ok(Topology { format: "topology/1".into(), devices, links: Vec::new(), default_link: Some(nothing) })
+    }
+
     /// The problem of this graph on a topology. Task `i` is node `i`; tensor `i` is its output.
     ///
     /// Errors, naming nodes and devices, on edges to nowhere, names that come twice, unknown devices, rings, and nodes or groups that no device can run.

@@ -8,7 +8,8 @@ use super::fit;
 use super::problem::Problem;
 use super::ranks;
 use super::timeline::Timeline;
-use crate::cost::Nanos;
+use crate::cost::{Bytes, Nanos};
+use std::collections::BTreeSet;
 
 /// What the cuts make small.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,21 +26,30 @@ const WORK: usize = 3_000_000;
 /// Most pieces that the line is chopped into before it is sliced.
 const MOST_PIECES: usize = 160;
 
-/// The best schedule of several slicings: two lines, two goals, three degrees of caution in the estimate of memory.
+/// The best schedule of several slicings: two lines, two goals, three degrees of caution in the estimate of memory. Tasks run depth first, or where
+/// that does not fit so that little is live.
 pub fn place(p: &Problem) -> Option<Timeline> {
     let mut best: Option<(fit::Key, Timeline)> = None;
+    let mut tried: BTreeSet<Vec<u32>> = BTreeSet::new();
     let orders = [fit::depth_first(p), fit::least_live(p)];
     for line in lines(p) {
         let table = Table::new(p, &line, &orders[0]);
         for (goal, percent) in GOALS {
             let Some(device) = table.cut(goal, percent) else { continue };
+            if tried.contains(&device) {
+                continue;
+            }
             for order in &orders {
                 let timeline = fit::schedule(p, &device, order);
                 let key = fit::key(p, &timeline);
                 if best.as_ref().is_none_or(|b| key < b.0) {
                     best = Some((key, timeline));
                 }
+                if key.0 == Bytes::ZERO {
+                    break;
+                }
             }
+            tried.insert(device);
         }
     }
     best.map(|b| b.1)

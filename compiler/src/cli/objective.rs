@@ -1,0 +1,214 @@
+//! What `gristmill place --task-graph` does for other objectives than latency, and under call semantics.
+
+use super::outln;
+use crate::cost::{Bytes, Nanos};
+use crate::error::{Error, ErrorKind, Result};
+use crate::place::solver::calls::{self, Calls, Unsuited};
+use crate::place::solver::pipeline::{self, Periodic};
+use crate::place::solver::{Problem, bounds, check, fit};
+use crate::place::task_graph::{TaskGraph, Topology, Verdict, answer, over_memory};
+use clap::ValueEnum;
+use serde_json::{Value, json};
+use std::time::Instant;
+
+/// What a placement is chosen for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Objective {
+    /// The time of one sample.
+    Latency,
+    /// The time of a stream of samples.
+    Throughput,
+    /// The highest peak of memory of a device, then time.
+    Memory,
+}
+
+/// How a placement runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Semantics {
+    /// Devices and links side by side, task by task.
+    Overlap,
+    /// An accelerator runs its whole part as one call, and copies in and out through the host, as the dnn-partitioning problems have it.
+    Call,
+}
+
+/// A bare problem to answer.
+pub struct Asked<'a> {
+    /// The graph.
+    pub graph: &'a TaskGraph,
+    /// Its devices.
+    pub topology: &'a Topology,
+    /// Both together.
+    pub problem: &'a Problem,
+    /// When planning began.
+    pub started: Instant,
+    /// How long to search, in percent of the usual work.
+    pub effort: u64,
+    /// Print JSON.
+    pub json: bool,
+}
+
+impl Asked<'_> {
+    /// Solves under call semantics and prints the answer.
+    pub fn call(&self, objective: Objective) -> Result<()> {
+        let backward: Vec<bool> = self.graph.nodes.iter().map(|n| n.backward).collect();
+        let calls = Calls::new(self.problem, &backward).map_err(|why| self.unsuited(why))?;
+        let solved = match objective {
+            Objective::Latency => {
+                let usual = calls::latency::Budget::default();
+                let (pairs, tasks) = (self.share(usual.pairs), self.share(usual.tasks));
+                calls::latency::solve(&calls, calls::latency::Budget { pairs, tasks, ..usual })
+            }
+            Objective::Throughput => {
+                let usual = calls::load::Budget::default();
+                calls::load::solve(&calls, calls::load::Budget { pairs: self.share(usual.pairs), ..usual })
+            }
+            Objective::Memory => {
+                return Err(Error::invalid("--objective memory has no meaning under --semantics call")
+                    .hint("--objective latency or throughput"));
+            }
+        };
+        let Some(s) = solved else {
+            let message = "no division into calls found that fits the memory of the accelerators";
+            return Err(Error::new(ErrorKind::OutOfMemory, message).hint("a higher memory_bytes, or one more device"));
+        };
+        let what = if objective == Objective::Latency { "latency" } else { "largest load" };
+        let nodes = self.graph.nodes.iter().zip(&s.device);
+        let nodes = nodes.map(|(n, &d)| json!({ "name": n.name, "device": self.topology.devices[d as usize].name }));
+        let value = json!({ "format": "call-placement/1", "objective": name(objective), "value_ns": s.value.0,
+            "lower_bound_ns": s.lower_bound.0, "bound": s.bound, "gap": gap(s.value, s.lower_bound),
+            "optimal": s.value == s.lower_bound, "plan_time_ns": self.plan_time().0, "nodes": nodes.collect::<Vec<_>>() });
+        if self.json {
+            return print(&value);
+        }
+        outln!("{:?}: {what} {}, {}", self.graph.name, s.value, verdict(s.value, s.lower_bound, s.bound));
+        for (d, device) in self.topology.devices.iter().enumerate() {
+            let n = s.device.iter().filter(|&&home| home as usize == d).count();
+            outln!("  {}: {n} nodes", device.name);
+        }
+        Ok(())
+    }
+
+    /// Finds the schedule of a stream of `samples` and prints it.
+    pub fn stream(&self, samples: u64) -> Result<()> {
+        let options = pipeline::Options { samples, tasks: self.share(pipeline::Options::default().tasks) };
+        let found = pipeline::solve(self.problem, options);
+        if found.excess(self.problem) > Bytes::ZERO {
+            return Err(over_memory(self.graph, self.topology, self.problem, &found.sample));
+        }
+        let wrong = check::check(self.problem, &found.sample);
+        if !wrong.is_empty() {
+            return Err(Error::internal(format!("the schedule is wrong:\n  {}", wrong.join("\n  "))));
+        }
+        let (time, bound) = (found.time(samples), found.lower_bound);
+        if self.json {
+            return print(&self.stream_json(&found, samples)?);
+        }
+        outln!(
+            "{:?}: {samples} samples in {time}: one every {}, {} each; {}",
+            self.graph.name,
+            found.period,
+            found.sample.makespan,
+            verdict(time, bound, "area")
+        );
+        for (d, device) in self.topology.devices.iter().enumerate() {
+            let mine = (0..self.problem.n_tasks()).filter(|&t| found.sample.device[t] as usize == d);
+            let busy: Nanos = mine.map(|t| self.problem.cost(t, d)).sum();
+            let share = 100.0 * busy.0 as f64 / found.period.0.max(1) as f64;
+            outln!("  {}: busy {share:.0} %, peak {}", device.name, found.peak_bytes[d]);
+        }
+        Ok(())
+    }
+
+    /// The answer about a stream: that about its first sample, with the period, and the peaks of the whole stream.
+    fn stream_json(&self, found: &Periodic, samples: u64) -> Result<Value> {
+        let time = found.time(samples);
+        let verdict = self.verdict(found.lower_bound, "area", "slices");
+        let sample = answer(self.graph, self.topology, self.problem, &found.sample, verdict);
+        let mut value = serde_json::to_value(&sample).map_err(|e| Error::internal(format!("the answer: {e}")))?;
+        let peaks = self.topology.devices.iter().zip(&found.peak_bytes).map(|(d, b)| (d.name.clone(), json!(b.0)));
+        let more = [
+            ("format", json!("stream-placement/1")),
+            ("samples", json!(samples)),
+            ("period_ns", json!(found.period.0)),
+            ("time_ns", json!(time.0)),
+            ("gap", json!(gap(time, found.lower_bound))),
+            ("optimal", json!(time == found.lower_bound)),
+            ("peak_bytes", Value::Object(peaks.collect())),
+        ];
+        for (key, item) in more {
+            value[key] = item;
+        }
+        Ok(value)
+    }
+
+    /// Finds the schedule with the least highest peak and prints it as `placement/1`.
+    pub fn least_memory(&self) -> Result<()> {
+        let timeline = pipeline::least_memory(self.problem);
+        if fit::excess(self.problem, &timeline) > Bytes::ZERO {
+            return Err(over_memory(self.graph, self.topology, self.problem, &timeline));
+        }
+        let bound = bounds::best(self.problem, 0);
+        if self.json {
+            let verdict = self.verdict(bound.value, bound.name, "least-memory");
+            let file = answer(self.graph, self.topology, self.problem, &timeline, verdict);
+            return print(&serde_json::to_value(&file).map_err(|e| Error::internal(format!("the answer: {e}")))?);
+        }
+        outln!("{:?}: {} with the least highest peak found", self.graph.name, timeline.makespan);
+        for (device, peak) in self.topology.devices.iter().zip(timeline.peak_bytes(self.problem)) {
+            outln!("  {}: peak {peak}", device.name);
+        }
+        Ok(())
+    }
+
+    /// So much of the usual work as was asked for.
+    fn share(&self, usual: u64) -> u64 {
+        u64::try_from(u128::from(usual) * u128::from(self.effort) / 100).unwrap_or(u64::MAX)
+    }
+
+    fn verdict(&self, lower_bound: Nanos, bound: &str, algorithm: &str) -> Verdict {
+        let (bound, algorithm) = (bound.to_owned(), algorithm.to_owned());
+        Verdict { lower_bound, bound, algorithm, plan_time: self.plan_time() }
+    }
+
+    fn plan_time(&self) -> Nanos {
+        Nanos(self.started.elapsed().as_nanos() as u64)
+    }
+
+    fn unsuited(&self, why: Unsuited) -> Error {
+        let at = |t: u32, message: &str| Error::invalid(message).at(&self.graph.nodes[t as usize].name);
+        match why {
+            Unsuited::NoAccelerator => Error::invalid("--semantics call needs a device of another kind than \"cpu\"")
+                .hint("an accelerator in the topology"),
+            Unsuited::Unlike(t) => {
+                at(t, "--semantics call needs all accelerators alike, and all hosts; its times differ, or it is pinned")
+                    .hint("--semantics overlap")
+            }
+            Unsuited::NoDevice(t) => at(t, "its constants fit on no accelerator, and no host can run it")
+                .hint("a higher memory_bytes, or a device of kind \"cpu\""),
+        }
+    }
+}
+
+fn name(objective: Objective) -> &'static str {
+    match objective {
+        Objective::Latency => "latency",
+        Objective::Throughput => "throughput",
+        Objective::Memory => "memory",
+    }
+}
+
+fn gap(value: Nanos, bound: Nanos) -> f64 {
+    if value == bound { 0.0 } else { value.0 as f64 / bound.0.max(1) as f64 - 1.0 }
+}
+
+fn verdict(value: Nanos, bound: Nanos, name: &str) -> String {
+    match value == bound {
+        true => format!("optimal: the {name} bound is {bound}"),
+        false => format!("lower bound {bound} ({name}), gap {:.1} %", 100.0 * gap(value, bound)),
+    }
+}
+
+fn print(value: &Value) -> Result<()> {
+    outln!("{value}");
+    Ok(())
+}
