@@ -96,7 +96,8 @@ fn place_task_graph(args: &PlaceArgs, file: &Path, topology: Option<&Path>) -> R
     };
     let started = Instant::now();
     let p = graph.problem(&topology)?;
-    let asked = Asked { graph: &graph, topology: &topology, problem: &p, started, effort: args.effort, json: args.json };
+    let asked =
+        Asked { graph: &graph, topology: &topology, problem: &p, started, effort: args.effort, json: args.json };
     if (args.semantics, args.objective) != (Semantics::Overlap, Objective::Latency) {
         if let Some(name) = &args.algorithm {
             let message = format!("--algorithm {name} is for --objective latency under --semantics overlap");
