@@ -31,7 +31,7 @@ pub use rules::fuse_rules;
 const MAX_ALTERNATIVES: usize = 8;
 
 /// From this many nodes on, two alternatives are kept per class.
-const LARGE_GRAPH: usize = 20_000;
+const LARGE_GRAPH: usize = 4000;
 
 /// One kernel to be.
 #[derive(Clone, Debug, PartialEq, Eq)]
