@@ -1,6 +1,7 @@
 //! A partition made ready to run: memory allocated, addresses resolved, sub-programs instantiated.
 
 use super::control::{PreparedIf, PreparedLoop};
+use super::profile::Profile;
 use super::resources::{Resources, Variable};
 use crate::error::Error;
 use crate::program::{Buffer, BufferId, KernelFn, Key, Loc, Program, Step, StepKind};
@@ -31,8 +32,8 @@ pub(crate) struct Frame {
     bound_buffers: Vec<(usize, Loc)>,
     /// Kernel arguments that follow such a buffer: (index into `args`, index into `buffers`).
     bound_args: Vec<(usize, usize)>,
-    /// Time spent in each step so far, in ns, when the executor profiles.
-    pub(crate) step_ns: Option<Vec<u64>>,
+    /// Times of the steps, when the executor profiles.
+    pub(crate) profile: Option<Profile>,
     /// Owner of what arena addresses point to.
     _arena: AlignedBytes,
 }
@@ -105,7 +106,7 @@ impl Frame {
             addresses: Addresses { buffers: partition.buffers.iter().map(address).collect(), args: Vec::new() },
             bound_buffers: partition.buffers.iter().enumerate().filter_map(bound).collect(),
             bound_args: Vec::new(),
-            step_ns: None,
+            profile: None,
             _arena: arena,
         };
         for step in &partition.steps {

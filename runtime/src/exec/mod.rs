@@ -22,7 +22,9 @@
 //! Kernels must give it back as they found it.
 
 mod control;
+pub mod emulate;
 mod frame;
+mod profile;
 mod rendezvous;
 mod resources;
 mod step;
@@ -34,11 +36,14 @@ use crate::device::DeviceKind;
 use crate::error::{Error, ErrorKind};
 use crate::program::{IoSpec, Key, Program, StepKind};
 use crate::tensor::Tensor;
+use emulate::{Courier, Crossing, Transport};
 use frame::{Frame, Links};
+use profile::Profile;
 use rendezvous::Rendezvous;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 use step::Scratch;
 use team::{Leader, Team};
 use wait::{Event, Patience};
@@ -53,6 +58,8 @@ pub struct ExecOptions {
     pub threads: usize,
     /// Where variables live. The default is a fresh set of containers.
     pub resources: Arc<Resources>,
+    /// How tensors cross between devices.
+    pub transport: Transport,
 }
 
 /// A program ready to run.
@@ -92,7 +99,7 @@ impl Executor {
     ///
     /// Errors: `Internal` with all violations when the program is malformed, `Unsupported` for a device that is not of this machine's CPU,
     /// `OutOfMemory` when a partition needs more than its declared limit or than there is, `InvalidInput` when a variable exists with
-    /// another type.
+    /// another type, or the emulated link of a transfer is missing.
     pub fn new(program: Arc<Program>, options: &ExecOptions) -> Result<Executor, Error> {
         let violations = program.validate();
         if !violations.is_empty() {
@@ -105,7 +112,7 @@ impl Executor {
         let threads_per_device = (threads / n_devices).clamp(1, team::MAX_THREADS);
         check_devices(&program, threads_per_device)?;
         let patience = Patience::for_threads(threads_per_device * n_devices);
-        let shared = Arc::new(Shared::new(program, &options.resources, threads_per_device, patience)?);
+        let shared = Arc::new(Shared::new(program, options, threads_per_device, patience)?);
         let pool = start_threads(&shared, threads_per_device)?;
         Ok(Executor { shared, turn: Mutex::new(()), threads_per_device, _pool: pool })
     }
@@ -130,7 +137,7 @@ impl Executor {
         let _turn = lock(&self.turn);
         for worker in &self.shared.workers {
             let frame = &mut lock(worker).frame;
-            frame.step_ns = Some(vec![0; frame.steps.len()]);
+            frame.profile = Some(Profile::new(frame.steps.len()));
         }
     }
 
@@ -138,7 +145,21 @@ impl Executor {
     /// sub-programs count for the step that runs them.
     pub fn step_times(&self) -> Vec<Vec<u64>> {
         let _turn = lock(&self.turn);
-        self.shared.workers.iter().map(|w| lock(w).frame.step_ns.clone().unwrap_or_default()).collect()
+        let times = |profile: &Profile| profile.total_ns.clone();
+        self.shared.workers.iter().map(|w| lock(w).frame.profile.as_ref().map(times).unwrap_or_default()).collect()
+    }
+
+    /// When each step began and ended in the last run, by partition and step; empty unless it was profiled, of no meaning when it failed.
+    pub fn step_spans(&self) -> Vec<Vec<(Instant, Instant)>> {
+        let _turn = lock(&self.turn);
+        let spans = |profile: &Profile| profile.last.clone();
+        self.shared.workers.iter().map(|w| lock(w).frame.profile.as_ref().map(spans).unwrap_or_default()).collect()
+    }
+
+    /// What crossed emulated links in the last run, in the order in which it was sent.
+    pub fn crossings(&self) -> Vec<Crossing> {
+        let _turn = lock(&self.turn);
+        self.shared.rendezvous.courier().map(Courier::crossings).unwrap_or_default()
     }
 
     /// Runs once and returns the outputs in program order.
@@ -174,13 +195,15 @@ impl Drop for Executor {
         self.shared.closed.store(true, Ordering::Release);
         self.shared.start.notify();
         self.shared.workers.iter().for_each(|w| lock(w).leader.team().close());
+        self.shared.rendezvous.courier().iter().for_each(|c| c.close());
     }
 }
 
 impl Shared {
-    fn new(program: Arc<Program>, resources: &Resources, threads: usize, patience: Patience) -> Result<Shared, Error> {
+    fn new(program: Arc<Program>, options: &ExecOptions, threads: usize, patience: Patience) -> Result<Shared, Error> {
         let (slots, staging) = number_keys(&program);
-        let links = Links { resources, slots: &slots };
+        let courier = Courier::new(&slots, &staging, &options.transport)?;
+        let links = Links { resources: &options.resources, slots: &slots };
         let worker = |index: usize| {
             let partition = &program.partitions[index];
             let frame = Frame::new(&program, index, &links)?;
@@ -196,7 +219,7 @@ impl Shared {
         };
         let workers = (0..program.partitions.len()).map(worker).collect::<Result<Vec<_>, Error>>()?;
         Ok(Shared {
-            rendezvous: Rendezvous::new(workers.len(), &staging, patience)?,
+            rendezvous: Rendezvous::new(workers.len(), &staging, patience, courier)?,
             program: program.clone(),
             workers,
             patience,
@@ -269,13 +292,14 @@ fn check_devices(program: &Program, threads: usize) -> Result<(), Error> {
     Ok(())
 }
 
-/// Starts leaders of the devices after the first and followers of all, one pool thread each.
+/// Starts leaders of the devices after the first, followers of all and the emulation of links, one pool thread each.
 fn start_threads(shared: &Arc<Shared>, threads_per_device: usize) -> Result<Option<rayon::ThreadPool>, Error> {
     enum Role {
         Leader(usize),
         Follower(Arc<Team>, usize),
+        Courier,
     }
-    let mut roles = Vec::new();
+    let mut roles: Vec<Role> = shared.rendezvous.courier().map(|_| Role::Courier).into_iter().collect();
     for (index, worker) in shared.workers.iter().enumerate() {
         roles.extend((index > 0).then_some(Role::Leader(index)));
         let team = lock(worker).leader.team().clone();
@@ -297,6 +321,9 @@ fn start_threads(shared: &Arc<Shared>, threads_per_device: usize) -> Result<Opti
         match &roles[context.index()] {
             Role::Leader(index) => own.lead(*index),
             Role::Follower(team, thread) => team.follow(*thread),
+            Role::Courier => {
+                own.rendezvous.courier().iter().for_each(|c| c.run(|slot, epoch| own.rendezvous.deliver(slot, epoch)));
+            }
         }
     });
     // A run must not find threads that are still setting themselves up (and allocate while they do).

@@ -5,6 +5,7 @@
 //! mailbox. Peer gone: a failing worker aborts the epoch, which ends every wait; the next epoch starts clean, and what the old one sent is
 //! never received because a slot remembers its epoch.
 
+use super::emulate::Courier;
 use super::wait::{Event, Patience};
 use crate::error::{Error, ErrorKind};
 use crate::tensor::AlignedBytes;
@@ -32,6 +33,8 @@ pub(crate) struct Rendezvous {
     slots: Vec<Slot>,
     mailboxes: Vec<Mailbox>,
     patience: Patience,
+    /// Makes tensors wait for emulated links.
+    courier: Option<Courier>,
     aborted: AtomicBool,
     failure: Mutex<Option<Error>>,
 }
@@ -42,7 +45,12 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Rendezvous {
     /// For `n_workers` workers and one slot per `(receiving worker, size in bytes)`.
-    pub(crate) fn new(n_workers: usize, slots: &[(usize, usize)], patience: Patience) -> Result<Rendezvous, Error> {
+    pub(crate) fn new(
+        n_workers: usize,
+        slots: &[(usize, usize)],
+        patience: Patience,
+        courier: Option<Courier>,
+    ) -> Result<Rendezvous, Error> {
         let slot = |&(destination, bytes): &(usize, usize)| {
             let data = Mutex::new(AlignedBytes::zeroed(bytes)?);
             Ok(Slot { destination, epoch: AtomicU64::new(0), data })
@@ -51,6 +59,7 @@ impl Rendezvous {
             slots: slots.iter().map(slot).collect::<Result<_, Error>>()?,
             mailboxes: (0..n_workers).map(|_| Mailbox::default()).collect(),
             patience,
+            courier,
             aborted: AtomicBool::new(false),
             failure: Mutex::new(None),
         })
@@ -59,24 +68,46 @@ impl Rendezvous {
     /// Forgets the failure of the previous epoch. Called while no worker runs.
     pub(crate) fn begin_epoch(&self) {
         *lock(&self.failure) = None;
+        self.courier.iter().for_each(Courier::begin_epoch);
         self.aborted.store(false, Ordering::Release);
     }
 
     /// Publishes `bytes` under `slot` and wakes the receiver. Errors when the slot was sent to in this epoch, or sizes differ.
-    pub(crate) fn send(&self, slot: usize, epoch: u64, bytes: &[u8]) -> Result<(), Error> {
-        let slot = &self.slots[slot];
+    pub(crate) fn send(&self, slot_idx: usize, epoch: u64, bytes: &[u8]) -> Result<(), Error> {
+        let slot = &self.slots[slot_idx];
         {
             let mut data = lock(&slot.data);
             if slot.epoch.load(Ordering::Relaxed) >= epoch || data.as_slice().len() != bytes.len() {
                 return Err(Error::new(ErrorKind::Internal, "a key was sent twice in one run, or with another size"));
             }
             data.as_mut_slice().copy_from_slice(bytes);
-            slot.epoch.store(epoch, Ordering::Release);
+            if self.courier.is_none() {
+                slot.epoch.store(epoch, Ordering::Release);
+            }
         }
+        match &self.courier {
+            None => self.announce(slot),
+            Some(courier) => courier.post(slot_idx, epoch),
+        }
+        Ok(())
+    }
+
+    fn announce(&self, slot: &Slot) {
         let mailbox = &self.mailboxes[slot.destination];
         mailbox.arrivals.fetch_add(1, Ordering::Release);
         mailbox.event.notify();
-        Ok(())
+    }
+
+    /// Lets the receiver see what was sent over an emulated link. One that was taken off the link before its run was aborted may come here after
+    /// the next run began: its epoch never hides a later one.
+    pub(crate) fn deliver(&self, slot: usize, epoch: u64) {
+        self.slots[slot].epoch.fetch_max(epoch, Ordering::Release);
+        self.announce(&self.slots[slot]);
+    }
+
+    /// The emulation of links, if any.
+    pub(crate) fn courier(&self) -> Option<&Courier> {
+        self.courier.as_ref()
     }
 
     /// True when `slot` holds the tensor of `epoch`.
@@ -122,7 +153,7 @@ mod tests {
     use super::*;
 
     fn two_workers() -> Rendezvous {
-        Rendezvous::new(2, &[(1, 3), (0, 2)], Patience::for_threads(2)).unwrap()
+        Rendezvous::new(2, &[(1, 3), (0, 2)], Patience::for_threads(2), None).unwrap()
     }
 
     #[test]

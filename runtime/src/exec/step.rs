@@ -96,10 +96,10 @@ impl Frame {
         if context.rendezvous.is_aborted() {
             return Err(Stop::Aborted);
         }
-        let started = self.step_ns.is_some().then(Instant::now);
+        let started = self.profile.is_some().then(Instant::now);
         let result = run(&mut self.steps[i], &self.addresses, context);
-        if let (Some(started), Some(step_ns)) = (started, &mut self.step_ns) {
-            step_ns[i] += started.elapsed().as_nanos() as u64;
+        if let (Some(started), Some(profile)) = (started, &mut self.profile) {
+            profile.record(i, started, Instant::now());
         }
         match result {
             Err(Stop::Failed(error)) => Err(Stop::Failed(error.at(self.origin(i)))),

@@ -1,6 +1,7 @@
 //! Small programs with kernels written in Rust, run by the real executor. All plain asserts: Miri runs them too, those with a pool only
 //! with `-Zmiri-tree-borrows -Zmiri-ignore-leaks` (rayon's deque is not sound under stacked borrows); `team` and `rendezvous` need no flag.
 
+use super::emulate::{LinkRate, wait_kernel};
 use super::*;
 use crate::device::{DeviceKind, DeviceName};
 use crate::dtype::DType;
@@ -454,7 +455,7 @@ fn variables_outlive_runs_and_executors() {
         |initial| VariableSpec { container: "c".into(), name: "v".into(), dtype: DType::F32, shape: vec![2], initial };
     p.variables = vec![variable(initial)];
     let resources = Arc::new(Resources::default());
-    let options = ExecOptions { threads: 1, resources: resources.clone() };
+    let options = ExecOptions { threads: 1, resources: resources.clone(), ..ExecOptions::default() };
     let x = Tensor::from_slice(&[10f32, 20.0], &[2]).unwrap();
     let run = |e: &Executor| e.run(std::slice::from_ref(&x)).map(|y| y[0].as_slice::<f32>().to_vec());
     let first = Executor::new(Arc::new(p.clone()), &options).unwrap();
@@ -477,4 +478,83 @@ fn variables_outlive_runs_and_executors() {
     p.variables[0].shape = vec![1, 2];
     p.partitions[0].steps.clear();
     assert!(resources.set("c", "v", &x.reshaped(&[1, 2]).unwrap()).is_err(), "another shape");
+}
+
+/// Both ways between devices 0 and 1 take `latency_ns`, and a microsecond for each byte.
+fn slow_links(latency_ns: u64) -> ExecOptions {
+    let rate = LinkRate { latency_ns, bytes_per_second: 1_000_000 };
+    let transport = Transport::Emulated([((cpu(0), cpu(1)), rate), ((cpu(1), cpu(0)), rate)].into());
+    ExecOptions { threads: 2, transport, ..ExecOptions::default() }
+}
+
+#[test]
+fn emulated_links_carry_tensors_at_their_rate() {
+    watched(|| {
+        let executor = Executor::new(Arc::new(there_and_back(50)), &slow_links(1_000_000)).unwrap();
+        for round in 0..4 {
+            let begin = std::time::Instant::now();
+            let y = executor.run(&[Tensor::from_slice(&[round as f32; 50], &[50]).unwrap()]).unwrap();
+            assert_eq!(y[0].as_slice::<f32>(), [5.0 * round as f32; 50]);
+            // Two ways of 1 ms and 200 bytes at 1 byte per us each.
+            assert!(begin.elapsed() >= Duration::from_micros(2400));
+            let crossings = executor.crossings();
+            let keys: Vec<&Key> = crossings.iter().map(|c| &c.key).collect();
+            assert_eq!(keys, [&key(0, 1, "t"), &key(1, 0, "u")]);
+            for c in &crossings {
+                assert_eq!((c.size_bytes, c.end - c.start), (200, Duration::from_micros(1200)));
+            }
+            assert!(crossings[0].end <= crossings[1].start);
+        }
+    });
+}
+
+#[test]
+fn what_an_aborted_run_sent_never_arrives_in_the_next() {
+    // Device 1 fails while a tensor for it is on its way.
+    let mut p = there_and_back(8);
+    p.partitions[1].buffers.push(buffer("x", DType::F32, &[8], Loc::Input(0)));
+    p.partitions[1].buffers.push(buffer("w", DType::F32, &[8], at(64)));
+    p.partitions[1].arena_bytes = 128;
+    p.partitions[1].buffers[1].loc = at(0);
+    p.partitions[1].steps.insert(0, step(call(0, &[2, 2, 3], 8), "/w", &[]));
+    p.partitions[1].steps[2].deps = vec![StepId(1)];
+    p.partitions[1].steps[3].deps = vec![StepId(2)];
+    watched(move || {
+        let executor = Executor::new(Arc::new(p), &slow_links(20_000_000)).unwrap();
+        for round in 0..3 {
+            let bad = executor.run(&[Tensor::from_slice(&[f32::NAN; 8], &[8]).unwrap()]).unwrap_err();
+            assert_eq!(bad.node(), Some("/w"));
+            let y = executor.run(&[Tensor::from_slice(&[round as f32; 8], &[8]).unwrap()]).unwrap();
+            assert_eq!(y[0].as_slice::<f32>(), [5.0 * round as f32; 8]);
+        }
+    });
+}
+
+#[test]
+fn a_missing_emulated_link_is_refused() {
+    for bytes_per_second in [None, Some(0)] {
+        let mut links = std::collections::BTreeMap::new();
+        links.insert((cpu(1), cpu(0)), LinkRate { latency_ns: 0, bytes_per_second: 1 });
+        links.extend(bytes_per_second.map(|b| ((cpu(0), cpu(1)), LinkRate { latency_ns: 0, bytes_per_second: b })));
+        let options = ExecOptions { threads: 2, transport: Transport::Emulated(links), ..ExecOptions::default() };
+        let error = Executor::new(Arc::new(there_and_back(4)), &options).err().unwrap();
+        assert_eq!(error.kind(), ErrorKind::InvalidInput);
+        let expected =
+            "no emulated link of at least 1 byte/s from /device:CPU:0 to /device:CPU:1, over which \"t\" is sent";
+        assert_eq!(error.to_string(), expected);
+    }
+}
+
+#[test]
+fn a_waiting_kernel_takes_its_items_in_nanoseconds() {
+    let wait = StepKind::Kernel { kernel: KernelId(0), args: vec![], n_outputs: 0, items: 3_000_000, grain: 0 };
+    let steps = vec![step(wait.clone(), "/a", &[]), step(wait, "/b", &[])];
+    let executor = executor(program(vec![], vec![], vec![partition(0, 0, vec![], vec![wait_kernel()], steps)]), 2);
+    assert_eq!(executor.step_spans(), [[]], "nothing is profiled yet");
+    executor.start_profile();
+    executor.run(&[]).unwrap();
+    executor.run(&[]).unwrap();
+    let [a, b] = executor.step_spans()[0][..] else { panic!("two steps") };
+    assert!(a.1 <= b.0 && a.1 - a.0 >= Duration::from_millis(3) && b.1 - b.0 >= Duration::from_millis(3));
+    assert!(executor.step_times()[0].iter().all(|&ns| ns >= 6_000_000));
 }
