@@ -1,1 +1,3 @@
 //! Benches of gristmill.
+
+pub mod placed;

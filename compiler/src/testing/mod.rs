@@ -2,6 +2,7 @@
 //!
 //! Everything follows from a seed, on every machine.
 
+pub mod emulate;
 mod graphs;
 mod wiring;
 

@@ -1,0 +1,128 @@
+//! Predicted against measured makespan on emulated devices: the placer's simulator against the real executor and rendezvous.
+//!
+//! `cargo bench -p gristmill-benches --bench emulated -- [PLACEMENTS [RUNS [DIVISOR]]]`: random placements per graph (12), runs of each (9), and
+//! what all times are divided by (1).
+//!
+//! A machine that is busy with other work wakes kernels too late, and then they are not of known length. Of the runs of a placement only the third
+//! in which kernels overran their lengths least counts, whatever its makespan; the median of these is the measured makespan. The table says by how
+//! much of the makespan kernels of the most disturbed device still overran.
+
+use gristmill::cost::Nanos;
+use gristmill::place::solver::ranks::{keys_of, placed_tails};
+use gristmill::place::solver::{LinkOrder, Problem, Timeline, simulate};
+use gristmill::testing::Rng;
+use gristmill::testing::emulate::Emulator;
+use gristmill_benches::placed::{problem, random_placement, structures};
+
+/// How much to measure.
+struct Effort {
+    placements: usize,
+    runs: usize,
+    divisor: u64,
+}
+
+/// A placement's makespans.
+struct Row {
+    predicted: Nanos,
+    /// Predicted for links that take the most urgent tensor first, as the placer has it.
+    predicted_urgent: Nanos,
+    /// Median of the least disturbed runs.
+    measured: Nanos,
+    /// By how much kernels overran in these, the mean.
+    overrun: Nanos,
+    n_transfers: usize,
+}
+
+fn main() {
+    let numbers: Vec<usize> = std::env::args().filter_map(|a| a.parse().ok()).collect();
+    let in_earnest = std::env::args().any(|a| a == "--bench");
+    let defaults = if in_earnest { [12, 9, 1] } else { [1, 1, 10] };
+    let number = |i: usize| numbers.get(i).copied().unwrap_or(defaults[i]).max(1);
+    study(&Effort { placements: number(0), runs: number(1), divisor: number(2) as u64 });
+}
+
+fn study(effort: &Effort) {
+    println!(
+        "| graph | tasks | devices | placements | transfers | ms | overrun % | mean abs. error % | greatest % | Spearman | urgent links: error % | Spearman |"
+    );
+    println!("|---|---|---|---|---|---|---|---|---|---|---|---|");
+    let mut rng = Rng(1);
+    let mut all = Vec::new();
+    for (i, (name, n_tasks, edges)) in structures(&mut rng).into_iter().enumerate() {
+        let n_devices = 2 + i % 3;
+        let p = problem(&mut rng, n_tasks, &edges, n_devices, effort.divisor);
+        let rows: Vec<Row> =
+            (0..effort.placements).map(|_| measure(&p, &random_placement(&mut rng, &p), effort)).collect();
+        report(&format!("{name} | {n_tasks} | {n_devices}"), &rows);
+        all.extend(rows);
+    }
+    report("all | |", &all);
+}
+
+fn measure(p: &Problem, device: &[u32], effort: &Effort) -> Row {
+    let keys = keys_of(p, &placed_tails(p, device));
+    let timeline = simulate(p, device, &keys, LinkOrder::Fifo);
+    let predicted_urgent = simulate(p, device, &keys, LinkOrder::Urgent).makespan;
+    let emulator = Emulator::new(p, &timeline).expect("a timeline of the simulator is a program");
+    let run = |_| {
+        let run = emulator.run().expect("waiting does not fail");
+        (overrun(p, &run), run.makespan)
+    };
+    let mut runs: Vec<(Nanos, Nanos)> = (0..effort.runs).map(run).collect();
+    runs.sort_unstable();
+    runs.truncate(effort.runs.div_ceil(3));
+    let overrun = Nanos(runs.iter().map(|r| r.0.0).sum::<u64>() / runs.len() as u64);
+    let mut makespans: Vec<Nanos> = runs.iter().map(|r| r.1).collect();
+    makespans.sort_unstable();
+    let (predicted, n_transfers) = (timeline.makespan, timeline.transfers.len());
+    Row { predicted, predicted_urgent, measured: makespans[makespans.len() / 2], overrun, n_transfers }
+}
+
+/// By how much longer than their tasks kernels ran on the device where that is most.
+fn overrun(p: &Problem, run: &Timeline) -> Nanos {
+    let mut by_device = vec![Nanos::ZERO; p.n_devices()];
+    for t in 0..p.n_tasks() {
+        let length = run.end[t].saturating_sub(run.start[t]);
+        by_device[run.device[t] as usize] += length.saturating_sub(p.cost(t, run.device[t] as usize));
+    }
+    by_device.into_iter().max().unwrap_or_default()
+}
+
+fn report(label: &str, rows: &[Row]) {
+    let measured: Vec<f64> = rows.iter().map(|r| r.measured.0 as f64).collect();
+    let fidelity = |of: fn(&Row) -> Nanos| {
+        let predicted: Vec<f64> = rows.iter().map(|r| of(r).0 as f64).collect();
+        let errors: Vec<f64> = predicted.iter().zip(&measured).map(|(p, m)| 100.0 * (p - m).abs() / m).collect();
+        let mean = errors.iter().sum::<f64>() / errors.len() as f64;
+        (mean, errors.iter().copied().fold(0.0, f64::max), pearson(&ranks(&predicted), &ranks(&measured)))
+    };
+    let (mean, greatest, spearman) = fidelity(|r| r.predicted);
+    let (urgent_mean, _, urgent_spearman) = fidelity(|r| r.predicted_urgent);
+    let (shortest, longest) = measured.iter().fold((f64::MAX, 0f64), |(a, b), &m| (a.min(m), b.max(m)));
+    let n_transfers = rows.iter().map(|r| r.n_transfers).sum::<usize>() / rows.len();
+    let ms = format!("{:.1} to {:.1}", shortest / 1e6, longest / 1e6);
+    let overrun =
+        rows.iter().map(|r| 100.0 * r.overrun.0 as f64 / r.measured.0 as f64).sum::<f64>() / rows.len() as f64;
+    println!(
+        "| {label} | {} | {n_transfers} | {ms} | {overrun:.2} | {mean:.2} | {greatest:.2} | {spearman:.3} | {urgent_mean:.2} | {urgent_spearman:.3} |",
+        rows.len()
+    );
+}
+
+/// Rank of each value; equal ones share the mean of their ranks.
+fn ranks(values: &[f64]) -> Vec<f64> {
+    let rank = |v: &f64| {
+        let (below, equal) = (values.iter().filter(|w| *w < v).count(), values.iter().filter(|w| *w == v).count());
+        below as f64 + (equal - 1) as f64 / 2.0
+    };
+    values.iter().map(rank).collect()
+}
+
+/// Correlation; 1 when either side is constant.
+fn pearson(a: &[f64], b: &[f64]) -> f64 {
+    let mean = |v: &[f64]| v.iter().sum::<f64>() / v.len() as f64;
+    let (mean_a, mean_b) = (mean(a), mean(b));
+    let sum = |f: &dyn Fn(f64, f64) -> f64| a.iter().zip(b).map(|(x, y)| f(x - mean_a, y - mean_b)).sum::<f64>();
+    let norm = (sum(&|x, _| x * x) * sum(&|_, y| y * y)).sqrt();
+    if norm == 0.0 { 1.0 } else { sum(&|x, y| x * y) / norm }
+}
