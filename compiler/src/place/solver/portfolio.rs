@@ -31,6 +31,8 @@ pub enum Algorithm {
     Peft,
     /// ETF.
     Etf,
+    /// Blocks between tasks that cut the graph, each solved by itself.
+    Series,
     /// Slices of a line, by dynamic programming.
     Slices,
     /// Baechi's m-TOPO.
@@ -45,7 +47,7 @@ pub enum Algorithm {
 
 impl Algorithm {
     /// Names of all algorithms but the single devices, which are `single`.
-    pub const NAMES: [(&'static str, Algorithm); 11] = [
+    pub const NAMES: [(&'static str, Algorithm); 12] = [
         ("simple", Algorithm::Simple),
         ("greedy", Algorithm::Greedy),
         ("heft", Algorithm::Heft),
@@ -53,6 +55,7 @@ impl Algorithm {
         ("heft-vote", Algorithm::HeftVote),
         ("peft", Algorithm::Peft),
         ("etf", Algorithm::Etf),
+        ("series", Algorithm::Series),
         ("slices", Algorithm::Slices),
         ("m-topo", Algorithm::MTopo),
         ("m-etf", Algorithm::MEtf),
@@ -85,6 +88,7 @@ impl Algorithm {
             Algorithm::HeftVote => placed(algo::heft_by_vote(p)),
             Algorithm::Peft => algo::peft(p),
             Algorithm::Etf => algo::etf(p),
+            Algorithm::Series => return exact::series(p, SERIES_NODES)?.timeline,
             Algorithm::Slices => return slices::place(p),
             Algorithm::MTopo => return baechi::m_topo(p),
             Algorithm::MEtf => return baechi::m_etf(p),
@@ -119,6 +123,8 @@ const REFINE_TASKS_LARGE: u64 = 500_000;
 pub const BOUND_NODES: u64 = 10_000;
 /// Nodes that the search for an optimum looks at unless told otherwise.
 pub const SEARCH_NODES: u64 = 100_000;
+/// Nodes that the search of blocks one after the other looks at; the default run gives it that part of its own.
+const SERIES_NODES: u64 = SEARCH_NODES / 10;
 
 impl Options {
     /// The whole portfolio with refinement; the simple placer prefers accelerators, then low indices.
@@ -181,6 +187,15 @@ pub fn solve(p: &Problem, options: &Options, name: &dyn Fn(Algorithm) -> String)
     let is_large = p.n_tasks() > LARGE;
     let mut bound = if is_large { bounds::quick(p) } else { bounds::best(p, options.bound_nodes) };
     let mut proposals: Vec<(Key, String, Timeline)> = Vec::new();
+    let nodes = options.search_nodes / (SEARCH_NODES / SERIES_NODES);
+    let wanted = options.only.is_none() && !is_large && p.n_devices() > 1 && nodes > 0;
+    if let Some(proof) = wanted.then(|| exact::series(p, nodes)).flatten() {
+        if proof.lower_bound > bound.value {
+            bound = Bound { name: "series-blocks", value: proof.lower_bound };
+        }
+        let found = proof.timeline.map(|t| (fit::key(p, &t), name(Algorithm::Series), t));
+        proposals.extend(found);
+    }
     for algorithm in members(p, options) {
         let Some(timeline) = algorithm.run(p, &options.preference) else { continue };
         let key = fit::key(p, &timeline);

@@ -85,7 +85,8 @@ fn parts(p: &Problem) -> Vec<Part> {
 
 /// The problem of these tasks alone, in topological order; the first takes no time if it is the start.
 pub(in super::super) fn cut_out(p: &Problem, part: &[u32], has_start: bool) -> Problem {
-    let place = |t: u32| part.iter().position(|&u| u == t);
+    let places = places(part);
+    let place = |t: u32| places.binary_search_by_key(&t, |&(u, _)| u).ok().map(|k| places[k].1 as usize);
     let cost = |i: usize, d: usize| {
         let cost = p.cost(part[i] as usize, d);
         if has_start && i == 0 && cost.is_finite() { Nanos::ZERO } else { cost }
@@ -111,8 +112,17 @@ pub(in super::super) fn cut_out(p: &Problem, part: &[u32], has_start: bool) -> P
 
 /// Tensors that go from one of these tasks to another, in the order in which [`cut_out`] numbers them.
 pub(in super::super) fn tensors_of(p: &Problem, part: &[u32]) -> Vec<u32> {
-    let is_used = |x: &u32| p.consumers.row(*x as usize).iter().any(|c| part.contains(c));
+    let places = places(part);
+    let is_inside = |t: &u32| places.binary_search_by_key(t, |&(u, _)| u).is_ok();
+    let is_used = |x: &u32| p.consumers.row(*x as usize).iter().any(is_inside);
     part.iter().flat_map(|&t| p.outputs.row(t as usize).iter().copied().filter(is_used)).collect()
+}
+
+/// Tasks with their indices, by task.
+fn places(part: &[u32]) -> Vec<(u32, u32)> {
+    let mut places: Vec<(u32, u32)> = part.iter().enumerate().map(|(i, &t)| (t, i as u32)).collect();
+    places.sort_unstable();
+    places
 }
 
 /// True for a task with several predecessors.
