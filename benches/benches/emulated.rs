@@ -3,9 +3,9 @@
 //! `cargo bench -p gristmill-benches --bench emulated -- [PLACEMENTS [RUNS [DIVISOR]]]`: random placements per graph (12), runs of each (9), and
 //! what all times are divided by (1).
 //!
-//! A machine that is busy with other work wakes kernels too late, and then they are not of known length. Of the runs of a placement only the third
-//! in which kernels overran their lengths least counts, whatever its makespan; the median of these is the measured makespan. The table says by how
-//! much of the makespan kernels of the most disturbed device still overran.
+//! A machine that is busy with other work wakes kernels too late, and then they are not of known length. Placements take turns, so that a busy moment
+//! does not hit all runs of one; and of the runs of each only the third counts in which kernels overran their lengths least, whatever their makespans.
+//! The median of these is the measured makespan. The table says by how much of it kernels of the most disturbed device still overran.
 
 use gristmill::cost::Nanos;
 use gristmill::place::solver::ranks::{keys_of, placed_tails};
@@ -21,11 +21,22 @@ struct Effort {
     divisor: u64,
 }
 
-/// A placement's makespans.
+/// A placement with its runs.
+struct Case<'p> {
+    p: &'p Problem,
+    emulator: Emulator,
+    timeline: Timeline,
+    /// Makespan for links that take the most urgent tensor first, as the placer has it.
+    urgent: Nanos,
+    /// Overrun and makespan of each run.
+    runs: Vec<(Nanos, Nanos)>,
+}
+
+/// Makespans of a placement.
 struct Row {
     predicted: Nanos,
-    /// Predicted for links that take the most urgent tensor first, as the placer has it.
-    predicted_urgent: Nanos,
+    /// See [`Case::urgent`].
+    urgent: Nanos,
     /// Median of the least disturbed runs.
     measured: Nanos,
     /// By how much kernels overran in these, the mean.
@@ -42,40 +53,56 @@ fn main() {
 }
 
 fn study(effort: &Effort) {
-    println!(
-        "| graph | tasks | devices | placements | transfers | ms | overrun % | mean abs. error % | greatest % | Spearman | urgent links: error % | Spearman |"
-    );
-    println!("|---|---|---|---|---|---|---|---|---|---|---|---|");
     let mut rng = Rng(1);
-    let mut all = Vec::new();
-    for (i, (name, n_tasks, edges)) in structures(&mut rng).into_iter().enumerate() {
-        let n_devices = 2 + i % 3;
-        let p = problem(&mut rng, n_tasks, &edges, n_devices, effort.divisor);
-        let rows: Vec<Row> =
-            (0..effort.placements).map(|_| measure(&p, &random_placement(&mut rng, &p), effort)).collect();
-        report(&format!("{name} | {n_tasks} | {n_devices}"), &rows);
-        all.extend(rows);
+    let structures = structures(&mut rng);
+    let problems: Vec<(String, Problem)> = structures
+        .into_iter()
+        .enumerate()
+        .map(|(i, (name, n_tasks, edges))| {
+            let n_devices = 2 + i % 3;
+            let p = problem(&mut rng, n_tasks, &edges, n_devices, effort.divisor);
+            (format!("{name} | {n_tasks} | {n_devices}"), p)
+        })
+        .collect();
+    let mut cases: Vec<Vec<Case<'_>>> = problems
+        .iter()
+        .map(|(_, p)| (0..effort.placements).map(|_| Case::new(p, &random_placement(&mut rng, p))).collect())
+        .collect();
+    for _ in 0..effort.runs {
+        cases.iter_mut().flatten().for_each(Case::run);
     }
-    report("all | |", &all);
+    println!(
+        "| graph | tasks | devices | placements | transfers | ms | overrun % | mean abs. error % | bias % | greatest % | Spearman | urgent links: error % | Spearman |"
+    );
+    println!("|---|---|---|---|---|---|---|---|---|---|---|---|---|");
+    let rows: Vec<Vec<Row>> = cases.into_iter().map(|c| c.into_iter().map(Case::row).collect()).collect();
+    problems.iter().zip(&rows).for_each(|((label, _), rows)| report(label, rows));
+    report("all | |", &rows.into_iter().flatten().collect::<Vec<_>>());
 }
 
-fn measure(p: &Problem, device: &[u32], effort: &Effort) -> Row {
-    let keys = keys_of(p, &placed_tails(p, device));
-    let timeline = simulate(p, device, &keys, LinkOrder::Fifo);
-    let predicted_urgent = simulate(p, device, &keys, LinkOrder::Urgent).makespan;
-    let emulator = Emulator::new(p, &timeline).expect("a timeline of the simulator is a program");
-    let run = |_| {
-        let run = emulator.run().expect("waiting does not fail");
-        (overrun(p, &run), run.makespan)
-    };
-    let mut runs: Vec<(Nanos, Nanos)> = (0..effort.runs).map(run).collect();
-    runs.sort_unstable();
-    runs.truncate(effort.runs.div_ceil(3));
-    let overrun = Nanos(runs.iter().map(|r| r.0.0).sum::<u64>() / runs.len() as u64);
-    let mut makespans: Vec<Nanos> = runs.iter().map(|r| r.1).collect();
-    makespans.sort_unstable();
-    let (predicted, n_transfers) = (timeline.makespan, timeline.transfers.len());
-    Row { predicted, predicted_urgent, measured: makespans[makespans.len() / 2], overrun, n_transfers }
+impl<'p> Case<'p> {
+    fn new(p: &'p Problem, device: &[u32]) -> Case<'p> {
+        let keys = keys_of(p, &placed_tails(p, device));
+        let timeline = simulate(p, device, &keys, LinkOrder::Fifo);
+        let urgent = simulate(p, device, &keys, LinkOrder::Urgent).makespan;
+        let emulator = Emulator::new(p, &timeline).expect("a timeline of the simulator is a program");
+        Case { p, emulator, timeline, urgent, runs: Vec::new() }
+    }
+
+    fn run(&mut self) {
+        let run = self.emulator.run().expect("waiting does not fail");
+        self.runs.push((overrun(self.p, &run), run.makespan));
+    }
+
+    fn row(mut self) -> Row {
+        self.runs.sort_unstable();
+        self.runs.truncate(self.runs.len().div_ceil(3));
+        let overrun = Nanos(self.runs.iter().map(|r| r.0.0).sum::<u64>() / self.runs.len() as u64);
+        let mut makespans: Vec<Nanos> = self.runs.iter().map(|r| r.1).collect();
+        makespans.sort_unstable();
+        let (predicted, n_transfers) = (self.timeline.makespan, self.timeline.transfers.len());
+        Row { predicted, urgent: self.urgent, measured: makespans[makespans.len() / 2], overrun, n_transfers }
+    }
 }
 
 /// By how much longer than their tasks kernels ran on the device where that is most.
@@ -97,14 +124,17 @@ fn report(label: &str, rows: &[Row]) {
         (mean, errors.iter().copied().fold(0.0, f64::max), pearson(&ranks(&predicted), &ranks(&measured)))
     };
     let (mean, greatest, spearman) = fidelity(|r| r.predicted);
-    let (urgent_mean, _, urgent_spearman) = fidelity(|r| r.predicted_urgent);
+    let (urgent_mean, _, urgent_spearman) = fidelity(|r| r.urgent);
     let (shortest, longest) = measured.iter().fold((f64::MAX, 0f64), |(a, b), &m| (a.min(m), b.max(m)));
+    let bias =
+        rows.iter().map(|r| 100.0 * (r.measured.0 as f64 - r.predicted.0 as f64) / r.measured.0 as f64).sum::<f64>()
+            / rows.len() as f64;
     let n_transfers = rows.iter().map(|r| r.n_transfers).sum::<usize>() / rows.len();
     let ms = format!("{:.1} to {:.1}", shortest / 1e6, longest / 1e6);
     let overrun =
         rows.iter().map(|r| 100.0 * r.overrun.0 as f64 / r.measured.0 as f64).sum::<f64>() / rows.len() as f64;
     println!(
-        "| {label} | {} | {n_transfers} | {ms} | {overrun:.2} | {mean:.2} | {greatest:.2} | {spearman:.3} | {urgent_mean:.2} | {urgent_spearman:.3} |",
+        "| {label} | {} | {n_transfers} | {ms} | {overrun:.2} | {mean:.2} | {bias:+.2} | {greatest:.2} | {spearman:.3} | {urgent_mean:.2} | {urgent_spearman:.3} |",
         rows.len()
     );
 }

@@ -93,7 +93,7 @@ fn training(depth: usize) -> (usize, Edges) {
 }
 
 /// The problem of a structure on `n_devices` devices, each with its own speed and links: tasks of 0.2 to 5 ms, latencies of 0.1 to 0.3 ms, transfers of
-/// up to about 1.5 ms, all divided by `divisor`.
+/// up to about 2.5 ms, all divided by `divisor`.
 pub fn problem(rng: &mut Rng, n_tasks: usize, edges: &Edges, n_devices: usize, divisor: u64) -> Problem {
     let percent: Vec<u64> = (0..n_devices).map(|_| rng.pick(&[100, 100, 125, 160])).collect();
     let mut links = Links::uniform(n_devices, LinkProfile { latency: Nanos(100_000), bytes_per_second: 1 });
@@ -110,7 +110,7 @@ pub fn problem(rng: &mut Rng, n_tasks: usize, edges: &Edges, n_devices: usize, d
         let mut consumers: Vec<u32> = edges.iter().filter(|e| e.0 == producer).map(|e| e.1 as u32).collect();
         consumers.sort_unstable();
         consumers.dedup();
-        let payload = Payload::Bytes(Bytes(rng.pick(&[4u64, 2_000, 8_000, 24_000, 60_000])));
+        let payload = Payload::Bytes(Bytes(rng.pick(&[4u64, 8_000, 24_000, 60_000, 120_000])));
         (Tensor { producer: producer as u32, payload }, consumers)
     };
     let tensors = (0..n_tasks).map(&mut tensor).collect();
@@ -119,9 +119,10 @@ pub fn problem(rng: &mut Rng, n_tasks: usize, edges: &Edges, n_devices: usize, d
     Problem::new(parts).expect("structures have no rings, and every device runs every task")
 }
 
-/// A random placement: a task follows one of its operands with a probability of the placement's own, or goes to any of the devices that it uses.
+/// A random placement: a task follows one of its operands with a probability of the placement's own, or goes to any of
+/// the two or more devices that it uses.
 pub fn random_placement(rng: &mut Rng, p: &Problem) -> Vec<u32> {
-    let (n_used, follow) = (1 + rng.below(p.n_devices()), rng.below(9));
+    let (n_used, follow) = (2 + rng.below(p.n_devices() - 1), rng.below(7));
     let mut device = vec![0u32; p.n_tasks()];
     for &t in &p.order {
         let operands: Vec<u32> = p.predecessors(t as usize).collect();
