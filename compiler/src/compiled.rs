@@ -1,11 +1,13 @@
 //! A compiled model: it specialises per input shapes, caches what it made, and runs it.
 
+use crate::cost::{CostModel, Measured, Nanos};
 use crate::error::{Error, Result};
-use crate::ir::{Graph, Type};
+use crate::ir::{Graph, NodeId, Type};
 use crate::nearest::unknown;
 use crate::onnx;
 use crate::options::{Options, default_threads};
-use crate::pipeline::{Lowered, lower};
+use crate::pipeline::{Lowered, Planned, costs, lower, plan, replan};
+use crate::place::{Horizon, Replacement};
 use gristmill_runtime::Tensor;
 use gristmill_runtime::exec::{ExecOptions, Executor};
 use gristmill_runtime::program::{Partition, Step, StepKind};
@@ -65,6 +67,16 @@ pub struct Outputs(Vec<(String, Tensor)>);
 ///
 /// Errors name the node of the user's model; [`Error::kind`] tells bad input from unsupported ops.
 pub fn compile(source: impl Into<Source>, options: &Options) -> Result<Compiled> {
+    let compiled = prepare(source, options)?;
+    let shapes: Option<Vec<Vec<usize>>> = compiled.inputs.iter().map(|(_, t)| t.static_shape()).collect();
+    if let (Some(shapes), true) = (shapes, compiled.value_inputs.is_empty()) {
+        compiled.specialise(shapes, &BTreeMap::new())?;
+    }
+    Ok(compiled)
+}
+
+/// As [`compile`], but without any code yet: for [`Compiled::plan`], which needs none.
+pub fn prepare(source: impl Into<Source>, options: &Options) -> Result<Compiled> {
     let source = source.into();
     let (symbolic, value_inputs) = match &source {
         Source::Onnx(m) => {
@@ -77,19 +89,14 @@ pub fn compile(source: impl Into<Source>, options: &Options) -> Result<Compiled>
             (interface(&bound), BTreeSet::new())
         }
     };
-    let compiled = Compiled {
+    Ok(Compiled {
         source,
         options: options.clone(),
         inputs: symbolic.0,
         outputs: symbolic.1,
         value_inputs,
         cache: Mutex::new(BTreeMap::new()),
-    };
-    let shapes: Option<Vec<Vec<usize>>> = compiled.inputs.iter().map(|(_, t)| t.static_shape()).collect();
-    if let (Some(shapes), true) = (shapes, compiled.value_inputs.is_empty()) {
-        compiled.specialise(shapes, &BTreeMap::new())?;
-    }
-    Ok(compiled)
+    })
 }
 
 /// Names and types of a graph's inputs, and names of its outputs.
@@ -127,12 +134,35 @@ impl Compiled {
         executable.run(&tensors)
     }
 
+    /// Which device would run what for given inputs, in the order of [`Compiled::inputs`]. The devices need not exist.
+    pub fn plan(&self, tensors: &[Tensor]) -> Result<Planned> {
+        let (shapes, values) = self.shapes_and_values(tensors);
+        plan(self.specialised_graph(&shapes, &values)?, &self.options)
+    }
+
+    /// What would become of the placement with the times of `measured`: the one that was compiled for given inputs, or a better one where
+    /// that pays over `horizon`. Time to rebuild is that of code generation, if anything moves.
+    pub fn replan(&self, tensors: &[Tensor], measured: &Arc<Measured>, steps: u64) -> Result<Replacement> {
+        let executable = self.for_inputs(tensors)?;
+        let report = &executable.lowered.report;
+        let rebuild = report.stages.iter().find(|(stage, _)| *stage == "codegen").map_or(0, |(_, ns)| *ns);
+        let (shapes, values) = self.shapes_and_values(tensors);
+        let options = Options { measured: measured.clone(), ..self.options.clone() };
+        let horizon = Horizon { steps, rebuild: Nanos(rebuild) };
+        replan(self.specialised_graph(&shapes, &values)?, &options, &executable.lowered.placement, horizon)
+    }
+
     /// The specialisation for given inputs, in the order of [`Compiled::inputs`]; made now if it is not there yet.
     pub fn for_inputs(&self, tensors: &[Tensor]) -> Result<Arc<Executable>> {
-        let shapes: Vec<Vec<usize>> = tensors.iter().map(|t| t.shape().to_vec()).collect();
-        let named = self.inputs.iter().zip(tensors).filter(|((n, _), _)| self.value_inputs.contains(n));
-        let values: BTreeMap<String, Tensor> = named.map(|((n, _), t)| (n.clone(), t.clone())).collect();
+        let (shapes, values) = self.shapes_and_values(tensors);
         self.specialise(shapes, &values)
+    }
+
+    /// Shapes of inputs, and those whose contents decide shapes, by name.
+    fn shapes_and_values(&self, tensors: &[Tensor]) -> (Vec<Vec<usize>>, BTreeMap<String, Tensor>) {
+        let shapes = tensors.iter().map(|t| t.shape().to_vec()).collect();
+        let named = self.inputs.iter().zip(tensors).filter(|((n, _), _)| self.value_inputs.contains(n));
+        (shapes, named.map(|((n, _), t)| (n.clone(), t.clone())).collect())
     }
 
     /// Inputs by name, put in order and checked against the declared types.
@@ -238,6 +268,43 @@ impl Executable {
             p.steps.iter().zip(times).map(time).collect()
         };
         parts.flat_map(row).collect()
+    }
+}
+
+impl Compiled {
+    /// Measures every cluster: adds the times of `n_runs` runs with given inputs to `measured`, after one run that does not count (it faults
+    /// pages in). Returns the number of clusters measured.
+    pub fn measure(&self, tensors: &[Tensor], n_runs: usize, measured: &mut Measured) -> Result<usize> {
+        let executable = self.for_inputs(tensors)?;
+        let mut outputs = executable.run(tensors)?.into_tensors();
+        let mut runs = Vec::with_capacity(n_runs);
+        for _ in 0..n_runs {
+            executable.start_profile();
+            executable.run_into(tensors, &mut outputs)?;
+            runs.push(executable.executor.step_times());
+        }
+        let costs = CostModel { measured: Arc::default(), ..costs(&self.options) };
+        let lowered = &executable.lowered;
+        let mut n_clusters = 0;
+        for (p, (part, nodes)) in lowered.partitions.iter().zip(&lowered.step_nodes).enumerate() {
+            let Some(device) = self.options.devices.devices.iter().find(|d| d.name == part.device) else { continue };
+            let mut times: BTreeMap<NodeId, Vec<Nanos>> = BTreeMap::new();
+            for (step, node) in nodes.iter().enumerate() {
+                let Some(id) = node else { continue };
+                let sums = times.entry(*id).or_insert_with(|| vec![Nanos::ZERO; n_runs]);
+                sums.iter_mut().zip(&runs).for_each(|(sum, run)| *sum += Nanos(run[p][step]));
+            }
+            n_clusters += times.len();
+            let profile = &device.profile;
+            measured.record(
+                profile,
+                times.into_iter().map(|(id, times)| {
+                    let node = part.graph.node(id);
+                    (&part.graph, node, costs.analytic_ns(&part.graph, node, profile), times)
+                }),
+            );
+        }
+        Ok(n_clusters)
     }
 }
 

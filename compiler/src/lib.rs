@@ -1,5 +1,6 @@
 #![doc = include_str!("../../README.md")]
 
+pub mod calibrate;
 pub mod cli;
 pub mod cluster;
 pub mod codegen;
@@ -23,7 +24,7 @@ pub mod testing;
 pub mod units;
 pub mod vecprog;
 
-pub use compiled::{Compiled, Executable, Outputs, Source, StepTime, compile};
+pub use compiled::{Compiled, Executable, Outputs, Source, StepTime, compile, prepare};
 pub use error::{Error, ErrorKind, Result};
 pub use gristmill_runtime::{DType, DeviceName, Tensor};
 pub use options::Options;

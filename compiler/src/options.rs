@@ -1,7 +1,9 @@
 //! What a caller can ask of the compiler.
 
+use crate::cost::Measured;
 use crate::ir::Bindings;
 use crate::place::{DeviceSet, Fallback, Pin};
+use std::sync::Arc;
 
 /// Options of [`crate::compile`]. Any value is valid; what contradicts the model is an error when it is compiled.
 #[derive(Clone, Debug)]
@@ -18,6 +20,8 @@ pub struct Options {
     pub opt_level: u8,
     /// CPU threads over all logical CPU devices; `None`: one per available core.
     pub threads: Option<usize>,
+    /// Measured times that correct the predicted ones.
+    pub measured: Arc<Measured>,
     /// Run the verifier and the independent checkers between stages (always on in debug builds).
     pub check: bool,
     /// Keep what every stage made, for [`crate::pipeline::Lowered::text`]. Otherwise weights are let go as soon as they are packed.
@@ -33,6 +37,7 @@ impl Default for Options {
             dims: Bindings::new(),
             opt_level: 2,
             threads: None,
+            measured: Arc::default(),
             check: cfg!(debug_assertions),
             keep_stages: false,
         }

@@ -5,17 +5,18 @@ use crate::codegen::assemble::{Settings, assemble};
 use crate::codegen::cpu;
 use crate::cost::CostModel;
 use crate::error::{Error, Result};
-use crate::ir::Graph;
 use crate::ir::print::PrintOptions;
 use crate::ir::verify::verify;
+use crate::ir::{Graph, NodeId};
 use crate::options::{Options, default_threads};
 use crate::partition::Part;
-use crate::place::{Placement, Request};
+use crate::place::{Horizon, Placement, Replacement, Request};
 use crate::report::Report;
 use crate::rewrite::Pricing;
 use crate::schedule::Schedule;
 use crate::{partition, passes, place, rewrite};
 use gristmill_runtime::program::Program;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -116,6 +117,8 @@ pub struct Lowered {
     pub partitions: Vec<Part>,
     /// Order and memory plan of each partition.
     pub schedules: Vec<Schedule>,
+    /// The node of its partition's graph that each step computes, by partition; none for copies to outputs.
+    pub step_nodes: Vec<Vec<Option<NodeId>>>,
     /// What the executor runs.
     pub program: Arc<Program>,
     /// Text of the generated code, when the options asked for it.
@@ -157,9 +160,44 @@ impl Stages<'_> {
     }
 }
 
-/// The way of a graph of static shapes to a program.
-pub fn lower(graph: Graph, options: &Options) -> Result<Lowered> {
+/// The way of a graph as far as its placement; devices need no code generator.
+pub struct Planned {
+    /// One node per kernel.
+    pub clusters: Graph,
+    /// Device of each cluster.
+    pub placement: Placement,
+    /// What happened on the way.
+    pub report: Report,
+}
+
+/// The way of a graph of static shapes to a placement: what can be said about machines that are not there.
+pub fn plan(graph: Graph, options: &Options) -> Result<Planned> {
     let mut s = Stages { options, report: Report::default() };
+    let front = front(graph, &mut s)?;
+    if options.check {
+        place::check::check(&front.clusters, &front.request, &front.placement)?;
+    }
+    Ok(Planned { clusters: front.clusters, placement: front.placement, report: s.report })
+}
+
+/// What becomes of an earlier placement of a graph by today's measured times. Rewriting and clustering do not depend on these.
+pub fn replan(graph: Graph, options: &Options, previous: &Placement, horizon: Horizon) -> Result<Replacement> {
+    let mut s = Stages { options, report: Report::default() };
+    let front = front(graph, &mut s)?;
+    place::replace(&front.clusters, &front.request, &costs(options), previous, front.placement, horizon)
+}
+
+/// The results of the stages up to placement.
+struct Front {
+    graph: Graph,
+    rewritten: Graph,
+    clusters: Graph,
+    request: Request,
+    placement: Placement,
+}
+
+fn front(graph: Graph, s: &mut Stages) -> Result<Front> {
+    let options = s.options;
     let mut request = Request {
         devices: options.devices.clone(),
         pins: options.pins.clone(),
@@ -182,7 +220,7 @@ pub fn lower(graph: Graph, options: &Options) -> Result<Lowered> {
     }
     s.check(&rewritten)?;
     let graph = s.keep(graph);
-    let mut clusters = s.run("cluster", |report| {
+    let clusters = s.run("cluster", |report| {
         let (clusters, r) = cluster(&rewritten, &fusion(options))?;
         report.cluster = r;
         Ok(clusters)
@@ -190,10 +228,18 @@ pub fn lower(graph: Graph, options: &Options) -> Result<Lowered> {
     s.check(&clusters)?;
     let rewritten = s.keep(rewritten);
     let placement = s.run("place", |report| {
-        let placement = place::place(&clusters, &request, &CostModel::default())?;
+        let placement = place::place(&clusters, &request, &costs(options))?;
         report.warnings.extend(placement.warnings.iter().cloned());
         Ok(placement)
     })?;
+    Ok(Front { graph, rewritten, clusters, request, placement })
+}
+
+/// The way of a graph of static shapes to a program.
+pub fn lower(graph: Graph, options: &Options) -> Result<Lowered> {
+    let mut s = Stages { options, report: Report::default() };
+    let Front { graph, rewritten, mut clusters, request, placement } = front(graph, &mut s)?;
+    has_code_generators(&placement)?;
     let mut partitions = s.run("partition", |_| partition::partition(&clusters, &placement))?;
     if options.check {
         place::check::check(&clusters, &request, &placement)?;
@@ -217,12 +263,27 @@ pub fn lower(graph: Graph, options: &Options) -> Result<Lowered> {
         placement,
         partitions,
         schedules: made.schedules,
+        step_nodes: made.step_nodes,
         program,
         clif,
         asm,
         kept: options.keep_stages,
         report: s.report,
     })
+}
+
+/// Errors with `Unsupported` when nodes are on devices for which there is no code generator, as plans for absent machines may have them.
+fn has_code_generators(placement: &Placement) -> Result<()> {
+    let mut lacking: BTreeMap<usize, usize> = BTreeMap::new();
+    for placed in placement.nodes.iter().flatten() {
+        if place::lacks_kernels(placement.devices[placed.device].kind).is_some() {
+            *lacking.entry(placed.device).or_default() += 1;
+        }
+    }
+    let Some((&device, n_nodes)) = lacking.iter().next() else { return Ok(()) };
+    let why = place::lacks_kernels(placement.devices[device].kind).unwrap_or_default();
+    let message = format!("the plan puts {n_nodes} nodes on {}: {why}", placement.devices[device]);
+    Err(Error::unsupported(message).hint("`gristmill place`, which plans without running, or a --target of CPUs only"))
 }
 
 /// Constant folding, common subexpressions, dead code.
@@ -241,6 +302,11 @@ fn rewrite(g: &Graph, options: &Options, report: &mut Report) -> Result<Graph> {
 
 fn rewrite_options(options: &Options) -> rewrite::Options {
     rewrite::Options { pricing: pricing(options), ..rewrite::Options::level(options.opt_level) }
+}
+
+/// The model that placement asks: with what was measured.
+pub(crate) fn costs(options: &Options) -> CostModel {
+    CostModel { measured: options.measured.clone(), ..CostModel::default() }
 }
 
 /// Rewriting and fusion price for the first device.

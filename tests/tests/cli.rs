@@ -1,6 +1,6 @@
 //! The command line as users and scripts meet it: output forms, exit codes, errors.
 
-use crate::process::gristmill;
+use crate::process::{gristmill, gristmill_with_cache};
 use std::path::{Path, PathBuf};
 
 fn data(path: &str) -> String {
@@ -139,5 +139,69 @@ fn the_placement_log_has_a_line_per_op() {
     assert!(
         err.contains("chain: '/a' (asked for /device:GPU:1) -- loc:@/a -- '/b' (asked for /device:CPU:1)"),
         "{err}"
+    );
+}
+
+/// Two GPUs that this machine need not have.
+const TARGET: &str = r#"
+format = "gristmill/profile/1"
+name = "two GPUs"
+[[device]]
+kind = "gpu"
+count = 2
+memory_bytes_per_second = 3e12
+cache_bytes = 50_000_000
+cache_bytes_per_second = 5e12
+launch_ns = 3_000
+flops_per_second = { f32 = 6e13 }
+[[link]]
+from = "any"
+to = "any"
+latency_ns = 8_000
+bytes_per_second = 5e10
+"#;
+
+#[test]
+fn absent_machines_are_planned_for_but_do_not_run() {
+    let dir = tempfile::tempdir().unwrap();
+    let target = dir.path().join("gpus.toml");
+    std::fs::write(&target, TARGET).unwrap();
+    let target = target.to_str().unwrap();
+    let model = data("digits/model.onnx");
+    let (code, out, err) = run(&["place", &model, "--set", "batch=2", "--target", target]);
+    assert!(code == 0 && out.contains("/device:GPU:0"), "{out}{err}");
+    let (code, _, err) = run(&["run", &model, "--set", "batch=2", "--target", target]);
+    assert!(code == 3 && err.contains("no code generator for GPU yet"), "{code}: {err}");
+    std::fs::write(target, TARGET.replace("launch_ns", "launch_us")).unwrap();
+    let (code, _, err) = run(&["place", &model, "--set", "batch=2", "--target", target]);
+    assert!(code == 2 && err.contains("gpus.toml: line 10: unknown field `launch_us`"), "{code}: {err}");
+}
+
+#[test]
+fn times_are_kept_and_broken_files_ignored() {
+    let cache = tempfile::tempdir().unwrap();
+    let model = data("digits/model.onnx");
+    let bench = ["bench", &model, "--set", "batch=2", "--iters", "1", "--devices", "cpu:2", "--profile"];
+    let times = cache.path().join("times.json");
+    for _ in 0..2 {
+        let ended = gristmill_with_cache(Path::new("."), cache.path(), &bench);
+        assert!(ended.code == Some(0) && ended.stderr.contains("16 runs each"), "{}", ended.stderr);
+        assert!(!ended.stderr.contains("warning"), "{}", ended.stderr);
+    }
+    let text = std::fs::read_to_string(&times).unwrap();
+    assert!(text.contains("\"count\":32"), "the second bench adds to the first");
+    let rates = cache.path().join("cpu.toml");
+    std::fs::write(&times, &text[..text.len() / 2]).unwrap();
+    std::fs::write(&rates, TARGET).unwrap();
+    let ended = gristmill_with_cache(Path::new("."), cache.path(), &["run", &model, "--set", "batch=2"]);
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    for file in [times, rates] {
+        assert!(ended.stderr.contains(&format!("warning: {}: ", file.display())), "{}", ended.stderr);
+    }
+    let ended = gristmill_with_cache(Path::new("."), cache.path(), &["devices"]);
+    assert!(
+        ended.code == Some(0) && ended.stdout.contains("assumed; `gristmill calibrate` measures"),
+        "{}",
+        ended.stdout
     );
 }

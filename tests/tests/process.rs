@@ -26,12 +26,18 @@ pub struct Ended {
     pub stderr: String,
 }
 
-/// Runs `gristmill ARGS` in `folder`.
+/// Runs `gristmill ARGS` in `folder`, without a cache.
 pub fn gristmill(folder: &Path, args: &[&str]) -> Ended {
+    gristmill_with_cache(folder, Path::new(""), args)
+}
+
+/// Runs `gristmill ARGS` in `folder` with the cache folder `cache`.
+pub fn gristmill_with_cache(folder: &Path, cache: &Path, args: &[&str]) -> Ended {
     let (mut stdout, mut stderr) = (scratch(), scratch());
     let status = limited(binary())
         .args(args)
         .current_dir(folder)
+        .env("GRISTMILL_CACHE_DIR", cache)
         .stdin(Stdio::null())
         .stdout(stdout.try_clone().expect("a file handle can be cloned"))
         .stderr(stderr.try_clone().expect("a file handle can be cloned"))

@@ -1,11 +1,11 @@
 //! Flags that the compiling verbs share, and how they become [`Options`].
 
+use super::{calibrate, load};
 use crate::cost::Bytes;
 use crate::error::{Error, Result};
-use crate::ir::Bindings;
+use crate::ir::{Bindings, Graph};
 use crate::options::{Options, default_threads};
-use crate::pipeline::Lowered;
-use crate::place::{DeviceSet, Fallback, Pin};
+use crate::place::{DeviceSet, Fallback, Pin, Placement, Target};
 use clap::{Args, ValueEnum};
 use std::path::PathBuf;
 
@@ -15,6 +15,9 @@ pub struct CompileArgs {
     /// Logical devices: `cpu:2` for two logical CPUs, or names such as `/device:CPU:0`, separated by commas.
     #[arg(long, default_value = "cpu:1", value_name = "LIST")]
     pub devices: String,
+    /// The machine that a profile describes, present or not, instead of this one's devices.
+    #[arg(long, value_name = "PROFILE.toml", conflicts_with = "devices")]
+    pub target: Option<PathBuf>,
     /// Run the nodes whose path matches the regular expression on a device.
     #[arg(long, value_name = "REGEX=DEVICE")]
     pub pin: Vec<String>,
@@ -60,17 +63,29 @@ pub enum FallbackArg {
 
 impl CompileArgs {
     /// Prints to stderr what `--log-device-placement` asks for.
-    pub fn log_placement(&self, lowered: &Lowered) {
+    pub fn log_placement(&self, placement: &Placement, clusters: &Graph) {
         if self.log_device_placement {
-            eprint!("{}", lowered.placement.device_log(&lowered.clusters));
+            eprint!("{}", placement.device_log(clusters));
         }
+    }
+
+    /// The devices of `--target`, or of `--devices` on this machine.
+    fn device_set(&self, threads: usize) -> Result<DeviceSet> {
+        let Some(path) = &self.target else {
+            let mut set = DeviceSet::parse(&self.devices, threads)?;
+            calibrate::calibration().iter().for_each(|c| c.apply(&mut set));
+            return Ok(set);
+        };
+        let target = Target::parse(&load::text(path)?).map_err(|e| e.context(path.display()))?;
+        Ok(target.devices)
     }
 
     /// The options that the flags say.
     pub fn options(&self) -> Result<Options> {
         let threads = self.threads.map_or_else(default_threads, usize::from);
         let mut options = Options {
-            devices: DeviceSet::parse(&self.devices, threads)?,
+            devices: self.device_set(threads)?,
+            measured: calibrate::measured(),
             fallback: match self.fallback {
                 FallbackArg::Error => Fallback::Error,
                 FallbackArg::Warn => Fallback::Warn,

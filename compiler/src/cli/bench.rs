@@ -1,14 +1,20 @@
 //! `gristmill bench`: time repeated runs.
 
 use super::args::CompileArgs;
+use super::calibrate::machine;
 use super::load::{self, InputFlags};
 use super::{dump, outln, print_json};
-use crate::compiled::{StepTime, compile};
+use crate::Tensor;
+use crate::compiled::{Compiled, StepTime, compile};
+use crate::cost::measured::KEPT;
+use crate::cost::store;
 use crate::error::Result;
+use crate::options::Options;
 use crate::units as format;
 use clap::Args;
 use serde_json::json;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Arguments of `bench`.
@@ -33,7 +39,7 @@ pub struct BenchArgs {
     /// Seed of random inputs.
     #[arg(long, default_value_t = 0)]
     seed: u64,
-    /// Measure each kernel too, and list the slowest.
+    /// Measure each kernel too: list the slowest, and keep the times for placements to come.
     #[arg(long)]
     profile: bool,
     /// Print JSON.
@@ -56,7 +62,7 @@ pub fn bench(args: &BenchArgs) -> Result<()> {
     let executable = compiled.for_inputs(&inputs)?;
     let compile_ns = started.elapsed().as_nanos() as u64;
     executable.lowered.report.print_warnings();
-    args.compile.log_placement(&executable.lowered);
+    args.compile.log_placement(&executable.lowered.placement, &executable.lowered.clusters);
     if let Some(dir) = &args.compile.dump_dir {
         dump::write_all(&executable.lowered, dir)?;
     }
@@ -73,6 +79,7 @@ pub fn bench(args: &BenchArgs) -> Result<()> {
     let rss = peak_rss_bytes();
     if args.profile {
         print_profile(&executable.profile());
+        record(&compiled, &inputs, &options)?;
     }
     if args.json {
         print_json(
@@ -90,6 +97,30 @@ pub fn bench(args: &BenchArgs) -> Result<()> {
             times.len()
         );
         outln!("peak memory {}", rss.map_or("unknown".into(), format::size));
+    }
+    Ok(())
+}
+
+/// Runs that are measured cluster by cluster.
+const RECORDED_RUNS: usize = KEPT;
+/// Steps over which another placement must repay its cost.
+const HORIZON_STEPS: u64 = 100;
+
+/// Adds the times of each cluster to those in the cache folder, and says on stderr what placement would make of them.
+fn record(compiled: &Compiled, inputs: &[Tensor], options: &Options) -> Result<()> {
+    let mut measured = (*options.measured).clone();
+    let n_clusters = compiled.measure(inputs, RECORDED_RUNS, &mut measured)?;
+    let Some(folder) = store::folder() else { return Ok(()) };
+    let path = store::times_path(&folder);
+    store::save_times(&path, &machine(), &measured)?;
+    eprintln!("times of {n_clusters} clusters, {RECORDED_RUNS} runs each, added to {}", path.display());
+    if options.devices.devices.len() > 1 {
+        let r = compiled.replan(inputs, &Arc::new(measured), HORIZON_STEPS)?;
+        let verdict = if r.adopted { "would be adopted" } else { "would not be adopted" };
+        eprintln!(
+            "by these times a step takes {} as placed; a placement that moves {} nodes takes {} and costs {} once: it {verdict}",
+            r.kept, r.n_moved, r.proposed, r.cost
+        );
     }
     Ok(())
 }

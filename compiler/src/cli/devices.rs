@@ -1,7 +1,9 @@
 //! `gristmill devices`: what this machine has.
 
+use super::calibrate::{calibration, rates, rates_json};
 use super::{outln, print_json};
-use crate::cost::DeviceProfile;
+use crate::calibrate;
+use crate::cost::{DeviceProfile, store};
 use crate::error::Result;
 use crate::units as format;
 use clap::Args;
@@ -24,7 +26,15 @@ pub fn devices(args: &DevicesArgs) -> Result<()> {
     let cpu = cpu::probe();
     let logical = crate::place::DeviceSet::parse(&args.devices, cpu.logical_cores)?;
     let gpus = cuda::probe();
-    let profile = DeviceProfile::this_cpu(cpu.logical_cores);
+    let calibration = calibration();
+    let profile = match &calibration {
+        Some(c) => c.cpu(cpu.logical_cores),
+        None => DeviceProfile::this_cpu(cpu.logical_cores),
+    };
+    let source = match (&calibration, store::folder()) {
+        (Some(_), Some(folder)) => format!("measured: {}", calibrate::path(&folder).display()),
+        _ => "assumed; `gristmill calibrate` measures".to_owned(),
+    };
     if args.json {
         let gpus = match &gpus {
             Ok(list) => json!(list.iter().map(|g| json!({ "name": g.name, "memory_bytes": g.memory_bytes, "compute_capability": [g.compute_capability.0, g.compute_capability.1] })).collect::<Vec<_>>()),
@@ -33,7 +43,7 @@ pub fn devices(args: &DevicesArgs) -> Result<()> {
         print_json(
             "devices",
             json!({ "cpu": { "model": cpu.model, "cores": cpu.logical_cores, "features": cpu.features, "memory_bytes": cpu.total_memory_bytes, "available_bytes": cpu.available_memory_bytes },
-            "gpus": gpus, "cuda": cuda::probe().err(), "logical": logical.devices.iter().map(|d| d.name.to_string()).collect::<Vec<_>>() }),
+            "rates": rates_json(&profile), "rates_from": source, "gpus": gpus, "cuda": cuda::probe().err(), "logical": logical.devices.iter().map(|d| d.name.to_string()).collect::<Vec<_>>() }),
         );
         return Ok(());
     }
@@ -46,11 +56,7 @@ pub fn devices(args: &DevicesArgs) -> Result<()> {
         memory(cpu.available_memory_bytes)
     );
     outln!("       features {}", cpu.features.join(" "));
-    outln!(
-        "       assumed for placement: {:.0} GFLOP/s f32, {:.0} GB/s memory",
-        profile.peak_flops(crate::DType::F32) / 1e9,
-        profile.memory_bandwidth / 1e9
-    );
+    outln!("       {} ({source})", rates(&profile));
     match &gpus {
         Ok(list) => list.iter().enumerate().for_each(|(i, g)| {
             outln!(

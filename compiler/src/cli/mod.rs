@@ -2,6 +2,7 @@
 
 mod args;
 mod bench;
+mod calibrate;
 mod check;
 mod devices;
 mod dump;
@@ -40,6 +41,8 @@ enum Verb {
     Bench(bench::BenchArgs),
     /// Explain which device runs what.
     Place(place::PlaceArgs),
+    /// Measure this machine's CPU once, so that predicted times are its own.
+    Calibrate(calibrate::CalibrateArgs),
     /// Physical and logical devices.
     Devices(devices::DevicesArgs),
 }
@@ -60,6 +63,7 @@ pub fn main() -> ExitCode {
         Verb::Dump(a) => dump::dump(&a),
         Verb::Bench(a) => bench::bench(&a),
         Verb::Place(a) => place::place(&a),
+        Verb::Calibrate(a) => calibrate::calibrate(&a),
         Verb::Devices(a) => devices::devices(&a),
     };
     match result {

@@ -4,7 +4,7 @@ use super::args::CompileArgs;
 use super::load::{self, InputFlags};
 use super::objective::{Asked, Objective, Semantics};
 use super::{outln, print_json};
-use crate::compiled::compile;
+use crate::compiled::prepare;
 use crate::cost::{Bytes, Nanos};
 use crate::error::{Error, ErrorKind, Result};
 use crate::nearest::nearest;
@@ -60,15 +60,12 @@ pub fn place(args: &PlaceArgs) -> Result<()> {
 }
 
 fn place_model(args: &PlaceArgs, model: &Path) -> Result<()> {
-    let mut options = args.compile.options()?;
-    options.keep_stages = true;
-    let compiled = compile(load::model(model)?, &options)?;
+    let compiled = prepare(load::model(model)?, &args.compile.options()?)?;
     // Shapes decide costs; random inputs stand for real ones, values do not matter.
     let (inputs, _) = load::inputs(&compiled, &InputFlags { npz: None, npy: &[], seed: 0 })?;
-    let executable = compiled.for_inputs(&inputs)?;
-    let lowered = &executable.lowered;
+    let lowered = &compiled.plan(&inputs)?;
     lowered.report.print_warnings();
-    args.compile.log_placement(lowered);
+    args.compile.log_placement(&lowered.placement, &lowered.clusters);
     if !args.json {
         outln!("{}", lowered.placement.to_text(&lowered.clusters).trim_end());
         return Ok(());

@@ -59,7 +59,7 @@ pub fn run(args: &RunArgs) -> Result<()> {
     let executable = compiled.for_inputs(&inputs)?;
     let compile_ns = started.elapsed().as_nanos() as u64;
     executable.lowered.report.print_warnings();
-    args.compile.log_placement(&executable.lowered);
+    args.compile.log_placement(&executable.lowered.placement, &executable.lowered.clusters);
     if let Some(dir) = &args.compile.dump_dir {
         dump::write_all(&executable.lowered, dir)?;
     }

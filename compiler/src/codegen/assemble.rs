@@ -35,6 +35,8 @@ pub struct Assembled {
     pub program: Program,
     /// Schedule of each partition, in order.
     pub schedules: Vec<Schedule>,
+    /// The node of its part's graph that each step of each partition computes; none for copies to outputs.
+    pub step_nodes: Vec<Vec<Option<NodeId>>>,
     /// Cranelift IR of all kernels, when kept.
     pub clif: String,
     /// Disassembly of all kernels, when kept.
@@ -63,15 +65,17 @@ pub fn assemble(whole: &Graph, parts: &mut [Part], settings: &Settings) -> Resul
     };
     let mut made = Vec::new();
     let mut schedules = Vec::new();
+    let mut step_nodes = Vec::new();
     for part in parts {
-        let (partition, schedule) = a.partition(part)?;
+        let (partition, schedule, nodes) = a.partition(part)?;
         made.push(partition);
         schedules.push(schedule);
+        step_nodes.push(nodes);
     }
     let (inputs, outputs) = a.interface;
     let program =
         Program { name: whole.name.clone(), inputs, outputs, variables: a.variables, partitions: made, code: a.code };
-    Ok(Assembled { program, schedules, clif: a.clif, asm: a.asm })
+    Ok(Assembled { program, schedules, step_nodes, clif: a.clif, asm: a.asm })
 }
 
 type Interface = (Vec<IoSpec>, Vec<IoSpec>);
@@ -111,10 +115,12 @@ struct Draft<'g> {
     /// Constants by address, dtype and shape.
     of_tensor: BTreeMap<(usize, DType, Vec<usize>), u32>,
     steps: Vec<Step>,
+    /// Node of each step.
+    step_nodes: Vec<Option<NodeId>>,
 }
 
 impl Assembler<'_> {
-    fn partition(&mut self, part: &mut Part) -> Result<(Partition, Schedule)> {
+    fn partition(&mut self, part: &mut Part) -> Result<(Partition, Schedule, Vec<Option<NodeId>>)> {
         let compiled = cpu::compile_clusters(&mut part.graph, &self.settings.codegen)?;
         let part = &*part;
         let Part { device, graph: g, .. } = part;
@@ -138,8 +144,10 @@ impl Assembler<'_> {
             of_constant: BTreeMap::new(),
             of_tensor: BTreeMap::new(),
             steps: Vec::new(),
+            step_nodes: Vec::new(),
         };
         self.steps(&mut draft, &compiled)?;
+        let step_nodes = std::mem::take(&mut draft.step_nodes);
         let partition = Partition {
             device: device.clone(),
             arena_bytes: schedule.arena_bytes,
@@ -152,7 +160,7 @@ impl Assembler<'_> {
         self.code.push(compiled.code);
         self.clif.push_str(&compiled.clif);
         self.asm.push_str(&compiled.asm);
-        Ok((partition, schedule))
+        Ok((partition, schedule, step_nodes))
     }
 
     /// Expands each scheduled step. A cluster's steps follow each other; others wait for its last.
@@ -173,7 +181,12 @@ impl Assembler<'_> {
                 Action::Node(id) => d.g.node(id).origin.to_string(),
                 Action::CopyToOutput { output, .. } => format!("output {:?}", d.g.outputs[output as usize].name),
             };
+            let node = match step.action {
+                Action::Node(id) => Some(id),
+                Action::CopyToOutput { .. } => None,
+            };
             for kind in kinds {
+                d.step_nodes.push(node);
                 let id = StepId(d.steps.len() as u32);
                 d.steps.push(Step { kind, origin: origin.clone(), deps: std::mem::replace(&mut deps, vec![id]) });
             }

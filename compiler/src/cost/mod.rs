@@ -1,29 +1,32 @@
 //! Predicted times: a roofline over clusters and ops.
 //!
 //! `time = launch + max(arithmetic, bytes / bandwidth)`, where arithmetic is the sum over the ops of a cluster of `flops / (peak * efficiency of
-//! the class)`, and bytes are what the cluster must read and write. Measured times, once there are any, replace estimates.
+//! the class)`, and bytes are what the cluster must read and write. Measured times, once there are any, correct estimates: see [`measured`].
 
 mod link;
+pub mod measured;
 mod profile;
+pub mod store;
 mod units;
 pub mod work;
 
 pub use link::LinkProfile;
+pub use measured::Measured;
 pub use profile::DeviceProfile;
 pub use units::{Bytes, Nanos, Picos};
 pub use work::{Extents, Work, WorkClass};
 
 use crate::ir::{Graph, Layout, Node, NodeId, Op, Type};
-use gristmill_runtime::device::DeviceKind;
-use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::sync::Arc;
 
 /// Predicts times of nodes on devices.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct CostModel {
     /// How symbolic extents are read.
     pub extents: Extents,
-    /// Measured times by kind of device and [`signature`]; they replace estimates.
-    pub measured: BTreeMap<(DeviceKind, u64), Nanos>,
+    /// Measured times; they correct and, run by run, replace what the roofline says.
+    pub measured: Arc<Measured>,
 }
 
 impl CostModel {
@@ -32,12 +35,19 @@ impl CostModel {
         self.time_of(g, g.node(id), device)
     }
 
+    /// The same without any measurement.
+    pub fn analytic_ns(&self, g: &Graph, node: &Node, device: &DeviceProfile) -> Nanos {
+        CostModel { extents: self.extents.clone(), measured: Arc::default() }.roofline_of(g, node, device)
+    }
+
     fn time_of(&self, g: &Graph, node: &Node, device: &DeviceProfile) -> Nanos {
-        if !self.measured.is_empty()
-            && let Some(&t) = self.measured.get(&(device.kind, signature(g, node)))
-        {
-            return t;
+        if self.measured.is_empty() {
+            return self.roofline_of(g, node, device);
         }
+        self.measured.estimate(g, node, device, self.analytic_ns(g, node, device))
+    }
+
+    fn roofline_of(&self, g: &Graph, node: &Node, device: &DeviceProfile) -> Nanos {
         match &node.op {
             Op::Constant { .. } => Nanos::ZERO,
             Op::Cluster { .. } => {
@@ -105,17 +115,38 @@ fn seconds(w: Work, device: &DeviceProfile) -> f64 {
     w.flops.saturating_add(w.overhead_flops) as f64 / (device.peak_flops(w.dtype) * device.efficiency(w.class, w.dtype))
 }
 
-/// A stable hash of what a node computes: op, attributes, body, operand and result types; not its names. Keys measured times.
+/// A stable hash of what a node computes: op, attributes, body, operand and result types; no names and no contents of constants. Keys measured times.
 pub fn signature(g: &Graph, node: &Node) -> u64 {
-    use crate::ir::print::PrintOptions;
-    let mut text = format!("{} {:?}", node.op.name(), node.op.attrs());
-    for r in &node.regions {
-        text += &r.to_text(PrintOptions { elide_above: 0, origins: false, asked_by: false });
+    let mut text = String::new();
+    write_node(&mut text, g, node).expect("writing to a String does not fail");
+    fnv(text.as_bytes())
+}
+
+/// Op and types of a node, then its regions; values of a region by their numbers.
+fn write_node(out: &mut String, g: &Graph, node: &Node) -> std::fmt::Result {
+    match &node.op {
+        Op::Constant { .. } => write!(out, "constant")?,
+        op => write!(out, "{} {:?}", op.name(), op.attrs())?,
     }
     for &v in node.inputs.iter().chain(&node.outputs) {
-        text += &format!(" {}", g.ty(v));
+        write!(out, " {}", g.ty(v))?;
     }
-    text.bytes().fold(0xcbf2_9ce4_8422_2325, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3))
+    for region in &node.regions {
+        writeln!(out, " {{ {:?}", region.inputs)?;
+        for (_, n) in region.nodes() {
+            write!(out, "{:?} = {:?} ", n.outputs, n.inputs)?;
+            write_node(out, region, n)?;
+            writeln!(out)?;
+        }
+        region.outputs.iter().try_for_each(|o| write!(out, "{:?} ", o.value))?;
+        write!(out, "}}")?;
+    }
+    Ok(())
+}
+
+/// FNV-1a.
+fn fnv(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |h, &b| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3))
 }
 
 #[cfg(test)]

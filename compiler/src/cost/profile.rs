@@ -5,6 +5,7 @@ use super::work::WorkClass;
 use gristmill_kernels::Isa;
 use gristmill_runtime::DType;
 use gristmill_runtime::device::DeviceKind;
+use std::collections::BTreeMap;
 
 /// Clock assumed for a CPU whose rates were not measured.
 const CPU_HZ: f64 = 3.9e9;
@@ -31,6 +32,10 @@ pub struct DeviceProfile {
     pub launch: Nanos,
     /// Threads that share a kernel.
     pub n_threads: usize,
+    /// Peak operations per second of dtypes where `flops_f32` does not say it.
+    pub peaks: BTreeMap<DType, f64>,
+    /// Share of the peak of classes where it is not that of our kernels on the CPU: for one dtype, or for all others.
+    pub efficiencies: BTreeMap<(WorkClass, Option<DType>), f64>,
 }
 
 impl DeviceProfile {
@@ -51,6 +56,8 @@ impl DeviceProfile {
             cache_bytes: Bytes(1 << 20).times(n_threads.max(1) as u64),
             launch: Nanos(if n_threads > 1 { 400 } else { 100 }),
             n_threads: n_threads.max(1),
+            peaks: BTreeMap::new(),
+            efficiencies: BTreeMap::new(),
         }
     }
 
@@ -59,20 +66,27 @@ impl DeviceProfile {
         DeviceProfile::cpu(Isa::current(), n_threads)
     }
 
-    /// Peak operations per second in a dtype. Half types are computed in `f32`.
+    /// Peak operations per second in a dtype. Half types are computed in `f32` unless the profile says more.
     pub fn peak_flops(&self, dtype: DType) -> f64 {
+        if let Some(&peak) = self.peaks.get(&dtype) {
+            return peak;
+        }
         match dtype.size_bytes() {
             8 => self.flops_f32 / 2.0,
             _ => self.flops_f32,
         }
     }
 
-    /// Share of the peak that kernels of a class reach, as measured for ours on the CPU.
+    /// Share of the peak that kernels of a class reach: what the profile says, otherwise as measured for ours on the CPU.
     ///
     /// Contractions in `f32` use packed micro-kernels; other dtypes and the index-bound classes run generated scalar code. Fused attention
     /// takes about the time of its parts or less (measured at 12 heads of depth 64, least of two runs: 1.07 of it at 64 keys, 0.97 at 128, 0.76
     /// at 512), which its number must keep.
     pub fn efficiency(&self, class: WorkClass, dtype: DType) -> f64 {
+        let stated = [Some(dtype), None].into_iter().find_map(|d| self.efficiencies.get(&(class, d)));
+        if let Some(&share) = stated {
+            return share;
+        }
         match (class, dtype) {
             (WorkClass::MatMul, DType::F32) => 0.85,
             (WorkClass::Conv, DType::F32) => 0.60,

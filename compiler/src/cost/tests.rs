@@ -72,16 +72,109 @@ fn a_fused_epilogue_is_cheaper_than_two_kernels() {
     assert!(model.graph_ns(&clustered, &device()) < model.graph_ns(&clustered, &bigger));
 }
 
+/// A graph of one map, with names that should not matter.
+fn map_of(name: &str, op: ScalarOp, n: usize) -> crate::ir::Graph {
+    let mut b = GraphBuilder::new(name);
+    let x = b.input(name, DType::F32, [n]);
+    let y = b.map(op, &[x]).unwrap();
+    b.output(name, y);
+    let (clustered, _) = cluster::cluster(&b.finish().unwrap(), &cluster::Fusion::Grouped).unwrap();
+    clustered
+}
+
 #[test]
-fn measured_times_replace_estimates() {
-    let mut b = GraphBuilder::new("g");
-    let x = b.input("x", DType::F32, [16usize]);
-    let y = b.map(ScalarOp::Exp, &[x]).unwrap();
-    b.output("y", y);
-    let g = b.finish().unwrap();
-    let mut model = CostModel::default();
-    let estimate = model.node_ns(&g, NodeId(0), &device());
-    model.measured.insert((DeviceKind::Cpu, signature(&g, g.node(NodeId(0)))), Nanos(123_456));
-    assert_ne!(estimate, Nanos(123_456));
-    assert_eq!(model.node_ns(&g, NodeId(0), &device()), Nanos(123_456));
+fn signatures_know_shapes_and_ops_but_no_names() {
+    let of = |g: &crate::ir::Graph| signature(g, g.node(NodeId(0)));
+    let one = of(&map_of("a", ScalarOp::Exp, 16));
+    assert_eq!(one, of(&map_of("b", ScalarOp::Exp, 16)));
+    assert_ne!(one, of(&map_of("a", ScalarOp::Exp, 17)));
+    assert_ne!(one, of(&map_of("a", ScalarOp::Neg, 16)));
+}
+
+/// What is measured of a graph's first node, recorded for a device.
+fn record(measured: &mut Measured, g: &crate::ir::Graph, d: &DeviceProfile, times: &[u64]) -> Nanos {
+    let node = g.node(NodeId(0));
+    let analytic = CostModel::default().analytic_ns(g, node, d);
+    measured.record(d, [(g, node, analytic, times.iter().copied().map(Nanos).collect())]);
+    analytic
+}
+
+#[test]
+fn estimates_join_measured_and_predicted_times() {
+    let (g, seen_too) = (map_of("g", ScalarOp::Exp, 4096), map_of("g", ScalarOp::Exp, 8192));
+    let mut measured = Measured::default();
+    let a = record(&mut measured, &g, &device(), &[3_000, 5_000, 4_000]).0;
+    // r = 4000 / a: the model's opinion is 4000 ns, worth two runs: (2 * 4000 + 12000) / 5.
+    let at = |m: &Measured, g: &crate::ir::Graph, d: &DeviceProfile| {
+        CostModel { measured: Arc::new(m.clone()), ..CostModel::default() }.node_ns(g, NodeId(0), d)
+    };
+    assert_eq!(at(&measured, &g, &device()), Nanos(4_000));
+    // A cluster of the class that nobody measured: its own roofline times r.
+    let b = CostModel::default().analytic_ns(&seen_too, seen_too.node(NodeId(0)), &device()).0;
+    let expected = |b: u64| (b as f64 * 4_000.0 / a as f64).round() as i64;
+    assert!((at(&measured, &seen_too, &device()).0 as i64 - expected(b)).abs() <= 1);
+    // Another device learns nothing from it.
+    let other = DeviceProfile::cpu(Isa::Avx512, 2);
+    assert_eq!(at(&measured, &g, &other), CostModel::default().node_ns(&g, NodeId(0), &other));
+    // Measured twice as slow as r says of the first: r = sqrt(4000/a * 2*4000/a).
+    record(&mut measured, &seen_too, &device(), &[(8_000 * b).div_ceil(a)]);
+    let r = (4_000.0 / a as f64) * 2f64.sqrt();
+    let by_hand = (2.0 * (a as f64 * r) + 12_000.0) / 5.0;
+    assert!((at(&measured, &g, &device()).0 as f64 - by_hand).abs() <= 1.0);
+}
+
+#[test]
+fn samples_keep_count_sum_least_and_the_latest() {
+    let g = map_of("g", ScalarOp::Exp, 16);
+    let mut measured = Measured::default();
+    record(&mut measured, &g, &device(), &(1..=20).collect::<Vec<_>>());
+    let (_, s) = measured.samples().next().unwrap();
+    assert_eq!((s.count, s.sum, s.min, s.class.as_str()), (20, Nanos(210), Nanos(1), "map"));
+    assert_eq!(s.recent, (5..=20).map(Nanos).collect::<Vec<_>>());
+}
+
+#[test]
+fn times_survive_in_a_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = store::times_path(&dir.path().join("new"));
+    assert_eq!(store::load_times(&path, "m"), (Measured::default(), None));
+    let mut measured = Measured::default();
+    record(&mut measured, &map_of("g", ScalarOp::Exp, 16), &device(), &[7, 9]);
+    record(&mut measured, &map_of("g", ScalarOp::Neg, 16), &device(), &[5]);
+    store::save_times(&path, "m", &measured).unwrap();
+    assert_eq!(store::load_times(&path, "m"), (measured, None));
+    let kept: Vec<_> = std::fs::read_dir(path.parent().unwrap()).unwrap().collect();
+    assert_eq!(kept.len(), 1, "no unfinished file stays");
+}
+
+#[test]
+fn files_of_times_that_do_not_fit_are_named_and_ignored() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = store::times_path(dir.path());
+    let mut measured = Measured::default();
+    record(&mut measured, &map_of("g", ScalarOp::Exp, 16), &device(), &[7, 9]);
+    store::save_times(&path, "m", &measured).unwrap();
+    let good = std::fs::read_to_string(&path).unwrap();
+    let warning = |text: &str, machine: &str| {
+        std::fs::write(&path, text).unwrap();
+        let (measured, warning) = store::load_times(&path, machine);
+        assert!(measured.is_empty());
+        let warning = warning.expect("a warning");
+        warning.strip_prefix(&path.display().to_string()).expect("the file is named first").to_owned()
+    };
+    let hash = good.split("\"cluster\":\"").nth(1).and_then(|rest| rest.get(..16)).expect("a row").to_owned();
+    let warnings = [
+        warning(&good, "another"),
+        warning(&good[..good.len() / 2], "m"),
+        warning(&good.replace("codegen 1", "codegen 0"), "m").replace(env!("CARGO_PKG_VERSION"), "VERSION"),
+        warning(&good.replace("\"count\":2", "\"count\":0"), "m").replace(&hash, "HASH"),
+        warning(&good.replace("\"count\"", "\"number\""), "m"),
+    ];
+    insta::assert_snapshot!(warnings.join("\n"), @r#"
+    : it is of another machine, "m"; the file is ignored (delete it, or measure again)
+    : not JSON: EOF while parsing a string at line 1 column 108; the file is ignored (delete it, or measure again)
+    : format "gristmill/times/1 of VERSION codegen 0", expected "gristmill/times/1 of VERSION codegen 1"; the file is ignored (delete it, or measure again)
+    : the times of cluster HASH contradict each other; the file is ignored (delete it, or measure again)
+    : unknown field `number`, expected one of `profile`, `cluster`, `class`, `analytic_ns`, `count`, `sum_ns`, `min_ns`, `recent_ns`; the file is ignored (delete it, or measure again)
+    "#);
 }

@@ -30,6 +30,22 @@ pub enum WorkClass {
     Scan,
 }
 
+impl WorkClass {
+    /// All classes, with their names in profiles.
+    pub const NAMES: [(WorkClass, &str); 10] = [
+        (WorkClass::Map, "map"),
+        (WorkClass::Reduce, "reduce"),
+        (WorkClass::MatMul, "matmul"),
+        (WorkClass::Conv, "conv"),
+        (WorkClass::Window, "window"),
+        (WorkClass::Attention, "attention"),
+        (WorkClass::Gather, "gather"),
+        (WorkClass::Scatter, "scatter"),
+        (WorkClass::Sort, "sort"),
+        (WorkClass::Scan, "scan"),
+    ];
+}
+
 /// Arithmetic of one op.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Work {

@@ -67,3 +67,27 @@ fn stages_that_were_not_kept_are_an_error() {
     let error = self::lowered().text(Stage::Cuda, false).unwrap_err();
     insta::assert_snapshot!(error, @"stage cuda: there is no code generator for GPU yet");
 }
+
+#[test]
+fn every_cluster_is_measured_and_found_again() {
+    let options = Options { devices: DeviceSet::parse("cpu:2", 2).unwrap(), ..Options::default() };
+    let compiled = crate::compile(&small_model(), &options).unwrap();
+    let x = [ramp(&[1, 2, 4, 4])];
+    let mut measured = crate::cost::Measured::default();
+    let planned = compiled.plan(&x).unwrap();
+    let kernels = planned.clusters.nodes().filter(|(_, n)| matches!(n.op, crate::ir::Op::Cluster { .. })).count();
+    assert_eq!(compiled.measure(&x, 5, &mut measured).unwrap(), kernels);
+    assert!(measured.samples().all(|(_, s)| s.count % 5 == 0 && s.sum.0 > 0 && s.analytic.0 > 0));
+    // Each cluster of a graph that is placed anew has its sample: its estimate is not that of a class alone.
+    let seen: BTreeMap<_, _> = measured.samples().map(|(key, s)| (*key, s.clone())).collect();
+    for (id, node) in planned.clusters.nodes().filter(|(_, n)| matches!(n.op, crate::ir::Op::Cluster { .. })) {
+        let device = planned.placement.device_of(id).unwrap();
+        let profile = crate::cost::measured::ProfileKey::of(&options.devices.devices[device].profile);
+        assert!(seen.contains_key(&(profile, crate::cost::signature(&planned.clusters, node))), "{}", node.origin);
+    }
+    let measured = Arc::new(measured);
+    let again = compiled.replan(&x, &measured, 100).unwrap();
+    let settled = Options { measured: measured.clone(), ..options };
+    let next = crate::compile(&small_model(), &settled).unwrap().replan(&x, &measured, 100).unwrap();
+    assert!(!next.adopted && next.n_moved == 0, "what these times say is done already: {again:?}");
+}

@@ -5,6 +5,7 @@ use super::kernels::Kernels;
 use crate::cost::{Bytes, DeviceProfile, LinkProfile};
 use crate::error::{Error, Result};
 use gristmill_runtime::device::{DeviceKind, DeviceName, DeviceSpec};
+use std::collections::BTreeMap;
 
 /// A logical device.
 #[derive(Clone, Debug, PartialEq)]
@@ -24,8 +25,10 @@ pub struct Device {
 pub struct DeviceSet {
     /// The devices.
     pub devices: Vec<Device>,
-    /// The link between each ordered pair of them.
+    /// The link between each ordered pair of them that [`DeviceSet::links`] does not name.
     pub link: LinkProfile,
+    /// Other links, by index of source and destination.
+    pub links: BTreeMap<(usize, usize), LinkProfile>,
 }
 
 impl Default for DeviceSet {
@@ -44,7 +47,7 @@ impl DeviceSet {
             memory_limit: None,
             kernels: Kernels::of(name.kind),
         };
-        DeviceSet { devices: names.iter().map(device).collect(), link: LinkProfile::IN_PROCESS }
+        DeviceSet { devices: names.iter().map(device).collect(), link: LinkProfile::IN_PROCESS, links: BTreeMap::new() }
     }
 
     /// Reads `cpu:2,emu:1` (counts of each kind), `/device:CPU:0,/device:CPU:1` (single devices), or a mixture; empty is one CPU.

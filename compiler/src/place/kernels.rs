@@ -20,6 +20,11 @@ impl Kernels {
         }
     }
 
+    /// What a device that is only planned for is taken to have: everything.
+    pub fn all() -> Kernels {
+        Kernels::default()
+    }
+
     /// The same without the kernels of an op, for a reason.
     pub fn without(mut self, op: &str, why: &str) -> Kernels {
         self.lacking.insert(op.to_owned(), why.to_owned());

@@ -14,9 +14,11 @@ mod log;
 mod model;
 mod pins;
 mod print;
+mod replace;
 mod resolve;
 pub mod setter;
 pub mod solver;
+pub mod target;
 pub mod task_graph;
 
 pub use device::{Device, DeviceSet};
@@ -24,7 +26,9 @@ pub use follow::follow_operands;
 pub use gristmill_runtime::device::DeviceSpec;
 pub use kernels::{Kernels, lacks_kernels};
 pub use pins::{Fallback, Pin, PinTarget, Request, apply_pins};
+pub use replace::{Horizon, LEAST_GAIN_PERCENT, Replacement, replace};
 pub use solver::portfolio::Candidate;
+pub use target::Target;
 
 use crate::cost::{Bytes, CostModel, Nanos};
 use crate::error::{Error, ErrorKind, Result};

@@ -44,9 +44,11 @@ pub(super) fn problem(g: &Graph, resolved: &Resolved, set: &DeviceSet, costs: &C
         });
     }
     let device = |d: &super::Device| Device { memory: d.memory_limit, is_host: d.name.kind == DeviceKind::Cpu };
+    let mut links = Links::uniform(set.devices.len(), set.link);
+    set.links.iter().for_each(|(&(from, to), &link)| links.set(from, to, link));
     let parts = Parts {
         devices: set.devices.iter().map(device).collect(),
-        links: Links::uniform(set.devices.len(), set.link),
+        links,
         tensors: tensors(g, &nodes, &task_of, costs),
         tasks,
         constants: constants.bytes,

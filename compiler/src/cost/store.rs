@@ -1,0 +1,146 @@
+//! Files under the user's cache folder: what was measured on this machine, kept from one process to the next.
+//!
+//! The folder is `$GRISTMILL_CACHE_DIR`, otherwise `gristmill` under `$XDG_CACHE_HOME` or `$HOME/.cache`. An empty `GRISTMILL_CACHE_DIR`
+//! turns the cache off. Files are replaced as a whole, so a reader never sees half of one; of two writers at a time the last one's measurements
+//! stay. A file that cannot be read, or comes from another version, is named in a warning and counts as absent.
+
+use super::measured::{KEPT, Measured, ProfileKey, Sample};
+use super::units::Nanos;
+use crate::error::{Error, Result};
+use serde::{Deserialize, Serialize};
+use std::path::{Path, PathBuf};
+
+/// The format of the file of measured times. It changes with what a kernel is: times of other code generators do not apply.
+pub const TIMES_FORMAT: &str = concat!("gristmill/times/1 of ", env!("CARGO_PKG_VERSION"), " codegen 1");
+
+/// Most clusters that are kept; the file stays below about 60 MiB.
+const MAX_SAMPLES: usize = 200_000;
+
+/// The cache folder, if there is one.
+pub fn folder() -> Option<PathBuf> {
+    let var = |name: &str| std::env::var_os(name);
+    if let Some(own) = var("GRISTMILL_CACHE_DIR") {
+        return (!own.is_empty()).then(|| PathBuf::from(own));
+    }
+    let absolute = |dir: std::ffi::OsString| Some(PathBuf::from(dir)).filter(|d| d.is_absolute());
+    let base = var("XDG_CACHE_HOME").and_then(absolute);
+    base.or_else(|| Some(var("HOME").and_then(absolute)?.join(".cache"))).map(|b| b.join("gristmill"))
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct TimesFile {
+    format: String,
+    /// The CPU that the times are of.
+    machine: String,
+    times: Vec<Row>,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Row {
+    /// Hexadecimal [`ProfileKey`].
+    profile: String,
+    /// Hexadecimal signature.
+    cluster: String,
+    class: String,
+    analytic_ns: u64,
+    count: u64,
+    sum_ns: u64,
+    min_ns: u64,
+    recent_ns: Vec<u64>,
+}
+
+/// The file of measured times in a cache folder.
+pub fn times_path(folder: &Path) -> PathBuf {
+    folder.join("times.json")
+}
+
+/// Measured times of `machine`. A missing file is empty; one that is corrupt or foreign is empty with a warning that names it.
+pub fn load_times(path: &Path, machine: &str) -> (Measured, Option<String>) {
+    let text = match std::fs::read_to_string(path) {
+        Ok(text) => text,
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return (Measured::default(), None),
+        Err(e) => return (Measured::default(), Some(ignored(path, e))),
+    };
+    match parse_times(&text, machine) {
+        Ok(measured) => (measured, None),
+        Err(why) => (Measured::default(), Some(ignored(path, why))),
+    }
+}
+
+/// The warning about a file that is not used.
+pub(crate) fn ignored(path: &Path, why: impl std::fmt::Display) -> String {
+    format!("{}: {why}; the file is ignored (delete it, or measure again)", path.display())
+}
+
+fn parse_times(text: &str, machine: &str) -> Result<Measured, String> {
+    let value: serde_json::Value = serde_json::from_str(text).map_err(|e| format!("not JSON: {e}"))?;
+    let found = value["format"].as_str().unwrap_or("none");
+    if found != TIMES_FORMAT {
+        return Err(format!("format {found:?}, expected {TIMES_FORMAT:?}"));
+    }
+    let file: TimesFile = serde_json::from_value(value).map_err(|e| e.to_string())?;
+    if file.machine != machine {
+        return Err(format!("it is of another machine, {:?}", file.machine));
+    }
+    let mut measured = Measured::default();
+    measured.extend(file.times.into_iter().map(Row::sample).collect::<Result<Vec<_>, _>>()?);
+    Ok(measured)
+}
+
+impl Row {
+    fn sample(self) -> Result<((ProfileKey, u64), Sample), String> {
+        let hash = |text: &str| u64::from_str_radix(text, 16).map_err(|e| format!("hash {text:?}: {e}"));
+        let key = (ProfileKey(hash(&self.profile)?), hash(&self.cluster)?);
+        let n = self.recent_ns.len();
+        if self.count == 0 || n == 0 || n > KEPT || n as u64 > self.count || self.min_ns > self.sum_ns / self.count {
+            return Err(format!("the times of cluster {} contradict each other", self.cluster));
+        }
+        let sample = Sample {
+            class: self.class,
+            analytic: Nanos(self.analytic_ns),
+            count: self.count,
+            sum: Nanos(self.sum_ns),
+            min: Nanos(self.min_ns),
+            recent: self.recent_ns.into_iter().map(Nanos).collect(),
+        };
+        Ok((key, sample))
+    }
+}
+
+/// Writes measured times of `machine`. Errors name the file.
+pub fn save_times(path: &Path, machine: &str, measured: &Measured) -> Result<()> {
+    let row = |((profile, cluster), s): (&(ProfileKey, u64), &Sample)| Row {
+        profile: format!("{:016x}", profile.0),
+        cluster: format!("{cluster:016x}"),
+        class: s.class.clone(),
+        analytic_ns: s.analytic.0,
+        count: s.count,
+        sum_ns: s.sum.0,
+        min_ns: s.min.0,
+        recent_ns: s.recent.iter().map(|t| t.0).collect(),
+    };
+    let times = measured.samples().take(MAX_SAMPLES).map(row).collect();
+    let file = TimesFile { format: TIMES_FORMAT.to_owned(), machine: machine.to_owned(), times };
+    let text = serde_json::to_string(&file).map_err(|e| Error::internal(format!("writing times: {e}")))?;
+    replace(path, &text)
+}
+
+/// Writes a file so that readers see the old or the new one, never a part.
+pub fn replace(path: &Path, text: &str) -> Result<()> {
+    let fail = |e: std::io::Error| {
+        Error::invalid(format!("{}: {e}", path.display()))
+            .hint("GRISTMILL_CACHE_DIR with a folder that can be written, or empty for no cache")
+    };
+    if let Some(folder) = path.parent().filter(|f| !f.as_os_str().is_empty()) {
+        std::fs::create_dir_all(folder).map_err(fail)?;
+    }
+    let mut beside = path.as_os_str().to_owned();
+    beside.push(format!(".{}.new", std::process::id()));
+    let written = std::fs::write(&beside, text).and_then(|()| std::fs::rename(&beside, path));
+    written.map_err(|e| {
+        let _ = std::fs::remove_file(&beside);
+        fail(e)
+    })
+}

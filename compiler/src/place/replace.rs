@@ -1,0 +1,260 @@
+//! Placement again, once times were measured: what is better is adopted only where it pays.
+//!
+//! The decision depends on the old placement and the cost model alone. What was adopted is what the placer proposes, and a proposal that puts
+//! every node where it is changes nothing; so with costs that stay as they are, the first decision is the last.
+
+use super::model::{self, ModelProblem};
+use super::solver::{Problem, portfolio};
+use super::{Placement, Request, resolve};
+use crate::cost::{Bytes, CostModel, Nanos};
+use crate::error::{Error, Result};
+use crate::ir::{Graph, NodeId};
+use std::collections::BTreeSet;
+
+/// Least predicted gain that is worth a change, in percent of the predicted step.
+pub const LEAST_GAIN_PERCENT: u64 = 3;
+
+/// What a change of placement costs, and how long it lasts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Horizon {
+    /// Steps over which a change must repay its cost.
+    pub steps: u64,
+    /// Time to make the changed partitions anew.
+    pub rebuild: Nanos,
+}
+
+impl Default for Horizon {
+    fn default() -> Horizon {
+        Horizon { steps: 100, rebuild: Nanos::ZERO }
+    }
+}
+
+/// What became of a proposal.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Replacement {
+    /// The placement from now on.
+    pub placement: Placement,
+    /// Whether it is the proposed one.
+    pub adopted: bool,
+    /// Predicted step of the old placement, by today's costs; infinite where it is not possible any more.
+    pub kept: Nanos,
+    /// Predicted step of the proposal.
+    pub proposed: Nanos,
+    /// What the change costs once.
+    pub cost: Nanos,
+    /// Nodes that the proposal moves.
+    pub n_moved: usize,
+}
+
+/// Decides between the old placement of a graph and the one that the placer proposes by today's costs.
+///
+/// The old one is scheduled anew on its devices. The proposal is adopted when it gains more than [`LEAST_GAIN_PERCENT`] and, over the horizon, more
+/// than it costs to move constants and to make changed partitions; or when the old one is not possible any more. Errors when `previous` is
+/// of another graph.
+pub fn replace(
+    g: &Graph,
+    request: &Request,
+    costs: &CostModel,
+    previous: &Placement,
+    proposed: Placement,
+    horizon: Horizon,
+) -> Result<Replacement> {
+    let of_this = |p: &Placement| {
+        p.nodes.len() == g.n_nodes() && p.nodes.iter().zip(&proposed.nodes).all(|(a, b)| a.is_some() == b.is_some())
+    };
+    if !of_this(previous) {
+        return Err(
+            Error::invalid("the previous placement is of another graph").hint("the placement of the same shapes")
+        );
+    }
+    let resolved = resolve::resolve(g, request)?;
+    let ModelProblem { problem, nodes } = model::problem(g, &resolved, &request.devices, costs)?;
+    let index = |p: &Placement, id: &NodeId| {
+        let name = &p.devices[p.device_of(*id)?];
+        request.devices.devices.iter().position(|d| d.name == *name)
+    };
+    let new: Option<Vec<usize>> = nodes.iter().map(|id| index(&proposed, id)).collect();
+    let new = new.ok_or_else(|| Error::internal("the proposal uses devices that are not in the set"))?;
+    let old: Option<Vec<usize>> = nodes.iter().map(|id| index(previous, id)).collect();
+    let n_moved = old.as_ref().map_or(nodes.len(), |old| old.iter().zip(&new).filter(|(o, n)| o != n).count());
+    let solution = old.as_ref().and_then(|old| on_devices(&problem, old));
+    let (Some(old), Some(solution)) = (old, solution) else {
+        let (kept, step) = (Nanos::INFINITY, proposed.makespan);
+        return Ok(Replacement {
+            placement: proposed,
+            adopted: true,
+            kept,
+            proposed: step,
+            cost: Nanos::ZERO,
+            n_moved,
+        });
+    };
+    let (kept, step) = (solution.timeline.makespan, proposed.makespan);
+    let rebuild = if n_moved == 0 { Nanos::ZERO } else { horizon.rebuild };
+    let cost = moved_constants(&problem, &old, &new) + rebuild;
+    let gain = kept.saturating_sub(step);
+    let is_large = u128::from(gain.0) * 100 > u128::from(LEAST_GAIN_PERCENT) * u128::from(kept.0);
+    let adopted = n_moved > 0 && is_large && gain.times(horizon.steps) > cost;
+    let placement = if adopted { proposed } else { rescheduled(previous, &nodes, &problem, &solution) };
+    Ok(Replacement { placement, adopted, kept, proposed: step, cost, n_moved })
+}
+
+/// The best schedule with every task on a given device; nothing if that is not possible or keeps no memory limit.
+fn on_devices(p: &Problem, device: &[usize]) -> Option<portfolio::Solution> {
+    if (0..p.n_tasks()).any(|t| !p.cost(t, device[t]).is_finite()) {
+        return None;
+    }
+    let mut fixed = p.clone();
+    (0..p.n_tasks()).for_each(|t| fixed.restrict(t, |d| d == device[t]));
+    let refine_tasks = (super::REFINE_TASKS * p.n_tasks() as u64).min(super::MAX_REFINE_TASKS);
+    let options =
+        portfolio::Options { refine_tasks, bound_nodes: 0, search_nodes: 0, ..portfolio::Options::new(&fixed) };
+    portfolio::solve(&fixed, &options, &|a| a.name()).filter(|s| s.score.0 == Bytes::ZERO)
+}
+
+/// Time to bring constants to devices that did not have them, one after another.
+fn moved_constants(p: &Problem, old: &[usize], new: &[usize]) -> Nanos {
+    let held = |device: &[usize]| -> BTreeSet<(u32, usize)> {
+        (0..p.n_tasks()).flat_map(|t| p.constants_of.row(t).iter().map(move |&c| (c, device[t]))).collect()
+    };
+    let before = held(old);
+    let brought = held(new);
+    let time = |&(constant, to): &(u32, usize)| {
+        let from = before.range((constant, 0)..=(constant, usize::MAX)).next().map_or(to, |&(_, from)| from);
+        p.links.get(from, to).transfer(p.constants[constant as usize])
+    };
+    brought.difference(&before).map(time).sum()
+}
+
+/// A placement as it was, with the times of a schedule on the same devices.
+fn rescheduled(previous: &Placement, nodes: &[NodeId], p: &Problem, s: &portfolio::Solution) -> Placement {
+    let mut placement = previous.clone();
+    for (t, id) in nodes.iter().enumerate() {
+        if let Some(placed) = &mut placement.nodes[id.0 as usize] {
+            (placed.start, placed.end) = (s.timeline.start[t], s.timeline.end[t]);
+        }
+    }
+    placement.makespan = s.timeline.makespan;
+    placement.lower_bound = (Nanos::ZERO, "none of a placement that was kept".into());
+    placement.peak_bytes = s.timeline.peak_bytes(p);
+    placement
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cost::{LinkProfile, Measured};
+    use crate::ir::{GraphBuilder, ScalarOp};
+    use crate::place::{DeviceSet, place};
+    use crate::{DType, Tensor, cluster};
+    use std::sync::Arc;
+
+    /// Two independent chains that meet in the end: one for each of two devices.
+    fn branches() -> Graph {
+        let mut b = GraphBuilder::new("branches");
+        let x = b.input("x", DType::F32, [64usize, 256]);
+        let mut ends = Vec::new();
+        for op in [ScalarOp::Exp, ScalarOp::Tanh] {
+            let mut y = x;
+            for _ in 0..3 {
+                let w = b.constant(Tensor::zeros(DType::F32, &[256, 256]).unwrap());
+                y = b.matmul(y, w).unwrap();
+                y = b.map(op, &[y]).unwrap();
+            }
+            ends.push(y);
+        }
+        let y = b.add_(ends[0], ends[1]).unwrap();
+        b.output("y", y);
+        cluster::cluster(&b.finish().unwrap(), &cluster::Fusion::Grouped).unwrap().0
+    }
+
+    fn two(latency_ns: u64) -> Request {
+        let mut r = Request { devices: DeviceSet::parse("cpu:2", 2).unwrap(), ..Request::default() };
+        r.devices.link = LinkProfile { latency: Nanos(latency_ns), bytes_per_second: 10_000_000_000 };
+        r
+    }
+
+    fn decide(g: &Graph, r: &Request, costs: &CostModel, previous: &Placement, horizon: Horizon) -> Replacement {
+        replace(g, r, costs, previous, place(g, r, costs).unwrap(), horizon).unwrap()
+    }
+
+    fn devices(p: &Placement) -> Vec<Option<usize>> {
+        p.nodes.iter().map(|n| n.as_ref().map(|n| n.device)).collect()
+    }
+
+    #[test]
+    fn unchanged_costs_adopt_nothing() {
+        let g = branches();
+        for latency_ns in [0, 2_000, 20_000, 1_000_000] {
+            let (r, costs) = (two(latency_ns), CostModel::default());
+            let placement = place(&g, &r, &costs).unwrap();
+            let again = decide(&g, &r, &costs, &placement, Horizon::default());
+            assert!(!again.adopted && again.n_moved == 0, "{again:?}");
+            assert_eq!(devices(&again.placement), devices(&placement));
+        }
+    }
+
+    #[test]
+    fn one_decision_leads_to_a_fixed_point() {
+        let (g, slow, fast) = (branches(), two(1_000_000), two(1_000));
+        let costs = CostModel::default();
+        let mut placement = place(&g, &slow, &costs).unwrap();
+        let changed = decide(&g, &fast, &costs, &placement, Horizon::default());
+        assert!(changed.adopted && changed.proposed < changed.kept, "{changed:?}");
+        placement = changed.placement;
+        for _ in 0..3 {
+            let again = decide(&g, &fast, &costs, &placement, Horizon::default());
+            assert!(!again.adopted);
+            assert_eq!(devices(&again.placement), devices(&placement));
+            placement = again.placement;
+        }
+    }
+
+    #[test]
+    fn a_change_must_repay_its_cost() {
+        let (g, slow, fast) = (branches(), two(1_000_000), two(1_000));
+        let costs = CostModel::default();
+        let placement = place(&g, &slow, &costs).unwrap();
+        let one = decide(&g, &fast, &costs, &placement, Horizon::default());
+        // Every weight on a device that did not have it, 256 KiB, crosses a link of 10 GB/s and 1 us.
+        let weighs = |n: &crate::ir::Node| n.inputs.iter().any(|&v| g.constant(v).is_some());
+        let moved = |id: NodeId| one.placement.device_of(id) != placement.device_of(id);
+        let n_weights = g.nodes().filter(|(id, n)| weighs(n) && moved(*id)).count() as u64;
+        assert!(one.adopted && n_weights > 0);
+        assert_eq!(one.cost, fast.devices.link.transfer(Bytes(4 << 16)).times(n_weights));
+        let gain = one.kept.saturating_sub(one.proposed);
+        let horizon = |steps, rebuild| Horizon { steps, rebuild: Nanos(rebuild) };
+        let enough = gain.times(100).0 - one.cost.0;
+        assert!(decide(&g, &fast, &costs, &placement, horizon(100, enough - 1)).adopted);
+        assert!(!decide(&g, &fast, &costs, &placement, horizon(100, enough)).adopted);
+        assert!(!decide(&g, &fast, &costs, &placement, horizon(0, 0)).adopted);
+    }
+
+    #[test]
+    fn measured_times_change_a_placement_once() {
+        let (g, r) = (branches(), two(600_000));
+        let before = CostModel::default();
+        let placement = place(&g, &r, &before).unwrap();
+        // Everything takes a hundred times as long as predicted: now a second device pays.
+        let mut measured = Measured::default();
+        let profile = r.devices.devices[0].profile.clone();
+        let runs: Vec<_> = g.nodes().map(|(_, n)| (&g, n, before.analytic_ns(&g, n, &profile))).collect();
+        measured.record(&profile, runs.into_iter().map(|(g, n, t)| (g, n, t, vec![t.times(100); 4])));
+        let after = CostModel { measured: Arc::new(measured), ..CostModel::default() };
+        let changed = decide(&g, &r, &after, &placement, Horizon::default());
+        assert!(changed.adopted, "{changed:?}");
+        assert!(!decide(&g, &r, &after, &changed.placement, Horizon::default()).adopted);
+    }
+
+    #[test]
+    fn a_device_that_is_gone_forces_a_change() {
+        let (g, r, costs) = (branches(), two(0), CostModel::default());
+        let placement = place(&g, &r, &costs).unwrap();
+        let one = Request { devices: DeviceSet::parse("cpu:1", 1).unwrap(), ..Request::default() };
+        let changed = decide(&g, &one, &costs, &placement, Horizon::default());
+        assert!(changed.adopted && changed.kept == Nanos::INFINITY);
+        let other = Placement::by_hand(placement.devices, &[]);
+        let error = replace(&g, &r, &costs, &other, changed.placement, Horizon::default()).unwrap_err();
+        insta::assert_snapshot!(error, @"the previous placement is of another graph (try: the placement of the same shapes)");
+    }
+}
