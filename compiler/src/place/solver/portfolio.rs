@@ -117,6 +117,8 @@ pub struct Options {
 
 /// Tasks that refinement simulates unless told otherwise: about three quarters of a second of one core.
 pub const REFINE_TASKS: u64 = 5_000_000;
+/// Of small problems as many runs of the whole are enough.
+const REFINE_RUNS: u64 = 20_000;
 /// The same for problems above [`LARGE`], each of whose simulations takes long.
 const REFINE_TASKS_LARGE: u64 = 500_000;
 /// Nodes that the search for a lower bound looks at unless told otherwise.
@@ -131,7 +133,10 @@ impl Options {
     pub fn new(p: &Problem) -> Options {
         let mut preference: Vec<usize> = (0..p.n_devices()).collect();
         preference.sort_by_key(|&d| (p.devices[d].is_host, d));
-        let refine_tasks = if p.n_tasks() > LARGE { REFINE_TASKS_LARGE } else { REFINE_TASKS };
+        let refine_tasks = match p.n_tasks() > LARGE {
+            true => REFINE_TASKS_LARGE,
+            false => REFINE_TASKS.min(REFINE_RUNS * p.n_tasks() as u64),
+        };
         Options { only: None, refine_tasks, bound_nodes: BOUND_NODES, search_nodes: SEARCH_NODES, seed: 1, preference }
     }
 
@@ -175,6 +180,8 @@ pub struct Solution {
     pub candidates: Vec<Candidate>,
 }
 
+/// Problems of more tasks are not given to the slower list schedulers.
+const SMALL: usize = 3_000;
 /// Problems of more tasks get a smaller portfolio.
 const LARGE: usize = 20_000;
 /// Starts that refinement tries before it settles on one.
@@ -252,6 +259,9 @@ fn members(p: &Problem, options: &Options) -> Vec<Algorithm> {
         }
         if p.n_tasks() <= LARGE {
             members.push(Algorithm::HeftVote);
+        }
+        if p.n_tasks() <= SMALL && !limited {
+            members.extend([Algorithm::MEtf, Algorithm::MSct]);
         }
     }
     members
