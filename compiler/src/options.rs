@@ -2,7 +2,7 @@
 
 use crate::cost::Measured;
 use crate::ir::Bindings;
-use crate::place::{DeviceSet, Fallback, Pin};
+use crate::place::{DeviceSet, Fallback, Pin, Plan};
 use std::sync::Arc;
 
 /// Options of [`crate::compile`]. Any value is valid; what contradicts the model is an error when it is compiled.
@@ -14,6 +14,8 @@ pub struct Options {
     pub pins: Vec<Pin>,
     /// What to do when a requested device cannot run a node.
     pub fallback: Fallback,
+    /// Devices of all nodes, instead of a search for them.
+    pub plan: Option<Plan>,
     /// Values of symbolic dims.
     pub dims: Bindings,
     /// 0: no rewriting and one kernel per op; 1: simplification and grouping; 2: all rules; 3: as 2 with larger limits.
@@ -34,6 +36,7 @@ impl Default for Options {
             devices: DeviceSet::default(),
             pins: Vec::new(),
             fallback: Fallback::Error,
+            plan: None,
             dims: Bindings::new(),
             opt_level: 2,
             threads: None,

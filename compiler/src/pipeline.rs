@@ -202,6 +202,7 @@ fn front(graph: Graph, s: &mut Stages) -> Result<Front> {
         devices: options.devices.clone(),
         pins: options.pins.clone(),
         fallback: options.fallback,
+        plan: options.plan.clone(),
         ..Request::default()
     };
     let graph = s.run("fold", |_| {

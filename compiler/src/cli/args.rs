@@ -5,7 +5,7 @@ use crate::cost::Bytes;
 use crate::error::{Error, Result};
 use crate::ir::{Bindings, Graph};
 use crate::options::{Options, default_threads};
-use crate::place::{DeviceSet, Fallback, Pin, Placement, Target};
+use crate::place::{DeviceSet, Fallback, Pin, Placement, Plan, Target};
 use clap::{Args, ValueEnum};
 use std::path::PathBuf;
 
@@ -21,6 +21,9 @@ pub struct CompileArgs {
     /// Run the nodes whose path matches the regular expression on a device.
     #[arg(long, value_name = "REGEX=DEVICE")]
     pub pin: Vec<String>,
+    /// Devices of all nodes from a file that `place --plan-out` wrote.
+    #[arg(long, value_name = "FILE")]
+    pub plan: Option<PathBuf>,
     /// What to do when a requested device cannot run a node.
     #[arg(long, value_enum, default_value = "error")]
     pub fallback: FallbackArg,
@@ -80,6 +83,12 @@ impl CompileArgs {
         Ok(target.devices)
     }
 
+    /// The plan that `--plan` names.
+    pub fn plan(&self) -> Result<Option<Plan>> {
+        let read = |path: &PathBuf| Plan::parse(&load::text(path)?, &path.display().to_string());
+        self.plan.as_ref().map(read).transpose()
+    }
+
     /// The options that the flags say.
     pub fn options(&self) -> Result<Options> {
         let threads = self.threads.map_or_else(default_threads, usize::from);
@@ -98,6 +107,7 @@ impl CompileArgs {
         };
         options.check |= self.verify;
         options.pins = self.pin.iter().map(|p| Pin::parse(p)).collect::<Result<_>>()?;
+        options.plan = self.plan()?;
         for mem in &self.mem {
             let (device, size) = split(mem, "--mem", "DEVICE=SIZE")?;
             options.devices.limit_memory(device, Bytes(parse_size(size)? as u64))?;

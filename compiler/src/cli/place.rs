@@ -8,9 +8,11 @@ use crate::compiled::prepare;
 use crate::cost::{Bytes, Nanos};
 use crate::error::{Error, ErrorKind, Result};
 use crate::nearest::nearest;
+use crate::place::explain::{self, Explanation, Subject, html, trace};
+use crate::place::plan::{self, Names, Plan, Planned};
 use crate::place::solver::portfolio::{self, Algorithm, Solution};
 use crate::place::solver::{Problem, check};
-use crate::place::task_graph::{TaskGraph, Topology, Verdict, answer, over_memory};
+use crate::place::task_graph::{PlacementFile, TaskGraph, Topology, Verdict, answer, over_memory, subject};
 use clap::Args;
 use serde_json::json;
 use std::path::{Path, PathBuf};
@@ -31,7 +33,7 @@ pub struct PlaceArgs {
     #[arg(long, value_name = "FILE", requires = "task_graph")]
     topology: Option<PathBuf>,
     /// Of a bare problem: one algorithm instead of all of them with refinement.
-    #[arg(long, value_name = "NAME", requires = "task_graph")]
+    #[arg(long, value_name = "NAME", requires = "task_graph", conflicts_with = "plan")]
     algorithm: Option<String>,
     /// Of a bare problem: how long to search, in percent of the usual work. It counts simulations and nodes, not seconds.
     #[arg(long, value_name = "PERCENT", requires = "task_graph", default_value_t = 100)]
@@ -45,9 +47,28 @@ pub struct PlaceArgs {
     /// Samples of the stream that `--objective throughput` is for.
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u64).range(1..))]
     samples: u64,
+    /// Say why: alternatives of every node, loads, memory, the critical chain, and what would be on other machines.
+    #[arg(long)]
+    explain: bool,
+    /// Write the predicted timeline as a Chrome trace, which Perfetto and chrome://tracing open.
+    #[arg(long, value_name = "FILE.json")]
+    trace: Option<PathBuf>,
+    /// Write the predicted timeline and the explanation as one page for a browser.
+    #[arg(long, value_name = "FILE.html")]
+    html: Option<PathBuf>,
+    /// Write the devices of all nodes to a file, to be changed by hand and given to --plan.
+    #[arg(long, value_name = "FILE")]
+    plan_out: Option<PathBuf>,
     /// Print JSON.
     #[arg(long)]
     json: bool,
+}
+
+impl PlaceArgs {
+    /// Whether a timeline is to be explained or written.
+    fn is_explained(&self) -> bool {
+        self.explain || self.trace.is_some() || self.html.is_some() || self.plan_out.is_some()
+    }
 }
 
 /// Runs the verb.
@@ -66,8 +87,12 @@ fn place_model(args: &PlaceArgs, model: &Path) -> Result<()> {
     let lowered = &compiled.plan(&inputs)?;
     lowered.report.print_warnings();
     args.compile.log_placement(&lowered.placement, &lowered.clusters);
+    let explanation = explain_and_write(args, &lowered.placement.subject(&lowered.clusters)?)?;
     if !args.json {
-        outln!("{}", lowered.placement.to_text(&lowered.clusters).trim_end());
+        match explanation {
+            None => outln!("{}", lowered.placement.to_text(&lowered.clusters).trim_end()),
+            Some(e) => outln!("{}{}", lowered.placement.summary(&lowered.clusters), e.to_string().trim_end()),
+        }
         return Ok(());
     }
     let p = &lowered.placement;
@@ -77,12 +102,29 @@ fn place_model(args: &PlaceArgs, model: &Path) -> Result<()> {
         Some(json!({ "name": node.origin.as_str(), "op": node.op.name(), "device": device, "start_ns": placed.start.0, "end_ns": placed.end.0, "reason": placed.reason.to_string() }))
     });
     let candidates = p.candidates.iter().map(|c| json!({ "algorithm": c.algorithm, "makespan_ns": c.score.1.0, "devices": c.n_devices, "fits_memory": c.score.0 == Bytes::ZERO }));
-    print_json(
-        "place",
-        json!({ "warnings": p.warnings, "log": p.log, "makespan_ns": p.makespan.0, "lower_bound_ns": p.lower_bound.0.0, "bound": p.lower_bound.1, "algorithm": p.algorithm, "nodes": nodes.collect::<Vec<_>>(), "candidates": candidates.collect::<Vec<_>>(),
-        "peak_bytes": p.devices.iter().zip(&p.peak_bytes).map(|(d, b)| (d.to_string(), json!(b.0))).collect::<serde_json::Map<_, _>>() }),
-    );
+    let mut answer = json!({ "warnings": p.warnings, "log": p.log, "makespan_ns": p.makespan.0, "lower_bound_ns": p.lower_bound.0.0, "bound": p.lower_bound.1, "algorithm": p.algorithm, "nodes": nodes.collect::<Vec<_>>(), "candidates": candidates.collect::<Vec<_>>(),
+        "peak_bytes": p.devices.iter().zip(&p.peak_bytes).map(|(d, b)| (d.to_string(), json!(b.0))).collect::<serde_json::Map<_, _>>() });
+    if let Some(e) = explanation {
+        answer["explain"] = json!(e);
+    }
+    print_json("place", answer);
     Ok(())
+}
+
+/// Writes the files that the flags ask for; gives the explanation if it is to be printed.
+fn explain_and_write(args: &PlaceArgs, subject: &Subject) -> Result<Option<Explanation>> {
+    let write = |path: &Path, text: String| std::fs::write(path, text).map_err(|e| load::file_error(path, e));
+    if let Some(path) = &args.trace {
+        write(path, trace::trace(subject))?;
+    }
+    if let Some(path) = &args.plan_out {
+        write(path, plan::of(subject))?;
+    }
+    let explanation = (args.explain || args.html.is_some()).then(|| explain::explain(subject));
+    if let (Some(path), Some(explanation)) = (&args.html, &explanation) {
+        write(path, html::page(subject, explanation))?;
+    }
+    Ok(explanation.filter(|_| args.explain))
 }
 
 fn place_task_graph(args: &PlaceArgs, file: &Path, topology: Option<&Path>) -> Result<()> {
@@ -100,6 +142,10 @@ fn place_task_graph(args: &PlaceArgs, file: &Path, topology: Option<&Path>) -> R
             let message = format!("--algorithm {name} is for --objective latency under --semantics overlap");
             return Err(Error::invalid(message).hint("without --algorithm"));
         }
+        if args.is_explained() || args.compile.plan.is_some() {
+            let message = "--explain, --trace, --html, --plan-out and --plan are for --objective latency under --semantics overlap";
+            return Err(Error::invalid(message).hint("without them"));
+        }
         return match (args.semantics, args.objective) {
             (Semantics::Call, objective) => asked.call(objective),
             (_, Objective::Throughput) => asked.stream(args.samples),
@@ -112,7 +158,11 @@ fn place_task_graph(args: &PlaceArgs, file: &Path, topology: Option<&Path>) -> R
         Algorithm::Single(d) => format!("single {}", topology.devices[d as usize].name),
         other => other.name(),
     };
-    let solution = portfolio::solve(&p, &options, &name).ok_or_else(|| {
+    let solution = match args.compile.plan()? {
+        Some(plan) => plan::solve(&p, &planned(&plan, &graph, &topology, &p)?, &options, &name),
+        None => portfolio::solve(&p, &options, &name),
+    };
+    let solution = solution.ok_or_else(|| {
         let name = args.algorithm.as_deref().unwrap_or("portfolio");
         Error::new(ErrorKind::OutOfMemory, format!("{name} finds no placement that keeps the memory limits"))
             .hint("without --algorithm, all of them are tried")
@@ -125,6 +175,7 @@ fn place_task_graph(args: &PlaceArgs, file: &Path, topology: Option<&Path>) -> R
     if !wrong.is_empty() {
         return Err(Error::internal(format!("the placement is wrong:\n  {}", wrong.join("\n  "))));
     }
+    let explanation = explain_and_write(args, &subject(&graph, &topology, &p, &solution, options))?;
     if args.json {
         let verdict = Verdict {
             lower_bound: solution.lower_bound,
@@ -132,13 +183,26 @@ fn place_task_graph(args: &PlaceArgs, file: &Path, topology: Option<&Path>) -> R
             algorithm: solution.algorithm.clone(),
             plan_time,
         };
-        let answer = answer(&graph, &topology, &p, &solution.timeline, verdict);
+        let answer =
+            PlacementFile { explain: explanation, ..answer(&graph, &topology, &p, &solution.timeline, verdict) };
         let text = serde_json::to_string(&answer).map_err(|e| Error::internal(format!("writing the answer: {e}")))?;
         outln!("{text}");
     } else {
         print_solution(&graph, &topology, &p, &solution, plan_time);
+        if let Some(e) = explanation {
+            outln!("{}", e.to_string().trim_end());
+        }
     }
     Ok(())
+}
+
+/// The devices that a plan gives the nodes of a task graph.
+fn planned(plan: &Plan, graph: &TaskGraph, topology: &Topology, p: &Problem) -> Result<Planned> {
+    let tasks: Vec<String> = graph.nodes.iter().map(|n| n.name.clone()).collect();
+    let devices: Vec<String> = topology.devices.iter().map(|d| d.name.clone()).collect();
+    let find = |text: &str| devices.iter().position(|d| d == text);
+    let reason = |task: usize| graph.reason(p, task).unwrap_or_else(|| "it has no time there".to_owned());
+    plan.resolve(p, &Names { tasks: &tasks, devices: &devices, find: &find, reason: &reason })
 }
 
 fn algorithm(name: &str, topology: &Topology) -> Result<Algorithm> {

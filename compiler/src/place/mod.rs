@@ -8,15 +8,18 @@ pub mod check;
 mod colocate;
 mod conflict;
 mod device;
+pub mod explain;
 mod follow;
 mod kernels;
 mod log;
 mod model;
 mod pins;
+pub mod plan;
 mod print;
 mod replace;
 mod resolve;
 pub mod setter;
+mod solved;
 pub mod solver;
 pub mod target;
 pub mod task_graph;
@@ -26,7 +29,9 @@ pub use follow::follow_operands;
 pub use gristmill_runtime::device::DeviceSpec;
 pub use kernels::{Kernels, lacks_kernels};
 pub use pins::{Fallback, Pin, PinTarget, Request, apply_pins};
+pub use plan::Plan;
 pub use replace::{Horizon, LEAST_GAIN_PERCENT, Replacement, replace};
+pub use solved::Solved;
 pub use solver::portfolio::Candidate;
 pub use target::Target;
 
@@ -37,6 +42,7 @@ use gristmill_runtime::device::{DeviceKind, DeviceName};
 use model::ModelProblem;
 use solver::portfolio::{self, Algorithm, Solution};
 use std::fmt;
+use std::sync::Arc;
 
 /// Why a node is where it is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -102,6 +108,8 @@ pub struct Placement {
     pub warnings: Vec<String>,
     /// Requests that were let go quietly, as [`Fallback::Allow`] wants it.
     pub log: Vec<String>,
+    /// The problem and its solution, for explanations; none of a placement by hand.
+    pub solved: Option<Arc<Solved>>,
 }
 
 impl Placement {
@@ -125,6 +133,7 @@ impl Placement {
             candidates: Vec::new(),
             warnings: Vec::new(),
             log: Vec::new(),
+            solved: None,
         }
     }
 }
@@ -138,7 +147,7 @@ const MODEL_SEARCH_NODES: u64 = 2_000;
 /// Places the nodes of a graph, usually of clusters.
 ///
 /// Errors, all at once, when a pin finds nothing, a request names a device that is not in the set or that has no kernel for the node, nodes that
-/// must be together cannot be, or memory limits cannot be kept.
+/// must be together cannot be, memory limits cannot be kept, or a plan does not fit.
 pub fn place(g: &Graph, request: &Request, costs: &CostModel) -> Result<Placement> {
     let resolved = resolve::resolve(g, request)?;
     let ModelProblem { problem, nodes } = model::problem(g, &resolved, &request.devices, costs)?;
@@ -154,7 +163,12 @@ pub fn place(g: &Graph, request: &Request, costs: &CostModel) -> Result<Placemen
         Algorithm::Single(d) => format!("single {}", set.devices[d as usize].name),
         other => other.name(),
     };
-    let solution = portfolio::solve(&problem, &options, &name);
+    let names = solved::names(g, &nodes);
+    let planned = solved::planned(&problem, &nodes, &names, &resolved, request)?;
+    let solution = match &planned {
+        Some(planned) => plan::solve(&problem, planned, &options, &name),
+        None => portfolio::solve(&problem, &options, &name),
+    };
     let solution = solution.ok_or_else(|| Error::internal("the portfolio proposes nothing"))?;
     let peak_bytes = solution.timeline.peak_bytes(&problem);
     if solution.score.0 > Bytes::ZERO {
@@ -163,7 +177,10 @@ pub fn place(g: &Graph, request: &Request, costs: &CostModel) -> Result<Placemen
     let timeline = &solution.timeline;
     let mut placed: Vec<Option<Placed>> = vec![None; g.n_nodes()];
     for (t, id) in nodes.iter().enumerate() {
-        let reason = resolved.allowed[id.0 as usize].as_ref().map_or(Reason::Chosen, |a| a.reason.clone());
+        let reason = match (resolved.allowed[id.0 as usize].as_ref().map(|a| &a.reason), &planned) {
+            (None | Some(Reason::Chosen), Some(planned)) => Reason::Asked(format!("plan {}", planned[t].1)),
+            (reason, _) => reason.cloned().unwrap_or(Reason::Chosen),
+        };
         let (device, start, end) = (timeline.device[t] as usize, timeline.start[t], timeline.end[t]);
         placed[id.0 as usize] = Some(Placed { device, start, end, reason });
     }
@@ -171,12 +188,13 @@ pub fn place(g: &Graph, request: &Request, costs: &CostModel) -> Result<Placemen
         devices: set.devices.iter().map(|d| d.name.clone()).collect(),
         nodes: placed,
         makespan: timeline.makespan,
-        lower_bound: (solution.lower_bound, solution.bound),
-        algorithm: solution.algorithm,
+        lower_bound: (solution.lower_bound, solution.bound.clone()),
+        algorithm: solution.algorithm.clone(),
         peak_bytes,
-        candidates: solution.candidates,
+        candidates: solution.candidates.clone(),
         warnings: resolved.warnings,
         log: resolved.log,
+        solved: Some(Arc::new(Solved { problem, solution, options, nodes, names })),
     })
 }
 

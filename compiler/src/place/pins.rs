@@ -1,6 +1,7 @@
 //! Pins, and what they and the graph's own requests ask of each node.
 
 use super::device::DeviceSet;
+use super::plan::Plan;
 use crate::error::{Error, Result};
 use crate::ir::{AskedBy, DeviceRequest, Graph, Node};
 use crate::nearest::nearest;
@@ -98,6 +99,8 @@ pub struct Request {
     pub fallback: Fallback,
     /// Variables, by container and name, that exist already, and where; their users are placed there whatever `fallback` says.
     pub state: BTreeMap<(String, String), DeviceName>,
+    /// Devices of all nodes; pins and requests still hold, so that a plan against them is an error.
+    pub plan: Option<Plan>,
 }
 
 /// Writes the pins into the device requests of the nodes they find, so that no cluster joins nodes of different devices.

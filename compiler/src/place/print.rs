@@ -8,12 +8,19 @@ use std::fmt::Write;
 impl Placement {
     /// The prediction, then one line per node in order of start: device, start, end, op, origin, reason. Constants are not listed.
     pub fn to_text(&self, g: &Graph) -> String {
-        let mut out = String::new();
-        self.write(g, &mut out).expect("writing to a String does not fail");
+        let mut out = self.summary(g);
+        self.write_nodes(g, &mut out).expect("writing to a String does not fail");
         out
     }
 
-    fn write(&self, g: &Graph, out: &mut String) -> std::fmt::Result {
+    /// The prediction, without the nodes.
+    pub fn summary(&self, g: &Graph) -> String {
+        let mut out = String::new();
+        self.write_summary(g, &mut out).expect("writing to a String does not fail");
+        out
+    }
+
+    fn write_summary(&self, g: &Graph, out: &mut String) -> std::fmt::Result {
         writeln!(out, "placement {:?}: {}, predicted {}", g.name, self.algorithm, self.makespan)?;
         let (bound, name) = &self.lower_bound;
         match self.makespan.0 {
@@ -34,6 +41,10 @@ impl Placement {
         for w in &self.warnings {
             writeln!(out, "  warning: {w}")?;
         }
+        Ok(())
+    }
+
+    fn write_nodes(&self, g: &Graph, out: &mut String) -> std::fmt::Result {
         let mut order: Vec<usize> = (0..self.nodes.len()).collect();
         order.sort_by_key(|&i| (self.nodes[i].as_ref().map(|p| p.start), i));
         for i in order {

@@ -1,5 +1,7 @@
 //! The files of bare placement problems: `task-graph/1` and `topology/1` in, `placement/1` out. JSON; times in nanoseconds, sizes in bytes.
 
+use super::explain::{Explanation, Label, Subject};
+use super::solver::portfolio::{Options, Solution};
 use super::solver::{Device, Links, Parts, Payload, Problem, Refused, Task, Tensor, Timeline};
 use crate::cost::{Bytes, LinkProfile, Nanos};
 use crate::error::{Error, ErrorKind, Result};
@@ -134,6 +136,9 @@ pub struct PlacementFile<'a> {
     pub transfers: Vec<PlacedTransfer<'a>>,
     /// Most bytes that each device holds at a time.
     pub peak_bytes: BTreeMap<&'a str, u64>,
+    /// Why, if that was asked.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub explain: Option<Explanation>,
 }
 
 /// Where and when a task runs.
@@ -295,6 +300,21 @@ impl TaskGraph {
                 ))
                 .hint("another pin for one of these nodes, or another group")
             }
+        }
+    }
+
+    /// What the file says about the device of a node: its own pin, else its group with the pin of another node there.
+    pub fn reason(&self, p: &Problem, task: usize) -> Option<String> {
+        let node = &self.nodes[task];
+        if let Some(pin) = &node.device {
+            return Some(format!("pinned by its \"device\": {pin:?}"));
+        }
+        let group = node.colocate.as_ref()?;
+        let members = p.members.row(p.group_of[task] as usize);
+        let others = members.iter().map(|&t| &self.nodes[t as usize]);
+        match others.clone().find_map(|n| n.device.as_ref().map(|pin| (n, pin))) {
+            Some((n, pin)) => Some(format!("colocated in group {group:?} with {}, pinned to {pin:?}", n.name)),
+            None => Some(format!("colocated in group {group:?} of {} nodes", others.count())),
         }
     }
 
@@ -466,6 +486,28 @@ pub fn answer<'a>(
         nodes: nodes.collect(),
         transfers: transfers.collect(),
         peak_bytes: peaks.iter().enumerate().map(|(d, b)| (device(d as u32), b.0)).collect(),
+        explain: None,
+    }
+}
+
+/// What explanations of a solved task graph are about.
+pub fn subject<'a>(
+    graph: &'a TaskGraph,
+    topology: &Topology,
+    p: &'a Problem,
+    solution: &'a Solution,
+    options: Options,
+) -> Subject<'a> {
+    let label =
+        |(t, node): (usize, &Node)| Label { name: node.name.clone(), op: node.op.clone(), reason: graph.reason(p, t) };
+    Subject {
+        name: &graph.name,
+        problem: p,
+        solution,
+        devices: topology.devices.iter().map(|d| d.name.clone()).collect(),
+        tasks: graph.nodes.iter().enumerate().map(label).collect(),
+        downgrades: Vec::new(),
+        options,
     }
 }
 

@@ -19,7 +19,7 @@ pub mod ranks;
 pub mod refine;
 mod rows;
 #[cfg(test)]
-mod samples;
+pub mod samples;
 pub mod simulate;
 pub mod slices;
 pub mod timeline;

@@ -6,11 +6,12 @@ use super::fit::{self, Key};
 use super::list::Insertion;
 use super::problem::Problem;
 use super::ranks;
-use super::refine::{Budget, refine};
+use super::refine::{Budget, Move, Moves, refine_logged};
 use super::simulate::{LinkOrder, simulate};
 use super::timeline::Timeline;
 use super::{baechi, exact, slices};
 use crate::cost::{Bytes, Nanos};
+use std::collections::BTreeMap;
 
 /// A way to place tasks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -178,7 +179,12 @@ pub struct Solution {
     pub bound: String,
     /// All that was tried.
     pub candidates: Vec<Candidate>,
+    /// The last move of refinement for each group that it moved; empty where nothing was refined.
+    pub moved: Vec<Option<Move>>,
 }
+
+/// Moves of refinement by the algorithm that it started from.
+type MovesOf = BTreeMap<String, Moves>;
 
 /// Problems of more tasks are not given to the slower list schedulers.
 const SMALL: usize = 3_000;
@@ -191,8 +197,7 @@ const STARTS: usize = 3;
 ///
 /// `name` gives the names under which algorithms are reported. Nothing when the one algorithm asked for finds no placement that keeps the limits.
 pub fn solve(p: &Problem, options: &Options, name: &dyn Fn(Algorithm) -> String) -> Option<Solution> {
-    let is_large = p.n_tasks() > LARGE;
-    let mut bound = if is_large { bounds::quick(p) } else { bounds::best(p, options.bound_nodes) };
+    let mut bound = lower_bound(p, options);
     let mut proposals: Vec<(Key, String, Timeline)> = Vec::new();
     let nodes = options.search_nodes / (SEARCH_NODES / SERIES_NODES);
     let wanted = options.only.is_none() && !is_large && p.n_devices() > 1 && nodes > 0;
@@ -218,8 +223,9 @@ pub fn solve(p: &Problem, options: &Options, name: &dyn Fn(Algorithm) -> String)
     });
     let candidates = candidates.collect();
     proposals.sort_by_key(rank);
+    let mut moves = MovesOf::new();
     if options.only.is_none() && options.refine_tasks > 0 {
-        refine_best(p, &mut proposals, bound.value, options);
+        refine_best(p, &mut proposals, bound.value, options, &mut moves);
     }
     let (mut score, mut algorithm, mut timeline) = proposals.into_iter().next()?;
     if options.only.is_none() && score > (Bytes::ZERO, bound.value) {
@@ -231,7 +237,13 @@ pub fn solve(p: &Problem, options: &Options, name: &dyn Fn(Algorithm) -> String)
             (score, algorithm, timeline) = (fit::key(p, &better), "branch-and-bound".into(), better);
         }
     }
-    Some(Solution { timeline, score, algorithm, lower_bound: bound.value, bound: bound.name.into(), candidates })
+    let moved = algorithm.strip_suffix(REFINED).and_then(|start| moves.remove(start)).unwrap_or_default().last;
+    Some(Solution { timeline, score, algorithm, lower_bound: bound.value, bound: bound.name.into(), candidates, moved })
+}
+
+/// The greatest bound that the options have time for.
+pub fn lower_bound(p: &Problem, options: &Options) -> Bound {
+    if p.n_tasks() > LARGE { bounds::quick(p) } else { bounds::best(p, options.bound_nodes) }
 }
 
 /// Order of proposals: least excess, least time, fewest devices.
@@ -281,26 +293,36 @@ fn distinct_devices(p: &Problem) -> Vec<u32> {
 }
 
 /// Refines the best few starts briefly, then the best of them for the rest of the budget. The best comes first in the end.
-fn refine_best(p: &Problem, proposals: &mut Vec<(Key, String, Timeline)>, lower_bound: Nanos, options: &Options) {
+fn refine_best(
+    p: &Problem,
+    proposals: &mut Vec<(Key, String, Timeline)>,
+    lower_bound: Nanos,
+    options: &Options,
+    moves: &mut MovesOf,
+) {
     let long = proposals[0].0 > (Bytes::ZERO, lower_bound);
     proposals.dedup_by(|a, b| a.2.device == b.2.device);
     let n = if p.n_tasks() > LARGE { 1 } else { proposals.len().min(STARTS) };
     let short = options.refine_tasks / (3 * n as u64);
     for start in proposals.iter_mut().take(if long { n } else { 0 }) {
-        improve(p, start, lower_bound, Budget { tasks: short, seed: options.seed });
+        improve(p, start, lower_bound, Budget { tasks: short, seed: options.seed }, moves);
     }
     proposals.sort_by_key(rank);
     if let Some(best) = proposals.first_mut().filter(|b| b.0 > (Bytes::ZERO, lower_bound)) {
         let tasks = options.refine_tasks - short * n as u64;
-        improve(p, best, lower_bound, Budget { tasks, seed: options.seed.wrapping_add(1) });
+        improve(p, best, lower_bound, Budget { tasks, seed: options.seed.wrapping_add(1) }, moves);
     }
 }
 
-fn improve(p: &Problem, start: &mut (Key, String, Timeline), lower_bound: Nanos, budget: Budget) {
-    let refined = refine(p, &start.2, lower_bound, budget);
+/// What the names of algorithms end in after refinement.
+const REFINED: &str = "+refine";
+
+fn improve(p: &Problem, start: &mut (Key, String, Timeline), lower_bound: Nanos, budget: Budget, moves: &mut MovesOf) {
+    let name = start.1.strip_suffix(REFINED).unwrap_or(&start.1).to_owned();
+    let moves = moves.entry(name.clone()).or_default();
+    let refined = refine_logged(p, &start.2, lower_bound, budget, moves);
     let score = fit::key(p, &refined);
     if score < start.0 {
-        let name = start.1.strip_suffix("+refine").unwrap_or(&start.1);
-        *start = (score, format!("{name}+refine"), refined);
+        *start = (score, format!("{name}{REFINED}"), refined);
     }
 }

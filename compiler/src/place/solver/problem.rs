@@ -75,6 +75,11 @@ impl Links {
         counts
     }
 
+    /// The same pairs of devices with other links.
+    pub fn map(&self, change: impl Fn(LinkProfile) -> LinkProfile) -> Links {
+        Links { classes: self.classes.iter().map(|c| change(*c)).collect(), ..self.clone() }
+    }
+
     /// The link from one device to another.
     pub fn get(&self, from: usize, to: usize) -> LinkProfile {
         self.classes[self.class[from * self.n_devices + to] as usize]

@@ -22,6 +22,24 @@ pub struct Budget {
     pub seed: u64,
 }
 
+/// The last move of a group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Move {
+    /// Which step of the search made it, from 1.
+    pub step: u64,
+    /// Where the group was before.
+    pub from: u32,
+}
+
+/// What a search did to get from its start to the best placement.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct Moves {
+    /// The last move of each group, if it moved.
+    pub last: Vec<Option<Move>>,
+    /// Steps of the searches so far.
+    pub steps: u64,
+}
+
 struct Search<'p> {
     p: &'p Problem,
     /// The current placement, simulated.
@@ -31,6 +49,9 @@ struct Search<'p> {
     key: Vec<u64>,
     score: Key,
     best: (Key, Timeline),
+    /// Moves that led to the current placement, and to the best.
+    moves: Moves,
+    best_moves: Vec<Option<Move>>,
     rng: Rng,
     left: i64,
     chain: Vec<u32>,
@@ -41,11 +62,20 @@ struct Search<'p> {
 
 /// The best placement found near `start` within a budget; never worse than `start`. Stops when `lower_bound` is reached.
 pub fn refine(p: &Problem, start: &Timeline, lower_bound: Nanos, budget: Budget) -> Timeline {
+    refine_logged(p, start, lower_bound, budget, &mut Moves::default())
+}
+
+/// [`refine`], which adds what it did to what earlier searches did to the same placement.
+pub fn refine_logged(p: &Problem, start: &Timeline, lower_bound: Nanos, budget: Budget, moves: &mut Moves) -> Timeline {
     if p.n_devices() < 2 || p.n_tasks() == 0 {
         return start.clone();
     }
     let mut search = Search::new(p, start, lower_bound, budget);
+    search.moves = std::mem::take(moves);
+    search.moves.last.resize(p.n_groups(), None);
+    search.best_moves.clone_from(&search.moves.last);
     search.run();
+    *moves = Moves { last: search.best_moves, steps: search.moves.steps };
     search.best.1
 }
 
@@ -63,6 +93,8 @@ impl<'p> Search<'p> {
             key: Vec::new(),
             score,
             best: (score, start.clone()),
+            moves: Moves::default(),
+            best_moves: Vec::new(),
             rng: Rng(budget.seed),
             left: i64::try_from(budget.tasks).unwrap_or(i64::MAX),
             chain: Vec::new(),
@@ -111,6 +143,7 @@ impl<'p> Search<'p> {
         let better = self.score < self.best.0;
         if better {
             self.best = (self.score, self.base.timeline());
+            self.best_moves.clone_from(&self.moves.last);
         }
         better
     }
@@ -122,6 +155,7 @@ impl<'p> Search<'p> {
         while self.left > 0 && self.best.0 > (Bytes::ZERO, self.lower_bound) {
             self.left -= 16;
             step += 1;
+            self.moves.steps += 1;
             let bar = history[step % n_history].max(self.score);
             let taken = match self.rng.below(4) {
                 0 => self.reorder(bar),
@@ -160,8 +194,11 @@ impl<'p> Search<'p> {
         let old: Vec<u32> = changed.iter().map(|&t| self.device[t as usize]).collect();
         changed.iter().for_each(|&t| self.device[t as usize] = to as u32);
         let taken = self.measure(&changed, bar);
-        if !taken {
-            changed.iter().zip(old).for_each(|(&t, d)| self.device[t as usize] = d);
+        for (&t, from) in changed.iter().zip(old) {
+            match taken {
+                true => self.moves.last[p.group_of[t as usize] as usize] = Some(Move { step: self.moves.steps, from }),
+                false => self.device[t as usize] = from,
+            }
         }
         taken
     }

@@ -1,0 +1,169 @@
+//! Why each node is where it is, and what would be if only it, with its group, were elsewhere.
+
+use super::Subject;
+use super::chain::Chain;
+use crate::cost::{Bytes, Nanos};
+use crate::place::solver::{LinkOrder, Problem, Simulator, fit, ranks};
+use serde::Serialize;
+
+/// Tasks that may be simulated to fill the tables of one explanation: some seconds of one core.
+const MAX_SIMULATED: u64 = 30_000_000;
+
+/// Where a node is, and why.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct NodeReason {
+    /// Its name.
+    pub name: String,
+    /// What it does.
+    pub op: String,
+    /// Its device.
+    pub device: String,
+    /// Start.
+    pub start_ns: u64,
+    /// End.
+    pub end_ns: u64,
+    /// Why it is there.
+    pub reason: String,
+    /// First node of its colocation group, if it has one and is not that itself: the alternatives are listed there.
+    pub group: Option<String>,
+    /// All devices that it may be on, its own among them; empty when there is only one, or when too many would have to be simulated.
+    pub alternatives: Vec<Alternative>,
+}
+
+/// A node, with its group, on one of its devices, everything else left where it is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Alternative {
+    /// The device.
+    pub device: String,
+    /// When its operands are all there.
+    pub ready_ns: u64,
+    /// Time of the transfers that bring them.
+    pub transfer_ns: u64,
+    /// Start.
+    pub start_ns: u64,
+    /// End.
+    pub end_ns: u64,
+    /// Makespan of everything.
+    pub makespan_ns: u64,
+    /// Bytes over the memory limits.
+    pub excess_bytes: u64,
+}
+
+/// Reasons of all nodes, by start. Tables are made for the critical chain first, then by start, while the budget lasts.
+pub(super) fn reasons(s: &Subject, chain: &Chain) -> Vec<NodeReason> {
+    let (p, t) = (s.problem, &s.solution.timeline);
+    let mut order: Vec<u32> = (0..p.n_tasks() as u32).collect();
+    order.sort_by_key(|&i| (t.start[i as usize], i));
+    let mut tables = Tables::new(s);
+    let mut of_group: Vec<Option<Vec<Alternative>>> = vec![None; p.n_groups()];
+    for task in chain.tasks().chain(order.iter().copied()) {
+        let group = p.group_of[task as usize] as usize;
+        if of_group[group].is_none() {
+            of_group[group] = Some(tables.of_group(group));
+        }
+    }
+    let mut reasons = Vec::with_capacity(order.len());
+    for &task in &order {
+        let i = task as usize;
+        let group = p.group_of[i] as usize;
+        let first = p.members.row(group)[0];
+        let alternatives = if first == task { of_group[group].take().unwrap_or_default() } else { Vec::new() };
+        reasons.push(NodeReason {
+            name: s.tasks[i].name.clone(),
+            op: s.tasks[i].op.clone(),
+            device: s.device_of(i).to_owned(),
+            start_ns: t.start[i].0,
+            end_ns: t.end[i].0,
+            reason: reason(s, i),
+            group: (first != task).then(|| s.tasks[first as usize].name.clone()),
+            alternatives,
+        });
+    }
+    reasons
+}
+
+/// What narrowed the devices of a task; where that left a choice, who made it.
+fn reason(s: &Subject, task: usize) -> String {
+    let p = s.problem;
+    let has_choice = p.feasible(task).nth(1).is_some();
+    let chosen = match s.solution.moved.get(p.group_of[task] as usize).copied().flatten() {
+        Some(m) => format!("moved from {} by refinement step {}", s.devices[m.from as usize], m.step),
+        None => format!("chosen by {}", s.solution.algorithm),
+    };
+    match (&s.tasks[task].reason, has_choice) {
+        (Some(why), false) => why.clone(),
+        (Some(why), true) => format!("{why}; {chosen}"),
+        (None, true) => chosen,
+        (None, false) if p.n_devices() == 1 => "only device".to_owned(),
+        (None, false) => "only device that can run it".to_owned(),
+    }
+}
+
+struct Tables<'a> {
+    s: &'a Subject<'a>,
+    base: Simulator<'a>,
+    trial: Simulator<'a>,
+    device: Vec<u32>,
+    key: Vec<u64>,
+    left: u64,
+}
+
+impl<'a> Tables<'a> {
+    /// Simulates the placement in the order of its own timeline.
+    fn new(s: &'a Subject<'a>) -> Tables<'a> {
+        let (p, t) = (s.problem, &s.solution.timeline);
+        let mut order: Vec<u32> = p.order.clone();
+        order.sort_by_key(|&i| t.start[i as usize]);
+        let key = ranks::keys_of_order(&order);
+        let mut base = Simulator::new(p, LinkOrder::Urgent);
+        base.run(&t.device, &key, Nanos::INFINITY);
+        Tables { s, trial: base.clone(), base, device: t.device.clone(), key, left: MAX_SIMULATED }
+    }
+
+    fn of_group(&mut self, group: usize) -> Vec<Alternative> {
+        let s = self.s;
+        let first = s.problem.members.row(group)[0] as usize;
+        let devices: Vec<usize> = s.problem.feasible(first).collect();
+        let cost = devices.len() as u64 * s.problem.n_tasks() as u64;
+        if devices.len() < 2 || self.left < cost {
+            return Vec::new();
+        }
+        self.left -= cost;
+        let own = s.solution.timeline.device[first] as usize;
+        devices.into_iter().map(|d| if d == own { here(s, first) } else { self.elsewhere(group, first, d) }).collect()
+    }
+
+    fn elsewhere(&mut self, group: usize, first: usize, to: usize) -> Alternative {
+        let p: &Problem = self.s.problem;
+        let members = p.members.row(group);
+        let from = self.device[first];
+        members.iter().for_each(|&t| self.device[t as usize] = to as u32);
+        self.trial.restore(&self.base);
+        self.trial.rerun(&self.device, &self.key, members, Nanos::INFINITY);
+        members.iter().for_each(|&t| self.device[t as usize] = from);
+        let timeline = self.trial.timeline();
+        row(self.s, &timeline, first, fit::excess(p, &timeline))
+    }
+}
+
+/// The row of the device that the task is on.
+fn here(s: &Subject, task: usize) -> Alternative {
+    row(s, &s.solution.timeline, task, s.solution.score.0)
+}
+
+fn row(s: &Subject, t: &crate::place::solver::Timeline, task: usize, excess: Bytes) -> Alternative {
+    let (p, device) = (s.problem, t.device[task]);
+    let inputs = p.inputs.row(task);
+    let brought = t.transfers.iter().filter(|x| x.to == device && inputs.contains(&x.tensor));
+    let local = p.predecessors(task).filter(|&q| t.device[q as usize] == device).map(|q| t.end[q as usize]);
+    let ready = brought.clone().map(|x| x.end).chain(local).max().unwrap_or_default();
+    Alternative {
+        device: s.devices[device as usize].clone(),
+        ready_ns: ready.0,
+        transfer_ns: brought.map(|x| x.end.saturating_sub(x.start)).sum::<Nanos>().0,
+        start_ns: t.start[task].0,
+        end_ns: t.end[task].0,
+        makespan_ns: t.makespan.0,
+        excess_bytes: excess.0,
+    }
+}

@@ -1,0 +1,121 @@
+//! Why a placement is as it is: reasons and alternatives of each node, the load of devices and links, memory, the critical chain, what would be if.
+//!
+//! One implementation for models and bare task graphs: a [`Subject`] is a solved problem with names. [`explain`] looks at it, [`text`] and serde
+//! write what it found; [`trace`] and [`html`] show the timeline.
+
+mod candidates;
+mod chain;
+pub mod html;
+mod load;
+mod text;
+pub mod trace;
+mod whatif;
+
+pub use candidates::{Alternative, NodeReason};
+pub use chain::ChainStep;
+pub use load::{DeviceUse, LinkUse, Live};
+pub use whatif::{Scaling, WhatIf};
+
+use super::solver::Problem;
+use super::solver::portfolio::{Options, Solution};
+use serde::Serialize;
+use std::collections::BTreeSet;
+
+/// A solved problem with names.
+pub struct Subject<'a> {
+    /// Name of the graph.
+    pub name: &'a str,
+    /// The problem.
+    pub problem: &'a Problem,
+    /// Its solution, which keeps the memory limits.
+    pub solution: &'a Solution,
+    /// Names of the devices.
+    pub devices: Vec<String>,
+    /// Names of the tasks.
+    pub tasks: Vec<Label>,
+    /// Requests that were let go.
+    pub downgrades: Vec<String>,
+    /// How the problem was solved, for what would be if.
+    pub options: Options,
+}
+
+/// What a task is called.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Label {
+    /// A name that no other task has.
+    pub name: String,
+    /// What it does.
+    pub op: String,
+    /// What narrowed its devices, if anything.
+    pub reason: Option<String>,
+}
+
+/// All that there is to say about a placement. Times in nanoseconds, sizes in bytes, shares in percent of the makespan.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Explanation {
+    /// Every node, by start.
+    pub nodes: Vec<NodeReason>,
+    /// Requests that were let go.
+    pub downgrades: Vec<String>,
+    /// Every device.
+    pub devices: Vec<DeviceUse>,
+    /// Every link that is used.
+    pub links: Vec<LinkUse>,
+    /// What the end waited for, first step first.
+    pub critical_chain: Vec<ChainStep>,
+    /// The makespan on other machines.
+    pub what_if: Vec<WhatIf>,
+    /// The makespan on parts of the machine.
+    pub scaling: Option<Scaling>,
+}
+
+/// Explains a placement.
+pub fn explain(s: &Subject) -> Explanation {
+    let chain = chain::critical_chain(s);
+    Explanation {
+        nodes: candidates::reasons(s, &chain),
+        downgrades: s.downgrades.clone(),
+        devices: load::devices(s),
+        links: load::links(s),
+        critical_chain: chain::describe(s, &chain),
+        what_if: whatif::what_if(s),
+        scaling: whatif::scaling(s),
+    }
+}
+
+impl Subject<'_> {
+    /// Name of the device of a task.
+    fn device_of(&self, task: usize) -> &str {
+        &self.devices[self.solution.timeline.device[task] as usize]
+    }
+
+    /// Name of the task that makes a tensor.
+    fn maker(&self, tensor: u32) -> &str {
+        &self.tasks[self.problem.tensors[tensor as usize].producer as usize].name
+    }
+
+    /// Percent of the makespan.
+    fn share(&self, ns: u64) -> f64 {
+        percent(ns, self.solution.timeline.makespan.0)
+    }
+}
+
+/// Percent with one digit; of nothing, nothing.
+fn percent(part: u64, whole: u64) -> f64 {
+    (1000.0 * part as f64 / whole.max(1) as f64).round() / 10.0
+}
+
+/// The names, those that come again with a number behind: `a`, `a#2`.
+pub fn unique_names(names: impl IntoIterator<Item = String>) -> Vec<String> {
+    let mut seen: BTreeSet<String> = BTreeSet::new();
+    let mut unique = |name: String| {
+        let numbered = (2..).map(|i: u64| format!("{name}#{i}"));
+        let free = std::iter::once(name.clone()).chain(numbered).find(|n| !seen.contains(n)).unwrap_or_default();
+        seen.insert(free.clone());
+        free
+    };
+    names.into_iter().map(&mut unique).collect()
+}
+
+#[cfg(test)]
+mod tests;

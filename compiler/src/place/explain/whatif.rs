@@ -1,0 +1,185 @@
+//! What would be if: the same graph on a machine with a device less, other links, no memory limits, or on some of the devices only.
+
+use super::Subject;
+use crate::cost::{LinkProfile, Nanos};
+use crate::place::solver::portfolio::{self, Algorithm, Options};
+use crate::place::solver::{LinkOrder, Payload, Problem, ranks, simulate};
+use serde::Serialize;
+
+/// Parts of the work of the answer itself that each question may take.
+const EFFORT: u64 = 8;
+/// Gain, in percent, under which more devices are said not to help.
+const GAIN: f64 = 1.0;
+
+/// A question and its answer.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct WhatIf {
+    /// `without /gpu:1`.
+    pub what: String,
+    /// Predicted makespan; none where nothing can be placed so.
+    pub makespan_ns: Option<u64>,
+    /// Change of the makespan, in percent.
+    pub change_percent: Option<f64>,
+    /// Why there is none.
+    pub why_not: Option<String>,
+}
+
+/// Predicted makespans on the first devices of an order.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Scaling {
+    /// Devices: those that something cannot do without, then the busiest first.
+    pub devices: Vec<String>,
+    /// Number of devices, predicted makespan.
+    pub makespan_ns: Vec<(usize, u64)>,
+    /// Least number of these after which more gain under 1 %.
+    pub enough: usize,
+}
+
+/// All questions.
+pub(super) fn what_if(s: &Subject) -> Vec<WhatIf> {
+    let p = s.problem;
+    let mut answers: Vec<WhatIf> = Vec::new();
+    if p.n_devices() > 1 {
+        let mut known: Vec<(usize, WhatIf)> = Vec::new();
+        for d in 0..p.n_devices() {
+            let what = format!("without {}", s.devices[d]);
+            let alike = known.iter().find(|(e, _)| are_alike(p, *e, d)).map(|(_, answer)| answer.clone());
+            let answer = alike.unwrap_or_else(|| without(s, d));
+            known.push((d, answer.clone()));
+            answers.push(WhatIf { what, ..answer });
+        }
+        for (what, numerator, denominator) in [("links twice as fast", 2, 1), ("links half as fast", 1, 2)] {
+            let other = with_links(p, numerator, denominator);
+            answers.push(answer(s, what, best(s, &other, true)));
+        }
+    }
+    if p.devices.iter().any(|d| d.memory.is_some()) {
+        let mut other = p.clone();
+        other.devices.iter_mut().for_each(|d| d.memory = None);
+        answers.push(answer(s, "without memory limits", best(s, &other, true)));
+    }
+    answers
+}
+
+/// How the makespan falls with the number of devices.
+pub(super) fn scaling(s: &Subject) -> Option<Scaling> {
+    let (p, t) = (s.problem, &s.solution.timeline);
+    let n = p.n_devices();
+    if n < 2 || p.n_tasks() == 0 {
+        return None;
+    }
+    let mut busy = vec![Nanos::ZERO; n];
+    (0..p.n_tasks()).for_each(|i| busy[t.device[i] as usize] += p.cost(i, t.device[i] as usize));
+    let mut needed = vec![false; n];
+    (0..p.n_tasks()).filter(|&i| p.feasible(i).nth(1).is_none()).for_each(|i| needed[p.first_device(i)] = true);
+    let mut order: Vec<usize> = (0..n).collect();
+    order.sort_by_key(|&d| (!needed[d], std::cmp::Reverse(busy[d]), d));
+    let mut rows: Vec<(usize, u64)> = Vec::new();
+    for k in counts(n) {
+        let time = if k == n { Some(t.makespan.0) } else { on_some(s, &order[..k]) };
+        // Fewer devices are a part of more: what is possible there is possible here.
+        let before = rows.last().map_or(u64::MAX, |r| r.1);
+        rows.extend(time.map(|ns| (k, ns.min(before))));
+    }
+    let least = rows.last()?.1;
+    let helps = |ns: u64| 100.0 * (ns - least.min(ns)) as f64 > GAIN * ns as f64;
+    let enough = rows.iter().find(|r| !helps(r.1)).map_or(n, |r| r.0);
+    let devices = order.iter().map(|&d| s.devices[d].clone()).collect();
+    Some(Scaling { devices, makespan_ns: rows, enough })
+}
+
+/// All counts up to 8, then doubled ones, and the last.
+fn counts(n: usize) -> Vec<usize> {
+    let doubled = std::iter::successors(Some(16), |k| Some(k * 2)).take_while(|&k| k < n);
+    let mut counts: Vec<usize> = (1..=n.min(8)).chain(doubled).collect();
+    if counts.last() != Some(&n) {
+        counts.push(n);
+    }
+    counts
+}
+
+fn on_some(s: &Subject, devices: &[usize]) -> Option<u64> {
+    let part = restricted(s.problem, |d| devices.contains(&d)).ok()?;
+    best(s, &part, false).map(|m| m.0)
+}
+
+fn without(s: &Subject, device: usize) -> WhatIf {
+    let t = &s.solution.timeline;
+    if !t.device.contains(&(device as u32)) {
+        return answer(s, "", Some(t.makespan));
+    }
+    match restricted(s.problem, |d| d != device) {
+        Ok(part) => answer(s, "", best(s, &part, false)),
+        Err(task) => {
+            WhatIf { why_not: Some(format!("{} can run nowhere else", s.tasks[task].name)), ..answer(s, "", None) }
+        }
+    }
+}
+
+fn answer(s: &Subject, what: &str, makespan: Option<Nanos>) -> WhatIf {
+    let now = s.solution.timeline.makespan.0;
+    let change = |m: Nanos| (1000.0 * (m.0 as f64 / now.max(1) as f64 - 1.0)).round() / 10.0;
+    WhatIf {
+        what: what.to_owned(),
+        makespan_ns: makespan.map(|m| m.0),
+        change_percent: makespan.map(change),
+        why_not: makespan.is_none().then(|| "no placement found that keeps the memory limits".to_owned()),
+    }
+}
+
+/// The problem on some devices only, or the first task that then has none.
+fn restricted(p: &Problem, keep: impl Fn(usize) -> bool) -> Result<Problem, usize> {
+    let mut part = p.clone();
+    (0..p.n_tasks()).for_each(|t| part.restrict(t, &keep));
+    match (0..p.n_tasks()).find(|&t| part.feasible(t).next().is_none()) {
+        Some(task) => Err(task),
+        None => Ok(part),
+    }
+}
+
+/// Rates times, and latencies divided by, `numerator / denominator`.
+fn with_links(p: &Problem, numerator: u64, denominator: u64) -> Problem {
+    let slower = |ns: Nanos| Nanos(ns.times(denominator).0 / numerator);
+    let mut other = p.clone();
+    other.links = p.links.map(|l| LinkProfile {
+        latency: slower(l.latency),
+        bytes_per_second: (l.bytes_per_second.saturating_mul(numerator) / denominator).max(1),
+    });
+    for tensor in &mut other.tensors {
+        if let Payload::HostCopy(time) = tensor.payload {
+            tensor.payload = Payload::HostCopy(slower(time));
+        }
+    }
+    other
+}
+
+/// The best makespan found with an eighth of the work; the placement as it is counts too where it `fits`.
+fn best(s: &Subject, p: &Problem, fits: bool) -> Option<Nanos> {
+    let options = Options {
+        refine_tasks: s.options.refine_tasks / EFFORT,
+        search_nodes: s.options.search_nodes / EFFORT,
+        bound_nodes: 0,
+        ..s.options.clone()
+    };
+    let solved = portfolio::solve(p, &options, &Algorithm::name);
+    let found = solved.filter(|found| found.score.0.0 == 0).map(|found| found.timeline.makespan);
+    let device = &s.solution.timeline.device;
+    let kept = fits.then(|| {
+        let mut order: Vec<u32> = p.order.clone();
+        order.sort_by_key(|&t| s.solution.timeline.start[t as usize]);
+        let own = simulate(p, device, &ranks::keys_of_order(&order), LinkOrder::Urgent);
+        let tails = simulate(p, device, &ranks::keys_of(p, &ranks::placed_tails(p, device)), LinkOrder::Urgent);
+        let fitting = [own, tails].into_iter().filter(|t| crate::place::solver::fit::excess(p, t).0 == 0);
+        fitting.map(|t| t.makespan).min()
+    });
+    found.into_iter().chain(kept.flatten()).min()
+}
+
+/// Whether exchanging two devices changes nothing.
+fn are_alike(p: &Problem, a: usize, b: usize) -> bool {
+    let others = (0..p.n_devices()).filter(|&d| d != a && d != b);
+    p.devices[a] == p.devices[b]
+        && (0..p.n_tasks()).all(|t| p.cost(t, a) == p.cost(t, b))
+        && p.links.get(a, b) == p.links.get(b, a)
+        && others.into_iter().all(|d| p.links.get(a, d) == p.links.get(b, d) && p.links.get(d, a) == p.links.get(d, b))
+}

@@ -1,0 +1,228 @@
+//! Plans: text files that say which device runs what, to be read, compared, changed and replayed.
+//!
+//! The first line is `plan/1`; `#` begins a comment line; every other line is `node = device`, by node name. Names that hold spaces, quotes, `#` or
+//! `=` are JSON strings.
+
+use super::explain::Subject;
+use super::solver::Problem;
+use super::solver::portfolio::{self, Algorithm, Options, Solution};
+use crate::cost::Nanos;
+use crate::error::{Error, Result};
+use crate::nearest::nearest;
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+/// First line of every plan.
+const FORMAT: &str = "plan/1";
+/// Nodes that an error lists.
+const N_NAMED: usize = 5;
+
+/// A plan as a file has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// Where it came from, for messages.
+    source: String,
+    lines: Vec<Line>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Line {
+    number: usize,
+    node: String,
+    device: String,
+}
+
+/// The names that a plan is about.
+pub struct Names<'a> {
+    /// By task, each once.
+    pub tasks: &'a [String],
+    /// By device.
+    pub devices: &'a [String],
+    /// The device that a text means.
+    pub find: &'a dyn Fn(&str) -> Option<usize>,
+    /// What narrowed the devices of a task.
+    pub reason: &'a dyn Fn(usize) -> String,
+}
+
+/// Device of each task, and the line that says so.
+pub type Planned = Vec<(usize, String)>;
+
+impl Plan {
+    /// Reads a plan; `source` names it in messages.
+    ///
+    /// Errors, all at once and with line numbers, where the text is no plan or a node comes twice.
+    pub fn parse(text: &str, source: &str) -> Result<Plan> {
+        let mut lines = text.lines().enumerate().map(|(i, l)| (i + 1, l.trim()));
+        let first = lines.next().map_or("", |l| l.1);
+        if first != FORMAT {
+            let shown: String = first.chars().take(40).collect();
+            return Err(Error::invalid(format!("{source}, line 1: {shown:?}; expected {FORMAT:?}"))
+                .hint("--plan-out FILE, which writes plans"));
+        }
+        let mut plan = Plan { source: source.to_owned(), lines: Vec::new() };
+        let mut seen: BTreeMap<String, usize> = BTreeMap::new();
+        let mut errors = Vec::new();
+        for (number, line) in lines.filter(|(_, l)| !l.is_empty() && !l.starts_with('#')) {
+            match entry(line) {
+                Ok((node, device)) => {
+                    if let Some(before) = seen.insert(node.clone(), number) {
+                        errors.push(plan.wrong(number, format!("node {node:?} comes twice; first in line {before}")));
+                    }
+                    plan.lines.push(Line { number, node, device });
+                }
+                Err(why) => errors.push(plan.wrong(number, why)),
+            }
+        }
+        if errors.is_empty() { Ok(plan) } else { Err(Error::join(errors)) }
+    }
+
+    fn wrong(&self, number: usize, why: impl std::fmt::Display) -> Error {
+        Error::invalid(format!("{}, line {number}: {why}", self.source))
+    }
+
+    /// The device of every task of a problem.
+    ///
+    /// Errors, all at once and with line numbers, on unknown nodes and devices, devices that a node may not be on, groups that are torn, and nodes
+    /// without a line.
+    pub fn resolve(&self, p: &Problem, names: &Names) -> Result<Planned> {
+        let index: BTreeMap<&str, usize> = names.tasks.iter().enumerate().map(|(t, n)| (n.as_str(), t)).collect();
+        let mut line_of: Vec<Option<(usize, &Line)>> = vec![None; p.n_tasks()];
+        let mut errors = Vec::new();
+        for line in &self.lines {
+            match self.read(line, p, names, &index) {
+                Ok((task, device)) => line_of[task] = Some((device, line)),
+                Err(e) => errors.push(e),
+            }
+        }
+        if errors.is_empty() {
+            errors.extend(self.missing(&line_of, names));
+            errors.extend(self.torn(p, &line_of, names));
+        }
+        if !errors.is_empty() {
+            return Err(Error::join(errors));
+        }
+        let said = |l: Option<(usize, &Line)>| l.map(|(d, l)| (d, format!("{}, line {}", self.source, l.number)));
+        Ok(line_of.into_iter().filter_map(said).collect())
+    }
+
+    fn read(&self, line: &Line, p: &Problem, names: &Names, index: &BTreeMap<&str, usize>) -> Result<(usize, usize)> {
+        let Some(&task) = index.get(line.node.as_str()) else {
+            let near = nearest(&line.node, names.tasks.iter().map(String::as_str), 3);
+            let error = self.wrong(line.number, format!("there is no node {:?} to place", line.node));
+            return Err(if near.is_empty() { error } else { error.hint(near.join(", ")) });
+        };
+        let Some(device) = (names.find)(&line.device) else {
+            let known = names.devices.join(", ");
+            let near = nearest(&line.device, names.devices.iter().map(String::as_str), 1);
+            let why = format!("there is no device {:?}; available: {known}", line.device);
+            return Err(self.wrong(line.number, why).hint(near.first().map_or(known.as_str(), |n| n)));
+        };
+        if p.cost(task, device).is_finite() {
+            return Ok((task, device));
+        }
+        let open: Vec<&str> = p.feasible(task).map(|d| names.devices[d].as_str()).collect();
+        let (node, at) = (&line.node, &names.devices[device]);
+        let why = format!("{node} cannot be on {at}: {}; it can be on {}", (names.reason)(task), open.join(", "));
+        Err(self.wrong(line.number, why))
+    }
+
+    fn missing(&self, line_of: &[Option<(usize, &Line)>], names: &Names) -> Option<Error> {
+        let missing: Vec<usize> = (0..line_of.len()).filter(|&t| line_of[t].is_none()).collect();
+        let shown: Vec<&str> = missing.iter().take(N_NAMED).map(|&t| names.tasks[t].as_str()).collect();
+        let more = missing.len() - shown.len();
+        let more = if more == 0 { String::new() } else { format!(" and {more} more") };
+        let message = format!("{}: no line for {}{more}; expected one for every node", self.source, shown.join(", "));
+        (!missing.is_empty()).then(|| Error::invalid(message).hint("a plan of the same graph and options"))
+    }
+
+    fn torn(&self, p: &Problem, line_of: &[Option<(usize, &Line)>], names: &Names) -> Vec<Error> {
+        let mut errors = Vec::new();
+        for group in 0..p.n_groups() {
+            let mut said = p.members.row(group).iter().filter_map(|&t| line_of[t as usize]);
+            let Some((device, first)) = said.next() else { continue };
+            if let Some((other, line)) = said.find(|(d, _)| *d != device) {
+                errors.push(self.wrong(
+                    line.number,
+                    format!(
+                        "{} is on {}, but line {} puts {} on {}; they must be together",
+                        line.node, names.devices[other], first.number, first.node, names.devices[device]
+                    ),
+                ));
+            }
+        }
+        errors
+    }
+}
+
+/// `node = device`.
+fn entry(line: &str) -> Result<(String, String), String> {
+    let (node, rest) = name(line)?;
+    let rest = rest.trim_start().strip_prefix('=').ok_or("expected `node = device`")?;
+    let (device, rest) = name(rest.trim_start())?;
+    match rest.trim() {
+        "" => Ok((node, device)),
+        more => Err(format!("{more:?} after the device; names with spaces need quotes")),
+    }
+}
+
+/// A plain name or a JSON string at the start of a text, and the rest.
+fn name(text: &str) -> Result<(String, &str), String> {
+    if text.starts_with('"') {
+        let mut read = serde_json::Deserializer::from_str(text).into_iter::<String>();
+        let name = read.next().and_then(|n| n.ok()).ok_or_else(|| format!("{text:?} does not begin with a string"))?;
+        return Ok((name, &text[read.byte_offset()..]));
+    }
+    let end = text.find(|c: char| !is_plain(c)).unwrap_or(text.len());
+    if end == 0 { Err("expected `node = device`".to_owned()) } else { Ok((text[..end].to_owned(), &text[end..])) }
+}
+
+fn is_plain(c: char) -> bool {
+    !c.is_whitespace() && !c.is_control() && !['"', '#', '='].contains(&c)
+}
+
+fn quoted(name: &str) -> String {
+    let is_free = !name.is_empty() && name.chars().all(is_plain);
+    if is_free { name.to_owned() } else { serde_json::Value::from(name).to_string() }
+}
+
+/// The text of a plan: graph, devices and predicted makespan as comments, then a line for each task, by name.
+fn write(graph: &str, tasks: &[String], devices: &[String], device_of: &[u32], makespan: Nanos) -> String {
+    let all: Vec<String> = devices.iter().map(|d| quoted(d)).collect();
+    let mut out = format!("{FORMAT}\n# graph {graph:?}\n# devices {}\n", all.join(", "));
+    let mut lines: Vec<(&String, &str)> =
+        tasks.iter().zip(device_of).map(|(t, &d)| (t, devices[d as usize].as_str())).collect();
+    lines.sort_unstable();
+    writeln!(out, "# predicted makespan {makespan} ({} ns)", makespan.0).expect("writing to a String does not fail");
+    for (task, device) in lines {
+        writeln!(out, "{} = {}", quoted(task), quoted(device)).expect("writing to a String does not fail");
+    }
+    out
+}
+
+/// The plan of a solved problem, as text.
+pub fn of(s: &Subject) -> String {
+    let names: Vec<String> = s.tasks.iter().map(|t| t.name.clone()).collect();
+    let t = &s.solution.timeline;
+    write(s.name, &names, &s.devices, &t.device, t.makespan)
+}
+
+/// Solves a problem whose devices are planned: only orders are searched. The bound is that of the problem without the plan.
+pub fn solve(
+    p: &Problem,
+    planned: &Planned,
+    options: &Options,
+    name: &dyn Fn(Algorithm) -> String,
+) -> Option<Solution> {
+    let mut fixed = p.clone();
+    planned.iter().enumerate().for_each(|(t, (device, _))| fixed.restrict(t, |d| d == *device));
+    let mut solution = portfolio::solve(&fixed, options, name)?;
+    let bound = portfolio::lower_bound(p, options);
+    (solution.lower_bound, solution.bound) = (bound.value, bound.name.into());
+    solution.algorithm = "plan".to_owned();
+    solution.candidates.clear();
+    solution.moved.clear();
+    Some(solution)
+}
+
+#[cfg(test)]
+mod tests;
