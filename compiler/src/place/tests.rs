@@ -217,3 +217,51 @@ fn errors_name_the_lines_of_scopes() {
     let scopes = format!("scope \"/device:CPU:7\" at {0}:{line}, scope \"/job:localhost\" at {0}:{line}: ", file!());
     assert!(e.contains(&scopes) && e.contains("refers to a valid device"), "{e}");
 }
+
+#[test]
+fn plans_of_models_are_replayed() {
+    let (g, _) = cluster::cluster(&two_branches(), &cluster::Fusion::Grouped).unwrap();
+    let mut r = request("cpu:2");
+    let first = place(&g, &r, &CostModel::default()).unwrap();
+    let text = first.plan_text(&g).unwrap();
+    let devices = |p: &Placement| p.nodes.iter().map(|n| n.as_ref().map(|n| n.device)).collect::<Vec<_>>();
+    r.plan = Some(Plan::parse(&text, "p.plan").unwrap());
+    let again = place(&g, &r, &CostModel::default()).unwrap();
+    check::check(&g, &r, &again).unwrap();
+    assert_eq!((devices(&again), again.algorithm.as_str()), (devices(&first), "plan"));
+    assert!(again.lower_bound.0 <= again.makespan);
+    // Changed by hand: everything on the second device.
+    let moved = text.replace("CPU:0\n", "CPU:1\n");
+    r.plan = Some(Plan::parse(&moved, "p.plan").unwrap());
+    let moved = place(&g, &r, &CostModel::default()).unwrap();
+    assert!(moved.nodes.iter().flatten().all(|n| n.device == 1));
+    let reasons = crate::place::explain::explain(&moved.subject(&g).unwrap()).nodes;
+    assert!(
+        reasons.iter().all(|n| n.reason.starts_with("plan p.plan, line ") && n.alternatives.len() == 2),
+        "{reasons:?}"
+    );
+}
+
+#[test]
+fn plans_against_a_pin_or_of_another_model_are_errors() {
+    let (g, _) = cluster::cluster(&two_branches(), &cluster::Fusion::Grouped).unwrap();
+    let mut r = request("cpu:2");
+    let text = place(&g, &r, &CostModel::default()).unwrap().plan_text(&g).unwrap();
+    r.plan = Some(Plan::parse(&text.replace("CPU:1\n", "CPU:7\n"), "p.plan").unwrap());
+    let e = place_err(&g, &r);
+    assert_eq!(e.kind(), ErrorKind::InvalidInput);
+    assert!(
+        e.to_string().contains("there is no device \"/device:CPU:7\"; available: /device:CPU:0, /device:CPU:1"),
+        "{e}"
+    );
+    r.plan = Some(Plan::parse(&text.replace("CPU:1\n", "CPU:0\n"), "p.plan").unwrap());
+    r.pins = vec![Pin::parse("/join=/cpu:1").unwrap()];
+    let e = place_err(&g, &r).to_string();
+    assert!(
+        e.contains("/join cannot be on /device:CPU:0: pin \"/join=/device:CPU:1\"; it can be on /device:CPU:1"),
+        "{e}"
+    );
+    r.plan = Some(Plan::parse(&text.replace("/join", "/joint"), "p.plan").unwrap());
+    let e = place_err(&g, &r).to_string();
+    assert!(e.contains("there is no node \"/joint\" to place (try: /join"), "{e}");
+}
