@@ -55,11 +55,11 @@ fn text_form() {
     by number of devices: 2: 21.60 us (x1.00), 3: 12.60 us (x1.71); all 3 help
     nodes:
     /cpu:0 0 ns..1.00 us read (Read): only device that can run it
-    /gpu:0 1.60 us..11.60 us a (Gemm): chosen by m-etf
+    /gpu:0 1.60 us..11.60 us a (Gemm): chosen by series
         on /gpu:1: ready 1.60 us, transfers 600 ns, runs 1.60 us..11.60 us, makespan 22.30 us (+9.70 us)
-    /gpu:1 1.60 us..7.60 us b1 (Gemm): colocated in group "b" of 2 nodes; chosen by m-etf
+    /gpu:1 1.60 us..7.60 us b1 (Gemm): colocated in group "b" of 2 nodes; chosen by series
         on /gpu:0: ready 1.60 us, transfers 600 ns, runs 11.60 us..17.60 us, makespan 21.60 us (+9.00 us)
-    /gpu:1 7.60 us..10.60 us b2 (Relu): colocated in group "b" of 2 nodes; chosen by m-etf; alternatives: see b1
+    /gpu:1 7.60 us..10.60 us b2 (Relu): colocated in group "b" of 2 nodes; chosen by series; alternatives: see b1
     /gpu:0 11.60 us..12.60 us join (Add): pinned by its "device": "/gpu:0"
     "#);
 }

@@ -200,7 +200,7 @@ pub fn solve(p: &Problem, options: &Options, name: &dyn Fn(Algorithm) -> String)
     let mut bound = lower_bound(p, options);
     let mut proposals: Vec<(Key, String, Timeline)> = Vec::new();
     let nodes = options.search_nodes / (SEARCH_NODES / SERIES_NODES);
-    let wanted = options.only.is_none() && !is_large && p.n_devices() > 1 && nodes > 0;
+    let wanted = options.only.is_none() && p.n_tasks() <= LARGE && p.n_devices() > 1 && nodes > 0;
     if let Some(proof) = wanted.then(|| exact::series(p, nodes)).flatten() {
         if proof.lower_bound > bound.value {
             bound = Bound { name: "series-blocks", value: proof.lower_bound };
