@@ -222,3 +222,39 @@ fn wrong_files_are_refused_with_what_to_try() {
     assert_eq!(code, 2);
     assert!(err.contains("heft"), "{err}");
 }
+
+#[test]
+fn a_plan_is_written_changed_by_hand_and_replayed() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("data/models/mlp_script");
+    let (model, data) = (folder.join("model.onnx"), folder.join("test_data_set_0"));
+    let (model, data) = (model.to_str().unwrap(), data.to_str().unwrap());
+    let (plan, trace, page) = (path("p.plan"), path("t.json"), path("t.html"));
+    let call = |args: &[&str]| {
+        let ended = gristmill(dir.path(), args);
+        (ended.code.unwrap_or(-1), ended.stdout, ended.stderr)
+    };
+    let files = ["--explain", "--plan-out", &plan, "--trace", &trace, "--html", &page];
+    let (code, out, err) = call(&[&["place", model, "--devices", "cpu:2"], files.as_slice()].concat());
+    assert_eq!(code, 0, "{err}");
+    assert!(out.contains("critical chain") && out.contains("without /device:CPU:1"), "{out}");
+    let events: Value = serde_json::from_str(&std::fs::read_to_string(&trace).unwrap()).unwrap();
+    assert!(!events["traceEvents"].as_array().unwrap().is_empty());
+    assert!(!std::fs::read_to_string(&page).unwrap().contains("http"), "the page refers to something outside");
+    let written = std::fs::read_to_string(&plan).unwrap();
+    let other = if written.contains("/4/Gemm = /device:CPU:0") { ["CPU:0", "CPU:1"] } else { ["CPU:1", "CPU:0"] };
+    let changed =
+        written.replace(&format!("/4/Gemm = /device:{}", other[0]), &format!("/4/Gemm = /device:{}", other[1]));
+    assert_ne!(written, changed);
+    std::fs::write(&plan, &changed).unwrap();
+    let (code, out, err) = call(&["place", model, "--devices", "cpu:2", "--plan", &plan]);
+    assert_eq!(code, 0, "{err}");
+    let moved = out.lines().find(|l| l.contains("\"/4/Gemm\"")).unwrap();
+    assert!(moved.starts_with(&format!("/device:{}", other[1])) && moved.contains("p.plan"), "{moved}");
+    let (code, _, err) = call(&["run", model, "--devices", "cpu:2", "--plan", &plan, "--test-data", data]);
+    assert_eq!(code, 0, "{err}");
+    std::fs::write(&plan, changed + "/nothing = /device:CPU:0\n").unwrap();
+    let (code, _, err) = call(&["run", model, "--devices", "cpu:2", "--plan", &plan]);
+    assert!(code == 2 && err.contains("/nothing") && err.contains("line"), "{code}: {err}");
+}

@@ -1,6 +1,6 @@
 //! The solver of bare placement problems: it knows tasks, tensors, devices and links, and nothing of models.
 //!
-//! [`problem`] states the problem, [`simulate`] predicts what a placement costs, the algorithms propose placements.
+//! [`problem`] states the problem, [`mod@simulate`] predicts what a placement costs, the algorithms propose placements.
 
 pub mod algorithms;
 pub mod baechi;
