@@ -205,6 +205,7 @@ fn wrong_files_are_refused_with_what_to_try() {
         (with("/nodes/1", json!({ "name": "b", "cost_ns": { "gpu": 1 }, "device": "/gpu:3" })), both.to_string()),
         (with("/nodes/1", json!({ "name": "b", "cost_ns": { "gpu": 1 }, "colour": "red" })), both.to_string()),
         (with("/nodes/1", json!({ "name": "b", "cost_ns": { "gpu": -1 } })), both.to_string()),
+        (with("/nodes/1", json!({ "name": "b", "cost_ns": { "gpu": u64::MAX } })), both.to_string()),
         (with("/format", json!("task-graph/2")), both.to_string()),
         (graph.to_string(), json!({ "format": "topology/1", "devices": [] }).to_string()),
         (graph.to_string(), json!({ "format": "topology/1", "devices": both["devices"] }).to_string()),

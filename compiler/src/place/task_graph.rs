@@ -9,6 +9,9 @@ use crate::nearest::nearest;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
+/// Longest run time of a task, so that sums over a million tasks fit.
+const MOST_NS: u64 = 1 << 44;
+
 /// A task graph as the file has it.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -366,8 +369,12 @@ impl Topology {
             let message = format!("its device {pin:?} is not in the topology; available: {}", names.join(", "));
             return Err(Error::invalid(message).at(&node.name).hint(near));
         }
+        if let Some((kind, ns)) = node.cost_ns.iter().find(|(_, ns)| **ns > MOST_NS) {
+            let message = format!("cost_ns of {kind:?} is {ns}; expected at most {MOST_NS}, about five hours");
+            return Err(Error::invalid(message).at(&node.name));
+        }
         let cost = |d: &TopologyDevice| match node.cost_ns.get(&d.kind) {
-            Some(&ns) if pinned(d) => Nanos(ns.min(u64::MAX >> 20)),
+            Some(&ns) if pinned(d) => Nanos(ns),
             _ => Nanos::INFINITY,
         };
         Ok(self.devices.iter().map(cost).collect())
