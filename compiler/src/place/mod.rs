@@ -138,7 +138,7 @@ impl Placement {
     }
 }
 
-/// Tasks that refinement simulates for a model, by task of the model and at most: a few hundredths of a second.
+/// Tasks that refinement simulates for a model, by task of the model and at most: a small part of what a bare problem gets, since people wait.
 const REFINE_TASKS: u64 = 300;
 const MAX_REFINE_TASKS: u64 = 300_000;
 /// Nodes that searches for a bound or an optimum look at for a model.

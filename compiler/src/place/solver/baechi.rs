@@ -206,8 +206,9 @@ fn urgent_from(p: &Problem, list: &List, task: usize) -> Nanos {
 
 #[cfg(test)]
 mod tests {
+    use super::super::check::check;
     use super::super::fit;
-    use super::super::samples::{Dice, Shape, random, violations};
+    use super::super::samples::{Dice, Shape, random};
     use super::*;
 
     #[test]
@@ -220,7 +221,7 @@ mod tests {
             let shape = Shape { n_tasks: 2 + dice.below(14) as usize, n_devices, memory, constrained: i % 2 == 0 };
             let p = random(&mut dice, shape);
             for timeline in [m_topo(&p), m_etf(&p), m_sct(&p)].into_iter().flatten() {
-                assert_eq!(violations(&p, &timeline), Vec::<String>::new());
+                assert_eq!(check(&p, &timeline), Vec::<String>::new());
                 assert_eq!(fit::excess(&p, &timeline), Bytes::ZERO);
                 n_fitted += usize::from(memory.is_some());
             }

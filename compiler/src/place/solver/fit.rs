@@ -203,7 +203,8 @@ fn reached(p: &Problem, task: usize, next: impl Fn(&Problem, usize, &mut dyn FnM
 #[cfg(test)]
 mod tests {
     use super::super::algorithms;
-    use super::super::samples::{Dice, Shape, random, violations};
+    use super::super::check::check;
+    use super::super::samples::{Dice, Shape, random};
     use super::super::slices;
     use super::*;
 
@@ -225,7 +226,7 @@ mod tests {
             let fitted = schedule(&p, &listed.device, &least_live(&p));
             n_sliced += usize::from(sliced.is_some());
             for timeline in [Some(listed), Some(fitted), sliced].into_iter().flatten() {
-                assert_eq!(violations(&p, &timeline), Vec::<String>::new());
+                assert_eq!(check(&p, &timeline), Vec::<String>::new());
             }
         }
         assert!(n_sliced > 100, "{n_sliced} problems were sliced");

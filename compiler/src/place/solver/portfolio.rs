@@ -116,7 +116,7 @@ pub struct Options {
     pub preference: Vec<usize>,
 }
 
-/// Tasks that refinement simulates unless told otherwise: about three quarters of a second of one core.
+/// Tasks that refinement simulates unless told otherwise: with them a run on a thousand tasks takes one to three seconds (`benches/NOTES.md`).
 pub const REFINE_TASKS: u64 = 5_000_000;
 /// Of small problems as many runs of the whole are enough.
 const REFINE_RUNS: u64 = 20_000;

@@ -1,7 +1,6 @@
-//! Small random problems and a plain checker of timelines, for tests.
+//! Small random problems, for tests.
 
 use super::problem::{Device, Links, Parts, Payload, Problem, Task, Tensor};
-use super::timeline::Timeline;
 use crate::cost::{Bytes, LinkProfile, Nanos};
 
 /// A generator of numbers that are the same on every machine (Knuth's MMIX).
@@ -62,43 +61,4 @@ pub fn random(dice: &mut Dice, shape: Shape) -> Problem {
     let constants = vec![Bytes(3), Bytes(5)];
     let parts = Parts { devices: vec![device; n_devices], links, tasks, tensors, constants };
     Problem::new(parts).expect("the first device is open to all tasks, and tensors go to later tasks")
-}
-
-/// Everything that is wrong with a timeline, memory limits aside.
-pub fn violations(p: &Problem, t: &Timeline) -> Vec<String> {
-    let mut wrong = Vec::new();
-    for v in 0..p.n_tasks() {
-        let cost = p.cost(v, t.device[v] as usize);
-        if !cost.is_finite() || t.end[v] != t.start[v] + cost {
-            wrong.push(format!("task {v} takes {} to {}", t.start[v], t.end[v]));
-        }
-        if p.members.row(p.group_of[v] as usize).iter().any(|&m| t.device[m as usize] != t.device[v]) {
-            wrong.push(format!("the group of task {v} is torn"));
-        }
-        for &x in p.inputs.row(v) {
-            let q = p.tensors[x as usize].producer as usize;
-            let sent = t.transfers.iter().find(|s| s.tensor == x && s.to == t.device[v]);
-            let there = if t.device[q] == t.device[v] { Some(t.end[q]) } else { sent.map(|s| s.end) };
-            if there.is_none_or(|at| at > t.start[v]) {
-                wrong.push(format!("task {v} starts before tensor {x} is there"));
-            }
-        }
-    }
-    for s in &t.transfers {
-        let q = p.tensors[s.tensor as usize].producer as usize;
-        let length = p.transfer(s.tensor as usize, s.from as usize, s.to as usize);
-        if s.from != t.device[q] || s.start < t.end[q] || s.end != s.start + length {
-            wrong.push(format!("transfer {s:?}"));
-        }
-    }
-    let tasks = (0..p.n_tasks()).map(|v| ((t.device[v], u32::MAX), t.start[v], t.end[v]));
-    let mut busy: Vec<_> = tasks.chain(t.transfers.iter().map(|s| ((s.from, s.to), s.start, s.end))).collect();
-    busy.retain(|b| b.1 < b.2);
-    busy.sort_unstable();
-    wrong.extend(busy.windows(2).filter(|w| w[0].0 == w[1].0 && w[0].2 > w[1].1).map(|w| format!("overlap {w:?}")));
-    let last = t.end.iter().copied().max().unwrap_or_default();
-    if last != t.makespan {
-        wrong.push(format!("makespan {} but the last end is {last}", t.makespan));
-    }
-    wrong
 }
