@@ -118,7 +118,7 @@ fn without(s: &Subject, device: usize) -> WhatIf {
 
 fn answer(s: &Subject, what: &str, makespan: Option<Nanos>) -> WhatIf {
     let now = s.solution.timeline.makespan.0;
-    let change = |m: Nanos| (1000.0 * (m.0 as f64 / now.max(1) as f64 - 1.0)).round() / 10.0;
+    let change = |m: Nanos| (1000.0 * (m.0 as f64 - now as f64) / now.max(1) as f64).round() / 10.0;
     WhatIf {
         what: what.to_owned(),
         makespan_ns: makespan.map(|m| m.0),
