@@ -2,7 +2,7 @@
 
 use crate::cost::{CostModel, Measured, Nanos};
 use crate::error::{Error, Result};
-use crate::ir::{Graph, NodeId, Type};
+use crate::ir::{Bindings, Graph, NodeId, Type};
 use crate::nearest::unknown;
 use crate::onnx;
 use crate::options::{Options, default_threads};
@@ -89,6 +89,7 @@ pub fn prepare(source: impl Into<Source>, options: &Options) -> Result<Compiled>
             (interface(&bound), BTreeSet::new())
         }
     };
+    check_ranges(&symbolic.0, options)?;
     Ok(Compiled {
         source,
         options: options.clone(),
@@ -97,6 +98,33 @@ pub fn prepare(source: impl Into<Source>, options: &Options) -> Result<Compiled>
         value_inputs,
         cache: Mutex::new(BTreeMap::new()),
     })
+}
+
+/// Ranges must name dims of the inputs, be no contradiction in themselves, and hold the values that are set.
+fn check_ranges(inputs: &[(String, Type)], options: &Options) -> Result<()> {
+    let mut known: BTreeSet<&str> = options.dims.keys().map(String::as_str).collect();
+    known.extend(inputs.iter().flat_map(|(_, t)| t.shape.iter().filter_map(|d| d.as_symbol())));
+    for (dim, &range) in &options.ranges {
+        if !known.contains(dim.as_str()) {
+            return Err(Error::invalid(unknown("dim", dim, known.iter().copied())));
+        }
+        if range.min > range.max {
+            return Err(
+                Error::invalid(format!("dim {dim:?}: the range {range} is empty")).hint("the lesser size first")
+            );
+        }
+        in_range(dim, options.dims.get(dim).copied(), options)?;
+    }
+    Ok(())
+}
+
+fn in_range(dim: &str, size: Option<usize>, options: &Options) -> Result<()> {
+    match (size, options.ranges.get(dim)) {
+        (Some(size), Some(range)) if !range.contains(size) => {
+            Err(Error::invalid(format!("dim {dim:?} is {size}, outside of its declared range {range}")))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Names and types of a graph's inputs, and names of its outputs.
@@ -109,6 +137,12 @@ impl Compiled {
     /// Names and types of the inputs; dims not bound by [`Options::dims`] are symbols.
     pub fn inputs(&self) -> &[(String, Type)] {
         &self.inputs
+    }
+
+    /// The greatest sizes of the dims that have a range and no value.
+    pub fn largest_dims(&self) -> Bindings {
+        let open = self.options.ranges.iter().filter(|(dim, _)| !self.options.dims.contains_key(*dim));
+        open.map(|(dim, range)| (dim.clone(), range.max)).collect()
     }
 
     /// Names of the outputs.
@@ -127,7 +161,7 @@ impl Compiled {
 
     /// Runs the model once. Inputs are given by name, each exactly once.
     ///
-    /// Errors when a name is unknown or missing, or a dtype or shape does not fit; errors of kernels name their node.
+    /// Errors when a name is unknown or missing, a dtype or shape does not fit, or a dim is outside of its range; errors of kernels name their node.
     pub fn run<N: AsRef<str>>(&self, inputs: impl IntoIterator<Item = (N, Tensor)>) -> Result<Outputs> {
         let tensors = self.bind(inputs)?;
         let executable = self.for_inputs(&tensors)?;
@@ -186,11 +220,15 @@ impl Compiled {
                 let fits = t.dtype() == ty.dtype
                     && t.shape().len() == ty.rank()
                     && ty.shape.iter().zip(t.shape()).all(|(d, &n)| d.as_usize().is_none_or(|d| d == n));
-                if fits {
-                    Ok(t)
-                } else {
-                    Err(Error::invalid(format!("input {name:?}: expected {ty}, got {}{:?}", t.dtype(), t.shape())))
+                if !fits {
+                    let got = format!("{}{:?}", t.dtype(), t.shape());
+                    return Err(Error::invalid(format!("input {name:?}: expected {ty}, got {got}")));
                 }
+                for (d, &size) in ty.shape.iter().zip(t.shape()) {
+                    let symbol = d.as_symbol().unwrap_or_default();
+                    in_range(symbol, Some(size), &self.options).map_err(|e| e.context(format!("input {name:?}")))?;
+                }
+                Ok(t)
             })
             .collect()
     }

@@ -24,7 +24,8 @@ pub mod testing;
 pub mod units;
 pub mod vecprog;
 
+pub use codegen::target::TargetCpu;
 pub use compiled::{Compiled, Executable, Outputs, Source, StepTime, compile, prepare};
 pub use error::{Error, ErrorKind, Result};
 pub use gristmill_runtime::{DType, DeviceName, Tensor};
-pub use options::Options;
+pub use options::{DimRange, Options};

@@ -1,8 +1,11 @@
 //! What a caller can ask of the compiler.
 
+use crate::codegen::target::TargetCpu;
 use crate::cost::Measured;
 use crate::ir::Bindings;
 use crate::place::{DeviceSet, Fallback, Pin, Plan};
+use std::collections::BTreeMap;
+use std::fmt;
 use std::sync::Arc;
 
 /// Options of [`crate::compile`]. Any value is valid; what contradicts the model is an error when it is compiled.
@@ -18,10 +21,14 @@ pub struct Options {
     pub plan: Option<Plan>,
     /// Values of symbolic dims.
     pub dims: Bindings,
+    /// Sizes that symbolic dims may have: a contract that every run is held to.
+    pub ranges: BTreeMap<String, DimRange>,
     /// 0: no rewriting and one kernel per op; 1: simplification and grouping; 2: all rules; 3: as 2 with larger limits.
     pub opt_level: u8,
     /// CPU threads over all logical CPU devices; `None`: one per available core.
     pub threads: Option<usize>,
+    /// The CPU that code is made for.
+    pub target_cpu: TargetCpu,
     /// Measured times that correct the predicted ones.
     pub measured: Arc<Measured>,
     /// Run the verifier and the independent checkers between stages (always on in debug builds).
@@ -38,12 +45,36 @@ impl Default for Options {
             fallback: Fallback::Error,
             plan: None,
             dims: Bindings::new(),
+            ranges: BTreeMap::new(),
             opt_level: 2,
             threads: None,
+            target_cpu: TargetCpu::Native,
             measured: Arc::default(),
             check: cfg!(debug_assertions),
             keep_stages: false,
         }
+    }
+}
+
+/// Sizes that a symbolic dim may have, both ends included.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DimRange {
+    /// The least.
+    pub min: usize,
+    /// The greatest: where a size has to be chosen, for random inputs and for plans, it is this one.
+    pub max: usize,
+}
+
+impl DimRange {
+    /// Whether a size is in the range.
+    pub fn contains(self, size: usize) -> bool {
+        (self.min..=self.max).contains(&size)
+    }
+}
+
+impl fmt::Display for DimRange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}..{}", self.min, self.max)
     }
 }
 

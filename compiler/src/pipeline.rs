@@ -329,6 +329,7 @@ fn settings(options: &Options) -> Settings {
     let limit = |d: &place::Device| d.memory_limit.map(|b| (d.name.clone(), b.0 as usize));
     Settings {
         codegen: cpu::Options {
+            target: options.target_cpu,
             n_threads,
             listings: options.keep_stages,
             release_constants: !options.keep_stages && !options.check,

@@ -154,7 +154,7 @@ fn ramp(n: usize) -> Aligned {
 
 impl Gemm {
     fn new(m: usize, n: usize, k: usize, epilogue: &[EpilogueKind]) -> Gemm {
-        let mut desc = GemmDesc::new(m, n, k);
+        let mut desc = GemmDesc::new(Isa::current(), m, n, k);
         desc.plan(1);
         let b = Aligned::from(&pack_b(Isa::current(), k, n, &values(k * n), n, 1));
         let mut buffers = vec![ramp(m * k), b, ramp(m * n), ramp(0)];
@@ -242,7 +242,7 @@ fn convolutions(peak: f64) {
     for (side, cin, cout, kernel, stride, times) in RESNET50 {
         let pad = kernel / 2;
         let window = Window::new(1, side, side, cin, kernel, kernel).with([stride; 2], [1; 2], [pad; 4]);
-        let mut desc = ConvDesc::new(window, 1, cin, cout);
+        let mut desc = ConvDesc::new(Isa::current(), window, 1, cin, cout);
         let bias_relu = [EpilogueOp::row_vec(EpilogueKind::Add, 0), EpilogueOp::unary(EpilogueKind::Relu, 0.0, 0.0)];
         assert!(bias_relu.into_iter().all(|op| desc.push_epilogue(op)));
         let weights = Aligned::from(&pack_weights(
@@ -277,7 +277,7 @@ fn depthwise(peak: f64) {
     for (side, channels, stride) in [(112, 32, 1), (112, 96, 2), (56, 144, 1), (28, 192, 1), (14, 576, 1), (7, 960, 1)]
     {
         let window = Window::new(1, side, side, channels, 3, 3).with([stride; 2], [1; 2], [1; 4]);
-        let mut desc = DepthwiseDesc::new(window, channels);
+        let mut desc = DepthwiseDesc::new(Isa::current(), window, channels);
         let ops = [EpilogueOp::row_vec(EpilogueKind::Add, 0), EpilogueOp::unary(EpilogueKind::Clamp, 0.0, 6.0)];
         assert!(ops.into_iter().all(|op| desc.push_epilogue(op)));
         let (x, weights, bias) = (ramp(side * side * channels), ramp(9 * channels), ramp(channels));
@@ -309,8 +309,8 @@ fn rows() {
     let (n_rows, n_cols) = (128, 768);
     let (x, y) = (ramp(n_rows * n_cols), ramp(n_rows * n_cols));
     let ptrs: [*mut u8; 5] = [x.ptr(), std::ptr::null_mut(), y.ptr(), std::ptr::null_mut(), std::ptr::null_mut()];
-    let softmax = SoftmaxDesc::new(SoftmaxKind::Softmax, n_rows, n_cols);
-    let norm = NormDesc::new(NormKind::Layer, n_rows, n_cols, 1e-5);
+    let softmax = SoftmaxDesc::new(Isa::current(), SoftmaxKind::Softmax, n_rows, n_cols);
+    let norm = NormDesc::new(Isa::current(), NormKind::Layer, n_rows, n_cols, 1e-5);
     // SAFETY: the buffers have the sizes that the descriptors describe.
     let seconds = best(|| assert_eq!(unsafe { gm_softmax_f32(&softmax, ptrs.as_ptr(), 0, n_rows) }, OK));
     println!(

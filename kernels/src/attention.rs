@@ -63,11 +63,11 @@ pub struct AttentionDesc {
 }
 
 impl AttentionDesc {
-    /// An attention over contiguous `[batch, heads, rows, depth]` tensors for the current instruction set, scaled by `1 / sqrt(depth)`.
-    pub fn new(batch: usize, heads: usize, n_queries: usize, n_keys: usize, depth: usize) -> AttentionDesc {
+    /// An attention over contiguous `[batch, heads, rows, depth]` tensors for an instruction set, scaled by `1 / sqrt(depth)`.
+    pub fn new(isa: Isa, batch: usize, heads: usize, n_queries: usize, n_keys: usize, depth: usize) -> AttentionDesc {
         let strides = |rows: usize| [(heads * rows * depth) as isize, (rows * depth) as isize, depth as isize];
         AttentionDesc {
-            isa: Isa::current() as u32,
+            isa: isa as u32,
             causal: 0,
             causal_offset: 0,
             scale: 1.0 / (depth as f32).sqrt(),
@@ -358,7 +358,7 @@ mod tests {
                 let (batch, heads) = (rng.pick(&[1, 2]), rng.pick(&[2, 4]));
                 let (n_queries, n_keys) = (rng.pick(&[1, 3, 17, 70]), rng.pick(&[1, 5, 64, 257, 530]));
                 let depth = rng.pick(&[4, 16, 33, 64]);
-                let mut d = AttentionDesc::new(batch, heads, n_queries, n_keys, depth);
+                let mut d = AttentionDesc::new(Isa::current(), batch, heads, n_queries, n_keys, depth);
                 (d.isa, d.kv_group, d.value_depth) = (isa as u32, rng.pick(&[1, 2]), rng.pick(&[depth, 7]));
                 d.query_block = rng.pick(&[64, 5]);
                 // Projections' own layout, [batch, rows, heads, depth], as often as separate heads.

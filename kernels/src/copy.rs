@@ -33,13 +33,13 @@ pub struct CopyDesc {
 }
 
 impl CopyDesc {
-    /// A copy for the current instruction set; `dims` are (extent, source stride, output stride).
+    /// A copy for an instruction set; `dims` are (extent, source stride, output stride).
     ///
     /// None if there are more than [`MAX_RANK`].
-    pub fn new(element_bytes: u32, dims: &[(usize, isize, isize)]) -> Option<CopyDesc> {
+    pub fn new(isa: Isa, element_bytes: u32, dims: &[(usize, isize, isize)]) -> Option<CopyDesc> {
         let zero = [0; MAX_RANK];
         let mut desc = CopyDesc {
-            isa: Isa::current() as u32,
+            isa: isa as u32,
             element_bytes,
             rank: dims.len(),
             extent: [1; MAX_RANK],
@@ -69,7 +69,7 @@ impl CopyDesc {
                 (shape[perm[i]], src_stride, stride(&mut perm[i + 1..].iter().map(|&axis| shape[axis])))
             })
             .collect();
-        if perm.len() == shape.len() { CopyDesc::new(element_bytes, &dims) } else { None }
+        if perm.len() == shape.len() { CopyDesc::new(Isa::current(), element_bytes, &dims) } else { None }
     }
 
     /// Items of the whole copy.
@@ -345,7 +345,7 @@ mod tests {
     #[test]
     fn slices_broadcasts_and_reversals_are_copied() {
         // A slice of columns into a wider output, a broadcast along rows, and reversed columns.
-        let desc = |dims: &[(usize, isize, isize)]| CopyDesc::new(4, dims).expect("few dimensions");
+        let desc = |dims: &[(usize, isize, isize)]| CopyDesc::new(Isa::current(), 4, dims).expect("few dimensions");
         check_all_sizes(desc(&[(5, 20, 9), (7, 1, 1)]), 100, 45, 3);
         check_all_sizes(desc(&[(6, 0, 10), (10, 1, 1)]), 10, 60, 0);
         check_all_sizes(desc(&[(4, 10, 10), (10, -1, 1)]), 40, 40, 9);

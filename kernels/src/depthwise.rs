@@ -32,10 +32,10 @@ pub struct DepthwiseDesc {
 }
 
 impl DepthwiseDesc {
-    /// A depthwise convolution for the current instruction set, with contiguous output.
-    pub fn new(window: Window, channels: usize) -> DepthwiseDesc {
+    /// A depthwise convolution for an instruction set, with contiguous output.
+    pub fn new(isa: Isa, window: Window, channels: usize) -> DepthwiseDesc {
         let epilogue = [EpilogueOp::default(); MAX_EPILOGUE];
-        DepthwiseDesc { isa: Isa::current() as u32, n_epilogue: 0, window, channels, ldy: channels, epilogue }
+        DepthwiseDesc { isa: isa as u32, n_epilogue: 0, window, channels, ldy: channels, epilogue }
     }
 
     /// Appends an epilogue op. False, and nothing appended, if there is no room.
@@ -259,7 +259,7 @@ mod tests {
             for round in 0..250 {
                 let channels = rng.pick(&[1, 3, 4, 8, 15, 16, 17, 31, 32, 33, 64, 70]);
                 let window = window(&mut rng, channels);
-                let mut d = DepthwiseDesc { isa: isa as u32, ..DepthwiseDesc::new(window, channels) };
+                let mut d = DepthwiseDesc::new(isa, window, channels);
                 d.ldy += rng.pick(&[0, 2]);
                 let with_epilogue = rng.below(2) == 0;
                 if with_epilogue {

@@ -53,10 +53,10 @@ pub struct PackBDesc {
 }
 
 impl PackBDesc {
-    /// One `[k, n]` matrix for the current instruction set.
-    pub fn new(k: usize, n: usize, row_stride: isize, col_stride: isize) -> PackBDesc {
+    /// One `[k, n]` matrix for an instruction set.
+    pub fn new(isa: Isa, k: usize, n: usize, row_stride: isize, col_stride: isize) -> PackBDesc {
         let batch = [PackBatchDim::default(); MAX_BATCH];
-        PackBDesc { isa: Isa::current() as u32, reserved: 0, k, n, row_stride, col_stride, batch }
+        PackBDesc { isa: isa as u32, reserved: 0, k, n, row_stride, col_stride, batch }
     }
 
     /// Items of the whole packing.

@@ -43,9 +43,9 @@ pub struct PoolDesc {
 }
 
 impl PoolDesc {
-    /// A pooling for the current instruction set with contiguous output.
-    pub fn new(kind: PoolKind, window: Window, channels: usize) -> PoolDesc {
-        let isa = Isa::current() as u32;
+    /// A pooling for an instruction set with contiguous output.
+    pub fn new(isa: Isa, kind: PoolKind, window: Window, channels: usize) -> PoolDesc {
+        let isa = isa as u32;
         PoolDesc { isa, kind: kind as u32, window, channels, ldy: channels, pad_bottom: 0, pad_right: 0 }
     }
 
@@ -214,7 +214,7 @@ mod tests {
                 let (bottom, right) = (rng.below(2), rng.below(2));
                 (window.out_h, window.out_w) = (window.out_h + rng.below(2), window.out_w + rng.below(2));
                 let kind = rng.pick(&[PoolKind::Max, PoolKind::AverageValid, PoolKind::AveragePadded]);
-                let mut d = PoolDesc::new(kind, window, channels);
+                let mut d = PoolDesc::new(Isa::current(), kind, window, channels);
                 (d.isa, d.pad_bottom, d.pad_right) = (isa as u32, bottom, right);
                 d.ldy += rng.pick(&[0, 3]);
                 let mut x = rng.vec(window.batch * window.x_n_stride);

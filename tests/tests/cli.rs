@@ -64,13 +64,20 @@ fn every_stage_prints_and_the_ir_stages_parse_back() {
 
 #[test]
 fn user_errors_have_codes_and_remedies() {
-    let digits = data("digits/model.onnx");
+    let (digits, batch) = (data("digits/model.onnx"), data("digits/batch.npz"));
     let missing = run(&["run", "no-such.onnx"]);
     assert_eq!(missing.0, 2);
     assert!(missing.2.contains("no-such.onnx"), "{}", missing.2);
     for (args, code, text) in [
         (vec!["run", &digits], 2, "--set"),
         (vec!["run", &digits, "--set", "bach=2"], 2, "bach"),
+        (vec!["run", &digits, "--set", "bach=2", "--set", "bach=3"], 2, "twice"),
+        (vec!["run", &digits, "--shape", "bach=1..4"], 2, "bach"),
+        (vec!["run", &digits, "--shape", "batch=4..1"], 2, "empty"),
+        (vec!["run", &digits, "--shape", "batch=1..many"], 2, "\"many\" is not a size"),
+        (vec!["run", &digits, "--shape", "batch=1..4", "--set", "batch=9"], 2, "outside of its declared range 1..4"),
+        (vec!["run", &digits, "--shape", "batch=1..64", "--inputs", &batch], 2, "\"batch\" is 360, outside"),
+        (vec!["run", &digits, "--set", "batch=1", "--target-cpu", "x86-64-v9"], 2, "x86-64-v4"),
         (vec!["run", &digits, "--set", "batch=2", "--input", "imag=x.npy"], 2, "imag"),
         (vec!["run", &digits, "--set", "batch=2", "--devices", "tpu:1"], 2, "tpu"),
         (vec!["run", &digits, "--set", "batch=2", "--devices", "emu:1"], 3, "EMU"),
@@ -86,6 +93,48 @@ fn user_errors_have_codes_and_remedies() {
         assert_eq!(got, code, "{args:?}: {err}");
         assert!(err.contains(text), "{args:?}: {err}");
     }
+}
+
+/// A declared range is a contract for inputs; where nothing says a size, it is the greatest.
+#[test]
+fn ranges_of_dims_bound_the_inputs() {
+    let (digits, batch) = (data("digits/model.onnx"), data("digits/batch.npz"));
+    let (code, out, err) = run(&["run", &digits, "--shape", "batch=1..3"]);
+    assert_eq!(code, 0, "{err}");
+    assert!(out.contains("f32[3, 10]"), "{out}");
+    let (code, out, err) = run(&["run", &digits, "--shape", "batch=360..360", "--inputs", &batch]);
+    assert_eq!(code, 0, "{err}");
+    assert!(out.contains("f32[360, 10]"), "{out}");
+    let (code, out, err) = run(&["dump", &digits, "--stage", "graph", "--shape", "batch=7"]);
+    assert_eq!(code, 0, "{err}");
+    assert!(out.contains("f32[7, 10]"), "{out}");
+}
+
+/// Code for lesser CPUs computes the same, and uses no register that they lack.
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn lesser_target_cpus_compute_the_same() {
+    let runs_here = [
+        ("x86-64-v2", is_x86_feature_detected!("sse4.2")),
+        ("x86-64-v3", is_x86_feature_detected!("avx2")),
+        ("x86-64-v4", is_x86_feature_detected!("avx512dq")),
+    ];
+    for (target, runs_here) in runs_here {
+        for model in ["resnet_dynamo", "bert_dynamo", "unet_script", "rnn_script"] {
+            let dir = data(&format!("models/{model}"));
+            let (path, inputs) = (format!("{dir}/model.onnx"), format!("{dir}/test_data_set_0"));
+            let (code, out, err) = run(&["run", &path, "--test-data", &inputs, "--target-cpu", target]);
+            match runs_here {
+                true => assert_eq!(code, 0, "{target} {model}: {out}{err}"),
+                false => assert!(code == 3 && err.contains(target), "{target} {model}: {err}"),
+            }
+        }
+    }
+    let asm =
+        |target| run(&["dump", &data("models/rnn_script/model.onnx"), "--stage", "asm", "--target-cpu", target]).1;
+    let old = asm("x86-64-v2");
+    assert!(old.contains(" mulps") && !old.contains(" vmulps"), "{old}");
+    assert_eq!(asm("native").contains(" vmulps"), is_x86_feature_detected!("avx"));
 }
 
 #[test]

@@ -1,12 +1,14 @@
 //! Flags that the compiling verbs share, and how they become [`Options`].
 
 use super::{calibrate, load};
+use crate::codegen::target::TargetCpu;
 use crate::cost::Bytes;
 use crate::error::{Error, Result};
 use crate::ir::{Bindings, Graph};
-use crate::options::{Options, default_threads};
+use crate::options::{DimRange, Options, default_threads};
 use crate::place::{DeviceSet, Fallback, Pin, Placement, Plan, Target};
 use clap::{Args, ValueEnum};
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 /// Flags of every verb that compiles.
@@ -33,12 +35,15 @@ pub struct CompileArgs {
     /// Memory limit of a device, e.g. `cpu:0=512MiB`.
     #[arg(long, value_name = "DEVICE=SIZE")]
     pub mem: Vec<String>,
-    /// Value of a symbolic dim, e.g. `batch=8`.
-    #[arg(long, value_name = "DIM=N")]
-    pub set: Vec<String>,
+    /// Sizes of symbolic dims.
+    #[command(flatten)]
+    pub dims: DimFlags,
     /// 0: one kernel per op; 1: simplification and grouping; 2: all rules; 3: as 2 with larger limits.
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u8).range(0..=3))]
     pub opt_level: u8,
+    /// The CPU that code is made for: native, x86-64-v2, x86-64-v3 or x86-64-v4.
+    #[arg(long, default_value = "native", value_name = "CPU")]
+    pub target_cpu: String,
     /// CPU threads over all logical CPU devices; one per core by default.
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub threads: Option<u16>,
@@ -51,6 +56,44 @@ pub struct CompileArgs {
     /// Say more: stages and times; rewrites; kernels; everything.
     #[arg(short, long, action = clap::ArgAction::Count)]
     pub verbose: u8,
+}
+
+/// Flags that say how large symbolic dims are.
+#[derive(Args)]
+pub struct DimFlags {
+    /// Value of a symbolic dim, e.g. `batch=8`.
+    #[arg(long, value_name = "DIM=N")]
+    pub set: Vec<String>,
+    /// Sizes that a symbolic dim may have, ends included, e.g. `batch=1..64`: a contract that every run is held to. Random inputs and plans take
+    /// the greatest. `batch=8` is the same as with --set.
+    #[arg(long, value_name = "DIM=MIN..MAX")]
+    pub shape: Vec<String>,
+}
+
+impl DimFlags {
+    /// Values and ranges by dim. A dim may have one of each.
+    pub fn parse(&self) -> Result<(Bindings, BTreeMap<String, DimRange>)> {
+        let (mut dims, mut ranges) = (Bindings::new(), BTreeMap::new());
+        let set = self.set.iter().map(|text| (text, "--set", "DIM=N"));
+        for (text, flag, form) in set.chain(self.shape.iter().map(|text| (text, "--shape", "DIM=MIN..MAX or DIM=N"))) {
+            let (dim, value) = split(text, flag, form)?;
+            let number = |n: &str| {
+                let wrong = || Error::invalid(format!("{flag} {text:?}: {n:?} is not a size; expected {form}"));
+                n.parse::<usize>().map_err(|_| wrong())
+            };
+            let earlier = match value.split_once("..").filter(|_| flag == "--shape") {
+                Some((min, max)) => {
+                    let range = DimRange { min: number(min)?, max: number(max)? };
+                    ranges.insert(dim.to_owned(), range).is_some()
+                }
+                None => dims.insert(dim.to_owned(), number(value)?).is_some(),
+            };
+            if earlier {
+                return Err(Error::invalid(format!("{flag} {text}: {dim:?} is given twice")));
+            }
+        }
+        Ok((dims, ranges))
+    }
 }
 
 /// `--fallback`.
@@ -102,6 +145,7 @@ impl CompileArgs {
             },
             opt_level: self.opt_level,
             threads: Some(threads),
+            target_cpu: TargetCpu::parse(&self.target_cpu)?,
             keep_stages: self.dump_dir.is_some(),
             ..Options::default()
         };
@@ -112,22 +156,9 @@ impl CompileArgs {
             let (device, size) = split(mem, "--mem", "DEVICE=SIZE")?;
             options.devices.limit_memory(device, Bytes(parse_size(size)? as u64))?;
         }
-        options.dims = parse_dims(&self.set)?;
+        (options.dims, options.ranges) = self.dims.parse()?;
         Ok(options)
     }
-}
-
-/// `--set DIM=N` flags.
-pub fn parse_dims(flags: &[String]) -> Result<Bindings> {
-    let mut dims = Bindings::new();
-    for set in flags {
-        let (dim, value) = split(set, "--set", "DIM=N")?;
-        let value = value.parse().map_err(|_| Error::invalid(format!("--set {set:?}: {value:?} is not a number")))?;
-        if dims.insert(dim.to_owned(), value).is_some() {
-            return Err(Error::invalid(format!("--set {dim} is given twice")));
-        }
-    }
-    Ok(dims)
 }
 
 /// Splits at the last `=`, since regular expressions may hold one.

@@ -1,5 +1,6 @@
 //! `gristmill check`: how each node would be computed, and all that a model needs and gristmill lacks, before any compilation.
 
+use super::args::DimFlags;
 use super::load;
 use super::{outln, print_json};
 use crate::compiled::Source;
@@ -26,7 +27,7 @@ pub struct CheckArgs {
 
 /// Runs the verb. Problems are an error of the most severe category among them.
 pub fn check(args: &CheckArgs) -> Result<()> {
-    let dims = super::args::parse_dims(&args.set)?;
+    let (dims, _) = DimFlags { set: args.set.clone(), shape: Vec::new() }.parse()?;
     match load::model(&args.model)? {
         Source::Onnx(m) => check_model(&m, dims, args.json),
         Source::Graph(g) => {

@@ -60,9 +60,13 @@ pub fn inputs(compiled: &Compiled, flags: &InputFlags) -> Result<(Vec<Tensor>, V
     }
     let mut rng = Rng(flags.seed);
     let mut random = Vec::new();
+    let largest = compiled.largest_dims();
     for (name, ty) in compiled.inputs() {
         if !given.iter().any(|(n, _)| n == name) {
-            given.push((name.clone(), random_input(&mut rng, name, ty)?));
+            given.push((
+                name.clone(),
+                random_input(&mut rng, name, &Type { dtype: ty.dtype, shape: ty.shape.bind(&largest) })?,
+            ));
             random.push(name.clone());
         }
     }

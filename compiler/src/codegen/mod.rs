@@ -6,3 +6,4 @@
 pub mod assemble;
 pub mod cpu;
 pub mod plan;
+pub mod target;

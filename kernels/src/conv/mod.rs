@@ -62,10 +62,10 @@ enum Form {
 }
 
 impl ConvDesc {
-    /// A convolution for the current instruction set with contiguous output, planned for one thread.
-    pub fn new(window: Window, groups: usize, in_channels: usize, out_channels: usize) -> ConvDesc {
+    /// A convolution for an instruction set with contiguous output, planned for one thread.
+    pub fn new(isa: Isa, window: Window, groups: usize, in_channels: usize, out_channels: usize) -> ConvDesc {
         let mut desc = ConvDesc {
-            isa: Isa::current() as u32,
+            isa: isa as u32,
             n_epilogue: 0,
             window,
             groups,

@@ -67,7 +67,7 @@ fn reference(d: &ConvDesc, x: &[f32], weights: &[f32], bias: &[f32], residual: &
 }
 
 fn check(rng: &mut Rng, isa: Isa, window: Window, groups: usize, in_channels: usize, out_channels: usize) {
-    let mut d = ConvDesc::new(window, groups, in_channels, out_channels);
+    let mut d = ConvDesc::new(Isa::current(), window, groups, in_channels, out_channels);
     (d.isa, d.ldy) = (isa as u32, groups * out_channels + rng.pick(&[0, 0, 3]));
     d.plan(rng.pick(&[1, 2, 16]));
     if rng.below(3) == 0 {
@@ -119,7 +119,7 @@ fn convolutions_agree_with_the_reference() {
 
 #[test]
 fn every_form_is_chosen_where_it_applies() {
-    let form = |window, groups, channels| ConvDesc::new(window, groups, channels, 8).form();
+    let form = |window, groups, channels| ConvDesc::new(Isa::current(), window, groups, channels, 8).form();
     let stem = Window::new(1, 224, 224, 3, 7, 7).with([2, 2], [1, 1], [3; 4]);
     assert_eq!(form(stem, 1, 3), Form::PaddedRows);
     assert_eq!(form(Window::new(2, 14, 14, 64, 1, 1), 1, 64), Form::Pointwise);
@@ -129,7 +129,7 @@ fn every_form_is_chosen_where_it_applies() {
 
 #[test]
 fn nonsense_is_refused() {
-    let mut desc = ConvDesc::new(Window::new(1, 4, 4, 1, 2, 2), 1, 1, 1);
+    let mut desc = ConvDesc::new(Isa::current(), Window::new(1, 4, 4, 1, 2, 2), 1, 1, 1);
     desc.window.stride_w = 0;
     let ptrs = [std::ptr::null_mut::<u8>(); 4];
     // SAFETY: a refused descriptor reads nothing else.

@@ -73,10 +73,10 @@ pub struct GemmDesc {
 }
 
 impl GemmDesc {
-    /// A product of contiguous matrices for the current instruction set, one item.
-    pub fn new(m: usize, n: usize, k: usize) -> GemmDesc {
+    /// A product of contiguous matrices for an instruction set, one item.
+    pub fn new(isa: Isa, m: usize, n: usize, k: usize) -> GemmDesc {
         GemmDesc {
-            isa: Isa::current() as u32,
+            isa: isa as u32,
             n_epilogue: 0,
             m,
             n,

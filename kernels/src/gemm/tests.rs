@@ -18,7 +18,7 @@ struct Case {
 
 /// A product with random strides and epilogue.
 fn case(rng: &mut Rng, isa: Isa, m: usize, n: usize, k: usize) -> Case {
-    let mut desc = GemmDesc::new(m, n, k);
+    let mut desc = GemmDesc::new(Isa::current(), m, n, k);
     desc.isa = isa as u32;
     desc.lda = k + rng.pick(&[0, 0, 3, 512]);
     desc.ldc = n + rng.pick(&[0, 0, 5]);
@@ -102,7 +102,7 @@ fn run(case: &mut Case, isa: Isa, splits: usize) {
     let (n, k) = (case.desc.n, case.desc.k);
     let n_batch = case.desc.n_batch();
     let mut packed = vec![f32::NAN; packed_len(isa, k, n) * n_batch];
-    let mut pack = PackBDesc::new(k, n, n as isize, 1);
+    let mut pack = PackBDesc::new(Isa::current(), k, n, n as isize, 1);
     pack.isa = isa as u32;
     pack.batch[1] =
         PackBatchDim { extent: n_batch, b_stride: (k * n) as isize, packed_stride: packed_len(isa, k, n) as isize };
@@ -194,7 +194,7 @@ fn every_epilogue_kind_computes_what_it_says() {
         for &kind in EpilogueKind::ALL {
             // Alone, and as the second op on a tile that already left the registers.
             for first in [None, Some(EpilogueOp::unary(EpilogueKind::MulScalar, 1.0, 0.0))] {
-                let mut desc = GemmDesc { isa: isa as u32, ..GemmDesc::new(m, n, 1) };
+                let mut desc = GemmDesc::new(isa, m, n, 1);
                 assert!(first.is_none_or(|op| desc.push_epilogue(op)));
                 let op = EpilogueOp { p0: 0.25, p1: 0.5, ..EpilogueOp::tensor(kind, 0, n as isize) };
                 assert!(desc.push_epilogue(op));
@@ -237,7 +237,7 @@ fn packing_agrees_with_pack_b_for_any_strides() {
                 let b = rng.vec(k * rs + n * cs + 1);
                 let want = pack_b(isa, k, n, &b, rs, cs);
                 let mut got = vec![f32::NAN; packed_len(isa, k, n)];
-                let desc = PackBDesc { isa: isa as u32, ..PackBDesc::new(k, n, rs as isize, cs as isize) };
+                let desc = PackBDesc::new(isa, k, n, rs as isize, cs as isize);
                 let ptrs = [b.as_ptr() as *mut u8, std::ptr::null_mut(), got.as_mut_ptr().cast()];
                 // SAFETY: the buffers have the sizes that the descriptor describes.
                 assert_eq!(unsafe { gm_pack_b_f32(&desc, ptrs.as_ptr(), 0, desc.n_items()) }, OK);
@@ -265,12 +265,12 @@ fn every_item_is_covered_once_by_a_plan() {
 
 #[test]
 fn nonsense_is_refused() {
-    let mut desc = GemmDesc::new(1, 1, 1);
+    let mut desc = GemmDesc::new(Isa::current(), 1, 1, 1);
     let ptrs = [std::ptr::null_mut::<u8>(); 4];
     desc.row_block = 0;
     // SAFETY: a refused descriptor reads nothing else.
     assert_eq!(unsafe { gm_gemm_f32(&desc, ptrs.as_ptr(), 0, 1) }, INVALID);
-    desc = GemmDesc { isa: 99, ..GemmDesc::new(1, 1, 1) };
+    desc = GemmDesc { isa: 99, ..GemmDesc::new(Isa::current(), 1, 1, 1) };
     // SAFETY: as above.
     assert_eq!(unsafe { gm_gemm_f32(&desc, ptrs.as_ptr(), 0, 1) }, UNSUPPORTED_ISA);
 }

@@ -35,10 +35,10 @@ pub struct NormDesc {
 }
 
 impl NormDesc {
-    /// A normalisation of the rows of a contiguous matrix, for the current instruction set.
-    pub fn new(kind: NormKind, n_rows: usize, n_cols: usize, eps: f32) -> NormDesc {
+    /// A normalisation of the rows of a contiguous matrix, for an instruction set.
+    pub fn new(isa: Isa, kind: NormKind, n_rows: usize, n_cols: usize, eps: f32) -> NormDesc {
         let rows = row_dims(n_rows, n_cols, n_cols);
-        NormDesc { isa: Isa::current() as u32, kind: kind as u32, eps, reserved: 0, n_cols, rows }
+        NormDesc { isa: isa as u32, kind: kind as u32, eps, reserved: 0, n_cols, rows }
     }
 
     /// Rows.

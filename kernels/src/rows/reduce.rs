@@ -53,9 +53,9 @@ pub struct ReduceDesc {
 }
 
 impl ReduceDesc {
-    /// A reduction of the rows of a contiguous matrix, for the current instruction set.
-    pub fn new(kind: ReduceKind, n_rows: usize, n_cols: usize) -> ReduceDesc {
-        ReduceDesc { isa: Isa::current() as u32, kind: kind as u32, n_cols, rows: row_dims(n_rows, n_cols, 1) }
+    /// A reduction of the rows of a contiguous matrix, for an instruction set.
+    pub fn new(isa: Isa, kind: ReduceKind, n_rows: usize, n_cols: usize) -> ReduceDesc {
+        ReduceDesc { isa: isa as u32, kind: kind as u32, n_cols, rows: row_dims(n_rows, n_cols, 1) }
     }
 
     /// Rows.

@@ -38,10 +38,10 @@ pub struct SoftmaxDesc {
 }
 
 impl SoftmaxDesc {
-    /// A softmax of the rows of a contiguous matrix, for the current instruction set.
-    pub fn new(kind: SoftmaxKind, n_rows: usize, n_cols: usize) -> SoftmaxDesc {
+    /// A softmax of the rows of a contiguous matrix, for an instruction set.
+    pub fn new(isa: Isa, kind: SoftmaxKind, n_rows: usize, n_cols: usize) -> SoftmaxDesc {
         SoftmaxDesc {
-            isa: Isa::current() as u32,
+            isa: isa as u32,
             kind: kind as u32,
             scale: 1.0,
             causal: 0,

@@ -86,7 +86,7 @@ fn extremes_propagate_nan_wherever_it_is() {
                 for kind in [ReduceKind::Max, ReduceKind::Min] {
                     let mut x: Vec<f32> = (0..n).map(|i| i as f32).collect();
                     x[nan] = f32::NAN;
-                    let desc = ReduceDesc { isa: isa as u32, ..ReduceDesc::new(kind, 1, n) };
+                    let desc = ReduceDesc::new(isa, kind, 1, n);
                     let mut y = [0.0];
                     call(gm_reduce_f32, &desc, [x.as_ptr(), std::ptr::null(), std::ptr::null()], &mut y, 1);
                     assert!(y[0].is_nan(), "{isa} {kind:?} {n} {nan}");
@@ -135,7 +135,7 @@ fn softmaxes_agree_with_the_reference() {
             let (rows, x_len, y_len) = dims(&mut rng, n_cols, n_cols);
             let kind = rng.pick(&[SoftmaxKind::Softmax, SoftmaxKind::LogSoftmax]);
             let x: Vec<f32> = rng.vec(x_len).iter().map(|x| x * 20.0).collect();
-            let mut desc = SoftmaxDesc::new(kind, 1, n_cols);
+            let mut desc = SoftmaxDesc::new(Isa::current(), kind, 1, n_cols);
             (desc.isa, desc.rows) = (isa as u32, rows);
             desc.scale = rng.pick(&[1.0, 0.125]);
             desc.causal = rng.pick(&[0, 0, 1]);

@@ -56,7 +56,7 @@ impl<'s, 'o> ClusterCompiler<'s, 'o> {
         let mut compiler = ClusterCompiler { session, outer, id, body, location: BTreeMap::new(), plan };
         compiler.place_operands()?;
         let session = &compiler.session;
-        for phase in cut(&compiler.body, outer, node, session.options.n_threads, &session.weights) {
+        for phase in cut(&compiler.body, outer, node, session.options, &session.weights) {
             compiler.phase(&phase)?;
         }
         compiler.copy_repeated_results()?;
@@ -288,7 +288,8 @@ impl<'s, 'o> ClusterCompiler<'s, 'o> {
         let in_memory = |v: ValueId| self.location.contains_key(&v);
         let view = Strided::resolve(&self.body, v, &in_memory);
         if in_memory(view.base) {
-            let call = super::rows::copy(&self.body, &view, v, &to.strides, to.offset);
+            let call =
+                super::rows::copy(self.session.options.target.isa(), &self.body, &view, v, &to.strides, to.offset);
             return call.map(|c| parts.push(Part::Copy(c))).is_some();
         }
         match self.body.graph.def_node(v).map(|n| (&n.op, &n.inputs)) {

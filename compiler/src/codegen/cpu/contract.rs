@@ -5,7 +5,6 @@ use super::strided::{Axis, Strided, collapse, row_major};
 use super::task::{Call, Context, Place, Ptr, Task, descriptor, epilogue_ns, epilogue_ops, pointers, read, tensors};
 use super::weights::Source;
 use crate::ir::{Layout, Node, NodeId, Op, Window};
-use gristmill_kernels::Isa;
 use gristmill_kernels::conv::ConvDesc;
 use gristmill_kernels::depthwise::DepthwiseDesc;
 use gristmill_kernels::epilogue::MAX_BATCH;
@@ -56,7 +55,7 @@ pub(super) fn gemm(cx: &Context, id: NodeId, node: &Node) -> Option<Task> {
     strides.extend(operands.iter().map(|t| &t.strides[..rank - 1]));
     let (row, batch) = split_rows(collapse(rows, &strides), strides.len())?;
 
-    let mut desc = GemmDesc::new(row.extent, n, k);
+    let mut desc = GemmDesc::new(cx.isa, row.extent, n, k);
     (desc.lda, desc.ldc) = (row.strides[0] as usize, row.strides[2] as usize);
     for (dim, axis) in desc.batch[MAX_BATCH - batch.len()..].iter_mut().zip(&batch) {
         let [a_stride, b_stride, c_stride] = [0, 1, 2].map(|i| axis.strides[i] as isize);
@@ -130,7 +129,7 @@ fn pack_rhs(cx: &Context, node: &Node, k: usize, n: usize) -> Option<Packed> {
     let source = cx.source(&rhs);
     let rhs = source.as_ref().map_or(rhs, |s| s.view.clone());
     let batch = rhs.shape[..rhs.shape.len() - 2].to_vec();
-    let isa = Isa::current();
+    let isa = cx.isa;
     let per_matrix = packed_len(isa, k, n);
     let strides: Vec<i64> = row_major(&batch).into_iter().map(|s| s * per_matrix as i64).collect();
     let n_axes = rhs.shape.len();
@@ -138,7 +137,7 @@ fn pack_rhs(cx: &Context, node: &Node, k: usize, n: usize) -> Option<Packed> {
     if axes.len() > MAX_BATCH {
         return None;
     }
-    let mut desc = PackBDesc::new(k, n, rhs.strides[n_axes - 2] as isize, rhs.strides[n_axes - 1] as isize);
+    let mut desc = PackBDesc::new(cx.isa, k, n, rhs.strides[n_axes - 2] as isize, rhs.strides[n_axes - 1] as isize);
     for (dim, axis) in desc.batch[MAX_BATCH - axes.len()..].iter_mut().zip(&axes) {
         let [b_stride, packed_stride] = [0, 1].map(|i| axis.strides[i] as isize);
         *dim = PackBatchDim { extent: axis.extent, b_stride, packed_stride };
@@ -232,7 +231,7 @@ pub(super) fn conv(cx: &Context, id: NodeId, node: &Node) -> Option<Task> {
             Some(w) => Ptr::Read(Place::Packed(w), 0),
             None => read(&weights),
         };
-        let mut desc = DepthwiseDesc::new(geometry, c_out);
+        let mut desc = DepthwiseDesc::new(cx.isa, geometry, c_out);
         if !ops.into_iter().all(|op| desc.push_epilogue(op)) {
             return None;
         }
@@ -247,7 +246,7 @@ pub(super) fn conv(cx: &Context, id: NodeId, node: &Node) -> Option<Task> {
         return Some(task(id, chain, vec![call], vec![]));
     }
     let (rhs, at_run_time) = pack_conv_weights(cx, node, taps * c_in, c_out, *groups)?;
-    let mut desc = ConvDesc::new(geometry, *groups, c_in, c_out / groups);
+    let mut desc = ConvDesc::new(cx.isa, geometry, *groups, c_in, c_out / groups);
     if !ops.into_iter().all(|op| desc.push_epilogue(op)) {
         return None;
     }
@@ -276,10 +275,10 @@ fn pack_conv_weights(
     c_out: usize,
     groups: usize,
 ) -> Option<(Ptr, Option<(Call, usize)>)> {
-    let isa = Isa::current();
+    let isa = cx.isa;
     let per_group = c_out / groups;
     let group_len = packed_len(isa, k, per_group);
-    let mut desc = PackBDesc::new(k, per_group, c_out as isize, 1);
+    let mut desc = PackBDesc::new(cx.isa, k, per_group, c_out as isize, 1);
     desc.batch[MAX_BATCH - 1] =
         PackBatchDim { extent: groups, b_stride: per_group as isize, packed_stride: group_len as isize };
     let resolved = Strided::resolve(cx.body, node.inputs[1], cx.in_memory);

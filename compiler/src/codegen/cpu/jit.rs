@@ -1,6 +1,7 @@
 //! The JIT module of one graph: declares, defines and links functions, and owns their memory.
 
 use super::emit::Emitter;
+use crate::codegen::target::TargetCpu;
 use crate::error::{Error, Result};
 use cranelift_codegen::Context;
 use cranelift_codegen::ir::function::FunctionStencil;
@@ -54,8 +55,8 @@ fn internal(what: impl std::fmt::Display) -> Error {
     Error::internal(format!("cranelift: {what}"))
 }
 
-/// The native target with the features that the CPU has.
-fn native_isa() -> Result<OwnedTargetIsa> {
+/// The target with the features that its CPU has.
+fn target_isa(target: TargetCpu) -> Result<OwnedTargetIsa> {
     let mut flags = settings::builder();
     let verifier = if cfg!(debug_assertions) { "true" } else { "false" };
     for (name, value) in [
@@ -67,14 +68,20 @@ fn native_isa() -> Result<OwnedTargetIsa> {
     ] {
         flags.set(name, value).map_err(internal)?;
     }
-    let builder = cranelift_native::builder().map_err(|m| Error::unsupported(format!("no code for this CPU: {m}")))?;
+    let is_native = target == TargetCpu::Native;
+    let builder = cranelift_native::builder_with_options(is_native);
+    let mut builder = builder.map_err(|m| Error::unsupported(format!("no code for this CPU: {m}")))?;
+    if !is_native {
+        target.check_runs_here()?;
+        builder.enable(&target.to_string()).map_err(internal)?;
+    }
     builder.finish(settings::Flags::new(flags)).map_err(internal)
 }
 
 impl Jit {
-    /// An empty module for this machine.
-    pub(super) fn new(listings: bool) -> Result<Jit> {
-        let mut builder = JITBuilder::with_isa(native_isa()?, default_libcall_names());
+    /// An empty module for a CPU that this machine can stand in for.
+    pub(super) fn new(target: TargetCpu, listings: bool) -> Result<Jit> {
+        let mut builder = JITBuilder::with_isa(target_isa(target)?, default_libcall_names());
         let arena = ArenaMemoryProvider::new_with_size(ARENA_BYTES)
             .map_err(|e| Error::new(crate::ErrorKind::OutOfMemory, format!("cannot reserve code memory: {e}")))?;
         builder.memory_provider(Box::new(arena));

@@ -26,6 +26,7 @@ mod vector;
 mod weights;
 
 use super::plan::{Arg, CompiledKernels, KernelPlan};
+use super::target::TargetCpu;
 use crate::error::{Error, Result};
 use crate::ir::{Graph, NodeId, Op, ValueId};
 use cluster::ClusterCompiler;
@@ -42,6 +43,8 @@ use weights::Weights;
 /// What the generator should assume and emit.
 #[derive(Clone, Debug)]
 pub struct Options {
+    /// The CPU that code is made for.
+    pub target: TargetCpu,
     /// Threads that a kernel may be split over; block sizes of contractions depend on it.
     pub n_threads: usize,
     /// Collect [`CompiledKernels::clif`] and [`CompiledKernels::asm`].
@@ -52,7 +55,7 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Options {
-        Options { n_threads: 1, listings: false, release_constants: false }
+        Options { target: TargetCpu::Native, n_threads: 1, listings: false, release_constants: false }
     }
 }
 
@@ -78,7 +81,7 @@ struct Session<'a> {
 /// Errors with `Unsupported`, naming the node, when a body holds an op that no CPU kernel computes.
 pub fn compile_clusters(graph: &mut Graph, options: &Options) -> Result<CompiledKernels> {
     let mut session = Session {
-        jit: Jit::new(options.listings)?,
+        jit: Jit::new(options.target, options.listings)?,
         kernels: Vec::new(),
         thunks: BTreeMap::new(),
         weights: Weights::default(),

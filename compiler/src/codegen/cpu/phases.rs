@@ -4,6 +4,7 @@
 //! phase everything is pulled. Values get a buffer of their own when pulling would compute them many times over, or when an op reads or
 //! writes memory directly.
 
+use super::Options;
 use super::body::Body;
 use super::fast::match_task;
 use super::task::{Context, Task};
@@ -33,14 +34,16 @@ pub(super) enum Phase {
 }
 
 /// Cuts the body of `cluster` (a node of `outer`) into phases, in order of computation.
-pub(super) fn cut(body: &Body, outer: &Graph, cluster: &Node, n_threads: usize, weights: &Weights) -> Vec<Phase> {
+pub(super) fn cut(body: &Body, outer: &Graph, cluster: &Node, options: &Options, weights: &Weights) -> Vec<Phase> {
     let mut planner = Planner::new(body);
+    let (isa, n_threads) = (options.target.isa(), options.n_threads);
     for (id, node) in body.graph.nodes() {
         if planner.absorbed.contains(&id) {
             continue;
         }
         let in_memory = |v| planner.in_memory(v);
-        let cx = Context { body, outer, cluster, users: &planner.users, in_memory: &in_memory, n_threads, weights };
+        let cx =
+            Context { body, outer, cluster, users: &planner.users, in_memory: &in_memory, isa, n_threads, weights };
         match match_task(&cx, id, node) {
             Some(task) => planner.take(task),
             None => planner.visit(node),

@@ -6,6 +6,7 @@ use super::strided::{Axis, Strided, collapse, row_major};
 use super::task::{Call, Context, Place, Ptr, Task, descriptor, pointers, read};
 use crate::cluster::legal::reduces_stored;
 use crate::ir::{Layout, Node, NodeId, Op, PoolKind, ReduceKind, ValueId};
+use gristmill_kernels::Isa;
 use gristmill_kernels::attention::AttentionDesc;
 use gristmill_kernels::copy::CopyDesc;
 use gristmill_kernels::epilogue::MAX_BATCH;
@@ -65,7 +66,7 @@ pub(super) fn softmax(cx: &Context, id: NodeId, node: &Node) -> Option<Task> {
     let x = cx.view(node.inputs[0], |v| rows_of(v, axis, n_cols).is_some());
     let rows = rows_of(&x, axis, n_cols)?;
     let kind = if log { SoftmaxKind::LogSoftmax } else { SoftmaxKind::Softmax };
-    let desc = SoftmaxDesc { rows: rows.dims, ..SoftmaxDesc::new(kind, rows.n_rows, rows.n_cols) };
+    let desc = SoftmaxDesc { rows: rows.dims, ..SoftmaxDesc::new(cx.isa, kind, rows.n_rows, rows.n_cols) };
     let ptrs = pointers(read(&x), Ptr::Null, output(node), false, vec![]);
     let ns = (rows.n_rows * rows.n_cols) as f64 * 0.3;
     single(cx, id, node, call("gm_softmax_f32", descriptor(&desc), ptrs, rows.n_rows, ns))
@@ -81,7 +82,7 @@ pub(super) fn norm(cx: &Context, id: NodeId, node: &Node) -> Option<Task> {
     let n_cols = cx.body.shape(node.inputs[0])[axis..].iter().product();
     let x = cx.view(node.inputs[0], |v| rows_of(v, axis, n_cols).is_some());
     let rows = rows_of(&x, axis, n_cols)?;
-    let desc = NormDesc { rows: rows.dims, ..NormDesc::new(kind, rows.n_rows, rows.n_cols, epsilon.0 as f32) };
+    let desc = NormDesc { rows: rows.dims, ..NormDesc::new(cx.isa, kind, rows.n_rows, rows.n_cols, epsilon.0 as f32) };
     let vector = |i: usize| node.inputs.get(i).map(|&v| read(&cx.view(v, Strided::is_contiguous)));
     let beta = vector(2).unwrap_or(Ptr::Null);
     let ptrs = pointers(read(&x), vector(1)?, output(node), false, vec![beta]);
@@ -109,7 +110,7 @@ pub(super) fn reduce(cx: &Context, id: NodeId, node: &Node) -> Option<Task> {
         ReduceKind::Min => rows::ReduceKind::Min,
         ReduceKind::Prod => rows::ReduceKind::Product,
     };
-    let desc = ReduceDesc { rows: rows.dims, ..ReduceDesc::new(kind, rows.n_rows, rows.n_cols) };
+    let desc = ReduceDesc { rows: rows.dims, ..ReduceDesc::new(cx.isa, kind, rows.n_rows, rows.n_cols) };
     let ptrs = pointers(read(&x), Ptr::Null, output(node), false, vec![]);
     let ns = (rows.n_rows * rows.n_cols) as f64 * 0.06 + rows.n_rows as f64 * 10.0;
     single(cx, id, node, call("gm_reduce_f32", descriptor(&desc), ptrs, rows.n_rows, ns))
@@ -132,7 +133,7 @@ fn mean_of_middle_axes(
     let (batch, pixels, channels) =
         (product(&x.shape[..first]), product(&x.shape[first..end]), product(&x.shape[end..]));
     let window = gristmill_kernels::window::Window::new(batch, pixels, 1, channels, pixels, 1);
-    let desc = PoolDesc::new(pool::PoolKind::AverageValid, window, channels);
+    let desc = PoolDesc::new(cx.isa, pool::PoolKind::AverageValid, window, channels);
     let ptrs = pointers(read(&x), Ptr::Null, output(node), false, vec![]);
     let ns = (batch * pixels * channels) as f64 * 0.1;
     single(cx, id, node, call("gm_pool_f32", descriptor(&desc), ptrs, desc.n_items(), ns))
@@ -151,7 +152,7 @@ pub(super) fn pooling(cx: &Context, id: NodeId, node: &Node) -> Option<Task> {
         PoolKind::Avg => pool::PoolKind::AverageValid,
         PoolKind::AvgIncludePad => pool::PoolKind::AveragePadded,
     };
-    let mut desc = PoolDesc::new(kind, kernel_window(&x, &out, size, window), *shape.last()?);
+    let mut desc = PoolDesc::new(cx.isa, kind, kernel_window(&x, &out, size, window), *shape.last()?);
     (desc.pad_bottom, desc.pad_right) = match window.pads_high[..] {
         [one] => (0, one),
         [high, right] => (high, right),
@@ -200,7 +201,7 @@ pub(super) fn attention(cx: &Context, id: NodeId, node: &Node) -> Option<Task> {
     }
     let extent = |i: usize| lead.get(i).map_or(1, |axis| axis.extent);
     let (batch, heads) = if lead.len() == 2 { (extent(0), extent(1)) } else { (1, extent(0)) };
-    let mut desc = AttentionDesc::new(batch, heads, n_queries, n_keys, q.shape[rank - 1]);
+    let mut desc = AttentionDesc::new(cx.isa, batch, heads, n_queries, n_keys, q.shape[rank - 1]);
     desc.causal = u32::from(causal);
     desc.scale = scale.0 as f32;
     desc.value_depth = out[rank - 1];
@@ -222,11 +223,11 @@ pub(super) fn attention(cx: &Context, id: NodeId, node: &Node) -> Option<Task> {
 }
 
 /// A copy of a view into `out`, whose strides are given, from element `at` on.
-pub(super) fn copy(body: &Body, x: &Strided, out: ValueId, strides: &[i64], at: i64) -> Option<Call> {
+pub(super) fn copy(isa: Isa, body: &Body, x: &Strided, out: ValueId, strides: &[i64], at: i64) -> Option<Call> {
     let bytes = body.dtype(x.base).size_bytes();
     let axes = collapse(&x.shape, &[&x.strides, strides]);
     let dims: Vec<_> = axes.iter().map(|a| (a.extent, a.strides[0] as isize, a.strides[1] as isize)).collect();
-    let desc = CopyDesc::new(bytes as u32, &dims)?;
+    let desc = CopyDesc::new(isa, bytes as u32, &dims)?;
     let from = Ptr::Read(Place::Value(x.base), x.offset * bytes as i64);
     let to = Ptr::Write(Place::Value(out), at * bytes as i64);
     let n: usize = x.shape.iter().product();

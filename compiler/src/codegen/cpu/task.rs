@@ -6,7 +6,7 @@ use super::strided::Strided;
 use super::weights::Weights;
 use crate::ir::{Graph, Node, NodeId, ValueId};
 use gristmill_kernels::epilogue::{EpilogueKind, EpilogueOp, MAX_BATCH};
-use gristmill_kernels::{OPERANDS, OUT, RHS, WORKSPACE};
+use gristmill_kernels::{Isa, OPERANDS, OUT, RHS, WORKSPACE};
 use gristmill_runtime::{DType, Tensor};
 
 /// What a pointer of a call points into.
@@ -83,6 +83,8 @@ pub(super) struct Context<'a> {
     pub(super) cluster: &'a Node,
     pub(super) users: &'a [Vec<(NodeId, usize)>],
     pub(super) in_memory: &'a dyn Fn(ValueId) -> bool,
+    /// What kernels are told to use, and weights are packed for.
+    pub(super) isa: Isa,
     pub(super) n_threads: usize,
     pub(super) weights: &'a Weights,
 }

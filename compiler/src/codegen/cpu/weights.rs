@@ -4,6 +4,7 @@ use super::strided::{Strided, collapse, row_major};
 use super::task::Context;
 use crate::ir::constant::{Identity, Viewed};
 use crate::ir::{ConstData, ValueId};
+use gristmill_kernels::Isa;
 use gristmill_kernels::copy::{CopyDesc, gm_copy};
 use gristmill_kernels::pack::{PackBDesc, gm_pack_b_f32};
 use gristmill_runtime::{DType, Tensor};
@@ -111,7 +112,7 @@ fn copied(t: &Tensor, view: &Strided) -> Option<Tensor> {
     let mut out = Tensor::zeros(DType::F32, &view.shape).ok()?;
     let axes = collapse(&view.shape, &[&view.strides, &row_major(&view.shape)]);
     let dims: Vec<_> = axes.iter().map(|a| (a.extent, a.strides[0] as isize, a.strides[1] as isize)).collect();
-    let desc = CopyDesc::new(4, &dims)?;
+    let desc = CopyDesc::new(Isa::current(), 4, &dims)?;
     let from = t.as_ptr().wrapping_offset(view.offset as isize * 4).cast_mut();
     let ptrs = [from, std::ptr::null_mut(), out.as_mut_ptr(), std::ptr::null_mut()];
     // SAFETY: the view lies within its constant, which the verifier checked; the output has the view's shape.
