@@ -14,9 +14,14 @@ impl Rng {
         z ^ (z >> 31)
     }
 
-    /// A number in `0..n`; 0 when `n` is 0.
+    /// An index in `0..n`; 0 when `n` is 0.
     pub fn below(&mut self, n: usize) -> usize {
-        ((u128::from(self.bits()) * n as u128) >> 64) as usize
+        self.number(n as u64) as usize
+    }
+
+    /// A number in `0..n`; 0 when `n` is 0.
+    pub fn number(&mut self, n: u64) -> u64 {
+        ((u128::from(self.bits()) * u128::from(n)) >> 64) as u64
     }
 
     /// True once in `n` times.

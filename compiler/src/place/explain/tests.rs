@@ -4,9 +4,10 @@ use super::*;
 use crate::cost::{Bytes, Nanos};
 use crate::place::plan;
 use crate::place::solver::portfolio::{self, Algorithm};
-use crate::place::solver::samples::{Dice, Shape, random};
+use crate::place::solver::samples::{Shape, random};
 use crate::place::solver::{LinkOrder, ranks, simulate};
 use crate::place::task_graph::{TaskGraph, Topology, subject};
+use crate::rng::Rng;
 use std::collections::BTreeMap;
 
 /// Two branches that meet; the host must read; `b1` and `b2` stay together.
@@ -65,8 +66,8 @@ fn text_form() {
 }
 
 /// A subject of a random problem, which has no names of its own.
-fn with_random(dice: &mut Dice, shape: Shape, f: impl FnOnce(&Subject)) {
-    let p = random(dice, shape);
+fn with_random(rng: &mut Rng, shape: Shape, f: impl FnOnce(&Subject)) {
+    let p = random(rng, shape);
     let options = portfolio::Options { refine_tasks: 2_000, search_nodes: 100, ..portfolio::Options::new(&p) };
     let solution = portfolio::solve(&p, &options, &Algorithm::name).unwrap();
     let label = |t| Label { name: format!("t{t}"), op: String::new(), reason: None };
@@ -75,13 +76,13 @@ fn with_random(dice: &mut Dice, shape: Shape, f: impl FnOnce(&Subject)) {
     f(&Subject { name: "random", problem: &p, solution: &solution, devices, tasks, downgrades: Vec::new(), options });
 }
 
-const SHAPE: Shape = Shape { n_tasks: 14, n_devices: 3, memory: None, constrained: true };
+const SHAPE: Shape = Shape { constrained: true, ..Shape::small(14, 3) };
 
 #[test]
 fn loads_are_those_of_the_timeline() {
-    let mut dice = Dice::new(5);
+    let mut rng = Rng(5);
     for _ in 0..12 {
-        with_random(&mut dice, SHAPE, |s| {
+        with_random(&mut rng, SHAPE, |s| {
             let (e, t) = (explain(s), &s.solution.timeline);
             let peaks: Vec<u64> = t.peak_bytes(s.problem).iter().map(|b| b.0).collect();
             assert_eq!(e.devices.iter().map(|d| d.peak_bytes).collect::<Vec<_>>(), peaks);
@@ -97,9 +98,9 @@ fn loads_are_those_of_the_timeline() {
 
 #[test]
 fn the_critical_chain_goes_without_a_gap_from_the_first_start_to_the_end() {
-    let mut dice = Dice::new(6);
+    let mut rng = Rng(6);
     for _ in 0..12 {
-        with_random(&mut dice, SHAPE, |s| {
+        with_random(&mut rng, SHAPE, |s| {
             let (chain, t) = (explain(s).critical_chain, &s.solution.timeline);
             assert_eq!(chain.last().map(|c| c.end_ns), Some(t.makespan.0));
             assert_eq!((chain[0].start_ns, chain[0].waited_for.as_str()), (0, "nothing"), "{chain:?}");
@@ -114,9 +115,9 @@ fn the_critical_chain_goes_without_a_gap_from_the_first_start_to_the_end() {
 /// A full simulation of one group elsewhere gives what the table says.
 #[test]
 fn alternatives_are_full_simulations() {
-    let mut dice = Dice::new(7);
+    let mut rng = Rng(7);
     for _ in 0..8 {
-        with_random(&mut dice, SHAPE, |s| {
+        with_random(&mut rng, SHAPE, |s| {
             let (p, t) = (s.problem, &s.solution.timeline);
             let mut order = p.order.clone();
             order.sort_by_key(|&i| t.start[i as usize]);
@@ -143,10 +144,10 @@ fn alternatives_are_full_simulations() {
 
 #[test]
 fn better_machines_are_never_predicted_slower_and_parts_of_one_fall() {
-    let mut dice = Dice::new(8);
+    let mut rng = Rng(8);
     for _ in 0..8 {
         let shape = Shape { constrained: false, ..SHAPE };
-        with_random(&mut dice, shape, |s| {
+        with_random(&mut rng, shape, |s| {
             let e = explain(s);
             let fast = e.what_if.iter().find(|w| w.what == "links twice as fast").unwrap();
             assert!(fast.makespan_ns.unwrap() <= s.solution.timeline.makespan.0, "{fast:?}");
@@ -163,10 +164,10 @@ fn better_machines_are_never_predicted_slower_and_parts_of_one_fall() {
 
 #[test]
 fn moves_are_told() {
-    let mut dice = Dice::new(9);
+    let mut rng = Rng(9);
     let (mut told, mut refined) = (0, 0);
     for _ in 0..40 {
-        with_random(&mut dice, Shape { n_tasks: 30, ..SHAPE }, |s| {
+        with_random(&mut rng, Shape { n_tasks: 30, ..SHAPE }, |s| {
             let moved = s.solution.moved.iter().flatten().count();
             refined += usize::from(s.solution.algorithm.ends_with("+refine"));
             assert!(s.solution.algorithm.ends_with("+refine") || moved == 0);

@@ -89,7 +89,7 @@ pub fn greedy(p: &Problem) -> Timeline {
     ready
         .extend(p.order.iter().filter(|&&t| waiting[t as usize] == 0).map(|&t| (Nanos::ZERO, position[t as usize], t)));
     while let Some((_, _, t)) = ready.pop_first() {
-        let device = soonest(&list, t as usize, |_| Nanos::ZERO);
+        let device = soonest(&list, t as usize, 1, |_| 0);
         list.commit(t as usize, device);
         for c in p.successors(t as usize) {
             waiting[c as usize] -= 1;
@@ -105,7 +105,7 @@ pub fn greedy(p: &Problem) -> Timeline {
 /// HEFT (Topcuoglu, Hariri and Wu 2002): tasks by falling upward rank, each to the device where it finishes earliest.
 pub fn heft(p: &Problem, insertion: Insertion) -> Timeline {
     let ranks = ranks::upward(p);
-    in_order(p, &by_tail(p, &ranks), insertion, |_, _| Nanos::ZERO)
+    in_order(p, &by_tail(p, &ranks), insertion, 1, |_, _| 0)
 }
 
 /// HEFT that lets groups vote: each task first goes where it would finish soonest, whatever its group; then each group goes where its tasks
@@ -113,18 +113,19 @@ pub fn heft(p: &Problem, insertion: Insertion) -> Timeline {
 pub fn heft_by_vote(p: &Problem) -> Vec<u32> {
     let mut list = List::new(p, Insertion::Gaps).ignore_groups();
     for t in by_tail(p, &ranks::upward(p)) {
-        let device = soonest(&list, t as usize, |_| Nanos::ZERO);
+        let device = soonest(&list, t as usize, 1, |_| 0);
         list.commit(t as usize, device);
     }
     let wish = list.timeline().device;
     let mut device = vec![0u32; p.n_tasks()];
-    let mut votes = vec![Nanos::ZERO; p.n_devices()];
+    // Time, then number of tasks.
+    let mut votes = vec![(Nanos::ZERO, 0u32); p.n_devices()];
     for group in 0..p.n_groups() {
-        votes.fill(Nanos::ZERO);
+        votes.fill((Nanos::ZERO, 0));
         let members = p.members.row(group);
         for &t in members {
             let d = wish[t as usize] as usize;
-            votes[d] += p.cost(t as usize, d) + Nanos(1);
+            votes[d] = (votes[d].0 + p.cost(t as usize, d), votes[d].1 + 1);
         }
         let most = (0..p.n_devices()).max_by_key(|&d| (votes[d], Reverse(d))).unwrap_or(0);
         members.iter().for_each(|&t| device[t as usize] = most as u32);
@@ -133,7 +134,7 @@ pub fn heft_by_vote(p: &Problem) -> Vec<u32> {
 }
 
 /// Tasks by falling tail; those of equal tail in topological order.
-pub fn by_tail(p: &Problem, tails: &[Nanos]) -> Vec<u32> {
+pub fn by_tail(p: &Problem, tails: &[u128]) -> Vec<u32> {
     let mut order: Vec<u32> = p.order.clone();
     order.sort_by_key(|&t| Reverse(tails[t as usize]));
     order
@@ -142,24 +143,25 @@ pub fn by_tail(p: &Problem, tails: &[Nanos]) -> Vec<u32> {
 /// HEFT that looks ahead: adds to the end on a device the optimistic cost table of PEFT (Arabnejad and Barbosa 2014, eq. 3): the least time from
 /// there to the end of all, every later task where it is fastest.
 pub fn peft(p: &Problem) -> Timeline {
-    let table = optimistic_costs(p);
+    let means = ranks::Means::new(p);
+    let table = optimistic_costs(p, &means);
     let n = p.n_devices();
     let look = |t: usize, d: usize| table[t * n + d];
-    in_order(p, &by_tail(p, &ranks::upward(p)), Insertion::Gaps, look)
+    in_order(p, &by_tail(p, &ranks::upward(p)), Insertion::Gaps, means.per_ns, look)
 }
 
-/// For each task and device the longest way to the end when each later task is where that way is shortest.
-pub fn optimistic_costs(p: &Problem) -> Vec<Nanos> {
+/// For each task and device the longest way to the end when each later task is where that way is shortest, in the fractions of the means.
+fn optimistic_costs(p: &Problem, means: &ranks::Means) -> Vec<u128> {
     let n = p.n_devices();
-    let mean = ranks::mean_transfers(p);
-    let mut table = vec![Nanos::ZERO; p.n_tasks() * n];
-    let mut on = vec![Nanos::ZERO; n];
+    let mean = means.transfers();
+    let mut table = vec![0; p.n_tasks() * n];
+    let mut on = vec![0; n];
     for &t in p.order.iter().rev() {
         let t = t as usize;
         for &x in p.outputs.row(t) {
             for &c in p.consumers.row(x as usize) {
                 let c = c as usize;
-                (0..n).for_each(|d| on[d] = p.cost(c, d) + table[c * n + d]);
+                (0..n).for_each(|d| on[d] = u128::from(p.cost(c, d).0) * means.per_ns + table[c * n + d]);
                 let anywhere = on.iter().copied().min().unwrap_or_default() + mean[x as usize];
                 (0..n).for_each(|d| table[t * n + d] = table[t * n + d].max(on[d].min(anywhere)));
             }
@@ -168,21 +170,27 @@ pub fn optimistic_costs(p: &Problem) -> Vec<Nanos> {
     table
 }
 
-/// Tasks in the given order, each to the open device with the least end plus `look`.
-pub fn in_order(p: &Problem, order: &[u32], insertion: Insertion, look: impl Fn(usize, usize) -> Nanos) -> Timeline {
+/// Tasks in the given order, each to the open device with the least end plus `look`, which has `per_ns` parts in a nanosecond.
+fn in_order(
+    p: &Problem,
+    order: &[u32],
+    insertion: Insertion,
+    per_ns: u128,
+    look: impl Fn(usize, usize) -> u128,
+) -> Timeline {
     let mut list = List::new(p, insertion);
     for &t in order {
-        let device = soonest(&list, t as usize, |d| look(t as usize, d));
+        let device = soonest(&list, t as usize, per_ns, |d| look(t as usize, d));
         list.commit(t as usize, device);
     }
     list.timeline()
 }
 
-fn soonest(list: &List, task: usize, look: impl Fn(usize) -> Nanos) -> usize {
+fn soonest(list: &List, task: usize, per_ns: u128, look: impl Fn(usize) -> u128) -> usize {
     let mut open = list.open(task);
     let first = open.next().expect("a group is on a device that all its tasks can run on");
     let Some(second) = open.next() else { return first };
-    let key = |d: usize| (list.excess(task, d), list.slot(task, d).end + look(d), d);
+    let key = |d: usize| (list.excess(task, d), u128::from(list.slot(task, d).end.0) * per_ns + look(d), d);
     let best = [first, second].into_iter().chain(open).map(key).min();
     best.map_or(first, |k| k.2)
 }
@@ -196,7 +204,7 @@ pub fn etf(p: &Problem) -> Timeline {
     let ranks = ranks::upward(p);
     let mut list = List::new(p, Insertion::Append);
     let mut waiting: Vec<u32> = (0..p.n_tasks()).map(|t| p.inputs.row(t).len() as u32).collect();
-    let mut ready: BTreeSet<(Reverse<Nanos>, u32)> = BTreeSet::new();
+    let mut ready: BTreeSet<(Reverse<u128>, u32)> = BTreeSet::new();
     ready.extend((0..p.n_tasks()).filter(|&t| waiting[t] == 0).map(|t| (Reverse(ranks[t]), t as u32)));
     while !ready.is_empty() {
         let pairs = ready.iter().take(ETF_WINDOW).flat_map(|&(rank, t)| {

@@ -6,7 +6,7 @@
 
 use super::list::{Insertion, List, Sending};
 use super::problem::Problem;
-use super::ranks;
+use super::ranks::Means;
 use super::timeline::Timeline;
 use crate::cost::{Bytes, Nanos};
 use std::collections::BTreeSet;
@@ -80,12 +80,14 @@ pub fn m_sct(p: &Problem) -> Option<Timeline> {
 ///
 /// `u32::MAX` stands for none. Each round costs a pass over the graph; after [`FAVOURITE_WORK`] the rest is left.
 pub fn favourites(p: &Problem) -> Vec<u32> {
-    let mean = ranks::mean_transfers(p);
+    let means = Means::new(p);
+    let transfer = means.transfers();
+    let cost: Vec<u128> = (0..p.n_tasks()).map(|t| means.cost(t)).collect();
     let mut child = vec![u32::MAX; p.n_tasks()];
     let mut parent = vec![u32::MAX; p.n_tasks()];
     let rounds = FAVOURITE_WORK / (p.n_tasks() + p.consumers.n_items()).max(1);
     for _ in 0..rounds.min(p.n_tasks()) {
-        let Some((from, to)) = longest_free_edge(p, &mean, &child, &parent) else { break };
+        let Some((from, to)) = longest_free_edge(p, (&cost, &transfer), &child, &parent) else { break };
         child[from as usize] = to;
         parent[to as usize] = from;
     }
@@ -96,11 +98,14 @@ pub fn favourites(p: &Problem) -> Vec<u32> {
 const FAVOURITE_WORK: usize = 40_000_000;
 
 /// On the critical path: the edge with the longest transfer of those whose ends have no favourite yet.
-fn longest_free_edge(p: &Problem, mean: &[Nanos], child: &[u32], parent: &[u32]) -> Option<(u32, u32)> {
-    let mut tail = vec![(Nanos::ZERO, u32::MAX, 0u32); p.n_tasks()];
-    let way = |x: u32, from: u32, to: u32| if child[from as usize] == to { Nanos::ZERO } else { mean[x as usize] };
+///
+/// `mean` has the mean times of tasks and of transfers.
+fn longest_free_edge(p: &Problem, mean: (&[u128], &[u128]), child: &[u32], parent: &[u32]) -> Option<(u32, u32)> {
+    let (cost, transfer) = mean;
+    let mut tail = vec![(0u128, u32::MAX, 0u32); p.n_tasks()];
+    let way = |x: u32, from: u32, to: u32| if child[from as usize] == to { 0 } else { transfer[x as usize] };
     for &t in p.order.iter().rev() {
-        let mut next = (Nanos::ZERO, u32::MAX, 0);
+        let mut next = (0, u32::MAX, 0);
         for &x in p.outputs.row(t as usize) {
             for &c in p.consumers.row(x as usize) {
                 let length = way(x, t, c) + tail[c as usize].0;
@@ -109,15 +114,15 @@ fn longest_free_edge(p: &Problem, mean: &[Nanos], child: &[u32], parent: &[u32])
                 }
             }
         }
-        tail[t as usize] = (p.mean_cost(t as usize) + next.0, next.1, next.2);
+        tail[t as usize] = (cost[t as usize] + next.0, next.1, next.2);
     }
     let mut at = (0..p.n_tasks() as u32).max_by_key(|&t| (tail[t as usize].0, std::cmp::Reverse(t)))?;
-    let mut best: Option<(Nanos, u32, u32)> = None;
+    let mut best: Option<(u128, u32, u32)> = None;
     while tail[at as usize].1 != u32::MAX {
         let (_, next, x) = tail[at as usize];
         let free = child[at as usize] == u32::MAX && parent[next as usize] == u32::MAX;
-        let length = mean[x as usize];
-        if free && length > Nanos::ZERO && best.is_none_or(|b| length > b.0) {
+        let length = transfer[x as usize];
+        if free && length > 0 && best.is_none_or(|b| length > b.0) {
             best = Some((length, at, next));
         }
         at = next;
@@ -208,18 +213,18 @@ fn urgent_from(p: &Problem, list: &List, task: usize) -> Nanos {
 mod tests {
     use super::super::check::check;
     use super::super::fit;
-    use super::super::samples::{Dice, Shape, random};
+    use super::super::samples::{Shape, random};
     use super::*;
+    use crate::rng::Rng;
 
     #[test]
     fn answers_are_valid_and_keep_every_limit() {
-        let mut dice = Dice::new(1);
+        let mut rng = Rng(1);
         let mut n_fitted = 0;
         for i in 0..600 {
-            let memory = (i % 4 != 0).then(|| 10 + dice.below(50));
-            let n_devices = 1 + dice.below(4) as usize;
-            let shape = Shape { n_tasks: 2 + dice.below(14) as usize, n_devices, memory, constrained: i % 2 == 0 };
-            let p = random(&mut dice, shape);
+            let memory = (i % 4 != 0).then(|| 10 + rng.number(50));
+            let shape = Shape { memory, constrained: i % 2 == 0, ..Shape::small(2 + rng.below(14), 1 + rng.below(4)) };
+            let p = random(&mut rng, shape);
             for timeline in [m_topo(&p), m_etf(&p), m_sct(&p)].into_iter().flatten() {
                 assert_eq!(check(&p, &timeline), Vec::<String>::new());
                 assert_eq!(fit::excess(&p, &timeline), Bytes::ZERO);
@@ -234,10 +239,9 @@ mod tests {
 
     #[test]
     fn favourites_match_each_task_once() {
-        let mut dice = Dice::new(2);
+        let mut rng = Rng(2);
         for _ in 0..50 {
-            let shape = Shape { n_tasks: 12, n_devices: 3, memory: None, constrained: false };
-            let p = random(&mut dice, shape);
+            let p = random(&mut rng, Shape::small(12, 3));
             let child = favourites(&p);
             let mut chosen: Vec<u32> = child.iter().copied().filter(|&c| c != u32::MAX).collect();
             assert!((0..12).all(|t| child[t] == u32::MAX || p.successors(t).any(|c| c == child[t])));

@@ -56,9 +56,8 @@ fn check_tasks(p: &Problem, t: &Timeline, wrong: &mut Vec<String>) {
     busy.iter_mut().for_each(|(device, times)| overlaps(&format!("device {device}"), times, wrong));
 }
 
-/// Intervals of some length that overlap another.
-fn overlaps(what: &str, times: &mut Vec<Interval>, wrong: &mut Vec<String>) {
-    times.retain(|(start, end, _)| start < end);
+/// Intervals that overlap another. One of no length overlaps those that begin before and end after it.
+fn overlaps(what: &str, times: &mut [Interval], wrong: &mut Vec<String>) {
     times.sort_unstable();
     for pair in times.windows(2).filter(|w| w[0].1 > w[1].0) {
         wrong.push(format!("{what} does {} and {} at one time", pair[0].2, pair[1].2));

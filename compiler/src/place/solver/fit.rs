@@ -204,23 +204,24 @@ fn reached(p: &Problem, task: usize, next: impl Fn(&Problem, usize, &mut dyn FnM
 mod tests {
     use super::super::algorithms;
     use super::super::check::check;
-    use super::super::samples::{Dice, Shape, random};
+    use super::super::samples::{Shape, random};
     use super::super::slices;
     use super::*;
+    use crate::rng::Rng;
 
-    fn shape(dice: &mut Dice, n_tasks: u64, memory: Option<u64>) -> Shape {
-        let n_devices = 1 + dice.below(3) as usize;
-        Shape { n_tasks: 2 + dice.below(n_tasks) as usize, n_devices, memory, constrained: dice.below(2) == 0 }
+    fn shape(rng: &mut Rng, n_tasks: usize, memory: Option<u64>) -> Shape {
+        let constrained = rng.one_in(2);
+        Shape { memory, constrained, ..Shape::small(2 + rng.below(n_tasks), 1 + rng.below(3)) }
     }
 
     #[test]
     fn schedules_are_valid_whatever_the_memory() {
-        let mut dice = Dice::new(3);
+        let mut rng = Rng(3);
         let mut n_sliced = 0;
         for _ in 0..300 {
-            let memory = Some(5 + dice.below(60));
-            let shape = shape(&mut dice, 14, memory);
-            let p = random(&mut dice, shape);
+            let memory = Some(5 + rng.number(60));
+            let shape = shape(&mut rng, 14, memory);
+            let p = random(&mut rng, shape);
             let sliced = slices::place(&p);
             let listed = algorithms::heft(&p, Insertion::Gaps);
             let fitted = schedule(&p, &listed.device, &least_live(&p));
@@ -234,10 +235,10 @@ mod tests {
 
     #[test]
     fn orders_are_topological() {
-        let mut dice = Dice::new(4);
+        let mut rng = Rng(4);
         for _ in 0..100 {
-            let shape = shape(&mut dice, 14, None);
-            let p = random(&mut dice, shape);
+            let shape = shape(&mut rng, 14, None);
+            let p = random(&mut rng, shape);
             for order in [depth_first(&p), least_live(&p)] {
                 let mut place = vec![usize::MAX; p.n_tasks()];
                 order.iter().enumerate().for_each(|(i, &t)| place[t as usize] = i);
@@ -249,12 +250,12 @@ mod tests {
 
     #[test]
     fn what_is_proven_unfit_has_no_fitting_schedule() {
-        let mut dice = Dice::new(5);
+        let mut rng = Rng(5);
         let (mut n_unfit, mut n_fit) = (0, 0);
         for _ in 0..200 {
-            let memory = Some(4 + dice.below(30));
-            let shape = shape(&mut dice, 4, memory);
-            let p = random(&mut dice, shape);
+            let memory = Some(4 + rng.number(30));
+            let shape = shape(&mut rng, 4, memory);
+            let p = random(&mut rng, shape);
             let fits = any_fits(&p);
             let proof = unfit(&p);
             assert!(!(fits && proof.is_some()), "{proof:?} but a schedule fits");

@@ -65,16 +65,17 @@ impl Gaps {
         None
     }
 
-    /// Takes `[start, start + length)`, which lies in one gap, or begins where a forgotten one was.
+    /// Takes `[start, start + length)`, which lies in one gap, or begins where a forgotten one was. Of no length, it still divides the gap: nothing
+    /// may be under way at that time.
     pub fn take(&mut self, start: Nanos, length: Nanos) {
         let (start, end) = (start.0, start.0.saturating_add(length.0));
-        if start == end {
-            return;
-        }
         let at = self.chunks.partition_point(|c| c.gaps.last().is_some_and(|g| g.1 <= start));
         let Some(chunk) = self.chunks.get_mut(at) else { return };
         let i = chunk.gaps.partition_point(|g| g.1 <= start);
         let (from, to) = chunk.gaps[i];
+        if start == end && start <= from {
+            return;
+        }
         debug_assert!(from <= start && end <= to, "[{start}, {end}) is not in the gap [{from}, {to})");
         let rest = [(from, start), (end, to)].into_iter().filter(|g| g.1.saturating_sub(g.0) >= self.shortest);
         chunk.gaps.splice(i..=i, rest);
@@ -106,6 +107,16 @@ mod tests {
         g.take(Nanos(15), Nanos(5));
         assert_eq!(g.earliest(Nanos(9), Nanos(2)), Nanos(25));
         assert_eq!(g.last(), Nanos(25));
+    }
+
+    #[test]
+    fn what_takes_no_time_has_its_turn_all_the_same() {
+        let mut g = Gaps::new(Nanos(1));
+        g.take(Nanos(6), Nanos(0));
+        assert_eq!(g.earliest(Nanos(4), Nanos(2)), Nanos(4));
+        assert_eq!(g.earliest(Nanos(4), Nanos(3)), Nanos(6));
+        assert_eq!(g.earliest(Nanos(6), Nanos(0)), Nanos(6));
+        assert_eq!(g.last(), Nanos(6));
     }
 
     #[test]

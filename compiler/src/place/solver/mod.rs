@@ -14,6 +14,7 @@ pub mod list;
 mod memory;
 pub mod pipeline;
 pub mod portfolio;
+pub mod previous;
 pub mod problem;
 pub mod ranks;
 pub mod refine;
@@ -29,5 +30,7 @@ pub use rows::Rows;
 pub use simulate::{LinkOrder, Simulator, simulate};
 pub use timeline::{Timeline, Transfer};
 
+#[cfg(test)]
+mod invariants;
 #[cfg(test)]
 mod tests;

@@ -237,7 +237,7 @@ impl<'a> Wheel<'a> {
     /// Takes `length` on a resource at `ready` or later.
     fn take(&mut self, resource: usize, ready: Nanos, length: Nanos) -> Option<Nanos> {
         let (ready, length, period) = (ready.0, length.0, self.period);
-        if length == 0 {
+        if period == 0 {
             return Some(Nanos(ready));
         }
         let taken = &mut self.taken[resource];
@@ -249,7 +249,7 @@ impl<'a> Wheel<'a> {
         }
         let wait = first_gap(taken, ready % period, length, period)?;
         let start = ready + wait;
-        let at = taken.partition_point(|t| t.0 < start % period);
+        let at = taken.partition_point(|t| *t < (start % period, length));
         taken.insert(at, (start % period, length));
         Some(Nanos(start))
     }
@@ -362,8 +362,9 @@ const HALVINGS: usize = 10;
 mod tests {
     use super::super::check::check;
     use super::super::problem::{Parts, Task};
-    use super::super::samples::{Dice, Shape, random};
+    use super::super::samples::{Shape, random};
     use super::*;
+    use crate::rng::Rng;
 
     /// `n` samples of a problem as one; what is resident counts once.
     fn unrolled(p: &Problem, n: usize) -> Problem {
@@ -409,11 +410,10 @@ mod tests {
 
     #[test]
     fn samples_follow_each_other_without_conflict() {
-        let mut dice = Dice::new(21);
+        let mut rng = Rng(21);
         for i in 0..120 {
-            let n_devices = 1 + dice.below(3) as usize;
-            let shape = Shape { n_tasks: 2 + dice.below(9) as usize, n_devices, memory: None, constrained: i % 2 == 0 };
-            let p = random(&mut dice, shape);
+            let shape = Shape { constrained: i % 2 == 0, ..Shape::small(2 + rng.below(9), 1 + rng.below(3)) };
+            let p = random(&mut rng, shape);
             let n = 12;
             let found = solve(&p, Options { samples: n, tasks: 20_000 });
             assert!(found.lower_bound <= found.time(n));
@@ -431,10 +431,10 @@ mod tests {
 
     #[test]
     fn the_shortest_period_is_always_had() {
-        let mut dice = Dice::new(22);
+        let mut rng = Rng(22);
         for _ in 0..100 {
-            let shape = Shape { n_tasks: 10, n_devices: 3, memory: None, constrained: true };
-            let p = random(&mut dice, shape);
+            let shape = Shape { constrained: true, ..Shape::small(10, 3) };
+            let p = random(&mut rng, shape);
             let device: Vec<u32> = (0..10).map(|t| p.first_device(t) as u32).collect();
             let most = loads(&p, &device).into_iter().max();
             assert_eq!(periodic(&p, &device, Nanos::ZERO).first().map(|s| s.period), most);
@@ -443,12 +443,12 @@ mod tests {
 
     #[test]
     fn gaps_on_a_wheel_agree_with_a_plain_search() {
-        let mut dice = Dice::new(23);
+        let mut rng = Rng(23);
         for _ in 0..2_000 {
-            let period = 5 + dice.below(20);
+            let period = 5 + rng.number(20);
             let (mut wheel, mut taken) = (vec![false; period as usize], Vec::new());
-            for _ in 0..dice.below(6) {
-                let (place, length) = (dice.below(period), 1 + dice.below(5));
+            for _ in 0..rng.number(6) {
+                let (place, length) = (rng.number(period), 1 + rng.number(5));
                 let slots = || (0..length).map(|i| ((place + i) % period) as usize);
                 if length <= period && slots().all(|i| !wheel[i]) {
                     slots().for_each(|i| wheel[i] = true);
@@ -456,7 +456,7 @@ mod tests {
                 }
             }
             taken.sort_unstable();
-            let (place, length) = (dice.below(period), 1 + dice.below(6));
+            let (place, length) = (rng.number(period), 1 + rng.number(6));
             let free = |wait: &u64| (0..length).all(|i| !wheel[((place + wait + i) % period) as usize]);
             let expected = if length <= period { (0..period).find(free) } else { None };
             assert_eq!(first_gap(&taken, place, length, period), expected, "{taken:?} {place} {length} {period}");
@@ -465,10 +465,9 @@ mod tests {
 
     #[test]
     fn the_least_memory_is_no_more_than_one_device_needs() {
-        let mut dice = Dice::new(24);
+        let mut rng = Rng(24);
         for _ in 0..60 {
-            let shape = Shape { n_tasks: 9, n_devices: 3, memory: None, constrained: false };
-            let p = random(&mut dice, shape);
+            let p = random(&mut rng, Shape::small(9, 3));
             let alone = fit::schedule(&p, &[0; 9], &fit::least_live(&p));
             let found = least_memory(&p);
             assert_eq!(check(&p, &found), Vec::<String>::new());

@@ -9,7 +9,7 @@ use super::ranks;
 use super::refine::{Budget, Move, Moves, refine_logged};
 use super::simulate::{LinkOrder, simulate};
 use super::timeline::Timeline;
-use super::{baechi, exact, slices};
+use super::{baechi, exact, previous, slices};
 use crate::cost::{Bytes, Nanos};
 use std::collections::BTreeMap;
 
@@ -114,6 +114,9 @@ pub struct Options {
     pub seed: u64,
     /// Devices as the simple placer prefers them.
     pub preference: Vec<usize>,
+    /// An earlier answer, on devices of this problem: the new one is never worse than that is now ([`previous::keep`]), and is that one where nothing
+    /// better is found. Not for [`Options::only`].
+    pub previous: Option<Timeline>,
 }
 
 /// Tasks that refinement simulates unless told otherwise: with them a run on a thousand tasks takes one to three seconds (`benches/NOTES.md`).
@@ -138,7 +141,8 @@ impl Options {
             true => REFINE_TASKS_LARGE,
             false => REFINE_TASKS.min(REFINE_RUNS * p.n_tasks() as u64),
         };
-        Options { only: None, refine_tasks, bound_nodes: BOUND_NODES, search_nodes: SEARCH_NODES, seed: 1, preference }
+        let (bound_nodes, search_nodes) = (BOUND_NODES, SEARCH_NODES);
+        Options { only: None, refine_tasks, bound_nodes, search_nodes, seed: 1, preference, previous: None }
     }
 
     /// The same with budgets of so many percent.
@@ -199,6 +203,12 @@ const STARTS: usize = 3;
 pub fn solve(p: &Problem, options: &Options, name: &dyn Fn(Algorithm) -> String) -> Option<Solution> {
     let mut bound = lower_bound(p, options);
     let mut proposals: Vec<(Key, String, Timeline)> = Vec::new();
+    let asked = options.previous.as_ref().filter(|_| options.only.is_none());
+    let kept = asked.and_then(|t| previous::keep(p, t));
+    // An exact one was searched around when it was found; another search would not be the same as the one without it.
+    if let Some(k) = kept.as_ref().filter(|k| !k.is_exact) {
+        proposals.push((k.key, PREVIOUS.into(), k.timeline.clone()));
+    }
     let nodes = options.search_nodes / (SEARCH_NODES / SERIES_NODES);
     let wanted = options.only.is_none() && p.n_tasks() <= LARGE && p.n_devices() > 1 && nodes > 0;
     if let Some(proof) = wanted.then(|| exact::series(p, nodes)).flatten() {
@@ -236,6 +246,9 @@ pub fn solve(p: &Problem, options: &Options, name: &dyn Fn(Algorithm) -> String)
         if let Some(better) = proof.timeline {
             (score, algorithm, timeline) = (fit::key(p, &better), "branch-and-bound".into(), better);
         }
+    }
+    if let Some(k) = kept.filter(|k| k.key <= score) {
+        (score, algorithm, timeline) = (k.key, PREVIOUS.into(), k.timeline);
     }
     let moved = algorithm.strip_suffix(REFINED).and_then(|start| moves.remove(start)).unwrap_or_default().last;
     Some(Solution { timeline, score, algorithm, lower_bound: bound.value, bound: bound.name.into(), candidates, moved })
@@ -314,6 +327,8 @@ fn refine_best(
     }
 }
 
+/// Name of an earlier answer.
+const PREVIOUS: &str = "previous";
 /// What the names of algorithms end in after refinement.
 const REFINED: &str = "+refine";
 

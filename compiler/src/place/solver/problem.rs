@@ -239,13 +239,6 @@ impl Problem {
         self.costs(task).iter().copied().min().unwrap_or(Nanos::INFINITY)
     }
 
-    /// Mean time of a task over its devices.
-    pub fn mean_cost(&self, task: usize) -> Nanos {
-        let (mut sum, mut n) = (0u128, 0u128);
-        self.costs(task).iter().filter(|c| c.is_finite()).for_each(|c| (sum, n) = (sum + u128::from(c.0), n + 1));
-        Nanos((sum / n.max(1)) as u64)
-    }
-
     /// Time of a tensor over the idle link between two devices; nothing between a device and itself.
     pub fn transfer(&self, tensor: usize, from: usize, to: usize) -> Nanos {
         if from == to {

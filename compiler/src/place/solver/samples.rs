@@ -1,64 +1,122 @@
-//! Small random problems, for tests.
+//! Random problems, for tests: the one generator of them.
 
 use super::problem::{Device, Links, Parts, Payload, Problem, Task, Tensor};
 use crate::cost::{Bytes, LinkProfile, Nanos};
-
-/// A generator of numbers that are the same on every machine (Knuth's MMIX).
-pub struct Dice(u64);
-
-impl Dice {
-    /// The same numbers for the same seed.
-    pub fn new(seed: u64) -> Dice {
-        Dice(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
-    }
-
-    /// A number below `n`.
-    pub fn below(&mut self, n: u64) -> u64 {
-        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        (self.0 >> 33) % n.max(1)
-    }
-}
+use crate::rng::Rng;
 
 /// What a random problem is like.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub struct Shape {
     /// Number of tasks.
     pub n_tasks: usize,
     /// Number of devices.
     pub n_devices: usize,
-    /// Memory limit of each device.
+    /// Memory limit of the devices; when constrained, some have none or half as much more.
     pub memory: Option<u64>,
-    /// Tasks share groups, constants, and are not free to go anywhere.
+    /// Kinds of devices that some tasks lack, pins, groups, shared constants, ordering edges of no bytes, host copies, views. Without, all tasks
+    /// can run everywhere, as times differ by task and device.
     pub constrained: bool,
+    /// Times of tasks, in ns, and sizes of results, in bytes, are below this.
+    pub most: u64,
 }
 
-/// A random problem: results of up to 9 bytes, tasks of up to 8 ns, links of 0 to 2 ns and 1 to 4 bytes a ns.
-pub fn random(dice: &mut Dice, shape: Shape) -> Problem {
-    let Shape { n_tasks, n_devices, memory, constrained } = shape;
-    let mut links = Links::uniform(n_devices, LinkProfile { latency: Nanos(1), bytes_per_second: 1_000_000_000 });
-    for (from, to) in (0..n_devices).flat_map(|a| (0..n_devices).map(move |b| (a, b))) {
-        let rate = 1_000_000_000 * (1 + dice.below(4));
-        links.set(from, to, LinkProfile { latency: Nanos(dice.below(3)), bytes_per_second: rate });
+impl Shape {
+    /// Without limits and constraints, with small numbers: many ties.
+    pub const fn small(n_tasks: usize, n_devices: usize) -> Shape {
+        Shape { n_tasks, n_devices, memory: None, constrained: false, most: 10 }
     }
-    let mut task = |_| {
-        let mut cost: Vec<Nanos> = (0..n_devices).map(|_| Nanos(dice.below(9))).collect();
-        if constrained && dice.below(5) == 0 {
-            // One device stays open to all, so that no group is impossible.
-            cost[1..].iter_mut().filter(|_| dice.below(2) == 0).for_each(|c| *c = Nanos::INFINITY);
+
+    /// Everything that a problem may have, with numbers of all sizes.
+    pub fn any(rng: &mut Rng, most_tasks: usize, most_devices: usize) -> Shape {
+        let most = rng.pick(&[6, 60, 400]);
+        Shape {
+            n_tasks: 1 + rng.below(most_tasks),
+            n_devices: 1 + rng.below(most_devices),
+            memory: rng.one_in(3).then(|| most * (2 + rng.number(12))),
+            constrained: !rng.one_in(4),
+            most,
         }
-        let group = (constrained && dice.below(3) == 0).then(|| dice.below(3) as u32);
-        let constants = if constrained && dice.below(3) == 0 { vec![dice.below(2) as u32] } else { Vec::new() };
-        let scratch = Bytes(if constrained { dice.below(3) } else { 0 });
-        Task { cost, resident: Bytes(dice.below(4)), constants, scratch, group, is_view: false }
+    }
+}
+
+/// A random problem.
+pub fn random(rng: &mut Rng, shape: Shape) -> Problem {
+    Problem::new(parts(rng, shape)).expect("a group can be on its home, and tensors go to later tasks")
+}
+
+/// The parts of a random problem. Tensors go from tasks to later ones.
+///
+/// Times of transfers have no fractions: a byte takes a whole number of ns, of which latencies are free.
+pub fn parts(rng: &mut Rng, shape: Shape) -> Parts {
+    let Shape { n_tasks, n_devices, constrained, most, .. } = shape;
+    // Devices of one kind have the same times.
+    let kind: Vec<usize> = (0..n_devices).map(|_| rng.below(if constrained { 3 } else { n_devices })).collect();
+    let n_groups = 1 + n_tasks / 6;
+    let homes: Vec<usize> = (0..n_groups).map(|_| rng.below(n_devices)).collect();
+    let mut task = |_| {
+        let group = (constrained && rng.one_in(5)).then(|| rng.below(n_groups));
+        let home = group.map_or_else(|| rng.below(n_devices), |g| homes[g]);
+        let is_pinned = constrained && rng.one_in(10);
+        let mut cost = times(rng, shape, &kind, home);
+        if is_pinned {
+            (0..n_devices).filter(|&d| d != home).for_each(|d| cost[d] = Nanos::INFINITY);
+        }
+        Task {
+            cost,
+            resident: Bytes(rng.number(most / 3)),
+            constants: (0..3).filter(|_| constrained && rng.one_in(6)).collect(),
+            scratch: Bytes(if constrained { rng.number(most / 4) } else { 0 }),
+            group: group.map(|g| g as u32),
+            is_view: constrained && rng.one_in(5),
+        }
     };
-    let tasks: Vec<Task> = (0..n_tasks).map(&mut task).collect();
-    let mut tensor = |t: usize| {
-        let later: Vec<u32> = (t + 1..n_tasks).filter(|_| dice.below(n_tasks as u64) < 2).map(|c| c as u32).collect();
-        (Tensor { producer: t as u32, payload: Payload::Bytes(Bytes(dice.below(10))) }, later)
+    let tasks = (0..n_tasks).map(&mut task).collect();
+    let tensors = (0..n_tasks).map(|t| tensor(rng, shape, t)).collect();
+    let device = |d: usize, rng: &mut Rng| Device {
+        memory: shape.memory.filter(|_| !constrained || !rng.one_in(4)).map(|m| {
+            let more = if constrained && rng.one_in(3) { m / 2 } else { 0 };
+            Bytes(m + more)
+        }),
+        is_host: constrained && kind[d] == 0,
     };
-    let tensors = (0..n_tasks).map(&mut tensor).collect();
-    let device = Device { memory: memory.map(Bytes), is_host: false };
-    let constants = vec![Bytes(3), Bytes(5)];
-    let parts = Parts { devices: vec![device; n_devices], links, tasks, tensors, constants };
-    Problem::new(parts).expect("the first device is open to all tasks, and tensors go to later tasks")
+    let devices = (0..n_devices).map(|d| device(d, rng)).collect();
+    let constants = (0..3).map(|_| Bytes(rng.number(most))).collect();
+    Parts { devices, links: links(rng, shape), tasks, tensors, constants }
+}
+
+/// Times of a task: near each other, nothing now and then; some kinds lack it, but not that of its home.
+fn times(rng: &mut Rng, shape: Shape, kind: &[usize], home: usize) -> Vec<Nanos> {
+    let base = rng.number(shape.most);
+    let mut of_kind = |k: usize| match rng.below(10) {
+        0 if shape.constrained && k != kind[home] => Nanos::INFINITY,
+        1 => Nanos::ZERO,
+        2 => Nanos(base),
+        _ => Nanos(base / 2 + rng.number(shape.most / 2)),
+    };
+    let times: Vec<Nanos> = (0..shape.n_devices.max(3)).map(&mut of_kind).collect();
+    kind.iter().map(|&k| times[k]).collect()
+}
+
+fn tensor(rng: &mut Rng, shape: Shape, t: usize) -> (Tensor, Vec<u32>) {
+    let n = shape.n_tasks;
+    let consumers = (t + 1..n).filter(|_| rng.below(n) < 2).map(|c| c as u32).collect();
+    let payload = match rng.below(8) {
+        0 if shape.constrained => Payload::HostCopy(Nanos(rng.number(shape.most))),
+        1 => Payload::Bytes(Bytes::ZERO),
+        _ => Payload::Bytes(Bytes(rng.number(shape.most))),
+    };
+    (Tensor { producer: t as u32, payload }, consumers)
+}
+
+fn links(rng: &mut Rng, shape: Shape) -> Links {
+    let n = shape.n_devices;
+    let link = |rng: &mut Rng| LinkProfile {
+        latency: Nanos(rng.number(shape.most / 3)),
+        bytes_per_second: 1_000_000_000 / rng.pick(&[1, 1, 2, 4]),
+    };
+    let mut links = Links::uniform(n, link(rng));
+    if rng.one_in(2) {
+        (0..n * n).for_each(|i| links.set(i / n, i % n, link(rng)));
+    }
+    links
 }

@@ -221,10 +221,8 @@ impl<'p> Table<'p> {
 
 /// The line in at most about `n` pieces of equal mean time or number.
 fn chop(p: &Problem, line: &[u32], n: usize) -> Vec<Vec<u32>> {
-    let weight = |g: u32| -> u128 {
-        let members = p.members.row(g as usize);
-        members.iter().map(|&t| u128::from(p.mean_cost(t as usize).0)).sum()
-    };
+    let means = ranks::Means::new(p);
+    let weight = |g: u32| -> u128 { p.members.row(g as usize).iter().map(|&t| means.cost(t as usize)).sum() };
     let total: u128 = line.iter().map(|&g| weight(g)).sum::<u128>().max(1);
     let n = n.min(line.len()).max(1);
     let mut pieces: Vec<Vec<u32>> = vec![Vec::new()];

@@ -77,7 +77,7 @@ pub fn fits(p: &Problem, timeline: &Timeline) -> bool {
 
 /// A time of which all task and transfer times are multiples. So are then all times of some best schedule: each start waits for the end of something,
 /// or for nothing.
-fn unit(p: &Problem) -> u64 {
+pub(super) fn unit(p: &Problem) -> u64 {
     let n = p.n_devices();
     let mut unit = 0;
     for t in 0..p.n_tasks() {
@@ -104,6 +104,6 @@ fn greatest_common_divisor(a: u64, b: u64) -> u64 {
 }
 
 /// The next multiple of `unit`.
-fn whole(value: Nanos, unit: u64) -> Nanos {
+pub(super) fn whole(value: Nanos, unit: u64) -> Nanos {
     if value.is_finite() { Nanos(value.0.div_ceil(unit).saturating_mul(unit)) } else { value }
 }

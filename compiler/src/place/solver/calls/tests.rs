@@ -1,24 +1,24 @@
 //! The call model on random problems.
 
 use super::super::problem::{Device, Links, Parts, Payload, Problem, Task, Tensor};
-use super::super::samples::Dice;
 use super::{Calls, Unsuited, latency, load};
 use crate::cost::{Bytes, LinkProfile, Nanos};
+use crate::rng::Rng;
 
 /// A random problem of `n` forward tasks on two accelerators and a host; with `train`, each has a backward task in its group.
-fn random(dice: &mut Dice, n: usize, train: bool, memory: u64) -> (Problem, Vec<bool>) {
+fn random(rng: &mut Rng, n: usize, train: bool, memory: u64) -> (Problem, Vec<bool>) {
     let total = if train { 2 * n } else { n };
     let mut task = |t: usize| {
-        let (accelerator, host) = (Nanos(dice.below(6)), Nanos(dice.below(30)));
-        let group = if train { Some((t % n) as u32) } else { (dice.below(4) == 0).then_some(7) };
-        let resident = Bytes(dice.below(5));
+        let (accelerator, host) = (Nanos(rng.number(6)), Nanos(rng.number(30)));
+        let group = if train { Some((t % n) as u32) } else { rng.one_in(4).then_some(7) };
+        let resident = Bytes(rng.number(5));
         Task { cost: vec![accelerator, accelerator, host], resident, group, ..Task::default() }
     };
     let tasks: Vec<Task> = (0..total).map(&mut task).collect();
     let mut consumers: Vec<Vec<u32>> = vec![Vec::new(); total];
     for from in 0..n {
         for to in from + 1..n {
-            if dice.below(n as u64) < 2 {
+            if rng.number(n as u64) < 2 {
                 consumers[from].push(to as u32);
                 if train {
                     consumers[n + to].push((n + from) as u32);
@@ -30,7 +30,7 @@ fn random(dice: &mut Dice, n: usize, train: bool, memory: u64) -> (Problem, Vec<
         }
     }
     let tensor = |(t, to): (usize, Vec<u32>)| {
-        let payload = Payload::HostCopy(Nanos(dice.below(5)));
+        let payload = Payload::HostCopy(Nanos(rng.number(5)));
         (Tensor { producer: t as u32, payload }, to)
     };
     let tensors = consumers.into_iter().enumerate().map(tensor).collect();
@@ -88,11 +88,11 @@ fn is_contiguous(p: &Problem, device: &[u32], backward: &[bool]) -> bool {
 
 #[test]
 fn the_largest_load_is_the_least_of_all_contiguous_placements() {
-    let mut dice = Dice::new(11);
+    let mut rng = Rng(11);
     let mut n_proven = 0;
     for i in 0..150 {
-        let (n, memory) = (2 + dice.below(5) as usize, 4 + dice.below(30));
-        let (p, backward) = random(&mut dice, n, i % 2 == 0, memory);
+        let (n, memory) = (2 + rng.below(5), 4 + rng.number(30));
+        let (p, backward) = random(&mut rng, n, i % 2 == 0, memory);
         let calls = Calls::new(&p, &backward).expect("hosts run everything");
         let all = placements(&p).filter(|d| fits(&p, d, memory) && is_contiguous(&p, d, &backward));
         let least = all.filter_map(|d| loads(&p, &d).into_iter().max()).min().expect("all on the host");
@@ -108,11 +108,11 @@ fn the_largest_load_is_the_least_of_all_contiguous_placements() {
 
 #[test]
 fn the_latency_lies_between_the_bound_and_that_of_a_chain() {
-    let mut dice = Dice::new(12);
+    let mut rng = Rng(12);
     let mut n_optimal = 0;
     for _ in 0..150 {
-        let (n, memory) = (2 + dice.below(6) as usize, 3 + dice.below(20));
-        let (p, backward) = random(&mut dice, n, false, memory);
+        let (n, memory) = (2 + rng.below(6), 3 + rng.number(20));
+        let (p, backward) = random(&mut rng, n, false, memory);
         let calls = Calls::new(&p, &backward).expect("hosts run everything");
         let of_unit = |d: &[u32]| {
             let mut of_unit = vec![0; calls.units.len()];

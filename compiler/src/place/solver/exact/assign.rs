@@ -10,7 +10,7 @@ use super::super::simulate::{LinkOrder, simulate};
 use super::super::timeline::Timeline;
 use super::super::{bounds, ranks};
 use super::order::Orders;
-use super::tables::{Dense, NEVER, Tables, devices};
+use super::tables::{Dense, NEVER, Tables, before, devices};
 use crate::cost::Nanos;
 
 /// A search below a limit, and what it has found.
@@ -45,7 +45,7 @@ pub(super) fn search(p: &Problem, limit: u64, budget: u64) -> Found {
     let mut search = Search {
         tables: Tables::default(),
         twin: twins(p),
-        limit: limit.min(NEVER),
+        limit: before(limit.min(NEVER), s.unit),
         best: None,
         open: NEVER,
         budget,
@@ -55,7 +55,8 @@ pub(super) fn search(p: &Problem, limit: u64, budget: u64) -> Found {
     };
     let open = search.s.open.clone();
     search.descend(open, 0);
-    Found { bound: search.limit.min(search.open), best: search.best, budget: search.budget }
+    let bound = bounds::whole(Nanos(search.limit.min(search.open)), search.s.unit).0;
+    Found { bound, best: search.best, budget: search.budget }
 }
 
 /// First of the devices that may change places with each device.
@@ -253,7 +254,7 @@ impl Search<'_> {
             self.open = self.open.min(found.makespan.0);
             return;
         }
-        self.limit = found.makespan.0;
+        self.limit = before(found.makespan.0, self.s.unit);
         self.best = Some(found);
     }
 }

@@ -58,7 +58,9 @@ pub fn solve(p: &Problem, incumbent: &Timeline, known: Nanos, budget: u64) -> Pr
 /// Searches below the limit with half of the budget; if that proves nothing, asks for less: that no schedule ends before some earlier time.
 /// Returns what is left of the budget as well.
 pub(super) fn narrow(p: &Problem, known: Nanos, limit: Nanos, mut budget: u64) -> (Proof, u64) {
-    let (mut best, mut low, mut high) = (None, known.0, limit.0);
+    let unit = bounds::unit(p);
+    let half = |n: u64| n / 2 / unit * unit;
+    let (mut best, mut low, mut high) = (None, bounds::whole(known, unit).0, limit.0);
     let mut ask = |before: u64, share: u64, low: &mut u64, high: &mut u64| {
         let found = assign::search(p, before, share);
         *low = found.bound.max(*low);
@@ -70,12 +72,12 @@ pub(super) fn narrow(p: &Problem, known: Nanos, limit: Nanos, mut budget: u64) -
     };
     budget -= ask(limit.0, budget / 2, &mut low, &mut high);
     let share = (budget / 8).max(1);
-    let mut step = if limit.is_finite() { high.saturating_sub(low) / 2 } else { 0 };
+    let mut step = if limit.is_finite() { half(high.saturating_sub(low)) } else { 0 };
     while low < high && step > 0 && budget >= share {
         let before = low;
         budget -= ask((low + step).min(high), share, &mut low, &mut high);
         if low == before {
-            step /= 2;
+            step = half(step);
         }
     }
     let lower_bound = Nanos(low.min(high));

@@ -7,7 +7,7 @@
 
 use super::super::bounds::one_machine::{Job, preemptive};
 use super::super::timeline::{Timeline, Transfer};
-use super::tables::Dense;
+use super::tables::{Dense, before};
 use crate::cost::Nanos;
 
 /// Tasks first, then transfers.
@@ -25,6 +25,8 @@ pub(super) struct Orders {
     head: Vec<u64>,
     tail: Vec<u64>,
     sequence: Vec<u32>,
+    /// All ends are multiples of this.
+    unit: u64,
 }
 
 /// What ends the search of orders.
@@ -58,6 +60,7 @@ impl Orders {
             head: Vec::new(),
             tail: Vec::new(),
             sequence: Vec::new(),
+            unit: s.unit,
         };
         (0..n).for_each(|t| o.shared[device[t] as usize].push(t as u32));
         for x in 0..p.tensors.len() {
@@ -119,7 +122,7 @@ impl Orders {
                     }
                 }
                 Err(makespan) => {
-                    *limit = makespan;
+                    *limit = before(makespan, self.unit);
                     outcome.best = Some(self.timeline(makespan));
                 }
             }

@@ -1,5 +1,6 @@
 //! Earliest starts and least remaining times under partial decisions: each group may still go to some devices.
 
+use super::super::bounds;
 use super::super::bounds::one_machine::{Job, preemptive};
 use super::super::problem::Problem;
 use crate::cost::Nanos;
@@ -20,6 +21,8 @@ pub(super) struct Dense<'p> {
     pub open: Vec<u64>,
     /// Bytes that each group holds for the whole step.
     pub resident: Vec<u128>,
+    /// All times of some best schedule are multiples of this.
+    pub unit: u64,
 }
 
 /// Earliest start and least time from there to the end of all, by task and device.
@@ -44,6 +47,7 @@ impl<'p> Dense<'p> {
             transfer: (0..p.tensors.len()).flat_map(pairs).collect(),
             open: (0..p.n_groups()).map(open).collect(),
             resident: (0..p.n_groups()).map(resident).collect(),
+            unit: bounds::unit(p),
         }
     }
 
@@ -54,6 +58,11 @@ impl<'p> Dense<'p> {
     pub fn transfer(&self, tensor: usize, from: usize, to: usize) -> u64 {
         self.transfer[(tensor * self.n_devices + from) * self.n_devices + to]
     }
+}
+
+/// Just past the last multiple of `unit` below a makespan: what ends before the makespan ends before this, if all ends are multiples.
+pub(super) fn before(makespan: u64, unit: u64) -> u64 {
+    makespan.saturating_sub(1) / unit * unit + makespan.min(1)
 }
 
 /// Devices in a set of bits.
