@@ -173,7 +173,7 @@ pub struct Planned {
 /// The way of a graph of static shapes to a placement: what can be said about machines that are not there.
 pub fn plan(graph: Graph, options: &Options) -> Result<Planned> {
     let mut s = Stages { options, report: Report::default() };
-    let front = front(graph, &mut s)?;
+    let front = front(graph, None, &mut s)?;
     if options.check {
         place::check::check(&front.clusters, &front.request, &front.placement)?;
     }
@@ -183,7 +183,7 @@ pub fn plan(graph: Graph, options: &Options) -> Result<Planned> {
 /// What becomes of an earlier placement of a graph by today's measured times. Rewriting and clustering do not depend on these.
 pub fn replan(graph: Graph, options: &Options, previous: &Placement, horizon: Horizon) -> Result<Replacement> {
     let mut s = Stages { options, report: Report::default() };
-    let front = front(graph, &mut s)?;
+    let front = front(graph, Some(previous), &mut s)?;
     place::replace(&front.clusters, &front.request, &costs(options), previous, front.placement, horizon)
 }
 
@@ -196,13 +196,15 @@ struct Front {
     placement: Placement,
 }
 
-fn front(graph: Graph, s: &mut Stages) -> Result<Front> {
+/// Placement begins from `previous`, if there is one.
+fn front(graph: Graph, previous: Option<&Placement>, s: &mut Stages) -> Result<Front> {
     let options = s.options;
     let mut request = Request {
         devices: options.devices.clone(),
         pins: options.pins.clone(),
         fallback: options.fallback,
         plan: options.plan.clone(),
+        previous: previous.cloned().map(Arc::new),
         ..Request::default()
     };
     let graph = s.run("fold", |_| {
@@ -239,7 +241,7 @@ fn front(graph: Graph, s: &mut Stages) -> Result<Front> {
 /// The way of a graph of static shapes to a program.
 pub fn lower(graph: Graph, options: &Options) -> Result<Lowered> {
     let mut s = Stages { options, report: Report::default() };
-    let Front { graph, rewritten, mut clusters, request, placement } = front(graph, &mut s)?;
+    let Front { graph, rewritten, mut clusters, request, placement } = front(graph, None, &mut s)?;
     has_code_generators(&placement)?;
     let mut partitions = s.run("partition", |_| partition::partition(&clusters, &placement))?;
     if options.check {

@@ -157,6 +157,7 @@ pub fn place(g: &Graph, request: &Request, costs: &CostModel) -> Result<Placemen
         refine_tasks: (REFINE_TASKS * problem.n_tasks() as u64).min(MAX_REFINE_TASKS),
         bound_nodes: MODEL_SEARCH_NODES,
         search_nodes: MODEL_SEARCH_NODES,
+        previous: request.previous.as_ref().and_then(|p| p.timeline_on(&nodes, set)),
         ..portfolio::Options::new(&problem)
     };
     let name = |algorithm: Algorithm| match algorithm {

@@ -1,5 +1,6 @@
 //! Pins, and what they and the graph's own requests ask of each node.
 
+use super::Placement;
 use super::device::DeviceSet;
 use super::plan::Plan;
 use crate::error::{Error, Result};
@@ -101,6 +102,8 @@ pub struct Request {
     pub state: BTreeMap<(String, String), DeviceName>,
     /// Devices of all nodes; pins and requests still hold, so that a plan against them is an error.
     pub plan: Option<Plan>,
+    /// An earlier placement of the same graph, from which the search begins.
+    pub previous: Option<Arc<Placement>>,
 }
 
 /// Writes the pins into the device requests of the nodes they find, so that no cluster joins nodes of different devices.

@@ -1,15 +1,16 @@
 //! Placement again, once times were measured: what is better is adopted only where it pays.
 //!
-//! The decision depends on the old placement and the cost model alone. What was adopted is what the placer proposes, and a proposal that puts
-//! every node where it is changes nothing; so with costs that stay as they are, the first decision is the last.
+//! The decision depends on the old placement and the cost model alone. A proposal whose search began from the old placement ([`Request::previous`])
+//! differs from it only where it is better; so with costs that stay as they are, decisions come to an end.
 
 use super::model::{self, ModelProblem};
 use super::solver::{Problem, portfolio};
-use super::{Placement, Request, resolve};
+use super::{Placement, Request, Solved, resolve};
 use crate::cost::{Bytes, CostModel, Nanos};
 use crate::error::{Error, Result};
 use crate::ir::{Graph, NodeId};
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 /// Least predicted gain that is worth a change, in percent of the predicted step.
 pub const LEAST_GAIN_PERCENT: u64 = 3;
@@ -95,7 +96,7 @@ pub fn replace(
     let gain = kept.saturating_sub(step);
     let is_large = u128::from(gain.0) * 100 > u128::from(LEAST_GAIN_PERCENT) * u128::from(kept.0);
     let adopted = n_moved > 0 && is_large && gain.times(horizon.steps) > cost;
-    let placement = if adopted { proposed } else { rescheduled(previous, &nodes, &problem, &solution) };
+    let placement = if adopted { proposed } else { rescheduled(previous, problem, nodes, solution) };
     Ok(Replacement { placement, adopted, kept, proposed: step, cost, n_moved })
 }
 
@@ -127,7 +128,7 @@ fn moved_constants(p: &Problem, old: &[usize], new: &[usize]) -> Nanos {
 }
 
 /// A placement as it was, with the times of a schedule on the same devices.
-fn rescheduled(previous: &Placement, nodes: &[NodeId], p: &Problem, s: &portfolio::Solution) -> Placement {
+fn rescheduled(previous: &Placement, p: Problem, nodes: Vec<NodeId>, s: portfolio::Solution) -> Placement {
     let mut placement = previous.clone();
     for (t, id) in nodes.iter().enumerate() {
         if let Some(placed) = &mut placement.nodes[id.0 as usize] {
@@ -136,7 +137,11 @@ fn rescheduled(previous: &Placement, nodes: &[NodeId], p: &Problem, s: &portfoli
     }
     placement.makespan = s.timeline.makespan;
     placement.lower_bound = (Nanos::ZERO, "none of a placement that was kept".into());
-    placement.peak_bytes = s.timeline.peak_bytes(p);
+    placement.peak_bytes = s.timeline.peak_bytes(&p);
+    placement.solved = previous.solved.as_deref().map(|old| {
+        let (options, names) = (old.options.clone(), old.names.clone());
+        Arc::new(Solved { problem: p, solution: s, options, nodes, names })
+    });
     placement
 }
 
@@ -147,7 +152,6 @@ mod tests {
     use crate::ir::{GraphBuilder, ScalarOp};
     use crate::place::{DeviceSet, place};
     use crate::{DType, Tensor, cluster};
-    use std::sync::Arc;
 
     /// Two independent chains that meet in the end: one for each of two devices.
     fn branches() -> Graph {
@@ -175,7 +179,8 @@ mod tests {
     }
 
     fn decide(g: &Graph, r: &Request, costs: &CostModel, previous: &Placement, horizon: Horizon) -> Replacement {
-        replace(g, r, costs, previous, place(g, r, costs).unwrap(), horizon).unwrap()
+        let r = Request { previous: Some(Arc::new(previous.clone())), ..r.clone() };
+        replace(g, &r, costs, previous, place(g, &r, costs).unwrap(), horizon).unwrap()
     }
 
     fn devices(p: &Placement) -> Vec<Option<usize>> {

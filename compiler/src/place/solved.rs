@@ -3,12 +3,12 @@
 use super::explain::{Label, Subject, unique_names};
 use super::plan::{self, Names, Planned};
 use super::resolve::Resolved;
-use super::solver::Problem;
 use super::solver::portfolio::{Options, Solution};
-use super::{Placement, Reason, Request};
+use super::solver::{Problem, Timeline, Transfer};
+use super::{DeviceSet, Placement, Reason, Request};
 use crate::error::{Error, Result};
 use crate::ir::{Graph, NodeId};
-use gristmill_runtime::device::DeviceSpec;
+use gristmill_runtime::device::{DeviceName, DeviceSpec};
 
 /// A solved problem of a model.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -57,6 +57,26 @@ pub(super) fn planned(
 }
 
 impl Placement {
+    /// Where and when these nodes ran, on the devices of a set; nothing where a device is gone, or a node was not placed.
+    pub(super) fn timeline_on(&self, nodes: &[NodeId], set: &DeviceSet) -> Option<Timeline> {
+        let place = |name: &DeviceName| set.devices.iter().position(|d| d.name == *name).map(|d| d as u32);
+        let index: Vec<Option<u32>> = self.devices.iter().map(place).collect();
+        let mut timeline = Timeline { makespan: self.makespan, ..Timeline::default() };
+        for id in nodes {
+            let placed = self.nodes.get(id.0 as usize)?.as_ref()?;
+            timeline.device.push(index[placed.device]?);
+            timeline.start.push(placed.start);
+            timeline.end.push(placed.end);
+        }
+        // Tensors have the same numbers in all problems of one graph.
+        if let Some(solved) = self.solved.as_deref().filter(|s| s.nodes == nodes) {
+            let moved =
+                |t: &Transfer| Some(Transfer { from: index[t.from as usize]?, to: index[t.to as usize]?, ..*t });
+            timeline.transfers = solved.solution.timeline.transfers.iter().filter_map(moved).collect();
+        }
+        Some(timeline)
+    }
+
     /// What explanations are about; `g` is the graph that was placed.
     ///
     /// Errors for placements by hand, which have no prediction.

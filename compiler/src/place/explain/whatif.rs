@@ -1,9 +1,9 @@
 //! What would be if: the same graph on a machine with a device less, other links, no memory limits, or on some of the devices only.
 
 use super::Subject;
-use crate::cost::{LinkProfile, Nanos};
+use crate::cost::{Bytes, LinkProfile, Nanos};
 use crate::place::solver::portfolio::{self, Algorithm, Options};
-use crate::place::solver::{LinkOrder, Payload, Problem, ranks, simulate};
+use crate::place::solver::{Payload, Problem};
 use serde::Serialize;
 
 /// Parts of the work of the answer itself that each question may take.
@@ -153,26 +153,17 @@ fn with_links(p: &Problem, numerator: u64, denominator: u64) -> Problem {
     other
 }
 
-/// The best makespan found with an eighth of the work; the placement as it is counts too where it `fits`.
+/// The best makespan found with an eighth of the work; where the placement as it is `fits`, no worse than that one.
 fn best(s: &Subject, p: &Problem, fits: bool) -> Option<Nanos> {
     let options = Options {
         refine_tasks: s.options.refine_tasks / EFFORT,
         search_nodes: s.options.search_nodes / EFFORT,
         bound_nodes: 0,
+        previous: fits.then(|| s.solution.timeline.clone()),
         ..s.options.clone()
     };
-    let solved = portfolio::solve(p, &options, &Algorithm::name);
-    let found = solved.filter(|found| found.score.0.0 == 0).map(|found| found.timeline.makespan);
-    let device = &s.solution.timeline.device;
-    let kept = fits.then(|| {
-        let mut order: Vec<u32> = p.order.clone();
-        order.sort_by_key(|&t| s.solution.timeline.start[t as usize]);
-        let own = simulate(p, device, &ranks::keys_of_order(&order), LinkOrder::Urgent);
-        let tails = simulate(p, device, &ranks::keys_of(p, &ranks::placed_tails(p, device)), LinkOrder::Urgent);
-        let fitting = [own, tails].into_iter().filter(|t| crate::place::solver::fit::excess(p, t).0 == 0);
-        fitting.map(|t| t.makespan).min()
-    });
-    found.into_iter().chain(kept.flatten()).min()
+    let found = portfolio::solve(p, &options, &Algorithm::name)?;
+    (found.score.0 == Bytes::ZERO).then_some(found.timeline.makespan)
 }
 
 /// Whether exchanging two devices changes nothing.
