@@ -289,7 +289,7 @@ impl Executable {
         let parts = self.lowered.program.partitions.iter().zip(times);
         let row = |(p, times): (&Partition, Vec<u64>)| -> Vec<StepTime> {
             let name = |kind: &StepKind| match kind {
-                StepKind::Kernel { kernel, .. } => p.kernels[kernel.0 as usize].name.clone(),
+                StepKind::Kernel { kernel, .. } => p.kernels[kernel.0 as usize].name().to_owned(),
                 StepKind::Send { .. } => "send".into(),
                 StepKind::Recv { .. } => "recv".into(),
                 StepKind::Copy { .. } => "copy".into(),

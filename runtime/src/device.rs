@@ -22,6 +22,11 @@ impl DeviceKind {
     /// All kinds.
     pub const ALL: [DeviceKind; 3] = [DeviceKind::Cpu, DeviceKind::Gpu, DeviceKind::Emu];
 
+    /// Whether its buffers are elsewhere than the host's memory.
+    pub fn has_own_memory(self) -> bool {
+        self != DeviceKind::Cpu
+    }
+
     /// Upper-case name, as in `/device:CPU:0`.
     pub fn name(self) -> &'static str {
         match self {

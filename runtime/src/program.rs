@@ -4,9 +4,12 @@
 //! intermediate buffers have fixed offsets), its constants, its kernels and a list of [`Step`]s. Partitions exchange tensors only through
 //! `Send` and `Recv` steps that carry the same [`Key`].
 //!
+//! A device with memory of its own (a GPU, or the emulator of one) has its arena and constants there, and copies of the inputs and outputs that
+//! it uses. Its kernels are [`GpuKernel`]s, whose ABI [`crate::gpu`] describes.
+//!
 //! # Kernel ABI
 //!
-//! `unsafe extern "C" fn(args: *const *mut u8, begin: u64, end: u64) -> u32`. `args` holds one pointer per buffer of the step, inputs
+//! On a CPU: `unsafe extern "C" fn(args: *const *mut u8, begin: u64, end: u64) -> u32`. `args` holds one pointer per buffer of the step, inputs
 //! first, then outputs, then, for a kernel with `workspace_bytes_per_thread > 0`, this thread's workspace (64 B aligned, contents
 //! undefined). `[begin, end)` is a non-empty range of the step's work items; items are independent, so any split over threads is legal.
 //! The result is a code of [`crate::status`]. Kernels never unwind and allocate nothing.
@@ -28,6 +31,7 @@ mod validate;
 
 use crate::device::DeviceName;
 use crate::dtype::DType;
+use crate::gpu::{GpuCode, GpuKernel};
 use crate::tensor::Tensor;
 use std::any::Any;
 use std::sync::Arc;
@@ -91,8 +95,10 @@ pub struct Partition {
     pub buffers: Vec<Buffer>,
     /// Tensors that live as long as the program (weights, packed weights, descriptors).
     pub constants: Vec<Tensor>,
-    /// Entry points; [`KernelId`] indexes it.
+    /// Entry points; [`KernelId`] indexes it. All are for this device's kind.
     pub kernels: Vec<Kernel>,
+    /// The code of GPU kernels; [`GpuKernel::code`] indexes it.
+    pub gpu_code: Vec<GpuCode>,
     /// In a legal serial order; [`StepId`] indexes it.
     pub steps: Vec<Step>,
     /// Declared limit of the device's memory in bytes; the executor refuses a program that needs more.
@@ -125,7 +131,7 @@ pub struct Buffer {
 }
 
 /// Where a buffer's bytes are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Loc {
     /// In the partition's arena; the offset is a multiple of [`crate::tensor::ALIGN_BYTES`]. Buffers may overlap: aliases (views of the
     /// same bytes) and reuse over time, the latter ordered by [`Step::deps`].
@@ -168,7 +174,34 @@ impl KernelEntry {
 
 /// A kernel of a partition.
 #[derive(Clone, Debug)]
-pub struct Kernel {
+pub enum Kernel {
+    /// On cores of this machine.
+    Cpu(CpuKernel),
+    /// On a GPU, or the emulator of one.
+    Gpu(GpuKernel),
+}
+
+impl Kernel {
+    /// Symbol name, for dumps and profiles.
+    pub fn name(&self) -> &str {
+        match self {
+            Kernel::Cpu(k) => &k.name,
+            Kernel::Gpu(k) => &k.name,
+        }
+    }
+
+    /// Bytes of scratch that each running thread gets as the last argument; 0 = no such argument.
+    pub fn workspace_bytes_per_thread(&self) -> usize {
+        match self {
+            Kernel::Cpu(k) => k.workspace_bytes_per_thread,
+            Kernel::Gpu(_) => 0,
+        }
+    }
+}
+
+/// A kernel that a CPU runs.
+#[derive(Clone, Debug)]
+pub struct CpuKernel {
     /// Symbol name, for dumps and profiles.
     pub name: String,
     /// Entry point.
@@ -211,7 +244,7 @@ pub enum StepKind {
         args: Vec<BufferId>,
         /// How many of the last `args` the kernel writes.
         n_outputs: u32,
-        /// Number of work items; 0 makes the step a no-op.
+        /// Number of work items; 0 makes the step a no-op. A GPU's kernel has one, whatever it launches.
         items: u64,
         /// Fewest items worth giving to a thread; 0 = run all items as one range on one thread.
         grain: u64,

@@ -75,9 +75,10 @@ fn sum(a: u32, b: u32, c: u32, deps: &[u32]) -> Step {
 fn partition(device: u32, buffers: Vec<Buffer>, steps: Vec<Step>) -> Partition {
     // SAFETY: all steps pass three buffers of N floats.
     let entry = unsafe { KernelEntry::new(add) };
-    let kernels = vec![Kernel { name: "add".into(), entry, workspace_bytes_per_thread: 4 }];
+    let kernels = vec![Kernel::Cpu(CpuKernel { name: "add".into(), entry, workspace_bytes_per_thread: 4 })];
     let arena_bytes = 4 * N * 4;
-    Partition { device: cpu(device), arena_bytes, buffers, constants: vec![], kernels, steps, memory_limit: None }
+    let (constants, gpu_code, memory_limit) = (vec![], vec![], None);
+    Partition { device: cpu(device), arena_bytes, buffers, constants, kernels, gpu_code, steps, memory_limit }
 }
 
 fn io(name: &str) -> Vec<IoSpec> {

@@ -9,7 +9,7 @@ use crate::partition::Part;
 use crate::pipeline::clean;
 use crate::schedule::{self, Action, Needs, Place, Schedule};
 use gristmill_runtime::program::{
-    Buffer, BufferId, Carried, If, IoSpec, KernelId, Key, Loc, Loop, Partition, Program, Scanned, Step, StepId,
+    Buffer, BufferId, Carried, If, IoSpec, Kernel, KernelId, Key, Loc, Loop, Partition, Program, Scanned, Step, StepId,
     StepKind, TripCount, VariableSpec,
 };
 use gristmill_runtime::{DType, DeviceName, Tensor};
@@ -153,7 +153,8 @@ impl Assembler<'_> {
             arena_bytes: schedule.arena_bytes,
             buffers: draft.buffers,
             constants: draft.constants,
-            kernels: compiled.kernels,
+            kernels: compiled.kernels.into_iter().map(Kernel::Cpu).collect(),
+            gpu_code: Vec::new(),
             steps: draft.steps,
             memory_limit: limit,
         };

@@ -2,7 +2,7 @@
 
 use crate::ir::NodeId;
 use gristmill_runtime::Tensor;
-use gristmill_runtime::program::Kernel;
+use gristmill_runtime::program::CpuKernel;
 use std::any::Any;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -52,7 +52,7 @@ pub struct KernelPlan {
 #[derive(Clone)]
 pub struct CompiledKernels {
     /// Entry points. Their code lives as long as [`CompiledKernels::code`].
-    pub kernels: Vec<Kernel>,
+    pub kernels: Vec<CpuKernel>,
     /// A plan for each cluster node.
     pub plans: BTreeMap<NodeId, KernelPlan>,
     /// Owner of the machine code.

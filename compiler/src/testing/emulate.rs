@@ -111,12 +111,12 @@ impl<'p> Builder<'p> {
                 p.n_tasks()
             )));
         }
-        let part = |&device: &u32| {
+        let part = |&number: &u32| {
             let (buffers, constants, steps, kernels) = (Vec::new(), Vec::new(), Vec::new(), vec![wait_kernel()]);
-            let (device_name, arena_bytes, memory_limit) = (name(device), 0, None);
+            let (device, arena_bytes, gpu_code, memory_limit) = (name(number), 0, Vec::new(), None);
             let partition =
-                Partition { device: device_name, arena_bytes, buffers, constants, kernels, steps, memory_limit };
-            (device, Part { partition, tensors: BTreeMap::new() })
+                Partition { device, arena_bytes, buffers, constants, kernels, gpu_code, steps, memory_limit };
+            (number, Part { partition, tensors: BTreeMap::new() })
         };
         let mut sent = vec![Vec::new(); p.n_tasks()];
         timeline.transfers.iter().for_each(|t| sent[p.tensors[t.tensor as usize].producer as usize].push(t));

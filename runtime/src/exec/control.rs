@@ -1,10 +1,10 @@
 //! Control flow: sub-programs that read their arguments and write their results in place.
 
 use super::frame::{Addresses, Frame, Links, Span};
+use super::memory::{Block, Memory};
 use super::step::{Context, Stop};
 use crate::error::{Error, ErrorKind};
 use crate::program::{Buffer, BufferId, Carried, If, Loop, Program, Scanned, TripCount};
-use crate::tensor::AlignedBytes;
 use std::sync::Arc;
 
 /// [`If`] with both branches instantiated.
@@ -28,12 +28,22 @@ impl PreparedIf {
 pub(crate) fn run_if(s: &mut PreparedIf, addresses: &Addresses, context: &mut Context<'_>) -> Result<(), Stop> {
     let at = |id: &BufferId| addresses.buffers[id.0 as usize];
     // SAFETY: validated: a bool buffer of one element, written by an earlier step.
-    let taken = unsafe { *at(&s.cond) } != 0;
+    let taken = unsafe { read_bool(&addresses.memory, at(&s.cond))? };
     let branch = &mut s.branches[taken as usize];
     set(&mut branch.inputs, s.args.iter().map(at));
     set(&mut branch.outputs, s.results.iter().map(at));
     branch.bind();
     branch.run_serial(context)
+}
+
+/// # Safety
+///
+/// `from` is the address of a bool that no one writes meanwhile.
+unsafe fn read_bool(memory: &Memory, from: *mut u8) -> Result<bool, Error> {
+    let mut byte = [0];
+    // SAFETY: the caller's promise.
+    unsafe { memory.read(from, &mut byte)? };
+    Ok(byte[0] != 0)
 }
 
 fn set(slots: &mut [*mut u8], values: impl Iterator<Item = *mut u8>) {
@@ -49,7 +59,7 @@ pub(crate) struct PreparedLoop {
     scan_outputs: Vec<Slices>,
     args: Vec<BufferId>,
     /// Iteration number, condition and next condition, [`CELL_BYTES`] apart.
-    cells: AlignedBytes,
+    cells: Block,
 }
 
 const CELL_BYTES: usize = 64;
@@ -58,7 +68,7 @@ struct PreparedCarried {
     init: usize,
     result: Span,
     /// The other half of the double buffer: iterations write `result` and `spare` in turn.
-    spare: AlignedBytes,
+    spare: Block,
 }
 
 struct Slices {
@@ -85,8 +95,7 @@ impl Slices {
     /// Address of the slice of iteration `i < extent`.
     fn address(&self, addresses: &Addresses, i: u64) -> *mut u8 {
         let index = if self.reverse { self.extent - 1 - i } else { i };
-        // SAFETY: `index < extent`, so the slice lies within the buffer.
-        unsafe { addresses.buffers[self.buffer].add(index as usize * self.slice_bytes) }
+        addresses.buffers[self.buffer].wrapping_add(index as usize * self.slice_bytes)
     }
 }
 
@@ -94,7 +103,7 @@ impl PreparedLoop {
     pub(crate) fn new(s: &Loop, buffers: &[Buffer], links: &Links<'_>) -> Result<PreparedLoop, Error> {
         let carry = |c: &Carried| {
             let result = Span::of(buffers, c.result);
-            Ok(PreparedCarried { init: c.init.0 as usize, result, spare: AlignedBytes::zeroed(result.size_bytes)? })
+            Ok(PreparedCarried { init: c.init.0 as usize, result, spare: links.memory.allocate(result.size_bytes)? })
         };
         Ok(PreparedLoop {
             trips: s.trips,
@@ -103,8 +112,13 @@ impl PreparedLoop {
             scan_inputs: s.scan_inputs.iter().map(|x| Slices::new(x, buffers)).collect(),
             scan_outputs: s.scan_outputs.iter().map(|x| Slices::new(x, buffers)).collect(),
             args: s.args.clone(),
-            cells: AlignedBytes::zeroed(3 * CELL_BYTES)?,
+            cells: links.memory.allocate(3 * CELL_BYTES)?,
         })
+    }
+
+    /// Iteration number, condition, next condition.
+    fn cell(&self, n: usize) -> *mut u8 {
+        self.cells.as_ptr().wrapping_add(n * CELL_BYTES)
     }
 
     fn has_header(&self) -> bool {
@@ -126,8 +140,7 @@ impl PreparedLoop {
         let mut inputs = std::mem::take(&mut self.body.inputs);
         let mut outputs = std::mem::take(&mut self.body.outputs);
         let header = if self.has_header() { 2 } else { 0 };
-        // SAFETY: three cells were allocated.
-        let cell = |n: usize| unsafe { self.cells.as_ptr().add(n * CELL_BYTES) };
+        let cell = |n: usize| self.cell(n);
         let carried = |writes: u64| (0..self.carried.len()).map(move |c| (c, writes));
         let place = |(c, writes): (usize, u64)| self.carried_address(c, writes, flip, addresses);
         let slice = |s: &Slices| s.address(addresses, i);
@@ -141,24 +154,29 @@ impl PreparedLoop {
     }
 
     /// Most iterations, and whether the first one runs at all.
-    fn start(&self, addresses: &Addresses) -> (u64, bool) {
-        match self.trips {
-            TripCount::Fixed(n) => (n, true),
-            // SAFETY: validated: `max_trips` holds one i64 and `condition` one bool, written by earlier steps; an i64 buffer is aligned
-            // to its size wherever it lies.
-            TripCount::While { max_trips, condition } => unsafe {
-                let read_max = |id: BufferId| (*(addresses.buffers[id.0 as usize] as *const i64)).max(0) as u64;
-                let first = condition.is_none_or(|id| *addresses.buffers[id.0 as usize] != 0);
-                (max_trips.map_or(u64::MAX, read_max), first)
-            },
+    fn start(&self, addresses: &Addresses) -> Result<(u64, bool), Error> {
+        let TripCount::While { max_trips, condition } = self.trips else {
+            let TripCount::Fixed(n) = self.trips else { unreachable!("the other kind") };
+            return Ok((n, true));
+        };
+        let at = |id: BufferId| addresses.buffers[id.0 as usize];
+        let mut max = i64::MAX.to_ne_bytes();
+        // SAFETY: validated: `max_trips` holds one i64 and `condition` one bool, written by earlier steps.
+        unsafe {
+            max_trips.map_or(Ok(()), |id| addresses.memory.read(at(id), &mut max))?;
+            let first = condition.map_or(Ok(true), |id| read_bool(&addresses.memory, at(id)))?;
+            let max = max_trips.map_or(u64::MAX, |_| i64::from_ne_bytes(max).max(0) as u64);
+            Ok((max, first))
         }
     }
 
     /// Writes the cells for iteration `i`.
-    fn write_header(&mut self, i: u64, condition: bool) {
-        let cells = self.cells.as_mut_slice();
-        cells[..8].copy_from_slice(&(i as i64).to_ne_bytes());
-        cells[CELL_BYTES] = condition as u8;
+    fn write_header(&self, i: u64, condition: bool, memory: &Memory) -> Result<(), Error> {
+        // SAFETY: three cells were allocated, and no step runs now.
+        unsafe {
+            memory.write(self.cell(0), &(i as i64).to_ne_bytes())?;
+            memory.write(self.cell(1), &[condition as u8])
+        }
     }
 
     /// Errors when iteration `i` would pass the end of a scanned tensor.
@@ -183,18 +201,22 @@ impl PreparedLoop {
 /// Runs the body as often as the trip count says.
 pub(crate) fn run_loop(s: &mut PreparedLoop, addresses: &Addresses, context: &mut Context<'_>) -> Result<(), Stop> {
     let on_device = |e: Error, context: &Context<'_>| e.context(format!("on {}", context.device));
-    let (max, mut condition) = s.start(addresses);
+    let memory = &addresses.memory;
+    let (max, mut condition) = s.start(addresses)?;
     let ends_by_condition = matches!(s.trips, TripCount::While { condition: Some(_), .. });
     // Where the number of iterations is known, start so that the last one writes `result`.
     let flip = !ends_by_condition && max > 0 && max % 2 == 0;
     let mut i = 0;
     while i < max && condition {
         s.check_room(i).map_err(|e| on_device(e, context))?;
-        s.write_header(i, condition);
+        if s.has_header() {
+            s.write_header(i, condition, memory)?;
+        }
         s.bind_iteration(i, flip, addresses);
         s.body.run_serial(context)?;
         if ends_by_condition {
-            condition = s.cells.as_slice()[2 * CELL_BYTES] != 0;
+            // SAFETY: the body has just written its condition there.
+            condition = unsafe { read_bool(memory, s.cell(2))? };
         }
         i += 1;
         if context.rendezvous.is_aborted() {
@@ -206,7 +228,7 @@ pub(crate) fn run_loop(s: &mut PreparedLoop, addresses: &Addresses, context: &mu
         let last = s.carried_address(index, i, flip, addresses);
         let result = addresses.buffers[c.result.buffer];
         // SAFETY: both hold the carried value's size; they are the same, or the result and a separate buffer (validated).
-        unsafe { std::ptr::copy(last, result, c.result.size_bytes) };
+        unsafe { memory.copy(last, result, c.result.size_bytes)? };
     }
     Ok(())
 }

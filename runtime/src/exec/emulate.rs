@@ -6,7 +6,7 @@
 
 use crate::device::DeviceName;
 use crate::error::{Error, ErrorKind};
-use crate::program::{Kernel, KernelEntry, Key};
+use crate::program::{CpuKernel, Kernel, KernelEntry, Key};
 use crate::status;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
@@ -60,7 +60,7 @@ pub struct Crossing {
 pub fn wait_kernel() -> Kernel {
     // SAFETY: the kernel uses none of its arguments, so it keeps to the ABI in any step.
     let entry = unsafe { KernelEntry::new(wait) };
-    Kernel { name: "wait".into(), entry, workspace_bytes_per_thread: 0 }
+    Kernel::Cpu(CpuKernel { name: "wait".into(), entry, workspace_bytes_per_thread: 0 })
 }
 
 unsafe extern "C" fn wait(_args: *const *mut u8, begin: u64, end: u64) -> u32 {

@@ -1,20 +1,26 @@
 //! A partition made ready to run: memory allocated, addresses resolved, sub-programs instantiated.
 
 use super::control::{PreparedIf, PreparedLoop};
+use super::launch::{self, PreparedLaunch, Statuses};
+use super::memory::{Block, Memory};
 use super::profile::Profile;
 use super::resources::{Resources, Variable};
+use crate::driver::Loaded;
 use crate::error::Error;
-use crate::program::{Buffer, BufferId, KernelFn, Key, Loc, Program, Step, StepKind};
-use crate::tensor::AlignedBytes;
+use crate::program::{Buffer, BufferId, Kernel, KernelFn, Key, Loc, Partition, Program, Step, StepKind};
+use crate::tensor::Tensor;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// What instantiation needs to know beside the program.
+#[derive(Clone, Copy)]
 pub(crate) struct Links<'a> {
     /// Holder of the variables.
     pub(crate) resources: &'a Resources,
     /// Rendezvous slot of every key.
     pub(crate) slots: &'a BTreeMap<Key, usize>,
+    /// Memory of the device.
+    pub(crate) memory: &'a Memory,
 }
 
 /// An instance of one partition: of the program's own, or of a sub-program at one place of use.
@@ -34,11 +40,13 @@ pub(crate) struct Frame {
     bound_args: Vec<(usize, usize)>,
     /// Times of the steps, when the executor profiles.
     pub(crate) profile: Option<Profile>,
-    /// Owner of what arena addresses point to.
-    _arena: AlignedBytes,
+    /// Whether launches failed.
+    pub(crate) statuses: Statuses,
+    /// Owners of what addresses of the arena and of constants on the device point to.
+    _blocks: Vec<Block>,
 }
 
-// SAFETY: the addresses point into the frame's own arena, into constants held by `program`, or into memory that the caller of a run keeps
+// SAFETY: the addresses point into the frame's own blocks, into constants held by `program`, or into memory that the caller of a run keeps
 // alive for its duration. One thread at a time drives a frame; its kernels share memory with followers as the kernel ABI says.
 unsafe impl Send for Frame {}
 
@@ -48,11 +56,14 @@ pub(crate) struct Addresses {
     pub(crate) buffers: Vec<*mut u8>,
     /// Kernel argument lists, one after the other.
     pub(crate) args: Vec<*mut u8>,
+    /// What the addresses belong to.
+    pub(crate) memory: Memory,
 }
 
 /// A step with its operands resolved.
 pub(crate) enum Prepared {
     Kernel(PreparedKernel),
+    Launch(PreparedLaunch),
     Send { slot: usize, buffer: Span },
     Recv { slot: usize, buffer: Span },
     Copy { src: Span, dst: Span },
@@ -89,11 +100,11 @@ impl Frame {
     /// Instantiates partition `partition_idx` of a program that [`Program::validate`] found good.
     pub(crate) fn new(program: &Arc<Program>, partition_idx: usize, links: &Links<'_>) -> Result<Frame, Error> {
         let partition = &program.partitions[partition_idx];
-        let arena = AlignedBytes::zeroed(partition.arena_bytes)?;
+        let arena = links.memory.allocate(partition.arena_bytes)?;
+        let (constants, mut blocks) = place_constants(partition, links.memory)?;
         let address = |b: &Buffer| match b.loc {
-            // SAFETY: validated: the offset lies within the arena.
-            Loc::Arena { offset_bytes } => unsafe { arena.as_ptr().add(offset_bytes) },
-            Loc::Constant(c) => partition.constants[c as usize].as_ptr().cast_mut(),
+            Loc::Arena { offset_bytes } => arena.as_ptr().wrapping_add(offset_bytes),
+            Loc::Constant(c) => constants[c as usize],
             Loc::Input(_) | Loc::Output(_) => std::ptr::null_mut(),
         };
         let bound = |(i, b): (usize, &Buffer)| matches!(b.loc, Loc::Input(_) | Loc::Output(_)).then_some((i, b.loc));
@@ -103,27 +114,50 @@ impl Frame {
             steps: Vec::with_capacity(partition.steps.len()),
             inputs: vec![std::ptr::null_mut(); program.inputs.len()],
             outputs: vec![std::ptr::null_mut(); program.outputs.len()],
-            addresses: Addresses { buffers: partition.buffers.iter().map(address).collect(), args: Vec::new() },
+            addresses: Addresses {
+                buffers: partition.buffers.iter().map(address).collect(),
+                args: Vec::new(),
+                memory: links.memory.clone(),
+            },
             bound_buffers: partition.buffers.iter().enumerate().filter_map(bound).collect(),
             bound_args: Vec::new(),
             profile: None,
-            _arena: arena,
+            statuses: Statuses::default(),
+            _blocks: Vec::new(),
+        };
+        blocks.push(arena);
+        frame._blocks = blocks;
+        let code = match links.memory {
+            Memory::Host => Vec::new(),
+            Memory::Device(driver) => launch::load(&**driver, &partition.gpu_code)?,
         };
         for step in &partition.steps {
-            let prepared = frame.prepare(program, step, links)?;
+            let prepared = frame.prepare(program, step, links, &code)?;
             frame.steps.push(prepared);
         }
+        frame.statuses.allocate(links.memory)?;
         Ok(frame)
     }
 
-    fn prepare(&mut self, program: &Arc<Program>, step: &Step, links: &Links<'_>) -> Result<Prepared, Error> {
+    fn prepare(
+        &mut self,
+        program: &Arc<Program>,
+        step: &Step,
+        links: &Links<'_>,
+        code: &[Arc<dyn Loaded>],
+    ) -> Result<Prepared, Error> {
         let partition = &program.partitions[self.partition_idx];
         let span = |id: &BufferId| Span::of(&partition.buffers, *id);
         let variable = |index: &u32| links.resources.declare(&program.variables[*index as usize]);
         Ok(match &step.kind {
             StepKind::Kernel { kernel, args, items, grain, .. } => {
-                let kernel = &partition.kernels[kernel.0 as usize];
                 let first_arg = self.push_args(args, &partition.buffers);
+                let kernel = match &partition.kernels[kernel.0 as usize] {
+                    Kernel::Cpu(kernel) => kernel,
+                    Kernel::Gpu(kernel) => {
+                        return Ok(Prepared::Launch(PreparedLaunch::new(kernel, code, first_arg, &mut self.statuses)));
+                    }
+                };
                 Prepared::Kernel(PreparedKernel {
                     entry: kernel.entry.get(),
                     first_arg,
@@ -145,6 +179,13 @@ impl Frame {
                 Prepared::AssignVariable { variable: variable(v)?, src: span(src) }
             }
         })
+    }
+
+    /// Takes the device's copies of the caller's tensors, which stay where they are, by index: inputs and outputs.
+    pub(crate) fn use_copies(&mut self, [inputs, outputs]: [Vec<(usize, *mut u8)>; 2]) {
+        inputs.into_iter().for_each(|(i, address)| self.inputs[i] = address);
+        outputs.into_iter().for_each(|(i, address)| self.outputs[i] = address);
+        self.bind();
     }
 
     fn push_args(&mut self, args: &[BufferId], buffers: &[Buffer]) -> usize {
@@ -188,4 +229,19 @@ impl Frame {
         };
         self.steps.iter().map(own).max().unwrap_or(0)
     }
+}
+
+/// Addresses of the constants: on the host where they are, on a device those of copies, which the blocks own.
+fn place_constants(partition: &Partition, memory: &Memory) -> Result<(Vec<*mut u8>, Vec<Block>), Error> {
+    if matches!(memory, Memory::Host) {
+        return Ok((partition.constants.iter().map(|c| c.as_ptr().cast_mut()).collect(), Vec::new()));
+    }
+    let upload = |c: &Tensor| {
+        let block = memory.allocate(c.size_bytes())?;
+        // SAFETY: the block is new and has the constant's size.
+        unsafe { memory.write(block.as_ptr(), c.as_bytes())? };
+        Ok(block)
+    };
+    let blocks: Vec<Block> = partition.constants.iter().map(upload).collect::<Result<_, Error>>()?;
+    Ok((blocks.iter().map(Block::as_ptr).collect(), blocks))
 }

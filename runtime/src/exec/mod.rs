@@ -21,9 +21,12 @@
 //! The executor leaves the IEEE default environment alone: round to nearest even, subnormals kept (neither FTZ nor DAZ), exceptions masked.
 //! Kernels must give it back as they found it.
 
+mod caller;
 mod control;
 pub mod emulate;
 mod frame;
+mod launch;
+mod memory;
 mod profile;
 mod rendezvous;
 mod resources;
@@ -32,12 +35,15 @@ mod team;
 mod wait;
 mod worker;
 
-use crate::device::DeviceKind;
+use crate::device::{DeviceKind, DeviceName};
+use crate::driver::Driver;
 use crate::error::{Error, ErrorKind};
 use crate::program::{IoSpec, Key, Program, StepKind};
 use crate::tensor::Tensor;
+use caller::CallerTensors;
 use emulate::{Courier, Crossing, Transport};
 use frame::{Frame, Links};
+use memory::Memory;
 use profile::Profile;
 use rendezvous::Rendezvous;
 use std::collections::BTreeMap;
@@ -60,6 +66,8 @@ pub struct ExecOptions {
     pub resources: Arc<Resources>,
     /// How tensors cross between devices.
     pub transport: Transport,
+    /// Devices that have memory of their own.
+    pub drivers: BTreeMap<DeviceName, Arc<dyn Driver>>,
 }
 
 /// A program ready to run.
@@ -97,20 +105,20 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Executor {
     /// Makes `program` ready to run.
     ///
-    /// Errors: `Internal` with all violations when the program is malformed, `Unsupported` for a device that is not of this machine's CPU,
+    /// Errors: `Internal` with all violations when the program is malformed, `Unsupported` for a device that is not of this machine,
     /// `OutOfMemory` when a partition needs more than its declared limit or than there is, `InvalidInput` when a variable exists with
     /// another type, or the emulated link of a transfer is missing.
     pub fn new(program: Arc<Program>, options: &ExecOptions) -> Result<Executor, Error> {
+        let cores = || std::thread::available_parallelism().map_or(1, |n| n.get());
+        let threads = if options.threads == 0 { cores() } else { options.threads };
+        let n_devices = program.partitions.len().max(1);
+        let threads_per_device = (threads / n_devices).clamp(1, team::MAX_THREADS);
+        check_devices(&program, threads_per_device, options)?;
         let violations = program.validate();
         if !violations.is_empty() {
             let message = format!("program {:?} is malformed:\n  {}", program.name, violations.join("\n  "));
             return Err(Error::new(ErrorKind::Internal, message));
         }
-        let cores = || std::thread::available_parallelism().map_or(1, |n| n.get());
-        let threads = if options.threads == 0 { cores() } else { options.threads };
-        let n_devices = program.partitions.len().max(1);
-        let threads_per_device = (threads / n_devices).clamp(1, team::MAX_THREADS);
-        check_devices(&program, threads_per_device)?;
         let patience = Patience::for_threads(threads_per_device * n_devices);
         let shared = Arc::new(Shared::new(program, options, threads_per_device, patience)?);
         let pool = start_threads(&shared, threads_per_device)?;
@@ -179,11 +187,7 @@ impl Executor {
         check_tensors("output", &self.program().outputs, outputs)?;
         let _turn = lock(&self.turn);
         for worker in &self.shared.workers {
-            let frame = &mut lock(worker).frame;
-            // Inputs are only read: validated, and promised by the makers of kernels.
-            frame.inputs.iter_mut().zip(inputs).for_each(|(p, t)| *p = t.as_ptr().cast_mut());
-            frame.outputs.iter_mut().zip(&mut *outputs).for_each(|(p, t)| *p = t.as_mut_ptr());
-            frame.bind();
+            lock(worker).bind(inputs, outputs);
         }
         self.shared.run();
         self.shared.rendezvous.take_failure().map_or(Ok(()), Err)
@@ -203,16 +207,23 @@ impl Shared {
     fn new(program: Arc<Program>, options: &ExecOptions, threads: usize, patience: Patience) -> Result<Shared, Error> {
         let (slots, staging) = number_keys(&program);
         let courier = Courier::new(&slots, &staging, &options.transport)?;
-        let links = Links { resources: &options.resources, slots: &slots };
+        let links = Links { resources: &options.resources, slots: &slots, memory: &Memory::Host };
         let worker = |index: usize| {
             let partition = &program.partitions[index];
-            let frame = Frame::new(&program, index, &links)?;
+            let memory = memory_of(&partition.device, options);
+            let mut frame = Frame::new(&program, index, &Links { memory: &memory, ..links })?;
+            let caller = match memory {
+                Memory::Host => None,
+                Memory::Device(_) => Some(CallerTensors::new(&program, index, &memory)?),
+            };
+            caller.iter().for_each(|c| frame.use_copies(c.addresses()));
             let workspace_bytes = program.memory_use()[index].1.workspace_bytes_per_thread;
             Ok(Mutex::new(Worker {
                 device: partition.device.clone(),
                 index,
                 leader: Leader::new(threads, patience),
                 scratch: Scratch::new(threads, workspace_bytes, frame.max_args())?,
+                caller,
                 schedule: Schedule::new(partition),
                 frame,
             }))
@@ -277,10 +288,16 @@ fn number_keys(program: &Program) -> (BTreeMap<Key, usize>, Vec<(usize, usize)>)
     (slots, staging)
 }
 
-fn check_devices(program: &Program, threads: usize) -> Result<(), Error> {
+/// The memory of a device that [`check_devices`] let pass.
+fn memory_of(device: &DeviceName, options: &ExecOptions) -> Memory {
+    options.drivers.get(device).map_or(Memory::Host, |driver| Memory::Device(driver.clone()))
+}
+
+fn check_devices(program: &Program, threads: usize, options: &ExecOptions) -> Result<(), Error> {
     for (partition, (device, memory)) in program.partitions.iter().zip(program.memory_use()) {
-        if device.kind != DeviceKind::Cpu || !device.is_local() {
-            let message = format!("{device} cannot run programs here; place the model on /device:CPU:N devices");
+        let is_here = device.is_local() && (device.kind == DeviceKind::Cpu) != options.drivers.contains_key(&device);
+        if !is_here {
+            let message = format!("{device} cannot run programs here; place the model on other devices");
             return Err(Error::new(ErrorKind::Unsupported, message));
         }
         let need = memory.total_bytes(threads);
@@ -347,5 +364,7 @@ fn check_tensors(what: &str, specs: &[IoSpec], tensors: &[Tensor]) -> Result<(),
     Ok(())
 }
 
+#[cfg(test)]
+mod device_tests;
 #[cfg(test)]
 mod tests;

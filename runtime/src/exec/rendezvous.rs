@@ -72,15 +72,22 @@ impl Rendezvous {
         self.aborted.store(false, Ordering::Release);
     }
 
-    /// Publishes `bytes` under `slot` and wakes the receiver. Errors when the slot was sent to in this epoch, or sizes differ.
-    pub(crate) fn send(&self, slot_idx: usize, epoch: u64, bytes: &[u8]) -> Result<(), Error> {
+    /// Publishes what `fill` writes, `size_bytes` bytes, under `slot` and wakes the receiver. Errors when the slot was sent to in this epoch, sizes
+    /// differ, or `fill` fails.
+    pub(crate) fn send(
+        &self,
+        slot_idx: usize,
+        epoch: u64,
+        size_bytes: usize,
+        fill: impl FnOnce(&mut [u8]) -> Result<(), Error>,
+    ) -> Result<(), Error> {
         let slot = &self.slots[slot_idx];
         {
             let mut data = lock(&slot.data);
-            if slot.epoch.load(Ordering::Relaxed) >= epoch || data.as_slice().len() != bytes.len() {
+            if slot.epoch.load(Ordering::Relaxed) >= epoch || data.as_slice().len() != size_bytes {
                 return Err(Error::new(ErrorKind::Internal, "a key was sent twice in one run, or with another size"));
             }
-            data.as_mut_slice().copy_from_slice(bytes);
+            fill(data.as_mut_slice())?;
             if self.courier.is_none() {
                 slot.epoch.store(epoch, Ordering::Release);
             }
@@ -115,9 +122,9 @@ impl Rendezvous {
         self.slots[slot].epoch.load(Ordering::Acquire) == epoch
     }
 
-    /// Copies an arrived tensor to `out`, of the same size.
-    pub(crate) fn receive(&self, slot: usize, out: &mut [u8]) {
-        out.copy_from_slice(lock(&self.slots[slot].data).as_slice());
+    /// Gives an arrived tensor to `take`.
+    pub(crate) fn receive(&self, slot: usize, take: impl FnOnce(&[u8]) -> Result<(), Error>) -> Result<(), Error> {
+        take(lock(&self.slots[slot].data).as_slice())
     }
 
     /// Number of arrivals for `worker` so far; changes whenever something arrives.
@@ -156,17 +163,28 @@ mod tests {
         Rendezvous::new(2, &[(1, 3), (0, 2)], Patience::for_threads(2), None).unwrap()
     }
 
+    fn send(r: &Rendezvous, slot: usize, epoch: u64, bytes: &[u8]) -> Result<(), Error> {
+        r.send(slot, epoch, bytes.len(), |staging| {
+            staging.copy_from_slice(bytes);
+            Ok(())
+        })
+    }
+
     #[test]
     fn a_tensor_crosses_in_its_epoch_only() {
         let r = two_workers();
-        r.send(0, 1, &[1, 2, 3]).unwrap();
+        send(&r, 0, 1, &[1, 2, 3]).unwrap();
         assert!(r.has_arrived(0, 1) && !r.has_arrived(0, 2) && !r.has_arrived(1, 1));
-        let mut out = [0; 3];
-        r.receive(0, &mut out);
+        let mut out = Vec::new();
+        let take = |bytes: &[u8]| {
+            out.extend_from_slice(bytes);
+            Ok(())
+        };
+        r.receive(0, take).unwrap();
         assert_eq!(out, [1, 2, 3]);
-        assert!(r.send(0, 1, &[1, 2, 3]).is_err(), "sent twice");
-        assert!(r.send(1, 1, &[1, 2, 3]).is_err(), "wrong size");
-        r.send(0, 2, &[4, 5, 6]).unwrap();
+        assert!(send(&r, 0, 1, &[1, 2, 3]).is_err(), "sent twice");
+        assert!(send(&r, 1, 1, &[1, 2, 3]).is_err(), "wrong size");
+        send(&r, 0, 2, &[4, 5, 6]).unwrap();
     }
 
     #[test]
@@ -181,7 +199,7 @@ mod tests {
                         seen = r.arrivals(1);
                     }
                 });
-                scope.spawn(|| r.send(0, epoch, &[epoch as u8; 3]).unwrap());
+                scope.spawn(|| send(&r, 0, epoch, &[epoch as u8; 3]).unwrap());
             });
         }
     }

@@ -49,8 +49,10 @@ impl Resources {
             shape: value.shape().to_vec(),
             initial: None,
         };
-        self.declare(&spec)?.assign(value.as_bytes());
-        Ok(())
+        self.declare(&spec)?.assign(|bytes| {
+            bytes.copy_from_slice(value.as_bytes());
+            Ok(())
+        })
     }
 
     /// Container and name of every variable, in order.
@@ -104,20 +106,21 @@ impl State {
 }
 
 impl Variable {
-    /// Copies the value to `out`, of the variable's size. Errors when it was never assigned.
-    pub(crate) fn read(&self, out: &mut [u8]) -> Result<(), Error> {
+    /// Gives the value's bytes to `take`. Errors when it was never assigned.
+    pub(crate) fn read(&self, take: impl FnOnce(&[u8]) -> Result<(), Error>) -> Result<(), Error> {
         let state = lock(&self.state);
         if !state.assigned {
             return Err(Error::invalid(format!("{} is read before it was assigned", self.label)));
         }
-        out.copy_from_slice(state.value.as_bytes());
-        Ok(())
+        take(state.value.as_bytes())
     }
 
-    /// Sets the value from `bytes`, of the variable's size.
-    pub(crate) fn assign(&self, bytes: &[u8]) {
+    /// Sets the value to what `fill` writes into its bytes; after an error it counts as never assigned.
+    pub(crate) fn assign(&self, fill: impl FnOnce(&mut [u8]) -> Result<(), Error>) -> Result<(), Error> {
         let mut state = lock(&self.state);
-        state.value.as_bytes_mut().copy_from_slice(bytes);
+        state.assigned = false;
+        fill(state.value.as_bytes_mut())?;
         state.assigned = true;
+        Ok(())
     }
 }

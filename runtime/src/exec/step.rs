@@ -1,7 +1,8 @@
 //! Runs single steps.
 
 use super::control::{run_if, run_loop};
-use super::frame::{Addresses, Frame, Prepared, PreparedKernel, Span};
+use super::frame::{Addresses, Frame, Prepared, PreparedKernel};
+use super::launch::Statuses;
 use super::rendezvous::Rendezvous;
 use super::team::{JobFailure, Leader};
 use crate::device::DeviceName;
@@ -62,33 +63,20 @@ impl Scratch {
     }
 }
 
-impl Addresses {
-    /// The bytes of a buffer, readable.
-    ///
-    /// # Safety
-    ///
-    /// Nothing writes the buffer while the slice lives.
-    pub(crate) unsafe fn bytes(&self, span: Span) -> &[u8] {
-        // SAFETY: validated: the buffer has this size; the rest is the caller's promise.
-        unsafe { std::slice::from_raw_parts(self.buffers[span.buffer], span.size_bytes) }
-    }
-
-    /// The bytes of a buffer, writable.
-    ///
-    /// # Safety
-    ///
-    /// Nothing else reads or writes the buffer while the slice lives.
-    #[allow(clippy::mut_from_ref)]
-    pub(crate) unsafe fn bytes_mut(&self, span: Span) -> &mut [u8] {
-        // SAFETY: validated: the buffer has this size; the rest is the caller's promise.
-        unsafe { std::slice::from_raw_parts_mut(self.buffers[span.buffer], span.size_bytes) }
-    }
-}
-
 impl Frame {
     /// Runs all steps in order. Only for partitions without `Recv`.
     pub(crate) fn run_serial(&mut self, context: &mut Context<'_>) -> Result<(), Stop> {
-        (0..self.steps.len()).try_for_each(|i| self.run_step(i, context))
+        self.statuses.clear(&self.addresses.memory)?;
+        (0..self.steps.len()).try_for_each(|i| self.run_step(i, context))?;
+        self.check_launches(context)
+    }
+
+    /// Errors when one of the frame's launches has failed, naming its node. Waits for the device if any can.
+    pub(crate) fn check_launches(&mut self, context: &Context<'_>) -> Result<(), Stop> {
+        let Some((word, error)) = self.statuses.failure(&self.addresses.memory)? else { return Ok(()) };
+        let is_it = |step: &Prepared| matches!(step, Prepared::Launch(launch) if launch.status() == Some(word));
+        let step = self.steps.iter().position(is_it).expect("every status word belongs to a launch");
+        Err(Stop::Failed(error.context(format!("on {}", context.device)).at(self.origin(step))))
     }
 
     /// Runs step `i`, whose dependencies are done (and whose tensor has arrived, for a `Recv`).
@@ -97,7 +85,7 @@ impl Frame {
             return Err(Stop::Aborted);
         }
         let started = self.profile.is_some().then(Instant::now);
-        let result = run(&mut self.steps[i], &self.addresses, context);
+        let result = run(&mut self.steps[i], &self.addresses, &self.statuses, context);
         if let (Some(started), Some(profile)) = (started, &mut self.profile) {
             profile.record(i, started, Instant::now());
         }
@@ -108,9 +96,11 @@ impl Frame {
     }
 }
 
-fn run(step: &mut Prepared, addresses: &Addresses, context: &mut Context<'_>) -> Result<(), Stop> {
+fn run(step: &mut Prepared, addresses: &Addresses, statuses: &Statuses, context: &mut Context<'_>) -> Result<(), Stop> {
     let on_device = |e: Error| e.context(format!("on {}", context.device));
+    let (buffers, memory) = (&addresses.buffers, &addresses.memory);
     match step {
+        Prepared::Launch(launch) => launch.start(addresses, statuses).map_err(on_device)?,
         Prepared::Kernel(kernel) => run_kernel(kernel, addresses, context)?,
         Prepared::If(s) => run_if(s, addresses, context)?,
         Prepared::Loop(s) => run_loop(s, addresses, context)?,
@@ -119,17 +109,25 @@ fn run(step: &mut Prepared, addresses: &Addresses, context: &mut Context<'_>) ->
         _ => unsafe {
             match step {
                 Prepared::Send { slot, buffer } => {
-                    context.rendezvous.send(*slot, context.epoch, addresses.bytes(*buffer)).map_err(on_device)?;
+                    let fill = |staging: &mut [u8]| memory.read(buffers[buffer.buffer], staging);
+                    context.rendezvous.send(*slot, context.epoch, buffer.size_bytes, fill).map_err(on_device)?;
                 }
-                Prepared::Recv { slot, buffer } => context.rendezvous.receive(*slot, addresses.bytes_mut(*buffer)),
+                Prepared::Recv { slot, buffer } => {
+                    let take = |staged: &[u8]| memory.write(buffers[buffer.buffer], staged);
+                    context.rendezvous.receive(*slot, take).map_err(on_device)?;
+                }
                 Prepared::Copy { src, dst } => {
-                    std::ptr::copy(addresses.buffers[src.buffer], addresses.buffers[dst.buffer], dst.size_bytes);
+                    memory.copy(buffers[src.buffer], buffers[dst.buffer], dst.size_bytes).map_err(on_device)?;
                 }
                 Prepared::ReadVariable { variable, dst } => {
-                    variable.read(addresses.bytes_mut(*dst)).map_err(on_device)?
+                    variable.read(|value| memory.write(buffers[dst.buffer], value)).map_err(on_device)?
                 }
-                Prepared::AssignVariable { variable, src } => variable.assign(addresses.bytes(*src)),
-                Prepared::Kernel(_) | Prepared::If(_) | Prepared::Loop(_) => unreachable!("matched above"),
+                Prepared::AssignVariable { variable, src } => {
+                    variable.assign(|value| memory.read(buffers[src.buffer], value)).map_err(on_device)?
+                }
+                Prepared::Kernel(_) | Prepared::Launch(_) | Prepared::If(_) | Prepared::Loop(_) => {
+                    unreachable!("matched above")
+                }
             }
         },
     }

@@ -68,7 +68,8 @@ unsafe extern "C" fn count_to_four(args: *const *mut u8, _begin: u64, _end: u64)
 
 fn kernel(name: &str, entry: KernelFn, workspace: usize) -> Kernel {
     // SAFETY: the tests use each kernel with the buffers it was written for.
-    Kernel { name: name.into(), entry: unsafe { KernelEntry::new(entry) }, workspace_bytes_per_thread: workspace }
+    let entry = unsafe { KernelEntry::new(entry) };
+    Kernel::Cpu(CpuKernel { name: name.into(), entry, workspace_bytes_per_thread: workspace })
 }
 
 fn buffer(name: &str, dtype: DType, shape: &[usize], loc: Loc) -> Buffer {
@@ -102,8 +103,8 @@ fn partition(
     kernels: Vec<Kernel>,
     steps: Vec<Step>,
 ) -> Partition {
-    let (constants, memory_limit) = (vec![], None);
-    Partition { device: cpu(device), arena_bytes, buffers, constants, kernels, steps, memory_limit }
+    let (constants, gpu_code, memory_limit) = (vec![], vec![], None);
+    Partition { device: cpu(device), arena_bytes, buffers, constants, kernels, gpu_code, steps, memory_limit }
 }
 
 fn program(inputs: Vec<IoSpec>, outputs: Vec<IoSpec>, partitions: Vec<Partition>) -> Program {

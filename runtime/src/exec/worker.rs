@@ -1,5 +1,6 @@
 //! The worker of one logical device: runs its partition's steps in dependency order.
 
+use super::caller::CallerTensors;
 use super::frame::{Frame, Prepared};
 use super::rendezvous::Rendezvous;
 use super::step::{Context, Scratch, Stop};
@@ -7,6 +8,7 @@ use super::team::{Leader, panic_message};
 use crate::device::DeviceName;
 use crate::error::{Error, ErrorKind};
 use crate::program::Partition;
+use crate::tensor::Tensor;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// Everything that one device's leader uses during a run.
@@ -16,11 +18,24 @@ pub(crate) struct Worker {
     pub(crate) frame: Frame,
     pub(crate) leader: Leader,
     pub(crate) scratch: Scratch,
+    /// Copies of the caller's tensors, for a device with memory of its own.
+    pub(crate) caller: Option<CallerTensors>,
     /// `None` when no step can be held up: then program order is the schedule.
     pub(crate) schedule: Option<Schedule>,
 }
 
 impl Worker {
+    /// Takes the caller's tensors, which are the program's by count, dtype and shape, for the next run.
+    pub(crate) fn bind(&mut self, inputs: &[Tensor], outputs: &mut [Tensor]) {
+        if let Some(caller) = &mut self.caller {
+            return caller.bind(inputs, outputs);
+        }
+        // Inputs are only read: validated, and promised by the makers of kernels.
+        self.frame.inputs.iter_mut().zip(inputs).for_each(|(p, t)| *p = t.as_ptr().cast_mut());
+        self.frame.outputs.iter_mut().zip(outputs).for_each(|(p, t)| *p = t.as_mut_ptr());
+        self.frame.bind();
+    }
+
     /// Runs the partition once. A failure, panics included, aborts the epoch for all workers.
     pub(crate) fn run(&mut self, rendezvous: &Rendezvous, epoch: u64) {
         let outcome = catch_unwind(AssertUnwindSafe(|| self.run_steps(rendezvous, epoch)));
@@ -38,10 +53,14 @@ impl Worker {
         let (device, scratch, leader) = (&self.device, &self.scratch, &mut self.leader);
         leader.call_roll();
         let mut context = Context { device, leader, scratch, rendezvous, epoch };
+        let on_device = |e: Error| e.context(format!("on {device}"));
+        self.caller.as_ref().map_or(Ok(()), CallerTensors::upload).map_err(on_device)?;
         match &mut self.schedule {
-            None => self.frame.run_serial(&mut context),
-            Some(schedule) => schedule.run(self.index, &mut self.frame, &mut context),
+            None => self.frame.run_serial(&mut context)?,
+            Some(schedule) => schedule.run(self.index, &mut self.frame, &mut context)?,
         }
+        self.caller.as_ref().map_or(Ok(()), CallerTensors::download).map_err(on_device)?;
+        Ok(())
     }
 }
 
@@ -94,6 +113,7 @@ impl Schedule {
     }
 
     fn run(&mut self, worker: usize, frame: &mut Frame, context: &mut Context<'_>) -> Result<(), Stop> {
+        frame.statuses.clear(&frame.addresses.memory)?;
         self.start(frame);
         let mut left = frame.steps.len();
         // Read before looking for arrivals: one that comes in between changes the count again, so none is missed.
@@ -116,7 +136,7 @@ impl Schedule {
             left -= 1;
             self.release_dependents(step, frame, context);
         }
-        Ok(())
+        frame.check_launches(context)
     }
 
     fn start(&mut self, frame: &Frame) {

@@ -1,9 +1,9 @@
 //! Memory figures of a program, for reports and limits.
 
-use super::{Partition, Program, StepKind};
+use super::{Loc, Partition, Program, StepKind};
 use crate::device::DeviceName;
 use crate::tensor::ALIGN_BYTES;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Bytes that one device needs to run its partition, apart from the caller's inputs and outputs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -12,7 +12,8 @@ pub struct MemoryUse {
     pub arena_bytes: usize,
     /// Constants, sub-programs' included; one that is shared counts once.
     pub constant_bytes: usize,
-    /// Staging of the tensors it receives and second copies of values carried by loops.
+    /// Staging of the tensors it receives, second copies of values carried by loops, and for a device with memory of its own copies of the
+    /// caller's inputs and outputs.
     pub transfer_bytes: usize,
     /// Kernel workspace of one thread.
     pub workspace_bytes_per_thread: usize,
@@ -38,6 +39,11 @@ impl Partition {
     pub fn memory_use(&self) -> MemoryUse {
         let mut total = MemoryUse::default();
         add(self, &mut total, &mut BTreeSet::new());
+        if self.device.kind.has_own_memory() {
+            let locations: BTreeMap<Loc, usize> = self.buffers.iter().map(|b| (b.loc, b.size_bytes())).collect();
+            let of_caller = locations.iter().filter(|(loc, _)| matches!(loc, Loc::Input(_) | Loc::Output(_)));
+            total.transfer_bytes = of_caller.fold(total.transfer_bytes, |sum, (_, size)| sum.saturating_add(*size));
+        }
         total
     }
 
@@ -65,7 +71,7 @@ fn add(p: &Partition, total: &mut MemoryUse, seen: &mut BTreeSet<usize>) {
         }
     }
     for k in &p.kernels {
-        total.workspace_bytes_per_thread = total.workspace_bytes_per_thread.max(k.workspace_bytes_per_thread);
+        total.workspace_bytes_per_thread = total.workspace_bytes_per_thread.max(k.workspace_bytes_per_thread());
     }
     for step in &p.steps {
         let staged = match &step.kind {

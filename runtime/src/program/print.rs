@@ -73,7 +73,7 @@ fn print_step(p: &Partition, i: usize, step: &Step, f: &mut fmt::Formatter<'_>, 
     write!(f, "s{i} = ")?;
     match &step.kind {
         StepKind::Kernel { kernel, args, n_outputs, items, grain } => {
-            let name = p.kernels.get(kernel.0 as usize).map_or("?", |k| &k.name);
+            let name = p.kernels.get(kernel.0 as usize).map_or("?", |k| k.name());
             let (ins, outs) = args.split_at(args.len().saturating_sub(*n_outputs as usize));
             write!(f, "{name}({}) -> {} items {items} grain {grain}", ids(ins.to_vec()), ids(outs.to_vec()))?;
         }

@@ -5,6 +5,7 @@
 //! - every id is in range; a step's dependencies have smaller ids; arena buffers are aligned and lie within the arena;
 //! - a buffer at an input, output or constant has its size, and the dtype of the input or output;
 //! - constants and inputs are never written; every output is written, and named by one partition only;
+//! - kernels are for the kind of their device; a GPU's name code and arguments that are there;
 //! - operands have the dtypes and sizes that their step kind asks for, and overlap only where it allows;
 //! - every `Send` has one `Recv` with the same key, size and dtype, on the devices that the key names, and the other way round;
 //! - the steps of all partitions, with an edge from each `Send` to its `Recv`, have no cycle (so that a run cannot hang);
@@ -12,8 +13,9 @@
 //! - sub-programs have one partition, no transfers, the operands' types, and a depth of at most [`MAX_NESTING`].
 
 use super::hazards::{check_hazards, overlap};
-use super::{Buffer, BufferId, IoSpec, Key, Loc, MAX_NESTING, Partition, Program, Step, StepKind, TripCount};
+use super::{Buffer, BufferId, IoSpec, Kernel, Key, Loc, MAX_NESTING, Partition, Program, Step, StepKind, TripCount};
 use crate::dtype::DType;
+use crate::gpu::GpuParam;
 use crate::tensor::{ALIGN_BYTES, checked_size_bytes};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -222,6 +224,9 @@ impl StepCheck<'_> {
                 let n_kernels = self.partition.kernels.len();
                 self.expect((kernel.0 as usize) < n_kernels, || format!("kernel {} does not exist", kernel.0));
                 let n_args = args.len();
+                if let Some(kernel) = self.partition.kernels.get(kernel.0 as usize) {
+                    self.kernel(kernel, n_args);
+                }
                 self.expect(*n_outputs as usize <= n_args, || format!("{n_outputs} outputs among {n_args} arguments"));
             }
             StepKind::Send { key, .. } | StepKind::Recv { key, .. } => {
@@ -248,6 +253,22 @@ impl StepCheck<'_> {
                 let expected = self.type_of(*buffer);
                 let good = found.as_ref().is_some_and(|found| same_type(found, &expected));
                 self.expect(good, || format!("variable {variable} is {found:?}, the buffer {expected:?}"));
+            }
+        }
+    }
+
+    /// A kernel fits the device's kind, and a GPU's its code and its arguments.
+    fn kernel(&mut self, kernel: &Kernel, n_args: usize) {
+        let has_own_memory = self.partition.device.kind.has_own_memory();
+        let name = kernel.name();
+        match kernel {
+            Kernel::Cpu(_) => self.expect(!has_own_memory, || format!("kernel {name} is for a CPU")),
+            Kernel::Gpu(k) => {
+                self.expect(has_own_memory, || format!("kernel {name} is for a GPU"));
+                let n_code = self.partition.gpu_code.len();
+                self.expect(k.code < n_code, || format!("kernel {name}: code {} does not exist", k.code));
+                let bad = k.params.iter().find(|p| matches!(p, GpuParam::Buffer(i) if *i as usize >= n_args));
+                self.expect(bad.is_none(), || format!("kernel {name}: {bad:?} of {n_args} arguments"));
             }
         }
     }

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::device::{DeviceKind, DeviceName};
-use crate::program::{Carried, If, Kernel, KernelEntry, KernelId, Loop, Scanned, StepId, VariableSpec};
+use crate::program::{Carried, CpuKernel, If, Kernel, KernelEntry, KernelId, Loop, Scanned, StepId, VariableSpec};
 use crate::tensor::Tensor;
 use std::sync::Arc;
 
@@ -51,8 +51,9 @@ fn chain() -> Program {
             f32s("c", Loc::Constant(0)),
         ],
         constants: vec![Tensor::zeros(DType::F32, &[16]).unwrap()],
-        kernels: vec![Kernel { name: "k".into(), entry, workspace_bytes_per_thread: 0 }],
+        kernels: vec![Kernel::Cpu(CpuKernel { name: "k".into(), entry, workspace_bytes_per_thread: 0 })],
         steps: vec![call(&[0, 1], &[]), call(&[1, 2], &[0]), call(&[2, 4, 3], &[1])],
+        gpu_code: vec![],
         memory_limit: None,
     };
     Program {
