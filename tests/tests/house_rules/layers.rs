@@ -19,6 +19,13 @@ fn kernels_know_nothing_of_runtime_and_compiler() {
 }
 
 #[test]
+fn the_emulator_stands_alone_and_is_not_linked_below_the_compiler() {
+    forbid("gristmill-emulator", &["gristmill", "gristmill-runtime"], COMPILER_ONLY);
+    forbid("gristmill-runtime", &["gristmill-emulator"], &[]);
+    forbid("gristmill-kernels", &["gristmill-emulator"], &[]);
+}
+
+#[test]
 fn the_check_sees_edges() {
     let tree = dependencies("gristmill-runtime");
     assert!(tree.contains("gristmill-kernels") && tree.contains("rayon"), "{tree:?}");

@@ -1,0 +1,308 @@
+//! Loads and stores in every state space, checked for bounds and alignment.
+
+use super::{
+    gang::Gang,
+    report,
+    warp::{At, Warp, lanes},
+};
+use crate::{
+    decode::program::{Access, Address, AddressSpace, Base, Extend, NONE},
+    fault::{Fault, FaultKind, Result},
+    lanes::LANES,
+    memory::{View, window},
+};
+
+/// Memory that an access goes to, once the generic space is resolved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Target {
+    Global,
+    /// Shared memory of a block of the gang.
+    Shared(usize),
+    Local,
+    Param,
+}
+
+/// What an access wants, for messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Load,
+    Store,
+    Atomic,
+}
+
+impl Kind {
+    fn name(self) -> &'static str {
+        match self {
+            Kind::Load => "load",
+            Kind::Store => "store",
+            Kind::Atomic => "atomic",
+        }
+    }
+}
+
+/// What one lane wants of memory.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Want {
+    pub lane: usize,
+    pub target: Target,
+    pub address: u64,
+    /// Bytes.
+    pub count: u64,
+    pub kind: Kind,
+}
+
+/// Blocks of a cluster see each other's shared memory at multiples of this, the first one being their own.
+pub(super) const CLUSTER_STRIDE: u64 = 1 << 24;
+
+/// Addresses of all lanes; those of inactive lanes mean nothing.
+pub(super) fn addresses(warp: &Warp, address: &Address) -> [u64; LANES] {
+    let offset = address.offset as u64;
+    match address.base {
+        Base::Zero => [offset; LANES],
+        Base::Narrow(slot) => warp.file.narrow(slot).map(|a| u64::from(a.wrapping_add(offset as u32))),
+        Base::Wide(slot) => warp.file.wide(slot).map(|a| a.wrapping_add(offset)),
+    }
+}
+
+impl Gang<'_> {
+    pub(super) fn load(&mut self, warp: &mut Warp, at: At, access: &Access) -> Result<()> {
+        let from = addresses(warp, &access.address);
+        let size = access.size_bytes;
+        let count = (size * access.parts.len()) as u64;
+        if access.address.space == AddressSpace::Param {
+            return self.load_params(warp, at, access, &from);
+        }
+        for lane in lanes(at.active) {
+            let (target, address) = self.resolve(at, access.address.space, from[lane]);
+            if target == Target::Global {
+                let view = self.global(warp, at, Want { lane, target, address, count, kind: Kind::Load })?;
+                for (k, part) in access.parts.iter().enumerate() {
+                    load_element(warp, lane, *part, access, |o, n| view.load(address + (k * size + o) as u64, n));
+                }
+                continue;
+            }
+            let start = self.local_range(warp, at, Want { lane, target, address, count, kind: Kind::Load })?;
+            for (k, part) in access.parts.iter().enumerate() {
+                let bytes = match target {
+                    Target::Shared(block) => &self.blocks[block].shared,
+                    _ => &warp.local,
+                };
+                let first = start + k * size;
+                let mut value = [0; 16];
+                value[..size].copy_from_slice(&bytes[first..first + size]);
+                load_element(warp, lane, *part, access, |o, n| little_endian(&value[o..o + n]));
+            }
+        }
+        Ok(())
+    }
+
+    /// Parameters are the same for all lanes, but a lane may compute its address.
+    fn load_params(&mut self, warp: &mut Warp, at: At, access: &Access, from: &[u64; LANES]) -> Result<()> {
+        let count = access.size_bytes * access.parts.len();
+        for lane in lanes(at.active) {
+            let start = self.local_range(
+                warp,
+                at,
+                Want { lane, target: Target::Param, address: from[lane], count: count as u64, kind: Kind::Load },
+            )?;
+            for (k, part) in access.parts.iter().enumerate() {
+                let first = start + k * access.size_bytes;
+                let params = self.launch.call.params;
+                load_element(warp, lane, *part, access, |o, n| little_endian(&params[first + o..first + o + n]));
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn store(&mut self, warp: &mut Warp, at: At, access: &Access) -> Result<()> {
+        let to = addresses(warp, &access.address);
+        let size = access.size_bytes;
+        let count = (size * access.parts.len()) as u64;
+        for lane in lanes(at.active) {
+            let (target, address) = self.resolve(at, access.address.space, to[lane]);
+            if target == Target::Global {
+                let view = self.global(warp, at, Want { lane, target, address, count, kind: Kind::Store })?;
+                for (k, part) in access.parts.iter().enumerate() {
+                    for o in (0..size).step_by(8) {
+                        let value = element(warp, lane, *part, o);
+                        view.store(address + (k * size + o) as u64, size.min(8), value);
+                    }
+                }
+                continue;
+            }
+            let start = self.local_range(warp, at, Want { lane, target, address, count, kind: Kind::Store })?;
+            for (k, part) in access.parts.iter().enumerate() {
+                for o in (0..size).step_by(8) {
+                    let value = element(warp, lane, *part, o).to_le_bytes();
+                    let bytes = match target {
+                        Target::Shared(block) => &mut self.blocks[block].shared,
+                        _ => &mut warp.local,
+                    };
+                    let first = start + k * size + o;
+                    let n = size.min(8);
+                    bytes[first..first + n].copy_from_slice(&value[..n]);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Where an address leads, and the address there.
+    #[inline(always)]
+    pub(super) fn resolve(&self, at: At, space: AddressSpace, address: u64) -> (Target, u64) {
+        match space {
+            AddressSpace::Global => (Target::Global, address),
+            AddressSpace::Shared => self.resolve_shared(at, address),
+            AddressSpace::Local => (Target::Local, address),
+            AddressSpace::Param => (Target::Param, address),
+            AddressSpace::Generic => match address & !(window::SIZE - 1) {
+                _ if address >= window::GLOBAL => (Target::Global, address),
+                window::SHARED => self.resolve_shared(at, address - window::SHARED),
+                window::LOCAL => (Target::Local, address - window::LOCAL),
+                window::PARAM => (Target::Param, address - window::PARAM),
+                _ => (Target::Global, address),
+            },
+        }
+    }
+
+    /// A shared address: the block's own, or of a block of the cluster as `mapa` made it.
+    fn resolve_shared(&self, at: At, address: u64) -> (Target, u64) {
+        if address < CLUSTER_STRIDE {
+            return (Target::Shared(at.block), address);
+        }
+        let rank = (address / CLUSTER_STRIDE - 1) as u32;
+        let own = &self.blocks[at.block];
+        match self.block_of_rank(own.index, rank) {
+            Some(block) => (Target::Shared(block), address % CLUSTER_STRIDE),
+            // Out of bounds, as an access will find.
+            None => (Target::Shared(at.block), address),
+        }
+    }
+
+    /// Index in the gang of the block with `rank` in the cluster of the block at `index`.
+    pub(super) fn block_of_rank(&self, index: [u32; 3], rank: u32) -> Option<usize> {
+        let cluster = self.launch.cluster;
+        let same = |other: [u32; 3]| (0..3).all(|k| other[k] / cluster[k] == index[k] / cluster[k]);
+        self.blocks.iter().position(|b| b.rank == rank && same(b.index))
+    }
+
+    /// The buffer that the bytes are in, checked for alignment too.
+    #[inline(always)]
+    pub(super) fn global(&mut self, warp: &Warp, at: At, want: Want) -> Result<View> {
+        let Want { address, count, .. } = want;
+        let hint = &self.views[at.pc as usize];
+        if hint.holds(address, count) && address & (count - 1) == 0 && (want.kind == Kind::Load || !hint.is_constant) {
+            return Ok(*hint);
+        }
+        self.global_slow(warp, at, want)
+    }
+
+    #[cold]
+    fn global_slow(&mut self, warp: &Warp, at: At, want: Want) -> Result<View> {
+        let Want { address, count, .. } = want;
+        let memory = self.launch.call.memory;
+        let place = report::Place { lanes: 1 << want.lane, ..at.place(warp) };
+        let what = |problem: &str| {
+            let nearest = memory.nearest(address);
+            format!("{problem} {count}-byte {} at global address {address:#x}{nearest}", want.kind.name())
+        };
+        let Some(view) = memory.view(address).filter(|view| view.holds(address, count)) else {
+            return Err(report::fault(self, FaultKind::OutOfBounds, place, what("out of bounds:")));
+        };
+        if !address.is_multiple_of(count.next_power_of_two()) {
+            return Err(report::fault(self, FaultKind::Misaligned, place, what("misaligned:")));
+        }
+        if view.is_constant && want.kind != Kind::Load {
+            return Err(report::fault(self, FaultKind::Misuse, place, what("constant memory is read-only:")));
+        }
+        self.views[at.pc as usize] = view;
+        Ok(view)
+    }
+
+    /// Bytes that a lane has of shared, local or parameter memory, and where its part starts.
+    #[inline(always)]
+    fn extent(&self, want: Want) -> (u64, usize) {
+        match want.target {
+            Target::Shared(block) => (self.blocks[block].shared.len() as u64, 0),
+            Target::Local => {
+                let size = self.launch.call.program.local_bytes;
+                (size as u64, want.lane * size)
+            }
+            Target::Param | Target::Global => (self.launch.call.params.len() as u64, 0),
+        }
+    }
+
+    /// Offset of the bytes in shared, local or parameter memory, checked for bounds and alignment.
+    #[inline(always)]
+    pub(super) fn local_range(&self, warp: &Warp, at: At, want: Want) -> Result<usize> {
+        let Want { address, count, .. } = want;
+        let (size, base) = self.extent(want);
+        if address < size && count <= size - address && address & (count - 1) == 0 {
+            return Ok(base + address as usize);
+        }
+        Err(self.range_fault(warp, at, want))
+    }
+
+    #[cold]
+    fn range_fault(&self, warp: &Warp, at: At, want: Want) -> Fault {
+        let Want { address, count, .. } = want;
+        let size = self.extent(want).0;
+        let space = match want.target {
+            Target::Shared(_) => "shared",
+            Target::Local => "local",
+            Target::Param => "parameter",
+            Target::Global => "global",
+        };
+        let is_inside = address < size && count <= size - address;
+        let (kind, problem) =
+            if is_inside { (FaultKind::Misaligned, "misaligned:") } else { (FaultKind::OutOfBounds, "out of bounds:") };
+        let what =
+            format!("{problem} {count}-byte {} at {space} address {address:#x}, of {size:#x} bytes", want.kind.name());
+        report::fault(self, kind, report::Place { lanes: 1 << want.lane, ..at.place(warp) }, what)
+    }
+}
+
+fn little_endian(bytes: &[u8]) -> u64 {
+    let mut all = [0; 8];
+    all[..bytes.len()].copy_from_slice(bytes);
+    u64::from_le_bytes(all)
+}
+
+/// Puts one element into its register; `read(offset, count)` gives its bytes.
+#[inline(always)]
+fn load_element(warp: &mut Warp, lane: usize, part: (u32, bool), access: &Access, read: impl Fn(usize, usize) -> u64) {
+    let (slot, wide) = part;
+    if slot == NONE {
+        return;
+    }
+    let size = access.size_bytes;
+    if size == 16 {
+        warp.file.wide_mut(slot)[lane] = read(0, 8);
+        warp.file.wide_mut(slot + 2)[lane] = read(8, 8);
+        return;
+    }
+    let bits = read(0, size);
+    let value = match (access.extend, size) {
+        (Extend::Sign, 1) => bits as i8 as u64,
+        (Extend::Sign, 2) => bits as i16 as u64,
+        (Extend::Sign, 4) => bits as i32 as u64,
+        _ => bits,
+    };
+    if wide {
+        warp.file.wide_mut(slot)[lane] = value;
+    } else {
+        warp.file.narrow_mut(slot)[lane] = value as u32;
+    }
+}
+
+/// The bits of one element from byte `offset` on.
+#[inline(always)]
+fn element(warp: &Warp, lane: usize, part: (u32, bool), offset: usize) -> u64 {
+    let (slot, wide) = part;
+    match (slot, wide) {
+        (NONE, _) => 0,
+        (_, true) => warp.file.wide(slot)[lane],
+        (_, false) if offset > 0 => warp.file.wide(slot + 2)[lane],
+        (_, false) => u64::from(warp.file.narrow(slot)[lane]),
+    }
+}

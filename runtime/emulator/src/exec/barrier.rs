@@ -1,0 +1,158 @@
+//! Barriers of a block: `bar.sync`, `bar.arrive`, `bar.red`, by number and with or without a count of threads.
+
+use super::{
+    gang::{Block, Gang},
+    report,
+    warp::{At, Flow, Wait, Warp},
+};
+use crate::{
+    decode::program::{Barrier, BarrierKind, NONE, Vote},
+    fault::{FaultKind, Result},
+    lanes::{LANES, Slots},
+};
+
+/// Barriers per block.
+const BARRIERS: usize = 16;
+
+/// All barriers of a block.
+#[derive(Default)]
+pub(super) struct Barriers {
+    states: [State; BARRIERS],
+    /// Barriers that somebody has arrived at: nothing to settle otherwise.
+    in_use: u32,
+}
+
+/// One barrier between two completions.
+#[derive(Clone, Default)]
+struct State {
+    /// Warps and which of their lanes have arrived.
+    arrived: Vec<(u32, u32)>,
+    /// Threads that must arrive; none stands for all of the block.
+    expected: Option<u32>,
+    /// Lanes that have arrived with a true predicate, and with a false one.
+    votes: [u32; 2],
+    /// Where the result of a reduction goes: warp, lanes, registers, operation.
+    results: Vec<(u32, u32, Slots, Vote)>,
+}
+
+impl State {
+    /// Threads that have arrived: a warp counts as a whole when all its live lanes have.
+    fn count(&self, block: &[Option<Box<Warp>>]) -> u32 {
+        let threads = |(warp, lanes): &(u32, u32)| {
+            let live = block[*warp as usize].as_ref().map_or(0, |w| w.live);
+            if live & !lanes == 0 { LANES as u32 } else { lanes.count_ones() }
+        };
+        self.arrived.iter().map(threads).sum()
+    }
+
+    fn is_complete(&self, block: &[Option<Box<Warp>>]) -> bool {
+        if let Some(expected) = self.expected {
+            return self.count(block) >= expected;
+        }
+        let has_come = |warp: &Warp| {
+            let lanes = self.arrived.iter().find(|(w, _)| *w == warp.id).map_or(0, |(_, lanes)| *lanes);
+            warp.live & !lanes == 0
+        };
+        block.iter().flatten().all(|warp| has_come(warp))
+    }
+
+    fn result(&self, op: Vote) -> u32 {
+        match op {
+            Vote::All => u32::from(self.votes[1] == 0),
+            Vote::Any => u32::from(self.votes[0] > 0),
+            _ => self.votes[0],
+        }
+    }
+}
+
+impl Barriers {
+    /// How far barrier `id` is, for reports.
+    pub fn describe(&self, id: u32) -> String {
+        let state = &self.states[id as usize];
+        let arrived: u32 = state.arrived.iter().map(|(_, lanes)| lanes.count_ones()).sum();
+        match state.expected {
+            Some(expected) => format!("{arrived} of {expected} threads have arrived"),
+            None => format!("{arrived} threads have arrived, all of the block must"),
+        }
+    }
+}
+
+impl Gang<'_> {
+    pub(super) fn barrier(&mut self, warp: &mut Warp, at: At, barrier: &Barrier, slots: &Slots) -> Result<Flow> {
+        let lane = at.active.trailing_zeros() as usize;
+        let id = warp.file.narrow(barrier.id)[lane];
+        let misuse = |gang: &Gang, what: String| Err(report::fault(gang, FaultKind::Misuse, at.place(warp), what));
+        if id as usize >= BARRIERS {
+            return misuse(self, format!("barrier {id}; there are {BARRIERS}"));
+        }
+        let expected = (barrier.threads != NONE).then(|| warp.file.narrow(barrier.threads)[lane]);
+        if expected.is_some_and(|n| n == 0 || !n.is_multiple_of(LANES as u32)) {
+            return misuse(self, format!("a barrier of {} threads, which are no whole warps", expected.unwrap_or(0)));
+        }
+        if barrier.is_aligned && at.active != warp.live {
+            return self.wait_for_lanes(warp, at, warp.live);
+        }
+        let state = &mut self.blocks[at.block].barriers.states[id as usize];
+        if !state.arrived.is_empty() && state.expected != expected {
+            let first = state.expected;
+            return misuse(self, format!("warps disagree on the threads of barrier {id}: {first:?} and {expected:?}"));
+        }
+        state.expected = expected;
+        match state.arrived.iter_mut().find(|(w, _)| *w == warp.id) {
+            Some((_, lanes)) if *lanes & at.active != 0 => {
+                return misuse(self, format!("arrives at barrier {id} again before it is complete"));
+            }
+            Some((_, lanes)) => *lanes |= at.active,
+            None => state.arrived.push((warp.id, at.active)),
+        }
+        if let BarrierKind::Reduce { op, flip } = barrier.kind {
+            let bits = (warp.file.predicates[slots.r as usize] ^ flip) & at.active;
+            state.votes[0] += bits.count_ones();
+            state.votes[1] += (at.active & !bits).count_ones();
+            state.results.push((warp.id, at.active, *slots, op));
+        }
+        self.blocks[at.block].barriers.in_use |= 1 << id;
+        Ok(if barrier.kind == BarrierKind::Arrive { Flow::Next } else { Flow::WaitBehind(Wait::Barrier(id)) })
+    }
+
+    /// Waits until the group has all lanes of `need`; they must not be kept away by a guard.
+    pub(super) fn wait_for_lanes(&mut self, warp: &Warp, at: At, need: u32) -> Result<Flow> {
+        let guarded = need & warp.live & at.mask & !at.active;
+        if guarded != 0 {
+            let what = format!("diverged at a synchronising instruction: its guard keeps lanes {guarded:#010x} away");
+            return Err(report::fault(self, FaultKind::Divergence, at.place(warp), what));
+        }
+        Ok(Flow::Wait(Wait::Lanes(need)))
+    }
+}
+
+impl Block {
+    /// Opens barriers that are complete; whether any was.
+    pub(super) fn settle_barriers(&mut self) -> bool {
+        let mut opened = false;
+        for id in 0..BARRIERS as u32 {
+            if self.barriers.in_use >> id & 1 == 0 || !self.barriers.states[id as usize].is_complete(&self.warps) {
+                continue;
+            }
+            let state = std::mem::take(&mut self.barriers.states[id as usize]);
+            self.barriers.in_use &= !(1 << id);
+            opened = true;
+            for (warp, lanes, slots, op) in &state.results {
+                let result = state.result(*op);
+                let Some(warp) = &mut self.warps[*warp as usize] else { continue };
+                match op {
+                    Vote::Count => warp.file.put_narrow(slots.d, *lanes, &[result; LANES]),
+                    _ => warp.file.put_predicate(slots.p, *lanes, result.wrapping_neg()),
+                }
+            }
+            for warp in self.warps.iter_mut().flatten() {
+                for group in &mut warp.groups {
+                    if group.wait == Wait::Barrier(id) {
+                        group.wait = Wait::Ready;
+                    }
+                }
+            }
+        }
+        opened
+    }
+}

@@ -1,0 +1,192 @@
+//! Runs a decoded kernel: launch checks, and blocks in parallel on the threads of the host.
+
+mod access;
+mod atomics;
+mod barrier;
+mod gang;
+mod report;
+mod warp;
+mod warp_sync;
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+    },
+};
+
+use crate::{
+    decode::program::Program,
+    device::{LaunchConfig, Limits},
+    fault::{Fault, FaultKind, Result},
+    memory::Memory,
+};
+
+/// Threads per block that CUDA allows.
+const MAX_THREADS: u64 = 1024;
+/// Blocks per cluster that any architecture allows.
+const MAX_CLUSTER: u64 = 16;
+
+/// Counts of one launch.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stats {
+    /// Instructions times lanes that executed them. A PTX instruction may count as two or three.
+    pub thread_instructions: u64,
+    /// Instructions of whole warps.
+    pub warp_instructions: u64,
+}
+
+impl Stats {
+    fn add(&mut self, other: Stats) {
+        self.thread_instructions += other.thread_instructions;
+        self.warp_instructions += other.warp_instructions;
+    }
+}
+
+/// Everything a launch is told.
+pub(crate) struct Call<'a> {
+    pub program: &'a Program,
+    /// Addresses of the module's variables.
+    pub globals: &'a HashMap<String, u64>,
+    pub memory: &'a Memory,
+    pub config: &'a LaunchConfig,
+    pub params: &'a [u8],
+}
+
+/// What all threads of a launch share.
+struct Launch<'a> {
+    call: &'a Call<'a>,
+    /// Blocks per cluster by axis.
+    cluster: [u32; 3],
+    threads_per_block: usize,
+    shared_bytes: usize,
+    files: &'a HashMap<u32, String>,
+    /// Warp instructions that are left.
+    budget: AtomicU64,
+    /// Another thread has found a fault.
+    stopped: AtomicBool,
+}
+
+/// Runs all blocks, or says why not.
+pub(crate) fn launch(call: &Call, limits: &Limits, files: &HashMap<u32, String>) -> Result<Stats> {
+    let cluster = check(call, limits)?;
+    let program = call.program;
+    let launch = Launch {
+        call,
+        cluster,
+        threads_per_block: product(call.config.block) as usize,
+        shared_bytes: shared_bytes(call),
+        files,
+        budget: AtomicU64::new(limits.instruction_budget),
+        stopped: AtomicBool::new(false),
+    };
+    let blocks = product(call.config.grid);
+    if blocks == 0 || program.code.is_empty() {
+        return Ok(Stats::default());
+    }
+    let gang = if call.config.cooperative { blocks } else { product(cluster) };
+    let gangs = blocks / gang;
+    let threads = match limits.host_threads {
+        0 => std::thread::available_parallelism().map_or(1, |n| n.get()),
+        n => n,
+    };
+    let threads = threads.min(gangs as usize);
+    // Gangs start in order: a block may wait for those before it.
+    let next = AtomicU64::new(0);
+    let result = Mutex::new(Ok(Stats::default()));
+    let work = || {
+        let outcome = run_gangs(&launch, &next, gangs, gang);
+        let mut result = result.lock().unwrap_or_else(PoisonError::into_inner);
+        match (&mut *result, outcome) {
+            (Ok(total), Ok(stats)) => total.add(stats),
+            // Of several faults, the one of the first block is reported: that is the same on every run.
+            (Ok(_), Err(fault)) => *result = Err(fault),
+            (Err(first), Err(fault)) if fault.0 < first.0 => *result = Err(fault),
+            (Err(_), _) => {}
+        }
+    };
+    if threads <= 1 {
+        work();
+    } else {
+        std::thread::scope(|scope| {
+            for _ in 0..threads {
+                scope.spawn(work);
+            }
+        });
+    }
+    result.into_inner().unwrap_or_else(PoisonError::into_inner).map_err(|(_, fault)| fault)
+}
+
+/// One thread's share: gangs from the common counter until none is left. A fault comes with the gang it is of.
+fn run_gangs(launch: &Launch, next: &AtomicU64, gangs: u64, size: u64) -> std::result::Result<Stats, (u64, Fault)> {
+    let first = next.fetch_add(1, Relaxed);
+    if first >= gangs {
+        return Ok(Stats::default());
+    }
+    let mut gang = gang::Gang::new(launch, size as usize);
+    let mut index = first;
+    while index < gangs && !launch.stopped.load(Relaxed) {
+        gang.run(index).map_err(|fault| {
+            launch.stopped.store(true, Relaxed);
+            (index, fault)
+        })?;
+        index = next.fetch_add(1, Relaxed);
+    }
+    Ok(gang.stats())
+}
+
+fn product(sizes: [u32; 3]) -> u64 {
+    sizes.iter().fold(1u64, |all, n| all.saturating_mul(u64::from(*n)))
+}
+
+fn shared_bytes(call: &Call) -> usize {
+    let program = call.program;
+    match call.config.dynamic_shared_bytes {
+        0 => program.shared_static_bytes,
+        dynamic => program.shared_dynamic_offset.saturating_add(dynamic),
+    }
+}
+
+/// Checks a launch against the kernel and the device; returns the cluster's shape.
+fn check(call: &Call, limits: &Limits) -> Result<[u32; 3]> {
+    let (program, config) = (call.program, call.config);
+    let wrong = |what: String| Err(Fault::new(FaultKind::InvalidCall, format!("kernel `{}`: {what}", program.name)));
+    let threads = product(config.block);
+    if threads == 0 || threads > MAX_THREADS {
+        return wrong(format!("{threads} threads per block; 1 to {MAX_THREADS} are possible"));
+    }
+    let bounds = &program.bounds;
+    if let Some(most) = bounds.max_threads.map(product).filter(|most| threads > *most) {
+        return wrong(format!("{threads} threads per block, but its launch bounds say at most {most}"));
+    }
+    if let Some(required) = bounds.required_threads.filter(|required| *required != config.block) {
+        return wrong(format!("blocks of {:?} threads, but it requires {required:?}", config.block));
+    }
+    if config.grid.contains(&0) {
+        return wrong(format!("a grid of {:?} blocks has none", config.grid));
+    }
+    if call.params.len() != program.param_bytes {
+        let expected = program.param_bytes;
+        return wrong(format!("{} bytes of parameters given, {expected} expected", call.params.len()));
+    }
+    if shared_bytes(call) > limits.shared_bytes_per_block {
+        let (has, needs) = (limits.shared_bytes_per_block, shared_bytes(call));
+        let message = format!("kernel `{}`: needs {needs} bytes of shared memory, a block has {has}", program.name);
+        return Err(Fault::new(FaultKind::OutOfMemory, message));
+    }
+    let cluster = match bounds.cluster {
+        Some(required) if config.cluster != [1; 3] && config.cluster != required => {
+            return wrong(format!("clusters of {:?} blocks, but it requires {required:?}", config.cluster));
+        }
+        Some(required) => required,
+        None => config.cluster,
+    };
+    if product(cluster) == 0 || product(cluster) > MAX_CLUSTER {
+        return wrong(format!("clusters of {cluster:?} blocks; 1 to {MAX_CLUSTER} blocks are possible"));
+    }
+    if (0..3).any(|k| !config.grid[k].is_multiple_of(cluster[k])) {
+        return wrong(format!("a grid of {:?} blocks is not made of clusters of {cluster:?}", config.grid));
+    }
+    Ok(cluster)
+}
