@@ -3,7 +3,15 @@
 //! [`cpu::compile_clusters`] takes a graph whose top-level nodes are clusters with static shapes and gives [`plan::CompiledKernels`]. What
 //! the buffers of a plan are, and when its steps run, is decided later by the schedule.
 
+mod access;
 pub mod assemble;
+mod body;
 pub mod cpu;
+mod phases;
+mod placed;
 pub mod plan;
+mod pull;
+mod strided;
 pub mod target;
+#[cfg(test)]
+mod testing;

@@ -1,21 +1,21 @@
 //! Compiles one cluster: a kernel per phase, and the plan that calls them.
 
 use super::body::Body;
-use super::emit::{Emitter, Ix};
-use super::heavy::beats;
-use super::phases::{Phase, cut};
-use super::pull::Puller;
+use super::emit::Emitter;
+use super::fast::match_task;
+use super::phases::{Around, Phase, cut};
+use super::pull::{Emit, Ix, Puller, inner_iterations};
 use super::strided::{Strided, row_major};
-use super::task::{Call, Place, Ptr, Task};
+use super::task::{Call, Context, Place, Ptr, Task};
 use super::thunk::Slot;
 use super::vector::{self, Destination, VectorMap};
 use super::{PendingKernel, Session, kernel_name};
+use crate::codegen::placed::Placed;
 use crate::codegen::plan::{Arg, KernelPlan, PlanStep};
 use crate::error::{Error, Result};
-use crate::ir::{Extremum, Graph, Node, NodeId, Op, ScalarOp, ScatterKind, ValueId};
+use crate::ir::{Graph, Node, NodeId, Op, ValueId};
 use cranelift_codegen::ir::{InstBuilder, MemFlagsData, StackSlotData, StackSlotKind, Value, types};
-use gristmill_runtime::{DType, Tensor, status};
-use std::collections::BTreeMap;
+use gristmill_runtime::{DType, status};
 
 /// Estimated time below which a kernel is not worth splitting.
 const SERIAL_NS: u64 = 10_000;
@@ -26,9 +26,7 @@ pub(super) struct ClusterCompiler<'s, 'o> {
     outer: &'s Graph,
     id: NodeId,
     body: Body,
-    /// Where values are, as far as they are in memory already.
-    location: BTreeMap<ValueId, Arg>,
-    plan: KernelPlan,
+    placed: Placed,
 }
 
 /// A piece of a result.
@@ -52,44 +50,33 @@ impl<'s, 'o> ClusterCompiler<'s, 'o> {
     ) -> Result<KernelPlan> {
         let region = node.regions.first().ok_or_else(|| Error::internal("a cluster has no body"))?;
         let body = Body::new(region, &super::fast::has_kernel)?;
-        let plan = KernelPlan::default();
-        let mut compiler = ClusterCompiler { session, outer, id, body, location: BTreeMap::new(), plan };
-        compiler.place_operands()?;
-        let session = &compiler.session;
-        for phase in cut(&compiler.body, outer, node, session.options, &session.weights) {
+        let placed = Placed::new(&body)?;
+        let mut compiler = ClusterCompiler { session, outer, id, body, placed };
+        for phase in compiler.phases(node) {
             compiler.phase(&phase)?;
         }
         compiler.copy_repeated_results()?;
-        Ok(compiler.plan)
+        Ok(compiler.placed.plan)
     }
 
-    fn place_operands(&mut self) -> Result<()> {
-        for (i, &v) in self.body.graph.inputs.iter().enumerate() {
-            self.location.insert(v, Arg::Operand(i as u32));
-        }
-        for (_, node) in self.body.graph.nodes() {
-            if let Op::Constant { value } = &node.op
-                && value.len() != 1
-            {
-                self.location.insert(node.outputs[0], Arg::Packed(self.plan.packed.len() as u32));
-                self.plan.packed.push(value.tensor()?);
-            }
-        }
-        Ok(())
-    }
-
-    /// The buffer that a phase writes `v` to: the first result that it is, or scratch.
+    /// The buffer that a phase writes `v` to.
     fn destination(&mut self, v: ValueId) -> Arg {
-        match self.body.graph.outputs.iter().position(|o| o.value == v) {
-            Some(i) => Arg::Result(i as u32),
-            None => {
-                self.plan.scratch.push(self.body.n_elements(v) * self.body.dtype(v).size_bytes());
-                Arg::Scratch(self.plan.scratch.len() as u32 - 1)
-            }
-        }
+        self.placed.destination(&self.body, v)
     }
 
-    fn phase(&mut self, phase: &Phase) -> Result<()> {
+    /// The phases of the body of `cluster`.
+    fn phases(&self, cluster: &Node) -> Vec<Phase<Task>> {
+        let (body, outer, session) = (&self.body, self.outer, &self.session);
+        let (isa, n_threads, weights) = (session.options.target.isa(), session.options.n_threads, &session.weights);
+        cut(body, &mut |around, id, node| {
+            let Around { users, in_memory } = *around;
+            let task =
+                match_task(&Context { body, outer, cluster, users, in_memory, isa, n_threads, weights }, id, node)?;
+            Some((task.cover(), task))
+        })
+    }
+
+    fn phase(&mut self, phase: &Phase<Task>) -> Result<()> {
         match phase {
             Phase::Task(task) => self.task(task),
             Phase::Elements(roots) => self.elements(roots),
@@ -99,22 +86,8 @@ impl<'s, 'o> ClusterCompiler<'s, 'o> {
         }
     }
 
-    /// Values that pulling `roots` loads, in order; the roots themselves are computed.
     fn leaves(&self, roots: &[ValueId]) -> Vec<(ValueId, Arg)> {
-        let mut found = BTreeMap::new();
-        let mut seen = std::collections::BTreeSet::new();
-        let mut todo = roots.to_vec();
-        while let Some(v) = todo.pop() {
-            if !seen.insert(v) {
-                continue;
-            }
-            if let Some(&arg) = self.location.get(&v) {
-                found.insert(v, arg);
-            } else if let Some(node) = self.body.graph.def_node(v) {
-                todo.extend(&node.inputs);
-            }
-        }
-        found.into_iter().collect()
+        self.placed.leaves(&self.body, roots)
     }
 
     /// Emits a kernel and appends its step. `f` gets the puller and the addresses of the written buffers.
@@ -124,9 +97,9 @@ impl<'s, 'o> ClusterCompiler<'s, 'o> {
         buffers: Buffers,
         (items, grain): (u64, u64),
         workspace_bytes: usize,
-        f: impl FnOnce(&mut Puller, &mut Emitter, &[Value]) -> Result<()>,
+        f: impl FnOnce(&mut Puller<Value>, &mut Emitter, &[Value]) -> Result<()>,
     ) -> Result<()> {
-        let name = kernel_name(self.outer, self.id, self.plan.steps.len(), what);
+        let name = kernel_name(self.outer, self.id, self.placed.plan.steps.len(), what);
         let body = &self.body;
         let function = self.session.jit.kernel(&name, |e| {
             let stored = buffers.reads.iter().enumerate().map(|(i, &(v, _))| (v, e.arg(i))).collect();
@@ -138,26 +111,26 @@ impl<'s, 'o> ClusterCompiler<'s, 'o> {
         let args = buffers.reads.iter().chain(&buffers.writes).map(|&(_, arg)| arg).collect();
         let n_outputs = buffers.writes.len() as u32;
         let kernel = self.session.kernels.len() - 1;
-        self.plan.steps.push(PlanStep { kernel, args, n_outputs, items, grain });
-        self.location.extend(buffers.writes.iter().copied());
+        self.placed.plan.steps.push(PlanStep { kernel, args, n_outputs, items, grain });
+        self.placed.location.extend(buffers.writes.iter().copied());
         Ok(())
     }
 
     fn task(&mut self, task: &Task) -> Result<()> {
-        let first_temp = self.plan.scratch.len() as u32;
-        self.plan.scratch.extend(&task.temps);
+        let first_temp = self.placed.plan.scratch.len() as u32;
+        self.placed.plan.scratch.extend(&task.temps);
         let destination = self.destination(task.result);
         for call in &task.calls {
             self.call(call, first_temp, destination)?;
         }
-        self.location.insert(task.result, destination);
+        self.placed.location.insert(task.result, destination);
         Ok(())
     }
 
     /// Appends a call of a task kernel. The generated kernel arranges the addresses and passes the items on; kernels of one symbol that
     /// arrange them alike share it.
     fn call(&mut self, call: &Call, first_temp: u32, destination: Arg) -> Result<()> {
-        let mut reads = vec![self.pack(call.descriptor.clone())];
+        let mut reads = vec![self.placed.pack(call.descriptor.clone())];
         let (mut writes, mut slots) = (Vec::new(), Vec::new());
         for ptr in &call.ptrs {
             slots.push(match ptr {
@@ -166,7 +139,7 @@ impl<'s, 'o> ClusterCompiler<'s, 'o> {
                 Ptr::Read(place, offset) => {
                     reads.push(match place {
                         Place::Value(v) => self.argument(*v)?,
-                        Place::Packed(t) => self.pack(t.clone()),
+                        Place::Packed(t) => self.placed.pack(t.clone()),
                         Place::Temp(i) => Arg::Scratch(first_temp + *i as u32),
                     });
                     Slot::Read(reads.len() - 1, *offset)
@@ -181,7 +154,7 @@ impl<'s, 'o> ClusterCompiler<'s, 'o> {
             });
         }
         let function = self.session.thunk(call.symbol, reads.len(), writes.len(), &slots)?;
-        let name = kernel_name(self.outer, self.id, self.plan.steps.len(), call.symbol);
+        let name = kernel_name(self.outer, self.id, self.placed.plan.steps.len(), call.symbol);
         let workspace_bytes = call.workspace_bytes;
         self.session.kernels.push(PendingKernel { name, function, workspace_bytes });
         let n_outputs = writes.len() as u32;
@@ -192,25 +165,20 @@ impl<'s, 'o> ClusterCompiler<'s, 'o> {
             (call.items as u64 * SERIAL_NS / call.cost_ns).max(1)
         };
         let kernel = self.session.kernels.len() - 1;
-        self.plan.steps.push(PlanStep { kernel, args, n_outputs, items: call.items as u64, grain });
+        self.placed.plan.steps.push(PlanStep { kernel, args, n_outputs, items: call.items as u64, grain });
         Ok(())
-    }
-
-    fn pack(&mut self, t: Tensor) -> Arg {
-        self.plan.packed.push(t);
-        Arg::Packed(self.plan.packed.len() as u32 - 1)
     }
 
     /// The buffer of a value that is in memory; a constant gets one on demand.
     fn argument(&mut self, v: ValueId) -> Result<Arg> {
-        if let Some(&arg) = self.location.get(&v) {
+        if let Some(&arg) = self.placed.location.get(&v) {
             return Ok(arg);
         }
         let constant = self.body.graph.constant(v);
         let constant =
             constant.ok_or_else(|| Error::internal("a task reads a value that is not in memory"))?.tensor()?;
-        let arg = self.pack(constant);
-        self.location.insert(v, arg);
+        let arg = self.placed.pack(constant);
+        self.placed.location.insert(v, arg);
         Ok(arg)
     }
 
@@ -246,7 +214,7 @@ impl<'s, 'o> ClusterCompiler<'s, 'o> {
     }
 
     fn vector_plan(&self, roots: &[ValueId], out: &Destination) -> Option<VectorMap> {
-        vector::plan(&self.body, roots, &|v| self.location.contains_key(&v), out)
+        vector::plan(&self.body, roots, &|v| self.placed.location.contains_key(&v), out)
     }
 
     fn vector_map(&mut self, map: VectorMap, writes: Vec<(ValueId, Arg)>) -> Result<()> {
@@ -255,7 +223,7 @@ impl<'s, 'o> ClusterCompiler<'s, 'o> {
         debug_assert!(items <= shape.iter().product());
         let grain = (SERIAL_NS * 1000).div_ceil(map.cost_ps());
         let split = (items as u64, if (items as u64) < 2 * grain { 0 } else { grain });
-        let reads = map.expression.leaves.iter().map(|l| (l.value, self.location[&l.value])).collect::<Vec<_>>();
+        let reads = map.expression.leaves.iter().map(|l| (l.value, self.placed.location[&l.value])).collect::<Vec<_>>();
         let n_reads = reads.len();
         let workspace = n_reads + writes.len();
         self.kernel("vector", Buffers { reads, writes }, split, map.workspace_bytes(), |_, e, outs| {
@@ -277,7 +245,7 @@ impl<'s, 'o> ClusterCompiler<'s, 'o> {
                 Part::Map(map) => self.vector_map(*map, vec![(root, arg)])?,
             }
         }
-        self.location.insert(root, arg);
+        self.placed.location.insert(root, arg);
         Ok(true)
     }
 
@@ -285,7 +253,7 @@ impl<'s, 'o> ClusterCompiler<'s, 'o> {
         if self.body.n_elements(v) == 0 {
             return true;
         }
-        let in_memory = |v: ValueId| self.location.contains_key(&v);
+        let in_memory = |v: ValueId| self.placed.location.contains_key(&v);
         let view = Strided::resolve(&self.body, v, &in_memory);
         if in_memory(view.base) {
             let call =
@@ -340,7 +308,7 @@ impl<'s, 'o> ClusterCompiler<'s, 'o> {
         let mut todo: Vec<(ValueId, u64)> = roots.iter().map(|&v| (v, 1)).collect();
         let mut flops = 0u64;
         while let Some((v, times)) = todo.pop() {
-            if !seen.insert(v) || self.location.contains_key(&v) {
+            if !seen.insert(v) || self.placed.location.contains_key(&v) {
                 flops = flops.saturating_add(times);
                 continue;
             }
@@ -362,40 +330,15 @@ impl<'s, 'o> ClusterCompiler<'s, 'o> {
 
     fn cum_sum(&mut self, id: NodeId) -> Result<()> {
         let node = self.body.graph.node(id).clone();
-        let Op::CumSum { axis, exclusive, reverse } = node.op else { return Err(wrong_phase(&node)) };
+        let Op::CumSum { axis, .. } = node.op else { return Err(wrong_phase(&node)) };
         let (x, y) = (node.inputs[0], node.outputs[0]);
-        let (shape, dtype) = (self.body.shape(y).to_vec(), self.body.dtype(y));
-        let acc = match dtype {
-            d if d.is_float() => DType::F64,
-            d => d,
-        };
+        let shape = self.body.shape(y).to_vec();
         let n = shape[axis];
         let lines = (shape.iter().product::<usize>() / n.max(1)) as u64;
         let split = self.split(lines, self.cost_ns(&[x]) * n as u64);
         let writes = vec![(y, self.destination(y))];
         self.kernel("cum_sum", Buffers { reads: self.leaves(&[x]), writes }, split, 0, |p, e, outs| {
-            over_lines(p, e, &shape, axis, |p, e, at| {
-                let zero = e.constant(acc, 0);
-                e.for_loop(Ix::C(0), Ix::C(n as i64), 1, &[zero], |e, i, carried| {
-                    p.scoped(|p| {
-                        let mut at = at.to_vec();
-                        at[axis] = if reverse {
-                            let last = e.iconst(n as i64 - 1);
-                            Ix::V(e.b.ins().isub(last, i))
-                        } else {
-                            Ix::V(i)
-                        };
-                        let v = p.value(e, x, &at)?;
-                        let v = e.convert(v, dtype, acc)?;
-                        let next = e.scalar_op(ScalarOp::Add, &[acc, acc], &[carried[0], v])?;
-                        let shown = e.convert(if exclusive { carried[0] } else { next }, acc, dtype)?;
-                        let linear = e.linearise(&at, &shape);
-                        e.store(dtype, shown, outs[0], linear);
-                        Ok(vec![next])
-                    })
-                })?;
-                Ok(())
-            })
+            over_lines(p, e, &shape, axis, |p, e, at| p.cum_sum_line(e, &node, at, outs[0]))
         })
     }
 
@@ -443,36 +386,24 @@ impl<'s, 'o> ClusterCompiler<'s, 'o> {
         let buffers = Buffers { reads: self.leaves(&[indices, updates]), writes };
         // Updates may meet, so they are joined in order by one thread.
         self.kernel("scatter", buffers, (1, 0), 0, |p, e, outs| {
-            let (shape, update_shape) = (p.body.shape(y).to_vec(), p.body.shape(updates).to_vec());
-            let n: usize = update_shape.iter().product();
+            let shape = p.body.shape(updates).to_vec();
+            let n: usize = shape.iter().product();
             e.for_loop(Ix::C(0), Ix::C(n as i64), 1, &[], |e, i, _| {
-                p.scoped(|p| {
-                    let at = e.delinearise(Ix::V(i), &update_shape);
-                    let (to, kind) = scatter_target(p, e, &node, &at)?;
-                    let linear = e.linearise(&to, &shape);
-                    let new = p.value(e, updates, &at)?;
-                    let dtype = p.body.dtype(y);
-                    let old = e.load(dtype, outs[0], linear);
-                    let joined = join(e, kind, dtype, old, new)?;
-                    e.store(dtype, joined, outs[0], linear);
-                    Ok(vec![])
-                })
+                let at = e.delinearise(Ix::V(i), &shape);
+                p.scoped(|p| p.scatter_update(e, &node, &at, outs[0]))?;
+                Ok(vec![])
             })?;
             Ok(())
         })
     }
 
-    /// Results that no phase wrote: operands handed through, constants, and second names of a value.
+    /// Results that no phase wrote.
     fn copy_repeated_results(&mut self) -> Result<()> {
-        for (i, output) in self.body.graph.outputs.clone().iter().enumerate() {
-            let arg = Arg::Result(i as u32);
-            let written = self.plan.steps.iter().any(|s| s.args.contains(&arg));
-            if !written && self.body.n_elements(output.value) > 0 {
-                let held = self.location.get(&output.value).copied();
-                self.store_elements("copy", &[(output.value, output.value)], vec![(output.value, arg)])?;
-                if let Some(held) = held {
-                    self.location.insert(output.value, held);
-                }
+        for (v, arg) in self.placed.unwritten(&self.body) {
+            let held = self.placed.location.get(&v).copied();
+            self.store_elements("copy", &[(v, v)], vec![(v, arg)])?;
+            if let Some(held) = held {
+                self.placed.location.insert(v, held);
             }
         }
         Ok(())
@@ -483,21 +414,7 @@ fn wrong_phase(node: &Node) -> Error {
     Error::internal(format!("{} is in a phase of another kind", node.op.name()))
 }
 
-/// How often an op with an inner loop pulls its operands for one element.
-fn inner_iterations(body: &Body, op: &Op, node: &Node) -> usize {
-    let n = |i: usize| body.n_elements(node.inputs[i]);
-    let out = body.n_elements(node.outputs[0]).max(1);
-    match op {
-        Op::Reduce { .. } | Op::ArgReduce { .. } => n(0) / out,
-        Op::MatMul => body.shape(node.inputs[0]).last().copied().unwrap_or(1),
-        Op::Conv { .. } | Op::ConvTranspose { .. } => n(1) / body.shape(node.inputs[1])[0].max(1),
-        Op::Pool { size, .. } | Op::MaxPoolIndices { size, .. } => size.iter().product(),
-        _ => 1,
-    }
-    .max(1)
-}
-
-fn element_address(e: &mut Emitter, base: Value, at: Ix, dtype: DType) -> Value {
+fn element_address(e: &mut Emitter, base: Value, at: Ix<Value>, dtype: DType) -> Value {
     let bytes = e.mul(at, dtype.size_bytes() as i64);
     let address = e.add(Ix::V(base), bytes);
     e.val(address)
@@ -506,10 +423,10 @@ fn element_address(e: &mut Emitter, base: Value, at: Ix, dtype: DType) -> Value 
 /// Emits `f(index, linear position)` for all items; the innermost axis is a loop of its own, so that its neighbours' index
 /// arithmetic is not repeated.
 fn over_elements(
-    p: &mut Puller,
+    p: &mut Puller<Value>,
     e: &mut Emitter,
     shape: &[usize],
-    f: impl FnOnce(&mut Puller, &mut Emitter, &[Ix], Ix) -> Result<()>,
+    f: impl FnOnce(&mut Puller<Value>, &mut Emitter, &[Ix<Value>], Ix<Value>) -> Result<()>,
 ) -> Result<()> {
     let inner_axis = shape.iter().rposition(|&d| d != 1);
     let Some(inner_axis) = inner_axis else { return f(p, e, &vec![Ix::C(0); shape.len()], Ix::C(0)) };
@@ -546,11 +463,11 @@ fn over_elements(
 
 /// Emits `f(index)` for all items, which are the lines along `axis`; the index is 0 there.
 fn over_lines(
-    p: &mut Puller,
+    p: &mut Puller<Value>,
     e: &mut Emitter,
     shape: &[usize],
     axis: usize,
-    f: impl FnOnce(&mut Puller, &mut Emitter, &[Ix]) -> Result<()>,
+    f: impl FnOnce(&mut Puller<Value>, &mut Emitter, &[Ix<Value>]) -> Result<()>,
 ) -> Result<()> {
     let mut lines = shape.to_vec();
     lines[axis] = 1;
@@ -561,40 +478,4 @@ fn over_lines(
         Ok(vec![])
     })?;
     Ok(())
-}
-
-/// Index in the data that the update at `at` goes to.
-fn scatter_target(p: &mut Puller, e: &mut Emitter, node: &Node, at: &[Ix]) -> Result<(Vec<Ix>, ScatterKind)> {
-    let (data, indices) = (p.body.shape(node.inputs[0]).to_vec(), node.inputs[1]);
-    match &node.op {
-        Op::ScatterElements { axis, kind } => {
-            let mut to = at.to_vec();
-            to[*axis] = p.index(e, indices, at, data[*axis])?;
-            Ok((to, *kind))
-        }
-        Op::ScatterNd { kind } => {
-            let index_shape = p.body.shape(indices).to_vec();
-            let lead = index_shape.len() - 1;
-            let mut to = Vec::with_capacity(data.len());
-            for (t, &extent) in data.iter().enumerate().take(index_shape[lead]) {
-                let tuple_at: Vec<Ix> = at[..lead].iter().copied().chain([Ix::C(t as i64)]).collect();
-                to.push(p.index(e, indices, &tuple_at, extent)?);
-            }
-            to.extend_from_slice(&at[lead..]);
-            Ok((to, *kind))
-        }
-        _ => Err(wrong_phase(node)),
-    }
-}
-
-fn join(e: &mut Emitter, kind: ScatterKind, dtype: DType, old: Value, new: Value) -> Result<Value> {
-    let extremum = match kind {
-        ScatterKind::Set => return Ok(new),
-        ScatterKind::Add => return e.scalar_op(ScalarOp::Add, &[dtype, dtype], &[old, new]),
-        ScatterKind::Mul => return e.scalar_op(ScalarOp::Mul, &[dtype, dtype], &[old, new]),
-        ScatterKind::Max => Extremum::Max,
-        ScatterKind::Min => Extremum::Min,
-    };
-    let better = beats(e, new, old, dtype, extremum)?;
-    Ok(e.b.ins().select(better, new, old))
 }

@@ -1,7 +1,9 @@
-//! Building blocks of generated functions: index arithmetic, loops, loads and stores, faults, calls.
+//! Building blocks of generated functions in Cranelift's terms: index arithmetic, loops, loads and stores, faults, calls.
 
+use super::pull::{Emit, Ix, Kind, Order};
 use crate::error::{Error, Result};
-use cranelift_codegen::ir::condcodes::IntCC;
+use crate::ir::ScalarOp;
+use cranelift_codegen::ir::condcodes::{FloatCC, IntCC};
 use cranelift_codegen::ir::{
     AbiParam, Block, BlockArg, FuncRef, Function, InstBuilder, MemFlagsData, Signature, Type, Value, types,
 };
@@ -11,15 +13,6 @@ use cranelift_jit::JITModule;
 use cranelift_module::{Linkage, Module};
 use gristmill_runtime::DType;
 use std::collections::BTreeMap;
-
-/// An index, an offset or an extent: `i64`, folded while it is known.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(super) enum Ix {
-    /// Known now.
-    C(i64),
-    /// Known when the code runs.
-    V(Value),
-}
 
 /// A function being emitted.
 pub(super) struct Emitter<'a> {
@@ -76,22 +69,6 @@ impl<'a> Emitter<'a> {
         self.b.ins().return_(&[s]);
     }
 
-    /// Leaves the function with `status` when `condition` is true.
-    pub(super) fn fault_if(&mut self, condition: Value, status: u32) {
-        let fault = match self.faults.get(&status) {
-            Some(&block) => block,
-            None => {
-                let block = self.b.create_block();
-                self.b.set_cold_block(block);
-                self.faults.insert(status, block);
-                block
-            }
-        };
-        let next = self.b.create_block();
-        self.b.ins().brif(condition, fault, &[], next, &[]);
-        self.b.switch_to_block(next);
-    }
-
     /// Address of argument `i`.
     pub(super) fn arg(&mut self, i: usize) -> Value {
         self.b.ins().load(types::I64, MemFlagsData::trusted(), self.args, (i * 8) as i32)
@@ -101,84 +78,7 @@ impl<'a> Emitter<'a> {
         self.b.ins().iconst(types::I64, v)
     }
 
-    /// The value of an index.
-    pub(super) fn val(&mut self, x: Ix) -> Value {
-        match x {
-            Ix::C(c) => self.iconst(c),
-            Ix::V(v) => v,
-        }
-    }
-
-    pub(super) fn add(&mut self, x: Ix, y: Ix) -> Ix {
-        match (x, y) {
-            (Ix::C(a), Ix::C(b)) => Ix::C(a.wrapping_add(b)),
-            (Ix::C(0), z) | (z, Ix::C(0)) => z,
-            (Ix::V(v), Ix::C(c)) | (Ix::C(c), Ix::V(v)) => Ix::V(self.b.ins().iadd_imm_s(v, c)),
-            (Ix::V(a), Ix::V(b)) => Ix::V(self.b.ins().iadd(a, b)),
-        }
-    }
-
-    pub(super) fn mul(&mut self, x: Ix, factor: i64) -> Ix {
-        match (x, factor) {
-            (Ix::C(a), f) => Ix::C(a.wrapping_mul(f)),
-            (_, 0) => Ix::C(0),
-            (x, 1) => x,
-            (Ix::V(v), f) => Ix::V(self.b.ins().imul_imm_s(v, f)),
-        }
-    }
-
-    /// `x / d` and `x % d` for `x >= 0`.
-    pub(super) fn div_rem(&mut self, x: Ix, d: usize) -> (Ix, Ix) {
-        match (x, d.max(1) as i64) {
-            (Ix::C(a), d) => (Ix::C(a / d), Ix::C(a % d)),
-            (x, 1) => (x, Ix::C(0)),
-            (Ix::V(v), d) => {
-                let q = self.b.ins().udiv_imm_s(v, d);
-                let back = self.b.ins().imul_imm_s(q, d);
-                (Ix::V(q), Ix::V(self.b.ins().isub(v, back)))
-            }
-        }
-    }
-
-    /// Coordinates in `shape` of the element at row-major position `linear`.
-    pub(super) fn delinearise(&mut self, linear: Ix, shape: &[usize]) -> Vec<Ix> {
-        let mut coords = vec![Ix::C(0); shape.len()];
-        let mut rest = linear;
-        // The outermost axis that is not 1 takes what is left without a division.
-        let first = shape.iter().position(|&d| d != 1);
-        for i in (0..shape.len()).rev() {
-            if Some(i) == first {
-                coords[i] = rest;
-            } else if shape[i] != 1 {
-                (rest, coords[i]) = self.div_rem(rest, shape[i]);
-            }
-        }
-        coords
-    }
-
-    /// Row-major position of `coords` in `shape`.
-    pub(super) fn linearise(&mut self, coords: &[Ix], shape: &[usize]) -> Ix {
-        let mut at = Ix::C(0);
-        for (&c, &d) in coords.iter().zip(shape) {
-            at = self.mul(at, d as i64);
-            at = self.add(at, c);
-        }
-        at
-    }
-
-    /// The element at index `at` behind `base`.
-    pub(super) fn load(&mut self, dtype: DType, base: Value, at: Ix) -> Value {
-        let (address, offset) = self.address(dtype, base, at);
-        self.b.ins().load(clif_type(dtype), MemFlagsData::new().with_notrap(), address, offset)
-    }
-
-    /// Writes the element at index `at` behind `base`.
-    pub(super) fn store(&mut self, dtype: DType, value: Value, base: Value, at: Ix) {
-        let (address, offset) = self.address(dtype, base, at);
-        self.b.ins().store(MemFlagsData::new().with_notrap(), value, address, offset);
-    }
-
-    fn address(&mut self, dtype: DType, base: Value, at: Ix) -> (Value, i32) {
+    fn address(&mut self, dtype: DType, base: Value, at: Ix<Value>) -> (Value, i32) {
         let size = dtype.size_bytes() as i64;
         match at {
             Ix::C(c) => match i32::try_from(c.wrapping_mul(size)) {
@@ -190,37 +90,6 @@ impl<'a> Emitter<'a> {
                 (self.b.ins().iadd(base, bytes), 0)
             }
         }
-    }
-
-    /// `for i in start..end step by step`, carrying values round; gives the carried values after the loop.
-    pub(super) fn for_loop(
-        &mut self,
-        start: Ix,
-        end: Ix,
-        step: i64,
-        carried: &[Value],
-        body: impl FnOnce(&mut Self, Value, &[Value]) -> Result<Vec<Value>>,
-    ) -> Result<Vec<Value>> {
-        let (start, end) = (self.val(start), self.val(end));
-        let (head, inside, exit) = (self.b.create_block(), self.b.create_block(), self.b.create_block());
-        let i = self.b.append_block_param(head, types::I64);
-        let mut state = Vec::new();
-        for &c in carried {
-            let ty = self.b.func.dfg.value_type(c);
-            state.push(self.b.append_block_param(head, ty));
-        }
-        let enter = block_args(start, carried);
-        self.b.ins().jump(head, &enter);
-        self.b.switch_to_block(head);
-        let more = self.b.ins().icmp(IntCC::SignedLessThan, i, end);
-        self.b.ins().brif(more, inside, &[], exit, &[]);
-        self.b.switch_to_block(inside);
-        let next = body(self, i, &state)?;
-        let i_next = self.b.ins().iadd_imm_s(i, step);
-        let again = block_args(i_next, &next);
-        self.b.ins().jump(head, &again);
-        self.b.switch_to_block(exit);
-        Ok(state)
     }
 
     /// `while i < end`; the body gives the next `i` and carried values.
@@ -247,28 +116,6 @@ impl<'a> Emitter<'a> {
         Ok(())
     }
 
-    /// A value of type `ty` computed by `yes` when `condition` holds, else by `no`; only one of them runs.
-    pub(super) fn branch<S>(
-        &mut self,
-        condition: Value,
-        types: &[Type],
-        state: &mut S,
-        yes: impl FnOnce(&mut S, &mut Self) -> Result<Vec<Value>>,
-        no: impl FnOnce(&mut S, &mut Self) -> Result<Vec<Value>>,
-    ) -> Result<Vec<Value>> {
-        let (then, other, join) = (self.b.create_block(), self.b.create_block(), self.b.create_block());
-        let results: Vec<Value> = types.iter().map(|&ty| self.b.append_block_param(join, ty)).collect();
-        self.b.ins().brif(condition, then, &[], other, &[]);
-        self.b.switch_to_block(then);
-        let values: Vec<BlockArg> = yes(state, self)?.into_iter().map(BlockArg::from).collect();
-        self.b.ins().jump(join, &values);
-        self.b.switch_to_block(other);
-        let values: Vec<BlockArg> = no(state, self)?.into_iter().map(BlockArg::from).collect();
-        self.b.ins().jump(join, &values);
-        self.b.switch_to_block(join);
-        Ok(results)
-    }
-
     /// Calls a precompiled function by its linker name.
     pub(super) fn call(&mut self, name: &'static str, args: &[Value], result: Option<Type>) -> Result<Option<Value>> {
         let callee = match self.imports.get(name) {
@@ -288,6 +135,182 @@ impl<'a> Emitter<'a> {
         };
         let inst = self.b.ins().call(callee, args);
         Ok(self.b.inst_results(inst).first().copied())
+    }
+}
+
+impl Emit for Emitter<'_> {
+    type Value = Value;
+
+    fn constant(&mut self, dtype: DType, bits: u64) -> Value {
+        self.scalar_constant(dtype, bits)
+    }
+
+    fn primitive(&mut self, op: ScalarOp, from: DType, to: DType, args: &[Value]) -> Result<Value> {
+        self.scalar_primitive(op, from, to, args)
+    }
+
+    fn quotient(&mut self, dtype: DType, a: Value, b: Value) -> Value {
+        if dtype == DType::U64 { self.b.ins().udiv(a, b) } else { self.b.ins().sdiv(a, b) }
+    }
+
+    fn is_nan(&mut self, x: Value) -> Value {
+        self.b.ins().fcmp(FloatCC::Unordered, x, x)
+    }
+
+    fn is_number(&mut self, x: Value) -> Value {
+        self.b.ins().fcmp(FloatCC::Ordered, x, x)
+    }
+
+    fn choose(&mut self, condition: Value, yes: Value, no: Value) -> Value {
+        self.b.ins().select(condition, yes, no)
+    }
+
+    fn index(&mut self, i: i64) -> Value {
+        self.iconst(i)
+    }
+
+    fn index_to_i64(&mut self, i: Value) -> Value {
+        i
+    }
+
+    fn i64_to_index(&mut self, x: Value) -> Value {
+        x
+    }
+
+    fn truth_to_index(&mut self, x: Value) -> Value {
+        self.b.ins().uextend(types::I64, x)
+    }
+
+    fn index_add(&mut self, a: Value, b: Value) -> Value {
+        self.b.ins().iadd(a, b)
+    }
+
+    fn index_add_const(&mut self, a: Value, b: i64) -> Value {
+        self.b.ins().iadd_imm_s(a, b)
+    }
+
+    fn index_sub(&mut self, a: Value, b: Value) -> Value {
+        self.b.ins().isub(a, b)
+    }
+
+    fn index_neg(&mut self, a: Value) -> Value {
+        self.b.ins().ineg(a)
+    }
+
+    fn index_mul(&mut self, a: Value, b: Value) -> Value {
+        self.b.ins().imul(a, b)
+    }
+
+    fn index_mul_const(&mut self, a: Value, b: i64) -> Value {
+        self.b.ins().imul_imm_s(a, b)
+    }
+
+    fn index_div(&mut self, a: Value, b: Value) -> Value {
+        // A negative dividend is a huge unsigned one, whose quotient no extent reaches.
+        self.b.ins().udiv(a, b)
+    }
+
+    fn index_div_const(&mut self, a: Value, b: i64) -> Value {
+        self.b.ins().udiv_imm_s(a, b)
+    }
+
+    fn index_min(&mut self, a: Value, b: Value) -> Value {
+        self.b.ins().smin(a, b)
+    }
+
+    fn index_max(&mut self, a: Value, b: Value) -> Value {
+        self.b.ins().smax(a, b)
+    }
+
+    fn index_compare(&mut self, order: Order, a: Value, b: Value) -> Value {
+        let condition = match order {
+            Order::Less => IntCC::SignedLessThan,
+            Order::AtLeast => IntCC::SignedGreaterThanOrEqual,
+            // A negative position is a large unsigned one.
+            Order::Within => IntCC::UnsignedLessThan,
+            Order::Equal => IntCC::Equal,
+        };
+        self.b.ins().icmp(condition, a, b)
+    }
+
+    fn load(&mut self, dtype: DType, buffer: Value, at: Ix<Value>) -> Value {
+        let (address, offset) = self.address(dtype, buffer, at);
+        self.b.ins().load(clif_type(dtype), MemFlagsData::new().with_notrap(), address, offset)
+    }
+
+    fn store(&mut self, dtype: DType, value: Value, buffer: Value, at: Ix<Value>) {
+        let (address, offset) = self.address(dtype, buffer, at);
+        self.b.ins().store(MemFlagsData::new().with_notrap(), value, address, offset);
+    }
+
+    fn fault_if(&mut self, condition: Value, status: u32) {
+        let fault = match self.faults.get(&status) {
+            Some(&block) => block,
+            None => {
+                let block = self.b.create_block();
+                self.b.set_cold_block(block);
+                self.faults.insert(status, block);
+                block
+            }
+        };
+        let next = self.b.create_block();
+        self.b.ins().brif(condition, fault, &[], next, &[]);
+        self.b.switch_to_block(next);
+    }
+
+    fn for_loop(
+        &mut self,
+        start: Ix<Value>,
+        end: Ix<Value>,
+        step: i64,
+        carried: &[Value],
+        body: impl FnOnce(&mut Self, Value, &[Value]) -> Result<Vec<Value>>,
+    ) -> Result<Vec<Value>> {
+        let (start, end) = (self.val(start), self.val(end));
+        let (head, inside, exit) = (self.b.create_block(), self.b.create_block(), self.b.create_block());
+        let i = self.b.append_block_param(head, types::I64);
+        let mut state = Vec::new();
+        for &c in carried {
+            let ty = self.b.func.dfg.value_type(c);
+            state.push(self.b.append_block_param(head, ty));
+        }
+        let enter = block_args(start, carried);
+        self.b.ins().jump(head, &enter);
+        self.b.switch_to_block(head);
+        let more = self.b.ins().icmp(IntCC::SignedLessThan, i, end);
+        self.b.ins().brif(more, inside, &[], exit, &[]);
+        self.b.switch_to_block(inside);
+        let next = body(self, i, &state)?;
+        let i_next = self.b.ins().iadd_imm_s(i, step);
+        let again = block_args(i_next, &next);
+        self.b.ins().jump(head, &again);
+        self.b.switch_to_block(exit);
+        Ok(state)
+    }
+
+    fn branch<S>(
+        &mut self,
+        condition: Value,
+        kinds: &[Kind],
+        state: &mut S,
+        yes: impl FnOnce(&mut S, &mut Self) -> Result<Vec<Value>>,
+        no: impl FnOnce(&mut S, &mut Self) -> Result<Vec<Value>>,
+    ) -> Result<Vec<Value>> {
+        let (then, other, join) = (self.b.create_block(), self.b.create_block(), self.b.create_block());
+        let ty = |kind: &Kind| match kind {
+            Kind::Element(dtype) => clif_type(*dtype),
+            Kind::Index => types::I64,
+        };
+        let results: Vec<Value> = kinds.iter().map(|k| self.b.append_block_param(join, ty(k))).collect();
+        self.b.ins().brif(condition, then, &[], other, &[]);
+        self.b.switch_to_block(then);
+        let values: Vec<BlockArg> = yes(state, self)?.into_iter().map(BlockArg::from).collect();
+        self.b.ins().jump(join, &values);
+        self.b.switch_to_block(other);
+        let values: Vec<BlockArg> = no(state, self)?.into_iter().map(BlockArg::from).collect();
+        self.b.ins().jump(join, &values);
+        self.b.switch_to_block(join);
+        Ok(results)
     }
 }
 

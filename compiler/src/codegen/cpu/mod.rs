@@ -1,23 +1,17 @@
 //! CPU code: Cranelift functions for every cluster, precompiled kernels where shapes fit.
 //!
 //! A cluster's body is cut into phases ([`phases`]), each of which becomes one kernel. The generic code of a phase pulls values element by
-//! element ([`pull`], [`heavy`]) and takes every op and dtype; the fast paths stand in front of it.
+//! element ([`pull`]) and takes every op and dtype; the fast paths stand in front of it.
 
-mod access;
-mod body;
 mod cluster;
 mod contract;
 mod emit;
 mod epilogue;
 mod fast;
-mod heavy;
 mod jit;
 mod native;
-mod phases;
-mod pull;
 mod rows;
 mod scalar;
-mod strided;
 mod task;
 #[cfg(test)]
 mod tests;
@@ -27,6 +21,7 @@ mod weights;
 
 use super::plan::{Arg, CompiledKernels, KernelPlan};
 use super::target::TargetCpu;
+use super::{access, body, phases, pull, strided};
 use crate::error::{Error, Result};
 use crate::ir::{Graph, NodeId, Op, ValueId};
 use cluster::ClusterCompiler;

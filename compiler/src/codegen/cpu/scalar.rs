@@ -1,16 +1,16 @@
 //! Primitive element-wise ops on one element, as Cranelift instructions.
 
 use super::emit::{Emitter, clif_type};
+use super::pull::Emit;
 use crate::error::{Error, Result};
 use crate::ir::ScalarOp;
-use crate::vecprog::{VecOp, VecProg};
 use cranelift_codegen::ir::condcodes::{FloatCC, IntCC};
 use cranelift_codegen::ir::{InstBuilder, MemFlagsData, Type, Value, types};
 use gristmill_runtime::{DType, status};
 
 impl Emitter<'_> {
     /// A constant given by its bits, zero extended.
-    pub(super) fn constant(&mut self, dtype: DType, bits: u64) -> Value {
+    pub(super) fn scalar_constant(&mut self, dtype: DType, bits: u64) -> Value {
         match dtype {
             DType::F32 => self.b.ins().f32const(f32::from_bits(bits as u32)),
             DType::F64 => self.b.ins().f64const(f64::from_bits(bits)),
@@ -18,35 +18,8 @@ impl Emitter<'_> {
         }
     }
 
-    /// Evaluates a scalar program; `inputs[n]` is what `VecOp::Input(n)` reads.
-    pub(super) fn program(&mut self, p: &VecProg, inputs: &[Value]) -> Result<Vec<Value>> {
-        let mut registers: Vec<Value> = Vec::with_capacity(p.insts.len());
-        for inst in &p.insts {
-            let value = match &inst.op {
-                VecOp::Input(n) => inputs[*n as usize],
-                VecOp::Const(bits) => self.constant(inst.dtype, *bits),
-                VecOp::Op(op) => {
-                    let args: Vec<Value> = inst.args.iter().map(|r| registers[r.0 as usize]).collect();
-                    let from = inst.args.last().map_or(inst.dtype, |&r| p.dtype(r));
-                    self.primitive(*op, from, inst.dtype, &args)?
-                }
-            };
-            registers.push(value);
-        }
-        Ok(p.outputs.iter().map(|r| registers[r.0 as usize]).collect())
-    }
-
-    /// One element-wise op of the table, composites included, on operands of the given dtypes.
-    pub(super) fn scalar_op(&mut self, op: ScalarOp, dtypes: &[DType], args: &[Value]) -> Result<Value> {
-        Ok(self.program(&VecProg::of_op(op, dtypes), args)?[0])
-    }
-
-    /// Conversion as the op table defines it.
-    pub(super) fn convert(&mut self, x: Value, from: DType, to: DType) -> Result<Value> {
-        if from == to { Ok(x) } else { self.scalar_op(ScalarOp::Cast(to), &[from], &[x]) }
-    }
-
-    fn primitive(&mut self, op: ScalarOp, from: DType, to: DType, args: &[Value]) -> Result<Value> {
+    /// A primitive op on elements of dtype `from`, giving `to`.
+    pub(super) fn scalar_primitive(&mut self, op: ScalarOp, from: DType, to: DType, args: &[Value]) -> Result<Value> {
         if let ScalarOp::Cast(_) = op {
             return self.cast(args[0], from, to);
         }

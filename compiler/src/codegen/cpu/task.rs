@@ -2,6 +2,7 @@
 
 use super::body::Body;
 use super::epilogue::{EpilogueTerm, Term};
+use super::phases::Cover;
 use super::strided::Strided;
 use super::weights::Weights;
 use crate::ir::{Graph, Node, NodeId, ValueId};
@@ -58,12 +59,13 @@ pub(super) struct Task {
 }
 
 impl Task {
-    /// Values that must be in memory before.
-    pub(super) fn needs(&self) -> impl Iterator<Item = ValueId> + '_ {
-        self.calls.iter().flat_map(|c| &c.ptrs).filter_map(|p| match p {
+    /// What the task is to the rest of the body.
+    pub(super) fn cover(&self) -> Cover {
+        let needs = self.calls.iter().flat_map(|c| &c.ptrs).filter_map(|p| match p {
             Ptr::Read(Place::Value(v), _) => Some(*v),
             _ => None,
-        })
+        });
+        Cover { needs: needs.collect(), nodes: self.nodes.clone(), results: vec![self.result] }
     }
 }
 

@@ -1,6 +1,7 @@
 //! Functions between the program's kernel ABI and the task kernels': they arrange addresses and hand the items on.
 
 use super::Session;
+use super::pull::Emit;
 use crate::error::Result;
 use cranelift_codegen::ir::{InstBuilder, MemFlagsData, StackSlotData, StackSlotKind, types};
 use cranelift_module::FuncId;

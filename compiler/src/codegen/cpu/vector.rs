@@ -6,7 +6,8 @@
 
 use super::access::{Expression, Leaf, expression};
 use super::body::Body;
-use super::emit::{Emitter, Ix};
+use super::emit::Emitter;
+use super::pull::{Emit, Ix};
 use super::strided::{Axis, collapse};
 use crate::error::{Error, Result};
 use crate::ir::{ScalarOp, ValueId};
@@ -242,7 +243,7 @@ impl VectorMap {
         self.stages.iter().copied().max().unwrap_or(0)
     }
 
-    fn row_pointer(&self, e: &mut Emitter, base: Value, tensor: usize, at: &[Ix], col: Value) -> Value {
+    fn row_pointer(&self, e: &mut Emitter, base: Value, tensor: usize, at: &[Ix<Value>], col: Value) -> Value {
         let mut offset = e.mul(Ix::V(col), self.inner.strides[tensor]);
         for (&i, axis) in at.iter().zip(&self.outer) {
             let step = e.mul(i, axis.strides[tensor]);

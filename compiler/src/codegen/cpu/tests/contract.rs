@@ -1,8 +1,9 @@
 //! Contractions with views, epilogues and constant weights.
 
-use super::harness::{Rng, check, compare, steps};
+use super::harness::{check, steps};
 use crate::codegen::cpu::{Options, Rejected, compile_clusters, legal_epilogue};
 use crate::codegen::plan::KernelPlan;
+use crate::codegen::testing::{Rng, compare};
 use crate::ir::*;
 use gristmill_runtime::{DType, Tensor};
 

@@ -1,409 +1,50 @@
-//! Every op of the table that can stand in a cluster, over dtypes, shapes and empty axes.
+//! Every op of the table that can stand in a cluster.
 
-use super::harness::{Rng, as_cluster, check, graph_of, run};
+use super::harness::{check, run};
 use crate::codegen::cpu::{Options, compile_clusters};
+use crate::codegen::testing::{self, Case, Rng, as_cluster, cases, graph_of, in_clusters};
 use crate::ir::*;
-use gristmill_runtime::{DType, Tensor, status};
+use gristmill_runtime::{DType, Tensor};
 
-/// Shapes of rank 1 to 3, some with axes of extent 0 or 1.
-fn shapes(rng: &mut Rng) -> Vec<Vec<usize>> {
-    let mut random = |rank: usize| (0..rank).map(|_| 1 + rng.below(7)).collect::<Vec<_>>();
-    vec![vec![], vec![300], random(1), random(2), random(3), vec![3, 0, 2], vec![1, 5]]
+fn check_all(seed: u64, cases: fn(&mut Rng) -> Vec<Case>) {
+    let rng = &mut Rng(seed);
+    cases(rng).iter().for_each(|c| check(&c.body, &c.inputs, c.tolerance, rng));
 }
 
 #[test]
 fn every_scalar_op_on_every_dtype() {
-    let rng = &mut Rng(1);
-    for op in ScalarOp::samples() {
-        let arity = op.spec().arity;
-        for &dtype in DType::ALL {
-            let mut dtypes = vec![dtype; arity];
-            if op == ScalarOp::Select {
-                dtypes[0] = DType::Bool;
-            }
-            if op.result_dtype(&dtypes).is_err() {
-                continue;
-            }
-            let hi = if op == ScalarOp::Pow { 3.0 } else { 9.0 };
-            for shape in [vec![7, 5], vec![]] {
-                let mut operands: Vec<Tensor> = dtypes.iter().map(|&d| rng.tensor(d, &shape, -hi, hi)).collect();
-                if dtype.is_float() {
-                    operands.iter_mut().for_each(|t| plant_specials(t, rng));
-                } else if matches!(op, ScalarOp::Div | ScalarOp::Rem | ScalarOp::Mod) {
-                    operands[1] = rng.tensor(dtype, &shape, 1.0, 9.0);
-                }
-                // Programs with cancellation (gelu far below 0) agree only relative to their terms.
-                let tolerance = if dtype == DType::F64 { 1e-14 } else { 1e-6 };
-                check(&graph_of(&Op::Map(op), &operands), &operands, tolerance, rng);
-            }
-        }
-    }
-}
-
-/// Puts a NaN, infinities and zeros of both signs at random places.
-fn plant_specials(t: &mut Tensor, rng: &mut Rng) {
-    if t.len() < 8 {
-        return;
-    }
-    let (dtype, n, size) = (t.dtype(), t.len(), t.dtype().size_bytes());
-    for v in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY, 0.0, -0.0, 1.0] {
-        let at = rng.below(n) * size;
-        let bits = crate::vecprog::real_bits(dtype, v).to_le_bytes();
-        t.as_bytes_mut()[at..at + size].copy_from_slice(&bits[..size]);
-    }
+    check_all(1, testing::scalar_ops);
 }
 
 #[test]
 fn every_cast() {
-    let rng = &mut Rng(2);
-    for &from in DType::ALL {
-        for &to in DType::ALL {
-            let mut x = rng.tensor(from, &[64], -400.0, 400.0);
-            if from.is_float() {
-                plant_specials(&mut x, rng);
-            } else if from != DType::Bool {
-                x.as_bytes_mut()[..32].fill(0xff);
-                x.as_bytes_mut()[32..40].fill(0x80);
-            }
-            check(&graph_of(&Op::Map(ScalarOp::Cast(to)), std::slice::from_ref(&x)), &[x], 0.0, rng);
-        }
-    }
+    check_all(2, testing::casts);
 }
 
 #[test]
 fn broadcasting_operands() {
-    let rng = &mut Rng(3);
-    for (a, b) in [
-        (vec![4, 1, 3], vec![5, 1]),
-        (vec![3], vec![2, 1, 3]),
-        (vec![], vec![2, 0]),
-        (vec![1, 1], vec![6]),
-        (vec![2, 3, 4, 5], vec![3, 1, 5]),
-    ] {
-        for dtype in [DType::F32, DType::I64, DType::F16] {
-            let operands = [rng.tensor(dtype, &a, -4.0, 4.0), rng.tensor(dtype, &b, -4.0, 4.0)];
-            check(&graph_of(&Op::Map(ScalarOp::Sub), &operands), &operands, 0.0, rng);
-        }
-    }
-}
-
-fn dims(d: &[usize]) -> Vec<Dim> {
-    d.iter().map(|&d| d.into()).collect()
-}
-
-fn window(strides: &[usize], dilations: &[usize], low: &[usize], high: &[usize]) -> Window {
-    Window { strides: strides.into(), dilations: dilations.into(), pads_low: low.into(), pads_high: high.into() }
-}
-
-/// Cases of one op: attributes and operands. Empty when the op cannot stand in a cluster.
-fn cases(name: &str, rng: &mut Rng) -> Vec<(Op, Vec<Tensor>)> {
-    let mut out = Vec::new();
-    let dtypes = [DType::F32, DType::F64, DType::F16, DType::BF16, DType::I8, DType::I32, DType::U64];
-    let floats = [DType::F32, DType::F64, DType::F16, DType::BF16];
-    let mut x = |d: DType, s: &[usize]| rng.tensor(d, s, -5.0, 5.0);
-    match name {
-        "constant" => {
-            for d in [DType::F32, DType::Bool, DType::F16] {
-                out.push((Op::constant(x(d, &[2, 3])), vec![]));
-                out.push((Op::constant(x(d, &[])), vec![]));
-            }
-        }
-        "iota" => {
-            for d in dtypes {
-                out.push((Op::Iota { dtype: d, shape: dims(&[3, 4]), axis: 1 }, vec![]));
-                out.push((Op::Iota { dtype: d, shape: dims(&[3, 4]), axis: 0 }, vec![]));
-            }
-        }
-        "broadcast" => {
-            out.push((Op::Broadcast { shape: dims(&[2, 3, 4]) }, vec![x(DType::F32, &[3, 1])]));
-            out.push((Op::Broadcast { shape: dims(&[2, 0]) }, vec![x(DType::I64, &[])]));
-        }
-        "reshape" => {
-            for (from, to) in [
-                (vec![4, 6], vec![2, 2, 3, 2]),
-                (vec![2, 3, 4], vec![6, 4]),
-                (vec![1, 6, 1], vec![6]),
-                (vec![6], vec![1, 2, 1, 3, 1]),
-                (vec![4, 6], vec![3, 8]),
-                (vec![0, 3], vec![3, 0, 2]),
-                (vec![1], vec![]),
-            ] {
-                out.push((Op::Reshape { shape: dims(&to) }, vec![x(DType::I32, &from)]));
-            }
-        }
-        "transpose" => {
-            out.push((Op::Transpose { perm: vec![2, 0, 1] }, vec![x(DType::F32, &[3, 4, 5])]));
-            out.push((Op::Transpose { perm: vec![1, 0] }, vec![x(DType::BF16, &[37, 21])]));
-            out.push((Op::Transpose { perm: vec![0, 2, 1] }, vec![x(DType::F32, &[3, 33, 50])]));
-            out.push((Op::Transpose { perm: vec![0, 2, 1, 3] }, vec![x(DType::F32, &[2, 3, 4, 5])]));
-        }
-        "slice" => {
-            let op = Op::Slice {
-                starts: vec![1.into(), 6.into(), 0.into()],
-                sizes: dims(&[2, 3, 4]),
-                steps: vec![1, -2, 1],
-            };
-            out.push((op, vec![x(DType::F32, &[4, 7, 4])]));
-            let op = Op::Slice { starts: vec![1.into()], sizes: dims(&[0]), steps: vec![1] };
-            out.push((op, vec![x(DType::U8, &[4])]));
-        }
-        "pad" => {
-            for mode in [PadMode::Constant, PadMode::Reflect, PadMode::Edge, PadMode::Wrap] {
-                for d in [DType::F32, DType::I16] {
-                    let mut operands = vec![x(d, &[3, 4])];
-                    if mode == PadMode::Constant {
-                        operands.push(x(d, &[]));
-                    }
-                    out.push((Op::Pad { low: vec![2, 0], high: vec![1, 3], mode }, operands));
-                }
-            }
-            let op = Op::Pad { low: vec![1], high: vec![1], mode: PadMode::Constant };
-            out.push((op, vec![x(DType::F32, &[0]), x(DType::F32, &[])]));
-        }
-        "concat" => {
-            let parts =
-                vec![x(DType::F32, &[2, 3]), x(DType::F32, &[2, 0]), x(DType::F32, &[2, 1]), x(DType::F32, &[2, 4])];
-            out.push((Op::Concat { axis: 1 }, parts));
-            out.push((Op::Concat { axis: 0 }, vec![x(DType::Bool, &[1, 3]), x(DType::Bool, &[2, 3])]));
-        }
-        "gather" => {
-            for d in [DType::F32, DType::I64, DType::F16] {
-                let at = Tensor::from_slice(&[0i64, -1, 2, 1, 1, -4], &[2, 3]).unwrap();
-                out.push((Op::Gather { axis: 1 }, vec![x(d, &[3, 4, 2]), at.clone()]));
-                out.push((Op::Gather { axis: 0 }, vec![x(d, &[4, 40]), at]));
-            }
-        }
-        "gather_elements" => {
-            let at = Tensor::from_slice(&[0i32, -1, 2, 1, 1, 0], &[3, 2]).unwrap();
-            out.push((Op::GatherElements { axis: 0 }, vec![x(DType::F32, &[3, 4]), at]));
-        }
-        "gather_nd" => {
-            let at = Tensor::from_slice(&[0i64, 1, -1, 0], &[2, 2]).unwrap();
-            out.push((Op::GatherNd { batch_dims: 0 }, vec![x(DType::F32, &[2, 3, 4]), at.clone()]));
-            out.push((Op::GatherNd { batch_dims: 1 }, vec![x(DType::I32, &[2, 3, 4, 2]), at]));
-        }
-        "scatter_elements" | "scatter_nd" => {
-            let kinds = [ScatterKind::Set, ScatterKind::Add, ScatterKind::Mul, ScatterKind::Max, ScatterKind::Min];
-            for kind in kinds {
-                for d in [DType::F32, DType::F16, DType::I64, DType::U8] {
-                    if name == "scatter_nd" {
-                        let at = Tensor::from_slice(&[1i64, -1, 1], &[3, 1]).unwrap();
-                        out.push((Op::ScatterNd { kind }, vec![x(d, &[4, 3]), at, x(d, &[3, 3])]));
-                    } else {
-                        let at = Tensor::from_slice(&[1i64, 0, 1, -1], &[2, 2]).unwrap();
-                        out.push((Op::ScatterElements { axis: 1, kind }, vec![x(d, &[2, 3]), at, x(d, &[2, 2])]));
-                    }
-                }
-            }
-        }
-        "reduce" => {
-            use ReduceKind::*;
-            for kind in [Sum, Mean, Max, Min, Prod] {
-                for &d in DType::ALL {
-                    if d == DType::Bool && !matches!(kind, Max | Min) {
-                        continue;
-                    }
-                    for (shape, axes) in
-                        [(vec![3, 4, 5], vec![0, 2]), (vec![6, 70], vec![1]), (vec![3, 0], vec![1]), (vec![9], vec![])]
-                    {
-                        out.push((Op::Reduce { kind, axes: axes.clone(), keepdims: false }, vec![x(d, &shape)]));
-                        out.push((Op::Reduce { kind, axes, keepdims: true }, vec![x(d, &shape)]));
-                    }
-                }
-            }
-        }
-        "arg_reduce" => {
-            for kind in [Extremum::Max, Extremum::Min] {
-                for &d in DType::ALL {
-                    for select_last in [false, true] {
-                        let op = Op::ArgReduce { kind, axis: 1, keepdims: select_last, select_last };
-                        out.push((op, vec![x(d, &[3, 9, 2])]));
-                    }
-                }
-            }
-        }
-        "softmax" => {
-            for d in floats {
-                for (shape, axis) in [(vec![3, 40], 1), (vec![2, 5, 3], 1), (vec![2, 0], 1)] {
-                    out.push((Op::Softmax { axis, log: false }, vec![x(d, &shape)]));
-                    out.push((Op::Softmax { axis, log: true }, vec![x(d, &shape)]));
-                }
-            }
-        }
-        "layer_norm" | "rms_norm" => {
-            for d in floats {
-                for (shape, axis) in [(vec![3, 40], 1), (vec![2, 4, 6], 1), (vec![0, 4], 1)] {
-                    let epsilon = Real(1e-5);
-                    let mut operands = vec![x(d, &shape), x(d, &shape[axis..])];
-                    let op = if name == "layer_norm" {
-                        operands.push(x(d, &shape[axis..]));
-                        Op::LayerNorm { axis, epsilon }
-                    } else {
-                        Op::RmsNorm { axis, epsilon }
-                    };
-                    out.push((op, operands));
-                }
-            }
-        }
-        "matmul" => {
-            for d in dtypes {
-                out.push((Op::MatMul, vec![x(d, &[5, 7]), x(d, &[7, 3])]));
-                out.push((Op::MatMul, vec![x(d, &[2, 1, 3, 4]), x(d, &[3, 4, 5])]));
-                out.push((Op::MatMul, vec![x(d, &[3, 0]), x(d, &[0, 2])]));
-            }
-            out.push((Op::MatMul, vec![x(DType::F32, &[33, 70]), x(DType::F32, &[70, 65])]));
-            out.push((Op::MatMul, vec![x(DType::F32, &[2, 9, 17, 20]), x(DType::F32, &[1, 9, 20, 40])]));
-        }
-        "conv" => {
-            for d in dtypes {
-                for layout in [Layout::ChannelsFirst, Layout::ChannelsLast] {
-                    for (groups, cin, cout) in [(1, 4, 6), (2, 4, 6), (4, 4, 8)] {
-                        let (xs, ws) = match layout {
-                            Layout::ChannelsFirst => (vec![2, cin, 7, 6], vec![cout, cin / groups, 3, 2]),
-                            Layout::ChannelsLast => (vec![2, 7, 6, cin], vec![3, 2, cin / groups, cout]),
-                        };
-                        let window = window(&[2, 1], &[1, 2], &[1, 0], &[2, 1]);
-                        out.push((Op::Conv { window, groups, layout }, vec![x(d, &xs), x(d, &ws)]));
-                    }
-                }
-            }
-            let op =
-                |groups| Op::Conv { window: window(&[2], &[1], &[3], &[1]), groups, layout: Layout::ChannelsFirst };
-            out.push((op(1), vec![x(DType::F32, &[2, 3, 11]), x(DType::F32, &[5, 3, 4])]));
-            let w3 = window(&[1; 3], &[1; 3], &[1; 3], &[0; 3]);
-            let op = Op::Conv { window: w3, groups: 1, layout: Layout::ChannelsFirst };
-            out.push((op, vec![x(DType::F32, &[1, 2, 3, 4, 5]), x(DType::F32, &[3, 2, 2, 2, 2])]));
-        }
-        "conv_transpose" => {
-            for d in dtypes {
-                for groups in [1, 2] {
-                    let window = window(&[2, 3], &[1, 2], &[1, 0], &[0, 1]);
-                    let op = Op::ConvTranspose { window, output_pads: vec![1, 0], groups };
-                    out.push((op, vec![x(d, &[2, 4, 3, 4]), x(d, &[4, 3, 3, 2])]));
-                }
-            }
-        }
-        "conv_transpose_tiles" => {
-            for (strides, x_shape, w_shape) in [
-                (vec![2, 2], vec![2, 5, 3, 4], vec![5, 6, 2, 2]),
-                (vec![3], vec![1, 4, 5], vec![4, 2, 3]),
-                (vec![1, 2], vec![2, 3, 2, 2], vec![3, 1, 1, 2]),
-            ] {
-                let zeros = vec![0; strides.len()];
-                let window = window(&strides, &vec![1; strides.len()], &zeros, &zeros);
-                let op = Op::ConvTranspose { window, output_pads: zeros, groups: 1 };
-                out.push((op, vec![x(DType::F32, &x_shape), x(DType::F32, &w_shape)]));
-            }
-        }
-        "pool" => {
-            for d in dtypes {
-                for kind in [PoolKind::Max, PoolKind::Avg, PoolKind::AvgIncludePad] {
-                    for layout in [Layout::ChannelsFirst, Layout::ChannelsLast] {
-                        let shape = if layout == Layout::ChannelsFirst { [2, 3, 7, 6] } else { [2, 7, 6, 3] };
-                        for ceil in [false, true] {
-                            let window = window(&[2, 3], &[1, 2], &[1, 0], &[1, 0]);
-                            out.push((Op::Pool { kind, size: vec![3, 2], window, ceil, layout }, vec![x(d, &shape)]));
-                        }
-                    }
-                }
-            }
-        }
-        "max_pool_indices" => {
-            for d in dtypes {
-                let window = window(&[2, 2], &[1, 1], &[1, 1], &[0, 1]);
-                out.push((Op::MaxPoolIndices { size: vec![3, 2], window, ceil: false }, vec![x(d, &[2, 3, 6, 5])]));
-            }
-        }
-        "attention" => {
-            for d in floats {
-                for causal in [false, true] {
-                    let op = Op::Attention { scale: Real(0.3), causal };
-                    let mut operands = vec![x(d, &[2, 3, 5, 4]), x(d, &[2, 3, 6, 4]), x(d, &[2, 3, 6, 7])];
-                    out.push((op.clone(), operands.clone()));
-                    operands.push(x(d, &[2, 1, 1, 6]));
-                    out.push((op, operands));
-                }
-            }
-        }
-        "top_k" => {
-            for &d in DType::ALL {
-                for largest in [false, true] {
-                    out.push((Op::TopK { k: 3.into(), axis: 1, largest }, vec![x(d, &[2, 9, 3])]));
-                    out.push((Op::TopK { k: 6.into(), axis: 0, largest }, vec![x(d, &[6])]));
-                }
-            }
-        }
-        "cum_sum" => {
-            for d in dtypes {
-                for (exclusive, reverse) in [(false, false), (true, false), (false, true), (true, true)] {
-                    out.push((Op::CumSum { axis: 1, exclusive, reverse }, vec![x(d, &[2, 9, 3])]));
-                }
-            }
-        }
-        _ => {}
-    }
-    out
-}
-
-/// Whether a cluster may hold ops of this class. Element-wise ops have a test of their own.
-fn in_clusters(class: OpClass) -> bool {
-    !matches!(class, OpClass::Map | OpClass::Control | OpClass::State | OpClass::Transfer | OpClass::Cluster)
+    check_all(3, testing::broadcasts);
 }
 
 #[test]
 fn every_tensor_op() {
-    let rng = &mut Rng(4);
-    for (name, class, _) in Op::catalogue() {
-        if !in_clusters(class) {
-            continue;
-        }
-        let cases = cases(name, rng);
-        assert!(!cases.is_empty(), "{name} has no case: add one");
-        for (op, operands) in cases {
-            assert_eq!(op.name(), name);
-            check(&graph_of(&op, &operands), &operands, 1e-6, rng);
-        }
-    }
+    check_all(4, testing::tensor_ops);
 }
 
 /// What is selected, ordered or normalised treats NaN, infinities and zeros of both signs as the interpreter does.
 #[test]
 fn special_values_through_every_selection() {
-    let rng = &mut Rng(8);
-    for name in ["reduce", "arg_reduce", "softmax", "pool", "max_pool_indices", "top_k", "cum_sum", "scatter_elements"]
-    {
-        for (op, mut operands) in cases(name, rng) {
-            for t in operands.iter_mut().filter(|t| t.dtype().is_float()) {
-                for _ in 0..1 + t.len() / 24 {
-                    plant_specials(t, rng);
-                }
-            }
-            check(&graph_of(&op, &operands), &operands, 1e-6, rng);
-        }
-    }
+    check_all(8, testing::special_selections);
 }
 
-/// Rows whose mask hides everything, some of a row, or is NaN.
 #[test]
 fn attention_and_softmax_of_hidden_rows() {
-    let rng = &mut Rng(9);
-    const NONE: f32 = f32::NEG_INFINITY;
-    for n_keys in [6, 300] {
-        for causal in [false, true] {
-            let mut mask = vec![0f32; 4 * n_keys];
-            mask[..n_keys].fill(NONE);
-            mask[n_keys + 1..2 * n_keys].fill(NONE);
-            mask[3 * n_keys - 1] = f32::NAN;
-            let mask = Tensor::from_slice(&mask, &[4, n_keys]).unwrap();
-            let mut x = |shape: &[usize]| rng.tensor(DType::F32, shape, -2.0, 2.0);
-            let operands = [x(&[2, 3, 4, 8]), x(&[2, 3, n_keys, 8]), x(&[2, 3, n_keys, 5]), mask.clone()];
-            check(&graph_of(&Op::Attention { scale: Real(0.3), causal }, &operands), &operands, 1e-5, rng);
-            for log in [false, true] {
-                let operands = [mask.clone()];
-                check(&graph_of(&Op::Softmax { axis: 1, log }, &operands), &operands, 1e-6, rng);
-            }
-        }
-    }
+    check_all(9, testing::hidden_rows);
+}
+
+#[test]
+fn unary_ops_over_shapes() {
+    check_all(5, testing::unary_shapes);
 }
 
 #[test]
@@ -417,32 +58,9 @@ fn transposed_convolutions_that_tile_their_output() {
 }
 
 #[test]
-fn unary_ops_over_shapes() {
-    let rng = &mut Rng(5);
-    for shape in shapes(rng) {
-        for dtype in [DType::F32, DType::F64, DType::I32, DType::BF16] {
-            let x = rng.tensor(dtype, &shape, -3.0, 3.0);
-            check(&graph_of(&Op::Map(ScalarOp::Neg), std::slice::from_ref(&x)), &[x], 0.0, rng);
-        }
-    }
-}
-
-#[test]
 fn faults_are_reported_as_status() {
     let rng = &mut Rng(6);
-    let at = Tensor::from_slice(&[0i64, 4], &[2]).unwrap();
-    let data = rng.tensor(DType::F32, &[4], -1.0, 1.0);
-    let zeros = Tensor::zeros(DType::I32, &[3]).unwrap();
-    for (op, operands, expected) in [
-        (Op::Gather { axis: 0 }, vec![data.clone(), at.clone()], status::INDEX_OUT_OF_RANGE),
-        (
-            Op::ScatterElements { axis: 0, kind: ScatterKind::Set },
-            vec![data.clone(), at, rng.tensor(DType::F32, &[2], -1.0, 1.0)],
-            status::INDEX_OUT_OF_RANGE,
-        ),
-        (Op::Map(ScalarOp::Div), vec![zeros.clone(), zeros.clone()], status::DIVISION_BY_ZERO),
-        (Op::Map(ScalarOp::Mod), vec![zeros.clone(), zeros], status::DIVISION_BY_ZERO),
-    ] {
+    for (op, operands, expected) in testing::faults(rng) {
         let graph = as_cluster(&graph_of(&op, &operands));
         let compiled = compile_clusters(&mut graph.clone(), &Options::default()).unwrap();
         assert_eq!(run(&graph, &compiled, &operands, rng), Err(expected), "{op:?}");

@@ -1,28 +1,33 @@
 //! Pull-based scalar code: the value of a tensor at an index, emitted recursively through maps, views and reductions.
 //!
 //! A value that a buffer holds is loaded; everything else is computed on the spot. What is worth a buffer is decided in
-//! [`super::phases`]. Equal requests within one straight piece of code are answered once.
+//! [`super::phases`]. Equal requests within one straight piece of code are answered once. What the code is written in is the
+//! back end's affair ([`Emit`]): Cranelift's for the CPU, CUDA's for the GPU.
+
+mod emit;
+mod heavy;
+mod memory;
 
 use super::body::{Body, const_dim};
-use super::emit::{Emitter, Ix, clif_type};
 use crate::error::{Error, Result};
-use crate::ir::{Node, Op, PadMode, ValueId};
-use cranelift_codegen::ir::condcodes::IntCC;
-use cranelift_codegen::ir::{InstBuilder, Value};
+use crate::ir::{Node, Op, PadMode, ScalarOp, ValueId};
+pub(super) use emit::{Emit, Ix, Kind, Order};
 use gristmill_runtime::{DType, status};
+pub(super) use heavy::{beats, inner_iterations};
 use std::collections::{BTreeMap, HashMap};
+use std::hash::Hash;
 
 /// Emits values at indices within one function.
-pub(super) struct Puller<'a> {
+pub(super) struct Puller<'a, V> {
     pub(super) body: &'a Body,
-    /// Base addresses of the values that are in buffers.
-    pub(super) stored: BTreeMap<ValueId, Value>,
+    /// Buffers of the values that are in memory.
+    pub(super) stored: BTreeMap<ValueId, V>,
     /// Values known in the enclosing blocks, innermost last.
-    known: Vec<HashMap<(ValueId, Vec<Ix>), Value>>,
+    known: Vec<HashMap<(ValueId, Vec<Ix<V>>), V>>,
 }
 
-impl<'a> Puller<'a> {
-    pub(super) fn new(body: &'a Body, stored: BTreeMap<ValueId, Value>) -> Puller<'a> {
+impl<'a, V: Copy + Eq + Hash> Puller<'a, V> {
+    pub(super) fn new(body: &'a Body, stored: BTreeMap<ValueId, V>) -> Puller<'a, V> {
         Puller { body, stored, known: vec![HashMap::new()] }
     }
 
@@ -35,7 +40,7 @@ impl<'a> Puller<'a> {
     }
 
     /// Element of `v` at `at`, one index per axis.
-    pub(super) fn value(&mut self, e: &mut Emitter, v: ValueId, at: &[Ix]) -> Result<Value> {
+    pub(super) fn value<E: Emit<Value = V>>(&mut self, e: &mut E, v: ValueId, at: &[Ix<V>]) -> Result<V> {
         let key = (v, at.to_vec());
         if let Some(&found) = self.known.iter().rev().find_map(|scope| scope.get(&key)) {
             return Ok(found);
@@ -45,11 +50,11 @@ impl<'a> Puller<'a> {
         Ok(value)
     }
 
-    pub(super) fn remember(&mut self, v: ValueId, at: &[Ix], value: Value) {
+    pub(super) fn remember(&mut self, v: ValueId, at: &[Ix<V>], value: V) {
         self.known.last_mut().expect("the outermost scope stays").insert((v, at.to_vec()), value);
     }
 
-    fn compute(&mut self, e: &mut Emitter, v: ValueId, at: &[Ix]) -> Result<Value> {
+    fn compute<E: Emit<Value = V>>(&mut self, e: &mut E, v: ValueId, at: &[Ix<V>]) -> Result<V> {
         if let Some(&base) = self.stored.get(&v) {
             let linear = e.linearise(at, self.body.shape(v));
             return Ok(e.load(self.body.dtype(v), base, linear));
@@ -60,11 +65,10 @@ impl<'a> Puller<'a> {
         self.node_value(e, node, which, at).map_err(|err| err.context(node.op.name()).at_origin(&node.origin))
     }
 
-    fn node_value(&mut self, e: &mut Emitter, node: &Node, which: usize, at: &[Ix]) -> Result<Value> {
+    fn node_value<E: Emit<Value = V>>(&mut self, e: &mut E, node: &Node, which: usize, at: &[Ix<V>]) -> Result<V> {
         match &node.op {
             Op::Map(op) => {
-                let args =
-                    node.inputs.iter().map(|&x| self.broadcast_value(e, x, at)).collect::<Result<Vec<Value>>>()?;
+                let args = node.inputs.iter().map(|&x| self.broadcast_value(e, x, at)).collect::<Result<Vec<V>>>()?;
                 let dtypes: Vec<DType> = node.inputs.iter().map(|&x| self.body.dtype(x)).collect();
                 e.scalar_op(*op, &dtypes, &args)
             }
@@ -76,6 +80,7 @@ impl<'a> Puller<'a> {
             }
             Op::Iota { dtype, axis, .. } => {
                 let i = e.val(at[*axis]);
+                let i = e.index_to_i64(i);
                 e.convert(i, DType::I64, *dtype)
             }
             Op::Broadcast { .. } => self.broadcast_value(e, node.inputs[0], at),
@@ -112,49 +117,66 @@ impl<'a> Puller<'a> {
     }
 
     /// Element of `x` where the index belongs to a shape that `x` broadcasts to.
-    pub(super) fn broadcast_value(&mut self, e: &mut Emitter, x: ValueId, at: &[Ix]) -> Result<Value> {
+    pub(super) fn broadcast_value<E: Emit<Value = V>>(&mut self, e: &mut E, x: ValueId, at: &[Ix<V>]) -> Result<V> {
         let shape = self.body.shape(x);
         let lead = at.len() - shape.len();
-        let from: Vec<Ix> = shape.iter().zip(&at[lead..]).map(|(&d, &i)| if d == 1 { Ix::C(0) } else { i }).collect();
+        let from: Vec<Ix<V>> =
+            shape.iter().zip(&at[lead..]).map(|(&d, &i)| if d == 1 { Ix::C(0) } else { i }).collect();
         self.value(e, x, &from)
     }
 
     /// Element of an index tensor as a checked position in an axis of extent `n`; negative ones count from the end.
-    pub(super) fn index(&mut self, e: &mut Emitter, indices: ValueId, at: &[Ix], n: usize) -> Result<Ix> {
+    pub(super) fn index<E: Emit<Value = V>>(
+        &mut self,
+        e: &mut E,
+        indices: ValueId,
+        at: &[Ix<V>],
+        n: usize,
+    ) -> Result<Ix<V>> {
         let raw = self.value(e, indices, at)?;
         let i = e.convert(raw, self.body.dtype(indices), DType::I64)?;
-        let zero = e.iconst(0);
-        let negative = e.b.ins().icmp(IntCC::SignedLessThan, i, zero);
-        let wrapped = e.b.ins().iadd_imm_s(i, n as i64);
-        let i = e.b.ins().select(negative, wrapped, i);
-        let limit = e.iconst(n as i64);
-        let outside = e.b.ins().icmp(IntCC::UnsignedGreaterThanOrEqual, i, limit);
+        let zero = e.constant(DType::I64, 0);
+        let negative = e.primitive(ScalarOp::Lt, DType::I64, DType::Bool, &[i, zero])?;
+        let extent = e.constant(DType::I64, n as u64);
+        let wrapped = e.primitive(ScalarOp::Add, DType::I64, DType::I64, &[i, extent])?;
+        let i = e.choose(negative, wrapped, i);
+        let limit = e.constant(DType::U64, n as u64);
+        let unsigned = e.convert(i, DType::I64, DType::U64)?;
+        let outside = e.primitive(ScalarOp::Ge, DType::U64, DType::Bool, &[unsigned, limit])?;
         e.fault_if(outside, status::INDEX_OUT_OF_RANGE);
-        Ok(Ix::V(i))
+        Ok(Ix::V(e.i64_to_index(i)))
     }
 
-    fn gather(&mut self, e: &mut Emitter, node: &Node, axis: usize, at: &[Ix]) -> Result<Value> {
+    fn gather<E: Emit<Value = V>>(&mut self, e: &mut E, node: &Node, axis: usize, at: &[Ix<V>]) -> Result<V> {
         let [data, indices] = node.inputs[..] else { return Err(Error::internal("gather takes two operands")) };
         let n_index_axes = self.body.shape(indices).len();
         let i = self.index(e, indices, &at[axis..axis + n_index_axes], self.body.shape(data)[axis])?;
-        let from: Vec<Ix> = at[..axis].iter().copied().chain([i]).chain(at[axis + n_index_axes..].to_vec()).collect();
+        let from: Vec<Ix<V>> =
+            at[..axis].iter().copied().chain([i]).chain(at[axis + n_index_axes..].to_vec()).collect();
         self.value(e, data, &from)
     }
 
-    fn gather_nd(&mut self, e: &mut Emitter, node: &Node, batch_dims: usize, at: &[Ix]) -> Result<Value> {
+    fn gather_nd<E: Emit<Value = V>>(&mut self, e: &mut E, node: &Node, batch_dims: usize, at: &[Ix<V>]) -> Result<V> {
         let [data, indices] = node.inputs[..] else { return Err(Error::internal("gather_nd takes two operands")) };
         let (index_shape, data_shape) = (self.body.shape(indices), self.body.shape(data));
         let lead = index_shape.len() - 1;
         let mut from = at[..batch_dims].to_vec();
         for t in 0..index_shape[lead] {
-            let tuple_at: Vec<Ix> = at[..lead].iter().copied().chain([Ix::C(t as i64)]).collect();
+            let tuple_at: Vec<Ix<V>> = at[..lead].iter().copied().chain([Ix::C(t as i64)]).collect();
             from.push(self.index(e, indices, &tuple_at, data_shape[batch_dims + t])?);
         }
         from.extend_from_slice(&at[lead..]);
         self.value(e, data, &from)
     }
 
-    fn concat(&mut self, e: &mut Emitter, node: &Node, axis: usize, first: usize, at: &[Ix]) -> Result<Value> {
+    fn concat<E: Emit<Value = V>>(
+        &mut self,
+        e: &mut E,
+        node: &Node,
+        axis: usize,
+        first: usize,
+        at: &[Ix<V>],
+    ) -> Result<V> {
         let extent = |s: &Self, i: usize| s.body.shape(node.inputs[i])[axis];
         // Empty parts hold no index.
         let Some(part) = (first..node.inputs.len()).find(|&i| extent(self, i) > 0) else {
@@ -165,9 +187,9 @@ impl<'a> Puller<'a> {
         if (part + 1..node.inputs.len()).all(|i| extent(self, i) == 0) {
             return self.value(e, x, at);
         }
-        let (position, limit) = (e.val(at[axis]), e.iconst(n as i64));
-        let here = e.b.ins().icmp(IntCC::SignedLessThan, position, limit);
-        let ty = clif_type(self.body.dtype(x));
+        let (position, limit) = (e.val(at[axis]), e.index(n as i64));
+        let here = e.index_compare(Order::Less, position, limit);
+        let ty = Kind::Element(self.body.dtype(x));
         let values = e.branch(
             here,
             &[ty],
@@ -182,7 +204,14 @@ impl<'a> Puller<'a> {
         Ok(values[0])
     }
 
-    fn pad(&mut self, e: &mut Emitter, node: &Node, low: &[usize], mode: PadMode, at: &[Ix]) -> Result<Value> {
+    fn pad<E: Emit<Value = V>>(
+        &mut self,
+        e: &mut E,
+        node: &Node,
+        low: &[usize],
+        mode: PadMode,
+        at: &[Ix<V>],
+    ) -> Result<V> {
         let x = node.inputs[0];
         let (shape, out) = (self.body.shape(x), self.body.shape(node.outputs[0]));
         let mut from = Vec::with_capacity(at.len());
@@ -193,17 +222,19 @@ impl<'a> Puller<'a> {
             from.push(match mode {
                 _ if out[axis] == n => j,
                 PadMode::Constant => {
-                    // A negative position is a large unsigned one.
-                    let (position, limit) = (e.val(j), e.iconst(n as i64));
-                    let within = e.b.ins().icmp(IntCC::UnsignedLessThan, position, limit);
-                    inside = Some(inside.map_or(within, |i| e.b.ins().band(i, within)));
+                    let (position, limit) = (e.val(j), e.index(n as i64));
+                    let within = e.index_compare(Order::Within, position, limit);
+                    inside = Some(match inside {
+                        None => within,
+                        Some(i) => e.both(i, within)?,
+                    });
                     j
                 }
                 _ => border(e, j, n as i64, mode),
             });
         }
         let Some(inside) = inside else { return self.value(e, x, &from) };
-        let ty = clif_type(self.body.dtype(x));
+        let ty = Kind::Element(self.body.dtype(x));
         let fill = node.inputs[1];
         if shape.contains(&0) {
             return self.value(e, fill, &[]);
@@ -220,29 +251,29 @@ impl<'a> Puller<'a> {
 }
 
 /// Position in the interior of extent `n` that a border position `j` repeats.
-fn border(e: &mut Emitter, j: Ix, n: i64, mode: PadMode) -> Ix {
+fn border<E: Emit>(e: &mut E, j: Ix<E::Value>, n: i64, mode: PadMode) -> Ix<E::Value> {
     let j = e.val(j);
-    let (zero, last, extent) = (e.iconst(0), e.iconst(n - 1), e.iconst(n));
+    let (zero, last, extent) = (e.index(0), e.index(n - 1), e.index(n));
     if mode == PadMode::Edge {
-        let low = e.b.ins().smax(j, zero);
-        return Ix::V(e.b.ins().smin(low, last));
+        let low = e.index_max(j, zero);
+        return Ix::V(e.index_min(low, last));
     }
-    let below = e.b.ins().icmp(IntCC::SignedLessThan, j, zero);
-    let above = e.b.ins().icmp(IntCC::SignedGreaterThanOrEqual, j, extent);
+    let below = e.index_compare(Order::Less, j, zero);
+    let above = e.index_compare(Order::AtLeast, j, extent);
     let (from_low, from_high) = if mode == PadMode::Reflect {
-        let turn = e.iconst(2 * (n - 1));
-        (e.b.ins().ineg(j), e.b.ins().isub(turn, j))
+        let turn = e.index(2 * (n - 1));
+        (e.index_neg(j), e.index_sub(turn, j))
     } else {
-        (e.b.ins().iadd(j, extent), e.b.ins().isub(j, extent))
+        (e.index_add(j, extent), e.index_sub(j, extent))
     };
-    let high = e.b.ins().select(above, from_high, j);
-    Ix::V(e.b.ins().select(below, from_low, high))
+    let high = e.choose(above, from_high, j);
+    Ix::V(e.choose(below, from_low, high))
 }
 
 /// The index in `from` of the element at index `at` in `to`; both shapes hold the same elements in row-major order.
 ///
 /// Axes are matched in groups of equal extent products, so that only axes which are really split or joined are divided.
-fn reshape_index(e: &mut Emitter, at: &[Ix], to: &[usize], from: &[usize]) -> Vec<Ix> {
+fn reshape_index<E: Emit>(e: &mut E, at: &[Ix<E::Value>], to: &[usize], from: &[usize]) -> Vec<Ix<E::Value>> {
     let mut index = vec![Ix::C(0); from.len()];
     let (mut i, mut j) = (0, 0);
     while i < to.len() || j < from.len() {

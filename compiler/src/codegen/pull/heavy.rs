@@ -2,13 +2,12 @@
 //!
 //! Slow but right for every dtype: floats accumulate in `f64` and round once, integers in 64 bits, wrapping.
 
-use super::emit::{Emitter, Ix, clif_type};
-use super::pull::Puller;
+use super::{Emit, Ix, Kind, Order, Puller};
+use crate::codegen::body::Body;
 use crate::error::{Error, Result};
 use crate::ir::{Extremum, Layout, Node, Op, PoolKind, ReduceKind, ScalarOp, ValueId, Window};
-use cranelift_codegen::ir::condcodes::{FloatCC, IntCC};
-use cranelift_codegen::ir::{InstBuilder, Value, types};
 use gristmill_runtime::DType;
+use std::hash::Hash;
 
 /// What sums and products of a dtype accumulate in.
 fn accumulator(dtype: DType) -> DType {
@@ -41,13 +40,22 @@ pub(super) fn extreme_bits(dtype: DType, identity_of: Extremum) -> u64 {
 }
 
 /// Body of a loop nest: the emitter, the indices of all loops, and the carried values; gives the next carried values.
-type NestedBody<'f, S> = dyn FnMut(&mut S, &mut Emitter, &[Ix], &[Value]) -> Result<Vec<Value>> + 'f;
+type NestedBody<'f, S, E> = dyn FnMut(&mut S, &mut E, &[Ix<Of<E>>], &[Of<E>]) -> Result<Vec<Of<E>>> + 'f;
 
 /// Body of a loop nest that carries one accumulator.
-type ProductBody<'f, S> = dyn FnMut(&mut S, &mut Emitter, &[Ix], Value) -> Result<Value> + 'f;
+type ProductBody<'f, S, E> = dyn FnMut(&mut S, &mut E, &[Ix<Of<E>>], Of<E>) -> Result<Of<E>> + 'f;
 
-impl Puller<'_> {
-    pub(super) fn heavy_value(&mut self, e: &mut Emitter, node: &Node, which: usize, at: &[Ix]) -> Result<Value> {
+/// The values of an emitter.
+type Of<E> = <E as Emit>::Value;
+
+impl<V: Copy + Eq + Hash> Puller<'_, V> {
+    pub(super) fn heavy_value<E: Emit<Value = V>>(
+        &mut self,
+        e: &mut E,
+        node: &Node,
+        which: usize,
+        at: &[Ix<V>],
+    ) -> Result<V> {
         match &node.op {
             Op::Reduce { kind, axes, keepdims } => self.reduce(e, node, *kind, axes, *keepdims, at),
             Op::ArgReduce { kind, axis, keepdims, select_last } => {
@@ -70,19 +78,19 @@ impl Puller<'_> {
                 self.remember(node.outputs[1], at, position);
                 Ok(if which == 0 { value } else { position })
             }
-            op => Err(Error::unsupported(format!("{} has no CPU code", op.name()))),
+            op => Err(Error::unsupported(format!("{} has no code by elements", op.name()))),
         }
     }
 
     /// Loops over all indices below `extents`, carrying values.
-    fn nested(
+    fn nested<E: Emit<Value = V>>(
         &mut self,
-        e: &mut Emitter,
+        e: &mut E,
         extents: &[usize],
-        at: &mut Vec<Ix>,
-        carried: &[Value],
-        f: &mut NestedBody<Self>,
-    ) -> Result<Vec<Value>> {
+        at: &mut Vec<Ix<V>>,
+        carried: &[V],
+        f: &mut NestedBody<Self, E>,
+    ) -> Result<Vec<V>> {
         let Some(&extent) = extents.get(at.len()) else { return f(self, e, at, carried) };
         if extent == 1 {
             at.push(Ix::C(0));
@@ -100,15 +108,15 @@ impl Puller<'_> {
         })
     }
 
-    fn reduce(
+    fn reduce<E: Emit<Value = V>>(
         &mut self,
-        e: &mut Emitter,
+        e: &mut E,
         node: &Node,
         kind: ReduceKind,
         axes: &[usize],
         keepdims: bool,
-        at: &[Ix],
-    ) -> Result<Value> {
+        at: &[Ix<V>],
+    ) -> Result<V> {
         let x = node.inputs[0];
         let (dtype, shape) = (self.body.dtype(x), self.body.shape(x).to_vec());
         let extents: Vec<usize> = axes.iter().map(|&a| shape[a]).collect();
@@ -137,47 +145,47 @@ impl Puller<'_> {
             };
             Ok(vec![e.scalar_op(op, &[acc, acc], &[carried[0], element])?])
         })?[0];
-        let result = if kind == ReduceKind::Mean { mean(e, sum, acc, count) } else { sum };
+        let result = if kind == ReduceKind::Mean { mean(e, sum, acc, count)? } else { sum };
         e.convert(result, acc, dtype)
     }
 
     #[allow(clippy::too_many_arguments)]
-    fn arg_reduce(
+    fn arg_reduce<E: Emit<Value = V>>(
         &mut self,
-        e: &mut Emitter,
+        e: &mut E,
         node: &Node,
         kind: Extremum,
         axis: usize,
         keepdims: bool,
         select_last: bool,
-        at: &[Ix],
-    ) -> Result<Value> {
+        at: &[Ix<V>],
+    ) -> Result<V> {
         let x = node.inputs[0];
         let (dtype, shape) = (self.body.dtype(x), self.body.shape(x).to_vec());
         let first = self.value(e, x, &reduced_index(at, &[Ix::C(0)], &[axis], shape.len(), keepdims))?;
-        let zero = e.iconst(0);
+        let zero = e.index(0);
         let best = e.for_loop(Ix::C(1), Ix::C(shape[axis] as i64), 1, &[first, zero], |e, i, carried| {
             self.scoped(|s| {
                 let v = s.value(e, x, &reduced_index(at, &[Ix::V(i)], &[axis], shape.len(), keepdims))?;
                 let better = if select_last {
                     let worse = beats(e, carried[0], v, dtype, kind)?;
-                    e.b.ins().bxor_imm_s(worse, 1)
+                    e.negated(worse)?
                 } else {
                     beats(e, v, carried[0], dtype, kind)?
                 };
-                Ok(vec![e.b.ins().select(better, v, carried[0]), e.b.ins().select(better, i, carried[1])])
+                Ok(vec![e.choose(better, v, carried[0]), e.choose(better, i, carried[1])])
             })
         })?;
-        Ok(best[1])
+        Ok(e.index_to_i64(best[1]))
     }
 
-    fn product_loop(
+    fn product_loop<E: Emit<Value = V>>(
         &mut self,
-        e: &mut Emitter,
+        e: &mut E,
         dtype: DType,
         extents: &[usize],
-        f: &mut ProductBody<Self>,
-    ) -> Result<Value> {
+        f: &mut ProductBody<Self, E>,
+    ) -> Result<V> {
         let acc = accumulator(dtype);
         let zero = e.constant(acc, 0);
         let sum = self.nested(e, extents, &mut Vec::new(), &[zero], &mut |s, e, at, c| Ok(vec![f(s, e, at, c[0])?]))?;
@@ -185,13 +193,13 @@ impl Puller<'_> {
     }
 
     /// `sum + x[x_at] * w[w_at]` in the accumulator's dtype.
-    fn add_product(
+    fn add_product<E: Emit<Value = V>>(
         &mut self,
-        e: &mut Emitter,
-        sum: Value,
-        (x, x_at): (ValueId, &[Ix]),
-        (w, w_at): (ValueId, &[Ix]),
-    ) -> Result<Value> {
+        e: &mut E,
+        sum: V,
+        (x, x_at): (ValueId, &[Ix<V>]),
+        (w, w_at): (ValueId, &[Ix<V>]),
+    ) -> Result<V> {
         let dtype = self.body.dtype(x);
         let acc = accumulator(dtype);
         let (a, b) = (self.value(e, x, x_at)?, self.value(e, w, w_at)?);
@@ -200,11 +208,11 @@ impl Puller<'_> {
         e.scalar_op(ScalarOp::Add, &[acc, acc], &[sum, product])
     }
 
-    fn matmul(&mut self, e: &mut Emitter, node: &Node, at: &[Ix]) -> Result<Value> {
+    fn matmul<E: Emit<Value = V>>(&mut self, e: &mut E, node: &Node, at: &[Ix<V>]) -> Result<V> {
         let (lhs, rhs) = (node.inputs[0], node.inputs[1]);
         let rank = at.len();
         let k = *self.body.shape(lhs).last().expect("matmul takes rank 2 or more");
-        let batch = |s: &Self, v: ValueId| -> Vec<Ix> {
+        let batch = |s: &Self, v: ValueId| -> Vec<Ix<V>> {
             let shape = s.body.shape(v);
             let lead = &shape[..shape.len() - 2];
             let skip = rank - 2 - lead.len();
@@ -212,21 +220,21 @@ impl Puller<'_> {
         };
         let (lhs_batch, rhs_batch) = (batch(self, lhs), batch(self, rhs));
         self.product_loop(e, self.body.dtype(lhs), &[k], &mut |s, e, inner, sum| {
-            let a: Vec<Ix> = lhs_batch.iter().copied().chain([at[rank - 2], inner[0]]).collect();
-            let b: Vec<Ix> = rhs_batch.iter().copied().chain([inner[0], at[rank - 1]]).collect();
+            let a: Vec<Ix<V>> = lhs_batch.iter().copied().chain([at[rank - 2], inner[0]]).collect();
+            let b: Vec<Ix<V>> = rhs_batch.iter().copied().chain([inner[0], at[rank - 1]]).collect();
             s.add_product(e, sum, (lhs, &a), (rhs, &b))
         })
     }
 
-    fn conv(
+    fn conv<E: Emit<Value = V>>(
         &mut self,
-        e: &mut Emitter,
+        e: &mut E,
         node: &Node,
         window: &Window,
         groups: usize,
         layout: Layout,
-        at: &[Ix],
-    ) -> Result<Value> {
+        at: &[Ix<V>],
+    ) -> Result<V> {
         let (x, w) = (node.inputs[0], node.inputs[1]);
         let n = at.len() - 2;
         let (x_shape, w_shape) = (self.body.shape(x).to_vec(), self.body.shape(w).to_vec());
@@ -237,13 +245,15 @@ impl Puller<'_> {
         let outer = if layout == Layout::ChannelsFirst { &at[2..] } else { &at[1..=n] };
         let (group, _) = e.div_rem(channel, (c_out / groups).max(1));
         let first = e.mul(group, c_in as i64);
-        self.product_loop(e, self.body.dtype(x), taps, &mut |s, e, tap, sum| {
-            let (position, inside) = tap_positions(e, outer, tap, window, spatial);
-            s.guarded(e, inside, sum, |s, e, sum| {
+        let dtype = self.body.dtype(x);
+        let acc = accumulator(dtype);
+        self.product_loop(e, dtype, taps, &mut |s, e, tap, sum| {
+            let (position, inside) = tap_positions(e, outer, tap, window, spatial)?;
+            s.guarded(e, inside, acc, sum, |s, e, sum| {
                 s.sum_over(e, c_in, sum, |s, e, i, sum| {
                     let c = e.add(first, i);
                     let x_at = channels(layout, at[0], c, &position);
-                    let w_at: Vec<Ix> = match layout {
+                    let w_at: Vec<Ix<V>> = match layout {
                         Layout::ChannelsFirst => [channel, i].into_iter().chain(tap.to_vec()).collect(),
                         Layout::ChannelsLast => tap.iter().copied().chain([i, channel]).collect(),
                     };
@@ -254,128 +264,140 @@ impl Puller<'_> {
     }
 
     /// Each output element gathers the inputs whose windows cover it.
-    fn conv_transpose(
+    fn conv_transpose<E: Emit<Value = V>>(
         &mut self,
-        e: &mut Emitter,
+        e: &mut E,
         node: &Node,
         window: &Window,
         groups: usize,
-        at: &[Ix],
-    ) -> Result<Value> {
+        at: &[Ix<V>],
+    ) -> Result<V> {
         let (x, w) = (node.inputs[0], node.inputs[1]);
         let (x_shape, w_shape) = (self.body.shape(x).to_vec(), self.body.shape(w).to_vec());
         let c_in = x_shape[1] / groups;
         let (group, channel) = e.div_rem(at[1], w_shape[1].max(1));
         let first = e.mul(group, c_in as i64);
-        self.product_loop(e, self.body.dtype(x), &w_shape[2..], &mut |s, e, tap, sum| {
-            let (position, inside) = transposed_positions(e, &at[2..], tap, window, &x_shape[2..]);
-            s.guarded(e, inside, sum, |s, e, sum| {
+        let dtype = self.body.dtype(x);
+        let acc = accumulator(dtype);
+        self.product_loop(e, dtype, &w_shape[2..], &mut |s, e, tap, sum| {
+            let (position, inside) = transposed_positions(e, &at[2..], tap, window, &x_shape[2..])?;
+            s.guarded(e, inside, acc, sum, |s, e, sum| {
                 s.sum_over(e, c_in, sum, |s, e, i, sum| {
                     let c = e.add(first, i);
                     let x_at = channels(Layout::ChannelsFirst, at[0], c, &position);
-                    let w_at: Vec<Ix> = [c, channel].into_iter().chain(tap.to_vec()).collect();
+                    let w_at: Vec<Ix<V>> = [c, channel].into_iter().chain(tap.to_vec()).collect();
                     s.add_product(e, sum, (x, &x_at), (w, &w_at))
                 })
             })
         })
     }
 
-    fn sum_over(
+    fn sum_over<E: Emit<Value = V>>(
         &mut self,
-        e: &mut Emitter,
+        e: &mut E,
         n: usize,
-        sum: Value,
-        mut f: impl FnMut(&mut Self, &mut Emitter, Ix, Value) -> Result<Value>,
-    ) -> Result<Value> {
+        sum: V,
+        mut f: impl FnMut(&mut Self, &mut E, Ix<V>, V) -> Result<V>,
+    ) -> Result<V> {
         let out = self.nested(e, &[n], &mut Vec::new(), &[sum], &mut |s, e, at, c| Ok(vec![f(s, e, at[0], c[0])?]))?;
         Ok(out[0])
     }
 
-    /// `f(sum)` where `inside` holds (or is absent), else `sum`.
-    fn guarded(
+    /// `f(sum)` where `inside` holds (or is absent), else `sum`; both of dtype `acc`.
+    fn guarded<E: Emit<Value = V>>(
         &mut self,
-        e: &mut Emitter,
-        inside: Option<Value>,
-        sum: Value,
-        f: impl FnOnce(&mut Self, &mut Emitter, Value) -> Result<Value>,
-    ) -> Result<Value> {
+        e: &mut E,
+        inside: Option<V>,
+        acc: DType,
+        sum: V,
+        f: impl FnOnce(&mut Self, &mut E, V) -> Result<V>,
+    ) -> Result<V> {
         let Some(inside) = inside else { return f(self, e, sum) };
-        let ty = e.b.func.dfg.value_type(sum);
-        let out = e.branch(inside, &[ty], self, |s, e| s.scoped(|s| Ok(vec![f(s, e, sum)?])), |_, _| Ok(vec![sum]))?;
+        let kinds = [Kind::Element(acc)];
+        let out = e.branch(inside, &kinds, self, |s, e| s.scoped(|s| Ok(vec![f(s, e, sum)?])), |_, _| Ok(vec![sum]))?;
         Ok(out[0])
     }
 
-    fn average_pool(
+    fn average_pool<E: Emit<Value = V>>(
         &mut self,
-        e: &mut Emitter,
+        e: &mut E,
         node: &Node,
         plan: &PoolPlan,
         kind: PoolKind,
-        at: &[Ix],
-    ) -> Result<Value> {
+        at: &[Ix<V>],
+    ) -> Result<V> {
         let x = node.inputs[0];
         let (dtype, shape) = (self.body.dtype(x), self.body.shape(x).to_vec());
         let acc = accumulator(dtype);
         let (spatial, outer, channel) = plan.split(&shape, at);
-        let (sum, count) = (e.constant(acc, 0), e.iconst(0));
+        let (sum, count) = (e.constant(acc, 0), e.index(0));
         let out = self.nested(e, plan.size, &mut Vec::new(), &[sum, count], &mut |s, e, tap, carried| {
-            let (position, inside) = tap_positions(e, outer, tap, plan.window, spatial);
-            let add = |s: &mut Self, e: &mut Emitter| -> Result<Value> {
+            let (position, inside) = tap_positions(e, outer, tap, plan.window, spatial)?;
+            let add = |s: &mut Self, e: &mut E| -> Result<V> {
                 let v = s.value(e, x, &channels(plan.layout, at[0], channel, &position))?;
                 let v = e.convert(v, dtype, acc)?;
                 e.scalar_op(ScalarOp::Add, &[acc, acc], &[carried[0], v])
             };
-            let sum = s.guarded(e, inside, carried[0], |s, e, _| add(s, e))?;
+            let sum = s.guarded(e, inside, acc, carried[0], |s, e, _| add(s, e))?;
             let counted = match kind {
-                PoolKind::AvgIncludePad => padded_inside(e, outer, tap, plan.window, spatial),
+                PoolKind::AvgIncludePad => padded_inside(e, outer, tap, plan.window, spatial)?,
                 _ => inside,
             };
             let one = match counted {
-                None => e.iconst(1),
-                Some(c) => e.b.ins().uextend(types::I64, c),
+                None => e.index(1),
+                Some(c) => e.truth_to_index(c),
             };
-            Ok(vec![sum, e.b.ins().iadd(carried[1], one)])
+            Ok(vec![sum, e.index_add(carried[1], one)])
         })?;
         let result = if dtype.is_float() {
-            let n = e.b.ins().fcvt_from_sint(types::F64, out[1]);
-            e.b.ins().fdiv(out[0], n)
+            let n = e.index_to_i64(out[1]);
+            let n = e.convert(n, DType::I64, DType::F64)?;
+            e.primitive(ScalarOp::Div, DType::F64, DType::F64, &[out[0], n])?
         } else {
             // A window without elements gives 0.
-            let one = e.iconst(1);
-            let n = e.b.ins().smax(out[1], one);
-            if acc == DType::U64 { e.b.ins().udiv(out[0], n) } else { e.b.ins().sdiv(out[0], n) }
+            let one = e.index(1);
+            let n = e.index_max(out[1], one);
+            let n = e.index_to_i64(n);
+            let n = e.convert(n, DType::I64, acc)?;
+            e.quotient(acc, out[0], n)
         };
         e.convert(result, acc, dtype)
     }
 
     /// Greatest element of a window and its row-major position in the whole input (-1 when the window holds only padding).
-    fn max_pool(&mut self, e: &mut Emitter, node: &Node, plan: &PoolPlan, at: &[Ix]) -> Result<(Value, Value)> {
+    fn max_pool<E: Emit<Value = V>>(
+        &mut self,
+        e: &mut E,
+        node: &Node,
+        plan: &PoolPlan,
+        at: &[Ix<V>],
+    ) -> Result<(V, V)> {
         let x = node.inputs[0];
         let (dtype, shape) = (self.body.dtype(x), self.body.shape(x).to_vec());
         let (spatial, outer, channel) = plan.split(&shape, at);
-        let (least, none) = (e.constant(dtype, extreme_bits(dtype, Extremum::Max)), e.iconst(-1));
+        let (least, none) = (e.constant(dtype, extreme_bits(dtype, Extremum::Max)), e.index(-1));
         let best = self.nested(e, plan.size, &mut Vec::new(), &[least, none], &mut |s, e, tap, carried| {
-            let (position, inside) = tap_positions(e, outer, tap, plan.window, spatial);
-            let consider = |s: &mut Self, e: &mut Emitter| -> Result<Vec<Value>> {
+            let (position, inside) = tap_positions(e, outer, tap, plan.window, spatial)?;
+            let consider = |s: &mut Self, e: &mut E| -> Result<Vec<V>> {
                 let from = channels(plan.layout, at[0], channel, &position);
                 let v = s.value(e, x, &from)?;
                 let linear = e.linearise(&from, &shape);
                 let linear = e.val(linear);
                 let greater = beats(e, v, carried[0], dtype, Extremum::Max)?;
-                let zero = e.iconst(0);
-                let first = e.b.ins().icmp(IntCC::SignedLessThan, carried[1], zero);
-                let better = e.b.ins().bor(greater, first);
-                Ok(vec![e.b.ins().select(better, v, carried[0]), e.b.ins().select(better, linear, carried[1])])
+                let zero = e.index(0);
+                let first = e.index_compare(Order::Less, carried[1], zero);
+                let better = e.either(greater, first)?;
+                Ok(vec![e.choose(better, v, carried[0]), e.choose(better, linear, carried[1])])
             };
             match inside {
                 None => consider(s, e),
                 Some(inside) => {
-                    let tys = [clif_type(dtype), types::I64];
-                    e.branch(inside, &tys, s, |s, e| s.scoped(|s| consider(s, e)), |_, _| Ok(carried.to_vec()))
+                    let kinds = [Kind::Element(dtype), Kind::Index];
+                    e.branch(inside, &kinds, s, |s, e| s.scoped(|s| consider(s, e)), |_, _| Ok(carried.to_vec()))
                 }
             }
         })?;
-        Ok((best[0], best[1]))
+        Ok((best[0], e.index_to_i64(best[1])))
     }
 }
 
@@ -388,7 +410,7 @@ struct PoolPlan<'a> {
 
 impl PoolPlan<'_> {
     /// Spatial extents of the input, spatial output index, channel.
-    fn split<'s>(&self, shape: &'s [usize], at: &'s [Ix]) -> (&'s [usize], &'s [Ix], Ix) {
+    fn split<'s, V: Copy>(&self, shape: &'s [usize], at: &'s [Ix<V>]) -> (&'s [usize], &'s [Ix<V>], Ix<V>) {
         let n = at.len() - 2;
         match self.layout {
             Layout::ChannelsFirst => (&shape[2..], &at[2..], at[1]),
@@ -397,7 +419,7 @@ impl PoolPlan<'_> {
     }
 }
 
-fn channels(layout: Layout, batch: Ix, channel: Ix, spatial: &[Ix]) -> Vec<Ix> {
+fn channels<V: Copy>(layout: Layout, batch: Ix<V>, channel: Ix<V>, spatial: &[Ix<V>]) -> Vec<Ix<V>> {
     match layout {
         Layout::ChannelsFirst => [batch, channel].into_iter().chain(spatial.to_vec()).collect(),
         Layout::ChannelsLast => std::iter::once(batch).chain(spatial.iter().copied()).chain([channel]).collect(),
@@ -405,7 +427,7 @@ fn channels(layout: Layout, batch: Ix, channel: Ix, spatial: &[Ix]) -> Vec<Ix> {
 }
 
 /// Index into the operand of a reduction: `at` with the reduced axes taken from `inner`.
-fn reduced_index(at: &[Ix], inner: &[Ix], axes: &[usize], rank: usize, keepdims: bool) -> Vec<Ix> {
+fn reduced_index<V: Copy>(at: &[Ix<V>], inner: &[Ix<V>], axes: &[usize], rank: usize, keepdims: bool) -> Vec<Ix<V>> {
     let mut kept = at.iter();
     (0..rank)
         .map(|axis| match axes.iter().position(|&a| a == axis) {
@@ -420,26 +442,23 @@ fn reduced_index(at: &[Ix], inner: &[Ix], axes: &[usize], rank: usize, keepdims:
         .collect()
 }
 
-fn mean(e: &mut Emitter, sum: Value, acc: DType, count: usize) -> Value {
-    match acc {
-        DType::F64 => {
-            let n = e.b.ins().f64const(count as f64);
-            e.b.ins().fdiv(sum, n)
-        }
-        _ if count == 0 => e.iconst(0),
-        DType::U64 => {
-            let n = e.iconst(count as i64);
-            e.b.ins().udiv(sum, n)
-        }
-        _ => {
-            let n = e.iconst(count as i64);
-            e.b.ins().sdiv(sum, n)
-        }
+fn mean<E: Emit>(e: &mut E, sum: E::Value, acc: DType, count: usize) -> Result<E::Value> {
+    if acc == DType::F64 {
+        let n = e.constant(acc, (count as f64).to_bits());
+        return e.primitive(ScalarOp::Div, acc, acc, &[sum, n]);
     }
+    let n = e.constant(acc, count as u64);
+    Ok(if count == 0 { n } else { e.quotient(acc, sum, n) })
 }
 
 /// Whether `a` is strictly better than `b`; NaN is better than anything but NaN.
-pub(super) fn beats(e: &mut Emitter, a: Value, b: Value, dtype: DType, kind: Extremum) -> Result<Value> {
+pub(in crate::codegen) fn beats<E: Emit>(
+    e: &mut E,
+    a: E::Value,
+    b: E::Value,
+    dtype: DType,
+    kind: Extremum,
+) -> Result<E::Value> {
     let (a, b, dtype) = match dtype {
         DType::F16 | DType::BF16 => (e.convert(a, dtype, DType::F32)?, e.convert(b, dtype, DType::F32)?, DType::F32),
         DType::Bool => (a, b, DType::U8),
@@ -450,19 +469,19 @@ pub(super) fn beats(e: &mut Emitter, a: Value, b: Value, dtype: DType, kind: Ext
     if !dtype.is_float() {
         return Ok(strict);
     }
-    let (a_nan, b_number) = (e.b.ins().fcmp(FloatCC::Unordered, a, a), e.b.ins().fcmp(FloatCC::Ordered, b, b));
-    let by_nan = e.b.ins().band(a_nan, b_number);
-    Ok(e.b.ins().bor(strict, by_nan))
+    let (a_nan, b_number) = (e.is_nan(a), e.is_number(b));
+    let by_nan = e.both(a_nan, b_number)?;
+    e.either(strict, by_nan)
 }
 
 /// Input positions of a window's tap, and whether they lie inside; `None` when they always do.
-fn tap_positions(
-    e: &mut Emitter,
-    outer: &[Ix],
-    tap: &[Ix],
+fn tap_positions<E: Emit>(
+    e: &mut E,
+    outer: &[Ix<E::Value>],
+    tap: &[Ix<E::Value>],
     window: &Window,
     spatial: &[usize],
-) -> (Vec<Ix>, Option<Value>) {
+) -> Result<(Vec<Ix<E::Value>>, Option<E::Value>)> {
     let mut inside = None;
     let mut position = Vec::with_capacity(outer.len());
     for d in 0..outer.len() {
@@ -474,44 +493,69 @@ fn tap_positions(
         if matches!(p, Ix::C(c) if (0..spatial[d] as i64).contains(&c)) {
             continue;
         }
-        let (v, limit) = (e.val(p), e.iconst(spatial[d] as i64));
-        let within = e.b.ins().icmp(IntCC::UnsignedLessThan, v, limit);
-        inside = Some(inside.map_or(within, |i| e.b.ins().band(i, within)));
+        let (v, limit) = (e.val(p), e.index(spatial[d] as i64));
+        let within = e.index_compare(Order::Within, v, limit);
+        inside = Some(match inside {
+            None => within,
+            Some(i) => e.both(i, within)?,
+        });
     }
-    (position, inside)
+    Ok((position, inside))
 }
 
 /// Whether a tap lies inside the input and its padding.
-fn padded_inside(e: &mut Emitter, outer: &[Ix], tap: &[Ix], window: &Window, spatial: &[usize]) -> Option<Value> {
+fn padded_inside<E: Emit>(
+    e: &mut E,
+    outer: &[Ix<E::Value>],
+    tap: &[Ix<E::Value>],
+    window: &Window,
+    spatial: &[usize],
+) -> Result<Option<E::Value>> {
     let bare = Window { pads_low: vec![0; outer.len()], ..window.clone() };
     let padded: Vec<usize> = (0..outer.len()).map(|d| spatial[d] + window.pads_low[d] + window.pads_high[d]).collect();
-    tap_positions(e, outer, tap, &bare, &padded).1
+    Ok(tap_positions(e, outer, tap, &bare, &padded)?.1)
 }
 
 /// Input positions whose window's tap falls on an output position, and whether there is one.
-fn transposed_positions(
-    e: &mut Emitter,
-    outer: &[Ix],
-    tap: &[Ix],
+fn transposed_positions<E: Emit>(
+    e: &mut E,
+    outer: &[Ix<E::Value>],
+    tap: &[Ix<E::Value>],
     window: &Window,
     spatial: &[usize],
-) -> (Vec<Ix>, Option<Value>) {
-    let mut inside: Option<Value> = None;
+) -> Result<(Vec<Ix<E::Value>>, Option<E::Value>)> {
+    let mut inside: Option<E::Value> = None;
     let mut position = Vec::with_capacity(outer.len());
     for d in 0..outer.len() {
         let reach = e.mul(tap[d], -(window.dilations[d] as i64));
         let padded = e.add(outer[d], Ix::C(window.pads_low[d] as i64));
         let start = e.add(padded, reach);
         let start = e.val(start);
-        // A negative start is a huge unsigned one, whose quotient is refused by the extent.
-        let stride = e.iconst(window.strides[d] as i64);
-        let (quotient, limit) = (e.b.ins().udiv(start, stride), e.iconst(spatial[d] as i64));
-        let back = e.b.ins().imul(quotient, stride);
-        let exact = e.b.ins().icmp(IntCC::Equal, back, start);
-        let within = e.b.ins().icmp(IntCC::UnsignedLessThan, quotient, limit);
-        let both = e.b.ins().band(exact, within);
-        inside = Some(inside.map_or(both, |i| e.b.ins().band(i, both)));
+        let stride = e.index(window.strides[d] as i64);
+        let (quotient, limit) = (e.index_div(start, stride), e.index(spatial[d] as i64));
+        let back = e.index_mul(quotient, stride);
+        let exact = e.index_compare(Order::Equal, back, start);
+        let within = e.index_compare(Order::Within, quotient, limit);
+        let both = e.both(exact, within)?;
+        inside = Some(match inside {
+            None => both,
+            Some(i) => e.both(i, both)?,
+        });
         position.push(Ix::V(quotient));
     }
-    (position, inside)
+    Ok((position, inside))
+}
+
+/// How often an op with an inner loop pulls its operands for one element.
+pub(in crate::codegen) fn inner_iterations(body: &Body, op: &Op, node: &Node) -> usize {
+    let n = |i: usize| body.n_elements(node.inputs[i]);
+    let out = body.n_elements(node.outputs[0]).max(1);
+    match op {
+        Op::Reduce { .. } | Op::ArgReduce { .. } => n(0) / out,
+        Op::MatMul => body.shape(node.inputs[0]).last().copied().unwrap_or(1),
+        Op::Conv { .. } | Op::ConvTranspose { .. } => n(1) / body.shape(node.inputs[1])[0].max(1),
+        Op::Pool { size, .. } | Op::MaxPoolIndices { size, .. } => size.iter().product(),
+        _ => 1,
+    }
+    .max(1)
 }

@@ -4,12 +4,8 @@
 //! phase everything is pulled. Values get a buffer of their own when pulling would compute them many times over, or when an op reads or
 //! writes memory directly.
 
-use super::Options;
 use super::body::Body;
-use super::fast::match_task;
-use super::task::{Context, Task};
-use super::weights::Weights;
-use crate::ir::{Graph, Node, NodeId, Op, OpClass, ScalarOp, ValueId};
+use crate::ir::{Node, NodeId, Op, OpClass, ScalarOp, ValueId};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Most ops that one pulled value may stand for, shared ones counted each time, and their longest chain.
@@ -18,11 +14,11 @@ const MAX_DEPTH: usize = 96;
 /// Flops per element from which recomputing is dearer than a load and a store.
 const EXPENSIVE_FLOPS: u32 = 8;
 
-/// One unit of emission; see the module doc.
+/// One unit of emission; see the module doc. `T` is how a back end computes several nodes at once.
 #[derive(Clone, Debug)]
-pub(super) enum Phase {
-    /// Calls of precompiled kernels.
-    Task(Task),
+pub(super) enum Phase<T> {
+    /// A kernel of the back end's own.
+    Task(T),
     /// Element by element; all of one shape.
     Elements(Vec<ValueId>),
     /// Line by line: the cumulative sum's result.
@@ -33,23 +29,43 @@ pub(super) enum Phase {
     Scatter(NodeId),
 }
 
-/// Cuts the body of `cluster` (a node of `outer`) into phases, in order of computation.
-pub(super) fn cut(body: &Body, outer: &Graph, cluster: &Node, options: &Options, weights: &Weights) -> Vec<Phase> {
+/// What a task is to the rest of the body.
+#[derive(Clone, Debug)]
+pub(super) struct Cover {
+    /// Values that must be in memory before.
+    pub(super) needs: Vec<ValueId>,
+    /// Nodes that the task computes, in order.
+    pub(super) nodes: Vec<NodeId>,
+    /// What it writes.
+    pub(super) results: Vec<ValueId>,
+}
+
+/// What matching a task may ask of the nodes around it.
+pub(super) struct Around<'a> {
+    /// Users of each value.
+    pub(super) users: &'a [Vec<(NodeId, usize)>],
+    /// Whether a value has a buffer when the node runs.
+    pub(super) in_memory: &'a dyn Fn(ValueId) -> bool,
+}
+
+/// Cuts a body into phases, in order of computation. `find` says which task computes a node, and maybe what follows it.
+pub(super) fn cut<T>(body: &Body, find: &mut dyn FnMut(&Around, NodeId, &Node) -> Option<(Cover, T)>) -> Vec<Phase<T>> {
     let mut planner = Planner::new(body);
-    let (isa, n_threads) = (options.target.isa(), options.n_threads);
+    let mut tasks = BTreeMap::new();
     for (id, node) in body.graph.nodes() {
         if planner.absorbed.contains(&id) {
             continue;
         }
         let in_memory = |v| planner.in_memory(v);
-        let cx =
-            Context { body, outer, cluster, users: &planner.users, in_memory: &in_memory, isa, n_threads, weights };
-        match match_task(&cx, id, node) {
-            Some(task) => planner.take(task),
+        match find(&Around { users: &planner.users, in_memory: &in_memory }, id, node) {
+            Some((cover, task)) => {
+                tasks.insert(*cover.nodes.last().expect("a task computes a node"), task);
+                planner.take(&cover);
+            }
             None => planner.visit(node),
         }
     }
-    planner.phases()
+    planner.phases(tasks)
 }
 
 struct Planner<'a> {
@@ -60,8 +76,7 @@ struct Planner<'a> {
     stored: BTreeSet<ValueId>,
     /// What is pulled with a value when it is not stored.
     pulled: Vec<Pulled>,
-    /// Tasks by their last node, and all nodes that tasks compute.
-    tasks: BTreeMap<NodeId, Task>,
+    /// All nodes that tasks compute.
     absorbed: BTreeSet<NodeId>,
 }
 
@@ -101,7 +116,6 @@ impl<'a> Planner<'a> {
             is_output,
             stored: BTreeSet::new(),
             pulled: vec![Pulled::default(); n],
-            tasks: BTreeMap::new(),
             absorbed: BTreeSet::new(),
         }
     }
@@ -131,13 +145,9 @@ impl<'a> Planner<'a> {
         }
     }
 
-    fn take(&mut self, task: Task) {
-        let needs: Vec<ValueId> = task.needs().collect();
-        needs.into_iter().for_each(|v| self.store(v));
-        self.store(task.result);
-        self.absorbed.extend(&task.nodes);
-        let last = *task.nodes.last().expect("a task computes a node");
-        self.tasks.insert(last, task);
+    fn take(&mut self, cover: &Cover) {
+        cover.needs.iter().chain(&cover.results).for_each(|&v| self.store(v));
+        self.absorbed.extend(&cover.nodes);
     }
 
     fn visit(&mut self, node: &Node) {
@@ -184,12 +194,11 @@ impl<'a> Planner<'a> {
             && self.is_pulled_once(node.outputs[0])
     }
 
-    fn phases(&self) -> Vec<Phase> {
-        let mut phases: Vec<Phase> = Vec::new();
+    /// The phases, given tasks by their last node.
+    fn phases<T>(&self, mut tasks: BTreeMap<NodeId, T>) -> Vec<Phase<T>> {
+        let mut phases = Vec::new();
         for (id, node) in self.body.graph.nodes() {
-            if let Some(task) = self.tasks.get(&id) {
-                phases.push(Phase::Task(task.clone()));
-            }
+            phases.extend(tasks.remove(&id).map(Phase::Task));
             if self.absorbed.contains(&id) {
                 continue;
             }
@@ -212,7 +221,7 @@ impl<'a> Planner<'a> {
 
     /// Adds a light root, to the last phase when that computes light results of the same shape. Values stored because their
     /// expressions are large are not joined, since a phase does not load its own roots.
-    fn push_light(&self, phases: &mut Vec<Phase>, root: ValueId) {
+    fn push_light<T>(&self, phases: &mut Vec<Phase<T>>, root: ValueId) {
         let light = |v: &ValueId| {
             !self.stored.contains(v)
                 && self.body.graph.def_node(*v).is_some_and(|n| !is_heavy(&n.op) && !is_special(&n.op))

@@ -1,0 +1,143 @@
+//! What the tests of all back ends share: cases, and the comparison with the interpreter.
+
+mod bodies;
+mod cases;
+
+use crate::interp;
+use crate::ir::{ClusterKind, Graph, Op, Origin, Type};
+pub use bodies::{random_maps, random_phases};
+pub use cases::*;
+use gristmill_runtime::{DType, Tensor, with_dtype};
+
+/// A body, its operands, and how far results may be off, relative to the greatest finite magnitude and on top of what the dtype can resolve.
+pub struct Case {
+    pub body: Graph,
+    pub inputs: Vec<Tensor>,
+    pub tolerance: f64,
+}
+
+impl Case {
+    /// One op.
+    pub fn of_op(op: &Op, inputs: Vec<Tensor>, tolerance: f64) -> Case {
+        Case { body: graph_of(op, &inputs), inputs, tolerance }
+    }
+
+    /// Panics unless `run`, which is given the body as the only cluster of a graph, agrees with the interpreter.
+    pub fn check(&self, run: impl FnOnce(&Graph, &[Tensor]) -> Result<Vec<Tensor>, String>) {
+        let Case { body, inputs, tolerance } = self;
+        let expected = interp::run(body, inputs).unwrap_or_else(|e| panic!("{body}\ninterpreter: {e}"));
+        let found = run(&as_cluster(body), inputs).unwrap_or_else(|e| panic!("{body}\n{e}"));
+        for (i, (want, have)) in expected.iter().zip(&found).enumerate() {
+            if let Err(m) = compare(want, have, *tolerance) {
+                panic!("{body}\noutput {i}: {m}\ninputs {inputs:?}\nexpected {want:?}\nfound {have:?}");
+            }
+        }
+    }
+}
+
+/// A small deterministic generator (the constants are Knuth's MMIX).
+pub struct Rng(pub u64);
+
+impl Rng {
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        self.0 >> 33
+    }
+
+    pub fn below(&mut self, n: usize) -> usize {
+        (self.next() % n.max(1) as u64) as usize
+    }
+
+    /// Uniform in `lo..hi`.
+    pub fn real(&mut self, lo: f64, hi: f64) -> f64 {
+        lo + (hi - lo) * (self.next() % 65_536) as f64 / 65_536.0
+    }
+
+    /// A tensor whose elements are reals in `lo..hi`, converted.
+    pub fn tensor(&mut self, dtype: DType, shape: &[usize], lo: f64, hi: f64) -> Tensor {
+        let mut t = Tensor::zeros(dtype, shape).unwrap();
+        let size = dtype.size_bytes();
+        let lo = if dtype.is_unsigned_int() { lo.max(0.0) } else { lo };
+        for bytes in t.as_bytes_mut().chunks_exact_mut(size) {
+            let bits = crate::vecprog::real_bits(dtype, self.real(lo, hi));
+            bytes.copy_from_slice(&bits.to_le_bytes()[..size]);
+        }
+        if dtype == DType::Bool {
+            t.as_bytes_mut().iter_mut().for_each(|b| *b = (self.next() & 1) as u8);
+        }
+        t
+    }
+}
+
+/// A graph with one node of `op` on inputs like `operands`.
+pub fn graph_of(op: &Op, operands: &[Tensor]) -> Graph {
+    let mut g = Graph::new("case");
+    let inputs: Vec<_> = (operands.iter().enumerate())
+        .map(|(i, t)| g.add_input(&format!("x{i}"), Type::new(t.dtype(), t.shape().iter().copied())))
+        .collect();
+    let outputs = g.add(op.clone(), &inputs, &Origin::new("/case")).unwrap_or_else(|e| panic!("{op:?}: {e}"));
+    for (i, v) in outputs.into_iter().enumerate() {
+        g.add_output(&format!("y{i}"), v);
+    }
+    g
+}
+
+/// `body` as the only cluster of a graph.
+pub fn as_cluster(body: &Graph) -> Graph {
+    let mut g = Graph::new("test");
+    let inputs: Vec<_> =
+        (body.inputs.iter().zip(&body.input_names)).map(|(&v, name)| g.add_input(name, body.ty(v).clone())).collect();
+    let op = Op::Cluster { kind: ClusterKind::Map };
+    let outputs = g.add_with_regions(op, &inputs, vec![body.clone()], &Origin::new("/cluster")).unwrap();
+    for (o, v) in body.outputs.iter().zip(outputs) {
+        g.add_output(&o.name, v);
+    }
+    g
+}
+
+/// Puts a NaN, infinities and zeros of both signs at random places.
+pub fn plant_specials(t: &mut Tensor, rng: &mut Rng) {
+    if t.len() < 8 {
+        return;
+    }
+    let (dtype, n, size) = (t.dtype(), t.len(), t.dtype().size_bytes());
+    for v in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY, 0.0, -0.0, 1.0] {
+        let at = rng.below(n) * size;
+        let bits = crate::vecprog::real_bits(dtype, v).to_le_bytes();
+        t.as_bytes_mut()[at..at + size].copy_from_slice(&bits[..size]);
+    }
+}
+
+/// Says where `have` differs from `want`.
+pub fn compare(want: &Tensor, have: &Tensor, tolerance: f64) -> Result<(), String> {
+    assert_eq!((want.dtype(), want.shape()), (have.dtype(), have.shape()));
+    if !want.dtype().is_float() {
+        return if want == have { Ok(()) } else { Err("differs".into()) };
+    }
+    let resolution = match want.dtype() {
+        DType::F16 => 2e-3,
+        DType::BF16 => 1.6e-2,
+        DType::F32 => 1e-6,
+        _ => 1e-13,
+    };
+    let (want, have) = (reals(want), reals(have));
+    let scale = want.iter().filter(|v| v.is_finite()).fold(0f64, |m, v| m.max(v.abs()));
+    for (i, (&w, &h)) in want.iter().zip(&have).enumerate() {
+        let same = w == h || w.is_nan() && h.is_nan();
+        if !same
+            && (w - h).abs().partial_cmp(&(w.abs() * resolution + scale * tolerance)) != Some(std::cmp::Ordering::Less)
+        {
+            return Err(format!("element {i}: expected {w:e}, found {h:e}"));
+        }
+    }
+    Ok(())
+}
+
+fn reals(t: &Tensor) -> Vec<f64> {
+    macro_rules! as_f64 {
+        ($v:expr) => {
+            $v.to_string().parse::<f64>().unwrap()
+        };
+    }
+    with_dtype!(t.dtype(), T => t.as_slice::<T>().iter().map(|v| as_f64!(v)).collect())
+}
