@@ -1,5 +1,6 @@
 //! What a caller can ask of the compiler.
 
+use crate::codegen::cuda::Arch;
 use crate::codegen::target::TargetCpu;
 use crate::cost::Measured;
 use crate::ir::Bindings;
@@ -31,6 +32,8 @@ pub struct Options {
     pub target_cpu: TargetCpu,
     /// Measured times that correct the predicted ones.
     pub measured: Arc<Measured>,
+    /// GPUs that CUDA code is made for.
+    pub gpu_arch: Arch,
     /// Run the verifier and the independent checkers between stages (always on in debug builds).
     pub check: bool,
     /// Keep what every stage made, for [`crate::pipeline::Lowered::text`]. Otherwise weights are let go as soon as they are packed.
@@ -50,6 +53,7 @@ impl Default for Options {
             threads: None,
             target_cpu: TargetCpu::Native,
             measured: Arc::default(),
+            gpu_arch: Arch::COMMON,
             check: cfg!(debug_assertions),
             keep_stages: false,
         }

@@ -2,12 +2,13 @@
 
 use crate::cluster::{Fusion, cluster};
 use crate::codegen::assemble::{Settings, assemble};
-use crate::codegen::cpu;
+use crate::codegen::cuda::nvrtc::{self, Cache};
+use crate::codegen::{cpu, cuda};
 use crate::cost::CostModel;
 use crate::error::{Error, Result};
 use crate::ir::print::PrintOptions;
 use crate::ir::verify::verify;
-use crate::ir::{Graph, NodeId};
+use crate::ir::{Graph, NodeId, Op};
 use crate::options::{Options, default_threads};
 use crate::partition::Part;
 use crate::place::{Horizon, Placement, Replacement, Request};
@@ -15,6 +16,7 @@ use crate::report::Report;
 use crate::rewrite::Pricing;
 use crate::schedule::Schedule;
 use crate::{partition, passes, place, rewrite};
+use gristmill_runtime::gpu::GpuCode;
 use gristmill_runtime::program::Program;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -43,6 +45,8 @@ pub enum Stage {
     Cuda,
     /// PTX.
     Ptx,
+    /// Disassembly of the CUDA kernels.
+    Sass,
 }
 
 impl Stage {
@@ -58,6 +62,7 @@ impl Stage {
         Stage::Asm,
         Stage::Cuda,
         Stage::Ptx,
+        Stage::Sass,
     ];
 
     /// Name on the command line.
@@ -73,6 +78,7 @@ impl Stage {
             Stage::Asm => "asm",
             Stage::Cuda => "cuda",
             Stage::Ptx => "ptx",
+            Stage::Sass => "sass",
         }
     }
 
@@ -87,8 +93,9 @@ impl Stage {
             Stage::Schedule => "order, dependencies and arena offsets",
             Stage::Clif => "Cranelift IR of the generated kernels",
             Stage::Asm => "disassembly of the generated kernels",
-            Stage::Cuda => "CUDA C++ (not supported yet)",
-            Stage::Ptx => "PTX (not supported yet)",
+            Stage::Cuda => "CUDA C++ that the clusters would be on a GPU",
+            Stage::Ptx => "PTX of the same, compiled by NVRTC",
+            Stage::Sass => "disassembly of the same, by nvdisasm",
         }
     }
 
@@ -97,9 +104,9 @@ impl Stage {
         Stage::ALL.iter().copied().find(|s| s.name() == name)
     }
 
-    /// False for stages that no back end produces yet.
-    pub fn is_available(self) -> bool {
-        !matches!(self, Stage::Cuda | Stage::Ptx)
+    /// False for stages that need a compiler of their own, which runs only when one of them is asked for by name.
+    pub fn is_cheap(self) -> bool {
+        !matches!(self, Stage::Ptx | Stage::Sass)
     }
 }
 
@@ -125,6 +132,8 @@ pub struct Lowered {
     pub clif: String,
     /// Disassembly of the generated code, when the options asked for it.
     pub asm: String,
+    /// GPUs that CUDA code is shown for, and how regions are clustered.
+    gpu: (cuda::Arch, Fusion),
     /// Whether the graphs above still have their constants, and the texts are there.
     kept: bool,
     /// What happened on the way.
@@ -270,6 +279,7 @@ pub fn lower(graph: Graph, options: &Options) -> Result<Lowered> {
         program,
         clif,
         asm,
+        gpu: (options.gpu_arch, fusion(options)),
         kept: options.keep_stages,
         report: s.report,
     })
@@ -345,7 +355,8 @@ fn settings(options: &Options) -> Settings {
 impl Lowered {
     /// The text of a stage. `full` prints constants so that graphs parse back.
     ///
-    /// Errors with `Unsupported` for stages that no back end produces yet, with `InvalidInput` when [`Options::keep_stages`] was off.
+    /// Errors with `Unsupported` for stages whose compiler or disassembler is not installed, with `InvalidInput` when
+    /// [`Options::keep_stages`] was off.
     pub fn text(&self, stage: Stage, full: bool) -> Result<String> {
         if !self.kept {
             return Err(Error::invalid("the stages were not kept").hint("Options::keep_stages"));
@@ -365,13 +376,46 @@ impl Lowered {
             }
             Stage::Clif => self.clif.clone(),
             Stage::Asm => self.asm.clone(),
-            Stage::Cuda | Stage::Ptx => {
-                return Err(Error::unsupported(format!(
-                    "stage {}: there is no code generator for GPU yet",
-                    stage.name()
-                )));
-            }
+            Stage::Cuda => self.cuda_text()?,
+            Stage::Ptx => self.compiled_cuda(|_, code| Ok(code.ptx.clone()))?,
+            Stage::Sass => self.compiled_cuda(|nvrtc, code| cuda::disassemble(nvrtc, &code.cubin))?,
         })
+    }
+
+    fn cuda_text(&self) -> Result<String> {
+        let made = self.cuda()?;
+        let listings: String = made.iter().map(|g| g.listing.as_str()).collect();
+        Ok(format!("// for {}\n{}\n{listings}", self.gpu.0, cuda::PRELUDE))
+    }
+
+    /// CUDA sources of the clusters, then of those in regions.
+    fn cuda(&self) -> Result<Vec<cuda::Generated>> {
+        let mut made = Vec::new();
+        let mut todo = vec![self.clusters.clone()];
+        while let Some(g) = todo.pop() {
+            made.push(cuda::generate(&g, self.gpu.0)?);
+            for (_, node) in g.nodes().filter(|(_, n)| !matches!(n.op, Op::Cluster { .. })) {
+                for region in &node.regions {
+                    todo.push(cluster(&clean(region)?, &self.gpu.1)?.0);
+                }
+            }
+        }
+        Ok(made)
+    }
+
+    /// What `show` gives for every distinct kernel, compiled by NVRTC.
+    fn compiled_cuda(&self, show: impl Fn(&nvrtc::Nvrtc, &GpuCode) -> Result<String>) -> Result<String> {
+        let nvrtc = nvrtc::get()?;
+        let cache = Cache::of_user();
+        let mut text = String::new();
+        for generated in self.cuda()? {
+            for code in generated.compile(nvrtc, cache.as_ref())? {
+                text.push_str(&show(nvrtc, &code)?);
+                text.push('\n');
+            }
+        }
+        let warnings = cache.iter().flat_map(Cache::take_warnings).map(|w| format!("// warning: {w}\n"));
+        Ok(warnings.collect::<String>() + &text)
     }
 }
 

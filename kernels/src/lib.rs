@@ -16,6 +16,7 @@ pub mod attention;
 pub mod conv;
 pub mod convert;
 pub mod copy;
+pub mod cuda;
 pub mod depthwise;
 pub mod epilogue;
 pub mod gemm;

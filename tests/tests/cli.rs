@@ -1,6 +1,6 @@
 //! The command line as users and scripts meet it: output forms, exit codes, errors.
 
-use crate::process::{gristmill, gristmill_with_cache};
+use crate::process::{gristmill, gristmill_with, gristmill_with_cache};
 use std::path::{Path, PathBuf};
 
 fn data(path: &str) -> String {
@@ -47,7 +47,7 @@ fn json_names_its_format() {
 fn every_stage_prints_and_the_ir_stages_parse_back() {
     let dir = tempfile::tempdir().unwrap();
     let model = data("digits/model.onnx");
-    for stage in ["graph", "rewritten", "clusters", "placed", "partitions", "schedule", "clif", "asm"] {
+    for stage in ["graph", "rewritten", "clusters", "placed", "partitions", "schedule", "clif", "asm", "cuda"] {
         let (code, out, err) = run(&["dump", &model, "--stage", stage, "--set", "batch=2", "--full"]);
         assert_eq!(code, 0, "{stage}: {err}");
         assert!(!out.trim().is_empty(), "{stage}");
@@ -85,7 +85,7 @@ fn user_errors_have_codes_and_remedies() {
         (vec!["run", &digits, "--set", "batch=2", "--pin", "nothing=cpu:0"], 2, "nothing"),
         (vec!["run", &digits, "--set", "batch=64", "--mem", "cpu:0=1KiB"], 5, "1.0 KiB"),
         (vec!["dump", &digits, "--stage", "clusterz"], 2, "clusters"),
-        (vec!["dump", &digits, "--stage", "cuda", "--set", "batch=1"], 3, "GPU"),
+        (vec!["dump", &digits, "--stage", "cuda", "--set", "batch=1", "--gpu-arch", "sm_91"], 2, "sm_90"),
         (vec!["run"], 2, "MODEL"),
         (vec!["frobnicate"], 2, "frobnicate"),
     ] {
@@ -253,4 +253,53 @@ fn times_are_kept_and_broken_files_ignored() {
         "{}",
         ended.stdout
     );
+}
+
+/// What `dump` gives with a CUDA compiler, without one, and without a disassembler.
+#[test]
+fn gpu_stages_are_compiled_or_say_what_is_missing() {
+    let model = data("digits/model.onnx");
+    let dump = |stage: &str, variables: &[(&str, &Path)]| {
+        let args = ["dump", &model, "--stage", stage, "--set", "batch=2", "--gpu-arch", "sm_90a"];
+        let ended = gristmill_with(Path::new("."), variables, &args);
+        (ended.code, ended.stdout, ended.stderr)
+    };
+    let none = Path::new("");
+    let (code, out, err) = dump("cuda", &[("GRISTMILL_NVRTC", none)]);
+    assert_eq!(code, Some(0), "CUDA text needs no compiler: {err}");
+    assert!(out.starts_with("// for sm_90a\n") && out.contains("extern \"C\" __global__"), "{out}");
+    let (code, _, err) = dump("ptx", &[("GRISTMILL_NVRTC", none)]);
+    assert_eq!(code, Some(3), "{err}");
+    assert!(err.contains("NVRTC") && err.contains("$GRISTMILL_NVRTC is empty"), "{err}");
+    if gristmill::testing::nvrtc_or_left_out("PTX and machine code through the command line").is_none() {
+        return;
+    }
+    let cache = tempfile::tempdir().unwrap();
+    let cached = ("GRISTMILL_CACHE_DIR", cache.path());
+    let (code, out, err) = dump("ptx", &[cached]);
+    assert_eq!(code, Some(0), "{err}");
+    assert!(out.contains(".target sm_90a") && out.contains(".entry gm_map("), "{out}");
+    let again = dump("ptx", &[cached]).1;
+    assert!(again == out && std::fs::read_dir(cache.path().join("cuda")).unwrap().count() > 0, "kept, and the same");
+    let (code, _, err) = dump("sass", &[cached, ("GRISTMILL_NVDISASM", Path::new("no/such/nvdisasm"))]);
+    assert!(code == Some(3) && err.contains("no/such/nvdisasm: no such file"), "{err}");
+    let (code, out, err) = dump("sass", &[cached]);
+    match code {
+        Some(0) => assert!(out.contains("STG") && out.contains("EXIT"), "{out}"),
+        _ if std::env::var_os("GRISTMILL_NVDISASM").is_some() => panic!("{err}"),
+        _ => eprintln!("left out: disassembly through the command line: {err}"),
+    }
+}
+
+#[test]
+fn devices_say_which_cuda_compiler_there_is() {
+    let none = [("GRISTMILL_NVRTC", Path::new(""))];
+    let ended = gristmill_with(Path::new("."), &none, &["devices"]);
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    assert!(ended.stdout.contains("CUDA compiler  none: NVRTC"), "{}", ended.stdout);
+    if gristmill::testing::nvrtc_or_left_out("`devices` with a CUDA compiler").is_some() {
+        let (code, out, err) = run(&["devices"]);
+        assert_eq!(code, 0, "{err}");
+        assert!(out.contains("CUDA compiler  NVRTC 1") && out.contains("sm_90"), "{out}");
+    }
 }

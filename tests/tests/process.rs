@@ -33,11 +33,16 @@ pub fn gristmill(folder: &Path, args: &[&str]) -> Ended {
 
 /// Runs `gristmill ARGS` in `folder` with the cache folder `cache`.
 pub fn gristmill_with_cache(folder: &Path, cache: &Path, args: &[&str]) -> Ended {
+    gristmill_with(folder, &[("GRISTMILL_CACHE_DIR", cache)], args)
+}
+
+/// Runs `gristmill ARGS` in `folder` with these environment variables besides its own.
+pub fn gristmill_with(folder: &Path, variables: &[(&str, &Path)], args: &[&str]) -> Ended {
     let (mut stdout, mut stderr) = (scratch(), scratch());
     let status = limited(binary())
         .args(args)
         .current_dir(folder)
-        .env("GRISTMILL_CACHE_DIR", cache)
+        .envs(variables.iter().copied())
         .stdin(Stdio::null())
         .stdout(stdout.try_clone().expect("a file handle can be cloned"))
         .stderr(stderr.try_clone().expect("a file handle can be cloned"))

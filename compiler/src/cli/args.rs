@@ -1,6 +1,7 @@
 //! Flags that the compiling verbs share, and how they become [`Options`].
 
 use super::{calibrate, load};
+use crate::codegen::cuda::Arch;
 use crate::codegen::target::TargetCpu;
 use crate::cost::Bytes;
 use crate::error::{Error, Result};
@@ -47,6 +48,9 @@ pub struct CompileArgs {
     /// CPU threads over all logical CPU devices; one per core by default.
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub threads: Option<u16>,
+    /// GPUs that CUDA code is made for: `sm_80`, `sm_90a`. By default those of this machine, otherwise `sm_80`.
+    #[arg(long, value_name = "ARCH")]
+    pub gpu_arch: Option<String>,
     /// Run the verifier and the independent checkers between stages.
     #[arg(long)]
     pub verify: bool,
@@ -126,6 +130,16 @@ impl CompileArgs {
         Ok(target.devices)
     }
 
+    /// `--gpu-arch`, or the architecture of the first GPU here.
+    fn gpu_arch(&self) -> Result<Arch> {
+        if let Some(name) = &self.gpu_arch {
+            return Arch::parse(name);
+        }
+        let gpus = gristmill_runtime::cuda::probe().unwrap_or_default();
+        let first = gpus.first().map(|g| Arch::of_device(g.compute_capability.0, g.compute_capability.1));
+        Ok(first.unwrap_or(Arch::COMMON))
+    }
+
     /// The plan that `--plan` names.
     pub fn plan(&self) -> Result<Option<Plan>> {
         let read = |path: &PathBuf| Plan::parse(&load::text(path)?, &path.display().to_string());
@@ -146,6 +160,7 @@ impl CompileArgs {
             opt_level: self.opt_level,
             threads: Some(threads),
             target_cpu: TargetCpu::parse(&self.target_cpu)?,
+            gpu_arch: self.gpu_arch()?,
             keep_stages: self.dump_dir.is_some(),
             ..Options::default()
         };

@@ -3,6 +3,7 @@
 use super::calibrate::{calibration, rates, rates_json};
 use super::{outln, print_json};
 use crate::calibrate;
+use crate::codegen::cuda::nvrtc;
 use crate::cost::{DeviceProfile, store};
 use crate::error::Result;
 use crate::units as format;
@@ -26,6 +27,7 @@ pub fn devices(args: &DevicesArgs) -> Result<()> {
     let cpu = cpu::probe();
     let logical = crate::place::DeviceSet::parse(&args.devices, cpu.logical_cores)?;
     let gpus = cuda::probe();
+    let compiler = nvrtc::get();
     let calibration = calibration();
     let profile = match &calibration {
         Some(c) => c.cpu(cpu.logical_cores),
@@ -43,7 +45,7 @@ pub fn devices(args: &DevicesArgs) -> Result<()> {
         print_json(
             "devices",
             json!({ "cpu": { "model": cpu.model, "cores": cpu.logical_cores, "features": cpu.features, "memory_bytes": cpu.total_memory_bytes, "available_bytes": cpu.available_memory_bytes },
-            "rates": rates_json(&profile), "rates_from": source, "gpus": gpus, "cuda": cuda::probe().err(), "logical": logical.devices.iter().map(|d| d.name.to_string()).collect::<Vec<_>>() }),
+            "rates": rates_json(&profile), "rates_from": source, "gpus": gpus, "cuda": cuda::probe().err(), "nvrtc": nvrtc_json(&compiler), "logical": logical.devices.iter().map(|d| d.name.to_string()).collect::<Vec<_>>() }),
         );
         return Ok(());
     }
@@ -69,9 +71,24 @@ pub fn devices(args: &DevicesArgs) -> Result<()> {
         }),
         Err(why) => outln!("  GPU  none: {why}"),
     }
+    match &compiler {
+        Ok(n) => {
+            let (major, minor) = n.version();
+            let archs: Vec<String> = n.archs().iter().map(|a| format!("sm_{a}")).collect();
+            outln!("  CUDA compiler  NVRTC {major}.{minor} for {}\n       {}", archs.join(" "), n.place());
+        }
+        Err(why) => outln!("  CUDA compiler  none: {why}"),
+    }
     outln!("logical");
     logical.devices.iter().for_each(|d| outln!("  {}", d.name));
     Ok(())
+}
+
+fn nvrtc_json(compiler: &Result<&nvrtc::Nvrtc>) -> serde_json::Value {
+    match compiler {
+        Ok(n) => json!({ "version": [n.version().0, n.version().1], "library": n.place(), "archs": n.archs() }),
+        Err(why) => json!({ "error": why.to_string() }),
+    }
 }
 
 fn memory(bytes: Option<u64>) -> String {

@@ -54,7 +54,7 @@ pub fn dump(args: &DumpArgs) -> Result<()> {
 /// Writes every stage's text to `DIR/NN-stage.txt`.
 pub fn write_all(lowered: &Lowered, dir: &Path) -> Result<()> {
     std::fs::create_dir_all(dir).map_err(|e| file_error(dir, e))?;
-    for (i, stage) in Stage::ALL.iter().enumerate().filter(|(_, s)| s.is_available()) {
+    for (i, stage) in Stage::ALL.iter().enumerate().filter(|(_, s)| s.is_cheap()) {
         let path = dir.join(format!("{i:02}-{}.txt", stage.name()));
         std::fs::write(&path, lowered.text(*stage, false)?).map_err(|e| file_error(&path, e))?;
     }

@@ -7,6 +7,7 @@ mod access;
 pub mod assemble;
 mod body;
 pub mod cpu;
+pub mod cuda;
 mod phases;
 mod placed;
 pub mod plan;

@@ -48,8 +48,11 @@ pub(super) struct Around<'a> {
     pub(super) in_memory: &'a dyn Fn(ValueId) -> bool,
 }
 
-/// Cuts a body into phases, in order of computation. `find` says which task computes a node, and maybe what follows it.
-pub(super) fn cut<T>(body: &Body, find: &mut dyn FnMut(&Around, NodeId, &Node) -> Option<(Cover, T)>) -> Vec<Phase<T>> {
+/// Says which task computes a node, and maybe what follows it, and what the task is to the rest.
+type Find<'f, T> = dyn FnMut(&Around, NodeId, &Node) -> Option<(Cover, T)> + 'f;
+
+/// Cuts a body into phases, in order of computation.
+pub(super) fn cut<T>(body: &Body, find: &mut Find<T>) -> Vec<Phase<T>> {
     let mut planner = Planner::new(body);
     let mut tasks = BTreeMap::new();
     for (id, node) in body.graph.nodes() {

@@ -9,6 +9,7 @@ mod wiring;
 pub use graphs::{RandomOptions, random_graph};
 pub use wiring::random_wiring;
 
+use crate::codegen::cuda::nvrtc::{self, Nvrtc};
 use crate::interp::scalar::{Scalar, Wide};
 use gristmill_runtime::{DType, Tensor, with_dtype};
 
@@ -47,6 +48,19 @@ pub fn random_indices(rng: &mut Rng, dtype: DType, shape: &[usize], extent: usiz
         }
     });
     out
+}
+
+/// NVRTC for a test of `what`. Without it the test prints what it leaves out; where `GRISTMILL_NVRTC` names it, as in continuous integration,
+/// it must be there, and this panics.
+pub fn nvrtc_or_left_out(what: &str) -> Option<&'static Nvrtc> {
+    match nvrtc::get() {
+        Ok(found) => Some(found),
+        Err(e) if std::env::var_os("GRISTMILL_NVRTC").is_some_and(|v| !v.is_empty()) => panic!("{e}"),
+        Err(e) => {
+            eprintln!("left out: {what}: {e}");
+            None
+        }
+    }
 }
 
 #[cfg(test)]

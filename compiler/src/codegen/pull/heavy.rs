@@ -45,6 +45,9 @@ type NestedBody<'f, S, E> = dyn FnMut(&mut S, &mut E, &[Ix<Of<E>>], &[Of<E>]) ->
 /// Body of a loop nest that carries one accumulator.
 type ProductBody<'f, S, E> = dyn FnMut(&mut S, &mut E, &[Ix<Of<E>>], Of<E>) -> Result<Of<E>> + 'f;
 
+/// Input positions of a window's tap, and whether they lie inside; `None` when they always do.
+type Tap<E> = (Vec<Ix<Of<E>>>, Option<Of<E>>);
+
 /// The values of an emitter.
 type Of<E> = <E as Emit>::Value;
 
@@ -481,7 +484,7 @@ fn tap_positions<E: Emit>(
     tap: &[Ix<E::Value>],
     window: &Window,
     spatial: &[usize],
-) -> Result<(Vec<Ix<E::Value>>, Option<E::Value>)> {
+) -> Result<Tap<E>> {
     let mut inside = None;
     let mut position = Vec::with_capacity(outer.len());
     for d in 0..outer.len() {
@@ -523,7 +526,7 @@ fn transposed_positions<E: Emit>(
     tap: &[Ix<E::Value>],
     window: &Window,
     spatial: &[usize],
-) -> Result<(Vec<Ix<E::Value>>, Option<E::Value>)> {
+) -> Result<Tap<E>> {
     let mut inside: Option<E::Value> = None;
     let mut position = Vec::with_capacity(outer.len());
     for d in 0..outer.len() {

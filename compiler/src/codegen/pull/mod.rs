@@ -17,13 +17,16 @@ pub(super) use heavy::{beats, inner_iterations};
 use std::collections::{BTreeMap, HashMap};
 use std::hash::Hash;
 
+/// Values by tensor and index.
+type Scope<V> = HashMap<(ValueId, Vec<Ix<V>>), V>;
+
 /// Emits values at indices within one function.
 pub(super) struct Puller<'a, V> {
     pub(super) body: &'a Body,
     /// Buffers of the values that are in memory.
     pub(super) stored: BTreeMap<ValueId, V>,
     /// Values known in the enclosing blocks, innermost last.
-    known: Vec<HashMap<(ValueId, Vec<Ix<V>>), V>>,
+    known: Vec<Scope<V>>,
 }
 
 impl<'a, V: Copy + Eq + Hash> Puller<'a, V> {

@@ -1,0 +1,260 @@
+//! Generates one cluster: a kernel per phase, and the plan that launches them.
+//!
+//! Here every phase is computed by pulling its elements: a thread computes one result element, or one line, in strides of the whole grid.
+
+use super::Session;
+use super::emit::{Emitter, Value};
+use super::source::{Parameters, source};
+use crate::codegen::body::Body;
+use crate::codegen::phases::{Phase, cut};
+use crate::codegen::placed::Placed;
+use crate::codegen::plan::{Arg, KernelPlan, PlanStep};
+use crate::codegen::pull::{Emit, Ix, Kind, Order, Puller, beats};
+use crate::error::{Error, Result};
+use crate::ir::{Extremum, Graph, Node, NodeId, Op, ValueId, Window};
+use gristmill_runtime::DType;
+use gristmill_runtime::gpu::Launch;
+use std::convert::Infallible;
+
+/// Threads of a block.
+const BLOCK: u64 = 256;
+/// Most blocks of a grid, so that an index that runs past the items by one stride still fits 32 bits.
+const MAX_BLOCKS: u64 = 1 << 20;
+/// Positions below this are indexed in 32 bits.
+const NARROW: usize = 1 << 30;
+
+/// One cluster being compiled.
+pub(super) struct ClusterCompiler<'s> {
+    session: &'s mut Session,
+    outer: &'s Graph,
+    id: NodeId,
+    body: Body,
+    placed: Placed,
+}
+
+/// A kernel's buffers: values read, then values written.
+struct Buffers {
+    reads: Vec<(ValueId, Arg)>,
+    writes: Vec<(ValueId, Arg)>,
+}
+
+impl<'s> ClusterCompiler<'s> {
+    /// The plan of cluster `node` of `outer`; its kernels go into the session.
+    pub(super) fn compile(session: &'s mut Session, outer: &'s Graph, id: NodeId, node: &Node) -> Result<KernelPlan> {
+        let region = node.regions.first().ok_or_else(|| Error::internal("a cluster has no body"))?;
+        let body = Body::new(region, &|_, _| false)?;
+        let placed = Placed::new(&body)?;
+        let mut compiler = ClusterCompiler { session, outer, id, body, placed };
+        for phase in cut::<Infallible>(&compiler.body, &mut |_, _, _| None) {
+            compiler.phase(&phase)?;
+        }
+        compiler.copy_repeated_results()?;
+        Ok(compiler.placed.plan)
+    }
+
+    fn phase(&mut self, phase: &Phase<Infallible>) -> Result<()> {
+        match phase {
+            Phase::Task(never) => match *never {},
+            Phase::Elements(roots) => self.elements(roots),
+            Phase::Lines(node) => self.cum_sum(*node),
+            Phase::TopK(node) => self.top_k(*node),
+            Phase::Scatter(node) => self.scatter(*node),
+        }
+    }
+
+    fn destinations(&mut self, values: &[ValueId]) -> Vec<(ValueId, Arg)> {
+        values.iter().map(|&v| (v, self.placed.destination(&self.body, v))).collect()
+    }
+
+    /// Writes a kernel and appends its step. `f` gets the number of the item and the written buffers.
+    fn kernel(
+        &mut self,
+        what: &str,
+        buffers: Buffers,
+        items: usize,
+        f: impl FnOnce(&mut Puller<Value>, &mut Emitter, Value, &[Value]) -> Result<()>,
+    ) -> Result<()> {
+        let wide = items >= NARROW || needs_wide_indices(&self.body);
+        let mut e = Emitter::new(wide);
+        let mut parameters = Parameters::default();
+        let body = &self.body;
+        let stored =
+            (buffers.reads.iter()).map(|&(v, _)| (v, e.named(Kind::Index, parameters.read(body.dtype(v))))).collect();
+        let outs: Vec<Value> =
+            (buffers.writes.iter()).map(|&(v, _)| e.named(Kind::Index, parameters.write(body.dtype(v)))).collect();
+        let mut puller = Puller::new(body, stored);
+        let first = "ix(blockIdx.x) * ix(blockDim.x) + ix(threadIdx.x)";
+        let end = e.index(items as i64);
+        let end = e.text(end).to_owned();
+        e.counted([first, &end, "ix(gridDim.x) * ix(blockDim.x)"], |e, item| f(&mut puller, e, item, &outs))?;
+        let entry = format!("gm_{what}");
+        let source = source(&entry, BLOCK, wide, &parameters, e.finish());
+        let blocks = (items as u64).div_ceil(BLOCK).clamp(1, MAX_BLOCKS) as u32;
+        let launch = Launch { grid: [blocks, 1, 1], block: [BLOCK as u32, 1, 1], shared_bytes: 0 };
+        let name = self.session.name(self.outer, self.id, self.placed.plan.steps.len(), what);
+        let kernel = self.session.kernel(name, entry, source, launch);
+        let args = buffers.reads.iter().chain(&buffers.writes).map(|&(_, arg)| arg).collect();
+        let n_outputs = buffers.writes.len() as u32;
+        self.placed.plan.steps.push(PlanStep { kernel, args, n_outputs, items: 1, grain: 0 });
+        self.placed.location.extend(buffers.writes.iter().copied());
+        Ok(())
+    }
+
+    /// Stores the elements of `roots`, all of one shape.
+    fn elements(&mut self, roots: &[ValueId]) -> Result<()> {
+        let writes = self.destinations(roots);
+        let node = self.body.graph.def_node(roots[0]);
+        let what = node.filter(|n| !matches!(n.op, Op::Map(_))).map_or("map", |n| n.op.name()).to_owned();
+        let pairs: Vec<(ValueId, ValueId)> = roots.iter().map(|&v| (v, v)).collect();
+        self.store_elements(&what, &pairs, writes)
+    }
+
+    /// Stores the elements of each source at the same index of its destination's buffer.
+    fn store_elements(&mut self, what: &str, pairs: &[(ValueId, ValueId)], writes: Vec<(ValueId, Arg)>) -> Result<()> {
+        let sources: Vec<ValueId> = pairs.iter().map(|p| p.0).collect();
+        let shape = self.body.shape(sources[0]).to_vec();
+        let items = shape.iter().product();
+        if items == 0 {
+            return Ok(());
+        }
+        let reads = self.placed.leaves(&self.body, &sources);
+        self.kernel(what, Buffers { reads, writes }, items, |p, e, item, outs| {
+            let at = e.delinearise(Ix::V(item), &shape);
+            for (&v, &out) in sources.iter().zip(outs) {
+                let value = p.value(e, v, &at)?;
+                e.store(p.body.dtype(v), value, out, Ix::V(item));
+            }
+            Ok(())
+        })
+    }
+
+    /// A thread per line.
+    fn cum_sum(&mut self, id: NodeId) -> Result<()> {
+        let node = self.body.graph.node(id).clone();
+        let Op::CumSum { axis, .. } = node.op else { return Err(wrong_phase(&node)) };
+        let mut lines = self.body.shape(node.outputs[0]).to_vec();
+        lines[axis] = 1;
+        let reads = self.placed.leaves(&self.body, &node.inputs[..1]);
+        let writes = self.destinations(&node.outputs);
+        self.kernel("cum_sum", Buffers { reads, writes }, lines.iter().product(), |p, e, item, outs| {
+            let at = e.delinearise(Ix::V(item), &lines);
+            p.cum_sum_line(e, &node, &at, outs[0])
+        })
+    }
+
+    /// A thread per element: how many come before it is where it goes.
+    fn top_k(&mut self, id: NodeId) -> Result<()> {
+        let node = self.body.graph.node(id).clone();
+        let Op::TopK { axis, largest, .. } = node.op else { return Err(wrong_phase(&node)) };
+        let x = node.inputs[0];
+        let (from, to) = (self.body.shape(x).to_vec(), self.body.shape(node.outputs[0]).to_vec());
+        let dtype = self.body.dtype(x);
+        let reads = self.placed.leaves(&self.body, &[x]);
+        let writes = self.destinations(&node.outputs);
+        self.kernel("top_k", Buffers { reads, writes }, from.iter().product(), |p, e, item, outs| {
+            let mut at = e.delinearise(Ix::V(item), &from);
+            let own = p.value(e, x, &at)?;
+            let position = e.val(at[axis]);
+            let zero = e.index(0);
+            let rank = e.for_loop(Ix::C(0), Ix::C(from[axis] as i64), 1, &[zero], |e, j, carried| {
+                p.scoped(|p| {
+                    let mut other_at = at.clone();
+                    other_at[axis] = Ix::V(j);
+                    let other = p.value(e, x, &other_at)?;
+                    let (first, second) = if largest { (other, own) } else { (own, other) };
+                    let before = beats(e, first, second, dtype, Extremum::Max)?;
+                    let after = beats(e, second, first, dtype, Extremum::Max)?;
+                    let (earlier, not_after) = (e.index_compare(Order::Less, j, position), e.negated(after)?);
+                    let tied = e.both(earlier, not_after)?;
+                    let counts = e.either(before, tied)?;
+                    let one = e.truth_to_index(counts);
+                    Ok(vec![e.index_add(carried[0], one)])
+                })
+            })?[0];
+            let k = e.index(to[axis] as i64);
+            let chosen = e.index_compare(Order::Less, rank, k);
+            at[axis] = Ix::V(rank);
+            let store = |_: &mut Puller<Value>, e: &mut Emitter| {
+                let linear = e.linearise(&at, &to);
+                e.store(dtype, own, outs[0], linear);
+                let position = e.index_to_i64(position);
+                e.store(DType::I64, position, outs[1], linear);
+                Ok(vec![])
+            };
+            e.branch(chosen, &[], p, store, |_, _| Ok(vec![]))?;
+            Ok(())
+        })
+    }
+
+    /// A copy, then a thread for all updates that can meet: those that differ only in the axes that the indices decide about.
+    fn scatter(&mut self, id: NodeId) -> Result<()> {
+        let node = self.body.graph.node(id).clone();
+        let (data, indices, updates) = (node.inputs[0], node.inputs[1], node.inputs[2]);
+        let y = node.outputs[0];
+        let writes = self.destinations(&[y]);
+        self.store_elements("copy", &[(data, y)], writes.clone())?;
+        let shape = self.body.shape(updates).to_vec();
+        let meets = |axis: usize| match node.op {
+            Op::ScatterElements { axis: along, .. } => axis == along,
+            _ => axis + 1 < self.body.shape(indices).len(),
+        };
+        let (mut apart, mut in_order) = (shape.clone(), shape.clone());
+        (0..shape.len()).for_each(|axis| *(if meets(axis) { &mut apart[axis] } else { &mut in_order[axis] }) = 1);
+        if shape.contains(&0) {
+            return Ok(());
+        }
+        let reads = self.placed.leaves(&self.body, &[indices, updates]);
+        self.kernel("scatter", Buffers { reads, writes }, apart.iter().product(), |p, e, item, outs| {
+            let fixed = e.delinearise(Ix::V(item), &apart);
+            let n: usize = in_order.iter().product();
+            e.for_loop(Ix::C(0), Ix::C(n as i64), 1, &[], |e, i, _| {
+                let moving = e.delinearise(Ix::V(i), &in_order);
+                let at: Vec<Ix<Value>> = fixed.iter().zip(&moving).map(|(&a, &b)| e.add(a, b)).collect();
+                p.scoped(|p| p.scatter_update(e, &node, &at, outs[0]))?;
+                Ok(vec![])
+            })?;
+            Ok(())
+        })
+    }
+
+    /// Results that no phase wrote.
+    fn copy_repeated_results(&mut self) -> Result<()> {
+        for (v, arg) in self.placed.unwritten(&self.body) {
+            let held = self.placed.location.get(&v).copied();
+            self.store_elements("copy", &[(v, v)], vec![(v, arg)])?;
+            if let Some(held) = held {
+                self.placed.location.insert(v, held);
+            }
+        }
+        Ok(())
+    }
+}
+
+fn wrong_phase(node: &Node) -> Error {
+    Error::internal(format!("{} is in a phase of another kind", node.op.name()))
+}
+
+/// Whether some position in a body may not fit 32 bits.
+fn needs_wide_indices(body: &Body) -> bool {
+    let large_value = (0..body.graph.n_values() as u32).any(|v| body.n_elements(ValueId(v)) >= NARROW);
+    let reach = |w: &Window, spatial: &[usize], taps: &[usize]| {
+        (0..w.strides.len()).any(|d| {
+            let extent = spatial.iter().max().copied().unwrap_or(0).saturating_add(w.pads_low[d] + w.pads_high[d]);
+            extent.saturating_mul(w.strides[d]).saturating_add(taps.iter().max().map_or(0, |t| t * w.dilations[d]))
+                >= NARROW
+        })
+    };
+    let far_window = |n: &Node| {
+        let shapes = || (body.shape(n.inputs[0]), body.shape(n.outputs[0]));
+        match &n.op {
+            Op::Conv { window, .. } | Op::ConvTranspose { window, .. } => {
+                reach(window, shapes().0, body.shape(n.inputs[1])) || reach(window, shapes().1, body.shape(n.inputs[1]))
+            }
+            Op::Pool { window, size, .. } | Op::MaxPoolIndices { window, size, .. } => {
+                reach(window, shapes().0, size) || reach(window, shapes().1, size)
+            }
+            _ => false,
+        }
+    };
+    large_value || body.graph.nodes().any(|(_, n)| far_window(n))
+}

@@ -1,0 +1,109 @@
+//! CUDA code: kernels in CUDA C++ for every cluster, compiled by NVRTC.
+//!
+//! As on the CPU, a cluster's body is cut into phases ([`super::phases`]), each of which becomes one kernel. The general kernel of a phase
+//! pulls values element by element ([`super::pull`]) and takes every op and dtype; fast forms stand in front of it. A kernel is one source
+//! of its own, which says nothing of the place in the model that it is for: repeated layers share it, and so do models through the cache.
+
+pub mod arch;
+mod cluster;
+mod disassemble;
+mod emit;
+pub mod nvrtc;
+mod scalar;
+mod source;
+#[cfg(test)]
+mod tests;
+mod text;
+
+use super::plan::KernelPlan;
+use crate::error::Result;
+use crate::ir::{Graph, NodeId, Op};
+pub use arch::Arch;
+use cluster::ClusterCompiler;
+pub use disassemble::disassemble;
+pub use gristmill_kernels::cuda::PRELUDE;
+use gristmill_runtime::gpu::{GpuCode, GpuKernel, Launch};
+use nvrtc::{Cache, Nvrtc, Unit};
+use source::Source;
+use std::collections::{BTreeMap, HashMap};
+use std::fmt::Write;
+
+/// The kernels of a graph's clusters as sources, and how to launch them.
+#[derive(Clone, Debug)]
+pub struct Generated {
+    /// Sources; [`GpuKernel::code`] is an index into it.
+    pub units: Vec<Unit>,
+    /// Kernels; [`super::plan::PlanStep::kernel`] is an index into it. Several may have one source.
+    pub kernels: Vec<GpuKernel>,
+    /// A plan for each cluster node. Steps have one item: how much a launch computes is the kernel's affair.
+    pub plans: BTreeMap<NodeId, KernelPlan>,
+    /// Kernels without the prelude, with their names and launches.
+    pub listing: String,
+}
+
+/// Kernels generated so far, shared by all clusters of a graph.
+struct Session {
+    arch: Arch,
+    units: Vec<Unit>,
+    kernels: Vec<GpuKernel>,
+    /// Sources by their text, with the name of the first kernel.
+    of_source: HashMap<String, (usize, String)>,
+    listing: String,
+}
+
+/// Generates code for every `Op::Cluster` node of `graph` (not those inside control-flow regions). All shapes must be static.
+///
+/// Errors with `Unsupported`, naming the node, when a body holds an op for which there is no code.
+pub fn generate(graph: &Graph, arch: Arch) -> Result<Generated> {
+    let mut session =
+        Session { arch, units: Vec::new(), kernels: Vec::new(), of_source: HashMap::new(), listing: String::new() };
+    let mut plans = BTreeMap::new();
+    for (id, node) in graph.nodes().filter(|(_, n)| matches!(n.op, Op::Cluster { .. })) {
+        let plan = ClusterCompiler::compile(&mut session, graph, id, node).map_err(|e| e.at_origin(&node.origin))?;
+        plans.insert(id, plan);
+    }
+    Ok(Generated { units: session.units, kernels: session.kernels, plans, listing: session.listing })
+}
+
+impl Session {
+    /// Name of a kernel, from its position: the same in every run.
+    fn name(&self, graph: &Graph, id: NodeId, step: usize, what: &str) -> String {
+        let clean = |c: char| if c.is_ascii_alphanumeric() { c } else { '_' };
+        format!("{}_{}_{step}_{what}", graph.name.chars().map(clean).collect::<String>(), id.0)
+    }
+
+    /// Adds a kernel; gives its number.
+    fn kernel(&mut self, name: String, entry: String, source: Source, launch: Launch) -> usize {
+        let Launch { grid: [gx, gy, gz], block: [bx, by, bz], shared_bytes } = launch;
+        let _ = write!(self.listing, "// {name}: grid {gx} x {gy} x {gz}, block {bx} x {by} x {bz}");
+        let _ = if shared_bytes > 0 {
+            writeln!(self.listing, ", {shared_bytes} bytes shared")
+        } else {
+            writeln!(self.listing)
+        };
+        let code = match self.of_source.get(&source.kernel) {
+            Some((code, first)) => {
+                let _ = writeln!(self.listing, "// the code of {first}\n");
+                *code
+            }
+            None => {
+                let _ = writeln!(self.listing, "{}", source.kernel);
+                self.units.push(Unit { source: source.unit(), name: format!("{entry}.cu"), arch: self.arch });
+                self.of_source.insert(source.kernel, (self.units.len() - 1, name.clone()));
+                self.units.len() - 1
+            }
+        };
+        self.kernels.push(GpuKernel { name, code, entry, launch, params: source.params });
+        self.kernels.len() - 1
+    }
+}
+
+impl Generated {
+    /// Compiles all sources; the result has the order of [`Generated::units`].
+    ///
+    /// Errors with `Internal` when a source does not compile.
+    pub fn compile(&self, nvrtc: &Nvrtc, cache: Option<&Cache>) -> Result<Vec<GpuCode>> {
+        let made = nvrtc::build(nvrtc, cache, &self.units).into_iter().zip(&self.units);
+        made.map(|(c, u)| c.map(|c| GpuCode { arch: u.arch.to_string(), ptx: c.ptx, cubin: c.cubin })).collect()
+    }
+}

@@ -1,0 +1,228 @@
+//! Where NVRTC may be, and opening it.
+//!
+//! In order: `$GRISTMILL_NVRTC` (a library, or a folder that holds one; set but empty: none is used); the loader's own paths; `lib64` and
+//! `lib` under `$CUDA_HOME` and `$CUDA_PATH`; the toolkits under `/usr/local`; `$CONDA_PREFIX/lib`; the wheels `nvidia-cuda-nvrtc` and
+//! `nvidia-cuda-nvrtc-cu12` in the packages of `$VIRTUAL_ENV` and of the `python3` on the path. The library finds its built-in functions, a
+//! second library, only when that is open already or on the loader's paths: it is opened first, from the same folder.
+
+use super::sys::Api;
+use libloading::Library;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// Versions that are taken, best first.
+const MAJORS: [u32; 2] = [13, 12];
+
+/// Folders of the wheels below a folder of Python packages.
+const WHEELS: [&str; 2] = ["nvidia/cu13/lib", "nvidia/cuda_nvrtc/lib"];
+
+/// An opened library and the place it came from.
+pub(super) struct Found {
+    pub(super) api: Api,
+    pub(super) place: String,
+}
+
+/// A place to look in.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Place {
+    /// What the loader finds under a name.
+    Name(String),
+    /// A library.
+    File(PathBuf),
+    /// A folder, if it holds one.
+    Folder(PathBuf),
+}
+
+impl std::fmt::Display for Place {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Place::Name(name) => write!(f, "{name} on the loader's paths"),
+            Place::File(path) | Place::Folder(path) => write!(f, "{}", path.display()),
+        }
+    }
+}
+
+/// Value of an environment variable.
+pub(super) type Environment<'a> = &'a dyn Fn(&str) -> Option<OsString>;
+
+/// Opens the first library that is found and usable; otherwise one line per place, with what was wrong there.
+pub(super) fn find(env: Environment) -> Result<Found, Vec<String>> {
+    if let Some(own) = env("GRISTMILL_NVRTC") {
+        if own.is_empty() {
+            return Err(vec!["$GRISTMILL_NVRTC is empty, which turns NVRTC off".to_owned()]);
+        }
+        // What was asked for by name is used or refused, never replaced.
+        let path = PathBuf::from(own);
+        let place = if path.is_dir() { Place::Folder(path) } else { Place::File(path) };
+        return open(&place).map_err(|why| vec![format!("$GRISTMILL_NVRTC: {place}: {why}")]);
+    }
+    let mut tried = Vec::new();
+    let mut first =
+        |places: Vec<Place>| places.iter().find_map(|p| open(p).map_err(|why| tried.push(format!("{p}: {why}"))).ok());
+    if let Some(found) = first(installed(env)) {
+        return Ok(found);
+    }
+    // Asking Python takes some tens of milliseconds, so it comes last.
+    match python_packages() {
+        Ok(folders) => first(wheels(&folders)).ok_or(tried),
+        Err(why) => {
+            tried.push(format!("packages of python3: {why}"));
+            Err(tried)
+        }
+    }
+}
+
+/// Every place but the packages of the Python on the path.
+fn installed(env: Environment) -> Vec<Place> {
+    let mut places: Vec<Place> = MAJORS.iter().map(|m| Place::Name(format!("libnvrtc.so.{m}"))).collect();
+    let folder = |name: &str| env(name).filter(|v| !v.is_empty()).map(PathBuf::from);
+    for home in ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(folder) {
+        places.extend(["lib64", "lib"].map(|lib| Place::Folder(home.join(lib))));
+    }
+    places.extend(toolkits(Path::new("/usr/local")).into_iter().map(|t| Place::Folder(t.join("lib64"))));
+    places.extend(folder("CONDA_PREFIX").map(|p| Place::Folder(p.join("lib"))));
+    if let Some(venv) = folder("VIRTUAL_ENV") {
+        places.extend(wheels(&virtual_packages(&venv)));
+    }
+    places
+}
+
+/// `cuda`, then `cuda-*` with greater versions first.
+fn toolkits(root: &Path) -> Vec<PathBuf> {
+    let mut found: Vec<PathBuf> = entries(root, |name| name.starts_with("cuda-"));
+    found.sort_by_key(|p| {
+        let version = p.to_string_lossy().rsplit('-').next().unwrap_or_default().to_owned();
+        std::cmp::Reverse(version.split('.').map(|n| n.parse::<u32>().unwrap_or(0)).collect::<Vec<_>>())
+    });
+    [root.join("cuda")].into_iter().chain(found).collect()
+}
+
+fn virtual_packages(venv: &Path) -> Vec<PathBuf> {
+    let pythons = entries(&venv.join("lib"), |name| name.starts_with("python3"));
+    pythons.into_iter().map(|p| p.join("site-packages")).collect()
+}
+
+fn wheels(packages: &[PathBuf]) -> Vec<Place> {
+    packages.iter().flat_map(|p| WHEELS.map(|w| Place::Folder(p.join(w)))).collect()
+}
+
+/// Folders that the `python3` on the path imports from.
+fn python_packages() -> Result<Vec<PathBuf>, String> {
+    let asked = Command::new("python3")
+        .args(["-c", "import sys; print('\\n'.join(sys.path))"])
+        .stdin(Stdio::null())
+        .stderr(Stdio::null())
+        .output();
+    let output = asked.map_err(|e| format!("python3 does not start: {e}"))?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    Ok(text.lines().map(PathBuf::from).filter(|p| p.is_absolute() && p.is_dir()).collect())
+}
+
+/// Entries of a folder whose names `takes` accepts, sorted; none when it cannot be read.
+fn entries(folder: &Path, takes: impl Fn(&str) -> bool) -> Vec<PathBuf> {
+    let listed = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut found: Vec<PathBuf> =
+        listed.filter(|e| takes(&e.file_name().to_string_lossy())).map(|e| e.path()).collect();
+    found.sort();
+    found
+}
+
+fn open(place: &Place) -> Result<Found, String> {
+    let library = match place {
+        Place::Name(name) => PathBuf::from(name),
+        Place::File(path) if path.is_file() => path.clone(),
+        Place::File(_) => return Err("no such file".to_owned()),
+        Place::Folder(folder) => {
+            let in_folder = MAJORS.iter().map(|m| folder.join(format!("libnvrtc.so.{m}")));
+            in_folder.into_iter().find(|p| p.is_file()).ok_or("no libnvrtc.so.13 or .12 there")?
+        }
+    };
+    let beside = match place {
+        Place::Name(_) => Vec::new(),
+        _ => builtins(&library),
+    };
+    let mut libraries = Vec::new();
+    for path in beside.iter().chain([&library]) {
+        // SAFETY: opening a library runs its constructors; these are NVIDIA's, at a place that the user's system or variables name.
+        libraries.push(unsafe { Library::new(path) }.map_err(|e| format!("cannot be opened: {e}"))?);
+    }
+    // SAFETY: a library of this name is NVRTC.
+    let api = unsafe { Api::resolve(libraries) }?;
+    let place = match place {
+        Place::Name(name) => name.clone(),
+        _ => library.display().to_string(),
+    };
+    Ok(Found { api, place })
+}
+
+/// The built-in functions beside a library. Wheels hold a second set under names with `alt`.
+fn builtins(library: &Path) -> Vec<PathBuf> {
+    let Some(folder) = library.parent() else { return Vec::new() };
+    entries(folder, |name| name.starts_with("libnvrtc-builtins.so.") && !name.contains(".alt."))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_library_that_was_named_is_used_or_refused() {
+        let absent = |name: &str| (name == "GRISTMILL_NVRTC").then(|| OsString::from("no/such/libnvrtc.so.13"));
+        let tried = find(&absent).err().expect("there is no such file");
+        assert_eq!(tried, ["$GRISTMILL_NVRTC: no/such/libnvrtc.so.13: no such file"]);
+        let off = |name: &str| (name == "GRISTMILL_NVRTC").then(OsString::new);
+        let tried = find(&off).err().expect("it is turned off");
+        assert_eq!(tried, ["$GRISTMILL_NVRTC is empty, which turns NVRTC off"]);
+    }
+
+    #[test]
+    fn places_in_order() {
+        let folder = tempfile::tempdir().unwrap();
+        let packages = folder.path().join("lib/python3.11/site-packages");
+        std::fs::create_dir_all(&packages).unwrap();
+        let venv = folder.path().to_path_buf();
+        let env = move |name: &str| match name {
+            "CUDA_HOME" => Some(OsString::from("/a")),
+            "CUDA_PATH" => Some(OsString::from("/b")),
+            "CONDA_PREFIX" => Some(OsString::from("/c")),
+            "VIRTUAL_ENV" => Some(venv.clone().into_os_string()),
+            _ => None,
+        };
+        let text: Vec<String> = installed(&env).iter().map(Place::to_string).collect();
+        let position = |want: &str| text.iter().position(|t| t == want).unwrap_or_else(|| panic!("{want}: {text:?}"));
+        let wheel = packages.join("nvidia/cu13/lib").display().to_string();
+        let order = [
+            "libnvrtc.so.13 on the loader's paths",
+            "libnvrtc.so.12 on the loader's paths",
+            "/a/lib64",
+            "/b/lib64",
+            "/usr/local/cuda/lib64",
+            "/c/lib",
+            &wheel,
+        ];
+        assert!(order.map(position).is_sorted(), "{text:?}");
+    }
+
+    #[test]
+    fn newer_toolkits_come_first() {
+        let root = tempfile::tempdir().unwrap();
+        for name in ["cuda-9.2", "cuda-12.4", "cuda-12.10", "other"] {
+            std::fs::create_dir(root.path().join(name)).unwrap();
+        }
+        let found = toolkits(root.path());
+        let names: Vec<_> = found.iter().map(|p| p.file_name().unwrap().to_string_lossy().into_owned()).collect();
+        assert_eq!(names, ["cuda", "cuda-12.10", "cuda-12.4", "cuda-9.2"]);
+    }
+
+    #[test]
+    fn a_folder_without_the_library_says_so() {
+        let folder = tempfile::tempdir().unwrap();
+        let why = open(&Place::Folder(folder.path().to_path_buf())).err().expect("it is empty");
+        assert_eq!(why, "no libnvrtc.so.13 or .12 there");
+        let file = folder.path().join("libnvrtc.so.13");
+        std::fs::write(&file, "not a library").unwrap();
+        let why = open(&Place::Folder(folder.path().to_path_buf())).err().expect("it is text");
+        assert!(why.starts_with("cannot be opened: "), "{why}");
+    }
+}

@@ -1,0 +1,188 @@
+//! NVRTC, NVIDIA's run-time compiler of CUDA C++: found and opened when it is first asked for, never linked. No GPU and no driver are needed.
+//!
+//! [`get`] gives the one library of this process, [`Nvrtc::compile`] PTX and machine code of a source, [`build`] the same for many sources on
+//! all cores and through the [`Cache`] on disk. Three floors: the C interface (`sys`), statuses as errors (`program`), and here its owner.
+
+mod cache;
+mod find;
+mod program;
+mod resources;
+mod sha256;
+mod sys;
+#[cfg(test)]
+mod tests;
+
+use super::arch::Arch;
+use crate::error::{Error, Result};
+pub use cache::Cache;
+use program::{Failure, Program};
+pub use resources::Resources;
+use std::collections::BTreeMap;
+use std::ffi::CString;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, OnceLock};
+use std::time::Instant;
+use sys::Api;
+
+/// An opened NVRTC library.
+pub struct Nvrtc {
+    api: Api,
+    place: String,
+    version: (u32, u32),
+    archs: Vec<u32>,
+    build: OnceLock<Result<String>>,
+}
+
+/// What is compiled: one translation unit for one architecture.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Unit {
+    /// CUDA C++ that includes nothing.
+    pub source: String,
+    /// What messages call the source.
+    pub name: String,
+    /// For which GPUs.
+    pub arch: Arch,
+}
+
+/// What a source became.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Compiled {
+    /// PTX for the unit's architecture.
+    pub ptx: String,
+    /// Machine code; empty when the architecture asks for PTX only.
+    pub cubin: Vec<u8>,
+    /// What compiler and assembler said.
+    pub log: String,
+    /// Resources of each kernel, out of the log.
+    pub resources: BTreeMap<String, Resources>,
+    /// Time the compilation took when it was done.
+    pub compile_ns: u64,
+}
+
+/// The library of this process; it is looked for once.
+///
+/// Errors with `Unsupported` when there is none, naming every place that was looked in.
+pub fn get() -> Result<&'static Nvrtc> {
+    static OPENED: OnceLock<Result<Nvrtc>> = OnceLock::new();
+    OPENED.get_or_init(|| Nvrtc::open(&|name| std::env::var_os(name))).as_ref().map_err(Error::clone)
+}
+
+impl Nvrtc {
+    fn open(env: find::Environment) -> Result<Nvrtc> {
+        let found = find::find(env).map_err(|tried| {
+            let places: String = tried.iter().map(|t| format!("\n  {t}")).collect();
+            Error::unsupported(format!("NVRTC, the run-time compiler of CUDA, was not found; looked in:{places}"))
+                .hint("pip install nvidia-cuda-nvrtc, or GRISTMILL_NVRTC with the path of libnvrtc.so")
+        })?;
+        let broken = |f: Failure| Error::unsupported(format!("{}: {} failed: {}", found.place, f.call, f.message));
+        let version = found.api.get_version().map_err(broken)?;
+        let mut archs = found.api.get_archs().map_err(broken)?;
+        archs.sort_unstable();
+        Ok(Nvrtc { version, archs, place: found.place, api: found.api, build: OnceLock::new() })
+    }
+
+    /// Path of the library, or the name under which the loader found it.
+    pub fn place(&self) -> &str {
+        &self.place
+    }
+
+    /// Major and minor version of the CUDA toolkit that it belongs to.
+    pub fn version(&self) -> (u32, u32) {
+        self.version
+    }
+
+    /// Compute capabilities that it compiles for, times ten, ascending.
+    pub fn archs(&self) -> &[u32] {
+        &self.archs
+    }
+
+    /// Version and build as the PTX tells them; two libraries that give different code differ here. Compiles an empty source once.
+    pub fn build(&self) -> Result<&str> {
+        let build = self.build.get_or_init(|| {
+            let least = self.archs.first().copied().unwrap_or(75);
+            let empty =
+                Unit { source: String::new(), name: "empty.cu".to_owned(), arch: Arch::new(least, None).ptx_only() };
+            let ptx = self.compile(&empty)?.ptx;
+            let said =
+                |line: &&str| line.starts_with("// Compiler Build ID") || line.starts_with("// Cuda compilation");
+            let lines: Vec<&str> = ptx.lines().filter(said).collect();
+            Ok(format!("{}.{} {}", self.version.0, self.version.1, lines.join(" ")))
+        });
+        build.as_ref().map(String::as_str).map_err(Error::clone)
+    }
+
+    /// Compiles a source to PTX and machine code.
+    ///
+    /// Errors with `Unsupported` for an architecture that this version does not know, with `Internal` when the source does not compile:
+    /// sources are ours. The message holds the compiler's, which quotes the line.
+    pub fn compile(&self, unit: &Unit) -> Result<Compiled> {
+        if !self.archs.contains(&unit.arch.capability()) {
+            let known: Vec<String> = self.archs.iter().map(u32::to_string).collect();
+            let (major, minor) = self.version;
+            let message =
+                format!("NVRTC {major}.{minor} does not compile for {}, only for {}", unit.arch, known.join(", "));
+            return Err(
+                Error::unsupported(message).hint("another --gpu-arch, or another NVRTC through GRISTMILL_NVRTC")
+            );
+        }
+        let started = Instant::now();
+        let text = |s: &str| CString::new(s).map_err(|_| Error::internal("a CUDA source holds a NUL"));
+        let options = options(unit.arch).iter().map(|o| text(o)).collect::<Result<Vec<_>>>()?;
+        let fail = |f: Failure| Error::internal(format!("{}: {}: {}", unit.name, f.call, f.message));
+        let program = Program::new(&self.api, &text(&unit.source)?, &text(&unit.name)?).map_err(fail)?;
+        let compiled = program.compile(&options);
+        let log = program.log().map_err(fail)?;
+        compiled.map_err(|f| {
+            let log = log.trim_end();
+            Error::internal(format!("{} does not compile for {}: {}\n{log}", unit.name, unit.arch, f.message))
+        })?;
+        let (ptx, cubin) = (program.ptx().map_err(fail)?, program.cubin().map_err(fail)?);
+        let compile_ns = started.elapsed().as_nanos() as u64;
+        Ok(Compiled { ptx, cubin, resources: resources::parse(&log), log, compile_ns })
+    }
+}
+
+/// What every source is compiled with: results are those of the op table, so nothing is contracted, flushed or approximated.
+fn options(arch: Arch) -> Vec<String> {
+    vec![format!("--gpu-architecture={arch}"), "--std=c++17".into(), "--fmad=false".into(), "--ptxas-options=-v".into()]
+}
+
+/// Compiles sources, equal ones once, on all cores, taking from the cache what it holds and leaving the rest there. Results are in the order
+/// of `units`.
+pub fn build(nvrtc: &Nvrtc, cache: Option<&Cache>, units: &[Unit]) -> Vec<Result<Compiled>> {
+    let mut distinct: Vec<&Unit> = Vec::new();
+    let mut of_unit: BTreeMap<(&str, &str, Arch), usize> = BTreeMap::new();
+    for u in units {
+        of_unit.entry((&u.source, &u.name, u.arch)).or_insert_with(|| {
+            distinct.push(u);
+            distinct.len() - 1
+        });
+    }
+    let made: Vec<Mutex<Option<Result<Compiled>>>> = distinct.iter().map(|_| Mutex::new(None)).collect();
+    let next = AtomicUsize::new(0);
+    let work = || {
+        loop {
+            let i = next.fetch_add(1, Ordering::Relaxed);
+            let Some(unit) = distinct.get(i) else { break };
+            *made[i].lock().unwrap_or_else(|p| p.into_inner()) = Some(build_one(nvrtc, cache, unit));
+        }
+    };
+    let n_threads = crate::options::default_threads().min(distinct.len());
+    std::thread::scope(|s| (0..n_threads).for_each(|_| drop(s.spawn(work))));
+    let result = |u: &Unit| {
+        let i = of_unit[&(u.source.as_str(), u.name.as_str(), u.arch)];
+        made[i].lock().unwrap_or_else(|p| p.into_inner()).clone().expect("every distinct unit is compiled")
+    };
+    units.iter().map(result).collect()
+}
+
+fn build_one(nvrtc: &Nvrtc, cache: Option<&Cache>, unit: &Unit) -> Result<Compiled> {
+    let Some(cache) = cache else { return nvrtc.compile(unit) };
+    let key = cache::key(unit, &options(unit.arch), nvrtc.build()?);
+    if let Some(found) = cache.get(&key) {
+        return Ok(found);
+    }
+    let compiled = nvrtc.compile(unit)?;
+    cache.put(&key, &compiled);
+    Ok(compiled)
+}

@@ -1,0 +1,115 @@
+//! Generated CUDA kernels: their text, and what NVRTC says of them.
+
+mod build;
+
+use super::{Arch, generate, nvrtc};
+use crate::codegen::testing::{self, Case, Rng, as_cluster, graph_of};
+use crate::ir::*;
+use crate::testing::nvrtc_or_left_out;
+use build::Batch;
+use gristmill_runtime::{DType, Tensor};
+
+/// Architectures that every release of kernels is compiled for.
+const ARCHS: [&str; 7] = ["sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a"];
+
+/// Kernels of one op, as text.
+fn listing(body: &Graph) -> String {
+    generate(&as_cluster(body), Arch::COMMON).unwrap().listing
+}
+
+fn op_listing(op: Op, operands: &[Tensor]) -> String {
+    listing(&graph_of(&op, operands))
+}
+
+#[test]
+fn canonical_kernels() {
+    let x = |d: DType, s: &[usize]| Tensor::zeros(d, s).unwrap();
+    let f = |s: &[usize]| x(DType::F32, s);
+    let mut b = GraphBuilder::new("bias_gelu");
+    let (v, bias) = (b.input("x", DType::F32, [64, 128]), b.input("bias", DType::F32, [128]));
+    let y = b.add_(v, bias).unwrap();
+    let y = b.map(ScalarOp::Gelu, &[y]).unwrap();
+    b.output("y", y);
+    insta::assert_snapshot!("map_bias_gelu", listing(&b.finish().unwrap()));
+    let mut b = GraphBuilder::new("half");
+    let v = b.input("x", DType::F16, [4, 6]);
+    let t = b.transpose(v, &[1, 0]).unwrap();
+    let y = b.map(ScalarOp::Exp, &[t]).unwrap();
+    let y = b.cast(y, DType::BF16).unwrap();
+    b.output("y", y);
+    insta::assert_snapshot!("map_transposed_half", listing(&b.finish().unwrap()));
+    let i = |s: &[usize]| x(DType::I32, s);
+    insta::assert_snapshot!("map_integer_remainder", op_listing(Op::Map(ScalarOp::Mod), &[i(&[9]), i(&[9])]));
+    let sum = Op::Reduce { kind: ReduceKind::Sum, axes: vec![1], keepdims: false };
+    insta::assert_snapshot!("reduce_sum", op_listing(sum, &[f(&[6, 70])]));
+    let at = x(DType::I64, &[5]);
+    insta::assert_snapshot!("gather", op_listing(Op::Gather { axis: 0 }, &[f(&[7, 3]), at.clone()]));
+    let pad = Op::Pad { low: vec![2, 0], high: vec![1, 3], mode: PadMode::Reflect };
+    insta::assert_snapshot!("pad_reflect", op_listing(pad, &[f(&[3, 4])]));
+    insta::assert_snapshot!("concat", op_listing(Op::Concat { axis: 1 }, &[f(&[2, 3]), f(&[2, 5])]));
+    insta::assert_snapshot!("matmul", op_listing(Op::MatMul, &[x(DType::F16, &[5, 7]), x(DType::F16, &[7, 3])]));
+    let window = Window { strides: vec![2], dilations: vec![1], pads_low: vec![1], pads_high: vec![0] };
+    let conv = Op::Conv { window, groups: 2, layout: Layout::ChannelsLast };
+    insta::assert_snapshot!("conv", op_listing(conv, &[f(&[2, 9, 4]), f(&[3, 2, 6])]));
+    insta::assert_snapshot!("top_k", op_listing(Op::TopK { k: 3.into(), axis: 0, largest: true }, &[f(&[9])]));
+    let scatter = Op::ScatterNd { kind: ScatterKind::Add };
+    insta::assert_snapshot!("scatter", op_listing(scatter, &[f(&[4, 3]), x(DType::I64, &[5, 1]), f(&[5, 3])]));
+}
+
+/// Equal kernels are one source, whatever they are for.
+#[test]
+fn repeated_layers_share_their_source() {
+    let mut g = Graph::new("layers");
+    let mut v = g.add_input("x", Type::new(DType::F32, [8usize]));
+    let body = graph_of(&Op::Map(ScalarOp::Relu), &[Tensor::zeros(DType::F32, &[8]).unwrap()]);
+    for _ in 0..3 {
+        let op = Op::Cluster { kind: ClusterKind::Map };
+        v = g.add_with_regions(op, &[v], vec![body.clone()], &Origin::new("/layer")).unwrap()[0];
+    }
+    g.add_output("y", v);
+    let made = generate(&g, Arch::COMMON).unwrap();
+    assert_eq!((made.units.len(), made.kernels.len(), made.plans.len()), (1, 3, 3));
+    let names: Vec<&str> = made.kernels.iter().map(|k| k.name.as_str()).collect();
+    assert_eq!(names, ["layers_0_0_map", "layers_1_0_map", "layers_2_0_map"]);
+    assert_eq!(made.listing.matches("// the code of layers_0_0_map").count(), 2);
+}
+
+/// Positions that do not fit 32 bits are counted in 64.
+#[test]
+fn large_tensors_have_wide_indices() {
+    let of = |n: usize| {
+        let mut b = GraphBuilder::new("large");
+        let x = b.input("x", DType::I8, [n]);
+        let y = b.map(ScalarOp::Neg, &[x]).unwrap();
+        b.output("y", y);
+        listing(&b.finish().unwrap())
+    };
+    assert!(of(1 << 29).contains("typedef int ix;"));
+    let wide = of(1 << 32);
+    assert!(wide.contains("typedef long long ix;") && wide.contains("p0 < 4294967296ll"), "{wide}");
+}
+
+/// One case of each op, dtype families mixed: what is compiled for every architecture.
+fn sample() -> Vec<Case> {
+    let rng = &mut Rng(31);
+    let mut cases = testing::tensor_ops(rng);
+    cases.extend(testing::scalar_ops(rng));
+    cases.into_iter().step_by(29).collect()
+}
+
+#[test]
+fn kernels_compile_for_every_architecture() {
+    let Some(nvrtc) = nvrtc_or_left_out("compiling the kernels of sampled cases") else { return };
+    let cases = sample();
+    for arch in ARCHS {
+        let mut batch = Batch::new(Arch::parse(arch).unwrap());
+        cases.iter().for_each(|c| drop(batch.add(&as_cluster(&c.body))));
+        let units = batch.units();
+        for (unit, made) in units.iter().zip(nvrtc::build(nvrtc, None, &units)) {
+            let made = made.unwrap_or_else(|e| panic!("{e}"));
+            let spilled: Vec<_> = made.resources.iter().filter(|(_, r)| r.spill_store_bytes > 0).collect();
+            assert!(spilled.is_empty(), "{arch} {}: {spilled:?}", unit.name);
+            assert!(!made.cubin.is_empty() && !made.resources.is_empty());
+        }
+    }
+}
