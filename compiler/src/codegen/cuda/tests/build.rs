@@ -18,7 +18,6 @@ pub struct Batch {
 
 /// Where a kernel is.
 #[derive(Clone, Debug)]
-#[allow(dead_code, reason = "read once kernels are run")]
 pub struct Place {
     pub unit: usize,
     pub entry: String,

@@ -1,6 +1,7 @@
 //! Generated CUDA kernels: their text, and what NVRTC says of them.
 
 mod build;
+mod run;
 
 use super::{Arch, generate, nvrtc};
 use crate::codegen::testing::{self, Case, Rng, as_cluster, graph_of};
