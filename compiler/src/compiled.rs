@@ -8,9 +8,12 @@ use crate::onnx;
 use crate::options::{Options, default_threads};
 use crate::pipeline::{Lowered, Planned, costs, lower, plan, replan};
 use crate::place::{Horizon, Replacement};
-use gristmill_runtime::Tensor;
+use gristmill_emulator::{Checks, EmulatedGpu, Limits};
+use gristmill_runtime::device::DeviceKind;
+use gristmill_runtime::driver::Driver;
 use gristmill_runtime::exec::{ExecOptions, Executor};
-use gristmill_runtime::program::{Partition, Step, StepKind};
+use gristmill_runtime::program::{Partition, Program, Step, StepKind};
+use gristmill_runtime::{DeviceName, Tensor};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -242,7 +245,8 @@ impl Compiled {
         let graph = self.specialised_graph(&key.0, values)?;
         let lowered = lower(graph, &self.options)?;
         let threads = self.options.threads.unwrap_or_else(default_threads);
-        let executor = Executor::new(lowered.program.clone(), &ExecOptions { threads, ..Default::default() })?;
+        let drivers = drivers(&lowered.program);
+        let executor = Executor::new(lowered.program.clone(), &ExecOptions { threads, drivers, ..Default::default() })?;
         let made = Arc::new(Executable { lowered, executor });
         self.lock().insert(key, made.clone());
         Ok(made)
@@ -261,6 +265,18 @@ impl Compiled {
             }
         }
     }
+}
+
+/// A driver for each device of a program that has memory of its own.
+fn drivers(program: &Program) -> BTreeMap<DeviceName, Arc<dyn Driver>> {
+    let emulated = program.partitions.iter().filter(|p| p.device.kind == DeviceKind::Emu);
+    let driver = |p: &Partition| {
+        let defaults = Limits::default();
+        let limits = Limits { memory_bytes: p.memory_limit.unwrap_or(defaults.memory_bytes), ..defaults };
+        let driver: Arc<dyn Driver> = Arc::new(EmulatedGpu::new(limits, Checks::default()));
+        (p.device.clone(), driver)
+    };
+    emulated.map(driver).collect()
 }
 
 impl Executable {

@@ -265,6 +265,7 @@ pub fn lower(graph: Graph, options: &Options) -> Result<Lowered> {
         partition::check::check_schedules(&clusters, &partitions, &made.schedules)?;
     }
     s.report.arenas = made.arenas();
+    s.report.warnings.append(&mut made.warnings);
     s.report.constant_bytes = made.program.partitions.iter().flat_map(|p| &p.constants).map(|t| t.size_bytes()).sum();
     let (clif, asm) = (std::mem::take(&mut made.clif), std::mem::take(&mut made.asm));
     let program = Arc::new(made.program);
@@ -346,6 +347,7 @@ fn settings(options: &Options) -> Settings {
             listings: options.keep_stages,
             release_constants: !options.keep_stages && !options.check,
         },
+        gpu_arch: options.gpu_arch,
         memory_limits: options.devices.devices.iter().filter_map(limit).collect(),
         fusion: fusion(options),
         check: options.check,

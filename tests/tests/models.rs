@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::process::{Ended, gristmill};
+use gristmill::testing::nvrtc_or_left_out;
 
 #[test]
 fn exports_agree_with_pytorch_on_one_thread() {
@@ -17,6 +18,24 @@ fn exports_agree_with_pytorch_on_two_threads() {
 #[test]
 fn exports_agree_with_pytorch_on_two_devices() {
     check(&["--devices", "cpu:2"]);
+}
+
+#[test]
+fn exports_agree_with_pytorch_on_emulated_gpus() {
+    if nvrtc_or_left_out("models on emulated GPUs").is_some() {
+        check(&["--devices", "emu:1"]);
+        check(&["--devices", "emu:2"]);
+    }
+}
+
+#[test]
+fn digits_are_recognised_by_an_emulated_gpu() {
+    if nvrtc_or_left_out("digits on an emulated GPU").is_some() {
+        let args = ["run", "model.onnx", "--inputs", "batch.npz", "--labels", "labels.npy", "--devices", "emu:1"];
+        let ended = gristmill(&data("digits"), &args);
+        assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+        assert!(ended.stdout.contains("356 of 360"), "{}", ended.stdout);
+    }
 }
 
 #[test]

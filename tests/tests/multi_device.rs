@@ -4,7 +4,7 @@ use gristmill::interp::compare::allclose;
 use gristmill::ir::{AskedBy, DeviceRequest, Graph, NodeId, Op};
 use gristmill::onnx;
 use gristmill::place::{DeviceSet, Pin};
-use gristmill::testing::{RandomOptions, Rng, random_graph};
+use gristmill::testing::{RandomOptions, Rng, nvrtc_or_left_out, random_graph};
 use gristmill::{ErrorKind, Options, Outputs, Source, Tensor, compile};
 use std::path::Path;
 
@@ -85,7 +85,7 @@ fn read_pb(path: &Path) -> (String, Tensor) {
 }
 
 /// Pins for a random half of the model's node paths, on all devices in turn.
-fn random_pins(rng: &mut Rng, model: &onnx::Model, n_devices: usize) -> Vec<Pin> {
+fn random_pins(rng: &mut Rng, model: &onnx::Model, devices: &[&str]) -> Vec<Pin> {
     let graph = model.graph(&onnx::Specialisation::default()).unwrap();
     let mut paths: Vec<String> = graph.nodes().map(|(_, n)| n.origin.to_string()).filter(|p| !p.is_empty()).collect();
     paths.sort();
@@ -98,16 +98,34 @@ fn random_pins(rng: &mut Rng, model: &onnx::Model, n_devices: usize) -> Vec<Pin>
     };
     paths
         .iter()
-        .enumerate()
-        .map(|(i, p)| Pin::parse(&format!("^{}$=cpu:{}", escape(p), i % n_devices)).unwrap())
+        .zip(devices.iter().cycle())
+        .map(|(p, device)| Pin::parse(&format!("^{}$={device}", escape(p))).unwrap())
         .collect()
+}
+
+/// Runs each export with random halves of its nodes pinned to `devices` and compares with one CPU.
+fn check_exports(rng: &mut Rng, set: &str, devices: &[&str], names: &[&str]) {
+    let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("data/models");
+    for name in names {
+        let dir = models.join(name);
+        let model = onnx::load(dir.join("model.onnx")).unwrap();
+        let data = dir.join("test_data_set_0");
+        let declared = compile(&model, &options("cpu:1", 2)).unwrap();
+        let tensor = |i: usize| read_pb(&data.join(format!("input_{i}.pb"))).1;
+        let named = declared.inputs().iter().enumerate().map(|(i, (n, _))| (n.clone(), tensor(i)));
+        let inputs: Vec<(String, Tensor)> = named.collect();
+        let (expected, none) = run(&model, &inputs, &options("cpu:1", 2)).unwrap();
+        assert_eq!(none, 0);
+        let several = Options { pins: random_pins(rng, &model, devices), ..options(set, 2) };
+        let (found, n_transfers) = run(&model, &inputs, &several).unwrap_or_else(|e| panic!("{name} on {set}: {e}"));
+        assert!(n_transfers > 0, "{name} on {set}: nothing crossed between devices");
+        assert_same(&expected, &found, 1e-5, name);
+    }
 }
 
 #[test]
 fn exported_models_on_random_devices() {
-    let mut rng = Rng(12);
-    let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("data/models");
-    for name in [
+    let names = [
         "mlp_script",
         "resnet_script",
         "bert_script",
@@ -118,23 +136,45 @@ fn exported_models_on_random_devices() {
         "llama_dynamo",
         "vit_dynamo",
         "rnn_dynamo",
-    ] {
-        let dir = models.join(name);
-        let model = onnx::load(dir.join("model.onnx")).unwrap();
-        let data = dir.join("test_data_set_0");
-        let names = compile(&model, &options("cpu:1", 2)).unwrap();
-        let n_inputs = names.inputs().len();
-        let inputs: Vec<(String, Tensor)> =
-            (0..n_inputs).map(|i| read_pb(&data.join(format!("input_{i}.pb")))).collect();
-        let inputs: Vec<(String, Tensor)> =
-            names.inputs().iter().map(|(n, _)| n.clone()).zip(inputs.into_iter().map(|i| i.1)).collect();
-        let (expected, none) = run(&model, &inputs, &options("cpu:1", 2)).unwrap();
-        assert_eq!(none, 0);
-        let several = Options { pins: random_pins(&mut rng, &model, 3), ..options("cpu:3", 2) };
-        let (found, n_transfers) = run(&model, &inputs, &several).unwrap_or_else(|e| panic!("{name}: {e}"));
-        assert!(n_transfers > 0, "{name}: nothing crossed between devices");
-        assert_same(&expected, &found, 1e-5, name);
+    ];
+    check_exports(&mut Rng(12), "cpu:3", &["cpu:0", "cpu:1", "cpu:2"], &names);
+}
+
+#[test]
+fn exported_models_on_cpu_and_emulated_gpu() {
+    if nvrtc_or_left_out("models on a CPU and an emulated GPU").is_some() {
+        let names = ["resnet_script", "bert_script", "gpt2_dynamo", "unet_dynamo", "rnn_dynamo"];
+        check_exports(&mut Rng(13), "cpu:1,emu:1", &["cpu:0", "emu:0"], &names);
     }
+}
+
+/// Every dtype and op of the generator of random graphs, on a CPU and two emulated GPUs.
+#[test]
+fn random_graphs_on_emulated_gpus() {
+    if nvrtc_or_left_out("random graphs on emulated GPUs").is_none() {
+        return;
+    }
+    let mut rng = Rng(14);
+    let mut n_transfers = 0;
+    for seed in 100..116 {
+        let (graph, tensors) = random_graph(seed, &RandomOptions { n_nodes: 12, ..RandomOptions::default() });
+        let inputs: Vec<(String, Tensor)> = graph.input_names.iter().cloned().zip(tensors).collect();
+        let mut placed = graph.clone();
+        for id in (0..graph.n_nodes() as u32).map(NodeId) {
+            let device = ["/cpu:0", "/emu:0", "/emu:1"][rng.below(3)];
+            placed.node_mut(id).device = DeviceRequest::parse(device).unwrap().into_requested();
+        }
+        for opt_level in [0, 2] {
+            let what = format!("seed {seed} at level {opt_level}\n{placed}");
+            let (expected, _) =
+                run(&graph, &inputs, &options("cpu:1", opt_level)).unwrap_or_else(|e| panic!("{e}\n{what}"));
+            let (found, n) =
+                run(&placed, &inputs, &options("cpu:1,emu:2", opt_level)).unwrap_or_else(|e| panic!("{e}\n{what}"));
+            assert_same(&expected, &found, 1e-5, &what);
+            n_transfers += n;
+        }
+    }
+    assert!(n_transfers > 50, "only {n_transfers} tensors crossed between devices");
 }
 
 #[test]
@@ -142,9 +182,9 @@ fn devices_and_pins_that_cannot_be_had_are_refused() {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("data/models/mlp_script/model.onnx");
     let model = onnx::load(dir).unwrap();
     let error = |options: &Options| compile(&model, options).err().expect("the request cannot be had");
-    let emu = error(&options("emu:1", 2));
-    assert_eq!(emu.kind(), ErrorKind::Unsupported);
-    assert!(emu.to_string().contains("no code generator for EMU yet"), "{emu}");
+    let gpu = error(&options("gpu:1", 2));
+    assert_eq!(gpu.kind(), ErrorKind::Unsupported);
+    assert!(gpu.to_string().contains("GPUs cannot be run on yet"), "{gpu}");
     let pinned = |pin: &str| Options { pins: vec![Pin::parse(pin).unwrap()], ..options("cpu:2", 2) };
     let nothing = error(&pinned("/no/such/node=cpu:1"));
     assert_eq!(nothing.kind(), ErrorKind::InvalidInput);

@@ -1,13 +1,15 @@
 //! Joins kernels, schedules and partitions into the runtime's [`Program`].
 
 use super::cpu;
-use super::plan::{Arg, CompiledKernels};
+use super::cuda::{self, nvrtc};
+use super::plan::{Arg, DeviceKernels};
 use crate::cluster::{Fusion, cluster};
 use crate::error::{Error, Result};
 use crate::ir::{Graph, Node, NodeId, Op, ValueId};
 use crate::partition::Part;
 use crate::pipeline::clean;
 use crate::schedule::{self, Action, Needs, Place, Schedule};
+use gristmill_runtime::device::DeviceKind;
 use gristmill_runtime::program::{
     Buffer, BufferId, Carried, If, IoSpec, Kernel, KernelId, Key, Loc, Loop, Partition, Program, Scanned, Step, StepId,
     StepKind, TripCount, VariableSpec,
@@ -19,8 +21,10 @@ use std::sync::Arc;
 
 /// What assembly needs to know beyond the graphs.
 pub struct Settings {
-    /// Options of the code generator.
+    /// Options of the CPU's code generator.
     pub codegen: cpu::Options,
+    /// GPUs that CUDA code is made for.
+    pub gpu_arch: cuda::Arch,
     /// Memory limits of devices in bytes.
     pub memory_limits: BTreeMap<DeviceName, usize>,
     /// How regions are clustered.
@@ -41,6 +45,8 @@ pub struct Assembled {
     pub clif: String,
     /// Disassembly of all kernels, when kept.
     pub asm: String,
+    /// What went wrong without stopping assembly.
+    pub warnings: Vec<String>,
 }
 
 impl Assembled {
@@ -62,6 +68,7 @@ pub fn assemble(whole: &Graph, parts: &mut [Part], settings: &Settings) -> Resul
         code: Vec::new(),
         clif: String::new(),
         asm: String::new(),
+        warnings: Vec::new(),
     };
     let mut made = Vec::new();
     let mut schedules = Vec::new();
@@ -75,7 +82,7 @@ pub fn assemble(whole: &Graph, parts: &mut [Part], settings: &Settings) -> Resul
     let (inputs, outputs) = a.interface;
     let program =
         Program { name: whole.name.clone(), inputs, outputs, variables: a.variables, partitions: made, code: a.code };
-    Ok(Assembled { program, schedules, step_nodes, clif: a.clif, asm: a.asm })
+    Ok(Assembled { program, schedules, step_nodes, clif: a.clif, asm: a.asm, warnings: a.warnings })
 }
 
 type Interface = (Vec<IoSpec>, Vec<IoSpec>);
@@ -101,6 +108,7 @@ struct Assembler<'s> {
     code: Vec<Arc<dyn Any + Send + Sync>>,
     clif: String,
     asm: String,
+    warnings: Vec<String>,
 }
 
 /// One partition under construction.
@@ -121,7 +129,10 @@ struct Draft<'g> {
 
 impl Assembler<'_> {
     fn partition(&mut self, part: &mut Part) -> Result<(Partition, Schedule, Vec<Option<NodeId>>)> {
-        let compiled = cpu::compile_clusters(&mut part.graph, &self.settings.codegen)?;
+        let compiled = match part.device.kind {
+            DeviceKind::Cpu => self.cpu_kernels(part)?,
+            DeviceKind::Gpu | DeviceKind::Emu => self.gpu_kernels(part)?,
+        };
         let part = &*part;
         let Part { device, graph: g, .. } = part;
         let limit = self.settings.memory_limits.get(device).copied();
@@ -153,19 +164,40 @@ impl Assembler<'_> {
             arena_bytes: schedule.arena_bytes,
             buffers: draft.buffers,
             constants: draft.constants,
-            kernels: compiled.kernels.into_iter().map(Kernel::Cpu).collect(),
-            gpu_code: Vec::new(),
+            kernels: compiled.kernels,
+            gpu_code: compiled.gpu_code,
             steps: draft.steps,
             memory_limit: limit,
         };
-        self.code.push(compiled.code);
-        self.clif.push_str(&compiled.clif);
-        self.asm.push_str(&compiled.asm);
         Ok((partition, schedule, step_nodes))
     }
 
+    fn cpu_kernels(&mut self, part: &mut Part) -> Result<DeviceKernels> {
+        let compiled = cpu::compile_clusters(&mut part.graph, &self.settings.codegen)?;
+        self.code.push(compiled.code);
+        self.clif.push_str(&compiled.clif);
+        self.asm.push_str(&compiled.asm);
+        let kernels = compiled.kernels.into_iter().map(Kernel::Cpu).collect();
+        Ok(DeviceKernels { kernels, gpu_code: Vec::new(), plans: compiled.plans })
+    }
+
+    /// Emulated devices run PTX, so no machine code is made for them.
+    fn gpu_kernels(&mut self, part: &Part) -> Result<DeviceKernels> {
+        let arch = match part.device.kind {
+            DeviceKind::Emu => self.settings.gpu_arch.ptx_only(),
+            _ => self.settings.gpu_arch,
+        };
+        let generated = cuda::generate(&part.graph, arch)?;
+        let nvrtc = nvrtc::get().map_err(|e| e.context(format!("{} needs a compiler of CUDA", part.device)))?;
+        let cache = nvrtc::Cache::of_user();
+        let gpu_code = generated.compile(nvrtc, cache.as_ref())?;
+        self.warnings.extend(cache.iter().flat_map(nvrtc::Cache::take_warnings));
+        let kernels = generated.kernels.into_iter().map(Kernel::Gpu).collect();
+        Ok(DeviceKernels { kernels, gpu_code, plans: generated.plans })
+    }
+
     /// Expands each scheduled step. A cluster's steps follow each other; others wait for its last.
-    fn steps(&mut self, d: &mut Draft, compiled: &CompiledKernels) -> Result<()> {
+    fn steps(&mut self, d: &mut Draft, compiled: &DeviceKernels) -> Result<()> {
         let mut last: Vec<Vec<StepId>> = Vec::new();
         for step in &d.schedule.steps {
             let mut deps: Vec<StepId> = step.deps.iter().flat_map(|&i| last[i as usize].iter().copied()).collect();
@@ -196,7 +228,7 @@ impl Assembler<'_> {
         Ok(())
     }
 
-    fn node_steps(&mut self, d: &mut Draft, id: NodeId, compiled: &CompiledKernels) -> Result<Vec<StepKind>> {
+    fn node_steps(&mut self, d: &mut Draft, id: NodeId, compiled: &DeviceKernels) -> Result<Vec<StepKind>> {
         let node = d.g.node(id);
         Ok(match &node.op {
             Op::Cluster { .. } => d.kernels(id, compiled)?,
@@ -298,6 +330,7 @@ impl Assembler<'_> {
         let made = assemble(&clusters, &mut [Part::whole(device.clone(), clusters.clone())], self.settings)?;
         self.clif.push_str(&made.clif);
         self.asm.push_str(&made.asm);
+        self.warnings.extend(made.warnings);
         Ok(made.program)
     }
 }
@@ -363,7 +396,7 @@ impl Draft<'_> {
     }
 
     /// The kernel calls of a cluster.
-    fn kernels(&mut self, id: NodeId, compiled: &CompiledKernels) -> Result<Vec<StepKind>> {
+    fn kernels(&mut self, id: NodeId, compiled: &DeviceKernels) -> Result<Vec<StepKind>> {
         let node = self.g.node(id);
         let plan = compiled
             .plans

@@ -2,7 +2,8 @@
 
 use crate::ir::NodeId;
 use gristmill_runtime::Tensor;
-use gristmill_runtime::program::CpuKernel;
+use gristmill_runtime::gpu::GpuCode;
+use gristmill_runtime::program::{CpuKernel, Kernel};
 use std::any::Any;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -48,7 +49,18 @@ pub struct KernelPlan {
     pub packed: Vec<Tensor>,
 }
 
-/// The kernels of a graph's clusters and how to call them.
+/// What a device's code generator made of its part: kernels in the runtime's form.
+#[derive(Clone)]
+pub struct DeviceKernels {
+    /// Entry points.
+    pub kernels: Vec<Kernel>,
+    /// Code of GPU kernels.
+    pub gpu_code: Vec<GpuCode>,
+    /// A plan for each cluster node.
+    pub plans: BTreeMap<NodeId, KernelPlan>,
+}
+
+/// The kernels of a graph's clusters on a CPU and how to call them.
 #[derive(Clone)]
 pub struct CompiledKernels {
     /// Entry points. Their code lives as long as [`CompiledKernels::code`].

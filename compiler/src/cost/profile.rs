@@ -7,6 +7,8 @@ use gristmill_runtime::DType;
 use gristmill_runtime::device::DeviceKind;
 use std::collections::BTreeMap;
 
+/// Operations and bytes per second of one thread of the PTX emulator, roughly: what matters is that any CPU is predicted to be faster.
+const EMULATED_RATE: f64 = 0.3e9;
 /// Clock assumed for a CPU whose rates were not measured.
 const CPU_HZ: f64 = 3.9e9;
 /// Read bandwidth of one core from memory, and what all cores of a server share, bytes per second (measured on Zen 5: 42e9 and 52e9).
@@ -58,6 +60,19 @@ impl DeviceProfile {
             n_threads: n_threads.max(1),
             peaks: BTreeMap::new(),
             efficiencies: BTreeMap::new(),
+        }
+    }
+
+    /// The PTX emulator on `n_threads` threads: every instruction of a kernel takes a good part of a nanosecond, and so does every access.
+    pub fn emulator(n_threads: usize) -> DeviceProfile {
+        let n = n_threads.max(1) as f64;
+        DeviceProfile {
+            kind: DeviceKind::Emu,
+            flops_f32: EMULATED_RATE * n,
+            memory_bandwidth: EMULATED_RATE * n,
+            cache_bandwidth: EMULATED_RATE * n,
+            launch: Nanos(20_000),
+            ..DeviceProfile::cpu(Isa::Portable, n_threads)
         }
     }
 

@@ -43,7 +43,10 @@ impl DeviceSet {
         let n_cpus = names.iter().filter(|n| n.kind == DeviceKind::Cpu).count().max(1);
         let device = |name: &DeviceName| Device {
             name: name.clone(),
-            profile: DeviceProfile { kind: name.kind, ..DeviceProfile::this_cpu(n_threads / n_cpus) },
+            profile: match name.kind {
+                DeviceKind::Emu => DeviceProfile::emulator(n_threads),
+                kind => DeviceProfile { kind, ..DeviceProfile::this_cpu(n_threads / n_cpus) },
+            },
             memory_limit: None,
             kernels: Kernels::of(name.kind),
         };

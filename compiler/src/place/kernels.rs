@@ -49,5 +49,5 @@ impl Kernels {
 
 /// Why nothing can run on a kind of device, if so.
 pub fn lacks_kernels(kind: DeviceKind) -> Option<String> {
-    (kind != DeviceKind::Cpu).then(|| format!("no code generator for {} yet", kind.name()))
+    (kind == DeviceKind::Gpu).then(|| "GPUs cannot be run on yet; their kernels run on emu devices".to_owned())
 }

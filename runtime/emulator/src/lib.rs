@@ -40,6 +40,7 @@
 mod args;
 mod decode;
 mod device;
+mod driver;
 mod exec;
 mod fault;
 mod lanes;
@@ -51,5 +52,6 @@ mod types;
 
 pub use args::Args;
 pub use device::{Checks, Device, LaunchConfig, Limits, Module};
+pub use driver::EmulatedGpu;
 pub use exec::Stats;
 pub use fault::{Fault, FaultKind};

@@ -261,7 +261,7 @@ fn kernels_decide_what_can_be_together() {
     insta::assert_snapshot!(resolved(&g, &r).unwrap_err(), @r#"
     in node "/sum": no kernel registered to support this operation: all_reduce(f32[2]) {kind = sum, group = "g"} -> f32[2]
       devices: [/device:CPU:0, /device:CPU:1, /device:EMU:0]
-      kernels of all_reduce: CPU no (all_reduce: no code generator for it yet); EMU no (no code generator for EMU yet) (try: --devices with a device that has the kernel)
+      kernels of all_reduce: CPU no (all_reduce: no code generator for it yet); EMU no (all_reduce: no code generator for it yet) (try: --devices with a device that has the kernel)
     "#);
     let nothing = DeviceSet { devices: Vec::new(), ..r.devices.clone() };
     insta::assert_snapshot!(resolved(&g, &Request { devices: nothing, ..r }).unwrap_err(), @"No devices are registered (try: --devices cpu:1)");

@@ -113,7 +113,7 @@ fn absent_devices_are_planned_for_but_do_not_run() {
     assert!(on_gpu > 0, "{}", planned.placement.to_text(&planned.clusters));
     let error = pipeline::lower(chain(), &options).err().expect("no code generator");
     assert_eq!(error.kind(), ErrorKind::Unsupported);
-    insta::assert_snapshot!(error, @"the plan puts 3 nodes on /device:GPU:0: no code generator for GPU yet (try: `gristmill place`, which plans without running, or a --target of CPUs only)");
+    insta::assert_snapshot!(error, @"the plan puts 3 nodes on /device:GPU:0: GPUs cannot be run on yet; their kernels run on emu devices (try: `gristmill place`, which plans without running, or a --target of CPUs only)");
 }
 
 #[test]

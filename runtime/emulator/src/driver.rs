@@ -1,0 +1,90 @@
+//! The emulator as a device that the executor of `gristmill-runtime` runs partitions on.
+
+use crate::{Args, Checks, Device, Fault, FaultKind, LaunchConfig, Limits, Module};
+use gristmill_runtime::driver::{Driver, Loaded};
+use gristmill_runtime::gpu::{GpuCode, Launch};
+use gristmill_runtime::{Error, ErrorKind};
+use std::sync::Arc;
+
+/// An emulated GPU with a memory of its own. Everything is done when a call returns.
+pub struct EmulatedGpu {
+    device: Arc<Device>,
+    checks: Checks,
+}
+
+impl EmulatedGpu {
+    /// A device without buffers, whose launches are checked as `checks` says.
+    pub fn new(limits: Limits, checks: Checks) -> EmulatedGpu {
+        EmulatedGpu { device: Arc::new(Device::new(limits)), checks }
+    }
+}
+
+fn error(fault: Fault) -> Error {
+    let kind = match fault.kind() {
+        FaultKind::OutOfMemory => ErrorKind::OutOfMemory,
+        FaultKind::Unsupported => ErrorKind::Unsupported,
+        FaultKind::Syntax | FaultKind::InvalidCall => ErrorKind::Internal,
+        _ => ErrorKind::DeviceFailed,
+    };
+    Error::new(kind, format!("PTX emulator: {fault}"))
+}
+
+impl Driver for EmulatedGpu {
+    fn describe(&self) -> String {
+        "PTX emulator".to_owned()
+    }
+
+    fn allocate(&self, size_bytes: usize) -> Result<u64, Error> {
+        self.device.alloc(size_bytes).map_err(error)
+    }
+
+    fn free(&self, address: u64) {
+        // Only what `allocate` gave comes here, once.
+        let _ = self.device.free(address);
+    }
+
+    fn write(&self, to: u64, bytes: &[u8]) -> Result<(), Error> {
+        self.device.copy_in(to, bytes).map_err(error)
+    }
+
+    fn read(&self, from: u64, bytes: &mut [u8]) -> Result<(), Error> {
+        self.device.copy_out(bytes, from).map_err(error)
+    }
+
+    fn copy(&self, from: u64, to: u64, size_bytes: usize) -> Result<(), Error> {
+        self.device.copy_within(to, from, size_bytes).map_err(error)
+    }
+
+    fn load(&self, code: &GpuCode) -> Result<Box<dyn Loaded>, Error> {
+        let module = Module::parse(&code.ptx).map_err(error)?;
+        module.check().map_err(error)?;
+        Ok(Box::new(LoadedModule { device: self.device.clone(), module, checks: self.checks }))
+    }
+}
+
+struct LoadedModule {
+    device: Arc<Device>,
+    module: Module,
+    checks: Checks,
+}
+
+impl Loaded for LoadedModule {
+    fn launch(&self, entry: &str, launch: &Launch, args: &[u64]) -> Result<(), Error> {
+        let config = LaunchConfig {
+            grid: launch.grid,
+            block: launch.block,
+            dynamic_shared_bytes: launch.shared_bytes as usize,
+            ..LaunchConfig::default()
+        };
+        let args = args.iter().fold(Args::new(), |list, &arg| list.u64(arg));
+        let stats = self.device.launch(&self.module, entry, &config, args.bytes(), &self.checks);
+        stats.map(drop).map_err(|fault| error(fault).context(format!("kernel {entry}")))
+    }
+}
+
+impl Drop for LoadedModule {
+    fn drop(&mut self) {
+        // The variables of a module are the device's last trace of it.
+        let _ = self.device.unload(&self.module);
+    }
+}
