@@ -117,7 +117,11 @@ impl Default for LaunchConfig {
 
 /// What is checked beyond bounds, alignment, divergence and deadlock, which always are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Checks {}
+pub struct Checks {
+    /// Conflicting accesses to shared memory that nothing orders: [`FaultKind::Race`]. Makes such accesses a few times
+    /// slower.
+    pub races: bool,
+}
 
 /// An emulated GPU. All methods may be called from several threads; copies wait for launches to end.
 pub struct Device {
@@ -205,8 +209,7 @@ impl Device {
         let program = module.program(kernel)?;
         let globals = self.load(module)?;
         let memory = self.memory.read().unwrap_or_else(PoisonError::into_inner);
-        let Checks {} = checks;
-        let call = exec::Call { program: &program, globals: &globals, memory: &memory, config, params };
+        let call = exec::Call { program: &program, globals: &globals, memory: &memory, config, params, checks };
         exec::launch(&call, &self.limits, &module.inner.source.files)
     }
 

@@ -2,7 +2,8 @@
 //!
 //! The text that NVRTC writes is parsed ([`Module`]), decoded into actions over arrays of 32 lanes, and interpreted warp by
 //! warp; blocks run in parallel on the threads of the host ([`Device::launch`]). Every access is checked for bounds and
-//! alignment, `.sync` instructions for divergence, and waits for deadlock.
+//! alignment, `.sync` instructions for divergence, and waits for deadlock; races in shared memory on request ([`Checks`]).
+//! Asynchronous copies and products finish as late as the model allows, so that a missing wait shows in the results.
 //!
 //! ```
 //! use gristmill_emulator::{Args, Checks, Device, LaunchConfig, Limits, Module};
@@ -48,6 +49,7 @@ mod memory;
 mod numeric;
 mod parse;
 mod special;
+mod tensor_map;
 mod types;
 
 pub use args::Args;
@@ -55,3 +57,4 @@ pub use device::{Checks, Device, LaunchConfig, Limits, Module};
 pub use driver::EmulatedGpu;
 pub use exec::Stats;
 pub use fault::{Fault, FaultKind};
+pub use tensor_map::{Swizzle, TENSOR_MAP_BYTES, TensorElement, TensorMap, encode_tensor_map};

@@ -3,7 +3,7 @@
 use super::{
     Decoder, Ins, malformed,
     operands::parts,
-    program::{Access, Action, AddressSpace, Atomic, AtomicOp, Extend, NONE},
+    program::{Access, Action, Address, AddressSpace, Atomic, AtomicOp, Extend, NONE},
     unsupported,
 };
 use crate::{fault::Result, lanes::Slots, parse::ast::Operand, types::Type};
@@ -55,7 +55,17 @@ impl<'a> Decoder<'a> {
         }
         let address = self.address(address, space)?;
         let extend = if ty.is_signed() { Extend::Sign } else { Extend::Zero };
-        Ok(Access { address, size_bytes: ty.size_bytes(), extend, parts: list })
+        let strong = ["volatile", "relaxed", "acquire", "release", "mmio"];
+        let is_strong = strong.iter().any(|s| ins.has(s));
+        self.note_grain(address, ty);
+        Ok(Access { address, size_bytes: ty.size_bytes(), extend, is_strong, parts: list })
+    }
+
+    /// The race check must tell the smallest accesses to shared memory apart.
+    fn note_grain(&mut self, address: Address, ty: Type) {
+        if matches!(address.space, AddressSpace::Shared | AddressSpace::Generic) {
+            self.shared_grain = self.shared_grain.min(ty.size_bytes());
+        }
     }
 
     /// The register of one element, which may be wider than the element.
@@ -93,13 +103,14 @@ impl<'a> Decoder<'a> {
         let address = self.address(ins.operand(first)?, space(ins))?;
         let b = self.sources(ins.operand(first + 1)?, ty)?;
         let c = if op == AtomicOp::CompareAndSwap { self.source(ins.operand(first + 2)?, ty)? } else { NONE };
+        self.note_grain(address, ty);
         let atomic = Atomic { op, ty, address, d, b, c };
         self.emit(Action::Atomic(Box::new(atomic)), Slots::default());
         Ok(())
     }
 }
 
-fn operation(ins: &Ins) -> Option<AtomicOp> {
+pub(super) fn operation(ins: &Ins) -> Option<AtomicOp> {
     ins.parts[1..].iter().find_map(|part| {
         Some(match *part {
             "add" => AtomicOp::Add,

@@ -3,12 +3,14 @@
 //! A kernel is refused before it runs, with every instruction that the emulator lacks, each with its PTX line.
 
 mod arithmetic;
+mod asynchronous;
 mod control;
 mod convert;
 mod float;
 mod memory;
 mod operands;
 pub(crate) mod program;
+mod tensor;
 
 use std::collections::HashMap;
 
@@ -50,6 +52,7 @@ pub(crate) fn decode(source: &Source, name: &str) -> Result<Program> {
         shared_static_bytes: decoder.shared_bytes,
         shared_dynamic_offset: decoder.dynamic_shared,
         local_bytes: decoder.local_bytes,
+        shared_grain: decoder.shared_grain,
         bounds: entry.bounds,
     })
 }
@@ -103,6 +106,7 @@ struct Decoder<'a> {
     shared_bytes: usize,
     dynamic_shared: usize,
     local_bytes: usize,
+    shared_grain: usize,
     /// Statement that is being decoded: its guard, line and CUDA line.
     guard: Guard,
     line: u32,
@@ -131,6 +135,7 @@ impl<'a> Decoder<'a> {
             shared_bytes: 0,
             dynamic_shared: 0,
             local_bytes: 0,
+            shared_grain: 4,
             guard: Guard::ALWAYS,
             line: 0,
             loc: None,
@@ -282,7 +287,13 @@ impl<'a> Decoder<'a> {
 
     /// Decodes into actions; `false` if there is no such instruction.
     fn instruction(&mut self, ins: &Ins<'a>) -> Result<bool> {
-        Ok(self.control(ins)? || self.memory(ins)? || self.convert(ins)? || self.float(ins)? || self.arithmetic(ins)?)
+        Ok(self.tensor(ins)?
+            || self.asynchronous(ins)?
+            || self.control(ins)?
+            || self.memory(ins)?
+            || self.convert(ins)?
+            || self.float(ins)?
+            || self.arithmetic(ins)?)
     }
 
     /// Appends an instruction with the statement's guard.

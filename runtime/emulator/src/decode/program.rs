@@ -4,6 +4,7 @@ use crate::{
     lanes::{LaneFn, Slots},
     parse::ast::LaunchBounds,
     special::Special,
+    types::Type,
 };
 
 /// No guard, or no register.
@@ -26,6 +27,8 @@ pub(crate) struct Program {
     pub shared_dynamic_offset: usize,
     /// `.local` variables and parameters of functions, per thread.
     pub local_bytes: usize,
+    /// Narrowest access to shared memory in bytes: the grain of the race check.
+    pub shared_grain: usize,
     pub bounds: LaunchBounds,
 }
 
@@ -97,6 +100,144 @@ pub(crate) enum Action {
     },
     Sync(Box<WarpSync>),
     Barrier(Box<Barrier>),
+    LoadMatrix(Box<MatrixAccess>),
+    StoreMatrix(Box<MatrixAccess>),
+    Mma(Box<Mma>),
+    /// `cp.async` of one lane.
+    Copy(Box<Copy>),
+    CopyCommit,
+    /// Until at most this many groups are under way; `None` for all copies, committed or not.
+    CopyWait(Option<u32>),
+    /// An mbarrier's arrival once the lane's copies are complete.
+    CopyArrive(Address),
+    Mbarrier(Box<Mbarrier>),
+    Bulk(Box<Bulk>),
+    BulkCommit,
+    BulkWait(u32),
+    Wgmma(Box<Wgmma>),
+    WgmmaCommit,
+    WgmmaWait(u32),
+    ClusterArrive,
+    ClusterWait,
+    /// Address `a` in the block of rank `b`, into `d`.
+    MapRank {
+        wide: bool,
+    },
+    /// Rank of the block that address `a` is of, into `d`.
+    RankOf {
+        wide: bool,
+    },
+}
+
+/// `ldmatrix` and `stmatrix`: 8 x 8 matrices of 16-bit elements, a row per lane.
+pub(crate) struct MatrixAccess {
+    pub address: Address,
+    pub transposed: bool,
+    /// A register per matrix.
+    pub registers: Vec<u32>,
+}
+
+/// Shape of a product: rows, columns, and the axis that is summed over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Shape {
+    pub m: usize,
+    pub n: usize,
+    pub k: usize,
+}
+
+/// `mma.sync`
+pub(crate) struct Mma {
+    pub shape: Shape,
+    pub a: Type,
+    pub b: Type,
+    pub accumulator: Type,
+    /// Clamps integer sums.
+    pub saturates: bool,
+    pub d: Vec<u32>,
+    pub fragments: [Vec<u32>; 3],
+}
+
+/// A copy of 4, 8 or 16 bytes from global to shared memory.
+pub(crate) struct Copy {
+    pub to: Address,
+    pub from: Address,
+    pub bytes: u32,
+    /// Register with the bytes that are read, the rest being zero; [`NONE`] for all.
+    pub source_bytes: u32,
+}
+
+/// Instructions on mbarriers.
+pub(crate) struct Mbarrier {
+    pub op: MbarrierOp,
+    pub address: Address,
+    /// Count, transaction bytes, parity or token: a register, or [`NONE`].
+    pub operand: u32,
+    /// Token (64 bits) that arrivals return, or [`NONE`].
+    pub token: u32,
+    /// Whether it is done: a predicate.
+    pub done: u32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum MbarrierOp {
+    Init,
+    Invalidate,
+    Arrive,
+    ArriveDrop,
+    /// An arrival that announces bytes.
+    ArriveExpect,
+    Expect,
+    /// `try_wait` and `test_wait`, by parity or by token.
+    Wait {
+        parity: bool,
+        blocking: bool,
+    },
+}
+
+/// Bulk copies: whole ranges, or tiles of tensors by a tensor map.
+pub(crate) struct Bulk {
+    pub kind: BulkKind,
+    /// In shared memory.
+    pub shared: Address,
+    /// In global memory, or of the tensor map.
+    pub global: Address,
+    /// Bytes (a register) of a range; [`NONE`] for tiles.
+    pub size: u32,
+    /// Of a tile, innermost first: registers.
+    pub coordinates: Vec<u32>,
+    /// Barrier that loads complete on.
+    pub mbarrier: Option<Address>,
+    /// Register with the ranks that receive a load, or [`NONE`].
+    pub ranks: u32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum BulkKind {
+    /// Global to shared.
+    Load,
+    /// Shared to global.
+    Store,
+    /// Shared to global, combined with what is there; a range names its element type.
+    Reduce(AtomicOp, Option<Type>),
+    /// Shared to shared memory of another block: `global` is the source.
+    Across,
+}
+
+/// `wgmma.mma_async`
+pub(crate) struct Wgmma {
+    pub shape: Shape,
+    pub a: Type,
+    pub b: Type,
+    pub accumulator: Type,
+    pub d: Vec<u32>,
+    /// Registers, or the register of a descriptor.
+    pub a_registers: Vec<u32>,
+    pub a_descriptor: u32,
+    pub b_descriptor: u32,
+    /// Predicate (and its flip) that keeps the accumulators, or [`NONE`] to always do.
+    pub scale_d: (u32, u32),
+    pub negate: [bool; 2],
+    pub transposed: [bool; 2],
 }
 
 /// State space of an access.
@@ -140,6 +281,8 @@ pub(crate) struct Access {
     /// Of one element.
     pub size_bytes: usize,
     pub extend: Extend,
+    /// Volatile, relaxed, acquire or release: such accesses do not race with each other.
+    pub is_strong: bool,
     /// A register per element, and whether it is 64 bits wide; slot [`NONE`] discards.
     pub parts: Vec<(u32, bool)>,
 }
@@ -163,7 +306,7 @@ pub(crate) enum AtomicOp {
 #[derive(Clone, Debug)]
 pub(crate) struct Atomic {
     pub op: AtomicOp,
-    pub ty: crate::types::Type,
+    pub ty: Type,
     pub address: Address,
     /// Old values, or [`NONE`].
     pub d: Vec<u32>,
@@ -232,7 +375,7 @@ pub(crate) enum WarpOp {
     /// Lanes with the same `a` into `d`; all the same: predicate `p`.
     Match { all: bool, wide: bool },
     /// `a` of all members into `d`.
-    Reduce { op: AtomicOp, ty: crate::types::Type },
+    Reduce { op: AtomicOp, ty: Type },
     /// One member is elected: predicate `p`, its lane into `d`.
     Elect,
 }

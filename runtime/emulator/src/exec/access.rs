@@ -28,6 +28,8 @@ pub(super) enum Kind {
     Load,
     Store,
     Atomic,
+    Copy,
+    Mbarrier,
 }
 
 impl Kind {
@@ -36,6 +38,8 @@ impl Kind {
             Kind::Load => "load",
             Kind::Store => "store",
             Kind::Atomic => "atomic",
+            Kind::Copy => "asynchronous copy",
+            Kind::Mbarrier => "mbarrier operation",
         }
     }
 }
@@ -81,7 +85,9 @@ impl Gang<'_> {
                 }
                 continue;
             }
-            let start = self.local_range(warp, at, Want { lane, target, address, count, kind: Kind::Load })?;
+            let want = Want { lane, target, address, count, kind: Kind::Load };
+            let start = self.local_range(warp, at, want)?;
+            self.race_access(warp, at, want, access.is_strong)?;
             for (k, part) in access.parts.iter().enumerate() {
                 let bytes = match target {
                     Target::Shared(block) => &self.blocks[block].shared,
@@ -130,7 +136,9 @@ impl Gang<'_> {
                 }
                 continue;
             }
-            let start = self.local_range(warp, at, Want { lane, target, address, count, kind: Kind::Store })?;
+            let want = Want { lane, target, address, count, kind: Kind::Store };
+            let start = self.local_range(warp, at, want)?;
+            self.race_access(warp, at, want, access.is_strong)?;
             for (k, part) in access.parts.iter().enumerate() {
                 for o in (0..size).step_by(8) {
                     let value = element(warp, lane, *part, o).to_le_bytes();
@@ -217,6 +225,42 @@ impl Gang<'_> {
         }
         self.views[at.pc as usize] = view;
         Ok(view)
+    }
+
+    /// The buffer of an access of which only the first `part` bytes are read.
+    pub(super) fn global_part(&mut self, warp: &Warp, at: At, want: Want, part: u64) -> Result<View> {
+        if part == want.count || !want.address.is_multiple_of(want.count) {
+            return self.global(warp, at, want);
+        }
+        let memory = self.launch.call.memory;
+        match memory.view(want.address).filter(|view| view.holds(want.address, part)) {
+            Some(view) => Ok(view),
+            None => self.global_slow(warp, at, want),
+        }
+    }
+
+    /// Block and offset of `count` bytes at a shared address of the one active lane, checked. Alignment is checked for
+    /// up to 16 bytes.
+    pub(super) fn shared_range(
+        &self,
+        warp: &Warp,
+        at: At,
+        space: AddressSpace,
+        address: u64,
+        count: u64,
+        kind: Kind,
+    ) -> Result<(usize, usize)> {
+        let lane = at.active.trailing_zeros() as usize;
+        let (target, address) = self.resolve(at, space, address);
+        let Target::Shared(block) = target else {
+            let what = format!("{} at {address:#x}, which is no shared address", kind.name());
+            return Err(report::fault(self, FaultKind::OutOfBounds, at.place(warp), what));
+        };
+        let size = self.blocks[block].shared.len() as u64;
+        if address < size && count <= size - address && address.is_multiple_of(count.clamp(1, 16)) {
+            return Ok((block, address as usize));
+        }
+        Err(self.range_fault(warp, at, Want { lane, target, address, count, kind }))
     }
 
     /// Bytes that a lane has of shared, local or parameter memory, and where its part starts.

@@ -32,6 +32,7 @@ impl Gang<'_> {
                     update_global(&view, element, size, |old| combine(atomic.op, atomic.ty, old, b, c))
                 } else {
                     let start = self.local_range(warp, at, want)? + k * size;
+                    self.race_access(warp, at, want, true)?;
                     let bytes = match target {
                         Target::Shared(block) => &mut self.blocks[block].shared,
                         _ => &mut warp.local,
@@ -65,7 +66,7 @@ fn read(warp: &Warp, slot: u32, size: usize, lane: usize) -> u64 {
 }
 
 /// Atomically replaces an element; 16-bit ones as part of the 32-bit word around them.
-fn update_global(view: &crate::memory::View, address: u64, size: usize, f: impl Fn(u64) -> u64) -> u64 {
+pub(super) fn update_global(view: &crate::memory::View, address: u64, size: usize, f: impl Fn(u64) -> u64) -> u64 {
     if size != 2 {
         return view.update(address, size, f);
     }

@@ -112,7 +112,24 @@ impl Gang<'_> {
             state.results.push((warp.id, at.active, *slots, op));
         }
         self.blocks[at.block].barriers.in_use |= 1 << id;
+        if let Some(races) = &mut self.races {
+            races.arrive(at.block, warp.id, id);
+        }
         Ok(if barrier.kind == BarrierKind::Arrive { Flow::Next } else { Flow::WaitBehind(Wait::Barrier(id)) })
+    }
+
+    /// Opens the barriers of a block that are complete; whether any was.
+    pub(super) fn settle_barriers(&mut self, block: usize) -> bool {
+        if self.blocks[block].barriers.in_use == 0 {
+            return false;
+        }
+        let opened = self.blocks[block].settle_barriers();
+        if let Some(races) = &mut self.races {
+            for (id, warps) in &opened {
+                races.release(block, *id, warps);
+            }
+        }
+        !opened.is_empty()
     }
 
     /// Waits until the group has all lanes of `need`; they must not be kept away by a guard.
@@ -127,16 +144,16 @@ impl Gang<'_> {
 }
 
 impl Block {
-    /// Opens barriers that are complete; whether any was.
-    pub(super) fn settle_barriers(&mut self) -> bool {
-        let mut opened = false;
+    /// Opens barriers that are complete: their numbers, and the warps that waited.
+    fn settle_barriers(&mut self) -> Vec<(u32, Vec<u32>)> {
+        let mut opened = Vec::new();
         for id in 0..BARRIERS as u32 {
             if self.barriers.in_use >> id & 1 == 0 || !self.barriers.states[id as usize].is_complete(&self.warps) {
                 continue;
             }
             let state = std::mem::take(&mut self.barriers.states[id as usize]);
             self.barriers.in_use &= !(1 << id);
-            opened = true;
+            let mut warps = Vec::new();
             for (warp, lanes, slots, op) in &state.results {
                 let result = state.result(*op);
                 let Some(warp) = &mut self.warps[*warp as usize] else { continue };
@@ -146,12 +163,12 @@ impl Block {
                 }
             }
             for warp in self.warps.iter_mut().flatten() {
-                for group in &mut warp.groups {
-                    if group.wait == Wait::Barrier(id) {
-                        group.wait = Wait::Ready;
-                    }
+                for group in warp.groups.iter_mut().filter(|g| g.wait == Wait::Barrier(id)) {
+                    group.wait = Wait::Ready;
+                    warps.push(warp.id);
                 }
             }
+            opened.push((id, warps));
         }
         opened
     }

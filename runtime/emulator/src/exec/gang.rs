@@ -2,13 +2,15 @@
 //!
 //! Warps run in turn, each until it must wait or has used its share. When none can go on, the kernel has a deadlock.
 
-use std::sync::atomic::Ordering::Relaxed;
+use std::{collections::VecDeque, sync::atomic::Ordering::Relaxed};
 
 use super::{
     Launch, Stats,
     barrier::Barriers,
+    bulk::Deferred,
+    race::Races,
     report,
-    warp::{Outcome, Warp},
+    warp::{Outcome, Wait, Warp},
 };
 use crate::{
     decode::program::Constant,
@@ -20,6 +22,8 @@ use crate::{
 
 /// Warp instructions that a warp may run before another one has its turn.
 const SHARE: u64 = 1 << 14;
+/// Turns in which all warps only asked mbarriers in vain, before that is a deadlock.
+const MAX_SPINS: u32 = 1000;
 
 /// One block.
 pub(super) struct Block {
@@ -31,6 +35,9 @@ pub(super) struct Block {
     /// Taken out while a warp runs.
     pub warps: Vec<Option<Box<Warp>>>,
     pub barriers: Barriers,
+    /// Warps that have arrived at the barrier of the cluster, and how often it has opened.
+    pub cluster_arrived: Vec<u32>,
+    pub cluster_generation: u64,
 }
 
 pub(super) struct Gang<'a> {
@@ -39,6 +46,10 @@ pub(super) struct Gang<'a> {
     /// The buffer of each instruction's last access: a hint.
     pub views: Vec<View>,
     pub stats: Stats,
+    /// The race check, if it is asked for.
+    pub races: Option<Races>,
+    /// Work that is done when nothing else can go on.
+    pub deferred: VecDeque<Deferred>,
 }
 
 impl<'a> Gang<'a> {
@@ -52,9 +63,20 @@ impl<'a> Gang<'a> {
             shared: vec![FRESH; launch.shared_bytes],
             warps: (0..warps).map(|_| Some(Box::new(Warp::new(program)))).collect(),
             barriers: Barriers::default(),
+            cluster_arrived: vec![],
+            cluster_generation: 0,
         };
         let blocks = (0..size).map(block).collect();
-        Gang { launch, blocks, views: vec![View::EMPTY; program.code.len()], stats: Stats::default() }
+        let check = || Races::new(program.shared_grain, size, warps, launch.shared_bytes);
+        let races = launch.call.checks.races.then(check);
+        Gang {
+            launch,
+            blocks,
+            views: vec![View::EMPTY; program.code.len()],
+            stats: Stats::default(),
+            races,
+            deferred: VecDeque::new(),
+        }
     }
 
     pub fn stats(&self) -> Stats {
@@ -64,12 +86,15 @@ impl<'a> Gang<'a> {
     /// Runs the gang of this index from start to end.
     pub fn run(&mut self, index: u64) -> Result<()> {
         self.start(index);
+        let mut spins = 0;
         loop {
             let mut progress = false;
             let mut alive = false;
+            let mut spinning = false;
             for b in 0..self.blocks.len() {
                 for w in 0..self.blocks[b].warps.len() {
                     let Some(mut warp) = self.blocks[b].warps[w].take() else { continue };
+                    self.wake(&mut warp, b);
                     let outcome =
                         if warp.is_done() { Ok(Outcome::Waits { progress: false }) } else { self.turn(&mut warp, b) };
                     alive |= !warp.is_done();
@@ -77,19 +102,37 @@ impl<'a> Gang<'a> {
                     progress |= match outcome? {
                         Outcome::Waits { progress } => progress,
                         Outcome::Share => true,
+                        Outcome::Spins => {
+                            spinning = true;
+                            false
+                        }
                     };
                 }
-                progress |= self.blocks[b].settle_barriers();
+                progress |= self.settle_barriers(b);
             }
+            progress |= self.settle_clusters();
             if !alive {
+                return self.leftover().map_or(Ok(()), Err);
+            }
+            if self.launch.first_fault.load(Relaxed) < index {
+                // An earlier gang has the fault that will be reported.
                 return Ok(());
             }
-            if self.launch.stopped.load(Relaxed) {
-                // Another gang has the fault that will be reported.
-                return Ok(());
-            }
-            if !progress {
+            if progress || self.do_deferred()? {
+                spins = 0;
+            } else if spinning && spins < MAX_SPINS {
+                spins += 1;
+            } else {
                 return Err(report::stuck(self));
+            }
+        }
+    }
+
+    /// Lets groups go on whose mbarrier or cluster barrier is complete.
+    fn wake(&self, warp: &mut Warp, block: usize) {
+        for group in &mut warp.groups {
+            if self.is_over(block, group.wait) {
+                group.wait = Wait::Ready;
             }
         }
     }
@@ -111,7 +154,11 @@ impl<'a> Gang<'a> {
     /// Sets all registers and memory to what a block starts with.
     fn start(&mut self, index: u64) {
         let launch = self.launch;
+        self.deferred.clear();
         let size = self.blocks.len() as u64;
+        if let Some(races) = &mut self.races {
+            races.start();
+        }
         for (k, block) in self.blocks.iter_mut().enumerate() {
             (block.index, block.rank) = if launch.call.config.cooperative {
                 place_in_grid(launch, index * size + k as u64)
@@ -120,6 +167,8 @@ impl<'a> Gang<'a> {
             };
             block.shared.fill(FRESH);
             block.barriers = Barriers::default();
+            block.cluster_arrived.clear();
+            block.cluster_generation = 0;
             let (index, rank) = (block.index, block.rank);
             for (w, warp) in block.warps.iter_mut().enumerate() {
                 let warp = warp.as_mut().expect("no warp runs yet");

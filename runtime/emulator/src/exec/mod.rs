@@ -3,22 +3,29 @@
 mod access;
 mod atomics;
 mod barrier;
+mod bulk;
+mod cluster;
+mod copies;
 mod gang;
+mod matrix;
+mod mbarrier;
+mod race;
 mod report;
 mod warp;
 mod warp_sync;
+mod wgmma;
 
 use std::{
     collections::HashMap,
     sync::{
         Mutex, PoisonError,
-        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+        atomic::{AtomicU64, Ordering::Relaxed},
     },
 };
 
 use crate::{
     decode::program::Program,
-    device::{LaunchConfig, Limits},
+    device::{Checks, LaunchConfig, Limits},
     fault::{Fault, FaultKind, Result},
     memory::Memory,
 };
@@ -52,6 +59,7 @@ pub(crate) struct Call<'a> {
     pub memory: &'a Memory,
     pub config: &'a LaunchConfig,
     pub params: &'a [u8],
+    pub checks: &'a Checks,
 }
 
 /// What all threads of a launch share.
@@ -64,8 +72,8 @@ struct Launch<'a> {
     files: &'a HashMap<u32, String>,
     /// Warp instructions that are left.
     budget: AtomicU64,
-    /// Another thread has found a fault.
-    stopped: AtomicBool,
+    /// Index of the first gang known to have a fault: later ones need not go on.
+    first_fault: AtomicU64,
 }
 
 /// Runs all blocks, or says why not.
@@ -79,7 +87,7 @@ pub(crate) fn launch(call: &Call, limits: &Limits, files: &HashMap<u32, String>)
         shared_bytes: shared_bytes(call),
         files,
         budget: AtomicU64::new(limits.instruction_budget),
-        stopped: AtomicBool::new(false),
+        first_fault: AtomicU64::new(u64::MAX),
     };
     let blocks = product(call.config.grid);
     if blocks == 0 || program.code.is_empty() {
@@ -126,9 +134,9 @@ fn run_gangs(launch: &Launch, next: &AtomicU64, gangs: u64, size: u64) -> std::r
     }
     let mut gang = gang::Gang::new(launch, size as usize);
     let mut index = first;
-    while index < gangs && !launch.stopped.load(Relaxed) {
+    while index < gangs && index < launch.first_fault.load(Relaxed) {
         gang.run(index).map_err(|fault| {
-            launch.stopped.store(true, Relaxed);
+            launch.first_fault.fetch_min(index, Relaxed);
             (index, fault)
         })?;
         index = next.fetch_add(1, Relaxed);

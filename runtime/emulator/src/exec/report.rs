@@ -10,7 +10,7 @@ use crate::fault::{Fault, FaultKind};
 const MAX_WARPS: usize = 64;
 
 /// Where a warp is when something goes wrong.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub(super) struct Place {
     /// Index in the gang.
     pub block: usize,
@@ -82,6 +82,22 @@ pub(super) fn warps(gang: &Gang, running: Option<&Warp>) -> String {
                 let state = match group.wait {
                     Wait::Ready => "can run".to_owned(),
                     Wait::Lanes(need) => format!("waits for lanes {:#010x}", need & warp.live & !group.mask),
+                    Wait::Mbarrier { spot, phase } => format!(
+                        "waits for phase {phase} of the mbarrier at {:#x}, {}",
+                        spot.address,
+                        gang.mbarrier_state(spot).map_or("which is none".to_owned(), |s| {
+                            format!("{} of {} arrivals and {} bytes are missing", s.pending, s.expected, s.bytes)
+                        })
+                    ),
+                    Wait::WarpGroup { group, .. } => {
+                        format!("waits for its warp group to commit {group} groups of products")
+                    }
+                    Wait::Cluster(_) => {
+                        format!(
+                            "waits for its cluster, {} warps of the block have arrived",
+                            block.cluster_arrived.len()
+                        )
+                    }
                     Wait::Barrier(id) => format!("waits for barrier {id}, {}", block.barriers.describe(id)),
                 };
                 lines.push(format!(

@@ -3,11 +3,19 @@
 //! Of the groups that can run, the one with the lowest place runs until it meets another, which it then joins. Blocks of
 //! code come in an order in which that brings diverged lanes together again.
 
-use super::{gang::Gang, report};
+use super::{
+    bulk::{Deferred, Stores},
+    copies::Copies,
+    gang::Gang,
+    mbarrier::Spot,
+    report,
+    wgmma::Products,
+};
 use crate::{
     decode::program::{Action, Instruction, NONE, Program},
     fault::{FaultKind, Result},
     lanes::{File, LANES},
+    memory::FRESH,
 };
 
 /// What a group waits for.
@@ -19,6 +27,12 @@ pub(super) enum Wait {
     Lanes(u32),
     /// A barrier of the block, by number.
     Barrier(u32),
+    /// The phase of an mbarrier to be complete.
+    Mbarrier { spot: Spot, phase: u32 },
+    /// The barrier of the cluster to open another time.
+    Cluster(u64),
+    /// The other warps of the warp group to commit as many groups of products.
+    WarpGroup { warp: u32, group: u32 },
 }
 
 /// Lanes that are at the same place.
@@ -55,6 +69,8 @@ pub(super) enum Outcome {
     Waits { progress: bool },
     /// It has used its share.
     Share,
+    /// It has asked an mbarrier in vain.
+    Spins,
 }
 
 /// What an instruction asks of the loop.
@@ -66,6 +82,8 @@ pub(super) enum Flow {
     WaitBehind(Wait),
     /// Give other warps a turn.
     Yield,
+    /// The same, and nothing will change without them.
+    Spin,
 }
 
 pub(super) struct Warp {
@@ -77,6 +95,11 @@ pub(super) struct Warp {
     pub live: u32,
     /// Local memory, lane by lane.
     pub local: Vec<u8>,
+    pub copies: Copies,
+    pub stores: Stores,
+    pub products: Products,
+    /// Openings of the cluster's barrier when it last arrived there.
+    pub cluster_generation: u64,
 }
 
 impl Warp {
@@ -86,7 +109,11 @@ impl Warp {
             file: File::new(program.units, program.predicates),
             groups: Vec::new(),
             live: 0,
-            local: vec![0; program.local_bytes * LANES],
+            local: vec![FRESH; program.local_bytes * LANES],
+            copies: Copies::default(),
+            stores: Stores::default(),
+            products: Products::default(),
+            cluster_generation: 0,
         }
     }
 
@@ -96,6 +123,9 @@ impl Warp {
         self.id = id;
         self.live = if threads == LANES { u32::MAX } else { (1 << threads) - 1 };
         self.groups.clear();
+        self.copies = Copies::default();
+        self.stores = Stores::default();
+        self.products = Products::default();
         self.groups.push(Group { pc: 0, mask: self.live, wait: Wait::Ready });
     }
 
@@ -112,6 +142,7 @@ impl Warp {
                 let (a, b) = (self.groups[k - 1], self.groups[k]);
                 // Those that wait for a barrier have arrived at it already: nobody joins them.
                 let settled = |g: Group| matches!(g.wait, Wait::Barrier(_));
+                // (Others execute their instruction again.)
                 if a.pc == b.pc && !settled(a) && !settled(b) {
                     self.groups[k - 1].mask |= b.mask;
                     self.groups[k - 1].wait = Wait::Ready;
@@ -149,19 +180,19 @@ impl Gang<'_> {
             if used >= share {
                 return Ok(Outcome::Share);
             }
-            let yields = self.run_group(warp, block, group, share - used)?;
+            let end = self.run_group(warp, block, group, share - used)?;
             warp.groups.retain(|g| g.mask != 0);
             // An instruction that only waits again is no progress.
             progress |= self.stats.warp_instructions - start > used;
-            if yields {
-                return Ok(Outcome::Share);
+            if let Some(outcome) = end {
+                return Ok(outcome);
             }
         }
         Ok(Outcome::Waits { progress })
     }
 
-    /// Runs one group until it waits, splits, meets another, or has used its share; whether it yields.
-    fn run_group(&mut self, warp: &mut Warp, block: usize, group: usize, share: u64) -> Result<bool> {
+    /// Runs one group until it waits, splits, meets another, or has used its share; what its warp's turn ends with, if it does.
+    fn run_group(&mut self, warp: &mut Warp, block: usize, group: usize, share: u64) -> Result<Option<Outcome>> {
         let code: &[Instruction] = &self.launch.call.program.code;
         let Group { mut pc, mask, .. } = warp.groups[group];
         let several = warp.groups.len() > 1;
@@ -186,29 +217,38 @@ impl Gang<'_> {
                                 continue;
                             }
                             warp.groups[group].pc = pc;
-                            return Ok(false);
+                            return Ok(None);
                         }
                         warp.groups[group] = Group { pc: pc + 1, mask: mask & !active, wait: Wait::Ready };
                         warp.groups.push(Group { pc: *target, mask: active, wait: Wait::Ready });
-                        return Ok(false);
+                        return Ok(None);
                     }
                     Action::Exit => {
                         self.stats.warp_instructions += 1;
+                        if let Some((lane, _, _)) = warp.stores.pending.iter().find(|s| active >> s.0 & 1 != 0) {
+                            let at = At { block, pc, mask, active: 1 << lane };
+                            let what = "the lane exits with a bulk copy from shared memory that it has not waited for";
+                            return Err(self.misuse(warp, at, what.to_owned()));
+                        }
                         warp.exit(group, active);
                         warp.groups[group].pc = pc + 1;
-                        return Ok(false);
+                        return Ok(None);
                     }
                     _ => match self.step(warp, At { block, pc, mask, active }, ins)? {
                         Flow::Next => {}
                         Flow::Wait(wait) => {
                             warp.groups[group] = Group { pc, mask, wait };
-                            return Ok(false);
+                            return Ok(None);
                         }
                         flow => {
                             self.stats.warp_instructions += 1;
                             let wait = if let Flow::WaitBehind(wait) = flow { wait } else { Wait::Ready };
                             warp.groups[group] = Group { pc: pc + 1, mask, wait };
-                            return Ok(matches!(flow, Flow::Yield));
+                            return Ok(match flow {
+                                Flow::Yield => Some(Outcome::Share),
+                                Flow::Spin => Some(Outcome::Spins),
+                                _ => None,
+                            });
                         }
                     },
                 }
@@ -217,7 +257,7 @@ impl Gang<'_> {
             pc += 1;
             if pc >= meets || self.stats.warp_instructions >= end {
                 warp.groups[group].pc = pc;
-                return Ok(false);
+                return Ok(None);
             }
         }
     }
@@ -249,6 +289,35 @@ impl Gang<'_> {
             }
             Action::Nothing => return Ok(Flow::Yield),
             Action::Lanes(_) | Action::Branch(_) | Action::Exit => {}
+            _ => return self.asynchronous(warp, at, ins),
+        }
+        Ok(Flow::Next)
+    }
+
+    /// Matrices, asynchronous copies and clusters.
+    fn asynchronous(&mut self, warp: &mut Warp, at: At, ins: &Instruction) -> Result<Flow> {
+        match &ins.action {
+            Action::LoadMatrix(access) => return self.load_matrix(warp, at, access),
+            Action::StoreMatrix(access) => return self.store_matrix(warp, at, access),
+            Action::Mma(mma) => return self.mma(warp, at, mma),
+            Action::Copy(copy) => return self.copy(warp, at, copy),
+            Action::CopyCommit => self.copy_commit(warp, at),
+            Action::CopyWait(left) => self.copy_wait(warp, at, *left)?,
+            Action::CopyArrive(address) => {
+                self.deferred.push_back(Deferred::Arrive { warp: warp.id, at, address: *address });
+            }
+            Action::Mbarrier(mbarrier) => return self.mbarrier(warp, at, mbarrier),
+            Action::Bulk(bulk) => self.bulk(warp, at, bulk)?,
+            Action::BulkCommit => self.bulk_commit(warp, at),
+            Action::BulkWait(left) => self.bulk_wait(warp, at, *left)?,
+            Action::Wgmma(wgmma) => return self.wgmma(warp, at, wgmma),
+            Action::WgmmaCommit => warp.products.committed += 1,
+            Action::WgmmaWait(left) => return self.wgmma_wait(warp, at, *left),
+            Action::ClusterArrive => return self.cluster_arrive(warp, at),
+            Action::ClusterWait => return self.cluster_wait(warp, at),
+            Action::MapRank { wide } => self.map_rank(warp, at, &ins.slots, *wide)?,
+            Action::RankOf { wide } => self.rank_of(warp, at, &ins.slots, *wide),
+            _ => {}
         }
         Ok(Flow::Next)
     }

@@ -44,7 +44,11 @@ impl Gang<'_> {
     fn exchange(&mut self, warp: &mut Warp, at: At, op: WarpOp, slots: &Slots) -> Result<()> {
         let set = at.active;
         match op {
-            WarpOp::Barrier => {}
+            WarpOp::Barrier => {
+                if let Some(races) = &mut self.races {
+                    races.warp_barrier(at.block, warp.id);
+                }
+            }
             WarpOp::Shuffle { mode } => self.shuffle(warp, at, mode, slots)?,
             WarpOp::Vote { op, flip } => {
                 let bits = (warp.file.predicates[slots.r as usize] ^ flip) & set;

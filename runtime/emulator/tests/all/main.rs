@@ -5,3 +5,4 @@ mod kernels;
 mod malformed;
 mod math;
 mod support;
+mod tensor;

@@ -101,6 +101,6 @@ fn garbled_kernels_run_into_faults() {
         let buffer = device.alloc(4096).unwrap();
         let args = Args::new().u64(buffer).u64(buffer).u64(buffer).u64(buffer).u32(100);
         let config = LaunchConfig { block: [128, 1, 1], ..LaunchConfig::default() };
-        let _ = device.launch(&module, "histogram", &config, args.bytes(), &Checks::default());
+        let _ = device.launch(&module, "histogram", &config, args.bytes(), &Checks { races: true });
     }
 }

@@ -3,7 +3,7 @@
 use gristmill_emulator::{Args, Checks, Device, Fault, LaunchConfig, Limits, Module};
 
 /// Races are checked in every test.
-pub const CHECKS: Checks = Checks {};
+pub const CHECKS: Checks = Checks { races: true };
 
 /// The PTX of `tests/data/NAME.ptx`.
 pub fn ptx(name: &str) -> String {

@@ -1,0 +1,244 @@
+//! mbarriers: phases that are complete when all arrivals and all announced bytes have come.
+//!
+//! The state is in the eight bytes of shared memory that the kernel gives, so overwriting it shows: bits 0 to 19 are
+//! pending arrivals, 20 to 39 expected ones, 40 to 60 transaction bytes (biased), 61 the phase, 62 and 63 a mark.
+
+use super::{
+    access::{Kind, addresses},
+    gang::Gang,
+    report,
+    warp::{At, Flow, Wait, Warp, lanes},
+};
+use crate::{
+    decode::program::{Address, Mbarrier, MbarrierOp, NONE},
+    fault::{Fault, FaultKind, Result},
+    lanes::LANES,
+};
+
+/// Largest count of arrivals, and of bytes, that a phase may have.
+const MOST: u32 = (1 << 20) - 1;
+
+/// Where an mbarrier is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Spot {
+    pub block: usize,
+    pub address: u64,
+}
+
+impl Spot {
+    pub fn key(self) -> (usize, u64) {
+        (self.block, self.address)
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct State {
+    pub pending: u32,
+    pub expected: u32,
+    pub bytes: i32,
+    pub phase: u32,
+}
+
+impl State {
+    fn pack(self) -> u64 {
+        let bytes = (self.bytes + (1 << 20)) as u64 & 0x1f_ffff;
+        u64::from(self.pending) | u64::from(self.expected) << 20 | bytes << 40 | u64::from(self.phase) << 61 | 1 << 62
+    }
+
+    fn unpack(bits: u64) -> Option<State> {
+        let state = State {
+            pending: bits as u32 & MOST,
+            expected: (bits >> 20) as u32 & MOST,
+            bytes: (bits >> 40 & 0x1f_ffff) as i32 - (1 << 20),
+            phase: (bits >> 61 & 1) as u32,
+        };
+        (bits >> 62 == 1).then_some(state)
+    }
+}
+
+impl Gang<'_> {
+    /// State of an mbarrier; `None` if the bytes are not those of one.
+    pub(super) fn mbarrier_state(&self, spot: Spot) -> Option<State> {
+        let at = spot.address as usize;
+        let bytes = self.blocks[spot.block].shared.get(at..at + 8)?;
+        State::unpack(u64::from_le_bytes(bytes.try_into().ok()?))
+    }
+
+    fn set_mbarrier(&mut self, spot: Spot, bits: u64) {
+        let at = spot.address as usize;
+        self.blocks[spot.block].shared[at..at + 8].copy_from_slice(&bits.to_le_bytes());
+    }
+
+    /// Where each active lane's mbarrier is, checked.
+    fn mbarrier_spot(&self, warp: &Warp, at: At, address: &Address, lane: usize) -> Result<Spot> {
+        let to = addresses(warp, address)[lane];
+        let at = At { active: 1 << lane, ..at };
+        let (block, start) = self.shared_range(warp, at, address.space, to, 8, Kind::Mbarrier)?;
+        Ok(Spot { block, address: start as u64 })
+    }
+
+    pub(super) fn mbarrier(&mut self, warp: &mut Warp, at: At, mbarrier: &Mbarrier) -> Result<Flow> {
+        if let MbarrierOp::Wait { parity, blocking } = mbarrier.op {
+            return self.mbarrier_wait(warp, at, mbarrier, parity, blocking);
+        }
+        let mut tokens = [0; LANES];
+        for lane in lanes(at.active) {
+            let spot = self.mbarrier_spot(warp, at, &mbarrier.address, lane)?;
+            let operand = (mbarrier.operand != NONE).then(|| warp.file.narrow(mbarrier.operand)[lane]);
+            let at = At { active: 1 << lane, ..at };
+            if mbarrier.op == MbarrierOp::Init {
+                self.mbarrier_init(warp, at, spot, operand.unwrap_or(0))?;
+                continue;
+            }
+            let state = self.known_state(warp, at, spot)?;
+            tokens[lane] = state.pack();
+            match mbarrier.op {
+                MbarrierOp::Invalidate => self.set_mbarrier(spot, 0),
+                MbarrierOp::Expect => self.mbarrier_count(warp, at, spot, 0, i64::from(operand.unwrap_or(0)))?,
+                MbarrierOp::ArriveExpect => {
+                    self.race_arrive(warp, at, spot);
+                    self.mbarrier_count(warp, at, spot, 1, i64::from(operand.unwrap_or(0)))?;
+                }
+                _ => {
+                    self.race_arrive(warp, at, spot);
+                    let count = operand.unwrap_or(1);
+                    if mbarrier.op == MbarrierOp::ArriveDrop {
+                        let expected = state.expected.saturating_sub(count);
+                        self.set_mbarrier(spot, State { expected, ..state }.pack());
+                    }
+                    self.mbarrier_count(warp, at, spot, count, 0)?;
+                }
+            }
+        }
+        warp.file.put_wide(mbarrier.token, at.active, &tokens);
+        Ok(Flow::Next)
+    }
+
+    fn race_arrive(&mut self, warp: &Warp, at: At, spot: Spot) {
+        if let Some(races) = &mut self.races {
+            races.mbarrier_arrive(at.block, warp.id, spot.key());
+        }
+    }
+
+    fn mbarrier_init(&mut self, warp: &Warp, at: At, spot: Spot, count: u32) -> Result<()> {
+        if count == 0 || count > MOST {
+            return Err(self.misuse(warp, at, format!("an mbarrier for {count} arrivals; 1 to {MOST} are possible")));
+        }
+        self.set_mbarrier(spot, State { pending: count, expected: count, bytes: 0, phase: 0 }.pack());
+        Ok(())
+    }
+
+    fn known_state(&self, warp: &Warp, at: At, spot: Spot) -> Result<State> {
+        self.mbarrier_state(spot).ok_or_else(|| {
+            self.misuse(
+                warp,
+                at,
+                format!("no mbarrier at shared address {:#x}: not initialised, or overwritten", spot.address),
+            )
+        })
+    }
+
+    pub(super) fn misuse(&self, warp: &Warp, at: At, what: String) -> Fault {
+        report::fault(self, FaultKind::Misuse, at.place(warp), what)
+    }
+
+    /// Counts arrivals and bytes, and completes the phase when nothing is left.
+    fn mbarrier_count(&mut self, warp: &Warp, at: At, spot: Spot, arrivals: u32, bytes: i64) -> Result<()> {
+        let state = self.known_state(warp, at, spot)?;
+        if arrivals > state.pending {
+            let what = format!(
+                "{arrivals} arrivals at the mbarrier at {:#x}, which expects {} more in this phase",
+                spot.address, state.pending
+            );
+            return Err(self.misuse(warp, at, what));
+        }
+        let total = i64::from(state.bytes) + bytes;
+        if total > i64::from(MOST) {
+            return Err(self.misuse(
+                warp,
+                at,
+                format!("{total} bytes announced in one phase; at most {MOST} are possible"),
+            ));
+        }
+        self.mbarrier_settle(spot, State { pending: state.pending - arrivals, bytes: total as i32, ..state });
+        Ok(())
+    }
+
+    /// Bytes have come. `false` if there is no mbarrier.
+    pub(super) fn mbarrier_complete(&mut self, spot: Spot, bytes: u64) -> bool {
+        let Some(state) = self.mbarrier_state(spot) else { return false };
+        self.mbarrier_settle(spot, State { bytes: state.bytes - bytes as i32, ..state });
+        true
+    }
+
+    fn mbarrier_settle(&mut self, spot: Spot, state: State) {
+        let mut state = state;
+        if state.pending == 0 && state.bytes == 0 {
+            state = State { pending: state.expected, phase: state.phase ^ 1, ..state };
+            if let Some(races) = &mut self.races {
+                races.mbarrier_flip(spot.key());
+            }
+        }
+        self.set_mbarrier(spot, state.pack());
+    }
+
+    fn mbarrier_wait(
+        &mut self,
+        warp: &mut Warp,
+        at: At,
+        mbarrier: &Mbarrier,
+        parity: bool,
+        blocking: bool,
+    ) -> Result<Flow> {
+        let mut done = 0;
+        let mut waits = None;
+        for lane in lanes(at.active) {
+            let spot = self.mbarrier_spot(warp, at, &mbarrier.address, lane)?;
+            let state = self.known_state(warp, At { active: 1 << lane, ..at }, spot)?;
+            let phase = if parity {
+                warp.file.narrow(mbarrier.operand)[lane] & 1
+            } else {
+                (warp.file.wide(mbarrier.operand)[lane] >> 61 & 1) as u32
+            };
+            if state.phase != phase {
+                done |= 1 << lane;
+                if let Some(races) = &mut self.races {
+                    races.mbarrier_pass(at.block, warp.id, spot.key());
+                }
+            } else {
+                waits = Some(Wait::Mbarrier { spot, phase });
+            }
+        }
+        match waits {
+            Some(wait) if blocking => Ok(Flow::Wait(wait)),
+            Some(_) => {
+                warp.file.put_predicate(mbarrier.done, at.active, done);
+                Ok(Flow::Spin)
+            }
+            None => {
+                warp.file.put_predicate(mbarrier.done, at.active, done);
+                Ok(Flow::Next)
+            }
+        }
+    }
+
+    /// An arrival on behalf of copies that are complete.
+    pub(super) fn mbarrier_arrive_late(&mut self, warp: &Warp, at: At, address: &Address) -> Result<()> {
+        for lane in lanes(at.active) {
+            let spot = self.mbarrier_spot(warp, at, address, lane)?;
+            self.race_arrive(warp, at, spot);
+            self.mbarrier_count(warp, At { active: 1 << lane, ..at }, spot, 1, 0)?;
+        }
+        Ok(())
+    }
+
+    /// Whether what a group waits for has happened.
+    pub(super) fn is_over(&self, block: usize, wait: Wait) -> bool {
+        match wait {
+            Wait::Mbarrier { spot, phase } => self.mbarrier_state(spot).is_none_or(|s| s.phase != phase),
+            Wait::Cluster(generation) => self.blocks[block].cluster_generation > generation,
+            Wait::WarpGroup { warp, group } => self.group_has_committed(block, warp, group),
+            _ => false,
+        }
+    }
+}

@@ -1,0 +1,335 @@
+//! The race check of shared memory: vector clocks, after FastTrack (Flanagan and Freund, PLDI 2009).
+//!
+//! Agents are the warps of a gang and, for asynchronous work, what it completes on: the `cp.async` groups, product groups
+//! and bulk groups of each warp, and every mbarrier. An access is stamped with its agent's clock; two accesses are ordered
+//! if the later agent has seen that clock, through a barrier it has passed or a wait it has made. Lanes of one warp
+//! are ordered by `bar.warp.sync` and by barriers only, not by running in step.
+
+use std::collections::HashMap;
+
+use super::{
+    access::{Kind, Target, Want},
+    gang::Gang,
+    report,
+    warp::{At, Warp},
+};
+use crate::fault::{Fault, FaultKind, Result};
+
+/// Any lane: an access that concerns the whole warp.
+const ALL_LANES: u8 = 255;
+/// No agent.
+const NOBODY: u32 = u32::MAX;
+
+/// What each agent has seen of each other one; those beyond the end count as 0.
+type Clock = Vec<u32>;
+
+fn seen(clock: &Clock, agent: u32) -> u32 {
+    clock.get(agent as usize).copied().unwrap_or(0)
+}
+
+fn see(clock: &mut Clock, agent: u32, time: u32) {
+    if clock.len() <= agent as usize {
+        clock.resize(agent as usize + 1, 0);
+    }
+    clock[agent as usize] = clock[agent as usize].max(time);
+}
+
+fn join(clock: &mut Clock, other: &Clock) {
+    for (agent, time) in other.iter().enumerate() {
+        see(clock, agent as u32, *time);
+    }
+}
+
+/// One access.
+#[derive(Clone, Copy, Debug)]
+struct Stamp {
+    agent: u32,
+    time: u32,
+    pc: u32,
+    lane: u8,
+    is_atomic: bool,
+}
+
+const NO_STAMP: Stamp = Stamp { agent: NOBODY, time: 0, pc: 0, lane: 0, is_atomic: false };
+
+/// What is known of one grain of memory: the last write, and the last read if all reads since are ordered.
+#[derive(Clone, Copy)]
+struct Cell {
+    /// Block that it is of: others start afresh.
+    run: u32,
+    write: Stamp,
+    read: Stamp,
+    /// More reads are in [`Races::reads`].
+    has_more_reads: bool,
+}
+
+const FRESH: Cell = Cell { run: 0, write: NO_STAMP, read: NO_STAMP, has_more_reads: false };
+
+/// Kinds of asynchronous work that a warp waits for by groups.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Async {
+    Copy = 1,
+    Product = 2,
+    Bulk = 3,
+}
+
+/// The state of the check for one gang.
+pub(super) struct Races {
+    /// Bytes per cell.
+    grain: usize,
+    /// Warps of the gang.
+    warps: u32,
+    warps_per_block: u32,
+    run: u32,
+    cells: Vec<Vec<Cell>>,
+    reads: HashMap<(usize, usize), Vec<Stamp>>,
+    clocks: Vec<Clock>,
+    /// What those who arrived at a barrier have seen, by block and number.
+    barriers: HashMap<(usize, u32), Clock>,
+    /// Agents of mbarriers, by block and address.
+    mbarriers: HashMap<(usize, u64), u32>,
+    /// What the arrivals of each mbarrier's phase have seen, of the phase before, and how many phases are complete.
+    phases: HashMap<(usize, u64), ([Clock; 2], u32)>,
+}
+
+impl Races {
+    pub fn new(grain: usize, blocks: usize, warps_per_block: usize, shared_bytes: usize) -> Races {
+        Races {
+            grain,
+            warps: (blocks * warps_per_block) as u32,
+            warps_per_block: warps_per_block as u32,
+            run: 0,
+            cells: vec![vec![FRESH; shared_bytes.div_ceil(grain)]; blocks],
+            reads: HashMap::new(),
+            clocks: vec![],
+            barriers: HashMap::new(),
+            mbarriers: HashMap::new(),
+            phases: HashMap::new(),
+        }
+    }
+
+    /// Forgets everything, for the next blocks.
+    pub fn start(&mut self) {
+        self.run += 1;
+        self.clocks = (0..self.warps).map(|w| (0..=w).map(|k| u32::from(k == w)).collect()).collect();
+        self.reads.clear();
+        self.barriers.clear();
+        self.mbarriers.clear();
+        self.phases.clear();
+    }
+
+    fn agent(&self, block: usize, warp: u32) -> u32 {
+        block as u32 * self.warps_per_block + warp
+    }
+
+    fn tick(&mut self, agent: u32) {
+        self.clocks[agent as usize][agent as usize] += 1;
+    }
+
+    /// A warp arrives at barrier `id`.
+    pub fn arrive(&mut self, block: usize, warp: u32, id: u32) {
+        let agent = self.agent(block, warp);
+        join(self.barriers.entry((block, id)).or_default(), &self.clocks[agent as usize]);
+        self.tick(agent);
+    }
+
+    /// Barrier `id` opens for these warps.
+    pub fn release(&mut self, block: usize, id: u32, warps: &[u32]) {
+        let clock = self.barriers.remove(&(block, id)).unwrap_or_default();
+        for warp in warps {
+            let agent = self.agent(block, *warp);
+            join(&mut self.clocks[agent as usize], &clock);
+            self.tick(agent);
+        }
+    }
+
+    /// The lanes of a warp have met in `bar.warp.sync`.
+    pub fn warp_barrier(&mut self, block: usize, warp: u32) {
+        let agent = self.agent(block, warp);
+        self.tick(agent);
+    }
+
+    /// A warp arrives at an mbarrier.
+    pub fn mbarrier_arrive(&mut self, block: usize, warp: u32, at: (usize, u64)) {
+        let agent = self.agent(block, warp);
+        join(&mut self.phases.entry(at).or_default().0[0], &self.clocks[agent as usize]);
+        self.tick(agent);
+    }
+
+    /// The phase of an mbarrier is complete.
+    pub fn mbarrier_flip(&mut self, at: (usize, u64)) {
+        let (phases, completed) = self.phases.entry(at).or_default();
+        phases[1] = std::mem::take(&mut phases[0]);
+        *completed += 1;
+    }
+
+    /// A warp has seen that a phase of an mbarrier is complete.
+    pub fn mbarrier_pass(&mut self, block: usize, warp: u32, at: (usize, u64)) {
+        let agent = self.agent(block, warp) as usize;
+        let Some((phases, completed)) = self.phases.get(&at) else { return };
+        join(&mut self.clocks[agent], &phases[1]);
+        if let Some(mbarrier) = self.mbarriers.get(&at) {
+            see(&mut self.clocks[agent], *mbarrier, *completed);
+        }
+    }
+
+    /// The agent of work that completes on an mbarrier, and the time of its phase.
+    pub fn mbarrier_agent(&mut self, at: (usize, u64)) -> (u32, u32) {
+        let next = 4 * self.warps + self.mbarriers.len() as u32;
+        let agent = *self.mbarriers.entry(at).or_insert(next);
+        (agent, self.phases.get(&at).map_or(0, |(_, completed)| *completed) + 1)
+    }
+
+    /// The agent of a warp's groups.
+    pub fn group_agent(&self, block: usize, warp: u32, kind: Async) -> u32 {
+        kind as u32 * self.warps + self.agent(block, warp)
+    }
+
+    /// A warp has waited until `group` groups of warp `of` are complete.
+    pub fn group_wait(&mut self, block: usize, warp: u32, of: u32, kind: Async, group: u32) {
+        let (agent, of) = (self.agent(block, warp), self.group_agent(block, of, kind));
+        see(&mut self.clocks[agent as usize], of, group);
+    }
+
+    /// Records an access to `count` bytes of the shared memory of `block`; the other access if there is a race.
+    fn access(&mut self, block: usize, range: (u64, u64), by: Stamp, issuer: u32, is_write: bool) -> Option<Conflict> {
+        let (first, last) = (range.0 as usize / self.grain, (range.0 + range.1 - 1) as usize / self.grain);
+        for index in first..=last {
+            let cell = self.cells[block].get_mut(index)?;
+            if cell.run != self.run {
+                *cell = Cell { run: self.run, ..FRESH };
+            }
+            let clock = &self.clocks[issuer as usize];
+            let conflict = |other: &Stamp| conflicts(other, &by, issuer, clock);
+            let mut found = conflict(&cell.write).then_some(Conflict { other: cell.write, other_writes: true });
+            if is_write {
+                let mut reads = self.reads.get(&(block, index)).into_iter().flatten().filter(|_| cell.has_more_reads);
+                let read = conflict(&cell.read).then_some(&cell.read).or_else(|| reads.find(|r| conflict(r)));
+                found = found.or(read.map(|read| Conflict { other: *read, other_writes: false }));
+                cell.write = by;
+                cell.read = NO_STAMP;
+                if cell.has_more_reads {
+                    cell.has_more_reads = false;
+                    self.reads.remove(&(block, index));
+                }
+            } else if cell.read.agent == by.agent && cell.read.time == by.time {
+                // The same agent reads again: which lane it was does not matter if they differ.
+                if cell.read.lane != by.lane {
+                    cell.read.lane = ALL_LANES;
+                }
+            } else if cell.read.agent == NOBODY || seen(clock, cell.read.agent) >= cell.read.time {
+                cell.read = by;
+            } else {
+                let reads = self.reads.entry((block, index)).or_default();
+                cell.has_more_reads = true;
+                reads.retain(|r| r.agent != by.agent);
+                reads.push(by);
+            }
+            if found.is_some() {
+                return found;
+            }
+        }
+        None
+    }
+}
+
+/// Whether `other` is unordered with an access `by` an agent on behalf of warp `issuer`, which has seen `clock`.
+fn conflicts(other: &Stamp, by: &Stamp, issuer: u32, clock: &Clock) -> bool {
+    if other.agent == NOBODY || other.is_atomic && by.is_atomic {
+        return false;
+    }
+    if other.agent != issuer {
+        // Work of one group or phase is of one piece.
+        return seen(clock, other.agent) < other.time && !(other.agent == by.agent && other.pc == by.pc);
+    }
+    // Lanes of one warp: another lane, another instruction, and no meeting in between.
+    let other_lane = other.lane != by.lane || other.lane == ALL_LANES;
+    other_lane && other.pc != by.pc && other.time == seen(clock, issuer) && by.agent == issuer
+}
+
+/// The earlier access of a race.
+struct Conflict {
+    other: Stamp,
+    other_writes: bool,
+}
+
+impl Gang<'_> {
+    /// Checks an access of one lane to shared memory.
+    #[inline(always)]
+    pub(super) fn race_access(&mut self, warp: &Warp, at: At, want: Want, is_strong: bool) -> Result<()> {
+        match (self.races.is_some(), want.target) {
+            (true, Target::Shared(block)) => self.race_lane(warp, at, want, block, is_strong),
+            _ => Ok(()),
+        }
+    }
+
+    fn race_lane(&mut self, warp: &Warp, at: At, want: Want, block: usize, is_strong: bool) -> Result<()> {
+        let Some(races) = &mut self.races else { return Ok(()) };
+        let agent = races.agent(at.block, warp.id);
+        let stamp = Stamp {
+            agent,
+            time: seen(&races.clocks[agent as usize], agent),
+            pc: at.pc,
+            lane: want.lane as u8,
+            is_atomic: is_strong,
+        };
+        let is_write = want.kind != Kind::Load;
+        let conflict = races.access(block, (want.address, want.count), stamp, agent, is_write);
+        let place = report::Place { lanes: 1 << (want.lane % 32), ..at.place(warp) };
+        conflict.map_or(Ok(()), |c| Err(self.race_fault(place, want.address, is_write, &c)))
+    }
+
+    /// Checks an access of all lanes together, such as `ldmatrix`.
+    pub(super) fn race_warp(
+        &mut self,
+        warp: &Warp,
+        at: At,
+        (block, address, count): (usize, u64, u64),
+        kind: Kind,
+    ) -> Result<()> {
+        let want = Want { lane: usize::from(ALL_LANES), target: Target::Shared(block), address, count, kind };
+        self.race_access(warp, at, want, false)
+    }
+
+    /// Checks an access that `agent` makes at its time `time`, later, on behalf of `warp`, which issues it now.
+    pub(super) fn race_async(
+        &mut self,
+        warp: &Warp,
+        at: At,
+        (agent, time): (u32, u32),
+        (block, address, count): (usize, u64, u64),
+        is_write: bool,
+    ) -> Result<()> {
+        let Some(races) = &mut self.races else { return Ok(()) };
+        if count == 0 {
+            return Ok(());
+        }
+        let issuer = races.agent(at.block, warp.id);
+        let stamp = Stamp { agent, time, pc: at.pc, lane: ALL_LANES, is_atomic: false };
+        let conflict = races.access(block, (address, count), stamp, issuer, is_write);
+        conflict.map_or(Ok(()), |c| Err(self.race_fault(at.place(warp), address, is_write, &c)))
+    }
+
+    fn race_fault(&self, place: report::Place, address: u64, is_write: bool, conflict: &Conflict) -> Fault {
+        let verb = |writes| if writes { "write" } else { "read" };
+        let other = &conflict.other;
+        let line = self.launch.call.program.code[other.pc as usize].line;
+        let warps = self.races.as_ref().map_or(1, |r| r.warps);
+        let per_block = self.races.as_ref().map_or(1, |r| r.warps_per_block);
+        let warp = other.agent % warps % per_block;
+        let who = match (other.agent / warps, other.lane) {
+            (0, ALL_LANES) => format!("by warp {warp}"),
+            (0, lane) => format!("by warp {warp} lane {lane}"),
+            (1, _) => format!("by a cp.async of warp {warp}"),
+            (2, _) => format!("by a wgmma of warp {warp}"),
+            (3, _) => format!("by a bulk copy of warp {warp}"),
+            _ => "by a copy that completes on an mbarrier".to_owned(),
+        };
+        let what = format!(
+            "race: {} of shared memory at {address:#x}, unordered with the {} {who} at PTX line {line}",
+            verb(is_write),
+            verb(conflict.other_writes),
+        );
+        report::fault(self, FaultKind::Race, place, what)
+    }
+}

@@ -1,0 +1,195 @@
+//! Tensor maps: what `cuTensorMapEncodeTiled` takes, in an encoding of the emulator's own.
+
+use crate::fault::{Fault, FaultKind, Result};
+
+/// Bytes of an encoded map, as CUDA's `CUtensorMap` has.
+pub const TENSOR_MAP_BYTES: usize = 128;
+
+/// First bytes of an encoding, so that anything else is recognised.
+const MAGIC: u64 = 0x7061_6d5f_6c75_6d65;
+
+/// Element types of tensors that are copied by tile.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TensorElement {
+    /// `CU_TENSOR_MAP_DATA_TYPE_UINT8`
+    U8,
+    /// `.._UINT16`
+    U16,
+    /// `.._UINT32`
+    U32,
+    /// `.._INT32`
+    S32,
+    /// `.._UINT64`
+    U64,
+    /// `.._INT64`
+    S64,
+    /// `.._FLOAT16`
+    F16,
+    /// `.._BFLOAT16`
+    Bf16,
+    /// `.._FLOAT32`
+    F32,
+    /// `.._FLOAT64`
+    F64,
+}
+
+const ELEMENTS: [TensorElement; 10] = [
+    TensorElement::U8,
+    TensorElement::U16,
+    TensorElement::U32,
+    TensorElement::S32,
+    TensorElement::U64,
+    TensorElement::S64,
+    TensorElement::F16,
+    TensorElement::Bf16,
+    TensorElement::F32,
+    TensorElement::F64,
+];
+
+impl TensorElement {
+    /// Bytes of one element.
+    pub fn size_bytes(self) -> usize {
+        match self {
+            TensorElement::U8 => 1,
+            TensorElement::U16 | TensorElement::F16 | TensorElement::Bf16 => 2,
+            TensorElement::U32 | TensorElement::S32 | TensorElement::F32 => 4,
+            TensorElement::U64 | TensorElement::S64 | TensorElement::F64 => 8,
+        }
+    }
+}
+
+/// How 16-byte chunks of a tile are permuted in shared memory, by the width of the pattern.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Swizzle {
+    /// In order.
+    #[default]
+    None,
+    /// `CU_TENSOR_MAP_SWIZZLE_32B`
+    B32,
+    /// `CU_TENSOR_MAP_SWIZZLE_64B`
+    B64,
+    /// `CU_TENSOR_MAP_SWIZZLE_128B`
+    B128,
+}
+
+impl Swizzle {
+    /// Width of the pattern in bytes; 16 without one.
+    pub(crate) fn width(self) -> u64 {
+        match self {
+            Swizzle::None => 16,
+            Swizzle::B32 => 32,
+            Swizzle::B64 => 64,
+            Swizzle::B128 => 128,
+        }
+    }
+
+    /// Where the byte of a shared address really is.
+    pub(crate) fn apply(self, address: u64) -> u64 {
+        address ^ (address >> 3 & (self.width() - 16))
+    }
+}
+
+/// A tensor in global memory and the tile that is copied of it; axes are innermost first, as CUDA has them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TensorMap {
+    /// Type of the elements.
+    pub element: TensorElement,
+    /// Address of the tensor on the device.
+    pub address: u64,
+    /// Elements along each of 1 to 5 axes.
+    pub sizes: Vec<u64>,
+    /// Bytes from one index to the next, for all axes but the innermost.
+    pub strides_bytes: Vec<u64>,
+    /// Elements of the tile along each axis.
+    pub tile: Vec<u32>,
+    /// Permutation in shared memory.
+    pub swizzle: Swizzle,
+    /// Elements outside the tensor are NaN instead of zero.
+    pub fills_with_nan: bool,
+}
+
+/// Encodes a map for [`Device::launch`](crate::Device::launch), as a parameter of 128 bytes aligned to 64.
+///
+/// Checks what `cuTensorMapEncodeTiled` does, and errors with [`FaultKind::InvalidCall`]: the address and strides are
+/// multiples of 16, sizes at most 2^32, tiles at most 256 along each axis, the innermost side of a tile a multiple of 16
+/// bytes and no wider than the swizzle. Element strides other than 1 and interleaved layouts are not there.
+pub fn encode_tensor_map(map: &TensorMap) -> Result<[u8; TENSOR_MAP_BYTES]> {
+    map.check()?;
+    let mut bytes = Vec::with_capacity(TENSOR_MAP_BYTES);
+    bytes.extend(MAGIC.to_le_bytes());
+    bytes.extend(map.address.to_le_bytes());
+    let element = ELEMENTS.iter().position(|e| *e == map.element).unwrap_or(0) as u8;
+    bytes.extend([map.sizes.len() as u8, element, (map.swizzle.width() / 16) as u8, u8::from(map.fills_with_nan)]);
+    for axis in 0..5 {
+        let size = map.sizes.get(axis).map_or(0, |s| (s - 1) as u32);
+        bytes.extend(size.to_le_bytes());
+        bytes.extend((map.tile.get(axis).copied().unwrap_or(1) as u16).to_le_bytes());
+        bytes.extend(map.strides_bytes.get(axis).copied().unwrap_or(0).to_le_bytes());
+    }
+    let mut encoded = [0; TENSOR_MAP_BYTES];
+    encoded[..bytes.len()].copy_from_slice(&bytes);
+    Ok(encoded)
+}
+
+impl TensorMap {
+    fn check(&self) -> Result<()> {
+        let axes = self.sizes.len();
+        let inner = u64::from(self.tile.first().copied().unwrap_or(0)) * self.element.size_bytes() as u64;
+        let problem = if !(1..=5).contains(&axes) {
+            format!("{axes} axes; 1 to 5 are possible")
+        } else if self.tile.len() != axes || self.strides_bytes.len() != axes - 1 {
+            format!("{axes} sizes, {} strides and {} sides of a tile", self.strides_bytes.len(), self.tile.len())
+        } else if !self.address.is_multiple_of(16) {
+            format!("address {:#x} is no multiple of 16", self.address)
+        } else if let Some(size) = self.sizes.iter().find(|s| !(1..=1 << 32).contains(*s)) {
+            format!("size {size}; 1 to 2^32 are possible")
+        } else if let Some(stride) = self.strides_bytes.iter().find(|s| !s.is_multiple_of(16) || **s >= 1 << 40) {
+            format!("stride {stride} is no multiple of 16, or not below 2^40")
+        } else if let Some(side) = self.tile.iter().find(|t| !(1..=256).contains(*t)) {
+            format!("a tile of {side}; 1 to 256 are possible")
+        } else if !inner.is_multiple_of(16) {
+            format!("the innermost side of the tile has {inner} bytes, no multiple of 16")
+        } else if self.swizzle != Swizzle::None && inner > self.swizzle.width() {
+            format!(
+                "the innermost side of the tile has {inner} bytes, more than the swizzle's {}",
+                self.swizzle.width()
+            )
+        } else {
+            return Ok(());
+        };
+        Err(Fault::new(FaultKind::InvalidCall, format!("tensor map: {problem}")))
+    }
+
+    /// Reads an encoding; `None` if it is none.
+    pub(crate) fn decode(bytes: &[u8]) -> Option<TensorMap> {
+        let word = |at: usize| Some(u64::from_le_bytes(bytes.get(at..at + 8)?.try_into().ok()?));
+        if word(0)? != MAGIC {
+            return None;
+        }
+        let axes = usize::from(bytes[16]);
+        let swizzles = [Swizzle::None, Swizzle::B32, Swizzle::B64, Swizzle::B128];
+        let mut map = TensorMap {
+            element: *ELEMENTS.get(usize::from(bytes[17]))?,
+            address: word(8)?,
+            sizes: vec![],
+            strides_bytes: vec![],
+            tile: vec![],
+            swizzle: *swizzles.iter().find(|s| s.width() / 16 == u64::from(bytes[18]))?,
+            fills_with_nan: bytes[19] != 0,
+        };
+        for axis in 0..axes.min(5) {
+            let at = 20 + 14 * axis;
+            map.sizes.push(1 + u64::from(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?)));
+            map.tile.push(u32::from(u16::from_le_bytes(bytes.get(at + 4..at + 6)?.try_into().ok()?)));
+            if axis + 1 < axes {
+                map.strides_bytes.push(word(at + 6)?);
+            }
+        }
+        map.check().is_ok().then_some(map)
+    }
+
+    /// Bytes of a whole tile.
+    pub(crate) fn tile_bytes(&self) -> u64 {
+        self.tile.iter().map(|t| u64::from(*t)).product::<u64>() * self.element.size_bytes() as u64
+    }
+}
