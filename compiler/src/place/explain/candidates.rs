@@ -1,13 +1,10 @@
 //! Why each node is where it is, and what would be if only it, with its group, were elsewhere.
 
 use super::Subject;
-use super::chain::Chain;
 use crate::cost::{Bytes, Nanos};
-use crate::place::solver::{LinkOrder, Problem, Simulator, fit, ranks};
+use crate::place::solver::singles::{Singles, looked_at};
+use crate::place::solver::{Timeline, fit};
 use serde::Serialize;
-
-/// Tasks that may be simulated to fill the tables of one explanation: some seconds of one core.
-const MAX_SIMULATED: u64 = 30_000_000;
 
 /// Where a node is, and why.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -26,7 +23,7 @@ pub struct NodeReason {
     pub reason: String,
     /// First node of its colocation group, if it has one and is not that itself: the alternatives are listed there.
     pub group: Option<String>,
-    /// All devices that it may be on, its own among them; empty when there is only one, or when too many would have to be simulated.
+    /// All devices that it may be on, its own among them; empty when there is only one, and of large problems off the critical chain.
     pub alternatives: Vec<Alternative>,
 }
 
@@ -49,18 +46,15 @@ pub struct Alternative {
     pub excess_bytes: u64,
 }
 
-/// Reasons of all nodes, by start. Tables are made for the critical chain first, then by start, while the budget lasts.
-pub(super) fn reasons(s: &Subject, chain: &Chain) -> Vec<NodeReason> {
+/// Reasons of all nodes, by start. Tables are made for the nodes of the critical chain, and of small problems for all others.
+pub(super) fn reasons(s: &Subject) -> Vec<NodeReason> {
     let (p, t) = (s.problem, &s.solution.timeline);
     let mut order: Vec<u32> = (0..p.n_tasks() as u32).collect();
     order.sort_by_key(|&i| (t.start[i as usize], i));
-    let mut tables = Tables::new(s);
+    let mut singles = Singles::new(p, t);
     let mut of_group: Vec<Option<Vec<Alternative>>> = vec![None; p.n_groups()];
-    for task in chain.tasks().chain(order.iter().copied()) {
-        let group = p.group_of[task as usize] as usize;
-        if of_group[group].is_none() {
-            of_group[group] = Some(tables.of_group(group));
-        }
+    for group in looked_at(p, t) {
+        of_group[group as usize] = Some(of(s, &mut singles, group as usize));
     }
     let mut reasons = Vec::with_capacity(order.len());
     for &task in &order {
@@ -99,59 +93,23 @@ fn reason(s: &Subject, task: usize) -> String {
     }
 }
 
-struct Tables<'a> {
-    s: &'a Subject<'a>,
-    base: Simulator<'a>,
-    trial: Simulator<'a>,
-    device: Vec<u32>,
-    key: Vec<u64>,
-    left: u64,
-}
-
-impl<'a> Tables<'a> {
-    /// Simulates the placement in the order of its own timeline.
-    fn new(s: &'a Subject<'a>) -> Tables<'a> {
-        let (p, t) = (s.problem, &s.solution.timeline);
-        let mut order: Vec<u32> = p.order.clone();
-        order.sort_by_key(|&i| t.start[i as usize]);
-        let key = ranks::keys_of_order(&order);
-        let mut base = Simulator::new(p, LinkOrder::Urgent);
-        base.run(&t.device, &key, Nanos::INFINITY);
-        Tables { s, trial: base.clone(), base, device: t.device.clone(), key, left: MAX_SIMULATED }
-    }
-
-    fn of_group(&mut self, group: usize) -> Vec<Alternative> {
-        let s = self.s;
-        let first = s.problem.members.row(group)[0] as usize;
-        let devices: Vec<usize> = s.problem.feasible(first).collect();
-        let cost = devices.len() as u64 * s.problem.n_tasks() as u64;
-        if devices.len() < 2 || self.left < cost {
-            return Vec::new();
+/// The table of a group: each device that it may be on.
+fn of(s: &Subject, singles: &mut Singles, group: usize) -> Vec<Alternative> {
+    let (p, t) = (s.problem, &s.solution.timeline);
+    let first = p.members.row(group)[0] as usize;
+    let mut table = Vec::new();
+    for to in p.feasible(first) {
+        if to == t.device[first] as usize {
+            table.push(row(s, t, first, s.solution.score.0));
+        } else if let Some(moved) = singles.moved(group, to, Nanos::INFINITY) {
+            let run = moved.last_run();
+            table.push(row(s, run, first, fit::excess(p, run)));
         }
-        self.left -= cost;
-        let own = s.solution.timeline.device[first] as usize;
-        devices.into_iter().map(|d| if d == own { here(s, first) } else { self.elsewhere(group, first, d) }).collect()
     }
-
-    fn elsewhere(&mut self, group: usize, first: usize, to: usize) -> Alternative {
-        let p: &Problem = self.s.problem;
-        let members = p.members.row(group);
-        let from = self.device[first];
-        members.iter().for_each(|&t| self.device[t as usize] = to as u32);
-        self.trial.restore(&self.base);
-        self.trial.rerun(&self.device, &self.key, members, Nanos::INFINITY);
-        members.iter().for_each(|&t| self.device[t as usize] = from);
-        let timeline = self.trial.timeline();
-        row(self.s, &timeline, first, fit::excess(p, &timeline))
-    }
+    table
 }
 
-/// The row of the device that the task is on.
-fn here(s: &Subject, task: usize) -> Alternative {
-    row(s, &s.solution.timeline, task, s.solution.score.0)
-}
-
-fn row(s: &Subject, t: &crate::place::solver::Timeline, task: usize, excess: Bytes) -> Alternative {
+fn row(s: &Subject, t: &Timeline, task: usize, excess: Bytes) -> Alternative {
     let (p, device) = (s.problem, t.device[task]);
     let inputs = p.inputs.row(task);
     let brought = t.transfers.iter().filter(|x| x.to == device && inputs.contains(&x.tensor));

@@ -1,6 +1,6 @@
 //! One self-contained page: the timeline as inline SVG that can be zoomed, and the explanation. No other resource is needed.
 
-use super::{Explanation, Subject, chain};
+use super::{Explanation, Subject, critical_chain};
 use crate::cost::Nanos;
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -67,7 +67,7 @@ impl Rows {
 
     fn svg(&self, s: &Subject) -> String {
         let t = &s.solution.timeline;
-        let chain = chain::critical_chain(s);
+        let chain = critical_chain(s.problem, t);
         let critical: BTreeSet<u32> = chain.tasks().collect();
         let critical_transfers: BTreeSet<u32> = chain.transfers().collect();
         let height = ROW * self.names.len();

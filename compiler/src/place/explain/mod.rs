@@ -17,6 +17,7 @@ pub use load::{DeviceUse, LinkUse, Live};
 pub use whatif::{Scaling, WhatIf};
 
 use super::solver::Problem;
+use super::solver::chain::critical_chain;
 use super::solver::portfolio::{Options, Solution};
 use serde::Serialize;
 use std::collections::BTreeSet;
@@ -71,9 +72,9 @@ pub struct Explanation {
 
 /// Explains a placement.
 pub fn explain(s: &Subject) -> Explanation {
-    let chain = chain::critical_chain(s);
+    let chain = critical_chain(s.problem, &s.solution.timeline);
     Explanation {
-        nodes: candidates::reasons(s, &chain),
+        nodes: candidates::reasons(s),
         downgrades: s.downgrades.clone(),
         devices: load::devices(s),
         links: load::links(s),

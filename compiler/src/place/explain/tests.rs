@@ -171,10 +171,7 @@ fn moves_are_told() {
             let moved = s.solution.moved.iter().flatten().count();
             refined += usize::from(s.solution.algorithm.ends_with("+refine"));
             assert!(s.solution.algorithm.ends_with("+refine") || moved == 0);
-            told += candidates::reasons(s, &chain::critical_chain(s))
-                .iter()
-                .filter(|n| n.reason.contains("by refinement step"))
-                .count();
+            told += candidates::reasons(s).iter().filter(|n| n.reason.contains("by refinement step")).count();
         });
     }
     assert!(refined > 0 && told > 0, "{refined} refined, {told} told");

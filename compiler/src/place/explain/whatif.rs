@@ -3,7 +3,7 @@
 use super::Subject;
 use crate::cost::{Bytes, LinkProfile, Nanos};
 use crate::place::solver::portfolio::{self, Algorithm, Options};
-use crate::place::solver::{Payload, Problem};
+use crate::place::solver::{Payload, Problem, Timeline};
 use serde::Serialize;
 
 /// Parts of the work of the answer itself that each question may take.
@@ -50,13 +50,13 @@ pub(super) fn what_if(s: &Subject) -> Vec<WhatIf> {
         }
         for (what, numerator, denominator) in [("links twice as fast", 2, 1), ("links half as fast", 1, 2)] {
             let other = with_links(p, numerator, denominator);
-            answers.push(answer(s, what, best(s, &other, true)));
+            answers.push(answer(s, what, best(s, &other)));
         }
     }
     if p.devices.iter().any(|d| d.memory.is_some()) {
         let mut other = p.clone();
         other.devices.iter_mut().for_each(|d| d.memory = None);
-        answers.push(answer(s, "without memory limits", best(s, &other, true)));
+        answers.push(answer(s, "without memory limits", best(s, &other)));
     }
     answers
 }
@@ -99,8 +99,8 @@ fn counts(n: usize) -> Vec<usize> {
 }
 
 fn on_some(s: &Subject, devices: &[usize]) -> Option<u64> {
-    let part = restricted(s.problem, |d| devices.contains(&d)).ok()?;
-    best(s, &part, false).map(|m| m.0)
+    let part = s.problem.only(devices).ok()?;
+    best_on(s, &part, devices, None).map(|m| m.0)
 }
 
 fn without(s: &Subject, device: usize) -> WhatIf {
@@ -108,8 +108,9 @@ fn without(s: &Subject, device: usize) -> WhatIf {
     if !t.device.contains(&(device as u32)) {
         return answer(s, "", Some(t.makespan));
     }
-    match restricted(s.problem, |d| d != device) {
-        Ok(part) => answer(s, "", best(s, &part, false)),
+    let others: Vec<usize> = (0..s.problem.n_devices()).filter(|&d| d != device).collect();
+    match s.problem.only(&others) {
+        Ok(part) => answer(s, "", best_on(s, &part, &others, None)),
         Err(task) => {
             WhatIf { why_not: Some(format!("{} can run nowhere else", s.tasks[task].name)), ..answer(s, "", None) }
         }
@@ -124,16 +125,6 @@ fn answer(s: &Subject, what: &str, makespan: Option<Nanos>) -> WhatIf {
         makespan_ns: makespan.map(|m| m.0),
         change_percent: makespan.map(change),
         why_not: makespan.is_none().then(|| "no placement found that keeps the memory limits".to_owned()),
-    }
-}
-
-/// The problem on some devices only, or the first task that then has none.
-fn restricted(p: &Problem, keep: impl Fn(usize) -> bool) -> Result<Problem, usize> {
-    let mut part = p.clone();
-    (0..p.n_tasks()).for_each(|t| part.restrict(t, &keep));
-    match (0..p.n_tasks()).find(|&t| part.feasible(t).next().is_none()) {
-        Some(task) => Err(task),
-        None => Ok(part),
     }
 }
 
@@ -153,17 +144,25 @@ fn with_links(p: &Problem, numerator: u64, denominator: u64) -> Problem {
     other
 }
 
-/// The best makespan found with an eighth of the work; where the placement as it is `fits`, no worse than that one.
-fn best(s: &Subject, p: &Problem, fits: bool) -> Option<Nanos> {
+/// The best makespan found on some devices with an eighth of the work, no worse than that of `previous`.
+fn best_on(s: &Subject, part: &Problem, devices: &[usize], previous: Option<Timeline>) -> Option<Nanos> {
+    let place = |d: &usize| devices.iter().position(|e| e == d);
     let options = Options {
         refine_tasks: s.options.refine_tasks / EFFORT,
         search_nodes: s.options.search_nodes / EFFORT,
         bound_nodes: 0,
-        previous: fits.then(|| s.solution.timeline.clone()),
+        preference: s.options.preference.iter().filter_map(place).collect(),
+        previous,
         ..s.options.clone()
     };
-    let found = portfolio::solve(p, &options, &Algorithm::name)?;
+    let found = portfolio::solve(part, &options, &Algorithm::name)?;
     (found.score.0 == Bytes::ZERO).then_some(found.timeline.makespan)
+}
+
+/// The same on all devices of another machine, no worse than the placement as it is.
+fn best(s: &Subject, p: &Problem) -> Option<Nanos> {
+    let all: Vec<usize> = (0..p.n_devices()).collect();
+    best_on(s, p, &all, Some(s.solution.timeline.clone()))
 }
 
 /// Whether exchanging two devices changes nothing.

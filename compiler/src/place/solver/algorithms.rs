@@ -88,8 +88,9 @@ pub fn greedy(p: &Problem) -> Timeline {
     let mut ready: BTreeSet<(Nanos, u32, u32)> = BTreeSet::new();
     ready
         .extend(p.order.iter().filter(|&&t| waiting[t as usize] == 0).map(|&t| (Nanos::ZERO, position[t as usize], t)));
+    let mut room = Vec::new();
     while let Some((_, _, t)) = ready.pop_first() {
-        let device = soonest(&list, t as usize, 1, |_| 0);
+        let device = list.soonest(t as usize, 1, |_| 0, &mut room);
         list.commit(t as usize, device);
         for c in p.successors(t as usize) {
             waiting[c as usize] -= 1;
@@ -112,8 +113,9 @@ pub fn heft(p: &Problem, insertion: Insertion) -> Timeline {
 /// spend most of their time. Of use where a group has members far apart, as the two passes of a training step have.
 pub fn heft_by_vote(p: &Problem) -> Vec<u32> {
     let mut list = List::new(p, Insertion::Gaps).ignore_groups();
+    let mut room = Vec::new();
     for t in by_tail(p, &ranks::upward(p)) {
-        let device = soonest(&list, t as usize, 1, |_| 0);
+        let device = list.soonest(t as usize, 1, |_| 0, &mut room);
         list.commit(t as usize, device);
     }
     let wish = list.timeline().device;
@@ -179,20 +181,12 @@ fn in_order(
     look: impl Fn(usize, usize) -> u128,
 ) -> Timeline {
     let mut list = List::new(p, insertion);
+    let mut room = Vec::new();
     for &t in order {
-        let device = soonest(&list, t as usize, per_ns, |d| look(t as usize, d));
+        let device = list.soonest(t as usize, per_ns, |d| look(t as usize, d), &mut room);
         list.commit(t as usize, device);
     }
     list.timeline()
-}
-
-fn soonest(list: &List, task: usize, per_ns: u128, look: impl Fn(usize) -> u128) -> usize {
-    let mut open = list.open(task);
-    let first = open.next().expect("a group is on a device that all its tasks can run on");
-    let Some(second) = open.next() else { return first };
-    let key = |d: usize| (list.excess(task, d), u128::from(list.slot(task, d).end.0) * per_ns + look(d), d);
-    let best = [first, second].into_iter().chain(open).map(key).min();
-    best.map_or(first, |k| k.2)
 }
 
 /// Ready tasks that ETF looks at in one step.

@@ -15,6 +15,8 @@ const CHUNK: usize = 64;
 #[derive(Clone, Debug)]
 pub struct Gaps {
     chunks: Vec<Chunk>,
+    /// Start of the last gap.
+    last: u64,
     /// Shorter gaps are of no use and forgotten.
     shortest: u64,
 }
@@ -22,16 +24,20 @@ pub struct Gaps {
 impl Gaps {
     /// All time is idle. Gaps below `shortest` are not kept.
     pub fn new(shortest: Nanos) -> Gaps {
-        Gaps { chunks: vec![Chunk { longest: u64::MAX, gaps: vec![(0, u64::MAX)] }], shortest: shortest.0.max(1) }
+        let all = Chunk { longest: u64::MAX, gaps: vec![(0, u64::MAX)] };
+        Gaps { chunks: vec![all], last: 0, shortest: shortest.0.max(1) }
     }
 
     /// Start of the last gap: when the resource is idle for good.
     pub fn last(&self) -> Nanos {
-        Nanos(self.chunks.last().and_then(|c| c.gaps.last()).map_or(0, |g| g.0))
+        Nanos(self.last)
     }
 
     /// Earliest start, at `ready` or later, of an idle time of `length`.
     pub fn earliest(&self, ready: Nanos, length: Nanos) -> Nanos {
+        if ready.0 >= self.last {
+            return ready;
+        }
         let first = self.chunks.partition_point(|c| c.gaps.last().is_some_and(|g| g.1 <= ready.0));
         for (i, chunk) in self.chunks[first..].iter().enumerate() {
             if chunk.longest < length.0 {
@@ -77,6 +83,9 @@ impl Gaps {
             return;
         }
         debug_assert!(from <= start && end <= to, "[{start}, {end}) is not in the gap [{from}, {to})");
+        if to == u64::MAX {
+            self.last = end;
+        }
         let rest = [(from, start), (end, to)].into_iter().filter(|g| g.1.saturating_sub(g.0) >= self.shortest);
         chunk.gaps.splice(i..=i, rest);
         chunk.longest = chunk.gaps.iter().map(|g| g.1 - g.0).max().unwrap_or(0);

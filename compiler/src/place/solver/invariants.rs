@@ -126,7 +126,8 @@ fn bounds_are_below_and_members_above_the_answer() {
         free.devices.iter_mut().for_each(|d| d.memory = None);
         let free = Problem::new(free).expect("limits do not matter here");
         let problem = if s.score.0 > Bytes::ZERO { &free } else { &c.p };
-        let bounds = bounds::all(problem).into_iter().chain([bounds::blocks(problem, 500), bounds::quick(problem)]);
+        let bounds =
+            bounds::all(problem).into_iter().chain(bounds::blocks(problem, 500)).chain([bounds::quick(problem)]);
         let greatest =
             bounds.inspect(|b| assert!(b.value <= makespan, "6: {what}: {b:?} {makespan}")).map(|b| b.value).max();
         if s.score.0 == Bytes::ZERO {
@@ -178,7 +179,7 @@ fn delta_simulation_is_full_simulation() {
         simulator.run(&device, &keys, Nanos::INFINITY);
         for step in 0..10 {
             let changed = random_change(&mut rng, &p, &mut device, &mut keys);
-            let makespan = simulator.rerun(&device, &keys, &changed, Nanos::INFINITY);
+            let makespan = simulator.rerun(&device, &keys, &changed, &Limits::below(Nanos::INFINITY));
             afresh.run(&device, &keys, Nanos::INFINITY);
             let full = afresh.timeline();
             let found = (makespan, simulator.timeline());
@@ -186,6 +187,62 @@ fn delta_simulation_is_full_simulation() {
             expect_valid(&p, &full, &format!("5: seed {seed}, step {step}"));
         }
     }
+}
+
+#[test]
+fn a_run_is_given_up_only_when_it_takes_too_long() {
+    let (mut n_given_up, mut n_finished) = (0, 0);
+    for seed in 5_500..5_500 + rounds(200) {
+        let mut rng = Rng(seed);
+        let shape = Shape::any(&mut rng, 20, 4);
+        let p = samples::random(&mut rng, shape);
+        let (device, other) = (random_devices(&mut rng, &p), random_devices(&mut rng, &p));
+        let keys: Vec<u64> = (0..p.n_tasks()).map(|_| rng.number(50)).collect();
+        let mut simulator = Simulator::new(&p, LinkOrder::Urgent);
+        simulator.run(&device, &keys, Nanos::INFINITY);
+        let mut tails = Vec::new();
+        simulator.placed_tails(&mut tails);
+        assert_eq!(tails, ranks::placed_tails(&p, &device), "seed {seed}");
+        let members = p.members.row(rng.below(p.n_groups()));
+        let mut changed = device.clone();
+        members.iter().for_each(|&t| changed[t as usize] = other[t as usize]);
+        let full = simulate(&p, &changed, &keys, LinkOrder::Urgent).makespan;
+        let makespan = Nanos(1 + rng.number(2 * full.0 + 1));
+        let limits = Limits { makespan, latest: &[], tails: &tails };
+        let found = simulator.rerun(&changed, &keys, members, &limits);
+        assert_eq!(found, Some(full).filter(|f| *f < makespan), "seed {seed}");
+        *(if found.is_some() { &mut n_finished } else { &mut n_given_up }) += 1;
+    }
+    assert!(n_given_up > 50 && n_finished > 50, "{n_given_up} given up, {n_finished} finished");
+}
+
+#[test]
+fn no_single_move_that_is_shown_is_left_in_the_end() {
+    let (mut n_improved, mut n_rounds) = (0, 0);
+    for (c, mut rng) in cases(5_800, 60, any) {
+        let p = &c.p;
+        let device = random_devices(&mut rng, p);
+        let keys = ranks::keys_of(p, &ranks::placed_tails(p, &device));
+        let start = simulate(p, &device, &keys, LinkOrder::Urgent);
+        let mut moves = refine::Moves::default();
+        let end = singles::descend(p, &start, Nanos::ZERO, u64::MAX, &mut moves);
+        expect_valid(p, &end, &c.what);
+        let score = fit::key(p, &end);
+        assert!(score <= fit::key(p, &start), "{}", c.what);
+        n_improved += u32::from(score < fit::key(p, &start));
+        n_rounds += 1;
+        let home = |t: &Timeline, g: usize| t.device[p.members.row(g)[0] as usize];
+        assert!((0..p.n_groups()).all(|g| home(&end, g) == home(&start, g) || moves.last[g].is_some()));
+        let mut all = singles::Singles::new(p, &end);
+        for g in singles::looked_at(p, &end).into_iter().map(|g| g as usize) {
+            let others = p.feasible(p.members.row(g)[0] as usize).filter(|&d| d != home(&end, g) as usize);
+            for d in others {
+                let run = all.moved(g, d, Nanos::INFINITY).expect("no limit");
+                assert!(fit::key(p, run.last_run()) >= score, "{}: group {g} to {d}", c.what);
+            }
+        }
+    }
+    assert!(2 * n_improved > n_rounds, "{n_improved} of {n_rounds} were improved");
 }
 
 /// Moves some groups and changes a key now and then; gives the tasks that changed.

@@ -4,6 +4,7 @@ use super::gaps::Gaps;
 use super::memory::Memory;
 use super::problem::Problem;
 use super::timeline::{Timeline, Transfer};
+use super::times::TransferTimes;
 use crate::cost::{Bytes, Nanos};
 use std::collections::BTreeSet;
 
@@ -45,6 +46,7 @@ pub struct Slot {
 #[derive(Clone, Debug)]
 pub struct List<'p> {
     p: &'p Problem,
+    times: TransferTimes,
     insertion: Insertion,
     sending: Sending,
     device: Vec<u32>,
@@ -75,6 +77,7 @@ impl<'p> List<'p> {
         let shortest = (0..p.n_tasks()).map(|t| p.least_cost(t)).filter(|c| *c > Nanos::ZERO).min();
         List {
             p,
+            times: TransferTimes::new(p),
             insertion,
             sending: Sending::Early,
             device: vec![NOWHERE; p.n_tasks()],
@@ -140,6 +143,46 @@ impl<'p> List<'p> {
         self.slot_at(task, device, ready, brought)
     }
 
+    /// The open device where a task would end first, `look` added to its end in parts of a nanosecond, of which it has `per_ns`; of equal ones the first.
+    /// Excess over memory limits goes before. `room` is room to work in.
+    pub fn soonest(
+        &self,
+        task: usize,
+        per_ns: u128,
+        look: impl Fn(usize) -> u128,
+        room: &mut Vec<(u128, usize)>,
+    ) -> usize {
+        room.clear();
+        let key = |end: Nanos, d: usize| u128::from(end.0) * per_ns + look(d);
+        // Links and devices that are idle when they are needed give the least possible end.
+        room.extend(self.open(task).map(|d| (key(self.least_ready(task, d) + self.p.cost(task, d), d), d)));
+        if let [(_, only)] = room[..] {
+            return only;
+        }
+        room.sort_unstable();
+        let mut best: Option<(Bytes, u128, usize)> = None;
+        for &(least, d) in room.iter() {
+            if best.is_some_and(|b| !self.memory.limited && (b.1, b.2) < (least, d)) {
+                break;
+            }
+            let found = (self.excess(task, d), key(self.slot(task, d).end, d), d);
+            best = Some(best.map_or(found, |b| b.min(found)));
+        }
+        best.expect("a group is on a device that all its tasks can run on").2
+    }
+
+    /// When the operands of a task would be on a device if links were idle.
+    fn least_ready(&self, task: usize, device: usize) -> Nanos {
+        let mut ready = Nanos::ZERO;
+        for &x in self.p.inputs.row(task) {
+            let producer = self.p.tensors[x as usize].producer as usize;
+            let (source, made) = (self.device[producer] as usize, self.end[producer]);
+            let way = if source == device { Nanos::ZERO } else { self.times.get(self.p, x as usize, source, device) };
+            ready = ready.max(made + way);
+        }
+        ready
+    }
+
     /// The slot of a task whose operands are there at `ready`; `brought` bytes of them are not held yet.
     fn slot_at(&self, task: usize, device: usize, ready: Nanos, brought: u128) -> Slot {
         let cost = self.p.cost(task, device);
@@ -175,7 +218,7 @@ impl<'p> List<'p> {
                 f(x, there, false);
                 continue;
             }
-            let length = self.p.transfer(x as usize, source, device);
+            let length = self.times.get(self.p, x as usize, source, device);
             let known = taken[..n_taken].iter_mut().chain(more.iter_mut()).find(|t| t.0 == source as u32);
             let from = known.as_ref().map_or(made, |t| made.max(t.1));
             brought += self.bytes(x);
@@ -266,7 +309,7 @@ impl<'p> List<'p> {
         let mut begun: Vec<(u32, Nanos)> = Vec::new();
         for &(x, arrival) in new.iter().rev() {
             let source = self.device[self.p.tensors[x as usize].producer as usize];
-            let length = self.p.transfer(x as usize, source as usize, device);
+            let length = self.times.get(self.p, x as usize, source as usize, device);
             let early = Nanos(arrival.0 - length.0);
             let link = &mut self.links[source as usize * self.p.n_devices() + device];
             let next = begun.iter().rev().find(|b| b.0 == source).map_or(deadline, |b| b.1);

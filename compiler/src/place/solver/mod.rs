@@ -6,9 +6,11 @@ pub mod algorithms;
 pub mod baechi;
 pub mod bounds;
 pub mod calls;
+pub mod chain;
 pub mod check;
 pub mod exact;
 pub mod fit;
+pub mod fold;
 mod gaps;
 pub mod list;
 mod memory;
@@ -22,12 +24,14 @@ mod rows;
 #[cfg(test)]
 pub mod samples;
 pub mod simulate;
+pub mod singles;
 pub mod slices;
 pub mod timeline;
+mod times;
 
 pub use problem::{Device, Links, Parts, Payload, Problem, Refused, Task, Tensor};
 pub use rows::Rows;
-pub use simulate::{LinkOrder, Simulator, simulate};
+pub use simulate::{Limits, LinkOrder, Simulator, simulate};
 pub use timeline::{Timeline, Transfer};
 
 #[cfg(test)]

@@ -4,12 +4,13 @@ use super::algorithms as algo;
 use super::bounds::{self, Bound};
 use super::fit::{self, Key};
 use super::list::Insertion;
+use super::previous::{self, Kept};
 use super::problem::Problem;
 use super::ranks;
 use super::refine::{Budget, Move, Moves, refine_logged};
 use super::simulate::{LinkOrder, simulate};
 use super::timeline::Timeline;
-use super::{baechi, exact, previous, slices};
+use super::{baechi, exact, fold, singles, slices};
 use crate::cost::{Bytes, Nanos};
 use std::collections::BTreeMap;
 
@@ -34,6 +35,8 @@ pub enum Algorithm {
     Etf,
     /// Blocks between tasks that cut the graph, each solved by itself.
     Series,
+    /// The problem folded at its groups.
+    Fold,
     /// Slices of a line, by dynamic programming.
     Slices,
     /// Baechi's m-TOPO.
@@ -48,7 +51,7 @@ pub enum Algorithm {
 
 impl Algorithm {
     /// Names of all algorithms but the single devices, which are `single`.
-    pub const NAMES: [(&'static str, Algorithm); 12] = [
+    pub const NAMES: [(&'static str, Algorithm); 13] = [
         ("simple", Algorithm::Simple),
         ("greedy", Algorithm::Greedy),
         ("heft", Algorithm::Heft),
@@ -57,6 +60,7 @@ impl Algorithm {
         ("peft", Algorithm::Peft),
         ("etf", Algorithm::Etf),
         ("series", Algorithm::Series),
+        ("fold", Algorithm::Fold),
         ("slices", Algorithm::Slices),
         ("m-topo", Algorithm::MTopo),
         ("m-etf", Algorithm::MEtf),
@@ -90,6 +94,7 @@ impl Algorithm {
             Algorithm::Peft => algo::peft(p),
             Algorithm::Etf => algo::etf(p),
             Algorithm::Series => return exact::series(p, SERIES_NODES)?.timeline,
+            Algorithm::Fold => return fold::place(p, FOLD_TASKS, 1),
             Algorithm::Slices => return slices::place(p),
             Algorithm::MTopo => return baechi::m_topo(p),
             Algorithm::MEtf => return baechi::m_etf(p),
@@ -125,6 +130,13 @@ pub const REFINE_TASKS: u64 = 5_000_000;
 const REFINE_RUNS: u64 = 20_000;
 /// The same for problems above [`LARGE`], each of whose simulations takes long.
 const REFINE_TASKS_LARGE: u64 = 500_000;
+/// Tasks of the folded problem that are simulated; the default run gives it that part of its own.
+const FOLD_TASKS: u64 = REFINE_TASKS / FOLD_SHARE;
+const FOLD_SHARE: u64 = 4;
+/// The descent after all searches may simulate the tasks of refinement divided by this.
+const DESCENT_SHARE: u64 = 4;
+/// A search that may simulate the whole fewer times than this finds nothing, and is left out.
+const FEWEST_RUNS: u64 = 12;
 /// Nodes that the search for a lower bound looks at unless told otherwise.
 pub const BOUND_NODES: u64 = 10_000;
 /// Nodes that the search for an optimum looks at unless told otherwise.
@@ -199,64 +211,163 @@ const STARTS: usize = 3;
 
 /// Places all tasks: the best of the portfolio, refined; of small problems the optimum, if a search proves it.
 ///
-/// `name` gives the names under which algorithms are reported. Nothing when the one algorithm asked for finds no placement that keeps the limits.
+/// Stops as soon as the best is proven to be optimal. `name` gives the names under which algorithms are reported. Nothing when the one
+/// algorithm asked for finds no placement that keeps the limits.
 pub fn solve(p: &Problem, options: &Options, name: &dyn Fn(Algorithm) -> String) -> Option<Solution> {
-    let mut bound = lower_bound(p, options);
-    let mut proposals: Vec<(Key, String, Timeline)> = Vec::new();
     let asked = options.previous.as_ref().filter(|_| options.only.is_none());
-    let kept = asked.and_then(|t| previous::keep(p, t));
-    // An exact one was searched around when it was found; another search would not be the same as the one without it.
-    if let Some(k) = kept.as_ref().filter(|k| !k.is_exact) {
-        proposals.push((k.key, PREVIOUS.into(), k.timeline.clone()));
+    let mut run = Run {
+        p,
+        options,
+        name,
+        kept: asked.and_then(|t| previous::keep(p, t)),
+        bound: quick_bound(p),
+        proposals: Vec::new(),
+        candidates: Vec::new(),
+        moves: MovesOf::new(),
+    };
+    run.propose();
+    match options.only {
+        Some(_) => run.raise_bound(),
+        None => run.search(),
     }
-    let nodes = options.search_nodes / (SEARCH_NODES / SERIES_NODES);
-    let wanted = options.only.is_none() && p.n_tasks() <= LARGE && p.n_devices() > 1 && nodes > 0;
-    if let Some(proof) = wanted.then(|| exact::series(p, nodes)).flatten() {
-        if proof.lower_bound > bound.value {
-            bound = Bound { name: "series-blocks", value: proof.lower_bound };
+    run.finish()
+}
+
+/// A run of the portfolio.
+struct Run<'a> {
+    p: &'a Problem,
+    options: &'a Options,
+    name: &'a dyn Fn(Algorithm) -> String,
+    /// The earlier answer.
+    kept: Option<Kept>,
+    bound: Bound,
+    /// What is proposed: in the end the best first.
+    proposals: Vec<(Key, String, Timeline)>,
+    candidates: Vec<Candidate>,
+    moves: MovesOf,
+}
+
+impl Run<'_> {
+    /// Lets all members propose, blocks one after the other first, until one is proven to be optimal.
+    fn propose(&mut self) {
+        let (p, options) = (self.p, self.options);
+        // An exact one was searched around when it was found; another search would not be the same as the one without it.
+        if let Some(kept) = self.kept.as_ref().filter(|k| !k.is_exact) {
+            self.offer(PREVIOUS.into(), kept.timeline.clone());
         }
-        let found = proof.timeline.map(|t| (fit::key(p, &t), name(Algorithm::Series), t));
-        proposals.extend(found);
+        let nodes = for_devices(options.search_nodes / (SEARCH_NODES / SERIES_NODES), p);
+        let wanted = options.only.is_none() && p.n_tasks() <= LARGE && p.n_devices() > 1 && nodes > 0;
+        if let Some(proof) = wanted.then(|| exact::series(p, nodes)).flatten() {
+            self.prove("series-blocks", proof.lower_bound);
+            proof.timeline.into_iter().for_each(|t| self.offer((self.name)(Algorithm::Series), t));
+        }
+        for algorithm in members(p, options) {
+            if self.is_optimal() {
+                break;
+            }
+            let timeline = match algorithm {
+                Algorithm::Fold if options.only.is_none() => {
+                    fold::place(p, options.refine_tasks / FOLD_SHARE, options.seed)
+                }
+                _ => algorithm.run(p, &options.preference),
+            };
+            timeline.into_iter().for_each(|t| self.offer((self.name)(algorithm), t));
+        }
+        self.proposals.sort_by_key(rank);
     }
-    for algorithm in members(p, options) {
-        let Some(timeline) = algorithm.run(p, &options.preference) else { continue };
-        let key = fit::key(p, &timeline);
-        proposals.push((key, name(algorithm), timeline));
-        if key <= (Bytes::ZERO, bound.value) {
-            break;
+
+    /// Improves the best proposals, and proves what can be proven.
+    fn search(&mut self) {
+        let (p, options) = (self.p, self.options);
+        if exact::is_parallel(p) {
+            // Its bounds and its schedules are the best that there are for such problems.
+            return self.search_tree();
+        }
+        self.raise_bound();
+        if options.refine_tasks > FEWEST_RUNS * p.n_tasks() as u64 && !self.is_optimal() {
+            refine_best(p, &mut self.proposals, self.bound.value, options, &mut self.moves);
+        }
+        self.search_tree();
+        if options.refine_tasks > FEWEST_RUNS * p.n_tasks() as u64 && !self.is_optimal() {
+            self.descend();
         }
     }
-    let candidates = proposals.iter().map(|(score, algorithm, timeline)| Candidate {
-        algorithm: algorithm.clone(),
-        score: *score,
-        n_devices: timeline.n_devices_used(),
-    });
-    let candidates = candidates.collect();
-    proposals.sort_by_key(rank);
-    let mut moves = MovesOf::new();
-    if options.only.is_none() && options.refine_tasks > 0 {
-        refine_best(p, &mut proposals, bound.value, options, &mut moves);
-    }
-    let (mut score, mut algorithm, mut timeline) = proposals.into_iter().next()?;
-    if options.only.is_none() && score > (Bytes::ZERO, bound.value) {
-        let proof = exact::solve(p, &timeline, bound.value, options.search_nodes);
-        if proof.lower_bound > bound.value {
-            bound = Bound { name: "branch-and-bound", value: proof.lower_bound };
+
+    /// Makes single moves from the best proposal as long as they help.
+    fn descend(&mut self) {
+        let Some((score, name, timeline)) = self.proposals.first_mut() else { return };
+        let start = name.strip_suffix(REFINED).unwrap_or(name).to_owned();
+        let moves = self.moves.entry(start.clone()).or_default();
+        let budget = self.options.refine_tasks / DESCENT_SHARE;
+        let found = singles::descend(self.p, timeline, self.bound.value, budget, moves);
+        let key = fit::key(self.p, &found);
+        if key < *score {
+            (*score, *name, *timeline) = (key, format!("{start}{REFINED}"), found);
         }
+    }
+
+    fn offer(&mut self, algorithm: String, timeline: Timeline) {
+        let (score, n_devices) = (fit::key(self.p, &timeline), timeline.n_devices_used());
+        self.candidates.push(Candidate { algorithm: algorithm.clone(), score, n_devices });
+        self.proposals.push((score, algorithm, timeline));
+    }
+
+    /// Takes a bound if it is greater.
+    fn prove(&mut self, name: &'static str, value: Nanos) {
+        if value > self.bound.value {
+            self.bound = Bound { name, value };
+        }
+    }
+
+    /// The bounds that take a search.
+    fn raise_bound(&mut self) {
+        let nodes = for_devices(self.options.bound_nodes, self.p);
+        if nodes > 0 && self.p.n_tasks() <= LARGE && !self.is_optimal() {
+            bounds::blocks(self.p, nodes).into_iter().for_each(|b| self.prove(b.name, b.value));
+        }
+    }
+
+    fn is_optimal(&self) -> bool {
+        self.proposals.iter().any(|s| s.0 <= (Bytes::ZERO, self.bound.value))
+    }
+
+    /// Branch and bound from the best proposal.
+    fn search_tree(&mut self) {
+        let Some((score, _, timeline)) = self.proposals.first() else { return };
+        if *score <= (Bytes::ZERO, self.bound.value) {
+            return;
+        }
+        let proof = exact::solve(self.p, timeline, self.bound.value, self.options.search_nodes);
+        self.prove("branch-and-bound", proof.lower_bound);
         if let Some(better) = proof.timeline {
-            (score, algorithm, timeline) = (fit::key(p, &better), "branch-and-bound".into(), better);
+            self.proposals.insert(0, (fit::key(self.p, &better), "branch-and-bound".into(), better));
         }
     }
-    if let Some(k) = kept.filter(|k| k.key <= score) {
-        (score, algorithm, timeline) = (k.key, PREVIOUS.into(), k.timeline);
+
+    fn finish(mut self) -> Option<Solution> {
+        let (mut score, mut algorithm, mut timeline) = self.proposals.into_iter().next()?;
+        if let Some(k) = self.kept.filter(|k| k.key <= score) {
+            (score, algorithm, timeline) = (k.key, PREVIOUS.into(), k.timeline);
+        }
+        let moved = algorithm.strip_suffix(REFINED).and_then(|start| self.moves.remove(start)).unwrap_or_default().last;
+        let (lower_bound, bound) = (self.bound.value, self.bound.name.into());
+        Some(Solution { timeline, score, algorithm, lower_bound, bound, candidates: self.candidates, moved })
     }
-    let moved = algorithm.strip_suffix(REFINED).and_then(|start| moves.remove(start)).unwrap_or_default().last;
-    Some(Solution { timeline, score, algorithm, lower_bound: bound.value, bound: bound.name.into(), candidates, moved })
 }
 
 /// The greatest bound that the options have time for.
 pub fn lower_bound(p: &Problem, options: &Options) -> Bound {
-    if p.n_tasks() > LARGE { bounds::quick(p) } else { bounds::best(p, options.bound_nodes) }
+    if p.n_tasks() > LARGE { quick_bound(p) } else { bounds::best(p, for_devices(options.bound_nodes, p)) }
+}
+
+/// A budget of nodes for more than four devices: each node takes so much longer.
+fn for_devices(nodes: u64, p: &Problem) -> u64 {
+    nodes.saturating_mul(4) / p.n_devices().max(4) as u64
+}
+
+/// The greatest bound that takes no search.
+fn quick_bound(p: &Problem) -> Bound {
+    if p.n_tasks() > LARGE { bounds::quick(p) } else { bounds::best(p, 0) }
 }
 
 /// Order of proposals: least excess, least time, fewest devices.
@@ -279,6 +390,9 @@ fn members(p: &Problem, options: &Options) -> Vec<Algorithm> {
     // On one device without a limit all orders take the same time.
     if p.n_devices() > 1 || limited {
         members.extend([Algorithm::Simple, Algorithm::Heft, Algorithm::Greedy]);
+        if p.n_tasks() <= LARGE {
+            members.push(Algorithm::Fold);
+        }
         if p.n_tasks() <= LARGE {
             members.extend([Algorithm::Etf, Algorithm::Peft, Algorithm::HeftAppend]);
         }

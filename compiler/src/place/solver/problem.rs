@@ -262,6 +262,20 @@ impl Problem {
         self.inputs.row(task).iter().map(|&x| self.tensors[x as usize].producer)
     }
 
+    /// The problem with these devices alone, numbered in this order. Errors with the first task that none of them can run.
+    pub fn only(&self, devices: &[usize]) -> Result<Problem, usize> {
+        let n = self.devices.len();
+        let lost = |t: &usize| devices.iter().all(|&d| !self.cost(*t, d).is_finite());
+        if let Some(task) = (0..self.n_tasks()).find(lost) {
+            return Err(task);
+        }
+        let pairs = devices.iter().flat_map(|&a| devices.iter().map(move |&b| a * n + b));
+        let class = pairs.map(|ab| self.links.class[ab]).collect();
+        let links = Links { n_devices: devices.len(), class, classes: self.links.classes.clone() };
+        let cost = (0..self.n_tasks()).flat_map(|t| devices.iter().map(move |&d| self.cost(t, d))).collect();
+        Ok(Problem { devices: devices.iter().map(|&d| self.devices[d].clone()).collect(), links, cost, ..self.clone() })
+    }
+
     /// Lets a task run on these devices only.
     pub fn restrict(&mut self, task: usize, allowed: impl Fn(usize) -> bool) {
         let n = self.devices.len();

@@ -8,8 +8,8 @@
 use super::fit::{self, Key};
 use super::problem::Problem;
 use super::ranks;
-use super::simulate::{LinkOrder, Simulator};
-use super::timeline::Timeline;
+use super::simulate::{Limits, LinkOrder, Simulator};
+use super::timeline::{Timeline, Transfer};
 use crate::cost::{Bytes, Nanos};
 use crate::rng::Rng;
 
@@ -40,6 +40,9 @@ pub struct Moves {
     pub steps: u64,
 }
 
+/// What the peaks of a run cost, in simulations of as many tasks.
+const PEAKS: i64 = 1;
+
 struct Search<'p> {
     p: &'p Problem,
     /// The current placement, simulated.
@@ -58,6 +61,8 @@ struct Search<'p> {
     limited: bool,
     lower_bound: Nanos,
     latest: Vec<Nanos>,
+    /// Longest ways from tasks to the end on the current devices.
+    tails: Vec<Nanos>,
 }
 
 /// The best placement found near `start` within a budget; never worse than `start`. Stops when `lower_bound` is reached.
@@ -101,23 +106,28 @@ impl<'p> Search<'p> {
             limited,
             lower_bound,
             latest: Vec::new(),
+            tails: Vec::new(),
         };
-        // Of two orders the better: that of the start's own timeline, and longest remaining way first.
         let mut order: Vec<u32> = p.order.clone();
         order.sort_by_key(|&t| start.start[t as usize]);
         let own = ranks::keys_of_order(&order);
         let tails = search.tail_keys();
         // Of the ways to run the start the best: patient or not, in the order of its own timeline or longest remaining way first.
-        let ways = [(false, &own), (false, &tails), (true, &own), (true, &tails)];
-        let scores = ways.map(|(is_patient, keys)| {
+        let mut best: Option<(Key, &Vec<u64>)> = None;
+        for (is_patient, keys) in [(false, &own), (false, &tails), (true, &own), (true, &tails)] {
             search.base.set_patient(is_patient);
-            search.rebase(keys.clone())
-        });
-        let best = (0..ways.len()).min_by_key(|&i| scores[i]).unwrap_or(0);
-        search.base.set_patient(ways[best].0);
-        search.rebase(ways[best].1.clone());
+            let score = search.rebase(keys.clone());
+            if best.is_none_or(|b| score < b.0) {
+                best = Some((score, keys));
+                search.trial.restore(&search.base);
+            }
+        }
+        std::mem::swap(&mut search.base, &mut search.trial);
+        if let Some((score, keys)) = best {
+            (search.score, search.key) = (score, keys.clone());
+        }
         search.keep();
-        search.chain = search.critical_chain();
+        search.settle();
         search
     }
 
@@ -129,14 +139,23 @@ impl<'p> Search<'p> {
     fn rebase(&mut self, key: Vec<u64>) -> Key {
         self.key = key;
         self.left -= self.p.n_tasks() as i64;
-        self.base.set_latest(&[]);
         let makespan = self.base.run(&self.device, &self.key, Nanos::INFINITY).unwrap_or(Nanos::INFINITY);
         self.score = (self.excess(), makespan);
         self.score
     }
 
-    fn excess(&self) -> Bytes {
-        if self.limited { fit::excess(self.p, &self.base.timeline()) } else { Bytes::ZERO }
+    fn excess(&mut self) -> Bytes {
+        if !self.limited {
+            return Bytes::ZERO;
+        }
+        self.left -= PEAKS * self.p.n_tasks() as i64;
+        fit::excess(self.p, self.base.last_run())
+    }
+
+    /// Finds the chain and the tails of a new current placement.
+    fn settle(&mut self) {
+        self.chain = self.critical_chain();
+        self.base.placed_tails(&mut self.tails);
     }
 
     fn keep(&mut self) -> bool {
@@ -162,7 +181,7 @@ impl<'p> Search<'p> {
                 _ => self.propose().is_some_and(|(groups, to)| self.attempt(&groups, to, bar)),
             };
             if taken {
-                self.chain = self.critical_chain();
+                self.settle();
                 if self.keep() {
                     self.try_tails();
                 }
@@ -174,13 +193,14 @@ impl<'p> Search<'p> {
     /// After an improvement: the order by the new placement's own remaining ways, if it is better.
     fn try_tails(&mut self) {
         let (old_key, old_score) = (self.key.clone(), self.score);
+        self.trial.restore(&self.base);
         let keys = self.tail_keys();
         if self.rebase(keys) > old_score {
-            self.rebase(old_key);
-            self.left += self.p.n_tasks() as i64;
+            std::mem::swap(&mut self.base, &mut self.trial);
+            (self.key, self.score) = (old_key, old_score);
         }
         self.keep();
-        self.chain = self.critical_chain();
+        self.settle();
     }
 
     /// Moves groups to a device if the result is no worse than `bar`.
@@ -234,14 +254,17 @@ impl<'p> Search<'p> {
             self.chain.iter().for_each(|&t| latest[t as usize] = self.base.times(t as usize).0 + slack);
             changed.iter().for_each(|&t| latest[t as usize] = Nanos::INFINITY);
         }
-        self.trial.set_latest(&latest);
-        self.latest = latest;
         // One that is over its memory may take longer.
-        let limit = if bar.0 > Bytes::ZERO { Nanos::INFINITY } else { bar.1 + Nanos(1) };
-        let makespan = self.trial.rerun(&self.device, &self.key, changed, limit);
+        let makespan = if bar.0 > Bytes::ZERO { Nanos::INFINITY } else { bar.1 + Nanos(1) };
+        let limits = Limits { makespan, latest: &latest, tails: &self.tails };
+        let makespan = self.trial.rerun(&self.device, &self.key, changed, &limits);
+        self.latest = latest;
         self.left -= (self.trial.n_started() + p.n_tasks() as u64 / 16) as i64;
-        let excess = |s: &Search, m| (if s.limited { fit::excess(p, &s.trial.timeline()) } else { Bytes::ZERO }, m);
-        let score = makespan.map(|m| excess(self, m)).filter(|s| *s <= bar);
+        if makespan.is_some() && self.limited {
+            self.left -= PEAKS * p.n_tasks() as i64;
+        }
+        let excess = |m| (fit::excess(p, self.trial.last_run()), m);
+        let score = makespan.map(excess).filter(|s| *s <= bar);
         if let Some(score) = score {
             std::mem::swap(&mut self.base, &mut self.trial);
             self.score = score;
@@ -337,17 +360,22 @@ impl<'p> Search<'p> {
     /// Tasks whose delay would delay the end, from the last to the first: each started when the one before it let it.
     fn critical_chain(&self) -> Vec<u32> {
         let p = self.p;
-        let mut on_device: Vec<Vec<(Nanos, u32)>> = vec![Vec::new(); p.n_devices()];
-        for t in 0..p.n_tasks() as u32 {
-            on_device[self.device[t as usize] as usize].push((self.base.times(t as usize).1, t));
+        let mut causes = Causes {
+            on_device: vec![Vec::new(); p.n_devices()],
+            last: vec![NONE; p.tensors.len()],
+            before: Vec::new(),
+        };
+        for &t in self.base.sequence() {
+            causes.on_device[self.device[t as usize] as usize].push(t);
         }
-        on_device.iter_mut().for_each(|d| d.sort_unstable());
-        let arrivals = self.arrivals();
+        for (i, t) in self.base.last_run().transfers.iter().enumerate() {
+            causes.before.push(std::mem::replace(&mut causes.last[t.tensor as usize], i as u32));
+        }
         let last = (0..p.n_tasks() as u32).max_by_key(|&t| (self.base.times(t as usize).1, std::cmp::Reverse(t)));
         let mut chain: Vec<u32> = last.into_iter().collect();
         let mut current = last;
         while let Some(t) = current {
-            current = self.cause(t, &on_device, &arrivals);
+            current = self.cause(t, &causes);
             chain.extend(current);
             if chain.len() > 2 * p.n_tasks() {
                 break;
@@ -357,16 +385,8 @@ impl<'p> Search<'p> {
         chain
     }
 
-    /// Transfers by destination and end.
-    fn arrivals(&self) -> Vec<(u32, Nanos, u32)> {
-        let mut arrivals: Vec<(u32, Nanos, u32)> =
-            self.base.transfers().iter().map(|t| (t.to, t.end, t.tensor)).collect();
-        arrivals.sort_unstable();
-        arrivals
-    }
-
     /// The task whose end let `t` start: the maker of its last operand, through a transfer or not, else the one before it on its device.
-    fn cause(&self, t: u32, on_device: &[Vec<(Nanos, u32)>], arrivals: &[(u32, Nanos, u32)]) -> Option<u32> {
+    fn cause(&self, t: u32, causes: &Causes) -> Option<u32> {
         let p = self.p;
         let start = self.base.times(t as usize).0;
         if start == Nanos::ZERO {
@@ -377,17 +397,35 @@ impl<'p> Search<'p> {
             .predecessors(t as usize)
             .find(|&q| self.device[q as usize] == d && self.base.times(q as usize).1 == start);
         let through = || {
-            let inputs = p.inputs.row(t as usize);
-            let from = arrivals.partition_point(|a| (a.0, a.1) < (d, start));
-            let here = arrivals[from..].iter().take_while(|a| (a.0, a.1) == (d, start)).find(|a| inputs.contains(&a.2));
-            here.map(|a| p.tensors[a.2 as usize].producer)
+            let came = |x: &&u32| causes.arrival(&self.base.last_run().transfers, **x, d) == Some(start);
+            p.inputs.row(t as usize).iter().find(came).map(|&x| p.tensors[x as usize].producer)
         };
         let before = || {
-            let tasks = &on_device[d as usize];
-            let from = tasks.partition_point(|e| e.0 < start);
-            let ended = tasks[from..].iter().take_while(|e| e.0 == start);
-            ended.map(|e| e.1).find(|&q| q != t && self.base.times(q as usize).0 < start)
+            let tasks = &causes.on_device[d as usize];
+            let from = tasks.partition_point(|&q| self.base.times(q as usize).1 < start);
+            let ended = tasks[from..].iter().take_while(|&&q| self.base.times(q as usize).1 == start);
+            ended.copied().find(|&q| q != t && self.base.times(q as usize).0 < start)
         };
         local.or_else(through).or_else(before)
+    }
+}
+
+const NONE: u32 = u32::MAX;
+
+/// What the current run did on each device and with each tensor.
+struct Causes {
+    /// Tasks in order of their starts, and so of their ends.
+    on_device: Vec<Vec<u32>>,
+    /// Transfers of a tensor, as a chain: the last one, and before each the one before it.
+    last: Vec<u32>,
+    before: Vec<u32>,
+}
+
+impl Causes {
+    /// When a tensor came to a device over a link.
+    fn arrival(&self, transfers: &[Transfer], tensor: u32, device: u32) -> Option<Nanos> {
+        let next = |i: u32| (i != NONE).then_some(i);
+        let chain = std::iter::successors(next(self.last[tensor as usize]), |&i| next(self.before[i as usize]));
+        chain.map(|i| &transfers[i as usize]).find(|t| t.to == device).map(|t| t.end)
     }
 }

@@ -11,9 +11,11 @@
 
 use super::problem::Problem;
 use super::timeline::{Timeline, Transfer};
+use super::times::TransferTimes;
 use crate::cost::Nanos;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
+use std::sync::Arc;
 
 /// Which of the waiting tensors a link takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,17 +26,31 @@ pub enum LinkOrder {
     Fifo,
 }
 
-/// An end of something: `(time, link or device, what)`.
-type Event = Reverse<(Nanos, Done)>;
+/// An end of something: when, and what as [`Done`] packs it.
+type Event = Reverse<(Nanos, u64)>;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+/// What ended: tasks come before transfers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Done {
     Task(u32),
     /// Index into the transfers.
     Transfer(u32),
 }
 
-/// A tensor that waits for a link: key, tensor.
+impl Done {
+    fn pack(self) -> u64 {
+        match self {
+            Done::Task(t) => u64::from(t),
+            Done::Transfer(i) => 1 << 32 | u64::from(i),
+        }
+    }
+
+    fn unpack(packed: u64) -> Done {
+        if packed >> 32 == 0 { Done::Task(packed as u32) } else { Done::Transfer(packed as u32) }
+    }
+}
+
+/// A task or tensor that waits: key, index.
 type Waiting = Reverse<(u64, u32)>;
 
 /// A task that will be ready on a device at a known time.
@@ -48,12 +64,42 @@ struct Coming {
 /// Ready tasks that a patient device looks at for one to run before an urgent one comes.
 const MOST_LOOKS: usize = 4;
 
+/// A device or link.
 #[derive(Clone, Debug, Default)]
-struct Queue<T> {
-    waiting: BinaryHeap<T>,
+struct Queue {
+    waiting: BinaryHeap<Waiting>,
     busy: bool,
     /// Listed for the next look.
     listed: bool,
+}
+
+/// When a run is given up.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits<'a> {
+    /// As soon as the makespan is seen to be this or more.
+    pub makespan: Nanos,
+    /// As soon as a task starts after its time here; empty for no such times.
+    pub latest: &'a [Nanos],
+    /// Least time from the start of each task to the end of all on the devices of the run before, or empty when that is not known: what comes after all
+    /// changed tasks still takes that long.
+    pub tails: &'a [Nanos],
+}
+
+impl Limits<'_> {
+    /// Runs are given up when the makespan is seen to be `makespan` or more.
+    pub fn below(makespan: Nanos) -> Limits<'static> {
+        Limits { makespan, latest: &[], tails: &[] }
+    }
+}
+
+/// What simulations of one problem look up.
+#[derive(Debug)]
+struct Known {
+    transfers: TransferTimes,
+    /// Least time from the start of a task to the end of all, wherever everything is.
+    tail: Vec<Nanos>,
+    /// Place of each task in the topological order.
+    position: Vec<u32>,
 }
 
 /// Runs simulations of one problem, reusing its memory.
@@ -61,24 +107,23 @@ struct Queue<T> {
 pub struct Simulator<'p> {
     p: &'p Problem,
     links: LinkOrder,
-    device: Vec<u32>,
+    known: Arc<Known>,
     key: Vec<u64>,
-    start: Vec<Nanos>,
-    end: Vec<Nanos>,
-    transfers: Vec<Transfer>,
+    /// The last run; its transfers in the order in which they began.
+    run: Timeline,
+    /// Tasks in the order in which they started.
+    sequence: Vec<u32>,
     /// When a transfer began to wait for its link.
     queued: Vec<Nanos>,
-    makespan: Nanos,
     /// Inputs of each task that are not on its device yet.
     missing: Vec<u32>,
-    devices: Vec<Queue<Reverse<(u64, u32)>>>,
-    link: Vec<Queue<Waiting>>,
+    devices: Vec<Queue>,
+    link: Vec<Queue>,
     look: Vec<usize>,
     events: BinaryHeap<Event>,
-    /// For each device the last task that saw it as a destination, so that each destination comes once.
-    seen: Vec<u32>,
-    /// Least time from the start of a task to the end of all.
-    tail: Vec<Nanos>,
+    /// Destinations of the tensor at hand: for each device the tensor that saw it last, and its least key there.
+    seen: Vec<(u32, u64)>,
+    destinations: Vec<u32>,
     n_started: u64,
     is_patient: bool,
     /// Inputs of each task whose arrival is not known yet, and the last known arrival.
@@ -86,8 +131,8 @@ pub struct Simulator<'p> {
     due: Vec<Nanos>,
     /// Tasks whose time of readiness is known and not reached, by device.
     coming: Vec<Vec<Coming>>,
-    /// Latest starts beyond which a rerun is given up, by task.
-    latest: Vec<Nanos>,
+    /// Tasks after this place of the topological order have only unchanged tasks behind them.
+    last_changed: u32,
 }
 
 const NEVER: Nanos = Nanos::INFINITY;
@@ -95,30 +140,31 @@ const NEVER: Nanos = Nanos::INFINITY;
 impl<'p> Simulator<'p> {
     /// A simulator without a run.
     pub fn new(p: &'p Problem, links: LinkOrder) -> Simulator<'p> {
-        let n = p.n_devices();
+        let (n, n_tasks) = (p.n_devices(), p.n_tasks());
+        let mut position = vec![0; n_tasks];
+        p.order.iter().enumerate().for_each(|(i, &t)| position[t as usize] = i as u32);
+        let known = Known { transfers: TransferTimes::new(p), tail: super::ranks::least_tails(p), position };
         Simulator {
             p,
             links,
-            device: Vec::new(),
+            known: Arc::new(known),
             key: Vec::new(),
-            start: vec![NEVER; p.n_tasks()],
-            end: vec![NEVER; p.n_tasks()],
-            transfers: Vec::new(),
+            run: Timeline { start: vec![NEVER; n_tasks], end: vec![NEVER; n_tasks], ..Timeline::default() },
+            sequence: Vec::new(),
             queued: Vec::new(),
-            makespan: Nanos::ZERO,
-            missing: Vec::new(),
+            missing: vec![0; n_tasks],
             devices: vec![Queue::default(); n],
             link: vec![Queue::default(); n * n],
             look: Vec::new(),
             events: BinaryHeap::new(),
-            seen: vec![u32::MAX; n],
-            tail: super::ranks::least_tails(p),
+            seen: vec![(u32::MAX, 0); n],
+            destinations: Vec::new(),
             n_started: 0,
             is_patient: false,
             unknown: Vec::new(),
             due: Vec::new(),
             coming: vec![Vec::new(); n],
-            latest: Vec::new(),
+            last_changed: u32::MAX,
         }
     }
 
@@ -126,48 +172,71 @@ impl<'p> Simulator<'p> {
     ///
     /// `None` as soon as the makespan is seen to be `limit` or more.
     pub fn run(&mut self, device: &[u32], key: &[u64], limit: Nanos) -> Option<Nanos> {
-        self.device.clear();
-        self.device.extend_from_slice(device);
+        self.run.device.clear();
+        self.run.device.extend_from_slice(device);
         self.key.clear();
         self.key.extend_from_slice(key);
-        self.clear_from(Nanos::ZERO);
-        for t in 0..self.p.n_tasks() {
-            if self.missing[t] == 0 {
-                self.make_ready(t as u32);
-            }
-        }
-        self.go(Nanos::ZERO, limit)
+        self.sequence.clone_from(&self.p.order);
+        self.run.transfers.clear();
+        self.queued.clear();
+        self.last_changed = u32::MAX;
+        self.go_on(Nanos::ZERO, &Limits::below(limit))
     }
 
     /// The run just made, from the start, with other devices or keys for some tasks: those of all tasks but `changed` are as in the last run.
     ///
-    /// `None` as soon as the makespan is seen to be `limit` or more. A run that ended so cannot be rerun: [`Self::run`] or [`Self::restore`] first.
-    pub fn rerun(&mut self, device: &[u32], key: &[u64], changed: &[u32], limit: Nanos) -> Option<Nanos> {
+    /// `None` as soon as the run passes a limit. A run that ended so cannot be rerun: [`Self::run`] or [`Self::restore`] first.
+    pub fn rerun(&mut self, device: &[u32], key: &[u64], changed: &[u32], limits: &Limits) -> Option<Nanos> {
         let shown = changed.iter().map(|&t| self.first_sign(t as usize)).min().unwrap_or(NEVER);
+        self.last_changed = 0;
         for &t in changed {
-            self.device[t as usize] = device[t as usize];
-            self.key[t as usize] = key[t as usize];
+            let t = t as usize;
+            if self.run.device[t] != device[t] {
+                self.last_changed = self.last_changed.max(self.known.position[t]);
+            }
+            self.run.device[t] = device[t];
+            self.key[t] = key[t];
         }
-        debug_assert_eq!(self.device, device);
+        debug_assert_eq!(self.run.device, device);
         if shown == NEVER {
-            return Some(self.makespan).filter(|m| *m < limit);
+            return Some(self.run.makespan).filter(|m| *m < limits.makespan);
         }
-        self.clear_from(shown);
-        self.resume(shown);
-        self.go(shown, limit)
+        self.go_on(shown, limits)
     }
 
     /// The last complete run.
     pub fn timeline(&self) -> Timeline {
-        let mut transfers = self.transfers.clone();
-        transfers.sort_by_key(|t| (t.start, t.tensor, t.to));
-        Timeline {
-            device: self.device.clone(),
-            start: self.start.clone(),
-            end: self.end.clone(),
-            transfers,
-            makespan: self.makespan,
+        let mut timeline = self.run.clone();
+        timeline.sort_transfers();
+        timeline
+    }
+
+    /// Fills `tails` with [`super::ranks::placed_tails`] of the devices of the last run.
+    pub fn placed_tails(&self, tails: &mut Vec<Nanos>) {
+        let p = self.p;
+        tails.clear();
+        tails.resize(p.n_tasks(), Nanos::ZERO);
+        for &t in p.order.iter().rev() {
+            let from = self.run.device[t as usize] as usize;
+            let mut rest = Nanos::ZERO;
+            for &x in p.outputs.row(t as usize) {
+                for &c in p.consumers.row(x as usize) {
+                    let to = self.run.device[c as usize] as usize;
+                    rest = rest.max(self.known.transfers.get(p, x as usize, from, to) + tails[c as usize]);
+                }
+            }
+            tails[t as usize] = p.cost(t as usize, from) + rest;
         }
+    }
+
+    /// The last complete run; its transfers come in the order in which they began, those of one instant in no certain order.
+    pub fn last_run(&self) -> &Timeline {
+        &self.run
+    }
+
+    /// Tasks of the last complete run in the order in which they started.
+    pub fn sequence(&self) -> &[u32] {
+        &self.sequence
     }
 
     /// Whether devices wait for urgent tasks that are about to come, from the next run on.
@@ -175,15 +244,9 @@ impl<'p> Simulator<'p> {
         self.is_patient = is_patient;
     }
 
-    /// Gives up reruns in which a task starts after its time in `latest`; an empty list gives up none.
-    pub fn set_latest(&mut self, latest: &[Nanos]) {
-        self.latest.clear();
-        self.latest.extend_from_slice(latest);
-    }
-
     /// Start and end of a task in the last run.
     pub fn times(&self, task: usize) -> (Nanos, Nanos) {
-        (self.start[task], self.end[task])
+        (self.run.start[task], self.run.end[task])
     }
 
     /// Tasks that the last run started itself: what a rerun took over is not counted.
@@ -191,148 +254,173 @@ impl<'p> Simulator<'p> {
         self.n_started
     }
 
-    /// Transfers of the last run.
-    pub fn transfers(&self) -> &[Transfer] {
-        &self.transfers
-    }
-
     /// Takes over the state of another simulator of the same problem.
     pub fn restore(&mut self, from: &Simulator<'p>) {
-        self.device.clone_from(&from.device);
+        self.run.clone_from(&from.run);
         self.key.clone_from(&from.key);
-        self.start.clone_from(&from.start);
-        self.end.clone_from(&from.end);
-        self.transfers.clone_from(&from.transfers);
+        self.sequence.clone_from(&from.sequence);
         self.queued.clone_from(&from.queued);
-        self.makespan = from.makespan;
         self.is_patient = from.is_patient;
     }
 
     /// Before this time nothing can differ when `task` runs elsewhere: its operands leave for its device when they are made, and are known to come
     /// when their making begins.
     fn first_sign(&self, task: usize) -> Nanos {
-        let known = if self.is_patient { &self.start } else { &self.end };
+        let known = if self.is_patient { &self.run.start } else { &self.run.end };
         self.p.predecessors(task).map(|q| known[q as usize]).min().unwrap_or(Nanos::ZERO)
     }
 
-    /// Forgets what started at `now` or later, and all that waits.
-    fn clear_from(&mut self, now: Nanos) {
-        let p = self.p;
+    /// Forgets what waits.
+    fn clear(&mut self) {
         self.events.clear();
         self.look.clear();
-        for queue in &mut self.devices {
+        for queue in self.devices.iter_mut().chain(&mut self.link) {
             queue.waiting.clear();
             (queue.busy, queue.listed) = (false, false);
         }
-        for queue in &mut self.link {
-            queue.waiting.clear();
-            (queue.busy, queue.listed) = (false, false);
-        }
-        self.missing.clear();
-        self.missing.extend((0..p.n_tasks()).map(|t| p.inputs.row(t).len() as u32));
+        self.coming.iter_mut().for_each(Vec::clear);
         if self.is_patient {
-            self.unknown.clone_from(&self.missing);
-            self.due.clear();
-            self.due.resize(p.n_tasks(), Nanos::ZERO);
-            self.coming.iter_mut().for_each(Vec::clear);
+            self.unknown.resize(self.p.n_tasks(), 0);
+            self.due.resize(self.p.n_tasks(), Nanos::ZERO);
         }
-        self.makespan = Nanos::ZERO;
+        self.seen.fill((u32::MAX, 0));
+        self.run.makespan = Nanos::ZERO;
         self.n_started = 0;
-        self.seen.fill(u32::MAX);
-        if now == Nanos::ZERO {
-            self.start.fill(NEVER);
-            self.end.fill(NEVER);
-            self.transfers.clear();
-            self.queued.clear();
-        }
     }
 
-    /// Sets up what had happened before `now`: nothing that happens at `now` itself is done.
-    fn resume(&mut self, now: Nanos) {
+    /// Keeps what started before `now` and simulates the rest.
+    fn go_on(&mut self, now: Nanos, limits: &Limits) -> Option<Nanos> {
+        self.clear();
+        let kept = if now == Nanos::ZERO { 0 } else { self.started_before(now) };
+        let again: Vec<u32> = self.sequence.drain(kept..).collect();
+        for &t in &again {
+            (self.run.start[t as usize], self.run.end[t as usize]) = (NEVER, NEVER);
+        }
+        again.iter().for_each(|&t| self.await_inputs(t as usize, now));
+        self.resume_transfers(now);
+        self.resume_tasks(now);
+        for t in again {
+            let task = t as usize;
+            if self.missing[task] == 0 {
+                self.make_ready(t);
+            } else if self.is_patient && self.unknown[task] == 0 {
+                let coming = self.coming(task);
+                self.coming[self.run.device[task] as usize].push(coming);
+            }
+        }
+        self.go(now, limits)
+    }
+
+    /// Number of tasks that started before `now`.
+    fn started_before(&self, now: Nanos) -> usize {
+        self.sequence.partition_point(|&t| self.run.start[t as usize] < now)
+    }
+
+    /// Counts the inputs of a task that will start at `now` or later, but for those that come over links.
+    fn await_inputs(&mut self, task: usize, now: Nanos) {
         let p = self.p;
-        let mut kept = 0;
-        for i in 0..self.transfers.len() {
-            let (t, queued) = (self.transfers[i], self.queued[i]);
-            let source = p.tensors[t.tensor as usize].producer as usize;
-            if self.start[source] == NEVER || self.end[source] >= now {
-                continue;
-            }
-            if t.start >= now {
-                let key = self.link_key(t.tensor, t.to, queued);
-                self.link[t.from as usize * p.n_devices() + t.to as usize].waiting.push(Reverse((key, t.tensor)));
-                continue;
-            }
-            self.transfers[kept] = t;
-            self.queued[kept] = queued;
-            self.announce(t.tensor, t.to, t.end);
-            if t.end >= now {
-                self.link[t.from as usize * p.n_devices() + t.to as usize].busy = true;
-                self.events.push(Reverse((t.end, Done::Transfer(kept as u32))));
-            } else {
-                self.count_arrival(t.tensor, t.to, false);
-            }
-            kept += 1;
-        }
-        self.transfers.truncate(kept);
-        self.queued.truncate(kept);
-        for t in 0..p.n_tasks() {
-            if self.start[t] >= now {
-                (self.start[t], self.end[t]) = (NEVER, NEVER);
-                continue;
-            }
-            p.outputs.row(t).iter().for_each(|&x| self.announce(x, self.device[t], self.end[t]));
-            if self.end[t] >= now {
-                self.devices[self.device[t] as usize].busy = true;
-                self.events.push(Reverse((self.end[t], Done::Task(t as u32))));
-            } else {
-                self.makespan = self.makespan.max(self.end[t]);
-                p.outputs.row(t).iter().for_each(|&x| self.count_arrival(x, self.device[t], false));
+        let inputs = p.inputs.row(task);
+        let (mut missing, mut unknown, mut due) = (inputs.len() as u32, inputs.len() as u32, Nanos::ZERO);
+        for &x in inputs {
+            let q = p.tensors[x as usize].producer as usize;
+            let end = self.run.end[q];
+            if end != NEVER && self.run.device[q] == self.run.device[task] {
+                missing -= u32::from(end < now);
+                unknown -= 1;
+                due = due.max(end);
             }
         }
-        let missing = &self.missing;
-        self.coming.iter_mut().for_each(|d| d.retain(|c| missing[c.task as usize] > 0));
-        for t in 0..p.n_tasks() {
-            if self.missing[t] == 0 && self.start[t] == NEVER {
-                self.make_ready(t as u32);
-            }
-        }
-        for l in 0..self.link.len() {
-            self.list(p.n_devices() + l);
+        self.missing[task] = missing;
+        if self.is_patient {
+            (self.unknown[task], self.due[task]) = (unknown, due);
         }
     }
 
-    fn go(&mut self, now: Nanos, limit: Nanos) -> Option<Nanos> {
-        self.start_listed(now, limit)?;
+    /// Keeps the transfers that began before `now`. Of the others those whose tensor was made before `now` wait: what is made at `now` or later is sent
+    /// when it is made.
+    fn resume_transfers(&mut self, now: Nanos) {
+        let p = self.p;
+        let kept = self.run.transfers.partition_point(|t| t.start < now);
+        for i in kept..self.run.transfers.len() {
+            let (t, queued) = (self.run.transfers[i], self.queued[i]);
+            if self.run.end[p.tensors[t.tensor as usize].producer as usize] < now {
+                let key = self.link_key(t.tensor, t.to, queued);
+                let link = t.from as usize * p.n_devices() + t.to as usize;
+                self.link[link].waiting.push(Reverse((key, t.tensor)));
+                self.list(p.n_devices() + link);
+            }
+        }
+        self.run.transfers.truncate(kept);
+        self.queued.truncate(kept);
+        for i in 0..kept {
+            let t = self.run.transfers[i];
+            let has_come = t.end < now;
+            if !has_come {
+                self.link[t.from as usize * p.n_devices() + t.to as usize].busy = true;
+                self.events.push(Reverse((t.end, Done::Transfer(i as u32).pack())));
+            }
+            for &c in p.consumers.row(t.tensor as usize) {
+                let c = c as usize;
+                if self.run.device[c] == t.to && self.run.start[c] == NEVER {
+                    self.missing[c] -= u32::from(has_come);
+                    if self.is_patient {
+                        self.unknown[c] -= 1;
+                        self.due[c] = self.due[c].max(t.end);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Lets tasks that started before `now` end.
+    fn resume_tasks(&mut self, now: Nanos) {
+        for &t in &self.sequence {
+            let end = self.run.end[t as usize];
+            if end >= now {
+                self.devices[self.run.device[t as usize] as usize].busy = true;
+                self.events.push(Reverse((end, Done::Task(t).pack())));
+            } else {
+                self.run.makespan = self.run.makespan.max(end);
+            }
+        }
+    }
+
+    fn go(&mut self, now: Nanos, limits: &Limits) -> Option<Nanos> {
+        self.start_listed(now, limits)?;
         while let Some(Reverse((now, done))) = self.events.pop() {
-            self.finish(now, done);
+            self.finish(now, Done::unpack(done));
             // All that ends at this instant is known before any device or link chooses.
             while self.events.peek().is_some_and(|Reverse((t, _))| *t == now) {
                 let Some(Reverse((_, done))) = self.events.pop() else { break };
-                self.finish(now, done);
+                self.finish(now, Done::unpack(done));
             }
-            self.start_listed(now, limit)?;
+            self.start_listed(now, limits)?;
         }
-        Some(self.makespan).filter(|m| *m < limit)
+        Some(self.run.makespan).filter(|m| *m < limits.makespan)
     }
 
     fn finish(&mut self, now: Nanos, done: Done) {
         let p = self.p;
         match done {
             Done::Task(task) => {
-                let from = self.device[task as usize];
+                let from = self.run.device[task as usize];
                 self.devices[from as usize].busy = false;
                 self.list(from as usize);
-                self.makespan = self.makespan.max(now);
+                self.run.makespan = self.run.makespan.max(now);
                 for &x in p.outputs.row(task as usize) {
                     self.deliver(x, from, now);
                 }
             }
             Done::Transfer(i) => {
-                let t = self.transfers[i as usize];
+                let t = self.run.transfers[i as usize];
                 let link = t.from as usize * p.n_devices() + t.to as usize;
                 self.link[link].busy = false;
                 self.list(p.n_devices() + link);
-                self.count_arrival(t.tensor, t.to, true);
+                for &c in p.consumers.row(t.tensor as usize) {
+                    if self.run.device[c as usize] == t.to {
+                        self.arrive(c);
+                    }
+                }
             }
         }
     }
@@ -340,37 +428,48 @@ impl<'p> Simulator<'p> {
     /// Hands a new tensor to local tasks and puts it on the links to all other devices where it is needed.
     fn deliver(&mut self, x: u32, from: u32, now: Nanos) {
         let p = self.p;
-        self.count_arrival(x, from, true);
+        self.destinations.clear();
         for &c in p.consumers.row(x as usize) {
-            let to = self.device[c as usize];
-            if to != from && self.seen[to as usize] != x {
-                self.seen[to as usize] = x;
-                let key = self.link_key(x, to, now);
-                let link = from as usize * p.n_devices() + to as usize;
-                self.link[link].waiting.push(Reverse((key, x)));
-                self.list(p.n_devices() + link);
+            let (to, key) = (self.run.device[c as usize], self.key[c as usize]);
+            if to == from {
+                self.arrive(c);
+                continue;
             }
+            let seen = &mut self.seen[to as usize];
+            if seen.0 == x {
+                seen.1 = seen.1.min(key);
+            } else {
+                *seen = (x, key);
+                self.destinations.push(to);
+            }
+        }
+        for i in 0..self.destinations.len() {
+            let to = self.destinations[i];
+            let key = if self.links == LinkOrder::Fifo { now.0 } else { self.seen[to as usize].1 };
+            let link = from as usize * p.n_devices() + to as usize;
+            self.link[link].waiting.push(Reverse((key, x)));
+            self.list(p.n_devices() + link);
         }
     }
 
-    fn link_key(&self, x: u32, to: u32, now: Nanos) -> u64 {
+    fn link_key(&self, x: u32, to: u32, queued: Nanos) -> u64 {
         match self.links {
-            LinkOrder::Fifo => now.0,
+            LinkOrder::Fifo => queued.0,
             LinkOrder::Urgent => {
-                let there = self.p.consumers.row(x as usize).iter().filter(|&&c| self.device[c as usize] == to);
+                let there = self.p.consumers.row(x as usize).iter().filter(|&&c| self.run.device[c as usize] == to);
                 there.map(|&c| self.key[c as usize]).min().unwrap_or(u64::MAX)
             }
         }
     }
 
-    fn count_arrival(&mut self, x: u32, device: u32, wake: bool) {
-        for &c in self.p.consumers.row(x as usize) {
-            if self.device[c as usize] == device {
-                self.missing[c as usize] -= 1;
-                if wake && self.missing[c as usize] == 0 {
-                    self.make_ready(c);
-                }
+    /// One more input of a task is there.
+    fn arrive(&mut self, task: u32) {
+        self.missing[task as usize] -= 1;
+        if self.missing[task as usize] == 0 {
+            if self.is_patient {
+                self.coming[self.run.device[task as usize] as usize].retain(|c| c.task != task);
             }
+            self.make_ready(task);
         }
     }
 
@@ -381,21 +480,23 @@ impl<'p> Simulator<'p> {
         }
         for &c in self.p.consumers.row(x as usize) {
             let task = c as usize;
-            if self.device[task] == device {
+            if self.run.device[task] == device {
                 self.unknown[task] -= 1;
                 self.due[task] = self.due[task].max(at);
                 if self.unknown[task] == 0 {
-                    self.coming[device as usize].push(Coming { key: self.key[task], due: self.due[task], task: c });
+                    let coming = self.coming(task);
+                    self.coming[device as usize].push(coming);
                 }
             }
         }
     }
 
+    fn coming(&self, task: usize) -> Coming {
+        Coming { key: self.key[task], due: self.due[task], task: task as u32 }
+    }
+
     fn make_ready(&mut self, task: u32) {
-        let d = self.device[task as usize] as usize;
-        if self.is_patient {
-            self.coming[d].retain(|c| c.task != task);
-        }
+        let d = self.run.device[task as usize] as usize;
         self.devices[d].waiting.push(Reverse((self.key[task as usize], task)));
         self.list(d);
     }
@@ -410,14 +511,14 @@ impl<'p> Simulator<'p> {
         }
     }
 
-    fn start_listed(&mut self, now: Nanos, limit: Nanos) -> Option<()> {
+    fn start_listed(&mut self, now: Nanos, limits: &Limits) -> Option<()> {
         let n = self.p.n_devices();
         // In a fixed order: what one starts another may wait for.
         self.look.sort_unstable_by(|a, b| b.cmp(a));
         while let Some(resource) = self.look.pop() {
             if resource < n {
                 self.devices[resource].listed = false;
-                self.start_task(resource, now, limit)?;
+                self.start_task(resource, now, limits)?;
             } else {
                 self.link[resource - n].listed = false;
                 self.start_transfer(resource - n, now);
@@ -426,26 +527,33 @@ impl<'p> Simulator<'p> {
         Some(())
     }
 
-    fn start_task(&mut self, device: usize, now: Nanos, limit: Nanos) -> Option<()> {
+    fn start_task(&mut self, device: usize, now: Nanos, limits: &Limits) -> Option<()> {
         if self.devices[device].busy {
             return Some(());
         }
         if let Some(task) = self.choose(device, now) {
-            let end = now + self.p.cost(task as usize, device);
-            if now + self.tail[task as usize] >= limit || end >= limit {
+            let t = task as usize;
+            let end = now + self.p.cost(t, device);
+            if now + self.tail(t, limits) >= limits.makespan || end >= limits.makespan {
                 return None;
             }
-            if self.latest.get(task as usize).is_some_and(|l| now > *l) {
+            if limits.latest.get(t).is_some_and(|l| now > *l) {
                 return None;
             }
             self.devices[device].busy = true;
             self.n_started += 1;
-            self.start[task as usize] = now;
-            self.end[task as usize] = end;
-            self.events.push(Reverse((end, Done::Task(task))));
-            self.p.outputs.row(task as usize).iter().for_each(|&x| self.announce(x, device as u32, end));
+            (self.run.start[t], self.run.end[t]) = (now, end);
+            self.sequence.push(task);
+            self.events.push(Reverse((end, Done::Task(task).pack())));
+            self.p.outputs.row(t).iter().for_each(|&x| self.announce(x, device as u32, end));
         }
         Some(())
+    }
+
+    /// Least time from the start of a task to the end of all.
+    fn tail(&self, task: usize, limits: &Limits) -> Nanos {
+        let known = limits.tails.get(task).filter(|_| self.known.position[task] > self.last_changed);
+        known.copied().unwrap_or(self.known.tail[task])
     }
 
     /// The task that an idle device starts now, if any.
@@ -480,10 +588,10 @@ impl<'p> Simulator<'p> {
         }
         if let Some(Reverse((key, x))) = self.link[link].waiting.pop() {
             let (from, to) = (link / self.p.n_devices(), link % self.p.n_devices());
-            let end = now + self.p.transfer(x as usize, from, to);
+            let end = now + self.known.transfers.get(self.p, x as usize, from, to);
             self.link[link].busy = true;
-            self.events.push(Reverse((end, Done::Transfer(self.transfers.len() as u32))));
-            self.transfers.push(Transfer { tensor: x, from: from as u32, to: to as u32, start: now, end });
+            self.events.push(Reverse((end, Done::Transfer(self.run.transfers.len() as u32).pack())));
+            self.run.transfers.push(Transfer { tensor: x, from: from as u32, to: to as u32, start: now, end });
             self.announce(x, to as u32, end);
             self.queued.push(Nanos(if self.links == LinkOrder::Fifo { key } else { 0 }));
         }

@@ -34,6 +34,11 @@ pub struct Timeline {
 }
 
 impl Timeline {
+    /// Puts transfers in order of their starts.
+    pub(super) fn sort_transfers(&mut self) {
+        self.transfers.sort_by_key(|t| (t.start, t.tensor, t.to));
+    }
+
     /// Number of devices that run something.
     pub fn n_devices_used(&self) -> usize {
         let mut used: Vec<u32> = self.device.clone();

@@ -37,29 +37,55 @@ struct Part {
     tasks: Vec<u32>,
 }
 
-/// Longest way with leaps over parts that were solved.
-pub(super) fn longest_way(p: &Problem, mut budget: u64) -> Nanos {
+/// Longest ways with leaps over parts that were solved.
+pub(super) struct Leaps {
+    /// Least end of each task.
+    pub ends: Vec<Nanos>,
+    /// Least time from the end of each task to the end of all.
+    pub rests: Vec<Nanos>,
+}
+
+impl Leaps {
+    /// Least makespan by the longest way.
+    pub(super) fn longest(&self) -> Nanos {
+        self.ends.iter().zip(&self.rests).map(|(end, rest)| *end + *rest).max().unwrap_or_default()
+    }
+}
+
+/// Solves parts with `budget` nodes of search for all of them.
+pub(super) fn leaps(p: &Problem, mut budget: u64) -> Leaps {
     let mut parts = parts(p);
     parts.sort_by_key(|part| part.tasks.len());
     parts.truncate(PARTS);
-    let mut leaps: Vec<Vec<(Option<u32>, Nanos)>> = vec![Vec::new(); p.n_tasks()];
+    let mut to: Vec<Vec<(Option<u32>, Nanos)>> = vec![Vec::new(); p.n_tasks()];
+    let mut from: Vec<Vec<(u32, Nanos)>> = vec![Vec::new(); p.n_tasks()];
     for (i, part) in parts.iter().enumerate() {
         let share = budget / (parts.len() - i) as u64;
         let (start, join) = (part.tasks.first().copied().filter(|_| part.has_start), part.tasks.last());
         let Some(&join) = join else { continue };
-        leaps[join as usize].push((start, least_time(p, part, share, &mut budget)));
+        let time = least_time(p, part, share, &mut budget);
+        to[join as usize].push((start, time));
+        start.into_iter().for_each(|u| from[u as usize].push((join, time)));
     }
     let w = Windows::new(p);
-    let ends_on = |t: usize| (0..p.n_devices()).map(move |d| (t, d));
-    let least_end = |t: usize| ends_on(t).map(|(t, d)| w.head(t, d) + p.cost(t, d)).min().unwrap_or_default();
+    let on_all = |t: usize| (0..p.n_devices()).map(move |d| (t, d));
+    let least_end = |t: usize| on_all(t).map(|(t, d)| w.head(t, d) + p.cost(t, d)).min().unwrap_or_default();
+    let least_rest = |t: usize| on_all(t).map(|(t, d)| w.tail(t, d).saturating_sub(p.cost(t, d))).min();
     let mut ends: Vec<Nanos> = (0..p.n_tasks()).map(least_end).collect();
+    let mut rests: Vec<Nanos> = (0..p.n_tasks()).map(|t| least_rest(t).unwrap_or_default()).collect();
     for &t in &p.order {
         let t = t as usize;
         let before = p.predecessors(t).map(|q| ends[q as usize]).max().unwrap_or_default();
-        let over = leaps[t].iter().map(|&(u, time)| u.map_or(Nanos::ZERO, |u| ends[u as usize]) + time);
+        let over = to[t].iter().map(|&(u, time)| u.map_or(Nanos::ZERO, |u| ends[u as usize]) + time);
         ends[t] = ends[t].max(before + p.least_cost(t)).max(over.max().unwrap_or_default());
     }
-    ends.into_iter().max().unwrap_or_default()
+    for &t in p.order.iter().rev() {
+        let t = t as usize;
+        let after = p.successors(t).map(|c| p.least_cost(c as usize) + rests[c as usize]).max().unwrap_or_default();
+        let over = from[t].iter().map(|&(join, time)| time + rests[join as usize]);
+        rests[t] = rests[t].max(after).max(over.max().unwrap_or_default());
+    }
+    Leaps { ends, rests }
 }
 
 /// Lower bound of the time from the end of the start of a part to the end of its join.

@@ -42,7 +42,7 @@ pub fn all(p: &Problem) -> Vec<Bound> {
         Bound { name: "join", value: windows::critical_path(p, &joined) },
     ];
     let least = bounds.iter().map(|b| b.value).max().unwrap_or_default();
-    bounds.push(Bound { name: "energetic", value: energetic::energetic(p, &joined, least) });
+    bounds.push(Bound { name: "energetic", value: energetic::energetic(p, energetic::of_windows(p, &joined), least) });
     let unit = unit(p);
     bounds.iter_mut().for_each(|b| b.value = whole(b.value, unit));
     bounds
@@ -55,15 +55,22 @@ pub fn quick(p: &Problem) -> Bound {
     if area.value > path.value { area } else { path }
 }
 
-/// The bound by the parts between forks and joins, each solved by itself with `budget` nodes of search for all of them.
-pub fn blocks(p: &Problem, budget: u64) -> Bound {
-    Bound { name: "series-blocks", value: whole(intervals::longest_way(p, budget), unit(p)) }
+/// The bounds by the parts between forks and joins, each solved by itself with `budget` nodes of search for all of them: the longest way over them,
+/// and the work that falls in stretches of time, with what these ways leave to each task.
+pub fn blocks(p: &Problem, budget: u64) -> [Bound; 2] {
+    let leaps = intervals::leaps(p, budget);
+    let longest = leaps.longest();
+    let work = energetic::energetic(p, energetic::of_leaps(p, &leaps), longest);
+    let unit = unit(p);
+    [("series-blocks", longest), ("energetic", work)].map(|(name, value)| Bound { name, value: whole(value, unit) })
 }
 
-/// The greatest bound; of equal ones the one that comes first. `budget` counts nodes of search for [`blocks`]; with none it is left out.
+/// The greatest bound; of equal ones the one that comes first. `budget` counts nodes of search for [`blocks`]; with none they are left out.
 pub fn best(p: &Problem, budget: u64) -> Bound {
     let mut bounds = all(p);
-    bounds.extend((budget > 0).then(|| blocks(p, budget)));
+    if budget > 0 {
+        bounds.extend(blocks(p, budget));
+    }
     let greatest = bounds.iter().map(|b| b.value).max().unwrap_or_default();
     let first = bounds.into_iter().find(|b| b.value == greatest);
     first.unwrap_or(Bound { name: "critical-path", value: Nanos::ZERO })

@@ -21,6 +21,7 @@ use super::problem::Problem;
 use super::timeline::Timeline;
 use crate::cost::Nanos;
 
+pub(super) use parallel::applies as is_parallel;
 pub use series::series;
 
 /// Most tasks, transfers and devices of a problem that is searched.

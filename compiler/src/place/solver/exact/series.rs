@@ -16,6 +16,15 @@ use crate::cost::Nanos;
 /// Most devices, when something tells them apart, for which all pairs of the devices of two cuts are solved.
 const MOST_PAIRED: usize = 8;
 
+/// Tasks of blocks too large for a search that may be scheduled for all pairs together.
+const PAIRED_WORK: usize = 20_000;
+
+/// Tasks of large blocks, for each pair of devices.
+fn paired_work(p: &Problem, blocks: &[Block]) -> usize {
+    let large = blocks.iter().map(|b| b.tasks.len()).filter(|&n| n > MOST_TASKS).sum::<usize>();
+    large * p.n_devices() * p.n_devices()
+}
+
 /// A block: tasks in topological order, from the cut before it (if any) to the cut after it.
 struct Block {
     has_start: bool,
@@ -40,7 +49,7 @@ pub fn series(p: &Problem, budget: u64) -> Option<Proof> {
     let alike = assign::twins(p).iter().all(|&d| d == 0);
     let proof = if alike {
         renamed(p, &blocks, budget)
-    } else if p.n_devices() <= MOST_PAIRED {
+    } else if p.n_devices() <= MOST_PAIRED && paired_work(p, &blocks) <= PAIRED_WORK {
         paired(p, &blocks, budget)
     } else {
         return None;
@@ -97,8 +106,9 @@ fn solve(p: &Problem, block: &Block, start: Option<usize>, end: Option<usize>, s
         together(&alone),
     ];
     let quick = tried.into_iter().min_by_key(|t| t.makespan).unwrap_or_default();
-    let known = bounds::all(&alone).iter().map(|b| b.value).max().unwrap_or_default();
-    if known >= quick.makespan || share == 0 || block.tasks.len() > MOST_TASKS || p.n_devices() > MOST_DEVICES {
+    let is_large = block.tasks.len() > MOST_TASKS || p.n_devices() > MOST_DEVICES;
+    let known = if is_large { bounds::quick(&alone).value } else { bounds::best(&alone, 0).value };
+    if known >= quick.makespan || share == 0 || is_large {
         return Solved { bound: known.min(quick.makespan), timeline: quick };
     }
     let (proof, left) = narrow(&alone, known, quick.makespan, share);

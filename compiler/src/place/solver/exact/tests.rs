@@ -171,7 +171,7 @@ fn bounds_are_below_and_searches_at_the_best_of_all_schedules() {
         let p = random_problem(seed);
         let least = enumerate(&p);
         let mut all: Vec<Bound> = bounds::all(&p);
-        all.push(bounds::blocks(&p, 10_000));
+        all.extend(bounds::blocks(&p, 10_000));
         for b in all {
             assert!(b.value <= least, "seed {seed}: {} {} is above the optimum {least}", b.name, b.value);
             *tight.entry(b.name).or_insert(0) += i32::from(b.value == least);

@@ -16,7 +16,7 @@ use crate::cost::Nanos;
 use graph::Jobs;
 use list::Starts;
 
-pub(super) use graph::applies;
+pub(in super::super) use graph::applies;
 
 /// Tries of the search for good schedules, for one in so many nodes of the budget.
 const NODES_PER_TRY: u64 = 25;
@@ -27,13 +27,10 @@ const TREE_SHARE: u64 = 60;
 /// Nodes of the first search in each direction; each next one has more.
 const FIRST_NODES: u64 = 2_000;
 
-/// Most jobs for which heads and tails are sharpened, and schedules improved.
-const MOST_JOBS: usize = 1_000;
-
 /// Searches a problem to which [`applies`] holds, for a schedule before `limit`.
 pub(super) fn solve(p: &Problem, known: Nanos, limit: Nanos, budget: u64) -> Proof {
     let (mut jobs, tasks, unit) = graph::from_problem(p);
-    if jobs.n() == 0 || jobs.n() > MOST_JOBS {
+    if jobs.n() == 0 {
         return Proof { timeline: None, lower_bound: known, complete: known >= limit };
     }
     let mut low = jobs.sharpen().max(known.0.div_ceil(unit));
