@@ -1,4 +1,5 @@
 //! Device code in CUDA C++ that every generated GPU kernel begins with. It includes nothing: NVRTC needs no headers for it.
 
-/// Types, conversions and the primitive ops that C++ has no operator for, with the meaning that the op tables give them.
-pub const PRELUDE: &str = include_str!("cuda/prelude.cuh");
+/// Types, conversions and the primitive ops that C++ has no operator for, with the meaning that the op tables give them; then products of
+/// tiles.
+pub const PRELUDE: &str = concat!(include_str!("cuda/prelude.cuh"), "\n", include_str!("cuda/contract.cuh"));

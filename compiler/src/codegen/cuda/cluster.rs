@@ -1,8 +1,10 @@
 //! Generates one cluster: a kernel per phase, and the plan that launches them.
 //!
-//! Here every phase is computed by pulling its elements: a thread computes one result element, or one line, in strides of the whole grid.
+//! What is no product in tiles ([`super::contract`]) is computed by pulling its elements: a thread computes one result element, or one
+//! line, in strides of the whole grid.
 
 use super::Session;
+use super::contract::{self, Contract};
 use super::emit::{Emitter, Value};
 use super::source::{Parameters, source};
 use crate::codegen::body::Body;
@@ -14,7 +16,6 @@ use crate::error::{Error, Result};
 use crate::ir::{Extremum, Graph, Node, NodeId, Op, ValueId, Window};
 use gristmill_runtime::DType;
 use gristmill_runtime::gpu::Launch;
-use std::convert::Infallible;
 
 /// Threads of a block.
 const BLOCK: u64 = 256;
@@ -45,16 +46,17 @@ impl<'s> ClusterCompiler<'s> {
         let body = Body::new(region, &|_, _| false)?;
         let placed = Placed::new(&body)?;
         let mut compiler = ClusterCompiler { session, outer, id, body, placed };
-        for phase in cut::<Infallible>(&compiler.body, &mut |_, _, _| None) {
+        let body = &compiler.body;
+        for phase in cut(body, &mut |around, id, node| contract::find(body, around, id, node)) {
             compiler.phase(&phase)?;
         }
         compiler.copy_repeated_results()?;
         Ok(compiler.placed.plan)
     }
 
-    fn phase(&mut self, phase: &Phase<Infallible>) -> Result<()> {
+    fn phase(&mut self, phase: &Phase<Contract>) -> Result<()> {
         match phase {
-            Phase::Task(never) => match *never {},
+            Phase::Task(contract) => self.contract(contract),
             Phase::Elements(roots) => self.elements(roots),
             Phase::Lines(node) => self.cum_sum(*node),
             Phase::TopK(node) => self.top_k(*node),
@@ -66,13 +68,31 @@ impl<'s> ClusterCompiler<'s> {
         values.iter().map(|&v| (v, self.placed.destination(&self.body, v))).collect()
     }
 
-    /// Writes a kernel and appends its step. `f` gets the number of the item and the written buffers.
+    /// Writes a kernel whose threads share `items`, and appends its step. `f` gets the number of the item and the written buffers.
     fn kernel(
         &mut self,
         what: &str,
         buffers: Buffers,
         items: usize,
         f: impl FnOnce(&mut Puller<Value>, &mut Emitter, Value, &[Value]) -> Result<()>,
+    ) -> Result<()> {
+        let blocks = (items as u64).div_ceil(BLOCK);
+        self.blocks(what, buffers, items, (blocks, BLOCK), |p, e, outs| {
+            let first = "ix(blockIdx.x) * ix(blockDim.x) + ix(threadIdx.x)";
+            let end = e.index(items as i64);
+            let end = e.text(end).to_owned();
+            e.counted([first, &end, "ix(gridDim.x) * ix(blockDim.x)"], |e, item| f(p, e, item, outs))
+        })
+    }
+
+    /// Writes a kernel of so many blocks of so many threads, whose indices reach `items`, and appends its step. `f` gets the written buffers.
+    fn blocks(
+        &mut self,
+        what: &str,
+        buffers: Buffers,
+        items: usize,
+        (blocks, threads): (u64, u64),
+        f: impl FnOnce(&mut Puller<Value>, &mut Emitter, &[Value]) -> Result<()>,
     ) -> Result<()> {
         let wide = items >= NARROW || needs_wide_indices(&self.body);
         let mut e = Emitter::new(wide);
@@ -82,15 +102,11 @@ impl<'s> ClusterCompiler<'s> {
             (buffers.reads.iter()).map(|&(v, _)| (v, e.named(Kind::Index, parameters.read(body.dtype(v))))).collect();
         let outs: Vec<Value> =
             (buffers.writes.iter()).map(|&(v, _)| e.named(Kind::Index, parameters.write(body.dtype(v)))).collect();
-        let mut puller = Puller::new(body, stored);
-        let first = "ix(blockIdx.x) * ix(blockDim.x) + ix(threadIdx.x)";
-        let end = e.index(items as i64);
-        let end = e.text(end).to_owned();
-        e.counted([first, &end, "ix(gridDim.x) * ix(blockDim.x)"], |e, item| f(&mut puller, e, item, &outs))?;
+        f(&mut Puller::new(body, stored), &mut e, &outs)?;
         let entry = format!("gm_{what}");
-        let source = source(&entry, BLOCK, wide, &parameters, e.finish());
-        let blocks = (items as u64).div_ceil(BLOCK).clamp(1, MAX_BLOCKS) as u32;
-        let launch = Launch { grid: [blocks, 1, 1], block: [BLOCK as u32, 1, 1], shared_bytes: 0 };
+        let source = source(&entry, threads, wide, &parameters, e.finish());
+        let grid = [blocks.clamp(1, MAX_BLOCKS) as u32, 1, 1];
+        let launch = Launch { grid, block: [threads as u32, 1, 1], shared_bytes: 0 };
         let name = self.session.name(self.outer, self.id, self.placed.plan.steps.len(), what);
         let kernel = self.session.kernel(name, entry, source, launch);
         let args = buffers.reads.iter().chain(&buffers.writes).map(|&(_, arg)| arg).collect();
@@ -98,6 +114,15 @@ impl<'s> ClusterCompiler<'s> {
         self.placed.plan.steps.push(PlanStep { kernel, args, n_outputs, items: 1, grain: 0 });
         self.placed.location.extend(buffers.writes.iter().copied());
         Ok(())
+    }
+
+    /// A block per tile of the product.
+    fn contract(&mut self, contract: &Contract) -> Result<()> {
+        let result = contract.result;
+        let buffers =
+            Buffers { reads: self.placed.leaves(&self.body, &[result]), writes: self.destinations(&[result]) };
+        let (n_tiles, threads) = (contract.n_tiles() as u64, contract.threads() as u64);
+        self.blocks("contract", buffers, 0, (n_tiles, threads), |p, e, outs| contract.emit(p, e, outs[0]))
     }
 
     /// Stores the elements of `roots`, all of one shape.

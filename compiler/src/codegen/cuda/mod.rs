@@ -6,6 +6,7 @@
 
 pub mod arch;
 mod cluster;
+mod contract;
 mod disassemble;
 mod emit;
 pub mod nvrtc;

@@ -1,6 +1,7 @@
 //! Generated CUDA kernels: their text, and what NVRTC says of them.
 
 mod build;
+mod contract;
 mod run;
 
 use super::{Arch, generate, nvrtc};

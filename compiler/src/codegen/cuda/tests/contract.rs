@@ -1,0 +1,140 @@
+//! Products in tiles.
+
+use super::run::check_all;
+use super::*;
+use crate::codegen::testing::Case;
+
+/// Products of ragged and of whole tiles, in batches that broadcast, of every family of dtypes.
+fn products(rng: &mut Rng) -> Vec<Case> {
+    let mut all = Vec::new();
+    for dtype in [DType::F32, DType::F64, DType::F16, DType::BF16, DType::I8, DType::I32, DType::U64] {
+        for (a, b) in [
+            (vec![33, 70], vec![70, 65]),
+            (vec![64, 16], vec![16, 64]),
+            (vec![5, 4], vec![4, 100]),
+            (vec![2, 1, 9, 17], vec![3, 17, 40]),
+        ] {
+            let operands = vec![rng.tensor(dtype, &a, -5.0, 5.0), rng.tensor(dtype, &b, -5.0, 5.0)];
+            all.push(Case::of_op(&Op::MatMul, operands, 1e-6));
+        }
+    }
+    // So many tiles that they are of the largest size; one extent whole, the others ragged.
+    for (m, k, n) in [(130, 20, 128), (128, 9, 150)] {
+        let operands = vec![rng.tensor(DType::F32, &[40, m, k], -1.0, 1.0), rng.tensor(DType::F32, &[k, n], -1.0, 1.0)];
+        all.push(Case::of_op(&Op::MatMul, operands, 1e-6));
+    }
+    all
+}
+
+#[test]
+fn products_of_every_dtype() {
+    check_all("products in tiles", &products(&mut Rng(51)));
+}
+
+/// `residual - gelu(scale * (cast(x) + shift)^T w + bias) / 2`: the operand's past and the result's future in one kernel.
+fn layer(rng: &mut Rng, dtype: DType, [m, k, n]: [usize; 3]) -> Case {
+    let mut b = GraphBuilder::new("layer");
+    let mut inputs = Vec::new();
+    let mut input = |b: &mut GraphBuilder, name: &str, dtype: DType, shape: &[usize]| {
+        inputs.push(rng.tensor(dtype, shape, -1.0, 1.0));
+        b.input(name, dtype, shape.iter().copied())
+    };
+    let x = input(&mut b, "x", DType::F16, &[k, m]);
+    let shift = input(&mut b, "shift", dtype, &[m]);
+    let (w, bias) = (input(&mut b, "w", dtype, &[k, n]), input(&mut b, "bias", dtype, &[n]));
+    let residual = input(&mut b, "residual", dtype, &[m, n]);
+    let x = b.cast(x, dtype).unwrap();
+    let x = b.add_(x, shift).unwrap();
+    let x = b.transpose(x, &[1, 0]).unwrap();
+    let y = b.matmul(x, w).unwrap();
+    let y = b.add_(y, bias).unwrap();
+    let y = b.map(ScalarOp::Gelu, &[y]).unwrap();
+    let half = b.scalar(dtype, 0.5);
+    let y = b.mul(half, y).unwrap();
+    let y = b.sub(residual, y).unwrap();
+    b.output("y", y);
+    Case { body: b.finish().unwrap(), inputs, tolerance: 1e-5 }
+}
+
+#[test]
+fn neighbours_join_the_product() {
+    let rng = &mut Rng(52);
+    let cases = vec![
+        layer(rng, DType::F32, [40, 33, 50]),
+        layer(rng, DType::F64, [17, 20, 64]),
+        layer(rng, DType::F16, [32, 16, 32]),
+        layer(rng, DType::BF16, [9, 24, 70]),
+    ];
+    for case in &cases {
+        let made = generate(&as_cluster(&case.body), Arch::COMMON).unwrap();
+        let names: Vec<&str> = made.kernels.iter().map(|k| k.name.as_str()).collect();
+        assert_eq!(names, ["test_0_0_contract"], "{}", case.body);
+    }
+    check_all("products with neighbours", &cases);
+}
+
+#[test]
+fn canonical_product() {
+    let case = layer(&mut Rng(55), DType::F16, [40, 16, 64]);
+    insta::assert_snapshot!("contract_layer", listing(&case.body));
+}
+
+/// A value that others use too, or that something dear leads up to, is computed once and stored.
+#[test]
+fn dear_operands_and_shared_results_are_stored() {
+    let rng = &mut Rng(53);
+    let mut b = GraphBuilder::new("shared");
+    let (x, w) = (b.input("x", DType::F32, [20, 30]), b.input("w", DType::F32, [30, 40]));
+    let e = b.map(ScalarOp::Exp, &[x]).unwrap();
+    let y = b.matmul(e, w).unwrap();
+    let r = b.map(ScalarOp::Relu, &[y]).unwrap();
+    let t = b.map(ScalarOp::Tanh, &[y]).unwrap();
+    let s = b.reduce(ReduceKind::Sum, t, &[1], false).unwrap();
+    [r, s].into_iter().enumerate().for_each(|(i, v)| b.output(&format!("y{i}"), v));
+    let body = b.finish().unwrap();
+    let made = generate(&as_cluster(&body), Arch::COMMON).unwrap();
+    let names: Vec<&str> = made.kernels.iter().map(|k| k.name.as_str()).collect();
+    assert_eq!(names, ["test_0_0_map", "test_0_1_contract", "test_0_2_map", "test_0_3_reduce"]);
+    let inputs = vec![rng.tensor(DType::F32, &[20, 30], -1.0, 1.0), rng.tensor(DType::F32, &[30, 40], -1.0, 1.0)];
+    check_all("products with shared results", &[Case { body, inputs, tolerance: 1e-5 }]);
+}
+
+#[test]
+fn convolutions_are_products() {
+    let rng = &mut Rng(54);
+    let mut all = Vec::new();
+    for layout in [Layout::ChannelsFirst, Layout::ChannelsLast] {
+        for (groups, c_in, c_out) in [(1, 8, 20), (2, 8, 10), (1, 3, 33)] {
+            for dtype in [DType::F32, DType::F16, DType::I32] {
+                let (x, w) = match layout {
+                    Layout::ChannelsFirst => (vec![2, c_in, 9, 8], vec![c_out, c_in / groups, 3, 2]),
+                    Layout::ChannelsLast => (vec![2, 9, 8, c_in], vec![3, 2, c_in / groups, c_out]),
+                };
+                let (strides, dilations) = (vec![2, 1], vec![1, 2]);
+                let window = Window { strides, dilations, pads_low: vec![1, 0], pads_high: vec![2, 1] };
+                let operands = vec![rng.tensor(dtype, &x, -2.0, 2.0), rng.tensor(dtype, &w, -2.0, 2.0)];
+                all.push(Case::of_op(&Op::Conv { window, groups, layout }, operands, 1e-6));
+            }
+        }
+    }
+    for case in &all {
+        let made = generate(&as_cluster(&case.body), Arch::COMMON).unwrap();
+        assert!(made.kernels.iter().any(|k| k.name.ends_with("_contract")), "{}", case.body);
+    }
+    check_all("convolutions as products", &all);
+}
+
+/// The largest tile uses registers as it should, and reads shared memory four elements at a time.
+#[test]
+fn tiles_stay_in_registers() {
+    let Some(nvrtc) = nvrtc_or_left_out("resources of products") else { return };
+    let zeros = |s: &[usize]| Tensor::zeros(DType::F32, s).unwrap();
+    let g = as_cluster(&graph_of(&Op::MatMul, &[zeros(&[1920, 512]), zeros(&[512, 1920])]));
+    for arch in ARCHS {
+        let made = generate(&g, Arch::parse(arch).unwrap()).unwrap();
+        let compiled = nvrtc.compile(&made.units[0]).unwrap();
+        let r = compiled.resources["gm_contract"];
+        assert!(r.registers <= 255 && r.stack_bytes == 0 && r.spill_store_bytes == 0, "{arch}: {r:?}");
+        assert_eq!(compiled.ptx.matches("ld.shared.v4.f32").count(), 32, "{arch}");
+    }
+}
