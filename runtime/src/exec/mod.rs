@@ -12,7 +12,7 @@
 //!
 //! # Order and failure
 //!
-//! A step runs when its dependencies are done, lowest id first; a `Recv` also waits for its tensor. The first failure (kernel status, panic,
+//! A step runs when its dependencies are done, lowest id first but sends before all others; a `Recv` also waits for its tensor. The first failure (kernel status, panic,
 //! device error) aborts the run on all devices: every wait ends, `run` returns an error that names node and device, and the executor can be
 //! run again. Concurrent calls of `run` take turns.
 //!

@@ -209,6 +209,23 @@ fn tensors_cross_devices_in_every_run() {
     });
 }
 
+/// Both steps wait for the first kernel; the send has the higher id.
+#[test]
+fn a_ready_send_goes_before_ready_kernels() {
+    watched(|| {
+        let mut p = there_and_back(4);
+        let home = &mut p.partitions[0];
+        home.arena_bytes += 64;
+        home.buffers.push(buffer("v", DType::F32, &[4], at(128)));
+        home.steps.insert(2, step(call(0, &[1, 0, 4], 4), "/v", &[1]));
+        let e = executor(p, 2);
+        e.start_profile();
+        e.run(&[Tensor::from_slice(&[1f32; 4], &[4]).unwrap()]).unwrap();
+        let spans = &e.step_spans()[0];
+        assert!(spans[3].1 <= spans[2].0, "the send waits for a kernel");
+    });
+}
+
 #[test]
 fn a_failing_device_ends_the_run_everywhere_and_the_next_run_works() {
     watched(|| {

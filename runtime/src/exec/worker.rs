@@ -66,8 +66,9 @@ impl Worker {
 
 /// Dependency counters of a partition that receives.
 ///
-/// A step is ready when its dependencies are done and, for a `Recv`, its tensor is there. The ready step with the lowest id runs next, so
-/// the order is the program's except where a tensor is late. All memory is allocated once.
+/// A step is ready when its dependencies are done and, for a `Recv`, its tensor is there. Of the ready steps a `Send` runs next, since another device may
+/// wait for it and it takes little time; else the one with the lowest id, so the order is the program's except where a tensor is late. All memory
+/// is allocated once.
 pub(crate) struct Schedule {
     n_deps: Vec<u32>,
     /// Dependencies not yet done.
@@ -79,6 +80,8 @@ pub(crate) struct Schedule {
     ready: Vec<u64>,
     /// No word of `ready` before this one has a bit set.
     lowest_word: usize,
+    /// `Send` steps that are ready; these are not in `ready`.
+    ready_sends: Vec<u32>,
     /// `Recv` steps whose dependencies are done and whose tensor has not been seen.
     waiting: Vec<u32>,
 }
@@ -92,6 +95,8 @@ impl Schedule {
         if n_recv == 0 {
             return None;
         }
+        let sends = |s: &&crate::program::Step| matches!(s.kind, crate::program::StepKind::Send { .. });
+        let n_send = partition.steps.iter().filter(sends).count();
         let mut lists = vec![Vec::new(); n];
         for (i, step) in partition.steps.iter().enumerate() {
             step.deps.iter().for_each(|d| lists[d.0 as usize].push(i as u32));
@@ -108,6 +113,7 @@ impl Schedule {
             dependents: lists.concat(),
             ready: vec![0; n.div_ceil(64)],
             lowest_word: 0,
+            ready_sends: Vec::with_capacity(n_send),
             waiting: Vec::with_capacity(n_recv),
         })
     }
@@ -125,7 +131,7 @@ impl Schedule {
                 seen = arrivals;
                 self.admit_arrived(frame, context);
             }
-            let Some(step) = self.take_lowest() else {
+            let Some(step) = self.take_send().or_else(|| self.take_lowest()) else {
                 if context.rendezvous.is_aborted() {
                     return Err(Stop::Aborted);
                 }
@@ -142,21 +148,32 @@ impl Schedule {
     fn start(&mut self, frame: &Frame) {
         self.pending.copy_from_slice(&self.n_deps);
         self.ready.fill(0);
+        self.ready_sends.clear();
         self.waiting.clear();
         for step in 0..self.pending.len() {
             if self.pending[step] == 0 {
                 match frame.steps[step] {
                     Prepared::Recv { .. } => self.waiting.push(step as u32),
-                    _ => self.set_ready(step),
+                    _ => self.set_ready(step, frame),
                 }
             }
         }
         self.lowest_word = 0;
     }
 
-    fn set_ready(&mut self, step: usize) {
+    fn set_ready(&mut self, step: usize, frame: &Frame) {
+        if let Prepared::Send { .. } = frame.steps[step] {
+            self.ready_sends.push(step as u32);
+            return;
+        }
         self.ready[step / 64] |= 1 << (step % 64);
         self.lowest_word = self.lowest_word.min(step / 64);
+    }
+
+    /// The ready `Send` with the lowest id: of a few.
+    fn take_send(&mut self) -> Option<usize> {
+        let first = (0..self.ready_sends.len()).min_by_key(|&i| self.ready_sends[i])?;
+        Some(self.ready_sends.swap_remove(first) as usize)
     }
 
     fn take_lowest(&mut self) -> Option<usize> {
@@ -176,7 +193,7 @@ impl Schedule {
         while let Some(&step) = self.waiting.get(i) {
             if has_arrived(frame, step as usize, context) {
                 self.waiting.swap_remove(i);
-                self.set_ready(step as usize);
+                self.set_ready(step as usize, frame);
             } else {
                 i += 1;
             }
@@ -190,7 +207,7 @@ impl Schedule {
             if self.pending[next] > 0 {
                 continue;
             }
-            if has_arrived(frame, next, context) { self.set_ready(next) } else { self.waiting.push(next as u32) }
+            if has_arrived(frame, next, context) { self.set_ready(next, frame) } else { self.waiting.push(next as u32) }
         }
     }
 }
