@@ -252,11 +252,15 @@ pub fn lower(graph: Graph, options: &Options) -> Result<Lowered> {
     let mut s = Stages { options, report: Report::default() };
     let Front { graph, rewritten, mut clusters, request, placement } = front(graph, None, &mut s)?;
     has_code_generators(&placement)?;
-    let mut partitions = s.run("partition", |_| partition::partition(&clusters, &placement))?;
+    // Where nodes run more than once, each copy becomes a node.
+    let expanded = if placement.copies.is_empty() { None } else { Some(placement.expand(&clusters)?) };
+    let (whole, placed) = expanded.as_ref().map_or((&clusters, &placement), |(g, p)| (g, p));
+    let mut partitions = s.run("partition", |_| partition::partition(whole, placed))?;
     if options.check {
         place::check::check(&clusters, &request, &placement)?;
-        partition::check::check(&clusters, &placement, &partitions)?;
+        partition::check::check(whole, placed, &partitions)?;
     }
+    drop(expanded);
     if settings(options).codegen.release_constants {
         clusters.release_constants();
     }

@@ -93,7 +93,7 @@ impl Asked<'_> {
         let options = pipeline::Options { samples, tasks: self.share(pipeline::Options::default().tasks) };
         let found = pipeline::solve(self.problem, options);
         if found.excess(self.problem) > Bytes::ZERO {
-            return Err(over_memory(self.graph, self.topology, self.problem, &found.sample));
+            return Err(over_memory(self.graph, self.topology, self.problem, &found.peak_bytes));
         }
         let wrong = check::check(self.problem, &found.sample);
         if !wrong.is_empty() {
@@ -145,7 +145,8 @@ impl Asked<'_> {
     pub fn least_memory(&self) -> Result<()> {
         let timeline = pipeline::least_memory(self.problem);
         if fit::excess(self.problem, &timeline) > Bytes::ZERO {
-            return Err(over_memory(self.graph, self.topology, self.problem, &timeline));
+            let peaks = timeline.peak_bytes(self.problem);
+            return Err(over_memory(self.graph, self.topology, self.problem, &peaks));
         }
         let bound = bounds::best(self.problem, 0);
         if self.json {

@@ -81,6 +81,10 @@ pub fn place(args: &PlaceArgs) -> Result<()> {
 }
 
 fn place_model(args: &PlaceArgs, model: &Path) -> Result<()> {
+    if (args.semantics, args.objective) != (Semantics::Overlap, Objective::Latency) {
+        let message = "models are placed for the latency of one run; --objective and --semantics are for bare problems";
+        return Err(Error::invalid(message).hint("--task-graph FILE, or without them"));
+    }
     let compiled = prepare(load::model(model)?, &args.compile.options()?)?;
     // Shapes decide costs; random inputs stand for real ones, values do not matter.
     let (inputs, _) = load::inputs(&compiled, &InputFlags { npz: None, npy: &[], seed: 0 })?;
@@ -101,8 +105,13 @@ fn place_model(args: &PlaceArgs, model: &Path) -> Result<()> {
         let device = p.devices[placed.device].to_string();
         Some(json!({ "name": node.origin.as_str(), "op": node.op.name(), "device": device, "start_ns": placed.start.0, "end_ns": placed.end.0, "reason": placed.reason.to_string() }))
     });
+    let copies = p.copies.iter().map(|c| {
+        let node = lowered.clusters.node(c.node);
+        let device = p.devices[c.placed.device].to_string();
+        json!({ "name": node.origin.as_str(), "op": node.op.name(), "device": device, "start_ns": c.placed.start.0, "end_ns": c.placed.end.0, "reason": c.placed.reason.to_string() })
+    });
     let candidates = p.candidates.iter().map(|c| json!({ "algorithm": c.algorithm, "makespan_ns": c.score.1.0, "devices": c.n_devices, "fits_memory": c.score.0 == Bytes::ZERO }));
-    let mut answer = json!({ "warnings": p.warnings, "log": p.log, "makespan_ns": p.makespan.0, "lower_bound_ns": p.lower_bound.0.0, "bound": p.lower_bound.1, "algorithm": p.algorithm, "nodes": nodes.collect::<Vec<_>>(), "candidates": candidates.collect::<Vec<_>>(),
+    let mut answer = json!({ "warnings": p.warnings, "log": p.log, "makespan_ns": p.makespan.0, "lower_bound_ns": p.lower_bound.0.0, "bound": p.lower_bound.1, "algorithm": p.algorithm, "nodes": nodes.collect::<Vec<_>>(), "copies": copies.collect::<Vec<_>>(), "candidates": candidates.collect::<Vec<_>>(),
         "peak_bytes": p.devices.iter().zip(&p.peak_bytes).map(|(d, b)| (d.to_string(), json!(b.0))).collect::<serde_json::Map<_, _>>() });
     if let Some(e) = explanation {
         answer["explain"] = json!(e);
@@ -169,7 +178,7 @@ fn place_task_graph(args: &PlaceArgs, file: &Path, topology: Option<&Path>) -> R
     })?;
     let plan_time = Nanos(started.elapsed().as_nanos() as u64);
     if solution.score.0 > Bytes::ZERO {
-        return Err(over_memory(&graph, &topology, &p, &solution.timeline));
+        return Err(over_memory(&graph, &topology, &p, &solution.timeline.peak_bytes(&p)));
     }
     let wrong = check::check(&p, &solution.timeline);
     if !wrong.is_empty() {

@@ -46,7 +46,12 @@ impl Part {
 }
 
 /// Splits a graph by its placement. Devices with nothing to do get no part; there is always at least one.
+///
+/// Copies of nodes must be nodes of their own: see [`Placement::expand`].
 pub fn partition(g: &Graph, placement: &Placement) -> Result<Vec<Part>> {
+    if !placement.copies.is_empty() {
+        return Err(Error::internal("a placement with copies came to the partitioner"));
+    }
     let order = common_order(g, placement)?;
     let mut used: BTreeSet<usize> = order.iter().filter_map(|&id| placement.device_of(id)).collect();
     let first = *used.first().unwrap_or(&0);

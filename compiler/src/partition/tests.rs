@@ -4,7 +4,7 @@ use super::*;
 use crate::cost::CostModel;
 use crate::ir::print::PrintOptions;
 use crate::ir::{GraphBuilder, ScalarOp};
-use crate::place::{DeviceSet, Request, place};
+use crate::place::{CopiedNode, DeviceSet, Placed, Request, User, place};
 use crate::schedule::{self, Needs, schedule, variable_uses};
 use crate::testing::{Rng, random_wiring};
 use gristmill_runtime::device::DeviceKind;
@@ -58,8 +58,40 @@ fn placed_graphs_partition() {
         let mut r = Request { devices: DeviceSet::parse("cpu:3", 3).unwrap(), ..Request::default() };
         r.devices.link.latency = crate::cost::Nanos(rng.below(200) as u64);
         let placement = place(&g, &r, &CostModel::default()).unwrap();
+        let (g, placement) = placement.expand(&g).unwrap();
         check_all(&g, &placement);
     }
+}
+
+/// Copies of random nodes on random devices, each for some of the users of its node there and elsewhere.
+#[test]
+fn graphs_with_copies_partition() {
+    let mut rng = Rng(8);
+    let mut n_copies = 0;
+    for n in 0..200 {
+        let g = random_wiring(&mut rng, 1 + n % 40);
+        let n_devices = 1 + rng.below(4);
+        let mut placement = random_placement(&mut rng, &g, n_devices);
+        let users = g.users();
+        for (id, node) in g.nodes().filter(|(_, n)| variable_uses(n).is_empty() && !matches!(n.op, Op::Constant { .. }))
+        {
+            let all: BTreeSet<NodeId> =
+                node.outputs.iter().flat_map(|v| users[v.0 as usize].iter().map(|u| u.0)).collect();
+            let users: Vec<User> = all.into_iter().filter(|_| rng.one_in(2)).map(User::Node).collect();
+            if rng.one_in(3) && !users.is_empty() {
+                let placed = placement.nodes[id.0 as usize].clone().unwrap();
+                let placed = Placed { device: rng.below(n_devices), ..placed };
+                placement.copies.push(CopiedNode { node: id, placed, users });
+            }
+        }
+        n_copies += placement.copies.len();
+        let (expanded, placed) = placement.expand(&g).unwrap();
+        assert_eq!(expanded.n_nodes(), g.n_nodes() + placement.copies.len());
+        crate::ir::verify::verify(&expanded).unwrap();
+        check_all(&expanded, &placed);
+        assert!(placement.copies.is_empty() || partition(&g, &placement).is_err());
+    }
+    assert!(n_copies > 200, "only {n_copies} copies");
 }
 
 #[test]

@@ -6,16 +6,27 @@
 //!    uses a variable, that of another user may count instead, if the reason says so;
 //! 3. nodes that use the same variable are on one device, where its state is if there is any;
 //! 4. nodes of one colocation group are on one device, unless the fallback let one go and a warning or the log says so;
-//! 5. predicted times: nodes of one device do not overlap, and no node starts before its operands are made.
+//! 5. predicted times: nodes of one device do not overlap, and no node starts before its operands are made;
+//! 6. all of this of the graph in which each copy is a node; and nodes with copies have no effect but their results.
 
 use super::pins::{paths, wishes};
 use super::{Fallback, Placed, Placement, Reason, Request};
 use crate::error::{Error, Result};
+use crate::ir::verify::verify;
 use crate::ir::{Def, Graph, Node, Op};
 use std::collections::BTreeMap;
 
 /// All violations of the invariants, as an `Internal` error.
 pub fn check(g: &Graph, request: &Request, placement: &Placement) -> Result<()> {
+    if !placement.copies.is_empty() {
+        let (expanded, placed) = placement.expand(g)?;
+        verify(&expanded)?;
+        if let Some(copy) = placement.copies.iter().find(|c| !crate::schedule::variable_uses(g.node(c.node)).is_empty())
+        {
+            return Err(Error::internal("a node that uses a variable has a copy").at_origin(&g.node(copy.node).origin));
+        }
+        return check(&expanded, request, &placed);
+    }
     let mut problems = Vec::new();
     if placement.nodes.len() != g.n_nodes() {
         problems.push(format!("{} entries for {} nodes", placement.nodes.len(), g.n_nodes()));

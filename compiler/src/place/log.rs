@@ -13,6 +13,9 @@ impl Placement {
                 log_node(&mut out, id, node, &self.devices[device].full());
             }
         }
+        for copy in &self.copies {
+            log_node(&mut out, copy.node, g.node(copy.node), &self.devices[copy.placed.device].full());
+        }
         for line in self.warnings.iter().chain(&self.log) {
             out.push_str(line);
             out.push('\n');

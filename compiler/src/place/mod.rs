@@ -7,6 +7,7 @@
 pub mod check;
 mod colocate;
 mod conflict;
+mod copies;
 mod device;
 pub mod explain;
 mod follow;
@@ -19,11 +20,13 @@ mod print;
 mod replace;
 mod resolve;
 pub mod setter;
+mod shortage;
 mod solved;
 pub mod solver;
 pub mod target;
 pub mod task_graph;
 
+pub use copies::{CopiedNode, User};
 pub use device::{Device, DeviceSet};
 pub use follow::follow_operands;
 pub use gristmill_runtime::device::DeviceSpec;
@@ -36,11 +39,12 @@ pub use solver::portfolio::Candidate;
 pub use target::Target;
 
 use crate::cost::{Bytes, CostModel, Nanos};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::ir::{Graph, NodeId};
 use gristmill_runtime::device::{DeviceKind, DeviceName};
 use model::ModelProblem;
-use solver::portfolio::{self, Algorithm, Solution};
+use solver::Problem;
+use solver::portfolio::{self, Algorithm};
 use std::fmt;
 use std::sync::Arc;
 
@@ -59,6 +63,8 @@ pub enum Reason {
     Colocated(String),
     /// The winning algorithm chose it.
     Chosen,
+    /// It runs again: what that saves.
+    Copy(String),
 }
 
 impl fmt::Display for Reason {
@@ -70,6 +76,7 @@ impl fmt::Display for Reason {
             Reason::OnlyDevice => f.write_str("only device"),
             Reason::Colocated(why) => write!(f, "colocated: {why}"),
             Reason::Chosen => f.write_str("least makespan"),
+            Reason::Copy(why) => f.write_str(why),
         }
     }
 }
@@ -94,6 +101,8 @@ pub struct Placement {
     pub devices: Vec<DeviceName>,
     /// By node; `None` for constants, which are wherever they are used.
     pub nodes: Vec<Option<Placed>>,
+    /// Second runs of nodes, beside these.
+    pub copies: Vec<CopiedNode>,
     /// Name of the winning algorithm.
     pub algorithm: String,
     /// Predicted time of a step.
@@ -127,6 +136,7 @@ impl Placement {
             peak_bytes: vec![Bytes::ZERO; devices.len()],
             devices,
             nodes: node_devices.iter().enumerate().map(placed).collect(),
+            copies: Vec::new(),
             algorithm: "by hand".into(),
             makespan: Nanos(node_devices.len() as u64),
             lower_bound: (Nanos::ZERO, "none".into()),
@@ -171,9 +181,12 @@ pub fn place(g: &Graph, request: &Request, costs: &CostModel) -> Result<Placemen
         None => portfolio::solve(&problem, &options, &name),
     };
     let solution = solution.ok_or_else(|| Error::internal("the portfolio proposes nothing"))?;
-    let peak_bytes = solution.timeline.peak_bytes(&problem);
+    let may_copy = copies::may_copy(g, &nodes, request, &resolved);
+    let settled = copies::settle(&problem, solution, &may_copy);
+    let solution = &settled.solution;
+    let peak_bytes = solution.timeline.peak_bytes(settled.problem(&problem));
     if solution.score.0 > Bytes::ZERO {
-        return Err(out_of_memory(&solution, &peak_bytes, set));
+        return Err(out_of_memory(&problem, &peak_bytes, &names, set));
     }
     let timeline = &solution.timeline;
     let mut placed: Vec<Option<Placed>> = vec![None; g.n_nodes()];
@@ -188,6 +201,7 @@ pub fn place(g: &Graph, request: &Request, costs: &CostModel) -> Result<Placemen
     Ok(Placement {
         devices: set.devices.iter().map(|d| d.name.clone()).collect(),
         nodes: placed,
+        copies: copies::nodes(&problem, &settled, &nodes),
         makespan: timeline.makespan,
         lower_bound: (solution.lower_bound, solution.bound.clone()),
         algorithm: solution.algorithm.clone(),
@@ -195,7 +209,7 @@ pub fn place(g: &Graph, request: &Request, costs: &CostModel) -> Result<Placemen
         candidates: solution.candidates.clone(),
         warnings: resolved.warnings,
         log: resolved.log,
-        solved: Some(Arc::new(Solved { problem, solution, options, nodes, names })),
+        solved: Some(Arc::new(Solved::new(problem, settled, options, nodes, names, may_copy))),
     })
 }
 
@@ -211,17 +225,17 @@ fn preference(set: &DeviceSet) -> Vec<usize> {
     order
 }
 
-fn out_of_memory(nearest: &Solution, peaks: &[Bytes], set: &DeviceSet) -> Error {
-    let over = set.devices.iter().zip(peaks).filter(|(d, peak)| d.memory_limit.is_some_and(|l| **peak > l));
-    let lines: Vec<String> = over
-        .map(|(d, peak)| format!("{} needs {peak} of {}", d.name, d.memory_limit.unwrap_or(Bytes::INFINITY)))
-        .collect();
-    let message = format!(
-        "no placement found that keeps the memory limits; nearest is {}: {}",
-        nearest.algorithm,
-        lines.join(", ")
-    );
-    Error::new(ErrorKind::OutOfMemory, message).hint("more devices, or a higher --mem")
+fn out_of_memory(p: &Problem, peaks: &[Bytes], names: &[String], set: &DeviceSet) -> Error {
+    let names = shortage::Names {
+        task: &|t| names[t].clone(),
+        group: &|t| {
+            let members = p.members.row(p.group_of[t] as usize);
+            (members.len() > 1).then(|| format!("of {} nodes with {}", members.len(), names[members[0] as usize]))
+        },
+        devices: set.devices.iter().map(|d| d.name.to_string()).collect(),
+        limit: &|d, new| format!("--mem {}={}", set.devices[d].name, new.0),
+    };
+    shortage::error(p, peaks, &names)
 }
 
 #[cfg(test)]

@@ -201,7 +201,7 @@ fn write(graph: &str, tasks: &[String], devices: &[String], device_of: &[u32], m
 
 /// The plan of a solved problem, as text.
 pub fn of(s: &Subject) -> String {
-    let names: Vec<String> = s.tasks.iter().map(|t| t.name.clone()).collect();
+    let names: Vec<String> = s.tasks.iter().filter(|t| !t.is_copy).map(|t| t.name.clone()).collect();
     let t = &s.solution.timeline;
     write(s.name, &names, &s.devices, &t.device, t.makespan)
 }

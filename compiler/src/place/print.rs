@@ -38,6 +38,9 @@ impl Placement {
             let plural = if c.n_devices == 1 { "" } else { "s" };
             writeln!(out, "  candidate {}: {} on {} device{plural}{memory}", c.algorithm, c.score.1, c.n_devices)?;
         }
+        if !self.copies.is_empty() {
+            writeln!(out, "  nodes that run more than once: {}", self.copies.len())?;
+        }
         for w in &self.warnings {
             writeln!(out, "  warning: {w}")?;
         }
@@ -45,11 +48,19 @@ impl Placement {
     }
 
     fn write_nodes(&self, g: &Graph, out: &mut String) -> std::fmt::Result {
-        let mut order: Vec<usize> = (0..self.nodes.len()).collect();
-        order.sort_by_key(|&i| (self.nodes[i].as_ref().map(|p| p.start), i));
+        let starts = self.nodes.iter().map(|p| p.as_ref().map(|p| p.start));
+        let starts: Vec<_> = starts.chain(self.copies.iter().map(|c| Some(c.placed.start))).collect();
+        let mut order: Vec<usize> = (0..starts.len()).collect();
+        order.sort_by_key(|&i| (starts[i], i));
         for i in order {
-            let Some(p) = &self.nodes[i] else { continue };
-            let node = g.node(crate::ir::NodeId(i as u32));
+            let (id, p) = match i.checked_sub(self.nodes.len()) {
+                Some(copy) => (self.copies[copy].node, &self.copies[copy].placed),
+                None => match &self.nodes[i] {
+                    Some(p) => (crate::ir::NodeId(i as u32), p),
+                    None => continue,
+                },
+            };
+            let node = g.node(id);
             let attrs: Vec<String> = node.op.attrs().into_iter().map(|(_, v)| v).collect();
             let (device, name) = (&self.devices[p.device], node.op.name());
             writeln!(

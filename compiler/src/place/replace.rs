@@ -3,6 +3,7 @@
 //! The decision depends on the old placement and the cost model alone. A proposal whose search began from the old placement ([`Request::previous`])
 //! differs from it only where it is better; so with costs that stay as they are, decisions come to an end.
 
+use super::copies::{self, Settled};
 use super::model::{self, ModelProblem};
 use super::solver::{Problem, portfolio};
 use super::{Placement, Request, Solved, resolve};
@@ -78,8 +79,11 @@ pub fn replace(
     let new = new.ok_or_else(|| Error::internal("the proposal uses devices that are not in the set"))?;
     let old: Option<Vec<usize>> = nodes.iter().map(|id| index(previous, id)).collect();
     let n_moved = old.as_ref().map_or(nodes.len(), |old| old.iter().zip(&new).filter(|(o, n)| o != n).count());
+    let may_copy = copies::may_copy(g, &nodes, request, &resolved);
     let solution = old.as_ref().and_then(|old| on_devices(&problem, old));
-    let (Some(old), Some(solution)) = (old, solution) else {
+    let settled =
+        solution.map(|s| copies::settle(&problem, s, &may_copy)).filter(|s| s.solution.score.0 == Bytes::ZERO);
+    let (Some(old), Some(settled)) = (old, settled) else {
         let (kept, step) = (Nanos::INFINITY, proposed.makespan);
         return Ok(Replacement {
             placement: proposed,
@@ -90,17 +94,17 @@ pub fn replace(
             n_moved,
         });
     };
-    let (kept, step) = (solution.timeline.makespan, proposed.makespan);
+    let (kept, step) = (settled.solution.timeline.makespan, proposed.makespan);
     let rebuild = if n_moved == 0 { Nanos::ZERO } else { horizon.rebuild };
     let cost = moved_constants(&problem, &old, &new) + rebuild;
     let gain = kept.saturating_sub(step);
     let is_large = u128::from(gain.0) * 100 > u128::from(LEAST_GAIN_PERCENT) * u128::from(kept.0);
     let adopted = n_moved > 0 && is_large && gain.times(horizon.steps) > cost;
-    let placement = if adopted { proposed } else { rescheduled(previous, problem, nodes, solution) };
+    let placement = if adopted { proposed } else { rescheduled(previous, problem, nodes, settled, may_copy) };
     Ok(Replacement { placement, adopted, kept, proposed: step, cost, n_moved })
 }
 
-/// The best schedule with every task on a given device; nothing if that is not possible or keeps no memory limit.
+/// The best schedule with every task on a given device; nothing if that is not possible.
 fn on_devices(p: &Problem, device: &[usize]) -> Option<portfolio::Solution> {
     if (0..p.n_tasks()).any(|t| !p.cost(t, device[t]).is_finite()) {
         return None;
@@ -110,7 +114,7 @@ fn on_devices(p: &Problem, device: &[usize]) -> Option<portfolio::Solution> {
     let refine_tasks = (super::REFINE_TASKS * p.n_tasks() as u64).min(super::MAX_REFINE_TASKS);
     let options =
         portfolio::Options { refine_tasks, bound_nodes: 0, search_nodes: 0, ..portfolio::Options::new(&fixed) };
-    portfolio::solve(&fixed, &options, &|a| a.name()).filter(|s| s.score.0 == Bytes::ZERO)
+    portfolio::solve(&fixed, &options, &|a| a.name())
 }
 
 /// Time to bring constants to devices that did not have them, one after another.
@@ -128,7 +132,14 @@ fn moved_constants(p: &Problem, old: &[usize], new: &[usize]) -> Nanos {
 }
 
 /// A placement as it was, with the times of a schedule on the same devices.
-fn rescheduled(previous: &Placement, p: Problem, nodes: Vec<NodeId>, s: portfolio::Solution) -> Placement {
+fn rescheduled(
+    previous: &Placement,
+    p: Problem,
+    nodes: Vec<NodeId>,
+    settled: Settled,
+    may_copy: Vec<bool>,
+) -> Placement {
+    let s = &settled.solution;
     let mut placement = previous.clone();
     for (t, id) in nodes.iter().enumerate() {
         if let Some(placed) = &mut placement.nodes[id.0 as usize] {
@@ -137,10 +148,11 @@ fn rescheduled(previous: &Placement, p: Problem, nodes: Vec<NodeId>, s: portfoli
     }
     placement.makespan = s.timeline.makespan;
     placement.lower_bound = (Nanos::ZERO, "none of a placement that was kept".into());
-    placement.peak_bytes = s.timeline.peak_bytes(&p);
+    placement.peak_bytes = s.timeline.peak_bytes(settled.problem(&p));
+    placement.copies = copies::nodes(&p, &settled, &nodes);
     placement.solved = previous.solved.as_deref().map(|old| {
         let (options, names) = (old.options.clone(), old.names.clone());
-        Arc::new(Solved { problem: p, solution: s, options, nodes, names })
+        Arc::new(Solved::new(p, settled, options, nodes, names, may_copy))
     });
     placement
 }

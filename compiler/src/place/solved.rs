@@ -1,5 +1,6 @@
 //! What a placement of a model came from: the problem, its solution, and the names of nodes in plans and explanations.
 
+use super::copies::Settled;
 use super::explain::{Label, Subject, unique_names};
 use super::plan::{self, Names, Planned};
 use super::resolve::Resolved;
@@ -13,16 +14,39 @@ use gristmill_runtime::device::{DeviceName, DeviceSpec};
 /// A solved problem of a model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Solved {
-    /// The problem, without the plan if there was one.
+    /// The problem, without the plan if there was one, and without copies.
     pub problem: Problem,
+    /// The problem with copies, if there are any.
+    pub copied: Option<Problem>,
+    /// Which tasks may run more than once.
+    pub may_copy: Vec<bool>,
     /// Its solution.
     pub solution: Solution,
     /// How it was solved.
     pub options: Options,
     /// Node of each task.
     pub nodes: Vec<NodeId>,
-    /// Name of each task: the path of the node, or op and number; what comes again has a number behind.
+    /// Name of each task: the path of the node, or op and number; what comes again has a number behind. Those of copies come last.
     pub names: Vec<String>,
+}
+
+impl Solved {
+    pub(super) fn new(
+        problem: Problem,
+        settled: Settled,
+        options: Options,
+        nodes: Vec<NodeId>,
+        mut names: Vec<String>,
+        may_copy: Vec<bool>,
+    ) -> Solved {
+        let Settled { solution, copied } = settled;
+        names.truncate(nodes.len());
+        for copy in copied.iter().flat_map(|c| &c.copies) {
+            names.push(format!("{} (copy)", names[copy.task as usize]));
+        }
+        let (names, copied) = (unique_names(names), copied.map(|c| c.problem));
+        Solved { problem, copied, may_copy, solution, options, nodes, names }
+    }
 }
 
 /// Names of tasks, each once.
@@ -70,9 +94,11 @@ impl Placement {
         }
         // Tensors have the same numbers in all problems of one graph.
         if let Some(solved) = self.solved.as_deref().filter(|s| s.nodes == nodes) {
-            let moved =
-                |t: &Transfer| Some(Transfer { from: index[t.from as usize]?, to: index[t.to as usize]?, ..*t });
-            timeline.transfers = solved.solution.timeline.transfers.iter().filter_map(moved).collect();
+            let n = solved.problem.tensors.len();
+            for t in solved.solution.timeline.transfers.iter().filter(|t| (t.tensor as usize) < n) {
+                let (from, to) = (index[t.from as usize]?, index[t.to as usize]?);
+                timeline.transfers.push(Transfer { from, to, ..*t });
+            }
         }
         Some(timeline)
     }
@@ -82,22 +108,29 @@ impl Placement {
     /// Errors for placements by hand, which have no prediction.
     pub fn subject<'a>(&'a self, g: &'a Graph) -> Result<Subject<'a>> {
         let solved = self.solved.as_deref().ok_or_else(|| Error::invalid("a placement by hand has no explanation"))?;
-        let label = |(&id, name): (&NodeId, &String)| {
-            let reason = self.nodes[id.0 as usize].as_ref().map(|p| &p.reason);
+        let n = solved.nodes.len();
+        let label = |(i, name): (usize, &String)| {
+            let copy = i.checked_sub(n).and_then(|i| self.copies.get(i));
+            let id = copy.map_or_else(|| solved.nodes[i], |c| c.node);
+            let placed = copy.map(|c| &c.placed).or(self.nodes[id.0 as usize].as_ref());
+            let reason = placed.map(|p| &p.reason);
             let node = g.node(id);
             let attrs: Vec<String> = node.op.attrs().into_iter().map(|(_, v)| v).collect();
             Label {
                 name: name.clone(),
                 op: format!("{} {}", node.op.name(), attrs.join(" ")).trim().to_owned(),
                 reason: reason.filter(|r| !matches!(r, Reason::Chosen | Reason::OnlyDevice)).map(Reason::to_string),
+                is_copy: copy.is_some(),
             }
         };
         Ok(Subject {
             name: &g.name,
-            problem: &solved.problem,
+            problem: solved.copied.as_ref().unwrap_or(&solved.problem),
+            base: &solved.problem,
+            may_copy: &solved.may_copy,
             solution: &solved.solution,
             devices: self.devices.iter().map(|d| d.to_string()).collect(),
-            tasks: solved.nodes.iter().zip(&solved.names).map(label).collect(),
+            tasks: solved.names.iter().enumerate().map(label).collect(),
             downgrades: self.warnings.iter().chain(&self.log).cloned().collect(),
             options: solved.options.clone(),
         })

@@ -1,16 +1,19 @@
 //! The files of bare placement problems: `task-graph/1` and `topology/1` in, `placement/1` out. JSON; times in nanoseconds, sizes in bytes.
 
 use super::explain::{Explanation, Label, Subject};
+use super::shortage;
 use super::solver::portfolio::{Options, Solution};
 use super::solver::{Device, Links, Parts, Payload, Problem, Refused, Task, Tensor, Timeline};
 use crate::cost::{Bytes, LinkProfile, Nanos};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::nearest::nearest;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// Longest run time of a task, so that sums over a million tasks fit.
+/// Longest time of a task or transfer, so that sums over a million of them fit.
 const MOST_NS: u64 = 1 << 44;
+/// Most bytes of an output or of what is resident: 16 TiB.
+const MOST_BYTES: u64 = 1 << 44;
 
 /// A task graph as the file has it.
 #[derive(Clone, Debug, Deserialize)]
@@ -216,6 +219,9 @@ impl TaskGraph {
     /// Errors, naming nodes and devices, on edges to nowhere, names that come twice, unknown devices, rings, and nodes or groups that no device can run.
     pub fn problem(&self, topology: &Topology) -> Result<Problem> {
         expect_unique("node", self.nodes.iter().map(|n| n.name.as_str()))?;
+        self.nodes.iter().try_for_each(Node::expect_sizes)?;
+        let links = topology.links()?;
+        self.expect_transfers(&links)?;
         let consumers = self.consumers()?;
         let mut groups: BTreeMap<&str, u32> = BTreeMap::new();
         let mut tasks = Vec::with_capacity(self.nodes.len());
@@ -238,14 +244,25 @@ impl TaskGraph {
             });
             tensors.push((Tensor { producer: i as u32, payload }, consumers));
         }
-        let parts = Parts {
-            devices: topology.solver_devices(),
-            links: topology.links()?,
-            tasks,
-            tensors,
-            constants: Vec::new(),
-        };
+        let parts = Parts { devices: topology.solver_devices(), links, tasks, tensors, constants: Vec::new() };
         Problem::new(parts).map_err(|refused| self.refusal(refused, topology))
+    }
+
+    /// Errors when the largest output takes too long over a link.
+    fn expect_transfers(&self, links: &Links) -> Result<()> {
+        let largest = self.nodes.iter().max_by_key(|n| n.output_bytes);
+        let Some((node, bytes)) = largest.and_then(|n| n.output_bytes.map(|b| (n, b))) else { return Ok(()) };
+        let classes = links.count_classes();
+        match classes.iter().find(|(l, n)| *n > 0 && l.transfer(Bytes(bytes)).0 > MOST_NS) {
+            None => Ok(()),
+            Some((link, _)) => {
+                let message = format!(
+                    "its output_bytes {bytes} take too long over a link of {} B/s; expected at most {MOST_NS} ns, about five hours",
+                    link.bytes_per_second
+                );
+                Err(Error::invalid(message).at(&node.name).hint("a higher bytes_per_second"))
+            }
+        }
     }
 
     /// Consumers of each node, each once.
@@ -341,6 +358,23 @@ impl TaskGraph {
     }
 }
 
+impl Node {
+    /// Errors on numbers that leave no room for sums.
+    fn expect_sizes(&self) -> Result<()> {
+        let numbers = [
+            ("output_bytes", self.output_bytes.unwrap_or(0), MOST_BYTES, "16 TiB"),
+            ("resident_bytes", self.resident_bytes, MOST_BYTES, "16 TiB"),
+            ("output_host_copy_ns", self.output_host_copy_ns.unwrap_or(0), MOST_NS, "about five hours"),
+        ];
+        match numbers.into_iter().find(|(_, value, most, _)| value > most) {
+            None => Ok(()),
+            Some((key, value, most, words)) => {
+                Err(Error::invalid(format!("{key} is {value}; expected at most {most}, {words}")).at(&self.name))
+            }
+        }
+    }
+}
+
 impl Topology {
     /// Reads `topology/1`.
     ///
@@ -356,6 +390,11 @@ impl Topology {
             topology.links.iter().map(|l| l.bytes_per_second).chain(topology.default_link.map(|l| l.bytes_per_second));
         if rates.into_iter().any(|r| r == 0) {
             return Err(Error::invalid("topology: a link has bytes_per_second 0; expected at least 1"));
+        }
+        let latencies = topology.links.iter().map(|l| l.latency_ns).chain(topology.default_link.map(|l| l.latency_ns));
+        if let Some(ns) = latencies.into_iter().find(|&ns| ns > MOST_NS) {
+            let message = format!("topology: a link has latency_ns {ns}; expected at most {MOST_NS}, about five hours");
+            return Err(Error::invalid(message));
         }
         Ok(topology)
     }
@@ -505,11 +544,17 @@ pub fn subject<'a>(
     solution: &'a Solution,
     options: Options,
 ) -> Subject<'a> {
-    let label =
-        |(t, node): (usize, &Node)| Label { name: node.name.clone(), op: node.op.clone(), reason: graph.reason(p, t) };
+    let label = |(t, node): (usize, &Node)| Label {
+        name: node.name.clone(),
+        op: node.op.clone(),
+        reason: graph.reason(p, t),
+        is_copy: false,
+    };
     Subject {
         name: &graph.name,
         problem: p,
+        base: p,
+        may_copy: &[],
         solution,
         devices: topology.devices.iter().map(|d| d.name.clone()).collect(),
         tasks: graph.nodes.iter().enumerate().map(label).collect(),
@@ -518,21 +563,23 @@ pub fn subject<'a>(
     }
 }
 
-/// The error of a problem whose memory limits no placement was found to keep.
-pub fn over_memory(graph: &TaskGraph, topology: &Topology, p: &Problem, nearest: &Timeline) -> Error {
-    let peaks = nearest.peak_bytes(p);
-    let over = topology.devices.iter().zip(&peaks).filter(|(d, peak)| d.memory_bytes.is_some_and(|m| peak.0 > m));
-    let lines: Vec<String> =
-        over.map(|(d, peak)| format!("{} needs {peak} of {}", d.name, Bytes(d.memory_bytes.unwrap_or(0)))).collect();
-    let largest =
-        (0..p.n_groups()).max_by_key(|&g| p.members.row(g).iter().map(|&t| p.resident[t as usize]).sum::<Bytes>());
-    let group = largest.map(|g| p.members.row(g)).unwrap_or_default();
-    let names: Vec<&str> = group.iter().take(4).map(|&t| graph.nodes[t as usize].name.as_str()).collect();
-    let bytes: Bytes = group.iter().map(|&t| p.resident[t as usize]).sum();
-    let message = format!(
-        "no placement found that keeps the memory limits; nearest: {}; the largest group is {} with {bytes} resident",
-        lines.join(", "),
-        names.join(", ")
-    );
-    Error::new(ErrorKind::OutOfMemory, message).hint("a higher memory_bytes there, or one more device")
+/// The error of a problem whose memory limits no placement was found to keep; the nearest one needs `peaks`.
+pub fn over_memory(graph: &TaskGraph, topology: &Topology, p: &Problem, peaks: &[Bytes]) -> Error {
+    let group = |task: usize| {
+        let name = graph.nodes[task].colocate.as_ref()?;
+        let members = p.members.row(p.group_of[task] as usize);
+        let shown: Vec<&str> = members.iter().take(4).map(|&t| graph.nodes[t as usize].name.as_str()).collect();
+        let more = if members.len() > shown.len() { ", ..." } else { "" };
+        Some(format!("{name:?} of {} nodes ({}{more})", members.len(), shown.join(", ")))
+    };
+    let names = shortage::Names {
+        task: &|t| format!("node {:?}", graph.nodes[t].name),
+        group: &group,
+        devices: topology.devices.iter().map(|d| d.name.clone()).collect(),
+        limit: &|d, new| format!("memory_bytes of {} at {}", topology.devices[d].name, new.0),
+    };
+    shortage::error(p, peaks, &names)
 }
+
+#[cfg(test)]
+mod tests;

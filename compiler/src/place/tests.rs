@@ -4,6 +4,7 @@ use super::*;
 use crate::DType;
 use crate::cluster;
 use crate::cost::LinkProfile;
+use crate::error::ErrorKind;
 use crate::ir::{DeviceRequest, GraphBuilder, Op, Requested, ScalarOp, ValueId};
 use crate::testing::{Rng, random_wiring};
 use std::collections::BTreeSet;
@@ -122,6 +123,7 @@ fn memory_limits_are_kept_or_named() {
     r.devices.limit_memory("cpu:*", Bytes(1000)).unwrap();
     let e = place_err(&g, &r);
     assert_eq!(e.kind(), ErrorKind::OutOfMemory);
+    insta::assert_snapshot!(e, @"no placement found that keeps the memory limits; nearest: /device:CPU:0 needs 3.0 MiB of 1000 B; /left/a/MatMul alone needs 1.0 MiB while it runs: 1023.0 KiB more than /device:CPU:0 has, the largest device that it can be on (try: --mem /device:CPU:0=3145728 (3.0 MiB more))");
     assert!(r.devices.limit_memory("gpu:0", Bytes(1)).is_err());
 }
 

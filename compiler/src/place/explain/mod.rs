@@ -26,8 +26,12 @@ use std::collections::BTreeSet;
 pub struct Subject<'a> {
     /// Name of the graph.
     pub name: &'a str,
-    /// The problem.
+    /// The problem, with copies if there are any.
     pub problem: &'a Problem,
+    /// The problem without copies: questions of other machines are about it.
+    pub base: &'a Problem,
+    /// Which tasks may run more than once; none of a bare problem.
+    pub may_copy: &'a [bool],
     /// Its solution, which keeps the memory limits.
     pub solution: &'a Solution,
     /// Names of the devices.
@@ -49,6 +53,8 @@ pub struct Label {
     pub op: String,
     /// What narrowed its devices, if anything.
     pub reason: Option<String>,
+    /// It runs again what another task runs too.
+    pub is_copy: bool,
 }
 
 /// All that there is to say about a placement. Times in nanoseconds, sizes in bytes, shares in percent of the makespan.

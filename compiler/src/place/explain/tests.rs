@@ -70,10 +70,20 @@ fn with_random(rng: &mut Rng, shape: Shape, f: impl FnOnce(&Subject)) {
     let p = random(rng, shape);
     let options = portfolio::Options { refine_tasks: 2_000, search_nodes: 100, ..portfolio::Options::new(&p) };
     let solution = portfolio::solve(&p, &options, &Algorithm::name).unwrap();
-    let label = |t| Label { name: format!("t{t}"), op: String::new(), reason: None };
+    let label = |t| Label { name: format!("t{t}"), op: String::new(), reason: None, is_copy: false };
     let devices = (0..p.n_devices()).map(|d| format!("/d:{d}")).collect();
     let tasks = (0..p.n_tasks()).map(label).collect();
-    f(&Subject { name: "random", problem: &p, solution: &solution, devices, tasks, downgrades: Vec::new(), options });
+    f(&Subject {
+        name: "random",
+        problem: &p,
+        base: &p,
+        may_copy: &[],
+        solution: &solution,
+        devices,
+        tasks,
+        downgrades: Vec::new(),
+        options,
+    });
 }
 
 const SHAPE: Shape = Shape { constrained: true, ..Shape::small(14, 3) };

@@ -2,6 +2,7 @@
 
 use super::Subject;
 use crate::cost::{Bytes, LinkProfile, Nanos};
+use crate::place::copies;
 use crate::place::solver::portfolio::{self, Algorithm, Options};
 use crate::place::solver::{Payload, Problem, Timeline};
 use serde::Serialize;
@@ -37,7 +38,7 @@ pub struct Scaling {
 
 /// All questions.
 pub(super) fn what_if(s: &Subject) -> Vec<WhatIf> {
-    let p = s.problem;
+    let p = s.base;
     let mut answers: Vec<WhatIf> = Vec::new();
     if p.n_devices() > 1 {
         let mut known: Vec<(usize, WhatIf)> = Vec::new();
@@ -63,7 +64,7 @@ pub(super) fn what_if(s: &Subject) -> Vec<WhatIf> {
 
 /// How the makespan falls with the number of devices.
 pub(super) fn scaling(s: &Subject) -> Option<Scaling> {
-    let (p, t) = (s.problem, &s.solution.timeline);
+    let (p, t) = (s.base, &s.solution.timeline);
     let n = p.n_devices();
     if n < 2 || p.n_tasks() == 0 {
         return None;
@@ -99,7 +100,7 @@ fn counts(n: usize) -> Vec<usize> {
 }
 
 fn on_some(s: &Subject, devices: &[usize]) -> Option<u64> {
-    let part = s.problem.only(devices).ok()?;
+    let part = s.base.only(devices).ok()?;
     best_on(s, &part, devices, None).map(|m| m.0)
 }
 
@@ -108,8 +109,8 @@ fn without(s: &Subject, device: usize) -> WhatIf {
     if !t.device.contains(&(device as u32)) {
         return answer(s, "", Some(t.makespan));
     }
-    let others: Vec<usize> = (0..s.problem.n_devices()).filter(|&d| d != device).collect();
-    match s.problem.only(&others) {
+    let others: Vec<usize> = (0..s.base.n_devices()).filter(|&d| d != device).collect();
+    match s.base.only(&others) {
         Ok(part) => answer(s, "", best_on(s, &part, &others, None)),
         Err(task) => {
             WhatIf { why_not: Some(format!("{} can run nowhere else", s.tasks[task].name)), ..answer(s, "", None) }
@@ -155,7 +156,7 @@ fn best_on(s: &Subject, part: &Problem, devices: &[usize], previous: Option<Time
         previous,
         ..s.options.clone()
     };
-    let found = portfolio::solve(part, &options, &Algorithm::name)?;
+    let found = copies::settle(part, portfolio::solve(part, &options, &Algorithm::name)?, s.may_copy).solution;
     (found.score.0 == Bytes::ZERO).then_some(found.timeline.makespan)
 }
 

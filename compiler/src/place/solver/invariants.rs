@@ -3,7 +3,7 @@
 //! 1 each task is on one device that can run it; 2 groups are on one device; 3 pins hold; 4 the same problem gives the same answer; 5 timelines are
 //! valid; 6 no bound is above an answer, and a proven optimum is between; 7 the answer is no worse than any member of the portfolio; 8 refinement
 //! makes nothing worse; 9 delta simulation is full simulation; 10 peaks keep the limits, or the answer says that they do not; 11 one transfer per
-//! tensor and destination, and no bytes but theirs; 15 a device more, or more bandwidth, makes nothing worse when the search starts from the old
+//! tensor and destination, and no bytes but theirs; 14 late transfers neither lengthen anything nor raise a peak; 15 a device more, or more bandwidth, makes nothing worse when the search starts from the old
 //! answer; 16 all times `k` times as long make everything `k` times as long; 17 names do not matter, as far as ties let them; 18 an answer placed
 //! again is that answer; 19 and nothing is adopted; 20 ordering edges of no bytes hold across devices.
 //!
@@ -260,6 +260,33 @@ fn random_change(rng: &mut Rng, p: &Problem, device: &mut [u32], keys: &mut [u64
         changed.push(t as u32);
     }
     changed
+}
+
+#[test]
+fn late_transfers_only_save_memory() {
+    let (mut n_late, mut n_lower) = (0, 0);
+    for (c, mut rng) in cases(10_000, 60, any) {
+        let device = random_devices(&mut rng, &c.p);
+        let keys = ranks::keys_of(&c.p, &ranks::placed_tails(&c.p, &device));
+        for before in [simulate(&c.p, &device, &keys, LinkOrder::Urgent), algorithms::heft(&c.p, list::Insertion::Gaps)]
+        {
+            let after = receive::delay(&c.p, before.clone());
+            expect_valid(&c.p, &after, &c.what);
+            assert_eq!(
+                (&before.device, &before.start, &before.end),
+                (&after.device, &after.start, &after.end),
+                "14: {}",
+                c.what
+            );
+            let (old, new) = (before.peak_bytes(&c.p), after.peak_bytes(&c.p));
+            assert!(new.iter().zip(&old).all(|(n, o)| n <= o), "14: {}: {new:?} {old:?}", c.what);
+            n_late += u32::from(before != after);
+            n_lower += u32::from(new != old);
+            assert!(before == after || new != old, "14: {}: delayed for nothing", c.what);
+            assert_eq!(fit::key(&c.p, &after).1, before.makespan, "14: {}", c.what);
+        }
+    }
+    assert!(n_late > 5 && n_lower > 5, "{n_late} delayed, {n_lower} lowered");
 }
 
 /// The answer on a changed machine, begun from the old one.

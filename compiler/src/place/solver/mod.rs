@@ -8,6 +8,7 @@ pub mod bounds;
 pub mod calls;
 pub mod chain;
 pub mod check;
+pub mod copies;
 pub mod exact;
 pub mod fit;
 pub mod fold;
@@ -19,6 +20,7 @@ pub mod portfolio;
 pub mod previous;
 pub mod problem;
 pub mod ranks;
+pub mod receive;
 pub mod refine;
 mod rows;
 #[cfg(test)]

@@ -275,7 +275,7 @@ fn first_gap(taken: &[(u64, u64)], place: u64, length: u64, period: u64) -> Opti
 }
 
 /// The tasks in an order that is as near to `wish` as dependences allow.
-fn topological(p: &Problem, wish: &[u32]) -> Vec<u32> {
+pub(super) fn topological(p: &Problem, wish: &[u32]) -> Vec<u32> {
     let mut place = vec![0u32; p.n_tasks()];
     wish.iter().enumerate().for_each(|(i, &t)| place[t as usize] = i as u32);
     let mut waiting: Vec<u32> = (0..p.n_tasks()).map(|t| p.inputs.row(t).len() as u32).collect();

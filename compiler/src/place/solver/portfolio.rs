@@ -10,7 +10,7 @@ use super::ranks;
 use super::refine::{Budget, Move, Moves, refine_logged};
 use super::simulate::{LinkOrder, simulate};
 use super::timeline::Timeline;
-use super::{baechi, exact, fold, singles, slices};
+use super::{baechi, exact, fold, receive, singles, slices};
 use crate::cost::{Bytes, Nanos};
 use std::collections::BTreeMap;
 
@@ -346,6 +346,10 @@ impl Run<'_> {
 
     fn finish(mut self) -> Option<Solution> {
         let (mut score, mut algorithm, mut timeline) = self.proposals.into_iter().next()?;
+        if self.options.only.is_none() {
+            timeline = receive::delay(self.p, timeline);
+            score = fit::key(self.p, &timeline);
+        }
         if let Some(k) = self.kept.filter(|k| k.key <= score) {
             (score, algorithm, timeline) = (k.key, PREVIOUS.into(), k.timeline);
         }

@@ -199,6 +199,26 @@ impl Problem {
         Ok(p)
     }
 
+    /// What it is made of, groups as narrow as they are.
+    pub fn parts(&self) -> Parts {
+        let task = |t: usize| Task {
+            cost: self.costs(t).to_vec(),
+            resident: self.resident[t],
+            constants: self.constants_of.row(t).to_vec(),
+            scratch: self.scratch[t],
+            group: Some(self.group_of[t]).filter(|&g| self.members.row(g as usize).len() > 1),
+            is_view: self.is_view[t],
+        };
+        let tensors = self.tensors.iter().enumerate().map(|(x, t)| (*t, self.consumers.row(x).to_vec()));
+        Parts {
+            devices: self.devices.clone(),
+            links: self.links.clone(),
+            tasks: (0..self.n_tasks()).map(task).collect(),
+            tensors: tensors.collect(),
+            constants: self.constants.clone(),
+        }
+    }
+
     /// Number of tasks.
     pub fn n_tasks(&self) -> usize {
         self.group_of.len()

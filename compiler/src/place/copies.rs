@@ -1,0 +1,159 @@
+//! Nodes that run more than once: which may, which do, and the graph in which each copy is a node of its own.
+
+use super::pins::{paths, wishes};
+use super::resolve::Resolved;
+use super::solver::copies::{self, Copied};
+use super::solver::portfolio::Solution;
+use super::solver::{Problem, bounds, fit};
+use super::{Placed, Placement, Reason, Request};
+use crate::cost::{Bytes, LinkProfile, Nanos};
+use crate::error::{Error, Result};
+use crate::ir::{Def, Graph, Node, NodeId, OpClass, ValueId};
+use crate::passes::Rebuild;
+use crate::schedule::variable_uses;
+use std::collections::BTreeSet;
+
+/// A node that runs again.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CopiedNode {
+    /// The node.
+    pub node: NodeId,
+    /// Where, when and why the copy runs.
+    pub placed: Placed,
+    /// What takes the results of the copy.
+    pub users: Vec<User>,
+}
+
+/// What takes the results of a copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum User {
+    /// A node of the graph.
+    Node(NodeId),
+    /// A copy, by its place among [`Placement::copies`].
+    Copy(usize),
+}
+
+/// A solution, with the copies that make it better.
+pub(super) struct Settled {
+    pub solution: Solution,
+    pub copied: Option<Copied>,
+}
+
+impl Settled {
+    /// The problem that the solution is one of.
+    pub fn problem<'a>(&'a self, base: &'a Problem) -> &'a Problem {
+        self.copied.as_ref().map_or(base, |c| &c.problem)
+    }
+}
+
+/// Tasks simulated in the search for copies, by task of the model and at most.
+const COPY_TASKS: u64 = 100;
+const MAX_COPY_TASKS: u64 = 300_000;
+
+/// Adds the copies that help: cheap nodes instead of transfers, or, where memory limits are not kept, nodes that run again instead of holding their
+/// results. `may_copy` says which tasks may run again.
+pub(super) fn settle(p: &Problem, mut solution: Solution, may_copy: &[bool]) -> Settled {
+    let tasks = (COPY_TASKS * p.n_tasks() as u64).min(MAX_COPY_TASKS);
+    let fits = solution.score.0 == Bytes::ZERO;
+    let find = if fits { copies::replicate } else { copies::recompute };
+    let copied = if may_copy.contains(&true) { find(p, &solution.timeline, may_copy, tasks) } else { None };
+    if let Some(c) = &copied {
+        // Bounds take it that each task runs once; without transfers they hold for copies too.
+        let mut free = p.clone();
+        free.links = free.links.map(|_| LinkProfile { latency: Nanos::ZERO, bytes_per_second: u64::MAX });
+        let bound = bounds::quick(&free);
+        (solution.lower_bound, solution.bound) = (bound.value, format!("{} without transfers", bound.name));
+        solution.algorithm.push_str(if fits { "+replicate" } else { "+recompute" });
+        solution.score = fit::key(&c.problem, &c.timeline);
+        solution.timeline = c.timeline.clone();
+        if !solution.moved.is_empty() {
+            solution.moved.resize(c.problem.n_groups(), None);
+        }
+    }
+    Settled { solution, copied }
+}
+
+/// Which tasks may run more than once: those whose only effect is their results, of which nothing is asked, and that nothing is ordered by.
+pub(super) fn may_copy(g: &Graph, nodes: &[NodeId], request: &Request, resolved: &Resolved) -> Vec<bool> {
+    let ordered: BTreeSet<NodeId> = g.nodes().flat_map(|(_, n)| n.control.iter().copied()).collect();
+    let asked: Vec<_> = g.nodes().map(|(_, n)| wishes(n, &request.pins)).collect();
+    let groups = asked.iter().flatten().flat_map(|(_, wish)| wish.groups.keys());
+    let named: BTreeSet<String> = groups.map(|group| group.to_string()).collect();
+    let may = |id: &NodeId| {
+        let node = g.node(*id);
+        let allowed = resolved.allowed[id.0 as usize].as_ref();
+        is_pure(node)
+            && asked[id.0 as usize].is_empty()
+            && !paths(node).iter().any(|path| named.contains(*path))
+            && node.control.is_empty()
+            && !ordered.contains(id)
+            && allowed.is_some_and(|a| a.group.is_none() && matches!(a.reason, Reason::Chosen | Reason::OnlyDevice))
+    };
+    nodes.iter().map(may).collect()
+}
+
+/// Results depend on operands alone, and nothing else does on the node; in its regions too.
+fn is_pure(node: &Node) -> bool {
+    !matches!(node.op.class(), OpClass::State | OpClass::Transfer)
+        && variable_uses(node).is_empty()
+        && node.regions.iter().all(|r| r.nodes().all(|(_, n)| is_pure(n)))
+}
+
+/// The copies of a solved problem as nodes.
+pub(super) fn nodes(p: &Problem, settled: &Settled, nodes: &[NodeId]) -> Vec<CopiedNode> {
+    let Some(copied) = &settled.copied else { return Vec::new() };
+    let t = &copied.timeline;
+    let user = |&u: &u32| match nodes.get(u as usize) {
+        Some(&id) => User::Node(id),
+        None => User::Copy(u as usize - nodes.len()),
+    };
+    let node = |(i, copy): (usize, &copies::Copy)| {
+        let at = nodes.len() + i;
+        let (task, device) = (copy.task as usize, copy.device as usize);
+        let cost = p.cost(task, device);
+        let reason = match t.device[task] == copy.device {
+            true => format!("a copy: {cost} again instead of holding the results until then"),
+            false => {
+                let sent = p.outputs.row(task).iter().map(|&x| p.transfer(x as usize, t.device[task] as usize, device));
+                format!("a copy: {cost} there instead of {} of transfers", sent.sum::<Nanos>())
+            }
+        };
+        let placed = Placed { device, start: t.start[at], end: t.end[at], reason: Reason::Copy(reason) };
+        CopiedNode { node: nodes[task], placed, users: copy.users.iter().map(user).collect() }
+    };
+    copied.copies.iter().enumerate().map(node).collect()
+}
+
+impl Placement {
+    /// The graph in which each copy is a node right behind its original, and its placement, which has no copies. `g` is the graph that was placed.
+    pub fn expand(&self, g: &Graph) -> Result<(Graph, Placement)> {
+        let mut r = Rebuild::new(g);
+        let mut nodes: Vec<Option<Placed>> = Vec::new();
+        let mut made: Vec<Vec<ValueId>> = vec![Vec::new(); self.copies.len()];
+        for (id, node) in g.nodes() {
+            let inputs = self.operands(g, &r, &made, node, User::Node(id))?;
+            let outputs = r.graph.add_copy(node, &inputs)?;
+            r.mapped(id, node, &outputs);
+            nodes.push(self.nodes[id.0 as usize].clone());
+            for (i, copy) in self.copies.iter().enumerate().filter(|(_, c)| c.node == id) {
+                let inputs = self.operands(g, &r, &made, node, User::Copy(i))?;
+                made[i] = r.graph.add_copy(node, &inputs)?;
+                nodes.push(Some(copy.placed.clone()));
+            }
+        }
+        let placement = Placement { nodes, copies: Vec::new(), solved: None, ..self.clone() };
+        Ok((r.finish(g), placement))
+    }
+
+    /// What a user takes: results of the copies that are for it, and of the nodes themselves.
+    fn operands(&self, g: &Graph, r: &Rebuild, made: &[Vec<ValueId>], node: &Node, user: User) -> Result<Vec<ValueId>> {
+        let operand = |&v: &ValueId| {
+            let Def::Node(maker, result) = g.value(v).def else { return Ok(r.get(v)) };
+            let copy = self.copies.iter().position(|c| c.node == maker && c.users.contains(&user));
+            let Some(copy) = copy else { return Ok(r.get(v)) };
+            let made = made[copy].get(result as usize).copied();
+            made.ok_or_else(|| Error::internal("a copy comes after its user").at_origin(&node.origin))
+        };
+        node.inputs.iter().map(operand).collect()
+    }
+}

@@ -1,0 +1,105 @@
+//! What to say when no placement keeps the memory limits: what is short, and the cheapest way out.
+
+use super::solver::fit::{self, Unfit};
+use super::solver::portfolio::{self, Algorithm, Options};
+use super::solver::{Problem, Timeline};
+use crate::cost::Bytes;
+use crate::error::{Error, ErrorKind};
+
+/// What things are called.
+pub struct Names<'a> {
+    /// A task.
+    pub task: &'a dyn Fn(usize) -> String,
+    /// The group of a task, if it has one.
+    pub group: &'a dyn Fn(usize) -> Option<String>,
+    /// All devices.
+    pub devices: Vec<String>,
+    /// How the limit of a device is set to so many bytes.
+    pub limit: &'a dyn Fn(usize, Bytes) -> String,
+}
+
+/// New limits of some devices.
+type Raises = Vec<(usize, Bytes)>;
+
+/// Problems of more tasks are not placed again to find a cheaper way out.
+const SMALL: usize = 3_000;
+/// Devices whose limit is tried alone.
+const MOST_TRIES: usize = 8;
+
+/// The error of a problem none of whose placements found keeps the limits; the nearest one needs `peaks`.
+pub fn error(p: &Problem, peaks: &[Bytes], names: &Names) -> Error {
+    let nearest = over(p, peaks);
+    let limit = |d: usize| p.devices[d].memory.unwrap_or(Bytes::INFINITY);
+    let lines: Vec<String> =
+        nearest.iter().map(|&(d, peak)| format!("{} needs {peak} of {}", names.devices[d], limit(d))).collect();
+    let unfit = fit::unfit(p);
+    let why = unfit.as_ref().map_or_else(|| "that none does is not proven".to_owned(), |why| proof(p, why, names));
+    let message = format!("no placement found that keeps the memory limits; nearest: {}; {why}", lines.join(", "));
+    let cost = |raises: &Raises| -> Bytes { raises.iter().map(|&(d, new)| new.saturating_sub(limit(d))).sum() };
+    let ways = std::iter::once(nearest).chain(alone(p));
+    let cheapest = ways.min_by_key(|way| (cost(way), way.len())).unwrap_or_default();
+    let raised: Vec<String> = cheapest.iter().map(|&(d, new)| (names.limit)(d, new)).collect();
+    // A task that is too large alone fits on no device like these.
+    let or = if matches!(unfit, Some(Unfit::Task { .. })) { "" } else { ", or one more device" };
+    let hint = format!("{} ({} more){or}", raised.join(" and "), cost(&cheapest));
+    Error::new(ErrorKind::OutOfMemory, message).hint(hint)
+}
+
+/// Devices whose peaks are over their limits.
+fn over(p: &Problem, peaks: &[Bytes]) -> Raises {
+    let is_over = |(d, peak): &(usize, Bytes)| p.devices[*d].memory.is_some_and(|m| *peak > m);
+    peaks.iter().copied().enumerate().filter(is_over).collect()
+}
+
+/// What one device needs when its limit is the only one to go.
+fn alone(p: &Problem) -> Vec<Raises> {
+    let limited: Vec<usize> = (0..p.n_devices()).filter(|&d| p.devices[d].memory.is_some()).collect();
+    if p.n_tasks() > SMALL || limited.len() < 2 {
+        return Vec::new();
+    }
+    let enough = |d: usize| {
+        let mut free = p.clone();
+        free.devices[d].memory = None;
+        let timeline = quick(&free)?;
+        let peak = timeline.peak_bytes(p)[d];
+        let is_way = fit::excess(&free, &timeline) == Bytes::ZERO && p.devices[d].memory.is_some_and(|m| peak > m);
+        is_way.then(|| vec![(d, peak)])
+    };
+    limited.into_iter().take(MOST_TRIES).filter_map(enough).collect()
+}
+
+fn quick(p: &Problem) -> Option<Timeline> {
+    let refine_tasks = 50 * p.n_tasks() as u64;
+    let options = Options { refine_tasks, bound_nodes: 0, search_nodes: 0, ..Options::new(p) };
+    portfolio::solve(p, &options, &Algorithm::name).map(|s| s.timeline)
+}
+
+fn proof(p: &Problem, why: &Unfit, names: &Names) -> String {
+    let name = |task: u32| (names.task)(task as usize);
+    match *why {
+        Unfit::Task { task, needs, most } => {
+            let t = task as usize;
+            let largest = p.feasible(t).max_by_key(|&d| (p.devices[d].memory, std::cmp::Reverse(d)));
+            let device = largest.map_or("", |d| &names.devices[d]);
+            let group = p.members.row(p.group_of[t] as usize);
+            let resident: Bytes = group.iter().map(|&t| p.resident[t as usize]).sum();
+            let held = match (names.group)(t) {
+                Some(group) => format!(", {resident} of it what group {group} holds for the whole step"),
+                None if resident > Bytes::ZERO => format!(", {resident} of it for the whole step"),
+                None => String::new(),
+            };
+            let over = needs.saturating_sub(most);
+            format!(
+                "{} alone needs {needs} while it runs{held}: {over} more than {device} has, the largest device that it can be on",
+                name(task)
+            )
+        }
+        Unfit::Together { task, needs, most } => {
+            let over = needs.saturating_sub(most);
+            format!(
+                "while {} runs, {needs} are live on all devices together: {over} more than the {most} that they have",
+                name(task)
+            )
+        }
+    }
+}
