@@ -9,4 +9,6 @@ mod models;
 mod multi_device;
 mod onnx_cases;
 mod placement;
+mod placement_files;
+mod placement_objectives;
 mod process;

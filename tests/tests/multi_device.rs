@@ -193,3 +193,31 @@ fn devices_and_pins_that_cannot_be_had_are_refused() {
     assert_eq!(elsewhere.kind(), ErrorKind::InvalidInput);
     assert!(elsewhere.to_string().contains("/device:CPU:2 is not in the set"), "{elsewhere}");
 }
+
+/// Random graphs, half of whose nodes are pinned anywhere, so that cheap nodes run again on devices that need their results.
+#[test]
+fn nodes_that_run_again_change_no_result() {
+    let mut rng = Rng(15);
+    let mut n_copies = 0;
+    for seed in 200..240 {
+        let (graph, tensors) = random_graph(seed, &RandomOptions { n_nodes: 16, ..RandomOptions::default() });
+        let mut placed = graph.clone();
+        for id in (0..graph.n_nodes() as u32).map(NodeId) {
+            if rng.one_in(2) {
+                continue;
+            }
+            let device = format!("/device:CPU:{}", rng.below(3));
+            placed.node_mut(id).device = DeviceRequest::parse(&device).unwrap().into_requested();
+        }
+        let alone = compile(&graph, &options("cpu:1", 0)).unwrap().for_inputs(&tensors).unwrap();
+        let apart = compile(&placed, &options("cpu:3", 0)).unwrap().for_inputs(&tensors).unwrap();
+        assert_same(
+            &alone.run(&tensors).unwrap(),
+            &apart.run(&tensors).unwrap(),
+            0.0,
+            &format!("seed {seed}\n{placed}"),
+        );
+        n_copies += apart.lowered.placement.copies.len();
+    }
+    assert!(n_copies > 10, "only {n_copies} nodes ran again");
+}
