@@ -245,7 +245,7 @@ impl Compiled {
         let graph = self.specialised_graph(&key.0, values)?;
         let lowered = lower(graph, &self.options)?;
         let threads = self.options.threads.unwrap_or_else(default_threads);
-        let drivers = drivers(&lowered.program);
+        let drivers = drivers(&lowered.program, &self.options);
         let executor = Executor::new(lowered.program.clone(), &ExecOptions { threads, drivers, ..Default::default() })?;
         let made = Arc::new(Executable { lowered, executor });
         self.lock().insert(key, made.clone());
@@ -267,13 +267,13 @@ impl Compiled {
     }
 }
 
-/// A driver for each device of a program that has memory of its own.
-fn drivers(program: &Program) -> BTreeMap<DeviceName, Arc<dyn Driver>> {
+/// A driver for each device of a program that has memory of its own. [`Options::check`] makes the emulator look for races too.
+fn drivers(program: &Program, options: &Options) -> BTreeMap<DeviceName, Arc<dyn Driver>> {
     let emulated = program.partitions.iter().filter(|p| p.device.kind == DeviceKind::Emu);
     let driver = |p: &Partition| {
         let defaults = Limits::default();
         let limits = Limits { memory_bytes: p.memory_limit.unwrap_or(defaults.memory_bytes), ..defaults };
-        let driver: Arc<dyn Driver> = Arc::new(EmulatedGpu::new(limits, Checks::default()));
+        let driver: Arc<dyn Driver> = Arc::new(EmulatedGpu::new(limits, Checks { races: options.check }));
         (p.device.clone(), driver)
     };
     emulated.map(driver).collect()

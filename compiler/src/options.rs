@@ -34,7 +34,7 @@ pub struct Options {
     pub measured: Arc<Measured>,
     /// GPUs that CUDA code is made for.
     pub gpu_arch: Arch,
-    /// Run the verifier and the independent checkers between stages (always on in debug builds).
+    /// Run the verifier and the independent checkers between stages, and look for races in emulated kernels (always on in debug builds).
     pub check: bool,
     /// Keep what every stage made, for [`crate::pipeline::Lowered::text`]. Otherwise weights are let go as soon as they are packed.
     pub keep_stages: bool,

@@ -79,6 +79,10 @@ pub fn devices(args: &DevicesArgs) -> Result<()> {
         }
         Err(why) => outln!("  CUDA compiler  none: {why}"),
     }
+    outln!(
+        "  EMU  a PTX emulator on this CPU{}",
+        if compiler.is_ok() { "" } else { ", which needs the CUDA compiler" }
+    );
     outln!("logical");
     logical.devices.iter().for_each(|d| outln!("  {}", d.name));
     Ok(())
