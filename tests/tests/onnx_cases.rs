@@ -5,6 +5,8 @@
 //! found through `GRISTMILL_ONNX_CASES`; without it the test says what it left out.
 
 use gristmill::interp::compare::allclose;
+use gristmill::place::DeviceSet;
+use gristmill::testing::nvrtc_or_left_out;
 use gristmill::{Options, Tensor, onnx};
 use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -27,8 +29,8 @@ fn cases(root: &Path) -> Vec<String> {
     kinds.iter().flat_map(|k| list(k)).map(relative).collect()
 }
 
-/// Runs one case. `Err` tells why it does not pass.
-fn run_case(dir: &Path) -> Result<(), String> {
+/// Runs one case on `devices`. `Err` tells why it does not pass.
+fn run_case(dir: &Path, devices: &str) -> Result<(), String> {
     let json = std::fs::read_to_string(dir.join("case.json")).map_err(|e| e.to_string())?;
     let case: serde_json::Value = serde_json::from_str(&json).map_err(|e| e.to_string())?;
     if let Some(kind) = non_tensor(&case) {
@@ -36,7 +38,8 @@ fn run_case(dir: &Path) -> Result<(), String> {
     }
     let (rtol, atol) = (case["rtol"].as_f64().unwrap_or(1e-3), case["atol"].as_f64().unwrap_or(1e-7));
     let model = onnx::load(dir.join("model.onnx")).map_err(|e| e.to_string())?;
-    let options = Options { threads: Some(1), ..Options::default() };
+    let devices = DeviceSet::parse(devices, 1).map_err(|e| e.to_string())?;
+    let options = Options { threads: Some(1), devices, ..Options::default() };
     let compiled = gristmill::compile(&model, &options).map_err(|e| e.to_string())?;
     for k in 0.. {
         let data = dir.join(format!("test_data_set_{k}"));
@@ -80,12 +83,12 @@ fn tensors(dir: &Path, prefix: &str) -> Result<Vec<(String, Tensor)>, String> {
 }
 
 /// Outcome of every case; a panic is an outcome too, and never passes.
-fn run_all(root: &Path, names: &[String]) -> BTreeMap<String, Result<(), String>> {
+fn run_all(root: &Path, names: &[String], devices: &str) -> BTreeMap<String, Result<(), String>> {
     let (next, results) = (AtomicUsize::new(0), Mutex::new(BTreeMap::new()));
     let worker = || {
         while let Some(name) = names.get(next.fetch_add(1, Ordering::Relaxed)) {
-            let outcome =
-                catch_unwind(AssertUnwindSafe(|| run_case(&root.join(name)))).unwrap_or_else(|_| Err("PANIC".into()));
+            let outcome = catch_unwind(AssertUnwindSafe(|| run_case(&root.join(name), devices)))
+                .unwrap_or_else(|_| Err("PANIC".into()));
             results.lock().unwrap().insert(name.clone(), outcome);
         }
     };
@@ -93,18 +96,42 @@ fn run_all(root: &Path, names: &[String]) -> BTreeMap<String, Result<(), String>
     results.into_inner().unwrap()
 }
 
-#[test]
-fn conformance_only_grows() {
-    let Some(root) = std::env::var_os("GRISTMILL_ONNX_CASES").map(PathBuf::from) else {
+fn root_or_left_out() -> Option<PathBuf> {
+    let root = std::env::var_os("GRISTMILL_ONNX_CASES").map(PathBuf::from);
+    if root.is_none() {
         eprintln!(
             "left out: the ONNX package's cases; export them with tests/python/export_onnx_cases.py and set GRISTMILL_ONNX_CASES"
         );
+    }
+    root
+}
+
+/// What passes on the CPU passes through CUDA kernels too. Every eighth case, or all with `GRISTMILL_EMULATE_ALL_CASES=1`, which takes minutes;
+/// without the large ones.
+#[test]
+fn listed_cases_pass_on_an_emulated_gpu() {
+    let Some(root) = root_or_left_out() else { return };
+    if nvrtc_or_left_out("the ONNX package's cases on an emulated GPU").is_none() {
         return;
-    };
+    }
+    let step = if std::env::var_os("GRISTMILL_EMULATE_ALL_CASES").is_some() { 1 } else { 8 };
+    let listed = std::fs::read_to_string(LIST).expect("the list is in the repository");
+    let small = listed.lines().filter(|l| !l.is_empty() && !l.starts_with("light/"));
+    let names: Vec<String> = small.step_by(step).map(str::to_owned).collect();
+    let results = run_all(&root, &names, "emu:1");
+    let wrong: Vec<String> =
+        results.iter().filter_map(|(n, r)| r.as_ref().err().map(|e| format!("{n}: {e}"))).collect();
+    assert!(names.len() > 200 && results.len() == names.len(), "{} of {} cases ran", results.len(), names.len());
+    assert!(wrong.is_empty(), "{} of {} cases fail:\n{}", wrong.len(), names.len(), wrong.join("\n"));
+}
+
+#[test]
+fn conformance_only_grows() {
+    let Some(root) = root_or_left_out() else { return };
     let filter = std::env::var("GRISTMILL_CASE_FILTER").unwrap_or_default();
     let names: Vec<String> = cases(&root).into_iter().filter(|n| n.contains(&filter)).collect();
     assert!(!names.is_empty(), "{} holds no cases", root.display());
-    let results = run_all(&root, &names);
+    let results = run_all(&root, &names, "cpu:1");
     let passed: BTreeSet<&str> = results.iter().filter(|(_, r)| r.is_ok()).map(|(n, _)| n.as_str()).collect();
     if let Some(path) = std::env::var_os("GRISTMILL_CASE_REPORT") {
         let lines: Vec<String> = results
