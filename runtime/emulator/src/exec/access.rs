@@ -74,7 +74,10 @@ impl Gang<'_> {
         let size = access.size_bytes;
         let count = (size * access.parts.len()) as u64;
         if access.address.space == AddressSpace::Param {
-            return self.load_params(warp, at, access, &from);
+            return if self.quick_param(warp, at, access) { Ok(()) } else { self.load_params(warp, at, access, &from) };
+        }
+        if self.quick_load(warp, at, access, &from) {
+            return Ok(());
         }
         for lane in lanes(at.active) {
             let (target, address) = self.resolve(at, access.address.space, from[lane]);
@@ -122,6 +125,9 @@ impl Gang<'_> {
 
     pub(super) fn store(&mut self, warp: &mut Warp, at: At, access: &Access) -> Result<()> {
         let to = addresses(warp, &access.address);
+        if self.quick_store(warp, at, access, &to) {
+            return Ok(());
+        }
         let size = access.size_bytes;
         let count = (size * access.parts.len()) as u64;
         for lane in lanes(at.active) {

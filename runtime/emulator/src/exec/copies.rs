@@ -98,7 +98,13 @@ impl Gang<'_> {
             let count = u64::from(copy.bytes);
             let want = Want { lane: copy.lane, target: Target::Global, address: copy.from, count, kind: Kind::Load };
             let view = self.global_part(warp, at, want, u64::from(copy.source_bytes))?;
-            for (k, byte) in bytes.iter_mut().enumerate().take(copy.source_bytes as usize) {
+            // The address is aligned for the whole copy; whole words of what is read, then single bytes.
+            let read = copy.source_bytes as usize;
+            let words = read / 4 * 4;
+            for k in (0..words).step_by(4) {
+                bytes[k..k + 4].copy_from_slice(&(view.load(copy.from + k as u64, 4) as u32).to_le_bytes());
+            }
+            for (k, byte) in bytes.iter_mut().enumerate().take(read).skip(words) {
                 *byte = view.load(copy.from + k as u64, 1) as u8;
             }
         }

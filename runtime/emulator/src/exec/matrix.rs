@@ -203,27 +203,30 @@ fn mma_f64(warp: &mut Warp, mma: &Mma) {
 }
 
 /// Calls `f(lane, register, element, elements per register, bits)` for each element of a fragment.
-pub(super) fn each_element(
-    warp: &Warp,
-    registers: &[u32],
-    ty: Type,
-    mut f: impl FnMut(usize, usize, usize, usize, u32),
-) {
-    let bits = 8 * ty.size_bytes();
-    let per = 32 / bits;
-    let mask = if per == 1 { u32::MAX } else { (1 << bits) - 1 };
+#[inline(always)]
+pub(super) fn each_element(warp: &Warp, registers: &[u32], ty: Type, f: impl FnMut(usize, usize, usize, usize, u32)) {
+    match ty.size_bytes() {
+        1 => each_sized::<4>(warp, registers, f),
+        2 => each_sized::<2>(warp, registers, f),
+        _ => each_sized::<1>(warp, registers, f),
+    }
+}
+
+#[inline(always)]
+fn each_sized<const PER: usize>(warp: &Warp, registers: &[u32], mut f: impl FnMut(usize, usize, usize, usize, u32)) {
+    let bits = 32 / PER;
+    let mask = u32::MAX >> (32 - bits);
     for (r, register) in registers.iter().enumerate().filter(|(_, register)| **register != NONE) {
-        let values = warp.file.narrow(*register);
-        for (lane, value) in values.iter().enumerate() {
-            for j in 0..per {
-                f(lane, r, j, per, value >> (bits * j) & mask);
+        for (lane, value) in warp.file.narrow(*register).iter().enumerate() {
+            for j in 0..PER {
+                f(lane, r, j, PER, value >> (bits * j) & mask);
             }
         }
     }
 }
 
 /// The value of an element of a floating-point operand.
-#[inline]
+#[inline(always)]
 pub(super) fn to_f32(ty: Type, bits: u32) -> f32 {
     match ty {
         Type::F16 => F16(bits as u16).to_f32(),

@@ -9,6 +9,7 @@ mod copies;
 mod gang;
 mod matrix;
 mod mbarrier;
+mod quick;
 mod race;
 mod report;
 mod warp;

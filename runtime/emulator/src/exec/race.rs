@@ -59,11 +59,11 @@ struct Cell {
     run: u32,
     write: Stamp,
     read: Stamp,
-    /// More reads are in [`Races::reads`].
-    has_more_reads: bool,
+    /// Where in [`Races::reads`] more reads are, or [`NOBODY`]; kept from then on.
+    more: u32,
 }
 
-const FRESH: Cell = Cell { run: 0, write: NO_STAMP, read: NO_STAMP, has_more_reads: false };
+const FRESH: Cell = Cell { run: 0, write: NO_STAMP, read: NO_STAMP, more: NOBODY };
 
 /// Kinds of asynchronous work that a warp waits for by groups.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,7 +82,8 @@ pub(super) struct Races {
     warps_per_block: u32,
     run: u32,
     cells: Vec<Vec<Cell>>,
-    reads: HashMap<(usize, usize), Vec<Stamp>>,
+    /// Reads that are not ordered with each other, one per agent.
+    reads: Vec<Vec<Stamp>>,
     clocks: Vec<Clock>,
     /// What those who arrived at a barrier have seen, by block and number.
     barriers: HashMap<(usize, u32), Clock>,
@@ -100,7 +101,7 @@ impl Races {
             warps_per_block: warps_per_block as u32,
             run: 0,
             cells: vec![vec![FRESH; shared_bytes.div_ceil(grain)]; blocks],
-            reads: HashMap::new(),
+            reads: vec![],
             clocks: vec![],
             barriers: HashMap::new(),
             mbarriers: HashMap::new(),
@@ -112,7 +113,6 @@ impl Races {
     pub fn start(&mut self) {
         self.run += 1;
         self.clocks = (0..self.warps).map(|w| (0..=w).map(|k| u32::from(k == w)).collect()).collect();
-        self.reads.clear();
         self.barriers.clear();
         self.mbarriers.clear();
         self.phases.clear();
@@ -197,20 +197,23 @@ impl Races {
         for index in first..=last {
             let cell = self.cells[block].get_mut(index)?;
             if cell.run != self.run {
-                *cell = Cell { run: self.run, ..FRESH };
+                let more = cell.more;
+                *cell = Cell { run: self.run, more, ..FRESH };
+                if let Some(reads) = self.reads.get_mut(more as usize) {
+                    reads.clear();
+                }
             }
             let clock = &self.clocks[issuer as usize];
             let conflict = |other: &Stamp| conflicts(other, &by, issuer, clock);
             let mut found = conflict(&cell.write).then_some(Conflict { other: cell.write, other_writes: true });
             if is_write {
-                let mut reads = self.reads.get(&(block, index)).into_iter().flatten().filter(|_| cell.has_more_reads);
+                let mut reads = self.reads.get(cell.more as usize).into_iter().flatten();
                 let read = conflict(&cell.read).then_some(&cell.read).or_else(|| reads.find(|r| conflict(r)));
                 found = found.or(read.map(|read| Conflict { other: *read, other_writes: false }));
                 cell.write = by;
                 cell.read = NO_STAMP;
-                if cell.has_more_reads {
-                    cell.has_more_reads = false;
-                    self.reads.remove(&(block, index));
+                if let Some(reads) = self.reads.get_mut(cell.more as usize) {
+                    reads.clear();
                 }
             } else if cell.read.agent == by.agent && cell.read.time == by.time {
                 // The same agent reads again: which lane it was does not matter if they differ.
@@ -220,10 +223,16 @@ impl Races {
             } else if cell.read.agent == NOBODY || seen(clock, cell.read.agent) >= cell.read.time {
                 cell.read = by;
             } else {
-                let reads = self.reads.entry((block, index)).or_default();
-                cell.has_more_reads = true;
-                reads.retain(|r| r.agent != by.agent);
-                reads.push(by);
+                if cell.more == NOBODY {
+                    cell.more = self.reads.len() as u32;
+                    self.reads.push(vec![]);
+                }
+                let reads = &mut self.reads[cell.more as usize];
+                match reads.iter_mut().find(|r| r.agent == by.agent) {
+                    Some(read) if read.time == by.time && read.lane != by.lane => read.lane = ALL_LANES,
+                    Some(read) => *read = by,
+                    None => reads.push(by),
+                }
             }
             if found.is_some() {
                 return found;

@@ -14,7 +14,9 @@ pub(crate) fn flush(x: f32) -> f32 {
 /// The NaN that single-precision instructions produce.
 #[inline(always)]
 pub(crate) fn canonical(x: f32) -> f32 {
-    if x.is_nan() { f32::from_bits(0x7fff_ffff) } else { x }
+    // On integers: of a float's NaN, the compiler may choose the bits.
+    let bits = x.to_bits();
+    f32::from_bits(if bits & 0x7fff_ffff > 0x7f80_0000 { 0x7fff_ffff } else { bits })
 }
 
 /// `2^x`
