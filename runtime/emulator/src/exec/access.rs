@@ -76,7 +76,7 @@ impl Gang<'_> {
         if access.address.space == AddressSpace::Param {
             return if self.quick_param(warp, at, access) { Ok(()) } else { self.load_params(warp, at, access, &from) };
         }
-        if self.quick_load(warp, at, access, &from) {
+        if self.quick_load(warp, at, access, &from)? {
             return Ok(());
         }
         for lane in lanes(at.active) {
@@ -125,7 +125,7 @@ impl Gang<'_> {
 
     pub(super) fn store(&mut self, warp: &mut Warp, at: At, access: &Access) -> Result<()> {
         let to = addresses(warp, &access.address);
-        if self.quick_store(warp, at, access, &to) {
+        if self.quick_store(warp, at, access, &to)? {
             return Ok(());
         }
         let size = access.size_bytes;

@@ -3,11 +3,13 @@
 //! Everything else, and every fault, goes the long way of `access`.
 
 use super::{
+    access::Kind,
     gang::Gang,
     warp::{At, Warp},
 };
 use crate::{
     decode::program::{Access, AddressSpace, Base, Extend, NONE},
+    fault::Result,
     lanes::LANES,
     memory::{View, window},
 };
@@ -33,10 +35,11 @@ fn span(addresses: &[u64; LANES], active: u32) -> Span {
 
 impl Gang<'_> {
     /// Whether it could be done here.
-    pub(super) fn quick_load(&mut self, warp: &mut Warp, at: At, access: &Access, from: &[u64; LANES]) -> bool {
+    pub(super) fn quick_load(&mut self, warp: &mut Warp, at: At, access: &Access, from: &[u64; LANES]) -> Result<bool> {
         match self.quick_target(at, access, from, true) {
             Some(Quick::Global(view)) => load_lanes(warp, at.active, access, from, |a, size| view.load(a, size)),
             Some(Quick::Shared) => {
+                self.race_lanes(warp, at, access, from, Kind::Load)?;
                 let shared = &self.blocks[at.block].shared;
                 load_lanes(warp, at.active, access, from, |a, size| {
                     let bytes = &shared[a as usize..a as usize + size];
@@ -45,30 +48,30 @@ impl Gang<'_> {
                     u64::from_le_bytes(all)
                 });
             }
-            None => return false,
+            None => return Ok(false),
         }
-        true
+        Ok(true)
     }
 
     /// Whether it could be done here.
-    pub(super) fn quick_store(&mut self, warp: &Warp, at: At, access: &Access, to: &[u64; LANES]) -> bool {
+    pub(super) fn quick_store(&mut self, warp: &Warp, at: At, access: &Access, to: &[u64; LANES]) -> Result<bool> {
         match self.quick_target(at, access, to, false) {
             Some(Quick::Global(view)) => {
                 store_lanes(warp, at.active, access, to, |a, size, bits| view.store(a, size, bits))
             }
             Some(Quick::Shared) => {
+                self.race_lanes(warp, at, access, to, Kind::Store)?;
                 let shared = &mut self.blocks[at.block].shared;
                 store_lanes(warp, at.active, access, to, |a, size, bits| {
                     shared[a as usize..a as usize + size].copy_from_slice(&bits.to_le_bytes()[..size]);
                 });
             }
-            None => return false,
+            None => return Ok(false),
         }
-        true
+        Ok(true)
     }
 
-    /// Where all active lanes go, if that is one buffer or the block's own shared memory, aligned, and not to be checked
-    /// for races.
+    /// Where all active lanes go, if that is one buffer or the block's own shared memory, and aligned.
     fn quick_target(&self, at: At, access: &Access, addresses: &[u64; LANES], is_load: bool) -> Option<Quick> {
         let count = (access.size_bytes * access.parts.len()) as u64;
         if access.size_bytes > 8 || !count.is_power_of_two() {
@@ -81,7 +84,7 @@ impl Gang<'_> {
         match access.address.space {
             AddressSpace::Shared => {
                 let size = self.blocks[at.block].shared.len() as u64;
-                (self.races.is_none() && most < size && count <= size - most).then_some(Quick::Shared)
+                (most < size && count <= size - most).then_some(Quick::Shared)
             }
             AddressSpace::Global | AddressSpace::Generic if least >= window::GLOBAL => {
                 let view = self.views[at.pc as usize];

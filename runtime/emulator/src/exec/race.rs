@@ -13,7 +13,11 @@ use super::{
     report,
     warp::{At, Warp},
 };
-use crate::fault::{Fault, FaultKind, Result};
+use crate::{
+    decode::program::Access,
+    fault::{Fault, FaultKind, Result},
+    lanes::LANES,
+};
 
 /// Any lane: an access that concerns the whole warp.
 const ALL_LANES: u8 = 255;
@@ -286,6 +290,39 @@ impl Gang<'_> {
         let conflict = races.access(block, (want.address, want.count), stamp, agent, is_write);
         let place = report::Place { lanes: 1 << (want.lane % 32), ..at.place(warp) };
         conflict.map_or(Ok(()), |c| Err(self.race_fault(place, want.address, is_write, &c)))
+    }
+
+    /// Checks the accesses of all active lanes to the block's own shared memory, neighbours at one address once.
+    pub(super) fn race_lanes(
+        &mut self,
+        warp: &Warp,
+        at: At,
+        access: &Access,
+        addresses: &[u64; LANES],
+        kind: Kind,
+    ) -> Result<()> {
+        let Some(races) = &mut self.races else { return Ok(()) };
+        let count = (access.size_bytes * access.parts.len()) as u64;
+        let agent = races.agent(at.block, warp.id);
+        let time = seen(&races.clocks[agent as usize], agent);
+        let is_write = kind == Kind::Store;
+        let mut left = at.active;
+        while left != 0 {
+            let first = left.trailing_zeros();
+            let address = addresses[first as usize];
+            let mut lane = first as u8;
+            left &= left - 1;
+            while !is_write && left != 0 && addresses[left.trailing_zeros() as usize] == address {
+                left &= left - 1;
+                lane = ALL_LANES;
+            }
+            let stamp = Stamp { agent, time, pc: at.pc, lane, is_atomic: access.is_strong };
+            if let Some(conflict) = races.access(at.block, (address, count), stamp, agent, is_write) {
+                let place = report::Place { lanes: 1 << first, ..at.place(warp) };
+                return Err(self.race_fault(place, address, is_write, &conflict));
+            }
+        }
+        Ok(())
     }
 
     /// Checks an access of all lanes together, such as `ldmatrix`.
