@@ -16,6 +16,7 @@ impl<'a> Decoder<'a> {
             "cp" if ins.has("bulk") => return self.bulk(ins),
             "cp" if ins.has("async") => return self.copy_async(ins),
             "mbarrier" => return self.mbarrier(ins),
+            "fence" if ins.has("proxy") && ins.has("async") => self.emit(Action::ProxyFence, Slots::default()),
             "fence" if ins.has("proxy") || ins.has("mbarrier_init") => self.emit(Action::Nothing, Slots::default()),
             "barrier" if ins.has("cluster") && ins.has("arrive") => self.emit(Action::ClusterArrive, Slots::default()),
             "barrier" if ins.has("cluster") => self.emit(Action::ClusterWait, Slots::default()),

@@ -117,6 +117,8 @@ pub(crate) enum Action {
     Wgmma(Box<Wgmma>),
     WgmmaCommit,
     WgmmaWait(u32),
+    /// `fence.proxy.async`
+    ProxyFence,
     ClusterArrive,
     ClusterWait,
     /// Address `a` in the block of rank `b`, into `d`.

@@ -3,7 +3,8 @@
 //! Agents are the warps of a gang and, for asynchronous work, what it completes on: the `cp.async` groups, product groups
 //! and bulk groups of each warp, and every mbarrier. An access is stamped with its agent's clock; two accesses are ordered
 //! if the later agent has seen that clock, through a barrier it has passed or a wait it has made. Lanes of one warp
-//! are ordered by `bar.warp.sync` and by barriers only, not by running in step.
+//! are ordered by `bar.warp.sync` and by barriers only, not by running in step. Asynchronous reads of what ordinary
+//! stores have written need a `fence.proxy.async` in between.
 
 use std::collections::HashMap;
 
@@ -24,24 +25,42 @@ const ALL_LANES: u8 = 255;
 /// No agent.
 const NOBODY: u32 = u32::MAX;
 
-/// What each agent has seen of each other one; those beyond the end count as 0.
-type Clock = Vec<u32>;
+/// A time per agent; those beyond the end are 0.
+type Times = Vec<u32>;
 
-fn seen(clock: &Clock, agent: u32) -> u32 {
-    clock.get(agent as usize).copied().unwrap_or(0)
+/// What an agent has seen of each other one.
+#[derive(Clone, Default)]
+struct Clock {
+    seen: Times,
+    /// What of it was seen before a `fence.proxy.async`, its own or one that it has seen: asynchronous reads see the
+    /// ordinary writes until then.
+    fenced: Times,
 }
 
-fn see(clock: &mut Clock, agent: u32, time: u32) {
-    if clock.len() <= agent as usize {
-        clock.resize(agent as usize + 1, 0);
+fn time(times: &Times, agent: u32) -> u32 {
+    times.get(agent as usize).copied().unwrap_or(0)
+}
+
+fn seen(clock: &Clock, agent: u32) -> u32 {
+    time(&clock.seen, agent)
+}
+
+fn see(times: &mut Times, agent: u32, time: u32) {
+    if times.len() <= agent as usize {
+        times.resize(agent as usize + 1, 0);
     }
-    clock[agent as usize] = clock[agent as usize].max(time);
+    times[agent as usize] = times[agent as usize].max(time);
+}
+
+fn join_times(times: &mut Times, other: &Times) {
+    for (agent, time) in other.iter().enumerate() {
+        see(times, agent as u32, *time);
+    }
 }
 
 fn join(clock: &mut Clock, other: &Clock) {
-    for (agent, time) in other.iter().enumerate() {
-        see(clock, agent as u32, *time);
-    }
+    join_times(&mut clock.seen, &other.seen);
+    join_times(&mut clock.fenced, &other.fenced);
 }
 
 /// One access.
@@ -116,7 +135,8 @@ impl Races {
     /// Forgets everything, for the next blocks.
     pub fn start(&mut self) {
         self.run += 1;
-        self.clocks = (0..self.warps).map(|w| (0..=w).map(|k| u32::from(k == w)).collect()).collect();
+        let clock = |w: u32| Clock { seen: (0..=w).map(|k| u32::from(k == w)).collect(), fenced: vec![] };
+        self.clocks = (0..self.warps).map(clock).collect();
         self.barriers.clear();
         self.mbarriers.clear();
         self.phases.clear();
@@ -127,7 +147,15 @@ impl Races {
     }
 
     fn tick(&mut self, agent: u32) {
-        self.clocks[agent as usize][agent as usize] += 1;
+        self.clocks[agent as usize].seen[agent as usize] += 1;
+    }
+
+    /// A warp executes `fence.proxy.async`.
+    pub fn fence(&mut self, block: usize, warp: u32) {
+        let agent = self.agent(block, warp);
+        let Clock { seen, fenced } = &mut self.clocks[agent as usize];
+        join_times(fenced, seen);
+        self.tick(agent);
     }
 
     /// A warp arrives at barrier `id`.
@@ -173,7 +201,7 @@ impl Races {
         let Some((phases, completed)) = self.phases.get(&at) else { return };
         join(&mut self.clocks[agent], &phases[1]);
         if let Some(mbarrier) = self.mbarriers.get(&at) {
-            see(&mut self.clocks[agent], *mbarrier, *completed);
+            see(&mut self.clocks[agent].seen, *mbarrier, *completed);
         }
     }
 
@@ -192,7 +220,7 @@ impl Races {
     /// A warp has waited until `group` groups of warp `of` are complete.
     pub fn group_wait(&mut self, block: usize, warp: u32, of: u32, kind: Async, group: u32) {
         let (agent, of) = (self.agent(block, warp), self.group_agent(block, of, kind));
-        see(&mut self.clocks[agent as usize], of, group);
+        see(&mut self.clocks[agent as usize].seen, of, group);
     }
 
     /// Records an access to `count` bytes of the shared memory of `block`; the other access if there is a race.
@@ -209,11 +237,16 @@ impl Races {
             }
             let clock = &self.clocks[issuer as usize];
             let conflict = |other: &Stamp| conflicts(other, &by, issuer, clock);
-            let mut found = conflict(&cell.write).then_some(Conflict { other: cell.write, other_writes: true });
+            let write = Conflict { other: cell.write, other_writes: true, unfenced: false };
+            let mut found = conflict(&cell.write).then_some(write);
+            if !is_write && by.agent != issuer && cell.write.agent < self.warps {
+                let is_fenced = time(&clock.fenced, cell.write.agent) >= cell.write.time;
+                found = found.or((!is_fenced).then_some(Conflict { unfenced: true, ..write }));
+            }
             if is_write {
                 let mut reads = self.reads.get(cell.more as usize).into_iter().flatten();
                 let read = conflict(&cell.read).then_some(&cell.read).or_else(|| reads.find(|r| conflict(r)));
-                found = found.or(read.map(|read| Conflict { other: *read, other_writes: false }));
+                found = found.or(read.map(|read| Conflict { other: *read, other_writes: false, unfenced: false }));
                 cell.write = by;
                 cell.read = NO_STAMP;
                 if let Some(reads) = self.reads.get_mut(cell.more as usize) {
@@ -261,9 +294,12 @@ fn conflicts(other: &Stamp, by: &Stamp, issuer: u32, clock: &Clock) -> bool {
 }
 
 /// The earlier access of a race.
+#[derive(Clone, Copy)]
 struct Conflict {
     other: Stamp,
     other_writes: bool,
+    /// They are ordered, but no `fence.proxy.async` is between them.
+    unfenced: bool,
 }
 
 impl Gang<'_> {
@@ -372,8 +408,9 @@ impl Gang<'_> {
             _ => "by a copy that completes on an mbarrier".to_owned(),
         };
         let what = format!(
-            "race: {} of shared memory at {address:#x}, unordered with the {} {who} at PTX line {line}",
+            "race: {} of shared memory at {address:#x}, {} the {} {who} at PTX line {line}",
             verb(is_write),
+            if conflict.unfenced { "without a fence.proxy.async after" } else { "unordered with" },
             verb(conflict.other_writes),
         );
         report::fault(self, FaultKind::Race, place, what)

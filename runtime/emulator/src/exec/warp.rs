@@ -313,6 +313,11 @@ impl Gang<'_> {
             Action::Wgmma(wgmma) => return self.wgmma(warp, at, wgmma),
             Action::WgmmaCommit => warp.products.committed += 1,
             Action::WgmmaWait(left) => return self.wgmma_wait(warp, at, *left),
+            Action::ProxyFence => {
+                if let Some(races) = &mut self.races {
+                    races.fence(at.block, warp.id);
+                }
+            }
             Action::ClusterArrive => return self.cluster_arrive(warp, at),
             Action::ClusterWait => return self.cluster_wait(warp, at),
             Action::MapRank { wide } => self.map_rank(warp, at, &ins.slots, *wide)?,

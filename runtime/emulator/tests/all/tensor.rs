@@ -145,6 +145,9 @@ fn wgmma_bugs_are_caught() {
     let bug = text.replace(&right, &wrong);
     assert_ne!(bug, text);
     assert!(wgmma_gemm(&bug).unwrap() > 1e-2);
+    // The tile is stored without the fence that lets asynchronous reads see ordinary writes.
+    let bug = replaced(&text, "fence.proxy.async", 1, "// fence.proxy.async");
+    assert_caught(wgmma_gemm(&bug), FaultKind::Race, "without a fence.proxy.async after the write by warp");
     // A store that is not waited for.
     let bug = replaced(&text, "cp.async.bulk.wait_group 0", 0, "// cp.async.bulk.wait_group 0");
     assert_caught(wgmma_gemm(&bug), FaultKind::Race, "by a bulk copy of warp 4");
