@@ -125,24 +125,38 @@ pub(super) fn nodes(p: &Problem, settled: &Settled, nodes: &[NodeId]) -> Vec<Cop
 }
 
 impl Placement {
-    /// The graph in which each copy is a node right behind its original, and its placement, which has no copies. `g` is the graph that was placed.
+    /// The graph in which each copy is a node, in the order of the predicted starts, and its placement, which has no copies. `g` is the graph that was
+    /// placed.
+    ///
+    /// The order is what keeps a memory limit where a node runs again late: the partition of a single device is run in the order of its graph.
     pub fn expand(&self, g: &Graph) -> Result<(Graph, Placement)> {
         let mut r = Rebuild::new(g);
         let mut nodes: Vec<Option<Placed>> = Vec::new();
         let mut made: Vec<Vec<ValueId>> = vec![Vec::new(); self.copies.len()];
-        for (id, node) in g.nodes() {
-            let inputs = self.operands(g, &r, &made, node, User::Node(id))?;
+        for (id, copy) in self.order(g) {
+            let node = g.node(id);
+            let user = copy.map_or(User::Node(id), User::Copy);
+            let inputs = self.operands(g, &r, &made, node, user)?;
             let outputs = r.graph.add_copy(node, &inputs)?;
-            r.mapped(id, node, &outputs);
-            nodes.push(self.nodes[id.0 as usize].clone());
-            for (i, copy) in self.copies.iter().enumerate().filter(|(_, c)| c.node == id) {
-                let inputs = self.operands(g, &r, &made, node, User::Copy(i))?;
-                made[i] = r.graph.add_copy(node, &inputs)?;
-                nodes.push(Some(copy.placed.clone()));
+            match copy {
+                None => r.mapped(id, node, &outputs),
+                Some(i) => made[i] = outputs,
             }
+            nodes.push(copy.map_or_else(|| self.nodes[id.0 as usize].clone(), |i| Some(self.copies[i].placed.clone())));
         }
         let placement = Placement { nodes, copies: Vec::new(), solved: None, ..self.clone() };
         Ok((r.finish(g), placement))
+    }
+
+    /// Nodes, and copies by their place, by predicted start; constants first. What takes no time comes before what starts then, and of equals the node
+    /// that the graph has first.
+    fn order(&self, g: &Graph) -> Vec<(NodeId, Option<usize>)> {
+        let times = |placed: Option<&Placed>| placed.map(|p| (p.start, p.end));
+        let own = g.nodes().map(|(id, _)| (times(self.nodes[id.0 as usize].as_ref()), id, None));
+        let copied = self.copies.iter().enumerate().map(|(i, c)| (times(Some(&c.placed)), c.node, Some(i)));
+        let mut order: Vec<_> = own.chain(copied).collect();
+        order.sort_unstable();
+        order.into_iter().map(|(_, id, copy)| (id, copy)).collect()
     }
 
     /// What a user takes: results of the copies that are for it, and of the nodes themselves.

@@ -150,6 +150,55 @@ fn a_model_too_large_for_one_device_is_split() {
     assert_eq!(e.kind(), ErrorKind::OutOfMemory);
 }
 
+/// `y` is used early, then what is between needs much memory, then `y` is used again: only a second run of it keeps the limit.
+fn early_and_late() -> Graph {
+    let mut g = Graph::new("early and late");
+    let x = g.add_input("x", crate::ir::Type::new(DType::F32, [4096usize]));
+    let at = crate::ir::Origin::new;
+    let y = g.add1(Op::Map(ScalarOp::Exp), &[x], &at("/y")).unwrap();
+    let slice = Op::Slice { starts: vec![0.into()], sizes: vec![16.into()], steps: vec![1] };
+    let early = g.add1(slice.clone(), &[y], &at("/early")).unwrap();
+    let wide = g.add1(Op::Concat { axis: 0 }, &[early, x, x, x, x, x, x], &at("/wide")).unwrap();
+    let narrow = g.add1(slice, &[wide], &at("/narrow")).unwrap();
+    let late = g.add1(Op::Concat { axis: 0 }, &[y, narrow], &at("/late")).unwrap();
+    g.add_output("late", late);
+    g
+}
+
+#[test]
+fn what_is_cheap_runs_again_to_keep_a_limit() {
+    let g = early_and_late();
+    let mut r = request("cpu:1");
+    let free = place(&g, &r, &CostModel::default()).unwrap();
+    assert!(free.copies.is_empty() && free.peak_bytes[0] > Bytes(7 << 14));
+    let limit = Bytes((6 << 14) + 4096);
+    r.devices.limit_memory("cpu", limit).unwrap();
+    let p = place(&g, &r, &CostModel::default()).unwrap();
+    check::check(&g, &r, &p).unwrap();
+    assert!(p.peak_bytes[0] <= limit, "{:?}", p.peak_bytes);
+    assert_eq!(p.algorithm.rsplit('+').next(), Some("recompute"));
+    let copies: Vec<(NodeId, &[User])> = p.copies.iter().map(|c| (c.node, c.users.as_slice())).collect();
+    assert_eq!(copies, [(NodeId(0), [User::Node(NodeId(4))].as_slice())]);
+    let text = explain::explain(&p.subject(&g).unwrap()).to_string();
+    assert!(text.contains("/y (copy)") && text.contains("again instead of holding the results"), "{text}");
+    assert!(!p.plan_text(&g).unwrap().contains("copy"));
+    // The schedule of the only device keeps the order, and so the limit.
+    let (expanded, placed) = p.expand(&g).unwrap();
+    let parts = crate::partition::partition(&expanded, &placed).unwrap();
+    let needs = crate::schedule::Needs { limit_bytes: Some(limit.0 as usize), ..Default::default() };
+    let schedule = crate::schedule::schedule(&parts[0].graph, &needs).unwrap();
+    assert!(schedule.arena_bytes < 7 << 14, "{}", schedule.arena_bytes);
+    // One that writes a variable cannot run again.
+    let mut stateful = Graph::new("stateful");
+    let x = stateful.add_input("x", crate::ir::Type::new(DType::F32, [4096usize]));
+    let origin = crate::ir::Origin::new("/assign");
+    let assign = Op::AssignVariable { container: String::new(), name: "v".into() };
+    let y = stateful.add1(assign, &[x], &origin).unwrap();
+    stateful.add_output("y", y);
+    r.devices.limit_memory("cpu", Bytes(1 << 10)).unwrap();
+    assert_eq!(place_err(&stateful, &r).kind(), ErrorKind::OutOfMemory);
+}
+
 #[test]
 fn users_of_a_variable_stay_together() {
     let mut b = GraphBuilder::new("state");
