@@ -1,5 +1,11 @@
 //! Device code in CUDA C++ that every generated GPU kernel begins with. It includes nothing: NVRTC needs no headers for it.
 
 /// Types, conversions and the primitive ops that C++ has no operator for, with the meaning that the op tables give them; then products of
-/// tiles.
-pub const PRELUDE: &str = concat!(include_str!("cuda/prelude.cuh"), "\n", include_str!("cuda/contract.cuh"));
+/// tiles, and reductions over groups of threads.
+pub const PRELUDE: &str = concat!(
+    include_str!("cuda/prelude.cuh"),
+    "\n",
+    include_str!("cuda/contract.cuh"),
+    "\n",
+    include_str!("cuda/rows.cuh")
+);

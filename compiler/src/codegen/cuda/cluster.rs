@@ -6,9 +6,10 @@
 use super::Session;
 use super::contract::{self, Contract};
 use super::emit::{Emitter, Value};
+use super::rows::{self, Rows};
 use super::source::{Parameters, source};
 use crate::codegen::body::Body;
-use crate::codegen::phases::{Phase, cut};
+use crate::codegen::phases::{Around, Cover, Phase, cut};
 use crate::codegen::placed::Placed;
 use crate::codegen::plan::{Arg, KernelPlan, PlanStep};
 use crate::codegen::pull::{Emit, Ix, Kind, Order, Puller, beats};
@@ -33,6 +34,20 @@ pub(super) struct ClusterCompiler<'s> {
     placed: Placed,
 }
 
+/// What is computed by other means than by single elements.
+enum Task {
+    Contract(Contract),
+    Rows(Rows),
+}
+
+fn find(body: &Body, around: &Around, id: NodeId, node: &Node) -> Option<(Cover, Task)> {
+    if let Some((cover, rows)) = rows::find(body, around, id, node) {
+        return Some((cover, Task::Rows(rows)));
+    }
+    let (cover, contract) = contract::find(body, around, id, node)?;
+    Some((cover, Task::Contract(contract)))
+}
+
 /// A kernel's buffers: values read, then values written.
 struct Buffers {
     reads: Vec<(ValueId, Arg)>,
@@ -43,20 +58,21 @@ impl<'s> ClusterCompiler<'s> {
     /// The plan of cluster `node` of `outer`; its kernels go into the session.
     pub(super) fn compile(session: &'s mut Session, outer: &'s Graph, id: NodeId, node: &Node) -> Result<KernelPlan> {
         let region = node.regions.first().ok_or_else(|| Error::internal("a cluster has no body"))?;
-        let body = Body::new(region, &|_, _| false)?;
+        let body = Body::new(region, &rows::keeps)?;
         let placed = Placed::new(&body)?;
         let mut compiler = ClusterCompiler { session, outer, id, body, placed };
         let body = &compiler.body;
-        for phase in cut(body, &mut |around, id, node| contract::find(body, around, id, node)) {
+        for phase in cut(body, &mut |around, id, node| find(body, around, id, node)) {
             compiler.phase(&phase)?;
         }
         compiler.copy_repeated_results()?;
         Ok(compiler.placed.plan)
     }
 
-    fn phase(&mut self, phase: &Phase<Contract>) -> Result<()> {
+    fn phase(&mut self, phase: &Phase<Task>) -> Result<()> {
         match phase {
-            Phase::Task(contract) => self.contract(contract),
+            Phase::Task(Task::Contract(contract)) => self.contract(contract),
+            Phase::Task(Task::Rows(rows)) => self.rows(rows),
             Phase::Elements(roots) => self.elements(roots),
             Phase::Lines(node) => self.cum_sum(*node),
             Phase::TopK(node) => self.top_k(*node),
@@ -123,6 +139,15 @@ impl<'s> ClusterCompiler<'s> {
             Buffers { reads: self.placed.leaves(&self.body, &[result]), writes: self.destinations(&[result]) };
         let (n_tiles, threads) = (contract.n_tiles() as u64, contract.threads() as u64);
         self.blocks("contract", buffers, 0, (n_tiles, threads), |p, e, outs| contract.emit(p, e, outs[0]))
+    }
+
+    /// A group of threads per row.
+    fn rows(&mut self, rows: &Rows) -> Result<()> {
+        let result = rows.result;
+        let buffers =
+            Buffers { reads: self.placed.leaves(&self.body, &[result]), writes: self.destinations(&[result]) };
+        let blocks = (rows.n_blocks() as u64, rows::BLOCK as u64);
+        self.blocks("rows", buffers, 0, blocks, |p, e, outs| rows.emit(p, e, outs[0]))
     }
 
     /// Stores the elements of `roots`, all of one shape.

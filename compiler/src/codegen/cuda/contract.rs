@@ -6,18 +6,17 @@
 //! integers in an unsigned type of at least their width, which wraps as they do.
 
 use super::emit::{Emitter, Value};
+use super::fusion::{flops, followers};
 use crate::codegen::body::Body;
 use crate::codegen::phases::{Around, Cover};
 use crate::codegen::pull::{Emit, Ix, Kind, Order, Puller};
 use crate::codegen::strided::Strided;
 use crate::error::{Error, Result};
-use crate::ir::{Layout, Node, NodeId, Op, OpClass, ValueId};
+use crate::ir::{Layout, Node, NodeId, Op, ValueId};
 use gristmill_runtime::DType;
 
 /// Operations per element up to which an operand is computed again in every tile that needs it.
 const CHEAP_FLOPS: u32 = 8;
-/// Most operations per element in all of a result's followers.
-const EPILOGUE_FLOPS: u32 = 128;
 /// Least extent of each side for which a tile is worth its synchronisation.
 const LEAST_SIDE: usize = 4;
 /// Blocks that keep every GPU of today busy: a smaller tile is taken until there are so many.
@@ -80,7 +79,7 @@ pub(super) fn find(body: &Body, around: &Around, id: NodeId, node: &Node) -> Opt
     let tile = *fitting.iter().find(blocks).unwrap_or(&TILES[2]);
     let dear = |v: &ValueId| flops(body, around, *v).is_none_or(|f| f > CHEAP_FLOPS);
     let needs = node.inputs.iter().copied().filter(dear).collect();
-    let (nodes, result) = followers(body, around, id, node.outputs[0]);
+    let (nodes, result) = followers(body, around, id);
     let contract = Contract { node: id, result, n_batch, m, n, k, tile, acc: accumulator(dtype) };
     Some((Cover { needs, nodes, results: vec![result] }, contract))
 }
@@ -110,51 +109,6 @@ fn accumulator(dtype: DType) -> DType {
         d if d.size_bytes() == 8 => DType::U64,
         _ => DType::U32,
     }
-}
-
-/// Operations per element that pulling `v` takes; `None` when it cannot be pulled between the barriers of a block, or is large.
-fn flops(body: &Body, around: &Around, v: ValueId) -> Option<u32> {
-    let mut left = 64;
-    flops_within(body, around, v, &mut left)
-}
-
-fn flops_within(body: &Body, around: &Around, v: ValueId, left: &mut u32) -> Option<u32> {
-    if (around.in_memory)(v) {
-        return Some(0);
-    }
-    *left = left.checked_sub(1)?;
-    let node = body.graph.def_node(v)?;
-    let own = match &node.op {
-        Op::Map(op) => op.spec().flops,
-        op if matches!(op.class(), OpClass::View | OpClass::Source) => 0,
-        _ => return None,
-    };
-    node.inputs.iter().try_fold(own, |sum, &x| Some(sum + flops_within(body, around, x, left)?))
-}
-
-/// The element-wise ops that alone use the product, one after the other, and the last one's result.
-fn followers(body: &Body, around: &Around, id: NodeId, product: ValueId) -> (Vec<NodeId>, ValueId) {
-    let (mut nodes, mut value, mut budget) = (vec![id], product, EPILOGUE_FLOPS);
-    while let Some((user, cost)) = follower(body, around, value).filter(|f| f.1 <= budget) {
-        budget -= cost;
-        nodes.push(user);
-        value = body.graph.node(user).outputs[0];
-    }
-    (nodes, value)
-}
-
-fn follower(body: &Body, around: &Around, value: ValueId) -> Option<(NodeId, u32)> {
-    let users = &around.users[value.0 as usize];
-    let user = users.first()?.0;
-    let is_output = body.graph.outputs.iter().any(|o| o.value == value);
-    let node = body.graph.node(user);
-    let Op::Map(op) = &node.op else { return None };
-    if is_output || users.iter().any(|u| u.0 != user) || body.shape(node.outputs[0]) != body.shape(value) {
-        return None;
-    }
-    let others = node.inputs.iter().filter(|v| **v != value);
-    let cost = others.map(|&v| flops(body, around, v)).try_fold(op.spec().flops, |sum, f| Some(sum + f?))?;
-    Some((user, cost))
 }
 
 impl Contract {

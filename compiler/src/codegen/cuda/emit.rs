@@ -111,7 +111,7 @@ impl Emitter {
     }
 
     /// Sets variables all at once: none sees another's new value.
-    fn assign(&mut self, variables: &[Value], values: &[Value]) {
+    pub(super) fn assign(&mut self, variables: &[Value], values: &[Value]) {
         let mut values = values.to_vec();
         for value in &mut values {
             if variables.contains(value) && variables.len() > 1 {

@@ -9,7 +9,9 @@ mod cluster;
 mod contract;
 mod disassemble;
 mod emit;
+mod fusion;
 pub mod nvrtc;
+mod rows;
 mod scalar;
 mod source;
 #[cfg(test)]

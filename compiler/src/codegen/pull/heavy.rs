@@ -10,7 +10,7 @@ use gristmill_runtime::DType;
 use std::hash::Hash;
 
 /// What sums and products of a dtype accumulate in.
-fn accumulator(dtype: DType) -> DType {
+pub(in crate::codegen) fn accumulator(dtype: DType) -> DType {
     match dtype {
         d if d.is_float() => DType::F64,
         d if d.is_unsigned_int() => DType::U64,
@@ -19,7 +19,7 @@ fn accumulator(dtype: DType) -> DType {
 }
 
 /// Bits of the least (`max`'s identity) or greatest (`min`'s) element of a dtype.
-pub(super) fn extreme_bits(dtype: DType, identity_of: Extremum) -> u64 {
+pub(in crate::codegen) fn extreme_bits(dtype: DType, identity_of: Extremum) -> u64 {
     use crate::vecprog::real_bits;
     let max = identity_of == Extremum::Max;
     match dtype {
@@ -493,7 +493,13 @@ fn channels<V: Copy>(layout: Layout, batch: Ix<V>, channel: Ix<V>, spatial: &[Ix
 }
 
 /// Index into the operand of a reduction: `at` with the reduced axes taken from `inner`.
-fn reduced_index<V: Copy>(at: &[Ix<V>], inner: &[Ix<V>], axes: &[usize], rank: usize, keepdims: bool) -> Vec<Ix<V>> {
+pub(in crate::codegen) fn reduced_index<V: Copy>(
+    at: &[Ix<V>],
+    inner: &[Ix<V>],
+    axes: &[usize],
+    rank: usize,
+    keepdims: bool,
+) -> Vec<Ix<V>> {
     let mut kept = at.iter();
     (0..rank)
         .map(|axis| match axes.iter().position(|&a| a == axis) {
@@ -508,7 +514,8 @@ fn reduced_index<V: Copy>(at: &[Ix<V>], inner: &[Ix<V>], axes: &[usize], rank: u
         .collect()
 }
 
-fn mean<E: Emit>(e: &mut E, sum: E::Value, acc: DType, count: usize) -> Result<E::Value> {
+/// The mean of `count` values, given their sum; 0 of no integers.
+pub(in crate::codegen) fn mean<E: Emit>(e: &mut E, sum: E::Value, acc: DType, count: usize) -> Result<E::Value> {
     if acc == DType::F64 {
         let n = e.constant(acc, (count as f64).to_bits());
         return e.primitive(ScalarOp::Div, acc, acc, &[sum, n]);

@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::ir::{Node, Op, PadMode, ScalarOp, ValueId};
 pub(super) use emit::{Emit, Ix, Kind, Order};
 use gristmill_runtime::{DType, status};
-pub(super) use heavy::{beats, inner_iterations};
+pub(super) use heavy::{accumulator, beats, extreme_bits, inner_iterations, mean, reduced_index};
 use std::collections::{BTreeMap, HashMap};
 use std::hash::Hash;
 

@@ -94,7 +94,7 @@ fn dear_operands_and_shared_results_are_stored() {
     let body = b.finish().unwrap();
     let made = generate(&as_cluster(&body), Arch::COMMON).unwrap();
     let names: Vec<&str> = made.kernels.iter().map(|k| k.name.as_str()).collect();
-    assert_eq!(names, ["test_0_0_map", "test_0_1_contract", "test_0_2_map", "test_0_3_reduce"]);
+    assert_eq!(names, ["test_0_0_map", "test_0_1_contract", "test_0_2_map", "test_0_3_rows"]);
     let inputs = vec![rng.tensor(DType::F32, &[20, 30], -1.0, 1.0), rng.tensor(DType::F32, &[30, 40], -1.0, 1.0)];
     check_all("products with shared results", &[Case { body, inputs, tolerance: 1e-5 }]);
 }

@@ -2,6 +2,7 @@
 
 mod build;
 mod contract;
+mod rows;
 mod run;
 
 use super::{Arch, generate, nvrtc};
