@@ -9,3 +9,4 @@ mod math;
 mod products;
 mod support;
 mod tensor;
+mod warps;
