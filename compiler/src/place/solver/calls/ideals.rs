@@ -42,12 +42,14 @@ pub(super) fn search(calls: &Calls, goal: Goal, limit: Nanos, budget: u64) -> Se
         seen: vec![u32::MAX; ideals.next.len()],
         budget,
         absorbed: most_absorbed(calls),
+        least: Nanos::ZERO,
     };
     table.value[0] = Nanos::ZERO;
     let mut part = Part::new(calls);
     for ideal in 0..ideals.next.len() as u32 {
         let own = &table.value[ideal as usize * states..][..states];
-        if own.iter().all(|v| !v.is_finite()) {
+        table.least = own.iter().copied().min().unwrap_or_default();
+        if !table.least.is_finite() {
             continue;
         }
         if !table.grow(&ideals, ideal, ideal, &mut part) {
@@ -117,6 +119,8 @@ struct Table<'c> {
     value: Vec<Nanos>,
     /// The ideal before, and whether the difference is on a host.
     from: Vec<(u32, bool)>,
+    /// Least value of the ideal that parts grow from.
+    least: Nanos,
     /// Ideal from which each was last reached.
     seen: Vec<u32>,
     budget: u64,
@@ -135,7 +139,7 @@ impl Table<'_> {
             }
             self.budget -= 1;
             part.add(unit);
-            if self.may_grow(first, part) {
+            if self.may_grow(part) {
                 self.relax(ideals, first, id, part);
                 if !self.grow(ideals, first, id, part) {
                     return false;
@@ -147,12 +151,11 @@ impl Table<'_> {
     }
 
     /// Whether a larger part could be of use.
-    fn may_grow(&self, first: u32, part: &Part) -> bool {
+    fn may_grow(&self, part: &Part) -> bool {
         match self.goal {
             Goal::Largest => part.may_grow(self.limit),
             Goal::Sum => {
-                let least = self.value[first as usize * self.states..][..self.states].iter().min();
-                let left = self.limit.saturating_sub(least.copied().unwrap_or_default());
+                let left = self.limit.saturating_sub(self.least);
                 part.may_grow_on_accelerator(left) || part.on_many_hosts() < left
             }
         }
@@ -161,7 +164,9 @@ impl Table<'_> {
     fn relax(&mut self, ideals: &Ideals, first: u32, to: u32, part: &Part) {
         let on_host = if self.goal == Goal::Sum { part.on_many_hosts() } else { part.on_host() };
         let loads = [(part.on_accelerator(), false), (on_host, true)];
-        for (load, on_host) in loads.into_iter().filter(|l| l.0 < self.limit) {
+        // A sum begins at the least value of where the part begins.
+        let before = if self.goal == Goal::Sum { self.least } else { Nanos::ZERO };
+        for (load, on_host) in loads.into_iter().filter(|l| before + l.0 < self.limit) {
             let step = match (on_host, self.goal) {
                 (false, _) => self.n_hosts + 1,
                 (true, Goal::Largest) => 1,

@@ -1,12 +1,15 @@
 //! Latency of one sample: calls that wait for each other, with tasks on hosts in between.
 //!
 //! Solutions come from chains of calls, one after the other, of which the best is found by exhaustive search over nested ideals or by slices of some
-//! orders; then single units move while the latency falls, which lets calls and hosts run side by side. The bound is [`path_bound`].
+//! orders; then clusters of units move, and at last single ones while the latency falls, which lets calls and hosts run side by side. The bound is
+//! [`path_bound`].
 
+use super::super::Rows;
 use super::ideals::{self, Goal};
 use super::load::{Part, order};
-use super::{Calls, Solution};
+use super::{CallTask, Calls, Solution};
 use crate::cost::Nanos;
+use crate::rng::Rng;
 
 /// What a search may do.
 #[derive(Clone, Copy, Debug)]
@@ -15,13 +18,13 @@ pub struct Budget {
     pub orders: usize,
     /// Pairs of ideals that are looked at.
     pub pairs: u64,
-    /// Tasks that evaluations of moves may look at.
+    /// Tasks that evaluations of moves may look at, in all walks, and in the descent after them.
     pub tasks: u64,
 }
 
 impl Default for Budget {
     fn default() -> Budget {
-        Budget { orders: 8, pairs: 10_000_000, tasks: 10_000_000 }
+        Budget { orders: 8, pairs: 4_000_000, tasks: 40_000_000 }
     }
 }
 
@@ -40,8 +43,17 @@ pub fn solve(calls: &Calls, budget: Budget) -> Option<Solution> {
         keep_better(calls, &mut best, of_unit);
     }
     let (_, mut of_unit) = best?;
+    let lower_bound = path_bound(calls);
+    if evaluate(calls, &of_unit)? > lower_bound {
+        let walk = |(seed, &part): (usize, &u128)| {
+            let mut walked = of_unit.clone();
+            let value = wander(calls, &mut walked, budget.tasks / WALKS.len() as u64, part, seed as u64);
+            (value, walked)
+        };
+        of_unit = WALKS.iter().enumerate().map(walk).min()?.1;
+    }
     let value = improve(calls, &mut of_unit, budget.tasks)?;
-    Some(Solution { device: calls.devices(&of_unit), value, lower_bound: path_bound(calls), bound: "path" })
+    Some(Solution { device: calls.devices(&of_unit), value, lower_bound, bound: "path" })
 }
 
 fn keep_better(calls: &Calls, best: &mut Option<(Nanos, Vec<u32>)>, of_unit: Vec<u32>) {
@@ -55,75 +67,205 @@ fn keep_better(calls: &Calls, best: &mut Option<(Nanos, Vec<u32>)>, of_unit: Vec
 /// The latency when units run on `of_unit`, devices of the problem. `None` when calls wait for each other, an accelerator is over its memory, or a unit
 /// is where it cannot run.
 pub fn evaluate(calls: &Calls, of_unit: &[u32]) -> Option<Nanos> {
-    let n_devices = of_unit.iter().chain(&calls.accelerators).map(|&d| d as usize + 1).max()?;
-    let is_host = |d: u32| calls.hosts.contains(&d);
-    let mut parts: Vec<(Nanos, u128)> = vec![(Nanos::ZERO, 0); n_devices];
-    for (unit, &d) in calls.units.iter().zip(of_unit) {
-        parts[d as usize].0 += if is_host(d) { unit.host } else { unit.accelerator };
-        parts[d as usize].1 += unit.bytes;
-    }
-    for x in 0..calls.copied.len() as u32 {
-        let copied = &calls.copied[x as usize];
-        let mut there: Vec<u32> =
-            copied.consumers.iter().chain([&copied.producer]).map(|&u| of_unit[u as usize]).collect();
-        there.sort_unstable();
-        there.dedup();
-        // It crosses the border of each accelerator that has an end of it, unless that one has them all.
-        if there.len() > 1 {
-            there.iter().filter(|&&d| !is_host(d)).for_each(|&d| parts[d as usize].0 += copied.copy);
-        }
-    }
-    let over = |d: &&u32| parts[**d as usize].1 > calls.memory;
-    if parts.iter().any(|part| !part.0.is_finite()) || calls.accelerators.iter().find(over).is_some() {
-        return None;
-    }
-    finish(calls, of_unit, &parts)
+    Evaluator::new(calls).run(of_unit)
 }
 
-/// Runs calls and host tasks as soon as they are ready: the end of the last.
-fn finish(calls: &Calls, of_unit: &[u32], parts: &[(Nanos, u128)]) -> Option<Nanos> {
-    let n = calls.order.len();
-    // Blocks: an accelerator is one, every task on a host is one.
-    let block = |t: u32| {
-        let d = of_unit[calls.unit_of[t as usize] as usize];
-        if calls.hosts.contains(&d) { parts.len() + t as usize } else { d as usize }
+/// Evaluates placements of the same units, reusing its memory. Blocks are accelerators, by device, and then the tasks, those on hosts.
+struct Evaluator<'c> {
+    calls: &'c Calls,
+    is_host: Vec<bool>,
+    /// Tasks that wait for each task.
+    consumers: Rows,
+    /// Time and bytes of each device's part.
+    parts: Vec<(Nanos, u128)>,
+    /// The last tensor that was seen on each device.
+    seen: Vec<u32>,
+    /// Tasks of each device, as a chain: the first, and after each the next.
+    first: Vec<u32>,
+    next: Vec<u32>,
+    waiting: Vec<u32>,
+    start: Vec<Nanos>,
+    ready: Vec<usize>,
+}
+
+const NONE: u32 = u32::MAX;
+
+impl<'c> Evaluator<'c> {
+    fn new(calls: &'c Calls) -> Evaluator<'c> {
+        let n = calls.tasks.len();
+        let n_devices = calls.accelerators.iter().chain(&calls.hosts).map(|&d| d as usize + 1).max().unwrap_or(0);
+        let inputs = |(t, task): (usize, &'c CallTask)| task.inputs.iter().map(move |&q| (q, t as u32));
+        Evaluator {
+            calls,
+            is_host: (0..n_devices as u32).map(|d| calls.hosts.contains(&d)).collect(),
+            consumers: Rows::from_pairs(n, calls.tasks.iter().enumerate().flat_map(inputs)),
+            parts: Vec::new(),
+            seen: Vec::new(),
+            first: Vec::new(),
+            next: vec![NONE; n],
+            waiting: Vec::new(),
+            start: Vec::new(),
+            ready: Vec::new(),
+        }
+    }
+
+    fn run(&mut self, of_unit: &[u32]) -> Option<Nanos> {
+        self.weigh(of_unit);
+        let over = |&d: &u32| self.parts[d as usize].1 > self.calls.memory;
+        if self.parts.iter().any(|part| !part.0.is_finite()) || self.calls.accelerators.iter().any(over) {
+            return None;
+        }
+        self.finish(of_unit)
+    }
+
+    /// What each device has to do and to hold.
+    fn weigh(&mut self, of_unit: &[u32]) {
+        let calls = self.calls;
+        self.parts.clear();
+        self.parts.resize(self.is_host.len(), (Nanos::ZERO, 0));
+        for (unit, &d) in calls.units.iter().zip(of_unit) {
+            let part = &mut self.parts[d as usize];
+            part.0 += if self.is_host[d as usize] { unit.host } else { unit.accelerator };
+            part.1 += unit.bytes;
+        }
+        self.seen.clear();
+        self.seen.resize(self.is_host.len(), NONE);
+        for (x, copied) in calls.copied.iter().enumerate() {
+            let home = of_unit[copied.producer as usize] as usize;
+            self.seen[home] = x as u32;
+            let mut crosses = false;
+            // It crosses the border of each accelerator that has an end of it, unless that one has them all.
+            for &c in &copied.consumers {
+                let d = of_unit[c as usize] as usize;
+                if self.seen[d] != x as u32 {
+                    self.seen[d] = x as u32;
+                    crosses = true;
+                    self.parts[d].0 += if self.is_host[d] { Nanos::ZERO } else { copied.copy };
+                }
+            }
+            self.parts[home].0 += if crosses && !self.is_host[home] { copied.copy } else { Nanos::ZERO };
+        }
+    }
+
+    /// Runs calls and host tasks as soon as they are ready: the end of the last.
+    fn finish(&mut self, of_unit: &[u32]) -> Option<Nanos> {
+        let (calls, n_parts) = (self.calls, self.parts.len());
+        let is_host = &self.is_host;
+        let block = |t: u32| {
+            let d = of_unit[calls.unit_of[t as usize] as usize] as usize;
+            if is_host[d] { n_parts + t as usize } else { d }
+        };
+        self.waiting.clear();
+        self.waiting.resize(n_parts + calls.tasks.len(), 0);
+        self.start.clear();
+        self.start.resize(n_parts + calls.tasks.len(), Nanos::ZERO);
+        self.first.clear();
+        self.first.resize(n_parts, NONE);
+        let mut n_left = 0;
+        for t in 0..calls.tasks.len() as u32 {
+            let to = block(t);
+            if to < n_parts {
+                n_left += usize::from(self.first[to] == NONE);
+                self.next[t as usize] = std::mem::replace(&mut self.first[to], t);
+            } else {
+                n_left += 1;
+            }
+            self.waiting[to] += calls.tasks[t as usize].inputs.iter().filter(|&&q| block(q) != to).count() as u32;
+        }
+        self.ready.clear();
+        let used = |b: &usize| if *b < n_parts { self.first[*b] != NONE } else { block((*b - n_parts) as u32) == *b };
+        self.ready.extend((0..self.waiting.len()).filter(|&b| self.waiting[b] == 0).filter(used));
+        let mut last = Nanos::ZERO;
+        while let Some(b) = self.ready.pop() {
+            n_left -= 1;
+            let (time, mut t) = match b < n_parts {
+                true => (self.parts[b].0, self.first[b]),
+                false => (calls.tasks[b - n_parts].host, (b - n_parts) as u32),
+            };
+            let end = self.start[b] + time;
+            last = last.max(end);
+            while t != NONE {
+                for &c in self.consumers.row(t as usize) {
+                    let c = block(c);
+                    if c != b {
+                        self.start[c] = self.start[c].max(end);
+                        self.waiting[c] -= 1;
+                        if self.waiting[c] == 0 {
+                            self.ready.push(c);
+                        }
+                    }
+                }
+                t = if b < n_parts { self.next[t as usize] } else { NONE };
+            }
+        }
+        (n_left == 0).then_some(last)
+    }
+}
+
+/// Walks from the best placement, each of which accepts at first what is worse by this part of it: how rough the way is differs by problem.
+const WALKS: [u128; 4] = [60, 100, 200, 400];
+
+/// Steps of a walk for each unit: small problems need no more.
+const MOST_STEPS: u64 = 100;
+
+/// Moves connected clusters of units from device to device, at first also where the latency rises a little, by less and less (threshold accepting,
+/// Dueck and Scheuer 1990). The best that was seen is left in `of_unit`; returns its latency.
+fn wander(calls: &Calls, of_unit: &mut Vec<u32>, budget: u64, part: u128, seed: u64) -> Nanos {
+    let mut evaluator = Evaluator::new(calls);
+    let Some(mut value) = evaluator.run(of_unit) else { return Nanos::INFINITY };
+    let mut best = (value, of_unit.clone());
+    let affordable = budget / (calls.order.len() + calls.copied.len()).max(1) as u64;
+    let steps = affordable.min(MOST_STEPS * calls.units.len() as u64);
+    let mut rng = Rng(seed);
+    for step in 0..steps {
+        let left = u128::from(steps - step) * 1000 / u128::from(steps);
+        let threshold = Nanos((u128::from(best.0.0) * left * left / (part * 1_000_000)) as u64);
+        let Some((cluster, to)) = cluster(calls, of_unit, &mut rng) else { continue };
+        let from = of_unit[cluster[0] as usize];
+        cluster.iter().for_each(|&u| of_unit[u as usize] = to);
+        match evaluator.run(of_unit).filter(|v| *v <= value + threshold) {
+            Some(found) => value = found,
+            None => cluster.iter().for_each(|&u| of_unit[u as usize] = from),
+        }
+        if value < best.0 {
+            best = (value, of_unit.clone());
+        }
+    }
+    *of_unit = best.1;
+    best.0
+}
+
+/// Units to move together, and where.
+fn cluster(calls: &Calls, of_unit: &[u32], rng: &mut Rng) -> Option<(Vec<u32>, u32)> {
+    let first = rng.below(calls.units.len());
+    let from = of_unit[first];
+    let (size, way) = (1usize << rng.below(6), rng.below(3));
+    let around = |u: u32, way: usize| {
+        let unit = &calls.units[u as usize];
+        let before = unit.before.iter().filter(move |_| way != 1);
+        before.chain(unit.after.iter().filter(move |_| way != 0)).copied()
     };
-    let mut waiting = vec![0u32; parts.len() + n];
-    let mut after: Vec<Vec<u32>> = vec![Vec::new(); parts.len() + n];
-    let mut is_used = vec![false; parts.len() + n];
-    for t in 0..n as u32 {
-        let to = block(t);
-        is_used[to] = true;
-        for &q in &calls.tasks[t as usize].inputs {
-            let from = block(q);
-            if from != to {
-                after[from].push(to as u32);
-                waiting[to] += 1;
+    let mut homes: Vec<u32> = around(first as u32, 2).map(|v| of_unit[v as usize]).filter(|d| *d != from).collect();
+    homes.extend(calls.hosts.first());
+    homes.push(rng.pick(&calls.accelerators));
+    let to = rng.pick(&homes);
+    let mut cluster = vec![first as u32];
+    let mut next = 0;
+    while next < cluster.len() && cluster.len() < size {
+        for v in around(cluster[next], way) {
+            if of_unit[v as usize] == from && cluster.len() < size && !cluster.contains(&v) {
+                cluster.push(v);
             }
         }
+        next += 1;
     }
-    let mut ready: Vec<usize> = (0..waiting.len()).filter(|&b| is_used[b] && waiting[b] == 0).collect();
-    let mut start = vec![Nanos::ZERO; waiting.len()];
-    let (mut n_done, mut last) = (0, Nanos::ZERO);
-    while let Some(b) = ready.pop() {
-        n_done += 1;
-        let time = if b < parts.len() { parts[b].0 } else { calls.tasks[b - parts.len()].host };
-        let end = start[b] + time;
-        last = last.max(end);
-        for &c in &after[b] {
-            start[c as usize] = start[c as usize].max(end);
-            waiting[c as usize] -= 1;
-            if waiting[c as usize] == 0 {
-                ready.push(c as usize);
-            }
-        }
-    }
-    (n_done == is_used.iter().filter(|u| **u).count()).then_some(last)
+    (to != from).then_some((cluster, to))
 }
 
 /// Moves units, one at a time, to where neighbours are or to a host, as long as the latency falls.
 fn improve(calls: &Calls, of_unit: &mut [u32], budget: u64) -> Option<Nanos> {
-    let mut value = evaluate(calls, of_unit)?;
+    let mut evaluator = Evaluator::new(calls);
+    let mut value = evaluator.run(of_unit)?;
     let cost = (calls.order.len() + calls.copied.len()) as u64;
     let mut left = budget / cost.max(1);
     let mut quiet = 0;
@@ -143,7 +285,7 @@ fn improve(calls: &Calls, of_unit: &mut [u32], budget: u64) -> Option<Nanos> {
             }
             left -= 1;
             of_unit[u] = home;
-            match evaluate(calls, of_unit).filter(|v| *v < value) {
+            match evaluator.run(of_unit).filter(|v| *v < value) {
                 Some(better) => (value, quiet) = (better, 0),
                 None => of_unit[u] = old,
             }
