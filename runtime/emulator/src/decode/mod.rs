@@ -25,6 +25,10 @@ use crate::{
 
 /// Instructions of one kernel with its functions inlined, at most.
 const MAX_INSTRUCTIONS: usize = 4 << 20;
+/// Local memory of one thread in bytes, at most: what CUDA gives.
+const MAX_LOCAL_BYTES: usize = 512 << 10;
+/// Registers of a kernel, at most: far beyond what compiled code has.
+const MAX_UNITS: u32 = 1 << 17;
 /// Unsupported instructions that a message lists, at most.
 const MAX_LISTED: usize = 20;
 
@@ -40,6 +44,7 @@ pub(crate) fn decode(source: &Source, name: &str) -> Result<Program> {
     if !decoder.unsupported.is_empty() {
         return Err(decoder.unsupported_fault(name));
     }
+    decoder.check_sizes(name)?;
     let param_bytes = params.last().map_or(0, |p| p.offset + p.size_bytes);
     Ok(Program {
         name: name.to_owned(),
@@ -142,6 +147,23 @@ impl<'a> Decoder<'a> {
             unsupported: vec![],
             carry: 0,
         }
+    }
+
+    /// Refuses what no device would run, before memory is asked for.
+    fn check_sizes(&self, name: &str) -> Result<()> {
+        if self.local_bytes > MAX_LOCAL_BYTES {
+            let message = format!(
+                "kernel `{name}` needs {} bytes of local memory per thread; {MAX_LOCAL_BYTES} are possible",
+                self.local_bytes
+            );
+            return Err(Fault::new(FaultKind::Unsupported, message));
+        }
+        if self.units > MAX_UNITS {
+            let message =
+                format!("kernel `{name}` has registers for {} words per thread; {MAX_UNITS} are possible", self.units);
+            return Err(Fault::new(FaultKind::Unsupported, message));
+        }
+        Ok(())
     }
 
     /// Places module-level shared variables; those without a length share the dynamic part.

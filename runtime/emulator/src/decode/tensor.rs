@@ -54,7 +54,9 @@ impl<'a> Decoder<'a> {
         if !known.contains(&a) || !known.contains(&b) || accumulator != last || !ins.has("row") || !ins.has("col") {
             return Err(unsupported("these types and layouts"));
         }
-        if (shape.m, shape.n) != (16, 8) && (shape.m != 8 || shape.n != 8 || a == Type::F16) {
+        // What 256 bits of a row hold; twice that for doubles, whose rows are spread over more registers.
+        let most = if a == Type::F64 { 16 } else { 32 / a.size_bytes().max(b.size_bytes()) };
+        if shape.k > most || (shape.m, shape.n) != (16, 8) && (shape.m != 8 || shape.n != 8 || a == Type::F16) {
             return Err(unsupported("this shape"));
         }
         let register = |ty: Type| if ty == Type::F64 { Type::F64 } else { Type::B32 };

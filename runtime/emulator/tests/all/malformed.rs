@@ -28,6 +28,14 @@ fn messages_name_the_line_and_what_was_expected() {
         ("mov.u32 %r1, [", FaultKind::Syntax, "expected"),
         ("@%p9 bra L; L: ret;", FaultKind::Syntax, "unknown predicate `%p9`"),
         (".surf x;", FaultKind::Unsupported, "unsupported directive `.surf`"),
+        (".local .b8 big[2000000000]; mov.u32 %r1, 0;", FaultKind::Unsupported, "bytes of local memory per thread"),
+        (".reg .b64 %big<900000>; mov.u32 %r1, 0;", FaultKind::Unsupported, "words per thread"),
+        (
+            "mma.sync.aligned.m16n8k64.row.col.s32.s8.s8.s32 {%r1,%r1,%r1,%r1}, {%r1,%r1,%r1,%r1,%r1,%r1,%r1,%r1}, \
+             {%r1,%r1,%r1,%r1}, {%r1,%r1,%r1,%r1};",
+            FaultKind::Unsupported,
+            "this shape",
+        ),
         ("call (%r1), f, (%r2);", FaultKind::Unsupported, "no body of function `f`"),
     ];
     for (body, kind, part) in cases {
