@@ -1,11 +1,13 @@
 //! Device code in CUDA C++ that every generated GPU kernel begins with. It includes nothing: NVRTC needs no headers for it.
 
 /// Types, conversions and the primitive ops that C++ has no operator for, with the meaning that the op tables give them; then products of
-/// tiles, and reductions over groups of threads.
+/// tiles, reductions over groups of threads, and access to several elements at a time.
 pub const PRELUDE: &str = concat!(
     include_str!("cuda/prelude.cuh"),
     "\n",
     include_str!("cuda/contract.cuh"),
     "\n",
-    include_str!("cuda/rows.cuh")
+    include_str!("cuda/rows.cuh"),
+    "\n",
+    include_str!("cuda/vector.cuh")
 );

@@ -6,6 +6,7 @@
 use super::Session;
 use super::contract::{self, Contract};
 use super::emit::{Emitter, Value};
+use super::map::{self, Map};
 use super::rows::{self, Rows};
 use super::source::{Parameters, source};
 use crate::codegen::body::Body;
@@ -153,10 +154,30 @@ impl<'s> ClusterCompiler<'s> {
     /// Stores the elements of `roots`, all of one shape.
     fn elements(&mut self, roots: &[ValueId]) -> Result<()> {
         let writes = self.destinations(roots);
+        if let Some(map) = map::plan(&self.body, roots, &|v| self.placed.location.contains_key(&v)) {
+            return self.vectors(&map, writes);
+        }
         let node = self.body.graph.def_node(roots[0]);
         let what = node.filter(|n| !matches!(n.op, Op::Map(_))).map_or("map", |n| n.op.name()).to_owned();
         let pairs: Vec<(ValueId, ValueId)> = roots.iter().map(|&v| (v, v)).collect();
         self.store_elements(&what, &pairs, writes)
+    }
+
+    /// Stores results a vector at a time.
+    fn vectors(&mut self, map: &Map, writes: Vec<(ValueId, Arg)>) -> Result<()> {
+        let mut reads: Vec<(ValueId, Arg)> = Vec::new();
+        for leaf in &map.expression.leaves {
+            if reads.iter().all(|(v, _)| *v != leaf.value) {
+                reads.push((leaf.value, self.placed.location[&leaf.value]));
+            }
+        }
+        let written: Vec<ValueId> = writes.iter().map(|w| w.0).collect();
+        self.kernel("map", Buffers { reads, writes }, map.n_items(), |p, e, item, outs| {
+            let leaves: Vec<_> =
+                (map.expression.leaves.iter()).map(|l| (p.stored[&l.value], p.body.dtype(l.value))).collect();
+            let outs: Vec<_> = written.iter().zip(outs).map(|(&v, &out)| (out, p.body.dtype(v))).collect();
+            map.emit(e, item, &leaves, &outs)
+        })
     }
 
     /// Stores the elements of each source at the same index of its destination's buffer.

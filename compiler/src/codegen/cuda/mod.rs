@@ -10,6 +10,7 @@ mod contract;
 mod disassemble;
 mod emit;
 mod fusion;
+mod map;
 pub mod nvrtc;
 mod rows;
 mod scalar;
