@@ -6,6 +6,7 @@ pub mod cluster;
 pub mod codegen;
 mod compiled;
 pub mod cost;
+pub mod deadline;
 pub mod error;
 pub mod interp;
 pub mod ir;

@@ -8,6 +8,7 @@ use crate::place::{DeviceSet, Fallback, Pin, Plan};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Options of [`crate::compile`]. Any value is valid; what contradicts the model is an error when it is compiled.
 #[derive(Clone, Debug)]
@@ -26,6 +27,9 @@ pub struct Options {
     pub ranges: BTreeMap<String, DimRange>,
     /// 0: no rewriting and one kernel per op; 1: simplification and grouping; 2: all rules; 3: as 2 with larger limits.
     pub opt_level: u8,
+    /// Time for compiling one set of shapes after which nothing better is searched for: rules, fusions and placements found until then count, and a
+    /// warning says where it stopped. `None`: searches end by number alone, so that results are the same on every machine.
+    pub budget: Option<Duration>,
     /// CPU threads over all logical CPU devices; `None`: one per available core.
     pub threads: Option<usize>,
     /// The CPU that code is made for.
@@ -50,6 +54,7 @@ impl Default for Options {
             dims: Bindings::new(),
             ranges: BTreeMap::new(),
             opt_level: 2,
+            budget: None,
             threads: None,
             target_cpu: TargetCpu::Native,
             measured: Arc::default(),

@@ -5,6 +5,7 @@ use crate::codegen::assemble::{Settings, assemble};
 use crate::codegen::cuda::nvrtc::{self, Cache};
 use crate::codegen::{cpu, cuda};
 use crate::cost::CostModel;
+use crate::deadline::Deadline;
 use crate::error::{Error, Result};
 use crate::ir::print::PrintOptions;
 use crate::ir::verify::verify;
@@ -15,6 +16,7 @@ use crate::place::{Horizon, Placement, Replacement, Request};
 use crate::report::Report;
 use crate::rewrite::Pricing;
 use crate::schedule::Schedule;
+use crate::units::time_ns;
 use crate::{partition, passes, place, rewrite};
 use gristmill_runtime::gpu::GpuCode;
 use gristmill_runtime::program::Program;
@@ -143,10 +145,29 @@ pub struct Lowered {
 /// Times stages and checks what they give.
 struct Stages<'o> {
     options: &'o Options,
+    deadline: Deadline,
     report: Report,
 }
 
 impl Stages<'_> {
+    fn new(options: &Options) -> Stages<'_> {
+        Stages { options, deadline: Deadline::after(options.budget), report: Report::default() }
+    }
+
+    /// Whether the budget is over; a warning says what that leaves out.
+    fn is_late(&mut self, left_out: &str) -> bool {
+        let late = self.deadline.has_passed();
+        if late {
+            self.warn_late(left_out);
+        }
+        late
+    }
+
+    fn warn_late(&mut self, left_out: &str) {
+        let budget = time_ns(self.options.budget.map_or(0, |b| b.as_nanos() as u64));
+        self.report.warnings.push(format!("the budget of {budget} was over: {left_out}"));
+    }
+
     /// Runs a stage; its time is added to earlier ones of the same name.
     fn run<T>(&mut self, name: &'static str, stage: impl FnOnce(&mut Report) -> Result<T>) -> Result<T> {
         let started = Instant::now();
@@ -181,7 +202,7 @@ pub struct Planned {
 
 /// The way of a graph of static shapes to a placement: what can be said about machines that are not there.
 pub fn plan(graph: Graph, options: &Options) -> Result<Planned> {
-    let mut s = Stages { options, report: Report::default() };
+    let mut s = Stages::new(options);
     let front = front(graph, None, &mut s)?;
     if options.check {
         place::check::check(&front.clusters, &front.request, &front.placement)?;
@@ -191,7 +212,7 @@ pub fn plan(graph: Graph, options: &Options) -> Result<Planned> {
 
 /// What becomes of an earlier placement of a graph by today's measured times. Rewriting and clustering do not depend on these.
 pub fn replan(graph: Graph, options: &Options, previous: &Placement, horizon: Horizon) -> Result<Replacement> {
-    let mut s = Stages { options, report: Report::default() };
+    let mut s = Stages::new(options);
     let front = front(graph, Some(previous), &mut s)?;
     place::replace(&front.clusters, &front.request, &costs(options), previous, front.placement, horizon)
 }
@@ -225,20 +246,29 @@ fn front(graph: Graph, previous: Option<&Placement>, s: &mut Stages) -> Result<F
         Ok(cleaned)
     })?;
     s.check(&graph)?;
-    let mut rewritten = s.run("rewrite", |report| rewrite(&graph, options, report))?;
+    let deadline = s.deadline;
+    let mut rewritten = s.run("rewrite", |report| rewrite(&graph, options, deadline, report))?;
+    if s.report.rewrite.ran_out_of_time() {
+        s.warn_late("not all rewrite rules were tried");
+    }
     rewritten = s.run("fold", |_| clean(&rewritten))?;
     if options.opt_level > 0 {
         rewritten = s.run("merge", |_| clean(&passes::merge_matmuls(&rewritten)?))?;
     }
     s.check(&rewritten)?;
     let graph = s.keep(graph);
+    let mut fusion = fusion(options);
+    if matches!(fusion, Fusion::Priced(_)) && s.is_late("kernels are fused as at --opt-level 1") {
+        fusion = Fusion::Grouped;
+    }
     let clusters = s.run("cluster", |report| {
-        let (clusters, r) = cluster(&rewritten, &fusion(options))?;
+        let (clusters, r) = cluster(&rewritten, &fusion)?;
         report.cluster = r;
         Ok(clusters)
     })?;
     s.check(&clusters)?;
     let rewritten = s.keep(rewritten);
+    request.is_brief = options.devices.devices.len() > 1 && s.is_late("the placement is not refined");
     let placement = s.run("place", |report| {
         let placement = place::place(&clusters, &request, &costs(options))?;
         report.warnings.extend(placement.warnings.iter().cloned());
@@ -249,7 +279,7 @@ fn front(graph: Graph, previous: Option<&Placement>, s: &mut Stages) -> Result<F
 
 /// The way of a graph of static shapes to a program.
 pub fn lower(graph: Graph, options: &Options) -> Result<Lowered> {
-    let mut s = Stages { options, report: Report::default() };
+    let mut s = Stages::new(options);
     let Front { graph, rewritten, mut clusters, request, placement } = front(graph, None, &mut s)?;
     has_code_generators(&placement)?;
     // Where nodes run more than once, each copy becomes a node.
@@ -309,11 +339,12 @@ pub(crate) fn clean(g: &Graph) -> Result<Graph> {
     passes::dce(&passes::cse(&passes::fold_constants(g)?)?)
 }
 
-fn rewrite(g: &Graph, options: &Options, report: &mut Report) -> Result<Graph> {
+fn rewrite(g: &Graph, options: &Options, deadline: Deadline, report: &mut Report) -> Result<Graph> {
     if options.opt_level == 0 {
         return Ok(g.clone());
     }
-    let (rewritten, r) = rewrite::rewrite(g, &rewrite_options(options))?;
+    let rewrite_options = rewrite::Options { deadline, ..rewrite_options(options) };
+    let (rewritten, r) = rewrite::rewrite(g, &rewrite_options)?;
     report.rewrite = r;
     Ok(rewritten)
 }

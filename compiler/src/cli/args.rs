@@ -11,6 +11,7 @@ use crate::place::{DeviceSet, Fallback, Pin, Placement, Plan, Target};
 use clap::{Args, ValueEnum};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// Flags of every verb that compiles.
 #[derive(Args)]
@@ -42,6 +43,9 @@ pub struct CompileArgs {
     /// 0: one kernel per op; 1: simplification and grouping; 2: all rules; 3: as 2 with larger limits.
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u8).range(0..=3))]
     pub opt_level: u8,
+    /// Time after which nothing better is searched for, e.g. `10s` or `250ms`: what was found until then counts.
+    #[arg(long, value_name = "TIME")]
+    pub budget: Option<String>,
     /// The CPU that code is made for: native, x86-64-v2, x86-64-v3 or x86-64-v4.
     #[arg(long, default_value = "native", value_name = "CPU")]
     pub target_cpu: String,
@@ -158,6 +162,7 @@ impl CompileArgs {
                 FallbackArg::Allow => Fallback::Allow,
             },
             opt_level: self.opt_level,
+            budget: self.budget.as_deref().map(parse_time).transpose()?,
             threads: Some(threads),
             target_cpu: TargetCpu::parse(&self.target_cpu)?,
             gpu_arch: self.gpu_arch()?,
@@ -199,6 +204,20 @@ fn parse_size(text: &str) -> Result<usize> {
         .ok_or_else(|| Error::invalid(format!("size {text:?}: expected a form like 512MiB, 4GiB or a number of bytes")))
 }
 
+/// `10s`, `1.5s`, `250ms`, `2m`.
+fn parse_time(text: &str) -> Result<Duration> {
+    let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (number, unit) = text.split_at(digits);
+    let seconds = match unit {
+        "ms" => Some(1e-3),
+        "s" => Some(1.0),
+        "m" | "min" => Some(60.0),
+        _ => None,
+    };
+    let time = number.parse::<f64>().ok().zip(seconds).and_then(|(n, s)| Duration::try_from_secs_f64(n * s).ok());
+    time.ok_or_else(|| Error::invalid(format!("--budget {text:?}: expected a time like 10s, 250ms or 2m")))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -207,6 +226,11 @@ mod tests {
     fn sizes_and_pairs() {
         assert_eq!(parse_size("4GiB").unwrap(), 4 << 30);
         assert!(parse_size("40%").is_err() && parse_size("").is_err() && parse_size("99999999999999GiB").is_err());
+        assert_eq!(parse_time("1.5s").unwrap(), Duration::from_millis(1500));
+        assert_eq!(parse_time("250ms").unwrap(), Duration::from_millis(250));
+        for wrong in ["", "s", "10", "10 s", "-1s", "1e99s", "1.2.3s", "10h"] {
+            assert!(parse_time(wrong).is_err(), "{wrong}");
+        }
         assert_eq!(split("a=b=cpu:0", "--pin", "").unwrap(), ("a=b", "cpu:0"));
         assert!(split("cpu:0", "--pin", "").is_err());
     }

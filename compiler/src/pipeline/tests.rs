@@ -4,6 +4,7 @@ use super::*;
 use crate::ir::{GraphBuilder, Layout, ScalarOp, Window};
 use crate::place::{DeviceSet, Pin};
 use crate::{DType, Tensor};
+use std::time::Duration;
 
 fn ramp(shape: &[usize]) -> Tensor {
     let n = shape.iter().product::<usize>();
@@ -64,6 +65,36 @@ fn other_stages_print_the_same_every_time() {
 fn stages_that_were_not_kept_are_an_error() {
     let lowered = lower(small_model(), &Options::default()).unwrap();
     insta::assert_snapshot!(lowered.text(Stage::Graph, false).unwrap_err(), @"the stages were not kept (try: Options::keep_stages)");
+}
+
+#[test]
+fn a_budget_that_is_over_gives_a_plainer_program_and_says_so() {
+    let run = |budget| {
+        let options = Options {
+            budget,
+            devices: DeviceSet::parse("cpu:2", 2).unwrap(),
+            keep_stages: true,
+            check: true,
+            ..Options::default()
+        };
+        let lowered = lower(small_model(), &options).unwrap();
+        let x = ramp(&[1, 2, 4, 4]);
+        let y = crate::compile(&small_model(), &options).unwrap().run([("x", x)]).unwrap()["y"].clone();
+        (lowered.text(Stage::Clusters, true).unwrap(), lowered.report.warnings, y)
+    };
+    let (full, none, expected) = run(None);
+    assert!(none.is_empty(), "{none:?}");
+    let (enough, none, _) = run(Some(Duration::from_secs(100)));
+    assert!(none.is_empty() && enough == full, "{none:?}");
+    let (plain, warnings, y) = run(Some(Duration::ZERO));
+    assert_ne!(plain, full);
+    insta::assert_snapshot!(warnings.join("\n"), @r"
+    the budget of 0 ns was over: not all rewrite rules were tried
+    the budget of 0 ns was over: kernels are fused as at --opt-level 1
+    the budget of 0 ns was over: the placement is not refined
+    ");
+    let (y, expected) = (y.as_slice::<f32>(), expected.as_slice::<f32>());
+    assert!(y.iter().zip(expected).all(|(a, b)| (a - b).abs() <= 1e-4 * b.abs().max(1.0)), "{y:?} {expected:?}");
 }
 
 #[test]

@@ -162,11 +162,12 @@ pub fn place(g: &Graph, request: &Request, costs: &CostModel) -> Result<Placemen
     let resolved = resolve::resolve(g, request)?;
     let ModelProblem { problem, nodes } = model::problem(g, &resolved, &request.devices, costs)?;
     let set = &request.devices;
+    let budget = |n: u64| if request.is_brief { 0 } else { n };
     let options = portfolio::Options {
         preference: preference(set),
-        refine_tasks: (REFINE_TASKS * problem.n_tasks() as u64).min(MAX_REFINE_TASKS),
-        bound_nodes: MODEL_SEARCH_NODES,
-        search_nodes: MODEL_SEARCH_NODES,
+        refine_tasks: budget((REFINE_TASKS * problem.n_tasks() as u64).min(MAX_REFINE_TASKS)),
+        bound_nodes: budget(MODEL_SEARCH_NODES),
+        search_nodes: budget(MODEL_SEARCH_NODES),
         previous: request.previous.as_ref().and_then(|p| p.timeline_on(&nodes, set)),
         ..portfolio::Options::new(&problem)
     };

@@ -104,6 +104,8 @@ pub struct Request {
     pub plan: Option<Plan>,
     /// An earlier placement of the same graph, from which the search begins.
     pub previous: Option<Arc<Placement>>,
+    /// Only the portfolio: its best is not refined, and no proof is searched for.
+    pub is_brief: bool,
 }
 
 /// Writes the pins into the device requests of the nodes they find, so that no cluster joins nodes of different devices.

@@ -2,7 +2,7 @@
 //!
 //! Rules are named, directed and grouped by family in [`rules`]; each says what it does to floating-point results
 //! ([`Exactness`]). There is no associativity and no bare commutativity. A phase ends by saturation or by a limit on e-nodes
-//! and iterations, never by time. Extraction prices whole DAGs by predicted time ([`Pricing`]).
+//! and iterations, and by time only where a [`Deadline`] is set. Extraction prices whole DAGs by predicted time ([`Pricing`]).
 
 mod chunks;
 mod convert;
@@ -24,6 +24,7 @@ pub use rules::{Phase, RuleInfo, rule_list};
 pub use run::{Exactness, Limits};
 pub use terms::Miss;
 
+use crate::deadline::Deadline;
 use crate::error::Result;
 use crate::ir::Graph;
 use std::collections::BTreeMap;
@@ -40,13 +41,21 @@ pub struct Options {
     pub phases: Vec<Phase>,
     /// The target's predicted times.
     pub pricing: Pricing,
+    /// When to stop before a limit is met.
+    pub deadline: Deadline,
 }
 
 impl Options {
     /// The defaults of an optimisation level.
     pub fn level(opt_level: u8) -> Options {
         let phases = Phase::ALL.iter().copied().filter(|p| p.least_level() <= opt_level).collect();
-        Options { opt_level, limits: Limits::default(), phases, pricing: Pricing::default() }
+        Options {
+            opt_level,
+            limits: Limits::default(),
+            phases,
+            pricing: Pricing::default(),
+            deadline: Deadline::default(),
+        }
     }
 }
 
@@ -101,7 +110,8 @@ fn saturate(ins: &mut convert::Inserted, n_nodes: usize, options: &Options, repo
     for phase in &options.phases {
         let rules = phase.rules();
         let iterations = options.limits.iterations.min(phase.most_iterations());
-        report.phases.push(run::run_phase(&mut ins.terms, phase.name(), &rules, iterations, max_nodes));
+        let limits = run::PhaseLimits { iterations, nodes: max_nodes, deadline: options.deadline };
+        report.phases.push(run::run_phase(&mut ins.terms, phase.name(), &rules, &limits));
     }
     report.settle();
 }

@@ -16,6 +16,8 @@ pub enum StopReason {
     Iterations,
     /// The node limit was met.
     Nodes,
+    /// The time was over.
+    Time,
 }
 
 /// What one phase did.
@@ -118,6 +120,11 @@ impl Report {
         }
     }
 
+    /// Whether a phase ran out of time, in a region or outside.
+    pub fn ran_out_of_time(&self) -> bool {
+        self.phases.iter().any(|p| p.stop == StopReason::Time) || self.regions.iter().any(|(_, r)| r.ran_out_of_time())
+    }
+
     /// Adds what rewriting another piece of the same graph did.
     pub(crate) fn add(&mut self, piece: Report) {
         for new in piece.phases {
@@ -145,6 +152,7 @@ impl fmt::Display for PhaseReport {
             StopReason::Saturated => "saturated",
             StopReason::Iterations => "iteration limit",
             StopReason::Nodes => "node limit",
+            StopReason::Time => "out of time",
         };
         let PhaseReport { name, iterations, e_nodes, e_classes, .. } = self;
         writeln!(f, "{name}: {iterations} iterations, {e_nodes} e-nodes, {e_classes} e-classes, {stop}")?;

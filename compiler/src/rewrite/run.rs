@@ -1,11 +1,12 @@
 //! Runs the rules of one phase until nothing changes or a limit is met.
 //!
 //! An iteration visits all e-classes by id and applies every rule whose root fits, at once; congruence is restored after
-//! each iteration. Limits are numbers of e-nodes and iterations, so results do not depend on the machine.
+//! each iteration. Limits are numbers of e-nodes and iterations, so results do not depend on the machine; a deadline is for those who ask for it.
 
 use super::lang::Sym;
 use super::report::{PhaseReport, StopReason};
 use super::terms::{Applied, Miss, Terms};
+use crate::deadline::Deadline;
 use crate::ir::Op;
 use egg::Id;
 use std::collections::BTreeMap;
@@ -57,20 +58,21 @@ impl Default for Limits {
     }
 }
 
+/// When one phase stops at the latest.
+pub(crate) struct PhaseLimits {
+    pub iterations: usize,
+    pub nodes: usize,
+    pub deadline: Deadline,
+}
+
 /// Applies `rules` until saturation or a limit.
-pub(crate) fn run_phase(
-    terms: &mut Terms,
-    name: &'static str,
-    rules: &[&Rule],
-    iterations: usize,
-    max_nodes: usize,
-) -> PhaseReport {
+pub(crate) fn run_phase(terms: &mut Terms, name: &'static str, rules: &[&Rule], limits: &PhaseLimits) -> PhaseReport {
     let mut report = PhaseReport::new(name);
     let mut by_op: Vec<Vec<usize>> = Vec::new();
     report.stop = StopReason::Iterations;
-    for _ in 0..iterations {
+    for _ in 0..limits.iterations {
         report.iterations += 1;
-        let changed = pass(terms, rules, &mut by_op, max_nodes, &mut report);
+        let changed = pass(terms, rules, &mut by_op, limits, &mut report);
         terms.eg.rebuild();
         match changed {
             Ok(true) => {}
@@ -78,8 +80,8 @@ pub(crate) fn run_phase(
                 report.stop = StopReason::Saturated;
                 break;
             }
-            Err(()) => {
-                report.stop = StopReason::Nodes;
+            Err(stop) => {
+                report.stop = stop;
                 break;
             }
         }
@@ -89,14 +91,14 @@ pub(crate) fn run_phase(
     report
 }
 
-/// One iteration; true when something changed, an error when the node limit was met.
+/// One iteration; true when something changed, an error when a limit was met.
 fn pass(
     terms: &mut Terms,
     rules: &[&Rule],
     by_op: &mut Vec<Vec<usize>>,
-    max_nodes: usize,
+    limits: &PhaseLimits,
     report: &mut PhaseReport,
-) -> Result<bool, ()> {
+) -> Result<bool, StopReason> {
     let mut ids: Vec<Id> = terms.eg.classes().map(|c| c.id).collect();
     ids.sort_unstable();
     let mut changed = false;
@@ -104,6 +106,9 @@ fn pass(
         // The class may have been merged into another since the list was made; that one is visited under its own id.
         if terms.eg.find(id) != id {
             continue;
+        }
+        if limits.deadline.has_passed() {
+            return Err(StopReason::Time);
         }
         let nodes: Vec<_> = terms.eg[id].nodes.clone();
         for node in nodes {
@@ -114,8 +119,8 @@ fn pass(
             }
             let placed: Arc<_> = terms.eg.analysis.op(op).clone();
             for &i in &by_op[op.0 as usize] {
-                if terms.eg.total_number_of_nodes() > max_nodes {
-                    return Err(());
+                if terms.eg.total_number_of_nodes() > limits.nodes {
+                    return Err(StopReason::Nodes);
                 }
                 terms.origin = terms.facts(id).origin;
                 terms.device = placed.device.clone();
