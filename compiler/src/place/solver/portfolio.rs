@@ -338,7 +338,9 @@ impl Run<'_> {
             return;
         }
         let proof = exact::solve(self.p, timeline, self.bound.value, self.options.search_nodes);
-        self.prove("branch-and-bound", proof.lower_bound);
+        if proof.lower_bound.is_finite() {
+            self.prove("branch-and-bound", proof.lower_bound);
+        }
         if let Some(better) = proof.timeline {
             self.proposals.insert(0, (fit::key(self.p, &better), "branch-and-bound".into(), better));
         }

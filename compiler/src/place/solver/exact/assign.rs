@@ -11,6 +11,7 @@ use super::super::timeline::Timeline;
 use super::super::{bounds, ranks};
 use super::order::Orders;
 use super::tables::{Dense, NEVER, Tables, before, devices};
+use super::timed::{Full, Timed};
 use crate::cost::Nanos;
 
 /// A search below a limit, and what it has found.
@@ -25,9 +26,16 @@ pub(super) struct Search<'p> {
     /// No schedule of a branch that was left ends before this.
     open: u64,
     budget: u64,
+    /// Nodes that the schedules of one placement may take.
+    most_timed: u64,
     jobs: Vec<Vec<Job>>,
     capped: bool,
+    /// Bytes that a device holds while it runs some task of a group, resident ones aside; by group and device.
+    footprint: Vec<u128>,
 }
+
+/// A placement may take this part of the budget for its schedules.
+const TIMED_SHARE: u64 = 16;
 
 /// What a search proves.
 pub(super) struct Found {
@@ -49,6 +57,8 @@ pub(super) fn search(p: &Problem, limit: u64, budget: u64) -> Found {
         best: None,
         open: NEVER,
         budget,
+        most_timed: (budget / TIMED_SHARE).max(1),
+        footprint: footprints(p),
         jobs: vec![Vec::new(); p.n_devices() * p.n_devices()],
         capped: p.devices.iter().any(|d| d.memory.is_some()),
         s,
@@ -72,6 +82,18 @@ pub(super) fn twins(p: &Problem) -> Vec<usize> {
             && (0..p.n_tasks()).all(|t| p.cost(t, a) == p.cost(t, b))
     };
     (0..n).map(|d| (0..d).find(|&e| alike(e, d)).unwrap_or(d)).collect()
+}
+
+/// Operands, results and scratch of the largest task of each group, by device. What takes no time holds nothing for any time.
+fn footprints(p: &Problem) -> Vec<u128> {
+    let bytes = |x: &u32| u128::from(p.tensors[*x as usize].bytes().0);
+    let of =
+        |t: usize| p.inputs.row(t).iter().chain(p.outputs.row(t)).map(bytes).sum::<u128>() + u128::from(p.scratch[t].0);
+    let largest = |g: usize, d: usize| {
+        let long = p.members.row(g).iter().filter(|&&t| p.cost(t as usize, d) > Nanos::ZERO);
+        long.map(|&t| of(t as usize)).max().unwrap_or(0)
+    };
+    (0..p.n_groups()).flat_map(|g| (0..p.n_devices()).map(move |d| largest(g, d))).collect()
 }
 
 impl Search<'_> {
@@ -183,8 +205,7 @@ impl Search<'_> {
                 return None;
             }
         }
-        let over = |(d, held): (usize, &u128)| self.s.p.devices[d].memory.is_some_and(|m| *held > u128::from(m.0));
-        if held.as_ref().is_some_and(|held| held.iter().enumerate().any(over)) {
+        if held.as_ref().is_some_and(|held| self.is_over(held, open)) {
             return None;
         }
         Some(changed)
@@ -199,9 +220,23 @@ impl Search<'_> {
         held
     }
 
+    /// Whether a device cannot hold what is resident there, or run a group that must be there beside that.
+    fn is_over(&self, held: &[u128], open: &[u64]) -> bool {
+        let n = self.s.n_devices;
+        let limit = |d: usize| self.s.p.devices[d].memory.map_or(u128::MAX, |m| u128::from(m.0));
+        let runs = open.iter().enumerate().filter(|(_, bits)| bits.count_ones() == 1);
+        let lacks = |(g, bits): (usize, &u64)| {
+            let d = bits.trailing_zeros() as usize;
+            held[d] + self.footprint[g * n + d] > limit(d)
+        };
+        held.iter().enumerate().any(|(d, held)| *held > limit(d)) || runs.into_iter().any(lacks)
+    }
+
     fn too_big(&self, held: &[u128], group: usize, device: usize) -> bool {
         let limit = self.s.p.devices[device].memory;
-        limit.is_some_and(|m| held[device] + self.s.resident[group] > u128::from(m.0))
+        limit.is_some_and(|m| {
+            held[device] + self.s.resident[group] + self.footprint[group * self.s.n_devices + device] > u128::from(m.0)
+        })
     }
 
     /// The open group whose longest way is longest; of equal ones that which loses most by its second device.
@@ -233,12 +268,25 @@ impl Search<'_> {
         let device: Vec<u32> = p.group_of.iter().map(|&g| open[g as usize].trailing_zeros()).collect();
         let keys = ranks::keys_of(p, &ranks::placed_tails(p, &device));
         let quick = simulate(p, &device, &keys, LinkOrder::Urgent);
-        let at_best = quick.makespan.0 <= bound;
-        self.offer(quick);
-        if at_best || bound >= self.limit {
-            return;
+        let timed = if self.capped { Timed::new(&self.s, &device) } else { None };
+        if timed.is_none() || bounds::fits(p, &quick) {
+            let at_best = quick.makespan.0 <= bound;
+            self.offer(quick);
+            if at_best || bound >= self.limit {
+                return;
+            }
         }
-        let outcome = Orders::new(&self.s, &device).search(self.limit, &mut self.budget);
+        let outcome = match timed {
+            Some(Err(Full)) => return,
+            Some(Ok(timed)) => {
+                let mut share = self.budget.min(self.most_timed);
+                self.budget -= share;
+                let outcome = timed.search(self.limit, &mut share);
+                self.budget += share;
+                outcome
+            }
+            None => Orders::new(&self.s, &device).search(self.limit, &mut self.budget),
+        };
         self.open = self.open.min(outcome.open.unwrap_or(NEVER));
         if let Some(best) = outcome.best {
             self.offer(best);

@@ -2,8 +2,8 @@
 //!
 //! The proof holds for every valid schedule as [`super::bounds`] describes them, those with idle times and late transfers included: whatever the
 //! order in which devices and links do their work, starting everything as early as that order allows ends no later, and all orders are
-//! searched or excluded. Where devices have memory limits starting early may need more memory than waiting; then a schedule is only taken when it
-//! keeps the limits, and the proof is complete when it is as short as the best without them.
+//! searched or excluded. Where devices have memory limits starting early may need more memory than waiting: then schedules are built in order of
+//! time, and what they hold is counted ([`timed`]).
 //!
 //! Budgets count nodes of the search, so that results do not depend on the machine.
 
@@ -12,6 +12,7 @@ mod order;
 mod parallel;
 mod series;
 mod tables;
+mod timed;
 
 #[cfg(test)]
 mod tests;
@@ -33,9 +34,9 @@ const MOST_DEVICES: usize = 32;
 pub struct Proof {
     /// A valid schedule shorter than the incumbent.
     pub timeline: Option<Timeline>,
-    /// No valid schedule is shorter.
+    /// No valid schedule is shorter; infinite when none keeps the memory limits.
     pub lower_bound: Nanos,
-    /// The timeline, or else the incumbent, is proven to be optimal.
+    /// The timeline, or else the incumbent, is proven to be optimal, or no schedule to be there.
     pub complete: bool,
 }
 
@@ -81,6 +82,7 @@ pub(super) fn narrow(p: &Problem, known: Nanos, limit: Nanos, mut budget: u64) -
             step = half(step);
         }
     }
-    let lower_bound = Nanos(low.min(high));
-    (Proof { timeline: best, lower_bound, complete: low >= high }, budget)
+    let lower_bound = if low >= tables::NEVER && best.is_none() { Nanos::INFINITY } else { Nanos(low.min(high)) };
+    let complete = low >= high || !lower_bound.is_finite();
+    (Proof { timeline: best, lower_bound, complete }, budget)
 }

@@ -178,12 +178,13 @@ fn bounds_are_below_and_searches_at_the_best_of_all_schedules() {
         }
         let incumbent = algorithms::heft(&p, Insertion::Gaps);
         let Proof { timeline, lower_bound, complete } = solve(&p, &incumbent, Nanos::ZERO, 100_000);
-        assert!(lower_bound <= least, "seed {seed}: proved {lower_bound}, optimum {least}");
+        let capped = p.devices.iter().any(|d| d.memory.is_some());
+        // With limits on memory the optimum may be above that of the enumeration: see `timed`.
+        assert!(capped || lower_bound <= least, "seed {seed}: proved {lower_bound}, optimum {least}");
         if let Some(found) = &timeline {
             check_valid(&p, found);
             assert!(bounds::fits(&p, found) && found.makespan >= least);
         }
-        let capped = p.devices.iter().any(|d| d.memory.is_some());
         infeasible += i32::from(!least.is_finite());
         if !capped {
             assert!(complete, "seed {seed}: not proven");
