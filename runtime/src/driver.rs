@@ -1,7 +1,7 @@
 //! What the executor asks of a device that has memory of its own: the CUDA driver, or an emulator of one.
 
 use crate::error::Error;
-use crate::gpu::{GpuCode, Launch};
+use crate::gpu::{EncodedTensorMap, GpuArg, GpuCode, Launch, TensorMap};
 
 /// One device. Addresses are the device's own; 0 is none.
 ///
@@ -27,14 +27,18 @@ pub trait Driver: Send + Sync {
     /// Copies on the device; the ranges are the same or apart.
     fn copy(&self, from: u64, to: u64, size_bytes: usize) -> Result<(), Error>;
 
+    /// Encodes a tensor map over the buffer at this address, for arguments of launches. Errors with `Unsupported` when the device copies no tiles,
+    /// with `Internal` when the map is not a good one.
+    fn encode(&self, map: &TensorMap, buffer: u64) -> Result<EncodedTensorMap, Error>;
+
     /// Makes code ready to be launched. Errors with `Unsupported` when it is not for this device.
     fn load(&self, code: &GpuCode) -> Result<Box<dyn Loaded>, Error>;
 }
 
 /// Code on its device.
 pub trait Loaded: Send + Sync {
-    /// Starts the kernel `entry` with 64-bit arguments in the order of [`crate::gpu::GpuKernel::params`].
+    /// Starts the kernel `entry` with arguments in the order of [`crate::gpu::GpuKernel::params`].
     ///
     /// Errors with `Internal` when there is no such kernel, with `DeviceFailed` when it does what it must not (now or in a later call).
-    fn launch(&self, entry: &str, launch: &Launch, args: &[u64]) -> Result<(), Error>;
+    fn launch(&self, entry: &str, launch: &Launch, args: &[GpuArg]) -> Result<(), Error>;
 }

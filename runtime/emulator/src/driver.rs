@@ -1,9 +1,10 @@
 //! The emulator as a device that the executor of `gristmill-runtime` runs partitions on.
 
 use crate::{Args, Checks, Device, Fault, FaultKind, LaunchConfig, Limits, Module};
+use crate::{Swizzle, TensorElement, TensorMap, encode_tensor_map};
 use gristmill_runtime::driver::{Driver, Loaded};
-use gristmill_runtime::gpu::{GpuCode, Launch};
-use gristmill_runtime::{Error, ErrorKind};
+use gristmill_runtime::gpu::{self, EncodedTensorMap, GpuArg, GpuCode, Launch};
+use gristmill_runtime::{DType, Error, ErrorKind};
 use std::sync::Arc;
 
 /// An emulated GPU with a memory of its own. Everything is done when a call returns.
@@ -55,10 +56,51 @@ impl Driver for EmulatedGpu {
         self.device.copy_within(to, from, size_bytes).map_err(error)
     }
 
+    fn encode(&self, map: &gpu::TensorMap, buffer: u64) -> Result<EncodedTensorMap, Error> {
+        let map = TensorMap::of_buffer(map, buffer);
+        encode_tensor_map(&map).map(EncodedTensorMap).map_err(error)
+    }
+
     fn load(&self, code: &GpuCode) -> Result<Box<dyn Loaded>, Error> {
         let module = Module::parse(&code.ptx).map_err(error)?;
         module.check().map_err(error)?;
         Ok(Box::new(LoadedModule { device: self.device.clone(), module, checks: self.checks }))
+    }
+}
+
+impl TensorMap {
+    /// A kernel's parameter, for the buffer at this address.
+    pub fn of_buffer(map: &gpu::TensorMap, buffer: u64) -> TensorMap {
+        TensorMap {
+            element: element(map.dtype),
+            address: buffer.saturating_add(map.offset_bytes),
+            sizes: map.sizes.clone(),
+            strides_bytes: map.strides_bytes.clone(),
+            tile: map.tile.clone(),
+            swizzle: match map.swizzle {
+                gpu::Swizzle::None => Swizzle::None,
+                gpu::Swizzle::B32 => Swizzle::B32,
+                gpu::Swizzle::B64 => Swizzle::B64,
+                gpu::Swizzle::B128 => Swizzle::B128,
+            },
+            fills_with_nan: false,
+        }
+    }
+}
+
+/// CUDA has no type of bytes with a sign, nor of short integers with one: only the bits are copied.
+fn element(dtype: DType) -> TensorElement {
+    match dtype {
+        DType::Bool | DType::U8 | DType::I8 => TensorElement::U8,
+        DType::U16 | DType::I16 => TensorElement::U16,
+        DType::U32 => TensorElement::U32,
+        DType::I32 => TensorElement::S32,
+        DType::U64 => TensorElement::U64,
+        DType::I64 => TensorElement::S64,
+        DType::F16 => TensorElement::F16,
+        DType::BF16 => TensorElement::Bf16,
+        DType::F32 => TensorElement::F32,
+        DType::F64 => TensorElement::F64,
     }
 }
 
@@ -69,14 +111,17 @@ struct LoadedModule {
 }
 
 impl Loaded for LoadedModule {
-    fn launch(&self, entry: &str, launch: &Launch, args: &[u64]) -> Result<(), Error> {
+    fn launch(&self, entry: &str, launch: &Launch, args: &[GpuArg]) -> Result<(), Error> {
         let config = LaunchConfig {
             grid: launch.grid,
             block: launch.block,
             dynamic_shared_bytes: launch.shared_bytes as usize,
             ..LaunchConfig::default()
         };
-        let args = args.iter().fold(Args::new(), |list, &arg| list.u64(arg));
+        let args = args.iter().fold(Args::new(), |list, arg| match arg {
+            GpuArg::Address(address) => list.u64(*address),
+            GpuArg::TensorMap(map) => list.value(align_of::<EncodedTensorMap>(), &map.0),
+        });
         let stats = self.device.launch(&self.module, entry, &config, args.bytes(), &self.checks);
         stats.map(drop).map_err(|fault| error(fault).context(format!("kernel {entry}")))
     }

@@ -5,7 +5,7 @@ use crate::device::{DeviceKind, DeviceName};
 use crate::driver::{Driver, Loaded};
 use crate::dtype::DType;
 use crate::error::{Error, ErrorKind};
-use crate::gpu::{GpuCode, GpuKernel, GpuParam, Launch};
+use crate::gpu::{EncodedTensorMap, GpuArg, GpuCode, GpuKernel, GpuParam, Launch, Swizzle, TensorMap};
 use crate::program::*;
 use crate::status;
 use crate::tensor::Tensor;
@@ -19,6 +19,7 @@ const ALIGNMENT: u64 = 1 << 20;
 struct Blocks {
     of_number: BTreeMap<u64, Vec<u8>>,
     last: u64,
+    n_encoded: usize,
 }
 
 #[derive(Default)]
@@ -73,6 +74,14 @@ impl Driver for Fake {
         self.write(to, &bytes)
     }
 
+    /// An encoding is the address of the first element.
+    fn encode(&self, map: &TensorMap, buffer: u64) -> Result<EncodedTensorMap, Error> {
+        self.0.0.lock().unwrap().n_encoded += 1;
+        let mut encoded = EncodedTensorMap([0; 128]);
+        encoded.0[..8].copy_from_slice(&(buffer + map.offset_bytes).to_ne_bytes());
+        Ok(encoded)
+    }
+
     fn load(&self, code: &GpuCode) -> Result<Box<dyn Loaded>, Error> {
         assert_eq!(code.arch, "table");
         Ok(Box::new(self.clone()))
@@ -81,8 +90,13 @@ impl Driver for Fake {
 
 impl Loaded for Fake {
     /// `add_one`: `[in, out]`, one float per thread. `fail_on_nan`: the same, with a status word. `below`: `[x, limit, next]`, `next = x + 1 < limit`.
-    fn launch(&self, entry: &str, launch: &Launch, args: &[u64]) -> Result<(), Error> {
+    fn launch(&self, entry: &str, launch: &Launch, args: &[GpuArg]) -> Result<(), Error> {
         let n = launch.block[0] as usize;
+        let address = |arg: &GpuArg| match arg {
+            GpuArg::Address(address) => *address,
+            GpuArg::TensorMap(map) => u64::from_ne_bytes(map.0[..8].try_into().unwrap()),
+        };
+        let args: Vec<u64> = args.iter().map(address).collect();
         let x = self.0.floats(args[0], n);
         match entry {
             "add_one" | "fail_on_nan" => {
@@ -181,6 +195,41 @@ fn a_status_word_names_the_node_and_the_next_run_is_clean() {
     assert_eq!((e.kind(), e.node()), (ErrorKind::InvalidInput, Some("/b")));
     assert!(e.to_string().contains("/device:EMU:0"), "{e}");
     assert!(executor.run(&[Tensor::zeros(DType::F32, &[4]).unwrap()]).is_ok());
+}
+
+/// y = (x + 1) + 1, where the second launch gets its operand as a tensor map: encoded once for all runs, since the buffer stays where it is.
+#[test]
+fn tensor_maps_are_encoded_for_their_buffers() {
+    let map = |sizes: &[u64]| {
+        GpuParam::TensorMap(Box::new(TensorMap {
+            buffer: 0,
+            dtype: DType::F32,
+            offset_bytes: 16,
+            sizes: sizes.to_vec(),
+            strides_bytes: vec![],
+            tile: vec![4],
+            swizzle: Swizzle::None,
+        }))
+    };
+    let with = |sizes: &[u64]| {
+        let buffers = vec![floats("x", 8, Loc::Input(0)), floats("b", 8, arena(0)), floats("y", 8, Loc::Output(0))];
+        let kernels = vec![kernel("add_one", &TWO, 8), kernel("add_one", &[map(sizes), GpuParam::Buffer(1)], 4)];
+        let steps = vec![
+            step(call(0, &[0, 1]), "/a", &[]),
+            step(call(0, &[0, 2]), "/b", &[0]),
+            step(call(1, &[1, 2]), "/c", &[1]),
+        ];
+        program(8, vec![partition(DeviceKind::Emu, buffers, kernels, steps)])
+    };
+    let (executor, fake) = executor(with(&[4]));
+    for _ in 0..3 {
+        let x = Tensor::from_slice(&[0f32, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0], &[8]).unwrap();
+        let y = executor.run(&[x]).unwrap();
+        assert_eq!(y[0].as_slice::<f32>(), [6.0, 7.0, 8.0, 9.0, 5.0, 6.0, 7.0, 8.0]);
+    }
+    assert_eq!(fake.0.0.lock().unwrap().n_encoded, 1);
+    let beyond = with(&[5]).validate();
+    assert!(beyond.iter().any(|v| v.contains("ends at byte 36 of a buffer of 32")), "{beyond:?}");
 }
 
 /// The host sends x to the device and receives x + 1.

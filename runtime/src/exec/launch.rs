@@ -4,8 +4,8 @@ use super::frame::Addresses;
 use super::memory::{Block, Memory};
 use super::step::Stop;
 use crate::driver::{Driver, Loaded};
-use crate::error::Error;
-use crate::gpu::{GpuCode, GpuKernel, GpuParam, Launch};
+use crate::error::{Error, ErrorKind};
+use crate::gpu::{EncodedTensorMap, GpuArg, GpuCode, GpuKernel, GpuParam, Launch, TensorMap};
 use crate::status;
 use std::sync::Arc;
 
@@ -20,7 +20,9 @@ pub(crate) struct PreparedLaunch {
     /// Its word among the frame's [`Statuses`], if it can fail.
     status: Option<usize>,
     /// Room for the arguments.
-    args: Vec<u64>,
+    args: Vec<GpuArg>,
+    /// The last encoding of each parameter that is a tensor map, with the address that it is for.
+    encoded: Vec<Option<(u64, EncodedTensorMap)>>,
 }
 
 impl PreparedLaunch {
@@ -39,16 +41,19 @@ impl PreparedLaunch {
             first_arg,
             status: reports.then(|| statuses.reserve()),
             args: Vec::with_capacity(kernel.params.len()),
+            encoded: vec![None; kernel.params.len()],
         }
     }
 
     /// Starts the kernel.
     pub(crate) fn start(&mut self, addresses: &Addresses, statuses: &Statuses) -> Result<(), Error> {
         self.args.clear();
-        for param in &self.params {
+        let address = |i: u32| addresses.args[self.first_arg + i as usize].addr() as u64;
+        for (param, encoded) in self.params.iter().zip(&mut self.encoded) {
             self.args.push(match param {
-                GpuParam::Buffer(i) => addresses.args[self.first_arg + *i as usize].addr() as u64,
-                GpuParam::Status => statuses.address(self.status.unwrap_or_default()),
+                GpuParam::Buffer(i) => GpuArg::Address(address(*i)),
+                GpuParam::Status => GpuArg::Address(statuses.address(self.status.unwrap_or_default())),
+                GpuParam::TensorMap(map) => encode(&addresses.memory, map, address(map.buffer), encoded)?,
             });
         }
         self.code.launch(&self.entry, &self.launch, &self.args)
@@ -58,6 +63,24 @@ impl PreparedLaunch {
     pub(crate) fn status(&self) -> Option<usize> {
         self.status
     }
+}
+
+/// A tensor map for the buffer at `address`, from the last launch if that was for the same.
+fn encode(
+    memory: &Memory,
+    map: &TensorMap,
+    address: u64,
+    last: &mut Option<(u64, EncodedTensorMap)>,
+) -> Result<GpuArg, Error> {
+    if let Some((_, encoded)) = last.filter(|l| l.0 == address) {
+        return Ok(GpuArg::TensorMap(encoded));
+    }
+    let Memory::Device(driver) = memory else {
+        return Err(Error::new(ErrorKind::Internal, "a tensor map for a device without memory of its own"));
+    };
+    let encoded = driver.encode(map, address)?;
+    *last = Some((address, encoded));
+    Ok(GpuArg::TensorMap(encoded))
 }
 
 /// Loads the code of a partition.

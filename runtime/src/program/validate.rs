@@ -5,7 +5,7 @@
 //! - every id is in range; a step's dependencies have smaller ids; arena buffers are aligned and lie within the arena;
 //! - a buffer at an input, output or constant has its size, and the dtype of the input or output;
 //! - constants and inputs are never written; every output is written, and named by one partition only;
-//! - kernels are for the kind of their device; a GPU's name code and arguments that are there;
+//! - kernels are for the kind of their device; a GPU's name code and arguments that are there, and tensor maps lie within their buffers;
 //! - operands have the dtypes and sizes that their step kind asks for, and overlap only where it allows;
 //! - every `Send` has one `Recv` with the same key, size and dtype, on the devices that the key names, and the other way round;
 //! - the steps of all partitions, with an edge from each `Send` to its `Recv`, have no cycle (so that a run cannot hang);
@@ -225,7 +225,7 @@ impl StepCheck<'_> {
                 self.expect((kernel.0 as usize) < n_kernels, || format!("kernel {} does not exist", kernel.0));
                 let n_args = args.len();
                 if let Some(kernel) = self.partition.kernels.get(kernel.0 as usize) {
-                    self.kernel(kernel, n_args);
+                    self.kernel(kernel, args);
                 }
                 self.expect(*n_outputs as usize <= n_args, || format!("{n_outputs} outputs among {n_args} arguments"));
             }
@@ -258,7 +258,7 @@ impl StepCheck<'_> {
     }
 
     /// A kernel fits the device's kind, and a GPU's its code and its arguments.
-    fn kernel(&mut self, kernel: &Kernel, n_args: usize) {
+    fn kernel(&mut self, kernel: &Kernel, args: &[BufferId]) {
         let has_own_memory = self.partition.device.kind.has_own_memory();
         let name = kernel.name();
         match kernel {
@@ -267,10 +267,23 @@ impl StepCheck<'_> {
                 self.expect(has_own_memory, || format!("kernel {name} is for a GPU"));
                 let n_code = self.partition.gpu_code.len();
                 self.expect(k.code < n_code, || format!("kernel {name}: code {} does not exist", k.code));
-                let bad = k.params.iter().find(|p| matches!(p, GpuParam::Buffer(i) if *i as usize >= n_args));
-                self.expect(bad.is_none(), || format!("kernel {name}: {bad:?} of {n_args} arguments"));
+                k.params.iter().for_each(|p| self.parameter(name, p, args));
             }
         }
+    }
+
+    /// A parameter names an argument that is there, and a tensor map lies within its buffer.
+    fn parameter(&mut self, kernel: &str, param: &GpuParam, args: &[BufferId]) {
+        let (index, map) = match param {
+            GpuParam::Buffer(i) => (*i, None),
+            GpuParam::TensorMap(map) => (map.buffer, Some(map)),
+            GpuParam::Status => return,
+        };
+        let Some(&buffer) = args.get(index as usize) else {
+            return self.expect(false, || format!("kernel {kernel}: {param:?} of {} arguments", args.len()));
+        };
+        let problem = map.and_then(|m| m.problem(self.buffer(buffer).size_bytes() as u64));
+        self.expect(problem.is_none(), || format!("kernel {kernel}: tensor map of argument {index}: {problem:?}"));
     }
 
     fn loop_operands(&mut self, s: &super::Loop) {

@@ -6,7 +6,7 @@ use crate::codegen::plan::{Arg, KernelPlan};
 use crate::codegen::testing::{self, Case, Rng, as_cluster, graph_of};
 use crate::ir::{Graph, NodeId};
 use crate::testing::nvrtc_or_left_out;
-use gristmill_emulator::{Args, Checks, Device, LaunchConfig, Limits, Module};
+use gristmill_emulator::{Args, Checks, Device, LaunchConfig, Limits, Module, TensorMap, encode_tensor_map};
 use gristmill_runtime::Tensor;
 use gristmill_runtime::gpu::{GpuKernel, GpuParam, Launch};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -59,10 +59,17 @@ impl Kernels {
             let kernel = &made.kernels[step.kernel];
             let place = &places[kernel.code];
             device.copy_in(buffers.status, &[0; 4])?;
-            let args = kernel.params.iter().fold(Args::new(), |args, p| match *p {
-                GpuParam::Buffer(n) => args.u64(buffers.address(step.args[n as usize])),
-                GpuParam::Status => args.u64(buffers.status),
-            });
+            let address = |n: u32| buffers.address(step.args[n as usize]);
+            let args = kernel.params.iter().try_fold(Args::new(), |args, p| {
+                Ok::<Args, Failure>(match p {
+                    GpuParam::Buffer(n) => args.u64(address(*n)),
+                    GpuParam::Status => args.u64(buffers.status),
+                    GpuParam::TensorMap(map) => {
+                        let encoded = encode_tensor_map(&TensorMap::of_buffer(map, address(map.buffer)))?;
+                        args.value(64, &encoded)
+                    }
+                })
+            })?;
             let Launch { grid, block, shared_bytes } = launched(kernel);
             let config =
                 LaunchConfig { grid, block, dynamic_shared_bytes: shared_bytes as usize, ..LaunchConfig::default() };
