@@ -1,7 +1,8 @@
 //! Device code in CUDA C++ that every generated GPU kernel begins with. It includes nothing: NVRTC needs no headers for it.
 
 /// Types, conversions and the primitive ops that C++ has no operator for, with the meaning that the op tables give them; then products of
-/// tiles, reductions over groups of threads, and access to several elements at a time.
+/// tiles, reductions over groups of threads, access to several elements at a time, and products by tensor
+/// cores.
 pub const PRELUDE: &str = concat!(
     include_str!("cuda/prelude.cuh"),
     "\n",
@@ -9,5 +10,7 @@ pub const PRELUDE: &str = concat!(
     "\n",
     include_str!("cuda/rows.cuh"),
     "\n",
-    include_str!("cuda/vector.cuh")
+    include_str!("cuda/vector.cuh"),
+    "\n",
+    include_str!("cuda/mma.cuh")
 );

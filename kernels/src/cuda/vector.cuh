@@ -19,3 +19,19 @@ template <int N, class T> GM_DEVICE gm_vector<T, N> gm_load(const T* from) {
 template <int N, class T> GM_DEVICE void gm_store(T* to, const gm_vector<T, N>& x) {
     *reinterpret_cast<typename gm_raw<sizeof(T) * N>::type*>(to) = x.raw;
 }
+
+// A run of N neighbouring elements that begins at a multiple of 16 bytes, or of its size if that is less.
+template <class T, int N> struct gm_run {
+    T v[N];
+};
+template <int N, class T> GM_DEVICE gm_run<T, N> gm_read(const T* from) {
+    const int each = N * sizeof(T) < 16 ? N : 16 / sizeof(T);
+    gm_run<T, N> x;
+#pragma unroll
+    for (int i = 0; i < N; i += each) {
+        const auto part = gm_load<each>(from + i);
+#pragma unroll
+        for (int j = 0; j < each; ++j) x.v[i + j] = part.v[j];
+    }
+    return x;
+}

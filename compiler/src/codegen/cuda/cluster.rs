@@ -3,12 +3,12 @@
 //! What is no product in tiles ([`super::contract`]) is computed by pulling its elements: a thread computes one result element, or one
 //! line, in strides of the whole grid.
 
-use super::Session;
 use super::contract::{self, Contract};
 use super::emit::{Emitter, Value};
 use super::map::{self, Map};
 use super::rows::{self, Rows};
 use super::source::{Parameters, source};
+use super::{Options, Session};
 use crate::codegen::body::Body;
 use crate::codegen::phases::{Around, Cover, Phase, cut};
 use crate::codegen::placed::Placed;
@@ -37,16 +37,25 @@ pub(super) struct ClusterCompiler<'s> {
 
 /// What is computed by other means than by single elements.
 enum Task {
-    Contract(Contract),
+    Contract(Box<Contract>),
     Rows(Rows),
 }
 
-fn find(body: &Body, around: &Around, id: NodeId, node: &Node) -> Option<(Cover, Task)> {
+fn find(body: &Body, around: &Around, options: &Options, id: NodeId, node: &Node) -> Option<(Cover, Task)> {
     if let Some((cover, rows)) = rows::find(body, around, id, node) {
         return Some((cover, Task::Rows(rows)));
     }
-    let (cover, contract) = contract::find(body, around, id, node)?;
-    Some((cover, Task::Contract(contract)))
+    let (cover, contract) = contract::find(body, around, options, id, node)?;
+    Some((cover, Task::Contract(Box::new(contract))))
+}
+
+/// What a kernel takes of a GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Resources {
+    pub(super) blocks: u64,
+    pub(super) threads: u64,
+    /// Shared memory of a block, beyond what the code declares.
+    pub(super) shared_bytes: u32,
 }
 
 /// A kernel's buffers: values read, then values written.
@@ -62,8 +71,8 @@ impl<'s> ClusterCompiler<'s> {
         let body = Body::new(region, &rows::keeps)?;
         let placed = Placed::new(&body)?;
         let mut compiler = ClusterCompiler { session, outer, id, body, placed };
-        let body = &compiler.body;
-        for phase in cut(body, &mut |around, id, node| find(body, around, id, node)) {
+        let (body, options) = (&compiler.body, compiler.session.options);
+        for phase in cut(body, &mut |around, id, node| find(body, around, &options, id, node)) {
             compiler.phase(&phase)?;
         }
         compiler.copy_repeated_results()?;
@@ -94,7 +103,8 @@ impl<'s> ClusterCompiler<'s> {
         f: impl FnOnce(&mut Puller<Value>, &mut Emitter, Value, &[Value]) -> Result<()>,
     ) -> Result<()> {
         let blocks = (items as u64).div_ceil(BLOCK);
-        self.blocks(what, buffers, items, (blocks, BLOCK), |p, e, outs| {
+        let resources = Resources { blocks, threads: BLOCK, shared_bytes: 0 };
+        self.blocks(what, buffers, items, resources, |p, e, outs| {
             let first = "ix(blockIdx.x) * ix(blockDim.x) + ix(threadIdx.x)";
             let end = e.index(items as i64);
             let end = e.text(end).to_owned();
@@ -108,7 +118,7 @@ impl<'s> ClusterCompiler<'s> {
         what: &str,
         buffers: Buffers,
         items: usize,
-        (blocks, threads): (u64, u64),
+        Resources { blocks, threads, shared_bytes }: Resources,
         f: impl FnOnce(&mut Puller<Value>, &mut Emitter, &[Value]) -> Result<()>,
     ) -> Result<()> {
         let wide = items >= NARROW || needs_wide_indices(&self.body);
@@ -123,7 +133,7 @@ impl<'s> ClusterCompiler<'s> {
         let entry = format!("gm_{what}");
         let source = source(&entry, threads, wide, &parameters, e.finish());
         let grid = [blocks.clamp(1, MAX_BLOCKS) as u32, 1, 1];
-        let launch = Launch { grid, block: [threads as u32, 1, 1], shared_bytes: 0 };
+        let launch = Launch { grid, block: [threads as u32, 1, 1], shared_bytes };
         let name = self.session.name(self.outer, self.id, self.placed.plan.steps.len(), what);
         let kernel = self.session.kernel(name, entry, source, launch);
         let args = buffers.reads.iter().chain(&buffers.writes).map(|&(_, arg)| arg).collect();
@@ -138,8 +148,7 @@ impl<'s> ClusterCompiler<'s> {
         let result = contract.result;
         let buffers =
             Buffers { reads: self.placed.leaves(&self.body, &[result]), writes: self.destinations(&[result]) };
-        let (n_tiles, threads) = (contract.n_tiles() as u64, contract.threads() as u64);
-        self.blocks("contract", buffers, 0, (n_tiles, threads), |p, e, outs| contract.emit(p, e, outs[0]))
+        self.blocks("contract", buffers, 0, contract.resources(), |p, e, outs| contract.emit(p, e, outs[0]))
     }
 
     /// A group of threads per row.
@@ -147,8 +156,8 @@ impl<'s> ClusterCompiler<'s> {
         let result = rows.result;
         let buffers =
             Buffers { reads: self.placed.leaves(&self.body, &[result]), writes: self.destinations(&[result]) };
-        let blocks = (rows.n_blocks() as u64, rows::BLOCK as u64);
-        self.blocks("rows", buffers, 0, blocks, |p, e, outs| rows.emit(p, e, outs[0]))
+        let resources = Resources { blocks: rows.n_blocks() as u64, threads: rows::BLOCK as u64, shared_bytes: 0 };
+        self.blocks("rows", buffers, 0, resources, |p, e, outs| rows.emit(p, e, outs[0]))
     }
 
     /// Stores the elements of `roots`, all of one shape.

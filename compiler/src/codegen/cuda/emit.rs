@@ -59,8 +59,13 @@ impl Emitter {
 
     /// Closes a block.
     pub(super) fn close(&mut self) {
+        self.close_with("}");
+    }
+
+    /// Closes a block that something follows on its last line.
+    pub(super) fn close_with(&mut self, line: &str) {
         self.depth -= 1;
-        self.line("}");
+        self.line(line);
     }
 
     /// What a value is written as.

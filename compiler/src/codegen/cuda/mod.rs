@@ -45,9 +45,25 @@ pub struct Generated {
     pub listing: String,
 }
 
+/// What code is generated for, and how.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// GPUs that the code is for.
+    pub arch: Arch,
+    /// Let products of `f32` round their operands to 10 bits of fraction, for tensor cores (from `sm_80` on).
+    pub tf32: bool,
+}
+
+/// Everything exact.
+impl From<Arch> for Options {
+    fn from(arch: Arch) -> Options {
+        Options { arch, tf32: false }
+    }
+}
+
 /// Kernels generated so far, shared by all clusters of a graph.
 struct Session {
-    arch: Arch,
+    options: Options,
     units: Vec<Unit>,
     kernels: Vec<GpuKernel>,
     /// Sources by their text, with the name of the first kernel.
@@ -55,12 +71,17 @@ struct Session {
     listing: String,
 }
 
+/// [`generate_with`] the default options.
+pub fn generate(graph: &Graph, arch: Arch) -> Result<Generated> {
+    generate_with(graph, arch.into())
+}
+
 /// Generates code for every `Op::Cluster` node of `graph` (not those inside control-flow regions). All shapes must be static.
 ///
 /// Errors with `Unsupported`, naming the node, when a body holds an op for which there is no code.
-pub fn generate(graph: &Graph, arch: Arch) -> Result<Generated> {
+pub fn generate_with(graph: &Graph, options: Options) -> Result<Generated> {
     let mut session =
-        Session { arch, units: Vec::new(), kernels: Vec::new(), of_source: HashMap::new(), listing: String::new() };
+        Session { options, units: Vec::new(), kernels: Vec::new(), of_source: HashMap::new(), listing: String::new() };
     let mut plans = BTreeMap::new();
     for (id, node) in graph.nodes().filter(|(_, n)| matches!(n.op, Op::Cluster { .. })) {
         let plan = ClusterCompiler::compile(&mut session, graph, id, node).map_err(|e| e.at_origin(&node.origin))?;
@@ -92,7 +113,7 @@ impl Session {
             }
             None => {
                 let _ = writeln!(self.listing, "{}", source.kernel);
-                self.units.push(Unit { source: source.unit(), name: format!("{entry}.cu"), arch: self.arch });
+                self.units.push(Unit { source: source.unit(), name: format!("{entry}.cu"), arch: self.options.arch });
                 self.of_source.insert(source.kernel, (self.units.len() - 1, name.clone()));
                 self.units.len() - 1
             }

@@ -276,9 +276,24 @@ impl<V: Copy + Eq + Hash> Puller<'_, V> {
         position: Ix<V>,
         k: Ix<V>,
     ) -> Result<V> {
-        let Op::Conv { window, layout, .. } = &node.op else { return Err(Error::internal("not a convolution")) };
+        let (from, inside) = self.conv_input_at(e, node, group, position, k)?;
         let x = node.inputs[0];
-        let (shape, out) = (self.body.shape(x).to_vec(), self.body.shape(node.outputs[0]).to_vec());
+        let dtype = self.body.dtype(x);
+        let zero = e.constant(dtype, 0);
+        self.guarded(e, inside, dtype, zero, |s, e, _| s.value(e, x, &from))
+    }
+
+    /// The index of the same element in the input, and whether it is inside of it (`None`: always).
+    pub(in crate::codegen) fn conv_input_at<E: Emit<Value = V>>(
+        &mut self,
+        e: &mut E,
+        node: &Node,
+        group: Ix<V>,
+        position: Ix<V>,
+        k: Ix<V>,
+    ) -> Result<(Vec<Ix<V>>, Option<V>)> {
+        let Op::Conv { window, layout, .. } = &node.op else { return Err(Error::internal("not a convolution")) };
+        let (shape, out) = (self.body.shape(node.inputs[0]).to_vec(), self.body.shape(node.outputs[0]).to_vec());
         let (spatial, out_spatial) = match layout {
             Layout::ChannelsFirst => (&shape[2..], &out[2..]),
             Layout::ChannelsLast => (&shape[1..shape.len() - 1], &out[1..out.len() - 1]),
@@ -290,35 +305,31 @@ impl<V: Copy + Eq + Hash> Puller<'_, V> {
         let first = e.mul(group, c_in as i64);
         let channel = e.add(first, deep[taps.len()]);
         let (within, inside) = tap_positions(e, &at[1..], &deep[..taps.len()], window, spatial)?;
-        let from = channels(*layout, at[0], channel, &within);
-        let dtype = self.body.dtype(x);
-        let zero = e.constant(dtype, 0);
-        self.guarded(e, inside, dtype, zero, |s, e, _| s.value(e, x, &from))
+        Ok((channels(*layout, at[0], channel, &within), inside))
     }
 
-    /// The element of the right-hand side of the same product in row `k` and column `column` (output channel of the group).
-    pub(in crate::codegen) fn conv_weight<E: Emit<Value = V>>(
+    /// The index in the weights of the element of the right-hand side of the same product in row `k` and column `column` (output channel of the
+    /// group).
+    pub(in crate::codegen) fn conv_weight_at<E: Emit<Value = V>>(
         &mut self,
         e: &mut E,
         node: &Node,
         group: Ix<V>,
         k: Ix<V>,
         column: Ix<V>,
-    ) -> Result<V> {
+    ) -> Result<Vec<Ix<V>>> {
         let Op::Conv { groups, layout, .. } = &node.op else { return Err(Error::internal("not a convolution")) };
-        let w = node.inputs[1];
-        let shape = self.body.shape(w).to_vec();
+        let shape = self.body.shape(node.inputs[1]).to_vec();
         let (taps, c_in) = conv_depth(*layout, &shape);
         let c_out = if *layout == Layout::ChannelsFirst { shape[0] } else { shape[shape.len() - 1] };
         let deep = e.delinearise(k, &taps.iter().copied().chain([c_in]).collect::<Vec<_>>());
         let first = e.mul(group, (c_out / groups) as i64);
         let channel = e.add(first, column);
         let (tap, c) = deep.split_at(taps.len());
-        let at: Vec<Ix<V>> = match layout {
+        Ok(match layout {
             Layout::ChannelsFirst => [channel, c[0]].iter().chain(tap).copied().collect(),
             Layout::ChannelsLast => tap.iter().copied().chain([c[0], channel]).collect(),
-        };
-        self.value(e, w, &at)
+        })
     }
 
     /// Each output element gathers the inputs whose windows cover it.

@@ -1,0 +1,136 @@
+//! What follows a product, computed from its sums and stored: an element at a time, or several neighbours.
+
+use super::super::emit::{Emitter, Value};
+use super::super::text::memory_type;
+use super::{Contract, result_index};
+use crate::codegen::access::{Expression, expression};
+use crate::codegen::body::Body;
+use crate::codegen::pull::{Emit, Ix, Kind, Puller};
+use crate::error::Result;
+use crate::ir::{Layout, Op, ValueId};
+use gristmill_runtime::DType;
+
+/// Bytes of the widest access.
+const WIDEST: usize = 16;
+
+/// The element of the result in a batch, row and column, from its sum: an expression, and the dtype that it has.
+pub(super) fn element(
+    c: &Contract,
+    p: &mut Puller<Value>,
+    e: &mut Emitter,
+    [batch, row, column]: [Ix<Value>; 3],
+    (sum, acc): (&str, DType),
+    out: Value,
+) -> Result<()> {
+    p.scoped(|p| {
+        let node = p.body.graph.node(c.node).clone();
+        let product = node.outputs[0];
+        let at = result_index(p.body, e, &node, batch, row, column);
+        let sum = e.named(Kind::Element(acc), sum);
+        let sum = e.convert(sum, acc, p.body.dtype(product))?;
+        p.remember(product, &at, sum);
+        let value = p.value(e, c.result, &at)?;
+        let linear = e.linearise(&at, p.body.shape(c.result));
+        e.store(p.body.dtype(c.result), value, out, linear);
+        Ok(())
+    })
+}
+
+/// Whether neighbouring columns of the product are neighbours in the result.
+pub(super) fn columns_are_inner(body: &Body, c: &Contract) -> bool {
+    !matches!(body.graph.node(c.node).op, Op::Conv { layout: Layout::ChannelsFirst, .. })
+}
+
+/// What follows a product, in runs of columns whose operands lie side by side, or stand still, along them.
+pub(super) struct Vectors {
+    expression: Expression,
+    product: ValueId,
+    /// Columns at a time.
+    pub(super) width: usize,
+}
+
+impl Vectors {
+    /// For a product all of whose columns fall into runs; `in_memory` says which values are loaded.
+    pub(super) fn find(body: &Body, c: &Contract, in_memory: &dyn Fn(ValueId) -> bool) -> Option<Vectors> {
+        let product = body.graph.node(c.node).outputs[0];
+        let expression = expression(body, &[c.result], &|v| v == product || in_memory(v), &|_, _| false)?;
+        let moving = |stride: i64| stride != 0;
+        let loaded: Vec<_> = expression.leaves.iter().filter(|l| l.value != product).collect();
+        let last = body.shape(c.result).len() - 1;
+        let sizes = loaded.iter().filter(|l| moving(l.strides[last])).map(|l| body.dtype(l.value).size_bytes());
+        let width = WIDEST / sizes.chain([body.dtype(c.result).size_bytes()]).max()?;
+        let whole = |n: i64| n % width as i64 == 0;
+        let fits = loaded.iter().all(|l| {
+            let outer = || l.strides[..last].iter().all(|s| whole(*s));
+            // Loops hand slices of larger tensors to their bodies: such a buffer is as aligned as its own size.
+            let aligned = || whole(l.offset) && outer() && whole(body.n_elements(l.value) as i64);
+            !moving(l.strides[last]) || l.strides[last] == 1 && aligned()
+        });
+        let good = fits && columns_are_inner(body, c) && width > 1 && c.sizes.n.is_multiple_of(width);
+        good.then_some(Vectors { expression, product, width })
+    }
+
+    /// Writes the code of the run that begins at a batch, row and column; `sums` is an array of the sums, and the dtype that they have.
+    pub(super) fn emit(
+        &self,
+        c: &Contract,
+        p: &mut Puller<Value>,
+        e: &mut Emitter,
+        [batch, row, column]: [Ix<Value>; 3],
+        (sums, acc): (&str, DType),
+        out: Value,
+    ) -> Result<()> {
+        let node = p.body.graph.node(c.node).clone();
+        let at = result_index(p.body, e, &node, batch, row, column);
+        let names: Vec<Result<Value, String>> =
+            (self.expression.leaves.iter().enumerate()).map(|(t, _)| self.load(p, e, t, &at, sums)).collect();
+        let (to, width) = (p.body.dtype(c.result), self.width);
+        e.line(&format!("gm_vector<{}, {width}> y;", memory_type(to)));
+        e.line("#pragma unroll");
+        e.open(&format!("for (int k = 0; k < {width}; ++k)"));
+        let mut inputs = Vec::new();
+        for (name, leaf) in names.into_iter().zip(&self.expression.leaves) {
+            let dtype = p.body.dtype(leaf.value);
+            inputs.push(match name {
+                Ok(value) => value,
+                Err(element) if leaf.value == self.product => {
+                    let sum = e.named(Kind::Element(acc), element);
+                    e.convert(sum, acc, dtype)?
+                }
+                Err(element) => e.define(Kind::Element(dtype), &element),
+            });
+        }
+        let y = e.program(&self.expression.program, &inputs)?[0];
+        e.line(&format!("y.v[k] = {};", e.text(y)));
+        e.close();
+        let linear = e.linearise(&at, p.body.shape(c.result));
+        let linear = e.val(linear);
+        e.line(&format!("gm_store<{width}>({} + {}, y);", e.text(out), e.text(linear)));
+        Ok(())
+    }
+
+    /// Loads an operand: a value that is the same for all columns, or in words element `k` of the run.
+    fn load(
+        &self,
+        p: &Puller<Value>,
+        e: &mut Emitter,
+        t: usize,
+        at: &[Ix<Value>],
+        sums: &str,
+    ) -> Result<Value, String> {
+        let leaf = &self.expression.leaves[t];
+        if leaf.value == self.product {
+            return Err(format!("{sums}[k]"));
+        }
+        let steps: Vec<Ix<Value>> = at.iter().zip(&leaf.strides).map(|(&i, &s)| e.mul(i, s)).collect();
+        let from = steps.into_iter().fold(Ix::C(leaf.offset), |sum, s| e.add(sum, s));
+        let (buffer, dtype) = (p.stored[&leaf.value], p.body.dtype(leaf.value));
+        if leaf.strides.last() == Some(&0) {
+            return Ok(e.load(dtype, buffer, from));
+        }
+        let from = e.val(from);
+        let load = format!("const auto x{t} = gm_load<{}>({} + {});", self.width, e.text(buffer), e.text(from));
+        e.line(&load);
+        Err(if dtype == DType::Bool { format!("x{t}.v[k] != 0") } else { format!("x{t}.v[k]") })
+    }
+}

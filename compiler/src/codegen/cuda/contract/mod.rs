@@ -1,0 +1,176 @@
+//! Products in tiles of shared memory: matrix products and convolutions (as implicit products) of every dtype, with what leads up to the
+//! operands and what follows the result computed on the way.
+//!
+//! Operands are loaded or pulled into the tiles and the result's followers are computed from the accumulators, so views, casts and cheap
+//! element-wise ops on either side cost no memory traffic. Two main loops: threads that multiply ([`simt`]), for every dtype, in its own
+//! precision; and tensor cores ([`mma`]), for operands of half types and bytes, and for `f32` when `tf32` is asked for.
+
+mod epilogue;
+mod mma;
+mod operand;
+mod simt;
+
+use super::Options;
+use super::cluster::Resources;
+use super::emit::{Emitter, Value};
+use super::fusion::{flops, followers};
+use crate::codegen::body::Body;
+use crate::codegen::phases::{Around, Cover};
+use crate::codegen::pull::{Emit, Ix, Order, Puller};
+use crate::error::Result;
+use crate::ir::{Layout, Node, NodeId, Op, ValueId};
+use mma::Mma;
+use simt::Simt;
+
+/// Operations per element up to which an operand is computed again in every tile that needs it.
+const CHEAP_FLOPS: u32 = 8;
+/// Least extent of each side for which a tile is worth its synchronisation.
+const LEAST_SIDE: usize = 4;
+/// Blocks that keep every GPU of today busy: a smaller tile is taken until there are so many.
+const ENOUGH_BLOCKS: usize = 128;
+
+/// A product, and the element-wise ops that follow it.
+#[derive(Clone, Debug)]
+pub(super) struct Contract {
+    node: NodeId,
+    pub(super) result: ValueId,
+    sizes: Sizes,
+    form: Form,
+}
+
+/// How its tiles are computed.
+#[derive(Clone, Debug)]
+enum Form {
+    Simt(Simt),
+    Mma(Mma),
+}
+
+/// Extents of what both operands share outside of the product, of the rows, the columns, and what is summed over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Sizes {
+    n_batch: usize,
+    m: usize,
+    n: usize,
+    k: usize,
+}
+
+impl Sizes {
+    /// Blocks that have a tile of `m` x `n` each.
+    fn n_tiles(&self, m: usize, n: usize) -> usize {
+        self.n_batch * self.m.div_ceil(m) * self.n.div_ceil(n)
+    }
+}
+
+/// The product that a node is, if tiles suit it.
+pub(super) fn find(
+    body: &Body,
+    around: &Around,
+    options: &Options,
+    id: NodeId,
+    node: &Node,
+) -> Option<(Cover, Contract)> {
+    let sizes = sizes(body, node)?;
+    let Sizes { n_batch, m, n, k } = sizes;
+    if m < LEAST_SIDE || n < LEAST_SIDE || k < LEAST_SIDE || n_batch == 0 {
+        return None;
+    }
+    let (form, needs) = match mma::find(body, around, options, node, sizes) {
+        Some((mma, needs)) => (Form::Mma(mma), needs),
+        None => {
+            let dear = |v: &ValueId| flops(body, around, *v).is_none_or(|f| f > CHEAP_FLOPS);
+            let needs = node.inputs.iter().copied().filter(dear).collect();
+            (Form::Simt(Simt::new(body.dtype(node.inputs[0]), sizes)), needs)
+        }
+    };
+    let (nodes, result) = followers(body, around, id);
+    Some((Cover { needs, nodes, results: vec![result] }, Contract { node: id, result, sizes, form }))
+}
+
+fn sizes(body: &Body, node: &Node) -> Option<Sizes> {
+    let (lhs, rhs) = (node.inputs.first()?, node.inputs.get(1)?);
+    let out = body.shape(node.outputs[0]);
+    match &node.op {
+        Op::MatMul => {
+            let (batch, sides) = out.split_at(out.len() - 2);
+            let k = *body.shape(*lhs).last()?;
+            Some(Sizes { n_batch: batch.iter().product(), m: sides[0], n: sides[1], k })
+        }
+        Op::Conv { groups, layout, .. } => {
+            let channels = if *layout == Layout::ChannelsFirst { out[1] } else { *out.last()? };
+            let k = body.shape(*rhs).iter().product::<usize>() / channels.max(1);
+            let m = out.iter().product::<usize>() / channels.max(1);
+            Some(Sizes { n_batch: *groups, m, n: channels / groups, k })
+        }
+        _ => None,
+    }
+}
+
+impl Contract {
+    /// Blocks, threads and shared memory.
+    pub(super) fn resources(&self) -> Resources {
+        match &self.form {
+            Form::Simt(simt) => simt.resources(self.sizes),
+            Form::Mma(mma) => mma.resources(self.sizes),
+        }
+    }
+
+    /// Writes the kernel's body; the result goes to `out`.
+    pub(super) fn emit(&self, p: &mut Puller<Value>, e: &mut Emitter, out: Value) -> Result<()> {
+        match &self.form {
+            Form::Simt(simt) => simt.emit(self, p, e, out),
+            Form::Mma(mma) => mma.emit(self, p, e, out),
+        }
+    }
+}
+
+/// Whether positions lie within their extents, of which tiles are so long; `None` when whole tiles fit exactly.
+fn within<const N: usize>(e: &mut Emitter, positions: [(Ix<Value>, usize, usize); N]) -> Result<Option<Value>> {
+    let mut inside = None;
+    for (at, extent, _) in positions.into_iter().filter(|(_, extent, tile)| extent % tile != 0) {
+        let (at, limit) = (e.val(at), e.index(extent as i64));
+        let here = e.index_compare(Order::Less, at, limit);
+        inside = both(e, inside, Some(here))?;
+    }
+    Ok(inside)
+}
+
+/// Whether both hold; `None` holds always.
+fn both(e: &mut Emitter, a: Option<Value>, b: Option<Value>) -> Result<Option<Value>> {
+    match (a, b) {
+        (Some(a), Some(b)) => e.both(a, b).map(Some),
+        (a, b) => Ok(a.or(b)),
+    }
+}
+
+/// Index in the result of an element of the product.
+fn result_index(
+    body: &Body,
+    e: &mut Emitter,
+    node: &Node,
+    batch: Ix<Value>,
+    row: Ix<Value>,
+    column: Ix<Value>,
+) -> Vec<Ix<Value>> {
+    let out = body.shape(node.outputs[0]);
+    let Op::Conv { groups, layout, .. } = &node.op else {
+        let mut at = e.delinearise(batch, &out[..out.len() - 2]);
+        at.extend([row, column]);
+        return at;
+    };
+    let channels = if *layout == Layout::ChannelsFirst { out[1] } else { out[out.len() - 1] };
+    let first = e.mul(batch, (channels / groups) as i64);
+    let channel = e.add(first, column);
+    match layout {
+        Layout::ChannelsFirst => {
+            let positions: Vec<usize> = [out[0]].iter().chain(&out[2..]).copied().collect();
+            let mut at = e.delinearise(row, &positions);
+            at.insert(1, channel);
+            at
+        }
+        Layout::ChannelsLast => {
+            let mut at = e.delinearise(row, &out[..out.len() - 1]);
+            at.push(channel);
+            at
+        }
+    }
+}
