@@ -1,8 +1,8 @@
 //! Device code in CUDA C++ that every generated GPU kernel begins with. It includes nothing: NVRTC needs no headers for it.
 
 /// Types, conversions and the primitive ops that C++ has no operator for, with the meaning that the op tables give them; then products of
-/// tiles, reductions over groups of threads, access to several elements at a time, and products by tensor
-/// cores.
+/// tiles, reductions over groups of threads, access to several elements at a time, products by tensor
+/// cores, and attention.
 pub const PRELUDE: &str = concat!(
     include_str!("cuda/prelude.cuh"),
     "\n",
@@ -12,5 +12,7 @@ pub const PRELUDE: &str = concat!(
     "\n",
     include_str!("cuda/vector.cuh"),
     "\n",
-    include_str!("cuda/mma.cuh")
+    include_str!("cuda/mma.cuh"),
+    "\n",
+    include_str!("cuda/attention.cuh")
 );

@@ -1,6 +1,7 @@
 // Several neighbouring elements at a time: one access of up to 16 bytes, aligned to its size.
 
 template <int BYTES> struct gm_raw;
+template <> struct gm_raw<1> { typedef u8 type; };
 template <> struct gm_raw<2> { typedef u16 type; };
 template <> struct gm_raw<4> { typedef u32 type; };
 template <> struct gm_raw<8> { typedef uint2 type; };

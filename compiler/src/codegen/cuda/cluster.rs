@@ -3,12 +3,14 @@
 //! What is no product in tiles ([`super::contract`]) is computed by pulling its elements: a thread computes one result element, or one
 //! line, in strides of the whole grid.
 
+use super::attention::{self, Attention};
 use super::contract::{self, Contract};
 use super::emit::{Emitter, Value};
 use super::map::{self, Map};
 use super::rows::{self, Rows};
+use super::skinny::{self, Skinny};
 use super::source::{Parameters, source};
-use super::{Options, Session};
+use super::{Arch, Options, Session};
 use crate::codegen::body::Body;
 use crate::codegen::phases::{Around, Cover, Phase, cut};
 use crate::codegen::placed::Placed;
@@ -20,7 +22,7 @@ use gristmill_runtime::DType;
 use gristmill_runtime::gpu::Launch;
 
 /// Threads of a block.
-const BLOCK: u64 = 256;
+const BLOCK: usize = 256;
 /// Most blocks of a grid, so that an index that runs past the items by one stride still fits 32 bits.
 const MAX_BLOCKS: u64 = 1 << 20;
 /// Positions below this are indexed in 32 bits.
@@ -39,11 +41,24 @@ pub(super) struct ClusterCompiler<'s> {
 enum Task {
     Contract(Box<Contract>),
     Rows(Rows),
+    Attention(Attention),
+    Skinny(Skinny),
+}
+
+/// Whether a composite op stays whole, because a task computes it as it is.
+fn keeps(graph: &Graph, node: &Node, arch: Arch) -> bool {
+    rows::keeps(graph, node) || attention::keeps(graph, node, arch)
 }
 
 fn find(body: &Body, around: &Around, options: &Options, id: NodeId, node: &Node) -> Option<(Cover, Task)> {
     if let Some((cover, rows)) = rows::find(body, around, id, node) {
         return Some((cover, Task::Rows(rows)));
+    }
+    if let Some((cover, attention)) = attention::find(body, around, id, node, options.arch) {
+        return Some((cover, Task::Attention(attention)));
+    }
+    if let Some((cover, skinny)) = skinny::find(body, around, id, node) {
+        return Some((cover, Task::Skinny(skinny)));
     }
     let (cover, contract) = contract::find(body, around, options, id, node)?;
     Some((cover, Task::Contract(Box::new(contract))))
@@ -58,20 +73,48 @@ pub(super) struct Resources {
     pub(super) shared_bytes: u32,
 }
 
-/// A kernel's buffers: values read, then values written.
+impl Resources {
+    /// So many blocks of so many threads.
+    pub(super) fn new(blocks: usize, threads: usize) -> Resources {
+        Resources { blocks: blocks as u64, threads: threads as u64, shared_bytes: 0 }
+    }
+}
+
+/// Scratch memory that one kernel writes for a later one to read.
+#[derive(Clone, Copy)]
+struct Partial {
+    dtype: DType,
+    arg: Arg,
+}
+
+/// What may take two kernels.
+struct Split {
+    what: &'static str,
+    result: ValueId,
+    /// Dtype and number of the elements of all partial results, if there are any.
+    partial: Option<(DType, usize)>,
+    /// Elements of the result.
+    n_results: usize,
+}
+
+/// A kernel's buffers: values and partial results read, then values or partial results written.
+#[derive(Default)]
 struct Buffers {
     reads: Vec<(ValueId, Arg)>,
+    joins: Option<Partial>,
     writes: Vec<(ValueId, Arg)>,
+    splits: Option<Partial>,
 }
 
 impl<'s> ClusterCompiler<'s> {
     /// The plan of cluster `node` of `outer`; its kernels go into the session.
     pub(super) fn compile(session: &'s mut Session, outer: &'s Graph, id: NodeId, node: &Node) -> Result<KernelPlan> {
+        let options = session.options;
         let region = node.regions.first().ok_or_else(|| Error::internal("a cluster has no body"))?;
-        let body = Body::new(region, &rows::keeps)?;
+        let body = Body::new(region, &|graph, node| keeps(graph, node, options.arch))?;
         let placed = Placed::new(&body)?;
         let mut compiler = ClusterCompiler { session, outer, id, body, placed };
-        let (body, options) = (&compiler.body, compiler.session.options);
+        let body = &compiler.body;
         for phase in cut(body, &mut |around, id, node| find(body, around, &options, id, node)) {
             compiler.phase(&phase)?;
         }
@@ -83,6 +126,8 @@ impl<'s> ClusterCompiler<'s> {
         match phase {
             Phase::Task(Task::Contract(contract)) => self.contract(contract),
             Phase::Task(Task::Rows(rows)) => self.rows(rows),
+            Phase::Task(Task::Attention(attention)) => self.attention(attention),
+            Phase::Task(Task::Skinny(skinny)) => self.skinny(skinny),
             Phase::Elements(roots) => self.elements(roots),
             Phase::Lines(node) => self.cum_sum(*node),
             Phase::TopK(node) => self.top_k(*node),
@@ -102,8 +147,7 @@ impl<'s> ClusterCompiler<'s> {
         items: usize,
         f: impl FnOnce(&mut Puller<Value>, &mut Emitter, Value, &[Value]) -> Result<()>,
     ) -> Result<()> {
-        let blocks = (items as u64).div_ceil(BLOCK);
-        let resources = Resources { blocks, threads: BLOCK, shared_bytes: 0 };
+        let resources = Resources::new(items.div_ceil(BLOCK), BLOCK);
         self.blocks(what, buffers, items, resources, |p, e, outs| {
             let first = "ix(blockIdx.x) * ix(blockDim.x) + ix(threadIdx.x)";
             let end = e.index(items as i64);
@@ -112,7 +156,8 @@ impl<'s> ClusterCompiler<'s> {
         })
     }
 
-    /// Writes a kernel of so many blocks of so many threads, whose indices reach `items`, and appends its step. `f` gets the written buffers.
+    /// Writes a kernel of so many blocks of so many threads, whose indices reach `items`, and appends its step. `f` gets the partial results that are
+    /// read, if any, then the written buffers.
     fn blocks(
         &mut self,
         what: &str,
@@ -127,8 +172,10 @@ impl<'s> ClusterCompiler<'s> {
         let body = &self.body;
         let stored =
             (buffers.reads.iter()).map(|&(v, _)| (v, e.named(Kind::Index, parameters.read(body.dtype(v))))).collect();
-        let outs: Vec<Value> =
-            (buffers.writes.iter()).map(|&(v, _)| e.named(Kind::Index, parameters.write(body.dtype(v)))).collect();
+        let mut outs: Vec<Value> =
+            buffers.joins.iter().map(|j| e.named(Kind::Index, parameters.read(j.dtype))).collect();
+        let written = buffers.writes.iter().map(|&(v, _)| body.dtype(v)).chain(buffers.splits.map(|s| s.dtype));
+        outs.extend(written.map(|dtype| e.named(Kind::Index, parameters.write(dtype))));
         f(&mut Puller::new(body, stored), &mut e, &outs)?;
         let entry = format!("gm_{what}");
         let source = source(&entry, threads, wide, &parameters, e.finish());
@@ -136,8 +183,10 @@ impl<'s> ClusterCompiler<'s> {
         let launch = Launch { grid, block: [threads as u32, 1, 1], shared_bytes };
         let name = self.session.name(self.outer, self.id, self.placed.plan.steps.len(), what);
         let kernel = self.session.kernel(name, entry, source, launch);
-        let args = buffers.reads.iter().chain(&buffers.writes).map(|&(_, arg)| arg).collect();
-        let n_outputs = buffers.writes.len() as u32;
+        let reads = buffers.reads.iter().map(|r| r.1).chain(buffers.joins.map(|j| j.arg));
+        let writes = buffers.writes.iter().map(|w| w.1).chain(buffers.splits.map(|s| s.arg));
+        let args = reads.chain(writes).collect();
+        let n_outputs = (buffers.writes.len() + usize::from(buffers.splits.is_some())) as u32;
         self.placed.plan.steps.push(PlanStep { kernel, args, n_outputs, items: 1, grain: 0 });
         self.placed.location.extend(buffers.writes.iter().copied());
         Ok(())
@@ -145,19 +194,63 @@ impl<'s> ClusterCompiler<'s> {
 
     /// A block per tile of the product.
     fn contract(&mut self, contract: &Contract) -> Result<()> {
-        let result = contract.result;
-        let buffers =
-            Buffers { reads: self.placed.leaves(&self.body, &[result]), writes: self.destinations(&[result]) };
+        let buffers = self.buffers(contract.result);
         self.blocks("contract", buffers, 0, contract.resources(), |p, e, outs| contract.emit(p, e, outs[0]))
     }
 
     /// A group of threads per row.
-    fn rows(&mut self, rows: &Rows) -> Result<()> {
-        let result = rows.result;
-        let buffers =
-            Buffers { reads: self.placed.leaves(&self.body, &[result]), writes: self.destinations(&[result]) };
-        let resources = Resources { blocks: rows.n_blocks() as u64, threads: rows::BLOCK as u64, shared_bytes: 0 };
-        self.blocks("rows", buffers, 0, resources, |p, e, outs| rows.emit(p, e, outs[0]))
+    fn rows(&mut self, r: &Rows) -> Result<()> {
+        let split = Split { what: "rows", result: r.result, partial: r.partial(&self.body), n_results: r.n_results() };
+        let blocks = Resources::new(r.n_blocks(), rows::BLOCK);
+        self.split(&split, blocks, |p, e, out| r.emit(p, e, out), |p, e, item, buffers| r.join(p, e, item, buffers))
+    }
+
+    /// A block per tile of queries.
+    fn attention(&mut self, a: &Attention) -> Result<()> {
+        let split = Split { what: "attention", result: a.result, partial: a.partial(), n_results: a.n_results() };
+        let blocks = Resources::new(a.n_blocks(), a.threads());
+        self.split(&split, blocks, |p, e, out| a.emit(p, e, out), |p, e, item, buffers| a.join(p, e, item, buffers))
+    }
+
+    /// A block for some lines of the operand that has many.
+    fn skinny(&mut self, s: &Skinny) -> Result<()> {
+        let split = Split { what: "skinny", result: s.result, partial: s.partial(), n_results: s.n_results() };
+        let blocks = Resources::new(s.n_blocks(), skinny::BLOCK);
+        self.split(&split, blocks, |p, e, out| s.emit(p, e, out), |p, e, item, buffers| s.join(p, e, item, buffers))
+    }
+
+    /// A kernel that writes a result or, where several blocks share one, partial results, which a thread per result then joins. `join` gets the number of the result, the partial results and the written buffer.
+    fn split(
+        &mut self,
+        split: &Split,
+        resources: Resources,
+        emit: impl FnOnce(&mut Puller<Value>, &mut Emitter, Value) -> Result<()>,
+        join: impl FnOnce(&mut Puller<Value>, &mut Emitter, Value, [Value; 2]) -> Result<()>,
+    ) -> Result<()> {
+        let Buffers { reads, writes, .. } = self.buffers(split.result);
+        let Some((dtype, n)) = split.partial else {
+            let buffers = Buffers { reads, writes, ..Buffers::default() };
+            return self.blocks(split.what, buffers, 0, resources, |p, e, outs| emit(p, e, outs[0]));
+        };
+        let partial = self.partial(dtype, n);
+        let splits = Buffers { reads: reads.clone(), splits: Some(partial), ..Buffers::default() };
+        self.blocks(split.what, splits, n, resources, |p, e, outs| emit(p, e, outs[0]))?;
+        let joins = Buffers { reads, joins: Some(partial), writes, ..Buffers::default() };
+        self.kernel(&format!("{}_join", split.what), joins, split.n_results, |p, e, item, buffers| {
+            join(p, e, item, [buffers[0], buffers[1]])
+        })
+    }
+
+    /// The buffers of a kernel that computes `result` at once.
+    fn buffers(&mut self, result: ValueId) -> Buffers {
+        let reads = self.placed.leaves(&self.body, &[result]);
+        Buffers { reads, writes: self.destinations(&[result]), ..Buffers::default() }
+    }
+
+    /// Scratch memory for `n` elements.
+    fn partial(&mut self, dtype: DType, n: usize) -> Partial {
+        self.placed.plan.scratch.push(n * dtype.size_bytes());
+        Partial { dtype, arg: Arg::Scratch(self.placed.plan.scratch.len() as u32 - 1) }
     }
 
     /// Stores the elements of `roots`, all of one shape.
@@ -181,7 +274,7 @@ impl<'s> ClusterCompiler<'s> {
             }
         }
         let written: Vec<ValueId> = writes.iter().map(|w| w.0).collect();
-        self.kernel("map", Buffers { reads, writes }, map.n_items(), |p, e, item, outs| {
+        self.kernel("map", Buffers { reads, writes, ..Buffers::default() }, map.n_items(), |p, e, item, outs| {
             let leaves: Vec<_> =
                 (map.expression.leaves.iter()).map(|l| (p.stored[&l.value], p.body.dtype(l.value))).collect();
             let outs: Vec<_> = written.iter().zip(outs).map(|(&v, &out)| (out, p.body.dtype(v))).collect();
@@ -198,7 +291,7 @@ impl<'s> ClusterCompiler<'s> {
             return Ok(());
         }
         let reads = self.placed.leaves(&self.body, &sources);
-        self.kernel(what, Buffers { reads, writes }, items, |p, e, item, outs| {
+        self.kernel(what, Buffers { reads, writes, ..Buffers::default() }, items, |p, e, item, outs| {
             let at = e.delinearise(Ix::V(item), &shape);
             for (&v, &out) in sources.iter().zip(outs) {
                 let value = p.value(e, v, &at)?;
@@ -216,10 +309,15 @@ impl<'s> ClusterCompiler<'s> {
         lines[axis] = 1;
         let reads = self.placed.leaves(&self.body, &node.inputs[..1]);
         let writes = self.destinations(&node.outputs);
-        self.kernel("cum_sum", Buffers { reads, writes }, lines.iter().product(), |p, e, item, outs| {
-            let at = e.delinearise(Ix::V(item), &lines);
-            p.cum_sum_line(e, &node, &at, outs[0])
-        })
+        self.kernel(
+            "cum_sum",
+            Buffers { reads, writes, ..Buffers::default() },
+            lines.iter().product(),
+            |p, e, item, outs| {
+                let at = e.delinearise(Ix::V(item), &lines);
+                p.cum_sum_line(e, &node, &at, outs[0])
+            },
+        )
     }
 
     /// A thread per element: how many come before it is where it goes.
@@ -231,39 +329,44 @@ impl<'s> ClusterCompiler<'s> {
         let dtype = self.body.dtype(x);
         let reads = self.placed.leaves(&self.body, &[x]);
         let writes = self.destinations(&node.outputs);
-        self.kernel("top_k", Buffers { reads, writes }, from.iter().product(), |p, e, item, outs| {
-            let mut at = e.delinearise(Ix::V(item), &from);
-            let own = p.value(e, x, &at)?;
-            let position = e.val(at[axis]);
-            let zero = e.index(0);
-            let rank = e.for_loop(Ix::C(0), Ix::C(from[axis] as i64), 1, &[zero], |e, j, carried| {
-                p.scoped(|p| {
-                    let mut other_at = at.clone();
-                    other_at[axis] = Ix::V(j);
-                    let other = p.value(e, x, &other_at)?;
-                    let (first, second) = if largest { (other, own) } else { (own, other) };
-                    let before = beats(e, first, second, dtype, Extremum::Max)?;
-                    let after = beats(e, second, first, dtype, Extremum::Max)?;
-                    let (earlier, not_after) = (e.index_compare(Order::Less, j, position), e.negated(after)?);
-                    let tied = e.both(earlier, not_after)?;
-                    let counts = e.either(before, tied)?;
-                    let one = e.truth_to_index(counts);
-                    Ok(vec![e.index_add(carried[0], one)])
-                })
-            })?[0];
-            let k = e.index(to[axis] as i64);
-            let chosen = e.index_compare(Order::Less, rank, k);
-            at[axis] = Ix::V(rank);
-            let store = |_: &mut Puller<Value>, e: &mut Emitter| {
-                let linear = e.linearise(&at, &to);
-                e.store(dtype, own, outs[0], linear);
-                let position = e.index_to_i64(position);
-                e.store(DType::I64, position, outs[1], linear);
-                Ok(vec![])
-            };
-            e.branch(chosen, &[], p, store, |_, _| Ok(vec![]))?;
-            Ok(())
-        })
+        self.kernel(
+            "top_k",
+            Buffers { reads, writes, ..Buffers::default() },
+            from.iter().product(),
+            |p, e, item, outs| {
+                let mut at = e.delinearise(Ix::V(item), &from);
+                let own = p.value(e, x, &at)?;
+                let position = e.val(at[axis]);
+                let zero = e.index(0);
+                let rank = e.for_loop(Ix::C(0), Ix::C(from[axis] as i64), 1, &[zero], |e, j, carried| {
+                    p.scoped(|p| {
+                        let mut other_at = at.clone();
+                        other_at[axis] = Ix::V(j);
+                        let other = p.value(e, x, &other_at)?;
+                        let (first, second) = if largest { (other, own) } else { (own, other) };
+                        let before = beats(e, first, second, dtype, Extremum::Max)?;
+                        let after = beats(e, second, first, dtype, Extremum::Max)?;
+                        let (earlier, not_after) = (e.index_compare(Order::Less, j, position), e.negated(after)?);
+                        let tied = e.both(earlier, not_after)?;
+                        let counts = e.either(before, tied)?;
+                        let one = e.truth_to_index(counts);
+                        Ok(vec![e.index_add(carried[0], one)])
+                    })
+                })?[0];
+                let k = e.index(to[axis] as i64);
+                let chosen = e.index_compare(Order::Less, rank, k);
+                at[axis] = Ix::V(rank);
+                let store = |_: &mut Puller<Value>, e: &mut Emitter| {
+                    let linear = e.linearise(&at, &to);
+                    e.store(dtype, own, outs[0], linear);
+                    let position = e.index_to_i64(position);
+                    e.store(DType::I64, position, outs[1], linear);
+                    Ok(vec![])
+                };
+                e.branch(chosen, &[], p, store, |_, _| Ok(vec![]))?;
+                Ok(())
+            },
+        )
     }
 
     /// A copy, then a thread for all updates that can meet: those that differ only in the axes that the indices decide about.
@@ -284,17 +387,22 @@ impl<'s> ClusterCompiler<'s> {
             return Ok(());
         }
         let reads = self.placed.leaves(&self.body, &[indices, updates]);
-        self.kernel("scatter", Buffers { reads, writes }, apart.iter().product(), |p, e, item, outs| {
-            let fixed = e.delinearise(Ix::V(item), &apart);
-            let n: usize = in_order.iter().product();
-            e.for_loop(Ix::C(0), Ix::C(n as i64), 1, &[], |e, i, _| {
-                let moving = e.delinearise(Ix::V(i), &in_order);
-                let at: Vec<Ix<Value>> = fixed.iter().zip(&moving).map(|(&a, &b)| e.add(a, b)).collect();
-                p.scoped(|p| p.scatter_update(e, &node, &at, outs[0]))?;
-                Ok(vec![])
-            })?;
-            Ok(())
-        })
+        self.kernel(
+            "scatter",
+            Buffers { reads, writes, ..Buffers::default() },
+            apart.iter().product(),
+            |p, e, item, outs| {
+                let fixed = e.delinearise(Ix::V(item), &apart);
+                let n: usize = in_order.iter().product();
+                e.for_loop(Ix::C(0), Ix::C(n as i64), 1, &[], |e, i, _| {
+                    let moving = e.delinearise(Ix::V(i), &in_order);
+                    let at: Vec<Ix<Value>> = fixed.iter().zip(&moving).map(|(&a, &b)| e.add(a, b)).collect();
+                    p.scoped(|p| p.scatter_update(e, &node, &at, outs[0]))?;
+                    Ok(vec![])
+                })?;
+                Ok(())
+            },
+        )
     }
 
     /// Results that no phase wrote.

@@ -83,6 +83,63 @@ impl Emitter {
         Value(self.known.len() as u32 - 1)
     }
 
+    /// Opens an unrolled loop of `n` steps; gives its index.
+    pub(super) fn open_unrolled(&mut self, n: usize) -> Value {
+        let i = self.fresh('p');
+        self.line("#pragma unroll");
+        self.open(&format!("for (ix {i} = 0; {i} < {n}; ++{i})"));
+        self.named(Kind::Index, i)
+    }
+
+    /// Loads `width` neighbouring elements, whose position is a multiple of that; gives the vector's name.
+    pub(super) fn load_vector(&mut self, width: usize, buffer: Value, at: Ix<Value>) -> String {
+        let name = self.fresh('x');
+        let line = format!("const auto {name} = gm_load<{width}>({} + {});", self.text(buffer), self.position(at));
+        self.line(&line);
+        name
+    }
+
+    /// Declares `n` vectors of `width` elements as they are in memory; gives their name.
+    pub(super) fn declare_vectors(&mut self, dtype: DType, width: usize, n: usize) -> String {
+        let name = self.fresh('y');
+        self.line(&format!("gm_vector<{}, {width}> {name}[{n}];", memory_type(dtype)));
+        name
+    }
+
+    /// `offset + sum(at[i] * strides[i])`.
+    pub(super) fn strided(&mut self, offset: i64, at: &[Ix<Value>], strides: &[i64]) -> Ix<Value> {
+        at.iter().zip(strides).fold(Ix::C(offset), |sum, (&i, &stride)| {
+            let step = self.mul(i, stride);
+            self.add(sum, step)
+        })
+    }
+
+    /// Runs `f` where all of the conditions hold.
+    pub(super) fn guarded(
+        &mut self,
+        conditions: &[Option<Value>],
+        f: impl FnOnce(&mut Self) -> Result<()>,
+    ) -> Result<()> {
+        let all: Vec<&str> = conditions.iter().flatten().map(|&c| self.text(c)).collect();
+        if all.is_empty() {
+            return f(self);
+        }
+        let line = format!("if ({})", all.join(" && "));
+        self.open(&line);
+        f(self)?;
+        self.close();
+        Ok(())
+    }
+
+    /// Whether `i < extent`; `None` when `i` goes in whole steps that end there exactly.
+    pub(super) fn below(&mut self, i: Ix<Value>, extent: usize, step: usize) -> Option<Value> {
+        if extent.is_multiple_of(step) {
+            return None;
+        }
+        let (i, limit) = (self.val(i), self.index(extent as i64));
+        Some(self.index_compare(Order::Less, i, limit))
+    }
+
     fn fresh(&mut self, letter: char) -> String {
         self.n_names += 1;
         format!("{letter}{}", self.n_names - 1)

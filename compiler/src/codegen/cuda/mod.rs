@@ -5,6 +5,7 @@
 //! of its own, which says nothing of the place in the model that it is for: repeated layers share it, and so do models through the cache.
 
 pub mod arch;
+mod attention;
 mod cluster;
 mod contract;
 mod disassemble;
@@ -13,7 +14,9 @@ mod fusion;
 mod map;
 pub mod nvrtc;
 mod rows;
+mod runs;
 mod scalar;
+mod skinny;
 mod source;
 #[cfg(test)]
 mod tests;

@@ -21,6 +21,7 @@ use crate::error::Result;
 use crate::ir::{Layout, Node, NodeId, Op, ValueId};
 use mma::Mma;
 use simt::Simt;
+pub(super) use simt::accumulator;
 
 /// Operations per element up to which an operand is computed again in every tile that needs it.
 const CHEAP_FLOPS: u32 = 8;

@@ -36,7 +36,8 @@ pub(super) struct Simt {
     acc: DType,
 }
 
-fn accumulator(dtype: DType) -> DType {
+/// What products of a dtype accumulate in.
+pub(in crate::codegen::cuda) fn accumulator(dtype: DType) -> DType {
     match dtype {
         DType::F64 => DType::F64,
         d if d.is_float() => DType::F32,

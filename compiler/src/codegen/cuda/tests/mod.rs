@@ -1,9 +1,11 @@
 //! Generated CUDA kernels: their text, and what NVRTC says of them.
 
+mod attention;
 mod build;
 mod contract;
 mod rows;
 mod run;
+mod skinny;
 
 use super::{Arch, generate, nvrtc};
 use crate::codegen::testing::{self, Case, Rng, as_cluster, graph_of};

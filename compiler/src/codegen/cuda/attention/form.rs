@@ -1,0 +1,205 @@
+//! Which thread has which scores and results: in the two ways of computing products of tiles.
+
+use super::super::emit::Emitter;
+use crate::codegen::cuda::Arch;
+use gristmill_runtime::DType;
+
+/// Most 32-bit registers for a thread's share of the result.
+const RESULT_REGISTERS: usize = 96;
+/// Shared memory that a block may declare, bytes.
+const SHARED_BYTES: usize = 48 << 10;
+/// Depth of the steps in which products of tiles are unrolled; that of a tensor core's product.
+pub(super) const STEP: usize = 16;
+/// First architecture with tensor cores for both half types and with asynchronous copies.
+const TENSOR_CAPABILITY: u32 = 80;
+/// Warps of a block that uses tensor cores; each has this many queries.
+const WARPS: usize = 4;
+const PER_WARP: usize = 16;
+
+/// How a block computes products of tiles.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Form {
+    /// Each thread has `thread_m x thread_n` scores of an `m x n` tile, and multiplies elements.
+    Simt { m: usize, n: usize, thread_m: usize, thread_n: usize },
+    /// Each warp has 16 queries, in fragments of tensor cores. The block has four warps, and `n` keys at a time.
+    Tensor { n: usize },
+}
+
+const FORMS: [Form; 4] = [
+    Form::Simt { m: 16, n: 64, thread_m: 4, thread_n: 4 },
+    Form::Simt { m: 64, n: 32, thread_m: 8, thread_n: 4 },
+    Form::Simt { m: 32, n: 32, thread_m: 4, thread_n: 4 },
+    Form::Simt { m: 16, n: 32, thread_m: 4, thread_n: 4 },
+];
+
+/// What decides about the form.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Extents {
+    pub(super) dtype: DType,
+    pub(super) n_queries: usize,
+    pub(super) n_keys: usize,
+    pub(super) depth: usize,
+    pub(super) value_depth: usize,
+}
+
+/// Which of a thread's registers are meant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Registers {
+    Scores,
+    Result,
+}
+
+/// What rows are computed in.
+pub(super) fn accumulator(dtype: DType) -> DType {
+    if dtype == DType::F64 { DType::F64 } else { DType::F32 }
+}
+
+impl Extents {
+    /// The form for these extents, if a tile fits on chip.
+    pub(super) fn form(&self, arch: Arch) -> Option<Form> {
+        let is_half = matches!(self.dtype, DType::F16 | DType::BF16);
+        // Where most of a tile would be padding, elements are multiplied.
+        let fills = self.n_queries.min(self.n_keys).min(self.depth).min(self.value_depth) >= PER_WARP;
+        if is_half && fills && arch.capability() >= TENSOR_CAPABILITY {
+            let wide = [64, 32].map(|n| Form::Tensor { n });
+            if let Some(form) = wide.into_iter().find(|f| f.fits(self)) {
+                return Some(form);
+            }
+        }
+        let few = |f: &Form| f.n_keys() == 32 || self.n_queries <= f.n_queries();
+        FORMS.into_iter().find(|f| few(f) && f.fits(self))
+    }
+}
+
+impl Form {
+    /// Queries of a tile.
+    pub(super) fn n_queries(&self) -> usize {
+        match self {
+            Form::Simt { m, .. } => *m,
+            Form::Tensor { .. } => WARPS * PER_WARP,
+        }
+    }
+
+    /// Keys of a tile.
+    pub(super) fn n_keys(&self) -> usize {
+        match self {
+            Form::Simt { n, .. } | Form::Tensor { n } => *n,
+        }
+    }
+
+    /// Threads of a block.
+    pub(super) fn threads(&self) -> usize {
+        match self {
+            Form::Simt { m, thread_m, .. } => m / thread_m * self.per_query(),
+            Form::Tensor { .. } => WARPS * 32,
+        }
+    }
+
+    /// Threads that share a query.
+    pub(super) fn per_query(&self) -> usize {
+        match self {
+            Form::Simt { n, thread_n, .. } => n / thread_n,
+            Form::Tensor { .. } => 4,
+        }
+    }
+
+    /// The values' depth as the threads divide it.
+    pub(super) fn padded_value_depth(&self, value_depth: usize) -> usize {
+        value_depth.next_multiple_of(match self {
+            Form::Simt { .. } => 4 * self.per_query(),
+            Form::Tensor { .. } => STEP,
+        })
+    }
+
+    /// What elements are in shared memory.
+    pub(super) fn shared_dtype(&self, dtype: DType) -> DType {
+        match self {
+            Form::Simt { .. } => accumulator(dtype),
+            Form::Tensor { .. } => dtype,
+        }
+    }
+
+    /// Distance of rows of `n` elements in shared memory. Runs of 16 bytes stay aligned, and those of neighbouring rows fall into different banks.
+    pub(super) fn pitch(&self, n: usize) -> usize {
+        match self {
+            Form::Simt { .. } => n + 4,
+            Form::Tensor { .. } => n + 8,
+        }
+    }
+
+    /// Names and elements of what is in shared memory.
+    pub(super) fn shared(&self, depth: usize, value_depth: usize) -> Vec<(&'static str, usize)> {
+        let (depth, value_depth) = (depth.next_multiple_of(STEP), self.padded_value_depth(value_depth));
+        let (m, n) = (self.n_queries(), self.n_keys());
+        match self {
+            Form::Simt { .. } => {
+                let keys = (depth * self.pitch(n)).max(n * self.pitch(value_depth));
+                vec![("queries", depth * self.pitch(m)), ("keys", keys), ("weights", n * self.pitch(m))]
+            }
+            Form::Tensor { .. } => {
+                let (row, value_row) = (self.pitch(depth), self.pitch(value_depth));
+                vec![("queries", m * row), ("keys", n * row), ("values", n * value_row)]
+            }
+        }
+    }
+
+    /// Whether a tile fits shared memory and registers.
+    fn fits(&self, x: &Extents) -> bool {
+        let shared: usize = self.shared(x.depth, x.value_depth).iter().map(|s| s.1).sum();
+        let [a, b] = self.registers(Registers::Result, x.value_depth);
+        let queries = if matches!(self, Form::Tensor { .. }) { x.depth / 4 } else { 0 };
+        shared * self.shared_dtype(x.dtype).size_bytes() <= SHARED_BYTES
+            && a * b * accumulator(x.dtype).size_bytes() / 4 + queries <= RESULT_REGISTERS
+    }
+
+    /// Extents of a thread's array of scores or results.
+    pub(super) fn registers(&self, which: Registers, value_depth: usize) -> [usize; 2] {
+        match (self, which) {
+            (Form::Simt { thread_m, thread_n, .. }, Registers::Scores) => [*thread_m, *thread_n],
+            (Form::Simt { thread_m, .. }, Registers::Result) => {
+                [*thread_m, self.padded_value_depth(value_depth) / self.per_query()]
+            }
+            (Form::Tensor { n }, Registers::Scores) => [n / 8, 4],
+            (Form::Tensor { .. }, Registers::Result) => [self.padded_value_depth(value_depth) / 8, 4],
+        }
+    }
+
+    /// Queries that a thread has a part of.
+    pub(super) fn per_thread(&self) -> usize {
+        match self {
+            Form::Simt { thread_m, .. } => *thread_m,
+            Form::Tensor { .. } => 2,
+        }
+    }
+
+    /// Expressions of the row and column in the tile of element `[i][j]` of a thread's array, and of the number of its query in the thread.
+    pub(super) fn place(&self, which: Registers, value_depth: usize, [i, j]: [&str; 2]) -> [String; 3] {
+        let (Form::Simt { m, thread_m, .. }, per_query) = (self, self.per_query()) else {
+            return [
+                format!("threadIdx.x / 32 * {PER_WARP} + threadIdx.x % 32 / 4 + {j} / 2 * 8"),
+                format!("{i} * 8 + threadIdx.x % 4 * 2 + {j} % 2"),
+                format!("{j} / 2"),
+            ];
+        };
+        let [_, columns] = self.registers(which, value_depth);
+        let all = columns * per_query;
+        [
+            format!("gm_of_tile<{m}, {thread_m}>(threadIdx.x / {per_query}, {i})"),
+            format!("gm_of_tile<{all}, {columns}>(threadIdx.x % {per_query}, {j})"),
+            i.to_owned(),
+        ]
+    }
+
+    /// `c += a * b` of tiles of elements with `depth` outermost.
+    pub(super) fn multiply(&self, e: &mut Emitter, which: Registers, value_depth: usize, depth: usize) {
+        let Form::Simt { m, .. } = *self else { return };
+        let [tm, tn] = self.registers(which, value_depth);
+        let n = tn * self.per_query();
+        let (a, c) = if which == Registers::Scores { ("queries", "scores") } else { ("weights", "result") };
+        e.line("#pragma unroll 1");
+        e.open(&format!("for (int d = 0; d < {depth}; d += {STEP})"));
+        let (a, b) = (format!("{a} + d * gm_pitch<{m}>()"), format!("keys + d * gm_pitch<{n}>()"));
+        e.line(&format!("gm_multiply<{m}, {n}, {STEP}, {tm}, {tn}>({a}, {b}, {c});"));
+        e.close();
+    }
+}

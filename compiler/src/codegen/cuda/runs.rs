@@ -1,0 +1,191 @@
+//! Values several neighbouring elements at a time: runs along an axis, whose operands are loaded in accesses of up to 16 bytes.
+
+use super::emit::{Emitter, Value};
+use crate::codegen::access::{Expression, Leaf, expression};
+use crate::codegen::body::Body;
+use crate::codegen::pull::{Emit, Ix, Kind, Puller};
+use crate::error::Result;
+use crate::ir::ValueId;
+use crate::vecprog::VecOp;
+use gristmill_runtime::DType;
+
+/// Bytes of the widest access.
+const WIDEST: usize = 16;
+
+/// How the elements of a value along an axis are pulled.
+pub(super) enum Runs {
+    /// So many by so many pulls.
+    Elements { width: usize, axis: usize },
+    /// So many at a time, by a scalar program over strided operands.
+    Vector { expression: Expression, width: usize, axis: usize },
+}
+
+impl Runs {
+    /// The widest runs of `v` along `axis` that begin and end with its lines. `in_memory` says which values are loaded.
+    pub(super) fn of(body: &Body, v: ValueId, axis: usize, in_memory: &dyn Fn(ValueId) -> bool) -> Runs {
+        let found = operands(body, v, axis, in_memory);
+        let widest = found.as_ref().and_then(|x| {
+            let moving = x.leaves.iter().filter(|l| l.strides[axis] != 0);
+            let size = moving.map(|l| body.dtype(l.value).size_bytes()).max()?;
+            let mut widths = std::iter::successors(Some(WIDEST / size), |w| Some(w / 2)).take_while(|&w| w > 1);
+            widths.find(|&w| fits(body, v, x, axis, w))
+        });
+        match (found, widest) {
+            (Some(expression), Some(width)) => Runs::Vector { expression, width, axis },
+            _ => Runs::Elements { width: 1, axis },
+        }
+    }
+
+    /// Runs of a given width, in vectors where these are no wider than accesses can be.
+    pub(super) fn of_width(
+        body: &Body,
+        v: ValueId,
+        axis: usize,
+        in_memory: &dyn Fn(ValueId) -> bool,
+        width: usize,
+    ) -> Runs {
+        let narrow = |x: &Expression| {
+            let moving = x.leaves.iter().filter(|l| l.strides[axis] != 0);
+            moving.map(|l| body.dtype(l.value).size_bytes()).all(|size| size * width <= WIDEST)
+        };
+        let found =
+            operands(body, v, axis, in_memory).filter(|x| width > 1 && narrow(x) && fits(body, v, x, axis, width));
+        found.map_or(Runs::Elements { width, axis }, |expression| Runs::Vector { expression, width, axis })
+    }
+
+    /// Elements of a run.
+    pub(super) fn width(&self) -> usize {
+        match self {
+            Runs::Elements { width, .. } | Runs::Vector { width, .. } => *width,
+        }
+    }
+
+    /// What a run is a copy of, if nothing is computed.
+    pub(super) fn copied(&self) -> Option<&Leaf> {
+        let Runs::Vector { expression, axis, .. } = self else { return None };
+        let [inst] = &expression.program.insts[..] else { return None };
+        expression.leaves.first().filter(|l| matches!(inst.op, VecOp::Input(0)) && l.strides[*axis] == 1)
+    }
+
+    /// Pulls the run of `v` that begins at `at`, whose index along the axis is a multiple of the width. `f` writes what is done with each element, given
+    /// its number in the run and its value.
+    pub(super) fn each(
+        &self,
+        p: &mut Puller<Value>,
+        e: &mut Emitter,
+        v: ValueId,
+        at: &[Ix<Value>],
+        f: impl FnOnce(&mut Emitter, Ix<Value>, Value) -> Result<()>,
+    ) -> Result<()> {
+        let Runs::Vector { expression, width, axis } = self else { return self.each_pulled(p, e, v, at, f) };
+        let mut loaded = Vec::new();
+        for leaf in &expression.leaves {
+            let (buffer, dtype) = (p.stored[&leaf.value], p.body.dtype(leaf.value));
+            let from = e.strided(leaf.offset, at, &leaf.strides);
+            loaded.push(match leaf.strides[*axis] {
+                0 => Ok(e.load(dtype, buffer, from)),
+                _ => Err((e.load_vector(*width, buffer, from), dtype)),
+            });
+        }
+        let k = e.open_unrolled(*width);
+        let number = e.text(k).to_owned();
+        let element = |e: &mut Emitter, (name, dtype): (String, DType)| {
+            let test = if dtype == DType::Bool { " != 0" } else { "" };
+            e.define(Kind::Element(dtype), &format!("{name}.v[{number}]{test}"))
+        };
+        let inputs: Vec<Value> = loaded.into_iter().map(|l| l.unwrap_or_else(|vector| element(e, vector))).collect();
+        let value = e.program(&expression.program, &inputs)?[0];
+        f(e, Ix::V(k), value)?;
+        e.close();
+        Ok(())
+    }
+
+    fn each_pulled(
+        &self,
+        p: &mut Puller<Value>,
+        e: &mut Emitter,
+        v: ValueId,
+        at: &[Ix<Value>],
+        f: impl FnOnce(&mut Emitter, Ix<Value>, Value) -> Result<()>,
+    ) -> Result<()> {
+        let Runs::Elements { width, axis } = *self else { return Ok(()) };
+        p.scoped(|p| {
+            if width == 1 {
+                let value = p.value(e, v, at)?;
+                return f(e, Ix::C(0), value);
+            }
+            let k = Ix::V(e.open_unrolled(width));
+            let mut at = at.to_vec();
+            at[axis] = e.add(at[axis], k);
+            let value = p.value(e, v, &at)?;
+            f(e, k, value)?;
+            e.close();
+            Ok(())
+        })
+    }
+}
+
+/// The scalar program of `v` over its operands, if its lines have elements.
+fn operands(body: &Body, v: ValueId, axis: usize, in_memory: &dyn Fn(ValueId) -> bool) -> Option<Expression> {
+    let has_axis = body.shape(v).len() > axis;
+    expression(body, &[v], in_memory, &|_, _| false).filter(|_| has_axis)
+}
+
+/// Whether what is loaded for neighbours of `v` along `axis` lies side by side.
+pub(super) fn is_dense(body: &Body, v: ValueId, axis: usize, in_memory: &dyn Fn(ValueId) -> bool) -> bool {
+    let along = |x: &Expression| x.leaves.iter().all(|l| matches!(l.strides[axis], 0 | 1));
+    operands(body, v, axis, in_memory).is_some_and(|x| along(&x))
+}
+
+/// Whether every operand stands still along the axis or has whole, aligned vectors of `width` there.
+fn fits(body: &Body, v: ValueId, expression: &Expression, axis: usize, width: usize) -> bool {
+    let aligned = |n: i64| n % width as i64 == 0;
+    let leaf_fits = |leaf: &Leaf| {
+        let mut others = leaf.strides.iter().enumerate().filter(|(i, _)| *i != axis);
+        // Loops hand slices of larger tensors to their bodies: such a buffer is as aligned as its own size.
+        let whole = body.n_elements(leaf.value).is_multiple_of(width);
+        let stride = leaf.strides[axis];
+        stride == 0 || stride == 1 && whole && aligned(leaf.offset) && others.all(|(_, &s)| aligned(s))
+    };
+    body.shape(v)[axis].is_multiple_of(width) && expression.leaves.iter().all(leaf_fits)
+}
+
+/// Stores a run of neighbouring results in accesses of up to 16 bytes. Runs of one are stored as elements.
+pub(super) struct RunStore {
+    name: String,
+    dtype: DType,
+    width: usize,
+    /// Elements of an access.
+    per_access: usize,
+}
+
+impl RunStore {
+    /// Declares the run. Positions that it is stored at are multiples of `width`.
+    pub(super) fn new(e: &mut Emitter, dtype: DType, width: usize) -> RunStore {
+        let per_access = width.min(WIDEST / dtype.size_bytes());
+        let name = e.declare_vectors(dtype, per_access, width / per_access);
+        RunStore { name, dtype, width, per_access }
+    }
+
+    /// Sets element `k`, an index of an unrolled loop.
+    pub(super) fn set(&self, e: &mut Emitter, k: Value, value: Value) {
+        let (n, k) = (self.per_access, e.text(k).to_owned());
+        let line = format!("{}[{k} / {n}].v[{k} % {n}] = {};", self.name, e.text(value));
+        e.line(&line);
+    }
+
+    /// Writes the run to `buffer` at position `at`.
+    pub(super) fn finish(self, e: &mut Emitter, buffer: Value, at: Ix<Value>) {
+        let (n, name) = (self.per_access, &self.name);
+        let at = e.val(at);
+        if self.width == 1 {
+            let value = e.named(Kind::Element(self.dtype), format!("{name}[0].v[0]"));
+            return e.store(self.dtype, value, buffer, Ix::V(at));
+        }
+        let i = e.open_unrolled(self.width / n);
+        let to = format!("{} + {} + {} * {n}", e.text(buffer), e.text(at), e.text(i));
+        let line = format!("gm_store<{n}>({to}, {name}[{}]);", e.text(i));
+        e.line(&line);
+        e.close();
+    }
+}
