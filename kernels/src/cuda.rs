@@ -2,7 +2,7 @@
 
 /// Types, conversions and the primitive ops that C++ has no operator for, with the meaning that the op tables give them; then products of
 /// tiles, reductions over groups of threads, access to several elements at a time, products by tensor
-/// cores, and attention.
+/// cores, attention, and running sums and sorting.
 pub const PRELUDE: &str = concat!(
     include_str!("cuda/prelude.cuh"),
     "\n",
@@ -14,5 +14,7 @@ pub const PRELUDE: &str = concat!(
     "\n",
     include_str!("cuda/mma.cuh"),
     "\n",
-    include_str!("cuda/attention.cuh")
+    include_str!("cuda/attention.cuh"),
+    "\n",
+    include_str!("cuda/lines.cuh")
 );

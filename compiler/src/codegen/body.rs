@@ -67,7 +67,9 @@ fn expand(source: &Graph, keep: &dyn Fn(&Graph, &Node) -> bool) -> Result<Graph>
             Op::MatMul if is_half(w.graph, inputs[0]) => vec![w.in_f32(&node.op, &inputs)?],
             Op::Conv { .. } if is_half(w.graph, inputs[0]) => vec![w.in_f32(&node.op, &inputs)?],
             Op::Conv { layout: Layout::ChannelsFirst, .. } | Op::Pool { layout: Layout::ChannelsFirst, .. }
-                if w.graph.ty(inputs[0]).dtype == DType::F32 && matches!(w.graph.ty(inputs[0]).rank(), 3 | 4) =>
+                if !keep(source, node)
+                    && w.graph.ty(inputs[0]).dtype == DType::F32
+                    && matches!(w.graph.ty(inputs[0]).rank(), 3 | 4) =>
             {
                 vec![w.channels_last(&node.op, &inputs)?]
             }

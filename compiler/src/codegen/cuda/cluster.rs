@@ -6,11 +6,14 @@
 use super::attention::{self, Attention};
 use super::contract::{self, Contract};
 use super::emit::{Emitter, Value};
+use super::lines::{self, Lines};
 use super::map::{self, Map};
 use super::rows::{self, Rows};
 use super::skinny::{self, Skinny};
 use super::source::{Parameters, source};
+use super::turned::{self, Turned};
 use super::{Arch, Options, Session};
+use crate::codegen::access::Expression;
 use crate::codegen::body::Body;
 use crate::codegen::phases::{Around, Cover, Phase, cut};
 use crate::codegen::placed::Placed;
@@ -47,7 +50,8 @@ enum Task {
 
 /// Whether a composite op stays whole, because a task computes it as it is.
 fn keeps(graph: &Graph, node: &Node, arch: Arch) -> bool {
-    rows::keeps(graph, node) || attention::keeps(graph, node, arch)
+    // Poolings go by elements in either layout.
+    matches!(node.op, Op::Pool { .. }) || rows::keeps(graph, node) || attention::keeps(graph, node, arch)
 }
 
 fn find(body: &Body, around: &Around, options: &Options, id: NodeId, node: &Node) -> Option<(Cover, Task)> {
@@ -219,7 +223,8 @@ impl<'s> ClusterCompiler<'s> {
         self.split(&split, blocks, |p, e, out| s.emit(p, e, out), |p, e, item, buffers| s.join(p, e, item, buffers))
     }
 
-    /// A kernel that writes a result or, where several blocks share one, partial results, which a thread per result then joins. `join` gets the number of the result, the partial results and the written buffer.
+    /// A kernel that writes a result or, where several blocks share one, partial results, which a thread per result then joins. `join` gets the number
+    /// of the result, the partial results and the written buffer.
     fn split(
         &mut self,
         split: &Split,
@@ -256,8 +261,12 @@ impl<'s> ClusterCompiler<'s> {
     /// Stores the elements of `roots`, all of one shape.
     fn elements(&mut self, roots: &[ValueId]) -> Result<()> {
         let writes = self.destinations(roots);
-        if let Some(map) = map::plan(&self.body, roots, &|v| self.placed.location.contains_key(&v)) {
+        let in_memory = |v: ValueId| self.placed.location.contains_key(&v);
+        if let Some(map) = map::plan(&self.body, roots, &in_memory) {
             return self.vectors(&map, writes);
+        }
+        if let Some(turned) = turned::plan(&self.body, roots, &in_memory) {
+            return self.turned(&turned, writes);
         }
         let node = self.body.graph.def_node(roots[0]);
         let what = node.filter(|n| !matches!(n.op, Op::Map(_))).map_or("map", |n| n.op.name()).to_owned();
@@ -267,19 +276,34 @@ impl<'s> ClusterCompiler<'s> {
 
     /// Stores results a vector at a time.
     fn vectors(&mut self, map: &Map, writes: Vec<(ValueId, Arg)>) -> Result<()> {
+        let reads = self.reads(&map.expression);
+        let written: Vec<ValueId> = writes.iter().map(|w| w.0).collect();
+        self.kernel("map", Buffers { reads, writes, ..Buffers::default() }, map.n_items(), |p, e, item, outs| {
+            let (leaves, outs) = buffers_of(p, &map.expression, &written, outs);
+            map.emit(e, item, &leaves, &outs)
+        })
+    }
+
+    /// Stores results a tile at a time.
+    fn turned(&mut self, turned: &Turned, writes: Vec<(ValueId, Arg)>) -> Result<()> {
+        let reads = self.reads(&turned.expression);
+        let written: Vec<ValueId> = writes.iter().map(|w| w.0).collect();
+        let resources = Resources::new(turned.n_blocks(), turned::BLOCK);
+        self.blocks("turned", Buffers { reads, writes, ..Buffers::default() }, 0, resources, |p, e, outs| {
+            let (leaves, outs) = buffers_of(p, &turned.expression, &written, outs);
+            turned.emit(e, &leaves, &outs)
+        })
+    }
+
+    /// What an expression loads, each once.
+    fn reads(&self, expression: &Expression) -> Vec<(ValueId, Arg)> {
         let mut reads: Vec<(ValueId, Arg)> = Vec::new();
-        for leaf in &map.expression.leaves {
+        for leaf in &expression.leaves {
             if reads.iter().all(|(v, _)| *v != leaf.value) {
                 reads.push((leaf.value, self.placed.location[&leaf.value]));
             }
         }
-        let written: Vec<ValueId> = writes.iter().map(|w| w.0).collect();
-        self.kernel("map", Buffers { reads, writes, ..Buffers::default() }, map.n_items(), |p, e, item, outs| {
-            let leaves: Vec<_> =
-                (map.expression.leaves.iter()).map(|l| (p.stored[&l.value], p.body.dtype(l.value))).collect();
-            let outs: Vec<_> = written.iter().zip(outs).map(|(&v, &out)| (out, p.body.dtype(v))).collect();
-            map.emit(e, item, &leaves, &outs)
-        })
+        reads
     }
 
     /// Stores the elements of each source at the same index of its destination's buffer.
@@ -301,9 +325,22 @@ impl<'s> ClusterCompiler<'s> {
         })
     }
 
+    /// A block per line, if lines suit it.
+    fn lines(&mut self, node: &Node) -> Option<Result<()>> {
+        let lines = Lines::find(&self.body, node)?;
+        let reads = self.placed.leaves(&self.body, &node.inputs[..1]);
+        let writes = self.destinations(&node.outputs);
+        let resources = Resources::new(lines.n_blocks(), lines::BLOCK);
+        let buffers = Buffers { reads, writes, ..Buffers::default() };
+        Some(self.blocks("lines", buffers, 0, resources, |p, e, outs| lines.emit(p, e, outs)))
+    }
+
     /// A thread per line.
     fn cum_sum(&mut self, id: NodeId) -> Result<()> {
         let node = self.body.graph.node(id).clone();
+        if let Some(done) = self.lines(&node) {
+            return done;
+        }
         let Op::CumSum { axis, .. } = node.op else { return Err(wrong_phase(&node)) };
         let mut lines = self.body.shape(node.outputs[0]).to_vec();
         lines[axis] = 1;
@@ -323,6 +360,9 @@ impl<'s> ClusterCompiler<'s> {
     /// A thread per element: how many come before it is where it goes.
     fn top_k(&mut self, id: NodeId) -> Result<()> {
         let node = self.body.graph.node(id).clone();
+        if let Some(done) = self.lines(&node) {
+            return done;
+        }
         let Op::TopK { axis, largest, .. } = node.op else { return Err(wrong_phase(&node)) };
         let x = node.inputs[0];
         let (from, to) = (self.body.shape(x).to_vec(), self.body.shape(node.outputs[0]).to_vec());
@@ -416,6 +456,20 @@ impl<'s> ClusterCompiler<'s> {
         }
         Ok(())
     }
+}
+
+/// A buffer and what its elements are.
+type Typed = (Value, DType);
+
+/// Buffers of an expression's leaves, and of what it becomes.
+fn buffers_of(
+    p: &Puller<Value>,
+    expression: &Expression,
+    written: &[ValueId],
+    outs: &[Value],
+) -> (Vec<Typed>, Vec<Typed>) {
+    let leaves = expression.leaves.iter().map(|l| (p.stored[&l.value], p.body.dtype(l.value))).collect();
+    (leaves, written.iter().zip(outs).map(|(&v, &out)| (out, p.body.dtype(v))).collect())
 }
 
 fn wrong_phase(node: &Node) -> Error {

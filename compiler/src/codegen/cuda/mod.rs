@@ -11,6 +11,7 @@ mod contract;
 mod disassemble;
 mod emit;
 mod fusion;
+mod lines;
 mod map;
 pub mod nvrtc;
 mod rows;
@@ -21,6 +22,7 @@ mod source;
 #[cfg(test)]
 mod tests;
 mod text;
+mod turned;
 
 use super::plan::KernelPlan;
 use crate::error::Result;

@@ -20,6 +20,7 @@ use crate::error::{Error, Result};
 use crate::ir::{Graph, Node, NodeId, Op, ValueId};
 use gristmill_runtime::DType;
 use reduce::Reduction;
+pub(super) use reduce::exchanged;
 
 /// Threads of a block, and the largest group.
 pub(super) const BLOCK: usize = 256;

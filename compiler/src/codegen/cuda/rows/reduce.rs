@@ -51,7 +51,7 @@ impl Reduction {
 }
 
 /// Values are exchanged between threads in 32 or 64 bits.
-fn exchanged(dtype: DType) -> DType {
+pub(in crate::codegen::cuda) fn exchanged(dtype: DType) -> DType {
     match dtype {
         d if d.is_float() => wide(d),
         DType::I8 | DType::I16 => DType::I32,

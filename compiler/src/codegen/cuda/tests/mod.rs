@@ -3,6 +3,7 @@
 mod attention;
 mod build;
 mod contract;
+mod lines;
 mod rows;
 mod run;
 mod skinny;

@@ -138,7 +138,7 @@ fn results_of(graph: &Graph) -> Vec<Tensor> {
 /// So few blocks, and threads where a kernel leaves that open, that most kernels go through their items in several strides.
 fn few_threads(kernel: &GpuKernel) -> Launch {
     let Launch { block, shared_bytes, .. } = kernel.launch;
-    let fixed = ["gm_contract", "gm_rows", "gm_attention", "gm_skinny"];
+    let fixed = ["gm_contract", "gm_rows", "gm_attention", "gm_skinny", "gm_turned", "gm_lines"];
     let is_open = !fixed.contains(&kernel.entry.as_str());
     Launch { grid: [2, 1, 1], block: if is_open { [32, 1, 1] } else { block }, shared_bytes }
 }

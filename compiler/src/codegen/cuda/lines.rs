@@ -1,0 +1,193 @@
+//! Running sums and the greatest or least of lines, a block per line.
+
+use super::emit::{Emitter, Value};
+use super::rows::exchanged;
+use super::text::element_type;
+use crate::codegen::body::Body;
+use crate::codegen::pull::{Emit, Ix, Kind, Puller, extreme_bits};
+use crate::error::{Error, Result};
+use crate::ir::{Extremum, Node, Op};
+use crate::vecprog::real_bits;
+use gristmill_runtime::DType;
+
+/// Threads of a block.
+pub(super) const BLOCK: usize = 256;
+/// Least length of a line whose running sums a block computes, and the lines from which on a thread each keeps a GPU busy.
+const LEAST_SUMS: usize = 64;
+const MANY_LINES: usize = 16_384;
+/// Least length of a line whose greatest elements are selected; in shorter ones each element counts those that come before it.
+const LEAST_SELECTION: usize = 512;
+/// Candidates that a block keeps. At most half of them are wanted.
+const CANDIDATES: usize = 2048;
+
+/// A scan or a selection along `axis` of the first operand.
+pub(super) struct Lines<'n> {
+    node: &'n Node,
+    shape: Vec<usize>,
+    axis: usize,
+    dtype: DType,
+}
+
+impl<'n> Lines<'n> {
+    /// The block form of a cumulative sum or a top-k, if lines are long enough for it.
+    pub(super) fn find(body: &Body, node: &'n Node) -> Option<Lines<'n>> {
+        let shape = body.shape(node.inputs[0]).to_vec();
+        let n: usize = shape.iter().product();
+        let axis = match &node.op {
+            Op::CumSum { axis, .. } if shape[*axis] >= LEAST_SUMS && n / shape[*axis] < MANY_LINES => *axis,
+            Op::TopK { axis, .. } => {
+                let k = body.shape(node.outputs[0])[*axis];
+                (shape[*axis] >= LEAST_SELECTION && k <= CANDIDATES / 2).then_some(*axis)?
+            }
+            _ => return None,
+        };
+        (n > 0).then(|| Lines { node, axis, dtype: body.dtype(node.inputs[0]), shape })
+    }
+
+    /// Blocks that have a line each.
+    pub(super) fn n_blocks(&self) -> usize {
+        self.shape.iter().product::<usize>() / self.shape[self.axis]
+    }
+
+    /// Writes the kernel's body.
+    pub(super) fn emit(&self, p: &mut Puller<Value>, e: &mut Emitter, outs: &[Value]) -> Result<()> {
+        let mut lines = self.shape.clone();
+        lines[self.axis] = 1;
+        let n_blocks = self.n_blocks().to_string();
+        if let Op::TopK { .. } = self.node.op {
+            let ty = element_type(exchanged(self.dtype));
+            e.line(&format!("__shared__ {ty} values[{CANDIDATES}];"));
+            e.line(&format!("__shared__ ix positions[{CANDIDATES}];"));
+            e.line("__shared__ u32 count;");
+        }
+        e.counted(["ix(blockIdx.x)", &n_blocks, "ix(gridDim.x)"], |e, line| {
+            let at = e.delinearise(Ix::V(line), &lines);
+            p.scoped(|p| match &self.node.op {
+                Op::CumSum { exclusive, reverse, .. } => self.sums(p, e, &at, *exclusive, *reverse, outs[0]),
+                Op::TopK { largest, .. } => self.select(p, e, &at, *largest, [outs[0], outs[1]]),
+                op => Err(Error::internal(format!("{} does not go along lines", op.name()))),
+            })
+        })
+    }
+
+    /// The running sums of a line, [`BLOCK`] elements at a time. Floats accumulate in `f64`.
+    fn sums(
+        &self,
+        p: &mut Puller<Value>,
+        e: &mut Emitter,
+        at: &[Ix<Value>],
+        exclusive: bool,
+        reverse: bool,
+        out: Value,
+    ) -> Result<()> {
+        let n = self.shape[self.axis];
+        let acc = if self.dtype.is_float() { DType::F64 } else { exchanged(self.dtype) };
+        let ty = element_type(acc);
+        e.line(&format!("{ty} before = 0;"));
+        e.counted(["0", &n.to_string(), &BLOCK.to_string()], |e, first| {
+            let i = e.define(Kind::Index, &format!("{} + ix(threadIdx.x)", e.text(first)));
+            let inside = e.below(Ix::V(i), n, BLOCK);
+            let mut at = at.to_vec();
+            at[self.axis] = Ix::V(i);
+            if reverse {
+                let last = e.index(n as i64 - 1);
+                at[self.axis] = Ix::V(e.index_sub(last, i));
+            }
+            e.line(&format!("{ty} own = 0, all;"));
+            e.guarded(&[inside], |e| {
+                p.scoped(|p| {
+                    let v = p.value(e, self.node.inputs[0], &at)?;
+                    let v = e.convert(v, self.dtype, acc)?;
+                    let line = format!("own = {};", e.text(v));
+                    e.line(&line);
+                    Ok::<(), Error>(())
+                })
+            })?;
+            e.line(&format!("const {ty} sum = gm_sum()(before, gm_running<{BLOCK}, {exclusive}>(own, all));"));
+            e.guarded(&[inside], |e| {
+                let sum = e.named(Kind::Element(acc), "sum");
+                let sum = e.convert(sum, acc, self.dtype)?;
+                let linear = e.linearise(&at, &self.shape);
+                e.store(self.dtype, sum, out, linear);
+                Ok(())
+            })?;
+            e.line("before = gm_sum()(before, all);");
+            Ok(())
+        })
+    }
+
+    /// The best elements of a line in order: those better than the worst of the best so far become candidates, which are sorted when there is no
+    /// room for more. The order in which they come does not matter, since no two are equal: positions differ.
+    fn select(
+        &self,
+        p: &mut Puller<Value>,
+        e: &mut Emitter,
+        at: &[Ix<Value>],
+        largest: bool,
+        outs: [Value; 2],
+    ) -> Result<()> {
+        let y = self.node.outputs[0];
+        let (n, to) = (self.shape[self.axis], p.body.shape(y).to_vec());
+        let k = to[self.axis];
+        let acc = exchanged(self.dtype);
+        let better = if largest { "gm_better<true, false>()" } else { "gm_ascending()" };
+        let worst = e.constant(acc, worst_bits(acc, largest));
+        let worst = e.text(worst).to_owned();
+        let sort =
+            format!("gm_sort<{BLOCK}, {CANDIDATES}>(values, positions, int(count), {worst}, ix({n}), {better});");
+        e.line("if (threadIdx.x == 0) count = 0;");
+        e.line("bool full = false;");
+        e.line("__syncthreads();");
+        e.counted(["0", &n.to_string(), &BLOCK.to_string()], |e, first| {
+            let i = e.define(Kind::Index, &format!("{} + ix(threadIdx.x)", e.text(first)));
+            let inside = e.below(Ix::V(i), n, BLOCK);
+            let mut at = at.to_vec();
+            at[self.axis] = Ix::V(i);
+            e.guarded(&[inside], |e| {
+                p.scoped(|p| {
+                    let v = p.value(e, self.node.inputs[0], &at)?;
+                    let v = e.convert(v, self.dtype, acc)?;
+                    let (v, i) = (e.text(v).to_owned(), e.text(i).to_owned());
+                    e.open(&format!("if (!full || {better}({v}, {i}, values[{0}], positions[{0}]))", k - 1));
+                    e.line("const u32 place = atomicAdd(&count, 1u);");
+                    e.line(&format!("values[place] = {v};"));
+                    e.line(&format!("positions[place] = {i};"));
+                    e.close();
+                    Ok::<(), Error>(())
+                })
+            })?;
+            e.line("__syncthreads();");
+            e.open(&format!("if (count > {})", CANDIDATES - BLOCK));
+            e.line(&sort);
+            e.line(&format!("if (threadIdx.x == 0) count = {k};"));
+            e.line("full = true;");
+            e.close();
+            e.line("__syncthreads();");
+            Ok(())
+        })?;
+        e.line(&sort);
+        e.counted(["ix(threadIdx.x)", &k.to_string(), &BLOCK.to_string()], |e, i| {
+            let mut at = at.to_vec();
+            at[self.axis] = Ix::V(i);
+            let linear = e.linearise(&at, &to);
+            let value = e.named(Kind::Element(acc), format!("values[{}]", e.text(i)));
+            let value = e.convert(value, acc, self.dtype)?;
+            e.store(self.dtype, value, outs[0], linear);
+            let position = e.named(Kind::Index, format!("positions[{}]", e.text(i)));
+            let position = e.index_to_i64(position);
+            e.store(DType::I64, position, outs[1], linear);
+            Ok(())
+        })?;
+        e.line("__syncthreads();");
+        Ok(())
+    }
+}
+
+/// Bits of an element that no other comes after.
+fn worst_bits(dtype: DType, largest: bool) -> u64 {
+    match largest {
+        true => extreme_bits(dtype, Extremum::Max),
+        false if dtype.is_float() => real_bits(dtype, f64::NAN),
+        false => extreme_bits(dtype, Extremum::Min),
+    }
+}

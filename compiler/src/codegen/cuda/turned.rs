@@ -1,0 +1,135 @@
+//! Element-wise results of operands that lie across them: tiles go through shared memory, so that both sides are read and written along rows.
+
+use super::emit::{Emitter, Value};
+use super::text::memory_type;
+use crate::codegen::access::{Expression, expression};
+use crate::codegen::body::Body;
+use crate::codegen::pull::{Emit, Ix, Kind};
+use crate::codegen::strided::{Axis, collapse, row_major};
+use crate::error::Result;
+use crate::ir::ValueId;
+use gristmill_runtime::DType;
+
+/// Threads of a block, and rows and columns of a tile.
+pub(super) const BLOCK: usize = 256;
+const SIDE: usize = 32;
+/// Least extent of both axes for which a tile is worth its synchronisation.
+const LEAST_SIDE: usize = 8;
+/// Most operands that go through shared memory.
+const MAX_TURNED: usize = 4;
+
+/// An expression some of whose operands lie side by side along another axis than the results.
+pub(super) struct Turned {
+    pub(super) expression: Expression,
+    /// Loops over tiles and within them, outermost first; strides of the leaves, then of the outputs.
+    axes: Vec<Axis>,
+    /// The axis along which the turned operands lie side by side; results do along the last.
+    across: usize,
+}
+
+/// The form in tiles of `roots`, if there is one.
+pub(super) fn plan(body: &Body, roots: &[ValueId], in_memory: &dyn Fn(ValueId) -> bool) -> Option<Turned> {
+    let expression = expression(body, roots, in_memory, &|_, _| false)?;
+    let shape = body.shape(roots[0]);
+    let strides = expression.all_strides(&row_major(shape));
+    let axes = collapse(shape, &strides.iter().map(Vec::as_slice).collect::<Vec<_>>());
+    let inner = axes.last()?;
+    let turned: Vec<usize> = (0..expression.leaves.len()).filter(|&t| !matches!(inner.strides[t], 0 | 1)).collect();
+    let first = *turned.first()?;
+    let across = axes[..axes.len() - 1].iter().position(|a| a.strides[first] == 1)?;
+    let fits = turned.iter().all(|&t| axes[across].strides[t] == 1)
+        && turned.len() <= MAX_TURNED
+        && axes[across].extent.min(inner.extent) >= LEAST_SIDE;
+    fits.then_some(Turned { expression, axes, across })
+}
+
+impl Turned {
+    fn is_turned(&self, tensor: usize) -> bool {
+        self.axes.last().is_some_and(|a| !matches!(a.strides[tensor], 0 | 1))
+    }
+
+    /// Extents of the loops over tiles.
+    fn tiles(&self) -> Vec<usize> {
+        let is_tiled = |i: usize| i == self.across || i + 1 == self.axes.len();
+        let n = |(i, a): (usize, &Axis)| if is_tiled(i) { a.extent.div_ceil(SIDE) } else { a.extent };
+        self.axes.iter().enumerate().map(n).collect()
+    }
+
+    /// Blocks that have a tile each.
+    pub(super) fn n_blocks(&self) -> usize {
+        self.tiles().iter().product()
+    }
+
+    /// Writes the kernel's body.
+    pub(super) fn emit(&self, e: &mut Emitter, leaves: &[(Value, DType)], outs: &[(Value, DType)]) -> Result<()> {
+        for (t, &(_, dtype)) in leaves.iter().enumerate().filter(|(t, _)| self.is_turned(*t)) {
+            e.line(&format!("__shared__ {} tile{t}[{SIDE}][{}];", memory_type(dtype), SIDE + 1));
+        }
+        let n_blocks = self.n_blocks().to_string();
+        e.counted(["ix(blockIdx.x)", &n_blocks, "ix(gridDim.x)"], |e, block| {
+            let mut at = e.delinearise(Ix::V(block), &self.tiles());
+            let last = self.axes.len() - 1;
+            for axis in [self.across, last] {
+                at[axis] = e.mul(at[axis], SIDE as i64);
+            }
+            self.each(e, &at, [last, self.across], |e, [row, column], at| {
+                for (t, &(buffer, _)) in leaves.iter().enumerate().filter(|(t, _)| self.is_turned(*t)) {
+                    let from = self.position(e, t, self.expression.leaves[t].offset, at);
+                    let from = e.val(from);
+                    let line = format!("tile{t}[{row}][{column}] = {}[{}];", e.text(buffer), e.text(from));
+                    e.line(&line);
+                }
+                Ok(())
+            })?;
+            e.line("__syncthreads();");
+            self.each(e, &at, [self.across, last], |e, [row, column], at| {
+                let mut inputs = Vec::new();
+                for (t, &(buffer, dtype)) in leaves.iter().enumerate() {
+                    inputs.push(if self.is_turned(t) {
+                        let test = if dtype == DType::Bool { " != 0" } else { "" };
+                        e.define(Kind::Element(dtype), &format!("tile{t}[{column}][{row}]{test}"))
+                    } else {
+                        let from = self.position(e, t, self.expression.leaves[t].offset, at);
+                        e.load(dtype, buffer, from)
+                    });
+                }
+                let values = e.program(&self.expression.program, &inputs)?;
+                for (t, (v, &(buffer, dtype))) in values.into_iter().zip(outs).enumerate() {
+                    let to = self.position(e, leaves.len() + t, 0, at);
+                    e.store(dtype, v, buffer, to);
+                }
+                Ok(())
+            })?;
+            e.line("__syncthreads();");
+            Ok(())
+        })
+    }
+
+    /// For each element of the tile at `at` that the thread has: `f` gets its row and column as text, of which these are the axes, and its index.
+    /// Neighbouring threads have neighbouring columns.
+    fn each(
+        &self,
+        e: &mut Emitter,
+        at: &[Ix<Value>],
+        [row_axis, column_axis]: [usize; 2],
+        f: impl FnOnce(&mut Emitter, [&str; 2], &[Ix<Value>]) -> Result<()>,
+    ) -> Result<()> {
+        let i = e.open_unrolled(SIDE * SIDE / BLOCK);
+        let row = format!("ix(threadIdx.x / {SIDE}) + {} * {}", e.text(i), BLOCK / SIDE);
+        let row = e.define(Kind::Index, &row);
+        let column = e.define(Kind::Index, &format!("ix(threadIdx.x % {SIDE})"));
+        let mut at = at.to_vec();
+        at[row_axis] = e.add(at[row_axis], Ix::V(row));
+        at[column_axis] = e.add(at[column_axis], Ix::V(column));
+        let inside = [row_axis, column_axis].map(|axis| e.below(at[axis], self.axes[axis].extent, SIDE));
+        let names = [row, column].map(|v| e.text(v).to_owned());
+        e.guarded(&inside, |e| f(e, [&names[0], &names[1]], &at))?;
+        e.close();
+        Ok(())
+    }
+
+    fn position(&self, e: &mut Emitter, tensor: usize, offset: i64, at: &[Ix<Value>]) -> Ix<Value> {
+        let strides: Vec<i64> = self.axes.iter().map(|a| a.strides[tensor]).collect();
+        e.strided(offset, at, &strides)
+    }
+}
