@@ -1,6 +1,8 @@
-//! Task graphs and topologies with something wrong in them, through the command line: what is wrong, where, and what to try.
+//! Task graphs and topologies through the command line: with all that the formats allow, and with something wrong in them: what is wrong, where, and
+//! what to try.
 
-use crate::placement::{place, topology};
+use crate::placement::{expect_valid, place, solve, topology};
+use gristmill::rng::Rng;
 use serde_json::{Value, json};
 
 /// Three tasks of 5 ns; `b` and `c` stay together.
@@ -61,6 +63,11 @@ fn contradictions_are_named() {
         ("/default_link/latency_ns", json!(u64::MAX)),
         ("/default_link/latency_ns", json!(-1)),
         ("/links", json!([{ "from": "/gpu:0", "to": "/gpu:4", "latency_ns": 1, "bytes_per_second": 1 }])),
+        (
+            "/links",
+            json!([{ "from": "/gpu:0", "to": "/gpu:1", "latency_ns": 1, "bytes_per_second": 1 },
+            { "from": "/gpu:0", "to": "/gpu:1", "latency_ns": 2, "bytes_per_second": 1 }]),
+        ),
         ("/format", json!("topology/2")),
     ];
     let mut with_all = machine.clone();
@@ -106,4 +113,76 @@ fn memory_that_is_too_small_is_told_with_what_would_do() {
         assert_eq!(code, 0, "{line}\n{err}");
     }
     insta::assert_snapshot!(told);
+}
+
+/// A graph and a machine with all that the formats allow: kinds without times, times and sizes of nothing, edges that come twice, parts without edges
+/// between them, groups, pins to devices and kinds, links of their own, and names that say nothing of kinds.
+fn random_files(rng: &mut Rng) -> (Value, Value) {
+    let n_devices = 1 + rng.below(4);
+    let kinds = ["gpu", "cpu", "npu"];
+    let device = |i: usize| match i {
+        0 => json!({ "name": "/gpu:0", "kind": "gpu" }),
+        _ => json!({ "name": format!("box{i}"), "kind": kinds[i % 3] }),
+    };
+    let devices: Vec<Value> = (0..n_devices).map(device).collect();
+    let n = rng.below(9);
+    let node = |i: usize, rng: &mut Rng| {
+        let mut node = json!({ "name": format!("n{i}"), "cost_ns": { "gpu": rng.pick(&[0, 7, 400, 90_000]) } });
+        for kind in &kinds[1..] {
+            if rng.one_in(2) {
+                node["cost_ns"][*kind] = json!(rng.pick(&[0, 50, 800, 2_000_000]));
+            }
+        }
+        for (key, values) in [("output_bytes", [0, 1, 4_097, 1_000_000]), ("resident_bytes", [0, 3, 900, 70_000])] {
+            if rng.one_in(2) {
+                node[key] = json!(rng.pick(&values));
+            }
+        }
+        match rng.below(8) {
+            0 => node["colocate"] = json!(rng.pick(&["g", "h"])),
+            1 => node["device"] = json!("/gpu:*"),
+            2 => node["device"] = json!("/gpu:0"),
+            _ => {}
+        }
+        node
+    };
+    let nodes: Vec<Value> = (0..n).map(|i| node(i, rng)).collect();
+    let pairs = (0..n).flat_map(|a| (a + 1..n).map(move |b| [a, b]));
+    let mut edges: Vec<[usize; 2]> = pairs.filter(|_| rng.one_in(4)).collect();
+    edges.extend(edges.first().copied());
+    let mut links = Vec::new();
+    for (a, b) in (0..n_devices).flat_map(|a| (0..n_devices).map(move |b| (a, b))) {
+        if rng.one_in(3) {
+            links.push(json!({ "from": devices[a]["name"], "to": devices[b]["name"], "latency_ns": rng.pick(&[0, 9]),
+                "bytes_per_second": rng.pick(&[777, 1_000_000_007u64, 12_000_000_000]) }));
+        }
+    }
+    let graph = json!({ "format": "task-graph/1", "nodes": nodes, "edges": edges });
+    let default = json!({ "latency_ns": 11, "bytes_per_second": 5_000_000_000u64 });
+    (graph, json!({ "format": "topology/1", "devices": devices, "links": links, "default_link": default }))
+}
+
+/// Answers hold by the rules of the format; with limits that are just what an answer needs there is one too; where one device cannot even hold what is
+/// resident there is none.
+#[test]
+fn answers_hold_whatever_the_files_have() {
+    for seed in 0..30 {
+        let mut rng = Rng(seed);
+        let (graph, mut topology) = random_files(&mut rng);
+        let answer = solve(&graph, &topology, &[]);
+        let makespan = expect_valid(&graph, &topology, &answer);
+        for device in topology["devices"].as_array_mut().unwrap() {
+            device["memory_bytes"] = answer["peak_bytes"][device["name"].as_str().unwrap()].clone();
+        }
+        let tight = solve(&graph, &topology, &[]);
+        assert!(expect_valid(&graph, &topology, &tight) >= makespan || answer["optimal"] == false, "seed {seed}");
+        let alone = topology["devices"].as_array().unwrap().len() == 1;
+        let resident =
+            graph["nodes"].as_array().unwrap().iter().filter_map(|n| n["resident_bytes"].as_u64()).sum::<u64>();
+        if alone && resident > 0 {
+            topology["devices"][0]["memory_bytes"] = json!(resident - 1);
+            let (code, _, err) = place(&graph.to_string(), &topology.to_string(), &[]);
+            assert_eq!(code, 5, "seed {seed}: {err}");
+        }
+    }
 }

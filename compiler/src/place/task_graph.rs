@@ -401,8 +401,8 @@ impl Topology {
 
     /// Time of a node on each device, infinite where its pin or its kinds do not allow it.
     fn costs(&self, node: &Node) -> Result<Vec<Nanos>> {
-        let pinned = |d: &TopologyDevice| node.device.as_deref().is_none_or(|pin| fits(pin, &d.name));
-        if let Some(pin) = node.device.as_deref().filter(|pin| !self.devices.iter().any(|d| fits(pin, &d.name))) {
+        let pinned = |d: &TopologyDevice| node.device.as_deref().is_none_or(|pin| self.fits(pin, d));
+        if let Some(pin) = node.device.as_deref().filter(|pin| !self.devices.iter().any(|d| self.fits(pin, d))) {
             let names: Vec<&str> = self.devices.iter().map(|d| d.name.as_str()).collect();
             let near = nearest(pin, names.iter().copied(), 1).first().copied().unwrap_or(names[0]);
             let message = format!("its device {pin:?} is not in the topology; available: {}", names.join(", "));
@@ -417,6 +417,16 @@ impl Topology {
             _ => Nanos::INFINITY,
         };
         Ok(self.devices.iter().map(cost).collect())
+    }
+
+    /// Whether a pin names a device: its name, or `/KIND:*` for all devices of a kind. Where no device is of that kind the wildcard is one of names.
+    fn fits(&self, pin: &str, device: &TopologyDevice) -> bool {
+        let Some(prefix) = pin.strip_suffix('*').filter(|p| p.ends_with(':')) else { return pin == device.name };
+        let kind = prefix.strip_prefix('/').and_then(|p| p.strip_suffix(':'));
+        match kind.filter(|k| self.devices.iter().any(|d| d.kind == *k)) {
+            Some(kind) => device.kind == kind,
+            None => device.name.starts_with(prefix),
+        }
     }
 
     fn solver_devices(&self) -> Vec<Device> {
@@ -435,10 +445,16 @@ impl Topology {
         let mut given = vec![self.default_link.is_some(); n * n];
         let default = self.default_link.map_or(LinkRates { latency_ns: 0, bytes_per_second: 1 }, |l| l);
         let mut links = Links::uniform(n, default.profile());
+        let mut named: BTreeMap<(usize, usize), LinkProfile> = BTreeMap::new();
         for link in &self.links {
             let (from, to) = (index(&link.from)?, index(&link.to)?);
             given[from * n + to] = true;
             let rates = LinkRates { latency_ns: link.latency_ns, bytes_per_second: link.bytes_per_second };
+            if named.insert((from, to), rates.profile()).is_some_and(|before| before != rates.profile()) {
+                let message =
+                    format!("topology: the link from {} to {} comes twice, with different rates", link.from, link.to);
+                return Err(Error::invalid(message).hint("one of them"));
+            }
             links.set(from, to, rates.profile());
         }
         let missing = (0..n * n).find(|&i| !given[i] && i / n != i % n);
@@ -456,14 +472,6 @@ impl Topology {
 impl LinkRates {
     fn profile(self) -> LinkProfile {
         LinkProfile { latency: Nanos(self.latency_ns), bytes_per_second: self.bytes_per_second }
-    }
-}
-
-/// Whether a pin names a device: its name, or a name with a wildcard, `/gpu:*`.
-fn fits(pin: &str, name: &str) -> bool {
-    match pin.strip_suffix('*') {
-        Some(prefix) => name.starts_with(prefix),
-        None => pin == name,
     }
 }
 

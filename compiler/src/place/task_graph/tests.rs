@@ -171,3 +171,23 @@ fn broken_files_are_answered_or_refused() {
         "{n_good} good, {n_bad} bad, {n_full} too large"
     );
 }
+
+#[test]
+fn pins_of_a_kind_go_by_kinds_whatever_the_names() {
+    let graph = |pin: &str| {
+        let node = json!({ "name": "a", "cost_ns": { "gpu": 5, "cpu": 1 }, "device": pin });
+        TaskGraph::parse(&json!({ "format": "task-graph/1", "nodes": [node], "edges": [] }).to_string()).unwrap()
+    };
+    let devices = [("left", "gpu"), ("/node:1/cpu:0", "cpu"), ("/gpu:7", "cpu")];
+    let devices = devices.map(|(name, kind)| json!({ "name": name, "kind": kind }));
+    let link = json!({ "latency_ns": 1, "bytes_per_second": 1 });
+    let topology = json!({ "format": "topology/1", "devices": devices, "default_link": link }).to_string();
+    let topology = Topology::parse(&topology).unwrap();
+    let open = |pin: &str| graph(pin).problem(&topology).map(|p| p.feasible(0).collect::<Vec<_>>());
+    assert_eq!(open("/gpu:*"), Ok(vec![0]));
+    assert_eq!(open("/cpu:*"), Ok(vec![1, 2]));
+    assert_eq!(open("/node:1/cpu:*"), Ok(vec![1]));
+    assert_eq!(open("/gpu:7"), Ok(vec![2]));
+    assert!(open("/tpu:*").is_err_and(|e| e.to_string().contains("/tpu:*")));
+    assert!(open("/gpu:7*").is_err());
+}
