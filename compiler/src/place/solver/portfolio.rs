@@ -10,7 +10,7 @@ use super::ranks;
 use super::refine::{Budget, Move, Moves, refine_logged};
 use super::simulate::{LinkOrder, simulate};
 use super::timeline::Timeline;
-use super::{baechi, exact, fold, receive, singles, slices};
+use super::{baechi, exact, fold, receive, refine, singles, slices};
 use crate::cost::{Bytes, Nanos};
 use std::collections::BTreeMap;
 
@@ -127,7 +127,7 @@ pub struct Options {
 /// Tasks that refinement simulates unless told otherwise: with them a run on a thousand tasks takes one to three seconds (`benches/NOTES.md`).
 pub const REFINE_TASKS: u64 = 5_000_000;
 /// Of small problems as many runs of the whole are enough.
-const REFINE_RUNS: u64 = 20_000;
+const REFINE_RUNS: u64 = 60_000;
 /// The same for problems above [`LARGE`], each of whose simulations takes long.
 const REFINE_TASKS_LARGE: u64 = 500_000;
 /// Tasks of the folded problem that are simulated; the default run gives it that part of its own.
@@ -206,8 +206,10 @@ type MovesOf = BTreeMap<String, Moves>;
 const SMALL: usize = 3_000;
 /// Problems of more tasks get a smaller portfolio.
 const LARGE: usize = 20_000;
-/// Starts that refinement tries before it settles on one.
-const STARTS: usize = 3;
+/// Starts that refinement tries before it settles on one, and how many ninths of its budget it gives them: more of both for small problems, where
+/// long searches from one start end near where they begin.
+const STARTS: (usize, u64) = (3, 3);
+const SMALL_STARTS: (usize, u64) = (10, 6);
 
 /// Places all tasks: the best of the portfolio, refined; of small problems the optimum, if a search proves it.
 ///
@@ -435,8 +437,9 @@ fn refine_best(
 ) {
     let long = proposals[0].0 > (Bytes::ZERO, lower_bound);
     proposals.dedup_by(|a, b| a.2.device == b.2.device);
-    let n = if p.n_tasks() > LARGE { 1 } else { proposals.len().min(STARTS) };
-    let short = options.refine_tasks / (3 * n as u64);
+    let (most, ninths) = if p.n_tasks() <= refine::SMALL { SMALL_STARTS } else { STARTS };
+    let n = if p.n_tasks() > LARGE { 1 } else { proposals.len().min(most) };
+    let short = options.refine_tasks / (9 * n as u64) * ninths;
     for start in proposals.iter_mut().take(if long { n } else { 0 }) {
         improve(p, start, lower_bound, Budget { tasks: short, seed: options.seed }, moves);
     }

@@ -3,7 +3,8 @@
 //! A trial moves groups of tasks to another device: one group of the critical chain, a run of the chain between two transfers, or a connected cluster
 //! around it. It is simulated from the first event that it can change ([`Simulator::rerun`]) and given up as soon as it cannot be taken. Late
 //! acceptance (Burke and Bykov 2017) decides: a trial is taken when it is no worse than the current placement or than the one some steps ago.
-//! The budget is counted in simulated tasks, so that the answer is the same on every machine.
+//! The budget is counted in simulated tasks, so that the answer is the same on every machine. Small problems ([`SMALL`]) leave time to look away from
+//! the critical chain now and then, and to accept what is worse for longer.
 
 use super::fit::{self, Key};
 use super::problem::Problem;
@@ -38,6 +39,18 @@ pub struct Moves {
     pub last: Vec<Option<Move>>,
     /// Steps of the searches so far.
     pub steps: u64,
+}
+
+/// Tasks of a small problem.
+pub(super) const SMALL: usize = 100;
+
+/// One of so many moves of a small problem is of any group, and one of so many changes of order of any task.
+const ANY_MOVE: usize = 10;
+const ANY_ORDER: usize = 5;
+
+/// Runs of the whole that the budget has for each entry of the history of accepted values.
+fn history_runs(p: &Problem) -> i64 {
+    if p.n_tasks() <= SMALL { 10 } else { 400 }
 }
 
 /// What the peaks of a run cost, in simulations of as many tasks.
@@ -168,7 +181,8 @@ impl<'p> Search<'p> {
     }
 
     fn run(&mut self) {
-        let n_history = usize::try_from(self.left / (400 * self.p.n_tasks() as i64)).unwrap_or(0).clamp(8, 1000);
+        let n_history =
+            usize::try_from(self.left / (history_runs(self.p) * self.p.n_tasks() as i64)).unwrap_or(0).clamp(8, 1000);
         let mut history = vec![self.score; n_history];
         let mut step = 0usize;
         while self.left > 0 && self.best.0 > (Bytes::ZERO, self.lower_bound) {
@@ -228,12 +242,27 @@ impl<'p> Search<'p> {
         if self.chain.len() < 2 {
             return false;
         }
+        if self.is_away(ANY_ORDER) {
+            let (task, other) = (self.rng.below(self.p.n_tasks()), self.rng.below(self.p.n_tasks()));
+            let key = if self.rng.one_in(2) { self.key[other].saturating_sub(1) } else { self.key[other] + 1 };
+            return self.rekey(task, key, bar);
+        }
         let at = 1 + self.rng.below(self.chain.len() - 1);
         let (before, task) = (self.chain[at - 1] as usize, self.chain[at] as usize);
         let (moved, key) = match self.rng.below(2) {
             0 => (task, self.key[before].saturating_sub(1)),
             _ => (before, self.key[task] + 1),
         };
+        self.rekey(moved, key, bar)
+    }
+
+    /// True for one of `n` moves, where the problem is small.
+    fn is_away(&mut self, n: usize) -> bool {
+        self.p.n_tasks() <= SMALL && self.rng.one_in(n)
+    }
+
+    /// Gives a task another key if the result is no worse than `bar`.
+    fn rekey(&mut self, moved: usize, key: u64, bar: Key) -> bool {
         let old = std::mem::replace(&mut self.key[moved], key);
         let taken = old != key && self.measure(&[moved as u32], bar);
         if !taken {
@@ -278,6 +307,9 @@ impl<'p> Search<'p> {
         if self.chain.is_empty() {
             return None;
         }
+        if self.is_away(ANY_MOVE) {
+            return self.propose_any();
+        }
         let home = |s: &Search, i: usize| s.device[s.chain[i] as usize];
         let mut at = self.rng.below(self.chain.len());
         let mut across = None;
@@ -303,9 +335,24 @@ impl<'p> Search<'p> {
             _ if near.is_empty() || self.rng.one_in(4) => self.rng.below(p.n_devices()),
             _ => self.rng.pick(&near),
         };
-        let open = |&g: &u32| p.cost(p.members.row(g as usize)[0] as usize, to).is_finite();
-        let groups: Vec<u32> = groups.into_iter().filter(open).collect();
+        let groups = self.that_can(groups, to);
         if groups.is_empty() || to == from { None } else { Some((groups, to)) }
+    }
+
+    /// Any group, or a cluster around it, to any device.
+    fn propose_any(&mut self) -> Option<(Vec<u32>, usize)> {
+        let group = self.rng.below(self.p.n_groups()) as u32;
+        let task = self.p.members.row(group as usize)[0] as usize;
+        let groups = if self.rng.one_in(2) { vec![group] } else { self.cluster(task) };
+        let to = self.rng.below(self.p.n_devices());
+        let groups = self.that_can(groups, to);
+        if groups.is_empty() { None } else { Some((groups, to)) }
+    }
+
+    /// Those of the groups that can be on a device.
+    fn that_can(&self, mut groups: Vec<u32>, to: usize) -> Vec<u32> {
+        groups.retain(|&g| self.p.cost(self.p.members.row(g as usize)[0] as usize, to).is_finite());
+        groups
     }
 
     /// Devices of the tasks around a group.
