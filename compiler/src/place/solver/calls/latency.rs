@@ -237,7 +237,7 @@ fn wander(calls: &Calls, of_unit: &mut Vec<u32>, budget: u64, part: u128, seed: 
 
 /// Units to move together, and where.
 fn cluster(calls: &Calls, of_unit: &[u32], rng: &mut Rng) -> Option<(Vec<u32>, u32)> {
-    let first = rng.below(calls.units.len());
+    let first = border(calls, of_unit, rng);
     let from = of_unit[first];
     let (size, way) = (1usize << rng.below(6), rng.below(3));
     let around = |u: u32, way: usize| {
@@ -260,6 +260,21 @@ fn cluster(calls: &Calls, of_unit: &[u32], rng: &mut Rng) -> Option<(Vec<u32>, u
         next += 1;
     }
     (to != from).then_some((cluster, to))
+}
+
+/// A unit, mostly one that has neighbours on other devices: moving others seldom helps.
+fn border(calls: &Calls, of_unit: &[u32], rng: &mut Rng) -> usize {
+    let is_inner = |u: usize| {
+        let unit = &calls.units[u];
+        unit.before.iter().chain(&unit.after).all(|&v| of_unit[v as usize] == of_unit[u])
+    };
+    let mut unit = rng.below(calls.units.len());
+    let mut tries = if rng.one_in(8) { 0 } else { 16 };
+    while tries > 0 && is_inner(unit) {
+        unit = rng.below(calls.units.len());
+        tries -= 1;
+    }
+    unit
 }
 
 /// Moves units, one at a time, to where neighbours are or to a host, as long as the latency falls.
