@@ -2,7 +2,7 @@
 
 /// Types, conversions and the primitive ops that C++ has no operator for, with the meaning that the op tables give them; then products of
 /// tiles, reductions over groups of threads, access to several elements at a time, products by tensor
-/// cores, attention, and running sums and sorting.
+/// cores, attention, running sums and sorting, and products by warp groups.
 pub const PRELUDE: &str = concat!(
     include_str!("cuda/prelude.cuh"),
     "\n",
@@ -16,5 +16,7 @@ pub const PRELUDE: &str = concat!(
     "\n",
     include_str!("cuda/attention.cuh"),
     "\n",
-    include_str!("cuda/lines.cuh")
+    include_str!("cuda/lines.cuh"),
+    "\n",
+    include_str!("cuda/wgmma.cuh")
 );

@@ -291,7 +291,9 @@ template <class M, int BM, int BN, int BK, int WM, int WN, int STAGES, bool LHS_
     }
 
     // Sums go on through shared memory, 16 rows of each warp at a time, so that threads get them side by side. The pitch keeps the stores of
-    // half a warp in different banks.
+    // half a warp in different banks. Slab i begins at this row and column of the tile.
+    static GM_DEVICE int slab_row(int i) { return warp_row() + i * 16; }
+    static GM_DEVICE int slab_column(int i) { return warp_column(); }
     static GM_DEVICE sum* slab(u8* shared) { return reinterpret_cast<sum*>(shared) + threadIdx.x / 32 * (16 * slab_pitch); }
     GM_DEVICE void put(sum* to, int i) const {
         const int lane = threadIdx.x % 32;

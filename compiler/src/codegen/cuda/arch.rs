@@ -49,6 +49,11 @@ impl Arch {
         Arch { ptx_only: true, ..self }
     }
 
+    /// Whether code may use products of warp groups (`wgmma`).
+    pub fn has_wgmma(self) -> bool {
+        self.capability == 90 && self.suffix == Some('a')
+    }
+
     /// Compute capability, times ten: 90 for `sm_90a`.
     pub fn capability(self) -> u32 {
         self.capability

@@ -22,7 +22,7 @@ use crate::codegen::pull::{Emit, Ix, Kind, Order, Puller, beats};
 use crate::error::{Error, Result};
 use crate::ir::{Extremum, Graph, Node, NodeId, Op, ValueId, Window};
 use gristmill_runtime::DType;
-use gristmill_runtime::gpu::Launch;
+use gristmill_runtime::gpu::{Launch, TensorMap};
 
 /// Threads of a block.
 const BLOCK: usize = 256;
@@ -69,18 +69,22 @@ fn find(body: &Body, around: &Around, options: &Options, id: NodeId, node: &Node
 }
 
 /// What a kernel takes of a GPU.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Resources {
     pub(super) blocks: u64,
     pub(super) threads: u64,
     /// Shared memory of a block, beyond what the code declares.
     pub(super) shared_bytes: u32,
+    /// Whether threads may take all registers, so that no two blocks fit a multiprocessor.
+    pub(super) is_alone: bool,
+    /// Blocks that run at the same time and see each other's shared memory; 0 and 1 for none.
+    pub(super) cluster: u32,
 }
 
 impl Resources {
     /// So many blocks of so many threads.
     pub(super) fn new(blocks: usize, threads: usize) -> Resources {
-        Resources { blocks: blocks as u64, threads: threads as u64, shared_bytes: 0 }
+        Resources { blocks: blocks as u64, threads: threads as u64, ..Resources::default() }
     }
 }
 
@@ -101,13 +105,14 @@ struct Split {
     n_results: usize,
 }
 
-/// A kernel's buffers: values and partial results read, then values or partial results written.
+/// A kernel's buffers: values and partial results read, then values or partial results written; and values read that it gets as tensor maps too.
 #[derive(Default)]
 struct Buffers {
     reads: Vec<(ValueId, Arg)>,
     joins: Option<Partial>,
     writes: Vec<(ValueId, Arg)>,
     splits: Option<Partial>,
+    maps: Vec<(ValueId, TensorMap)>,
 }
 
 impl<'s> ClusterCompiler<'s> {
@@ -167,7 +172,7 @@ impl<'s> ClusterCompiler<'s> {
         what: &str,
         buffers: Buffers,
         items: usize,
-        Resources { blocks, threads, shared_bytes }: Resources,
+        resources: Resources,
         f: impl FnOnce(&mut Puller<Value>, &mut Emitter, &[Value]) -> Result<()>,
     ) -> Result<()> {
         let wide = items >= NARROW || needs_wide_indices(&self.body);
@@ -180,9 +185,15 @@ impl<'s> ClusterCompiler<'s> {
             buffers.joins.iter().map(|j| e.named(Kind::Index, parameters.read(j.dtype))).collect();
         let written = buffers.writes.iter().map(|&(v, _)| body.dtype(v)).chain(buffers.splits.map(|s| s.dtype));
         outs.extend(written.map(|dtype| e.named(Kind::Index, parameters.write(dtype))));
+        for (v, map) in buffers.maps {
+            let buffer = buffers.reads.iter().position(|r| r.0 == v);
+            let buffer = buffer.ok_or_else(|| Error::internal("a tensor map of a value that is not read"))? as u32;
+            parameters.map(TensorMap { buffer, ..map });
+        }
         f(&mut Puller::new(body, stored), &mut e, &outs)?;
         let entry = format!("gm_{what}");
-        let source = source(&entry, threads, wide, &parameters, e.finish());
+        let source = source(&entry, &resources, wide, &parameters, e.finish());
+        let Resources { blocks, threads, shared_bytes, .. } = resources;
         let grid = [blocks.clamp(1, MAX_BLOCKS) as u32, 1, 1];
         let launch = Launch { grid, block: [threads as u32, 1, 1], shared_bytes };
         let name = self.session.name(self.outer, self.id, self.placed.plan.steps.len(), what);
@@ -198,7 +209,7 @@ impl<'s> ClusterCompiler<'s> {
 
     /// A block per tile of the product.
     fn contract(&mut self, contract: &Contract) -> Result<()> {
-        let buffers = self.buffers(contract.result);
+        let buffers = Buffers { maps: contract.maps(), ..self.buffers(contract.result) };
         self.blocks("contract", buffers, 0, contract.resources(), |p, e, outs| contract.emit(p, e, outs[0]))
     }
 

@@ -68,6 +68,11 @@ impl Emitter {
         self.line(line);
     }
 
+    /// Goes one block deeper, for one that a line has opened.
+    pub(super) fn indent(&mut self) {
+        self.depth += 1;
+    }
+
     /// What a value is written as.
     pub(super) fn text(&self, v: Value) -> &str {
         &self.known[v.0 as usize].text
@@ -390,9 +395,8 @@ impl Emit for Emitter {
         self.open(&format!("if ({})", self.text(condition)));
         let values = yes(state, self)?;
         self.assign(&results, &values);
-        self.depth -= 1;
-        self.line("} else {");
-        self.depth += 1;
+        self.close_with("} else {");
+        self.indent();
         let values = no(state, self)?;
         self.assign(&results, &values);
         self.close();

@@ -1,16 +1,18 @@
 //! A kernel's whole source: prelude, index type, signature, body.
 
+use super::cluster::Resources;
 use super::emit::Body;
 use super::text::memory_type;
 use gristmill_kernels::cuda::PRELUDE;
 use gristmill_runtime::DType;
-use gristmill_runtime::gpu::GpuParam;
+use gristmill_runtime::gpu::{GpuParam, TensorMap};
 
 /// A kernel's parameters being declared: buffers in the order of the step's arguments.
 #[derive(Default)]
 pub(super) struct Parameters {
     declared: Vec<String>,
     n_reads: usize,
+    maps: Vec<TensorMap>,
 }
 
 impl Parameters {
@@ -28,6 +30,11 @@ impl Parameters {
         self.declared.push(format!("{}* __restrict__ {name}", memory_type(dtype)));
         name
     }
+
+    /// Declares a tensor map of one of the buffers: `map0`, `map1`, in this order.
+    pub(super) fn map(&mut self, map: TensorMap) {
+        self.maps.push(map);
+    }
 }
 
 /// One kernel as text.
@@ -44,18 +51,27 @@ impl Source {
     }
 }
 
-/// The source of kernel `entry` for blocks of `n_threads`.
-pub(super) fn source(entry: &str, n_threads: u64, wide: bool, parameters: &Parameters, body: Body) -> Source {
+/// The source of kernel `entry`.
+pub(super) fn source(entry: &str, resources: &Resources, wide: bool, parameters: &Parameters, body: Body) -> Source {
     let mut params: Vec<GpuParam> = (0..parameters.declared.len() as u32).map(GpuParam::Buffer).collect();
     let mut declared = parameters.declared.clone();
+    for (i, map) in parameters.maps.iter().enumerate() {
+        params.push(GpuParam::TensorMap(Box::new(map.clone())));
+        declared.push(format!("const __grid_constant__ gm_map map{i}"));
+    }
     if body.faults {
         params.push(GpuParam::Status);
         declared.push("u32* __restrict__ status".to_owned());
     }
     let ix = if wide { "long long" } else { "int" };
+    let cluster = match resources.cluster {
+        ..2 => String::new(),
+        n => format!("__cluster_dims__({n}, 1, 1) "),
+    };
+    let bounds = format!("{}{}", resources.threads, if resources.is_alone { ", 1" } else { "" });
     let kernel = format!(
         "typedef {ix} ix;\ntypedef unsigned {ix} uix;\n\n\
-         extern \"C\" __global__ void __launch_bounds__({n_threads})\n{entry}({}) {{\n{}}}\n",
+         extern \"C\" __global__ void {cluster}__launch_bounds__({bounds})\n{entry}({}) {{\n{}}}\n",
         declared.join(", "),
         body.text
     );

@@ -2,7 +2,7 @@
 
 use super::super::emit::{Emitter, Value};
 use super::super::text::memory_type;
-use super::{Contract, result_index};
+use super::{Contract, result_index, within};
 use crate::codegen::access::{Expression, expression};
 use crate::codegen::body::Body;
 use crate::codegen::pull::{Emit, Ix, Kind, Puller};
@@ -36,22 +36,72 @@ pub(super) fn element(
     })
 }
 
+/// Writes what follows a product whose sums, of dtype `acc`, leave through shared memory: `sums` holds them, slab by slab, each 16 rows of
+/// `columns` columns of a warp. `first` is the batch and the tile's first row and column, `tile` its extents.
+pub(super) fn staged(
+    c: &Contract,
+    p: &mut Puller<Value>,
+    e: &mut Emitter,
+    [batch, m0, n0]: [Ix<Value>; 3],
+    Slabs { acc, columns, tile }: Slabs,
+    out: Value,
+) -> Result<()> {
+    let vectors = Vectors::find(p.body, c, &|v| p.stored.contains_key(&v));
+    let width = vectors.as_ref().map_or(1, |v| v.width);
+    let per_row = columns / width;
+    let (slab_row, slab_column) = match columns_are_inner(p.body, c) {
+        true => (format!("v / {per_row}"), format!("v % {per_row} * {width}")),
+        false => ("v % 16".to_owned(), "v / 16".to_owned()),
+    };
+    e.line("const auto slab = product::slab(shared);");
+    e.line("#pragma unroll");
+    e.open("for (int i = 0; i < product::slabs; ++i)");
+    e.line("sums.put(slab, i);");
+    e.open(&format!("for (int v = threadIdx.x % 32; v < {}; v += 32)", 16 * per_row));
+    e.line(&format!("const int slab_row = {slab_row}, slab_column = {slab_column};"));
+    let row = e.named(Kind::Index, "ix(product::slab_row(i) + slab_row)");
+    let column = e.named(Kind::Index, "ix(product::slab_column(i) + slab_column)");
+    let (row, column) = (e.add(m0, Ix::V(row)), e.add(n0, Ix::V(column)));
+    let inside = within(e, [(row, c.sizes.m, tile[0]), (column, c.sizes.n, tile[1])])?;
+    if let Some(inside) = inside {
+        let condition = format!("if ({})", e.text(inside));
+        e.open(&condition);
+    }
+    let sum = "slab[slab_row * product::slab_pitch + slab_column]";
+    match vectors {
+        Some(vectors) => {
+            e.line(&format!("const auto sum = gm_read<{width}>(&{sum});"));
+            vectors.emit(c, p, e, [batch, row, column], ("sum.v", acc), out)?;
+        }
+        None => element(c, p, e, [batch, row, column], (sum, acc), out)?,
+    }
+    (0..2 + usize::from(inside.is_some())).for_each(|_| e.close());
+    Ok(())
+}
+
+/// How sums leave: see [`staged`].
+pub(super) struct Slabs {
+    pub(super) acc: DType,
+    pub(super) columns: usize,
+    pub(super) tile: [usize; 2],
+}
+
 /// Whether neighbouring columns of the product are neighbours in the result.
-pub(super) fn columns_are_inner(body: &Body, c: &Contract) -> bool {
+fn columns_are_inner(body: &Body, c: &Contract) -> bool {
     !matches!(body.graph.node(c.node).op, Op::Conv { layout: Layout::ChannelsFirst, .. })
 }
 
 /// What follows a product, in runs of columns whose operands lie side by side, or stand still, along them.
-pub(super) struct Vectors {
+struct Vectors {
     expression: Expression,
     product: ValueId,
     /// Columns at a time.
-    pub(super) width: usize,
+    width: usize,
 }
 
 impl Vectors {
     /// For a product all of whose columns fall into runs; `in_memory` says which values are loaded.
-    pub(super) fn find(body: &Body, c: &Contract, in_memory: &dyn Fn(ValueId) -> bool) -> Option<Vectors> {
+    fn find(body: &Body, c: &Contract, in_memory: &dyn Fn(ValueId) -> bool) -> Option<Vectors> {
         let product = body.graph.node(c.node).outputs[0];
         let expression = expression(body, &[c.result], &|v| v == product || in_memory(v), &|_, _| false)?;
         let moving = |stride: i64| stride != 0;
@@ -71,7 +121,7 @@ impl Vectors {
     }
 
     /// Writes the code of the run that begins at a batch, row and column; `sums` is an array of the sums, and the dtype that they have.
-    pub(super) fn emit(
+    fn emit(
         &self,
         c: &Contract,
         p: &mut Puller<Value>,

@@ -2,13 +2,15 @@
 //! operands and what follows the result computed on the way.
 //!
 //! Operands are loaded or pulled into the tiles and the result's followers are computed from the accumulators, so views, casts and cheap
-//! element-wise ops on either side cost no memory traffic. Two main loops: threads that multiply ([`simt`]), for every dtype, in its own
-//! precision; and tensor cores ([`mma`]), for operands of half types and bytes, and for `f32` when `tf32` is asked for.
+//! element-wise ops on either side cost no memory traffic. Three main loops: threads that multiply ([`simt`]), for every dtype, in its own
+//! precision; and tensor cores ([`mma`], [`wgmma`]), for operands of half types and bytes, and for `f32` when `tf32` is asked for.
 
 mod epilogue;
 mod mma;
 mod operand;
 mod simt;
+mod tensor;
+mod wgmma;
 
 use super::Options;
 use super::cluster::Resources;
@@ -19,9 +21,12 @@ use crate::codegen::phases::{Around, Cover};
 use crate::codegen::pull::{Emit, Ix, Order, Puller};
 use crate::error::Result;
 use crate::ir::{Layout, Node, NodeId, Op, ValueId};
+use gristmill_runtime::gpu::TensorMap;
 use mma::Mma;
 use simt::Simt;
 pub(super) use simt::accumulator;
+use tensor::Operands;
+use wgmma::Wgmma;
 
 /// Operations per element up to which an operand is computed again in every tile that needs it.
 const CHEAP_FLOPS: u32 = 8;
@@ -44,6 +49,7 @@ pub(super) struct Contract {
 enum Form {
     Simt(Simt),
     Mma(Mma),
+    Wgmma(Wgmma),
 }
 
 /// Extents of what both operands share outside of the product, of the rows, the columns, and what is summed over.
@@ -56,6 +62,11 @@ struct Sizes {
 }
 
 impl Sizes {
+    /// Multiplications of elements.
+    fn n_products(&self) -> usize {
+        [self.m, self.n, self.k].into_iter().fold(self.n_batch, usize::saturating_mul)
+    }
+
     /// Blocks that have a tile of `m` x `n` each.
     fn n_tiles(&self, m: usize, n: usize) -> usize {
         self.n_batch * self.m.div_ceil(m) * self.n.div_ceil(n)
@@ -75,8 +86,11 @@ pub(super) fn find(
     if m < LEAST_SIDE || n < LEAST_SIDE || k < LEAST_SIDE || n_batch == 0 {
         return None;
     }
-    let (form, needs) = match mma::find(body, around, options, node, sizes) {
-        Some((mma, needs)) => (Form::Mma(mma), needs),
+    let (form, needs) = match Operands::find(body, around, options, node, sizes) {
+        Some((operands, needs)) => match Wgmma::new(body, options, node, &operands, sizes) {
+            Some(wgmma) => (Form::Wgmma(wgmma), needs),
+            None => (Form::Mma(Mma::new(options, operands, sizes)), needs),
+        },
         None => {
             let dear = |v: &ValueId| flops(body, around, *v).is_none_or(|f| f > CHEAP_FLOPS);
             let needs = node.inputs.iter().copied().filter(dear).collect();
@@ -112,6 +126,15 @@ impl Contract {
         match &self.form {
             Form::Simt(simt) => simt.resources(self.sizes),
             Form::Mma(mma) => mma.resources(self.sizes),
+            Form::Wgmma(wgmma) => wgmma.resources(self.sizes),
+        }
+    }
+
+    /// Tensor maps that the kernel takes, of values in memory; their buffers are the caller's affair.
+    pub(super) fn maps(&self) -> Vec<(ValueId, TensorMap)> {
+        match &self.form {
+            Form::Wgmma(wgmma) => wgmma.maps(),
+            Form::Simt(_) | Form::Mma(_) => Vec::new(),
         }
     }
 
@@ -120,6 +143,7 @@ impl Contract {
         match &self.form {
             Form::Simt(simt) => simt.emit(self, p, e, out),
             Form::Mma(mma) => mma.emit(self, p, e, out),
+            Form::Wgmma(wgmma) => wgmma.emit(self, p, e, out),
         }
     }
 }

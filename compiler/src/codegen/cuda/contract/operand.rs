@@ -29,7 +29,8 @@ impl Side {
         }
     }
 
-    fn operand(self, node: &Node) -> ValueId {
+    /// The operand of a product.
+    pub(super) fn operand(self, node: &Node) -> ValueId {
         node.inputs[usize::from(self == Side::Rhs)]
     }
 }
@@ -92,6 +93,11 @@ fn strided(body: &Body, in_memory: &dyn Fn(ValueId) -> bool, v: ValueId, element
 }
 
 impl Chunks {
+    /// Where the elements are.
+    pub(super) fn view(&self) -> &Strided {
+        &self.view
+    }
+
     /// Of an operand of the product `node`, if its elements of dtype `element` lie so.
     pub(super) fn find(
         body: &Body,

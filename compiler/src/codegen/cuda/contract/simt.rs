@@ -61,7 +61,7 @@ impl Simt {
 
     pub(super) fn resources(&self, sizes: Sizes) -> Resources {
         let blocks = sizes.n_tiles(self.tile.m, self.tile.n) as u64;
-        Resources { blocks, threads: self.threads() as u64, shared_bytes: 0 }
+        Resources { blocks, threads: self.threads() as u64, ..Resources::default() }
     }
 
     pub(super) fn emit(&self, c: &Contract, p: &mut Puller<Value>, e: &mut Emitter, out: Value) -> Result<()> {

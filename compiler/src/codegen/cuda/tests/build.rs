@@ -1,7 +1,7 @@
 //! Many kernels in few translation units: compiling each on its own would take most of a test's time for the prelude.
 
 use crate::codegen::cuda::nvrtc::Unit;
-use crate::codegen::cuda::{Arch, Generated, PRELUDE, generate};
+use crate::codegen::cuda::{Generated, Options, PRELUDE, generate_with};
 use crate::ir::Graph;
 use std::collections::HashMap;
 
@@ -10,7 +10,7 @@ const PER_UNIT: usize = 40;
 
 /// Distinct kernels of many graphs.
 pub struct Batch {
-    arch: Arch,
+    options: Options,
     /// Text and entry of each kernel, and the unit and name under which it is compiled; those of 64-bit indices apart.
     known: HashMap<String, Place>,
     units: Vec<Open>,
@@ -30,13 +30,13 @@ struct Open {
 }
 
 impl Batch {
-    pub fn new(arch: Arch) -> Batch {
-        Batch { arch, known: HashMap::new(), units: Vec::new() }
+    pub fn new(options: impl Into<Options>) -> Batch {
+        Batch { options: options.into(), known: HashMap::new(), units: Vec::new() }
     }
 
     /// Generates a graph's kernels; gives them, and the place of each of their sources.
     pub fn add(&mut self, graph: &Graph) -> (Generated, Vec<Place>) {
-        let made = generate(graph, self.arch).unwrap_or_else(|e| panic!("{graph}\n{e}"));
+        let made = generate_with(graph, self.options).unwrap_or_else(|e| panic!("{graph}\n{e}"));
         let entry_of = |code: usize| made.kernels.iter().find(|k| k.code == code).expect("a source has a kernel");
         let places = (made.units.iter().enumerate())
             .map(|(i, u)| self.place(u.source.strip_prefix(PRELUDE).expect("it begins so"), &entry_of(i).entry))
@@ -70,7 +70,7 @@ impl Batch {
         let unit = |(i, u): (usize, &Open)| Unit {
             source: format!("{PRELUDE}\n{}\n\n{}", u.index_type, u.text),
             name: format!("batch{i}.cu"),
-            arch: self.arch,
+            arch: self.options.arch,
         };
         self.units.iter().enumerate().map(unit).collect()
     }

@@ -7,6 +7,7 @@ mod lines;
 mod rows;
 mod run;
 mod skinny;
+mod tensor;
 
 use super::{Arch, generate, nvrtc};
 use crate::codegen::testing::{self, Case, Rng, as_cluster, graph_of};

@@ -1,7 +1,7 @@
 //! Generated kernels on the emulator, compared with the interpreter: the same tables of cases as the CPU's.
 
 use super::build::{Batch, Place};
-use crate::codegen::cuda::{Arch, Generated, nvrtc};
+use crate::codegen::cuda::{Arch, Generated, Options, nvrtc};
 use crate::codegen::plan::{Arg, KernelPlan};
 use crate::codegen::testing::{self, Case, Rng, as_cluster, graph_of};
 use crate::ir::{Graph, NodeId};
@@ -32,8 +32,8 @@ struct Kernels {
 }
 
 impl Kernels {
-    fn new(graphs: &[Graph], nvrtc: &nvrtc::Nvrtc) -> Kernels {
-        let mut batch = Batch::new(Arch::COMMON.ptx_only());
+    fn new(options: Options, graphs: &[Graph], nvrtc: &nvrtc::Nvrtc) -> Kernels {
+        let mut batch = Batch::new(Options { arch: options.arch.ptx_only(), ..options });
         let of_graph = graphs.iter().map(|g| batch.add(g)).collect();
         let made = nvrtc::build(nvrtc, None, &batch.units());
         let module = |c: crate::Result<nvrtc::Compiled>| {
@@ -148,11 +148,16 @@ fn planned(kernel: &GpuKernel) -> Launch {
     kernel.launch
 }
 
-/// Runs every case twice: as planned, and with few threads.
+/// [`check_with`] the default options.
 pub fn check_all(what: &str, cases: &[Case]) {
+    check_with(Arch::COMMON.into(), what, cases);
+}
+
+/// Runs every case twice: as planned, and with few threads.
+pub fn check_with(options: Options, what: &str, cases: &[Case]) {
     let Some(nvrtc) = nvrtc_or_left_out(what) else { return };
     let graphs: Vec<Graph> = cases.iter().map(|c| as_cluster(&c.body)).collect();
-    let kernels = Kernels::new(&graphs, nvrtc);
+    let kernels = Kernels::new(options, &graphs, nvrtc);
     let next = AtomicUsize::new(0);
     let work = || {
         loop {
@@ -223,7 +228,7 @@ fn faults_are_reported_as_status() {
     let Some(nvrtc) = nvrtc_or_left_out("faults of CUDA kernels") else { return };
     let cases = testing::faults(&mut Rng(6));
     let graphs: Vec<Graph> = cases.iter().map(|(op, operands, _)| as_cluster(&graph_of(op, operands))).collect();
-    let kernels = Kernels::new(&graphs, nvrtc);
+    let kernels = Kernels::new(Arch::COMMON.into(), &graphs, nvrtc);
     for (i, (op, operands, expected)) in cases.iter().enumerate() {
         assert_eq!(kernels.run(i, &graphs[i], operands, planned), Err(Failure::Status(*expected)), "{op:?}");
     }

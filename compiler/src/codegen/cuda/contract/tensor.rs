@@ -1,0 +1,117 @@
+//! What tensor cores take: which instruction a product can use, and how its operands get into tiles.
+
+use super::super::Options;
+use super::super::fusion::flops;
+use super::operand::{Chunks, Side, k_is_inner, narrowed};
+use super::{CHEAP_FLOPS, Sizes};
+use crate::codegen::body::Body;
+use crate::codegen::phases::Around;
+use crate::ir::{Node, ValueId};
+use gristmill_runtime::DType;
+
+/// Multiplications from which an operand that would be pulled in every tile is rather stored first, so that tiles are copied.
+const MANY_PRODUCTS: usize = 1 << 29;
+
+/// An instruction, by the dtypes of its operands in memory and of its sums.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Instruction {
+    pub(super) name: &'static str,
+    pub(super) element: DType,
+    pub(super) acc: DType,
+}
+
+/// The instruction for the product of two values, if the architecture has one, and the values that must be in memory for it.
+fn instruction(body: &Body, around: &Around, options: &Options, node: &Node) -> Option<(Instruction, Vec<ValueId>)> {
+    let own = body.dtype(node.inputs[0]);
+    let narrow: Vec<(DType, ValueId)> =
+        node.inputs.iter().map(|&v| narrowed(body, around.in_memory, v).unwrap_or((own, v))).collect();
+    let element = narrow[0].0;
+    if narrow[1].0 != element {
+        return None;
+    }
+    let capability = options.arch.capability();
+    let name = match (element, own) {
+        (DType::F16, _) if capability >= 75 => "f16",
+        (DType::BF16, _) if capability >= 80 => "bf16",
+        (DType::F32, DType::F32) if options.tf32 && capability >= 80 => "tf32",
+        (DType::I8, DType::I8 | DType::I32) if capability >= 80 => "i8",
+        _ => return None,
+    };
+    let acc = if element.is_float() { DType::F32 } else { DType::I32 };
+    Some((Instruction { name, element, acc }, narrow.into_iter().map(|n| n.1).collect()))
+}
+
+/// How an operand gets into its tile.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Loading {
+    Copied(Chunks),
+    Pulled { along_k: bool },
+}
+
+impl Loading {
+    /// Whether rows of the tile lie along what is summed over.
+    pub(super) fn along_k(&self) -> bool {
+        match self {
+            Loading::Copied(chunks) => chunks.along_k,
+            Loading::Pulled { along_k } => *along_k,
+        }
+    }
+
+    /// How the prelude calls it.
+    pub(super) fn verb(&self) -> &'static str {
+        match self {
+            Loading::Copied(_) => "copied",
+            Loading::Pulled { .. } => "pulled",
+        }
+    }
+}
+
+/// The operands of a product for tensor cores.
+#[derive(Clone, Debug)]
+pub(super) struct Operands {
+    pub(super) instruction: Instruction,
+    pub(super) lhs: Loading,
+    pub(super) rhs: Loading,
+}
+
+impl Operands {
+    /// Of a product, if there are tensor cores for it, and what must be in memory before.
+    pub(super) fn find(
+        body: &Body,
+        around: &Around,
+        options: &Options,
+        node: &Node,
+        sizes: Sizes,
+    ) -> Option<(Operands, Vec<ValueId>)> {
+        let (instruction, values) = instruction(body, around, options, node)?;
+        let element = instruction.element;
+        let mut needs = Vec::new();
+        for (side, &v) in Side::BOTH.into_iter().zip(&values) {
+            let dear = flops(body, around, v).is_none_or(|f| f > CHEAP_FLOPS);
+            let now = || chunks(body, around.in_memory, node, side, element).is_some();
+            let then = || chunks(body, &|x| x == v || (around.in_memory)(x), node, side, element).is_some();
+            if dear || sizes.n_products() >= MANY_PRODUCTS && !now() && then() {
+                needs.push(v);
+            }
+        }
+        let lies = |v: ValueId| (around.in_memory)(v) || needs.contains(&v);
+        let [lhs, rhs] = Side::BOTH.map(|side| match chunks(body, &lies, node, side, element) {
+            Some(chunks) => Loading::Copied(chunks),
+            None => Loading::Pulled { along_k: element.size_bytes() != 2 || k_is_inner(body, &lies, node, side) },
+        });
+        Some((Operands { instruction, lhs, rhs }, needs))
+    }
+
+    /// Both operands, if both are copied.
+    pub(super) fn copied(&self) -> Option<[&Chunks; 2]> {
+        match (&self.lhs, &self.rhs) {
+            (Loading::Copied(lhs), Loading::Copied(rhs)) => Some([lhs, rhs]),
+            _ => None,
+        }
+    }
+}
+
+/// Where an operand can be copied from. Only 16-bit elements can be transposed on their way out of a tile.
+fn chunks(body: &Body, in_memory: &dyn Fn(ValueId) -> bool, node: &Node, side: Side, element: DType) -> Option<Chunks> {
+    Chunks::find(body, in_memory, node, side, element).filter(|c| c.along_k || element.size_bytes() == 2)
+}

@@ -1,0 +1,269 @@
+// Products of tiles by warp groups on `sm_90a`: `wgmma` on tiles that the bulk copy engine brings (TMA).
+//
+// A block has three groups of four warps: one thread of the first asks for tiles, the two others multiply 64 rows each. Tiles go round in a
+// ring, with a barrier that says that one is full and one that it is empty. Blocks go through the tiles of the result in strides of the grid,
+// and the first group runs ahead, so that the next tile of the result is under way while the last one is stored. With CLUSTER 2, two blocks
+// whose tiles lie one below the other each load half of what they share, for both.
+//
+// Tiles are 64 elements deep: rows of 128 bytes, 16-byte chunks permuted by the copy engine, either along k or across it (64 columns at a time).
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+#define GM_SUMS_4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define GM_SUMS_16(i) GM_SUMS_4(i), GM_SUMS_4(i + 4), GM_SUMS_4(i + 8), GM_SUMS_4(i + 12)
+#define GM_SUMS_64(i) GM_SUMS_16(i), GM_SUMS_16(i + 16), GM_SUMS_16(i + 32), GM_SUMS_16(i + 48)
+#define GM_SUMS_128 GM_SUMS_64(0), GM_SUMS_64(64)
+#define GM_NAMES_64                                                                                                                    \
+    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"                                                             \
+    ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"                                                 \
+    ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"                                                 \
+    ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define GM_NAMES_128                                                                                                                   \
+    GM_NAMES_64                                                                                                                        \
+    ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"                                                 \
+    ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"                                                 \
+    ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111"                                     \
+    ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+// d = a b, added to d if `keeps`; a and b are given by descriptors, and lie along k or across it.
+#define GM_WGMMA(N, TYPE, NAMES, SUMS, A, B, KEEPS, ACROSS_A, ACROSS_B)                                                                  \
+    asm volatile(                                                                                                                      \
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %" KEEPS ", 0;\n"                                                                            \
+        "wgmma.mma_async.sync.aligned.m64n" N "k16.f32." TYPE "." TYPE " {" NAMES "}, %" A ", %" B ", p, 1, 1, %" ACROSS_A ", %" ACROSS_B  \
+        ";\n}\n"                                                                                                                       \
+        : SUMS                                                                                                                         \
+        : "l"(a), "l"(b), "r"(keeps), "n"(AT), "n"(BT))
+
+struct gm_wgmma_f16 {
+    typedef f16 element;
+    template <int AT, int BT> static GM_DEVICE void add(f32 (&d)[64], u64 a, u64 b, int keeps) {
+        GM_WGMMA("128", "f16", GM_NAMES_64, GM_SUMS_64(0), "64", "65", "66", "67", "68");
+    }
+    template <int AT, int BT> static GM_DEVICE void add(f32 (&d)[128], u64 a, u64 b, int keeps) {
+        GM_WGMMA("256", "f16", GM_NAMES_128, GM_SUMS_128, "128", "129", "130", "131", "132");
+    }
+};
+struct gm_wgmma_bf16 {
+    typedef bf16 element;
+    template <int AT, int BT> static GM_DEVICE void add(f32 (&d)[64], u64 a, u64 b, int keeps) {
+        GM_WGMMA("128", "bf16", GM_NAMES_64, GM_SUMS_64(0), "64", "65", "66", "67", "68");
+    }
+    template <int AT, int BT> static GM_DEVICE void add(f32 (&d)[128], u64 a, u64 b, int keeps) {
+        GM_WGMMA("256", "bf16", GM_NAMES_128, GM_SUMS_128, "128", "129", "130", "131", "132");
+    }
+};
+
+// A tensor map, by value: what the copy engine knows of an operand.
+struct alignas(64) gm_map {
+    u64 words[16];
+};
+
+// Barriers in shared memory, each of 8 bytes.
+GM_DEVICE void gm_barrier_init(u32 at, u32 arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(at), "r"(arrivals) : "memory");
+}
+GM_DEVICE void gm_barrier_expect(u32 at, u32 bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.release.cta.shared::cta.b64 _, [%0], %1;" ::"r"(at), "r"(bytes) : "memory");
+}
+// Of this block, or of another in the cluster.
+GM_DEVICE void gm_barrier_arrive(u32 at) {
+    asm volatile("mbarrier.arrive.release.cta.shared::cta.b64 _, [%0];" ::"r"(at) : "memory");
+}
+GM_DEVICE void gm_barrier_arrive(u32 at, int rank) {
+    asm volatile(
+        "{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\n"
+        "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];\n}\n" ::"r"(at),
+        "r"(rank)
+        : "memory");
+}
+template <int CLUSTER> GM_DEVICE void gm_barrier_wait(u32 at, u32 parity) {
+    u32 done = 0;
+    while (!done) {
+        if (CLUSTER > 1) {
+            asm volatile(
+                "{\n.reg .pred p;\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}\n"
+                : "=r"(done)
+                : "r"(at), "r"(parity)
+                : "memory");
+        } else {
+            asm volatile(
+                "{\n.reg .pred p;\nmbarrier.try_wait.parity.acquire.cta.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}\n"
+                : "=r"(done)
+                : "r"(at), "r"(parity)
+                : "memory");
+        }
+    }
+}
+GM_DEVICE int gm_cluster_rank() {
+    u32 rank;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return int(rank);
+}
+GM_DEVICE void gm_cluster_sync() {
+    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+// Registers of a group that multiplies, at the cost of the one that fetches.
+GM_DEVICE void gm_fewer_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 40;"); }
+GM_DEVICE void gm_more_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 232;"); }
+
+// Asks for the tile at these coordinates, innermost first, for this block or for all blocks of the cluster at the same place.
+#define GM_LOAD_TILE(DIMS, AT, ...)                                                                                                    \
+    if (shares) {                                                                                                                      \
+        asm volatile("cp.async.bulk.tensor." DIMS                                                                                      \
+                     ".shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {" AT "}], [%2], %3;" ::"r"( \
+                         to),                                                                                                          \
+                     "l"(map), "r"(barrier), "h"(u16(3)), __VA_ARGS__                                                                   \
+                     : "memory");                                                                                                      \
+    } else {                                                                                                                           \
+        asm volatile("cp.async.bulk.tensor." DIMS                                                                                      \
+                     ".shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {" AT "}], [%2];" ::"r"(to),                  \
+                     "l"(map), "r"(barrier), "h"(u16(3)), __VA_ARGS__                                                                   \
+                     : "memory");                                                                                                      \
+    }
+GM_DEVICE void gm_load_tile(u32 to, const gm_map* map, u32 barrier, bool shares, int x, int y) {
+    GM_LOAD_TILE("2d", "%4, %5", "r"(x), "r"(y))
+}
+GM_DEVICE void gm_load_tile(u32 to, const gm_map* map, u32 barrier, bool shares, int x, int y, int z) {
+    GM_LOAD_TILE("3d", "%4, %5, %6", "r"(x), "r"(y), "r"(z))
+}
+GM_DEVICE void gm_load_tile(u32 to, const gm_map* map, u32 barrier, bool shares, int x, int y, int z, int w) {
+    GM_LOAD_TILE("4d", "%4, %5, %6, %7", "r"(x), "r"(y), "r"(z), "r"(w))
+}
+GM_DEVICE void gm_load_tile(u32 to, const gm_map* map, u32 barrier, bool shares, int x, int y, int z, int w, int v) {
+    GM_LOAD_TILE("5d", "%4, %5, %6, %7, %8", "r"(x), "r"(y), "r"(z), "r"(w), "r"(v))
+}
+
+// What `wgmma` is told of a tile: eight rows every 1024 bytes and, across k, 64 columns every 8192; 128-byte permutation.
+GM_DEVICE u64 gm_descriptor(u32 at) {
+    return u64((at & 0x3ffff) >> 4) | u64(8192 >> 4) << 16 | u64(1024 >> 4) << 32 | u64(1) << 62;
+}
+
+// The product of a block: 128 x BN sums, 64 x BN in each group that multiplies.
+template <class M, int BN, int STAGES, bool LHS_ALONG_K, bool RHS_ALONG_K, int CLUSTER> struct gm_group_product {
+    enum {
+        lhs_bytes = 128 * 128,
+        rhs_bytes = BN * 128,
+        stage_bytes = lhs_bytes + rhs_bytes,
+        // Sums leave 64 columns of 16 rows of a warp at a time.
+        slabs = BN / 64,
+        slab_pitch = 64 + 4,
+        slab_bytes = 16 * slab_pitch * 4
+    };
+    f32 sum[BN / 2];
+
+    // Where the ring's next tile is, and how often the ring has gone round, modulo 2.
+    struct ring {
+        u32 tiles, barriers;
+        int stage;
+        u32 parity;
+        GM_DEVICE u32 tile() const { return tiles + stage * stage_bytes; }
+        GM_DEVICE u32 full() const { return barriers + stage * 8; }
+        GM_DEVICE u32 empty() const { return barriers + (STAGES + stage) * 8; }
+        GM_DEVICE void go_on() {
+            if (++stage == STAGES) {
+                stage = 0;
+                parity ^= 1;
+            }
+        }
+    };
+
+    static GM_DEVICE int group() { return int(threadIdx.x) / 128 - 1; }
+    static GM_DEVICE int warp_row() { return int(threadIdx.x) / 32 * 16 - 64; }
+    static GM_DEVICE int block_row() { return CLUSTER > 1 ? gm_cluster_rank() : 0; }
+
+    // Sets the barriers up, for all blocks of the cluster. Shared memory has tiles, then slabs, then barriers.
+    static GM_DEVICE ring begin(u8* shared) {
+        const u32 tiles = gm_shared(shared);
+        const ring r = {tiles, tiles + STAGES * stage_bytes + 8 * slab_bytes, 0, 0};
+        if (threadIdx.x == 0) {
+            for (int s = 0; s < STAGES; ++s) {
+                gm_barrier_init(r.barriers + s * 8, 1);
+                gm_barrier_init(r.barriers + (STAGES + s) * 8, 2 * CLUSTER);
+            }
+            asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+            asm volatile("fence.proxy.async;" ::: "memory");
+        }
+        end();
+        return r;
+    }
+
+    // Blocks of a cluster stay until none of them needs another's shared memory.
+    static GM_DEVICE void end() {
+        __syncwarp();
+        if (CLUSTER > 1) {
+            gm_cluster_sync();
+        } else {
+            __syncthreads();
+        }
+    }
+
+    // One thread asks for `steps` tiles of both operands: `lhs(to, barrier, shares, first, k0)` for that which begins at row `first`.
+    template <class L, class R> static GM_DEVICE void fetch(ring& r, int steps, L lhs, R rhs) {
+        const int rank = block_row();
+        for (int step = 0; step < steps; ++step) {
+            gm_barrier_wait<CLUSTER>(r.empty(), r.parity ^ 1);
+            gm_barrier_expect(r.full(), stage_bytes);
+            const u32 to = r.tile();
+            for (int i = 0; i < (LHS_ALONG_K ? 1 : 2); ++i) lhs(to + i * 8192, r.full(), false, i * 64, step * 64);
+            // This block's share of the right-hand side.
+            for (int i = 0; i < (RHS_ALONG_K ? 1 : BN / 64 / CLUSTER); ++i) {
+                const int first = rank * (BN / CLUSTER) + i * 64;
+                rhs(to + lhs_bytes + first * 128, r.full(), CLUSTER > 1, first, step * 64);
+            }
+            r.go_on();
+        }
+    }
+
+    static GM_DEVICE void release(u32 empty) {
+        if (threadIdx.x % 128 == 0) {
+            gm_barrier_arrive(empty);
+            if (CLUSTER > 1) gm_barrier_arrive(empty, gm_cluster_rank() ^ 1);
+        }
+    }
+
+    // Sums up `steps` tiles; a tile is free once the product after its own has been started and its own has ended.
+    GM_DEVICE void run(ring& r, int steps) {
+        u32 before = 0;
+        for (int step = 0; step < steps; ++step) {
+            gm_barrier_wait<CLUSTER>(r.full(), r.parity);
+            const u32 lhs = r.tile() + group() * 8192, rhs = r.tile() + lhs_bytes;
+            asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#pragma unroll
+            for (int q = 0; q < 4; ++q) {
+                const u64 a = gm_descriptor(lhs + q * (LHS_ALONG_K ? 32 : 2048)), b = gm_descriptor(rhs + q * (RHS_ALONG_K ? 32 : 2048));
+                M::template add<!LHS_ALONG_K, !RHS_ALONG_K>(sum, a, b, step | q);
+            }
+            asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+            asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
+            if (step > 0) release(before);
+            before = r.empty();
+            r.go_on();
+        }
+        asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+        release(before);
+    }
+
+    // The sums of 64 columns of a warp's rows, as `gm_block_product` has them.
+    static GM_DEVICE int slab_row(int i) { return warp_row(); }
+    static GM_DEVICE int slab_column(int i) { return i * 64; }
+    static GM_DEVICE f32* slab(u8* shared) {
+        return reinterpret_cast<f32*>(shared + STAGES * stage_bytes + (threadIdx.x / 32 - 4) * slab_bytes);
+    }
+    GM_DEVICE void put(f32* to, int i) const {
+        const int lane = threadIdx.x % 32;
+        __syncwarp();
+#pragma unroll
+        for (int j = 0; j < 8; ++j) {
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+                gm_vector<f32, 2> pair;
+                pair.v[0] = sum[i * 32 + j * 4 + 2 * h];
+                pair.v[1] = sum[i * 32 + j * 4 + 2 * h + 1];
+                gm_store<2>(to + (lane / 4 + h * 8) * slab_pitch + j * 8 + lane % 4 * 2, pair);
+            }
+        }
+        __syncwarp();
+    }
+};
+
+#endif
