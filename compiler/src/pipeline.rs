@@ -18,6 +18,7 @@ use crate::rewrite::Pricing;
 use crate::schedule::Schedule;
 use crate::units::time_ns;
 use crate::{partition, passes, place, rewrite};
+use gristmill_runtime::device::DeviceKind;
 use gristmill_runtime::gpu::GpuCode;
 use gristmill_runtime::program::Program;
 use std::collections::BTreeMap;
@@ -358,9 +359,14 @@ pub(crate) fn costs(options: &Options) -> CostModel {
     CostModel { measured: options.measured.clone(), ..CostModel::default() }
 }
 
-/// Rewriting and fusion price for the first device.
+/// Rewriting and fusion price for the device that computes fastest, the first of equals, since that is where most will run. Clusters suit every
+/// device of the set: where there is a CPU, they are fused as its kernels can be.
 fn pricing(options: &Options) -> Pricing {
-    options.devices.devices.first().map_or_else(Pricing::default, |d| Pricing::of(d.profile.clone()))
+    let devices = &options.devices.devices;
+    let faster = |a: &place::Device, b: &place::Device| b.profile.flops_f32 > a.profile.flops_f32;
+    let fastest = devices.iter().reduce(|a, b| if faster(a, b) { b } else { a });
+    let only_gpus = !devices.is_empty() && devices.iter().all(|d| d.name.kind != DeviceKind::Cpu);
+    fastest.map_or_else(Pricing::default, |d| Pricing { only_gpus, ..Pricing::of(d.profile.clone()) })
 }
 
 fn fusion(options: &Options) -> Fusion {

@@ -92,7 +92,8 @@ impl DeviceProfile {
         }
     }
 
-    /// Share of the peak that kernels of a class reach: what the profile says, otherwise as measured for ours on the CPU.
+    /// Share of the peak that kernels of a class reach: what the profile says, otherwise as measured for ours on the CPU, or
+    /// [`accelerator_share`].
     ///
     /// Contractions in `f32` use packed micro-kernels; other dtypes and the index-bound classes run generated scalar code. Fused attention
     /// takes about the time of its parts or less (measured at 12 heads of depth 64, least of two runs: 1.07 of it at 64 keys, 0.97 at 128, 0.76
@@ -101,6 +102,9 @@ impl DeviceProfile {
         let stated = [Some(dtype), None].into_iter().find_map(|d| self.efficiencies.get(&(class, d)));
         if let Some(&share) = stated {
             return share;
+        }
+        if self.kind != DeviceKind::Cpu {
+            return accelerator_share(class);
         }
         match (class, dtype) {
             (WorkClass::MatMul, DType::F32) => 0.85,
@@ -113,5 +117,16 @@ impl DeviceProfile {
             (WorkClass::Gather | WorkClass::Scatter, _) => 0.01,
             (WorkClass::Sort | WorkClass::Scan, _) => 0.005,
         }
+    }
+}
+
+/// Share of the peak that kernels of a class reach on an accelerator whose profile does not say, in every dtype: good libraries, not ours.
+pub(crate) fn accelerator_share(class: WorkClass) -> f64 {
+    match class {
+        WorkClass::MatMul | WorkClass::Conv => 0.6,
+        WorkClass::Attention => 0.4,
+        WorkClass::Map | WorkClass::Reduce => 0.3,
+        WorkClass::Window | WorkClass::Gather | WorkClass::Scatter => 0.1,
+        WorkClass::Sort | WorkClass::Scan => 0.02,
     }
 }

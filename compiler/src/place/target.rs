@@ -187,20 +187,15 @@ impl Reader<'_> {
             launch: Nanos(t.launch_ns),
             n_threads,
             peaks,
-            efficiencies: self.efficiencies(kind, &t.efficiency)?,
+            efficiencies: self.efficiencies(&t.efficiency)?,
         })
     }
 
     fn efficiencies(
         &self,
-        kind: DeviceKind,
         stated: &BTreeMap<Spanned<String>, Spanned<f64>>,
     ) -> Result<BTreeMap<(WorkClass, Option<DType>), f64>> {
-        let mut shares = match kind {
-            // Those of our kernels.
-            DeviceKind::Cpu => BTreeMap::new(),
-            _ => WorkClass::NAMES.iter().map(|(class, _)| ((*class, None), accelerator_share(*class))).collect(),
-        };
+        let mut shares = BTreeMap::new();
         for (name, value) in stated {
             let class_of = |text: &str| WorkClass::NAMES.iter().find(|(_, n)| *n == text).map(|(class, _)| *class);
             let typed = name.get_ref().rsplit_once('_');
@@ -262,17 +257,6 @@ impl Reader<'_> {
             true => Err(self.error(end, format!("{text:?} names no device of this profile"))),
             false => Ok(fits),
         }
-    }
-}
-
-/// Share of the peak that kernels of a class reach on an accelerator whose profile does not say: good libraries, not ours.
-fn accelerator_share(class: WorkClass) -> f64 {
-    match class {
-        WorkClass::MatMul | WorkClass::Conv => 0.6,
-        WorkClass::Attention => 0.4,
-        WorkClass::Map | WorkClass::Reduce => 0.3,
-        WorkClass::Window | WorkClass::Gather | WorkClass::Scatter => 0.1,
-        WorkClass::Sort | WorkClass::Scan => 0.02,
     }
 }
 

@@ -20,6 +20,8 @@ pub struct Pricing {
     pub device: DeviceProfile,
     /// Predicts times.
     pub costs: CostModel,
+    /// Whether only GPUs, real or emulated, will run the clusters, so that they need to suit no CPU.
+    pub only_gpus: bool,
 }
 
 impl Default for Pricing {
@@ -58,7 +60,7 @@ impl Pricing {
     /// Prices of a device; symbols count as [`SYMBOL_EXTENT`] elements.
     pub fn of(device: DeviceProfile) -> Pricing {
         let extents = Extents { bindings: Bindings::new(), unknown_extent: SYMBOL_EXTENT };
-        Pricing { device, costs: CostModel { extents, ..CostModel::default() } }
+        Pricing { device, costs: CostModel { extents, ..CostModel::default() }, only_gpus: false }
     }
 
     /// Work of one op from its operand and result types.

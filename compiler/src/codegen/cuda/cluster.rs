@@ -145,7 +145,33 @@ impl<'s> ClusterCompiler<'s> {
     }
 
     fn destinations(&mut self, values: &[ValueId]) -> Vec<(ValueId, Arg)> {
-        values.iter().map(|&v| (v, self.placed.destination(&self.body, v))).collect()
+        values.iter().map(|&v| (v, self.destination(v))).collect()
+    }
+
+    /// The buffer that `v` is written to, which holds it under its other shapes as well; one of these may be a result.
+    fn destination(&mut self, v: ValueId) -> Arg {
+        let shapes = self.other_shapes(v);
+        let result = |v: ValueId| self.body.graph.outputs.iter().position(|o| o.value == v);
+        let first = if result(v).is_some() { None } else { shapes.iter().copied().find(|&w| result(w).is_some()) };
+        let shared: Vec<ValueId> = shapes.into_iter().filter(|&w| Some(w) == first || result(w).is_none()).collect();
+        let arg = self.placed.destination(&self.body, first.unwrap_or(v));
+        self.placed.location.extend(shared.into_iter().map(|w| (w, arg)));
+        arg
+    }
+
+    /// What reshapes make of `v`, and of that.
+    fn other_shapes(&self, v: ValueId) -> Vec<ValueId> {
+        let reshapes = |x: ValueId| {
+            let nodes = self.body.graph.nodes().map(|(_, n)| n);
+            nodes.filter(move |n| matches!(n.op, Op::Reshape { .. }) && n.inputs[0] == x).map(|n| n.outputs[0])
+        };
+        let mut found: Vec<ValueId> = reshapes(v).collect();
+        let mut next = 0;
+        while let Some(&w) = found.get(next) {
+            found.extend(reshapes(w));
+            next += 1;
+        }
+        found
     }
 
     /// Writes a kernel whose threads share `items`, and appends its step. `f` gets the number of the item and the written buffers.
@@ -271,6 +297,11 @@ impl<'s> ClusterCompiler<'s> {
 
     /// Stores the elements of `roots`, all of one shape.
     fn elements(&mut self, roots: &[ValueId]) -> Result<()> {
+        let missing: Vec<ValueId> = roots.iter().copied().filter(|v| !self.placed.location.contains_key(v)).collect();
+        let (&first, roots) = match missing.first() {
+            Some(first) => (first, &missing[..]),
+            None => return Ok(()),
+        };
         let writes = self.destinations(roots);
         let in_memory = |v: ValueId| self.placed.location.contains_key(&v);
         if let Some(map) = map::plan(&self.body, roots, &in_memory) {
@@ -279,7 +310,7 @@ impl<'s> ClusterCompiler<'s> {
         if let Some(turned) = turned::plan(&self.body, roots, &in_memory) {
             return self.turned(&turned, writes);
         }
-        let node = self.body.graph.def_node(roots[0]);
+        let node = self.body.graph.def_node(first);
         let what = node.filter(|n| !matches!(n.op, Op::Map(_))).map_or("map", |n| n.op.name()).to_owned();
         let pairs: Vec<(ValueId, ValueId)> = roots.iter().map(|&v| (v, v)).collect();
         self.store_elements(&what, &pairs, writes)

@@ -114,6 +114,7 @@ impl Fuser<'_> {
             self.producer(*v).is_some_and(|p| cone.contains(p) && self.g.node(p).op.class() != OpClass::View)
         };
         match anchor.inputs.first() {
+            _ if self.pricing.only_gpus => Bytes::ZERO,
             _ if cone.tail.viewed => twice(self.g.node(cone.root).outputs[0]),
             Some(x) if legal::reduces_stored(self.g, anchor) && pulled(x) => twice(*x),
             _ => Bytes::ZERO,

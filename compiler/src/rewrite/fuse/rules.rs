@@ -2,7 +2,7 @@
 
 use super::Fuser;
 use super::cone::Cone;
-use crate::cluster::legal;
+use crate::cluster::{gpu, legal};
 use crate::cost::Picos;
 use crate::ir::{ClusterKind, NodeId, Op, OpClass, ValueId};
 
@@ -171,7 +171,7 @@ impl Fuser<'_> {
         if cone.members.len() + q.members.len() > legal::MAX_MEMBERS {
             return Err(format!("the cluster would have more than {} nodes", legal::MAX_MEMBERS));
         }
-        let loops = legal::loops_over(g, anchor)?;
+        let loops = if self.pricing.only_gpus { gpu::loops_over(g, anchor)? } else { legal::loops_over(g, anchor)? };
         let is_behind = cone.root != cone.anchor;
         let loops = if is_behind { legal::n_elements(g, g.node(cone.root).outputs[0]) } else { loops };
         let times = (loops / legal::n_elements(g, g.node(q.root).outputs[0]).max(1)).max(1) as u64;
@@ -185,16 +185,26 @@ impl Fuser<'_> {
 
 fn epilogue_onto_contraction(f: &Fuser, cone: &Cone, v: ValueId, reader: NodeId) -> Grown {
     let is_map = matches!(f.g.node(reader).op, Op::Map(_));
-    (is_map && cone.kind == ClusterKind::Contract).then(|| onto_contraction(f, cone, v, reader))
+    (is_map && has_tail(f, cone)).then(|| onto_contraction(f, cone, v, reader))
 }
 
 fn view_after_contraction(f: &Fuser, cone: &Cone, v: ValueId, reader: NodeId) -> Grown {
     let is_view = matches!(f.g.node(reader).op, Op::Reshape { .. } | Op::Transpose { .. });
-    (is_view && cone.kind == ClusterKind::Contract).then(|| onto_contraction(f, cone, v, reader))
+    (is_view && has_tail(f, cone)).then(|| onto_contraction(f, cone, v, reader))
+}
+
+/// Whether what follows the anchor of a cone is a matter of its tail.
+fn has_tail(f: &Fuser, cone: &Cone) -> bool {
+    cone.kind == ClusterKind::Contract || f.pricing.only_gpus && gpu::holds_result(f.g.node(cone.anchor))
 }
 
 fn onto_contraction(f: &Fuser, cone: &Cone, v: ValueId, reader: NodeId) -> Result<Cone, String> {
     let anchor = f.g.node(cone.anchor);
+    if f.pricing.only_gpus {
+        let tail = gpu::with(cone.tail, f.g, anchor, f.g.node(reader), v)?;
+        f.may_join(cone, reader)?;
+        return Ok(Cone { tail, ..f.extended(cone, reader) });
+    }
     if !legal::takes_epilogue(f.g, anchor) {
         return Err(format!("{} of {} has no tile to follow on", anchor.op.name(), f.g.ty(anchor.outputs[0])));
     }
@@ -206,7 +216,7 @@ fn onto_contraction(f: &Fuser, cone: &Cone, v: ValueId, reader: NodeId) -> Resul
 fn epilogue_onto_reduction(f: &Fuser, cone: &Cone, v: ValueId, reader: NodeId) -> Grown {
     let is_reduction = matches!(f.g.node(cone.anchor).op, Op::Reduce { .. });
     let is_map = matches!(f.g.node(reader).op, Op::Map(_));
-    (is_reduction && is_map).then(|| {
+    (is_reduction && is_map && !has_tail(f, cone)).then(|| {
         legal::follows_reduction(f.g, f.g.node(reader), v)?;
         f.may_join(cone, reader)?;
         Ok(f.extended(cone, reader))
@@ -221,7 +231,7 @@ fn views_into_contraction(f: &Fuser, cone: &Cone, q: &Cone) -> Grown {
         return None;
     }
     let i = anchor.inputs.iter().position(|&v| f.producer(v) == Some(q.root))?;
-    Some(if legal::reads_by_strides(f.g, anchor, i) {
+    Some(if f.pricing.only_gpus || legal::reads_by_strides(f.g, anchor, i) {
         f.with_views(cone, i)
     } else {
         Err(format!("{} cannot read {} by strides", anchor.op.name(), f.g.ty(anchor.inputs[i])))

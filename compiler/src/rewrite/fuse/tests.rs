@@ -205,3 +205,34 @@ fn long_chains_and_large_graphs_take_linear_time() {
         "chain",
     );
 }
+
+/// Where no CPU has to run a cluster, what precedes and follows a GPU's kernels joins them in every dtype.
+#[test]
+fn clusters_of_gpus_hold_more() {
+    let text = r#"graph "block" {
+        %0 = input "x": f16[32, 64]
+        %1 = input "r": f16[32, 64]
+        %2 = input "w": f16[64, 48]
+        %3 = input "b": f16[48]
+        %4 = input "gamma": f16[64]
+        %5 = input "beta": f16[64]
+        %6: f16[32, 64] = add(%0, %1)
+        %7: f16[32, 64] = layer_norm(%6, %4, %5) {axis = 1, epsilon = 1e-5}
+        %8: f16[32, 48] = matmul(%7, %2)
+        %9: f16[32, 48] = add(%8, %3)
+        %10: f16[32, 48] = gelu(%9)
+        %11: f16[4, 8, 48] = reshape(%10) {shape = [4, 8, 48]}
+        %12: f16[4, 8, 48] = softmax(%11) {axis = 2, log = false}
+        %13: f32[4, 8, 48] = cast(%12) {to = f32}
+        output "y" %13
+    }"#;
+    let g = Graph::parse(text).unwrap();
+    let names = |only_gpus: bool| {
+        let fused = fuse(&g, &Pricing { only_gpus, ..Pricing::default() });
+        let of_kernel =
+            |k: &Kernel| k.members.iter().map(|&m| g.node(m).op.name().to_owned()).collect::<Vec<_>>().join(" ");
+        fused.kernels.iter().map(of_kernel).collect::<Vec<_>>()
+    };
+    assert_eq!(names(true), ["add layer_norm", "matmul add gelu", "reshape softmax cast"]);
+    assert!(names(false).len() > 3);
+}

@@ -138,3 +138,25 @@ fn tiles_stay_in_registers() {
         assert_eq!(compiled.ptx.matches("ld.shared.v4.f32").count(), 32, "{arch}");
     }
 }
+
+/// A result under another shape is the same memory: nothing is copied, however many shapes it has.
+#[test]
+fn reshaped_results_are_written_at_once() {
+    let rng = &mut Rng(56);
+    let mut b = GraphBuilder::new("reshaped");
+    let (x, w) = (b.input("x", DType::F32, [12, 20]), b.input("w", DType::F32, [20, 30]));
+    let y = b.matmul(x, w).unwrap();
+    let y = b.map(ScalarOp::Relu, &[y]).unwrap();
+    let a = b.reshape(y, [3, 4, 30]).unwrap();
+    let c = b.reshape(a, [3, 4, 5, 6]).unwrap();
+    let d = b.reshape(y, [360]).unwrap();
+    let s = b.reduce(ReduceKind::Sum, c, &[2, 3], false).unwrap();
+    [a, d, s].into_iter().enumerate().for_each(|(i, v)| b.output(&format!("y{i}"), v));
+    let body = b.finish().unwrap();
+    let made = generate(&as_cluster(&body), Arch::COMMON).unwrap();
+    let entries: Vec<&str> = made.kernels.iter().map(|k| k.entry.as_str()).collect();
+    // The second result needs memory of its own.
+    assert_eq!(entries, ["gm_contract", "gm_map", "gm_rows"]);
+    let inputs = vec![rng.tensor(DType::F32, &[12, 20], -1.0, 1.0), rng.tensor(DType::F32, &[20, 30], -1.0, 1.0)];
+    check_all("products under other shapes", &[Case { body, inputs, tolerance: 1e-6 }]);
+}
