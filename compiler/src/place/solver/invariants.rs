@@ -140,7 +140,8 @@ fn bounds_are_below_and_members_above_the_answer() {
         for (name, algorithm) in Algorithm::NAMES {
             let Some(timeline) = algorithm.run(&c.p, &c.options.preference) else { continue };
             expect_valid(&c.p, &timeline, &format!("{what}: {name}"));
-            assert!(s.score <= fit::key(&c.p, &timeline), "7: {what}: {name}");
+            // By itself that one searches with the budget of a whole run; as a member it is among the candidates below.
+            assert!(algorithm == Algorithm::Fold || s.score <= fit::key(&c.p, &timeline), "7: {what}: {name}");
         }
         assert!(s.candidates.iter().all(|k| s.score <= k.score), "7: {what}");
     }
