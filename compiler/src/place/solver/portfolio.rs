@@ -141,6 +141,9 @@ const FEWEST_RUNS: u64 = 12;
 pub const BOUND_NODES: u64 = 10_000;
 /// Nodes that the search for an optimum looks at unless told otherwise.
 pub const SEARCH_NODES: u64 = 100_000;
+/// Under memory limits nodes are quick, and searches of small problems find what nothing else does: they may look at more, the more the fewer tasks.
+const LIMITED_NODES: u64 = 200 * SEARCH_NODES;
+const MOST_LIMITED_NODES: u64 = 8 * SEARCH_NODES;
 /// Nodes that the search of blocks one after the other looks at; the default run gives it that part of its own.
 const SERIES_NODES: u64 = SEARCH_NODES / 10;
 
@@ -153,7 +156,12 @@ impl Options {
             true => REFINE_TASKS_LARGE,
             false => REFINE_TASKS.min(REFINE_RUNS * p.n_tasks() as u64),
         };
-        let (bound_nodes, search_nodes) = (BOUND_NODES, SEARCH_NODES);
+        let limited = p.devices.iter().any(|d| d.memory.is_some());
+        let search_nodes = match limited {
+            true => (LIMITED_NODES / p.n_tasks().max(1) as u64).clamp(SEARCH_NODES, MOST_LIMITED_NODES),
+            false => SEARCH_NODES,
+        };
+        let bound_nodes = BOUND_NODES;
         Options { only: None, refine_tasks, bound_nodes, search_nodes, seed: 1, preference, previous: None }
     }
 
