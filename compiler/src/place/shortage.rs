@@ -2,8 +2,8 @@
 
 use super::solver::fit::{self, Unfit};
 use super::solver::portfolio::{self, Algorithm, Options};
-use super::solver::{Problem, Timeline};
-use crate::cost::Bytes;
+use super::solver::{Problem, Timeline, exact};
+use crate::cost::{Bytes, Nanos};
 use crate::error::{Error, ErrorKind};
 
 /// What things are called.
@@ -33,7 +33,11 @@ pub fn error(p: &Problem, peaks: &[Bytes], names: &Names) -> Error {
     let lines: Vec<String> =
         nearest.iter().map(|&(d, peak)| format!("{} needs {peak} of {}", names.devices[d], limit(d))).collect();
     let unfit = fit::unfit(p);
-    let why = unfit.as_ref().map_or_else(|| "that none does is not proven".to_owned(), |why| proof(p, why, names));
+    let why = match &unfit {
+        Some(why) => proof(p, why, names),
+        None if none_fits(p) => "a search of all schedules shows that none does".to_owned(),
+        None => "that none does is not proven".to_owned(),
+    };
     let message = format!("no placement found that keeps the memory limits; nearest: {}; {why}", lines.join(", "));
     let cost = |raises: &Raises| -> Bytes { raises.iter().map(|&(d, new)| new.saturating_sub(limit(d))).sum() };
     let ways = std::iter::once(nearest).chain(alone(p));
@@ -72,6 +76,12 @@ fn quick(p: &Problem) -> Option<Timeline> {
     let refine_tasks = 50 * p.n_tasks() as u64;
     let options = Options { refine_tasks, bound_nodes: 0, search_nodes: 0, ..Options::new(p) };
     portfolio::solve(p, &options, &Algorithm::name).map(|s| s.timeline)
+}
+
+/// Whether a search of the usual length shows that no schedule keeps the limits.
+fn none_fits(p: &Problem) -> bool {
+    let budget = Options::new(p).search_nodes;
+    quick(p).is_some_and(|t| !exact::solve(p, &t, Nanos::ZERO, budget).lower_bound.is_finite())
 }
 
 fn proof(p: &Problem, why: &Unfit, names: &Names) -> String {

@@ -191,3 +191,20 @@ fn pins_of_a_kind_go_by_kinds_whatever_the_names() {
     assert!(open("/tpu:*").is_err_and(|e| e.to_string().contains("/tpu:*")));
     assert!(open("/gpu:7*").is_err());
 }
+
+/// Two tasks that must be apart, since one device cannot hold what both keep; then the copy that the second one needs does not fit beside.
+#[test]
+fn a_search_shows_that_nothing_fits() {
+    let node = |name: &str, output: u64| json!({ "name": name, "cost_ns": { "gpu": 5 }, "resident_bytes": 60, "output_bytes": output });
+    let graph = json!({ "format": "task-graph/1", "nodes": [node("a", 30), node("b", 0), node("c", 0)], "edges": [[0, 1], [0, 2]] });
+    let device = |i: usize| json!({ "name": format!("/gpu:{i}"), "kind": "gpu", "memory_bytes": if i == 0 { 130 } else { 100 } });
+    let link = json!({ "latency_ns": 1, "bytes_per_second": 1_000_000_000 });
+    let topology = json!({ "format": "topology/1", "devices": [device(0), device(1)], "default_link": link });
+    let (graph, topology) =
+        (TaskGraph::parse(&graph.to_string()).unwrap(), Topology::parse(&topology.to_string()).unwrap());
+    let p = graph.problem(&topology).unwrap();
+    let s = portfolio::solve(&p, &Options::new(&p), &Algorithm::name).unwrap();
+    assert!(s.score.0 > Bytes::ZERO);
+    let said = over_memory(&graph, &topology, &p, &s.timeline.peak_bytes(&p)).to_string();
+    assert!(said.contains("a search of all schedules shows that none does"), "{said}");
+}
