@@ -2,6 +2,7 @@
 //
 // A block of (BM / TM) * (BN / TN) threads holds a BM x BN tile of the result, TM x TN elements in the registers of each thread. Both
 // operands' tiles are stored with k outermost. A thread's rows and columns come in runs of four, so that it reads four elements at a time.
+// There are two tiles of each operand: one is multiplied, the other filled.
 
 // Distance of rows in shared memory: runs of four stay aligned, and columns of the left-hand side's tile fall into different banks.
 template <int N> GM_DEVICE constexpr int gm_pitch() { return N + 4; }
@@ -14,21 +15,83 @@ GM_DEVICE f32 gm_multiply_add(f32 a, f32 b, f32 acc) { return fmaf(a, b, acc); }
 GM_DEVICE f64 gm_multiply_add(f64 a, f64 b, f64 acc) { return fma(a, b, acc); }
 template <class T> GM_DEVICE T gm_multiply_add(T a, T b, T acc) { return gm_add(gm_mul(a, b), acc); }
 
-// Adds the product of the tiles to the thread's accumulators.
+// Adds the product of the tiles to the thread's accumulators. Tiles begin at multiples of 16 bytes.
 template <int BM, int BN, int BK, int TM, int TN, class T>
 GM_DEVICE void gm_multiply(const T* lhs, const T* rhs, T (&acc)[TM][TN]) {
     const int tx = threadIdx.x % (BN / TN), ty = threadIdx.x / (BN / TN);
 #pragma unroll
     for (int k = 0; k < BK; ++k) {
-        T a[TM], b[TN];
+        gm_run<T, 4> a[TM / 4], b[TN / 4];
 #pragma unroll
-        for (int i = 0; i < TM; ++i) a[i] = lhs[k * gm_pitch<BM>() + gm_of_tile<BM, TM>(ty, i)];
+        for (int i = 0; i < TM / 4; ++i) a[i] = gm_read<4>(lhs + k * gm_pitch<BM>() + gm_of_tile<BM, TM>(ty, i * 4));
 #pragma unroll
-        for (int j = 0; j < TN; ++j) b[j] = rhs[k * gm_pitch<BN>() + gm_of_tile<BN, TN>(tx, j)];
+        for (int j = 0; j < TN / 4; ++j) b[j] = gm_read<4>(rhs + k * gm_pitch<BN>() + gm_of_tile<BN, TN>(tx, j * 4));
 #pragma unroll
         for (int i = 0; i < TM; ++i) {
 #pragma unroll
-            for (int j = 0; j < TN; ++j) acc[i][j] = gm_multiply_add(a[i], b[j], acc[i][j]);
+            for (int j = 0; j < TN; ++j) acc[i][j] = gm_multiply_add(a[i / 4].v[i % 4], b[j / 4].v[j % 4], acc[i][j]);
         }
     }
 }
+
+// The product of a block: what a thread sums up in `acc`. An operand whose neighbours lie along k is loaded so that neighbouring threads read them.
+template <class T, int BM, int BN, int BK, int TM, int TN, bool LHS_ALONG_K, bool RHS_ALONG_K> struct gm_thread_product {
+    enum {
+        threads = BM / TM * (BN / TN),
+        lhs_each = BM * BK / threads,
+        rhs_each = BN * BK / threads,
+        lhs_size = BK * gm_pitch<BM>(),
+        stage_size = lhs_size + BK * gm_pitch<BN>()
+    };
+    T acc[TM][TN];
+
+    // Place of element number n in a tile of W rows or columns.
+    template <int W, bool ALONG_K> static GM_DEVICE int along(int n) { return ALONG_K ? n / BK : n % W; }
+    template <int W, bool ALONG_K> static GM_DEVICE int deep(int n) { return ALONG_K ? n % BK : n / W; }
+
+    // Sums up `steps` tiles, the first at `k0`: `lhs(along, deep, k0)` is an element. `shared` has two stages, which no one uses before and
+    // afterwards.
+    template <class I, class L, class R> GM_DEVICE void run(T* shared, I k0, int steps, L lhs, R rhs) {
+        T held_lhs[lhs_each], held_rhs[rhs_each];
+        const auto fetch = [&](I k) {
+#pragma unroll
+            for (int i = 0; i < lhs_each; ++i) {
+                const int n = i * threads + int(threadIdx.x);
+                held_lhs[i] = lhs(along<BM, LHS_ALONG_K>(n), deep<BM, LHS_ALONG_K>(n), k);
+            }
+#pragma unroll
+            for (int i = 0; i < rhs_each; ++i) {
+                const int n = i * threads + int(threadIdx.x);
+                held_rhs[i] = rhs(along<BN, RHS_ALONG_K>(n), deep<BN, RHS_ALONG_K>(n), k);
+            }
+        };
+        const auto put = [&](T* to) {
+#pragma unroll
+            for (int i = 0; i < lhs_each; ++i) {
+                const int n = i * threads + int(threadIdx.x);
+                to[deep<BM, LHS_ALONG_K>(n) * gm_pitch<BM>() + along<BM, LHS_ALONG_K>(n)] = held_lhs[i];
+            }
+#pragma unroll
+            for (int i = 0; i < rhs_each; ++i) {
+                const int n = i * threads + int(threadIdx.x);
+                to[lhs_size + deep<BN, RHS_ALONG_K>(n) * gm_pitch<BN>() + along<BN, RHS_ALONG_K>(n)] = held_rhs[i];
+            }
+        };
+#pragma unroll
+        for (int i = 0; i < TM; ++i) {
+#pragma unroll
+            for (int j = 0; j < TN; ++j) acc[i][j] = T(0);
+        }
+        fetch(k0);
+        put(shared);
+        __syncthreads();
+        int now = 0;
+        for (int step = 1; step <= steps; ++step) {
+            if (step < steps) fetch(k0 + I(step) * BK);
+            gm_multiply<BM, BN, BK, TM, TN>(shared + now, shared + now + lhs_size, acc);
+            now ^= stage_size;
+            if (step < steps) put(shared + now);
+            __syncthreads();
+        }
+    }
+};

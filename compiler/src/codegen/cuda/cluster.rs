@@ -233,10 +233,16 @@ impl<'s> ClusterCompiler<'s> {
         Ok(())
     }
 
-    /// A block per tile of the product.
+    /// A block per tile of the product, or several.
     fn contract(&mut self, contract: &Contract) -> Result<()> {
-        let buffers = Buffers { maps: contract.maps(), ..self.buffers(contract.result) };
-        self.blocks("contract", buffers, 0, contract.resources(), |p, e, outs| contract.emit(p, e, outs[0]))
+        let (c, blocks) = (contract, contract.resources());
+        let split = Split { what: "contract", result: c.result, partial: c.partial(), n_results: c.n_results() };
+        if split.partial.is_some() {
+            let emit = |p: &mut Puller<Value>, e: &mut Emitter, out| c.emit(p, e, out);
+            return self.split(&split, blocks, emit, |p, e, item, buffers| c.join(p, e, item, buffers));
+        }
+        let buffers = Buffers { maps: c.maps(), ..self.buffers(c.result) };
+        self.blocks(split.what, buffers, 0, blocks, |p, e, outs| c.emit(p, e, outs[0]))
     }
 
     /// A group of threads per row.

@@ -1,8 +1,8 @@
 //! What follows a product, computed from its sums and stored: an element at a time, or several neighbours.
 
 use super::super::emit::{Emitter, Value};
-use super::super::text::memory_type;
-use super::{Contract, result_index, within};
+use super::super::text::{element_type, memory_type};
+use super::{Contract, Place, result_index, within};
 use crate::codegen::access::{Expression, expression};
 use crate::codegen::body::Body;
 use crate::codegen::pull::{Emit, Ix, Kind, Puller};
@@ -37,17 +37,17 @@ pub(super) fn element(
 }
 
 /// Writes what follows a product whose sums, of dtype `acc`, leave through shared memory: `sums` holds them, slab by slab, each 16 rows of
-/// `columns` columns of a warp. `first` is the batch and the tile's first row and column, `tile` its extents.
+/// `columns` columns of a warp.
 pub(super) fn staged(
     c: &Contract,
     p: &mut Puller<Value>,
     e: &mut Emitter,
-    [batch, m0, n0]: [Ix<Value>; 3],
+    Place { part, batch, row: m0, column: n0 }: Place,
     Slabs { acc, columns, tile }: Slabs,
     out: Value,
 ) -> Result<()> {
-    let vectors = Vectors::find(p.body, c, &|v| p.stored.contains_key(&v));
-    let width = vectors.as_ref().map_or(1, |v| v.width);
+    let stores = Stores::find(p.body, c, &|v| p.stored.contains_key(&v), WIDEST);
+    let width = stores.width();
     let per_row = columns / width;
     let (slab_row, slab_column) = match columns_are_inner(p.body, c) {
         true => (format!("v / {per_row}"), format!("v % {per_row} * {width}")),
@@ -68,22 +68,78 @@ pub(super) fn staged(
         e.open(&condition);
     }
     let sum = "slab[slab_row * product::slab_pitch + slab_column]";
-    match vectors {
-        Some(vectors) => {
-            e.line(&format!("const auto sum = gm_read<{width}>(&{sum});"));
-            vectors.emit(c, p, e, [batch, row, column], ("sum.v", acc), out)?;
-        }
-        None => element(c, p, e, [batch, row, column], (sum, acc), out)?,
+    let place = Place { part, batch, row, column };
+    if width > 1 {
+        e.line(&format!("const auto sum = gm_read<{width}>(&{sum});"));
     }
+    stores.emit(c, p, e, place, (if width > 1 { "sum.v[k]" } else { sum }, acc), out)?;
     (0..2 + usize::from(inside.is_some())).for_each(|_| e.close());
     Ok(())
 }
 
-/// How sums leave: see [`staged`].
+/// How sums leave: see [`staged`]. `tile` is what rows and columns come in.
 pub(super) struct Slabs {
     pub(super) acc: DType,
     pub(super) columns: usize,
     pub(super) tile: [usize; 2],
+}
+
+/// How results, or partial sums, are stored.
+pub(super) enum Stores {
+    Elements,
+    Vectors(Vectors),
+    /// Partial sums, so many columns at a time.
+    Partial(usize),
+}
+
+impl Stores {
+    /// In runs of up to `most` columns; `in_memory` says which values are loaded.
+    pub(super) fn find(body: &Body, c: &Contract, in_memory: &dyn Fn(ValueId) -> bool, most: usize) -> Stores {
+        if c.n_parts() > 1 {
+            let width = WIDEST / c.acc().size_bytes();
+            return Stores::Partial(if c.sizes.n.is_multiple_of(width) { width } else { 1 });
+        }
+        Vectors::find(body, c, in_memory, most).map_or(Stores::Elements, Stores::Vectors)
+    }
+
+    /// Columns at a time.
+    pub(super) fn width(&self) -> usize {
+        match self {
+            Stores::Elements => 1,
+            Stores::Vectors(vectors) => vectors.width,
+            Stores::Partial(width) => *width,
+        }
+    }
+
+    /// Writes the code of the columns that begin at a place. `sum` is an expression, of `k` where there are several columns, and its dtype.
+    pub(super) fn emit(
+        &self,
+        c: &Contract,
+        p: &mut Puller<Value>,
+        e: &mut Emitter,
+        Place { part, batch, row, column }: Place,
+        sum: (&str, DType),
+        out: Value,
+    ) -> Result<()> {
+        match self {
+            Stores::Elements => element(c, p, e, [batch, row, column], sum, out),
+            Stores::Vectors(vectors) => vectors.emit(c, p, e, [batch, row, column], sum, out),
+            Stores::Partial(width) => {
+                let at = e.linearise(&[part, batch, row, column], &c.partial_shape());
+                let at = e.val(at);
+                let to = format!("{} + {}", e.text(out), e.text(at));
+                if *width == 1 {
+                    e.line(&format!("*({to}) = {};", sum.0));
+                    return Ok(());
+                }
+                e.line(&format!("gm_vector<{}, {width}> y;", element_type(sum.1)));
+                e.line("#pragma unroll");
+                e.line(&format!("for (int k = 0; k < {width}; ++k) y.v[k] = {};", sum.0));
+                e.line(&format!("gm_store<{width}>({to}, y);"));
+                Ok(())
+            }
+        }
+    }
 }
 
 /// Whether neighbouring columns of the product are neighbours in the result.
@@ -92,7 +148,7 @@ fn columns_are_inner(body: &Body, c: &Contract) -> bool {
 }
 
 /// What follows a product, in runs of columns whose operands lie side by side, or stand still, along them.
-struct Vectors {
+pub(super) struct Vectors {
     expression: Expression,
     product: ValueId,
     /// Columns at a time.
@@ -101,14 +157,14 @@ struct Vectors {
 
 impl Vectors {
     /// For a product all of whose columns fall into runs; `in_memory` says which values are loaded.
-    fn find(body: &Body, c: &Contract, in_memory: &dyn Fn(ValueId) -> bool) -> Option<Vectors> {
+    fn find(body: &Body, c: &Contract, in_memory: &dyn Fn(ValueId) -> bool, most: usize) -> Option<Vectors> {
         let product = body.graph.node(c.node).outputs[0];
         let expression = expression(body, &[c.result], &|v| v == product || in_memory(v), &|_, _| false)?;
         let moving = |stride: i64| stride != 0;
         let loaded: Vec<_> = expression.leaves.iter().filter(|l| l.value != product).collect();
         let last = body.shape(c.result).len() - 1;
         let sizes = loaded.iter().filter(|l| moving(l.strides[last])).map(|l| body.dtype(l.value).size_bytes());
-        let width = WIDEST / sizes.chain([body.dtype(c.result).size_bytes()]).max()?;
+        let width = most.min(WIDEST / sizes.chain([body.dtype(c.result).size_bytes()]).max()?);
         let whole = |n: i64| n % width as i64 == 0;
         let fits = loaded.iter().all(|l| {
             let outer = || l.strides[..last].iter().all(|s| whole(*s));
@@ -120,20 +176,20 @@ impl Vectors {
         good.then_some(Vectors { expression, product, width })
     }
 
-    /// Writes the code of the run that begins at a batch, row and column; `sums` is an array of the sums, and the dtype that they have.
+    /// Writes the code of the run that begins at a batch, row and column; `sum` is that of column `k`, an expression, and the dtype that it has.
     fn emit(
         &self,
         c: &Contract,
         p: &mut Puller<Value>,
         e: &mut Emitter,
         [batch, row, column]: [Ix<Value>; 3],
-        (sums, acc): (&str, DType),
+        (sum, acc): (&str, DType),
         out: Value,
     ) -> Result<()> {
         let node = p.body.graph.node(c.node).clone();
         let at = result_index(p.body, e, &node, batch, row, column);
         let names: Vec<Result<Value, String>> =
-            (self.expression.leaves.iter().enumerate()).map(|(t, _)| self.load(p, e, t, &at, sums)).collect();
+            (self.expression.leaves.iter().enumerate()).map(|(t, _)| self.load(p, e, t, &at, sum)).collect();
         let (to, width) = (p.body.dtype(c.result), self.width);
         e.line(&format!("gm_vector<{}, {width}> y;", memory_type(to)));
         e.line("#pragma unroll");
@@ -160,17 +216,10 @@ impl Vectors {
     }
 
     /// Loads an operand: a value that is the same for all columns, or in words element `k` of the run.
-    fn load(
-        &self,
-        p: &Puller<Value>,
-        e: &mut Emitter,
-        t: usize,
-        at: &[Ix<Value>],
-        sums: &str,
-    ) -> Result<Value, String> {
+    fn load(&self, p: &Puller<Value>, e: &mut Emitter, t: usize, at: &[Ix<Value>], sum: &str) -> Result<Value, String> {
         let leaf = &self.expression.leaves[t];
         if leaf.value == self.product {
-            return Err(format!("{sums}[k]"));
+            return Err(sum.to_owned());
         }
         let steps: Vec<Ix<Value>> = at.iter().zip(&leaf.strides).map(|(&i, &s)| e.mul(i, s)).collect();
         let from = steps.into_iter().fold(Ix::C(leaf.offset), |sum, s| e.add(sum, s));

@@ -12,9 +12,10 @@ use super::super::text::element_type;
 use super::epilogue::{self, Slabs};
 use super::operand::{At, Side};
 use super::tensor::{Loading, Operands};
-use super::{Contract, ENOUGH_BLOCKS, Sizes, both, within};
+use super::{Contract, Place, Sizes, both, share, within};
 use crate::codegen::pull::{Emit, Ix, Kind, Puller};
 use crate::error::Result;
+use gristmill_runtime::DType;
 
 /// Shape of a block's tile and of a warp's part of it; the depth is in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,9 +75,10 @@ pub(super) struct Mma {
 
 impl Mma {
     pub(super) fn new(options: &Options, operands: Operands, sizes: Sizes) -> Mma {
+        let size_bytes = operands.instruction.element.size_bytes();
         let wide = operands.copied().is_some() && options.arch.capability() >= 80;
         let mut tiles = TILES.iter().filter(|t| t.waits_in_registers() || wide);
-        let tile = *tiles.find(|t| sizes.n_tiles(t.m, t.n) >= ENOUGH_BLOCKS).unwrap_or(&TILES[4]);
+        let tile = *tiles.find(|t| sizes.fills([t.m, t.n, t.k_bytes / size_bytes])).unwrap_or(&TILES[4]);
         Mma { operands, tile, stages: stages(options.arch) }
     }
 
@@ -84,8 +86,16 @@ impl Mma {
         self.tile.k_bytes / self.operands.instruction.element.size_bytes()
     }
 
+    pub(super) fn acc(&self) -> DType {
+        self.operands.instruction.acc
+    }
+
+    pub(super) fn n_parts(&self, sizes: Sizes) -> usize {
+        sizes.n_parts([self.tile.m, self.tile.n, self.k()])
+    }
+
     pub(super) fn resources(&self, sizes: Sizes) -> Resources {
-        let blocks = sizes.n_tiles(self.tile.m, self.tile.n) as u64;
+        let blocks = (sizes.n_tiles(self.tile.m, self.tile.n) * self.n_parts(sizes)) as u64;
         let shared_bytes = (self.stages * self.tile.stage_bytes()) as u32;
         Resources { blocks, threads: self.tile.threads() as u64, shared_bytes, is_alone: true, ..Resources::default() }
     }
@@ -102,15 +112,17 @@ impl Mma {
         let Sizes { m, n, k, .. } = c.sizes;
         e.line(&format!("typedef {} product;", self.product()));
         e.line("extern __shared__ __align__(128) u8 shared[];");
-        let n_tiles = c.sizes.n_tiles(self.tile.m, self.tile.n).to_string();
+        let (rows, columns, n_parts) = (m.div_ceil(self.tile.m), n.div_ceil(self.tile.n), c.n_parts());
+        let shape = [n_parts, c.sizes.n_batch, rows * columns];
+        let n_tiles = shape.iter().product::<usize>().to_string();
         e.counted(["ix(blockIdx.x)", &n_tiles, "ix(gridDim.x)"], |e, tile| {
-            let (rows, columns) = (m.div_ceil(self.tile.m), n.div_ceil(self.tile.n));
-            let (batch, within_batch) = e.div_rem(Ix::V(tile), rows * columns);
-            let within_batch = e.val(within_batch);
+            let at = e.delinearise(Ix::V(tile), &shape);
+            let (part, batch, within_batch) = (at[0], at[1], e.val(at[2]));
             let place = format!("const auto place = gm_raster<ix>({}, {rows}, {columns});", e.text(within_batch));
             e.line(&place);
             let m0 = e.define(Kind::Index, &format!("place.row * {}", self.tile.m));
             let n0 = e.define(Kind::Index, &format!("place.column * {}", self.tile.n));
+            let [first, steps] = share(e, part, n_parts, (k, self.k()));
             self.load(c, p, e, Side::Lhs, [batch, Ix::V(m0)])?;
             self.load(c, p, e, Side::Rhs, [batch, Ix::V(n0)])?;
             e.line("product sums;");
@@ -119,10 +131,11 @@ impl Mma {
                 self.operands.lhs.verb(),
                 self.operands.rhs.verb()
             );
-            e.line(&format!("sums.run(gm_shared(shared), ix(0), {}, {loaders});", k.div_ceil(self.k())));
+            e.line(&format!("sums.run(gm_shared(shared), {first}, {steps}, {loaders});"));
             let Tile { m, n, warp_n, .. } = self.tile;
-            let slabs = Slabs { acc: self.operands.instruction.acc, columns: warp_n, tile: [m, n] };
-            epilogue::staged(c, p, e, [batch, Ix::V(m0), Ix::V(n0)], slabs, out)?;
+            let slabs = Slabs { acc: self.acc(), columns: warp_n, tile: [m, n] };
+            let place = Place { part, batch, row: Ix::V(m0), column: Ix::V(n0) };
+            epilogue::staged(c, p, e, place, slabs, out)?;
             e.line("__syncthreads();");
             Ok(())
         })

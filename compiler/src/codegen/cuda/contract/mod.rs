@@ -18,9 +18,10 @@ use super::emit::{Emitter, Value};
 use super::fusion::{flops, followers};
 use crate::codegen::body::Body;
 use crate::codegen::phases::{Around, Cover};
-use crate::codegen::pull::{Emit, Ix, Order, Puller};
+use crate::codegen::pull::{Emit, Ix, Kind, Order, Puller};
 use crate::error::Result;
-use crate::ir::{Layout, Node, NodeId, Op, ValueId};
+use crate::ir::{Layout, Node, NodeId, Op, ScalarOp, ValueId};
+use gristmill_runtime::DType;
 use gristmill_runtime::gpu::TensorMap;
 use mma::Mma;
 use simt::Simt;
@@ -34,6 +35,8 @@ const CHEAP_FLOPS: u32 = 8;
 const LEAST_SIDE: usize = 4;
 /// Blocks that keep every GPU of today busy: a smaller tile is taken until there are so many.
 const ENOUGH_BLOCKS: usize = 128;
+/// Least share of a block in a sum that several have to themselves: joining their parts takes about as long.
+const LEAST_DEPTH: usize = 512;
 
 /// A product, and the element-wise ops that follow it.
 #[derive(Clone, Debug)]
@@ -70,6 +73,18 @@ impl Sizes {
     /// Blocks that have a tile of `m` x `n` each.
     fn n_tiles(&self, m: usize, n: usize) -> usize {
         self.n_batch * self.m.div_ceil(m) * self.n.div_ceil(n)
+    }
+
+    /// Blocks that share the sums of such a tile, which are `depth` deep, where there are few tiles and much to sum up.
+    fn n_parts(&self, [m, n, depth]: [usize; 3]) -> usize {
+        let most = (ENOUGH_BLOCKS / self.n_tiles(m, n)).min(self.k / LEAST_DEPTH).max(1);
+        let steps = self.k.div_ceil(depth);
+        steps.div_ceil(steps.div_ceil(most))
+    }
+
+    /// Whether such tiles come near to giving every multiprocessor a block.
+    fn fills(&self, tile: [usize; 3]) -> bool {
+        self.n_tiles(tile[0], tile[1]) * self.n_parts(tile) * 8 >= ENOUGH_BLOCKS * 7
     }
 }
 
@@ -138,7 +153,62 @@ impl Contract {
         }
     }
 
-    /// Writes the kernel's body; the result goes to `out`.
+    /// Blocks that share a sum.
+    fn n_parts(&self) -> usize {
+        match &self.form {
+            Form::Simt(simt) => simt.n_parts(self.sizes),
+            Form::Mma(mma) => mma.n_parts(self.sizes),
+            Form::Wgmma(_) => 1,
+        }
+    }
+
+    /// What partial sums have: parts, batches, rows, columns.
+    fn partial_shape(&self) -> [usize; 4] {
+        let Sizes { n_batch, m, n, .. } = self.sizes;
+        [self.n_parts(), n_batch, m, n]
+    }
+
+    fn acc(&self) -> DType {
+        match &self.form {
+            Form::Simt(simt) => simt.acc,
+            Form::Mma(mma) => mma.acc(),
+            Form::Wgmma(_) => DType::F32,
+        }
+    }
+
+    /// Where sums are shared: dtype and number of all partial sums.
+    pub(super) fn partial(&self) -> Option<(DType, usize)> {
+        (self.n_parts() > 1).then(|| (self.acc(), self.partial_shape().iter().product()))
+    }
+
+    /// Elements of the product.
+    pub(super) fn n_results(&self) -> usize {
+        self.sizes.n_batch * self.sizes.m * self.sizes.n
+    }
+
+    /// Adds the partial sums of element `item` of the product, in order, and stores what follows.
+    pub(super) fn join(
+        &self,
+        p: &mut Puller<Value>,
+        e: &mut Emitter,
+        item: Value,
+        [partial, out]: [Value; 2],
+    ) -> Result<()> {
+        let acc = self.acc();
+        let [n_parts, n_batch, m, n] = self.partial_shape();
+        let zero = e.constant(acc, 0);
+        let sum = e.for_loop(Ix::C(0), Ix::C(n_parts as i64), 1, &[zero], |e, part, carried| {
+            let from = e.mul(Ix::V(part), (n_batch * m * n) as i64);
+            let at = e.add(from, Ix::V(item));
+            let own = e.load(acc, partial, at);
+            Ok(vec![e.scalar_op(ScalarOp::Add, &[acc; 2], &[carried[0], own])?])
+        })?[0];
+        let at = e.delinearise(Ix::V(item), &[n_batch, m, n]);
+        let sum = e.text(sum).to_owned();
+        epilogue::element(self, p, e, [at[0], at[1], at[2]], (&sum, acc), out)
+    }
+
+    /// Writes the kernel's body; the result goes to `out`, or partial sums if there are any.
     pub(super) fn emit(&self, p: &mut Puller<Value>, e: &mut Emitter, out: Value) -> Result<()> {
         match &self.form {
             Form::Simt(simt) => simt.emit(self, p, e, out),
@@ -146,6 +216,31 @@ impl Contract {
             Form::Wgmma(wgmma) => wgmma.emit(self, p, e, out),
         }
     }
+}
+
+/// A tile that a block computes: its share in the sums, its place.
+#[derive(Clone, Copy)]
+struct Place {
+    part: Ix<Value>,
+    batch: Ix<Value>,
+    /// First row and column.
+    row: Ix<Value>,
+    column: Ix<Value>,
+}
+
+/// Where a sum begins, and over how many tiles it goes, as text: all of them, or the share `part` of `n_parts`.
+fn share(e: &mut Emitter, part: Ix<Value>, n_parts: usize, (k, depth): (usize, usize)) -> [String; 2] {
+    let steps = k.div_ceil(depth);
+    if n_parts == 1 {
+        return ["ix(0)".to_owned(), steps.to_string()];
+    }
+    let each = steps.div_ceil(n_parts);
+    let first = e.mul(part, each as i64);
+    let first = e.val(first);
+    let left = e.define(Kind::Index, &format!("{steps} - {}", e.text(first)));
+    let start = e.define(Kind::Index, &format!("{} * {depth}", e.text(first)));
+    let count = format!("int(gm_min(ix({each}), {}))", e.text(left));
+    [e.text(start).to_owned(), count]
 }
 
 /// Whether positions lie within their extents, of which tiles are so long; `None` when whole tiles fit exactly.

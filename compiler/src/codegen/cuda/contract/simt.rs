@@ -6,9 +6,9 @@
 use super::super::cluster::Resources;
 use super::super::emit::{Emitter, Value};
 use super::super::text::element_type;
-use super::epilogue;
+use super::epilogue::Stores;
 use super::operand::{At, Side, k_is_inner};
-use super::{Contract, ENOUGH_BLOCKS, Sizes, within};
+use super::{Contract, Place, Sizes, share, within};
 use crate::codegen::pull::{Emit, Ix, Kind, Puller};
 use crate::error::Result;
 use gristmill_runtime::DType;
@@ -25,15 +25,18 @@ struct Tile {
 
 const TILES: [Tile; 3] = [
     Tile { m: 128, n: 128, k: 8, thread_m: 8, thread_n: 8 },
-    Tile { m: 64, n: 64, k: 16, thread_m: 4, thread_n: 4 },
+    Tile { m: 64, n: 64, k: 8, thread_m: 4, thread_n: 4 },
     Tile { m: 32, n: 32, k: 16, thread_m: 4, thread_n: 4 },
 ];
+
+/// Neighbouring columns that a thread has.
+const RUN: usize = 4;
 
 /// A tile, and what it is summed up in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Simt {
     tile: Tile,
-    acc: DType,
+    pub(super) acc: DType,
 }
 
 /// What products of a dtype accumulate in.
@@ -51,7 +54,7 @@ impl Simt {
     pub(super) fn new(dtype: DType, sizes: Sizes) -> Simt {
         // The accumulators of the largest tile take all registers when they are 64 bits wide.
         let fitting = &TILES[usize::from(dtype.size_bytes() == 8)..];
-        let tile = *fitting.iter().find(|t| sizes.n_tiles(t.m, t.n) >= ENOUGH_BLOCKS).unwrap_or(&TILES[2]);
+        let tile = *fitting.iter().find(|t| sizes.fills([t.m, t.n, t.k])).unwrap_or(&TILES[2]);
         Simt { tile, acc: accumulator(dtype) }
     }
 
@@ -59,82 +62,77 @@ impl Simt {
         (self.tile.m / self.tile.thread_m) * (self.tile.n / self.tile.thread_n)
     }
 
+    pub(super) fn n_parts(&self, sizes: Sizes) -> usize {
+        sizes.n_parts([self.tile.m, self.tile.n, self.tile.k])
+    }
+
     pub(super) fn resources(&self, sizes: Sizes) -> Resources {
-        let blocks = sizes.n_tiles(self.tile.m, self.tile.n) as u64;
+        let blocks = (sizes.n_tiles(self.tile.m, self.tile.n) * self.n_parts(sizes)) as u64;
         Resources { blocks, threads: self.threads() as u64, ..Resources::default() }
     }
 
     pub(super) fn emit(&self, c: &Contract, p: &mut Puller<Value>, e: &mut Emitter, out: Value) -> Result<()> {
         let Tile { m, n, k, thread_m, thread_n } = self.tile;
         let ty = element_type(self.acc);
-        e.line(&format!("__shared__ __align__(16) {ty} lhs[{k} * gm_pitch<{m}>()];"));
-        e.line(&format!("__shared__ __align__(16) {ty} rhs[{k} * gm_pitch<{n}>()];"));
-        let n_tiles = c.sizes.n_tiles(m, n).to_string();
+        let node = p.body.graph.node(c.node).clone();
+        let [lhs, rhs] = Side::BOTH.map(|side| k_is_inner(p.body, &|v| p.stored.contains_key(&v), &node, side));
+        e.line(&format!(
+            "typedef gm_thread_product<{ty}, {m}, {n}, {k}, {thread_m}, {thread_n}, {lhs}, {rhs}> product;"
+        ));
+        e.line(&format!("__shared__ __align__(16) {ty} shared[2 * product::stage_size];"));
+        let (rows, columns, n_parts) = (c.sizes.m.div_ceil(m), c.sizes.n.div_ceil(n), c.n_parts());
+        let shape = [n_parts, c.sizes.n_batch, rows, columns];
+        let n_tiles = shape.iter().product::<usize>().to_string();
         e.counted(["ix(blockIdx.x)", &n_tiles, "ix(gridDim.x)"], |e, tile| {
-            let (rest, column) = e.div_rem(Ix::V(tile), c.sizes.n.div_ceil(n));
-            let (batch, row) = e.div_rem(rest, c.sizes.m.div_ceil(m));
-            let (m0, n0) = (e.mul(row, m as i64), e.mul(column, n as i64));
-            e.line(&format!("{ty} acc[{thread_m}][{thread_n}] = {{}};"));
-            e.counted(["0", &c.sizes.k.to_string(), &k.to_string()], |e, k0| {
-                self.load(c, p, e, Side::Lhs, At { batch, along: m0, k: Ix::V(k0) })?;
-                self.load(c, p, e, Side::Rhs, At { batch, along: n0, k: Ix::V(k0) })?;
-                e.line("__syncthreads();");
-                e.line(&format!("gm_multiply<{m}, {n}, {k}, {thread_m}, {thread_n}>(lhs, rhs, acc);"));
-                e.line("__syncthreads();");
-                Ok(())
-            })?;
-            self.epilogue(c, p, e, At { batch, along: m0, k: n0 }, out)
+            let at = e.delinearise(Ix::V(tile), &shape);
+            let (row, column) = (e.mul(at[2], m as i64), e.mul(at[3], n as i64));
+            let place = Place { part: at[0], batch: at[1], row, column };
+            let [first, steps] = share(e, place.part, n_parts, (c.sizes.k, k));
+            self.load(c, p, e, Side::Lhs, place)?;
+            self.load(c, p, e, Side::Rhs, place)?;
+            e.line("product sums;");
+            e.line(&format!("sums.run(shared, {first}, {steps}, lhs, rhs);"));
+            self.epilogue(c, p, e, place, out)
         })
     }
 
-    /// All threads of the block load the tile of one operand that begins at `first`; what is outside of the operand is zero.
-    fn load(&self, c: &Contract, p: &mut Puller<Value>, e: &mut Emitter, side: Side, first: At) -> Result<()> {
-        let (extent, width) = match side {
-            Side::Lhs => (c.sizes.m, self.tile.m),
-            Side::Rhs => (c.sizes.n, self.tile.n),
+    /// Writes the function that gives an element of an operand's tile, zero outside of the operand.
+    fn load(&self, c: &Contract, p: &mut Puller<Value>, e: &mut Emitter, side: Side, place: Place) -> Result<()> {
+        let (first, extent, width) = match side {
+            Side::Lhs => (place.row, c.sizes.m, self.tile.m),
+            Side::Rhs => (place.column, c.sizes.n, self.tile.n),
         };
-        let depth = self.tile.k;
-        let node = p.body.graph.node(c.node);
-        let k_is_inner = k_is_inner(p.body, &|v| p.stored.contains_key(&v), node, side);
-        let (items, threads) = ((width * depth).to_string(), self.threads().to_string());
-        e.line("#pragma unroll");
-        e.counted(["ix(threadIdx.x)", &items, &threads], |e, i| {
-            // Neighbouring threads read neighbouring elements.
-            let (outer, inner) = e.div_rem(Ix::V(i), if k_is_inner { depth } else { width });
-            let (along, deep) = if k_is_inner { (outer, inner) } else { (inner, outer) };
-            let at = At { batch: first.batch, along: e.add(first.along, along), k: e.add(first.k, deep) };
-            let within = within(e, [(at.along, extent, width), (at.k, c.sizes.k, depth)])?;
-            let pull =
-                |p: &mut Puller<Value>, e: &mut Emitter| p.scoped(|p| Ok(vec![c.element(p, e, side, at, self.acc)?]));
-            let value = match within {
-                None => pull(p, e)?,
-                Some(inside) => {
-                    let zero = |_: &mut Puller<Value>, e: &mut Emitter| Ok(vec![e.constant(self.acc, 0)]);
-                    e.branch(inside, &[Kind::Element(self.acc)], p, pull, zero)?
-                }
-            };
-            let (deep, along) = (e.val(deep), e.val(along));
-            let to = format!("{}[{} * gm_pitch<{width}>() + {}]", side.name(), e.text(deep), e.text(along));
-            e.line(&format!("{to} = {};", e.text(value[0])));
-            Ok(())
-        })
+        let ty = element_type(self.acc);
+        e.open(&format!("const auto {} = [&](int along, int deep, ix k0) -> {ty}", side.name()));
+        let [along, deep, k0] = ["along", "deep", "k0"].map(|name| Ix::V(e.named(Kind::Index, name)));
+        let at = At { batch: place.batch, along: e.add(first, along), k: e.add(k0, deep) };
+        if let Some(inside) = within(e, [(at.along, extent, width), (at.k, c.sizes.k, self.tile.k)])? {
+            let zero = e.constant(self.acc, 0);
+            e.line(&format!("if (!{}) return {};", e.text(inside), e.text(zero)));
+        }
+        let value = p.scoped(|p| c.element(p, e, side, at, self.acc))?;
+        e.line(&format!("return {};", e.text(value)));
+        e.close_with("};");
+        Ok(())
     }
 
-    /// Each thread computes what follows the product from its accumulators, and stores it.
+    /// Each thread computes what follows the product from its accumulators, in runs of up to four columns, and stores it.
     fn epilogue(
         &self,
         c: &Contract,
         p: &mut Puller<Value>,
         e: &mut Emitter,
-        At { batch, along: m0, k: n0 }: At,
+        Place { part, batch, row: m0, column: n0 }: Place,
         out: Value,
     ) -> Result<()> {
         let Tile { m, n, thread_m, thread_n, .. } = self.tile;
         let per_row = n / thread_n;
+        let stores = Stores::find(p.body, c, &|v| p.stored.contains_key(&v), RUN);
+        let width = stores.width();
         e.line("#pragma unroll");
         e.open(&format!("for (int i = 0; i < {thread_m}; ++i)"));
         e.line("#pragma unroll");
-        e.open(&format!("for (int j = 0; j < {thread_n}; ++j)"));
+        e.open(&format!("for (int j = 0; j < {thread_n}; j += {width})"));
         let row = e.define(Kind::Index, &format!("gm_of_tile<{m}, {thread_m}>(threadIdx.x / {per_row}, i)"));
         let column = e.define(Kind::Index, &format!("gm_of_tile<{n}, {thread_n}>(threadIdx.x % {per_row}, j)"));
         let (row, column) = (e.add(m0, Ix::V(row)), e.add(n0, Ix::V(column)));
@@ -143,7 +141,8 @@ impl Simt {
             let condition = format!("if ({})", e.text(inside));
             e.open(&condition);
         }
-        epilogue::element(c, p, e, [batch, row, column], ("acc[i][j]", self.acc), out)?;
+        let sum = if width == 1 { "sums.acc[i][j]" } else { "sums.acc[i][j + k]" };
+        stores.emit(c, p, e, Place { part, batch, row, column }, (sum, self.acc), out)?;
         (0..2 + usize::from(inside.is_some())).for_each(|_| e.close());
         Ok(())
     }

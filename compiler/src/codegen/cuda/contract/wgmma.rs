@@ -7,7 +7,7 @@ use super::super::emit::{Emitter, Value};
 use super::epilogue::{self, Slabs};
 use super::operand::{Chunks, Side};
 use super::tensor::{Instruction, Operands};
-use super::{Contract, Sizes};
+use super::{Contract, Place, Sizes};
 use crate::codegen::body::Body;
 use crate::codegen::pull::{Emit, Ix, Kind, Puller};
 use crate::error::Result;
@@ -139,12 +139,13 @@ impl Wgmma {
         e.close_with("} else {");
         e.indent();
         e.line("gm_more_registers();");
-        self.tiles(c, e, |e, at| {
+        self.tiles(c, e, |e, [batch, row, column]| {
             e.line("product sums;");
             e.line(&format!("sums.run(ring, {steps});"));
             // The last tile of an odd row of tiles may lie outside as a whole.
             let tile = [ROWS * self.cluster, self.columns];
-            epilogue::staged(c, p, e, at, Slabs { acc: self.instruction.acc, columns: 64, tile }, out)
+            let place = Place { part: Ix::C(0), batch, row, column };
+            epilogue::staged(c, p, e, place, Slabs { acc: self.instruction.acc, columns: 64, tile }, out)
         })?;
         e.close();
         e.line("product::end();");

@@ -124,6 +124,28 @@ fn convolutions_are_products() {
     check_all("convolutions as products", &all);
 }
 
+/// Few tiles of long sums: several blocks share each, and a second kernel joins their parts and computes what follows. Sums of thousands of
+/// `f32` are off by some units in the last place of the greatest; followers in `f16` may round a sum on the edge to the other side.
+#[test]
+fn long_sums_are_split() {
+    let rng = &mut Rng(56);
+    let mut cases = Vec::new();
+    for (dtype, tolerance) in [(DType::F32, 1e-5), (DType::F64, 1e-12), (DType::I32, 0.0), (DType::F16, 1e-3)] {
+        for ([m, k, n], batch) in [([33, 2100, 40], 2), ([40, 1024, 29], 1)] {
+            let operands = [vec![batch, m, k], vec![k, n]].map(|s| rng.tensor(dtype, &s, -1.0, 1.0)).to_vec();
+            cases.push(Case::of_op(&Op::MatMul, operands, tolerance));
+            if dtype.is_float() {
+                cases.push(Case { tolerance, ..layer(rng, dtype, [m, k, n]) });
+            }
+        }
+    }
+    for case in &cases {
+        let text = listing(&case.body);
+        assert!(text.contains("gm_contract_join"), "{text}");
+    }
+    check_all("products whose sums are split", &cases);
+}
+
 /// The largest tile uses registers as it should, and reads shared memory four elements at a time.
 #[test]
 fn tiles_stay_in_registers() {
@@ -135,7 +157,7 @@ fn tiles_stay_in_registers() {
         let compiled = nvrtc.compile(&made.units[0]).unwrap();
         let r = compiled.resources["gm_contract"];
         assert!(r.registers <= 255 && r.stack_bytes == 0 && r.spill_store_bytes == 0, "{arch}: {r:?}");
-        assert_eq!(compiled.ptx.matches("ld.shared.v4.f32").count(), 32, "{arch}");
+        assert_eq!(compiled.ptx.matches("ld.shared.v4").count(), 32, "{arch}");
     }
 }
 
