@@ -5,6 +5,7 @@ use crate::codegen::target::TargetCpu;
 use crate::cost::Measured;
 use crate::ir::Bindings;
 use crate::place::{DeviceSet, Fallback, Pin, Plan};
+use gristmill_runtime::DType;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
@@ -30,6 +31,8 @@ pub struct Options {
     /// Time for compiling one set of shapes after which nothing better is searched for: rules, fusions and placements found until then count, and a
     /// warning says where it stopped. `None`: searches end by number alone, so that results are the same on every machine.
     pub budget: Option<Duration>,
+    /// What products on GPUs may round their operands to.
+    pub precision: Precision,
     /// CPU threads over all logical CPU devices; `None`: one per available core.
     pub threads: Option<usize>,
     /// The CPU that code is made for.
@@ -55,6 +58,7 @@ impl Default for Options {
             ranges: BTreeMap::new(),
             opt_level: 2,
             budget: None,
+            precision: Precision::F32,
             threads: None,
             target_cpu: TargetCpu::Native,
             measured: Arc::default(),
@@ -62,6 +66,43 @@ impl Default for Options {
             check: cfg!(debug_assertions),
             keep_stages: false,
         }
+    }
+}
+
+/// What the operands of `f32` products, convolutions and attentions on GPUs are rounded to; they are summed in `f32` whatever it is. CPUs always
+/// compute in the model's own precision.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Precision {
+    /// To nothing: the model's own precision.
+    #[default]
+    F32,
+    /// 10 bits of mantissa, as tensor cores read `f32`.
+    Tf32,
+    /// 7 bits of mantissa; half of the memory traffic.
+    Bf16,
+    /// 10 bits of mantissa, and overflow above 65504; half of the memory traffic.
+    F16,
+}
+
+impl Precision {
+    /// All, with their names on the command line.
+    pub const NAMES: [(&'static str, Precision); 4] =
+        [("f32", Precision::F32), ("tf32", Precision::Tf32), ("bf16", Precision::Bf16), ("f16", Precision::F16)];
+
+    /// The dtype of operands and results, where it is another than the model's.
+    pub fn dtype(self) -> Option<DType> {
+        match self {
+            Precision::F32 | Precision::Tf32 => None,
+            Precision::Bf16 => Some(DType::BF16),
+            Precision::F16 => Some(DType::F16),
+        }
+    }
+}
+
+impl fmt::Display for Precision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = Precision::NAMES.iter().find(|(_, p)| p == self);
+        f.write_str(name.map_or("", |(name, _)| name))
     }
 }
 

@@ -9,8 +9,8 @@ use crate::deadline::Deadline;
 use crate::error::{Error, Result};
 use crate::ir::print::PrintOptions;
 use crate::ir::verify::verify;
-use crate::ir::{Graph, NodeId, Op};
-use crate::options::{Options, default_threads};
+use crate::ir::{Graph, Node, NodeId, Op};
+use crate::options::{Options, Precision, default_threads};
 use crate::partition::Part;
 use crate::place::{Horizon, Placement, Replacement, Request};
 use crate::report::Report;
@@ -136,7 +136,7 @@ pub struct Lowered {
     /// Disassembly of the generated code, when the options asked for it.
     pub asm: String,
     /// GPUs that CUDA code is shown for, and how regions are clustered.
-    gpu: (cuda::Arch, Fusion),
+    gpu: (cuda::Options, Fusion),
     /// Whether the graphs above still have their constants, and the texts are there.
     kept: bool,
     /// What happened on the way.
@@ -256,6 +256,7 @@ fn front(graph: Graph, previous: Option<&Placement>, s: &mut Stages) -> Result<F
     if options.opt_level > 0 {
         rewritten = s.run("merge", |_| clean(&passes::merge_matmuls(&rewritten)?))?;
     }
+    rewritten = lower_precision(rewritten, &request, s)?;
     s.check(&rewritten)?;
     let graph = s.keep(graph);
     let mut fusion = fusion(options);
@@ -315,7 +316,7 @@ pub fn lower(graph: Graph, options: &Options) -> Result<Lowered> {
         program,
         clif,
         asm,
-        gpu: (options.gpu_arch, fusion(options)),
+        gpu: (gpu_options(options), fusion(options)),
         kept: options.keep_stages,
         report: s.report,
     })
@@ -333,6 +334,31 @@ fn has_code_generators(placement: &Placement) -> Result<()> {
     let why = place::lacks_kernels(placement.devices[device].kind).unwrap_or_default();
     let message = format!("the plan puts {n_nodes} nodes on {}: {why}", placement.devices[device]);
     Err(Error::unsupported(message).hint("`gristmill place`, which plans without running, or a --target of CPUs only"))
+}
+
+/// Products that must run on GPUs in the precision that was asked for; those that could run on a CPU stay as they are.
+fn lower_precision(g: Graph, request: &Request, s: &mut Stages) -> Result<Graph> {
+    let precision = s.options.precision;
+    let set = &request.devices;
+    let is_gpu = |d: &place::Device| d.name.kind != DeviceKind::Cpu;
+    let useless = format!("--precision {precision} changes nothing: no f32 product has to run on a GPU");
+    if precision == Precision::Tf32 && !set.devices.iter().any(is_gpu) {
+        s.report.warnings.push(useless.clone());
+    }
+    let Some(to) = precision.dtype() else { return Ok(g) };
+    let anywhere = set.devices.iter().all(is_gpu);
+    let on_gpu = |node: &Node| match &node.device {
+        Some(asked) => set.matching(&asked.spec).into_iter().all(|d| is_gpu(&set.devices[d])),
+        None => anywhere,
+    };
+    s.run("precision", |report| {
+        let (lowered, n) = passes::lower_precision(&g, to, &on_gpu)?;
+        report.lowered = Some((precision, n));
+        if n == 0 {
+            report.warnings.push(useless);
+        }
+        clean(&lowered)
+    })
 }
 
 /// Constant folding, common subexpressions, dead code.
@@ -377,6 +403,10 @@ fn fusion(options: &Options) -> Fusion {
     }
 }
 
+fn gpu_options(options: &Options) -> cuda::Options {
+    cuda::Options { arch: options.gpu_arch, tf32: options.precision == Precision::Tf32 }
+}
+
 fn settings(options: &Options) -> Settings {
     let n_cpus = options.devices.devices.len().max(1);
     let n_threads = (options.threads.unwrap_or_else(default_threads) / n_cpus).max(1);
@@ -388,7 +418,7 @@ fn settings(options: &Options) -> Settings {
             listings: options.keep_stages,
             release_constants: !options.keep_stages && !options.check,
         },
-        gpu_arch: options.gpu_arch,
+        gpu: gpu_options(options),
         memory_limits: options.devices.devices.iter().filter_map(limit).collect(),
         fusion: fusion(options),
         check: options.check,
@@ -428,7 +458,7 @@ impl Lowered {
     fn cuda_text(&self) -> Result<String> {
         let made = self.cuda()?;
         let listings: String = made.iter().map(|g| g.listing.as_str()).collect();
-        Ok(format!("// for {}\n{}\n{listings}", self.gpu.0, cuda::PRELUDE))
+        Ok(format!("// for {}\n{}\n{listings}", self.gpu.0.arch, cuda::PRELUDE))
     }
 
     /// CUDA sources of the clusters, then of those in regions.
@@ -436,7 +466,7 @@ impl Lowered {
         let mut made = Vec::new();
         let mut todo = vec![self.clusters.clone()];
         while let Some(g) = todo.pop() {
-            made.push(cuda::generate(&g, self.gpu.0)?);
+            made.push(cuda::generate_with(&g, self.gpu.0)?);
             for (_, node) in g.nodes().filter(|(_, n)| !matches!(n.op, Op::Cluster { .. })) {
                 for region in &node.regions {
                     todo.push(cluster(&clean(region)?, &self.gpu.1)?.0);

@@ -1,5 +1,6 @@
 //! The compile report: what each stage did and how long it took.
 
+use crate::options::Precision;
 use crate::units::{count, size, time_ns};
 use crate::{cluster, rewrite};
 use std::fmt::Write;
@@ -11,6 +12,8 @@ pub struct Report {
     pub stages: Vec<(&'static str, u64)>,
     /// What rewriting did.
     pub rewrite: rewrite::Report,
+    /// Products that compute in a lower precision than the model's, and which; none where none was asked for.
+    pub lowered: Option<(Precision, usize)>,
     /// What grouping did.
     pub cluster: cluster::Report,
     /// Things the user should know although compilation went on, e.g. a soft-placement downgrade.
@@ -39,6 +42,9 @@ impl Report {
         let kernels: usize = c.kernels.values().sum();
         let _ = writeln!(out, "kernels      {} -> {kernels}", c.ops_before);
         let _ = writeln!(out, "bytes moved  {} -> {}", size(c.bytes_before), size(c.bytes_after));
+        if let Some((precision, n)) = self.lowered {
+            let _ = writeln!(out, "precision    {precision} for {} products", count(n as u64));
+        }
         if let Some(f) = &c.fused {
             let _ = writeln!(out, "predicted    {} -> {}", time_ns(f.before.0), time_ns(f.after.0));
         }

@@ -28,6 +28,24 @@ fn exports_agree_with_pytorch_on_emulated_gpus() {
     }
 }
 
+/// Each precision is as far from PyTorch's `f32` as the bits that it rounds operands to let expect, and no nearer: it is really used.
+#[test]
+fn lower_precision_changes_results_by_as_much_as_it_may() {
+    if nvrtc_or_left_out("lower precision on emulated GPUs").is_none() {
+        return;
+    }
+    // A rounding is half of the last bit; errors of some ten layers add up.
+    for (precision, bits) in [("bf16", 8), ("f16", 11), ("tf32", 11)] {
+        let args = ["run", "model.onnx", "--test-data", "test_data_set_0", "--devices", "emu:1", "--atol", "0.1"];
+        let ended = gristmill(&data("models").join("vit_dynamo"), &[&args[..], &["--precision", precision]].concat());
+        assert_eq!(ended.code, Some(0), "{precision}: {}{}", ended.stdout, ended.stderr);
+        assert!(ended.stderr.contains(&format!("{precision} instead of the model's precision")), "{}", ended.stderr);
+        let error = ended.stdout.rsplit("over scale ").next().and_then(|e| e.trim().parse::<f64>().ok());
+        let roundings = error.expect("the error is printed last") / 0.5f64.powi(bits);
+        assert!((0.05..4.0).contains(&roundings), "{precision}: {roundings} roundings\n{}", ended.stdout);
+    }
+}
+
 #[test]
 fn digits_are_recognised_by_an_emulated_gpu() {
     if nvrtc_or_left_out("digits on an emulated GPU").is_some() {

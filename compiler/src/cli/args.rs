@@ -6,7 +6,7 @@ use crate::codegen::target::TargetCpu;
 use crate::cost::Bytes;
 use crate::error::{Error, Result};
 use crate::ir::{Bindings, Graph};
-use crate::options::{DimRange, Options, default_threads};
+use crate::options::{DimRange, Options, Precision, default_threads};
 use crate::place::{DeviceSet, Fallback, Pin, Placement, Plan, Target};
 use clap::{Args, ValueEnum};
 use std::collections::BTreeMap;
@@ -55,6 +55,9 @@ pub struct CompileArgs {
     /// GPUs that CUDA code is made for: `sm_80`, `sm_90a`. By default those of this machine, otherwise `sm_80`.
     #[arg(long, value_name = "ARCH")]
     pub gpu_arch: Option<String>,
+    /// What products on GPUs round their operands to: f32 (nothing), tf32, bf16 or f16. Sums are f32 in any case.
+    #[arg(long, default_value = "f32", value_name = "DTYPE")]
+    pub precision: String,
     /// Run the verifier and the independent checkers between stages.
     #[arg(long)]
     pub verify: bool,
@@ -166,6 +169,7 @@ impl CompileArgs {
             threads: Some(threads),
             target_cpu: TargetCpu::parse(&self.target_cpu)?,
             gpu_arch: self.gpu_arch()?,
+            precision: parse_precision(&self.precision)?,
             keep_stages: self.dump_dir.is_some(),
             ..Options::default()
         };
@@ -202,6 +206,12 @@ fn parse_size(text: &str) -> Result<usize> {
     let bytes = number.parse::<usize>().ok().zip(factor).and_then(|(n, f)| n.checked_mul(f));
     bytes
         .ok_or_else(|| Error::invalid(format!("size {text:?}: expected a form like 512MiB, 4GiB or a number of bytes")))
+}
+
+fn parse_precision(text: &str) -> Result<Precision> {
+    let found = Precision::NAMES.iter().find(|(name, _)| *name == text);
+    let names = || Precision::NAMES.map(|(name, _)| name).join(", ");
+    found.map(|(_, p)| *p).ok_or_else(|| Error::invalid(format!("--precision {text:?}: expected one of {}", names())))
 }
 
 /// `10s`, `1.5s`, `250ms`, `2m`.

@@ -3,9 +3,10 @@
 use super::args::CompileArgs;
 use super::load::{self, InputFlags};
 use super::{dump, outln, print_json};
-use crate::compiled::{Compiled, Outputs, compile};
+use crate::compiled::{Compiled, Outputs, Source, compile};
 use crate::error::{Error, ErrorKind, Result};
 use crate::interp::compare::allclose;
+use crate::options::{Options, Precision};
 use crate::units as format;
 use crate::{DType, Tensor};
 use clap::Args;
@@ -54,7 +55,8 @@ pub struct RunArgs {
 pub fn run(args: &RunArgs) -> Result<()> {
     let started = Instant::now();
     let source = load::model(&args.model)?;
-    let compiled = compile(source, &args.compile.options()?)?;
+    let options = args.compile.options()?;
+    let compiled = compile(source.clone(), &options)?;
     let inputs = gather_inputs(args, &compiled)?;
     let executable = compiled.for_inputs(&inputs)?;
     let compile_ns = started.elapsed().as_nanos() as u64;
@@ -85,7 +87,21 @@ pub fn run(args: &RunArgs) -> Result<()> {
         }
         outln!("compiled in {}, ran in {}", format::time_ns(compile_ns), format::time_ns(run_ns));
     }
+    if options.precision != Precision::F32 {
+        report_change(source, &options, &inputs, &outputs)?;
+    }
     compare_with_expected(args, &outputs)
+}
+
+/// Says on stderr how far the results of a lower precision are from those of the model's own.
+fn report_change(source: Source, options: &Options, inputs: &[Tensor], outputs: &Outputs) -> Result<()> {
+    let exact = Options { precision: Precision::F32, ..options.clone() };
+    let exact = compile(source, &exact)?.for_inputs(inputs)?.run(inputs)?;
+    for ((name, want), (_, got)) in exact.iter().zip(outputs.iter()) {
+        let change = allclose(want, got, f64::INFINITY, f64::INFINITY);
+        eprintln!("{name}: {} instead of the model's precision: {change}", options.precision);
+    }
+    Ok(())
 }
 
 fn gather_inputs(args: &RunArgs, compiled: &Compiled) -> Result<Vec<Tensor>> {

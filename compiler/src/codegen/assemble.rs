@@ -23,8 +23,8 @@ use std::sync::Arc;
 pub struct Settings {
     /// Options of the CPU's code generator.
     pub codegen: cpu::Options,
-    /// GPUs that CUDA code is made for.
-    pub gpu_arch: cuda::Arch,
+    /// Options of the CUDA generator.
+    pub gpu: cuda::Options,
     /// Memory limits of devices in bytes.
     pub memory_limits: BTreeMap<DeviceName, usize>,
     /// How regions are clustered.
@@ -184,10 +184,10 @@ impl Assembler<'_> {
     /// Emulated devices run PTX, so no machine code is made for them.
     fn gpu_kernels(&mut self, part: &Part) -> Result<DeviceKernels> {
         let arch = match part.device.kind {
-            DeviceKind::Emu => self.settings.gpu_arch.ptx_only(),
-            _ => self.settings.gpu_arch,
+            DeviceKind::Emu => self.settings.gpu.arch.ptx_only(),
+            _ => self.settings.gpu.arch,
         };
-        let generated = cuda::generate(&part.graph, arch)?;
+        let generated = cuda::generate_with(&part.graph, cuda::Options { arch, ..self.settings.gpu })?;
         let nvrtc = nvrtc::get().map_err(|e| e.context(format!("{} needs a compiler of CUDA", part.device)))?;
         let cache = nvrtc::Cache::of_user();
         let gpu_code = generated.compile(nvrtc, cache.as_ref())?;

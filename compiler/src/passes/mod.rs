@@ -1,14 +1,16 @@
-//! Plain passes `Graph -> Graph`: specialisation, constant folding, dead code, common subexpressions, merged products.
+//! Plain passes `Graph -> Graph`: specialisation, constant folding, dead code, common subexpressions, merged products, lower precision.
 
 mod cse;
 mod fold;
 mod merge_matmuls;
+mod precision;
 mod rebuild;
 mod specialise;
 
 pub use cse::{cse, dce};
 pub use fold::fold_constants;
 pub use merge_matmuls::merge_matmuls;
+pub use precision::lower_precision;
 pub use rebuild::Rebuild;
 pub use specialise::specialise;
 

@@ -87,3 +87,33 @@ fn large_weights_with_other_uses_are_not_merged() {
     };
     assert_eq!((products(true), products(false)), (3, 1));
 }
+
+/// Two products and a softmax between them, the second in a region's place beside an integer product.
+#[test]
+fn products_round_their_operands_once_and_keep_sums_wide() {
+    let mut b = GraphBuilder::new("g");
+    let x = b.input("x", DType::F32, [3usize, 4]);
+    let (w, u) = (b.constant(ramp(&[4, 5])), b.constant(ramp(&[4, 5])));
+    let (y, z) = (b.matmul(x, w).unwrap(), b.matmul(x, u).unwrap());
+    let z = b.transpose(z, &[1, 0]).unwrap();
+    let last = b.matmul(y, z).unwrap();
+    b.output("y", last);
+    let g = b.finish().unwrap();
+    let (lowered, n) = lower_precision(&g, DType::BF16, &|_| true).unwrap();
+    let lowered = dce(&lowered).unwrap();
+    assert_eq!(n, 3);
+    // The inputs `x`, `w` and `u` and the transposed product are rounded once each; the product `y` is taken as it is.
+    let rounds =
+        |to: &str| lowered.to_text(crate::ir::print::PrintOptions::SHORT).matches(&format!("to = {to}")).count();
+    assert_eq!((rounds("bf16"), rounds("f32")), (4, 2), "{}", lowered.to_text(crate::ir::print::PrintOptions::SHORT));
+    assert_eq!(lowered.ty(lowered.outputs[0].value).dtype, DType::F32);
+    let input = ramp(&[3, 4]);
+    let (exact, rounded) =
+        (interp::run(&g, std::slice::from_ref(&input)).unwrap(), interp::run(&lowered, &[input]).unwrap());
+    // Three roundings to 8 bits on the way to each result, and results of two products are at most as large as their sums of magnitudes.
+    let error = |(a, b): (&f32, &f32)| (a - b).abs();
+    let worst = exact[0].as_slice::<f32>().iter().zip(rounded[0].as_slice::<f32>()).map(error).fold(0.0, f32::max);
+    assert!(worst > 0.0 && worst < 0.1, "{worst}");
+    let (same, none) = lower_precision(&g, DType::F16, &|_| false).unwrap();
+    assert_eq!((names(&same), none), (names(&g), 0));
+}

@@ -1,0 +1,78 @@
+//! Products in half precision, where that was asked for.
+
+use super::Rebuild;
+use crate::error::Result;
+use crate::ir::{Graph, Node, Op, ScalarOp, ValueId};
+use gristmill_runtime::DType;
+use std::collections::BTreeMap;
+
+/// Rounds the operands of the `f32` products, convolutions and attentions that `is_meant` takes to `to`, which their results have as well; all
+/// else stays `f32`, as in mixed precision (Micikevicius and others, arXiv:1710.03740, section 3): sums are `f32`. An operand that several
+/// products share is rounded once, one that another such product made is taken as it is. Regions are gone through too.
+///
+/// Returns the new graph and how many nodes have other operands than before.
+pub fn lower_precision(g: &Graph, to: DType, is_meant: &dyn Fn(&Node) -> bool) -> Result<(Graph, usize)> {
+    let mut lowering = Lowering { to, rebuild: Rebuild::new(g), rounded: BTreeMap::new(), n: 0 };
+    let ordered = g.ordered();
+    for (id, node) in g.nodes() {
+        if takes(g, node) && !ordered[id.0 as usize] && is_meant(node) {
+            lowering.lower(g, node)?;
+        } else if node.regions.is_empty() || matches!(node.op, Op::Cluster { .. }) {
+            lowering.rebuild.copy(id, node)?;
+        } else {
+            let mut node = node.clone();
+            for region in &mut node.regions {
+                let (lowered, n) = lower_precision(region, to, is_meant)?;
+                *region = lowered;
+                lowering.n += n;
+            }
+            lowering.rebuild.copy(id, &node)?;
+        }
+    }
+    Ok((lowering.rebuild.finish(g), lowering.n))
+}
+
+/// Whether a node is one that tensor cores compute.
+fn takes(g: &Graph, node: &Node) -> bool {
+    matches!(node.op, Op::MatMul | Op::Conv { .. } | Op::ConvTranspose { .. } | Op::Attention { .. })
+        && g.ty(node.outputs[0]).dtype == DType::F32
+}
+
+struct Lowering {
+    to: DType,
+    rebuild: Rebuild,
+    /// Old `f32` values as they are rounded.
+    rounded: BTreeMap<ValueId, ValueId>,
+    n: usize,
+}
+
+impl Lowering {
+    fn lower(&mut self, g: &Graph, node: &Node) -> Result<()> {
+        let inputs = node.inputs.iter().map(|&v| self.round(g, v, node)).collect::<Result<Vec<_>>>()?;
+        let product = self.rebuild.graph.add_copy(node, &inputs)?[0];
+        let wide = self.cast(product, DType::F32, node)?;
+        self.rounded.insert(node.outputs[0], product);
+        self.rebuild.set(node.outputs[0], wide);
+        self.n += 1;
+        Ok(())
+    }
+
+    /// An operand of `node`, rounded; where it is made, so that products on one device share it.
+    fn round(&mut self, g: &Graph, v: ValueId, node: &Node) -> Result<ValueId> {
+        if g.ty(v).dtype != DType::F32 {
+            return Ok(self.rebuild.get(v));
+        }
+        if let Some(&rounded) = self.rounded.get(&v) {
+            return Ok(rounded);
+        }
+        let rounded = self.cast(self.rebuild.get(v), self.to, node)?;
+        self.rounded.insert(v, rounded);
+        Ok(rounded)
+    }
+
+    /// A cast on the device of `node`.
+    fn cast(&mut self, v: ValueId, to: DType, node: &Node) -> Result<ValueId> {
+        let cast = Node { op: Op::Map(ScalarOp::Cast(to)), regions: Vec::new(), ..node.clone() };
+        Ok(self.rebuild.graph.add_copy(&cast, &[v])?[0])
+    }
+}
