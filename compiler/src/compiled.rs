@@ -7,15 +7,14 @@ use crate::nearest::unknown;
 use crate::onnx;
 use crate::options::{Options, default_threads};
 use crate::pipeline::{Lowered, Planned, costs, lower, plan, replan};
-use crate::place::{Horizon, Replacement};
-use gristmill_emulator::{Checks, EmulatedGpu, Limits};
-use gristmill_runtime::device::DeviceKind;
+use crate::place::{Horizon, Replacement, gpus};
 use gristmill_runtime::driver::Driver;
-use gristmill_runtime::exec::{ExecOptions, Executor};
+use gristmill_runtime::exec::{ExecOptions, Executor, LaunchTime};
 use gristmill_runtime::program::{Partition, Program, Step, StepKind};
 use gristmill_runtime::{DeviceName, Tensor};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 /// What can be compiled.
 #[derive(Clone)]
@@ -53,6 +52,8 @@ pub struct Compiled {
     /// Inputs whose contents decide shapes.
     value_inputs: BTreeSet<String>,
     cache: Mutex<BTreeMap<Key, Arc<Executable>>>,
+    /// Drivers of the devices that have memory of their own; specialisations share them, and the limits of their memory.
+    drivers: Mutex<BTreeMap<DeviceName, Arc<dyn Driver>>>,
 }
 
 /// One specialisation: every stage's result, and the executor that runs it.
@@ -100,6 +101,7 @@ pub fn prepare(source: impl Into<Source>, options: &Options) -> Result<Compiled>
         outputs: symbolic.1,
         value_inputs,
         cache: Mutex::new(BTreeMap::new()),
+        drivers: Mutex::default(),
     })
 }
 
@@ -245,11 +247,24 @@ impl Compiled {
         let graph = self.specialised_graph(&key.0, values)?;
         let lowered = lower(graph, &self.options)?;
         let threads = self.options.threads.unwrap_or_else(default_threads);
-        let drivers = drivers(&lowered.program, &self.options);
+        let drivers = self.drivers(&lowered.program)?;
         let executor = Executor::new(lowered.program.clone(), &ExecOptions { threads, drivers, ..Default::default() })?;
         let made = Arc::new(Executable { lowered, executor });
         self.lock().insert(key, made.clone());
         Ok(made)
+    }
+
+    /// A driver for each device of a program that has memory of its own, opened when it is first used.
+    fn drivers(&self, program: &Program) -> Result<BTreeMap<DeviceName, Arc<dyn Driver>>> {
+        let mut drivers = self.drivers.lock().unwrap_or_else(PoisonError::into_inner);
+        for device in program.partitions.iter().map(|p| &p.device) {
+            if !drivers.contains_key(device)
+                && let Some(driver) = gpus::driver(device, &self.options)?
+            {
+                drivers.insert(device.clone(), driver);
+            }
+        }
+        Ok(drivers.clone())
     }
 
     fn specialised_graph(&self, shapes: &[Vec<usize>], values: &BTreeMap<String, Tensor>) -> Result<Graph> {
@@ -265,18 +280,6 @@ impl Compiled {
             }
         }
     }
-}
-
-/// A driver for each device of a program that has memory of its own. [`Options::check`] makes the emulator look for races too.
-fn drivers(program: &Program, options: &Options) -> BTreeMap<DeviceName, Arc<dyn Driver>> {
-    let emulated = program.partitions.iter().filter(|p| p.device.kind == DeviceKind::Emu);
-    let driver = |p: &Partition| {
-        let defaults = Limits::default();
-        let limits = Limits { memory_bytes: p.memory_limit.unwrap_or(defaults.memory_bytes), ..defaults };
-        let driver: Arc<dyn Driver> = Arc::new(EmulatedGpu::new(limits, Checks { races: options.check }));
-        (p.device.clone(), driver)
-    };
-    emulated.map(driver).collect()
 }
 
 impl Executable {
@@ -297,6 +300,22 @@ impl Executable {
     /// Starts to measure each kernel; [`Executable::profile`] tells.
     pub fn start_profile(&self) {
         self.executor.start_profile();
+    }
+
+    /// Time of each kernel on a GPU or an emulator of one, started again and again for at least `at_least`, after a run.
+    pub fn time_kernels(&self, at_least: Duration) -> Result<Vec<StepTime>> {
+        let times = self.executor.time_launches(at_least)?;
+        let row = |t: LaunchTime| {
+            let partition = &self.lowered.program.partitions[t.partition];
+            let step = &partition.steps[t.step];
+            let what = match &step.kind {
+                StepKind::Kernel { kernel, .. } => partition.kernels[kernel.0 as usize].name().to_owned(),
+                _ => String::new(),
+            };
+            let ns = t.time.as_nanos() as u64;
+            StepTime { device: partition.device.to_string(), what, node: step.origin.clone(), ns }
+        };
+        Ok(times.into_iter().map(row).collect())
     }
 
     /// Device, kernel or kind of step, node path, and ns summed over the runs since [`Executable::start_profile`].

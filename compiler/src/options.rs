@@ -39,8 +39,11 @@ pub struct Options {
     pub target_cpu: TargetCpu,
     /// Measured times that correct the predicted ones.
     pub measured: Arc<Measured>,
-    /// GPUs that CUDA code is made for.
-    pub gpu_arch: Arch,
+    /// GPUs that CUDA code is made for; `None`: for each GPU its own, and [`Arch::COMMON`] where there is none.
+    pub gpu_arch: Option<Arch>,
+    /// The driver's numbers of `/device:GPU:0` and so on; a number may be there more than once, which gives logical devices that share a GPU.
+    /// Empty: as the driver numbers them.
+    pub gpus: Vec<u32>,
     /// Run the verifier and the independent checkers between stages, and look for races in emulated kernels (always on in debug builds).
     pub check: bool,
     /// Keep what every stage made, for [`crate::pipeline::Lowered::text`]. Otherwise weights are let go as soon as they are packed.
@@ -62,7 +65,8 @@ impl Default for Options {
             threads: None,
             target_cpu: TargetCpu::Native,
             measured: Arc::default(),
-            gpu_arch: Arch::COMMON,
+            gpu_arch: None,
+            gpus: Vec::new(),
             check: cfg!(debug_assertions),
             keep_stages: false,
         }

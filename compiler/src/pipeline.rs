@@ -283,7 +283,7 @@ fn front(graph: Graph, previous: Option<&Placement>, s: &mut Stages) -> Result<F
 pub fn lower(graph: Graph, options: &Options) -> Result<Lowered> {
     let mut s = Stages::new(options);
     let Front { graph, rewritten, mut clusters, request, placement } = front(graph, None, &mut s)?;
-    has_code_generators(&placement)?;
+    check_presence(&placement, options)?;
     // Where nodes run more than once, each copy becomes a node.
     let expanded = if placement.copies.is_empty() { None } else { Some(placement.expand(&clusters)?) };
     let (whole, placed) = expanded.as_ref().map_or((&clusters, &placement), |(g, p)| (g, p));
@@ -322,18 +322,16 @@ pub fn lower(graph: Graph, options: &Options) -> Result<Lowered> {
     })
 }
 
-/// Errors with `Unsupported` when nodes are on devices for which there is no code generator, as plans for absent machines may have them.
-fn has_code_generators(placement: &Placement) -> Result<()> {
-    let mut lacking: BTreeMap<usize, usize> = BTreeMap::new();
+/// Errors with `Unsupported` when nodes are on GPUs that are not there, as plans for absent machines may have them.
+fn check_presence(placement: &Placement, options: &Options) -> Result<()> {
+    let mut used: BTreeMap<usize, usize> = BTreeMap::new();
     for placed in placement.nodes.iter().flatten() {
-        if place::lacks_kernels(placement.devices[placed.device].kind).is_some() {
-            *lacking.entry(placed.device).or_default() += 1;
-        }
+        *used.entry(placed.device).or_default() += 1;
     }
-    let Some((&device, n_nodes)) = lacking.iter().next() else { return Ok(()) };
-    let why = place::lacks_kernels(placement.devices[device].kind).unwrap_or_default();
-    let message = format!("the plan puts {n_nodes} nodes on {}: {why}", placement.devices[device]);
-    Err(Error::unsupported(message).hint("`gristmill place`, which plans without running, or a --target of CPUs only"))
+    used.into_iter().try_for_each(|(device, n_nodes)| {
+        let checked = place::gpus::check_presence(&placement.devices[device], &options.gpus);
+        checked.map_err(|e| e.context(format!("the plan has {n_nodes} nodes on a GPU")))
+    })
 }
 
 /// Products that must run on GPUs in the precision that was asked for; those that could run on a CPU stay as they are.
@@ -403,8 +401,10 @@ fn fusion(options: &Options) -> Fusion {
     }
 }
 
+/// How CUDA code is generated, and for what where no GPU decides it.
 fn gpu_options(options: &Options) -> cuda::Options {
-    cuda::Options { arch: options.gpu_arch, tf32: options.precision == Precision::Tf32 }
+    let arch = options.gpu_arch.unwrap_or(cuda::Arch::COMMON);
+    cuda::Options { arch, tf32: options.precision == Precision::Tf32 }
 }
 
 fn settings(options: &Options) -> Settings {
@@ -418,6 +418,7 @@ fn settings(options: &Options) -> Settings {
             listings: options.keep_stages,
             release_constants: !options.keep_stages && !options.check,
         },
+        gpu_archs: place::gpus::archs(options),
         gpu: gpu_options(options),
         memory_limits: options.devices.devices.iter().filter_map(limit).collect(),
         fusion: fusion(options),

@@ -1,15 +1,21 @@
 //! What the executor asks of a device that has memory of its own: the CUDA driver, or an emulator of one.
+//!
+//! A device has three queues: one computes, one copies from the host or from staging to the device, one copies from the device. Each does what
+//! it is asked in the order of the calls; nothing orders them among each other but [`Event`]s, and what each method says.
 
-use crate::error::Error;
+use crate::error::{Error, ErrorKind};
 use crate::gpu::{EncodedTensorMap, GpuArg, GpuCode, Launch, TensorMap};
+use crate::tensor::AlignedBytes;
+use std::slice;
+use std::sync::Arc;
 
-/// One device. Addresses are the device's own; 0 is none.
+/// One device. Addresses are the device's own; 0 is none. The methods that have a body are for devices on which everything is done when a call
+/// returns.
 ///
-/// Order: what one executor asks of a driver happens in the order of the calls. Blocking: [`Driver::read`] waits for all that was asked
-/// before, so what it gives is finished; other calls may return before the device is done. A failure of asynchronous work is an error of a
-/// later call. Every call may come from any thread.
+/// Blocking: [`Driver::read`] and [`Driver::finish`] wait, others may return before the device is done. A failure of asynchronous work is an
+/// error of a later call. Every call may come from any thread; a device that is gone makes calls fail, none waits for ever.
 pub trait Driver: Send + Sync {
-    /// What it is, for people: `NVIDIA H200, sm_90a`.
+    /// What it is, for people: `NVIDIA H200, sm_90`.
     fn describe(&self) -> String;
 
     /// Memory of at least one byte, aligned to 256 bytes, contents undefined. Errors with `OutOfMemory`.
@@ -18,13 +24,13 @@ pub trait Driver: Send + Sync {
     /// Gives back what [`Driver::allocate`] gave, once all that was asked before is done.
     fn free(&self, address: u64);
 
-    /// Copies from the host; `bytes` may be changed when it returns.
+    /// Copies from the host in the queue that computes; `bytes` may be changed when it returns.
     fn write(&self, to: u64, bytes: &[u8]) -> Result<(), Error>;
 
-    /// Copies to the host.
+    /// Copies to the host, after all that the queue that computes was asked before.
     fn read(&self, from: u64, bytes: &mut [u8]) -> Result<(), Error>;
 
-    /// Copies on the device; the ranges are the same or apart.
+    /// Copies on the device in the queue that computes; the ranges are the same or apart.
     fn copy(&self, from: u64, to: u64, size_bytes: usize) -> Result<(), Error>;
 
     /// Encodes a tensor map over the buffer at this address, for arguments of launches. Errors with `Unsupported` when the device copies no tiles,
@@ -33,6 +39,139 @@ pub trait Driver: Send + Sync {
 
     /// Makes code ready to be launched. Errors with `Unsupported` when it is not for this device.
     fn load(&self, code: &GpuCode) -> Result<Box<dyn Loaded>, Error>;
+
+    /// Memory of the host from and to which [`Driver::receive`] and [`Driver::send`] copy while the host does other things; zero.
+    fn pin(&self, size_bytes: usize) -> Result<Box<dyn HostMemory>, Error> {
+        Ok(Box::new(AlignedBytes::zeroed(size_bytes)?))
+    }
+
+    /// A new event, which has passed.
+    fn event(&self) -> Result<Arc<dyn Event>, Error> {
+        Ok(Arc::new(Passed))
+    }
+
+    /// Makes the queue wait until what `event` marks is done. It may be of another device.
+    fn wait(&self, _queue: Queue, _event: &dyn Event) -> Result<(), Error> {
+        Ok(())
+    }
+
+    /// Copies all of `to`'s bytes from the device, after what computes was asked before, beside what it is asked later. Marks the end in
+    /// `event`, and then calls `arrival`.
+    ///
+    /// # Safety
+    ///
+    /// `to` and `arrival` live, and no one uses `to`, until then or until [`Driver::finish`] returns.
+    unsafe fn send(
+        &self,
+        from: u64,
+        to: &dyn HostMemory,
+        _event: &dyn Event,
+        arrival: Option<&Arrival>,
+    ) -> Result<(), Error> {
+        // SAFETY: the caller's promise: no one else uses these bytes.
+        self.read(from, unsafe { slice::from_raw_parts_mut(to.as_ptr(), to.size_bytes()) })?;
+        arrival.iter().for_each(|arrival| arrival());
+        Ok(())
+    }
+
+    /// Copies all of `from`'s bytes to the device, likewise, and marks the end in `event`.
+    ///
+    /// # Safety
+    ///
+    /// `from` lives, and no one changes it, until then or until [`Driver::finish`] returns.
+    unsafe fn receive(&self, from: &dyn HostMemory, to: u64, _event: &dyn Event) -> Result<(), Error> {
+        // SAFETY: the caller's promise: no one changes these bytes.
+        self.write(to, unsafe { slice::from_raw_parts(from.as_ptr(), from.size_bytes()) })
+    }
+
+    /// Copies on the device in the queue of [`Driver::receive`], and marks the end in `event`.
+    fn unstage(&self, from: u64, to: u64, size_bytes: usize, _event: &dyn Event) -> Result<(), Error> {
+        self.copy(from, to, size_bytes)
+    }
+
+    /// Which of the driver's devices it is, if the driver copies between devices' memories.
+    fn peer(&self) -> Option<Peer> {
+        None
+    }
+
+    /// Whether [`Driver::push`] copies straight to memory of `peer`.
+    fn reaches(&self, _peer: Peer) -> bool {
+        false
+    }
+
+    /// Copies to memory of a device that is reached, as [`Driver::send`] does to the host's. Errors with `Unsupported` when it is not.
+    fn push(&self, _from: u64, peer: Peer, _to: u64, _size_bytes: usize, _event: &dyn Event) -> Result<(), Error> {
+        let message = format!("{} does not reach device {}", self.describe(), peer.ordinal);
+        Err(Error::new(ErrorKind::Unsupported, message))
+    }
+
+    /// Waits for all that was asked.
+    fn finish(&self) -> Result<(), Error> {
+        Ok(())
+    }
+
+    /// What `ask` asks for, without doing it: kernels, copies on the device, sends and receives with their events, all in one thread. `None` when
+    /// this device, or what was asked, cannot be replayed.
+    fn capture(&self, _ask: &mut dyn FnMut() -> Result<(), Error>) -> Result<Option<Box<dyn Replay>>, Error> {
+        Ok(None)
+    }
+}
+
+/// A queue of a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Queue {
+    /// Kernels, and copies between them.
+    Compute,
+    /// Copies to the device.
+    In,
+    /// Copies from the device.
+    Out,
+}
+
+/// Names a device to others of the same driver.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Peer {
+    /// The driver's number of it.
+    pub ordinal: u32,
+    /// The driver's own name of its context.
+    pub context: u64,
+}
+
+/// Called when bytes have arrived, on any thread; it must not call a driver.
+pub type Arrival = Box<dyn Fn() + Send + Sync>;
+
+/// A point in a queue. It may be marked again and again; who waits, waits for the last mark before.
+pub trait Event: Send + Sync {
+    /// The driver's own name of it; 0 where everything is done when a call returns.
+    fn raw(&self) -> u64;
+}
+
+/// The event of a device on which everything is done when a call returns.
+pub struct Passed;
+
+impl Event for Passed {
+    fn raw(&self) -> u64 {
+        0
+    }
+}
+
+/// Bytes of the host.
+pub trait HostMemory: Send + Sync {
+    /// The first byte, aligned to 64 bytes.
+    fn as_ptr(&self) -> *mut u8;
+
+    /// How many there are.
+    fn size_bytes(&self) -> usize;
+}
+
+impl HostMemory for AlignedBytes {
+    fn as_ptr(&self) -> *mut u8 {
+        AlignedBytes::as_ptr(self)
+    }
+
+    fn size_bytes(&self) -> usize {
+        self.as_slice().len()
+    }
 }
 
 /// Code on its device.
@@ -41,4 +180,10 @@ pub trait Loaded: Send + Sync {
     ///
     /// Errors with `Internal` when there is no such kernel, with `DeviceFailed` when it does what it must not (now or in a later call).
     fn launch(&self, entry: &str, launch: &Launch, args: &[GpuArg]) -> Result<(), Error>;
+}
+
+/// Requests that can be made again.
+pub trait Replay: Send + Sync {
+    /// Asks for all of it in the queue that computes.
+    fn start(&self) -> Result<(), Error>;
 }

@@ -1,10 +1,16 @@
 //! A run allocates nothing once the executor is made. This is a test binary of its own because it replaces the global allocator.
 
+use gristmill_runtime::cuda::{CudaGpu, Settings};
 use gristmill_runtime::device::{DeviceKind, DeviceName};
+use gristmill_runtime::driver::Driver;
 use gristmill_runtime::exec::{ExecOptions, Executor};
+use gristmill_runtime::gpu::{GpuCode, GpuKernel, GpuParam, Launch};
 use gristmill_runtime::program::*;
 use gristmill_runtime::{DType, Tensor};
 use std::alloc::{GlobalAlloc, Layout, System};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -133,8 +139,12 @@ fn everything() -> Program {
     program
 }
 
+/// One test, since requests of all threads are counted.
 #[test]
 fn runs_after_the_first_allocate_nothing() {
+    if std::env::var_os(IN_CHILD).is_some() {
+        return across_gpus_without_allocations();
+    }
     for threads in [1, 2, 4] {
         let options = ExecOptions { threads, ..ExecOptions::default() };
         let executor = Executor::new(Arc::new(everything()), &options).unwrap();
@@ -149,4 +159,125 @@ fn runs_after_the_first_allocate_nothing() {
         assert_eq!(outputs[0].as_slice::<f32>(), [10.0; N]);
         assert_eq!(requests, 0, "{threads} threads");
     }
+    start_with_emulated_driver();
+}
+
+/// Set in the process whose CUDA driver is the emulated one.
+const IN_CHILD: &str = "GRISTMILL_TEST_IN_CHILD";
+
+/// `twice`: `[in, out, status]`, one float per thread.
+const TWICE: &str = "
+.version 8.0
+.target sm_80
+.address_size 64
+.visible .entry twice(.param .u64 from, .param .u64 to, .param .u64 status) {
+    .reg .f32 %f<3>;
+    .reg .b32 %r<2>;
+    .reg .b64 %rd<6>;
+    ld.param.u64 %rd1, [from];
+    ld.param.u64 %rd2, [to];
+    mov.u32 %r1, %tid.x;
+    mul.wide.u32 %rd3, %r1, 4;
+    add.s64 %rd4, %rd1, %rd3;
+    add.s64 %rd5, %rd2, %rd3;
+    ld.global.f32 %f1, [%rd4];
+    add.f32 %f2, %f1, %f1;
+    st.global.f32 [%rd5], %f2;
+    ret;
+}
+";
+
+fn gpu(index: u32) -> DeviceName {
+    DeviceName::local(DeviceKind::Gpu, index)
+}
+
+fn on_gpu(index: u32, buffers: Vec<Buffer>, steps: Vec<Step>) -> Partition {
+    let launch = Launch { grid: [1; 3], block: [N as u32, 1, 1], shared_bytes: 0 };
+    let params = vec![GpuParam::Buffer(0), GpuParam::Buffer(1), GpuParam::Status];
+    let kernel = GpuKernel { name: "twice".into(), code: 0, entry: "twice".into(), launch, params };
+    let gpu_code = vec![GpuCode { arch: "sm_80".into(), ptx: TWICE.into(), cubin: vec![] }];
+    let kernels = vec![Kernel::Gpu(kernel)];
+    Partition { device: gpu(index), kernels, gpu_code, ..partition(0, buffers, steps) }
+}
+
+fn twice(from: u32, to: u32, deps: &[u32]) -> Step {
+    let args = [from, to].map(BufferId).to_vec();
+    step(StepKind::Kernel { kernel: KernelId(0), args, n_outputs: 1, items: 1, grain: 0 }, deps)
+}
+
+/// y = 16 x and z = 3 x: GPU 0 sends 2 x to the host, and 4 x to GPU 1, which doubles twice.
+fn across_gpus(sends_to_gpu: bool) -> Program {
+    let key = |from: DeviceName, to: DeviceName| Key { source: from, destination: to, tensor: "t".into() };
+    let to_host = key(gpu(0), cpu(0));
+    let send = |key: &Key, b| StepKind::Send { key: key.clone(), buffer: BufferId(b) };
+    let recv = |key: &Key, b| StepKind::Recv { key: key.clone(), buffer: BufferId(b) };
+    let x = || buffer("x", Loc::Input(0));
+    let mut first = on_gpu(
+        0,
+        vec![x(), buffer("a", at(0)), buffer("b", at(1)), buffer("y", Loc::Output(0))],
+        vec![twice(0, 1, &[]), step(send(&to_host, 1), &[0]), twice(1, 2, &[0])],
+    );
+    let host = partition(
+        0,
+        vec![x(), buffer("a", at(0)), buffer("z", Loc::Output(1))],
+        vec![step(recv(&to_host, 1), &[]), sum(0, 1, 2, &[0])],
+    );
+    let mut partitions = vec![host];
+    if sends_to_gpu {
+        let to_gpu = key(gpu(0), gpu(1));
+        // The output is the other GPU's.
+        first.buffers.pop();
+        first.steps.push(step(send(&to_gpu, 2), &[2]));
+        // What was sent is overwritten at once: that waits for the copy.
+        first.steps.push(twice(0, 2, &[3]));
+        let buffers = vec![buffer("b", at(0)), buffer("c", at(1)), buffer("y", Loc::Output(0))];
+        let steps = vec![step(recv(&to_gpu, 0), &[]), twice(0, 1, &[0]), twice(1, 2, &[1])];
+        partitions.push(on_gpu(1, buffers, steps));
+    } else {
+        first.steps.extend([twice(2, 1, &[1, 2]), twice(1, 3, &[3])]);
+    }
+    partitions.push(first);
+    let io = |name: &str| IoSpec::new(name, DType::F32, &[N]);
+    program(vec![io("x")], vec![io("y"), io("z")], partitions)
+}
+
+fn across_gpus_without_allocations() {
+    for sends_to_gpu in [false, true] {
+        let open = |i| Arc::new(CudaGpu::open(i, Settings::default()).unwrap()) as Arc<dyn Driver>;
+        let drivers = (0..2).map(|i| (gpu(i), open(i))).collect::<BTreeMap<_, _>>();
+        let options = ExecOptions { threads: 3, drivers, ..ExecOptions::default() };
+        let executor = Executor::new(Arc::new(across_gpus(sends_to_gpu)), &options).unwrap();
+        let mut outputs = [0; 2].map(|_| Tensor::zeros(DType::F32, &[N]).unwrap());
+        let inputs = [1f32, 2.0, 3.0].map(|x| [Tensor::from_slice(&[x; N], &[N]).unwrap()]);
+        // The second run is captured, where that can be.
+        (0..3).for_each(|_| executor.run_into(&inputs[0], &mut outputs).unwrap());
+        let before = REQUESTS.load(Ordering::Relaxed);
+        for i in 0..30 {
+            executor.run_into(&inputs[i % 3], &mut outputs).unwrap();
+            let x = (i % 3 + 1) as f32;
+            assert_eq!(outputs[0].as_slice::<f32>(), [16.0 * x; N], "run {i}");
+            assert_eq!(outputs[1].as_slice::<f32>(), [3.0 * x; N], "run {i}");
+        }
+        assert_eq!(REQUESTS.load(Ordering::Relaxed) - before, 0, "sends to a GPU: {sends_to_gpu}");
+    }
+}
+
+/// Runs the test again in a process of its own, whose CUDA driver is the emulated one. That driver's own allocations are not counted: it has its own
+/// allocator.
+fn start_with_emulated_driver() {
+    let test = std::env::current_exe().unwrap();
+    let (prefix, suffix) = (std::env::consts::DLL_PREFIX, std::env::consts::DLL_SUFFIX);
+    let library: PathBuf = test.with_file_name(format!("{prefix}gristmill_emulated_cuda{suffix}"));
+    let output = Command::new(&test)
+        .args(["--exact", "runs_after_the_first_allocate_nothing", "--nocapture"])
+        .envs([
+            ("GRISTMILL_CUDA", library.as_path()),
+            ("EMULATED_CUDA", "devices=2".as_ref()),
+            (IN_CHILD, "1".as_ref()),
+        ])
+        .env_remove("CUDA_VISIBLE_DEVICES")
+        .output()
+        .unwrap();
+    let text = [output.stdout, output.stderr].map(|b| String::from_utf8_lossy(&b).into_owned()).concat();
+    assert!(output.status.success() && text.contains("1 passed"), "{text}");
 }

@@ -1,6 +1,7 @@
 //! Black-box tests: one binary of modules.
 
 mod cli;
+mod cuda;
 mod emulated;
 mod hostile;
 mod house_rules;

@@ -218,8 +218,9 @@ fn absent_machines_are_planned_for_but_do_not_run() {
     let model = data("digits/model.onnx");
     let (code, out, err) = run(&["place", &model, "--set", "batch=2", "--target", target]);
     assert!(code == 0 && out.contains("/device:GPU:0"), "{out}{err}");
-    let (code, _, err) = run(&["run", &model, "--set", "batch=2", "--target", target]);
-    assert!(code == 3 && err.contains("GPUs cannot be run on yet"), "{code}: {err}");
+    let absent = ["run", &model, "--set", "batch=2", "--target", target, "--visible-gpus", "1000,1001"];
+    let (code, _, err) = run(&absent);
+    assert!(code == 3 && err.contains("nodes on a GPU: /device:GPU:0 is not there"), "{code}: {err}");
     std::fs::write(target, TARGET.replace("launch_ns", "launch_us")).unwrap();
     let (code, _, err) = run(&["place", &model, "--set", "batch=2", "--target", target]);
     assert!(code == 2 && err.contains("gpus.toml: line 10: unknown field `launch_us`"), "{code}: {err}");

@@ -88,6 +88,13 @@ fn text(file: &mut File) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
+/// The emulated CUDA driver, which was built beside this test.
+pub fn emulated_driver() -> PathBuf {
+    let file = format!("{}gristmill_emulated_cuda{}", std::env::consts::DLL_PREFIX, std::env::consts::DLL_SUFFIX);
+    let test = std::env::current_exe().expect("a process knows its executable");
+    test.with_file_name(file)
+}
+
 /// Builds the binary in the profile and target folder of this test, once. Cargo names no binary of another package to a test.
 fn binary() -> &'static Path {
     static BINARY: OnceLock<PathBuf> = OnceLock::new();

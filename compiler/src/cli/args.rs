@@ -7,8 +7,9 @@ use crate::cost::Bytes;
 use crate::error::{Error, Result};
 use crate::ir::{Bindings, Graph};
 use crate::options::{DimRange, Options, Precision, default_threads};
-use crate::place::{DeviceSet, Fallback, Pin, Placement, Plan, Target};
+use crate::place::{DeviceSet, DeviceSpec, Fallback, Pin, Placement, Plan, Target, gpus};
 use clap::{Args, ValueEnum};
+use gristmill_runtime::DeviceName;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -34,8 +35,8 @@ pub struct CompileArgs {
     /// Print the device of every op, and the requests that were let go.
     #[arg(long)]
     pub log_device_placement: bool,
-    /// Memory limit of a device, e.g. `cpu:0=512MiB`.
-    #[arg(long, value_name = "DEVICE=SIZE")]
+    /// Memory limit of a device, in bytes or as a share of what it has, e.g. `cpu:0=512MiB` or `gpu:0=40%`.
+    #[arg(long, value_name = "DEVICE=SIZE|SHARE%")]
     pub mem: Vec<String>,
     /// Sizes of symbolic dims.
     #[command(flatten)]
@@ -52,13 +53,17 @@ pub struct CompileArgs {
     /// CPU threads over all logical CPU devices; one per core by default.
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub threads: Option<u16>,
-    /// GPUs that CUDA code is made for: `sm_80`, `sm_90a`. By default those of this machine, otherwise `sm_80`.
+    /// GPUs that CUDA code is made for: `sm_80`, `sm_90a`. By default each GPU's own, `sm_80` without one.
     #[arg(long, value_name = "ARCH")]
     pub gpu_arch: Option<String>,
     /// What products on GPUs round their operands to: f32 (nothing), tf32, bf16 or f16. Sums are f32 in any case.
     #[arg(long, default_value = "f32", value_name = "DTYPE")]
     pub precision: String,
-    /// Run the verifier and the independent checkers between stages.
+    /// The GPUs, by the driver's numbers, that `gpu:0` and so on are, e.g. `1` or `0,0`: the latter are two logical devices that share a GPU. All
+    /// in the driver's order by default.
+    #[arg(long, value_name = "N,..", value_delimiter = ',')]
+    pub visible_gpus: Vec<u32>,
+    /// Run the verifier and the independent checkers between stages; wait for each kernel of a GPU, so that a fault names it.
     #[arg(long)]
     pub verify: bool,
     /// Write the text of every stage into a directory.
@@ -131,20 +136,30 @@ impl CompileArgs {
         let Some(path) = &self.target else {
             let mut set = DeviceSet::parse(&self.devices, threads)?;
             calibrate::calibration().iter().for_each(|c| c.apply(&mut set));
+            set.look_at_gpus(&self.visible_gpus)?;
             return Ok(set);
         };
         let target = Target::parse(&load::text(path)?).map_err(|e| e.context(path.display()))?;
         Ok(target.devices)
     }
 
-    /// `--gpu-arch`, or the architecture of the first GPU here.
-    fn gpu_arch(&self) -> Result<Arch> {
-        if let Some(name) = &self.gpu_arch {
-            return Arch::parse(name);
+    /// Bytes that one `--mem` gives each device that it is for.
+    fn limit(&self, mem: &str, devices: &mut DeviceSet) -> Result<()> {
+        let (spec, size) = split(mem, "--mem", "DEVICE=SIZE or DEVICE=SHARE%")?;
+        let Some(share) = size.strip_suffix('%') else {
+            return devices.limit_memory(spec, Bytes(parse_size(size)? as u64));
+        };
+        let share = share.trim().parse::<f64>().ok().filter(|s| *s > 0.0 && *s <= 100.0).ok_or_else(|| {
+            Error::invalid(format!("--mem {mem:?}: {size:?} is not a share; expected more than 0% and at most 100%"))
+        })?;
+        let names: Vec<DeviceName> = devices.devices.iter().map(|d| d.name.clone()).collect();
+        let fitting = devices.matching(&DeviceSpec::parse(spec)?);
+        for name in fitting.iter().map(|&d| &names[d]) {
+            let total = gpus::total_memory(name, &self.visible_gpus)?;
+            devices.limit_memory(&name.to_string(), Bytes((total as f64 * share / 100.0) as u64))?;
         }
-        let gpus = gristmill_runtime::cuda::probe().unwrap_or_default();
-        let first = gpus.first().map(|g| Arch::of_device(g.compute_capability.0, g.compute_capability.1));
-        Ok(first.unwrap_or(Arch::COMMON))
+        // It says which devices there are when none fits.
+        if fitting.is_empty() { devices.limit_memory(spec, Bytes::ZERO) } else { Ok(()) }
     }
 
     /// The plan that `--plan` names.
@@ -168,7 +183,8 @@ impl CompileArgs {
             budget: self.budget.as_deref().map(parse_time).transpose()?,
             threads: Some(threads),
             target_cpu: TargetCpu::parse(&self.target_cpu)?,
-            gpu_arch: self.gpu_arch()?,
+            gpu_arch: self.gpu_arch.as_deref().map(Arch::parse).transpose()?,
+            gpus: self.visible_gpus.clone(),
             precision: parse_precision(&self.precision)?,
             keep_stages: self.dump_dir.is_some(),
             ..Options::default()
@@ -177,8 +193,7 @@ impl CompileArgs {
         options.pins = self.pin.iter().map(|p| Pin::parse(p)).collect::<Result<_>>()?;
         options.plan = self.plan()?;
         for mem in &self.mem {
-            let (device, size) = split(mem, "--mem", "DEVICE=SIZE")?;
-            options.devices.limit_memory(device, Bytes(parse_size(size)? as u64))?;
+            self.limit(mem, &mut options.devices)?;
         }
         (options.dims, options.ranges) = self.dims.parse()?;
         Ok(options)

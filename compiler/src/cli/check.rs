@@ -65,7 +65,7 @@ fn check_model(m: &Model, dims: Bindings, json: bool) -> Result<()> {
         for name in &values {
             outln!("  input {name:?} decides shapes: code is specialised for each value it is given");
         }
-        outln!("devices: /device:CPU, and /device:EMU where NVRTC is installed; GPUs cannot be run on yet");
+        outln!("devices: /device:CPU, and /device:GPU (CUDA) and /device:EMU where NVRTC is installed");
     }
     match problems.iter().map(|p| p.kind).min() {
         None => Ok(()),

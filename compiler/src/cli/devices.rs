@@ -62,7 +62,7 @@ pub fn devices(args: &DevicesArgs) -> Result<()> {
     match &gpus {
         Ok(list) => list.iter().enumerate().for_each(|(i, g)| {
             outln!(
-                "  GPU:{i}  {}  {}  compute capability {}.{} (not used to run on yet)",
+                "  GPU:{i}  {}  {}  compute capability {}.{}",
                 g.name,
                 format::size(g.memory_bytes as u64),
                 g.compute_capability.0,

@@ -23,7 +23,9 @@ use std::sync::Arc;
 pub struct Settings {
     /// Options of the CPU's code generator.
     pub codegen: cpu::Options,
-    /// Options of the CUDA generator.
+    /// What CUDA code for each GPU is made for.
+    pub gpu_archs: BTreeMap<DeviceName, cuda::Arch>,
+    /// Options of the CUDA generator, with the architecture of all other devices.
     pub gpu: cuda::Options,
     /// Memory limits of devices in bytes.
     pub memory_limits: BTreeMap<DeviceName, usize>,
@@ -185,7 +187,7 @@ impl Assembler<'_> {
     fn gpu_kernels(&mut self, part: &Part) -> Result<DeviceKernels> {
         let arch = match part.device.kind {
             DeviceKind::Emu => self.settings.gpu.arch.ptx_only(),
-            _ => self.settings.gpu.arch,
+            _ => self.settings.gpu_archs.get(&part.device).copied().unwrap_or(self.settings.gpu.arch),
         };
         let generated = cuda::generate_with(&part.graph, cuda::Options { arch, ..self.settings.gpu })?;
         let nvrtc = nvrtc::get().map_err(|e| e.context(format!("{} needs a compiler of CUDA", part.device)))?;

@@ -3,7 +3,6 @@
 
 use super::colocate::{Colocation, Group, Member};
 use super::device::DeviceSet;
-use super::kernels::lacks_kernels;
 use crate::error::{Error, ErrorKind};
 use crate::ir::{Graph, NodeId};
 use crate::nearest::nearest;
@@ -205,7 +204,7 @@ fn available(set: &DeviceSet) -> String {
 /// The error of a specification that fits no device; `what` comes before the devices that there are.
 pub(super) fn unknown(what: &str, spec: &DeviceSpec, set: &DeviceSet) -> Error {
     let cuda = match spec.device_type.as_deref() {
-        Some("GPU") if lacks_kernels(DeviceKind::Gpu).is_some() => {
+        Some("GPU") if !set.devices.iter().any(|d| d.name.kind == DeviceKind::Gpu) => {
             " The requested device appears to be a GPU, but CUDA is not enabled."
         }
         _ => "",

@@ -33,7 +33,7 @@ pub(crate) fn run_if(s: &mut PreparedIf, addresses: &Addresses, context: &mut Co
     set(&mut branch.inputs, s.args.iter().map(at));
     set(&mut branch.outputs, s.results.iter().map(at));
     branch.bind();
-    branch.run_serial(context)
+    branch.run_sub_program(context)
 }
 
 /// # Safety
@@ -213,7 +213,7 @@ pub(crate) fn run_loop(s: &mut PreparedLoop, addresses: &Addresses, context: &mu
             s.write_header(i, condition, memory)?;
         }
         s.bind_iteration(i, flip, addresses);
-        s.body.run_serial(context)?;
+        s.body.run_sub_program(context)?;
         if ends_by_condition {
             // SAFETY: the body has just written its condition there.
             condition = unsafe { read_bool(memory, s.cell(2))? };

@@ -4,10 +4,11 @@ use super::control::{PreparedIf, PreparedLoop};
 use super::launch::{self, PreparedLaunch, Statuses};
 use super::memory::{Block, Memory};
 use super::profile::Profile;
+use super::rendezvous::Rendezvous;
 use super::resources::{Resources, Variable};
-use crate::driver::Loaded;
-use crate::error::Error;
-use crate::program::{Buffer, BufferId, Kernel, KernelFn, Key, Loc, Partition, Program, Step, StepKind};
+use crate::driver::{Arrival, Event, Loaded, Passed, Queue};
+use crate::error::{Error, ErrorKind};
+use crate::program::{Buffer, BufferId, Kernel, KernelFn, Key, Loc, Partition, Program, Step, StepId, StepKind};
 use crate::tensor::Tensor;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,6 +22,10 @@ pub(crate) struct Links<'a> {
     pub(crate) slots: &'a BTreeMap<Key, usize>,
     /// Memory of the device.
     pub(crate) memory: &'a Memory,
+    /// Where partitions meet.
+    pub(crate) rendezvous: &'a Arc<Rendezvous>,
+    /// Where the tensor of each slot goes.
+    pub(crate) targets: &'a [Memory],
 }
 
 /// An instance of one partition: of the program's own, or of a sub-program at one place of use.
@@ -42,6 +47,10 @@ pub(crate) struct Frame {
     pub(crate) profile: Option<Profile>,
     /// Whether launches failed.
     pub(crate) statuses: Statuses,
+    /// What marks the end of each step that is a device's copy from or to another partition.
+    events: Vec<Option<Arc<dyn Event>>>,
+    /// Those of the dependencies of each step that are such copies.
+    copies_before: Vec<Vec<u32>>,
     /// Owners of what addresses of the arena and of constants on the device point to.
     _blocks: Vec<Block>,
 }
@@ -66,11 +75,23 @@ pub(crate) enum Prepared {
     Launch(PreparedLaunch),
     Send { slot: usize, buffer: Span },
     Recv { slot: usize, buffer: Span },
+    SendFromDevice(SendFromDevice),
+    RecvOnDevice { slot: usize, buffer: Span },
     Copy { src: Span, dst: Span },
     If(Box<PreparedIf>),
     Loop(Box<PreparedLoop>),
     ReadVariable { variable: Arc<Variable>, dst: Span },
     AssignVariable { variable: Arc<Variable>, src: Span },
+}
+
+/// A send beside which its device computes on.
+pub(crate) struct SendFromDevice {
+    pub(crate) slot: usize,
+    pub(crate) buffer: Span,
+    /// Where it goes.
+    pub(crate) target: Memory,
+    /// Tells a receiver on the host.
+    pub(crate) arrival: Option<Arrival>,
 }
 
 pub(crate) struct PreparedKernel {
@@ -123,6 +144,8 @@ impl Frame {
             bound_args: Vec::new(),
             profile: None,
             statuses: Statuses::default(),
+            events: Vec::with_capacity(partition.steps.len()),
+            copies_before: Vec::with_capacity(partition.steps.len()),
             _blocks: Vec::new(),
         };
         blocks.push(arena);
@@ -133,6 +156,13 @@ impl Frame {
         };
         for step in &partition.steps {
             let prepared = frame.prepare(program, step, links, &code)?;
+            let is_copy = |d: &&StepId| frame.events[d.0 as usize].is_some();
+            frame.copies_before.push(step.deps.iter().filter(is_copy).map(|d| d.0).collect());
+            frame.events.push(match (&prepared, links.memory) {
+                (Prepared::SendFromDevice(send), _) => links.rendezvous.sent(send.slot),
+                (Prepared::RecvOnDevice { .. }, Memory::Device(driver)) => Some(driver.event()?),
+                _ => None,
+            });
             frame.steps.push(prepared);
         }
         frame.statuses.allocate(links.memory)?;
@@ -167,8 +197,11 @@ impl Frame {
                     has_workspace: kernel.workspace_bytes_per_thread > 0,
                 })
             }
-            StepKind::Send { key, buffer } => Prepared::Send { slot: links.slots[key], buffer: span(buffer) },
-            StepKind::Recv { key, buffer } => Prepared::Recv { slot: links.slots[key], buffer: span(buffer) },
+            StepKind::Send { key, buffer } => prepare_send(links, links.slots[key], span(buffer)),
+            StepKind::Recv { key, buffer } => match links.memory {
+                Memory::Host => Prepared::Recv { slot: links.slots[key], buffer: span(buffer) },
+                Memory::Device(_) => Prepared::RecvOnDevice { slot: links.slots[key], buffer: span(buffer) },
+            },
             StepKind::Copy { src, dst } => Prepared::Copy { src: span(src), dst: span(dst) },
             StepKind::If(s) => Prepared::If(Box::new(PreparedIf::new(s, links)?)),
             StepKind::Loop(s) => Prepared::Loop(Box::new(PreparedLoop::new(s, &partition.buffers, links)?)),
@@ -214,6 +247,53 @@ impl Frame {
         }
     }
 
+    /// The queue that a step is asked of waits for the copies that the step depends on.
+    pub(crate) fn wait_for_copies(&self, step: usize) -> Result<(), Error> {
+        let Memory::Device(driver) = &self.addresses.memory else { return Ok(()) };
+        let queue = match self.steps[step] {
+            Prepared::SendFromDevice(_) => Queue::Out,
+            Prepared::RecvOnDevice { .. } => Queue::In,
+            _ => Queue::Compute,
+        };
+        let events = self.copies_before[step].iter().filter_map(|&d| self.events[d as usize].as_ref());
+        events.into_iter().try_for_each(|event| driver.wait(queue, &**event))
+    }
+
+    /// What marks the end of a step that is a device's copy.
+    pub(crate) fn event(&self, step: usize) -> &dyn Event {
+        self.events[step].as_deref().unwrap_or(&Passed)
+    }
+
+    /// Whether all it asks of its device can be asked for again as one: kernels, copies, and sends to the host.
+    pub(crate) fn is_replayable(&self) -> bool {
+        self.steps.iter().all(|step| match step {
+            Prepared::Launch(_) | Prepared::Copy { .. } => true,
+            Prepared::SendFromDevice(send) => send.arrival.is_some(),
+            _ => false,
+        })
+    }
+
+    /// A fault that the device noticed when all had been asked for: it says which kernels may be to blame.
+    pub(crate) fn explain_fault(&self, error: Error) -> Error {
+        let launches: Vec<usize> =
+            (0..self.steps.len()).filter(|&i| matches!(self.steps[i], Prepared::Launch(_))).collect();
+        let name = |&i: &usize| match &self.steps[i] {
+            Prepared::Launch(launch) => format!("{} (node {:?})", launch.entry(), self.origin(i)),
+            _ => String::new(),
+        };
+        match launches.as_slice() {
+            _ if error.kind() != ErrorKind::DeviceFailed => error,
+            [] => error,
+            [only] => error.context(format!("kernel {}", name(only))).at(self.origin(*only)),
+            [first, .., last] => error.context(format!(
+                "one of {} kernels, from {} to {}; with --verify each is waited for, which tells which one",
+                launches.len(),
+                name(first),
+                name(last)
+            )),
+        }
+    }
+
     /// Node path of a step, for errors.
     pub(crate) fn origin(&self, step: usize) -> &str {
         &self.program.partitions[self.partition_idx].steps[step].origin
@@ -229,6 +309,18 @@ impl Frame {
         };
         self.steps.iter().map(own).max().unwrap_or(0)
     }
+}
+
+/// Over emulated links a device sends through its host.
+fn prepare_send(links: &Links<'_>, slot: usize, buffer: Span) -> Prepared {
+    if matches!(links.memory, Memory::Host) || links.rendezvous.courier().is_some() {
+        return Prepared::Send { slot, buffer };
+    }
+    let target = links.targets[slot].clone();
+    let rendezvous = links.rendezvous.clone();
+    let arrived = move || rendezvous.deliver(slot, rendezvous.epoch());
+    let arrival: Option<Arrival> = target.driver().is_none().then(|| Box::new(arrived) as Arrival);
+    Prepared::SendFromDevice(SendFromDevice { slot, buffer, target, arrival })
 }
 
 /// Addresses of the constants: on the host where they are, on a device those of copies, which the blocks own.

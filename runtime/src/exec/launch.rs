@@ -1,13 +1,14 @@
 //! Launches of GPU kernels.
 
-use super::frame::Addresses;
+use super::frame::{Addresses, Frame, Prepared};
 use super::memory::{Block, Memory};
-use super::step::Stop;
-use crate::driver::{Driver, Loaded};
+use super::transfer::bytes_of;
+use crate::driver::{Driver, Event, HostMemory, Loaded};
 use crate::error::{Error, ErrorKind};
 use crate::gpu::{EncodedTensorMap, GpuArg, GpuCode, GpuKernel, GpuParam, Launch, TensorMap};
 use crate::status;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// A launch with all but its buffers resolved.
 pub(crate) struct PreparedLaunch {
@@ -59,6 +60,11 @@ impl PreparedLaunch {
         self.code.launch(&self.entry, &self.launch, &self.args)
     }
 
+    /// Its entry point.
+    pub(crate) fn entry(&self) -> &str {
+        &self.entry
+    }
+
     /// The word that tells whether it failed.
     pub(crate) fn status(&self) -> Option<usize> {
         self.status
@@ -75,13 +81,43 @@ fn encode(
     if let Some((_, encoded)) = last.filter(|l| l.0 == address) {
         return Ok(GpuArg::TensorMap(encoded));
     }
-    let Memory::Device(driver) = memory else {
+    let Some(driver) = memory.driver() else {
         return Err(Error::new(ErrorKind::Internal, "a tensor map for a device without memory of its own"));
     };
     let encoded = driver.encode(map, address)?;
     *last = Some((address, encoded));
     Ok(GpuArg::TensorMap(encoded))
 }
+
+impl Frame {
+    /// Time of each launch outside of sub-programs, by step.
+    pub(crate) fn time_launches(&mut self, at_least: Duration) -> Result<Vec<(usize, Duration)>, Error> {
+        let Some(driver) = self.addresses.memory.driver().cloned() else { return Ok(Vec::new()) };
+        let mut times = Vec::new();
+        for (i, step) in self.steps.iter_mut().enumerate() {
+            let Prepared::Launch(launch) = step else { continue };
+            let mut time = |n: u32| {
+                let started = Instant::now();
+                (0..n).try_for_each(|_| launch.start(&self.addresses, &self.statuses))?;
+                driver.finish()?;
+                Ok::<_, Error>(started.elapsed())
+            };
+            // The first may load code.
+            time(1)?;
+            let mut n = 1;
+            let mut taken = time(n)?;
+            while taken < at_least && n < MOST_LAUNCHES {
+                n *= 2;
+                taken = time(n)?;
+            }
+            times.push((i, taken / n));
+        }
+        Ok(times)
+    }
+}
+
+/// Launches of one kernel that are timed together.
+const MOST_LAUNCHES: u32 = 1 << 16;
 
 /// Loads the code of a partition.
 pub(crate) fn load(driver: &dyn Driver, code: &[GpuCode]) -> Result<Vec<Arc<dyn Loaded>>, Error> {
@@ -91,9 +127,17 @@ pub(crate) fn load(driver: &dyn Driver, code: &[GpuCode]) -> Result<Vec<Arc<dyn 
 /// The status words of a frame's launches, which are looked at once at the end of a run: until then the device need not be waited for.
 #[derive(Default)]
 pub(crate) struct Statuses {
-    words: Option<Block>,
-    /// Copies on the host, in bytes.
-    host: Vec<u8>,
+    n_words: usize,
+    words: Option<Words>,
+}
+
+struct Words {
+    words: Block,
+    /// As many bytes, all zero.
+    zeros: Block,
+    /// What [`Statuses::ask`] found.
+    found: Box<dyn HostMemory>,
+    asked: Arc<dyn Event>,
 }
 
 const WORD_BYTES: usize = size_of::<u32>();
@@ -101,34 +145,48 @@ const WORD_BYTES: usize = size_of::<u32>();
 impl Statuses {
     /// The index of one more word.
     fn reserve(&mut self) -> usize {
-        self.host.extend([0; WORD_BYTES]);
-        self.host.len() / WORD_BYTES - 1
+        self.n_words += 1;
+        self.n_words - 1
     }
 
     /// Allocates all that were reserved.
     pub(crate) fn allocate(&mut self, memory: &Memory) -> Result<(), Error> {
-        self.words = if self.host.is_empty() { None } else { Some(memory.allocate(self.host.len())?) };
+        let (Some(driver), n_bytes) = (memory.driver(), self.n_words * WORD_BYTES) else { return Ok(()) };
+        if n_bytes == 0 {
+            return Ok(());
+        }
+        let zeros = memory.allocate(n_bytes)?;
+        // SAFETY: the block is new and has this size.
+        unsafe { memory.write(zeros.as_ptr(), &vec![0; n_bytes])? };
+        let (words, found, asked) = (memory.allocate(n_bytes)?, driver.pin(n_bytes)?, driver.event()?);
+        self.words = Some(Words { words, zeros, found, asked });
         Ok(())
     }
 
     fn address(&self, index: usize) -> u64 {
-        self.words.as_ref().map_or(0, |b| b.as_ptr().addr() as u64) + (index * WORD_BYTES) as u64
+        self.words.as_ref().map_or(0, |w| w.words.as_ptr().addr() as u64) + (index * WORD_BYTES) as u64
     }
 
-    /// Says that no launch has failed.
-    pub(crate) fn clear(&mut self, memory: &Memory) -> Result<(), Error> {
-        let Some(words) = &self.words else { return Ok(()) };
-        self.host.fill(0);
-        // SAFETY: the block has this size, and only launches, none of which is under way, use it.
-        unsafe { memory.write(words.as_ptr(), &self.host) }
+    /// Says that no launch has failed, in the queue that computes.
+    pub(crate) fn clear(&self, memory: &Memory) -> Result<(), Error> {
+        let Some(w) = &self.words else { return Ok(()) };
+        // SAFETY: both blocks have this size; only launches, which come after, use the words.
+        unsafe { memory.copy(w.zeros.as_ptr(), w.words.as_ptr(), self.n_words * WORD_BYTES) }
     }
 
-    /// The first word that says that its launch failed, and the error.
-    pub(crate) fn failure(&mut self, memory: &Memory) -> Result<Option<(usize, Error)>, Stop> {
-        let Some(words) = &self.words else { return Ok(None) };
-        // SAFETY: the block has this size; reading waits for the launches that write it.
-        unsafe { memory.read(words.as_ptr(), &mut self.host)? };
-        let words = self.host.chunks_exact(WORD_BYTES).map(|w| u32::from_ne_bytes([w[0], w[1], w[2], w[3]]));
-        Ok(words.enumerate().find_map(|(i, word)| Some((i, status::to_error(word)?))))
+    /// Asks for the words; false when there are none. They are there when the device has finished.
+    pub(crate) fn ask(&self, memory: &Memory) -> Result<bool, Error> {
+        let (Some(w), Some(driver)) = (&self.words, memory.driver()) else { return Ok(false) };
+        // SAFETY: the words live as long as the frame, which outlives its runs; they are looked at when the device has finished.
+        unsafe { driver.send(w.words.as_ptr().addr() as u64, &*w.found, &*w.asked, None)? };
+        Ok(true)
+    }
+
+    /// The first word that says that its launch failed, and the error. The device has finished since [`Statuses::ask`].
+    pub(crate) fn failure(&self) -> Option<(usize, Error)> {
+        // SAFETY: no copy is under way.
+        let found = unsafe { bytes_of(&*self.words.as_ref()?.found) };
+        let words = found.chunks_exact(WORD_BYTES).map(|w| u32::from_ne_bytes([w[0], w[1], w[2], w[3]]));
+        words.enumerate().find_map(|(i, word)| Some((i, status::to_error(word)?)))
     }
 }

@@ -1,6 +1,6 @@
 //! The memory that a partition's buffers are in: the host's, or a device's own.
 
-use crate::driver::Driver;
+use crate::driver::{Driver, HostMemory};
 use crate::error::Error;
 use crate::tensor::AlignedBytes;
 use std::ptr;
@@ -43,6 +43,22 @@ pub(crate) fn pointer(address: u64) -> *mut u8 {
 }
 
 impl Memory {
+    /// The driver of a device's own memory.
+    pub(crate) fn driver(&self) -> Option<&Arc<dyn Driver>> {
+        match self {
+            Memory::Host => None,
+            Memory::Device(driver) => Some(driver),
+        }
+    }
+
+    /// Memory of the host that this memory's device, if it is one, copies from and to; zero.
+    pub(crate) fn pin(&self, size_bytes: usize) -> Result<Box<dyn HostMemory>, Error> {
+        match self {
+            Memory::Host => Ok(Box::new(AlignedBytes::zeroed(size_bytes)?)),
+            Memory::Device(driver) => driver.pin(size_bytes),
+        }
+    }
+
     /// New memory, zero on the host, undefined on a device.
     pub(crate) fn allocate(&self, size_bytes: usize) -> Result<Block, Error> {
         Ok(match self {

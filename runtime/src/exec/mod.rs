@@ -16,6 +16,13 @@
 //! device error) aborts the run on all devices: every wait ends, `run` returns an error that names node and device, and the executor can be
 //! run again. Concurrent calls of `run` take turns.
 //!
+//! # Devices with memory of their own
+//!
+//! Their workers ask a [`Driver`] and do not wait: for kernels in one queue, for copies from and to other partitions in two others, ordered by
+//! events where a step depends on a copy. The caller's tensors cross through pinned memory. A run of such a partition ends when its device has
+//! finished, failed or not; then the status words of its launches are looked at. What a partition asks is captured when it runs for the second time,
+//! and replayed from then on, unless it receives or has control flow, variables, or sends to other devices, or is profiled.
+//!
 //! # Floating point
 //!
 //! The executor leaves the IEEE default environment alone: round to nearest even, subnormals kept (neither FTZ nor DAZ), exceptions masked.
@@ -30,8 +37,10 @@ mod memory;
 mod profile;
 mod rendezvous;
 mod resources;
+mod shortage;
 mod step;
 mod team;
+mod transfer;
 mod wait;
 mod worker;
 
@@ -45,15 +54,16 @@ use emulate::{Courier, Crossing, Transport};
 use frame::{Frame, Links};
 use memory::Memory;
 use profile::Profile;
-use rendezvous::Rendezvous;
+use rendezvous::{Rendezvous, SlotSpec};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use step::Scratch;
 use team::{Leader, Team};
+use transfer::Staging;
 use wait::{Event, Patience};
-use worker::{Schedule, Worker};
+use worker::{Replaying, Schedule, Worker};
 
 pub use resources::Resources;
 
@@ -80,10 +90,21 @@ pub struct Executor {
     _pool: Option<rayon::ThreadPool>,
 }
 
+/// Time of one launch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LaunchTime {
+    /// Index of the partition.
+    pub partition: usize,
+    /// Index of the step there.
+    pub step: usize,
+    /// Mean over many launches, one right after the other.
+    pub time: Duration,
+}
+
 /// What the threads of an executor share.
 struct Shared {
     program: Arc<Program>,
-    rendezvous: Rendezvous,
+    rendezvous: Arc<Rendezvous>,
     /// Locked by its leader during a run, by the caller between runs.
     workers: Vec<Mutex<Worker>>,
     patience: Patience,
@@ -164,6 +185,21 @@ impl Executor {
         self.shared.workers.iter().map(|w| lock(w).frame.profile.as_ref().map(spans).unwrap_or_default()).collect()
     }
 
+    /// Time of each kernel of the devices that have memory of their own, started again and again for at least `at_least`, with what the last run
+    /// left in its buffers.
+    ///
+    /// Errors with what the device says. The next run is not disturbed.
+    pub fn time_launches(&self, at_least: Duration) -> Result<Vec<LaunchTime>, Error> {
+        let _turn = lock(&self.turn);
+        let mut times = Vec::new();
+        for (partition, worker) in self.shared.workers.iter().enumerate() {
+            for (step, time) in lock(worker).frame.time_launches(at_least)? {
+                times.push(LaunchTime { partition, step, time });
+            }
+        }
+        Ok(times)
+    }
+
     /// What crossed emulated links in the last run, in the order in which it was sent.
     pub fn crossings(&self) -> Vec<Crossing> {
         let _turn = lock(&self.turn);
@@ -205,17 +241,20 @@ impl Drop for Executor {
 
 impl Shared {
     fn new(program: Arc<Program>, options: &ExecOptions, threads: usize, patience: Patience) -> Result<Shared, Error> {
-        let (slots, staging) = number_keys(&program);
-        let courier = Courier::new(&slots, &staging, &options.transport)?;
-        let links = Links { resources: &options.resources, slots: &slots, memory: &Memory::Host };
+        let (slots, ends) = number_keys(&program);
+        let courier = Courier::new(&slots, &ends, &options.transport)?;
+        let memories: Vec<Memory> = program.partitions.iter().map(|p| memory_of(&p.device, options)).collect();
+        let (specs, targets) = stage(&program, &slots, &ends, &memories, courier.is_some())?;
+        let rendezvous = Arc::new(Rendezvous::new(program.partitions.len(), specs, patience, courier));
+        let (resources, rendezvous_of) = (&*options.resources, &rendezvous);
+        let links = |memory| Links { resources, slots: &slots, memory, rendezvous: rendezvous_of, targets: &targets };
         let worker = |index: usize| {
             let partition = &program.partitions[index];
-            let memory = memory_of(&partition.device, options);
-            let mut frame = Frame::new(&program, index, &Links { memory: &memory, ..links })?;
-            let caller = match memory {
-                Memory::Host => None,
-                Memory::Device(_) => Some(CallerTensors::new(&program, index, &memory)?),
-            };
+            let memory = &memories[index];
+            let explain = |e: Error| shortage::explain(e, &program, index);
+            let mut frame = Frame::new(&program, index, &links(memory)).map_err(explain)?;
+            let caller = memory.driver().map(|driver| CallerTensors::new(&program, index, driver)).transpose();
+            let caller = caller.map_err(explain)?;
             caller.iter().for_each(|c| frame.use_copies(c.addresses()));
             let workspace_bytes = program.memory_use()[index].1.workspace_bytes_per_thread;
             Ok(Mutex::new(Worker {
@@ -225,12 +264,15 @@ impl Shared {
                 scratch: Scratch::new(threads, workspace_bytes, frame.max_args())?,
                 caller,
                 schedule: Schedule::new(partition),
+                replay: Replaying::new(frame.is_replayable()),
                 frame,
             }))
         };
         let workers = (0..program.partitions.len()).map(worker).collect::<Result<Vec<_>, Error>>()?;
+        // What was asked for so far is on its devices, or they say that it is not.
+        memories.iter().filter_map(Memory::driver).try_for_each(|driver| driver.finish())?;
         Ok(Shared {
-            rendezvous: Rendezvous::new(workers.len(), &staging, patience, courier)?,
+            rendezvous,
             program: program.clone(),
             workers,
             patience,
@@ -245,9 +287,10 @@ impl Shared {
 
     /// Runs all workers once, the first one on this thread; returns when all have ended.
     fn run(&self) {
-        self.rendezvous.begin_epoch();
+        let epoch = self.epoch.load(Ordering::Relaxed) + 1;
+        self.rendezvous.begin_epoch(epoch);
         self.running.store(self.workers.len().saturating_sub(1), Ordering::Relaxed);
-        let epoch = self.epoch.fetch_add(1, Ordering::Release) + 1;
+        self.epoch.store(epoch, Ordering::Release);
         self.start.notify();
         if let Some(first) = self.workers.first() {
             lock(first).run(&self.rendezvous, epoch);
@@ -288,6 +331,29 @@ fn number_keys(program: &Program) -> (BTreeMap<Key, usize>, Vec<(usize, usize)>)
     (slots, staging)
 }
 
+/// Allocates where each tensor that crosses is on its way, and tells the memory that it goes to. Emulated links join memories of the host.
+fn stage(
+    program: &Program,
+    slots: &BTreeMap<Key, usize>,
+    ends: &[(usize, usize)],
+    memories: &[Memory],
+    is_emulated: bool,
+) -> Result<(Vec<SlotSpec>, Vec<Memory>), Error> {
+    let mut sources = vec![Memory::Host; ends.len()];
+    for (partition, memory) in program.partitions.iter().zip(memories).filter(|_| !is_emulated) {
+        let sent = slots.iter().filter(|(key, _)| key.source == partition.device);
+        sent.for_each(|(_, &slot)| sources[slot] = memory.clone());
+    }
+    let targets: Vec<Memory> = ends.iter().map(|&(worker, _)| memories[worker].clone()).collect();
+    let spec = |(slot, &(destination, size_bytes)): (usize, &(usize, usize))| {
+        let target = if is_emulated { &Memory::Host } else { &targets[slot] };
+        let staging = Staging::new(size_bytes, &sources[slot], target);
+        Ok(SlotSpec { destination, staging: staging.map_err(|e| shortage::explain(e, program, destination))? })
+    };
+    let specs = ends.iter().enumerate().map(spec).collect::<Result<_, Error>>()?;
+    Ok((specs, targets))
+}
+
 /// The memory of a device that [`check_devices`] let pass.
 fn memory_of(device: &DeviceName, options: &ExecOptions) -> Memory {
     options.drivers.get(device).map_or(Memory::Host, |driver| Memory::Device(driver.clone()))
@@ -302,8 +368,8 @@ fn check_devices(program: &Program, threads: usize, options: &ExecOptions) -> Re
         }
         let need = memory.total_bytes(threads);
         if let Some(limit) = partition.memory_limit.filter(|&limit| need > limit) {
-            let message = format!("{device} needs {need} bytes ({memory:?}), its limit is {limit} bytes");
-            return Err(Error::new(ErrorKind::OutOfMemory, message));
+            let message = format!("{device} needs {need} bytes, its limit is {limit} bytes");
+            return Err(shortage::describe(&message, program, partition));
         }
     }
     Ok(())

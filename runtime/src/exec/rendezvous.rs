@@ -1,16 +1,18 @@
 //! Where the partitions of one program meet: in-process send and receive, and the abort of a step.
 //!
 //! Order: each key carries at most one tensor per epoch (one run); keys are independent of each other. Blocking: `send` never blocks, it
-//! copies into the key's staging memory, allocated once; `receive` does not block either, a worker that has nothing else to do waits on its
-//! mailbox. Peer gone: a failing worker aborts the epoch, which ends every wait; the next epoch starts clean, and what the old one sent is
+//! copies into the key's staging memory, allocated once, or asks its device to; `receive` does not block either, a worker that has nothing else
+//! to do waits on its mailbox. A tensor that a device sends to another has arrived as soon as the copy was asked for: the receiver's copy waits
+//! for it on the device. Peer gone: a failing worker aborts the epoch, which ends every wait; the next epoch starts clean, and what the old one sent is
 //! never received because a slot remembers its epoch.
 
 use super::emulate::Courier;
-use super::wait::{Event, Patience};
+use super::transfer::Staging;
+use super::wait::{Event as Wakeup, Patience};
+use crate::driver::Event;
 use crate::error::{Error, ErrorKind};
-use crate::tensor::AlignedBytes;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Staging of one key.
 struct Slot {
@@ -18,14 +20,21 @@ struct Slot {
     destination: usize,
     /// Epoch of the tensor in `data`; 0 = none yet.
     epoch: AtomicU64,
-    data: Mutex<AlignedBytes>,
+    staging: Mutex<Staging>,
+}
+
+/// What a slot is made of.
+pub(crate) struct SlotSpec {
+    /// Index of the receiving worker.
+    pub(crate) destination: usize,
+    pub(crate) staging: Staging,
 }
 
 /// One per worker: counts what has arrived for it, over all epochs.
 #[derive(Default)]
 struct Mailbox {
     arrivals: AtomicU64,
-    event: Event,
+    event: Wakeup,
 }
 
 /// The rendezvous of one executor.
@@ -35,6 +44,8 @@ pub(crate) struct Rendezvous {
     patience: Patience,
     /// Makes tensors wait for emulated links.
     courier: Option<Courier>,
+    /// The current run.
+    epoch: AtomicU64,
     aborted: AtomicBool,
     failure: Mutex<Option<Error>>,
 }
@@ -44,29 +55,32 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Rendezvous {
-    /// For `n_workers` workers and one slot per `(receiving worker, size in bytes)`.
+    /// For `n_workers` workers.
     pub(crate) fn new(
         n_workers: usize,
-        slots: &[(usize, usize)],
+        slots: Vec<SlotSpec>,
         patience: Patience,
         courier: Option<Courier>,
-    ) -> Result<Rendezvous, Error> {
-        let slot = |&(destination, bytes): &(usize, usize)| {
-            let data = Mutex::new(AlignedBytes::zeroed(bytes)?);
-            Ok(Slot { destination, epoch: AtomicU64::new(0), data })
+    ) -> Rendezvous {
+        let slot = |SlotSpec { destination, staging }| Slot {
+            destination,
+            epoch: AtomicU64::new(0),
+            staging: Mutex::new(staging),
         };
-        Ok(Rendezvous {
-            slots: slots.iter().map(slot).collect::<Result<_, Error>>()?,
+        Rendezvous {
+            slots: slots.into_iter().map(slot).collect(),
             mailboxes: (0..n_workers).map(|_| Mailbox::default()).collect(),
             patience,
             courier,
+            epoch: AtomicU64::new(0),
             aborted: AtomicBool::new(false),
             failure: Mutex::new(None),
-        })
+        }
     }
 
-    /// Forgets the failure of the previous epoch. Called while no worker runs.
-    pub(crate) fn begin_epoch(&self) {
+    /// Begins a run, with the failure of the previous one forgotten. Called while no worker runs.
+    pub(crate) fn begin_epoch(&self, epoch: u64) {
+        self.epoch.store(epoch, Ordering::Release);
         *lock(&self.failure) = None;
         self.courier.iter().for_each(Courier::begin_epoch);
         self.aborted.store(false, Ordering::Release);
@@ -83,11 +97,11 @@ impl Rendezvous {
     ) -> Result<(), Error> {
         let slot = &self.slots[slot_idx];
         {
-            let mut data = lock(&slot.data);
-            if slot.epoch.load(Ordering::Relaxed) >= epoch || data.as_slice().len() != size_bytes {
-                return Err(Error::new(ErrorKind::Internal, "a key was sent twice in one run, or with another size"));
-            }
-            fill(data.as_mut_slice())?;
+            let staging = lock(&slot.staging);
+            check_send(slot, &staging, epoch, size_bytes)?;
+            let bytes = staging.on_host().expect("what the host sends is staged there");
+            // SAFETY: under the lock, and before the receiver is told: no one else uses the bytes.
+            fill(unsafe { &mut *bytes })?;
             if self.courier.is_none() {
                 slot.epoch.store(epoch, Ordering::Release);
             }
@@ -99,13 +113,38 @@ impl Rendezvous {
         Ok(())
     }
 
+    /// Lets a device send under `slot`: `ask` asks it to. The receiver is told now when it is a device as well, or else by
+    /// [`Rendezvous::deliver`], by the device's copy.
+    pub(crate) fn send_from_device(
+        &self,
+        slot_idx: usize,
+        size_bytes: usize,
+        to_device: bool,
+        ask: impl FnOnce(&Staging) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        let slot = &self.slots[slot_idx];
+        let staging = lock(&slot.staging);
+        check_send(slot, &staging, self.epoch(), size_bytes)?;
+        ask(&staging)?;
+        drop(staging);
+        if to_device {
+            self.deliver(slot_idx, self.epoch());
+        }
+        Ok(())
+    }
+
+    /// Number of the current run.
+    pub(crate) fn epoch(&self) -> u64 {
+        self.epoch.load(Ordering::Acquire)
+    }
+
     fn announce(&self, slot: &Slot) {
         let mailbox = &self.mailboxes[slot.destination];
         mailbox.arrivals.fetch_add(1, Ordering::Release);
         mailbox.event.notify();
     }
 
-    /// Lets the receiver see what was sent over an emulated link. One that was taken off the link before its run was aborted may come here after
+    /// Lets the receiver see what was sent over an emulated link, or by a device. One that was taken off the link before its run was aborted may come here after
     /// the next run began: its epoch never hides a later one.
     pub(crate) fn deliver(&self, slot: usize, epoch: u64) {
         self.slots[slot].epoch.fetch_max(epoch, Ordering::Release);
@@ -122,9 +161,26 @@ impl Rendezvous {
         self.slots[slot].epoch.load(Ordering::Acquire) == epoch
     }
 
-    /// Gives an arrived tensor to `take`.
+    /// Gives an arrived tensor to `take`, on the host.
     pub(crate) fn receive(&self, slot: usize, take: impl FnOnce(&[u8]) -> Result<(), Error>) -> Result<(), Error> {
-        take(lock(&self.slots[slot].data).as_slice())
+        let staging = lock(&self.slots[slot].staging);
+        let bytes = staging.on_host().expect("what the host receives is staged there");
+        // SAFETY: the tensor is there, so its sender is done with the bytes in this run.
+        take(unsafe { &*bytes })
+    }
+
+    /// Gives the staging of an arrived tensor to a device.
+    pub(crate) fn receive_on_device(
+        &self,
+        slot: usize,
+        ask: impl FnOnce(&Staging) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        ask(&lock(&self.slots[slot].staging))
+    }
+
+    /// What marks the copies of a device that sends under `slot`.
+    pub(crate) fn sent(&self, slot: usize) -> Option<Arc<dyn Event>> {
+        lock(&self.slots[slot].staging).sent().cloned()
     }
 
     /// Number of arrivals for `worker` so far; changes whenever something arrives.
@@ -155,12 +211,24 @@ impl Rendezvous {
     }
 }
 
+fn check_send(slot: &Slot, staging: &Staging, epoch: u64, size_bytes: usize) -> Result<(), Error> {
+    if slot.epoch.load(Ordering::Relaxed) >= epoch || staging.size_bytes() != size_bytes {
+        return Err(Error::new(ErrorKind::Internal, "a key was sent twice in one run, or with another size"));
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
+    use super::super::memory::Memory;
     use super::*;
 
     fn two_workers() -> Rendezvous {
-        Rendezvous::new(2, &[(1, 3), (0, 2)], Patience::for_threads(2), None).unwrap()
+        let slot = |(destination, size_bytes)| SlotSpec {
+            destination,
+            staging: Staging::new(size_bytes, &Memory::Host, &Memory::Host).unwrap(),
+        };
+        Rendezvous::new(2, [(1, 3), (0, 2)].map(slot).into(), Patience::for_threads(2), None)
     }
 
     fn send(r: &Rendezvous, slot: usize, epoch: u64, bytes: &[u8]) -> Result<(), Error> {
@@ -214,7 +282,7 @@ mod tests {
         });
         assert!(r.is_aborted());
         assert_eq!(r.take_failure(), Some(Error::invalid("first")));
-        r.begin_epoch();
+        r.begin_epoch(2);
         assert!(!r.is_aborted());
     }
 }

@@ -1,10 +1,12 @@
 //! Runs single steps.
 
 use super::control::{run_if, run_loop};
-use super::frame::{Addresses, Frame, Prepared, PreparedKernel};
+use super::frame::{Addresses, Frame, Prepared, PreparedKernel, SendFromDevice, Span};
 use super::launch::Statuses;
+use super::memory::Memory;
 use super::rendezvous::Rendezvous;
 use super::team::{JobFailure, Leader};
+use super::transfer::Staging;
 use crate::device::DeviceName;
 use crate::error::{Error, ErrorKind};
 use crate::status;
@@ -67,13 +69,23 @@ impl Frame {
     /// Runs all steps in order. Only for partitions without `Recv`.
     pub(crate) fn run_serial(&mut self, context: &mut Context<'_>) -> Result<(), Stop> {
         self.statuses.clear(&self.addresses.memory)?;
-        (0..self.steps.len()).try_for_each(|i| self.run_step(i, context))?;
-        self.check_launches(context)
+        (0..self.steps.len()).try_for_each(|i| self.run_step(i, context))
     }
 
-    /// Errors when one of the frame's launches has failed, naming its node. Waits for the device if any can.
-    pub(crate) fn check_launches(&mut self, context: &Context<'_>) -> Result<(), Stop> {
-        let Some((word, error)) = self.statuses.failure(&self.addresses.memory)? else { return Ok(()) };
+    /// Runs a sub-program. Waits for the device if any of its launches can fail.
+    pub(crate) fn run_sub_program(&mut self, context: &mut Context<'_>) -> Result<(), Stop> {
+        self.run_serial(context)?;
+        let memory = &self.addresses.memory;
+        if self.statuses.ask(memory)? {
+            memory.driver().map_or(Ok(()), |driver| driver.finish())?;
+            self.check_launches(context)?;
+        }
+        Ok(())
+    }
+
+    /// Errors when one of the frame's launches has failed, naming its node. The device has finished since it was asked for the statuses.
+    pub(crate) fn check_launches(&self, context: &Context<'_>) -> Result<(), Stop> {
+        let Some((word, error)) = self.statuses.failure() else { return Ok(()) };
         let is_it = |step: &Prepared| matches!(step, Prepared::Launch(launch) if launch.status() == Some(word));
         let step = self.steps.iter().position(is_it).expect("every status word belongs to a launch");
         Err(Stop::Failed(error.context(format!("on {}", context.device)).at(self.origin(step))))
@@ -85,13 +97,46 @@ impl Frame {
             return Err(Stop::Aborted);
         }
         let started = self.profile.is_some().then(Instant::now);
-        let result = run(&mut self.steps[i], &self.addresses, &self.statuses, context);
+        let result = match self.wait_for_copies(i) {
+            Ok(()) => self.start_step(i, context),
+            Err(error) => Err(Stop::Failed(error.context(format!("on {}", context.device)))),
+        };
         if let (Some(started), Some(profile)) = (started, &mut self.profile) {
             profile.record(i, started, Instant::now());
         }
         match result {
             Err(Stop::Failed(error)) => Err(Stop::Failed(error.at(self.origin(i)))),
             other => other,
+        }
+    }
+
+    fn start_step(&mut self, i: usize, context: &mut Context<'_>) -> Result<(), Stop> {
+        let is_copy = matches!(self.steps[i], Prepared::SendFromDevice(_) | Prepared::RecvOnDevice { .. });
+        if is_copy {
+            return Ok(self.start_copy(i, context).map_err(|e| e.context(format!("on {}", context.device)))?);
+        }
+        run(&mut self.steps[i], &self.addresses, &self.statuses, context)
+    }
+
+    /// Asks the device for a copy from or to another partition.
+    fn start_copy(&self, i: usize, context: &Context<'_>) -> Result<(), Error> {
+        let Memory::Device(driver) = &self.addresses.memory else { return Ok(()) };
+        let address = |buffer: &Span| self.addresses.buffers[buffer.buffer].addr() as u64;
+        match &self.steps[i] {
+            Prepared::SendFromDevice(SendFromDevice { slot, buffer, target, arrival }) => {
+                // SAFETY: the buffer has the staging's size (checked by `send_from_device`); steps that write it wait for the copy's event, and
+                // the worker waits for the device before the run ends.
+                let ask =
+                    |staging: &Staging| unsafe { staging.send(&**driver, target, address(buffer), arrival.as_ref()) };
+                context.rendezvous.send_from_device(*slot, buffer.size_bytes, target.driver().is_some(), ask)
+            }
+            Prepared::RecvOnDevice { slot, buffer } => {
+                // SAFETY: sizes are equal (checked when it was sent); steps that use the buffer wait for the event, and the worker waits for the
+                // device before the run ends.
+                let ask = |staging: &Staging| unsafe { staging.receive(&**driver, address(buffer), self.event(i)) };
+                context.rendezvous.receive_on_device(*slot, ask)
+            }
+            _ => Ok(()),
         }
     }
 }
@@ -125,9 +170,12 @@ fn run(step: &mut Prepared, addresses: &Addresses, statuses: &Statuses, context:
                 Prepared::AssignVariable { variable, src } => {
                     variable.assign(|value| memory.read(buffers[src.buffer], value)).map_err(on_device)?
                 }
-                Prepared::Kernel(_) | Prepared::Launch(_) | Prepared::If(_) | Prepared::Loop(_) => {
-                    unreachable!("matched above")
-                }
+                Prepared::Kernel(_)
+                | Prepared::Launch(_)
+                | Prepared::If(_)
+                | Prepared::Loop(_)
+                | Prepared::SendFromDevice(_)
+                | Prepared::RecvOnDevice { .. } => unreachable!("matched before"),
             }
         },
     }

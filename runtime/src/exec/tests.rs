@@ -285,7 +285,7 @@ fn limits_and_foreign_devices_are_refused() {
     let error = new(p);
     assert_eq!(error.kind(), ErrorKind::OutOfMemory);
     assert!(error.to_string().starts_with("/device:CPU:0 needs 864 bytes"), "{error}");
-    assert!(error.to_string().ends_with("its limit is 500 bytes"), "{error}");
+    assert!(error.to_string().contains("its limit is 500 bytes; the plan's peak is"), "{error}");
     let mut p = simple(100, 0);
     p.partitions[0].device.kind = DeviceKind::Gpu;
     assert_eq!(new(p).kind(), ErrorKind::Unsupported);

@@ -2,14 +2,17 @@
 
 use super::caller::CallerTensors;
 use super::frame::{Frame, Prepared};
+use super::memory::Memory;
 use super::rendezvous::Rendezvous;
 use super::step::{Context, Scratch, Stop};
 use super::team::{Leader, panic_message};
 use crate::device::DeviceName;
+use crate::driver::{Driver, Replay};
 use crate::error::{Error, ErrorKind};
 use crate::program::Partition;
 use crate::tensor::Tensor;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 
 /// Everything that one device's leader uses during a run.
 pub(crate) struct Worker {
@@ -22,6 +25,8 @@ pub(crate) struct Worker {
     pub(crate) caller: Option<CallerTensors>,
     /// `None` when no step can be held up: then program order is the schedule.
     pub(crate) schedule: Option<Schedule>,
+    /// Whether the device is asked for a whole run at once.
+    pub(crate) replay: Replaying,
 }
 
 impl Worker {
@@ -54,12 +59,103 @@ impl Worker {
         leader.call_roll();
         let mut context = Context { device, leader, scratch, rendezvous, epoch };
         let on_device = |e: Error| e.context(format!("on {device}"));
-        self.caller.as_ref().map_or(Ok(()), CallerTensors::upload).map_err(on_device)?;
-        match &mut self.schedule {
-            None => self.frame.run_serial(&mut context)?,
-            Some(schedule) => schedule.run(self.index, &mut self.frame, &mut context)?,
+        let Memory::Device(driver) = self.frame.addresses.memory.clone() else {
+            return run_frame(self.index, &mut self.frame, &mut self.schedule, &mut context);
+        };
+        let Some(caller) = &self.caller else { unreachable!("a device has copies of the caller's tensors") };
+        caller.stage();
+        let run = DeviceRun { driver: &driver, caller, index: self.index };
+        let started = run.start(&mut self.frame, &mut self.schedule, &mut self.replay, &mut context);
+        // Whatever happened: copies of this run use memory that the next one does.
+        let finished = driver.finish().map_err(|e| on_device(self.frame.explain_fault(e)));
+        started?;
+        finished?;
+        self.frame.check_launches(&context)?;
+        caller.unstage();
+        Ok(())
+    }
+}
+
+/// How often a device's requests were made one by one, until they are captured, and replayed from then on.
+pub(crate) enum Replaying {
+    /// The first run loads code and finds faults that concern a single request.
+    NotYet,
+    Next,
+    Never,
+    Always(Box<dyn Replay>),
+}
+
+impl Replaying {
+    /// For a partition that may be replayed, or may not.
+    pub(crate) fn new(is_possible: bool) -> Replaying {
+        if is_possible { Replaying::NotYet } else { Replaying::Never }
+    }
+}
+
+/// All steps, in program order or as tensors arrive.
+fn run_frame(
+    index: usize,
+    frame: &mut Frame,
+    schedule: &mut Option<Schedule>,
+    context: &mut Context<'_>,
+) -> Result<(), Stop> {
+    match schedule {
+        None => frame.run_serial(context),
+        Some(schedule) => schedule.run(index, frame, context),
+    }
+}
+
+/// A run of a partition on a device.
+struct DeviceRun<'a> {
+    driver: &'a Arc<dyn Driver>,
+    caller: &'a CallerTensors,
+    index: usize,
+}
+
+impl DeviceRun<'_> {
+    /// Asks the device for the whole run: as one replay where that is possible, but for the first time.
+    fn start(
+        &self,
+        frame: &mut Frame,
+        schedule: &mut Option<Schedule>,
+        replay: &mut Replaying,
+        context: &mut Context<'_>,
+    ) -> Result<(), Stop> {
+        // Times of single steps are wanted.
+        if frame.profile.is_some() {
+            return self.ask(frame, schedule, context);
         }
-        self.caller.as_ref().map_or(Ok(()), CallerTensors::download).map_err(on_device)?;
+        match replay {
+            Replaying::Always(replay) => return Ok(replay.start()?),
+            Replaying::Never => {}
+            Replaying::NotYet => *replay = Replaying::Next,
+            Replaying::Next => {
+                let mut ask = || match self.ask(frame, schedule, context) {
+                    Ok(()) => Ok(()),
+                    Err(Stop::Failed(error)) => Err(error),
+                    Err(Stop::Aborted) => Err(Error::new(ErrorKind::DeviceFailed, "the run was aborted")),
+                };
+                *replay = match self.driver.capture(&mut ask)? {
+                    Some(captured) => {
+                        captured.start()?;
+                        Replaying::Always(captured)
+                    }
+                    None => Replaying::Never,
+                };
+                if let Replaying::Always(_) = replay {
+                    return Ok(());
+                }
+            }
+        }
+        self.ask(frame, schedule, context)
+    }
+
+    fn ask(&self, frame: &mut Frame, schedule: &mut Option<Schedule>, context: &mut Context<'_>) -> Result<(), Stop> {
+        let on_device = |e: Error, context: &Context<'_>| e.context(format!("on {}", context.device));
+        self.caller.upload().map_err(|e| on_device(e, context))?;
+        run_frame(self.index, frame, schedule, context)?;
+        frame.statuses.ask(&frame.addresses.memory).map_err(|e| on_device(e, context))?;
+        self.caller.download().map_err(|e| on_device(e, context))?;
         Ok(())
     }
 }
@@ -142,7 +238,7 @@ impl Schedule {
             left -= 1;
             self.release_dependents(step, frame, context);
         }
-        frame.check_launches(context)
+        Ok(())
     }
 
     fn start(&mut self, frame: &Frame) {
@@ -153,7 +249,7 @@ impl Schedule {
         for step in 0..self.pending.len() {
             if self.pending[step] == 0 {
                 match frame.steps[step] {
-                    Prepared::Recv { .. } => self.waiting.push(step as u32),
+                    Prepared::Recv { .. } | Prepared::RecvOnDevice { .. } => self.waiting.push(step as u32),
                     _ => self.set_ready(step, frame),
                 }
             }
@@ -162,7 +258,7 @@ impl Schedule {
     }
 
     fn set_ready(&mut self, step: usize, frame: &Frame) {
-        if let Prepared::Send { .. } = frame.steps[step] {
+        if let Prepared::Send { .. } | Prepared::SendFromDevice(_) = frame.steps[step] {
             self.ready_sends.push(step as u32);
             return;
         }
@@ -215,7 +311,9 @@ impl Schedule {
 /// True for a `Recv` whose tensor is there, and for every other step.
 fn has_arrived(frame: &Frame, step: usize, context: &Context<'_>) -> bool {
     match frame.steps[step] {
-        Prepared::Recv { slot, .. } => context.rendezvous.has_arrived(slot, context.epoch),
+        Prepared::Recv { slot, .. } | Prepared::RecvOnDevice { slot, .. } => {
+            context.rendezvous.has_arrived(slot, context.epoch)
+        }
         _ => true,
     }
 }

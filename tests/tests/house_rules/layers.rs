@@ -21,6 +21,7 @@ fn kernels_know_nothing_of_runtime_and_compiler() {
 #[test]
 fn the_emulator_knows_the_runtime_only_and_is_not_linked_below_the_compiler() {
     forbid("gristmill-emulator", &["gristmill"], COMPILER_ONLY);
+    forbid("gristmill-emulated-cuda", &["gristmill"], COMPILER_ONLY);
     forbid("gristmill-runtime", &["gristmill-emulator"], &[]);
     forbid("gristmill-kernels", &["gristmill-emulator"], &[]);
 }

@@ -276,7 +276,6 @@ fn errors_have_what_tensorflow_says() {
                 "in node \"/n\": scope \"/gpu:7\" at m.rs:3: Cannot assign a device for operation /n: ",
                 "/n was explicitly assigned to /device:GPU:7 but available devices are [/device:CPU:0, /device:CPU:1, /device:GPU:0, /device:GPU:1]",
                 "Make sure the device specification refers to a valid device.",
-                "The requested device appears to be a GPU, but CUDA is not enabled.",
                 "(try: /device:GPU:0, or --devices with the device in it)",
             ],
         ),

@@ -1,0 +1,168 @@
+//! GPUs of this machine as logical devices: which one each is, what it can do, and its driver.
+
+use super::device::DeviceSet;
+use crate::codegen::cuda::Arch;
+use crate::cost::{Bytes, DeviceProfile, LinkProfile, Nanos};
+use crate::error::{Error, Result};
+use crate::options::Options;
+use gristmill_emulator::{Checks, EmulatedGpu, Limits};
+use gristmill_runtime::DeviceName;
+use gristmill_runtime::cuda::{self, CudaDevice, CudaGpu};
+use gristmill_runtime::device::DeviceKind;
+use gristmill_runtime::driver::Driver;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// Between the host and a GPU, or two GPUs, before anything was measured: PCIe of the fourth generation.
+const ASSUMED_LINK: LinkProfile = LinkProfile { latency: Nanos(10_000), bytes_per_second: 24_000_000_000 };
+/// Rates of a GPU whose driver does not tell them: multiprocessors, their clock, and bytes per second of its memory.
+const ASSUMED: (f64, f64, f64) = (108.0, 1.4e9, 1.5e12);
+
+/// The driver's number of a GPU: `gpus` names those of `/device:GPU:0` and so on; they are numbered as the driver does when it is empty.
+///
+/// Errors with `InvalidInput` when the list is too short.
+pub fn ordinal(device: &DeviceName, gpus: &[u32]) -> Result<u32> {
+    if gpus.is_empty() {
+        return Ok(device.index);
+    }
+    gpus.get(device.index as usize).copied().ok_or_else(|| {
+        let message = format!("{device} is not among the {} visible GPUs, {gpus:?}", gpus.len());
+        Error::invalid(message).hint("--visible-gpus with one number for each; a number may be there more than once")
+    })
+}
+
+/// The GPU behind a logical device. Errors with `Unsupported` when it is not there.
+fn find(device: &DeviceName, gpus: &[u32]) -> Result<CudaDevice> {
+    let absent = |why: String| {
+        Error::unsupported(format!("{device} is not there: {why}"))
+            .hint("--devices emu:1, which runs CUDA kernels on the CPU, or `gristmill devices`")
+    };
+    let ordinal = ordinal(device, gpus)?;
+    let found = cuda::probe().map_err(absent)?;
+    let n = found.len();
+    found.into_iter().nth(ordinal as usize).ok_or_else(|| absent(format!("the CUDA driver shows {n} devices")))
+}
+
+/// Bytes of memory that a device has: of a CPU, this machine's. Errors when it is not there or does not tell.
+pub fn total_memory(device: &DeviceName, gpus: &[u32]) -> Result<u64> {
+    match device.kind {
+        DeviceKind::Gpu => Ok(find(device, gpus)?.memory_bytes as u64),
+        DeviceKind::Emu => Ok(Limits::default().memory_bytes as u64),
+        DeviceKind::Cpu => gristmill_runtime::cpu::probe().total_memory_bytes.ok_or_else(|| {
+            Error::unsupported("this system does not tell how much memory it has").hint("a limit in bytes, 4GiB")
+        }),
+    }
+}
+
+/// What machine code for each GPU of a request is made for: what the options say, or what the GPU is.
+pub fn archs(options: &Options) -> BTreeMap<DeviceName, Arch> {
+    let gpus = options.devices.devices.iter().filter(|d| d.name.kind == DeviceKind::Gpu);
+    let arch = |name: &DeviceName| {
+        let found =
+            find(name, &options.gpus).ok().map(|d| Arch::of_device(d.compute_capability.0, d.compute_capability.1));
+        options.gpu_arch.or(found).unwrap_or(Arch::COMMON)
+    };
+    gpus.map(|d| (d.name.clone(), arch(&d.name))).collect()
+}
+
+/// Errors with `Unsupported` when a device is a GPU that is not there.
+pub fn check_presence(device: &DeviceName, gpus: &[u32]) -> Result<()> {
+    if device.kind == DeviceKind::Gpu { find(device, gpus).map(drop) } else { Ok(()) }
+}
+
+/// The driver of a device that has memory of its own, with its memory limit; none for a CPU.
+///
+/// [`Options::check`] makes the emulator look for races, and a GPU's driver wait for each launch. Errors with `Unsupported` when a GPU is not there.
+pub fn driver(device: &DeviceName, options: &Options) -> Result<Option<Arc<dyn Driver>>> {
+    let known = options.devices.devices.iter().find(|d| d.name == *device);
+    let limit_bytes = known.and_then(|d| d.memory_limit).map(|limit| limit.0 as usize);
+    Ok(match device.kind {
+        DeviceKind::Cpu => None,
+        DeviceKind::Emu => {
+            let defaults = Limits::default();
+            let limits = Limits { memory_bytes: limit_bytes.unwrap_or(defaults.memory_bytes), ..defaults };
+            Some(Arc::new(EmulatedGpu::new(limits, Checks { races: options.check })))
+        }
+        DeviceKind::Gpu => {
+            check_presence(device, &options.gpus)?;
+            let settings = cuda::Settings { limit_bytes, checks: options.check };
+            let opened = CudaGpu::open(ordinal(device, &options.gpus)?, settings);
+            Some(Arc::new(opened.map_err(|e| Error::from(e).context(device))?))
+        }
+    })
+}
+
+impl DeviceSet {
+    /// Takes rates and memory of GPUs from their driver, and links to them as assumed for PCIe. Errors with `Unsupported` when one is not there.
+    pub fn look_at_gpus(&mut self, gpus: &[u32]) -> Result<()> {
+        for i in 0..self.devices.len() {
+            let device = &mut self.devices[i];
+            if device.name.kind != DeviceKind::Gpu {
+                continue;
+            }
+            let found = find(&device.name, gpus)?;
+            device.memory_limit.get_or_insert(Bytes(found.memory_bytes as u64));
+            device.profile = profile(&found);
+            for other in (0..self.devices.len()).filter(|&o| o != i) {
+                self.links.entry((i, other)).or_insert(ASSUMED_LINK);
+                self.links.entry((other, i)).or_insert(ASSUMED_LINK);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What a GPU can do by what its driver says of it.
+fn profile(device: &CudaDevice) -> DeviceProfile {
+    let or = |stated: f64, assumed: f64| if stated > 0.0 { stated } else { assumed };
+    let multiprocessors = or(f64::from(device.multiprocessors), ASSUMED.0);
+    let clock = or(f64::from(device.clock_khz) * 1e3, ASSUMED.1);
+    // Two transfers per cycle.
+    let memory = f64::from(device.memory_clock_khz) * 1e3 * 2.0 * f64::from(device.memory_bus_bits) / 8.0;
+    let memory_bandwidth = or(memory, ASSUMED.2);
+    let lanes = if matches!(device.compute_capability, (7, _) | (8, 0)) { 64.0 } else { 128.0 };
+    DeviceProfile {
+        kind: DeviceKind::Gpu,
+        flops_f32: multiprocessors * lanes * 2.0 * clock,
+        memory_bandwidth,
+        cache_bandwidth: memory_bandwidth * 2.0,
+        cache_bytes: Bytes(u64::from(device.cache_bytes)),
+        launch: Nanos(3_000),
+        n_threads: 1,
+        peaks: BTreeMap::new(),
+        efficiencies: BTreeMap::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn logical_gpus_are_numbered_as_the_list_says() {
+        let gpu = |index| DeviceName::local(DeviceKind::Gpu, index);
+        assert_eq!(ordinal(&gpu(3), &[]).unwrap(), 3);
+        assert_eq!(ordinal(&gpu(1), &[2, 0]).unwrap(), 0);
+        let e = ordinal(&gpu(2), &[0, 0]).unwrap_err().to_string();
+        assert!(e.contains("/device:GPU:2") && e.contains("--visible-gpus"), "{e}");
+    }
+
+    #[test]
+    fn rates_follow_from_what_the_driver_says() {
+        let h200 = CudaDevice {
+            name: "NVIDIA H200".into(),
+            memory_bytes: 150 << 30,
+            compute_capability: (9, 0),
+            multiprocessors: 132,
+            clock_khz: 1_980_000,
+            memory_clock_khz: 3_201_000,
+            memory_bus_bits: 6144,
+            cache_bytes: 60 << 20,
+        };
+        let p = profile(&h200);
+        assert!((p.flops_f32 / 66.9e12 - 1.0).abs() < 0.01, "{}", p.flops_f32);
+        assert!((p.memory_bandwidth / 4.9e12 - 1.0).abs() < 0.01, "{}", p.memory_bandwidth);
+        let silent = CudaDevice { multiprocessors: 0, clock_khz: 0, memory_clock_khz: 0, ..h200 };
+        assert!(profile(&silent).flops_f32 > 1e13 && profile(&silent).memory_bandwidth == ASSUMED.2);
+    }
+}

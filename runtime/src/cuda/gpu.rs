@@ -1,0 +1,466 @@
+//! A GPU as the executor drives it: streams, a pool of memory, copies.
+
+use super::code::LoadedCode;
+use super::context::{Context, Event, Pinned, Stream, record};
+use super::ring::Ring;
+use crate::driver::{self, Arrival, Driver, HostMemory, Loaded, Peer, Queue, Replay};
+use crate::dtype::DType;
+use crate::error::{Error, ErrorKind};
+use crate::gpu::{EncodedTensorMap, GpuCode, TENSOR_MAP_BYTES, TensorMap};
+use cudarc::driver::sys::{self, CUgraph, CUgraphExec, CUmemPool_attribute, CUmemoryPool};
+use std::collections::BTreeMap;
+use std::ffi::{c_int, c_void};
+use std::ptr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// How a device is used.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Settings {
+    /// Most bytes that may be allocated; no limit but the device's when `None`.
+    pub limit_bytes: Option<usize>,
+    /// Wait for each launch, so that a fault names its kernel. Slow.
+    pub checks: bool,
+}
+
+/// A CUDA device, or a part of one: it has streams and a pool of its own, so that several of them share a device.
+///
+/// One stream computes, one copies each way. Memory comes from a pool that grows as it is asked and gives nothing back to the driver until
+/// this is dropped.
+pub struct CudaGpu {
+    streams: Arc<Streams>,
+    pool: Pool,
+    ring: Mutex<Ring>,
+    settings: Settings,
+}
+
+/// The three queues of a device.
+pub(super) struct Streams {
+    pub(super) context: Arc<Context>,
+    pub(super) compute: Stream,
+    inward: Stream,
+    outward: Stream,
+    /// How far each has come when another has to wait for it: computing, in, out.
+    marks: [Event; 3],
+}
+
+impl Streams {
+    fn new(context: Arc<Context>) -> Result<Streams, Error> {
+        let stream = || Stream::new(&context);
+        let mark = || Event::new(&context);
+        let (compute, inward, outward, marks) = (stream()?, stream()?, stream()?, [mark()?, mark()?, mark()?]);
+        Ok(Streams { compute, inward, outward, marks, context })
+    }
+
+    fn of(&self, queue: Queue) -> &Stream {
+        match queue {
+            Queue::Compute => &self.compute,
+            Queue::In => &self.inward,
+            Queue::Out => &self.outward,
+        }
+    }
+
+    /// The copying queue waits for what computes.
+    fn fork(&self, queue: Queue) -> Result<&Stream, Error> {
+        self.marks[0].record(&self.compute)?;
+        let stream = self.of(queue);
+        stream.wait(driver::Event::raw(&self.marks[0]))?;
+        Ok(stream)
+    }
+
+    /// What computes waits for the copies.
+    fn join(&self) -> Result<(), Error> {
+        for (queue, mark) in [(Queue::In, &self.marks[1]), (Queue::Out, &self.marks[2])] {
+            mark.record(self.of(queue))?;
+            self.compute.wait(driver::Event::raw(mark))?;
+        }
+        Ok(())
+    }
+}
+
+/// A stream-ordered pool.
+struct Pool {
+    context: Arc<Context>,
+    handle: CUmemoryPool,
+    state: Mutex<Allocated>,
+}
+
+#[derive(Default)]
+struct Allocated {
+    sizes: BTreeMap<u64, usize>,
+    used_bytes: usize,
+}
+
+// SAFETY: the handle may be used from any thread.
+unsafe impl Send for Pool {}
+// SAFETY: as above.
+unsafe impl Sync for Pool {}
+
+impl Pool {
+    fn new(context: &Arc<Context>) -> Result<Pool, Error> {
+        let mut handle = ptr::null_mut();
+        // SAFETY: a struct of numbers and pointers, for which zero is the default.
+        let mut properties: sys::CUmemPoolProps = unsafe { std::mem::zeroed() };
+        properties.allocType = sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
+        properties.location = location(context.ordinal);
+        context.bind()?;
+        // SAFETY: the driver reads the properties and writes one handle.
+        let code = unsafe { (context.api.create_pool)(&mut handle, &properties) };
+        context.check(code, "making a pool of memory")?;
+        let pool = Pool { context: context.clone(), handle, state: Mutex::default() };
+        // Keep what was given back: a run allocates nothing, and the next model finds it.
+        let mut threshold = u64::MAX;
+        let attribute = CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD as c_int;
+        // SAFETY: the attribute has 64 bits.
+        let code = unsafe { (context.api.set_pool_attribute)(handle, attribute, (&raw mut threshold).cast()) };
+        context.check(code, "setting the pool's threshold")?;
+        Ok(pool)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Allocated> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Lets another device copy to the memory of this pool.
+    fn open_to(&self, ordinal: u32) -> bool {
+        let flags = sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+        let access = sys::CUmemAccessDesc { location: location(ordinal), flags };
+        // SAFETY: the driver reads one description.
+        unsafe { (self.context.api.set_pool_access)(self.handle, &access, 1) == 0 }
+    }
+}
+
+fn location(ordinal: u32) -> sys::CUmemLocation {
+    sys::CUmemLocation { type_: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: ordinal as c_int }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        if self.context.bind().is_ok() {
+            // SAFETY: made in `new`, destroyed once; its memory goes when the last allocation is given back.
+            unsafe { (self.context.api.destroy_pool)(self.handle) };
+        }
+    }
+}
+
+impl CudaGpu {
+    /// A device by the driver's number. Errors with `Unsupported` when it is not there or has no pools of memory.
+    pub fn open(ordinal: u32, settings: Settings) -> Result<CudaGpu, Error> {
+        let context = Context::open(ordinal)?;
+        let gpu = CudaGpu {
+            pool: Pool::new(&context)?,
+            ring: Mutex::new(Ring::new(&context)?),
+            streams: Arc::new(Streams::new(context)?),
+            settings,
+        };
+        gpu.open_to_peers()?;
+        Ok(gpu)
+    }
+
+    /// Makes the device's context current on this thread, for calls of other libraries.
+    pub(super) fn bind(&self) -> Result<(), Error> {
+        self.context().bind()
+    }
+
+    /// The stream that computes, for calls of other libraries.
+    pub(super) fn compute_stream(&self) -> *mut c_void {
+        self.streams.compute.handle.cast()
+    }
+
+    fn context(&self) -> &Arc<Context> {
+        &self.streams.context
+    }
+
+    fn lock_ring(&self) -> MutexGuard<'_, Ring> {
+        self.ring.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Lets all devices that can write to the pool do so. Those that cannot get at it through the host.
+    fn open_to_peers(&self) -> Result<(), Error> {
+        let context = self.context();
+        let mut n = 0;
+        // SAFETY: the driver writes one number.
+        context.check(unsafe { (context.api.device_count)(&mut n) }, "counting devices")?;
+        for other in (0..n as u32).filter(|&o| o != context.ordinal) {
+            let mut can = 0;
+            // SAFETY: the driver writes one number.
+            let code = unsafe { (context.api.can_access_peer)(&mut can, other as c_int, context.ordinal as c_int) };
+            if code == 0 && can != 0 {
+                self.pool.open_to(other);
+            }
+        }
+        Ok(())
+    }
+
+    fn out_of_memory(&self, size_bytes: usize, used_bytes: usize) -> Error {
+        let (mut free, mut total) = (0, 0);
+        let context = self.context();
+        // SAFETY: the driver writes two numbers.
+        let known = context.bind().is_ok() && unsafe { (context.api.memory_info)(&mut free, &mut total) } == 0;
+        let state =
+            if known { format!("{free} of its {total} bytes are free") } else { "its memory is used up".into() };
+        let limit = self.settings.limit_bytes.map(|l| format!(", the limit is {l}")).unwrap_or_default();
+        let message = format!(
+            "{}: {size_bytes} bytes cannot be allocated: {used_bytes} are in use here{limit}, and {state}",
+            self.describe()
+        );
+        Error::new(ErrorKind::OutOfMemory, message)
+    }
+
+    /// Asks the pool, again after it gave back what it does not use.
+    fn allocate_from_pool(&self, size_bytes: usize) -> Option<u64> {
+        let context = self.context();
+        let mut address = 0;
+        // SAFETY: the driver writes one address.
+        let mut ask = || unsafe {
+            (context.api.allocate)(&mut address, size_bytes, self.pool.handle, self.streams.compute.handle)
+        };
+        let mut code = ask();
+        if code != 0 && self.finish().is_ok() {
+            // SAFETY: the pool lives.
+            unsafe { (context.api.trim_pool)(self.pool.handle, 0) };
+            code = ask();
+        }
+        (code == 0).then_some(address)
+    }
+}
+
+impl Driver for CudaGpu {
+    fn describe(&self) -> String {
+        let device = &self.context().device;
+        let (major, minor) = device.compute_capability;
+        format!("{}, sm_{major}{minor}", device.name)
+    }
+
+    fn allocate(&self, size_bytes: usize) -> Result<u64, Error> {
+        self.context().bind()?;
+        let mut allocated = self.pool.lock();
+        let used_bytes = allocated.used_bytes;
+        let fits = |limit: usize| used_bytes.checked_add(size_bytes).is_some_and(|sum| sum <= limit);
+        let address =
+            if self.settings.limit_bytes.is_none_or(fits) { self.allocate_from_pool(size_bytes) } else { None };
+        let address = address.ok_or_else(|| self.out_of_memory(size_bytes, used_bytes))?;
+        allocated.used_bytes += size_bytes;
+        allocated.sizes.insert(address, size_bytes);
+        Ok(address)
+    }
+
+    fn free(&self, address: u64) {
+        let mut allocated = self.pool.lock();
+        if let Some(size_bytes) = allocated.sizes.remove(&address) {
+            allocated.used_bytes -= size_bytes;
+        }
+        // When the device is lost its memory is as well.
+        if self.streams.join().is_ok() {
+            // SAFETY: the pool gave the address, and it is given back once, after all copies.
+            unsafe { (self.context().api.free)(address, self.streams.compute.handle) };
+        }
+    }
+
+    fn write(&self, to: u64, bytes: &[u8]) -> Result<(), Error> {
+        self.lock_ring().write(&self.streams.compute, to, bytes)
+    }
+
+    fn read(&self, from: u64, bytes: &mut [u8]) -> Result<(), Error> {
+        self.lock_ring().read(&self.streams.compute, from, bytes)
+    }
+
+    fn copy(&self, from: u64, to: u64, size_bytes: usize) -> Result<(), Error> {
+        copy(&self.streams.compute, from, to, size_bytes)
+    }
+
+    fn encode(&self, map: &TensorMap, buffer: u64) -> Result<EncodedTensorMap, Error> {
+        let context = self.context();
+        let mut encoded = EncodedTensorMap([0; TENSOR_MAP_BYTES]);
+        let (rank, steps) = (map.sizes.len(), vec![1; map.sizes.len()]);
+        if map.strides_bytes.len() + 1 != rank || map.tile.len() != rank {
+            return Err(Error::new(ErrorKind::Internal, format!("a tensor map of {rank} axes is not whole: {map:?}")));
+        }
+        let (sizes, strides, tile) = (map.sizes.as_ptr(), map.strides_bytes.as_ptr(), map.tile.as_ptr());
+        let (element, address) = (element(map.dtype), buffer.saturating_add(map.offset_bytes));
+        context.bind()?;
+        // SAFETY: the driver writes one map, and reads `rank` sizes, sides and steps and one stride less.
+        let code = unsafe {
+            let encode = context.api.encode_tensor_map;
+            let (rank, steps, swizzle) = (rank as u32, steps.as_ptr(), map.swizzle as c_int);
+            encode(&mut encoded, element, rank, address, sizes, strides, tile, steps, 0, swizzle, PROMOTE_128, 0)
+        };
+        match code {
+            0 => Ok(encoded),
+            code => Err(Error::new(ErrorKind::Internal, format!("{map:?}: {}", context.api.text(code)))),
+        }
+    }
+
+    fn load(&self, code: &GpuCode) -> Result<Box<dyn Loaded>, Error> {
+        Ok(Box::new(LoadedCode::new(self.streams.clone(), code, self.settings.checks)?))
+    }
+
+    fn pin(&self, size_bytes: usize) -> Result<Box<dyn HostMemory>, Error> {
+        Ok(Box::new(Pinned::new(self.context(), size_bytes)?))
+    }
+
+    fn event(&self) -> Result<Arc<dyn driver::Event>, Error> {
+        Ok(Arc::new(Event::new(self.context())?))
+    }
+
+    fn wait(&self, queue: Queue, event: &dyn driver::Event) -> Result<(), Error> {
+        if event.raw() == 0 { Ok(()) } else { self.streams.of(queue).wait(event.raw()) }
+    }
+
+    unsafe fn send(
+        &self,
+        from: u64,
+        to: &dyn HostMemory,
+        event: &dyn driver::Event,
+        arrival: Option<&Arrival>,
+    ) -> Result<(), Error> {
+        let stream = self.streams.fork(Queue::Out)?;
+        // SAFETY: the caller's promise: so many bytes that no one uses until the copy is done.
+        let code = unsafe { (self.context().api.to_host)(to.as_ptr().cast(), from, to.size_bytes(), stream.handle) };
+        self.context().check(code, "copying to the host")?;
+        record(stream, event.raw())?;
+        // SAFETY: the caller's promise.
+        arrival.map_or(Ok(()), |arrival| unsafe { stream.call(arrival) })
+    }
+
+    unsafe fn receive(&self, from: &dyn HostMemory, to: u64, event: &dyn driver::Event) -> Result<(), Error> {
+        let stream = self.streams.fork(Queue::In)?;
+        // SAFETY: the caller's promise: so many bytes that no one changes until the copy is done.
+        let code =
+            unsafe { (self.context().api.to_device)(to, from.as_ptr().cast(), from.size_bytes(), stream.handle) };
+        self.context().check(code, "copying from the host")?;
+        record(stream, event.raw())
+    }
+
+    fn unstage(&self, from: u64, to: u64, size_bytes: usize, event: &dyn driver::Event) -> Result<(), Error> {
+        let stream = self.streams.fork(Queue::In)?;
+        copy(stream, from, to, size_bytes)?;
+        record(stream, event.raw())
+    }
+
+    fn peer(&self) -> Option<Peer> {
+        let context = self.context();
+        Some(Peer { ordinal: context.ordinal, context: context.handle.expose_provenance() as u64 })
+    }
+
+    fn reaches(&self, peer: Peer) -> bool {
+        let context = self.context();
+        let (mut can, from, to) = (0, context.ordinal as c_int, peer.ordinal as c_int);
+        // Logical devices of one GPU always reach each other.
+        // SAFETY: the driver writes one number.
+        from == to || unsafe { (context.api.can_access_peer)(&mut can, from, to) == 0 && can != 0 }
+    }
+
+    fn push(&self, from: u64, peer: Peer, to: u64, size_bytes: usize, event: &dyn driver::Event) -> Result<(), Error> {
+        let (context, stream) = (self.context(), self.streams.fork(Queue::Out)?);
+        let there = ptr::with_exposed_provenance_mut(peer.context as usize);
+        // SAFETY: both contexts live; the executor gives addresses of buffers of this size, which are in use by this copy alone.
+        let code = unsafe { (context.api.copy_peer)(to, there, from, context.handle, size_bytes, stream.handle) };
+        context.check(code, "copying to another device")?;
+        record(stream, event.raw())
+    }
+
+    fn finish(&self) -> Result<(), Error> {
+        let Streams { compute, inward, outward, .. } = &*self.streams;
+        [compute, inward, outward].into_iter().try_for_each(Stream::synchronize)
+    }
+
+    fn capture(&self, ask: &mut dyn FnMut() -> Result<(), Error>) -> Result<Option<Box<dyn Replay>>, Error> {
+        if self.settings.checks {
+            return Ok(None);
+        }
+        let graph = self.capture_graph(ask)?;
+        Ok(graph.map(|g| Box::new(g) as Box<dyn Replay>))
+    }
+}
+
+/// `CU_TENSOR_MAP_L2_PROMOTION_L2_128B`.
+const PROMOTE_128: c_int = 2;
+
+/// `CUtensorMapDataType`. It has no bytes and short integers with a sign: only the bits are copied.
+fn element(dtype: DType) -> c_int {
+    match dtype {
+        DType::Bool | DType::U8 | DType::I8 => 0,
+        DType::U16 | DType::I16 => 1,
+        DType::U32 => 2,
+        DType::I32 => 3,
+        DType::U64 => 4,
+        DType::I64 => 5,
+        DType::F16 => 6,
+        DType::F32 => 7,
+        DType::F64 => 8,
+        DType::BF16 => 9,
+    }
+}
+
+fn copy(stream: &Stream, from: u64, to: u64, size_bytes: usize) -> Result<(), Error> {
+    if from == to || size_bytes == 0 {
+        return Ok(());
+    }
+    stream.context.bind()?;
+    // SAFETY: the executor gives addresses of buffers of this size, apart from each other, that no one else uses.
+    let code = unsafe { (stream.context.api.copy)(to, from, size_bytes, stream.handle) };
+    stream.context.check(code, "copying on the device")
+}
+
+/// `CU_STREAM_CAPTURE_MODE_THREAD_LOCAL`.
+const THREAD_LOCAL: c_int = 1;
+
+impl CudaGpu {
+    /// `None` when the driver refuses to capture or to make a graph of it.
+    fn capture_graph(&self, ask: &mut dyn FnMut() -> Result<(), Error>) -> Result<Option<Graph>, Error> {
+        let (api, compute) = (self.context().api, &self.streams.compute);
+        self.context().bind()?;
+        // SAFETY: the stream lives.
+        if unsafe { (api.begin_capture)(compute.handle, THREAD_LOCAL) } != 0 {
+            return Ok(None);
+        }
+        // The queues for copies take part from the start, so that what they are asked first belongs to the capture.
+        let fork = |queue| self.streams.fork(queue).map(drop);
+        let asked = fork(Queue::In).and_then(|()| fork(Queue::Out)).and_then(|()| ask());
+        let asked = asked.and_then(|()| self.streams.join());
+        let mut graph: CUgraph = ptr::null_mut();
+        // SAFETY: the stream is being captured; the driver writes one handle.
+        let ended = unsafe { (api.end_capture)(compute.handle, &mut graph) };
+        if asked.is_err() || ended != 0 || graph.is_null() {
+            return Ok(None);
+        }
+        let mut executable: CUgraphExec = ptr::null_mut();
+        // SAFETY: the graph lives until it is destroyed here; the driver writes one handle.
+        let made = unsafe {
+            let made = (api.instantiate_graph)(&mut executable, graph, 0);
+            (api.destroy_graph)(graph);
+            made
+        };
+        Ok((made == 0).then(|| Graph { streams: self.streams.clone(), executable }))
+    }
+}
+
+/// A captured graph, ready to be launched.
+struct Graph {
+    streams: Arc<Streams>,
+    executable: CUgraphExec,
+}
+
+// SAFETY: launches are asked for by one thread at a time, under the executor's lock; the handle belongs to no thread.
+unsafe impl Send for Graph {}
+// SAFETY: as above.
+unsafe impl Sync for Graph {}
+
+impl Replay for Graph {
+    fn start(&self) -> Result<(), Error> {
+        let context = &self.streams.context;
+        context.bind()?;
+        // SAFETY: graph and stream live.
+        let code = unsafe { (context.api.launch_graph)(self.executable, self.streams.compute.handle) };
+        context.check(code, "launching a graph")
+    }
+}
+
+impl Drop for Graph {
+    fn drop(&mut self) {
+        if self.streams.context.bind().is_ok() {
+            // SAFETY: made in `capture_graph`, destroyed once.
+            unsafe { (self.streams.context.api.destroy_executable)(self.executable) };
+        }
+    }
+}

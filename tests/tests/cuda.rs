@@ -1,0 +1,310 @@
+//! The CUDA driver backend, without a GPU: models run through a driver library that is made of the PTX emulator, and that does everything as late as
+//! the model of streams and events allows.
+//!
+//! A process opens one driver, so each test runs in a process of its own: the binary of the command line, or this test again.
+
+use crate::multi_device::{check_exports, check_random_graphs, options};
+use crate::process::{Ended, emulated_driver, gristmill_with};
+use gristmill::Options;
+use gristmill::testing::{Rng, nvrtc_or_left_out};
+use gristmill_runtime::ErrorKind;
+use gristmill_runtime::cuda::{CudaGpu, Settings};
+use gristmill_runtime::driver::{Arrival, Driver, HostMemory, Queue};
+use gristmill_runtime::gpu::{GpuArg, GpuCode, Launch};
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Set in the processes that run the body of a test.
+const IN_CHILD: &str = "GRISTMILL_TEST_IN_CHILD";
+
+/// Runs the body of the test `name` of this module where the driver is the emulated one, of these settings. Left out without NVRTC.
+fn with_driver(name: &str, settings: &str, body: impl FnOnce()) {
+    if std::env::var_os(IN_CHILD).is_some() {
+        return body();
+    }
+    if nvrtc_or_left_out(&format!("{name}, through the CUDA driver API")).is_none() {
+        return;
+    }
+    let test = std::env::current_exe().expect("a process knows its executable");
+    let output = Command::new(test)
+        .args(["--exact", &format!("cuda::{name}"), "--nocapture", "--test-threads", "1"])
+        .env(IN_CHILD, "1")
+        .env("GRISTMILL_CUDA", emulated_driver())
+        .env("EMULATED_CUDA", settings)
+        .env_remove("CUDA_VISIBLE_DEVICES")
+        .output()
+        .expect("this test can be started again");
+    let text = [output.stdout, output.stderr].map(|b| String::from_utf8_lossy(&b).into_owned()).concat();
+    assert!(output.status.success() && text.contains("1 passed"), "{text}");
+}
+
+/// As for emulated devices, but kernels are not waited for one by one.
+fn unchecked(devices: &str, opt_level: u8) -> Options {
+    Options { check: false, ..options(devices, opt_level) }
+}
+
+#[test]
+fn random_graphs_on_two_gpus() {
+    with_driver("random_graphs_on_two_gpus", "devices=2", || {
+        check_random_graphs(21, 200..208, &["/cpu:0", "/gpu:0", "/gpu:1"], &|level| unchecked("cpu:1,gpu:2", level));
+    });
+}
+
+#[test]
+fn random_graphs_where_gpus_do_not_reach_each_other() {
+    with_driver("random_graphs_where_gpus_do_not_reach_each_other", "devices=2,peers=0", || {
+        check_random_graphs(22, 208..213, &["/cpu:0", "/gpu:0", "/gpu:1"], &|level| unchecked("cpu:1,gpu:2", level));
+    });
+}
+
+#[test]
+fn random_graphs_on_two_parts_of_one_gpu() {
+    with_driver("random_graphs_on_two_parts_of_one_gpu", "devices=1", || {
+        let several = |level| Options { gpus: vec![0, 0], ..unchecked("cpu:1,gpu:2", level) };
+        check_random_graphs(23, 213..217, &["/cpu:0", "/gpu:0", "/gpu:1"], &several);
+    });
+}
+
+#[test]
+fn exported_models_on_cpu_and_gpu() {
+    with_driver("exported_models_on_cpu_and_gpu", "", || {
+        check_exports(
+            &mut Rng(24),
+            &unchecked("cpu:1,gpu:1", 2),
+            &["cpu:0", "gpu:0"],
+            &["resnet_script", "rnn_dynamo", "bert_script"],
+        );
+    });
+}
+
+/// Runs `gristmill ARGS` with an emulated driver of these settings; `None` without NVRTC.
+fn with_gpus(settings: &str, visible: &str, args: &[&str]) -> Option<Ended> {
+    nvrtc_or_left_out("the command line on GPUs")?;
+    let dir = tempfile::tempdir().expect("the system has a folder for scratch files");
+    let driver = emulated_driver();
+    let variables = [
+        ("GRISTMILL_CUDA", driver.as_path()),
+        ("EMULATED_CUDA", Path::new(settings)),
+        ("CUDA_VISIBLE_DEVICES", Path::new(visible)),
+        ("GRISTMILL_CACHE_DIR", dir.path()),
+    ];
+    Some(gristmill_with(dir.path(), &variables, args))
+}
+
+fn data(path: &str) -> String {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("data").join(path).display().to_string()
+}
+
+/// Runs a small model with its test data.
+fn run_model(settings: &str, extra: &[&str]) -> Option<Ended> {
+    let (model, inputs) = (data("models/mlp_script/model.onnx"), data("models/mlp_script/test_data_set_0"));
+    let args = [&["run", &model, "--test-data", &inputs, "--devices", "gpu:1"], extra].concat();
+    with_gpus(settings, "0", &args)
+}
+
+#[test]
+fn the_devices_of_the_driver_are_shown_and_chosen() {
+    let Some(all) = with_gpus("devices=3,memory=2147483648", "0,1,2", &["devices"]) else { return };
+    assert!(all.stdout.contains("GPU:2  emulated GPU 2  2.00 GiB  compute capability 9.0"), "{}", all.stdout);
+    let one = with_gpus("devices=3", "2", &["devices"]).expect("NVRTC is there");
+    assert!(one.stdout.contains("GPU:0  emulated GPU 2") && !one.stdout.contains("GPU:1"), "{}", one.stdout);
+    let none = with_gpus("devices=3", "", &["devices"]).expect("NVRTC is there");
+    assert!(none.stdout.contains("CUDA_ERROR_NO_DEVICE"), "{}", none.stdout);
+}
+
+#[test]
+fn a_model_runs_on_a_gpu_from_the_command_line() {
+    for extra in [&["--verify"] as &[_], &["--visible-gpus", "0", "--mem", "gpu:0=40%"]] {
+        let Some(ended) = run_model("", extra) else { return };
+        assert_eq!(ended.code, Some(0), "{}{}", ended.stdout, ended.stderr);
+    }
+    let absent = run_model("", &["--visible-gpus", "1"]).expect("NVRTC is there");
+    assert!(absent.code == Some(3) && absent.stderr.contains("/device:GPU:0 is not there"), "{}", absent.stderr);
+    let beyond = run_model("", &["--mem", "gpu:0=140%"]).expect("NVRTC is there");
+    assert!(beyond.code == Some(2) && beyond.stderr.contains("140%"), "{}", beyond.stderr);
+}
+
+#[test]
+fn faults_name_the_kernel_and_a_lost_device_itself() {
+    let Some(fault) = run_model("fault=0:2", &["--verify"]) else { return };
+    let said = &fault.stderr;
+    assert_eq!(fault.code, Some(6), "{said}");
+    assert!(
+        said.contains("in node \"/") && said.contains("kernel ") && said.contains("CUDA_ERROR_ILLEGAL_ADDRESS"),
+        "{said}"
+    );
+    let lost = run_model("lose=0:1", &[]).expect("NVRTC is there");
+    let said = &lost.stderr;
+    assert!(
+        lost.code == Some(6) && said.contains("/device:GPU:0: ") && said.contains("emulated GPU 0 was lost"),
+        "{said}"
+    );
+}
+
+#[test]
+fn too_little_memory_names_tensors_and_what_may_help() {
+    let Some(small) = run_model("memory=3000", &[]) else { return };
+    let said = &small.stderr;
+    assert_eq!(small.code, Some(5), "{said}");
+    assert!(said.contains("--mem"), "{said}");
+}
+
+/// `add_one`: `[in, out]`, one float per thread.
+const ADD_ONE: &str = "
+.version 8.0
+.target sm_80
+.address_size 64
+.visible .entry add_one(.param .u64 from, .param .u64 to) {
+    .reg .f32 %f<3>;
+    .reg .b32 %r<2>;
+    .reg .b64 %rd<6>;
+    ld.param.u64 %rd1, [from];
+    ld.param.u64 %rd2, [to];
+    mov.u32 %r1, %tid.x;
+    mul.wide.u32 %rd3, %r1, 4;
+    add.s64 %rd4, %rd1, %rd3;
+    add.s64 %rd5, %rd2, %rd3;
+    ld.global.f32 %f1, [%rd4];
+    add.f32 %f2, %f1, 0f3F800000;
+    st.global.f32 [%rd5], %f2;
+    ret;
+}
+";
+
+const N: usize = 32;
+
+fn gpu(ordinal: u32, limit_bytes: Option<usize>) -> CudaGpu {
+    CudaGpu::open(ordinal, Settings { limit_bytes, checks: false }).unwrap()
+}
+
+fn floats(memory: &dyn HostMemory) -> Vec<f32> {
+    // SAFETY: so many bytes are there. They are looked at while no copy is under way, or to show that none was done.
+    let bytes = unsafe { std::slice::from_raw_parts(memory.as_ptr(), memory.size_bytes()) };
+    bytes.chunks_exact(4).map(|c| f32::from_ne_bytes([c[0], c[1], c[2], c[3]])).collect()
+}
+
+/// Work is done when someone waits for it, no sooner; so what follows from events holds, and what follows from luck does not.
+#[test]
+fn what_is_asked_is_done_when_it_is_waited_for() {
+    with_driver("what_is_asked_is_done_when_it_is_waited_for", "delay=1000000", || {
+        let gpu = gpu(0, None);
+        let code = GpuCode { arch: "sm_80".into(), ptx: ADD_ONE.into(), cubin: b"\x7fELF of another GPU".to_vec() };
+        let code = gpu.load(&code).unwrap();
+        let launch = Launch { grid: [1; 3], block: [N as u32, 1, 1], shared_bytes: 0 };
+        let [a, b] = [gpu.allocate(4 * N).unwrap(), gpu.allocate(4 * N).unwrap()];
+        let (out, event) = (gpu.pin(4 * N).unwrap(), gpu.event().unwrap());
+        let arrived = Arc::new(AtomicBool::new(false));
+        let flag = arrived.clone();
+        let arrival: Arrival = Box::new(move || flag.store(true, Ordering::SeqCst));
+        gpu.write(a, &[0; 4 * N]).unwrap();
+        code.launch("add_one", &launch, &[a, b].map(GpuArg::Address)).unwrap();
+        // SAFETY: the bytes and the call live until the device has finished, and are only looked at before that.
+        unsafe { gpu.send(b, &*out, &*event, Some(&arrival)).unwrap() };
+        // Later work goes into the same buffer; the copy came before.
+        gpu.wait(Queue::Compute, &*event).unwrap();
+        code.launch("add_one", &launch, &[b, b].map(GpuArg::Address)).unwrap();
+        assert_eq!((floats(&*out), arrived.load(Ordering::SeqCst)), (vec![0.0; N], false), "nothing was waited for");
+        gpu.finish().unwrap();
+        assert_eq!((floats(&*out), arrived.load(Ordering::SeqCst)), (vec![1.0; N], true));
+        let mut now = [0; 4 * N];
+        gpu.read(b, &mut now).unwrap();
+        assert_eq!(now[..4], 2f32.to_ne_bytes());
+        assert!(
+            code.launch("absent", &launch, &[a, b].map(GpuArg::Address))
+                .unwrap_err()
+                .to_string()
+                .contains("no kernel \"absent\"")
+        );
+    });
+}
+
+#[test]
+fn what_is_captured_is_done_again() {
+    with_driver("what_is_captured_is_done_again", "delay=1000000", || {
+        let gpu = gpu(0, None);
+        let code = GpuCode { arch: "sm_80".into(), ptx: ADD_ONE.into(), cubin: Vec::new() };
+        let code = gpu.load(&code).unwrap();
+        let launch = Launch { grid: [1; 3], block: [N as u32, 1, 1], shared_bytes: 0 };
+        let a = gpu.allocate(4 * N).unwrap();
+        let (input, output) = (gpu.pin(4 * N).unwrap(), gpu.pin(4 * N).unwrap());
+        let [came, went] = [gpu.event().unwrap(), gpu.event().unwrap()];
+        let mut ask = || {
+            // SAFETY: the bytes live until the device has finished, and change only before and after.
+            unsafe { gpu.receive(&*input, a, &*came)? };
+            gpu.wait(Queue::Compute, &*came)?;
+            code.launch("add_one", &launch, &[a, a].map(GpuArg::Address))?;
+            // SAFETY: as above.
+            unsafe { gpu.send(a, &*output, &*went, None) }
+        };
+        let replay = gpu.capture(&mut ask).unwrap().expect("nothing here cannot be captured");
+        gpu.finish().unwrap();
+        assert_eq!(floats(&*output), [0.0; N], "capturing does nothing");
+        for x in [3.0f32, 5.0] {
+            let bytes: Vec<u8> = [x; N].iter().flat_map(|x| x.to_ne_bytes()).collect();
+            // SAFETY: as many bytes are there, and the device has finished.
+            unsafe { input.as_ptr().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+            replay.start().unwrap();
+            gpu.finish().unwrap();
+            assert_eq!(floats(&*output), [x + 1.0; N]);
+        }
+        // What waits for the device cannot be captured: the caller asks for it step by step.
+        assert!(gpu.capture(&mut || gpu.finish()).unwrap().is_none());
+        gpu.finish().unwrap();
+    });
+}
+
+#[test]
+fn limits_are_hard_and_memory_comes_back() {
+    with_driver("limits_are_hard_and_memory_comes_back", "devices=2,memory=1000000", || {
+        let [small, all] = [gpu(0, Some(4096)), gpu(1, None)];
+        let a = small.allocate(4096).unwrap();
+        let e = small.allocate(1).unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::OutOfMemory);
+        assert!(e.to_string().contains("4096 are in use here, the limit is 4096"), "{e}");
+        small.free(a);
+        assert!(small.allocate(4096).is_ok());
+        let b = all.allocate(900_000).unwrap();
+        assert_eq!(all.allocate(900_000).unwrap_err().kind(), ErrorKind::OutOfMemory);
+        // Memory that is given back late is there when it is asked for.
+        all.free(b);
+        assert!(all.allocate(900_000).is_ok());
+    });
+}
+
+#[test]
+fn large_copies_cross_piece_by_piece() {
+    with_driver("large_copies_cross_piece_by_piece", "memory=100000000", || {
+        let gpu = gpu(0, None);
+        let bytes: Vec<u8> = (0..11_000_001u32).map(|i| (i.wrapping_mul(2654435761) >> 24) as u8).collect();
+        let a = gpu.allocate(bytes.len()).unwrap();
+        let mut back = vec![0; bytes.len()];
+        for _ in 0..2 {
+            gpu.write(a, &bytes).unwrap();
+            back.fill(0);
+            gpu.read(a, &mut back).unwrap();
+            assert!(back == bytes);
+        }
+    });
+}
+
+/// PTX that a driver does not take: its compiler's words, and the version that is needed where that is the reason.
+#[test]
+fn code_that_the_driver_does_not_take_says_why() {
+    with_driver("code_that_the_driver_does_not_take_says_why", "driver=12040", || {
+        let gpu = gpu(0, None);
+        let load = |ptx: String| {
+            let code = GpuCode { arch: "sm_90a".into(), ptx, cubin: Vec::new() };
+            gpu.load(&code).err().expect("it is no PTX")
+        };
+        let e = load("// Cuda compilation tools, release 13.0, V13.0.88\n.version 9.0\nnonsense".into());
+        assert_eq!(e.kind(), ErrorKind::Unsupported);
+        let text = e.to_string();
+        assert!(text.contains("CUDA_ERROR_INVALID_PTX") && text.contains("a driver for CUDA 13.0 or later"), "{text}");
+        assert!(text.contains("for CUDA 12.4") && text.contains("line 3"), "{text}");
+        assert!(
+            !load("// Cuda compilation tools, release 12.1, V12.1\nnonsense".into()).to_string().contains("or later")
+        );
+    });
+}
