@@ -1,0 +1,117 @@
+"""The rows of the `gpu` program for PyTorch on the same GPU: kernels eager and compiled, models eager, compiled and as CUDA graphs.
+
+Needs torch; torchvision and transformers for the models, which are left out without them. Prints tab-separated rows: name, mode, ms, rate.
+TF32 is off, so that float32 means what it means there.
+"""
+
+import statistics
+import sys
+
+try:
+    import torch
+except ImportError:
+    sys.exit("PyTorch is not installed; nothing was measured")
+if not torch.cuda.is_available():
+    sys.exit("no GPU for PyTorch; nothing was measured")
+
+torch.backends.cuda.matmul.allow_tf32 = False
+torch.backends.cudnn.allow_tf32 = False
+F = torch.nn.functional
+
+
+def median_ms(run, at_least_s=0.2):
+    """Median time of one call by events, after warming up."""
+    for _ in range(3):
+        run()
+    times, total = [], 0.0
+    while total < at_least_s * 1e3 or len(times) < 10:
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        run()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end))
+        total += times[-1]
+    return statistics.median(times)
+
+
+def row(name, mode, ms, n_bytes=None, flops=None):
+    rate = f"{n_bytes / ms / 1e6:.0f} GB/s" if n_bytes else f"{flops / ms / 1e9:.1f} TFLOP/s" if flops else ""
+    print(f"{name}\t{mode}\t{ms:.3f} ms\t{rate}", flush=True)
+
+
+def random(*shape, dtype=torch.float32):
+    return torch.randn(*shape, device="cuda").to(dtype)
+
+
+def kernels():
+    """Name, function, operands, and bytes or operations, as in the program's families."""
+    bf16, n = torch.bfloat16, 1024 << 18
+    yield "map_f32", lambda x: x * torch.tanh(x), [random(n)], {"n_bytes": 8 * n}
+    yield "map_bf16", lambda x: x * torch.tanh(x), [random(2 * n, dtype=bf16)], {"n_bytes": 8 * n}
+    side = 8 * 256 * 4
+    yield "reduce_rows_f32", lambda x: x.sum(1), [random(side, side)], {"n_bytes": 4 * side * side}
+    yield "reduce_columns_f32", lambda x: x.sum(0), [random(side, side)], {"n_bytes": 4 * side * side}
+    rows, columns = 16 * 256, 64 * 256
+    yield "softmax_f32", lambda x: x.softmax(1), [random(rows, columns)], {"n_bytes": 8 * rows * columns}
+    rows = 1024 * 256
+    norm = [random(rows, 768), random(768), random(768)]
+    yield "layer_norm_f32", lambda x, g, b: F.layer_norm(x, [768], g, b), norm, {"n_bytes": 8 * rows * 768}
+    for name, size, dtype in [("matmul_f32", 4096, torch.float32), ("matmul_bf16_4096", 4096, bf16), ("matmul_bf16_8192", 8192, bf16)]:
+        yield name, torch.matmul, [random(size, size, dtype=dtype) for _ in range(2)], {"flops": 2 * size**3}
+    length = 64 * 128
+    qkv = [random(1, 16, length, 128, dtype=bf16) for _ in range(3)]
+    yield "attention_bf16", F.scaled_dot_product_attention, qkv, {"flops": 4 * 16 * length * length * 128}
+
+
+def graphed(run):
+    """The same as one launch of a captured graph."""
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    return graph.replay
+
+
+def models():
+    """Name, module and operands at batch 1 and 32."""
+    try:
+        from torchvision.models import resnet50
+
+        for batch in (1, 32):
+            yield f"resnet50\t{batch}", resnet50(weights=None).eval().cuda(), [random(batch, 3, 224, 224)]
+    except ImportError:
+        print("resnet50\tleft out: torchvision is not installed")
+    try:
+        from transformers import BertConfig, BertModel
+
+        for batch in (1, 32):
+            model = BertModel(BertConfig(), add_pooling_layer=False).eval().cuda()
+            yield f"bert_base\t{batch}", model, [torch.zeros(batch, 128, dtype=torch.long, device="cuda")]
+    except ImportError:
+        print("bert_base\tleft out: transformers is not installed")
+
+
+@torch.inference_mode()
+def main():
+    print(f"device\t{torch.cuda.get_device_name()}, PyTorch {torch.__version__}")
+    x, y = (torch.empty(1 << 30, dtype=torch.uint8, device="cuda") for _ in range(2))
+    row("ceiling copy, read and written", "eager", median_ms(lambda: y.copy_(x)), n_bytes=2 << 30)
+    del x, y
+    for name, function, operands, work in kernels():
+        row(name, "eager", median_ms(lambda: function(*operands)), **work)
+        compiled = torch.compile(function)
+        row(name, "compile", median_ms(lambda: compiled(*operands)), **work)
+    for name, model, operands in models():
+        row(name, "eager", median_ms(lambda: model(*operands), 2))
+        row(name, "graph", median_ms(graphed(lambda: model(*operands)), 2))
+        compiled = torch.compile(model, mode="reduce-overhead")
+        row(name, "compile", median_ms(lambda: compiled(*operands), 2))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,93 @@
+//! Families of kernels: checked small, timed large.
+
+use super::families::{ALL, Family, Work};
+use super::{Arguments, options};
+use gristmill::interp;
+use gristmill::interp::compare::allclose;
+use gristmill::ir::Graph;
+use gristmill::testing::{Rng, random_indices, random_tensor};
+use gristmill::{DType, Error, Result, Tensor, compile};
+use std::time::Duration;
+
+/// Every family; false when one gives wrong results.
+pub fn run(arguments: &Arguments) -> Result<bool> {
+    println!("family\tagainst interpreter\tagainst emulator\ttime\trate");
+    let mut good = true;
+    for family in ALL {
+        let check = check(family, arguments.device)?;
+        let rate = if arguments.quick { "left out\t".to_owned() } else { time(family, arguments.device)? };
+        println!("{}\t{}\t{}\t{rate}", family.name, check.interpreter, check.emulator);
+        good &= check.good;
+    }
+    Ok(good)
+}
+
+struct Check {
+    interpreter: String,
+    emulator: String,
+    good: bool,
+}
+
+fn check(family: &Family, device: u32) -> Result<Check> {
+    let (graph, _) = (family.make)(1)?;
+    let inputs = inputs(&graph, &mut Rng(7))?;
+    let expected = interp::run(&graph, &inputs)?;
+    let on = |devices: &str| -> Result<Vec<Tensor>> {
+        let compiled = compile(&graph, &options(devices, device)?)?;
+        let executable = compiled.for_inputs(&inputs)?;
+        // Asked for step by step, captured, and launched as a graph.
+        let mut found = executable.run(&inputs)?;
+        for _ in 0..2 {
+            found = executable.run(&inputs)?;
+        }
+        Ok(found.into_tensors())
+    };
+    let (on_gpu, emulated) = (on("gpu:1")?, on("emu:1")?);
+    let (interpreter, right) = compare(&expected, &on_gpu, family.tolerance);
+    let (emulator, same) = compare(&emulated, &on_gpu, family.tolerance);
+    Ok(Check { interpreter, emulator, good: right && same })
+}
+
+/// The greatest error relative to the tensors' scale, and whether it is allowed.
+fn compare(expected: &[Tensor], found: &[Tensor], tolerance: f64) -> (String, bool) {
+    let compare = |(e, f)| {
+        let c = allclose(e, f, 0.0, 0.0);
+        (c.ok || c.scaled_err() <= tolerance, if c.ok { 0.0 } else { c.scaled_err() })
+    };
+    let all: Vec<(bool, f64)> = expected.iter().zip(found).map(compare).collect();
+    let good = expected.len() == found.len() && all.iter().all(|(good, _)| *good);
+    let worst = all.iter().fold(0.0, |worst: f64, (_, err)| worst.max(*err));
+    (format!("{} ({worst:.1e})", if good { "good" } else { "WRONG" }), good)
+}
+
+/// Random inputs; integers are indices of axis 0 of the first input.
+fn inputs(graph: &Graph, rng: &mut Rng) -> Result<Vec<Tensor>> {
+    let shape_of = |v| {
+        let ty: &gristmill::ir::Type = graph.ty(v);
+        ty.static_shape().ok_or_else(|| Error::internal("families have static shapes")).map(|s| (ty.dtype, s))
+    };
+    let (_, first) = shape_of(graph.inputs[0])?;
+    let tensor = |&v| {
+        let (dtype, shape) = shape_of(v)?;
+        Ok(match dtype {
+            DType::I64 => random_indices(rng, dtype, &shape, first[0]),
+            _ => random_tensor(rng, dtype, &shape, false),
+        })
+    };
+    graph.inputs.iter().map(tensor).collect()
+}
+
+/// Time of the large graph's kernels, and the rate that follows.
+fn time(family: &Family, device: u32) -> Result<String> {
+    let (graph, work) = (family.make)(family.large)?;
+    let inputs = inputs(&graph, &mut Rng(8))?;
+    let compiled = compile(&graph, &options("gpu:1", device)?)?;
+    let executable = compiled.for_inputs(&inputs)?;
+    executable.run(&inputs)?;
+    let times = executable.time_kernels(Duration::from_millis(50))?;
+    let ns = times.iter().map(|t| t.ns).sum::<u64>().max(1) as f64;
+    Ok(match work {
+        Work::Bytes(bytes) => format!("{:.3} ms\t{:.0} GB/s", ns / 1e6, bytes / ns),
+        Work::Flops(flops) => format!("{:.3} ms\t{:.1} TFLOP/s", ns / 1e6, flops / ns / 1e3),
+    })
+}

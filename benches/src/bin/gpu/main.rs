@@ -1,0 +1,101 @@
+//! What this machine's GPU does with gristmill's kernels: are they right, and how fast are they.
+//!
+//! `gpu [--device N] [--quick] [--models FOLDER]`. One program, built elsewhere and carried as it is: it needs the CUDA driver and NVRTC, and
+//! prints a table of
+//!
+//! - every family of kernels on the GPU against the interpreter and against the PTX emulator, on the same inputs;
+//! - its rates on large inputs beside what a large copy on the device, and cuBLASLt where it is found, reach in the same run;
+//! - whole models: each `NAME/model.onnx` of the folder, with the inputs in `test_data_set_0` or random ones, against the CPU and timed.
+//!
+//! `--quick` leaves the large inputs out: for a GPU that is an emulated one. `benches/peers/gpu.py` prints the same rows for PyTorch.
+
+mod ceilings;
+mod checks;
+mod families;
+mod models;
+
+use gristmill::place::DeviceSet;
+use gristmill::{Options, Result};
+use gristmill_runtime::cuda;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// What the command line says.
+struct Arguments {
+    device: u32,
+    quick: bool,
+    models: Option<PathBuf>,
+}
+
+fn arguments() -> std::result::Result<Arguments, String> {
+    let mut read = Arguments { device: 0, quick: false, models: None };
+    let mut words = std::env::args().skip(1);
+    while let Some(word) = words.next() {
+        let mut value = || words.next().ok_or_else(|| format!("{word} needs a value"));
+        match word.as_str() {
+            "--device" => read.device = value()?.parse().map_err(|e| format!("--device: {e}"))?,
+            "--models" => read.models = Some(value()?.into()),
+            "--quick" => read.quick = true,
+            _ => return Err(format!("unknown argument {word:?}; known: --device N, --quick, --models FOLDER")),
+        }
+    }
+    Ok(read)
+}
+
+/// Options for runs on devices named as `--devices` does; GPUs are those of the command line.
+fn options(devices: &str, device: u32) -> Result<Options> {
+    let mut devices = DeviceSet::parse(devices, 1)?;
+    devices.look_at_gpus(&[device])?;
+    Ok(Options { devices, gpus: vec![device], check: false, ..Options::default() })
+}
+
+fn main() -> ExitCode {
+    let arguments = match arguments() {
+        Ok(arguments) => arguments,
+        Err(why) => {
+            eprintln!("{why}");
+            return ExitCode::from(2);
+        }
+    };
+    let devices = match cuda::probe() {
+        Ok(devices) => devices,
+        Err(why) => {
+            println!("no GPU: {why}; nothing was measured");
+            return ExitCode::from(3);
+        }
+    };
+    match run(&arguments, &devices) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::from(4),
+        Err(e) => {
+            eprintln!("{e}");
+            ExitCode::from(e.kind().exit_code())
+        }
+    }
+}
+
+/// False when something is wrong with a result.
+fn run(arguments: &Arguments, devices: &[cuda::CudaDevice]) -> Result<bool> {
+    let Some(device) = devices.get(arguments.device as usize) else {
+        return Err(gristmill::Error::invalid(format!("--device {}: there are {}", arguments.device, devices.len())));
+    };
+    let (major, minor) = device.compute_capability;
+    println!("device\t{} (compute capability {major}.{minor}, {} bytes)", device.name, device.memory_bytes);
+    match cuda::driver_version() {
+        Ok((major, minor)) => println!("driver\tCUDA {major}.{minor}"),
+        Err(why) => println!("driver\t{why}"),
+    }
+    let nvrtc = gristmill::codegen::cuda::nvrtc::get()?;
+    println!("NVRTC\t{}.{} at {}", nvrtc.version().0, nvrtc.version().1, nvrtc.place());
+    if arguments.quick {
+        println!("ceilings\tleft out (--quick)");
+    } else {
+        ceilings::print(arguments.device)?;
+    }
+    let mut good = checks::run(arguments)?;
+    match &arguments.models {
+        Some(folder) => good &= models::run(folder, arguments)?,
+        None => println!("models\tnone (--models)"),
+    }
+    Ok(good)
+}
