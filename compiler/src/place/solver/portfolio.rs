@@ -127,7 +127,10 @@ pub struct Options {
 /// Tasks that refinement simulates unless told otherwise: with them a run on a thousand tasks takes one to three seconds (`benches/NOTES.md`).
 pub const REFINE_TASKS: u64 = 5_000_000;
 /// Of small problems as many runs of the whole are enough.
-const REFINE_RUNS: u64 = 60_000;
+const REFINE_RUNS: u64 = 20_000;
+/// Of the smallest ones more, as long as they simulate no more tasks than this.
+const REFINE_RUNS_SMALL: u64 = 60_000;
+const REFINE_TASKS_SMALL: u64 = 1_000_000;
 /// The same for problems above [`LARGE`], each of whose simulations takes long.
 const REFINE_TASKS_LARGE: u64 = 500_000;
 /// Tasks of the folded problem that are simulated; the default run gives it that part of its own.
@@ -154,7 +157,10 @@ impl Options {
         preference.sort_by_key(|&d| (p.devices[d].is_host, d));
         let refine_tasks = match p.n_tasks() > LARGE {
             true => REFINE_TASKS_LARGE,
-            false => REFINE_TASKS.min(REFINE_RUNS * p.n_tasks() as u64),
+            false => {
+                let n = p.n_tasks() as u64;
+                REFINE_TASKS.min((REFINE_RUNS_SMALL * n).min(REFINE_TASKS_SMALL).max(REFINE_RUNS * n))
+            }
         };
         let limited = p.devices.iter().any(|d| d.memory.is_some());
         let search_nodes = match limited {
