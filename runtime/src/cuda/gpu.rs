@@ -353,6 +353,11 @@ impl Driver for CudaGpu {
     fn push(&self, from: u64, peer: Peer, to: u64, size_bytes: usize, event: &dyn driver::Event) -> Result<(), Error> {
         let (context, stream) = (self.context(), self.streams.fork(Queue::Out)?);
         let there = ptr::with_exposed_provenance_mut(peer.context as usize);
+        if there == context.handle {
+            // Logical devices of one GPU.
+            copy(stream, from, to, size_bytes)?;
+            return record(stream, event.raw());
+        }
         // SAFETY: both contexts live; the executor gives addresses of buffers of this size, which are in use by this copy alone.
         let code = unsafe { (context.api.copy_peer)(to, there, from, context.handle, size_bytes, stream.handle) };
         context.check(code, "copying to another device")?;
