@@ -46,6 +46,21 @@ fn lower_precision_changes_results_by_as_much_as_it_may() {
     }
 }
 
+/// Machine code for the kernels of small exports, an architecture each; how they run is tested on emulated GPUs.
+#[test]
+fn exports_compile_for_gpus() {
+    if nvrtc_or_left_out("machine code of models").is_none() {
+        return;
+    }
+    for (name, arch) in [("resnet", "sm_75"), ("bert", "sm_86"), ("gpt2", "sm_89"), ("unet", "sm_120a")] {
+        let args = ["dump", "model.onnx", "--stage", "ptx", "--devices", "emu:1", "--gpu-arch", arch];
+        let ended = gristmill(&data("models").join(format!("{name}_dynamo")), &args);
+        assert_eq!(ended.code, Some(0), "{name}: {}", ended.stderr);
+        let kernels = ended.stdout.matches(&format!(".target {arch}")).count();
+        assert!(kernels >= 5, "{name}: {kernels} kernels for {arch}");
+    }
+}
+
 #[test]
 fn digits_are_recognised_by_an_emulated_gpu() {
     if nvrtc_or_left_out("digits on an emulated GPU").is_some() {
