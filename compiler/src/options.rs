@@ -82,9 +82,9 @@ pub enum Precision {
     F32,
     /// 10 bits of mantissa, as tensor cores read `f32`.
     Tf32,
-    /// 7 bits of mantissa; half of the memory traffic.
+    /// 7 bits of mantissa, in half of the memory.
     Bf16,
-    /// 10 bits of mantissa, and overflow above 65504; half of the memory traffic.
+    /// 10 bits of mantissa, and overflow above 65504, in half of the memory.
     F16,
 }
 
