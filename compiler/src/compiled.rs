@@ -5,7 +5,7 @@ use crate::error::{Error, Result};
 use crate::ir::{Bindings, Graph, NodeId, Type};
 use crate::nearest::unknown;
 use crate::onnx;
-use crate::options::{Options, default_threads};
+use crate::options::Options;
 use crate::pipeline::{Lowered, Planned, costs, lower, plan, replan};
 use crate::place::{Horizon, Replacement, gpus};
 use gristmill_runtime::driver::Driver;
@@ -246,7 +246,7 @@ impl Compiled {
         }
         let graph = self.specialised_graph(&key.0, values)?;
         let lowered = lower(graph, &self.options)?;
-        let threads = self.options.threads.unwrap_or_else(default_threads);
+        let threads = self.options.threads.unwrap_or_else(gristmill_runtime::cpu::n_cores);
         let drivers = self.drivers(&lowered.program)?;
         let executor = Executor::new(lowered.program.clone(), &ExecOptions { threads, drivers, ..Default::default() })?;
         let made = Arc::new(Executable { lowered, executor });

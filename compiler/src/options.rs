@@ -131,8 +131,3 @@ impl fmt::Display for DimRange {
         write!(f, "{}..{}", self.min, self.max)
     }
 }
-
-/// One thread per core that this process may use.
-pub(crate) fn default_threads() -> usize {
-    std::thread::available_parallelism().map_or(1, usize::from)
-}

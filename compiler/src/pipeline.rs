@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::ir::print::PrintOptions;
 use crate::ir::verify::verify;
 use crate::ir::{Graph, Node, NodeId, Op};
-use crate::options::{Options, Precision, default_threads};
+use crate::options::{Options, Precision};
 use crate::partition::Part;
 use crate::place::{Horizon, Placement, Replacement, Request};
 use crate::report::Report;
@@ -242,7 +242,7 @@ fn front(graph: Graph, previous: Option<&Placement>, s: &mut Stages) -> Result<F
         // Pins become requests of the model's own nodes, so that no pass joins nodes of different devices.
         let mut pinned = graph.clone();
         place::apply_pins(&mut pinned, &mut request)?;
-        let mut cleaned = clean(&pinned)?;
+        let mut cleaned = passes::clean(&pinned)?;
         place::follow_operands(&mut cleaned, &request);
         Ok(cleaned)
     })?;
@@ -252,9 +252,9 @@ fn front(graph: Graph, previous: Option<&Placement>, s: &mut Stages) -> Result<F
     if s.report.rewrite.ran_out_of_time() {
         s.warn_late("not all rewrite rules were tried");
     }
-    rewritten = s.run("fold", |_| clean(&rewritten))?;
+    rewritten = s.run("fold", |_| passes::clean(&rewritten))?;
     if options.opt_level > 0 {
-        rewritten = s.run("merge", |_| clean(&passes::merge_matmuls(&rewritten)?))?;
+        rewritten = s.run("merge", |_| passes::clean(&passes::merge_matmuls(&rewritten)?))?;
     }
     rewritten = lower_precision(rewritten, &request, s)?;
     s.check(&rewritten)?;
@@ -355,13 +355,8 @@ fn lower_precision(g: Graph, request: &Request, s: &mut Stages) -> Result<Graph>
         if n == 0 {
             report.warnings.push(useless);
         }
-        clean(&lowered)
+        passes::clean(&lowered)
     })
-}
-
-/// Constant folding, common subexpressions, dead code.
-pub(crate) fn clean(g: &Graph) -> Result<Graph> {
-    passes::dce(&passes::cse(&passes::fold_constants(g)?)?)
 }
 
 fn rewrite(g: &Graph, options: &Options, deadline: Deadline, report: &mut Report) -> Result<Graph> {
@@ -409,7 +404,7 @@ fn gpu_options(options: &Options) -> cuda::Options {
 
 fn settings(options: &Options) -> Settings {
     let n_cpus = options.devices.devices.len().max(1);
-    let n_threads = (options.threads.unwrap_or_else(default_threads) / n_cpus).max(1);
+    let n_threads = (options.threads.unwrap_or_else(gristmill_runtime::cpu::n_cores) / n_cpus).max(1);
     let limit = |d: &place::Device| d.memory_limit.map(|b| (d.name.clone(), b.0 as usize));
     Settings {
         codegen: cpu::Options {
@@ -470,7 +465,7 @@ impl Lowered {
             made.push(cuda::generate_with(&g, self.gpu.0)?);
             for (_, node) in g.nodes().filter(|(_, n)| !matches!(n.op, Op::Cluster { .. })) {
                 for region in &node.regions {
-                    todo.push(cluster(&clean(region)?, &self.gpu.1)?.0);
+                    todo.push(cluster(&passes::clean(region)?, &self.gpu.1)?.0);
                 }
             }
         }

@@ -17,6 +17,11 @@ pub struct CpuFacts {
     pub available_memory_bytes: Option<u64>,
 }
 
+/// Logical cores that this process may use, 1 where the system does not tell.
+pub fn n_cores() -> usize {
+    std::thread::available_parallelism().map_or(1, |n| n.get())
+}
+
 /// Looks at the machine. What cannot be found out is left empty.
 pub fn probe() -> CpuFacts {
     let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
@@ -24,7 +29,7 @@ pub fn probe() -> CpuFacts {
     let model = field(&cpuinfo, "model name").unwrap_or(std::env::consts::ARCH).to_owned();
     CpuFacts {
         model,
-        logical_cores: std::thread::available_parallelism().map_or(1, |n| n.get()),
+        logical_cores: n_cores(),
         features: features(),
         total_memory_bytes: kib_field(&meminfo, "MemTotal"),
         available_memory_bytes: kib_field(&meminfo, "MemAvailable"),

@@ -6,7 +6,7 @@ use crate::codegen::target::TargetCpu;
 use crate::cost::Bytes;
 use crate::error::{Error, Result};
 use crate::ir::{Bindings, Graph};
-use crate::options::{DimRange, Options, Precision, default_threads};
+use crate::options::{DimRange, Options, Precision};
 use crate::place::{DeviceSet, DeviceSpec, Fallback, Pin, Placement, Plan, Target, gpus};
 use clap::{Args, ValueEnum};
 use gristmill_runtime::DeviceName;
@@ -170,7 +170,7 @@ impl CompileArgs {
 
     /// The options that the flags say.
     pub fn options(&self) -> Result<Options> {
-        let threads = self.threads.map_or_else(default_threads, usize::from);
+        let threads = self.threads.map_or_else(gristmill_runtime::cpu::n_cores, usize::from);
         let mut options = Options {
             devices: self.device_set(threads)?,
             measured: calibrate::measured(),

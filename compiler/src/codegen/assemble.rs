@@ -7,7 +7,7 @@ use crate::cluster::{Fusion, cluster};
 use crate::error::{Error, Result};
 use crate::ir::{Graph, Node, NodeId, Op, ValueId};
 use crate::partition::Part;
-use crate::pipeline::clean;
+use crate::passes;
 use crate::schedule::{self, Action, Needs, Place, Schedule};
 use gristmill_runtime::device::DeviceKind;
 use gristmill_runtime::program::{
@@ -328,7 +328,7 @@ impl Assembler<'_> {
 
     /// A region as a program of one partition.
     fn region(&mut self, region: &Graph, device: &DeviceName) -> Result<Program> {
-        let (clusters, _) = cluster(&clean(region)?, &self.settings.fusion)?;
+        let (clusters, _) = cluster(&passes::clean(region)?, &self.settings.fusion)?;
         let made = assemble(&clusters, &mut [Part::whole(device.clone(), clusters.clone())], self.settings)?;
         self.clif.push_str(&made.clif);
         self.asm.push_str(&made.asm);

@@ -14,5 +14,13 @@ pub use precision::lower_precision;
 pub use rebuild::Rebuild;
 pub use specialise::specialise;
 
+use crate::error::Result;
+use crate::ir::Graph;
+
+/// Constant folding, common subexpressions, dead code.
+pub fn clean(g: &Graph) -> Result<Graph> {
+    dce(&cse(&fold_constants(g)?)?)
+}
+
 #[cfg(test)]
 mod tests;

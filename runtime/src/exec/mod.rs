@@ -130,8 +130,7 @@ impl Executor {
     /// `OutOfMemory` when a partition needs more than its declared limit or than there is, `InvalidInput` when a variable exists with
     /// another type, or the emulated link of a transfer is missing.
     pub fn new(program: Arc<Program>, options: &ExecOptions) -> Result<Executor, Error> {
-        let cores = || std::thread::available_parallelism().map_or(1, |n| n.get());
-        let threads = if options.threads == 0 { cores() } else { options.threads };
+        let threads = if options.threads == 0 { crate::cpu::n_cores() } else { options.threads };
         let n_devices = program.partitions.len().max(1);
         let threads_per_device = (threads / n_devices).clamp(1, team::MAX_THREADS);
         check_devices(&program, threads_per_device, options)?;

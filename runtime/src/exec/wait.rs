@@ -14,7 +14,7 @@ pub(crate) struct Patience {
 impl Patience {
     /// For `threads` threads that wait for each other: spinning pays only while each can have a core of its own.
     pub(crate) fn for_threads(threads: usize) -> Patience {
-        let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+        let cores = crate::cpu::n_cores();
         if cfg!(miri) || threads > cores {
             return Patience { spin: Duration::ZERO, yields: 8 };
         }

@@ -2,7 +2,8 @@
 
 use super::body::Body;
 use super::strided::Strided;
-use crate::ir::{Graph, Node, NodeId, Op, ScalarOp, ValueId};
+use crate::cluster::legal::epilogue_kind;
+use crate::ir::{Graph, Node, NodeId, Op, ValueId};
 use gristmill_kernels::epilogue::{EpilogueKind, MAX_EPILOGUE};
 use gristmill_runtime::DType;
 
@@ -176,48 +177,6 @@ fn kind(graph: &Graph, user: &Node, position: usize) -> Option<EpilogueTerm> {
             ..plain
         },
     })
-}
-
-/// The kernels' epilogue op, with its parameters, for a scalar op whose operand number `position` is the product; `None` when they have none.
-/// The one list of what can follow on a tile: grouping and fusion ask it too.
-pub(crate) fn epilogue_kind(op: ScalarOp, position: usize) -> Option<(EpilogueKind, f32, f32)> {
-    use EpilogueKind as K;
-    use ScalarOp as S;
-    let first = position == 0;
-    let plain = |kind| Some((kind, 0.0, 0.0));
-    let with = |kind, p0: f64, p1: f64| Some((kind, p0 as f32, p1 as f32));
-    match op {
-        S::Relu => plain(K::Relu),
-        S::Neg => plain(K::Neg),
-        S::Abs => plain(K::Abs),
-        S::Sqrt => plain(K::Sqrt),
-        S::Recip => plain(K::Reciprocal),
-        S::Rsqrt => plain(K::Rsqrt),
-        S::Exp => plain(K::Exp),
-        S::Log => plain(K::Log),
-        S::Tanh => plain(K::Tanh),
-        S::Erf => plain(K::Erf),
-        S::Sigmoid => plain(K::Sigmoid),
-        S::Silu => plain(K::Silu),
-        S::Gelu => plain(K::Gelu),
-        S::GeluTanh => plain(K::GeluTanh),
-        S::Softplus => plain(K::Softplus),
-        S::Mish => plain(K::Mish),
-        S::ClampTo { lo, hi } => with(K::Clamp, lo.0, hi.0),
-        S::LeakyRelu { alpha } => with(K::LeakyRelu, alpha.0, 0.0),
-        S::HardSigmoid { alpha, beta } => with(K::HardSigmoid, alpha.0, beta.0),
-        S::HardSwish => with(K::HardSwish, 1.0 / 6.0, 0.5),
-        S::Elu { alpha } => with(K::Elu, alpha.0, 0.0),
-        S::Add => plain(K::Add),
-        S::Sub if first => plain(K::Sub),
-        S::Sub => plain(K::RSub),
-        S::Mul => plain(K::Mul),
-        S::Div if first => plain(K::Div),
-        S::Div => plain(K::RDiv),
-        S::Max => plain(K::Max),
-        S::Min => plain(K::Min),
-        _ => None,
-    }
 }
 
 /// The number that a one-element `f32` constant of at most the product's rank holds.

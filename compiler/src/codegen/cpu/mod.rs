@@ -26,7 +26,6 @@ use crate::error::{Error, Result};
 use crate::ir::{Graph, NodeId, Op, ValueId};
 use cluster::ClusterCompiler;
 use cranelift_module::FuncId;
-pub(crate) use epilogue::epilogue_kind;
 pub use epilogue::{Rejected, legal_epilogue};
 use gristmill_runtime::program::{CpuKernel, KernelEntry};
 use jit::Jit;

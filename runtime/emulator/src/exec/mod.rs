@@ -97,7 +97,7 @@ pub(crate) fn launch(call: &Call, limits: &Limits, files: &HashMap<u32, String>)
     let gang = if call.config.cooperative { blocks } else { product(cluster) };
     let gangs = blocks / gang;
     let threads = match limits.host_threads {
-        0 => std::thread::available_parallelism().map_or(1, |n| n.get()),
+        0 => gristmill_runtime::cpu::n_cores(),
         n => n,
     };
     let threads = threads.min(gangs as usize);

@@ -167,7 +167,7 @@ pub fn build(nvrtc: &Nvrtc, cache: Option<&Cache>, units: &[Unit]) -> Vec<Result
             *made[i].lock().unwrap_or_else(|p| p.into_inner()) = Some(build_one(nvrtc, cache, unit));
         }
     };
-    let n_threads = crate::options::default_threads().min(distinct.len());
+    let n_threads = gristmill_runtime::cpu::n_cores().min(distinct.len());
     std::thread::scope(|s| (0..n_threads).for_each(|_| drop(s.spawn(work))));
     let result = |u: &Unit| {
         let i = of_unit[&(u.source.as_str(), u.name.as_str(), u.arch)];

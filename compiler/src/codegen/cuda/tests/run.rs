@@ -177,7 +177,7 @@ pub fn check_with(options: Options, what: &str, cases: &[Case]) {
         }
     };
     std::thread::scope(|s| {
-        let n = crate::options::default_threads();
+        let n = gristmill_runtime::cpu::n_cores();
         let running: Vec<_> = (0..n).map(|_| s.spawn(work)).collect();
         running.into_iter().for_each(|t| t.join().unwrap_or_else(|panic| resume_unwind(panic)));
     });
