@@ -244,7 +244,7 @@ fn front(graph: Graph, previous: Option<&Placement>, s: &mut Stages) -> Result<F
         place::apply_pins(&mut pinned, &mut request)?;
         let mut cleaned = passes::clean(&pinned)?;
         place::follow_operands(&mut cleaned, &request);
-        Ok(cleaned)
+        passes::expand_all_reduce(&cleaned)
     })?;
     s.check(&graph)?;
     let deadline = s.deadline;

@@ -3,7 +3,7 @@
 //!
 //! A process opens one driver, so each test runs in a process of its own: the binary of the command line, or this test again.
 
-use crate::multi_device::{check_exports, check_random_graphs, options};
+use crate::multi_device::{check_all_reduce, check_exports, check_random_graphs, options};
 use crate::process::{Ended, emulated_driver, gristmill_with};
 use gristmill::Options;
 use gristmill::testing::{Rng, nvrtc_or_left_out};
@@ -64,6 +64,20 @@ fn random_graphs_on_two_parts_of_one_gpu() {
     with_driver("random_graphs_on_two_parts_of_one_gpu", "devices=1", || {
         let several = |level| Options { gpus: vec![0, 0], ..unchecked("cpu:1,gpu:2", level) };
         check_random_graphs(23, 213..217, &["/cpu:0", "/gpu:0", "/gpu:1"], &several);
+    });
+}
+
+#[test]
+fn all_reduce_over_gpus() {
+    with_driver("all_reduce_over_gpus", "devices=4", || {
+        check_all_reduce(25, &["/gpu:0", "/gpu:1", "/gpu:2", "/gpu:3"], &|level| unchecked("gpu:4", level));
+    });
+}
+
+#[test]
+fn all_reduce_over_gpus_that_do_not_reach_each_other() {
+    with_driver("all_reduce_over_gpus_that_do_not_reach_each_other", "devices=2,peers=0", || {
+        check_all_reduce(26, &["/gpu:1", "/cpu:0", "/gpu:0"], &|level| unchecked("cpu:1,gpu:2", level));
     });
 }
 

@@ -1,11 +1,12 @@
 //! Runs over several logical devices give what one device gives, wherever nodes are put.
 
+use gristmill::interp;
 use gristmill::interp::compare::allclose;
-use gristmill::ir::{AskedBy, DeviceRequest, Graph, NodeId, Op};
+use gristmill::ir::{AskedBy, DeviceRequest, Graph, GraphBuilder, NodeId, Op, ReduceKind, ScalarOp};
 use gristmill::onnx;
 use gristmill::place::{DeviceSet, Pin};
-use gristmill::testing::{RandomOptions, Rng, nvrtc_or_left_out, random_graph};
-use gristmill::{ErrorKind, Options, Outputs, Source, Tensor, compile};
+use gristmill::testing::{RandomOptions, Rng, nvrtc_or_left_out, random_graph, random_tensor};
+use gristmill::{DType, ErrorKind, Options, Outputs, Source, Tensor, compile};
 use gristmill_runtime::device::DeviceKind;
 use std::path::Path;
 
@@ -187,6 +188,67 @@ pub fn check_random_graphs(
         }
     }
     assert!(n_transfers > 3 * n_graphs, "only {n_transfers} tensors crossed between devices");
+}
+
+/// Towers on all of `devices` whose results are reduced: every tower gets the same bits, which for `f32` are those of a sum in the order of the towers.
+pub fn check_all_reduce(seed: u64, devices: &[&str], several: &dyn Fn(u8) -> Options) {
+    use ReduceKind::{Max, Mean, Min, Prod, Sum};
+    let mut rng = Rng(seed);
+    // Of two places on, 16 384 elements of `f32` are reduced in shares.
+    let cases = [
+        (Sum, DType::F32, vec![20_001]),
+        (Mean, DType::F32, vec![129, 131]),
+        (Sum, DType::BF16, vec![33_001]),
+        (Max, DType::F32, vec![16_385]),
+        (Sum, DType::I64, vec![3, 2_801]),
+        (Min, DType::I32, vec![17]),
+        (Prod, DType::F16, vec![5, 1]),
+        (Sum, DType::F32, vec![]),
+        (Mean, DType::F32, vec![0, 3]),
+    ];
+    for (kind, dtype, shape) in cases {
+        let mut b = GraphBuilder::new("towers");
+        let tower = |(i, device): (usize, &&str)| {
+            let x = b.input(&format!("x{i}"), dtype, shape.iter().copied());
+            b.with_device(*device, |b| b.map(ScalarOp::Neg, &[x])).unwrap()
+        };
+        let operands: Vec<_> = devices.iter().enumerate().map(tower).collect();
+        let results = b.all_reduce(kind, &operands).unwrap();
+        for (i, (&y, device)) in results.iter().zip(devices).enumerate() {
+            let y = b.with_device(*device, |b| b.map(ScalarOp::Abs, &[y])).unwrap();
+            b.output(&format!("y{i}"), y);
+        }
+        let graph = b.finish().unwrap();
+        let tensors: Vec<Tensor> = devices.iter().map(|_| random_tensor(&mut rng, dtype, &shape, false)).collect();
+        let inputs: Vec<(String, Tensor)> = graph.input_names.iter().cloned().zip(tensors.iter().cloned()).collect();
+        let expected = interp::run(&graph, &tensors).unwrap();
+        let level = rng.pick(&[0, 1, 2]);
+        let what = format!("{kind:?} of {dtype}{shape:?} on {devices:?} at level {level}");
+        let (found, n_transfers) = run(&graph, &inputs, &several(level)).unwrap_or_else(|e| panic!("{what}: {e}"));
+        let found = found.into_tensors();
+        let rtol = if dtype.size_bytes() == 2 { 1.0 / 256.0 } else { 1e-6 };
+        for (f, e) in found.iter().zip(&expected) {
+            let c = allclose(e, f, 0.0, 0.0);
+            assert!(c.ok || c.scaled_err() <= rtol, "{what}: {c}");
+            assert_eq!(f, &found[0], "{what}: towers differ");
+        }
+        if (kind, dtype) == (Sum, DType::F32) {
+            let sum = |i: usize| tensors.iter().map(|t| -t.as_slice::<f32>()[i]).reduce(|a, b| a + b).unwrap().abs();
+            let in_order: Vec<f32> = (0..found[0].len()).map(sum).collect();
+            assert_eq!(found[0].as_slice::<f32>(), in_order, "{what}");
+        }
+        assert!(n_transfers >= devices.len(), "{what}: {n_transfers} tensors crossed");
+    }
+}
+
+#[test]
+fn all_reduce_on_cpus_and_emulated_gpus() {
+    check_all_reduce(16, &["/cpu:0", "/cpu:1", "/cpu:2", "/cpu:3"], &|level| options("cpu:4", level));
+    check_all_reduce(17, &["/cpu:1", "/cpu:0", "/cpu:1"], &|level| options("cpu:2", level));
+    if nvrtc_or_left_out("all-reduce on emulated GPUs").is_some() {
+        check_all_reduce(18, &["/emu:0", "/emu:1", "/emu:2", "/emu:3"], &|level| options("emu:4", level));
+        check_all_reduce(19, &["/cpu:0", "/emu:0"], &|level| options("cpu:1,emu:1", level));
+    }
 }
 
 #[test]

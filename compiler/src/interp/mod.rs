@@ -188,6 +188,7 @@ impl Machine<'_> {
                 let dtypes: Vec<_> = inputs.iter().map(|t| t.dtype()).collect();
                 return run_program(&VecProg::of_op(*s, &dtypes), inputs, shape);
             }
+            (Op::AllReduce { kind }, all) => return reduce::all_reduce(all, *kind),
             (Op::TopK { axis, largest, .. }, [x]) => return sort::top_k(x, *axis, *largest, shape),
             (Op::MaxPoolIndices { size, window, .. }, [x]) => return pool::max_pool(x, size, window, shape),
             (Op::Constant { value }, _) => value.tensor(),
@@ -251,11 +252,6 @@ impl Machine<'_> {
             (Op::Recv { key, from, .. }, None) => self.mail.get(key).cloned().ok_or_else(|| {
                 Error::internal(format!("nothing was sent under key {key:?} by {from:?} before it is received"))
             }),
-            (Op::AllReduce { group, .. }, Some(_)) if group.contains(',') => {
-                Err(Error::unsupported(format!("the interpreter runs one member, not the group {group:?}")))
-            }
-            // Alone in its group, a member has the result already.
-            (Op::AllReduce { .. }, Some(x)) => Ok(x.clone()),
             _ => Err(Error::internal("the interpreter has no rule for these operands")),
         }
     }

@@ -4,7 +4,7 @@
 //! mean then truncates.
 
 use super::scalar::{Scalar, Wide};
-use super::view::{count, for_each_offset, strides};
+use super::view::{concat, count, for_each_offset, strides};
 use crate::error::{Error, Result};
 use crate::ir::{Extremum, ReduceKind};
 use gristmill_runtime::{DType, Tensor, with_dtype};
@@ -86,6 +86,16 @@ pub fn reduce(x: &Tensor, kind: ReduceKind, axes: &[usize], shape: &[usize]) -> 
         }
     });
     Ok(out)
+}
+
+/// [`Op::AllReduce`](crate::ir::Op::AllReduce): the reduction of the operands side by side along a new axis, once for each.
+pub fn all_reduce(all: &[&Tensor], kind: ReduceKind) -> Result<Vec<Tensor>> {
+    let rows: Vec<usize> = std::iter::once(1).chain(all[0].shape().iter().copied()).collect();
+    let parts = all.iter().map(|x| Ok(x.reshaped(&rows)?)).collect::<Result<Vec<_>>>()?;
+    let stacked: Vec<usize> = std::iter::once(all.len()).chain(all[0].shape().iter().copied()).collect();
+    let stacked = concat(&parts.iter().collect::<Vec<_>>(), 0, &stacked)?;
+    let result = reduce(&stacked, kind, &[0], all[0].shape())?;
+    Ok(vec![result; all.len()])
 }
 
 fn accumulate(acc: Sum, v: Wide, kind: ReduceKind) -> Sum {

@@ -199,6 +199,13 @@ impl GraphBuilder {
         self.add1(Op::Reduce { kind, axes, keepdims }, &[x])
     }
 
+    /// Reduces values of one type element by element, and gives each the result where it is made: see [`Op::AllReduce`]. In a device scope all
+    /// happens there.
+    #[track_caller]
+    pub fn all_reduce(&mut self, kind: ReduceKind, values: &[ValueId]) -> Result<Vec<ValueId>> {
+        self.add(Op::AllReduce { kind }, values)
+    }
+
     /// Matrix product.
     #[track_caller]
     pub fn matmul(&mut self, lhs: ValueId, rhs: ValueId) -> Result<ValueId> {

@@ -257,10 +257,15 @@ pub(super) fn reduce(op: &Op, args: &[Type], _: &[Graph]) -> Inferred {
     if !axes.windows(2).all(|w| w[0] < w[1]) {
         return Err(format!("axes {axes:?} must be increasing"));
     }
-    if args[0].dtype == DType::Bool && !matches!(kind, ReduceKind::Max | ReduceKind::Min) {
+    check_reduced(*kind, &args[0])?;
+    one(args[0].dtype, reduced(&args[0].shape, axes, *keepdims))
+}
+
+fn check_reduced(kind: ReduceKind, ty: &Type) -> Result<(), String> {
+    if ty.dtype == DType::Bool && !matches!(kind, ReduceKind::Max | ReduceKind::Min) {
         return Err(format!("{kind:?} of bool", kind = kind).to_lowercase());
     }
-    one(args[0].dtype, reduced(&args[0].shape, axes, *keepdims))
+    Ok(())
 }
 
 pub(super) fn arg_reduce(op: &Op, args: &[Type], _: &[Graph]) -> Inferred {
@@ -580,6 +585,15 @@ pub(super) fn recv(op: &Op, _: &[Type], _: &[Graph]) -> Inferred {
 
 pub(super) fn same(_: &Op, args: &[Type], _: &[Graph]) -> Inferred {
     Ok(vec![args[0].clone()])
+}
+
+pub(super) fn all_reduce(op: &Op, args: &[Type], _: &[Graph]) -> Inferred {
+    attrs!(op, AllReduce { kind });
+    if let Some(other) = args.iter().find(|t| **t != args[0]) {
+        return Err(format!("operands {} and {other} differ", args[0]));
+    }
+    check_reduced(*kind, &args[0])?;
+    Ok(args.to_vec())
 }
 
 pub(super) fn cluster(_: &Op, args: &[Type], regions: &[Graph]) -> Inferred {

@@ -332,8 +332,8 @@ ops! {
     Send { key: String, to: String } "send" 1..1 Transfer infer::same;
     /// The tensor sent by device `from` under `key`.
     Recv { key: String, from: String, dtype: DType, shape: Vec<Dim> } "recv" 0..0 Transfer infer::recv;
-    /// Reduction over all members of `group`; every member gets the result.
-    AllReduce { kind: ReduceKind, group: String } "all_reduce" 1..1 Transfer infer::same;
+    /// Element-wise reduction of operands of one type, in their order. As many results, all the same: result `i` is for where operand `i` is made.
+    AllReduce { kind: ReduceKind } "all_reduce" 1..many Transfer infer::all_reduce;
     /// One kernel: the region computes the results from the operands.
     Cluster { kind: ClusterKind } "cluster" 0..many Cluster infer::cluster;
 }

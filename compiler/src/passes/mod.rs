@@ -1,5 +1,7 @@
-//! Plain passes `Graph -> Graph`: specialisation, constant folding, dead code, common subexpressions, merged products, lower precision.
+//! Plain passes `Graph -> Graph`: specialisation, constant folding, dead code, common subexpressions, merged products, lower precision, all-reduce as
+//! what crosses between devices.
 
+mod all_reduce;
 mod cse;
 mod fold;
 mod merge_matmuls;
@@ -7,6 +9,7 @@ mod precision;
 mod rebuild;
 mod specialise;
 
+pub use all_reduce::expand_all_reduce;
 pub use cse::{cse, dce};
 pub use fold::fold_constants;
 pub use merge_matmuls::merge_matmuls;

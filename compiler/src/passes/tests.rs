@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::interp;
-use crate::ir::{Bindings, Dim, Graph, GraphBuilder, ScalarOp};
+use crate::ir::{Bindings, Dim, Graph, GraphBuilder, Op, ReduceKind, ScalarOp};
 use crate::{DType, Tensor};
 
 fn names(g: &Graph) -> Vec<&'static str> {
@@ -116,4 +116,100 @@ fn products_round_their_operands_once_and_keep_sums_wide() {
     assert!(worst > 0.0 && worst < 0.1, "{worst}");
     let (same, none) = lower_precision(&g, DType::F16, &|_| false).unwrap();
     assert_eq!((names(&same), none), (names(&g), 0));
+}
+
+/// Operands `x0`, `x1`, .. that `neg` makes on devices in turn (none for those after), and the results.
+fn towers(kind: ReduceKind, dtype: DType, shape: &[usize], n: usize, devices: &[&str]) -> Graph {
+    let mut b = GraphBuilder::new("towers");
+    b.set_origin("/tower");
+    let made = |(i, b): (usize, &mut GraphBuilder)| {
+        let x = b.input(&format!("x{i}"), dtype, shape.iter().copied());
+        let make = |b: &mut GraphBuilder| b.map(ScalarOp::Abs, &[x]);
+        match devices.get(i) {
+            Some(device) => b.with_device(*device, make).unwrap(),
+            None => make(b).unwrap(),
+        }
+    };
+    let operands: Vec<_> = (0..n).map(|i| made((i, &mut b))).collect();
+    b.set_origin("/all");
+    let results = b.all_reduce(kind, &operands).unwrap();
+    results.iter().enumerate().for_each(|(i, &y)| b.output(&format!("y{i}"), y));
+    b.finish().unwrap()
+}
+
+#[test]
+fn all_reduce_becomes_shares_of_large_tensors_and_sums_of_small_ones() {
+    let text = |g: &Graph| expand_all_reduce(g).unwrap().to_text(crate::ir::print::PrintOptions::SHORT);
+    let two = ["/cpu:0", "/cpu:1"];
+    insta::assert_snapshot!(text(&towers(ReduceKind::Sum, DType::F32, &[3, 8_001], 2, &two)), @r#"
+    graph "towers" {
+      %0 = input "x0": f32[3, 8001]
+      %1 = input "x1": f32[3, 8001]
+      %2: f32[3, 8001] = abs(%0) on "/device:CPU:0" @ "/tower"
+      %3: f32[3, 8001] = abs(%1) on "/device:CPU:1" @ "/tower"
+      %4: f32[24003] = reshape(%2) {shape = [24003]} on "/device:CPU:0" @ "/all"
+      %5: f32[24003] = reshape(%3) {shape = [24003]} on "/device:CPU:1" @ "/all"
+      %6: f32[12001] = slice(%4) {starts = [0], sizes = [12001], steps = [1]} on "/device:CPU:0" @ "/all"
+      %7: f32[12001] = slice(%5) {starts = [0], sizes = [12001], steps = [1]} on "/device:CPU:1" @ "/all"
+      %8: f32[12001] = add(%6, %7) on "/device:CPU:0" @ "/all"
+      %9: f32[12002] = slice(%4) {starts = [12001], sizes = [12002], steps = [1]} on "/device:CPU:0" @ "/all"
+      %10: f32[12002] = slice(%5) {starts = [12001], sizes = [12002], steps = [1]} on "/device:CPU:1" @ "/all"
+      %11: f32[12002] = add(%9, %10) on "/device:CPU:1" @ "/all"
+      %12: f32[24003] = concat(%8, %11) {axis = 0} on "/device:CPU:0" @ "/all"
+      %13: f32[3, 8001] = reshape(%12) {shape = [3, 8001]} on "/device:CPU:0" @ "/all"
+      %14: f32[24003] = concat(%8, %11) {axis = 0} on "/device:CPU:1" @ "/all"
+      %15: f32[3, 8001] = reshape(%14) {shape = [3, 8001]} on "/device:CPU:1" @ "/all"
+      output "y0" %13
+      output "y1" %15
+    }
+    "#);
+    let small = expand_all_reduce(&towers(ReduceKind::Mean, DType::F16, &[5], 3, &two)).unwrap();
+    let at_each = ["cast", "cast", "add", "cast", "add", "constant", "div", "cast"];
+    assert_eq!(names(&small), [&["abs"; 3][..], &at_each, &at_each, &at_each].concat());
+}
+
+#[test]
+fn expanded_all_reduce_is_what_the_interpreter_says() {
+    use ReduceKind::*;
+    let places: [&[&str]; 3] = [&[], &["/cpu:0", "/cpu:1", "/cpu:0"], &["/cpu:0", "/cpu:1", "/cpu:2", "/cpu:3"]];
+    let mut rng = crate::testing::Rng(5);
+    for dtype in [DType::F32, DType::BF16, DType::F64, DType::I8, DType::U8, DType::I64, DType::U64] {
+        for kind in [Sum, Mean, Max, Min, Prod] {
+            for shape in [&[0, 4][..], &[], &[1], &[7, 3], &[9_363, 7]] {
+                let n = 1 + rng.below(5);
+                let g = towers(kind, dtype, shape, n, places[rng.below(3)]);
+                let inputs: Vec<Tensor> =
+                    (0..n).map(|_| crate::testing::random_tensor(&mut rng, dtype, shape, false)).collect();
+                let expected = interp::run(&g, &inputs).unwrap();
+                let found = interp::run(&expand_all_reduce(&g).unwrap(), &inputs).unwrap();
+                // One rounding of the dtype, or as many as there are operands.
+                let rtol = match dtype {
+                    _ if matches!(kind, Max | Min) || !dtype.is_float() => 0.0,
+                    DType::BF16 => 1.0 / 256.0,
+                    _ => 1e-6,
+                };
+                for (e, f) in expected.iter().zip(&found) {
+                    let c = interp::compare::allclose(e, f, 0.0, 0.0);
+                    assert!(c.ok || c.scaled_err() <= rtol, "{kind:?} of {n} {dtype}{shape:?}: {c}");
+                    assert_eq!(f, &found[0], "{kind:?} of {n} {dtype}{shape:?}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn all_reduce_in_a_region_is_one_reduction() {
+    let mut body = GraphBuilder::new("body");
+    let x = body.input("x", DType::F32, [2usize]);
+    let y = body.all_reduce(ReduceKind::Sum, &[x, x]).unwrap();
+    body.output("y", y[1]);
+    let body = body.finish().unwrap();
+    let mut b = GraphBuilder::new("g");
+    let (c, x) = (b.input("c", DType::Bool, [] as [usize; 0]), b.input("x", DType::F32, [2usize]));
+    let y = b.add_with_regions(Op::If, &[c, x], vec![body.clone(), body]).unwrap();
+    b.output("y", y[0]);
+    let expanded = expand_all_reduce(&b.finish().unwrap()).unwrap();
+    let (_, branch) = expanded.nodes().next().unwrap();
+    assert_eq!(branch.regions.iter().flat_map(names).collect::<Vec<_>>(), ["add", "add"]);
 }

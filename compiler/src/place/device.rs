@@ -48,7 +48,7 @@ impl DeviceSet {
                 kind => DeviceProfile { kind, ..DeviceProfile::this_cpu(n_threads / n_cpus) },
             },
             memory_limit: None,
-            kernels: Kernels::generated(),
+            kernels: Kernels::all(),
         };
         DeviceSet { devices: names.iter().map(device).collect(), link: LinkProfile::IN_PROCESS, links: BTreeMap::new() }
     }

@@ -10,12 +10,7 @@ pub struct Kernels {
 }
 
 impl Kernels {
-    /// What the back ends have, which is the same for every kind of device.
-    pub fn generated() -> Kernels {
-        Kernels::default().without("all_reduce", "no code generator for it yet")
-    }
-
-    /// What a device that is only planned for is taken to have: everything.
+    /// What the back ends have, whatever the kind of device, and what a device that is only planned for is taken to have: everything.
     pub fn all() -> Kernels {
         Kernels::default()
     }

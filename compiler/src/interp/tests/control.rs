@@ -150,9 +150,24 @@ fn what_is_sent_is_received() {
     let y = lost.add1(recv("other"), &[], &at).unwrap();
     lost.add_output("y", y);
     assert_eq!(run(&lost, &[]).unwrap_err().node(), Some("/here"));
-    let all = |group: &str| eval(&Op::AllReduce { kind: ReduceKind::Sum, group: group.into() }, &[&x], &[]);
-    assert_eq!(all("a").unwrap(), std::slice::from_ref(&x));
-    assert_eq!(all("a,b").unwrap_err().kind(), crate::ErrorKind::Unsupported);
+}
+
+#[test]
+fn all_reduce_gives_every_member_the_result() {
+    let (a, b, c) = (t(&[1f32, 5.0], &[2]), t(&[2f32, -7.0], &[2]), t(&[4f32, 3.0], &[2]));
+    let all = |kind: ReduceKind, operands: &[&Tensor]| eval(&Op::AllReduce { kind }, operands, &[]);
+    for (kind, expected) in [
+        (ReduceKind::Sum, [7f32, 1.0]),
+        (ReduceKind::Mean, [7.0 / 3.0, 1.0 / 3.0]),
+        (ReduceKind::Max, [4.0, 5.0]),
+        (ReduceKind::Min, [1.0, -7.0]),
+        (ReduceKind::Prod, [8.0, -105.0]),
+    ] {
+        assert_eq!(all(kind, &[&a, &b, &c]).unwrap(), vec![t(&expected, &[2]); 3], "{kind:?}");
+    }
+    assert_eq!(all(ReduceKind::Sum, &[&a]).unwrap(), std::slice::from_ref(&a));
+    assert!(all(ReduceKind::Sum, &[&a, &t(&[1f32], &[1])]).unwrap_err().to_string().contains("differ"));
+    assert!(all(ReduceKind::Sum, &[&t(&[true], &[1])]).unwrap_err().to_string().contains("sum of bool"));
 }
 
 #[test]

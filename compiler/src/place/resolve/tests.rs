@@ -256,12 +256,16 @@ fn kernels_decide_what_can_be_together() {
     warning: Ignoring request to colocate node '/b' with nodes in colocation group '/a' because soft placement is on and an attempt at doing so resulted in the following error: Cannot colocate nodes '/a' and '/b' because no device type supports both of those nodes and the other nodes colocated with them
       chain: '/a' (kernels on [CPU]) -- loc:@/a -- '/b' (kernels on [GPU])
     "#);
-    let g = graph(&["all_reduce(%0) {kind = sum, group = \"g\"} @ \"/sum\"".into()]);
-    let r = Request { devices: DeviceSet::parse("cpu:2,emu:1", 2).unwrap(), ..Request::default() };
+    let g = graph(&["exp(%0) @ \"/exp\"".into()]);
+    let mut r = Request { devices: DeviceSet::parse("cpu:2,emu:1", 2).unwrap(), ..Request::default() };
+    r.devices
+        .devices
+        .iter_mut()
+        .for_each(|d| d.kernels = Kernels::all().without("exp", "no code generator for it yet"));
     insta::assert_snapshot!(resolved(&g, &r).unwrap_err(), @r#"
-    in node "/sum": no kernel registered to support this operation: all_reduce(f32[2]) {kind = sum, group = "g"} -> f32[2]
+    in node "/exp": no kernel registered to support this operation: exp(f32[2]) -> f32[2]
       devices: [/device:CPU:0, /device:CPU:1, /device:EMU:0]
-      kernels of all_reduce: CPU no (all_reduce: no code generator for it yet); EMU no (all_reduce: no code generator for it yet) (try: --devices with a device that has the kernel)
+      kernels of exp: CPU no (exp: no code generator for it yet); EMU no (exp: no code generator for it yet) (try: --devices with a device that has the kernel)
     "#);
     let nothing = DeviceSet { devices: Vec::new(), ..r.devices.clone() };
     insta::assert_snapshot!(resolved(&g, &Request { devices: nothing, ..r }).unwrap_err(), @"No devices are registered (try: --devices cpu:1)");

@@ -1,0 +1,158 @@
+//! All-reduce in terms of other ops, so that placement, partition and memory plan see what crosses between devices.
+//!
+//! A place is what was asked of the devices of the nodes that make operands. Each place reduces one share of the elements, for which it gets that
+//! share of the operands of all others (reduce-scatter), and gets the other shares of the result from the others (all-gather): over each place's
+//! links go `2 (n - 1) / n` of a tensor each way, as in a ring, in two steps instead of `2 (n - 1)`. (Thakur, Rabenseifner and Gropp, Optimization
+//! of collective communication operations in MPICH, 2005, section 4.5, "long messages", with direct exchange in both halves.) Of what is too small
+//! for its bytes to count, each place gets all and reduces it by itself.
+//!
+//! Every element is reduced in the order of the operands, and in the second case by the same kernel everywhere: results are the same bits at all
+//! places and in every run. Half types are summed in `f32`, and rounded once.
+
+use super::Rebuild;
+use crate::error::Result;
+use crate::ir::{Def, Graph, Node, Op, Origin, ReduceKind, Requested, ScalarOp, ValueId};
+use crate::vecprog::real_bits;
+use crate::{DType, Tensor};
+
+/// Tensors of fewer bytes are reduced as a whole at each place.
+const SHARED_BYTES: usize = 64 << 10;
+
+/// Replaces every all-reduce, in regions too, where it is one reduction.
+///
+/// A request of its own is one place for all of it. The new nodes have the request of their place, so that they share kernels with what is there.
+pub fn expand_all_reduce(g: &Graph) -> Result<Graph> {
+    expand_graph(g, true)
+}
+
+fn expand_graph(g: &Graph, is_placed: bool) -> Result<Graph> {
+    if !has_any(g) {
+        return Ok(g.clone());
+    }
+    let mut r = Rebuild::new(g);
+    for (id, node) in g.nodes() {
+        let Op::AllReduce { kind } = node.op else {
+            let regions = node.regions.iter().map(|region| expand_graph(region, false)).collect::<Result<_>>()?;
+            r.copy(id, &Node { regions, ..node.clone() })?;
+            continue;
+        };
+        let places = if is_placed { places(g, node) } else { vec![node.device.clone(); node.inputs.len()] };
+        let operands = r.inputs(node);
+        let mut e = Expansion { g: &mut r.graph, origin: &node.origin, kind, places };
+        let results = e.results(&operands)?;
+        r.mapped(id, node, &results);
+    }
+    Ok(r.finish(g))
+}
+
+fn has_any(g: &Graph) -> bool {
+    g.nodes().any(|(_, n)| matches!(n.op, Op::AllReduce { .. }) || n.regions.iter().any(has_any))
+}
+
+/// What was asked of the device of each operand.
+fn places(g: &Graph, node: &Node) -> Vec<Requested> {
+    let of_maker = |&v: &ValueId| match g.value(v).def {
+        Def::Node(maker, _) => g.node(maker).device.clone(),
+        Def::Input(_) => None,
+    };
+    node.inputs.iter().map(|v| node.device.clone().or_else(|| of_maker(v))).collect()
+}
+
+/// One all-reduce on its way into a graph.
+struct Expansion<'a> {
+    g: &'a mut Graph,
+    origin: &'a Origin,
+    kind: ReduceKind,
+    /// Of each operand.
+    places: Vec<Requested>,
+}
+
+impl Expansion<'_> {
+    /// The result for each operand.
+    fn results(&mut self, operands: &[ValueId]) -> Result<Vec<ValueId>> {
+        let mut places: Vec<Requested> = Vec::new();
+        self.places.iter().for_each(|p| {
+            if !places.contains(p) {
+                places.push(p.clone())
+            }
+        });
+        let ty = self.g.ty(operands[0]).clone();
+        let shared = ty.static_shape().filter(|_| places.len() > 1 && ty.size_bytes() >= Some(SHARED_BYTES));
+        let results = match shared {
+            Some(shape) => self.in_shares(operands, &places, &shape)?,
+            None => places.iter().map(|place| self.reduce(operands, place)).collect::<Result<_>>()?,
+        };
+        let of = |place| places.iter().position(|p| p == place).expect("every operand's place is listed");
+        Ok(self.places.iter().map(|place| results[of(place)]).collect())
+    }
+
+    /// The whole result at each place, of shares that each reduced.
+    fn in_shares(&mut self, operands: &[ValueId], places: &[Requested], shape: &[usize]) -> Result<Vec<ValueId>> {
+        let (n, of_operands) = (shape.iter().product::<usize>(), self.places.clone());
+        let flat: Vec<ValueId> = operands
+            .iter()
+            .zip(&of_operands)
+            .map(|(&x, place)| self.add(Op::Reshape { shape: vec![n.into()] }, &[x], place))
+            .collect::<Result<_>>()?;
+        let mut shares = Vec::with_capacity(places.len());
+        for (i, place) in places.iter().enumerate() {
+            let (begin, end) = (n * i / places.len(), n * (i + 1) / places.len());
+            let share = || Op::Slice { starts: vec![begin.into()], sizes: vec![(end - begin).into()], steps: vec![1] };
+            let cut: Vec<ValueId> =
+                flat.iter().zip(&of_operands).map(|(&x, at)| self.add(share(), &[x], at)).collect::<Result<_>>()?;
+            shares.push(self.reduce(&cut, place)?);
+        }
+        let whole = |place: &Requested| {
+            let joined = self.add(Op::Concat { axis: 0 }, &shares, place)?;
+            self.add(Op::Reshape { shape: shape.iter().map(|&d| d.into()).collect() }, &[joined], place)
+        };
+        places.iter().map(whole).collect()
+    }
+
+    /// The reduction of values, in their order, at one place.
+    fn reduce(&mut self, values: &[ValueId], place: &Requested) -> Result<ValueId> {
+        let dtype = self.g.ty(values[0]).dtype;
+        let wide = self.accumulator(dtype);
+        let join = match (self.kind, dtype) {
+            (ReduceKind::Sum | ReduceKind::Mean, _) => ScalarOp::Add,
+            (ReduceKind::Prod, _) => ScalarOp::Mul,
+            (ReduceKind::Max, DType::Bool) => ScalarOp::Or,
+            (ReduceKind::Min, DType::Bool) => ScalarOp::And,
+            (ReduceKind::Max, _) => ScalarOp::Max,
+            (ReduceKind::Min, _) => ScalarOp::Min,
+        };
+        let mut sum = self.cast(values[0], wide, place)?;
+        for &v in &values[1..] {
+            let v = self.cast(v, wide, place)?;
+            sum = self.add(Op::Map(join), &[sum, v], place)?;
+        }
+        if self.kind == ReduceKind::Mean && values.len() > 1 {
+            let bits = real_bits(wide, values.len() as f64).to_le_bytes();
+            let n = self.g.add_constant(Tensor::from_bytes(wide, &[], &bits[..wide.size_bytes()])?, self.origin);
+            sum = self.add(Op::Map(ScalarOp::Div), &[sum, n], place)?;
+        }
+        self.cast(sum, dtype, place)
+    }
+
+    /// What values of a type are reduced in: as the interpreter reduces, but for `f32`, whose sums stay so.
+    fn accumulator(&self, dtype: DType) -> DType {
+        let is_mean = self.kind == ReduceKind::Mean;
+        match dtype {
+            DType::F16 | DType::BF16 if !matches!(self.kind, ReduceKind::Max | ReduceKind::Min) => DType::F32,
+            _ if dtype.is_unsigned_int() && is_mean => DType::U64,
+            _ if !dtype.is_float() && is_mean => DType::I64,
+            _ => dtype,
+        }
+    }
+
+    fn cast(&mut self, v: ValueId, dtype: DType, place: &Requested) -> Result<ValueId> {
+        if self.g.ty(v).dtype == dtype { Ok(v) } else { self.add(Op::Map(ScalarOp::Cast(dtype)), &[v], place) }
+    }
+
+    fn add(&mut self, op: Op, operands: &[ValueId], place: &Requested) -> Result<ValueId> {
+        let result = self.g.add1(op, operands, self.origin)?;
+        let last = self.g.n_nodes() as u32 - 1;
+        self.g.node_mut(crate::ir::NodeId(last)).device = place.clone();
+        Ok(result)
+    }
+}
