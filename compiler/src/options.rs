@@ -8,6 +8,7 @@ use crate::place::{DeviceSet, Fallback, Pin, Plan};
 use gristmill_runtime::DType;
 use std::collections::BTreeMap;
 use std::fmt;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -39,6 +40,9 @@ pub struct Options {
     pub target_cpu: TargetCpu,
     /// Measured times that correct the predicted ones.
     pub measured: Arc<Measured>,
+    /// Folder of placements that earlier processes decided on by measured times and kept ([`crate::place::Placement::keep`]): one that was decided by
+    /// the times of now is taken instead of a search. `None`: always a search.
+    pub kept: Option<PathBuf>,
     /// GPUs that CUDA code is made for; `None`: for each GPU its own, and [`Arch::COMMON`] where there is none.
     pub gpu_arch: Option<Arch>,
     /// The driver's numbers of `/device:GPU:0` and so on; a number may be there more than once, which gives logical devices that share a GPU.
@@ -65,6 +69,7 @@ impl Default for Options {
             threads: None,
             target_cpu: TargetCpu::Native,
             measured: Arc::default(),
+            kept: None,
             gpu_arch: None,
             gpus: Vec::new(),
             check: cfg!(debug_assertions),

@@ -255,6 +255,97 @@ fn times_are_kept_and_broken_files_ignored() {
     );
 }
 
+/// Two CPUs that are thought to be far too fast for a second one to pay, joined by a link that is as fast.
+const FAST_CPUS: &str = r#"
+format = "gristmill/profile/1"
+name = "two fast CPUs"
+[[device]]
+kind = "cpu"
+count = 2
+memory_bytes_per_second = 1e18
+cache_bytes = 50_000_000
+cache_bytes_per_second = 1e18
+launch_ns = 0
+flops_per_second = { f32 = 1e18 }
+[[link]]
+from = "any"
+to = "any"
+latency_ns = 1_000
+bytes_per_second = 1e12
+"#;
+
+/// Two chains of products that meet in the end: one for each of two devices.
+fn chains() -> String {
+    let product =
+        |id: usize, a: usize, b: usize, path: &str| format!("%{id}: f32[512, 512] = matmul(%{a}, %{b}) @ \"{path}\"\n");
+    let inputs = (0..3).map(|i| format!("%{i} = input \"i{i}\": f32[512, 512]\n"));
+    let chain = |side: usize| {
+        let at = move |k: usize| 3 + 4 * side + k;
+        (0..4).map(move |k| product(at(k), if k == 0 { 0 } else { at(k - 1) }, 1 + side, &format!("/{side}/{k}")))
+    };
+    let lines: String = inputs.chain(chain(0)).chain(chain(1)).collect();
+    format!("graph \"chains\" {{\n{lines}{}output \"y\" %11\n}}\n", product(11, 6, 10, "/end"))
+}
+
+#[test]
+fn placements_that_pay_by_measured_times_are_kept() {
+    let dir = tempfile::tempdir().unwrap();
+    let cache = dir.path().join("cache");
+    std::fs::write(dir.path().join("chains.ir"), chains()).unwrap();
+    std::fs::write(dir.path().join("cpus.toml"), FAST_CPUS).unwrap();
+    let go = |verb: &str, more: &[&str]| {
+        let args = [&[verb, "chains.ir", "--target", "cpus.toml", "--threads", "2"], more].concat();
+        let ended = gristmill_with_cache(dir.path(), &cache, &args);
+        assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+        ended
+    };
+    let placed = |flags: &[&str]| {
+        let answer = go("place", &[&["--json"], flags].concat()).stdout;
+        let answer: serde_json::Value = serde_json::from_str(&answer).unwrap();
+        let nodes = answer["nodes"].as_array().unwrap();
+        let devices: Vec<String> = nodes.iter().map(|n| n["device"].to_string()).collect();
+        (answer["algorithm"].as_str().unwrap().to_owned(), devices)
+    };
+    let n_used = |devices: &[String]| devices.iter().collect::<std::collections::BTreeSet<_>>().len();
+    let bench = |flags: &[&str]| go("bench", &[&["--iters", "1", "--profile"], flags].concat()).stderr;
+    let kept = || -> Vec<std::path::PathBuf> {
+        std::fs::read_dir(cache.join("placements")).unwrap().map(|f| f.unwrap().path()).collect()
+    };
+    assert_eq!(n_used(&placed(&[]).1), 1);
+    let said = bench(&[]);
+    assert!(said.contains("adopted from the next process on") && said.contains("the placement is kept in "), "{said}");
+    let adopted = placed(&[]);
+    assert_eq!((adopted.0.as_str(), n_used(&adopted.1)), ("kept placement", 2));
+    let [file] = &kept()[..] else { panic!("{:?}", kept()) };
+    let text = std::fs::read_to_string(file).unwrap();
+    // From then on nothing changes: not when it is used, and not when it is measured again.
+    go("run", &[]);
+    assert_eq!(std::fs::read_to_string(file).unwrap(), text);
+    let said = bench(&[]);
+    assert!(!said.contains("adopted from") && said.contains("the placement is kept in "), "{said}");
+    assert_eq!(placed(&[]), adopted);
+    // Other options are another problem, decided by itself; the same times go with both.
+    let pin = ["--pin", "^/=cpu:0"];
+    assert!(placed(&pin).0 != "kept placement" && bench(&pin).contains(": nothing changes"));
+    assert_eq!((placed(&pin).0.as_str(), kept().len()), ("kept placement", 2));
+    // Those runs changed the times of this problem: what was decided by others does not count, until it is decided anew.
+    assert_ne!(placed(&[]).0, "kept placement");
+    bench(&[]);
+    let decided = placed(&[]);
+    assert_eq!((decided.0.as_str(), n_used(&decided.1)), ("kept placement", 2));
+    // A plan goes before it.
+    go("place", &["--plan-out", "my.plan"]);
+    assert_eq!(placed(&["--plan", "my.plan"]), ("plan".to_owned(), decided.1));
+    // What is broken or of something else is named and ignored.
+    let text = std::fs::read_to_string(file).unwrap();
+    for broken in [&text[..text.len() / 2], "", &text.replace("/end", "/other"), &text.replace("# decided", "#")] {
+        std::fs::write(file, broken).unwrap();
+        let ended = go("place", &[]);
+        assert!(ended.stderr.contains(&format!("warning: {}: ", file.display())), "{broken}: {}", ended.stderr);
+        assert!(!ended.stdout.contains("kept placement"), "{}", ended.stdout);
+    }
+}
+
 /// What `dump` gives with a CUDA compiler, without one, and without a disassembler.
 #[test]
 fn gpu_stages_are_compiled_or_say_what_is_missing() {

@@ -3,7 +3,7 @@
 use super::{calibrate, load};
 use crate::codegen::cuda::Arch;
 use crate::codegen::target::TargetCpu;
-use crate::cost::Bytes;
+use crate::cost::{Bytes, store};
 use crate::error::{Error, Result};
 use crate::ir::{Bindings, Graph};
 use crate::options::{DimRange, Options, Precision};
@@ -174,6 +174,7 @@ impl CompileArgs {
         let mut options = Options {
             devices: self.device_set(threads)?,
             measured: calibrate::measured(),
+            kept: store::folder().map(|folder| store::placements_path(&folder)),
             fallback: match self.fallback {
                 FallbackArg::Error => Fallback::Error,
                 FallbackArg::Warn => Fallback::Warn,

@@ -5,7 +5,7 @@ use super::calibrate::machine;
 use super::load::{self, InputFlags};
 use super::{dump, outln, print_json};
 use crate::Tensor;
-use crate::compiled::{Compiled, StepTime, compile};
+use crate::compiled::{Compiled, Executable, StepTime, compile};
 use crate::cost::measured::KEPT;
 use crate::cost::store;
 use crate::error::Result;
@@ -39,7 +39,7 @@ pub struct BenchArgs {
     /// Seed of random inputs.
     #[arg(long, default_value_t = 0)]
     seed: u64,
-    /// Measure each kernel too: list the slowest, and keep the times for placements to come.
+    /// Measure each kernel too: list the slowest, and keep the times, and the placement that pays by them, for processes to come.
     #[arg(long)]
     profile: bool,
     /// Print JSON.
@@ -79,7 +79,7 @@ pub fn bench(args: &BenchArgs) -> Result<()> {
     let rss = peak_rss_bytes();
     if args.profile {
         print_profile(&executable.profile());
-        record(&compiled, &inputs, &options)?;
+        record(&compiled, &executable, &inputs, &options)?;
     }
     if args.json {
         print_json(
@@ -106,22 +106,32 @@ const RECORDED_RUNS: usize = KEPT;
 /// Steps over which another placement must repay its cost.
 const HORIZON_STEPS: u64 = 100;
 
-/// Adds the times of each cluster to those in the cache folder, and says on stderr what placement would make of them.
-fn record(compiled: &Compiled, inputs: &[Tensor], options: &Options) -> Result<()> {
+/// Adds the times of each cluster to those in the cache folder, and keeps there the placement that follows from them, if there is a choice; says on
+/// stderr what it does.
+fn record(compiled: &Compiled, executable: &Executable, inputs: &[Tensor], options: &Options) -> Result<()> {
     let mut measured = (*options.measured).clone();
     let n_clusters = compiled.measure(inputs, RECORDED_RUNS, &mut measured)?;
     let Some(folder) = store::folder() else { return Ok(()) };
     let path = store::times_path(&folder);
     store::save_times(&path, &machine(), &measured)?;
     eprintln!("times of {n_clusters} clusters, {RECORDED_RUNS} runs each, added to {}", path.display());
-    if options.devices.devices.len() > 1 {
-        let r = compiled.replan(inputs, &Arc::new(measured), HORIZON_STEPS)?;
-        let verdict = if r.adopted { "would be adopted" } else { "would not be adopted" };
-        eprintln!(
-            "by these times a step takes {} as placed; a placement that moves {} nodes takes {} and costs {} once: it {verdict}",
-            r.kept, r.n_moved, r.proposed, r.cost
-        );
-    }
+    // A plan is not the placer's to change.
+    let Some(kept) = options.kept.as_deref().filter(|_| options.devices.devices.len() > 1 && options.plan.is_none())
+    else {
+        return Ok(());
+    };
+    let r = compiled.replan(inputs, &Arc::new(measured), HORIZON_STEPS)?;
+    let verdict = match (r.adopted, r.n_moved) {
+        (true, _) => "it is adopted from the next process on",
+        (false, 0) => "nothing changes",
+        (false, _) => "it is not adopted",
+    };
+    eprintln!(
+        "by these times a step takes {} as placed; a placement that moves {} nodes takes {} and costs {} once: {verdict}",
+        r.kept, r.n_moved, r.proposed, r.cost
+    );
+    let path = r.placement.keep(&executable.lowered.clusters, kept)?;
+    eprintln!("the placement is kept in {}", path.display());
     Ok(())
 }
 

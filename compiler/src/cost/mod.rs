@@ -146,7 +146,35 @@ fn write_node(out: &mut String, g: &Graph, node: &Node) -> std::fmt::Result {
 
 /// FNV-1a.
 fn fnv(bytes: &[u8]) -> u64 {
-    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |h, &b| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3))
+    Fnv::default().with(bytes).0
+}
+
+/// FNV-1a of a text while it is written.
+#[derive(Clone, Copy)]
+pub(crate) struct Fnv(u64);
+
+impl Fnv {
+    fn with(self, bytes: &[u8]) -> Fnv {
+        Fnv(bytes.iter().fold(self.0, |h, &b| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3)))
+    }
+
+    /// The hash of what was written so far.
+    pub fn value(self) -> u64 {
+        self.0
+    }
+}
+
+impl Default for Fnv {
+    fn default() -> Fnv {
+        Fnv(0xcbf2_9ce4_8422_2325)
+    }
+}
+
+impl std::fmt::Write for Fnv {
+    fn write_str(&mut self, s: &str) -> std::fmt::Result {
+        *self = self.with(s.as_bytes());
+        Ok(())
+    }
 }
 
 #[cfg(test)]

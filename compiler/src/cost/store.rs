@@ -56,6 +56,11 @@ pub fn times_path(folder: &Path) -> PathBuf {
     folder.join("times.json")
 }
 
+/// The folder of kept placements in a cache folder.
+pub fn placements_path(folder: &Path) -> PathBuf {
+    folder.join("placements")
+}
+
 /// Measured times of `machine`. A missing file is empty; one that is corrupt or foreign is empty with a warning that names it.
 pub fn load_times(path: &Path, machine: &str) -> (Measured, Option<String>) {
     let text = match std::fs::read_to_string(path) {

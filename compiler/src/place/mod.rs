@@ -12,6 +12,7 @@ mod device;
 pub mod explain;
 mod follow;
 pub mod gpus;
+mod kept;
 mod kernels;
 mod log;
 mod model;
@@ -42,8 +43,10 @@ pub use target::Target;
 use crate::cost::{Bytes, CostModel, Nanos};
 use crate::error::{Error, Result};
 use crate::ir::{Graph, NodeId};
+use copies::Settled;
 use gristmill_runtime::device::{DeviceKind, DeviceName};
 use model::ModelProblem;
+use plan::Planned;
 use solver::Problem;
 use solver::portfolio::{self, Algorithm};
 use std::fmt;
@@ -64,6 +67,8 @@ pub enum Reason {
     Colocated(String),
     /// The winning algorithm chose it.
     Chosen,
+    /// An earlier process decided so by measured times.
+    Kept,
     /// It runs again: what that saves.
     Copy(String),
 }
@@ -77,6 +82,7 @@ impl fmt::Display for Reason {
             Reason::OnlyDevice => f.write_str("only device"),
             Reason::Colocated(why) => write!(f, "colocated: {why}"),
             Reason::Chosen => f.write_str("least makespan"),
+            Reason::Kept => f.write_str("kept since it was decided by measured times"),
             Reason::Copy(why) => f.write_str(why),
         }
     }
@@ -177,28 +183,42 @@ pub fn place(g: &Graph, request: &Request, costs: &CostModel) -> Result<Placemen
         other => other.name(),
     };
     let names = solved::names(g, &nodes);
-    let planned = solved::planned(&problem, &nodes, &names, &resolved, request)?;
-    let solution = match &planned {
-        Some(planned) => plan::solve(&problem, planned, &options, &name),
-        None => portfolio::solve(&problem, &options, &name),
-    };
-    let solution = solution.ok_or_else(|| Error::internal("the portfolio proposes nothing"))?;
+    let resolve = |plan: &Plan| solved::planned(plan, &problem, &nodes, &names, &resolved, request);
+    let planned = request.plan.as_ref().map(resolve).transpose()?;
     let may_copy = copies::may_copy(g, &nodes, request, &resolved);
-    let settled = copies::settle(&problem, solution, &may_copy);
+    let solve = |planned: Option<&Planned>| -> Result<Settled> {
+        let solution = match planned {
+            Some(planned) => plan::solve(&problem, planned, &options, &name),
+            None => portfolio::solve(&problem, &options, &name),
+        };
+        let solution = solution.ok_or_else(|| Error::internal("the portfolio proposes nothing"))?;
+        Ok(copies::settle(&problem, solution, &may_copy))
+    };
+    let mut warnings = resolved.warnings.clone();
+    let kept = match kept::Place::of_request(request, &problem, &names) {
+        Some(place) => kept_solution(&place, resolve, solve).unwrap_or_else(|warning| {
+            warnings.push(warning);
+            None
+        }),
+        None => None,
+    };
+    let is_kept = kept.is_some();
+    let settled = kept.map_or_else(|| solve(planned.as_ref()), Ok)?;
     let solution = &settled.solution;
     let peak_bytes = solution.timeline.peak_bytes(settled.problem(&problem));
     if solution.score.0 > Bytes::ZERO {
         return Err(out_of_memory(&problem, &peak_bytes, &names, set));
     }
     let timeline = &solution.timeline;
+    let reason = |t: usize, id: NodeId| match (resolved.allowed[id.0 as usize].as_ref().map(|a| &a.reason), &planned) {
+        (None | Some(Reason::Chosen), Some(planned)) => Reason::Asked(format!("plan {}", planned[t].1)),
+        (None | Some(Reason::Chosen), None) if is_kept => Reason::Kept,
+        (reason, _) => reason.cloned().unwrap_or(Reason::Chosen),
+    };
     let mut placed: Vec<Option<Placed>> = vec![None; g.n_nodes()];
-    for (t, id) in nodes.iter().enumerate() {
-        let reason = match (resolved.allowed[id.0 as usize].as_ref().map(|a| &a.reason), &planned) {
-            (None | Some(Reason::Chosen), Some(planned)) => Reason::Asked(format!("plan {}", planned[t].1)),
-            (reason, _) => reason.cloned().unwrap_or(Reason::Chosen),
-        };
+    for (t, &id) in nodes.iter().enumerate() {
         let (device, start, end) = (timeline.device[t] as usize, timeline.start[t], timeline.end[t]);
-        placed[id.0 as usize] = Some(Placed { device, start, end, reason });
+        placed[id.0 as usize] = Some(Placed { device, start, end, reason: reason(t, id) });
     }
     Ok(Placement {
         devices: set.devices.iter().map(|d| d.name.clone()).collect(),
@@ -209,10 +229,25 @@ pub fn place(g: &Graph, request: &Request, costs: &CostModel) -> Result<Placemen
         algorithm: solution.algorithm.clone(),
         peak_bytes,
         candidates: solution.candidates.clone(),
-        warnings: resolved.warnings,
+        warnings,
         log: resolved.log,
         solved: Some(Arc::new(Solved::new(problem, settled, options, nodes, names, may_copy))),
     })
+}
+
+/// The solution that is kept for a problem, if there is one that keeps the memory limits; a warning where what is kept cannot be used.
+fn kept_solution(
+    place: &kept::Place,
+    resolve: impl Fn(&Plan) -> Result<Planned>,
+    solve: impl Fn(Option<&Planned>) -> Result<Settled>,
+) -> Result<Option<Settled>, String> {
+    let Some(planned) = place.find(resolve)? else { return Ok(None) };
+    let mut settled = solve(Some(&planned)).map_err(|e| place.ignored(e))?;
+    if settled.solution.score.0 > Bytes::ZERO {
+        return Err(place.ignored("no schedule of it was found that keeps the memory limits"));
+    }
+    settled.solution.algorithm = settled.solution.algorithm.replacen("plan", "kept placement", 1);
+    Ok(Some(settled))
 }
 
 /// Devices as TensorFlow sorts them: GPUs before CPUs, then by name.

@@ -10,6 +10,7 @@ use gristmill_runtime::device::{DeviceName, DeviceSpec};
 use regex::Regex;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 /// How the device of a pin, or a group, is written when it is that of another node.
@@ -102,6 +103,8 @@ pub struct Request {
     pub state: BTreeMap<(String, String), DeviceName>,
     /// Devices of all nodes; pins and requests still hold, so that a plan against them is an error.
     pub plan: Option<Plan>,
+    /// Folder of placements that were decided by measured times, see [`Placement::keep`]; one that fits goes before a search, but not before a plan.
+    pub kept: Option<PathBuf>,
     /// An earlier placement of the same graph, from which the search begins.
     pub previous: Option<Arc<Placement>>,
     /// Only the portfolio: its best is not refined, and no proof is searched for.

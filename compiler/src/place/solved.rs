@@ -2,7 +2,7 @@
 
 use super::copies::Settled;
 use super::explain::{Label, Subject, unique_names};
-use super::plan::{self, Names, Planned};
+use super::plan::{self, Names, Plan, Planned};
 use super::resolve::Resolved;
 use super::solver::portfolio::{Options, Solution};
 use super::solver::{Problem, Timeline, Transfer};
@@ -49,6 +49,13 @@ impl Solved {
     }
 }
 
+impl Solved {
+    /// Names of the tasks that are no copies.
+    pub(super) fn task_names(&self) -> impl Iterator<Item = &str> {
+        self.names.iter().take(self.nodes.len()).map(String::as_str)
+    }
+}
+
 /// Names of tasks, each once.
 pub(super) fn names(g: &Graph, nodes: &[NodeId]) -> Vec<String> {
     let name = |&id: &NodeId| match g.node(id).origin.as_str() {
@@ -58,15 +65,15 @@ pub(super) fn names(g: &Graph, nodes: &[NodeId]) -> Vec<String> {
     unique_names(nodes.iter().map(name))
 }
 
-/// What the plan of a request says, if it has one.
+/// What a plan says of the nodes of a request.
 pub(super) fn planned(
+    plan: &Plan,
     problem: &Problem,
     nodes: &[NodeId],
     tasks: &[String],
     resolved: &Resolved,
     request: &Request,
-) -> Result<Option<Planned>> {
-    let Some(plan) = &request.plan else { return Ok(None) };
+) -> Result<Planned> {
     let set = &request.devices;
     let devices: Vec<String> = set.devices.iter().map(|d| d.name.to_string()).collect();
     let find = |text: &str| match set.matching(&DeviceSpec::parse(text).ok()?)[..] {
@@ -77,7 +84,7 @@ pub(super) fn planned(
         Some(allowed) if allowed.reason != Reason::Chosen => allowed.reason.to_string(),
         _ => "no kernel".to_owned(),
     };
-    plan.resolve(problem, &Names { tasks, devices: &devices, find: &find, reason: &reason }).map(Some)
+    plan.resolve(problem, &Names { tasks, devices: &devices, find: &find, reason: &reason })
 }
 
 impl Placement {
@@ -119,7 +126,9 @@ impl Placement {
             Label {
                 name: name.clone(),
                 op: format!("{} {}", node.op.name(), attrs.join(" ")).trim().to_owned(),
-                reason: reason.filter(|r| !matches!(r, Reason::Chosen | Reason::OnlyDevice)).map(Reason::to_string),
+                reason: reason
+                    .filter(|r| !matches!(r, Reason::Chosen | Reason::Kept | Reason::OnlyDevice))
+                    .map(Reason::to_string),
                 is_copy: copy.is_some(),
             }
         };
