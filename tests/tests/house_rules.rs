@@ -2,6 +2,7 @@
 //!
 //! Each rule reads the files of the checkout (not git), collects every violation and reports them together.
 
+mod binary;
 mod files;
 mod layers;
 mod licences;
