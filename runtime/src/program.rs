@@ -36,6 +36,7 @@ use crate::tensor::Tensor;
 use std::any::Any;
 use std::sync::Arc;
 
+pub(crate) use memory::LOOP_BYTES;
 pub use memory::MemoryUse;
 
 /// Deepest nesting of control-flow sub-programs that [`Program::validate`] accepts; the top-level program has depth 0.

@@ -5,12 +5,14 @@
 
 use crate::multi_device::{check_all_reduce, check_exports, check_random_graphs, options};
 use crate::process::{Ended, emulated_driver, gristmill_with};
-use gristmill::Options;
+use gristmill::ir::Type;
 use gristmill::testing::{Rng, nvrtc_or_left_out};
-use gristmill_runtime::ErrorKind;
+use gristmill::{Compiled, Options, Tensor, compile, onnx};
 use gristmill_runtime::cuda::{CudaGpu, Settings};
 use gristmill_runtime::driver::{Arrival, Driver, HostMemory, Queue};
+use gristmill_runtime::exec::{ExecOptions, Executor};
 use gristmill_runtime::gpu::{GpuArg, GpuCode, Launch};
+use gristmill_runtime::{DeviceName, ErrorKind};
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
@@ -136,6 +138,8 @@ fn a_model_runs_on_a_gpu_from_the_command_line() {
     }
     let absent = run_model("", &["--visible-gpus", "1"]).expect("NVRTC is there");
     assert!(absent.code == Some(3) && absent.stderr.contains("/device:GPU:0 is not there"), "{}", absent.stderr);
+    let json = run_model("", &["--precision", "bf16", "--json"]).expect("NVRTC is there").stdout;
+    assert!(json.contains("\"precision\": \"bf16\"") && json.contains("\"max_rel\": "), "{json}");
     let beyond = run_model("", &["--mem", "gpu:0=140%"]).expect("NVRTC is there");
     assert!(beyond.code == Some(2) && beyond.stderr.contains("140%"), "{}", beyond.stderr);
 }
@@ -266,6 +270,52 @@ fn what_is_captured_is_done_again() {
         // What waits for the device cannot be captured: the caller asks for it step by step.
         assert!(gpu.capture(&mut || gpu.finish()).unwrap().is_none());
         gpu.finish().unwrap();
+    });
+}
+
+#[test]
+fn a_device_without_pools_has_memory_all_the_same() {
+    with_driver("a_device_without_pools_has_memory_all_the_same", "devices=2,memory=8000000,pools=0", || {
+        let [one, other] = [gpu(0, None), gpu(1, Some(4096))];
+        let a = one.allocate(5_000_000).unwrap();
+        assert_eq!(one.allocate(5_000_000).unwrap_err().kind(), ErrorKind::OutOfMemory);
+        one.free(a);
+        let a = one.allocate(5_000_000).unwrap();
+        let b = other.allocate(4096).unwrap();
+        assert!(other.allocate(1).unwrap_err().to_string().contains("the limit is 4096"));
+        // Memory of either device is copied to and from, the other's too.
+        one.write(a, &[7; 4096]).unwrap();
+        let event = one.event().unwrap();
+        one.push(a, other.peer().unwrap(), b, 4096, &*event).unwrap();
+        other.wait(Queue::Compute, &*event).unwrap();
+        let mut back = [0; 4096];
+        other.read(b, &mut back).unwrap();
+        assert_eq!(back, [7; 4096]);
+        check_random_graphs(27, 217..219, &["/cpu:0", "/gpu:0", "/gpu:0"], &|level| unchecked("cpu:1,gpu:1", level));
+    });
+}
+
+/// What the plan says is needed is enough, to the byte.
+#[test]
+fn a_limit_of_what_is_needed_is_enough() {
+    with_driver("a_limit_of_what_is_needed_is_enough", "", || {
+        for name in ["mlp_script", "rnn_dynamo", "bert_script"] {
+            let model = onnx::load(data(&format!("models/{name}/model.onnx"))).unwrap();
+            let tensors = |c: &Compiled| -> Vec<Tensor> {
+                let zeros = |(_, t): &(String, Type)| Tensor::zeros(t.dtype, &t.static_shape().unwrap()).unwrap();
+                c.inputs().iter().map(zeros).collect()
+            };
+            let free = compile(&model, &unchecked("gpu:1", 2)).unwrap();
+            let executable = free.for_inputs(&tensors(&free)).unwrap();
+            let need = executable.lowered.program.memory_use()[0].1.total_bytes(1);
+            // Placement has a limit of its own opinion: the driver's is what is tried here.
+            let gpu = Arc::new(gpu(0, Some(need))) as Arc<dyn Driver>;
+            let drivers = [(DeviceName::parse("gpu:0").unwrap(), gpu)].into();
+            let options = ExecOptions { threads: 1, drivers, ..ExecOptions::default() };
+            let executor =
+                Executor::new(executable.lowered.program.clone(), &options).unwrap_or_else(|e| panic!("{name}: {e}"));
+            executor.run(&tensors(&free)).unwrap();
+        }
     });
 }
 

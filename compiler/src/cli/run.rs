@@ -5,7 +5,7 @@ use super::load::{self, InputFlags};
 use super::{dump, outln, print_json};
 use crate::compiled::{Compiled, Outputs, Source, compile};
 use crate::error::{Error, ErrorKind, Result};
-use crate::interp::compare::allclose;
+use crate::interp::compare::{Comparison, allclose};
 use crate::options::{Options, Precision};
 use crate::units as format;
 use crate::{DType, Tensor};
@@ -75,10 +75,13 @@ pub fn run(args: &RunArgs) -> Result<()> {
         npy::write_npz(path, outputs.iter())?;
     }
     let accuracy = args.labels.as_ref().map(|path| accuracy(&outputs, path)).transpose()?;
+    let changes =
+        if options.precision == Precision::F32 { Vec::new() } else { changes(source, &options, &inputs, &outputs)? };
     if args.json {
         print_json(
             "run",
-            json!({ "compile_ns": compile_ns, "run_ns": run_ns, "outputs": outputs.iter().map(summary_json).collect::<Vec<_>>(), "accuracy": accuracy.map(|(r, n)| r as f64 / n.max(1) as f64) }),
+            json!({ "compile_ns": compile_ns, "run_ns": run_ns, "outputs": outputs.iter().map(summary_json).collect::<Vec<_>>(), "accuracy": accuracy.map(|(r, n)| r as f64 / n.max(1) as f64),
+                "precision": options.precision.to_string(), "changes": changes.iter().map(change_json).collect::<Vec<_>>() }),
         );
     } else {
         outputs.iter().for_each(|(name, t)| outln!("{}", summary(name, t)));
@@ -87,21 +90,29 @@ pub fn run(args: &RunArgs) -> Result<()> {
         }
         outln!("compiled in {}, ran in {}", format::time_ns(compile_ns), format::time_ns(run_ns));
     }
-    if options.precision != Precision::F32 {
-        report_change(source, &options, &inputs, &outputs)?;
+    for (name, change) in &changes {
+        eprintln!("{name}: {} instead of the model's precision: {change}", options.precision);
     }
     compare_with_expected(args, &outputs)
 }
 
-/// Says on stderr how far the results of a lower precision are from those of the model's own.
-fn report_change(source: Source, options: &Options, inputs: &[Tensor], outputs: &Outputs) -> Result<()> {
+/// How far the results of a lower precision are from those of the model's own, by output.
+fn changes(
+    source: Source,
+    options: &Options,
+    inputs: &[Tensor],
+    outputs: &Outputs,
+) -> Result<Vec<(String, Comparison)>> {
     let exact = Options { precision: Precision::F32, ..options.clone() };
     let exact = compile(source, &exact)?.for_inputs(inputs)?.run(inputs)?;
-    for ((name, want), (_, got)) in exact.iter().zip(outputs.iter()) {
-        let change = allclose(want, got, f64::INFINITY, f64::INFINITY);
-        eprintln!("{name}: {} instead of the model's precision: {change}", options.precision);
-    }
-    Ok(())
+    let change = |((name, want), (_, got)): ((&str, &Tensor), (&str, &Tensor))| {
+        (name.to_owned(), allclose(want, got, f64::INFINITY, f64::INFINITY))
+    };
+    Ok(exact.iter().zip(outputs.iter()).map(change).collect())
+}
+
+fn change_json((name, c): &(String, Comparison)) -> serde_json::Value {
+    json!({ "name": name, "max_abs": c.max_abs_err, "max_rel": c.max_rel_err, "max_abs_of_scale": c.scaled_err() })
 }
 
 fn gather_inputs(args: &RunArgs, compiled: &Compiled) -> Result<Vec<Tensor>> {

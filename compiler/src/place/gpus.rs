@@ -158,6 +158,7 @@ mod tests {
             memory_clock_khz: 3_201_000,
             memory_bus_bits: 6144,
             cache_bytes: 60 << 20,
+            has_pools: true,
         };
         let p = profile(&h200);
         assert!((p.flops_f32 / 66.9e12 - 1.0).abs() < 0.01, "{}", p.flops_f32);

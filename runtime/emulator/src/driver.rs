@@ -1,7 +1,7 @@
 //! The emulator as a device that the executor of `gristmill-runtime` runs partitions on.
 
 use crate::{Args, Checks, Device, Fault, FaultKind, LaunchConfig, Limits, Module};
-use crate::{Swizzle, TensorElement, TensorMap, encode_tensor_map};
+use crate::{TensorElement, TensorMap, encode_tensor_map};
 use gristmill_runtime::driver::{Driver, Loaded};
 use gristmill_runtime::gpu::{self, EncodedTensorMap, GpuArg, GpuCode, Launch};
 use gristmill_runtime::{DType, Error, ErrorKind};
@@ -77,12 +77,7 @@ impl TensorMap {
             sizes: map.sizes.clone(),
             strides_bytes: map.strides_bytes.clone(),
             tile: map.tile.clone(),
-            swizzle: match map.swizzle {
-                gpu::Swizzle::None => Swizzle::None,
-                gpu::Swizzle::B32 => Swizzle::B32,
-                gpu::Swizzle::B64 => Swizzle::B64,
-                gpu::Swizzle::B128 => Swizzle::B128,
-            },
+            swizzle: map.swizzle,
             fills_with_nan: false,
         }
     }

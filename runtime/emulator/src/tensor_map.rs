@@ -1,6 +1,7 @@
 //! Tensor maps: what `cuTensorMapEncodeTiled` takes, in an encoding of the emulator's own.
 
 use crate::fault::{Fault, FaultKind, Result};
+use gristmill_runtime::gpu::Swizzle;
 
 /// Bytes of an encoded map, as CUDA's `CUtensorMap` has.
 pub const TENSOR_MAP_BYTES: usize = 128;
@@ -58,35 +59,14 @@ impl TensorElement {
     }
 }
 
-/// How 16-byte chunks of a tile are permuted in shared memory, by the width of the pattern.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Swizzle {
-    /// In order.
-    #[default]
-    None,
-    /// `CU_TENSOR_MAP_SWIZZLE_32B`
-    B32,
-    /// `CU_TENSOR_MAP_SWIZZLE_64B`
-    B64,
-    /// `CU_TENSOR_MAP_SWIZZLE_128B`
-    B128,
+/// Width of a swizzle's pattern in bytes; 16 without one.
+pub(crate) fn width(swizzle: Swizzle) -> u64 {
+    swizzle.width_bytes().unwrap_or(16)
 }
 
-impl Swizzle {
-    /// Width of the pattern in bytes; 16 without one.
-    pub(crate) fn width(self) -> u64 {
-        match self {
-            Swizzle::None => 16,
-            Swizzle::B32 => 32,
-            Swizzle::B64 => 64,
-            Swizzle::B128 => 128,
-        }
-    }
-
-    /// Where the byte of a shared address really is.
-    pub(crate) fn apply(self, address: u64) -> u64 {
-        address ^ (address >> 3 & (self.width() - 16))
-    }
+/// Where the byte of a shared address really is.
+pub(crate) fn permuted(swizzle: Swizzle, address: u64) -> u64 {
+    address ^ (address >> 3 & (width(swizzle) - 16))
 }
 
 /// A tensor in global memory and the tile that is copied of it; axes are innermost first, as CUDA has them.
@@ -119,7 +99,7 @@ pub fn encode_tensor_map(map: &TensorMap) -> Result<[u8; TENSOR_MAP_BYTES]> {
     bytes.extend(MAGIC.to_le_bytes());
     bytes.extend(map.address.to_le_bytes());
     let element = ELEMENTS.iter().position(|e| *e == map.element).unwrap_or(0) as u8;
-    bytes.extend([map.sizes.len() as u8, element, (map.swizzle.width() / 16) as u8, u8::from(map.fills_with_nan)]);
+    bytes.extend([map.sizes.len() as u8, element, (width(map.swizzle) / 16) as u8, u8::from(map.fills_with_nan)]);
     for axis in 0..5 {
         let size = map.sizes.get(axis).map_or(0, |s| (s - 1) as u32);
         bytes.extend(size.to_le_bytes());
@@ -149,11 +129,8 @@ impl TensorMap {
             format!("a tile of {side}; 1 to 256 are possible")
         } else if !inner.is_multiple_of(16) {
             format!("the innermost side of the tile has {inner} bytes, no multiple of 16")
-        } else if self.swizzle != Swizzle::None && inner > self.swizzle.width() {
-            format!(
-                "the innermost side of the tile has {inner} bytes, more than the swizzle's {}",
-                self.swizzle.width()
-            )
+        } else if self.swizzle != Swizzle::None && inner > width(self.swizzle) {
+            format!("the innermost side of the tile has {inner} bytes, more than the swizzle's {}", width(self.swizzle))
         } else {
             return Ok(());
         };
@@ -174,7 +151,7 @@ impl TensorMap {
             sizes: vec![],
             strides_bytes: vec![],
             tile: vec![],
-            swizzle: *swizzles.iter().find(|s| s.width() / 16 == u64::from(bytes[18]))?,
+            swizzle: *swizzles.iter().find(|s| width(**s) / 16 == u64::from(bytes[18]))?,
             fills_with_nan: bytes[19] != 0,
         };
         for axis in 0..axes.min(5) {

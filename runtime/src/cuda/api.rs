@@ -79,6 +79,8 @@ api! {
     trim_pool = "cuMemPoolTrimTo" fn(Pool, usize);
     set_pool_attribute = "cuMemPoolSetAttribute" fn(Pool, c_int, *mut c_void);
     set_pool_access = "cuMemPoolSetAccess" fn(Pool, *const sys::CUmemAccessDesc, usize);
+    allocate_at_once = "cuMemAlloc_v2" fn(*mut CUdeviceptr, usize);
+    free_at_once = "cuMemFree_v2" fn(CUdeviceptr);
     allocate = "cuMemAllocFromPoolAsync" fn(*mut CUdeviceptr, usize, Pool, CUstream);
     free = "cuMemFreeAsync" fn(CUdeviceptr, CUstream);
     memory_info = "cuMemGetInfo_v2" fn(*mut usize, *mut usize);
@@ -105,8 +107,23 @@ api! {
 
 /// The driver of this machine, opened and initialised once; or in words why there is none.
 pub(super) fn get() -> Result<&'static Api, String> {
+    static INITIALISED: OnceLock<Result<(), String>> = OnceLock::new();
+    let api = opened()?;
+    INITIALISED.get_or_init(|| initialise(api)).clone().map(|()| api)
+}
+
+/// The driver, opened once, of which only its version may be asked: initialising it takes time.
+pub(super) fn opened() -> Result<&'static Api, String> {
     static OPENED: OnceLock<Result<Api, String>> = OnceLock::new();
     OPENED.get_or_init(|| open(std::env::var_os(VARIABLE))).as_ref().map_err(String::clone)
+}
+
+fn initialise(api: &Api) -> Result<(), String> {
+    // SAFETY: the first call but for the version, as `cuda.h` asks.
+    match unsafe { (api.init)(0) } {
+        0 => Ok(()),
+        code => Err(format!("the CUDA driver was found, but cuInit failed: {}", api.text(code))),
+    }
 }
 
 fn open(stated: Option<OsString>) -> Result<Api, String> {
@@ -120,12 +137,7 @@ fn open(stated: Option<OsString>) -> Result<Api, String> {
         format!("no CUDA driver: {} was not found", names.join(" or "))
     })?;
     // SAFETY: a library of one of these names is the driver, and so is what the user names as such.
-    let api = unsafe { Api::resolve(library) }?;
-    // SAFETY: the first call, as `cuda.h` asks.
-    match unsafe { (api.init)(0) } {
-        0 => Ok(api),
-        code => Err(format!("the CUDA driver was found, but cuInit failed: {}", api.text(code))),
-    }
+    unsafe { Api::resolve(library) }
 }
 
 impl Api {

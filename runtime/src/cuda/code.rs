@@ -11,8 +11,6 @@ use std::ffi::{CStr, CString, c_int, c_void};
 use std::ptr;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Shared memory beyond this has to be asked for.
-const DEFAULT_SHARED_BYTES: u32 = 48 << 10;
 /// Launches with no more arguments than this allocate nothing.
 const USUAL_ARGS: usize = 64;
 /// Room for what the driver's compiler says.
@@ -30,7 +28,7 @@ pub(super) struct LoadedCode {
 #[derive(Clone, Copy)]
 struct Kernel {
     function: CUfunction,
-    /// Dynamic shared memory that it may have.
+    /// Dynamic shared memory that was asked for. What it may have without that is 48 KiB less what the code declares.
     shared_bytes: u32,
 }
 
@@ -61,7 +59,7 @@ impl LoadedCode {
         let known = kernels.get(entry).copied();
         let kernel = match known {
             Some(kernel) => kernel,
-            None => Kernel { function: self.find(entry)?, shared_bytes: DEFAULT_SHARED_BYTES },
+            None => Kernel { function: self.find(entry)?, shared_bytes: 0 },
         };
         if known.is_some() && shared_bytes <= kernel.shared_bytes {
             return Ok(kernel.function);

@@ -4,7 +4,7 @@ use super::CudaDevice;
 use super::api::{self, Api, Code};
 use crate::driver::{self, Arrival};
 use crate::error::{Error, ErrorKind};
-use cudarc::driver::sys::{CUcontext, CUevent, CUevent_flags, CUstream, CUstream_flags};
+use cudarc::driver::sys::{self, CUcontext, CUevent, CUevent_flags, CUresult, CUstream, CUstream_flags};
 use std::ffi::{c_int, c_void};
 use std::ptr;
 use std::sync::Arc;
@@ -23,7 +23,15 @@ unsafe impl Send for Context {}
 unsafe impl Sync for Context {}
 
 /// Results after which a device does nothing more for this process or for any.
-const LOST: [Code; 6] = [4, 46, 214, 220, 709, 999];
+const LOST: [CUresult; 6] = [
+    CUresult::CUDA_ERROR_DEINITIALIZED,
+    CUresult::CUDA_ERROR_DEVICE_UNAVAILABLE,
+    CUresult::CUDA_ERROR_ECC_UNCORRECTABLE,
+    CUresult::CUDA_ERROR_NVLINK_UNCORRECTABLE,
+    CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED,
+    CUresult::CUDA_ERROR_UNKNOWN,
+];
+const OUT_OF_MEMORY: Code = CUresult::CUDA_ERROR_OUT_OF_MEMORY as Code;
 
 impl Context {
     /// The primary context of a device, made if this is its first user. Errors with `Unsupported` when there is none.
@@ -50,8 +58,8 @@ impl Context {
         let (device, text) = (&self.device.name, || self.api.text(code));
         let (kind, message) = match code {
             0 => return Ok(()),
-            2 => (ErrorKind::OutOfMemory, format!("{device}: {what}: {}", text())),
-            code if LOST.contains(&code) => {
+            OUT_OF_MEMORY => (ErrorKind::OutOfMemory, format!("{device}: {what}: {}", text())),
+            code if LOST.iter().any(|&lost| lost as Code == code) => {
                 (ErrorKind::DeviceFailed, format!("{device} was lost, noticed while {what}: {}", text()))
             }
             _ => (ErrorKind::DeviceFailed, format!("{device}: {what}: {}", text())),
@@ -203,17 +211,15 @@ unsafe impl Send for Pinned {}
 // SAFETY: as above.
 unsafe impl Sync for Pinned {}
 
-/// `CU_MEMHOSTALLOC_PORTABLE`: pinned for all contexts.
-const PORTABLE: u32 = 1;
-
 impl Pinned {
     /// At least one byte, all zero.
     pub(super) fn new(context: &Arc<Context>, size_bytes: usize) -> Result<Pinned, Error> {
         let mut pointer = ptr::null_mut();
         context.bind()?;
         let room = size_bytes.max(1);
+        // Pinned for all contexts, since any device may copy from it.
         // SAFETY: the driver writes one pointer.
-        let code = unsafe { (context.api.allocate_host)(&mut pointer, room, PORTABLE) };
+        let code = unsafe { (context.api.allocate_host)(&mut pointer, room, sys::CU_MEMHOSTALLOC_PORTABLE) };
         context.check(code, "pinning memory of the host")?;
         // SAFETY: the driver gave so many bytes.
         unsafe { pointer.cast::<u8>().write_bytes(0, room) };

@@ -6,7 +6,7 @@ use super::ring::Ring;
 use crate::driver::{self, Arrival, Driver, HostMemory, Loaded, Peer, Queue, Replay};
 use crate::dtype::DType;
 use crate::error::{Error, ErrorKind};
-use crate::gpu::{EncodedTensorMap, GpuCode, TENSOR_MAP_BYTES, TensorMap};
+use crate::gpu::{EncodedTensorMap, GpuCode, Swizzle, TENSOR_MAP_BYTES, TensorMap};
 use cudarc::driver::sys::{self, CUgraph, CUgraphExec, CUmemPool_attribute, CUmemoryPool};
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
@@ -25,7 +25,7 @@ pub struct Settings {
 /// A CUDA device, or a part of one: it has streams and a pool of its own, so that several of them share a device.
 ///
 /// One stream computes, one copies each way. Memory comes from a pool that grows as it is asked and gives nothing back to the driver until
-/// this is dropped.
+/// this is dropped; of a device without pools, from the driver, which waits for the device each time.
 pub struct CudaGpu {
     streams: Arc<Streams>,
     pool: Pool,
@@ -80,6 +80,7 @@ impl Streams {
 /// A stream-ordered pool.
 struct Pool {
     context: Arc<Context>,
+    /// Null where the device has no pools.
     handle: CUmemoryPool,
     state: Mutex<Allocated>,
 }
@@ -98,6 +99,9 @@ unsafe impl Sync for Pool {}
 impl Pool {
     fn new(context: &Arc<Context>) -> Result<Pool, Error> {
         let mut handle = ptr::null_mut();
+        if !context.device.has_pools {
+            return Ok(Pool { context: context.clone(), handle, state: Mutex::default() });
+        }
         // SAFETY: a struct of numbers and pointers, for which zero is the default.
         let mut properties: sys::CUmemPoolProps = unsafe { std::mem::zeroed() };
         properties.allocType = sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
@@ -120,8 +124,11 @@ impl Pool {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lets another device copy to the memory of this pool.
+    /// Lets another device copy to the memory of this pool. Memory from elsewhere is copied to without that, perhaps through the host.
     fn open_to(&self, ordinal: u32) -> bool {
+        if self.handle.is_null() {
+            return true;
+        }
         let flags = sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
         let access = sys::CUmemAccessDesc { location: location(ordinal), flags };
         // SAFETY: the driver reads one description.
@@ -135,7 +142,7 @@ fn location(ordinal: u32) -> sys::CUmemLocation {
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        if self.context.bind().is_ok() {
+        if !self.handle.is_null() && self.context.bind().is_ok() {
             // SAFETY: made in `new`, destroyed once; its memory goes when the last allocation is given back.
             unsafe { (self.context.api.destroy_pool)(self.handle) };
         }
@@ -143,7 +150,7 @@ impl Drop for Pool {
 }
 
 impl CudaGpu {
-    /// A device by the driver's number. Errors with `Unsupported` when it is not there or has no pools of memory.
+    /// A device by the driver's number. Errors with `Unsupported` when it is not there.
     pub fn open(ordinal: u32, settings: Settings) -> Result<CudaGpu, Error> {
         let context = Context::open(ordinal)?;
         let gpu = CudaGpu {
@@ -206,16 +213,21 @@ impl CudaGpu {
         Error::new(ErrorKind::OutOfMemory, message)
     }
 
-    /// Asks the pool, again after it gave back what it does not use.
-    fn allocate_from_pool(&self, size_bytes: usize) -> Option<u64> {
+    /// Asks the pool, again after it gave back what it does not use; or the driver where there is none.
+    fn allocate_here(&self, size_bytes: usize) -> Option<u64> {
         let context = self.context();
         let mut address = 0;
         // SAFETY: the driver writes one address.
         let mut ask = || unsafe {
-            (context.api.allocate)(&mut address, size_bytes, self.pool.handle, self.streams.compute.handle)
+            match self.pool.handle.is_null() {
+                true => (context.api.allocate_at_once)(&mut address, size_bytes),
+                false => {
+                    (context.api.allocate)(&mut address, size_bytes, self.pool.handle, self.streams.compute.handle)
+                }
+            }
         };
         let mut code = ask();
-        if code != 0 && self.finish().is_ok() {
+        if code != 0 && !self.pool.handle.is_null() && self.finish().is_ok() {
             // SAFETY: the pool lives.
             unsafe { (context.api.trim_pool)(self.pool.handle, 0) };
             code = ask();
@@ -236,8 +248,7 @@ impl Driver for CudaGpu {
         let mut allocated = self.pool.lock();
         let used_bytes = allocated.used_bytes;
         let fits = |limit: usize| used_bytes.checked_add(size_bytes).is_some_and(|sum| sum <= limit);
-        let address =
-            if self.settings.limit_bytes.is_none_or(fits) { self.allocate_from_pool(size_bytes) } else { None };
+        let address = if self.settings.limit_bytes.is_none_or(fits) { self.allocate_here(size_bytes) } else { None };
         let address = address.ok_or_else(|| self.out_of_memory(size_bytes, used_bytes))?;
         allocated.used_bytes += size_bytes;
         allocated.sizes.insert(address, size_bytes);
@@ -250,7 +261,12 @@ impl Driver for CudaGpu {
             allocated.used_bytes -= size_bytes;
         }
         // When the device is lost its memory is as well.
-        if self.streams.join().is_ok() {
+        if self.pool.handle.is_null() {
+            if self.finish().is_ok() {
+                // SAFETY: the driver gave the address, and it is given back once, when nothing uses it.
+                unsafe { (self.context().api.free_at_once)(address) };
+            }
+        } else if self.streams.join().is_ok() {
             // SAFETY: the pool gave the address, and it is given back once, after all copies.
             unsafe { (self.context().api.free)(address, self.streams.compute.handle) };
         }
@@ -281,8 +297,9 @@ impl Driver for CudaGpu {
         // SAFETY: the driver writes one map, and reads `rank` sizes, sides and steps and one stride less.
         let code = unsafe {
             let encode = context.api.encode_tensor_map;
-            let (rank, steps, swizzle) = (rank as u32, steps.as_ptr(), map.swizzle as c_int);
-            encode(&mut encoded, element, rank, address, sizes, strides, tile, steps, 0, swizzle, PROMOTE_128, 0)
+            let (rank, steps, swizzle) = (rank as u32, steps.as_ptr(), swizzle(map.swizzle));
+            let promotion = sys::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_128B as c_int;
+            encode(&mut encoded, element, rank, address, sizes, strides, tile, steps, 0, swizzle, promotion, 0)
         };
         match code {
             0 => Ok(encoded),
@@ -378,23 +395,33 @@ impl Driver for CudaGpu {
     }
 }
 
-/// `CU_TENSOR_MAP_L2_PROMOTION_L2_128B`.
-const PROMOTE_128: c_int = 2;
-
-/// `CUtensorMapDataType`. It has no bytes and short integers with a sign: only the bits are copied.
+/// The driver's name of a dtype. It has no bytes and short integers with a sign: only the bits are copied.
 fn element(dtype: DType) -> c_int {
-    match dtype {
-        DType::Bool | DType::U8 | DType::I8 => 0,
-        DType::U16 | DType::I16 => 1,
-        DType::U32 => 2,
-        DType::I32 => 3,
-        DType::U64 => 4,
-        DType::I64 => 5,
-        DType::F16 => 6,
-        DType::F32 => 7,
-        DType::F64 => 8,
-        DType::BF16 => 9,
-    }
+    use sys::CUtensorMapDataType as T;
+    let element = match dtype {
+        DType::Bool | DType::U8 | DType::I8 => T::CU_TENSOR_MAP_DATA_TYPE_UINT8,
+        DType::U16 | DType::I16 => T::CU_TENSOR_MAP_DATA_TYPE_UINT16,
+        DType::U32 => T::CU_TENSOR_MAP_DATA_TYPE_UINT32,
+        DType::I32 => T::CU_TENSOR_MAP_DATA_TYPE_INT32,
+        DType::U64 => T::CU_TENSOR_MAP_DATA_TYPE_UINT64,
+        DType::I64 => T::CU_TENSOR_MAP_DATA_TYPE_INT64,
+        DType::F16 => T::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+        DType::F32 => T::CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
+        DType::F64 => T::CU_TENSOR_MAP_DATA_TYPE_FLOAT64,
+        DType::BF16 => T::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+    };
+    element as c_int
+}
+
+fn swizzle(swizzle: Swizzle) -> c_int {
+    use sys::CUtensorMapSwizzle as S;
+    let swizzle = match swizzle {
+        Swizzle::None => S::CU_TENSOR_MAP_SWIZZLE_NONE,
+        Swizzle::B32 => S::CU_TENSOR_MAP_SWIZZLE_32B,
+        Swizzle::B64 => S::CU_TENSOR_MAP_SWIZZLE_64B,
+        Swizzle::B128 => S::CU_TENSOR_MAP_SWIZZLE_128B,
+    };
+    swizzle as c_int
 }
 
 fn copy(stream: &Stream, from: u64, to: u64, size_bytes: usize) -> Result<(), Error> {
@@ -407,16 +434,14 @@ fn copy(stream: &Stream, from: u64, to: u64, size_bytes: usize) -> Result<(), Er
     stream.context.check(code, "copying on the device")
 }
 
-/// `CU_STREAM_CAPTURE_MODE_THREAD_LOCAL`.
-const THREAD_LOCAL: c_int = 1;
-
 impl CudaGpu {
     /// `None` when the driver refuses to capture or to make a graph of it.
     fn capture_graph(&self, ask: &mut dyn FnMut() -> Result<(), Error>) -> Result<Option<Graph>, Error> {
         let (api, compute) = (self.context().api, &self.streams.compute);
         self.context().bind()?;
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL as c_int;
         // SAFETY: the stream lives.
-        if unsafe { (api.begin_capture)(compute.handle, THREAD_LOCAL) } != 0 {
+        if unsafe { (api.begin_capture)(compute.handle, mode) } != 0 {
             return Ok(None);
         }
         // The queues for copies take part from the start, so that what they are asked first belongs to the capture.

@@ -37,6 +37,8 @@ pub struct CudaDevice {
     pub memory_bus_bits: u32,
     /// Second-level cache in bytes.
     pub cache_bytes: u32,
+    /// Whether memory comes from pools, in the order of a stream; otherwise each allocation waits for the device.
+    pub has_pools: bool,
 }
 
 /// The CUDA devices in driver order, or in words why there are none. Never panics; a missing driver is an ordinary answer.
@@ -48,9 +50,9 @@ pub fn probe() -> Result<Vec<CudaDevice>, String> {
     (0..n).map(|i| describe(api, i)).collect()
 }
 
-/// Version of CUDA that the driver is for: `(13, 0)`.
+/// Version of CUDA that the driver is for: `(13, 0)`. There may be a driver and no device.
 pub fn driver_version() -> Result<(u32, u32), String> {
-    let api = api::get()?;
+    let api = api::opened()?;
     let mut version = 0;
     // SAFETY: as in `probe`.
     check(api, unsafe { (api.driver_version)(&mut version) }, "asking for the driver's version")?;
@@ -92,6 +94,7 @@ fn describe(api: &Api, ordinal: c_int) -> Result<CudaDevice, String> {
         memory_clock_khz: told(A::CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE),
         memory_bus_bits: told(A::CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH),
         cache_bytes: told(A::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE),
+        has_pools: told(A::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED) != 0,
     })
 }
 

@@ -4,6 +4,7 @@ use super::frame::{Addresses, Frame, Links, Span};
 use super::memory::{Block, Memory};
 use super::step::{Context, Stop};
 use crate::error::{Error, ErrorKind};
+use crate::program::LOOP_BYTES;
 use crate::program::{Buffer, BufferId, Carried, If, Loop, Program, Scanned, TripCount};
 use std::sync::Arc;
 
@@ -62,7 +63,7 @@ pub(crate) struct PreparedLoop {
     cells: Block,
 }
 
-const CELL_BYTES: usize = 64;
+const CELL_BYTES: usize = LOOP_BYTES / 3;
 
 struct PreparedCarried {
     init: usize,
@@ -112,7 +113,7 @@ impl PreparedLoop {
             scan_inputs: s.scan_inputs.iter().map(|x| Slices::new(x, buffers)).collect(),
             scan_outputs: s.scan_outputs.iter().map(|x| Slices::new(x, buffers)).collect(),
             args: s.args.clone(),
-            cells: links.memory.allocate(3 * CELL_BYTES)?,
+            cells: links.memory.allocate(LOOP_BYTES)?,
         })
     }
 

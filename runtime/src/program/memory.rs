@@ -1,7 +1,8 @@
 //! Memory figures of a program, for reports and limits.
 
-use super::{Loc, Partition, Program, StepKind};
+use super::{Kernel, Loc, Partition, Program, StepKind};
 use crate::device::DeviceName;
+use crate::gpu::GpuParam;
 use crate::tensor::ALIGN_BYTES;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,7 +14,7 @@ pub struct MemoryUse {
     /// Constants, sub-programs' included; one that is shared counts once.
     pub constant_bytes: usize,
     /// Staging of the tensors it receives, second copies of values carried by loops, and for a device with memory of its own copies of the
-    /// caller's inputs and outputs.
+    /// caller's inputs and outputs, and status words of its launches.
     pub transfer_bytes: usize,
     /// Kernel workspace of one thread.
     pub workspace_bytes_per_thread: usize,
@@ -42,7 +43,8 @@ impl Partition {
         if self.device.kind.has_own_memory() {
             let locations: BTreeMap<Loc, usize> = self.buffers.iter().map(|b| (b.loc, b.size_bytes())).collect();
             let of_caller = locations.iter().filter(|(loc, _)| matches!(loc, Loc::Input(_) | Loc::Output(_)));
-            total.transfer_bytes = of_caller.fold(total.transfer_bytes, |sum, (_, size)| sum.saturating_add(*size));
+            total.transfer_bytes =
+                of_caller.fold(total.transfer_bytes, |sum, (_, size)| sum.saturating_add((*size).max(1)));
         }
         total
     }
@@ -63,11 +65,27 @@ impl Partition {
     }
 }
 
+/// A word that says how a launch ended, and one to set it back.
+const STATUS_BYTES: usize = 2 * size_of::<u32>();
+
+/// Iteration number and conditions of a loop.
+pub(crate) const LOOP_BYTES: usize = 3 * ALIGN_BYTES;
+
+fn status_bytes(kernel: &Kernel) -> usize {
+    match kernel {
+        Kernel::Gpu(k) if k.params.contains(&GpuParam::Status) => STATUS_BYTES,
+        _ => 0,
+    }
+}
+
 fn add(p: &Partition, total: &mut MemoryUse, seen: &mut BTreeSet<usize>) {
-    total.arena_bytes = total.arena_bytes.saturating_add(p.arena_bytes);
+    // A device with memory of its own has a copy of every constant for each use of a sub-program, and no place is empty there.
+    let is_apart = p.device.kind.has_own_memory();
+    let least = usize::from(is_apart);
+    total.arena_bytes = total.arena_bytes.saturating_add(p.arena_bytes.max(least));
     for c in &p.constants {
-        if seen.insert(c.as_ptr() as usize) {
-            total.constant_bytes += c.size_bytes();
+        if is_apart || seen.insert(c.as_ptr() as usize) {
+            total.constant_bytes += c.size_bytes().max(least);
         }
     }
     for k in &p.kernels {
@@ -76,7 +94,12 @@ fn add(p: &Partition, total: &mut MemoryUse, seen: &mut BTreeSet<usize>) {
     for step in &p.steps {
         let staged = match &step.kind {
             StepKind::Recv { buffer, .. } => p.padded_bytes(*buffer),
-            StepKind::Loop(l) => l.carried.iter().fold(0, |sum: usize, c| sum.saturating_add(p.padded_bytes(c.result))),
+            StepKind::Kernel { kernel, .. } => p.kernels.get(kernel.0 as usize).map_or(0, status_bytes),
+            StepKind::Loop(l) => {
+                let cells = if is_apart { LOOP_BYTES } else { 0 };
+                let spare = |sum: usize, c: &super::Carried| sum.saturating_add(p.padded_bytes(c.result).max(least));
+                l.carried.iter().fold(cells, spare)
+            }
             _ => 0,
         };
         total.transfer_bytes = total.transfer_bytes.saturating_add(staged);

@@ -1,7 +1,7 @@
 //! The C interface: the functions of `cuda.h` under their own names. Each checks its pointers and hands over.
 
 use crate::codes::*;
-use crate::world::{self, World};
+use crate::world::{self, Settings, World};
 use crate::{capture, execute::Op, memory, modules, streams};
 use gristmill_emulator::{LaunchConfig, Swizzle, TENSOR_MAP_BYTES, TensorElement, TensorMap, encode_tensor_map};
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
@@ -40,7 +40,7 @@ macro_rules! exports {
 
 exports! {
     cuInit(flags: c_uint) => if flags == 0 { world::init() } else { Err(INVALID_VALUE) };
-    cuDriverGetVersion(version: *mut c_int) => world::with(|w| give(version, w.settings.driver));
+    cuDriverGetVersion(version: *mut c_int) => give(version, Settings::of_process()?.driver);
     cuGetErrorName(code: Code, text: *mut *const c_char) => give(text, modules::text_of(code).0.as_ptr().cast());
     cuGetErrorString(code: Code, text: *mut *const c_char) => give(text, error_string(code));
 
@@ -132,6 +132,8 @@ exports! {
     cuMemPoolSetAccess(pool: Handle, _access: *const c_void, _count: usize) => {
         world::with(|w| if w.pools.contains_key(&pool) { Ok(()) } else { Err(INVALID_HANDLE) })
     };
+    cuMemAlloc_v2(address: *mut u64, size_bytes: usize) => give(address, memory::allocate_at_once(size_bytes)?);
+    cuMemFree_v2(address: u64) => memory::free_at_once(address);
     cuMemAllocFromPoolAsync(address: *mut u64, size_bytes: usize, pool: Handle, stream: Handle) => {
         give(address, memory::allocate(pool, size_bytes, stream)?)
     };
@@ -285,7 +287,7 @@ fn attribute_of(world: &World, gpu: usize, attribute: c_int) -> Outcome<c_int> {
         81 => 228 << 10,
         97 => world.gpus[gpu].device.limits().shared_bytes_per_block as c_int,
         // Pools.
-        115 => 1,
+        115 => c_int::from(world.settings.pools),
         _ => return Err(INVALID_VALUE),
     })
 }

@@ -28,6 +28,7 @@ pub const ASSERT: Code = 710;
 pub const MISALIGNED_ADDRESS: Code = 716;
 pub const LAUNCH_FAILED: Code = 719;
 pub const NOT_PERMITTED: Code = 800;
+pub const NOT_SUPPORTED: Code = 801;
 pub const STREAM_CAPTURE_UNSUPPORTED: Code = 900;
 pub const STREAM_CAPTURE_INVALIDATED: Code = 901;
 pub const STREAM_CAPTURE_UNJOINED: Code = 904;
@@ -56,6 +57,7 @@ pub const TEXTS: &[(Code, &str, &str)] = &[
     (MISALIGNED_ADDRESS, "CUDA_ERROR_MISALIGNED_ADDRESS\0", "misaligned address\0"),
     (LAUNCH_FAILED, "CUDA_ERROR_LAUNCH_FAILED\0", "unspecified launch failure\0"),
     (NOT_PERMITTED, "CUDA_ERROR_NOT_PERMITTED\0", "operation not permitted\0"),
+    (NOT_SUPPORTED, "CUDA_ERROR_NOT_SUPPORTED\0", "operation not supported\0"),
     (
         STREAM_CAPTURE_UNSUPPORTED,
         "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED\0",
@@ -74,3 +76,46 @@ pub const TEXTS: &[(Code, &str, &str)] = &[
     ),
     (UNKNOWN, "CUDA_ERROR_UNKNOWN\0", "unknown error\0"),
 ];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cudarc::driver::sys::CUresult::{self, *};
+
+    /// The numbers and names are those of the bindings, which were made from the header.
+    #[test]
+    fn results_are_those_of_the_header() {
+        const RESULTS: [CUresult; 26] = [
+            CUDA_SUCCESS,
+            CUDA_ERROR_INVALID_VALUE,
+            CUDA_ERROR_OUT_OF_MEMORY,
+            CUDA_ERROR_NOT_INITIALIZED,
+            CUDA_ERROR_DEVICE_UNAVAILABLE,
+            CUDA_ERROR_NO_DEVICE,
+            CUDA_ERROR_INVALID_DEVICE,
+            CUDA_ERROR_INVALID_CONTEXT,
+            CUDA_ERROR_NO_BINARY_FOR_GPU,
+            CUDA_ERROR_PEER_ACCESS_UNSUPPORTED,
+            CUDA_ERROR_INVALID_PTX,
+            CUDA_ERROR_INVALID_HANDLE,
+            CUDA_ERROR_NOT_FOUND,
+            CUDA_ERROR_NOT_READY,
+            CUDA_ERROR_ILLEGAL_ADDRESS,
+            CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED,
+            CUDA_ERROR_ASSERT,
+            CUDA_ERROR_MISALIGNED_ADDRESS,
+            CUDA_ERROR_LAUNCH_FAILED,
+            CUDA_ERROR_NOT_PERMITTED,
+            CUDA_ERROR_NOT_SUPPORTED,
+            CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,
+            CUDA_ERROR_STREAM_CAPTURE_INVALIDATED,
+            CUDA_ERROR_STREAM_CAPTURE_UNJOINED,
+            CUDA_ERROR_STREAM_CAPTURE_ISOLATION,
+            CUDA_ERROR_UNKNOWN,
+        ];
+        for (code, name, _) in TEXTS {
+            let known = RESULTS.iter().find(|r| **r as Code == *code).map(|r| format!("{r:?}\0"));
+            assert_eq!(known.as_deref(), Some(*name), "{code}");
+        }
+    }
+}

@@ -29,6 +29,9 @@ const PAGE: usize = 4096;
 pub fn create_pool(gpu: usize, max_bytes: usize) -> Outcome<usize> {
     world::with(|world| {
         world.check(gpu)?;
+        if !world.settings.pools {
+            return Err(NOT_SUPPORTED);
+        }
         let handle = world.handle();
         let pool = Pool { gpu, max_bytes, used_bytes: 0, sizes: BTreeMap::new(), release_threshold: 0 };
         world.pools.insert(handle, pool);
@@ -71,6 +74,25 @@ pub fn free(address: u64, stream: usize) -> Outcome {
         let pool = pools.find(|p| p.sizes.contains_key(&address)).ok_or(INVALID_VALUE)?;
         pool.used_bytes -= pool.sizes.remove(&address).unwrap_or(0);
         world.ask(stream, Op::Free { address })
+    })
+}
+
+/// Memory of the current device without a pool.
+pub fn allocate_at_once(size_bytes: usize) -> Outcome<u64> {
+    world::with_context(|world, gpu| {
+        if size_bytes == 0 {
+            return Err(INVALID_VALUE);
+        }
+        world.gpus[gpu].device.alloc(size_bytes).map_err(|_| OUT_OF_MEMORY)
+    })
+}
+
+/// As the real one, waits for the device first.
+pub fn free_at_once(address: u64) -> Outcome {
+    world::with_context(|world, gpu| {
+        world.finish_gpu(gpu);
+        world.check(gpu)?;
+        world.gpus[gpu].device.free(address).map_err(|_| INVALID_VALUE)
     })
 }
 

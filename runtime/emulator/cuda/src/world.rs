@@ -25,6 +25,8 @@ pub struct Settings {
     pub driver: i32,
     /// `peers`: 0 when devices cannot reach each other's memory; 1.
     pub peers: bool,
+    /// `pools`: 0 when devices have no pools of memory; 1.
+    pub pools: bool,
     /// `lose=D:N`: device D is lost when it comes to its launch N, counted from 1.
     pub lose: Option<(usize, u64)>,
     /// `delay`: milliseconds after which a request is done although nothing waits for it; 3.
@@ -41,6 +43,7 @@ impl Default for Settings {
             capability: 90,
             driver: 13000,
             peers: true,
+            pools: true,
             delay: Duration::from_millis(3),
             lose: None,
             fault: None,
@@ -49,6 +52,14 @@ impl Default for Settings {
 }
 
 impl Settings {
+    /// What the environment says. Errors with `INVALID_VALUE` when that is not understood.
+    pub fn of_process() -> Outcome<Settings> {
+        Settings::parse(&std::env::var("EMULATED_CUDA").unwrap_or_default()).map_err(|why| {
+            eprintln!("{why}");
+            INVALID_VALUE
+        })
+    }
+
     /// Errors with the part that cannot be read.
     pub fn parse(text: &str) -> Result<Settings, String> {
         let mut settings = Settings::default();
@@ -70,6 +81,7 @@ impl Settings {
             "capability" => self.capability = value.parse().ok()?,
             "driver" => self.driver = value.parse().ok()?,
             "peers" => self.peers = value.parse::<u8>().ok()? != 0,
+            "pools" => self.pools = value.parse::<u8>().ok()? != 0,
             "delay" => self.delay = Duration::from_millis(value.parse().ok()?),
             "lose" => self.lose = Some(place()?),
             "fault" => self.fault = Some(place()?),
@@ -128,11 +140,7 @@ pub fn init() -> Outcome {
     if world.is_some() {
         return Ok(());
     }
-    let text = std::env::var("EMULATED_CUDA").unwrap_or_default();
-    let settings = Settings::parse(&text).map_err(|why| {
-        eprintln!("{why}");
-        INVALID_VALUE
-    })?;
+    let settings = Settings::of_process()?;
     let gpu = |number| Gpu {
         number,
         device: Device::new(Limits { memory_bytes: settings.memory_bytes, ..Limits::default() }),

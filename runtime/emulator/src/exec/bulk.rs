@@ -16,7 +16,7 @@ use crate::{
     fault::{Fault, FaultKind, Result},
     lanes::LANES,
     memory::View,
-    tensor_map::{TENSOR_MAP_BYTES, TensorElement, TensorMap},
+    tensor_map::{TENSOR_MAP_BYTES, TensorElement, TensorMap, permuted},
     types::Type,
 };
 
@@ -369,7 +369,7 @@ impl Gang<'_> {
 /// Where 16 bytes of a tile are in shared memory.
 fn swizzled(source: &Source, address: u64) -> u64 {
     match source {
-        Source::Tile { map, .. } => map.swizzle.apply(address),
+        Source::Tile { map, .. } => permuted(map.swizzle, address),
         _ => address,
     }
 }

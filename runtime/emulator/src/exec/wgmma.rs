@@ -14,9 +14,10 @@ use crate::{
     decode::program::{Action, NONE, Shape, Wgmma},
     fault::{FaultKind, Result},
     numeric::format::{F16, Half},
-    tensor_map::Swizzle,
+    tensor_map::{permuted, width},
     types::Type,
 };
+use gristmill_runtime::gpu::Swizzle;
 
 /// A product under way.
 #[derive(Clone, Copy, Debug)]
@@ -68,7 +69,7 @@ impl Operand {
 
     /// Address of the 16 bytes that hold row (or column) `outer` and index `k` of the axis that is summed over.
     fn chunk(self, outer: u64, k: u64) -> u64 {
-        let width = self.swizzle.width();
+        let width = width(self.swizzle);
         let address = if self.transposed {
             let chunk = outer / self.per_chunk();
             let per_row = width / 16;
@@ -83,7 +84,7 @@ impl Operand {
             let along = if self.swizzle == Swizzle::None { chunk * self.leading } else { chunk * 16 };
             outer / 8 * self.stride + outer % 8 * width + along
         };
-        self.swizzle.apply(self.start + address)
+        permuted(self.swizzle, self.start + address)
     }
 
     /// Calls `f(address, outer, k)` for each 16 bytes of `outer` rows from `first` on and `k` indices: those of its first

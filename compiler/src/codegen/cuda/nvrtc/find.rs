@@ -4,6 +4,9 @@
 //! `lib` under `$CUDA_HOME` and `$CUDA_PATH`; the toolkits under `/usr/local`; `$CONDA_PREFIX/lib`; the wheels `nvidia-cuda-nvrtc` and
 //! `nvidia-cuda-nvrtc-cu12` in the packages of `$VIRTUAL_ENV` and of the `python3` on the path. The library finds its built-in functions, a
 //! second library, only when that is open already or on the loader's paths: it is opened first, from the same folder.
+//!
+//! A driver takes no code that a compiler of a later major version made: where there is a driver, compilers up to its major are looked for
+//! first, everywhere, and later ones, which are good for the emulator, only then.
 
 use super::sys::Api;
 use libloading::Library;
@@ -46,8 +49,23 @@ impl std::fmt::Display for Place {
 /// Value of an environment variable.
 pub(super) type Environment<'a> = &'a dyn Fn(&str) -> Option<OsString>;
 
-/// Opens the first library that is found and usable; otherwise one line per place, with what was wrong there.
-pub(super) fn find(env: Environment) -> Result<Found, Vec<String>> {
+/// Opens the first library that is found and usable; otherwise one line per place, with what was wrong there. `driver` is the driver's major
+/// version, if there is one.
+pub(super) fn find(env: Environment, driver: Option<u32>) -> Result<Found, Vec<String>> {
+    let [fitting, later] = by_driver(driver);
+    let found = find_among(env, &fitting);
+    if later.is_empty() || found.is_ok() { found } else { find_among(env, &later).or(found) }
+}
+
+/// The versions whose code the driver takes, then the others.
+fn by_driver(driver: Option<u32>) -> [Vec<u32>; 2] {
+    let (fitting, later) = MAJORS.iter().partition(|m| driver.is_none_or(|d| **m <= d));
+    [fitting, later]
+}
+
+/// The same for some major versions.
+fn find_among(env: Environment, majors: &[u32]) -> Result<Found, Vec<String>> {
+    let open = |place: &Place| open(place, majors);
     if let Some(own) = env("GRISTMILL_NVRTC") {
         if own.is_empty() {
             return Err(vec!["$GRISTMILL_NVRTC is empty, which turns NVRTC off".to_owned()]);
@@ -60,7 +78,7 @@ pub(super) fn find(env: Environment) -> Result<Found, Vec<String>> {
     let mut tried = Vec::new();
     let mut first =
         |places: Vec<Place>| places.iter().find_map(|p| open(p).map_err(|why| tried.push(format!("{p}: {why}"))).ok());
-    if let Some(found) = first(installed(env)) {
+    if let Some(found) = first(installed(env, majors)) {
         return Ok(found);
     }
     // Asking Python takes some tens of milliseconds, so it comes last.
@@ -74,8 +92,8 @@ pub(super) fn find(env: Environment) -> Result<Found, Vec<String>> {
 }
 
 /// Every place but the packages of the Python on the path.
-fn installed(env: Environment) -> Vec<Place> {
-    let mut places: Vec<Place> = MAJORS.iter().map(|m| Place::Name(format!("libnvrtc.so.{m}"))).collect();
+fn installed(env: Environment, majors: &[u32]) -> Vec<Place> {
+    let mut places: Vec<Place> = majors.iter().map(|m| Place::Name(format!("libnvrtc.so.{m}"))).collect();
     let folder = |name: &str| env(name).filter(|v| !v.is_empty()).map(PathBuf::from);
     for home in ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(folder) {
         places.extend(["lib64", "lib"].map(|lib| Place::Folder(home.join(lib))));
@@ -128,16 +146,22 @@ fn entries(folder: &Path, takes: impl Fn(&str) -> bool) -> Vec<PathBuf> {
     found
 }
 
-fn open(place: &Place) -> Result<Found, String> {
-    let library = match place {
-        Place::Name(name) => PathBuf::from(name),
-        Place::File(path) if path.is_file() => path.clone(),
-        Place::File(_) => return Err("no such file".to_owned()),
+/// The file of a place, of one of these versions.
+fn library(place: &Place, majors: &[u32]) -> Result<PathBuf, String> {
+    match place {
+        Place::Name(name) => Ok(PathBuf::from(name)),
+        Place::File(path) if path.is_file() => Ok(path.clone()),
+        Place::File(_) => Err("no such file".to_owned()),
         Place::Folder(folder) => {
-            let in_folder = MAJORS.iter().map(|m| folder.join(format!("libnvrtc.so.{m}")));
-            in_folder.into_iter().find(|p| p.is_file()).ok_or("no libnvrtc.so.13 or .12 there")?
+            let in_folder = majors.iter().map(|m| folder.join(format!("libnvrtc.so.{m}")));
+            let wanted = || majors.iter().map(u32::to_string).collect::<Vec<_>>().join(" or .");
+            in_folder.into_iter().find(|p| p.is_file()).ok_or_else(|| format!("no libnvrtc.so.{} there", wanted()))
         }
-    };
+    }
+}
+
+fn open(place: &Place, majors: &[u32]) -> Result<Found, String> {
+    let library = library(place, majors)?;
     let beside = match place {
         Place::Name(_) => Vec::new(),
         _ => builtins(&library),
@@ -169,10 +193,10 @@ mod tests {
     #[test]
     fn a_library_that_was_named_is_used_or_refused() {
         let absent = |name: &str| (name == "GRISTMILL_NVRTC").then(|| OsString::from("no/such/libnvrtc.so.13"));
-        let tried = find(&absent).err().expect("there is no such file");
+        let tried = find(&absent, None).err().expect("there is no such file");
         assert_eq!(tried, ["$GRISTMILL_NVRTC: no/such/libnvrtc.so.13: no such file"]);
         let off = |name: &str| (name == "GRISTMILL_NVRTC").then(OsString::new);
-        let tried = find(&off).err().expect("it is turned off");
+        let tried = find(&off, Some(12)).err().expect("it is turned off");
         assert_eq!(tried, ["$GRISTMILL_NVRTC is empty, which turns NVRTC off"]);
     }
 
@@ -189,7 +213,7 @@ mod tests {
             "VIRTUAL_ENV" => Some(venv.clone().into_os_string()),
             _ => None,
         };
-        let text: Vec<String> = installed(&env).iter().map(Place::to_string).collect();
+        let text: Vec<String> = installed(&env, &MAJORS).iter().map(Place::to_string).collect();
         let position = |want: &str| text.iter().position(|t| t == want).unwrap_or_else(|| panic!("{want}: {text:?}"));
         let wheel = packages.join("nvidia/cu13/lib").display().to_string();
         let order = [
@@ -202,6 +226,25 @@ mod tests {
             &wheel,
         ];
         assert!(order.map(position).is_sorted(), "{text:?}");
+    }
+
+    /// Both versions in one folder: the one that the driver takes, and the other where that is not there.
+    #[test]
+    fn the_driver_chooses_the_major_version() {
+        let folder = tempfile::tempdir().unwrap();
+        let add = |major: u32| std::fs::write(folder.path().join(format!("libnvrtc.so.{major}")), "text").unwrap();
+        let chosen = |driver: Option<u32>| {
+            let place = Place::Folder(folder.path().to_path_buf());
+            let file = by_driver(driver).iter().find_map(|majors| library(&place, majors).ok())?;
+            Some(file.file_name()?.to_string_lossy().into_owned())
+        };
+        assert_eq!(chosen(Some(12)), None);
+        add(13);
+        assert_eq!(chosen(Some(12)).as_deref(), Some("libnvrtc.so.13"), "for the emulator");
+        add(12);
+        for (driver, expected) in [(None, "13"), (Some(13), "13"), (Some(14), "13"), (Some(12), "12")] {
+            assert_eq!(chosen(driver), Some(format!("libnvrtc.so.{expected}")), "driver {driver:?}");
+        }
     }
 
     #[test]
@@ -218,11 +261,11 @@ mod tests {
     #[test]
     fn a_folder_without_the_library_says_so() {
         let folder = tempfile::tempdir().unwrap();
-        let why = open(&Place::Folder(folder.path().to_path_buf())).err().expect("it is empty");
+        let why = open(&Place::Folder(folder.path().to_path_buf()), &MAJORS).err().expect("it is empty");
         assert_eq!(why, "no libnvrtc.so.13 or .12 there");
         let file = folder.path().join("libnvrtc.so.13");
         std::fs::write(&file, "not a library").unwrap();
-        let why = open(&Place::Folder(folder.path().to_path_buf())).err().expect("it is text");
+        let why = open(&Place::Folder(folder.path().to_path_buf()), &MAJORS).err().expect("it is text");
         assert!(why.starts_with("cannot be opened: "), "{why}");
     }
 }

@@ -64,12 +64,13 @@ pub struct Compiled {
 /// Errors with `Unsupported` when there is none, naming every place that was looked in.
 pub fn get() -> Result<&'static Nvrtc> {
     static OPENED: OnceLock<Result<Nvrtc>> = OnceLock::new();
-    OPENED.get_or_init(|| Nvrtc::open(&|name| std::env::var_os(name))).as_ref().map_err(Error::clone)
+    let driver = || gristmill_runtime::cuda::driver_version().ok().map(|(major, _)| major);
+    OPENED.get_or_init(|| Nvrtc::open(&|name| std::env::var_os(name), driver())).as_ref().map_err(Error::clone)
 }
 
 impl Nvrtc {
-    fn open(env: find::Environment) -> Result<Nvrtc> {
-        let found = find::find(env).map_err(|tried| {
+    fn open(env: find::Environment, driver: Option<u32>) -> Result<Nvrtc> {
+        let found = find::find(env, driver).map_err(|tried| {
             let places: String = tried.iter().map(|t| format!("\n  {t}")).collect();
             Error::unsupported(format!("NVRTC, the run-time compiler of CUDA, was not found; looked in:{places}"))
                 .hint("pip install nvidia-cuda-nvrtc, or GRISTMILL_NVRTC with the path of libnvrtc.so")

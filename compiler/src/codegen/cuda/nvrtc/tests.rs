@@ -26,7 +26,7 @@ fn compiled(n: u8) -> Compiled {
 #[test]
 fn absence_names_every_place() {
     let nowhere = |name: &str| (name == "GRISTMILL_NVRTC").then(|| "absent/libnvrtc.so".into());
-    let e = Nvrtc::open(&nowhere).err().expect("it is absent");
+    let e = Nvrtc::open(&nowhere, None).err().expect("it is absent");
     assert_eq!(e.kind(), crate::ErrorKind::Unsupported);
     insta::assert_snapshot!(e.to_string(), @r"
     NVRTC, the run-time compiler of CUDA, was not found; looked in:
