@@ -4,13 +4,19 @@
 // A block holds BM queries; its threads share the BM x BN scores of a tile of keys as those of a product of tiles do. What a row has seen so far
 // is its greatest score and the sum of its powers relative to that; all threads of a row know both.
 
-// Weights of scores that are given in powers of two, or of e.
-struct gm_power_of_two {
-    GM_DEVICE f32 operator()(f32 x) const { return exp2f(x); }
-};
+// Weights of scores, relative to a base: e to the power of their difference.
 struct gm_power_of_e {
-    GM_DEVICE f32 operator()(f32 x) const { return exp2f(x * 1.44269504f); }
-    GM_DEVICE f64 operator()(f64 x) const { return exp(x); }
+    GM_DEVICE f32 operator()(f32 x, f32 base) const { return exp2f((x - base) * 1.44269504f); }
+    GM_DEVICE f64 operator()(f64 x, f64 base) const { return exp(x - base); }
+};
+// The same of products that become scores by a factor, which is given times the logarithm of e to base two: one rounding, and one instruction less.
+struct gm_power_scaled {
+    f32 factor;
+    GM_DEVICE f32 operator()(f32 x, f32 base) const {
+        f32 r;
+        asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(fmaf(x, factor, -(base * factor))));
+        return r;
+    }
 };
 
 GM_DEVICE f32 gm_exp(f32 x) { return expf(x); }
@@ -43,12 +49,12 @@ GM_DEVICE void gm_weigh(const T (&scores)[TM][TN], T (&greatest)[TM], T (&total)
 #pragma unroll
         for (int j = 1; j < TN; ++j) top = gm_max(top, scores[i][j]);
         top = gm_max(greatest[i], gm_lanes<BN / TN>(top, gm_greatest()));
-        const T base = gm_base(top), rest = power(greatest[i] - base);
+        const T base = gm_base(top), rest = power(greatest[i], base);
         greatest[i] = top;
         T sum = T(0);
 #pragma unroll
         for (int j = 0; j < TN; ++j) {
-            const T weight = power(scores[i][j] - base);
+            const T weight = power(scores[i][j], base);
             weights[gm_of_tile<BN, TN>(tx, j) * gm_pitch<BM>() + gm_of_tile<BM, TM>(ty, i)] = weight;
             sum += weight;
         }
@@ -79,6 +85,14 @@ GM_DEVICE u32 gm_pair(f32 x, f32 y, bf16) {
     return r;
 }
 
+// Accumulators of two neighbouring products, as a left-hand operand of one.
+template <class H> GM_DEVICE void gm_fragment(u32 (&to)[4], const f32 (&low)[4], const f32 (&high)[4], H) {
+    to[0] = gm_pair(low[0], low[1], H());
+    to[1] = gm_pair(low[2], low[3], H());
+    to[2] = gm_pair(high[0], high[1], H());
+    to[3] = gm_pair(high[2], high[3], H());
+}
+
 // The warp's queries, as left-hand operands.
 template <int D, class H> GM_DEVICE void gm_load_queries(const H* queries, u32 (&query)[D / 16][4]) {
     const int lane = threadIdx.x % 32, row = threadIdx.x / 32 * 16 + lane % 16;
@@ -103,32 +117,35 @@ GM_DEVICE void gm_multiply_keys(const u32 (&query)[D / 16][4], const H* keys, f3
     }
 }
 
-// Turns scores into weights where they are, and brings sums and results so far to the new greatest scores.
-template <int N, int V, class F>
-GM_DEVICE void gm_weigh(f32 (&scores)[N][4], f32 (&greatest)[2], f32 (&total)[2], f32 (&result)[V][4], F power) {
+// Turns scores into weights where they are, and brings sums to the new greatest scores; `rest` is what results so far must be multiplied by.
+template <int N, class F>
+GM_DEVICE void gm_weigh(f32 (&scores)[N][4], f32 (&greatest)[2], f32 (&total)[2], f32 (&rest)[2], F power) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
         f32 top = greatest[i];
 #pragma unroll
         for (int n = 0; n < N; ++n) top = gm_max(top, gm_max(scores[n][2 * i], scores[n][2 * i + 1]));
         top = gm_lanes<4>(top, gm_greatest());
-        const f32 base = gm_base(top), rest = power(greatest[i] - base);
+        const f32 base = gm_base(top);
+        rest[i] = power(greatest[i], base);
         greatest[i] = top;
         f32 sum = 0.0f;
 #pragma unroll
         for (int n = 0; n < N; ++n) {
 #pragma unroll
             for (int j = 2 * i; j < 2 * i + 2; ++j) {
-                scores[n][j] = power(scores[n][j] - base);
+                scores[n][j] = power(scores[n][j], base);
                 sum += scores[n][j];
             }
         }
-        total[i] = total[i] * rest + gm_lanes<4>(sum, gm_sum());
+        total[i] = total[i] * rest[i] + gm_lanes<4>(sum, gm_sum());
+    }
+}
+template <int V> GM_DEVICE void gm_scale(f32 (&result)[V][4], const f32 (&rest)[2]) {
 #pragma unroll
-        for (int v = 0; v < V; ++v) {
-            result[v][2 * i] *= rest;
-            result[v][2 * i + 1] *= rest;
-        }
+    for (int v = 0; v < V; ++v) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) result[v][j] *= rest[j / 2];
     }
 }
 
@@ -140,8 +157,8 @@ GM_DEVICE void gm_multiply_values(const f32 (&weights)[N / 8][4], const H* value
 #pragma unroll
     for (int n = 0; n < N / 16; ++n) {
         const f32 (&low)[4] = weights[2 * n], (&high)[4] = weights[2 * n + 1];
-        const u32 weight[4] = {gm_pair(low[0], low[1], H()), gm_pair(low[2], low[3], H()),
-                               gm_pair(high[0], high[1], H()), gm_pair(high[2], high[3], H())};
+        u32 weight[4];
+        gm_fragment(weight, low, high, H());
 #pragma unroll
         for (int d = 0; d < D / 16; ++d) {
             u32 value[4];

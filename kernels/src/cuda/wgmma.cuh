@@ -12,10 +12,13 @@
 #define GM_SUMS_4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define GM_SUMS_16(i) GM_SUMS_4(i), GM_SUMS_4(i + 4), GM_SUMS_4(i + 8), GM_SUMS_4(i + 12)
 #define GM_SUMS_64(i) GM_SUMS_16(i), GM_SUMS_16(i + 16), GM_SUMS_16(i + 32), GM_SUMS_16(i + 48)
+#define GM_SUMS_32 GM_SUMS_16(0), GM_SUMS_16(16)
 #define GM_SUMS_128 GM_SUMS_64(0), GM_SUMS_64(64)
-#define GM_NAMES_64                                                                                                                    \
+#define GM_NAMES_32                                                                                                                    \
     "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"                                                             \
-    ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"                                                 \
+    ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define GM_NAMES_64                                                                                                                    \
+    GM_NAMES_32                                                                                                                        \
     ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"                                                 \
     ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 #define GM_NAMES_128                                                                                                                   \
@@ -32,6 +35,13 @@
         ";\n}\n"                                                                                                                       \
         : SUMS                                                                                                                         \
         : "l"(a), "l"(b), "r"(keeps), "n"(AT), "n"(BT))
+// d += a b; a is in registers, as a fragment of 64 x 16 elements, and b lies across k.
+#define GM_WGMMA_HELD(N, TYPE, NAMES, SUMS, A, B, KEEPS)                                                                                 \
+    asm volatile(                                                                                                                      \
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %" KEEPS ", 0;\n"                                                                            \
+        "wgmma.mma_async.sync.aligned.m64n" N "k16.f32." TYPE "." TYPE " {" NAMES "}, {" A "}, %" B ", p, 1, 1, 1;\n}\n"                 \
+        : SUMS                                                                                                                         \
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(1))
 
 struct gm_wgmma_f16 {
     typedef f16 element;
@@ -40,6 +50,12 @@ struct gm_wgmma_f16 {
     }
     template <int AT, int BT> static GM_DEVICE void add(f32 (&d)[128], u64 a, u64 b, int keeps) {
         GM_WGMMA("256", "f16", GM_NAMES_128, GM_SUMS_128, "128", "129", "130", "131", "132");
+    }
+    static GM_DEVICE void add_held(f32 (&d)[32], const u32 (&a)[4], u64 b) {
+        GM_WGMMA_HELD("64", "f16", GM_NAMES_32, GM_SUMS_32, "%32, %33, %34, %35", "36", "37");
+    }
+    static GM_DEVICE void add_held(f32 (&d)[64], const u32 (&a)[4], u64 b) {
+        GM_WGMMA_HELD("128", "f16", GM_NAMES_64, GM_SUMS_64(0), "%64, %65, %66, %67", "68", "69");
     }
 };
 struct gm_wgmma_bf16 {
@@ -50,7 +66,28 @@ struct gm_wgmma_bf16 {
     template <int AT, int BT> static GM_DEVICE void add(f32 (&d)[128], u64 a, u64 b, int keeps) {
         GM_WGMMA("256", "bf16", GM_NAMES_128, GM_SUMS_128, "128", "129", "130", "131", "132");
     }
+    static GM_DEVICE void add_held(f32 (&d)[32], const u32 (&a)[4], u64 b) {
+        GM_WGMMA_HELD("64", "bf16", GM_NAMES_32, GM_SUMS_32, "%32, %33, %34, %35", "36", "37");
+    }
+    static GM_DEVICE void add_held(f32 (&d)[64], const u32 (&a)[4], u64 b) {
+        GM_WGMMA_HELD("128", "bf16", GM_NAMES_64, GM_SUMS_64(0), "%64, %65, %66, %67", "68", "69");
+    }
 };
+
+// Before products read registers, and before they read or write sums, that were written otherwise.
+GM_DEVICE void gm_products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+// Products so far form a group.
+GM_DEVICE void gm_products_end() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+// Waits until at most LEFT groups are under way. The sums belong to the wait: no use of them can move in front of it.
+template <int LEFT> GM_DEVICE void gm_products_wait(f32 (&d)[32]) {
+    asm volatile("wgmma.wait_group.sync.aligned %32;" : GM_SUMS_32 : "n"(LEFT) : "memory");
+}
+template <int LEFT> GM_DEVICE void gm_products_wait(f32 (&d)[64]) {
+    asm volatile("wgmma.wait_group.sync.aligned %64;" : GM_SUMS_64(0) : "n"(LEFT) : "memory");
+}
+template <int LEFT> GM_DEVICE void gm_products_wait(f32 (&d)[128]) {
+    asm volatile("wgmma.wait_group.sync.aligned %128;" : GM_SUMS_128 : "n"(LEFT) : "memory");
+}
 
 // A tensor map, by value: what the copy engine knows of an operand.
 struct alignas(64) gm_map {
@@ -133,9 +170,37 @@ GM_DEVICE void gm_load_tile(u32 to, const gm_map* map, u32 barrier, bool shares,
     GM_LOAD_TILE("5d", "%4, %5, %6, %7, %8", "r"(x), "r"(y), "r"(z), "r"(w), "r"(v))
 }
 
-// What `wgmma` is told of a tile: eight rows every 1024 bytes and, across k, 64 columns every 8192; 128-byte permutation.
-GM_DEVICE u64 gm_descriptor(u32 at) {
-    return u64((at & 0x3ffff) >> 4) | u64(8192 >> 4) << 16 | u64(1024 >> 4) << 32 | u64(1) << 62;
+// What `wgmma` is told of a tile: eight rows every 1024 bytes and, across k, 64 columns every `across` bytes; 128-byte permutation.
+GM_DEVICE u64 gm_descriptor(u32 at, u32 across) {
+    return u64((at & 0x3ffff) >> 4) | u64(across >> 4) << 16 | u64(1024 >> 4) << 32 | u64(1) << 62;
+}
+
+// Where a ring's next stage is, and how often the ring has gone round, modulo 2.
+template <int STAGES, int STAGE_BYTES> struct gm_ring {
+    u32 stages, barriers;
+    int stage;
+    u32 parity;
+    GM_DEVICE u32 tile() const { return stages + stage * STAGE_BYTES; }
+    GM_DEVICE u32 full() const { return barriers + stage * 8; }
+    GM_DEVICE u32 empty() const { return barriers + (STAGES + stage) * 8; }
+    GM_DEVICE void go_on() {
+        if (++stage == STAGES) {
+            stage = 0;
+            parity ^= 1;
+        }
+    }
+    // One thread sets the barriers up; so many give a stage back.
+    GM_DEVICE void init(int users) const {
+        for (int s = 0; s < STAGES; ++s) {
+            gm_barrier_init(barriers + s * 8, 1);
+            gm_barrier_init(barriers + (STAGES + s) * 8, users);
+        }
+    }
+};
+// Barriers that one thread has set up are there for all, and for the copy engine.
+GM_DEVICE void gm_barriers_ready() {
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    asm volatile("fence.proxy.async;" ::: "memory");
 }
 
 // The product of a block: 128 x BN sums, 64 x BN in each group that multiplies.
@@ -151,21 +216,7 @@ template <class M, int BN, int STAGES, bool LHS_ALONG_K, bool RHS_ALONG_K, int C
     };
     f32 sum[BN / 2];
 
-    // Where the ring's next tile is, and how often the ring has gone round, modulo 2.
-    struct ring {
-        u32 tiles, barriers;
-        int stage;
-        u32 parity;
-        GM_DEVICE u32 tile() const { return tiles + stage * stage_bytes; }
-        GM_DEVICE u32 full() const { return barriers + stage * 8; }
-        GM_DEVICE u32 empty() const { return barriers + (STAGES + stage) * 8; }
-        GM_DEVICE void go_on() {
-            if (++stage == STAGES) {
-                stage = 0;
-                parity ^= 1;
-            }
-        }
-    };
+    typedef gm_ring<STAGES, stage_bytes> ring;
 
     static GM_DEVICE int group() { return int(threadIdx.x) / 128 - 1; }
     static GM_DEVICE int warp_row() { return int(threadIdx.x) / 32 * 16 - 64; }
@@ -176,12 +227,8 @@ template <class M, int BN, int STAGES, bool LHS_ALONG_K, bool RHS_ALONG_K, int C
         const u32 tiles = gm_shared(shared);
         const ring r = {tiles, tiles + STAGES * stage_bytes + 8 * slab_bytes, 0, 0};
         if (threadIdx.x == 0) {
-            for (int s = 0; s < STAGES; ++s) {
-                gm_barrier_init(r.barriers + s * 8, 1);
-                gm_barrier_init(r.barriers + (STAGES + s) * 8, 2 * CLUSTER);
-            }
-            asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-            asm volatile("fence.proxy.async;" ::: "memory");
+            r.init(2 * CLUSTER);
+            gm_barriers_ready();
         }
         end();
         return r;
@@ -227,19 +274,20 @@ template <class M, int BN, int STAGES, bool LHS_ALONG_K, bool RHS_ALONG_K, int C
         for (int step = 0; step < steps; ++step) {
             gm_barrier_wait<CLUSTER>(r.full(), r.parity);
             const u32 lhs = r.tile() + group() * 8192, rhs = r.tile() + lhs_bytes;
-            asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+            gm_products_begin();
 #pragma unroll
             for (int q = 0; q < 4; ++q) {
-                const u64 a = gm_descriptor(lhs + q * (LHS_ALONG_K ? 32 : 2048)), b = gm_descriptor(rhs + q * (RHS_ALONG_K ? 32 : 2048));
+                const u64 a = gm_descriptor(lhs + q * (LHS_ALONG_K ? 32 : 2048), 8192);
+                const u64 b = gm_descriptor(rhs + q * (RHS_ALONG_K ? 32 : 2048), 8192);
                 M::template add<!LHS_ALONG_K, !RHS_ALONG_K>(sum, a, b, step | q);
             }
-            asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-            asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
+            gm_products_end();
+            gm_products_wait<1>(sum);
             if (step > 0) release(before);
             before = r.empty();
             r.go_on();
         }
-        asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+        gm_products_wait<0>(sum);
         release(before);
     }
 

@@ -44,7 +44,7 @@ pub(super) struct ClusterCompiler<'s> {
 enum Task {
     Contract(Box<Contract>),
     Rows(Rows),
-    Attention(Attention),
+    Attention(Box<Attention>),
     Skinny(Skinny),
 }
 
@@ -59,7 +59,7 @@ fn find(body: &Body, around: &Around, options: &Options, id: NodeId, node: &Node
         return Some((cover, Task::Rows(rows)));
     }
     if let Some((cover, attention)) = attention::find(body, around, id, node, options.arch) {
-        return Some((cover, Task::Attention(attention)));
+        return Some((cover, Task::Attention(Box::new(attention))));
     }
     if let Some((cover, skinny)) = skinny::find(body, around, id, node) {
         return Some((cover, Task::Skinny(skinny)));
@@ -103,6 +103,8 @@ struct Split {
     partial: Option<(DType, usize)>,
     /// Elements of the result.
     n_results: usize,
+    /// Tensor maps that the first kernel takes.
+    maps: Vec<(ValueId, TensorMap)>,
 }
 
 /// A kernel's buffers: values and partial results read, then values or partial results written; and values read that it gets as tensor maps too.
@@ -236,52 +238,51 @@ impl<'s> ClusterCompiler<'s> {
     /// A block per tile of the product, or several.
     fn contract(&mut self, contract: &Contract) -> Result<()> {
         let (c, blocks) = (contract, contract.resources());
-        let split = Split { what: "contract", result: c.result, partial: c.partial(), n_results: c.n_results() };
-        if split.partial.is_some() {
-            let emit = |p: &mut Puller<Value>, e: &mut Emitter, out| c.emit(p, e, out);
-            return self.split(&split, blocks, emit, |p, e, item, buffers| c.join(p, e, item, buffers));
-        }
-        let buffers = Buffers { maps: c.maps(), ..self.buffers(c.result) };
-        self.blocks(split.what, buffers, 0, blocks, |p, e, outs| c.emit(p, e, outs[0]))
+        let (partial, n_results, maps) = (c.partial(), c.n_results(), c.maps());
+        let split = Split { what: "contract", result: c.result, partial, n_results, maps };
+        self.split(split, blocks, |p, e, out| c.emit(p, e, out), |p, e, item, buffers| c.join(p, e, item, buffers))
     }
 
     /// A group of threads per row.
     fn rows(&mut self, r: &Rows) -> Result<()> {
-        let split = Split { what: "rows", result: r.result, partial: r.partial(&self.body), n_results: r.n_results() };
+        let (partial, n_results) = (r.partial(&self.body), r.n_results());
+        let split = Split { what: "rows", result: r.result, partial, n_results, maps: Vec::new() };
         let blocks = Resources::new(r.n_blocks(), rows::BLOCK);
-        self.split(&split, blocks, |p, e, out| r.emit(p, e, out), |p, e, item, buffers| r.join(p, e, item, buffers))
+        self.split(split, blocks, |p, e, out| r.emit(p, e, out), |p, e, item, buffers| r.join(p, e, item, buffers))
     }
 
     /// A block per tile of queries.
     fn attention(&mut self, a: &Attention) -> Result<()> {
-        let split = Split { what: "attention", result: a.result, partial: a.partial(), n_results: a.n_results() };
-        let blocks = Resources::new(a.n_blocks(), a.threads());
-        self.split(&split, blocks, |p, e, out| a.emit(p, e, out), |p, e, item, buffers| a.join(p, e, item, buffers))
+        let (partial, n_results, maps) = (a.partial(), a.n_results(), a.maps());
+        let split = Split { what: "attention", result: a.result, partial, n_results, maps };
+        let blocks = a.resources();
+        self.split(split, blocks, |p, e, out| a.emit(p, e, out), |p, e, item, buffers| a.join(p, e, item, buffers))
     }
 
     /// A block for some lines of the operand that has many.
     fn skinny(&mut self, s: &Skinny) -> Result<()> {
-        let split = Split { what: "skinny", result: s.result, partial: s.partial(), n_results: s.n_results() };
+        let (partial, n_results) = (s.partial(), s.n_results());
+        let split = Split { what: "skinny", result: s.result, partial, n_results, maps: Vec::new() };
         let blocks = Resources::new(s.n_blocks(), skinny::BLOCK);
-        self.split(&split, blocks, |p, e, out| s.emit(p, e, out), |p, e, item, buffers| s.join(p, e, item, buffers))
+        self.split(split, blocks, |p, e, out| s.emit(p, e, out), |p, e, item, buffers| s.join(p, e, item, buffers))
     }
 
     /// A kernel that writes a result or, where several blocks share one, partial results, which a thread per result then joins. `join` gets the number
     /// of the result, the partial results and the written buffer.
     fn split(
         &mut self,
-        split: &Split,
+        split: Split,
         resources: Resources,
         emit: impl FnOnce(&mut Puller<Value>, &mut Emitter, Value) -> Result<()>,
         join: impl FnOnce(&mut Puller<Value>, &mut Emitter, Value, [Value; 2]) -> Result<()>,
     ) -> Result<()> {
         let Buffers { reads, writes, .. } = self.buffers(split.result);
         let Some((dtype, n)) = split.partial else {
-            let buffers = Buffers { reads, writes, ..Buffers::default() };
+            let buffers = Buffers { reads, writes, maps: split.maps, ..Buffers::default() };
             return self.blocks(split.what, buffers, 0, resources, |p, e, outs| emit(p, e, outs[0]));
         };
         let partial = self.partial(dtype, n);
-        let splits = Buffers { reads: reads.clone(), splits: Some(partial), ..Buffers::default() };
+        let splits = Buffers { reads: reads.clone(), splits: Some(partial), maps: split.maps, ..Buffers::default() };
         self.blocks(split.what, splits, n, resources, |p, e, outs| emit(p, e, outs[0]))?;
         let joins = Buffers { reads, joins: Some(partial), writes, ..Buffers::default() };
         self.kernel(&format!("{}_join", split.what), joins, split.n_results, |p, e, item, buffers| {

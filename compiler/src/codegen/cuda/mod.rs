@@ -13,6 +13,7 @@ mod emit;
 mod fusion;
 mod lines;
 mod map;
+mod mapped;
 pub mod nvrtc;
 mod rows;
 mod runs;

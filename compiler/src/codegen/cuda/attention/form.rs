@@ -1,6 +1,7 @@
 //! Which thread has which scores and results: in the two ways of computing products of tiles.
 
 use super::super::emit::Emitter;
+use super::super::mapped::COLUMNS;
 use crate::codegen::cuda::Arch;
 use gristmill_runtime::DType;
 
@@ -16,6 +17,9 @@ const TENSOR_CAPABILITY: u32 = 80;
 const WARPS: usize = 4;
 const PER_WARP: usize = 16;
 
+/// Queries of a block of warp groups, and keys of a tile.
+pub(super) const ROWS: usize = 128;
+
 /// How a block computes products of tiles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Form {
@@ -23,6 +27,8 @@ pub(super) enum Form {
     Simt { m: usize, n: usize, thread_m: usize, thread_n: usize },
     /// Each warp has 16 queries, in fragments of tensor cores. The block has four warps, and `n` keys at a time.
     Tensor { n: usize },
+    /// Two groups of four warps have 64 queries each, in fragments like those of [`Form::Tensor`]; there are 128 keys at a time.
+    Groups,
 }
 
 const FORMS: [Form; 4] = [
@@ -77,6 +83,7 @@ impl Form {
         match self {
             Form::Simt { m, .. } => *m,
             Form::Tensor { .. } => WARPS * PER_WARP,
+            Form::Groups => ROWS,
         }
     }
 
@@ -84,6 +91,7 @@ impl Form {
     pub(super) fn n_keys(&self) -> usize {
         match self {
             Form::Simt { n, .. } | Form::Tensor { n } => *n,
+            Form::Groups => ROWS,
         }
     }
 
@@ -92,6 +100,7 @@ impl Form {
         match self {
             Form::Simt { m, thread_m, .. } => m / thread_m * self.per_query(),
             Form::Tensor { .. } => WARPS * 32,
+            Form::Groups => 3 * 128,
         }
     }
 
@@ -99,7 +108,7 @@ impl Form {
     pub(super) fn per_query(&self) -> usize {
         match self {
             Form::Simt { n, thread_n, .. } => n / thread_n,
-            Form::Tensor { .. } => 4,
+            Form::Tensor { .. } | Form::Groups => 4,
         }
     }
 
@@ -108,6 +117,7 @@ impl Form {
         value_depth.next_multiple_of(match self {
             Form::Simt { .. } => 4 * self.per_query(),
             Form::Tensor { .. } => STEP,
+            Form::Groups => COLUMNS,
         })
     }
 
@@ -115,7 +125,7 @@ impl Form {
     pub(super) fn shared_dtype(&self, dtype: DType) -> DType {
         match self {
             Form::Simt { .. } => accumulator(dtype),
-            Form::Tensor { .. } => dtype,
+            Form::Tensor { .. } | Form::Groups => dtype,
         }
     }
 
@@ -123,11 +133,11 @@ impl Form {
     pub(super) fn pitch(&self, n: usize) -> usize {
         match self {
             Form::Simt { .. } => n + 4,
-            Form::Tensor { .. } => n + 8,
+            Form::Tensor { .. } | Form::Groups => n + 8,
         }
     }
 
-    /// Names and elements of what is in shared memory.
+    /// Names and elements of what is declared in shared memory.
     pub(super) fn shared(&self, depth: usize, value_depth: usize) -> Vec<(&'static str, usize)> {
         let (depth, value_depth) = (depth.next_multiple_of(STEP), self.padded_value_depth(value_depth));
         let (m, n) = (self.n_queries(), self.n_keys());
@@ -140,6 +150,7 @@ impl Form {
                 let (row, value_row) = (self.pitch(depth), self.pitch(value_depth));
                 vec![("queries", m * row), ("keys", n * row), ("values", n * value_row)]
             }
+            Form::Groups => Vec::new(),
         }
     }
 
@@ -159,8 +170,8 @@ impl Form {
             (Form::Simt { thread_m, .. }, Registers::Result) => {
                 [*thread_m, self.padded_value_depth(value_depth) / self.per_query()]
             }
-            (Form::Tensor { n }, Registers::Scores) => [n / 8, 4],
-            (Form::Tensor { .. }, Registers::Result) => [self.padded_value_depth(value_depth) / 8, 4],
+            (Form::Tensor { .. } | Form::Groups, Registers::Scores) => [self.n_keys() / 8, 4],
+            (Form::Tensor { .. } | Form::Groups, Registers::Result) => [self.padded_value_depth(value_depth) / 8, 4],
         }
     }
 
@@ -168,15 +179,17 @@ impl Form {
     pub(super) fn per_thread(&self) -> usize {
         match self {
             Form::Simt { thread_m, .. } => *thread_m,
-            Form::Tensor { .. } => 2,
+            Form::Tensor { .. } | Form::Groups => 2,
         }
     }
 
     /// Expressions of the row and column in the tile of element `[i][j]` of a thread's array, and of the number of its query in the thread.
     pub(super) fn place(&self, which: Registers, value_depth: usize, [i, j]: [&str; 2]) -> [String; 3] {
         let (Form::Simt { m, thread_m, .. }, per_query) = (self, self.per_query()) else {
+            // The first group of warps has no queries.
+            let warp = if *self == Form::Groups { "(threadIdx.x / 32 - 4)" } else { "threadIdx.x / 32" };
             return [
-                format!("threadIdx.x / 32 * {PER_WARP} + threadIdx.x % 32 / 4 + {j} / 2 * 8"),
+                format!("{warp} * {PER_WARP} + threadIdx.x % 32 / 4 + {j} / 2 * 8"),
                 format!("{i} * 8 + threadIdx.x % 4 * 2 + {j} % 2"),
                 format!("{j} / 2"),
             ];

@@ -76,7 +76,7 @@ impl Attention {
         let sums = e.for_loop(first, end, 1, &[zero, zero], |e, part, carried| {
             let (from, pair) = self.partial_at(e, [Ix::V(part), batch, at[rank - 2]]);
             let own = e.load(self.acc, partial, pair);
-            let weight = format!("{}({} - {})", self.power(), e.text(own), e.text(base));
+            let weight = format!("{}({}, {})", self.power(), e.text(own), e.text(base));
             let weight = e.define(Kind::Element(self.acc), &weight);
             let places = [e.add(from, at[rank - 1]), e.add(pair, Ix::C(1))];
             let mut next = Vec::new();

@@ -36,7 +36,7 @@ impl Attention {
         let runs = Runs::of(p.body, tile.operand, axis, &|v| p.stored.contains_key(&v));
         let width = runs.width();
         let per_row = tile.padded / width;
-        let (items, threads) = ((tile.rows * per_row).to_string(), self.threads().to_string());
+        let (items, threads) = ((tile.rows * per_row).to_string(), self.form.threads().to_string());
         e.counted(["ix(threadIdx.x)", &items, &threads], |e, i| {
             // Vectors that are turned go to different banks when neighbouring threads have neighbouring rows.
             let by_row = tile.turned && width > 1;

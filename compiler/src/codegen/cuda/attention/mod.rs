@@ -9,16 +9,20 @@
 //! values, which lie between 0 and 1, are rounded to the operands' dtype (the sum that divides them is not), which is an error of at most half a unit in
 //! the last place of the greatest value.
 //!
+//! On `sm_90a` large attentions of half types go by warp groups ([`group`]).
+//!
 //! Keys that `causal` hides from all queries of a tile are not visited: what is not finite in their values does not reach the result.
 
 mod form;
+mod group;
 mod join;
 mod load;
 
 use super::Arch;
+use super::cluster::Resources;
 use super::emit::{Emitter, Value};
 use super::fusion::{flops, followers};
-use super::text::element_type;
+use super::text::{element_type, literal};
 use crate::codegen::body::Body;
 use crate::codegen::phases::{Around, Cover};
 use crate::codegen::pull::{Emit, Ix, Kind, Order, Puller};
@@ -51,6 +55,8 @@ pub(super) struct Attention {
     /// Dtype of scores and results.
     acc: DType,
     form: Form,
+    /// What warp groups copy.
+    operands: Option<group::Operands>,
     /// Blocks that share a tile of queries.
     n_parts: usize,
 }
@@ -75,17 +81,23 @@ pub(super) fn find(body: &Body, around: &Around, id: NodeId, node: &Node, arch: 
     let [q, k, v] = [0, 1, 2].map(|i| body.shape(node.inputs[i]));
     let dtype = body.dtype(node.inputs[0]);
     let x = extents(dtype, q, k, v);
-    let form = x.form(arch)?;
+    let mut form = x.form(arch)?;
     let lead = q[..q.len() - 2].to_vec();
     let n_batch = lead.iter().product();
     let dear = |v: &ValueId| flops(body, around, *v).is_none_or(|f| f > CHEAP_FLOPS);
-    let needs = node.inputs.iter().copied().filter(dear).collect();
+    let mut needs: Vec<ValueId> = node.inputs.iter().copied().filter(dear).collect();
+    let mut operands = None;
+    if let Some((mapped, stored)) = group::find(body, around, node, &x, arch) {
+        (form, operands) = (Form::Groups, Some(mapped));
+        needs.extend(stored);
+    }
     let (nodes, result) = followers(body, around, id);
     let n_blocks = n_batch * x.n_queries.div_ceil(form.n_queries());
-    let most = x.n_keys.div_ceil(form.n_keys()) / LEAST_KEY_TILES;
+    let most = if form == Form::Groups { 1 } else { x.n_keys.div_ceil(form.n_keys()) / LEAST_KEY_TILES };
     let n_parts = ENOUGH_BLOCKS.div_ceil(n_blocks).min(most).max(1);
     let (scale, has_mask, acc) = (scale.0, node.inputs.len() > 3, accumulator(dtype));
-    let attention = Attention { node: id, result, lead, n_batch, x, scale, causal, has_mask, acc, form, n_parts };
+    let attention =
+        Attention { node: id, result, lead, n_batch, x, scale, causal, has_mask, acc, form, operands, n_parts };
     Some((Cover { needs, nodes, results: vec![result] }, attention))
 }
 
@@ -98,14 +110,17 @@ struct Here {
 }
 
 impl Attention {
-    /// Blocks that have a tile of queries each, or a part of the keys for one.
-    pub(super) fn n_blocks(&self) -> usize {
+    /// Tiles of queries, or parts of the keys for one.
+    fn n_tiles(&self) -> usize {
         self.n_batch * self.x.n_queries.div_ceil(self.form.n_queries()) * self.n_parts
     }
 
-    /// Threads of a block.
-    pub(super) fn threads(&self) -> usize {
-        self.form.threads()
+    /// Blocks, threads and shared memory.
+    pub(super) fn resources(&self) -> Resources {
+        match self.form {
+            Form::Groups => self.group_resources(),
+            _ => Resources::new(self.n_tiles(), self.form.threads()),
+        }
     }
 
     /// Writes the kernel's body; the result, or the partial results, go to `out`.
@@ -114,17 +129,27 @@ impl Attention {
         for (name, n) in self.form.shared(self.x.depth, self.x.value_depth) {
             e.line(&format!("__shared__ __align__(16) {ty} {name}[{n}];"));
         }
-        let n_blocks = self.n_blocks().to_string();
-        e.counted(["ix(blockIdx.x)", &n_blocks, "ix(gridDim.x)"], |e, block| {
-            let (rest, part) = e.div_rem(Ix::V(block), self.n_parts);
+        if self.form == Form::Groups {
+            return self.by_groups(p, e, out);
+        }
+        self.each_tile(e, |e, here| {
+            match self.form {
+                Form::Simt { .. } => self.by_elements(p, e, here)?,
+                _ => self.by_fragments(p, e, here)?,
+            }
+            if self.n_parts > 1 { self.store_part(e, here, out) } else { self.store(p, e, here, out) }
+        })
+    }
+
+    /// A loop over the tiles of a block.
+    fn each_tile(&self, e: &mut Emitter, f: impl FnOnce(&mut Emitter, &Here) -> Result<()>) -> Result<()> {
+        let n_tiles = self.n_tiles().to_string();
+        e.counted(["ix(blockIdx.x)", &n_tiles, "ix(gridDim.x)"], |e, tile| {
+            let (rest, part) = e.div_rem(Ix::V(tile), self.n_parts);
             let (batch, row) = e.div_rem(rest, self.x.n_queries.div_ceil(self.form.n_queries()));
             let first = e.mul(row, self.form.n_queries() as i64);
             let here = Here { batch, lead: e.delinearise(batch, &self.lead), first, part };
-            match self.form {
-                Form::Simt { .. } => self.by_elements(p, e, &here)?,
-                Form::Tensor { .. } => self.by_fragments(p, e, &here)?,
-            }
-            if self.n_parts > 1 { self.store_part(e, &here, out) } else { self.store(p, e, &here, out) }
+            f(e, &here)
         })
     }
 
@@ -213,7 +238,9 @@ impl Attention {
             self.load(p, e, here, &keys)?;
             e.close();
             self.scores(p, e, here, k0, &node)?;
-            e.line(&format!("gm_weigh(scores, greatest, total, result, {});", self.power()));
+            e.line("f32 rest[2];");
+            e.line(&format!("gm_weigh(scores, greatest, total, rest, {});", self.power()));
+            e.line("gm_scale(result, rest);");
             e.line(&format!("gm_multiply_values<{half}, {value_depth}, {n}>(scores, values, result);"));
             Ok(())
         })?;
@@ -244,14 +271,19 @@ impl Attention {
         })
     }
 
-    /// Whether scores are kept times the logarithm of e to base two, which saves a product; what is added to them would have to be multiplied, too.
-    fn in_powers_of_two(&self) -> bool {
-        self.acc == DType::F32 && !self.has_mask
+    /// Whether products of queries and keys stay as they are, and weights are computed from them: a factor that is not negative keeps their order,
+    /// and what is added to scores would have to be divided by it.
+    fn scales_late(&self) -> bool {
+        self.acc == DType::F32 && !self.has_mask && self.scale > 0.0
     }
 
-    /// Name of the functor that turns scores into weights.
-    fn power(&self) -> &'static str {
-        if self.in_powers_of_two() { "gm_power_of_two()" } else { "gm_power_of_e()" }
+    /// The functor that turns scores, or products, into weights.
+    fn power(&self) -> String {
+        if !self.scales_late() {
+            return "gm_power_of_e()".to_owned();
+        }
+        let factor = literal(DType::F32, real_bits(DType::F32, self.scale * std::f64::consts::LOG2_E));
+        format!("gm_power_scaled{{{factor}}}")
     }
 
     /// For each of the thread's registers: `f` gets its name, the number of its query in the thread, and its row and column in the tile.
@@ -273,20 +305,14 @@ impl Attention {
         Ok(())
     }
 
-    /// Scales and masks the thread's products of queries and keys.
+    /// Makes scores of the thread's products of queries and keys, as far as [`Attention::power`] does not; what must not be seen is minus infinity.
     fn scores(&self, p: &mut Puller<Value>, e: &mut Emitter, here: &Here, k0: Value, node: &Node) -> Result<()> {
-        let factor = if self.in_powers_of_two() { std::f64::consts::LOG2_E } else { 1.0 };
-        let scale = e.constant(self.acc, real_bits(self.acc, self.scale * factor));
-        self.each(e, Registers::Scores, |e, [name, _], [row, column]| {
-            let (row, column) = (e.add(here.first, Ix::V(row)), e.add(Ix::V(k0), Ix::V(column)));
-            let mut seen = vec![e.below(column, self.x.n_keys, self.form.n_keys())];
-            if self.has_mask {
-                seen.push(e.below(row, self.x.n_queries, self.form.n_queries()));
-            }
-            if self.causal {
-                let (row, column) = (e.val(row), e.val(column));
-                seen.push(Some(e.index_compare(Order::AtLeast, row, column)));
-            }
+        if self.scales_late() {
+            return self.hide(e, here, k0);
+        }
+        let scale = e.constant(self.acc, real_bits(self.acc, self.scale));
+        self.each(e, Registers::Scores, |e, [name, _], place| {
+            let (seen, [row, column]) = self.seen(e, here, k0, place);
             e.guarded(&seen, |e| {
                 p.scoped(|p| {
                     let product = e.named(Kind::Element(self.acc), name);
@@ -309,6 +335,45 @@ impl Attention {
         })
     }
 
+    /// Row and column of a score, and what must hold for it to be seen.
+    fn seen(&self, e: &mut Emitter, here: &Here, k0: Value, place: [Value; 2]) -> (Vec<Option<Value>>, [Ix<Value>; 2]) {
+        let [row, column] = place.map(Ix::V);
+        let (row, column) = (e.add(here.first, row), e.add(Ix::V(k0), column));
+        let mut seen = vec![e.below(column, self.x.n_keys, self.form.n_keys())];
+        if self.has_mask {
+            seen.push(e.below(row, self.x.n_queries, self.form.n_queries()));
+        }
+        if self.causal {
+            let (row, column) = (e.val(row), e.val(column));
+            seen.push(Some(e.index_compare(Order::AtLeast, row, column)));
+        }
+        (seen, [row, column])
+    }
+
+    /// Hides what must not be seen, in tiles that have something of that.
+    fn hide(&self, e: &mut Emitter, here: &Here, k0: Value) -> Result<()> {
+        let end = e.add(Ix::V(k0), Ix::C(self.form.n_keys() as i64));
+        let (end, first) = (e.val(end), e.val(here.first));
+        let (end, first) = (e.text(end).to_owned(), e.text(first).to_owned());
+        let ragged = (!self.x.n_keys.is_multiple_of(self.form.n_keys())).then(|| format!("{end} > {}", self.x.n_keys));
+        let causal = self.causal.then(|| format!("{end} > {first} + 1"));
+        let some: Vec<String> = ragged.into_iter().chain(causal).collect();
+        if some.is_empty() {
+            return Ok(());
+        }
+        e.open(&format!("if ({})", some.join(" || ")));
+        self.each(e, Registers::Scores, |e, [name, _], place| {
+            let (seen, _) = self.seen(e, here, k0, place);
+            let seen: Vec<&str> = seen.iter().flatten().map(|&c| e.text(c)).collect();
+            let line =
+                format!("if (!({})) {name} = gm_minus_infinity<{}>();", seen.join(" && "), element_type(self.acc));
+            e.line(&line);
+            Ok(())
+        })?;
+        e.close();
+        Ok(())
+    }
+
     /// For each element of the result that the thread holds: `f` gets the names of its register and its query's number, and its row and column.
     fn each_result(
         &self,
@@ -328,7 +393,11 @@ impl Attention {
     /// Each thread computes what follows its elements of the result, and stores it.
     fn store(&self, p: &mut Puller<Value>, e: &mut Emitter, here: &Here, out: Value) -> Result<()> {
         self.each_result(e, here, |e, [name, query], [row, column]| {
-            let value = e.define(Kind::Element(self.acc), &format!("{name} / total[{query}]"));
+            // Warp groups have divided their results.
+            let value = match self.form {
+                Form::Groups => e.named(Kind::Element(self.acc), name),
+                _ => e.define(Kind::Element(self.acc), &format!("{name} / total[{query}]")),
+            };
             let at: Vec<Ix<Value>> = here.lead.iter().copied().chain([row, column]).collect();
             self.follow(p, e, &at, value, out)
         })

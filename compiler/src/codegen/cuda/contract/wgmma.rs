@@ -4,6 +4,7 @@
 use super::super::Options;
 use super::super::cluster::Resources;
 use super::super::emit::{Emitter, Value};
+use super::super::mapped::{COLUMNS, Mapped};
 use super::epilogue::{self, Slabs};
 use super::operand::{Chunks, Side};
 use super::tensor::{Instruction, Operands};
@@ -12,7 +13,7 @@ use crate::codegen::body::Body;
 use crate::codegen::pull::{Emit, Ix, Kind, Puller};
 use crate::error::Result;
 use crate::ir::{Node, Op, ValueId};
-use gristmill_runtime::gpu::{Swizzle, TensorMap};
+use gristmill_runtime::gpu::TensorMap;
 
 /// Multiprocessors of an H100 or H200: blocks stay and go through the tiles.
 const MULTIPROCESSORS: usize = 132;
@@ -22,7 +23,7 @@ const LEAST_TILES: usize = 64;
 const ROWS: usize = 128;
 const WIDE: usize = 256;
 const NARROW: usize = 128;
-const DEPTH: usize = 64;
+const DEPTH: usize = COLUMNS;
 /// Stages of the ring.
 const STAGES: usize = 4;
 /// A producing group and two that multiply.
@@ -42,40 +43,21 @@ pub(super) struct Wgmma {
     rhs: Operand,
 }
 
-/// An operand as the copy engine sees it.
+/// An operand that the copy engine brings.
 #[derive(Clone, Debug)]
 struct Operand {
-    base: ValueId,
     along_k: bool,
-    map: TensorMap,
-    /// Leading axes that the map has, innermost first.
-    lead: Vec<usize>,
+    mapped: Mapped,
 }
 
 impl Operand {
     /// With tiles of `rows` rows or columns along k, 64 otherwise; `None` if the engine does not take it.
-    fn new(body: &Body, side: Side, chunks: &Chunks, instruction: Instruction, rows: usize) -> Option<Operand> {
+    fn new(body: &Body, side: Side, chunks: &Chunks, rows: usize) -> Option<Operand> {
         let (view, along_k) = (chunks.view(), chunks.along_k);
-        let dtype = instruction.element;
-        let size_bytes = dtype.size_bytes() as u64;
         let rank = view.shape.len();
         let inner = if along_k == (side == Side::Lhs) { rank - 1 } else { rank - 2 };
-        let outer = 2 * rank - 3 - inner;
-        let lead: Vec<usize> = (0..rank - 2).rev().filter(|&a| view.shape[a] != 1 && view.strides[a] != 0).collect();
-        let outer_axes = || std::iter::once(outer).chain(lead.iter().copied());
-        let strides = outer_axes().map(|a| u64::try_from(view.strides[a]).ok());
-        let outer_tile = if along_k { rows } else { DEPTH } as u32;
-        let map = TensorMap {
-            buffer: 0,
-            dtype,
-            offset_bytes: u64::try_from(view.offset).ok()? * size_bytes,
-            sizes: std::iter::once(inner).chain(outer_axes()).map(|a| view.shape[a] as u64).collect(),
-            strides_bytes: strides.map(|s| s.map(|s| s * size_bytes)).collect::<Option<_>>()?,
-            tile: [DEPTH as u32, outer_tile].into_iter().chain(lead.iter().map(|_| 1)).collect(),
-            swizzle: Swizzle::B128,
-        };
-        let problem = map.problem(body.n_elements(view.base) as u64 * size_bytes);
-        problem.is_none().then_some(Operand { base: view.base, along_k, map, lead })
+        let mapped = Mapped::new(body, view, inner, if along_k { rows } else { DEPTH })?;
+        Some(Operand { along_k, mapped })
     }
 }
 
@@ -93,8 +75,8 @@ impl Wgmma {
         let rows = sizes.m.div_ceil(ROWS);
         // An odd row of tiles leaves half a pair without work.
         let cluster = if rows.is_multiple_of(2) || rows > 8 { 2 } else { 1 };
-        let lhs = Operand::new(body, Side::Lhs, lhs, instruction, ROWS)?;
-        let rhs = Operand::new(body, Side::Rhs, rhs, instruction, columns / cluster)?;
+        let lhs = Operand::new(body, Side::Lhs, lhs, ROWS)?;
+        let rhs = Operand::new(body, Side::Rhs, rhs, columns / cluster)?;
         Some(Wgmma { instruction, columns, cluster, lhs, rhs })
     }
 
@@ -111,7 +93,7 @@ impl Wgmma {
     }
 
     pub(super) fn maps(&self) -> Vec<(ValueId, TensorMap)> {
-        [&self.lhs, &self.rhs].map(|o| (o.base, o.map.clone())).into()
+        [&self.lhs, &self.rhs].map(|o| (o.mapped.base, o.mapped.map.clone())).into()
     }
 
     /// The prelude's type of the product.
@@ -145,7 +127,7 @@ impl Wgmma {
             // The last tile of an odd row of tiles may lie outside as a whole.
             let tile = [ROWS * self.cluster, self.columns];
             let place = Place { part: Ix::C(0), batch, row, column };
-            epilogue::staged(c, p, e, place, Slabs { acc: self.instruction.acc, columns: 64, tile }, out)
+            epilogue::staged(c, p, e, place, Slabs { acc: self.instruction.acc, columns: COLUMNS, tile }, out)
         })?;
         e.close();
         e.line("product::end();");
@@ -190,12 +172,11 @@ impl Wgmma {
         let index = e.delinearise(batch, &out[..out.len() - 2]);
         // Leading axes of an operand are the last of the result's.
         let skip = out.len() - p.body.shape(side.operand(node)).len();
-        let lead: Vec<Value> = operand.lead.iter().map(|&a| e.val(index[skip + a])).collect();
         let start = e.val(start);
         let along = format!("int({}) + first", e.text(start));
-        let mut at = if operand.along_k { vec!["k0".to_owned(), along] } else { vec![along, "k0".to_owned()] };
-        at.extend(lead.iter().map(|&v| format!("int({})", e.text(v))));
-        e.line(&format!("gm_load_tile(to, &{map}, barrier, shares, {});", at.join(", ")));
+        let at = if operand.along_k { ["k0", &along] } else { [&along, "k0"] };
+        let at = operand.mapped.coordinates(e, at, &index[skip..]);
+        e.line(&format!("gm_load_tile(to, &{map}, barrier, shares{at});"));
         e.close_with("};");
     }
 }

@@ -1,7 +1,8 @@
 //! Attention in one pass over the keys.
 
-use super::run::check_all;
+use super::run::{check_all, check_with};
 use super::*;
+use crate::codegen::cuda::disassemble;
 
 /// Batches, queries, keys, depth, depth of the values.
 type Extents = [usize; 5];
@@ -74,8 +75,7 @@ fn keys_are_split_among_blocks() {
 }
 
 /// A block of a model: heads cut out of one matrix, fewer of keys than of queries, and what follows.
-fn heads(rng: &mut Rng, dtype: DType) -> Case {
-    let (len, heads, kv_heads, depth) = (37usize, 4usize, 2usize, 16usize);
+fn heads(rng: &mut Rng, dtype: DType, [len, heads, kv_heads, depth]: [usize; 4]) -> Case {
     let mut b = GraphBuilder::new("heads");
     let x = b.input("x", dtype, [2, len, (heads + 2 * kv_heads) * depth]);
     let residual = b.input("residual", DType::F32, [2, heads, len, depth]);
@@ -105,7 +105,7 @@ fn heads(rng: &mut Rng, dtype: DType) -> Case {
 #[test]
 fn neighbours_join_the_attention() {
     let rng = &mut Rng(73);
-    let cases = [DType::F32, DType::F16, DType::BF16].map(|d| heads(rng, d));
+    let cases = [DType::F32, DType::F16, DType::BF16].map(|d| heads(rng, d, [37, 4, 2, 16]));
     cases.iter().for_each(|c| assert_eq!(entries(&c.body), ["gm_attention"], "{}", c.body));
     check_all("attention with neighbours", &cases);
 }
@@ -119,10 +119,94 @@ fn canonical_attention() {
     );
     let fragments = attention(rng, DType::F16, [2, 80, 64, 64, 64], Some(&[80, 64]), false);
     insta::assert_snapshot!("attention_fragments", listing(&fragments.body));
+    let groups = attention(rng, DType::F16, [64, 130, 140, 64, 128], None, true);
+    insta::assert_snapshot!("attention_groups", generate(&as_cluster(&groups.body), hopper()).unwrap().listing);
     insta::assert_snapshot!(
         "attention_split",
         listing(&attention(rng, DType::F32, [2, 1, 600, 64, 64], None, false).body)
     );
+}
+
+fn hopper() -> Arch {
+    Arch::parse("sm_90a").unwrap()
+}
+
+/// Large attentions: whole and ragged tiles, masks, heads that share keys, values of another depth, and what has to be stored first.
+fn for_groups(rng: &mut Rng) -> Vec<Case> {
+    let (f16, bf16) = (DType::F16, DType::BF16);
+    let mut all = vec![
+        attention(rng, bf16, [64, 128, 128, 64, 64], None, false),
+        attention(rng, f16, [22, 300, 290, 64, 64], None, true),
+        attention(rng, bf16, [33, 200, 150, 128, 128], None, true),
+        attention(rng, f16, [32, 130, 300, 72, 40], Some(&[130, 300]), false),
+        heads(rng, bf16, [160, 16, 4, 64]),
+    ];
+    let mut b = GraphBuilder::new("negated");
+    let shape = [64, 128, 64];
+    let [q, k, v] = ["q", "k", "v"].map(|name| b.input(name, f16, shape));
+    let q = b.map(ScalarOp::Neg, &[q]).unwrap();
+    let y = b.add1(Op::Attention { scale: Real(-0.125), causal: false }, &[q, k, v]).unwrap();
+    b.output("y", y);
+    let inputs = (0..3).map(|_| rng.tensor(f16, &shape, -2.0, 2.0)).collect();
+    all.push(Case { body: b.finish().unwrap(), inputs, tolerance: 2f64.powi(-11) });
+    all
+}
+
+#[test]
+fn attention_of_warp_groups() {
+    let cases = for_groups(&mut Rng(76));
+    let mut forms = Vec::new();
+    for case in &cases {
+        let text = generate(&as_cluster(&case.body), hopper()).unwrap().listing;
+        let form = text.split("gm_group_attention<").nth(1).unwrap_or_else(|| panic!("{text}"));
+        forms.push(form.split('>').next().unwrap_or_default().to_owned());
+    }
+    insta::assert_snapshot!(forms.join("\n"), @r"
+    gm_wgmma_bf16, 64, 64, 4
+    gm_wgmma_f16, 64, 64, 4
+    gm_wgmma_bf16, 128, 128, 4
+    gm_wgmma_f16, 128, 64, 4
+    gm_wgmma_bf16, 64, 64, 4
+    gm_wgmma_f16, 64, 64, 4
+    ");
+    check_with(hopper().into(), "attention of warp groups", &cases);
+    // Few queries, and deep ones.
+    for x in [[64, 64, 128, 64, 64], [64, 128, 128, 32, 32], [20, 128, 128, 64, 64]] {
+        let small = attention(&mut Rng(77), DType::BF16, x, None, false);
+        assert!(!generate(&as_cluster(&small.body), hopper()).unwrap().listing.contains("gm_group_attention<"));
+    }
+}
+
+/// All that warp groups hold is in registers, of which they get what the group that fetches gives up; and while the products of one tile's values
+/// are under way, the next one's weights are computed.
+#[test]
+fn warp_groups_multiply_and_weigh_at_once() {
+    let Some(nvrtc) = nvrtc_or_left_out("machine code of attention by warp groups") else { return };
+    for case in for_groups(&mut Rng(78)) {
+        let made = generate(&as_cluster(&case.body), hopper()).unwrap();
+        let i = made.kernels.iter().find(|k| k.entry == "gm_attention").unwrap().code;
+        let compiled = nvrtc.compile(&made.units[i]).unwrap();
+        let r = compiled.resources["gm_attention"];
+        assert!(r.stack_bytes == 0 && r.spill_store_bytes == 0, "{r:?}");
+        // `setmaxnreg` moves registers between groups of a block that was given all: 40 + 2 * 232 of 3 * 168.
+        assert_eq!(r.registers, 168);
+        // ptxas says so when it waits for each product by itself.
+        assert!(!compiled.log.contains("(C75"), "{}", compiled.log);
+        match disassemble(nvrtc, &compiled.cubin) {
+            Ok(text) => check_overlap(&text),
+            Err(e) if std::env::var_os("GRISTMILL_NVDISASM").is_some() => panic!("{e}"),
+            Err(e) => eprintln!("left out: machine code of attention: {e}"),
+        }
+    }
+}
+
+/// Between the wait for the scores and that for the results, in the loop, are the powers of a whole tile.
+fn check_overlap(text: &str) {
+    assert!(text.contains("HGMMA") && !text.contains("LDL") && !text.contains("STL"), "{text}");
+    let after = text.split("WARPGROUP.DEPBAR.LE gsb0, 0x1").nth(1).expect("a wait for all products but one");
+    let between = after.split("WARPGROUP.DEPBAR").next().unwrap_or_default();
+    let n = between.matches("MUFU.EX2").count();
+    assert!(n >= 64, "{n} powers while values are multiplied");
 }
 
 /// No architecture spills; copies and products are those of tensor cores from sm_80 on.

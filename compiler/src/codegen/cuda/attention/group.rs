@@ -1,0 +1,150 @@
+//! Attention by warp groups on `sm_90a`, for half types and many queries and keys of a depth of up to 128: see `group_attention.cuh`.
+//!
+//! Operands are copied by tile, so they lie in memory; those that strides cannot express are stored first. Blocks stay, and go through the
+//! tiles of queries. Rates on a real GPU have not been measured: see `benches/NOTES.md` for what is expected.
+
+use super::super::Arch;
+use super::super::cluster::Resources;
+use super::super::emit::{Emitter, Value};
+use super::super::mapped::{COLUMNS, Mapped};
+use super::form::{Extents, ROWS};
+use super::{Attention, Here};
+use crate::codegen::body::Body;
+use crate::codegen::phases::Around;
+use crate::codegen::pull::{Emit, Kind, Puller};
+use crate::codegen::strided::Strided;
+use crate::error::Result;
+use crate::ir::{Node, Op, ValueId};
+use gristmill_runtime::gpu::TensorMap;
+
+/// Multiprocessors of an H100 or H200.
+const MULTIPROCESSORS: usize = 132;
+/// Tiles of queries from which blocks of this size keep the GPU busier than smaller ones.
+const LEAST_TILES: usize = 64;
+/// Tiles of keys and values that a ring holds.
+const STAGES: usize = 4;
+/// A group that fetches and two that multiply.
+const THREADS: u64 = 384;
+/// Barriers of the ring and of the queries.
+const BARRIERS_BYTES: usize = (2 * STAGES + 2) * 8;
+
+/// Queries, keys and values as the copy engine sees them.
+pub(super) type Operands = [Mapped; 3];
+
+/// The operands of an attention that is for warp groups, and those that must be in memory before.
+pub(super) fn find(
+    body: &Body,
+    around: &Around,
+    node: &Node,
+    x: &Extents,
+    arch: Arch,
+) -> Option<(Operands, Vec<ValueId>)> {
+    let is_deep = |d: usize| (COLUMNS / 2 + 1..=2 * COLUMNS).contains(&d);
+    let n_tiles = body.n_elements(node.outputs[0]) / (x.n_queries * x.value_depth) * x.n_queries.div_ceil(ROWS);
+    let is_large = n_tiles >= LEAST_TILES && x.n_queries.min(x.n_keys) >= ROWS;
+    if !arch.has_wgmma() || x.dtype.size_bytes() != 2 || !is_large || !is_deep(x.depth) || !is_deep(x.value_depth) {
+        return None;
+    }
+    let mut needs = Vec::new();
+    let mut operand = |i: usize| {
+        let v = node.inputs[i];
+        mapped(body, around.in_memory, v).or_else(|| {
+            needs.push(v);
+            mapped(body, &|x| x == v || (around.in_memory)(x), v)
+        })
+    };
+    let operands = [operand(0)?, operand(1)?, operand(2)?];
+    Some((operands, needs))
+}
+
+/// The matrices of `v` in memory. Reshapes of leading axes alone leave matrices what they are, and their order.
+fn mapped(body: &Body, in_memory: &dyn Fn(ValueId) -> bool, v: ValueId) -> Option<Mapped> {
+    let view = Strided::resolve(body, v, in_memory);
+    if in_memory(view.base) {
+        return Mapped::new(body, &view, view.shape.len() - 1, ROWS);
+    }
+    let node = body.graph.def_node(v).filter(|n| matches!(n.op, Op::Reshape { .. }))?;
+    let matrix = |v: ValueId| body.shape(v).last_chunk::<2>().copied();
+    let same = matrix(node.inputs[0]).is_some_and(|m| Some(m) == matrix(v));
+    same.then(|| mapped(body, in_memory, node.inputs[0])).flatten()
+}
+
+/// Columns of tiles that hold rows of so many elements.
+fn padded(depth: usize) -> usize {
+    depth.next_multiple_of(COLUMNS)
+}
+
+impl Attention {
+    pub(super) fn group_resources(&self) -> Resources {
+        let [depth, value_depth] = [self.x.depth, self.x.value_depth].map(padded);
+        let tiles = depth + STAGES * depth.max(value_depth);
+        let shared_bytes = (tiles * ROWS * self.x.dtype.size_bytes() + BARRIERS_BYTES) as u32;
+        let blocks = self.n_tiles().min(MULTIPROCESSORS) as u64;
+        Resources { blocks, threads: THREADS, shared_bytes, is_alone: true, ..Resources::default() }
+    }
+
+    /// Tensor maps that the kernel takes; their buffers are the caller's affair.
+    pub(in crate::codegen::cuda) fn maps(&self) -> Vec<(ValueId, TensorMap)> {
+        self.operands.iter().flatten().map(|o| (o.base, o.map.clone())).collect()
+    }
+
+    /// Writes the kernel's body.
+    pub(super) fn by_groups(&self, p: &mut Puller<Value>, e: &mut Emitter, out: Value) -> Result<()> {
+        let [depth, value_depth] = [self.x.depth, self.x.value_depth].map(padded);
+        let instruction = format!("gm_wgmma_{}", self.x.dtype);
+        e.line(&format!("typedef gm_group_attention<{instruction}, {depth}, {value_depth}, {STAGES}> attention;"));
+        e.line("extern __shared__ __align__(1024) u8 shared[];");
+        e.line("auto tiles = attention::begin(shared);");
+        e.open("if (attention::group() < 0)");
+        e.line("gm_fewer_registers();");
+        e.open("if (threadIdx.x == 0)");
+        self.each_tile(e, |e, here| {
+            self.fetch(e, here);
+            Ok(())
+        })?;
+        e.close();
+        e.close_with("} else {");
+        e.indent();
+        e.line("gm_more_registers();");
+        e.line("attention::first_turn();");
+        self.each_tile(e, |e, here| {
+            self.weigh(p, e, here)?;
+            self.store(p, e, here, out)
+        })?;
+        e.line("attention::last_turn();");
+        e.close();
+        e.line("__syncthreads();");
+        Ok(())
+    }
+
+    /// Asks for the operands' tiles.
+    fn fetch(&self, e: &mut Emitter, here: &Here) {
+        let first = e.val(here.first);
+        let first = format!("int({}) + first", e.text(first));
+        let loads = [("queries", first.as_str()), ("keys", "first"), ("values", "first")];
+        for (i, (operand, (name, row))) in self.operands.iter().flatten().zip(loads).enumerate() {
+            let lead = e.delinearise(here.batch, &operand.lead);
+            let at = operand.coordinates(e, ["column", row], &lead);
+            e.open(&format!("const auto {name} = [&](u32 to, u32 barrier, int column, int first)"));
+            e.line(&format!("gm_load_tile(to, &map{i}, barrier, false{at});"));
+            e.close_with("};");
+        }
+        let [start, end] = self.keys(e, here);
+        e.line(&format!("attention::fetch<ix>(tiles, {start}, {end}, queries, keys, values);"));
+    }
+
+    /// Computes the thread's results.
+    fn weigh(&self, p: &mut Puller<Value>, e: &mut Emitter, here: &Here) -> Result<()> {
+        let node = p.body.graph.node(self.node).clone();
+        let [n, m] = self.form.registers(super::Registers::Scores, self.x.value_depth);
+        let [start, end] = self.keys(e, here);
+        e.open(&format!("const auto score = [&](f32 (&scores)[{n}][{m}], ix k0)"));
+        let k0 = e.named(Kind::Index, "k0");
+        self.scores(p, e, here, k0, &node)?;
+        e.close_with("};");
+        e.line("attention own;");
+        e.line(&format!("own.run<ix>(tiles, {start}, {end}, score, {});", self.power()));
+        e.line("const auto& result = own.result;");
+        Ok(())
+    }
+}
