@@ -8,6 +8,8 @@ use std::collections::HashMap;
 
 /// Ideals above which nothing is searched.
 const MOST_IDEALS: usize = 200_000;
+/// A search that has fewer pairs to look at for each ideal does not come to the end.
+const PAIRS_PER_IDEAL: u64 = 8;
 
 /// What a chain of parts is worth.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,7 +30,10 @@ pub(super) struct Search {
 
 /// Searches for a value below `limit`. Looks at `budget` pairs of ideals at most.
 pub(super) fn search(calls: &Calls, goal: Goal, limit: Nanos, budget: u64) -> Search {
-    let Some(ideals) = Ideals::new(calls) else { return Search { better: None, complete: false } };
+    let most = MOST_IDEALS.min(usize::try_from(budget / PAIRS_PER_IDEAL).unwrap_or(usize::MAX));
+    let Some(ideals) = Ideals::of(calls, &calls.bound_units(), most) else {
+        return Search { better: None, complete: false };
+    };
     let n_hosts = if goal == Goal::Sum { 0 } else { calls.hosts.len() };
     let states = (calls.accelerators.len() + 1) * (n_hosts + 1);
     let mut table = Table {
@@ -59,53 +64,77 @@ pub(super) fn search(calls: &Calls, goal: Goal, limit: Nanos, budget: u64) -> Se
     Search { better: table.best(&ideals), complete: true }
 }
 
-/// All ideals of the forward graph, smaller ones first.
-struct Ideals {
+/// All ideals of the forward graph, or of a part of it that lies between two of them, smaller ones first.
+pub(super) struct Ideals {
     /// Units that can be added, and the ideal that gives.
-    next: Vec<Vec<(u32, u32)>>,
+    pub(super) next: Vec<Vec<(u32, u32)>>,
+    sets: Vec<Vec<u64>>,
+    /// Units of each ideal.
+    pub(super) size: Vec<u32>,
     /// Accelerator time of the units that are not in it.
     rest: Vec<Nanos>,
 }
 
 impl Ideals {
-    fn new(calls: &Calls) -> Option<Ideals> {
-        let n = calls.units.len();
-        let words = n.div_ceil(64).max(1);
+    /// Ideals of the graph of `units`, in topological order; `None` when there are more than `most`.
+    pub(super) fn of(calls: &Calls, units: &[u32], most: usize) -> Option<Ideals> {
+        let mut is_part = vec![false; calls.units.len()];
+        units.iter().for_each(|&u| is_part[u as usize] = true);
+        let words = calls.units.len().div_ceil(64).max(1);
+        let is_ready = |u: u32, set: &[u64]| {
+            let has = |v: u32| set[v as usize / 64] >> (v % 64) & 1 == 1;
+            is_part[u as usize] && calls.units[u as usize].before.iter().all(|&v| has(v) || !is_part[v as usize])
+        };
+        let time = |u: u32| Some(calls.units[u as usize].accelerator).filter(|t| t.is_finite()).unwrap_or_default();
         let mut index: HashMap<Vec<u64>, u32> = HashMap::from([(vec![0; words], 0)]);
-        let mut sets = vec![vec![0u64; words]];
-        let finite = |t: Nanos| if t.is_finite() { t } else { Nanos::ZERO };
-        let mut rest = vec![calls.units.iter().map(|u| finite(u.accelerator)).sum::<Nanos>()];
-        let mut next: Vec<Vec<(u32, u32)>> = Vec::new();
+        let mut ideals = Ideals {
+            next: Vec::new(),
+            sets: vec![vec![0u64; words]],
+            size: vec![0],
+            rest: vec![units.iter().map(|&u| time(u)).sum()],
+        };
+        // Units that can be added to each set.
+        let mut ready = vec![units.iter().copied().filter(|&u| is_ready(u, &ideals.sets[0])).collect::<Vec<u32>>()];
         // Ideals come in order of size, for each is found from one that has a unit less.
-        while next.len() < sets.len() {
-            let at = next.len();
-            let set = sets[at].clone();
-            let mut row = Vec::new();
-            for u in ready(calls, &set) {
-                let mut larger = set.clone();
+        while ideals.next.len() < ideals.sets.len() {
+            let at = ideals.next.len();
+            let open = std::mem::take(&mut ready[at]);
+            let mut row = Vec::with_capacity(open.len());
+            for &u in &open {
+                let mut larger = ideals.sets[at].clone();
                 larger[u as usize / 64] |= 1 << (u % 64);
-                let id = *index.entry(larger.clone()).or_insert_with(|| sets.len() as u32);
-                if id as usize == sets.len() {
-                    rest.push(rest[at].saturating_sub(finite(calls.units[u as usize].accelerator)));
-                    sets.push(larger);
-                    if sets.len() > MOST_IDEALS {
+                let id = *index.entry(larger.clone()).or_insert(ideals.sets.len() as u32);
+                if id as usize == ideals.sets.len() {
+                    if id as usize == most {
                         return None;
                     }
+                    let fresh = calls.units[u as usize].after.iter().copied().filter(|&v| is_ready(v, &larger));
+                    ready.push(open.iter().copied().filter(|&v| v != u).chain(fresh).collect());
+                    ideals.rest.push(ideals.rest[at].saturating_sub(time(u)));
+                    ideals.size.push(ideals.size[at] + 1);
+                    ideals.sets.push(larger);
                 }
                 row.push((u, id));
             }
-            next.push(row);
+            ideals.next.push(row);
         }
-        Some(Ideals { next, rest })
+        Some(ideals)
     }
-}
 
-/// Units that can be added to a set.
-fn ready(calls: &Calls, set: &[u64]) -> Vec<u32> {
-    let has = |u: u32| set[u as usize / 64] >> (u % 64) & 1 == 1;
-    let is_open = |u: &u32| !has(*u) && !calls.units[*u as usize].is_free;
-    let is_ready = |u: &u32| is_open(u) && calls.units[*u as usize].before.iter().all(|&w| has(w));
-    (0..calls.units.len() as u32).filter(is_ready).collect()
+    /// For each ideal the units that can be taken from it, and the ideal that gives.
+    pub(super) fn previous(&self) -> Vec<Vec<(u32, u32)>> {
+        let mut previous = vec![Vec::new(); self.next.len()];
+        for (id, next) in self.next.iter().enumerate() {
+            next.iter().for_each(|&(unit, larger)| previous[larger as usize].push((unit, id as u32)));
+        }
+        previous
+    }
+
+    /// Those of `units` that are in the larger of two ideals and not in the smaller.
+    pub(super) fn difference(&self, units: &[u32], small: u32, large: u32) -> Vec<u32> {
+        let has = |ideal: u32, u: u32| self.sets[ideal as usize][u as usize / 64] >> (u % 64) & 1 == 1;
+        units.iter().copied().filter(|&u| has(large, u) && !has(small, u)).collect()
+    }
 }
 
 /// Least largest loads of ideals, by accelerators and hosts used.

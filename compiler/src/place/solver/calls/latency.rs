@@ -1,13 +1,13 @@
 //! Latency of one sample: calls that wait for each other, with tasks on hosts in between.
 //!
 //! Solutions come from chains of calls, one after the other, of which the best is found by exhaustive search over nested ideals or by slices of some
-//! orders; then clusters of units move, and at last single ones while the latency falls, which lets calls and hosts run side by side. The bound is
+//! orders, and from blocks within blocks ([`nested`]), whose calls run side by side as well; then clusters of units move, and at last single ones while the latency falls, which lets calls and hosts run side by side. The bound is
 //! [`path_bound`].
 
 use super::super::Rows;
 use super::ideals::{self, Goal};
 use super::load::{Part, order};
-use super::{CallTask, Calls, Solution};
+use super::{CallTask, Calls, Solution, nested};
 use crate::cost::Nanos;
 use crate::rng::Rng;
 
@@ -16,7 +16,7 @@ use crate::rng::Rng;
 pub struct Budget {
     /// Topological orders that are sliced.
     pub orders: usize,
-    /// Pairs of ideals that are looked at.
+    /// Pairs of ideals that are looked at, for chains of calls and again for blocks within blocks.
     pub pairs: u64,
     /// Tasks that evaluations of moves may look at, in all walks, and in the descent after them.
     pub tasks: u64,
@@ -24,7 +24,7 @@ pub struct Budget {
 
 impl Default for Budget {
     fn default() -> Budget {
-        Budget { orders: 8, pairs: 4_000_000, tasks: 40_000_000 }
+        Budget { orders: 8, pairs: 500_000, tasks: 20_000_000 }
     }
 }
 
@@ -40,6 +40,9 @@ pub fn solve(calls: &Calls, budget: Budget) -> Option<Solution> {
     }
     let search = ideals::search(calls, Goal::Sum, chained, budget.pairs);
     if let Some((_, of_unit)) = search.better {
+        keep_better(calls, &mut best, of_unit);
+    }
+    if let Some((_, of_unit)) = nested::solve(calls, budget.pairs) {
         keep_better(calls, &mut best, of_unit);
     }
     let (_, mut of_unit) = best?;
@@ -386,14 +389,14 @@ fn longest_path(calls: &Calls, weight: &dyn Fn(usize) -> Nanos) -> Vec<u32> {
 }
 
 /// Which units come after which.
-struct Reach {
+pub(super) struct Reach {
     words: usize,
     /// Units after each one, itself included, as bits.
     after: Vec<u64>,
 }
 
 impl Reach {
-    fn new(calls: &Calls) -> Reach {
+    pub(super) fn new(calls: &Calls) -> Reach {
         let n = calls.units.len();
         let words = n.div_ceil(64);
         let mut after = vec![0u64; n * words];
@@ -408,7 +411,7 @@ impl Reach {
         Reach { words, after }
     }
 
-    fn is_after(&self, later: u32, earlier: u32) -> bool {
+    pub(super) fn is_after(&self, later: u32, earlier: u32) -> bool {
         self.after[earlier as usize * self.words + later as usize / 64] >> (later % 64) & 1 == 1
     }
 }

@@ -17,6 +17,7 @@ mod contract;
 mod ideals;
 pub mod latency;
 pub mod load;
+mod nested;
 #[cfg(test)]
 mod tests;
 
@@ -202,6 +203,11 @@ impl Calls {
                 }
             }
         }
+    }
+
+    /// Units that are not free, in topological order.
+    fn bound_units(&self) -> Vec<u32> {
+        (0..self.units.len() as u32).filter(|&u| !self.units[u as usize].is_free).collect()
     }
 
     /// Device of each unit from slices in order; a free unit goes with the first slice that needs it.

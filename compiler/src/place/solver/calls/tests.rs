@@ -1,7 +1,7 @@
 //! The call model on random problems.
 
 use super::super::problem::{Device, Links, Parts, Payload, Problem, Task, Tensor};
-use super::{Calls, Unsuited, latency, load};
+use super::{Calls, Unsuited, latency, load, nested};
 use crate::cost::{Bytes, LinkProfile, Nanos};
 use crate::rng::Rng;
 
@@ -129,6 +129,51 @@ fn the_latency_lies_between_the_bound_and_that_of_a_chain() {
         n_optimal += usize::from(found.value == least);
     }
     assert!(n_optimal > 120, "only {n_optimal} of 150 are optimal");
+}
+
+#[test]
+fn blocks_within_blocks_take_no_longer_than_they_say() {
+    let mut rng = Rng(13);
+    let (mut n_optimal, mut n_found) = (0, 0);
+    for i in 0..200 {
+        let (n, memory) = (2 + rng.below(7), 3 + rng.number(20));
+        let (p, backward) = random(&mut rng, n, false, memory);
+        let calls = Calls::new(&p, &backward).expect("hosts run everything");
+        let is_short = i % 4 == 0;
+        let budget = if is_short { 3 } else { 100_000 };
+        let (value, of_unit) = nested::solve(&calls, budget).expect("all on the host");
+        let latency = latency::evaluate(&calls, &of_unit).expect("calls do not wait for each other and fit");
+        assert!(latency <= value, "{latency} where {value} was said");
+        let found = latency::solve(&calls, latency::Budget::default()).expect("all on the host");
+        assert!(found.value <= latency);
+        n_optimal += usize::from(!is_short && found.value == latency);
+        n_found += usize::from(!is_short);
+    }
+    assert!(4 * n_optimal > 3 * n_found, "only {n_optimal} of {n_found} are as good as the whole search");
+}
+
+/// Two branches of three tasks between two tasks that only a host runs; each accelerator holds a branch.
+#[test]
+fn calls_run_side_by_side_in_branches() {
+    let task = |a: u64, h: u64, bytes| Task {
+        cost: vec![Nanos(a), Nanos(a), Nanos(h)],
+        resident: Bytes(bytes),
+        ..Task::default()
+    };
+    let inner = || task(10, 100, 2);
+    let tasks = vec![task(5, 5, 9), inner(), inner(), inner(), inner(), inner(), inner(), task(5, 5, 9)];
+    let edges: [&[u32]; 8] = [&[1, 4], &[2], &[3], &[7], &[5], &[6], &[7], &[]];
+    let tensor =
+        |(t, to): (usize, &&[u32])| (Tensor { producer: t as u32, payload: Payload::HostCopy(Nanos(1)) }, to.to_vec());
+    let accelerator = Device { memory: Some(Bytes(6)), is_host: false };
+    let devices = vec![accelerator.clone(), accelerator, Device { memory: None, is_host: true }];
+    let links = Links::uniform(3, LinkProfile { latency: Nanos(0), bytes_per_second: 1 });
+    let tensors = edges.iter().enumerate().map(tensor).collect();
+    let p = Problem::new(Parts { devices, links, tasks, tensors, constants: Vec::new() }).expect("edges go forward");
+    let calls = Calls::new(&p, &[false; 8]).expect("hosts run everything");
+    let (value, of_unit) = nested::solve(&calls, 1_000).expect("all on the host");
+    // In and out 2, three tasks 30, and the host before and after.
+    assert_eq!((value, latency::evaluate(&calls, &of_unit)), (Nanos(42), Some(Nanos(42))));
 }
 
 #[test]
