@@ -1,7 +1,9 @@
-//! What this machine's CPU really does: measured once in a few seconds with our own kernels, and kept in the cache folder.
+//! What this machine's CPU really does, and its GPUs ([`gpus`]): measured once in a few seconds with our own kernels, and kept in the cache folder.
 //!
 //! The file is a profile as `--target` reads it (`place::Target`): one CPU with one thread, one with all, and the link between logical
 //! devices of this process. Its name says which machine and version it is of.
+
+pub mod gpus;
 
 use crate::compiled::{Compiled, compile};
 use crate::cost::{Bytes, CostModel, DeviceProfile, LinkProfile, Nanos, WorkClass, store};
@@ -10,6 +12,7 @@ use crate::ir::{Graph, GraphBuilder, Layout, Op, ScalarOp, ValueId, Window};
 use crate::options::Options;
 use crate::place::{DeviceSet, Target};
 use crate::{DType, Tensor};
+use gristmill_runtime::cpu;
 use gristmill_runtime::device::DeviceKind;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -25,6 +28,11 @@ pub struct Calibration {
     pub all: DeviceProfile,
     /// Between logical devices of this process.
     pub link: LinkProfile,
+}
+
+/// The machine that measurements are of.
+pub fn machine() -> String {
+    format!("{} ({:?})", cpu::probe().model, gristmill_kernels::Isa::current())
 }
 
 /// The file in a cache folder.
@@ -68,10 +76,7 @@ impl Calibration {
         let mut out = format!("format = \"gristmill/profile/1\"\nname = {:?}\n", self.name);
         out += &device_text(&self.one);
         out += &device_text(&self.all);
-        out + &format!(
-            "\n[[link]]\nfrom = \"any\"\nto = \"any\"\nlatency_ns = {}\nbytes_per_second = {:?}\n",
-            self.link.latency.0, self.link.bytes_per_second as f64
-        )
+        out + &link_text("any", "any", &self.link)
     }
 
     /// The profile of this machine alone, with all threads, as `--target` takes it.
@@ -110,21 +115,33 @@ impl Calibration {
     }
 }
 
+/// A profile as a table of a file.
 fn device_text(p: &DeviceProfile) -> String {
     let shares = p.efficiencies.iter().map(|((class, dtype), share)| {
         let class = WorkClass::NAMES.iter().find(|(c, _)| c == class).map_or("", |(_, n)| n);
         format!("{class}{} = {share:?}", dtype.map_or(String::new(), |d| format!("_{}", d.name())))
     });
+    let peaks = p.peaks.iter().map(|(dtype, peak)| format!(", {} = {peak:?}", dtype.name()));
     format!(
-        "\n[[device]]\nkind = \"cpu\"\nthreads = {}\nmemory_bytes_per_second = {:?}\ncache_bytes = {}\ncache_bytes_per_second = {:?}\n\
-         launch_ns = {}\nflops_per_second = {{ f32 = {:?} }}\nefficiency = {{ {} }}\n",
+        "\n[[device]]\nkind = \"{}\"\nthreads = {}\nmemory_bytes_per_second = {:?}\ncache_bytes = {}\ncache_bytes_per_second = {:?}\n\
+         launch_ns = {}\nflops_per_second = {{ f32 = {:?}{} }}\nefficiency = {{ {} }}\n",
+        p.kind.name().to_lowercase(),
         p.n_threads,
         p.memory_bandwidth,
         p.cache_bytes.0,
         p.cache_bandwidth,
         p.launch.0,
         p.flops_f32,
+        peaks.collect::<String>(),
         shares.collect::<Vec<_>>().join(", ")
+    )
+}
+
+/// A link as a table of a file.
+fn link_text(from: &str, to: &str, link: &LinkProfile) -> String {
+    format!(
+        "\n[[link]]\nfrom = {from:?}\nto = {to:?}\nlatency_ns = {}\nbytes_per_second = {:?}\n",
+        link.latency.0, link.bytes_per_second as f64
     )
 }
 
@@ -135,22 +152,26 @@ pub struct Effort {
     pub each: Duration,
     /// Bytes of the tensor that does not fit into caches.
     pub memory_bytes: usize,
+    /// The same of a GPU.
+    pub gpu_memory_bytes: usize,
+    /// Rows, columns and depth of a GPU's product; what else it computes follows from that.
+    pub gpu_side: usize,
 }
 
 impl Default for Effort {
     fn default() -> Effort {
-        Effort { each: Duration::from_millis(150), memory_bytes: 64 << 20 }
+        Effort { each: Duration::from_millis(150), memory_bytes: 64 << 20, gpu_memory_bytes: 1 << 30, gpu_side: 4096 }
     }
 }
 
 /// Measures this machine's CPU.
 pub fn calibrate(machine: &str, n_threads: usize, effort: Effort) -> Result<Calibration> {
-    let one = cpu(1, effort)?;
-    let all = if n_threads > 1 { cpu(n_threads, effort)? } else { one.clone() };
+    let one = rates_of_cpu(1, effort)?;
+    let all = if n_threads > 1 { rates_of_cpu(n_threads, effort)? } else { one.clone() };
     Ok(Calibration { name: name(machine), link: link(one.launch, effort)?, one, all })
 }
 
-fn cpu(n_threads: usize, effort: Effort) -> Result<DeviceProfile> {
+fn rates_of_cpu(n_threads: usize, effort: Effort) -> Result<DeviceProfile> {
     let assumed = DeviceProfile::this_cpu(n_threads);
     let options =
         Options { threads: Some(n_threads), devices: DeviceSet::parse("cpu:1", n_threads)?, ..Options::default() };
@@ -166,9 +187,11 @@ fn cpu(n_threads: usize, effort: Effort) -> Result<DeviceProfile> {
         launch,
         ..assumed
     };
-    for (class, g) in
-        [(WorkClass::Conv, conv()?), (WorkClass::Map, map(1 << 15, ScalarOp::Exp)?), (WorkClass::Reduce, softmax()?)]
-    {
+    for (class, g) in [
+        (WorkClass::Conv, conv(1, 56, 64)?),
+        (WorkClass::Map, map(1 << 15, ScalarOp::Exp)?),
+        (WorkClass::Reduce, softmax(128, 256)?),
+    ] {
         let share = rate(g.clone(), flops(&g))? / flops_f32;
         profile.efficiencies.insert((class, Some(DType::F32)), share.clamp(1e-4, 1.0));
     }
@@ -198,15 +221,15 @@ fn least_seconds(compiled: &Compiled, effort: Effort) -> Result<f64> {
     Ok(least.as_secs_f64())
 }
 
-/// Time to start a kernel: a chain of kernels that have nothing to do.
 fn launch(n_threads: usize, effort: Effort) -> Result<Nanos> {
+    let devices = DeviceSet::parse("cpu:1", n_threads)?;
+    launch_on(Options { threads: Some(n_threads), devices, ..Options::default() }, effort)
+}
+
+/// Time to start a kernel: a chain of kernels that have nothing to do.
+fn launch_on(options: Options, effort: Effort) -> Result<Nanos> {
     const KERNELS: usize = 64;
-    let options = Options {
-        threads: Some(n_threads),
-        opt_level: 0,
-        devices: DeviceSet::parse("cpu:1", n_threads)?,
-        ..Options::default()
-    };
+    let options = Options { opt_level: 0, ..options };
     let chain = |n: usize| {
         graph(16, |b, mut x| {
             for _ in 0..n {
@@ -257,6 +280,7 @@ fn map(n: usize, op: ScalarOp) -> Result<Graph> {
     graph(n, |b, x| b.map(op, &[x]))
 }
 
+/// A product with weights.
 fn matmul() -> Result<Graph> {
     let mut b = GraphBuilder::new("calibration");
     let x = b.input("x", DType::F32, [384usize, 768]);
@@ -266,19 +290,20 @@ fn matmul() -> Result<Graph> {
     b.finish()
 }
 
-fn conv() -> Result<Graph> {
+/// A convolution of 3 x 3 over `n` images of `side` x `side` with as many channels before as after.
+fn conv(n: usize, side: usize, channels: usize) -> Result<Graph> {
     let mut b = GraphBuilder::new("calibration");
-    let x = b.input("x", DType::F32, [1usize, 56, 56, 64]);
-    let w = b.constant(Tensor::zeros(DType::F32, &[3, 3, 64, 64])?);
+    let x = b.input("x", DType::F32, [n, side, side, channels]);
+    let w = b.constant(Tensor::zeros(DType::F32, &[3, 3, channels, channels])?);
     let window = Window { strides: vec![1; 2], dilations: vec![1; 2], pads_low: vec![1; 2], pads_high: vec![1; 2] };
     let y = b.add1(Op::Conv { window, groups: 1, layout: Layout::ChannelsLast }, &[x, w])?;
     b.output("y", y);
     b.finish()
 }
 
-fn softmax() -> Result<Graph> {
+fn softmax(rows: usize, columns: usize) -> Result<Graph> {
     let mut b = GraphBuilder::new("calibration");
-    let x = b.input("x", DType::F32, [128usize, 256]);
+    let x = b.input("x", DType::F32, [rows, columns]);
     let y = b.add1(Op::Softmax { axis: 1, log: false }, &[x])?;
     b.output("y", y);
     b.finish()
@@ -289,7 +314,7 @@ mod tests {
     use super::*;
 
     fn quick() -> Calibration {
-        calibrate("a machine", 2, Effort { each: Duration::ZERO, memory_bytes: 1 << 20 }).unwrap()
+        calibrate("a machine", 2, Effort { each: Duration::ZERO, memory_bytes: 1 << 20, ..Effort::default() }).unwrap()
     }
 
     #[test]

@@ -298,8 +298,8 @@ impl Executable {
 
 impl Executable {
     /// Starts to measure each kernel; [`Executable::profile`] tells.
-    pub fn start_profile(&self) {
-        self.executor.start_profile();
+    pub fn start_profile(&self) -> Result<()> {
+        Ok(self.executor.start_profile()?)
     }
 
     /// Time of each kernel on a GPU or an emulator of one, started again and again for at least `at_least`, after a run.
@@ -352,7 +352,7 @@ impl Compiled {
         let mut outputs = executable.run(tensors)?.into_tensors();
         let mut runs = Vec::with_capacity(n_runs);
         for _ in 0..n_runs {
-            executable.start_profile();
+            executable.start_profile()?;
             executable.run_into(tensors, &mut outputs)?;
             runs.push(executable.executor.step_times());
         }

@@ -8,6 +8,7 @@ use crate::gpu::{EncodedTensorMap, GpuArg, GpuCode, Launch, TensorMap};
 use crate::tensor::AlignedBytes;
 use std::slice;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// One device. Addresses are the device's own; 0 is none. The methods that have a body are for devices on which everything is done when a call
 /// returns.
@@ -105,14 +106,23 @@ pub trait Driver: Send + Sync {
         Err(Error::new(ErrorKind::Unsupported, message))
     }
 
+    /// Stamps for the queue that computes; `None` where everything is done when a call returns, so that the host's clock tells.
+    fn stamps(&self, _n: usize) -> Result<Option<Box<dyn Stamps>>, Error> {
+        Ok(None)
+    }
+
     /// Waits for all that was asked.
     fn finish(&self) -> Result<(), Error> {
         Ok(())
     }
 
-    /// What `ask` asks for, without doing it: kernels, copies on the device, sends and receives with their events, all in one thread. `None` when
-    /// this device, or what was asked, cannot be replayed.
-    fn capture(&self, _ask: &mut dyn FnMut() -> Result<(), Error>) -> Result<Option<Box<dyn Replay>>, Error> {
+    /// What `ask` asks for, without doing it: kernels, copies on the device, and, `with_copies`, sends and receives with their events, all in one
+    /// thread. `None` when this device, or what was asked, cannot be replayed.
+    fn capture(
+        &self,
+        _with_copies: bool,
+        _ask: &mut dyn FnMut() -> Result<(), Error>,
+    ) -> Result<Option<Box<dyn Replay>>, Error> {
         Ok(None)
     }
 }
@@ -144,6 +154,15 @@ pub type Arrival = Box<dyn Fn() + Send + Sync>;
 pub trait Event: Send + Sync {
     /// The driver's own name of it; 0 where everything is done when a call returns.
     fn raw(&self) -> u64;
+}
+
+/// Times at which a device's queue that computes came to points of it. A point may be stamped again and again.
+pub trait Stamps: Send + Sync {
+    /// Stamps point `i` when all that was asked before is done.
+    fn stamp(&self, i: usize) -> Result<(), Error>;
+
+    /// Time from one point's last stamp to that of another. The device has finished since.
+    fn between(&self, from: usize, to: usize) -> Result<Duration, Error>;
 }
 
 /// The event of a device on which everything is done when a call returns.

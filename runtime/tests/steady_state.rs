@@ -241,24 +241,84 @@ fn across_gpus(sends_to_gpu: bool) -> Program {
     program(vec![io("x")], vec![io("y"), io("z")], partitions)
 }
 
+/// y = 24 x and z = 19 x: a GPU sends 2 x and later 16 x to the host, which gives it 3 x meanwhile.
+fn received_in_the_middle() -> Program {
+    let key =
+        |from: DeviceName, to: DeviceName, tensor: &str| Key { source: from, destination: to, tensor: tensor.into() };
+    let [two, sixteen] = ["two", "sixteen"].map(|name| key(gpu(0), cpu(0), name));
+    let three = key(cpu(0), gpu(0), "three");
+    let send = |key: &Key, b| StepKind::Send { key: key.clone(), buffer: BufferId(b) };
+    let recv = |key: &Key, b| StepKind::Recv { key: key.clone(), buffer: BufferId(b) };
+    let x = || buffer("x", Loc::Input(0));
+    // Places are used again as soon as that may be.
+    let on_device = on_gpu(
+        0,
+        vec![
+            x(),
+            buffer("2x", at(0)),
+            buffer("4x", at(1)),
+            buffer("8x", at(2)),
+            buffer("16x", at(3)),
+            buffer("3x", at(1)),
+            buffer("6x", at(2)),
+            buffer("12x", at(0)),
+            buffer("y", Loc::Output(0)),
+        ],
+        vec![
+            twice(0, 1, &[]),
+            step(send(&two, 1), &[0]),
+            twice(1, 2, &[0]),
+            twice(2, 3, &[2]),
+            twice(3, 4, &[3]),
+            step(send(&sixteen, 4), &[4]),
+            step(recv(&three, 5), &[3]),
+            twice(5, 6, &[4, 6]),
+            twice(6, 7, &[1, 2, 7]),
+            twice(7, 8, &[8]),
+        ],
+    );
+    let host = partition(
+        0,
+        vec![x(), buffer("2x", at(0)), buffer("3x", at(1)), buffer("16x", at(2)), buffer("z", Loc::Output(1))],
+        vec![
+            step(recv(&two, 1), &[]),
+            sum(0, 1, 2, &[0]),
+            step(send(&three, 2), &[1]),
+            step(recv(&sixteen, 3), &[]),
+            sum(2, 3, 4, &[1, 3]),
+        ],
+    );
+    let io = |name: &str| IoSpec::new(name, DType::F32, &[N]);
+    program(vec![io("x")], vec![io("y"), io("z")], vec![host, on_device])
+}
+
+/// A program, what it multiplies its input by, and how many pieces of each partition are one request.
+type Case = (Program, [f32; 2], &'static [usize]);
+
 fn across_gpus_without_allocations() {
-    for sends_to_gpu in [false, true] {
+    let cases: [Case; 3] = [
+        (across_gpus(false), [16.0, 3.0], &[0, 1]),
+        (across_gpus(true), [16.0, 3.0], &[0, 0, 0]),
+        (received_in_the_middle(), [24.0, 19.0], &[0, 2]),
+    ];
+    for (i, (program, factors, captured)) in cases.into_iter().enumerate() {
         let open = |i| Arc::new(CudaGpu::open(i, Settings::default()).unwrap()) as Arc<dyn Driver>;
         let drivers = (0..2).map(|i| (gpu(i), open(i))).collect::<BTreeMap<_, _>>();
         let options = ExecOptions { threads: 3, drivers, ..ExecOptions::default() };
-        let executor = Executor::new(Arc::new(across_gpus(sends_to_gpu)), &options).unwrap();
+        let executor = Executor::new(Arc::new(program), &options).unwrap();
         let mut outputs = [0; 2].map(|_| Tensor::zeros(DType::F32, &[N]).unwrap());
         let inputs = [1f32, 2.0, 3.0].map(|x| [Tensor::from_slice(&[x; N], &[N]).unwrap()]);
         // The second run is captured, where that can be.
         (0..3).for_each(|_| executor.run_into(&inputs[0], &mut outputs).unwrap());
         let before = REQUESTS.load(Ordering::Relaxed);
-        for i in 0..30 {
-            executor.run_into(&inputs[i % 3], &mut outputs).unwrap();
-            let x = (i % 3 + 1) as f32;
-            assert_eq!(outputs[0].as_slice::<f32>(), [16.0 * x; N], "run {i}");
-            assert_eq!(outputs[1].as_slice::<f32>(), [3.0 * x; N], "run {i}");
+        for run in 0..30 {
+            executor.run_into(&inputs[run % 3], &mut outputs).unwrap();
+            let x = (run % 3 + 1) as f32;
+            assert_eq!(outputs[0].as_slice::<f32>(), [factors[0] * x; N], "case {i}, run {run}");
+            assert_eq!(outputs[1].as_slice::<f32>(), [factors[1] * x; N], "case {i}, run {run}");
         }
-        assert_eq!(REQUESTS.load(Ordering::Relaxed) - before, 0, "sends to a GPU: {sends_to_gpu}");
+        assert_eq!(REQUESTS.load(Ordering::Relaxed) - before, 0, "case {i}");
+        assert_eq!(executor.captured(), captured, "case {i}");
     }
 }
 

@@ -5,9 +5,12 @@
 
 use crate::multi_device::{check_all_reduce, check_exports, check_random_graphs, options};
 use crate::process::{Ended, emulated_driver, gristmill_with};
-use gristmill::ir::Type;
+use gristmill::calibrate::{self, Effort};
+use gristmill::cost::{DeviceProfile, LinkProfile, Measured};
+use gristmill::ir::{GraphBuilder, Type};
+use gristmill::place::DeviceSet;
 use gristmill::testing::{Rng, nvrtc_or_left_out};
-use gristmill::{Compiled, Options, Tensor, compile, onnx};
+use gristmill::{Compiled, DType, Options, Tensor, compile, onnx};
 use gristmill_runtime::cuda::{CudaGpu, Settings};
 use gristmill_runtime::driver::{Arrival, Driver, HostMemory, Queue};
 use gristmill_runtime::exec::{ExecOptions, Executor};
@@ -17,6 +20,7 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 /// Set in the processes that run the body of a test.
 const IN_CHILD: &str = "GRISTMILL_TEST_IN_CHILD";
@@ -109,6 +113,18 @@ fn with_gpus(settings: &str, visible: &str, args: &[&str]) -> Option<Ended> {
     Some(gristmill_with(dir.path(), &variables, args))
 }
 
+/// The same with this cache folder, and all devices.
+fn with_cache(cache: &Path, settings: &str, args: &[&str]) -> Ended {
+    let driver = emulated_driver();
+    let variables = [
+        ("GRISTMILL_CUDA", driver.as_path()),
+        ("EMULATED_CUDA", Path::new(settings)),
+        ("CUDA_VISIBLE_DEVICES", Path::new("0,1,2,3")),
+        ("GRISTMILL_CACHE_DIR", cache),
+    ];
+    gristmill_with(cache, &variables, args)
+}
+
 fn data(path: &str) -> String {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("data").join(path).display().to_string()
 }
@@ -167,6 +183,74 @@ fn too_little_memory_names_tensors_and_what_may_help() {
     let said = &small.stderr;
     assert_eq!(small.code, Some(5), "{said}");
     assert!(said.contains("--mem"), "{said}");
+}
+
+/// Rates and links of the GPUs are measured, kept in the cache folder, shown, and used by placement.
+#[test]
+fn measured_rates_of_gpus_are_kept_and_used() {
+    with_driver("measured_rates_of_gpus_are_kept_and_used", "devices=2,delay=0", || {
+        let effort = Effort { each: Duration::ZERO, memory_bytes: 1 << 20, gpu_memory_bytes: 1 << 20, gpu_side: 64 };
+        let (machine, host) = (calibrate::machine(), DeviceProfile::this_cpu(2));
+        let made = calibrate::gpus::calibrate(&machine, 2, &host, LinkProfile::IN_PROCESS, effort).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(calibrate::gpus::path(dir.path()), made.to_text()).unwrap();
+        let (read, warning) = calibrate::gpus::load(&calibrate::gpus::path(dir.path()), &machine);
+        assert_eq!((read.map(|r| r.to_text()), warning), (Some(made.to_text()), None));
+        let mut set = DeviceSet::parse("cpu:1,gpu:2", 2).unwrap();
+        set.look_at_gpus(&[]).unwrap();
+        let assumed = set.clone();
+        made.apply(&mut set, &[]);
+        assert_ne!(set.devices[1].profile, assumed.devices[1].profile);
+        assert!(
+            set.links.iter().all(|(pair, link)| assumed.links[pair] != *link),
+            "every link was measured: {:?}",
+            set.links
+        );
+        let shown = with_cache(dir.path(), "devices=2", &["devices"]);
+        assert!(shown.stdout.matches("gpus.toml").count() == 2, "{}{}", shown.stdout, shown.stderr);
+        let fewer = with_cache(dir.path(), "devices=1", &["devices"]);
+        assert!(
+            fewer.stdout.contains("calibrate --devices gpu:1") && fewer.stderr.contains("the driver shows 1"),
+            "{}",
+            fewer.stderr
+        );
+        let refused = with_cache(dir.path(), "", &["calibrate", "--devices", "emu:1"]);
+        assert!(refused.code == Some(2) && refused.stderr.contains("is emulated"), "{}", refused.stderr);
+    });
+}
+
+/// What a GPU computes is timed by its own clock, not by how long it takes to ask for it.
+#[test]
+fn clusters_are_timed_by_events() {
+    with_driver("clusters_are_timed_by_events", "delay=1000000", || {
+        let mut b = GraphBuilder::new("g");
+        let [x, y] = ["x", "y"].map(|name| b.input(name, DType::F32, [96usize, 96]));
+        let z = b.matmul(x, y).unwrap();
+        b.output("z", z);
+        let options = unchecked("gpu:1", 2);
+        let compiled = compile(&b.finish().unwrap(), &options).unwrap();
+        let tensors = vec![Tensor::zeros(DType::F32, &[96, 96]).unwrap(); 2];
+        let executable = compiled.for_inputs(&tensors).unwrap();
+        executable.run(&tensors).unwrap();
+        executable.start_profile().unwrap();
+        let started = Instant::now();
+        executable.run(&tensors).unwrap();
+        let taken = started.elapsed().as_nanos() as u64;
+        let kernels: u64 = executable.profile().iter().map(|s| s.ns).sum();
+        assert!(kernels > taken / 3 && kernels <= taken, "kernels take {kernels} ns of {taken}");
+        let mut measured = Measured::default();
+        assert_eq!(compiled.measure(&tensors, 2, &mut measured).unwrap(), 1);
+        let (_, sample) = measured.samples().next().unwrap();
+        assert!(sample.count == 2 && sample.min.0 > kernels / 20, "{sample:?} against {kernels}");
+    });
+}
+
+#[test]
+fn profiles_of_gpus_are_recorded_from_the_command_line() {
+    let model = data("models/mlp_script/model.onnx");
+    let args = ["bench", &model, "--devices", "cpu:1,gpu:1", "--iters", "2", "--profile"];
+    let Some(ended) = with_gpus("", "0", &args) else { return };
+    assert!(ended.code == Some(0) && ended.stderr.contains("clusters, 16 runs each, added to"), "{}", ended.stderr);
 }
 
 /// `add_one`: `[in, out]`, one float per thread.
@@ -256,7 +340,7 @@ fn what_is_captured_is_done_again() {
             // SAFETY: as above.
             unsafe { gpu.send(a, &*output, &*went, None) }
         };
-        let replay = gpu.capture(&mut ask).unwrap().expect("nothing here cannot be captured");
+        let replay = gpu.capture(true, &mut ask).unwrap().expect("nothing here cannot be captured");
         gpu.finish().unwrap();
         assert_eq!(floats(&*output), [0.0; N], "capturing does nothing");
         for x in [3.0f32, 5.0] {
@@ -268,7 +352,7 @@ fn what_is_captured_is_done_again() {
             assert_eq!(floats(&*output), [x + 1.0; N]);
         }
         // What waits for the device cannot be captured: the caller asks for it step by step.
-        assert!(gpu.capture(&mut || gpu.finish()).unwrap().is_none());
+        assert!(gpu.capture(true, &mut || gpu.finish()).unwrap().is_none());
         gpu.finish().unwrap();
     });
 }

@@ -10,6 +10,7 @@ use crate::options::{DimRange, Options, Precision};
 use crate::place::{DeviceSet, DeviceSpec, Fallback, Pin, Placement, Plan, Target, gpus};
 use clap::{Args, ValueEnum};
 use gristmill_runtime::DeviceName;
+use gristmill_runtime::device::DeviceKind;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -137,6 +138,9 @@ impl CompileArgs {
             let mut set = DeviceSet::parse(&self.devices, threads)?;
             calibrate::calibration().iter().for_each(|c| c.apply(&mut set));
             set.look_at_gpus(&self.visible_gpus)?;
+            if set.devices.iter().any(|d| d.name.kind == DeviceKind::Gpu) {
+                calibrate::gpu_calibration().iter().for_each(|c| c.apply(&mut set, &self.visible_gpus));
+            }
             return Ok(set);
         };
         let target = Target::parse(&load::text(path)?).map_err(|e| e.context(path.display()))?;

@@ -1,10 +1,10 @@
 //! `gristmill bench`: time repeated runs.
 
 use super::args::CompileArgs;
-use super::calibrate::machine;
 use super::load::{self, InputFlags};
 use super::{dump, outln, print_json};
 use crate::Tensor;
+use crate::calibrate::machine;
 use crate::compiled::{Compiled, Executable, StepTime, compile};
 use crate::cost::measured::KEPT;
 use crate::cost::store;
@@ -71,7 +71,7 @@ pub fn bench(args: &BenchArgs) -> Result<()> {
     }
     let mut outputs = executable.run(&inputs)?.into_tensors();
     if args.profile {
-        executable.start_profile();
+        executable.start_profile()?;
     }
     let mut times = measure(args, &mut || executable.run_into(&inputs, &mut outputs))?;
     times.sort_unstable();

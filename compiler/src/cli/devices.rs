@@ -1,15 +1,17 @@
 //! `gristmill devices`: what this machine has.
 
-use super::calibrate::{calibration, rates, rates_json};
+use super::calibrate::{calibration, gpu_calibration, gpu_json, gpu_rates, rates, rates_json};
 use super::{outln, print_json};
-use crate::calibrate;
+use crate::calibrate::{self, gpus};
 use crate::codegen::cuda::nvrtc;
 use crate::cost::{DeviceProfile, store};
 use crate::error::Result;
+use crate::place::gpus::described;
 use crate::units as format;
 use clap::Args;
 use gristmill_runtime::{cpu, cuda};
 use serde_json::json;
+use std::path::{Path, PathBuf};
 
 /// Arguments of `devices`.
 #[derive(Args)]
@@ -26,20 +28,22 @@ pub struct DevicesArgs {
 pub fn devices(args: &DevicesArgs) -> Result<()> {
     let cpu = cpu::probe();
     let logical = crate::place::DeviceSet::parse(&args.devices, cpu.logical_cores)?;
-    let gpus = cuda::probe();
+    let found = cuda::probe();
     let compiler = nvrtc::get();
     let calibration = calibration();
     let profile = match &calibration {
         Some(c) => c.cpu(cpu.logical_cores),
         None => DeviceProfile::this_cpu(cpu.logical_cores),
     };
-    let source = match (&calibration, store::folder()) {
-        (Some(_), Some(folder)) => format!("measured: {}", calibrate::path(&folder).display()),
-        _ => "assumed; `gristmill calibrate` measures".to_owned(),
-    };
+    let measured =
+        |path: fn(&Path) -> PathBuf| store::folder().map(|folder| format!("measured: {}", path(&folder).display()));
+    let source = calibration.as_ref().and_then(|_| measured(calibrate::path));
+    let source = source.unwrap_or_else(|| "assumed; `gristmill calibrate` measures".to_owned());
+    let gpu_calibration = found.as_ref().ok().and_then(|_| gpu_calibration());
     if args.json {
-        let gpus = match &gpus {
-            Ok(list) => json!(list.iter().map(|g| json!({ "name": g.name, "memory_bytes": g.memory_bytes, "compute_capability": [g.compute_capability.0, g.compute_capability.1] })).collect::<Vec<_>>()),
+        let gpus = match &found {
+            Ok(list) => json!(list.iter().enumerate().map(|(i, g)| json!({ "name": g.name, "memory_bytes": g.memory_bytes, "compute_capability": [g.compute_capability.0, g.compute_capability.1],
+                "measured": gpu_calibration.as_ref().and_then(|c| gpu_json(c, i)) })).collect::<Vec<_>>()),
             Err(_) => json!([]),
         };
         print_json(
@@ -59,7 +63,7 @@ pub fn devices(args: &DevicesArgs) -> Result<()> {
     );
     outln!("       features {}", cpu.features.join(" "));
     outln!("       {} ({source})", rates(&profile));
-    match &gpus {
+    match &found {
         Ok(list) => list.iter().enumerate().for_each(|(i, g)| {
             outln!(
                 "  GPU:{i}  {}  {}  compute capability {}.{}",
@@ -67,7 +71,15 @@ pub fn devices(args: &DevicesArgs) -> Result<()> {
                 format::size(g.memory_bytes as u64),
                 g.compute_capability.0,
                 g.compute_capability.1
-            )
+            );
+            match gpu_calibration.as_ref().filter(|c| i < c.n_gpus()) {
+                Some(c) => outln!("       {} ({})", gpu_rates(c, i), measured(gpus::path).unwrap_or_default()),
+                None => outln!(
+                    "       {} (assumed; `gristmill calibrate --devices gpu:{}` measures)",
+                    rates(&described(g)),
+                    i + 1
+                ),
+            }
         }),
         Err(why) => outln!("  GPU  none: {why}"),
     }

@@ -102,7 +102,7 @@ impl DeviceSet {
             }
             let found = find(&device.name, gpus)?;
             device.memory_limit.get_or_insert(Bytes(found.memory_bytes as u64));
-            device.profile = profile(&found);
+            device.profile = described(&found);
             for other in (0..self.devices.len()).filter(|&o| o != i) {
                 self.links.entry((i, other)).or_insert(ASSUMED_LINK);
                 self.links.entry((other, i)).or_insert(ASSUMED_LINK);
@@ -113,7 +113,7 @@ impl DeviceSet {
 }
 
 /// What a GPU can do by what its driver says of it.
-fn profile(device: &CudaDevice) -> DeviceProfile {
+pub(crate) fn described(device: &CudaDevice) -> DeviceProfile {
     let or = |stated: f64, assumed: f64| if stated > 0.0 { stated } else { assumed };
     let multiprocessors = or(f64::from(device.multiprocessors), ASSUMED.0);
     let clock = or(f64::from(device.clock_khz) * 1e3, ASSUMED.1);
@@ -160,10 +160,10 @@ mod tests {
             cache_bytes: 60 << 20,
             has_pools: true,
         };
-        let p = profile(&h200);
+        let p = described(&h200);
         assert!((p.flops_f32 / 66.9e12 - 1.0).abs() < 0.01, "{}", p.flops_f32);
         assert!((p.memory_bandwidth / 4.9e12 - 1.0).abs() < 0.01, "{}", p.memory_bandwidth);
         let silent = CudaDevice { multiprocessors: 0, clock_khz: 0, memory_clock_khz: 0, ..h200 };
-        assert!(profile(&silent).flops_f32 > 1e13 && profile(&silent).memory_bandwidth == ASSUMED.2);
+        assert!(described(&silent).flops_f32 > 1e13 && described(&silent).memory_bandwidth == ASSUMED.2);
     }
 }

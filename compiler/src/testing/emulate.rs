@@ -46,7 +46,7 @@ impl Emulator {
         let (inputs, outputs, variables, code) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         let program = Program { name: "emulated".into(), inputs, outputs, variables, partitions, code };
         let executor = Executor::new(Arc::new(program), &options)?;
-        executor.start_profile();
+        executor.start_profile()?;
         Ok(Emulator { executor, device: timeline.device.clone(), kernels, transfers })
     }
 

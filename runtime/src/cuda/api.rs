@@ -73,6 +73,8 @@ api! {
     create_event = "cuEventCreate" fn(*mut CUevent, c_uint);
     destroy_event = "cuEventDestroy_v2" fn(CUevent);
     record_event = "cuEventRecord" fn(CUevent, CUstream);
+    /// The first version, which every driver has: it gives the time of its callers' header.
+    elapsed = "cuEventElapsedTime" fn(*mut f32, CUevent, CUevent);
     synchronize_event = "cuEventSynchronize" fn(CUevent);
     create_pool = "cuMemPoolCreate" fn(*mut Pool, *const sys::CUmemPoolProps);
     destroy_pool = "cuMemPoolDestroy" fn(Pool);

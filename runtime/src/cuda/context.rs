@@ -8,6 +8,7 @@ use cudarc::driver::sys::{self, CUcontext, CUevent, CUevent_flags, CUresult, CUs
 use std::ffi::{c_int, c_void};
 use std::ptr;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// The primary context of a device.
 pub(super) struct Context {
@@ -141,7 +142,7 @@ impl Drop for Stream {
     }
 }
 
-/// An event without timing.
+/// An event.
 pub(super) struct Event {
     context: Arc<Context>,
     handle: CUevent,
@@ -153,10 +154,19 @@ unsafe impl Send for Event {}
 unsafe impl Sync for Event {}
 
 impl Event {
+    /// Without timing.
     pub(super) fn new(context: &Arc<Context>) -> Result<Event, Error> {
-        let mut handle = ptr::null_mut();
+        Event::with_flags(context, CUevent_flags::CU_EVENT_DISABLE_TIMING)
+    }
+
+    /// With timing.
+    pub(super) fn timed(context: &Arc<Context>) -> Result<Event, Error> {
+        Event::with_flags(context, CUevent_flags::CU_EVENT_DEFAULT)
+    }
+
+    fn with_flags(context: &Arc<Context>, flags: CUevent_flags) -> Result<Event, Error> {
+        let (mut handle, flags) = (ptr::null_mut(), flags as u32);
         context.bind()?;
-        let flags = CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
         // SAFETY: the driver writes one handle.
         context.check(unsafe { (context.api.create_event)(&mut handle, flags) }, "making an event")?;
         Ok(Event { context: context.clone(), handle })
@@ -165,6 +175,16 @@ impl Event {
     /// Marks what was asked of a stream of the same context so far.
     pub(super) fn record(&self, stream: &Stream) -> Result<(), Error> {
         record(stream, driver::Event::raw(self))
+    }
+
+    /// Time from the last record of this event to that of another; both have timing and are done.
+    pub(super) fn until(&self, end: &Event) -> Result<Duration, Error> {
+        let mut ms = 0f32;
+        self.context.bind()?;
+        // SAFETY: both events live; the driver writes one number.
+        let code = unsafe { (self.context.api.elapsed)(&mut ms, self.handle, end.handle) };
+        self.context.check(code, "asking for a time")?;
+        Ok(Duration::from_secs_f64(f64::from(ms.max(0.0)) / 1e3))
     }
 
     pub(super) fn synchronize(&self) -> Result<(), Error> {

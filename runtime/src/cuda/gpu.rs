@@ -3,7 +3,7 @@
 use super::code::LoadedCode;
 use super::context::{Context, Event, Pinned, Stream, record};
 use super::ring::Ring;
-use crate::driver::{self, Arrival, Driver, HostMemory, Loaded, Peer, Queue, Replay};
+use crate::driver::{self, Arrival, Driver, HostMemory, Loaded, Peer, Queue, Replay, Stamps};
 use crate::dtype::DType;
 use crate::error::{Error, ErrorKind};
 use crate::gpu::{EncodedTensorMap, GpuCode, Swizzle, TENSOR_MAP_BYTES, TensorMap};
@@ -12,6 +12,7 @@ use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
 use std::ptr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 /// How a device is used.
 #[derive(Clone, Copy, Debug, Default)]
@@ -381,17 +382,42 @@ impl Driver for CudaGpu {
         record(stream, event.raw())
     }
 
+    fn stamps(&self, n: usize) -> Result<Option<Box<dyn Stamps>>, Error> {
+        let events = (0..n).map(|_| Event::timed(self.context())).collect::<Result<_, Error>>()?;
+        Ok(Some(Box::new(Timeline { streams: self.streams.clone(), events })))
+    }
+
     fn finish(&self) -> Result<(), Error> {
         let Streams { compute, inward, outward, .. } = &*self.streams;
         [compute, inward, outward].into_iter().try_for_each(Stream::synchronize)
     }
 
-    fn capture(&self, ask: &mut dyn FnMut() -> Result<(), Error>) -> Result<Option<Box<dyn Replay>>, Error> {
+    fn capture(
+        &self,
+        with_copies: bool,
+        ask: &mut dyn FnMut() -> Result<(), Error>,
+    ) -> Result<Option<Box<dyn Replay>>, Error> {
         if self.settings.checks {
             return Ok(None);
         }
-        let graph = self.capture_graph(ask)?;
+        let graph = self.capture_graph(with_copies, ask)?;
         Ok(graph.map(|g| Box::new(g) as Box<dyn Replay>))
+    }
+}
+
+/// Events with timing, for stamps of the stream that computes.
+struct Timeline {
+    streams: Arc<Streams>,
+    events: Vec<Event>,
+}
+
+impl Stamps for Timeline {
+    fn stamp(&self, i: usize) -> Result<(), Error> {
+        self.events[i].record(&self.streams.compute)
+    }
+
+    fn between(&self, from: usize, to: usize) -> Result<Duration, Error> {
+        self.events[from].until(&self.events[to])
     }
 }
 
@@ -436,7 +462,11 @@ fn copy(stream: &Stream, from: u64, to: u64, size_bytes: usize) -> Result<(), Er
 
 impl CudaGpu {
     /// `None` when the driver refuses to capture or to make a graph of it.
-    fn capture_graph(&self, ask: &mut dyn FnMut() -> Result<(), Error>) -> Result<Option<Graph>, Error> {
+    fn capture_graph(
+        &self,
+        with_copies: bool,
+        ask: &mut dyn FnMut() -> Result<(), Error>,
+    ) -> Result<Option<Graph>, Error> {
         let (api, compute) = (self.context().api, &self.streams.compute);
         self.context().bind()?;
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL as c_int;
@@ -445,9 +475,9 @@ impl CudaGpu {
             return Ok(None);
         }
         // The queues for copies take part from the start, so that what they are asked first belongs to the capture.
-        let fork = |queue| self.streams.fork(queue).map(drop);
+        let fork = |queue| if with_copies { self.streams.fork(queue).map(drop) } else { Ok(()) };
         let asked = fork(Queue::In).and_then(|()| fork(Queue::Out)).and_then(|()| ask());
-        let asked = asked.and_then(|()| self.streams.join());
+        let asked = asked.and_then(|()| if with_copies { self.streams.join() } else { Ok(()) });
         let mut graph: CUgraph = ptr::null_mut();
         // SAFETY: the stream is being captured; the driver writes one handle.
         let ended = unsafe { (api.end_capture)(compute.handle, &mut graph) };

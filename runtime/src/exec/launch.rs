@@ -3,7 +3,7 @@
 use super::frame::{Addresses, Frame, Prepared};
 use super::memory::{Block, Memory};
 use super::transfer::bytes_of;
-use crate::driver::{Driver, Event, HostMemory, Loaded};
+use crate::driver::{Driver, Event, HostMemory, Loaded, Stamps};
 use crate::error::{Error, ErrorKind};
 use crate::gpu::{EncodedTensorMap, GpuArg, GpuCode, GpuKernel, GpuParam, Launch, TensorMap};
 use crate::status;
@@ -90,32 +90,50 @@ fn encode(
 }
 
 impl Frame {
-    /// Time of each launch outside of sub-programs, by step.
+    /// Time of each launch outside of sub-programs, by step: the median of several series of launches, by the device's own clock if it has one.
     pub(crate) fn time_launches(&mut self, at_least: Duration) -> Result<Vec<(usize, Duration)>, Error> {
         let Some(driver) = self.addresses.memory.driver().cloned() else { return Ok(Vec::new()) };
+        let stamps = driver.stamps(2)?;
         let mut times = Vec::new();
         for (i, step) in self.steps.iter_mut().enumerate() {
             let Prepared::Launch(launch) = step else { continue };
-            let mut time = |n: u32| {
-                let started = Instant::now();
-                (0..n).try_for_each(|_| launch.start(&self.addresses, &self.statuses))?;
-                driver.finish()?;
-                Ok::<_, Error>(started.elapsed())
+            let mut series = |n: u32| {
+                let ask = || (0..n).try_for_each(|_| launch.start(&self.addresses, &self.statuses));
+                time_series(&*driver, stamps.as_deref(), ask)
             };
             // The first may load code.
-            time(1)?;
+            series(1)?;
             let mut n = 1;
-            let mut taken = time(n)?;
-            while taken < at_least && n < MOST_LAUNCHES {
+            let mut taken = series(n)?;
+            while taken * N_SERIES < at_least && n < MOST_LAUNCHES {
                 n *= 2;
-                taken = time(n)?;
+                taken = series(n)?;
             }
-            times.push((i, taken / n));
+            let mut all = [taken; N_SERIES as usize];
+            all[1..].iter_mut().try_for_each(|t| series(n).map(|taken| *t = taken))?;
+            all.sort_unstable();
+            times.push((i, all[all.len() / 2] / n));
         }
         Ok(times)
     }
 }
 
+/// Time of what is asked of the queue that computes.
+fn time_series(
+    driver: &dyn Driver,
+    stamps: Option<&dyn Stamps>,
+    ask: impl FnOnce() -> Result<(), Error>,
+) -> Result<Duration, Error> {
+    let started = Instant::now();
+    stamps.map_or(Ok(()), |s| s.stamp(0))?;
+    ask()?;
+    stamps.map_or(Ok(()), |s| s.stamp(1))?;
+    driver.finish()?;
+    stamps.map_or_else(|| Ok(started.elapsed()), |s| s.between(0, 1))
+}
+
+/// Series of launches, of which the median counts.
+const N_SERIES: u32 = 5;
 /// Launches of one kernel that are timed together.
 const MOST_LAUNCHES: u32 = 1 << 16;
 

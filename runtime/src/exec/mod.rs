@@ -21,7 +21,8 @@
 //! Their workers ask a [`Driver`] and do not wait: for kernels in one queue, for copies from and to other partitions in two others, ordered by
 //! events where a step depends on a copy. The caller's tensors cross through pinned memory. A run of such a partition ends when its device has
 //! finished, failed or not; then the status words of its launches are looked at. What a partition asks is captured when it runs for the second time,
-//! and replayed from then on, unless it receives or has control flow, variables, or sends to other devices, or is profiled.
+//! and replayed from then on: as a whole, or, where it receives, sends to other devices, or has control flow or variables, piece by piece between
+//! these (`segments`), its steps in program order. Not while it is profiled.
 //!
 //! # Floating point
 //!
@@ -37,6 +38,7 @@ mod memory;
 mod profile;
 mod rendezvous;
 mod resources;
+mod segments;
 mod shortage;
 mod step;
 mod team;
@@ -97,7 +99,7 @@ pub struct LaunchTime {
     pub partition: usize,
     /// Index of the step there.
     pub step: usize,
-    /// Mean over many launches, one right after the other.
+    /// Median over series of launches, one right after the other.
     pub time: Duration,
 }
 
@@ -160,17 +162,20 @@ impl Executor {
         self.shared.program.memory_use().iter().map(|(_, m)| m.total_bytes(self.threads_per_device)).sum()
     }
 
-    /// Starts, or starts again, to measure the time of each step; [`Executor::step_times`] tells.
-    pub fn start_profile(&self) {
+    /// Starts, or starts again, to measure the time of each step; [`Executor::step_times`] tells. Errors when a device has no room for it.
+    pub fn start_profile(&self) -> Result<(), Error> {
         let _turn = lock(&self.turn);
         for worker in &self.shared.workers {
             let frame = &mut lock(worker).frame;
-            frame.profile = Some(Profile::new(frame.steps.len()));
+            let driver = frame.addresses.memory.driver().cloned();
+            frame.profile = Some(Profile::new(frame.steps.len(), driver.as_deref())?);
         }
+        Ok(())
     }
 
     /// Time of each step in ns, summed over the runs since [`Executor::start_profile`], by partition and step. Steps of
-    /// sub-programs count for the step that runs them.
+    /// sub-programs count for the step that runs them. What a GPU computes is timed by its own events, from where its queue comes to the step to
+    /// where it is done with it; copies from and to other partitions by the time to ask for them.
     pub fn step_times(&self) -> Vec<Vec<u64>> {
         let _turn = lock(&self.turn);
         let times = |profile: &Profile| profile.total_ns.clone();
@@ -197,6 +202,12 @@ impl Executor {
             }
         }
         Ok(times)
+    }
+
+    /// By partition: how many pieces of it its device is asked for at once, each by one request; the whole is one.
+    pub fn captured(&self) -> Vec<usize> {
+        let _turn = lock(&self.turn);
+        self.shared.workers.iter().map(|w| lock(w).replay.n_captured()).collect()
     }
 
     /// What crossed emulated links in the last run, in the order in which it was sent.
@@ -247,6 +258,7 @@ impl Shared {
         let rendezvous = Arc::new(Rendezvous::new(program.partitions.len(), specs, patience, courier));
         let (resources, rendezvous_of) = (&*options.resources, &rendezvous);
         let links = |memory| Links { resources, slots: &slots, memory, rendezvous: rendezvous_of, targets: &targets };
+        let in_order = program.runs_in_order();
         let worker = |index: usize| {
             let partition = &program.partitions[index];
             let memory = &memories[index];
@@ -263,7 +275,7 @@ impl Shared {
                 scratch: Scratch::new(threads, workspace_bytes, frame.max_args())?,
                 caller,
                 schedule: Schedule::new(partition),
-                replay: Replaying::new(frame.is_replayable()),
+                replay: Replaying::of(&frame, in_order),
                 frame,
             }))
         };

@@ -12,7 +12,6 @@ use crate::error::{Error, ErrorKind};
 use crate::status;
 use crate::tensor::AlignedBytes;
 use std::cell::UnsafeCell;
-use std::time::Instant;
 
 /// Why a worker stops early.
 pub(crate) enum Stop {
@@ -20,6 +19,16 @@ pub(crate) enum Stop {
     Aborted,
     /// This one did.
     Failed(Error),
+}
+
+impl Stop {
+    /// As an error, whoever failed.
+    pub(crate) fn into_error(self) -> Error {
+        match self {
+            Stop::Failed(error) => error,
+            Stop::Aborted => Error::new(ErrorKind::DeviceFailed, "the run was aborted"),
+        }
+    }
 }
 
 impl From<Error> for Stop {
@@ -96,21 +105,25 @@ impl Frame {
         if context.rendezvous.is_aborted() {
             return Err(Stop::Aborted);
         }
-        let started = self.profile.is_some().then(Instant::now);
-        let result = match self.wait_for_copies(i) {
-            Ok(()) => self.start_step(i, context),
-            Err(error) => Err(Stop::Failed(error.context(format!("on {}", context.device)))),
-        };
-        if let (Some(started), Some(profile)) = (started, &mut self.profile) {
-            profile.record(i, started, Instant::now());
-        }
+        let on_device = |error: Error| Stop::Failed(error.context(format!("on {}", context.device)));
+        let waited = self.wait_for_copies(i).map_err(on_device);
+        let result = waited.and_then(|()| self.run_timed(i, context));
         match result {
             Err(Stop::Failed(error)) => Err(Stop::Failed(error.at(self.origin(i)))),
             other => other,
         }
     }
 
-    fn start_step(&mut self, i: usize, context: &mut Context<'_>) -> Result<(), Stop> {
+    fn run_timed(&mut self, i: usize, context: &mut Context<'_>) -> Result<(), Stop> {
+        let Some(profile) = &self.profile else { return self.start_step(i, context) };
+        let computes = !matches!(self.steps[i], Prepared::SendFromDevice(_) | Prepared::RecvOnDevice { .. });
+        let started = profile.begin(i, computes)?;
+        self.start_step(i, context)?;
+        self.profile.as_mut().map_or(Ok(()), |profile| Ok(profile.end(i, started, computes)?))
+    }
+
+    /// Starts step `i`; what it depends on was waited for.
+    pub(crate) fn start_step(&mut self, i: usize, context: &mut Context<'_>) -> Result<(), Stop> {
         let is_copy = matches!(self.steps[i], Prepared::SendFromDevice(_) | Prepared::RecvOnDevice { .. });
         if is_copy {
             return Ok(self.start_copy(i, context).map_err(|e| e.context(format!("on {}", context.device)))?);

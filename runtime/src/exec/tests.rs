@@ -219,7 +219,7 @@ fn a_ready_send_goes_before_ready_kernels() {
         home.buffers.push(buffer("v", DType::F32, &[4], at(128)));
         home.steps.insert(2, step(call(0, &[1, 0, 4], 4), "/v", &[1]));
         let e = executor(p, 2);
-        e.start_profile();
+        e.start_profile().unwrap();
         e.run(&[Tensor::from_slice(&[1f32; 4], &[4]).unwrap()]).unwrap();
         let spans = &e.step_spans()[0];
         assert!(spans[3].1 <= spans[2].0, "the send waits for a kernel");
@@ -569,7 +569,7 @@ fn a_waiting_kernel_takes_its_items_in_nanoseconds() {
     let steps = vec![step(wait.clone(), "/a", &[]), step(wait, "/b", &[])];
     let executor = executor(program(vec![], vec![], vec![partition(0, 0, vec![], vec![wait_kernel()], steps)]), 2);
     assert_eq!(executor.step_spans(), [[]], "nothing is profiled yet");
-    executor.start_profile();
+    executor.start_profile().unwrap();
     executor.run(&[]).unwrap();
     executor.run(&[]).unwrap();
     let [a, b] = executor.step_spans()[0][..] else { panic!("two steps") };

@@ -4,6 +4,7 @@ use super::caller::CallerTensors;
 use super::frame::{Frame, Prepared};
 use super::memory::Memory;
 use super::rendezvous::Rendezvous;
+use super::segments::Segments;
 use super::step::{Context, Scratch, Stop};
 use super::team::{Leader, panic_message};
 use crate::device::DeviceName;
@@ -68,6 +69,13 @@ impl Worker {
         let started = run.start(&mut self.frame, &mut self.schedule, &mut self.replay, &mut context);
         // Whatever happened: copies of this run use memory that the next one does.
         let finished = driver.finish().map_err(|e| on_device(self.frame.explain_fault(e)));
+        if let Some(profile) = &mut self.frame.profile {
+            if started.is_err() || finished.is_err() {
+                profile.forget()
+            } else {
+                profile.settle().map_err(on_device)?
+            }
+        }
         started?;
         finished?;
         self.frame.check_launches(&context)?;
@@ -76,19 +84,41 @@ impl Worker {
     }
 }
 
-/// How often a device's requests were made one by one, until they are captured, and replayed from then on.
+/// How a device is asked for a run. The first one loads code and finds faults that concern a single request: its requests are made one by one.
 pub(crate) enum Replaying {
-    /// The first run loads code and finds faults that concern a single request.
+    /// All at once, from the second run on.
+    Whole(Progress),
+    /// In pieces, from the second run on, which is to come if `is_first`.
+    Pieces { segments: Segments, is_first: bool },
+    /// One by one.
+    Never,
+}
+
+/// How often requests were made one by one, until they are captured, and replayed from then on.
+pub(crate) enum Progress {
     NotYet,
     Next,
-    Never,
     Always(Box<dyn Replay>),
 }
 
 impl Replaying {
-    /// For a partition that may be replayed, or may not.
-    pub(crate) fn new(is_possible: bool) -> Replaying {
-        if is_possible { Replaying::NotYet } else { Replaying::Never }
+    /// For a partition; `in_order` says whether the steps of all may run in program order.
+    pub(crate) fn of(frame: &Frame, in_order: bool) -> Replaying {
+        let is_apart = frame.addresses.memory.driver().is_some();
+        match Some(frame).filter(|_| is_apart && in_order).and_then(Segments::of) {
+            _ if frame.is_replayable() => Replaying::Whole(Progress::NotYet),
+            Some(segments) => Replaying::Pieces { segments, is_first: true },
+            None => Replaying::Never,
+        }
+    }
+
+    /// How many requests for more than one step there are.
+    pub(crate) fn n_captured(&self) -> usize {
+        match self {
+            Replaying::Whole(Progress::Always(_)) => 1,
+            Replaying::Pieces { segments, .. } => segments.n_captured(),
+            Replaying::Whole(_) | Replaying::Never => 0,
+        }
     }
 }
 
@@ -126,23 +156,33 @@ impl DeviceRun<'_> {
             return self.ask(frame, schedule, context);
         }
         match replay {
-            Replaying::Always(replay) => return Ok(replay.start()?),
-            Replaying::Never => {}
-            Replaying::NotYet => *replay = Replaying::Next,
-            Replaying::Next => {
-                let mut ask = || match self.ask(frame, schedule, context) {
-                    Ok(()) => Ok(()),
-                    Err(Stop::Failed(error)) => Err(error),
-                    Err(Stop::Aborted) => Err(Error::new(ErrorKind::DeviceFailed, "the run was aborted")),
-                };
-                *replay = match self.driver.capture(&mut ask)? {
-                    Some(captured) => {
-                        captured.start()?;
-                        Replaying::Always(captured)
-                    }
-                    None => Replaying::Never,
-                };
-                if let Replaying::Always(_) = replay {
+            Replaying::Never => self.ask(frame, schedule, context),
+            Replaying::Whole(progress) => self.start_whole(frame, schedule, progress, context),
+            Replaying::Pieces { is_first: first @ true, .. } => {
+                *first = false;
+                self.ask(frame, schedule, context)
+            }
+            Replaying::Pieces { segments, .. } => {
+                self.around(frame, context, |frame, context| segments.run(self.index, frame, &**self.driver, context))
+            }
+        }
+    }
+
+    fn start_whole(
+        &self,
+        frame: &mut Frame,
+        schedule: &mut Option<Schedule>,
+        progress: &mut Progress,
+        context: &mut Context<'_>,
+    ) -> Result<(), Stop> {
+        match progress {
+            Progress::Always(replay) => return Ok(replay.start()?),
+            Progress::NotYet => *progress = Progress::Next,
+            Progress::Next => {
+                let mut ask = || self.ask(frame, schedule, context).map_err(Stop::into_error);
+                if let Some(captured) = self.driver.capture(true, &mut ask)? {
+                    captured.start()?;
+                    *progress = Progress::Always(captured);
                     return Ok(());
                 }
             }
@@ -151,9 +191,19 @@ impl DeviceRun<'_> {
     }
 
     fn ask(&self, frame: &mut Frame, schedule: &mut Option<Schedule>, context: &mut Context<'_>) -> Result<(), Stop> {
+        self.around(frame, context, |frame, context| run_frame(self.index, frame, schedule, context))
+    }
+
+    /// Uploads what the caller gives, runs the steps, and downloads what the caller gets.
+    fn around(
+        &self,
+        frame: &mut Frame,
+        context: &mut Context<'_>,
+        steps: impl FnOnce(&mut Frame, &mut Context<'_>) -> Result<(), Stop>,
+    ) -> Result<(), Stop> {
         let on_device = |e: Error, context: &Context<'_>| e.context(format!("on {}", context.device));
         self.caller.upload().map_err(|e| on_device(e, context))?;
-        run_frame(self.index, frame, schedule, context)?;
+        steps(frame, context)?;
         frame.statuses.ask(&frame.addresses.memory).map_err(|e| on_device(e, context))?;
         self.caller.download().map_err(|e| on_device(e, context))?;
         Ok(())

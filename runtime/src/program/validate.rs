@@ -379,15 +379,42 @@ fn check_transfers(p: &Program, violations: &mut Vec<String>) {
         }
     }
     if violations.is_empty() {
-        check_cycles(p, &edges, violations);
+        let (n_stuck, n) = stuck(p, &edges);
+        if n_stuck > 0 {
+            violations.push(format!("{n_stuck} of {n} steps wait for themselves through transfers between devices"));
+        }
+    }
+}
+
+impl Program {
+    /// Whether devices with memory of their own may run their steps one after the other in program order, without waiting for each other in a ring.
+    /// Of a valid program.
+    pub(crate) fn runs_in_order(&self) -> bool {
+        let mut edges = Vec::new();
+        let mut sends: BTreeMap<&Key, Place> = BTreeMap::new();
+        let mut recvs: Vec<(&Key, Place)> = Vec::new();
+        for (d, partition) in self.partitions.iter().enumerate() {
+            for (i, step) in partition.steps.iter().enumerate() {
+                match &step.kind {
+                    StepKind::Send { key, .. } => drop(sends.insert(key, (d, i))),
+                    StepKind::Recv { key, .. } => recvs.push((key, (d, i))),
+                    _ => {}
+                }
+                if i > 0 && partition.device.kind.has_own_memory() {
+                    edges.push(((d, i - 1), (d, i)));
+                }
+            }
+        }
+        edges.extend(recvs.iter().filter_map(|(key, recv)| Some((*sends.get(key)?, *recv))));
+        stuck(self, &edges).0 == 0
     }
 }
 
 /// Partition and step.
 type Place = (usize, usize);
 
-/// Kahn's algorithm over the steps of all partitions.
-fn check_cycles(p: &Program, transfers: &[(Place, Place)], violations: &mut Vec<String>) {
+/// Kahn's algorithm over the steps of all partitions, with these edges beside their dependencies: how many steps wait for themselves, and of how many.
+fn stuck(p: &Program, edges: &[(Place, Place)]) -> (usize, usize) {
     let first: Vec<usize> =
         p.partitions.iter().scan(0, |sum, part| Some(std::mem::replace(sum, *sum + part.steps.len()))).collect();
     let n: usize = p.partitions.iter().map(|part| part.steps.len()).sum();
@@ -401,7 +428,7 @@ fn check_cycles(p: &Program, transfers: &[(Place, Place)], violations: &mut Vec<
             step.deps.iter().for_each(|dep| edge(first[d] + dep.0 as usize, first[d] + i));
         }
     }
-    transfers.iter().for_each(|&((d, i), (e, j))| edge(first[d] + i, first[e] + j));
+    edges.iter().for_each(|&((d, i), (e, j))| edge(first[d] + i, first[e] + j));
     let mut ready: Vec<usize> = (0..n).filter(|&i| n_before[i] == 0).collect();
     let mut done = 0;
     while let Some(i) = ready.pop() {
@@ -413,9 +440,7 @@ fn check_cycles(p: &Program, transfers: &[(Place, Place)], violations: &mut Vec<
             }
         }
     }
-    if done < n {
-        violations.push(format!("{} of {n} steps wait for themselves through transfers between devices", n - done));
-    }
+    (n - done, n)
 }
 
 #[cfg(test)]

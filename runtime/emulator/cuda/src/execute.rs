@@ -146,6 +146,7 @@ impl World {
     fn launch(&mut self, gpu: usize, call: &LaunchCall) -> Result<(), (Code, String)> {
         let found = &mut self.gpus[gpu];
         found.n_launches += 1;
+        found.n_threads += call.config.grid.iter().chain(&call.config.block).map(|&n| u64::from(n)).product::<u64>();
         let here = Some((gpu, found.n_launches));
         if self.settings.lose == here {
             return Err((DEVICE_UNAVAILABLE, "the device was lost, as EMULATED_CUDA asks".to_owned()));
@@ -161,7 +162,7 @@ impl World {
     fn mark(&mut self, event: usize, generation: u64) {
         if let Some(event) = self.events.get_mut(&event) {
             event.done = event.done.max(generation);
-            event.at = Some(Instant::now());
+            event.at = Some((Instant::now(), self.gpus[event.gpu].n_threads));
         }
     }
 

@@ -21,8 +21,8 @@ pub struct Event {
     pub gpu: usize,
     pub recorded: u64,
     pub done: u64,
-    /// When the last generation was done.
-    pub at: Option<Instant>,
+    /// When the last generation was done, and how many threads its device had launched then.
+    pub at: Option<(Instant, u64)>,
     /// The capture in which it was recorded last, and its generation there.
     pub captured: Option<(usize, u64)>,
 }
@@ -136,7 +136,11 @@ pub fn elapsed_ms(start: usize, end: usize) -> Outcome<f32> {
             let found = world.events.get(&event).ok_or(INVALID_HANDLE)?;
             if found.done < found.recorded { Err(NOT_READY) } else { found.at.ok_or(INVALID_HANDLE) }
         };
-        Ok(at(end)?.saturating_duration_since(at(start)?).as_secs_f32() * 1e3)
+        let ((from, threads_from), (to, threads_to)) = (at(start)?, at(end)?);
+        if world.settings.counts_threads {
+            return Ok(threads_to.saturating_sub(threads_from) as f32 / 1e6);
+        }
+        Ok(to.saturating_duration_since(from).as_secs_f32() * 1e3)
     })
 }
 

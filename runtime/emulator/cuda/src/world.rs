@@ -31,6 +31,8 @@ pub struct Settings {
     pub lose: Option<(usize, u64)>,
     /// `delay`: milliseconds after which a request is done although nothing waits for it; 3.
     pub delay: Duration,
+    /// `clock`: `host`, or `threads`, by which each launch takes a nanosecond for each of its threads, and all else nothing; `host`.
+    pub counts_threads: bool,
     /// `fault=D:N`: launch N of device D accesses an address that it must not.
     pub fault: Option<(usize, u64)>,
 }
@@ -46,6 +48,7 @@ impl Default for Settings {
             pools: true,
             delay: Duration::from_millis(3),
             lose: None,
+            counts_threads: false,
             fault: None,
         }
     }
@@ -83,6 +86,13 @@ impl Settings {
             "peers" => self.peers = value.parse::<u8>().ok()? != 0,
             "pools" => self.pools = value.parse::<u8>().ok()? != 0,
             "delay" => self.delay = Duration::from_millis(value.parse().ok()?),
+            "clock" => {
+                self.counts_threads = match value {
+                    "host" => false,
+                    "threads" => true,
+                    _ => return None,
+                }
+            }
             "lose" => self.lose = Some(place()?),
             "fault" => self.fault = Some(place()?),
             _ => return None,
@@ -97,6 +107,8 @@ pub struct Gpu {
     pub number: usize,
     pub device: Device,
     pub n_launches: u64,
+    /// Threads of all launches so far.
+    pub n_threads: u64,
     /// What every later call gives, once something has gone wrong.
     pub broken: Option<Code>,
     /// Devices whose memory this one may reach.
@@ -145,6 +157,7 @@ pub fn init() -> Outcome {
         number,
         device: Device::new(Limits { memory_bytes: settings.memory_bytes, ..Limits::default() }),
         n_launches: 0,
+        n_threads: 0,
         broken: None,
         peers: BTreeSet::new(),
         n_retained: 0,
