@@ -4,7 +4,7 @@
 //! wide-vector emitter and the CUDA printer, all consume it. Registers are numbered in order of definition.
 
 use crate::ir::scalar::ScalarOp;
-use gristmill_runtime::DType;
+use gristmill_runtime::{DType, Tensor};
 use std::fmt;
 
 /// A register of a [`VecProg`]: the index of the instruction that defines it.
@@ -99,22 +99,10 @@ impl VecProg {
 
 /// Bits of a real number in a dtype, zero extended to 64.
 pub fn real_bits(dtype: DType, v: f64) -> u64 {
-    use gristmill_runtime::half::{bf16, f16};
-    match dtype {
-        DType::F32 => (v as f32).to_bits().into(),
-        DType::F64 => v.to_bits(),
-        DType::F16 => f16::from_f64(v).to_bits().into(),
-        DType::BF16 => bf16::from_f64(v).to_bits().into(),
-        DType::I8 => u64::from(v as i8 as u8),
-        DType::I16 => u64::from(v as i16 as u16),
-        DType::I32 => u64::from(v as i32 as u32),
-        DType::I64 => v as i64 as u64,
-        DType::U8 => u64::from(v as u8),
-        DType::U16 => u64::from(v as u16),
-        DType::U32 => u64::from(v as u32),
-        DType::U64 => v as u64,
-        DType::Bool => u64::from(v != 0.0),
-    }
+    let t = Tensor::from_f64s(dtype, &[], &[v]).expect("one element fits rank 0");
+    let mut bytes = [0; 8];
+    bytes[..dtype.size_bytes()].copy_from_slice(t.as_bytes());
+    u64::from_le_bytes(bytes)
 }
 
 impl fmt::Display for VecProg {

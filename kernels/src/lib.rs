@@ -19,6 +19,7 @@ pub mod copy;
 pub mod cuda;
 pub mod depthwise;
 pub mod epilogue;
+pub mod float8;
 pub mod gemm;
 mod isa;
 pub mod pack;

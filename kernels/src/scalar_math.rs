@@ -150,7 +150,7 @@ const OTHER_SYMBOLS: &[Symbol] = &[
 
 /// The functions of this module by linker name.
 pub fn symbols() -> impl Iterator<Item = &'static Symbol> {
-    FLOAT_SYMBOLS.iter().chain(OTHER_SYMBOLS)
+    FLOAT_SYMBOLS.iter().chain(OTHER_SYMBOLS).chain(crate::float8::SYMBOLS)
 }
 
 #[cfg(test)]

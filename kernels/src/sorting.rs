@@ -1,5 +1,6 @@
 //! Selection of the greatest or least elements of a line, for every dtype.
 
+use crate::float8::{F8E4M3FN, F8E4M3FNUZ, F8E5M2, F8E5M2FNUZ};
 use crate::symbols::Symbol;
 use crate::{INVALID, OK};
 use half::{bf16, f16};
@@ -8,7 +9,7 @@ use std::cmp::Ordering;
 /// One line to select from, and where the selection goes. Strides are in elements.
 #[repr(C)]
 pub struct TopKLine {
-    /// Number of the dtype, in the order f32 f64 f16 bf16 i8 i16 i32 i64 u8 u16 u32 u64 bool.
+    /// Number of the dtype, in the order f32 f64 f16 bf16 f8e4m3fn f8e4m3fnuz f8e5m2 f8e5m2fnuz i8 i16 i32 i64 u8 u16 u32 u64 bool.
     pub dtype: u32,
     /// 1 for the greatest, 0 for the least.
     pub largest: u32,
@@ -92,7 +93,10 @@ pub unsafe extern "C" fn gm_top_k(
             }
         };
     }
-    dispatch!(0 f32, 1 f64, 2 f16, 3 bf16, 4 i8, 5 i16, 6 i32, 7 i64, 8 u8, 9 u16, 10 u32, 11 u64, 12 u8);
+    dispatch!(
+        0 f32, 1 f64, 2 f16, 3 bf16, 4 F8E4M3FN, 5 F8E4M3FNUZ, 6 F8E5M2, 7 F8E5M2FNUZ,
+        8 i8, 9 i16, 10 i32, 11 i64, 12 u8, 13 u16, 14 u32, 15 u64, 16 u8
+    );
     OK
 }
 

@@ -2,6 +2,7 @@
 //! long axes once there are more than 1000 elements, lines of at most 75 characters.
 
 use crate::dtype::DType;
+use crate::float8::{F8E4M3FN, F8E4M3FNUZ, F8E5M2, F8E5M2FNUZ};
 use crate::tensor::Tensor;
 use std::fmt;
 
@@ -49,7 +50,7 @@ fn words(tensor: &Tensor, shown: &[usize]) -> Vec<String> {
                     let width = if tensor.shape().is_empty() { 0 } else { 5 };
                     shown.iter().map(|i| format!("{:>width$}", text(i))).collect()
                 }
-                DType::F32 | DType::F64 | DType::F16 | DType::BF16 => {
+                _ => {
                     let numbers: Vec<Number> = shown.iter().map(|&i| Number::of(tensor, i)).collect();
                     if tensor.shape().is_empty() { vec![numbers[0].alone()] } else { columns(&numbers) }
                 }
@@ -73,18 +74,21 @@ struct Number {
 
 impl Number {
     fn of(tensor: &Tensor, i: usize) -> Number {
-        let (value, text) = match tensor.dtype() {
-            DType::F64 => (tensor.as_slice::<f64>()[i], format!("{:e}", tensor.as_slice::<f64>()[i].abs())),
-            DType::F16 => {
-                let x = tensor.as_slice::<half::f16>()[i];
-                (x.to_f64(), shortest(x.to_f64(), |y| half::f16::from_f64(y).to_f64()))
-            }
-            DType::BF16 => {
-                let x = tensor.as_slice::<half::bf16>()[i];
-                (x.to_f64(), shortest(x.to_f64(), |y| half::bf16::from_f64(y).to_f64()))
-            }
-            _ => (tensor.as_slice::<f32>()[i] as f64, format!("{:e}", tensor.as_slice::<f32>()[i].abs())),
-        };
+        macro_rules! narrow {
+            ($($variant:ident $ty:ty),*) => {
+                match tensor.dtype() {
+                    DType::F64 => (tensor.as_slice::<f64>()[i], format!("{:e}", tensor.as_slice::<f64>()[i].abs())),
+                    $(DType::$variant => {
+                        let x = tensor.as_slice::<$ty>()[i].to_f64();
+                        (x, shortest(x, |y| <$ty>::from_f64(y).to_f64()))
+                    })*
+                    _ => (tensor.as_slice::<f32>()[i] as f64, format!("{:e}", tensor.as_slice::<f32>()[i].abs())),
+                }
+            };
+        }
+        let (value, text) = narrow!(
+            F16 half::f16, BF16 half::bf16, F8E4M3FN F8E4M3FN, F8E4M3FNUZ F8E4M3FNUZ, F8E5M2 F8E5M2, F8E5M2FNUZ F8E5M2FNUZ
+        );
         let (mantissa, exponent) = text.split_once('e').unwrap_or(("0", "0"));
         Number { value, digits: mantissa.replace('.', ""), exponent: exponent.parse().unwrap_or(0) }
     }

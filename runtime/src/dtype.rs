@@ -1,5 +1,6 @@
 //! Element types of tensors, and the Rust types that stand for them.
 
+use gristmill_kernels::float8::{F8E4M3FN, F8E4M3FNUZ, F8E5M2, F8E5M2FNUZ, Format};
 use half::{bf16, f16};
 use std::fmt;
 
@@ -7,11 +8,53 @@ use std::fmt;
 pub trait Element: Copy + Send + Sync + PartialEq + fmt::Debug + Default + 'static {
     /// The dtype that this type stands for.
     const DTYPE: DType;
+
+    /// The value; 64-bit integers round, `bool` is 0 or 1.
+    fn to_f64(self) -> f64;
+
+    /// The nearest value, rounded once: integers truncate and saturate, NaN gives them 0; for `bool`, whether it is not 0.
+    fn from_f64(v: f64) -> Self;
 }
 
-/// Declares the dtypes once: variant, text name, Rust type.
+/// Conversions of numbers that `as` converts.
+macro_rules! primitive {
+    () => {
+        fn to_f64(self) -> f64 {
+            self as f64
+        }
+        fn from_f64(v: f64) -> Self {
+            v as Self
+        }
+    };
+}
+
+/// Conversions of types with methods for it.
+macro_rules! narrow {
+    () => {
+        fn to_f64(self) -> f64 {
+            Self::to_f64(self)
+        }
+        fn from_f64(v: f64) -> Self {
+            Self::from_f64(v)
+        }
+    };
+}
+
+/// Conversions of `bool`.
+macro_rules! truth {
+    () => {
+        fn to_f64(self) -> f64 {
+            f64::from(u8::from(self))
+        }
+        fn from_f64(v: f64) -> Self {
+            v != 0.0
+        }
+    };
+}
+
+/// Declares the dtypes once: variant, text name, Rust type, how it is converted.
 macro_rules! dtypes {
-    ($($(#[$doc:meta])* $variant:ident $name:literal $ty:ty),* $(,)?) => {
+    ($($(#[$doc:meta])* $variant:ident $name:literal $ty:ty as $number:ident),* $(,)?) => {
         /// Element type of a tensor. Text names are those of the IR (`f32`, `i64`, `bool`, ...).
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
         pub enum DType { $($(#[$doc])* $variant),* }
@@ -36,43 +79,75 @@ macro_rules! dtypes {
             }
         }
 
-        $(impl Element for $ty { const DTYPE: DType = DType::$variant; })*
+        $(impl Element for $ty {
+            const DTYPE: DType = DType::$variant;
+            $number!();
+        })*
     };
 }
 
 dtypes! {
     /// IEEE 754 binary32.
-    F32 "f32" f32,
+    F32 "f32" f32 as primitive,
     /// IEEE 754 binary64.
-    F64 "f64" f64,
+    F64 "f64" f64 as primitive,
     /// IEEE 754 binary16.
-    F16 "f16" f16,
+    F16 "f16" f16 as narrow,
     /// bfloat16: the upper half of binary32.
-    BF16 "bf16" bf16,
+    BF16 "bf16" bf16 as narrow,
+    /// 8-bit float of 4 exponent and 3 fraction bits without infinity (OFP8).
+    F8E4M3FN "f8e4m3fn" F8E4M3FN as narrow,
+    /// As `f8e4m3fn` with one zero.
+    F8E4M3FNUZ "f8e4m3fnuz" F8E4M3FNUZ as narrow,
+    /// 8-bit float of 5 exponent and 2 fraction bits (OFP8).
+    F8E5M2 "f8e5m2" F8E5M2 as narrow,
+    /// As `f8e5m2` with one zero and no infinity.
+    F8E5M2FNUZ "f8e5m2fnuz" F8E5M2FNUZ as narrow,
     /// Signed 8-bit.
-    I8 "i8" i8,
+    I8 "i8" i8 as primitive,
     /// Signed 16-bit.
-    I16 "i16" i16,
+    I16 "i16" i16 as primitive,
     /// Signed 32-bit.
-    I32 "i32" i32,
+    I32 "i32" i32 as primitive,
     /// Signed 64-bit.
-    I64 "i64" i64,
+    I64 "i64" i64 as primitive,
     /// Unsigned 8-bit.
-    U8 "u8" u8,
+    U8 "u8" u8 as primitive,
     /// Unsigned 16-bit.
-    U16 "u16" u16,
+    U16 "u16" u16 as primitive,
     /// Unsigned 32-bit.
-    U32 "u32" u32,
+    U32 "u32" u32 as primitive,
     /// Unsigned 64-bit.
-    U64 "u64" u64,
+    U64 "u64" u64 as primitive,
     /// Truth value in one byte.
-    Bool "bool" bool,
+    Bool "bool" bool as truth,
 }
 
 impl DType {
-    /// `f16`, `bf16`, `f32`, `f64`.
+    /// Any floating-point dtype.
     pub fn is_float(self) -> bool {
-        matches!(self, DType::F32 | DType::F64 | DType::F16 | DType::BF16)
+        matches!(self, DType::F32 | DType::F64) || self.is_narrow_float()
+    }
+
+    /// A float of 16 or 8 bits: storage, which is computed with in `f32` and rounded once.
+    pub fn is_narrow_float(self) -> bool {
+        matches!(self, DType::F16 | DType::BF16) || self.is_float8()
+    }
+
+    /// A float of 8 bits.
+    pub fn is_float8(self) -> bool {
+        self.float8().is_some()
+    }
+
+    /// What tells the floats of 8 bits apart.
+    pub fn float8(self) -> Option<Format> {
+        match self {
+            DType::F8E4M3FN => Some(F8E4M3FN::FORMAT),
+            DType::F8E4M3FNUZ => Some(F8E4M3FNUZ::FORMAT),
+            DType::F8E5M2 => Some(F8E5M2::FORMAT),
+            DType::F8E5M2FNUZ => Some(F8E5M2FNUZ::FORMAT),
+            _ => None,
+        }
     }
 
     /// Signed or unsigned integer; `bool` is not one.
@@ -116,6 +191,22 @@ macro_rules! with_dtype {
             }
             $crate::DType::BF16 => {
                 type $T = $crate::half::bf16;
+                $body
+            }
+            $crate::DType::F8E4M3FN => {
+                type $T = $crate::float8::F8E4M3FN;
+                $body
+            }
+            $crate::DType::F8E4M3FNUZ => {
+                type $T = $crate::float8::F8E4M3FNUZ;
+                $body
+            }
+            $crate::DType::F8E5M2 => {
+                type $T = $crate::float8::F8E5M2;
+                $body
+            }
+            $crate::DType::F8E5M2FNUZ => {
+                type $T = $crate::float8::F8E5M2FNUZ;
                 $body
             }
             $crate::DType::I8 => {

@@ -2,6 +2,7 @@
 //!
 //! This crate never sees ONNX, egg or Cranelift: an ahead-of-time binary links it and `gristmill-kernels` only.
 
+pub use gristmill_kernels::float8;
 pub use half;
 
 pub mod cpu;

@@ -1,8 +1,9 @@
 //! NumPy files: tensors from and to `.npy` (one array) and `.npz` (a zip archive of named arrays).
 //!
 //! Read: booleans, integers and floats of every size that a [`DType`] has, either byte order, C or Fortran order. `V2` (what NumPy writes for
-//! the `bfloat16` of `ml_dtypes`) is read as `bf16`. Written: little-endian, C order. NumPy has no `bf16` of its own: such a tensor is
-//! *stored as `u16` with the same bits*, and comes back as `u16`; [`Tensor::with_bits_as`] restores it.
+//! the `bfloat16` of `ml_dtypes`) is read as `bf16`, `V1` (its 8-bit floats) as `u8`. Written: little-endian, C order. NumPy has no `bf16` and no
+//! 8-bit floats of its own: such a tensor is *stored as `u16` or `u8` with the same bits*, and comes back as that;
+//! [`Tensor::with_bits_as`] restores it.
 //!
 //! Headers are parsed here, since a file may come from anywhere and must not be able to exhaust memory or the stack; the archive format is
 //! the zip crate's. A file that promises more data than it has is refused before that much memory is asked for.
@@ -127,6 +128,11 @@ fn malformed(what: &str) -> Error {
     Error::invalid(format!("not a good .npy file: {what}"))
 }
 
+/// Dtypes that NumPy has no name for: their bits are written as unsigned integers.
+fn lacks_name(dtype: DType) -> bool {
+    dtype == DType::BF16 || dtype.is_float8()
+}
+
 /// Type string that NumPy knows a dtype by.
 fn descr(dtype: DType) -> &'static str {
     match dtype {
@@ -137,7 +143,7 @@ fn descr(dtype: DType) -> &'static str {
         DType::I16 => "<i2",
         DType::I32 => "<i4",
         DType::I64 => "<i8",
-        DType::U8 => "|u1",
+        DType::U8 | DType::F8E4M3FN | DType::F8E4M3FNUZ | DType::F8E5M2 | DType::F8E5M2FNUZ => "|u1",
         DType::U16 | DType::BF16 => "<u2",
         DType::U32 => "<u4",
         DType::U64 => "<u8",
@@ -210,7 +216,9 @@ fn parse_descr(text: &str) -> Result<(DType, bool), Error> {
     let dtype = match kind {
         "?" => Some(DType::Bool),
         "V2" => Some(DType::BF16),
-        _ => DType::ALL.iter().copied().find(|&d| d != DType::BF16 && &descr(d)[1..] == kind),
+        // Some 8-bit float; the file does not say which.
+        "V1" => Some(DType::U8),
+        _ => DType::ALL.iter().copied().find(|&d| !lacks_name(d) && &descr(d)[1..] == kind),
     };
     let supported = "bool, i8 to i64, u8 to u64, f16, f32, f64";
     let unknown = || {
@@ -268,7 +276,7 @@ mod tests {
                 let bytes = bytes_of(&tensor);
                 assert_eq!((bytes.len() - tensor.size_bytes()) % 64, 0);
                 let back = read_npy(&*bytes).unwrap();
-                let back = if dtype == DType::BF16 { back.with_bits_as(DType::BF16).unwrap() } else { back };
+                let back = if lacks_name(dtype) { back.with_bits_as(dtype).unwrap() } else { back };
                 assert_eq!(back, tensor);
             }
         }

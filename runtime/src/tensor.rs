@@ -2,6 +2,7 @@
 
 use crate::dtype::{DType, Element};
 use crate::error::Error;
+use crate::with_dtype;
 use memmap2::MmapMut;
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::fmt;
@@ -144,6 +145,19 @@ impl Tensor {
     /// A tensor of rank 0.
     pub fn scalar<T: Element>(value: T) -> Tensor {
         Tensor::from_slice(&[value], &[]).expect("one element fits rank 0")
+    }
+
+    /// A tensor of numbers, each converted as [`Element::from_f64`] says. Errors as [`Tensor::from_bytes`].
+    pub fn from_f64s(dtype: DType, shape: &[usize], values: &[f64]) -> Result<Tensor, Error> {
+        with_dtype!(dtype, T => {
+            let elements: Vec<T> = values.iter().map(|&v| <T as Element>::from_f64(v)).collect();
+            Tensor::from_slice(&elements, shape)
+        })
+    }
+
+    /// The elements as numbers; 64-bit integers beyond 2^53 round, `bool` is 0 or 1.
+    pub fn to_f64s(&self) -> Vec<f64> {
+        with_dtype!(self.dtype, T => self.as_slice::<T>().iter().map(|&v| Element::to_f64(v)).collect())
     }
 
     /// A tensor from little-endian bytes. `bool` bytes other than 0 become 1.

@@ -58,6 +58,15 @@ pub fn inputs(compiled: &Compiled, flags: &InputFlags) -> Result<(Vec<Tensor>, V
     if let Some((name, _)) = given.iter().find(|(n, _)| !known.contains(&n.as_str())) {
         return Err(Error::invalid(unknown("input", name, known)));
     }
+    // What NumPy has no name for comes as unsigned integers of the same bits.
+    for (name, t) in &mut given {
+        let wanted = compiled.inputs().iter().find(|(n, _)| n == name).map(|(_, ty)| ty.dtype);
+        if let Some(wanted) = wanted
+            .filter(|w| w.is_narrow_float() && t.dtype().is_unsigned_int() && w.size_bytes() == t.dtype().size_bytes())
+        {
+            *t = t.with_bits_as(wanted)?;
+        }
+    }
     let mut rng = Rng(flags.seed);
     let mut random = Vec::new();
     let largest = compiled.largest_dims();
@@ -82,13 +91,13 @@ fn random_input(rng: &mut Rng, name: &str, ty: &Type) -> Result<Tensor> {
     })?;
     let mut t = Tensor::zeros(ty.dtype, &shape)?;
     match ty.dtype {
-        DType::F32 => t.as_mut_slice::<f32>().fill_with(|| rng.normal() as f32),
-        DType::F64 => t.as_mut_slice::<f64>().fill_with(|| rng.normal()),
+        d if d.is_float() => {
+            let values: Vec<f64> = (0..t.len()).map(|_| rng.normal()).collect();
+            t = Tensor::from_f64s(d, &shape, &values)?;
+        }
         DType::Bool => t.as_mut_slice::<bool>().fill(true),
         DType::I64 => t.as_mut_slice::<i64>().fill_with(|| (rng.bits() % 64) as i64),
         DType::I32 => t.as_mut_slice::<i32>().fill_with(|| (rng.bits() % 64) as i32),
-        DType::F16 => t.as_mut_slice().fill_with(|| gristmill_runtime::half::f16::from_f64(rng.normal())),
-        DType::BF16 => t.as_mut_slice().fill_with(|| gristmill_runtime::half::bf16::from_f64(rng.normal())),
         other => {
             let size = other.size_bytes();
             t.as_bytes_mut().chunks_mut(size).for_each(|c| c[0] = (rng.bits() % 64) as u8);

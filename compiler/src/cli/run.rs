@@ -10,7 +10,7 @@ use crate::options::{Options, Precision};
 use crate::units as format;
 use crate::{DType, Tensor};
 use clap::Args;
-use gristmill_runtime::{npy, with_dtype};
+use gristmill_runtime::npy;
 use serde_json::json;
 use std::path::PathBuf;
 use std::time::Instant;
@@ -163,7 +163,7 @@ fn compare_with_expected(args: &RunArgs, outputs: &Outputs) -> Result<()> {
 
 /// Right answers and total: arg-max over the last axis of the first output against labels.
 fn accuracy(outputs: &Outputs, path: &std::path::Path) -> Result<(usize, usize)> {
-    let labels = as_f64(&Tensor::from_npy(path)?);
+    let labels = Tensor::from_npy(path)?.to_f64s();
     let (name, scores) =
         outputs.iter().next().ok_or_else(|| Error::invalid("the model has no output to compare with labels"))?;
     let classes = scores.shape().last().copied().unwrap_or(0);
@@ -175,7 +175,7 @@ fn accuracy(outputs: &Outputs, path: &std::path::Path) -> Result<(usize, usize)>
             scores.shape()
         )));
     }
-    let values = as_f64(scores);
+    let values = scores.to_f64s();
     let best = |row: &[f64]| {
         row.iter().enumerate().fold((0, f64::NEG_INFINITY), |b, (i, &v)| if v > b.1 { (i, v) } else { b }).0
     };
@@ -183,35 +183,8 @@ fn accuracy(outputs: &Outputs, path: &std::path::Path) -> Result<(usize, usize)>
     Ok((right, labels.len()))
 }
 
-/// The elements as `f64`.
-pub fn as_f64(t: &Tensor) -> Vec<f64> {
-    trait ToF64 {
-        fn to_f64(self) -> f64;
-    }
-    macro_rules! as_cast {
-        ($($t:ty),*) => { $(impl ToF64 for $t { fn to_f64(self) -> f64 { self as f64 } })* };
-    }
-    as_cast!(f32, f64, i8, i16, i32, i64, u8, u16, u32, u64);
-    impl ToF64 for bool {
-        fn to_f64(self) -> f64 {
-            f64::from(u8::from(self))
-        }
-    }
-    impl ToF64 for gristmill_runtime::half::f16 {
-        fn to_f64(self) -> f64 {
-            gristmill_runtime::half::f16::to_f64(self)
-        }
-    }
-    impl ToF64 for gristmill_runtime::half::bf16 {
-        fn to_f64(self) -> f64 {
-            gristmill_runtime::half::bf16::to_f64(self)
-        }
-    }
-    with_dtype!(t.dtype(), T => t.as_slice::<T>().iter().map(|v| ToF64::to_f64(*v)).collect())
-}
-
 fn statistics(t: &Tensor) -> (f64, f64, f64) {
-    let v = as_f64(t);
+    let v = t.to_f64s();
     let (min, max) = v.iter().fold((f64::INFINITY, f64::NEG_INFINITY), |(a, b), &x| (a.min(x), b.max(x)));
     (min, v.iter().sum::<f64>() / v.len() as f64, max)
 }
@@ -223,7 +196,7 @@ fn summary(name: &str, t: &Tensor) -> String {
         return text;
     }
     let (min, mean, max) = statistics(t);
-    let first: Vec<String> = as_f64(t).iter().take(6).map(|v| number(*v, t.dtype())).collect();
+    let first: Vec<String> = t.to_f64s().iter().take(6).map(|v| number(*v, t.dtype())).collect();
     let dots = if t.len() > 6 { ", .." } else { "" };
     text.push_str(&format!(
         "  min {}  mean {mean:.6}  max {}  [{}{dots}]",
@@ -240,6 +213,6 @@ fn number(v: f64, dtype: DType) -> String {
 
 fn summary_json((name, t): (&str, &Tensor)) -> serde_json::Value {
     let (min, mean, max) = statistics(t);
-    let first: Vec<f64> = as_f64(t).into_iter().take(6).collect();
+    let first: Vec<f64> = t.to_f64s().into_iter().take(6).collect();
     json!({ "name": name, "dtype": t.dtype().name(), "shape": t.shape(), "min": min, "mean": mean, "max": max, "first": first })
 }

@@ -86,7 +86,7 @@ fn expand(source: &Graph, keep: &dyn Fn(&Graph, &Node) -> bool) -> Result<Graph>
 }
 
 fn is_half(graph: &Graph, v: ValueId) -> bool {
-    matches!(graph.ty(v).dtype, DType::F16 | DType::BF16)
+    graph.ty(v).dtype.is_narrow_float()
 }
 
 /// Whether the windows of a transposed convolution of `f32` tile its output: extents equal to the strides, nothing cut or added.
@@ -130,7 +130,7 @@ impl Writer<'_> {
     /// `x` in the dtype that composites compute in, and `x`'s own dtype.
     fn widen(&mut self, x: ValueId) -> Result<(ValueId, DType)> {
         let own = self.graph.ty(x).dtype;
-        let wide = if matches!(own, DType::F16 | DType::BF16) { DType::F32 } else { own };
+        let wide = if own.is_narrow_float() { DType::F32 } else { own };
         Ok((self.cast(x, wide)?, own))
     }
 

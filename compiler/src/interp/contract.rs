@@ -3,7 +3,7 @@
 //! Floating-point dtypes accumulate in `f64` and round once, at the end; integers accumulate in 64 bits, wrapping, which
 //! gives the same as wrapping in their own width.
 
-use super::reduce::{from_f64, softmax_line, to_f64};
+use super::reduce::{from_f64, softmax_line};
 use super::scalar::{Scalar, Wide};
 use super::view::{broadcast_strides, count, for_each_offset, transpose};
 use crate::error::Result;
@@ -23,7 +23,7 @@ impl Acc for f64 {
         self + a * b
     }
     fn load(t: &Tensor) -> Vec<f64> {
-        to_f64(t)
+        t.to_f64s()
     }
     fn store(values: &[f64], dtype: DType, shape: &[usize]) -> Result<Tensor> {
         from_f64(values, dtype, shape)
@@ -241,11 +241,11 @@ pub fn attention(
     let mut scores_shape = shape.to_vec();
     scores_shape[rank - 1] = n_k;
     let mask = match mask {
-        Some(m) => Some(to_f64(&super::view::broadcast(m, &scores_shape)?)),
+        Some(m) => Some(super::view::broadcast(m, &scores_shape)?.to_f64s()),
         None => None,
     };
     let mut out = accumulators::<f64>(shape)?;
-    let (q, k, values) = (to_f64(q), to_f64(k), to_f64(v));
+    let (q, k, values) = (q.to_f64s(), k.to_f64s(), v.to_f64s());
     for row in 0..batches * n_q {
         let (batch, i) = (row / n_q, row % n_q);
         let query = &q[row * d..][..d];

@@ -139,11 +139,6 @@ pub fn arg_reduce(x: &Tensor, kind: Extremum, axis: usize, select_last: bool, sh
     Ok(out)
 }
 
-/// Elements as `f64`.
-pub fn to_f64(x: &Tensor) -> Vec<f64> {
-    with_dtype!(x.dtype(), T => x.as_slice::<T>().iter().map(|v| v.to_f64()).collect())
-}
-
 /// A floating-point tensor from `f64` elements, each rounded once.
 pub fn from_f64(values: &[f64], dtype: DType, shape: &[usize]) -> Result<Tensor> {
     let mut out = Tensor::zeros(dtype, shape)?;
@@ -178,7 +173,7 @@ pub fn softmax_line(line: &mut [f64], log: bool) {
 
 /// [`Op::Softmax`](crate::ir::Op::Softmax).
 pub fn softmax(x: &Tensor, axis: usize, log: bool) -> Result<Tensor> {
-    let mut values = to_f64(x);
+    let mut values = x.to_f64s();
     for_each_line(x.shape(), axis, |offsets| {
         let mut line: Vec<f64> = offsets.iter().map(|&o| values[o]).collect();
         softmax_line(&mut line, log);
@@ -199,7 +194,7 @@ pub fn rms_norm(x: &Tensor, gamma: &Tensor, epsilon: f64) -> Result<Tensor> {
 
 /// With `beta`, the mean is subtracted first.
 fn norm(x: &Tensor, gamma: &Tensor, beta: Option<&Tensor>, epsilon: f64) -> Result<Tensor> {
-    let (mut values, gamma, offset) = (to_f64(x), to_f64(gamma), beta.map(to_f64));
+    let (mut values, gamma, offset) = (x.to_f64s(), gamma.to_f64s(), beta.map(Tensor::to_f64s));
     if gamma.is_empty() {
         return Ok(x.clone());
     }

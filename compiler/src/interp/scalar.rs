@@ -8,6 +8,7 @@ use super::erf::erf;
 use crate::error::{Error, Result};
 use crate::ir::ScalarOp;
 use crate::vecprog::real_bits;
+use gristmill_runtime::float8::{F8E4M3FN, F8E4M3FNUZ, F8E5M2, F8E5M2FNUZ};
 use gristmill_runtime::half::{bf16, f16};
 use gristmill_runtime::{DType, Element, Tensor};
 
@@ -20,12 +21,12 @@ pub enum Wide {
     Int(i128),
 }
 
-/// An element type with the primitive ops on it. `None` stands for an op outside the dtype's domain; half types have
+/// An element type with the primitive ops on it. `None` stands for an op outside the dtype's domain; narrow floats have
 /// none, because programs widen them first.
 pub trait Scalar: Element + PartialOrd {
-    /// Identity of `max`: minus infinity, the least integer, false.
+    /// Identity of `max`: minus infinity or the least number, false.
     const LEAST: Self;
-    /// Identity of `min`: infinity, the greatest integer, true.
+    /// Identity of `min`: infinity or the greatest number, true.
     const GREATEST: Self;
 
     /// The value, exactly.
@@ -41,14 +42,6 @@ pub trait Scalar: Element + PartialOrd {
     #[allow(clippy::eq_op)]
     fn is_nan(self) -> bool {
         self != self
-    }
-
-    /// Real value; 64-bit integers round.
-    fn to_f64(self) -> f64 {
-        match self.to_wide() {
-            Wide::Float(v) => v,
-            Wide::Int(v) => v as f64,
-        }
     }
 }
 
@@ -176,11 +169,11 @@ macro_rules! float_scalar {
 }
 float_scalar!(f32, f64);
 
-macro_rules! half_scalar {
-    ($($t:ident),*) => { $(
+macro_rules! narrow_scalar {
+    ($($t:ident $least:ident $greatest:ident),* $(,)?) => { $(
         impl Scalar for $t {
-            const LEAST: $t = $t::NEG_INFINITY;
-            const GREATEST: $t = $t::INFINITY;
+            const LEAST: $t = $t::$least;
+            const GREATEST: $t = $t::$greatest;
 
             fn to_wide(self) -> Wide {
                 Wide::Float(self.into())
@@ -200,7 +193,14 @@ macro_rules! half_scalar {
         }
     )* };
 }
-half_scalar!(f16, bf16);
+narrow_scalar! {
+    f16 NEG_INFINITY INFINITY,
+    bf16 NEG_INFINITY INFINITY,
+    F8E4M3FN LEAST GREATEST,
+    F8E4M3FNUZ LEAST GREATEST,
+    F8E5M2 LEAST GREATEST,
+    F8E5M2FNUZ LEAST GREATEST,
+}
 
 impl Scalar for bool {
     const LEAST: bool = false;

@@ -306,11 +306,9 @@ fn parse_numbers(dtype: DType, data: &str) -> Option<Vec<u8>> {
         match dtype {
             DType::F32 => num!(f32),
             DType::F64 => num!(f64),
-            DType::F16 => {
-                bytes.extend_from_slice(&gristmill_runtime::half::f16::from_f32(text.parse().ok()?).to_le_bytes())
-            }
-            DType::BF16 => {
-                bytes.extend_from_slice(&gristmill_runtime::half::bf16::from_f32(text.parse().ok()?).to_le_bytes())
+            d if d.is_narrow_float() => {
+                let value = Tensor::from_f64s(d, &[], &[text.parse().ok()?]).ok()?;
+                bytes.extend_from_slice(value.as_bytes());
             }
             DType::I8 => num!(i8),
             DType::I16 => num!(i16),
@@ -320,7 +318,7 @@ fn parse_numbers(dtype: DType, data: &str) -> Option<Vec<u8>> {
             DType::U16 => num!(u16),
             DType::U32 => num!(u32),
             DType::U64 => num!(u64),
-            DType::Bool => bytes.push(text.parse::<bool>().ok()? as u8),
+            _ => bytes.push(text.parse::<bool>().ok()? as u8),
         }
     }
     Some(bytes)

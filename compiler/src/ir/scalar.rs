@@ -353,9 +353,8 @@ impl ScalarOp {
     /// Appends this op to `p` as primitives and returns the result register. Operand dtypes must have been checked by
     /// [`ScalarOp::result_dtype`].
     pub fn expand(self, p: &mut VecProg, args: &[Reg]) -> Reg {
-        let half = |d: DType| matches!(d, DType::F16 | DType::BF16);
         let d = p.dtype(*args.last().expect("every op has an operand"));
-        let widen = half(d) && !matches!(self, ScalarOp::Cast(_) | ScalarOp::Select);
+        let widen = d.is_narrow_float() && !matches!(self, ScalarOp::Cast(_) | ScalarOp::Select);
         if widen {
             let wide: Vec<Reg> = args.iter().map(|&a| p.op(ScalarOp::Cast(DType::F32), &[a])).collect();
             let r = self.expand(p, &wide);
@@ -464,19 +463,18 @@ impl ScalarOp {
 /// Casts that no backend has as one step go through `f32` (half types) or `u8` (`bool`).
 fn expand_cast(p: &mut VecProg, x: Reg, to: DType) -> Reg {
     let from = p.dtype(x);
-    let half = |d: DType| matches!(d, DType::F16 | DType::BF16);
     if from == to {
         return x;
     }
-    if to == DType::Bool && half(from) || half(from) && to != DType::F32 && to != DType::F64 {
+    if to == DType::Bool && from.is_narrow_float() || from.is_narrow_float() && to != DType::F32 && to != DType::F64 {
         let wide = p.op(ScalarOp::Cast(DType::F32), &[x]);
         return expand_cast(p, wide, to);
     }
-    if half(from) && to == DType::F64 {
+    if from.is_narrow_float() && to == DType::F64 {
         let wide = p.op(ScalarOp::Cast(DType::F32), &[x]);
         return p.op(ScalarOp::Cast(to), &[wide]);
     }
-    if half(to) && !from.is_float() {
+    if to.is_narrow_float() && !from.is_float() {
         // 64-bit integers round to f64 first: its 53 bits cannot change a rounding to 11 or 8 bits by double rounding
         // except at exact ties, which f64 keeps exact below 2^53.
         let wide = p.op(ScalarOp::Cast(DType::F64), &[x]);

@@ -75,7 +75,7 @@ impl Content {
         };
         if self.dtype.is_float() {
             let values: Vec<f64> = ints.iter().map(|&i| i as f64).collect();
-            let t = super::tensor::from_f64s(self.dtype, &values, &self.shape)?;
+            let t = gristmill_runtime::Tensor::from_f64s(self.dtype, &self.shape, &values)?;
             return Ok(Some(Out::Known(ty, Known::Tensor(t))));
         }
         let bits = 8 * self.dtype.size_bytes() as u32 - u32::from(self.dtype.is_signed_int());
@@ -276,7 +276,7 @@ fn arithmetic(cx: &mut Ctx<'_, '_>) -> Result<Option<Content>> {
 /// Symbolic dims times (or divided by) a constant that is a whole number (or its reciprocal), as `f32` scales are.
 fn scaled_by_real(cx: &mut Ctx<'_, '_>, op: &str, mut c: Content, other: usize) -> Result<Option<Content>> {
     let Some(t) = cx.constant(other)?.filter(|t| t.dtype().is_float() && c.dtype == t.dtype()) else { return Ok(None) };
-    let factors = super::tensor::to_f64s(&t);
+    let factors = t.to_f64s();
     if t.shape() != c.shape && factors.len() != 1 {
         return Ok(None);
     }

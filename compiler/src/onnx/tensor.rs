@@ -5,7 +5,6 @@ use super::skim::IN_MODEL;
 use crate::error::{Error, Result};
 use crate::ir::ConstData;
 use crate::ir::constant::DataFile;
-use gristmill_runtime::half::{bf16, f16};
 use gristmill_runtime::tensor::checked_size_bytes;
 use gristmill_runtime::{DType, Tensor};
 use prost::Message;
@@ -29,6 +28,10 @@ pub fn dtype_of(data_type: i32) -> Result<DType> {
         12 => DType::U32,
         13 => DType::U64,
         16 => DType::BF16,
+        17 => DType::F8E4M3FN,
+        18 => DType::F8E4M3FNUZ,
+        19 => DType::F8E5M2,
+        20 => DType::F8E5M2FNUZ,
         other => {
             return match dtype_name(other) {
                 Some(name) => Err(Error::unsupported(format!("element type {name} is not supported"))),
@@ -43,10 +46,6 @@ fn dtype_name(data_type: i32) -> Option<&'static str> {
         8 => "string",
         14 => "complex64",
         15 => "complex128",
-        17 => "float8e4m3fn",
-        18 => "float8e4m3fnuz",
-        19 => "float8e5m2",
-        20 => "float8e5m2fnuz",
         21 => "uint4",
         22 => "int4",
         23 => "float4e2m1",
@@ -117,8 +116,8 @@ fn typed_data(p: &TensorProto, dtype: DType) -> Vec<u8> {
         DType::U32 => unsigned(4),
         DType::I32 => ints(4),
         DType::I16 | DType::U16 | DType::F16 | DType::BF16 => ints(2),
-        DType::I8 | DType::U8 => ints(1),
         DType::Bool => p.int32_data.iter().map(|&v| (v != 0) as u8).collect(),
+        _ => ints(1),
     }
 }
 
@@ -251,30 +250,6 @@ pub(super) fn dense_of(
     Ok(dense)
 }
 
-/// Numbers of a tensor as `f64`; 64-bit integers beyond 2^53 lose precision.
-pub(super) fn to_f64s(t: &Tensor) -> Vec<f64> {
-    macro_rules! by {
-        ($T:ty) => {
-            t.as_slice::<$T>().iter().map(|&v| v as f64).collect()
-        };
-    }
-    match t.dtype() {
-        DType::F32 => by!(f32),
-        DType::F64 => by!(f64),
-        DType::F16 => t.as_slice::<f16>().iter().map(|v| v.to_f64()).collect(),
-        DType::BF16 => t.as_slice::<bf16>().iter().map(|v| v.to_f64()).collect(),
-        DType::I8 => by!(i8),
-        DType::I16 => by!(i16),
-        DType::I32 => by!(i32),
-        DType::I64 => by!(i64),
-        DType::U8 => by!(u8),
-        DType::U16 => by!(u16),
-        DType::U32 => by!(u32),
-        DType::U64 => by!(u64),
-        DType::Bool => t.as_slice::<bool>().iter().map(|&v| v as u8 as f64).collect(),
-    }
-}
-
 /// Elements of an integer or `bool` tensor as `i64`; `None` for other dtypes and for `u64` beyond `i64`.
 pub(super) fn to_i64s(t: &Tensor) -> Option<Vec<i64>> {
     macro_rules! by {
@@ -303,13 +278,5 @@ pub(super) fn from_i64s(dtype: DType, values: &[i64], shape: &[usize]) -> Result
         DType::Bool => values.iter().map(|&v| (v != 0) as u8).collect(),
         _ => values.iter().flat_map(|v| v.to_le_bytes().into_iter().take(width)).collect(),
     };
-    Ok(Tensor::from_bytes(dtype, shape, &bytes)?)
-}
-
-/// A floating-point tensor from `f64` values, rounded once.
-pub(super) fn from_f64s(dtype: DType, values: &[f64], shape: &[usize]) -> Result<Tensor> {
-    let width = dtype.size_bytes();
-    let bits = values.iter().map(|&v| crate::vecprog::real_bits(dtype, v));
-    let bytes: Vec<u8> = bits.flat_map(|b| b.to_le_bytes().into_iter().take(width)).collect();
     Ok(Tensor::from_bytes(dtype, shape, &bytes)?)
 }

@@ -7,7 +7,7 @@
 //! for its bytes to count, each place gets all and reduces it by itself.
 //!
 //! Every element is reduced in the order of the operands, and in the second case by the same kernel everywhere: results are the same bits at all
-//! places and in every run. Half types are summed in `f32`, and rounded once.
+//! places and in every run. Narrow floats are summed in `f32`, and rounded once.
 
 use super::Rebuild;
 use crate::error::Result;
@@ -138,7 +138,7 @@ impl Expansion<'_> {
     fn accumulator(&self, dtype: DType) -> DType {
         let is_mean = self.kind == ReduceKind::Mean;
         match dtype {
-            DType::F16 | DType::BF16 if !matches!(self.kind, ReduceKind::Max | ReduceKind::Min) => DType::F32,
+            d if d.is_narrow_float() && !matches!(self.kind, ReduceKind::Max | ReduceKind::Min) => DType::F32,
             _ if dtype.is_unsigned_int() && is_mean => DType::U64,
             _ if !dtype.is_float() && is_mean => DType::I64,
             _ => dtype,

@@ -189,27 +189,13 @@ fn uniform_map(op: ScalarOp, arity: usize, of: &dyn Fn(usize) -> Option<f64>) ->
 
 /// The value of all elements of a non-empty tensor, when they are the same and `f64` holds it exactly.
 pub(crate) fn uniform_of(t: &gristmill_runtime::Tensor) -> Option<f64> {
-    use gristmill_runtime::DType::*;
     let size = t.dtype().size_bytes();
     let bytes = t.as_bytes();
     if bytes.is_empty() || bytes[size..].iter().zip(bytes).any(|(a, b)| a != b) {
         return None;
     }
     let one = gristmill_runtime::Tensor::from_bytes(t.dtype(), &[], &bytes[..size]).ok()?;
-    let exact = |v: i128| (v.unsigned_abs() <= 1 << 53).then_some(v as f64);
-    match t.dtype() {
-        F32 => Some(one.as_slice::<f32>()[0].into()),
-        F64 => Some(one.as_slice::<f64>()[0]),
-        F16 => Some(one.as_slice::<gristmill_runtime::half::f16>()[0].to_f64()),
-        BF16 => Some(one.as_slice::<gristmill_runtime::half::bf16>()[0].to_f64()),
-        I8 => exact(one.as_slice::<i8>()[0].into()),
-        I16 => exact(one.as_slice::<i16>()[0].into()),
-        I32 => exact(one.as_slice::<i32>()[0].into()),
-        I64 => exact(one.as_slice::<i64>()[0].into()),
-        U8 => exact(one.as_slice::<u8>()[0].into()),
-        U16 => exact(one.as_slice::<u16>()[0].into()),
-        U32 => exact(one.as_slice::<u32>()[0].into()),
-        U64 => exact(one.as_slice::<u64>()[0].into()),
-        Bool => exact(one.as_slice::<bool>()[0].into()),
-    }
+    let value = one.to_f64s()[0];
+    // Of the integers from 2^53 on, some round.
+    (!t.dtype().is_int() || value.abs() < 2f64.powi(53)).then_some(value)
 }

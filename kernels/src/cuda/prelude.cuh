@@ -186,9 +186,10 @@ GM_DEVICE bf16 gm_bf16(f32 x) {
     r.bits = u16(x != x ? upper | 0x40u : (bits + 0x7fffu + (upper & 1u)) >> 16);
     return r;
 }
-// Through f32 rounded to odd: what is cut off there leaves a mark, so that the second rounding goes as the only one would.
-GM_DEVICE bf16 gm_bf16(f64 x) {
+// f32 rounded to odd: what is cut off leaves a mark, so that a second rounding to fewer bits goes as the only one would.
+GM_DEVICE f32 gm_odd_f32(f64 x) {
     f32 cut = __double2float_rz(x);
     u32 bits = __float_as_uint(cut);
-    return gm_bf16(__uint_as_float(x == x && f64(cut) != x ? bits | 1u : bits));
+    return __uint_as_float(x == x && f64(cut) != x ? bits | 1u : bits);
 }
+GM_DEVICE bf16 gm_bf16(f64 x) { return gm_bf16(gm_odd_f32(x)); }

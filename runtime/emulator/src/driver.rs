@@ -87,6 +87,7 @@ impl TensorMap {
 fn element(dtype: DType) -> TensorElement {
     match dtype {
         DType::Bool | DType::U8 | DType::I8 => TensorElement::U8,
+        DType::F8E4M3FN | DType::F8E4M3FNUZ | DType::F8E5M2 | DType::F8E5M2FNUZ => TensorElement::U8,
         DType::U16 | DType::I16 => TensorElement::U16,
         DType::U32 => TensorElement::U32,
         DType::I32 => TensorElement::S32,

@@ -425,7 +425,6 @@ impl Stamps for Timeline {
 fn element(dtype: DType) -> c_int {
     use sys::CUtensorMapDataType as T;
     let element = match dtype {
-        DType::Bool | DType::U8 | DType::I8 => T::CU_TENSOR_MAP_DATA_TYPE_UINT8,
         DType::U16 | DType::I16 => T::CU_TENSOR_MAP_DATA_TYPE_UINT16,
         DType::U32 => T::CU_TENSOR_MAP_DATA_TYPE_UINT32,
         DType::I32 => T::CU_TENSOR_MAP_DATA_TYPE_INT32,
@@ -435,6 +434,8 @@ fn element(dtype: DType) -> c_int {
         DType::F32 => T::CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
         DType::F64 => T::CU_TENSOR_MAP_DATA_TYPE_FLOAT64,
         DType::BF16 => T::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+        // Of 8 bits.
+        _ => T::CU_TENSOR_MAP_DATA_TYPE_UINT8,
     };
     element as c_int
 }

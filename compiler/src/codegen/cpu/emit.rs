@@ -26,15 +26,15 @@ pub(super) struct Emitter<'a> {
     pub(super) end: Value,
 }
 
-/// Register type of an element. Half types are held as their bits.
+/// Register type of an element. Narrow floats are held as their bits.
 pub(super) fn clif_type(dtype: DType) -> Type {
     match dtype {
         DType::F32 => types::F32,
         DType::F64 => types::F64,
-        DType::I8 | DType::U8 | DType::Bool => types::I8,
         DType::F16 | DType::BF16 | DType::I16 | DType::U16 => types::I16,
         DType::I32 | DType::U32 => types::I32,
         DType::I64 | DType::U64 => types::I64,
+        _ => types::I8,
     }
 }
 

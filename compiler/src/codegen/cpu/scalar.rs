@@ -26,7 +26,7 @@ impl Emitter<'_> {
         if op == ScalarOp::Select {
             return Ok(self.b.ins().select(args[0], args[1], args[2]));
         }
-        if matches!(from, DType::F16 | DType::BF16) {
+        if from.is_narrow_float() {
             return Err(Error::internal(format!("{op} of {from} was not widened")));
         }
         if from.is_float() { self.float_op(op, from, args) } else { self.int_op(op, from, args) }
@@ -197,10 +197,18 @@ impl Emitter<'_> {
                 let bits = self.b.ins().ishl_imm_s(bits, 16);
                 self.b.ins().bitcast(types::F32, MemFlagsData::new(), bits)
             }
+            (d, DType::F32) if d.is_float8() => {
+                let bits = self.b.ins().uextend(types::I32, x);
+                self.call(float8_function(d).1, &[bits], Some(types::F32))?.expect("declared with a result")
+            }
+            (DType::F32 | DType::F64, d) if d.is_float8() => {
+                let x = self.cast(x, from, DType::F64)?;
+                self.narrow_call(float8_function(d).0, x, types::I8)?
+            }
             (DType::F32, DType::BF16) => self.round_to_bf16(x),
-            (DType::F32, DType::F16) => self.half_call("gm_scalar_f32_to_f16", x)?,
-            (DType::F64, DType::F16) => self.half_call("gm_scalar_f64_to_f16", x)?,
-            (DType::F64, DType::BF16) => self.half_call("gm_scalar_f64_to_bf16", x)?,
+            (DType::F32, DType::F16) => self.narrow_call("gm_scalar_f32_to_f16", x, types::I16)?,
+            (DType::F64, DType::F16) => self.narrow_call("gm_scalar_f64_to_f16", x, types::I16)?,
+            (DType::F64, DType::BF16) => self.narrow_call("gm_scalar_f64_to_bf16", x, types::I16)?,
             (DType::F32, DType::F64) => self.b.ins().fpromote(types::F64, x),
             (DType::F64, DType::F32) => self.b.ins().fdemote(types::F32, x),
             (_, DType::Bool) if from.is_float() => {
@@ -218,9 +226,9 @@ impl Emitter<'_> {
         })
     }
 
-    fn half_call(&mut self, name: &'static str, x: Value) -> Result<Value> {
+    fn narrow_call(&mut self, name: &'static str, x: Value, to: Type) -> Result<Value> {
         let bits = self.call(name, &[x], Some(types::I32))?.expect("declared with a result");
-        Ok(self.b.ins().ireduce(types::I16, bits))
+        Ok(self.b.ins().ireduce(to, bits))
     }
 
     /// Round to nearest even; NaN keeps its sign and upper bits and becomes quiet.
@@ -282,6 +290,16 @@ impl Emitter<'_> {
 /// All ones in the width of an integer type: constants must not have bits beyond it.
 fn mask(ty: Type) -> i64 {
     if ty.bits() >= 64 { -1 } else { (1i64 << ty.bits()) - 1 }
+}
+
+/// Linker names of the conversions to (from `f64`) and from (to `f32`) a float of 8 bits.
+fn float8_function(dtype: DType) -> (&'static str, &'static str) {
+    match dtype {
+        DType::F8E4M3FN => ("gm_scalar_f64_to_f8e4m3fn", "gm_scalar_f8e4m3fn_to_f32"),
+        DType::F8E4M3FNUZ => ("gm_scalar_f64_to_f8e4m3fnuz", "gm_scalar_f8e4m3fnuz_to_f32"),
+        DType::F8E5M2 => ("gm_scalar_f64_to_f8e5m2", "gm_scalar_f8e5m2_to_f32"),
+        _ => ("gm_scalar_f64_to_f8e5m2fnuz", "gm_scalar_f8e5m2fnuz_to_f32"),
+    }
 }
 
 macro_rules! float_functions {

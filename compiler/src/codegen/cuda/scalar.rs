@@ -25,7 +25,7 @@ impl Emitter {
         match from {
             DType::F32 | DType::F64 => float(op, from == DType::F32, x, y).ok_or_else(lacking),
             DType::Bool => truth(op, x, y).ok_or_else(lacking),
-            DType::F16 | DType::BF16 => Err(Error::internal(format!("{op} of {from} was not widened"))),
+            d if d.is_narrow_float() => Err(Error::internal(format!("{op} of {from} was not widened"))),
             _ => self.integer(op, from, x, y).ok_or_else(lacking),
         }
     }
@@ -94,12 +94,11 @@ fn float(op: ScalarOp, single: bool, x: &str, y: &str) -> Option<String> {
 
 fn cast(x: &str, from: DType, to: DType) -> Result<String> {
     let ty = element_type(to);
-    let half = |d: DType| matches!(d, DType::F16 | DType::BF16);
     Ok(match (from, to) {
         _ if from == to => x.to_owned(),
-        (DType::F16 | DType::BF16, DType::F32) => format!("gm_f32({x})"),
-        (DType::F32 | DType::F64, DType::F16 | DType::BF16) => format!("gm_{ty}({x})"),
-        _ if half(from) || half(to) => {
+        (d, DType::F32) if d.is_narrow_float() => format!("gm_f32({x})"),
+        (DType::F32 | DType::F64, d) if d.is_narrow_float() => format!("gm_{ty}({x})"),
+        _ if from.is_narrow_float() || to.is_narrow_float() => {
             return Err(Error::internal(format!("cast of {from} to {to} was not expanded")));
         }
         (_, DType::Bool) => format!("{x} != {ty}(0)", ty = element_type(from)),

@@ -39,7 +39,7 @@ pub(super) fn literal(dtype: DType, bits: u64) -> String {
                 false => format!("__longlong_as_double({bits:#x}ll)"),
             }
         }
-        DType::F16 | DType::BF16 => format!("{}{{{bits:#06x}}}", dtype.name()),
+        d if d.is_narrow_float() => format!("{}{{{bits:#0width$x}}}", dtype.name(), width = 2 + 2 * dtype.size_bytes()),
         DType::Bool => (bits != 0).to_string(),
         DType::I8 => format!("i8({})", bits as i8),
         DType::I16 => format!("i16({})", bits as i16),
@@ -50,7 +50,7 @@ pub(super) fn literal(dtype: DType, bits: u64) -> String {
         DType::U8 => format!("u8({bits})"),
         DType::U16 => format!("u16({bits})"),
         DType::U32 => format!("{bits}u"),
-        DType::U64 => format!("{bits}ull"),
+        _ => format!("{bits}ull"),
     }
 }
 

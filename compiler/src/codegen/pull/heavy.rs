@@ -21,9 +21,12 @@ pub(in crate::codegen) fn accumulator(dtype: DType) -> DType {
 /// Bits of the least (`max`'s identity) or greatest (`min`'s) element of a dtype.
 pub(in crate::codegen) fn extreme_bits(dtype: DType, identity_of: Extremum) -> u64 {
     use crate::vecprog::real_bits;
+    use gristmill_runtime::float8::F8E5M2;
     let max = identity_of == Extremum::Max;
     match dtype {
         DType::Bool => u64::from(!max),
+        // Numbers saturate to a float of 8 bits; its infinities, where it has some, are asked for as such.
+        DType::F8E5M2 => if max { F8E5M2::LEAST } else { F8E5M2::GREATEST }.to_bits().into(),
         d if d.is_float() => real_bits(d, if max { f64::NEG_INFINITY } else { f64::INFINITY }),
         d if d.is_unsigned_int() => {
             if max {
@@ -544,7 +547,7 @@ pub(in crate::codegen) fn beats<E: Emit>(
     kind: Extremum,
 ) -> Result<E::Value> {
     let (a, b, dtype) = match dtype {
-        DType::F16 | DType::BF16 => (e.convert(a, dtype, DType::F32)?, e.convert(b, dtype, DType::F32)?, DType::F32),
+        d if d.is_narrow_float() => (e.convert(a, dtype, DType::F32)?, e.convert(b, dtype, DType::F32)?, DType::F32),
         DType::Bool => (a, b, DType::U8),
         _ => (a, b, dtype),
     };

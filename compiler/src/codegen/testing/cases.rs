@@ -20,7 +20,9 @@ pub fn scalar_ops(rng: &mut Rng) -> Vec<Case> {
             if op == ScalarOp::Select {
                 dtypes[0] = DType::Bool;
             }
-            if op.result_dtype(&dtypes).is_err() {
+            // Floats of 8 bits are widened as the others are that are narrow, so some ops stand for all.
+            let stands = matches!(op, ScalarOp::Add | ScalarOp::Select | ScalarOp::Exp | ScalarOp::Gt | ScalarOp::Gelu);
+            if op.result_dtype(&dtypes).is_err() || dtype.is_float8() && !stands {
                 continue;
             }
             let hi = if op == ScalarOp::Pow { 3.0 } else { 9.0 };
@@ -53,6 +55,30 @@ pub fn casts(rng: &mut Rng) -> Vec<Case> {
                 x.as_bytes_mut()[32..40].fill(0x80);
             }
             all.push(Case::of_op(&Op::Map(ScalarOp::Cast(to)), vec![x], 0.0));
+        }
+    }
+    all.extend(float8_casts());
+    all
+}
+
+/// Casts of every code of the floats of 8 bits, and to them of what lies on, below and above each tie.
+pub fn float8_casts() -> Vec<Case> {
+    let mut all = Vec::new();
+    for &d in DType::ALL {
+        let Some(format) = d.float8() else { continue };
+        let codes: Vec<u8> = (0..=255).collect();
+        let numbers: Vec<f64> = (0..=format.largest).map(|code| format.decode(code).into()).collect();
+        let mut ties: Vec<f64> = numbers.windows(2).map(|w| (w[0] + w[1]) / 2.0).collect();
+        ties.extend([format.overflow().0, 1e6, 1e-6]);
+        let near = |v: f64| {
+            [v, f64::from((v as f32).next_down()), f64::from((v as f32).next_up()), v.next_down(), v.next_up()]
+        };
+        let values: Vec<f64> = ties.iter().flat_map(|&v| near(v)).flat_map(|v| [v, -v]).collect();
+        for wide in [DType::F16, DType::F32, DType::F64] {
+            let x = Tensor::from_bytes(d, &[256], &codes).expect("a byte per element");
+            all.push(Case::of_op(&Op::Map(ScalarOp::Cast(wide)), vec![x], 0.0));
+            let x = Tensor::from_f64s(wide, &[values.len()], &values).expect("as many as there are");
+            all.push(Case::of_op(&Op::Map(ScalarOp::Cast(d)), vec![x], 0.0));
         }
     }
     all

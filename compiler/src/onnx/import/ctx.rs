@@ -1,7 +1,7 @@
 //! What a handler sees: the node's operands and attributes, and the builder.
 
 use super::super::proto::{AttributeProto, GraphProto, NodeProto, attribute_type as at};
-use super::super::tensor::{dense_of, tensor_of, to_f64s, to_i64s};
+use super::super::tensor::{dense_of, tensor_of, to_i64s};
 use super::{FOLD_LIMIT_BYTES, Importer, Known, Region, Slot, V};
 use crate::error::{Error, Result};
 use crate::ir::{Dim, GraphBuilder, Op, ReduceKind, ScalarOp, Shape, Type, ValueId};
@@ -225,7 +225,7 @@ impl<'c, 'm> Ctx<'c, 'm> {
 
     /// Elements of the numeric operand `i`, which must be a constant.
     pub fn reals_in(&mut self, i: usize) -> Result<Vec<f64>> {
-        Ok(to_f64s(&self.tensor(i)?))
+        Ok(self.tensor(i)?.to_f64s())
     }
 
     /// The only element of operand `i`, which must be a constant; `default` when absent.

@@ -5,7 +5,7 @@ use super::super::tensor::dtype_of;
 use super::MANY;
 use crate::error::{Error, Result};
 use crate::ir::{Dim, Real, ScalarOp, Shape, ValueId};
-use gristmill_runtime::DType;
+use gristmill_runtime::{DType, Tensor};
 
 macro_rules! maps {
     ($($name:literal $arity:literal $op:expr;)*) => {
@@ -217,12 +217,31 @@ fn is_inf<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
 }
 
 fn convert<'m>(cx: &mut Ctx<'_, 'm>, to: DType) -> Result<Outs<'m>> {
-    cx.ignore(&["saturate", "round_mode"]); // For types of 8 bits or fewer, which are refused.
+    cx.ignore(&["round_mode"]); // For the power-of-two scales of float8e8m0, which are refused.
+    let saturates = cx.i("saturate", 1)? != 0;
     if cx.ty(0)?.dtype == to {
         return Ok(vec![Out::Same(cx.v(0)?)]);
     }
     let x = cx.val(0)?;
-    one(cx.b().cast(x, to)?)
+    one(narrowed(cx, x, to, saturates)?)
+}
+
+/// `x` as `to`. Casts to floats of 8 bits saturate; where the model asks for it, what would have to is infinite or, in formats without
+/// infinities, NaN.
+pub(super) fn narrowed(cx: &mut Ctx<'_, '_>, x: ValueId, to: DType, saturates: bool) -> Result<ValueId> {
+    let y = cx.b().cast(x, to)?;
+    let Some(format) = to.float8().filter(|_| !saturates) else { return Ok(y) };
+    let (limit, inclusive) = format.overflow();
+    let [above, below] = if inclusive { [ScalarOp::Ge, ScalarOp::Le] } else { [ScalarOp::Gt, ScalarOp::Lt] };
+    let wide = if cx.dtype_of(x) == DType::F64 { DType::F64 } else { DType::F32 };
+    let x = cx.b().cast(x, wide)?;
+    let special = format.infinity.map_or([format.nan; 2], |code| [code, code | 0x80]);
+    [(above, limit, special[0]), (below, -limit, special[1])].into_iter().try_fold(y, |y, (op, limit, code)| {
+        let limit = cx.b().scalar(wide, limit);
+        let is_beyond = cx.map(op, &[x, limit])?;
+        let special = cx.b().constant(Tensor::from_bytes(to, &[], &[code])?);
+        cx.map(ScalarOp::Select, &[is_beyond, special, y])
+    })
 }
 
 fn cast<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {

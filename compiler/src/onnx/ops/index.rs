@@ -1,7 +1,6 @@
 //! Gathers, scatters and what is built on them.
 
 use super::super::import::{Ctx, FOLD_LIMIT_BYTES, OpDef, Out, Outs, axis_of, one};
-use super::super::tensor::to_f64s;
 use crate::error::{Error, Result};
 use crate::ir::{Dim, Op, ScalarOp, ScatterKind, Shape, ValueId};
 use gristmill_runtime::{DType, Tensor};
@@ -66,7 +65,7 @@ fn one_hot<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
     let ty = cx.ty(0)?;
     let axis = axis_of(cx.i("axis", -1)?, ty.rank() + 1)?;
     let depth = match cx.constant(1)? {
-        Some(t) if t.len() == 1 => Dim::constant(to_f64s(&t)[0] as i64),
+        Some(t) if t.len() == 1 => Dim::constant(t.to_f64s()[0] as i64),
         _ => cx.dims(1)?.first().cloned().ok_or_else(|| Error::invalid("depth is empty"))?,
     };
     if depth.as_const().is_some_and(|d| d < 0) {
@@ -103,7 +102,7 @@ fn non_zero<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
         return Err(Error::unsupported(format!("of a tensor of {} bytes", t.size_bytes())));
     }
     let rank = t.shape().len();
-    let hits: Vec<usize> = to_f64s(&t).iter().enumerate().filter(|(_, v)| **v != 0.0).map(|(i, _)| i).collect();
+    let hits: Vec<usize> = t.to_f64s().iter().enumerate().filter(|(_, v)| **v != 0.0).map(|(i, _)| i).collect();
     let mut out = vec![0i64; rank * hits.len()];
     for (k, &hit) in hits.iter().enumerate() {
         let mut rest = hit;

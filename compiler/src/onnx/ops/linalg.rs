@@ -1,7 +1,7 @@
 //! Determinants, distinct elements, and casts of bits.
 
 use super::super::import::{Ctx, FOLD_LIMIT_BYTES, OpDef, Out, Outs, axis_of, one};
-use super::super::tensor::{dtype_of, to_f64s};
+use super::super::tensor::dtype_of;
 use crate::error::{Error, Result};
 use crate::ir::{Dim, Extremum, Op, ScalarOp, ValueId};
 use gristmill_runtime::{DType, Tensor};
@@ -97,7 +97,7 @@ fn unique<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
         }
         None => (1, t.len(), 1),
     };
-    let values = to_f64s(&t);
+    let values = t.to_f64s();
     let slice = |i: usize| (0..outer * inner).map(move |e| (e / inner * n + i) * inner + e % inner);
     let compare = |&a: &usize, &b: &usize| {
         let pairs = slice(a).zip(slice(b));

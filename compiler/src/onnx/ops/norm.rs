@@ -39,7 +39,7 @@ fn batch_norm<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
     let args = cx.vals()?;
     let (x, rank) = (args[0], cx.shape_of(args[0]).rank());
     let dtype = cx.dtype_of(x);
-    let wide = if matches!(dtype, DType::F16 | DType::BF16) { DType::F32 } else { dtype };
+    let wide = if dtype.is_narrow_float() { DType::F32 } else { dtype };
     let mut wides = Vec::new();
     for &a in &args[1..] {
         wides.push(cx.b().cast(a, wide)?);

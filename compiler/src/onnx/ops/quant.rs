@@ -5,6 +5,7 @@
 use super::super::import::{Ctx, OpDef, Out, Outs, axis_of, one};
 use super::super::tensor::dtype_of;
 use super::contract::{conv_of, matmul_of};
+use super::elementwise::narrowed;
 use super::norm::per_channel;
 use crate::error::{Error, Result};
 use crate::ir::{Dim, ReduceKind, ScalarOp, Shape, ValueId};
@@ -68,14 +69,14 @@ fn dtype_attr(cx: &Ctx<'_, '_>, name: &'static str) -> Result<Option<DType>> {
 
 /// `saturate(round(x / scale) + zero_point)`, ties to even.
 fn quantize<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
-    cx.ignore(&["saturate"]); // For float8, which is refused.
+    let saturates = cx.i("saturate", 1)? != 0;
     let by = Granularity::read(cx)?;
     let (precision, asked) = (dtype_attr(cx, "precision")?, dtype_attr(cx, "output_dtype")?);
     let (x, scale, zero) = (cx.val(0)?, cx.val(1)?, cx.opt(2)?);
     let to = zero.map(|z| cx.dtype_of(z)).or(asked).unwrap_or(DType::U8);
     let shape = cx.shape_of(x);
     let inner = precision.unwrap_or(cx.dtype_of(scale));
-    if !inner.is_float() || !to.is_int() {
+    if !inner.is_float() || !to.is_int() && !to.is_float8() {
         return Err(Error::unsupported(format!("quantisation to {to} with scales of {inner}")));
     }
     let (x, scale) = (cx.b().cast(x, inner)?, cx.b().cast(scale, inner)?);
@@ -85,17 +86,27 @@ fn quantize<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
         None => None,
     };
     let q = cx.b().div(x, scale)?;
-    one(rounded(cx, q, zero, to)?)
+    one(match to.is_float8() {
+        true => {
+            let q = shifted(cx, q, zero)?;
+            narrowed(cx, q, to, saturates)?
+        }
+        false => rounded(cx, q, zero, to)?,
+    })
+}
+
+/// `q + zero` in `f32`.
+fn shifted(cx: &mut Ctx<'_, '_>, q: ValueId, zero: Option<ValueId>) -> Result<ValueId> {
+    let Some(zero) = zero else { return Ok(q) };
+    let q = cx.b().cast(q, DType::F32)?;
+    let zero = cx.b().cast(zero, DType::F32)?;
+    cx.b().add_(q, zero)
 }
 
 /// `saturate(round(q) + zero)` as `to`: the cast saturates.
 fn rounded(cx: &mut Ctx<'_, '_>, q: ValueId, zero: Option<ValueId>, to: DType) -> Result<ValueId> {
-    let mut q = cx.map(ScalarOp::Round, &[q])?;
-    if let Some(z) = zero {
-        q = cx.b().cast(q, DType::F32)?;
-        let z = cx.b().cast(z, DType::F32)?;
-        q = cx.b().add_(q, z)?;
-    }
+    let q = cx.map(ScalarOp::Round, &[q])?;
+    let q = shifted(cx, q, zero)?;
     cx.b().cast(q, to)
 }
 
@@ -105,9 +116,10 @@ fn dequantize<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
     let (x, scale, zero) = (cx.val(0)?, cx.val(1)?, cx.opt(2)?);
     let shape = cx.shape_of(x);
     let to = asked.unwrap_or(cx.dtype_of(scale));
-    let mut x = cx.b().cast(x, DType::I32)?;
+    let between = if cx.dtype_of(x).is_float8() { DType::F32 } else { DType::I32 };
+    let mut x = cx.b().cast(x, between)?;
     if let Some(z) = zero {
-        let z = cx.b().cast(z, DType::I32)?;
+        let z = cx.b().cast(z, between)?;
         let z = by.spread(cx, z, &shape)?;
         x = cx.b().sub(x, z)?;
     }

@@ -287,7 +287,7 @@ fn interpolated(cx: &mut Ctx<'_, '_>, x: ValueId, sampling: &Sampling, plan: &Ax
     }
     let ty = cx.type_of(x);
     let t = if ty.dtype.is_float() {
-        super::super::tensor::from_f64s(ty.dtype, &columns, &[plan.from, plan.to])?
+        gristmill_runtime::Tensor::from_f64s(ty.dtype, &[plan.from, plan.to], &columns)?
     } else {
         Tensor::from_slice(&columns.iter().map(|&v| v as f32).collect::<Vec<f32>>(), &[plan.from, plan.to])?
     };

@@ -364,10 +364,8 @@ fn holds(large: DType, small: DType) -> bool {
     match (small, large) {
         (a, b) if a == b => true,
         (DType::Bool, b) => b != DType::Bool,
-        (a, b) if a.is_float() && b.is_float() => {
-            b == DType::F64 || b == DType::F32 && matches!(a, DType::F16 | DType::BF16)
-        }
-        (a, b) if a.is_int() && b.is_float() => int_bits(a) <= mantissa(b) && !matches!(b, DType::F16),
+        (a, b) if a.is_float() && b.is_float() => b == DType::F64 || b == DType::F32 && a.is_narrow_float(),
+        (a, b) if a.is_int() && b.is_float() => int_bits(a) <= mantissa(b) && b != DType::F16 && !b.is_float8(),
         (a, b) if a.is_int() && b.is_int() => int_bits(a) <= int_bits(b) && (!a.is_signed_int() || b.is_signed_int()),
         _ => false,
     }

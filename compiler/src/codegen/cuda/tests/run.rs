@@ -193,6 +193,13 @@ fn every_cast() {
     check_all("CUDA kernels of casts", &testing::casts(&mut Rng(2)));
 }
 
+/// `every_cast` goes by arithmetic, these by the instructions that architectures have from sm_89 on.
+#[test]
+fn casts_of_8_bits_by_the_hardware() {
+    let arch = Arch::parse("sm_89").unwrap();
+    check_with(arch.into(), "CUDA kernels of casts of 8 bits", &testing::float8_casts());
+}
+
 #[test]
 fn broadcasts_and_shapes() {
     let mut cases = testing::broadcasts(&mut Rng(3));
