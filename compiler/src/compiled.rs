@@ -7,9 +7,9 @@ use crate::nearest::unknown;
 use crate::onnx;
 use crate::options::Options;
 use crate::pipeline::{Lowered, Planned, costs, lower, plan, replan};
-use crate::place::{Horizon, Replacement, gpus};
+use crate::place::{Horizon, Objective, Replacement, gpus};
 use gristmill_runtime::driver::Driver;
-use gristmill_runtime::exec::{ExecOptions, Executor, LaunchTime};
+use gristmill_runtime::exec::{ExecOptions, Lanes, LaunchTime};
 use gristmill_runtime::program::{Partition, Program, Step, StepKind};
 use gristmill_runtime::{DeviceName, Tensor};
 use std::collections::{BTreeMap, BTreeSet};
@@ -56,11 +56,12 @@ pub struct Compiled {
     drivers: Mutex<BTreeMap<DeviceName, Arc<dyn Driver>>>,
 }
 
-/// One specialisation: every stage's result, and the executor that runs it.
+/// One specialisation: every stage's result, and the executors that run it.
 pub struct Executable {
     /// The stages.
     pub lowered: Lowered,
-    executor: Executor,
+    /// As many as runs can be in flight.
+    lanes: Lanes,
 }
 
 /// Named results of a run, in the model's order.
@@ -181,7 +182,13 @@ impl Compiled {
 
     /// What would become of the placement with the times of `measured`: the one that was compiled for given inputs, or a better one where
     /// that pays over `horizon`. Time to rebuild is that of code generation, if anything moves.
+    ///
+    /// Errors when placements are for another objective than latency.
     pub fn replan(&self, tensors: &[Tensor], measured: &Arc<Measured>, steps: u64) -> Result<Replacement> {
+        if self.options.objective != Objective::Latency {
+            let message = "placements are decided anew by measured times for latency only";
+            return Err(Error::invalid(message).hint("Options::objective as it is by default"));
+        }
         let executable = self.for_inputs(tensors)?;
         let report = &executable.lowered.report;
         let rebuild = report.stages.iter().find(|(stage, _)| *stage == "codegen").map_or(0, |(_, ns)| *ns);
@@ -248,8 +255,10 @@ impl Compiled {
         let lowered = lower(graph, &self.options)?;
         let threads = self.options.threads.unwrap_or_else(gristmill_runtime::cpu::n_cores);
         let drivers = self.drivers(&lowered.program)?;
-        let executor = Executor::new(lowered.program.clone(), &ExecOptions { threads, drivers, ..Default::default() })?;
-        let made = Arc::new(Executable { lowered, executor });
+        let n_lanes = lowered.placement.stream.map_or(1, |stream| stream.in_flight as usize);
+        let exec_options = ExecOptions { threads, drivers, ..Default::default() };
+        let lanes = Lanes::new(lowered.program.clone(), &exec_options, n_lanes)?;
+        let made = Arc::new(Executable { lowered, lanes });
         self.lock().insert(key, made.clone());
         Ok(made)
     }
@@ -285,26 +294,31 @@ impl Compiled {
 impl Executable {
     /// Runs with inputs in the model's order.
     pub fn run(&self, inputs: &[Tensor]) -> Result<Outputs> {
-        let results = self.executor.run(inputs)?;
+        let results = self.lanes.run(inputs)?;
         let names = self.lowered.program.outputs.iter().map(|o| o.name.clone());
         Ok(Outputs(names.zip(results).collect()))
     }
 
     /// Runs into tensors of an earlier run; nothing is allocated. For timing loops.
     pub fn run_into(&self, inputs: &[Tensor], outputs: &mut [Tensor]) -> Result<()> {
-        Ok(self.executor.run_into(inputs, outputs)?)
+        Ok(self.lanes.run_into(inputs, outputs)?)
+    }
+
+    /// Number of runs that can be in flight, each started by a thread of its own: more than one only for a placement for throughput.
+    pub fn n_in_flight(&self) -> usize {
+        self.lanes.n_lanes()
     }
 }
 
 impl Executable {
-    /// Starts to measure each kernel; [`Executable::profile`] tells.
+    /// Starts to measure each kernel; [`Executable::profile`] tells. Where several runs are in flight, those of the first lane are measured.
     pub fn start_profile(&self) -> Result<()> {
-        Ok(self.executor.start_profile()?)
+        Ok(self.lanes.first().start_profile()?)
     }
 
     /// Time of each kernel on a GPU or an emulator of one, started again and again for at least `at_least`, after a run.
     pub fn time_kernels(&self, at_least: Duration) -> Result<Vec<StepTime>> {
-        let times = self.executor.time_launches(at_least)?;
+        let times = self.lanes.first().time_launches(at_least)?;
         let row = |t: LaunchTime| {
             let partition = &self.lowered.program.partitions[t.partition];
             let step = &partition.steps[t.step];
@@ -320,7 +334,7 @@ impl Executable {
 
     /// Device, kernel or kind of step, node path, and ns summed over the runs since [`Executable::start_profile`].
     pub fn profile(&self) -> Vec<StepTime> {
-        let times = self.executor.step_times();
+        let times = self.lanes.first().step_times();
         let parts = self.lowered.program.partitions.iter().zip(times);
         let row = |(p, times): (&Partition, Vec<u64>)| -> Vec<StepTime> {
             let name = |kind: &StepKind| match kind {
@@ -354,7 +368,7 @@ impl Compiled {
         for _ in 0..n_runs {
             executable.start_profile()?;
             executable.run_into(tensors, &mut outputs)?;
-            runs.push(executable.executor.step_times());
+            runs.push(executable.lanes.first().step_times());
         }
         let costs = CostModel { measured: Arc::default(), ..costs(&self.options) };
         let lowered = &executable.lowered;

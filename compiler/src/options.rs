@@ -4,7 +4,7 @@ use crate::codegen::cuda::Arch;
 use crate::codegen::target::TargetCpu;
 use crate::cost::Measured;
 use crate::ir::Bindings;
-use crate::place::{DeviceSet, Fallback, Pin, Plan};
+use crate::place::{DeviceSet, Fallback, Objective, Pin, Plan};
 use gristmill_runtime::DType;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -23,6 +23,9 @@ pub struct Options {
     pub fallback: Fallback,
     /// Devices of all nodes, instead of a search for them.
     pub plan: Option<Plan>,
+    /// What devices are chosen for. For throughput, as many runs are kept in flight as the plan has under way at a time, where so many threads call
+    /// [`crate::Compiled::run`] at once.
+    pub objective: Objective,
     /// Values of symbolic dims.
     pub dims: Bindings,
     /// Sizes that symbolic dims may have: a contract that every run is held to.
@@ -61,6 +64,7 @@ impl Default for Options {
             pins: Vec::new(),
             fallback: Fallback::Error,
             plan: None,
+            objective: Objective::Latency,
             dims: Bindings::new(),
             ranges: BTreeMap::new(),
             opt_level: 2,

@@ -235,6 +235,7 @@ fn front(graph: Graph, previous: Option<&Placement>, s: &mut Stages) -> Result<F
         pins: options.pins.clone(),
         fallback: options.fallback,
         plan: options.plan.clone(),
+        objective: options.objective,
         kept: options.kept.clone(),
         previous: previous.cloned().map(Arc::new),
         ..Request::default()

@@ -1,10 +1,11 @@
 //! Runs over several logical devices give what one device gives, wherever nodes are put.
 
+use gristmill::cost::{LinkProfile, Nanos};
 use gristmill::interp;
 use gristmill::interp::compare::allclose;
 use gristmill::ir::{AskedBy, DeviceRequest, Graph, GraphBuilder, NodeId, Op, ReduceKind, ScalarOp};
 use gristmill::onnx;
-use gristmill::place::{DeviceSet, Pin};
+use gristmill::place::{DeviceSet, Objective, Pin};
 use gristmill::testing::{RandomOptions, Rng, nvrtc_or_left_out, random_graph, random_tensor};
 use gristmill::{DType, ErrorKind, Options, Outputs, Source, Tensor, compile};
 use gristmill_runtime::device::DeviceKind;
@@ -46,6 +47,31 @@ pub fn assert_same(expected: &Outputs, found: &Outputs, rtol: f64, what: &str) {
         let c = allclose(e, f, 0.0, 0.0);
         assert!(c.ok || c.scaled_err() <= rtol, "{what}: {name}: {c}");
     }
+}
+
+/// Whatever devices are chosen for, the results are those of one device; of a stream also where several runs are under way.
+#[test]
+fn objectives_change_where_and_not_what() {
+    let mut most_in_flight = 0;
+    for seed in 0..25 {
+        let sizes = RandomOptions { n_nodes: 6 + seed as usize % 20, ..RandomOptions::default() };
+        let (graph, tensors) = random_graph(seed, &sizes);
+        let inputs: Vec<(String, Tensor)> = graph.input_names.iter().cloned().zip(tensors.clone()).collect();
+        let (expected, _) = run(&graph, &inputs, &options("cpu:1", 2)).unwrap();
+        let what = format!("seed {seed}\n{graph}");
+        for objective in [Objective::Throughput { samples: 8 }, Objective::Memory] {
+            let mut several = options(&format!("cpu:{}", 2 + seed % 2), 2);
+            // Links without latency, so that small nodes are worth sending.
+            several.devices.link = LinkProfile { latency: Nanos(0), bytes_per_second: 1_000_000_000_000 };
+            several.objective = objective;
+            let executable = compile(&graph, &several).unwrap().for_inputs(&tensors).unwrap();
+            most_in_flight = most_in_flight.max(executable.n_in_flight());
+            let repeat =
+                || (0..3).for_each(|_| assert_same(&expected, &executable.run(&tensors).unwrap(), 1e-5, &what));
+            std::thread::scope(|s| (0..3).for_each(|_| drop(s.spawn(repeat))));
+        }
+    }
+    assert!(most_in_flight > 1, "no graph was placed as stages");
 }
 
 #[test]

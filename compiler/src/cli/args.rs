@@ -1,5 +1,6 @@
 //! Flags that the compiling verbs share, and how they become [`Options`].
 
+use super::objective::Objective;
 use super::{calibrate, load};
 use crate::codegen::cuda::Arch;
 use crate::codegen::target::TargetCpu;
@@ -30,6 +31,12 @@ pub struct CompileArgs {
     /// Devices of all nodes from a file that `place --plan-out` wrote.
     #[arg(long, value_name = "FILE")]
     pub plan: Option<PathBuf>,
+    /// What devices are chosen for. Of a model's runs, `throughput` keeps several in flight, where they are started side by side, as `bench` does.
+    #[arg(long, value_enum, default_value = "latency")]
+    pub objective: Objective,
+    /// Runs of the stream that `--objective throughput` is for.
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u64).range(1..))]
+    pub samples: u64,
     /// What to do when a requested device cannot run a node.
     #[arg(long, value_enum, default_value = "error")]
     pub fallback: FallbackArg,
@@ -179,6 +186,7 @@ impl CompileArgs {
             devices: self.device_set(threads)?,
             measured: calibrate::measured(),
             kept: store::folder().map(|folder| store::placements_path(&folder)),
+            objective: self.objective.of_model(self.samples),
             fallback: match self.fallback {
                 FallbackArg::Error => Fallback::Error,
                 FallbackArg::Warn => Fallback::Warn,

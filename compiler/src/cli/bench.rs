@@ -8,13 +8,15 @@ use crate::calibrate::machine;
 use crate::compiled::{Compiled, Executable, StepTime, compile};
 use crate::cost::measured::KEPT;
 use crate::cost::store;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::options::Options;
+use crate::place::Objective;
 use crate::units as format;
 use clap::Args;
 use serde_json::json;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// Arguments of `bench`.
@@ -69,11 +71,11 @@ pub fn bench(args: &BenchArgs) -> Result<()> {
     if args.compile.verbose > 0 {
         eprint!("{}", executable.lowered.report.text(args.compile.verbose));
     }
-    let mut outputs = executable.run(&inputs)?.into_tensors();
+    executable.run(&inputs)?;
     if args.profile {
         executable.start_profile()?;
     }
-    let mut times = measure(args, &mut || executable.run_into(&inputs, &mut outputs))?;
+    let Measured { mut times, total_ns } = measure(args, &executable, &inputs)?;
     times.sort_unstable();
     let at = |q: f64| times[((times.len() - 1) as f64 * q).round() as usize];
     let rss = peak_rss_bytes();
@@ -84,7 +86,7 @@ pub fn bench(args: &BenchArgs) -> Result<()> {
     if args.json {
         print_json(
             "bench",
-            json!({ "p50_ns": at(0.5), "p90_ns": at(0.9), "p99_ns": at(0.99), "min_ns": times[0], "iters": times.len(), "load_ns": load_ns, "compile_ns": compile_ns, "peak_rss_bytes": rss }),
+            json!({ "p50_ns": at(0.5), "p90_ns": at(0.9), "p99_ns": at(0.99), "min_ns": times[0], "iters": times.len(), "in_flight": executable.n_in_flight(), "period_ns": total_ns / times.len() as u64, "load_ns": load_ns, "compile_ns": compile_ns, "peak_rss_bytes": rss }),
         );
     } else {
         outln!("load {}  compile {}", format::time_ns(load_ns), format::time_ns(compile_ns));
@@ -96,6 +98,10 @@ pub fn bench(args: &BenchArgs) -> Result<()> {
             format::time_ns(times[0]),
             times.len()
         );
+        if let Some(stream) = executable.lowered.placement.stream {
+            let (period, predicted) = (format::time_ns(total_ns / times.len() as u64), stream.period);
+            outln!("one run every {period} with {} in flight, predicted {predicted}", executable.n_in_flight());
+        }
         outln!("peak memory {}", rss.map_or("unknown".into(), format::size));
     }
     Ok(())
@@ -115,9 +121,9 @@ fn record(compiled: &Compiled, executable: &Executable, inputs: &[Tensor], optio
     let path = store::times_path(&folder);
     store::save_times(&path, &machine(), &measured)?;
     eprintln!("times of {n_clusters} clusters, {RECORDED_RUNS} runs each, added to {}", path.display());
-    // A plan is not the placer's to change.
-    let Some(kept) = options.kept.as_deref().filter(|_| options.devices.devices.len() > 1 && options.plan.is_none())
-    else {
+    // A plan is not the placer's to change, and other objectives are not decided by the time of a run.
+    let is_open = options.plan.is_none() && options.objective == Objective::Latency;
+    let Some(kept) = options.kept.as_deref().filter(|_| options.devices.devices.len() > 1 && is_open) else {
         return Ok(());
     };
     let r = compiled.replan(inputs, &Arc::new(measured), HORIZON_STEPS)?;
@@ -145,27 +151,61 @@ fn print_profile(steps: &[StepTime]) {
     }
 }
 
-/// Times of single runs in ns, after a warm-up of a tenth of the duration.
-fn measure(args: &BenchArgs, run: &mut dyn FnMut() -> Result<()>) -> Result<Vec<u64>> {
+/// Times of runs in ns: of each, and from the start of the first to the end of the last.
+struct Measured {
+    times: Vec<u64>,
+    total_ns: u64,
+}
+
+/// Measures after a warm-up of a tenth of the duration, with as many runs in flight as there can be.
+fn measure(args: &BenchArgs, executable: &Executable, inputs: &[Tensor]) -> Result<Measured> {
     let duration = Duration::from_secs_f64(args.duration.clamp(0.0, 3600.0));
-    let warm = Instant::now();
-    while args.iters.is_none() && warm.elapsed() < duration / 10 {
-        run()?;
-    }
-    let mut times = Vec::new();
-    let started = Instant::now();
-    loop {
-        let t = Instant::now();
-        run()?;
-        times.push(t.elapsed().as_nanos() as u64);
-        let done = match args.iters {
-            Some(n) => times.len() as u64 >= n,
-            None => started.elapsed() >= duration,
+    let n_threads = executable.n_in_flight();
+    let mut outputs: Vec<Vec<Tensor>> =
+        (0..n_threads).map(|_| Ok(executable.run(inputs)?.into_tensors())).collect::<Result<_>>()?;
+    let mut go = |most: Option<u64>, duration: Duration| -> Result<Vec<u64>> {
+        let (begun, started) = (AtomicU64::new(0), Instant::now());
+        // The first run is made whatever the duration is.
+        let is_due = || {
+            let earlier = begun.fetch_add(1, Ordering::Relaxed);
+            most.map_or(earlier == 0 || started.elapsed() < duration, |n| earlier < n)
         };
-        if done {
-            return Ok(times);
-        }
+        let repeat = |outputs: &mut Vec<Tensor>| -> Result<Vec<u64>> {
+            let mut times = Vec::new();
+            while is_due() {
+                let run = Instant::now();
+                executable.run_into(inputs, outputs)?;
+                times.push(run.elapsed().as_nanos() as u64);
+            }
+            Ok(times)
+        };
+        let [outputs] = &mut outputs[..] else { return side_by_side(&mut outputs, repeat) };
+        repeat(outputs)
+    };
+    if args.iters.is_none() {
+        go(None, duration / 10)?;
     }
+    let started = Instant::now();
+    let times = go(args.iters, duration)?;
+    Ok(Measured { times, total_ns: started.elapsed().as_nanos() as u64 })
+}
+
+/// What `repeat` gives for each set of outputs, each on a thread of its own.
+fn side_by_side(
+    outputs: &mut [Vec<Tensor>],
+    repeat: impl Fn(&mut Vec<Tensor>) -> Result<Vec<u64>> + Sync,
+) -> Result<Vec<u64>> {
+    let repeat = &repeat;
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = outputs.iter_mut().map(|own| scope.spawn(move || repeat(own))).collect();
+        let mut times = Vec::new();
+        for thread in threads {
+            let own =
+                thread.join().unwrap_or_else(|_| Err(Error::internal("a thread that runs the model panicked")))?;
+            times.extend(own);
+        }
+        Ok(times)
+    })
 }
 
 /// Greatest resident size of this process so far, where the system tells.

@@ -1,8 +1,9 @@
-//! What `gristmill place --task-graph` does for other objectives than latency, and under call semantics.
+//! `--objective`, and what `gristmill place --task-graph` does for other objectives than latency, and under call semantics.
 
 use super::outln;
 use crate::cost::{Bytes, Nanos};
 use crate::error::{Error, ErrorKind, Result};
+use crate::place;
 use crate::place::solver::calls::{self, Calls, Unsuited};
 use crate::place::solver::pipeline::{self, Periodic};
 use crate::place::solver::{Problem, bounds, check, fit};
@@ -16,10 +17,21 @@ use std::time::Instant;
 pub enum Objective {
     /// The time of one sample.
     Latency,
-    /// The time of a stream of samples.
+    /// The time of a stream of samples, which go through the devices one behind the other.
     Throughput,
     /// The highest peak of memory of a device, then time.
     Memory,
+}
+
+impl Objective {
+    /// As the placer has it, for a stream of `samples`.
+    pub fn of_model(self, samples: u64) -> place::Objective {
+        match self {
+            Objective::Latency => place::Objective::Latency,
+            Objective::Throughput => place::Objective::Throughput { samples },
+            Objective::Memory => place::Objective::Memory,
+        }
+    }
 }
 
 /// How a placement runs.

@@ -38,15 +38,9 @@ pub struct PlaceArgs {
     /// Of a bare problem: how long to search, in percent of the usual work. It counts simulations and nodes, not seconds.
     #[arg(long, value_name = "PERCENT", requires = "task_graph", default_value_t = 100)]
     effort: u64,
-    /// Of a bare problem: what it is placed for.
-    #[arg(long, value_enum, default_value = "latency")]
-    objective: Objective,
     /// Of a bare problem: how a placement runs.
     #[arg(long, value_enum, default_value = "overlap")]
     semantics: Semantics,
-    /// Samples of the stream that `--objective throughput` is for.
-    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u64).range(1..))]
-    samples: u64,
     /// Say why: alternatives of every node, loads, memory, the critical chain, and what would be on other machines.
     #[arg(long)]
     explain: bool,
@@ -81,9 +75,9 @@ pub fn place(args: &PlaceArgs) -> Result<()> {
 }
 
 fn place_model(args: &PlaceArgs, model: &Path) -> Result<()> {
-    if (args.semantics, args.objective) != (Semantics::Overlap, Objective::Latency) {
-        let message = "models are placed for the latency of one run; --objective and --semantics are for bare problems";
-        return Err(Error::invalid(message).hint("--task-graph FILE, or without them"));
+    if args.semantics != Semantics::Overlap {
+        let message = "models run with devices and links side by side; --semantics call is for bare problems";
+        return Err(Error::invalid(message).hint("--task-graph FILE, or without it"));
     }
     let compiled = prepare(load::model(model)?, &args.compile.options()?)?;
     // Shapes decide costs; random inputs stand for real ones, values do not matter.
@@ -113,6 +107,10 @@ fn place_model(args: &PlaceArgs, model: &Path) -> Result<()> {
     let candidates = p.candidates.iter().map(|c| json!({ "algorithm": c.algorithm, "makespan_ns": c.score.1.0, "devices": c.n_devices, "fits_memory": c.score.0 == Bytes::ZERO }));
     let mut answer = json!({ "warnings": p.warnings, "log": p.log, "makespan_ns": p.makespan.0, "lower_bound_ns": p.lower_bound.0.0, "bound": p.lower_bound.1, "algorithm": p.algorithm, "nodes": nodes.collect::<Vec<_>>(), "copies": copies.collect::<Vec<_>>(), "candidates": candidates.collect::<Vec<_>>(),
         "peak_bytes": p.devices.iter().zip(&p.peak_bytes).map(|(d, b)| (d.to_string(), json!(b.0))).collect::<serde_json::Map<_, _>>() });
+    if let Some(s) = p.stream {
+        answer["stream"] = json!({ "samples": s.samples, "time_ns": s.time().0, "period_ns": s.period.0, "latency_ns": s.latency.0,
+            "in_flight": s.in_flight, "lower_bound_ns": s.lower_bound.0 });
+    }
     if let Some(e) = explanation {
         answer["explain"] = json!(e);
     }
@@ -146,7 +144,7 @@ fn place_task_graph(args: &PlaceArgs, file: &Path, topology: Option<&Path>) -> R
     let p = graph.problem(&topology)?;
     let asked =
         Asked { graph: &graph, topology: &topology, problem: &p, started, effort: args.effort, json: args.json };
-    if (args.semantics, args.objective) != (Semantics::Overlap, Objective::Latency) {
+    if (args.semantics, args.compile.objective) != (Semantics::Overlap, Objective::Latency) {
         if let Some(name) = &args.algorithm {
             let message = format!("--algorithm {name} is for --objective latency under --semantics overlap");
             return Err(Error::invalid(message).hint("without --algorithm"));
@@ -155,9 +153,9 @@ fn place_task_graph(args: &PlaceArgs, file: &Path, topology: Option<&Path>) -> R
             let message = "--explain, --trace, --html, --plan-out and --plan are for --objective latency under --semantics overlap";
             return Err(Error::invalid(message).hint("without them"));
         }
-        return match (args.semantics, args.objective) {
+        return match (args.semantics, args.compile.objective) {
             (Semantics::Call, objective) => asked.call(objective),
-            (_, Objective::Throughput) => asked.stream(args.samples),
+            (_, Objective::Throughput) => asked.stream(args.compile.samples),
             _ => asked.least_memory(),
         };
     }

@@ -5,7 +5,7 @@ use super::resolve::Resolved;
 use super::solver::copies::{self, Copied};
 use super::solver::portfolio::Solution;
 use super::solver::{Problem, bounds, fit};
-use super::{Placed, Placement, Reason, Request};
+use super::{Placed, Placement, Reason, Request, Stream};
 use crate::cost::{Bytes, LinkProfile, Nanos};
 use crate::error::{Error, Result};
 use crate::ir::{Def, Graph, Node, NodeId, OpClass, ValueId};
@@ -37,6 +37,8 @@ pub enum User {
 pub(super) struct Settled {
     pub solution: Solution,
     pub copied: Option<Copied>,
+    /// How runs follow each other, if that was asked.
+    pub stream: Option<Stream>,
 }
 
 impl Settled {
@@ -70,7 +72,7 @@ pub(super) fn settle(p: &Problem, mut solution: Solution, may_copy: &[bool]) -> 
             solution.moved.resize(c.problem.n_groups(), None);
         }
     }
-    Settled { solution, copied }
+    Settled { solution, copied, stream: None }
 }
 
 /// Which tasks may run more than once: those whose only effect is their results, of which nothing is asked, and that nothing is ordered by.

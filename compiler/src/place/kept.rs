@@ -6,7 +6,7 @@
 
 use super::plan::{Plan, Planned};
 use super::solver::Problem;
-use super::{DeviceSet, Placement, Request};
+use super::{DeviceSet, Objective, Placement, Request};
 use crate::cost::{Fnv, Nanos, store};
 use crate::error::{Error, Result};
 use crate::ir::Graph;
@@ -25,10 +25,13 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// For a request that may take a kept placement: it has a folder, something to decide, no plan, and no earlier placement to begin from.
+    /// For a request that may take a kept placement: for latency, with a folder, something to decide, no plan, and no earlier placement to begin from.
     pub fn of_request(request: &Request, p: &Problem, names: &[String]) -> Option<Place> {
         let DeviceSet { devices, .. } = &request.devices;
-        let has_choice = devices.len() > 1 && request.plan.is_none() && request.previous.is_none();
+        let has_choice = devices.len() > 1
+            && request.objective == Objective::Latency
+            && request.plan.is_none()
+            && request.previous.is_none();
         let folder = request.kept.as_deref().filter(|_| has_choice)?;
         let devices: Vec<&DeviceName> = devices.iter().map(|d| &d.name).collect();
         Some(Place::of(folder, p, names.iter().map(String::as_str), &devices))

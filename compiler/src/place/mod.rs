@@ -16,6 +16,7 @@ mod kept;
 mod kernels;
 mod log;
 mod model;
+mod objective;
 mod pins;
 pub mod plan;
 mod print;
@@ -33,6 +34,7 @@ pub use device::{Device, DeviceSet};
 pub use follow::follow_operands;
 pub use gristmill_runtime::device::DeviceSpec;
 pub use kernels::Kernels;
+pub use objective::{Objective, Stream};
 pub use pins::{Fallback, Pin, PinTarget, Request, apply_pins};
 pub use plan::Plan;
 pub use replace::{Horizon, LEAST_GAIN_PERCENT, Replacement, replace};
@@ -67,10 +69,19 @@ pub enum Reason {
     Colocated(String),
     /// The winning algorithm chose it.
     Chosen,
+    /// The same for another objective than latency: which.
+    ChosenFor(Objective),
     /// An earlier process decided so by measured times.
     Kept,
     /// It runs again: what that saves.
     Copy(String),
+}
+
+impl Reason {
+    /// Whether nothing but the placer narrowed the devices.
+    fn is_choice(&self) -> bool {
+        matches!(self, Reason::Chosen | Reason::ChosenFor(_) | Reason::Kept | Reason::OnlyDevice)
+    }
 }
 
 impl fmt::Display for Reason {
@@ -82,6 +93,8 @@ impl fmt::Display for Reason {
             Reason::OnlyDevice => f.write_str("only device"),
             Reason::Colocated(why) => write!(f, "colocated: {why}"),
             Reason::Chosen => f.write_str("least makespan"),
+            Reason::ChosenFor(Objective::Memory) => f.write_str("least highest peak of memory"),
+            Reason::ChosenFor(_) => f.write_str("least time of all runs"),
             Reason::Kept => f.write_str("kept since it was decided by measured times"),
             Reason::Copy(why) => f.write_str(why),
         }
@@ -116,6 +129,8 @@ pub struct Placement {
     pub makespan: Nanos,
     /// No placement is predicted faster than this, with the name of the bound.
     pub lower_bound: (Nanos, String),
+    /// How runs follow each other, where that is what the placement is for.
+    pub stream: Option<Stream>,
     /// Predicted most bytes on each device.
     pub peak_bytes: Vec<Bytes>,
     /// The portfolio.
@@ -148,6 +163,7 @@ impl Placement {
             makespan: Nanos(node_devices.len() as u64),
             lower_bound: (Nanos::ZERO, "none".into()),
             candidates: Vec::new(),
+            stream: None,
             warnings: Vec::new(),
             log: Vec::new(),
             solved: None,
@@ -187,12 +203,14 @@ pub fn place(g: &Graph, request: &Request, costs: &CostModel) -> Result<Placemen
     let planned = request.plan.as_ref().map(resolve).transpose()?;
     let may_copy = copies::may_copy(g, &nodes, request, &resolved);
     let solve = |planned: Option<&Planned>| -> Result<Settled> {
-        let solution = match planned {
-            Some(planned) => plan::solve(&problem, planned, &options, &name),
-            None => portfolio::solve(&problem, &options, &name),
-        };
-        let solution = solution.ok_or_else(|| Error::internal("the portfolio proposes nothing"))?;
-        Ok(copies::settle(&problem, solution, &may_copy))
+        let found = objective::solve(&problem, request.objective, planned, &options, &name);
+        let (solution, stream) = found.ok_or_else(|| Error::internal("the portfolio proposes nothing"))?;
+        // Copies are for time, or for limits that are not kept without them.
+        let is_settled = request.objective != Objective::Latency && solution.score.0 == Bytes::ZERO;
+        Ok(match is_settled {
+            true => Settled { solution, copied: None, stream },
+            false => Settled { stream, ..copies::settle(&problem, solution, &may_copy) },
+        })
     };
     let mut warnings = resolved.warnings.clone();
     let kept = match kept::Place::of_request(request, &problem, &names) {
@@ -205,7 +223,10 @@ pub fn place(g: &Graph, request: &Request, costs: &CostModel) -> Result<Placemen
     let is_kept = kept.is_some();
     let settled = kept.map_or_else(|| solve(planned.as_ref()), Ok)?;
     let solution = &settled.solution;
-    let peak_bytes = solution.timeline.peak_bytes(settled.problem(&problem));
+    let mut peak_bytes = solution.timeline.peak_bytes(settled.problem(&problem));
+    if let Some(stream) = &settled.stream {
+        peak_bytes = stream.peak_bytes(peak_bytes, &solution.timeline.resident_bytes(settled.problem(&problem)));
+    }
     if solution.score.0 > Bytes::ZERO {
         return Err(out_of_memory(&problem, &peak_bytes, &names, set));
     }
@@ -213,6 +234,9 @@ pub fn place(g: &Graph, request: &Request, costs: &CostModel) -> Result<Placemen
     let reason = |t: usize, id: NodeId| match (resolved.allowed[id.0 as usize].as_ref().map(|a| &a.reason), &planned) {
         (None | Some(Reason::Chosen), Some(planned)) => Reason::Asked(format!("plan {}", planned[t].1)),
         (None | Some(Reason::Chosen), None) if is_kept => Reason::Kept,
+        (None | Some(Reason::Chosen), None) if request.objective != Objective::Latency => {
+            Reason::ChosenFor(request.objective)
+        }
         (reason, _) => reason.cloned().unwrap_or(Reason::Chosen),
     };
     let mut placed: Vec<Option<Placed>> = vec![None; g.n_nodes()];
@@ -229,9 +253,10 @@ pub fn place(g: &Graph, request: &Request, costs: &CostModel) -> Result<Placemen
         algorithm: solution.algorithm.clone(),
         peak_bytes,
         candidates: solution.candidates.clone(),
+        stream: settled.stream,
         warnings,
         log: resolved.log,
-        solved: Some(Arc::new(Solved::new(problem, settled, options, nodes, names, may_copy))),
+        solved: Some(Arc::new(Solved::new(problem, settled, request.objective, options, nodes, names, may_copy))),
     })
 }
 

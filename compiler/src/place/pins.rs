@@ -1,8 +1,8 @@
 //! Pins, and what they and the graph's own requests ask of each node.
 
-use super::Placement;
 use super::device::DeviceSet;
 use super::plan::Plan;
+use super::{Objective, Placement};
 use crate::error::{Error, Result};
 use crate::ir::{AskedBy, DeviceRequest, Graph, Node};
 use crate::nearest::nearest;
@@ -103,6 +103,8 @@ pub struct Request {
     pub state: BTreeMap<(String, String), DeviceName>,
     /// Devices of all nodes; pins and requests still hold, so that a plan against them is an error.
     pub plan: Option<Plan>,
+    /// What the placement is for.
+    pub objective: Objective,
     /// Folder of placements that were decided by measured times, see [`Placement::keep`]; one that fits goes before a search, but not before a plan.
     pub kept: Option<PathBuf>,
     /// An earlier placement of the same graph, from which the search begins.

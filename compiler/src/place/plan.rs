@@ -213,15 +213,20 @@ pub fn solve(
     options: &Options,
     name: &dyn Fn(Algorithm) -> String,
 ) -> Option<Solution> {
-    let mut fixed = p.clone();
-    planned.iter().enumerate().for_each(|(t, (device, _))| fixed.restrict(t, |d| d == *device));
-    let mut solution = portfolio::solve(&fixed, options, name)?;
+    let mut solution = portfolio::solve(&fixed(p, planned), options, name)?;
     let bound = portfolio::lower_bound(p, options);
     (solution.lower_bound, solution.bound) = (bound.value, bound.name.into());
     solution.algorithm = "plan".to_owned();
     solution.candidates.clear();
     solution.moved.clear();
     Some(solution)
+}
+
+/// The problem in which every task can be on its planned device only.
+pub(super) fn fixed(p: &Problem, planned: &Planned) -> Problem {
+    let mut fixed = p.clone();
+    planned.iter().enumerate().for_each(|(t, (device, _))| fixed.restrict(t, |d| d == *device));
+    fixed
 }
 
 #[cfg(test)]

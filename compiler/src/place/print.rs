@@ -30,6 +30,11 @@ impl Placement {
                 writeln!(out, "  lower bound {bound} ({name}), gap {gap:.1} %")?;
             }
         }
+        if let Some(s) = &self.stream {
+            let (n, time, in_flight) = (s.samples, s.time(), s.in_flight);
+            writeln!(out, "  stream: {n} runs in {time}, one every {}, {in_flight} under way at a time", s.period)?;
+            writeln!(out, "  no placement is predicted to take less than {} for them", s.lower_bound)?;
+        }
         for (device, peak) in self.devices.iter().zip(&self.peak_bytes) {
             writeln!(out, "  {device}: peak {peak}")?;
         }

@@ -152,7 +152,7 @@ fn rescheduled(
     placement.copies = copies::nodes(&p, &settled, &nodes);
     placement.solved = previous.solved.as_deref().map(|old| {
         let (options, names) = (old.options.clone(), old.names.clone());
-        Arc::new(Solved::new(p, settled, options, nodes, names, may_copy))
+        Arc::new(Solved::new(p, settled, old.objective, options, nodes, names, may_copy))
     });
     placement
 }

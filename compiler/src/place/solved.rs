@@ -6,7 +6,7 @@ use super::plan::{self, Names, Plan, Planned};
 use super::resolve::Resolved;
 use super::solver::portfolio::{Options, Solution};
 use super::solver::{Problem, Timeline, Transfer};
-use super::{DeviceSet, Placement, Reason, Request};
+use super::{DeviceSet, Objective, Placement, Reason, Request};
 use crate::error::{Error, Result};
 use crate::ir::{Graph, NodeId};
 use gristmill_runtime::device::{DeviceName, DeviceSpec};
@@ -18,6 +18,8 @@ pub struct Solved {
     pub problem: Problem,
     /// The problem with copies, if there are any.
     pub copied: Option<Problem>,
+    /// What it was solved for.
+    pub objective: Objective,
     /// Which tasks may run more than once.
     pub may_copy: Vec<bool>,
     /// Its solution.
@@ -34,18 +36,19 @@ impl Solved {
     pub(super) fn new(
         problem: Problem,
         settled: Settled,
+        objective: Objective,
         options: Options,
         nodes: Vec<NodeId>,
         mut names: Vec<String>,
         may_copy: Vec<bool>,
     ) -> Solved {
-        let Settled { solution, copied } = settled;
+        let Settled { solution, copied, .. } = settled;
         names.truncate(nodes.len());
         for copy in copied.iter().flat_map(|c| &c.copies) {
             names.push(format!("{} (copy)", names[copy.task as usize]));
         }
         let (names, copied) = (unique_names(names), copied.map(|c| c.problem));
-        Solved { problem, copied, may_copy, solution, options, nodes, names }
+        Solved { problem, copied, objective, may_copy, solution, options, nodes, names }
     }
 }
 
@@ -126,9 +129,7 @@ impl Placement {
             Label {
                 name: name.clone(),
                 op: format!("{} {}", node.op.name(), attrs.join(" ")).trim().to_owned(),
-                reason: reason
-                    .filter(|r| !matches!(r, Reason::Chosen | Reason::Kept | Reason::OnlyDevice))
-                    .map(Reason::to_string),
+                reason: reason.filter(|r| !r.is_choice()).map(Reason::to_string),
                 is_copy: copy.is_some(),
             }
         };
@@ -138,6 +139,8 @@ impl Placement {
             base: &solved.problem,
             may_copy: &solved.may_copy,
             solution: &solved.solution,
+            objective: solved.objective,
+            stream: self.stream,
             devices: self.devices.iter().map(|d| d.to_string()).collect(),
             tasks: solved.names.iter().enumerate().map(label).collect(),
             downgrades: self.warnings.iter().chain(&self.log).cloned().collect(),

@@ -563,6 +563,8 @@ pub fn subject<'a>(
         problem: p,
         base: p,
         may_copy: &[],
+        objective: super::Objective::Latency,
+        stream: None,
         solution,
         devices: topology.devices.iter().map(|d| d.name.clone()).collect(),
         tasks: graph.nodes.iter().enumerate().map(label).collect(),

@@ -14,7 +14,7 @@
 //!
 //! A step runs when its dependencies are done, lowest id first but sends before all others; a `Recv` also waits for its tensor. The first failure (kernel status, panic,
 //! device error) aborts the run on all devices: every wait ends, `run` returns an error that names node and device, and the executor can be
-//! run again. Concurrent calls of `run` take turns.
+//! run again. Concurrent calls of `run` take turns; [`Lanes`] keep several runs in flight.
 //!
 //! # Devices with memory of their own
 //!
@@ -33,6 +33,7 @@ mod caller;
 mod control;
 pub mod emulate;
 mod frame;
+mod lanes;
 mod launch;
 mod memory;
 mod profile;
@@ -54,6 +55,7 @@ use crate::tensor::Tensor;
 use caller::CallerTensors;
 use emulate::{Courier, Crossing, Transport};
 use frame::{Frame, Links};
+use lanes::Turns;
 use memory::Memory;
 use profile::Profile;
 use rendezvous::{Rendezvous, SlotSpec};
@@ -67,6 +69,7 @@ use transfer::Staging;
 use wait::{Event, Patience};
 use worker::{Replaying, Schedule, Worker};
 
+pub use lanes::Lanes;
 pub use resources::Resources;
 
 /// How to run a program.
@@ -119,6 +122,9 @@ struct Shared {
     /// Pool threads that have taken up their role.
     started: AtomicUsize,
     closed: AtomicBool,
+    /// Of the devices, which other executors of the program use, too; and the number of the current run.
+    turns: Option<Arc<Turns>>,
+    number: AtomicU64,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -132,17 +138,27 @@ impl Executor {
     /// `OutOfMemory` when a partition needs more than its declared limit or than there is, `InvalidInput` when a variable exists with
     /// another type, or the emulated link of a transfer is missing.
     pub fn new(program: Arc<Program>, options: &ExecOptions) -> Result<Executor, Error> {
+        Executor::with_turns(program, options, 1, None)
+    }
+
+    /// One of `n_lanes` executors of a program, which share its devices by `turns`.
+    pub(crate) fn with_turns(
+        program: Arc<Program>,
+        options: &ExecOptions,
+        n_lanes: usize,
+        turns: Option<Arc<Turns>>,
+    ) -> Result<Executor, Error> {
         let threads = if options.threads == 0 { crate::cpu::n_cores() } else { options.threads };
         let n_devices = program.partitions.len().max(1);
         let threads_per_device = (threads / n_devices).clamp(1, team::MAX_THREADS);
-        check_devices(&program, threads_per_device, options)?;
+        check_devices(&program, threads_per_device, n_lanes, options)?;
         let violations = program.validate();
         if !violations.is_empty() {
             let message = format!("program {:?} is malformed:\n  {}", program.name, violations.join("\n  "));
             return Err(Error::new(ErrorKind::Internal, message));
         }
-        let patience = Patience::for_threads(threads_per_device * n_devices);
-        let shared = Arc::new(Shared::new(program, options, threads_per_device, patience)?);
+        let patience = Patience::for_threads(threads_per_device * n_devices * n_lanes);
+        let shared = Arc::new(Shared { turns, ..Shared::new(program, options, threads_per_device, patience)? });
         let pool = start_threads(&shared, threads_per_device)?;
         Ok(Executor { shared, turn: Mutex::new(()), threads_per_device, _pool: pool })
     }
@@ -293,6 +309,8 @@ impl Shared {
             finished: Event::default(),
             started: AtomicUsize::new(0),
             closed: AtomicBool::new(false),
+            turns: None,
+            number: AtomicU64::new(0),
         })
     }
 
@@ -301,13 +319,21 @@ impl Shared {
         let epoch = self.epoch.load(Ordering::Relaxed) + 1;
         self.rendezvous.begin_epoch(epoch);
         self.running.store(self.workers.len().saturating_sub(1), Ordering::Relaxed);
+        self.number.store(self.turns.as_ref().map_or(0, |t| t.draw()), Ordering::Relaxed);
         self.epoch.store(epoch, Ordering::Release);
         self.start.notify();
-        if let Some(first) = self.workers.first() {
-            lock(first).run(&self.rendezvous, epoch);
+        if !self.workers.is_empty() {
+            self.run_worker(0, epoch);
         }
         // Tensors of the caller's are in use until every worker has ended, failed or not.
         self.finished.wait_until(self.patience, || self.running.load(Ordering::Acquire) == 0);
+    }
+
+    /// Runs a worker once, in its turn on its device.
+    fn run_worker(&self, index: usize, epoch: u64) {
+        let number = self.number.load(Ordering::Relaxed);
+        let _turn = self.turns.as_ref().map(|t| t.wait(index, number, self.patience));
+        lock(&self.workers[index]).run(&self.rendezvous, epoch);
     }
 
     /// The life of the leader of worker `index > 0`.
@@ -320,7 +346,7 @@ impl Shared {
                 return;
             }
             seen = self.epoch.load(Ordering::Acquire);
-            lock(&self.workers[index]).run(&self.rendezvous, seen);
+            self.run_worker(index, seen);
             if self.running.fetch_sub(1, Ordering::AcqRel) == 1 {
                 self.finished.notify();
             }
@@ -370,16 +396,20 @@ fn memory_of(device: &DeviceName, options: &ExecOptions) -> Memory {
     options.drivers.get(device).map_or(Memory::Host, |driver| Memory::Device(driver.clone()))
 }
 
-fn check_devices(program: &Program, threads: usize, options: &ExecOptions) -> Result<(), Error> {
+fn check_devices(program: &Program, threads: usize, n_lanes: usize, options: &ExecOptions) -> Result<(), Error> {
     for (partition, (device, memory)) in program.partitions.iter().zip(program.memory_use()) {
         let is_here = device.is_local() && (device.kind == DeviceKind::Cpu) != options.drivers.contains_key(&device);
         if !is_here {
             let message = format!("{device} cannot run programs here; place the model on other devices");
             return Err(Error::new(ErrorKind::Unsupported, message));
         }
-        let need = memory.total_bytes(threads);
+        // Constants of the host are the program's; a device has those of each lane.
+        let shared = if device.kind.has_own_memory() { 0 } else { memory.constant_bytes };
+        let own = memory.total_bytes(threads).saturating_sub(shared);
+        let need = own.saturating_mul(n_lanes).saturating_add(shared);
         if let Some(limit) = partition.memory_limit.filter(|&limit| need > limit) {
-            let message = format!("{device} needs {need} bytes, its limit is {limit} bytes");
+            let runs = if n_lanes > 1 { format!(" for {n_lanes} runs in flight") } else { String::new() };
+            let message = format!("{device} needs {need} bytes{runs}, its limit is {limit} bytes");
             return Err(shortage::describe(&message, program, partition));
         }
     }

@@ -178,6 +178,126 @@ fn there_and_back(n: usize) -> Program {
     program(vec![f32_io("x", &[n])], vec![f32_io("y", &[n])], partitions)
 }
 
+/// Device 0: t = x + x by `first`, sent. Device 1: receives t; y = t + t by `second`.
+fn two_stages(n: usize, first: KernelFn, second: KernelFn) -> Program {
+    let f32s = |name: &str, loc| buffer(name, DType::F32, &[n], loc);
+    let size = (n * 4).next_multiple_of(64);
+    let there = key(0, 1, "t");
+    let here_steps = vec![
+        step(call(0, &[0, 0, 1], n), "/t", &[]),
+        step(StepKind::Send { key: there.clone(), buffer: BufferId(1) }, "/send_t", &[0]),
+    ];
+    let there_steps = vec![
+        step(StepKind::Recv { key: there, buffer: BufferId(0) }, "/recv_t", &[]),
+        step(call(0, &[0, 0, 1], n), "/y", &[0]),
+    ];
+    let here = vec![f32s("x", Loc::Input(0)), f32s("t", at(0))];
+    let partitions = vec![
+        partition(0, size, here, vec![kernel("first", first, 0)], here_steps),
+        partition(
+            1,
+            size,
+            vec![f32s("t", at(0)), f32s("y", Loc::Output(0))],
+            vec![kernel("second", second, 0)],
+            there_steps,
+        ),
+    ];
+    program(vec![f32_io("x", &[n])], vec![f32_io("y", &[n])], partitions)
+}
+
+/// Runs of [`several_runs_are_in_flight`] that began, and ended, their stage; and whether each stage is busy.
+static BEGUN: AtomicU64 = AtomicU64::new(0);
+static ENDED: AtomicU64 = AtomicU64::new(0);
+static BUSY: [AtomicBool; 2] = [const { AtomicBool::new(false) }; 2];
+const N_RUNS: u64 = 12;
+
+/// Computes in a stage of its own, which fails when it is busy.
+///
+/// # Safety
+/// As for `add`.
+unsafe fn add_in_stage(stage: usize, args: *const *mut u8, begin: u64, end: u64) -> u32 {
+    if BUSY[stage].swap(true, Ordering::SeqCst) {
+        return status::INDEX_OUT_OF_RANGE;
+    }
+    // SAFETY: the caller's promise.
+    let done = unsafe { add(args, begin, end) };
+    BUSY[stage].store(false, Ordering::SeqCst);
+    done
+}
+
+unsafe extern "C" fn first_stage(args: *const *mut u8, begin: u64, end: u64) -> u32 {
+    BEGUN.fetch_add(1, Ordering::SeqCst);
+    // SAFETY: as in `add`.
+    unsafe { add_in_stage(0, args, begin, end) }
+}
+
+/// Goes on once the run behind this one has begun.
+unsafe extern "C" fn second_stage(args: *const *mut u8, begin: u64, end: u64) -> u32 {
+    let others = (ENDED.load(Ordering::SeqCst) + 2).min(N_RUNS);
+    while BEGUN.load(Ordering::SeqCst) < others {
+        std::thread::yield_now();
+    }
+    ENDED.fetch_add(1, Ordering::SeqCst);
+    // SAFETY: as in `add`.
+    unsafe { add_in_stage(1, args, begin, end) }
+}
+
+/// The second device does not go on before the first one has begun the next run; each computes for one run at a time, in order.
+#[test]
+fn several_runs_are_in_flight() {
+    watched(|| {
+        let options = ExecOptions { threads: 2, ..ExecOptions::default() };
+        let lanes = Lanes::new(Arc::new(two_stages(3, first_stage, second_stage)), &options, 3).unwrap();
+        let next = AtomicU64::new(0);
+        let repeat = || loop {
+            let run = next.fetch_add(1, Ordering::SeqCst);
+            if run >= N_RUNS {
+                return;
+            }
+            let x: Vec<f32> = (0..3).map(|i| (run * 10 + i) as f32).collect();
+            let y = lanes.run(&[Tensor::from_slice(&x, &[3]).unwrap()]).unwrap();
+            assert_eq!(y[0].as_slice::<f32>(), x.iter().map(|x| 4.0 * x).collect::<Vec<_>>());
+        };
+        std::thread::scope(|s| (0..4).for_each(|_| drop(s.spawn(repeat))));
+    });
+}
+
+#[test]
+fn a_run_that_fails_leaves_those_behind_it_alone() {
+    watched(|| {
+        let options = ExecOptions { threads: 2, ..ExecOptions::default() };
+        for (first, second) in [(add as KernelFn, add_finite as KernelFn), (add_finite, add)] {
+            let lanes = Lanes::new(Arc::new(two_stages(2, first, second)), &options, 2).unwrap();
+            let repeat = |x: f32| {
+                for _ in 0..20 {
+                    match lanes.run(&[Tensor::from_slice(&[x, x], &[2]).unwrap()]) {
+                        Ok(y) => assert_eq!(y[0].as_slice::<f32>(), [4.0 * x; 2]),
+                        Err(e) => assert!(x.is_nan(), "{e}"),
+                    }
+                }
+            };
+            std::thread::scope(|s| [1.0, f32::NAN, 3.0].into_iter().for_each(|x| drop(s.spawn(move || repeat(x)))));
+        }
+    });
+}
+
+/// Each run has memory of its own; constants are the program's.
+#[test]
+fn a_limit_is_for_all_runs_in_flight() {
+    let limited = |limit| {
+        let mut p = simple(16, 0);
+        p.partitions[0].memory_limit = Some(limit);
+        p
+    };
+    let (_, memory) = limited(0).memory_use()[0].clone();
+    let (own, shared) = (memory.arena_bytes, memory.constant_bytes);
+    let options = ExecOptions { threads: 1, ..ExecOptions::default() };
+    let new = |limit, n| Lanes::new(Arc::new(limited(limit)), &options, n).map(|l| l.n_lanes());
+    assert_eq!(new(3 * own + shared, 3).unwrap(), 3);
+    let error = new(3 * own + shared - 1, 3).unwrap_err();
+    assert!(error.kind() == ErrorKind::OutOfMemory && error.to_string().contains("for 3 runs in flight"), "{error}");
+}
+
 #[test]
 fn one_device_with_any_number_of_threads() {
     for threads in [1, 2, 5] {

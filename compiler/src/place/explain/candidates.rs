@@ -2,6 +2,7 @@
 
 use super::Subject;
 use crate::cost::{Bytes, Nanos};
+use crate::place::Objective;
 use crate::place::solver::singles::{Singles, looked_at};
 use crate::place::solver::{Timeline, fit};
 use serde::Serialize;
@@ -53,7 +54,8 @@ pub(super) fn reasons(s: &Subject) -> Vec<NodeReason> {
     order.sort_by_key(|&i| (t.start[i as usize], i));
     let mut singles = Singles::new(p, t);
     let mut of_group: Vec<Option<Vec<Alternative>>> = vec![None; p.n_groups()];
-    for group in looked_at(p, t) {
+    let tables = if s.objective == Objective::Latency { looked_at(p, t) } else { Vec::new() };
+    for group in tables {
         of_group[group as usize] = Some(of(s, &mut singles, group as usize));
     }
     let mut reasons = Vec::with_capacity(order.len());

@@ -7,6 +7,7 @@ mod candidates;
 mod chain;
 pub mod html;
 mod load;
+mod stream;
 mod text;
 pub mod trace;
 mod whatif;
@@ -14,11 +15,13 @@ mod whatif;
 pub use candidates::{Alternative, NodeReason};
 pub use chain::ChainStep;
 pub use load::{DeviceUse, LinkUse, Live};
+pub use stream::{Stage, StreamUse};
 pub use whatif::{Scaling, WhatIf};
 
 use super::solver::Problem;
 use super::solver::chain::critical_chain;
 use super::solver::portfolio::{Options, Solution};
+use super::{Objective, Stream};
 use serde::Serialize;
 use std::collections::BTreeSet;
 
@@ -32,6 +35,10 @@ pub struct Subject<'a> {
     pub base: &'a Problem,
     /// Which tasks may run more than once; none of a bare problem.
     pub may_copy: &'a [bool],
+    /// What it was solved for.
+    pub objective: Objective,
+    /// How runs follow each other, if that is what it was solved for.
+    pub stream: Option<Stream>,
     /// Its solution, which keeps the memory limits.
     pub solution: &'a Solution,
     /// Names of the devices.
@@ -60,6 +67,9 @@ pub struct Label {
 /// All that there is to say about a placement. Times in nanoseconds, sizes in bytes, shares in percent of the makespan.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Explanation {
+    /// How runs follow each other, of a stream.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stream: Option<StreamUse>,
     /// Every node, by start.
     pub nodes: Vec<NodeReason>,
     /// Requests that were let go.
@@ -70,7 +80,7 @@ pub struct Explanation {
     pub links: Vec<LinkUse>,
     /// What the end waited for, first step first.
     pub critical_chain: Vec<ChainStep>,
-    /// The makespan on other machines.
+    /// The makespan on other machines; like alternatives of nodes, of placements for latency only.
     pub what_if: Vec<WhatIf>,
     /// The makespan on parts of the machine.
     pub scaling: Option<Scaling>,
@@ -79,14 +89,16 @@ pub struct Explanation {
 /// Explains a placement.
 pub fn explain(s: &Subject) -> Explanation {
     let chain = critical_chain(s.problem, &s.solution.timeline);
+    let is_for_latency = s.objective == Objective::Latency;
     Explanation {
+        stream: s.stream.as_ref().map(|stream| stream::stream(s, stream)),
         nodes: candidates::reasons(s),
         downgrades: s.downgrades.clone(),
         devices: load::devices(s),
         links: load::links(s),
         critical_chain: chain::describe(s, &chain),
-        what_if: whatif::what_if(s),
-        scaling: whatif::scaling(s),
+        what_if: if is_for_latency { whatif::what_if(s) } else { Vec::new() },
+        scaling: if is_for_latency { whatif::scaling(s) } else { None },
     }
 }
 

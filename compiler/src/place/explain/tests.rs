@@ -74,6 +74,8 @@ fn with_random(rng: &mut Rng, shape: Shape, f: impl FnOnce(&Subject)) {
     let devices = (0..p.n_devices()).map(|d| format!("/d:{d}")).collect();
     let tasks = (0..p.n_tasks()).map(label).collect();
     f(&Subject {
+        objective: crate::place::Objective::Latency,
+        stream: None,
         name: "random",
         problem: &p,
         base: &p,

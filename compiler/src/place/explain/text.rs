@@ -2,6 +2,7 @@
 
 use super::candidates::{Alternative, NodeReason};
 use super::load::{DeviceUse, LinkUse};
+use super::stream::{Stage, StreamUse};
 use super::whatif::{Scaling, WhatIf};
 use super::{ChainStep, Explanation};
 use crate::cost::{Bytes, Nanos};
@@ -11,8 +12,9 @@ use std::fmt::{self, Display, Formatter, Write};
 const N_STEPS: usize = 40;
 
 impl Display for Explanation {
-    /// Devices, links, the critical chain, what would be if, and every node with its alternatives.
+    /// The stream, devices, links, the critical chain, what would be if, and every node with its alternatives.
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        self.stream.iter().try_for_each(|s| stream(f, s))?;
         self.devices.iter().try_for_each(|d| device(f, d))?;
         self.links.iter().try_for_each(|l| link(f, l))?;
         chain(f, &self.critical_chain)?;
@@ -22,6 +24,28 @@ impl Display for Explanation {
         writeln!(f, "nodes:")?;
         self.nodes.iter().try_for_each(|n| node(f, n))
     }
+}
+
+fn stream(f: &mut Formatter<'_>, s: &StreamUse) -> fmt::Result {
+    let [time, period, latency, bound] =
+        [s.time_ns, s.period_ns, s.latency_ns, s.lower_bound_ns].map(|ns| Nanos(ns).to_string());
+    let (n, in_flight) = (s.samples, s.in_flight);
+    writeln!(
+        f,
+        "stream: {n} runs in {time}, one every {period}, each takes {latency}; {in_flight} under way at a time"
+    )?;
+    writeln!(f, "  no placement is predicted to take less than {bound}; bottleneck: {}", s.bottleneck)?;
+    for (i, stage) in s.stages.iter().enumerate() {
+        writeln!(f, "  stage {}: {}", i + 1, stage_text(stage, "node"))?;
+    }
+    s.links.iter().try_for_each(|link| writeln!(f, "  link {}", stage_text(link, "transfer")))
+}
+
+fn stage_text(s: &Stage, what: &str) -> String {
+    let plural = if s.n_items == 1 { "" } else { "s" };
+    let (place, n, load) = (&s.place, s.n_items, Nanos(s.load_ns));
+    let items = if s.first == s.last { s.first.clone() } else { format!("{} to {}", s.first, s.last) };
+    format!("{place}: {n} {what}{plural}, {items}; {load} of a period, {} %", s.busy_percent)
 }
 
 fn device(f: &mut Formatter<'_>, d: &DeviceUse) -> fmt::Result {

@@ -1,0 +1,115 @@
+//! What a placement is chosen for, and the solution of each.
+
+use super::plan::{self, Planned};
+use super::solver::pipeline::{self, Periodic};
+use super::solver::portfolio::{self, Algorithm, Options, Solution};
+use super::solver::{Problem, bounds, fit};
+use crate::cost::{Bytes, Nanos};
+
+/// What a placement is chosen for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Objective {
+    /// The time of one run.
+    #[default]
+    Latency,
+    /// The time of a stream of runs, which go through the devices one behind the other, as through the stages of a pipeline.
+    Throughput {
+        /// Runs of the stream, at least one.
+        samples: u64,
+    },
+    /// The highest peak of memory of a device; then time.
+    Memory,
+}
+
+/// How the runs of a stream follow each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stream {
+    /// Runs that the placement was chosen for.
+    pub samples: u64,
+    /// Time from the start of a run to the start of the next, once they flow.
+    pub period: Nanos,
+    /// Time of one run.
+    pub latency: Nanos,
+    /// Runs that are under way at a time.
+    pub in_flight: u64,
+    /// No placement is predicted to take less time for all runs.
+    pub lower_bound: Nanos,
+}
+
+impl Stream {
+    /// Predicted time of all runs.
+    pub fn time(&self) -> Nanos {
+        self.latency + self.period.times(self.samples.saturating_sub(1))
+    }
+
+    /// Of a schedule that repeats: as many runs are under way as its latency has periods, or as many as the limits have room for, since each has
+    /// memory of its own beside constants.
+    fn of(p: &Problem, found: &Periodic, samples: u64) -> Stream {
+        let latency = found.sample.makespan;
+        let wanted = latency.0.div_ceil(found.period.0.max(1)).clamp(1, samples.max(1));
+        let resident = found.sample.resident_bytes(p);
+        let room = |(d, peak): (usize, &Bytes)| {
+            let (limit, own) = (p.devices[d].memory?, peak.saturating_sub(resident[d]));
+            (own > Bytes::ZERO).then(|| limit.saturating_sub(resident[d]).0 / own.0)
+        };
+        let most = found.sample.peak_bytes(p).iter().enumerate().filter_map(room).min();
+        let in_flight = most.map_or(wanted, |most| wanted.min(most.max(1)));
+        let period = match in_flight < wanted {
+            true => found.period.max(Nanos(latency.0.div_ceil(in_flight))),
+            false => found.period,
+        };
+        Stream { samples, period, latency, in_flight, lower_bound: found.lower_bound }
+    }
+
+    /// What devices hold at most while runs are under way, given what one run holds.
+    pub(super) fn peak_bytes(&self, peaks: Vec<Bytes>, resident: &[Bytes]) -> Vec<Bytes> {
+        let all = |(peak, resident): (Bytes, &Bytes)| {
+            let own = peak.saturating_sub(*resident);
+            *resident + Bytes(own.0.saturating_mul(self.in_flight))
+        };
+        peaks.into_iter().zip(resident).map(all).collect()
+    }
+}
+
+/// Work of the search for the stages of a model's pipeline, in tasks looked at.
+const STREAM_TASKS: u64 = 2_000_000;
+
+/// Solves a problem for an objective; devices are those of the plan, if there is one. Of a stream, the timeline is that of its first run.
+pub(super) fn solve(
+    p: &Problem,
+    objective: Objective,
+    planned: Option<&Planned>,
+    options: &Options,
+    name: &dyn Fn(Algorithm) -> String,
+) -> Option<(Solution, Option<Stream>)> {
+    if objective == Objective::Latency {
+        let solution = match planned {
+            Some(planned) => plan::solve(p, planned, options, name),
+            None => portfolio::solve(p, options, name),
+        };
+        return solution.map(|s| (s, None));
+    }
+    let fixed = planned.map(|planned| plan::fixed(p, planned));
+    let problem = fixed.as_ref().unwrap_or(p);
+    let bound = bounds::best(p, 0);
+    let (timeline, algorithm, stream) = match objective {
+        Objective::Throughput { samples } => {
+            let tasks = if options.refine_tasks > 0 { STREAM_TASKS } else { 0 };
+            let mut found = pipeline::solve(problem, pipeline::Options { samples: samples.max(1), tasks });
+            found.lower_bound = pipeline::lower_bound(p, samples.max(1));
+            let stream = Stream::of(p, &found, samples.max(1));
+            (found.sample, "stages", Some(stream))
+        }
+        _ => (pipeline::least_memory(problem), "least-memory", None),
+    };
+    let solution = Solution {
+        score: fit::key(p, &timeline),
+        timeline,
+        algorithm: if planned.is_some() { "plan" } else { algorithm }.to_owned(),
+        lower_bound: bound.value,
+        bound: bound.name.to_owned(),
+        candidates: Vec::new(),
+        moved: Vec::new(),
+    };
+    Some((solution, stream))
+}
