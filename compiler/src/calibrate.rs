@@ -199,7 +199,7 @@ fn rates_of_cpu(n_threads: usize, effort: Effort) -> Result<DeviceProfile> {
 }
 
 /// Operations of a graph as the model counts them.
-fn flops(g: &Graph) -> f64 {
+pub(crate) fn flops(g: &Graph) -> f64 {
     // On a device of one operation per second, at full efficiency, seconds are operations.
     let mut unit = DeviceProfile { flops_f32: 1.0, ..DeviceProfile::this_cpu(1) };
     unit.efficiencies = WorkClass::NAMES.iter().map(|(class, _)| ((*class, None), 1.0)).collect();

@@ -22,6 +22,7 @@ pub mod rewrite;
 pub mod rng;
 pub mod schedule;
 pub mod testing;
+pub mod tune;
 pub mod units;
 pub mod vecprog;
 
@@ -29,4 +30,4 @@ pub use codegen::target::TargetCpu;
 pub use compiled::{Compiled, Executable, Outputs, Source, StepTime, compile, prepare};
 pub use error::{Error, ErrorKind, Result};
 pub use gristmill_runtime::{DType, DeviceName, Tensor};
-pub use options::{DimRange, Options, Precision};
+pub use options::{DimRange, Options, Precision, Tuning};

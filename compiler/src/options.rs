@@ -51,6 +51,8 @@ pub struct Options {
     /// The driver's numbers of `/device:GPU:0` and so on; a number may be there more than once, which gives logical devices that share a GPU.
     /// Empty: as the driver numbers them.
     pub gpus: Vec<u32>,
+    /// Which forms kernels on GPUs get where they can have several.
+    pub tuning: Tuning,
     /// Run the verifier and the independent checkers between stages, and look for races in emulated kernels (always on in debug builds).
     pub check: bool,
     /// Keep what every stage made, for [`crate::pipeline::Lowered::text`]. Otherwise weights are let go as soon as they are packed.
@@ -76,10 +78,20 @@ impl Default for Options {
             kept: None,
             gpu_arch: None,
             gpus: Vec::new(),
+            tuning: Tuning::default(),
             check: cfg!(debug_assertions),
             keep_stages: false,
         }
     }
+}
+
+/// Forms of kernels by the times that they take: see [`crate::tune`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Tuning {
+    /// Folder in which winners are kept. Those of earlier processes count.
+    pub folder: Option<PathBuf>,
+    /// Time all forms of each kernel whose winner is not known yet, on its GPU.
+    pub measures: bool,
 }
 
 /// What the operands of `f32` products, convolutions and attentions on GPUs are rounded to; they are summed in `f32` whatever it is. CPUs always

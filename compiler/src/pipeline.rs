@@ -17,7 +17,7 @@ use crate::report::Report;
 use crate::rewrite::Pricing;
 use crate::schedule::Schedule;
 use crate::units::time_ns;
-use crate::{partition, passes, place, rewrite};
+use crate::{partition, passes, place, rewrite, tune};
 use gristmill_runtime::device::DeviceKind;
 use gristmill_runtime::gpu::GpuCode;
 use gristmill_runtime::program::Program;
@@ -298,6 +298,7 @@ pub fn lower(graph: Graph, options: &Options) -> Result<Lowered> {
     if settings(options).codegen.release_constants {
         clusters.release_constants();
     }
+    s.run("tune", |report| tune::choose(&mut partitions, options, &settings(options), report))?;
     let mut made = s.run("codegen", |_| assemble(&clusters, &mut partitions, &settings(options)))?;
     if options.check {
         partition::check::check_schedules(&clusters, &partitions, &made.schedules)?;
@@ -401,7 +402,7 @@ fn fusion(options: &Options) -> Fusion {
 /// How CUDA code is generated, and for what where no GPU decides it.
 fn gpu_options(options: &Options) -> cuda::Options {
     let arch = options.gpu_arch.unwrap_or(cuda::Arch::COMMON);
-    cuda::Options { arch, tf32: options.precision == Precision::Tf32 }
+    cuda::Options { tf32: options.precision == Precision::Tf32, ..arch.into() }
 }
 
 fn settings(options: &Options) -> Settings {

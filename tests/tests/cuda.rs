@@ -7,14 +7,16 @@ use crate::multi_device::{check_all_reduce, check_exports, check_random_graphs, 
 use crate::process::{Ended, emulated_driver, gristmill_with};
 use gristmill::calibrate::{self, Effort};
 use gristmill::cost::{DeviceProfile, LinkProfile, Measured};
-use gristmill::ir::{GraphBuilder, Type};
+use gristmill::interp::{self, compare::allclose};
+use gristmill::ir::{GraphBuilder, ScalarOp, Type};
 use gristmill::place::DeviceSet;
-use gristmill::testing::{Rng, nvrtc_or_left_out};
-use gristmill::{Compiled, DType, Options, Tensor, compile, onnx};
+use gristmill::testing::{Rng, nvrtc_or_left_out, random_tensor};
+use gristmill::{Compiled, DType, Options, Tensor, Tuning, compile, onnx, tune};
 use gristmill_runtime::cuda::{CudaGpu, Settings};
 use gristmill_runtime::driver::{Arrival, Driver, HostMemory, Queue};
 use gristmill_runtime::exec::{ExecOptions, Executor};
 use gristmill_runtime::gpu::{GpuArg, GpuCode, Launch};
+use gristmill_runtime::program::Kernel;
 use gristmill_runtime::{DeviceName, ErrorKind};
 use std::path::Path;
 use std::process::Command;
@@ -242,6 +244,49 @@ fn clusters_are_timed_by_events() {
         assert_eq!(compiled.measure(&tensors, 2, &mut measured).unwrap(), 1);
         let (_, sample) = measured.samples().next().unwrap();
         assert!(sample.count == 2 && sample.min.0 > kernels / 20, "{sample:?} against {kernels}");
+    });
+}
+
+/// The form that the device's clock says is fastest is taken, kept on disk, and taken again without being timed. Here a launch takes as long as it has
+/// threads.
+#[test]
+fn forms_of_kernels_are_chosen_by_timing_them() {
+    with_driver("forms_of_kernels_are_chosen_by_timing_them", "clock=threads", || {
+        let mut b = GraphBuilder::new("g");
+        let [x, y] = [("x", [100usize, 96]), ("y", [96, 200])].map(|(name, shape)| b.input(name, DType::F32, shape));
+        let z = b.matmul(x, y).unwrap();
+        let z = b.map(ScalarOp::Relu, &[z]).unwrap();
+        b.output("z", z);
+        let graph = b.finish().unwrap();
+        let mut rng = Rng(28);
+        let inputs = [[100, 96], [96, 200]].map(|shape| random_tensor(&mut rng, DType::F32, &shape, false));
+        let dir = tempfile::tempdir().unwrap();
+        let (mut threads, mut outputs) = (Vec::new(), Vec::new());
+        for (folder, measures) in [(None, false), (Some(dir.path()), true), (Some(dir.path()), false)] {
+            let tuning = Tuning { folder: folder.map(Path::to_owned), measures };
+            let compiled = compile(&graph, &Options { tuning, ..unchecked("gpu:1", 2) }).unwrap();
+            let executable = compiled.for_inputs(&inputs).unwrap();
+            assert!(executable.lowered.report.warnings.is_empty(), "{:?}", executable.lowered.report.warnings);
+            let of_kernel = |k: &Kernel| match k {
+                Kernel::Gpu(k) => k.launch.grid.iter().chain(&k.launch.block).map(|&n| u64::from(n)).product(),
+                Kernel::Cpu(_) => 0u64,
+            };
+            threads.push(executable.lowered.program.partitions[0].kernels.iter().map(of_kernel).sum::<u64>());
+            outputs.push(executable.run(&inputs).unwrap().into_tensors().remove(0));
+            if folder.is_none() {
+                assert!(!tune::path(dir.path()).exists());
+            }
+        }
+        assert!(
+            threads[1] < threads[0] && threads[2] == threads[1],
+            "threads of the first form, and of the winner: {threads:?}"
+        );
+        let kept = std::fs::read_to_string(tune::path(dir.path())).unwrap();
+        assert!(kept.contains("emulated GPU 0, driver 13.0") && kept.contains("\"form\":1"), "{kept}");
+        let expected = interp::run(&graph, &inputs).unwrap();
+        for found in &outputs {
+            assert!(allclose(&expected[0], found, 0.0, 0.0).scaled_err() < 1e-5);
+        }
     });
 }
 

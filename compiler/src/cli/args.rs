@@ -7,7 +7,7 @@ use crate::codegen::target::TargetCpu;
 use crate::cost::{Bytes, store};
 use crate::error::{Error, Result};
 use crate::ir::{Bindings, Graph};
-use crate::options::{DimRange, Options, Precision};
+use crate::options::{DimRange, Options, Precision, Tuning};
 use crate::place::{DeviceSet, DeviceSpec, Fallback, Pin, Placement, Plan, Target, gpus};
 use clap::{Args, ValueEnum};
 use gristmill_runtime::DeviceName;
@@ -67,6 +67,9 @@ pub struct CompileArgs {
     /// What products on GPUs round their operands to: f32 (nothing), tf32, bf16 or f16. Sums are f32 in any case.
     #[arg(long, default_value = "f32", value_name = "DTYPE")]
     pub precision: String,
+    /// Time the forms that kernels can have on their GPUs, and keep the fastest in the cache folder. Those of earlier times count in any case.
+    #[arg(long)]
+    pub tune: bool,
     /// The GPUs, by the driver's numbers, that `gpu:0` and so on are, e.g. `1` or `0,0`: the latter are two logical devices that share a GPU. All
     /// in the driver's order by default.
     #[arg(long, value_name = "N,..", value_delimiter = ',')]
@@ -199,6 +202,7 @@ impl CompileArgs {
             gpu_arch: self.gpu_arch.as_deref().map(Arch::parse).transpose()?,
             gpus: self.visible_gpus.clone(),
             precision: parse_precision(&self.precision)?,
+            tuning: Tuning { folder: store::folder(), measures: self.tune },
             keep_stages: self.dump_dir.is_some(),
             ..Options::default()
         };

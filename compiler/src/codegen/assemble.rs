@@ -189,7 +189,7 @@ impl Assembler<'_> {
             DeviceKind::Emu => self.settings.gpu.arch.ptx_only(),
             _ => self.settings.gpu_archs.get(&part.device).copied().unwrap_or(self.settings.gpu.arch),
         };
-        let generated = cuda::generate_with(&part.graph, cuda::Options { arch, ..self.settings.gpu })?;
+        let generated = cuda::generate_forms(&part.graph, cuda::Options { arch, ..self.settings.gpu }, &part.forms)?;
         let nvrtc = nvrtc::get().map_err(|e| e.context(format!("{} needs a compiler of CUDA", part.device)))?;
         let cache = nvrtc::Cache::of_user();
         let gpu_code = generated.compile(nvrtc, cache.as_ref())?;

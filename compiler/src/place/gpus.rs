@@ -43,6 +43,11 @@ fn find(device: &DeviceName, gpus: &[u32]) -> Result<CudaDevice> {
     found.into_iter().nth(ordinal as usize).ok_or_else(|| absent(format!("the CUDA driver shows {n} devices")))
 }
 
+/// Name of a GPU's product. Errors with `Unsupported` when it is not there.
+pub fn product(device: &DeviceName, gpus: &[u32]) -> Result<String> {
+    Ok(find(device, gpus)?.name)
+}
+
 /// Bytes of memory that a device has: of a CPU, this machine's. Errors when it is not there or does not tell.
 pub fn total_memory(device: &DeviceName, gpus: &[u32]) -> Result<u64> {
     match device.kind {

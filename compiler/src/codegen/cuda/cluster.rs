@@ -238,6 +238,10 @@ impl<'s> ClusterCompiler<'s> {
     /// A block per tile of the product, or several.
     fn contract(&mut self, contract: &Contract) -> Result<()> {
         let (c, blocks) = (contract, contract.resources());
+        if c.n_forms > 1 {
+            let known = self.session.forms.entry(self.id).or_default();
+            *known = c.n_forms.max(*known);
+        }
         let (partial, n_results, maps) = (c.partial(), c.n_results(), c.maps());
         let split = Split { what: "contract", result: c.result, partial, n_results, maps };
         self.split(split, blocks, |p, e, out| c.emit(p, e, out), |p, e, item, buffers| c.join(p, e, item, buffers))

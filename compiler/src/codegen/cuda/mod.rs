@@ -47,6 +47,8 @@ pub struct Generated {
     pub kernels: Vec<GpuKernel>,
     /// A plan for each cluster node. Steps have one item: how much a launch computes is the kernel's affair.
     pub plans: BTreeMap<NodeId, KernelPlan>,
+    /// How many forms the kernels of a cluster can have, where there is a choice.
+    pub forms: BTreeMap<NodeId, u8>,
     /// Kernels without the prelude, with their names and launches.
     pub listing: String,
 }
@@ -58,12 +60,14 @@ pub struct Options {
     pub arch: Arch,
     /// Let products of `f32` round their operands to 10 bits of fraction, for tensor cores (from `sm_80` on).
     pub tf32: bool,
+    /// Which of the forms that a product can have in tiles it gets: the first is what predicted times choose, and stands for those that are not there.
+    pub form: u8,
 }
 
 /// Everything exact.
 impl From<Arch> for Options {
     fn from(arch: Arch) -> Options {
-        Options { arch, tf32: false }
+        Options { arch, tf32: false, form: 0 }
     }
 }
 
@@ -74,6 +78,7 @@ struct Session {
     kernels: Vec<GpuKernel>,
     /// Sources by their text, with the name of the first kernel.
     of_source: HashMap<String, (usize, String)>,
+    forms: BTreeMap<NodeId, u8>,
     listing: String,
 }
 
@@ -86,14 +91,27 @@ pub fn generate(graph: &Graph, arch: Arch) -> Result<Generated> {
 ///
 /// Errors with `Unsupported`, naming the node, when a body holds an op for which there is no code.
 pub fn generate_with(graph: &Graph, options: Options) -> Result<Generated> {
-    let mut session =
-        Session { options, units: Vec::new(), kernels: Vec::new(), of_source: HashMap::new(), listing: String::new() };
+    generate_forms(graph, options, &BTreeMap::new())
+}
+
+/// [`generate_with`], with forms of some clusters chosen: see [`Options::form`].
+pub fn generate_forms(graph: &Graph, options: Options, chosen: &BTreeMap<NodeId, u8>) -> Result<Generated> {
+    let mut session = Session {
+        options,
+        units: Vec::new(),
+        kernels: Vec::new(),
+        of_source: HashMap::new(),
+        forms: BTreeMap::new(),
+        listing: String::new(),
+    };
     let mut plans = BTreeMap::new();
     for (id, node) in graph.nodes().filter(|(_, n)| matches!(n.op, Op::Cluster { .. })) {
+        session.options.form = chosen.get(&id).copied().unwrap_or(options.form);
         let plan = ClusterCompiler::compile(&mut session, graph, id, node).map_err(|e| e.at_origin(&node.origin))?;
         plans.insert(id, plan);
     }
-    Ok(Generated { units: session.units, kernels: session.kernels, plans, listing: session.listing })
+    let Session { units, kernels, forms, listing, .. } = session;
+    Ok(Generated { units, kernels, plans, forms, listing })
 }
 
 impl Session {

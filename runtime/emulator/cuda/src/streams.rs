@@ -138,7 +138,7 @@ pub fn elapsed_ms(start: usize, end: usize) -> Outcome<f32> {
         };
         let ((from, threads_from), (to, threads_to)) = (at(start)?, at(end)?);
         if world.settings.counts_threads {
-            return Ok(threads_to.saturating_sub(threads_from) as f32 / 1e6);
+            return Ok(threads_to.saturating_sub(threads_from) as f32 / 1e3);
         }
         Ok(to.saturating_duration_since(from).as_secs_f32() * 1e3)
     })

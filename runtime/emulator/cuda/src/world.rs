@@ -31,7 +31,7 @@ pub struct Settings {
     pub lose: Option<(usize, u64)>,
     /// `delay`: milliseconds after which a request is done although nothing waits for it; 3.
     pub delay: Duration,
-    /// `clock`: `host`, or `threads`, by which each launch takes a nanosecond for each of its threads, and all else nothing; `host`.
+    /// `clock`: `host`, or `threads`, by which each launch takes a microsecond for each of its threads, and all else nothing; `host`.
     pub counts_threads: bool,
     /// `fault=D:N`: launch N of device D accesses an address that it must not.
     pub fault: Option<(usize, u64)>,

@@ -292,3 +292,38 @@ fn variables_are_checked() {
     check(chain(), |p| p.variables = vec![variable(16), variable(16)], &["declared twice"]);
     check(chain(), |p| p.variables = vec![variable(8)], &["initial value has another dtype or shape"]);
 }
+
+/// Two devices that both receive before they send: each send is ready at once, but not in program order.
+#[test]
+fn programs_that_need_another_order_are_known() {
+    let gpu = |index| DeviceName::local(DeviceKind::Gpu, index);
+    let key = |from, to| Key { source: gpu(from), destination: gpu(to), tensor: "t".into() };
+    let partition = |own: u32, receives_first: bool| {
+        let mut kinds = vec![
+            StepKind::Recv { key: key(1 - own, own), buffer: BufferId(1) },
+            StepKind::Send { key: key(own, 1 - own), buffer: BufferId(0) },
+        ];
+        if !receives_first {
+            kinds.reverse();
+        }
+        Partition {
+            device: gpu(own),
+            arena_bytes: 128,
+            buffers: vec![f32s("s", at(0)), f32s("r", at(64))],
+            constants: vec![],
+            kernels: vec![],
+            gpu_code: vec![],
+            steps: kinds.into_iter().map(|kind| step(kind, &[])).collect(),
+            memory_limit: None,
+        }
+    };
+    for (receive_first, in_order) in [([true, true], false), ([true, false], true), ([false, false], true)] {
+        let partitions = vec![partition(0, receive_first[0]), partition(1, receive_first[1])];
+        let program = Program { partitions, inputs: vec![], outputs: vec![], ..chain() };
+        assert_eq!(
+            (program.validate(), program.runs_in_order()),
+            (Vec::<String>::new(), in_order),
+            "{receive_first:?}"
+        );
+    }
+}

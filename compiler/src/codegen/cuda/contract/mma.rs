@@ -12,7 +12,7 @@ use super::super::text::element_type;
 use super::epilogue::{self, Slabs};
 use super::operand::{At, Side};
 use super::tensor::{Loading, Operands};
-use super::{Contract, Place, Sizes, both, share, within};
+use super::{Contract, Place, Sizes, best_first, both, share, within};
 use crate::codegen::pull::{Emit, Ix, Kind, Puller};
 use crate::error::Result;
 use gristmill_runtime::DType;
@@ -74,12 +74,13 @@ pub(super) struct Mma {
 }
 
 impl Mma {
-    pub(super) fn new(options: &Options, operands: Operands, sizes: Sizes) -> Mma {
+    /// With each tile that there is for such operands, the one that suits the sizes first.
+    pub(super) fn all(options: &Options, operands: Operands, sizes: Sizes) -> Vec<Mma> {
         let size_bytes = operands.instruction.element.size_bytes();
         let wide = operands.copied().is_some() && options.arch.capability() >= 80;
-        let mut tiles = TILES.iter().filter(|t| t.waits_in_registers() || wide);
-        let tile = *tiles.find(|t| sizes.fills([t.m, t.n, t.k_bytes / size_bytes])).unwrap_or(&TILES[4]);
-        Mma { operands, tile, stages: stages(options.arch) }
+        let fitting: Vec<Tile> = TILES.into_iter().filter(|t| t.waits_in_registers() || wide).collect();
+        let tiles = best_first(&fitting, |t| sizes.fills([t.m, t.n, t.k_bytes / size_bytes]));
+        tiles.into_iter().map(|tile| Mma { operands: operands.clone(), tile, stages: stages(options.arch) }).collect()
     }
 
     fn k(&self) -> usize {

@@ -45,6 +45,8 @@ pub(super) struct Contract {
     pub(super) result: ValueId,
     sizes: Sizes,
     form: Form,
+    /// How many forms there are to choose from.
+    pub(super) n_forms: u8,
 }
 
 /// How its tiles are computed.
@@ -101,19 +103,28 @@ pub(super) fn find(
     if m < LEAST_SIDE || n < LEAST_SIDE || k < LEAST_SIDE || n_batch == 0 {
         return None;
     }
-    let (form, needs) = match Operands::find(body, around, options, node, sizes) {
-        Some((operands, needs)) => match Wgmma::new(body, options, node, &operands, sizes) {
-            Some(wgmma) => (Form::Wgmma(wgmma), needs),
-            None => (Form::Mma(Mma::new(options, operands, sizes)), needs),
-        },
+    let (forms, needs) = match Operands::find(body, around, options, node, sizes) {
+        Some((operands, needs)) => {
+            let wgmma = Wgmma::new(body, options, node, &operands, sizes).map(Form::Wgmma);
+            (wgmma.into_iter().chain(Mma::all(options, operands, sizes).into_iter().map(Form::Mma)).collect(), needs)
+        }
         None => {
             let dear = |v: &ValueId| flops(body, around, *v).is_none_or(|f| f > CHEAP_FLOPS);
             let needs = node.inputs.iter().copied().filter(dear).collect();
-            (Form::Simt(Simt::new(body.dtype(node.inputs[0]), sizes)), needs)
+            let all = Simt::all(body.dtype(node.inputs[0]), sizes);
+            (all.into_iter().map(Form::Simt).collect::<Vec<_>>(), needs)
         }
     };
+    let n_forms = forms.len() as u8;
+    let form = forms.get(usize::from(options.form)).or(forms.first())?.clone();
     let (nodes, result) = followers(body, around, id);
-    Some((Cover { needs, nodes, results: vec![result] }, Contract { node: id, result, sizes, form }))
+    Some((Cover { needs, nodes, results: vec![result] }, Contract { node: id, result, sizes, form, n_forms }))
+}
+
+/// The tile that `best` says, or the last, then the others.
+fn best_first<T: Copy + PartialEq>(tiles: &[T], best: impl Fn(&T) -> bool) -> Vec<T> {
+    let Some(first) = tiles.iter().find(|t| best(t)).or(tiles.last()) else { return Vec::new() };
+    std::iter::once(first).chain(tiles.iter().filter(|t| *t != first)).copied().collect()
 }
 
 fn sizes(body: &Body, node: &Node) -> Option<Sizes> {

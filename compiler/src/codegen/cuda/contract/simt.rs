@@ -8,7 +8,7 @@ use super::super::emit::{Emitter, Value};
 use super::super::text::element_type;
 use super::epilogue::Stores;
 use super::operand::{At, Side, k_is_inner};
-use super::{Contract, Place, Sizes, share, within};
+use super::{Contract, Place, Sizes, best_first, share, within};
 use crate::codegen::pull::{Emit, Ix, Kind, Puller};
 use crate::error::Result;
 use gristmill_runtime::DType;
@@ -50,12 +50,12 @@ pub(in crate::codegen::cuda) fn accumulator(dtype: DType) -> DType {
 }
 
 impl Simt {
-    /// For operands of a dtype.
-    pub(super) fn new(dtype: DType, sizes: Sizes) -> Simt {
+    /// For operands of a dtype, with each tile, the one that suits the sizes first.
+    pub(super) fn all(dtype: DType, sizes: Sizes) -> Vec<Simt> {
         // The accumulators of the largest tile take all registers when they are 64 bits wide.
         let fitting = &TILES[usize::from(dtype.size_bytes() == 8)..];
-        let tile = *fitting.iter().find(|t| sizes.fills([t.m, t.n, t.k])).unwrap_or(&TILES[2]);
-        Simt { tile, acc: accumulator(dtype) }
+        let tiles = best_first(fitting, |t| sizes.fills([t.m, t.n, t.k]));
+        tiles.into_iter().map(|tile| Simt { tile, acc: accumulator(dtype) }).collect()
     }
 
     fn threads(&self) -> usize {

@@ -138,7 +138,7 @@ fn operands_of_every_layout_on_turing() {
 #[test]
 fn tf32_and_bytes() {
     let rng = &mut Rng(64);
-    let tf32 = Options { arch: Arch::COMMON, tf32: true };
+    let tf32 = Options { tf32: true, ..Arch::COMMON.into() };
     let floats = layouts(rng, &[DType::F32]);
     for case in &floats {
         assert!(listing_with(tf32, case).contains("gm_mma_tf32"), "{}", case.body);
@@ -247,7 +247,7 @@ fn tensor_kernels_stay_in_registers() {
     ]
     .map(|p| as_cluster(&p.case(rng).body));
     for arch in ARCHS.map(|a| Arch::parse(a).unwrap()) {
-        let mut batch = Batch::new(Options { arch, tf32: true });
+        let mut batch = Batch::new(Options { tf32: true, ..arch.into() });
         cases.iter().for_each(|g| drop(batch.add(g)));
         let units = batch.units();
         for made in nvrtc::build(nvrtc, None, &units) {

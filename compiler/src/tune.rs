@@ -1,0 +1,288 @@
+//! Which form of a kernel is the fastest, by timing all of them on the GPU that they are for.
+//!
+//! A product in tiles can have several forms: tiles of different shapes, and main loops. Predicted times choose one. Here every form of a cluster
+//! runs by itself, on random operands; its result must be that of the interpreter (of the form that predicted times choose, where interpreting
+//! would take too long), and the one that takes the least time is kept on disk: for these very forms, by a hash of their sources, this GPU and this
+//! driver. What is kept is taken from then on, whoever compiles; what is not is only timed when that is asked for.
+
+use crate::calibrate::flops;
+use crate::codegen::assemble::{Settings, assemble};
+use crate::codegen::cuda::{self, Generated};
+use crate::cost::{Fnv, store};
+use crate::error::{Error, Result};
+use crate::interp;
+use crate::interp::compare::allclose;
+use crate::ir::{Graph, NodeId, Op};
+use crate::options::Options;
+use crate::partition::Part;
+use crate::place::gpus;
+use crate::report::Report;
+use crate::rng::Rng;
+use crate::testing::random_tensor;
+use crate::{DType, DeviceName, Tensor};
+use gristmill_runtime::device::DeviceKind;
+use gristmill_runtime::driver::Driver;
+use gristmill_runtime::exec::{ExecOptions, Executor};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The format of the file of winners.
+const FORMAT: &str = concat!("gristmill/tuned/1 of ", env!("CARGO_PKG_VERSION"));
+/// Time that each form is launched again and again.
+const EACH: Duration = Duration::from_millis(20);
+/// Operations up to which the interpreter says what the result is.
+const INTERPRETED_FLOPS: f64 = 1e9;
+
+/// The file of winners in a cache folder.
+pub fn path(folder: &Path) -> PathBuf {
+    folder.join("tuned.json")
+}
+
+#[derive(Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    format: String,
+    winners: Vec<Winner>,
+}
+
+/// The form that won.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Winner {
+    /// Hexadecimal hash of the sources of all forms.
+    forms: String,
+    /// Product name of the GPU, and the driver.
+    gpu: String,
+    form: u8,
+    /// Times of all forms; none of those that failed.
+    ns: Vec<Option<u64>>,
+}
+
+/// Winners so far.
+struct Kept {
+    path: Option<PathBuf>,
+    winners: BTreeMap<(String, String), Winner>,
+    is_new: bool,
+}
+
+impl Kept {
+    /// Those of the folder. A file that cannot be read is named in a warning.
+    fn load(folder: Option<&Path>, warnings: &mut Vec<String>) -> Kept {
+        let path = folder.map(path);
+        let text = path.as_ref().and_then(|p| std::fs::read_to_string(p).ok());
+        let read = text.as_deref().map_or(Ok(Vec::new()), parse);
+        if let (Err(why), Some(path)) = (&read, &path) {
+            warnings.push(store::ignored(path, why));
+        }
+        let winners = read.unwrap_or_default().into_iter().map(|w| ((w.forms.clone(), w.gpu.clone()), w)).collect();
+        Kept { path, winners, is_new: false }
+    }
+
+    fn add(&mut self, winner: Winner) {
+        self.winners.insert((winner.forms.clone(), winner.gpu.clone()), winner);
+        self.is_new = true;
+    }
+
+    fn save(self) -> Result<()> {
+        let Some(path) = self.path.filter(|_| self.is_new) else { return Ok(()) };
+        let file = File { format: FORMAT.to_owned(), winners: self.winners.into_values().collect() };
+        let text = serde_json::to_string(&file).map_err(|e| Error::internal(format!("writing winners: {e}")))?;
+        store::replace(&path, &text)
+    }
+}
+
+fn parse(text: &str) -> Result<Vec<Winner>, String> {
+    let file: File = serde_json::from_str(text).map_err(|e| e.to_string())?;
+    match file.format == FORMAT {
+        true => Ok(file.winners),
+        false => Err(format!("format {:?}, expected {FORMAT:?}", file.format)),
+    }
+}
+
+/// Says in each part which form its clusters get where that is not the first: what is kept, or, if that is asked for, what wins now.
+///
+/// Errors with `Unsupported` when a GPU is not there, and when the winners cannot be written.
+pub(crate) fn choose(parts: &mut [Part], options: &Options, settings: &Settings, report: &mut Report) -> Result<()> {
+    let mut kept = Kept::load(options.tuning.folder.as_deref(), &mut report.warnings);
+    if kept.winners.is_empty() && !options.tuning.measures {
+        return Ok(());
+    }
+    for part in parts.iter_mut().filter(|p| p.device.kind == DeviceKind::Gpu) {
+        let mut bench = Bench::new(&part.device, options, settings)?;
+        let clusters: Vec<NodeId> =
+            part.graph.nodes().filter(|(_, n)| matches!(n.op, Op::Cluster { .. })).map(|(id, _)| id).collect();
+        for id in clusters {
+            let single = single(&part.graph, id)?;
+            let Some((n, hash)) = bench.forms(&single)? else { continue };
+            let key = (format!("{hash:016x}"), bench.gpu.clone());
+            if options.tuning.measures && !kept.winners.contains_key(&key) {
+                match bench.winner(&single, n, &key) {
+                    Ok(winner) => kept.add(winner),
+                    Err(e) => report.warnings.push(format!("not tuned: {}", e.at_origin(&part.graph.node(id).origin))),
+                }
+            }
+            if let Some(w) = kept.winners.get(&key).filter(|w| w.form > 0 && w.form < n) {
+                part.forms.insert(id, w.form);
+            }
+        }
+    }
+    kept.save()
+}
+
+/// A cluster as a graph of its own.
+fn single(g: &Graph, id: NodeId) -> Result<Graph> {
+    let node = g.node(id);
+    let mut single = Graph::new("tuned");
+    let mut new = BTreeMap::new();
+    for &v in &node.inputs {
+        let name = format!("x{}", new.len());
+        new.entry(v).or_insert_with(|| single.add_input(&name, g.ty(v).clone()));
+    }
+    let operands: Vec<_> = node.inputs.iter().map(|v| new[v]).collect();
+    let results = single.add_with_regions(node.op.clone(), &operands, node.regions.clone(), &node.origin)?;
+    results.iter().enumerate().for_each(|(i, &v)| single.add_output(&format!("y{i}"), v));
+    Ok(single)
+}
+
+/// A GPU on which forms are timed.
+struct Bench<'a> {
+    device: &'a DeviceName,
+    /// Product name, and the driver.
+    gpu: String,
+    options: &'a Options,
+    settings: &'a Settings,
+    /// Opened when something is timed.
+    driver: Option<Arc<dyn Driver>>,
+}
+
+impl<'a> Bench<'a> {
+    fn new(device: &'a DeviceName, options: &'a Options, settings: &'a Settings) -> Result<Bench<'a>> {
+        let (major, minor) = gristmill_runtime::cuda::driver_version().unwrap_or_default();
+        let gpu = format!("{}, driver {major}.{minor}", gpus::product(device, &options.gpus)?);
+        Ok(Bench { device, gpu, options, settings, driver: None })
+    }
+
+    fn generate(&self, g: &Graph, form: u8) -> Result<Generated> {
+        let arch = self.settings.gpu_archs.get(self.device).copied().unwrap_or(self.settings.gpu.arch);
+        cuda::generate_with(g, cuda::Options { arch, form, ..self.settings.gpu })
+    }
+
+    /// How many forms a cluster can have, and a hash of all of them; `None` where there is no choice.
+    fn forms(&self, g: &Graph) -> Result<Option<(u8, u64)>> {
+        let first = self.generate(g, 0)?;
+        let Some(&n) = first.forms.values().next() else { return Ok(None) };
+        let mut hash = Fnv::default();
+        for form in 0..n {
+            for unit in &self.generate(g, form)?.units {
+                write!(hash, "{form} {} {}", unit.arch, unit.source).expect("hashing does not fail");
+            }
+        }
+        Ok(Some((n, hash.value())))
+    }
+
+    /// Times all forms. Errors when none gives the right result; what went wrong with single ones is in the error of all.
+    fn winner(&mut self, g: &Graph, n: u8, (forms, gpu): &(String, String)) -> Result<Winner> {
+        let mut rng = Rng(1);
+        let random = |v: &crate::ir::ValueId| {
+            let ty = g.ty(*v);
+            random_tensor(&mut rng, ty.dtype, &ty.static_shape().unwrap_or_default(), false)
+        };
+        let inputs: Vec<Tensor> = g.inputs.iter().map(random).collect();
+        let body = &g.node(NodeId(0)).regions[0];
+        let mut expected = if flops(body) <= INTERPRETED_FLOPS { Some(interp::run(g, &inputs)?) } else { None };
+        let (mut ns, mut wrong) = (Vec::new(), Vec::new());
+        for form in 0..n {
+            let timed = self.run(g, form, &inputs).and_then(|(results, time)| {
+                let expected = expected.get_or_insert_with(|| results.clone());
+                agree(expected, &results, self.settings.gpu.tf32).map(|()| time)
+            });
+            ns.push(timed.map_err(|e| wrong.push(format!("form {form}: {e}"))).ok());
+        }
+        match fastest(&ns) {
+            Some(form) => Ok(Winner { forms: forms.clone(), gpu: gpu.clone(), form, ns }),
+            None => Err(Error::internal(format!("no form gives the right result: {}", wrong.join("; ")))),
+        }
+    }
+
+    /// Results of a form, and its time in ns.
+    fn run(&mut self, g: &Graph, form: u8, inputs: &[Tensor]) -> Result<(Vec<Tensor>, u64)> {
+        let driver = match &self.driver {
+            Some(driver) => driver.clone(),
+            None => gpus::driver(self.device, self.options)?.ok_or_else(|| Error::internal("a GPU has a driver"))?,
+        };
+        self.driver = Some(driver.clone());
+        let mut part = Part::whole(self.device.clone(), g.clone());
+        part.forms.insert(NodeId(0), form);
+        let made = assemble(g, &mut [part], self.settings)?;
+        let options =
+            ExecOptions { threads: 1, drivers: [(self.device.clone(), driver)].into(), ..ExecOptions::default() };
+        let executor = Executor::new(Arc::new(made.program), &options)?;
+        let results = executor.run(inputs)?;
+        let ns = executor.time_launches(EACH)?.iter().map(|l| l.time.as_nanos() as u64).sum();
+        Ok((results, ns))
+    }
+}
+
+/// The form that takes the least time, the first of equals.
+fn fastest(ns: &[Option<u64>]) -> Option<u8> {
+    let timed = ns.iter().enumerate().filter_map(|(form, ns)| Some((ns.as_ref()?, form as u8)));
+    timed.min().map(|(_, form)| form)
+}
+
+/// Errors when results differ by more than the order of sums, and rounding, explain.
+fn agree(expected: &[Tensor], found: &[Tensor], tf32: bool) -> Result<()> {
+    for (e, f) in expected.iter().zip(found) {
+        let most = match e.dtype() {
+            DType::F16 | DType::BF16 => 1.0 / 64.0,
+            DType::F32 if tf32 => 1.0 / 256.0,
+            DType::F32 => 1e-4,
+            DType::F64 => 1e-10,
+            _ => 0.0,
+        };
+        let c = allclose(e, f, 0.0, 0.0);
+        let agrees = c.ok || c.scaled_err() <= most;
+        if !agrees {
+            return Err(Error::internal(format!("its result is wrong: {c}")));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_fastest_that_is_right_wins() {
+        assert_eq!(fastest(&[Some(5), None, Some(3), Some(3)]), Some(2));
+        assert_eq!(fastest(&[None, None]), None);
+        let t = |v: &[f32]| Tensor::from_slice(v, &[v.len()]).unwrap();
+        assert!(agree(&[t(&[1.0, 100.0])], &[t(&[1.001, 100.0])], false).is_ok());
+        let wrong = agree(&[t(&[1.0, 100.0])], &[t(&[1.0, 99.0])], false).unwrap_err();
+        assert!(wrong.to_string().contains("its result is wrong"), "{wrong}");
+        assert!(agree(&[t(&[1.0])], &[t(&[f32::NAN])], true).is_err(), "what is no number is no result");
+    }
+
+    #[test]
+    fn winners_survive_in_a_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let load = |warnings: &mut Vec<String>| Kept::load(Some(dir.path()), warnings);
+        let mut warnings = Vec::new();
+        let mut kept = load(&mut warnings);
+        let w = Winner { forms: "0a".into(), gpu: "H".into(), form: 2, ns: vec![Some(4), None, Some(3)] };
+        kept.add(w.clone());
+        kept.save().unwrap();
+        assert_eq!(load(&mut warnings).winners.into_values().collect::<Vec<_>>(), [w]);
+        assert!(warnings.is_empty());
+        let text = std::fs::read_to_string(path(dir.path())).unwrap();
+        for bad in [text.replace("tuned/1", "tuned/0"), text[..text.len() / 2].to_owned()] {
+            std::fs::write(path(dir.path()), bad).unwrap();
+            assert!(load(&mut warnings).winners.is_empty());
+        }
+        assert!(warnings.len() == 2 && warnings.iter().all(|w| w.contains("tuned.json")), "{warnings:?}");
+    }
+}
