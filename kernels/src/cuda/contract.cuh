@@ -45,36 +45,42 @@ template <class T, int BM, int BN, int BK, int TM, int TN, bool LHS_ALONG_K, boo
     };
     T acc[TM][TN];
 
-    // Place of element number n in a tile of W rows or columns.
-    template <int W, bool ALONG_K> static GM_DEVICE int along(int n) { return ALONG_K ? n / BK : n % W; }
-    template <int W, bool ALONG_K> static GM_DEVICE int deep(int n) { return ALONG_K ? n % BK : n / W; }
+    // Place of a thread's element number i in a tile of W rows or columns, as a sum of what the thread and what the number says.
+    template <int W, bool ALONG_K> static GM_DEVICE int along(int i) {
+        const int t = threadIdx.x;
+        return ALONG_K ? i * (threads / BK) + t / BK : threads < W ? i % (W / threads) * threads + t : t % W;
+    }
+    template <int W, bool ALONG_K> static GM_DEVICE int deep(int i) {
+        const int t = threadIdx.x;
+        return ALONG_K ? t % BK : threads < W ? i / (W / threads) : i * (threads / W) + t / W;
+    }
 
     // Sums up `steps` tiles, the first at `k0`: `lhs(along, deep, k0)` is an element. `shared` has two stages, which no one uses before and
     // afterwards.
     template <class I, class L, class R> GM_DEVICE void run(T* shared, I k0, int steps, L lhs, R rhs) {
         T held_lhs[lhs_each], held_rhs[rhs_each];
-        const auto fetch = [&](I k) {
+        const auto fetch_lhs = [&](I k) {
 #pragma unroll
             for (int i = 0; i < lhs_each; ++i) {
-                const int n = i * threads + int(threadIdx.x);
-                held_lhs[i] = lhs(along<BM, LHS_ALONG_K>(n), deep<BM, LHS_ALONG_K>(n), k);
-            }
-#pragma unroll
-            for (int i = 0; i < rhs_each; ++i) {
-                const int n = i * threads + int(threadIdx.x);
-                held_rhs[i] = rhs(along<BN, RHS_ALONG_K>(n), deep<BN, RHS_ALONG_K>(n), k);
+                held_lhs[i] = lhs(along<BM, LHS_ALONG_K>(i), deep<BM, LHS_ALONG_K>(i), k);
             }
         };
-        const auto put = [&](T* to) {
-#pragma unroll
-            for (int i = 0; i < lhs_each; ++i) {
-                const int n = i * threads + int(threadIdx.x);
-                to[deep<BM, LHS_ALONG_K>(n) * gm_pitch<BM>() + along<BM, LHS_ALONG_K>(n)] = held_lhs[i];
-            }
+        const auto fetch_rhs = [&](I k) {
 #pragma unroll
             for (int i = 0; i < rhs_each; ++i) {
-                const int n = i * threads + int(threadIdx.x);
-                to[lhs_size + deep<BN, RHS_ALONG_K>(n) * gm_pitch<BN>() + along<BN, RHS_ALONG_K>(n)] = held_rhs[i];
+                held_rhs[i] = rhs(along<BN, RHS_ALONG_K>(i), deep<BN, RHS_ALONG_K>(i), k);
+            }
+        };
+        const auto put_lhs = [&](T* to) {
+#pragma unroll
+            for (int i = 0; i < lhs_each; ++i) {
+                to[deep<BM, LHS_ALONG_K>(i) * gm_pitch<BM>() + along<BM, LHS_ALONG_K>(i)] = held_lhs[i];
+            }
+        };
+        const auto put_rhs = [&](T* to) {
+#pragma unroll
+            for (int i = 0; i < rhs_each; ++i) {
+                to[lhs_size + deep<BN, RHS_ALONG_K>(i) * gm_pitch<BN>() + along<BN, RHS_ALONG_K>(i)] = held_rhs[i];
             }
         };
 #pragma unroll
@@ -82,15 +88,25 @@ template <class T, int BM, int BN, int BK, int TM, int TN, bool LHS_ALONG_K, boo
 #pragma unroll
             for (int j = 0; j < TN; ++j) acc[i][j] = T(0);
         }
-        fetch(k0);
-        put(shared);
+        fetch_lhs(k0);
+        fetch_rhs(k0);
+        put_lhs(shared);
+        put_rhs(shared);
         __syncthreads();
         int now = 0;
         for (int step = 1; step <= steps; ++step) {
-            if (step < steps) fetch(k0 + I(step) * BK);
-            gm_multiply<BM, BN, BK, TM, TN>(shared + now, shared + now + lhs_size, acc);
+            // One operand waits in registers at a time, under half of the products each.
+            const I k = k0 + I(step) * BK;
+            const T *a = shared + now, *b = a + lhs_size;
+            if (step < steps) fetch_lhs(k);
+            gm_multiply<BM, BN, BK / 2, TM, TN>(a, b, acc);
+            if (step < steps) {
+                put_lhs(shared + (now ^ stage_size));
+                fetch_rhs(k);
+            }
+            gm_multiply<BM, BN, BK / 2, TM, TN>(a + BK / 2 * gm_pitch<BM>(), b + BK / 2 * gm_pitch<BN>(), acc);
             now ^= stage_size;
-            if (step < steps) put(shared + now);
+            if (step < steps) put_rhs(shared + now);
             __syncthreads();
         }
     }

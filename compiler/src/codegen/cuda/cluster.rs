@@ -75,8 +75,8 @@ pub(super) struct Resources {
     pub(super) threads: u64,
     /// Shared memory of a block, beyond what the code declares.
     pub(super) shared_bytes: u32,
-    /// Whether threads may take all registers, so that no two blocks fit a multiprocessor.
-    pub(super) is_alone: bool,
+    /// Blocks that a multiprocessor must have registers for: 1 lets threads take all. 0 leaves that to ptxas, which may spill some to fit more blocks.
+    pub(super) per_multiprocessor: u32,
     /// Blocks that run at the same time and see each other's shared memory; 0 and 1 for none.
     pub(super) cluster: u32,
 }

@@ -68,7 +68,8 @@ pub(super) fn source(entry: &str, resources: &Resources, wide: bool, parameters:
         ..2 => String::new(),
         n => format!("__cluster_dims__({n}, 1, 1) "),
     };
-    let bounds = format!("{}{}", resources.threads, if resources.is_alone { ", 1" } else { "" });
+    let least = Some(resources.per_multiprocessor).filter(|n| *n > 0).map_or(String::new(), |n| format!(", {n}"));
+    let bounds = format!("{}{least}", resources.threads);
     let kernel = format!(
         "typedef {ix} ix;\ntypedef unsigned {ix} uix;\n\n\
          extern \"C\" __global__ void {cluster}__launch_bounds__({bounds})\n{entry}({}) {{\n{}}}\n",

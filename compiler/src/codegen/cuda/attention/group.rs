@@ -80,7 +80,7 @@ impl Attention {
         let tiles = depth + STAGES * depth.max(value_depth);
         let shared_bytes = (tiles * ROWS * self.x.dtype.size_bytes() + BARRIERS_BYTES) as u32;
         let blocks = self.n_tiles().min(MULTIPROCESSORS) as u64;
-        Resources { blocks, threads: THREADS, shared_bytes, is_alone: true, ..Resources::default() }
+        Resources { blocks, threads: THREADS, shared_bytes, per_multiprocessor: 1, ..Resources::default() }
     }
 
     /// Tensor maps that the kernel takes; their buffers are the caller's affair.

@@ -119,7 +119,7 @@ impl Attention {
     pub(super) fn resources(&self) -> Resources {
         match self.form {
             Form::Groups => self.group_resources(),
-            _ => Resources::new(self.n_tiles(), self.form.threads()),
+            _ => Resources { per_multiprocessor: 1, ..Resources::new(self.n_tiles(), self.form.threads()) },
         }
     }
 

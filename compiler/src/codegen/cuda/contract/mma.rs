@@ -98,7 +98,13 @@ impl Mma {
     pub(super) fn resources(&self, sizes: Sizes) -> Resources {
         let blocks = (sizes.n_tiles(self.tile.m, self.tile.n) * self.n_parts(sizes)) as u64;
         let shared_bytes = (self.stages * self.tile.stage_bytes()) as u32;
-        Resources { blocks, threads: self.tile.threads() as u64, shared_bytes, is_alone: true, ..Resources::default() }
+        Resources {
+            blocks,
+            threads: self.tile.threads() as u64,
+            shared_bytes,
+            per_multiprocessor: 1,
+            ..Resources::default()
+        }
     }
 
     /// The prelude's type of the product.

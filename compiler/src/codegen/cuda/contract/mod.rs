@@ -111,7 +111,7 @@ pub(super) fn find(
         None => {
             let dear = |v: &ValueId| flops(body, around, *v).is_none_or(|f| f > CHEAP_FLOPS);
             let needs = node.inputs.iter().copied().filter(dear).collect();
-            let all = Simt::all(body.dtype(node.inputs[0]), sizes);
+            let all = Simt::all(node, body.dtype(node.inputs[0]), sizes);
             (all.into_iter().map(Form::Simt).collect::<Vec<_>>(), needs)
         }
     };

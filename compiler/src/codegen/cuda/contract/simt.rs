@@ -11,6 +11,7 @@ use super::operand::{At, Side, k_is_inner};
 use super::{Contract, Place, Sizes, best_first, share, within};
 use crate::codegen::pull::{Emit, Ix, Kind, Puller};
 use crate::error::Result;
+use crate::ir::{Node, Op};
 use gristmill_runtime::DType;
 
 /// Shape of a block's tile: see `contract.cuh`.
@@ -37,6 +38,8 @@ const RUN: usize = 4;
 pub(super) struct Simt {
     tile: Tile,
     pub(super) acc: DType,
+    /// Blocks that share a multiprocessor: one multiplies while another waits for its tiles. Where elements of convolutions are takes too many registers.
+    per_multiprocessor: u32,
 }
 
 /// What products of a dtype accumulate in.
@@ -50,12 +53,13 @@ pub(in crate::codegen::cuda) fn accumulator(dtype: DType) -> DType {
 }
 
 impl Simt {
-    /// For operands of a dtype, with each tile, the one that suits the sizes first.
-    pub(super) fn all(dtype: DType, sizes: Sizes) -> Vec<Simt> {
+    /// For the product `node` of operands of a dtype, with each tile, the one that suits the sizes first.
+    pub(super) fn all(node: &Node, dtype: DType, sizes: Sizes) -> Vec<Simt> {
         // The accumulators of the largest tile take all registers when they are 64 bits wide.
         let fitting = &TILES[usize::from(dtype.size_bytes() == 8)..];
         let tiles = best_first(fitting, |t| sizes.fills([t.m, t.n, t.k]));
-        tiles.into_iter().map(|tile| Simt { tile, acc: accumulator(dtype) }).collect()
+        let per_multiprocessor = if matches!(node.op, Op::MatMul) { 2 } else { 1 };
+        tiles.into_iter().map(|tile| Simt { tile, acc: accumulator(dtype), per_multiprocessor }).collect()
     }
 
     fn threads(&self) -> usize {
@@ -67,8 +71,8 @@ impl Simt {
     }
 
     pub(super) fn resources(&self, sizes: Sizes) -> Resources {
-        let blocks = (sizes.n_tiles(self.tile.m, self.tile.n) * self.n_parts(sizes)) as u64;
-        Resources { blocks, threads: self.threads() as u64, ..Resources::default() }
+        let blocks = sizes.n_tiles(self.tile.m, self.tile.n) * self.n_parts(sizes);
+        Resources { per_multiprocessor: self.per_multiprocessor, ..Resources::new(blocks, self.threads()) }
     }
 
     pub(super) fn emit(&self, c: &Contract, p: &mut Puller<Value>, e: &mut Emitter, out: Value) -> Result<()> {

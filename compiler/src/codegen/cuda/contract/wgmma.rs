@@ -89,7 +89,7 @@ impl Wgmma {
         let blocks = (self.n_places(sizes) * self.cluster).min(MULTIPROCESSORS) as u64;
         let ring = STAGES * (ROWS + self.columns) * DEPTH * 2;
         let shared_bytes = (ring + SLABS_BYTES + BARRIERS_BYTES) as u32;
-        Resources { blocks, threads: THREADS, shared_bytes, is_alone: true, cluster: self.cluster as u32 }
+        Resources { blocks, threads: THREADS, shared_bytes, per_multiprocessor: 1, cluster: self.cluster as u32 }
     }
 
     pub(super) fn maps(&self) -> Vec<(ValueId, TensorMap)> {

@@ -146,18 +146,28 @@ fn long_sums_are_split() {
     check_all("products whose sums are split", &cases);
 }
 
-/// The largest tile uses registers as it should, and reads shared memory four elements at a time.
+/// Two blocks of a matrix product's largest tile fit the registers of a multiprocessor, nothing is spilled, and shared memory is read four elements at a time.
 #[test]
 fn tiles_stay_in_registers() {
     let Some(nvrtc) = nvrtc_or_left_out("resources of products") else { return };
     let zeros = |s: &[usize]| Tensor::zeros(DType::F32, s).unwrap();
-    let g = as_cluster(&graph_of(&Op::MatMul, &[zeros(&[1920, 512]), zeros(&[512, 1920])]));
-    for arch in ARCHS {
-        let made = generate(&g, Arch::parse(arch).unwrap()).unwrap();
-        let compiled = nvrtc.compile(&made.units[0]).unwrap();
-        let r = compiled.resources["gm_contract"];
-        assert!(r.registers <= 255 && r.stack_bytes == 0 && r.spill_store_bytes == 0, "{arch}: {r:?}");
-        assert_eq!(compiled.ptx.matches("ld.shared.v4").count(), 32, "{arch}");
+    let ones = vec![1, 1];
+    let window = Window { strides: ones.clone(), dilations: ones.clone(), pads_low: ones.clone(), pads_high: ones };
+    let conv = |layout| Op::Conv { window: window.clone(), groups: 1, layout };
+    let cases = [
+        (graph_of(&Op::MatMul, &[zeros(&[1920, 512]), zeros(&[512, 1920])]), 128),
+        (graph_of(&Op::MatMul, &[zeros(&[1900, 510]), zeros(&[510, 1901])]), 128),
+        (graph_of(&conv(Layout::ChannelsLast), &[zeros(&[9, 56, 56, 64]), zeros(&[3, 3, 64, 128])]), 255),
+    ];
+    for (graph, most) in cases {
+        let g = as_cluster(&graph);
+        for arch in ARCHS {
+            let made = generate(&g, Arch::parse(arch).unwrap()).unwrap();
+            let compiled = nvrtc.compile(&made.units[0]).unwrap();
+            let r = compiled.resources["gm_contract"];
+            assert!(r.registers <= most && r.stack_bytes == 0 && r.spill_store_bytes == 0, "{arch}: {r:?}\n{graph}");
+            assert_eq!(compiled.ptx.matches("ld.shared.v4").count(), 32, "{arch}\n{graph}");
+        }
     }
 }
 
