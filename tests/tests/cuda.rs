@@ -150,7 +150,7 @@ fn the_devices_of_the_driver_are_shown_and_chosen() {
 
 #[test]
 fn a_model_runs_on_a_gpu_from_the_command_line() {
-    for extra in [&["--verify"] as &[_], &["--visible-gpus", "0", "--mem", "gpu:0=40%"]] {
+    for extra in [&["--verify"] as &[_], &["--visible-gpus", "0", "--mem", "gpu:0=40%"], &["--tune"]] {
         let Some(ended) = run_model("", extra) else { return };
         assert_eq!(ended.code, Some(0), "{}{}", ended.stdout, ended.stderr);
     }

@@ -308,8 +308,8 @@ fn programs_that_need_another_order_are_known() {
         }
         Partition {
             device: gpu(own),
-            arena_bytes: 128,
-            buffers: vec![f32s("s", at(0)), f32s("r", at(64))],
+            arena_bytes: 64,
+            buffers: vec![f32s("s", Loc::Input(0)), f32s("r", at(0))],
             constants: vec![],
             kernels: vec![],
             gpu_code: vec![],
@@ -319,7 +319,7 @@ fn programs_that_need_another_order_are_known() {
     };
     for (receive_first, in_order) in [([true, true], false), ([true, false], true), ([false, false], true)] {
         let partitions = vec![partition(0, receive_first[0]), partition(1, receive_first[1])];
-        let program = Program { partitions, inputs: vec![], outputs: vec![], ..chain() };
+        let program = Program { partitions, outputs: vec![], ..chain() };
         assert_eq!(
             (program.validate(), program.runs_in_order()),
             (Vec::<String>::new(), in_order),
