@@ -1,11 +1,11 @@
 //! Runs over several logical devices give what one device gives, wherever nodes are put.
 
-use gristmill::cost::{LinkProfile, Nanos};
+use gristmill::cost::{Bytes, LinkProfile, Nanos};
 use gristmill::interp;
 use gristmill::interp::compare::allclose;
 use gristmill::ir::{AskedBy, DeviceRequest, Graph, GraphBuilder, NodeId, Op, ReduceKind, ScalarOp};
 use gristmill::onnx;
-use gristmill::place::{DeviceSet, Objective, Pin};
+use gristmill::place::{DeviceSet, Objective, Pin, Placement, Plan};
 use gristmill::testing::{RandomOptions, Rng, nvrtc_or_left_out, random_graph, random_tensor};
 use gristmill::{DType, ErrorKind, Options, Outputs, Source, Tensor, compile};
 use gristmill_runtime::device::DeviceKind;
@@ -47,6 +47,69 @@ pub fn assert_same(expected: &Outputs, found: &Outputs, rtol: f64, what: &str) {
         let c = allclose(e, f, 0.0, 0.0);
         assert!(c.ok || c.scaled_err() <= rtol, "{what}: {name}: {c}");
     }
+}
+
+/// `y` is used early and late, and between these much memory is needed.
+fn early_and_late() -> Graph {
+    let mut b = GraphBuilder::new("early and late");
+    let x = b.input("x", DType::F32, [1024usize, 4]);
+    let w = b.input("w", DType::F32, [4usize, 256]);
+    b.set_origin("/y");
+    let y = b.matmul(x, w).unwrap();
+    b.set_origin("/narrow");
+    let narrow = b.reduce(ReduceKind::Max, y, &[1], true).unwrap();
+    b.set_origin("/wide");
+    let wide = b.mul(x, narrow).unwrap();
+    let wide = b.matmul(wide, w).unwrap();
+    b.set_origin("/soft");
+    let soft = b.add1(Op::Softmax { axis: 1, log: false }, &[wide]).unwrap();
+    b.set_origin("/sum");
+    let sum = b.reduce(ReduceKind::Max, soft, &[0], true).unwrap();
+    b.set_origin("/late");
+    let late = b.mul(y, sum).unwrap();
+    let late = b.reduce(ReduceKind::Sum, late, &[1], false).unwrap();
+    b.output("late", late);
+    b.finish().unwrap()
+}
+
+/// A device without room for a tensor has it on the host for a while; what comes out is what the interpreter computes.
+#[test]
+fn tensors_are_parked_on_the_host() {
+    if nvrtc_or_left_out("parking tensors of an emulated GPU").is_none() {
+        return;
+    }
+    let graph = early_and_late();
+    let mut rng = Rng(5);
+    let mut tensor = |shape: [usize; 2]| {
+        let values: Vec<f32> = (0..shape[0] * shape[1]).map(|_| rng.normal() as f32).collect();
+        Tensor::from_slice(&values, &shape).unwrap()
+    };
+    let tensors = [tensor([1024, 4]), tensor([4, 256])];
+    let mut limited = options("cpu:1,emu:1", 2);
+    limited.pins = vec![Pin::parse(".*=emu:0").unwrap()];
+    let lowered = |options: &Options| compile(&graph, options).unwrap().for_inputs(&tensors).unwrap();
+    let emu = |placement: &Placement| placement.devices.iter().position(|d| d.kind == DeviceKind::Emu).unwrap();
+    let free = lowered(&limited);
+    assert!(free.lowered.placement.copies.is_empty());
+    // Half a MiB less than what is live at a time: one of the three tensors of a MiB has to go.
+    let peak = free.lowered.placement.peak_bytes[emu(&free.lowered.placement)];
+    limited.devices.limit_memory("emu", Bytes(peak.0 - (1 << 19))).unwrap();
+    let parked = lowered(&limited);
+    let placement = &parked.lowered.placement;
+    assert!(placement.copies.iter().any(|c| c.parked.is_some()), "{}", placement.to_text(&parked.lowered.clusters));
+    let expected = interp::run(&graph, &tensors).unwrap();
+    let is_right = |found: &Outputs| {
+        let c = allclose(&expected[0], &found["late"], 0.0, 0.0);
+        assert!(c.scaled_err() <= 1e-5, "{c}");
+    };
+    (0..3).for_each(|_| is_right(&parked.run(&tensors).unwrap()));
+    // So does the plan of it.
+    let text = placement.plan_text(&parked.lowered.clusters).unwrap();
+    assert!(text.contains("parks "), "{text}");
+    limited.plan = Some(Plan::parse(&text, "parked.plan").unwrap());
+    let planned = lowered(&limited);
+    assert_eq!(planned.lowered.placement.copies, placement.copies);
+    is_right(&planned.run(&tensors).unwrap());
 }
 
 /// Whatever devices are chosen for, the results are those of one device; of a stream also where several runs are under way.

@@ -28,7 +28,7 @@ pub struct CompileArgs {
     /// Run the nodes whose path matches the regular expression on a device.
     #[arg(long, value_name = "REGEX=DEVICE")]
     pub pin: Vec<String>,
-    /// Devices of all nodes from a file that `place --plan-out` wrote.
+    /// Devices of all nodes, and what runs again or is parked, from a file that `place --plan-out` wrote.
     #[arg(long, value_name = "FILE")]
     pub plan: Option<PathBuf>,
     /// What devices are chosen for. Of a model's runs, `throughput` keeps several in flight, where they are started side by side, as `bench` does.

@@ -10,6 +10,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::nearest::nearest;
 use crate::place::explain::{self, Explanation, Subject, html, trace};
 use crate::place::plan::{self, Names, Plan, Planned};
+use crate::place::solver::copies::Freedom;
 use crate::place::solver::portfolio::{self, Algorithm, Solution};
 use crate::place::solver::{Problem, check};
 use crate::place::task_graph::{PlacementFile, TaskGraph, Topology, Verdict, answer, over_memory, subject};
@@ -50,7 +51,7 @@ pub struct PlaceArgs {
     /// Write the predicted timeline and the explanation as one page for a browser.
     #[arg(long, value_name = "FILE.html")]
     html: Option<PathBuf>,
-    /// Write the devices of all nodes to a file, to be changed by hand and given to --plan.
+    /// Write the devices of all nodes, and what runs again or is parked, to a file, to be changed by hand and given to --plan.
     #[arg(long, value_name = "FILE")]
     plan_out: Option<PathBuf>,
     /// Print JSON.
@@ -102,7 +103,7 @@ fn place_model(args: &PlaceArgs, model: &Path) -> Result<()> {
     let copies = p.copies.iter().map(|c| {
         let node = lowered.clusters.node(c.node);
         let device = p.devices[c.placed.device].to_string();
-        json!({ "name": node.origin.as_str(), "op": node.op.name(), "device": device, "start_ns": c.placed.start.0, "end_ns": c.placed.end.0, "reason": c.placed.reason.to_string() })
+        json!({ "name": node.origin.as_str(), "op": node.op.name(), "device": device, "start_ns": c.placed.start.0, "end_ns": c.placed.end.0, "parked": c.parked.is_some(), "reason": c.placed.reason.to_string() })
     });
     let candidates = p.candidates.iter().map(|c| json!({ "algorithm": c.algorithm, "makespan_ns": c.score.1.0, "devices": c.n_devices, "fits_memory": c.score.0 == Bytes::ZERO }));
     let mut answer = json!({ "warnings": p.warnings, "log": p.log, "makespan_ns": p.makespan.0, "lower_bound_ns": p.lower_bound.0.0, "bound": p.lower_bound.1, "algorithm": p.algorithm, "nodes": nodes.collect::<Vec<_>>(), "copies": copies.collect::<Vec<_>>(), "candidates": candidates.collect::<Vec<_>>(),
@@ -209,7 +210,10 @@ fn planned(plan: &Plan, graph: &TaskGraph, topology: &Topology, p: &Problem) -> 
     let devices: Vec<String> = topology.devices.iter().map(|d| d.name.clone()).collect();
     let find = |text: &str| devices.iter().position(|d| d == text);
     let reason = |task: usize| graph.reason(p, task).unwrap_or_else(|| "it has no time there".to_owned());
-    plan.resolve(p, &Names { tasks: &tasks, devices: &devices, find: &find, reason: &reason })
+    plan.resolve(
+        p,
+        &Names { tasks: &tasks, devices: &devices, find: &find, reason: &reason, freedom: &Freedom::default() },
+    )
 }
 
 fn algorithm(name: &str, topology: &Topology) -> Result<Algorithm> {

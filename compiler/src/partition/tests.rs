@@ -63,7 +63,7 @@ fn placed_graphs_partition() {
     }
 }
 
-/// Copies of random nodes on random devices, each for some of the users of its node there and elsewhere.
+/// Copies of random nodes, and parked results of them, on random devices, each for some of the users of its node there and elsewhere.
 #[test]
 fn graphs_with_copies_partition() {
     let mut rng = Rng(8);
@@ -75,13 +75,14 @@ fn graphs_with_copies_partition() {
         let users = g.users();
         for (id, node) in g.nodes().filter(|(_, n)| variable_uses(n).is_empty() && !matches!(n.op, Op::Constant { .. }))
         {
-            let all: BTreeSet<NodeId> =
-                node.outputs.iter().flat_map(|v| users[v.0 as usize].iter().map(|u| u.0)).collect();
+            let parked = node.outputs.first().copied().filter(|_| rng.one_in(3));
+            let taken = node.outputs.iter().filter(|v| parked.is_none_or(|p| p == **v));
+            let all: BTreeSet<NodeId> = taken.flat_map(|v| users[v.0 as usize].iter().map(|u| u.0)).collect();
             let users: Vec<User> = all.into_iter().filter(|_| rng.one_in(2)).map(User::Node).collect();
             if rng.one_in(3) && !users.is_empty() {
                 let placed = placement.nodes[id.0 as usize].clone().unwrap();
                 let placed = Placed { device: rng.below(n_devices), ..placed };
-                placement.copies.push(CopiedNode { node: id, placed, users });
+                placement.copies.push(CopiedNode { node: id, parked, placed, users });
             }
         }
         n_copies += placement.copies.len();

@@ -1,23 +1,28 @@
-//! Nodes that run more than once: which may, which do, and the graph in which each copy is a node of its own.
+//! Nodes that run more than once, and results that are parked on another device: which may, which do, and the graph in which each copy is a node of
+//! its own.
 
 use super::pins::{paths, wishes};
 use super::resolve::Resolved;
-use super::solver::copies::{self, Copied};
+use super::solver::copies::{self, Copied, Freedom};
 use super::solver::portfolio::Solution;
 use super::solver::{Problem, bounds, fit};
 use super::{Placed, Placement, Reason, Request, Stream};
 use crate::cost::{Bytes, LinkProfile, Nanos};
 use crate::error::{Error, Result};
-use crate::ir::{Def, Graph, Node, NodeId, OpClass, ValueId};
+use crate::ir::{ClusterKind, Def, DeviceRequest, Graph, Node, NodeId, Op, OpClass, Origin, ValueId};
 use crate::passes::Rebuild;
 use crate::schedule::variable_uses;
+use gristmill_runtime::device::DeviceKind;
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
-/// A node that runs again.
+/// A node that runs again, or a result of it that is parked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CopiedNode {
     /// The node.
     pub node: NodeId,
+    /// The result that is sent to the device below and from there to the users, instead of being held until then; none where the node runs again.
+    pub parked: Option<ValueId>,
     /// Where, when and why the copy runs.
     pub placed: Placed,
     /// What takes the results of the copy.
@@ -52,20 +57,39 @@ impl Settled {
 const COPY_TASKS: u64 = 100;
 const MAX_COPY_TASKS: u64 = 300_000;
 
-/// Adds the copies that help: cheap nodes instead of transfers, or, where memory limits are not kept, nodes that run again instead of holding their
-/// results. `may_copy` says which tasks may run again.
-pub(super) fn settle(p: &Problem, mut solution: Solution, may_copy: &[bool]) -> Settled {
+/// Adds the copies that help: cheap nodes instead of transfers, or, where memory limits are not kept, nodes that run again, or tensors that are parked,
+/// instead of holding results.
+pub(super) fn settle(p: &Problem, solution: Solution, freedom: &Freedom) -> Settled {
     let tasks = (COPY_TASKS * p.n_tasks() as u64).min(MAX_COPY_TASKS);
-    let fits = solution.score.0 == Bytes::ZERO;
-    let find = if fits { copies::replicate } else { copies::recompute };
-    let copied = if may_copy.contains(&true) { find(p, &solution.timeline, may_copy, tasks) } else { None };
+    let find = if solution.score.0 == Bytes::ZERO { copies::replicate } else { copies::make_room };
+    let copied = find(p, &solution.timeline, freedom, tasks);
+    settled(p, solution, copied, true)
+}
+
+/// The solution with the copies of a plan, on the devices that it has.
+pub(super) fn replay(p: &Problem, solution: Solution, copies: Vec<copies::Copy>, freedom: &Freedom) -> Settled {
+    let copied = match copies.is_empty() {
+        true => None,
+        false => copies::replay_copies(p, &solution.timeline, freedom, copies),
+    };
+    settled(p, solution, copied, false)
+}
+
+fn settled(p: &Problem, mut solution: Solution, copied: Option<Copied>, is_found: bool) -> Settled {
     if let Some(c) = &copied {
         // Bounds take it that each task runs once; without transfers they hold for copies too.
         let mut free = p.clone();
         free.links = free.links.map(|_| LinkProfile { latency: Nanos::ZERO, bytes_per_second: u64::MAX });
         let bound = bounds::quick(&free);
         (solution.lower_bound, solution.bound) = (bound.value, format!("{} without transfers", bound.name));
-        solution.algorithm.push_str(if fits { "+replicate" } else { "+recompute" });
+        if is_found {
+            let again = if solution.score.0 == Bytes::ZERO { "+replicate" } else { "+recompute" };
+            let said = [
+                (again, c.copies.iter().any(|c| c.parked.is_none())),
+                ("+park", c.copies.iter().any(|c| c.parked.is_some())),
+            ];
+            said.iter().filter(|s| s.1).for_each(|s| solution.algorithm.push_str(s.0));
+        }
         solution.score = fit::key(&c.problem, &c.timeline);
         solution.timeline = c.timeline.clone();
         if !solution.moved.is_empty() {
@@ -75,8 +99,23 @@ pub(super) fn settle(p: &Problem, mut solution: Solution, may_copy: &[bool]) -> 
     Settled { solution, copied, stream: None }
 }
 
+/// Which tasks may run more than once, and which devices keep tensors of others: those whose memory is the host's, where a tensor that is on its way
+/// takes no room of the device that it belongs to.
+pub(super) fn freedom(g: &Graph, nodes: &[NodeId], request: &Request, resolved: &Resolved) -> Freedom {
+    let parking = |d: &super::Device| {
+        // A tensor is read and written.
+        let bytes_per_second = (d.profile.memory_bandwidth / 2.0).max(1.0) as u64;
+        let keeps = d.name.kind == DeviceKind::Cpu;
+        keeps.then_some(LinkProfile { latency: d.profile.launch, bytes_per_second })
+    };
+    Freedom {
+        may_copy: may_copy(g, nodes, request, resolved),
+        parking: request.devices.devices.iter().map(parking).collect(),
+    }
+}
+
 /// Which tasks may run more than once: those whose only effect is their results, of which nothing is asked, and that nothing is ordered by.
-pub(super) fn may_copy(g: &Graph, nodes: &[NodeId], request: &Request, resolved: &Resolved) -> Vec<bool> {
+fn may_copy(g: &Graph, nodes: &[NodeId], request: &Request, resolved: &Resolved) -> Vec<bool> {
     let ordered: BTreeSet<NodeId> = g.nodes().flat_map(|(_, n)| n.control.iter().copied()).collect();
     let asked: Vec<_> = g.nodes().map(|(_, n)| wishes(n, &request.pins)).collect();
     let groups = asked.iter().flatten().flat_map(|(_, wish)| wish.groups.keys());
@@ -102,7 +141,7 @@ fn is_pure(node: &Node) -> bool {
 }
 
 /// The copies of a solved problem as nodes.
-pub(super) fn nodes(p: &Problem, settled: &Settled, nodes: &[NodeId]) -> Vec<CopiedNode> {
+pub(super) fn nodes(p: &Problem, settled: &Settled, nodes: &[NodeId], values: &[Option<ValueId>]) -> Vec<CopiedNode> {
     let Some(copied) = &settled.copied else { return Vec::new() };
     let t = &copied.timeline;
     let user = |&u: &u32| match nodes.get(u as usize) {
@@ -112,16 +151,23 @@ pub(super) fn nodes(p: &Problem, settled: &Settled, nodes: &[NodeId]) -> Vec<Cop
     let node = |(i, copy): (usize, &copies::Copy)| {
         let at = nodes.len() + i;
         let (task, device) = (copy.task as usize, copy.device as usize);
-        let cost = p.cost(task, device);
-        let reason = match t.device[task] == copy.device {
-            true => format!("a copy: {cost} again instead of holding the results until then"),
-            false => {
+        let cost = copied.problem.cost(at, device);
+        let home = t.device[task] as usize;
+        let parked = copy.parked.and_then(|x| values[x as usize]);
+        let reason = match (copy.parked, t.device[task] == copy.device) {
+            (Some(x), _) => {
+                let (x, bytes) = (x as usize, p.tensors[x as usize].bytes());
+                let way = p.transfer(x, home, device) + p.transfer(x, device, home);
+                format!("parked: {way} there and back instead of holding {bytes} until then")
+            }
+            (None, true) => format!("a copy: {cost} again instead of holding the results until then"),
+            (None, false) => {
                 let sent = p.outputs.row(task).iter().map(|&x| p.transfer(x as usize, t.device[task] as usize, device));
                 format!("a copy: {cost} there instead of {} of transfers", sent.sum::<Nanos>())
             }
         };
         let placed = Placed { device, start: t.start[at], end: t.end[at], reason: Reason::Copy(reason) };
-        CopiedNode { node: nodes[task], placed, users: copy.users.iter().map(user).collect() }
+        CopiedNode { node: nodes[task], parked, placed, users: copy.users.iter().map(user).collect() }
     };
     copied.copies.iter().enumerate().map(node).collect()
 }
@@ -138,8 +184,13 @@ impl Placement {
         for (id, copy) in self.order(g) {
             let node = g.node(id);
             let user = copy.map_or(User::Node(id), User::Copy);
-            let inputs = self.operands(g, &r, &made, node, user)?;
-            let outputs = r.graph.add_copy(node, &inputs)?;
+            let outputs = match copy.and_then(|i| self.copies[i].parked.map(|v| (&self.copies[i], v))) {
+                Some((copy, v)) => vec![self.park(g, &mut r, copy, v)?],
+                None => {
+                    let inputs = self.operands(g, &r, &made, node, user)?;
+                    r.graph.add_copy(node, &inputs)?
+                }
+            };
             match copy {
                 None => r.mapped(id, node, &outputs),
                 Some(i) => made[i] = outputs,
@@ -161,12 +212,31 @@ impl Placement {
         order.into_iter().map(|(_, id, copy)| (id, copy)).collect()
     }
 
+    /// Adds the node that keeps a parked value on its device, and gives what it gives back.
+    fn park(&self, g: &Graph, r: &mut Rebuild, copy: &CopiedNode, v: ValueId) -> Result<ValueId> {
+        let (node, ty) = (g.node(copy.node), g.ty(v).clone());
+        let mut region = Graph::new("");
+        let x = region.add_input("a0", ty.clone());
+        // Pins find nodes by their paths; this one has none.
+        let y = region.add1(Op::Reshape { shape: ty.shape.0.clone() }, &[x], &Origin::default())?;
+        region.add_output("r0", y);
+        let op = Op::Cluster { kind: ClusterKind::Map };
+        let made = r.graph.add_with_regions(op, &[r.get(v)], vec![region], &node.origin)?;
+        // What is asked of the node is not asked of this one.
+        let id = NodeId(r.graph.n_nodes() as u32 - 1);
+        r.graph.node_mut(id).device = Some(Arc::new(DeviceRequest::from(&self.devices[copy.placed.device])));
+        Ok(made[0])
+    }
+
     /// What a user takes: results of the copies that are for it, and of the nodes themselves.
     fn operands(&self, g: &Graph, r: &Rebuild, made: &[Vec<ValueId>], node: &Node, user: User) -> Result<Vec<ValueId>> {
         let operand = |&v: &ValueId| {
             let Def::Node(maker, result) = g.value(v).def else { return Ok(r.get(v)) };
-            let copy = self.copies.iter().position(|c| c.node == maker && c.users.contains(&user));
-            let Some(copy) = copy else { return Ok(r.get(v)) };
+            let of = |parked: Option<ValueId>| {
+                let serves = |c: &CopiedNode| c.node == maker && c.parked == parked && c.users.contains(&user);
+                self.copies.iter().position(serves).map(|copy| (copy, if parked.is_some() { 0 } else { result }))
+            };
+            let Some((copy, result)) = of(Some(v)).or_else(|| of(None)) else { return Ok(r.get(v)) };
             let made = made[copy].get(result as usize).copied();
             made.ok_or_else(|| Error::internal("a copy comes after its user").at_origin(&node.origin))
         };

@@ -73,7 +73,7 @@ pub enum Reason {
     ChosenFor(Objective),
     /// An earlier process decided so by measured times.
     Kept,
-    /// It runs again: what that saves.
+    /// It runs again, or is parked: what that saves.
     Copy(String),
 }
 
@@ -121,7 +121,7 @@ pub struct Placement {
     pub devices: Vec<DeviceName>,
     /// By node; `None` for constants, which are wherever they are used.
     pub nodes: Vec<Option<Placed>>,
-    /// Second runs of nodes, beside these.
+    /// Second runs of nodes, and what is parked, beside these.
     pub copies: Vec<CopiedNode>,
     /// Name of the winning algorithm.
     pub algorithm: String,
@@ -183,7 +183,7 @@ const MODEL_SEARCH_NODES: u64 = 2_000;
 /// must be together cannot be, memory limits cannot be kept, or a plan does not fit.
 pub fn place(g: &Graph, request: &Request, costs: &CostModel) -> Result<Placement> {
     let resolved = resolve::resolve(g, request)?;
-    let ModelProblem { problem, nodes } = model::problem(g, &resolved, &request.devices, costs)?;
+    let ModelProblem { problem, nodes, values } = model::problem(g, &resolved, &request.devices, costs)?;
     let set = &request.devices;
     let budget = |n: u64| if request.is_brief { 0 } else { n };
     let options = portfolio::Options {
@@ -199,18 +199,20 @@ pub fn place(g: &Graph, request: &Request, costs: &CostModel) -> Result<Placemen
         other => other.name(),
     };
     let names = solved::names(g, &nodes);
-    let resolve = |plan: &Plan| solved::planned(plan, &problem, &nodes, &names, &resolved, request);
+    let freedom = copies::freedom(g, &nodes, request, &resolved);
+    let resolve = |plan: &Plan| solved::planned(plan, &problem, &nodes, &names, &resolved, request, &freedom);
     let planned = request.plan.as_ref().map(resolve).transpose()?;
-    let may_copy = copies::may_copy(g, &nodes, request, &resolved);
     let solve = |planned: Option<&Planned>| -> Result<Settled> {
         let found = objective::solve(&problem, request.objective, planned, &options, &name);
         let (solution, stream) = found.ok_or_else(|| Error::internal("the portfolio proposes nothing"))?;
-        // Copies are for time, or for limits that are not kept without them.
-        let is_settled = request.objective != Objective::Latency && solution.score.0 == Bytes::ZERO;
-        Ok(match is_settled {
-            true => Settled { solution, copied: None, stream },
-            false => Settled { stream, ..copies::settle(&problem, solution, &may_copy) },
-        })
+        // Copies are for time, or for limits that are not kept without them; a plan says which there are.
+        let needs_none = request.objective != Objective::Latency && solution.score.0 == Bytes::ZERO;
+        let settled = match planned {
+            Some(planned) => copies::replay(&problem, solution, planned.copies.clone(), &freedom),
+            None if needs_none => Settled { solution, copied: None, stream },
+            None => copies::settle(&problem, solution, &freedom),
+        };
+        Ok(Settled { stream, ..settled })
     };
     let mut warnings = resolved.warnings.clone();
     let kept = match kept::Place::of_request(request, &problem, &names) {
@@ -232,7 +234,7 @@ pub fn place(g: &Graph, request: &Request, costs: &CostModel) -> Result<Placemen
     }
     let timeline = &solution.timeline;
     let reason = |t: usize, id: NodeId| match (resolved.allowed[id.0 as usize].as_ref().map(|a| &a.reason), &planned) {
-        (None | Some(Reason::Chosen), Some(planned)) => Reason::Asked(format!("plan {}", planned[t].1)),
+        (None | Some(Reason::Chosen), Some(planned)) => Reason::Asked(format!("plan {}", planned.tasks[t].1)),
         (None | Some(Reason::Chosen), None) if is_kept => Reason::Kept,
         (None | Some(Reason::Chosen), None) if request.objective != Objective::Latency => {
             Reason::ChosenFor(request.objective)
@@ -247,7 +249,7 @@ pub fn place(g: &Graph, request: &Request, costs: &CostModel) -> Result<Placemen
     Ok(Placement {
         devices: set.devices.iter().map(|d| d.name.clone()).collect(),
         nodes: placed,
-        copies: copies::nodes(&problem, &settled, &nodes),
+        copies: copies::nodes(&problem, &settled, &nodes, &values),
         makespan: timeline.makespan,
         lower_bound: (solution.lower_bound, solution.bound.clone()),
         algorithm: solution.algorithm.clone(),
@@ -256,7 +258,7 @@ pub fn place(g: &Graph, request: &Request, costs: &CostModel) -> Result<Placemen
         stream: settled.stream,
         warnings,
         log: resolved.log,
-        solved: Some(Arc::new(Solved::new(problem, settled, request.objective, options, nodes, names, may_copy))),
+        solved: Some(Arc::new(Solved::new(problem, settled, request.objective, options, nodes, names, freedom))),
     })
 }
 

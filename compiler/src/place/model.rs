@@ -16,6 +16,8 @@ pub struct ModelProblem {
     pub problem: Problem,
     /// Node of each task.
     pub nodes: Vec<NodeId>,
+    /// Value that each tensor is; none for ordering edges.
+    pub values: Vec<Option<ValueId>>,
 }
 
 /// The problem of a graph whose nodes (but constants) may be on the given devices.
@@ -46,15 +48,11 @@ pub(super) fn problem(g: &Graph, resolved: &Resolved, set: &DeviceSet, costs: &C
     let device = |d: &super::Device| Device { memory: d.memory_limit, is_host: d.name.kind == DeviceKind::Cpu };
     let mut links = Links::uniform(set.devices.len(), set.link);
     set.links.iter().for_each(|(&(from, to), &link)| links.set(from, to, link));
-    let parts = Parts {
-        devices: set.devices.iter().map(device).collect(),
-        links,
-        tensors: tensors(g, &nodes, &task_of, costs),
-        tasks,
-        constants: constants.bytes,
-    };
+    let (values, tensors) = tensors(g, &nodes, &task_of, costs).into_iter().unzip();
+    let parts =
+        Parts { devices: set.devices.iter().map(device).collect(), links, tensors, tasks, constants: constants.bytes };
     let problem = Problem::new(parts).map_err(|refused| refusal(g, &nodes, refused))?;
-    Ok(ModelProblem { problem, nodes })
+    Ok(ModelProblem { problem, nodes, values })
 }
 
 /// Constants that tasks use, each once.
@@ -81,10 +79,13 @@ impl Constants {
     }
 }
 
+/// A tensor, the tasks that wait for it, and the value that it is.
+type Sent = (Option<ValueId>, (Tensor, Vec<u32>));
+
 /// Results that other tasks wait for, and ordering edges of no bytes.
-fn tensors(g: &Graph, nodes: &[NodeId], task_of: &[Option<u32>], costs: &CostModel) -> Vec<(Tensor, Vec<u32>)> {
+fn tensors(g: &Graph, nodes: &[NodeId], task_of: &[Option<u32>], costs: &CostModel) -> Vec<Sent> {
     let users = g.users();
-    let mut tensors: Vec<(Tensor, Vec<u32>)> = Vec::new();
+    let mut tensors: Vec<Sent> = Vec::new();
     let mut by_data: BTreeSet<(u32, u32)> = BTreeSet::new();
     for (t, &id) in nodes.iter().enumerate() {
         for &v in &g.node(id).outputs {
@@ -93,14 +94,14 @@ fn tensors(g: &Graph, nodes: &[NodeId], task_of: &[Option<u32>], costs: &CostMod
             by_data.extend(consumers.iter().map(|&c| (t as u32, c)));
             if !consumers.is_empty() {
                 let tensor = Tensor { producer: t as u32, payload: Payload::Bytes(costs.bytes(g.ty(v))) };
-                tensors.push((tensor, consumers.into_iter().collect()));
+                tensors.push((Some(v), (tensor, consumers.into_iter().collect())));
             }
         }
     }
     for (id, deps) in node_deps(g).iter().enumerate() {
         let Some(t) = task_of[id] else { continue };
         let before = deps.iter().filter_map(|d| task_of[d.0 as usize]).filter(|&d| !by_data.contains(&(d, t)));
-        let order = |d| (Tensor { producer: d, payload: Payload::Bytes(Bytes::ZERO) }, vec![t]);
+        let order = |d| (None, (Tensor { producer: d, payload: Payload::Bytes(Bytes::ZERO) }, vec![t]));
         tensors.extend(before.map(order));
     }
     tensors

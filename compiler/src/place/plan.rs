@@ -1,14 +1,27 @@
 //! Plans: text files that say which device runs what, to be read, compared, changed and replayed.
 //!
-//! The first line is `plan/1`; `#` begins a comment line; every other line is `node = device`, by node name. Names that hold spaces, quotes, `#` or
-//! `=` are JSON strings.
+//! The first line is `plan/1`; `#` begins a comment line. Every node has a line `node = device`. A copy has a name of its own, and says what it is and
+//! who takes it instead of the node's own results, nodes or other copies:
+//!
+//! ```text
+//! /a = /device:EMU:0
+//! "/a (copy)" = /device:EMU:1 runs /a for /b, /c
+//! "/a (parked)" = /device:CPU:0 parks /a for /d
+//! ```
+//!
+//! A node `runs` again; of one that `parks`, a result goes to the device and back (`parks result 1 of /a` where it has several). Names that hold
+//! spaces, quotes, `#`, `,` or `=` are JSON strings.
+
+mod again;
 
 use super::explain::Subject;
 use super::solver::Problem;
+use super::solver::copies::{Copy, Freedom};
 use super::solver::portfolio::{self, Algorithm, Options, Solution};
 use crate::cost::Nanos;
 use crate::error::{Error, Result};
 use crate::nearest::nearest;
+use again::Again;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
@@ -30,6 +43,7 @@ struct Line {
     number: usize,
     node: String,
     device: String,
+    again: Option<Again>,
 }
 
 /// The names that a plan is about.
@@ -42,10 +56,18 @@ pub struct Names<'a> {
     pub find: &'a dyn Fn(&str) -> Option<usize>,
     /// What narrowed the devices of a task.
     pub reason: &'a dyn Fn(usize) -> String,
+    /// Which copies there can be.
+    pub freedom: &'a Freedom,
 }
 
-/// Device of each task, and the line that says so.
-pub type Planned = Vec<(usize, String)>;
+/// What a plan says of a problem.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Planned {
+    /// Device of each task, and the line that says so.
+    pub tasks: Vec<(usize, String)>,
+    /// The copies; those that use others come before these.
+    pub copies: Vec<Copy>,
+}
 
 impl Plan {
     /// Reads a plan; `source` names it in messages.
@@ -64,11 +86,11 @@ impl Plan {
         let mut errors = Vec::new();
         for (number, line) in lines.filter(|(_, l)| !l.is_empty() && !l.starts_with('#')) {
             match entry(line) {
-                Ok((node, device)) => {
+                Ok((node, device, again)) => {
                     if let Some(before) = seen.insert(node.clone(), number) {
                         errors.push(plan.wrong(number, format!("node {node:?} comes twice; first in line {before}")));
                     }
-                    plan.lines.push(Line { number, node, device });
+                    plan.lines.push(Line { number, node, device, again });
                 }
                 Err(why) => errors.push(plan.wrong(number, why)),
             }
@@ -80,15 +102,15 @@ impl Plan {
         Error::invalid(format!("{}, line {number}: {why}", self.source))
     }
 
-    /// The device of every task of a problem.
+    /// The device of every task of a problem, and its copies.
     ///
-    /// Errors, all at once and with line numbers, on unknown nodes and devices, devices that a node may not be on, groups that are torn, and nodes
-    /// without a line.
+    /// Errors, all at once and with line numbers, on unknown nodes and devices, devices that a node may not be on, groups that are torn, nodes without a
+    /// line, and copies that cannot be.
     pub fn resolve(&self, p: &Problem, names: &Names) -> Result<Planned> {
         let index: BTreeMap<&str, usize> = names.tasks.iter().enumerate().map(|(t, n)| (n.as_str(), t)).collect();
         let mut line_of: Vec<Option<(usize, &Line)>> = vec![None; p.n_tasks()];
         let mut errors = Vec::new();
-        for line in &self.lines {
+        for line in self.lines.iter().filter(|l| l.again.is_none()) {
             match self.read(line, p, names, &index) {
                 Ok((task, device)) => line_of[task] = Some((device, line)),
                 Err(e) => errors.push(e),
@@ -98,25 +120,24 @@ impl Plan {
             errors.extend(self.missing(&line_of, names));
             errors.extend(self.torn(p, &line_of, names));
         }
+        let mut copies = Vec::new();
+        if errors.is_empty() {
+            let home: Vec<u32> = line_of.iter().flatten().map(|(d, _)| *d as u32).collect();
+            match (again::Reader { plan: self, problem: p, names, index: &index, home: &home }).copies() {
+                Ok(found) => copies = found,
+                Err(e) => errors.push(e),
+            }
+        }
         if !errors.is_empty() {
             return Err(Error::join(errors));
         }
         let said = |l: Option<(usize, &Line)>| l.map(|(d, l)| (d, format!("{}, line {}", self.source, l.number)));
-        Ok(line_of.into_iter().filter_map(said).collect())
+        Ok(Planned { tasks: line_of.into_iter().filter_map(said).collect(), copies })
     }
 
     fn read(&self, line: &Line, p: &Problem, names: &Names, index: &BTreeMap<&str, usize>) -> Result<(usize, usize)> {
-        let Some(&task) = index.get(line.node.as_str()) else {
-            let near = nearest(&line.node, names.tasks.iter().map(String::as_str), 3);
-            let error = self.wrong(line.number, format!("there is no node {:?} to place", line.node));
-            return Err(if near.is_empty() { error } else { error.hint(near.join(", ")) });
-        };
-        let Some(device) = (names.find)(&line.device) else {
-            let known = names.devices.join(", ");
-            let near = nearest(&line.device, names.devices.iter().map(String::as_str), 1);
-            let why = format!("there is no device {:?}; available: {known}", line.device);
-            return Err(self.wrong(line.number, why).hint(near.first().map_or(known.as_str(), |n| n)));
-        };
+        let task = self.task(line, &line.node, names, index)?;
+        let device = self.device(line, names)?;
         if p.cost(task, device).is_finite() {
             return Ok((task, device));
         }
@@ -124,6 +145,23 @@ impl Plan {
         let (node, at) = (&line.node, &names.devices[device]);
         let why = format!("{node} cannot be on {at}: {}; it can be on {}", (names.reason)(task), open.join(", "));
         Err(self.wrong(line.number, why))
+    }
+
+    fn task(&self, line: &Line, node: &str, names: &Names, index: &BTreeMap<&str, usize>) -> Result<usize> {
+        index.get(node).copied().ok_or_else(|| {
+            let near = nearest(node, names.tasks.iter().map(String::as_str), 3);
+            let error = self.wrong(line.number, format!("there is no node {node:?} to place"));
+            if near.is_empty() { error } else { error.hint(near.join(", ")) }
+        })
+    }
+
+    fn device(&self, line: &Line, names: &Names) -> Result<usize> {
+        (names.find)(&line.device).ok_or_else(|| {
+            let known = names.devices.join(", ");
+            let near = nearest(&line.device, names.devices.iter().map(String::as_str), 1);
+            let why = format!("there is no device {:?}; available: {known}", line.device);
+            self.wrong(line.number, why).hint(near.first().map_or(known.as_str(), |n| n))
+        })
     }
 
     fn missing(&self, line_of: &[Option<(usize, &Line)>], names: &Names) -> Option<Error> {
@@ -154,15 +192,12 @@ impl Plan {
     }
 }
 
-/// `node = device`.
-fn entry(line: &str) -> Result<(String, String), String> {
+/// `node = device`, and what follows for a copy.
+fn entry(line: &str) -> Result<(String, String, Option<Again>), String> {
     let (node, rest) = name(line)?;
     let rest = rest.trim_start().strip_prefix('=').ok_or("expected `node = device`")?;
     let (device, rest) = name(rest.trim_start())?;
-    match rest.trim() {
-        "" => Ok((node, device)),
-        more => Err(format!("{more:?} after the device; names with spaces need quotes")),
-    }
+    Ok((node, device, Again::parse(rest.trim())?))
 }
 
 /// A plain name or a JSON string at the start of a text, and the rest.
@@ -177,7 +212,7 @@ fn name(text: &str) -> Result<(String, &str), String> {
 }
 
 fn is_plain(c: char) -> bool {
-    !c.is_whitespace() && !c.is_control() && !['"', '#', '='].contains(&c)
+    !c.is_whitespace() && !c.is_control() && !['"', '#', '=', ','].contains(&c)
 }
 
 fn quoted(name: &str) -> String {
@@ -185,25 +220,35 @@ fn quoted(name: &str) -> String {
     if is_free { name.to_owned() } else { serde_json::Value::from(name).to_string() }
 }
 
-/// The text of a plan: graph, devices and predicted makespan as comments, then a line for each task, by name.
-fn write(graph: &str, tasks: &[String], devices: &[String], device_of: &[u32], makespan: Nanos) -> String {
+/// The text of a plan: graph, devices and predicted makespan as comments, then a line for each task and copy, by name; `again` is what the lines of
+/// copies, which are the last tasks, say beside the device.
+fn write(
+    graph: &str,
+    tasks: &[String],
+    devices: &[String],
+    device_of: &[u32],
+    makespan: Nanos,
+    again: &[String],
+) -> String {
     let all: Vec<String> = devices.iter().map(|d| quoted(d)).collect();
     let mut out = format!("{FORMAT}\n# graph {graph:?}\n# devices {}\n", all.join(", "));
-    let mut lines: Vec<(&String, &str)> =
-        tasks.iter().zip(device_of).map(|(t, &d)| (t, devices[d as usize].as_str())).collect();
+    let more = std::iter::repeat_n("", tasks.len() - again.len()).chain(again.iter().map(String::as_str));
+    let mut lines: Vec<(&String, &str, &str)> =
+        tasks.iter().zip(device_of).zip(more).map(|((t, &d), more)| (t, devices[d as usize].as_str(), more)).collect();
     lines.sort_unstable();
     writeln!(out, "# predicted makespan {makespan} ({} ns)", makespan.0).expect("writing to a String does not fail");
-    for (task, device) in lines {
-        writeln!(out, "{} = {}", quoted(task), quoted(device)).expect("writing to a String does not fail");
+    for (task, device, more) in lines {
+        writeln!(out, "{} = {}{more}", quoted(task), quoted(device)).expect("writing to a String does not fail");
     }
     out
 }
 
 /// The plan of a solved problem, as text.
 pub fn of(s: &Subject) -> String {
-    let names: Vec<String> = s.tasks.iter().filter(|t| !t.is_copy).map(|t| t.name.clone()).collect();
+    let names: Vec<String> = s.tasks.iter().map(|t| t.name.clone()).collect();
     let t = &s.solution.timeline;
-    write(s.name, &names, &s.devices, &t.device, t.makespan)
+    let again: Vec<String> = s.copies.iter().map(|copy| again::text(s.base, copy, &names)).collect();
+    write(s.name, &names, &s.devices, &t.device, t.makespan, &again)
 }
 
 /// Solves a problem whose devices are planned: only orders are searched. The bound is that of the problem without the plan.
@@ -225,7 +270,7 @@ pub fn solve(
 /// The problem in which every task can be on its planned device only.
 pub(super) fn fixed(p: &Problem, planned: &Planned) -> Problem {
     let mut fixed = p.clone();
-    planned.iter().enumerate().for_each(|(t, (device, _))| fixed.restrict(t, |d| d == *device));
+    planned.tasks.iter().enumerate().for_each(|(t, (device, _))| fixed.restrict(t, |d| d == *device));
     fixed
 }
 

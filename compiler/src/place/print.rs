@@ -43,8 +43,14 @@ impl Placement {
             let plural = if c.n_devices == 1 { "" } else { "s" };
             writeln!(out, "  candidate {}: {} on {} device{plural}{memory}", c.algorithm, c.score.1, c.n_devices)?;
         }
-        if !self.copies.is_empty() {
-            writeln!(out, "  nodes that run more than once: {}", self.copies.len())?;
+        let n_parked = self.copies.iter().filter(|c| c.parked.is_some()).count();
+        for (n, what) in [
+            (self.copies.len() - n_parked, "nodes that run more than once"),
+            (n_parked, "results that are parked on another device for a while"),
+        ] {
+            if n > 0 {
+                writeln!(out, "  {what}: {n}")?;
+            }
         }
         for w in &self.warnings {
             writeln!(out, "  warning: {w}")?;
@@ -67,7 +73,9 @@ impl Placement {
             };
             let node = g.node(id);
             let attrs: Vec<String> = node.op.attrs().into_iter().map(|(_, v)| v).collect();
-            let (device, name) = (&self.devices[p.device], node.op.name());
+            let is_parked = i.checked_sub(self.nodes.len()).is_some_and(|copy| self.copies[copy].parked.is_some());
+            let (device, name) = (&self.devices[p.device], if is_parked { "keep" } else { node.op.name() });
+            let attrs = if is_parked { Vec::new() } else { attrs };
             writeln!(
                 out,
                 "{device} {}..{} {name} {} @ {:?}: {}",

@@ -5,6 +5,7 @@
 
 use super::copies::{self, Settled};
 use super::model::{self, ModelProblem};
+use super::solver::copies::Freedom;
 use super::solver::{Problem, portfolio};
 use super::{Placement, Request, Solved, resolve};
 use crate::cost::{Bytes, CostModel, Nanos};
@@ -70,7 +71,7 @@ pub fn replace(
         );
     }
     let resolved = resolve::resolve(g, request)?;
-    let ModelProblem { problem, nodes } = model::problem(g, &resolved, &request.devices, costs)?;
+    let ModelProblem { problem, nodes, values } = model::problem(g, &resolved, &request.devices, costs)?;
     let index = |p: &Placement, id: &NodeId| {
         let name = &p.devices[p.device_of(*id)?];
         request.devices.devices.iter().position(|d| d.name == *name)
@@ -79,10 +80,9 @@ pub fn replace(
     let new = new.ok_or_else(|| Error::internal("the proposal uses devices that are not in the set"))?;
     let old: Option<Vec<usize>> = nodes.iter().map(|id| index(previous, id)).collect();
     let n_moved = old.as_ref().map_or(nodes.len(), |old| old.iter().zip(&new).filter(|(o, n)| o != n).count());
-    let may_copy = copies::may_copy(g, &nodes, request, &resolved);
+    let freedom = copies::freedom(g, &nodes, request, &resolved);
     let solution = old.as_ref().and_then(|old| on_devices(&problem, old));
-    let settled =
-        solution.map(|s| copies::settle(&problem, s, &may_copy)).filter(|s| s.solution.score.0 == Bytes::ZERO);
+    let settled = solution.map(|s| copies::settle(&problem, s, &freedom)).filter(|s| s.solution.score.0 == Bytes::ZERO);
     let (Some(old), Some(settled)) = (old, settled) else {
         let (kept, step) = (Nanos::INFINITY, proposed.makespan);
         return Ok(Replacement {
@@ -100,7 +100,10 @@ pub fn replace(
     let gain = kept.saturating_sub(step);
     let is_large = u128::from(gain.0) * 100 > u128::from(LEAST_GAIN_PERCENT) * u128::from(kept.0);
     let adopted = n_moved > 0 && is_large && gain.times(horizon.steps) > cost;
-    let placement = if adopted { proposed } else { rescheduled(previous, problem, nodes, settled, may_copy) };
+    let placement = match adopted {
+        true => proposed,
+        false => rescheduled(previous, ModelProblem { problem, nodes, values }, settled, freedom),
+    };
     Ok(Replacement { placement, adopted, kept, proposed: step, cost, n_moved })
 }
 
@@ -132,13 +135,8 @@ fn moved_constants(p: &Problem, old: &[usize], new: &[usize]) -> Nanos {
 }
 
 /// A placement as it was, with the times of a schedule on the same devices.
-fn rescheduled(
-    previous: &Placement,
-    p: Problem,
-    nodes: Vec<NodeId>,
-    settled: Settled,
-    may_copy: Vec<bool>,
-) -> Placement {
+fn rescheduled(previous: &Placement, of: ModelProblem, settled: Settled, freedom: Freedom) -> Placement {
+    let ModelProblem { problem: p, nodes, values } = of;
     let s = &settled.solution;
     let mut placement = previous.clone();
     for (t, id) in nodes.iter().enumerate() {
@@ -149,10 +147,10 @@ fn rescheduled(
     placement.makespan = s.timeline.makespan;
     placement.lower_bound = (Nanos::ZERO, "none of a placement that was kept".into());
     placement.peak_bytes = s.timeline.peak_bytes(settled.problem(&p));
-    placement.copies = copies::nodes(&p, &settled, &nodes);
+    placement.copies = copies::nodes(&p, &settled, &nodes, &values);
     placement.solved = previous.solved.as_deref().map(|old| {
         let (options, names) = (old.options.clone(), old.names.clone());
-        Arc::new(Solved::new(p, settled, old.objective, options, nodes, names, may_copy))
+        Arc::new(Solved::new(p, settled, old.objective, options, nodes, names, freedom))
     });
     placement
 }

@@ -4,6 +4,7 @@ use super::copies::Settled;
 use super::explain::{Label, Subject, unique_names};
 use super::plan::{self, Names, Plan, Planned};
 use super::resolve::Resolved;
+use super::solver::copies::{Copy, Freedom};
 use super::solver::portfolio::{Options, Solution};
 use super::solver::{Problem, Timeline, Transfer};
 use super::{DeviceSet, Objective, Placement, Reason, Request};
@@ -18,10 +19,12 @@ pub struct Solved {
     pub problem: Problem,
     /// The problem with copies, if there are any.
     pub copied: Option<Problem>,
+    /// The copies, which are its last tasks.
+    pub copies: Vec<Copy>,
     /// What it was solved for.
     pub objective: Objective,
-    /// Which tasks may run more than once.
-    pub may_copy: Vec<bool>,
+    /// What could be done beside running each task once.
+    pub freedom: Freedom,
     /// Its solution.
     pub solution: Solution,
     /// How it was solved.
@@ -40,15 +43,17 @@ impl Solved {
         options: Options,
         nodes: Vec<NodeId>,
         mut names: Vec<String>,
-        may_copy: Vec<bool>,
+        freedom: Freedom,
     ) -> Solved {
         let Settled { solution, copied, .. } = settled;
+        let (copied, copies) = copied.map_or((None, Vec::new()), |c| (Some(c.problem), c.copies));
         names.truncate(nodes.len());
-        for copy in copied.iter().flat_map(|c| &c.copies) {
-            names.push(format!("{} (copy)", names[copy.task as usize]));
+        for copy in &copies {
+            let what = if copy.parked.is_some() { "parked" } else { "copy" };
+            names.push(format!("{} ({what})", names[copy.task as usize]));
         }
-        let (names, copied) = (unique_names(names), copied.map(|c| c.problem));
-        Solved { problem, copied, objective, may_copy, solution, options, nodes, names }
+        let names = unique_names(names);
+        Solved { problem, copied, copies, objective, freedom, solution, options, nodes, names }
     }
 }
 
@@ -76,6 +81,7 @@ pub(super) fn planned(
     tasks: &[String],
     resolved: &Resolved,
     request: &Request,
+    freedom: &Freedom,
 ) -> Result<Planned> {
     let set = &request.devices;
     let devices: Vec<String> = set.devices.iter().map(|d| d.name.to_string()).collect();
@@ -87,7 +93,7 @@ pub(super) fn planned(
         Some(allowed) if allowed.reason != Reason::Chosen => allowed.reason.to_string(),
         _ => "no kernel".to_owned(),
     };
-    plan.resolve(problem, &Names { tasks, devices: &devices, find: &find, reason: &reason })
+    plan.resolve(problem, &Names { tasks, devices: &devices, find: &find, reason: &reason, freedom })
 }
 
 impl Placement {
@@ -126,9 +132,13 @@ impl Placement {
             let reason = placed.map(|p| &p.reason);
             let node = g.node(id);
             let attrs: Vec<String> = node.op.attrs().into_iter().map(|(_, v)| v).collect();
+            let op = match copy.is_some_and(|c| c.parked.is_some()) {
+                true => "kept for another device".to_owned(),
+                false => format!("{} {}", node.op.name(), attrs.join(" ")).trim().to_owned(),
+            };
             Label {
                 name: name.clone(),
-                op: format!("{} {}", node.op.name(), attrs.join(" ")).trim().to_owned(),
+                op,
                 reason: reason.filter(|r| !r.is_choice()).map(Reason::to_string),
                 is_copy: copy.is_some(),
             }
@@ -137,7 +147,8 @@ impl Placement {
             name: &g.name,
             problem: solved.copied.as_ref().unwrap_or(&solved.problem),
             base: &solved.problem,
-            may_copy: &solved.may_copy,
+            freedom: &solved.freedom,
+            copies: &solved.copies,
             solution: &solved.solution,
             objective: solved.objective,
             stream: self.stream,

@@ -2,6 +2,7 @@
 
 use super::explain::{Explanation, Label, Subject};
 use super::shortage;
+use super::solver::copies::Freedom;
 use super::solver::portfolio::{Options, Solution};
 use super::solver::{Device, Links, Parts, Payload, Problem, Refused, Task, Tensor, Timeline};
 use crate::cost::{Bytes, LinkProfile, Nanos};
@@ -562,7 +563,8 @@ pub fn subject<'a>(
         name: &graph.name,
         problem: p,
         base: p,
-        may_copy: &[],
+        freedom: &NO_FREEDOM,
+        copies: &[],
         objective: super::Objective::Latency,
         stream: None,
         solution,
@@ -572,6 +574,9 @@ pub fn subject<'a>(
         options,
     }
 }
+
+/// Bare problems run every task once.
+static NO_FREEDOM: Freedom = Freedom { may_copy: Vec::new(), parking: Vec::new() };
 
 /// The error of a problem whose memory limits no placement was found to keep; the nearest one needs `peaks`.
 pub fn over_memory(graph: &TaskGraph, topology: &Topology, p: &Problem, peaks: &[Bytes]) -> Error {

@@ -181,7 +181,13 @@ fn what_is_cheap_runs_again_to_keep_a_limit() {
     assert_eq!(copies, [(NodeId(0), [User::Node(NodeId(4))].as_slice())]);
     let text = explain::explain(&p.subject(&g).unwrap()).to_string();
     assert!(text.contains("/y (copy)") && text.contains("again instead of holding the results"), "{text}");
-    assert!(!p.plan_text(&g).unwrap().contains("copy"));
+    // A plan says which nodes run again, and a replay keeps it.
+    let plan = p.plan_text(&g).unwrap();
+    assert!(plan.contains("\"/y (copy)\" = /device:CPU:0 runs /y for /late\n"), "{plan}");
+    let planned = Request { plan: Some(Plan::parse(&plan, "p.plan").unwrap()), ..r.clone() };
+    let again = place(&g, &planned, &CostModel::default()).unwrap();
+    assert_eq!((&again.copies, &again.peak_bytes), (&p.copies, &p.peak_bytes));
+    assert_eq!(again.plan_text(&g).unwrap(), plan);
     // The schedule of the only device keeps the order, and so the limit.
     let (expanded, placed) = p.expand(&g).unwrap();
     let parts = crate::partition::partition(&expanded, &placed).unwrap();
@@ -197,6 +203,55 @@ fn what_is_cheap_runs_again_to_keep_a_limit() {
     stateful.add_output("y", y);
     r.devices.limit_memory("cpu", Bytes(1 << 10)).unwrap();
     assert_eq!(place_err(&stateful, &r).kind(), ErrorKind::OutOfMemory);
+}
+
+#[test]
+fn what_a_device_has_no_room_for_is_parked_on_the_host() {
+    let mut g = early_and_late();
+    // What is asked for runs once, where it is asked for.
+    for id in (0..g.n_nodes() as u32).map(NodeId) {
+        g.node_mut(id).device = DeviceRequest::parse("/device:EMU:0").unwrap().into_requested();
+    }
+    let mut r = request("cpu:1,emu:1");
+    let limit = Bytes((6 << 14) + 4096);
+    r.devices.limit_memory("emu", limit).unwrap();
+    let p = place(&g, &r, &CostModel::default()).unwrap();
+    check::check(&g, &r, &p).unwrap();
+    let emu = p.devices.iter().position(|d| d.kind == gristmill_runtime::device::DeviceKind::Emu).unwrap();
+    assert!(p.peak_bytes[emu] <= limit, "{:?}", p.peak_bytes);
+    assert_eq!(p.algorithm.rsplit('+').next(), Some("park"));
+    let y = g.node(NodeId(0)).outputs[0];
+    let copies: Vec<_> = p.copies.iter().map(|c| (c.node, c.parked, c.placed.device, c.users.as_slice())).collect();
+    assert_eq!(copies, [(NodeId(0), Some(y), 1 - emu, [User::Node(NodeId(4))].as_slice())]);
+    let text = explain::explain(&p.subject(&g).unwrap()).to_string();
+    assert!(text.contains("/y (parked) (kept for another device): parked: "), "{text}");
+    let listed = p.to_text(&g);
+    assert!(listed.contains("results that are parked on another device for a while: 1"), "{listed}");
+    assert!(listed.contains(" keep  @ \"/y\": parked: ") && listed.contains("instead of holding 16.0 KiB"), "{listed}");
+    // There and back are two transfers, and the memory plan keeps the limit.
+    let (expanded, placed) = p.expand(&g).unwrap();
+    let parts = crate::partition::partition(&expanded, &placed).unwrap();
+    crate::partition::check::check(&expanded, &placed, &parts).unwrap();
+    let kinds = |part: &crate::partition::Part| -> Vec<&str> {
+        let moves = part.graph.nodes().filter(|(_, n)| n.op.class() == crate::ir::OpClass::Transfer);
+        moves.map(|(_, n)| n.op.name()).collect()
+    };
+    assert_eq!((kinds(&parts[emu]), kinds(&parts[1 - emu])), (vec!["send", "recv"], vec!["recv", "send"]));
+    let needs = crate::schedule::Needs { limit_bytes: Some(limit.0 as usize), ..Default::default() };
+    let schedule = crate::schedule::schedule(&parts[emu].graph, &needs).unwrap();
+    assert!(schedule.arena_bytes < 7 << 14, "{}", schedule.arena_bytes);
+    // A plan says what is parked; without that line it does not keep the limit.
+    let plan = p.plan_text(&g).unwrap();
+    let line = "\"/y (parked)\" = /device:CPU:0 parks /y for /late\n";
+    assert!(plan.contains(line), "{plan}");
+    let planned = |text: &str| Request { plan: Some(Plan::parse(text, "p.plan").unwrap()), ..r.clone() };
+    let again = place(&g, &planned(&plan), &CostModel::default()).unwrap();
+    assert_eq!((&again.copies, &again.peak_bytes), (&p.copies, &p.peak_bytes));
+    assert_eq!(again.plan_text(&g).unwrap(), plan);
+    let without = planned(&plan.replace(line, ""));
+    assert_eq!(place_err(&g, &without).kind(), ErrorKind::OutOfMemory);
+    let wrong = place_err(&g, &planned(&plan.replace("parks /y", "parks /narrow")));
+    assert!(wrong.to_string().contains("/late takes") || wrong.kind() == ErrorKind::OutOfMemory, "{wrong}");
 }
 
 #[test]

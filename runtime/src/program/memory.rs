@@ -13,7 +13,7 @@ pub struct MemoryUse {
     pub arena_bytes: usize,
     /// Constants, sub-programs' included; one that is shared counts once.
     pub constant_bytes: usize,
-    /// Staging of the tensors it receives, second copies of values carried by loops, and for a device with memory of its own copies of the
+    /// Staging of the tensors it receives, and on the host of those that it sends to devices with memory of their own, second copies of values carried by loops, and for a device with memory of its own copies of the
     /// caller's inputs and outputs, and status words of its launches.
     pub transfer_bytes: usize,
     /// Kernel workspace of one thread.
@@ -93,7 +93,11 @@ fn add(p: &Partition, total: &mut MemoryUse, seen: &mut BTreeSet<usize>) {
     }
     for step in &p.steps {
         let staged = match &step.kind {
-            StepKind::Recv { buffer, .. } => p.padded_bytes(*buffer),
+            // Between the host and a device with memory of its own a tensor is on its way in the host's.
+            StepKind::Recv { key, buffer } if !is_apart || key.source.kind.has_own_memory() => p.padded_bytes(*buffer),
+            StepKind::Send { key, buffer } if !is_apart && key.destination.kind.has_own_memory() => {
+                p.padded_bytes(*buffer)
+            }
             StepKind::Kernel { kernel, .. } => p.kernels.get(kernel.0 as usize).map_or(0, status_bytes),
             StepKind::Loop(l) => {
                 let cells = if is_apart { LOOP_BYTES } else { 0 };

@@ -20,6 +20,7 @@ pub use whatif::{Scaling, WhatIf};
 
 use super::solver::Problem;
 use super::solver::chain::critical_chain;
+use super::solver::copies::{Copy, Freedom};
 use super::solver::portfolio::{Options, Solution};
 use super::{Objective, Stream};
 use serde::Serialize;
@@ -33,8 +34,10 @@ pub struct Subject<'a> {
     pub problem: &'a Problem,
     /// The problem without copies: questions of other machines are about it.
     pub base: &'a Problem,
-    /// Which tasks may run more than once; none of a bare problem.
-    pub may_copy: &'a [bool],
+    /// What may be done beside running each task once; nothing for a bare problem.
+    pub freedom: &'a Freedom,
+    /// The copies, which are the last tasks of the problem.
+    pub copies: &'a [Copy],
     /// What it was solved for.
     pub objective: Objective,
     /// How runs follow each other, if that is what it was solved for.
@@ -60,7 +63,7 @@ pub struct Label {
     pub op: String,
     /// What narrowed its devices, if anything.
     pub reason: Option<String>,
-    /// It runs again what another task runs too.
+    /// It runs again what another task runs too, or keeps what another task has made.
     pub is_copy: bool,
 }
 

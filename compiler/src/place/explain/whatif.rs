@@ -156,7 +156,8 @@ fn best_on(s: &Subject, part: &Problem, devices: &[usize], previous: Option<Time
         previous,
         ..s.options.clone()
     };
-    let found = copies::settle(part, portfolio::solve(part, &options, &Algorithm::name)?, s.may_copy).solution;
+    let solution = portfolio::solve(part, &options, &Algorithm::name)?;
+    let found = copies::settle(part, solution, &s.freedom.only(devices)).solution;
     (found.score.0 == Bytes::ZERO).then_some(found.timeline.makespan)
 }
 

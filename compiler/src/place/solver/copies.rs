@@ -1,5 +1,6 @@
 //! Second runs of tasks: cheap ones run again where their results are needed, instead of sending them; others run again late, instead of holding
-//! their results for long. Every copy is judged by what the whole schedule becomes.
+//! their results for long. And tensors that are parked: sent to another device for as long as theirs has no room for them, and back. Every copy is
+//! judged by what the whole schedule becomes.
 //!
 //! Answers to bare problems have every task once; copies are for models, whose graph can have a node twice.
 
@@ -7,15 +8,43 @@ use super::fit::{self, Key};
 use super::previous::{Starting, replay};
 use super::problem::{Parts, Problem, Task};
 use super::timeline::Timeline;
-use super::{LinkOrder, ranks, simulate};
-use crate::cost::{Bytes, Nanos};
+use super::{LinkOrder, portfolio, ranks, simulate};
+use crate::cost::{Bytes, LinkProfile, Nanos};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A second run of a task.
+/// What may be done beside running each task once.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Freedom {
+    /// By task: its only effect is its results, so it may run again. Tasks beyond the end may not.
+    pub may_copy: Vec<bool>,
+    /// By device: how it keeps tensors of others for a while, if it does: the time to take one and give it on. Nothing is parked that such a device
+    /// has itself. Devices beyond the end keep none.
+    pub parking: Vec<Option<LinkProfile>>,
+}
+
+impl Freedom {
+    /// How a device keeps tensors of others.
+    pub fn parking(&self, device: usize) -> Option<LinkProfile> {
+        self.parking.get(device).copied().flatten()
+    }
+
+    /// For these devices alone, numbered in this order.
+    pub fn only(&self, devices: &[usize]) -> Freedom {
+        Freedom { may_copy: self.may_copy.clone(), parking: devices.iter().map(|&d| self.parking(d)).collect() }
+    }
+
+    fn is_none(&self) -> bool {
+        !self.may_copy.contains(&true) && self.parking.iter().all(Option::is_none)
+    }
+}
+
+/// A second run of a task, or a tensor of it that is parked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Copy {
-    /// What runs again.
+    /// What runs again, or makes the tensor.
     pub task: u32,
+    /// The tensor that is parked; none for a second run.
+    pub parked: Option<u32>,
     /// Where.
     pub device: u32,
     /// Tasks that take its results instead of those of the task itself; a copy is the task of its place behind all tasks of the problem.
@@ -33,13 +62,30 @@ pub struct Copied {
     pub timeline: Timeline,
 }
 
-/// The problem with copies. A copy can run on its device only, and takes the operands of its task.
-fn with_copies(p: &Problem, copies: &[Copy]) -> Option<Problem> {
+/// The problem with copies. A copy can run on its device only, and takes the operands of its task, or the tensor that it parks. Copies that use others
+/// come before these.
+fn with_copies(p: &Problem, copies: &[Copy], freedom: &Freedom) -> Option<Problem> {
     let mut parts = p.parts();
     for copy in copies {
-        add_copy(&mut parts, copy);
+        match copy.parked {
+            None => add_copy(&mut parts, copy),
+            Some(tensor) => add_parked(&mut parts, copy, tensor, freedom.parking(copy.device as usize)?),
+        }
     }
     Problem::new(parts).ok()
+}
+
+fn add_parked(parts: &mut Parts, copy: &Copy, tensor: u32, parking: LinkProfile) {
+    let new = parts.tasks.len() as u32;
+    let (parked, consumers) = &mut parts.tensors[tensor as usize];
+    let (mine, mut rest): (Vec<u32>, Vec<u32>) = consumers.iter().partition(|c| copy.users.contains(c));
+    rest.push(new);
+    *consumers = rest;
+    let (back, time) = (super::Tensor { producer: new, ..*parked }, parking.transfer(parked.bytes()));
+    parts.tensors.push((back, mine));
+    let mut cost = vec![Nanos::INFINITY; parts.devices.len()];
+    cost[copy.device as usize] = time;
+    parts.tasks.push(Task { cost, ..Task::default() });
 }
 
 fn add_copy(parts: &mut Parts, copy: &Copy) {
@@ -72,7 +118,7 @@ fn score(p: &Problem, t: &Timeline) -> Score {
 
 struct Search<'p> {
     p: &'p Problem,
-    may_copy: &'p [bool],
+    freedom: &'p Freedom,
     best: Copied,
     score: Score,
     /// Tasks that may still be simulated.
@@ -85,9 +131,9 @@ const MOST_DEEP: usize = 3;
 /// Runs tasks again on devices that wait for their results, where that and what it misses there take less time than the transfers, and the
 /// whole gets better by it: sooner, or as soon with fewer bytes moved.
 ///
-/// `may_copy` says which tasks have no effect but their results. `tasks` is how many may be simulated. Nothing when no copy helps.
-pub fn replicate(p: &Problem, start: &Timeline, may_copy: &[bool], tasks: u64) -> Option<Copied> {
-    let mut search = Search::new(p, start, may_copy, tasks);
+/// `tasks` is how many may be simulated. Nothing when no copy helps.
+pub fn replicate(p: &Problem, start: &Timeline, freedom: &Freedom, tasks: u64) -> Option<Copied> {
+    let mut search = Search::new(p, start, freedom, tasks);
     let mut tried: BTreeSet<(u32, u32)> = BTreeSet::new();
     while search.left > 0 {
         let cheap = search.cheap();
@@ -99,22 +145,37 @@ pub fn replicate(p: &Problem, start: &Timeline, may_copy: &[bool], tasks: u64) -
     (!search.best.copies.is_empty()).then_some(search.best)
 }
 
-/// Runs tasks again shortly before their late uses, so that their results need not be held until then: victims with the most bytes held for the
-/// longest time by time to compute come first. Nothing when the limits are not kept in the end either.
+/// Runs tasks again shortly before their late uses, or parks their results until then, so that these need not be held: victims with the most bytes held
+/// for the longest time, by time to compute, or to send there and back, come first. Nothing when the limits are not kept in the end either.
 ///
-/// `may_copy` and `tasks` as for [`replicate`].
-pub fn recompute(p: &Problem, start: &Timeline, may_copy: &[bool], tasks: u64) -> Option<Copied> {
-    let mut search = Search::new(p, start, may_copy, tasks);
-    let mut tried: BTreeSet<(u32, u32, Vec<u32>)> = BTreeSet::new();
+/// `tasks` as for [`replicate`].
+pub fn make_room(p: &Problem, start: &Timeline, freedom: &Freedom, tasks: u64) -> Option<Copied> {
+    if freedom.is_none() {
+        return None;
+    }
+    let mut search = Search::new(p, start, freedom, tasks);
+    let mut tried: Vec<Copy> = Vec::new();
     while search.left > 0 && search.score.0.0 > Bytes::ZERO {
-        let victims = search.victims();
-        let Some(victim) = victims.into_iter().find(|c| !tried.contains(&(c.task, c.device, c.users.clone()))) else {
-            break;
-        };
-        tried.insert((victim.task, victim.device, victim.users.clone()));
+        let Some(victim) = search.victims().into_iter().find(|c| !tried.contains(c)) else { break };
+        tried.push(victim.clone());
         search.attempt(vec![victim], Ways::Late);
     }
     (search.score.0.0 == Bytes::ZERO).then_some(search.best)
+}
+
+/// The best schedule that is found with these copies, tasks and copies on the devices of `start` and of the copies; nothing if they make no problem.
+pub fn replay_copies(p: &Problem, start: &Timeline, freedom: &Freedom, copies: Vec<Copy>) -> Option<Copied> {
+    let search = Search::new(p, start, freedom, 0);
+    let problem = with_copies(p, &copies, freedom)?;
+    let mut trials = search.schedules(&problem, &copies);
+    trials.push(search.late(&problem, &copies));
+    let mut fixed = problem.clone();
+    (0..p.n_tasks()).for_each(|t| fixed.restrict(t, |d| d == start.device[t] as usize));
+    let options =
+        portfolio::Options { bound_nodes: 0, search_nodes: 0, refine_tasks: 0, ..portfolio::Options::new(&fixed) };
+    trials.extend(portfolio::solve(&fixed, &options, &portfolio::Algorithm::name).map(|s| s.timeline));
+    let timeline = trials.into_iter().min_by_key(|t| score(&problem, t))?;
+    Some(Copied { copies, problem, timeline })
 }
 
 /// How a trial is scheduled.
@@ -127,9 +188,9 @@ enum Ways {
 }
 
 impl<'p> Search<'p> {
-    fn new(p: &'p Problem, start: &Timeline, may_copy: &'p [bool], tasks: u64) -> Search<'p> {
+    fn new(p: &'p Problem, start: &Timeline, freedom: &'p Freedom, tasks: u64) -> Search<'p> {
         let best = Copied { copies: Vec::new(), problem: p.clone(), timeline: start.clone() };
-        Search { p, may_copy, score: score(p, start), best, left: i64::try_from(tasks).unwrap_or(i64::MAX) }
+        Search { p, freedom, score: score(p, start), best, left: i64::try_from(tasks).unwrap_or(i64::MAX) }
     }
 
     /// Takes copies beside those that there are, if the whole gets better.
@@ -137,7 +198,7 @@ impl<'p> Search<'p> {
         let mut copies = self.best.copies.clone();
         copies.extend(more);
         self.left -= 3 * (self.p.n_tasks() + copies.len()) as i64;
-        let Some(problem) = with_copies(self.p, &copies) else { return };
+        let Some(problem) = with_copies(self.p, &copies, self.freedom) else { return };
         let trials = match ways {
             Ways::Any => self.schedules(&problem, &copies),
             Ways::Late => vec![self.late(&problem, &copies)],
@@ -145,6 +206,12 @@ impl<'p> Search<'p> {
         let scored = trials.into_iter().map(|t| (score(&problem, &t), t));
         let Some((score, timeline)) = scored.min_by_key(|s| s.0) else { return };
         if score < self.score {
+            // Copies of what takes the results of a copy take them too.
+            for (i, copy) in copies.iter_mut().enumerate() {
+                copy.users = problem.successors(self.p.n_tasks() + i).collect();
+                copy.users.sort_unstable();
+                copy.users.dedup();
+            }
             self.score = score;
             self.best = Copied { copies, problem, timeline };
         }
@@ -183,10 +250,14 @@ impl<'p> Search<'p> {
     }
 
     fn late(&self, problem: &Problem, copies: &[Copy]) -> Timeline {
-        let late = self.extended(copies, |c| self.first_use(copies, c));
+        // What is parked goes as soon as it is made, before what needs its room.
+        let is_parked =
+            |t: u32| copies.get((t as usize).wrapping_sub(self.p.n_tasks())).is_some_and(|c| c.parked.is_some());
+        let made = |c: &Copy| self.best.timeline.end[c.task as usize];
+        let late = self.extended(copies, |c| if c.parked.is_some() { made(c) } else { self.first_use(copies, c) });
         let mut order: Vec<u32> = problem.order.clone();
         // Stable: what begins at one time stays in topological order.
-        order.sort_by_key(|&t| late.start[t as usize]);
+        order.sort_by_key(|&t| (late.start[t as usize], !is_parked(t)));
         let order = super::pipeline::topological(problem, &order);
         fit::schedule(problem, &late.device, &order)
     }
@@ -209,7 +280,7 @@ impl<'p> Search<'p> {
     }
 
     fn is_copyable(&self, task: u32) -> bool {
-        self.may_copy.get(task as usize).copied().unwrap_or(false)
+        self.freedom.may_copy.get(task as usize).copied().unwrap_or(false)
     }
 
     /// Whether a tensor is on a device anyway.
@@ -245,7 +316,7 @@ impl<'p> Search<'p> {
         let mut users: Vec<u32> = here.collect();
         users.sort_unstable();
         users.dedup();
-        let mut copies = vec![Copy { task, device, users }];
+        let mut copies = vec![Copy { task, parked: None, device, users }];
         let mut next = 0;
         while next < copies.len() && next <= MOST_DEEP {
             let user = (self.p.n_tasks() + self.best.copies.len() + next) as u32;
@@ -257,7 +328,7 @@ impl<'p> Search<'p> {
                 match copies.iter_mut().find(|c| c.task == producer) {
                     Some(known) if !known.users.contains(&user) => known.users.push(user),
                     Some(_) => {}
-                    None => copies.push(Copy { task: producer, device, users: vec![user] }),
+                    None => copies.push(Copy { task: producer, parked: None, device, users: vec![user] }),
                 }
             }
             next += 1;
@@ -272,7 +343,7 @@ impl<'p> Search<'p> {
         for (d, at) in peaks_over(p, t) {
             for x in 0..p.tensors.len() {
                 let q = p.tensors[x].producer;
-                if t.device[q as usize] != d || !self.is_copyable(q) || t.end[q as usize] > at {
+                if t.device[q as usize] != d || t.end[q as usize] > at {
                     continue;
                 }
                 let here = |c: &&u32| t.device[**c as usize] == d;
@@ -280,13 +351,32 @@ impl<'p> Search<'p> {
                     p.consumers.row(x).iter().filter(here).copied().filter(|&c| t.start[c as usize] > at).collect();
                 let Some(until) = late.iter().map(|&c| t.end[c as usize]).max() else { continue };
                 let held = until.saturating_sub(t.end[q as usize]);
-                let time = p.cost(q as usize, d as usize).0.max(1);
-                let worth = u128::from(p.tensors[x].bytes().0) * u128::from(held.0) / u128::from(time);
-                victims.push((worth, Copy { task: q, device: d, users: late }));
+                let worth =
+                    |time: Nanos| u128::from(p.tensors[x].bytes().0) * u128::from(held.0) / u128::from(time.0.max(1));
+                if self.is_copyable(q) {
+                    let again = Copy { task: q, parked: None, device: d, users: late.clone() };
+                    victims.push((worth(p.cost(q as usize, d as usize)), again));
+                }
+                let parks = self.parks(x, d).map(|(host, time)| {
+                    (worth(time), Copy { task: q, parked: Some(x as u32), device: host, users: late.clone() })
+                });
+                victims.extend(parks);
             }
         }
-        victims.sort_by(|a, b| b.0.cmp(&a.0).then_with(|| a.1.task.cmp(&b.1.task)));
+        victims.sort_by(|a, b| b.0.cmp(&a.0).then_with(|| (a.1.task, a.1.device).cmp(&(b.1.task, b.1.device))));
         victims.into_iter().map(|v| v.1).collect()
+    }
+
+    /// Devices that can keep a tensor for `device`, and the time to send it there and back. Only what the problem had from the start is parked.
+    fn parks(&self, x: usize, device: u32) -> impl Iterator<Item = (u32, Nanos)> {
+        let (p, d) = (self.p, device as usize);
+        let is_open = x < p.tensors.len() && p.tensors[x].bytes() > Bytes::ZERO && self.freedom.parking(d).is_none();
+        let hosts = if is_open { 0..p.n_devices() } else { 0..0 };
+        hosts.filter(move |&h| h != d).filter_map(move |h| {
+            let parking = self.freedom.parking(h)?;
+            let way = p.transfer(x, d, h) + p.transfer(x, h, d);
+            Some((h as u32, way + parking.transfer(p.tensors[x].bytes())))
+        })
     }
 }
 
@@ -331,7 +421,9 @@ mod tests {
         let maker = |t: u32| if (t as usize) < n { t } else { found.copies[t as usize - n].task };
         for t in 0..found.problem.n_tasks() {
             let mut operands: Vec<u32> = found.problem.predecessors(t).map(maker).collect();
-            let mut expected: Vec<u32> = p.predecessors(maker(t as u32) as usize).collect();
+            let is_parked = t >= n && found.copies[t - n].parked.is_some();
+            let task = maker(t as u32);
+            let mut expected: Vec<u32> = if is_parked { vec![task] } else { p.predecessors(task as usize).collect() };
             operands.sort_unstable();
             expected.sort_unstable();
             assert_eq!(operands, expected, "{what}: task {t}");
@@ -352,16 +444,17 @@ mod tests {
             let p = samples::random(&mut rng, shape);
             let may_copy: Vec<bool> =
                 (0..p.n_tasks()).map(|t| p.members.row(p.group_of[t] as usize).len() == 1 && rng.one_in(2)).collect();
+            let freedom = Freedom { may_copy, parking: Vec::new() };
             let start = solved(&p);
             if fit::excess(&p, &start) > Bytes::ZERO {
                 continue;
             }
-            let Some(found) = replicate(&p, &start, &may_copy, 20_000) else { continue };
+            let Some(found) = replicate(&p, &start, &freedom, 20_000) else { continue };
             expect_copies(&p, &found, &format!("seed {seed}"));
             assert!(score(&found.problem, &found.timeline) < score(&p, &start), "seed {seed}");
-            assert!(found.copies.iter().all(|c| may_copy[c.task as usize]), "seed {seed}");
+            assert!(found.copies.iter().all(|c| freedom.may_copy[c.task as usize]), "seed {seed}");
             n_copies += found.copies.len();
-            assert_eq!(replicate(&p, &start, &may_copy, 20_000), Some(found));
+            assert_eq!(replicate(&p, &start, &freedom, 20_000), Some(found));
         }
         assert!(n_copies > 10, "only {n_copies} copies");
     }
@@ -378,10 +471,43 @@ mod tests {
             if fit::excess(&p, &start) == Bytes::ZERO {
                 continue;
             }
-            let Some(found) = recompute(&p, &start, &vec![true; p.n_tasks()], 20_000) else { continue };
+            let freedom = Freedom { may_copy: vec![true; p.n_tasks()], parking: Vec::new() };
+            let Some(found) = make_room(&p, &start, &freedom, 20_000) else { continue };
             expect_copies(&p, &found, &format!("seed {seed}"));
             assert_eq!(fit::excess(&found.problem, &found.timeline), Bytes::ZERO, "seed {seed}");
-            assert_eq!(recompute(&p, &start, &vec![false; p.n_tasks()], 20_000), None);
+            assert_eq!(make_room(&p, &start, &Freedom::default(), 20_000), None);
+            n_kept += 1;
+        }
+        assert!(n_kept > 3, "only {n_kept} problems were made to fit");
+    }
+
+    /// What one device has no room for is kept by another on which no task can run.
+    #[test]
+    fn what_is_parked_keeps_limits_that_nothing_else_keeps() {
+        let mut n_kept = 0;
+        for seed in 0..400 {
+            let mut rng = Rng(seed);
+            let memory = Some(20 + rng.number(30));
+            let shape = Shape { memory, ..Shape::small(6 + rng.below(12), 1) };
+            let alone = samples::random(&mut rng, shape);
+            let mut parts = alone.parts();
+            parts.devices.push(Device { memory: None, is_host: true });
+            parts.links = Links::uniform(2, LinkProfile { latency: Nanos(1), bytes_per_second: 1_000_000_000 });
+            parts.tasks.iter_mut().for_each(|t| t.cost.push(Nanos::INFINITY));
+            let p = Problem::new(parts).unwrap();
+            let start = solved(&p);
+            if fit::excess(&p, &start) == Bytes::ZERO {
+                continue;
+            }
+            let parking = vec![None, Some(LinkProfile { latency: Nanos(1), bytes_per_second: 1_000_000_000 })];
+            let freedom = Freedom { may_copy: Vec::new(), parking };
+            let Some(found) = make_room(&p, &start, &freedom, 20_000) else { continue };
+            expect_copies(&p, &found, &format!("seed {seed}"));
+            assert!(found.copies.iter().all(|c| c.parked.is_some() && c.device == 1), "seed {seed}");
+            assert_eq!(fit::excess(&found.problem, &found.timeline), Bytes::ZERO, "seed {seed}");
+            let again = replay_copies(&p, &start, &freedom, found.copies.clone()).unwrap();
+            assert_eq!(check(&again.problem, &again.timeline), Vec::<String>::new(), "seed {seed}");
+            assert_eq!(fit::excess(&again.problem, &again.timeline), Bytes::ZERO, "seed {seed}");
             n_kept += 1;
         }
         assert!(n_kept > 3, "only {n_kept} problems were made to fit");
@@ -406,7 +532,8 @@ mod tests {
         })
         .expect("four tasks");
         let start = solved(&p);
-        let found = replicate(&p, &start, &[true; 4], 1_000).expect("a copy helps");
+        let freedom = Freedom { may_copy: vec![true; 4], parking: Vec::new() };
+        let found = replicate(&p, &start, &freedom, 1_000).expect("a copy helps");
         let copied: Vec<u32> = found.copies.iter().map(|c| c.task).collect();
         assert_eq!(copied, [0]);
         // The expensive one, its result on the way, and what needs it there.
