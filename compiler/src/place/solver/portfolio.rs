@@ -130,7 +130,7 @@ pub const REFINE_TASKS: u64 = 5_000_000;
 const REFINE_RUNS: u64 = 20_000;
 /// Of the smallest ones more, as long as they simulate no more tasks than this.
 const REFINE_RUNS_SMALL: u64 = 60_000;
-const REFINE_TASKS_SMALL: u64 = 1_000_000;
+const REFINE_TASKS_SMALL: u64 = 3_000_000;
 /// The same for problems above [`LARGE`], each of whose simulations takes long.
 const REFINE_TASKS_LARGE: u64 = 500_000;
 /// Tasks of the folded problem that are simulated; the default run gives it that part of its own.
@@ -144,6 +144,9 @@ const FEWEST_RUNS: u64 = 12;
 pub const BOUND_NODES: u64 = 10_000;
 /// Nodes that the search for an optimum looks at unless told otherwise.
 pub const SEARCH_NODES: u64 = 100_000;
+/// Of problems of more tasks than this the search for an optimum looks at as many fewer as each takes longer, which goes with the square of the tasks:
+/// refinement makes better use of the time.
+const QUICK_TASKS: u64 = 24;
 /// Under memory limits nodes are quick, and searches of small problems find what nothing else does: they may look at more, the more the fewer tasks.
 const LIMITED_NODES: u64 = 200 * SEARCH_NODES;
 const MOST_LIMITED_NODES: u64 = 8 * SEARCH_NODES;
@@ -353,7 +356,7 @@ impl Run<'_> {
         if *score <= (Bytes::ZERO, self.bound.value) {
             return;
         }
-        let proof = exact::solve(self.p, timeline, self.bound.value, self.options.search_nodes);
+        let proof = exact::solve(self.p, timeline, self.bound.value, tree_nodes(self.p, self.options));
         if proof.lower_bound.is_finite() {
             self.prove("branch-and-bound", proof.lower_bound);
         }
@@ -385,6 +388,17 @@ pub fn lower_bound(p: &Problem, options: &Options) -> Bound {
 /// A budget of nodes for more than four devices: each node takes so much longer.
 fn for_devices(nodes: u64, p: &Problem) -> u64 {
     nodes.saturating_mul(4) / p.n_devices().max(4) as u64
+}
+
+/// The budget of branch and bound. Without communication nodes are quick; under memory limits there are fewer already for more tasks.
+fn tree_nodes(p: &Problem, options: &Options) -> u64 {
+    let n = (p.n_tasks() as u64).max(QUICK_TASKS);
+    let part = |nodes: u64| nodes.saturating_mul(QUICK_TASKS) / n;
+    if exact::is_parallel(p) {
+        return options.search_nodes;
+    }
+    let limited = p.devices.iter().any(|d| d.memory.is_some());
+    if limited { part(options.search_nodes) } else { part(part(options.search_nodes)) }
 }
 
 /// The greatest bound that takes no search.

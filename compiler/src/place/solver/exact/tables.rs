@@ -151,6 +151,8 @@ impl Tables {
     pub fn links(&self, s: &Dense, open: &[u64], jobs: &mut [Vec<Job>]) -> u64 {
         let n = s.n_devices;
         jobs.iter_mut().for_each(Vec::clear);
+        let mut all_rests = [None; 64];
+        let rests = &mut all_rests[..n];
         for x in 0..s.p.tensors.len() {
             let q = s.p.tensors[x].producer as usize;
             let from = open[s.p.group_of[q] as usize];
@@ -159,7 +161,7 @@ impl Tables {
             }
             let from = from.trailing_zeros() as usize;
             let head = Nanos(self.head[q * n + from] + s.cost(q, from));
-            let mut rests = [None; 64];
+            rests.fill(None);
             for &c in s.p.consumers.row(x) {
                 let to = open[s.p.group_of[c as usize] as usize];
                 if to.count_ones() == 1 && to != 1 << from {
