@@ -1,6 +1,7 @@
 //! The search under memory limits against plain enumeration of devices and of starts in order of time, on problems of a few tasks.
 
 use super::super::super::check::check;
+use super::super::super::portfolio::{self, Algorithm, Options};
 use super::super::super::samples::{self, Shape};
 use super::super::super::{algorithms, bounds, list::Insertion};
 use super::super::{Proof, solve};
@@ -138,4 +139,34 @@ fn searches_under_limits_find_the_best_of_all_schedules() {
         n_found > 100 && n_none > 50 && n_late > 20,
         "{n_found} found, {n_none} without, {n_late} longer for memory"
     );
+}
+
+/// What the whole portfolio says, against all schedules. `GRISTMILL_FUZZ_ROUNDS` times as many problems are tried.
+#[test]
+fn answers_that_are_called_optimal_are_the_best_of_all_schedules() {
+    let rounds = std::env::var("GRISTMILL_FUZZ_ROUNDS").map_or(1, |n| n.parse().expect("a number"));
+    let (mut n_optimal, mut n_none, mut n_all) = (0, 0, 0);
+    for seed in 0..300 * rounds {
+        let mut rng = Rng(70_000 + seed);
+        let memory = rng.one_in(2).then(|| 4 + rng.number(16));
+        let (n_devices, constrained) = (2 + rng.below(2), rng.one_in(2));
+        let n = if n_devices == 2 { 2 + rng.below(4) } else { 2 + rng.below(3) };
+        let p = samples::random(&mut rng, Shape { memory, constrained, ..Shape::small(n, n_devices) });
+        let least = enumerate(&p);
+        let s = portfolio::solve(&p, &Options::new(&p), &Algorithm::name).expect("all members propose");
+        assert_eq!(check(&p, &s.timeline), Vec::<String>::new(), "seed {seed}");
+        assert!(least.is_none_or(|l| s.lower_bound.0 <= l), "seed {seed}: {} {least:?}", s.lower_bound);
+        n_all += 1;
+        if !bounds::fits(&p, &s.timeline) {
+            assert_eq!(least, None, "seed {seed}: nothing that fits was found");
+            n_none += 1;
+            continue;
+        }
+        assert!(least.is_some_and(|l| s.timeline.makespan.0 >= l), "seed {seed}: {least:?}");
+        if s.timeline.makespan == s.lower_bound {
+            assert_eq!(Some(s.timeline.makespan.0), least, "seed {seed}: called optimal");
+            n_optimal += 1;
+        }
+    }
+    assert!(n_optimal + n_none == n_all, "{n_optimal} proven and {n_none} without an answer, of {n_all}");
 }
