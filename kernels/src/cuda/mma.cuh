@@ -50,16 +50,21 @@ struct gm_mma_tf32 {
               "r"(rounded(b[1])));
     }
 };
-// Sums wrap.
-struct gm_mma_i8 {
-    typedef i8 element;
-    typedef i32 sum;
-    static GM_DEVICE void add(i32 (&c)[4], const u32 (&a)[4], const u32 (&b)[2]) {
-        asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-            : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
-            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-    }
-};
+// Bytes, each operand with or without a sign; what holds them does not matter. Sums wrap.
+#define GM_MMA_BYTES(NAME, A, B)                                                                                                       \
+    struct NAME {                                                                                                                      \
+        typedef i8 element;                                                                                                            \
+        typedef i32 sum;                                                                                                               \
+        static GM_DEVICE void add(i32 (&c)[4], const u32 (&a)[4], const u32 (&b)[2]) {                                                   \
+            asm("mma.sync.aligned.m16n8k32.row.col.s32." A "." B ".s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"            \
+                : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])                                                                       \
+                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));                                                   \
+        }                                                                                                                              \
+    };
+GM_MMA_BYTES(gm_mma_i8, "s8", "s8")
+GM_MMA_BYTES(gm_mma_u8, "u8", "u8")
+GM_MMA_BYTES(gm_mma_i8_u8, "s8", "u8")
+GM_MMA_BYTES(gm_mma_u8_i8, "u8", "s8")
 #endif
 
 // Four 8 x 8 matrices of 16-bit elements; lane l gives the row l % 8 of matrix l / 8. Bits are not looked at, so two elements of 8 bits or

@@ -1,7 +1,7 @@
 //! Products by tensor cores through `mma.sync`, for GPUs from `sm_75` on: see `mma.cuh`.
 //!
 //! Operands that lie in memory in runs of 16 bytes are copied asynchronously into a ring of tiles; others are pulled element by element and
-//! wait in registers. Sums are `f32` (`i32` for bytes); products of half types are exact, so results differ from those of the SIMT form only by
+//! wait in registers. Sums are `f32` (`i32` for bytes of either sign, which wraps as products in their own dtype do); products of half types are exact, so results differ from those of the SIMT form only by
 //! the order of summation and by how the hardware rounds sums. Rates on a real GPU have not been measured.
 
 use super::super::Options;
@@ -76,7 +76,7 @@ pub(super) struct Mma {
 impl Mma {
     /// With each tile that there is for such operands, the one that suits the sizes first.
     pub(super) fn all(options: &Options, operands: Operands, sizes: Sizes) -> Vec<Mma> {
-        let size_bytes = operands.instruction.element.size_bytes();
+        let size_bytes = operands.instruction.size_bytes();
         let wide = operands.copied().is_some() && options.arch.capability() >= 80;
         let fitting: Vec<Tile> = TILES.into_iter().filter(|t| t.waits_in_registers() || wide).collect();
         let tiles = best_first(&fitting, |t| sizes.fills([t.m, t.n, t.k_bytes / size_bytes]));
@@ -84,7 +84,7 @@ impl Mma {
     }
 
     fn k(&self) -> usize {
-        self.tile.k_bytes / self.operands.instruction.element.size_bytes()
+        self.tile.k_bytes / self.operands.instruction.size_bytes()
     }
 
     pub(super) fn acc(&self) -> DType {
@@ -161,7 +161,7 @@ impl Mma {
             Side::Lhs => (&self.operands.lhs, c.sizes.m, self.tile.m),
             Side::Rhs => (&self.operands.rhs, c.sizes.n, self.tile.n),
         };
-        let element = self.operands.instruction.element;
+        let element = self.operands.instruction.element(side);
         let gives = match loading {
             Loading::Copied(_) => "gm_source",
             Loading::Pulled { .. } => element_type(element),

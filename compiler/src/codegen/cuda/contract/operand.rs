@@ -59,7 +59,12 @@ pub(super) fn narrowed(body: &Body, in_memory: &dyn Fn(ValueId) -> bool, v: Valu
     match &node.op {
         Op::Map(ScalarOp::Cast(_)) => {
             let (from, to) = (body.dtype(x), body.dtype(v));
-            let exact = matches!((from, to), (DType::F16 | DType::BF16, DType::F32) | (DType::I8, DType::I32));
+            let exact = match to {
+                DType::F32 => from.is_narrow_float(),
+                DType::F16 | DType::BF16 => from.is_float8(),
+                DType::I32 => matches!(from, DType::I8 | DType::U8),
+                _ => false,
+            };
             exact.then_some((from, x))
         }
         op if is_plain_view(op) => narrowed(body, in_memory, x),

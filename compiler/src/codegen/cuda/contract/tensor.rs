@@ -12,33 +12,56 @@ use gristmill_runtime::DType;
 /// Multiplications from which an operand that would be pulled in every tile is rather stored first, so that tiles are copied.
 const MANY_PRODUCTS: usize = 1 << 29;
 
-/// An instruction, by the dtypes of its operands in memory and of its sums.
+/// An instruction, by the dtypes of its operands in tiles and of its sums.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Instruction {
     pub(super) name: &'static str,
-    pub(super) element: DType,
+    /// Of the left-hand side and the right-hand side; equally wide.
+    elements: [DType; 2],
     pub(super) acc: DType,
+}
+
+impl Instruction {
+    /// Dtype of an operand's elements.
+    pub(super) fn element(&self, side: Side) -> DType {
+        self.elements[usize::from(side == Side::Rhs)]
+    }
+
+    /// Width of an element.
+    pub(super) fn size_bytes(&self) -> usize {
+        self.elements[0].size_bytes()
+    }
 }
 
 /// The instruction for the product of two values, if the architecture has one, and the values that must be in memory for it.
 fn instruction(body: &Body, around: &Around, options: &Options, node: &Node) -> Option<(Instruction, Vec<ValueId>)> {
+    use DType::{BF16, F16, F32, I8, I32, U8};
     let own = body.dtype(node.inputs[0]);
     let narrow: Vec<(DType, ValueId)> =
         node.inputs.iter().map(|&v| narrowed(body, around.in_memory, v).unwrap_or((own, v))).collect();
-    let element = narrow[0].0;
-    if narrow[1].0 != element {
-        return None;
-    }
+    let elements = widened([narrow[0].0, narrow[1].0]);
     let capability = options.arch.capability();
-    let name = match (element, own) {
-        (DType::F16, _) if capability >= 75 => "f16",
-        (DType::BF16, _) if capability >= 80 => "bf16",
-        (DType::F32, DType::F32) if options.tf32 && capability >= 80 => "tf32",
-        (DType::I8, DType::I8 | DType::I32) if capability >= 80 => "i8",
+    let name = match (elements, own) {
+        ([F16, F16], _) if capability >= 75 => "f16",
+        ([BF16, BF16], _) if capability >= 80 => "bf16",
+        ([F32, F32], F32) if options.tf32 && capability >= 80 => "tf32",
+        ([I8 | U8, I8 | U8], I8 | U8 | I32) if capability >= 80 => match elements {
+            [I8, I8] => "i8",
+            [I8, _] => "i8_u8",
+            [_, I8] => "u8_i8",
+            _ => "u8",
+        },
         _ => return None,
     };
-    let acc = if element.is_float() { DType::F32 } else { DType::I32 };
-    Some((Instruction { name, element, acc }, narrow.into_iter().map(|n| n.1).collect()))
+    let acc = if elements[0].is_float() { F32 } else { I32 };
+    Some((Instruction { name, elements, acc }, narrow.into_iter().map(|n| n.1).collect()))
+}
+
+/// Floats of 8 bits are multiplied as the half type of the other operand, which holds them all: the products of tensor cores of their own are summed
+/// up in fewer bits than `f32` has.
+fn widened(elements: [DType; 2]) -> [DType; 2] {
+    let half = elements.into_iter().find(|d| matches!(d, DType::F16 | DType::BF16)).unwrap_or(DType::F16);
+    elements.map(|d| if d.is_float8() { half } else { d })
 }
 
 /// How an operand gets into its tile.
@@ -84,9 +107,9 @@ impl Operands {
         sizes: Sizes,
     ) -> Option<(Operands, Vec<ValueId>)> {
         let (instruction, values) = instruction(body, around, options, node)?;
-        let element = instruction.element;
         let mut needs = Vec::new();
         for (side, &v) in Side::BOTH.into_iter().zip(&values) {
+            let element = instruction.element(side);
             let dear = flops(body, around, v).is_none_or(|f| f > CHEAP_FLOPS);
             let now = || chunks(body, around.in_memory, node, side, element).is_some();
             let then = || chunks(body, &|x| x == v || (around.in_memory)(x), node, side, element).is_some();
@@ -95,9 +118,9 @@ impl Operands {
             }
         }
         let lies = |v: ValueId| (around.in_memory)(v) || needs.contains(&v);
-        let [lhs, rhs] = Side::BOTH.map(|side| match chunks(body, &lies, node, side, element) {
+        let [lhs, rhs] = Side::BOTH.map(|side| match chunks(body, &lies, node, side, instruction.element(side)) {
             Some(chunks) => Loading::Copied(chunks),
-            None => Loading::Pulled { along_k: element.size_bytes() != 2 || k_is_inner(body, &lies, node, side) },
+            None => Loading::Pulled { along_k: instruction.size_bytes() != 2 || k_is_inner(body, &lies, node, side) },
         });
         Some((Operands { instruction, lhs, rhs }, needs))
     }

@@ -67,7 +67,7 @@ impl Wgmma {
         let [lhs, rhs] = operands.copied()?;
         let instruction = operands.instruction;
         let enough = sizes.n_tiles(ROWS, NARROW) >= LEAST_TILES && sizes.k >= DEPTH;
-        let fits = options.arch.has_wgmma() && matches!(node.op, Op::MatMul) && instruction.element.size_bytes() == 2;
+        let fits = options.arch.has_wgmma() && matches!(node.op, Op::MatMul) && instruction.size_bytes() == 2;
         if !enough || !fits {
             return None;
         }

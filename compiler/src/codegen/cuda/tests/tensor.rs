@@ -146,19 +146,48 @@ fn tf32_and_bytes() {
     }
     check_with(tf32, "products in tf32", &floats);
     let mut bytes = layouts(rng, &[DType::I8]);
-    // Sums of bytes that are kept whole.
+    let (i8, u8) = (DType::I8, DType::U8);
+    for (dtypes, sizes) in
+        [([i8, i8], [40, 96, 24]), ([u8, i8], [40, 96, 24]), ([i8, u8], [33, 70, 20]), ([u8, u8], [64, 64, 64])]
+    {
+        bytes.push(of_casts(rng, dtypes, DType::I32, sizes));
+    }
+    for case in &bytes {
+        let text = listing_with(Arch::COMMON.into(), case);
+        assert!(text.contains("gm_mma_i8") || text.contains("gm_mma_u8"), "{}", case.body);
+    }
+    check_with(Arch::COMMON.into(), "products of bytes", &bytes);
+}
+
+/// `cast(x) cast(w)^T`, in a dtype that holds all products of such numbers and their sums.
+fn of_casts(rng: &mut Rng, [x, w]: [DType; 2], to: DType, [m, k, n]: [usize; 3]) -> Case {
     let mut b = GraphBuilder::new("quantised");
-    let (x, w) = (b.input("x", DType::I8, [40, 96]), b.input("w", DType::I8, [24, 96]));
-    let (x, w) = (b.cast(x, DType::I32).unwrap(), b.cast(w, DType::I32).unwrap());
+    let inputs = vec![rng.tensor(x, &[m, k], -128.0, 255.0), rng.tensor(w, &[n, k], -128.0, 255.0)];
+    let (x, w) = (b.input("x", x, [m, k]), b.input("w", w, [n, k]));
+    let (x, w) = (b.cast(x, to).unwrap(), b.cast(w, to).unwrap());
     let w = b.transpose(w, &[1, 0]).unwrap();
     let y = b.matmul(x, w).unwrap();
     b.output("y", y);
-    let inputs = [[40, 96], [24, 96]].map(|s| rng.tensor(DType::I8, &s, -128.0, 127.0)).to_vec();
-    bytes.push(Case { body: b.finish().unwrap(), inputs, tolerance: 0.0 });
-    for case in &bytes {
-        assert!(listing_with(Arch::COMMON.into(), case).contains("gm_mma_i8"), "{}", case.body);
+    // Products and sums of f32 round.
+    let tolerance = if to == DType::I32 { 0.0 } else { 2f64.powi(-18) };
+    Case { body: b.finish().unwrap(), inputs, tolerance }
+}
+
+/// Floats of 8 bits that were cast to be multiplied go through the half type that holds them, without rounding.
+#[test]
+fn floats_of_8_bits() {
+    let rng = &mut Rng(69);
+    let (e4m3, e5m2) = (DType::F8E4M3FN, DType::F8E5M2);
+    let pairs =
+        [([e4m3, e4m3], "f16"), ([e5m2, e4m3], "f16"), ([DType::BF16, e4m3], "bf16"), ([e5m2, DType::F16], "f16")];
+    let cases: Vec<Case> = pairs.iter().map(|(d, _)| of_casts(rng, *d, DType::F32, [40, 72, 24])).collect();
+    for arch in ["sm_80", "sm_89"] {
+        let arch = Arch::parse(arch).unwrap();
+        for (case, (_, name)) in cases.iter().zip(&pairs) {
+            assert!(listing_with(arch.into(), case).contains(&format!("gm_mma_{name}")), "{}", case.body);
+        }
+        check_with(arch.into(), "products of floats of 8 bits", &cases);
     }
-    check_with(Arch::COMMON.into(), "products of bytes", &bytes);
 }
 
 /// Convolutions whose channels lie side by side are copied 16 bytes at a time, padding and all; others are pulled.
