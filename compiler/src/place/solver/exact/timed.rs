@@ -183,7 +183,9 @@ impl Timed {
         if let Some(later) = self.waited(&at, can) {
             self.descend(later, budget);
         }
-        if self.n_states < MOST_STATES && *budget > 0 {
+        // A state that holds too much until something that takes no time ends cannot wait, as a later one with the same started can.
+        let can_wait = self.is_strict || self.fits(&self.held(&at), None);
+        if self.n_states < MOST_STATES && *budget > 0 && can_wait {
             self.n_states += 1;
             let running = members(at.started & !at.ended).map(|i| (i, self.end(i))).collect();
             self.seen.entry(at.started).or_default().push(State { now: at.now, running });

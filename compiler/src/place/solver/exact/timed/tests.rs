@@ -146,7 +146,7 @@ fn searches_under_limits_find_the_best_of_all_schedules() {
 fn answers_that_are_called_optimal_are_the_best_of_all_schedules() {
     let rounds = std::env::var("GRISTMILL_FUZZ_ROUNDS").map_or(1, |n| n.parse().expect("a number"));
     let (mut n_optimal, mut n_none, mut n_all) = (0, 0, 0);
-    for seed in 0..300 * rounds {
+    for seed in 700..700 + 300 * rounds {
         let mut rng = Rng(70_000 + seed);
         let memory = rng.one_in(2).then(|| 4 + rng.number(16));
         let (n_devices, constrained) = (2 + rng.below(2), rng.one_in(2));
