@@ -59,9 +59,16 @@ def kernels():
     yield "layer_norm_f32", lambda x, g, b: F.layer_norm(x, [768], g, b), norm, {"n_bytes": 8 * rows * 768}
     for name, size, dtype in [("matmul_f32", 4096, torch.float32), ("matmul_bf16_4096", 4096, bf16), ("matmul_bf16_8192", 8192, bf16)]:
         yield name, torch.matmul, [random(size, size, dtype=dtype) for _ in range(2)], {"flops": 2 * size**3}
-    length = 64 * 128
-    qkv = [random(1, 16, length, 128, dtype=bf16) for _ in range(3)]
-    yield "attention_bf16", F.scaled_dot_product_attention, qkv, {"flops": 4 * 16 * length * length * 128}
+    few = [random(2, 8192, dtype=bf16), random(8192, 8192, dtype=bf16)]
+    yield "matmul_bf16_few_rows", torch.matmul, few, {"flops": 2 * 2 * 8192**2}
+    long = [random(64, 4096 * 64, dtype=torch.float16), random(4096 * 64, 72, dtype=torch.float16)]
+    yield "matmul_f16_long_sums", torch.matmul, long, {"flops": 2 * 64 * 72 * 4096 * 64}
+    for name, length, dtype in [("attention_f32", 64 * 32, torch.float32), ("attention_bf16", 64 * 128, bf16)]:
+        qkv = [random(1, 16, length, 128, dtype=dtype) for _ in range(3)]
+        yield name, F.scaled_dot_product_attention, qkv, {"flops": 4 * 16 * length * length * 128}
+    for name, dtype in [("conv_f32", torch.float32), ("conv_f16", torch.float16)]:
+        image = [random(33, 128, 56, 56, dtype=dtype), random(128, 128, 3, 3, dtype=dtype)]
+        yield name, lambda x, w: F.conv2d(x, w, padding=1), image, {"flops": 2 * 9 * 33 * 128 * 128 * 56 * 56}
 
 
 def graphed(run):

@@ -31,11 +31,25 @@ pub const ALL: &[Family] = &[
     Family { name: "reduce_columns_f32", tolerance: 1e-5, make: |s| reduce(s, 0), large: 256 },
     Family { name: "softmax_f32", tolerance: 1e-5, make: softmax, large: 256 },
     Family { name: "layer_norm_f32", tolerance: 1e-5, make: layer_norm, large: 256 },
-    Family { name: "matmul_f32", tolerance: 1e-5, make: |s| matmul(DType::F32, 64 * s), large: 64 },
-    Family { name: "matmul_bf16_4096", tolerance: 2e-2, make: |s| matmul(DType::BF16, 64 * s), large: 64 },
-    Family { name: "matmul_bf16_8192", tolerance: 2e-2, make: |s| matmul(DType::BF16, 64 * s), large: 128 },
+    Family { name: "matmul_f32", tolerance: 1e-5, make: |s| matmul(DType::F32, [64 * s; 3]), large: 64 },
+    Family { name: "matmul_bf16_4096", tolerance: 2e-2, make: |s| matmul(DType::BF16, square(s)), large: 64 },
+    Family { name: "matmul_bf16_8192", tolerance: 2e-2, make: |s| matmul(DType::BF16, square(s)), large: 128 },
+    Family {
+        name: "matmul_bf16_few_rows",
+        tolerance: 2e-2,
+        make: |s| matmul(DType::BF16, [2, 64 * s, 64 * s]),
+        large: 128,
+    },
+    Family {
+        name: "matmul_f16_long_sums",
+        tolerance: 5e-3,
+        make: |s| matmul(DType::F16, [64, 4096 * s, 72]),
+        large: 64,
+    },
+    Family { name: "attention_f32", tolerance: 1e-5, make: |s| attention(DType::F32, s), large: 32 },
     Family { name: "attention_bf16", tolerance: 2e-2, make: |s| attention(DType::BF16, s), large: 128 },
-    Family { name: "conv_f32", tolerance: 1e-5, make: conv, large: 8 },
+    Family { name: "conv_f32", tolerance: 1e-5, make: |s| conv(DType::F32, s), large: 8 },
+    Family { name: "conv_f16", tolerance: 5e-3, make: |s| conv(DType::F16, s), large: 8 },
     Family { name: "transpose_f32", tolerance: 0.0, make: transpose, large: 128 },
     Family { name: "gather_f32", tolerance: 0.0, make: gather, large: 1024 },
     Family { name: "scatter_f32", tolerance: 1e-5, make: scatter, large: 64 },
@@ -89,16 +103,22 @@ fn layer_norm(scale: usize) -> Result<(Graph, Work)> {
     Ok((graph, Work::Bytes((8 * shape[0] * shape[1]) as f64)))
 }
 
-fn matmul(dtype: DType, n: usize) -> Result<(Graph, Work)> {
+/// Extents of a square product; of the small one, such as make as many tiles as warp groups ask for.
+fn square(scale: usize) -> [usize; 3] {
+    if scale == 1 { [1024, 128, 1024] } else { [64 * scale; 3] }
+}
+
+fn matmul(dtype: DType, [m, k, n]: [usize; 3]) -> Result<(Graph, Work)> {
     let graph = one("matmul", |b| {
-        let [x, w] = ["x", "w"].map(|name| b.input(name, dtype, [n, n]));
+        let (x, w) = (b.input("x", dtype, [m, k]), b.input("w", dtype, [k, n]));
         b.matmul(x, w)
     })?;
-    Ok((graph, Work::Flops(2.0 * (n as f64).powi(3))))
+    Ok((graph, Work::Flops(2.0 * (m * k * n) as f64)))
 }
 
 fn attention(dtype: DType, scale: usize) -> Result<(Graph, Work)> {
-    let (heads, length, depth) = (if scale == 1 { 2 } else { 16 }, 64 * scale, 128);
+    // The small one has as many tiles of queries as warp groups ask for.
+    let (heads, length, depth) = if scale == 1 { (64, 128, 128) } else { (16, 64 * scale, 128) };
     let graph = one("attention", |b| {
         let [q, k, v] = ["q", "k", "v"].map(|name| b.input(name, dtype, [1, heads, length, depth]));
         b.add1(Op::Attention { scale: Real(1.0 / (depth as f64).sqrt()), causal: false }, &[q, k, v])
@@ -106,11 +126,11 @@ fn attention(dtype: DType, scale: usize) -> Result<(Graph, Work)> {
     Ok((graph, Work::Flops(4.0 * (heads * length * length * depth) as f64)))
 }
 
-fn conv(scale: usize) -> Result<(Graph, Work)> {
+fn conv(dtype: DType, scale: usize) -> Result<(Graph, Work)> {
     let (batch, channels, extent) = (scale * scale / 2 + 1, 16 * scale, 14 * scale.min(4));
     let graph = one("conv", |b| {
-        let x = b.input("x", DType::F32, [batch, channels, extent, extent]);
-        let w = b.input("w", DType::F32, [channels, channels, 3, 3]);
+        let x = b.input("x", dtype, [batch, channels, extent, extent]);
+        let w = b.input("w", dtype, [channels, channels, 3, 3]);
         let ones = vec![1; 2];
         let window = Window { strides: ones.clone(), dilations: ones.clone(), pads_low: ones.clone(), pads_high: ones };
         b.add1(Op::Conv { window, groups: 1, layout: Layout::ChannelsFirst }, &[x, w])

@@ -113,6 +113,8 @@ impl Attention {
         })?;
         e.line("attention::last_turn();");
         e.close();
+        // One thread of the first warp fetched; the others have waited for it.
+        e.line("__syncwarp();");
         e.line("__syncthreads();");
         Ok(())
     }
