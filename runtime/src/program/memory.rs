@@ -13,8 +13,8 @@ pub struct MemoryUse {
     pub arena_bytes: usize,
     /// Constants, sub-programs' included; one that is shared counts once.
     pub constant_bytes: usize,
-    /// Staging of the tensors it receives, and on the host of those that it sends to devices with memory of their own, second copies of values carried by loops, and for a device with memory of its own copies of the
-    /// caller's inputs and outputs, and status words of its launches.
+    /// Staging of the tensors it receives, and on the host of those that it sends to devices with memory of their own, second copies of values
+    /// carried by loops, and for a device with memory of its own copies of the caller's inputs and outputs, and status words of its launches.
     pub transfer_bytes: usize,
     /// Kernel workspace of one thread.
     pub workspace_bytes_per_thread: usize,

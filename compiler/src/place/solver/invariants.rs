@@ -3,9 +3,10 @@
 //! 1 each task is on one device that can run it; 2 groups are on one device; 3 pins hold; 4 the same problem gives the same answer; 5 timelines are
 //! valid; 6 no bound is above an answer, and a proven optimum is between; 7 the answer is no worse than any member of the portfolio; 8 refinement
 //! makes nothing worse; 9 delta simulation is full simulation; 10 peaks keep the limits, or the answer says that they do not; 11 one transfer per
-//! tensor and destination, and no bytes but theirs; 14 late transfers neither lengthen anything nor raise a peak; 15 a device more, or more bandwidth, makes nothing worse when the search starts from the old
-//! answer; 16 all times `k` times as long make everything `k` times as long; 17 names do not matter, as far as ties let them; 18 an answer placed
-//! again is that answer; 19 and nothing is adopted; 20 ordering edges of no bytes hold across devices.
+//! tensor and destination, and no bytes but theirs; 14 late transfers neither lengthen anything nor raise a peak; 15 a device more, or more
+//! bandwidth, makes nothing worse when the search starts from the old answer; 16 all times `k` times as long make everything `k` times as long; 17
+//! names do not matter, as far as ties let them; 18 an answer placed again is that answer; 19 and nothing is adopted; 20 ordering edges of no bytes
+//! hold across devices.
 //!
 //! Of graphs: 3 and 10 with their errors in `place/resolve/tests.rs` and `tests/tests/placement.rs`, 11 to 13 and 20 in `partition/tests.rs` and
 //! `tests/tests/multi_device.rs`.

@@ -1,8 +1,9 @@
 //! Products by tensor cores through `mma.sync`, for GPUs from `sm_75` on: see `mma.cuh`.
 //!
-//! Operands that lie in memory in runs of 16 bytes are copied asynchronously into a ring of tiles; others are pulled element by element and
-//! wait in registers. Sums are `f32` (`i32` for bytes of either sign, which wraps as products in their own dtype do); products of half types are exact, so results differ from those of the SIMT form only by
-//! the order of summation and by how the hardware rounds sums. Rates on a real GPU have not been measured.
+//! Operands that lie in memory in runs of 16 bytes are copied asynchronously into a ring of tiles; others are pulled element by element and wait in
+//! registers. Sums are `f32` (`i32` for bytes of either sign, which wraps as products in their own dtype do); products of half types are exact, so
+//! results differ from those of the SIMT form only by the order of summation and by how the hardware rounds sums. Rates on a real GPU have not been
+//! measured.
 
 use super::super::Options;
 use super::super::arch::Arch;

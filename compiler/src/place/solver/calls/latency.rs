@@ -1,8 +1,8 @@
 //! Latency of one sample: calls that wait for each other, with tasks on hosts in between.
 //!
 //! Solutions come from chains of calls, one after the other, of which the best is found by exhaustive search over nested ideals or by slices of some
-//! orders, and from blocks within blocks ([`nested`]), whose calls run side by side as well; then clusters of units move, and at last single ones while the latency falls, which lets calls and hosts run side by side. The bound is
-//! [`path_bound`].
+//! orders, and from blocks within blocks ([`nested`]), whose calls run side by side as well; then clusters of units move, and at last single ones
+//! while the latency falls, which lets calls and hosts run side by side. The bound is [`path_bound`].
 
 use super::super::Rows;
 use super::ideals::{self, Goal};
