@@ -379,7 +379,7 @@ def types():
     optional = helper.make_value_info("x", helper.make_optional_type_proto(helper.make_tensor_type_proto(F, [2])))
     case("sequence_input", "an input that is a sequence", model([node("Identity")], [sequence]))
     case("optional_input", "an input that is an optional", model([node("Identity")], [optional]))
-    case("float8_input", "an input of 8-bit floats", model([node("Identity")], [value("x", [2], TensorProto.FLOAT8E4M3FN)], [value("y", [2], TensorProto.FLOAT8E4M3FN)]))
+    case("float4_input", "an input of 4-bit floats", model([node("Identity")], [value("x", [2], TensorProto.FLOAT4E2M1)], [value("y", [2], TensorProto.FLOAT4E2M1)]))
     case("complex_input", "an input of complex numbers", model([node("Identity")], [value("x", [2], TensorProto.COMPLEX64)], [value("y", [2], TensorProto.COMPLEX64)]))
     case("relu_of_bool", "Relu of bools", model([node("Relu")], [value("x", [2], TensorProto.BOOL)], [value("y", [2], TensorProto.BOOL)]))
     case("and_of_float", "And of floats", model([node("And", "x x")], outputs=[value("y", None, TensorProto.BOOL)]))
