@@ -157,7 +157,7 @@ impl DeviceRun<'_> {
         }
         match replay {
             Replaying::Never => self.ask(frame, schedule, context),
-            Replaying::Whole(progress) => self.start_whole(frame, schedule, progress, context),
+            Replaying::Whole(_) => self.start_whole(frame, schedule, replay, context),
             Replaying::Pieces { is_first: first @ true, .. } => {
                 *first = false;
                 self.ask(frame, schedule, context)
@@ -172,19 +172,21 @@ impl DeviceRun<'_> {
         &self,
         frame: &mut Frame,
         schedule: &mut Option<Schedule>,
-        progress: &mut Progress,
+        replay: &mut Replaying,
         context: &mut Context<'_>,
     ) -> Result<(), Stop> {
-        match progress {
-            Progress::Always(replay) => return Ok(replay.start()?),
-            Progress::NotYet => *progress = Progress::Next,
-            Progress::Next => {
+        match replay {
+            Replaying::Whole(Progress::Always(captured)) => return Ok(captured.start()?),
+            Replaying::Whole(progress @ Progress::NotYet) => *progress = Progress::Next,
+            _ => {
                 let mut ask = || self.ask(frame, schedule, context).map_err(Stop::into_error);
                 if let Some(captured) = self.driver.capture(true, &mut ask)? {
                     captured.start()?;
-                    *progress = Progress::Always(captured);
+                    *replay = Replaying::Whole(Progress::Always(captured));
                     return Ok(());
                 }
+                // What cannot be captured once is not tried again.
+                *replay = Replaying::Never;
             }
         }
         self.ask(frame, schedule, context)
