@@ -111,6 +111,17 @@ pub trait Driver: Send + Sync {
         Ok(None)
     }
 
+    /// Whether a kernel is done when the call that starts it returns, so that an error of that call is the kernel's own. Otherwise it may be that
+    /// of any kernel before it.
+    fn waits_for_kernels(&self) -> bool {
+        true
+    }
+
+    /// Errors when the device can do nothing more: it is gone, or a kernel faulted. Does not wait.
+    fn check(&self) -> Result<(), Error> {
+        Ok(())
+    }
+
     /// Waits for all that was asked.
     fn finish(&self) -> Result<(), Error> {
         Ok(())

@@ -2,6 +2,7 @@
 
 mod cli;
 mod cuda;
+mod cuda_calls;
 mod emulated;
 mod hostile;
 mod house_rules;

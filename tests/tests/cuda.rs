@@ -27,8 +27,12 @@ use std::time::{Duration, Instant};
 /// Set in the processes that run the body of a test.
 const IN_CHILD: &str = "GRISTMILL_TEST_IN_CHILD";
 
-/// Runs the body of the test `name` of this module where the driver is the emulated one, of these settings. Left out without NVRTC.
 fn with_driver(name: &str, settings: &str, body: impl FnOnce()) {
+    with_driver_of("cuda", name, settings, body);
+}
+
+/// Runs the body of the test `name` of a module where the driver is the emulated one, of these settings. Left out without NVRTC.
+pub fn with_driver_of(module: &str, name: &str, settings: &str, body: impl FnOnce()) {
     if std::env::var_os(IN_CHILD).is_some() {
         return body();
     }
@@ -37,7 +41,7 @@ fn with_driver(name: &str, settings: &str, body: impl FnOnce()) {
     }
     let test = std::env::current_exe().expect("a process knows its executable");
     let output = Command::new(test)
-        .args(["--exact", &format!("cuda::{name}"), "--nocapture", "--test-threads", "1"])
+        .args(["--exact", &format!("{module}::{name}"), "--nocapture", "--test-threads", "1"])
         .env(IN_CHILD, "1")
         .env("GRISTMILL_CUDA", emulated_driver())
         .env("EMULATED_CUDA", settings)
@@ -49,7 +53,7 @@ fn with_driver(name: &str, settings: &str, body: impl FnOnce()) {
 }
 
 /// As for emulated devices, but kernels are not waited for one by one.
-fn unchecked(devices: &str, opt_level: u8) -> Options {
+pub fn unchecked(devices: &str, opt_level: u8) -> Options {
     Options { check: false, ..options(devices, opt_level) }
 }
 

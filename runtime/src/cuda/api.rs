@@ -68,6 +68,7 @@ api! {
     create_stream = "cuStreamCreate" fn(*mut CUstream, c_uint);
     destroy_stream = "cuStreamDestroy_v2" fn(CUstream);
     synchronize_stream = "cuStreamSynchronize" fn(CUstream);
+    query_stream = "cuStreamQuery" fn(CUstream);
     wait_event = "cuStreamWaitEvent" fn(CUstream, CUevent, c_uint);
     host_function = "cuLaunchHostFunc" fn(CUstream, HostFunction, *mut c_void);
     create_event = "cuEventCreate" fn(*mut CUevent, c_uint);

@@ -89,7 +89,7 @@ impl LoadedCode {
     }
 
     fn start(&self, function: CUfunction, launch: &Launch, params: &mut [*mut c_void]) -> Result<(), Error> {
-        let (context, stream) = (&self.streams.context, &self.streams.compute);
+        let (context, stream) = (&self.streams.context, self.streams.compute());
         let ([gx, gy, gz], [bx, by, bz], shared) = (launch.grid, launch.block, launch.shared_bytes);
         let (params, extra) = (params.as_mut_ptr(), ptr::null_mut());
         // SAFETY: one argument per parameter of the kernel, by the maker of the program; they are read before this returns. What the kernel does

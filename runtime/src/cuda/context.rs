@@ -32,7 +32,7 @@ const LOST: [CUresult; 6] = [
     CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED,
     CUresult::CUDA_ERROR_UNKNOWN,
 ];
-const OUT_OF_MEMORY: Code = CUresult::CUDA_ERROR_OUT_OF_MEMORY as Code;
+pub(super) const OUT_OF_MEMORY: Code = CUresult::CUDA_ERROR_OUT_OF_MEMORY as Code;
 
 impl Context {
     /// The primary context of a device, made if this is its first user. Errors with `Unsupported` when there is none.
@@ -103,6 +103,17 @@ impl Stream {
         // SAFETY: the stream lives.
         let code = unsafe { (self.context.api.synchronize_stream)(self.handle) };
         self.context.check(code, "waiting for the device")
+    }
+
+    /// Errors when its device can do nothing more. Does not wait.
+    pub(super) fn check(&self) -> Result<(), Error> {
+        const NOT_READY: Code = CUresult::CUDA_ERROR_NOT_READY as Code;
+        self.context.bind()?;
+        // SAFETY: the stream lives.
+        match unsafe { (self.context.api.query_stream)(self.handle) } {
+            NOT_READY => Ok(()),
+            code => self.context.check(code, "computing"),
+        }
     }
 
     /// What is asked from now on waits for the last record of an event, of any device.

@@ -1,13 +1,15 @@
 //! A GPU as the executor drives it: streams, a pool of memory, copies.
 
+use super::api::Api;
 use super::code::LoadedCode;
-use super::context::{Context, Event, Pinned, Stream, record};
+use super::context::{Context, Event, OUT_OF_MEMORY, Pinned, Stream, record};
 use super::ring::Ring;
 use crate::driver::{self, Arrival, Driver, HostMemory, Loaded, Peer, Queue, Replay, Stamps};
 use crate::dtype::DType;
 use crate::error::{Error, ErrorKind};
 use crate::gpu::{EncodedTensorMap, GpuCode, Swizzle, TENSOR_MAP_BYTES, TensorMap};
 use cudarc::driver::sys::{self, CUgraph, CUgraphExec, CUmemPool_attribute, CUmemoryPool};
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
 use std::ptr;
@@ -34,22 +36,66 @@ pub struct CudaGpu {
     settings: Settings,
 }
 
-/// The three queues of a device.
+/// The queues of a device: those that work, and others for what a thread asks while that is captured. So what other threads ask meanwhile is done, and
+/// does not get into the graph.
 pub(super) struct Streams {
     pub(super) context: Arc<Context>,
-    pub(super) compute: Stream,
+    working: Queues,
+    captured: Queues,
+    /// Held during a capture.
+    capturing: Mutex<()>,
+}
+
+thread_local! {
+    /// Address of the [`Streams`] for which this thread's requests are captured; 0 for none.
+    static CAPTURES: Cell<usize> = const { Cell::new(0) };
+}
+
+impl Streams {
+    fn new(context: Arc<Context>) -> Result<Streams, Error> {
+        let (working, captured) = (Queues::new(&context)?, Queues::new(&context)?);
+        Ok(Streams { context, working, captured, capturing: Mutex::new(()) })
+    }
+
+    /// The queues that a request of this thread goes into.
+    fn queues(&self) -> &Queues {
+        if CAPTURES.get() == ptr::from_ref(self).addr() { &self.captured } else { &self.working }
+    }
+
+    /// The stream that computes.
+    pub(super) fn compute(&self) -> &Stream {
+        &self.queues().compute
+    }
+
+    /// Calls `ask` with what this thread asks going into the queues for captures. Captures take turns.
+    fn while_captured<T>(&self, ask: impl FnOnce(&Queues) -> T) -> T {
+        /// Goes back to what was before, however `ask` ends.
+        struct Before(usize);
+        impl Drop for Before {
+            fn drop(&mut self) {
+                CAPTURES.set(self.0);
+            }
+        }
+        let _turn = self.capturing.lock().unwrap_or_else(PoisonError::into_inner);
+        let _before = Before(CAPTURES.replace(ptr::from_ref(self).addr()));
+        ask(&self.captured)
+    }
+}
+
+/// One stream computes, one copies each way.
+struct Queues {
+    compute: Stream,
     inward: Stream,
     outward: Stream,
     /// How far each has come when another has to wait for it: computing, in, out.
     marks: [Event; 3],
 }
 
-impl Streams {
-    fn new(context: Arc<Context>) -> Result<Streams, Error> {
-        let stream = || Stream::new(&context);
-        let mark = || Event::new(&context);
-        let (compute, inward, outward, marks) = (stream()?, stream()?, stream()?, [mark()?, mark()?, mark()?]);
-        Ok(Streams { compute, inward, outward, marks, context })
+impl Queues {
+    fn new(context: &Arc<Context>) -> Result<Queues, Error> {
+        let stream = || Stream::new(context);
+        let mark = || Event::new(context);
+        Ok(Queues { compute: stream()?, inward: stream()?, outward: stream()?, marks: [mark()?, mark()?, mark()?] })
     }
 
     fn of(&self, queue: Queue) -> &Stream {
@@ -171,7 +217,7 @@ impl CudaGpu {
 
     /// The stream that computes, for calls of other libraries.
     pub(super) fn compute_stream(&self) -> *mut c_void {
-        self.streams.compute.handle.cast()
+        self.streams.compute().handle.cast()
     }
 
     fn context(&self) -> &Arc<Context> {
@@ -214,8 +260,8 @@ impl CudaGpu {
         Error::new(ErrorKind::OutOfMemory, message)
     }
 
-    /// Asks the pool, again after it gave back what it does not use; or the driver where there is none.
-    fn allocate_here(&self, size_bytes: usize) -> Option<u64> {
+    /// Asks the pool, again after it gave back what it does not use; or the driver where there is none. The error is the driver's.
+    fn allocate_here(&self, size_bytes: usize) -> Result<u64, Error> {
         let context = self.context();
         let mut address = 0;
         // SAFETY: the driver writes one address.
@@ -223,17 +269,17 @@ impl CudaGpu {
             match self.pool.handle.is_null() {
                 true => (context.api.allocate_at_once)(&mut address, size_bytes),
                 false => {
-                    (context.api.allocate)(&mut address, size_bytes, self.pool.handle, self.streams.compute.handle)
+                    (context.api.allocate)(&mut address, size_bytes, self.pool.handle, self.streams.compute().handle)
                 }
             }
         };
         let mut code = ask();
-        if code != 0 && !self.pool.handle.is_null() && self.finish().is_ok() {
+        if code == OUT_OF_MEMORY && !self.pool.handle.is_null() && self.finish().is_ok() {
             // SAFETY: the pool lives.
             unsafe { (context.api.trim_pool)(self.pool.handle, 0) };
             code = ask();
         }
-        (code == 0).then_some(address)
+        context.check(code, "allocating").map(|()| address)
     }
 }
 
@@ -249,8 +295,13 @@ impl Driver for CudaGpu {
         let mut allocated = self.pool.lock();
         let used_bytes = allocated.used_bytes;
         let fits = |limit: usize| used_bytes.checked_add(size_bytes).is_some_and(|sum| sum <= limit);
-        let address = if self.settings.limit_bytes.is_none_or(fits) { self.allocate_here(size_bytes) } else { None };
-        let address = address.ok_or_else(|| self.out_of_memory(size_bytes, used_bytes))?;
+        if !self.settings.limit_bytes.is_none_or(fits) {
+            return Err(self.out_of_memory(size_bytes, used_bytes));
+        }
+        let address = self.allocate_here(size_bytes).map_err(|e| match e.kind() {
+            ErrorKind::OutOfMemory => self.out_of_memory(size_bytes, used_bytes),
+            _ => e,
+        })?;
         allocated.used_bytes += size_bytes;
         allocated.sizes.insert(address, size_bytes);
         Ok(address)
@@ -267,22 +318,22 @@ impl Driver for CudaGpu {
                 // SAFETY: the driver gave the address, and it is given back once, when nothing uses it.
                 unsafe { (self.context().api.free_at_once)(address) };
             }
-        } else if self.streams.join().is_ok() {
+        } else if self.streams.queues().join().is_ok() {
             // SAFETY: the pool gave the address, and it is given back once, after all copies.
-            unsafe { (self.context().api.free)(address, self.streams.compute.handle) };
+            unsafe { (self.context().api.free)(address, self.streams.compute().handle) };
         }
     }
 
     fn write(&self, to: u64, bytes: &[u8]) -> Result<(), Error> {
-        self.lock_ring().write(&self.streams.compute, to, bytes)
+        self.lock_ring().write(self.streams.compute(), to, bytes)
     }
 
     fn read(&self, from: u64, bytes: &mut [u8]) -> Result<(), Error> {
-        self.lock_ring().read(&self.streams.compute, from, bytes)
+        self.lock_ring().read(self.streams.compute(), from, bytes)
     }
 
     fn copy(&self, from: u64, to: u64, size_bytes: usize) -> Result<(), Error> {
-        copy(&self.streams.compute, from, to, size_bytes)
+        copy(self.streams.compute(), from, to, size_bytes)
     }
 
     fn encode(&self, map: &TensorMap, buffer: u64) -> Result<EncodedTensorMap, Error> {
@@ -321,7 +372,7 @@ impl Driver for CudaGpu {
     }
 
     fn wait(&self, queue: Queue, event: &dyn driver::Event) -> Result<(), Error> {
-        if event.raw() == 0 { Ok(()) } else { self.streams.of(queue).wait(event.raw()) }
+        if event.raw() == 0 { Ok(()) } else { self.streams.queues().of(queue).wait(event.raw()) }
     }
 
     unsafe fn send(
@@ -331,7 +382,7 @@ impl Driver for CudaGpu {
         event: &dyn driver::Event,
         arrival: Option<&Arrival>,
     ) -> Result<(), Error> {
-        let stream = self.streams.fork(Queue::Out)?;
+        let stream = self.streams.queues().fork(Queue::Out)?;
         // SAFETY: the caller's promise: so many bytes that no one uses until the copy is done.
         let code = unsafe { (self.context().api.to_host)(to.as_ptr().cast(), from, to.size_bytes(), stream.handle) };
         self.context().check(code, "copying to the host")?;
@@ -341,7 +392,7 @@ impl Driver for CudaGpu {
     }
 
     unsafe fn receive(&self, from: &dyn HostMemory, to: u64, event: &dyn driver::Event) -> Result<(), Error> {
-        let stream = self.streams.fork(Queue::In)?;
+        let stream = self.streams.queues().fork(Queue::In)?;
         // SAFETY: the caller's promise: so many bytes that no one changes until the copy is done.
         let code =
             unsafe { (self.context().api.to_device)(to, from.as_ptr().cast(), from.size_bytes(), stream.handle) };
@@ -350,7 +401,7 @@ impl Driver for CudaGpu {
     }
 
     fn unstage(&self, from: u64, to: u64, size_bytes: usize, event: &dyn driver::Event) -> Result<(), Error> {
-        let stream = self.streams.fork(Queue::In)?;
+        let stream = self.streams.queues().fork(Queue::In)?;
         copy(stream, from, to, size_bytes)?;
         record(stream, event.raw())
     }
@@ -369,7 +420,7 @@ impl Driver for CudaGpu {
     }
 
     fn push(&self, from: u64, peer: Peer, to: u64, size_bytes: usize, event: &dyn driver::Event) -> Result<(), Error> {
-        let (context, stream) = (self.context(), self.streams.fork(Queue::Out)?);
+        let (context, stream) = (self.context(), self.streams.queues().fork(Queue::Out)?);
         let there = ptr::with_exposed_provenance_mut(peer.context as usize);
         if there == context.handle {
             // Logical devices of one GPU.
@@ -387,8 +438,16 @@ impl Driver for CudaGpu {
         Ok(Some(Box::new(Timeline { streams: self.streams.clone(), events })))
     }
 
+    fn waits_for_kernels(&self) -> bool {
+        self.settings.checks
+    }
+
+    fn check(&self) -> Result<(), Error> {
+        self.streams.compute().check()
+    }
+
     fn finish(&self) -> Result<(), Error> {
-        let Streams { compute, inward, outward, .. } = &*self.streams;
+        let Queues { compute, inward, outward, .. } = self.streams.queues();
         [compute, inward, outward].into_iter().try_for_each(Stream::synchronize)
     }
 
@@ -413,7 +472,7 @@ struct Timeline {
 
 impl Stamps for Timeline {
     fn stamp(&self, i: usize) -> Result<(), Error> {
-        self.events[i].record(&self.streams.compute)
+        self.events[i].record(self.streams.compute())
     }
 
     fn between(&self, from: usize, to: usize) -> Result<Duration, Error> {
@@ -468,21 +527,10 @@ impl CudaGpu {
         with_copies: bool,
         ask: &mut dyn FnMut() -> Result<(), Error>,
     ) -> Result<Option<Graph>, Error> {
-        let (api, compute) = (self.context().api, &self.streams.compute);
+        let api = self.context().api;
         self.context().bind()?;
-        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL as c_int;
-        // SAFETY: the stream lives.
-        if unsafe { (api.begin_capture)(compute.handle, mode) } != 0 {
-            return Ok(None);
-        }
-        // The queues for copies take part from the start, so that what they are asked first belongs to the capture.
-        let fork = |queue| if with_copies { self.streams.fork(queue).map(drop) } else { Ok(()) };
-        let asked = fork(Queue::In).and_then(|()| fork(Queue::Out)).and_then(|()| ask());
-        let asked = asked.and_then(|()| if with_copies { self.streams.join() } else { Ok(()) });
-        let mut graph: CUgraph = ptr::null_mut();
-        // SAFETY: the stream is being captured; the driver writes one handle.
-        let ended = unsafe { (api.end_capture)(compute.handle, &mut graph) };
-        if asked.is_err() || ended != 0 || graph.is_null() {
+        let graph = self.streams.while_captured(|queues| capture(api, queues, with_copies, ask));
+        if graph.is_null() {
             return Ok(None);
         }
         let mut executable: CUgraphExec = ptr::null_mut();
@@ -494,6 +542,29 @@ impl CudaGpu {
         };
         Ok((made == 0).then(|| Graph { streams: self.streams.clone(), executable }))
     }
+}
+
+/// What `ask` asks of these queues; null when that cannot be captured.
+fn capture(api: &Api, queues: &Queues, with_copies: bool, ask: &mut dyn FnMut() -> Result<(), Error>) -> CUgraph {
+    let mut graph: CUgraph = ptr::null_mut();
+    let compute = &queues.compute;
+    let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL as c_int;
+    // SAFETY: the stream lives.
+    if unsafe { (api.begin_capture)(compute.handle, mode) } != 0 {
+        return graph;
+    }
+    // The queues for copies take part from the start, so that what they are asked first belongs to the capture.
+    let fork = |queue| if with_copies { queues.fork(queue).map(drop) } else { Ok(()) };
+    let asked = fork(Queue::In).and_then(|()| fork(Queue::Out)).and_then(|()| ask());
+    let asked = asked.and_then(|()| if with_copies { queues.join() } else { Ok(()) });
+    // SAFETY: the stream is being captured; the driver writes one handle.
+    let ended = unsafe { (api.end_capture)(compute.handle, &mut graph) };
+    if asked.is_err() && ended == 0 && !graph.is_null() {
+        // SAFETY: the graph was made here, and nothing has it.
+        unsafe { (api.destroy_graph)(graph) };
+        graph = ptr::null_mut();
+    }
+    if ended == 0 { graph } else { ptr::null_mut() }
 }
 
 /// A captured graph, ready to be launched.
@@ -512,7 +583,7 @@ impl Replay for Graph {
         let context = &self.streams.context;
         context.bind()?;
         // SAFETY: graph and stream live.
-        let code = unsafe { (context.api.launch_graph)(self.executable, self.streams.compute.handle) };
+        let code = unsafe { (context.api.launch_graph)(self.executable, self.streams.compute().handle) };
         context.check(code, "launching a graph")
     }
 }

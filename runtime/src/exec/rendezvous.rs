@@ -9,10 +9,14 @@
 use super::emulate::Courier;
 use super::transfer::Staging;
 use super::wait::{Event as Wakeup, Patience};
-use crate::driver::Event;
+use crate::driver::{Driver, Event};
 use crate::error::{Error, ErrorKind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// How often a worker that waits looks whether its device is still there.
+const LOOKED_AFTER: Duration = Duration::from_millis(20);
 
 /// Staging of one key.
 struct Slot {
@@ -188,9 +192,18 @@ impl Rendezvous {
         self.mailboxes[worker].arrivals.load(Ordering::Acquire)
     }
 
-    /// Waits until [`Rendezvous::arrivals`] differs from `seen` or the epoch is aborted.
-    pub(crate) fn wait_for_arrival(&self, worker: usize, seen: u64) {
-        self.mailboxes[worker].event.wait_until(self.patience, || self.arrivals(worker) != seen || self.is_aborted());
+    /// Waits until [`Rendezvous::arrivals`] differs from `seen` or the epoch is aborted. A worker of a device looks after it now and then: what it
+    /// waits for may have to come from that device first. Errors when the device can do nothing more.
+    pub(crate) fn wait_for_arrival(&self, worker: usize, seen: u64, device: Option<&dyn Driver>) -> Result<(), Error> {
+        let (event, done) = (&self.mailboxes[worker].event, || self.arrivals(worker) != seen || self.is_aborted());
+        let Some(device) = device else {
+            event.wait_until(self.patience, done);
+            return Ok(());
+        };
+        while !event.wait_for(LOOKED_AFTER, self.patience, done) {
+            device.check()?;
+        }
+        Ok(())
     }
 
     /// Ends the epoch for all workers; the first error is the one reported.
@@ -263,7 +276,7 @@ mod tests {
                 scope.spawn(|| {
                     let mut seen = 0;
                     while !r.has_arrived(0, epoch) {
-                        r.wait_for_arrival(1, seen);
+                        r.wait_for_arrival(1, seen, None).unwrap();
                         seen = r.arrivals(1);
                     }
                 });
@@ -276,7 +289,7 @@ mod tests {
     fn an_abort_ends_waits_and_the_first_error_stays() {
         let r = two_workers();
         std::thread::scope(|scope| {
-            scope.spawn(|| r.wait_for_arrival(1, 0));
+            scope.spawn(|| r.wait_for_arrival(1, 0, None));
             r.abort(Error::invalid("first"));
             r.abort(Error::invalid("second"));
         });

@@ -62,7 +62,7 @@ impl Segments {
         frame.statuses.clear(&frame.addresses.memory)?;
         for piece in &mut self.pieces {
             match piece.state {
-                State::Steps => piece.steps.clone().try_for_each(|i| run_step(worker, frame, i, context))?,
+                State::Steps => piece.steps.clone().try_for_each(|i| run_step(worker, frame, i, driver, context))?,
                 _ => piece.replay(frame, driver, context)?,
             }
         }
@@ -92,8 +92,15 @@ impl Piece {
 }
 
 /// Runs a step; a tensor that it receives is waited for.
-fn run_step(worker: usize, frame: &mut Frame, i: usize, context: &mut Context<'_>) -> Result<(), Stop> {
-    let rendezvous = context.rendezvous;
+fn run_step(
+    worker: usize,
+    frame: &mut Frame,
+    i: usize,
+    driver: &dyn Driver,
+    context: &mut Context<'_>,
+) -> Result<(), Stop> {
+    let (rendezvous, device) = (context.rendezvous, context.device);
+    let on_device = |e: Error| e.context(format!("on {device}"));
     if let Prepared::RecvOnDevice { slot, .. } = frame.steps[i] {
         loop {
             // Read before looking, so that no arrival is missed.
@@ -104,7 +111,7 @@ fn run_step(worker: usize, frame: &mut Frame, i: usize, context: &mut Context<'_
             if rendezvous.is_aborted() {
                 return Err(Stop::Aborted);
             }
-            rendezvous.wait_for_arrival(worker, seen);
+            rendezvous.wait_for_arrival(worker, seen, Some(driver)).map_err(on_device)?;
         }
     }
     frame.run_step(i, context)

@@ -1,7 +1,7 @@
 //! Waiting: spin, then yield, then sleep.
 
 use std::sync::atomic::{AtomicUsize, Ordering, fence};
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// How long a waiting thread keeps its core before it sleeps. It decides when a thread sleeps, never what is computed.
@@ -36,18 +36,43 @@ pub(crate) struct Event {
 
 impl Event {
     /// Returns once `done()` holds.
-    pub(crate) fn wait_until(&self, patience: Patience, mut done: impl FnMut() -> bool) {
+    pub(crate) fn wait_until(&self, patience: Patience, done: impl FnMut() -> bool) {
+        self.wait(patience, done, |guard| Some(self.condvar.wait(guard).unwrap_or_else(PoisonError::into_inner)));
+    }
+
+    /// Returns once `done()` holds, or after about so long without: then false.
+    pub(crate) fn wait_for(&self, at_most: Duration, patience: Patience, done: impl FnMut() -> bool) -> bool {
+        self.wait(patience, done, |guard| {
+            let (guard, timeout) = self.condvar.wait_timeout(guard, at_most).unwrap_or_else(PoisonError::into_inner);
+            (!timeout.timed_out()).then_some(guard)
+        })
+    }
+
+    /// Looks at `done()` until it holds, sleeping by `sleep`, which gives up with `None`; whether it holds.
+    fn wait<'a>(
+        &'a self,
+        patience: Patience,
+        mut done: impl FnMut() -> bool,
+        sleep: impl Fn(MutexGuard<'a, ()>) -> Option<MutexGuard<'a, ()>>,
+    ) -> bool {
         if done() || spin(patience, &mut done) {
-            return;
+            return true;
         }
         let mut guard = self.mutex.lock().unwrap_or_else(PoisonError::into_inner);
         self.sleepers.fetch_add(1, Ordering::Relaxed);
         // Pairs with the fence in `notify`: either the notifier sees this sleeper, or this thread sees the condition.
         fence(Ordering::SeqCst);
-        while !done() {
-            guard = self.condvar.wait(guard).unwrap_or_else(PoisonError::into_inner);
-        }
+        let holds = loop {
+            if done() {
+                break true;
+            }
+            match sleep(guard) {
+                Some(woken) => guard = woken,
+                None => break done(),
+            }
+        };
         self.sleepers.fetch_sub(1, Ordering::Relaxed);
+        holds
     }
 
     /// Wakes all sleepers to look at their condition again. Costs one fence when nobody sleeps.

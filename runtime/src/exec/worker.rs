@@ -76,8 +76,11 @@ impl Worker {
                 profile.settle().map_err(on_device)?
             }
         }
-        started?;
-        finished?;
+        match (started, finished) {
+            // The request that noticed a fault is not to blame for it.
+            (Err(Stop::Failed(_)), Err(fault)) if !driver.waits_for_kernels() => return Err(fault.into()),
+            (started, finished) => started.and(finished.map_err(Stop::from))?,
+        }
         self.frame.check_launches(&context)?;
         caller.unstage();
         Ok(())
@@ -283,7 +286,9 @@ impl Schedule {
                 if context.rendezvous.is_aborted() {
                     return Err(Stop::Aborted);
                 }
-                context.rendezvous.wait_for_arrival(worker, seen);
+                let driver = frame.addresses.memory.driver().map(|driver| &**driver);
+                let waited = context.rendezvous.wait_for_arrival(worker, seen, driver);
+                waited.map_err(|e| e.context(format!("on {}", context.device)))?;
                 continue;
             };
             frame.run_step(step, context)?;

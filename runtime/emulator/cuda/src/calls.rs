@@ -1,6 +1,7 @@
 //! The C interface: the functions of `cuda.h` under their own names. Each checks its pointers and hands over.
 
 use crate::codes::*;
+use crate::log::{self, Argument};
 use crate::world::{self, Settings, World};
 use crate::{capture, execute::Op, memory, modules, streams};
 use gristmill_emulator::{LaunchConfig, Swizzle, TENSOR_MAP_BYTES, TensorElement, TensorMap, encode_tensor_map};
@@ -33,6 +34,7 @@ macro_rules! exports {
     ($($name:ident($($arg:ident: $ty:ty),* $(,)?) => $body:expr;)*) => {$(
         #[unsafe(no_mangle)]
         unsafe extern "C" fn $name($($arg: $ty),*) -> Code {
+            log::call(stringify!($name), &[$((stringify!($arg), $arg.number())),*]);
             code(|| $body)
         }
     )*};

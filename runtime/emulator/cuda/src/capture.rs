@@ -43,6 +43,9 @@ impl Capture {
 pub fn begin(stream: usize) -> Outcome {
     world::with_stream(stream, |world, _| {
         world.refuse_in_capture(stream)?;
+        if !world.settings.graphs {
+            return Err(NOT_SUPPORTED);
+        }
         let capture = world.handle();
         let branches = BTreeMap::from([(stream, Vec::new())]);
         world.captures.insert(capture, Capture { origin: stream, branches, is_valid: true });

@@ -15,6 +15,7 @@ mod calls;
 mod capture;
 mod codes;
 mod execute;
+mod log;
 mod memory;
 mod modules;
 mod progress;

@@ -2,6 +2,7 @@
 
 use crate::codes::*;
 use crate::execute::Op;
+use crate::log;
 use crate::world::{self, World};
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::collections::BTreeMap;
@@ -138,6 +139,7 @@ pub fn to_device(to: u64, from: usize, size_bytes: usize, stream: usize) -> Outc
         if world.is_pinned(from, size_bytes) {
             return world.ask(stream, Op::ToDevice { from, to, size_bytes });
         }
+        log::note("pageable", "cuMemcpyHtoDAsync_v2");
         world.refuse_in_capture(stream)?;
         // SAFETY: the caller's promise: `from` is the address of so many bytes. Pageable memory is read before the call returns.
         let bytes = unsafe { slice::from_raw_parts(std::ptr::with_exposed_provenance(from), size_bytes) };
@@ -149,6 +151,7 @@ pub fn to_host(to: usize, from: u64, size_bytes: usize, stream: usize) -> Outcom
     world::with_stream(stream, |world, gpu| {
         let is_pinned = world.is_pinned(to, size_bytes);
         if !is_pinned {
+            log::note("pageable", "cuMemcpyDtoHAsync_v2");
             world.refuse_in_capture(stream)?;
         }
         world.ask(stream, Op::ToHost { from, to, size_bytes })?;

@@ -2,6 +2,7 @@
 
 use crate::codes::*;
 use crate::execute::Op;
+use crate::log;
 use crate::world;
 use gristmill_emulator::{LaunchConfig, Module};
 use std::ffi::{CStr, c_void};
@@ -106,6 +107,7 @@ pub unsafe fn launch(function: usize, config: LaunchConfig, params: *const *cons
         if config.dynamic_shared_bytes > found.max_shared_bytes || config.grid.contains(&0) {
             return Err(INVALID_VALUE);
         }
+        log::note("kernel", &found.entry);
         let layout = found.module.parameters(&found.entry).map_err(|_| INVALID_VALUE)?;
         let mut bytes = vec![0; layout.iter().map(|(at, size)| at + size).max().unwrap_or(0)];
         for (i, (at, size)) in layout.into_iter().enumerate() {

@@ -9,6 +9,7 @@ use gristmill_emulator::{Device, Limits};
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::CString;
+use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -33,6 +34,10 @@ pub struct Settings {
     pub delay: Duration,
     /// `clock`: `host`, or `threads`, by which each launch takes a microsecond for each of its threads, and all else nothing; `host`.
     pub counts_threads: bool,
+    /// `graphs`: 0 when streams cannot be captured; 1.
+    pub graphs: bool,
+    /// `log=PATH`: a file to which every call is added, one a line, as [`crate::log`] says.
+    pub log: Option<PathBuf>,
     /// `fault=D:N`: launch N of device D accesses an address that it must not.
     pub fault: Option<(usize, u64)>,
 }
@@ -49,6 +54,8 @@ impl Default for Settings {
             delay: Duration::from_millis(3),
             lose: None,
             counts_threads: false,
+            graphs: true,
+            log: None,
             fault: None,
         }
     }
@@ -84,6 +91,8 @@ impl Settings {
             "capability" => self.capability = value.parse().ok()?,
             "driver" => self.driver = value.parse().ok()?,
             "peers" => self.peers = value.parse::<u8>().ok()? != 0,
+            "graphs" => self.graphs = value.parse::<u8>().ok()? != 0,
+            "log" => self.log = Some(value.into()),
             "pools" => self.pools = value.parse::<u8>().ok()? != 0,
             "delay" => self.delay = Duration::from_millis(value.parse().ok()?),
             "clock" => {

@@ -1,0 +1,356 @@
+//! What a CUDA driver is asked for by a model that runs, call by call: nothing twice, nothing in vain, nothing that waits where it need not.
+
+use crate::cuda::{unchecked, with_driver_of};
+use gristmill::interp::{self, compare::allclose};
+use gristmill::ir::{Dim, Graph, GraphBuilder, ScalarOp};
+use gristmill::place::Pin;
+use gristmill::testing::{Rng, random_tensor};
+use gristmill::{DType, ErrorKind, Executable, Tensor, compile};
+use gristmill_runtime::cuda::{CudaGpu, Settings};
+use gristmill_runtime::driver::Driver;
+use std::cell::Cell;
+use std::path::PathBuf;
+use std::sync::{Arc, mpsc};
+use std::thread;
+use std::time::Duration;
+
+/// Calls that allocate.
+const ALLOCATING: [&str; 9] = [
+    "cuMemAllocFromPoolAsync",
+    "cuMemAlloc_v2",
+    "cuMemHostAlloc",
+    "cuMemPoolCreate",
+    "cuStreamCreate",
+    "cuEventCreate",
+    "cuModuleLoadDataEx",
+    "cuModuleGetFunction",
+    "cuFuncSetAttribute",
+];
+
+/// What the driver writes down.
+struct Log {
+    path: PathBuf,
+    n_seen: Cell<usize>,
+}
+
+impl Log {
+    /// The calls since the last look.
+    fn calls(&self) -> Vec<String> {
+        let text = std::fs::read_to_string(&self.path).unwrap_or_default();
+        let calls: Vec<String> = text.lines().skip(self.n_seen.get()).map(str::to_owned).collect();
+        self.n_seen.set(self.n_seen.get() + calls.len());
+        calls
+    }
+}
+
+fn count(calls: &[String], name: &str) -> usize {
+    calls.iter().filter(|c| c.split(' ').next() == Some(name)).count()
+}
+
+/// Names of calls, each once with its number.
+fn counts(calls: &[String]) -> Vec<(&str, usize)> {
+    let mut names: Vec<&str> = calls.iter().filter_map(|c| c.split(' ').next()).collect();
+    names.sort_unstable();
+    names.dedup();
+    names.into_iter().map(|name| (name, count(calls, name))).collect()
+}
+
+/// As [`with_driver_of`], with the log of the calls.
+fn logged(name: &str, settings: &str, body: impl FnOnce(&Log)) {
+    let folder = tempfile::tempdir().unwrap();
+    let settings = [settings, &format!("log={}", folder.path().join("calls").display())].join(",");
+    with_driver_of("cuda_calls", name, &settings, || {
+        // The process that runs the body is told the file by the one that started it.
+        let settings = std::env::var("EMULATED_CUDA").unwrap();
+        let (_, path) = settings.split_once("log=").unwrap();
+        body(&Log { path: path.into(), n_seen: Cell::new(0) });
+    });
+}
+
+/// Three products in a row, of which the first is wanted beside the last: `/first`, `/second` and `/third`, with weights.
+fn three_products(batch: Dim) -> Graph {
+    let mut b = GraphBuilder::new("three products");
+    let mut rng = Rng(31);
+    let mut x = b.input("x", DType::F32, [batch, 24usize.into()]);
+    for name in ["first", "second", "third"] {
+        b.set_origin(&format!("/{name}"));
+        let w = b.constant(random_tensor(&mut rng, DType::F32, &[24, 24], false));
+        x = b.matmul(x, w).unwrap();
+        x = b.map(ScalarOp::Tanh, &[x]).unwrap();
+    }
+    b.output("y", x);
+    b.finish().unwrap()
+}
+
+/// `late` is computed on the GPU while `early`, which is computed there first, goes to the CPU, and what the CPU makes of it comes back.
+fn there_and_back() -> Graph {
+    let mut b = GraphBuilder::new("there and back");
+    let x = b.input("x", DType::F32, [32usize, 32]);
+    let product = |b: &mut GraphBuilder, x, origin: &str| {
+        b.set_origin(origin);
+        let y = b.matmul(x, x).unwrap();
+        b.map(ScalarOp::Tanh, &[y]).unwrap()
+    };
+    let early = b.with_device("/gpu:0", |b| Ok(product(b, x, "/early"))).unwrap();
+    let on_cpu = b.with_device("/cpu:0", |b| Ok(product(b, early, "/on_cpu"))).unwrap();
+    let both = b.with_device("/gpu:0", |b| {
+        let late = (0..4).fold(x, |x, i| product(b, x, &format!("/late{i}")));
+        b.set_origin("/both");
+        let both = b.matmul(late, on_cpu)?;
+        b.map(ScalarOp::Tanh, &[both])
+    });
+    b.output("both", both.unwrap());
+    b.finish().unwrap()
+}
+
+/// Small values: products in a row magnify neither them nor rounding errors.
+fn random(seed: u64, shape: &[usize]) -> Vec<Tensor> {
+    let mut rng = Rng(seed);
+    let values: Vec<f32> = (0..shape.iter().product()).map(|_| 0.2 * rng.normal() as f32).collect();
+    vec![Tensor::from_slice(&values, shape).unwrap()]
+}
+
+fn check(graph: &Graph, inputs: &[Tensor], found: &Tensor) {
+    let expected = interp::run(graph, inputs).unwrap();
+    let c = allclose(&expected[0], found, 0.0, 0.0);
+    assert!(c.scaled_err() < 1e-5, "{c}");
+}
+
+fn run(graph: &Graph, executable: &Executable, inputs: &[Tensor]) {
+    check(graph, inputs, &executable.run(inputs).unwrap().into_tensors()[0]);
+}
+
+#[test]
+fn a_run_is_one_launch_of_a_graph_and_nothing_else() {
+    logged("a_run_is_one_launch_of_a_graph_and_nothing_else", "delay=0", |log| {
+        let graph = three_products(5usize.into());
+        let compiled = compile(&graph, &unchecked("gpu:1", 2)).unwrap();
+        let inputs = random(1, &[5, 24]);
+        let executable = compiled.for_inputs(&inputs).unwrap();
+        let made = log.calls();
+        assert!(count(&made, "cuMemcpyHtoDAsync_v2") >= 3, "the weights: {made:?}");
+        run(&graph, &executable, &inputs);
+        let first = log.calls();
+        // One input, one output, by pinned memory; no weight.
+        assert_eq!(
+            ["cuMemcpyHtoDAsync_v2", "cuMemcpyDtoHAsync_v2", "cuLaunchKernel", "pageable"].map(|c| count(&first, c)),
+            [1, 1, 3, 0],
+            "{first:?}"
+        );
+        run(&graph, &executable, &inputs);
+        let second = log.calls();
+        assert_eq!(["cuStreamBeginCapture_v2", "cuGraphLaunch"].map(|c| count(&second, c)), [1, 1], "{second:?}");
+        let allocated = |calls: &[String]| ALLOCATING.iter().map(|name| count(calls, name)).sum::<usize>();
+        assert_eq!(allocated(&second), 0, "{second:?}");
+        for _ in 0..3 {
+            run(&graph, &executable, &inputs);
+            let later = log.calls();
+            assert_eq!(counts(&later), [("cuGraphLaunch", 1), ("cuStreamSynchronize", 3)], "{later:?}");
+        }
+    });
+}
+
+/// A call with an argument: `has(call, "cuStreamWaitEvent", "stream=4112")`.
+fn has(call: &str, name: &str, argument: &str) -> bool {
+    let mut words = call.split(' ');
+    words.next() == Some(name) && words.any(|word| word == argument)
+}
+
+/// Where the first of these calls is, from `from` on.
+fn find(calls: &[String], from: usize, names: &[&str]) -> usize {
+    let is_one = |call: &String| names.contains(&call.split(' ').next().unwrap_or_default());
+    from + calls[from..].iter().position(is_one).unwrap_or_else(|| panic!("no {names:?} in {calls:#?}"))
+}
+
+/// What crosses between CPU and GPU crosses beside what is computed: nothing stands between a copy and the next kernels that do not need it.
+#[test]
+fn tensors_cross_while_kernels_run() {
+    logged("tensors_cross_while_kernels_run", "", |log| {
+        let graph = there_and_back();
+        let compiled = compile(&graph, &unchecked("cpu:1,gpu:1", 2)).unwrap();
+        let inputs = random(2, &[32, 32]);
+        let executable = compiled.for_inputs(&inputs).unwrap();
+        let (mut n_captured, mut steady) = (0, Vec::new());
+        for n in 0..5 {
+            log.calls();
+            run(&graph, &executable, &inputs);
+            let calls = log.calls();
+            n_captured += count(&calls, "cuStreamBeginCapture_v2");
+            let sent = find(&calls, 0, &["cuMemcpyDtoHAsync_v2"]);
+            // The second run asks for kernels in a capture, on another stream: the launch counts.
+            let starts: &[&str] = if n == 0 { &["cuLaunchKernel"] } else { &["cuGraphLaunch"] };
+            let late = find(&calls, sent, starts);
+            let compute = calls[late].split(' ').find(|word| word.starts_with("stream=")).unwrap();
+            let holds_up = |call: &&String| call.contains("Synchronize") || has(call, "cuStreamWaitEvent", compute);
+            if n == 0 {
+                assert_eq!(calls[sent..late].iter().find(holds_up), None, "run {n}: {calls:#?}");
+            }
+            assert_eq!(count(&calls, "pageable"), 0, "run {n}: {calls:#?}");
+            if n >= 2 {
+                let mut counts: Vec<(String, usize)> =
+                    counts(&calls).into_iter().map(|(name, n)| (name.to_owned(), n)).collect();
+                // How often the device is looked after is a matter of time.
+                counts.retain(|(name, _)| name != "cuStreamQuery");
+                steady.push(counts);
+                assert_eq!(ALLOCATING.map(|name| count(&calls, name)), [0; 9], "{calls:#?}");
+                assert_eq!(count(&calls, "cuGraphLaunch"), n_captured);
+            }
+        }
+        assert!(n_captured > 0 && steady.iter().all(|counts| *counts == steady[0]), "{steady:#?}");
+    });
+}
+
+/// Between GPUs that reach each other tensors cross straight, otherwise through pinned memory of the host.
+#[test]
+fn gpus_that_reach_each_other_copy_straight() {
+    logged("gpus_that_reach_each_other_copy_straight", "devices=2", |log| {
+        assert_eq!(crossing(log), [("cuMemcpyPeerAsync", 1), ("cuMemcpyDtoHAsync_v2", 1), ("cuMemcpyHtoDAsync_v2", 1)]);
+    });
+}
+
+#[test]
+fn gpus_that_do_not_reach_each_other_copy_through_the_host() {
+    logged("gpus_that_do_not_reach_each_other_copy_through_the_host", "devices=2,peers=0", |log| {
+        assert_eq!(crossing(log), [("cuMemcpyPeerAsync", 0), ("cuMemcpyDtoHAsync_v2", 2), ("cuMemcpyHtoDAsync_v2", 2)]);
+    });
+}
+
+/// Copies of a run in which one tensor crosses from GPU to GPU, beside those of its input and its output.
+fn crossing(log: &Log) -> [(&'static str, usize); 3] {
+    let graph = three_products(4usize.into());
+    let mut options = unchecked("gpu:2", 2);
+    options.pins = ["/first=gpu:0", "/(second|third)=gpu:1"].map(|pin| Pin::parse(pin).unwrap()).into();
+    let compiled = compile(&graph, &options).unwrap();
+    let inputs = random(3, &[4, 24]);
+    let executable = compiled.for_inputs(&inputs).unwrap();
+    log.calls();
+    run(&graph, &executable, &inputs);
+    let calls = log.calls();
+    assert_eq!(count(&calls, "pageable"), 0);
+    ["cuMemcpyPeerAsync", "cuMemcpyDtoHAsync_v2", "cuMemcpyHtoDAsync_v2"].map(|name| (name, count(&calls, name)))
+}
+
+/// A driver that cannot capture is asked once, for each piece that it would be; what is asked step by step is right.
+#[test]
+fn a_driver_that_cannot_capture_is_asked_once() {
+    logged("a_driver_that_cannot_capture_is_asked_once", "graphs=0", |log| {
+        let whole = (three_products(5usize.into()), "gpu:1", [5, 24]);
+        let pieces = (there_and_back(), "cpu:1,gpu:1", [32, 32]);
+        for (graph, devices, shape) in [whole, pieces] {
+            let compiled = compile(&graph, &unchecked(devices, 2)).unwrap();
+            let inputs = random(4, &shape);
+            let executable = compiled.for_inputs(&inputs).unwrap();
+            log.calls();
+            let captures = || {
+                run(&graph, &executable, &inputs);
+                let calls = log.calls();
+                assert_eq!(count(&calls, "cuGraphLaunch"), 0);
+                assert!(count(&calls, "cuLaunchKernel") >= 3, "{calls:#?}");
+                count(&calls, "cuStreamBeginCapture_v2")
+            };
+            assert_eq!([captures(), captures(), captures(), captures()], [0, 1, 0, 0], "on {devices}");
+        }
+    });
+}
+
+/// Each batch is compiled and captured for itself, once, whatever comes between.
+#[test]
+fn other_shapes_have_graphs_of_their_own() {
+    logged("other_shapes_have_graphs_of_their_own", "", |log| {
+        let graph = three_products(Dim::from("batch"));
+        let compiled = compile(&graph, &unchecked("gpu:1", 2)).unwrap();
+        let mut captures = Vec::new();
+        for batch in [3, 7, 3, 7, 3, 7, 1, 3] {
+            log.calls();
+            let inputs = random(batch as u64, &[batch, 24]);
+            run(&graph, &compiled.for_inputs(&inputs).unwrap(), &inputs);
+            captures.push(count(&log.calls(), "cuStreamBeginCapture_v2"));
+        }
+        assert_eq!((captures, compiled.specialisations()), (vec![0, 0, 1, 1, 0, 0, 0, 0], 3));
+    });
+}
+
+/// Threads run one model with shapes of their own: while one captures, the others compile, allocate, launch and wait.
+#[test]
+fn threads_do_not_get_into_each_others_graphs() {
+    with_driver_of("cuda_calls", "threads_do_not_get_into_each_others_graphs", "delay=0", || {
+        let graph = three_products(Dim::from("batch"));
+        for round in 0..4u64 {
+            let compiled = compile(&graph, &unchecked("gpu:1", 2)).unwrap();
+            let runs = |thread: usize| {
+                for i in 0..6 {
+                    let batch = 1 + thread + 4 * (i / 3);
+                    let inputs = random(round * 100 + thread as u64, &[batch, 24]);
+                    run(&graph, &compiled.for_inputs(&inputs).unwrap(), &inputs);
+                }
+            };
+            thread::scope(|scope| (0..4).for_each(|thread| drop(scope.spawn(move || runs(thread)))));
+        }
+    });
+}
+
+/// What `body` gives, which must not take long: what hangs is not waited for.
+fn in_time<T: Send + 'static>(body: impl FnOnce() -> T + Send + 'static) -> T {
+    let (give, take) = mpsc::channel();
+    thread::spawn(move || give.send(body()));
+    take.recv_timeout(Duration::from_secs(60)).expect("it hangs, or it panicked")
+}
+
+/// The error of a model that goes from GPU to CPU and back, when the GPU breaks in one of its first runs.
+fn broken(runs: usize) -> gristmill::Error {
+    in_time(move || {
+        let graph = there_and_back();
+        let compiled = compile(&graph, &unchecked("cpu:1,gpu:1", 2)).unwrap();
+        let inputs = random(5, &[32, 32]);
+        let executable = compiled.for_inputs(&inputs).unwrap();
+        let failed = (0..runs).find_map(|_| executable.run(&inputs).err()).expect("the GPU breaks");
+        // It stays broken, and says so at once.
+        assert_eq!(executable.run(&inputs).unwrap_err().kind(), ErrorKind::DeviceFailed);
+        failed
+    })
+}
+
+/// Both partitions wait for what the other is to send after the GPU was lost: only the device itself can tell.
+#[test]
+fn a_gpu_that_is_lost_ends_a_run_in_which_all_wait() {
+    with_driver_of("cuda_calls", "a_gpu_that_is_lost_ends_a_run_in_which_all_wait", "lose=0:1", || {
+        let e = broken(1);
+        assert_eq!(e.kind(), ErrorKind::DeviceFailed);
+        assert!(e.to_string().contains("/device:GPU:0: ") && e.to_string().contains("emulated GPU 0 was lost"), "{e}");
+    });
+}
+
+#[test]
+fn a_gpu_that_is_lost_in_a_later_run_ends_it() {
+    with_driver_of("cuda_calls", "a_gpu_that_is_lost_in_a_later_run_ends_it", "lose=0:14", || {
+        assert!(broken(5).to_string().contains("emulated GPU 0 was lost"));
+    });
+}
+
+/// A fault that is noticed late, here by a partition that waits for a tensor, is not blamed on the step that noticed it.
+#[test]
+fn a_late_fault_names_all_kernels_that_may_be_to_blame() {
+    with_driver_of("cuda_calls", "a_late_fault_names_all_kernels_that_may_be_to_blame", "fault=0:1", || {
+        let e = broken(1).to_string();
+        assert!(e.contains("one of 5 kernels, from ") && e.contains("/early") && e.contains("/both"), "{e}");
+        assert!(e.contains("--verify") && !e.starts_with("in node"), "{e}");
+    });
+}
+
+/// A device that is gone has no memory to give; that is not why.
+#[test]
+fn a_lost_gpu_is_not_out_of_memory() {
+    with_driver_of("cuda_calls", "a_lost_gpu_is_not_out_of_memory", "lose=0:1", || {
+        let graph = three_products(Dim::from("batch"));
+        let compiled = compile(&graph, &unchecked("gpu:1", 2)).unwrap();
+        let [one, other] = [random(7, &[2, 24]), random(7, &[3, 24])];
+        assert!(compiled.for_inputs(&one).unwrap().run(&one).is_err());
+        let e = compiled.for_inputs(&other).err().expect("nothing can be allocated any more");
+        assert!(e.kind() == ErrorKind::DeviceFailed && e.to_string().contains("was lost"), "{e}");
+        let gpu: Arc<dyn Driver> = match CudaGpu::open(0, Settings::default()) {
+            Ok(gpu) => Arc::new(gpu),
+            Err(e) => return assert!(e.to_string().contains("was lost"), "{e}"),
+        };
+        assert!(gpu.allocate(1).unwrap_err().to_string().contains("was lost"));
+    });
+}
