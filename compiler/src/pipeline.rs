@@ -18,7 +18,7 @@ use crate::rewrite::Pricing;
 use crate::schedule::Schedule;
 use crate::units::time_ns;
 use crate::{partition, passes, place, rewrite, tune};
-use gristmill_runtime::device::DeviceKind;
+use gristmill_runtime::device::{DeviceKind, DeviceName};
 use gristmill_runtime::gpu::GpuCode;
 use gristmill_runtime::program::Program;
 use std::collections::BTreeMap;
@@ -135,8 +135,8 @@ pub struct Lowered {
     pub clif: String,
     /// Disassembly of the generated code, when the options asked for it.
     pub asm: String,
-    /// GPUs that CUDA code is shown for, and how regions are clustered.
-    gpu: (cuda::Options, Fusion),
+    /// How the code was generated.
+    settings: Settings,
     /// Whether the graphs above still have their constants, and the texts are there.
     kept: bool,
     /// What happened on the way.
@@ -298,12 +298,14 @@ pub fn lower(graph: Graph, options: &Options) -> Result<Lowered> {
     if settings(options).codegen.release_constants {
         clusters.release_constants();
     }
-    s.run("tune", |report| tune::choose(&mut partitions, options, &settings(options), report))?;
-    let mut made = s.run("codegen", |_| assemble(&clusters, &mut partitions, &settings(options)))?;
+    let mut settings = settings(options);
+    settings.forms = s.run("tune", |report| tune::choose(&partitions, options, &settings, report))?;
+    let mut made = s.run("codegen", |_| assemble(&clusters, &mut partitions, &settings))?;
     if options.check {
         partition::check::check_schedules(&clusters, &partitions, &made.schedules)?;
     }
     s.report.arenas = made.arenas();
+    s.report.choices = std::mem::take(&mut made.choices);
     s.report.warnings.append(&mut made.warnings);
     s.report.constant_bytes = made.program.partitions.iter().flat_map(|p| &p.constants).map(|t| t.size_bytes()).sum();
     let (clif, asm) = (std::mem::take(&mut made.clif), std::mem::take(&mut made.asm));
@@ -319,7 +321,7 @@ pub fn lower(graph: Graph, options: &Options) -> Result<Lowered> {
         program,
         clif,
         asm,
-        gpu: (gpu_options(options), fusion(options)),
+        settings,
         kept: options.keep_stages,
         report: s.report,
     })
@@ -418,6 +420,7 @@ fn settings(options: &Options) -> Settings {
         },
         gpu_archs: place::gpus::archs(options),
         gpu: gpu_options(options),
+        forms: BTreeMap::new(),
         memory_limits: options.devices.devices.iter().filter_map(limit).collect(),
         fusion: fusion(options),
         check: options.check,
@@ -443,7 +446,8 @@ impl Lowered {
             Stage::Placed => self.placement.to_text(&self.clusters),
             Stage::Partitions => partition::to_text(&self.partitions, print),
             Stage::Schedule => {
-                self.partitions.iter().zip(&self.schedules).map(schedule).collect::<String>()
+                let choices = self.report.choices.iter().map(|c| format!("// {}: {c}\n", c.kernel));
+                self.partitions.iter().zip(&self.schedules).map(schedule).chain(choices).collect::<String>()
                     + &self.program.to_string()
             }
             Stage::Clif => self.clif.clone(),
@@ -455,22 +459,41 @@ impl Lowered {
     }
 
     fn cuda_text(&self) -> Result<String> {
-        let made = self.cuda()?;
-        let listings: String = made.iter().map(|g| g.listing.as_str()).collect();
-        Ok(format!("// for {}\n{}\n{listings}", self.gpu.0.arch, cuda::PRELUDE))
+        let (mut text, mut before) = (String::new(), String::new());
+        for (what, generated) in self.cuda()? {
+            if text.is_empty() {
+                text = format!("// for {what}\n{}\n", cuda::PRELUDE);
+            } else if what != before {
+                text += &format!("// for {what}\n\n");
+            }
+            text += &generated.listing;
+            before = what;
+        }
+        Ok(text)
     }
 
-    /// CUDA sources of the clusters, then of those in regions.
-    fn cuda(&self) -> Result<Vec<cuda::Generated>> {
+    /// CUDA sources of what runs on GPUs, as it runs there; where nothing does, of all clusters, as they would. Those in regions come last. In front
+    /// of each, what they are for.
+    fn cuda(&self) -> Result<Vec<(String, cuda::Generated)>> {
+        let on_gpus = || self.partitions.iter().filter(|p| p.device.kind != DeviceKind::Cpu);
+        let mut todo: Vec<(String, &DeviceName, Graph)> = on_gpus()
+            .map(|p| {
+                (format!("{}, {}", p.device, self.settings.gpu_options(&p.device).arch), &p.device, p.graph.clone())
+            })
+            .collect();
+        if todo.is_empty() {
+            let device = &self.partitions[0].device;
+            todo.push((self.settings.gpu.arch.to_string(), device, self.clusters.clone()));
+        }
         let mut made = Vec::new();
-        let mut todo = vec![self.clusters.clone()];
-        while let Some(g) = todo.pop() {
-            made.push(cuda::generate_with(&g, self.gpu.0)?);
+        todo.reverse();
+        while let Some((what, device, g)) = todo.pop() {
             for (_, node) in g.nodes().filter(|(_, n)| !matches!(n.op, Op::Cluster { .. })) {
-                for region in &node.regions {
-                    todo.push(cluster(&passes::clean(region)?, &self.gpu.1)?.0);
+                for region in node.regions.iter().rev() {
+                    todo.push((what.clone(), device, self.settings.clustered(region)?));
                 }
             }
+            made.push((what, self.settings.cuda(&g, device)?));
         }
         Ok(made)
     }
@@ -480,7 +503,7 @@ impl Lowered {
         let nvrtc = nvrtc::get()?;
         let cache = Cache::of_user();
         let mut text = String::new();
-        for generated in self.cuda()? {
+        for (_, generated) in self.cuda()? {
             for code in generated.compile(nvrtc, cache.as_ref())? {
                 text.push_str(&show(nvrtc, &code)?);
                 text.push('\n');

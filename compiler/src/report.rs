@@ -1,5 +1,6 @@
 //! The compile report: what each stage did and how long it took.
 
+use crate::codegen::forms::Choice;
 use crate::options::Precision;
 use crate::units::{count, size, time_ns};
 use crate::{cluster, rewrite};
@@ -20,11 +21,42 @@ pub struct Report {
     pub warnings: Vec<String>,
     /// Arena bytes of each device, and the least possible.
     pub arenas: Vec<(String, usize, usize)>,
+    /// Forms of the GPU kernels that there is a choice for.
+    pub choices: Vec<Choice>,
+    /// Clusters whose forms have been timed, now or earlier.
+    pub tuned: Vec<Tuned>,
     /// Bytes of constants, packed weights included.
     pub constant_bytes: usize,
 }
 
+/// The form of a cluster that took the least time on its GPU.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tuned {
+    /// Where in the model the cluster is.
+    pub node: String,
+    /// The form of its kernels, in words.
+    pub form: String,
+    /// Its time in ns, and that of the form that predicted times choose.
+    pub ns: [Option<u64>; 2],
+}
+
 impl Report {
+    /// A table of the forms that were timed; nothing without any.
+    pub fn tuned_text(&self) -> String {
+        let time = |ns: Option<u64>| ns.map_or("failed".to_owned(), time_ns);
+        let row = |t: &Tuned| {
+            let [chosen, predicted] = t.ns.map(time);
+            format!("{chosen:>10}  {predicted:>10}  {}  ({})\n", t.form, t.node)
+        };
+        match self.tuned.is_empty() {
+            true => String::new(),
+            false => {
+                format!("{:>10}  {:>10}  form\n", "chosen", "predicted")
+                    + &self.tuned.iter().map(row).collect::<String>()
+            }
+        }
+    }
+
     /// Prints warnings to stderr.
     pub fn print_warnings(&self) {
         self.warnings.iter().for_each(|w| eprintln!("warning: {w}"));
@@ -61,6 +93,9 @@ impl Report {
         if verbosity >= 3 {
             for (kind, n) in &c.kernels {
                 let _ = writeln!(out, "{:>6}  {kind:?} kernels", count(*n as u64));
+            }
+            for choice in &self.choices {
+                let _ = writeln!(out, "{}: {choice}", choice.kernel);
             }
             for (node, reason) in &c.missed {
                 let _ = writeln!(out, "not fused: {node}: {reason}");

@@ -1,14 +1,15 @@
 //! Which form of a kernel is the fastest, by timing all of them on the GPU that they are for.
 //!
-//! A product in tiles can have several forms: tiles of different shapes, and main loops. Predicted times choose one. Here every form of a cluster
-//! runs by itself, on random operands; its result must be that of the interpreter (of the form that predicted times choose, where interpreting
+//! A kernel can have several forms ([`crate::codegen::forms`]); predicted times choose one. Here every form of a cluster, of those in the bodies of
+//! control flow too, runs by itself, on random operands; its result must be that of the interpreter (of the form that predicted times choose, where interpreting
 //! would take too long), and the one that takes the least time is kept on disk: for these very forms, by a hash of their sources, this GPU and this
 //! driver. What is kept is taken from then on, whoever compiles; what is not is only timed when that is asked for.
 
 use crate::calibrate::flops;
 use crate::codegen::assemble::{Settings, assemble};
 use crate::codegen::cuda::{self, Generated};
-use crate::cost::{Fnv, store};
+use crate::codegen::forms::{Forms, Preferred, Why};
+use crate::cost::{Fnv, signature, store};
 use crate::error::{Error, Result};
 use crate::interp;
 use crate::interp::compare::allclose;
@@ -16,7 +17,7 @@ use crate::ir::{Graph, NodeId, Op};
 use crate::options::Options;
 use crate::partition::Part;
 use crate::place::gpus;
-use crate::report::Report;
+use crate::report::{Report, Tuned};
 use crate::rng::Rng;
 use crate::testing::random_tensor;
 use crate::{DType, DeviceName, Tensor};
@@ -25,6 +26,7 @@ use gristmill_runtime::driver::Driver;
 use gristmill_runtime::exec::{ExecOptions, Executor};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -103,34 +105,60 @@ fn parse(text: &str) -> Result<Vec<Winner>, String> {
     }
 }
 
-/// Says in each part which form its clusters get where that is not the first: what is kept, or, if that is asked for, what wins now.
+/// The forms of clusters on each GPU: what is kept, or, if that is asked for, what wins now. All others are as predicted.
 ///
 /// Errors with `Unsupported` when a GPU is not there, and when the winners cannot be written.
-pub(crate) fn choose(parts: &mut [Part], options: &Options, settings: &Settings, report: &mut Report) -> Result<()> {
+pub(crate) fn choose(
+    parts: &[Part],
+    options: &Options,
+    settings: &Settings,
+    report: &mut Report,
+) -> Result<BTreeMap<DeviceName, Forms>> {
     let mut kept = Kept::load(options.tuning.folder.as_deref(), &mut report.warnings);
+    let mut chosen = BTreeMap::new();
     if kept.winners.is_empty() && !options.tuning.measures {
-        return Ok(());
+        return Ok(chosen);
     }
-    for part in parts.iter_mut().filter(|p| p.device.kind == DeviceKind::Gpu) {
+    for part in parts.iter().filter(|p| p.device.kind == DeviceKind::Gpu) {
         let mut bench = Bench::new(&part.device, options, settings)?;
-        let clusters: Vec<NodeId> =
-            part.graph.nodes().filter(|(_, n)| matches!(n.op, Op::Cluster { .. })).map(|(id, _)| id).collect();
-        for id in clusters {
-            let single = single(&part.graph, id)?;
+        let mut singles = BTreeMap::new();
+        collect(&part.graph, settings, &mut singles)?;
+        let mut forms = Forms::new();
+        for (signature, single) in singles {
             let Some((n, hash)) = bench.forms(&single)? else { continue };
             let key = (format!("{hash:016x}"), bench.gpu.clone());
+            let origin = &single.node(NodeId(0)).origin;
             if options.tuning.measures && !kept.winners.contains_key(&key) {
                 match bench.winner(&single, n, &key) {
                     Ok(winner) => kept.add(winner),
-                    Err(e) => report.warnings.push(format!("not tuned: {}", e.at_origin(&part.graph.node(id).origin))),
+                    Err(e) => report.warnings.push(format!("not tuned: {}", e.at_origin(origin))),
                 }
             }
-            if let Some(w) = kept.winners.get(&key).filter(|w| w.form > 0 && w.form < n) {
-                part.forms.insert(id, w.form);
+            if let Some(w) = kept.winners.get(&key).filter(|w| w.form < n) {
+                forms.insert(signature, Preferred { form: w.form, why: Why::Tuned(bench.gpu.clone()) });
+                let form = bench.words(&single, w.form)?;
+                let ns = [w.form, 0].map(|form| w.ns.get(usize::from(form)).copied().flatten());
+                report.tuned.push(Tuned { node: origin.to_string(), form, ns });
             }
         }
+        chosen.insert(part.device.clone(), forms);
     }
-    kept.save()
+    kept.save()?;
+    Ok(chosen)
+}
+
+/// The clusters of a graph and of the regions of its nodes, each as a graph of its own, by what they compute.
+fn collect(g: &Graph, settings: &Settings, singles: &mut BTreeMap<u64, Graph>) -> Result<()> {
+    for (id, node) in g.nodes() {
+        if matches!(node.op, Op::Cluster { .. }) {
+            if let Entry::Vacant(new) = singles.entry(signature(g, node)) {
+                new.insert(single(g, id)?);
+            }
+        } else {
+            node.regions.iter().try_for_each(|r| collect(&settings.clustered(r)?, settings, singles))?;
+        }
+    }
+    Ok(())
 }
 
 /// A cluster as a graph of its own.
@@ -167,14 +195,21 @@ impl<'a> Bench<'a> {
     }
 
     fn generate(&self, g: &Graph, form: u8) -> Result<Generated> {
-        let arch = self.settings.gpu_archs.get(self.device).copied().unwrap_or(self.settings.gpu.arch);
-        cuda::generate_with(g, cuda::Options { arch, form, ..self.settings.gpu })
+        cuda::generate_with(g, cuda::Options { form, ..self.settings.gpu_options(self.device) })
+    }
+
+    /// A form in words.
+    fn words(&self, g: &Graph, form: u8) -> Result<String> {
+        let made = self.generate(g, form)?;
+        let choices = made.forms.values().flat_map(|f| &f.choices);
+        let words: Vec<String> = choices.map(|c| format!("{} of {}: {}", c.number + 1, c.n, c.form)).collect();
+        Ok(words.join("; "))
     }
 
     /// How many forms a cluster can have, and a hash of all of them; `None` where there is no choice.
     fn forms(&self, g: &Graph) -> Result<Option<(u8, u64)>> {
         let first = self.generate(g, 0)?;
-        let Some(&n) = first.forms.values().next() else { return Ok(None) };
+        let Some(n) = first.forms.values().map(|f| f.n).next().filter(|&n| n > 1) else { return Ok(None) };
         let mut hash = Fnv::default();
         for form in 0..n {
             for unit in &self.generate(g, form)?.units {
@@ -200,7 +235,7 @@ impl<'a> Bench<'a> {
                 let expected = expected.get_or_insert_with(|| results.clone());
                 agree(expected, &results, self.settings.gpu.tf32).map(|()| time)
             });
-            ns.push(timed.map_err(|e| wrong.push(format!("form {form}: {e}"))).ok());
+            ns.push(timed.map_err(|e| wrong.push(format!("form {}: {e}", form + 1))).ok());
         }
         match fastest(&ns) {
             Some(form) => Ok(Winner { forms: forms.clone(), gpu: gpu.clone(), form, ns }),
@@ -215,9 +250,9 @@ impl<'a> Bench<'a> {
             None => gpus::driver(self.device, self.options)?.ok_or_else(|| Error::internal("a GPU has a driver"))?,
         };
         self.driver = Some(driver.clone());
-        let mut part = Part::whole(self.device.clone(), g.clone());
-        part.forms.insert(NodeId(0), form);
-        let made = assemble(g, &mut [part], self.settings)?;
+        let forms = [(signature(g, g.node(NodeId(0))), Preferred { form, why: Why::Predicted })].into();
+        let settings = Settings { forms: [(self.device.clone(), forms)].into(), ..self.settings.clone() };
+        let made = assemble(g, &mut [Part::whole(self.device.clone(), g.clone())], &settings)?;
         let options =
             ExecOptions { threads: 1, drivers: [(self.device.clone(), driver)].into(), ..ExecOptions::default() };
         let executor = Executor::new(Arc::new(made.program), &options)?;

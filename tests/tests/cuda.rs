@@ -8,7 +8,9 @@ use crate::process::{Ended, emulated_driver, gristmill_with};
 use gristmill::calibrate::{self, Effort};
 use gristmill::cost::{DeviceProfile, LinkProfile, Measured};
 use gristmill::interp::{self, compare::allclose};
-use gristmill::ir::{GraphBuilder, ScalarOp, Type};
+use gristmill::ir::print::PrintOptions;
+use gristmill::ir::{GraphBuilder, Op, ScalarOp, Type};
+use gristmill::pipeline::Stage;
 use gristmill::place::DeviceSet;
 use gristmill::testing::{Rng, nvrtc_or_left_out, random_tensor};
 use gristmill::{Compiled, DType, Options, Tensor, Tuning, compile, onnx, tune};
@@ -268,15 +270,28 @@ fn forms_of_kernels_are_chosen_by_timing_them() {
         let (mut threads, mut outputs) = (Vec::new(), Vec::new());
         for (folder, measures) in [(None, false), (Some(dir.path()), true), (Some(dir.path()), false)] {
             let tuning = Tuning { folder: folder.map(Path::to_owned), measures };
-            let compiled = compile(&graph, &Options { tuning, ..unchecked("gpu:1", 2) }).unwrap();
+            let compiled = compile(&graph, &Options { tuning, keep_stages: true, ..unchecked("gpu:1", 2) }).unwrap();
             let executable = compiled.for_inputs(&inputs).unwrap();
-            assert!(executable.lowered.report.warnings.is_empty(), "{:?}", executable.lowered.report.warnings);
-            let of_kernel = |k: &Kernel| match k {
-                Kernel::Gpu(k) => k.launch.grid.iter().chain(&k.launch.block).map(|&n| u64::from(n)).product(),
-                Kernel::Cpu(_) => 0u64,
-            };
-            threads.push(executable.lowered.program.partitions[0].kernels.iter().map(of_kernel).sum::<u64>());
+            let lowered = &executable.lowered;
+            assert!(lowered.report.warnings.is_empty(), "{:?}", lowered.report.warnings);
+            let Kernel::Gpu(kernel) = &lowered.program.partitions[0].kernels[0] else { panic!("a kernel of a GPU") };
+            let launch = kernel.launch;
+            threads.push(launch.grid.iter().chain(&launch.block).map(|&n| u64::from(n)).product::<u64>());
             outputs.push(executable.run(&inputs).unwrap().into_tensors().remove(0));
+            // What is shown is what runs.
+            let [choice] = &lowered.report.choices[..] else { panic!("{:?}", lowered.report.choices) };
+            let tuned = if folder.is_some() { "tuned on emulated GPU 0, driver 13.0" } else { "predicted" };
+            let said = format!("form {} of {}, {tuned}: tiles of ", choice.number + 1, choice.n);
+            assert!((choice.number > 0) == folder.is_some() && choice.to_string().starts_with(&said), "{choice}");
+            let planned = format!("// {}: grid {} x 1 x 1, block {} x", kernel.name, launch.grid[0], launch.block[0]);
+            let text = |stage| lowered.text(stage, false).unwrap();
+            let listing = text(Stage::Cuda);
+            assert!(listing.contains(&said) && listing.contains(&planned), "{said} {planned}: {listing}");
+            assert!(text(Stage::Schedule).contains(&said), "{}", text(Stage::Schedule));
+            assert_eq!(text(Stage::Ptx).trim_end(), lowered.program.partitions[0].gpu_code[0].ptx.trim_end());
+            let table = lowered.report.tuned_text();
+            let is_told = table.contains(&format!("{} of {}: {}", choice.number + 1, choice.n, choice.form));
+            assert!(is_told == folder.is_some() && table.is_empty() != is_told, "{table}");
             if folder.is_none() {
                 assert!(!tune::path(dir.path()).exists());
             }
@@ -292,6 +307,57 @@ fn forms_of_kernels_are_chosen_by_timing_them() {
             assert!(allclose(&expected[0], found, 0.0, 0.0).scaled_err() < 1e-5);
         }
     });
+}
+
+/// Kernels in the bodies of control flow are timed and chosen too.
+#[test]
+fn forms_in_regions_are_chosen() {
+    with_driver("forms_in_regions_are_chosen", "clock=threads", || {
+        let mut b = GraphBuilder::new("body");
+        let [state, w] = [("state", [100usize, 96]), ("w", [96, 96])].map(|(n, shape)| b.input(n, DType::F32, shape));
+        let next = b.matmul(state, w).unwrap();
+        b.output("next", next);
+        let body = b.finish().unwrap();
+        let mut b = GraphBuilder::new("g");
+        let [x, w] = [("x", [100usize, 96]), ("w", [96, 96])].map(|(n, shape)| b.input(n, DType::F32, shape));
+        let scan = Op::Scan { carried: 1, scanned: 0, length: 3usize.into(), reverse: false };
+        let y = b.add_with_regions(scan, &[x, w], vec![body]).unwrap()[0];
+        b.output("y", y);
+        let graph = b.finish().unwrap();
+        let mut rng = Rng(29);
+        let inputs = [[100, 96], [96, 96]].map(|shape| random_tensor(&mut rng, DType::F32, &shape, false));
+        let dir = tempfile::tempdir().unwrap();
+        let expected = interp::run(&graph, &inputs).unwrap();
+        for measures in [true, false] {
+            let tuning = Tuning { folder: Some(dir.path().to_owned()), measures };
+            let options = Options { tuning, keep_stages: true, ..unchecked("gpu:1", 2) };
+            let compiled = compile(&graph, &options).unwrap();
+            let executable = compiled.for_inputs(&inputs).unwrap();
+            let [choice] = &executable.lowered.report.choices[..] else { panic!("one kernel has forms") };
+            assert!(choice.number > 0 && choice.to_string().contains("tuned on emulated GPU 0"), "{choice}");
+            let listing = executable.lowered.text(Stage::Cuda, false).unwrap();
+            assert!(listing.contains(&choice.to_string()), "{choice}: {listing}");
+            let found = executable.run(&inputs).unwrap().into_tensors();
+            assert!(allclose(&expected[0], &found[0], 0.0, 0.0).scaled_err() < 1e-4);
+        }
+    });
+}
+
+#[test]
+fn the_table_of_forms_is_printed() {
+    let mut b = GraphBuilder::new("g");
+    let [x, y] = [("x", [100usize, 96]), ("y", [96, 200])].map(|(name, shape)| b.input(name, DType::F32, shape));
+    let z = b.matmul(x, y).unwrap();
+    b.output("z", z);
+    let dir = tempfile::tempdir().unwrap();
+    let model = dir.path().join("g.ir");
+    std::fs::write(&model, b.finish().unwrap().to_text(PrintOptions::FULL)).unwrap();
+    let model = model.to_str().unwrap();
+    let args = ["bench", model, "--devices", "gpu:1", "--iters", "2", "--tune"];
+    let Some(ended) = with_gpus("clock=threads", "0", &args) else { return };
+    let said = &ended.stderr;
+    assert!(ended.code == Some(0) && said.contains("    chosen   predicted  form\n"), "{}{said}", ended.stdout);
+    assert!(said.contains(": tiles of ") && said.contains("cuda.rs:"), "{said}");
 }
 
 #[test]

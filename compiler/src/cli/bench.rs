@@ -64,6 +64,9 @@ pub fn bench(args: &BenchArgs) -> Result<()> {
     let executable = compiled.for_inputs(&inputs)?;
     let compile_ns = started.elapsed().as_nanos() as u64;
     executable.lowered.report.print_warnings();
+    if args.compile.tune {
+        eprint!("{}", executable.lowered.report.tuned_text());
+    }
     args.compile.log_placement(&executable.lowered.placement, &executable.lowered.clusters);
     if let Some(dir) = &args.compile.dump_dir {
         dump::write_all(&executable.lowered, dir)?;

@@ -2,6 +2,7 @@
 
 use super::cpu;
 use super::cuda::{self, nvrtc};
+use super::forms::{Choice, Forms};
 use super::plan::{Arg, DeviceKernels};
 use crate::cluster::{Fusion, cluster};
 use crate::error::{Error, Result};
@@ -20,6 +21,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// What assembly needs to know beyond the graphs.
+#[derive(Clone)]
 pub struct Settings {
     /// Options of the CPU's code generator.
     pub codegen: cpu::Options,
@@ -27,12 +29,31 @@ pub struct Settings {
     pub gpu_archs: BTreeMap<DeviceName, cuda::Arch>,
     /// Options of the CUDA generator, with the architecture of all other devices.
     pub gpu: cuda::Options,
+    /// Forms of kernels on each GPU.
+    pub forms: BTreeMap<DeviceName, Forms>,
     /// Memory limits of devices in bytes.
     pub memory_limits: BTreeMap<DeviceName, usize>,
     /// How regions are clustered.
     pub fusion: Fusion,
     /// Run the independent checker of schedules.
     pub check: bool,
+}
+
+impl Settings {
+    /// What CUDA code for a device is made for.
+    pub fn gpu_options(&self, device: &DeviceName) -> cuda::Options {
+        cuda::Options { arch: self.gpu_archs.get(device).copied().unwrap_or(self.gpu.arch), ..self.gpu }
+    }
+
+    /// The CUDA sources of a graph's clusters on a device.
+    pub fn cuda(&self, g: &Graph, device: &DeviceName) -> Result<cuda::Generated> {
+        cuda::generate_forms(g, self.gpu_options(device), self.forms.get(device).unwrap_or(&Forms::new()))
+    }
+
+    /// What runs where a region does: its clusters.
+    pub fn clustered(&self, region: &Graph) -> Result<Graph> {
+        Ok(cluster(&passes::clean(region)?, &self.fusion)?.0)
+    }
 }
 
 /// A program and what is worth showing of how it was made.
@@ -47,6 +68,8 @@ pub struct Assembled {
     pub clif: String,
     /// Disassembly of all kernels, when kept.
     pub asm: String,
+    /// Forms of the kernels that there is a choice for.
+    pub choices: Vec<Choice>,
     /// What went wrong without stopping assembly.
     pub warnings: Vec<String>,
 }
@@ -70,6 +93,7 @@ pub fn assemble(whole: &Graph, parts: &mut [Part], settings: &Settings) -> Resul
         code: Vec::new(),
         clif: String::new(),
         asm: String::new(),
+        choices: Vec::new(),
         warnings: Vec::new(),
     };
     let mut made = Vec::new();
@@ -84,7 +108,8 @@ pub fn assemble(whole: &Graph, parts: &mut [Part], settings: &Settings) -> Resul
     let (inputs, outputs) = a.interface;
     let program =
         Program { name: whole.name.clone(), inputs, outputs, variables: a.variables, partitions: made, code: a.code };
-    Ok(Assembled { program, schedules, step_nodes, clif: a.clif, asm: a.asm, warnings: a.warnings })
+    let Assembler { clif, asm, choices, warnings, .. } = a;
+    Ok(Assembled { program, schedules, step_nodes, clif, asm, choices, warnings })
 }
 
 type Interface = (Vec<IoSpec>, Vec<IoSpec>);
@@ -110,6 +135,7 @@ struct Assembler<'s> {
     code: Vec<Arc<dyn Any + Send + Sync>>,
     clif: String,
     asm: String,
+    choices: Vec<Choice>,
     warnings: Vec<String>,
 }
 
@@ -183,13 +209,13 @@ impl Assembler<'_> {
         Ok(DeviceKernels { kernels, gpu_code: Vec::new(), plans: compiled.plans })
     }
 
-    /// Emulated devices run PTX, so no machine code is made for them.
     fn gpu_kernels(&mut self, part: &Part) -> Result<DeviceKernels> {
-        let arch = match part.device.kind {
-            DeviceKind::Emu => self.settings.gpu.arch.ptx_only(),
-            _ => self.settings.gpu_archs.get(&part.device).copied().unwrap_or(self.settings.gpu.arch),
-        };
-        let generated = cuda::generate_forms(&part.graph, cuda::Options { arch, ..self.settings.gpu }, &part.forms)?;
+        let mut generated = self.settings.cuda(&part.graph, &part.device)?;
+        if part.device.kind == DeviceKind::Emu {
+            // Emulated devices run PTX, so no machine code is made for them.
+            generated.units.iter_mut().for_each(|u| u.arch = u.arch.ptx_only());
+        }
+        self.choices.extend(generated.forms.values().flat_map(|f| f.choices.iter().cloned()));
         let nvrtc = nvrtc::get().map_err(|e| e.context(format!("{} needs a compiler of CUDA", part.device)))?;
         let cache = nvrtc::Cache::of_user();
         let gpu_code = generated.compile(nvrtc, cache.as_ref())?;
@@ -328,8 +354,9 @@ impl Assembler<'_> {
 
     /// A region as a program of one partition.
     fn region(&mut self, region: &Graph, device: &DeviceName) -> Result<Program> {
-        let (clusters, _) = cluster(&passes::clean(region)?, &self.settings.fusion)?;
+        let clusters = self.settings.clustered(region)?;
         let made = assemble(&clusters, &mut [Part::whole(device.clone(), clusters.clone())], self.settings)?;
+        self.choices.extend(made.choices);
         self.clif.push_str(&made.clif);
         self.asm.push_str(&made.asm);
         self.warnings.extend(made.warnings);

@@ -8,6 +8,7 @@ pub mod assemble;
 mod body;
 pub mod cpu;
 pub mod cuda;
+pub mod forms;
 mod phases;
 mod placed;
 pub mod plan;

@@ -34,8 +34,6 @@ pub struct Part {
     pub outputs: Vec<u32>,
     /// The node of the whole graph that each node stands for; `None` for transfers and what only they need.
     pub nodes: Vec<Option<NodeId>>,
-    /// Which of its forms each cluster gets on a GPU, where that is not the one that predicted times choose.
-    pub forms: BTreeMap<NodeId, u8>,
 }
 
 impl Part {
@@ -43,7 +41,7 @@ impl Part {
     pub fn whole(device: DeviceName, graph: Graph) -> Part {
         let (inputs, outputs) = ((0..graph.inputs.len() as u32).collect(), (0..graph.outputs.len() as u32).collect());
         let nodes = graph.nodes().map(|(id, _)| Some(id)).collect();
-        Part { device, graph, inputs, outputs, nodes, forms: BTreeMap::new() }
+        Part { device, graph, inputs, outputs, nodes }
     }
 }
 
@@ -118,7 +116,6 @@ impl<'g> Splitter<'g> {
                     inputs: Vec::new(),
                     outputs: Vec::new(),
                     nodes: Vec::new(),
-                    forms: BTreeMap::new(),
                 },
             )
         };

@@ -3,18 +3,16 @@
 //! What is no product in tiles ([`super::contract`]) is computed by pulling its elements: a thread computes one result element, or one
 //! line, in strides of the whole grid.
 
-use super::attention::{self, Attention};
-use super::contract::{self, Contract};
+use super::candidates::{Candidates, Chooser, Resources};
 use super::emit::{Emitter, Value};
 use super::lines::{self, Lines};
 use super::map::{self, Map};
-use super::rows::{self, Rows};
-use super::skinny::{self, Skinny};
 use super::source::{Parameters, source};
 use super::turned::{self, Turned};
-use super::{Arch, Options, Session};
+use super::{Arch, Options, Session, attention, contract, rows, skinny};
 use crate::codegen::access::Expression;
 use crate::codegen::body::Body;
+use crate::codegen::forms::{Choice, Preferred, Why};
 use crate::codegen::phases::{Around, Cover, Phase, cut};
 use crate::codegen::placed::Placed;
 use crate::codegen::plan::{Arg, KernelPlan, PlanStep};
@@ -38,14 +36,8 @@ pub(super) struct ClusterCompiler<'s> {
     id: NodeId,
     body: Body,
     placed: Placed,
-}
-
-/// What is computed by other means than by single elements.
-enum Task {
-    Contract(Box<Contract>),
-    Rows(Rows),
-    Attention(Box<Attention>),
-    Skinny(Skinny),
+    forms: Chooser,
+    why: Why,
 }
 
 /// Whether a composite op stays whole, because a task computes it as it is.
@@ -54,38 +46,12 @@ fn keeps(graph: &Graph, node: &Node, arch: Arch) -> bool {
     matches!(node.op, Op::Pool { .. }) || rows::keeps(graph, node) || attention::keeps(graph, node, arch)
 }
 
-fn find(body: &Body, around: &Around, options: &Options, id: NodeId, node: &Node) -> Option<(Cover, Task)> {
-    if let Some((cover, rows)) = rows::find(body, around, id, node) {
-        return Some((cover, Task::Rows(rows)));
-    }
-    if let Some((cover, attention)) = attention::find(body, around, id, node, options.arch) {
-        return Some((cover, Task::Attention(Box::new(attention))));
-    }
-    if let Some((cover, skinny)) = skinny::find(body, around, id, node) {
-        return Some((cover, Task::Skinny(skinny)));
-    }
-    let (cover, contract) = contract::find(body, around, options, id, node)?;
-    Some((cover, Task::Contract(Box::new(contract))))
-}
-
-/// What a kernel takes of a GPU.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Resources {
-    pub(super) blocks: u64,
-    pub(super) threads: u64,
-    /// Shared memory of a block, beyond what the code declares.
-    pub(super) shared_bytes: u32,
-    /// Blocks that a multiprocessor must have registers for: 1 lets threads take all. 0 leaves that to ptxas, which may spill some to fit more blocks.
-    pub(super) per_multiprocessor: u32,
-    /// Blocks that run at the same time and see each other's shared memory; 0 and 1 for none.
-    pub(super) cluster: u32,
-}
-
-impl Resources {
-    /// So many blocks of so many threads.
-    pub(super) fn new(blocks: usize, threads: usize) -> Resources {
-        Resources { blocks: blocks as u64, threads: threads as u64, ..Resources::default() }
-    }
+/// What computes a node by other means than by single elements.
+fn find(body: &Body, around: &Around, options: &Options, id: NodeId, node: &Node) -> Option<(Cover, Candidates)> {
+    rows::find(body, around, id, node)
+        .or_else(|| attention::find(body, around, id, node, options.arch))
+        .or_else(|| skinny::find(body, around, id, node))
+        .or_else(|| contract::find(body, around, options, id, node))
 }
 
 /// Scratch memory that one kernel writes for a later one to read.
@@ -93,18 +59,6 @@ impl Resources {
 struct Partial {
     dtype: DType,
     arg: Arg,
-}
-
-/// What may take two kernels.
-struct Split {
-    what: &'static str,
-    result: ValueId,
-    /// Dtype and number of the elements of all partial results, if there are any.
-    partial: Option<(DType, usize)>,
-    /// Elements of the result.
-    n_results: usize,
-    /// Tensor maps that the first kernel takes.
-    maps: Vec<(ValueId, TensorMap)>,
 }
 
 /// A kernel's buffers: values and partial results read, then values or partial results written; and values read that it gets as tensor maps too.
@@ -119,26 +73,35 @@ struct Buffers {
 
 impl<'s> ClusterCompiler<'s> {
     /// The plan of cluster `node` of `outer`; its kernels go into the session.
-    pub(super) fn compile(session: &'s mut Session, outer: &'s Graph, id: NodeId, node: &Node) -> Result<KernelPlan> {
+    pub(super) fn compile(
+        session: &'s mut Session,
+        outer: &'s Graph,
+        (id, node): (NodeId, &Node),
+        Preferred { form, why }: Preferred,
+    ) -> Result<KernelPlan> {
         let options = session.options;
         let region = node.regions.first().ok_or_else(|| Error::internal("a cluster has no body"))?;
         let body = Body::new(region, &|graph, node| keeps(graph, node, options.arch))?;
         let placed = Placed::new(&body)?;
-        let mut compiler = ClusterCompiler { session, outer, id, body, placed };
+        let forms = Chooser::new(form);
+        let mut compiler = ClusterCompiler { session, outer, id, body, placed, forms, why };
         let body = &compiler.body;
         for phase in cut(body, &mut |around, id, node| find(body, around, &options, id, node)) {
             compiler.phase(&phase)?;
         }
         compiler.copy_repeated_results()?;
+        compiler.session.forms.entry(id).or_default().n = compiler.forms.n as u8;
         Ok(compiler.placed.plan)
     }
 
-    fn phase(&mut self, phase: &Phase<Task>) -> Result<()> {
+    /// Name of the next kernel.
+    fn name(&self, what: &str) -> String {
+        self.session.name(self.outer, self.id, self.placed.plan.steps.len(), what)
+    }
+
+    fn phase(&mut self, phase: &Phase<Candidates>) -> Result<()> {
         match phase {
-            Phase::Task(Task::Contract(contract)) => self.contract(contract),
-            Phase::Task(Task::Rows(rows)) => self.rows(rows),
-            Phase::Task(Task::Attention(attention)) => self.attention(attention),
-            Phase::Task(Task::Skinny(skinny)) => self.skinny(skinny),
+            Phase::Task(candidates) => self.form(candidates),
             Phase::Elements(roots) => self.elements(roots),
             Phase::Lines(node) => self.cum_sum(*node),
             Phase::TopK(node) => self.top_k(*node),
@@ -224,7 +187,7 @@ impl<'s> ClusterCompiler<'s> {
         let Resources { blocks, threads, shared_bytes, .. } = resources;
         let grid = [blocks.clamp(1, MAX_BLOCKS) as u32, 1, 1];
         let launch = Launch { grid, block: [threads as u32, 1, 1], shared_bytes };
-        let name = self.session.name(self.outer, self.id, self.placed.plan.steps.len(), what);
+        let name = self.name(what);
         let kernel = self.session.kernel(name, entry, source, launch);
         let reads = buffers.reads.iter().map(|r| r.1).chain(buffers.joins.map(|j| j.arg));
         let writes = buffers.writes.iter().map(|w| w.1).chain(buffers.splits.map(|s| s.arg));
@@ -235,62 +198,25 @@ impl<'s> ClusterCompiler<'s> {
         Ok(())
     }
 
-    /// A block per tile of the product, or several.
-    fn contract(&mut self, contract: &Contract) -> Result<()> {
-        let (c, blocks) = (contract, contract.resources());
-        if c.n_forms > 1 {
-            let known = self.session.forms.entry(self.id).or_default();
-            *known = c.n_forms.max(*known);
+    /// A kernel in one of its forms, which writes a result or, where several blocks share one, partial results, which a thread per result then joins.
+    fn form(&mut self, candidates: &Candidates) -> Result<()> {
+        let (form, number, n) = self.forms.next(candidates);
+        let name = self.name(form.name());
+        if n > 1 {
+            self.session.chosen(self.id, Choice { kernel: name, number, n, form: form.words(), why: self.why.clone() });
         }
-        let (partial, n_results, maps) = (c.partial(), c.n_results(), c.maps());
-        let split = Split { what: "contract", result: c.result, partial, n_results, maps };
-        self.split(split, blocks, |p, e, out| c.emit(p, e, out), |p, e, item, buffers| c.join(p, e, item, buffers))
-    }
-
-    /// A group of threads per row.
-    fn rows(&mut self, r: &Rows) -> Result<()> {
-        let (partial, n_results) = (r.partial(&self.body), r.n_results());
-        let split = Split { what: "rows", result: r.result, partial, n_results, maps: Vec::new() };
-        let blocks = Resources::new(r.n_blocks(), rows::BLOCK);
-        self.split(split, blocks, |p, e, out| r.emit(p, e, out), |p, e, item, buffers| r.join(p, e, item, buffers))
-    }
-
-    /// A block per tile of queries.
-    fn attention(&mut self, a: &Attention) -> Result<()> {
-        let (partial, n_results, maps) = (a.partial(), a.n_results(), a.maps());
-        let split = Split { what: "attention", result: a.result, partial, n_results, maps };
-        let blocks = a.resources();
-        self.split(split, blocks, |p, e, out| a.emit(p, e, out), |p, e, item, buffers| a.join(p, e, item, buffers))
-    }
-
-    /// A block for some lines of the operand that has many.
-    fn skinny(&mut self, s: &Skinny) -> Result<()> {
-        let (partial, n_results) = (s.partial(), s.n_results());
-        let split = Split { what: "skinny", result: s.result, partial, n_results, maps: Vec::new() };
-        let blocks = Resources::new(s.n_blocks(), skinny::BLOCK);
-        self.split(split, blocks, |p, e, out| s.emit(p, e, out), |p, e, item, buffers| s.join(p, e, item, buffers))
-    }
-
-    /// A kernel that writes a result or, where several blocks share one, partial results, which a thread per result then joins. `join` gets the number
-    /// of the result, the partial results and the written buffer.
-    fn split(
-        &mut self,
-        split: Split,
-        resources: Resources,
-        emit: impl FnOnce(&mut Puller<Value>, &mut Emitter, Value) -> Result<()>,
-        join: impl FnOnce(&mut Puller<Value>, &mut Emitter, Value, [Value; 2]) -> Result<()>,
-    ) -> Result<()> {
-        let Buffers { reads, writes, .. } = self.buffers(split.result);
-        let Some((dtype, n)) = split.partial else {
-            let buffers = Buffers { reads, writes, maps: split.maps, ..Buffers::default() };
-            return self.blocks(split.what, buffers, 0, resources, |p, e, outs| emit(p, e, outs[0]));
+        let Buffers { reads, writes, .. } = self.buffers(form.result());
+        let (what, resources, maps) = (form.name(), form.resources(), form.maps());
+        let Some((dtype, n)) = form.partial(&self.body) else {
+            let buffers = Buffers { reads, writes, maps, ..Buffers::default() };
+            return self.blocks(what, buffers, 0, resources, |p, e, outs| form.emit(p, e, outs[0]));
         };
         let partial = self.partial(dtype, n);
-        let splits = Buffers { reads: reads.clone(), splits: Some(partial), maps: split.maps, ..Buffers::default() };
-        self.blocks(split.what, splits, n, resources, |p, e, outs| emit(p, e, outs[0]))?;
+        let splits = Buffers { reads: reads.clone(), splits: Some(partial), maps, ..Buffers::default() };
+        self.blocks(what, splits, n, resources, |p, e, outs| form.emit(p, e, outs[0]))?;
         let joins = Buffers { reads, joins: Some(partial), writes, ..Buffers::default() };
-        self.kernel(&format!("{}_join", split.what), joins, split.n_results, |p, e, item, buffers| {
-            join(p, e, item, [buffers[0], buffers[1]])
+        self.kernel(&format!("{what}_join"), joins, form.n_results(), |p, e, item, buffers| {
+            form.join(p, e, item, [buffers[0], buffers[1]])
         })
     }
 

@@ -6,6 +6,7 @@
 
 pub mod arch;
 mod attention;
+mod candidates;
 mod cluster;
 mod contract;
 mod disassemble;
@@ -25,7 +26,9 @@ mod tests;
 mod text;
 mod turned;
 
+use super::forms::{Choice, Forms, Preferred, Why};
 use super::plan::KernelPlan;
+use crate::cost::signature;
 use crate::error::Result;
 use crate::ir::{Graph, NodeId, Op};
 pub use arch::Arch;
@@ -47,8 +50,8 @@ pub struct Generated {
     pub kernels: Vec<GpuKernel>,
     /// A plan for each cluster node. Steps have one item: how much a launch computes is the kernel's affair.
     pub plans: BTreeMap<NodeId, KernelPlan>,
-    /// How many forms the kernels of a cluster can have, where there is a choice.
-    pub forms: BTreeMap<NodeId, u8>,
+    /// What forms each cluster can have, and has.
+    pub forms: BTreeMap<NodeId, ClusterForms>,
     /// Kernels without the prelude, with their names and launches.
     pub listing: String,
 }
@@ -60,8 +63,17 @@ pub struct Options {
     pub arch: Arch,
     /// Let products of `f32` round their operands to 10 bits of fraction, for tensor cores (from `sm_80` on).
     pub tf32: bool,
-    /// Which of the forms that a product can have in tiles it gets: the first is what predicted times choose, and stands for those that are not there.
+    /// Which of its forms a cluster gets of which nothing else is said.
     pub form: u8,
+}
+
+/// The forms of one cluster.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ClusterForms {
+    /// How many there are.
+    pub n: u8,
+    /// Those of its kernels that there is a choice for.
+    pub choices: Vec<Choice>,
 }
 
 /// Everything exact.
@@ -78,7 +90,7 @@ struct Session {
     kernels: Vec<GpuKernel>,
     /// Sources by their text, with the name of the first kernel.
     of_source: HashMap<String, (usize, String)>,
-    forms: BTreeMap<NodeId, u8>,
+    forms: BTreeMap<NodeId, ClusterForms>,
     listing: String,
 }
 
@@ -91,11 +103,11 @@ pub fn generate(graph: &Graph, arch: Arch) -> Result<Generated> {
 ///
 /// Errors with `Unsupported`, naming the node, when a body holds an op for which there is no code.
 pub fn generate_with(graph: &Graph, options: Options) -> Result<Generated> {
-    generate_forms(graph, options, &BTreeMap::new())
+    generate_forms(graph, options, &Forms::new())
 }
 
-/// [`generate_with`], with forms of some clusters chosen: see [`Options::form`].
-pub fn generate_forms(graph: &Graph, options: Options, chosen: &BTreeMap<NodeId, u8>) -> Result<Generated> {
+/// [`generate_with`], with forms of some clusters chosen.
+pub fn generate_forms(graph: &Graph, options: Options, forms: &Forms) -> Result<Generated> {
     let mut session = Session {
         options,
         units: Vec::new(),
@@ -106,9 +118,10 @@ pub fn generate_forms(graph: &Graph, options: Options, chosen: &BTreeMap<NodeId,
     };
     let mut plans = BTreeMap::new();
     for (id, node) in graph.nodes().filter(|(_, n)| matches!(n.op, Op::Cluster { .. })) {
-        session.options.form = chosen.get(&id).copied().unwrap_or(options.form);
-        let plan = ClusterCompiler::compile(&mut session, graph, id, node).map_err(|e| e.at_origin(&node.origin))?;
-        plans.insert(id, plan);
+        let preferred = if forms.is_empty() { None } else { forms.get(&signature(graph, node)).cloned() };
+        let preferred = preferred.unwrap_or(Preferred { form: options.form, why: Why::Predicted });
+        let plan = ClusterCompiler::compile(&mut session, graph, (id, node), preferred);
+        plans.insert(id, plan.map_err(|e| e.at_origin(&node.origin))?);
     }
     let Session { units, kernels, forms, listing, .. } = session;
     Ok(Generated { units, kernels, plans, forms, listing })
@@ -119,6 +132,12 @@ impl Session {
     fn name(&self, graph: &Graph, id: NodeId, step: usize, what: &str) -> String {
         let clean = |c: char| if c.is_ascii_alphanumeric() { c } else { '_' };
         format!("{}_{}_{step}_{what}", graph.name.chars().map(clean).collect::<String>(), id.0)
+    }
+
+    /// Notes the form of the next kernel.
+    fn chosen(&mut self, id: NodeId, choice: Choice) {
+        let _ = writeln!(self.listing, "// {choice}");
+        self.forms.entry(id).or_default().choices.push(choice);
     }
 
     /// Adds a kernel; gives its number.

@@ -5,6 +5,7 @@
 //! neighbouring lines, its threads sharing the sum. Where that gives too few blocks, several share a sum, and a second kernel adds theirs, in
 //! order. Accumulation is as in [`super::contract`].
 
+use super::candidates::{Candidate, Candidates, Resources, in_parts};
 use super::contract::accumulator;
 use super::emit::{Emitter, Value};
 use super::fusion::{flops, followers};
@@ -18,7 +19,7 @@ use crate::ir::{Node, NodeId, Op, ScalarOp, ValueId};
 use gristmill_runtime::DType;
 
 /// Threads of a block.
-pub(super) const BLOCK: usize = 256;
+const BLOCK: usize = 256;
 /// Most lines of the operand that has few.
 const FEW: usize = 8;
 /// Least extent of what is summed over for which threads share a sum.
@@ -45,9 +46,9 @@ enum Form {
 
 /// A product, and the element-wise ops that follow it.
 #[derive(Clone, Debug)]
-pub(super) struct Skinny {
+struct Skinny {
     node: NodeId,
-    pub(super) result: ValueId,
+    result: ValueId,
     n_batch: usize,
     /// Lines of the operand that has few, and of the other.
     n_few: usize,
@@ -63,7 +64,7 @@ pub(super) struct Skinny {
 }
 
 /// The skinny product that a node is, if it is one.
-pub(super) fn find(body: &Body, around: &Around, id: NodeId, node: &Node) -> Option<(Cover, Skinny)> {
+pub(super) fn find(body: &Body, around: &Around, id: NodeId, node: &Node) -> Option<(Cover, Candidates)> {
     let Op::MatMul = node.op else { return None };
     let (lhs, rhs) = (node.inputs[0], node.inputs[1]);
     let out = body.shape(node.outputs[0]);
@@ -110,7 +111,7 @@ pub(super) fn find(body: &Body, around: &Around, id: NodeId, node: &Node) -> Opt
     };
     let most = depth / (skinny.depth_step() * LEAST_RUNS);
     skinny.n_parts = (ENOUGH_BLOCKS / skinny.n_blocks()).min(most).max(1);
-    Some((Cover { needs, nodes, results: vec![result] }, skinny))
+    Some((Cover { needs, nodes, results: vec![result] }, Candidates::new([skinny])?))
 }
 
 /// Groups as small as keep a GPU busy, and as many lines each.
@@ -152,46 +153,12 @@ impl Skinny {
     }
 
     /// Blocks that have some lines, or a part of their sums, each.
-    pub(super) fn n_blocks(&self) -> usize {
+    fn n_blocks(&self) -> usize {
         self.n_batch * self.n_many.div_ceil(self.lines()) * self.n_parts
-    }
-
-    /// Where sums are split: dtype and number of the elements of all partial results.
-    pub(super) fn partial(&self) -> Option<(DType, usize)> {
-        (self.n_parts > 1).then(|| (self.acc, self.partial_shape().iter().product()))
     }
 
     fn partial_shape(&self) -> [usize; 4] {
         [self.n_parts, self.n_batch, self.n_few, self.n_many]
-    }
-
-    /// Writes the kernel's body; the result, or the partial results, go to `out`.
-    pub(super) fn emit(&self, p: &mut Puller<Value>, e: &mut Emitter, out: Value) -> Result<()> {
-        let ty = element_type(self.acc);
-        e.line(&format!("__shared__ {ty} sums[{}][{}];", self.n_few, self.lines()));
-        let n_blocks = self.n_blocks().to_string();
-        e.counted(["ix(blockIdx.x)", &n_blocks, "ix(gridDim.x)"], |e, block| {
-            let (rest, part) = e.div_rem(Ix::V(block), self.n_parts);
-            let (batch, number) = e.div_rem(rest, self.n_many.div_ceil(self.lines()));
-            let first = e.mul(number, self.lines() as i64);
-            let per_part = self.depth.div_ceil(self.n_parts).next_multiple_of(self.depth_step());
-            let start = e.mul(part, per_part as i64);
-            let mut end = Ix::C(self.depth as i64);
-            if self.n_parts > 1 {
-                let own = e.add(start, Ix::C(per_part as i64));
-                let (own, all) = (e.val(own), e.val(end));
-                end = Ix::V(e.index_min(own, all));
-            }
-            let here = Here { batch, first, part, start, end };
-            match self.form {
-                Form::Along { group, lines } => self.along(p, e, &here, group, lines)?,
-                Form::Across { lanes } => self.across(p, e, &here, lanes)?,
-            }
-            e.line("__syncthreads();");
-            self.store_all(p, e, &here, out)?;
-            e.line("__syncthreads();");
-            Ok(())
-        })
     }
 
     /// Index of the element of an operand in a line at some depth; leading axes of extent 1 are broadcast.
@@ -347,32 +314,6 @@ impl Skinny {
         })
     }
 
-    /// Adds the partial results of item `item` of batches, few and many lines, and stores what follows.
-    pub(super) fn join(
-        &self,
-        p: &mut Puller<Value>,
-        e: &mut Emitter,
-        item: Value,
-        [partial, out]: [Value; 2],
-    ) -> Result<()> {
-        let [_, n_batch, n_few, n_many] = self.partial_shape();
-        let zero = e.constant(self.acc, 0);
-        let (first, end) = (Ix::C(0), Ix::C(self.n_parts as i64));
-        let sum = e.for_loop(first, end, 1, &[zero], |e, part, carried| {
-            let from = e.mul(Ix::V(part), (n_batch * n_few * n_many) as i64);
-            let at = e.add(from, Ix::V(item));
-            let own = e.load(self.acc, partial, at);
-            Ok(vec![e.scalar_op(ScalarOp::Add, &[self.acc; 2], &[carried[0], own])?])
-        })?[0];
-        let at = e.delinearise(Ix::V(item), &[n_batch, n_few, n_many]);
-        self.follow(p, e, at[0], [at[1], at[2]], sum, out)
-    }
-
-    /// Items of the kernel that joins partial results.
-    pub(super) fn n_results(&self) -> usize {
-        self.n_batch * self.n_few * self.n_many
-    }
-
     /// Pulls what follows `sum`, the product's element of these lines, and stores it.
     fn follow(
         &self,
@@ -395,5 +336,78 @@ impl Skinny {
             e.store(p.body.dtype(self.result), value, out, linear);
             Ok(())
         })
+    }
+}
+
+impl Candidate for Skinny {
+    fn name(&self) -> &'static str {
+        "skinny"
+    }
+
+    fn words(&self) -> String {
+        let parts = in_parts(self.n_parts);
+        match self.form {
+            Form::Along { group, lines } => format!("{group} threads for {lines} lines at a time{parts}"),
+            Form::Across { lanes } => format!("{lanes} threads across {} lines{parts}", self.lines()),
+        }
+    }
+
+    fn result(&self) -> ValueId {
+        self.result
+    }
+
+    fn resources(&self) -> Resources {
+        Resources::new(self.n_blocks(), BLOCK)
+    }
+
+    fn partial(&self, _: &Body) -> Option<(DType, usize)> {
+        (self.n_parts > 1).then(|| (self.acc, self.partial_shape().iter().product()))
+    }
+
+    fn n_results(&self) -> usize {
+        self.n_batch * self.n_few * self.n_many
+    }
+
+    fn emit(&self, p: &mut Puller<Value>, e: &mut Emitter, out: Value) -> Result<()> {
+        let ty = element_type(self.acc);
+        e.line(&format!("__shared__ {ty} sums[{}][{}];", self.n_few, self.lines()));
+        let n_blocks = self.n_blocks().to_string();
+        e.counted(["ix(blockIdx.x)", &n_blocks, "ix(gridDim.x)"], |e, block| {
+            let (rest, part) = e.div_rem(Ix::V(block), self.n_parts);
+            let (batch, number) = e.div_rem(rest, self.n_many.div_ceil(self.lines()));
+            let first = e.mul(number, self.lines() as i64);
+            let per_part = self.depth.div_ceil(self.n_parts).next_multiple_of(self.depth_step());
+            let start = e.mul(part, per_part as i64);
+            let mut end = Ix::C(self.depth as i64);
+            if self.n_parts > 1 {
+                let own = e.add(start, Ix::C(per_part as i64));
+                let (own, all) = (e.val(own), e.val(end));
+                end = Ix::V(e.index_min(own, all));
+            }
+            let here = Here { batch, first, part, start, end };
+            match self.form {
+                Form::Along { group, lines } => self.along(p, e, &here, group, lines)?,
+                Form::Across { lanes } => self.across(p, e, &here, lanes)?,
+            }
+            e.line("__syncthreads();");
+            self.store_all(p, e, &here, out)?;
+            e.line("__syncthreads();");
+            Ok(())
+        })
+    }
+
+    /// Adds partial sums of batches, few and many lines.
+    fn join(&self, p: &mut Puller<Value>, e: &mut Emitter, item: Value, [partial, out]: [Value; 2]) -> Result<()> {
+        let [_, n_batch, n_few, n_many] = self.partial_shape();
+        let zero = e.constant(self.acc, 0);
+        let (first, end) = (Ix::C(0), Ix::C(self.n_parts as i64));
+        let sum = e.for_loop(first, end, 1, &[zero], |e, part, carried| {
+            let from = e.mul(Ix::V(part), (n_batch * n_few * n_many) as i64);
+            let at = e.add(from, Ix::V(item));
+            let own = e.load(self.acc, partial, at);
+            Ok(vec![e.scalar_op(ScalarOp::Add, &[self.acc; 2], &[carried[0], own])?])
+        })?[0];
+        let at = e.delinearise(Ix::V(item), &[n_batch, n_few, n_many]);
+        self.follow(p, e, at[0], [at[1], at[2]], sum, out)
     }
 }

@@ -1,6 +1,6 @@
 //! A kernel's whole source: prelude, index type, signature, body.
 
-use super::cluster::Resources;
+use super::candidates::Resources;
 use super::emit::Body;
 use super::text::memory_type;
 use gristmill_kernels::cuda::PRELUDE;

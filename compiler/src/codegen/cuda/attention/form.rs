@@ -78,6 +78,15 @@ impl Extents {
 }
 
 impl Form {
+    /// What multiplies, in words.
+    pub(super) fn words(&self) -> &'static str {
+        match self {
+            Form::Simt { .. } => "threads",
+            Form::Tensor { .. } => "mma.sync",
+            Form::Groups => "warp groups",
+        }
+    }
+
     /// Queries of a tile.
     pub(super) fn n_queries(&self) -> usize {
         match self {

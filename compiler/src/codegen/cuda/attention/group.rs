@@ -4,7 +4,7 @@
 //! tiles of queries. Rates on a real GPU have not been measured: see `benches/NOTES.md` for what is expected.
 
 use super::super::Arch;
-use super::super::cluster::Resources;
+use super::super::candidates::Resources;
 use super::super::emit::{Emitter, Value};
 use super::super::mapped::{COLUMNS, Mapped};
 use super::form::{Extents, ROWS};
@@ -15,7 +15,6 @@ use crate::codegen::pull::{Emit, Kind, Puller};
 use crate::codegen::strided::Strided;
 use crate::error::Result;
 use crate::ir::{Node, Op, ValueId};
-use gristmill_runtime::gpu::TensorMap;
 
 /// Multiprocessors of an H100 or H200.
 const MULTIPROCESSORS: usize = 132;
@@ -81,11 +80,6 @@ impl Attention {
         let shared_bytes = (tiles * ROWS * self.x.dtype.size_bytes() + BARRIERS_BYTES) as u32;
         let blocks = self.n_tiles().min(MULTIPROCESSORS) as u64;
         Resources { blocks, threads: THREADS, shared_bytes, per_multiprocessor: 1, ..Resources::default() }
-    }
-
-    /// Tensor maps that the kernel takes; their buffers are the caller's affair.
-    pub(in crate::codegen::cuda) fn maps(&self) -> Vec<(ValueId, TensorMap)> {
-        self.operands.iter().flatten().map(|o| (o.base, o.map.clone())).collect()
     }
 
     /// Writes the kernel's body.

@@ -8,15 +8,10 @@ use crate::codegen::pull::{Emit, Ix, Kind, Order, Puller};
 use crate::error::Result;
 use crate::ir::ScalarOp;
 use crate::vecprog::real_bits;
-use gristmill_runtime::DType;
 
 impl Attention {
-    /// Where keys are split: dtype and number of the elements of all partial results.
-    pub(in crate::codegen::cuda) fn partial(&self) -> Option<(DType, usize)> {
-        (self.n_parts > 1).then(|| (self.acc, self.n_partial_rows() * (self.x.value_depth + 2)))
-    }
-
-    fn n_partial_rows(&self) -> usize {
+    /// Rows of all partial results.
+    pub(super) fn n_partial_rows(&self) -> usize {
         self.n_parts * self.n_batch * self.x.n_queries
     }
 
@@ -47,13 +42,8 @@ impl Attention {
         })
     }
 
-    /// Elements of the result.
-    pub(in crate::codegen::cuda) fn n_results(&self) -> usize {
-        self.n_batch * self.x.n_queries * self.x.value_depth
-    }
-
     /// Joins the partial results of element `item` of the result, and stores what follows it.
-    pub(in crate::codegen::cuda) fn join(
+    pub(super) fn join_parts(
         &self,
         p: &mut Puller<Value>,
         e: &mut Emitter,

@@ -19,7 +19,7 @@ mod join;
 mod load;
 
 use super::Arch;
-use super::cluster::Resources;
+use super::candidates::{Candidate, Candidates, Resources, in_parts};
 use super::emit::{Emitter, Value};
 use super::fusion::{flops, followers};
 use super::text::{element_type, literal};
@@ -31,6 +31,7 @@ use crate::ir::{Graph, Node, NodeId, Op, ScalarOp, ValueId};
 use crate::vecprog::real_bits;
 use form::{Extents, Form, Registers, STEP, accumulator};
 use gristmill_runtime::DType;
+use gristmill_runtime::gpu::TensorMap;
 use load::Tile;
 
 /// Operations per element up to which an operand is computed again in every tile that needs it.
@@ -42,9 +43,9 @@ const LEAST_KEY_TILES: usize = 4;
 
 /// An attention, and the element-wise ops that follow it.
 #[derive(Clone, Debug)]
-pub(super) struct Attention {
+struct Attention {
     node: NodeId,
-    pub(super) result: ValueId,
+    result: ValueId,
     /// Extents of the leading axes, and their product.
     lead: Vec<usize>,
     n_batch: usize,
@@ -76,7 +77,7 @@ fn extents(dtype: DType, q: &[usize], k: &[usize], v: &[usize]) -> Extents {
 }
 
 /// The attention that a node is; always for those that are kept whole.
-pub(super) fn find(body: &Body, around: &Around, id: NodeId, node: &Node, arch: Arch) -> Option<(Cover, Attention)> {
+pub(super) fn find(body: &Body, around: &Around, id: NodeId, node: &Node, arch: Arch) -> Option<(Cover, Candidates)> {
     let Op::Attention { scale, causal } = node.op else { return None };
     let [q, k, v] = [0, 1, 2].map(|i| body.shape(node.inputs[i]));
     let dtype = body.dtype(node.inputs[0]);
@@ -98,7 +99,7 @@ pub(super) fn find(body: &Body, around: &Around, id: NodeId, node: &Node, arch: 
     let (scale, has_mask, acc) = (scale.0, node.inputs.len() > 3, accumulator(dtype));
     let attention =
         Attention { node: id, result, lead, n_batch, x, scale, causal, has_mask, acc, form, operands, n_parts };
-    Some((Cover { needs, nodes, results: vec![result] }, attention))
+    Some((Cover { needs, nodes, results: vec![result] }, Candidates::new([attention])?))
 }
 
 /// Where a block is: its batch, as a number and as indices, its first query, and which part of the keys it has.
@@ -113,32 +114,6 @@ impl Attention {
     /// Tiles of queries, or parts of the keys for one.
     fn n_tiles(&self) -> usize {
         self.n_batch * self.x.n_queries.div_ceil(self.form.n_queries()) * self.n_parts
-    }
-
-    /// Blocks, threads and shared memory.
-    pub(super) fn resources(&self) -> Resources {
-        match self.form {
-            Form::Groups => self.group_resources(),
-            _ => Resources { per_multiprocessor: 1, ..Resources::new(self.n_tiles(), self.form.threads()) },
-        }
-    }
-
-    /// Writes the kernel's body; the result, or the partial results, go to `out`.
-    pub(super) fn emit(&self, p: &mut Puller<Value>, e: &mut Emitter, out: Value) -> Result<()> {
-        let ty = element_type(self.form.shared_dtype(self.x.dtype));
-        for (name, n) in self.form.shared(self.x.depth, self.x.value_depth) {
-            e.line(&format!("__shared__ __align__(16) {ty} {name}[{n}];"));
-        }
-        if self.form == Form::Groups {
-            return self.by_groups(p, e, out);
-        }
-        self.each_tile(e, |e, here| {
-            match self.form {
-                Form::Simt { .. } => self.by_elements(p, e, here)?,
-                _ => self.by_fragments(p, e, here)?,
-            }
-            if self.n_parts > 1 { self.store_part(e, here, out) } else { self.store(p, e, here, out) }
-        })
     }
 
     /// A loop over the tiles of a block.
@@ -414,5 +389,60 @@ impl Attention {
             e.store(p.body.dtype(self.result), value, out, linear);
             Ok(())
         })
+    }
+}
+
+impl Candidate for Attention {
+    fn name(&self) -> &'static str {
+        "attention"
+    }
+
+    fn words(&self) -> String {
+        let (by, m, n) = (self.form.words(), self.form.n_queries(), self.form.n_keys());
+        format!("tiles of {m} queries and {n} keys by {by}{}", in_parts(self.n_parts))
+    }
+
+    fn result(&self) -> ValueId {
+        self.result
+    }
+
+    fn resources(&self) -> Resources {
+        match self.form {
+            Form::Groups => self.group_resources(),
+            _ => Resources { per_multiprocessor: 1, ..Resources::new(self.n_tiles(), self.form.threads()) },
+        }
+    }
+
+    fn maps(&self) -> Vec<(ValueId, TensorMap)> {
+        self.operands.iter().flatten().map(|o| (o.base, o.map.clone())).collect()
+    }
+
+    fn partial(&self, _: &Body) -> Option<(DType, usize)> {
+        (self.n_parts > 1).then(|| (self.acc, self.n_partial_rows() * (self.x.value_depth + 2)))
+    }
+
+    fn n_results(&self) -> usize {
+        self.n_batch * self.x.n_queries * self.x.value_depth
+    }
+
+    fn emit(&self, p: &mut Puller<Value>, e: &mut Emitter, out: Value) -> Result<()> {
+        let ty = element_type(self.form.shared_dtype(self.x.dtype));
+        for (name, n) in self.form.shared(self.x.depth, self.x.value_depth) {
+            e.line(&format!("__shared__ __align__(16) {ty} {name}[{n}];"));
+        }
+        if self.form == Form::Groups {
+            return self.by_groups(p, e, out);
+        }
+        self.each_tile(e, |e, here| {
+            match self.form {
+                Form::Simt { .. } => self.by_elements(p, e, here)?,
+                _ => self.by_fragments(p, e, here)?,
+            }
+            if self.n_parts > 1 { self.store_part(e, here, out) } else { self.store(p, e, here, out) }
+        })
+    }
+
+    fn join(&self, p: &mut Puller<Value>, e: &mut Emitter, item: Value, buffers: [Value; 2]) -> Result<()> {
+        self.join_parts(p, e, item, buffers)
     }
 }

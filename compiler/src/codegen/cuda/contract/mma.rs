@@ -7,7 +7,7 @@
 
 use super::super::Options;
 use super::super::arch::Arch;
-use super::super::cluster::Resources;
+use super::super::candidates::{Resources, in_parts};
 use super::super::emit::{Emitter, Value};
 use super::super::text::element_type;
 use super::epilogue::{self, Slabs};
@@ -94,6 +94,12 @@ impl Mma {
 
     pub(super) fn n_parts(&self, sizes: Sizes) -> usize {
         sizes.n_parts([self.tile.m, self.tile.n, self.k()])
+    }
+
+    pub(super) fn words(&self, sizes: Sizes) -> String {
+        let Tile { m, n, warp_m, warp_n, .. } = self.tile;
+        let (parts, stages) = (in_parts(self.n_parts(sizes)), self.stages);
+        format!("tiles of {m} x {n} by mma.sync, {warp_m} x {warp_n} per warp, {stages} stages{parts}")
     }
 
     pub(super) fn resources(&self, sizes: Sizes) -> Resources {

@@ -13,7 +13,7 @@ mod tensor;
 mod wgmma;
 
 use super::Options;
-use super::cluster::Resources;
+use super::candidates::{Candidate, Candidates, Resources};
 use super::emit::{Emitter, Value};
 use super::fusion::{flops, followers};
 use crate::codegen::body::Body;
@@ -40,13 +40,11 @@ const LEAST_DEPTH: usize = 512;
 
 /// A product, and the element-wise ops that follow it.
 #[derive(Clone, Debug)]
-pub(super) struct Contract {
+struct Contract {
     node: NodeId,
-    pub(super) result: ValueId,
+    result: ValueId,
     sizes: Sizes,
     form: Form,
-    /// How many forms there are to choose from.
-    pub(super) n_forms: u8,
 }
 
 /// How its tiles are computed.
@@ -97,13 +95,13 @@ pub(super) fn find(
     options: &Options,
     id: NodeId,
     node: &Node,
-) -> Option<(Cover, Contract)> {
+) -> Option<(Cover, Candidates)> {
     let sizes = sizes(body, node)?;
     let Sizes { n_batch, m, n, k } = sizes;
     if m < LEAST_SIDE || n < LEAST_SIDE || k < LEAST_SIDE || n_batch == 0 {
         return None;
     }
-    let (forms, needs) = match Operands::find(body, around, options, node, sizes) {
+    let (forms, needs): (Vec<Form>, Vec<ValueId>) = match Operands::find(body, around, options, node, sizes) {
         Some((operands, needs)) => {
             let wgmma = Wgmma::new(body, options, node, &operands, sizes).map(Form::Wgmma);
             (wgmma.into_iter().chain(Mma::all(options, operands, sizes).into_iter().map(Form::Mma)).collect(), needs)
@@ -112,13 +110,12 @@ pub(super) fn find(
             let dear = |v: &ValueId| flops(body, around, *v).is_none_or(|f| f > CHEAP_FLOPS);
             let needs = node.inputs.iter().copied().filter(dear).collect();
             let all = Simt::all(node, body.dtype(node.inputs[0]), sizes);
-            (all.into_iter().map(Form::Simt).collect::<Vec<_>>(), needs)
+            (all.into_iter().map(Form::Simt).collect(), needs)
         }
     };
-    let n_forms = forms.len() as u8;
-    let form = forms.get(usize::from(options.form)).or(forms.first())?.clone();
     let (nodes, result) = followers(body, around, id);
-    Some((Cover { needs, nodes, results: vec![result] }, Contract { node: id, result, sizes, form, n_forms }))
+    let forms = forms.into_iter().map(|form| Contract { node: id, result, sizes, form });
+    Some((Cover { needs, nodes, results: vec![result] }, Candidates::new(forms)?))
 }
 
 /// The tile that `best` says, or the last, then the others.
@@ -147,23 +144,6 @@ fn sizes(body: &Body, node: &Node) -> Option<Sizes> {
 }
 
 impl Contract {
-    /// Blocks, threads and shared memory.
-    pub(super) fn resources(&self) -> Resources {
-        match &self.form {
-            Form::Simt(simt) => simt.resources(self.sizes),
-            Form::Mma(mma) => mma.resources(self.sizes),
-            Form::Wgmma(wgmma) => wgmma.resources(self.sizes),
-        }
-    }
-
-    /// Tensor maps that the kernel takes, of values in memory; their buffers are the caller's affair.
-    pub(super) fn maps(&self) -> Vec<(ValueId, TensorMap)> {
-        match &self.form {
-            Form::Wgmma(wgmma) => wgmma.maps(),
-            Form::Simt(_) | Form::Mma(_) => Vec::new(),
-        }
-    }
-
     /// Blocks that share a sum.
     fn n_parts(&self) -> usize {
         match &self.form {
@@ -186,25 +166,59 @@ impl Contract {
             Form::Wgmma(_) => DType::F32,
         }
     }
+}
 
-    /// Where sums are shared: dtype and number of all partial sums.
-    pub(super) fn partial(&self) -> Option<(DType, usize)> {
+impl Candidate for Contract {
+    fn name(&self) -> &'static str {
+        "contract"
+    }
+
+    fn words(&self) -> String {
+        match &self.form {
+            Form::Simt(simt) => simt.words(self.sizes),
+            Form::Mma(mma) => mma.words(self.sizes),
+            Form::Wgmma(wgmma) => wgmma.words(),
+        }
+    }
+
+    fn result(&self) -> ValueId {
+        self.result
+    }
+
+    fn resources(&self) -> Resources {
+        match &self.form {
+            Form::Simt(simt) => simt.resources(self.sizes),
+            Form::Mma(mma) => mma.resources(self.sizes),
+            Form::Wgmma(wgmma) => wgmma.resources(self.sizes),
+        }
+    }
+
+    fn maps(&self) -> Vec<(ValueId, TensorMap)> {
+        match &self.form {
+            Form::Wgmma(wgmma) => wgmma.maps(),
+            Form::Simt(_) | Form::Mma(_) => Vec::new(),
+        }
+    }
+
+    fn partial(&self, _: &Body) -> Option<(DType, usize)> {
         (self.n_parts() > 1).then(|| (self.acc(), self.partial_shape().iter().product()))
     }
 
     /// Elements of the product.
-    pub(super) fn n_results(&self) -> usize {
+    fn n_results(&self) -> usize {
         self.sizes.n_batch * self.sizes.m * self.sizes.n
     }
 
-    /// Adds the partial sums of element `item` of the product, in order, and stores what follows.
-    pub(super) fn join(
-        &self,
-        p: &mut Puller<Value>,
-        e: &mut Emitter,
-        item: Value,
-        [partial, out]: [Value; 2],
-    ) -> Result<()> {
+    fn emit(&self, p: &mut Puller<Value>, e: &mut Emitter, out: Value) -> Result<()> {
+        match &self.form {
+            Form::Simt(simt) => simt.emit(self, p, e, out),
+            Form::Mma(mma) => mma.emit(self, p, e, out),
+            Form::Wgmma(wgmma) => wgmma.emit(self, p, e, out),
+        }
+    }
+
+    /// Adds partial sums.
+    fn join(&self, p: &mut Puller<Value>, e: &mut Emitter, item: Value, [partial, out]: [Value; 2]) -> Result<()> {
         let acc = self.acc();
         let [n_parts, n_batch, m, n] = self.partial_shape();
         let zero = e.constant(acc, 0);
@@ -217,15 +231,6 @@ impl Contract {
         let at = e.delinearise(Ix::V(item), &[n_batch, m, n]);
         let sum = e.text(sum).to_owned();
         epilogue::element(self, p, e, [at[0], at[1], at[2]], (&sum, acc), out)
-    }
-
-    /// Writes the kernel's body; the result goes to `out`, or partial sums if there are any.
-    pub(super) fn emit(&self, p: &mut Puller<Value>, e: &mut Emitter, out: Value) -> Result<()> {
-        match &self.form {
-            Form::Simt(simt) => simt.emit(self, p, e, out),
-            Form::Mma(mma) => mma.emit(self, p, e, out),
-            Form::Wgmma(wgmma) => wgmma.emit(self, p, e, out),
-        }
     }
 }
 

@@ -3,7 +3,7 @@
 //! Floats accumulate in their own dtype with one rounding per step (half types in `f32`), integers in an unsigned type of at least their
 //! width, which wraps as they do.
 
-use super::super::cluster::Resources;
+use super::super::candidates::{Resources, in_parts};
 use super::super::emit::{Emitter, Value};
 use super::super::text::element_type;
 use super::epilogue::Stores;
@@ -68,6 +68,11 @@ impl Simt {
 
     pub(super) fn n_parts(&self, sizes: Sizes) -> usize {
         sizes.n_parts([self.tile.m, self.tile.n, self.tile.k])
+    }
+
+    pub(super) fn words(&self, sizes: Sizes) -> String {
+        let Tile { m, n, .. } = self.tile;
+        format!("tiles of {m} x {n} by threads{}", in_parts(self.n_parts(sizes)))
     }
 
     pub(super) fn resources(&self, sizes: Sizes) -> Resources {

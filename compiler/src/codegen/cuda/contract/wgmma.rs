@@ -2,7 +2,7 @@
 //! `wgmma.cuh`. Rates on a real GPU have not been measured.
 
 use super::super::Options;
-use super::super::cluster::Resources;
+use super::super::candidates::Resources;
 use super::super::emit::{Emitter, Value};
 use super::super::mapped::{COLUMNS, Mapped};
 use super::epilogue::{self, Slabs};
@@ -83,6 +83,11 @@ impl Wgmma {
     /// Pairs of tiles, or tiles.
     fn n_places(&self, sizes: Sizes) -> usize {
         sizes.n_tiles(ROWS * self.cluster, self.columns)
+    }
+
+    pub(super) fn words(&self) -> String {
+        let Wgmma { columns, cluster, .. } = self;
+        format!("tiles of {ROWS} x {columns} by warp groups, {STAGES} stages, clusters of {cluster}")
     }
 
     pub(super) fn resources(&self, sizes: Sizes) -> Resources {

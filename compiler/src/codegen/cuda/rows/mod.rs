@@ -10,6 +10,7 @@ mod kept;
 mod online;
 mod reduce;
 
+use super::candidates::{Candidate, Candidates, Resources, in_parts};
 use super::emit::{Emitter, Value};
 use super::fusion::{flops, followers};
 use super::runs::Runs;
@@ -23,7 +24,7 @@ use reduce::Reduction;
 pub(super) use reduce::exchanged;
 
 /// Threads of a block, and the largest group.
-pub(super) const BLOCK: usize = 256;
+const BLOCK: usize = 256;
 /// Most bytes of a row that one thread keeps in registers.
 const KEPT_BYTES: usize = 128;
 /// Rows from which on one warp each keeps a GPU busy.
@@ -50,9 +51,9 @@ enum Sharing {
 
 /// A reduction, and the element-wise ops that follow it.
 #[derive(Clone, Debug)]
-pub(super) struct Rows {
+struct Rows {
     node: NodeId,
-    pub(super) result: ValueId,
+    result: ValueId,
     n_rows: usize,
     length: usize,
     sharing: Sharing,
@@ -84,7 +85,7 @@ fn wide(dtype: DType) -> DType {
 }
 
 /// The reduction that a node is, if groups suit it; always for those that are kept whole.
-pub(super) fn find(body: &Body, around: &Around, id: NodeId, node: &Node) -> Option<(Cover, Rows)> {
+pub(super) fn find(body: &Body, around: &Around, id: NodeId, node: &Node) -> Option<(Cover, Candidates)> {
     let x = *node.inputs.first()?;
     let dear = |v: &ValueId| flops(body, around, *v).is_none_or(|f| f > PROLOGUE_FLOPS);
     let needs: Vec<ValueId> = node.inputs.iter().copied().filter(dear).collect();
@@ -112,7 +113,7 @@ pub(super) fn find(body: &Body, around: &Around, id: NodeId, node: &Node) -> Opt
         let most = length / (rows.step() * LEAST_RUNS);
         rows.n_parts = (ENOUGH_BLOCKS / rows.n_blocks().max(1)).min(most).max(1);
     }
-    Some((Cover { needs, nodes, results: vec![result] }, rows))
+    Some((Cover { needs, nodes, results: vec![result] }, Candidates::new([rows])?))
 }
 
 /// Rows, their length, and how threads share them, for a reduction over `axes` whose operand has runs of `width` along its last axis.
@@ -176,34 +177,8 @@ impl Rows {
     }
 
     /// Blocks that give every row, or part of one, its threads.
-    pub(super) fn n_blocks(&self) -> usize {
+    fn n_blocks(&self) -> usize {
         self.n_rows.div_ceil(self.rows_per_block()) * self.n_parts
-    }
-
-    /// Elements of the result of a plain reduction.
-    pub(super) fn n_results(&self) -> usize {
-        self.n_rows
-    }
-
-    /// Writes the kernel's body; the result, or the partial results, go to `out`.
-    pub(super) fn emit(&self, p: &mut Puller<Value>, e: &mut Emitter, out: Value) -> Result<()> {
-        let n_blocks = self.n_blocks().to_string();
-        e.counted(["ix(blockIdx.x)", &n_blocks, "ix(gridDim.x)"], |e, block| {
-            let here = self.here(e, block);
-            let node = p.body.graph.node(self.node).clone();
-            let kept = fits_registers(&[self.length], p.body.dtype(node.inputs[0]));
-            p.scoped(|p| match &node.op {
-                Op::Reduce { .. } | Op::ArgReduce { .. } => {
-                    let reduction = Reduction::of(p.body, &node)?;
-                    self.reduce(p, e, &here, &reduction, out)
-                }
-                Op::Softmax { log, .. } if kept => self.softmax(p, e, &here, *log, out),
-                Op::Softmax { log, .. } => self.online_softmax(p, e, &here, *log, out),
-                Op::LayerNorm { epsilon, .. } => self.norm(p, e, &here, epsilon.0, true, out),
-                Op::RmsNorm { epsilon, .. } => self.norm(p, e, &here, epsilon.0, false, out),
-                op => Err(Error::internal(format!("{} is no reduction", op.name()))),
-            })
-        })
     }
 
     fn here(&self, e: &mut Emitter, block: Value) -> Here {
@@ -261,5 +236,62 @@ impl Rows {
         let mut at = e.delinearise(Ix::V(here.row), lead);
         at.extend(e.delinearise(Ix::V(k), row));
         at
+    }
+}
+
+impl Candidate for Rows {
+    fn name(&self) -> &'static str {
+        "rows"
+    }
+
+    fn words(&self) -> String {
+        let parts = in_parts(self.n_parts);
+        match self.sharing {
+            Sharing::Group(group) => format!("{group} threads per row{parts}"),
+            Sharing::Warps => format!("{} threads per row, {} rows each{parts}", self.sharers(), self.width),
+        }
+    }
+
+    fn result(&self) -> ValueId {
+        self.result
+    }
+
+    fn resources(&self) -> Resources {
+        Resources::new(self.n_blocks(), BLOCK)
+    }
+
+    fn partial(&self, body: &Body) -> Option<(DType, usize)> {
+        let node = body.graph.node(self.node);
+        let reduction = Reduction::of(body, node).ok().filter(|_| self.n_parts > 1)?;
+        Some((reduction.acc, self.n_parts * self.n_rows))
+    }
+
+    /// Elements of the result of a plain reduction.
+    fn n_results(&self) -> usize {
+        self.n_rows
+    }
+
+    fn emit(&self, p: &mut Puller<Value>, e: &mut Emitter, out: Value) -> Result<()> {
+        let n_blocks = self.n_blocks().to_string();
+        e.counted(["ix(blockIdx.x)", &n_blocks, "ix(gridDim.x)"], |e, block| {
+            let here = self.here(e, block);
+            let node = p.body.graph.node(self.node).clone();
+            let kept = fits_registers(&[self.length], p.body.dtype(node.inputs[0]));
+            p.scoped(|p| match &node.op {
+                Op::Reduce { .. } | Op::ArgReduce { .. } => {
+                    let reduction = Reduction::of(p.body, &node)?;
+                    self.reduce(p, e, &here, &reduction, out)
+                }
+                Op::Softmax { log, .. } if kept => self.softmax(p, e, &here, *log, out),
+                Op::Softmax { log, .. } => self.online_softmax(p, e, &here, *log, out),
+                Op::LayerNorm { epsilon, .. } => self.norm(p, e, &here, epsilon.0, true, out),
+                Op::RmsNorm { epsilon, .. } => self.norm(p, e, &here, epsilon.0, false, out),
+                op => Err(Error::internal(format!("{} is no reduction", op.name()))),
+            })
+        })
+    }
+
+    fn join(&self, p: &mut Puller<Value>, e: &mut Emitter, item: Value, buffers: [Value; 2]) -> Result<()> {
+        self.join_parts(p, e, item, buffers)
     }
 }

@@ -17,7 +17,7 @@ pub(super) struct Reduction {
     axes: Vec<usize>,
     keepdims: bool,
     /// What values accumulate in, or are compared in, and what they begin with.
-    acc: DType,
+    pub(super) acc: DType,
     initial: u64,
     kind: Kinds,
 }
@@ -72,13 +72,6 @@ fn combination(kind: ReduceKind, dtype: DType) -> (DType, ScalarOp, &'static str
 }
 
 impl Rows {
-    /// Where rows are split: dtype and number of the elements of all partial results.
-    pub(in crate::codegen::cuda) fn partial(&self, body: &Body) -> Option<(DType, usize)> {
-        let node = body.graph.node(self.node);
-        let reduction = Reduction::of(body, node).ok().filter(|_| self.n_parts > 1)?;
-        Some((reduction.acc, self.n_parts * self.n_rows))
-    }
-
     pub(super) fn reduce(
         &self,
         p: &mut Puller<Value>,
@@ -212,7 +205,7 @@ impl Rows {
     }
 
     /// Joins the partial results of row `item`, and stores what follows.
-    pub(in crate::codegen::cuda) fn join(
+    pub(super) fn join_parts(
         &self,
         p: &mut Puller<Value>,
         e: &mut Emitter,
