@@ -41,6 +41,9 @@ pub(super) trait Candidate {
 
     fn resources(&self) -> Resources;
 
+    /// What there is to do, of all blocks together.
+    fn work(&self) -> Work;
+
     /// Tensor maps that the kernel takes, of values in memory; their buffers are the caller's affair.
     fn maps(&self) -> Vec<(ValueId, TensorMap)> {
         Vec::new()
@@ -59,14 +62,71 @@ pub(super) trait Candidate {
     fn join(&self, p: &mut Puller<Value>, e: &mut Emitter, item: Value, buffers: [Value; 2]) -> Result<()>;
 }
 
-/// All forms of a kernel, at least one; the first is what predicted times choose. They read the same values from memory.
+/// What tells the times of forms apart, all blocks together; with padding, and with what is loaded more than once.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Work {
+    /// Parts that blocks share evenly.
+    pub(super) n_tiles: usize,
+    /// Bytes loaded.
+    pub(super) bytes: f64,
+    /// Multiplications, and how many the GPU does in the time in which its memory moves a byte.
+    pub(super) n_products: f64,
+    pub(super) products_per_byte: f64,
+    /// Bytes of partial results.
+    pub(super) partial_bytes: f64,
+}
+
+/// What a multiprocessor of sm_90 has; those of other architectures differ by less than what is predicted.
+pub(super) const MULTIPROCESSORS: usize = 132;
+const REGISTERS: usize = 65536;
+const THREADS: usize = 2048;
+const SHARED_BYTES: usize = 227 << 10;
+/// Registers of a thread at most, and where nothing is said.
+const MOST_REGISTERS: usize = 255;
+const USUAL_REGISTERS: usize = 64;
+/// Time of a byte that comes from the second-level cache, as most that are loaded again do, against one of memory.
+const CACHED: f64 = 0.4;
+
+impl Work {
+    /// Predicted time, in that of a byte of memory: multiplying and loading overlap, and the last wave of blocks may leave multiprocessors idle.
+    fn cost(&self, r: &Resources) -> f64 {
+        let threads = (r.threads as usize).max(1);
+        let registers = match r.per_multiprocessor as usize {
+            0 => USUAL_REGISTERS,
+            n => MOST_REGISTERS.min(REGISTERS / (threads * n)),
+        };
+        let by_shared = if r.shared_bytes == 0 { THREADS } else { SHARED_BYTES / r.shared_bytes as usize };
+        let resident = (THREADS / threads).min(REGISTERS / (threads * registers)).min(by_shared).max(1);
+        let slots = MULTIPROCESSORS * resident;
+        let n_tiles = self.n_tiles.max(1);
+        let busy = n_tiles as f64 / (n_tiles.div_ceil(slots) * slots) as f64;
+        (self.bytes * CACHED).max(self.n_products / self.products_per_byte) / busy + 2.0 * self.partial_bytes
+    }
+}
+
+/// All forms of a kernel, at least one; the first is what is taken without timing any. They read the same values from memory.
 pub(super) struct Candidates(Vec<Box<dyn Candidate>>);
 
+/// Forms of a kernel that are worth timing: no more than this, and none that is predicted to take so many times as long as the best.
+const MOST_FORMS: usize = 6;
+const FAR_WORSE: f64 = 3.0;
+
 impl Candidates {
-    /// `None` when there are none.
+    /// Of forms of which some may be equal, the first, and those others that may be faster, the best predicted ones first. `None` when there are none.
     pub(super) fn new<C: Candidate + 'static>(forms: impl IntoIterator<Item = C>) -> Option<Candidates> {
-        let forms: Vec<Box<dyn Candidate>> = forms.into_iter().map(|f| Box::new(f) as Box<dyn Candidate>).collect();
-        (!forms.is_empty()).then_some(Candidates(forms))
+        let mut all: Vec<(f64, String, C)> = Vec::new();
+        for form in forms {
+            let words = form.words();
+            if all.iter().all(|a| a.1 != words) {
+                all.push((form.work().cost(&form.resources()), words, form));
+            }
+        }
+        all.get_mut(1..)?.sort_by(|a, b| a.0.total_cmp(&b.0));
+        let least = all.iter().map(|a| a.0).fold(f64::INFINITY, f64::min);
+        let mut first = true;
+        all.retain(|a| std::mem::take(&mut first) || a.0 <= FAR_WORSE * least);
+        all.truncate(MOST_FORMS);
+        Some(Candidates(all.into_iter().map(|(_, _, form)| Box::new(form) as Box<dyn Candidate>).collect()))
     }
 }
 

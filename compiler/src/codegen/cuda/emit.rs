@@ -228,6 +228,11 @@ impl Emitter {
         self.close();
         Ok(())
     }
+
+    /// [`Emitter::counted`] over `n` items that the grid's blocks share; the body gets the item's number.
+    pub(super) fn by_block(&mut self, n: usize, body: impl FnOnce(&mut Self, Value) -> Result<()>) -> Result<()> {
+        self.counted(["ix(blockIdx.x)", &n.to_string(), "ix(gridDim.x)"], body)
+    }
 }
 
 impl Emit for Emitter {

@@ -15,6 +15,16 @@ pub(super) fn flops(body: &Body, around: &Around, v: ValueId) -> Option<u32> {
     flops_within(body, around, v, &mut left)
 }
 
+/// Of operands and the operations per element up to which each is computed on the way, those that are stored before.
+pub(super) fn stored_before(
+    body: &Body,
+    around: &Around,
+    operands: impl IntoIterator<Item = (ValueId, u32)>,
+) -> Vec<ValueId> {
+    let is_dear = |&(v, most): &(ValueId, u32)| flops(body, around, v).is_none_or(|f| f > most);
+    operands.into_iter().filter(is_dear).map(|o| o.0).collect()
+}
+
 fn flops_within(body: &Body, around: &Around, v: ValueId, left: &mut u32) -> Option<u32> {
     if (around.in_memory)(v) {
         return Some(0);

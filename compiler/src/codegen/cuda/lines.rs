@@ -53,14 +53,13 @@ impl<'n> Lines<'n> {
     pub(super) fn emit(&self, p: &mut Puller<Value>, e: &mut Emitter, outs: &[Value]) -> Result<()> {
         let mut lines = self.shape.clone();
         lines[self.axis] = 1;
-        let n_blocks = self.n_blocks().to_string();
         if let Op::TopK { .. } = self.node.op {
             let ty = element_type(exchanged(self.dtype));
             e.line(&format!("__shared__ {ty} values[{CANDIDATES}];"));
             e.line(&format!("__shared__ ix positions[{CANDIDATES}];"));
             e.line("__shared__ u32 count;");
         }
-        e.counted(["ix(blockIdx.x)", &n_blocks, "ix(gridDim.x)"], |e, line| {
+        e.by_block(self.n_blocks(), |e, line| {
             let at = e.delinearise(Ix::V(line), &lines);
             p.scoped(|p| match &self.node.op {
                 Op::CumSum { exclusive, reverse, .. } => self.sums(p, e, &at, *exclusive, *reverse, outs[0]),

@@ -12,6 +12,7 @@ mod contract;
 mod disassemble;
 mod emit;
 mod fusion;
+mod groups;
 mod lines;
 mod map;
 mod mapped;

@@ -5,10 +5,10 @@
 //! neighbouring lines, its threads sharing the sum. Where that gives too few blocks, several share a sum, and a second kernel adds theirs, in
 //! order. Accumulation is as in [`super::contract`].
 
-use super::candidates::{Candidate, Candidates, Resources, in_parts};
+use super::candidates::{Candidate, Candidates, Resources, Work, in_parts};
 use super::contract::accumulator;
 use super::emit::{Emitter, Value};
-use super::fusion::{flops, followers};
+use super::fusion::{followers, stored_before};
 use super::runs::{Runs, is_dense};
 use super::text::{element_type, literal};
 use crate::codegen::body::Body;
@@ -35,6 +35,13 @@ const CHEAP_FLOPS: u32 = 8;
 /// Bytes of neighbouring lines that the lanes of a warp read at once, where elements lie side by side across them.
 const ACROSS_BYTES: usize = 128;
 
+/// Sums of a thread that has several lines at most.
+const MOST_SUMS: usize = 16;
+/// Shared memory that a block may declare, bytes.
+const SHARED_BYTES: usize = 48 << 10;
+/// Multiplications in the time of a byte.
+const PRODUCTS_PER_BYTE: f64 = 8.0;
+
 /// How threads share the work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Form {
@@ -60,6 +67,8 @@ struct Skinny {
     width: usize,
     form: Form,
     n_parts: usize,
+    /// Bytes of an element, and the dtype of sums.
+    size_bytes: usize,
     acc: DType,
 }
 
@@ -77,12 +86,7 @@ pub(super) fn find(body: &Body, around: &Around, id: NodeId, node: &Node) -> Opt
         return None;
     }
     let (few, many) = if few_is_lhs { (lhs, rhs) } else { (rhs, lhs) };
-    let dear = |v: ValueId, most: u32| flops(body, around, v).is_none_or(|f| f > most);
-    let needs: Vec<ValueId> = [(few, CHEAP_FLOPS), (many, PROLOGUE_FLOPS)]
-        .into_iter()
-        .filter(|&(v, most)| dear(v, most))
-        .map(|(v, _)| v)
-        .collect();
+    let needs = stored_before(body, around, [(few, CHEAP_FLOPS), (many, PROLOGUE_FLOPS)]);
     let in_memory = |v: ValueId| (around.in_memory)(v) || needs.contains(&v);
     let rank = body.shape(many).len();
     let (line_axis, depth_axis) = if few_is_lhs { (rank - 1, rank - 2) } else { (rank - 2, rank - 1) };
@@ -96,7 +100,7 @@ pub(super) fn find(body: &Body, around: &Around, id: NodeId, node: &Node) -> Opt
         (along_form([n_batch, n_many, depth], n_few, along), along)
     };
     let (nodes, result) = followers(body, around, id);
-    let mut skinny = Skinny {
+    let skinny = Skinny {
         node: id,
         result,
         n_batch,
@@ -107,18 +111,18 @@ pub(super) fn find(body: &Body, around: &Around, id: NodeId, node: &Node) -> Opt
         width,
         form,
         n_parts: 1,
+        size_bytes: dtype.size_bytes(),
         acc: accumulator(dtype),
     };
-    let most = depth / (skinny.depth_step() * LEAST_RUNS);
-    skinny.n_parts = (ENOUGH_BLOCKS / skinny.n_blocks()).min(most).max(1);
-    Some((Cover { needs, nodes, results: vec![result] }, Candidates::new([skinny])?))
+    Some((Cover { needs, nodes, results: vec![result] }, Candidates::new(skinny.all())?))
 }
 
 /// Groups as small as keep a GPU busy, and as many lines each.
 fn along_form([n_batch, n_many, depth]: [usize; 3], n_few: usize, width: usize) -> Form {
     let blocks = |group: usize, lines: usize| n_batch * n_many.div_ceil(BLOCK / group * lines);
     // One row is not read again for further lines, so that these only give more loads at a time.
-    let lines = [4, 2, 1].into_iter().find(|&l| blocks(32, l) >= 2 * ENOUGH_BLOCKS && n_few * l <= 16).unwrap_or(1);
+    let lines =
+        [4, 2, 1].into_iter().find(|&l| blocks(32, l) >= 2 * ENOUGH_BLOCKS && n_few * l <= MOST_SUMS).unwrap_or(1);
     let mut group = 32;
     while group < BLOCK && blocks(group, lines) < 2 * ENOUGH_BLOCKS && depth >= 2 * group * width * LEAST_RUNS {
         group *= 2;
@@ -136,6 +140,40 @@ struct Here {
 }
 
 impl Skinny {
+    /// With as many parts as predicted times choose, then with half and twice as many, then in the other forms.
+    fn all(self) -> Vec<Skinny> {
+        let in_parts = |s: &Skinny, n_parts: usize| Skinny { n_parts, ..s.clone() };
+        let parts = |s: &Skinny| {
+            let most = s.depth / (s.depth_step() * LEAST_RUNS);
+            in_parts(s, (ENOUGH_BLOCKS / in_parts(s, 1).n_blocks()).min(most).max(1))
+        };
+        let first = parts(&self);
+        let runs = |n: usize| self.depth / (self.depth_step() * n);
+        let others = [first.n_parts / 2, 2 * first.n_parts].into_iter().filter(|&n| n > 0 && runs(n) >= LEAST_RUNS / 4);
+        let mut all = vec![first.clone()];
+        all.extend(others.map(|n| in_parts(&first, n)));
+        all.extend(self.forms().into_iter().map(|form| parts(&Skinny { form, ..self.clone() })));
+        all
+    }
+
+    /// All forms for operands that lie as these do, as far as registers and shared memory go.
+    fn forms(&self) -> Vec<Form> {
+        let all: Vec<Form> = match self.form {
+            Form::Along { .. } => [32, 64, 128, BLOCK, 16]
+                .into_iter()
+                .flat_map(|group| [1, 2, 4].map(|lines| Form::Along { group, lines }))
+                .filter(|f| !matches!(f, Form::Along { lines, .. } if *lines > 1 && self.n_few * lines > MOST_SUMS))
+                .collect(),
+            Form::Across { .. } => [4, 8, 16, 32].map(|lanes| Form::Across { lanes }).into(),
+        };
+        let shared = |form: &Form| {
+            let lines = Skinny { form: *form, ..self.clone() }.lines();
+            let copies = if matches!(form, Form::Across { .. }) { BLOCK / 32 + 1 } else { 1 };
+            copies * self.n_few * lines * self.acc.size_bytes()
+        };
+        all.into_iter().filter(|f| shared(f) <= SHARED_BYTES).collect()
+    }
+
     /// Lines of a block.
     fn lines(&self) -> usize {
         match self.form {
@@ -360,6 +398,24 @@ impl Candidate for Skinny {
         Resources::new(self.n_blocks(), BLOCK)
     }
 
+    fn work(&self) -> Work {
+        // All lines of a group, or of a block's thread, use an element of the few at a time.
+        let per_load = match self.form {
+            Form::Along { lines, .. } => lines,
+            Form::Across { .. } => self.width,
+        };
+        let many = (self.n_batch * self.n_many.next_multiple_of(self.lines())) as f64 * self.depth as f64;
+        let few = many * self.n_few as f64 / (per_load * BLOCK) as f64;
+        let partial = if self.n_parts > 1 { self.partial_shape().iter().product::<usize>() * 4 } else { 0 };
+        Work {
+            n_tiles: self.n_blocks(),
+            bytes: (many + few) * self.size_bytes as f64,
+            n_products: many * self.n_few as f64,
+            products_per_byte: PRODUCTS_PER_BYTE,
+            partial_bytes: partial as f64,
+        }
+    }
+
     fn partial(&self, _: &Body) -> Option<(DType, usize)> {
         (self.n_parts > 1).then(|| (self.acc, self.partial_shape().iter().product()))
     }
@@ -371,8 +427,7 @@ impl Candidate for Skinny {
     fn emit(&self, p: &mut Puller<Value>, e: &mut Emitter, out: Value) -> Result<()> {
         let ty = element_type(self.acc);
         e.line(&format!("__shared__ {ty} sums[{}][{}];", self.n_few, self.lines()));
-        let n_blocks = self.n_blocks().to_string();
-        e.counted(["ix(blockIdx.x)", &n_blocks, "ix(gridDim.x)"], |e, block| {
+        e.by_block(self.n_blocks(), |e, block| {
             let (rest, part) = e.div_rem(Ix::V(block), self.n_parts);
             let (batch, number) = e.div_rem(rest, self.n_many.div_ceil(self.lines()));
             let first = e.mul(number, self.lines() as i64);

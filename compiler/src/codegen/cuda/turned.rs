@@ -65,8 +65,7 @@ impl Turned {
         for (t, &(_, dtype)) in leaves.iter().enumerate().filter(|(t, _)| self.is_turned(*t)) {
             e.line(&format!("__shared__ {} tile{t}[{SIDE}][{}];", memory_type(dtype), SIDE + 1));
         }
-        let n_blocks = self.n_blocks().to_string();
-        e.counted(["ix(blockIdx.x)", &n_blocks, "ix(gridDim.x)"], |e, block| {
+        e.by_block(self.n_blocks(), |e, block| {
             let mut at = e.delinearise(Ix::V(block), &self.tiles());
             let last = self.axes.len() - 1;
             for axis in [self.across, last] {

@@ -1,20 +1,25 @@
 //! Which thread has which scores and results: in the two ways of computing products of tiles.
 
 use super::super::emit::Emitter;
+use super::super::groups::BARRIER_BYTES;
 use super::super::mapped::COLUMNS;
 use crate::codegen::cuda::Arch;
 use gristmill_runtime::DType;
 
 /// Most 32-bit registers for a thread's share of the result.
 const RESULT_REGISTERS: usize = 96;
-/// Shared memory that a block may declare, bytes.
+/// Shared memory that a block may declare, bytes, and that one of warp groups can have.
 const SHARED_BYTES: usize = 48 << 10;
+const GROUP_BYTES: usize = 227 << 10;
+/// Multiplications in the time in which memory moves a byte.
+const BY_ELEMENTS: f64 = 8.0;
+const BY_FRAGMENTS: f64 = 50.0;
+const BY_GROUPS: f64 = 90.0;
 /// Depth of the steps in which products of tiles are unrolled; that of a tensor core's product.
 pub(super) const STEP: usize = 16;
 /// First architecture with tensor cores for both half types and with asynchronous copies.
 const TENSOR_CAPABILITY: u32 = 80;
-/// Warps of a block that uses tensor cores; each has this many queries.
-const WARPS: usize = 4;
+/// Queries of a warp that uses tensor cores.
 const PER_WARP: usize = 16;
 
 /// Queries of a block of warp groups, and keys of a tile.
@@ -25,11 +30,16 @@ pub(super) const ROWS: usize = 128;
 pub(super) enum Form {
     /// Each thread has `thread_m x thread_n` scores of an `m x n` tile, and multiplies elements.
     Simt { m: usize, n: usize, thread_m: usize, thread_n: usize },
-    /// Each warp has 16 queries, in fragments of tensor cores. The block has four warps, and `n` keys at a time.
-    Tensor { n: usize },
-    /// Two groups of four warps have 64 queries each, in fragments like those of [`Form::Tensor`]; there are 128 keys at a time.
-    Groups,
+    /// Each warp has 16 queries, in fragments of tensor cores. The block has `n` keys at a time.
+    Tensor { warps: usize, n: usize },
+    /// Two groups of four warps have 64 queries each, in fragments like those of [`Form::Tensor`]; there are 128 keys at a time, and so many tiles of
+    /// keys or values on chip.
+    Groups { stages: usize },
 }
+
+/// Warps and keys, and stages, that there are: those that predicted times choose of come first.
+const TENSOR: [[usize; 2]; 5] = [[4, 64], [4, 32], [8, 64], [8, 32], [2, 64]];
+const STAGES: [usize; 3] = [4, 3, 6];
 
 const FORMS: [Form; 4] = [
     Form::Simt { m: 16, n: 64, thread_m: 4, thread_n: 4 },
@@ -61,19 +71,22 @@ pub(super) fn accumulator(dtype: DType) -> DType {
 }
 
 impl Extents {
-    /// The form for these extents, if a tile fits on chip.
-    pub(super) fn form(&self, arch: Arch) -> Option<Form> {
+    /// The forms for these extents, if a tile fits on chip; the first is what predicted times choose.
+    pub(super) fn forms(&self, arch: Arch) -> Vec<Form> {
         let is_half = matches!(self.dtype, DType::F16 | DType::BF16);
         // Where most of a tile would be padding, elements are multiplied.
         let fills = self.n_queries.min(self.n_keys).min(self.depth).min(self.value_depth) >= PER_WARP;
-        if is_half && fills && arch.capability() >= TENSOR_CAPABILITY {
-            let wide = [64, 32].map(|n| Form::Tensor { n });
-            if let Some(form) = wide.into_iter().find(|f| f.fits(self)) {
-                return Some(form);
-            }
-        }
+        let is_tensor = is_half && fills && arch.capability() >= TENSOR_CAPABILITY;
+        let tensor = TENSOR.iter().filter(|_| is_tensor).map(|&[warps, n]| Form::Tensor { warps, n });
         let few = |f: &Form| f.n_keys() == 32 || self.n_queries <= f.n_queries();
-        FORMS.into_iter().find(|f| few(f) && f.fits(self))
+        let (best, others): (Vec<Form>, Vec<Form>) = FORMS.into_iter().partition(few);
+        tensor.chain(best).chain(others).filter(|f| f.fits(self)).collect()
+    }
+
+    /// Those of warp groups.
+    pub(super) fn group_forms(&self) -> Vec<Form> {
+        let forms = STAGES.map(|stages| Form::Groups { stages });
+        forms.into_iter().filter(|f| f.group_bytes(self) <= GROUP_BYTES).collect()
     }
 }
 
@@ -83,24 +96,41 @@ impl Form {
         match self {
             Form::Simt { .. } => "threads",
             Form::Tensor { .. } => "mma.sync",
-            Form::Groups => "warp groups",
+            Form::Groups { .. } => "warp groups",
         }
+    }
+
+    /// Multiplications in the time of a byte.
+    pub(super) fn products_per_byte(&self) -> f64 {
+        match self {
+            Form::Simt { .. } => BY_ELEMENTS,
+            Form::Tensor { .. } => BY_FRAGMENTS,
+            Form::Groups { .. } => BY_GROUPS,
+        }
+    }
+
+    /// Shared memory of a block of warp groups: its queries, the ring, and barriers of both.
+    pub(super) fn group_bytes(&self, x: &Extents) -> usize {
+        let Form::Groups { stages } = self else { return 0 };
+        let [depth, value_depth] = [x.depth, x.value_depth].map(|d| self.padded_value_depth(d));
+        let tiles = depth + stages * depth.max(value_depth);
+        tiles * ROWS * x.dtype.size_bytes() + (2 * stages + 2) * BARRIER_BYTES
     }
 
     /// Queries of a tile.
     pub(super) fn n_queries(&self) -> usize {
         match self {
             Form::Simt { m, .. } => *m,
-            Form::Tensor { .. } => WARPS * PER_WARP,
-            Form::Groups => ROWS,
+            Form::Tensor { warps, .. } => warps * PER_WARP,
+            Form::Groups { .. } => ROWS,
         }
     }
 
     /// Keys of a tile.
     pub(super) fn n_keys(&self) -> usize {
         match self {
-            Form::Simt { n, .. } | Form::Tensor { n } => *n,
-            Form::Groups => ROWS,
+            Form::Simt { n, .. } | Form::Tensor { n, .. } => *n,
+            Form::Groups { .. } => ROWS,
         }
     }
 
@@ -108,8 +138,8 @@ impl Form {
     pub(super) fn threads(&self) -> usize {
         match self {
             Form::Simt { m, thread_m, .. } => m / thread_m * self.per_query(),
-            Form::Tensor { .. } => WARPS * 32,
-            Form::Groups => 3 * 128,
+            Form::Tensor { warps, .. } => warps * 32,
+            Form::Groups { .. } => 3 * 128,
         }
     }
 
@@ -117,7 +147,7 @@ impl Form {
     pub(super) fn per_query(&self) -> usize {
         match self {
             Form::Simt { n, thread_n, .. } => n / thread_n,
-            Form::Tensor { .. } | Form::Groups => 4,
+            Form::Tensor { .. } | Form::Groups { .. } => 4,
         }
     }
 
@@ -126,7 +156,7 @@ impl Form {
         value_depth.next_multiple_of(match self {
             Form::Simt { .. } => 4 * self.per_query(),
             Form::Tensor { .. } => STEP,
-            Form::Groups => COLUMNS,
+            Form::Groups { .. } => COLUMNS,
         })
     }
 
@@ -134,7 +164,7 @@ impl Form {
     pub(super) fn shared_dtype(&self, dtype: DType) -> DType {
         match self {
             Form::Simt { .. } => accumulator(dtype),
-            Form::Tensor { .. } | Form::Groups => dtype,
+            Form::Tensor { .. } | Form::Groups { .. } => dtype,
         }
     }
 
@@ -142,7 +172,7 @@ impl Form {
     pub(super) fn pitch(&self, n: usize) -> usize {
         match self {
             Form::Simt { .. } => n + 4,
-            Form::Tensor { .. } | Form::Groups => n + 8,
+            Form::Tensor { .. } | Form::Groups { .. } => n + 8,
         }
     }
 
@@ -159,7 +189,7 @@ impl Form {
                 let (row, value_row) = (self.pitch(depth), self.pitch(value_depth));
                 vec![("queries", m * row), ("keys", n * row), ("values", n * value_row)]
             }
-            Form::Groups => Vec::new(),
+            Form::Groups { .. } => Vec::new(),
         }
     }
 
@@ -179,8 +209,10 @@ impl Form {
             (Form::Simt { thread_m, .. }, Registers::Result) => {
                 [*thread_m, self.padded_value_depth(value_depth) / self.per_query()]
             }
-            (Form::Tensor { .. } | Form::Groups, Registers::Scores) => [self.n_keys() / 8, 4],
-            (Form::Tensor { .. } | Form::Groups, Registers::Result) => [self.padded_value_depth(value_depth) / 8, 4],
+            (Form::Tensor { .. } | Form::Groups { .. }, Registers::Scores) => [self.n_keys() / 8, 4],
+            (Form::Tensor { .. } | Form::Groups { .. }, Registers::Result) => {
+                [self.padded_value_depth(value_depth) / 8, 4]
+            }
         }
     }
 
@@ -188,7 +220,7 @@ impl Form {
     pub(super) fn per_thread(&self) -> usize {
         match self {
             Form::Simt { thread_m, .. } => *thread_m,
-            Form::Tensor { .. } | Form::Groups => 2,
+            Form::Tensor { .. } | Form::Groups { .. } => 2,
         }
     }
 
@@ -196,7 +228,7 @@ impl Form {
     pub(super) fn place(&self, which: Registers, value_depth: usize, [i, j]: [&str; 2]) -> [String; 3] {
         let (Form::Simt { m, thread_m, .. }, per_query) = (self, self.per_query()) else {
             // The first group of warps has no queries.
-            let warp = if *self == Form::Groups { "(threadIdx.x / 32 - 4)" } else { "threadIdx.x / 32" };
+            let warp = if matches!(self, Form::Groups { .. }) { "(threadIdx.x / 32 - 4)" } else { "threadIdx.x / 32" };
             return [
                 format!("{warp} * {PER_WARP} + threadIdx.x % 32 / 4 + {j} / 2 * 8"),
                 format!("{i} * 8 + threadIdx.x % 4 * 2 + {j} % 2"),

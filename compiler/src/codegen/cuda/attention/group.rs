@@ -6,6 +6,7 @@
 use super::super::Arch;
 use super::super::candidates::Resources;
 use super::super::emit::{Emitter, Value};
+use super::super::groups::{self, LEAST_TILES};
 use super::super::mapped::{COLUMNS, Mapped};
 use super::form::{Extents, ROWS};
 use super::{Attention, Here};
@@ -15,17 +16,6 @@ use crate::codegen::pull::{Emit, Kind, Puller};
 use crate::codegen::strided::Strided;
 use crate::error::Result;
 use crate::ir::{Node, Op, ValueId};
-
-/// Multiprocessors of an H100 or H200.
-const MULTIPROCESSORS: usize = 132;
-/// Tiles of queries from which blocks of this size keep the GPU busier than smaller ones.
-const LEAST_TILES: usize = 64;
-/// Tiles of keys and values that a ring holds.
-const STAGES: usize = 4;
-/// A group that fetches and two that multiply.
-const THREADS: u64 = 384;
-/// Barriers of the ring and of the queries.
-const BARRIERS_BYTES: usize = (2 * STAGES + 2) * 8;
 
 /// Queries, keys and values as the copy engine sees them.
 pub(super) type Operands = [Mapped; 3];
@@ -68,45 +58,34 @@ fn mapped(body: &Body, in_memory: &dyn Fn(ValueId) -> bool, v: ValueId) -> Optio
     same.then(|| mapped(body, in_memory, node.inputs[0])).flatten()
 }
 
-/// Columns of tiles that hold rows of so many elements.
-fn padded(depth: usize) -> usize {
-    depth.next_multiple_of(COLUMNS)
-}
-
 impl Attention {
     pub(super) fn group_resources(&self) -> Resources {
-        let [depth, value_depth] = [self.x.depth, self.x.value_depth].map(padded);
-        let tiles = depth + STAGES * depth.max(value_depth);
-        let shared_bytes = (tiles * ROWS * self.x.dtype.size_bytes() + BARRIERS_BYTES) as u32;
-        let blocks = self.n_tiles().min(MULTIPROCESSORS) as u64;
-        Resources { blocks, threads: THREADS, shared_bytes, per_multiprocessor: 1, ..Resources::default() }
+        groups::resources(self.n_tiles(), self.form.group_bytes(&self.x), 1)
     }
 
     /// Writes the kernel's body.
-    pub(super) fn by_groups(&self, p: &mut Puller<Value>, e: &mut Emitter, out: Value) -> Result<()> {
-        let [depth, value_depth] = [self.x.depth, self.x.value_depth].map(padded);
+    pub(super) fn by_groups(&self, stages: usize, p: &mut Puller<Value>, e: &mut Emitter, out: Value) -> Result<()> {
+        let [depth, value_depth] = [self.x.depth, self.x.value_depth].map(|d| self.form.padded_value_depth(d));
         let instruction = format!("gm_wgmma_{}", self.x.dtype);
-        e.line(&format!("typedef gm_group_attention<{instruction}, {depth}, {value_depth}, {STAGES}> attention;"));
+        e.line(&format!("typedef gm_group_attention<{instruction}, {depth}, {value_depth}, {stages}> attention;"));
         e.line("extern __shared__ __align__(1024) u8 shared[];");
         e.line("auto tiles = attention::begin(shared);");
-        e.open("if (attention::group() < 0)");
-        e.line("gm_fewer_registers();");
-        e.open("if (threadIdx.x == 0)");
-        self.each_tile(e, |e, here| {
-            self.fetch(e, here);
+        let fetch = |_: &mut Puller<Value>, e: &mut Emitter| {
+            self.each_tile(e, |e, here| {
+                self.fetch(e, here);
+                Ok(())
+            })
+        };
+        let weigh = |p: &mut Puller<Value>, e: &mut Emitter| {
+            e.line("attention::first_turn();");
+            self.each_tile(e, |e, here| {
+                self.weigh(p, e, here)?;
+                self.store(p, e, here, out)
+            })?;
+            e.line("attention::last_turn();");
             Ok(())
-        })?;
-        e.close();
-        e.close_with("} else {");
-        e.indent();
-        e.line("gm_more_registers();");
-        e.line("attention::first_turn();");
-        self.each_tile(e, |e, here| {
-            self.weigh(p, e, here)?;
-            self.store(p, e, here, out)
-        })?;
-        e.line("attention::last_turn();");
-        e.close();
+        };
+        groups::split(p, e, "attention", fetch, weigh)?;
         // One thread of the first warp fetched; the others have waited for it.
         e.line("__syncwarp();");
         e.line("__syncthreads();");

@@ -10,8 +10,12 @@ use crate::ir::ScalarOp;
 use crate::vecprog::real_bits;
 
 impl Attention {
-    /// Rows of all partial results.
-    pub(super) fn n_partial_rows(&self) -> usize {
+    /// Elements of all partial results, if there are any.
+    pub(super) fn partial_elements(&self) -> usize {
+        if self.n_parts > 1 { self.n_partial_rows() * (self.x.value_depth + 2) } else { 0 }
+    }
+
+    fn n_partial_rows(&self) -> usize {
         self.n_parts * self.n_batch * self.x.n_queries
     }
 

@@ -19,9 +19,9 @@ mod join;
 mod load;
 
 use super::Arch;
-use super::candidates::{Candidate, Candidates, Resources, in_parts};
+use super::candidates::{Candidate, Candidates, Resources, Work, in_parts};
 use super::emit::{Emitter, Value};
-use super::fusion::{flops, followers};
+use super::fusion::{followers, stored_before};
 use super::text::{element_type, literal};
 use crate::codegen::body::Body;
 use crate::codegen::phases::{Around, Cover};
@@ -67,7 +67,7 @@ pub(super) fn keeps(graph: &Graph, node: &Node, arch: Arch) -> bool {
     let Op::Attention { .. } = node.op else { return false };
     let shape = |i: usize| graph.ty(node.inputs[i]).static_shape().filter(|s| !s.contains(&0));
     let (Some(q), Some(k), Some(v)) = (shape(0), shape(1), shape(2)) else { return false };
-    extents(graph.ty(node.inputs[0]).dtype, &q, &k, &v).form(arch).is_some()
+    !extents(graph.ty(node.inputs[0]).dtype, &q, &k, &v).forms(arch).is_empty()
 }
 
 fn extents(dtype: DType, q: &[usize], k: &[usize], v: &[usize]) -> Extents {
@@ -82,24 +82,35 @@ pub(super) fn find(body: &Body, around: &Around, id: NodeId, node: &Node, arch: 
     let [q, k, v] = [0, 1, 2].map(|i| body.shape(node.inputs[i]));
     let dtype = body.dtype(node.inputs[0]);
     let x = extents(dtype, q, k, v);
-    let mut form = x.form(arch)?;
+    let forms = x.forms(arch);
     let lead = q[..q.len() - 2].to_vec();
     let n_batch = lead.iter().product();
-    let dear = |v: &ValueId| flops(body, around, *v).is_none_or(|f| f > CHEAP_FLOPS);
-    let mut needs: Vec<ValueId> = node.inputs.iter().copied().filter(dear).collect();
-    let mut operands = None;
+    let mut needs = stored_before(body, around, node.inputs.iter().map(|&v| (v, CHEAP_FLOPS)));
+    let (nodes, result) = followers(body, around, id);
+    let (scale, has_mask, acc) = (scale.0, node.inputs.len() > 3, accumulator(dtype));
+    let form = *forms.first()?;
+    let first = Attention {
+        node: id,
+        result,
+        lead,
+        n_batch,
+        x,
+        scale,
+        causal,
+        has_mask,
+        acc,
+        form,
+        operands: None,
+        n_parts: 1,
+    };
+    let mut all = Vec::new();
     if let Some((mapped, stored)) = group::find(body, around, node, &x, arch) {
-        (form, operands) = (Form::Groups, Some(mapped));
+        let groups = x.group_forms().into_iter();
+        all.extend(groups.map(|form| Attention { form, operands: Some(mapped.clone()), ..first.clone() }));
         needs.extend(stored);
     }
-    let (nodes, result) = followers(body, around, id);
-    let n_blocks = n_batch * x.n_queries.div_ceil(form.n_queries());
-    let most = if form == Form::Groups { 1 } else { x.n_keys.div_ceil(form.n_keys()) / LEAST_KEY_TILES };
-    let n_parts = ENOUGH_BLOCKS.div_ceil(n_blocks).min(most).max(1);
-    let (scale, has_mask, acc) = (scale.0, node.inputs.len() > 3, accumulator(dtype));
-    let attention =
-        Attention { node: id, result, lead, n_batch, x, scale, causal, has_mask, acc, form, operands, n_parts };
-    Some((Cover { needs, nodes, results: vec![result] }, Candidates::new([attention])?))
+    all.extend(forms.into_iter().flat_map(|form| first.in_parts(form)));
+    Some((Cover { needs, nodes, results: vec![result] }, Candidates::new(all)?))
 }
 
 /// Where a block is: its batch, as a number and as indices, its first query, and which part of the keys it has.
@@ -111,6 +122,15 @@ struct Here {
 }
 
 impl Attention {
+    /// In a form, with as many parts of the keys as predicted times choose, then with half and twice as many.
+    fn in_parts(&self, form: Form) -> Vec<Attention> {
+        let n_blocks = self.n_batch * self.x.n_queries.div_ceil(form.n_queries());
+        let n_tiles = self.x.n_keys.div_ceil(form.n_keys());
+        let n_parts = ENOUGH_BLOCKS.div_ceil(n_blocks).min(n_tiles / LEAST_KEY_TILES).max(1);
+        let others = [n_parts / 2, 2 * n_parts].into_iter().filter(|&n| n > 0 && n_tiles / n >= LEAST_KEY_TILES / 2);
+        [n_parts].into_iter().chain(others).map(|n_parts| Attention { form, n_parts, ..self.clone() }).collect()
+    }
+
     /// Tiles of queries, or parts of the keys for one.
     fn n_tiles(&self) -> usize {
         self.n_batch * self.x.n_queries.div_ceil(self.form.n_queries()) * self.n_parts
@@ -118,8 +138,7 @@ impl Attention {
 
     /// A loop over the tiles of a block.
     fn each_tile(&self, e: &mut Emitter, f: impl FnOnce(&mut Emitter, &Here) -> Result<()>) -> Result<()> {
-        let n_tiles = self.n_tiles().to_string();
-        e.counted(["ix(blockIdx.x)", &n_tiles, "ix(gridDim.x)"], |e, tile| {
+        e.by_block(self.n_tiles(), |e, tile| {
             let (rest, part) = e.div_rem(Ix::V(tile), self.n_parts);
             let (batch, row) = e.div_rem(rest, self.x.n_queries.div_ceil(self.form.n_queries()));
             let first = e.mul(row, self.form.n_queries() as i64);
@@ -370,7 +389,7 @@ impl Attention {
         self.each_result(e, here, |e, [name, query], [row, column]| {
             // Warp groups have divided their results.
             let value = match self.form {
-                Form::Groups => e.named(Kind::Element(self.acc), name),
+                Form::Groups { .. } => e.named(Kind::Element(self.acc), name),
                 _ => e.define(Kind::Element(self.acc), &format!("{name} / total[{query}]")),
             };
             let at: Vec<Ix<Value>> = here.lead.iter().copied().chain([row, column]).collect();
@@ -399,7 +418,8 @@ impl Candidate for Attention {
 
     fn words(&self) -> String {
         let (by, m, n) = (self.form.words(), self.form.n_queries(), self.form.n_keys());
-        format!("tiles of {m} queries and {n} keys by {by}{}", in_parts(self.n_parts))
+        let stages = if let Form::Groups { stages } = self.form { format!(", {stages} stages") } else { String::new() };
+        format!("tiles of {m} queries and {n} keys by {by}{stages}{}", in_parts(self.n_parts))
     }
 
     fn result(&self) -> ValueId {
@@ -408,8 +428,23 @@ impl Candidate for Attention {
 
     fn resources(&self) -> Resources {
         match self.form {
-            Form::Groups => self.group_resources(),
+            Form::Groups { .. } => self.group_resources(),
             _ => Resources { per_multiprocessor: 1, ..Resources::new(self.n_tiles(), self.form.threads()) },
+        }
+    }
+
+    fn work(&self) -> Work {
+        let Extents { dtype, n_queries, n_keys, depth, value_depth } = self.x;
+        let (m, n) = (self.form.n_queries(), self.form.n_keys());
+        let pairs = (self.n_batch * n_queries.next_multiple_of(m)) as f64 * n_keys.next_multiple_of(n) as f64;
+        let elements = depth.next_multiple_of(STEP) + self.form.padded_value_depth(value_depth);
+        let products = pairs * elements as f64;
+        Work {
+            n_tiles: self.n_tiles(),
+            bytes: products * dtype.size_bytes() as f64 / m as f64,
+            n_products: products,
+            products_per_byte: self.form.products_per_byte(),
+            partial_bytes: self.partial_elements() as f64 * self.acc.size_bytes() as f64,
         }
     }
 
@@ -418,7 +453,7 @@ impl Candidate for Attention {
     }
 
     fn partial(&self, _: &Body) -> Option<(DType, usize)> {
-        (self.n_parts > 1).then(|| (self.acc, self.n_partial_rows() * (self.x.value_depth + 2)))
+        (self.n_parts > 1).then(|| (self.acc, self.partial_elements()))
     }
 
     fn n_results(&self) -> usize {
@@ -430,8 +465,8 @@ impl Candidate for Attention {
         for (name, n) in self.form.shared(self.x.depth, self.x.value_depth) {
             e.line(&format!("__shared__ __align__(16) {ty} {name}[{n}];"));
         }
-        if self.form == Form::Groups {
-            return self.by_groups(p, e, out);
+        if let Form::Groups { stages } = self.form {
+            return self.by_groups(stages, p, e, out);
         }
         self.each_tile(e, |e, here| {
             match self.form {

@@ -7,7 +7,7 @@
 
 use super::super::Options;
 use super::super::arch::Arch;
-use super::super::candidates::{Resources, in_parts};
+use super::super::candidates::{Resources, Work, in_parts};
 use super::super::emit::{Emitter, Value};
 use super::super::text::element_type;
 use super::epilogue::{self, Slabs};
@@ -72,7 +72,12 @@ pub(super) struct Mma {
     operands: Operands,
     tile: Tile,
     stages: usize,
+    /// Blocks that share a sum.
+    pub(super) n_parts: usize,
 }
+
+/// Multiplications of one byte by another in the time of a byte; of wider operands, as many times less.
+const PRODUCTS_PER_BYTE: f64 = 100.0;
 
 impl Mma {
     /// With each tile that there is for such operands, the one that suits the sizes first.
@@ -80,8 +85,12 @@ impl Mma {
         let size_bytes = operands.instruction.size_bytes();
         let wide = operands.copied().is_some() && options.arch.capability() >= 80;
         let fitting: Vec<Tile> = TILES.into_iter().filter(|t| t.waits_in_registers() || wide).collect();
-        let tiles = best_first(&fitting, |t| sizes.fills([t.m, t.n, t.k_bytes / size_bytes]));
-        tiles.into_iter().map(|tile| Mma { operands: operands.clone(), tile, stages: stages(options.arch) }).collect()
+        let extents = |t: &Tile| [t.m, t.n, t.k_bytes / size_bytes];
+        let tiles = best_first(&fitting, |t| sizes.fills(extents(t)));
+        let stages = stages(options.arch);
+        let of = |tile: Tile, n_parts: usize| Mma { operands: operands.clone(), tile, stages, n_parts };
+        let others = sizes.other_parts(extents(&tiles[0])).into_iter().map(|n| of(tiles[0], n));
+        tiles.iter().map(|t| of(*t, sizes.n_parts(extents(t)))).chain(others).collect()
     }
 
     fn k(&self) -> usize {
@@ -92,18 +101,19 @@ impl Mma {
         self.operands.instruction.acc
     }
 
-    pub(super) fn n_parts(&self, sizes: Sizes) -> usize {
-        sizes.n_parts([self.tile.m, self.tile.n, self.k()])
-    }
-
-    pub(super) fn words(&self, sizes: Sizes) -> String {
+    pub(super) fn words(&self) -> String {
         let Tile { m, n, warp_m, warp_n, .. } = self.tile;
-        let (parts, stages) = (in_parts(self.n_parts(sizes)), self.stages);
+        let (parts, stages) = (in_parts(self.n_parts), self.stages);
         format!("tiles of {m} x {n} by mma.sync, {warp_m} x {warp_n} per warp, {stages} stages{parts}")
     }
 
+    pub(super) fn work(&self, sizes: Sizes) -> Work {
+        let size_bytes = self.operands.instruction.size_bytes();
+        sizes.work([self.tile.m, self.tile.n], self.n_parts, size_bytes, PRODUCTS_PER_BYTE / size_bytes as f64)
+    }
+
     pub(super) fn resources(&self, sizes: Sizes) -> Resources {
-        let blocks = (sizes.n_tiles(self.tile.m, self.tile.n) * self.n_parts(sizes)) as u64;
+        let blocks = (sizes.n_tiles(self.tile.m, self.tile.n) * self.n_parts) as u64;
         let shared_bytes = (self.stages * self.tile.stage_bytes()) as u32;
         Resources {
             blocks,
@@ -128,8 +138,7 @@ impl Mma {
         e.line("extern __shared__ __align__(128) u8 shared[];");
         let (rows, columns, n_parts) = (m.div_ceil(self.tile.m), n.div_ceil(self.tile.n), c.n_parts());
         let shape = [n_parts, c.sizes.n_batch, rows * columns];
-        let n_tiles = shape.iter().product::<usize>().to_string();
-        e.counted(["ix(blockIdx.x)", &n_tiles, "ix(gridDim.x)"], |e, tile| {
+        e.by_block(shape.iter().product(), |e, tile| {
             let at = e.delinearise(Ix::V(tile), &shape);
             let (part, batch, within_batch) = (at[0], at[1], e.val(at[2]));
             let place = format!("const auto place = gm_raster<ix>({}, {rows}, {columns});", e.text(within_batch));

@@ -13,9 +13,9 @@ mod tensor;
 mod wgmma;
 
 use super::Options;
-use super::candidates::{Candidate, Candidates, Resources};
+use super::candidates::{Candidate, Candidates, Resources, Work};
 use super::emit::{Emitter, Value};
-use super::fusion::{flops, followers};
+use super::fusion::{followers, stored_before};
 use crate::codegen::body::Body;
 use crate::codegen::phases::{Around, Cover};
 use crate::codegen::pull::{Emit, Ix, Kind, Order, Puller};
@@ -82,6 +82,30 @@ impl Sizes {
         steps.div_ceil(steps.div_ceil(most))
     }
 
+    /// Numbers of blocks that may share the sums as well: half and twice as many.
+    fn other_parts(&self, tile: [usize; 3]) -> Vec<usize> {
+        let (n_parts, steps) = (self.n_parts(tile), self.k.div_ceil(tile[2]));
+        let twice = Some(2 * n_parts)
+            .filter(|n| self.k / n >= LEAST_DEPTH / 2 && self.n_tiles(tile[0], tile[1]) * n_parts < ENOUGH_BLOCKS);
+        let half = Some(n_parts / 2).filter(|&n| n > 0);
+        half.into_iter().chain(twice).map(|n| steps.div_ceil(steps.div_ceil(n))).collect()
+    }
+
+    /// What tiles have to do that are computed by so many products in the time of a byte, of operands of so many bytes.
+    fn work(&self, tile: [usize; 2], n_parts: usize, size_bytes: usize, products_per_byte: f64) -> Work {
+        let [m, n] = tile;
+        let n_tiles = self.n_tiles(m, n);
+        let of_tiles = |per_tile: usize| (n_tiles * per_tile) as f64 * self.k as f64;
+        let partial = if n_parts > 1 { n_parts * n_tiles * m * n * 4 } else { 0 };
+        Work {
+            n_tiles: n_tiles * n_parts,
+            bytes: of_tiles(m + n) * size_bytes as f64,
+            n_products: of_tiles(m * n),
+            products_per_byte,
+            partial_bytes: partial as f64,
+        }
+    }
+
     /// Whether such tiles come near to giving every multiprocessor a block.
     fn fills(&self, tile: [usize; 3]) -> bool {
         self.n_tiles(tile[0], tile[1]) * self.n_parts(tile) * 8 >= ENOUGH_BLOCKS * 7
@@ -103,12 +127,11 @@ pub(super) fn find(
     }
     let (forms, needs): (Vec<Form>, Vec<ValueId>) = match Operands::find(body, around, options, node, sizes) {
         Some((operands, needs)) => {
-            let wgmma = Wgmma::new(body, options, node, &operands, sizes).map(Form::Wgmma);
-            (wgmma.into_iter().chain(Mma::all(options, operands, sizes).into_iter().map(Form::Mma)).collect(), needs)
+            let wgmma = Wgmma::all(body, options, node, &operands, sizes).into_iter().map(Form::Wgmma);
+            (wgmma.chain(Mma::all(options, operands, sizes).into_iter().map(Form::Mma)).collect(), needs)
         }
         None => {
-            let dear = |v: &ValueId| flops(body, around, *v).is_none_or(|f| f > CHEAP_FLOPS);
-            let needs = node.inputs.iter().copied().filter(dear).collect();
+            let needs = stored_before(body, around, node.inputs.iter().map(|&v| (v, CHEAP_FLOPS)));
             let all = Simt::all(node, body.dtype(node.inputs[0]), sizes);
             (all.into_iter().map(Form::Simt).collect(), needs)
         }
@@ -147,8 +170,8 @@ impl Contract {
     /// Blocks that share a sum.
     fn n_parts(&self) -> usize {
         match &self.form {
-            Form::Simt(simt) => simt.n_parts(self.sizes),
-            Form::Mma(mma) => mma.n_parts(self.sizes),
+            Form::Simt(simt) => simt.n_parts,
+            Form::Mma(mma) => mma.n_parts,
             Form::Wgmma(_) => 1,
         }
     }
@@ -175,8 +198,8 @@ impl Candidate for Contract {
 
     fn words(&self) -> String {
         match &self.form {
-            Form::Simt(simt) => simt.words(self.sizes),
-            Form::Mma(mma) => mma.words(self.sizes),
+            Form::Simt(simt) => simt.words(),
+            Form::Mma(mma) => mma.words(),
             Form::Wgmma(wgmma) => wgmma.words(),
         }
     }
@@ -190,6 +213,14 @@ impl Candidate for Contract {
             Form::Simt(simt) => simt.resources(self.sizes),
             Form::Mma(mma) => mma.resources(self.sizes),
             Form::Wgmma(wgmma) => wgmma.resources(self.sizes),
+        }
+    }
+
+    fn work(&self) -> Work {
+        match &self.form {
+            Form::Simt(simt) => simt.work(self.sizes),
+            Form::Mma(mma) => mma.work(self.sizes),
+            Form::Wgmma(wgmma) => wgmma.work(self.sizes),
         }
     }
 

@@ -3,7 +3,7 @@
 //! Floats accumulate in their own dtype with one rounding per step (half types in `f32`), integers in an unsigned type of at least their
 //! width, which wraps as they do.
 
-use super::super::candidates::{Resources, in_parts};
+use super::super::candidates::{Resources, Work, in_parts};
 use super::super::emit::{Emitter, Value};
 use super::super::text::element_type;
 use super::epilogue::Stores;
@@ -40,7 +40,12 @@ pub(super) struct Simt {
     pub(super) acc: DType,
     /// Blocks that share a multiprocessor: one multiplies while another waits for its tiles. Where elements of convolutions are takes too many registers.
     per_multiprocessor: u32,
+    /// Blocks that share a sum.
+    pub(super) n_parts: usize,
 }
+
+/// Multiplications of 32 bits in the time of a byte; of 64, half as many.
+const PRODUCTS_PER_BYTE: f64 = 8.0;
 
 /// What products of a dtype accumulate in.
 pub(in crate::codegen::cuda) fn accumulator(dtype: DType) -> DType {
@@ -59,24 +64,30 @@ impl Simt {
         let fitting = &TILES[usize::from(dtype.size_bytes() == 8)..];
         let tiles = best_first(fitting, |t| sizes.fills([t.m, t.n, t.k]));
         let per_multiprocessor = if matches!(node.op, Op::MatMul) { 2 } else { 1 };
-        tiles.into_iter().map(|tile| Simt { tile, acc: accumulator(dtype), per_multiprocessor }).collect()
+        let acc = accumulator(dtype);
+        let of = |t: Tile, n_parts: usize| Simt { tile: t, acc, per_multiprocessor, n_parts };
+        let extents = |t: &Tile| [t.m, t.n, t.k];
+        let others = tiles[0];
+        let others = sizes.other_parts(extents(&others)).into_iter().map(|n| of(others, n));
+        tiles.iter().map(|t| of(*t, sizes.n_parts(extents(t)))).chain(others).collect()
     }
 
     fn threads(&self) -> usize {
         (self.tile.m / self.tile.thread_m) * (self.tile.n / self.tile.thread_n)
     }
 
-    pub(super) fn n_parts(&self, sizes: Sizes) -> usize {
-        sizes.n_parts([self.tile.m, self.tile.n, self.tile.k])
+    pub(super) fn words(&self) -> String {
+        let Tile { m, n, .. } = self.tile;
+        format!("tiles of {m} x {n} by threads{}", in_parts(self.n_parts))
     }
 
-    pub(super) fn words(&self, sizes: Sizes) -> String {
-        let Tile { m, n, .. } = self.tile;
-        format!("tiles of {m} x {n} by threads{}", in_parts(self.n_parts(sizes)))
+    pub(super) fn work(&self, sizes: Sizes) -> Work {
+        let size_bytes = self.acc.size_bytes();
+        sizes.work([self.tile.m, self.tile.n], self.n_parts, size_bytes, 4.0 * PRODUCTS_PER_BYTE / size_bytes as f64)
     }
 
     pub(super) fn resources(&self, sizes: Sizes) -> Resources {
-        let blocks = sizes.n_tiles(self.tile.m, self.tile.n) * self.n_parts(sizes);
+        let blocks = sizes.n_tiles(self.tile.m, self.tile.n) * self.n_parts;
         Resources { per_multiprocessor: self.per_multiprocessor, ..Resources::new(blocks, self.threads()) }
     }
 
@@ -91,8 +102,7 @@ impl Simt {
         e.line(&format!("__shared__ __align__(16) {ty} shared[2 * product::stage_size];"));
         let (rows, columns, n_parts) = (c.sizes.m.div_ceil(m), c.sizes.n.div_ceil(n), c.n_parts());
         let shape = [n_parts, c.sizes.n_batch, rows, columns];
-        let n_tiles = shape.iter().product::<usize>().to_string();
-        e.counted(["ix(blockIdx.x)", &n_tiles, "ix(gridDim.x)"], |e, tile| {
+        e.by_block(shape.iter().product(), |e, tile| {
             let at = e.delinearise(Ix::V(tile), &shape);
             let (row, column) = (e.mul(at[2], m as i64), e.mul(at[3], n as i64));
             let place = Place { part: at[0], batch: at[1], row, column };

@@ -2,8 +2,9 @@
 //! `wgmma.cuh`. Rates on a real GPU have not been measured.
 
 use super::super::Options;
-use super::super::candidates::Resources;
+use super::super::candidates::{MULTIPROCESSORS, Resources, Work};
 use super::super::emit::{Emitter, Value};
+use super::super::groups::{self, BARRIER_BYTES, LEAST_TILES};
 use super::super::mapped::{COLUMNS, Mapped};
 use super::epilogue::{self, Slabs};
 use super::operand::{Chunks, Side};
@@ -15,28 +16,24 @@ use crate::error::Result;
 use crate::ir::{Node, Op, ValueId};
 use gristmill_runtime::gpu::TensorMap;
 
-/// Multiprocessors of an H100 or H200: blocks stay and go through the tiles.
-const MULTIPROCESSORS: usize = 132;
-/// Tiles of 128 x 128 from which blocks of this size keep the GPU busier than smaller ones.
-const LEAST_TILES: usize = 64;
 /// Extents of a tile: rows, columns in the wide and in the narrow form, and what is summed over at a time.
 const ROWS: usize = 128;
 const WIDE: usize = 256;
 const NARROW: usize = 128;
 const DEPTH: usize = COLUMNS;
-/// Stages of the ring.
-const STAGES: usize = 4;
-/// A producing group and two that multiply.
-const THREADS: u64 = 384;
-/// Sums of a warp on their way through shared memory, and the ring's barriers: see `gm_group_product`.
+/// Columns of a tile, and stages of the ring, that there are; the first are taken of those that predicted times choose.
+const RINGS: [(usize, usize); 3] = [(WIDE, 4), (NARROW, 4), (NARROW, 6)];
+/// Sums of warps on their way through shared memory: see `gm_group_product`.
 const SLABS_BYTES: usize = 8 * 16 * (64 + 4) * 4;
-const BARRIERS_BYTES: usize = 2 * STAGES * 8;
+/// Multiplications in the time of a byte.
+const PRODUCTS_PER_BYTE: f64 = 100.0;
 
 /// A product by warp groups.
 #[derive(Clone, Debug)]
 pub(super) struct Wgmma {
     instruction: Instruction,
     columns: usize,
+    stages: usize,
     /// Blocks that share the columns they load.
     cluster: usize,
     lhs: Operand,
@@ -62,22 +59,29 @@ impl Operand {
 }
 
 impl Wgmma {
-    /// For a product whose operands are these, if it is large and the GPU has such instructions.
-    pub(super) fn new(body: &Body, options: &Options, node: &Node, operands: &Operands, sizes: Sizes) -> Option<Wgmma> {
-        let [lhs, rhs] = operands.copied()?;
-        let instruction = operands.instruction;
+    /// For a product whose operands are these, if it is large and the GPU has such instructions: the form that predicted times choose, then others.
+    pub(super) fn all(body: &Body, options: &Options, node: &Node, operands: &Operands, sizes: Sizes) -> Vec<Wgmma> {
         let enough = sizes.n_tiles(ROWS, NARROW) >= LEAST_TILES && sizes.k >= DEPTH;
-        let fits = options.arch.has_wgmma() && matches!(node.op, Op::MatMul) && instruction.size_bytes() == 2;
-        if !enough || !fits {
-            return None;
+        let is_half = operands.instruction.size_bytes() == 2;
+        if !enough || !options.arch.has_wgmma() || !matches!(node.op, Op::MatMul) || !is_half {
+            return Vec::new();
         }
         let columns = if sizes.n_tiles(ROWS, WIDE) >= MULTIPROCESSORS { WIDE } else { NARROW };
         let rows = sizes.m.div_ceil(ROWS);
         // An odd row of tiles leaves half a pair without work.
         let cluster = if rows.is_multiple_of(2) || rows > 8 { 2 } else { 1 };
+        let clusters = [cluster, 3 - cluster].into_iter().filter(|&c| c <= rows);
+        let all = clusters.flat_map(|c| RINGS.map(|(columns, stages)| (columns, stages, c)));
+        let mut all: Vec<_> = all.collect();
+        all.sort_by_key(|&(own, _, c)| (c != cluster, own != columns));
+        all.into_iter().filter_map(|form| Wgmma::new(body, operands, form)).collect()
+    }
+
+    fn new(body: &Body, operands: &Operands, (columns, stages, cluster): (usize, usize, usize)) -> Option<Wgmma> {
+        let [lhs, rhs] = operands.copied()?;
         let lhs = Operand::new(body, Side::Lhs, lhs, ROWS)?;
         let rhs = Operand::new(body, Side::Rhs, rhs, columns / cluster)?;
-        Some(Wgmma { instruction, columns, cluster, lhs, rhs })
+        Some(Wgmma { instruction: operands.instruction, columns, stages, cluster, lhs, rhs })
     }
 
     /// Pairs of tiles, or tiles.
@@ -86,15 +90,19 @@ impl Wgmma {
     }
 
     pub(super) fn words(&self) -> String {
-        let Wgmma { columns, cluster, .. } = self;
-        format!("tiles of {ROWS} x {columns} by warp groups, {STAGES} stages, clusters of {cluster}")
+        let Wgmma { columns, stages, cluster, .. } = self;
+        format!("tiles of {ROWS} x {columns} by warp groups, {stages} stages, clusters of {cluster}")
+    }
+
+    pub(super) fn work(&self, sizes: Sizes) -> Work {
+        let pair = [ROWS * self.cluster, self.columns];
+        let work = sizes.work(pair, 1, self.instruction.size_bytes(), PRODUCTS_PER_BYTE);
+        Work { n_tiles: work.n_tiles * self.cluster, ..work }
     }
 
     pub(super) fn resources(&self, sizes: Sizes) -> Resources {
-        let blocks = (self.n_places(sizes) * self.cluster).min(MULTIPROCESSORS) as u64;
-        let ring = STAGES * (ROWS + self.columns) * DEPTH * 2;
-        let shared_bytes = (ring + SLABS_BYTES + BARRIERS_BYTES) as u32;
-        Resources { blocks, threads: THREADS, shared_bytes, per_multiprocessor: 1, cluster: self.cluster as u32 }
+        let ring = self.stages * ((ROWS + self.columns) * DEPTH * 2 + 2 * BARRIER_BYTES);
+        groups::resources(self.n_places(sizes) * self.cluster, ring + SLABS_BYTES, self.cluster)
     }
 
     pub(super) fn maps(&self) -> Vec<(ValueId, TensorMap)> {
@@ -103,9 +111,9 @@ impl Wgmma {
 
     /// The prelude's type of the product.
     fn product(&self) -> String {
-        let Wgmma { instruction, columns, cluster, lhs, rhs } = self;
+        let Wgmma { instruction, columns, stages, cluster, lhs, rhs } = self;
         let (name, lhs, rhs) = (instruction.name, lhs.along_k, rhs.along_k);
-        format!("gm_group_product<gm_wgmma_{name}, {columns}, {STAGES}, {lhs}, {rhs}, {cluster}>")
+        format!("gm_group_product<gm_wgmma_{name}, {columns}, {stages}, {lhs}, {rhs}, {cluster}>")
     }
 
     pub(super) fn emit(&self, c: &Contract, p: &mut Puller<Value>, e: &mut Emitter, out: Value) -> Result<()> {
@@ -113,28 +121,25 @@ impl Wgmma {
         e.line(&format!("typedef {} product;", self.product()));
         e.line("extern __shared__ __align__(1024) u8 shared[];");
         e.line("auto ring = product::begin(shared);");
-        e.open("if (product::group() < 0)");
-        e.line("gm_fewer_registers();");
-        e.open("if (threadIdx.x == 0)");
-        self.tiles(c, e, |e, at| {
-            self.fetch(c, p, e, Side::Lhs, at);
-            self.fetch(c, p, e, Side::Rhs, at);
-            e.line(&format!("product::fetch(ring, {steps}, lhs, rhs);"));
-            Ok(())
-        })?;
-        e.close();
-        e.close_with("} else {");
-        e.indent();
-        e.line("gm_more_registers();");
-        self.tiles(c, e, |e, [batch, row, column]| {
-            e.line("product sums;");
-            e.line(&format!("sums.run(ring, {steps});"));
-            // The last tile of an odd row of tiles may lie outside as a whole.
-            let tile = [ROWS * self.cluster, self.columns];
-            let place = Place { part: Ix::C(0), batch, row, column };
-            epilogue::staged(c, p, e, place, Slabs { acc: self.instruction.acc, columns: COLUMNS, tile }, out)
-        })?;
-        e.close();
+        let fetch = |p: &mut Puller<Value>, e: &mut Emitter| {
+            self.tiles(c, e, |e, at| {
+                self.fetch(c, p, e, Side::Lhs, at);
+                self.fetch(c, p, e, Side::Rhs, at);
+                e.line(&format!("product::fetch(ring, {steps}, lhs, rhs);"));
+                Ok(())
+            })
+        };
+        let multiply = |p: &mut Puller<Value>, e: &mut Emitter| {
+            self.tiles(c, e, |e, [batch, row, column]| {
+                e.line("product sums;");
+                e.line(&format!("sums.run(ring, {steps});"));
+                // The last tile of an odd row of tiles may lie outside as a whole.
+                let tile = [ROWS * self.cluster, self.columns];
+                let place = Place { part: Ix::C(0), batch, row, column };
+                epilogue::staged(c, p, e, place, Slabs { acc: self.instruction.acc, columns: COLUMNS, tile }, out)
+            })
+        };
+        groups::split(p, e, "product", fetch, multiply)?;
         e.line("product::end();");
         Ok(())
     }

@@ -10,9 +10,9 @@ mod kept;
 mod online;
 mod reduce;
 
-use super::candidates::{Candidate, Candidates, Resources, in_parts};
+use super::candidates::{Candidate, Candidates, Resources, Work, in_parts};
 use super::emit::{Emitter, Value};
-use super::fusion::{flops, followers};
+use super::fusion::{followers, stored_before};
 use super::runs::Runs;
 use crate::codegen::body::Body;
 use crate::codegen::phases::{Around, Cover};
@@ -40,6 +40,9 @@ const LEAST_COLUMN: usize = 32;
 /// Most operations per element of a row that are done again rather than stored.
 const PROLOGUE_FLOPS: u32 = 128;
 
+/// What a thread could load while it waits for the other warps of its group.
+const MEETING_BYTES: usize = 16;
+
 /// Which threads share a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Sharing {
@@ -54,6 +57,8 @@ enum Sharing {
 struct Rows {
     node: NodeId,
     result: ValueId,
+    /// What is reduced.
+    dtype: DType,
     n_rows: usize,
     length: usize,
     sharing: Sharing,
@@ -87,8 +92,7 @@ fn wide(dtype: DType) -> DType {
 /// The reduction that a node is, if groups suit it; always for those that are kept whole.
 pub(super) fn find(body: &Body, around: &Around, id: NodeId, node: &Node) -> Option<(Cover, Candidates)> {
     let x = *node.inputs.first()?;
-    let dear = |v: &ValueId| flops(body, around, *v).is_none_or(|f| f > PROLOGUE_FLOPS);
-    let needs: Vec<ValueId> = node.inputs.iter().copied().filter(dear).collect();
+    let needs = stored_before(body, around, node.inputs.iter().map(|&v| (v, PROLOGUE_FLOPS)));
     let in_memory = |v: ValueId| (around.in_memory)(v) || needs.contains(&v);
     let shape = body.shape(x);
     let last = shape.len().checked_sub(1)?;
@@ -108,12 +112,9 @@ pub(super) fn find(body: &Body, around: &Around, id: NodeId, node: &Node) -> Opt
         _ => return None,
     };
     let (nodes, result) = followers(body, around, id);
-    let mut rows = Rows { node: id, result, n_rows, length, sharing, width, n_parts: 1 };
-    if matches!(node.op, Op::Reduce { .. }) {
-        let most = length / (rows.step() * LEAST_RUNS);
-        rows.n_parts = (ENOUGH_BLOCKS / rows.n_blocks().max(1)).min(most).max(1);
-    }
-    Some((Cover { needs, nodes, results: vec![result] }, Candidates::new([rows])?))
+    let dtype = body.dtype(x);
+    let rows = Rows { node: id, result, dtype, n_rows, length, sharing, width, n_parts: 1 };
+    Some((Cover { needs, nodes, results: vec![result] }, Candidates::new(rows.all(&node.op))?))
 }
 
 /// Rows, their length, and how threads share them, for a reduction over `axes` whose operand has runs of `width` along its last axis.
@@ -138,8 +139,13 @@ fn plain(body: &Body, node: &Node, axes: &[usize], width: usize) -> Option<(usiz
 /// The least group that keeps a row in registers, or the largest when none does.
 fn kept_group(dtype: DType, length: usize, width: usize) -> usize {
     let least = (length / width).next_power_of_two().clamp(1, 32);
-    let fits = |g: &usize| length.div_ceil(g * width) * width * wide(dtype).size_bytes() <= KEPT_BYTES;
-    [least, 64, 128, BLOCK].into_iter().find(|g| *g >= least && fits(g)).unwrap_or(BLOCK)
+    let fits = |g: &usize| *g >= least && keeps_row(*g, dtype, length, width);
+    [least, 64, 128, BLOCK].into_iter().find(fits).unwrap_or(BLOCK)
+}
+
+/// Whether a group keeps a row in registers.
+fn keeps_row(group: usize, dtype: DType, length: usize, width: usize) -> bool {
+    length.div_ceil(group * width) * width * wide(dtype).size_bytes() <= KEPT_BYTES
 }
 
 /// Where a thread is.
@@ -154,6 +160,31 @@ struct Here {
 }
 
 impl Rows {
+    /// With as many parts as predicted times choose, then with half and twice as many, then with other groups. Only plain reductions are split, and
+    /// only groups that keep a row of those that are kept.
+    fn all(self, op: &Op) -> Vec<Rows> {
+        let is_split = matches!(op, Op::Reduce { .. });
+        let in_parts = |r: &Rows, n_parts: usize| Rows { n_parts, ..r.clone() };
+        let parts = |r: &Rows| {
+            let most = if is_split { self.length / (r.step() * LEAST_RUNS) } else { 1 };
+            in_parts(r, (ENOUGH_BLOCKS / in_parts(r, 1).n_blocks().max(1)).min(most).max(1))
+        };
+        let first = parts(&self);
+        let runs = |n: usize| self.length / (self.step() * n);
+        let others = [first.n_parts / 2, 2 * first.n_parts];
+        let others = others.into_iter().filter(|&n| is_split && n > 0 && runs(n) >= LEAST_RUNS / 4);
+        let mut all = vec![first.clone()];
+        all.extend(others.map(|n| in_parts(&first, n)));
+        let is_kept = !matches!(op, Op::Reduce { .. } | Op::ArgReduce { .. });
+        let kept = is_kept && fits_registers(&[self.length], self.dtype);
+        let fits = |g: &usize| !kept || keeps_row(*g, self.dtype, self.length, self.width);
+        if let Sharing::Group(_) = self.sharing {
+            let groups = [8, 16, 32, 64, 128, BLOCK].into_iter().filter(fits);
+            all.extend(groups.map(|g| parts(&Rows { sharing: Sharing::Group(g), ..self.clone() })));
+        }
+        all
+    }
+
     /// Threads that share a row.
     fn sharers(&self) -> usize {
         match self.sharing {
@@ -260,6 +291,23 @@ impl Candidate for Rows {
         Resources::new(self.n_blocks(), BLOCK)
     }
 
+    fn work(&self) -> Work {
+        let rows = self.n_rows.next_multiple_of(self.rows_per_block());
+        let length = self.length.div_ceil(self.n_parts).next_multiple_of(self.step()) * self.n_parts;
+        let elements = rows as f64 * length as f64;
+        // Groups of several warps meet in shared memory.
+        let meetings =
+            if self.sharers() > 32 { (rows * self.n_parts * self.sharers() * MEETING_BYTES) as f64 } else { 0.0 };
+        let partial = if self.n_parts > 1 { self.n_parts * self.n_rows * wide(self.dtype).size_bytes() } else { 0 };
+        Work {
+            n_tiles: self.n_blocks(),
+            bytes: elements * self.dtype.size_bytes() as f64 + meetings,
+            n_products: 0.0,
+            products_per_byte: 1.0,
+            partial_bytes: partial as f64,
+        }
+    }
+
     fn partial(&self, body: &Body) -> Option<(DType, usize)> {
         let node = body.graph.node(self.node);
         let reduction = Reduction::of(body, node).ok().filter(|_| self.n_parts > 1)?;
@@ -272,8 +320,7 @@ impl Candidate for Rows {
     }
 
     fn emit(&self, p: &mut Puller<Value>, e: &mut Emitter, out: Value) -> Result<()> {
-        let n_blocks = self.n_blocks().to_string();
-        e.counted(["ix(blockIdx.x)", &n_blocks, "ix(gridDim.x)"], |e, block| {
+        e.by_block(self.n_blocks(), |e, block| {
             let here = self.here(e, block);
             let node = p.body.graph.node(self.node).clone();
             let kept = fits_registers(&[self.length], p.body.dtype(node.inputs[0]));

@@ -51,7 +51,7 @@ fn tables_compile_for_an_architecture_each() {
     let mut batches = batches();
     let n = batches.len();
     for (i, case) in tables().iter().enumerate() {
-        batches[i % n].add(&as_cluster(&case.body));
+        batches[i % n].add(&as_cluster(&case.body), 0);
     }
     let stacked = compile(nvrtc, &batches);
     assert!(stacked.is_empty(), "{}", stacked.join("\n"));
@@ -94,7 +94,7 @@ fn kinds_compile_for_every_architecture() {
     cases.retain(|c| is_new(c));
     let mut batches = batches();
     for batch in &mut batches {
-        cases.iter().for_each(|c| drop(batch.add(&as_cluster(&c.body))));
+        cases.iter().for_each(|c| drop(batch.add(&as_cluster(&c.body), 0)));
     }
     let stacked = compile(nvrtc, &batches);
     assert!(stacked.is_empty(), "{}", stacked.join("\n"));

@@ -34,9 +34,10 @@ impl Batch {
         Batch { options: options.into(), known: HashMap::new(), units: Vec::new() }
     }
 
-    /// Generates a graph's kernels; gives them, and the place of each of their sources.
-    pub fn add(&mut self, graph: &Graph) -> (Generated, Vec<Place>) {
-        let made = generate_with(graph, self.options).unwrap_or_else(|e| panic!("{graph}\n{e}"));
+    /// Generates a graph's kernels in one of their forms; gives them, and the place of each of their sources.
+    pub fn add(&mut self, graph: &Graph, form: u8) -> (Generated, Vec<Place>) {
+        let options = Options { form, ..self.options };
+        let made = generate_with(graph, options).unwrap_or_else(|e| panic!("{graph}\n{e}"));
         let entry_of = |code: usize| made.kernels.iter().find(|k| k.code == code).expect("a source has a kernel");
         let places = (made.units.iter().enumerate())
             .map(|(i, u)| self.place(u.source.strip_prefix(PRELUDE).expect("it begins so"), &entry_of(i).entry))

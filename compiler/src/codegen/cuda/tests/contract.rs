@@ -2,7 +2,6 @@
 
 use super::run::check_all;
 use super::*;
-use crate::codegen::cuda::{Options, generate_with};
 use crate::codegen::testing::Case;
 
 /// Products of ragged and of whole tiles, in batches that broadcast, of every family of dtypes.
@@ -170,27 +169,6 @@ fn tiles_stay_in_registers() {
             assert_eq!(compiled.ptx.matches("ld.shared.v4").count(), 32, "{arch}\n{graph}");
         }
     }
-}
-
-/// Numbers of a cluster's forms go through those of its kernels, one after the other, with all others as predicted.
-#[test]
-fn forms_of_several_kernels_are_numbered_one_after_the_other() {
-    let mut b = GraphBuilder::new("two");
-    let (x, w) = (b.input("x", DType::F32, [100, 80]), b.input("w", DType::F32, [80, 80]));
-    let y = b.matmul(x, w).unwrap();
-    let y = b.matmul(y, w).unwrap();
-    b.output("y", y);
-    let g = as_cluster(&b.finish().unwrap());
-    let of = |form: u8| {
-        let options = Options { form, ..Arch::COMMON.into() };
-        generate_with(&g, options).unwrap().forms.remove(&NodeId(0)).unwrap()
-    };
-    let first = of(0);
-    let [a, b] = &first.choices[..] else { panic!("{first:?}") };
-    assert!(a.n > 1 && b.n > 1 && usize::from(first.n) == a.n + b.n - 1, "{first:?}");
-    let numbers: Vec<Vec<usize>> = (0..=first.n).map(|f| of(f).choices.iter().map(|c| c.number).collect()).collect();
-    let expected = (0..a.n).map(|i| vec![i, 0]).chain((1..b.n).map(|i| vec![0, i])).chain([vec![0, 0]]);
-    assert_eq!(numbers, expected.collect::<Vec<_>>());
 }
 
 /// A result under another shape is the same memory: nothing is copied, however many shapes it has.

@@ -4,6 +4,7 @@ mod archs;
 mod attention;
 mod build;
 mod contract;
+mod forms;
 mod lines;
 mod rows;
 mod run;

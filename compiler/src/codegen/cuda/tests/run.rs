@@ -1,7 +1,7 @@
 //! Generated kernels on the emulator, compared with the interpreter: the same tables of cases as the CPU's.
 
 use super::build::{Batch, Place};
-use crate::codegen::cuda::{Arch, Generated, Options, nvrtc};
+use crate::codegen::cuda::{Arch, Generated, Options, generate_with, nvrtc};
 use crate::codegen::plan::{Arg, KernelPlan};
 use crate::codegen::testing::{self, Case, Rng, as_cluster, graph_of};
 use crate::ir::{Graph, NodeId};
@@ -9,6 +9,7 @@ use crate::testing::nvrtc_or_left_out;
 use gristmill_emulator::{Args, Checks, Device, LaunchConfig, Limits, Module, TensorMap, encode_tensor_map};
 use gristmill_runtime::Tensor;
 use gristmill_runtime::gpu::{GpuKernel, GpuParam, Launch};
+use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -32,9 +33,10 @@ struct Kernels {
 }
 
 impl Kernels {
-    fn new(options: Options, graphs: &[Graph], nvrtc: &nvrtc::Nvrtc) -> Kernels {
+    /// Of each graph in one of its forms.
+    fn new(options: Options, graphs: &[(Graph, u8)], nvrtc: &nvrtc::Nvrtc) -> Kernels {
         let mut batch = Batch::new(Options { arch: options.arch.ptx_only(), ..options });
-        let of_graph = graphs.iter().map(|g| batch.add(g)).collect();
+        let of_graph = graphs.iter().map(|(g, form)| batch.add(g, *form)).collect();
         let made = nvrtc::build(nvrtc, None, &batch.units());
         let module = |c: crate::Result<nvrtc::Compiled>| {
             let c = c.unwrap_or_else(|e| panic!("{e}"));
@@ -153,17 +155,47 @@ pub fn check_all(what: &str, cases: &[Case]) {
     check_with(Arch::COMMON.into(), what, cases);
 }
 
-/// Runs every case twice: as planned, and with few threads.
+/// Runs every case twice: as planned, and with few threads. Then runs once what forms there are beside the first ones, each in the smallest of the
+/// cases that have it.
 pub fn check_with(options: Options, what: &str, cases: &[Case]) {
     let Some(nvrtc) = nvrtc_or_left_out(what) else { return };
-    let graphs: Vec<Graph> = cases.iter().map(|c| as_cluster(&c.body)).collect();
+    let first: Vec<(&Case, u8)> = cases.iter().map(|c| (c, 0)).collect();
+    check_forms(options, &first, &[planned, few_threads], nvrtc);
+    check_forms(options, &other_forms(options, cases), &[planned], nvrtc);
+}
+
+/// Cases with the numbers of forms that no smaller one has: what is said of them, but for how many blocks share a result, and what is summed up in.
+fn other_forms(options: Options, cases: &[Case]) -> Vec<(&Case, u8)> {
+    let mut by_size: Vec<&Case> = cases.iter().collect();
+    by_size.sort_by_key(|c| c.inputs.iter().map(Tensor::len).sum::<usize>());
+    let (mut seen, mut all) = (BTreeSet::new(), Vec::new());
+    for case in by_size {
+        let graph = as_cluster(&case.body);
+        let made = |form| generate_with(&graph, Options { form, ..options }).unwrap_or_else(|e| panic!("{graph}\n{e}"));
+        let n = made(0).forms[&NodeId(0)].n;
+        for form in 1..n {
+            let made = made(form);
+            let choice = made.forms[&NodeId(0)].choices.iter().find(|c| c.number > 0);
+            let choice = choice.unwrap_or_else(|| panic!("form {form} of {n} is no other\n{}", made.listing));
+            let (words, parts) = choice.form.split_once(", in ").unwrap_or((&choice.form, ""));
+            if seen.insert((words.to_owned(), parts.is_empty())) {
+                all.push((case, form));
+            }
+        }
+    }
+    all
+}
+
+/// Runs every case in one of its forms, once for each way to launch it.
+fn check_forms(options: Options, cases: &[(&Case, u8)], launches: &[fn(&GpuKernel) -> Launch], nvrtc: &nvrtc::Nvrtc) {
+    let graphs: Vec<(Graph, u8)> = cases.iter().map(|(c, form)| (as_cluster(&c.body), *form)).collect();
     let kernels = Kernels::new(options, &graphs, nvrtc);
     let next = AtomicUsize::new(0);
     let work = || {
         loop {
             let i = next.fetch_add(1, Ordering::Relaxed);
-            let Some(case) = cases.get(i) else { return };
-            for launched in [planned, few_threads] {
+            let Some((case, _)) = cases.get(i) else { return };
+            for &launched in launches {
                 let run = |graph: &Graph, inputs: &[Tensor]| {
                     kernels
                         .run(i, graph, inputs, launched)
@@ -235,8 +267,9 @@ fn faults_are_reported_as_status() {
     let Some(nvrtc) = nvrtc_or_left_out("faults of CUDA kernels") else { return };
     let cases = testing::faults(&mut Rng(6));
     let graphs: Vec<Graph> = cases.iter().map(|(op, operands, _)| as_cluster(&graph_of(op, operands))).collect();
+    let graphs: Vec<(Graph, u8)> = graphs.into_iter().map(|g| (g, 0)).collect();
     let kernels = Kernels::new(Arch::COMMON.into(), &graphs, nvrtc);
     for (i, (op, operands, expected)) in cases.iter().enumerate() {
-        assert_eq!(kernels.run(i, &graphs[i], operands, planned), Err(Failure::Status(*expected)), "{op:?}");
+        assert_eq!(kernels.run(i, &graphs[i].0, operands, planned), Err(Failure::Status(*expected)), "{op:?}");
     }
 }

@@ -277,7 +277,7 @@ fn tensor_kernels_stay_in_registers() {
     .map(|p| as_cluster(&p.case(rng).body));
     for arch in ARCHS.map(|a| Arch::parse(a).unwrap()) {
         let mut batch = Batch::new(Options { tf32: true, ..arch.into() });
-        cases.iter().for_each(|g| drop(batch.add(g)));
+        cases.iter().for_each(|g| drop(batch.add(g, 0)));
         let units = batch.units();
         for made in nvrtc::build(nvrtc, None, &units) {
             let made = made.unwrap_or_else(|e| panic!("{e}"));
