@@ -9,6 +9,7 @@ mod emit;
 mod epilogue;
 mod fast;
 mod jit;
+mod lanes;
 mod native;
 mod rows;
 mod scalar;

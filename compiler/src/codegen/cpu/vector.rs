@@ -1,4 +1,4 @@
-//! Element-wise kernels of `f32` in four lanes.
+//! Element-wise kernels of `f32`, `i32`, 8-bit integers and truth values in four lanes ([`lanes`](super::lanes)).
 //!
 //! The innermost of the collapsed loops runs over vectors with a scalar remainder that computes bit for bit the same, so that results
 //! do not depend on how items are split. Transcendental functions are calls on tiles of [`TILE`] floats in the workspace, which cut
@@ -7,13 +7,13 @@
 use super::access::{Expression, Leaf, expression};
 use super::body::Body;
 use super::emit::Emitter;
+use super::lanes::{GROUPS, Lanes, has_lanes, is_byte, is_lane, memory};
 use super::pull::{Emit, Ix};
 use super::strided::{Axis, collapse};
 use crate::error::{Error, Result};
 use crate::ir::{ScalarOp, ValueId};
 use crate::vecprog::{Inst, VecOp, VecProg};
-use cranelift_codegen::ir::condcodes::{FloatCC, IntCC};
-use cranelift_codegen::ir::{Endianness, InstBuilder, MemFlagsData, Value, types};
+use cranelift_codegen::ir::{InstBuilder, Value, types};
 use gristmill_runtime::DType;
 
 /// Floats of a tile: 1 KiB, which amortises the call and avoids stalls between narrow stores and wide loads.
@@ -33,13 +33,15 @@ pub(super) struct VectorMap {
     inner: Axis,
     out_offset: i64,
     stages: Vec<usize>,
+    /// Whether an element of each leaf, then of each output, is one byte; else it has 4.
+    bytes: Vec<bool>,
     /// Tile of the workspace that holds a register between stages.
     tiles: Vec<Option<usize>>,
     n_tiles: usize,
 }
 
 /// Leaf kernels that compute a whole tile.
-fn tile_function(op: ScalarOp) -> Option<&'static str> {
+pub(super) fn tile_function(op: ScalarOp) -> Option<&'static str> {
     use ScalarOp::*;
     Some(match op {
         Exp => "gm_vexp_f32",
@@ -70,24 +72,10 @@ fn tile_function(op: ScalarOp) -> Option<&'static str> {
     })
 }
 
-fn call_of(inst: &Inst) -> Option<&'static str> {
+pub(super) fn call_of(inst: &Inst) -> Option<&'static str> {
     match inst.op {
         VecOp::Op(op) => tile_function(op),
         _ => None,
-    }
-}
-
-/// Whether the lanes code has an instruction sequence for it.
-fn has_lanes(inst: &Inst, operand: DType) -> bool {
-    use ScalarOp::*;
-    let VecOp::Op(op) = inst.op else { return inst.dtype == DType::F32 };
-    match op {
-        Neg | Abs | Sign | Floor | Ceil | Round | Trunc | Sqrt | Add | Sub | Mul | Div | Min | Max | Lt | Le | Gt
-        | Ge => operand == DType::F32,
-        Eq | Ne => operand == DType::F32,
-        And | Or | Xor | Not => true,
-        Select => operand == DType::F32,
-        _ => tile_function(op).is_some() && operand == DType::F32,
     }
 }
 
@@ -98,7 +86,7 @@ pub(super) fn takes(op: ScalarOp, dtypes: &[DType]) -> bool {
     }
     let p = VecProg::of_op(op, dtypes);
     let supported = |i: &Inst| has_lanes(i, i.args.last().map_or(i.dtype, |&a| p.dtype(a)));
-    p.dtype(p.outputs[0]) == DType::F32 && p.insts.iter().all(supported)
+    is_lane(p.dtype(p.outputs[0])) && p.insts.iter().all(supported)
 }
 
 /// Plans the kernel of `roots`, whose elements go where `out` says; `None` when the generic code must do it.
@@ -108,7 +96,7 @@ pub(super) fn plan(
     in_memory: &dyn Fn(ValueId) -> bool,
     out: &Destination,
 ) -> Option<VectorMap> {
-    if roots.iter().any(|&v| body.dtype(v) != DType::F32) {
+    if roots.iter().any(|&v| !is_lane(body.dtype(v))) {
         return None;
     }
     let e = expression(body, roots, in_memory, &|op, dtype| dtype == DType::F32 && tile_function(op).is_some())?;
@@ -125,7 +113,9 @@ pub(super) fn plan(
         return None;
     }
     let stages = stages(&p.insts);
-    let mut map = VectorMap { expression: e, outer, inner, out_offset: out.offset, stages, tiles: vec![], n_tiles: 0 };
+    let bytes = e.leaves.iter().map(|l| l.value).chain(roots.iter().copied()).map(|v| is_byte(body.dtype(v))).collect();
+    let (tiles, n_tiles) = (vec![], 0);
+    let mut map = VectorMap { expression: e, outer, inner, out_offset: out.offset, stages, bytes, tiles, n_tiles };
     map.place_tiles();
     Some(map)
 }
@@ -160,12 +150,33 @@ impl VectorMap {
         insts.iter().map(|i| if call_of(i).is_some() { 400 } else { 60 }).sum::<u64>() + 100
     }
 
-    fn insts(&self) -> &[Inst] {
+    pub(super) fn insts(&self) -> &[Inst] {
         &self.expression.program.insts
     }
 
     fn is_free(&self, r: usize) -> bool {
         matches!(self.insts()[r].op, VecOp::Input(_) | VecOp::Const(_))
+    }
+
+    /// Whether input `n` is one element for the whole of the innermost loop.
+    pub(super) fn is_broadcast(&self, n: usize) -> bool {
+        self.inner.strides[n] == 0
+    }
+
+    /// Groups of four lanes that an iteration computes.
+    pub(super) fn n_groups(&self) -> usize {
+        let streamed = self.bytes.iter().zip(&self.inner.strides).any(|(&byte, &stride)| byte && stride == 1);
+        if streamed { GROUPS } else { 1 }
+    }
+
+    /// Whether a stage before `stage` computed register `r`.
+    pub(super) fn is_earlier(&self, r: usize, stage: usize) -> bool {
+        !self.is_free(r) && self.stages[r] < stage
+    }
+
+    /// Bytes of an element of a leaf or output.
+    fn size_bytes(&self, tensor: usize) -> i64 {
+        if self.bytes[tensor] { 1 } else { 4 }
     }
 
     /// Registers that outlive their stage, and operands and results of calls, get tiles; contiguous inputs are read where they are.
@@ -178,7 +189,7 @@ impl VectorMap {
             for a in self.insts()[i].args.clone() {
                 let a = a.0 as usize;
                 let in_place = self.contiguous_input(a).is_some();
-                needed[a] |= (is_call && !in_place) || (!self.is_free(a) && self.stages[a] < self.stages[i]);
+                needed[a] |= (is_call && !in_place) || self.is_earlier(a, self.stages[i]);
             }
         }
         self.tiles = needed
@@ -205,7 +216,11 @@ impl VectorMap {
         let bases: Vec<Value> = (leaves.iter().zip(&self.expression.leaves))
             .map(|(&base, Leaf { offset, .. })| (base, *offset))
             .chain(outputs.iter().map(|&base| (base, self.out_offset)))
-            .map(|(base, offset)| if offset == 0 { base } else { e.b.ins().iadd_imm_s(base, offset * 4) })
+            .enumerate()
+            .map(|(t, (base, offset))| match offset * self.size_bytes(t) {
+                0 => base,
+                bytes => e.b.ins().iadd_imm_s(base, bytes),
+            })
             .collect();
         let tiles = if self.n_tiles > 0 { Some(e.arg(workspace)) } else { None };
         let extents: Vec<usize> = self.outer.iter().map(|a| a.extent).collect();
@@ -249,7 +264,7 @@ impl VectorMap {
             let step = e.mul(i, axis.strides[tensor]);
             offset = e.add(offset, step);
         }
-        let bytes = e.mul(offset, 4);
+        let bytes = e.mul(offset, self.size_bytes(tensor));
         let address = e.add(Ix::V(base), bytes);
         e.val(address)
     }
@@ -268,6 +283,9 @@ impl Row<'_> {
     /// Address of a tensor's element `start`, or of its only element.
     fn pointer(&self, e: &mut Emitter, tensor: usize, start: Option<Value>) -> Value {
         match start {
+            Some(start) if self.map.inner.strides[tensor] == 1 && self.map.bytes[tensor] => {
+                e.b.ins().iadd(self.pointers[tensor], start)
+            }
             Some(start) if self.map.inner.strides[tensor] == 1 => {
                 let bytes = e.b.ins().ishl_imm_s(start, 2);
                 e.b.ins().iadd(self.pointers[tensor], bytes)
@@ -317,9 +335,10 @@ impl Row<'_> {
         }
         let lanes = Lanes { map: self.map, stage, pointers: &pointers, tiles: &tiles, stored: &stored };
         let bytes = e.b.ins().ishl_imm_s(m, 2);
-        let whole = e.b.ins().band_imm_s(bytes, !15);
+        let step = 16 * self.map.n_groups() as i64;
+        let whole = e.b.ins().band_imm_s(bytes, -step);
         let fixed = lanes.fixed(e, true);
-        e.for_loop(Ix::C(0), Ix::V(whole), 16, &[], |e, at, _| {
+        e.for_loop(Ix::C(0), Ix::V(whole), step, &[], |e, at, _| {
             lanes.body(e, at, true, &fixed)?;
             Ok(vec![])
         })?;
@@ -368,173 +387,4 @@ impl Row<'_> {
         }
         Ok(())
     }
-}
-
-fn memory() -> MemFlagsData {
-    MemFlagsData::new().with_notrap()
-}
-
-/// The body of one stage's loop.
-struct Lanes<'a> {
-    map: &'a VectorMap,
-    stage: usize,
-    pointers: &'a [Value],
-    tiles: &'a [Option<Value>],
-    stored: &'a [usize],
-}
-
-impl Lanes<'_> {
-    /// Constants and broadcast inputs, which the loop does not change.
-    fn fixed(&self, e: &mut Emitter, vector: bool) -> Vec<Option<Value>> {
-        let splat = |e: &mut Emitter, v: Value| if vector { e.b.ins().splat(types::F32X4, v) } else { v };
-        (self.map.insts().iter())
-            .map(|inst| match inst.op {
-                VecOp::Const(bits) => {
-                    let c = e.constant(DType::F32, bits);
-                    Some(splat(e, c))
-                }
-                VecOp::Input(n) if self.map.inner.strides[n as usize] == 0 => {
-                    let v = e.b.ins().load(types::F32, memory(), self.pointers[n as usize], 0);
-                    Some(splat(e, v))
-                }
-                _ => None,
-            })
-            .collect()
-    }
-
-    /// Computes and stores what the stage owes at byte offset `at`.
-    fn body(&self, e: &mut Emitter, at: Value, vector: bool, fixed: &[Option<Value>]) -> Result<()> {
-        let mut registers: Vec<Option<Value>> = fixed.to_vec();
-        for &r in self.stored {
-            let mut value = self.register(e, r, at, vector, &mut registers)?;
-            if self.map.insts()[r].dtype == DType::Bool && !vector {
-                // Truth values between stages are lane masks.
-                let wide = e.b.ins().uextend(types::I32, value);
-                value = e.b.ins().ineg(wide);
-            }
-            let results = self.map.expression.program.outputs.iter().enumerate();
-            let is_call = call_of(&self.map.insts()[r]).is_some();
-            let mut sinks: Vec<Value> = self.tiles[r].into_iter().collect();
-            if !is_call {
-                let first = self.map.expression.leaves.len();
-                sinks.extend(results.filter(|(_, o)| o.0 as usize == r).map(|(i, _)| self.pointers[first + i]));
-            }
-            for sink in sinks {
-                let address = e.b.ins().iadd(sink, at);
-                e.b.ins().store(memory(), value, address, 0);
-            }
-        }
-        Ok(())
-    }
-
-    fn register(
-        &self,
-        e: &mut Emitter,
-        r: usize,
-        at: Value,
-        vector: bool,
-        registers: &mut Vec<Option<Value>>,
-    ) -> Result<Value> {
-        if let Some(v) = registers[r] {
-            return Ok(v);
-        }
-        let inst = &self.map.insts()[r];
-        let ty = if vector { types::F32X4 } else { types::F32 };
-        let earlier = call_of(inst).is_some() || (!self.map.is_free(r) && self.map.stages[r] < self.stage);
-        let value = match inst.op {
-            VecOp::Input(n) => {
-                let address = e.b.ins().iadd(self.pointers[n as usize], at);
-                e.b.ins().load(ty, memory(), address, 0)
-            }
-            _ if earlier => {
-                let tile = self.tiles[r].ok_or_else(|| Error::internal("a register between stages has no tile"))?;
-                let address = e.b.ins().iadd(tile, at);
-                match (inst.dtype, vector) {
-                    (DType::Bool, true) => e.b.ins().load(types::I32X4, memory(), address, 0),
-                    (DType::Bool, false) => {
-                        let mask = e.b.ins().load(types::I32, memory(), address, 0);
-                        e.b.ins().icmp_imm_s(IntCC::NotEqual, mask, 0)
-                    }
-                    _ => e.b.ins().load(ty, memory(), address, 0),
-                }
-            }
-            VecOp::Op(op) => {
-                let mut args = Vec::with_capacity(inst.args.len());
-                for a in &inst.args {
-                    args.push(self.register(e, a.0 as usize, at, vector, registers)?);
-                }
-                let constant = |i: usize| matches!(self.map.insts()[inst.args[i].0 as usize].op, VecOp::Const(_));
-                lane_op(e, op, &args, vector, inst.args.len() > 1 && constant(1))?
-            }
-            VecOp::Const(_) => return Err(Error::internal("a constant is fixed before the loop")),
-        };
-        registers[r] = Some(value);
-        Ok(value)
-    }
-}
-
-/// One op on four lanes or on one; truth values are lane masks or a byte.
-fn lane_op(e: &mut Emitter, op: ScalarOp, args: &[Value], vector: bool, constant_rhs: bool) -> Result<Value> {
-    use ScalarOp::*;
-    let x = args[0];
-    let y = *args.get(1).unwrap_or(&x);
-    Ok(match op {
-        Neg => e.b.ins().fneg(x),
-        Abs => e.b.ins().fabs(x),
-        Sign => {
-            let (zero, one) = (lane_constant(e, 0.0, vector), lane_constant(e, 1.0, vector));
-            let minus = e.b.ins().fneg(one);
-            let above = e.b.ins().fcmp(FloatCC::GreaterThan, x, zero);
-            let below = e.b.ins().fcmp(FloatCC::LessThan, x, zero);
-            let rest = choose(e, below, minus, x, vector);
-            choose(e, above, one, rest, vector)
-        }
-        Floor => e.b.ins().floor(x),
-        Ceil => e.b.ins().ceil(x),
-        Round => e.b.ins().nearest(x),
-        Trunc => e.b.ins().trunc(x),
-        Sqrt => e.b.ins().sqrt(x),
-        Add => e.b.ins().fadd(x, y),
-        Sub => e.b.ins().fsub(x, y),
-        Mul => e.b.ins().fmul(x, y),
-        Div => e.b.ins().fdiv(x, y),
-        // Against a constant one machine instruction does: a NaN in `x` fails the comparison and stays.
-        Max if constant_rhs => {
-            let less = e.b.ins().fcmp(FloatCC::LessThan, x, y);
-            choose(e, less, y, x, vector)
-        }
-        Min if constant_rhs => {
-            let greater = e.b.ins().fcmp(FloatCC::LessThan, y, x);
-            choose(e, greater, y, x, vector)
-        }
-        Max => e.b.ins().fmax(x, y),
-        Min => e.b.ins().fmin(x, y),
-        Eq => e.b.ins().fcmp(FloatCC::Equal, x, y),
-        Ne => e.b.ins().fcmp(FloatCC::NotEqual, x, y),
-        Lt => e.b.ins().fcmp(FloatCC::LessThan, x, y),
-        Le => e.b.ins().fcmp(FloatCC::LessThanOrEqual, x, y),
-        Gt => e.b.ins().fcmp(FloatCC::GreaterThan, x, y),
-        Ge => e.b.ins().fcmp(FloatCC::GreaterThanOrEqual, x, y),
-        And => e.b.ins().band(x, y),
-        Or => e.b.ins().bor(x, y),
-        Xor => e.b.ins().bxor(x, y),
-        Not if vector => e.b.ins().bnot(x),
-        Not => e.b.ins().icmp_imm_s(IntCC::Equal, x, 0),
-        Select => choose(e, x, y, args[2], vector),
-        _ => return Err(Error::internal(format!("{op} has no lane code"))),
-    })
-}
-
-fn lane_constant(e: &mut Emitter, v: f32, vector: bool) -> Value {
-    let c = e.b.ins().f32const(v);
-    if vector { e.b.ins().splat(types::F32X4, c) } else { c }
-}
-
-fn choose(e: &mut Emitter, condition: Value, yes: Value, no: Value, vector: bool) -> Value {
-    if !vector {
-        return e.b.ins().select(condition, yes, no);
-    }
-    let bits = MemFlagsData::new().with_endianness(Endianness::Little);
-    let mask = e.b.ins().bitcast(types::F32X4, bits, condition);
-    e.b.ins().bitselect(mask, yes, no)
 }

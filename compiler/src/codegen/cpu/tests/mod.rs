@@ -2,5 +2,6 @@
 
 mod contract;
 mod harness;
+mod lanes;
 mod maps;
 mod ops;

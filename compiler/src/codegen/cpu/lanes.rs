@@ -1,0 +1,477 @@
+//! The body of a vector kernel's loop: elements in lanes of four, or one by one.
+//!
+//! A lane has 32 bits: an `f32`, an `i32`, an integer of 8 bits extended by its sign, or a truth value as a mask. Elements of one byte are read and written by sixteen, which
+//! are four groups of lanes; all ops between are on lanes. Conversions are those of the interpreter: floats become integers by truncation,
+//! saturate, and a NaN becomes 0; integers wrap.
+
+use super::emit::Emitter;
+use super::pull::Emit;
+use super::vector::{VectorMap, call_of, tile_function};
+use crate::error::{Error, Result};
+use crate::ir::ScalarOp;
+use crate::vecprog::{Inst, VecOp};
+use cranelift_codegen::ir::condcodes::{FloatCC, IntCC};
+use cranelift_codegen::ir::{Endianness, InstBuilder, MemFlagsData, Type, Value, types};
+use gristmill_runtime::DType;
+
+/// Groups of lanes that a vector of bytes fills.
+pub(super) const GROUPS: usize = 4;
+
+/// Whether elements of a dtype can be in lanes.
+pub(super) fn is_lane(dtype: DType) -> bool {
+    matches!(dtype, DType::F32 | DType::I32) || is_byte(dtype)
+}
+
+/// Whether an element in memory is one byte, which a lane holds extended.
+pub(super) fn is_byte(dtype: DType) -> bool {
+    matches!(dtype, DType::U8 | DType::I8 | DType::Bool)
+}
+
+/// Whether the lanes code has an instruction sequence for it, given the dtype of the last operand.
+pub(super) fn has_lanes(inst: &Inst, operand: DType) -> bool {
+    use ScalarOp::*;
+    let VecOp::Op(op) = inst.op else { return is_lane(inst.dtype) };
+    if !is_lane(operand) || !is_lane(inst.dtype) {
+        return false;
+    }
+    match op {
+        Cast(_) | Select => true,
+        And | Or | Xor | Not => operand == DType::Bool,
+        Add | Sub | Mul | Neg | Abs | Min | Max => operand != DType::Bool,
+        Eq | Ne | Lt | Le | Gt | Ge => operand != DType::Bool,
+        Sign | Floor | Ceil | Round | Trunc | Sqrt | Div => operand == DType::F32,
+        _ => tile_function(op).is_some() && operand == DType::F32,
+    }
+}
+
+pub(super) fn memory() -> MemFlagsData {
+    MemFlagsData::new().with_notrap()
+}
+
+fn little_endian() -> MemFlagsData {
+    MemFlagsData::new().with_endianness(Endianness::Little)
+}
+
+/// The type of a register; scalar truth values are bytes.
+fn lane_type(dtype: DType, vector: bool) -> Type {
+    match (dtype, vector) {
+        (DType::F32, true) => types::F32X4,
+        (DType::F32, false) => types::F32,
+        (_, true) => types::I32X4,
+        (DType::Bool, false) => types::I8,
+        (_, false) => types::I32,
+    }
+}
+
+/// The body of one stage's loop.
+pub(super) struct Lanes<'a> {
+    pub(super) map: &'a VectorMap,
+    pub(super) stage: usize,
+    pub(super) pointers: &'a [Value],
+    pub(super) tiles: &'a [Option<Value>],
+    pub(super) stored: &'a [usize],
+}
+
+/// One iteration: the groups' registers, and bytes that were loaded, whole and as halves of 16-bit lanes.
+struct Iteration {
+    /// Offset in bytes of a tensor of 4-byte elements.
+    at: Value,
+    vector: bool,
+    groups: Vec<Vec<Option<Value>>>,
+    bytes: Vec<[Option<Value>; 3]>,
+}
+
+impl Lanes<'_> {
+    /// Constants and broadcast inputs, which the loop does not change.
+    pub(super) fn fixed(&self, e: &mut Emitter, vector: bool) -> Vec<Option<Value>> {
+        (self.map.insts().iter())
+            .map(|inst| match inst.op {
+                VecOp::Const(bits) => {
+                    let c = constant(e, inst.dtype, bits);
+                    Some(splat(e, c, inst.dtype, vector))
+                }
+                VecOp::Input(n) if self.map.is_broadcast(n as usize) => {
+                    let v = self.element(e, n as usize, inst.dtype, None);
+                    Some(splat(e, v, inst.dtype, vector))
+                }
+                _ => None,
+            })
+            .collect()
+    }
+
+    /// Computes and stores what the stage owes at byte offset `at` of tensors of 4-byte elements.
+    pub(super) fn body(&self, e: &mut Emitter, at: Value, vector: bool, fixed: &[Option<Value>]) -> Result<()> {
+        let n_groups = if vector { self.map.n_groups() } else { 1 };
+        let bytes = vec![[None; 3]; fixed.len()];
+        let mut iteration = Iteration { at, vector, groups: vec![fixed.to_vec(); n_groups], bytes };
+        for &r in self.stored {
+            let mut values = Vec::with_capacity(n_groups);
+            for group in 0..n_groups {
+                values.push(self.register(e, r, group, &mut iteration)?);
+            }
+            self.store(e, r, &values, &iteration);
+        }
+        Ok(())
+    }
+
+    /// Stores a register to its tile and to the results that it is.
+    fn store(&self, e: &mut Emitter, r: usize, values: &[Value], iteration: &Iteration) {
+        let (dtype, at) = (self.map.insts()[r].dtype, iteration.at);
+        if let Some(tile) = self.tiles[r] {
+            for (group, &value) in values.iter().enumerate() {
+                let wide = if iteration.vector { value } else { lane_of_truth(e, value, dtype) };
+                let address = e.b.ins().iadd(tile, at);
+                e.b.ins().store(memory(), wide, address, 16 * group as i32);
+            }
+        }
+        if call_of(&self.map.insts()[r]).is_some() {
+            return;
+        }
+        let first = self.map.expression.leaves.len();
+        let outputs = self.map.expression.program.outputs.iter().enumerate();
+        for (i, _) in outputs.filter(|(_, o)| o.0 as usize == r) {
+            let sink = self.pointers[first + i];
+            if is_byte(dtype) {
+                let bytes = narrow(e, values, dtype, iteration.vector);
+                let address = byte_address(e, sink, at);
+                e.b.ins().store(memory(), bytes, address, 0);
+                continue;
+            }
+            for (group, &value) in values.iter().enumerate() {
+                let address = e.b.ins().iadd(sink, at);
+                e.b.ins().store(memory(), value, address, 16 * group as i32);
+            }
+        }
+    }
+
+    fn register(&self, e: &mut Emitter, r: usize, group: usize, iteration: &mut Iteration) -> Result<Value> {
+        if let Some(v) = iteration.groups[group][r] {
+            return Ok(v);
+        }
+        let inst = &self.map.insts()[r];
+        let (at, vector) = (iteration.at, iteration.vector);
+        let ty = lane_type(inst.dtype, vector);
+        let offset = 16 * group as i32;
+        let value = match inst.op {
+            VecOp::Input(n) if is_byte(inst.dtype) && vector => self.bytes(e, r, n as usize, group, iteration),
+            VecOp::Input(n) if is_byte(inst.dtype) => self.element(e, n as usize, inst.dtype, Some(at)),
+            VecOp::Input(n) => {
+                let address = e.b.ins().iadd(self.pointers[n as usize], at);
+                e.b.ins().load(ty, memory(), address, offset)
+            }
+            _ if call_of(inst).is_some() || self.map.is_earlier(r, self.stage) => {
+                let tile = self.tiles[r].ok_or_else(|| Error::internal("a register between stages has no tile"))?;
+                let address = e.b.ins().iadd(tile, at);
+                if inst.dtype == DType::Bool && !vector {
+                    let mask = e.b.ins().load(types::I32, memory(), address, offset);
+                    e.b.ins().icmp_imm_s(IntCC::NotEqual, mask, 0)
+                } else {
+                    e.b.ins().load(ty, memory(), address, offset)
+                }
+            }
+            VecOp::Op(op) => {
+                let mut args = Vec::with_capacity(inst.args.len());
+                for a in &inst.args {
+                    args.push(self.register(e, a.0 as usize, group, iteration)?);
+                }
+                let operand = |i: usize| &self.map.insts()[inst.args[i].0 as usize];
+                let lanes = LaneOp {
+                    vector,
+                    from: operand(inst.args.len() - 1).dtype,
+                    to: inst.dtype,
+                    constant_rhs: inst.args.len() > 1 && matches!(operand(1).op, VecOp::Const(_)),
+                };
+                lanes.emit(e, op, &args)?
+            }
+            VecOp::Const(_) => return Err(Error::internal("a constant is fixed before the loop")),
+        };
+        iteration.groups[group][r] = Some(value);
+        Ok(value)
+    }
+
+    /// One element of input `n`: at an offset, or its only one.
+    fn element(&self, e: &mut Emitter, n: usize, dtype: DType, at: Option<Value>) -> Value {
+        let base = self.pointers[n];
+        if !is_byte(dtype) {
+            let address = at.map_or(base, |at| e.b.ins().iadd(base, at));
+            return e.b.ins().load(lane_type(dtype, false), memory(), address, 0);
+        }
+        let address = at.map_or(base, |at| byte_address(e, base, at));
+        let byte = e.b.ins().load(types::I8, memory(), address, 0);
+        match dtype {
+            DType::Bool => byte,
+            DType::I8 => e.b.ins().sextend(types::I32, byte),
+            _ => e.b.ins().uextend(types::I32, byte),
+        }
+    }
+
+    /// The lanes of one group of input `n`, which is register `r`, out of sixteen bytes.
+    fn bytes(&self, e: &mut Emitter, r: usize, n: usize, group: usize, iteration: &mut Iteration) -> Value {
+        let dtype = self.map.insts()[r].dtype;
+        let whole = *iteration.bytes[r][2].get_or_insert_with(|| {
+            let address = byte_address(e, self.pointers[n], iteration.at);
+            e.b.ins().load(types::I8X16, memory(), address, 0)
+        });
+        let half = *iteration.bytes[r][group / 2].get_or_insert_with(|| widen(e, whole, dtype, group / 2 == 1));
+        let lanes = widen(e, half, dtype, group % 2 == 1);
+        if dtype != DType::Bool {
+            return lanes;
+        }
+        let zero = lane_integer(e, 0, true);
+        e.b.ins().icmp(IntCC::NotEqual, lanes, zero)
+    }
+}
+
+/// Address of the byte beside the 4-byte element at offset `at`.
+fn byte_address(e: &mut Emitter, base: Value, at: Value) -> Value {
+    let index = e.b.ins().ushr_imm_s(at, 2);
+    e.b.ins().iadd(base, index)
+}
+
+/// Half of the lanes of a vector in twice their width.
+fn widen(e: &mut Emitter, v: Value, dtype: DType, high: bool) -> Value {
+    match (dtype == DType::I8, high) {
+        (true, false) => e.b.ins().swiden_low(v),
+        (true, true) => e.b.ins().swiden_high(v),
+        (false, false) => e.b.ins().uwiden_low(v),
+        (false, true) => e.b.ins().uwiden_high(v),
+    }
+}
+
+/// Elements of one byte: sixteen out of four groups of lanes, or one.
+fn narrow(e: &mut Emitter, values: &[Value], dtype: DType, vector: bool) -> Value {
+    if !vector {
+        return if dtype == DType::Bool { values[0] } else { e.b.ins().ireduce(types::I8, values[0]) };
+    }
+    let mut lanes = values.to_vec();
+    if dtype == DType::Bool {
+        let one = lane_integer(e, 1, true);
+        lanes.iter_mut().for_each(|v| *v = e.b.ins().band(*v, one));
+    }
+    let (low, high) = (e.b.ins().snarrow(lanes[0], lanes[1]), e.b.ins().snarrow(lanes[2], lanes[3]));
+    // Lanes are in the dtype's range, so that nothing saturates.
+    if dtype == DType::I8 { e.b.ins().snarrow(low, high) } else { e.b.ins().unarrow(low, high) }
+}
+
+/// What a tile holds for a scalar register: truth values are masks there.
+fn lane_of_truth(e: &mut Emitter, value: Value, dtype: DType) -> Value {
+    if dtype != DType::Bool {
+        return value;
+    }
+    let wide = e.b.ins().uextend(types::I32, value);
+    e.b.ins().ineg(wide)
+}
+
+fn splat(e: &mut Emitter, value: Value, dtype: DType, vector: bool) -> Value {
+    if !vector {
+        return value;
+    }
+    let lane = lane_of_truth(e, value, dtype);
+    e.b.ins().splat(lane_type(dtype, true), lane)
+}
+
+/// A scalar constant as a register holds it.
+fn constant(e: &mut Emitter, dtype: DType, bits: u64) -> Value {
+    match dtype {
+        DType::U8 => e.constant(DType::I32, u64::from(bits as u8)),
+        DType::I8 => e.constant(DType::I32, u64::from(bits as i8 as i32 as u32)),
+        _ => e.constant(dtype, bits),
+    }
+}
+
+fn lane_constant(e: &mut Emitter, v: f32, vector: bool) -> Value {
+    let c = e.b.ins().f32const(v);
+    if vector { e.b.ins().splat(types::F32X4, c) } else { c }
+}
+
+fn lane_integer(e: &mut Emitter, v: u32, vector: bool) -> Value {
+    let c = e.b.ins().iconst(types::I32, i64::from(v));
+    if vector { e.b.ins().splat(types::I32X4, c) } else { c }
+}
+
+/// One op on four lanes or on one; truth values are lane masks or a byte.
+struct LaneOp {
+    vector: bool,
+    /// Dtype of the last operand.
+    from: DType,
+    to: DType,
+    constant_rhs: bool,
+}
+
+impl LaneOp {
+    fn emit(&self, e: &mut Emitter, op: ScalarOp, args: &[Value]) -> Result<Value> {
+        match op {
+            ScalarOp::Cast(_) => self.cast(e, args[0]),
+            ScalarOp::Select => Ok(choose(e, args[0], args[1], args[2], self.vector)),
+            _ if self.from == DType::Bool => self.truth(e, op, args),
+            _ if self.from == DType::F32 => self.float(e, op, args),
+            _ => self.integer(e, op, args),
+        }
+    }
+
+    fn truth(&self, e: &mut Emitter, op: ScalarOp, args: &[Value]) -> Result<Value> {
+        Ok(match op {
+            ScalarOp::And => e.b.ins().band(args[0], args[1]),
+            ScalarOp::Or => e.b.ins().bor(args[0], args[1]),
+            ScalarOp::Xor => e.b.ins().bxor(args[0], args[1]),
+            ScalarOp::Not if self.vector => e.b.ins().bnot(args[0]),
+            ScalarOp::Not => e.b.ins().icmp_imm_s(IntCC::Equal, args[0], 0),
+            _ => return Err(no_code(op)),
+        })
+    }
+
+    fn float(&self, e: &mut Emitter, op: ScalarOp, args: &[Value]) -> Result<Value> {
+        use ScalarOp::*;
+        let (x, vector) = (args[0], self.vector);
+        let y = *args.get(1).unwrap_or(&x);
+        Ok(match op {
+            Neg => e.b.ins().fneg(x),
+            Abs => e.b.ins().fabs(x),
+            Sign => {
+                let (zero, one) = (lane_constant(e, 0.0, vector), lane_constant(e, 1.0, vector));
+                let minus = e.b.ins().fneg(one);
+                let above = e.b.ins().fcmp(FloatCC::GreaterThan, x, zero);
+                let below = e.b.ins().fcmp(FloatCC::LessThan, x, zero);
+                let rest = choose(e, below, minus, x, vector);
+                choose(e, above, one, rest, vector)
+            }
+            Floor => e.b.ins().floor(x),
+            Ceil => e.b.ins().ceil(x),
+            Round => e.b.ins().nearest(x),
+            Trunc => e.b.ins().trunc(x),
+            Sqrt => e.b.ins().sqrt(x),
+            Add => e.b.ins().fadd(x, y),
+            Sub => e.b.ins().fsub(x, y),
+            Mul => e.b.ins().fmul(x, y),
+            Div => e.b.ins().fdiv(x, y),
+            Max if self.constant_rhs => at_least(e, x, y, vector),
+            Min if self.constant_rhs => at_most(e, x, y, vector),
+            Max => e.b.ins().fmax(x, y),
+            Min => e.b.ins().fmin(x, y),
+            Eq => e.b.ins().fcmp(FloatCC::Equal, x, y),
+            Ne => e.b.ins().fcmp(FloatCC::NotEqual, x, y),
+            Lt => e.b.ins().fcmp(FloatCC::LessThan, x, y),
+            Le => e.b.ins().fcmp(FloatCC::LessThanOrEqual, x, y),
+            Gt => e.b.ins().fcmp(FloatCC::GreaterThan, x, y),
+            Ge => e.b.ins().fcmp(FloatCC::GreaterThanOrEqual, x, y),
+            _ => return Err(no_code(op)),
+        })
+    }
+
+    /// Lanes hold integers extended by their sign, so that order is that of signed lanes.
+    fn integer(&self, e: &mut Emitter, op: ScalarOp, args: &[Value]) -> Result<Value> {
+        use ScalarOp::*;
+        let x = args[0];
+        let y = *args.get(1).unwrap_or(&x);
+        let result = match op {
+            Neg => e.b.ins().ineg(x),
+            Abs => e.b.ins().iabs(x),
+            Add => e.b.ins().iadd(x, y),
+            Sub => e.b.ins().isub(x, y),
+            Mul => e.b.ins().imul(x, y),
+            Min => e.b.ins().smin(x, y),
+            Max => e.b.ins().smax(x, y),
+            Eq => e.b.ins().icmp(IntCC::Equal, x, y),
+            Ne => e.b.ins().icmp(IntCC::NotEqual, x, y),
+            Lt => e.b.ins().icmp(IntCC::SignedLessThan, x, y),
+            Le => e.b.ins().icmp(IntCC::SignedLessThanOrEqual, x, y),
+            Gt => e.b.ins().icmp(IntCC::SignedGreaterThan, x, y),
+            Ge => e.b.ins().icmp(IntCC::SignedGreaterThanOrEqual, x, y),
+            _ => return Err(no_code(op)),
+        };
+        Ok(match op {
+            Neg | Abs | Add | Sub | Mul => self.wrapped(e, result),
+            _ => result,
+        })
+    }
+
+    /// An integer of 32 bits brought into the range of the result's dtype, modulo its width.
+    fn wrapped(&self, e: &mut Emitter, x: Value) -> Value {
+        match self.to {
+            DType::U8 => {
+                let low = lane_integer(e, 0xff, self.vector);
+                e.b.ins().band(x, low)
+            }
+            DType::I8 => {
+                let top = e.b.ins().ishl_imm_s(x, 24);
+                e.b.ins().sshr_imm_s(top, 24)
+            }
+            _ => x,
+        }
+    }
+
+    fn cast(&self, e: &mut Emitter, x: Value) -> Result<Value> {
+        let vector = self.vector;
+        Ok(match (self.from, self.to) {
+            (from, to) if from == to => x,
+            (DType::F32, DType::Bool) => {
+                let zero = lane_constant(e, 0.0, vector);
+                e.b.ins().fcmp(FloatCC::NotEqual, x, zero)
+            }
+            (_, DType::Bool) => {
+                let zero = lane_integer(e, 0, vector);
+                e.b.ins().icmp(IntCC::NotEqual, x, zero)
+            }
+            (DType::Bool, to) => {
+                let one = lane_integer(e, 1, vector);
+                let bit = if vector { e.b.ins().band(x, one) } else { e.b.ins().uextend(types::I32, x) };
+                if to == DType::F32 { e.b.ins().fcvt_from_sint(lane_type(to, vector), bit) } else { bit }
+            }
+            (_, DType::F32) => e.b.ins().fcvt_from_sint(lane_type(DType::F32, vector), x),
+            (DType::F32, DType::I32) => e.b.ins().fcvt_to_sint_sat(lane_type(DType::I32, vector), x),
+            (DType::F32, to) => saturated(e, x, to, vector),
+            _ => self.wrapped(e, x),
+        })
+    }
+}
+
+/// A float as an integer of 8 bits: the nearest in range, towards zero, and 0 for NaN.
+fn saturated(e: &mut Emitter, x: Value, to: DType, vector: bool) -> Value {
+    let (lo, hi) = if to == DType::U8 { (0.0, 255.0) } else { (-128.0, 127.0) };
+    let (lo, hi) = (lane_constant(e, lo, vector), lane_constant(e, hi, vector));
+    let x = if to == DType::U8 {
+        // A NaN is not above 0.
+        let above = e.b.ins().fcmp(FloatCC::LessThan, lo, x);
+        choose(e, above, x, lo, vector)
+    } else {
+        let zero = lane_constant(e, 0.0, vector);
+        let number = e.b.ins().fcmp(FloatCC::Equal, x, x);
+        let x = choose(e, number, x, zero, vector);
+        at_least(e, x, lo, vector)
+    };
+    let x = at_most(e, x, hi, vector);
+    match vector && cfg!(target_arch = "x86_64") {
+        // In range: the machine's own conversion does.
+        true => e.b.ins().x86_cvtt2dq(types::I32X4, x),
+        false => e.b.ins().fcvt_to_sint_sat(lane_type(DType::I32, vector), x),
+    }
+}
+
+/// Against a constant one machine instruction does: a NaN in `x` fails the comparison and stays.
+fn at_least(e: &mut Emitter, x: Value, y: Value, vector: bool) -> Value {
+    let less = e.b.ins().fcmp(FloatCC::LessThan, x, y);
+    choose(e, less, y, x, vector)
+}
+
+/// As [`at_least`].
+fn at_most(e: &mut Emitter, x: Value, y: Value, vector: bool) -> Value {
+    let greater = e.b.ins().fcmp(FloatCC::LessThan, y, x);
+    choose(e, greater, y, x, vector)
+}
+
+fn no_code(op: ScalarOp) -> Error {
+    Error::internal(format!("{op} has no lane code"))
+}
+
+fn choose(e: &mut Emitter, condition: Value, yes: Value, no: Value, vector: bool) -> Value {
+    if !vector {
+        return e.b.ins().select(condition, yes, no);
+    }
+    match e.b.func.dfg.value_type(yes) {
+        types::F32X4 => {
+            let mask = e.b.ins().bitcast(types::F32X4, little_endian(), condition);
+            e.b.ins().bitselect(mask, yes, no)
+        }
+        _ => e.b.ins().bitselect(condition, yes, no),
+    }
+}
