@@ -342,6 +342,7 @@ impl Executable {
                 StepKind::Send { .. } => "send".into(),
                 StepKind::Recv { .. } => "recv".into(),
                 StepKind::Copy { .. } => "copy".into(),
+                StepKind::AllReduce(_) => "all-reduce".into(),
                 StepKind::If(_) => "if".into(),
                 StepKind::Loop(_) => "loop".into(),
                 StepKind::ReadVariable { .. } | StepKind::AssignVariable { .. } => "variable".into(),

@@ -3,6 +3,7 @@
 //! A device has three queues: one computes, one copies from the host or from staging to the device, one copies from the device. Each does what
 //! it is asked in the order of the calls; nothing orders them among each other but [`Event`]s, and what each method says.
 
+use crate::dtype::DType;
 use crate::error::{Error, ErrorKind};
 use crate::gpu::{EncodedTensorMap, GpuArg, GpuCode, Launch, TensorMap};
 use crate::tensor::AlignedBytes;
@@ -106,6 +107,12 @@ pub trait Driver: Send + Sync {
         Err(Error::new(ErrorKind::Unsupported, message))
     }
 
+    /// Devices of this driver, no two of them one device, that reduce together: ranks are in the order of the list, and one of them is this. Takes a
+    /// while. Errors with `Unsupported` when there is no library for it.
+    fn group(&self, _ranks: &[Peer]) -> Result<Arc<dyn Group>, Error> {
+        Err(Error::new(ErrorKind::Unsupported, format!("{} does not reduce with others", self.describe())))
+    }
+
     /// Stamps for the queue that computes; `None` where everything is done when a call returns, so that the host's clock tells.
     fn stamps(&self, _n: usize) -> Result<Option<Box<dyn Stamps>>, Error> {
         Ok(None)
@@ -156,6 +163,51 @@ pub struct Peer {
     pub ordinal: u32,
     /// The driver's own name of its context.
     pub context: u64,
+    /// The driver's own name of the queue that computes.
+    pub compute: u64,
+}
+
+/// How elements of several devices become one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reduction {
+    /// Their sum; integers wrap.
+    Sum,
+    /// Their product; integers wrap.
+    Prod,
+    /// The greatest.
+    Max,
+    /// The least.
+    Min,
+}
+
+/// What a rank of a [`Group`] is asked for.
+#[derive(Clone, Copy, Debug)]
+pub struct Reduce {
+    /// How.
+    pub reduction: Reduction,
+    /// Type of the elements.
+    pub dtype: DType,
+    /// Address of the rank's own elements.
+    pub from: u64,
+    /// Where the result goes.
+    pub to: u64,
+    /// How many there are.
+    pub n_elements: usize,
+}
+
+/// Devices that reduce together. All ranks must be asked for the same in the same order, each by one thread at a time.
+///
+/// What waits looks at `is_over` all the time: once that holds, or something has failed, it releases the rank's queue, whatever the other ranks do, and
+/// what the queue was asked is undefined. A group of which that is true must be renewed before it is asked again.
+pub trait Group: Send + Sync {
+    /// Asks the queue that computes of a rank's device, and waits until it was asked. False when that was over before.
+    fn all_reduce(&self, rank: usize, reduce: &Reduce, is_over: &dyn Fn() -> bool) -> Result<bool, Error>;
+
+    /// Waits until a rank has done what it was asked. False when that was over before.
+    fn settle(&self, rank: usize, is_over: &dyn Fn() -> bool) -> Result<bool, Error>;
+
+    /// Makes the group as good as new, if it has to. No rank is being asked.
+    fn renew(&self) -> Result<(), Error>;
 }
 
 /// Called when bytes have arrived, on any thread; it must not call a driver.

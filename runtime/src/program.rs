@@ -24,12 +24,14 @@
 //! A sub-program is a `Program` with one partition on the same device and without `Send`/`Recv`; it runs on the same worker, in its own
 //! preallocated arena, reading its arguments and writing its results in place.
 
+mod collectives;
 mod hazards;
 mod memory;
 mod print;
 mod validate;
 
 use crate::device::DeviceName;
+use crate::driver::Reduction;
 use crate::dtype::DType;
 use crate::gpu::{GpuCode, GpuKernel};
 use crate::tensor::Tensor;
@@ -271,6 +273,8 @@ pub enum StepKind {
         /// To.
         dst: BufferId,
     },
+    /// Reduces a buffer with those of other devices.
+    AllReduce(Box<AllReduce>),
     /// Runs one of two sub-programs.
     If(Box<If>),
     /// Runs a sub-program repeatedly.
@@ -289,6 +293,25 @@ pub enum StepKind {
         /// From: dtype and shape of the variable.
         src: BufferId,
     },
+}
+
+/// Operands of [`StepKind::AllReduce`]: one of its ranks.
+///
+/// Its device does nothing else until every rank has come to it, so each step of the partition comes before or after it by its dependencies.
+#[derive(Clone, Debug)]
+pub struct AllReduce {
+    /// Name, the same for all ranks; unique per program.
+    pub key: String,
+    /// Which of `devices` this one is.
+    pub rank: u32,
+    /// Devices of all ranks, in order.
+    pub devices: Vec<DeviceName>,
+    /// How.
+    pub kind: Reduction,
+    /// This device's elements.
+    pub src: BufferId,
+    /// The result: dtype and size of `src`.
+    pub dst: BufferId,
 }
 
 /// Operands of [`StepKind::If`]. Both branches take `args` as their inputs and give `results` as their outputs.

@@ -2,7 +2,7 @@
 
 use gristmill_runtime::cuda::{CudaGpu, Settings};
 use gristmill_runtime::device::{DeviceKind, DeviceName};
-use gristmill_runtime::driver::Driver;
+use gristmill_runtime::driver::{Driver, Reduction};
 use gristmill_runtime::exec::{ExecOptions, Executor};
 use gristmill_runtime::gpu::{GpuCode, GpuKernel, GpuParam, Launch};
 use gristmill_runtime::program::*;
@@ -292,14 +292,37 @@ fn received_in_the_middle() -> Program {
     program(vec![io("x")], vec![io("y"), io("z")], vec![host, on_device])
 }
 
+/// y = 10 x and z = 20 x: two GPUs sum 8 x and 2 x.
+fn reduced() -> Program {
+    let sum = |rank, src, dst| {
+        let (key, devices) = ("sum".to_owned(), vec![gpu(0), gpu(1)]);
+        let (src, dst) = (BufferId(src), BufferId(dst));
+        StepKind::AllReduce(Box::new(AllReduce { key, rank, devices, kind: Reduction::Sum, src, dst }))
+    };
+    let x = || buffer("x", Loc::Input(0));
+    let first = on_gpu(
+        0,
+        vec![x(), buffer("2x", at(0)), buffer("4x", at(1)), buffer("8x", at(2)), buffer("y", Loc::Output(0))],
+        vec![twice(0, 1, &[]), twice(1, 2, &[0]), twice(2, 3, &[1]), step(sum(0, 3, 4), &[2])],
+    );
+    let second = on_gpu(
+        1,
+        vec![x(), buffer("2x", at(0)), buffer("10x", at(1)), buffer("z", Loc::Output(1))],
+        vec![twice(0, 1, &[]), step(sum(1, 1, 2), &[0]), twice(2, 3, &[1])],
+    );
+    let io = |name: &str| IoSpec::new(name, DType::F32, &[N]);
+    program(vec![io("x")], vec![io("y"), io("z")], vec![first, second])
+}
+
 /// A program, what it multiplies its input by, and how many pieces of each partition are one request.
 type Case = (Program, [f32; 2], &'static [usize]);
 
 fn across_gpus_without_allocations() {
-    let cases: [Case; 3] = [
+    let cases: [Case; 4] = [
         (across_gpus(false), [16.0, 3.0], &[0, 1]),
         (across_gpus(true), [16.0, 3.0], &[0, 0, 0]),
         (received_in_the_middle(), [24.0, 19.0], &[0, 2]),
+        (reduced(), [10.0, 20.0], &[1, 0]),
     ];
     for (i, (program, factors, captured)) in cases.into_iter().enumerate() {
         let open = |i| Arc::new(CudaGpu::open(i, Settings::default()).unwrap()) as Arc<dyn Driver>;
@@ -332,6 +355,7 @@ fn start_with_emulated_driver() {
         .args(["--exact", "runs_after_the_first_allocate_nothing", "--nocapture"])
         .envs([
             ("GRISTMILL_CUDA", library.as_path()),
+            ("GRISTMILL_NCCL", library.as_path()),
             ("EMULATED_CUDA", "devices=2".as_ref()),
             (IN_CHILD, "1".as_ref()),
         ])

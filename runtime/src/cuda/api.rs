@@ -76,6 +76,7 @@ api! {
     record_event = "cuEventRecord" fn(CUevent, CUstream);
     /// The first version, which every driver has: it gives the time of its callers' header.
     elapsed = "cuEventElapsedTime" fn(*mut f32, CUevent, CUevent);
+    query_event = "cuEventQuery" fn(CUevent);
     synchronize_event = "cuEventSynchronize" fn(CUevent);
     create_pool = "cuMemPoolCreate" fn(*mut Pool, *const sys::CUmemPoolProps);
     destroy_pool = "cuMemPoolDestroy" fn(Pool);

@@ -32,6 +32,7 @@ const LOST: [CUresult; 6] = [
     CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED,
     CUresult::CUDA_ERROR_UNKNOWN,
 ];
+const NOT_READY: Code = CUresult::CUDA_ERROR_NOT_READY as Code;
 pub(super) const OUT_OF_MEMORY: Code = CUresult::CUDA_ERROR_OUT_OF_MEMORY as Code;
 
 impl Context {
@@ -196,6 +197,16 @@ impl Event {
         let code = unsafe { (self.context.api.elapsed)(&mut ms, self.handle, end.handle) };
         self.context.check(code, "asking for a time")?;
         Ok(Duration::from_secs_f64(f64::from(ms.max(0.0)) / 1e3))
+    }
+
+    /// Whether what was marked last is done.
+    pub(super) fn is_done(&self) -> Result<bool, Error> {
+        self.context.bind()?;
+        // SAFETY: the event lives.
+        match unsafe { (self.context.api.query_event)(self.handle) } {
+            NOT_READY => Ok(false),
+            code => self.context.check(code, "waiting for other devices").map(|()| true),
+        }
     }
 
     pub(super) fn synchronize(&self) -> Result<(), Error> {

@@ -3,8 +3,9 @@
 use super::api::Api;
 use super::code::LoadedCode;
 use super::context::{Context, Event, OUT_OF_MEMORY, Pinned, Stream, record};
+use super::nccl::Clique;
 use super::ring::Ring;
-use crate::driver::{self, Arrival, Driver, HostMemory, Loaded, Peer, Queue, Replay, Stamps};
+use crate::driver::{self, Arrival, Driver, Group, HostMemory, Loaded, Peer, Queue, Replay, Stamps};
 use crate::dtype::DType;
 use crate::error::{Error, ErrorKind};
 use crate::gpu::{EncodedTensorMap, GpuCode, Swizzle, TENSOR_MAP_BYTES, TensorMap};
@@ -408,7 +409,15 @@ impl Driver for CudaGpu {
 
     fn peer(&self) -> Option<Peer> {
         let context = self.context();
-        Some(Peer { ordinal: context.ordinal, context: context.handle.expose_provenance() as u64 })
+        Some(Peer {
+            ordinal: context.ordinal,
+            context: context.handle.expose_provenance() as u64,
+            compute: self.streams.compute().handle.expose_provenance() as u64,
+        })
+    }
+
+    fn group(&self, ranks: &[Peer]) -> Result<Arc<dyn Group>, Error> {
+        Ok(Arc::new(Clique::new(ranks, self.settings.checks)?))
     }
 
     fn reaches(&self, peer: Peer) -> bool {

@@ -2,16 +2,19 @@
 //!
 //! Three floors: the C interface (`api`), its objects with their errors (`context`), and [`CudaGpu`], which the executor drives.
 //! `GRISTMILL_CUDA` names the driver library where the system's loader does not find it; `CUDA_VISIBLE_DEVICES` is the driver's own affair.
+//! `GRISTMILL_NCCL` names NCCL, for all-reduces (`nccl`); empty, it is not used.
 
 mod api;
 mod blas;
 mod code;
 mod context;
 mod gpu;
+mod nccl;
 mod rates;
 mod ring;
 
 pub use gpu::{CudaGpu, Settings};
+pub use nccl::version as nccl_version;
 pub use rates::CopyTimes;
 
 use crate::error::Error;

@@ -6,7 +6,9 @@ use super::memory::{Block, Memory};
 use super::profile::Profile;
 use super::rendezvous::Rendezvous;
 use super::resources::{Resources, Variable};
-use crate::driver::{Arrival, Event, Loaded, Passed, Queue};
+use crate::device::DeviceName;
+use crate::driver::{Arrival, Event, Group, Loaded, Passed, Queue, Reduction};
+use crate::dtype::DType;
 use crate::error::{Error, ErrorKind};
 use crate::program::{Buffer, BufferId, Kernel, KernelFn, Key, Loc, Partition, Program, Step, StepId, StepKind};
 use crate::tensor::Tensor;
@@ -26,7 +28,12 @@ pub(crate) struct Links<'a> {
     pub(crate) rendezvous: &'a Arc<Rendezvous>,
     /// Where the tensor of each slot goes.
     pub(crate) targets: &'a [Memory],
+    /// Devices that reduce together.
+    pub(crate) groups: &'a Groups,
 }
+
+/// Groups by the devices of their ranks.
+pub(crate) type Groups = BTreeMap<Vec<DeviceName>, Arc<dyn Group>>;
 
 /// An instance of one partition: of the program's own, or of a sub-program at one place of use.
 pub(crate) struct Frame {
@@ -51,6 +58,8 @@ pub(crate) struct Frame {
     events: Vec<Option<Arc<dyn Event>>>,
     /// Those of the dependencies of each step that are such copies.
     copies_before: Vec<Vec<u32>>,
+    /// The steps that are all-reduces.
+    pub(crate) collectives: Vec<usize>,
     /// Owners of what addresses of the arena and of constants on the device point to.
     _blocks: Vec<Block>,
 }
@@ -78,6 +87,7 @@ pub(crate) enum Prepared {
     SendFromDevice(SendFromDevice),
     RecvOnDevice { slot: usize, buffer: Span },
     Copy { src: Span, dst: Span },
+    AllReduce(PreparedAllReduce),
     If(Box<PreparedIf>),
     Loop(Box<PreparedLoop>),
     ReadVariable { variable: Arc<Variable>, dst: Span },
@@ -92,6 +102,16 @@ pub(crate) struct SendFromDevice {
     pub(crate) target: Memory,
     /// Tells a receiver on the host.
     pub(crate) arrival: Option<Arrival>,
+}
+
+/// A rank of an all-reduce.
+pub(crate) struct PreparedAllReduce {
+    pub(crate) group: Arc<dyn Group>,
+    pub(crate) rank: usize,
+    pub(crate) reduction: Reduction,
+    pub(crate) dtype: DType,
+    pub(crate) src: Span,
+    pub(crate) dst: Span,
 }
 
 pub(crate) struct PreparedKernel {
@@ -146,6 +166,7 @@ impl Frame {
             statuses: Statuses::default(),
             events: Vec::with_capacity(partition.steps.len()),
             copies_before: Vec::with_capacity(partition.steps.len()),
+            collectives: Vec::new(),
             _blocks: Vec::new(),
         };
         blocks.push(arena);
@@ -163,6 +184,9 @@ impl Frame {
                 (Prepared::RecvOnDevice { .. }, Memory::Device(driver)) => Some(driver.event()?),
                 _ => None,
             });
+            if let Prepared::AllReduce(_) = prepared {
+                frame.collectives.push(frame.steps.len());
+            }
             frame.steps.push(prepared);
         }
         frame.statuses.allocate(links.memory)?;
@@ -203,6 +227,14 @@ impl Frame {
                 Memory::Device(_) => Prepared::RecvOnDevice { slot: links.slots[key], buffer: span(buffer) },
             },
             StepKind::Copy { src, dst } => Prepared::Copy { src: span(src), dst: span(dst) },
+            StepKind::AllReduce(s) => Prepared::AllReduce(PreparedAllReduce {
+                group: links.groups[&s.devices].clone(),
+                rank: s.rank as usize,
+                reduction: s.kind,
+                dtype: partition.buffers[s.src.0 as usize].dtype,
+                src: span(&s.src),
+                dst: span(&s.dst),
+            }),
             StepKind::If(s) => Prepared::If(Box::new(PreparedIf::new(s, links)?)),
             StepKind::Loop(s) => Prepared::Loop(Box::new(PreparedLoop::new(s, &partition.buffers, links)?)),
             StepKind::ReadVariable { variable: v, dst } => {

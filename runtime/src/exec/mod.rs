@@ -24,12 +24,17 @@
 //! and replayed from then on: as a whole, or, where it receives, sends to other devices, or has control flow or variables, piece by piece between
 //! these (`segments`), its steps in program order. Not while it is profiled.
 //!
+//! All-reduces by a library are asked of the queues that compute, one group of communicators for each executor: lanes take turns on every device in one
+//! order, so theirs follow each other everywhere. Since a device that has come to one waits for the others, its worker waits with an eye on the
+//! run, and lets go when that is aborted; the next run makes new communicators.
+//!
 //! # Floating point
 //!
 //! The executor leaves the IEEE default environment alone: round to nearest even, subnormals kept (neither FTZ nor DAZ), exceptions masked.
 //! Kernels must give it back as they found it.
 
 mod caller;
+mod collective;
 mod control;
 pub mod emulate;
 mod frame;
@@ -48,7 +53,7 @@ mod wait;
 mod worker;
 
 use crate::device::{DeviceKind, DeviceName};
-use crate::driver::Driver;
+use crate::driver::{Driver, Group};
 use crate::error::{Error, ErrorKind};
 use crate::program::{IoSpec, Key, Program, StepKind};
 use crate::tensor::Tensor;
@@ -125,6 +130,10 @@ struct Shared {
     /// Of the devices, which other executors of the program use, too; and the number of the current run.
     turns: Option<Arc<Turns>>,
     number: AtomicU64,
+    /// Devices that reduce together.
+    groups: Vec<Arc<dyn Group>>,
+    /// What other runs of the process may not share.
+    devices: Arc<collective::Devices>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -248,6 +257,11 @@ impl Executor {
         check_tensors("input", &self.program().inputs, inputs)?;
         check_tensors("output", &self.program().outputs, outputs)?;
         let _turn = lock(&self.turn);
+        let devices = &self.shared.devices;
+        let program = self.shared.turns.as_ref().map_or(Arc::as_ptr(&self.shared).addr(), |t| Arc::as_ptr(t).addr());
+        let _entered = (!devices.is_empty()).then(|| collective::RUNS.enter(program, devices));
+        // A run that failed may have left one without some of its ranks.
+        self.shared.groups.iter().try_for_each(|group| group.renew())?;
         for worker in &self.shared.workers {
             lock(worker).bind(inputs, outputs);
         }
@@ -273,7 +287,15 @@ impl Shared {
         let (specs, targets) = stage(&program, &slots, &ends, &memories, courier.is_some())?;
         let rendezvous = Arc::new(Rendezvous::new(program.partitions.len(), specs, patience, courier));
         let (resources, rendezvous_of) = (&*options.resources, &rendezvous);
-        let links = |memory| Links { resources, slots: &slots, memory, rendezvous: rendezvous_of, targets: &targets };
+        let groups = collective::groups(&program, options)?;
+        let links = |memory| Links {
+            resources,
+            slots: &slots,
+            memory,
+            rendezvous: rendezvous_of,
+            targets: &targets,
+            groups: &groups,
+        };
         let in_order = program.runs_in_order();
         let worker = |index: usize| {
             let partition = &program.partitions[index];
@@ -311,6 +333,8 @@ impl Shared {
             closed: AtomicBool::new(false),
             turns: None,
             number: AtomicU64::new(0),
+            devices: Arc::new(collective::Devices::of(&program, &groups, options)),
+            groups: groups.into_values().collect(),
         })
     }
 

@@ -75,6 +75,7 @@ fn user(partition: &Partition, id: BufferId, writes: bool) -> Option<&str> {
             if writes { args[n_inputs..].contains(&id) } else { args.contains(&id) }
         }
         StepKind::Recv { buffer, .. } => writes && *buffer == id,
+        StepKind::AllReduce(s) => id == if writes { s.dst } else { s.src },
         StepKind::Copy { src, dst } => {
             if writes {
                 *dst == id

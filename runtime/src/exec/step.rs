@@ -1,5 +1,6 @@
 //! Runs single steps.
 
+use super::collective::waits_for_device;
 use super::control::{run_if, run_loop};
 use super::frame::{Addresses, Frame, Prepared, PreparedKernel, SendFromDevice, Span};
 use super::launch::Statuses;
@@ -106,6 +107,9 @@ impl Frame {
             return Err(Stop::Aborted);
         }
         let on_device = |error: Error| Stop::Failed(error.context(format!("on {}", context.device)));
+        if waits_for_device(&self.steps[i]) && !self.settle(&|| context.rendezvous.is_aborted()).map_err(on_device)? {
+            return Err(Stop::Aborted);
+        }
         let waited = self.wait_for_copies(i).map_err(on_device);
         let result = waited.and_then(|()| self.run_timed(i, context));
         match result {
@@ -159,6 +163,7 @@ fn run(step: &mut Prepared, addresses: &Addresses, statuses: &Statuses, context:
     let (buffers, memory) = (&addresses.buffers, &addresses.memory);
     match step {
         Prepared::Launch(launch) => launch.start(addresses, statuses).map_err(on_device)?,
+        Prepared::AllReduce(s) => s.start(addresses, context)?,
         Prepared::Kernel(kernel) => run_kernel(kernel, addresses, context)?,
         Prepared::If(s) => run_if(s, addresses, context)?,
         Prepared::Loop(s) => run_loop(s, addresses, context)?,
@@ -185,6 +190,7 @@ fn run(step: &mut Prepared, addresses: &Addresses, statuses: &Statuses, context:
                 }
                 Prepared::Kernel(_)
                 | Prepared::Launch(_)
+                | Prepared::AllReduce(_)
                 | Prepared::If(_)
                 | Prepared::Loop(_)
                 | Prepared::SendFromDevice(_)

@@ -67,6 +67,14 @@ impl Worker {
         caller.stage();
         let run = DeviceRun { driver: &driver, caller, index: self.index };
         let started = run.start(&mut self.frame, &mut self.schedule, &mut self.replay, &mut context);
+        // In a collective the device waits for others, which may never come once this or another worker has failed.
+        let is_over = || started.is_err() || rendezvous.is_aborted();
+        let settled = match self.frame.settle(&is_over) {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(Stop::Aborted),
+            Err(e) => Err(Stop::Failed(on_device(e))),
+        };
+        let started = started.and(settled);
         // Whatever happened: copies of this run use memory that the next one does.
         let finished = driver.finish().map_err(|e| on_device(self.frame.explain_fault(e)));
         if let Some(profile) = &mut self.frame.profile {

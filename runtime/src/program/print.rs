@@ -80,6 +80,10 @@ fn print_step(p: &Partition, i: usize, step: &Step, f: &mut fmt::Formatter<'_>, 
         StepKind::Send { key, buffer } => write!(f, "send b{} {:?} to {}", buffer.0, key.tensor, key.destination)?,
         StepKind::Recv { key, buffer } => write!(f, "recv {:?} from {} -> b{}", key.tensor, key.source, buffer.0)?,
         StepKind::Copy { src, dst } => write!(f, "copy b{} -> b{}", src.0, dst.0)?,
+        StepKind::AllReduce(s) => {
+            let (of, kind) = (s.devices.len(), format!("{:?}", s.kind).to_lowercase());
+            write!(f, "{kind} b{} -> b{} {:?} rank {} of {of}", s.src.0, s.dst.0, s.key, s.rank)?
+        }
         StepKind::If(s) => print_if(s, f)?,
         StepKind::Loop(s) => print_loop(s, f)?,
         StepKind::ReadVariable { variable, dst } => write!(f, "read variable {variable} -> b{}", dst.0)?,

@@ -8,10 +8,14 @@
 //! - kernels are for the kind of their device; a GPU's name code and arguments that are there, and tensor maps lie within their buffers;
 //! - operands have the dtypes and sizes that their step kind asks for, and overlap only where it allows;
 //! - every `Send` has one `Recv` with the same key, size and dtype, on the devices that the key names, and the other way round;
-//! - the steps of all partitions, with an edge from each `Send` to its `Recv`, have no cycle (so that a run cannot hang);
+//! - every rank of an `AllReduce` is there once, on the device that all ranks name for it, with the same kind, size and dtype; each step of a
+//!   partition comes before or after each of its ranks by dependencies;
+//! - the steps of all partitions, with an edge from each `Send` to its `Recv` and all ranks of an `AllReduce` as one, have no cycle (so that a run
+//!   cannot hang);
 //! - memory is written before it is read, and any two steps that touch the same bytes, one of them writing, are ordered by dependencies;
 //! - sub-programs have one partition, no transfers, the operands' types, and a depth of at most [`MAX_NESTING`].
 
+use super::collectives::{check_collectives, ranks};
 use super::hazards::{check_hazards, overlap};
 use super::{Buffer, BufferId, IoSpec, Kernel, Key, Loc, MAX_NESTING, Partition, Program, Step, StepKind, TripCount};
 use crate::dtype::DType;
@@ -24,6 +28,7 @@ impl Program {
     pub fn validate(&self) -> Vec<String> {
         let mut violations = Vec::new();
         check_program(self, &mut violations, 0);
+        check_collectives(self, &mut violations);
         check_transfers(self, &mut violations);
         violations
     }
@@ -40,6 +45,7 @@ impl StepKind {
             StepKind::Send { buffer, .. } => (vec![*buffer], vec![]),
             StepKind::Recv { buffer, .. } => (vec![], vec![*buffer]),
             StepKind::Copy { src, dst } => (vec![*src], vec![*dst]),
+            StepKind::AllReduce(s) => (vec![s.src], vec![s.dst]),
             StepKind::If(s) => (std::iter::once(s.cond).chain(s.args.iter().copied()).collect(), s.results.clone()),
             StepKind::Loop(s) => {
                 let header = match s.trips {
@@ -239,6 +245,13 @@ impl StepCheck<'_> {
                 let (from, to) = (self.buffer(*src).size_bytes(), self.buffer(*dst).size_bytes());
                 self.expect(from == to, || format!("copies {from} bytes to {to} bytes"));
             }
+            StepKind::AllReduce(s) => {
+                let here = s.devices.get(s.rank as usize) == Some(&self.partition.device);
+                let good = here && self.partition.device.kind.has_own_memory() && self.depth == 0;
+                self.expect(good, || format!("rank {} of {:?} does not belong here", s.rank, s.key));
+                let (from, to) = (self.type_of(s.src), self.type_of(s.dst));
+                self.expect(same_type(&from, &to), || format!("reduces {from:?} to {to:?}"));
+            }
             StepKind::If(s) => {
                 self.scalar("condition", Some(s.cond), DType::Bool);
                 for branch in [&s.then_branch, &s.else_branch] {
@@ -411,24 +424,33 @@ impl Program {
 }
 
 /// Partition and step.
-type Place = (usize, usize);
+pub(super) type Place = (usize, usize);
 
 /// Kahn's algorithm over the steps of all partitions, with these edges beside their dependencies: how many steps wait for themselves, and of how many.
+/// Each rank of an all-reduce waits for what any of them waits for.
 fn stuck(p: &Program, edges: &[(Place, Place)]) -> (usize, usize) {
     let first: Vec<usize> =
         p.partitions.iter().scan(0, |sum, part| Some(std::mem::replace(sum, *sum + part.steps.len()))).collect();
     let n: usize = p.partitions.iter().map(|part| part.steps.len()).sum();
     let (mut n_before, mut after) = (vec![0u32; n], vec![Vec::new(); n]);
+    let number = |(d, i): Place| first[d] + i;
+    let mut together: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
+    for group in ranks(p).into_values() {
+        let numbers: Vec<usize> = group.into_iter().map(number).collect();
+        numbers.iter().for_each(|&n| drop(together.insert(n, numbers.clone())));
+    }
     let mut edge = |from: usize, to: usize| {
-        n_before[to] += 1;
-        after[from].push(to);
+        for &to in together.get(&to).unwrap_or(&vec![to]) {
+            n_before[to] += 1;
+            after[from].push(to);
+        }
     };
     for (d, partition) in p.partitions.iter().enumerate() {
         for (i, step) in partition.steps.iter().enumerate() {
             step.deps.iter().for_each(|dep| edge(first[d] + dep.0 as usize, first[d] + i));
         }
     }
-    edges.iter().for_each(|&((d, i), (e, j))| edge(first[d] + i, first[e] + j));
+    edges.iter().for_each(|&(from, to)| edge(number(from), number(to)));
     let mut ready: Vec<usize> = (0..n).filter(|&i| n_before[i] == 0).collect();
     let mut done = 0;
     while let Some(i) = ready.pop() {

@@ -79,10 +79,11 @@ exports! {
         Ok(())
     });
     cuCtxGetCurrent(context: *mut Handle) => give(context, world::current());
-    cuCtxSynchronize() => world::with_context(|w, gpu| {
+    cuCtxSynchronize() => world::until(|| world::with_context(|w, gpu| {
         w.finish_gpu(gpu);
-        w.check(gpu)
-    });
+        w.check(gpu)?;
+        Ok(w.is_idle(gpu))
+    }));
     cuCtxEnablePeerAccess(context: Handle, flags: c_uint) => world::with_context(|w, gpu| {
         let peer = context.checked_sub(1).filter(|&p| p < w.gpus.len() && p != gpu && flags == 0).ok_or(INVALID_VALUE)?;
         if !w.settings.peers {

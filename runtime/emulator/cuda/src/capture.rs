@@ -149,6 +149,9 @@ impl World {
             (None, Some(_)) if !found.queue.is_empty() => {
                 // Work that was asked for before is not part of the graph; it is done first.
                 self.finish_stream(stream);
+                if !self.is_empty(stream) {
+                    return Err(STREAM_CAPTURE_ISOLATION);
+                }
                 self.join_capture(stream, capture)
             }
             _ => {

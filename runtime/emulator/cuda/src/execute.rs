@@ -2,6 +2,7 @@
 
 use crate::codes::*;
 use crate::modules::{self, LaunchCall};
+use crate::nccl::Part;
 use crate::world::{self, World};
 use gristmill_emulator::{Checks, Fault, FaultKind};
 use std::ffi::{CString, c_void};
@@ -55,6 +56,8 @@ pub enum Op {
         event: usize,
         generation: u64,
     },
+    /// One rank of a collective.
+    Collective(Part),
     Host {
         function: unsafe extern "C" fn(*mut c_void),
         data: usize,
@@ -79,8 +82,9 @@ impl World {
         while !self.is_done(event, generation) {
             let holder = self.streams.iter().find(|(_, s)| s.queue.iter().any(|(_, op)| records(op)));
             match holder.map(|(handle, _)| *handle) {
-                Some(stream) => self.step(stream),
-                None => return,
+                Some(stream) if self.step(stream) => {}
+                // It waits for what has still to be asked.
+                _ => return,
             };
         }
     }
@@ -89,8 +93,36 @@ impl World {
         self.events.get(&event).is_none_or(|e| e.done >= generation)
     }
 
-    /// Does the first request of a stream; false when there is none.
+    /// Does the first request of a stream; false when there is none, or when it waits for what has still to be asked.
     pub fn step(&mut self, stream: usize) -> bool {
+        if !self.stepping.insert(stream) {
+            return false;
+        }
+        let done = self.step_once(stream);
+        self.stepping.remove(&stream);
+        done
+    }
+
+    fn step_once(&mut self, stream: usize) -> bool {
+        let Some(found) = self.streams.get(&stream) else { return false };
+        let gpu = found.gpu;
+        let may_go = match found.queue.front() {
+            Some(&(_, Op::Wait { event, generation })) => {
+                self.finish_event(event, generation);
+                self.is_done(event, generation)
+            }
+            Some((_, Op::Collective(part))) => match self.come_to(gpu, &part.clone()) {
+                Ok(may_go) => may_go,
+                Err((code, text)) => {
+                    self.break_gpu(gpu, code, &text);
+                    return true;
+                }
+            },
+            _ => true,
+        };
+        if !may_go {
+            return false;
+        }
         let Some(found) = self.streams.get_mut(&stream) else { return false };
         let (gpu, op) = (found.gpu, found.queue.pop_front().map(|(_, op)| op));
         if found.is_branch && found.queue.is_empty() {
@@ -107,9 +139,11 @@ impl World {
         let device = &self.gpus[gpu].device;
         let result = match op {
             Op::Launch(call) => return self.launch(gpu, &call),
-            Op::Wait { event, generation } => {
-                self.finish_event(event, generation);
-                Ok(())
+            // Both were waited for.
+            Op::Wait { .. } => Ok(()),
+            Op::Collective(part) => {
+                let (to, result) = self.take_result(&part);
+                self.gpus[gpu].device.copy_in(to, &result)
             }
             Op::Record { event, generation } => {
                 self.mark(event, generation);
@@ -143,17 +177,23 @@ impl World {
         result.map_err(|fault| (code_of(&fault), fault.to_string()))
     }
 
-    fn launch(&mut self, gpu: usize, call: &LaunchCall) -> Result<(), (Code, String)> {
-        let found = &mut self.gpus[gpu];
-        found.n_launches += 1;
-        found.n_threads += call.config.grid.iter().chain(&call.config.block).map(|&n| u64::from(n)).product::<u64>();
-        let here = Some((gpu, found.n_launches));
+    /// Counts a launch, and fails if that is the one that shall.
+    pub fn count_launch(&mut self, gpu: usize) -> Result<(), (Code, String)> {
+        self.gpus[gpu].n_launches += 1;
+        let here = Some((gpu, self.gpus[gpu].n_launches));
         if self.settings.lose == here {
             return Err((DEVICE_UNAVAILABLE, "the device was lost, as EMULATED_CUDA asks".to_owned()));
         }
         if self.settings.fault == here {
             return Err((ILLEGAL_ADDRESS, "an illegal access, as EMULATED_CUDA asks".to_owned()));
         }
+        Ok(())
+    }
+
+    fn launch(&mut self, gpu: usize, call: &LaunchCall) -> Result<(), (Code, String)> {
+        self.count_launch(gpu)?;
+        let found = &mut self.gpus[gpu];
+        found.n_threads += call.config.grid.iter().chain(&call.config.block).map(|&n| u64::from(n)).product::<u64>();
         let checks = Checks::default();
         let done = found.device.launch(&call.module, &call.entry, &call.config, &call.params, &checks);
         done.map(drop).map_err(|fault| (code_of(&fault), format!("kernel {}: {fault}", call.entry)))
@@ -167,7 +207,7 @@ impl World {
     }
 
     /// From now on every call about the device fails; what it was asked is dropped, and others that wait for it go on.
-    fn break_gpu(&mut self, gpu: usize, code: Code, text: &str) {
+    pub fn break_gpu(&mut self, gpu: usize, code: Code, text: &str) {
         self.gpus[gpu].broken = Some(code);
         let name = modules::text_of(code).1.trim_end_matches('\0');
         self.fault = CString::new(format!("{name} ({text})")).ok().map(|text| (code, text));

@@ -9,6 +9,8 @@
 //! - Only PTX is taken. Machine code is refused with `CUDA_ERROR_NO_BINARY_FOR_GPU`, as a GPU refuses that of another.
 //! - The null stream, functions of other contexts, and calls from host functions are refused.
 //!
+//! It is a `libnccl.so.2` as well ([`nccl`]), for all-reduces.
+//!
 //! `EMULATED_CUDA` says what is there and what goes wrong: [`world::Settings`]. `CUDA_VISIBLE_DEVICES` is honoured for lists of numbers.
 
 mod calls;
@@ -18,6 +20,7 @@ mod execute;
 mod log;
 mod memory;
 mod modules;
+mod nccl;
 mod progress;
 mod streams;
 mod world;

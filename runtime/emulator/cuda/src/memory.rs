@@ -90,11 +90,14 @@ pub fn allocate_at_once(size_bytes: usize) -> Outcome<u64> {
 
 /// As the real one, waits for the device first.
 pub fn free_at_once(address: u64) -> Outcome {
-    world::with_context(|world, gpu| {
-        world.finish_gpu(gpu);
-        world.check(gpu)?;
-        world.gpus[gpu].device.free(address).map_err(|_| INVALID_VALUE)
-    })
+    world::until(|| {
+        world::with_context(|world, gpu| {
+            world.finish_gpu(gpu);
+            world.check(gpu)?;
+            Ok(world.is_idle(gpu))
+        })
+    })?;
+    world::with_context(|world, gpu| world.gpus[gpu].device.free(address).map_err(|_| INVALID_VALUE))
 }
 
 /// Bytes in use in a pool.
@@ -125,9 +128,14 @@ pub fn allocate_pinned(size_bytes: usize) -> Outcome<usize> {
 
 /// As the real one, waits for everything first.
 pub fn free_pinned(address: usize) -> Outcome {
+    world::until(|| {
+        world::with(|world| {
+            (0..world.gpus.len()).for_each(|gpu| world.finish_gpu(gpu));
+            Ok((0..world.gpus.len()).all(|gpu| world.is_idle(gpu)))
+        })
+    })?;
     world::with(|world| {
         let pinned = world.pinned.remove(&address).ok_or(INVALID_VALUE)?;
-        (0..world.gpus.len()).for_each(|gpu| world.finish_gpu(gpu));
         // SAFETY: allocated above with this layout, and removed from the list, so freed once.
         unsafe { dealloc(std::ptr::with_exposed_provenance_mut(address), pinned.layout) };
         Ok(())
@@ -155,12 +163,11 @@ pub fn to_host(to: usize, from: u64, size_bytes: usize, stream: usize) -> Outcom
             world.refuse_in_capture(stream)?;
         }
         world.ask(stream, Op::ToHost { from, to, size_bytes })?;
-        if !is_pinned {
-            // Copies to pageable memory are done when the call returns.
-            world.finish_stream(stream);
-        }
-        world.check(gpu)
+        world.check(gpu)?;
+        Ok(is_pinned)
     })
+    // Copies to pageable memory are done when the call returns.
+    .and_then(|is_pinned| if is_pinned { Ok(()) } else { crate::streams::synchronize_stream(stream) })
 }
 
 pub fn copy(to: u64, from: u64, size_bytes: usize, stream: usize) -> Outcome {

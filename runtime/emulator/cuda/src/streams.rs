@@ -55,10 +55,13 @@ pub fn destroy_stream(stream: usize) -> Outcome {
 }
 
 pub fn synchronize_stream(stream: usize) -> Outcome {
-    world::with_stream(stream, |world, gpu| {
-        world.refuse_in_capture(stream)?;
-        world.finish_stream(stream);
-        world.check(gpu)
+    world::until(|| {
+        world::with_stream(stream, |world, gpu| {
+            world.refuse_in_capture(stream)?;
+            world.finish_stream(stream);
+            world.check(gpu)?;
+            Ok(world.is_empty(stream))
+        })
     })
 }
 
@@ -78,12 +81,18 @@ pub fn create_event() -> Outcome<usize> {
 }
 
 pub fn destroy_event(event: usize) -> Outcome {
-    world::with(|world| {
-        // Waits that have been asked for still hold.
-        let found = world.events.get(&event).ok_or(INVALID_HANDLE)?;
-        world.finish_event(event, found.recorded);
-        world.events.remove(&event);
-        Ok(())
+    world::until(|| {
+        world::with(|world| {
+            // Waits that have been asked for still hold.
+            let found = world.events.get(&event).ok_or(INVALID_HANDLE)?;
+            let generation = found.recorded;
+            world.finish_event(event, generation);
+            let is_done = world.is_done(event, generation);
+            if is_done {
+                world.events.remove(&event);
+            }
+            Ok(is_done)
+        })
     })
 }
 
@@ -114,10 +123,13 @@ pub fn wait(stream: usize, event: usize) -> Outcome {
 }
 
 pub fn synchronize_event(event: usize) -> Outcome {
-    world::with(|world| {
-        let (gpu, generation) = world.event(event)?;
-        world.finish_event(event, generation);
-        world.check(gpu)
+    world::until(|| {
+        world::with(|world| {
+            let (gpu, generation) = world.event(event)?;
+            world.finish_event(event, generation);
+            world.check(gpu)?;
+            Ok(world.is_done(event, generation))
+        })
     })
 }
 
@@ -145,6 +157,16 @@ pub fn elapsed_ms(start: usize, end: usize) -> Outcome<f32> {
 }
 
 impl World {
+    /// Whether all that a stream was asked is done.
+    pub fn is_empty(&self, stream: usize) -> bool {
+        self.streams.get(&stream).is_none_or(|s| s.queue.is_empty())
+    }
+
+    /// The same of all streams of a device.
+    pub fn is_idle(&self, gpu: usize) -> bool {
+        self.streams.values().filter(|s| s.gpu == gpu).all(|s| s.queue.is_empty())
+    }
+
     /// Device and last generation of an event. Refused while that is in a capture.
     fn event(&mut self, event: usize) -> Outcome<(usize, u64)> {
         let found = self.events.get(&event).ok_or(INVALID_HANDLE)?;

@@ -4,6 +4,7 @@ use crate::capture::{Capture, Graph};
 use crate::codes::*;
 use crate::memory::{Pinned, Pool};
 use crate::modules::{Function, Loaded};
+use crate::nccl::Clique;
 use crate::streams::{Event, Stream};
 use gristmill_emulator::{Device, Limits};
 use std::cell::Cell;
@@ -28,7 +29,9 @@ pub struct Settings {
     pub peers: bool,
     /// `pools`: 0 when devices have no pools of memory; 1.
     pub pools: bool,
-    /// `lose=D:N`: device D is lost when it comes to its launch N, counted from 1.
+    /// `nccl`: version as `ncclGetVersion` gives it; 22809.
+    pub nccl: i32,
+    /// `lose=D:N`: device D is lost when it comes to its launch N, counted from 1; a rank of a collective is a launch.
     pub lose: Option<(usize, u64)>,
     /// `delay`: milliseconds after which a request is done although nothing waits for it; 3.
     pub delay: Duration,
@@ -49,6 +52,7 @@ impl Default for Settings {
             memory_bytes: 1 << 30,
             capability: 90,
             driver: 13000,
+            nccl: 22809,
             peers: true,
             pools: true,
             delay: Duration::from_millis(3),
@@ -90,6 +94,7 @@ impl Settings {
             "memory" => self.memory_bytes = value.parse().ok()?,
             "capability" => self.capability = value.parse().ok()?,
             "driver" => self.driver = value.parse().ok()?,
+            "nccl" => self.nccl = value.parse().ok()?,
             "peers" => self.peers = value.parse::<u8>().ok()? != 0,
             "graphs" => self.graphs = value.parse::<u8>().ok()? != 0,
             "log" => self.log = Some(value.into()),
@@ -137,6 +142,10 @@ pub struct World {
     pub pinned: BTreeMap<usize, Pinned>,
     pub captures: BTreeMap<usize, Capture>,
     pub graphs: BTreeMap<usize, Graph>,
+    /// Communicators of NCCL.
+    pub cliques: BTreeMap<usize, Clique>,
+    /// Streams whose first request is being looked at.
+    pub stepping: BTreeSet<usize>,
     /// What went wrong last, for `cuGetErrorString`.
     pub fault: Option<(Code, CString)>,
     last_handle: usize,
@@ -186,6 +195,8 @@ pub fn init() -> Outcome {
         pinned: BTreeMap::new(),
         captures: BTreeMap::new(),
         graphs: BTreeMap::new(),
+        cliques: BTreeMap::new(),
+        stepping: BTreeSet::new(),
         fault: None,
         last_handle: 0x1000,
     });
@@ -224,6 +235,14 @@ pub fn with_stream<T>(stream: usize, call: impl FnOnce(&mut World, usize) -> Out
         let found = world.streams.get(&stream).ok_or(INVALID_HANDLE)?;
         if found.gpu == gpu { call(world, gpu) } else { Err(INVALID_CONTEXT) }
     })
+}
+
+/// Calls until it is done, and lets other calls come in between: streams may wait for what another thread has still to ask.
+pub fn until(mut call: impl FnMut() -> Outcome<bool>) -> Outcome {
+    while !call()? {
+        std::thread::sleep(Duration::from_micros(100));
+    }
+    Ok(())
 }
 
 /// Sets the context of this thread: the number of its device, plus 1; 0 for none.

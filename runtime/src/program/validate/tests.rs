@@ -2,7 +2,10 @@
 
 use super::*;
 use crate::device::{DeviceKind, DeviceName};
-use crate::program::{Carried, CpuKernel, If, Kernel, KernelEntry, KernelId, Loop, Scanned, StepId, VariableSpec};
+use crate::driver::Reduction;
+use crate::program::{
+    AllReduce, Carried, CpuKernel, If, Kernel, KernelEntry, KernelId, Loop, Scanned, StepId, VariableSpec,
+};
 use crate::tensor::Tensor;
 use std::sync::Arc;
 
@@ -325,5 +328,69 @@ fn programs_that_need_another_order_are_known() {
             (Vec::<String>::new(), in_order),
             "{receive_first:?}"
         );
+    }
+}
+
+fn gpu(index: u32) -> DeviceName {
+    DeviceName::local(DeviceKind::Gpu, index)
+}
+
+fn rank(key: &str, rank: u32, src: u32, dst: u32, deps: &[u32]) -> Step {
+    let (key, devices) = (key.to_owned(), vec![gpu(0), gpu(1)]);
+    let (src, dst) = (BufferId(src), BufferId(dst));
+    step(StepKind::AllReduce(Box::new(AllReduce { key, rank, devices, kind: Reduction::Sum, src, dst })), deps)
+}
+
+/// Each GPU sums its input with the other's, twice.
+fn reductions() -> Program {
+    let steps = |r: u32| vec![rank("a", r, 0, 1, &[]), rank("b", r, 1, 2, &[0])];
+    let on = |r: u32| Partition {
+        device: gpu(r),
+        buffers: vec![f32s("x", Loc::Input(r)), f32s("s", at(0)), f32s("y", Loc::Output(r))],
+        constants: vec![],
+        kernels: vec![],
+        steps: steps(r),
+        ..chain().partitions.remove(0)
+    };
+    let io = |name: &str| (0..2).map(|i| IoSpec::new(format!("{name}{i}"), DType::F32, &[16])).collect();
+    Program { inputs: io("x"), outputs: io("y"), partitions: vec![on(0), on(1)], ..chain() }
+}
+
+/// What breaks a program, and what is said of it.
+type Case<'a> = (&'a dyn Fn(&mut Program), &'static str);
+
+#[test]
+fn collectives_are_whole_and_nothing_passes_them() {
+    assert_eq!(reductions().validate(), [""; 0]);
+    assert!(reductions().runs_in_order());
+    let broken = |change: &dyn Fn(&mut Program)| {
+        let mut p = reductions();
+        change(&mut p);
+        p.validate().join("\n")
+    };
+    let all_reduce = |p: &mut Program, d: usize, i: usize, change: &dyn Fn(&mut AllReduce)| {
+        if let StepKind::AllReduce(s) = &mut p.partitions[d].steps[i].kind {
+            change(s);
+        }
+    };
+    let cases: [Case<'_>; 7] = [
+        (&|p| p.partitions[0].steps[1].deps.clear(), "/device:GPU:0: nothing orders 1 steps and \"b\""),
+        (&|p| all_reduce(p, 1, 0, &|s| s.kind = Reduction::Max), "\"a\": ranks have different devices, kinds"),
+        (&|p| all_reduce(p, 1, 0, &|s| s.rank = 0), "rank 0 of \"a\" does not belong here"),
+        (&|p| all_reduce(p, 1, 0, &|s| s.key = "c".into()), "\"c\": the program has not every rank of"),
+        (&|p| all_reduce(p, 1, 1, &|s| s.devices.truncate(1)), "rank 1 of \"b\" does not belong here"),
+        (&|p| p.partitions[0].buffers[1].dtype = DType::I32, "reduces (F32, [16]) to (I32, [16])"),
+        // Each device waits in another one.
+        (
+            &|p| {
+                all_reduce(p, 1, 0, &|s| s.key = "b".into());
+                all_reduce(p, 1, 1, &|s| s.key = "a".into());
+            },
+            "4 of 4 steps wait for themselves",
+        ),
+    ];
+    for (change, expected) in cases {
+        let found = broken(change);
+        assert!(found.contains(expected), "{expected}: {found}");
     }
 }

@@ -1,0 +1,452 @@
+//! NCCL where it is found: all-reduces of GPUs, each of which has a communicator.
+//!
+//! Communicators are non-blocking: no call waits for other ranks, and what has to wait asks again and again, with an eye on whether the run is over. A
+//! kernel of NCCL waits on its device until all ranks have come; when one does not come, because its device is lost or another part of the run has
+//! failed, each of the others aborts its communicator, which ends its kernel.
+
+use super::context::{Context, Event};
+use crate::driver::{self, Group, Peer, Reduce, Reduction};
+use crate::dtype::DType;
+use crate::error::{Error, ErrorKind};
+use libloading::Library;
+use std::ffi::{CStr, OsString, c_char, c_int, c_uint, c_void};
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Names the library, instead of the places where the system's loader looks; empty: there is none.
+const VARIABLE: &str = "GRISTMILL_NCCL";
+/// What the loader is asked for. There is none for other systems.
+const NAMES: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
+/// The first version with communicators that do not block, as `ncclGetVersion` gives it.
+const LEAST: c_int = 21_400;
+/// Making communicators takes seconds; after this, it is taken to hang.
+const MAKING: Duration = Duration::from_secs(120);
+
+/// `ncclResult_t`.
+type Code = c_int;
+const SUCCESS: Code = 0;
+const IN_PROGRESS: Code = 7;
+/// `ncclComm_t`.
+type Comm = *mut c_void;
+
+/// `ncclUniqueId`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct UniqueId([c_char; 128]);
+
+/// `ncclConfig_t` of version 2.14, which has what is set here; later ones take it by its size and version.
+#[repr(C)]
+struct Config {
+    size: usize,
+    magic: c_uint,
+    version: c_uint,
+    blocking: c_int,
+}
+
+const NON_BLOCKING: Config =
+    Config { size: size_of::<Config>(), magic: 0xcafe_beef, version: LEAST as c_uint, blocking: 0 };
+
+macro_rules! api {
+    ($($field:ident = $symbol:literal fn($($ty:ty),*) -> $result:ty;)*) => {
+        struct Api {
+            $($field: unsafe extern "C" fn($($ty),*) -> $result,)*
+            /// As [`version`] gives it.
+            version: (u32, u32, u32),
+            _library: Library,
+        }
+
+        impl Api {
+            /// Finds every function.
+            ///
+            /// # Safety
+            /// The library is NCCL: its symbols have the signatures of `nccl.h`.
+            unsafe fn resolve(library: Library) -> Result<Api, String> {
+                $(
+                    // SAFETY: by contract the symbol has this signature.
+                    let found = unsafe { library.get::<unsafe extern "C" fn($($ty),*) -> $result>($symbol) };
+                    let $field = *found.map_err(|_| format!("NCCL lacks {}; 2.14 or later is needed", $symbol))?;
+                )*
+                Api { $($field,)* version: (0, 0, 0), _library: library }.with_version()
+            }
+        }
+    };
+}
+
+api! {
+    get_version = "ncclGetVersion" fn(*mut c_int) -> Code;
+    unique_id = "ncclGetUniqueId" fn(*mut UniqueId) -> Code;
+    group_start = "ncclGroupStart" fn() -> Code;
+    group_end = "ncclGroupEnd" fn() -> Code;
+    init_rank = "ncclCommInitRankConfig" fn(*mut Comm, c_int, UniqueId, c_int, *mut Config) -> Code;
+    abort = "ncclCommAbort" fn(Comm) -> Code;
+    async_error = "ncclCommGetAsyncError" fn(Comm, *mut Code) -> Code;
+    error_string = "ncclGetErrorString" fn(Code) -> *const c_char;
+    // From, to, number of elements, type, operation, communicator, stream.
+    all_reduce = "ncclAllReduce" fn(*const c_void, *mut c_void, usize, c_int, c_int, Comm, *mut c_void) -> Code;
+}
+
+/// Version of the NCCL that is found: `(2, 28, 9)`; or in words why there is none.
+pub fn version() -> Result<(u32, u32, u32), String> {
+    get().map(|api| api.version)
+}
+
+/// Major, minor and patch level of an `NCCL_VERSION_CODE`.
+fn parts(code: c_int) -> (u32, u32, u32) {
+    let code = u32::try_from(code).unwrap_or(0);
+    // Until 2.8 there was a digit less for each.
+    if code < 10_000 {
+        (code / 1000, code / 100 % 10, code % 100)
+    } else {
+        (code / 10_000, code / 100 % 100, code % 100)
+    }
+}
+
+fn get() -> Result<&'static Api, String> {
+    static OPENED: OnceLock<Result<Api, String>> = OnceLock::new();
+    OPENED.get_or_init(|| open(std::env::var_os(VARIABLE))).as_ref().map_err(String::clone)
+}
+
+fn open(stated: Option<OsString>) -> Result<Api, String> {
+    let names = match stated {
+        Some(path) if path.is_empty() => return Err(format!("{VARIABLE} is empty, so NCCL is not used")),
+        Some(path) => vec![path],
+        None => NAMES.iter().map(OsString::from).collect(),
+    };
+    // SAFETY: loading the library runs its constructors, which is what opening it at run time means.
+    let library = names.iter().find_map(|name| unsafe { Library::new(name) }.ok()).ok_or_else(|| {
+        let names: Vec<_> = names.iter().map(|n| n.to_string_lossy()).collect();
+        format!("NCCL was not found ({}; {VARIABLE} names it)", names.join(", "))
+    })?;
+    // SAFETY: a library of one of these names is NCCL, and so is what the user names as such.
+    unsafe { Api::resolve(library) }
+}
+
+impl Api {
+    /// Errors with the version when it is too old.
+    fn with_version(self) -> Result<Api, String> {
+        let mut code = 0;
+        // SAFETY: the library writes one number.
+        let asked = unsafe { (self.get_version)(&mut code) };
+        let version @ (major, minor, patch) = parts(code);
+        if asked != SUCCESS || code < LEAST {
+            return Err(format!("NCCL {major}.{minor}.{patch} was found; 2.14 or later is needed"));
+        }
+        Ok(Api { version, ..self })
+    }
+
+    fn text(&self, code: Code) -> String {
+        // SAFETY: the library gives a NUL-terminated text of its own.
+        let text = unsafe { CStr::from_ptr((self.error_string)(code)) };
+        format!("NCCL: {} ({code})", text.to_string_lossy())
+    }
+}
+
+/// Communicators of GPUs that reduce together.
+pub(super) struct Clique {
+    api: &'static Api,
+    ranks: Vec<Mutex<Rank>>,
+    /// Each all-reduce is waited for at once.
+    checks: bool,
+}
+
+/// One rank, used by one thread at a time.
+struct Rank {
+    context: Arc<Context>,
+    /// The stream that computes.
+    stream: u64,
+    /// Null once it was aborted.
+    comm: Comm,
+    /// Marks the last all-reduce.
+    asked: Event,
+    /// Whether that has been waited for.
+    is_settled: bool,
+}
+
+// SAFETY: a communicator may be used from any thread, by one at a time, which the lock around each rank sees to.
+unsafe impl Send for Rank {}
+
+impl Clique {
+    /// Communicators for GPUs, no two of which are one; each is used in the stream that its [`Peer`] names. Errors with `Unsupported` without NCCL.
+    pub(super) fn new(peers: &[Peer], checks: bool) -> Result<Clique, Error> {
+        let api = get().map_err(|why| Error::new(ErrorKind::Unsupported, why))?;
+        let rank = |peer: &Peer| {
+            let context = Context::open(peer.ordinal)?;
+            let asked = Event::new(&context)?;
+            Ok(Mutex::new(Rank { stream: peer.compute, comm: ptr::null_mut(), is_settled: true, asked, context }))
+        };
+        let ranks = peers.iter().map(rank).collect::<Result<_, Error>>()?;
+        let clique = Clique { api, ranks, checks };
+        clique.renew()?;
+        Ok(clique)
+    }
+
+    fn lock(&self, rank: usize) -> MutexGuard<'_, Rank> {
+        self.ranks[rank].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Group for Clique {
+    fn all_reduce(&self, rank: usize, reduce: &Reduce, is_over: &dyn Fn() -> bool) -> Result<bool, Error> {
+        let mut rank = self.lock(rank);
+        let asked = rank.all_reduce(self.api, reduce, is_over);
+        let done = match asked {
+            Ok(true) if self.checks => rank.settle(self.api, is_over),
+            asked => asked,
+        };
+        rank.abort_unless(done, self.api)
+    }
+
+    fn settle(&self, rank: usize, is_over: &dyn Fn() -> bool) -> Result<bool, Error> {
+        let mut rank = self.lock(rank);
+        let done = rank.settle(self.api, is_over);
+        rank.abort_unless(done, self.api)
+    }
+
+    fn renew(&self) -> Result<(), Error> {
+        let is_good = |rank: MutexGuard<'_, Rank>| !rank.comm.is_null() && rank.is_settled;
+        if (0..self.ranks.len()).all(|rank| is_good(self.lock(rank))) {
+            return Ok(());
+        }
+        let mut ranks: Vec<_> = (0..self.ranks.len()).map(|rank| self.lock(rank)).collect();
+        ranks.iter_mut().for_each(|rank| rank.abort(self.api));
+        // What a lost device does to the others says less than the device itself.
+        let lost = |ranks: &[MutexGuard<'_, Rank>]| ranks.iter().try_for_each(|rank| rank.asked.is_done().map(drop));
+        let comms = init(self.api, &ranks).map_err(|e| lost(&ranks).err().unwrap_or(e))?;
+        ranks.iter_mut().zip(comms).for_each(|(rank, comm)| (rank.comm, rank.is_settled) = (comm, true));
+        Ok(())
+    }
+}
+
+impl Drop for Clique {
+    fn drop(&mut self) {
+        (0..self.ranks.len()).for_each(|rank| self.lock(rank).abort(self.api));
+    }
+}
+
+impl Rank {
+    /// Errors with what has happened to the device, if it says so, or else with what NCCL says.
+    fn check(&self, api: &Api, code: Code, what: &str) -> Result<(), Error> {
+        if code == SUCCESS {
+            return Ok(());
+        }
+        self.asked.is_done()?;
+        let message = format!("{}: {what}: {}", self.context.device.name, api.text(code));
+        Err(Error::new(ErrorKind::DeviceFailed, message))
+    }
+
+    fn all_reduce(&mut self, api: &Api, reduce: &Reduce, is_over: &dyn Fn() -> bool) -> Result<bool, Error> {
+        let (dtype, reduction) = (data_type(reduce.dtype)?, operation(reduce.reduction));
+        if self.comm.is_null() {
+            return if is_over() {
+                Ok(false)
+            } else {
+                Err(Error::new(ErrorKind::Internal, "an all-reduce without communicator"))
+            };
+        }
+        self.context.bind()?;
+        let stream = ptr::with_exposed_provenance_mut::<c_void>(self.stream as usize);
+        let from = ptr::with_exposed_provenance(reduce.from as usize);
+        let to = ptr::with_exposed_provenance_mut(reduce.to as usize);
+        // SAFETY: communicator and stream live; the executor gives addresses of buffers with so many elements, which are in use by this alone.
+        let code = unsafe { (api.all_reduce)(from, to, reduce.n_elements, dtype, reduction, self.comm, stream) };
+        self.is_settled = false;
+        if code != IN_PROGRESS {
+            self.check(api, code, "ncclAllReduce")?;
+        }
+        // What is asked next comes after it only once it is in the stream.
+        let mut pause = Pause::default();
+        while !self.is_idle(api)? {
+            if is_over() {
+                return Ok(false);
+            }
+            pause.wait();
+        }
+        // SAFETY: event and stream live.
+        let code = unsafe {
+            let event = ptr::with_exposed_provenance_mut(driver::Event::raw(&self.asked) as usize);
+            (self.context.api.record_event)(event, stream.cast())
+        };
+        self.context.check(code, "recording an event")?;
+        Ok(true)
+    }
+
+    fn settle(&mut self, api: &Api, is_over: &dyn Fn() -> bool) -> Result<bool, Error> {
+        let mut pause = Pause::default();
+        while !self.is_settled {
+            // It may be over for another reason when this is done, and then nothing has to be aborted.
+            if self.asked.is_done()? {
+                self.is_settled = true;
+                break;
+            }
+            if is_over() || self.comm.is_null() {
+                return Ok(false);
+            }
+            self.is_idle(api)?;
+            pause.wait();
+        }
+        Ok(true)
+    }
+
+    /// Whether no call is in progress. Errors with what has gone wrong since.
+    fn is_idle(&self, api: &Api) -> Result<bool, Error> {
+        let mut state = SUCCESS;
+        // SAFETY: the communicator lives; the library writes one number.
+        let code = unsafe { (api.async_error)(self.comm, &mut state) };
+        self.check(api, code, "ncclCommGetAsyncError")?;
+        if state == IN_PROGRESS {
+            Ok(false)
+        } else {
+            self.check(api, state, "waiting for other devices").map(|()| true)
+        }
+    }
+
+    /// Gives what was done; lets go of the stream when that is not to be waited for.
+    fn abort_unless(&mut self, done: Result<bool, Error>, api: &Api) -> Result<bool, Error> {
+        if !matches!(done, Ok(true)) {
+            self.abort(api);
+        }
+        done
+    }
+
+    /// Ends what the stream was asked, and the communicator.
+    fn abort(&mut self, api: &Api) {
+        let comm = std::mem::replace(&mut self.comm, ptr::null_mut());
+        self.is_settled = true;
+        if !comm.is_null() {
+            // A lost device cannot be chosen; its communicator is given back all the same.
+            let _ = self.context.bind();
+            // SAFETY: made in `init`, aborted once: nothing else has this copy of the handle.
+            unsafe { (api.abort)(comm) };
+        }
+    }
+}
+
+/// One communicator for each rank.
+fn init(api: &Api, ranks: &[MutexGuard<'_, Rank>]) -> Result<Vec<Comm>, Error> {
+    let Some(first) = ranks.first() else { return Ok(Vec::new()) };
+    let mut id = UniqueId([0; 128]);
+    first.context.bind()?;
+    // SAFETY: the library writes one id.
+    first.check(api, unsafe { (api.unique_id)(&mut id) }, "ncclGetUniqueId")?;
+    // Threads of the library may write them later.
+    let comms: Vec<AtomicPtr<c_void>> = ranks.iter().map(|_| AtomicPtr::new(ptr::null_mut())).collect();
+    let n = ranks.len() as c_int;
+    // SAFETY: each call has a communicator of its own to write, which lives until it is written (below), and a good configuration.
+    let asked = unsafe {
+        first.check(api, (api.group_start)(), "ncclGroupStart")?;
+        let mut config = NON_BLOCKING;
+        let init = |(i, rank): (usize, &MutexGuard<'_, Rank>)| {
+            rank.context.bind()?;
+            let code = (api.init_rank)(comms[i].as_ptr(), n, id, i as c_int, &mut config);
+            if code == IN_PROGRESS { Ok(()) } else { rank.check(api, code, "ncclCommInitRankConfig") }
+        };
+        let asked = ranks.iter().enumerate().try_for_each(init);
+        let code = (api.group_end)();
+        let ended = if code == IN_PROGRESS { Ok(()) } else { first.check(api, code, "ncclGroupEnd") };
+        asked.and(ended)
+    };
+    let made = asked.and_then(|()| wait_for(api, ranks, &comms));
+    let handles: Vec<Comm> = comms.iter().map(|comm| comm.load(Ordering::Acquire)).collect();
+    if let Err(e) = made {
+        for &comm in handles.iter().filter(|comm| !comm.is_null()) {
+            // SAFETY: this communicator was made, and is given back once.
+            unsafe { (api.abort)(comm) };
+        }
+        // The library may still write.
+        std::mem::forget(comms);
+        return Err(e);
+    }
+    Ok(handles)
+}
+
+/// Waits until all communicators are made.
+fn wait_for(api: &Api, ranks: &[MutexGuard<'_, Rank>], comms: &[AtomicPtr<c_void>]) -> Result<(), Error> {
+    let (started, mut pause) = (Instant::now(), Pause::default());
+    for (rank, comm) in ranks.iter().zip(comms) {
+        loop {
+            let (comm, mut state) = (comm.load(Ordering::Acquire), IN_PROGRESS);
+            if !comm.is_null() {
+                // SAFETY: the communicator lives; the library writes one number.
+                let code = unsafe { (api.async_error)(comm, &mut state) };
+                rank.check(api, code, "ncclCommGetAsyncError")?;
+            }
+            if state != IN_PROGRESS {
+                rank.check(api, state, "making a communicator")?;
+                break;
+            }
+            if started.elapsed() > MAKING {
+                let message =
+                    format!("{}: making a communicator of NCCL takes more than {MAKING:?}", rank.context.device.name);
+                return Err(Error::new(ErrorKind::DeviceFailed, message));
+            }
+            pause.wait();
+        }
+    }
+    Ok(())
+}
+
+/// Waits a little longer each time, up to a bound that no one notices.
+#[derive(Default)]
+struct Pause(u32);
+
+impl Pause {
+    fn wait(&mut self) {
+        self.0 += 1;
+        match self.0 {
+            ..1000 => std::hint::spin_loop(),
+            1000..1200 => thread::yield_now(),
+            _ => thread::sleep(Duration::from_micros(50)),
+        }
+    }
+}
+
+/// `ncclDataType_t`.
+fn data_type(dtype: DType) -> Result<c_int, Error> {
+    Ok(match dtype {
+        DType::I8 => 0,
+        DType::U8 => 1,
+        DType::I32 => 2,
+        DType::U32 => 3,
+        DType::I64 => 4,
+        DType::U64 => 5,
+        DType::F16 => 6,
+        DType::F32 => 7,
+        DType::F64 => 8,
+        DType::BF16 => 9,
+        _ => return Err(Error::new(ErrorKind::Unsupported, format!("NCCL does not reduce {dtype}"))),
+    })
+}
+
+/// `ncclRedOp_t`.
+fn operation(reduction: Reduction) -> c_int {
+    match reduction {
+        Reduction::Sum => 0,
+        Reduction::Prod => 1,
+        Reduction::Max => 2,
+        Reduction::Min => 3,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    #[cfg_attr(miri, ignore = "looks for a shared library")]
+    fn a_library_that_is_not_there_not_wanted_or_another_is_an_answer() {
+        let why = |name: &str| open(Some(name.into())).err().unwrap();
+        assert_eq!(why("libno-such.so"), "NCCL was not found (libno-such.so; GRISTMILL_NCCL names it)");
+        assert_eq!(why(""), "GRISTMILL_NCCL is empty, so NCCL is not used");
+        if cfg!(target_os = "linux") {
+            assert_eq!(why("libc.so.6"), "NCCL lacks ncclGetVersion; 2.14 or later is needed");
+        }
+    }
+
+    #[test]
+    fn versions_of_both_forms_are_read() {
+        assert_eq!([22_809, 21_400, 2_708].map(parts), [(2, 28, 9), (2, 14, 0), (2, 7, 8)]);
+    }
+}
