@@ -30,4 +30,4 @@ pub use codegen::target::TargetCpu;
 pub use compiled::{Compiled, Executable, Outputs, Source, StepTime, compile, prepare};
 pub use error::{Error, ErrorKind, Result};
 pub use gristmill_runtime::{DType, DeviceName, Tensor};
-pub use options::{DimRange, Options, Precision, Tuning};
+pub use options::{AllReduce, DimRange, Options, Precision, Tuning};

@@ -53,6 +53,8 @@ pub struct Options {
     pub gpus: Vec<u32>,
     /// Which forms kernels on GPUs get where they can have several.
     pub tuning: Tuning,
+    /// Who reduces over GPUs.
+    pub all_reduce: AllReduce,
     /// Run the verifier and the independent checkers between stages, and look for races in emulated kernels (always on in debug builds).
     pub check: bool,
     /// Keep what every stage made, for [`crate::pipeline::Lowered::text`]. Otherwise weights are let go as soon as they are packed.
@@ -79,6 +81,7 @@ impl Default for Options {
             gpu_arch: None,
             gpus: Vec::new(),
             tuning: Tuning::default(),
+            all_reduce: AllReduce::Auto,
             check: cfg!(debug_assertions),
             keep_stages: false,
         }
@@ -92,6 +95,16 @@ pub struct Tuning {
     pub folder: Option<PathBuf>,
     /// Time all forms of each kernel whose winner is not known yet, on its GPU.
     pub measures: bool,
+}
+
+/// Who computes [`Op::AllReduce`](crate::ir::Op::AllReduce) where each operand is made on a GPU of its own.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum AllReduce {
+    /// NCCL where it is found and gives what the interpreter gives, but for the order of a sum; else as [`AllReduce::Exchange`].
+    #[default]
+    Auto,
+    /// The devices themselves, each a share of the elements, in the order of the operands.
+    Exchange,
 }
 
 /// What the operands of `f32` products, convolutions and attentions on GPUs are rounded to; they are summed in `f32` whatever it is. CPUs always

@@ -246,7 +246,7 @@ fn front(graph: Graph, previous: Option<&Placement>, s: &mut Stages) -> Result<F
         place::apply_pins(&mut pinned, &mut request)?;
         let mut cleaned = passes::clean(&pinned)?;
         place::follow_operands(&mut cleaned, &request);
-        passes::expand_all_reduce(&cleaned)
+        passes::expand_all_reduce(&cleaned, &|places| place::gpus::nccl_joins(places, options))
     })?;
     s.check(&graph)?;
     let deadline = s.deadline;

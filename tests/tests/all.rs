@@ -9,6 +9,7 @@ mod house_rules;
 mod memory;
 mod models;
 mod multi_device;
+mod nccl;
 mod onnx_cases;
 mod placement;
 mod placement_files;

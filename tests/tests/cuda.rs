@@ -33,8 +33,13 @@ fn with_driver(name: &str, settings: &str, body: impl FnOnce()) {
     with_driver_of("cuda", name, settings, body);
 }
 
-/// Runs the body of the test `name` of a module where the driver is the emulated one, of these settings. Left out without NVRTC.
+/// Runs the body of the test `name` of a module where the driver is the emulated one, of these settings, and no NCCL. Left out without NVRTC.
 pub fn with_driver_of(module: &str, name: &str, settings: &str, body: impl FnOnce()) {
+    with_libraries(&format!("{module}::{name}"), settings, Path::new(""), body);
+}
+
+/// The same where NCCL is that library; `name` is that of the test with its module.
+pub fn with_libraries(name: &str, settings: &str, nccl: &Path, body: impl FnOnce()) {
     if std::env::var_os(IN_CHILD).is_some() {
         return body();
     }
@@ -43,9 +48,10 @@ pub fn with_driver_of(module: &str, name: &str, settings: &str, body: impl FnOnc
     }
     let test = std::env::current_exe().expect("a process knows its executable");
     let output = Command::new(test)
-        .args(["--exact", &format!("{module}::{name}"), "--nocapture", "--test-threads", "1"])
+        .args(["--exact", name, "--nocapture", "--test-threads", "1"])
         .env(IN_CHILD, "1")
         .env("GRISTMILL_CUDA", emulated_driver())
+        .env("GRISTMILL_NCCL", nccl)
         .env("EMULATED_CUDA", settings)
         .env_remove("CUDA_VISIBLE_DEVICES")
         .output()
@@ -114,6 +120,7 @@ fn with_gpus(settings: &str, visible: &str, args: &[&str]) -> Option<Ended> {
     let driver = emulated_driver();
     let variables = [
         ("GRISTMILL_CUDA", driver.as_path()),
+        ("GRISTMILL_NCCL", Path::new("")),
         ("EMULATED_CUDA", Path::new(settings)),
         ("CUDA_VISIBLE_DEVICES", Path::new(visible)),
         ("GRISTMILL_CACHE_DIR", dir.path()),
@@ -126,6 +133,7 @@ fn with_cache(cache: &Path, settings: &str, args: &[&str]) -> Ended {
     let driver = emulated_driver();
     let variables = [
         ("GRISTMILL_CUDA", driver.as_path()),
+        ("GRISTMILL_NCCL", Path::new("")),
         ("EMULATED_CUDA", Path::new(settings)),
         ("CUDA_VISIBLE_DEVICES", Path::new("0,1,2,3")),
         ("GRISTMILL_CACHE_DIR", cache),

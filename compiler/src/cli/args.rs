@@ -7,7 +7,7 @@ use crate::codegen::target::TargetCpu;
 use crate::cost::{Bytes, store};
 use crate::error::{Error, Result};
 use crate::ir::{Bindings, Graph};
-use crate::options::{DimRange, Options, Precision, Tuning};
+use crate::options::{AllReduce, DimRange, Options, Precision, Tuning};
 use crate::place::{DeviceSet, DeviceSpec, Fallback, Pin, Placement, Plan, Target, gpus};
 use clap::{Args, ValueEnum};
 use gristmill_runtime::DeviceName;
@@ -74,6 +74,9 @@ pub struct CompileArgs {
     /// in the driver's order by default.
     #[arg(long, value_name = "N,..", value_delimiter = ',')]
     pub visible_gpus: Vec<u32>,
+    /// Who reduces over GPUs.
+    #[arg(long, value_enum, default_value = "auto")]
+    pub all_reduce: AllReduceArg,
     /// Run the verifier and the independent checkers between stages; wait for each kernel of a GPU, so that a fault names it.
     #[arg(long)]
     pub verify: bool,
@@ -132,6 +135,15 @@ pub enum FallbackArg {
     Warn,
     /// Place elsewhere.
     Allow,
+}
+
+/// `--all-reduce`.
+#[derive(Clone, Copy, ValueEnum)]
+pub enum AllReduceArg {
+    /// NCCL, where it is found and gives what it should but for the order of a sum.
+    Auto,
+    /// The GPUs themselves, in the order of the operands.
+    Exchange,
 }
 
 impl CompileArgs {
@@ -202,6 +214,10 @@ impl CompileArgs {
             gpu_arch: self.gpu_arch.as_deref().map(Arch::parse).transpose()?,
             gpus: self.visible_gpus.clone(),
             precision: parse_precision(&self.precision)?,
+            all_reduce: match self.all_reduce {
+                AllReduceArg::Auto => AllReduce::Auto,
+                AllReduceArg::Exchange => AllReduce::Exchange,
+            },
             tuning: Tuning { folder: store::folder(), measures: self.tune },
             keep_stages: self.dump_dir.is_some(),
             ..Options::default()

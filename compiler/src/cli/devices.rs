@@ -49,7 +49,7 @@ pub fn devices(args: &DevicesArgs) -> Result<()> {
         print_json(
             "devices",
             json!({ "cpu": { "model": cpu.model, "cores": cpu.logical_cores, "features": cpu.features, "memory_bytes": cpu.total_memory_bytes, "available_bytes": cpu.available_memory_bytes },
-            "rates": rates_json(&profile), "rates_from": source, "gpus": gpus, "cuda": cuda::probe().err(), "nvrtc": nvrtc_json(&compiler), "logical": logical.devices.iter().map(|d| d.name.to_string()).collect::<Vec<_>>() }),
+            "rates": rates_json(&profile), "rates_from": source, "gpus": gpus, "cuda": cuda::probe().err(), "nvrtc": nvrtc_json(&compiler), "nccl": nccl_json(), "logical": logical.devices.iter().map(|d| d.name.to_string()).collect::<Vec<_>>() }),
         );
         return Ok(());
     }
@@ -91,6 +91,10 @@ pub fn devices(args: &DevicesArgs) -> Result<()> {
         }
         Err(why) => outln!("  CUDA compiler  none: {why}"),
     }
+    match cuda::nccl_version() {
+        Ok((major, minor, patch)) => outln!("  all-reduce  NCCL {major}.{minor}.{patch}"),
+        Err(why) => outln!("  all-reduce  by exchange: {why}"),
+    }
     outln!(
         "  EMU  a PTX emulator on this CPU{}",
         if compiler.is_ok() { "" } else { ", which needs the CUDA compiler" }
@@ -104,6 +108,13 @@ fn nvrtc_json(compiler: &Result<&nvrtc::Nvrtc>) -> serde_json::Value {
     match compiler {
         Ok(n) => json!({ "version": [n.version().0, n.version().1], "library": n.place(), "archs": n.archs() }),
         Err(why) => json!({ "error": why.to_string() }),
+    }
+}
+
+fn nccl_json() -> serde_json::Value {
+    match cuda::nccl_version() {
+        Ok((major, minor, patch)) => json!({ "version": [major, minor, patch] }),
+        Err(why) => json!({ "error": why }),
     }
 }
 

@@ -6,14 +6,15 @@ use super::forms::{Choice, Forms};
 use super::plan::{Arg, DeviceKernels};
 use crate::cluster::{Fusion, cluster};
 use crate::error::{Error, Result};
-use crate::ir::{Graph, Node, NodeId, Op, ValueId};
+use crate::ir::{Graph, Node, NodeId, Op, ReduceKind, ValueId};
 use crate::partition::Part;
 use crate::passes;
 use crate::schedule::{self, Action, Needs, Place, Schedule};
 use gristmill_runtime::device::DeviceKind;
+use gristmill_runtime::driver::Reduction;
 use gristmill_runtime::program::{
-    Buffer, BufferId, Carried, If, IoSpec, Kernel, KernelId, Key, Loc, Loop, Partition, Program, Scanned, Step, StepId,
-    StepKind, TripCount, VariableSpec,
+    AllReduce, Buffer, BufferId, Carried, If, IoSpec, Kernel, KernelId, Key, Loc, Loop, Partition, Program, Scanned,
+    Step, StepId, StepKind, TripCount, VariableSpec,
 };
 use gristmill_runtime::{DType, DeviceName, Tensor};
 use std::any::Any;
@@ -270,6 +271,14 @@ impl Assembler<'_> {
                     Key { source: DeviceName::parse(from)?, destination: d.part.device.clone(), tensor: key.clone() };
                 vec![StepKind::Recv { key, buffer: d.value(node.outputs[0])? }]
             }
+            Op::Collective { kind, key, rank, devices } => vec![StepKind::AllReduce(Box::new(AllReduce {
+                key: key.clone(),
+                rank: *rank as u32,
+                devices: devices.iter().map(|name| DeviceName::parse(name)).collect::<Result<_, _>>()?,
+                kind: reduction(*kind).ok_or_else(|| Error::internal("a collective mean").at_origin(&node.origin))?,
+                src: d.value(node.inputs[0])?,
+                dst: d.value(node.outputs[0])?,
+            }))],
             Op::If | Op::Loop { .. } | Op::Scan { .. } => vec![self.control(d, node)?],
             Op::ReadVariable { container, name, .. } => {
                 vec![StepKind::ReadVariable {
@@ -361,6 +370,17 @@ impl Assembler<'_> {
         self.asm.push_str(&made.asm);
         self.warnings.extend(made.warnings);
         Ok(made.program)
+    }
+}
+
+/// What devices do together; a mean is a sum, and a division on each.
+fn reduction(kind: ReduceKind) -> Option<Reduction> {
+    match kind {
+        ReduceKind::Sum => Some(Reduction::Sum),
+        ReduceKind::Prod => Some(Reduction::Prod),
+        ReduceKind::Max => Some(Reduction::Max),
+        ReduceKind::Min => Some(Reduction::Min),
+        ReduceKind::Mean => None,
     }
 }
 

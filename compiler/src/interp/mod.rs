@@ -189,6 +189,7 @@ impl Machine<'_> {
                 return run_program(&VecProg::of_op(*s, &dtypes), inputs, shape);
             }
             (Op::AllReduce { kind }, all) => return reduce::all_reduce(all, *kind),
+            (Op::AllReduceRank { kind, .. }, all) => return Ok(reduce::all_reduce(all, *kind)?[..1].to_vec()),
             (Op::TopK { axis, largest, .. }, [x]) => return sort::top_k(x, *axis, *largest, shape),
             (Op::MaxPoolIndices { size, window, .. }, [x]) => return pool::max_pool(x, size, window, shape),
             (Op::Constant { value }, _) => value.tensor(),
@@ -252,6 +253,10 @@ impl Machine<'_> {
             (Op::Recv { key, from, .. }, None) => self.mail.get(key).cloned().ok_or_else(|| {
                 Error::internal(format!("nothing was sent under key {key:?} by {from:?} before it is received"))
             }),
+            (Op::Collective { devices, .. }, Some(_)) => Err(Error::unsupported(format!(
+                "the other operands are on {}; the graph before it was partitioned has them all",
+                devices.join(", ")
+            ))),
             _ => Err(Error::internal("the interpreter has no rule for these operands")),
         }
     }

@@ -77,6 +77,13 @@ pub struct Node {
     pub device: Requested,
 }
 
+impl Node {
+    /// Whether operand `i` only has to be made before this runs: it is not needed where this runs.
+    pub fn only_orders(&self, i: usize) -> bool {
+        matches!(self.op, Op::AllReduceRank { rank, .. } if rank != i)
+    }
+}
+
 /// A named result of a graph.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Output {

@@ -596,6 +596,22 @@ pub(super) fn all_reduce(op: &Op, args: &[Type], _: &[Graph]) -> Inferred {
     Ok(args.to_vec())
 }
 
+pub(super) fn all_reduce_rank(op: &Op, args: &[Type], regions: &[Graph]) -> Inferred {
+    attrs!(op, AllReduceRank { kind, rank });
+    if *rank >= args.len() {
+        return Err(format!("rank {rank} of {}", args.len()));
+    }
+    all_reduce(&Op::AllReduce { kind: *kind }, args, regions).map(|types| types[..1].to_vec())
+}
+
+pub(super) fn collective(op: &Op, args: &[Type], regions: &[Graph]) -> Inferred {
+    attrs!(op, Collective { kind, rank, devices });
+    if *rank >= devices.len() {
+        return Err(format!("rank {rank} of {}", devices.len()));
+    }
+    all_reduce(&Op::AllReduce { kind: *kind }, args, regions)
+}
+
 pub(super) fn cluster(_: &Op, args: &[Type], regions: &[Graph]) -> Inferred {
     let [body] = regions else { return Err(format!("expected 1 region, got {}", regions.len())) };
     check_region("body", body, args)?;

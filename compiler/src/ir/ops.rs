@@ -334,6 +334,10 @@ ops! {
     Recv { key: String, from: String, dtype: DType, shape: Vec<Dim> } "recv" 0..0 Transfer infer::recv;
     /// Element-wise reduction of operands of one type, in their order. As many results, all the same: result `i` is for where operand `i` is made.
     AllReduce { kind: ReduceKind } "all_reduce" 1..many Transfer infer::all_reduce;
+    /// The part of one rank in an all-reduce by a library: element-wise reduction of operands of one type, where operand `rank` is made. The other operands only have to be made before. Ranks of one all-reduce have the same `group`, and no two a device in common.
+    AllReduceRank { kind: ReduceKind, group: usize, rank: usize } "all_reduce_rank" 1..many Transfer infer::all_reduce_rank;
+    /// The same in the graph of one device, with the operand that is there: its reduction with those of the other `devices`, of which this is number `rank`.
+    Collective { kind: ReduceKind, key: String, rank: usize, devices: Vec<String> } "collective" 1..1 Transfer infer::collective;
     /// One kernel: the region computes the results from the operands.
     Cluster { kind: ClusterKind } "cluster" 0..many Cluster infer::cluster;
 }

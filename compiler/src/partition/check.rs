@@ -2,15 +2,16 @@
 //!
 //! Invariants:
 //! 1. each node but constants is in exactly one part, that of its device, with the same op and regions, and its operands are the same values
-//!    of the whole graph: made there, received, or copied constants;
+//!    of the whole graph: made there, received, or copied constants (of ranks of all-reduces: their own operand);
 //! 2. each key has exactly one `send` and one `recv` of the same type, on the devices that they name; no tensor goes to a device twice;
 //! 3. each output is that of the whole graph, in exactly one part; inputs have the right types;
 //! 4. every ordering of the whole graph (control edges, uses of a variable) holds across the union of the parts;
-//! 5. no ring: all nodes of the union can run. With schedules, their dependencies included ([`check_schedules`]).
+//! 5. of each all-reduce by a library every rank is there once, on the device that all name for it, with its own operand, of one type;
+//! 6. no ring: all nodes of the union can run. With schedules, their dependencies included ([`check_schedules`]).
 
 use super::Part;
 use crate::error::{Error, Result};
-use crate::ir::{Graph, NodeId, Op, ValueId};
+use crate::ir::{Graph, Node, NodeId, Op, ValueId};
 use crate::place::Placement;
 use crate::schedule::{Action, Schedule, node_deps};
 use std::collections::{BTreeMap, BTreeSet};
@@ -20,10 +21,11 @@ pub fn check(g: &Graph, placement: &Placement, parts: &[Part]) -> Result<()> {
     let mut problems = Vec::new();
     check_nodes(g, placement, parts, &mut problems);
     let transfers = match_transfers(parts, &mut problems);
+    let groups = match_collectives(parts, &mut problems);
     if problems.is_empty() {
         let originals = original_values(g, parts, &transfers);
         check_values(g, parts, &originals, &mut problems);
-        check_order(g, parts, &transfers, &mut problems);
+        check_order(g, parts, &transfers, &groups, &mut problems);
     }
     finish(g, problems)
 }
@@ -41,6 +43,9 @@ pub fn check_schedules(g: &Graph, parts: &[Part], schedules: &[Schedule]) -> Res
     let step_of = |(p, id): At| {
         schedules[p].steps.iter().position(|s| s.action == Action::Node(NodeId(id as u32))).map(|i| (p, i))
     };
+    let groups = match_collectives(parts, &mut problems);
+    let steps_of = |group: Vec<At>| group.into_iter().filter_map(step_of).collect::<Vec<At>>();
+    join(&mut edges, &groups.into_iter().map(steps_of).collect::<Vec<_>>());
     for (recv, send) in &transfers {
         match (step_of(*recv), step_of(*send)) {
             (Some(recv), Some(send)) => drop(edges.entry(recv).or_default().insert(send)),
@@ -80,7 +85,7 @@ fn check_nodes(g: &Graph, placement: &Placement, parts: &[Part], problems: &mut 
             Some(old) => {
                 seen[old.0 as usize] += 1;
                 let whole = g.node(old);
-                if whole.op != node.op || whole.regions != node.regions {
+                if !is_of(&whole.op, node, part) || whole.regions != node.regions {
                     problems.push(format!("{}: node {id} is not node {} of the whole graph", part.device, old.0));
                 }
                 if placement.device_of(old).is_some_and(|d| placement.devices[d] != part.device) {
@@ -93,6 +98,55 @@ fn check_nodes(g: &Graph, placement: &Placement, parts: &[Part], problems: &mut 
         if seen[id.0 as usize] != 1 {
             problems.push(format!("node {} ({}) is in {} parts", id.0, node.op.name(), seen[id.0 as usize]));
         }
+    }
+}
+
+/// Whether a node of a part has the op of the node that it stands for.
+fn is_of(whole: &Op, node: &Node, part: &Part) -> bool {
+    match (whole, &node.op) {
+        (Op::AllReduceRank { kind, group, rank }, Op::Collective { kind: k, key, rank: r, devices }) => {
+            let here = devices.get(*rank).is_some_and(|name| *name == part.device.to_string());
+            here && (kind, rank) == (k, r) && *key == super::collective::key(*group)
+        }
+        (whole, op) => whole == op,
+    }
+}
+
+/// Ranks of an all-reduce, and the first node that was found.
+type Members<'g> = (Vec<(usize, At)>, &'g Node);
+
+/// The nodes of each all-reduce by a library, by rank.
+fn match_collectives(parts: &[Part], problems: &mut Vec<String>) -> Vec<Vec<At>> {
+    let mut found: BTreeMap<&str, Members<'_>> = BTreeMap::new();
+    for (at, node) in all_nodes(parts) {
+        let Op::Collective { kind, key, rank, devices } = &node.op else { continue };
+        let (members, first) = found.entry(key).or_insert_with(|| (Vec::new(), node));
+        let ty = |p: usize, node: &Node| parts[p].graph.ty(node.inputs[0]).clone();
+        let first_at = members.first().map_or(at, |m| m.1);
+        let same = matches!(&first.op, Op::Collective { kind: k, devices: d, .. } if (k, d) == (kind, devices));
+        if !same || ty(first_at.0, first) != ty(at.0, node) {
+            problems.push(format!("{}: {key} is not the same on all devices", parts[at.0].device));
+        }
+        members.push((*rank, at));
+    }
+    let mut groups = Vec::new();
+    for (key, (mut members, first)) in found {
+        members.sort_unstable();
+        let Op::Collective { devices, .. } = &first.op else { continue };
+        let ranks = members.iter().map(|(rank, at)| (*rank, parts[at.0].device.to_string()));
+        if !ranks.eq(devices.iter().cloned().enumerate()) {
+            problems.push(format!("{key}: its ranks are not those of {devices:?}"));
+        }
+        groups.push(members.into_iter().map(|(_, at)| at).collect());
+    }
+    groups
+}
+
+/// Lets each member of a group wait for what any of them waits for: none is done before all have begun.
+fn join(edges: &mut Edges, groups: &[Vec<At>]) {
+    for group in groups {
+        let all: BTreeSet<At> = group.iter().filter_map(|at| edges.get(at)).flatten().copied().collect();
+        group.iter().for_each(|at| drop(edges.insert(*at, all.clone())));
     }
 }
 
@@ -157,7 +211,9 @@ fn check_values(g: &Graph, parts: &[Part], originals: &[Vec<Option<ValueId>>], p
     for ((p, id), node) in all_nodes(parts) {
         let Some(old) = parts[p].nodes[id] else { continue };
         let found: Vec<Option<ValueId>> = node.inputs.iter().map(|v| originals[p][v.0 as usize]).collect();
-        if found != g.node(old).inputs.iter().copied().map(Some).collect::<Vec<_>>() {
+        let whole = g.node(old);
+        let needed = (0..whole.inputs.len()).filter(|&i| !whole.only_orders(i));
+        if !found.into_iter().eq(needed.map(|i| Some(whole.inputs[i]))) {
             problems.push(format!("{}: node {id} has other operands than node {}", parts[p].device, old.0));
         }
     }
@@ -180,7 +236,13 @@ fn check_values(g: &Graph, parts: &[Part], originals: &[Vec<Option<ValueId>>], p
         .extend(made.iter().enumerate().filter(|(_, n)| **n != 1).map(|(i, n)| format!("output {i} is in {n} parts")));
 }
 
-fn check_order(g: &Graph, parts: &[Part], transfers: &BTreeMap<At, At>, problems: &mut Vec<String>) {
+fn check_order(
+    g: &Graph,
+    parts: &[Part],
+    transfers: &BTreeMap<At, At>,
+    groups: &[Vec<At>],
+    problems: &mut Vec<String>,
+) {
     let mut edges = Edges::new();
     let mut new_of: BTreeMap<NodeId, At> = BTreeMap::new();
     for (p, part) in parts.iter().enumerate() {
@@ -192,6 +254,7 @@ fn check_order(g: &Graph, parts: &[Part], transfers: &BTreeMap<At, At>, problems
         }
     }
     transfers.iter().for_each(|(recv, send)| edges.entry(*recv).or_default().extend([*send]));
+    join(&mut edges, groups);
     let order = match topological(&edges) {
         Ok(order) => order,
         Err(ring) => return problems.push(ring),

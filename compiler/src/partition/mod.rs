@@ -5,16 +5,22 @@
 //! them; each output belongs to the device that makes it (inputs and constants that are outputs, to the first device). A control edge that
 //! crosses becomes a transfer, of a tensor that crosses anyway or else of one `bool`.
 //!
+//! The ranks of an all-reduce by a library become `collective` nodes, which take the operand of their device only; a control edge to one is waited for
+//! by all.
+//!
 //! All partitions list their nodes in one common order, that of the predicted starts: a `send` stands right after the node that makes the
-//! tensor, a `recv` right before the first node that needs it. [`crate::schedule`] relies on this for freedom from deadlock.
+//! tensor, a `recv` right before the first node that needs it, the ranks of an all-reduce side by side. [`crate::schedule`] relies on this for
+//! freedom from deadlock.
 
 pub mod check;
+mod collective;
 mod print;
 
 use crate::error::{Error, Result};
 use crate::ir::{Def, DeviceRequest, Graph, Node, NodeId, Op, Origin, Type, ValueId};
 use crate::place::Placement;
 use crate::{DType, Tensor};
+use collective::Ranks;
 use gristmill_runtime::device::DeviceName;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -60,6 +66,7 @@ pub fn partition(g: &Graph, placement: &Placement) -> Result<Vec<Part>> {
         return Err(Error::internal(format!("the placement names device {used:?} of {}", placement.devices.len())));
     }
     let mut s = Splitter::new(g, placement, &used, first);
+    s.ranks = collective::ranks(g, placement)?;
     for id in order {
         s.emit(id)?;
     }
@@ -80,7 +87,7 @@ fn common_order(g: &Graph, placement: &Placement) -> Result<Vec<NodeId>> {
     if !one_device {
         order.sort_unstable();
     }
-    Ok(order.into_iter().map(|(_, id)| id).collect())
+    collective::side_by_side(g, order.into_iter().map(|(_, id)| id).collect())
 }
 
 /// Where a tensor of the whole graph is on one device.
@@ -102,6 +109,8 @@ struct Splitter<'g> {
     received: BTreeMap<(NodeId, usize), NodeId>,
     /// Device of inputs and constants that are outputs.
     first: usize,
+    /// Devices of the ranks of each all-reduce.
+    ranks: Ranks,
 }
 
 impl<'g> Splitter<'g> {
@@ -129,6 +138,7 @@ impl<'g> Splitter<'g> {
             signals: BTreeMap::new(),
             received: BTreeMap::new(),
             first,
+            ranks: Ranks::new(),
         };
         s.find_crossings();
         s.add_inputs();
@@ -150,8 +160,8 @@ impl<'g> Splitter<'g> {
     fn find_crossings(&mut self) {
         for (id, node) in self.g.nodes() {
             let Some(d) = self.device(id) else { continue };
-            for &v in &node.inputs {
-                if self.source(v).is_some_and(|s| s != d) {
+            for (i, &v) in node.inputs.iter().enumerate() {
+                if !node.only_orders(i) && self.source(v).is_some_and(|s| s != d) {
                     self.wanted.entry(v).or_default().insert(d);
                 }
             }
@@ -172,7 +182,8 @@ impl<'g> Splitter<'g> {
     fn add_inputs(&mut self) {
         let mut users: Vec<BTreeSet<usize>> = vec![BTreeSet::new(); self.g.n_values()];
         for (id, node) in self.g.nodes() {
-            node.inputs.iter().for_each(|v| users[v.0 as usize].extend(self.device(id)));
+            let needed = node.inputs.iter().enumerate().filter(|(i, _)| !node.only_orders(*i));
+            needed.for_each(|(_, v)| users[v.0 as usize].extend(self.device(id)));
         }
         self.g.outputs.iter().for_each(|o| users[o.value.0 as usize].extend([self.first]));
         for (i, (&v, name)) in self.g.inputs.iter().zip(&self.g.input_names).enumerate() {
@@ -213,9 +224,11 @@ impl<'g> Splitter<'g> {
     fn emit(&mut self, id: NodeId) -> Result<()> {
         let node = self.g.node(id);
         let d = self.device(id).ok_or_else(|| Error::internal("a node without device is in the order"))?;
-        let inputs = node.inputs.iter().map(|&v| self.get(v, d)).collect::<Result<Vec<_>>>()?;
+        let needed = (0..node.inputs.len()).filter(|&i| !node.only_orders(i));
+        let inputs = needed.map(|i| self.get(node.inputs[i], d)).collect::<Result<Vec<_>>>()?;
         let control = node.control.iter().filter_map(|&c| self.after(c, d).transpose()).collect::<Result<Vec<_>>>()?;
-        let (new, outputs) = self.add(d, node.op.clone(), &inputs, node.regions.clone(), &node.origin, Some(id))?;
+        let op = collective::in_part(&node.op, &self.ranks).unwrap_or_else(|| node.op.clone());
+        let (new, outputs) = self.add(d, op, &inputs, node.regions.clone(), &node.origin, Some(id))?;
         control.into_iter().for_each(|c| self.add_control(d, new, c));
         self.new_ids[id.0 as usize] = Some(new);
         for (&v, &new) in node.outputs.iter().zip(&outputs) {

@@ -204,3 +204,129 @@ fn one_transfer_per_tensor_and_device() {
     // One for the tensor, two for the results, one for the control edge.
     assert_eq!((count(|op| matches!(op, Op::Send { .. })), count(|op| matches!(op, Op::Recv { .. }))), (4, 4));
 }
+
+/// A graph of nodes anywhere and of all-reduces by a library over some of `n_devices` devices.
+fn random_reductions(rng: &mut Rng, n: usize, n_devices: usize) -> Graph {
+    let mut b = GraphBuilder::new("reductions");
+    let mut values: Vec<ValueId> = (0..2).map(|i| b.input(&format!("x{i}"), DType::F32, [1usize << 14])).collect();
+    for _ in 0..n {
+        if rng.one_in(3) {
+            let first = rng.below(n_devices);
+            let ranks = (0..2 + rng.below(n_devices - 1)).map(|r| (first + r) % n_devices);
+            let operand = |device| {
+                let v = rng.pick(&values);
+                b.with_device(format!("/cpu:{device}").as_str(), |b| b.map(ScalarOp::Neg, &[v])).unwrap()
+            };
+            let operands: Vec<ValueId> = ranks.map(operand).collect();
+            values.extend(b.all_reduce(crate::ir::ReduceKind::Sum, &operands).unwrap());
+        } else {
+            let operands = [rng.pick(&values), rng.pick(&values)];
+            values.push(b.map(ScalarOp::Add, &operands).unwrap());
+        }
+    }
+    values.iter().enumerate().for_each(|(i, &v)| b.output(&format!("y{i}"), v));
+    crate::passes::expand_all_reduce(&b.finish().unwrap(), &|_| true).unwrap()
+}
+
+/// Devices that are asked for, or random ones; starts in a random legal order.
+fn shuffled_placement(rng: &mut Rng, g: &Graph, n_devices: usize) -> Placement {
+    let names = cpus(n_devices);
+    let device = |(_, n): (NodeId, &Node)| {
+        let asked = n.device.as_ref().and_then(|asked| names.iter().position(|name| asked.spec.fits(name)));
+        (!matches!(n.op, Op::Constant { .. })).then(|| asked.unwrap_or_else(|| rng.below(n_devices)))
+    };
+    let devices: Vec<Option<usize>> = g.nodes().map(device).collect();
+    let mut placement = Placement::by_hand(names.clone(), &devices);
+    let mut deps = schedule::node_deps(g);
+    let mut left: Vec<usize> = (0..g.n_nodes()).filter(|&i| devices[i].is_some()).collect();
+    for start in 0.. {
+        let ready: Vec<usize> = left.iter().copied().filter(|&i| deps[i].is_empty()).collect();
+        if ready.is_empty() {
+            break;
+        }
+        let next = rng.pick(&ready);
+        left.retain(|&i| i != next);
+        deps.iter_mut().for_each(|d| d.retain(|before| before.0 as usize != next));
+        let placed = placement.nodes[next].as_mut().unwrap();
+        (placed.start, placed.end) = (crate::cost::Nanos(start), crate::cost::Nanos(start + 1));
+    }
+    assert!(left.is_empty());
+    placement
+}
+
+/// Whatever the predicted starts, ranks stand side by side, nothing passes them, and operands of other ranks are not sent.
+#[test]
+fn random_reductions_partition() {
+    let mut rng = Rng(9);
+    let mut n_groups = 0;
+    for n in 0..200 {
+        let n_devices = 2 + rng.below(3);
+        let g = random_reductions(&mut rng, 1 + n % 20, n_devices);
+        let placement = shuffled_placement(&mut rng, &g, n_devices);
+        let parts = check_all(&g, &placement);
+        let own = |part: &Part| -> Vec<String> {
+            let key =
+                |(_, n): (NodeId, &Node)| if let Op::Collective { key, .. } = &n.op { Some(key.clone()) } else { None };
+            part.graph.nodes().filter_map(key).collect()
+        };
+        let lists: Vec<Vec<String>> = parts.iter().map(own).collect();
+        n_groups += lists.iter().flatten().collect::<BTreeSet<_>>().len();
+        // The order of the all-reduces that two devices share is the same.
+        for (a, b) in lists.iter().flat_map(|a| lists.iter().map(move |b| (a, b))) {
+            assert!(a.iter().filter(|k| b.contains(k)).eq(b.iter().filter(|k| a.contains(k))), "{a:?} {b:?}");
+        }
+    }
+    assert!(n_groups > 400, "only {n_groups} all-reduces");
+}
+
+#[test]
+fn the_checkers_see_broken_reductions() {
+    let mut rng = Rng(10);
+    let mut seen = [0usize; 4];
+    let mut tried = 0;
+    while tried < 60 {
+        let g = random_reductions(&mut rng, 8, 3);
+        let placement = shuffled_placement(&mut rng, &g, 3);
+        let good = partition(&g, &placement).unwrap();
+        let is_rank = |n: &Node| matches!(n.op, Op::Collective { .. });
+        let ranks: Vec<(usize, NodeId)> = (0..good.len())
+            .flat_map(|p| good[p].graph.nodes().filter(|(_, n)| is_rank(n)).map(move |(id, _)| (p, id)))
+            .collect();
+        if ranks.is_empty() {
+            continue;
+        }
+        tried += 1;
+        let (p, id) = rng.pick(&ranks);
+        let broken = |change: &dyn Fn(&mut Op)| {
+            let mut parts = good.clone();
+            change(&mut parts[p].graph.node_mut(id).op);
+            usize::from(check::check(&g, &placement, &parts).is_err())
+        };
+        seen[0] += broken(&|op| {
+            if let Op::Collective { rank, .. } = op {
+                *rank = 1 - (*rank).min(1)
+            }
+        });
+        seen[1] += broken(&|op| {
+            if let Op::Collective { devices, .. } = op {
+                devices.reverse()
+            }
+        });
+        seen[2] += broken(&|op| {
+            if let Op::Collective { kind, .. } = op {
+                *kind = crate::ir::ReduceKind::Prod
+            }
+        });
+        let mut s = schedule(&good[p].graph, &Needs::default()).unwrap();
+        let at = s.steps.iter().position(|s| s.action == schedule::Action::Node(id)).unwrap();
+        if s.steps.len() == 1 {
+            seen[3] += 1;
+            continue;
+        }
+        // All that keeps the others on their side of it.
+        s.steps[at].deps.clear();
+        s.steps.iter_mut().for_each(|s| s.deps.retain(|&d| d as usize != at));
+        seen[3] += usize::from(schedule::check::check(&good[p].graph, &Needs::default(), &s).is_err());
+    }
+    assert_eq!(seen, [60; 4]);
+}

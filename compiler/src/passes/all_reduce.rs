@@ -8,38 +8,53 @@
 //!
 //! Every element is reduced in the order of the operands, and in the second case by the same kernel everywhere: results are the same bits at all
 //! places and in every run. Narrow floats are summed in `f32`, and rounded once.
+//!
+//! Where a library joins the places and gives what the interpreter gives, but for the order of a sum, large tensors are left to it: one
+//! [`Op::AllReduceRank`] for each place.
 
 use super::Rebuild;
 use crate::error::Result;
-use crate::ir::{Def, Graph, Node, Op, Origin, ReduceKind, Requested, ScalarOp, ValueId};
+use crate::ir::{Def, Graph, Node, Op, Origin, ReduceKind, Requested, ScalarOp, Type, ValueId};
 use crate::vecprog::real_bits;
 use crate::{DType, Tensor};
 
 /// Tensors of fewer bytes are reduced as a whole at each place.
 const SHARED_BYTES: usize = 64 << 10;
 
+/// Whether a library joins the places of several operands.
+pub type HasLibrary<'a> = &'a dyn Fn(&[Requested]) -> bool;
+
 /// Replaces every all-reduce, in regions too, where it is one reduction.
 ///
 /// A request of its own is one place for all of it. The new nodes have the request of their place, so that they share kernels with what is there.
-pub fn expand_all_reduce(g: &Graph) -> Result<Graph> {
-    expand_graph(g, true)
+pub fn expand_all_reduce(g: &Graph, has_library: HasLibrary<'_>) -> Result<Graph> {
+    expand_graph(g, Some(has_library))
 }
 
-fn expand_graph(g: &Graph, is_placed: bool) -> Result<Graph> {
+/// In a region there are no places.
+fn expand_graph(g: &Graph, placed: Option<HasLibrary<'_>>) -> Result<Graph> {
     if !has_any(g) {
         return Ok(g.clone());
     }
     let mut r = Rebuild::new(g);
+    let mut n_groups = 0;
     for (id, node) in g.nodes() {
         let Op::AllReduce { kind } = node.op else {
-            let regions = node.regions.iter().map(|region| expand_graph(region, false)).collect::<Result<_>>()?;
+            let regions = node.regions.iter().map(|region| expand_graph(region, None)).collect::<Result<_>>()?;
             r.copy(id, &Node { regions, ..node.clone() })?;
             continue;
         };
-        let places = if is_placed { places(g, node) } else { vec![node.device.clone(); node.inputs.len()] };
+        let places = if placed.is_some() { places(g, node) } else { vec![node.device.clone(); node.inputs.len()] };
+        let by_library = is_for_library(kind, g.ty(node.inputs[0]), places.len())
+            && placed.is_some_and(|has_library| has_library(&places));
         let operands = r.inputs(node);
         let mut e = Expansion { g: &mut r.graph, origin: &node.origin, kind, places };
-        let results = e.results(&operands)?;
+        let results = if by_library {
+            n_groups += 1;
+            e.by_library(&operands, n_groups - 1)?
+        } else {
+            e.results(&operands)?
+        };
         r.mapped(id, node, &results);
     }
     Ok(r.finish(g))
@@ -56,6 +71,22 @@ fn places(g: &Graph, node: &Node) -> Vec<Requested> {
         Def::Input(_) => None,
     };
     node.inputs.iter().map(|v| node.device.clone().or_else(|| of_maker(v))).collect()
+}
+
+/// Whether an all-reduce is worth a library's launches, and whether a library gives what the interpreter gives, but for the order of a sum.
+///
+/// Libraries round narrow floats after each operand, so the sums of two are right and those of more are not; their greatest and least of floats may
+/// lose a NaN. A mean is a sum that each place divides, which integers and narrow floats do not bear.
+fn is_for_library(kind: ReduceKind, ty: &Type, n: usize) -> bool {
+    use DType::*;
+    let is_large = ty.static_shape().is_some() && ty.size_bytes() >= Some(SHARED_BYTES);
+    is_large
+        && match kind {
+            ReduceKind::Mean => matches!(ty.dtype, F32 | F64),
+            ReduceKind::Sum | ReduceKind::Prod if matches!(ty.dtype, F32 | F64) => true,
+            ReduceKind::Sum | ReduceKind::Prod if matches!(ty.dtype, F16 | BF16) => n == 2,
+            _ => matches!(ty.dtype, I8 | U8 | I32 | U32 | I64 | U64),
+        }
 }
 
 /// One all-reduce on its way into a graph.
@@ -84,6 +115,18 @@ impl Expansion<'_> {
         };
         let of = |place| places.iter().position(|p| p == place).expect("every operand's place is listed");
         Ok(self.places.iter().map(|place| results[of(place)]).collect())
+    }
+
+    /// The result at each place, by a library that joins them all.
+    fn by_library(&mut self, operands: &[ValueId], group: usize) -> Result<Vec<ValueId>> {
+        let is_mean = self.kind == ReduceKind::Mean;
+        let kind = if is_mean { ReduceKind::Sum } else { self.kind };
+        let places = self.places.clone();
+        let result = |(rank, place)| {
+            let sum = self.add(Op::AllReduceRank { kind, group, rank }, operands, place)?;
+            if is_mean { self.divided(sum, operands.len(), place) } else { Ok(sum) }
+        };
+        places.iter().enumerate().map(result).collect()
     }
 
     /// The whole result at each place, of shares that each reduced.
@@ -127,11 +170,16 @@ impl Expansion<'_> {
             sum = self.add(Op::Map(join), &[sum, v], place)?;
         }
         if self.kind == ReduceKind::Mean && values.len() > 1 {
-            let bits = real_bits(wide, values.len() as f64).to_le_bytes();
-            let n = self.g.add_constant(Tensor::from_bytes(wide, &[], &bits[..wide.size_bytes()])?, self.origin);
-            sum = self.add(Op::Map(ScalarOp::Div), &[sum, n], place)?;
+            sum = self.divided(sum, values.len(), place)?;
         }
         self.cast(sum, dtype, place)
+    }
+
+    fn divided(&mut self, v: ValueId, n: usize, place: &Requested) -> Result<ValueId> {
+        let dtype = self.g.ty(v).dtype;
+        let bits = real_bits(dtype, n as f64).to_le_bytes();
+        let n = self.g.add_constant(Tensor::from_bytes(dtype, &[], &bits[..dtype.size_bytes()])?, self.origin);
+        self.add(Op::Map(ScalarOp::Div), &[v, n], place)
     }
 
     /// What values of a type are reduced in: as the interpreter reduces, but for `f32`, whose sums stay so.

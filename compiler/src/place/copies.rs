@@ -116,7 +116,11 @@ pub(super) fn freedom(g: &Graph, nodes: &[NodeId], request: &Request, resolved: 
 
 /// Which tasks may run more than once: those whose only effect is their results, of which nothing is asked, and that nothing is ordered by.
 fn may_copy(g: &Graph, nodes: &[NodeId], request: &Request, resolved: &Resolved) -> Vec<bool> {
-    let ordered: BTreeSet<NodeId> = g.nodes().flat_map(|(_, n)| n.control.iter().copied()).collect();
+    let mut ordered: BTreeSet<NodeId> = g.nodes().flat_map(|(_, n)| n.control.iter().copied()).collect();
+    for (_, node) in g.nodes() {
+        let makers = node.inputs.iter().enumerate().filter(|(i, _)| node.only_orders(*i)).map(|(_, &v)| g.value(v).def);
+        ordered.extend(makers.filter_map(|def| if let Def::Node(id, _) = def { Some(id) } else { None }));
+    }
     let asked: Vec<_> = g.nodes().map(|(_, n)| wishes(n, &request.pins)).collect();
     let groups = asked.iter().flatten().flat_map(|(_, wish)| wish.groups.keys());
     let named: BTreeSet<String> = groups.map(|group| group.to_string()).collect();

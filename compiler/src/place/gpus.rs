@@ -4,13 +4,14 @@ use super::device::DeviceSet;
 use crate::codegen::cuda::Arch;
 use crate::cost::{Bytes, DeviceProfile, LinkProfile, Nanos};
 use crate::error::{Error, Result};
-use crate::options::Options;
+use crate::ir::Requested;
+use crate::options::{AllReduce, Options};
 use gristmill_emulator::{Checks, EmulatedGpu, Limits};
 use gristmill_runtime::DeviceName;
 use gristmill_runtime::cuda::{self, CudaDevice, CudaGpu};
 use gristmill_runtime::device::DeviceKind;
 use gristmill_runtime::driver::Driver;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// Between the host and a GPU, or two GPUs, before anything was measured: PCIe of the fourth generation.
@@ -95,6 +96,22 @@ pub fn driver(device: &DeviceName, options: &Options) -> Result<Option<Arc<dyn D
             Some(Arc::new(opened.map_err(|e| Error::from(e).context(device))?))
         }
     })
+}
+
+/// Whether NCCL is there and joins these places: each is one GPU of the request, and no two are parts of one GPU.
+pub fn nccl_joins(places: &[Requested], options: &Options) -> bool {
+    let set = &options.devices;
+    let gpu = |place: &Requested| {
+        let asked = place.as_ref().filter(|asked| asked.groups.is_empty())?;
+        let [only] = set.matching(&asked.spec)[..] else { return None };
+        let name = &set.devices[only].name;
+        if name.kind == DeviceKind::Gpu { ordinal(name, &options.gpus).ok() } else { None }
+    };
+    let gpus: Option<BTreeSet<u32>> = places.iter().map(gpu).collect();
+    places.len() > 1
+        && gpus.is_some_and(|gpus| gpus.len() == places.len())
+        && options.all_reduce == AllReduce::Auto
+        && cuda::nccl_version().is_ok()
 }
 
 impl DeviceSet {

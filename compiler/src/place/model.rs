@@ -32,7 +32,12 @@ pub(super) fn problem(g: &Graph, resolved: &Resolved, set: &DeviceSet, costs: &C
     let mut constants = Constants::default();
     let mut tasks = Vec::with_capacity(nodes.len());
     for &id in &nodes {
-        let mut cost = profile_times(g, id, set, costs);
+        let mut cost = match g.node(id).op {
+            Op::AllReduceRank { group, rank, .. } => {
+                vec![ring_time(g, (id, group, rank), resolved, set, costs); set.devices.len()]
+            }
+            _ => profile_times(g, id, set, costs),
+        };
         let devices = allowed[id.0 as usize].as_ref().map(|a| a.devices.as_slice()).unwrap_or_default();
         cost.iter_mut().enumerate().filter(|(d, _)| !devices.contains(d)).for_each(|(_, c)| *c = Nanos::INFINITY);
         let unwaited = |v: &&ValueId| !users[v.0 as usize].iter().any(|(n, _)| task_of[n.0 as usize].is_some());
@@ -82,6 +87,29 @@ impl Constants {
 /// A tensor, the tasks that wait for it, and the value that it is.
 type Sent = (Option<ValueId>, (Tensor, Vec<u32>));
 
+/// Time of one rank of an all-reduce in a ring: `2 (n - 1)` steps, each of which sends an `n`th of the tensor over every link of the ring.
+///
+/// The device computes nothing meanwhile, so this is time of its own and not that of transfers.
+fn ring_time(
+    g: &Graph,
+    (id, group, rank): (NodeId, usize, usize),
+    resolved: &Resolved,
+    set: &DeviceSet,
+    costs: &CostModel,
+) -> Nanos {
+    let node = g.node(id);
+    let device_of = |wanted: usize| {
+        let is_it = |n: &crate::ir::Node| matches!(n.op, Op::AllReduceRank { group: h, rank: r, .. } if (h, r) == (group, wanted));
+        let found = g.nodes().find(|(_, n)| is_it(n))?.0;
+        resolved.allowed[found.0 as usize].as_ref()?.devices.first().copied()
+    };
+    let n = node.inputs.len();
+    let link =
+        device_of(rank).zip(device_of((rank + 1) % n)).and_then(|ends| set.links.get(&ends)).unwrap_or(&set.link);
+    let share = Bytes(costs.bytes(g.ty(node.inputs[0])).0.div_ceil(n as u64));
+    link.transfer(share).times(2 * (n as u64 - 1))
+}
+
 /// Results that other tasks wait for, and ordering edges of no bytes.
 fn tensors(g: &Graph, nodes: &[NodeId], task_of: &[Option<u32>], costs: &CostModel) -> Vec<Sent> {
     let users = g.users();
@@ -89,8 +117,8 @@ fn tensors(g: &Graph, nodes: &[NodeId], task_of: &[Option<u32>], costs: &CostMod
     let mut by_data: BTreeSet<(u32, u32)> = BTreeSet::new();
     for (t, &id) in nodes.iter().enumerate() {
         for &v in &g.node(id).outputs {
-            let consumers: BTreeSet<u32> =
-                users[v.0 as usize].iter().filter_map(|(n, _)| task_of[n.0 as usize]).collect();
+            let needing = users[v.0 as usize].iter().filter(|(n, i)| !g.node(*n).only_orders(*i));
+            let consumers: BTreeSet<u32> = needing.filter_map(|(n, _)| task_of[n.0 as usize]).collect();
             by_data.extend(consumers.iter().map(|&c| (t as u32, c)));
             if !consumers.is_empty() {
                 let tensor = Tensor { producer: t as u32, payload: Payload::Bytes(costs.bytes(g.ty(v))) };

@@ -6,7 +6,8 @@
 //! 3. inputs, constants and outputs are where they must be, and each output is written exactly once;
 //! 4. arena buffers are aligned and inside the arena;
 //! 5. of two buffers that share bytes, all uses of one come before the write of the other through dependencies: so no order that respects
-//!    them can let one destroy the other. The exception is a permitted result in the place of a dying operand.
+//!    them can let one destroy the other. The exception is a permitted result in the place of a dying operand;
+//! 6. every step comes before or after each collective through dependencies.
 
 use super::{Action, Needs, Place, Schedule, aligned, node_deps, roots};
 use crate::error::{Error, Result};
@@ -22,6 +23,7 @@ pub fn check(g: &Graph, needs: &Needs, schedule: &Schedule) -> Result<()> {
         let before = ancestors(schedule);
         check_order(g, schedule, &steps, &before, &mut problems);
         check_fixed(g, schedule, &mut problems);
+        check_barriers(g, schedule, &before, &mut problems);
         check_arena(g, needs, schedule, &steps, &before, &mut problems);
     }
     if problems.is_empty() {
@@ -94,6 +96,18 @@ fn check_order(
         {
             problems.push(format!("step {i} copies value {} before it is made", value.0));
         }
+    }
+}
+
+fn check_barriers(g: &Graph, s: &Schedule, before: &[Vec<u64>], problems: &mut Vec<String>) {
+    for at in (0..s.steps.len()).filter(|&i| super::is_collective(g, s.steps[i].action)) {
+        let passes = |i: &usize| !is_before(before, *i.min(&at), *i.max(&at));
+        problems.extend(
+            (0..s.steps.len())
+                .filter(|&i| i != at)
+                .filter(passes)
+                .map(|i| format!("step {i} may pass collective {at}")),
+        );
     }
 }
 

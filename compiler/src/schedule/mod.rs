@@ -340,6 +340,7 @@ fn dependencies(
         Place::Arena(offset) => Some(offset..offset + sizes[v.0 as usize]),
         _ => None,
     };
+    let mut barriers = Barriers::default();
     let mut steps = Vec::new();
     for (step, action) in actions.iter().enumerate() {
         let mut deps: BTreeSet<u32> = BTreeSet::new();
@@ -366,9 +367,45 @@ fn dependencies(
             }
         }
         deps.remove(&(step as u32));
+        barriers.pass(step as u32, is_collective(g, *action), &mut deps);
         steps.push(Step { action: *action, deps: deps.into_iter().collect() });
     }
     steps
+}
+
+/// Whether a step waits on its device for other devices.
+pub(crate) fn is_collective(g: &Graph, action: Action) -> bool {
+    matches!(action, Action::Node(id) if matches!(g.node(id).op, Op::Collective { .. }))
+}
+
+/// Keeps every step on its side of every collective.
+///
+/// A device that has come to a collective does nothing else until all its ranks have come to it. Whatever one of them still needs must therefore have
+/// been asked for before, on every device, and nothing may have been asked for that waits for what another does after it. Partitions list their nodes in
+/// one common order in which the ranks of a collective stand side by side; if no step passes a collective, everything before it, on all
+/// devices, is asked for before it and waits for nothing behind it, so all ranks come to it. The order of collectives is the same everywhere, too.
+#[derive(Default)]
+struct Barriers {
+    last: Option<u32>,
+    /// Steps since then that no later one depends on.
+    ends: BTreeSet<u32>,
+}
+
+impl Barriers {
+    /// Adds the dependencies of the next step that its own do not imply.
+    fn pass(&mut self, step: u32, is_collective: bool, deps: &mut BTreeSet<u32>) {
+        if is_collective {
+            deps.append(&mut self.ends);
+        }
+        if let Some(last) = self.last.filter(|&last| deps.iter().all(|&d| d < last)) {
+            deps.insert(last);
+        }
+        self.ends.retain(|end| !deps.contains(end));
+        self.ends.insert(step);
+        if is_collective {
+            self.last = Some(step);
+        }
+    }
 }
 
 #[cfg(test)]
