@@ -7,7 +7,7 @@
 //! `o: [batch, heads, n_queries, value_depth]`; strides of the first three axes are free, the last is contiguous. Item `i` is
 //! block `(batch, head, query block)`, query blocks varying fastest.
 
-use crate::epilogue::{Epilogue, MAX_BATCH};
+use crate::epilogue::{Epilogue, MAX_BATCH, Quantize};
 use crate::gemm::Product;
 use crate::gemm::tile::Lhs;
 use crate::isa::Isa;
@@ -304,7 +304,20 @@ impl Head<'_> {
         // SAFETY: no ops, so no operands.
         let epilogue = unsafe { Epilogue::resolve(&[], std::ptr::null(), [0; MAX_BATCH]) };
         let lhs = Lhs { a, lda: lda as usize, rows: std::ptr::null(), tap_stride: 0, taps: 0, offset: 0 };
-        let product = Product { isa: self.isa, n, k, lhs, b, c, ldc, accumulate, epilogue: &epilogue, epilogue_col: 0 };
+        let product = Product {
+            isa: self.isa,
+            n,
+            k,
+            lhs,
+            b,
+            c,
+            ldc,
+            accumulate,
+            epilogue: &epilogue,
+            epilogue_col: 0,
+            integers: None,
+            quantize: Quantize::default(),
+        };
         // SAFETY: by contract.
         unsafe { product.block(0..m, 0..n.div_ceil(self.isa.nr())) }
     }

@@ -4,7 +4,7 @@
 //! `t = ptrs[OPERANDS + operand][batch * batch_stride + row * row_stride + col * col_stride]`. Rows and columns are those of the whole
 //! output: for a convolution, a row is an output pixel (n, oh, ow) and a column is an output channel over all groups.
 //!
-//! The sequences [add row vector] [add tensor] [relu or clamp], each part optional, are applied to registers and cost next to
+//! The sequences [multiply by row vector or scalar] [add row vector] [add tensor] [relu or clamp], each part optional, are applied to registers and cost next to
 //! nothing; everything else is one pass over the hot tile per op.
 
 use crate::simd::{Simd, Task};
@@ -165,9 +165,36 @@ struct Resolved {
     p1: f32,
 }
 
+/// What a tile is multiplied with.
+#[derive(Clone, Copy)]
+pub(crate) enum Scale {
+    One,
+    All(f32),
+    /// A factor per column.
+    Columns(*const f32),
+}
+
+impl Scale {
+    /// The factors of `n` columns from `col` on.
+    ///
+    /// # Safety
+    /// The factors of these columns are readable.
+    #[inline(always)]
+    pub(crate) unsafe fn at<S: Simd>(&self, s: S, col: usize, n: usize) -> S::F {
+        match *self {
+            Scale::One => s.splat(1.0),
+            Scale::All(x) => s.splat(x),
+            // SAFETY: by contract.
+            Scale::Columns(x) => unsafe { if n >= S::LANES { s.load(x.add(col)) } else { s.load_n(x.add(col), n) } },
+        }
+    }
+}
+
 /// The part of an epilogue that micro-kernels apply to registers.
 #[derive(Clone, Copy)]
 pub(crate) struct Fast {
+    /// Comes first.
+    pub(crate) scale: Scale,
     /// Added to every row; null if absent.
     pub(crate) bias: *const f32,
     /// Added element-wise, after the bias; null if absent.
@@ -179,13 +206,23 @@ pub(crate) struct Fast {
 }
 
 impl Fast {
-    pub(crate) const NONE: Fast =
-        Fast { bias: std::ptr::null(), residual: std::ptr::null(), residual_ld: 0, clamp: false, lo: 0.0, hi: 0.0 };
+    pub(crate) const NONE: Fast = Fast {
+        scale: Scale::One,
+        bias: std::ptr::null(),
+        residual: std::ptr::null(),
+        residual_ld: 0,
+        clamp: false,
+        lo: 0.0,
+        hi: 0.0,
+    };
 
     /// The same for the tile that starts at `row`, `col`.
     #[inline]
     pub(crate) fn at(&self, row: usize, col: usize) -> Fast {
         let mut out = *self;
+        if let Scale::Columns(scale) = self.scale {
+            out.scale = Scale::Columns(scale.wrapping_add(col));
+        }
         if !self.bias.is_null() {
             out.bias = self.bias.wrapping_add(col);
         }
@@ -195,9 +232,15 @@ impl Fast {
         out
     }
 
-    /// Takes `op` if it continues the sequence bias, residual, clamp.
+    /// Takes `op` if it continues the sequence scale, bias, residual, clamp.
     fn accept(&mut self, op: &Resolved) -> bool {
+        let is_first =
+            matches!(self.scale, Scale::One) && self.bias.is_null() && self.residual.is_null() && !self.clamp;
         match op.kind {
+            EpilogueKind::MulScalar if is_first => self.scale = Scale::All(op.p0),
+            EpilogueKind::Mul if is_first && op.row_stride == 0 && op.col_stride == 1 => {
+                self.scale = Scale::Columns(op.operand);
+            }
             EpilogueKind::Add if op.col_stride == 1 && !self.clamp && self.residual.is_null() => {
                 if op.row_stride == 0 && self.bias.is_null() {
                     self.bias = op.operand;
@@ -268,6 +311,78 @@ impl Epilogue {
     /// Whether [`Epilogue::apply_rest`] has anything to do.
     pub(crate) fn has_rest(&self) -> bool {
         self.n_rest > 0
+    }
+}
+
+/// How results are stored: as `f32`, or as 8-bit integers `saturate(round(x / divisor) + zero)`, ties to even, NaN as 0.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Quantize {
+    /// 0 for `f32` (or sums of integers), 1 for `u8`, 2 for `i8`.
+    pub to: u32,
+    /// Zero point.
+    pub zero: i32,
+    /// Scale.
+    pub divisor: f32,
+    /// Unused, zero.
+    pub reserved: u32,
+}
+
+impl Quantize {
+    /// To `u8`, or to `i8`.
+    pub fn bytes(is_signed: bool, divisor: f32, zero: i32) -> Quantize {
+        Quantize { to: 1 + u32::from(is_signed), zero, divisor, reserved: 0 }
+    }
+
+    /// Whether the numbers are known ones.
+    pub fn is_valid(&self) -> bool {
+        let range = match self.to {
+            0 => return true,
+            1 => 0..=255,
+            2 => -128..=127,
+            _ => return false,
+        };
+        range.contains(&self.zero)
+    }
+
+    /// Bytes of a stored element.
+    pub fn size_bytes(&self) -> usize {
+        if self.to == 0 { size_of::<f32>() } else { 1 }
+    }
+}
+
+/// Stores a rectangle of `f32` elsewhere as 8-bit integers.
+pub(crate) struct StoreBytes {
+    pub(crate) quantize: Quantize,
+    pub(crate) from: Rect,
+    pub(crate) to: *mut u8,
+    pub(crate) ld: usize,
+}
+
+impl Task for StoreBytes {
+    type Out = ();
+
+    /// Safety: the rectangle is readable, as many bytes of rows `ld` apart are writable.
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self, s: S) {
+        let Quantize { to, zero, divisor, .. } = self.quantize;
+        let (lo, hi) = if to == 1 { (0, 255) } else { (-128, 127) };
+        // Whole numbers, so that clamping before rounding is the same.
+        let (lo, hi, none) = (s.splat((lo - zero) as f32), s.splat((hi - zero) as f32), s.splat(-zero as f32));
+        let (divisor, zero) = (s.splat(divisor), s.splat_i(zero));
+        for r in 0..self.from.rows {
+            let mut j = 0;
+            while j < self.from.cols {
+                let n = self.from.cols - j;
+                // SAFETY: by contract.
+                unsafe {
+                    let x = s.div(s.load_n(self.from.c.add(r * self.from.ldc + j), n), divisor);
+                    let x = s.select(s.eq(x, x), s.min(hi, s.max(lo, x)), none);
+                    s.store_bytes(self.to.add(r * self.ld + j), n, s.add_i(s.to_int(x), zero));
+                }
+                j += S::LANES;
+            }
+        }
     }
 }
 

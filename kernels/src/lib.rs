@@ -66,3 +66,13 @@ pub(crate) unsafe fn pointer(ptrs: *const *mut u8, idx: usize) -> *mut f32 {
     // SAFETY: by contract.
     unsafe { *ptrs.add(idx) }.cast()
 }
+
+/// The element `offset` of an output, whose elements have the size that `quantize` says.
+///
+/// # Safety
+/// `ptrs` has an entry [`OUT`].
+#[inline]
+pub(crate) unsafe fn output(ptrs: *const *mut u8, quantize: epilogue::Quantize, offset: isize) -> *mut f32 {
+    // SAFETY: by contract.
+    unsafe { *ptrs.add(OUT) }.wrapping_offset(offset * quantize.size_bytes() as isize).cast()
+}

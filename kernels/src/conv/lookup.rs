@@ -1,4 +1,4 @@
-//! Where each output pixel of a block finds its input.
+//! Where each output pixel of a block finds its input. Elements are `f32` or words of four bytes, which are only moved.
 
 use super::{ConvDesc, Form};
 use crate::gemm::tile::Lhs;
@@ -24,6 +24,8 @@ pub(super) struct Lookup<'a> {
     zeros: *mut f32,
     table: *mut *const f32,
     image: *mut f32,
+    /// The byte that padding consists of.
+    padding: u8,
     prepared: Range<usize>,
 }
 
@@ -42,13 +44,13 @@ impl<'a> Lookup<'a> {
 
     /// # Safety
     /// `workspace` has the layout's size, unless the form needs none and it is null.
-    pub(super) unsafe fn new(desc: &'a ConvDesc, x: *const f32, workspace: *mut u8) -> Lookup<'a> {
+    pub(super) unsafe fn new(desc: &'a ConvDesc, x: *const f32, workspace: *mut u8, padding: u8) -> Lookup<'a> {
         let form = desc.form();
         let layout = Lookup::layout(desc);
         let zeros: *mut f32 = workspace.cast();
         if form == Form::Table {
             // SAFETY: the workspace starts with room for one pixel of zeros.
-            unsafe { std::ptr::write_bytes(zeros, 0, desc.groups * desc.in_channels) };
+            unsafe { std::ptr::write_bytes(zeros, padding, desc.groups * desc.in_channels) };
         }
         Lookup {
             desc,
@@ -58,6 +60,7 @@ impl<'a> Lookup<'a> {
             zeros,
             table: workspace.wrapping_add(layout.table).cast(),
             image: workspace.wrapping_add(layout.image).cast(),
+            padding,
             prepared: 0..0,
         }
     }
@@ -173,20 +176,20 @@ impl<'a> Lookup<'a> {
             unsafe {
                 let row = image.add(i * width * channels);
                 let Some(ih) = ih else {
-                    std::ptr::write_bytes(row, 0, width * channels);
+                    std::ptr::write_bytes(row, self.padding, width * channels);
                     continue;
                 };
-                std::ptr::write_bytes(row, 0, left * channels);
+                std::ptr::write_bytes(row, self.padding, left * channels);
                 let source = x.add(ih * w.x_h_stride);
                 if w.x_w_stride == channels {
-                    std::ptr::copy_nonoverlapping(source, row.add(left * channels), inside * channels);
+                    copy_words(source, row.add(left * channels), inside * channels);
                 } else {
                     for iw in 0..inside {
-                        let pixel = source.add(iw * w.x_w_stride);
-                        std::ptr::copy_nonoverlapping(pixel, row.add((left + iw) * channels), channels);
+                        copy_words(source.add(iw * w.x_w_stride), row.add((left + iw) * channels), channels);
                     }
                 }
-                std::ptr::write_bytes(row.add((left + inside) * channels), 0, (width - left - inside) * channels);
+                let right = row.add((left + inside) * channels);
+                std::ptr::write_bytes(right, self.padding, (width - left - inside) * channels);
             }
         }
         image.wrapping_add(height * width * channels)
@@ -204,6 +207,15 @@ impl<'a> Lookup<'a> {
             unsafe { *self.table.add(i * self.desc.row_block + entry) = image.wrapping_add(offset) };
         }
     }
+}
+
+/// Copies `n` words, which may lie anywhere.
+///
+/// # Safety
+/// As for [`std::ptr::copy_nonoverlapping`], but for the alignment.
+unsafe fn copy_words(from: *const f32, to: *mut f32, n: usize) {
+    // SAFETY: by contract.
+    unsafe { std::ptr::copy_nonoverlapping(from.cast::<u8>(), to.cast::<u8>(), n * size_of::<f32>()) }
 }
 
 /// Pixels of a row with its padding.

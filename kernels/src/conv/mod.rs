@@ -1,4 +1,4 @@
-//! Convolution of NHWC images in f32, as a matrix product whose left-hand rows are looked up instead of copied.
+//! Convolution of NHWC images in f32, or of 8-bit integers, as a matrix product whose left-hand rows are looked up instead of copied.
 //!
 //! `x: [batch, in_h, in_w, groups * in_channels]`, weights packed by [`pack_weights`], `y: [batch, out_h, out_w, groups * out_channels]` with
 //! `ldy` elements between pixels. For the epilogue, a row is an output pixel and a column an output channel over all groups.
@@ -7,19 +7,23 @@
 //! the block's input rows with their padding, in which a whole window row is one contiguous run; else a table with the address of
 //! each input pixel that each output pixel sees, padding being an address of zeros.
 //!
+//! Images of bytes are words of four channels ([`crate::gemm::integer`]): `in_channels` and the strides of `x` count words. Padding is then the zero
+//! point.
+//!
 //! Item `i` is block `(group, panel block, row block)`, row blocks (of output pixels) varying fastest.
 
 mod lookup;
 #[cfg(test)]
 pub(crate) mod tests;
 
-use crate::epilogue::{Epilogue, EpilogueOp, MAX_BATCH, MAX_EPILOGUE};
+use crate::epilogue::{Epilogue, EpilogueOp, MAX_BATCH, MAX_EPILOGUE, Quantize};
+use crate::gemm::integer::{Integers, Resolved};
 use crate::gemm::tile::Lhs;
 use crate::gemm::{Product, plan_blocks};
 use crate::isa::Isa;
 use crate::pack::{pack_b, packed_len};
 use crate::window::Window;
-use crate::{INVALID, LHS, OK, OPERANDS, OUT, RHS, UNSUPPORTED_ISA, WORKSPACE, pointer};
+use crate::{INVALID, LHS, OK, OPERANDS, RHS, UNSUPPORTED_ISA, WORKSPACE, output, pointer};
 use lookup::Lookup;
 
 /// Output pixels per block, at most: what keeps the block's input and table in the second-level cache.
@@ -51,6 +55,10 @@ pub struct ConvDesc {
     pub panel_block: usize,
     /// Applied to `y`.
     pub epilogue: [EpilogueOp; MAX_EPILOGUE],
+    /// For images of 8-bit integers.
+    pub integers: Integers,
+    /// How `y` is stored; its strides count stored elements.
+    pub quantize: Quantize,
 }
 
 /// How the left-hand rows are found.
@@ -75,6 +83,8 @@ impl ConvDesc {
             row_block: 1,
             panel_block: 1,
             epilogue: [EpilogueOp::default(); MAX_EPILOGUE],
+            integers: Integers::default(),
+            quantize: Quantize::default(),
         };
         desc.plan(1);
         desc
@@ -116,9 +126,9 @@ impl ConvDesc {
         if self.form() == Form::Pointwise { 0 } else { Lookup::layout(self).bytes }
     }
 
-    /// Elements of the packed weights.
+    /// Elements, or words, of the packed weights.
     pub fn packed_len(&self) -> usize {
-        let k = self.n_taps() * self.in_channels;
+        let k = self.n_taps() * self.in_channels + usize::from(self.integers.operands != 0);
         self.groups * Isa::from_u32(self.isa).map_or(0, |isa| packed_len(isa, k, self.out_channels))
     }
 
@@ -187,7 +197,9 @@ pub unsafe extern "C" fn gm_conv_f32(desc: *const ConvDesc, ptrs: *const *mut u8
     let desc = unsafe { &*desc };
     let Some(isa) = Isa::usable(desc.isa) else { return UNSUPPORTED_ISA };
     let blocks_valid = desc.row_block > 0 && desc.panel_block > 0;
-    if !Epilogue::valid(&desc.epilogue, desc.n_epilogue) || !desc.window.valid() || !blocks_valid {
+    let epilogue_valid =
+        Epilogue::valid(&desc.epilogue, desc.n_epilogue) && desc.integers.valid(desc.n_epilogue, desc.quantize);
+    if !epilogue_valid || !desc.window.valid() || !blocks_valid {
         return INVALID;
     }
     // SAFETY: the pointers cover what the descriptor describes.
@@ -207,8 +219,9 @@ unsafe fn run(isa: Isa, desc: &ConvDesc, ptrs: *const *mut u8, begin: usize, end
         let x = pointer(ptrs, LHS).cast_const();
         let epilogue =
             Epilogue::resolve(&desc.epilogue[..desc.n_epilogue as usize], ptrs.add(OPERANDS), [0; MAX_BATCH]);
-        let mut lookup =
-            Lookup::new(desc, x, if form == Form::Pointwise { std::ptr::null_mut() } else { *ptrs.add(WORKSPACE) });
+        let integers = desc.integers.resolve(ptrs.add(OPERANDS));
+        let workspace = if form == Form::Pointwise { std::ptr::null_mut() } else { *ptrs.add(WORKSPACE) };
+        let mut lookup = Lookup::new(desc, x, workspace, integers.as_ref().map_or(0, Resolved::zero_byte));
         for item in begin..end {
             let (row_block, rest) = (item % row_blocks, item / row_blocks);
             let (panel_block, group) = (rest % panel_blocks, rest / panel_blocks);
@@ -230,11 +243,13 @@ unsafe fn run(isa: Isa, desc: &ConvDesc, ptrs: *const *mut u8, begin: usize, end
                 k,
                 lhs,
                 b: pointer(ptrs, RHS).cast_const().wrapping_add(group * packed_group),
-                c: pointer(ptrs, OUT).wrapping_add(col),
+                c: output(ptrs, desc.quantize, col as isize),
                 ldc: desc.ldy,
                 accumulate: false,
                 epilogue: &epilogue,
                 epilogue_col: col,
+                integers,
+                quantize: desc.quantize,
             };
             product.block(rows, panels);
         }

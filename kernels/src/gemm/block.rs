@@ -1,7 +1,8 @@
 //! A block of the output: walks row panels and column panels, calling tiles.
 
+use super::integer::Resolved;
 use super::tile::{Lhs, MAX_COLS, MAX_MR, Tile, Tiles};
-use crate::epilogue::{ApplyRest, Epilogue, Fast, Rect};
+use crate::epilogue::{ApplyRest, Epilogue, Fast, Quantize, Rect, Scale, StoreBytes};
 use crate::isa::Isa;
 use crate::simd::{Simd, Task, dispatch};
 use std::ops::Range;
@@ -26,6 +27,10 @@ pub(crate) struct Product<'a> {
     pub(crate) epilogue: &'a Epilogue,
     /// Column of the epilogue's operands that column 0 of `c` belongs to.
     pub(crate) epilogue_col: usize,
+    /// For words of bytes instead of `f32`.
+    pub(crate) integers: Option<Resolved>,
+    /// How the output is stored; when as bytes, `c` is their address.
+    pub(crate) quantize: Quantize,
 }
 
 #[repr(align(64))]
@@ -40,7 +45,10 @@ impl Product<'_> {
         if rows.is_empty() || panels.is_empty() {
             return;
         }
-        let tiles = Tiles::of(self.isa);
+        let tiles = match &self.integers {
+            Some(i) => Tiles::of_bytes(self.isa, i.is_signed),
+            None => Tiles::of(self.isa),
+        };
         let m = rows.len();
         // SAFETY: the caller's contract covers the whole block.
         unsafe {
@@ -87,10 +95,11 @@ impl Product<'_> {
         if self.lhs.lda.is_multiple_of(512) { most.min(12) } else { most }
     }
 
-    /// Ranges of the summed dimension: one, unless a panel is too large for the cache.
+    /// Ranges of the summed dimension: one, unless a panel is too large for the cache. Where what is stored is not the sum, it is one.
     fn k_blocks(&self, tiles: &Tiles) -> impl Iterator<Item = Range<usize>> + use<> {
         let k = self.k;
-        let n_blocks = if self.lhs.taps > 0 { 1 } else { (k * tiles.nr).div_ceil(PANEL_ELEMENTS).max(1) };
+        let is_whole = self.lhs.taps > 0 || self.integers.is_some() || self.quantize.to != 0;
+        let n_blocks = if is_whole { 1 } else { (k * tiles.nr).div_ceil(PANEL_ELEMENTS).max(1) };
         (0..n_blocks).map(move |i| i * k / n_blocks..(i + 1) * k / n_blocks)
     }
 
@@ -112,7 +121,9 @@ impl Product<'_> {
         let cols = (self.n - col).min(n_panels * tiles.nr);
         let (first, last) = (k.start == 0, k.end == self.k);
         let full = cols == n_panels * tiles.nr;
-        let panel_stride = self.k * tiles.nr * self.lhs.taps.max(1);
+        let n_words = self.k * self.lhs.taps.max(1);
+        // Panels of bytes end with the sums of their columns.
+        let panel_stride = (n_words + usize::from(self.integers.is_some())) * tiles.nr;
         let mut lhs = self.lhs;
         if lhs.taps > 0 {
             lhs.rows = lhs.rows.wrapping_add(row - first_row);
@@ -124,12 +135,19 @@ impl Product<'_> {
             (_, true) => tiles.wide,
             _ => tiles.strided,
         };
-        let c = self.c.wrapping_add(row * self.ldc + col);
+        let mut scratch = std::mem::MaybeUninit::<Scratch>::uninit();
+        let (c, ldc) = match self.quantize.to {
+            0 => (self.c.wrapping_add(row * self.ldc + col), self.ldc),
+            // SAFETY: only the address of the field is taken.
+            _ => (unsafe { &raw mut (*scratch.as_mut_ptr()).0 }.cast(), n_panels * tiles.nr),
+        };
         let fast = if last { self.epilogue.fast.at(row, self.epilogue_col + col) } else { Fast::NONE };
         let b = self.b.wrapping_add(panel * panel_stride + k.start * tiles.nr);
-        let tile =
-            Tile { k: k.len(), lhs, b, panel_stride, c, ldc: self.ldc, accumulate: self.accumulate || !first, fast };
-        let rect = Rect { c, ldc: self.ldc, row, col: self.epilogue_col + col, rows: mr, cols };
+        let accumulate = self.accumulate || !first;
+        let (zero, flip, keeps_sums) =
+            self.integers.map_or((0, 0, false), |i| (i.unsigned_zero(), i.flip(), i.keeps_sums));
+        let tile = Tile { k: k.len(), lhs, b, panel_stride, c, ldc, accumulate, fast, zero, flip, keeps_sums };
+        let rect = Rect { c, ldc, row, col: self.epilogue_col + col, rows: mr, cols };
         // SAFETY: the tile lies in the block, whose operands and output the caller vouches for.
         unsafe {
             if full {
@@ -139,6 +157,10 @@ impl Product<'_> {
             }
             if last && self.epilogue.has_rest() {
                 dispatch(self.isa, ApplyRest(self.epilogue, rect));
+            }
+            if self.quantize.to != 0 {
+                let to = self.c.cast::<u8>().wrapping_add(row * self.ldc + col);
+                dispatch(self.isa, StoreBytes { quantize: self.quantize, from: rect, to, ld: self.ldc });
             }
         }
     }
@@ -187,6 +209,9 @@ impl Task for Ragged<'_> {
                     let mut x = s.load(self.sums.add(r * self.ld + j));
                     if t.accumulate {
                         x = s.add(x, s.load_n(c, n));
+                    }
+                    if !matches!(fast.scale, Scale::One) {
+                        x = s.mul(x, fast.scale.at(s, j, n));
                     }
                     if !fast.bias.is_null() {
                         x = s.add(x, s.load_n(fast.bias.add(j), n));

@@ -3,20 +3,26 @@
 //! `a: [m, k]` has `lda` elements between rows, `c: [m, n]` has `ldc`; both have unit column stride. `b: [k, n]` was packed by
 //! [`pack_b`](crate::pack::pack_b) or `gm_pack_b_f32` for the same [`Isa`]. Batch strides are free, so permuted attention layouts need no copies.
 //!
+//! Operands are `f32`, or 8-bit integers ([`integer`]): then `k`, `lda` and strides of `a` and `b` count words of four elements.
+//!
 //! Work is split by items: item `i` is block `(batch, panel block, row block)`, row blocks varying fastest. Any split of
 //! `0..desc.n_items()` over threads is right; [`GemmDesc::plan`] chooses block sizes for a thread count.
 
 mod block;
+pub mod integer;
 pub(crate) mod tile;
 
+#[cfg(test)]
+mod integer_tests;
 #[cfg(test)]
 mod tests;
 
 pub(crate) use block::Product;
 
-use crate::epilogue::{Epilogue, EpilogueOp, MAX_BATCH, MAX_EPILOGUE};
+use crate::epilogue::{Epilogue, EpilogueOp, MAX_BATCH, MAX_EPILOGUE, Quantize};
 use crate::isa::Isa;
-use crate::{INVALID, LHS, OK, OPERANDS, OUT, RHS, UNSUPPORTED_ISA, pointer};
+use crate::{INVALID, LHS, OK, OPERANDS, RHS, UNSUPPORTED_ISA, output, pointer};
+use integer::Integers;
 use tile::Lhs;
 
 /// Rows of a block, at most, when the whole left-hand side would not stay in the second-level cache.
@@ -70,6 +76,10 @@ pub struct GemmDesc {
     pub batch: [BatchDim; MAX_BATCH],
     /// Applied to `c`.
     pub epilogue: [EpilogueOp; MAX_EPILOGUE],
+    /// For operands of 8-bit integers.
+    pub integers: Integers,
+    /// How `c` is stored; its strides count stored elements.
+    pub quantize: Quantize,
 }
 
 impl GemmDesc {
@@ -87,6 +97,8 @@ impl GemmDesc {
             panel_block: n.max(1),
             batch: [BatchDim::default(); MAX_BATCH],
             epilogue: [EpilogueOp::default(); MAX_EPILOGUE],
+            integers: Integers::default(),
+            quantize: Quantize::default(),
         }
     }
 
@@ -173,7 +185,11 @@ pub unsafe extern "C" fn gm_gemm_f32(desc: *const GemmDesc, ptrs: *const *mut u8
     // SAFETY: the descriptor is valid by contract.
     let desc = unsafe { &*desc };
     let Some(isa) = Isa::usable(desc.isa) else { return UNSUPPORTED_ISA };
-    if !Epilogue::valid(&desc.epilogue, desc.n_epilogue) || desc.row_block == 0 || desc.panel_block == 0 {
+    let blocks_valid = desc.row_block > 0 && desc.panel_block > 0;
+    if !Epilogue::valid(&desc.epilogue, desc.n_epilogue)
+        || !desc.integers.valid(desc.n_epilogue, desc.quantize)
+        || !blocks_valid
+    {
         return INVALID;
     }
     let (row_blocks, panel_blocks) = (desc.n_row_blocks(), desc.n_panel_blocks());
@@ -197,11 +213,13 @@ pub unsafe extern "C" fn gm_gemm_f32(desc: *const GemmDesc, ptrs: *const *mut u8
                 k: desc.k,
                 lhs: Lhs { a, lda: desc.lda, rows: std::ptr::null(), tap_stride: 0, taps: 0, offset: 0 },
                 b: pointer(ptrs, RHS).cast_const().wrapping_offset(offset(|dim| dim.b_stride)),
-                c: pointer(ptrs, OUT).wrapping_offset(offset(|dim| dim.c_stride)),
+                c: output(ptrs, desc.quantize, offset(|dim| dim.c_stride)),
                 ldc: desc.ldc,
                 accumulate: false,
                 epilogue: &epilogue,
                 epilogue_col: 0,
+                integers: desc.integers.resolve(ptrs.add(OPERANDS)),
+                quantize: desc.quantize,
             };
             while item < batch_end {
                 let cell = item % (row_blocks * panel_blocks);

@@ -1,6 +1,7 @@
 //! Register tiles: the innermost loops of matrix products and convolutions.
 
-use crate::epilogue::Fast;
+use super::integer::{self, Plain};
+use crate::epilogue::{Fast, Scale};
 use crate::isa::Isa;
 use crate::simd::{Portable, Simd};
 
@@ -23,7 +24,8 @@ pub(crate) struct Lhs {
     pub(crate) offset: usize,
 }
 
-/// One tile: `MR` rows by `NV` vectors of full columns.
+/// One tile: `MR` rows by `NV` vectors of full columns. Elements are words of four bytes.
+#[derive(Clone, Copy)]
 pub(crate) struct Tile {
     /// Elements to sum over; per tap when rows are indirect.
     pub(crate) k: usize,
@@ -37,6 +39,12 @@ pub(crate) struct Tile {
     /// Adds to `c` instead of overwriting it.
     pub(crate) accumulate: bool,
     pub(crate) fast: Fast,
+    /// Of integers: the left-hand zero point as unsigned bytes have it.
+    pub(crate) zero: i32,
+    /// Of integers: what makes unsigned bytes of a left-hand word.
+    pub(crate) flip: i32,
+    /// Of integers: stores `i32`.
+    pub(crate) keeps_sums: bool,
 }
 
 /// A compiled tile.
@@ -63,6 +71,17 @@ impl Tiles {
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => &x86::AVX2,
             _ => &PORTABLE,
+        }
+    }
+
+    /// Of words of unsigned or signed bytes.
+    pub(crate) fn of_bytes(isa: Isa, is_signed: bool) -> &'static Tiles {
+        match isa {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => x86::avx512_bytes(is_signed),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => x86::avx2_bytes(is_signed),
+            _ => &PORTABLE_BYTES,
         }
     }
 }
@@ -151,13 +170,21 @@ unsafe fn wide<S: Simd, const MR: usize, const NV: usize>(s: S, t: &Tile) {
 /// # Safety
 /// The output and the operands of `t.fast` cover the tile.
 #[inline(always)]
-unsafe fn finish<S: Simd, const MR: usize, const NV: usize>(s: S, t: &Tile, mut acc: [[S::F; NV]; MR]) {
+pub(super) unsafe fn finish<S: Simd, const MR: usize, const NV: usize>(s: S, t: &Tile, mut acc: [[S::F; NV]; MR]) {
     // SAFETY: the caller's promise covers every address formed here.
     unsafe {
         if t.accumulate {
             for (r, row) in acc.iter_mut().enumerate() {
                 for (v, x) in row.iter_mut().enumerate() {
                     *x = s.add(*x, s.load(t.c.add(r * t.ldc + v * S::LANES)));
+                }
+            }
+        }
+        if !matches!(t.fast.scale, Scale::One) {
+            for v in 0..NV {
+                let scale = t.fast.scale.at(s, v * S::LANES, S::LANES);
+                for row in acc.iter_mut() {
+                    row[v] = s.mul(row[v], scale);
                 }
             }
         }
@@ -208,6 +235,14 @@ unsafe fn portable_wide<const MR: usize>(t: &Tile) {
     // SAFETY: the caller's contract is that of the tile.
     unsafe { wide::<Portable, MR, 4>(Portable, t) }
 }
+unsafe fn portable_strided_bytes<const MR: usize>(t: &Tile) {
+    // SAFETY: the caller's contract is that of the tile.
+    unsafe { integer::strided::<Portable, Plain, MR, 2>(Portable, Plain, t) }
+}
+unsafe fn portable_indirect_bytes<const MR: usize>(t: &Tile) {
+    // SAFETY: the caller's contract is that of the tile.
+    unsafe { integer::indirect::<Portable, Plain, MR, 2>(Portable, Plain, t) }
+}
 
 static PORTABLE: Tiles = Tiles {
     nr: 8,
@@ -217,10 +252,27 @@ static PORTABLE: Tiles = Tiles {
     wide_panels: &[0, 2, 2],
 };
 
+/// Signed or not is asked at run time.
+static PORTABLE_BYTES: Tiles = Tiles {
+    nr: 8,
+    strided: table!(portable_strided_bytes: 1, 2, 3, 4),
+    indirect: table!(portable_indirect_bytes: 1, 2, 3, 4),
+    wide: &[],
+    wide_panels: &[],
+};
+
+#[cfg(test)]
+thread_local! {
+    /// Leaves out the instruction for sums of four products, so that what older CPUs run is tested too.
+    pub(crate) static PLAIN: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+}
+
 #[cfg(target_arch = "x86_64")]
 mod x86 {
+    use super::integer::{self, Dot, FLIP, Plain};
     use super::*;
     use crate::simd::{Avx2, Avx512};
+    use std::arch::x86_64::{__m256i, __m512i, _mm256_dpbusd_avx_epi32, _mm512_dpbusd_epi32};
 
     /// Compiles one generic tile for one instruction set.
     macro_rules! compile {
@@ -233,6 +285,43 @@ mod x86 {
         };
     }
 
+    /// The same for words of bytes.
+    macro_rules! compile_bytes {
+        ($($name:ident = $tile:ident<$simd:ident, $nv:literal>, $dot:expr, $features:literal;)*) => {
+            $(#[target_feature(enable = $features)]
+            unsafe fn $name<const MR: usize>(t: &Tile) {
+                // SAFETY: this function's features are those of both tokens; the tile's contract is the caller's.
+                unsafe { integer::$tile::<$simd, _, MR, $nv>($simd::new(), $dot, t) }
+            })*
+        };
+    }
+
+    /// `vpdpbusd`, for signed left-hand bytes or unsigned ones. Used only in functions that enable it: AVX-512 VNNI for 16 lanes, AVX-VNNI for 8.
+    #[derive(Clone, Copy)]
+    struct Vnni<const SIGNED: bool>;
+
+    macro_rules! vnni {
+        ($($simd:ident: $ty:ident = $dot:ident;)*) => {
+            $(impl<const SIGNED: bool> Dot<$simd> for Vnni<SIGNED> {
+                #[inline(always)]
+                fn spread(self, s: $simd, _: &Tile, word: i32) -> $ty {
+                    let x = s.splat_i(word);
+                    if SIGNED { s.xor(x, s.splat_i(FLIP)) } else { x }
+                }
+                #[inline(always)]
+                fn dot(self, _: $simd, acc: $ty, a: $ty, b: $ty) -> $ty {
+                    // SAFETY: no memory access; its users have the instruction.
+                    unsafe { $dot(acc, a, b) }
+                }
+            })*
+        };
+    }
+
+    vnni! {
+        Avx512: __m512i = _mm512_dpbusd_epi32;
+        Avx2: __m256i = _mm256_dpbusd_avx_epi32;
+    }
+
     compile! {
         avx512_strided = strided<Avx512, 2>, "avx512f,avx512vl,avx512bw,avx512dq,avx2,fma";
         avx512_indirect = indirect<Avx512, 2>, "avx512f,avx512vl,avx512bw,avx512dq,avx2,fma";
@@ -242,6 +331,23 @@ mod x86 {
         avx2_indirect = indirect<Avx2, 2>, "avx2,fma";
         avx2_wide = wide<Avx2, 8>, "avx2,fma";
         avx2_wide4 = wide<Avx2, 4>, "avx2,fma";
+    }
+
+    compile_bytes! {
+        avx512_strided_bytes = strided<Avx512, 2>, Plain, "avx512f,avx512vl,avx512bw,avx512dq,avx2,fma";
+        avx512_indirect_bytes = indirect<Avx512, 2>, Plain, "avx512f,avx512vl,avx512bw,avx512dq,avx2,fma";
+        vnni512_strided_u8 = strided<Avx512, 2>, Vnni::<false>, "avx512vnni,avx512f,avx512vl,avx512bw,avx512dq,avx2,fma";
+        vnni512_indirect_u8 = indirect<Avx512, 2>, Vnni::<false>, "avx512vnni,avx512f,avx512vl,avx512bw,avx512dq,avx2,fma";
+        vnni512_wide_u8 = wide<Avx512, 8>, Vnni::<false>, "avx512vnni,avx512f,avx512vl,avx512bw,avx512dq,avx2,fma";
+        vnni512_strided_i8 = strided<Avx512, 2>, Vnni::<true>, "avx512vnni,avx512f,avx512vl,avx512bw,avx512dq,avx2,fma";
+        vnni512_indirect_i8 = indirect<Avx512, 2>, Vnni::<true>, "avx512vnni,avx512f,avx512vl,avx512bw,avx512dq,avx2,fma";
+        vnni512_wide_i8 = wide<Avx512, 8>, Vnni::<true>, "avx512vnni,avx512f,avx512vl,avx512bw,avx512dq,avx2,fma";
+        avx2_strided_bytes = strided<Avx2, 2>, Plain, "avx2,fma";
+        avx2_indirect_bytes = indirect<Avx2, 2>, Plain, "avx2,fma";
+        vnni256_strided_u8 = strided<Avx2, 2>, Vnni::<false>, "avxvnni,avx2,fma";
+        vnni256_indirect_u8 = indirect<Avx2, 2>, Vnni::<false>, "avxvnni,avx2,fma";
+        vnni256_strided_i8 = strided<Avx2, 2>, Vnni::<true>, "avxvnni,avx2,fma";
+        vnni256_indirect_i8 = indirect<Avx2, 2>, Vnni::<true>, "avxvnni,avx2,fma";
     }
 
     pub(super) static AVX512: Tiles = Tiles {
@@ -259,4 +365,59 @@ mod x86 {
         wide: &[avx2_wide::<1> as TileFn, avx2_wide::<1>, avx2_wide4::<2>, avx2_wide4::<3>],
         wide_panels: &[0, 4, 2, 2],
     };
+
+    /// Eight rows by two vectors are enough sums to hide the instruction's latency; more would be more code.
+    macro_rules! bytes512 {
+        ($strided:ident, $indirect:ident $(, $wide:ident)?) => {
+            Tiles {
+                nr: 32,
+                strided: table!($strided: 1, 2, 3, 4, 5, 6, 7, 8),
+                indirect: table!($indirect: 1, 2, 3, 4, 5, 6, 7, 8),
+                wide: &[$($wide::<1> as TileFn, $wide::<1>, $wide::<2>)?],
+                wide_panels: &[0, 4, 4],
+            }
+        };
+    }
+
+    macro_rules! bytes256 {
+        ($strided:ident, $indirect:ident) => {
+            Tiles {
+                nr: 16,
+                strided: table!($strided: 1, 2, 3, 4, 5, 6),
+                indirect: table!($indirect: 1, 2, 3, 4, 5, 6),
+                wide: &[],
+                wide_panels: &[],
+            }
+        };
+    }
+
+    static BYTES512: Tiles = bytes512!(avx512_strided_bytes, avx512_indirect_bytes);
+    static BYTES256: Tiles = bytes256!(avx2_strided_bytes, avx2_indirect_bytes);
+    /// Unsigned and signed.
+    static VNNI512: [Tiles; 2] = [
+        bytes512!(vnni512_strided_u8, vnni512_indirect_u8, vnni512_wide_u8),
+        bytes512!(vnni512_strided_i8, vnni512_indirect_i8, vnni512_wide_i8),
+    ];
+    static VNNI256: [Tiles; 2] =
+        [bytes256!(vnni256_strided_u8, vnni256_indirect_u8), bytes256!(vnni256_strided_i8, vnni256_indirect_i8)];
+
+    pub(super) fn avx512_bytes(is_signed: bool) -> &'static Tiles {
+        let has_instruction = is_x86_feature_detected!("avx512vnni") && !is_plain();
+        if has_instruction { &VNNI512[usize::from(is_signed)] } else { &BYTES512 }
+    }
+
+    pub(super) fn avx2_bytes(is_signed: bool) -> &'static Tiles {
+        let has_instruction = is_x86_feature_detected!("avxvnni") && !is_plain();
+        if has_instruction { &VNNI256[usize::from(is_signed)] } else { &BYTES256 }
+    }
+
+    #[cfg(not(test))]
+    fn is_plain() -> bool {
+        false
+    }
+
+    #[cfg(test)]
+    fn is_plain() -> bool {
+        super::PLAIN.get()
+    }
 }

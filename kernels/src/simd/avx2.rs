@@ -75,6 +75,17 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    unsafe fn store_bytes(self, p: *mut u8, n: usize, x: __m256i) {
+        // SAFETY: the lowest bytes of four lanes go to the start of each half; at most 8 bytes, which are writable by contract, are stored.
+        unsafe {
+            let lowest = _mm256_shuffle_epi8(x, _mm256_set1_epi32(0x0c08_0400));
+            let low = _mm_cvtsi128_si32(_mm256_castsi256_si128(lowest)) as u32;
+            let high = _mm_cvtsi128_si32(_mm256_extracti128_si256::<1>(lowest)) as u32;
+            let bytes = (u64::from(low) | u64::from(high) << 32).to_le_bytes();
+            std::ptr::copy_nonoverlapping(bytes.as_ptr(), p, n.min(8));
+        }
+    }
+    #[inline(always)]
     fn prefetch(self, p: *const f32) {
         // SAFETY: a hint; every x86-64 CPU has it.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
@@ -102,8 +113,21 @@ impl Simd for Avx2 {
         fn bits(a: __m256) -> __m256i { _mm256_castps_si256(a) }
         fn as_float(a: __m256i) -> __m256 { _mm256_castsi256_ps(a) }
         fn to_float(a: __m256i) -> __m256 { _mm256_cvtepi32_ps(a) }
+        fn to_int(a: __m256) -> __m256i { _mm256_cvtps_epi32(a) }
         fn add_i(a: __m256i, b: __m256i) -> __m256i { _mm256_add_epi32(a, b) }
         fn sub_i(a: __m256i, b: __m256i) -> __m256i { _mm256_sub_epi32(a, b) }
+        fn mul_i(a: __m256i, b: __m256i) -> __m256i { _mm256_mullo_epi32(a, b) }
+        fn dot_bytes(acc: __m256i, a: __m256i, b: __m256i) -> __m256i {
+            // As for AVX-512.
+            {
+                let even = _mm256_madd_epi16(
+                    _mm256_and_si256(a, _mm256_set1_epi16(255)),
+                    _mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(b)),
+                );
+                let odd = _mm256_madd_epi16(_mm256_srli_epi16::<8>(a), _mm256_srai_epi16::<8>(b));
+                _mm256_add_epi32(acc, _mm256_add_epi32(even, odd))
+            }
+        }
         fn and(a: __m256i, b: __m256i) -> __m256i { _mm256_and_si256(a, b) }
         fn or(a: __m256i, b: __m256i) -> __m256i { _mm256_or_si256(a, b) }
         fn xor(a: __m256i, b: __m256i) -> __m256i { _mm256_xor_si256(a, b) }

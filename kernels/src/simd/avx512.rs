@@ -69,6 +69,11 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
+    unsafe fn store_bytes(self, p: *mut u8, n: usize, x: __m512i) {
+        // SAFETY: masked-out lanes are not accessed; the others are writable by contract.
+        unsafe { _mm512_mask_cvtepi32_storeu_epi8(p.cast(), lanes_mask(n), x) }
+    }
+    #[inline(always)]
     fn and_m(self, a: __mmask16, b: __mmask16) -> __mmask16 {
         a & b
     }
@@ -114,8 +119,21 @@ impl Simd for Avx512 {
         fn bits(a: __m512) -> __m512i { _mm512_castps_si512(a) }
         fn as_float(a: __m512i) -> __m512 { _mm512_castsi512_ps(a) }
         fn to_float(a: __m512i) -> __m512 { _mm512_cvtepi32_ps(a) }
+        fn to_int(a: __m512) -> __m512i { _mm512_cvtps_epi32(a) }
         fn add_i(a: __m512i, b: __m512i) -> __m512i { _mm512_add_epi32(a, b) }
         fn sub_i(a: __m512i, b: __m512i) -> __m512i { _mm512_sub_epi32(a, b) }
+        fn mul_i(a: __m512i, b: __m512i) -> __m512i { _mm512_mullo_epi32(a, b) }
+        fn dot_bytes(acc: __m512i, a: __m512i, b: __m512i) -> __m512i {
+            // Bytes as halves of 16 bits: odd ones by a shift, even ones by a mask or two shifts. Pairs of products are exact in 32 bits.
+            {
+                let even = _mm512_madd_epi16(
+                    _mm512_and_si512(a, _mm512_set1_epi16(255)),
+                    _mm512_srai_epi16::<8>(_mm512_slli_epi16::<8>(b)),
+                );
+                let odd = _mm512_madd_epi16(_mm512_srli_epi16::<8>(a), _mm512_srai_epi16::<8>(b));
+                _mm512_add_epi32(acc, _mm512_add_epi32(even, odd))
+            }
+        }
         fn and(a: __m512i, b: __m512i) -> __m512i { _mm512_and_si512(a, b) }
         fn or(a: __m512i, b: __m512i) -> __m512i { _mm512_or_si512(a, b) }
         fn xor(a: __m512i, b: __m512i) -> __m512i { _mm512_xor_si512(a, b) }

@@ -71,8 +71,18 @@ pub(crate) trait Simd: Copy + 'static {
     fn as_float(self, a: Self::I) -> Self::F;
     /// Conversion of integer values, rounded to nearest.
     fn to_float(self, a: Self::I) -> Self::F;
+    /// Rounded to the nearest, ties to even, for numbers that `i32` has.
+    fn to_int(self, a: Self::F) -> Self::I;
+    /// Stores the lowest byte of each of the first `n` lanes.
+    /// # Safety
+    /// `p` is writable for `min(n, LANES)` bytes.
+    unsafe fn store_bytes(self, p: *mut u8, n: usize, x: Self::I);
     fn add_i(self, a: Self::I, b: Self::I) -> Self::I;
     fn sub_i(self, a: Self::I, b: Self::I) -> Self::I;
+    /// The low halves of the products.
+    fn mul_i(self, a: Self::I, b: Self::I) -> Self::I;
+    /// `acc + a0 b0 + a1 b1 + a2 b2 + a3 b3` of the bytes of each lane, `a`'s unsigned and `b`'s signed; wraps.
+    fn dot_bytes(self, acc: Self::I, a: Self::I, b: Self::I) -> Self::I;
     fn and(self, a: Self::I, b: Self::I) -> Self::I;
     fn or(self, a: Self::I, b: Self::I) -> Self::I;
     fn xor(self, a: Self::I, b: Self::I) -> Self::I;

@@ -72,6 +72,14 @@ impl Simd for Portable {
     #[inline(always)]
     fn prefetch(self, _: *const f32) {}
 
+    #[inline(always)]
+    unsafe fn store_bytes(self, p: *mut u8, n: usize, x: I) {
+        for (i, lane) in x.into_iter().enumerate().take(n) {
+            // SAFETY: lanes below `n` are writable by contract.
+            unsafe { *p.add(i) = lane as u8 };
+        }
+    }
+
     lanes! {
         fn add(a: F, b: F) -> F = |i| a[i] + b[i];
         fn sub(a: F, b: F) -> F = |i| a[i] - b[i];
@@ -88,8 +96,14 @@ impl Simd for Portable {
         fn bits(a: F) -> I = |i| a[i].to_bits() as i32;
         fn as_float(a: I) -> F = |i| f32::from_bits(a[i] as u32);
         fn to_float(a: I) -> F = |i| a[i] as f32;
+        fn to_int(a: F) -> I = |i| a[i].round_ties_even() as i32;
         fn add_i(a: I, b: I) -> I = |i| a[i].wrapping_add(b[i]);
         fn sub_i(a: I, b: I) -> I = |i| a[i].wrapping_sub(b[i]);
+        fn mul_i(a: I, b: I) -> I = |i| a[i].wrapping_mul(b[i]);
+        fn dot_bytes(acc: I, a: I, b: I) -> I = |i| {
+            let (a, b) = (a[i].to_le_bytes(), b[i].to_le_bytes());
+            (0..4).fold(acc[i], |sum, j| sum.wrapping_add(i32::from(a[j]) * i32::from(b[j] as i8)))
+        };
         fn and(a: I, b: I) -> I = |i| a[i] & b[i];
         fn or(a: I, b: I) -> I = |i| a[i] | b[i];
         fn xor(a: I, b: I) -> I = |i| a[i] ^ b[i];

@@ -1,0 +1,258 @@
+//! Products of 8-bit integers, exact in `i32`.
+//!
+//! They go the way of `f32` products in words of four bytes: a left-hand row of `k` words holds `4 k` elements, and a panel of the right-hand side has
+//! `k` rows of `nr` words, each with four elements of one column, then one row with the `i32` sum of each column. A step multiplies a word of the
+//! left-hand side, as unsigned bytes, with a word of the right-hand side, as signed ones, and adds the four products to a 32-bit sum.
+//!
+//! The left-hand side may have a zero point: `sum((a - zero) b) = sum(a b) - zero sum(b)`. Signed left-hand bytes are taken as unsigned ones
+//! 128 above, with a zero point 128 above. (Jacob et al., Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only
+//! Inference, 2018, section 2.3.)
+
+use super::tile::{Tile, finish};
+use crate::epilogue::{Fast, Quantize};
+use crate::isa::Isa;
+use crate::simd::Simd;
+
+/// Elements of a word.
+pub const WORD: usize = 4;
+/// Changes between signed bytes and unsigned ones 128 above, and back.
+pub(crate) const FLIP: i32 = 0x8080_8080_u32 as i32;
+
+/// Elements of the operands of a product.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Operands {
+    /// `f32`.
+    F32 = 0,
+    /// Words of `u8` by words of `i8`.
+    U8 = 1,
+    /// Words of `i8` by words of `i8`.
+    I8 = 2,
+}
+
+impl Operands {
+    /// The kind with this number.
+    pub fn from_u32(value: u32) -> Option<Operands> {
+        [Operands::F32, Operands::U8, Operands::I8].into_iter().find(|&o| o as u32 == value)
+    }
+}
+
+/// What a descriptor says of a product of integers; all zero for one of `f32`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Integers {
+    /// [`Operands`] as its number.
+    pub operands: u32,
+    /// 1 when the result stays `i32`, and has no epilogue; otherwise it is rounded to `f32`.
+    pub keeps_sums: u32,
+    /// Which of `ptrs[OPERANDS..]` has the left-hand zero point as one byte, counted from 1; 0 when it is [`Integers::zero`].
+    pub zero_operand: u32,
+    /// Left-hand zero point.
+    pub zero: i32,
+}
+
+/// A product of integers whose zero point is known.
+#[derive(Clone, Copy)]
+pub(crate) struct Resolved {
+    pub(crate) is_signed: bool,
+    pub(crate) keeps_sums: bool,
+    /// Of the bytes as they lie in memory.
+    zero: i32,
+}
+
+impl Integers {
+    /// Whether the numbers are known ones, and sums that are kept are stored as they are.
+    pub(crate) fn valid(&self, n_epilogue: u32, quantize: Quantize) -> bool {
+        let stores_sums = n_epilogue == 0 && quantize.to == 0;
+        Operands::from_u32(self.operands).is_some() && quantize.is_valid() && (self.keeps_sums == 0 || stores_sums)
+    }
+
+    /// `None` for a product of `f32`.
+    ///
+    /// # Safety
+    /// `operands` holds a pointer to the zero point if there is one.
+    pub(crate) unsafe fn resolve(&self, operands: *const *mut u8) -> Option<Resolved> {
+        let is_signed = match Operands::from_u32(self.operands)? {
+            Operands::F32 => return None,
+            kind => kind == Operands::I8,
+        };
+        let zero = match self.zero_operand {
+            0 => self.zero,
+            i => {
+                // SAFETY: by contract.
+                let byte = unsafe { *(*operands.add(i as usize - 1)) };
+                if is_signed { i32::from(byte as i8) } else { i32::from(byte) }
+            }
+        };
+        Some(Resolved { is_signed, keeps_sums: self.keeps_sums != 0, zero })
+    }
+}
+
+impl Resolved {
+    /// The byte that stands for zero in memory.
+    pub(crate) fn zero_byte(&self) -> u8 {
+        self.zero as u8
+    }
+
+    /// What makes unsigned bytes of a left-hand word.
+    pub(crate) fn flip(&self) -> i32 {
+        if self.is_signed { FLIP } else { 0 }
+    }
+
+    /// The zero point of the unsigned bytes that are multiplied.
+    pub(crate) fn unsigned_zero(&self) -> i32 {
+        self.zero + if self.is_signed { 128 } else { 0 }
+    }
+}
+
+/// Words of a packed `[k, n]` matrix of bytes, `k` a multiple of [`WORD`].
+pub fn packed_words(isa: Isa, k: usize, n: usize) -> usize {
+    n.div_ceil(isa.nr()) * (k / WORD + 1) * isa.nr()
+}
+
+/// Packs the `[k, n]` matrix whose element `(i, j)` is `b(i, j)`. `None` when `k` is no multiple of [`WORD`].
+pub fn pack_bytes(isa: Isa, k: usize, n: usize, b: impl Fn(usize, usize) -> i8) -> Option<Vec<i32>> {
+    if !k.is_multiple_of(WORD) {
+        return None;
+    }
+    let nr = isa.nr();
+    let mut out = Vec::with_capacity(packed_words(isa, k, n));
+    for panel in 0..n.div_ceil(nr) {
+        let at = |i: usize, j: usize| if panel * nr + j < n { b(i, panel * nr + j) } else { 0 };
+        for word in 0..k / WORD {
+            out.extend((0..nr).map(|j| i32::from_le_bytes([0, 1, 2, 3].map(|i| at(word * WORD + i, j) as u8))));
+        }
+        out.extend((0..nr).map(|j| (0..k).map(|i| i32::from(at(i, j))).sum::<i32>()));
+    }
+    Some(out)
+}
+
+/// How words of bytes are multiplied.
+pub(crate) trait Dot<S: Simd>: Copy {
+    /// A left-hand word in every lane, as unsigned bytes.
+    fn spread(self, s: S, t: &Tile, word: i32) -> S::I;
+    /// `acc + a0 b0 + a1 b1 + a2 b2 + a3 b3`, `a` unsigned and `b` signed.
+    fn dot(self, s: S, acc: S::I, a: S::I, b: S::I) -> S::I;
+}
+
+/// With the instructions of `S` alone.
+#[derive(Clone, Copy)]
+pub(crate) struct Plain;
+
+impl<S: Simd> Dot<S> for Plain {
+    #[inline(always)]
+    fn spread(self, s: S, t: &Tile, word: i32) -> S::I {
+        s.splat_i(word ^ t.flip)
+    }
+    #[inline(always)]
+    fn dot(self, s: S, acc: S::I, a: S::I, b: S::I) -> S::I {
+        s.dot_bytes(acc, a, b)
+    }
+}
+
+/// Left-hand word `kk` of a row, in every lane, as unsigned bytes.
+///
+/// # Safety
+/// The word is readable.
+#[inline(always)]
+unsafe fn word<S: Simd, D: Dot<S>>(s: S, d: D, t: &Tile, row: *const f32, kk: usize) -> S::I {
+    // SAFETY: by contract; bytes may lie anywhere.
+    d.spread(s, t, unsafe { row.cast::<i32>().wrapping_add(kk).read_unaligned() })
+}
+
+/// # Safety
+/// As for the strided tile of `f32`.
+#[inline(always)]
+pub(super) unsafe fn strided<S: Simd, D: Dot<S>, const MR: usize, const NV: usize>(s: S, d: D, t: &Tile) {
+    let mut acc = [[s.splat_i(0); NV]; MR];
+    let (a, lda, mut b) = (t.lhs.a, t.lhs.lda, t.b);
+    // SAFETY: `k` words of each row and `k` rows of the panel are readable; prefetches need no validity.
+    unsafe {
+        for kk in 0..t.k {
+            let bv: [S::I; NV] = std::array::from_fn(|v| s.bits(s.load(b.add(v * S::LANES))));
+            (0..NV).for_each(|v| s.prefetch(b.wrapping_add((NV * 8 + v) * S::LANES)));
+            for (r, acc) in acc.iter_mut().enumerate() {
+                let x = word(s, d, t, a.add(r * lda), kk);
+                for (acc, &bv) in acc.iter_mut().zip(&bv) {
+                    *acc = d.dot(s, *acc, x, bv);
+                }
+            }
+            b = b.add(NV * S::LANES);
+        }
+        end(s, t, acc);
+    }
+}
+
+/// # Safety
+/// As for the indirect tile of `f32`.
+#[inline(always)]
+pub(super) unsafe fn indirect<S: Simd, D: Dot<S>, const MR: usize, const NV: usize>(s: S, d: D, t: &Tile) {
+    let mut acc = [[s.splat_i(0); NV]; MR];
+    let mut b = t.b;
+    // SAFETY: `k` words of each row of each tap and `taps * k` rows of the panel are readable.
+    unsafe {
+        for tap in 0..t.lhs.taps {
+            let table = t.lhs.rows.add(tap * t.lhs.tap_stride);
+            let rows: [*const f32; MR] = std::array::from_fn(|r| (*table.add(r)).add(t.lhs.offset));
+            for kk in 0..t.k {
+                let bv: [S::I; NV] = std::array::from_fn(|v| s.bits(s.load(b.add(v * S::LANES))));
+                (0..NV).for_each(|v| s.prefetch(b.wrapping_add((NV * 8 + v) * S::LANES)));
+                for (&row, acc) in rows.iter().zip(acc.iter_mut()) {
+                    let x = word(s, d, t, row, kk);
+                    for (acc, &bv) in acc.iter_mut().zip(&bv) {
+                        *acc = d.dot(s, *acc, x, bv);
+                    }
+                }
+                b = b.add(NV * S::LANES);
+            }
+        }
+        end(s, t, acc);
+    }
+}
+
+/// # Safety
+/// As for the tile of `f32` for few rows.
+#[inline(always)]
+pub(super) unsafe fn wide<S: Simd, D: Dot<S>, const MR: usize, const NV: usize>(s: S, d: D, t: &Tile) {
+    let mut acc = [[s.splat_i(0); NV]; MR];
+    // SAFETY: `k` words of each row and `k` rows of each panel are readable; prefetches need no validity.
+    unsafe {
+        for kk in 0..t.k {
+            let x: [S::I; MR] = std::array::from_fn(|r| word(s, d, t, t.lhs.a.add(r * t.lhs.lda), kk));
+            for v in 0..NV {
+                let b = t.b.add((v / 2) * t.panel_stride + (2 * kk + v % 2) * S::LANES);
+                let bv = s.bits(s.load(b));
+                s.prefetch(b.wrapping_add(16 * S::LANES));
+                for (acc, &x) in acc.iter_mut().zip(&x) {
+                    acc[v] = d.dot(s, acc[v], x, bv);
+                }
+            }
+        }
+        end(s, t, acc);
+    }
+}
+
+/// Takes the zero point off the sums, and stores them or goes on in `f32`.
+///
+/// # Safety
+/// As for `finish`; the panels end with their columns' sums.
+#[inline(always)]
+unsafe fn end<S: Simd, const MR: usize, const NV: usize>(s: S, t: &Tile, mut acc: [[S::I; NV]; MR]) {
+    let zero = s.splat_i(t.zero);
+    // SAFETY: by contract.
+    unsafe {
+        for v in 0..NV {
+            let sums = t.b.add((v / 2) * t.panel_stride + (2 * t.k * t.lhs.taps.max(1) + v % 2) * S::LANES);
+            let correction = s.mul_i(zero, s.bits(s.load(sums)));
+            for row in acc.iter_mut() {
+                row[v] = s.sub_i(row[v], correction);
+            }
+        }
+        if t.keeps_sums {
+            let plain = Tile { fast: Fast::NONE, ..*t };
+            finish(s, &plain, acc.map(|row| row.map(|x| s.as_float(x))));
+        } else {
+            finish(s, t, acc.map(|row| row.map(|x| s.to_float(x))));
+        }
+    }
+}
