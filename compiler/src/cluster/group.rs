@@ -1,6 +1,6 @@
 //! Decides which nodes share a cluster.
 
-use super::legal;
+use super::{bytes, legal};
 use crate::ir::{ClusterKind, Graph, NodeId, Op, ValueId};
 use crate::rewrite::Kernel;
 use std::collections::BTreeSet;
@@ -107,7 +107,8 @@ impl Grouper<'_> {
         }
     }
 
-    /// Every op that is not a view, a source or element-wise founds a group; contractions take the views they can read by strides.
+    /// Every op that is not a view, a source or element-wise founds a group; contractions take the views they can read by strides, and
+    /// what makes 32-bit operands of bytes.
     fn found_anchors(&mut self) {
         for (id, node) in self.g.nodes() {
             let Some(kind) = legal::kind_of(&node.op) else { continue };
@@ -115,7 +116,10 @@ impl Grouper<'_> {
                 continue;
             }
             let group = self.found(id, kind);
-            if matches!(node.op, Op::MatMul | Op::Attention { .. }) {
+            if let Some(left) = bytes::product(self.g, node) {
+                let may_join = left.nodes.iter().all(|&m| self.may_join(id, m));
+                left.nodes.into_iter().filter(|_| may_join).for_each(|m| self.insert(group, m));
+            } else if matches!(node.op, Op::MatMul | Op::Attention { .. }) {
                 for i in 0..node.inputs.len() {
                     if legal::reads_by_strides(self.g, node, i) {
                         self.take_views(group, node.inputs[i], id);

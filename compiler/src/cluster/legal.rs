@@ -1,5 +1,6 @@
 //! Which ops may join which kind of cluster.
 
+use super::bytes::{self, Quantizing};
 use super::strided::Strided;
 use crate::ir::{ClusterKind, Def, Graph, Layout, Node, NodeId, Op, OpClass, ReduceKind, ScalarOp, Shape, ValueId};
 use gristmill_kernels::epilogue::{EpilogueKind, MAX_BATCH, MAX_EPILOGUE};
@@ -86,6 +87,9 @@ pub fn reads_by_strides(g: &Graph, node: &Node, i: usize) -> bool {
 pub fn is_epilogue(g: &Graph, anchor: &Node, node: &Node, chain: ValueId) -> Result<(), String> {
     let Op::Map(op) = node.op else { return Err(format!("{} is not element-wise", node.op.name())) };
     let (from, to) = (g.ty(chain), g.ty(node.outputs[0]));
+    if op == ScalarOp::Cast(DType::F32) && chain == anchor.outputs[0] && bytes::product(g, anchor).is_some() {
+        return Ok(());
+    }
     if to.dtype != DType::F32 || from.dtype != DType::F32 || from.shape != to.shape {
         return Err(format!("changes {from} to {to}"));
     }
@@ -165,8 +169,14 @@ fn steps_with_rows(anchor: &Node, other: &Shape, to: &Shape) -> bool {
 
 /// Whether `anchor` is of the kind that takes element-wise epilogues on its tiles.
 pub fn takes_epilogue(g: &Graph, anchor: &Node) -> bool {
-    g.ty(anchor.outputs[0]).dtype == DType::F32
-        && matches!(&anchor.op, Op::MatMul | Op::Conv { layout: Layout::ChannelsLast, .. })
+    let of_floats = g.ty(anchor.outputs[0]).dtype == DType::F32
+        && matches!(&anchor.op, Op::MatMul | Op::Conv { layout: Layout::ChannelsLast, .. });
+    of_floats || bytes::product(g, anchor).is_some()
+}
+
+/// Whether the tiles of `anchor` can be stored as 8-bit integers.
+fn stores_bytes(anchor: &Node) -> bool {
+    matches!(&anchor.op, Op::MatMul | Op::Conv { groups: 1, .. })
 }
 
 /// What follows the contraction `anchor` in its cluster so far.
@@ -176,6 +186,8 @@ pub struct Tail {
     pub n_epilogue: usize,
     /// Whether a view follows them, after which no element-wise op can.
     pub viewed: bool,
+    /// Whether results become 8-bit integers, after which no other element-wise op can follow.
+    pub quantizing: Quantizing,
 }
 
 impl Tail {
@@ -187,12 +199,23 @@ impl Tail {
             Op::Transpose { perm } if anchor.op == Op::MatMul && !self.viewed && keeps_inner_axis(g, chain, perm) => {
                 Ok(viewed)
             }
+            Op::Map(_) if !self.viewed && stores_bytes(anchor) && self.quantized(g, node, chain).is_some() => {
+                Ok(self.quantized(g, node, chain).unwrap_or(self))
+            }
+            Op::Map(_) if self.quantizing != Quantizing::No => Err("its tile is stored in 8 bits".into()),
             Op::Map(_) if self.n_epilogue == MAX_EPILOGUE => Err(format!("the tile takes {MAX_EPILOGUE} ops")),
             Op::Map(_) if !self.viewed => {
                 is_epilogue(g, anchor, node, chain).map(|()| Tail { n_epilogue: self.n_epilogue + 1, ..self })
             }
             _ => Err(format!("{} cannot follow on the tile", node.op.name())),
         }
+    }
+
+    /// The tail with one more step towards 8-bit integers, if `node` is that.
+    fn quantized(self, g: &Graph, node: &Node, chain: ValueId) -> Option<Tail> {
+        let (quantizing, _) = self.quantizing.with(g, node, chain)?;
+        let is_whole = g.ty(chain).shape == g.ty(node.outputs[0]).shape;
+        (is_whole && (g.ty(chain).dtype == DType::F32)).then_some(Tail { quantizing, ..self })
     }
 }
 

@@ -8,6 +8,7 @@
 //! one kernel is said in `legal` alone.
 
 mod body;
+pub(crate) mod bytes;
 pub(crate) mod gpu;
 mod group;
 pub(crate) mod legal;

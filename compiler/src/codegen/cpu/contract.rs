@@ -1,5 +1,6 @@
-//! Matrix products and convolutions of `f32` through the packed micro-kernels.
+//! Matrix products and convolutions of `f32`, or of 8-bit integers by constants, through the packed micro-kernels.
 
+use super::bytes::BytesProduct;
 use super::epilogue::{Chain, anchor, chain};
 use super::strided::{Axis, Strided, collapse, row_major};
 use super::task::{Call, Context, Place, Ptr, Task, descriptor, epilogue_ns, epilogue_ops, pointers, read, tensors};
@@ -11,7 +12,7 @@ use gristmill_kernels::epilogue::MAX_BATCH;
 use gristmill_kernels::gemm::{BatchDim, GemmDesc};
 use gristmill_kernels::pack::{PackBDesc, PackBatchDim, packed_len};
 use gristmill_kernels::window::Window as KernelWindow;
-use gristmill_runtime::Tensor;
+use gristmill_runtime::{DType, Tensor};
 
 /// The packed right-hand side of a product.
 struct Packed {
@@ -36,14 +37,11 @@ pub(super) fn gemm(cx: &Context, id: NodeId, node: &Node) -> Option<Task> {
     let shape = cx.body.shape(node.outputs[0]).to_vec();
     let rank = shape.len();
     let n = shape[rank - 1];
-    let lhs_fits = |v: &Strided| v.strides.last() == Some(&1) && v.strides.iter().all(|&s| s >= 0);
-    let lhs = cx.view(node.inputs[0], lhs_fits);
-    let k = *lhs.shape.last()?;
+    let Sides { left: lhs, read_left, k, right: rhs, integers } = sides(cx, node, n)?;
     if k == 0 || shape.contains(&0) {
         return None;
     }
-    let rhs = pack_rhs(cx, node, k, n)?;
-    let chain = chain(cx.body, node, cx.users, cx.in_memory, &|_| true);
+    let chain = chain(cx.body, node, cx.users, cx.in_memory, &|_| true).quantized(cx.body, cx.users, cx.in_memory);
 
     let rows = &shape[..rank - 1];
     let a = batch_strides(&lhs, &shape[..rank - 2], lhs.strides[lhs.strides.len() - 2])?;
@@ -61,9 +59,14 @@ pub(super) fn gemm(cx: &Context, id: NodeId, node: &Node) -> Option<Task> {
         let [a_stride, b_stride, c_stride] = [0, 1, 2].map(|i| axis.strides[i] as isize);
         *dim = BatchDim { extent: axis.extent, a_stride, b_stride, c_stride };
     }
-    let (ops, operand_ptrs) = epilogue_ops(&chain.terms, &|i| (row.strides[3 + i], batch_array(&batch, 3 + i)));
+    let (ops, mut operand_ptrs) = epilogue_ops(&chain.terms, &|i| (row.strides[3 + i], batch_array(&batch, 3 + i)));
     if !ops.into_iter().all(|op| desc.push_epilogue(op)) {
         return None;
+    }
+    desc.quantize = chain.quantize;
+    let nodes = integers.as_ref().map_or(&[][..], |b| &b.nodes).to_vec();
+    if let Some(b) = integers {
+        desc.integers = b.describe(&mut operand_ptrs, cx.body.dtype(chain.result) == DType::I32);
     }
     desc.plan(cx.n_threads);
     let n_rows: usize = rows.iter().product();
@@ -71,7 +74,7 @@ pub(super) fn gemm(cx: &Context, id: NodeId, node: &Node) -> Option<Task> {
     let call = Call {
         symbol: "gm_gemm_f32",
         descriptor: descriptor(&desc),
-        ptrs: pointers(read(&lhs), rhs.ptr, out, false, operand_ptrs),
+        ptrs: pointers(read_left, rhs.ptr, out, false, operand_ptrs),
         workspace_bytes: 0,
         items: desc.n_items(),
         cost_ns: cost(n_rows * n * k, n_rows * n, &chain),
@@ -80,12 +83,41 @@ pub(super) fn gemm(cx: &Context, id: NodeId, node: &Node) -> Option<Task> {
         Some((pack, bytes)) => (vec![pack, call], vec![bytes]),
         None => (vec![call], vec![]),
     };
-    Some(task(id, chain, calls, temps))
+    Some(task(id, chain, calls, temps, nodes))
 }
 
-fn task(id: NodeId, chain: Chain, calls: Vec<Call>, temps: Vec<usize>) -> Task {
-    let nodes = std::iter::once(id).chain(chain.absorbed).collect();
+/// `before` is what the task computes of its operands.
+fn task(id: NodeId, chain: Chain, calls: Vec<Call>, temps: Vec<usize>, before: Vec<NodeId>) -> Task {
+    let nodes = before.into_iter().chain([id]).chain(chain.absorbed).collect();
     Task { calls, temps, nodes, result: chain.result }
+}
+
+/// The operands of a matrix product, in `f32` or in words of bytes.
+struct Sides {
+    left: Strided,
+    read_left: Ptr,
+    k: usize,
+    right: Packed,
+    integers: Option<BytesProduct>,
+}
+
+fn sides(cx: &Context, node: &Node, n: usize) -> Option<Sides> {
+    if let Some(b) = BytesProduct::find(cx, node) {
+        let batch = cx.body.shape(node.inputs[1]).split_last_chunk::<2>()?.0;
+        let right = Packed { ptr: b.right.clone(), strides: vec![0; batch.len()], at_run_time: None };
+        let is_one = batch.iter().all(|&extent| extent == 1);
+        let (left, read_left, k) = (b.left.clone(), b.read_left(), b.n_words);
+        return is_one.then_some(Sides { left, read_left, k, right, integers: Some(b) });
+    }
+    if cx.body.dtype(node.inputs[0]) != DType::F32 {
+        return None;
+    }
+    let left = cx.view(node.inputs[0], |v| v.strides.last() == Some(&1) && v.strides.iter().all(|&s| s >= 0));
+    let k = *left.shape.last()?;
+    if k == 0 || n == 0 {
+        return None;
+    }
+    Some(Sides { read_left: read(&left), k, right: pack_rhs(cx, node, k, n)?, left, integers: None })
 }
 
 /// The loop that becomes the kernel's rows, and the others. Rows share one right-hand side (tensor 1).
@@ -126,7 +158,7 @@ fn broadcast_strides(from: &[usize], strides: &[i64], to: &[usize]) -> Vec<i64> 
 fn pack_rhs(cx: &Context, node: &Node, k: usize, n: usize) -> Option<Packed> {
     let v = node.inputs[1];
     let rhs = Strided::resolve(cx.body, v, cx.in_memory);
-    let source = cx.source(&rhs);
+    let source = cx.source(&rhs, DType::F32);
     let rhs = source.as_ref().map_or(rhs, |s| s.view.clone());
     let batch = rhs.shape[..rhs.shape.len() - 2].to_vec();
     let isa = cx.isa;
@@ -206,7 +238,11 @@ pub(super) fn conv(cx: &Context, id: NodeId, node: &Node) -> Option<Task> {
     if shape.contains(&0) || w_shape.contains(&0) {
         return None;
     }
-    let x = cx.view(node.inputs[0], window_input_fits);
+    let integers = BytesProduct::find(cx, node);
+    if integers.is_none() && cx.body.dtype(node.inputs[0]) != DType::F32 {
+        return None;
+    }
+    let x = integers.as_ref().map_or_else(|| cx.view(node.inputs[0], window_input_fits), |b| b.left.clone());
     let geometry = kernel_window(&x, &shape, &w_shape[..rank - 2], window);
     // A row of the kernel is an output pixel: operands must step evenly from pixel to pixel.
     let pixels = &shape[..rank - 1];
@@ -215,18 +251,23 @@ pub(super) fn conv(cx: &Context, id: NodeId, node: &Node) -> Option<Task> {
         [axis] => Some(axis.strides[0]),
         _ => None,
     };
-    let chain = chain(cx.body, node, cx.users, cx.in_memory, &|v| row_stride(v).is_some());
-    let operands = tensors(&chain.terms);
-    let (ops, operand_ptrs) = epilogue_ops(&chain.terms, &|i| (row_stride(operands[i]).unwrap_or(0), [0; MAX_BATCH]));
-    let out = Ptr::Write(Place::Value(chain.result), 0);
     let (c_in, c_out) = (w_shape[rank - 2], w_shape[rank - 1]);
+    let is_depthwise = c_in == 1 && *groups == c_out && *groups == *cx.body.shape(node.inputs[0]).last()?;
+    let mut chain = chain(cx.body, node, cx.users, cx.in_memory, &|v| row_stride(v).is_some());
+    if !is_depthwise {
+        chain = chain.quantized(cx.body, cx.users, cx.in_memory);
+    }
+    let operands = tensors(&chain.terms);
+    let (ops, mut operand_ptrs) =
+        epilogue_ops(&chain.terms, &|i| (row_stride(operands[i]).unwrap_or(0), [0; MAX_BATCH]));
+    let out = Ptr::Write(Place::Value(chain.result), 0);
     let taps: usize = w_shape[..rank - 2].iter().product();
     let n_pixels: usize = pixels.iter().product();
     let cost_ns = cost(n_pixels * taps * c_in * c_out, n_pixels * c_out, &chain);
 
-    if c_in == 1 && *groups == c_out && *groups == *cx.body.shape(node.inputs[0]).last()? {
+    if is_depthwise {
         let weights = cx.view(node.inputs[1], Strided::is_contiguous);
-        let source = cx.source(&Strided::resolve(cx.body, node.inputs[1], cx.in_memory));
+        let source = cx.source(&Strided::resolve(cx.body, node.inputs[1], cx.in_memory), DType::F32);
         let rhs = match source.and_then(|s| cx.constant_copy(&s)) {
             Some(w) => Ptr::Read(Place::Packed(w), 0),
             None => read(&weights),
@@ -243,10 +284,19 @@ pub(super) fn conv(cx: &Context, id: NodeId, node: &Node) -> Option<Task> {
             items: desc.n_items(),
             cost_ns: cost_ns * 4,
         };
-        return Some(task(id, chain, vec![call], vec![]));
+        return Some(task(id, chain, vec![call], vec![], vec![]));
     }
-    let (rhs, at_run_time) = pack_conv_weights(cx, node, taps * c_in, c_out, *groups)?;
-    let mut desc = ConvDesc::new(cx.isa, geometry, *groups, c_in, c_out / groups);
+    let ((rhs, at_run_time), span) = match &integers {
+        Some(b) => ((b.right.clone(), None), b.n_words),
+        None => (pack_conv_weights(cx, node, taps * c_in, c_out, *groups)?, c_in),
+    };
+    let mut desc = ConvDesc::new(cx.isa, geometry, *groups, span, c_out / groups);
+    desc.quantize = chain.quantize;
+    let nodes = integers.as_ref().map_or(&[][..], |b| &b.nodes).to_vec();
+    let read_x = integers.as_ref().map_or_else(|| read(&x), BytesProduct::read_left);
+    if let Some(b) = integers {
+        desc.integers = b.describe(&mut operand_ptrs, cx.body.dtype(chain.result) == DType::I32);
+    }
     if !ops.into_iter().all(|op| desc.push_epilogue(op)) {
         return None;
     }
@@ -255,7 +305,7 @@ pub(super) fn conv(cx: &Context, id: NodeId, node: &Node) -> Option<Task> {
     let call = Call {
         symbol: "gm_conv_f32",
         descriptor: descriptor(&desc),
-        ptrs: pointers(read(&x), rhs, out, workspace_bytes > 0, operand_ptrs),
+        ptrs: pointers(read_x, rhs, out, workspace_bytes > 0, operand_ptrs),
         workspace_bytes,
         items: desc.n_items(),
         cost_ns,
@@ -264,7 +314,7 @@ pub(super) fn conv(cx: &Context, id: NodeId, node: &Node) -> Option<Task> {
         Some((pack, bytes)) => (vec![pack, call], vec![bytes]),
         None => (vec![call], vec![]),
     };
-    Some(task(id, chain, calls, temps))
+    Some(task(id, chain, calls, temps, nodes))
 }
 
 /// Panels per group of weights `[taps.., in / groups, out]`.
@@ -282,7 +332,7 @@ fn pack_conv_weights(
     desc.batch[MAX_BATCH - 1] =
         PackBatchDim { extent: groups, b_stride: per_group as isize, packed_stride: group_len as isize };
     let resolved = Strided::resolve(cx.body, node.inputs[1], cx.in_memory);
-    if let Some(source) = cx.source(&resolved) {
+    if let Some(source) = cx.source(&resolved, DType::F32) {
         let panels = constant_conv_panels(cx, &source, desc, groups * group_len)?;
         return Some((Ptr::Read(Place::Packed(panels), 0), None));
     }

@@ -2,9 +2,10 @@
 
 use super::body::Body;
 use super::strided::Strided;
+use crate::cluster::bytes::{self, Quantizing};
 use crate::cluster::legal::epilogue_kind;
-use crate::ir::{Graph, Node, NodeId, Op, ValueId};
-use gristmill_kernels::epilogue::{EpilogueKind, MAX_EPILOGUE};
+use crate::ir::{Graph, Node, NodeId, Op, ScalarOp, ValueId};
+use gristmill_kernels::epilogue::{EpilogueKind, MAX_EPILOGUE, Quantize};
 use gristmill_runtime::DType;
 
 /// What an epilogue op combines the product with.
@@ -35,6 +36,8 @@ pub(super) struct Chain {
     pub(super) absorbed: Vec<NodeId>,
     /// What is written to memory.
     pub(super) result: ValueId,
+    /// How it is written.
+    pub(super) quantize: Quantize,
 }
 
 /// Why element-wise ops after a contraction cannot run as its epilogue.
@@ -67,9 +70,12 @@ impl std::fmt::Display for Rejected {
 /// Whether `node` computes a kind of contraction that has a packed kernel with epilogues.
 pub(super) fn anchor(graph: &Graph, node: &Node) -> Result<(), Rejected> {
     let x = graph.ty(node.inputs[0]);
+    if bytes::left_side(graph, node).is_some() {
+        return Ok(());
+    }
     let rejected = |why: &str| Err(Rejected::Anchor(format!("{} of {x}: {why}", node.op.name())));
     if x.dtype != DType::F32 {
-        return rejected("only f32 has packed kernels");
+        return rejected("only f32, and 8-bit integers by a constant, have packed kernels");
     }
     match &node.op {
         Op::MatMul => Ok(()),
@@ -104,6 +110,10 @@ pub fn legal_epilogue(body: &Graph) -> Result<usize, Rejected> {
             return Err(Rejected::Op(name));
         };
         let user = body.node(user);
+        if current == node.outputs[0] && begins(body, node, user) {
+            current = user.outputs[0];
+            continue;
+        }
         if kind(body, user, position).is_none() || body.ty(user.outputs[0]) != body.ty(current) {
             return Err(Rejected::Op(user.op.name()));
         }
@@ -111,6 +121,11 @@ pub fn legal_epilogue(body: &Graph) -> Result<usize, Rejected> {
         current = user.outputs[0];
     }
     if n_terms > MAX_EPILOGUE { Err(Rejected::TooLong) } else { Ok(n_terms) }
+}
+
+/// Whether `user` takes the sums of a product of 8-bit integers on to `f32`, where epilogues go on.
+fn begins(g: &Graph, node: &Node, user: &Node) -> bool {
+    user.op == Op::Map(ScalarOp::Cast(DType::F32)) && g.ty(node.outputs[0]).dtype == DType::I32
 }
 
 /// The ops after `node` that its kernel can take along. `stop` says which values have a buffer, `fits` whether the kernel can address an
@@ -122,16 +137,19 @@ pub(super) fn chain(
     stop: &dyn Fn(ValueId) -> bool,
     fits: &dyn Fn(&Strided) -> bool,
 ) -> Chain {
-    let mut chain = Chain { terms: Vec::new(), absorbed: Vec::new(), result: node.outputs[0] };
+    let result = node.outputs[0];
+    let mut chain = Chain { terms: Vec::new(), absorbed: Vec::new(), result, quantize: Quantize::default() };
     let shape = body.shape(chain.result).to_vec();
     while chain.terms.len() < MAX_EPILOGUE {
         let current = chain.result;
-        if stop(current) || body.graph.outputs.iter().any(|o| o.value == current) {
-            break;
-        }
-        let [(id, position)] = users[current.0 as usize][..] else { break };
+        let Some((id, position)) = chain.next(body, users, stop) else { break };
         let user = body.graph.node(id);
-        if body.shape(user.outputs[0]) != shape {
+        if current == node.outputs[0] && begins(&body.graph, node, user) {
+            chain.absorbed.push(id);
+            chain.result = user.outputs[0];
+            continue;
+        }
+        if body.dtype(current) != DType::F32 {
             break;
         }
         let Some(mut term) = kind(&body.graph, user, position) else { break };
@@ -144,6 +162,56 @@ pub(super) fn chain(
         chain.result = user.outputs[0];
     }
     chain
+}
+
+impl Chain {
+    /// The only user of the result so far, if that need not be stored, and which of its operands the result is.
+    fn next(
+        &self,
+        body: &Body,
+        users: &[Vec<(NodeId, usize)>],
+        stop: &dyn Fn(ValueId) -> bool,
+    ) -> Option<(NodeId, usize)> {
+        let current = self.result;
+        if stop(current) || body.graph.outputs.iter().any(|o| o.value == current) {
+            return None;
+        }
+        let [(id, position)] = users[current.0 as usize][..] else { return None };
+        let is_whole = body.shape(body.graph.node(id).outputs[0]) == body.shape(current);
+        is_whole.then_some((id, position))
+    }
+
+    /// Takes along what makes 8-bit integers of the result, if that is what follows.
+    pub(super) fn quantized(
+        mut self,
+        body: &Body,
+        users: &[Vec<(NodeId, usize)>],
+        stop: &dyn Fn(ValueId) -> bool,
+    ) -> Chain {
+        let mut ahead = self.clone();
+        let (mut step, mut zero) = (Quantizing::No, 0);
+        while step != Quantizing::Done {
+            let Some((id, _)) = ahead.next(body, users, stop) else { return self };
+            let user = body.graph.node(id);
+            let Some((next, point)) = step.with(&body.graph, user, ahead.result) else { return self };
+            (step, zero) = (next, point.unwrap_or(zero));
+            ahead.absorbed.push(id);
+            ahead.result = user.outputs[0];
+        }
+        let divisor = match ahead.terms.last() {
+            Some(EpilogueTerm { kind: EpilogueKind::Div, term: Term::Scalar(scale), .. }) => *scale,
+            _ => 1.0,
+        };
+        let is_signed = body.dtype(ahead.result) == DType::I8;
+        ahead.quantize = Quantize::bytes(is_signed, divisor, zero);
+        if ahead.quantize.is_valid() {
+            if divisor != 1.0 {
+                ahead.terms.pop();
+            }
+            self = ahead;
+        }
+        self
+    }
 }
 
 /// An operand as the kernel can address it: through its views, or else in a buffer of its own.

@@ -3,6 +3,7 @@
 //! A cluster's body is cut into phases ([`phases`]), each of which becomes one kernel. The generic code of a phase pulls values element by
 //! element ([`pull`]) and takes every op and dtype; the fast paths stand in front of it.
 
+mod bytes;
 mod cluster;
 mod contract;
 mod emit;

@@ -3,6 +3,7 @@
 
 use super::body::tiles_output;
 use super::vector;
+use crate::cluster::bytes;
 use crate::ir::{Graph, Node, Op, OpClass, ReduceKind};
 use gristmill_runtime::DType;
 
@@ -15,6 +16,7 @@ pub fn is_native(g: &Graph, node: &Node) -> bool {
         Op::Map(op) => vector::takes(*op, &dtypes),
         Op::Constant { .. } | Op::TopK { .. } => true,
         Op::Pad { .. } => false,
+        Op::Conv { .. } | Op::MatMul if bytes::product(g, node).is_some() => true,
         Op::MatMul | Op::LayerNorm { .. } | Op::RmsNorm { .. } => f32_only,
         Op::Conv { .. } | Op::Pool { .. } => f32_only && matches!(rank(0), 3 | 4),
         Op::ConvTranspose { .. } => tiles_output(g, &node.op, &node.inputs),

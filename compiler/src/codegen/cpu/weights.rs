@@ -2,10 +2,12 @@
 
 use super::strided::{Strided, collapse, row_major};
 use super::task::Context;
+use crate::cluster::bytes::fits_bytes;
 use crate::ir::constant::{Identity, Viewed};
 use crate::ir::{ConstData, ValueId};
 use gristmill_kernels::Isa;
 use gristmill_kernels::copy::{CopyDesc, gm_copy};
+use gristmill_kernels::gemm::integer::pack_bytes;
 use gristmill_kernels::pack::{PackBDesc, gm_pack_b_f32};
 use gristmill_runtime::{DType, Tensor};
 use std::cell::RefCell;
@@ -28,7 +30,7 @@ impl Weights {
     }
 }
 
-/// An `f32` constant as a kernel's operand: the view's strides are those of `data`, and its base has no meaning.
+/// A constant as a kernel's operand: the view's strides are those of `data`, and its base has no meaning.
 pub(super) struct Source {
     pub(super) data: ConstData,
     pub(super) view: Strided,
@@ -46,8 +48,8 @@ impl Context<'_> {
 
     /// The constant under a view, and the view as one of it. Transposes and reshapes that folding noted down are followed, so that
     /// they need not be done.
-    pub(super) fn source(&self, view: &Strided) -> Option<Source> {
-        let mut data = self.constant(view.base).filter(|c| c.dtype() == DType::F32)?.clone();
+    pub(super) fn source(&self, view: &Strided, dtype: DType) -> Option<Source> {
+        let mut data = self.constant(view.base).filter(|c| c.dtype() == dtype)?.clone();
         let mut view = view.clone();
         loop {
             data = match data.viewed() {
@@ -74,6 +76,12 @@ impl Context<'_> {
     pub(super) fn constant_panels(&self, s: &Source, desc: &PackBDesc, n_elements: usize) -> Option<Tensor> {
         let what = format!("{desc:?} from {}", s.view.offset);
         self.weights.of(&s.data, what, |t| panels(&t.as_slice::<f32>()[s.view.offset as usize..], desc, n_elements))
+    }
+
+    /// The panels of a matrix of `i32` elements as bytes: its last axis are columns, the others rows. `None` when some are no bytes.
+    pub(super) fn constant_bytes(&self, s: &Source) -> Option<Tensor> {
+        let isa = self.isa;
+        self.weights.of(&s.data, format!("bytes {isa} {:?}", s.view), |t| byte_panels(isa, t, &s.view))
     }
 
     /// The panels of a row-major copy of the view, for views that no descriptor of panels can express.
@@ -118,6 +126,21 @@ fn copied(t: &Tensor, view: &Strided) -> Option<Tensor> {
     // SAFETY: the view lies within its constant, which the verifier checked; the output has the view's shape.
     let status = unsafe { gm_copy(&desc, ptrs.as_ptr(), 0, desc.n_items()) };
     (status == gristmill_kernels::OK).then_some(out)
+}
+
+fn byte_panels(isa: Isa, t: &Tensor, view: &Strided) -> Option<Tensor> {
+    if !fits_bytes(t) {
+        return None;
+    }
+    let (&n, rows) = view.shape.split_last()?;
+    let (&step, strides) = view.strides.split_last()?;
+    let mut starts = vec![view.offset];
+    for (&extent, &stride) in rows.iter().zip(strides) {
+        starts = starts.iter().flat_map(|&at| (0..extent as i64).map(move |i| at + i * stride)).collect();
+    }
+    let elements = t.as_slice::<i32>();
+    let packed = pack_bytes(isa, starts.len(), n, |i, j| elements[(starts[i] + j as i64 * step) as usize] as i8)?;
+    Tensor::from_slice(&packed, &[packed.len()]).ok()
 }
 
 /// Packs what `desc` describes of `from`, which must cover it, by a call of the kernel that packs at run time.

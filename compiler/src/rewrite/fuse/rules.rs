@@ -2,7 +2,7 @@
 
 use super::Fuser;
 use super::cone::Cone;
-use crate::cluster::{gpu, legal};
+use crate::cluster::{bytes, gpu, legal};
 use crate::cost::Picos;
 use crate::ir::{ClusterKind, NodeId, Op, OpClass, ValueId};
 
@@ -40,6 +40,8 @@ rules! {
     "epilogue-onto-reduction" Step::Extend(epilogue_onto_reduction);
     /// A product or attention reads its operand through views, by strides.
     "views-into-contraction" Step::Absorb(views_into_contraction);
+    /// A product of 8-bit integers reads bytes, and takes the zero point off the sums.
+    "bytes-into-contraction" Step::Absorb(bytes_into_contraction);
     /// An element-wise loop computes what only it reads.
     "producer-into-map" Step::Absorb(producer_into_map);
     /// A reduction computes what only it reads.
@@ -231,10 +233,26 @@ fn views_into_contraction(f: &Fuser, cone: &Cone, q: &Cone) -> Grown {
         return None;
     }
     let i = anchor.inputs.iter().position(|&v| f.producer(v) == Some(q.root))?;
+    if i == 0 && !f.pricing.only_gpus && bytes::product(f.g, anchor).is_some() {
+        return None;
+    }
     Some(if f.pricing.only_gpus || legal::reads_by_strides(f.g, anchor, i) {
         f.with_views(cone, i)
     } else {
         Err(format!("{} cannot read {} by strides", anchor.op.name(), f.g.ty(anchor.inputs[i])))
+    })
+}
+
+fn bytes_into_contraction(f: &Fuser, cone: &Cone, q: &Cone) -> Grown {
+    let anchor = f.g.node(cone.anchor);
+    if cone.root != cone.anchor || f.pricing.only_gpus {
+        return None;
+    }
+    let left = bytes::product(f.g, anchor)?;
+    let is_left = f.producer(anchor.inputs[0]) == Some(q.root);
+    is_left.then(|| {
+        left.nodes.iter().try_for_each(|&m| legal::may_share(f.g, &f.ordered, cone.anchor, m))?;
+        Ok(f.grown(cone, left.nodes.iter().map(|&m| (m, Picos::ZERO)), cone.root))
     })
 }
 

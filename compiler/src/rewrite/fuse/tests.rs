@@ -26,6 +26,7 @@ fn random_tensor(rng: &mut Rng, ty: &crate::ir::Type) -> Tensor {
             let values: Vec<f32> = (0..n).map(|_| rng.below(4000) as f32 / 1000.0 - 2.0).collect();
             Tensor::from_slice(&values, &shape).unwrap()
         }
+        DType::U8 => Tensor::from_slice(&(0..n).map(|_| rng.below(256) as u8).collect::<Vec<_>>(), &shape).unwrap(),
         DType::I32 => Tensor::from_slice(&(0..n).map(|_| rng.below(100) as i32).collect::<Vec<_>>(), &shape).unwrap(),
         d => panic!("no case has inputs of {d}"),
     }

@@ -152,5 +152,5 @@ fn illegal_epilogues_say_why() {
     let y = b.matmul(x, x).unwrap();
     b.output("y", y);
     let why = legal_epilogue(b.graph()).unwrap_err();
-    assert_eq!(why.to_string(), "matmul of f64[4, 4]: only f32 has packed kernels");
+    assert_eq!(why.to_string(), "matmul of f64[4, 4]: only f32, and 8-bit integers by a constant, have packed kernels");
 }

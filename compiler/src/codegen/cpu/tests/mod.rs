@@ -1,5 +1,6 @@
 //! Generated code against the interpreter.
 
+mod bytes;
 mod contract;
 mod harness;
 mod lanes;

@@ -1,0 +1,150 @@
+//! Products of 8-bit integers: what CPUs have instructions for, four products at a time, summed in 32 bits.
+
+use super::legal::views_below;
+use crate::ir::{Graph, Layout, Node, NodeId, Op, ScalarOp, ValueId};
+use gristmill_runtime::{DType, Tensor};
+
+/// Elements that are multiplied at once.
+const WORD: usize = gristmill_kernels::gemm::integer::WORD;
+
+/// `i32` elements `bytes - zero`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Centred {
+    /// `u8` or `i8`.
+    pub bytes: ValueId,
+    /// The zero point.
+    pub zero: Zero,
+    /// What computes it of them.
+    pub nodes: Vec<NodeId>,
+}
+
+/// A zero point.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Zero {
+    /// A known number, one of the bytes' type.
+    Known(i32),
+    /// One element of the bytes' type.
+    Value(ValueId),
+}
+
+/// What `v` is if it is `i32` and made of bytes, with or without a zero point.
+pub fn centred(g: &Graph, v: ValueId) -> Option<Centred> {
+    let (id, node) = defined(g, v)?;
+    match (&node.op, &node.inputs[..]) {
+        (Op::Map(ScalarOp::Cast(DType::I32)), &[bytes]) if is_bytes(g, bytes) => {
+            Some(Centred { bytes, zero: Zero::Known(0), nodes: vec![id] })
+        }
+        (Op::Map(op @ (ScalarOp::Sub | ScalarOp::Add)), &[x, z]) => {
+            let (inner, other) = match (centred(g, x), op) {
+                (Some(c), _) => (c, z),
+                (None, ScalarOp::Add) => (centred(g, z)?, x),
+                _ => return None,
+            };
+            let is_first = inner.zero == Zero::Known(0) && g.ty(v).shape == g.ty(inner.bytes).shape;
+            let (zero, of_zero) = zero_point(g, other, *op == ScalarOp::Add, g.ty(inner.bytes).dtype)?;
+            let nodes = inner.nodes.into_iter().chain(of_zero).chain([id]).collect();
+            is_first.then_some(Centred { zero, nodes, ..inner })
+        }
+        _ => None,
+    }
+}
+
+fn defined(g: &Graph, v: ValueId) -> Option<(NodeId, &Node)> {
+    match g.value(v).def {
+        crate::ir::Def::Node(id, _) => Some((id, g.node(id))),
+        crate::ir::Def::Input(_) => None,
+    }
+}
+
+fn is_bytes(g: &Graph, v: ValueId) -> bool {
+    matches!(g.ty(v).dtype, DType::U8 | DType::I8)
+}
+
+/// A zero point in `i32`, and the nodes that make it of a byte; `negated` when it is added.
+fn zero_point(g: &Graph, v: ValueId, negated: bool, dtype: DType) -> Option<(Zero, Vec<NodeId>)> {
+    if !g.ty(v).shape.n_elements().is(1) {
+        return None;
+    }
+    if let Some(t) = g.single(v) {
+        let value = i64::from(t.as_slice::<i32>()[0]) * if negated { -1 } else { 1 };
+        let range = if dtype == DType::U8 { 0..=255 } else { -128..=127 };
+        return range.contains(&value).then_some((Zero::Known(value as i32), vec![]));
+    }
+    let (id, node) = defined(g, v).filter(|_| !negated)?;
+    let of_byte = node.op == Op::Map(ScalarOp::Cast(DType::I32)) && g.ty(node.inputs[0]).dtype == dtype;
+    of_byte.then(|| (Zero::Value(node.inputs[0]), vec![id]))
+}
+
+/// The left-hand side of a product of bytes by a constant, which has a kernel, with the views that it is read through; `None` when `node` is another
+/// op. Only the constant's elements tell whether they are bytes.
+pub fn product(g: &Graph, node: &Node) -> Option<Centred> {
+    left_side(g, node).filter(|_| is_constant(g, node.inputs[1]))
+}
+
+/// The same inside of a cluster, where constants are operands.
+pub fn left_side(g: &Graph, node: &Node) -> Option<Centred> {
+    let &a = node.inputs.first()?;
+    let reads_words = match &node.op {
+        Op::MatMul => g.ty(a).shape.last().and_then(|k| k.as_const()).is_some_and(|k| k > 0 && k % WORD as i64 == 0),
+        Op::Conv { groups: 1, layout: Layout::ChannelsLast, .. } => {
+            let channels = g.ty(a).shape.last().and_then(|c| c.as_const());
+            matches!(g.ty(a).rank(), 3 | 4) && channels.is_some_and(|c| c > 0 && c % WORD as i64 == 0)
+        }
+        _ => false,
+    };
+    if !reads_words || g.ty(a).dtype != DType::I32 {
+        return None;
+    }
+    let views = views_below(g, a);
+    let below = views.last().map_or(a, |&view| g.node(view).inputs[0]);
+    let mut centred = centred(g, below)?;
+    centred.nodes.extend(views);
+    centred.nodes.sort_unstable();
+    Some(centred)
+}
+
+/// Whether a value is a constant, or a view of one.
+fn is_constant(g: &Graph, v: ValueId) -> bool {
+    let below = views_below(g, v).last().map_or(v, |&view| g.node(view).inputs[0]);
+    g.constant(below).is_some()
+}
+
+/// Whether all elements of an `i32` tensor are signed bytes.
+pub fn fits_bytes(t: &Tensor) -> bool {
+    t.as_slice::<i32>().iter().all(|&x| i8::try_from(x).is_ok())
+}
+
+/// How far a result has come on its way to 8-bit integers: `cast(round(x) + zero)`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Quantizing {
+    /// Not begun.
+    #[default]
+    No,
+    /// Rounded.
+    Rounded,
+    /// Rounded, and shifted by a zero point.
+    Shifted,
+    /// Stored in 8 bits.
+    Done,
+}
+
+impl Quantizing {
+    /// The next step, if `node`, which reads `chain`, is one. A zero point is given with it.
+    pub fn with(self, g: &Graph, node: &Node, chain: ValueId) -> Option<(Quantizing, Option<i32>)> {
+        let Op::Map(op) = node.op else { return None };
+        match (self, op) {
+            (Quantizing::No, ScalarOp::Round) => Some((Quantizing::Rounded, None)),
+            (Quantizing::Rounded, ScalarOp::Add) => {
+                let other = node.inputs.iter().find(|&&v| v != chain)?;
+                let t = g.single(*other).filter(|t| t.dtype() == DType::F32)?;
+                let zero = t.as_slice::<f32>()[0];
+                let is_whole = zero.fract() == 0.0 && (-128.0..=255.0).contains(&zero);
+                is_whole.then_some((Quantizing::Shifted, Some(zero as i32)))
+            }
+            (Quantizing::Rounded | Quantizing::Shifted, ScalarOp::Cast(DType::U8 | DType::I8)) => {
+                Some((Quantizing::Done, None))
+            }
+            _ => None,
+        }
+    }
+}
