@@ -244,7 +244,7 @@ fn front(graph: Graph, previous: Option<&Placement>, s: &mut Stages) -> Result<F
         // Pins become requests of the model's own nodes, so that no pass joins nodes of different devices.
         let mut pinned = graph.clone();
         place::apply_pins(&mut pinned, &mut request)?;
-        let mut cleaned = passes::clean(&pinned)?;
+        let mut cleaned = passes::clean(&quantized(pinned, options)?)?;
         place::follow_operands(&mut cleaned, &request);
         passes::expand_all_reduce(&cleaned, &|places| place::gpus::nccl_joins(places, options))
     })?;
@@ -337,6 +337,16 @@ fn check_presence(placement: &Placement, options: &Options) -> Result<()> {
         let checked = place::gpus::check_presence(&placement.devices[device], &options.gpus);
         checked.map_err(|e| e.context(format!("the plan has {n_nodes} nodes on a GPU")))
     })
+}
+
+/// Quantised models as their kernels take them, before weights are folded. GPUs multiply dequantised floats.
+fn quantized(g: Graph, options: &Options) -> Result<Graph> {
+    if options.opt_level == 0 {
+        return Ok(g);
+    }
+    let g = passes::merge_quantization(&g)?;
+    let only_cpus = options.devices.devices.iter().all(|d| d.name.kind == DeviceKind::Cpu);
+    if only_cpus { passes::integer_products(&g) } else { Ok(g) }
 }
 
 /// Products that must run on GPUs in the precision that was asked for; those that could run on a CPU stay as they are.

@@ -18,7 +18,8 @@ struct Member {
 /// Replaces products `x w1, x w2, ..` with constant weights `[k, n_i]` by slices of one `x [w1 w2 ..]`; biases are merged when all have one.
 ///
 /// One wide product reads `x` once and fills the register tiles better; its consumers read the slices by strides. Large weights that
-/// something else reads too stay apart, since merging would copy them.
+/// something else reads too stay apart, since merging would copy them; so do products of integers, whose scales and quantisation follow on their
+/// tiles but not behind a slice.
 pub fn merge_matmuls(g: &Graph) -> Result<Graph> {
     let groups = find_groups(g);
     if groups.is_empty() {
@@ -53,7 +54,7 @@ fn find_groups(g: &Graph) -> Vec<Vec<Member>> {
     let is_output = |v: ValueId| g.outputs.iter().any(|o| o.value == v);
     let mut by_lhs: BTreeMap<(ValueId, Requested), Vec<Member>> = BTreeMap::new();
     for (id, node) in g.nodes() {
-        if node.op != Op::MatMul || ordered[id.0 as usize] {
+        if node.op != Op::MatMul || ordered[id.0 as usize] || g.ty(node.outputs[0]).dtype.is_int() {
             continue;
         }
         let Some(weights) = g.constant(node.inputs[1]).filter(|w| w.shape().len() == 2 && !w.is_empty()) else {

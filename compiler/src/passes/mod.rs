@@ -1,11 +1,12 @@
-//! Plain passes `Graph -> Graph`: specialisation, constant folding, dead code, common subexpressions, merged products, lower precision, all-reduce as
-//! what crosses between devices.
+//! Plain passes `Graph -> Graph`: specialisation, constant folding, dead code, common subexpressions, merged products, products of integers, lower precision,
+//! all-reduce as what crosses between devices.
 
 mod all_reduce;
 mod cse;
 mod fold;
 mod merge_matmuls;
 mod precision;
+mod quantized;
 mod rebuild;
 mod specialise;
 
@@ -14,6 +15,7 @@ pub use cse::{cse, dce};
 pub use fold::fold_constants;
 pub use merge_matmuls::merge_matmuls;
 pub use precision::lower_precision;
+pub use quantized::{integer_products, merge_quantization};
 pub use rebuild::Rebuild;
 pub use specialise::specialise;
 

@@ -13,7 +13,8 @@ use gristmill_runtime::DType;
 
 pub(super) const OPS: &[OpDef] = &[
     OpDef::new("QuantizeLinear", (2, 3), quantize),
-    OpDef::new("DequantizeLinear", (2, 3), dequantize),
+    // Weights stay bytes for the pass that makes products of integers of them; what it leaves is folded after it.
+    OpDef { fold: false, ..OpDef::new("DequantizeLinear", (2, 3), dequantize) },
     OpDef::new("DynamicQuantizeLinear", (1, 1), dynamic_quantize),
     OpDef::new("MatMulInteger", (2, 4), matmul_integer),
     OpDef::new("QLinearMatMul", (8, 8), qlinear_matmul),

@@ -1,0 +1,394 @@
+//! Quantised models: products of dequantised operands become products of integers, and quantisation that changes nothing goes.
+//!
+//! A dequantised tensor is `(q - z) * s` of integers `q` of 8 bits. With one scale and one zero point of the left operand, and a scale per output
+//! channel of a constant right operand, `sum((a - za) sa (b - zb) sb) = sa sb sum((a - za)(b - zb))` (Jacob and others,
+//! arXiv:1712.05877, section 2.3). The sum on the right is of integers: its terms are within 2^15 and it is exact while it fits 32 bits, which is
+//! checked. Three roundings are left: the sum's when it becomes a float, that of the product of the scales, and the result's; so the error is within
+//! `3 * 2^-24` of the result itself. The sum on the left rounds each operand, each product and each partial sum, and its error is bounded by a
+//! multiple of the sum of all magnitudes only, however much of that cancels.
+//!
+//! Requires constants as they were imported: folding would make floats of small weights. What holds after, for each product that was taken: the
+//! left operand is `sub(cast(q), z)` or `cast(q)` below views, the right one an `i32` constant whose elements are signed bytes.
+
+use super::Rebuild;
+use crate::error::Result;
+use crate::interp;
+use crate::ir::{Graph, Node, NodeId, Op, ScalarOp, ValueId};
+use gristmill_runtime::{DType, Tensor};
+
+/// Elements of the reduced axes are whole words of four bytes, which are multiplied at once.
+const WORD: usize = 4;
+
+/// A sum of this many products of a centred byte (up to 255) and a signed byte (up to 128) fits `i32`.
+const MAX_TERMS: usize = i32::MAX as usize / (255 * 128);
+
+/// Nodes between a constant and what is computed of it.
+const MAX_DEPTH: usize = 8;
+
+/// Products of integers for products of dequantised operands, for CPUs: `f32` products whose left operand is dequantised with one scale and whose right
+/// operand is a dequantised constant. Weights of products that are of integers already become constants of the same form.
+///
+/// Grouped convolutions, and products whose reduced axes are no multiple of four, stay as they are: there are no kernels for them. Regions are
+/// gone through too.
+pub fn integer_products(g: &Graph) -> Result<Graph> {
+    each_node(g, &integer_products, &mut |r, g, id, node| {
+        let made = match node.op {
+            _ if g.ty(node.outputs[0]).dtype == DType::F32 => Product::of(g, node)?.map(|p| p.emit(g, r, node)),
+            Op::MatMul | Op::Conv { .. } => constant_weights(g, r, node)?.map(Ok),
+            _ => None,
+        };
+        match made {
+            Some(y) => r.set(node.outputs[0], y?),
+            None => r.copy(id, node)?,
+        }
+        Ok(())
+    })
+}
+
+/// Removes quantisation that undoes a dequantisation with the same scale and zero point, views between them included, and looks elements up before
+/// they are dequantised.
+///
+/// The first changes no bit while the scale is a normal number: `(q - z) s / s` is within two roundings, far less than a half, of an integer. Regions
+/// are gone through too.
+pub fn merge_quantization(g: &Graph) -> Result<Graph> {
+    each_node(g, &merge_quantization, &mut |r, g, id, node| {
+        let made = match node.op {
+            Op::Map(ScalarOp::Cast(DType::U8 | DType::I8)) => requantized(g, r, node)?,
+            Op::Gather { .. } => gathered(g, r, node)?,
+            _ => None,
+        };
+        match made {
+            Some(y) => r.set(node.outputs[0], y),
+            None => r.copy(id, node)?,
+        }
+        Ok(())
+    })
+}
+
+/// Walks a graph: regions by `pass`, nodes without control edges by `visit`.
+fn each_node(
+    g: &Graph,
+    pass: &dyn Fn(&Graph) -> Result<Graph>,
+    visit: &mut dyn FnMut(&mut Rebuild, &Graph, NodeId, &Node) -> Result<()>,
+) -> Result<Graph> {
+    let mut r = Rebuild::new(g);
+    let ordered = g.ordered();
+    for (id, node) in g.nodes() {
+        if !node.regions.is_empty() && !matches!(node.op, Op::Cluster { .. }) {
+            let regions = node.regions.iter().map(pass).collect::<Result<_>>()?;
+            r.copy(id, &Node { regions, ..node.clone() })?;
+        } else if ordered[id.0 as usize] || node.outputs.len() != 1 {
+            r.copy(id, node)?;
+        } else {
+            visit(&mut r, g, id, node)?;
+        }
+    }
+    Ok(r.finish(g))
+}
+
+/// `views((bytes - zero) * scale)`.
+struct Dequantized {
+    /// Of `u8` or `i8`.
+    bytes: ValueId,
+    /// In `i32`; absent is 0.
+    zero: Option<ValueId>,
+    /// The integers `bytes - zero`.
+    centred: ValueId,
+    /// In `f32`.
+    scale: ValueId,
+    /// What it is seen through, last first.
+    views: Vec<NodeId>,
+}
+
+impl Dequantized {
+    fn of(g: &Graph, v: ValueId) -> Option<Dequantized> {
+        let (views, v) = below_views(g, v);
+        let product = map_of(g, v, ScalarOp::Mul)?;
+        let (x, scale) = match integers_of(g, product[0]) {
+            Some(x) => (x, product[1]),
+            None => (integers_of(g, product[1])?, product[0]),
+        };
+        let (bytes, zero) = match map_of(g, x, ScalarOp::Sub) {
+            Some(sub) => (bytes_of(g, sub[0])?, Some(sub[1])),
+            None => (bytes_of(g, x)?, None),
+        };
+        let whole = &g.ty(bytes).shape;
+        (g.ty(x).shape == *whole && g.ty(v).shape == *whole).then_some(Dequantized {
+            bytes,
+            zero,
+            centred: x,
+            scale,
+            views,
+        })
+    }
+
+    /// Whether one scale and one zero point are for all elements, which the views then do not move.
+    fn is_uniform(&self, g: &Graph) -> bool {
+        let single = |v: ValueId| g.ty(v).shape.n_elements().is(1);
+        single(self.scale) && self.zero.is_none_or(single)
+    }
+
+    /// The known zero point and scale of all elements.
+    fn parameters(&self, g: &Graph) -> Result<Option<(i32, f32)>> {
+        let scale = number(g, self.scale)?;
+        let zero = match self.zero {
+            Some(z) => number(g, z)?,
+            None => Some(0.0),
+        };
+        Ok(zero.zip(scale).map(|(z, s)| (z as i32, s as f32)))
+    }
+}
+
+/// The operands of `v` if it is that op.
+fn map_of(g: &Graph, v: ValueId, op: ScalarOp) -> Option<&[ValueId]> {
+    g.def_node(v).filter(|n| n.op == Op::Map(op)).map(|n| &n.inputs[..])
+}
+
+/// The `i32` that was converted to `f32`.
+fn integers_of(g: &Graph, v: ValueId) -> Option<ValueId> {
+    let x = map_of(g, v, ScalarOp::Cast(DType::F32))?[0];
+    (g.ty(x).dtype == DType::I32).then_some(x)
+}
+
+/// The bytes that were converted to `i32`.
+fn bytes_of(g: &Graph, v: ValueId) -> Option<ValueId> {
+    let x = map_of(g, v, ScalarOp::Cast(DType::I32))?[0];
+    matches!(g.ty(x).dtype, DType::U8 | DType::I8).then_some(x)
+}
+
+/// The views that make `v`, last first, and what they are of.
+fn below_views(g: &Graph, mut v: ValueId) -> (Vec<NodeId>, ValueId) {
+    let mut views = Vec::new();
+    while let crate::ir::Def::Node(id, _) = g.value(v).def {
+        let node = g.node(id);
+        if !matches!(node.op, Op::Reshape { .. } | Op::Transpose { .. } | Op::Slice { .. } | Op::Broadcast { .. }) {
+            break;
+        }
+        views.push(id);
+        v = node.inputs[0];
+    }
+    (views, v)
+}
+
+/// The same views, last first, of another value.
+fn through(g: &Graph, r: &mut Rebuild, views: &[NodeId], mut v: ValueId) -> Result<ValueId> {
+    for &view in views.iter().rev() {
+        v = r.graph.add_copy(g.node(view), &[v])?[0];
+    }
+    Ok(v)
+}
+
+/// A new node where `like` is.
+fn add(r: &mut Rebuild, like: &Node, op: Op, inputs: &[ValueId]) -> Result<ValueId> {
+    let node = Node { op, regions: Vec::new(), ..like.clone() };
+    Ok(r.graph.add_copy(&node, inputs)?[0])
+}
+
+/// The elements of a value that constants alone determine.
+fn evaluated(g: &Graph, v: ValueId, depth: usize) -> Result<Option<Tensor>> {
+    if let Some(c) = g.constant(v) {
+        return c.tensor().map(Some);
+    }
+    let Some(node) = g.def_node(v).filter(|n| depth > 0 && n.outputs.len() == 1 && n.regions.is_empty()) else {
+        return Ok(None);
+    };
+    if node.inputs.is_empty() || !matches!(node.op, Op::Map(_)) && below_views(g, v).0.is_empty() {
+        return Ok(None);
+    }
+    let mut operands = Vec::with_capacity(node.inputs.len());
+    for &x in &node.inputs {
+        match evaluated(g, x, depth - 1)? {
+            Some(t) => operands.push(t),
+            None => return Ok(None),
+        }
+    }
+    let shape = operands[0].shape().to_vec();
+    Ok(match (&node.op, &operands[..]) {
+        (Op::Map(ScalarOp::Cast(DType::I32)), [x]) if x.dtype() == DType::I8 => Some(widened::<i8>(x, &shape)?),
+        (Op::Map(ScalarOp::Cast(DType::I32)), [x]) if x.dtype() == DType::U8 => Some(widened::<u8>(x, &shape)?),
+        // Weights are large, and their zero points mostly 0.
+        (Op::Map(ScalarOp::Sub), [x, z]) if z.dtype().is_int() && z.as_bytes().iter().all(|&b| b == 0) => {
+            g.ty(v).static_shape().filter(|s| *s == shape).map(|_| x.clone())
+        }
+        // An element that the interpreter refuses fails at run time.
+        (op, operands) => {
+            interp::eval(op, &operands.iter().collect::<Vec<_>>(), &[]).ok().map(|mut results| results.remove(0))
+        }
+    })
+}
+
+fn widened<T: gristmill_runtime::Element + Into<i32>>(x: &Tensor, shape: &[usize]) -> Result<Tensor> {
+    let wide: Vec<i32> = x.as_slice::<T>().iter().map(|&v| v.into()).collect();
+    Ok(Tensor::from_slice(&wide, shape)?)
+}
+
+/// The number that a value of one element is, if constants determine it.
+fn number(g: &Graph, v: ValueId) -> Result<Option<f64>> {
+    if !g.ty(v).shape.n_elements().is(1) {
+        return Ok(None);
+    }
+    Ok(evaluated(g, v, MAX_DEPTH)?.map(|t| t.to_f64s()[0]))
+}
+
+/// The axis of a product's result that counts output channels, and that of its weights; with the number of terms of its sums. `None` for what
+/// has no integer kernel.
+fn product_axes(g: &Graph, node: &Node) -> Option<(usize, usize, usize)> {
+    let (x, w) = (*node.inputs.first()?, *node.inputs.get(1)?);
+    let weights = g.ty(w).static_shape()?;
+    let rank = g.ty(x).rank();
+    let (axes, depth, n_terms) = match node.op {
+        Op::MatMul if weights.len() == 2 && rank >= 2 => {
+            ((g.ty(node.outputs[0]).rank() - 1, 1), weights[0], weights[0])
+        }
+        Op::Conv { groups: 1, layout: crate::ir::Layout::ChannelsFirst, .. } if matches!(rank, 3 | 4) => {
+            ((1, 0), weights[1], weights[1..].iter().product())
+        }
+        _ => return None,
+    };
+    (depth > 0 && depth % WORD == 0 && n_terms <= MAX_TERMS).then_some((axes.0, axes.1, n_terms))
+}
+
+/// A product of dequantised operands, and what it becomes.
+struct Product {
+    left: Dequantized,
+    /// Signed bytes, in `i32`.
+    weights: Tensor,
+    /// Of the integer product: of rank 0 or shaped to broadcast along its channels.
+    scale: Tensor,
+    /// A scale that is known at run time only, which is a factor too.
+    left_scale: Option<ValueId>,
+}
+
+impl Product {
+    fn of(g: &Graph, node: &Node) -> Result<Option<Product>> {
+        let Some((channel, weight_channel, _)) = product_axes(g, node) else { return Ok(None) };
+        let (Some(left), Some(right)) = (Dequantized::of(g, node.inputs[0]), Dequantized::of(g, node.inputs[1])) else {
+            return Ok(None);
+        };
+        if !left.is_uniform(g) {
+            return Ok(None);
+        }
+        let Some(weights) = constant_below_views(g, right.centred, &right.views)?.filter(are_signed_bytes) else {
+            return Ok(None);
+        };
+        let rank = g.ty(node.outputs[0]).rank();
+        let Some(scales) = channel_scales(g, &right, weight_channel)? else { return Ok(None) };
+        let known = number(g, left.scale)?;
+        let scales: Vec<f32> = scales.iter().map(|&s| s * known.unwrap_or(1.0) as f32).collect();
+        if scales.iter().any(|s| !s.is_normal()) {
+            return Ok(None);
+        }
+        let shape: Vec<usize> = match (scales.len(), node.op == Op::MatMul) {
+            (1, _) => vec![],
+            (n, true) => vec![n],
+            (n, false) => (0..rank).map(|axis| if axis == channel { n } else { 1 }).collect(),
+        };
+        let scale = Tensor::from_slice(&scales, &shape)?;
+        let left_scale = known.is_none().then_some(left.scale);
+        Ok(Some(Product { left, weights, scale, left_scale }))
+    }
+
+    fn emit(self, g: &Graph, r: &mut Rebuild, node: &Node) -> Result<ValueId> {
+        let centred = r.get(self.left.centred);
+        let x = through(g, r, &self.left.views, centred)?;
+        let w = r.graph.add_constant(self.weights, &node.origin);
+        let sum = add(r, node, node.op.clone(), &[x, w])?;
+        let sum = add(r, node, Op::Map(ScalarOp::Cast(DType::F32)), &[sum])?;
+        let scale = r.graph.add_constant(self.scale, &node.origin);
+        let y = add(r, node, Op::Map(ScalarOp::Mul), &[sum, scale])?;
+        let Some(s) = self.left_scale else { return Ok(y) };
+        let s = add(r, node, Op::Reshape { shape: vec![] }, &[r.get(s)])?;
+        add(r, node, Op::Map(ScalarOp::Mul), &[y, s])
+    }
+}
+
+fn are_signed_bytes(t: &Tensor) -> bool {
+    t.as_slice::<i32>().iter().all(|&v| i8::try_from(v).is_ok())
+}
+
+/// Constant integers, under views (last first).
+fn constant_below_views(g: &Graph, v: ValueId, views: &[NodeId]) -> Result<Option<Tensor>> {
+    let mut t = evaluated(g, v, MAX_DEPTH)?;
+    for &view in views.iter().rev() {
+        let Some(below) = t else { return Ok(None) };
+        t = interp::eval(&g.node(view).op, &[&below], &[]).ok().map(|mut results| results.remove(0));
+    }
+    Ok(t)
+}
+
+/// The scales of the output channels of constant weights, or the one of all; `None` when scales are along another axis.
+fn channel_scales(g: &Graph, weights: &Dequantized, channel: usize) -> Result<Option<Vec<f32>>> {
+    let Some(mut scale) = evaluated(g, weights.scale, MAX_DEPTH)? else { return Ok(None) };
+    if scale.len() == 1 {
+        return Ok(Some(scale.as_slice::<f32>().to_vec()));
+    }
+    let mut shape = vec![1; g.ty(weights.bytes).rank().saturating_sub(scale.shape().len())];
+    shape.extend(scale.shape());
+    scale = scale.reshaped(&shape)?;
+    for &view in weights.views.iter().rev() {
+        // Other views would move the scales of an axis in ways that shapes do not tell.
+        let op @ Op::Transpose { .. } = &g.node(view).op else { return Ok(None) };
+        scale = interp::eval(op, &[&scale], &[])?.remove(0);
+    }
+    let along = scale.shape().iter().enumerate().all(|(axis, &extent)| axis == channel || extent == 1);
+    Ok(along.then(|| scale.as_slice::<f32>().to_vec()))
+}
+
+/// A product of integers whose weights constants determine, with them as one constant.
+fn constant_weights(g: &Graph, r: &mut Rebuild, node: &Node) -> Result<Option<ValueId>> {
+    let integers = g.ty(node.outputs[0]).dtype == DType::I32;
+    if !integers || g.constant(node.inputs[1]).is_some() || product_axes(g, node).is_none() {
+        return Ok(None);
+    }
+    let Some(weights) = evaluated(g, node.inputs[1], MAX_DEPTH)?.filter(are_signed_bytes) else { return Ok(None) };
+    let w = r.graph.add_constant(weights, &node.origin);
+    let x = r.get(node.inputs[0]);
+    add(r, node, node.op.clone(), &[x, w]).map(Some)
+}
+
+/// The bytes, if `node` quantises what was dequantised with the same parameters.
+fn requantized(g: &Graph, r: &mut Rebuild, node: &Node) -> Result<Option<ValueId>> {
+    let (shifted, mut zero) = (node.inputs[0], Some(0.0));
+    let rounded = match map_of(g, shifted, ScalarOp::Add) {
+        Some(add) => {
+            zero = number(g, add[1])?;
+            add[0]
+        }
+        None => shifted,
+    };
+    let quotient = map_of(g, rounded, ScalarOp::Round).and_then(|x| map_of(g, x[0], ScalarOp::Div));
+    let Some(&[x, divisor]) = quotient else { return Ok(None) };
+    let Some(q) = Dequantized::of(g, x).filter(|q| g.ty(q.bytes).dtype == g.ty(node.outputs[0]).dtype) else {
+        return Ok(None);
+    };
+    let (Some(zero), Some(divisor), Some((z, s))) = (zero, number(g, divisor)?, q.parameters(g)?) else {
+        return Ok(None);
+    };
+    let whole = g.ty(x).shape == g.ty(node.outputs[0]).shape;
+    // The greatest product must be finite too.
+    if !whole || zero != f64::from(z) || divisor != f64::from(s) || !s.is_normal() || !(s * 512.0).is_finite() {
+        return Ok(None);
+    }
+    let bytes = r.get(q.bytes);
+    through(g, r, &q.views, bytes).map(Some)
+}
+
+/// Elements of a constant that are dequantised after they are looked up.
+fn gathered(g: &Graph, r: &mut Rebuild, node: &Node) -> Result<Option<ValueId>> {
+    let table = Dequantized::of(g, node.inputs[0]).filter(|t| t.views.is_empty() && t.is_uniform(g));
+    let Some(table) = table.filter(|t| g.constant(t.bytes).is_some()) else { return Ok(None) };
+    let inputs = [r.get(table.bytes), r.get(node.inputs[1])];
+    let mut x = add(r, node, node.op.clone(), &inputs)?;
+    x = add(r, node, Op::Map(ScalarOp::Cast(DType::I32)), &[x])?;
+    let single = |r: &mut Rebuild, v: ValueId| add(r, node, Op::Reshape { shape: vec![] }, &[r.get(v)]);
+    if let Some(zero) = table.zero {
+        let zero = single(r, zero)?;
+        x = add(r, node, Op::Map(ScalarOp::Sub), &[x, zero])?;
+    }
+    x = add(r, node, Op::Map(ScalarOp::Cast(DType::F32)), &[x])?;
+    let scale = single(r, table.scale)?;
+    add(r, node, Op::Map(ScalarOp::Mul), &[x, scale]).map(Some)
+}
+
+#[cfg(test)]
+mod tests;
