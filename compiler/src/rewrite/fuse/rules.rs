@@ -116,6 +116,9 @@ impl Fuser<'_> {
 
     /// Whether computing `p` in the kernel of `reader` cannot take longer than storing it.
     fn has_no_choice(&self, p: NodeId, reader: NodeId) -> bool {
+        if self.multiplies_bytes(p, reader) {
+            return true;
+        }
         let n = |id: NodeId| legal::n_elements(self.g, self.g.node(id).outputs[0]);
         let founds_map = self.cones_of(p).all(|c| c.kind == ClusterKind::Map);
         let op = &self.g.node(reader).op;
@@ -125,6 +128,13 @@ impl Fuser<'_> {
             _ => false,
         };
         founds_map && is_free && self.is_only_reader(p, reader)
+    }
+
+    /// Whether `reader` is a product that has a kernel for the bytes below `p`, however many read these, but none for its 32-bit integers.
+    fn multiplies_bytes(&self, p: NodeId, reader: NodeId) -> bool {
+        let node = self.g.node(reader);
+        let is_product = !self.pricing.only_gpus && bytes::product(self.g, node).is_some();
+        is_product && self.producer(node.inputs[0]) == Some(p)
     }
 
     /// Keeps the cones of least flow; of equal ones those that compute less, then those that take in more.
