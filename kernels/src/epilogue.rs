@@ -369,6 +369,7 @@ impl Task for StoreBytes {
         let (lo, hi) = if to == 1 { (0, 255) } else { (-128, 127) };
         // Whole numbers, so that clamping before rounding is the same.
         let (lo, hi, none) = (s.splat((lo - zero) as f32), s.splat((hi - zero) as f32), s.splat(-zero as f32));
+        let divides = divisor != 1.0;
         let (divisor, zero) = (s.splat(divisor), s.splat_i(zero));
         for r in 0..self.from.rows {
             let mut j = 0;
@@ -376,7 +377,8 @@ impl Task for StoreBytes {
                 let n = self.from.cols - j;
                 // SAFETY: by contract.
                 unsafe {
-                    let x = s.div(s.load_n(self.from.c.add(r * self.from.ldc + j), n), divisor);
+                    let x = s.load_n(self.from.c.add(r * self.from.ldc + j), n);
+                    let x = if divides { s.div(x, divisor) } else { x };
                     let x = s.select(s.eq(x, x), s.min(hi, s.max(lo, x)), none);
                     s.store_bytes(self.to.add(r * self.ld + j), n, s.add_i(s.to_int(x), zero));
                 }

@@ -70,8 +70,16 @@ impl Simd for Avx512 {
 
     #[inline(always)]
     unsafe fn store_bytes(self, p: *mut u8, n: usize, x: __m512i) {
+        // Narrowed in a register: narrowing stores take some 80 cycles on AMD.
         // SAFETY: masked-out lanes are not accessed; the others are writable by contract.
-        unsafe { _mm512_mask_cvtepi32_storeu_epi8(p.cast(), lanes_mask(n), x) }
+        unsafe {
+            let bytes = _mm512_cvtepi32_epi8(x);
+            if n >= 16 {
+                _mm_storeu_si128(p.cast(), bytes);
+            } else {
+                _mm_mask_storeu_epi8(p.cast(), lanes_mask(n), bytes);
+            }
+        }
     }
     #[inline(always)]
     fn and_m(self, a: __mmask16, b: __mmask16) -> __mmask16 {
