@@ -377,7 +377,8 @@ impl Task for StoreBytes {
                 let n = self.from.cols - j;
                 // SAFETY: by contract.
                 unsafe {
-                    let x = s.load_n(self.from.c.add(r * self.from.ldc + j), n);
+                    let from = self.from.c.add(r * self.from.ldc + j);
+                    let x = if n >= S::LANES { s.load(from) } else { s.load_n(from, n) };
                     let x = if divides { s.div(x, divisor) } else { x };
                     let x = s.select(s.eq(x, x), s.min(hi, s.max(lo, x)), none);
                     s.store_bytes(self.to.add(r * self.ld + j), n, s.add_i(s.to_int(x), zero));

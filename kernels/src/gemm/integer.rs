@@ -169,7 +169,10 @@ pub(super) unsafe fn strided<S: Simd, D: Dot<S>, const MR: usize, const NV: usiz
     // SAFETY: `k` words of each row and `k` rows of the panel are readable; prefetches need no validity.
     unsafe {
         for kk in 0..t.k {
-            let bv: [S::I; NV] = std::array::from_fn(|v| s.bits(s.load(b.add(v * S::LANES))));
+            let mut bv = [s.splat_i(0); NV];
+            for (v, bv) in bv.iter_mut().enumerate() {
+                *bv = s.bits(s.load(b.add(v * S::LANES)));
+            }
             (0..NV).for_each(|v| s.prefetch(b.wrapping_add((NV * 8 + v) * S::LANES)));
             for (r, acc) in acc.iter_mut().enumerate() {
                 let x = word(s, d, t, a.add(r * lda), kk);
@@ -195,7 +198,10 @@ pub(super) unsafe fn indirect<S: Simd, D: Dot<S>, const MR: usize, const NV: usi
             let table = t.lhs.rows.add(tap * t.lhs.tap_stride);
             let rows: [*const f32; MR] = std::array::from_fn(|r| (*table.add(r)).add(t.lhs.offset));
             for kk in 0..t.k {
-                let bv: [S::I; NV] = std::array::from_fn(|v| s.bits(s.load(b.add(v * S::LANES))));
+                let mut bv = [s.splat_i(0); NV];
+                for (v, bv) in bv.iter_mut().enumerate() {
+                    *bv = s.bits(s.load(b.add(v * S::LANES)));
+                }
                 (0..NV).for_each(|v| s.prefetch(b.wrapping_add((NV * 8 + v) * S::LANES)));
                 for (&row, acc) in rows.iter().zip(acc.iter_mut()) {
                     let x = word(s, d, t, row, kk);
@@ -218,7 +224,10 @@ pub(super) unsafe fn wide<S: Simd, D: Dot<S>, const MR: usize, const NV: usize>(
     // SAFETY: `k` words of each row and `k` rows of each panel are readable; prefetches need no validity.
     unsafe {
         for kk in 0..t.k {
-            let x: [S::I; MR] = std::array::from_fn(|r| word(s, d, t, t.lhs.a.add(r * t.lhs.lda), kk));
+            let mut x = [s.splat_i(0); MR];
+            for (r, x) in x.iter_mut().enumerate() {
+                *x = word(s, d, t, t.lhs.a.add(r * t.lhs.lda), kk);
+            }
             for v in 0..NV {
                 let b = t.b.add((v / 2) * t.panel_stride + (2 * kk + v % 2) * S::LANES);
                 let bv = s.bits(s.load(b));
@@ -248,11 +257,17 @@ unsafe fn end<S: Simd, const MR: usize, const NV: usize>(s: S, t: &Tile, mut acc
                 row[v] = s.sub_i(row[v], correction);
             }
         }
+        // Loops, since closures of `array::map` are functions of their own, without the instructions of this one.
+        let mut out = [[s.zero(); NV]; MR];
+        for (out, sums) in out.iter_mut().zip(&acc) {
+            for (out, &x) in out.iter_mut().zip(sums) {
+                *out = if t.keeps_sums { s.as_float(x) } else { s.to_float(x) };
+            }
+        }
         if t.keeps_sums {
-            let plain = Tile { fast: Fast::NONE, ..*t };
-            finish(s, &plain, acc.map(|row| row.map(|x| s.as_float(x))));
+            finish(s, &Tile { fast: Fast::NONE, ..*t }, out);
         } else {
-            finish(s, t, acc.map(|row| row.map(|x| s.to_float(x))));
+            finish(s, t, out);
         }
     }
 }
