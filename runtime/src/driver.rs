@@ -6,6 +6,7 @@
 use crate::dtype::DType;
 use crate::error::{Error, ErrorKind};
 use crate::gpu::{EncodedTensorMap, GpuArg, GpuCode, Launch, TensorMap};
+use crate::product::Product;
 use crate::tensor::AlignedBytes;
 use std::slice;
 use std::sync::Arc;
@@ -41,6 +42,13 @@ pub trait Driver: Send + Sync {
 
     /// Makes code ready to be launched. Errors with `Unsupported` when it is not for this device.
     fn load(&self, code: &GpuCode) -> Result<Box<dyn Loaded>, Error>;
+
+    /// Makes a product ready that a library of the device computes. Errors with `Unsupported` when there is no such library, or it has no way to
+    /// compute it.
+    fn product(&self, product: &Product) -> Result<Box<dyn LoadedProduct>, Error> {
+        let message = format!("{} has no library for the product {product}", self.describe());
+        Err(Error::new(ErrorKind::Unsupported, message))
+    }
 
     /// Memory of the host from and to which [`Driver::receive`] and [`Driver::send`] copy while the host does other things; zero.
     fn pin(&self, size_bytes: usize) -> Result<Box<dyn HostMemory>, Error> {
@@ -262,6 +270,30 @@ pub trait Loaded: Send + Sync {
     ///
     /// Errors with `Internal` when there is no such kernel, with `DeviceFailed` when it does what it must not (now or in a later call).
     fn launch(&self, entry: &str, launch: &Launch, args: &[GpuArg]) -> Result<(), Error>;
+}
+
+/// A product of a library, ready on its device.
+pub trait LoadedProduct: Send + Sync {
+    /// Computes it in the queue that computes. Errors with `DeviceFailed` when the library says that it cannot.
+    fn start(&self, args: &ProductArgs) -> Result<(), Error>;
+
+    /// Bytes of workspace that it uses, at most those that it was told it may.
+    fn workspace_bytes(&self) -> usize;
+}
+
+/// Addresses of a product's buffers; 0 for what it does not have.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ProductArgs {
+    /// Buffer of the left-hand side.
+    pub lhs: u64,
+    /// Buffer of the right-hand side.
+    pub rhs: u64,
+    /// Buffer of the bias.
+    pub bias: u64,
+    /// Buffer of the result.
+    pub out: u64,
+    /// The workspace, aligned to [`crate::product::WORKSPACE_ALIGN_BYTES`].
+    pub workspace: u64,
 }
 
 /// Requests that can be made again.

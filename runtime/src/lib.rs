@@ -15,6 +15,7 @@ pub mod error;
 pub mod exec;
 pub mod gpu;
 pub mod npy;
+pub mod product;
 pub mod program;
 pub mod status;
 pub mod tensor;

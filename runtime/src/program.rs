@@ -5,7 +5,7 @@
 //! `Send` and `Recv` steps that carry the same [`Key`].
 //!
 //! A device with memory of its own (a GPU, or the emulator of one) has its arena and constants there, and copies of the inputs and outputs that
-//! it uses. Its kernels are [`GpuKernel`]s, whose ABI [`crate::gpu`] describes.
+//! it uses. Its kernels are [`GpuKernel`]s, whose ABI [`crate::gpu`] describes, and [`Product`]s of a library.
 //!
 //! # Kernel ABI
 //!
@@ -34,6 +34,7 @@ use crate::device::DeviceName;
 use crate::driver::Reduction;
 use crate::dtype::DType;
 use crate::gpu::{GpuCode, GpuKernel};
+use crate::product::Product;
 use crate::tensor::Tensor;
 use std::any::Any;
 use std::sync::Arc;
@@ -182,6 +183,8 @@ pub enum Kernel {
     Cpu(CpuKernel),
     /// On a GPU, or the emulator of one.
     Gpu(GpuKernel),
+    /// By a library of the device.
+    Product(Product),
 }
 
 impl Kernel {
@@ -190,6 +193,7 @@ impl Kernel {
         match self {
             Kernel::Cpu(k) => &k.name,
             Kernel::Gpu(k) => &k.name,
+            Kernel::Product(p) => &p.name,
         }
     }
 
@@ -197,7 +201,7 @@ impl Kernel {
     pub fn workspace_bytes_per_thread(&self) -> usize {
         match self {
             Kernel::Cpu(k) => k.workspace_bytes_per_thread,
-            Kernel::Gpu(_) => 0,
+            Kernel::Gpu(_) | Kernel::Product(_) => 0,
         }
     }
 }

@@ -5,6 +5,7 @@ use gristmill_runtime::device::{DeviceKind, DeviceName};
 use gristmill_runtime::driver::{Driver, Reduction};
 use gristmill_runtime::exec::{ExecOptions, Executor};
 use gristmill_runtime::gpu::{GpuCode, GpuKernel, GpuParam, Launch};
+use gristmill_runtime::product::{Compute, Matrix, Order, Product};
 use gristmill_runtime::program::*;
 use gristmill_runtime::{DType, Tensor};
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -314,11 +315,50 @@ fn reduced() -> Program {
     program(vec![io("x")], vec![io("y"), io("z")], vec![first, second])
 }
 
+/// y = 16 x and z = 3 x, as in [`across_gpus`], where a library multiplies the 4 x 64 elements of 2 x by twice the identity.
+fn with_a_product() -> Program {
+    const SIDE: usize = 64;
+    let mut program = across_gpus(false);
+    let first = &mut program.partitions[1];
+    let dense = Matrix::dense(DType::F32, SIDE);
+    let product = Product {
+        name: "product".into(),
+        m: N / SIDE,
+        n: SIDE,
+        k: SIDE,
+        n_batch: 1,
+        lhs: dense,
+        rhs: Matrix { order: Order::Column, ..dense },
+        out: dense,
+        compute: Compute::F32,
+        bias: Some(0),
+        relu: true,
+        workspace_bytes: 1000,
+    };
+    let identity: Vec<f32> = (0..SIDE * SIDE).map(|i| if i % (SIDE + 1) == 0 { 2.0 } else { 0.0 }).collect();
+    first.constants.push(Tensor::from_slice(&identity, &[SIDE, SIDE]).unwrap());
+    first.constants.push(Tensor::zeros(DType::F32, &[SIDE]).unwrap());
+    let n_bytes = product.workspace_buffer_bytes();
+    let of = |name: &str, dtype, shape: &[usize], loc| Buffer { name: name.into(), dtype, shape: shape.to_vec(), loc };
+    first.arena_bytes += 2 * n_bytes;
+    first.buffers.extend([
+        of("2 I", DType::F32, &[SIDE, SIDE], Loc::Constant(0)),
+        of("bias", DType::F32, &[SIDE], Loc::Constant(1)),
+        // Not where the library needs it to begin.
+        of("workspace", DType::U8, &[n_bytes], Loc::Arena { offset_bytes: 4 * N * 4 + 64 }),
+    ]);
+    first.kernels.push(Kernel::Product(product));
+    let args = [1, 4, 5, 2, 6].map(BufferId).to_vec();
+    first.steps[2].kind = StepKind::Kernel { kernel: KernelId(1), args, n_outputs: 2, items: 1, grain: 0 };
+    program
+}
+
 /// A program, what it multiplies its input by, and how many pieces of each partition are one request.
 type Case = (Program, [f32; 2], &'static [usize]);
 
 fn across_gpus_without_allocations() {
-    let cases: [Case; 4] = [
+    let cases: [Case; 5] = [
+        (with_a_product(), [16.0, 3.0], &[0, 1]),
         (across_gpus(false), [16.0, 3.0], &[0, 1]),
         (across_gpus(true), [16.0, 3.0], &[0, 0, 0]),
         (received_in_the_middle(), [24.0, 19.0], &[0, 2]),
@@ -356,6 +396,7 @@ fn start_with_emulated_driver() {
         .envs([
             ("GRISTMILL_CUDA", library.as_path()),
             ("GRISTMILL_NCCL", library.as_path()),
+            ("GRISTMILL_CUBLASLT", library.as_path()),
             ("EMULATED_CUDA", "devices=2".as_ref()),
             (IN_CHILD, "1".as_ref()),
         ])

@@ -52,6 +52,7 @@ pub fn with_libraries(name: &str, settings: &str, nccl: &Path, body: impl FnOnce
         .env(IN_CHILD, "1")
         .env("GRISTMILL_CUDA", emulated_driver())
         .env("GRISTMILL_NCCL", nccl)
+        .env("GRISTMILL_CUBLASLT", emulated_driver())
         .env("EMULATED_CUDA", settings)
         .env_remove("CUDA_VISIBLE_DEVICES")
         .output()
@@ -374,6 +375,17 @@ fn profiles_of_gpus_are_recorded_from_the_command_line() {
     let args = ["bench", &model, "--devices", "cpu:1,gpu:1", "--iters", "2", "--profile"];
     let Some(ended) = with_gpus("", "0", &args) else { return };
     assert!(ended.code == Some(0) && ended.stderr.contains("clusters, 16 runs each, added to"), "{}", ended.stderr);
+}
+
+/// The yardstick of products, which goes the way of all products of a library.
+#[test]
+fn products_of_cublaslt_are_timed() {
+    with_driver("products_of_cublaslt_are_timed", "", || {
+        let time = gpu(0, None).time_cublaslt(64, &|i| (i % 7) as u16).unwrap();
+        assert!(!time.is_zero());
+        let full = gpu(0, Some(1 << 20)).time_cublaslt(64, &|_| 0).unwrap_err();
+        assert_eq!(full.kind(), ErrorKind::OutOfMemory, "{full}");
+    });
 }
 
 /// `add_one`: `[in, out]`, one float per thread.

@@ -1,18 +1,20 @@
 //! A GPU as the executor drives it: streams, a pool of memory, copies.
 
 use super::api::Api;
+use super::blas::{Blas, CudaProduct};
 use super::code::LoadedCode;
 use super::context::{Context, Event, OUT_OF_MEMORY, Pinned, Stream, record};
 use super::nccl::Clique;
 use super::ring::Ring;
-use crate::driver::{self, Arrival, Driver, Group, HostMemory, Loaded, Peer, Queue, Replay, Stamps};
+use crate::driver::{self, Arrival, Driver, Group, HostMemory, Loaded, LoadedProduct, Peer, Queue, Replay, Stamps};
 use crate::dtype::DType;
 use crate::error::{Error, ErrorKind};
 use crate::gpu::{EncodedTensorMap, GpuCode, Swizzle, TENSOR_MAP_BYTES, TensorMap};
+use crate::product::Product;
 use cudarc::driver::sys::{self, CUgraph, CUgraphExec, CUmemPool_attribute, CUmemoryPool};
 use std::cell::Cell;
 use std::collections::BTreeMap;
-use std::ffi::{c_int, c_void};
+use std::ffi::c_int;
 use std::ptr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -34,6 +36,8 @@ pub struct CudaGpu {
     streams: Arc<Streams>,
     pool: Pool,
     ring: Mutex<Ring>,
+    /// Opened when a product asks for it.
+    blas: Mutex<Option<Arc<Blas>>>,
     settings: Settings,
 }
 
@@ -204,6 +208,7 @@ impl CudaGpu {
         let gpu = CudaGpu {
             pool: Pool::new(&context)?,
             ring: Mutex::new(Ring::new(&context)?),
+            blas: Mutex::default(),
             streams: Arc::new(Streams::new(context)?),
             settings,
         };
@@ -211,14 +216,15 @@ impl CudaGpu {
         Ok(gpu)
     }
 
-    /// Makes the device's context current on this thread, for calls of other libraries.
-    pub(super) fn bind(&self) -> Result<(), Error> {
-        self.context().bind()
-    }
-
-    /// The stream that computes, for calls of other libraries.
-    pub(super) fn compute_stream(&self) -> *mut c_void {
-        self.streams.compute().handle.cast()
+    /// The library of products on this device.
+    fn blas(&self) -> Result<Arc<Blas>, Error> {
+        let mut blas = self.blas.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(blas) = &*blas {
+            return Ok(blas.clone());
+        }
+        let opened = Arc::new(Blas::new(self.context())?);
+        *blas = Some(opened.clone());
+        Ok(opened)
     }
 
     fn context(&self) -> &Arc<Context> {
@@ -362,6 +368,10 @@ impl Driver for CudaGpu {
 
     fn load(&self, code: &GpuCode) -> Result<Box<dyn Loaded>, Error> {
         Ok(Box::new(LoadedCode::new(self.streams.clone(), code, self.settings.checks)?))
+    }
+
+    fn product(&self, product: &Product) -> Result<Box<dyn LoadedProduct>, Error> {
+        Ok(Box::new(CudaProduct::new(self.streams.clone(), self.blas()?, product, self.settings.checks)?))
     }
 
     fn pin(&self, size_bytes: usize) -> Result<Box<dyn HostMemory>, Error> {

@@ -13,6 +13,7 @@ mod nccl;
 mod rates;
 mod ring;
 
+pub use blas::product_library;
 pub use gpu::{CudaGpu, Settings};
 pub use nccl::version as nccl_version;
 pub use rates::CopyTimes;

@@ -211,6 +211,10 @@ impl Frame {
                     Kernel::Gpu(kernel) => {
                         return Ok(Prepared::Launch(PreparedLaunch::new(kernel, code, first_arg, &mut self.statuses)));
                     }
+                    Kernel::Product(product) => {
+                        let made = PreparedLaunch::of_product(product, links.memory, first_arg);
+                        return made.map(Prepared::Launch).map_err(|e| e.at(&step.origin));
+                    }
                 };
                 Prepared::Kernel(PreparedKernel {
                     entry: kernel.entry.get(),

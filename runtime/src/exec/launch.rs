@@ -1,29 +1,46 @@
-//! Launches of GPU kernels.
+//! Launches of GPU kernels, and of a library's.
 
 use super::frame::{Addresses, Frame, Prepared};
 use super::memory::{Block, Memory};
 use super::transfer::bytes_of;
-use crate::driver::{Driver, Event, HostMemory, Loaded, Stamps};
+use crate::driver::{Driver, Event, HostMemory, Loaded, LoadedProduct, ProductArgs, Stamps};
 use crate::error::{Error, ErrorKind};
 use crate::gpu::{EncodedTensorMap, GpuArg, GpuCode, GpuKernel, GpuParam, Launch, TensorMap};
+use crate::product::{Product, WORKSPACE_ALIGN_BYTES};
 use crate::status;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// A launch with all but its buffers resolved.
 pub(crate) struct PreparedLaunch {
-    code: Arc<dyn Loaded>,
     entry: String,
-    launch: Launch,
-    params: Vec<GpuParam>,
     /// Range in [`Addresses::args`].
     first_arg: usize,
     /// Its word among the frame's [`Statuses`], if it can fail.
     status: Option<usize>,
+    work: Work,
+}
+
+/// What is launched.
+enum Work {
+    Kernel(KernelWork),
+    Product(ProductWork),
+}
+
+struct KernelWork {
+    code: Arc<dyn Loaded>,
+    launch: Launch,
+    params: Vec<GpuParam>,
     /// Room for the arguments.
     args: Vec<GpuArg>,
     /// The last encoding of each parameter that is a tensor map, with the address that it is for.
     encoded: Vec<Option<(u64, EncodedTensorMap)>>,
+}
+
+struct ProductWork {
+    loaded: Box<dyn LoadedProduct>,
+    has_bias: bool,
+    has_workspace: bool,
 }
 
 impl PreparedLaunch {
@@ -34,30 +51,47 @@ impl PreparedLaunch {
         statuses: &mut Statuses,
     ) -> PreparedLaunch {
         let reports = kernel.params.contains(&GpuParam::Status);
-        PreparedLaunch {
+        let work = KernelWork {
             code: code[kernel.code].clone(),
-            entry: kernel.entry.clone(),
             launch: kernel.launch,
             params: kernel.params.clone(),
-            first_arg,
-            status: reports.then(|| statuses.reserve()),
             args: Vec::with_capacity(kernel.params.len()),
             encoded: vec![None; kernel.params.len()],
-        }
+        };
+        let status = reports.then(|| statuses.reserve());
+        PreparedLaunch { entry: kernel.entry.clone(), first_arg, status, work: Work::Kernel(work) }
+    }
+
+    /// Errors as [`Driver::product`] does, naming the product.
+    pub(crate) fn of_product(product: &Product, memory: &Memory, first_arg: usize) -> Result<PreparedLaunch, Error> {
+        let Some(driver) = memory.driver() else {
+            return Err(Error::new(ErrorKind::Internal, "a library's product for a device without memory of its own"));
+        };
+        let loaded = driver.product(product).map_err(|e| e.context(format!("product {}", product.name)))?;
+        let (has_bias, has_workspace) = (product.bias.is_some(), product.workspace_bytes > 0);
+        let work = Work::Product(ProductWork { loaded, has_bias, has_workspace });
+        Ok(PreparedLaunch { entry: product.name.clone(), first_arg, status: None, work })
     }
 
     /// Starts the kernel.
     pub(crate) fn start(&mut self, addresses: &Addresses, statuses: &Statuses) -> Result<(), Error> {
-        self.args.clear();
-        let address = |i: u32| addresses.args[self.first_arg + i as usize].addr() as u64;
-        for (param, encoded) in self.params.iter().zip(&mut self.encoded) {
-            self.args.push(match param {
+        let first_arg = self.first_arg;
+        let address = |i: u32| addresses.args[first_arg + i as usize].addr() as u64;
+        let kernel = match &mut self.work {
+            Work::Kernel(kernel) => kernel,
+            Work::Product(product) => {
+                return product.start(&address).map_err(|e| e.context(format!("product {}", self.entry)));
+            }
+        };
+        kernel.args.clear();
+        for (param, encoded) in kernel.params.iter().zip(&mut kernel.encoded) {
+            kernel.args.push(match param {
                 GpuParam::Buffer(i) => GpuArg::Address(address(*i)),
                 GpuParam::Status => GpuArg::Address(statuses.address(self.status.unwrap_or_default())),
                 GpuParam::TensorMap(map) => encode(&addresses.memory, map, address(map.buffer), encoded)?,
             });
         }
-        self.code.launch(&self.entry, &self.launch, &self.args)
+        kernel.code.launch(&self.entry, &kernel.launch, &kernel.args)
     }
 
     /// Its entry point.
@@ -70,6 +104,21 @@ impl PreparedLaunch {
         self.status
     }
 }
+
+impl ProductWork {
+    fn start(&self, address: &dyn Fn(u32) -> u64) -> Result<(), Error> {
+        let out = 2 + u32::from(self.has_bias);
+        self.loaded.start(&ProductArgs {
+            lhs: address(0),
+            rhs: address(1),
+            bias: if self.has_bias { address(2) } else { 0 },
+            out: address(out),
+            workspace: if self.has_workspace { address(out + 1).next_multiple_of(WORKSPACE_ALIGN) } else { 0 },
+        })
+    }
+}
+
+const WORKSPACE_ALIGN: u64 = WORKSPACE_ALIGN_BYTES as u64;
 
 /// A tensor map for the buffer at `address`, from the last launch if that was for the same.
 fn encode(

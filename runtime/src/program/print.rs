@@ -1,6 +1,6 @@
 //! Text of a program: the `schedule` stage of dumps. Addresses never appear, so the text is the same on every run.
 
-use super::{BufferId, If, IoSpec, Loc, Loop, Partition, Program, Step, StepKind, TripCount};
+use super::{BufferId, If, IoSpec, Kernel, Loc, Loop, Partition, Program, Step, StepKind, TripCount};
 use std::fmt;
 
 impl fmt::Display for Program {
@@ -76,6 +76,9 @@ fn print_step(p: &Partition, i: usize, step: &Step, f: &mut fmt::Formatter<'_>, 
             let name = p.kernels.get(kernel.0 as usize).map_or("?", |k| k.name());
             let (ins, outs) = args.split_at(args.len().saturating_sub(*n_outputs as usize));
             write!(f, "{name}({}) -> {} items {items} grain {grain}", ids(ins.to_vec()), ids(outs.to_vec()))?;
+            if let Some(Kernel::Product(product)) = p.kernels.get(kernel.0 as usize) {
+                write!(f, " by a library: {product}")?;
+            }
         }
         StepKind::Send { key, buffer } => write!(f, "send b{} {:?} to {}", buffer.0, key.tensor, key.destination)?,
         StepKind::Recv { key, buffer } => write!(f, "recv {:?} from {} -> b{}", key.tensor, key.source, buffer.0)?,

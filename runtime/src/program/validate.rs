@@ -208,9 +208,14 @@ impl StepCheck<'_> {
         &self.partition.buffers[id.0 as usize]
     }
 
-    /// Outputs lie apart from each other and from inputs; kernels and copies may also work exactly in place.
+    /// Outputs lie apart from each other and from inputs; kernels, but those of libraries, and copies may also work exactly in place.
     fn overlaps(&mut self, kind: &StepKind, reads: &[BufferId], writes: &[BufferId]) {
-        let may_be_in_place = matches!(kind, StepKind::Kernel { .. } | StepKind::Copy { .. });
+        let may_be_in_place = match kind {
+            StepKind::Kernel { kernel, .. } => {
+                !matches!(self.partition.kernels.get(kernel.0 as usize), Some(Kernel::Product(_)))
+            }
+            kind => matches!(kind, StepKind::Copy { .. }),
+        };
         for (i, &write) in writes.iter().enumerate() {
             let clash = writes[..i].iter().copied().find(|&w| overlap(self.buffer(w), self.buffer(write)).is_some());
             let clash = clash.or_else(|| {
@@ -231,7 +236,7 @@ impl StepCheck<'_> {
                 self.expect((kernel.0 as usize) < n_kernels, || format!("kernel {} does not exist", kernel.0));
                 let n_args = args.len();
                 if let Some(kernel) = self.partition.kernels.get(kernel.0 as usize) {
-                    self.kernel(kernel, args);
+                    self.kernel(kernel, args, *n_outputs as usize);
                 }
                 self.expect(*n_outputs as usize <= n_args, || format!("{n_outputs} outputs among {n_args} arguments"));
             }
@@ -271,7 +276,7 @@ impl StepCheck<'_> {
     }
 
     /// A kernel fits the device's kind, and a GPU's its code and its arguments.
-    fn kernel(&mut self, kernel: &Kernel, args: &[BufferId]) {
+    fn kernel(&mut self, kernel: &Kernel, args: &[BufferId], n_outputs: usize) {
         let has_own_memory = self.partition.device.kind.has_own_memory();
         let name = kernel.name();
         match kernel {
@@ -281,6 +286,16 @@ impl StepCheck<'_> {
                 let n_code = self.partition.gpu_code.len();
                 self.expect(k.code < n_code, || format!("kernel {name}: code {} does not exist", k.code));
                 k.params.iter().for_each(|p| self.parameter(name, p, args));
+            }
+            Kernel::Product(p) => {
+                self.expect(has_own_memory, || format!("product {name} is for a GPU"));
+                let types: Vec<_> =
+                    args.iter().map(|&id| (self.buffer(id).dtype, self.buffer(id).size_bytes())).collect();
+                let problem = p.problem(&types).or_else(|| {
+                    let n = 1 + usize::from(p.workspace_bytes > 0);
+                    (n_outputs != n).then(|| format!("{n_outputs} outputs, expected {n}"))
+                });
+                self.expect(problem.is_none(), || format!("product {name}: {}", problem.unwrap_or_default()));
             }
         }
     }

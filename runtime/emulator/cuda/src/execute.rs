@@ -3,6 +3,7 @@
 use crate::codes::*;
 use crate::modules::{self, LaunchCall};
 use crate::nccl::Part;
+use crate::product::ProductCall;
 use crate::world::{self, World};
 use gristmill_emulator::{Checks, Fault, FaultKind};
 use std::ffi::{CString, c_void};
@@ -13,6 +14,8 @@ use std::time::Instant;
 #[derive(Clone)]
 pub enum Op {
     Launch(LaunchCall),
+    /// Of a library.
+    Product(Box<ProductCall>),
     /// From pinned memory, which is read when the request is done.
     ToDevice {
         from: usize,
@@ -139,6 +142,7 @@ impl World {
         let device = &self.gpus[gpu].device;
         let result = match op {
             Op::Launch(call) => return self.launch(gpu, &call),
+            Op::Product(call) => return self.product(gpu, &call),
             // Both were waited for.
             Op::Wait { .. } => Ok(()),
             Op::Collective(part) => {
@@ -221,7 +225,7 @@ impl World {
     }
 }
 
-fn code_of(fault: &Fault) -> Code {
+pub fn code_of(fault: &Fault) -> Code {
     match fault.kind() {
         FaultKind::OutOfBounds => ILLEGAL_ADDRESS,
         FaultKind::Misaligned => MISALIGNED_ADDRESS,

@@ -7,6 +7,7 @@
 //!   for is also done after a few milliseconds.)
 //! - Copies from pinned memory read it when they run, as a GPU does; fresh device memory is all ones.
 //! - Only PTX is taken. Machine code is refused with `CUDA_ERROR_NO_BINARY_FOR_GPU`, as a GPU refuses that of another.
+//! - It is cuBLASLt, too, and refuses what the documentation of that does not promise.
 //! - The null stream, functions of other contexts, and calls from host functions are refused.
 //!
 //! It is a `libnccl.so.2` as well ([`nccl`]), for all-reduces.
@@ -16,11 +17,13 @@
 mod calls;
 mod capture;
 mod codes;
+mod cublaslt;
 mod execute;
 mod log;
 mod memory;
 mod modules;
 mod nccl;
+mod product;
 mod progress;
 mod streams;
 mod world;

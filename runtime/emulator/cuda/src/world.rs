@@ -43,6 +43,10 @@ pub struct Settings {
     pub log: Option<PathBuf>,
     /// `fault=D:N`: launch N of device D accesses an address that it must not.
     pub fault: Option<(usize, u64)>,
+    /// `product`: how many threads the clock that counts them takes for a product of cuBLASLt; one for each element.
+    pub product_threads: Option<u64>,
+    /// `wrong_products`: 1 when cuBLASLt's products are not what they should be; 0.
+    pub wrong_products: bool,
 }
 
 impl Default for Settings {
@@ -61,6 +65,8 @@ impl Default for Settings {
             graphs: true,
             log: None,
             fault: None,
+            product_threads: None,
+            wrong_products: false,
         }
     }
 }
@@ -109,6 +115,8 @@ impl Settings {
             }
             "lose" => self.lose = Some(place()?),
             "fault" => self.fault = Some(place()?),
+            "product" => self.product_threads = Some(value.parse().ok()?),
+            "wrong_products" => self.wrong_products = value.parse::<u8>().ok()? != 0,
             _ => return None,
         }
         Some(())

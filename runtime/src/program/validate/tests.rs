@@ -3,6 +3,7 @@
 use super::*;
 use crate::device::{DeviceKind, DeviceName};
 use crate::driver::Reduction;
+use crate::product::{Compute, Matrix, Product};
 use crate::program::{
     AllReduce, Carried, CpuKernel, If, Kernel, KernelEntry, KernelId, Loop, Scanned, StepId, VariableSpec,
 };
@@ -165,6 +166,52 @@ fn operands_may_overlap_exactly_in_place_only() {
     };
     check(chain(), partly, &["output \"b2\" overlaps operand \"b1\""]);
     check(nested(1), |p| first(p).buffers[2].loc = at(0), &["output \"b2\" overlaps operand \"b1\""]);
+}
+
+/// A program of one step: y = x times c, each 4 x 4, by a library of a GPU.
+fn product() -> Program {
+    let dense = Matrix::dense(DType::F32, 4);
+    let product = Product {
+        name: "k".into(),
+        m: 4,
+        n: 4,
+        k: 4,
+        n_batch: 1,
+        lhs: dense,
+        rhs: dense,
+        out: dense,
+        compute: Compute::F32,
+        bias: None,
+        relu: false,
+        workspace_bytes: 0,
+    };
+    let mut p = chain();
+    first(&mut p).device = DeviceName::local(DeviceKind::Gpu, 0);
+    first(&mut p).kernels = vec![Kernel::Product(product)];
+    first(&mut p).steps = vec![call(&[0, 4, 3], &[])];
+    p
+}
+
+#[test]
+fn products_of_libraries_are_checked() {
+    check(product(), |_| {}, &[]);
+    check(product(), |p| first(p).device = cpu(0), &["product k is for a GPU"]);
+    check(product(), |p| first(p).steps[0] = call(&[0, 3], &[]), &["product k: 2 arguments, expected 3"]);
+    check(product(), |p| first(p).steps[0] = call(&[0, 4, 0, 3], &[]), &["product k: 4 arguments, expected 3"]);
+    check(product(), |p| first(p).buffers[0].dtype = DType::I32, &["which is f32[16]", "lhs is f32, its buffer i32"]);
+    let no_output = |p: &mut Program| {
+        let StepKind::Kernel { n_outputs, .. } = &mut first(p).steps[0].kind else { panic!("a kernel") };
+        *n_outputs = 0;
+    };
+    check(product(), no_output, &["output \"y\" is never written", "product k: 0 outputs, expected 1"]);
+    // A library may read its operands after it has written some of the result.
+    let in_place = |p: &mut Program| {
+        first(p).steps.insert(0, step(StepKind::Copy { src: BufferId(0), dst: BufferId(1) }, &[]));
+        first(p).steps[1] = call(&[1, 4, 2], &[0]);
+        first(p).steps.push(step(StepKind::Copy { src: BufferId(2), dst: BufferId(3) }, &[1]));
+        first(p).buffers[2].loc = at(0);
+    };
+    check(product(), in_place, &["output \"b2\" overlaps operand \"b1\""]);
 }
 
 #[test]
