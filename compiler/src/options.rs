@@ -89,12 +89,20 @@ impl Default for Options {
 }
 
 /// Forms of kernels by the times that they take: see [`crate::tune`].
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tuning {
     /// Folder in which winners are kept. Those of earlier processes count.
     pub folder: Option<PathBuf>,
     /// Time all forms of each kernel whose winner is not known yet, on its GPU.
     pub measures: bool,
+    /// Take libraries of the GPU's maker (cuBLASLt) for candidates as well. They are never needed, and never taken but by their times.
+    pub libraries: bool,
+}
+
+impl Default for Tuning {
+    fn default() -> Tuning {
+        Tuning { folder: None, measures: false, libraries: true }
+    }
 }
 
 /// Who computes [`Op::AllReduce`](crate::ir::Op::AllReduce) where each operand is made on a GPU of its own.

@@ -19,6 +19,8 @@ pub struct Report {
     pub cluster: cluster::Report,
     /// Things the user should know although compilation went on, e.g. a soft-placement downgrade.
     pub warnings: Vec<String>,
+    /// Things that explain a choice and need no action.
+    pub notes: Vec<String>,
     /// Arena bytes of each device, and the least possible.
     pub arenas: Vec<(String, usize, usize)>,
     /// Forms of the GPU kernels that there is a choice for.
@@ -84,6 +86,9 @@ impl Report {
             let _ = writeln!(out, "{device}  arena {}  (least possible {})", size(*arena as u64), size(*least as u64));
         }
         let _ = writeln!(out, "constants    {}", size(self.constant_bytes as u64));
+        for note in &self.notes {
+            let _ = writeln!(out, "note         {note}");
+        }
         if verbosity >= 2 {
             let _ = writeln!(out, "{}", self.rewrite);
             if let Some(f) = &c.fused {

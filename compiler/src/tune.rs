@@ -3,7 +3,10 @@
 //! A kernel can have several forms ([`crate::codegen::forms`]); predicted times choose one. Here every form of a cluster, of those in the bodies of
 //! control flow too, runs by itself, on random operands; its result must be that of the interpreter (of the form that predicted times choose, where interpreting
 //! would take too long), and the one that takes the least time is kept on disk: for these very forms, by a hash of their sources, this GPU and this
-//! driver. What is kept is taken from then on, whoever compiles; what is not is only timed when that is asked for.
+//! driver. What is kept is taken from then on, whoever compiles; what is not is only timed when that is asked for. Of a product, a library's time is
+//! kept beside those of our forms (the `library` module).
+
+mod library;
 
 use crate::calibrate::flops;
 use crate::codegen::assemble::{Settings, assemble};
@@ -24,6 +27,8 @@ use crate::{DType, DeviceName, Tensor};
 use gristmill_runtime::device::DeviceKind;
 use gristmill_runtime::driver::Driver;
 use gristmill_runtime::exec::{ExecOptions, Executor};
+use gristmill_runtime::product::Product;
+use library::{Library, Timed};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -33,7 +38,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// The format of the file of winners.
-const FORMAT: &str = concat!("gristmill/tuned/1 of ", env!("CARGO_PKG_VERSION"));
+const FORMAT: &str = concat!("gristmill/tuned/2 of ", env!("CARGO_PKG_VERSION"));
 /// Time that each form is launched again and again.
 const EACH: Duration = Duration::from_millis(20);
 /// Operations up to which the interpreter says what the result is.
@@ -62,6 +67,8 @@ struct Winner {
     form: u8,
     /// Times of all forms; none of those that failed.
     ns: Vec<Option<u64>>,
+    /// What a library took for the same, where one was timed.
+    library: Option<Timed>,
 }
 
 /// Winners so far.
@@ -125,20 +132,8 @@ pub(crate) fn choose(
         collect(&part.graph, settings, &mut singles)?;
         let mut forms = Forms::new();
         for (signature, single) in singles {
-            let Some((n, hash)) = bench.forms(&single)? else { continue };
-            let key = (format!("{hash:016x}"), bench.gpu.clone());
-            let origin = &single.node(NodeId(0)).origin;
-            if options.tuning.measures && !kept.winners.contains_key(&key) {
-                match bench.winner(&single, n, &key) {
-                    Ok(winner) => kept.add(winner),
-                    Err(e) => report.warnings.push(format!("not tuned: {}", e.at_origin(origin))),
-                }
-            }
-            if let Some(w) = kept.winners.get(&key).filter(|w| w.form < n) {
-                forms.insert(signature, Preferred { form: w.form, why: Why::Tuned(bench.gpu.clone()) });
-                let form = bench.words(&single, w.form)?;
-                let ns = [w.form, 0].map(|form| w.ns.get(usize::from(form)).copied().flatten());
-                report.tuned.push(Tuned { node: origin.to_string(), form, ns });
+            if let Some(preferred) = bench.preferred(&single, &mut kept, report)? {
+                forms.insert(signature, preferred);
             }
         }
         chosen.insert(part.device.clone(), forms);
@@ -183,6 +178,7 @@ struct Bench<'a> {
     gpu: String,
     options: &'a Options,
     settings: &'a Settings,
+    library: Library,
     /// Opened when something is timed.
     driver: Option<Arc<dyn Driver>>,
 }
@@ -191,7 +187,41 @@ impl<'a> Bench<'a> {
     fn new(device: &'a DeviceName, options: &'a Options, settings: &'a Settings) -> Result<Bench<'a>> {
         let (major, minor) = gristmill_runtime::cuda::driver_version().unwrap_or_default();
         let gpu = format!("{}, driver {major}.{minor}", gpus::product(device, &options.gpus)?);
-        Ok(Bench { device, gpu, options, settings, driver: None })
+        Ok(Bench { device, gpu, options, settings, library: Library::of(options), driver: None })
+    }
+
+    /// The form that a cluster is to have, if there is a choice and one has been timed, now or earlier.
+    fn preferred(&mut self, g: &Graph, kept: &mut Kept, report: &mut Report) -> Result<Option<Preferred>> {
+        let node = g.node(NodeId(0));
+        let product = cuda::library_product(node, self.settings.gpu_options(self.device))?;
+        let Some((n, hash)) = self.forms(g, product.as_ref())? else { return Ok(None) };
+        let key = (format!("{hash:016x}"), self.gpu.clone());
+        let is_news =
+            product.is_some() && self.library.is_news(kept.winners.get(&key).and_then(|w| w.library.as_ref()));
+        if self.options.tuning.measures && (is_news || n > 1 && !kept.winners.contains_key(&key)) {
+            match self.winner(g, n, product.as_ref(), &key, report) {
+                Ok(winner) => kept.add(winner),
+                Err(e) => report.warnings.push(format!("not tuned: {}", e.at_origin(&node.origin))),
+            }
+        }
+        let Some(w) = kept.winners.get(&key).filter(|w| w.form < n) else { return Ok(None) };
+        let why = Why::Tuned(self.gpu.clone());
+        let [ours, predicted] = [w.form, 0].map(|form| w.ns.get(usize::from(form)).copied().flatten());
+        let library = match self.library.instead(w.library.as_ref(), ours) {
+            Some(Ok(library)) => Some(library),
+            Some(Err(why)) => {
+                report.notes.push(format!("{}: {why}", node.origin));
+                None
+            }
+            None => None,
+        };
+        let (form, ns) = match &library {
+            Some(library) => (library.name.clone(), Some(library.ns)),
+            None => (self.words(g, w.form)?, ours),
+        };
+        report.tuned.push(Tuned { node: node.origin.to_string(), form, ns: [ns, predicted] });
+        let form = if library.is_some() { n } else { w.form };
+        Ok(Some(Preferred { form, why, library }))
     }
 
     fn generate(&self, g: &Graph, form: u8) -> Result<Generated> {
@@ -206,11 +236,15 @@ impl<'a> Bench<'a> {
         Ok(words.join("; "))
     }
 
-    /// How many forms a cluster can have, and a hash of all of them; `None` where there is no choice.
-    fn forms(&self, g: &Graph) -> Result<Option<(u8, u64)>> {
+    /// How many forms of ours a cluster can have, and a hash of all of them and of what a library is asked for; `None` where there is no choice.
+    fn forms(&self, g: &Graph, product: Option<&Product>) -> Result<Option<(u8, u64)>> {
         let first = self.generate(g, 0)?;
-        let Some(n) = first.forms.values().map(|f| f.n).next().filter(|&n| n > 1) else { return Ok(None) };
+        let n = first.forms.values().map(|f| f.n).next().unwrap_or(1).max(1);
+        if n == 1 && product.is_none() {
+            return Ok(None);
+        }
         let mut hash = Fnv::default();
+        write!(hash, "{product:?}").expect("hashing does not fail");
         for form in 0..n {
             for unit in &self.generate(g, form)?.units {
                 write!(hash, "{form} {} {}", unit.arch, unit.source).expect("hashing does not fail");
@@ -219,8 +253,16 @@ impl<'a> Bench<'a> {
         Ok(Some((n, hash.value())))
     }
 
-    /// Times all forms. Errors when none gives the right result; what went wrong with single ones is in the error of all.
-    fn winner(&mut self, g: &Graph, n: u8, (forms, gpu): &(String, String)) -> Result<Winner> {
+    /// Times all forms, and the library if there is one for the product. Errors when none of ours gives the right result; what went wrong with single
+    /// ones is in the error of all.
+    fn winner(
+        &mut self,
+        g: &Graph,
+        n: u8,
+        product: Option<&Product>,
+        (forms, gpu): &(String, String),
+        report: &mut Report,
+    ) -> Result<Winner> {
         let mut rng = Rng(1);
         let random = |v: &crate::ir::ValueId| {
             let ty = g.ty(*v);
@@ -231,26 +273,41 @@ impl<'a> Bench<'a> {
         let mut expected = if flops(body) <= INTERPRETED_FLOPS { Some(interp::run(g, &inputs)?) } else { None };
         let (mut ns, mut wrong) = (Vec::new(), Vec::new());
         for form in 0..n {
-            let timed = self.run(g, form, &inputs).and_then(|(results, time)| {
+            let preferred = Preferred { form, ..Preferred::default() };
+            let timed = self.run(g, preferred, &inputs).and_then(|(results, time)| {
                 let expected = expected.get_or_insert_with(|| results.clone());
                 agree(expected, &results, self.settings.gpu.tf32).map(|()| time)
             });
             ns.push(timed.map_err(|e| wrong.push(format!("form {}: {e}", form + 1))).ok());
         }
-        match fastest(&ns) {
-            Some(form) => Ok(Winner { forms: forms.clone(), gpu: gpu.clone(), form, ns }),
-            None => Err(Error::internal(format!("no form gives the right result: {}", wrong.join("; ")))),
+        let (Some(form), Some(expected)) = (fastest(&ns), &expected) else {
+            return Err(Error::internal(format!("no form gives the right result: {}", wrong.join("; "))));
+        };
+        let mut library = None;
+        if let (Some(product), Some(name)) = (product, self.library.name().map(str::to_owned)) {
+            let (timed, result) = self.time_library(g, (&name, n), product, (&inputs, expected));
+            library = Some(timed);
+            if let Err(e) = result {
+                // What a library lacks is no news, what it does wrongly is.
+                let said = if library::is_lack(&e) { &mut report.notes } else { &mut report.warnings };
+                said.push(format!("not tuned: {}", e.at_origin(&g.node(NodeId(0)).origin)));
+            }
         }
+        Ok(Winner { forms: forms.clone(), gpu: gpu.clone(), form, ns, library })
+    }
+
+    /// The GPU's driver.
+    fn driver(&mut self) -> Result<Arc<dyn Driver>> {
+        if self.driver.is_none() {
+            self.driver = gpus::driver(self.device, self.options)?;
+        }
+        self.driver.clone().ok_or_else(|| Error::internal("a GPU has a driver"))
     }
 
     /// Results of a form, and its time in ns.
-    fn run(&mut self, g: &Graph, form: u8, inputs: &[Tensor]) -> Result<(Vec<Tensor>, u64)> {
-        let driver = match &self.driver {
-            Some(driver) => driver.clone(),
-            None => gpus::driver(self.device, self.options)?.ok_or_else(|| Error::internal("a GPU has a driver"))?,
-        };
-        self.driver = Some(driver.clone());
-        let forms = [(signature(g, g.node(NodeId(0))), Preferred { form, why: Why::Predicted })].into();
+    fn run(&mut self, g: &Graph, preferred: Preferred, inputs: &[Tensor]) -> Result<(Vec<Tensor>, u64)> {
+        let driver = self.driver()?;
+        let forms = [(signature(g, g.node(NodeId(0))), preferred)].into();
         let settings = Settings { forms: [(self.device.clone(), forms)].into(), ..self.settings.clone() };
         let made = assemble(g, &mut [Part::whole(self.device.clone(), g.clone())], &settings)?;
         let options =
@@ -308,13 +365,16 @@ mod tests {
         let load = |warnings: &mut Vec<String>| Kept::load(Some(dir.path()), warnings);
         let mut warnings = Vec::new();
         let mut kept = load(&mut warnings);
-        let w = Winner { forms: "0a".into(), gpu: "H".into(), form: 2, ns: vec![Some(4), None, Some(3)] };
+        let w =
+            Winner { forms: "0a".into(), gpu: "H".into(), form: 2, ns: vec![Some(4), None, Some(3)], library: None };
+        let library = Some(Timed { name: "L".into(), ns: Some(2), workspace_bytes: 5 });
+        let w = Winner { library, ..w };
         kept.add(w.clone());
         kept.save().unwrap();
         assert_eq!(load(&mut warnings).winners.into_values().collect::<Vec<_>>(), [w]);
         assert!(warnings.is_empty());
         let text = std::fs::read_to_string(path(dir.path())).unwrap();
-        for bad in [text.replace("tuned/1", "tuned/0"), text[..text.len() / 2].to_owned()] {
+        for bad in [text.replace("tuned/2", "tuned/1"), text[..text.len() / 2].to_owned()] {
             std::fs::write(path(dir.path()), bad).unwrap();
             assert!(load(&mut warnings).winners.is_empty());
         }

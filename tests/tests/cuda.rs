@@ -122,6 +122,7 @@ fn with_gpus(settings: &str, visible: &str, args: &[&str]) -> Option<Ended> {
     let variables = [
         ("GRISTMILL_CUDA", driver.as_path()),
         ("GRISTMILL_NCCL", Path::new("")),
+        ("GRISTMILL_CUBLASLT", driver.as_path()),
         ("EMULATED_CUDA", Path::new(settings)),
         ("CUDA_VISIBLE_DEVICES", Path::new(visible)),
         ("GRISTMILL_CACHE_DIR", dir.path()),
@@ -135,6 +136,7 @@ fn with_cache(cache: &Path, settings: &str, args: &[&str]) -> Ended {
     let variables = [
         ("GRISTMILL_CUDA", driver.as_path()),
         ("GRISTMILL_NCCL", Path::new("")),
+        ("GRISTMILL_CUBLASLT", driver.as_path()),
         ("EMULATED_CUDA", Path::new(settings)),
         ("CUDA_VISIBLE_DEVICES", Path::new("0,1,2,3")),
         ("GRISTMILL_CACHE_DIR", cache),
@@ -277,7 +279,7 @@ fn forms_of_kernels_are_chosen_by_timing_them() {
         let dir = tempfile::tempdir().unwrap();
         let (mut threads, mut outputs) = (Vec::new(), Vec::new());
         for (folder, measures) in [(None, false), (Some(dir.path()), true), (Some(dir.path()), false)] {
-            let tuning = Tuning { folder: folder.map(Path::to_owned), measures };
+            let tuning = Tuning { folder: folder.map(Path::to_owned), measures, ..Tuning::default() };
             let compiled = compile(&graph, &Options { tuning, keep_stages: true, ..unchecked("gpu:1", 2) }).unwrap();
             let executable = compiled.for_inputs(&inputs).unwrap();
             let lowered = &executable.lowered;
@@ -338,7 +340,7 @@ fn forms_in_regions_are_chosen() {
         let dir = tempfile::tempdir().unwrap();
         let expected = interp::run(&graph, &inputs).unwrap();
         for measures in [true, false] {
-            let tuning = Tuning { folder: Some(dir.path().to_owned()), measures };
+            let tuning = Tuning { folder: Some(dir.path().to_owned()), measures, ..Tuning::default() };
             let options = Options { tuning, keep_stages: true, ..unchecked("gpu:1", 2) };
             let compiled = compile(&graph, &options).unwrap();
             let executable = compiled.for_inputs(&inputs).unwrap();

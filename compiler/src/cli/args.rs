@@ -70,6 +70,9 @@ pub struct CompileArgs {
     /// Time the forms that kernels can have on their GPUs, and keep the fastest in the cache folder. Those of earlier times count in any case.
     #[arg(long)]
     pub tune: bool,
+    /// Run kernels of gristmill's own only, even where cuBLASLt was faster when they were timed.
+    #[arg(long)]
+    pub no_libraries: bool,
     /// The GPUs, by the driver's numbers, that `gpu:0` and so on are, e.g. `1` or `0,0`: the latter are two logical devices that share a GPU. All
     /// in the driver's order by default.
     #[arg(long, value_name = "N,..", value_delimiter = ',')]
@@ -218,7 +221,7 @@ impl CompileArgs {
                 AllReduceArg::Auto => AllReduce::Auto,
                 AllReduceArg::Exchange => AllReduce::Exchange,
             },
-            tuning: Tuning { folder: store::folder(), measures: self.tune },
+            tuning: Tuning { folder: store::folder(), measures: self.tune, libraries: !self.no_libraries },
             keep_stages: self.dump_dir.is_some(),
             ..Options::default()
         };

@@ -221,7 +221,8 @@ impl Assembler<'_> {
         let cache = nvrtc::Cache::of_user();
         let gpu_code = generated.compile(nvrtc, cache.as_ref())?;
         self.warnings.extend(cache.iter().flat_map(nvrtc::Cache::take_warnings));
-        let kernels = generated.kernels.into_iter().map(Kernel::Gpu).collect();
+        let products = generated.products.into_iter().map(Kernel::Product);
+        let kernels = generated.kernels.into_iter().map(Kernel::Gpu).chain(products).collect();
         Ok(DeviceKernels { kernels, gpu_code, plans: generated.plans })
     }
 

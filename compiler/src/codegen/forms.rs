@@ -2,6 +2,7 @@
 //!
 //! A kernel can have several forms: tiles of other shapes, other main loops, more or fewer threads. They are numbered per cluster: 0 is what
 //! predicted times choose for all of its kernels, and each further number stands for another form of one of them, the others being as predicted.
+//! A library that computes all of the cluster comes after them.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -32,6 +33,19 @@ pub struct Preferred {
     pub form: u8,
     /// Why it is preferred.
     pub why: Why,
+    /// The library that the form is, where it is none of ours.
+    pub library: Option<LibraryForm>,
+}
+
+/// A library that computes a cluster.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LibraryForm {
+    /// Name and version.
+    pub name: String,
+    /// Workspace that it uses.
+    pub workspace_bytes: usize,
+    /// Time that it took.
+    pub ns: u64,
 }
 
 /// Forms of the clusters of one device, by [`crate::cost::signature`]; all others are as predicted.

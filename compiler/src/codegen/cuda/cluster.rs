@@ -77,7 +77,7 @@ impl<'s> ClusterCompiler<'s> {
         session: &'s mut Session,
         outer: &'s Graph,
         (id, node): (NodeId, &Node),
-        Preferred { form, why }: Preferred,
+        Preferred { form, why, .. }: Preferred,
     ) -> Result<KernelPlan> {
         let options = session.options;
         let region = node.regions.first().ok_or_else(|| Error::internal("a cluster has no body"))?;

@@ -27,16 +27,18 @@ mod tests;
 mod text;
 mod turned;
 
-use super::forms::{Choice, Forms, Preferred, Why};
+use super::forms::{Choice, Forms, LibraryForm, Preferred};
 use super::plan::KernelPlan;
 use crate::cost::signature;
 use crate::error::Result;
-use crate::ir::{Graph, NodeId, Op};
+use crate::ir::{Graph, Node, NodeId, Op};
 pub use arch::Arch;
 use cluster::ClusterCompiler;
+use contract::Library;
 pub use disassemble::disassemble;
 pub use gristmill_kernels::cuda::PRELUDE;
 use gristmill_runtime::gpu::{GpuCode, GpuKernel, Launch};
+use gristmill_runtime::product::Product;
 use nvrtc::{Cache, Nvrtc, Unit};
 use source::Source;
 use std::collections::{BTreeMap, HashMap};
@@ -49,6 +51,8 @@ pub struct Generated {
     pub units: Vec<Unit>,
     /// Kernels; [`super::plan::PlanStep::kernel`] is an index into it. Several may have one source.
     pub kernels: Vec<GpuKernel>,
+    /// Products of libraries; their numbers come after those of the kernels.
+    pub products: Vec<Product>,
     /// A plan for each cluster node. Steps have one item: how much a launch computes is the kernel's affair.
     pub plans: BTreeMap<NodeId, KernelPlan>,
     /// What forms each cluster can have, and has.
@@ -117,15 +121,34 @@ pub fn generate_forms(graph: &Graph, options: Options, forms: &Forms) -> Result<
         forms: BTreeMap::new(),
         listing: String::new(),
     };
-    let mut plans = BTreeMap::new();
+    let (mut plans, mut of_libraries) = (BTreeMap::new(), Vec::new());
     for (id, node) in graph.nodes().filter(|(_, n)| matches!(n.op, Op::Cluster { .. })) {
         let preferred = if forms.is_empty() { None } else { forms.get(&signature(graph, node)).cloned() };
-        let preferred = preferred.unwrap_or(Preferred { form: options.form, why: Why::Predicted });
+        let preferred = preferred.unwrap_or(Preferred { form: options.form, ..Preferred::default() });
+        if preferred.library.is_some()
+            && let Some(library) = Library::find(node, options.tf32)?
+        {
+            of_libraries.push((id, library, preferred));
+            continue;
+        }
         let plan = ClusterCompiler::compile(&mut session, graph, (id, node), preferred);
         plans.insert(id, plan.map_err(|e| e.at_origin(&node.origin))?);
     }
+    let mut products = Vec::new();
+    for (id, library, preferred) in of_libraries {
+        let name = session.name(graph, id, 0, "product");
+        let (product, plan) = session.product(id, name, products.len(), library, preferred)?;
+        products.push(product);
+        plans.insert(id, plan);
+    }
     let Session { units, kernels, forms, listing, .. } = session;
-    Ok(Generated { units, kernels, plans, forms, listing })
+    Ok(Generated { units, kernels, products, plans, forms, listing })
+}
+
+/// The product that a cluster is, if a library can be asked for it. It has no name and no workspace.
+pub fn library_product(cluster: &Node, options: Options) -> Result<Option<Product>> {
+    let found = Library::find(cluster, options.tf32).map_err(|e| e.at_origin(&cluster.origin))?;
+    Ok(found.map(|library| library.product().clone()))
 }
 
 impl Session {
@@ -139,6 +162,28 @@ impl Session {
     fn chosen(&mut self, id: NodeId, choice: Choice) {
         let _ = writeln!(self.listing, "// {choice}");
         self.forms.entry(id).or_default().choices.push(choice);
+    }
+
+    /// Lists a product of a library, which is number `i` of those; gives it and its plan.
+    fn product(
+        &mut self,
+        id: NodeId,
+        name: String,
+        i: usize,
+        library: Library,
+        preferred: Preferred,
+    ) -> Result<(Product, KernelPlan)> {
+        let Preferred { form, why, library: chosen } = preferred;
+        let LibraryForm { name: library_name, workspace_bytes, .. } = chosen.unwrap_or_default();
+        let (product, plan) = library.plan(name.clone(), self.kernels.len() + i, workspace_bytes)?;
+        let number = usize::from(form);
+        let _ = writeln!(self.listing, "// {name}: a product of a library");
+        self.chosen(
+            id,
+            Choice { kernel: name, number, n: number + 1, form: format!("{library_name}, {product}"), why },
+        );
+        self.listing.push('\n');
+        Ok((product, plan))
     }
 
     /// Adds a kernel; gives its number.

@@ -2,7 +2,7 @@
 
 use crate::codes::Code;
 use crate::execute::code_of;
-use crate::world::World;
+use crate::world::{World, Wrong};
 use gristmill_emulator::{Device, Fault};
 use half::{bf16, f16};
 use std::ffi::c_int;
@@ -94,7 +94,7 @@ impl Matrix {
 }
 
 impl ProductCall {
-    fn run(&self, device: &Device, is_wrong: bool) -> Result<(), Fault> {
+    fn run(&self, device: &Device, wrong: Option<Wrong>) -> Result<(), Fault> {
         let [m, n, k] = self.sizes;
         if self.workspace.1 > 0 {
             device.fill(self.workspace.0, USED, self.workspace.1 as usize)?;
@@ -118,9 +118,9 @@ impl ProductCall {
                     let terms = (0..k).map(|i| {
                         at(&a, self.transposes[0], of_a[0], row, i) * at(&b, self.transposes[1], of_b[0], i, column)
                     });
-                    let value = self.sum(terms) + bias[row as usize] + f64::from(u8::from(is_wrong));
-                    // What is no number stays so.
-                    let value = if self.epilogue.relu && value < 0.0 { 0.0 } else { value };
+                    let value = self.sum(terms) + bias[row as usize] + f64::from(u8::from(wrong == Some(Wrong::Sum)));
+                    let is_negative = value < 0.0 || value.is_nan() && wrong == Some(Wrong::Relu);
+                    let value = if self.epilogue.relu && is_negative { 0.0 } else { value };
                     bytes.extend(self.d.bytes(value));
                 }
                 device.copy_in(self.d.column_at(batch, column), &bytes)?;
@@ -144,7 +144,7 @@ impl World {
         let n_threads = self.settings.product_threads.unwrap_or(call.n_batch * call.sizes[0] * call.sizes[1]);
         self.count_launch(gpu)?;
         self.gpus[gpu].n_threads += n_threads;
-        let done = call.run(&self.gpus[gpu].device, self.settings.wrong_products);
+        let done = call.run(&self.gpus[gpu].device, self.settings.wrong_product);
         done.map_err(|fault| (code_of(&fault), format!("a product of cuBLASLt: {fault}")))
     }
 }

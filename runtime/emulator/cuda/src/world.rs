@@ -45,8 +45,15 @@ pub struct Settings {
     pub fault: Option<(usize, u64)>,
     /// `product`: how many threads the clock that counts them takes for a product of cuBLASLt; one for each element.
     pub product_threads: Option<u64>,
-    /// `wrong_products`: 1 when cuBLASLt's products are not what they should be; 0.
-    pub wrong_products: bool,
+    /// `wrong_product=sum` when cuBLASLt's sums are not what they should be, `relu` when it takes what is no number for negative.
+    pub wrong_product: Option<Wrong>,
+}
+
+/// What a library does wrongly.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wrong {
+    Sum,
+    Relu,
 }
 
 impl Default for Settings {
@@ -66,7 +73,7 @@ impl Default for Settings {
             log: None,
             fault: None,
             product_threads: None,
-            wrong_products: false,
+            wrong_product: None,
         }
     }
 }
@@ -116,7 +123,13 @@ impl Settings {
             "lose" => self.lose = Some(place()?),
             "fault" => self.fault = Some(place()?),
             "product" => self.product_threads = Some(value.parse().ok()?),
-            "wrong_products" => self.wrong_products = value.parse::<u8>().ok()? != 0,
+            "wrong_product" => {
+                self.wrong_product = Some(match value {
+                    "sum" => Wrong::Sum,
+                    "relu" => Wrong::Relu,
+                    _ => return None,
+                })
+            }
             _ => return None,
         }
         Some(())

@@ -6,6 +6,7 @@
 //! precision; and tensor cores ([`mma`], [`wgmma`]), for operands of half types and bytes, and for `f32` when `tf32` is asked for.
 
 mod epilogue;
+mod library;
 mod mma;
 mod operand;
 mod simt;
@@ -23,6 +24,7 @@ use crate::error::Result;
 use crate::ir::{Layout, Node, NodeId, Op, ScalarOp, ValueId};
 use gristmill_runtime::DType;
 use gristmill_runtime::gpu::TensorMap;
+pub(super) use library::Library;
 use mma::Mma;
 use simt::Simt;
 pub(super) use simt::accumulator;

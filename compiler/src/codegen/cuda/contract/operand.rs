@@ -78,7 +78,7 @@ fn is_plain_view(op: &Op) -> bool {
 }
 
 /// The elements of `v`, of dtype `element`, as positions in a buffer: through views, and through a cast from that dtype.
-fn strided(body: &Body, in_memory: &dyn Fn(ValueId) -> bool, v: ValueId, element: DType) -> Option<Strided> {
+pub(super) fn strided(body: &Body, in_memory: &dyn Fn(ValueId) -> bool, v: ValueId, element: DType) -> Option<Strided> {
     let is_cast = |v: ValueId| body.graph.def_node(v).is_some_and(|n| matches!(n.op, Op::Map(ScalarOp::Cast(_))));
     let view = Strided::resolve(body, v, &|v| in_memory(v) || is_cast(v));
     if in_memory(view.base) {

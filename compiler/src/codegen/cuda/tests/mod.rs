@@ -5,6 +5,7 @@ mod attention;
 mod build;
 mod contract;
 mod forms;
+mod library;
 mod lines;
 mod rows;
 mod run;
