@@ -300,6 +300,7 @@ pub fn lower(graph: Graph, options: &Options) -> Result<Lowered> {
     }
     let mut settings = settings(options);
     settings.forms = s.run("tune", |report| tune::choose(&partitions, options, &settings, report))?;
+    settings.n_in_flight = placement.stream.map_or(1, |stream| stream.in_flight as usize);
     let mut made = s.run("codegen", |_| assemble(&clusters, &mut partitions, &settings))?;
     if options.check {
         partition::check::check_schedules(&clusters, &partitions, &made.schedules)?;
@@ -432,6 +433,7 @@ fn settings(options: &Options) -> Settings {
         gpu: gpu_options(options),
         forms: BTreeMap::new(),
         memory_limits: options.devices.devices.iter().filter_map(limit).collect(),
+        n_in_flight: 1,
         fusion: fusion(options),
         check: options.check,
     }

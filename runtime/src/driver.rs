@@ -84,7 +84,12 @@ pub trait Driver: Send + Sync {
         Ok(())
     }
 
-    /// Copies all of `from`'s bytes to the device, likewise, and marks the end in `event`.
+    /// Makes [`Driver::receive`] and [`Driver::unstage`] come after what computes was asked before: where it uses the memory that they write.
+    fn receive_after_computing(&self) -> Result<(), Error> {
+        Ok(())
+    }
+
+    /// Copies all of `from`'s bytes to the device, beside what is computed, and marks the end in `event`.
     ///
     /// # Safety
     ///
@@ -94,7 +99,7 @@ pub trait Driver: Send + Sync {
         self.write(to, unsafe { slice::from_raw_parts(from.as_ptr(), from.size_bytes()) })
     }
 
-    /// Copies on the device in the queue of [`Driver::receive`], and marks the end in `event`.
+    /// Copies on the device in the queue of [`Driver::receive`], likewise.
     fn unstage(&self, from: u64, to: u64, size_bytes: usize, _event: &dyn Event) -> Result<(), Error> {
         self.copy(from, to, size_bytes)
     }

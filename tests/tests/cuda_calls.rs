@@ -1,11 +1,13 @@
 //! What a CUDA driver is asked for by a model that runs, call by call: nothing twice, nothing in vain, nothing that waits where it need not.
 
 use crate::cuda::{unchecked, with_driver_of};
+use gristmill::cost::Bytes;
 use gristmill::interp::{self, compare::allclose};
 use gristmill::ir::{Dim, Graph, GraphBuilder, ScalarOp};
 use gristmill::place::Pin;
 use gristmill::testing::{Rng, random_tensor};
 use gristmill::{DType, ErrorKind, Executable, Tensor, compile};
+use gristmill_runtime::DeviceName;
 use gristmill_runtime::cuda::{CudaGpu, Settings};
 use gristmill_runtime::driver::Driver;
 use std::cell::Cell;
@@ -182,9 +184,15 @@ fn tensors_cross_while_kernels_run() {
             let late = find(&calls, sent, starts);
             let compute = calls[late].split(' ').find(|word| word.starts_with("stream=")).unwrap();
             let holds_up = |call: &&String| call.contains("Synchronize") || has(call, "cuStreamWaitEvent", compute);
-            if n == 0 {
-                assert_eq!(calls[sent..late].iter().find(holds_up), None, "run {n}: {calls:#?}");
-            }
+            // What is computed next does not wait for the copy.
+            assert_eq!(calls[sent..late].iter().find(holds_up), None, "run {n}: {calls:#?}");
+            // What comes back is copied as soon as it is there: not after what was asked for before. The device waits for it right before
+            // the kernel that needs it.
+            let came = calls.iter().rposition(|c| c.starts_with("cuMemcpyHtoDAsync_v2")).unwrap();
+            let inward = calls[came].split(' ').find(|word| word.starts_with("stream=")).unwrap();
+            assert!(!calls[late..came].iter().any(|c| has(c, "cuStreamWaitEvent", inward)), "run {n}: {calls:#?}");
+            let needs = find(&calls, came, &["cuLaunchKernel"]);
+            assert_eq!(calls[late..needs].iter().filter(holds_up).count(), 1, "run {n}: {calls:#?}");
             assert_eq!(count(&calls, "pageable"), 0, "run {n}: {calls:#?}");
             if n >= 2 {
                 let mut counts: Vec<(String, usize)> =
@@ -197,6 +205,33 @@ fn tensors_cross_while_kernels_run() {
             }
         }
         assert!(n_captured > 0 && steady.iter().all(|counts| *counts == steady[0]), "{steady:#?}");
+    });
+}
+
+/// Tensors that cross keep their memory for themselves only where there is enough.
+#[test]
+fn a_limit_goes_before_copies_beside_kernels() {
+    with_driver_of("cuda_calls", "a_limit_goes_before_copies_beside_kernels", "", || {
+        let graph = there_and_back();
+        let inputs = random(2, &[32, 32]);
+        let gpu = DeviceName::parse("gpu:0").unwrap();
+        let of_gpu = |executable: &Executable| {
+            let program = &executable.lowered.program;
+            program.memory_use().iter().find(|(device, _)| *device == gpu).unwrap().1.total_bytes(1)
+        };
+        let mut options = unchecked("cpu:1,gpu:1", 2);
+        let mut needs = Vec::new();
+        for less in [None, Some(0), Some(1)] {
+            if let Some(less) = less {
+                let limit = Bytes((needs[0] - less) as u64);
+                options.devices.limit_memory("gpu:0", limit).unwrap();
+            }
+            let compiled = compile(&graph, &options).unwrap();
+            let executable = compiled.for_inputs(&inputs).unwrap();
+            (0..3).for_each(|_| run(&graph, &executable, &inputs));
+            needs.push(of_gpu(&executable));
+        }
+        assert!(needs[1] == needs[0] && needs[2] < needs[0], "{needs:?}");
     });
 }
 

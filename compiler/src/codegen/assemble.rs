@@ -34,6 +34,8 @@ pub struct Settings {
     pub forms: BTreeMap<DeviceName, Forms>,
     /// Memory limits of devices in bytes.
     pub memory_limits: BTreeMap<DeviceName, usize>,
+    /// Runs that are in flight at a time, each with memory of its own.
+    pub n_in_flight: usize,
     /// How regions are clustered.
     pub fusion: Fusion,
     /// Run the independent checker of schedules.
@@ -163,16 +165,32 @@ impl Assembler<'_> {
             DeviceKind::Gpu | DeviceKind::Emu => self.gpu_kernels(part)?,
         };
         let part = &*part;
-        let Part { device, graph: g, .. } = part;
-        let limit = self.settings.memory_limits.get(device).copied();
-        let needs = Needs {
-            scratch: compiled.plans.iter().map(|(&id, p)| (id, p.scratch.clone())).collect(),
-            limit_bytes: limit,
-            ..Needs::default()
-        };
-        let schedule = schedule::schedule(g, &needs)?;
+        let limit = self.settings.memory_limits.get(&part.device).copied();
+        let scratch = compiled.plans.iter().map(|(&id, p)| (id, p.scratch.clone())).collect();
+        let needs = Needs { scratch, limit_bytes: limit, ..Needs::default() };
+        if part.device.kind == DeviceKind::Gpu {
+            // Copies beside kernels, if there is memory for it.
+            let apart = Needs { is_apart: true, limit_bytes: None, ..needs.clone() };
+            let made = self.scheduled(part, &compiled, &apart)?;
+            let need = made.0.memory_use().total_bytes(1).saturating_mul(self.settings.n_in_flight);
+            if limit.is_none_or(|limit| need <= limit) {
+                return Ok(made);
+            }
+        }
+        self.scheduled(part, &compiled, &needs)
+    }
+
+    /// A partition, its schedule, and the node of each of its steps.
+    fn scheduled(
+        &mut self,
+        part: &Part,
+        compiled: &DeviceKernels,
+        needs: &Needs,
+    ) -> Result<(Partition, Schedule, Vec<Option<NodeId>>)> {
+        let g = &part.graph;
+        let schedule = schedule::schedule(g, needs)?;
         if self.settings.check {
-            schedule::check::check(g, &needs, &schedule)?;
+            schedule::check::check(g, needs, &schedule)?;
         }
         let mut draft = Draft {
             g,
@@ -186,17 +204,17 @@ impl Assembler<'_> {
             steps: Vec::new(),
             step_nodes: Vec::new(),
         };
-        self.steps(&mut draft, &compiled)?;
+        self.steps(&mut draft, compiled)?;
         let step_nodes = std::mem::take(&mut draft.step_nodes);
         let partition = Partition {
-            device: device.clone(),
+            device: part.device.clone(),
             arena_bytes: schedule.arena_bytes,
             buffers: draft.buffers,
             constants: draft.constants,
-            kernels: compiled.kernels,
-            gpu_code: compiled.gpu_code,
+            kernels: compiled.kernels.clone(),
+            gpu_code: compiled.gpu_code.clone(),
             steps: draft.steps,
-            memory_limit: limit,
+            memory_limit: self.settings.memory_limits.get(&part.device).copied(),
         };
         Ok((partition, schedule, step_nodes))
     }

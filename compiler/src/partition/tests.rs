@@ -25,17 +25,39 @@ fn random_placement(rng: &mut Rng, g: &Graph, n_devices: usize) -> Placement {
     Placement::by_hand(cpus(n_devices), &devices)
 }
 
+/// Whether receives depend on nothing that computes, and nothing depends on a send, but for control edges and variables.
+fn crossing_waits_for_producers_only(part: &Part, s: &schedule::Schedule) -> bool {
+    let op = |i: usize| match s.steps[i].action {
+        schedule::Action::Node(id) => Some(part.graph.node(id)),
+        schedule::Action::CopyToOutput { .. } => None,
+    };
+    let is_free = |n: &crate::ir::Node| n.control.is_empty() && variable_uses(n).is_empty();
+    s.steps.iter().enumerate().all(|(i, step)| {
+        let Some(node) = op(i).filter(|n| is_free(n)) else { return true };
+        let depends_on_send =
+            step.deps.iter().any(|&d| matches!(op(d as usize), Some(n) if matches!(n.op, Op::Send { .. })));
+        !matches!(node.op, Op::Recv { .. }) && !depends_on_send || step.deps.is_empty()
+    })
+}
+
 /// Partition and schedules of a placement, all checked.
 fn check_all(g: &Graph, placement: &Placement) -> Vec<Part> {
     let parts = partition(g, placement).unwrap();
     let show = |e: Error| -> ! { panic!("{e}\n{g}\n{}", to_text(&parts, PrintOptions::SHORT)) };
     check::check(g, placement, &parts).unwrap_or_else(|e| show(e));
-    let schedules: Vec<_> = parts.iter().map(|p| schedule(&p.graph, &Needs::default()).unwrap()).collect();
-    for (p, s) in parts.iter().zip(&schedules) {
-        crate::ir::verify::verify(&p.graph).unwrap_or_else(|e| show(e));
-        schedule::check::check(&p.graph, &Needs::default(), s).unwrap_or_else(|e| show(e));
+    let mut arenas = [0, 0];
+    for is_apart in [false, true] {
+        let needs = Needs { is_apart, ..Needs::default() };
+        let schedules: Vec<_> = parts.iter().map(|p| schedule(&p.graph, &needs).unwrap()).collect();
+        for (p, s) in parts.iter().zip(&schedules) {
+            crate::ir::verify::verify(&p.graph).unwrap_or_else(|e| show(e));
+            schedule::check::check(&p.graph, &needs, s).unwrap_or_else(|e| show(e));
+            assert!(!is_apart || crossing_waits_for_producers_only(p, s), "{}", s.to_text(&p.graph));
+        }
+        check::check_schedules(g, &parts, &schedules).unwrap_or_else(|e| show(e));
+        arenas[usize::from(is_apart)] = schedules.iter().map(|s| s.live_bytes).sum::<usize>();
     }
-    check::check_schedules(g, &parts, &schedules).unwrap_or_else(|e| show(e));
+    assert!(arenas[0] <= arenas[1]);
     parts
 }
 

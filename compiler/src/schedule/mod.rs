@@ -27,6 +27,8 @@ pub struct Needs {
     pub in_place: BTreeMap<NodeId, Vec<(u32, u32)>>,
     /// Most bytes that the arena may have.
     pub limit_bytes: Option<usize>,
+    /// Whether tensors that are sent and received share their bytes with nothing, so that nothing waits until they have crossed.
+    pub is_apart: bool,
 }
 
 /// Where a value's bytes are.
@@ -197,6 +199,7 @@ impl Storage<'_> {
     /// Memory plan of an order: blocks with the interval of steps in which they are in use, then their offsets.
     fn lay_out(&self, order: &[NodeId]) -> Plan {
         let last_use = self.last_uses(order);
+        let crossing = if self.needs.is_apart { self.crossing() } else { BTreeSet::new() };
         let mut plan = Plan {
             blocks: Vec::new(),
             block_of: BTreeMap::new(),
@@ -207,6 +210,12 @@ impl Storage<'_> {
         for (step, &id) in order.iter().enumerate() {
             for (i, &v) in self.g.node(id).outputs.iter().enumerate() {
                 let Some(root) = self.arena_root(v).filter(|&r| r == v) else { continue };
+                if crossing.contains(&root) {
+                    let (start, end) = (0, order.len() - 1);
+                    plan.blocks.push(Block { size: self.size(v), start, end, offset: 0 });
+                    plan.block_of.insert(root, plan.blocks.len() - 1);
+                    continue;
+                }
                 let end = last_use.get(&root).copied().unwrap_or(step);
                 let block = match self.overwritten(id, i, step, &last_use, &plan) {
                     Some(block) => {
@@ -236,6 +245,12 @@ impl Storage<'_> {
             }
         }
         plan
+    }
+
+    /// Roots in the arena that are sent or received.
+    fn crossing(&self) -> BTreeSet<ValueId> {
+        let nodes = self.g.nodes().filter(|(_, node)| matches!(node.op, Op::Send { .. } | Op::Recv { .. }));
+        nodes.flat_map(|(_, node)| &node.outputs).filter_map(|&v| self.arena_root(v)).collect()
     }
 
     /// Last step that touches each root in the arena.

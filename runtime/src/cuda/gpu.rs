@@ -309,6 +309,8 @@ impl Driver for CudaGpu {
             ErrorKind::OutOfMemory => self.out_of_memory(size_bytes, used_bytes),
             _ => e,
         })?;
+        // It is there in the order of what computes, from now on for the copies as well.
+        [Queue::In, Queue::Out].into_iter().try_for_each(|queue| self.streams.queues().fork(queue).map(drop))?;
         allocated.used_bytes += size_bytes;
         allocated.sizes.insert(address, size_bytes);
         Ok(address)
@@ -402,8 +404,13 @@ impl Driver for CudaGpu {
         arrival.map_or(Ok(()), |arrival| unsafe { stream.call(arrival) })
     }
 
+    fn receive_after_computing(&self) -> Result<(), Error> {
+        self.streams.queues().fork(Queue::In).map(drop)
+    }
+
     unsafe fn receive(&self, from: &dyn HostMemory, to: u64, event: &dyn driver::Event) -> Result<(), Error> {
-        let stream = self.streams.queues().fork(Queue::In)?;
+        let stream = self.streams.queues().of(Queue::In);
+        self.context().bind()?;
         // SAFETY: the caller's promise: so many bytes that no one changes until the copy is done.
         let code =
             unsafe { (self.context().api.to_device)(to, from.as_ptr().cast(), from.size_bytes(), stream.handle) };
@@ -412,7 +419,7 @@ impl Driver for CudaGpu {
     }
 
     fn unstage(&self, from: u64, to: u64, size_bytes: usize, event: &dyn driver::Event) -> Result<(), Error> {
-        let stream = self.streams.queues().fork(Queue::In)?;
+        let stream = self.streams.queues().of(Queue::In);
         copy(stream, from, to, size_bytes)?;
         record(stream, event.raw())
     }

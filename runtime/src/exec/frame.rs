@@ -60,6 +60,8 @@ pub(crate) struct Frame {
     copies_before: Vec<Vec<u32>>,
     /// The steps that are all-reduces.
     pub(crate) collectives: Vec<usize>,
+    /// Whether there are others: of a step that receives, they use the bytes that it writes.
+    computes_before: Vec<bool>,
     /// Owners of what addresses of the arena and of constants on the device point to.
     _blocks: Vec<Block>,
 }
@@ -167,6 +169,7 @@ impl Frame {
             events: Vec::with_capacity(partition.steps.len()),
             copies_before: Vec::with_capacity(partition.steps.len()),
             collectives: Vec::new(),
+            computes_before: Vec::with_capacity(partition.steps.len()),
             _blocks: Vec::new(),
         };
         blocks.push(arena);
@@ -178,7 +181,9 @@ impl Frame {
         for step in &partition.steps {
             let prepared = frame.prepare(program, step, links, &code)?;
             let is_copy = |d: &&StepId| frame.events[d.0 as usize].is_some();
-            frame.copies_before.push(step.deps.iter().filter(is_copy).map(|d| d.0).collect());
+            let copies: Vec<u32> = step.deps.iter().filter(is_copy).map(|d| d.0).collect();
+            frame.computes_before.push(copies.len() < step.deps.len());
+            frame.copies_before.push(copies);
             frame.events.push(match (&prepared, links.memory) {
                 (Prepared::SendFromDevice(send), _) => links.rendezvous.sent(send.slot),
                 (Prepared::RecvOnDevice { .. }, Memory::Device(driver)) => Some(driver.event()?),
@@ -291,6 +296,9 @@ impl Frame {
             Prepared::RecvOnDevice { .. } => Queue::In,
             _ => Queue::Compute,
         };
+        if queue == Queue::In && self.computes_before[step] {
+            driver.receive_after_computing()?;
+        }
         let events = self.copies_before[step].iter().filter_map(|&d| self.events[d as usize].as_ref());
         events.into_iter().try_for_each(|event| driver.wait(queue, &**event))
     }
