@@ -80,7 +80,7 @@ fn user_errors_have_codes_and_remedies() {
         (vec!["run", &digits, "--set", "batch=1", "--target-cpu", "x86-64-v9"], 2, "x86-64-v4"),
         (vec!["run", &digits, "--set", "batch=2", "--input", "imag=x.npy"], 2, "imag"),
         (vec!["run", &digits, "--set", "batch=2", "--devices", "tpu:1"], 2, "tpu"),
-        (vec!["run", &digits, "--set", "batch=2", "--devices", "gpu:1"], 3, "GPU"),
+        (vec!["run", &digits, "--set", "batch=2", "--devices", "/gpu:900"], 3, "GPU:900"),
         (vec!["run", &digits, "--set", "batch=2", "--pin", "nothing=cpu:0"], 2, "nothing"),
         (vec!["run", &digits, "--set", "batch=64", "--mem", "cpu:0=1KiB"], 5, "1.0 KiB"),
         (vec!["dump", &digits, "--stage", "clusterz"], 2, "clusters"),

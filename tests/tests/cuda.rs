@@ -201,7 +201,37 @@ fn too_little_memory_names_tensors_and_what_may_help() {
     let Some(small) = run_model("memory=3000", &[]) else { return };
     let said = &small.stderr;
     assert_eq!(small.code, Some(5), "{said}");
-    assert!(said.contains("--mem"), "{said}");
+    // No limit is more than the GPU has, so another one is what helps.
+    assert!(said.contains("a GPU with ") && said.contains("no --mem makes more"), "{said}");
+    assert!(said.contains("largest tensors: f32[32, 32] weights of \"/2/Gemm\" (4096 bytes)"), "{said}");
+    assert!(said.contains("or a smaller batch"), "{said}");
+    let limited = run_model("", &["--mem", "gpu:0=2.5KiB"]).expect("NVRTC is there");
+    assert!(limited.code == Some(5) && limited.stderr.contains("--mem /device:GPU:0="), "{}", limited.stderr);
+}
+
+/// Limits are of what there is; logical devices of one GPU share it.
+#[test]
+fn limits_are_no_more_than_a_gpu_has() {
+    let Some(beyond) = run_model("", &["--mem", "gpu:0=4GiB"]) else { return };
+    assert_eq!(beyond.code, Some(2), "{}", beyond.stderr);
+    assert!(
+        beyond.stderr.contains("limits of 4.00 GiB for /device:GPU:0, whose GPU has 1.00 GiB"),
+        "{}",
+        beyond.stderr
+    );
+    let nonsense = run_model("", &["--mem", "gpu:0=4gib"]).expect("NVRTC is there");
+    assert!(nonsense.code == Some(2) && nonsense.stderr.contains("--mem \"gpu:0=4gib\""), "{}", nonsense.stderr);
+    let halves = |extra: &[&str]| {
+        let args = [&["--devices", "gpu:2", "--visible-gpus", "0,0", "--pin", ".*=gpu:0"], extra].concat();
+        let model = data("models/mlp_script/model.onnx");
+        let ended = with_gpus("memory=14000", "0", &[&["run", model.as_str()], args.as_slice()].concat());
+        ended.expect("NVRTC is there")
+    };
+    // The model needs more than half, and gets it where it is asked for.
+    let (half, most, both) = (halves(&[]), halves(&["--mem", "gpu:0=80%"]), halves(&["--mem", "gpu:*=60%"]));
+    assert!(half.code == Some(5) && half.stderr.contains("/device:GPU:0 needs "), "{}", half.stderr);
+    assert_eq!(most.code, Some(0), "{}", most.stderr);
+    assert!(both.code == Some(2) && both.stderr.contains("/device:GPU:0 and /device:GPU:1"), "{}", both.stderr);
 }
 
 /// Rates and links of the GPUs are measured, kept in the cache folder, shown, and used by placement.

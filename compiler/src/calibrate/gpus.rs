@@ -208,6 +208,21 @@ fn in_turn(a: LinkProfile, b: LinkProfile) -> LinkProfile {
     LinkProfile { latency: a.latency + b.latency, bytes_per_second: ((1.0 / seconds) as u64).max(1) }
 }
 
+/// Times of copies on a GPU, of as many bytes as it has room for: others may use it.
+fn time_copies(ordinal: u32, most_bytes: usize) -> Result<(usize, cuda::CopyTimes)> {
+    const LEAST_BYTES: usize = 1 << 20;
+    let gpu = CudaGpu::open(ordinal, cuda::Settings::default())?;
+    let mut size_bytes = most_bytes;
+    loop {
+        match gpu.time_copies(size_bytes, 4) {
+            Err(e) if e.kind() == gristmill_runtime::ErrorKind::OutOfMemory && size_bytes > LEAST_BYTES => {
+                size_bytes /= 2
+            }
+            times => return Ok((size_bytes, times?)),
+        }
+    }
+}
+
 /// Rates of a GPU.
 fn profile(ordinal: u32, gpu: &CudaDevice, effort: Effort) -> Result<DeviceProfile> {
     let assumed = described(gpu);
@@ -217,13 +232,13 @@ fn profile(ordinal: u32, gpu: &CudaDevice, effort: Effort) -> Result<DeviceProfi
     let rate = |g: Graph, amount: f64| -> Result<f64> { Ok(amount / kernel_seconds(&g, &options, effort)?) };
     let flops_rate = |g: Graph| rate(g.clone(), flops(&g));
     let side = effort.gpu_side;
-    let copies = CudaGpu::open(ordinal, cuda::Settings::default())?.time_copies(effort.gpu_memory_bytes, 4)?;
+    let (copied_bytes, copies) = time_copies(ordinal, effort.gpu_memory_bytes)?;
     let in_cache = (gpu.cache_bytes as usize / 8).max(64 << 10) / 4;
     let share = assumed.efficiency(WorkClass::MatMul, DType::F32);
     let flops_f32 = flops_rate(product(DType::F32, side)?)? / share;
     let mut profile = DeviceProfile {
         flops_f32,
-        memory_bandwidth: 2.0 * effort.gpu_memory_bytes as f64 / copies.on_device.as_secs_f64().max(1e-9),
+        memory_bandwidth: 2.0 * copied_bytes as f64 / copies.on_device.as_secs_f64().max(1e-9),
         cache_bandwidth: rate(map(in_cache, ScalarOp::Neg)?, 8.0 * in_cache as f64)?,
         cache_bytes: Bytes(u64::from(gpu.cache_bytes)),
         launch: launch_on(options.clone(), effort)?,

@@ -161,6 +161,7 @@ impl CompileArgs {
     fn device_set(&self, threads: usize) -> Result<DeviceSet> {
         let Some(path) = &self.target else {
             let mut set = DeviceSet::parse(&self.devices, threads)?;
+            self.limits(&mut set)?;
             calibrate::calibration().iter().for_each(|c| c.apply(&mut set));
             set.look_at_gpus(&self.visible_gpus)?;
             if set.devices.iter().any(|d| d.name.kind == DeviceKind::Gpu) {
@@ -168,15 +169,21 @@ impl CompileArgs {
             }
             return Ok(set);
         };
-        let target = Target::parse(&load::text(path)?).map_err(|e| e.context(path.display()))?;
+        let mut target = Target::parse(&load::text(path)?).map_err(|e| e.context(path.display()))?;
+        self.limits(&mut target.devices)?;
         Ok(target.devices)
+    }
+
+    fn limits(&self, devices: &mut DeviceSet) -> Result<()> {
+        self.mem.iter().try_for_each(|mem| self.limit(mem, devices))
     }
 
     /// Bytes that one `--mem` gives each device that it is for.
     fn limit(&self, mem: &str, devices: &mut DeviceSet) -> Result<()> {
         let (spec, size) = split(mem, "--mem", "DEVICE=SIZE or DEVICE=SHARE%")?;
         let Some(share) = size.strip_suffix('%') else {
-            return devices.limit_memory(spec, Bytes(parse_size(size)? as u64));
+            let size = parse_size(size).map_err(|e| e.context(format!("--mem {mem:?}")))?;
+            return devices.limit_memory(spec, Bytes(size as u64));
         };
         let share = share.trim().parse::<f64>().ok().filter(|s| *s > 0.0 && *s <= 100.0).ok_or_else(|| {
             Error::invalid(format!("--mem {mem:?}: {size:?} is not a share; expected more than 0% and at most 100%"))
@@ -228,9 +235,6 @@ impl CompileArgs {
         options.check |= self.verify;
         options.pins = self.pin.iter().map(|p| Pin::parse(p)).collect::<Result<_>>()?;
         options.plan = self.plan()?;
-        for mem in &self.mem {
-            self.limit(mem, &mut options.devices)?;
-        }
         (options.dims, options.ranges) = self.dims.parse()?;
         Ok(options)
     }
@@ -243,9 +247,12 @@ fn split<'a>(text: &'a str, flag: &str, form: &str) -> Result<(&'a str, &'a str)
         .ok_or_else(|| Error::invalid(format!("{flag} {text:?}: expected {form}")))
 }
 
-/// `512MiB`, `4GiB`, `1000000`.
+/// Far more than any device has, and few enough to be exact as a floating-point number.
+const MOST_BYTES: f64 = (1u64 << 52) as f64;
+
+/// `512MiB`, `1.5GiB`, `1000000`.
 fn parse_size(text: &str) -> Result<usize> {
-    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (number, unit) = text.split_at(digits);
     let factor: Option<usize> = match unit.trim() {
         "" | "B" => Some(1),
@@ -254,9 +261,15 @@ fn parse_size(text: &str) -> Result<usize> {
         "GiB" | "G" => Some(1 << 30),
         _ => None,
     };
-    let bytes = number.parse::<usize>().ok().zip(factor).and_then(|(n, f)| n.checked_mul(f));
-    bytes
-        .ok_or_else(|| Error::invalid(format!("size {text:?}: expected a form like 512MiB, 4GiB or a number of bytes")))
+    let whole = || number.parse::<usize>().ok().zip(factor).and_then(|(n, f)| n.checked_mul(f));
+    // Parts of a unit, down to whole bytes.
+    let broken = || {
+        let bytes = number.parse::<f64>().ok()? * factor.filter(|&f| f > 1)? as f64;
+        (bytes < MOST_BYTES).then_some(bytes as usize)
+    };
+    whole().or_else(broken).ok_or_else(|| {
+        Error::invalid(format!("size {text:?}: expected a form like 512MiB, 1.5GiB or a number of bytes"))
+    })
 }
 
 fn parse_precision(text: &str) -> Result<Precision> {
@@ -286,6 +299,12 @@ mod tests {
     #[test]
     fn sizes_and_pairs() {
         assert_eq!(parse_size("4GiB").unwrap(), 4 << 30);
+        assert_eq!(parse_size("1.5KiB").unwrap(), 1536);
+        assert!(
+            ["1.5", "1.2.3GiB", ".", "1e3GiB", "-1GiB", "1.5B", "9999999999.5GiB"]
+                .iter()
+                .all(|t| parse_size(t).is_err())
+        );
         assert!(parse_size("40%").is_err() && parse_size("").is_err() && parse_size("99999999999999GiB").is_err());
         assert_eq!(parse_time("1.5s").unwrap(), Duration::from_millis(1500));
         assert_eq!(parse_time("250ms").unwrap(), Duration::from_millis(250));

@@ -16,6 +16,8 @@ pub struct Device {
     pub profile: DeviceProfile,
     /// Most bytes that it may hold at a time.
     pub memory_limit: Option<Bytes>,
+    /// Bytes that there are where it is, which logical devices of one GPU share; `None` where that is not known.
+    pub memory: Option<Bytes>,
     /// The ops that it can run.
     pub kernels: Kernels,
 }
@@ -48,6 +50,7 @@ impl DeviceSet {
                 kind => DeviceProfile { kind, ..DeviceProfile::this_cpu(n_threads / n_cpus) },
             },
             memory_limit: None,
+            memory: None,
             kernels: Kernels::all(),
         };
         DeviceSet { devices: names.iter().map(device).collect(), link: LinkProfile::IN_PROCESS, links: BTreeMap::new() }

@@ -115,7 +115,10 @@ pub fn nccl_joins(places: &[Requested], options: &Options) -> bool {
 }
 
 impl DeviceSet {
-    /// Takes rates and memory of GPUs from their driver, and links to them as assumed for PCIe. Errors with `Unsupported` when one is not there.
+    /// Takes rates and memory of GPUs from their driver, and links to them as assumed for PCIe. Logical devices of one GPU that have no limit share
+    /// evenly what the others leave.
+    ///
+    /// Errors with `Unsupported` when one is not there, with `InvalidInput` when limits are more than a GPU has.
     pub fn look_at_gpus(&mut self, gpus: &[u32]) -> Result<()> {
         for i in 0..self.devices.len() {
             let device = &mut self.devices[i];
@@ -123,11 +126,33 @@ impl DeviceSet {
                 continue;
             }
             let found = find(&device.name, gpus)?;
-            device.memory_limit.get_or_insert(Bytes(found.memory_bytes as u64));
+            device.memory = Some(Bytes(found.memory_bytes as u64));
             device.profile = described(&found);
             for other in (0..self.devices.len()).filter(|&o| o != i) {
                 self.links.entry((i, other)).or_insert(ASSUMED_LINK);
                 self.links.entry((other, i)).or_insert(ASSUMED_LINK);
+            }
+        }
+        self.share_memory(gpus)
+    }
+
+    fn share_memory(&mut self, gpus: &[u32]) -> Result<()> {
+        let mut of_gpu: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
+        for (i, device) in self.devices.iter().enumerate().filter(|(_, d)| d.name.kind == DeviceKind::Gpu) {
+            of_gpu.entry(ordinal(&device.name, gpus)?).or_default().push(i);
+        }
+        for sharers in of_gpu.values() {
+            let total = self.devices[sharers[0]].memory.unwrap_or_default();
+            let limits = sharers.iter().filter_map(|&i| self.devices[i].memory_limit);
+            let (limited, n_open) = (limits.clone().sum::<Bytes>(), sharers.len() - limits.count());
+            if limited > total || (n_open > 0 && limited == total) {
+                let names: Vec<String> = sharers.iter().map(|&i| self.devices[i].name.to_string()).collect();
+                let message = format!("limits of {limited} for {}, whose GPU has {total}", names.join(" and "));
+                return Err(Error::invalid(message).hint("--mem with less, or with shares: gpu:0=40%"));
+            }
+            let share = Bytes(total.saturating_sub(limited).0 / n_open.max(1) as u64);
+            for &i in sharers {
+                self.devices[i].memory_limit.get_or_insert(share);
             }
         }
         Ok(())

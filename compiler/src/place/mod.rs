@@ -44,7 +44,7 @@ pub use target::Target;
 
 use crate::cost::{Bytes, CostModel, Nanos};
 use crate::error::{Error, Result};
-use crate::ir::{Graph, NodeId};
+use crate::ir::{Graph, NodeId, Op, ValueId};
 use copies::Settled;
 use gristmill_runtime::device::{DeviceKind, DeviceName};
 use model::ModelProblem;
@@ -230,7 +230,7 @@ pub fn place(g: &Graph, request: &Request, costs: &CostModel) -> Result<Placemen
         peak_bytes = stream.peak_bytes(peak_bytes, &solution.timeline.resident_bytes(settled.problem(&problem)));
     }
     if solution.score.0 > Bytes::ZERO {
-        return Err(out_of_memory(&problem, &peak_bytes, &names, set));
+        return Err(out_of_memory(g, &problem, &peak_bytes, &names, set));
     }
     let timeline = &solution.timeline;
     let reason = |t: usize, id: NodeId| match (resolved.allowed[id.0 as usize].as_ref().map(|a| &a.reason), &planned) {
@@ -289,7 +289,7 @@ fn preference(set: &DeviceSet) -> Vec<usize> {
     order
 }
 
-fn out_of_memory(p: &Problem, peaks: &[Bytes], names: &[String], set: &DeviceSet) -> Error {
+fn out_of_memory(g: &Graph, p: &Problem, peaks: &[Bytes], names: &[String], set: &DeviceSet) -> Error {
     let names = shortage::Names {
         task: &|t| names[t].clone(),
         group: &|t| {
@@ -297,9 +297,35 @@ fn out_of_memory(p: &Problem, peaks: &[Bytes], names: &[String], set: &DeviceSet
             (members.len() > 1).then(|| format!("of {} nodes with {}", members.len(), names[members[0] as usize]))
         },
         devices: set.devices.iter().map(|d| d.name.to_string()).collect(),
-        limit: &|d, new| format!("--mem {}={}", set.devices[d].name, new.0),
+        limit: &|d, new| match &set.devices[d] {
+            Device { name, memory: Some(memory), .. } if new > *memory => {
+                format!("a GPU with {} bytes for {name}, whose {memory} no --mem makes more", new.0)
+            }
+            Device { name, .. } => format!("--mem {name}={}", new.0),
+        },
+        tensors: largest_tensors(g),
+        other_ways: ", or a smaller batch",
     };
     shortage::error(p, peaks, &names)
+}
+
+/// The largest tensors of a graph, by what the user knows them by: `f32[64, 1000] weights of "/fc/MatMul" (256000 bytes)`.
+fn largest_tensors(g: &Graph) -> Vec<String> {
+    const NAMED: usize = 3;
+    let mut values: Vec<(u64, ValueId)> =
+        (0..g.n_values() as u32).map(ValueId).filter_map(|v| Some((g.ty(v).size_bytes()? as u64, v))).collect();
+    values.sort_unstable_by_key(|&(size, v)| (std::cmp::Reverse(size), v));
+    let user = |v: ValueId| g.nodes().find(|(_, n)| n.inputs.contains(&v)).map(|(_, n)| n.origin.to_string());
+    let label = |(size, v): (u64, ValueId)| {
+        let name = match (g.def_node(v), g.inputs.iter().position(|&i| i == v)) {
+            (None, Some(i)) => format!("input {:?}", g.input_names[i]),
+            (Some(n), _) if matches!(n.op, Op::Constant { .. }) => format!("weights of {:?}", user(v)?),
+            (Some(n), _) => format!("result of {:?}", n.origin.to_string()),
+            (None, None) => return None,
+        };
+        Some(format!("{} {name} ({size} bytes)", g.ty(v)))
+    };
+    values.into_iter().filter_map(label).take(NAMED).collect()
 }
 
 #[cfg(test)]

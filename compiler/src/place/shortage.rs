@@ -16,6 +16,10 @@ pub struct Names<'a> {
     pub devices: Vec<String>,
     /// How the limit of a device is set to so many bytes.
     pub limit: &'a dyn Fn(usize, Bytes) -> String,
+    /// The largest tensors, where tasks have them.
+    pub tensors: Vec<String>,
+    /// What else may help.
+    pub other_ways: &'a str,
 }
 
 /// New limits of some devices.
@@ -38,14 +42,19 @@ pub fn error(p: &Problem, peaks: &[Bytes], names: &Names) -> Error {
         None if none_fits(p) => "a search of all schedules shows that none does".to_owned(),
         None => "that none does is not proven".to_owned(),
     };
-    let message = format!("no placement found that keeps the memory limits; nearest: {}; {why}", lines.join(", "));
+    let tensors = match names.tensors.is_empty() {
+        true => String::new(),
+        false => format!("; largest tensors: {}", names.tensors.join(", ")),
+    };
+    let message =
+        format!("no placement found that keeps the memory limits; nearest: {}; {why}{tensors}", lines.join(", "));
     let cost = |raises: &Raises| -> Bytes { raises.iter().map(|&(d, new)| new.saturating_sub(limit(d))).sum() };
     let ways = std::iter::once(nearest).chain(alone(p));
     let cheapest = ways.min_by_key(|way| (cost(way), way.len())).unwrap_or_default();
     let raised: Vec<String> = cheapest.iter().map(|&(d, new)| (names.limit)(d, new)).collect();
     // A task that is too large alone fits on no device like these.
     let or = if matches!(unfit, Some(Unfit::Task { .. })) { "" } else { ", or one more device" };
-    let hint = format!("{} ({} more){or}", raised.join(" and "), cost(&cheapest));
+    let hint = format!("{} ({} more){or}{}", raised.join(" and "), cost(&cheapest), names.other_ways);
     Error::new(ErrorKind::OutOfMemory, message).hint(hint)
 }
 

@@ -154,6 +154,7 @@ impl Reader<'_> {
             name: DeviceName::local(kind, i),
             profile: profile.clone(),
             memory_limit: t.memory_bytes.map(Bytes),
+            memory: None,
             kernels: Kernels::all(),
         }));
         Ok(())

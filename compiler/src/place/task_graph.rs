@@ -592,6 +592,8 @@ pub fn over_memory(graph: &TaskGraph, topology: &Topology, p: &Problem, peaks: &
         group: &group,
         devices: topology.devices.iter().map(|d| d.name.clone()).collect(),
         limit: &|d, new| format!("memory_bytes of {} at {}", topology.devices[d].name, new.0),
+        tensors: Vec::new(),
+        other_ways: "",
     };
     shortage::error(p, peaks, &names)
 }

@@ -123,7 +123,7 @@ fn memory_limits_are_kept_or_named() {
     r.devices.limit_memory("cpu:*", Bytes(1000)).unwrap();
     let e = place_err(&g, &r);
     assert_eq!(e.kind(), ErrorKind::OutOfMemory);
-    insta::assert_snapshot!(e, @"no placement found that keeps the memory limits; nearest: /device:CPU:0 needs 3.0 MiB of 1000 B; /left/a/MatMul alone needs 1.0 MiB while it runs: 1023.0 KiB more than /device:CPU:0 has, the largest device that it can be on (try: --mem /device:CPU:0=3145728 (3.0 MiB more))");
+    insta::assert_snapshot!(e, @r#"no placement found that keeps the memory limits; nearest: /device:CPU:0 needs 3.0 MiB of 1000 B; /left/a/MatMul alone needs 1.0 MiB while it runs: 1023.0 KiB more than /device:CPU:0 has, the largest device that it can be on; largest tensors: f32[512, 512] input "x" (1048576 bytes), f32[512, 512] result of "/left/a/MatMul" (1048576 bytes), f32[512, 512] result of "/left/b/MatMul" (1048576 bytes) (try: --mem /device:CPU:0=3145728 (3.0 MiB more), or a smaller batch)"#);
     assert!(r.devices.limit_memory("gpu:0", Bytes(1)).is_err());
 }
 

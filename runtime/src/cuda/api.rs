@@ -9,6 +9,7 @@ use cudarc::driver::sys::{
 };
 use libloading::Library;
 use std::ffi::{OsString, c_char, c_int, c_uint, c_void};
+use std::path::Path;
 use std::sync::OnceLock;
 
 /// `CUresult`: 0 is success.
@@ -41,8 +42,9 @@ macro_rules! api {
                 $(
                     // SAFETY: by contract the symbol has this signature.
                     let found = unsafe { library.get::<unsafe extern "C" fn($($ty),*) -> Code>($symbol) };
-                    let $field = *found.map_err(|_| {
-                        format!("the CUDA driver library lacks {}; update the driver (12.0 or later is needed)", $symbol)
+                    let $field = *found.map_err(|_| match $symbol {
+                        "cuInit" => "no CUDA driver: the library that was opened as such has no cuInit".to_owned(),
+                        symbol => format!("the CUDA driver library lacks {symbol}; update the driver (12.0 or later is needed)"),
                     })?;
                 )*
                 Ok(Api { $($field,)* _library: library })
@@ -131,14 +133,23 @@ fn initialise(api: &Api) -> Result<(), String> {
 }
 
 fn open(stated: Option<OsString>) -> Result<Api, String> {
-    let names = match stated {
+    let names = match stated.filter(|path| !path.is_empty()) {
         Some(path) => vec![path],
         None => NAMES.iter().map(OsString::from).collect(),
     };
+    // What is there and cannot be opened is the reason rather than what is not there.
+    let mut reason = None;
     // SAFETY: loading the driver library runs its constructors, which is what opening it at run time means.
-    let library = names.iter().find_map(|name| unsafe { Library::new(name) }.ok()).ok_or_else(|| {
+    let library = names.iter().find_map(|name| match unsafe { Library::new(name) } {
+        Ok(library) => Some(library),
+        Err(e) => {
+            reason = reason.take().or_else(|| Path::new(name).exists().then(|| format!("no CUDA driver: {e}")));
+            None
+        }
+    });
+    let library = library.ok_or_else(|| {
         let names: Vec<_> = names.iter().map(|n| n.to_string_lossy()).collect();
-        format!("no CUDA driver: {} was not found", names.join(" or "))
+        reason.unwrap_or_else(|| format!("no CUDA driver: {} was not found", names.join(" or ")))
     })?;
     // SAFETY: a library of one of these names is the driver, and so is what the user names as such.
     unsafe { Api::resolve(library) }
@@ -173,7 +184,13 @@ mod tests {
         assert_eq!(e, "no CUDA driver: libno-such-driver.so was not found");
         if cfg!(target_os = "linux") {
             let e = open(Some("libc.so.6".into())).err().unwrap();
-            assert!(e.contains("lacks cuInit"), "{e}");
+            assert!(e.contains("no CUDA driver: ") && e.contains("has no cuInit"), "{e}");
+            let text = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml");
+            let e = open(Some(text.into())).err().unwrap();
+            assert!(
+                e.starts_with("no CUDA driver: ") && e.contains("Cargo.toml") && !e.contains("was not found"),
+                "{e}"
+            );
         }
     }
 }

@@ -23,7 +23,8 @@ impl CudaGpu {
     /// Times copies of `size_bytes` bytes on the device, and of `link_bytes` from and to the host. Errors with `OutOfMemory` when there is no room for
     /// twice the former.
     pub fn time_copies(&self, size_bytes: usize, link_bytes: usize) -> Result<CopyTimes, Error> {
-        let (from, to) = (self.allocate(size_bytes.max(link_bytes))?, self.allocate(size_bytes)?);
+        let from = self.allocate(size_bytes.max(link_bytes))?;
+        let to = self.allocate(size_bytes).inspect_err(|_| self.free(from))?;
         let (pinned, event) = (self.pin(link_bytes)?, self.event()?);
         let times = CopyTimes {
             on_device: self.time(&mut || self.copy(from, to, size_bytes))?,
