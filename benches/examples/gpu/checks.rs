@@ -1,5 +1,6 @@
 //! Families of kernels: checked small, timed large.
 
+use super::ceilings::Ceilings;
 use super::families::{ALL, Family, Work};
 use super::{Arguments, options};
 use gristmill::interp;
@@ -10,12 +11,12 @@ use gristmill::{DType, Error, Result, Tensor, compile};
 use std::time::Duration;
 
 /// Every family; false when one gives wrong results.
-pub fn run(arguments: &Arguments) -> Result<bool> {
-    println!("family\tagainst interpreter\tagainst emulator\ttime\trate");
+pub fn run(arguments: &Arguments, ceilings: &Ceilings) -> Result<bool> {
+    println!("family\tagainst interpreter\tagainst emulator\ttime\trate\tof the ceiling");
     let mut good = true;
     for family in ALL {
         let check = check(family, arguments.device)?;
-        let rate = if arguments.quick { "left out\t".to_owned() } else { time(family, arguments.device)? };
+        let rate = if arguments.quick { "left out\t\t".to_owned() } else { time(family, arguments.device, ceilings)? };
         println!("{}\t{}\t{}\t{rate}", family.name, check.interpreter, check.emulator);
         good &= check.good;
     }
@@ -60,7 +61,22 @@ fn compare(expected: &[Tensor], found: &[Tensor], tolerance: f64) -> (String, bo
     (format!("{} ({worst:.1e})", if good { "good" } else { "WRONG" }), good)
 }
 
-/// Random inputs; integers are indices of axis 0 of the first input.
+/// Random elements, the same ones again and again in a large tensor: a billion of them would take minutes to draw.
+fn repeated(rng: &mut Rng, dtype: DType, shape: &[usize]) -> Result<Tensor> {
+    const DRAWN: usize = 1 << 20;
+    let n: usize = shape.iter().product();
+    if n <= DRAWN {
+        return Ok(random_tensor(rng, dtype, shape, false));
+    }
+    let drawn = random_tensor(rng, dtype, &[DRAWN], false);
+    let mut whole = Tensor::zeros(dtype, shape)?;
+    whole.as_bytes_mut().chunks_mut(drawn.size_bytes()).for_each(|part| {
+        part.copy_from_slice(&drawn.as_bytes()[..part.len()]);
+    });
+    Ok(whole)
+}
+
+/// Random inputs; 64-bit integers are indices of axis 0 of the first input.
 fn inputs(graph: &Graph, rng: &mut Rng) -> Result<Vec<Tensor>> {
     let shape_of = |v| {
         let ty: &gristmill::ir::Type = graph.ty(v);
@@ -71,14 +87,14 @@ fn inputs(graph: &Graph, rng: &mut Rng) -> Result<Vec<Tensor>> {
         let (dtype, shape) = shape_of(v)?;
         Ok(match dtype {
             DType::I64 => random_indices(rng, dtype, &shape, first[0]),
-            _ => random_tensor(rng, dtype, &shape, false),
+            _ => repeated(rng, dtype, &shape)?,
         })
     };
     graph.inputs.iter().map(tensor).collect()
 }
 
 /// Time of the large graph's kernels, and the rate that follows.
-fn time(family: &Family, device: u32) -> Result<String> {
+fn time(family: &Family, device: u32, ceilings: &Ceilings) -> Result<String> {
     let (graph, work) = (family.make)(family.large)?;
     let inputs = inputs(&graph, &mut Rng(8))?;
     let compiled = compile(&graph, &options("gpu:1", device)?)?;
@@ -87,7 +103,16 @@ fn time(family: &Family, device: u32) -> Result<String> {
     let times = executable.time_kernels(Duration::from_millis(50))?;
     let ns = times.iter().map(|t| t.ns).sum::<u64>().max(1) as f64;
     Ok(match work {
-        Work::Bytes(bytes) => format!("{:.3} ms\t{:.0} GB/s", ns / 1e6, bytes / ns),
-        Work::Flops(flops) => format!("{:.3} ms\t{:.1} TFLOP/s", ns / 1e6, flops / ns / 1e3),
+        Work::Bytes(bytes) => {
+            let share = 100.0 * bytes / ns / ceilings.copy_gb_s;
+            format!("{:.3} ms\t{:.0} GB/s\t{share:.0} % of the copy", ns / 1e6, bytes / ns)
+        }
+        Work::Flops(flops) => {
+            let rate = flops / ns / 1e3;
+            // By size, and of the one type for which there is a ceiling.
+            let ceiling = ceilings.bf16_tflop_s.iter().find(|(n, _)| family.name == format!("matmul_bf16_{n}"));
+            let share = ceiling.map_or(String::new(), |(_, c)| format!("{:.0} % of cuBLASLt", 100.0 * rate / c));
+            format!("{:.3} ms\t{rate:.1} TFLOP/s\t{share}", ns / 1e6)
+        }
     })
 }

@@ -1,6 +1,8 @@
 //! A graph for each family of kernels: small, to be checked, and large, to be timed.
 
-use gristmill::ir::{Graph, GraphBuilder, Layout, Op, Real, ReduceKind, ScalarOp, ScatterKind, ValueId, Window};
+use gristmill::ir::{
+    Extremum, Graph, GraphBuilder, Layout, Op, PoolKind, Real, ReduceKind, ScalarOp, ScatterKind, ValueId, Window,
+};
 use gristmill::{DType, Result};
 
 /// What bounds a kernel of the family, and so what is reported.
@@ -27,10 +29,11 @@ pub struct Family {
 pub const ALL: &[Family] = &[
     Family { name: "map_f32", tolerance: 1e-6, make: |s| map(DType::F32, s), large: 1 << 18 },
     Family { name: "map_bf16", tolerance: 1e-2, make: |s| map(DType::BF16, s), large: 1 << 19 },
-    Family { name: "reduce_rows_f32", tolerance: 1e-5, make: |s| reduce(s, 1), large: 256 },
-    Family { name: "reduce_columns_f32", tolerance: 1e-5, make: |s| reduce(s, 0), large: 256 },
-    Family { name: "softmax_f32", tolerance: 1e-5, make: softmax, large: 256 },
-    Family { name: "layer_norm_f32", tolerance: 1e-5, make: layer_norm, large: 256 },
+    Family { name: "reduce_rows_f32", tolerance: 1e-5, make: |s| reduce(s, 1), large: 512 },
+    Family { name: "reduce_columns_f32", tolerance: 1e-5, make: |s| reduce(s, 0), large: 512 },
+    Family { name: "softmax_f32", tolerance: 1e-5, make: softmax, large: 512 },
+    Family { name: "arg_max_f32", tolerance: 0.0, make: arg_max, large: 512 },
+    Family { name: "layer_norm_f32", tolerance: 1e-5, make: layer_norm, large: 352 },
     Family { name: "matmul_f32", tolerance: 1e-5, make: |s| matmul(DType::F32, [64 * s; 3]), large: 64 },
     Family { name: "matmul_bf16_4096", tolerance: 2e-2, make: |s| matmul(DType::BF16, square(s)), large: 64 },
     Family { name: "matmul_bf16_8192", tolerance: 2e-2, make: |s| matmul(DType::BF16, square(s)), large: 128 },
@@ -46,10 +49,17 @@ pub const ALL: &[Family] = &[
         make: |s| matmul(DType::F16, [64, 4096 * s, 72]),
         large: 64,
     },
-    Family { name: "attention_f32", tolerance: 1e-5, make: |s| attention(DType::F32, s), large: 32 },
-    Family { name: "attention_bf16", tolerance: 2e-2, make: |s| attention(DType::BF16, s), large: 128 },
+    Family { name: "matmul_bf16_batched", tolerance: 2e-2, make: batched, large: 16 },
+    Family { name: "matmul_i8", tolerance: 0.0, make: |s| narrow(DType::I8, DType::I32, s), large: 64 },
+    Family { name: "matmul_f8", tolerance: 1e-4, make: |s| narrow(DType::F8E4M3FN, DType::F32, s), large: 64 },
+    Family { name: "attention_f32", tolerance: 1e-5, make: |s| attention(DType::F32, false, s), large: 32 },
+    Family { name: "attention_bf16", tolerance: 2e-2, make: |s| attention(DType::BF16, false, s), large: 128 },
+    Family { name: "attention_bf16_causal", tolerance: 2e-2, make: |s| attention(DType::BF16, true, s), large: 128 },
+    Family { name: "attention_bf16_one_query", tolerance: 2e-2, make: one_query, large: 512 },
     Family { name: "conv_f32", tolerance: 1e-5, make: |s| conv(DType::F32, s), large: 8 },
     Family { name: "conv_f16", tolerance: 5e-3, make: |s| conv(DType::F16, s), large: 8 },
+    Family { name: "conv_f32_depthwise", tolerance: 1e-5, make: depthwise, large: 8 },
+    Family { name: "max_pool_f32", tolerance: 0.0, make: max_pool, large: 8 },
     Family { name: "transpose_f32", tolerance: 0.0, make: transpose, large: 128 },
     Family { name: "gather_f32", tolerance: 0.0, make: gather, large: 1024 },
     Family { name: "scatter_f32", tolerance: 1e-5, make: scatter, large: 64 },
@@ -93,6 +103,15 @@ fn softmax(scale: usize) -> Result<(Graph, Work)> {
     Ok((graph, Work::Bytes((8 * shape[0] * shape[1]) as f64)))
 }
 
+fn arg_max(scale: usize) -> Result<(Graph, Work)> {
+    let shape = [16 * scale, 64 * scale];
+    let graph = one("arg_max", |b| {
+        let x = b.input("x", DType::F32, shape);
+        b.add1(Op::ArgReduce { kind: Extremum::Max, axis: 1, keepdims: false, select_last: false }, &[x])
+    })?;
+    Ok((graph, Work::Bytes((4 * shape[0] * shape[1]) as f64)))
+}
+
 fn layer_norm(scale: usize) -> Result<(Graph, Work)> {
     let shape = [1024 * scale, 768];
     let graph = one("layer_norm", |b| {
@@ -116,14 +135,48 @@ fn matmul(dtype: DType, [m, k, n]: [usize; 3]) -> Result<(Graph, Work)> {
     Ok((graph, Work::Flops(2.0 * (m * k * n) as f64)))
 }
 
-fn attention(dtype: DType, scale: usize) -> Result<(Graph, Work)> {
+fn batched(scale: usize) -> Result<(Graph, Work)> {
+    let (batch, side) = (2 * scale, 64 * scale);
+    let graph = one("batched", |b| {
+        let [x, w] = ["x", "w"].map(|name| b.input(name, DType::BF16, [batch, side, side]));
+        b.matmul(x, w)
+    })?;
+    Ok((graph, Work::Flops(2.0 * batch as f64 * (side as f64).powi(3))))
+}
+
+/// Elements of 8 bits, multiplied in a type that holds their products.
+fn narrow(dtype: DType, wide: DType, scale: usize) -> Result<(Graph, Work)> {
+    let side = 64 * scale;
+    let graph = one("narrow", |b| {
+        let [x, w] = ["x", "w"].map(|name| b.input(name, dtype, [side, side]));
+        let (x, w) = (b.cast(x, wide)?, b.cast(w, wide)?);
+        let w = b.transpose(w, &[1, 0])?;
+        b.matmul(x, w)
+    })?;
+    Ok((graph, Work::Flops(2.0 * (side as f64).powi(3))))
+}
+
+/// One new query per head, as language models ask for token after token: what counts is how fast keys and values are read.
+fn one_query(scale: usize) -> Result<(Graph, Work)> {
+    let (heads, length, depth) = (32, 64 * scale, 128);
+    let graph = one("one_query", |b| {
+        let q = b.input("q", DType::BF16, [1, heads, 1, depth]);
+        let [k, v] = ["k", "v"].map(|name| b.input(name, DType::BF16, [1, heads, length, depth]));
+        b.add1(Op::Attention { scale: Real(1.0 / (depth as f64).sqrt()), causal: false }, &[q, k, v])
+    })?;
+    Ok((graph, Work::Bytes((4 * heads * length * depth) as f64)))
+}
+
+fn attention(dtype: DType, causal: bool, scale: usize) -> Result<(Graph, Work)> {
     // The small one has as many tiles of queries as warp groups ask for.
     let (heads, length, depth) = if scale == 1 { (64, 128, 128) } else { (16, 64 * scale, 128) };
     let graph = one("attention", |b| {
         let [q, k, v] = ["q", "k", "v"].map(|name| b.input(name, dtype, [1, heads, length, depth]));
-        b.add1(Op::Attention { scale: Real(1.0 / (depth as f64).sqrt()), causal: false }, &[q, k, v])
+        b.add1(Op::Attention { scale: Real(1.0 / (depth as f64).sqrt()), causal }, &[q, k, v])
     })?;
-    Ok((graph, Work::Flops(4.0 * (heads * length * length * depth) as f64)))
+    // Half of the scores are left out.
+    let share = if causal { 0.5 } else { 1.0 };
+    Ok((graph, Work::Flops(share * 4.0 * (heads * length * length * depth) as f64)))
 }
 
 fn conv(dtype: DType, scale: usize) -> Result<(Graph, Work)> {
@@ -131,11 +184,34 @@ fn conv(dtype: DType, scale: usize) -> Result<(Graph, Work)> {
     let graph = one("conv", |b| {
         let x = b.input("x", dtype, [batch, channels, extent, extent]);
         let w = b.input("w", dtype, [channels, channels, 3, 3]);
-        let ones = vec![1; 2];
-        let window = Window { strides: ones.clone(), dilations: ones.clone(), pads_low: ones.clone(), pads_high: ones };
-        b.add1(Op::Conv { window, groups: 1, layout: Layout::ChannelsFirst }, &[x, w])
+        b.add1(Op::Conv { window: padded(3), groups: 1, layout: Layout::ChannelsFirst }, &[x, w])
     })?;
     Ok((graph, Work::Flops(2.0 * 9.0 * (batch * channels * channels * extent * extent) as f64)))
+}
+
+fn padded(window: usize) -> Window {
+    let (ones, pads) = (vec![1; 2], vec![window / 2; 2]);
+    Window { strides: ones.clone(), dilations: ones, pads_low: pads.clone(), pads_high: pads }
+}
+
+fn depthwise(scale: usize) -> Result<(Graph, Work)> {
+    let (batch, channels, extent) = (4 * scale, 32 * scale, 14 * scale);
+    let graph = one("depthwise", |b| {
+        let x = b.input("x", DType::F32, [batch, channels, extent, extent]);
+        let w = b.input("w", DType::F32, [channels, 1, 3, 3]);
+        b.add1(Op::Conv { window: padded(3), groups: channels, layout: Layout::ChannelsFirst }, &[x, w])
+    })?;
+    Ok((graph, Work::Bytes((8 * batch * channels * extent * extent) as f64)))
+}
+
+fn max_pool(scale: usize) -> Result<(Graph, Work)> {
+    let (batch, channels, extent) = (4 * scale, 32 * scale, 14 * scale);
+    let graph = one("max_pool", |b| {
+        let x = b.input("x", DType::F32, [batch, channels, extent, extent]);
+        let (kind, layout) = (PoolKind::Max, Layout::ChannelsFirst);
+        b.add1(Op::Pool { kind, size: vec![3, 3], window: padded(3), ceil: false, layout }, &[x])
+    })?;
+    Ok((graph, Work::Bytes((8 * batch * channels * extent * extent) as f64)))
 }
 
 fn transpose(scale: usize) -> Result<(Graph, Work)> {

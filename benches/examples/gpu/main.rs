@@ -5,7 +5,8 @@
 //!
 //! - every family of kernels on the GPU against the interpreter and against the PTX emulator, on the same inputs;
 //! - its rates on large inputs beside what a large copy on the device, and cuBLASLt where it is found, reach in the same run;
-//! - whole models: each `NAME/model.onnx` of the folder, with the inputs in `test_data_set_0` or random ones, against the CPU and timed.
+//! - partitions on the CPU and the GPU: pieces that are captured against the same step by step, and a stream of runs against one after the other;
+//! - whole models: each `NAME/model.onnx` of the folder, on random inputs, against the CPU and timed, as they are and with products in `bf16`.
 //!
 //! `--quick` leaves the large inputs out: for a GPU that is an emulated one. `benches/peers/gpu.py` prints the same rows for PyTorch.
 
@@ -13,7 +14,9 @@ mod ceilings;
 mod checks;
 mod families;
 mod models;
+mod partitions;
 
+use ceilings::Ceilings;
 use gristmill::place::DeviceSet;
 use gristmill::{Options, Result};
 use gristmill_runtime::cuda;
@@ -87,12 +90,14 @@ fn run(arguments: &Arguments, devices: &[cuda::CudaDevice]) -> Result<bool> {
     }
     let nvrtc = gristmill::codegen::cuda::nvrtc::get()?;
     println!("NVRTC\t{}.{} at {}", nvrtc.version().0, nvrtc.version().1, nvrtc.place());
-    if arguments.quick {
+    let ceilings = if arguments.quick {
         println!("ceilings\tleft out (--quick)");
+        Ceilings::NONE
     } else {
-        ceilings::print(arguments.device)?;
-    }
-    let mut good = checks::run(arguments)?;
+        ceilings::print(arguments.device)?
+    };
+    let mut good = checks::run(arguments, &ceilings)?;
+    good &= partitions::run(arguments)?;
     match &arguments.models {
         Some(folder) => good &= models::run(folder, arguments)?,
         None => println!("models\tnone (--models)"),

@@ -2,84 +2,108 @@
 
 use super::{Arguments, options};
 use gristmill::interp::compare::allclose;
+use gristmill::ir::{Dim, Type};
 use gristmill::testing::{Rng, random_tensor};
-use gristmill::{Error, Result, Tensor, compile, onnx};
+use gristmill::{Compiled, Error, Options, Precision, Result, Tensor, compile, onnx};
 use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// Error that is allowed, relative to the scale of a tensor: sums of other orders through many layers.
-const TOLERANCE: f64 = 1e-4;
+/// Precision of products, and the error that is allowed, relative to the scale of a tensor: sums of other orders, or rounding, through many layers.
+const PRECISIONS: [(Precision, f64); 2] = [(Precision::F32, 1e-4), (Precision::Bf16, 5e-2)];
+/// Sizes of a symbolic batch.
+const BATCHES: [usize; 2] = [1, 32];
 /// Time that is spent on a model's runs.
 const SPENT: Duration = Duration::from_secs(3);
 
-/// Every model of a folder; false when one gives wrong results.
+/// Every model of a folder; false when one gives wrong results, or there is none.
 pub fn run(folder: &Path, arguments: &Arguments) -> Result<bool> {
     let unreadable = |e: std::io::Error| Error::invalid(format!("--models {}: {e}", folder.display()));
-    let mut names: Vec<_> = fs::read_dir(folder).map_err(unreadable)?.filter_map(|e| Some(e.ok()?.path())).collect();
-    names.retain(|path| path.join("model.onnx").exists());
-    names.sort();
-    println!("model\tbatch\tagainst the CPU\tp50\tp99");
+    let mut paths: Vec<_> = fs::read_dir(folder).map_err(unreadable)?.filter_map(|e| Some(e.ok()?.path())).collect();
+    paths.retain(|path| path.join("model.onnx").exists());
+    paths.sort();
+    if paths.is_empty() {
+        return Err(Error::invalid(format!("--models {}: there is no NAME/model.onnx", folder.display())));
+    }
+    println!("model\tbatch\tproducts\tagainst the CPU\tp50\tp99");
     let mut good = true;
-    for path in names {
+    for path in paths {
         let name = path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
-        for batch in [1, 32] {
-            match one(&path, batch, arguments) {
-                Ok((row, right)) => {
-                    println!("{name}\t{batch}\t{row}");
-                    good &= right;
-                }
-                Err(e) => {
-                    println!("{name}\t{batch}\t{e}");
-                    good = false;
-                }
-            }
+        good &= all_batches(&name, &path, arguments).unwrap_or_else(|e| {
+            println!("{name}\t{e}");
+            false
+        });
+    }
+    Ok(good)
+}
+
+/// Batch 1 and 32 of a model whose batch is a symbol; otherwise the one that it has.
+fn all_batches(name: &str, path: &Path, arguments: &Arguments) -> Result<bool> {
+    let model = onnx::load(path.join("model.onnx"))?;
+    let mut cpu = options("cpu:1", arguments.device)?;
+    cpu.threads = None;
+    let on_cpu = compile(&model, &cpu)?;
+    let types: Vec<&Type> = on_cpu.inputs().iter().map(|(_, ty)| ty).collect();
+    let symbol = types.first().and_then(|ty| ty.shape.first()).and_then(Dim::as_symbol);
+    let mut good = true;
+    for batch in if symbol.is_some() { &BATCHES[..] } else { &BATCHES[..1] } {
+        let tensors = inputs(&on_cpu, symbol, *batch)?;
+        let rows = tensors.first().and_then(|t| t.shape().first()).copied().unwrap_or(1);
+        let expected = on_cpu.for_inputs(&tensors)?.run(&tensors)?.into_tensors();
+        for (precision, tolerance) in PRECISIONS {
+            let on_gpu = Options { precision, ..options("gpu:1", arguments.device)? };
+            let compiled = compile(&model, &on_gpu)?;
+            let (row, right) = one(&compiled, &tensors, &expected, tolerance, arguments)?;
+            println!("{name}\t{rows}\t{precision}\t{row}");
+            good &= right;
         }
     }
     Ok(good)
 }
 
-/// Random inputs; symbolic dims called `batch` have its size, others 1.
-fn inputs(compiled: &gristmill::Compiled, batch: usize) -> Vec<Tensor> {
+/// Random inputs; the symbol of the batch has its size. Errors when another dim is a symbol: what it should be is not known.
+fn inputs(compiled: &Compiled, symbol: Option<&str>, batch: usize) -> Result<Vec<Tensor>> {
     let rng = &mut Rng(5);
-    let tensor = |ty: &gristmill::ir::Type| {
-        let extent =
-            |d: &gristmill::ir::Dim| d.as_usize().unwrap_or(if d.as_symbol() == Some("batch") { batch } else { 1 });
-        let shape: Vec<usize> = ty.shape.iter().map(extent).collect();
+    let mut tensor = |(name, ty): &(String, Type)| {
+        let extent = |d: &Dim| match (d.as_usize(), d.as_symbol()) {
+            (Some(n), _) => Ok(n),
+            (None, s) if s == symbol => Ok(batch),
+            _ => Err(Error::invalid(format!("input {name:?} is {ty}: only the batch may be a symbol here"))),
+        };
+        let shape: Vec<usize> = ty.shape.iter().map(extent).collect::<Result<_>>()?;
         match ty.dtype.is_float() {
-            true => random_tensor(rng, ty.dtype, &shape, false),
-            // Token ids and masks: every model takes zeros.
-            false => Tensor::zeros(ty.dtype, &shape).expect("models have inputs that fit"),
+            true => Ok(random_tensor(rng, ty.dtype, &shape, false)),
+            // Token ids, and masks that leave nothing out: every model takes ones.
+            false => Ok(Tensor::from_f64s(ty.dtype, &shape, &vec![1.0; shape.iter().product()])?),
         }
     };
-    compiled.inputs().iter().map(|(_, ty)| ty).map(tensor).collect()
+    compiled.inputs().iter().map(&mut tensor).collect()
 }
 
-fn one(path: &Path, batch: usize, arguments: &Arguments) -> Result<(String, bool)> {
-    let model = onnx::load(path.join("model.onnx"))?;
-    let mut cpu = options("cpu:1", arguments.device)?;
-    cpu.threads = None;
-    let on_cpu = compile(&model, &cpu)?;
-    let tensors = inputs(&on_cpu, batch);
-    let expected = on_cpu.for_inputs(&tensors)?.run(&tensors)?;
-    let compiled = compile(&model, &options("gpu:1", arguments.device)?)?;
-    let executable = compiled.for_inputs(&tensors)?;
-    let found = executable.run(&tensors)?;
-    let errors = expected.iter().zip(found.iter()).map(|((_, e), (_, f))| {
+fn one(
+    compiled: &Compiled,
+    tensors: &[Tensor],
+    expected: &[Tensor],
+    tolerance: f64,
+    arguments: &Arguments,
+) -> Result<(String, bool)> {
+    let executable = compiled.for_inputs(tensors)?;
+    let mut outputs = executable.run(tensors)?.into_tensors();
+    let (mut times, started) = (Vec::new(), Instant::now());
+    while times.len() < 5 || (started.elapsed() < SPENT && !arguments.quick) {
+        let begun = Instant::now();
+        executable.run_into(tensors, &mut outputs)?;
+        times.push(begun.elapsed());
+    }
+    // What the last run computed: by then it is launched as a graph.
+    let errors = expected.iter().zip(&outputs).map(|(e, f)| {
         let c = allclose(e, f, 0.0, 0.0);
         if c.ok { 0.0 } else { c.scaled_err() }
     });
     let worst = errors.fold(0.0, f64::max);
-    let mut outputs = found.into_tensors();
-    let (mut times, started) = (Vec::new(), Instant::now());
-    while times.len() < 5 || (started.elapsed() < SPENT && !arguments.quick) {
-        let begun = Instant::now();
-        executable.run_into(&tensors, &mut outputs)?;
-        times.push(begun.elapsed());
-    }
     times.sort_unstable();
     let quantile = |q: usize| times[(times.len() * q / 100).min(times.len() - 1)].as_secs_f64() * 1e3;
-    let good = worst <= TOLERANCE;
+    let good = worst <= tolerance;
     let verdict = if good { "good" } else { "WRONG" };
     Ok((format!("{verdict} ({worst:.1e})\t{:.3} ms\t{:.3} ms", quantile(50), quantile(99)), good))
 }

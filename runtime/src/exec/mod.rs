@@ -88,6 +88,8 @@ pub struct ExecOptions {
     pub transport: Transport,
     /// Devices that have memory of their own.
     pub drivers: BTreeMap<DeviceName, Arc<dyn Driver>>,
+    /// Asks them for every step in every run, and captures nothing: to see what capturing gains.
+    pub step_by_step: bool,
 }
 
 /// A program ready to run.
@@ -313,7 +315,7 @@ impl Shared {
                 scratch: Scratch::new(threads, workspace_bytes, frame.max_args())?,
                 caller,
                 schedule: Schedule::new(partition),
-                replay: Replaying::of(&frame, in_order),
+                replay: if options.step_by_step { Replaying::Never } else { Replaying::of(&frame, in_order) },
                 frame,
             }))
         };
