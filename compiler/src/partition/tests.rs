@@ -25,18 +25,21 @@ fn random_placement(rng: &mut Rng, g: &Graph, n_devices: usize) -> Placement {
     Placement::by_hand(cpus(n_devices), &devices)
 }
 
-/// Whether receives depend on nothing that computes, and nothing depends on a send, but for control edges and variables.
+/// Whether receives wait for nothing, and nothing for a send, but for control edges, variables, and collectives, which nothing passes.
 fn crossing_waits_for_producers_only(part: &Part, s: &schedule::Schedule) -> bool {
-    let op = |i: usize| match s.steps[i].action {
+    let node = |i: usize| match s.steps[i].action {
         schedule::Action::Node(id) => Some(part.graph.node(id)),
         schedule::Action::CopyToOutput { .. } => None,
     };
-    let is_free = |n: &crate::ir::Node| n.control.is_empty() && variable_uses(n).is_empty();
+    let is_free =
+        |n: &&Node| n.control.is_empty() && variable_uses(n).is_empty() && !matches!(n.op, Op::Collective { .. });
     s.steps.iter().enumerate().all(|(i, step)| {
-        let Some(node) = op(i).filter(|n| is_free(n)) else { return true };
-        let depends_on_send =
-            step.deps.iter().any(|&d| matches!(op(d as usize), Some(n) if matches!(n.op, Op::Send { .. })));
-        !matches!(node.op, Op::Recv { .. }) && !depends_on_send || step.deps.is_empty()
+        let Some(own) = node(i).filter(is_free) else { return true };
+        let mut before = step.deps.iter().filter_map(|&d| node(d as usize));
+        match own.op {
+            Op::Recv { .. } => before.all(|n| matches!(n.op, Op::Collective { .. })),
+            _ => !before.any(|n| matches!(n.op, Op::Send { .. })),
+        }
     })
 }
 
