@@ -143,7 +143,11 @@ fn open(stated: Option<OsString>) -> Result<Api, String> {
     let library = names.iter().find_map(|name| match unsafe { Library::new(name) } {
         Ok(library) => Some(library),
         Err(e) => {
-            reason = reason.take().or_else(|| Path::new(name).exists().then(|| format!("no CUDA driver: {e}")));
+            // The cause is what the loader says; the error itself only names the call.
+            let why = std::error::Error::source(&e).map_or_else(|| e.to_string(), ToString::to_string);
+            let path = Path::new(name);
+            let refused = || format!("no CUDA driver: {} cannot be opened: {why}", path.display());
+            reason = reason.take().or_else(|| path.exists().then(refused));
             None
         }
     });
