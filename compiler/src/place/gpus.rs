@@ -1,12 +1,12 @@
 //! GPUs of this machine as logical devices: which one each is, what it can do, and its driver.
 
 use super::device::DeviceSet;
+use super::emulated;
 use crate::codegen::cuda::Arch;
 use crate::cost::{Bytes, DeviceProfile, LinkProfile, Nanos};
 use crate::error::{Error, Result};
 use crate::ir::Requested;
 use crate::options::{AllReduce, Options};
-use gristmill_emulator::{Checks, EmulatedGpu, Limits};
 use gristmill_runtime::DeviceName;
 use gristmill_runtime::cuda::{self, CudaDevice, CudaGpu};
 use gristmill_runtime::device::DeviceKind;
@@ -53,7 +53,7 @@ pub fn product(device: &DeviceName, gpus: &[u32]) -> Result<String> {
 pub fn total_memory(device: &DeviceName, gpus: &[u32]) -> Result<u64> {
     match device.kind {
         DeviceKind::Gpu => Ok(find(device, gpus)?.memory_bytes as u64),
-        DeviceKind::Emu => Ok(Limits::default().memory_bytes as u64),
+        DeviceKind::Emu => emulated::memory_bytes(),
         DeviceKind::Cpu => gristmill_runtime::cpu::probe().total_memory_bytes.ok_or_else(|| {
             Error::unsupported("this system does not tell how much memory it has").hint("a limit in bytes, 4GiB")
         }),
@@ -84,11 +84,7 @@ pub fn driver(device: &DeviceName, options: &Options) -> Result<Option<Arc<dyn D
     let limit_bytes = known.and_then(|d| d.memory_limit).map(|limit| limit.0 as usize);
     Ok(match device.kind {
         DeviceKind::Cpu => None,
-        DeviceKind::Emu => {
-            let defaults = Limits::default();
-            let limits = Limits { memory_bytes: limit_bytes.unwrap_or(defaults.memory_bytes), ..defaults };
-            Some(Arc::new(EmulatedGpu::new(limits, Checks { races: options.check })))
-        }
+        DeviceKind::Emu => Some(emulated::open(limit_bytes, options.check)?),
         DeviceKind::Gpu => {
             check_presence(device, &options.gpus)?;
             let settings = cuda::Settings { limit_bytes, checks: options.check };

@@ -9,6 +9,7 @@ mod colocate;
 mod conflict;
 mod copies;
 mod device;
+mod emulated;
 pub mod explain;
 mod follow;
 pub mod gpus;

@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use crate::ir::{AskedBy, DeviceRequest, Graph, Node};
 use crate::nearest::nearest;
 use gristmill_runtime::device::{DeviceName, DeviceSpec};
-use regex::Regex;
+use regex_lite::Regex;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::PathBuf;
