@@ -49,7 +49,11 @@ fn main() {
     let in_earnest = std::env::args().any(|a| a == "--bench");
     let defaults = if in_earnest { [12, 9, 1] } else { [1, 1, 10] };
     let number = |i: usize| numbers.get(i).copied().unwrap_or(defaults[i]).max(1);
-    study(&Effort { placements: number(0), runs: number(1), divisor: number(2) as u64 });
+    study(&Effort {
+        placements: number(0),
+        runs: number(1),
+        divisor: number(2) as u64,
+    });
 }
 
 fn study(effort: &Effort) {
@@ -66,7 +70,11 @@ fn study(effort: &Effort) {
         .collect();
     let mut cases: Vec<Vec<Case<'_>>> = problems
         .iter()
-        .map(|(_, p)| (0..effort.placements).map(|_| Case::new(p, &random_placement(&mut rng, p))).collect())
+        .map(|(_, p)| {
+            (0..effort.placements)
+                .map(|_| Case::new(p, &random_placement(&mut rng, p)))
+                .collect()
+        })
         .collect();
     for _ in 0..effort.runs {
         cases.iter_mut().flatten().for_each(Case::run);
@@ -75,8 +83,14 @@ fn study(effort: &Effort) {
         "| graph | tasks | devices | placements | transfers | ms | overrun % | mean abs. error % | bias % | greatest % | Spearman | urgent links: error % | Spearman |"
     );
     println!("|---|---|---|---|---|---|---|---|---|---|---|---|---|");
-    let rows: Vec<Vec<Row>> = cases.into_iter().map(|c| c.into_iter().map(Case::row).collect()).collect();
-    problems.iter().zip(&rows).for_each(|((label, _), rows)| report(label, rows));
+    let rows: Vec<Vec<Row>> = cases
+        .into_iter()
+        .map(|c| c.into_iter().map(Case::row).collect())
+        .collect();
+    problems
+        .iter()
+        .zip(&rows)
+        .for_each(|((label, _), rows)| report(label, rows));
     report("all | |", &rows.into_iter().flatten().collect::<Vec<_>>());
 }
 
@@ -85,8 +99,15 @@ impl<'p> Case<'p> {
         let keys = keys_of(p, &placed_tails(p, device));
         let timeline = simulate(p, device, &keys, LinkOrder::Fifo);
         let urgent = simulate(p, device, &keys, LinkOrder::Urgent).makespan;
-        let emulator = Emulator::new(p, &timeline).expect("a timeline of the simulator is a program");
-        Case { p, emulator, timeline, urgent, runs: Vec::new() }
+        let emulator =
+            Emulator::new(p, &timeline).expect("a timeline of the simulator is a program");
+        Case {
+            p,
+            emulator,
+            timeline,
+            urgent,
+            runs: Vec::new(),
+        }
     }
 
     fn run(&mut self) {
@@ -101,7 +122,13 @@ impl<'p> Case<'p> {
         let mut makespans: Vec<Nanos> = self.runs.iter().map(|r| r.1).collect();
         makespans.sort_unstable();
         let (predicted, n_transfers) = (self.timeline.makespan, self.timeline.transfers.len());
-        Row { predicted, urgent: self.urgent, measured: makespans[makespans.len() / 2], overrun, n_transfers }
+        Row {
+            predicted,
+            urgent: self.urgent,
+            measured: makespans[makespans.len() / 2],
+            overrun,
+            n_transfers,
+        }
     }
 }
 
@@ -110,7 +137,8 @@ fn overrun(p: &Problem, run: &Timeline) -> Nanos {
     let mut by_device = vec![Nanos::ZERO; p.n_devices()];
     for t in 0..p.n_tasks() {
         let length = run.end[t].saturating_sub(run.start[t]);
-        by_device[run.device[t] as usize] += length.saturating_sub(p.cost(t, run.device[t] as usize));
+        by_device[run.device[t] as usize] +=
+            length.saturating_sub(p.cost(t, run.device[t] as usize));
     }
     by_device.into_iter().max().unwrap_or_default()
 }
@@ -119,20 +147,35 @@ fn report(label: &str, rows: &[Row]) {
     let measured: Vec<f64> = rows.iter().map(|r| r.measured.0 as f64).collect();
     let fidelity = |of: fn(&Row) -> Nanos| {
         let predicted: Vec<f64> = rows.iter().map(|r| of(r).0 as f64).collect();
-        let errors: Vec<f64> = predicted.iter().zip(&measured).map(|(p, m)| 100.0 * (p - m).abs() / m).collect();
+        let errors: Vec<f64> = predicted
+            .iter()
+            .zip(&measured)
+            .map(|(p, m)| 100.0 * (p - m).abs() / m)
+            .collect();
         let mean = errors.iter().sum::<f64>() / errors.len() as f64;
-        (mean, errors.iter().copied().fold(0.0, f64::max), pearson(&ranks(&predicted), &ranks(&measured)))
+        (
+            mean,
+            errors.iter().copied().fold(0.0, f64::max),
+            pearson(&ranks(&predicted), &ranks(&measured)),
+        )
     };
     let (mean, greatest, spearman) = fidelity(|r| r.predicted);
     let (urgent_mean, _, urgent_spearman) = fidelity(|r| r.urgent);
-    let (shortest, longest) = measured.iter().fold((f64::MAX, 0f64), |(a, b), &m| (a.min(m), b.max(m)));
-    let bias =
-        rows.iter().map(|r| 100.0 * (r.measured.0 as f64 - r.predicted.0 as f64) / r.measured.0 as f64).sum::<f64>()
-            / rows.len() as f64;
+    let (shortest, longest) = measured
+        .iter()
+        .fold((f64::MAX, 0f64), |(a, b), &m| (a.min(m), b.max(m)));
+    let bias = rows
+        .iter()
+        .map(|r| 100.0 * (r.measured.0 as f64 - r.predicted.0 as f64) / r.measured.0 as f64)
+        .sum::<f64>()
+        / rows.len() as f64;
     let n_transfers = rows.iter().map(|r| r.n_transfers).sum::<usize>() / rows.len();
     let ms = format!("{:.1} to {:.1}", shortest / 1e6, longest / 1e6);
-    let overrun =
-        rows.iter().map(|r| 100.0 * r.overrun.0 as f64 / r.measured.0 as f64).sum::<f64>() / rows.len() as f64;
+    let overrun = rows
+        .iter()
+        .map(|r| 100.0 * r.overrun.0 as f64 / r.measured.0 as f64)
+        .sum::<f64>()
+        / rows.len() as f64;
     println!(
         "| {label} | {} | {n_transfers} | {ms} | {overrun:.2} | {mean:.2} | {bias:+.2} | {greatest:.2} | {spearman:.3} | {urgent_mean:.2} | {urgent_spearman:.3} |",
         rows.len()
@@ -142,7 +185,10 @@ fn report(label: &str, rows: &[Row]) {
 /// Rank of each value; equal ones share the mean of their ranks.
 fn ranks(values: &[f64]) -> Vec<f64> {
     let rank = |v: &f64| {
-        let (below, equal) = (values.iter().filter(|w| *w < v).count(), values.iter().filter(|w| *w == v).count());
+        let (below, equal) = (
+            values.iter().filter(|w| *w < v).count(),
+            values.iter().filter(|w| *w == v).count(),
+        );
         below as f64 + (equal - 1) as f64 / 2.0
     };
     values.iter().map(rank).collect()
@@ -152,7 +198,16 @@ fn ranks(values: &[f64]) -> Vec<f64> {
 fn pearson(a: &[f64], b: &[f64]) -> f64 {
     let mean = |v: &[f64]| v.iter().sum::<f64>() / v.len() as f64;
     let (mean_a, mean_b) = (mean(a), mean(b));
-    let sum = |f: &dyn Fn(f64, f64) -> f64| a.iter().zip(b).map(|(x, y)| f(x - mean_a, y - mean_b)).sum::<f64>();
+    let sum = |f: &dyn Fn(f64, f64) -> f64| {
+        a.iter()
+            .zip(b)
+            .map(|(x, y)| f(x - mean_a, y - mean_b))
+            .sum::<f64>()
+    };
     let norm = (sum(&|x, _| x * x) * sum(&|_, y| y * y)).sqrt();
-    if norm == 0.0 { 1.0 } else { sum(&|x, y| x * y) / norm }
+    if norm == 0.0 {
+        1.0
+    } else {
+        sum(&|x, y| x * y) / norm
+    }
 }

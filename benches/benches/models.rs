@@ -6,7 +6,12 @@ use criterion::{Criterion, criterion_main};
 use gristmill::{Options, Tensor, onnx};
 use std::path::PathBuf;
 
-const MODELS: [&str; 4] = ["models/mlp_dynamo", "models/resnet_dynamo", "models/bert_dynamo", "models/gpt2_dynamo"];
+const MODELS: [&str; 4] = [
+    "models/mlp_dynamo",
+    "models/resnet_dynamo",
+    "models/bert_dynamo",
+    "models/gpt2_dynamo",
+];
 
 fn directory(name: &str) -> PathBuf {
     PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/data")).join(name)
@@ -14,12 +19,22 @@ fn directory(name: &str) -> PathBuf {
 
 fn inputs(name: &str) -> Vec<(String, Tensor)> {
     let data = directory(name).join("test_data_set_0");
-    let paths = (0..).map(|i| data.join(format!("input_{i}.pb"))).take_while(|p| p.exists());
-    paths.map(|p| onnx::tensor_from_pb(&std::fs::read(p).expect("the file exists")).expect("a good tensor")).collect()
+    let paths = (0..)
+        .map(|i| data.join(format!("input_{i}.pb")))
+        .take_while(|p| p.exists());
+    paths
+        .map(|p| {
+            onnx::tensor_from_pb(&std::fs::read(p).expect("the file exists"))
+                .expect("a good tensor")
+        })
+        .collect()
 }
 
 fn models(c: &mut Criterion) {
-    let options = Options { threads: Some(1), ..Options::default() };
+    let options = Options {
+        threads: Some(1),
+        ..Options::default()
+    };
     for name in MODELS {
         let model = onnx::load(directory(name).join("model.onnx")).expect("a good model");
         let named = inputs(name);
@@ -35,7 +50,11 @@ fn models(c: &mut Criterion) {
         let executable = compiled.for_inputs(&tensors).expect("it compiles");
         let mut outputs = executable.run(&tensors).expect("it runs").into_tensors();
         c.bench_function(&format!("run {name}"), |b| {
-            b.iter(|| executable.run_into(&tensors, &mut outputs).expect("it runs"))
+            b.iter(|| {
+                executable
+                    .run_into(&tensors, &mut outputs)
+                    .expect("it runs")
+            })
         });
     }
 }

@@ -34,7 +34,12 @@ const ROWS: [(&str, usize, u64); 18] = [
 ];
 
 /// The rules that the portfolio is measured against.
-const RULES: [Algorithm; 4] = [Algorithm::Heft, Algorithm::HeftAppend, Algorithm::Greedy, Algorithm::Etf];
+const RULES: [Algorithm; 4] = [
+    Algorithm::Heft,
+    Algorithm::HeftAppend,
+    Algorithm::Greedy,
+    Algorithm::Etf,
+];
 
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -42,8 +47,9 @@ fn main() {
         links(&[("squeezenet1_0.fwd", 2, 12)]);
         return;
     }
-    let wanted =
-        |section: &str| arguments.iter().all(|a| a.starts_with("--")) || arguments.iter().any(|a| a == section);
+    let wanted = |section: &str| {
+        arguments.iter().all(|a| a.starts_with("--")) || arguments.iter().any(|a| a == section)
+    };
     if wanted("links") {
         links(&ROWS);
     }
@@ -59,11 +65,15 @@ fn main() {
 }
 
 fn folder() -> &'static Path {
-    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/data/placement"))
+    Path::new(concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../tests/data/placement"
+    ))
 }
 
 fn problem(name: &str, n: usize, gigabytes_per_second: u64, memory: Option<Bytes>) -> Problem {
-    let text = std::fs::read_to_string(folder().join(format!("pipedream/{name}.json"))).expect("the graph is there");
+    let text = std::fs::read_to_string(folder().join(format!("pipedream/{name}.json")))
+        .expect("the graph is there");
     let limit = memory.map_or(String::new(), |m| format!(r#", "memory_bytes": {}"#, m.0));
     let device = |i: usize| format!(r#"{{ "name": "/gpu:{i}", "kind": "gpu"{limit} }}"#);
     let devices: Vec<String> = (0..n).map(device).collect();
@@ -72,12 +82,15 @@ fn problem(name: &str, n: usize, gigabytes_per_second: u64, memory: Option<Bytes
         devices.join(", ")
     );
     let graph = TaskGraph::parse(&text).expect("a good graph");
-    graph.problem(&Topology::parse(&topology).expect("a good topology")).expect("a good problem")
+    graph
+        .problem(&Topology::parse(&topology).expect("a good topology"))
+        .expect("a good problem")
 }
 
 fn solve(p: &Problem) -> (Solution, f64) {
     let started = Instant::now();
-    let solution = portfolio::solve(p, &Options::new(p), &Algorithm::name).expect("the portfolio proposes something");
+    let solution = portfolio::solve(p, &Options::new(p), &Algorithm::name)
+        .expect("the portfolio proposes something");
     (solution, started.elapsed().as_secs_f64())
 }
 
@@ -112,7 +125,11 @@ fn links(rows: &[(&str, usize, u64)]) {
             ours / bound,
             s.bound
         );
-        if rate < 100 { slow.push(ours / best) } else { fast.push(ours / bound) }
+        if rate < 100 {
+            slow.push(ours / best)
+        } else {
+            fast.push(ours / bound)
+        }
     }
     println!(
         "geometric means: slow links {:.4} of the best rule, fast links {:.4} of the bound",
@@ -126,16 +143,26 @@ fn caps() {
     println!("graph, devices, cap (%) | m-etf, m-sct (ms) | ours (ms), by | plan (s)");
     let mut names: Vec<String> = std::fs::read_dir(folder().join("pipedream"))
         .expect("the folder is there")
-        .filter_map(|e| e.ok()?.file_name().to_str()?.strip_suffix(".json").map(str::to_owned))
+        .filter_map(|e| {
+            e.ok()?
+                .file_name()
+                .to_str()?
+                .strip_suffix(".json")
+                .map(str::to_owned)
+        })
         .collect();
     names.sort();
     let (mut n_better, mut n_equal, mut n_worse, mut n_only_ours, mut n_nobody) = (0, 0, 0, 0, 0);
     for name in &names {
         let whole = problem(name, 1, 12, None);
         let need = solve(&whole).0.timeline.peak_bytes(&whole)[0];
-        for (n, percent) in [1, 2, 4, 8].into_iter().flat_map(|n| [100, 60, 40, 30].map(|c| (n, c))) {
+        for (n, percent) in [1, 2, 4, 8]
+            .into_iter()
+            .flat_map(|n| [100, 60, 40, 30].map(|c| (n, c)))
+        {
             let p = problem(name, n, 12, Some(Bytes(need.0 / 100 * percent)));
-            let theirs = [Algorithm::MEtf, Algorithm::MSct].map(|a| a.run(&p, &[0]).map(|t| t.makespan));
+            let theirs =
+                [Algorithm::MEtf, Algorithm::MSct].map(|a| a.run(&p, &[0]).map(|t| t.makespan));
             let (s, seconds) = solve(&p);
             let ours = (s.score.0 == Bytes::ZERO).then_some(s.timeline.makespan);
             let least = theirs.into_iter().flatten().min();
@@ -165,7 +192,10 @@ fn caps() {
 fn identical() {
     println!("tasks, processors | proven optimal | mean gap (%) | slowest plan (s)");
     let (mut all, mut all_proven) = (0, 0);
-    for (n, processors) in [50, 100].into_iter().flat_map(|n| [2, 4, 8, 16].map(|p| (n, p))) {
+    for (n, processors) in [50, 100]
+        .into_iter()
+        .flat_map(|n| [2, 4, 8, 16].map(|p| (n, p)))
+    {
         let (mut proven, mut gap, mut slowest) = (0, 0.0, 0.0f64);
         const GRAPHS: u64 = 25;
         for seed in 0..GRAPHS {
@@ -177,7 +207,10 @@ fn identical() {
         }
         all += GRAPHS as u32;
         all_proven += proven;
-        println!("{n}, {processors} | {proven} of {GRAPHS} | {:.3} | {slowest:.2}", 100.0 * gap / GRAPHS as f64);
+        println!(
+            "{n}, {processors} | {proven} of {GRAPHS} | {:.3} | {slowest:.2}",
+            100.0 * gap / GRAPHS as f64
+        );
     }
     println!("proven optimal: {all_proven} of {all}");
 }
@@ -185,7 +218,10 @@ fn identical() {
 /// Tasks of 1 to 20 us with random edges forward, three ways to draw them; links cost nothing.
 fn random_graph(n: usize, processors: usize, seed: u64) -> Problem {
     let mut rng = Rng(seed * 7919 + n as u64);
-    let free = LinkProfile { latency: Nanos::ZERO, bytes_per_second: 1_000_000_000 };
+    let free = LinkProfile {
+        latency: Nanos::ZERO,
+        bytes_per_second: 1_000_000_000,
+    };
     let n_layers = 3 + rng.below(n / 4);
     let layer: Vec<usize> = (0..n).map(|t| t * n_layers / n).collect();
     let style = rng.below(3);
@@ -196,19 +232,53 @@ fn random_graph(n: usize, processors: usize, seed: u64) -> Problem {
         _ => b - a < 12 && rng.below(20) < density,
     };
     let tensors = (0..n).map(|a| {
-        let consumers = (a + 1..n).filter(|&b| edge(a, b, &mut rng)).map(|b| b as u32).collect();
-        (Tensor { producer: a as u32, payload: Payload::Bytes(Bytes::ZERO) }, consumers)
+        let consumers = (a + 1..n)
+            .filter(|&b| edge(a, b, &mut rng))
+            .map(|b| b as u32)
+            .collect();
+        (
+            Tensor {
+                producer: a as u32,
+                payload: Payload::Bytes(Bytes::ZERO),
+            },
+            consumers,
+        )
     });
     let tensors = tensors.collect();
-    let task =
-        |rng: &mut Rng| Task { cost: vec![Nanos(1_000 * (1 + rng.below(20) as u64)); processors], ..Task::default() };
-    make(processors, free, (0..n).map(|_| task(&mut rng)).collect(), tensors)
+    let task = |rng: &mut Rng| Task {
+        cost: vec![Nanos(1_000 * (1 + rng.below(20) as u64)); processors],
+        ..Task::default()
+    };
+    make(
+        processors,
+        free,
+        (0..n).map(|_| task(&mut rng)).collect(),
+        tensors,
+    )
 }
 
-fn make(n_devices: usize, link: LinkProfile, tasks: Vec<Task>, tensors: Vec<(Tensor, Vec<u32>)>) -> Problem {
-    let devices = vec![Device { memory: None, is_host: false }; n_devices];
+fn make(
+    n_devices: usize,
+    link: LinkProfile,
+    tasks: Vec<Task>,
+    tensors: Vec<(Tensor, Vec<u32>)>,
+) -> Problem {
+    let devices = vec![
+        Device {
+            memory: None,
+            is_host: false
+        };
+        n_devices
+    ];
     let links = Links::uniform(n_devices, link);
-    Problem::new(Parts { devices, links, tasks, tensors, constants: Vec::new() }).expect("edges go forward")
+    Problem::new(Parts {
+        devices,
+        links,
+        tasks,
+        tensors,
+        constants: Vec::new(),
+    })
+    .expect("edges go forward")
 }
 
 /// How planning time grows, on 8 devices.
@@ -237,9 +307,14 @@ fn scale() {
 /// About two edges a task, each from one of the 30 tasks before; up to 4 MB over links of 12 GB/s.
 fn wide_graph(n: usize, n_devices: usize) -> Problem {
     let mut rng = Rng(3);
-    let link = LinkProfile { latency: Nanos(10_000), bytes_per_second: 12_000_000_000 };
-    let task =
-        |rng: &mut Rng| Task { cost: vec![Nanos(20_000 + rng.below(400_000) as u64); n_devices], ..Task::default() };
+    let link = LinkProfile {
+        latency: Nanos(10_000),
+        bytes_per_second: 12_000_000_000,
+    };
+    let task = |rng: &mut Rng| Task {
+        cost: vec![Nanos(20_000 + rng.below(400_000) as u64); n_devices],
+        ..Task::default()
+    };
     let tasks = (0..n).map(|_| task(&mut rng)).collect();
     let mut consumers: Vec<Vec<u32>> = vec![Vec::new(); n];
     for t in 1..n {
@@ -251,8 +326,18 @@ fn wide_graph(n: usize, n_devices: usize) -> Problem {
         }
     }
     let tensor = |(t, consumers): (usize, Vec<u32>), rng: &mut Rng| {
-        (Tensor { producer: t as u32, payload: Payload::Bytes(Bytes(rng.below(4_000_000) as u64)) }, consumers)
+        (
+            Tensor {
+                producer: t as u32,
+                payload: Payload::Bytes(Bytes(rng.below(4_000_000) as u64)),
+            },
+            consumers,
+        )
     };
-    let tensors = consumers.into_iter().enumerate().map(|c| tensor(c, &mut rng)).collect();
+    let tensors = consumers
+        .into_iter()
+        .enumerate()
+        .map(|c| tensor(c, &mut rng))
+        .collect();
     make(n_devices, link, tasks, tensors)
 }

@@ -69,14 +69,21 @@ fn elimination(n_columns: usize) -> (usize, Edges) {
 /// The fast Fourier transform of `2^log2_points` points.
 fn butterfly(log2_points: usize) -> (usize, Edges) {
     let points = 1 << log2_points;
-    let stage =
-        |s: usize| (0..points).flat_map(move |i| [i, i ^ (1 << s)].map(|j| (s * points + j, (s + 1) * points + i)));
-    ((log2_points + 1) * points, (0..log2_points).flat_map(stage).collect())
+    let stage = |s: usize| {
+        (0..points)
+            .flat_map(move |i| [i, i ^ (1 << s)].map(|j| (s * points + j, (s + 1) * points + i)))
+    };
+    (
+        (log2_points + 1) * points,
+        (0..log2_points).flat_map(stage).collect(),
+    )
 }
 
 /// A square grid in which a task waits for those above and to the left.
 fn wavefront(side: usize) -> (usize, Edges) {
-    let right = (0..side * side).filter(|i| i % side + 1 < side).map(|i| (i, i + 1));
+    let right = (0..side * side)
+        .filter(|i| i % side + 1 < side)
+        .map(|i| (i, i + 1));
     let down = (0..side * (side - 1)).map(|i| (i, i + side));
     (side * side, right.chain(down).collect())
 }
@@ -94,28 +101,76 @@ fn training(depth: usize) -> (usize, Edges) {
 
 /// The problem of a structure on `n_devices` devices, each with its own speed and links: tasks of 0.2 to 5 ms, latencies of 0.1 to 0.3 ms, transfers of
 /// up to about 2.5 ms, all divided by `divisor`.
-pub fn problem(rng: &mut Rng, n_tasks: usize, edges: &Edges, n_devices: usize, divisor: u64) -> Problem {
-    let percent: Vec<u64> = (0..n_devices).map(|_| rng.pick(&[100, 100, 125, 160])).collect();
-    let mut links = Links::uniform(n_devices, LinkProfile { latency: Nanos(100_000), bytes_per_second: 1 });
+pub fn problem(
+    rng: &mut Rng,
+    n_tasks: usize,
+    edges: &Edges,
+    n_devices: usize,
+    divisor: u64,
+) -> Problem {
+    let percent: Vec<u64> = (0..n_devices)
+        .map(|_| rng.pick(&[100, 100, 125, 160]))
+        .collect();
+    let mut links = Links::uniform(
+        n_devices,
+        LinkProfile {
+            latency: Nanos(100_000),
+            bytes_per_second: 1,
+        },
+    );
     for (from, to) in (0..n_devices).flat_map(|a| (0..n_devices).map(move |b| (a, b))) {
         let latency = Nanos(rng.pick(&[100_000, 200_000, 300_000]) / divisor);
-        links.set(from, to, LinkProfile { latency, bytes_per_second: rng.pick(&[50_000_000, 100_000_000]) * divisor });
+        links.set(
+            from,
+            to,
+            LinkProfile {
+                latency,
+                bytes_per_second: rng.pick(&[50_000_000, 100_000_000]) * divisor,
+            },
+        );
     }
     let mut task = |_| {
-        let ns = rng.pick(&[200_000u64, 400_000, 800_000, 1_200_000, 2_000_000, 3_000_000]) / divisor;
-        Task { cost: percent.iter().map(|percent| Nanos(ns * percent / 100)).collect(), ..Task::default() }
+        let ns = rng.pick(&[
+            200_000u64, 400_000, 800_000, 1_200_000, 2_000_000, 3_000_000,
+        ]) / divisor;
+        Task {
+            cost: percent
+                .iter()
+                .map(|percent| Nanos(ns * percent / 100))
+                .collect(),
+            ..Task::default()
+        }
     };
     let tasks = (0..n_tasks).map(&mut task).collect();
     let mut tensor = |producer: usize| {
-        let mut consumers: Vec<u32> = edges.iter().filter(|e| e.0 == producer).map(|e| e.1 as u32).collect();
+        let mut consumers: Vec<u32> = edges
+            .iter()
+            .filter(|e| e.0 == producer)
+            .map(|e| e.1 as u32)
+            .collect();
         consumers.sort_unstable();
         consumers.dedup();
         let payload = Payload::Bytes(Bytes(rng.pick(&[4u64, 8_000, 24_000, 60_000, 120_000])));
-        (Tensor { producer: producer as u32, payload }, consumers)
+        (
+            Tensor {
+                producer: producer as u32,
+                payload,
+            },
+            consumers,
+        )
     };
     let tensors = (0..n_tasks).map(&mut tensor).collect();
-    let device = Device { memory: None, is_host: false };
-    let parts = Parts { devices: vec![device; n_devices], links, tasks, tensors, constants: Vec::new() };
+    let device = Device {
+        memory: None,
+        is_host: false,
+    };
+    let parts = Parts {
+        devices: vec![device; n_devices],
+        links,
+        tasks,
+        tensors,
+        constants: Vec::new(),
+    };
     Problem::new(parts).expect("structures have no rings, and every device runs every task")
 }
 
@@ -127,7 +182,11 @@ pub fn random_placement(rng: &mut Rng, p: &Problem) -> Vec<u32> {
     for &t in &p.order {
         let operands: Vec<u32> = p.predecessors(t as usize).collect();
         let follows = !operands.is_empty() && rng.below(10) < follow;
-        device[t as usize] = if follows { device[rng.pick(&operands) as usize] } else { rng.below(n_used) as u32 };
+        device[t as usize] = if follows {
+            device[rng.pick(&operands) as usize]
+        } else {
+            rng.below(n_used) as u32
+        };
     }
     device
 }

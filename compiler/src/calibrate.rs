@@ -32,7 +32,11 @@ pub struct Calibration {
 
 /// The machine that measurements are of.
 pub fn machine() -> String {
-    format!("{} ({:?})", cpu::probe().model, gristmill_kernels::Isa::current())
+    format!(
+        "{} ({:?})",
+        cpu::probe().model,
+        gristmill_kernels::Isa::current()
+    )
 }
 
 /// The file in a cache folder.
@@ -54,7 +58,13 @@ pub fn load(path: &Path, name: &str) -> (Option<Calibration>, Option<String>) {
     };
     match Calibration::parse(&text) {
         Ok(c) if c.name == name => (Some(c), None),
-        Ok(c) => (None, Some(store::ignored(path, format!("it is of {:?}, not of {name:?}", c.name)))),
+        Ok(c) => (
+            None,
+            Some(store::ignored(
+                path,
+                format!("it is of {:?}, not of {name:?}", c.name),
+            )),
+        ),
         Err(e) => (None, Some(store::ignored(path, e))),
     }
 }
@@ -64,10 +74,19 @@ impl Calibration {
     pub fn parse(text: &str) -> Result<Calibration> {
         let Target { name, devices: set } = Target::parse(text)?;
         match (set.devices.as_slice(), set.links.get(&(0, 1))) {
-            ([one, all], Some(&link)) if set.devices.iter().all(|d| d.name.kind == DeviceKind::Cpu) => {
-                Ok(Calibration { name, one: one.profile.clone(), all: all.profile.clone(), link })
+            ([one, all], Some(&link))
+                if set.devices.iter().all(|d| d.name.kind == DeviceKind::Cpu) =>
+            {
+                Ok(Calibration {
+                    name,
+                    one: one.profile.clone(),
+                    all: all.profile.clone(),
+                    link,
+                })
             }
-            _ => Err(Error::invalid("expected two CPUs, of one thread and of all")),
+            _ => Err(Error::invalid(
+                "expected two CPUs, of one thread and of all",
+            )),
         }
     }
 
@@ -81,7 +100,11 @@ impl Calibration {
 
     /// The profile of this machine alone, with all threads, as `--target` takes it.
     pub fn target_text(&self) -> String {
-        format!("format = \"gristmill/profile/1\"\nname = {:?}\n{}", self.name, device_text(&self.all))
+        format!(
+            "format = \"gristmill/profile/1\"\nname = {:?}\n{}",
+            self.name,
+            device_text(&self.all)
+        )
     }
 
     /// What `n_threads` threads do: in proportion between one and all; more than all are no faster.
@@ -108,7 +131,11 @@ impl Calibration {
 
     /// Puts measured rates in the place of assumed ones.
     pub fn apply(&self, set: &mut DeviceSet) {
-        for d in set.devices.iter_mut().filter(|d| d.name.kind == DeviceKind::Cpu) {
+        for d in set
+            .devices
+            .iter_mut()
+            .filter(|d| d.name.kind == DeviceKind::Cpu)
+        {
             d.profile = self.cpu(d.profile.n_threads);
         }
         set.link = self.link;
@@ -118,10 +145,19 @@ impl Calibration {
 /// A profile as a table of a file.
 fn device_text(p: &DeviceProfile) -> String {
     let shares = p.efficiencies.iter().map(|((class, dtype), share)| {
-        let class = WorkClass::NAMES.iter().find(|(c, _)| c == class).map_or("", |(_, n)| n);
-        format!("{class}{} = {share:?}", dtype.map_or(String::new(), |d| format!("_{}", d.name())))
+        let class = WorkClass::NAMES
+            .iter()
+            .find(|(c, _)| c == class)
+            .map_or("", |(_, n)| n);
+        format!(
+            "{class}{} = {share:?}",
+            dtype.map_or(String::new(), |d| format!("_{}", d.name()))
+        )
     });
-    let peaks = p.peaks.iter().map(|(dtype, peak)| format!(", {} = {peak:?}", dtype.name()));
+    let peaks = p
+        .peaks
+        .iter()
+        .map(|(dtype, peak)| format!(", {} = {peak:?}", dtype.name()));
     format!(
         "\n[[device]]\nkind = \"{}\"\nthreads = {}\nmemory_bytes_per_second = {:?}\ncache_bytes = {}\ncache_bytes_per_second = {:?}\n\
          launch_ns = {}\nflops_per_second = {{ f32 = {:?}{} }}\nefficiency = {{ {} }}\n",
@@ -160,29 +196,52 @@ pub struct Effort {
 
 impl Default for Effort {
     fn default() -> Effort {
-        Effort { each: Duration::from_millis(150), memory_bytes: 64 << 20, gpu_memory_bytes: 1 << 30, gpu_side: 4096 }
+        Effort {
+            each: Duration::from_millis(150),
+            memory_bytes: 64 << 20,
+            gpu_memory_bytes: 1 << 30,
+            gpu_side: 4096,
+        }
     }
 }
 
 /// Measures this machine's CPU.
 pub fn calibrate(machine: &str, n_threads: usize, effort: Effort) -> Result<Calibration> {
     let one = rates_of_cpu(1, effort)?;
-    let all = if n_threads > 1 { rates_of_cpu(n_threads, effort)? } else { one.clone() };
-    Ok(Calibration { name: name(machine), link: link(one.launch, effort)?, one, all })
+    let all = if n_threads > 1 {
+        rates_of_cpu(n_threads, effort)?
+    } else {
+        one.clone()
+    };
+    Ok(Calibration {
+        name: name(machine),
+        link: link(one.launch, effort)?,
+        one,
+        all,
+    })
 }
 
 fn rates_of_cpu(n_threads: usize, effort: Effort) -> Result<DeviceProfile> {
     let assumed = DeviceProfile::this_cpu(n_threads);
-    let options =
-        Options { threads: Some(n_threads), devices: DeviceSet::parse("cpu:1", n_threads)?, ..Options::default() };
+    let options = Options {
+        threads: Some(n_threads),
+        devices: DeviceSet::parse("cpu:1", n_threads)?,
+        ..Options::default()
+    };
     let seconds = |g: Graph| least_seconds(&compile(&g, &options)?, effort);
     let launch = launch(n_threads, effort)?;
-    let rate = |g: Graph, amount: f64| -> Result<f64> { Ok(amount / (seconds(g)? - launch.0 as f64 / 1e9).max(1e-9)) };
+    let rate = |g: Graph, amount: f64| -> Result<f64> {
+        Ok(amount / (seconds(g)? - launch.0 as f64 / 1e9).max(1e-9))
+    };
     let product = matmul()?;
-    let flops_f32 = rate(product.clone(), flops(&product))? / assumed.efficiency(WorkClass::MatMul, DType::F32);
+    let flops_f32 =
+        rate(product.clone(), flops(&product))? / assumed.efficiency(WorkClass::MatMul, DType::F32);
     let mut profile = DeviceProfile {
         flops_f32,
-        memory_bandwidth: rate(map(effort.memory_bytes / 4, ScalarOp::Neg)?, 2.0 * effort.memory_bytes as f64)?,
+        memory_bandwidth: rate(
+            map(effort.memory_bytes / 4, ScalarOp::Neg)?,
+            2.0 * effort.memory_bytes as f64,
+        )?,
         cache_bandwidth: rate(map(1 << 15, ScalarOp::Neg)?, 2.0 * f64::from(4 << 15))?,
         launch,
         ..assumed
@@ -193,7 +252,9 @@ fn rates_of_cpu(n_threads: usize, effort: Effort) -> Result<DeviceProfile> {
         (WorkClass::Reduce, softmax(128, 256)?),
     ] {
         let share = rate(g.clone(), flops(&g))? / flops_f32;
-        profile.efficiencies.insert((class, Some(DType::F32)), share.clamp(1e-4, 1.0));
+        profile
+            .efficiencies
+            .insert((class, Some(DType::F32)), share.clamp(1e-4, 1.0));
     }
     Ok(profile)
 }
@@ -201,15 +262,28 @@ fn rates_of_cpu(n_threads: usize, effort: Effort) -> Result<DeviceProfile> {
 /// Operations of a graph as the model counts them.
 pub(crate) fn flops(g: &Graph) -> f64 {
     // On a device of one operation per second, at full efficiency, seconds are operations.
-    let mut unit = DeviceProfile { flops_f32: 1.0, ..DeviceProfile::this_cpu(1) };
-    unit.efficiencies = WorkClass::NAMES.iter().map(|(class, _)| ((*class, None), 1.0)).collect();
-    g.nodes().map(|(_, n)| CostModel::default().arithmetic_seconds(g, n, &unit)).sum()
+    let mut unit = DeviceProfile {
+        flops_f32: 1.0,
+        ..DeviceProfile::this_cpu(1)
+    };
+    unit.efficiencies = WorkClass::NAMES
+        .iter()
+        .map(|(class, _)| ((*class, None), 1.0))
+        .collect();
+    g.nodes()
+        .map(|(_, n)| CostModel::default().arithmetic_seconds(g, n, &unit))
+        .sum()
 }
 
 /// Least time of a run, in seconds.
 fn least_seconds(compiled: &Compiled, effort: Effort) -> Result<f64> {
-    let types = compiled.inputs().iter().map(|(_, t)| (t.dtype, t.static_shape().unwrap_or_default()));
-    let inputs = types.map(|(dtype, shape)| Tensor::zeros(dtype, &shape)).collect::<Result<Vec<_>, _>>()?;
+    let types = compiled
+        .inputs()
+        .iter()
+        .map(|(_, t)| (t.dtype, t.static_shape().unwrap_or_default()));
+    let inputs = types
+        .map(|(dtype, shape)| Tensor::zeros(dtype, &shape))
+        .collect::<Result<Vec<_>, _>>()?;
     let executable = compiled.for_inputs(&inputs)?;
     let mut outputs = executable.run(&inputs)?.into_tensors();
     let (started, mut least, mut runs) = (Instant::now(), Duration::MAX, 0);
@@ -223,13 +297,23 @@ fn least_seconds(compiled: &Compiled, effort: Effort) -> Result<f64> {
 
 fn launch(n_threads: usize, effort: Effort) -> Result<Nanos> {
     let devices = DeviceSet::parse("cpu:1", n_threads)?;
-    launch_on(Options { threads: Some(n_threads), devices, ..Options::default() }, effort)
+    launch_on(
+        Options {
+            threads: Some(n_threads),
+            devices,
+            ..Options::default()
+        },
+        effort,
+    )
 }
 
 /// Time to start a kernel: a chain of kernels that have nothing to do.
 fn launch_on(options: Options, effort: Effort) -> Result<Nanos> {
     const KERNELS: usize = 64;
-    let options = Options { opt_level: 0, ..options };
+    let options = Options {
+        opt_level: 0,
+        ..options
+    };
     let chain = |n: usize| {
         graph(16, |b, mut x| {
             for _ in 0..n {
@@ -240,35 +324,57 @@ fn launch_on(options: Options, effort: Effort) -> Result<Nanos> {
     };
     let long = least_seconds(&compile(&chain(KERNELS + 1)?, &options)?, effort)?;
     let short = least_seconds(&compile(&chain(1)?, &options)?, effort)?;
-    Ok(Nanos::from_seconds(((long - short) / KERNELS as f64).max(1e-9)))
+    Ok(Nanos::from_seconds(
+        ((long - short) / KERNELS as f64).max(1e-9),
+    ))
 }
 
 /// The link between two logical devices: tensors that go back and forth, small ones for the latency, large ones for the bandwidth.
 fn link(launch: Nanos, effort: Effort) -> Result<LinkProfile> {
     const HOPS: usize = 8;
     const LARGE: usize = 1 << 20;
-    let options =
-        Options { threads: Some(2), opt_level: 0, devices: DeviceSet::parse("cpu:2", 2)?, ..Options::default() };
-    let alone = Options { devices: DeviceSet::parse("cpu:1", 1)?, threads: Some(1), ..options.clone() };
+    let options = Options {
+        threads: Some(2),
+        opt_level: 0,
+        devices: DeviceSet::parse("cpu:2", 2)?,
+        ..Options::default()
+    };
+    let alone = Options {
+        devices: DeviceSet::parse("cpu:1", 1)?,
+        threads: Some(1),
+        ..options.clone()
+    };
     let hops = |n: usize, apart: bool| {
         let g = graph(n, |b, mut x| {
             for hop in 0..=HOPS {
-                let device = if apart && hop % 2 == 1 { "/cpu:1" } else { "/cpu:0" };
+                let device = if apart && hop % 2 == 1 {
+                    "/cpu:1"
+                } else {
+                    "/cpu:0"
+                };
                 x = b.with_device(device, |b| b.map(ScalarOp::Neg, &[x]))?;
             }
             Ok(x)
         })?;
         least_seconds(&compile(&g, if apart { &options } else { &alone })?, effort)
     };
-    let per_hop = |n: usize| -> Result<f64> { Ok((hops(n, true)? - hops(n, false)?).max(1e-9) / HOPS as f64) };
+    let per_hop = |n: usize| -> Result<f64> {
+        Ok((hops(n, true)? - hops(n, false)?).max(1e-9) / HOPS as f64)
+    };
     let (small, large) = (per_hop(1)?, per_hop(LARGE)?);
     let latency = Nanos::from_seconds(small).0.max(launch.0.min(100));
     let bandwidth = (4 * LARGE) as f64 / (large - small).max(1e-7);
-    Ok(LinkProfile { latency: Nanos(latency), bytes_per_second: bandwidth as u64 })
+    Ok(LinkProfile {
+        latency: Nanos(latency),
+        bytes_per_second: bandwidth as u64,
+    })
 }
 
 /// A graph of one vector input.
-fn graph(n: usize, body: impl FnOnce(&mut GraphBuilder, ValueId) -> Result<ValueId>) -> Result<Graph> {
+fn graph(
+    n: usize,
+    body: impl FnOnce(&mut GraphBuilder, ValueId) -> Result<ValueId>,
+) -> Result<Graph> {
     let mut b = GraphBuilder::new("calibration");
     let x = b.input("x", DType::F32, [n]);
     let y = body(&mut b, x)?;
@@ -295,8 +401,20 @@ fn conv(n: usize, side: usize, channels: usize) -> Result<Graph> {
     let mut b = GraphBuilder::new("calibration");
     let x = b.input("x", DType::F32, [n, side, side, channels]);
     let w = b.constant(Tensor::zeros(DType::F32, &[3, 3, channels, channels])?);
-    let window = Window { strides: vec![1; 2], dilations: vec![1; 2], pads_low: vec![1; 2], pads_high: vec![1; 2] };
-    let y = b.add1(Op::Conv { window, groups: 1, layout: Layout::ChannelsLast }, &[x, w])?;
+    let window = Window {
+        strides: vec![1; 2],
+        dilations: vec![1; 2],
+        pads_low: vec![1; 2],
+        pads_high: vec![1; 2],
+    };
+    let y = b.add1(
+        Op::Conv {
+            window,
+            groups: 1,
+            layout: Layout::ChannelsLast,
+        },
+        &[x, w],
+    )?;
     b.output("y", y);
     b.finish()
 }
@@ -304,7 +422,13 @@ fn conv(n: usize, side: usize, channels: usize) -> Result<Graph> {
 fn softmax(rows: usize, columns: usize) -> Result<Graph> {
     let mut b = GraphBuilder::new("calibration");
     let x = b.input("x", DType::F32, [rows, columns]);
-    let y = b.add1(Op::Softmax { axis: 1, log: false }, &[x])?;
+    let y = b.add1(
+        Op::Softmax {
+            axis: 1,
+            log: false,
+        },
+        &[x],
+    )?;
     b.output("y", y);
     b.finish()
 }
@@ -314,7 +438,16 @@ mod tests {
     use super::*;
 
     fn quick() -> Calibration {
-        calibrate("a machine", 2, Effort { each: Duration::ZERO, memory_bytes: 1 << 20, ..Effort::default() }).unwrap()
+        calibrate(
+            "a machine",
+            2,
+            Effort {
+                each: Duration::ZERO,
+                memory_bytes: 1 << 20,
+                ..Effort::default()
+            },
+        )
+        .unwrap()
     }
 
     #[test]
@@ -345,7 +478,11 @@ mod tests {
             store::replace(&file, &text).unwrap();
             let (none, warning) = load(&file, name);
             assert_eq!(none, None);
-            assert!(warning.expect("a warning").starts_with(&file.display().to_string()));
+            assert!(
+                warning
+                    .expect("a warning")
+                    .starts_with(&file.display().to_string())
+            );
         }
     }
 

@@ -73,7 +73,11 @@ pub struct Outputs(Vec<(String, Tensor)>);
 /// Errors name the node of the user's model; [`Error::kind`] tells bad input from unsupported ops.
 pub fn compile(source: impl Into<Source>, options: &Options) -> Result<Compiled> {
     let compiled = prepare(source, options)?;
-    let shapes: Option<Vec<Vec<usize>>> = compiled.inputs.iter().map(|(_, t)| t.static_shape()).collect();
+    let shapes: Option<Vec<Vec<usize>>> = compiled
+        .inputs
+        .iter()
+        .map(|(_, t)| t.static_shape())
+        .collect();
     if let (Some(shapes), true) = (shapes, compiled.value_inputs.is_empty()) {
         compiled.specialise(shapes, &BTreeMap::new())?;
     }
@@ -85,7 +89,10 @@ pub fn prepare(source: impl Into<Source>, options: &Options) -> Result<Compiled>
     let source = source.into();
     let (symbolic, value_inputs) = match &source {
         Source::Onnx(m) => {
-            let spec = onnx::Specialisation { dims: options.dims.clone(), ..Default::default() };
+            let spec = onnx::Specialisation {
+                dims: options.dims.clone(),
+                ..Default::default()
+            };
             let required = m.required_values(&spec)?;
             (m.interface(&spec)?, required.into_iter().collect())
         }
@@ -109,14 +116,19 @@ pub fn prepare(source: impl Into<Source>, options: &Options) -> Result<Compiled>
 /// Ranges must name dims of the inputs, be no contradiction in themselves, and hold the values that are set.
 fn check_ranges(inputs: &[(String, Type)], options: &Options) -> Result<()> {
     let mut known: BTreeSet<&str> = options.dims.keys().map(String::as_str).collect();
-    known.extend(inputs.iter().flat_map(|(_, t)| t.shape.iter().filter_map(|d| d.as_symbol())));
+    known.extend(
+        inputs
+            .iter()
+            .flat_map(|(_, t)| t.shape.iter().filter_map(|d| d.as_symbol())),
+    );
     for (dim, &range) in &options.ranges {
         if !known.contains(dim.as_str()) {
             return Err(Error::invalid(unknown("dim", dim, known.iter().copied())));
         }
         if range.min > range.max {
             return Err(
-                Error::invalid(format!("dim {dim:?}: the range {range} is empty")).hint("the lesser size first")
+                Error::invalid(format!("dim {dim:?}: the range {range} is empty"))
+                    .hint("the lesser size first"),
             );
         }
         in_range(dim, options.dims.get(dim).copied(), options)?;
@@ -126,16 +138,21 @@ fn check_ranges(inputs: &[(String, Type)], options: &Options) -> Result<()> {
 
 fn in_range(dim: &str, size: Option<usize>, options: &Options) -> Result<()> {
     match (size, options.ranges.get(dim)) {
-        (Some(size), Some(range)) if !range.contains(size) => {
-            Err(Error::invalid(format!("dim {dim:?} is {size}, outside of its declared range {range}")))
-        }
+        (Some(size), Some(range)) if !range.contains(size) => Err(Error::invalid(format!(
+            "dim {dim:?} is {size}, outside of its declared range {range}"
+        ))),
         _ => Ok(()),
     }
 }
 
 /// Names and types of a graph's inputs, and names of its outputs.
 fn interface(g: &Graph) -> (Vec<(String, Type)>, Vec<String>) {
-    let inputs = g.inputs.iter().zip(&g.input_names).map(|(&v, n)| (n.clone(), g.ty(v).clone())).collect();
+    let inputs = g
+        .inputs
+        .iter()
+        .zip(&g.input_names)
+        .map(|(&v, n)| (n.clone(), g.ty(v).clone()))
+        .collect();
     (inputs, g.outputs.iter().map(|o| o.name.clone()).collect())
 }
 
@@ -147,7 +164,11 @@ impl Compiled {
 
     /// The greatest sizes of the dims that have a range and no value.
     pub fn largest_dims(&self) -> Bindings {
-        let open = self.options.ranges.iter().filter(|(dim, _)| !self.options.dims.contains_key(*dim));
+        let open = self
+            .options
+            .ranges
+            .iter()
+            .filter(|(dim, _)| !self.options.dims.contains_key(*dim));
         open.map(|(dim, range)| (dim.clone(), range.max)).collect()
     }
 
@@ -168,7 +189,10 @@ impl Compiled {
     /// Runs the model once. Inputs are given by name, each exactly once.
     ///
     /// Errors when a name is unknown or missing, a dtype or shape does not fit, or a dim is outside of its range; errors of kernels name their node.
-    pub fn run<N: AsRef<str>>(&self, inputs: impl IntoIterator<Item = (N, Tensor)>) -> Result<Outputs> {
+    pub fn run<N: AsRef<str>>(
+        &self,
+        inputs: impl IntoIterator<Item = (N, Tensor)>,
+    ) -> Result<Outputs> {
         let tensors = self.bind(inputs)?;
         let executable = self.for_inputs(&tensors)?;
         executable.run(&tensors)
@@ -184,18 +208,38 @@ impl Compiled {
     /// that pays over `horizon`. Time to rebuild is that of code generation, if anything moves.
     ///
     /// Errors when placements are for another objective than latency.
-    pub fn replan(&self, tensors: &[Tensor], measured: &Arc<Measured>, steps: u64) -> Result<Replacement> {
+    pub fn replan(
+        &self,
+        tensors: &[Tensor],
+        measured: &Arc<Measured>,
+        steps: u64,
+    ) -> Result<Replacement> {
         if self.options.objective != Objective::Latency {
             let message = "placements are decided anew by measured times for latency only";
             return Err(Error::invalid(message).hint("Options::objective as it is by default"));
         }
         let executable = self.for_inputs(tensors)?;
         let report = &executable.lowered.report;
-        let rebuild = report.stages.iter().find(|(stage, _)| *stage == "codegen").map_or(0, |(_, ns)| *ns);
+        let rebuild = report
+            .stages
+            .iter()
+            .find(|(stage, _)| *stage == "codegen")
+            .map_or(0, |(_, ns)| *ns);
         let (shapes, values) = self.shapes_and_values(tensors);
-        let options = Options { measured: measured.clone(), ..self.options.clone() };
-        let horizon = Horizon { steps, rebuild: Nanos(rebuild) };
-        replan(self.specialised_graph(&shapes, &values)?, &options, &executable.lowered.placement, horizon)
+        let options = Options {
+            measured: measured.clone(),
+            ..self.options.clone()
+        };
+        let horizon = Horizon {
+            steps,
+            rebuild: Nanos(rebuild),
+        };
+        replan(
+            self.specialised_graph(&shapes, &values)?,
+            &options,
+            &executable.lowered.placement,
+            horizon,
+        )
     }
 
     /// The specialisation for given inputs, in the order of [`Compiled::inputs`]; made now if it is not there yet.
@@ -207,12 +251,22 @@ impl Compiled {
     /// Shapes of inputs, and those whose contents decide shapes, by name.
     fn shapes_and_values(&self, tensors: &[Tensor]) -> (Vec<Vec<usize>>, BTreeMap<String, Tensor>) {
         let shapes = tensors.iter().map(|t| t.shape().to_vec()).collect();
-        let named = self.inputs.iter().zip(tensors).filter(|((n, _), _)| self.value_inputs.contains(n));
-        (shapes, named.map(|((n, _), t)| (n.clone(), t.clone())).collect())
+        let named = self
+            .inputs
+            .iter()
+            .zip(tensors)
+            .filter(|((n, _), _)| self.value_inputs.contains(n));
+        (
+            shapes,
+            named.map(|((n, _), t)| (n.clone(), t.clone())).collect(),
+        )
     }
 
     /// Inputs by name, put in order and checked against the declared types.
-    pub fn bind<N: AsRef<str>>(&self, inputs: impl IntoIterator<Item = (N, Tensor)>) -> Result<Vec<Tensor>> {
+    pub fn bind<N: AsRef<str>>(
+        &self,
+        inputs: impl IntoIterator<Item = (N, Tensor)>,
+    ) -> Result<Vec<Tensor>> {
         let mut given: BTreeMap<String, Tensor> = BTreeMap::new();
         let known = || self.inputs.iter().map(|(n, _)| n.as_str());
         for (name, tensor) in inputs {
@@ -227,36 +281,69 @@ impl Compiled {
         self.inputs
             .iter()
             .map(|(name, ty)| {
-                let t =
-                    given.remove(name).ok_or_else(|| Error::invalid(format!("input {name:?} ({ty}) is missing")))?;
+                let t = given
+                    .remove(name)
+                    .ok_or_else(|| Error::invalid(format!("input {name:?} ({ty}) is missing")))?;
                 let fits = t.dtype() == ty.dtype
                     && t.shape().len() == ty.rank()
-                    && ty.shape.iter().zip(t.shape()).all(|(d, &n)| d.as_usize().is_none_or(|d| d == n));
+                    && ty
+                        .shape
+                        .iter()
+                        .zip(t.shape())
+                        .all(|(d, &n)| d.as_usize().is_none_or(|d| d == n));
                 if !fits {
                     let got = format!("{}{:?}", t.dtype(), t.shape());
-                    return Err(Error::invalid(format!("input {name:?}: expected {ty}, got {got}")));
+                    return Err(Error::invalid(format!(
+                        "input {name:?}: expected {ty}, got {got}"
+                    )));
                 }
                 for (d, &size) in ty.shape.iter().zip(t.shape()) {
                     let symbol = d.as_symbol().unwrap_or_default();
-                    in_range(symbol, Some(size), &self.options).map_err(|e| e.context(format!("input {name:?}")))?;
+                    in_range(symbol, Some(size), &self.options)
+                        .map_err(|e| e.context(format!("input {name:?}")))?;
                 }
                 Ok(t)
             })
             .collect()
     }
 
-    fn specialise(&self, shapes: Vec<Vec<usize>>, values: &BTreeMap<String, Tensor>) -> Result<Arc<Executable>> {
-        let position = |name: &String| self.inputs.iter().position(|(n, _)| n == name).unwrap_or(usize::MAX);
-        let key: Key = (shapes, values.iter().map(|(n, t)| (position(n), t.as_bytes().to_vec())).collect());
+    fn specialise(
+        &self,
+        shapes: Vec<Vec<usize>>,
+        values: &BTreeMap<String, Tensor>,
+    ) -> Result<Arc<Executable>> {
+        let position = |name: &String| {
+            self.inputs
+                .iter()
+                .position(|(n, _)| n == name)
+                .unwrap_or(usize::MAX)
+        };
+        let key: Key = (
+            shapes,
+            values
+                .iter()
+                .map(|(n, t)| (position(n), t.as_bytes().to_vec()))
+                .collect(),
+        );
         if let Some(found) = self.lock().get(&key) {
             return Ok(found.clone());
         }
         let graph = self.specialised_graph(&key.0, values)?;
         let lowered = lower(graph, &self.options)?;
-        let threads = self.options.threads.unwrap_or_else(gristmill_runtime::cpu::n_cores);
+        let threads = self
+            .options
+            .threads
+            .unwrap_or_else(gristmill_runtime::cpu::n_cores);
         let drivers = self.drivers(&lowered.program)?;
-        let n_lanes = lowered.placement.stream.map_or(1, |stream| stream.in_flight as usize);
-        let exec_options = ExecOptions { threads, drivers, ..Default::default() };
+        let n_lanes = lowered
+            .placement
+            .stream
+            .map_or(1, |stream| stream.in_flight as usize);
+        let exec_options = ExecOptions {
+            threads,
+            drivers,
+            ..Default::default()
+        };
         let lanes = Lanes::new(lowered.program.clone(), &exec_options, n_lanes)?;
         let made = Arc::new(Executable { lowered, lanes });
         self.lock().insert(key, made.clone());
@@ -276,11 +363,24 @@ impl Compiled {
         Ok(drivers.clone())
     }
 
-    fn specialised_graph(&self, shapes: &[Vec<usize>], values: &BTreeMap<String, Tensor>) -> Result<Graph> {
+    fn specialised_graph(
+        &self,
+        shapes: &[Vec<usize>],
+        values: &BTreeMap<String, Tensor>,
+    ) -> Result<Graph> {
         match &self.source {
             Source::Onnx(m) => {
-                let shapes = self.inputs.iter().zip(shapes).map(|((n, _), s)| (n.clone(), s.clone())).collect();
-                m.graph(&onnx::Specialisation { dims: self.options.dims.clone(), shapes, values: values.clone() })
+                let shapes = self
+                    .inputs
+                    .iter()
+                    .zip(shapes)
+                    .map(|((n, _), s)| (n.clone(), s.clone()))
+                    .collect();
+                m.graph(&onnx::Specialisation {
+                    dims: self.options.dims.clone(),
+                    shapes,
+                    values: values.clone(),
+                })
             }
             Source::Graph(g) => {
                 let mut bindings = g.bindings_for(shapes)?;
@@ -323,11 +423,18 @@ impl Executable {
             let partition = &self.lowered.program.partitions[t.partition];
             let step = &partition.steps[t.step];
             let what = match &step.kind {
-                StepKind::Kernel { kernel, .. } => partition.kernels[kernel.0 as usize].name().to_owned(),
+                StepKind::Kernel { kernel, .. } => {
+                    partition.kernels[kernel.0 as usize].name().to_owned()
+                }
                 _ => String::new(),
             };
             let ns = t.time.as_nanos() as u64;
-            StepTime { device: partition.device.to_string(), what, node: step.origin.clone(), ns }
+            StepTime {
+                device: partition.device.to_string(),
+                what,
+                node: step.origin.clone(),
+                ns,
+            }
         };
         Ok(times.into_iter().map(row).collect())
     }
@@ -345,7 +452,9 @@ impl Executable {
                 StepKind::AllReduce(_) => "all-reduce".into(),
                 StepKind::If(_) => "if".into(),
                 StepKind::Loop(_) => "loop".into(),
-                StepKind::ReadVariable { .. } | StepKind::AssignVariable { .. } => "variable".into(),
+                StepKind::ReadVariable { .. } | StepKind::AssignVariable { .. } => {
+                    "variable".into()
+                }
             };
             let time = |(s, ns): (&Step, u64)| StepTime {
                 device: p.device.to_string(),
@@ -362,7 +471,12 @@ impl Executable {
 impl Compiled {
     /// Measures every cluster: adds the times of `n_runs` runs with given inputs to `measured`, after one run that does not count (it faults
     /// pages in). Returns the number of clusters measured.
-    pub fn measure(&self, tensors: &[Tensor], n_runs: usize, measured: &mut Measured) -> Result<usize> {
+    pub fn measure(
+        &self,
+        tensors: &[Tensor],
+        n_runs: usize,
+        measured: &mut Measured,
+    ) -> Result<usize> {
         let executable = self.for_inputs(tensors)?;
         let mut outputs = executable.run(tensors)?.into_tensors();
         let mut runs = Vec::with_capacity(n_runs);
@@ -371,16 +485,36 @@ impl Compiled {
             executable.run_into(tensors, &mut outputs)?;
             runs.push(executable.lanes.first().step_times());
         }
-        let costs = CostModel { measured: Arc::default(), ..costs(&self.options) };
+        let costs = CostModel {
+            measured: Arc::default(),
+            ..costs(&self.options)
+        };
         let lowered = &executable.lowered;
         let mut n_clusters = 0;
-        for (p, (part, nodes)) in lowered.partitions.iter().zip(&lowered.step_nodes).enumerate() {
-            let Some(device) = self.options.devices.devices.iter().find(|d| d.name == part.device) else { continue };
+        for (p, (part, nodes)) in lowered
+            .partitions
+            .iter()
+            .zip(&lowered.step_nodes)
+            .enumerate()
+        {
+            let Some(device) = self
+                .options
+                .devices
+                .devices
+                .iter()
+                .find(|d| d.name == part.device)
+            else {
+                continue;
+            };
             let mut times: BTreeMap<NodeId, Vec<Nanos>> = BTreeMap::new();
             for (step, node) in nodes.iter().enumerate() {
                 let Some(id) = node else { continue };
-                let sums = times.entry(*id).or_insert_with(|| vec![Nanos::ZERO; n_runs]);
-                sums.iter_mut().zip(&runs).for_each(|(sum, run)| *sum += Nanos(run[p][step]));
+                let sums = times
+                    .entry(*id)
+                    .or_insert_with(|| vec![Nanos::ZERO; n_runs]);
+                sums.iter_mut()
+                    .zip(&runs)
+                    .for_each(|(sum, run)| *sum += Nanos(run[p][step]));
             }
             n_clusters += times.len();
             let profile = &device.profile;
@@ -388,7 +522,12 @@ impl Compiled {
                 profile,
                 times.into_iter().map(|(id, times)| {
                     let node = part.graph.node(id);
-                    (&part.graph, node, costs.analytic_ns(&part.graph, node, profile), times)
+                    (
+                        &part.graph,
+                        node,
+                        costs.analytic_ns(&part.graph, node, profile),
+                        times,
+                    )
                 }),
             );
         }
@@ -431,6 +570,11 @@ impl std::ops::Index<&str> for Outputs {
 
     /// Panics when there is no such output; [`Outputs::get`] does not.
     fn index(&self, name: &str) -> &Tensor {
-        self.get(name).unwrap_or_else(|| panic!("{}", unknown("output", name, self.0.iter().map(|(n, _)| n.as_str()))))
+        self.get(name).unwrap_or_else(|| {
+            panic!(
+                "{}",
+                unknown("output", name, self.0.iter().map(|(n, _)| n.as_str()))
+            )
+        })
     }
 }

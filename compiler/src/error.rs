@@ -49,7 +49,12 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 impl Error {
     /// An error with a category and a message (lowercase, no final period).
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Error {
-        Error { kind, node: None, message: message.into(), hint: None }
+        Error {
+            kind,
+            node: None,
+            message: message.into(),
+            hint: None,
+        }
     }
 
     /// The user's model, file or argument is wrong.
@@ -90,9 +95,16 @@ impl Error {
         if errors.len() == 1 {
             return errors.into_iter().next().expect("one error");
         }
-        let kind = errors.iter().map(|e| e.kind).min().unwrap_or(ErrorKind::Internal);
+        let kind = errors
+            .iter()
+            .map(|e| e.kind)
+            .min()
+            .unwrap_or(ErrorKind::Internal);
         let lines: Vec<String> = errors.iter().map(|e| format!("  - {e}")).collect();
-        Error::new(kind, format!("{} problems:\n{}", errors.len(), lines.join("\n")))
+        Error::new(
+            kind,
+            format!("{} problems:\n{}", errors.len(), lines.join("\n")),
+        )
     }
 
     /// The category.
@@ -141,9 +153,17 @@ impl From<gristmill_runtime::Error> for Error {
         let node = e.node().map(str::to_owned);
         let text = e.to_string();
         let message = match &node {
-            Some(n) => text.strip_prefix(&format!("in node {n:?}: ")).unwrap_or(&text).to_owned(),
+            Some(n) => text
+                .strip_prefix(&format!("in node {n:?}: "))
+                .unwrap_or(&text)
+                .to_owned(),
             None => text,
         };
-        Error { kind, node, message, hint: None }
+        Error {
+            kind,
+            node,
+            message,
+            hint: None,
+        }
     }
 }

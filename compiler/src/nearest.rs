@@ -33,8 +33,15 @@ fn edit_distance(a: &[char], b: &[char]) -> usize {
 pub fn unknown<'a>(what: &str, name: &str, known: impl IntoIterator<Item = &'a str>) -> String {
     let list: Vec<&str> = known.into_iter().collect();
     let near = nearest(name, list.iter().copied(), 1);
-    let near = near.first().map(|n| format!("; did you mean {n:?}?")).unwrap_or_default();
-    let known = if list.is_empty() { "there is none".to_owned() } else { format!("known: {}", list.join(", ")) };
+    let near = near
+        .first()
+        .map(|n| format!("; did you mean {n:?}?"))
+        .unwrap_or_default();
+    let known = if list.is_empty() {
+        "there is none".to_owned()
+    } else {
+        format!("known: {}", list.join(", "))
+    };
     format!("unknown {what} {name:?}; {known}{near}")
 }
 
@@ -45,7 +52,10 @@ mod tests {
     #[test]
     fn small_slips_are_found_and_strangers_are_not() {
         let known = ["/encoder/0/MatMul", "/encoder/1/MatMul", "/head/Gemm"];
-        assert_eq!(nearest("/encoder/1/Matmull", known, 1), ["/encoder/1/MatMul"]);
+        assert_eq!(
+            nearest("/encoder/1/Matmull", known, 1),
+            ["/encoder/1/MatMul"]
+        );
         assert!(nearest("x", known, 3).is_empty());
     }
 }

@@ -101,7 +101,11 @@ pub struct Tuning {
 
 impl Default for Tuning {
     fn default() -> Tuning {
-        Tuning { folder: None, measures: false, libraries: true }
+        Tuning {
+            folder: None,
+            measures: false,
+            libraries: true,
+        }
     }
 }
 
@@ -132,8 +136,12 @@ pub enum Precision {
 
 impl Precision {
     /// All, with their names on the command line.
-    pub const NAMES: [(&'static str, Precision); 4] =
-        [("f32", Precision::F32), ("tf32", Precision::Tf32), ("bf16", Precision::Bf16), ("f16", Precision::F16)];
+    pub const NAMES: [(&'static str, Precision); 4] = [
+        ("f32", Precision::F32),
+        ("tf32", Precision::Tf32),
+        ("bf16", Precision::Bf16),
+        ("f16", Precision::F16),
+    ];
 
     /// The dtype of operands and results, where it is another than the model's.
     pub fn dtype(self) -> Option<DType> {

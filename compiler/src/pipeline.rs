@@ -152,7 +152,11 @@ struct Stages<'o> {
 
 impl Stages<'_> {
     fn new(options: &Options) -> Stages<'_> {
-        Stages { options, deadline: Deadline::after(options.budget), report: Report::default() }
+        Stages {
+            options,
+            deadline: Deadline::after(options.budget),
+            report: Report::default(),
+        }
     }
 
     /// Whether the budget is over; a warning says what that leaves out.
@@ -166,11 +170,17 @@ impl Stages<'_> {
 
     fn warn_late(&mut self, left_out: &str) {
         let budget = time_ns(self.options.budget.map_or(0, |b| b.as_nanos() as u64));
-        self.report.warnings.push(format!("the budget of {budget} was over: {left_out}"));
+        self.report
+            .warnings
+            .push(format!("the budget of {budget} was over: {left_out}"));
     }
 
     /// Runs a stage; its time is added to earlier ones of the same name.
-    fn run<T>(&mut self, name: &'static str, stage: impl FnOnce(&mut Report) -> Result<T>) -> Result<T> {
+    fn run<T>(
+        &mut self,
+        name: &'static str,
+        stage: impl FnOnce(&mut Report) -> Result<T>,
+    ) -> Result<T> {
         let started = Instant::now();
         let result = stage(&mut self.report)?;
         let ns = started.elapsed().as_nanos() as u64;
@@ -183,11 +193,19 @@ impl Stages<'_> {
 
     /// The graph if stages are kept, or nothing, so that its weights can go.
     fn keep(&self, g: Graph) -> Graph {
-        if self.options.keep_stages { g } else { Graph::default() }
+        if self.options.keep_stages {
+            g
+        } else {
+            Graph::default()
+        }
     }
 
     fn check(&self, g: &Graph) -> Result<()> {
-        if self.options.check { verify(g) } else { Ok(()) }
+        if self.options.check {
+            verify(g)
+        } else {
+            Ok(())
+        }
     }
 }
 
@@ -208,14 +226,30 @@ pub fn plan(graph: Graph, options: &Options) -> Result<Planned> {
     if options.check {
         place::check::check(&front.clusters, &front.request, &front.placement)?;
     }
-    Ok(Planned { clusters: front.clusters, placement: front.placement, report: s.report })
+    Ok(Planned {
+        clusters: front.clusters,
+        placement: front.placement,
+        report: s.report,
+    })
 }
 
 /// What becomes of an earlier placement of a graph by today's measured times. Rewriting and clustering do not depend on these.
-pub fn replan(graph: Graph, options: &Options, previous: &Placement, horizon: Horizon) -> Result<Replacement> {
+pub fn replan(
+    graph: Graph,
+    options: &Options,
+    previous: &Placement,
+    horizon: Horizon,
+) -> Result<Replacement> {
     let mut s = Stages::new(options);
     let front = front(graph, Some(previous), &mut s)?;
-    place::replace(&front.clusters, &front.request, &costs(options), previous, front.placement, horizon)
+    place::replace(
+        &front.clusters,
+        &front.request,
+        &costs(options),
+        previous,
+        front.placement,
+        horizon,
+    )
 }
 
 /// The results of the stages up to placement.
@@ -250,13 +284,17 @@ fn front(graph: Graph, previous: Option<&Placement>, s: &mut Stages) -> Result<F
     })?;
     s.check(&graph)?;
     let deadline = s.deadline;
-    let mut rewritten = s.run("rewrite", |report| rewrite(&graph, options, deadline, report))?;
+    let mut rewritten = s.run("rewrite", |report| {
+        rewrite(&graph, options, deadline, report)
+    })?;
     if s.report.rewrite.ran_out_of_time() {
         s.warn_late("not all rewrite rules were tried");
     }
     rewritten = s.run("fold", |_| passes::clean(&rewritten))?;
     if options.opt_level > 0 {
-        rewritten = s.run("merge", |_| passes::clean(&passes::merge_matmuls(&rewritten)?))?;
+        rewritten = s.run("merge", |_| {
+            passes::clean(&passes::merge_matmuls(&rewritten)?)
+        })?;
     }
     rewritten = lower_precision(rewritten, &request, s)?;
     s.check(&rewritten)?;
@@ -272,23 +310,42 @@ fn front(graph: Graph, previous: Option<&Placement>, s: &mut Stages) -> Result<F
     })?;
     s.check(&clusters)?;
     let rewritten = s.keep(rewritten);
-    request.is_brief = options.devices.devices.len() > 1 && s.is_late("the placement is not refined");
+    request.is_brief =
+        options.devices.devices.len() > 1 && s.is_late("the placement is not refined");
     let placement = s.run("place", |report| {
         let placement = place::place(&clusters, &request, &costs(options))?;
         report.warnings.extend(placement.warnings.iter().cloned());
         Ok(placement)
     })?;
-    Ok(Front { graph, rewritten, clusters, request, placement })
+    Ok(Front {
+        graph,
+        rewritten,
+        clusters,
+        request,
+        placement,
+    })
 }
 
 /// The way of a graph of static shapes to a program.
 pub fn lower(graph: Graph, options: &Options) -> Result<Lowered> {
     let mut s = Stages::new(options);
-    let Front { graph, rewritten, mut clusters, request, placement } = front(graph, None, &mut s)?;
+    let Front {
+        graph,
+        rewritten,
+        mut clusters,
+        request,
+        placement,
+    } = front(graph, None, &mut s)?;
     check_presence(&placement, options)?;
     // Where nodes run more than once, each copy becomes a node.
-    let expanded = if placement.copies.is_empty() { None } else { Some(placement.expand(&clusters)?) };
-    let (whole, placed) = expanded.as_ref().map_or((&clusters, &placement), |(g, p)| (g, p));
+    let expanded = if placement.copies.is_empty() {
+        None
+    } else {
+        Some(placement.expand(&clusters)?)
+    };
+    let (whole, placed) = expanded
+        .as_ref()
+        .map_or((&clusters, &placement), |(g, p)| (g, p));
     let mut partitions = s.run("partition", |_| partition::partition(whole, placed))?;
     if options.check {
         place::check::check(&clusters, &request, &placement)?;
@@ -299,17 +356,32 @@ pub fn lower(graph: Graph, options: &Options) -> Result<Lowered> {
         clusters.release_constants();
     }
     let mut settings = settings(options);
-    settings.forms = s.run("tune", |report| tune::choose(&partitions, options, &settings, report))?;
-    settings.n_in_flight = placement.stream.map_or(1, |stream| stream.in_flight as usize);
-    let mut made = s.run("codegen", |_| assemble(&clusters, &mut partitions, &settings))?;
+    settings.forms = s.run("tune", |report| {
+        tune::choose(&partitions, options, &settings, report)
+    })?;
+    settings.n_in_flight = placement
+        .stream
+        .map_or(1, |stream| stream.in_flight as usize);
+    let mut made = s.run("codegen", |_| {
+        assemble(&clusters, &mut partitions, &settings)
+    })?;
     if options.check {
         partition::check::check_schedules(&clusters, &partitions, &made.schedules)?;
     }
     s.report.arenas = made.arenas();
     s.report.choices = std::mem::take(&mut made.choices);
     s.report.warnings.append(&mut made.warnings);
-    s.report.constant_bytes = made.program.partitions.iter().flat_map(|p| &p.constants).map(|t| t.size_bytes()).sum();
-    let (clif, asm) = (std::mem::take(&mut made.clif), std::mem::take(&mut made.asm));
+    s.report.constant_bytes = made
+        .program
+        .partitions
+        .iter()
+        .flat_map(|p| &p.constants)
+        .map(|t| t.size_bytes())
+        .sum();
+    let (clif, asm) = (
+        std::mem::take(&mut made.clif),
+        std::mem::take(&mut made.asm),
+    );
     let program = Arc::new(made.program);
     Ok(Lowered {
         graph,
@@ -346,8 +418,16 @@ fn quantized(g: Graph, options: &Options) -> Result<Graph> {
         return Ok(g);
     }
     let g = passes::merge_quantization(&g)?;
-    let only_cpus = options.devices.devices.iter().all(|d| d.name.kind == DeviceKind::Cpu);
-    if only_cpus { passes::integer_products(&g) } else { Ok(g) }
+    let only_cpus = options
+        .devices
+        .devices
+        .iter()
+        .all(|d| d.name.kind == DeviceKind::Cpu);
+    if only_cpus {
+        passes::integer_products(&g)
+    } else {
+        Ok(g)
+    }
 }
 
 /// Products that must run on GPUs in the precision that was asked for; those that could run on a CPU stay as they are.
@@ -355,14 +435,20 @@ fn lower_precision(g: Graph, request: &Request, s: &mut Stages) -> Result<Graph>
     let precision = s.options.precision;
     let set = &request.devices;
     let is_gpu = |d: &place::Device| d.name.kind != DeviceKind::Cpu;
-    let useless = format!("--precision {precision} changes nothing: no f32 product has to run on a GPU");
+    let useless =
+        format!("--precision {precision} changes nothing: no f32 product has to run on a GPU");
     if precision == Precision::Tf32 && !set.devices.iter().any(is_gpu) {
         s.report.warnings.push(useless.clone());
     }
-    let Some(to) = precision.dtype() else { return Ok(g) };
+    let Some(to) = precision.dtype() else {
+        return Ok(g);
+    };
     let anywhere = set.devices.iter().all(is_gpu);
     let on_gpu = |node: &Node| match &node.device {
-        Some(asked) => set.matching(&asked.spec).into_iter().all(|d| is_gpu(&set.devices[d])),
+        Some(asked) => set
+            .matching(&asked.spec)
+            .into_iter()
+            .all(|d| is_gpu(&set.devices[d])),
         None => anywhere,
     };
     s.run("precision", |report| {
@@ -379,19 +465,28 @@ fn rewrite(g: &Graph, options: &Options, deadline: Deadline, report: &mut Report
     if options.opt_level == 0 {
         return Ok(g.clone());
     }
-    let rewrite_options = rewrite::Options { deadline, ..rewrite_options(options) };
+    let rewrite_options = rewrite::Options {
+        deadline,
+        ..rewrite_options(options)
+    };
     let (rewritten, r) = rewrite::rewrite(g, &rewrite_options)?;
     report.rewrite = r;
     Ok(rewritten)
 }
 
 fn rewrite_options(options: &Options) -> rewrite::Options {
-    rewrite::Options { pricing: pricing(options), ..rewrite::Options::level(options.opt_level) }
+    rewrite::Options {
+        pricing: pricing(options),
+        ..rewrite::Options::level(options.opt_level)
+    }
 }
 
 /// The model that placement asks: with what was measured.
 pub(crate) fn costs(options: &Options) -> CostModel {
-    CostModel { measured: options.measured.clone(), ..CostModel::default() }
+    CostModel {
+        measured: options.measured.clone(),
+        ..CostModel::default()
+    }
 }
 
 /// Rewriting and fusion price for the device that computes fastest, the first of equals, since that is where most will run. Clusters suit every
@@ -399,9 +494,14 @@ pub(crate) fn costs(options: &Options) -> CostModel {
 fn pricing(options: &Options) -> Pricing {
     let devices = &options.devices.devices;
     let faster = |a: &place::Device, b: &place::Device| b.profile.flops_f32 > a.profile.flops_f32;
-    let fastest = devices.iter().reduce(|a, b| if faster(a, b) { b } else { a });
+    let fastest = devices
+        .iter()
+        .reduce(|a, b| if faster(a, b) { b } else { a });
     let only_gpus = !devices.is_empty() && devices.iter().all(|d| d.name.kind != DeviceKind::Cpu);
-    fastest.map_or_else(Pricing::default, |d| Pricing { only_gpus, ..Pricing::of(d.profile.clone()) })
+    fastest.map_or_else(Pricing::default, |d| Pricing {
+        only_gpus,
+        ..Pricing::of(d.profile.clone())
+    })
 }
 
 fn fusion(options: &Options) -> Fusion {
@@ -415,12 +515,19 @@ fn fusion(options: &Options) -> Fusion {
 /// How CUDA code is generated, and for what where no GPU decides it.
 fn gpu_options(options: &Options) -> cuda::Options {
     let arch = options.gpu_arch.unwrap_or(cuda::Arch::COMMON);
-    cuda::Options { tf32: options.precision == Precision::Tf32, ..arch.into() }
+    cuda::Options {
+        tf32: options.precision == Precision::Tf32,
+        ..arch.into()
+    }
 }
 
 fn settings(options: &Options) -> Settings {
     let n_cpus = options.devices.devices.len().max(1);
-    let n_threads = (options.threads.unwrap_or_else(gristmill_runtime::cpu::n_cores) / n_cpus).max(1);
+    let n_threads = (options
+        .threads
+        .unwrap_or_else(gristmill_runtime::cpu::n_cores)
+        / n_cpus)
+        .max(1);
     let limit = |d: &place::Device| d.memory_limit.map(|b| (d.name.clone(), b.0 as usize));
     Settings {
         codegen: cpu::Options {
@@ -448,9 +555,14 @@ impl Lowered {
         if !self.kept {
             return Err(Error::invalid("the stages were not kept").hint("Options::keep_stages"));
         }
-        let print = if full { PrintOptions::FULL } else { PrintOptions::SHORT };
-        let schedule =
-            |(part, schedule): (&Part, &Schedule)| format!("// {}\n{}", part.device, schedule.to_text(&part.graph));
+        let print = if full {
+            PrintOptions::FULL
+        } else {
+            PrintOptions::SHORT
+        };
+        let schedule = |(part, schedule): (&Part, &Schedule)| {
+            format!("// {}\n{}", part.device, schedule.to_text(&part.graph))
+        };
         Ok(match stage {
             Stage::Graph => self.graph.to_text(print),
             Stage::Rewritten => self.rewritten.to_text(print),
@@ -458,15 +570,26 @@ impl Lowered {
             Stage::Placed => self.placement.to_text(&self.clusters),
             Stage::Partitions => partition::to_text(&self.partitions, print),
             Stage::Schedule => {
-                let choices = self.report.choices.iter().map(|c| format!("// {}: {c}\n", c.kernel));
-                self.partitions.iter().zip(&self.schedules).map(schedule).chain(choices).collect::<String>()
+                let choices = self
+                    .report
+                    .choices
+                    .iter()
+                    .map(|c| format!("// {}: {c}\n", c.kernel));
+                self.partitions
+                    .iter()
+                    .zip(&self.schedules)
+                    .map(schedule)
+                    .chain(choices)
+                    .collect::<String>()
                     + &self.program.to_string()
             }
             Stage::Clif => self.clif.clone(),
             Stage::Asm => self.asm.clone(),
             Stage::Cuda => self.cuda_text()?,
             Stage::Ptx => self.compiled_cuda(|_, code| Ok(code.ptx.clone()))?,
-            Stage::Sass => self.compiled_cuda(|nvrtc, code| cuda::disassemble(nvrtc, &code.cubin))?,
+            Stage::Sass => {
+                self.compiled_cuda(|nvrtc, code| cuda::disassemble(nvrtc, &code.cubin))?
+            }
         })
     }
 
@@ -487,20 +610,39 @@ impl Lowered {
     /// CUDA sources of what runs on GPUs, as it runs there; where nothing does, of all clusters, as they would. Those in regions come last. In front
     /// of each, what they are for.
     fn cuda(&self) -> Result<Vec<(String, cuda::Generated)>> {
-        let on_gpus = || self.partitions.iter().filter(|p| p.device.kind != DeviceKind::Cpu);
+        let on_gpus = || {
+            self.partitions
+                .iter()
+                .filter(|p| p.device.kind != DeviceKind::Cpu)
+        };
         let mut todo: Vec<(String, &DeviceName, Graph)> = on_gpus()
             .map(|p| {
-                (format!("{}, {}", p.device, self.settings.gpu_options(&p.device).arch), &p.device, p.graph.clone())
+                (
+                    format!(
+                        "{}, {}",
+                        p.device,
+                        self.settings.gpu_options(&p.device).arch
+                    ),
+                    &p.device,
+                    p.graph.clone(),
+                )
             })
             .collect();
         if todo.is_empty() {
             let device = &self.partitions[0].device;
-            todo.push((self.settings.gpu.arch.to_string(), device, self.clusters.clone()));
+            todo.push((
+                self.settings.gpu.arch.to_string(),
+                device,
+                self.clusters.clone(),
+            ));
         }
         let mut made = Vec::new();
         todo.reverse();
         while let Some((what, device, g)) = todo.pop() {
-            for (_, node) in g.nodes().filter(|(_, n)| !matches!(n.op, Op::Cluster { .. })) {
+            for (_, node) in g
+                .nodes()
+                .filter(|(_, n)| !matches!(n.op, Op::Cluster { .. }))
+            {
                 for region in node.regions.iter().rev() {
                     todo.push((what.clone(), device, self.settings.clustered(region)?));
                 }
@@ -511,7 +653,10 @@ impl Lowered {
     }
 
     /// What `show` gives for every distinct kernel, compiled by NVRTC.
-    fn compiled_cuda(&self, show: impl Fn(&nvrtc::Nvrtc, &GpuCode) -> Result<String>) -> Result<String> {
+    fn compiled_cuda(
+        &self,
+        show: impl Fn(&nvrtc::Nvrtc, &GpuCode) -> Result<String>,
+    ) -> Result<String> {
         let nvrtc = nvrtc::get()?;
         let cache = Cache::of_user();
         let mut text = String::new();
@@ -521,7 +666,10 @@ impl Lowered {
                 text.push('\n');
             }
         }
-        let warnings = cache.iter().flat_map(Cache::take_warnings).map(|w| format!("// warning: {w}\n"));
+        let warnings = cache
+            .iter()
+            .flat_map(Cache::take_warnings)
+            .map(|w| format!("// warning: {w}\n"));
         Ok(warnings.collect::<String>() + &text)
     }
 }

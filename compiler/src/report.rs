@@ -75,15 +75,34 @@ impl Report {
         let c = &self.cluster;
         let kernels: usize = c.kernels.values().sum();
         let _ = writeln!(out, "kernels      {} -> {kernels}", c.ops_before);
-        let _ = writeln!(out, "bytes moved  {} -> {}", size(c.bytes_before), size(c.bytes_after));
+        let _ = writeln!(
+            out,
+            "bytes moved  {} -> {}",
+            size(c.bytes_before),
+            size(c.bytes_after)
+        );
         if let Some((precision, n)) = self.lowered {
-            let _ = writeln!(out, "precision    {precision} for {} products", count(n as u64));
+            let _ = writeln!(
+                out,
+                "precision    {precision} for {} products",
+                count(n as u64)
+            );
         }
         if let Some(f) = &c.fused {
-            let _ = writeln!(out, "predicted    {} -> {}", time_ns(f.before.0), time_ns(f.after.0));
+            let _ = writeln!(
+                out,
+                "predicted    {} -> {}",
+                time_ns(f.before.0),
+                time_ns(f.after.0)
+            );
         }
         for (device, arena, least) in &self.arenas {
-            let _ = writeln!(out, "{device}  arena {}  (least possible {})", size(*arena as u64), size(*least as u64));
+            let _ = writeln!(
+                out,
+                "{device}  arena {}  (least possible {})",
+                size(*arena as u64),
+                size(*least as u64)
+            );
         }
         let _ = writeln!(out, "constants    {}", size(self.constant_bytes as u64));
         for note in &self.notes {

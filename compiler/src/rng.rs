@@ -37,6 +37,9 @@ impl Rng {
     /// A number of the standard normal distribution, by adding twelve uniform ones.
     pub fn normal(&mut self) -> f64 {
         let scale = 1.0 / (1u64 << 53) as f64;
-        (0..12).map(|_| (self.bits() >> 11) as f64 * scale).sum::<f64>() - 6.0
+        (0..12)
+            .map(|_| (self.bits() >> 11) as f64 * scale)
+            .sum::<f64>()
+            - 6.0
     }
 }

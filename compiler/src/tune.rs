@@ -87,19 +87,34 @@ impl Kept {
         if let (Err(why), Some(path)) = (&read, &path) {
             warnings.push(store::ignored(path, why));
         }
-        let winners = read.unwrap_or_default().into_iter().map(|w| ((w.forms.clone(), w.gpu.clone()), w)).collect();
-        Kept { path, winners, is_new: false }
+        let winners = read
+            .unwrap_or_default()
+            .into_iter()
+            .map(|w| ((w.forms.clone(), w.gpu.clone()), w))
+            .collect();
+        Kept {
+            path,
+            winners,
+            is_new: false,
+        }
     }
 
     fn add(&mut self, winner: Winner) {
-        self.winners.insert((winner.forms.clone(), winner.gpu.clone()), winner);
+        self.winners
+            .insert((winner.forms.clone(), winner.gpu.clone()), winner);
         self.is_new = true;
     }
 
     fn save(self) -> Result<()> {
-        let Some(path) = self.path.filter(|_| self.is_new) else { return Ok(()) };
-        let file = File { format: FORMAT.to_owned(), winners: self.winners.into_values().collect() };
-        let text = serde_json::to_string(&file).map_err(|e| Error::internal(format!("writing winners: {e}")))?;
+        let Some(path) = self.path.filter(|_| self.is_new) else {
+            return Ok(());
+        };
+        let file = File {
+            format: FORMAT.to_owned(),
+            winners: self.winners.into_values().collect(),
+        };
+        let text = serde_json::to_string(&file)
+            .map_err(|e| Error::internal(format!("writing winners: {e}")))?;
         store::replace(&path, &text)
     }
 }
@@ -150,7 +165,9 @@ fn collect(g: &Graph, settings: &Settings, singles: &mut BTreeMap<u64, Graph>) -
                 new.insert(single(g, id)?);
             }
         } else {
-            node.regions.iter().try_for_each(|r| collect(&settings.clustered(r)?, settings, singles))?;
+            node.regions
+                .iter()
+                .try_for_each(|r| collect(&settings.clustered(r)?, settings, singles))?;
         }
     }
     Ok(())
@@ -163,11 +180,20 @@ fn single(g: &Graph, id: NodeId) -> Result<Graph> {
     let mut new = BTreeMap::new();
     for &v in &node.inputs {
         let name = format!("x{}", new.len());
-        new.entry(v).or_insert_with(|| single.add_input(&name, g.ty(v).clone()));
+        new.entry(v)
+            .or_insert_with(|| single.add_input(&name, g.ty(v).clone()));
     }
     let operands: Vec<_> = node.inputs.iter().map(|v| new[v]).collect();
-    let results = single.add_with_regions(node.op.clone(), &operands, node.regions.clone(), &node.origin)?;
-    results.iter().enumerate().for_each(|(i, &v)| single.add_output(&format!("y{i}"), v));
+    let results = single.add_with_regions(
+        node.op.clone(),
+        &operands,
+        node.regions.clone(),
+        &node.origin,
+    )?;
+    results
+        .iter()
+        .enumerate()
+        .for_each(|(i, &v)| single.add_output(&format!("y{i}"), v));
     Ok(single)
 }
 
@@ -184,29 +210,57 @@ struct Bench<'a> {
 }
 
 impl<'a> Bench<'a> {
-    fn new(device: &'a DeviceName, options: &'a Options, settings: &'a Settings) -> Result<Bench<'a>> {
+    fn new(
+        device: &'a DeviceName,
+        options: &'a Options,
+        settings: &'a Settings,
+    ) -> Result<Bench<'a>> {
         let (major, minor) = gristmill_runtime::cuda::driver_version().unwrap_or_default();
-        let gpu = format!("{}, driver {major}.{minor}", gpus::product(device, &options.gpus)?);
-        Ok(Bench { device, gpu, options, settings, library: Library::of(options), driver: None })
+        let gpu = format!(
+            "{}, driver {major}.{minor}",
+            gpus::product(device, &options.gpus)?
+        );
+        Ok(Bench {
+            device,
+            gpu,
+            options,
+            settings,
+            library: Library::of(options),
+            driver: None,
+        })
     }
 
     /// The form that a cluster is to have, if there is a choice and one has been timed, now or earlier.
-    fn preferred(&mut self, g: &Graph, kept: &mut Kept, report: &mut Report) -> Result<Option<Preferred>> {
+    fn preferred(
+        &mut self,
+        g: &Graph,
+        kept: &mut Kept,
+        report: &mut Report,
+    ) -> Result<Option<Preferred>> {
         let node = g.node(NodeId(0));
         let product = cuda::library_product(node, self.settings.gpu_options(self.device))?;
-        let Some((n, hash)) = self.forms(g, product.as_ref())? else { return Ok(None) };
+        let Some((n, hash)) = self.forms(g, product.as_ref())? else {
+            return Ok(None);
+        };
         let key = (format!("{hash:016x}"), self.gpu.clone());
-        let is_news =
-            product.is_some() && self.library.is_news(kept.winners.get(&key).and_then(|w| w.library.as_ref()));
+        let is_news = product.is_some()
+            && self
+                .library
+                .is_news(kept.winners.get(&key).and_then(|w| w.library.as_ref()));
         if self.options.tuning.measures && (is_news || n > 1 && !kept.winners.contains_key(&key)) {
             match self.winner(g, n, product.as_ref(), &key, report) {
                 Ok(winner) => kept.add(winner),
-                Err(e) => report.warnings.push(format!("not tuned: {}", e.at_origin(&node.origin))),
+                Err(e) => report
+                    .warnings
+                    .push(format!("not tuned: {}", e.at_origin(&node.origin))),
             }
         }
-        let Some(w) = kept.winners.get(&key).filter(|w| w.form < n) else { return Ok(None) };
+        let Some(w) = kept.winners.get(&key).filter(|w| w.form < n) else {
+            return Ok(None);
+        };
         let why = Why::Tuned(self.gpu.clone());
-        let [ours, predicted] = [w.form, 0].map(|form| w.ns.get(usize::from(form)).copied().flatten());
+        let [ours, predicted] =
+            [w.form, 0].map(|form| w.ns.get(usize::from(form)).copied().flatten());
         let library = match self.library.instead(w.library.as_ref(), ours) {
             Some(Ok(library)) => Some(library),
             Some(Err(why)) => {
@@ -219,20 +273,32 @@ impl<'a> Bench<'a> {
             Some(library) => (library.name.clone(), Some(library.ns)),
             None => (self.words(g, w.form)?, ours),
         };
-        report.tuned.push(Tuned { node: node.origin.to_string(), form, ns: [ns, predicted] });
+        report.tuned.push(Tuned {
+            node: node.origin.to_string(),
+            form,
+            ns: [ns, predicted],
+        });
         let form = if library.is_some() { n } else { w.form };
         Ok(Some(Preferred { form, why, library }))
     }
 
     fn generate(&self, g: &Graph, form: u8) -> Result<Generated> {
-        cuda::generate_with(g, cuda::Options { form, ..self.settings.gpu_options(self.device) })
+        cuda::generate_with(
+            g,
+            cuda::Options {
+                form,
+                ..self.settings.gpu_options(self.device)
+            },
+        )
     }
 
     /// A form in words.
     fn words(&self, g: &Graph, form: u8) -> Result<String> {
         let made = self.generate(g, form)?;
         let choices = made.forms.values().flat_map(|f| &f.choices);
-        let words: Vec<String> = choices.map(|c| format!("{} of {}: {}", c.number + 1, c.n, c.form)).collect();
+        let words: Vec<String> = choices
+            .map(|c| format!("{} of {}: {}", c.number + 1, c.n, c.form))
+            .collect();
         Ok(words.join("; "))
     }
 
@@ -247,7 +313,8 @@ impl<'a> Bench<'a> {
         write!(hash, "{product:?}").expect("hashing does not fail");
         for form in 0..n {
             for unit in &self.generate(g, form)?.units {
-                write!(hash, "{form} {} {}", unit.arch, unit.source).expect("hashing does not fail");
+                write!(hash, "{form} {} {}", unit.arch, unit.source)
+                    .expect("hashing does not fail");
             }
         }
         Ok(Some((n, hash.value())))
@@ -266,22 +333,41 @@ impl<'a> Bench<'a> {
         let mut rng = Rng(1);
         let random = |v: &crate::ir::ValueId| {
             let ty = g.ty(*v);
-            random_tensor(&mut rng, ty.dtype, &ty.static_shape().unwrap_or_default(), false)
+            random_tensor(
+                &mut rng,
+                ty.dtype,
+                &ty.static_shape().unwrap_or_default(),
+                false,
+            )
         };
         let inputs: Vec<Tensor> = g.inputs.iter().map(random).collect();
         let body = &g.node(NodeId(0)).regions[0];
-        let mut expected = if flops(body) <= INTERPRETED_FLOPS { Some(interp::run(g, &inputs)?) } else { None };
+        let mut expected = if flops(body) <= INTERPRETED_FLOPS {
+            Some(interp::run(g, &inputs)?)
+        } else {
+            None
+        };
         let (mut ns, mut wrong) = (Vec::new(), Vec::new());
         for form in 0..n {
-            let preferred = Preferred { form, ..Preferred::default() };
+            let preferred = Preferred {
+                form,
+                ..Preferred::default()
+            };
             let timed = self.run(g, preferred, &inputs).and_then(|(results, time)| {
                 let expected = expected.get_or_insert_with(|| results.clone());
                 agree(expected, &results, self.settings.gpu.tf32).map(|()| time)
             });
-            ns.push(timed.map_err(|e| wrong.push(format!("form {}: {e}", form + 1))).ok());
+            ns.push(
+                timed
+                    .map_err(|e| wrong.push(format!("form {}: {e}", form + 1)))
+                    .ok(),
+            );
         }
         let (Some(form), Some(expected)) = (fastest(&ns), &expected) else {
-            return Err(Error::internal(format!("no form gives the right result: {}", wrong.join("; "))));
+            return Err(Error::internal(format!(
+                "no form gives the right result: {}",
+                wrong.join("; ")
+            )));
         };
         let mut library = None;
         if let (Some(product), Some(name)) = (product, self.library.name().map(str::to_owned)) {
@@ -289,11 +375,24 @@ impl<'a> Bench<'a> {
             library = Some(timed);
             if let Err(e) = result {
                 // What a library lacks is no news, what it does wrongly is.
-                let said = if library::is_lack(&e) { &mut report.notes } else { &mut report.warnings };
-                said.push(format!("not tuned: {}", e.at_origin(&g.node(NodeId(0)).origin)));
+                let said = if library::is_lack(&e) {
+                    &mut report.notes
+                } else {
+                    &mut report.warnings
+                };
+                said.push(format!(
+                    "not tuned: {}",
+                    e.at_origin(&g.node(NodeId(0)).origin)
+                ));
             }
         }
-        Ok(Winner { forms: forms.clone(), gpu: gpu.clone(), form, ns, library })
+        Ok(Winner {
+            forms: forms.clone(),
+            gpu: gpu.clone(),
+            form,
+            ns,
+            library,
+        })
     }
 
     /// The GPU's driver.
@@ -301,27 +400,51 @@ impl<'a> Bench<'a> {
         if self.driver.is_none() {
             self.driver = gpus::driver(self.device, self.options)?;
         }
-        self.driver.clone().ok_or_else(|| Error::internal("a GPU has a driver"))
+        self.driver
+            .clone()
+            .ok_or_else(|| Error::internal("a GPU has a driver"))
     }
 
     /// Results of a form, and its time in ns.
-    fn run(&mut self, g: &Graph, preferred: Preferred, inputs: &[Tensor]) -> Result<(Vec<Tensor>, u64)> {
+    fn run(
+        &mut self,
+        g: &Graph,
+        preferred: Preferred,
+        inputs: &[Tensor],
+    ) -> Result<(Vec<Tensor>, u64)> {
         let driver = self.driver()?;
         let forms = [(signature(g, g.node(NodeId(0))), preferred)].into();
-        let settings = Settings { forms: [(self.device.clone(), forms)].into(), ..self.settings.clone() };
-        let made = assemble(g, &mut [Part::whole(self.device.clone(), g.clone())], &settings)?;
-        let options =
-            ExecOptions { threads: 1, drivers: [(self.device.clone(), driver)].into(), ..ExecOptions::default() };
+        let settings = Settings {
+            forms: [(self.device.clone(), forms)].into(),
+            ..self.settings.clone()
+        };
+        let made = assemble(
+            g,
+            &mut [Part::whole(self.device.clone(), g.clone())],
+            &settings,
+        )?;
+        let options = ExecOptions {
+            threads: 1,
+            drivers: [(self.device.clone(), driver)].into(),
+            ..ExecOptions::default()
+        };
         let executor = Executor::new(Arc::new(made.program), &options)?;
         let results = executor.run(inputs)?;
-        let ns = executor.time_launches(EACH)?.iter().map(|l| l.time.as_nanos() as u64).sum();
+        let ns = executor
+            .time_launches(EACH)?
+            .iter()
+            .map(|l| l.time.as_nanos() as u64)
+            .sum();
         Ok((results, ns))
     }
 }
 
 /// The form that takes the least time, the first of equals.
 fn fastest(ns: &[Option<u64>]) -> Option<u8> {
-    let timed = ns.iter().enumerate().filter_map(|(form, ns)| Some((ns.as_ref()?, form as u8)));
+    let timed = ns
+        .iter()
+        .enumerate()
+        .filter_map(|(form, ns)| Some((ns.as_ref()?, form as u8)));
     timed.min().map(|(_, form)| form)
 }
 
@@ -356,7 +479,10 @@ mod tests {
         assert!(agree(&[t(&[1.0, 100.0])], &[t(&[1.001, 100.0])], false).is_ok());
         let wrong = agree(&[t(&[1.0, 100.0])], &[t(&[1.0, 99.0])], false).unwrap_err();
         assert!(wrong.to_string().contains("its result is wrong"), "{wrong}");
-        assert!(agree(&[t(&[1.0])], &[t(&[f32::NAN])], true).is_err(), "what is no number is no result");
+        assert!(
+            agree(&[t(&[1.0])], &[t(&[f32::NAN])], true).is_err(),
+            "what is no number is no result"
+        );
     }
 
     #[test]
@@ -365,19 +491,40 @@ mod tests {
         let load = |warnings: &mut Vec<String>| Kept::load(Some(dir.path()), warnings);
         let mut warnings = Vec::new();
         let mut kept = load(&mut warnings);
-        let w =
-            Winner { forms: "0a".into(), gpu: "H".into(), form: 2, ns: vec![Some(4), None, Some(3)], library: None };
-        let library = Some(Timed { name: "L".into(), ns: Some(2), workspace_bytes: 5 });
+        let w = Winner {
+            forms: "0a".into(),
+            gpu: "H".into(),
+            form: 2,
+            ns: vec![Some(4), None, Some(3)],
+            library: None,
+        };
+        let library = Some(Timed {
+            name: "L".into(),
+            ns: Some(2),
+            workspace_bytes: 5,
+        });
         let w = Winner { library, ..w };
         kept.add(w.clone());
         kept.save().unwrap();
-        assert_eq!(load(&mut warnings).winners.into_values().collect::<Vec<_>>(), [w]);
+        assert_eq!(
+            load(&mut warnings)
+                .winners
+                .into_values()
+                .collect::<Vec<_>>(),
+            [w]
+        );
         assert!(warnings.is_empty());
         let text = std::fs::read_to_string(path(dir.path())).unwrap();
-        for bad in [text.replace("tuned/2", "tuned/1"), text[..text.len() / 2].to_owned()] {
+        for bad in [
+            text.replace("tuned/2", "tuned/1"),
+            text[..text.len() / 2].to_owned(),
+        ] {
             std::fs::write(path(dir.path()), bad).unwrap();
             assert!(load(&mut warnings).winners.is_empty());
         }
-        assert!(warnings.len() == 2 && warnings.iter().all(|w| w.contains("tuned.json")), "{warnings:?}");
+        assert!(
+            warnings.len() == 2 && warnings.iter().all(|w| w.contains("tuned.json")),
+            "{warnings:?}"
+        );
     }
 }

@@ -45,9 +45,14 @@ mod tests {
 
     #[test]
     fn numbers_read_well() {
-        let times: Vec<String> = [412, 3_810_000, 1_200_000_000, 15_300].map(time_ns).to_vec();
+        let times: Vec<String> = [412, 3_810_000, 1_200_000_000, 15_300]
+            .map(time_ns)
+            .to_vec();
         assert_eq!(times, ["412 ns", "3.81 ms", "1.20 s", "15.3 us"]);
         assert_eq!(size(102_550_000), "97.8 MiB");
-        assert_eq!((count(25_557_032), count(7)), ("25,557,032".into(), "7".into()));
+        assert_eq!(
+            (count(25_557_032), count(7)),
+            ("25,557,032".into(), "7".into())
+        );
     }
 }

@@ -55,7 +55,11 @@ impl VecProg {
 
     /// Appends an instruction, or finds the same one again.
     fn push(&mut self, op: VecOp, args: &[Reg], dtype: DType) -> Reg {
-        let inst = Inst { op, args: args.to_vec(), dtype };
+        let inst = Inst {
+            op,
+            args: args.to_vec(),
+            dtype,
+        };
         let found = self.insts.iter().position(|i| *i == inst);
         let i = found.unwrap_or_else(|| {
             self.insts.push(inst);
@@ -83,14 +87,20 @@ impl VecProg {
     pub fn op(&mut self, op: ScalarOp, args: &[Reg]) -> Reg {
         debug_assert!(op.spec().primitive, "{op} must be expanded");
         let dtypes: Vec<DType> = args.iter().map(|&a| self.dtype(a)).collect();
-        let dtype = op.result_dtype(&dtypes).expect("operand dtypes were checked by the verifier");
+        let dtype = op
+            .result_dtype(&dtypes)
+            .expect("operand dtypes were checked by the verifier");
         self.push(VecOp::Op(op), args, dtype)
     }
 
     /// The program of one element-wise op over operands of the given dtypes.
     pub fn of_op(op: ScalarOp, operands: &[DType]) -> VecProg {
         let mut p = VecProg::new();
-        let args: Vec<Reg> = operands.iter().enumerate().map(|(i, &d)| p.input(i as u32, d)).collect();
+        let args: Vec<Reg> = operands
+            .iter()
+            .enumerate()
+            .map(|(i, &d)| p.input(i as u32, d))
+            .collect();
         let r = op.expand(&mut p, &args);
         p.outputs.push(r);
         p

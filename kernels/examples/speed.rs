@@ -7,7 +7,9 @@ use gristmill_kernels::depthwise::{DepthwiseDesc, gm_depthwise_f32};
 use gristmill_kernels::epilogue::{EpilogueKind, EpilogueOp};
 use gristmill_kernels::gemm::{GemmDesc, gm_gemm_f32};
 use gristmill_kernels::pack::pack_b;
-use gristmill_kernels::rows::{NormDesc, NormKind, SoftmaxDesc, SoftmaxKind, gm_norm_f32, gm_softmax_f32};
+use gristmill_kernels::rows::{
+    NormDesc, NormKind, SoftmaxDesc, SoftmaxKind, gm_norm_f32, gm_softmax_f32,
+};
 use gristmill_kernels::vmath::FUNCTIONS;
 use gristmill_kernels::window::Window;
 use gristmill_kernels::{Isa, OK};
@@ -16,12 +18,26 @@ use std::hint::black_box;
 fn main() {
     let filter = std::env::args().nth(1).unwrap_or_default();
     let peak = multiply_add_peak();
-    println!("{}: {:.1} GFLOP/s multiply-add peak", Isa::current(), peak / 1e9);
+    println!(
+        "{}: {:.1} GFLOP/s multiply-add peak",
+        Isa::current(),
+        peak / 1e9
+    );
     if filter == "tile" {
-        for (m, k, n) in [(14, 256, 32), (8, 256, 32), (12, 256, 32), (6, 256, 16), (112, 256, 32), (112, 64, 32)] {
+        for (m, k, n) in [
+            (14, 256, 32),
+            (8, 256, 32),
+            (12, 256, 32),
+            (6, 256, 16),
+            (112, 256, 32),
+            (112, 64, 32),
+        ] {
             let case = Gemm::new(m, n, k, &[]);
             let seconds = best(|| (0..100).for_each(|_| case.run())) / 100.0;
-            println!("tile {m} x {k} x {n}: {:.2} of peak", 2.0 * (m * n * k) as f64 / seconds / peak);
+            println!(
+                "tile {m} x {k} x {n}: {:.2} of peak",
+                2.0 * (m * n * k) as f64 / seconds / peak
+            );
         }
     }
     if "gemm".contains(&filter) {
@@ -56,7 +72,8 @@ fn seconds() -> f64 {
 
 #[cfg(not(target_os = "linux"))]
 fn seconds() -> f64 {
-    static START: std::sync::LazyLock<std::time::Instant> = std::sync::LazyLock::new(std::time::Instant::now);
+    static START: std::sync::LazyLock<std::time::Instant> =
+        std::sync::LazyLock::new(std::time::Instant::now);
     START.elapsed().as_secs_f64()
 }
 
@@ -195,7 +212,10 @@ fn gemms(peak: f64) {
         for (name, epilogue) in [
             ("", &[][..]),
             ("bias relu", &[EpilogueKind::Add, EpilogueKind::Relu]),
-            ("bias hardswish", &[EpilogueKind::Add, EpilogueKind::HardSwish]),
+            (
+                "bias hardswish",
+                &[EpilogueKind::Add, EpilogueKind::HardSwish],
+            ),
         ] {
             let case = Gemm::new(m, n, k, epilogue);
             let seconds = best(|| case.run());
@@ -241,9 +261,13 @@ fn convolutions(peak: f64) {
     let (mut total_seconds, mut total_flops) = (0.0, 0.0);
     for (side, cin, cout, kernel, stride, times) in RESNET50 {
         let pad = kernel / 2;
-        let window = Window::new(1, side, side, cin, kernel, kernel).with([stride; 2], [1; 2], [pad; 4]);
+        let window =
+            Window::new(1, side, side, cin, kernel, kernel).with([stride; 2], [1; 2], [pad; 4]);
         let mut desc = ConvDesc::new(Isa::current(), window, 1, cin, cout);
-        let bias_relu = [EpilogueOp::row_vec(EpilogueKind::Add, 0), EpilogueOp::unary(EpilogueKind::Relu, 0.0, 0.0)];
+        let bias_relu = [
+            EpilogueOp::row_vec(EpilogueKind::Add, 0),
+            EpilogueOp::unary(EpilogueKind::Relu, 0.0, 0.0),
+        ];
         assert!(bias_relu.into_iter().all(|op| desc.push_epilogue(op)));
         let weights = Aligned::from(&pack_weights(
             Isa::current(),
@@ -258,7 +282,12 @@ fn convolutions(peak: f64) {
         let workspace = ramp(desc.workspace_bytes() / 4);
         let ptrs = [x.ptr(), weights.ptr(), y.ptr(), workspace.ptr(), bias.ptr()];
         // SAFETY: the buffers have the sizes that the descriptor describes; nothing else uses them now.
-        let seconds = best(|| assert_eq!(unsafe { gm_conv_f32(&desc, ptrs.as_ptr(), 0, desc.n_items()) }, OK));
+        let seconds = best(|| {
+            assert_eq!(
+                unsafe { gm_conv_f32(&desc, ptrs.as_ptr(), 0, desc.n_items()) },
+                OK
+            )
+        });
         black_box(&y.data);
         let flops = 2.0 * (window.n_pixels() * cin * cout * kernel * kernel) as f64;
         total_seconds += seconds * times as f64;
@@ -269,22 +298,50 @@ fn convolutions(peak: f64) {
             flops / seconds / peak
         );
     }
-    println!("conv ResNet-50: {:.2} ms, {:.2} of peak", total_seconds * 1e3, total_flops / total_seconds / peak);
+    println!(
+        "conv ResNet-50: {:.2} ms, {:.2} of peak",
+        total_seconds * 1e3,
+        total_flops / total_seconds / peak
+    );
 }
 
 /// MobileNetV2's depthwise layers: (side, channels, stride).
 fn depthwise(peak: f64) {
-    for (side, channels, stride) in [(112, 32, 1), (112, 96, 2), (56, 144, 1), (28, 192, 1), (14, 576, 1), (7, 960, 1)]
-    {
+    for (side, channels, stride) in [
+        (112, 32, 1),
+        (112, 96, 2),
+        (56, 144, 1),
+        (28, 192, 1),
+        (14, 576, 1),
+        (7, 960, 1),
+    ] {
         let window = Window::new(1, side, side, channels, 3, 3).with([stride; 2], [1; 2], [1; 4]);
         let mut desc = DepthwiseDesc::new(Isa::current(), window, channels);
-        let ops = [EpilogueOp::row_vec(EpilogueKind::Add, 0), EpilogueOp::unary(EpilogueKind::Clamp, 0.0, 6.0)];
+        let ops = [
+            EpilogueOp::row_vec(EpilogueKind::Add, 0),
+            EpilogueOp::unary(EpilogueKind::Clamp, 0.0, 6.0),
+        ];
         assert!(ops.into_iter().all(|op| desc.push_epilogue(op)));
-        let (x, weights, bias) = (ramp(side * side * channels), ramp(9 * channels), ramp(channels));
+        let (x, weights, bias) = (
+            ramp(side * side * channels),
+            ramp(9 * channels),
+            ramp(channels),
+        );
         let y = ramp(window.n_pixels() * channels);
-        let ptrs = [x.ptr(), weights.ptr(), y.ptr(), std::ptr::null_mut(), bias.ptr()];
+        let ptrs = [
+            x.ptr(),
+            weights.ptr(),
+            y.ptr(),
+            std::ptr::null_mut(),
+            bias.ptr(),
+        ];
         // SAFETY: the buffers have the sizes that the descriptor describes; nothing else uses them now.
-        let seconds = best(|| assert_eq!(unsafe { gm_depthwise_f32(&desc, ptrs.as_ptr(), 0, desc.n_items()) }, OK));
+        let seconds = best(|| {
+            assert_eq!(
+                unsafe { gm_depthwise_f32(&desc, ptrs.as_ptr(), 0, desc.n_items()) },
+                OK
+            )
+        });
         let flops = 18.0 * (window.n_pixels() * channels) as f64;
         let gb = 4.0 * ((window.n_pixels() + side * side) * channels) as f64 / seconds / 1e9;
         println!(
@@ -299,20 +356,37 @@ fn functions() {
     let (x, y) = (ramp(1024), ramp(1024));
     for function in FUNCTIONS {
         // SAFETY: both arrays have 1024 elements.
-        let seconds =
-            best(|| (0..100).for_each(|_| unsafe { (function.kernel)(1024, x.ptr().cast(), y.ptr().cast()) }));
-        println!("{}: {:.0} ns per 1000 elements", function.symbol, seconds * 1e9 / 102.4);
+        let seconds = best(|| {
+            (0..100)
+                .for_each(|_| unsafe { (function.kernel)(1024, x.ptr().cast(), y.ptr().cast()) })
+        });
+        println!(
+            "{}: {:.0} ns per 1000 elements",
+            function.symbol,
+            seconds * 1e9 / 102.4
+        );
     }
 }
 
 fn rows() {
     let (n_rows, n_cols) = (128, 768);
     let (x, y) = (ramp(n_rows * n_cols), ramp(n_rows * n_cols));
-    let ptrs: [*mut u8; 5] = [x.ptr(), std::ptr::null_mut(), y.ptr(), std::ptr::null_mut(), std::ptr::null_mut()];
+    let ptrs: [*mut u8; 5] = [
+        x.ptr(),
+        std::ptr::null_mut(),
+        y.ptr(),
+        std::ptr::null_mut(),
+        std::ptr::null_mut(),
+    ];
     let softmax = SoftmaxDesc::new(Isa::current(), SoftmaxKind::Softmax, n_rows, n_cols);
     let norm = NormDesc::new(Isa::current(), NormKind::Layer, n_rows, n_cols, 1e-5);
     // SAFETY: the buffers have the sizes that the descriptors describe.
-    let seconds = best(|| assert_eq!(unsafe { gm_softmax_f32(&softmax, ptrs.as_ptr(), 0, n_rows) }, OK));
+    let seconds = best(|| {
+        assert_eq!(
+            unsafe { gm_softmax_f32(&softmax, ptrs.as_ptr(), 0, n_rows) },
+            OK
+        )
+    });
     println!(
         "softmax {n_rows} x {n_cols}: {:.1} us, {:.0} ns per 1000",
         seconds * 1e6,

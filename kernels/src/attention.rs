@@ -64,8 +64,21 @@ pub struct AttentionDesc {
 
 impl AttentionDesc {
     /// An attention over contiguous `[batch, heads, rows, depth]` tensors for an instruction set, scaled by `1 / sqrt(depth)`.
-    pub fn new(isa: Isa, batch: usize, heads: usize, n_queries: usize, n_keys: usize, depth: usize) -> AttentionDesc {
-        let strides = |rows: usize| [(heads * rows * depth) as isize, (rows * depth) as isize, depth as isize];
+    pub fn new(
+        isa: Isa,
+        batch: usize,
+        heads: usize,
+        n_queries: usize,
+        n_keys: usize,
+        depth: usize,
+    ) -> AttentionDesc {
+        let strides = |rows: usize| {
+            [
+                (heads * rows * depth) as isize,
+                (rows * depth) as isize,
+                depth as isize,
+            ]
+        };
         AttentionDesc {
             isa: isa as u32,
             causal: 0,
@@ -122,7 +135,14 @@ impl Layout {
         let score_ld = round(keys) + 16;
         let largest = scores + desc.query_block * score_ld;
         let sums = largest + round(desc.query_block);
-        Layout { values, scores, largest, sums, score_ld, elements: sums + round(desc.query_block) }
+        Layout {
+            values,
+            scores,
+            largest,
+            sums,
+            score_ld,
+            elements: sums + round(desc.query_block),
+        }
     }
 }
 
@@ -143,7 +163,9 @@ pub unsafe extern "C" fn gm_attention_f32(
 ) -> u32 {
     // SAFETY: the descriptor is valid by contract.
     let desc = unsafe { &*desc };
-    let Some(isa) = Isa::usable(desc.isa) else { return UNSUPPORTED_ISA };
+    let Some(isa) = Isa::usable(desc.isa) else {
+        return UNSUPPORTED_ISA;
+    };
     if desc.query_block == 0 || desc.kv_group == 0 || desc.q_stride[2] < 0 || desc.o_stride[2] < 0 {
         return INVALID;
     }
@@ -151,7 +173,9 @@ pub unsafe extern "C" fn gm_attention_f32(
     for item in begin..end.min(desc.n_items()) {
         let (head, block) = (item / n_blocks, item % n_blocks);
         let (batch, head) = (head / desc.heads, head % desc.heads);
-        let at = |stride: [isize; 3], head: usize| batch as isize * stride[0] + head as isize * stride[1];
+        let at = |stride: [isize; 3], head: usize| {
+            batch as isize * stride[0] + head as isize * stride[1]
+        };
         // SAFETY: the pointers cover what the descriptor describes.
         unsafe {
             let mask = pointer(ptrs, OPERANDS + 1).cast_const();
@@ -159,11 +183,21 @@ pub unsafe extern "C" fn gm_attention_f32(
                 isa,
                 desc,
                 layout: Layout::new(desc, isa),
-                q: pointer(ptrs, LHS).cast_const().wrapping_offset(at(desc.q_stride, head)),
-                k: pointer(ptrs, RHS).cast_const().wrapping_offset(at(desc.k_stride, head / desc.kv_group)),
-                v: pointer(ptrs, OPERANDS).cast_const().wrapping_offset(at(desc.v_stride, head / desc.kv_group)),
+                q: pointer(ptrs, LHS)
+                    .cast_const()
+                    .wrapping_offset(at(desc.q_stride, head)),
+                k: pointer(ptrs, RHS)
+                    .cast_const()
+                    .wrapping_offset(at(desc.k_stride, head / desc.kv_group)),
+                v: pointer(ptrs, OPERANDS)
+                    .cast_const()
+                    .wrapping_offset(at(desc.v_stride, head / desc.kv_group)),
                 o: pointer(ptrs, OUT).wrapping_offset(at(desc.o_stride, head)),
-                mask: if mask.is_null() { mask } else { mask.wrapping_offset(at(desc.mask_stride, head)) },
+                mask: if mask.is_null() {
+                    mask
+                } else {
+                    mask.wrapping_offset(at(desc.mask_stride, head))
+                },
                 workspace: pointer(ptrs, WORKSPACE),
             };
             let first = block * desc.query_block;
@@ -219,8 +253,10 @@ impl Head<'_> {
     /// The pointers cover the head; the workspace is this call's own.
     unsafe fn queries(&self, first: usize, n: usize) {
         let d = self.desc;
-        let (largest, sums) =
-            (self.workspace.wrapping_add(self.layout.largest), self.workspace.wrapping_add(self.layout.sums));
+        let (largest, sums) = (
+            self.workspace.wrapping_add(self.layout.largest),
+            self.workspace.wrapping_add(self.layout.sums),
+        );
         let n_keys = self.visible(first + n - 1);
         // SAFETY: rows of the output and entries of the workspace that are this item's own.
         unsafe {
@@ -256,7 +292,15 @@ impl Head<'_> {
             pack_matrix(self.isa, d.depth, n_keys, k, 1, d.k_stride[2], keys);
             pack_matrix(self.isa, n_keys, d.value_depth, v, d.v_stride[2], 1, values);
             let q = self.q.wrapping_offset(first as isize * d.q_stride[2]);
-            self.product(n, n_keys, d.depth, (q, d.q_stride[2]), keys, (scores, layout.score_ld), false);
+            self.product(
+                n,
+                n_keys,
+                d.depth,
+                (q, d.q_stride[2]),
+                keys,
+                (scores, layout.score_ld),
+                false,
+            );
             for i in 0..n {
                 let row = scores.add(i * layout.score_ld);
                 let n_seen = self.visible(first + i).saturating_sub(start).min(n_keys);
@@ -266,7 +310,10 @@ impl Head<'_> {
                 }
                 let mask = match self.mask.is_null() {
                     true => self.mask,
-                    false => self.mask.wrapping_offset((first + i) as isize * d.mask_stride[2]).wrapping_add(start),
+                    false => self
+                        .mask
+                        .wrapping_offset((first + i) as isize * d.mask_stride[2])
+                        .wrapping_add(start),
                 };
                 let block_row = BlockRow {
                     scores: row,
@@ -303,7 +350,14 @@ impl Head<'_> {
     ) {
         // SAFETY: no ops, so no operands.
         let epilogue = unsafe { Epilogue::resolve(&[], std::ptr::null(), [0; MAX_BATCH]) };
-        let lhs = Lhs { a, lda: lda as usize, rows: std::ptr::null(), tap_stride: 0, taps: 0, offset: 0 };
+        let lhs = Lhs {
+            a,
+            lda: lda as usize,
+            rows: std::ptr::null(),
+            tap_stride: 0,
+            taps: 0,
+            offset: 0,
+        };
         let product = Product {
             isa: self.isa,
             n,
@@ -332,7 +386,14 @@ mod tests {
         (batch as isize * stride[0] + head as isize * stride[1] + row as isize * stride[2]) as usize
     }
 
-    fn reference(d: &AttentionDesc, q: &[f32], k: &[f32], v: &[f32], mask: Option<&[f32]>, len: usize) -> Vec<f64> {
+    fn reference(
+        d: &AttentionDesc,
+        q: &[f32],
+        k: &[f32],
+        v: &[f32],
+        mask: Option<&[f32]>,
+        len: usize,
+    ) -> Vec<f64> {
         let mut out = vec![0.0; len];
         for (batch, head) in (0..d.batch).flat_map(|b| (0..d.heads).map(move |h| (b, h))) {
             let kv = head / d.kv_group;
@@ -341,10 +402,17 @@ mod tests {
                     if d.causal != 0 && j as isize > i as isize + d.causal_offset {
                         return f64::NEG_INFINITY;
                     }
-                    let (q, k) = (&q[at(d.q_stride, batch, head, i)..], &k[at(d.k_stride, batch, kv, j)..]);
-                    let dot: f64 = (0..d.depth).map(|c| f64::from(q[c]) * f64::from(k[c])).sum();
+                    let (q, k) = (
+                        &q[at(d.q_stride, batch, head, i)..],
+                        &k[at(d.k_stride, batch, kv, j)..],
+                    );
+                    let dot: f64 = (0..d.depth)
+                        .map(|c| f64::from(q[c]) * f64::from(k[c]))
+                        .sum();
                     dot * f64::from(d.scale)
-                        + mask.map_or(0.0, |mask| f64::from(mask[at(d.mask_stride, batch, head, i) + j]))
+                        + mask.map_or(0.0, |mask| {
+                            f64::from(mask[at(d.mask_stride, batch, head, i) + j])
+                        })
                 };
                 let scores: Vec<f64> = (0..d.n_keys).map(score).collect();
                 let largest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
@@ -369,10 +437,13 @@ mod tests {
         for isa in Isa::available() {
             for _ in 0..60 {
                 let (batch, heads) = (rng.pick(&[1, 2]), rng.pick(&[2, 4]));
-                let (n_queries, n_keys) = (rng.pick(&[1, 3, 17, 70]), rng.pick(&[1, 5, 64, 257, 530]));
+                let (n_queries, n_keys) =
+                    (rng.pick(&[1, 3, 17, 70]), rng.pick(&[1, 5, 64, 257, 530]));
                 let depth = rng.pick(&[4, 16, 33, 64]);
-                let mut d = AttentionDesc::new(Isa::current(), batch, heads, n_queries, n_keys, depth);
-                (d.isa, d.kv_group, d.value_depth) = (isa as u32, rng.pick(&[1, 2]), rng.pick(&[depth, 7]));
+                let mut d =
+                    AttentionDesc::new(Isa::current(), batch, heads, n_queries, n_keys, depth);
+                (d.isa, d.kv_group, d.value_depth) =
+                    (isa as u32, rng.pick(&[1, 2]), rng.pick(&[depth, 7]));
                 d.query_block = rng.pick(&[64, 5]);
                 // Projections' own layout, [batch, rows, heads, depth], as often as separate heads.
                 let strides = |rows: usize, heads: usize, depth: usize, fused: bool| match fused {
@@ -391,12 +462,26 @@ mod tests {
                 }
                 d.mask_stride = rng.pick(&[[0, 0, n_keys as isize], [0, 0, 0]]);
                 let with_mask = rng.below(2) == 0;
-                let q: Vec<f32> = rng.vec(batch * heads * n_queries * depth).iter().map(|x| x * 6.0).collect();
-                let k: Vec<f32> = rng.vec(batch * kv_heads * n_keys * depth).iter().map(|x| x * 3.0).collect();
+                let q: Vec<f32> = rng
+                    .vec(batch * heads * n_queries * depth)
+                    .iter()
+                    .map(|x| x * 6.0)
+                    .collect();
+                let k: Vec<f32> = rng
+                    .vec(batch * kv_heads * n_keys * depth)
+                    .iter()
+                    .map(|x| x * 3.0)
+                    .collect();
                 let v = rng.vec(batch * kv_heads * n_keys * d.value_depth);
                 // Some keys hidden, never the first, so that every query sees one.
                 let mask: Vec<f32> = (0..n_queries * n_keys)
-                    .map(|i| if i % n_keys > 0 && rng.below(4) == 0 { f32::NEG_INFINITY } else { rng.unit() })
+                    .map(|i| {
+                        if i % n_keys > 0 && rng.below(4) == 0 {
+                            f32::NEG_INFINITY
+                        } else {
+                            rng.unit()
+                        }
+                    })
                     .collect();
                 let mut o = vec![f32::NAN; batch * heads * n_queries * d.value_depth];
                 let mut workspace = vec![f32::NAN; d.workspace_bytes() / 4];
@@ -406,12 +491,19 @@ mod tests {
                     o.as_mut_ptr().cast(),
                     workspace.as_mut_ptr().cast(),
                     v.as_ptr() as *mut u8,
-                    if with_mask { mask.as_ptr() as *mut u8 } else { std::ptr::null_mut() },
+                    if with_mask {
+                        mask.as_ptr() as *mut u8
+                    } else {
+                        std::ptr::null_mut()
+                    },
                 ];
                 let n = d.n_items();
                 for (begin, end) in [(n / 2, n), (0, n / 2)] {
                     // SAFETY: the buffers have the sizes that the descriptor describes.
-                    assert_eq!(unsafe { gm_attention_f32(&d, ptrs.as_ptr(), begin, end) }, OK);
+                    assert_eq!(
+                        unsafe { gm_attention_f32(&d, ptrs.as_ptr(), begin, end) },
+                        OK
+                    );
                 }
                 let want = reference(&d, &q, &k, &v, with_mask.then_some(&mask[..]), o.len());
                 assert_close(&o, &want, 2e-5, &format!("{isa} mask {with_mask} {d:?}"));

@@ -54,7 +54,11 @@ fn narrow_bf16_bits(x: f32) -> u16 {
     // Half of the dropped part, and a bit more where the kept part is odd.
     let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16;
     // Rounding could turn a NaN into an infinity.
-    if x.is_nan() { ((bits >> 16) | 0x40) as u16 } else { rounded as u16 }
+    if x.is_nan() {
+        ((bits >> 16) | 0x40) as u16
+    } else {
+        rounded as u16
+    }
 }
 
 /// Functions over whole arrays, compiled for each instruction set and left to the vectoriser.
@@ -148,7 +152,12 @@ mod x86 {
         let n = n - n % 8;
         for i in (0..n).step_by(8) {
             // SAFETY: whole vectors below `n`.
-            unsafe { _mm256_storeu_ps(dst.add(i), _mm256_cvtph_ps(_mm_loadu_si128(src.add(i).cast()))) };
+            unsafe {
+                _mm256_storeu_ps(
+                    dst.add(i),
+                    _mm256_cvtph_ps(_mm_loadu_si128(src.add(i).cast())),
+                )
+            };
         }
         n
     }
@@ -163,7 +172,8 @@ mod x86 {
         for i in (0..n).step_by(8) {
             // SAFETY: whole vectors below `n`.
             unsafe {
-                let half = _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(_mm256_loadu_ps(src.add(i)));
+                let half =
+                    _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(_mm256_loadu_ps(src.add(i)));
                 _mm_storeu_si128(dst.add(i).cast(), half);
             }
         }
@@ -198,9 +208,16 @@ mod tests {
             }
             for (i, &bits) in all.iter().enumerate() {
                 let want = f16::from_bits(bits);
-                assert!(wide[i] == want.to_f32() || (wide[i].is_nan() && want.is_nan()), "{isa} {bits:#x}");
                 assert!(
-                    bits_agree(back[i], bits, want.is_nan() && f16::from_bits(back[i]).is_nan()),
+                    wide[i] == want.to_f32() || (wide[i].is_nan() && want.is_nan()),
+                    "{isa} {bits:#x}"
+                );
+                assert!(
+                    bits_agree(
+                        back[i],
+                        bits,
+                        want.is_nan() && f16::from_bits(back[i]).is_nan()
+                    ),
                     "{isa} {bits:#x}"
                 );
             }
@@ -211,9 +228,16 @@ mod tests {
             }
             for (i, &bits) in all.iter().enumerate() {
                 let want = bf16::from_bits(bits);
-                assert!(wide[i] == want.to_f32() || (wide[i].is_nan() && want.is_nan()), "{isa} {bits:#x}");
                 assert!(
-                    bits_agree(back[i], bits, want.is_nan() && bf16::from_bits(back[i]).is_nan()),
+                    wide[i] == want.to_f32() || (wide[i].is_nan() && want.is_nan()),
+                    "{isa} {bits:#x}"
+                );
+                assert!(
+                    bits_agree(
+                        back[i],
+                        bits,
+                        want.is_nan() && bf16::from_bits(back[i]).is_nan()
+                    ),
                     "{isa} {bits:#x}"
                 );
             }
@@ -243,11 +267,19 @@ mod tests {
             for (i, &x) in x.iter().enumerate() {
                 let (want_half, want_brain) = (f16::from_f32(x), bf16::from_f32(x));
                 assert!(
-                    bits_agree(half[i], want_half.to_bits(), x.is_nan() && f16::from_bits(half[i]).is_nan()),
+                    bits_agree(
+                        half[i],
+                        want_half.to_bits(),
+                        x.is_nan() && f16::from_bits(half[i]).is_nan()
+                    ),
                     "{isa} {x:?}"
                 );
                 assert!(
-                    bits_agree(brain[i], want_brain.to_bits(), x.is_nan() && bf16::from_bits(brain[i]).is_nan()),
+                    bits_agree(
+                        brain[i],
+                        want_brain.to_bits(),
+                        x.is_nan() && bf16::from_bits(brain[i]).is_nan()
+                    ),
                     "{isa} {x:?}"
                 );
             }

@@ -59,17 +59,28 @@ impl CopyDesc {
     pub fn permute(element_bytes: u32, shape: &[usize], perm: &[usize]) -> Option<CopyDesc> {
         let mut seen = [false; MAX_RANK];
         for &axis in perm {
-            let entry = seen.get_mut(axis).filter(|seen| axis < shape.len() && !**seen)?;
+            let entry = seen
+                .get_mut(axis)
+                .filter(|seen| axis < shape.len() && !**seen)?;
             *entry = true;
         }
-        let stride = |shape: &mut dyn Iterator<Item = usize>| -> isize { shape.product::<usize>() as isize };
+        let stride =
+            |shape: &mut dyn Iterator<Item = usize>| -> isize { shape.product::<usize>() as isize };
         let dims: Vec<_> = (0..perm.len())
             .map(|i| {
                 let src_stride = stride(&mut shape[perm[i] + 1..].iter().copied());
-                (shape[perm[i]], src_stride, stride(&mut perm[i + 1..].iter().map(|&axis| shape[axis])))
+                (
+                    shape[perm[i]],
+                    src_stride,
+                    stride(&mut perm[i + 1..].iter().map(|&axis| shape[axis])),
+                )
             })
             .collect();
-        if perm.len() == shape.len() { CopyDesc::new(Isa::current(), element_bytes, &dims) } else { None }
+        if perm.len() == shape.len() {
+            CopyDesc::new(Isa::current(), element_bytes, &dims)
+        } else {
+            None
+        }
     }
 
     /// Items of the whole copy.
@@ -85,7 +96,11 @@ struct Dim {
     dst: isize,
 }
 
-const UNIT: Dim = Dim { extent: 1, src: 0, dst: 0 };
+const UNIT: Dim = Dim {
+    extent: 1,
+    src: 0,
+    dst: 0,
+};
 
 /// A copy in its simplest form: outer dimensions, then rows, then columns.
 struct Walk {
@@ -102,22 +117,42 @@ struct Walk {
 impl Walk {
     fn new(desc: &CopyDesc) -> Walk {
         let (mut dims, n) = simplify(desc);
-        let (cols, n) = if n > 0 { (dims[n - 1], n - 1) } else { (UNIT, 0) };
+        let (cols, n) = if n > 0 {
+            (dims[n - 1], n - 1)
+        } else {
+            (UNIT, 0)
+        };
         // Rows are the dimension contiguous in the source, if another than the columns is; else the next.
         let is_rows = |dim: &Dim| cols.src != 1 && dim.src == 1;
-        let rows_idx = dims[..n].iter().position(is_rows).unwrap_or(n.saturating_sub(1));
+        let rows_idx = dims[..n]
+            .iter()
+            .position(is_rows)
+            .unwrap_or(n.saturating_sub(1));
         let rows = if n > 0 { dims[rows_idx] } else { UNIT };
         if n > 0 {
             dims[rows_idx] = UNIT;
         }
         // Whole rows if they are copied whole, else squares that keep the lines of both tensors in the first-level cache.
         let item_elements = ITEM_BYTES / desc.element_bytes.max(1) as usize;
-        let (longest, unit) = if cols.src == 1 && cols.dst == 1 { (item_elements, 1) } else { (1024, 16) };
+        let (longest, unit) = if cols.src == 1 && cols.dst == 1 {
+            (item_elements, 1)
+        } else {
+            (1024, 16)
+        };
         let col_block = cols.extent.clamp(1, longest);
-        let row_block = (item_elements / col_block).max(1).next_multiple_of(unit).min(rows.extent.max(1));
+        let row_block = (item_elements / col_block)
+            .max(1)
+            .next_multiple_of(unit)
+            .min(rows.extent.max(1));
         let mut outer = [UNIT; MAX_RANK];
         outer[MAX_RANK - n..].copy_from_slice(&dims[..n]);
-        Walk { outer, rows, cols, row_block, col_block }
+        Walk {
+            outer,
+            rows,
+            cols,
+            row_block,
+            col_block,
+        }
     }
 
     fn row_blocks(&self) -> usize {
@@ -129,13 +164,21 @@ impl Walk {
     }
 
     fn n_items(&self) -> usize {
-        self.outer.iter().map(|dim| dim.extent).product::<usize>() * self.row_blocks() * self.col_blocks()
+        self.outer.iter().map(|dim| dim.extent).product::<usize>()
+            * self.row_blocks()
+            * self.col_blocks()
     }
 
     /// An item's offset in the source and the output, its rows and its columns.
     fn item(&self, item: usize) -> (isize, isize, usize, usize) {
-        let (rest, col) = (item / self.col_blocks(), item % self.col_blocks() * self.col_block);
-        let (mut rest, row) = (rest / self.row_blocks(), rest % self.row_blocks() * self.row_block);
+        let (rest, col) = (
+            item / self.col_blocks(),
+            item % self.col_blocks() * self.col_block,
+        );
+        let (mut rest, row) = (
+            rest / self.row_blocks(),
+            rest % self.row_blocks() * self.row_block,
+        );
         let mut src = row as isize * self.rows.src + col as isize * self.cols.src;
         let mut dst = row as isize * self.rows.dst + col as isize * self.cols.dst;
         for dim in self.outer.iter().rev() {
@@ -145,7 +188,12 @@ impl Walk {
                 (src, dst) = (src + i * dim.src, dst + i * dim.dst);
             }
         }
-        (src, dst, self.row_block.min(self.rows.extent - row), self.col_block.min(self.cols.extent - col))
+        (
+            src,
+            dst,
+            self.row_block.min(self.rows.extent - row),
+            self.col_block.min(self.cols.extent - col),
+        )
     }
 }
 
@@ -154,7 +202,11 @@ fn simplify(desc: &CopyDesc) -> ([Dim; MAX_RANK], usize) {
     let mut dims = [UNIT; MAX_RANK];
     let mut n = 0;
     for i in 0..desc.rank.min(MAX_RANK) {
-        let dim = Dim { extent: desc.extent[i], src: desc.src_stride[i], dst: desc.dst_stride[i] };
+        let dim = Dim {
+            extent: desc.extent[i],
+            src: desc.src_stride[i],
+            dst: desc.dst_stride[i],
+        };
         if dim.extent != 1 {
             dims[n] = dim;
             n += 1;
@@ -173,7 +225,10 @@ fn simplify(desc: &CopyDesc) -> ([Dim; MAX_RANK], usize) {
         let (outer, inner) = (dims[kept], dims[i]);
         let size = inner.extent as isize;
         if outer.src == inner.src * size && outer.dst == inner.dst * size {
-            dims[kept] = Dim { extent: outer.extent * inner.extent, ..inner };
+            dims[kept] = Dim {
+                extent: outer.extent * inner.extent,
+                ..inner
+            };
         } else {
             kept += 1;
             dims[kept] = inner;
@@ -189,10 +244,17 @@ fn simplify(desc: &CopyDesc) -> ([Dim; MAX_RANK], usize) {
 /// # Safety
 /// The pointers cover what the descriptor describes and do not overlap; no other thread writes these items' output.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn gm_copy(desc: *const CopyDesc, ptrs: *const *mut u8, begin: usize, end: usize) -> u32 {
+pub unsafe extern "C" fn gm_copy(
+    desc: *const CopyDesc,
+    ptrs: *const *mut u8,
+    begin: usize,
+    end: usize,
+) -> u32 {
     // SAFETY: the descriptor is valid by contract.
     let desc = unsafe { &*desc };
-    let Some(isa) = Isa::usable(desc.isa) else { return UNSUPPORTED_ISA };
+    let Some(isa) = Isa::usable(desc.isa) else {
+        return UNSUPPORTED_ISA;
+    };
     // SAFETY: the pointers cover what the descriptor describes.
     unsafe {
         let (src, dst) = ((*ptrs.add(LHS)).cast_const(), *ptrs.add(OUT));
@@ -209,24 +271,51 @@ pub unsafe extern "C" fn gm_copy(desc: *const CopyDesc, ptrs: *const *mut u8, be
 
 /// # Safety
 /// As for [`gm_copy`]; `T` has the descriptor's element size.
-unsafe fn run<T: Copy>(isa: Isa, desc: &CopyDesc, src: *const T, dst: *mut T, begin: usize, end: usize) {
+unsafe fn run<T: Copy>(
+    isa: Isa,
+    desc: &CopyDesc,
+    src: *const T,
+    dst: *mut T,
+    begin: usize,
+    end: usize,
+) {
     let walk = Walk::new(desc);
     for item in begin..end.min(walk.n_items()) {
         let (src_offset, dst_offset, n_rows, n_cols) = walk.item(item);
         // SAFETY: the offsets are those of indices below the extents.
-        unsafe { rectangle(isa, &walk, n_rows, n_cols, src.offset(src_offset), dst.offset(dst_offset)) };
+        unsafe {
+            rectangle(
+                isa,
+                &walk,
+                n_rows,
+                n_cols,
+                src.offset(src_offset),
+                dst.offset(dst_offset),
+            )
+        };
     }
 }
 
 /// # Safety
 /// `src` is readable and `dst` writable for `n_rows` rows and `n_cols` columns of the walk.
-unsafe fn rectangle<T: Copy>(isa: Isa, walk: &Walk, n_rows: usize, n_cols: usize, src: *const T, dst: *mut T) {
+unsafe fn rectangle<T: Copy>(
+    isa: Isa,
+    walk: &Walk,
+    n_rows: usize,
+    n_cols: usize,
+    src: *const T,
+    dst: *mut T,
+) {
     let (rows, cols) = (walk.rows, walk.cols);
     // SAFETY: indices stay below the extents.
     unsafe {
         if cols.src == 1 && cols.dst == 1 {
             for i in 0..n_rows as isize {
-                std::ptr::copy_nonoverlapping(src.offset(i * rows.src), dst.offset(i * rows.dst), n_cols);
+                std::ptr::copy_nonoverlapping(
+                    src.offset(i * rows.src),
+                    dst.offset(i * rows.dst),
+                    n_cols,
+                );
             }
         } else if size_of::<T>() == 4 && rows.src == 1 && cols.dst == 1 {
             // The output's columns are the transposition's rows.
@@ -249,7 +338,13 @@ unsafe fn rectangle<T: Copy>(isa: Isa, walk: &Walk, n_rows: usize, n_cols: usize
 ///
 /// # Safety
 /// As for [`rectangle`].
-unsafe fn by_element<T: Copy>(walk: &Walk, n_rows: usize, n_cols: usize, src: *const T, dst: *mut T) {
+unsafe fn by_element<T: Copy>(
+    walk: &Walk,
+    n_rows: usize,
+    n_cols: usize,
+    src: *const T,
+    dst: *mut T,
+) {
     let (rows, cols) = (walk.rows, walk.cols);
     for i0 in (0..n_rows).step_by(16) {
         for j0 in (0..n_cols).step_by(16) {
@@ -257,7 +352,10 @@ unsafe fn by_element<T: Copy>(walk: &Walk, n_rows: usize, n_cols: usize, src: *c
                 for j in j0..n_cols.min(j0 + 16) {
                     let (i, j) = (i as isize, j as isize);
                     // SAFETY: indices stay below the extents.
-                    unsafe { *dst.offset(i * rows.dst + j * cols.dst) = *src.offset(i * rows.src + j * cols.src) };
+                    unsafe {
+                        *dst.offset(i * rows.dst + j * cols.dst) =
+                            *src.offset(i * rows.src + j * cols.src)
+                    };
                 }
             }
         }
@@ -283,18 +381,29 @@ mod tests {
         }
     }
 
-    fn check<T: Copy + TryFrom<u64> + Into<u64>>(desc: &CopyDesc, len: usize, dst_len: usize, base: isize)
-    where
+    fn check<T: Copy + TryFrom<u64> + Into<u64>>(
+        desc: &CopyDesc,
+        len: usize,
+        dst_len: usize,
+        base: isize,
+    ) where
         <T as TryFrom<u64>>::Error: std::fmt::Debug,
     {
         let values: Vec<u64> = (0..len as u64).map(|i| i * 7 % 251).collect();
         let mut want = vec![255; dst_len];
         reference(desc, &values, &mut want, base);
-        let src: Vec<T> = values.iter().map(|&x| T::try_from(x).expect("below 256")).collect();
+        let src: Vec<T> = values
+            .iter()
+            .map(|&x| T::try_from(x).expect("below 256"))
+            .collect();
         let mut dst: Vec<T> = vec![T::try_from(255).expect("below 256"); dst_len];
         // SAFETY: the base is inside the source.
         let start = unsafe { src.as_ptr().offset(base) };
-        let ptrs = [start as *mut u8, std::ptr::null_mut(), dst.as_mut_ptr().cast()];
+        let ptrs = [
+            start as *mut u8,
+            std::ptr::null_mut(),
+            dst.as_mut_ptr().cast(),
+        ];
         let n = desc.n_items();
         for (begin, end) in [(n / 2, n), (0, n / 2)] {
             // SAFETY: the buffers cover what the descriptor describes.
@@ -305,10 +414,42 @@ mod tests {
     }
 
     fn check_all_sizes(desc: CopyDesc, src_len: usize, dst_len: usize, base: isize) {
-        check::<u8>(&CopyDesc { element_bytes: 1, ..desc }, src_len, dst_len, base);
-        check::<u16>(&CopyDesc { element_bytes: 2, ..desc }, src_len, dst_len, base);
-        check::<u32>(&CopyDesc { element_bytes: 4, ..desc }, src_len, dst_len, base);
-        check::<u64>(&CopyDesc { element_bytes: 8, ..desc }, src_len, dst_len, base);
+        check::<u8>(
+            &CopyDesc {
+                element_bytes: 1,
+                ..desc
+            },
+            src_len,
+            dst_len,
+            base,
+        );
+        check::<u16>(
+            &CopyDesc {
+                element_bytes: 2,
+                ..desc
+            },
+            src_len,
+            dst_len,
+            base,
+        );
+        check::<u32>(
+            &CopyDesc {
+                element_bytes: 4,
+                ..desc
+            },
+            src_len,
+            dst_len,
+            base,
+        );
+        check::<u64>(
+            &CopyDesc {
+                element_bytes: 8,
+                ..desc
+            },
+            src_len,
+            dst_len,
+            base,
+        );
     }
 
     #[test]
@@ -317,7 +458,9 @@ mod tests {
         for isa in Isa::available() {
             for _ in 0..200 {
                 let rank = rng.below(6);
-                let shape: Vec<usize> = (0..rank).map(|_| rng.pick(&[0, 1, 2, 3, 5, 8, 17, 33])).collect();
+                let shape: Vec<usize> = (0..rank)
+                    .map(|_| rng.pick(&[0, 1, 2, 3, 5, 8, 17, 33]))
+                    .collect();
                 let len: usize = shape.iter().product();
                 if len > 40_000 {
                     continue;
@@ -325,7 +468,15 @@ mod tests {
                 let mut perm: Vec<usize> = (0..rank).collect();
                 (1..rank).for_each(|i| perm.swap(i, rng.below(i + 1)));
                 let desc = CopyDesc::permute(4, &shape, &perm).expect("a permutation");
-                check_all_sizes(CopyDesc { isa: isa as u32, ..desc }, len, len, 0);
+                check_all_sizes(
+                    CopyDesc {
+                        isa: isa as u32,
+                        ..desc
+                    },
+                    len,
+                    len,
+                    0,
+                );
             }
         }
     }
@@ -336,7 +487,15 @@ mod tests {
             for (c, pixels) in [(3, 224 * 3), (64, 56 * 56), (17, 49)] {
                 for perm in [[0, 2, 1], [0, 1, 2]] {
                     let desc = CopyDesc::permute(4, &[2, c, pixels], &perm).expect("a permutation");
-                    check::<u32>(&CopyDesc { isa: isa as u32, ..desc }, 2 * c * pixels, 2 * c * pixels, 0);
+                    check::<u32>(
+                        &CopyDesc {
+                            isa: isa as u32,
+                            ..desc
+                        },
+                        2 * c * pixels,
+                        2 * c * pixels,
+                        0,
+                    );
                 }
             }
         }
@@ -345,7 +504,9 @@ mod tests {
     #[test]
     fn slices_broadcasts_and_reversals_are_copied() {
         // A slice of columns into a wider output, a broadcast along rows, and reversed columns.
-        let desc = |dims: &[(usize, isize, isize)]| CopyDesc::new(Isa::current(), 4, dims).expect("few dimensions");
+        let desc = |dims: &[(usize, isize, isize)]| {
+            CopyDesc::new(Isa::current(), 4, dims).expect("few dimensions")
+        };
         check_all_sizes(desc(&[(5, 20, 9), (7, 1, 1)]), 100, 45, 3);
         check_all_sizes(desc(&[(6, 0, 10), (10, 1, 1)]), 10, 60, 0);
         check_all_sizes(desc(&[(4, 10, 10), (10, -1, 1)]), 40, 40, 9);

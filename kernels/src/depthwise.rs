@@ -35,7 +35,14 @@ impl DepthwiseDesc {
     /// A depthwise convolution for an instruction set, with contiguous output.
     pub fn new(isa: Isa, window: Window, channels: usize) -> DepthwiseDesc {
         let epilogue = [EpilogueOp::default(); MAX_EPILOGUE];
-        DepthwiseDesc { isa: isa as u32, n_epilogue: 0, window, channels, ldy: channels, epilogue }
+        DepthwiseDesc {
+            isa: isa as u32,
+            n_epilogue: 0,
+            window,
+            channels,
+            ldy: channels,
+            epilogue,
+        }
     }
 
     /// Appends an epilogue op. False, and nothing appended, if there is no room.
@@ -71,7 +78,9 @@ pub unsafe extern "C" fn gm_depthwise_f32(
 ) -> u32 {
     // SAFETY: the descriptor is valid by contract.
     let desc = unsafe { &*desc };
-    let Some(isa) = Isa::usable(desc.isa) else { return UNSUPPORTED_ISA };
+    let Some(isa) = Isa::usable(desc.isa) else {
+        return UNSUPPORTED_ISA;
+    };
     if !Epilogue::valid(&desc.epilogue, desc.n_epilogue) || !desc.window.valid() {
         return INVALID;
     }
@@ -84,7 +93,9 @@ pub unsafe extern "C" fn gm_depthwise_f32(
             let first_pixel = item * desc.window.out_w;
             let row = Row {
                 desc,
-                x: pointer(ptrs, LHS).cast_const().wrapping_add(n * desc.window.x_n_stride),
+                x: pointer(ptrs, LHS)
+                    .cast_const()
+                    .wrapping_add(n * desc.window.x_n_stride),
                 weights: pointer(ptrs, RHS),
                 y: pointer(ptrs, OUT).wrapping_add(first_pixel * desc.ldy),
                 oh,
@@ -94,7 +105,14 @@ pub unsafe extern "C" fn gm_depthwise_f32(
             dispatch(isa, row);
             if epilogue.has_rest() {
                 let (rows, cols) = (desc.window.out_w, desc.channels);
-                let rect = Rect { c: y, ldc: desc.ldy, row: first_pixel, col: 0, rows, cols };
+                let rect = Rect {
+                    c: y,
+                    ldc: desc.ldy,
+                    row: first_pixel,
+                    col: 0,
+                    rows,
+                    cols,
+                };
                 dispatch(isa, ApplyRest(&epilogue, rect));
             }
         }
@@ -187,15 +205,25 @@ impl Row<'_> {
         let n = self.desc.channels - channel;
         let (pixel_step, tap_step) = (w.stride_w * w.x_w_stride, w.dilation_w * w.x_w_stride);
         // Window columns on the image: all of them for tiles of several pixels.
-        let taps = if P == 1 { w.taps_inside(ow) } else { 0..w.kernel_w };
+        let taps = if P == 1 {
+            w.taps_inside(ow)
+        } else {
+            0..w.kernel_w
+        };
         let first_column = ow * w.stride_w + taps.start * w.dilation_w;
         let mut acc = [[s.zero(); V]; P];
         // SAFETY: `input_row` and `taps` keep to the image, and masks keep channels in range.
         unsafe {
             for i in 0..w.kernel_h {
-                let Some(ih) = w.input_row(self.oh, i).filter(|_| !taps.is_empty()) else { continue };
-                let mut x = self.x.add(ih * w.x_h_stride + (first_column - w.pad_left) * w.x_w_stride + channel);
-                let mut weights = self.weights.add((i * w.kernel_w + taps.start) * self.desc.channels + channel);
+                let Some(ih) = w.input_row(self.oh, i).filter(|_| !taps.is_empty()) else {
+                    continue;
+                };
+                let mut x = self
+                    .x
+                    .add(ih * w.x_h_stride + (first_column - w.pad_left) * w.x_w_stride + channel);
+                let mut weights = self
+                    .weights
+                    .add((i * w.kernel_w + taps.start) * self.desc.channels + channel);
                 for _ in taps.clone() {
                     for v in 0..V {
                         let weight = load::<S, MASKED>(s, weights.add(v * S::LANES), n);
@@ -213,7 +241,11 @@ impl Row<'_> {
                     let col = channel + v * S::LANES;
                     let sum = self.finish::<S, MASKED>(s, ow + p, col, n, sum);
                     let y = self.y.add((ow + p) * self.desc.ldy + col);
-                    if MASKED { s.store_n(y, n, sum) } else { s.store(y, sum) }
+                    if MASKED {
+                        s.store_n(y, n, sum)
+                    } else {
+                        s.store(y, sum)
+                    }
                 }
             }
         }
@@ -222,18 +254,33 @@ impl Row<'_> {
     /// # Safety
     /// As for `run`.
     #[inline(always)]
-    unsafe fn finish<S: Simd, const MASKED: bool>(&self, s: S, ow: usize, col: usize, n: usize, mut sum: S::F) -> S::F {
+    unsafe fn finish<S: Simd, const MASKED: bool>(
+        &self,
+        s: S,
+        ow: usize,
+        col: usize,
+        n: usize,
+        mut sum: S::F,
+    ) -> S::F {
         // SAFETY: the operands cover the row.
         unsafe {
             if !self.fast.bias.is_null() {
                 sum = s.add(sum, load::<S, MASKED>(s, self.fast.bias.add(col), n));
             }
             if !self.fast.residual.is_null() {
-                let residual = self.fast.residual.offset(ow as isize * self.fast.residual_ld).add(col);
+                let residual = self
+                    .fast
+                    .residual
+                    .offset(ow as isize * self.fast.residual_ld)
+                    .add(col);
                 sum = s.add(sum, load::<S, MASKED>(s, residual, n));
             }
         }
-        if self.fast.clamp { s.min(s.splat(self.fast.hi), s.max(s.splat(self.fast.lo), sum)) } else { sum }
+        if self.fast.clamp {
+            s.min(s.splat(self.fast.hi), s.max(s.splat(self.fast.lo), sum))
+        } else {
+            sum
+        }
     }
 }
 
@@ -264,7 +311,11 @@ mod tests {
                 let with_epilogue = rng.below(2) == 0;
                 if with_epilogue {
                     assert!(d.push_epilogue(EpilogueOp::row_vec(EpilogueKind::Add, 0)));
-                    assert!(d.push_epilogue(EpilogueOp::tensor(EpilogueKind::Add, 1, channels as isize)));
+                    assert!(d.push_epilogue(EpilogueOp::tensor(
+                        EpilogueKind::Add,
+                        1,
+                        channels as isize
+                    )));
                     assert!(d.push_epilogue(EpilogueOp::unary(EpilogueKind::Clamp, -0.5, 0.75)));
                     assert!(d.push_epilogue(EpilogueOp::row_vec(EpilogueKind::Mul, 0)));
                 }
@@ -298,7 +349,10 @@ mod tests {
                     residual.as_ptr() as *mut u8,
                 ];
                 // SAFETY: the buffers have the sizes that the descriptor describes.
-                assert_eq!(unsafe { gm_depthwise_f32(&d, ptrs.as_ptr(), 0, d.n_items()) }, OK);
+                assert_eq!(
+                    unsafe { gm_depthwise_f32(&d, ptrs.as_ptr(), 0, d.n_items()) },
+                    OK
+                );
                 assert_close(&y, &want, 1e-5, &format!("{isa} round {round} {d:?}"));
             }
         }

@@ -131,22 +131,43 @@ pub struct EpilogueOp {
 impl EpilogueOp {
     /// An op without an operand.
     pub fn unary(kind: EpilogueKind, p0: f32, p1: f32) -> EpilogueOp {
-        EpilogueOp { kind: kind as u32, p0, p1, ..EpilogueOp::default() }
+        EpilogueOp {
+            kind: kind as u32,
+            p0,
+            p1,
+            ..EpilogueOp::default()
+        }
     }
 
     /// An op with one operand value per column, such as a bias.
     pub fn row_vec(kind: EpilogueKind, operand: u32) -> EpilogueOp {
-        EpilogueOp { kind: kind as u32, operand, col_stride: 1, ..EpilogueOp::default() }
+        EpilogueOp {
+            kind: kind as u32,
+            operand,
+            col_stride: 1,
+            ..EpilogueOp::default()
+        }
     }
 
     /// An op with one operand value per row.
     pub fn col_vec(kind: EpilogueKind, operand: u32) -> EpilogueOp {
-        EpilogueOp { kind: kind as u32, operand, row_stride: 1, ..EpilogueOp::default() }
+        EpilogueOp {
+            kind: kind as u32,
+            operand,
+            row_stride: 1,
+            ..EpilogueOp::default()
+        }
     }
 
     /// An op with an operand as large as the output, `ld` elements between its rows.
     pub fn tensor(kind: EpilogueKind, operand: u32, ld: isize) -> EpilogueOp {
-        EpilogueOp { kind: kind as u32, operand, row_stride: ld, col_stride: 1, ..EpilogueOp::default() }
+        EpilogueOp {
+            kind: kind as u32,
+            operand,
+            row_stride: ld,
+            col_stride: 1,
+            ..EpilogueOp::default()
+        }
     }
 
     fn has_operand(&self) -> bool {
@@ -185,7 +206,13 @@ impl Scale {
             Scale::One => s.splat(1.0),
             Scale::All(x) => s.splat(x),
             // SAFETY: by contract.
-            Scale::Columns(x) => unsafe { if n >= S::LANES { s.load(x.add(col)) } else { s.load_n(x.add(col), n) } },
+            Scale::Columns(x) => unsafe {
+                if n >= S::LANES {
+                    s.load(x.add(col))
+                } else {
+                    s.load_n(x.add(col), n)
+                }
+            },
         }
     }
 }
@@ -227,15 +254,20 @@ impl Fast {
             out.bias = self.bias.wrapping_add(col);
         }
         if !self.residual.is_null() {
-            out.residual = self.residual.wrapping_offset(row as isize * self.residual_ld).wrapping_add(col);
+            out.residual = self
+                .residual
+                .wrapping_offset(row as isize * self.residual_ld)
+                .wrapping_add(col);
         }
         out
     }
 
     /// Takes `op` if it continues the sequence scale, bias, residual, clamp.
     fn accept(&mut self, op: &Resolved) -> bool {
-        let is_first =
-            matches!(self.scale, Scale::One) && self.bias.is_null() && self.residual.is_null() && !self.clamp;
+        let is_first = matches!(self.scale, Scale::One)
+            && self.bias.is_null()
+            && self.residual.is_null()
+            && !self.clamp;
         match op.kind {
             EpilogueKind::MulScalar if is_first => self.scale = Scale::All(op.p0),
             EpilogueKind::Mul if is_first && op.row_stride == 0 && op.col_stride == 1 => {
@@ -249,8 +281,12 @@ impl Fast {
                     self.residual_ld = op.row_stride;
                 }
             }
-            EpilogueKind::Relu if !self.clamp => (self.clamp, self.lo, self.hi) = (true, 0.0, f32::INFINITY),
-            EpilogueKind::Clamp if !self.clamp => (self.clamp, self.lo, self.hi) = (true, op.p0, op.p1),
+            EpilogueKind::Relu if !self.clamp => {
+                (self.clamp, self.lo, self.hi) = (true, 0.0, f32::INFINITY)
+            }
+            EpilogueKind::Clamp if !self.clamp => {
+                (self.clamp, self.lo, self.hi) = (true, op.p0, op.p1)
+            }
             _ => return false,
         }
         true
@@ -268,9 +304,10 @@ impl Epilogue {
     /// Whether every op is known and its column stride allowed.
     pub(crate) fn valid(ops: &[EpilogueOp; MAX_EPILOGUE], n_ops: u32) -> bool {
         n_ops as usize <= MAX_EPILOGUE
-            && ops[..n_ops as usize]
-                .iter()
-                .all(|op| EpilogueKind::from_u32(op.kind).is_some() && (op.col_stride == 0 || op.col_stride == 1))
+            && ops[..n_ops as usize].iter().all(|op| {
+                EpilogueKind::from_u32(op.kind).is_some()
+                    && (op.col_stride == 0 || op.col_stride == 1)
+            })
     }
 
     /// # Safety
@@ -288,18 +325,36 @@ impl Epilogue {
             p0: 0.0,
             p1: 0.0,
         };
-        let mut out = Epilogue { fast: Fast::NONE, rest: [none; MAX_EPILOGUE], n_rest: 0 };
+        let mut out = Epilogue {
+            fast: Fast::NONE,
+            rest: [none; MAX_EPILOGUE],
+            n_rest: 0,
+        };
         for op in ops {
-            let Some(kind) = EpilogueKind::from_u32(op.kind) else { continue };
+            let Some(kind) = EpilogueKind::from_u32(op.kind) else {
+                continue;
+            };
             let mut operand = std::ptr::null();
             if op.has_operand() {
-                let offset: isize = batch_idx.iter().zip(op.batch_stride).map(|(&i, stride)| i as isize * stride).sum();
+                let offset: isize = batch_idx
+                    .iter()
+                    .zip(op.batch_stride)
+                    .map(|(&i, stride)| i as isize * stride)
+                    .sum();
                 // SAFETY: the caller has a pointer for each operand.
-                operand =
-                    unsafe { *operands.add(op.operand as usize) }.cast::<f32>().wrapping_offset(offset).cast_const();
+                operand = unsafe { *operands.add(op.operand as usize) }
+                    .cast::<f32>()
+                    .wrapping_offset(offset)
+                    .cast_const();
             }
-            let resolved =
-                Resolved { kind, operand, row_stride: op.row_stride, col_stride: op.col_stride, p0: op.p0, p1: op.p1 };
+            let resolved = Resolved {
+                kind,
+                operand,
+                row_stride: op.row_stride,
+                col_stride: op.col_stride,
+                p0: op.p0,
+                p1: op.p1,
+            };
             if out.n_rest > 0 || !out.fast.accept(&resolved) {
                 out.rest[out.n_rest] = resolved;
                 out.n_rest += 1;
@@ -331,7 +386,12 @@ pub struct Quantize {
 impl Quantize {
     /// To `u8`, or to `i8`.
     pub fn bytes(is_signed: bool, divisor: f32, zero: i32) -> Quantize {
-        Quantize { to: 1 + u32::from(is_signed), zero, divisor, reserved: 0 }
+        Quantize {
+            to: 1 + u32::from(is_signed),
+            zero,
+            divisor,
+            reserved: 0,
+        }
     }
 
     /// Whether the numbers are known ones.
@@ -365,10 +425,16 @@ impl Task for StoreBytes {
     /// Safety: the rectangle is readable, as many bytes of rows `ld` apart are writable.
     #[inline(always)]
     unsafe fn run<S: Simd>(self, s: S) {
-        let Quantize { to, zero, divisor, .. } = self.quantize;
+        let Quantize {
+            to, zero, divisor, ..
+        } = self.quantize;
         let (lo, hi) = if to == 1 { (0, 255) } else { (-128, 127) };
         // Whole numbers, so that clamping before rounding is the same.
-        let (lo, hi, none) = (s.splat((lo - zero) as f32), s.splat((hi - zero) as f32), s.splat(-zero as f32));
+        let (lo, hi, none) = (
+            s.splat((lo - zero) as f32),
+            s.splat((hi - zero) as f32),
+            s.splat(-zero as f32),
+        );
         let divides = divisor != 1.0;
         let (divisor, zero) = (s.splat(divisor), s.splat_i(zero));
         for r in 0..self.from.rows {
@@ -378,7 +444,11 @@ impl Task for StoreBytes {
                 // SAFETY: by contract.
                 unsafe {
                     let from = self.from.c.add(r * self.from.ldc + j);
-                    let x = if n >= S::LANES { s.load(from) } else { s.load_n(from, n) };
+                    let x = if n >= S::LANES {
+                        s.load(from)
+                    } else {
+                        s.load_n(from, n)
+                    };
                     let x = if divides { s.div(x, divisor) } else { x };
                     let x = s.select(s.eq(x, x), s.min(hi, s.max(lo, x)), none);
                     s.store_bytes(self.to.add(r * self.ld + j), n, s.add_i(s.to_int(x), zero));
@@ -466,14 +536,32 @@ zip!(Max | s, x, t | s.select(s.eq(t, t), s.max(t, x), t));
 zip!(Min | s, x, t | s.select(s.eq(t, t), s.min(t, x), t));
 map!(AddScalar(a) | s, x | s.add(x, s.splat(a)));
 map!(MulScalar(a) | s, x | s.mul(x, s.splat(a)));
-map!(Clamp(lo, hi) | s, x | s.min(s.splat(hi), s.max(s.splat(lo), x)));
-map!(LeakyRelu(a) | s, x | s.select(s.lt(x, s.zero()), s.mul(x, s.splat(a)), x));
-map!(HardSigmoid(a, b) | s, x | s.min(s.splat(1.0), s.max(s.zero(), s.fma(x, s.splat(a), s.splat(b)))));
-map!(HardSwish(a, b) | s, x | s.mul(x, HardSigmoid(a, b).map(s, x)));
+map!(
+    Clamp(lo, hi) | s,
+    x | s.min(s.splat(hi), s.max(s.splat(lo), x))
+);
+map!(
+    LeakyRelu(a) | s,
+    x | s.select(s.lt(x, s.zero()), s.mul(x, s.splat(a)), x)
+);
+map!(
+    HardSigmoid(a, b) | s,
+    x | s.min(
+        s.splat(1.0),
+        s.max(s.zero(), s.fma(x, s.splat(a), s.splat(b)))
+    )
+);
+map!(
+    HardSwish(a, b) | s,
+    x | s.mul(x, HardSigmoid(a, b).map(s, x))
+);
 map!(Neg | s, x | s.neg(x));
 map!(Abs | s, x | s.abs(x));
 map!(Square | s, x | s.mul(x, x));
-map!(Elu(a) | s, x | s.select(s.lt(x, s.zero()), s.mul(vmath::expm1(s, x), s.splat(a)), x));
+map!(
+    Elu(a) | s,
+    x | s.select(s.lt(x, s.zero()), s.mul(vmath::expm1(s, x), s.splat(a)), x)
+);
 
 /// # Safety
 /// As for [`ApplyRest`].
@@ -541,14 +629,19 @@ unsafe fn map_rect<S: Simd, T: Map>(s: S, rect: Rect, f: T) {
 unsafe fn zip_rect<S: Simd, T: Zip>(s: S, op: &Resolved, rect: Rect, f: T) {
     for r in 0..rect.rows {
         let row = rect.c.wrapping_add(r * rect.ldc);
-        let operand =
-            op.operand.wrapping_offset((rect.row + r) as isize * op.row_stride + rect.col as isize * op.col_stride);
+        let operand = op.operand.wrapping_offset(
+            (rect.row + r) as isize * op.row_stride + rect.col as isize * op.col_stride,
+        );
         let mut j = 0;
         while j < rect.cols {
             let n = rect.cols - j;
             // SAFETY: at most `cols` elements of a row of the rectangle, and of the operand's row.
             unsafe {
-                let t = if op.col_stride == 1 { s.load_n(operand.add(j), n) } else { s.splat(*operand) };
+                let t = if op.col_stride == 1 {
+                    s.load_n(operand.add(j), n)
+                } else {
+                    s.splat(*operand)
+                };
                 s.store_n(row.add(j), n, f.zip(s, s.load_n(row.add(j), n), t));
             }
             j += S::LANES;

@@ -42,11 +42,21 @@ impl Format {
         if !infinite && body > self.largest || code == 0x80 && !self.has_negative_zero() {
             return f32::NAN;
         }
-        let (field, fraction) = ((body >> self.fraction_bits) as i32, body as u32 & ((1 << self.fraction_bits) - 1));
-        let whole = if field == 0 { fraction } else { fraction | 1 << self.fraction_bits };
+        let (field, fraction) = (
+            (body >> self.fraction_bits) as i32,
+            body as u32 & ((1 << self.fraction_bits) - 1),
+        );
+        let whole = if field == 0 {
+            fraction
+        } else {
+            fraction | 1 << self.fraction_bits
+        };
         let exponent = (if field == 0 { 1 } else { field }) - self.bias - self.fraction_bits as i32;
-        let magnitude =
-            if infinite { f32::INFINITY } else { whole as f32 * f32::from_bits(((exponent + 127) as u32) << 23) };
+        let magnitude = if infinite {
+            f32::INFINITY
+        } else {
+            whole as f32 * f32::from_bits(((exponent + 127) as u32) << 23)
+        };
         if negative { -magnitude } else { magnitude }
     }
 
@@ -62,7 +72,11 @@ impl Format {
         let step = f64::from_bits(((exponent - self.fraction_bits as i32 + 1023) as u64) << 52);
         let below = (i64::from(exponent - least_exponent)) << self.fraction_bits;
         let steps = (magnitude / step).round_ties_even();
-        let body = if magnitude.is_finite() && exponent < 32 { below + steps as i64 } else { i64::MAX };
+        let body = if magnitude.is_finite() && exponent < 32 {
+            below + steps as i64
+        } else {
+            i64::MAX
+        };
         let body = body.min(self.largest.into()) as u8;
         let is_negative = x.is_sign_negative() && (body != 0 || self.has_negative_zero());
         body | if is_negative { 0x80 } else { 0 }
@@ -178,7 +192,12 @@ float8! {
 mod tests {
     use super::*;
 
-    const ALL: [Format; 4] = [F8E4M3FN::FORMAT, F8E4M3FNUZ::FORMAT, F8E5M2::FORMAT, F8E5M2FNUZ::FORMAT];
+    const ALL: [Format; 4] = [
+        F8E4M3FN::FORMAT,
+        F8E4M3FNUZ::FORMAT,
+        F8E5M2::FORMAT,
+        F8E5M2FNUZ::FORMAT,
+    ];
 
     /// Values of non-negative finite codes, ascending.
     fn numbers(f: Format) -> Vec<f64> {
@@ -187,7 +206,13 @@ mod tests {
 
     #[test]
     fn limits_are_those_of_the_formats() {
-        let limits = ALL.map(|f| (f.decode(f.largest), f.decode(1), f.decode(1 << f.fraction_bits)));
+        let limits = ALL.map(|f| {
+            (
+                f.decode(f.largest),
+                f.decode(1),
+                f.decode(1 << f.fraction_bits),
+            )
+        });
         let two = |n: i32| 2f32.powi(n);
         assert_eq!(limits[0], (448.0, two(-9), two(-6)));
         assert_eq!(limits[1], (240.0, two(-10), two(-7)));
@@ -201,8 +226,14 @@ mod tests {
     #[test]
     fn e5m2_is_the_upper_half_of_f16() {
         for code in 0..=255u8 {
-            let (ours, half) = (F8E5M2::from_bits(code).to_f32(), half::f16::from_bits(u16::from(code) << 8).to_f32());
-            assert!(ours.to_bits() == half.to_bits() || ours.is_nan() && half.is_nan(), "{code:#x}: {ours} {half}");
+            let (ours, half) = (
+                F8E5M2::from_bits(code).to_f32(),
+                half::f16::from_bits(u16::from(code) << 8).to_f32(),
+            );
+            assert!(
+                ours.to_bits() == half.to_bits() || ours.is_nan() && half.is_nan(),
+                "{code:#x}: {ours} {half}"
+            );
         }
     }
 
@@ -213,7 +244,11 @@ mod tests {
             assert!(numbers.windows(2).all(|w| w[0] < w[1]), "{f:?}");
             for (code, &v) in numbers.iter().enumerate() {
                 assert_eq!(f.encode(v), code as u8, "{f:?} {v}");
-                let negative = if v == 0.0 && !f.has_negative_zero() { 0 } else { 0x80 | code as u8 };
+                let negative = if v == 0.0 && !f.has_negative_zero() {
+                    0
+                } else {
+                    0x80 | code as u8
+                };
                 assert_eq!(f.encode(-v), negative, "{f:?} {v}");
             }
         }
@@ -226,15 +261,33 @@ mod tests {
             for (code, w) in numbers.windows(2).enumerate() {
                 let (middle, even) = ((w[0] + w[1]) / 2.0, (code + code % 2) as u8);
                 assert_eq!(f.encode(middle), even, "{f:?}: tie {middle}");
-                assert_eq!(f.encode(middle.next_down()), code as u8, "{f:?}: below {middle}");
-                assert_eq!(f.encode(middle.next_up()), code as u8 + 1, "{f:?}: above {middle}");
+                assert_eq!(
+                    f.encode(middle.next_down()),
+                    code as u8,
+                    "{f:?}: below {middle}"
+                );
+                assert_eq!(
+                    f.encode(middle.next_up()),
+                    code as u8 + 1,
+                    "{f:?}: above {middle}"
+                );
             }
             let most = *numbers.last().unwrap();
             for x in [most * 1.01, most * 4.0, 1e300, f64::INFINITY] {
-                assert_eq!((f.encode(x), f.encode(-x)), (f.largest, 0x80 | f.largest), "{f:?}: {x}");
+                assert_eq!(
+                    (f.encode(x), f.encode(-x)),
+                    (f.largest, 0x80 | f.largest),
+                    "{f:?}: {x}"
+                );
             }
             let (from, inclusive) = f.overflow();
-            assert_eq!((from, inclusive), (most + (most - numbers[numbers.len() - 2]) / 2.0, f.largest % 2 == 1));
+            assert_eq!(
+                (from, inclusive),
+                (
+                    most + (most - numbers[numbers.len() - 2]) / 2.0,
+                    f.largest % 2 == 1
+                )
+            );
             assert!(f.decode(f.encode(f64::NAN)).is_nan());
             assert_eq!(f.encode(f64::from_bits(1)), 0);
         }

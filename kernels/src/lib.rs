@@ -57,7 +57,8 @@ pub const WORKSPACE: usize = 3;
 pub const OPERANDS: usize = 4;
 
 /// A task kernel; `D` is its descriptor.
-pub type TaskFn<D> = unsafe extern "C" fn(desc: *const D, ptrs: *const *mut u8, begin: usize, end: usize) -> u32;
+pub type TaskFn<D> =
+    unsafe extern "C" fn(desc: *const D, ptrs: *const *mut u8, begin: usize, end: usize) -> u32;
 
 /// # Safety
 /// `ptrs` has an entry `idx`.
@@ -72,7 +73,13 @@ pub(crate) unsafe fn pointer(ptrs: *const *mut u8, idx: usize) -> *mut f32 {
 /// # Safety
 /// `ptrs` has an entry [`OUT`].
 #[inline]
-pub(crate) unsafe fn output(ptrs: *const *mut u8, quantize: epilogue::Quantize, offset: isize) -> *mut f32 {
+pub(crate) unsafe fn output(
+    ptrs: *const *mut u8,
+    quantize: epilogue::Quantize,
+    offset: isize,
+) -> *mut f32 {
     // SAFETY: by contract.
-    unsafe { *ptrs.add(OUT) }.wrapping_offset(offset * quantize.size_bytes() as isize).cast()
+    unsafe { *ptrs.add(OUT) }
+        .wrapping_offset(offset * quantize.size_bytes() as isize)
+        .cast()
 }

@@ -28,7 +28,11 @@ pub struct PackBatchDim {
 
 impl Default for PackBatchDim {
     fn default() -> PackBatchDim {
-        PackBatchDim { extent: 1, b_stride: 0, packed_stride: 0 }
+        PackBatchDim {
+            extent: 1,
+            b_stride: 0,
+            packed_stride: 0,
+        }
     }
 }
 
@@ -56,7 +60,15 @@ impl PackBDesc {
     /// One `[k, n]` matrix for an instruction set.
     pub fn new(isa: Isa, k: usize, n: usize, row_stride: isize, col_stride: isize) -> PackBDesc {
         let batch = [PackBatchDim::default(); MAX_BATCH];
-        PackBDesc { isa: isa as u32, reserved: 0, k, n, row_stride, col_stride, batch }
+        PackBDesc {
+            isa: isa as u32,
+            reserved: 0,
+            k,
+            n,
+            row_stride,
+            col_stride,
+            batch,
+        }
     }
 
     /// Items of the whole packing.
@@ -73,12 +85,25 @@ impl PackBDesc {
 /// Packs the `[k, n]` matrix whose element `(i, j)` is `b[i * row_stride + j * col_stride]`.
 ///
 /// Panics if `b` is too short.
-pub fn pack_b(isa: Isa, k: usize, n: usize, b: &[f32], row_stride: usize, col_stride: usize) -> Vec<f32> {
+pub fn pack_b(
+    isa: Isa,
+    k: usize,
+    n: usize,
+    b: &[f32],
+    row_stride: usize,
+    col_stride: usize,
+) -> Vec<f32> {
     let mut out = Vec::with_capacity(packed_len(isa, k, n));
     for panel in 0..n.div_ceil(isa.nr()) {
         let cols = panel * isa.nr()..(panel + 1) * isa.nr();
         for i in 0..k {
-            out.extend(cols.clone().map(|j| if j < n { b[i * row_stride + j * col_stride] } else { 0.0 }));
+            out.extend(cols.clone().map(|j| {
+                if j < n {
+                    b[i * row_stride + j * col_stride]
+                } else {
+                    0.0
+                }
+            }));
         }
     }
     out
@@ -91,22 +116,35 @@ pub fn pack_b(isa: Isa, k: usize, n: usize, b: &[f32], row_stride: usize, col_st
 /// # Safety
 /// The pointers cover what the descriptor describes; no other thread writes these panels.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn gm_pack_b_f32(desc: *const PackBDesc, ptrs: *const *mut u8, begin: usize, end: usize) -> u32 {
+pub unsafe extern "C" fn gm_pack_b_f32(
+    desc: *const PackBDesc,
+    ptrs: *const *mut u8,
+    begin: usize,
+    end: usize,
+) -> u32 {
     // SAFETY: the descriptor is valid by contract.
     let desc = unsafe { &*desc };
-    let Some(isa) = Isa::usable(desc.isa) else { return UNSUPPORTED_ISA };
+    let Some(isa) = Isa::usable(desc.isa) else {
+        return UNSUPPORTED_ISA;
+    };
     let (n_panels, nr) = (desc.n_panels(), isa.nr());
     for item in begin..end.min(desc.n_items()) {
         let (batch, panel) = (item / n_panels, item % n_panels);
         let idx = batch_index(batch, desc.batch.map(|dim| dim.extent));
         let offset = |stride: fn(&PackBatchDim) -> isize| -> isize {
-            idx.iter().zip(&desc.batch).map(|(&i, dim)| i as isize * stride(dim)).sum()
+            idx.iter()
+                .zip(&desc.batch)
+                .map(|(&i, dim)| i as isize * stride(dim))
+                .sum()
         };
         // SAFETY: the pointers cover this panel.
         unsafe {
             let col = panel * nr;
-            let b = pointer(ptrs, LHS).wrapping_offset(offset(|dim| dim.b_stride) + col as isize * desc.col_stride);
-            let packed = pointer(ptrs, OUT).wrapping_offset(offset(|dim| dim.packed_stride)).wrapping_add(col * desc.k);
+            let b = pointer(ptrs, LHS)
+                .wrapping_offset(offset(|dim| dim.b_stride) + col as isize * desc.col_stride);
+            let packed = pointer(ptrs, OUT)
+                .wrapping_offset(offset(|dim| dim.packed_stride))
+                .wrapping_add(col * desc.k);
             pack_panel(isa, desc, b, (desc.n - col).min(nr), packed);
         }
     }
@@ -127,11 +165,27 @@ pub(crate) unsafe fn pack_matrix(
     packed: *mut f32,
 ) {
     let batch = [PackBatchDim::default(); MAX_BATCH];
-    let desc = PackBDesc { isa: isa as u32, reserved: 0, k, n, row_stride, col_stride, batch };
+    let desc = PackBDesc {
+        isa: isa as u32,
+        reserved: 0,
+        k,
+        n,
+        row_stride,
+        col_stride,
+        batch,
+    };
     for col in (0..n).step_by(isa.nr()) {
         let b = b.wrapping_offset(col as isize * col_stride);
         // SAFETY: one panel of the whole.
-        unsafe { pack_panel(isa, &desc, b, (n - col).min(isa.nr()), packed.wrapping_add(col * k)) };
+        unsafe {
+            pack_panel(
+                isa,
+                &desc,
+                b,
+                (n - col).min(isa.nr()),
+                packed.wrapping_add(col * k),
+            )
+        };
     }
 }
 
@@ -143,7 +197,17 @@ unsafe fn pack_panel(isa: Isa, desc: &PackBDesc, b: *const f32, cols: usize, pac
     unsafe {
         if desc.row_stride == 1 && desc.col_stride != 1 {
             let (src_stride, dst_stride) = (desc.col_stride, nr as isize);
-            transpose(isa, Transpose { rows: cols, cols: desc.k, src: b, src_stride, dst: packed, dst_stride });
+            transpose(
+                isa,
+                Transpose {
+                    rows: cols,
+                    cols: desc.k,
+                    src: b,
+                    src_stride,
+                    dst: packed,
+                    dst_stride,
+                },
+            );
         } else if desc.col_stride == 1 && cols == nr {
             // A constant length, so that the copy is a few vector moves and not a call.
             match isa {
@@ -158,7 +222,8 @@ unsafe fn pack_panel(isa: Isa, desc: &PackBDesc, b: *const f32, cols: usize, pac
             }
         }
         if cols < nr {
-            (0..desc.k).for_each(|i| std::ptr::write_bytes(packed.add(i * nr + cols), 0, nr - cols));
+            (0..desc.k)
+                .for_each(|i| std::ptr::write_bytes(packed.add(i * nr + cols), 0, nr - cols));
         }
     }
 }
@@ -169,7 +234,10 @@ unsafe fn copy_rows<const NR: usize>(desc: &PackBDesc, b: *const f32, packed: *m
     for i in 0..desc.k {
         // SAFETY: by contract; f32 arrays need no more alignment than their elements.
         unsafe {
-            let row: [f32; NR] = b.offset(i as isize * desc.row_stride).cast::<[f32; NR]>().read();
+            let row: [f32; NR] = b
+                .offset(i as isize * desc.row_stride)
+                .cast::<[f32; NR]>()
+                .read();
             packed.add(i * NR).cast::<[f32; NR]>().write(row);
         }
     }

@@ -46,7 +46,15 @@ impl PoolDesc {
     /// A pooling for an instruction set with contiguous output.
     pub fn new(isa: Isa, kind: PoolKind, window: Window, channels: usize) -> PoolDesc {
         let isa = isa as u32;
-        PoolDesc { isa, kind: kind as u32, window, channels, ldy: channels, pad_bottom: 0, pad_right: 0 }
+        PoolDesc {
+            isa,
+            kind: kind as u32,
+            window,
+            channels,
+            ldy: channels,
+            pad_bottom: 0,
+            pad_right: 0,
+        }
     }
 
     /// Items of the whole pooling.
@@ -61,10 +69,24 @@ impl PoolDesc {
         }
         let w = &self.window;
         let count = |out: usize, stride: usize, dilation: usize, kernel: usize, size: usize| {
-            (0..kernel).filter(|i| out * stride + i * dilation < size).count()
+            (0..kernel)
+                .filter(|i| out * stride + i * dilation < size)
+                .count()
         };
-        let rows = count(oh, w.stride_h, w.dilation_h, w.kernel_h, w.pad_top + w.in_h + self.pad_bottom);
-        let cols = count(ow, w.stride_w, w.dilation_w, w.kernel_w, w.pad_left + w.in_w + self.pad_right);
+        let rows = count(
+            oh,
+            w.stride_h,
+            w.dilation_h,
+            w.kernel_h,
+            w.pad_top + w.in_h + self.pad_bottom,
+        );
+        let cols = count(
+            ow,
+            w.stride_w,
+            w.dilation_w,
+            w.kernel_w,
+            w.pad_left + w.in_w + self.pad_right,
+        );
         (rows * cols) as f32
     }
 }
@@ -76,10 +98,17 @@ impl PoolDesc {
 /// # Safety
 /// The pointers cover what the descriptor describes; no other thread writes these items' part of `y`.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn gm_pool_f32(desc: *const PoolDesc, ptrs: *const *mut u8, begin: usize, end: usize) -> u32 {
+pub unsafe extern "C" fn gm_pool_f32(
+    desc: *const PoolDesc,
+    ptrs: *const *mut u8,
+    begin: usize,
+    end: usize,
+) -> u32 {
     // SAFETY: the descriptor is valid by contract.
     let desc = unsafe { &*desc };
-    let Some(isa) = Isa::usable(desc.isa) else { return UNSUPPORTED_ISA };
+    let Some(isa) = Isa::usable(desc.isa) else {
+        return UNSUPPORTED_ISA;
+    };
     if !(1..=3).contains(&desc.kind) || !desc.window.valid() {
         return INVALID;
     }
@@ -88,7 +117,9 @@ pub unsafe extern "C" fn gm_pool_f32(desc: *const PoolDesc, ptrs: *const *mut u8
         for ow in 0..desc.window.out_w {
             // SAFETY: the pointers cover what the descriptor describes.
             unsafe {
-                let x = pointer(ptrs, LHS).cast_const().wrapping_add(n * desc.window.x_n_stride);
+                let x = pointer(ptrs, LHS)
+                    .cast_const()
+                    .wrapping_add(n * desc.window.x_n_stride);
                 let y = pointer(ptrs, OUT).wrapping_add((item * desc.window.out_w + ow) * desc.ldy);
                 dispatch(isa, Pixel { desc, x, y, oh, ow });
             }
@@ -118,10 +149,17 @@ impl Task for Pixel<'_> {
             let n = self.desc.channels - channel;
             // SAFETY: at most `n` channels from `channel` on.
             unsafe {
-                let (result, n_inside) = if is_max { self.max(s, channel, n) } else { self.sum(s, channel, n) };
+                let (result, n_inside) = if is_max {
+                    self.max(s, channel, n)
+                } else {
+                    self.sum(s, channel, n)
+                };
                 let result = match is_max {
                     true => result,
-                    false => s.div(result, s.splat(self.desc.divisor(self.oh, self.ow, n_inside))),
+                    false => s.div(
+                        result,
+                        s.splat(self.desc.divisor(self.oh, self.ow, n_inside)),
+                    ),
                 };
                 s.store_n(self.y.add(channel), n, result);
             }
@@ -135,7 +173,8 @@ impl Pixel<'_> {
     fn address(&self, ih: usize, j: usize, channel: usize) -> *const f32 {
         let w = &self.desc.window;
         let iw = self.ow * w.stride_w + j * w.dilation_w - w.pad_left;
-        self.x.wrapping_add(ih * w.x_h_stride + iw * w.x_w_stride + channel)
+        self.x
+            .wrapping_add(ih * w.x_h_stride + iw * w.x_w_stride + channel)
     }
 
     /// # Safety
@@ -144,7 +183,9 @@ impl Pixel<'_> {
     unsafe fn max<S: Simd>(&self, s: S, channel: usize, n: usize) -> (S::F, usize) {
         let mut acc = s.splat(f32::NEG_INFINITY);
         for i in 0..self.desc.window.kernel_h {
-            let Some(ih) = self.desc.window.input_row(self.oh, i) else { continue };
+            let Some(ih) = self.desc.window.input_row(self.oh, i) else {
+                continue;
+            };
             for j in self.desc.window.taps_inside(self.ow) {
                 // SAFETY: the tap is on the image.
                 acc = Largest.step(s, acc, unsafe { s.load_n(self.address(ih, j, channel), n) });
@@ -161,7 +202,9 @@ impl Pixel<'_> {
     unsafe fn sum<S: Simd>(&self, s: S, channel: usize, n: usize) -> (S::F, usize) {
         let (mut acc, mut n_inside) = (s.zero(), 0);
         for i in 0..self.desc.window.kernel_h {
-            let Some(ih) = self.desc.window.input_row(self.oh, i) else { continue };
+            let Some(ih) = self.desc.window.input_row(self.oh, i) else {
+                continue;
+            };
             let mut row = s.zero();
             for j in self.desc.window.taps_inside(self.ow) {
                 // SAFETY: the tap is on the image.
@@ -185,15 +228,20 @@ mod tests {
         let mut out = Vec::new();
         for (n, oh, ow) in pixels(*w) {
             for c in 0..d.channels {
-                let taps = || (0..w.kernel_h * w.kernel_w).map(|tap| (tap / w.kernel_w, tap % w.kernel_w));
-                let inside: Vec<f64> = taps().filter_map(|(i, j)| input(w, x, n, [oh, ow, i, j], c)).collect();
+                let taps =
+                    || (0..w.kernel_h * w.kernel_w).map(|tap| (tap / w.kernel_w, tap % w.kernel_w));
+                let inside: Vec<f64> = taps()
+                    .filter_map(|(i, j)| input(w, x, n, [oh, ow, i, j], c))
+                    .collect();
                 let padded = taps().filter(|(i, j)| {
                     oh * w.stride_h + i * w.dilation_h < w.pad_top + w.in_h + d.pad_bottom
                         && ow * w.stride_w + j * w.dilation_w < w.pad_left + w.in_w + d.pad_right
                 });
                 let sum: f64 = inside.iter().sum();
                 out.push(match d.kind {
-                    1 => inside.iter().copied().fold(f64::NEG_INFINITY, |a, x| if x > a || x.is_nan() { x } else { a }),
+                    1 => inside.iter().copied().fold(f64::NEG_INFINITY, |a, x| {
+                        if x > a || x.is_nan() { x } else { a }
+                    }),
                     2 => sum / inside.len() as f64,
                     _ => sum / padded.count() as f64,
                 });
@@ -212,25 +260,49 @@ mod tests {
                 let mut window = window(&mut rng, channels);
                 // Rounding up: one more column and row than fit, as long as they begin on the padded image.
                 let (bottom, right) = (rng.below(2), rng.below(2));
-                (window.out_h, window.out_w) = (window.out_h + rng.below(2), window.out_w + rng.below(2));
-                let kind = rng.pick(&[PoolKind::Max, PoolKind::AverageValid, PoolKind::AveragePadded]);
+                (window.out_h, window.out_w) =
+                    (window.out_h + rng.below(2), window.out_w + rng.below(2));
+                let kind = rng.pick(&[
+                    PoolKind::Max,
+                    PoolKind::AverageValid,
+                    PoolKind::AveragePadded,
+                ]);
                 let mut d = PoolDesc::new(Isa::current(), kind, window, channels);
                 (d.isa, d.pad_bottom, d.pad_right) = (isa as u32, bottom, right);
                 d.ldy += rng.pick(&[0, 3]);
                 let mut x = rng.vec(window.batch * window.x_n_stride);
                 if rng.below(2) == 0 {
-                    const SPECIAL: [f32; 5] = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 0.0, -0.0];
-                    (0..x.len()).step_by(3).for_each(|i| x[i] = rng.pick(&SPECIAL));
+                    const SPECIAL: [f32; 5] =
+                        [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 0.0, -0.0];
+                    (0..x.len())
+                        .step_by(3)
+                        .for_each(|i| x[i] = rng.pick(&SPECIAL));
                 }
                 let mut y = vec![5f32; window.n_pixels() * d.ldy];
-                let ptrs = [x.as_ptr() as *mut u8, std::ptr::null_mut(), y.as_mut_ptr().cast()];
+                let ptrs = [
+                    x.as_ptr() as *mut u8,
+                    std::ptr::null_mut(),
+                    y.as_mut_ptr().cast(),
+                ];
                 // SAFETY: the buffers have the sizes that the descriptor describes.
-                assert_eq!(unsafe { gm_pool_f32(&d, ptrs.as_ptr(), 0, d.n_items()) }, OK);
+                assert_eq!(
+                    unsafe { gm_pool_f32(&d, ptrs.as_ptr(), 0, d.n_items()) },
+                    OK
+                );
                 let want = reference(&d, &x);
                 assert_close(&y, &want, 1e-6, &format!("{isa} {d:?}"));
-                let sign_differs = |(y, w): (&f32, &f64)| *w == 0.0 && y.is_sign_negative() != w.is_sign_negative();
-                let zeros = y.iter().zip(&want).filter(|&pair| sign_differs(pair)).count();
-                assert!(kind != PoolKind::Max || zeros == 0, "{isa} {d:?}: a zero of the wrong sign");
+                let sign_differs = |(y, w): (&f32, &f64)| {
+                    *w == 0.0 && y.is_sign_negative() != w.is_sign_negative()
+                };
+                let zeros = y
+                    .iter()
+                    .zip(&want)
+                    .filter(|&pair| sign_differs(pair))
+                    .count();
+                assert!(
+                    kind != PoolKind::Max || zeros == 0,
+                    "{isa} {d:?}: a zero of the wrong sign"
+                );
             }
         }
     }

@@ -140,17 +140,38 @@ pub extern "C" fn gm_scalar_f64_to_bf16(x: f64) -> u32 {
 }
 
 const OTHER_SYMBOLS: &[Symbol] = &[
-    Symbol { name: "gm_pow_i64", address: gm_pow_i64 as *const u8 },
-    Symbol { name: "gm_pow_u64", address: gm_pow_u64 as *const u8 },
-    Symbol { name: "gm_scalar_f16_to_f32", address: gm_scalar_f16_to_f32 as *const u8 },
-    Symbol { name: "gm_scalar_f32_to_f16", address: gm_scalar_f32_to_f16 as *const u8 },
-    Symbol { name: "gm_scalar_f64_to_f16", address: gm_scalar_f64_to_f16 as *const u8 },
-    Symbol { name: "gm_scalar_f64_to_bf16", address: gm_scalar_f64_to_bf16 as *const u8 },
+    Symbol {
+        name: "gm_pow_i64",
+        address: gm_pow_i64 as *const u8,
+    },
+    Symbol {
+        name: "gm_pow_u64",
+        address: gm_pow_u64 as *const u8,
+    },
+    Symbol {
+        name: "gm_scalar_f16_to_f32",
+        address: gm_scalar_f16_to_f32 as *const u8,
+    },
+    Symbol {
+        name: "gm_scalar_f32_to_f16",
+        address: gm_scalar_f32_to_f16 as *const u8,
+    },
+    Symbol {
+        name: "gm_scalar_f64_to_f16",
+        address: gm_scalar_f64_to_f16 as *const u8,
+    },
+    Symbol {
+        name: "gm_scalar_f64_to_bf16",
+        address: gm_scalar_f64_to_bf16 as *const u8,
+    },
 ];
 
 /// The functions of this module by linker name.
 pub fn symbols() -> impl Iterator<Item = &'static Symbol> {
-    FLOAT_SYMBOLS.iter().chain(OTHER_SYMBOLS).chain(crate::float8::SYMBOLS)
+    FLOAT_SYMBOLS
+        .iter()
+        .chain(OTHER_SYMBOLS)
+        .chain(crate::float8::SYMBOLS)
 }
 
 #[cfg(test)]
@@ -168,7 +189,11 @@ mod tests {
             (5.0, 0.999_999_999_998_462_5),
         ];
         for (x, y) in table {
-            assert!((erf(x) - y).abs() < 4e-16, "erf {x} is off by {:e}", erf(x) - y);
+            assert!(
+                (erf(x) - y).abs() < 4e-16,
+                "erf {x} is off by {:e}",
+                erf(x) - y
+            );
             assert_eq!(erf(-x), -erf(x));
         }
         assert_eq!(erf(1e-300), 1e-300 * std::f64::consts::FRAC_2_SQRT_PI);

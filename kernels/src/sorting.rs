@@ -43,7 +43,12 @@ unsafe fn select<T: PartialOrd + Copy>(
     let before = |&a: &u32, &b: &u32| {
         let by_value = ascending(&at(a), &at(b));
         // The position decides between equal elements, which makes the in-place sort stable.
-        (if line.largest == 1 { by_value.reverse() } else { by_value }).then(a.cmp(&b))
+        (if line.largest == 1 {
+            by_value.reverse()
+        } else {
+            by_value
+        })
+        .then(a.cmp(&b))
     };
     if line.k < line.n {
         order.select_nth_unstable_by(line.k, before);
@@ -102,7 +107,10 @@ pub unsafe extern "C" fn gm_top_k(
 
 /// The functions of this module by linker name.
 pub fn symbols() -> impl Iterator<Item = &'static Symbol> {
-    static SYMBOLS: &[Symbol] = &[Symbol { name: "gm_top_k", address: gm_top_k as *const u8 }];
+    static SYMBOLS: &[Symbol] = &[Symbol {
+        name: "gm_top_k",
+        address: gm_top_k as *const u8,
+    }];
     SYMBOLS.iter()
 }
 
@@ -114,13 +122,30 @@ mod tests {
     fn equal_elements_keep_their_order_and_nan_is_greatest() {
         let x = [1.0f32, f32::NAN, 3.0, 1.0, 3.0];
         let check = |largest, expected: [i64; 4]| {
-            let line = TopKLine { dtype: 0, largest, n: 5, k: 4, stride: 1 };
+            let line = TopKLine {
+                dtype: 0,
+                largest,
+                n: 5,
+                k: 4,
+                stride: 1,
+            };
             let (mut v, mut p, mut w) = ([0f32; 4], [0i64; 4], [0u32; 5]);
             // SAFETY: all arrays have the extents of the line.
-            let status =
-                unsafe { gm_top_k(&line, x.as_ptr().cast(), v.as_mut_ptr().cast(), p.as_mut_ptr(), w.as_mut_ptr()) };
+            let status = unsafe {
+                gm_top_k(
+                    &line,
+                    x.as_ptr().cast(),
+                    v.as_mut_ptr().cast(),
+                    p.as_mut_ptr(),
+                    w.as_mut_ptr(),
+                )
+            };
             assert_eq!((status, p), (OK, expected));
-            assert!(p.iter().zip(v).all(|(&i, v)| v.to_bits() == x[i as usize].to_bits()));
+            assert!(
+                p.iter()
+                    .zip(v)
+                    .all(|(&i, v)| v.to_bits() == x[i as usize].to_bits())
+            );
         };
         check(1, [1, 2, 4, 0]);
         check(0, [0, 3, 2, 4]);

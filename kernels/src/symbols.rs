@@ -86,7 +86,10 @@ mod tests {
         names.sort_unstable();
         names.dedup();
         assert_eq!(names.len(), n);
-        assert!(names.iter().all(|name| name.starts_with("gm_")), "{names:?}");
+        assert!(
+            names.iter().all(|name| name.starts_with("gm_")),
+            "{names:?}"
+        );
     }
 
     #[test]
@@ -106,10 +109,21 @@ mod tests {
             include_str!("rows/softmax.rs"),
             include_str!("transpose.rs"),
         ];
-        let exported = sources.iter().flat_map(|source| source.split("extern \"C\" fn ").skip(1));
-        let exported = exported.filter_map(|rest| rest.split('(').next()).filter(|name| name.starts_with("gm_"));
-        for name in exported.chain(crate::vmath::FUNCTIONS.iter().map(|function| function.symbol)) {
-            assert!(symbols().iter().any(|symbol| symbol.name == name), "{name} is not in the table");
+        let exported = sources
+            .iter()
+            .flat_map(|source| source.split("extern \"C\" fn ").skip(1));
+        let exported = exported
+            .filter_map(|rest| rest.split('(').next())
+            .filter(|name| name.starts_with("gm_"));
+        for name in exported.chain(
+            crate::vmath::FUNCTIONS
+                .iter()
+                .map(|function| function.symbol),
+        ) {
+            assert!(
+                symbols().iter().any(|symbol| symbol.name == name),
+                "{name} is not in the table"
+            );
         }
     }
 }

@@ -40,6 +40,9 @@ pub(crate) fn assert_close(got: &[f32], want: &[f64], tolerance: f64, what: &str
     for (i, (&g, &w)) in got.iter().zip(want).enumerate() {
         let g = f64::from(g);
         let same = g == w || (g.is_nan() && w.is_nan());
-        assert!(same || (g - w).abs() <= tolerance * (1.0 + w.abs()), "{what}: element {i}: got {g}, want {w}");
+        assert!(
+            same || (g - w).abs() <= tolerance * (1.0 + w.abs()),
+            "{what}: element {i}: got {g}, want {w}"
+        );
     }
 }

@@ -32,10 +32,27 @@ impl Task for Transpose {
             let mut j = 0;
             while j < self.cols {
                 let (rows, cols) = ((self.rows - i).min(S::LANES), (self.cols - j).min(S::LANES));
-                let src = self.src.wrapping_offset(i as isize * self.src_stride).wrapping_add(j);
-                let dst = self.dst.wrapping_offset(j as isize * self.dst_stride).wrapping_add(i);
+                let src = self
+                    .src
+                    .wrapping_offset(i as isize * self.src_stride)
+                    .wrapping_add(j);
+                let dst = self
+                    .dst
+                    .wrapping_offset(j as isize * self.dst_stride)
+                    .wrapping_add(i);
                 // SAFETY: a rectangle inside the whole.
-                unsafe { square(s, Transpose { rows, cols, src, dst, ..self }) };
+                unsafe {
+                    square(
+                        s,
+                        Transpose {
+                            rows,
+                            cols,
+                            src,
+                            dst,
+                            ..self
+                        },
+                    )
+                };
                 j += S::LANES;
             }
             i += S::LANES;
@@ -62,7 +79,11 @@ unsafe fn square<S: Simd>(s: S, t: Transpose) {
             for i in 0..t.rows {
                 for j in 0..t.cols {
                     let bits: *const u32 = t.src.offset(i as isize * t.src_stride).add(j).cast();
-                    t.dst.offset(j as isize * t.dst_stride).add(i).cast::<u32>().write(*bits);
+                    t.dst
+                        .offset(j as isize * t.dst_stride)
+                        .add(i)
+                        .cast::<u32>()
+                        .write(*bits);
                 }
             }
         }
@@ -84,7 +105,19 @@ pub unsafe extern "C" fn gm_transpose_f32(
 ) {
     let (src_stride, dst_stride) = (src_stride as isize, dst_stride as isize);
     // SAFETY: by contract.
-    unsafe { transpose(Isa::current(), Transpose { rows, cols, src, src_stride, dst, dst_stride }) }
+    unsafe {
+        transpose(
+            Isa::current(),
+            Transpose {
+                rows,
+                cols,
+                src,
+                src_stride,
+                dst,
+                dst_stride,
+            },
+        )
+    }
 }
 
 /// The type of [`gm_transpose_f32`].
@@ -102,7 +135,9 @@ mod tests {
             for rows in [0, 1, 2, 7, 8, 9, 15, 16, 17, 33, 64] {
                 for cols in [0, 1, 3, 8, 15, 16, 31, 32, 50] {
                     let (src_stride, dst_stride) = (cols + rng.below(3), rows + rng.below(3));
-                    let src: Vec<u32> = (0..rows * src_stride + 1).map(|_| rng.next() as u32).collect();
+                    let src: Vec<u32> = (0..rows * src_stride + 1)
+                        .map(|_| rng.next() as u32)
+                        .collect();
                     let mut dst = vec![7u32; cols * dst_stride + 1];
                     let mut want = dst.clone();
                     for i in 0..rows {

@@ -45,7 +45,14 @@ pub struct Window {
 
 impl Window {
     /// A `kernel_h x kernel_w` window over contiguous images `[batch, in_h, in_w, channels]`, stride and dilation 1, no padding.
-    pub fn new(batch: usize, in_h: usize, in_w: usize, channels: usize, kernel_h: usize, kernel_w: usize) -> Window {
+    pub fn new(
+        batch: usize,
+        in_h: usize,
+        in_w: usize,
+        channels: usize,
+        kernel_h: usize,
+        kernel_w: usize,
+    ) -> Window {
         Window {
             batch,
             in_h,
@@ -71,13 +78,27 @@ impl Window {
     pub fn with(mut self, stride: [usize; 2], dilation: [usize; 2], pads: [usize; 4]) -> Window {
         let out = |size: usize, window: usize, stride: usize, dilation: usize, pad: usize| {
             let reach = dilation * (window - 1) + 1;
-            (size + pad).checked_sub(reach).map_or(0, |rest| rest / stride + 1)
+            (size + pad)
+                .checked_sub(reach)
+                .map_or(0, |rest| rest / stride + 1)
         };
         [self.stride_h, self.stride_w] = stride;
         [self.dilation_h, self.dilation_w] = dilation;
         (self.pad_top, self.pad_left) = (pads[0], pads[1]);
-        self.out_h = out(self.in_h, self.kernel_h, stride[0], dilation[0], pads[0] + pads[2]);
-        self.out_w = out(self.in_w, self.kernel_w, stride[1], dilation[1], pads[1] + pads[3]);
+        self.out_h = out(
+            self.in_h,
+            self.kernel_h,
+            stride[0],
+            dilation[0],
+            pads[0] + pads[2],
+        );
+        self.out_w = out(
+            self.in_w,
+            self.kernel_w,
+            stride[1],
+            dilation[1],
+            pads[1] + pads[3],
+        );
         self
     }
 
@@ -88,15 +109,24 @@ impl Window {
 
     /// Whether the kernels can run it.
     pub(crate) fn valid(&self) -> bool {
-        [self.stride_h, self.stride_w, self.dilation_h, self.dilation_w, self.kernel_h, self.kernel_w]
-            .into_iter()
-            .all(|x| x > 0)
+        [
+            self.stride_h,
+            self.stride_w,
+            self.dilation_h,
+            self.dilation_w,
+            self.kernel_h,
+            self.kernel_w,
+        ]
+        .into_iter()
+        .all(|x| x > 0)
     }
 
     /// The input row that window row `i` of output row `oh` falls on, if not on padding.
     #[inline]
     pub(crate) fn input_row(&self, oh: usize, i: usize) -> Option<usize> {
-        (oh * self.stride_h + i * self.dilation_h).checked_sub(self.pad_top).filter(|&ih| ih < self.in_h)
+        (oh * self.stride_h + i * self.dilation_h)
+            .checked_sub(self.pad_top)
+            .filter(|&ih| ih < self.in_h)
     }
 
     /// The window columns that fall on the image for output column `ow`.
@@ -105,7 +135,10 @@ impl Window {
         let start = ow * self.stride_w;
         let step = self.dilation_w.max(1);
         let first = self.pad_left.saturating_sub(start).div_ceil(step);
-        let end = (self.in_w + self.pad_left).saturating_sub(start).div_ceil(step).min(self.kernel_w);
+        let end = (self.in_w + self.pad_left)
+            .saturating_sub(start)
+            .div_ceil(step)
+            .min(self.kernel_w);
         first..end.max(first)
     }
 
@@ -114,13 +147,18 @@ impl Window {
     pub(crate) fn columns_inside(&self, j: usize) -> (usize, usize) {
         let shift = j * self.dilation_w;
         let first = self.pad_left.saturating_sub(shift).div_ceil(self.stride_w);
-        let end = (self.in_w + self.pad_left).saturating_sub(shift).div_ceil(self.stride_w);
+        let end = (self.in_w + self.pad_left)
+            .saturating_sub(shift)
+            .div_ceil(self.stride_w);
         (first.min(self.out_w), end.min(self.out_w))
     }
 
     /// The output columns for which the whole window row falls on the image; empty ranges have their end at or before their start.
     #[inline]
     pub(crate) fn columns_all_inside(&self) -> (usize, usize) {
-        (self.columns_inside(0).0, self.columns_inside(self.kernel_w - 1).1)
+        (
+            self.columns_inside(0).0,
+            self.columns_inside(self.kernel_w - 1).1,
+        )
     }
 }

@@ -26,7 +26,9 @@ pub fn n_cores() -> usize {
 pub fn probe() -> CpuFacts {
     let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let model = field(&cpuinfo, "model name").unwrap_or(std::env::consts::ARCH).to_owned();
+    let model = field(&cpuinfo, "model name")
+        .unwrap_or(std::env::consts::ARCH)
+        .to_owned();
     CpuFacts {
         model,
         logical_cores: n_cores(),
@@ -38,13 +40,22 @@ pub fn probe() -> CpuFacts {
 
 /// Value of the first `name : value` line.
 fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
-    let value = |line: &'a str| line.split_once(':').filter(|(key, _)| key.trim() == name).map(|(_, v)| v.trim());
+    let value = |line: &'a str| {
+        line.split_once(':')
+            .filter(|(key, _)| key.trim() == name)
+            .map(|(_, v)| v.trim())
+    };
     text.lines().find_map(value)
 }
 
 /// A `name: 123 kB` line in bytes.
 fn kib_field(text: &str, name: &str) -> Option<u64> {
-    field(text, name)?.strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+    field(text, name)?
+        .strip_suffix("kB")?
+        .trim()
+        .parse::<u64>()
+        .ok()?
+        .checked_mul(1024)
 }
 
 /// Lists those of the named features that this CPU has.
@@ -57,13 +68,18 @@ macro_rules! detected {
 fn features() -> Vec<&'static str> {
     let all = detected!(is_x86_feature_detected:
         "sse4.2", "avx", "avx2", "fma", "f16c", "bmi2", "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512vnni", "avx512bf16", "avx512fp16");
-    all.into_iter().filter_map(|(name, has)| has.then_some(name)).collect()
+    all.into_iter()
+        .filter_map(|(name, has)| has.then_some(name))
+        .collect()
 }
 
 #[cfg(target_arch = "aarch64")]
 fn features() -> Vec<&'static str> {
-    let all = detected!(is_aarch64_feature_detected: "neon", "dotprod", "fp16", "bf16", "i8mm", "sve");
-    all.into_iter().filter_map(|(name, has)| has.then_some(name)).collect()
+    let all =
+        detected!(is_aarch64_feature_detected: "neon", "dotprod", "fp16", "bf16", "i8mm", "sve");
+    all.into_iter()
+        .filter_map(|(name, has)| has.then_some(name))
+        .collect()
 }
 
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
@@ -80,7 +96,10 @@ mod tests {
         let cpuinfo = "processor\t: 0\nmodel name\t: Some CPU @ 2.0GHz\nmodel name\t: other\n";
         assert_eq!(field(cpuinfo, "model name"), Some("Some CPU @ 2.0GHz"));
         assert_eq!(field(cpuinfo, "flags"), None);
-        assert_eq!(kib_field("MemTotal:       2048 kB\n", "MemTotal"), Some(2 << 20));
+        assert_eq!(
+            kib_field("MemTotal:       2048 kB\n", "MemTotal"),
+            Some(2 << 20)
+        );
         assert_eq!(kib_field("MemTotal: lots\n", "MemTotal"), None);
     }
 

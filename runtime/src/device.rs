@@ -38,7 +38,9 @@ impl DeviceKind {
 
     /// The kind of a name in either case.
     pub fn from_name(text: &str) -> Option<DeviceKind> {
-        DeviceKind::ALL.into_iter().find(|k| k.name().eq_ignore_ascii_case(text))
+        DeviceKind::ALL
+            .into_iter()
+            .find(|k| k.name().eq_ignore_ascii_case(text))
     }
 }
 
@@ -63,7 +65,13 @@ pub struct DeviceName {
 impl DeviceName {
     /// A device of this process.
     pub fn local(kind: DeviceKind, index: u32) -> DeviceName {
-        DeviceName { job: None, replica: 0, task: 0, kind, index }
+        DeviceName {
+            job: None,
+            replica: 0,
+            task: 0,
+            kind,
+            index,
+        }
     }
 
     /// Parses a [`DeviceSpec`] that names one device: `/job:J/replica:R/task:T/device:GPU:0`, `/device:CPU:0`, `/gpu:1` or `cpu:0`. Absent replica
@@ -82,7 +90,8 @@ impl DeviceName {
             job: spec.job.filter(|j| j != LOCAL_JOB),
             replica: spec.replica.unwrap_or(0),
             task: spec.task.unwrap_or(0),
-            kind: DeviceKind::from_name(&device_type).ok_or_else(|| fail("is of no known type (cpu, gpu, emu)"))?,
+            kind: DeviceKind::from_name(&device_type)
+                .ok_or_else(|| fail("is of no known type (cpu, gpu, emu)"))?,
             index: spec.index.ok_or_else(|| fail("has no index"))?,
         })
     }
@@ -99,8 +108,18 @@ impl DeviceName {
 
     /// The name with all its parts, as placement logs print it: `/job:localhost/replica:0/task:0/device:CPU:0`.
     pub fn full(&self) -> String {
-        let DeviceName { replica, task, kind, index, .. } = self;
-        format!("/job:{}/replica:{replica}/task:{task}/device:{}:{index}", self.job(), kind.name())
+        let DeviceName {
+            replica,
+            task,
+            kind,
+            index,
+            ..
+        } = self;
+        format!(
+            "/job:{}/replica:{replica}/task:{task}/device:{}:{index}",
+            self.job(),
+            kind.name()
+        )
     }
 }
 
@@ -124,15 +143,32 @@ mod tests {
             ("cpu:0", "/device:CPU:0"),
             ("/gpu:1", "/device:GPU:1"),
             ("/device:EMU:3", "/device:EMU:3"),
-            ("/job:worker/task:2/device:gpu:1", "/job:worker/replica:0/task:2/device:GPU:1"),
-            ("/job:localhost/replica:0/task:0/device:CPU:0", "/device:CPU:0"),
-            ("/task:1/cpu:0", "/job:localhost/replica:0/task:1/device:CPU:0"),
+            (
+                "/job:worker/task:2/device:gpu:1",
+                "/job:worker/replica:0/task:2/device:GPU:1",
+            ),
+            (
+                "/job:localhost/replica:0/task:0/device:CPU:0",
+                "/device:CPU:0",
+            ),
+            (
+                "/task:1/cpu:0",
+                "/job:localhost/replica:0/task:1/device:CPU:0",
+            ),
         ] {
             let name = DeviceName::parse(text).unwrap();
             assert_eq!(name.to_string(), printed);
             assert_eq!(DeviceName::parse(&name.full()).unwrap(), name);
         }
-        for bad in ["", "/", "tpu:0", "cpu", "cpu:x", "/job:/cpu:0", "cpu:0/gpu:0"] {
+        for bad in [
+            "",
+            "/",
+            "tpu:0",
+            "cpu",
+            "cpu:x",
+            "/job:/cpu:0",
+            "cpu:0/gpu:0",
+        ] {
             assert!(DeviceName::parse(bad).is_err(), "{bad}");
         }
     }

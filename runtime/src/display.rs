@@ -25,7 +25,10 @@ impl fmt::Display for Tensor {
         if self.shape().is_empty() {
             return f.write_str(&words[0]);
         }
-        let mut layout = Layout { words: words.into_iter(), shortened: self.len() > THRESHOLD };
+        let mut layout = Layout {
+            words: words.into_iter(),
+            shortened: self.len() > THRESHOLD,
+        };
         f.write_str(&layout.axis(self.shape(), 1, LINE_WIDTH))
     }
 }
@@ -33,9 +36,15 @@ impl fmt::Display for Tensor {
 /// Row-major positions of the elements that are shown.
 fn shown_indices(shape: &[usize], shortened: bool) -> Vec<usize> {
     shape.iter().fold(vec![0], |outer, &n| {
-        let visible: Vec<usize> =
-            (0..n).filter(|i| !shortened || n <= 2 * EDGE_ITEMS || *i < EDGE_ITEMS || *i + EDGE_ITEMS >= n).collect();
-        outer.iter().flat_map(|o| visible.iter().map(move |i| o * n + i)).collect()
+        let visible: Vec<usize> = (0..n)
+            .filter(|i| {
+                !shortened || n <= 2 * EDGE_ITEMS || *i < EDGE_ITEMS || *i + EDGE_ITEMS >= n
+            })
+            .collect();
+        outer
+            .iter()
+            .flat_map(|o| visible.iter().map(move |i| o * n + i))
+            .collect()
     })
 }
 
@@ -90,11 +99,19 @@ impl Number {
             F16 half::f16, BF16 half::bf16, F8E4M3FN F8E4M3FN, F8E4M3FNUZ F8E4M3FNUZ, F8E5M2 F8E5M2, F8E5M2FNUZ F8E5M2FNUZ
         );
         let (mantissa, exponent) = text.split_once('e').unwrap_or(("0", "0"));
-        Number { value, digits: mantissa.replace('.', ""), exponent: exponent.parse().unwrap_or(0) }
+        Number {
+            value,
+            digits: mantissa.replace('.', ""),
+            exponent: exponent.parse().unwrap_or(0),
+        }
     }
 
     fn sign(&self) -> &'static str {
-        if self.value.is_sign_negative() && !self.value.is_nan() { "-" } else { "" }
+        if self.value.is_sign_negative() && !self.value.is_nan() {
+            "-"
+        } else {
+            ""
+        }
     }
 
     fn special(&self) -> Option<String> {
@@ -106,12 +123,23 @@ impl Number {
     fn positional(&self) -> (String, String) {
         let point = self.exponent + 1;
         let zeros = "0".repeat(point.min(0).unsigned_abs() as usize);
-        let digits =
-            format!("{zeros}{}{}", self.digits, "0".repeat((point - self.digits.len() as i32).max(0) as usize));
+        let digits = format!(
+            "{zeros}{}{}",
+            self.digits,
+            "0".repeat((point - self.digits.len() as i32).max(0) as usize)
+        );
         let (integer, fraction) = digits.split_at(point.max(0) as usize);
         let (carry, fraction) = round(fraction, PRECISION);
-        let integer = if carry { increment(integer) } else { integer.to_owned() };
-        let integer = if integer.is_empty() { "0".to_owned() } else { integer };
+        let integer = if carry {
+            increment(integer)
+        } else {
+            integer.to_owned()
+        };
+        let integer = if integer.is_empty() {
+            "0".to_owned()
+        } else {
+            integer
+        };
         (format!("{}{integer}", self.sign()), fraction)
     }
 
@@ -128,7 +156,10 @@ impl Number {
         let (mantissa, exponent) = text.split_once('e').unwrap_or((&text, "0"));
         let point = if n_digits == 0 { "." } else { "" };
         let sign = if exponent.starts_with('-') { '-' } else { '+' };
-        format!("{mantissa}{point}e{sign}{:0>n_exponent$}", exponent.trim_start_matches('-'))
+        format!(
+            "{mantissa}{point}e{sign}{:0>n_exponent$}",
+            exponent.trim_start_matches('-')
+        )
     }
 
     /// Text of a rank-0 tensor.
@@ -137,15 +168,28 @@ impl Number {
             let magnitude = self.value.abs();
             if magnitude != 0.0 && !(1e-4..1e16).contains(&magnitude) {
                 let (sign, exponent) = (self.sign(), self.exponent);
-                let fraction = if self.digits.len() > 1 { format!(".{}", &self.digits[1..]) } else { String::new() };
+                let fraction = if self.digits.len() > 1 {
+                    format!(".{}", &self.digits[1..])
+                } else {
+                    String::new()
+                };
                 let exponent_sign = if exponent < 0 { '-' } else { '+' };
-                return format!("{sign}{}{fraction}e{exponent_sign}{:02}", &self.digits[..1], exponent.unsigned_abs());
+                return format!(
+                    "{sign}{}{fraction}e{exponent_sign}{:02}",
+                    &self.digits[..1],
+                    exponent.unsigned_abs()
+                );
             }
             let zeros = "0".repeat((-self.exponent).max(0) as usize);
-            let trailing = "0".repeat((self.exponent + 1 - self.digits.len() as i32).max(0) as usize);
+            let trailing =
+                "0".repeat((self.exponent + 1 - self.digits.len() as i32).max(0) as usize);
             let digits = format!("{zeros}{}{trailing}", self.digits);
             let (integer, fraction) = digits.split_at(self.exponent.max(0) as usize + 1);
-            format!("{}{integer}.{}", self.sign(), if fraction.is_empty() { "0" } else { fraction })
+            format!(
+                "{}{integer}.{}",
+                self.sign(),
+                if fraction.is_empty() { "0" } else { fraction }
+            )
         })
     }
 }
@@ -154,7 +198,10 @@ impl Number {
 fn shortest(x: f64, narrow: impl Fn(f64) -> f64) -> String {
     let candidates = (0..=17).map(|digits| format!("{:.digits$e}", x.abs()));
     let exact = |text: &String| text.parse().is_ok_and(|y: f64| narrow(y) == x.abs());
-    candidates.into_iter().find(exact).unwrap_or_else(|| format!("{:e}", x.abs()))
+    candidates
+        .into_iter()
+        .find(exact)
+        .unwrap_or_else(|| format!("{:e}", x.abs()))
 }
 
 /// Rounds a digit string to `n` digits, half away from zero, and drops trailing zeros; first, whether it carried out of the front.
@@ -184,18 +231,38 @@ fn increment(digits: &str) -> String {
 
 /// Floats in one column format: positional, or scientific where the values are very large, very small or far apart.
 fn columns(numbers: &[Number]) -> Vec<String> {
-    let magnitudes = || numbers.iter().map(|n| n.value.abs()).filter(|m| m.is_finite() && *m > 0.0);
-    let (min, max) = magnitudes().fold((f64::INFINITY, 0.0f64), |(lo, hi), m| (lo.min(m), hi.max(m)));
+    let magnitudes = || {
+        numbers
+            .iter()
+            .map(|n| n.value.abs())
+            .filter(|m| m.is_finite() && *m > 0.0)
+    };
+    let (min, max) = magnitudes().fold((f64::INFINITY, 0.0f64), |(lo, hi), m| {
+        (lo.min(m), hi.max(m))
+    });
     let words: Vec<String> = if max > 0.0 && (max >= 1e8 || min < 1e-4 || max / min > 1000.0) {
-        let finite = || numbers.iter().filter(|n| n.special().is_none()).map(Number::scientific);
+        let finite = || {
+            numbers
+                .iter()
+                .filter(|n| n.special().is_none())
+                .map(Number::scientific)
+        };
         let n_digits = finite().map(|p| p.0.len()).max().unwrap_or(0);
         let n_exponent = finite().map(|p| p.1.len()).max().unwrap_or(0);
-        let word = |n: &Number| n.special().unwrap_or_else(|| n.scientific_with(n_digits, n_exponent));
+        let word = |n: &Number| {
+            n.special()
+                .unwrap_or_else(|| n.scientific_with(n_digits, n_exponent))
+        };
         numbers.iter().map(word).collect()
     } else {
-        let parts: Vec<_> = numbers.iter().map(|n| n.special().map_or_else(|| Ok(n.positional()), Err)).collect();
+        let parts: Vec<_> = numbers
+            .iter()
+            .map(|n| n.special().map_or_else(|| Ok(n.positional()), Err))
+            .collect();
         let n_digits = parts.iter().flatten().map(|p| p.1.len()).max().unwrap_or(0);
-        let word = |p: Result<(String, String), String>| p.map_or_else(|s| s, |(i, f)| format!("{i}.{f:<n_digits$}"));
+        let word = |p: Result<(String, String), String>| {
+            p.map_or_else(|s| s, |(i, f)| format!("{i}.{f:<n_digits$}"))
+        };
         parts.into_iter().map(word).collect()
     };
     pad_left(words)
@@ -210,12 +277,18 @@ struct Layout {
 impl Layout {
     /// Number of items shown of an axis of extent `n`, and before which of them the gap is.
     fn shown(&self, n: usize) -> (usize, Option<usize>) {
-        if self.shortened && n > 2 * EDGE_ITEMS { (2 * EDGE_ITEMS, Some(EDGE_ITEMS)) } else { (n, None) }
+        if self.shortened && n > 2 * EDGE_ITEMS {
+            (2 * EDGE_ITEMS, Some(EDGE_ITEMS))
+        } else {
+            (n, None)
+        }
     }
 
     /// Text of the next sub-tensor of `shape`; its continuation lines are indented by `indent`.
     fn axis(&mut self, shape: &[usize], indent: usize, width: usize) -> String {
-        let [n, inner @ ..] = shape else { return self.words.next().unwrap_or_default() };
+        let [n, inner @ ..] = shape else {
+            return self.words.next().unwrap_or_default();
+        };
         if inner.is_empty() {
             return self.row(*n, indent, width);
         }
@@ -234,7 +307,11 @@ impl Layout {
         let (n_shown, gap) = self.shown(n);
         let (mut out, mut column) = (String::from("["), indent);
         for i in 0..n_shown {
-            for word in (gap == Some(i)).then(|| "...".to_owned()).into_iter().chain(self.words.next()) {
+            for word in (gap == Some(i))
+                .then(|| "...".to_owned())
+                .into_iter()
+                .chain(self.words.next())
+            {
                 // One place is kept for the closing bracket; the space before a word counts.
                 if column > indent && column + 1 + word.len() > width - 1 {
                     out += &format!("\n{}", " ".repeat(indent));

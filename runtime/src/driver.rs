@@ -46,7 +46,10 @@ pub trait Driver: Send + Sync {
     /// Makes a product ready that a library of the device computes. Errors with `Unsupported` when there is no such library, or it has no way to
     /// compute it.
     fn product(&self, product: &Product) -> Result<Box<dyn LoadedProduct>, Error> {
-        let message = format!("{} has no library for the product {product}", self.describe());
+        let message = format!(
+            "{} has no library for the product {product}",
+            self.describe()
+        );
         Err(Error::new(ErrorKind::Unsupported, message))
     }
 
@@ -79,7 +82,9 @@ pub trait Driver: Send + Sync {
         arrival: Option<&Arrival>,
     ) -> Result<(), Error> {
         // SAFETY: the caller's promise: no one else uses these bytes.
-        self.read(from, unsafe { slice::from_raw_parts_mut(to.as_ptr(), to.size_bytes()) })?;
+        self.read(from, unsafe {
+            slice::from_raw_parts_mut(to.as_ptr(), to.size_bytes())
+        })?;
         arrival.iter().for_each(|arrival| arrival());
         Ok(())
     }
@@ -94,13 +99,26 @@ pub trait Driver: Send + Sync {
     /// # Safety
     ///
     /// `from` lives, and no one changes it, until then or until [`Driver::finish`] returns.
-    unsafe fn receive(&self, from: &dyn HostMemory, to: u64, _event: &dyn Event) -> Result<(), Error> {
+    unsafe fn receive(
+        &self,
+        from: &dyn HostMemory,
+        to: u64,
+        _event: &dyn Event,
+    ) -> Result<(), Error> {
         // SAFETY: the caller's promise: no one changes these bytes.
-        self.write(to, unsafe { slice::from_raw_parts(from.as_ptr(), from.size_bytes()) })
+        self.write(to, unsafe {
+            slice::from_raw_parts(from.as_ptr(), from.size_bytes())
+        })
     }
 
     /// Copies on the device in the queue of [`Driver::receive`], likewise.
-    fn unstage(&self, from: u64, to: u64, size_bytes: usize, _event: &dyn Event) -> Result<(), Error> {
+    fn unstage(
+        &self,
+        from: u64,
+        to: u64,
+        size_bytes: usize,
+        _event: &dyn Event,
+    ) -> Result<(), Error> {
         self.copy(from, to, size_bytes)
     }
 
@@ -115,7 +133,14 @@ pub trait Driver: Send + Sync {
     }
 
     /// Copies to memory of a device that is reached, as [`Driver::send`] does to the host's. Errors with `Unsupported` when it is not.
-    fn push(&self, _from: u64, peer: Peer, _to: u64, _size_bytes: usize, _event: &dyn Event) -> Result<(), Error> {
+    fn push(
+        &self,
+        _from: u64,
+        peer: Peer,
+        _to: u64,
+        _size_bytes: usize,
+        _event: &dyn Event,
+    ) -> Result<(), Error> {
         let message = format!("{} does not reach device {}", self.describe(), peer.ordinal);
         Err(Error::new(ErrorKind::Unsupported, message))
     }
@@ -123,7 +148,10 @@ pub trait Driver: Send + Sync {
     /// Devices of this driver, no two of them one device, that reduce together: ranks are in the order of the list, and one of them is this. Takes a
     /// while. Errors with `Unsupported` when there is no library for it.
     fn group(&self, _ranks: &[Peer]) -> Result<Arc<dyn Group>, Error> {
-        Err(Error::new(ErrorKind::Unsupported, format!("{} does not reduce with others", self.describe())))
+        Err(Error::new(
+            ErrorKind::Unsupported,
+            format!("{} does not reduce with others", self.describe()),
+        ))
     }
 
     /// Stamps for the queue that computes; `None` where everything is done when a call returns, so that the host's clock tells.
@@ -214,7 +242,12 @@ pub struct Reduce {
 /// what the queue was asked is undefined. A group of which that is true must be renewed before it is asked again.
 pub trait Group: Send + Sync {
     /// Asks the queue that computes of a rank's device, and waits until it was asked. False when that was over before.
-    fn all_reduce(&self, rank: usize, reduce: &Reduce, is_over: &dyn Fn() -> bool) -> Result<bool, Error>;
+    fn all_reduce(
+        &self,
+        rank: usize,
+        reduce: &Reduce,
+        is_over: &dyn Fn() -> bool,
+    ) -> Result<bool, Error>;
 
     /// Waits until a rank has done what it was asked. False when that was over before.
     fn settle(&self, rank: usize, is_over: &dyn Fn() -> bool) -> Result<bool, Error>;

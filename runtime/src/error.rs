@@ -29,7 +29,11 @@ pub struct Error {
 impl Error {
     /// An error with a category and a message (lowercase, no final period).
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Error {
-        Error { kind, node: None, message: message.into() }
+        Error {
+            kind,
+            node: None,
+            message: message.into(),
+        }
     }
 
     /// [`ErrorKind::InvalidInput`].

@@ -128,7 +128,12 @@ const CHUNK_BYTES: u64 = 16;
 impl TensorMap {
     /// What is wrong with the map for a buffer of this size, if anything.
     pub fn problem(&self, buffer_bytes: u64) -> Option<String> {
-        let TensorMap { sizes, strides_bytes, tile, .. } = self;
+        let TensorMap {
+            sizes,
+            strides_bytes,
+            tile,
+            ..
+        } = self;
         let axes = sizes.len();
         if !(1..=5).contains(&axes) || strides_bytes.len() != axes - 1 || tile.len() != axes {
             let n = (strides_bytes.len(), tile.len());
@@ -150,22 +155,33 @@ impl TensorMap {
             return Some(format!("a tile of {side}; 1 to {MAX_TILE} are possible"));
         }
         let inner = u64::from(tile[0]) * self.dtype.size_bytes() as u64;
-        if !inner.is_multiple_of(CHUNK_BYTES) || self.swizzle.width_bytes().is_some_and(|w| inner > w) {
+        if !inner.is_multiple_of(CHUNK_BYTES)
+            || self.swizzle.width_bytes().is_some_and(|w| inner > w)
+        {
             let swizzle = self.swizzle;
-            return Some(format!("a tile of {inner} bytes along the innermost axis with a swizzle of {swizzle:?}"));
+            return Some(format!(
+                "a tile of {inner} bytes along the innermost axis with a swizzle of {swizzle:?}"
+            ));
         }
         if !self.offset_bytes.is_multiple_of(CHUNK_BYTES) {
-            return Some(format!("offset {} is no multiple of {CHUNK_BYTES} bytes", self.offset_bytes));
+            return Some(format!(
+                "offset {} is no multiple of {CHUNK_BYTES} bytes",
+                self.offset_bytes
+            ));
         }
         let end = self.end_bytes();
-        (end > u128::from(buffer_bytes)).then(|| format!("ends at byte {end} of a buffer of {buffer_bytes}"))
+        (end > u128::from(buffer_bytes))
+            .then(|| format!("ends at byte {end} of a buffer of {buffer_bytes}"))
     }
 
     /// One past the last byte of the last element.
     fn end_bytes(&self) -> u128 {
         let element = self.dtype.size_bytes() as u128;
-        let outer: u128 =
-            self.sizes[1..].iter().zip(&self.strides_bytes).map(|(n, s)| u128::from(n - 1) * u128::from(*s)).sum();
+        let outer: u128 = self.sizes[1..]
+            .iter()
+            .zip(&self.strides_bytes)
+            .map(|(n, s)| u128::from(n - 1) * u128::from(*s))
+            .sum();
         u128::from(self.offset_bytes) + outer + u128::from(self.sizes[0]) * element
     }
 }

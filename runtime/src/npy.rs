@@ -25,7 +25,8 @@ impl Tensor {
     /// Reads a `.npy` file.
     pub fn from_npy(path: impl AsRef<Path>) -> Result<Tensor, Error> {
         let path = path.as_ref();
-        let file = File::open(path).map_err(|e| io_error("cannot open it", e).context(path.display()))?;
+        let file =
+            File::open(path).map_err(|e| io_error("cannot open it", e).context(path.display()))?;
         read_npy(BufReader::new(file)).map_err(|e| e.context(path.display()))
     }
 
@@ -47,13 +48,22 @@ pub fn read_npy(mut from: impl Read) -> Result<Tensor, Error> {
     let size = checked_size_bytes(header.dtype, &header.shape)?;
     let mut bytes = Vec::new();
     // Grows with what is really there: the header alone must not cause a large allocation.
-    from.take(size as u64).read_to_end(&mut bytes).map_err(|e| io_error("cannot read its data", e))?;
+    from.take(size as u64)
+        .read_to_end(&mut bytes)
+        .map_err(|e| io_error("cannot read its data", e))?;
     if bytes.len() != size {
-        let message = format!("{}{:?} takes {size} bytes, the file has {}", header.dtype, header.shape, bytes.len());
+        let message = format!(
+            "{}{:?} takes {size} bytes, the file has {}",
+            header.dtype,
+            header.shape,
+            bytes.len()
+        );
         return Err(Error::invalid(message));
     }
     if header.swapped {
-        bytes.chunks_exact_mut(header.dtype.size_bytes()).for_each(<[u8]>::reverse);
+        bytes
+            .chunks_exact_mut(header.dtype.size_bytes())
+            .for_each(<[u8]>::reverse);
     }
     if header.fortran_order {
         bytes = from_fortran_order(&bytes, header.dtype.size_bytes(), &header.shape);
@@ -65,7 +75,14 @@ pub fn read_npy(mut from: impl Read) -> Result<Tensor, Error> {
 pub fn write_npy(to: &mut impl Write, tensor: &Tensor) -> std::io::Result<()> {
     let shape = match tensor.shape() {
         [n] => format!("({n},)"),
-        shape => format!("({})", shape.iter().map(usize::to_string).collect::<Vec<_>>().join(", ")),
+        shape => format!(
+            "({})",
+            shape
+                .iter()
+                .map(usize::to_string)
+                .collect::<Vec<_>>()
+                .join(", ")
+        ),
     };
     let descr = descr(tensor.dtype());
     let mut header = format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': {shape}, }}");
@@ -91,8 +108,12 @@ pub fn read_npz(path: impl AsRef<Path>) -> Result<Vec<(String, Tensor)>, Error> 
             .map_err(|e| Error::invalid(format!("cannot open it as a zip archive: {e}")))?;
         let mut arrays = Vec::new();
         for i in 0..zip.len() {
-            let member = zip.by_index(i).map_err(|e| Error::invalid(format!("member {i}: {e}")))?;
-            let Some(name) = member.name().strip_suffix(".npy").map(str::to_owned) else { continue };
+            let member = zip
+                .by_index(i)
+                .map_err(|e| Error::invalid(format!("member {i}: {e}")))?;
+            let Some(name) = member.name().strip_suffix(".npy").map(str::to_owned) else {
+                continue;
+            };
             let tensor = read_npy(member).map_err(|e| e.context(format!("array {name:?}")))?;
             arrays.push((name, tensor));
         }
@@ -111,7 +132,9 @@ pub fn write_npz<'a>(
         let mut zip = ZipWriter::new(BufWriter::new(File::create(path)?));
         for (name, tensor) in arrays {
             let large = tensor.size_bytes() > u32::MAX as usize / 2;
-            let options = FileOptions::default().compression_method(CompressionMethod::Stored).large_file(large);
+            let options = FileOptions::default()
+                .compression_method(CompressionMethod::Stored)
+                .large_file(large);
             zip.start_file(format!("{name}.npy"), options)?;
             write_npy(&mut zip, tensor)?;
         }
@@ -143,7 +166,9 @@ fn descr(dtype: DType) -> &'static str {
         DType::I16 => "<i2",
         DType::I32 => "<i4",
         DType::I64 => "<i8",
-        DType::U8 | DType::F8E4M3FN | DType::F8E4M3FNUZ | DType::F8E5M2 | DType::F8E5M2FNUZ => "|u1",
+        DType::U8 | DType::F8E4M3FN | DType::F8E4M3FNUZ | DType::F8E5M2 | DType::F8E5M2FNUZ => {
+            "|u1"
+        }
         DType::U16 | DType::BF16 => "<u2",
         DType::U32 => "<u4",
         DType::U64 => "<u8",
@@ -163,7 +188,9 @@ struct Header {
 fn read_header(from: &mut impl Read) -> Result<Header, Error> {
     let mut read = |n: usize| {
         let mut bytes = vec![0; n];
-        from.read_exact(&mut bytes).map(|()| bytes).map_err(|e| malformed(&format!("header: {e}")))
+        from.read_exact(&mut bytes)
+            .map(|()| bytes)
+            .map_err(|e| malformed(&format!("header: {e}")))
     };
     let start = read(8)?;
     if &start[..6] != MAGIC {
@@ -172,10 +199,16 @@ fn read_header(from: &mut impl Read) -> Result<Header, Error> {
     let length = match start[6] {
         1 => u16::from_le_bytes(read(2)?.try_into().expect("two bytes were read")) as usize,
         2 | 3 => u32::from_le_bytes(read(4)?.try_into().expect("four bytes were read")) as usize,
-        version => return Err(malformed(&format!("format version {version}, expected 1, 2 or 3"))),
+        version => {
+            return Err(malformed(&format!(
+                "format version {version}, expected 1, 2 or 3"
+            )));
+        }
     };
     if length > MAX_HEADER_BYTES {
-        return Err(malformed(&format!("a header of {length} bytes, at most {MAX_HEADER_BYTES} are read")));
+        return Err(malformed(&format!(
+            "a header of {length} bytes, at most {MAX_HEADER_BYTES} are read"
+        )));
     }
     let text = String::from_utf8(read(length)?).map_err(|_| malformed("the header is not text"))?;
     parse_header(&text)
@@ -186,25 +219,52 @@ fn parse_header(text: &str) -> Result<Header, Error> {
     let (descr, _) = value(text, "descr")?
         .strip_prefix(['\'', '"'])
         .and_then(|t| t.split_once(['\'', '"']))
-        .ok_or_else(|| Error::new(ErrorKind::Unsupported, "records and other structured dtypes are not supported"))?;
+        .ok_or_else(|| {
+            Error::new(
+                ErrorKind::Unsupported,
+                "records and other structured dtypes are not supported",
+            )
+        })?;
     let (dtype, swapped) = parse_descr(descr)?;
     let order = value(text, "fortran_order")?;
     let fortran_order = match (order.starts_with("True"), order.starts_with("False")) {
         (false, false) => return Err(malformed("fortran_order is neither True nor False")),
         (is_fortran, _) => is_fortran,
     };
-    let inside = value(text, "shape")?.strip_prefix('(').and_then(|t| t.split_once(')')).map(|(inside, _)| inside);
-    let extents = inside.ok_or_else(|| malformed("shape is not a tuple"))?.split(',').map(str::trim);
-    let extent = |e: &str| e.trim_end_matches('L').parse().map_err(|_| malformed(&format!("extent {e:?} in shape")));
-    let shape = extents.filter(|e| !e.is_empty()).map(extent).collect::<Result<_, _>>()?;
-    Ok(Header { dtype, swapped, fortran_order, shape })
+    let inside = value(text, "shape")?
+        .strip_prefix('(')
+        .and_then(|t| t.split_once(')'))
+        .map(|(inside, _)| inside);
+    let extents = inside
+        .ok_or_else(|| malformed("shape is not a tuple"))?
+        .split(',')
+        .map(str::trim);
+    let extent = |e: &str| {
+        e.trim_end_matches('L')
+            .parse()
+            .map_err(|_| malformed(&format!("extent {e:?} in shape")))
+    };
+    let shape = extents
+        .filter(|e| !e.is_empty())
+        .map(extent)
+        .collect::<Result<_, _>>()?;
+    Ok(Header {
+        dtype,
+        swapped,
+        fortran_order,
+        shape,
+    })
 }
 
 /// The text after `'key':`.
 fn value<'a>(text: &'a str, key: &str) -> Result<&'a str, Error> {
-    let after = ['\'', '"'].iter().find_map(|q| text.split_once(&format!("{q}{key}{q}")));
+    let after = ['\'', '"']
+        .iter()
+        .find_map(|q| text.split_once(&format!("{q}{key}{q}")));
     let after = after.and_then(|(_, after)| after.trim_start().strip_prefix(':'));
-    after.map(str::trim_start).ok_or_else(|| malformed(&format!("the header lacks {key:?}")))
+    after
+        .map(str::trim_start)
+        .ok_or_else(|| malformed(&format!("the header lacks {key:?}")))
 }
 
 /// dtype of a type string such as `<f4`, and whether it has the other byte order.
@@ -218,18 +278,27 @@ fn parse_descr(text: &str) -> Result<(DType, bool), Error> {
         "V2" => Some(DType::BF16),
         // Some 8-bit float; the file does not say which.
         "V1" => Some(DType::U8),
-        _ => DType::ALL.iter().copied().find(|&d| !lacks_name(d) && &descr(d)[1..] == kind),
+        _ => DType::ALL
+            .iter()
+            .copied()
+            .find(|&d| !lacks_name(d) && &descr(d)[1..] == kind),
     };
     let supported = "bool, i8 to i64, u8 to u64, f16, f32, f64";
     let unknown = || {
-        Error::new(ErrorKind::Unsupported, format!("NumPy dtype {text:?} is not supported; convert it to {supported}"))
+        Error::new(
+            ErrorKind::Unsupported,
+            format!("NumPy dtype {text:?} is not supported; convert it to {supported}"),
+        )
     };
     Ok((dtype.ok_or_else(unknown)?, order == ">"))
 }
 
 /// Reorders elements from first-axis-fastest to last-axis-fastest.
 fn from_fortran_order(bytes: &[u8], size: usize, shape: &[usize]) -> Vec<u8> {
-    let strides: Vec<usize> = shape.iter().scan(1, |step, &d| Some(std::mem::replace(step, *step * d))).collect();
+    let strides: Vec<usize> = shape
+        .iter()
+        .scan(1, |step, &d| Some(std::mem::replace(step, *step * d)))
+        .collect();
     let mut index = vec![0usize; shape.len()];
     let mut out = Vec::with_capacity(bytes.len());
     while out.len() < bytes.len() {
@@ -272,11 +341,19 @@ mod tests {
             for shape in [&[][..], &[0], &[3], &[2, 0, 4], &[2, 3, 2]] {
                 let mut tensor = Tensor::zeros(dtype, shape).unwrap();
                 let modulus = if dtype == DType::Bool { 2 } else { 251 };
-                tensor.as_bytes_mut().iter_mut().enumerate().for_each(|(i, b)| *b = (i * 7 % modulus) as u8);
+                tensor
+                    .as_bytes_mut()
+                    .iter_mut()
+                    .enumerate()
+                    .for_each(|(i, b)| *b = (i * 7 % modulus) as u8);
                 let bytes = bytes_of(&tensor);
                 assert_eq!((bytes.len() - tensor.size_bytes()) % 64, 0);
                 let back = read_npy(&*bytes).unwrap();
-                let back = if lacks_name(dtype) { back.with_bits_as(dtype).unwrap() } else { back };
+                let back = if lacks_name(dtype) {
+                    back.with_bits_as(dtype).unwrap()
+                } else {
+                    back
+                };
                 assert_eq!(back, tensor);
             }
         }
@@ -284,16 +361,29 @@ mod tests {
 
     #[test]
     fn files_as_numpy_writes_them() {
-        let expected = b"\x93NUMPY\x01\x00v\x00{'descr': '<f4', 'fortran_order': False, 'shape': (2,), }";
+        let expected =
+            b"\x93NUMPY\x01\x00v\x00{'descr': '<f4', 'fortran_order': False, 'shape': (2,), }";
         let bytes = bytes_of(&Tensor::from_slice(&[1f32, 2.0], &[2]).unwrap());
         assert!(bytes.starts_with(expected));
         assert_eq!((bytes[127], bytes.len()), (b'\n', 136));
 
-        let big_endian = file("{'shape': (2,), 'fortran_order': False, 'descr': '>i2'}", &[0, 1, 1, 0]);
+        let big_endian = file(
+            "{'shape': (2,), 'fortran_order': False, 'descr': '>i2'}",
+            &[0, 1, 1, 0],
+        );
         assert_eq!(read_npy(&*big_endian).unwrap().as_slice::<i16>(), [1, 256]);
-        let fortran = file("{\"descr\": \"|u1\", \"fortran_order\": True, \"shape\": (2, 3)}", &[1, 4, 2, 5, 3, 6]);
-        assert_eq!(read_npy(&*fortran).unwrap().as_slice::<u8>(), [1, 2, 3, 4, 5, 6]);
-        let bf16 = file("{'descr': '<V2', 'fortran_order': False, 'shape': ()}", &[0x80, 0x3f]);
+        let fortran = file(
+            "{\"descr\": \"|u1\", \"fortran_order\": True, \"shape\": (2, 3)}",
+            &[1, 4, 2, 5, 3, 6],
+        );
+        assert_eq!(
+            read_npy(&*fortran).unwrap().as_slice::<u8>(),
+            [1, 2, 3, 4, 5, 6]
+        );
+        let bf16 = file(
+            "{'descr': '<V2', 'fortran_order': False, 'shape': ()}",
+            &[0x80, 0x3f],
+        );
         assert_eq!(read_npy(&*bf16).unwrap(), Tensor::scalar(half::bf16::ONE));
     }
 
@@ -304,7 +394,10 @@ mod tests {
             assert!(read_npy(&good[..n]).is_err(), "cut to {n} bytes");
         }
         let with = |descr: &str, shape: &str| {
-            file(&format!("{{'descr': {descr}, 'fortran_order': False, 'shape': {shape}}}"), &[])
+            file(
+                &format!("{{'descr': {descr}, 'fortran_order': False, 'shape': {shape}}}"),
+                &[],
+            )
         };
         assert_eq!(
             error(&with("'<f4'", "(1152921504606846976, 4096)")),
@@ -315,11 +408,16 @@ mod tests {
             "f32[1000000000000] takes 4000000000000 bytes, the file has 0"
         );
         assert!(error(&with("'<U5'", "(1,)")).contains("NumPy dtype \"<U5\" is not supported"));
-        assert!(error(&with("[('a', '<f4')]", "(1,)")).contains("structured dtypes are not supported"));
+        assert!(
+            error(&with("[('a', '<f4')]", "(1,)")).contains("structured dtypes are not supported")
+        );
         assert!(error(&with("'<f4'", "(-1,)")).contains("extent \"-1\""));
         assert!(error(&with("'<f4'", "7")).contains("shape is not a tuple"));
         assert!(error(b"PK\x03\x04....").contains("does not begin with"));
-        assert!(error(&[&b"\x93NUMPY\x02\x00"[..], &[255; 4]].concat()).contains("a header of 4294967295 bytes"));
+        assert!(
+            error(&[&b"\x93NUMPY\x02\x00"[..], &[255; 4]].concat())
+                .contains("a header of 4294967295 bytes")
+        );
     }
 
     #[test]
@@ -331,12 +429,23 @@ mod tests {
         let x = Tensor::from_slice(&[1f32, 2.0], &[2]).unwrap();
         let y = Tensor::scalar(true);
         write_npz(&path, [("x", &x), ("/layer/y", &y)]).unwrap();
-        assert_eq!(read_npz(&path).unwrap(), [("x".to_owned(), x.clone()), ("/layer/y".to_owned(), y)]);
+        assert_eq!(
+            read_npz(&path).unwrap(),
+            [("x".to_owned(), x.clone()), ("/layer/y".to_owned(), y)]
+        );
         x.to_npy(folder.join("x.npy")).unwrap();
         assert_eq!(Tensor::from_npy(folder.join("x.npy")).unwrap(), x);
-        assert!(read_npz(folder.join("x.npy")).unwrap_err().to_string().contains("cannot open it as a zip archive"));
         assert!(
-            Tensor::from_npy(folder.join("none.npy")).unwrap_err().to_string().contains("none.npy: cannot open it")
+            read_npz(folder.join("x.npy"))
+                .unwrap_err()
+                .to_string()
+                .contains("cannot open it as a zip archive")
+        );
+        assert!(
+            Tensor::from_npy(folder.join("none.npy"))
+                .unwrap_err()
+                .to_string()
+                .contains("none.npy: cannot open it")
         );
         std::fs::remove_dir_all(&folder).unwrap();
     }

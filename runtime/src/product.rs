@@ -84,26 +84,54 @@ pub enum Compute {
 impl Matrix {
     /// A dense row-major matrix of so many columns, which all products share.
     pub fn dense(dtype: DType, n_columns: usize) -> Matrix {
-        Matrix { dtype, order: Order::Row, pitch: n_columns, batch_stride: 0, offset: 0, align_bytes: ALIGN_BYTES }
+        Matrix {
+            dtype,
+            order: Order::Row,
+            pitch: n_columns,
+            batch_stride: 0,
+            offset: 0,
+            align_bytes: ALIGN_BYTES,
+        }
     }
 
     /// One past the last element of `n_batch` matrices of `rows` by `columns`; `None` when that is no number.
     fn end(&self, [rows, columns]: [usize; 2], n_batch: usize) -> Option<usize> {
-        let (lines, length) = if self.order == Order::Row { (rows, columns) } else { (columns, rows) };
+        let (lines, length) = if self.order == Order::Row {
+            (rows, columns)
+        } else {
+            (columns, rows)
+        };
         let last_line = (lines - 1).checked_mul(self.pitch)?.checked_add(length)?;
-        (n_batch - 1).checked_mul(self.batch_stride)?.checked_add(last_line)?.checked_add(self.offset)
+        (n_batch - 1)
+            .checked_mul(self.batch_stride)?
+            .checked_add(last_line)?
+            .checked_add(self.offset)
     }
 
     /// What is wrong with the matrix in a buffer of this dtype and size, if anything.
-    fn problem(&self, shape: [usize; 2], n_batch: usize, (dtype, size_bytes): (DType, usize)) -> Option<String> {
-        let length = if self.order == Order::Row { shape[1] } else { shape[0] };
+    fn problem(
+        &self,
+        shape: [usize; 2],
+        n_batch: usize,
+        (dtype, size_bytes): (DType, usize),
+    ) -> Option<String> {
+        let length = if self.order == Order::Row {
+            shape[1]
+        } else {
+            shape[0]
+        };
         if self.dtype != dtype {
             return Some(format!("is {}, its buffer {dtype}", self.dtype));
         }
         if self.pitch < length {
-            return Some(format!("has a pitch of {} for lines of {length}", self.pitch));
+            return Some(format!(
+                "has a pitch of {} for lines of {length}",
+                self.pitch
+            ));
         }
-        let end = self.end(shape, n_batch).and_then(|end| end.checked_mul(dtype.size_bytes()));
+        let end = self
+            .end(shape, n_batch)
+            .and_then(|end| end.checked_mul(dtype.size_bytes()));
         match end {
             Some(end) if end <= size_bytes => self.bad_alignment(self.offset, size_bytes),
             end => Some(format!("ends at byte {end:?} of a buffer of {size_bytes}")),
@@ -113,8 +141,14 @@ impl Matrix {
     /// What is wrong with [`Matrix::align_bytes`] for an offset into a buffer, if anything.
     fn bad_alignment(&self, offset: usize, size_bytes: usize) -> Option<String> {
         let multiples = [ALIGN_BYTES, offset * self.dtype.size_bytes(), size_bytes];
-        let good = self.align_bytes > 0 && multiples.iter().all(|m| m.is_multiple_of(self.align_bytes));
-        (!good).then(|| format!("at multiples of {} bytes, at byte {} of {size_bytes}", self.align_bytes, multiples[1]))
+        let good =
+            self.align_bytes > 0 && multiples.iter().all(|m| m.is_multiple_of(self.align_bytes));
+        (!good).then(|| {
+            format!(
+                "at multiples of {} bytes, at byte {} of {size_bytes}",
+                self.align_bytes, multiples[1]
+            )
+        })
     }
 }
 
@@ -122,7 +156,11 @@ impl Product {
     /// Bytes of the buffer in which the workspace, wherever the buffer begins, can be aligned; 0 without one.
     pub fn workspace_buffer_bytes(&self) -> usize {
         let slack = WORKSPACE_ALIGN_BYTES - ALIGN_BYTES;
-        if self.workspace_bytes == 0 { 0 } else { self.workspace_bytes.saturating_add(slack) }
+        if self.workspace_bytes == 0 {
+            0
+        } else {
+            self.workspace_bytes.saturating_add(slack)
+        }
     }
 
     /// How many buffers it reads and writes.
@@ -133,22 +171,51 @@ impl Product {
     /// What is wrong with the product for arguments of these dtypes and sizes in bytes, if anything.
     pub fn problem(&self, args: &[(DType, usize)]) -> Option<String> {
         if args.len() != self.n_args() {
-            return Some(format!("{} arguments, expected {}", args.len(), self.n_args()));
+            return Some(format!(
+                "{} arguments, expected {}",
+                args.len(),
+                self.n_args()
+            ));
         }
-        let Product { m, n, k, n_batch, lhs, rhs, out, .. } = self;
+        let Product {
+            m,
+            n,
+            k,
+            n_batch,
+            lhs,
+            rhs,
+            out,
+            ..
+        } = self;
         if [m, n, k, n_batch].contains(&&0) {
             return Some(format!("{n_batch} products of {m} x {k} x {n}"));
         }
         let first_out = 2 + usize::from(self.bias.is_some());
-        let matrices = [("lhs", lhs, [*m, *k], 0), ("rhs", rhs, [*k, *n], 1), ("out", out, [*m, *n], first_out)];
+        let matrices = [
+            ("lhs", lhs, [*m, *k], 0),
+            ("rhs", rhs, [*k, *n], 1),
+            ("out", out, [*m, *n], first_out),
+        ];
         let found = matrices.iter().find_map(|(name, matrix, shape, arg)| {
-            matrix.problem(*shape, *n_batch, args[*arg]).map(|problem| format!("{name} {problem}"))
+            matrix
+                .problem(*shape, *n_batch, args[*arg])
+                .map(|problem| format!("{name} {problem}"))
         });
-        found.or_else(|| self.bad_result()).or_else(|| self.bad_types()).or_else(|| {
-            let bias = self.bias.and_then(|offset| self.bad_bias(offset, args[2]));
-            let workspace = args.get(first_out + 1).filter(|w| w.1 < self.workspace_buffer_bytes());
-            bias.or(workspace.map(|w| format!("a workspace of {} bytes in a buffer of {}", self.workspace_bytes, w.1)))
-        })
+        found
+            .or_else(|| self.bad_result())
+            .or_else(|| self.bad_types())
+            .or_else(|| {
+                let bias = self.bias.and_then(|offset| self.bad_bias(offset, args[2]));
+                let workspace = args
+                    .get(first_out + 1)
+                    .filter(|w| w.1 < self.workspace_buffer_bytes());
+                bias.or(workspace.map(|w| {
+                    format!(
+                        "a workspace of {} bytes in a buffer of {}",
+                        self.workspace_bytes, w.1
+                    )
+                }))
+            })
     }
 
     /// Every element of the result is one element of its buffer.
@@ -174,19 +241,49 @@ impl Product {
 
     fn bad_bias(&self, offset: usize, (dtype, size_bytes): (DType, usize)) -> Option<String> {
         let out = self.out.dtype;
-        let end = offset.checked_add(self.n).and_then(|end| end.checked_mul(out.size_bytes()));
+        let end = offset
+            .checked_add(self.n)
+            .and_then(|end| end.checked_mul(out.size_bytes()));
         if dtype != out || end.is_none_or(|end| end > size_bytes) {
-            return Some(format!("a bias of {} {out} from {offset} on in {size_bytes} bytes of {dtype}", self.n));
+            return Some(format!(
+                "a bias of {} {out} from {offset} on in {size_bytes} bytes of {dtype}",
+                self.n
+            ));
         }
-        self.out.bad_alignment(offset, size_bytes).map(|problem| format!("a bias {problem}"))
+        self.out
+            .bad_alignment(offset, size_bytes)
+            .map(|problem| format!("a bias {problem}"))
     }
 }
 
 impl fmt::Display for Product {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Product { m, n, k, n_batch, lhs, rhs, out, .. } = self;
-        let turned = |matrix: &Matrix| if matrix.order == Order::Column { "'" } else { "" };
-        write!(f, "{}[{m}, {k}]{} x {}[{k}, {n}]{} -> {}", lhs.dtype, turned(lhs), rhs.dtype, turned(rhs), out.dtype)?;
+        let Product {
+            m,
+            n,
+            k,
+            n_batch,
+            lhs,
+            rhs,
+            out,
+            ..
+        } = self;
+        let turned = |matrix: &Matrix| {
+            if matrix.order == Order::Column {
+                "'"
+            } else {
+                ""
+            }
+        };
+        write!(
+            f,
+            "{}[{m}, {k}]{} x {}[{k}, {n}]{} -> {}",
+            lhs.dtype,
+            turned(lhs),
+            rhs.dtype,
+            turned(rhs),
+            out.dtype
+        )?;
         write!(f, "[{m}, {n}]")?;
         if *n_batch > 1 {
             write!(f, ", {n_batch} times")?;
@@ -197,7 +294,11 @@ impl fmt::Display for Product {
         };
         let bias = if self.bias.is_some() { ", bias" } else { "" };
         let relu = if self.relu { ", relu" } else { "" };
-        write!(f, "{compute}{bias}{relu}, {} bytes of workspace", self.workspace_bytes)
+        write!(
+            f,
+            "{compute}{bias}{relu}, {} bytes of workspace",
+            self.workspace_bytes
+        )
     }
 }
 
@@ -207,8 +308,17 @@ mod tests {
 
     /// 4 products of 3 x 5 by 5 x 2, the right-hand side shared and stored column by column.
     fn product() -> Product {
-        let lhs = Matrix { batch_stride: 15, align_bytes: 16, ..Matrix::dense(DType::F32, 5) };
-        let rhs = Matrix { order: Order::Column, offset: 8, align_bytes: 8, ..lhs };
+        let lhs = Matrix {
+            batch_stride: 15,
+            align_bytes: 16,
+            ..Matrix::dense(DType::F32, 5)
+        };
+        let rhs = Matrix {
+            order: Order::Column,
+            offset: 8,
+            align_bytes: 8,
+            ..lhs
+        };
         Product {
             name: "p".into(),
             m: 3,
@@ -216,8 +326,15 @@ mod tests {
             k: 5,
             n_batch: 4,
             lhs,
-            rhs: Matrix { batch_stride: 0, ..rhs },
-            out: Matrix { batch_stride: 6, align_bytes: 8, ..Matrix::dense(DType::F32, 2) },
+            rhs: Matrix {
+                batch_stride: 0,
+                ..rhs
+            },
+            out: Matrix {
+                batch_stride: 6,
+                align_bytes: 8,
+                ..Matrix::dense(DType::F32, 2)
+            },
             compute: Compute::F32,
             bias: Some(4),
             relu: true,
@@ -227,7 +344,8 @@ mod tests {
 
     #[test]
     fn products_that_do_not_fit_their_buffers() {
-        let [lhs, rhs, bias, out] = [60 * 4, 18 * 4, 6 * 4, 24 * 4].map(|bytes| (DType::F32, bytes));
+        let [lhs, rhs, bias, out] =
+            [60 * 4, 18 * 4, 6 * 4, 24 * 4].map(|bytes| (DType::F32, bytes));
         let args = [lhs, rhs, bias, out, (DType::U8, 292)];
         assert_eq!(product().problem(&args), None);
         let check = |change: fn(&mut Product), expected: &str| {
@@ -241,16 +359,23 @@ mod tests {
         check(|p| p.lhs.batch_stride = usize::MAX, "lhs ends at byte None");
         check(|p| p.lhs.align_bytes = 32, "lhs at multiples of 32 bytes");
         check(|p| p.rhs.offset = 9, "rhs ends");
-        check(|p| p.rhs.offset = 7, "rhs at multiples of 8 bytes, at byte 28");
+        check(
+            |p| p.rhs.offset = 7,
+            "rhs at multiples of 8 bytes, at byte 28",
+        );
         check(|p| p.rhs.pitch = 4, "a pitch of 4 for lines of 5");
         check(|p| p.out.batch_stride = 5, "out Matrix");
         check(|p| p.lhs.dtype = DType::F16, "lhs is f16, its buffer f32");
         check(|p| p.compute = Compute::F64, "computed in F64");
         check(|p| p.bias = Some(5), "a bias of 2 f32 from 5 on");
-        check(|p| p.bias = Some(3), "a bias at multiples of 8 bytes, at byte 12");
+        check(
+            |p| p.bias = Some(3),
+            "a bias at multiples of 8 bytes, at byte 12",
+        );
         check(|p| p.bias = None, "5 arguments, expected 4");
         check(|p| p.workspace_bytes = 101, "a workspace of 101 bytes");
-        let text = "f32[3, 5] x f32[5, 2]' -> f32[3, 2], 4 times, bias, relu, 100 bytes of workspace";
+        let text =
+            "f32[3, 5] x f32[5, 2]' -> f32[3, 2], 4 times, bias, relu, 100 bytes of workspace";
         assert_eq!(product().to_string(), text);
     }
 }

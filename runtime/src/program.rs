@@ -391,7 +391,11 @@ pub struct Loop {
 impl IoSpec {
     /// An input or output description.
     pub fn new(name: impl Into<String>, dtype: DType, shape: &[usize]) -> IoSpec {
-        IoSpec { name: name.into(), dtype, shape: shape.to_vec() }
+        IoSpec {
+            name: name.into(),
+            dtype,
+            shape: shape.to_vec(),
+        }
     }
 }
 

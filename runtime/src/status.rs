@@ -18,10 +18,22 @@ pub const BAD_DESCRIPTOR: u32 = 3;
 pub fn to_error(status: u32) -> Option<Error> {
     let (kind, message) = match status {
         OK => return None,
-        INDEX_OUT_OF_RANGE => (ErrorKind::InvalidInput, "an index is out of range for its axis".to_owned()),
-        DIVISION_BY_ZERO => (ErrorKind::InvalidInput, "integer division by zero".to_owned()),
-        BAD_DESCRIPTOR => (ErrorKind::Internal, "a kernel got a malformed descriptor".to_owned()),
-        other => (ErrorKind::DeviceFailed, format!("kernel failed with unknown status {other}")),
+        INDEX_OUT_OF_RANGE => (
+            ErrorKind::InvalidInput,
+            "an index is out of range for its axis".to_owned(),
+        ),
+        DIVISION_BY_ZERO => (
+            ErrorKind::InvalidInput,
+            "integer division by zero".to_owned(),
+        ),
+        BAD_DESCRIPTOR => (
+            ErrorKind::Internal,
+            "a kernel got a malformed descriptor".to_owned(),
+        ),
+        other => (
+            ErrorKind::DeviceFailed,
+            format!("kernel failed with unknown status {other}"),
+        ),
     };
     Some(Error::new(kind, message))
 }

@@ -38,8 +38,14 @@ impl AlignedBytes {
         }
         // SAFETY: the layout has non-zero size.
         let ptr = unsafe { alloc_zeroed(layout) };
-        let Some(ptr) = NonNull::new(ptr) else { handle_alloc_error(layout) };
-        Ok(AlignedBytes { ptr, len, map: None })
+        let Some(ptr) = NonNull::new(ptr) else {
+            handle_alloc_error(layout)
+        };
+        Ok(AlignedBytes {
+            ptr,
+            len,
+            map: None,
+        })
     }
 
     /// Pages of their own, which are more than aligned. Large ones where there are, for fewer faults and misses of address translation.
@@ -51,11 +57,18 @@ impl AlignedBytes {
             let _ = map.advise(memmap2::Advice::HugePage);
         }
         let ptr = NonNull::new(map.as_mut_ptr()).expect("a mapping has an address");
-        Ok(AlignedBytes { ptr, len, map: Some(map) })
+        Ok(AlignedBytes {
+            ptr,
+            len,
+            map: Some(map),
+        })
     }
 
     fn layout(len: usize) -> Result<Layout, Error> {
-        let padded = len.max(1).checked_next_multiple_of(ALIGN_BYTES).ok_or_else(|| too_large(len))?;
+        let padded = len
+            .max(1)
+            .checked_next_multiple_of(ALIGN_BYTES)
+            .ok_or_else(|| too_large(len))?;
         Layout::from_size_align(padded, ALIGN_BYTES).map_err(|_| too_large(len))
     }
 
@@ -89,7 +102,10 @@ impl Drop for AlignedBytes {
 }
 
 fn too_large(len: usize) -> Error {
-    Error::new(crate::ErrorKind::OutOfMemory, format!("cannot allocate {len} bytes"))
+    Error::new(
+        crate::ErrorKind::OutOfMemory,
+        format!("cannot allocate {len} bytes"),
+    )
 }
 
 /// A dense row-major tensor. Cloning shares the bytes; writing copies them if they are shared.
@@ -111,7 +127,11 @@ pub struct WeakTensor {
 impl WeakTensor {
     /// The tensor, while its bytes are there.
     pub fn upgrade(&self) -> Option<Tensor> {
-        Some(Tensor { dtype: self.dtype, shape: self.shape.clone(), data: self.data.upgrade()? })
+        Some(Tensor {
+            dtype: self.dtype,
+            shape: self.shape.clone(),
+            data: self.data.upgrade()?,
+        })
     }
 }
 
@@ -120,23 +140,36 @@ pub fn checked_size_bytes(dtype: DType, shape: &[usize]) -> Result<usize, Error>
     let n = shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d));
     // A zero dimension makes the product zero whatever the others are.
     let n = if shape.contains(&0) { Some(0) } else { n };
-    n.and_then(|n| n.checked_mul(dtype.size_bytes())).filter(|&b| b <= isize::MAX as usize / 2).ok_or_else(|| {
-        Error::new(crate::ErrorKind::OutOfMemory, format!("a tensor {dtype}{shape:?} does not fit in memory"))
-    })
+    n.and_then(|n| n.checked_mul(dtype.size_bytes()))
+        .filter(|&b| b <= isize::MAX as usize / 2)
+        .ok_or_else(|| {
+            Error::new(
+                crate::ErrorKind::OutOfMemory,
+                format!("a tensor {dtype}{shape:?} does not fit in memory"),
+            )
+        })
 }
 
 impl Tensor {
     /// A tensor of zeros (false for `bool`).
     pub fn zeros(dtype: DType, shape: &[usize]) -> Result<Tensor, Error> {
         let data = AlignedBytes::zeroed(checked_size_bytes(dtype, shape)?)?;
-        Ok(Tensor { dtype, shape: shape.to_vec(), data: Arc::new(data) })
+        Ok(Tensor {
+            dtype,
+            shape: shape.to_vec(),
+            data: Arc::new(data),
+        })
     }
 
     /// A tensor from elements in row-major order. Errors when `values.len()` is not the product of `shape`.
     pub fn from_slice<T: Element>(values: &[T], shape: &[usize]) -> Result<Tensor, Error> {
         let mut t = Tensor::zeros(T::DTYPE, shape)?;
         if t.len() != values.len() {
-            return Err(Error::invalid(format!("shape {shape:?} holds {} elements, got {}", t.len(), values.len())));
+            return Err(Error::invalid(format!(
+                "shape {shape:?} holds {} elements, got {}",
+                t.len(),
+                values.len()
+            )));
         }
         t.as_mut_slice::<T>().copy_from_slice(values);
         Ok(t)
@@ -164,19 +197,28 @@ impl Tensor {
     pub fn from_bytes(dtype: DType, shape: &[usize], bytes: &[u8]) -> Result<Tensor, Error> {
         let expected = checked_size_bytes(dtype, shape)?;
         if expected != bytes.len() {
-            return Err(Error::invalid(format!("{dtype}{shape:?} takes {expected} bytes, got {}", bytes.len())));
+            return Err(Error::invalid(format!(
+                "{dtype}{shape:?} takes {expected} bytes, got {}",
+                bytes.len()
+            )));
         }
         let mut t = Tensor::zeros(dtype, shape)?;
         t.as_bytes_mut().copy_from_slice(bytes);
         if dtype == DType::Bool {
-            t.as_bytes_mut().iter_mut().for_each(|b| *b = (*b != 0) as u8);
+            t.as_bytes_mut()
+                .iter_mut()
+                .for_each(|b| *b = (*b != 0) as u8);
         }
         Ok(t)
     }
 
     /// A reference that does not keep the bytes. While there is one, the next write may copy them.
     pub fn downgrade(&self) -> WeakTensor {
-        WeakTensor { dtype: self.dtype, shape: self.shape.clone(), data: Arc::downgrade(&self.data) }
+        WeakTensor {
+            dtype: self.dtype,
+            shape: self.shape.clone(),
+            data: Arc::downgrade(&self.data),
+        }
     }
 
     /// Element type.
@@ -218,12 +260,15 @@ impl Tensor {
     /// The bytes, writable; a shared buffer is copied first. `bool` elements must stay 0 or 1.
     pub fn as_bytes_mut(&mut self) -> &mut [u8] {
         self.make_unique();
-        Arc::get_mut(&mut self.data).expect("unshared just above").as_mut_slice()
+        Arc::get_mut(&mut self.data)
+            .expect("unshared just above")
+            .as_mut_slice()
     }
 
     fn make_unique(&mut self) {
         if Arc::get_mut(&mut self.data).is_none() {
-            let mut copy = AlignedBytes::zeroed(self.data.len).expect("same size as an existing buffer");
+            let mut copy =
+                AlignedBytes::zeroed(self.data.len).expect("same size as an existing buffer");
             copy.as_mut_slice().copy_from_slice(self.data.as_slice());
             self.data = Arc::new(copy);
         }
@@ -253,27 +298,43 @@ impl Tensor {
     /// The same bits under another dtype of the same size: what a `.npy` file holds as `u16` may be `bf16`. To `bool`, other values than 0 become 1.
     pub fn with_bits_as(&self, dtype: DType) -> Result<Tensor, Error> {
         if dtype.size_bytes() != self.dtype.size_bytes() {
-            return Err(Error::invalid(format!("cannot view the bits of {} as {dtype}: sizes differ", self.dtype)));
+            return Err(Error::invalid(format!(
+                "cannot view the bits of {} as {dtype}: sizes differ",
+                self.dtype
+            )));
         }
         if dtype == DType::Bool {
             return Tensor::from_bytes(dtype, &self.shape, self.as_bytes());
         }
-        Ok(Tensor { dtype, shape: self.shape.clone(), data: self.data.clone() })
+        Ok(Tensor {
+            dtype,
+            shape: self.shape.clone(),
+            data: self.data.clone(),
+        })
     }
 
     /// The same elements under another shape of the same length.
     pub fn reshaped(&self, shape: &[usize]) -> Result<Tensor, Error> {
         if checked_size_bytes(self.dtype, shape)? != self.size_bytes() {
-            return Err(Error::invalid(format!("cannot view {:?} as {shape:?}: element counts differ", self.shape)));
+            return Err(Error::invalid(format!(
+                "cannot view {:?} as {shape:?}: element counts differ",
+                self.shape
+            )));
         }
-        Ok(Tensor { dtype: self.dtype, shape: shape.to_vec(), data: self.data.clone() })
+        Ok(Tensor {
+            dtype: self.dtype,
+            shape: shape.to_vec(),
+            data: self.data.clone(),
+        })
     }
 }
 
 impl PartialEq for Tensor {
     /// Same dtype, shape and bits.
     fn eq(&self, other: &Tensor) -> bool {
-        self.dtype == other.dtype && self.shape == other.shape && self.as_bytes() == other.as_bytes()
+        self.dtype == other.dtype
+            && self.shape == other.shape
+            && self.as_bytes() == other.as_bytes()
     }
 }
 
@@ -282,7 +343,11 @@ impl fmt::Debug for Tensor {
         write!(f, "{}{:?} ", self.dtype, self.shape)?;
         let n = self.len().min(8);
         crate::with_dtype!(self.dtype, T => write!(f, "{:?}", &self.as_slice::<T>()[..n]))?;
-        if n < self.len() { f.write_str("..") } else { Ok(()) }
+        if n < self.len() {
+            f.write_str("..")
+        } else {
+            Ok(())
+        }
     }
 }
 
@@ -303,7 +368,10 @@ mod tests {
     fn large_buffers_are_zero_and_writable() {
         for len in [MAPPED_FROM_BYTES - 1, MAPPED_FROM_BYTES, 5 << 20] {
             let mut bytes = AlignedBytes::zeroed(len).unwrap();
-            assert!(bytes.as_slice().iter().all(|&b| b == 0) && (bytes.as_ptr() as usize).is_multiple_of(ALIGN_BYTES));
+            assert!(
+                bytes.as_slice().iter().all(|&b| b == 0)
+                    && (bytes.as_ptr() as usize).is_multiple_of(ALIGN_BYTES)
+            );
             bytes.as_mut_slice()[len - 1] = 7;
             assert_eq!(bytes.as_slice()[len - 1], 7);
         }
@@ -322,8 +390,18 @@ mod tests {
     #[test]
     fn sizes_are_checked() {
         assert!(Tensor::zeros(DType::F32, &[1 << 40, 1 << 40]).is_err());
-        assert_eq!(Tensor::zeros(DType::F32, &[1 << 40, 1 << 40, 0]).unwrap().len(), 0);
+        assert_eq!(
+            Tensor::zeros(DType::F32, &[1 << 40, 1 << 40, 0])
+                .unwrap()
+                .len(),
+            0
+        );
         assert!(Tensor::from_slice(&[1i64], &[2]).is_err());
-        assert_eq!(Tensor::from_bytes(DType::Bool, &[2], &[0, 7]).unwrap().as_slice::<bool>(), [false, true]);
+        assert_eq!(
+            Tensor::from_bytes(DType::Bool, &[2], &[0, 7])
+                .unwrap()
+                .as_slice::<bool>(),
+            [false, true]
+        );
     }
 }

@@ -39,14 +39,21 @@ impl Log {
     /// The calls since the last look.
     fn calls(&self) -> Vec<String> {
         let text = std::fs::read_to_string(&self.path).unwrap_or_default();
-        let calls: Vec<String> = text.lines().skip(self.n_seen.get()).map(str::to_owned).collect();
+        let calls: Vec<String> = text
+            .lines()
+            .skip(self.n_seen.get())
+            .map(str::to_owned)
+            .collect();
         self.n_seen.set(self.n_seen.get() + calls.len());
         calls
     }
 }
 
 fn count(calls: &[String], name: &str) -> usize {
-    calls.iter().filter(|c| c.split(' ').next() == Some(name)).count()
+    calls
+        .iter()
+        .filter(|c| c.split(' ').next() == Some(name))
+        .count()
 }
 
 /// Names of calls, each once with its number.
@@ -54,18 +61,28 @@ fn counts(calls: &[String]) -> Vec<(&str, usize)> {
     let mut names: Vec<&str> = calls.iter().filter_map(|c| c.split(' ').next()).collect();
     names.sort_unstable();
     names.dedup();
-    names.into_iter().map(|name| (name, count(calls, name))).collect()
+    names
+        .into_iter()
+        .map(|name| (name, count(calls, name)))
+        .collect()
 }
 
 /// As [`with_driver_of`], with the log of the calls.
 fn logged(name: &str, settings: &str, body: impl FnOnce(&Log)) {
     let folder = tempfile::tempdir().unwrap();
-    let settings = [settings, &format!("log={}", folder.path().join("calls").display())].join(",");
+    let settings = [
+        settings,
+        &format!("log={}", folder.path().join("calls").display()),
+    ]
+    .join(",");
     with_driver_of("cuda_calls", name, &settings, || {
         // The process that runs the body is told the file by the one that started it.
         let settings = std::env::var("EMULATED_CUDA").unwrap();
         let (_, path) = settings.split_once("log=").unwrap();
-        body(&Log { path: path.into(), n_seen: Cell::new(0) });
+        body(&Log {
+            path: path.into(),
+            n_seen: Cell::new(0),
+        });
     });
 }
 
@@ -93,8 +110,12 @@ fn there_and_back() -> Graph {
         let y = b.matmul(x, x).unwrap();
         b.map(ScalarOp::Tanh, &[y]).unwrap()
     };
-    let early = b.with_device("/gpu:0", |b| Ok(product(b, x, "/early"))).unwrap();
-    let on_cpu = b.with_device("/cpu:0", |b| Ok(product(b, early, "/on_cpu"))).unwrap();
+    let early = b
+        .with_device("/gpu:0", |b| Ok(product(b, x, "/early")))
+        .unwrap();
+    let on_cpu = b
+        .with_device("/cpu:0", |b| Ok(product(b, early, "/on_cpu")))
+        .unwrap();
     let both = b.with_device("/gpu:0", |b| {
         let late = (0..4).fold(x, |x, i| product(b, x, &format!("/late{i}")));
         b.set_origin("/both");
@@ -108,7 +129,9 @@ fn there_and_back() -> Graph {
 /// Small values: products in a row magnify neither them nor rounding errors.
 fn random(seed: u64, shape: &[usize]) -> Vec<Tensor> {
     let mut rng = Rng(seed);
-    let values: Vec<f32> = (0..shape.iter().product()).map(|_| 0.2 * rng.normal() as f32).collect();
+    let values: Vec<f32> = (0..shape.iter().product())
+        .map(|_| 0.2 * rng.normal() as f32)
+        .collect();
     vec![Tensor::from_slice(&values, shape).unwrap()]
 }
 
@@ -119,37 +142,67 @@ fn check(graph: &Graph, inputs: &[Tensor], found: &Tensor) {
 }
 
 fn run(graph: &Graph, executable: &Executable, inputs: &[Tensor]) {
-    check(graph, inputs, &executable.run(inputs).unwrap().into_tensors()[0]);
+    check(
+        graph,
+        inputs,
+        &executable.run(inputs).unwrap().into_tensors()[0],
+    );
 }
 
 #[test]
 fn a_run_is_one_launch_of_a_graph_and_nothing_else() {
-    logged("a_run_is_one_launch_of_a_graph_and_nothing_else", "delay=0", |log| {
-        let graph = three_products(5usize.into());
-        let compiled = compile(&graph, &unchecked("gpu:1", 2)).unwrap();
-        let inputs = random(1, &[5, 24]);
-        let executable = compiled.for_inputs(&inputs).unwrap();
-        let made = log.calls();
-        assert!(count(&made, "cuMemcpyHtoDAsync_v2") >= 3, "the weights: {made:?}");
-        run(&graph, &executable, &inputs);
-        let first = log.calls();
-        // One input, one output, by pinned memory; no weight.
-        assert_eq!(
-            ["cuMemcpyHtoDAsync_v2", "cuMemcpyDtoHAsync_v2", "cuLaunchKernel", "pageable"].map(|c| count(&first, c)),
-            [1, 1, 3, 0],
-            "{first:?}"
-        );
-        run(&graph, &executable, &inputs);
-        let second = log.calls();
-        assert_eq!(["cuStreamBeginCapture_v2", "cuGraphLaunch"].map(|c| count(&second, c)), [1, 1], "{second:?}");
-        let allocated = |calls: &[String]| ALLOCATING.iter().map(|name| count(calls, name)).sum::<usize>();
-        assert_eq!(allocated(&second), 0, "{second:?}");
-        for _ in 0..3 {
+    logged(
+        "a_run_is_one_launch_of_a_graph_and_nothing_else",
+        "delay=0",
+        |log| {
+            let graph = three_products(5usize.into());
+            let compiled = compile(&graph, &unchecked("gpu:1", 2)).unwrap();
+            let inputs = random(1, &[5, 24]);
+            let executable = compiled.for_inputs(&inputs).unwrap();
+            let made = log.calls();
+            assert!(
+                count(&made, "cuMemcpyHtoDAsync_v2") >= 3,
+                "the weights: {made:?}"
+            );
             run(&graph, &executable, &inputs);
-            let later = log.calls();
-            assert_eq!(counts(&later), [("cuGraphLaunch", 1), ("cuStreamSynchronize", 3)], "{later:?}");
-        }
-    });
+            let first = log.calls();
+            // One input, one output, by pinned memory; no weight.
+            assert_eq!(
+                [
+                    "cuMemcpyHtoDAsync_v2",
+                    "cuMemcpyDtoHAsync_v2",
+                    "cuLaunchKernel",
+                    "pageable"
+                ]
+                .map(|c| count(&first, c)),
+                [1, 1, 3, 0],
+                "{first:?}"
+            );
+            run(&graph, &executable, &inputs);
+            let second = log.calls();
+            assert_eq!(
+                ["cuStreamBeginCapture_v2", "cuGraphLaunch"].map(|c| count(&second, c)),
+                [1, 1],
+                "{second:?}"
+            );
+            let allocated = |calls: &[String]| {
+                ALLOCATING
+                    .iter()
+                    .map(|name| count(calls, name))
+                    .sum::<usize>()
+            };
+            assert_eq!(allocated(&second), 0, "{second:?}");
+            for _ in 0..3 {
+                run(&graph, &executable, &inputs);
+                let later = log.calls();
+                assert_eq!(
+                    counts(&later),
+                    [("cuGraphLaunch", 1), ("cuStreamSynchronize", 3)],
+                    "{later:?}"
+                );
+            }
+        },
+    );
 }
 
 /// A call with an argument: `has(call, "cuStreamWaitEvent", "stream=4112")`.
@@ -161,7 +214,10 @@ fn has(call: &str, name: &str, argument: &str) -> bool {
 /// Where the first of these calls is, from `from` on.
 fn find(calls: &[String], from: usize, names: &[&str]) -> usize {
     let is_one = |call: &String| names.contains(&call.split(' ').next().unwrap_or_default());
-    from + calls[from..].iter().position(is_one).unwrap_or_else(|| panic!("no {names:?} in {calls:#?}"))
+    from + calls[from..]
+        .iter()
+        .position(is_one)
+        .unwrap_or_else(|| panic!("no {names:?} in {calls:#?}"))
 }
 
 /// What crosses between CPU and GPU crosses beside what is computed: nothing stands between a copy and the next kernels that do not need it.
@@ -180,81 +236,153 @@ fn tensors_cross_while_kernels_run() {
             n_captured += count(&calls, "cuStreamBeginCapture_v2");
             let sent = find(&calls, 0, &["cuMemcpyDtoHAsync_v2"]);
             // The second run asks for kernels in a capture, on another stream: the launch counts.
-            let starts: &[&str] = if n == 0 { &["cuLaunchKernel"] } else { &["cuGraphLaunch"] };
+            let starts: &[&str] = if n == 0 {
+                &["cuLaunchKernel"]
+            } else {
+                &["cuGraphLaunch"]
+            };
             let late = find(&calls, sent, starts);
-            let compute = calls[late].split(' ').find(|word| word.starts_with("stream=")).unwrap();
-            let holds_up = |call: &&String| call.contains("Synchronize") || has(call, "cuStreamWaitEvent", compute);
+            let compute = calls[late]
+                .split(' ')
+                .find(|word| word.starts_with("stream="))
+                .unwrap();
+            let holds_up = |call: &&String| {
+                call.contains("Synchronize") || has(call, "cuStreamWaitEvent", compute)
+            };
             // What is computed next does not wait for the copy.
-            assert_eq!(calls[sent..late].iter().find(holds_up), None, "run {n}: {calls:#?}");
+            assert_eq!(
+                calls[sent..late].iter().find(holds_up),
+                None,
+                "run {n}: {calls:#?}"
+            );
             // What comes back is copied as soon as it is there: not after what was asked for before. The device waits for it right before
             // the kernel that needs it.
-            let came = calls.iter().rposition(|c| c.starts_with("cuMemcpyHtoDAsync_v2")).unwrap();
-            let inward = calls[came].split(' ').find(|word| word.starts_with("stream=")).unwrap();
-            assert!(!calls[late..came].iter().any(|c| has(c, "cuStreamWaitEvent", inward)), "run {n}: {calls:#?}");
+            let came = calls
+                .iter()
+                .rposition(|c| c.starts_with("cuMemcpyHtoDAsync_v2"))
+                .unwrap();
+            let inward = calls[came]
+                .split(' ')
+                .find(|word| word.starts_with("stream="))
+                .unwrap();
+            assert!(
+                !calls[late..came]
+                    .iter()
+                    .any(|c| has(c, "cuStreamWaitEvent", inward)),
+                "run {n}: {calls:#?}"
+            );
             let needs = find(&calls, came, &["cuLaunchKernel"]);
-            assert_eq!(calls[late..needs].iter().filter(holds_up).count(), 1, "run {n}: {calls:#?}");
+            assert_eq!(
+                calls[late..needs].iter().filter(holds_up).count(),
+                1,
+                "run {n}: {calls:#?}"
+            );
             assert_eq!(count(&calls, "pageable"), 0, "run {n}: {calls:#?}");
             if n >= 2 {
-                let mut counts: Vec<(String, usize)> =
-                    counts(&calls).into_iter().map(|(name, n)| (name.to_owned(), n)).collect();
+                let mut counts: Vec<(String, usize)> = counts(&calls)
+                    .into_iter()
+                    .map(|(name, n)| (name.to_owned(), n))
+                    .collect();
                 // How often the device is looked after is a matter of time.
                 counts.retain(|(name, _)| name != "cuStreamQuery");
                 steady.push(counts);
-                assert_eq!(ALLOCATING.map(|name| count(&calls, name)), [0; 9], "{calls:#?}");
+                assert_eq!(
+                    ALLOCATING.map(|name| count(&calls, name)),
+                    [0; 9],
+                    "{calls:#?}"
+                );
                 assert_eq!(count(&calls, "cuGraphLaunch"), n_captured);
             }
         }
-        assert!(n_captured > 0 && steady.iter().all(|counts| *counts == steady[0]), "{steady:#?}");
+        assert!(
+            n_captured > 0 && steady.iter().all(|counts| *counts == steady[0]),
+            "{steady:#?}"
+        );
     });
 }
 
 /// Tensors that cross keep their memory for themselves only where there is enough.
 #[test]
 fn a_limit_goes_before_copies_beside_kernels() {
-    with_driver_of("cuda_calls", "a_limit_goes_before_copies_beside_kernels", "", || {
-        let graph = there_and_back();
-        let inputs = random(2, &[32, 32]);
-        let gpu = DeviceName::parse("gpu:0").unwrap();
-        let of_gpu = |executable: &Executable| {
-            let program = &executable.lowered.program;
-            program.memory_use().iter().find(|(device, _)| *device == gpu).unwrap().1.total_bytes(1)
-        };
-        let mut options = unchecked("cpu:1,gpu:1", 2);
-        let mut needs = Vec::new();
-        for less in [None, Some(0), Some(1)] {
-            if let Some(less) = less {
-                let limit = Bytes((needs[0] - less) as u64);
-                options.devices.limit_memory("gpu:0", limit).unwrap();
+    with_driver_of(
+        "cuda_calls",
+        "a_limit_goes_before_copies_beside_kernels",
+        "",
+        || {
+            let graph = there_and_back();
+            let inputs = random(2, &[32, 32]);
+            let gpu = DeviceName::parse("gpu:0").unwrap();
+            let of_gpu = |executable: &Executable| {
+                let program = &executable.lowered.program;
+                program
+                    .memory_use()
+                    .iter()
+                    .find(|(device, _)| *device == gpu)
+                    .unwrap()
+                    .1
+                    .total_bytes(1)
+            };
+            let mut options = unchecked("cpu:1,gpu:1", 2);
+            let mut needs = Vec::new();
+            for less in [None, Some(0), Some(1)] {
+                if let Some(less) = less {
+                    let limit = Bytes((needs[0] - less) as u64);
+                    options.devices.limit_memory("gpu:0", limit).unwrap();
+                }
+                let compiled = compile(&graph, &options).unwrap();
+                let executable = compiled.for_inputs(&inputs).unwrap();
+                (0..3).for_each(|_| run(&graph, &executable, &inputs));
+                needs.push(of_gpu(&executable));
             }
-            let compiled = compile(&graph, &options).unwrap();
-            let executable = compiled.for_inputs(&inputs).unwrap();
-            (0..3).for_each(|_| run(&graph, &executable, &inputs));
-            needs.push(of_gpu(&executable));
-        }
-        assert!(needs[1] == needs[0] && needs[2] < needs[0], "{needs:?}");
-    });
+            assert!(needs[1] == needs[0] && needs[2] < needs[0], "{needs:?}");
+        },
+    );
 }
 
 /// Between GPUs that reach each other tensors cross straight, otherwise through pinned memory of the host.
 #[test]
 fn gpus_that_reach_each_other_copy_straight() {
-    logged("gpus_that_reach_each_other_copy_straight", "devices=2", |log| {
-        assert_eq!(crossing(log), [("cuMemcpyPeerAsync", 1), ("cuMemcpyDtoHAsync_v2", 1), ("cuMemcpyHtoDAsync_v2", 1)]);
-    });
+    logged(
+        "gpus_that_reach_each_other_copy_straight",
+        "devices=2",
+        |log| {
+            assert_eq!(
+                crossing(log),
+                [
+                    ("cuMemcpyPeerAsync", 1),
+                    ("cuMemcpyDtoHAsync_v2", 1),
+                    ("cuMemcpyHtoDAsync_v2", 1)
+                ]
+            );
+        },
+    );
 }
 
 #[test]
 fn gpus_that_do_not_reach_each_other_copy_through_the_host() {
-    logged("gpus_that_do_not_reach_each_other_copy_through_the_host", "devices=2,peers=0", |log| {
-        assert_eq!(crossing(log), [("cuMemcpyPeerAsync", 0), ("cuMemcpyDtoHAsync_v2", 2), ("cuMemcpyHtoDAsync_v2", 2)]);
-    });
+    logged(
+        "gpus_that_do_not_reach_each_other_copy_through_the_host",
+        "devices=2,peers=0",
+        |log| {
+            assert_eq!(
+                crossing(log),
+                [
+                    ("cuMemcpyPeerAsync", 0),
+                    ("cuMemcpyDtoHAsync_v2", 2),
+                    ("cuMemcpyHtoDAsync_v2", 2)
+                ]
+            );
+        },
+    );
 }
 
 /// Copies of a run in which one tensor crosses from GPU to GPU, beside those of its input and its output.
 fn crossing(log: &Log) -> [(&'static str, usize); 3] {
     let graph = three_products(4usize.into());
     let mut options = unchecked("gpu:2", 2);
-    options.pins = ["/first=gpu:0", "/(second|third)=gpu:1"].map(|pin| Pin::parse(pin).unwrap()).into();
+    options.pins = ["/first=gpu:0", "/(second|third)=gpu:1"]
+        .map(|pin| Pin::parse(pin).unwrap())
+        .into();
     let compiled = compile(&graph, &options).unwrap();
     let inputs = random(3, &[4, 24]);
     let executable = compiled.for_inputs(&inputs).unwrap();
@@ -262,30 +390,43 @@ fn crossing(log: &Log) -> [(&'static str, usize); 3] {
     run(&graph, &executable, &inputs);
     let calls = log.calls();
     assert_eq!(count(&calls, "pageable"), 0);
-    ["cuMemcpyPeerAsync", "cuMemcpyDtoHAsync_v2", "cuMemcpyHtoDAsync_v2"].map(|name| (name, count(&calls, name)))
+    [
+        "cuMemcpyPeerAsync",
+        "cuMemcpyDtoHAsync_v2",
+        "cuMemcpyHtoDAsync_v2",
+    ]
+    .map(|name| (name, count(&calls, name)))
 }
 
 /// A driver that cannot capture is asked once, for each piece that it would be; what is asked step by step is right.
 #[test]
 fn a_driver_that_cannot_capture_is_asked_once() {
-    logged("a_driver_that_cannot_capture_is_asked_once", "graphs=0", |log| {
-        let whole = (three_products(5usize.into()), "gpu:1", [5, 24]);
-        let pieces = (there_and_back(), "cpu:1,gpu:1", [32, 32]);
-        for (graph, devices, shape) in [whole, pieces] {
-            let compiled = compile(&graph, &unchecked(devices, 2)).unwrap();
-            let inputs = random(4, &shape);
-            let executable = compiled.for_inputs(&inputs).unwrap();
-            log.calls();
-            let captures = || {
-                run(&graph, &executable, &inputs);
-                let calls = log.calls();
-                assert_eq!(count(&calls, "cuGraphLaunch"), 0);
-                assert!(count(&calls, "cuLaunchKernel") >= 3, "{calls:#?}");
-                count(&calls, "cuStreamBeginCapture_v2")
-            };
-            assert_eq!([captures(), captures(), captures(), captures()], [0, 1, 0, 0], "on {devices}");
-        }
-    });
+    logged(
+        "a_driver_that_cannot_capture_is_asked_once",
+        "graphs=0",
+        |log| {
+            let whole = (three_products(5usize.into()), "gpu:1", [5, 24]);
+            let pieces = (there_and_back(), "cpu:1,gpu:1", [32, 32]);
+            for (graph, devices, shape) in [whole, pieces] {
+                let compiled = compile(&graph, &unchecked(devices, 2)).unwrap();
+                let inputs = random(4, &shape);
+                let executable = compiled.for_inputs(&inputs).unwrap();
+                log.calls();
+                let captures = || {
+                    run(&graph, &executable, &inputs);
+                    let calls = log.calls();
+                    assert_eq!(count(&calls, "cuGraphLaunch"), 0);
+                    assert!(count(&calls, "cuLaunchKernel") >= 3, "{calls:#?}");
+                    count(&calls, "cuStreamBeginCapture_v2")
+                };
+                assert_eq!(
+                    [captures(), captures(), captures(), captures()],
+                    [0, 1, 0, 0],
+                    "on {devices}"
+                );
+            }
+        },
+    );
 }
 
 /// Each batch is compiled and captured for itself, once, whatever comes between.
@@ -301,34 +442,45 @@ fn other_shapes_have_graphs_of_their_own() {
             run(&graph, &compiled.for_inputs(&inputs).unwrap(), &inputs);
             captures.push(count(&log.calls(), "cuStreamBeginCapture_v2"));
         }
-        assert_eq!((captures, compiled.specialisations()), (vec![0, 0, 1, 1, 0, 0, 0, 0], 3));
+        assert_eq!(
+            (captures, compiled.specialisations()),
+            (vec![0, 0, 1, 1, 0, 0, 0, 0], 3)
+        );
     });
 }
 
 /// Threads run one model with shapes of their own: while one captures, the others compile, allocate, launch and wait.
 #[test]
 fn threads_do_not_get_into_each_others_graphs() {
-    with_driver_of("cuda_calls", "threads_do_not_get_into_each_others_graphs", "delay=0", || {
-        let graph = three_products(Dim::from("batch"));
-        for round in 0..4u64 {
-            let compiled = compile(&graph, &unchecked("gpu:1", 2)).unwrap();
-            let runs = |thread: usize| {
-                for i in 0..6 {
-                    let batch = 1 + thread + 4 * (i / 3);
-                    let inputs = random(round * 100 + thread as u64, &[batch, 24]);
-                    run(&graph, &compiled.for_inputs(&inputs).unwrap(), &inputs);
-                }
-            };
-            thread::scope(|scope| (0..4).for_each(|thread| drop(scope.spawn(move || runs(thread)))));
-        }
-    });
+    with_driver_of(
+        "cuda_calls",
+        "threads_do_not_get_into_each_others_graphs",
+        "delay=0",
+        || {
+            let graph = three_products(Dim::from("batch"));
+            for round in 0..4u64 {
+                let compiled = compile(&graph, &unchecked("gpu:1", 2)).unwrap();
+                let runs = |thread: usize| {
+                    for i in 0..6 {
+                        let batch = 1 + thread + 4 * (i / 3);
+                        let inputs = random(round * 100 + thread as u64, &[batch, 24]);
+                        run(&graph, &compiled.for_inputs(&inputs).unwrap(), &inputs);
+                    }
+                };
+                thread::scope(|scope| {
+                    (0..4).for_each(|thread| drop(scope.spawn(move || runs(thread))))
+                });
+            }
+        },
+    );
 }
 
 /// What `body` gives, which must not take long: what hangs is not waited for.
 fn in_time<T: Send + 'static>(body: impl FnOnce() -> T + Send + 'static) -> T {
     let (give, take) = mpsc::channel();
     thread::spawn(move || give.send(body()));
-    take.recv_timeout(Duration::from_secs(60)).expect("it hangs, or it panicked")
+    take.recv_timeout(Duration::from_secs(60))
+        .expect("it hangs, or it panicked")
 }
 
 /// The error of a model that goes from GPU to CPU and back, when the GPU breaks in one of its first runs.
@@ -338,9 +490,14 @@ fn broken(runs: usize) -> gristmill::Error {
         let compiled = compile(&graph, &unchecked("cpu:1,gpu:1", 2)).unwrap();
         let inputs = random(5, &[32, 32]);
         let executable = compiled.for_inputs(&inputs).unwrap();
-        let failed = (0..runs).find_map(|_| executable.run(&inputs).err()).expect("the GPU breaks");
+        let failed = (0..runs)
+            .find_map(|_| executable.run(&inputs).err())
+            .expect("the GPU breaks");
         // It stays broken, and says so at once.
-        assert_eq!(executable.run(&inputs).unwrap_err().kind(), ErrorKind::DeviceFailed);
+        assert_eq!(
+            executable.run(&inputs).unwrap_err().kind(),
+            ErrorKind::DeviceFailed
+        );
         failed
     })
 }
@@ -348,44 +505,84 @@ fn broken(runs: usize) -> gristmill::Error {
 /// Both partitions wait for what the other is to send after the GPU was lost: only the device itself can tell.
 #[test]
 fn a_gpu_that_is_lost_ends_a_run_in_which_all_wait() {
-    with_driver_of("cuda_calls", "a_gpu_that_is_lost_ends_a_run_in_which_all_wait", "lose=0:1", || {
-        let e = broken(1);
-        assert_eq!(e.kind(), ErrorKind::DeviceFailed);
-        assert!(e.to_string().contains("/device:GPU:0: ") && e.to_string().contains("emulated GPU 0 was lost"), "{e}");
-    });
+    with_driver_of(
+        "cuda_calls",
+        "a_gpu_that_is_lost_ends_a_run_in_which_all_wait",
+        "lose=0:1",
+        || {
+            let e = broken(1);
+            assert_eq!(e.kind(), ErrorKind::DeviceFailed);
+            assert!(
+                e.to_string().contains("/device:GPU:0: ")
+                    && e.to_string().contains("emulated GPU 0 was lost"),
+                "{e}"
+            );
+        },
+    );
 }
 
 #[test]
 fn a_gpu_that_is_lost_in_a_later_run_ends_it() {
-    with_driver_of("cuda_calls", "a_gpu_that_is_lost_in_a_later_run_ends_it", "lose=0:14", || {
-        assert!(broken(5).to_string().contains("emulated GPU 0 was lost"));
-    });
+    with_driver_of(
+        "cuda_calls",
+        "a_gpu_that_is_lost_in_a_later_run_ends_it",
+        "lose=0:14",
+        || {
+            assert!(broken(5).to_string().contains("emulated GPU 0 was lost"));
+        },
+    );
 }
 
 /// A fault that is noticed late, here by a partition that waits for a tensor, is not blamed on the step that noticed it.
 #[test]
 fn a_late_fault_names_all_kernels_that_may_be_to_blame() {
-    with_driver_of("cuda_calls", "a_late_fault_names_all_kernels_that_may_be_to_blame", "fault=0:1", || {
-        let e = broken(1).to_string();
-        assert!(e.contains("one of 5 kernels, from ") && e.contains("/early") && e.contains("/both"), "{e}");
-        assert!(e.contains("--verify") && !e.starts_with("in node"), "{e}");
-    });
+    with_driver_of(
+        "cuda_calls",
+        "a_late_fault_names_all_kernels_that_may_be_to_blame",
+        "fault=0:1",
+        || {
+            let e = broken(1).to_string();
+            assert!(
+                e.contains("one of 5 kernels, from ")
+                    && e.contains("/early")
+                    && e.contains("/both"),
+                "{e}"
+            );
+            assert!(e.contains("--verify") && !e.starts_with("in node"), "{e}");
+        },
+    );
 }
 
 /// A device that is gone has no memory to give; that is not why.
 #[test]
 fn a_lost_gpu_is_not_out_of_memory() {
-    with_driver_of("cuda_calls", "a_lost_gpu_is_not_out_of_memory", "lose=0:1", || {
-        let graph = three_products(Dim::from("batch"));
-        let compiled = compile(&graph, &unchecked("gpu:1", 2)).unwrap();
-        let [one, other] = [random(7, &[2, 24]), random(7, &[3, 24])];
-        assert!(compiled.for_inputs(&one).unwrap().run(&one).is_err());
-        let e = compiled.for_inputs(&other).err().expect("nothing can be allocated any more");
-        assert!(e.kind() == ErrorKind::DeviceFailed && e.to_string().contains("was lost"), "{e}");
-        let gpu: Arc<dyn Driver> = match CudaGpu::open(0, Settings::default()) {
-            Ok(gpu) => Arc::new(gpu),
-            Err(e) => return assert!(e.to_string().contains("was lost"), "{e}"),
-        };
-        assert!(gpu.allocate(1).unwrap_err().to_string().contains("was lost"));
-    });
+    with_driver_of(
+        "cuda_calls",
+        "a_lost_gpu_is_not_out_of_memory",
+        "lose=0:1",
+        || {
+            let graph = three_products(Dim::from("batch"));
+            let compiled = compile(&graph, &unchecked("gpu:1", 2)).unwrap();
+            let [one, other] = [random(7, &[2, 24]), random(7, &[3, 24])];
+            assert!(compiled.for_inputs(&one).unwrap().run(&one).is_err());
+            let e = compiled
+                .for_inputs(&other)
+                .err()
+                .expect("nothing can be allocated any more");
+            assert!(
+                e.kind() == ErrorKind::DeviceFailed && e.to_string().contains("was lost"),
+                "{e}"
+            );
+            let gpu: Arc<dyn Driver> = match CudaGpu::open(0, Settings::default()) {
+                Ok(gpu) => Arc::new(gpu),
+                Err(e) => return assert!(e.to_string().contains("was lost"), "{e}"),
+            };
+            assert!(
+                gpu.allocate(1)
+                    .unwrap_err()
+                    .to_string()
+                    .contains("was lost")
+            );
+        },
+    );
 }

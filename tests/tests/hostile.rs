@@ -30,7 +30,12 @@ fn run_survives_every_hostile_model() {
 fn every_hostile_model_is_listed() {
     let files = std::fs::read_dir(folder())
         .expect("the corpus is in the repository")
-        .map(|e| e.expect("the corpus is readable").file_name().to_string_lossy().into_owned())
+        .map(|e| {
+            e.expect("the corpus is readable")
+                .file_name()
+                .to_string_lossy()
+                .into_owned()
+        })
         .filter(|name| name.ends_with(".onnx"));
     let mut files: Vec<_> = files.collect();
     files.sort();
@@ -47,23 +52,46 @@ fn survive(verb: &str) {
                 while let Some((file, about)) = cases.get(next.fetch_add(1, Ordering::Relaxed)) {
                     let ended = gristmill(&folder(), &[verb, file]);
                     if let Some(problem) = problem(&ended, &about[verb]) {
-                        let line = format!("{file} ({}): {problem}", about["why"].as_str().unwrap_or_default());
-                        wrong.lock().expect("no thread panics while it holds the list").push(line);
+                        let line = format!(
+                            "{file} ({}): {problem}",
+                            about["why"].as_str().unwrap_or_default()
+                        );
+                        wrong
+                            .lock()
+                            .expect("no thread panics while it holds the list")
+                            .push(line);
                     }
                 }
             });
         }
     });
-    let mut wrong = wrong.into_inner().expect("no thread panics while it holds the list");
+    let mut wrong = wrong
+        .into_inner()
+        .expect("no thread panics while it holds the list");
     wrong.sort();
-    assert!(wrong.is_empty(), "{} of {} models end wrongly:\n  {}\n", wrong.len(), cases.len(), wrong.join("\n  "));
+    assert!(
+        wrong.is_empty(),
+        "{} of {} models end wrongly:\n  {}\n",
+        wrong.len(),
+        cases.len(),
+        wrong.join("\n  ")
+    );
 }
 
 /// What is wrong with how a run ended, if anything.
 fn problem(ended: &Ended, allowed: &Value) -> Option<String> {
-    let last = ended.stderr.lines().rfind(|l| !l.trim().is_empty()).unwrap_or_default();
-    let codes = allowed.as_array().expect("`expected.json` lists exit codes");
-    if !ended.code.is_some_and(|c| codes.iter().any(|a| a.as_i64() == Some(i64::from(c)))) {
+    let last = ended
+        .stderr
+        .lines()
+        .rfind(|l| !l.trim().is_empty())
+        .unwrap_or_default();
+    let codes = allowed
+        .as_array()
+        .expect("`expected.json` lists exit codes");
+    if !ended
+        .code
+        .is_some_and(|c| codes.iter().any(|a| a.as_i64() == Some(i64::from(c))))
+    {
         return Some(format!("{}, allowed {allowed}: {last}", ended.status));
     }
     if ended.code != Some(0) && last.is_empty() {
@@ -73,7 +101,8 @@ fn problem(ended: &Ended, allowed: &Value) -> Option<String> {
 }
 
 fn expected() -> BTreeMap<String, Value> {
-    let text = std::fs::read_to_string(folder().join("expected.json")).expect("the corpus has a list");
+    let text =
+        std::fs::read_to_string(folder().join("expected.json")).expect("the corpus has a list");
     serde_json::from_str(&text).expect("the list is JSON")
 }
 

@@ -9,5 +9,9 @@ mod licences;
 
 /// Fails with every violation on a line of its own.
 fn assert_none(rule: &str, violations: Vec<String>) {
-    assert!(violations.is_empty(), "{rule}:\n  {}\n", violations.join("\n  "));
+    assert!(
+        violations.is_empty(),
+        "{rule}:\n  {}\n",
+        violations.join("\n  ")
+    );
 }

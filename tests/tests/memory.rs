@@ -8,7 +8,8 @@ const MIB: usize = 1 << 20;
 
 /// An `f32` weight of small numbers.
 fn weight(name: &str, dims: [usize; 2]) -> TensorProto {
-    let values = (0..dims[0] * dims[1]).flat_map(|i| ((i % 251) as f32 * 1e-3 - 0.125).to_le_bytes());
+    let values =
+        (0..dims[0] * dims[1]).flat_map(|i| ((i % 251) as f32 * 1e-3 - 0.125).to_le_bytes());
     TensorProto {
         name: name.to_owned(),
         data_type: 1,
@@ -21,17 +22,33 @@ fn weight(name: &str, dims: [usize; 2]) -> TensorProto {
 fn node(op_type: &str, inputs: [&str; 2], output: &str) -> NodeProto {
     NodeProto {
         op_type: op_type.to_owned(),
-        input: inputs.iter().filter(|i| !i.is_empty()).map(|i| i.to_string()).collect(),
+        input: inputs
+            .iter()
+            .filter(|i| !i.is_empty())
+            .map(|i| i.to_string())
+            .collect(),
         output: vec![output.to_owned()],
         ..Default::default()
     }
 }
 
 fn row(name: &str, n: i64) -> ValueInfoProto {
-    let dim = |n| DimensionProto { value: Some(DimensionValue::Value(n)) };
-    let shape = TensorShapeProto { dim: vec![dim(1), dim(n)] };
-    let tensor = TensorTypeProto { elem_type: 1, shape: Some(shape) };
-    ValueInfoProto { name: name.to_owned(), r#type: Some(TypeProto { value: Some(TypeValue::Tensor(tensor)) }) }
+    let dim = |n| DimensionProto {
+        value: Some(DimensionValue::Value(n)),
+    };
+    let shape = TensorShapeProto {
+        dim: vec![dim(1), dim(n)],
+    };
+    let tensor = TensorTypeProto {
+        elem_type: 1,
+        shape: Some(shape),
+    };
+    ValueInfoProto {
+        name: name.to_owned(),
+        r#type: Some(TypeProto {
+            value: Some(TypeValue::Tensor(tensor)),
+        }),
+    }
 }
 
 /// Weights as they lie, transposed, scaled, of products that are merged, and read by two layers.
@@ -61,8 +78,16 @@ fn model() -> ModelProto {
         output: vec![row("out", 6144)],
         ..Default::default()
     };
-    let opset_import = vec![OperatorSetIdProto { domain: String::new(), version: 18 }];
-    ModelProto { ir_version: 9, graph: Some(graph), opset_import, ..Default::default() }
+    let opset_import = vec![OperatorSetIdProto {
+        domain: String::new(),
+        version: 18,
+    }];
+    ModelProto {
+        ir_version: 9,
+        graph: Some(graph),
+        opset_import,
+        ..Default::default()
+    }
 }
 
 #[test]
@@ -73,10 +98,26 @@ fn weights_are_in_memory_once() {
     // `scaled` is a weight that the file does not have.
     let weights = bytes.len() + 24 * MIB;
     std::fs::write(folder.path().join("model.onnx"), bytes).unwrap();
-    let ended = gristmill(folder.path(), &["bench", "model.onnx", "--iters", "1", "--threads", "1", "--json"]);
+    let ended = gristmill(
+        folder.path(),
+        &[
+            "bench",
+            "model.onnx",
+            "--iters",
+            "1",
+            "--threads",
+            "1",
+            "--json",
+        ],
+    );
     assert_eq!(ended.code, Some(0), "{}: {}", ended.status, ended.stderr);
     let report: serde_json::Value = serde_json::from_str(&ended.stdout).unwrap();
     let peak = report["peak_rss_bytes"].as_u64().unwrap() as usize;
     let limit = weights * 13 / 10 + 50 * MIB;
-    assert!(peak <= limit, "{} MiB, limit {} MiB", peak / MIB, limit / MIB);
+    assert!(
+        peak <= limit,
+        "{} MiB, limit {} MiB",
+        peak / MIB,
+        limit / MIB
+    );
 }

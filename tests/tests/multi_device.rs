@@ -3,7 +3,9 @@
 use gristmill::cost::{Bytes, LinkProfile, Nanos};
 use gristmill::interp;
 use gristmill::interp::compare::allclose;
-use gristmill::ir::{AskedBy, DeviceRequest, Graph, GraphBuilder, NodeId, Op, ReduceKind, ScalarOp};
+use gristmill::ir::{
+    AskedBy, DeviceRequest, Graph, GraphBuilder, NodeId, Op, ReduceKind, ScalarOp,
+};
 use gristmill::onnx;
 use gristmill::place::{DeviceSet, Objective, Pin, Placement, Plan};
 use gristmill::testing::{RandomOptions, Rng, nvrtc_or_left_out, random_graph, random_tensor};
@@ -32,11 +34,29 @@ pub fn run(
     let executable = compiled.for_inputs(&tensors)?;
     let first = executable.run(&tensors)?;
     // A GPU is asked for its work one by one, then by a graph that is captured, then by one that is there.
-    for _ in 0..if options.devices.devices.iter().any(|d| d.name.kind == DeviceKind::Gpu) { 3 } else { 1 } {
+    for _ in 0..if options
+        .devices
+        .devices
+        .iter()
+        .any(|d| d.name.kind == DeviceKind::Gpu)
+    {
+        3
+    } else {
+        1
+    } {
         assert_eq!(first, executable.run(&tensors)?, "a later run differs");
     }
-    let sends = |g: &Graph| g.nodes().filter(|(_, n)| matches!(n.op, Op::Send { .. })).count();
-    let n_transfers = executable.lowered.partitions.iter().map(|p| sends(&p.graph)).sum();
+    let sends = |g: &Graph| {
+        g.nodes()
+            .filter(|(_, n)| matches!(n.op, Op::Send { .. }))
+            .count()
+    };
+    let n_transfers = executable
+        .lowered
+        .partitions
+        .iter()
+        .map(|p| sends(&p.graph))
+        .sum();
     Ok((first, n_transfers))
 }
 
@@ -62,7 +82,15 @@ fn early_and_late() -> Graph {
     let wide = b.mul(x, narrow).unwrap();
     let wide = b.matmul(wide, w).unwrap();
     b.set_origin("/soft");
-    let soft = b.add1(Op::Softmax { axis: 1, log: false }, &[wide]).unwrap();
+    let soft = b
+        .add1(
+            Op::Softmax {
+                axis: 1,
+                log: false,
+            },
+            &[wide],
+        )
+        .unwrap();
     b.set_origin("/sum");
     let sum = b.reduce(ReduceKind::Max, soft, &[0], true).unwrap();
     b.set_origin("/late");
@@ -81,22 +109,42 @@ fn tensors_are_parked_on_the_host() {
     let graph = early_and_late();
     let mut rng = Rng(5);
     let mut tensor = |shape: [usize; 2]| {
-        let values: Vec<f32> = (0..shape[0] * shape[1]).map(|_| rng.normal() as f32).collect();
+        let values: Vec<f32> = (0..shape[0] * shape[1])
+            .map(|_| rng.normal() as f32)
+            .collect();
         Tensor::from_slice(&values, &shape).unwrap()
     };
     let tensors = [tensor([1024, 4]), tensor([4, 256])];
     let mut limited = options("cpu:1,emu:1", 2);
     limited.pins = vec![Pin::parse(".*=emu:0").unwrap()];
-    let lowered = |options: &Options| compile(&graph, options).unwrap().for_inputs(&tensors).unwrap();
-    let emu = |placement: &Placement| placement.devices.iter().position(|d| d.kind == DeviceKind::Emu).unwrap();
+    let lowered = |options: &Options| {
+        compile(&graph, options)
+            .unwrap()
+            .for_inputs(&tensors)
+            .unwrap()
+    };
+    let emu = |placement: &Placement| {
+        placement
+            .devices
+            .iter()
+            .position(|d| d.kind == DeviceKind::Emu)
+            .unwrap()
+    };
     let free = lowered(&limited);
     assert!(free.lowered.placement.copies.is_empty());
     // Half a MiB less than what is live at a time: one of the three tensors of a MiB has to go.
     let peak = free.lowered.placement.peak_bytes[emu(&free.lowered.placement)];
-    limited.devices.limit_memory("emu", Bytes(peak.0 - (1 << 19))).unwrap();
+    limited
+        .devices
+        .limit_memory("emu", Bytes(peak.0 - (1 << 19)))
+        .unwrap();
     let parked = lowered(&limited);
     let placement = &parked.lowered.placement;
-    assert!(placement.copies.iter().any(|c| c.parked.is_some()), "{}", placement.to_text(&parked.lowered.clusters));
+    assert!(
+        placement.copies.iter().any(|c| c.parked.is_some()),
+        "{}",
+        placement.to_text(&parked.lowered.clusters)
+    );
     let expected = interp::run(&graph, &tensors).unwrap();
     let is_right = |found: &Outputs| {
         let c = allclose(&expected[0], &found["late"], 0.0, 0.0);
@@ -117,20 +165,37 @@ fn tensors_are_parked_on_the_host() {
 fn objectives_change_where_and_not_what() {
     let mut most_in_flight = 0;
     for seed in 0..25 {
-        let sizes = RandomOptions { n_nodes: 6 + seed as usize % 20, ..RandomOptions::default() };
+        let sizes = RandomOptions {
+            n_nodes: 6 + seed as usize % 20,
+            ..RandomOptions::default()
+        };
         let (graph, tensors) = random_graph(seed, &sizes);
-        let inputs: Vec<(String, Tensor)> = graph.input_names.iter().cloned().zip(tensors.clone()).collect();
+        let inputs: Vec<(String, Tensor)> = graph
+            .input_names
+            .iter()
+            .cloned()
+            .zip(tensors.clone())
+            .collect();
         let (expected, _) = run(&graph, &inputs, &options("cpu:1", 2)).unwrap();
         let what = format!("seed {seed}\n{graph}");
         for objective in [Objective::Throughput { samples: 8 }, Objective::Memory] {
             let mut several = options(&format!("cpu:{}", 2 + seed % 2), 2);
             // Links without latency, so that small nodes are worth sending.
-            several.devices.link = LinkProfile { latency: Nanos(0), bytes_per_second: 1_000_000_000_000 };
+            several.devices.link = LinkProfile {
+                latency: Nanos(0),
+                bytes_per_second: 1_000_000_000_000,
+            };
             several.objective = objective;
-            let executable = compile(&graph, &several).unwrap().for_inputs(&tensors).unwrap();
+            let executable = compile(&graph, &several)
+                .unwrap()
+                .for_inputs(&tensors)
+                .unwrap();
             most_in_flight = most_in_flight.max(executable.n_in_flight());
-            let repeat =
-                || (0..3).for_each(|_| assert_same(&expected, &executable.run(&tensors).unwrap(), 1e-5, &what));
+            let repeat = || {
+                (0..3).for_each(|_| {
+                    assert_same(&expected, &executable.run(&tensors).unwrap(), 1e-5, &what)
+                })
+            };
             std::thread::scope(|s| (0..3).for_each(|_| drop(s.spawn(repeat))));
         }
     }
@@ -148,30 +213,43 @@ fn random_graphs_on_random_devices() {
             ..RandomOptions::default()
         };
         let (graph, tensors) = random_graph(seed, &sizes);
-        let inputs: Vec<(String, Tensor)> = graph.input_names.iter().cloned().zip(tensors).collect();
+        let inputs: Vec<(String, Tensor)> =
+            graph.input_names.iter().cloned().zip(tensors).collect();
         let n_devices = 2 + rng.below(2);
         let mut placed = graph.clone();
         for id in (0..graph.n_nodes() as u32).map(NodeId) {
             // Some nodes are left to the placer, some of these together.
             let mut asked = DeviceRequest::default();
             if !rng.one_in(3) {
-                asked = DeviceRequest::parse(&format!("/device:CPU:{}", rng.below(n_devices))).unwrap();
+                asked =
+                    DeviceRequest::parse(&format!("/device:CPU:{}", rng.below(n_devices))).unwrap();
             } else if rng.one_in(2) {
-                asked.groups.insert(format!("g{}", rng.below(2)).into(), AskedBy::default());
+                asked
+                    .groups
+                    .insert(format!("g{}", rng.below(2)).into(), AskedBy::default());
             }
             placed.node_mut(id).device = asked.into_requested();
         }
         for opt_level in [0, 2] {
             let what = format!("seed {seed} at level {opt_level}\n{placed}");
-            let (expected, _) =
-                run(&graph, &inputs, &options("cpu:1", opt_level)).unwrap_or_else(|e| panic!("{e}\n{what}"));
+            let (expected, _) = run(&graph, &inputs, &options("cpu:1", opt_level))
+                .unwrap_or_else(|e| panic!("{e}\n{what}"));
             let several = options(&format!("cpu:{n_devices}"), opt_level);
-            let (found, n) = run(&placed, &inputs, &several).unwrap_or_else(|e| panic!("{e}\n{what}"));
-            assert_same(&expected, &found, if opt_level == 0 { 0.0 } else { 1e-5 }, &what);
+            let (found, n) =
+                run(&placed, &inputs, &several).unwrap_or_else(|e| panic!("{e}\n{what}"));
+            assert_same(
+                &expected,
+                &found,
+                if opt_level == 0 { 0.0 } else { 1e-5 },
+                &what,
+            );
             n_transfers += n;
         }
     }
-    assert!(n_transfers > 200, "only {n_transfers} tensors crossed between devices");
+    assert!(
+        n_transfers > 200,
+        "only {n_transfers} tensors crossed between devices"
+    );
 }
 
 fn read_pb(path: &Path) -> (String, Tensor) {
@@ -181,13 +259,23 @@ fn read_pb(path: &Path) -> (String, Tensor) {
 /// Pins for a random half of the model's node paths, on all devices in turn.
 fn random_pins(rng: &mut Rng, model: &onnx::Model, devices: &[&str]) -> Vec<Pin> {
     let graph = model.graph(&onnx::Specialisation::default()).unwrap();
-    let mut paths: Vec<String> = graph.nodes().map(|(_, n)| n.origin.to_string()).filter(|p| !p.is_empty()).collect();
+    let mut paths: Vec<String> = graph
+        .nodes()
+        .map(|(_, n)| n.origin.to_string())
+        .filter(|p| !p.is_empty())
+        .collect();
     paths.sort();
     paths.dedup();
     paths.retain(|_| rng.one_in(2));
     let escape = |p: &str| {
         p.chars()
-            .map(|c| if c.is_ascii_alphanumeric() { c.to_string() } else { format!("\\x{{{:x}}}", c as u32) })
+            .map(|c| {
+                if c.is_ascii_alphanumeric() {
+                    c.to_string()
+                } else {
+                    format!("\\x{{{:x}}}", c as u32)
+                }
+            })
             .collect::<String>()
     };
     paths
@@ -206,12 +294,20 @@ pub fn check_exports(rng: &mut Rng, several: &Options, devices: &[&str], names: 
         let data = dir.join("test_data_set_0");
         let declared = compile(&model, &options("cpu:1", 2)).unwrap();
         let tensor = |i: usize| read_pb(&data.join(format!("input_{i}.pb"))).1;
-        let named = declared.inputs().iter().enumerate().map(|(i, (n, _))| (n.clone(), tensor(i)));
+        let named = declared
+            .inputs()
+            .iter()
+            .enumerate()
+            .map(|(i, (n, _))| (n.clone(), tensor(i)));
         let inputs: Vec<(String, Tensor)> = named.collect();
         let (expected, none) = run(&model, &inputs, &options("cpu:1", 2)).unwrap();
         assert_eq!(none, 0);
-        let several = Options { pins: random_pins(rng, &model, devices), ..several.clone() };
-        let (found, n_transfers) = run(&model, &inputs, &several).unwrap_or_else(|e| panic!("{name}: {e}"));
+        let several = Options {
+            pins: random_pins(rng, &model, devices),
+            ..several.clone()
+        };
+        let (found, n_transfers) =
+            run(&model, &inputs, &several).unwrap_or_else(|e| panic!("{name}: {e}"));
         assert!(n_transfers > 0, "{name}: nothing crossed between devices");
         assert_same(&expected, &found, 1e-5, name);
     }
@@ -231,14 +327,30 @@ fn exported_models_on_random_devices() {
         "vit_dynamo",
         "rnn_dynamo",
     ];
-    check_exports(&mut Rng(12), &options("cpu:3", 2), &["cpu:0", "cpu:1", "cpu:2"], &names);
+    check_exports(
+        &mut Rng(12),
+        &options("cpu:3", 2),
+        &["cpu:0", "cpu:1", "cpu:2"],
+        &names,
+    );
 }
 
 #[test]
 fn exported_models_on_cpu_and_emulated_gpu() {
     if nvrtc_or_left_out("models on a CPU and an emulated GPU").is_some() {
-        let names = ["resnet_script", "bert_script", "gpt2_dynamo", "unet_dynamo", "rnn_dynamo"];
-        check_exports(&mut Rng(13), &options("cpu:1,emu:1", 2), &["cpu:0", "emu:0"], &names);
+        let names = [
+            "resnet_script",
+            "bert_script",
+            "gpt2_dynamo",
+            "unet_dynamo",
+            "rnn_dynamo",
+        ];
+        check_exports(
+            &mut Rng(13),
+            &options("cpu:1,emu:1", 2),
+            &["cpu:0", "emu:0"],
+            &names,
+        );
     }
 }
 
@@ -246,7 +358,9 @@ fn exported_models_on_cpu_and_emulated_gpu() {
 #[test]
 fn random_graphs_on_emulated_gpus() {
     if nvrtc_or_left_out("random graphs on emulated GPUs").is_some() {
-        check_random_graphs(14, 100..116, &["/cpu:0", "/emu:0", "/emu:1"], &|level| options("cpu:1,emu:2", level));
+        check_random_graphs(14, 100..116, &["/cpu:0", "/emu:0", "/emu:1"], &|level| {
+            options("cpu:1,emu:2", level)
+        });
     }
 }
 
@@ -260,8 +374,15 @@ pub fn check_random_graphs(
     let mut rng = Rng(seed);
     let (mut n_transfers, n_graphs) = (0, graphs.clone().count());
     for seed in graphs {
-        let (graph, tensors) = random_graph(seed, &RandomOptions { n_nodes: 12, ..RandomOptions::default() });
-        let inputs: Vec<(String, Tensor)> = graph.input_names.iter().cloned().zip(tensors).collect();
+        let (graph, tensors) = random_graph(
+            seed,
+            &RandomOptions {
+                n_nodes: 12,
+                ..RandomOptions::default()
+            },
+        );
+        let inputs: Vec<(String, Tensor)> =
+            graph.input_names.iter().cloned().zip(tensors).collect();
         let mut placed = graph.clone();
         for id in (0..graph.n_nodes() as u32).map(NodeId) {
             let device = devices[rng.below(3)];
@@ -269,14 +390,18 @@ pub fn check_random_graphs(
         }
         for opt_level in [0, 2] {
             let what = format!("seed {seed} at level {opt_level}\n{placed}");
-            let (expected, _) =
-                run(&graph, &inputs, &options("cpu:1", opt_level)).unwrap_or_else(|e| panic!("{e}\n{what}"));
-            let (found, n) = run(&placed, &inputs, &several(opt_level)).unwrap_or_else(|e| panic!("{e}\n{what}"));
+            let (expected, _) = run(&graph, &inputs, &options("cpu:1", opt_level))
+                .unwrap_or_else(|e| panic!("{e}\n{what}"));
+            let (found, n) = run(&placed, &inputs, &several(opt_level))
+                .unwrap_or_else(|e| panic!("{e}\n{what}"));
             assert_same(&expected, &found, 1e-5, &what);
             n_transfers += n;
         }
     }
-    assert!(n_transfers > 3 * n_graphs, "only {n_transfers} tensors crossed between devices");
+    assert!(
+        n_transfers > 3 * n_graphs,
+        "only {n_transfers} tensors crossed between devices"
+    );
 }
 
 /// Towers on all of `devices` whose results are reduced: every tower gets the same bits, which for `f32` are those of a sum in the order of the towers.
@@ -299,44 +424,78 @@ pub fn check_all_reduce(seed: u64, devices: &[&str], several: &dyn Fn(u8) -> Opt
         let mut b = GraphBuilder::new("towers");
         let tower = |(i, device): (usize, &&str)| {
             let x = b.input(&format!("x{i}"), dtype, shape.iter().copied());
-            b.with_device(*device, |b| b.map(ScalarOp::Neg, &[x])).unwrap()
+            b.with_device(*device, |b| b.map(ScalarOp::Neg, &[x]))
+                .unwrap()
         };
         let operands: Vec<_> = devices.iter().enumerate().map(tower).collect();
         let results = b.all_reduce(kind, &operands).unwrap();
         for (i, (&y, device)) in results.iter().zip(devices).enumerate() {
-            let y = b.with_device(*device, |b| b.map(ScalarOp::Abs, &[y])).unwrap();
+            let y = b
+                .with_device(*device, |b| b.map(ScalarOp::Abs, &[y]))
+                .unwrap();
             b.output(&format!("y{i}"), y);
         }
         let graph = b.finish().unwrap();
-        let tensors: Vec<Tensor> = devices.iter().map(|_| random_tensor(&mut rng, dtype, &shape, false)).collect();
-        let inputs: Vec<(String, Tensor)> = graph.input_names.iter().cloned().zip(tensors.iter().cloned()).collect();
+        let tensors: Vec<Tensor> = devices
+            .iter()
+            .map(|_| random_tensor(&mut rng, dtype, &shape, false))
+            .collect();
+        let inputs: Vec<(String, Tensor)> = graph
+            .input_names
+            .iter()
+            .cloned()
+            .zip(tensors.iter().cloned())
+            .collect();
         let expected = interp::run(&graph, &tensors).unwrap();
         let level = rng.pick(&[0, 1, 2]);
         let what = format!("{kind:?} of {dtype}{shape:?} on {devices:?} at level {level}");
-        let (found, n_transfers) = run(&graph, &inputs, &several(level)).unwrap_or_else(|e| panic!("{what}: {e}"));
+        let (found, n_transfers) =
+            run(&graph, &inputs, &several(level)).unwrap_or_else(|e| panic!("{what}: {e}"));
         let found = found.into_tensors();
-        let rtol = if dtype.size_bytes() == 2 { 1.0 / 256.0 } else { 1e-6 };
+        let rtol = if dtype.size_bytes() == 2 {
+            1.0 / 256.0
+        } else {
+            1e-6
+        };
         for (f, e) in found.iter().zip(&expected) {
             let c = allclose(e, f, 0.0, 0.0);
             assert!(c.ok || c.scaled_err() <= rtol, "{what}: {c}");
             assert_eq!(f, &found[0], "{what}: towers differ");
         }
         if (kind, dtype) == (Sum, DType::F32) {
-            let sum = |i: usize| tensors.iter().map(|t| -t.as_slice::<f32>()[i]).reduce(|a, b| a + b).unwrap().abs();
+            let sum = |i: usize| {
+                tensors
+                    .iter()
+                    .map(|t| -t.as_slice::<f32>()[i])
+                    .reduce(|a, b| a + b)
+                    .unwrap()
+                    .abs()
+            };
             let in_order: Vec<f32> = (0..found[0].len()).map(sum).collect();
             assert_eq!(found[0].as_slice::<f32>(), in_order, "{what}");
         }
-        assert!(n_transfers >= devices.len(), "{what}: {n_transfers} tensors crossed");
+        assert!(
+            n_transfers >= devices.len(),
+            "{what}: {n_transfers} tensors crossed"
+        );
     }
 }
 
 #[test]
 fn all_reduce_on_cpus_and_emulated_gpus() {
-    check_all_reduce(16, &["/cpu:0", "/cpu:1", "/cpu:2", "/cpu:3"], &|level| options("cpu:4", level));
-    check_all_reduce(17, &["/cpu:1", "/cpu:0", "/cpu:1"], &|level| options("cpu:2", level));
+    check_all_reduce(16, &["/cpu:0", "/cpu:1", "/cpu:2", "/cpu:3"], &|level| {
+        options("cpu:4", level)
+    });
+    check_all_reduce(17, &["/cpu:1", "/cpu:0", "/cpu:1"], &|level| {
+        options("cpu:2", level)
+    });
     if nvrtc_or_left_out("all-reduce on emulated GPUs").is_some() {
-        check_all_reduce(18, &["/emu:0", "/emu:1", "/emu:2", "/emu:3"], &|level| options("emu:4", level));
-        check_all_reduce(19, &["/cpu:0", "/emu:0"], &|level| options("cpu:1,emu:1", level));
+        check_all_reduce(18, &["/emu:0", "/emu:1", "/emu:2", "/emu:3"], &|level| {
+            options("emu:4", level)
+        });
+        check_all_reduce(19, &["/cpu:0", "/emu:0"], &|level| {
+            options("cpu:1,emu:1", level)
+        });
     }
 }
 
@@ -344,17 +503,38 @@ fn all_reduce_on_cpus_and_emulated_gpus() {
 fn devices_and_pins_that_cannot_be_had_are_refused() {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("data/models/mlp_script/model.onnx");
     let model = onnx::load(dir).unwrap();
-    let error = |options: &Options| compile(&model, options).err().expect("the request cannot be had");
-    let gpu = error(&Options { gpus: vec![1000], ..options("gpu:1", 2) });
+    let error = |options: &Options| {
+        compile(&model, options)
+            .err()
+            .expect("the request cannot be had")
+    };
+    let gpu = error(&Options {
+        gpus: vec![1000],
+        ..options("gpu:1", 2)
+    });
     assert_eq!(gpu.kind(), ErrorKind::Unsupported);
-    assert!(gpu.to_string().contains("/device:GPU:0 is not there: "), "{gpu}");
-    let pinned = |pin: &str| Options { pins: vec![Pin::parse(pin).unwrap()], ..options("cpu:2", 2) };
+    assert!(
+        gpu.to_string().contains("/device:GPU:0 is not there: "),
+        "{gpu}"
+    );
+    let pinned = |pin: &str| Options {
+        pins: vec![Pin::parse(pin).unwrap()],
+        ..options("cpu:2", 2)
+    };
     let nothing = error(&pinned("/no/such/node=cpu:1"));
     assert_eq!(nothing.kind(), ErrorKind::InvalidInput);
-    assert!(nothing.to_string().contains("finds none of the model's"), "{nothing}");
+    assert!(
+        nothing.to_string().contains("finds none of the model's"),
+        "{nothing}"
+    );
     let elsewhere = error(&pinned(".*=cpu:2"));
     assert_eq!(elsewhere.kind(), ErrorKind::InvalidInput);
-    assert!(elsewhere.to_string().contains("/device:CPU:2 is not in the set"), "{elsewhere}");
+    assert!(
+        elsewhere
+            .to_string()
+            .contains("/device:CPU:2 is not in the set"),
+        "{elsewhere}"
+    );
 }
 
 /// Random graphs, half of whose nodes are pinned anywhere, so that cheap nodes run again on devices that need their results.
@@ -363,7 +543,13 @@ fn nodes_that_run_again_change_no_result() {
     let mut rng = Rng(15);
     let mut n_copies = 0;
     for seed in 200..240 {
-        let (graph, tensors) = random_graph(seed, &RandomOptions { n_nodes: 16, ..RandomOptions::default() });
+        let (graph, tensors) = random_graph(
+            seed,
+            &RandomOptions {
+                n_nodes: 16,
+                ..RandomOptions::default()
+            },
+        );
         let mut placed = graph.clone();
         for id in (0..graph.n_nodes() as u32).map(NodeId) {
             if rng.one_in(2) {
@@ -372,8 +558,14 @@ fn nodes_that_run_again_change_no_result() {
             let device = format!("/device:CPU:{}", rng.below(3));
             placed.node_mut(id).device = DeviceRequest::parse(&device).unwrap().into_requested();
         }
-        let alone = compile(&graph, &options("cpu:1", 0)).unwrap().for_inputs(&tensors).unwrap();
-        let apart = compile(&placed, &options("cpu:3", 0)).unwrap().for_inputs(&tensors).unwrap();
+        let alone = compile(&graph, &options("cpu:1", 0))
+            .unwrap()
+            .for_inputs(&tensors)
+            .unwrap();
+        let apart = compile(&placed, &options("cpu:3", 0))
+            .unwrap()
+            .for_inputs(&tensors)
+            .unwrap();
         assert_same(
             &alone.run(&tensors).unwrap(),
             &apart.run(&tensors).unwrap(),

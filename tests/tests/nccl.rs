@@ -34,14 +34,17 @@ fn towers(kind: ReduceKind, dtype: DType, shape: &[usize], devices: &[String]) -
     b.set_origin("/tower");
     let tower = |(i, device): (usize, &String)| {
         let x = b.input(&format!("x{i}"), dtype, shape.iter().copied());
-        b.with_device(device.as_str(), |b| b.map(ScalarOp::Neg, &[x])).unwrap()
+        b.with_device(device.as_str(), |b| b.map(ScalarOp::Neg, &[x]))
+            .unwrap()
     };
     let operands: Vec<_> = devices.iter().enumerate().map(tower).collect();
     b.set_origin("/all");
     let results = b.all_reduce(kind, &operands).unwrap();
     b.set_origin("/after");
     for (i, (&y, device)) in results.iter().zip(devices).enumerate() {
-        let y = b.with_device(device.as_str(), |b| b.map(ScalarOp::Abs, &[y])).unwrap();
+        let y = b
+            .with_device(device.as_str(), |b| b.map(ScalarOp::Abs, &[y]))
+            .unwrap();
         b.output(&format!("y{i}"), y);
     }
     b.finish().unwrap()
@@ -55,12 +58,20 @@ fn executable(graph: &Graph, tensors: &[Tensor], options: &Options) -> (Compiled
 
 /// Steps that are a rank of an all-reduce by NCCL.
 fn n_collectives(executable: &Executable) -> usize {
-    let steps = executable.lowered.program.partitions.iter().flat_map(|p| &p.steps);
-    steps.filter(|s| matches!(s.kind, StepKind::AllReduce(_))).count()
+    let steps = executable
+        .lowered
+        .program
+        .partitions
+        .iter()
+        .flat_map(|p| &p.steps);
+    steps
+        .filter(|s| matches!(s.kind, StepKind::AllReduce(_)))
+        .count()
 }
 
 fn random_inputs(rng: &mut Rng, g: &Graph) -> Vec<Tensor> {
-    let tensor = |&v: &ValueId| random_tensor(rng, g.ty(v).dtype, &g.ty(v).static_shape().unwrap(), false);
+    let tensor =
+        |&v: &ValueId| random_tensor(rng, g.ty(v).dtype, &g.ty(v).static_shape().unwrap(), false);
     g.inputs.iter().map(tensor).collect()
 }
 
@@ -86,18 +97,31 @@ fn check_kinds_and_dtypes(n: usize) {
             let graph = towers(kind, dtype, &shape, &gpus(n));
             let tensors = random_inputs(&mut rng, &graph);
             let level = rng.pick(&[0, 1, 2]);
-            let several = Options { check: rng.one_in(3), ..options(&format!("gpu:{n}"), level) };
+            let several = Options {
+                check: rng.one_in(3),
+                ..options(&format!("gpu:{n}"), level)
+            };
             let (_compiled, executable) = executable(&graph, &tensors, &several);
             let what = format!("{kind:?} of {n} {dtype}{shape:?} at level {level}");
             let expected_ranks = if is_for_nccl(kind, dtype, n) { n } else { 0 };
             assert_eq!(n_collectives(&executable), expected_ranks, "{what}");
             let expected = interp::run(&graph, &tensors).unwrap();
             for _ in 0..3 {
-                let found = executable.run(&tensors).unwrap_or_else(|e| panic!("{what}: {e}")).into_tensors();
+                let found = executable
+                    .run(&tensors)
+                    .unwrap_or_else(|e| panic!("{what}: {e}"))
+                    .into_tensors();
                 // The order of a sum changes rounding; between two there is none.
-                let rtol =
-                    if !dtype.is_float() || matches!(kind, Max | Min) { 0.0 } else { f64::from(n as u32 > 2) * 1e-6 };
-                let rtol = if matches!(dtype, F16 | BF16) && n > 2 { 1.0 / 256.0 } else { rtol };
+                let rtol = if !dtype.is_float() || matches!(kind, Max | Min) {
+                    0.0
+                } else {
+                    f64::from(n as u32 > 2) * 1e-6
+                };
+                let rtol = if matches!(dtype, F16 | BF16) && n > 2 {
+                    1.0 / 256.0
+                } else {
+                    rtol
+                };
                 for (e, f) in expected.iter().zip(&found) {
                     let c = allclose(e, f, 0.0, 0.0);
                     assert!(c.ok || c.scaled_err() <= rtol, "{what}: {c}");
@@ -110,21 +134,29 @@ fn check_kinds_and_dtypes(n: usize) {
 
 #[test]
 fn all_kinds_and_dtypes_over_two_gpus() {
-    with_nccl("all_kinds_and_dtypes_over_two_gpus", "devices=2", || check_kinds_and_dtypes(2));
+    with_nccl("all_kinds_and_dtypes_over_two_gpus", "devices=2", || {
+        check_kinds_and_dtypes(2)
+    });
 }
 
 #[test]
 fn all_kinds_and_dtypes_over_four_gpus() {
-    with_nccl("all_kinds_and_dtypes_over_four_gpus", "devices=4", || check_kinds_and_dtypes(4));
+    with_nccl("all_kinds_and_dtypes_over_four_gpus", "devices=4", || {
+        check_kinds_and_dtypes(4)
+    });
 }
 
 /// A graph of nodes on random devices, of values that come from anywhere, and of all-reduces over random GPUs, some of which need nothing of each other.
 fn random_reductions(rng: &mut Rng, n: usize, devices: &[String]) -> Graph {
     let mut b = GraphBuilder::new("reductions");
-    let mut values: Vec<ValueId> = (0..3).map(|i| b.input(&format!("x{i}"), DType::F32, [2usize, LARGE / 2])).collect();
+    let mut values: Vec<ValueId> = (0..3)
+        .map(|i| b.input(&format!("x{i}"), DType::F32, [2usize, LARGE / 2]))
+        .collect();
     for i in 0..n {
         b.set_origin(&format!("/{i}"));
-        let pick = |rng: &mut Rng, values: &[ValueId]| values[values.len() - 1 - rng.below(values.len().min(8))];
+        let pick = |rng: &mut Rng, values: &[ValueId]| {
+            values[values.len() - 1 - rng.below(values.len().min(8))]
+        };
         if rng.one_in(3) {
             let mut gpus: Vec<&String> = devices.iter().filter(|d| d.contains("gpu")).collect();
             let first = rng.below(gpus.len());
@@ -132,7 +164,8 @@ fn random_reductions(rng: &mut Rng, n: usize, devices: &[String]) -> Graph {
             gpus.truncate(2 + rng.below(gpus.len() - 1));
             let operand = |device: &&String| {
                 let v = pick(rng, &values);
-                b.with_device(device.as_str(), |b| b.map(ScalarOp::Tanh, &[v])).unwrap()
+                b.with_device(device.as_str(), |b| b.map(ScalarOp::Tanh, &[v]))
+                    .unwrap()
             };
             let operands: Vec<ValueId> = gpus.iter().map(operand).collect();
             let kind = rng.pick(&[ReduceKind::Sum, ReduceKind::Mean, ReduceKind::Prod]);
@@ -141,12 +174,18 @@ fn random_reductions(rng: &mut Rng, n: usize, devices: &[String]) -> Graph {
             let (x, y) = (pick(rng, &values), pick(rng, &values));
             let op = rng.pick(&[ScalarOp::Add, ScalarOp::Sub, ScalarOp::Max]);
             let device = rng.pick(devices);
-            values.push(b.with_device(device.as_str(), |b| b.map(op, &[x, y])).unwrap());
+            values.push(
+                b.with_device(device.as_str(), |b| b.map(op, &[x, y]))
+                    .unwrap(),
+            );
         }
     }
     // Some results of all-reduces are nobody's.
     let outputs: Vec<ValueId> = values.iter().rev().step_by(2).copied().collect();
-    outputs.into_iter().enumerate().for_each(|(i, v)| b.output(&format!("y{i}"), v));
+    outputs
+        .into_iter()
+        .enumerate()
+        .for_each(|(i, v)| b.output(&format!("y{i}"), v));
     b.finish().unwrap()
 }
 
@@ -160,31 +199,43 @@ fn check_random_reductions(seed: u64, n_gpus: usize, n_graphs: usize) {
         let tensors = random_inputs(&mut rng, &graph);
         let level = rng.pick(&[0, 1, 2]);
         // Half of them wait for each launch, and have all stages checked.
-        let several = Options { check: at % 2 == 0, ..options(&format!("cpu:1,gpu:{n_gpus}"), level) };
+        let several = Options {
+            check: at % 2 == 0,
+            ..options(&format!("cpu:1,gpu:{n_gpus}"), level)
+        };
         let what = format!("graph {at} at level {level}\n{graph}");
         let expected = interp::run(&graph, &tensors).unwrap();
         let (_compiled, executable) = executable(&graph, &tensors, &several);
         n_ranks += n_collectives(&executable);
         for _ in 0..3 {
-            let found = executable.run(&tensors).unwrap_or_else(|e| panic!("{e}\n{what}"));
+            let found = executable
+                .run(&tensors)
+                .unwrap_or_else(|e| panic!("{e}\n{what}"));
             for (e, (name, f)) in expected.iter().zip(found.iter()) {
                 let c = allclose(e, f, 0.0, 0.0);
                 assert!(c.ok || c.scaled_err() <= 1e-5, "{name}: {c}\n{what}");
             }
         }
     }
-    assert!(n_ranks > 4 * n_graphs, "only {n_ranks} ranks of all-reduces in {n_graphs} graphs");
+    assert!(
+        n_ranks > 4 * n_graphs,
+        "only {n_ranks} ranks of all-reduces in {n_graphs} graphs"
+    );
 }
 
 #[test]
 fn random_reductions_over_three_gpus() {
-    with_nccl("random_reductions_over_three_gpus", "devices=3", || check_random_reductions(31, 3, 24));
+    with_nccl("random_reductions_over_three_gpus", "devices=3", || {
+        check_random_reductions(31, 3, 24)
+    });
 }
 
 #[test]
 fn random_reductions_over_gpus_that_do_not_reach_each_other() {
     let name = "random_reductions_over_gpus_that_do_not_reach_each_other";
-    with_nccl(name, "devices=2,peers=0,delay=0", || check_random_reductions(32, 2, 10));
+    with_nccl(name, "devices=2,peers=0,delay=0", || {
+        check_random_reductions(32, 2, 10)
+    });
 }
 
 /// What makes NCCL unfit, or is asked for, leaves it to the devices; so does a library that is too old, or none.
@@ -200,18 +251,60 @@ fn what_nccl_does_not_do_is_exchanged() {
         let two = ["/gpu:0", "/gpu:1"];
         let cases = [
             ("two GPUs", sum(LARGE, &two), unchecked("gpu:2", 2), 2),
-            ("a small tensor", sum(LARGE - 1, &two), unchecked("gpu:2", 2), 0),
-            ("one GPU twice", sum(LARGE, &["/gpu:0", "/gpu:1", "/gpu:0"]), unchecked("gpu:2", 2), 0),
-            ("a CPU", sum(LARGE, &["/gpu:0", "/cpu:0"]), unchecked("cpu:1,gpu:2", 2), 0),
-            ("two parts of one GPU", sum(LARGE, &two), Options { gpus: vec![1, 1], ..unchecked("gpu:2", 2) }, 0),
-            ("GPUs in another order", sum(LARGE, &two), Options { gpus: vec![1, 0], ..unchecked("gpu:2", 2) }, 2),
-            ("as asked", sum(LARGE, &two), Options { all_reduce: AllReduce::Exchange, ..unchecked("gpu:2", 2) }, 0),
+            (
+                "a small tensor",
+                sum(LARGE - 1, &two),
+                unchecked("gpu:2", 2),
+                0,
+            ),
+            (
+                "one GPU twice",
+                sum(LARGE, &["/gpu:0", "/gpu:1", "/gpu:0"]),
+                unchecked("gpu:2", 2),
+                0,
+            ),
+            (
+                "a CPU",
+                sum(LARGE, &["/gpu:0", "/cpu:0"]),
+                unchecked("cpu:1,gpu:2", 2),
+                0,
+            ),
+            (
+                "two parts of one GPU",
+                sum(LARGE, &two),
+                Options {
+                    gpus: vec![1, 1],
+                    ..unchecked("gpu:2", 2)
+                },
+                0,
+            ),
+            (
+                "GPUs in another order",
+                sum(LARGE, &two),
+                Options {
+                    gpus: vec![1, 0],
+                    ..unchecked("gpu:2", 2)
+                },
+                2,
+            ),
+            (
+                "as asked",
+                sum(LARGE, &two),
+                Options {
+                    all_reduce: AllReduce::Exchange,
+                    ..unchecked("gpu:2", 2)
+                },
+                0,
+            ),
         ];
         for (what, graph, options, n) in cases {
             let tensors = random_inputs(&mut rng, &graph);
             let (_compiled, executable) = executable(&graph, &tensors, &options);
             assert_eq!(n_collectives(&executable), n, "{what}");
-            let (expected, found) = (interp::run(&graph, &tensors).unwrap(), executable.run(&tensors).unwrap());
+            let (expected, found) = (
+                interp::run(&graph, &tensors).unwrap(),
+                executable.run(&tensors).unwrap(),
+            );
             for (e, f) in expected.iter().zip(found.into_tensors()) {
                 let c = allclose(e, &f, 0.0, 0.0);
                 assert!(c.ok || c.scaled_err() < 1e-6, "{what}: {c}");
@@ -232,16 +325,25 @@ fn check_exchanged(why: &str) {
 
 #[test]
 fn without_nccl_devices_exchange() {
-    with_libraries("nccl::without_nccl_devices_exchange", "devices=2", Path::new(""), || {
-        check_exchanged("GRISTMILL_NCCL is empty, so NCCL is not used");
-    });
+    with_libraries(
+        "nccl::without_nccl_devices_exchange",
+        "devices=2",
+        Path::new(""),
+        || {
+            check_exchanged("GRISTMILL_NCCL is empty, so NCCL is not used");
+        },
+    );
 }
 
 #[test]
 fn with_an_old_nccl_devices_exchange() {
-    with_nccl("with_an_old_nccl_devices_exchange", "devices=2,nccl=21300", || {
-        check_exchanged("NCCL 2.13.0 was found; 2.14 or later is needed");
-    });
+    with_nccl(
+        "with_an_old_nccl_devices_exchange",
+        "devices=2,nccl=21300",
+        || {
+            check_exchanged("NCCL 2.13.0 was found; 2.14 or later is needed");
+        },
+    );
 }
 
 /// Far above what an abort takes, and far below what a hang is.
@@ -265,17 +367,29 @@ fn check_lost() {
 
 #[test]
 fn a_gpu_that_is_lost_before_an_all_reduce_ends_the_run() {
-    with_nccl("a_gpu_that_is_lost_before_an_all_reduce_ends_the_run", "devices=3,lose=1:1", check_lost);
+    with_nccl(
+        "a_gpu_that_is_lost_before_an_all_reduce_ends_the_run",
+        "devices=3,lose=1:1",
+        check_lost,
+    );
 }
 
 #[test]
 fn a_gpu_that_is_lost_in_an_all_reduce_ends_the_run() {
-    with_nccl("a_gpu_that_is_lost_in_an_all_reduce_ends_the_run", "devices=3,lose=1:2", check_lost);
+    with_nccl(
+        "a_gpu_that_is_lost_in_an_all_reduce_ends_the_run",
+        "devices=3,lose=1:2",
+        check_lost,
+    );
 }
 
 #[test]
 fn a_gpu_that_is_lost_after_an_all_reduce_ends_the_run() {
-    with_nccl("a_gpu_that_is_lost_after_an_all_reduce_ends_the_run", "devices=3,lose=1:3", check_lost);
+    with_nccl(
+        "a_gpu_that_is_lost_after_an_all_reduce_ends_the_run",
+        "devices=3,lose=1:3",
+        check_lost,
+    );
 }
 
 /// GPU 0 comes to the all-reduce of `n` elements at once, GPU 1 only with what the CPU looks up at `i`.
@@ -285,13 +399,21 @@ fn looked_up(n: Dim) -> Graph {
     let table = b.input("table", DType::F32, [Dim::constant(3), n]);
     let i = b.input("i", DType::I64, [] as [usize; 0]);
     b.set_origin("/look");
-    let looked = b.with_device("/cpu:0", |b| b.add1(Op::Gather { axis: 0 }, &[table, i])).unwrap();
+    let looked = b
+        .with_device("/cpu:0", |b| b.add1(Op::Gather { axis: 0 }, &[table, i]))
+        .unwrap();
     b.set_origin("/tower");
-    let first = b.with_device("/gpu:0", |b| b.map(ScalarOp::Neg, &[x])).unwrap();
-    let second = b.with_device("/gpu:1", |b| b.map(ScalarOp::Abs, &[looked])).unwrap();
+    let first = b
+        .with_device("/gpu:0", |b| b.map(ScalarOp::Neg, &[x]))
+        .unwrap();
+    let second = b
+        .with_device("/gpu:1", |b| b.map(ScalarOp::Abs, &[looked]))
+        .unwrap();
     b.set_origin("/all");
     let sums = b.all_reduce(ReduceKind::Sum, &[first, second]).unwrap();
-    sums.iter().enumerate().for_each(|(i, &y)| b.output(&format!("y{i}"), y));
+    sums.iter()
+        .enumerate()
+        .for_each(|(i, &y)| b.output(&format!("y{i}"), y));
     b.finish().unwrap()
 }
 
@@ -318,7 +440,10 @@ fn a_run_after_a_fault_is_right() {
             assert_eq!(executable.run(&tensors).unwrap().into_tensors(), expected);
             tensors[2] = index(5);
             let started = Instant::now();
-            let e = executable.run(&tensors).expect_err("the index is out of range").to_string();
+            let e = executable
+                .run(&tensors)
+                .expect_err("the index is out of range")
+                .to_string();
             assert!(e.contains("/look") && started.elapsed() < SOON, "{e}");
             tensors[2] = index(1);
         }
@@ -347,93 +472,158 @@ fn check_at_once(graph: &Graph, executables: &[(Arc<Executable>, [Tensor; 3])]) 
 /// Runs of one model take turns, or, where several are in flight, follow each other on every device in one order; models take turns, too.
 #[test]
 fn runs_of_several_models_at_once_do_not_mix() {
-    with_nccl("runs_of_several_models_at_once_do_not_mix", "devices=2", || {
-        let graph = looked_up(LARGE.into());
-        let tensors = looked_up_in(&mut Rng(37), LARGE);
-        let with = |objective| {
-            let several = Options { objective, ..unchecked("cpu:1,gpu:2", 2) };
-            let (compiled, executable) = executable(&graph, &tensors, &several);
-            assert_eq!(n_collectives(&executable), 2);
-            (compiled, executable)
-        };
-        let [one, many] = [Objective::Latency, Objective::Throughput { samples: 8 }].map(with);
-        assert!(many.1.n_in_flight() > 1, "one run in flight");
-        check_at_once(&graph, &[(many.1.clone(), tensors.clone())]);
-        check_at_once(&graph, &[(one.1.clone(), tensors.clone()), (many.1.clone(), tensors.clone())]);
-    });
+    with_nccl(
+        "runs_of_several_models_at_once_do_not_mix",
+        "devices=2",
+        || {
+            let graph = looked_up(LARGE.into());
+            let tensors = looked_up_in(&mut Rng(37), LARGE);
+            let with = |objective| {
+                let several = Options {
+                    objective,
+                    ..unchecked("cpu:1,gpu:2", 2)
+                };
+                let (compiled, executable) = executable(&graph, &tensors, &several);
+                assert_eq!(n_collectives(&executable), 2);
+                (compiled, executable)
+            };
+            let [one, many] = [Objective::Latency, Objective::Throughput { samples: 8 }].map(with);
+            assert!(many.1.n_in_flight() > 1, "one run in flight");
+            check_at_once(&graph, &[(many.1.clone(), tensors.clone())]);
+            check_at_once(
+                &graph,
+                &[
+                    (one.1.clone(), tensors.clone()),
+                    (many.1.clone(), tensors.clone()),
+                ],
+            );
+        },
+    );
 }
 
 /// The executors of one model share the streams of its GPUs: with all-reduces by NCCL in two shapes, and none in a third.
 #[test]
 fn shapes_of_one_model_at_once_do_not_mix() {
-    with_nccl("shapes_of_one_model_at_once_do_not_mix", "devices=2", || {
-        let graph = looked_up(Dim::symbol("n"));
-        let compiled = compile(&graph, &unchecked("cpu:1,gpu:2", 2)).unwrap();
-        let mut rng = Rng(38);
-        let shapes = [(LARGE, 2), (LARGE + 7, 2), (40, 0)].map(|(n, expected)| {
-            let tensors = looked_up_in(&mut rng, n);
-            let executable = compiled.for_inputs(&tensors).unwrap();
-            assert_eq!(n_collectives(&executable), expected);
-            (executable, tensors)
-        });
-        check_at_once(&graph, &shapes);
-    });
+    with_nccl(
+        "shapes_of_one_model_at_once_do_not_mix",
+        "devices=2",
+        || {
+            let graph = looked_up(Dim::symbol("n"));
+            let compiled = compile(&graph, &unchecked("cpu:1,gpu:2", 2)).unwrap();
+            let mut rng = Rng(38);
+            let shapes = [(LARGE, 2), (LARGE + 7, 2), (40, 0)].map(|(n, expected)| {
+                let tensors = looked_up_in(&mut rng, n);
+                let executable = compiled.for_inputs(&tensors).unwrap();
+                assert_eq!(n_collectives(&executable), expected);
+                (executable, tensors)
+            });
+            check_at_once(&graph, &shapes);
+        },
+    );
 }
 
 fn opened(n: u32) -> Vec<CudaGpu> {
-    (0..n).map(|i| CudaGpu::open(i, Settings::default()).unwrap()).collect()
+    (0..n)
+        .map(|i| CudaGpu::open(i, Settings::default()).unwrap())
+        .collect()
 }
 
 fn group_of(gpus: &[CudaGpu]) -> Arc<dyn Group> {
-    gpus[0].group(&gpus.iter().map(|g| g.peer().unwrap()).collect::<Vec<_>>()).unwrap()
+    gpus[0]
+        .group(&gpus.iter().map(|g| g.peer().unwrap()).collect::<Vec<_>>())
+        .unwrap()
 }
 
 /// Each rank's answer to an all-reduce of its own size, asked by threads of their own.
-fn ask(group: &Arc<dyn Group>, gpus: &[CudaGpu], sizes: &[usize], is_over: &AtomicBool) -> Vec<Result<bool, String>> {
+fn ask(
+    group: &Arc<dyn Group>,
+    gpus: &[CudaGpu],
+    sizes: &[usize],
+    is_over: &AtomicBool,
+) -> Vec<Result<bool, String>> {
     let of_rank = |(rank, &n_elements): (usize, &usize)| {
         let [from, to] = [0, 1].map(|_| gpus[rank].allocate(4 * LARGE).unwrap());
-        let reduce = Reduce { reduction: Reduction::Sum, dtype: DType::F32, from, to, n_elements };
+        let reduce = Reduce {
+            reduction: Reduction::Sum,
+            dtype: DType::F32,
+            from,
+            to,
+            n_elements,
+        };
         let is_over = || is_over.load(Ordering::SeqCst);
-        let asked =
-            group.all_reduce(rank, &reduce, &is_over).and_then(|asked| Ok(asked && group.settle(rank, &is_over)?));
+        let asked = group
+            .all_reduce(rank, &reduce, &is_over)
+            .and_then(|asked| Ok(asked && group.settle(rank, &is_over)?));
         asked.map_err(|e| e.to_string())
     };
     thread::scope(|scope| {
-        let threads: Vec<_> = sizes.iter().enumerate().map(|rank| scope.spawn(move || of_rank(rank))).collect();
-        threads.into_iter().map(|t| t.join().expect("nothing panics")).collect()
+        let threads: Vec<_> = sizes
+            .iter()
+            .enumerate()
+            .map(|rank| scope.spawn(move || of_rank(rank)))
+            .collect();
+        threads
+            .into_iter()
+            .map(|t| t.join().expect("nothing panics"))
+            .collect()
     })
 }
 
 /// The emulated NCCL is strict: ranks that ask for different things break their devices, and one that never comes keeps the others.
 #[test]
 fn groups_complete_together_or_not_at_all() {
-    with_nccl("groups_complete_together_or_not_at_all", "devices=3", || {
-        let gpus = opened(3);
-        let never = AtomicBool::new(false);
-        let group = group_of(&gpus[..2]);
-        assert_eq!(ask(&group, &gpus, &[LARGE, LARGE], &never), [Ok(true), Ok(true)]);
-        // The second rank does not come: the first waits until it is over.
-        let over = AtomicBool::new(false);
-        thread::scope(|scope| {
-            let waiting = scope.spawn(|| ask(&group, &gpus, &[LARGE], &over));
-            thread::sleep(Duration::from_millis(50));
-            assert!(!waiting.is_finished());
-            over.store(true, Ordering::SeqCst);
-            assert_eq!(waiting.join().expect("nothing panics"), [Ok(false)]);
-        });
-        gpus[0].finish().unwrap();
-        assert!(ask(&group, &gpus, &[LARGE], &never)[0].is_err(), "it has to be renewed");
-        group.renew().unwrap();
-        assert_eq!(ask(&group, &gpus, &[LARGE, LARGE], &never), [Ok(true), Ok(true)]);
-        let same = group_of(&gpus[..1]);
-        assert_eq!(ask(&same, &gpus, &[LARGE], &never), [Ok(true)]);
-        let twice = [gpus[2].peer().unwrap(), gpus[2].peer().unwrap()];
-        let e = gpus[2].group(&twice).err().expect("one GPU has one rank").to_string();
-        assert!(e.contains("emulated GPU 2") && e.contains("invalid usage"), "{e}");
-        // The last, since it breaks the devices.
-        let differ = ask(&group, &gpus, &[LARGE, LARGE / 2], &over_soon());
-        assert!(differ.iter().any(|r| r.as_ref().is_err_and(|e| e.contains("of a collective does"))), "{differ:?}");
-    });
+    with_nccl(
+        "groups_complete_together_or_not_at_all",
+        "devices=3",
+        || {
+            let gpus = opened(3);
+            let never = AtomicBool::new(false);
+            let group = group_of(&gpus[..2]);
+            assert_eq!(
+                ask(&group, &gpus, &[LARGE, LARGE], &never),
+                [Ok(true), Ok(true)]
+            );
+            // The second rank does not come: the first waits until it is over.
+            let over = AtomicBool::new(false);
+            thread::scope(|scope| {
+                let waiting = scope.spawn(|| ask(&group, &gpus, &[LARGE], &over));
+                thread::sleep(Duration::from_millis(50));
+                assert!(!waiting.is_finished());
+                over.store(true, Ordering::SeqCst);
+                assert_eq!(waiting.join().expect("nothing panics"), [Ok(false)]);
+            });
+            gpus[0].finish().unwrap();
+            assert!(
+                ask(&group, &gpus, &[LARGE], &never)[0].is_err(),
+                "it has to be renewed"
+            );
+            group.renew().unwrap();
+            assert_eq!(
+                ask(&group, &gpus, &[LARGE, LARGE], &never),
+                [Ok(true), Ok(true)]
+            );
+            let same = group_of(&gpus[..1]);
+            assert_eq!(ask(&same, &gpus, &[LARGE], &never), [Ok(true)]);
+            let twice = [gpus[2].peer().unwrap(), gpus[2].peer().unwrap()];
+            let e = gpus[2]
+                .group(&twice)
+                .err()
+                .expect("one GPU has one rank")
+                .to_string();
+            assert!(
+                e.contains("emulated GPU 2") && e.contains("invalid usage"),
+                "{e}"
+            );
+            // The last, since it breaks the devices.
+            let differ = ask(&group, &gpus, &[LARGE, LARGE / 2], &over_soon());
+            assert!(
+                differ.iter().any(|r| r
+                    .as_ref()
+                    .is_err_and(|e| e.contains("of a collective does"))),
+                "{differ:?}"
+            );
+        },
+    );
 }
 
 /// Set after a while.
@@ -451,8 +641,8 @@ fn over_soon() -> Arc<AtomicBool> {
 fn command_line(nccl: &Path, args: &[&str]) -> Option<Ended> {
     nvrtc_or_left_out("NCCL from the command line")?;
     let dir = tempfile::tempdir().expect("the system has a folder for scratch files");
-    let graph =
-        towers(ReduceKind::Mean, DType::F32, &[LARGE], &gpus(2)).to_text(gristmill::ir::print::PrintOptions::FULL);
+    let graph = towers(ReduceKind::Mean, DType::F32, &[LARGE], &gpus(2))
+        .to_text(gristmill::ir::print::PrintOptions::FULL);
     std::fs::write(dir.path().join("towers.ir"), graph).expect("the folder can be written to");
     let driver = emulated_driver();
     let variables = [
@@ -469,20 +659,45 @@ fn command_line(nccl: &Path, args: &[&str]) -> Option<Ended> {
 fn stages_and_devices_show_nccl() {
     let nccl = emulated_driver();
     let dump = |nccl: &Path, stage: &str, more: &[&str]| {
-        let args = [&["dump", "towers.ir", "--devices", "gpu:2", "--stage", stage], more].concat();
+        let args = [
+            &["dump", "towers.ir", "--devices", "gpu:2", "--stage", stage],
+            more,
+        ]
+        .concat();
         command_line(nccl, &args).map(|ended| ended.stdout + &ended.stderr)
     };
-    let Some(schedule) = dump(&nccl, "schedule", &[]) else { return };
-    assert!(schedule.contains("\"all-reduce 0\" rank 1 of 2"), "{schedule}");
+    let Some(schedule) = dump(&nccl, "schedule", &[]) else {
+        return;
+    };
+    assert!(
+        schedule.contains("\"all-reduce 0\" rank 1 of 2"),
+        "{schedule}"
+    );
     let placed = dump(&nccl, "placed", &[]).expect("NVRTC is there");
     assert!(placed.contains("all_reduce_rank"), "{placed}");
-    for exchanged in [dump(Path::new(""), "placed", &[]), dump(&nccl, "placed", &["--all-reduce", "exchange"])] {
+    for exchanged in [
+        dump(Path::new(""), "placed", &[]),
+        dump(&nccl, "placed", &["--all-reduce", "exchange"]),
+    ] {
         let exchanged = exchanged.expect("NVRTC is there");
-        assert!(!exchanged.contains("all_reduce_rank") && exchanged.contains("/device:GPU:1"), "{exchanged}");
+        assert!(
+            !exchanged.contains("all_reduce_rank") && exchanged.contains("/device:GPU:1"),
+            "{exchanged}"
+        );
     }
-    let devices = |nccl: &Path| command_line(nccl, &["devices"]).expect("NVRTC is there").stdout;
+    let devices = |nccl: &Path| {
+        command_line(nccl, &["devices"])
+            .expect("NVRTC is there")
+            .stdout
+    };
     assert!(devices(&nccl).contains("NCCL 2.28.9"), "{}", devices(&nccl));
-    assert!(devices(Path::new("")).contains("GRISTMILL_NCCL is empty"), "{}", devices(Path::new("")));
-    let json = command_line(&nccl, &["devices", "--json"]).expect("NVRTC is there").stdout;
+    assert!(
+        devices(Path::new("")).contains("GRISTMILL_NCCL is empty"),
+        "{}",
+        devices(Path::new(""))
+    );
+    let json = command_line(&nccl, &["devices", "--json"])
+        .expect("NVRTC is there")
+        .stdout;
     assert!(json.contains("\"nccl\""), "{json}");
 }

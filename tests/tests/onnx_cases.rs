@@ -19,8 +19,11 @@ const LIST: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/data/onnx_cases_passing
 /// All case directories under `root`, as `kind/name`.
 fn cases(root: &Path) -> Vec<String> {
     let list = |dir: &Path| -> Vec<PathBuf> {
-        let mut entries: Vec<PathBuf> =
-            std::fs::read_dir(dir).unwrap().map(|e| e.unwrap().path()).filter(|p| p.is_dir()).collect();
+        let mut entries: Vec<PathBuf> = std::fs::read_dir(dir)
+            .unwrap()
+            .map(|e| e.unwrap().path())
+            .filter(|p| p.is_dir())
+            .collect();
         entries.sort();
         entries
     };
@@ -36,10 +39,17 @@ fn run_case(dir: &Path, devices: &str) -> Result<(), String> {
     if let Some(kind) = non_tensor(&case) {
         return Err(format!("unsupported: a {kind} is passed"));
     }
-    let (rtol, atol) = (case["rtol"].as_f64().unwrap_or(1e-3), case["atol"].as_f64().unwrap_or(1e-7));
+    let (rtol, atol) = (
+        case["rtol"].as_f64().unwrap_or(1e-3),
+        case["atol"].as_f64().unwrap_or(1e-7),
+    );
     let model = onnx::load(dir.join("model.onnx")).map_err(|e| e.to_string())?;
     let devices = DeviceSet::parse(devices, 1).map_err(|e| e.to_string())?;
-    let options = Options { threads: Some(1), devices, ..Options::default() };
+    let options = Options {
+        threads: Some(1),
+        devices,
+        ..Options::default()
+    };
     let compiled = gristmill::compile(&model, &options).map_err(|e| e.to_string())?;
     for k in 0.. {
         let data = dir.join(format!("test_data_set_{k}"));
@@ -48,10 +58,16 @@ fn run_case(dir: &Path, devices: &str) -> Result<(), String> {
         }
         let (inputs, expected) = (tensors(&data, "input")?, tensors(&data, "output")?);
         let names: Vec<String> = compiled.inputs().iter().map(|(n, _)| n.clone()).collect();
-        let named = inputs
-            .into_iter()
-            .enumerate()
-            .map(|(i, (n, t))| (if n.is_empty() { names.get(i).cloned().unwrap_or_default() } else { n }, t));
+        let named = inputs.into_iter().enumerate().map(|(i, (n, t))| {
+            (
+                if n.is_empty() {
+                    names.get(i).cloned().unwrap_or_default()
+                } else {
+                    n
+                },
+                t,
+            )
+        });
         let outputs = compiled.run(named).map_err(|e| e.to_string())?;
         for (i, (_, want)) in expected.iter().enumerate() {
             let (name, got) = outputs.iter().nth(i).ok_or("an output is missing")?;
@@ -67,7 +83,10 @@ fn run_case(dir: &Path, devices: &str) -> Result<(), String> {
 /// Kind of the first value of a case that is not a tensor.
 fn non_tensor(case: &serde_json::Value) -> Option<String> {
     let text = case.to_string();
-    ["sequence", "optional", "map"].into_iter().find(|k| text.contains(&format!("\"{k}\""))).map(str::to_owned)
+    ["sequence", "optional", "map"]
+        .into_iter()
+        .find(|k| text.contains(&format!("\"{k}\"")))
+        .map(str::to_owned)
 }
 
 fn tensors(dir: &Path, prefix: &str) -> Result<Vec<(String, Tensor)>, String> {
@@ -110,49 +129,105 @@ fn root_or_left_out() -> Option<PathBuf> {
 /// without the large ones.
 #[test]
 fn listed_cases_pass_on_an_emulated_gpu() {
-    let Some(root) = root_or_left_out() else { return };
+    let Some(root) = root_or_left_out() else {
+        return;
+    };
     if nvrtc_or_left_out("the ONNX package's cases on an emulated GPU").is_none() {
         return;
     }
-    let step = if std::env::var_os("GRISTMILL_EMULATE_ALL_CASES").is_some() { 1 } else { 8 };
+    let step = if std::env::var_os("GRISTMILL_EMULATE_ALL_CASES").is_some() {
+        1
+    } else {
+        8
+    };
     let listed = std::fs::read_to_string(LIST).expect("the list is in the repository");
-    let small = listed.lines().filter(|l| !l.is_empty() && !l.starts_with("light/"));
+    let small = listed
+        .lines()
+        .filter(|l| !l.is_empty() && !l.starts_with("light/"));
     let names: Vec<String> = small.step_by(step).map(str::to_owned).collect();
     let results = run_all(&root, &names, "emu:1");
-    let wrong: Vec<String> =
-        results.iter().filter_map(|(n, r)| r.as_ref().err().map(|e| format!("{n}: {e}"))).collect();
-    assert!(names.len() > 200 && results.len() == names.len(), "{} of {} cases ran", results.len(), names.len());
-    assert!(wrong.is_empty(), "{} of {} cases fail:\n{}", wrong.len(), names.len(), wrong.join("\n"));
+    let wrong: Vec<String> = results
+        .iter()
+        .filter_map(|(n, r)| r.as_ref().err().map(|e| format!("{n}: {e}")))
+        .collect();
+    assert!(
+        names.len() > 200 && results.len() == names.len(),
+        "{} of {} cases ran",
+        results.len(),
+        names.len()
+    );
+    assert!(
+        wrong.is_empty(),
+        "{} of {} cases fail:\n{}",
+        wrong.len(),
+        names.len(),
+        wrong.join("\n")
+    );
 }
 
 #[test]
 fn conformance_only_grows() {
-    let Some(root) = root_or_left_out() else { return };
+    let Some(root) = root_or_left_out() else {
+        return;
+    };
     let filter = std::env::var("GRISTMILL_CASE_FILTER").unwrap_or_default();
-    let names: Vec<String> = cases(&root).into_iter().filter(|n| n.contains(&filter)).collect();
+    let names: Vec<String> = cases(&root)
+        .into_iter()
+        .filter(|n| n.contains(&filter))
+        .collect();
     assert!(!names.is_empty(), "{} holds no cases", root.display());
     let results = run_all(&root, &names, "cpu:1");
-    let passed: BTreeSet<&str> = results.iter().filter(|(_, r)| r.is_ok()).map(|(n, _)| n.as_str()).collect();
+    let passed: BTreeSet<&str> = results
+        .iter()
+        .filter(|(_, r)| r.is_ok())
+        .map(|(n, _)| n.as_str())
+        .collect();
     if let Some(path) = std::env::var_os("GRISTMILL_CASE_REPORT") {
         let lines: Vec<String> = results
             .iter()
-            .filter_map(|(n, r)| r.as_ref().err().map(|e| format!("{n}\t{}", e.replace('\n', " "))))
+            .filter_map(|(n, r)| {
+                r.as_ref()
+                    .err()
+                    .map(|e| format!("{n}\t{}", e.replace('\n', " ")))
+            })
             .collect();
         std::fs::write(path, lines.join("\n")).unwrap();
     }
     eprintln!("{} of {} cases pass", passed.len(), results.len());
-    let panics: Vec<&str> =
-        results.iter().filter(|(_, r)| matches!(r, Err(e) if e == "PANIC")).map(|(n, _)| n.as_str()).collect();
+    let panics: Vec<&str> = results
+        .iter()
+        .filter(|(_, r)| matches!(r, Err(e) if e == "PANIC"))
+        .map(|(n, _)| n.as_str())
+        .collect();
     assert!(panics.is_empty(), "panicked: {panics:?}");
     let listed = std::fs::read_to_string(LIST).unwrap_or_default();
-    let listed: BTreeSet<&str> = listed.lines().filter(|l| !l.is_empty() && l.contains(&filter)).collect();
-    let broken: Vec<String> =
-        listed.iter().filter(|n| !passed.contains(**n)).map(|n| format!("{n}: {:?}", results.get(*n))).collect();
-    assert!(broken.is_empty(), "{} listed cases fail:\n{}", broken.len(), broken.join("\n"));
+    let listed: BTreeSet<&str> = listed
+        .lines()
+        .filter(|l| !l.is_empty() && l.contains(&filter))
+        .collect();
+    let broken: Vec<String> = listed
+        .iter()
+        .filter(|n| !passed.contains(**n))
+        .map(|n| format!("{n}: {:?}", results.get(*n)))
+        .collect();
+    assert!(
+        broken.is_empty(),
+        "{} listed cases fail:\n{}",
+        broken.len(),
+        broken.join("\n")
+    );
     let new: Vec<&str> = passed.difference(&listed).copied().collect();
     if filter.is_empty() && std::env::var_os("GRISTMILL_UPDATE_CASES").is_some() {
-        std::fs::write(LIST, passed.iter().map(|n| format!("{n}\n")).collect::<String>()).unwrap();
+        std::fs::write(
+            LIST,
+            passed.iter().map(|n| format!("{n}\n")).collect::<String>(),
+        )
+        .unwrap();
     } else {
-        assert!(new.is_empty(), "{} cases pass that are not listed; set GRISTMILL_UPDATE_CASES=1: {new:?}", new.len());
+        assert!(
+            new.is_empty(),
+            "{} cases pass that are not listed; set GRISTMILL_UPDATE_CASES=1: {new:?}",
+            new.len()
+        );
     }
 }

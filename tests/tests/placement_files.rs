@@ -49,9 +49,13 @@ fn contradictions_are_named() {
         ("/nodes", json!({})),
     ];
     let mut first = graph();
-    ["device", "output_host_copy_ns"].iter().for_each(|key| first["nodes"][0][*key] = Value::Null);
-    let mut cases: Vec<(String, String)> =
-        graphs.into_iter().map(|(path, new)| (changed(&first, path, new), machine.to_string())).collect();
+    ["device", "output_host_copy_ns"]
+        .iter()
+        .for_each(|key| first["nodes"][0][*key] = Value::Null);
+    let mut cases: Vec<(String, String)> = graphs
+        .into_iter()
+        .map(|(path, new)| (changed(&first, path, new), machine.to_string()))
+        .collect();
     // The two nodes of a group pinned apart.
     let mut apart = graph();
     (apart["nodes"][1]["device"], apart["nodes"][2]["device"]) = (json!("/gpu:0"), json!("/gpu:1"));
@@ -62,7 +66,10 @@ fn contradictions_are_named() {
         ("/default_link/bytes_per_second", json!(0)),
         ("/default_link/latency_ns", json!(u64::MAX)),
         ("/default_link/latency_ns", json!(-1)),
-        ("/links", json!([{ "from": "/gpu:0", "to": "/gpu:4", "latency_ns": 1, "bytes_per_second": 1 }])),
+        (
+            "/links",
+            json!([{ "from": "/gpu:0", "to": "/gpu:4", "latency_ns": 1, "bytes_per_second": 1 }]),
+        ),
         (
             "/links",
             json!([{ "from": "/gpu:0", "to": "/gpu:1", "latency_ns": 1, "bytes_per_second": 1 },
@@ -72,7 +79,10 @@ fn contradictions_are_named() {
     ];
     let mut with_all = machine.clone();
     (with_all["links"], with_all["devices"][0]["memory"]) = (json!([]), Value::Null);
-    with_all["devices"][0].as_object_mut().unwrap().remove("memory");
+    with_all["devices"][0]
+        .as_object_mut()
+        .unwrap()
+        .remove("memory");
     for (path, new) in topologies {
         let mut topology = with_all.clone();
         if path == "/devices/0/memory" {
@@ -100,13 +110,21 @@ fn memory_that_is_too_small_is_told_with_what_would_do() {
         (large, topology(2, 12, Some(900))),
         (many, topology(2, 12, Some(450))),
     ];
-    let texts: Vec<(String, String)> = cases.iter().map(|(g, t)| (g.to_string(), t.to_string())).collect();
+    let texts: Vec<(String, String)> = cases
+        .iter()
+        .map(|(g, t)| (g.to_string(), t.to_string()))
+        .collect();
     let told = told(&texts, 5);
     for ((graph, topology), line) in cases.iter().zip(told.lines()) {
         let mut enough = topology.clone();
         for part in line.split("memory_bytes of /gpu:").skip(1) {
             let (device, rest) = part.split_once(" at ").unwrap();
-            let bytes: u64 = rest.split(|c: char| !c.is_ascii_digit()).next().unwrap().parse().unwrap();
+            let bytes: u64 = rest
+                .split(|c: char| !c.is_ascii_digit())
+                .next()
+                .unwrap()
+                .parse()
+                .unwrap();
             enough["devices"][device.parse::<usize>().unwrap()]["memory_bytes"] = json!(bytes);
         }
         let (code, _, err) = place(&graph.to_string(), &enough.to_string(), &[]);
@@ -133,7 +151,10 @@ fn random_files(rng: &mut Rng) -> (Value, Value) {
                 node["cost_ns"][*kind] = json!(rng.pick(&[0, 50, 800, 2_000_000]));
             }
         }
-        for (key, values) in [("output_bytes", [0, 1, 4_097, 1_000_000]), ("resident_bytes", [0, 3, 900, 70_000])] {
+        for (key, values) in [
+            ("output_bytes", [0, 1, 4_097, 1_000_000]),
+            ("resident_bytes", [0, 3, 900, 70_000]),
+        ] {
             if rng.one_in(2) {
                 node[key] = json!(rng.pick(&values));
             }
@@ -159,7 +180,10 @@ fn random_files(rng: &mut Rng) -> (Value, Value) {
     }
     let graph = json!({ "format": "task-graph/1", "nodes": nodes, "edges": edges });
     let default = json!({ "latency_ns": 11, "bytes_per_second": 5_000_000_000u64 });
-    (graph, json!({ "format": "topology/1", "devices": devices, "links": links, "default_link": default }))
+    (
+        graph,
+        json!({ "format": "topology/1", "devices": devices, "links": links, "default_link": default }),
+    )
 }
 
 /// Answers hold by the rules of the format; with limits that are just what an answer needs there is one too; where one device cannot even hold what is
@@ -175,10 +199,17 @@ fn answers_hold_whatever_the_files_have() {
             device["memory_bytes"] = answer["peak_bytes"][device["name"].as_str().unwrap()].clone();
         }
         let tight = solve(&graph, &topology, &[]);
-        assert!(expect_valid(&graph, &topology, &tight) >= makespan || answer["optimal"] == false, "seed {seed}");
+        assert!(
+            expect_valid(&graph, &topology, &tight) >= makespan || answer["optimal"] == false,
+            "seed {seed}"
+        );
         let alone = topology["devices"].as_array().unwrap().len() == 1;
-        let resident =
-            graph["nodes"].as_array().unwrap().iter().filter_map(|n| n["resident_bytes"].as_u64()).sum::<u64>();
+        let resident = graph["nodes"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .filter_map(|n| n["resident_bytes"].as_u64())
+            .sum::<u64>();
         if alone && resident > 0 {
             topology["devices"][0]["memory_bytes"] = json!(resident - 1);
             let (code, _, err) = place(&graph.to_string(), &topology.to_string(), &[]);

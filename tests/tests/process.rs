@@ -50,8 +50,16 @@ pub fn gristmill_with(folder: &Path, variables: &[(&str, &Path)], args: &[&str])
         .map(wait)
         .expect("the binary that was just built starts");
     let code = status.and_then(|s| s.code());
-    let status = status.map_or_else(|| format!("still running after {HANG:?}"), |s| s.to_string());
-    Ended { code, status, stdout: text(&mut stdout), stderr: text(&mut stderr) }
+    let status = status.map_or_else(
+        || format!("still running after {HANG:?}"),
+        |s| s.to_string(),
+    );
+    Ended {
+        code,
+        status,
+        stdout: text(&mut stdout),
+        stderr: text(&mut stderr),
+    }
 }
 
 /// The command, under `ulimit` where there is one.
@@ -60,7 +68,12 @@ fn limited(program: &Path) -> Command {
         return Command::new(program);
     }
     let mut shell = Command::new("sh");
-    shell.arg("-c").arg(format!("ulimit -c 0; ulimit -v {ADDRESS_SPACE_KIB}; exec \"$0\" \"$@\"")).arg(program);
+    shell
+        .arg("-c")
+        .arg(format!(
+            "ulimit -c 0; ulimit -v {ADDRESS_SPACE_KIB}; exec \"$0\" \"$@\""
+        ))
+        .arg(program);
     shell
 }
 
@@ -84,13 +97,19 @@ fn scratch() -> File {
 /// Everything written so far; bytes that are not UTF-8 are replaced.
 fn text(file: &mut File) -> String {
     let mut bytes = Vec::new();
-    file.rewind().and_then(|()| file.read_to_end(&mut bytes)).expect("a scratch file is readable");
+    file.rewind()
+        .and_then(|()| file.read_to_end(&mut bytes))
+        .expect("a scratch file is readable");
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
 /// The emulated CUDA driver, which was built beside this test.
 pub fn emulated_driver() -> PathBuf {
-    let file = format!("{}gristmill_emulated_cuda{}", std::env::consts::DLL_PREFIX, std::env::consts::DLL_SUFFIX);
+    let file = format!(
+        "{}gristmill_emulated_cuda{}",
+        std::env::consts::DLL_PREFIX,
+        std::env::consts::DLL_SUFFIX
+    );
     let test = std::env::current_exe().expect("a process knows its executable");
     test.with_file_name(file)
 }
@@ -100,12 +119,28 @@ fn binary() -> &'static Path {
     static BINARY: OnceLock<PathBuf> = OnceLock::new();
     BINARY.get_or_init(|| {
         let test = std::env::current_exe().expect("a process knows its executable");
-        let profile = test.parent().and_then(Path::parent).expect("tests stand in TARGET/PROFILE/deps");
-        let target = profile.parent().expect("tests stand in TARGET/PROFILE/deps");
-        let name = profile.file_name().and_then(|n| n.to_str()).expect("profiles have plain names");
+        let profile = test
+            .parent()
+            .and_then(Path::parent)
+            .expect("tests stand in TARGET/PROFILE/deps");
+        let target = profile
+            .parent()
+            .expect("tests stand in TARGET/PROFILE/deps");
+        let name = profile
+            .file_name()
+            .and_then(|n| n.to_str())
+            .expect("profiles have plain names");
         let status = Command::new(env!("CARGO"))
             .current_dir(env!("CARGO_MANIFEST_DIR"))
-            .args(["build", "--quiet", "--locked", "--package", "gristmill", "--bin", "gristmill"])
+            .args([
+                "build",
+                "--quiet",
+                "--locked",
+                "--package",
+                "gristmill",
+                "--bin",
+                "gristmill",
+            ])
             .args(["--profile", if name == "debug" { "dev" } else { name }])
             .arg("--target-dir")
             .arg(target)

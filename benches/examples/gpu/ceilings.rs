@@ -20,7 +20,10 @@ pub struct Ceilings {
 
 impl Ceilings {
     /// None measured.
-    pub const NONE: Ceilings = Ceilings { copy_gb_s: f64::NAN, bf16_tflop_s: Vec::new() };
+    pub const NONE: Ceilings = Ceilings {
+        copy_gb_s: f64::NAN,
+        bf16_tflop_s: Vec::new(),
+    };
 }
 
 /// Measures and prints them all.
@@ -29,22 +32,34 @@ pub fn print(device: u32) -> Result<Ceilings> {
     let times = gpu.time_copies(COPY_BYTES, LINK_BYTES)?;
     let row = |name: &str, time: Duration, bytes: usize| {
         let ns = time.as_nanos() as f64;
-        println!("ceiling {name}\t{:.3} ms\t{:.1} GB/s", ns / 1e6, bytes as f64 / ns);
+        println!(
+            "ceiling {name}\t{:.3} ms\t{:.1} GB/s",
+            ns / 1e6,
+            bytes as f64 / ns
+        );
     };
     row("copy, read and written", times.on_device, 2 * COPY_BYTES);
     row("host to device", times.to_device, LINK_BYTES);
     row("device to host", times.to_host, LINK_BYTES);
     let copy_gb_s = 2.0 * COPY_BYTES as f64 / times.on_device.as_nanos() as f64;
-    let mut ceilings = Ceilings { copy_gb_s, bf16_tflop_s: Vec::new() };
+    let mut ceilings = Ceilings {
+        copy_gb_s,
+        bf16_tflop_s: Vec::new(),
+    };
     for n in [4096usize, 8192] {
         // Power, and so the clock, depends on the operands: random ones, as everywhere here.
         let mut rng = Rng(3);
-        let random: Vec<u16> = (0..1 << 16).map(|_| ((rng.normal() as f32).to_bits() >> 16) as u16).collect();
+        let random: Vec<u16> = (0..1 << 16)
+            .map(|_| ((rng.normal() as f32).to_bits() >> 16) as u16)
+            .collect();
         match gpu.time_cublaslt(n, &|i| random[i.wrapping_mul(2_654_435_761) % random.len()]) {
             Ok(time) => {
                 let ns = time.as_nanos() as f64;
                 let rate = 2.0 * (n as f64).powi(3) / ns / 1e3;
-                println!("ceiling cuBLASLt bf16 {n}\t{:.3} ms\t{rate:.1} TFLOP/s", ns / 1e6);
+                println!(
+                    "ceiling cuBLASLt bf16 {n}\t{:.3} ms\t{rate:.1} TFLOP/s",
+                    ns / 1e6
+                );
                 ceilings.bf16_tflop_s.push((n, rate));
             }
             Err(why) => println!("ceiling cuBLASLt bf16 {n}\tnot measured: {why}"),

@@ -16,8 +16,15 @@ pub fn run(arguments: &Arguments, ceilings: &Ceilings) -> Result<bool> {
     let mut good = true;
     for family in ALL {
         let check = check(family, arguments.device)?;
-        let rate = if arguments.quick { "left out\t\t".to_owned() } else { time(family, arguments.device, ceilings)? };
-        println!("{}\t{}\t{}\t{rate}", family.name, check.interpreter, check.emulator);
+        let rate = if arguments.quick {
+            "left out\t\t".to_owned()
+        } else {
+            time(family, arguments.device, ceilings)?
+        };
+        println!(
+            "{}\t{}\t{}\t{rate}",
+            family.name, check.interpreter, check.emulator
+        );
         good &= check.good;
     }
     Ok(good)
@@ -46,19 +53,29 @@ fn check(family: &Family, device: u32) -> Result<Check> {
     let (on_gpu, emulated) = (on("gpu:1")?, on("emu:1")?);
     let (interpreter, right) = compare(&expected, &on_gpu, family.tolerance);
     let (emulator, same) = compare(&emulated, &on_gpu, family.tolerance);
-    Ok(Check { interpreter, emulator, good: right && same })
+    Ok(Check {
+        interpreter,
+        emulator,
+        good: right && same,
+    })
 }
 
 /// The greatest error relative to the tensors' scale, and whether it is allowed.
 fn compare(expected: &[Tensor], found: &[Tensor], tolerance: f64) -> (String, bool) {
     let compare = |(e, f)| {
         let c = allclose(e, f, 0.0, 0.0);
-        (c.ok || c.scaled_err() <= tolerance, if c.ok { 0.0 } else { c.scaled_err() })
+        (
+            c.ok || c.scaled_err() <= tolerance,
+            if c.ok { 0.0 } else { c.scaled_err() },
+        )
     };
     let all: Vec<(bool, f64)> = expected.iter().zip(found).map(compare).collect();
     let good = expected.len() == found.len() && all.iter().all(|(good, _)| *good);
     let worst = all.iter().fold(0.0, |worst: f64, (_, err)| worst.max(*err));
-    (format!("{} ({worst:.1e})", if good { "good" } else { "WRONG" }), good)
+    (
+        format!("{} ({worst:.1e})", if good { "good" } else { "WRONG" }),
+        good,
+    )
 }
 
 /// Random elements, the same ones again and again in a large tensor: a billion of them would take minutes to draw.
@@ -70,9 +87,12 @@ fn repeated(rng: &mut Rng, dtype: DType, shape: &[usize]) -> Result<Tensor> {
     }
     let drawn = random_tensor(rng, dtype, &[DRAWN], false);
     let mut whole = Tensor::zeros(dtype, shape)?;
-    whole.as_bytes_mut().chunks_mut(drawn.size_bytes()).for_each(|part| {
-        part.copy_from_slice(&drawn.as_bytes()[..part.len()]);
-    });
+    whole
+        .as_bytes_mut()
+        .chunks_mut(drawn.size_bytes())
+        .for_each(|part| {
+            part.copy_from_slice(&drawn.as_bytes()[..part.len()]);
+        });
     Ok(whole)
 }
 
@@ -80,7 +100,9 @@ fn repeated(rng: &mut Rng, dtype: DType, shape: &[usize]) -> Result<Tensor> {
 fn inputs(graph: &Graph, rng: &mut Rng) -> Result<Vec<Tensor>> {
     let shape_of = |v| {
         let ty: &gristmill::ir::Type = graph.ty(v);
-        ty.static_shape().ok_or_else(|| Error::internal("families have static shapes")).map(|s| (ty.dtype, s))
+        ty.static_shape()
+            .ok_or_else(|| Error::internal("families have static shapes"))
+            .map(|s| (ty.dtype, s))
     };
     let (_, first) = shape_of(graph.inputs[0])?;
     let tensor = |&v| {
@@ -105,13 +127,22 @@ fn time(family: &Family, device: u32, ceilings: &Ceilings) -> Result<String> {
     Ok(match work {
         Work::Bytes(bytes) => {
             let share = 100.0 * bytes / ns / ceilings.copy_gb_s;
-            format!("{:.3} ms\t{:.0} GB/s\t{share:.0} % of the copy", ns / 1e6, bytes / ns)
+            format!(
+                "{:.3} ms\t{:.0} GB/s\t{share:.0} % of the copy",
+                ns / 1e6,
+                bytes / ns
+            )
         }
         Work::Flops(flops) => {
             let rate = flops / ns / 1e3;
             // By size, and of the one type for which there is a ceiling.
-            let ceiling = ceilings.bf16_tflop_s.iter().find(|(n, _)| family.name == format!("matmul_bf16_{n}"));
-            let share = ceiling.map_or(String::new(), |(_, c)| format!("{:.0} % of cuBLASLt", 100.0 * rate / c));
+            let ceiling = ceilings
+                .bf16_tflop_s
+                .iter()
+                .find(|(n, _)| family.name == format!("matmul_bf16_{n}"));
+            let share = ceiling.map_or(String::new(), |(_, c)| {
+                format!("{:.0} % of cuBLASLt", 100.0 * rate / c)
+            });
             format!("{:.3} ms\t{rate:.1} TFLOP/s\t{share}", ns / 1e6)
         }
     })

@@ -1,7 +1,8 @@
 //! A graph for each family of kernels: small, to be checked, and large, to be timed.
 
 use gristmill::ir::{
-    Extremum, Graph, GraphBuilder, Layout, Op, PoolKind, Real, ReduceKind, ScalarOp, ScatterKind, ValueId, Window,
+    Extremum, Graph, GraphBuilder, Layout, Op, PoolKind, Real, ReduceKind, ScalarOp, ScatterKind,
+    ValueId, Window,
 };
 use gristmill::{DType, Result};
 
@@ -27,16 +28,66 @@ pub struct Family {
 
 /// All families.
 pub const ALL: &[Family] = &[
-    Family { name: "map_f32", tolerance: 1e-6, make: |s| map(DType::F32, s), large: 1 << 18 },
-    Family { name: "map_bf16", tolerance: 1e-2, make: |s| map(DType::BF16, s), large: 1 << 19 },
-    Family { name: "reduce_rows_f32", tolerance: 1e-5, make: |s| reduce(s, 1), large: 512 },
-    Family { name: "reduce_columns_f32", tolerance: 1e-5, make: |s| reduce(s, 0), large: 512 },
-    Family { name: "softmax_f32", tolerance: 1e-5, make: softmax, large: 512 },
-    Family { name: "arg_max_f32", tolerance: 0.0, make: arg_max, large: 512 },
-    Family { name: "layer_norm_f32", tolerance: 1e-5, make: layer_norm, large: 352 },
-    Family { name: "matmul_f32", tolerance: 1e-5, make: |s| matmul(DType::F32, [64 * s; 3]), large: 64 },
-    Family { name: "matmul_bf16_4096", tolerance: 2e-2, make: |s| matmul(DType::BF16, square(s)), large: 64 },
-    Family { name: "matmul_bf16_8192", tolerance: 2e-2, make: |s| matmul(DType::BF16, square(s)), large: 128 },
+    Family {
+        name: "map_f32",
+        tolerance: 1e-6,
+        make: |s| map(DType::F32, s),
+        large: 1 << 18,
+    },
+    Family {
+        name: "map_bf16",
+        tolerance: 1e-2,
+        make: |s| map(DType::BF16, s),
+        large: 1 << 19,
+    },
+    Family {
+        name: "reduce_rows_f32",
+        tolerance: 1e-5,
+        make: |s| reduce(s, 1),
+        large: 512,
+    },
+    Family {
+        name: "reduce_columns_f32",
+        tolerance: 1e-5,
+        make: |s| reduce(s, 0),
+        large: 512,
+    },
+    Family {
+        name: "softmax_f32",
+        tolerance: 1e-5,
+        make: softmax,
+        large: 512,
+    },
+    Family {
+        name: "arg_max_f32",
+        tolerance: 0.0,
+        make: arg_max,
+        large: 512,
+    },
+    Family {
+        name: "layer_norm_f32",
+        tolerance: 1e-5,
+        make: layer_norm,
+        large: 352,
+    },
+    Family {
+        name: "matmul_f32",
+        tolerance: 1e-5,
+        make: |s| matmul(DType::F32, [64 * s; 3]),
+        large: 64,
+    },
+    Family {
+        name: "matmul_bf16_4096",
+        tolerance: 2e-2,
+        make: |s| matmul(DType::BF16, square(s)),
+        large: 64,
+    },
+    Family {
+        name: "matmul_bf16_8192",
+        tolerance: 2e-2,
+        make: |s| matmul(DType::BF16, square(s)),
+        large: 128,
+    },
     Family {
         name: "matmul_bf16_few_rows",
         tolerance: 2e-2,
@@ -49,22 +100,102 @@ pub const ALL: &[Family] = &[
         make: |s| matmul(DType::F16, [64, 4096 * s, 72]),
         large: 64,
     },
-    Family { name: "matmul_bf16_batched", tolerance: 2e-2, make: batched, large: 16 },
-    Family { name: "matmul_i8", tolerance: 0.0, make: |s| narrow(DType::I8, DType::I32, s), large: 64 },
-    Family { name: "matmul_f8", tolerance: 1e-4, make: |s| narrow(DType::F8E4M3FN, DType::F32, s), large: 64 },
-    Family { name: "attention_f32", tolerance: 1e-5, make: |s| attention(DType::F32, false, s), large: 32 },
-    Family { name: "attention_bf16", tolerance: 2e-2, make: |s| attention(DType::BF16, false, s), large: 128 },
-    Family { name: "attention_bf16_causal", tolerance: 2e-2, make: |s| attention(DType::BF16, true, s), large: 128 },
-    Family { name: "attention_bf16_one_query", tolerance: 2e-2, make: one_query, large: 512 },
-    Family { name: "conv_f32", tolerance: 1e-5, make: |s| conv(DType::F32, s), large: 8 },
-    Family { name: "conv_f16", tolerance: 5e-3, make: |s| conv(DType::F16, s), large: 8 },
-    Family { name: "conv_f32_depthwise", tolerance: 1e-5, make: depthwise, large: 8 },
-    Family { name: "max_pool_f32", tolerance: 0.0, make: max_pool, large: 8 },
-    Family { name: "transpose_f32", tolerance: 0.0, make: transpose, large: 128 },
-    Family { name: "gather_f32", tolerance: 0.0, make: gather, large: 1024 },
-    Family { name: "scatter_f32", tolerance: 1e-5, make: scatter, large: 64 },
-    Family { name: "top_k_f32", tolerance: 0.0, make: top_k, large: 16 },
-    Family { name: "cum_sum_f32", tolerance: 1e-5, make: cum_sum, large: 64 },
+    Family {
+        name: "matmul_bf16_batched",
+        tolerance: 2e-2,
+        make: batched,
+        large: 16,
+    },
+    Family {
+        name: "matmul_i8",
+        tolerance: 0.0,
+        make: |s| narrow(DType::I8, DType::I32, s),
+        large: 64,
+    },
+    Family {
+        name: "matmul_f8",
+        tolerance: 1e-4,
+        make: |s| narrow(DType::F8E4M3FN, DType::F32, s),
+        large: 64,
+    },
+    Family {
+        name: "attention_f32",
+        tolerance: 1e-5,
+        make: |s| attention(DType::F32, false, s),
+        large: 32,
+    },
+    Family {
+        name: "attention_bf16",
+        tolerance: 2e-2,
+        make: |s| attention(DType::BF16, false, s),
+        large: 128,
+    },
+    Family {
+        name: "attention_bf16_causal",
+        tolerance: 2e-2,
+        make: |s| attention(DType::BF16, true, s),
+        large: 128,
+    },
+    Family {
+        name: "attention_bf16_one_query",
+        tolerance: 2e-2,
+        make: one_query,
+        large: 512,
+    },
+    Family {
+        name: "conv_f32",
+        tolerance: 1e-5,
+        make: |s| conv(DType::F32, s),
+        large: 8,
+    },
+    Family {
+        name: "conv_f16",
+        tolerance: 5e-3,
+        make: |s| conv(DType::F16, s),
+        large: 8,
+    },
+    Family {
+        name: "conv_f32_depthwise",
+        tolerance: 1e-5,
+        make: depthwise,
+        large: 8,
+    },
+    Family {
+        name: "max_pool_f32",
+        tolerance: 0.0,
+        make: max_pool,
+        large: 8,
+    },
+    Family {
+        name: "transpose_f32",
+        tolerance: 0.0,
+        make: transpose,
+        large: 128,
+    },
+    Family {
+        name: "gather_f32",
+        tolerance: 0.0,
+        make: gather,
+        large: 1024,
+    },
+    Family {
+        name: "scatter_f32",
+        tolerance: 1e-5,
+        make: scatter,
+        large: 64,
+    },
+    Family {
+        name: "top_k_f32",
+        tolerance: 0.0,
+        make: top_k,
+        large: 16,
+    },
+    Family {
+        name: "cum_sum_f32",
+        tolerance: 1e-5,
+        make: cum_sum,
+        large: 64,
+    },
 ];
 
 fn one(name: &str, build: impl FnOnce(&mut GraphBuilder) -> Result<ValueId>) -> Result<Graph> {
@@ -98,7 +229,13 @@ fn softmax(scale: usize) -> Result<(Graph, Work)> {
     let shape = [16 * scale, 64 * scale];
     let graph = one("softmax", |b| {
         let x = b.input("x", DType::F32, shape);
-        b.add1(Op::Softmax { axis: 1, log: false }, &[x])
+        b.add1(
+            Op::Softmax {
+                axis: 1,
+                log: false,
+            },
+            &[x],
+        )
     })?;
     Ok((graph, Work::Bytes((8 * shape[0] * shape[1]) as f64)))
 }
@@ -107,7 +244,15 @@ fn arg_max(scale: usize) -> Result<(Graph, Work)> {
     let shape = [16 * scale, 64 * scale];
     let graph = one("arg_max", |b| {
         let x = b.input("x", DType::F32, shape);
-        b.add1(Op::ArgReduce { kind: Extremum::Max, axis: 1, keepdims: false, select_last: false }, &[x])
+        b.add1(
+            Op::ArgReduce {
+                kind: Extremum::Max,
+                axis: 1,
+                keepdims: false,
+                select_last: false,
+            },
+            &[x],
+        )
     })?;
     Ok((graph, Work::Bytes((4 * shape[0] * shape[1]) as f64)))
 }
@@ -117,14 +262,24 @@ fn layer_norm(scale: usize) -> Result<(Graph, Work)> {
     let graph = one("layer_norm", |b| {
         let x = b.input("x", DType::F32, shape);
         let [g, h] = ["gain", "bias"].map(|name| b.input(name, DType::F32, [768usize]));
-        b.add1(Op::LayerNorm { axis: 1, epsilon: Real(1e-5) }, &[x, g, h])
+        b.add1(
+            Op::LayerNorm {
+                axis: 1,
+                epsilon: Real(1e-5),
+            },
+            &[x, g, h],
+        )
     })?;
     Ok((graph, Work::Bytes((8 * shape[0] * shape[1]) as f64)))
 }
 
 /// Extents of a square product; of the small one, such as make as many tiles as warp groups ask for.
 fn square(scale: usize) -> [usize; 3] {
-    if scale == 1 { [1024, 128, 1024] } else { [64 * scale; 3] }
+    if scale == 1 {
+        [1024, 128, 1024]
+    } else {
+        [64 * scale; 3]
+    }
 }
 
 fn matmul(dtype: DType, [m, k, n]: [usize; 3]) -> Result<(Graph, Work)> {
@@ -141,7 +296,10 @@ fn batched(scale: usize) -> Result<(Graph, Work)> {
         let [x, w] = ["x", "w"].map(|name| b.input(name, DType::BF16, [batch, side, side]));
         b.matmul(x, w)
     })?;
-    Ok((graph, Work::Flops(2.0 * batch as f64 * (side as f64).powi(3))))
+    Ok((
+        graph,
+        Work::Flops(2.0 * batch as f64 * (side as f64).powi(3)),
+    ))
 }
 
 /// Elements of 8 bits, multiplied in a type that holds their products.
@@ -162,21 +320,40 @@ fn one_query(scale: usize) -> Result<(Graph, Work)> {
     let graph = one("one_query", |b| {
         let q = b.input("q", DType::BF16, [1, heads, 1, depth]);
         let [k, v] = ["k", "v"].map(|name| b.input(name, DType::BF16, [1, heads, length, depth]));
-        b.add1(Op::Attention { scale: Real(1.0 / (depth as f64).sqrt()), causal: false }, &[q, k, v])
+        b.add1(
+            Op::Attention {
+                scale: Real(1.0 / (depth as f64).sqrt()),
+                causal: false,
+            },
+            &[q, k, v],
+        )
     })?;
     Ok((graph, Work::Bytes((4 * heads * length * depth) as f64)))
 }
 
 fn attention(dtype: DType, causal: bool, scale: usize) -> Result<(Graph, Work)> {
     // The small one has as many tiles of queries as warp groups ask for.
-    let (heads, length, depth) = if scale == 1 { (64, 128, 128) } else { (16, 64 * scale, 128) };
+    let (heads, length, depth) = if scale == 1 {
+        (64, 128, 128)
+    } else {
+        (16, 64 * scale, 128)
+    };
     let graph = one("attention", |b| {
         let [q, k, v] = ["q", "k", "v"].map(|name| b.input(name, dtype, [1, heads, length, depth]));
-        b.add1(Op::Attention { scale: Real(1.0 / (depth as f64).sqrt()), causal }, &[q, k, v])
+        b.add1(
+            Op::Attention {
+                scale: Real(1.0 / (depth as f64).sqrt()),
+                causal,
+            },
+            &[q, k, v],
+        )
     })?;
     // Half of the scores are left out.
     let share = if causal { 0.5 } else { 1.0 };
-    Ok((graph, Work::Flops(share * 4.0 * (heads * length * length * depth) as f64)))
+    Ok((
+        graph,
+        Work::Flops(share * 4.0 * (heads * length * length * depth) as f64),
+    ))
 }
 
 fn conv(dtype: DType, scale: usize) -> Result<(Graph, Work)> {
@@ -184,14 +361,29 @@ fn conv(dtype: DType, scale: usize) -> Result<(Graph, Work)> {
     let graph = one("conv", |b| {
         let x = b.input("x", dtype, [batch, channels, extent, extent]);
         let w = b.input("w", dtype, [channels, channels, 3, 3]);
-        b.add1(Op::Conv { window: padded(3), groups: 1, layout: Layout::ChannelsFirst }, &[x, w])
+        b.add1(
+            Op::Conv {
+                window: padded(3),
+                groups: 1,
+                layout: Layout::ChannelsFirst,
+            },
+            &[x, w],
+        )
     })?;
-    Ok((graph, Work::Flops(2.0 * 9.0 * (batch * channels * channels * extent * extent) as f64)))
+    Ok((
+        graph,
+        Work::Flops(2.0 * 9.0 * (batch * channels * channels * extent * extent) as f64),
+    ))
 }
 
 fn padded(window: usize) -> Window {
     let (ones, pads) = (vec![1; 2], vec![window / 2; 2]);
-    Window { strides: ones.clone(), dilations: ones, pads_low: pads.clone(), pads_high: pads }
+    Window {
+        strides: ones.clone(),
+        dilations: ones,
+        pads_low: pads.clone(),
+        pads_high: pads,
+    }
 }
 
 fn depthwise(scale: usize) -> Result<(Graph, Work)> {
@@ -199,9 +391,19 @@ fn depthwise(scale: usize) -> Result<(Graph, Work)> {
     let graph = one("depthwise", |b| {
         let x = b.input("x", DType::F32, [batch, channels, extent, extent]);
         let w = b.input("w", DType::F32, [channels, 1, 3, 3]);
-        b.add1(Op::Conv { window: padded(3), groups: channels, layout: Layout::ChannelsFirst }, &[x, w])
+        b.add1(
+            Op::Conv {
+                window: padded(3),
+                groups: channels,
+                layout: Layout::ChannelsFirst,
+            },
+            &[x, w],
+        )
     })?;
-    Ok((graph, Work::Bytes((8 * batch * channels * extent * extent) as f64)))
+    Ok((
+        graph,
+        Work::Bytes((8 * batch * channels * extent * extent) as f64),
+    ))
 }
 
 fn max_pool(scale: usize) -> Result<(Graph, Work)> {
@@ -209,9 +411,21 @@ fn max_pool(scale: usize) -> Result<(Graph, Work)> {
     let graph = one("max_pool", |b| {
         let x = b.input("x", DType::F32, [batch, channels, extent, extent]);
         let (kind, layout) = (PoolKind::Max, Layout::ChannelsFirst);
-        b.add1(Op::Pool { kind, size: vec![3, 3], window: padded(3), ceil: false, layout }, &[x])
+        b.add1(
+            Op::Pool {
+                kind,
+                size: vec![3, 3],
+                window: padded(3),
+                ceil: false,
+                layout,
+            },
+            &[x],
+        )
     })?;
-    Ok((graph, Work::Bytes((8 * batch * channels * extent * extent) as f64)))
+    Ok((
+        graph,
+        Work::Bytes((8 * batch * channels * extent * extent) as f64),
+    ))
 }
 
 fn transpose(scale: usize) -> Result<(Graph, Work)> {
@@ -239,7 +453,13 @@ fn scatter(scale: usize) -> Result<(Graph, Work)> {
         let x = b.input("x", DType::F32, shape);
         let i = b.input("i", DType::I64, shape);
         let u = b.input("u", DType::F32, shape);
-        b.add1(Op::ScatterElements { axis: 0, kind: ScatterKind::Add }, &[x, i, u])
+        b.add1(
+            Op::ScatterElements {
+                axis: 0,
+                kind: ScatterKind::Add,
+            },
+            &[x, i, u],
+        )
     })?;
     Ok((graph, Work::Bytes((20 * shape[0] * shape[1]) as f64)))
 }
@@ -248,7 +468,14 @@ fn top_k(scale: usize) -> Result<(Graph, Work)> {
     let shape = [16 * scale, 64 * scale];
     let graph = one("top_k", |b| {
         let x = b.input("x", DType::F32, shape);
-        Ok(b.add(Op::TopK { k: 8usize.into(), axis: 1, largest: true }, &[x])?[0])
+        Ok(b.add(
+            Op::TopK {
+                k: 8usize.into(),
+                axis: 1,
+                largest: true,
+            },
+            &[x],
+        )?[0])
     })?;
     Ok((graph, Work::Bytes((4 * shape[0] * shape[1]) as f64)))
 }
@@ -257,7 +484,14 @@ fn cum_sum(scale: usize) -> Result<(Graph, Work)> {
     let shape = [16 * scale, 64 * scale];
     let graph = one("cum_sum", |b| {
         let x = b.input("x", DType::F32, shape);
-        b.add1(Op::CumSum { axis: 1, exclusive: false, reverse: false }, &[x])
+        b.add1(
+            Op::CumSum {
+                axis: 1,
+                exclusive: false,
+                reverse: false,
+            },
+            &[x],
+        )
     })?;
     Ok((graph, Work::Bytes((8 * shape[0] * shape[1]) as f64)))
 }

@@ -31,7 +31,11 @@ struct Arguments {
 }
 
 fn arguments() -> std::result::Result<Arguments, String> {
-    let mut read = Arguments { device: 0, quick: false, models: None };
+    let mut read = Arguments {
+        device: 0,
+        quick: false,
+        models: None,
+    };
     let mut words = std::env::args().skip(1);
     while let Some(word) = words.next() {
         let mut value = || words.next().ok_or_else(|| format!("{word} needs a value"));
@@ -39,7 +43,11 @@ fn arguments() -> std::result::Result<Arguments, String> {
             "--device" => read.device = value()?.parse().map_err(|e| format!("--device: {e}"))?,
             "--models" => read.models = Some(value()?.into()),
             "--quick" => read.quick = true,
-            _ => return Err(format!("unknown argument {word:?}; known: --device N, --quick, --models FOLDER")),
+            _ => {
+                return Err(format!(
+                    "unknown argument {word:?}; known: --device N, --quick, --models FOLDER"
+                ));
+            }
         }
     }
     Ok(read)
@@ -49,7 +57,12 @@ fn arguments() -> std::result::Result<Arguments, String> {
 fn options(devices: &str, device: u32) -> Result<Options> {
     let mut devices = DeviceSet::parse(devices, 1)?;
     devices.look_at_gpus(&[device])?;
-    Ok(Options { devices, gpus: vec![device], check: false, ..Options::default() })
+    Ok(Options {
+        devices,
+        gpus: vec![device],
+        check: false,
+        ..Options::default()
+    })
 }
 
 fn main() -> ExitCode {
@@ -80,16 +93,28 @@ fn main() -> ExitCode {
 /// False when something is wrong with a result.
 fn run(arguments: &Arguments, devices: &[cuda::CudaDevice]) -> Result<bool> {
     let Some(device) = devices.get(arguments.device as usize) else {
-        return Err(gristmill::Error::invalid(format!("--device {}: there are {}", arguments.device, devices.len())));
+        return Err(gristmill::Error::invalid(format!(
+            "--device {}: there are {}",
+            arguments.device,
+            devices.len()
+        )));
     };
     let (major, minor) = device.compute_capability;
-    println!("device\t{} (compute capability {major}.{minor}, {} bytes)", device.name, device.memory_bytes);
+    println!(
+        "device\t{} (compute capability {major}.{minor}, {} bytes)",
+        device.name, device.memory_bytes
+    );
     match cuda::driver_version() {
         Ok((major, minor)) => println!("driver\tCUDA {major}.{minor}"),
         Err(why) => println!("driver\t{why}"),
     }
     let nvrtc = gristmill::codegen::cuda::nvrtc::get()?;
-    println!("NVRTC\t{}.{} at {}", nvrtc.version().0, nvrtc.version().1, nvrtc.place());
+    println!(
+        "NVRTC\t{}.{} at {}",
+        nvrtc.version().0,
+        nvrtc.version().1,
+        nvrtc.place()
+    );
     let ceilings = if arguments.quick {
         println!("ceilings\tleft out (--quick)");
         Ceilings::NONE

@@ -18,17 +18,27 @@ const SPENT: Duration = Duration::from_secs(3);
 
 /// Every model of a folder; false when one gives wrong results, or there is none.
 pub fn run(folder: &Path, arguments: &Arguments) -> Result<bool> {
-    let unreadable = |e: std::io::Error| Error::invalid(format!("--models {}: {e}", folder.display()));
-    let mut paths: Vec<_> = fs::read_dir(folder).map_err(unreadable)?.filter_map(|e| Some(e.ok()?.path())).collect();
+    let unreadable =
+        |e: std::io::Error| Error::invalid(format!("--models {}: {e}", folder.display()));
+    let mut paths: Vec<_> = fs::read_dir(folder)
+        .map_err(unreadable)?
+        .filter_map(|e| Some(e.ok()?.path()))
+        .collect();
     paths.retain(|path| path.join("model.onnx").exists());
     paths.sort();
     if paths.is_empty() {
-        return Err(Error::invalid(format!("--models {}: there is no NAME/model.onnx", folder.display())));
+        return Err(Error::invalid(format!(
+            "--models {}: there is no NAME/model.onnx",
+            folder.display()
+        )));
     }
     println!("model\tbatch\tproducts\tagainst the CPU\tp50\tp99");
     let mut good = true;
     for path in paths {
-        let name = path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
+        let name = path
+            .file_name()
+            .map(|n| n.to_string_lossy().into_owned())
+            .unwrap_or_default();
         good &= all_batches(&name, &path, arguments).unwrap_or_else(|e| {
             println!("{name}\t{e}");
             false
@@ -44,14 +54,28 @@ fn all_batches(name: &str, path: &Path, arguments: &Arguments) -> Result<bool> {
     cpu.threads = None;
     let on_cpu = compile(&model, &cpu)?;
     let types: Vec<&Type> = on_cpu.inputs().iter().map(|(_, ty)| ty).collect();
-    let symbol = types.first().and_then(|ty| ty.shape.first()).and_then(Dim::as_symbol);
+    let symbol = types
+        .first()
+        .and_then(|ty| ty.shape.first())
+        .and_then(Dim::as_symbol);
     let mut good = true;
-    for batch in if symbol.is_some() { &BATCHES[..] } else { &BATCHES[..1] } {
+    for batch in if symbol.is_some() {
+        &BATCHES[..]
+    } else {
+        &BATCHES[..1]
+    } {
         let tensors = inputs(&on_cpu, symbol, *batch)?;
-        let rows = tensors.first().and_then(|t| t.shape().first()).copied().unwrap_or(1);
+        let rows = tensors
+            .first()
+            .and_then(|t| t.shape().first())
+            .copied()
+            .unwrap_or(1);
         let expected = on_cpu.for_inputs(&tensors)?.run(&tensors)?.into_tensors();
         for (precision, tolerance) in PRECISIONS {
-            let on_gpu = Options { precision, ..options("gpu:1", arguments.device)? };
+            let on_gpu = Options {
+                precision,
+                ..options("gpu:1", arguments.device)?
+            };
             let compiled = compile(&model, &on_gpu)?;
             let (row, right) = one(&compiled, &tensors, &expected, tolerance, arguments)?;
             println!("{name}\t{rows}\t{precision}\t{row}");
@@ -68,13 +92,19 @@ fn inputs(compiled: &Compiled, symbol: Option<&str>, batch: usize) -> Result<Vec
         let extent = |d: &Dim| match (d.as_usize(), d.as_symbol()) {
             (Some(n), _) => Ok(n),
             (None, s) if s == symbol => Ok(batch),
-            _ => Err(Error::invalid(format!("input {name:?} is {ty}: only the batch may be a symbol here"))),
+            _ => Err(Error::invalid(format!(
+                "input {name:?} is {ty}: only the batch may be a symbol here"
+            ))),
         };
         let shape: Vec<usize> = ty.shape.iter().map(extent).collect::<Result<_>>()?;
         match ty.dtype.is_float() {
             true => Ok(random_tensor(rng, ty.dtype, &shape, false)),
             // Token ids, and masks that leave nothing out: every model takes ones.
-            false => Ok(Tensor::from_f64s(ty.dtype, &shape, &vec![1.0; shape.iter().product()])?),
+            false => Ok(Tensor::from_f64s(
+                ty.dtype,
+                &shape,
+                &vec![1.0; shape.iter().product()],
+            )?),
         }
     };
     compiled.inputs().iter().map(&mut tensor).collect()
@@ -102,8 +132,16 @@ fn one(
     });
     let worst = errors.fold(0.0, f64::max);
     times.sort_unstable();
-    let quantile = |q: usize| times[(times.len() * q / 100).min(times.len() - 1)].as_secs_f64() * 1e3;
+    let quantile =
+        |q: usize| times[(times.len() * q / 100).min(times.len() - 1)].as_secs_f64() * 1e3;
     let good = worst <= tolerance;
     let verdict = if good { "good" } else { "WRONG" };
-    Ok((format!("{verdict} ({worst:.1e})\t{:.3} ms\t{:.3} ms", quantile(50), quantile(99)), good))
+    Ok((
+        format!(
+            "{verdict} ({worst:.1e})\t{:.3} ms\t{:.3} ms",
+            quantile(50),
+            quantile(99)
+        ),
+        good,
+    ))
 }

@@ -25,19 +25,38 @@ struct Sizes {
 /// Both comparisons; false when one gives wrong results.
 pub fn run(arguments: &Arguments) -> Result<bool> {
     let sizes = match arguments.quick {
-        true => Sizes { rows: 4, columns: 16, spent: Duration::ZERO, n_runs: 8 },
-        false => Sizes { rows: 256, columns: 1024, spent: Duration::from_secs(2), n_runs: 400 },
+        true => Sizes {
+            rows: 4,
+            columns: 16,
+            spent: Duration::ZERO,
+            n_runs: 8,
+        },
+        false => Sizes {
+            rows: 256,
+            columns: 1024,
+            spent: Duration::from_secs(2),
+            n_runs: 400,
+        },
     };
     println!("partitions\tagainst the CPU\tp50\tp50 of the other");
     let graph = layers(&sizes)?;
-    let inputs = [random_tensor(&mut Rng(9), DType::F32, &[sizes.rows, sizes.columns], false)];
+    let inputs = [random_tensor(
+        &mut Rng(9),
+        DType::F32,
+        &[sizes.rows, sizes.columns],
+        false,
+    )];
     let on_cpu = compile(&graph, &options("cpu:1", arguments.device)?)?;
     let expected = on_cpu.for_inputs(&inputs)?.run(&inputs)?.into_tensors();
     let mut good = true;
     // All on the GPU is one graph; with a part on the CPU it is captured in pieces.
     for (name, devices, pins) in [
         ("whole against step by step", "gpu:1", ".*=gpu:0"),
-        ("pieces against step by step", "cpu:1,gpu:1", "^/(before|after)=gpu:0;^/middle=cpu:0"),
+        (
+            "pieces against step by step",
+            "cpu:1,gpu:1",
+            "^/(before|after)=gpu:0;^/middle=cpu:0",
+        ),
     ] {
         let placed = pinned(options(devices, arguments.device)?, pins)?;
         let [captured, steps] = [false, true].map(|step_by_step| {
@@ -70,7 +89,10 @@ fn layers(sizes: &Sizes) -> Result<Graph> {
             b.set_origin("/middle");
             x = b.map(ScalarOp::Sin, &[x])?;
         }
-        b.set_origin(&format!("/{}/{i}", if i < LAYERS { "before" } else { "after" }));
+        b.set_origin(&format!(
+            "/{}/{i}",
+            if i < LAYERS { "before" } else { "after" }
+        ));
         let values: Vec<f32> = (0..n * n).map(|_| (rng.normal() * scale) as f32).collect();
         let w = b.constant(Tensor::from_slice(&values, &[n, n])?);
         x = b.matmul(x, w)?;
@@ -81,13 +103,28 @@ fn layers(sizes: &Sizes) -> Result<Graph> {
 }
 
 fn pinned(options: Options, pins: &str) -> Result<Options> {
-    Ok(Options { pins: pins.split(';').map(Pin::parse).collect::<Result<_>>()?, ..options })
+    Ok(Options {
+        pins: pins.split(';').map(Pin::parse).collect::<Result<_>>()?,
+        ..options
+    })
 }
 
 /// One executor of the model's program, with devices of its own.
-fn executor(graph: &Graph, inputs: &[Tensor], options: &Options, step_by_step: bool) -> Result<Executor> {
-    let program = compile(graph, options)?.for_inputs(inputs)?.lowered.program.clone();
-    Ok(Executor::new(program.clone(), &exec_options(&program, options, step_by_step)?)?)
+fn executor(
+    graph: &Graph,
+    inputs: &[Tensor],
+    options: &Options,
+    step_by_step: bool,
+) -> Result<Executor> {
+    let program = compile(graph, options)?
+        .for_inputs(inputs)?
+        .lowered
+        .program
+        .clone();
+    Ok(Executor::new(
+        program.clone(),
+        &exec_options(&program, options, step_by_step)?,
+    )?)
 }
 
 fn exec_options(
@@ -95,7 +132,10 @@ fn exec_options(
     options: &Options,
     step_by_step: bool,
 ) -> Result<ExecOptions> {
-    let mut made = ExecOptions { step_by_step, ..ExecOptions::default() };
+    let mut made = ExecOptions {
+        step_by_step,
+        ..ExecOptions::default()
+    };
     for device in program.partitions.iter().map(|p| &p.device) {
         if let Some(driver) = gpus::driver(device, options)? {
             made.drivers.insert(device.clone(), driver);
@@ -121,20 +161,37 @@ fn p50(executor: &Executor, inputs: &[Tensor], spent: Duration) -> Result<(Durat
 }
 
 fn verdict(expected: &[Tensor], found: &[Vec<Tensor>]) -> (String, bool) {
-    let errors = found.iter().flat_map(|found| expected.iter().zip(found)).map(|(e, f)| {
-        let c = allclose(e, f, 0.0, 0.0);
-        if c.ok { 0.0 } else { c.scaled_err() }
-    });
+    let errors = found
+        .iter()
+        .flat_map(|found| expected.iter().zip(found))
+        .map(|(e, f)| {
+            let c = allclose(e, f, 0.0, 0.0);
+            if c.ok { 0.0 } else { c.scaled_err() }
+        });
     let worst = errors.fold(0.0, f64::max);
     let good = worst <= TOLERANCE;
-    (format!("{} ({worst:.1e})", if good { "good" } else { "WRONG" }), good)
+    (
+        format!("{} ({worst:.1e})", if good { "good" } else { "WRONG" }),
+        good,
+    )
 }
 
 /// A stream of runs with the first layer on the CPU and all others on the GPU as stages: time from run to run, against the same one after the other.
-fn stream(arguments: &Arguments, sizes: &Sizes, graph: &Graph, inputs: &[Tensor], expected: &[Tensor]) -> Result<bool> {
-    let objective = Objective::Throughput { samples: sizes.n_runs as u64 };
+fn stream(
+    arguments: &Arguments,
+    sizes: &Sizes,
+    graph: &Graph,
+    inputs: &[Tensor],
+    expected: &[Tensor],
+) -> Result<bool> {
+    let objective = Objective::Throughput {
+        samples: sizes.n_runs as u64,
+    };
     let devices = options("cpu:1,gpu:1", arguments.device)?;
-    let placed = Options { objective, ..pinned(devices, ".*=gpu:0;^/before/0$=cpu:0")? };
+    let placed = Options {
+        objective,
+        ..pinned(devices, ".*=gpu:0;^/before/0$=cpu:0")?
+    };
     let executable = compile(graph, &placed)?.for_inputs(inputs)?;
     let program = executable.lowered.program.clone();
     let n_lanes = executable.n_in_flight();
@@ -152,11 +209,16 @@ fn stream(arguments: &Arguments, sizes: &Sizes, graph: &Graph, inputs: &[Tensor]
         });
         periods.push(started.elapsed() / (share * n) as u32);
         for outputs in ended {
-            found.push(outputs.map_err(|_| gristmill::Error::internal("a thread of the stream panicked"))??);
+            found
+                .push(outputs.map_err(|_| {
+                    gristmill::Error::internal("a thread of the stream panicked")
+                })??);
         }
     }
     let (verdict, good) = verdict(expected, &found);
     let [streamed, single] = [periods[0], periods[1]].map(ms);
-    println!("stream of {n_lanes} in flight against one at a time\t{verdict}\t{streamed:.3} ms\t{single:.3} ms");
+    println!(
+        "stream of {n_lanes} in flight against one at a time\t{verdict}\t{streamed:.3} ms\t{single:.3} ms"
+    );
     Ok(good)
 }

@@ -39,11 +39,18 @@ pub fn path(folder: &Path) -> PathBuf {
 fn name(machine: &str, n_gpus: usize) -> Result<String, String> {
     let found = cuda::probe()?;
     if found.len() < n_gpus {
-        return Err(format!("it has {n_gpus} GPUs, the driver shows {}", found.len()));
+        return Err(format!(
+            "it has {n_gpus} GPUs, the driver shows {}",
+            found.len()
+        ));
     }
     let names: Vec<&str> = found[..n_gpus].iter().map(|g| g.name.as_str()).collect();
     let (major, minor) = cuda::driver_version()?;
-    Ok(format!("{machine}, {}, driver {major}.{minor}, gristmill {}", names.join(", "), env!("CARGO_PKG_VERSION")))
+    Ok(format!(
+        "{machine}, {}, driver {major}.{minor}, gristmill {}",
+        names.join(", "),
+        env!("CARGO_PKG_VERSION")
+    ))
 }
 
 /// The calibration that a file holds, if it is of this machine's GPUs. A file that is corrupt or foreign counts as none, with a warning that names it.
@@ -56,7 +63,13 @@ pub fn load(path: &Path, machine: &str) -> (Option<GpuCalibration>, Option<Strin
     let read = GpuCalibration::parse(&text).map_err(|e| e.to_string());
     match read.and_then(|c| Ok((name(machine, c.n_gpus())?, c))) {
         Ok((name, c)) if c.target.name == name => (Some(c), None),
-        Ok((name, c)) => (None, Some(store::ignored(path, format!("it is of {:?}, not of {name:?}", c.target.name)))),
+        Ok((name, c)) => (
+            None,
+            Some(store::ignored(
+                path,
+                format!("it is of {:?}, not of {name:?}", c.target.name),
+            )),
+        ),
         Err(why) => (None, Some(store::ignored(path, why))),
     }
 }
@@ -67,7 +80,9 @@ impl GpuCalibration {
         let target = Target::parse(text)?;
         let kinds: Vec<DeviceKind> = target.devices.devices.iter().map(|d| d.name.kind).collect();
         match kinds.split_first() {
-            Some((DeviceKind::Cpu, gpus)) if !gpus.is_empty() && gpus.iter().all(|k| *k == DeviceKind::Gpu) => {
+            Some((DeviceKind::Cpu, gpus))
+                if !gpus.is_empty() && gpus.iter().all(|k| *k == DeviceKind::Gpu) =>
+            {
                 Ok(GpuCalibration { target })
             }
             _ => Err(Error::invalid("expected a CPU and then GPUs")),
@@ -77,10 +92,19 @@ impl GpuCalibration {
     /// The profile of a file, as `--target` takes it.
     pub fn to_text(&self) -> String {
         let set = &self.target.devices;
-        let mut out = format!("format = \"gristmill/profile/1\"\nname = {:?}\n", self.target.name);
-        set.devices.iter().for_each(|d| out += &device_text(&d.profile));
+        let mut out = format!(
+            "format = \"gristmill/profile/1\"\nname = {:?}\n",
+            self.target.name
+        );
+        set.devices
+            .iter()
+            .for_each(|d| out += &device_text(&d.profile));
         for (&(from, to), link) in &set.links {
-            out += &link_text(&set.devices[from].name.to_string(), &set.devices[to].name.to_string(), link);
+            out += &link_text(
+                &set.devices[from].name.to_string(),
+                &set.devices[to].name.to_string(),
+                link,
+            );
         }
         out
     }
@@ -92,7 +116,11 @@ impl GpuCalibration {
 
     /// Rates of a GPU by the driver's number.
     pub fn gpu(&self, ordinal: usize) -> Option<&DeviceProfile> {
-        self.target.devices.devices.get(ordinal + 1).map(|d| &d.profile)
+        self.target
+            .devices
+            .devices
+            .get(ordinal + 1)
+            .map(|d| &d.profile)
     }
 
     /// The links from the host to a GPU and back.
@@ -107,7 +135,10 @@ impl GpuCalibration {
         // By device of the set: which of the measured ones it is.
         let measured = |d: &crate::place::Device| match d.name.kind {
             DeviceKind::Cpu => Some(0),
-            DeviceKind::Gpu => ordinal(&d.name, gpus).ok().map(|o| o as usize + 1).filter(|&o| o <= self.n_gpus()),
+            DeviceKind::Gpu => ordinal(&d.name, gpus)
+                .ok()
+                .map(|o| o as usize + 1)
+                .filter(|&o| o <= self.n_gpus()),
             DeviceKind::Emu => None,
         };
         let which: Vec<Option<usize>> = set.devices.iter().map(measured).collect();
@@ -123,7 +154,13 @@ impl GpuCalibration {
                     (Some(a @ 1..), Some(b)) if a == b => {
                         let p = &self.target.devices.devices[a].profile;
                         let bytes_per_second = (p.memory_bandwidth / 2.0) as u64;
-                        set.links.insert((i, j), LinkProfile { latency: p.launch, bytes_per_second });
+                        set.links.insert(
+                            (i, j),
+                            LinkProfile {
+                                latency: p.launch,
+                                bytes_per_second,
+                            },
+                        );
                     }
                     (Some(a), Some(b)) if a != b => {
                         set.links.insert((i, j), self.target.devices.links[&(a, b)]);
@@ -160,7 +197,9 @@ pub fn calibrate(
         device.profile = of_product[gpu.name.as_str()].clone();
     }
     devices.links = links(n_gpus, host_link)?;
-    Ok(GpuCalibration { target: Target { name, devices } })
+    Ok(GpuCalibration {
+        target: Target { name, devices },
+    })
 }
 
 /// The links between the host (0) and the GPUs (from 1 on).
@@ -177,10 +216,15 @@ fn links(n_gpus: usize, host: LinkProfile) -> Result<BTreeMap<(usize, usize), Li
     for (i, from) in gpus.iter().enumerate() {
         for (j, to) in gpus.iter().enumerate().filter(|(j, _)| *j != i) {
             let [small, large] = LINK_BYTES.map(|n| from.time_push(to, n));
-            let straight = small?.zip(large?).map(|(small, large)| link([small, large]));
+            let straight = small?
+                .zip(large?)
+                .map(|(small, large)| link([small, large]));
             let between = match straight {
                 // The receiving device's worker is woken up.
-                Some(l) => LinkProfile { latency: l.latency + host.latency, ..l },
+                Some(l) => LinkProfile {
+                    latency: l.latency + host.latency,
+                    ..l
+                },
                 None => in_turn(links[&(i + 1, 0)], links[&(0, j + 1)]),
             };
             links.insert((i + 1, j + 1), between);
@@ -193,19 +237,28 @@ fn links(n_gpus: usize, host: LinkProfile) -> Result<BTreeMap<(usize, usize), Li
 fn link([small, large]: [Duration; 2]) -> LinkProfile {
     let seconds = large.saturating_sub(small).as_secs_f64().max(1e-9);
     let bytes_per_second = (((LINK_BYTES[1] - LINK_BYTES[0]) as f64 / seconds) as u64).max(1);
-    LinkProfile { latency: Nanos(small.as_nanos() as u64), bytes_per_second }
+    LinkProfile {
+        latency: Nanos(small.as_nanos() as u64),
+        bytes_per_second,
+    }
 }
 
 /// What crosses to or from a GPU is also copied once by the host, whose own link counts two copies, and wakes up a worker.
 fn through_host(gpu: LinkProfile, host: LinkProfile) -> LinkProfile {
-    let copy = LinkProfile { bytes_per_second: host.bytes_per_second.saturating_mul(2), ..host };
+    let copy = LinkProfile {
+        bytes_per_second: host.bytes_per_second.saturating_mul(2),
+        ..host
+    };
     in_turn(gpu, copy)
 }
 
 /// Over one link and then over another.
 fn in_turn(a: LinkProfile, b: LinkProfile) -> LinkProfile {
     let seconds = 1.0 / a.bytes_per_second.max(1) as f64 + 1.0 / b.bytes_per_second.max(1) as f64;
-    LinkProfile { latency: a.latency + b.latency, bytes_per_second: ((1.0 / seconds) as u64).max(1) }
+    LinkProfile {
+        latency: a.latency + b.latency,
+        bytes_per_second: ((1.0 / seconds) as u64).max(1),
+    }
 }
 
 /// Times of copies on a GPU, of as many bytes as it has room for: others may use it.
@@ -215,7 +268,10 @@ fn time_copies(ordinal: u32, most_bytes: usize) -> Result<(usize, cuda::CopyTime
     let mut size_bytes = most_bytes;
     loop {
         match gpu.time_copies(size_bytes, 4) {
-            Err(e) if e.kind() == gristmill_runtime::ErrorKind::OutOfMemory && size_bytes > LEAST_BYTES => {
+            Err(e)
+                if e.kind() == gristmill_runtime::ErrorKind::OutOfMemory
+                    && size_bytes > LEAST_BYTES =>
+            {
                 size_bytes /= 2
             }
             times => return Ok((size_bytes, times?)),
@@ -228,8 +284,15 @@ fn profile(ordinal: u32, gpu: &CudaDevice, effort: Effort) -> Result<DeviceProfi
     let assumed = described(gpu);
     let mut devices = DeviceSet::parse("gpu:1", 1)?;
     devices.look_at_gpus(&[ordinal])?;
-    let options = Options { devices, gpus: vec![ordinal], check: false, ..Options::default() };
-    let rate = |g: Graph, amount: f64| -> Result<f64> { Ok(amount / kernel_seconds(&g, &options, effort)?) };
+    let options = Options {
+        devices,
+        gpus: vec![ordinal],
+        check: false,
+        ..Options::default()
+    };
+    let rate = |g: Graph, amount: f64| -> Result<f64> {
+        Ok(amount / kernel_seconds(&g, &options, effort)?)
+    };
     let flops_rate = |g: Graph| rate(g.clone(), flops(&g));
     let side = effort.gpu_side;
     let (copied_bytes, copies) = time_copies(ordinal, effort.gpu_memory_bytes)?;
@@ -245,16 +308,24 @@ fn profile(ordinal: u32, gpu: &CudaDevice, effort: Effort) -> Result<DeviceProfi
         ..assumed
     };
     for half in [DType::BF16, DType::F16] {
-        profile.peaks.insert(half, flops_rate(product(half, side)?)? / share);
+        profile
+            .peaks
+            .insert(half, flops_rate(product(half, side)?)? / share);
     }
-    let (images, extent, channels) = ((side / 512).max(1), (side / 64).clamp(4, 56), (side / 64).clamp(8, 64));
+    let (images, extent, channels) = (
+        (side / 512).max(1),
+        (side / 64).clamp(4, 56),
+        (side / 64).clamp(8, 64),
+    );
     for (class, g) in [
         (WorkClass::Conv, conv(images, extent, channels)?),
         (WorkClass::Map, map(side * side / 16, ScalarOp::Exp)?),
         (WorkClass::Reduce, softmax(side / 8, side / 4)?),
     ] {
         let share = flops_rate(g)? / flops_f32;
-        profile.efficiencies.insert((class, Some(DType::F32)), share.clamp(1e-4, 1.0));
+        profile
+            .efficiencies
+            .insert((class, Some(DType::F32)), share.clamp(1e-4, 1.0));
     }
     Ok(profile)
 }
@@ -272,12 +343,18 @@ fn product(dtype: DType, side: usize) -> Result<Graph> {
 fn kernel_seconds(g: &Graph, options: &Options, effort: Effort) -> Result<f64> {
     let compiled = compile(g, options)?;
     let mut rng = Rng(1);
-    let inputs =
-        compiled.inputs().iter().map(|(_, t)| random(&mut rng, t.dtype, &t.static_shape().unwrap_or_default()));
+    let inputs = compiled
+        .inputs()
+        .iter()
+        .map(|(_, t)| random(&mut rng, t.dtype, &t.static_shape().unwrap_or_default()));
     let inputs = inputs.collect::<Result<Vec<_>>>()?;
     let executable = compiled.for_inputs(&inputs)?;
     executable.run(&inputs)?;
-    let ns: u64 = executable.time_kernels(effort.each)?.iter().map(|k| k.ns).sum();
+    let ns: u64 = executable
+        .time_kernels(effort.each)?
+        .iter()
+        .map(|k| k.ns)
+        .sum();
     Ok(ns.max(1) as f64 / 1e9)
 }
 
@@ -301,14 +378,29 @@ mod tests {
             d.profile.flops_f32 = 1e12 * (i + 1) as f64;
             d.profile.memory_bandwidth = 2e12;
             d.profile.launch = Nanos(1_500);
-            d.profile.peaks = if i == 0 { BTreeMap::new() } else { [(DType::BF16, 4e13)].into() };
+            d.profile.peaks = if i == 0 {
+                BTreeMap::new()
+            } else {
+                [(DType::BF16, 4e13)].into()
+            };
             d.profile.efficiencies = [((WorkClass::Map, Some(DType::F32)), 0.25)].into();
         }
-        let pairs = (0..3).flat_map(|a| (0..3).map(move |b| (a, b))).filter(|(a, b)| a != b);
-        let link =
-            |(a, b)| LinkProfile { latency: Nanos(1_000 * a + b), bytes_per_second: 1_000_000_000 * (3 * a + b) };
-        devices.links = pairs.map(|(a, b)| ((a, b), link((a as u64, b as u64)))).collect();
-        GpuCalibration { target: Target { name: "a machine".into(), devices } }
+        let pairs = (0..3)
+            .flat_map(|a| (0..3).map(move |b| (a, b)))
+            .filter(|(a, b)| a != b);
+        let link = |(a, b)| LinkProfile {
+            latency: Nanos(1_000 * a + b),
+            bytes_per_second: 1_000_000_000 * (3 * a + b),
+        };
+        devices.links = pairs
+            .map(|(a, b)| ((a, b), link((a as u64, b as u64))))
+            .collect();
+        GpuCalibration {
+            target: Target {
+                name: "a machine".into(),
+                devices,
+            },
+        }
     }
 
     #[test]
@@ -316,7 +408,10 @@ mod tests {
         let c = calibration();
         let read = GpuCalibration::parse(&c.to_text()).unwrap();
         assert_eq!(read.to_text(), c.to_text());
-        assert_eq!((read.gpu(1), read.gpu(2), read.host_links(1)), (c.gpu(1), None, c.host_links(1)));
+        assert_eq!(
+            (read.gpu(1), read.gpu(2), read.host_links(1)),
+            (c.gpu(1), None, c.host_links(1))
+        );
         let dir = tempfile::tempdir().unwrap();
         let file = path(dir.path());
         assert_eq!(load(&file, "m"), (None, None));
@@ -334,12 +429,25 @@ mod tests {
         let before = set.clone();
         // The third is the second again.
         c.apply(&mut set, &[1, 0, 1]);
-        let flops: Vec<f64> = set.devices[..3].iter().map(|d| d.profile.flops_f32).collect();
+        let flops: Vec<f64> = set.devices[..3]
+            .iter()
+            .map(|d| d.profile.flops_f32)
+            .collect();
         assert_eq!(flops, [3e12, 2e12, 3e12]);
-        assert_eq!(set.devices[3..], before.devices[3..], "the CPU's rates are measured by themselves");
+        assert_eq!(
+            set.devices[3..],
+            before.devices[3..],
+            "the CPU's rates are measured by themselves"
+        );
         let link = |from, to| set.links.get(&(from, to)).copied();
         assert_eq!(link(0, 1), c.target.devices.links.get(&(2, 1)).copied());
-        assert_eq!(link(0, 2), Some(LinkProfile { latency: Nanos(1_500), bytes_per_second: 1_000_000_000_000 }));
+        assert_eq!(
+            link(0, 2),
+            Some(LinkProfile {
+                latency: Nanos(1_500),
+                bytes_per_second: 1_000_000_000_000
+            })
+        );
         assert_eq!(
             [link(1, 4).unwrap(), link(4, 1).unwrap()],
             [c.host_links(0).unwrap()[1], c.host_links(0).unwrap()[0]]
@@ -350,8 +458,20 @@ mod tests {
     #[test]
     fn links_follow_from_two_copies() {
         let l = link([Duration::from_micros(9), Duration::from_micros(1009)]);
-        assert_eq!((l.latency, l.bytes_per_second), (Nanos(9_000), (LINK_BYTES[1] - 4) as u64 * 1000));
-        let slow = through_host(l, LinkProfile { latency: Nanos(2_000), bytes_per_second: l.bytes_per_second / 2 });
-        assert_eq!((slow.latency, slow.bytes_per_second / 1000), (Nanos(11_000), l.bytes_per_second / 2000));
+        assert_eq!(
+            (l.latency, l.bytes_per_second),
+            (Nanos(9_000), (LINK_BYTES[1] - 4) as u64 * 1000)
+        );
+        let slow = through_host(
+            l,
+            LinkProfile {
+                latency: Nanos(2_000),
+                bytes_per_second: l.bytes_per_second / 2,
+            },
+        );
+        assert_eq!(
+            (slow.latency, slow.bytes_per_second / 1000),
+            (Nanos(11_000), l.bytes_per_second / 2000)
+        );
     }
 }

@@ -108,21 +108,34 @@ impl DimFlags {
     pub fn parse(&self) -> Result<(Bindings, BTreeMap<String, DimRange>)> {
         let (mut dims, mut ranges) = (Bindings::new(), BTreeMap::new());
         let set = self.set.iter().map(|text| (text, "--set", "DIM=N"));
-        for (text, flag, form) in set.chain(self.shape.iter().map(|text| (text, "--shape", "DIM=MIN..MAX or DIM=N"))) {
+        for (text, flag, form) in set.chain(
+            self.shape
+                .iter()
+                .map(|text| (text, "--shape", "DIM=MIN..MAX or DIM=N")),
+        ) {
             let (dim, value) = split(text, flag, form)?;
             let number = |n: &str| {
-                let wrong = || Error::invalid(format!("{flag} {text:?}: {n:?} is not a size; expected {form}"));
+                let wrong = || {
+                    Error::invalid(format!(
+                        "{flag} {text:?}: {n:?} is not a size; expected {form}"
+                    ))
+                };
                 n.parse::<usize>().map_err(|_| wrong())
             };
             let earlier = match value.split_once("..").filter(|_| flag == "--shape") {
                 Some((min, max)) => {
-                    let range = DimRange { min: number(min)?, max: number(max)? };
+                    let range = DimRange {
+                        min: number(min)?,
+                        max: number(max)?,
+                    };
                     ranges.insert(dim.to_owned(), range).is_some()
                 }
                 None => dims.insert(dim.to_owned(), number(value)?).is_some(),
             };
             if earlier {
-                return Err(Error::invalid(format!("{flag} {text}: {dim:?} is given twice")));
+                return Err(Error::invalid(format!(
+                    "{flag} {text}: {dim:?} is given twice"
+                )));
             }
         }
         Ok((dims, ranges))
@@ -162,14 +175,19 @@ impl CompileArgs {
         let Some(path) = &self.target else {
             let mut set = DeviceSet::parse(&self.devices, threads)?;
             self.limits(&mut set)?;
-            calibrate::calibration().iter().for_each(|c| c.apply(&mut set));
+            calibrate::calibration()
+                .iter()
+                .for_each(|c| c.apply(&mut set));
             set.look_at_gpus(&self.visible_gpus)?;
             if set.devices.iter().any(|d| d.name.kind == DeviceKind::Gpu) {
-                calibrate::gpu_calibration().iter().for_each(|c| c.apply(&mut set, &self.visible_gpus));
+                calibrate::gpu_calibration()
+                    .iter()
+                    .for_each(|c| c.apply(&mut set, &self.visible_gpus));
             }
             return Ok(set);
         };
-        let mut target = Target::parse(&load::text(path)?).map_err(|e| e.context(path.display()))?;
+        let mut target =
+            Target::parse(&load::text(path)?).map_err(|e| e.context(path.display()))?;
         self.limits(&mut target.devices)?;
         Ok(target.devices)
     }
@@ -185,17 +203,31 @@ impl CompileArgs {
             let size = parse_size(size).map_err(|e| e.context(format!("--mem {mem:?}")))?;
             return devices.limit_memory(spec, Bytes(size as u64));
         };
-        let share = share.trim().parse::<f64>().ok().filter(|s| *s > 0.0 && *s <= 100.0).ok_or_else(|| {
-            Error::invalid(format!("--mem {mem:?}: {size:?} is not a share; expected more than 0% and at most 100%"))
-        })?;
+        let share = share
+            .trim()
+            .parse::<f64>()
+            .ok()
+            .filter(|s| *s > 0.0 && *s <= 100.0)
+            .ok_or_else(|| {
+                Error::invalid(format!(
+                    "--mem {mem:?}: {size:?} is not a share; expected more than 0% and at most 100%"
+                ))
+            })?;
         let names: Vec<DeviceName> = devices.devices.iter().map(|d| d.name.clone()).collect();
         let fitting = devices.matching(&DeviceSpec::parse(spec)?);
         for name in fitting.iter().map(|&d| &names[d]) {
             let total = gpus::total_memory(name, &self.visible_gpus)?;
-            devices.limit_memory(&name.to_string(), Bytes((total as f64 * share / 100.0) as u64))?;
+            devices.limit_memory(
+                &name.to_string(),
+                Bytes((total as f64 * share / 100.0) as u64),
+            )?;
         }
         // It says which devices there are when none fits.
-        if fitting.is_empty() { devices.limit_memory(spec, Bytes::ZERO) } else { Ok(()) }
+        if fitting.is_empty() {
+            devices.limit_memory(spec, Bytes::ZERO)
+        } else {
+            Ok(())
+        }
     }
 
     /// The plan that `--plan` names.
@@ -206,7 +238,9 @@ impl CompileArgs {
 
     /// The options that the flags say.
     pub fn options(&self) -> Result<Options> {
-        let threads = self.threads.map_or_else(gristmill_runtime::cpu::n_cores, usize::from);
+        let threads = self
+            .threads
+            .map_or_else(gristmill_runtime::cpu::n_cores, usize::from);
         let mut options = Options {
             devices: self.device_set(threads)?,
             measured: calibrate::measured(),
@@ -228,12 +262,20 @@ impl CompileArgs {
                 AllReduceArg::Auto => AllReduce::Auto,
                 AllReduceArg::Exchange => AllReduce::Exchange,
             },
-            tuning: Tuning { folder: store::folder(), measures: self.tune, libraries: !self.no_libraries },
+            tuning: Tuning {
+                folder: store::folder(),
+                measures: self.tune,
+                libraries: !self.no_libraries,
+            },
             keep_stages: self.dump_dir.is_some(),
             ..Options::default()
         };
         options.check |= self.verify;
-        options.pins = self.pin.iter().map(|p| Pin::parse(p)).collect::<Result<_>>()?;
+        options.pins = self
+            .pin
+            .iter()
+            .map(|p| Pin::parse(p))
+            .collect::<Result<_>>()?;
         options.plan = self.plan()?;
         (options.dims, options.ranges) = self.dims.parse()?;
         Ok(options)
@@ -252,7 +294,9 @@ const MOST_BYTES: f64 = (1u64 << 52) as f64;
 
 /// `512MiB`, `1.5GiB`, `1000000`.
 fn parse_size(text: &str) -> Result<usize> {
-    let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let digits = text
+        .find(|c: char| !c.is_ascii_digit() && c != '.')
+        .unwrap_or(text.len());
     let (number, unit) = text.split_at(digits);
     let factor: Option<usize> = match unit.trim() {
         "" | "B" => Some(1),
@@ -261,26 +305,38 @@ fn parse_size(text: &str) -> Result<usize> {
         "GiB" | "G" => Some(1 << 30),
         _ => None,
     };
-    let whole = || number.parse::<usize>().ok().zip(factor).and_then(|(n, f)| n.checked_mul(f));
+    let whole = || {
+        number
+            .parse::<usize>()
+            .ok()
+            .zip(factor)
+            .and_then(|(n, f)| n.checked_mul(f))
+    };
     // Parts of a unit, down to whole bytes.
     let broken = || {
         let bytes = number.parse::<f64>().ok()? * factor.filter(|&f| f > 1)? as f64;
         (bytes < MOST_BYTES).then_some(bytes as usize)
     };
     whole().or_else(broken).ok_or_else(|| {
-        Error::invalid(format!("size {text:?}: expected a form like 512MiB, 1.5GiB or a number of bytes"))
+        Error::invalid(format!(
+            "size {text:?}: expected a form like 512MiB, 1.5GiB or a number of bytes"
+        ))
     })
 }
 
 fn parse_precision(text: &str) -> Result<Precision> {
     let found = Precision::NAMES.iter().find(|(name, _)| *name == text);
     let names = || Precision::NAMES.map(|(name, _)| name).join(", ");
-    found.map(|(_, p)| *p).ok_or_else(|| Error::invalid(format!("--precision {text:?}: expected one of {}", names())))
+    found
+        .map(|(_, p)| *p)
+        .ok_or_else(|| Error::invalid(format!("--precision {text:?}: expected one of {}", names())))
 }
 
 /// `10s`, `1.5s`, `250ms`, `2m`.
 fn parse_time(text: &str) -> Result<Duration> {
-    let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let digits = text
+        .find(|c: char| !c.is_ascii_digit() && c != '.')
+        .unwrap_or(text.len());
     let (number, unit) = text.split_at(digits);
     let seconds = match unit {
         "ms" => Some(1e-3),
@@ -288,8 +344,16 @@ fn parse_time(text: &str) -> Result<Duration> {
         "m" | "min" => Some(60.0),
         _ => None,
     };
-    let time = number.parse::<f64>().ok().zip(seconds).and_then(|(n, s)| Duration::try_from_secs_f64(n * s).ok());
-    time.ok_or_else(|| Error::invalid(format!("--budget {text:?}: expected a time like 10s, 250ms or 2m")))
+    let time = number
+        .parse::<f64>()
+        .ok()
+        .zip(seconds)
+        .and_then(|(n, s)| Duration::try_from_secs_f64(n * s).ok());
+    time.ok_or_else(|| {
+        Error::invalid(format!(
+            "--budget {text:?}: expected a time like 10s, 250ms or 2m"
+        ))
+    })
 }
 
 #[cfg(test)]
@@ -301,11 +365,23 @@ mod tests {
         assert_eq!(parse_size("4GiB").unwrap(), 4 << 30);
         assert_eq!(parse_size("1.5KiB").unwrap(), 1536);
         assert!(
-            ["1.5", "1.2.3GiB", ".", "1e3GiB", "-1GiB", "1.5B", "9999999999.5GiB"]
-                .iter()
-                .all(|t| parse_size(t).is_err())
+            [
+                "1.5",
+                "1.2.3GiB",
+                ".",
+                "1e3GiB",
+                "-1GiB",
+                "1.5B",
+                "9999999999.5GiB"
+            ]
+            .iter()
+            .all(|t| parse_size(t).is_err())
         );
-        assert!(parse_size("40%").is_err() && parse_size("").is_err() && parse_size("99999999999999GiB").is_err());
+        assert!(
+            parse_size("40%").is_err()
+                && parse_size("").is_err()
+                && parse_size("99999999999999GiB").is_err()
+        );
         assert_eq!(parse_time("1.5s").unwrap(), Duration::from_millis(1500));
         assert_eq!(parse_time("250ms").unwrap(), Duration::from_millis(250));
         for wrong in ["", "s", "10", "10 s", "-1s", "1e99s", "1.2.3s", "10h"] {

@@ -59,7 +59,17 @@ pub fn bench(args: &BenchArgs) -> Result<()> {
     let compiled = compile(source, &options)?;
     let inputs = match &args.test_data {
         Some(dir) => compiled.bind(load::test_data(dir, "input")?)?,
-        None => load::inputs(&compiled, &InputFlags { npz: args.inputs.as_deref(), npy: &[], seed: args.seed })?.0,
+        None => {
+            load::inputs(
+                &compiled,
+                &InputFlags {
+                    npz: args.inputs.as_deref(),
+                    npy: &[],
+                    seed: args.seed,
+                },
+            )?
+            .0
+        }
     };
     let executable = compiled.for_inputs(&inputs)?;
     let compile_ns = started.elapsed().as_nanos() as u64;
@@ -67,7 +77,8 @@ pub fn bench(args: &BenchArgs) -> Result<()> {
     if args.compile.tune {
         eprint!("{}", executable.lowered.report.tuned_text());
     }
-    args.compile.log_placement(&executable.lowered.placement, &executable.lowered.clusters);
+    args.compile
+        .log_placement(&executable.lowered.placement, &executable.lowered.clusters);
     if let Some(dir) = &args.compile.dump_dir {
         dump::write_all(&executable.lowered, dir)?;
     }
@@ -78,7 +89,10 @@ pub fn bench(args: &BenchArgs) -> Result<()> {
     if args.profile {
         executable.start_profile()?;
     }
-    let Measured { mut times, total_ns } = measure(args, &executable, &inputs)?;
+    let Measured {
+        mut times,
+        total_ns,
+    } = measure(args, &executable, &inputs)?;
     times.sort_unstable();
     let at = |q: f64| times[((times.len() - 1) as f64 * q).round() as usize];
     let rss = peak_rss_bytes();
@@ -92,7 +106,11 @@ pub fn bench(args: &BenchArgs) -> Result<()> {
             json!({ "p50_ns": at(0.5), "p90_ns": at(0.9), "p99_ns": at(0.99), "min_ns": times[0], "iters": times.len(), "in_flight": executable.n_in_flight(), "period_ns": total_ns / times.len() as u64, "load_ns": load_ns, "compile_ns": compile_ns, "peak_rss_bytes": rss }),
         );
     } else {
-        outln!("load {}  compile {}", format::time_ns(load_ns), format::time_ns(compile_ns));
+        outln!(
+            "load {}  compile {}",
+            format::time_ns(load_ns),
+            format::time_ns(compile_ns)
+        );
         outln!(
             "p50 {}  p90 {}  p99 {}  min {}  ({} runs)",
             format::time_ns(at(0.5)),
@@ -102,8 +120,14 @@ pub fn bench(args: &BenchArgs) -> Result<()> {
             times.len()
         );
         if let Some(stream) = executable.lowered.placement.stream {
-            let (period, predicted) = (format::time_ns(total_ns / times.len() as u64), stream.period);
-            outln!("one run every {period} with {} in flight, predicted {predicted}", executable.n_in_flight());
+            let (period, predicted) = (
+                format::time_ns(total_ns / times.len() as u64),
+                stream.period,
+            );
+            outln!(
+                "one run every {period} with {} in flight, predicted {predicted}",
+                executable.n_in_flight()
+            );
         }
         outln!("peak memory {}", rss.map_or("unknown".into(), format::size));
     }
@@ -117,16 +141,30 @@ const HORIZON_STEPS: u64 = 100;
 
 /// Adds the times of each cluster to those in the cache folder, and keeps there the placement that follows from them, if there is a choice; says on
 /// stderr what it does.
-fn record(compiled: &Compiled, executable: &Executable, inputs: &[Tensor], options: &Options) -> Result<()> {
+fn record(
+    compiled: &Compiled,
+    executable: &Executable,
+    inputs: &[Tensor],
+    options: &Options,
+) -> Result<()> {
     let mut measured = (*options.measured).clone();
     let n_clusters = compiled.measure(inputs, RECORDED_RUNS, &mut measured)?;
-    let Some(folder) = store::folder() else { return Ok(()) };
+    let Some(folder) = store::folder() else {
+        return Ok(());
+    };
     let path = store::times_path(&folder);
     store::save_times(&path, &machine(), &measured)?;
-    eprintln!("times of {n_clusters} clusters, {RECORDED_RUNS} runs each, added to {}", path.display());
+    eprintln!(
+        "times of {n_clusters} clusters, {RECORDED_RUNS} runs each, added to {}",
+        path.display()
+    );
     // A plan is not the placer's to change, and other objectives are not decided by the time of a run.
     let is_open = options.plan.is_none() && options.objective == Objective::Latency;
-    let Some(kept) = options.kept.as_deref().filter(|_| options.devices.devices.len() > 1 && is_open) else {
+    let Some(kept) = options
+        .kept
+        .as_deref()
+        .filter(|_| options.devices.devices.len() > 1 && is_open)
+    else {
         return Ok(());
     };
     let r = compiled.replan(inputs, &Arc::new(measured), HORIZON_STEPS)?;
@@ -150,7 +188,12 @@ fn print_profile(steps: &[StepTime]) {
     let mut slowest: Vec<&StepTime> = steps.iter().collect();
     slowest.sort_by_key(|s| std::cmp::Reverse(s.ns));
     for s in slowest.iter().take(30) {
-        eprintln!("{:>6.2} %  {:<28} {}", 100.0 * s.ns as f64 / total, s.what, s.node);
+        eprintln!(
+            "{:>6.2} %  {:<28} {}",
+            100.0 * s.ns as f64 / total,
+            s.what,
+            s.node
+        );
     }
 }
 
@@ -164,14 +207,17 @@ struct Measured {
 fn measure(args: &BenchArgs, executable: &Executable, inputs: &[Tensor]) -> Result<Measured> {
     let duration = Duration::from_secs_f64(args.duration.clamp(0.0, 3600.0));
     let n_threads = executable.n_in_flight();
-    let mut outputs: Vec<Vec<Tensor>> =
-        (0..n_threads).map(|_| Ok(executable.run(inputs)?.into_tensors())).collect::<Result<_>>()?;
+    let mut outputs: Vec<Vec<Tensor>> = (0..n_threads)
+        .map(|_| Ok(executable.run(inputs)?.into_tensors()))
+        .collect::<Result<_>>()?;
     let mut go = |most: Option<u64>, duration: Duration| -> Result<Vec<u64>> {
         let (begun, started) = (AtomicU64::new(0), Instant::now());
         // The first run is made whatever the duration is.
         let is_due = || {
             let earlier = begun.fetch_add(1, Ordering::Relaxed);
-            most.map_or(earlier == 0 || started.elapsed() < duration, |n| earlier < n)
+            most.map_or(earlier == 0 || started.elapsed() < duration, |n| {
+                earlier < n
+            })
         };
         let repeat = |outputs: &mut Vec<Tensor>| -> Result<Vec<u64>> {
             let mut times = Vec::new();
@@ -182,7 +228,9 @@ fn measure(args: &BenchArgs, executable: &Executable, inputs: &[Tensor]) -> Resu
             }
             Ok(times)
         };
-        let [outputs] = &mut outputs[..] else { return side_by_side(&mut outputs, repeat) };
+        let [outputs] = &mut outputs[..] else {
+            return side_by_side(&mut outputs, repeat);
+        };
         repeat(outputs)
     };
     if args.iters.is_none() {
@@ -190,7 +238,10 @@ fn measure(args: &BenchArgs, executable: &Executable, inputs: &[Tensor]) -> Resu
     }
     let started = Instant::now();
     let times = go(args.iters, duration)?;
-    Ok(Measured { times, total_ns: started.elapsed().as_nanos() as u64 })
+    Ok(Measured {
+        times,
+        total_ns: started.elapsed().as_nanos() as u64,
+    })
 }
 
 /// What `repeat` gives for each set of outputs, each on a thread of its own.
@@ -200,11 +251,15 @@ fn side_by_side(
 ) -> Result<Vec<u64>> {
     let repeat = &repeat;
     std::thread::scope(|scope| {
-        let threads: Vec<_> = outputs.iter_mut().map(|own| scope.spawn(move || repeat(own))).collect();
+        let threads: Vec<_> = outputs
+            .iter_mut()
+            .map(|own| scope.spawn(move || repeat(own)))
+            .collect();
         let mut times = Vec::new();
         for thread in threads {
-            let own =
-                thread.join().unwrap_or_else(|_| Err(Error::internal("a thread that runs the model panicked")))?;
+            let own = thread.join().unwrap_or_else(|_| {
+                Err(Error::internal("a thread that runs the model panicked"))
+            })?;
             times.extend(own);
         }
         Ok(times)

@@ -35,20 +35,35 @@ pub struct CalibrateArgs {
 
 /// Runs the verb.
 pub fn calibrate(args: &CalibrateArgs) -> Result<()> {
-    let n_threads = args.threads.map_or_else(|| cpu::probe().logical_cores, usize::from);
+    let n_threads = args
+        .threads
+        .map_or_else(|| cpu::probe().logical_cores, usize::from);
     let set = DeviceSet::parse(&args.devices, n_threads)?;
     let of = |kind| set.devices.iter().filter(move |d| d.name.kind == kind);
     if let Some(d) = of(DeviceKind::Emu).next() {
-        return Err(Error::invalid(format!("{} is emulated: its rates mean nothing", d.name)).hint("cpu:1, gpu:1"));
+        return Err(
+            Error::invalid(format!("{} is emulated: its rates mean nothing", d.name))
+                .hint("cpu:1, gpu:1"),
+        );
     }
-    let n_gpus = of(DeviceKind::Gpu).map(|d| d.name.index as usize + 1).max().unwrap_or(0);
+    let n_gpus = of(DeviceKind::Gpu)
+        .map(|d| d.name.index as usize + 1)
+        .max()
+        .unwrap_or(0);
     let folder = match &args.output {
         Some(_) => PathBuf::new(),
         None => store::folder().ok_or_else(|| {
-            Error::invalid("there is no cache folder").hint("-o FILE, or GRISTMILL_CACHE_DIR with a folder")
+            Error::invalid("there is no cache folder")
+                .hint("-o FILE, or GRISTMILL_CACHE_DIR with a folder")
         })?,
     };
-    let (mut report, mut files) = (Report { json: args.json, value: json!({}) }, Vec::new());
+    let (mut report, mut files) = (
+        Report {
+            json: args.json,
+            value: json!({}),
+        },
+        Vec::new(),
+    );
     let cpu = match of(DeviceKind::Cpu).next() {
         Some(_) => {
             let made = calibrate::calibrate(&machine(), n_threads, Effort::default())?;
@@ -58,9 +73,14 @@ pub fn calibrate(args: &CalibrateArgs) -> Result<()> {
         }
         None => calibration(),
     };
-    let mut whole = cpu.as_ref().map(Calibration::target_text).unwrap_or_default();
+    let mut whole = cpu
+        .as_ref()
+        .map(Calibration::target_text)
+        .unwrap_or_default();
     if n_gpus > 0 {
-        let host = cpu.as_ref().map_or_else(|| DeviceProfile::this_cpu(n_threads), |c| c.cpu(n_threads));
+        let host = cpu
+            .as_ref()
+            .map_or_else(|| DeviceProfile::this_cpu(n_threads), |c| c.cpu(n_threads));
         let link = cpu.map_or(LinkProfile::IN_PROCESS, |c| c.link);
         let made = gpus::calibrate(&machine(), n_gpus, &host, link, Effort::default())?;
         report.gpus(&made);
@@ -69,9 +89,14 @@ pub fn calibrate(args: &CalibrateArgs) -> Result<()> {
     }
     match &args.output {
         Some(path) => std::fs::write(path, whole).map_err(|e| file_error(path, e))?,
-        None => files.iter().try_for_each(|(path, text)| store::replace(path, text))?,
+        None => files
+            .iter()
+            .try_for_each(|(path, text)| store::replace(path, text))?,
     }
-    let written: Vec<&PathBuf> = args.output.as_ref().map_or_else(|| files.iter().map(|f| &f.0).collect(), |o| vec![o]);
+    let written: Vec<&PathBuf> = args
+        .output
+        .as_ref()
+        .map_or_else(|| files.iter().map(|f| &f.0).collect(), |o| vec![o]);
     report.finish(&written);
     Ok(())
 }
@@ -91,14 +116,21 @@ impl Report {
             return;
         }
         for p in [&made.one, &made.all] {
-            outln!("{} thread{}: {}", p.n_threads, if p.n_threads == 1 { "" } else { "s" }, rates(p));
+            outln!(
+                "{} thread{}: {}",
+                p.n_threads,
+                if p.n_threads == 1 { "" } else { "s" },
+                rates(p)
+            );
         }
         outln!("link: {}", link(&made.link));
     }
 
     fn gpus(&mut self, made: &GpuCalibration) {
         if self.json {
-            self.value["gpus"] = (0..made.n_gpus()).filter_map(|i| gpu_json(made, i)).collect();
+            self.value["gpus"] = (0..made.n_gpus())
+                .filter_map(|i| gpu_json(made, i))
+                .collect();
             return;
         }
         (0..made.n_gpus()).for_each(|i| outln!("GPU {i}: {}", gpu_rates(made, i)));
@@ -115,7 +147,11 @@ impl Report {
 }
 
 fn link(l: &LinkProfile) -> String {
-    format!("{} and {:.1} GB/s", format::time_ns(l.latency.0), l.bytes_per_second as f64 / 1e9)
+    format!(
+        "{} and {:.1} GB/s",
+        format::time_ns(l.latency.0),
+        l.bytes_per_second as f64 / 1e9
+    )
 }
 
 fn link_json(l: &LinkProfile) -> Value {
@@ -124,9 +160,16 @@ fn link_json(l: &LinkProfile) -> Value {
 
 /// Measured rates of a GPU and of its links to the host, for people.
 pub fn gpu_rates(made: &GpuCalibration, i: usize) -> String {
-    let (Some(p), Some([to, from])) = (made.gpu(i), made.host_links(i)) else { return String::new() };
+    let (Some(p), Some([to, from])) = (made.gpu(i), made.host_links(i)) else {
+        return String::new();
+    };
     let bf16 = p.peak_flops(DType::BF16) * p.efficiency(WorkClass::MatMul, DType::BF16) / 1e9;
-    format!("{}, products {bf16:.0} GFLOP/s bf16; from the host {}, to it {}", rates(p), link(&to), link(&from))
+    format!(
+        "{}, products {bf16:.0} GFLOP/s bf16; from the host {}, to it {}",
+        rates(p),
+        link(&to),
+        link(&from)
+    )
 }
 
 /// The same for machines.
@@ -139,7 +182,10 @@ pub fn gpu_json(made: &GpuCalibration, i: usize) -> Option<Value> {
 
 /// The calibration of this machine, if there is one. Warns about a file that does not fit.
 pub fn calibration() -> Option<Calibration> {
-    let (found, warning) = calibrate::load(&calibrate::path(&store::folder()?), &calibrate::name(&machine()));
+    let (found, warning) = calibrate::load(
+        &calibrate::path(&store::folder()?),
+        &calibrate::name(&machine()),
+    );
     warning.iter().for_each(|w| eprintln!("warning: {w}"));
     found
 }
@@ -153,7 +199,9 @@ pub fn gpu_calibration() -> Option<GpuCalibration> {
 
 /// Times that were measured on this machine. Warns about a file that does not fit.
 pub fn measured() -> Arc<Measured> {
-    let Some(folder) = store::folder() else { return Arc::default() };
+    let Some(folder) = store::folder() else {
+        return Arc::default();
+    };
     let (measured, warning) = load_times(&times_path(&folder), &machine());
     warning.iter().for_each(|w| eprintln!("warning: {w}"));
     Arc::new(measured)

@@ -27,7 +27,11 @@ pub struct CheckArgs {
 
 /// Runs the verb. Problems are an error of the most severe category among them.
 pub fn check(args: &CheckArgs) -> Result<()> {
-    let (dims, _) = DimFlags { set: args.set.clone(), shape: Vec::new() }.parse()?;
+    let (dims, _) = DimFlags {
+        set: args.set.clone(),
+        shape: Vec::new(),
+    }
+    .parse()?;
     match load::model(&args.model)? {
         Source::Onnx(m) => check_model(&m, dims, args.json),
         Source::Graph(g) => {
@@ -39,37 +43,62 @@ pub fn check(args: &CheckArgs) -> Result<()> {
 }
 
 fn check_model(m: &Model, dims: Bindings, json: bool) -> Result<()> {
-    let spec = Specialisation { dims, ..Specialisation::default() };
+    let spec = Specialisation {
+        dims,
+        ..Specialisation::default()
+    };
     let report = m.capabilities(&spec)?;
     let problems = &report.problems;
-    let values = if problems.is_empty() { m.required_values(&spec)? } else { Default::default() };
-    let total: usize = report.operators.values().flat_map(|o| o.nodes.values()).sum();
+    let values = if problems.is_empty() {
+        m.required_values(&spec)?
+    } else {
+        Default::default()
+    };
+    let total: usize = report
+        .operators
+        .values()
+        .flat_map(|o| o.nodes.values())
+        .sum();
     let bad: usize = problems.iter().map(|p| p.nodes.len()).sum();
     if json {
         let list: Vec<_> = problems
             .iter()
             .map(|p| json!({ "kind": format!("{:?}", p.kind), "message": p.message, "nodes": p.nodes }))
             .collect();
-        let ops: BTreeMap<&String, usize> =
-            report.operators.iter().map(|(name, o)| (name, o.nodes.values().sum())).collect();
+        let ops: BTreeMap<&String, usize> = report
+            .operators
+            .iter()
+            .map(|(name, o)| (name, o.nodes.values().sum()))
+            .collect();
         print_json(
             "check",
             json!({ "nodes": total, "problems": list, "shape_inputs": values, "ops": ops, "capabilities": as_json(&report) }),
         );
     } else {
-        outln!("{total} nodes of {} operators; {} cannot be compiled", report.operators.len(), bad);
+        outln!(
+            "{total} nodes of {} operators; {} cannot be compiled",
+            report.operators.len(),
+            bad
+        );
         print_table(&report);
         for p in problems {
             outln!("  {}", describe(p));
         }
         for name in &values {
-            outln!("  input {name:?} decides shapes: code is specialised for each value it is given");
+            outln!(
+                "  input {name:?} decides shapes: code is specialised for each value it is given"
+            );
         }
-        outln!("devices: /device:CPU, and /device:GPU (CUDA) and /device:EMU where NVRTC is installed");
+        outln!(
+            "devices: /device:CPU, and /device:GPU (CUDA) and /device:EMU where NVRTC is installed"
+        );
     }
     match problems.iter().map(|p| p.kind).min() {
         None => Ok(()),
-        Some(kind) => Err(Error::new(kind, format!("{} problems in {bad} of {total} nodes", problems.len()))),
+        Some(kind) => Err(Error::new(
+            kind,
+            format!("{} problems in {bad} of {total} nodes", problems.len()),
+        )),
     }
 }
 
@@ -79,7 +108,12 @@ fn as_json(report: &Capabilities) -> serde_json::Value {
         let nodes: BTreeMap<&str, usize> = o.nodes.iter().map(|(t, &n)| (t.name(), n)).collect();
         json!({ "nodes": nodes, "loops": o.loops })
     };
-    report.operators.iter().map(|(name, o)| (name.clone(), one(o))).collect::<serde_json::Map<_, _>>().into()
+    report
+        .operators
+        .iter()
+        .map(|(name, o)| (name.clone(), one(o)))
+        .collect::<serde_json::Map<_, _>>()
+        .into()
 }
 
 /// A row per operator, a column per treatment that occurs; then what falls back.
@@ -88,11 +122,17 @@ fn print_table(report: &Capabilities) {
     let occurs = |t: &Treatment| rows.values().any(|o| o.nodes.contains_key(t));
     let columns: Vec<Treatment> = Treatment::ALL.into_iter().filter(occurs).collect();
     let width = rows.keys().map(String::len).max().unwrap_or(0).max(8);
-    let head: String = columns.iter().map(|t| format!("  {:>10}", t.name())).collect();
+    let head: String = columns
+        .iter()
+        .map(|t| format!("  {:>10}", t.name()))
+        .collect();
     outln!("  {:<width$}{head}", "operator");
     for (name, o) in rows {
         let count = |t: &Treatment| o.nodes.get(t).map_or(String::new(), usize::to_string);
-        let cells: String = columns.iter().map(|t| format!("  {:>10}", count(t))).collect();
+        let cells: String = columns
+            .iter()
+            .map(|t| format!("  {:>10}", count(t)))
+            .collect();
         outln!("  {name:<width$}{cells}");
     }
     if columns.contains(&Treatment::Fallback) {

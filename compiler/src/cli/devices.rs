@@ -35,8 +35,9 @@ pub fn devices(args: &DevicesArgs) -> Result<()> {
         Some(c) => c.cpu(cpu.logical_cores),
         None => DeviceProfile::this_cpu(cpu.logical_cores),
     };
-    let measured =
-        |path: fn(&Path) -> PathBuf| store::folder().map(|folder| format!("measured: {}", path(&folder).display()));
+    let measured = |path: fn(&Path) -> PathBuf| {
+        store::folder().map(|folder| format!("measured: {}", path(&folder).display()))
+    };
     let source = calibration.as_ref().and_then(|_| measured(calibrate::path));
     let source = source.unwrap_or_else(|| "assumed; `gristmill calibrate` measures".to_owned());
     let gpu_calibration = found.as_ref().ok().and_then(|_| gpu_calibration());
@@ -73,7 +74,11 @@ pub fn devices(args: &DevicesArgs) -> Result<()> {
                 g.compute_capability.1
             );
             match gpu_calibration.as_ref().filter(|c| i < c.n_gpus()) {
-                Some(c) => outln!("       {} ({})", gpu_rates(c, i), measured(gpus::path).unwrap_or_default()),
+                Some(c) => outln!(
+                    "       {} ({})",
+                    gpu_rates(c, i),
+                    measured(gpus::path).unwrap_or_default()
+                ),
                 None => outln!(
                     "       {} (assumed; `gristmill calibrate --devices gpu:{}` measures)",
                     rates(&described(g)),
@@ -87,7 +92,11 @@ pub fn devices(args: &DevicesArgs) -> Result<()> {
         Ok(n) => {
             let (major, minor) = n.version();
             let archs: Vec<String> = n.archs().iter().map(|a| format!("sm_{a}")).collect();
-            outln!("  CUDA compiler  NVRTC {major}.{minor} for {}\n       {}", archs.join(" "), n.place());
+            outln!(
+                "  CUDA compiler  NVRTC {major}.{minor} for {}\n       {}",
+                archs.join(" "),
+                n.place()
+            );
         }
         Err(why) => outln!("  CUDA compiler  none: {why}"),
     }
@@ -97,7 +106,11 @@ pub fn devices(args: &DevicesArgs) -> Result<()> {
     }
     outln!(
         "  EMU  a PTX emulator on this CPU{}",
-        if compiler.is_ok() { "" } else { ", which needs the CUDA compiler" }
+        if compiler.is_ok() {
+            ""
+        } else {
+            ", which needs the CUDA compiler"
+        }
     );
     outln!("logical");
     logical.devices.iter().for_each(|d| outln!("  {}", d.name));
@@ -106,7 +119,9 @@ pub fn devices(args: &DevicesArgs) -> Result<()> {
 
 fn nvrtc_json(compiler: &Result<&nvrtc::Nvrtc>) -> serde_json::Value {
     match compiler {
-        Ok(n) => json!({ "version": [n.version().0, n.version().1], "library": n.place(), "archs": n.archs() }),
+        Ok(n) => {
+            json!({ "version": [n.version().0, n.version().1], "library": n.place(), "archs": n.archs() })
+        }
         Err(why) => json!({ "error": why.to_string() }),
     }
 }

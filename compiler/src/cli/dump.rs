@@ -32,17 +32,34 @@ pub struct DumpArgs {
 /// Runs the verb.
 pub fn dump(args: &DumpArgs) -> Result<()> {
     if args.stages {
-        Stage::ALL.iter().for_each(|s| outln!("{:<11} {}", s.name(), s.doc()));
+        Stage::ALL
+            .iter()
+            .for_each(|s| outln!("{:<11} {}", s.name(), s.doc()));
         return Ok(());
     }
-    let stage = Stage::parse(&args.stage)
-        .ok_or_else(|| Error::invalid(unknown("stage", &args.stage, Stage::ALL.iter().map(|s| s.name()))))?;
-    let model = args.model.as_ref().ok_or_else(|| Error::invalid("which model?"))?;
+    let stage = Stage::parse(&args.stage).ok_or_else(|| {
+        Error::invalid(unknown(
+            "stage",
+            &args.stage,
+            Stage::ALL.iter().map(|s| s.name()),
+        ))
+    })?;
+    let model = args
+        .model
+        .as_ref()
+        .ok_or_else(|| Error::invalid("which model?"))?;
     let mut options = args.compile.options()?;
     options.keep_stages = true;
     let compiled = compile(load::model(model)?, &options)?;
     // Shapes decide the code; random inputs stand for real ones, values do not matter.
-    let (inputs, _) = load::inputs(&compiled, &InputFlags { npz: None, npy: &[], seed: 0 })?;
+    let (inputs, _) = load::inputs(
+        &compiled,
+        &InputFlags {
+            npz: None,
+            npy: &[],
+            seed: 0,
+        },
+    )?;
     let executable = compiled.for_inputs(&inputs)?;
     if let Some(dir) = &args.compile.dump_dir {
         write_all(&executable.lowered, dir)?;

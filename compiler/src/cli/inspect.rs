@@ -38,20 +38,31 @@ pub fn inspect(args: &InspectArgs) -> Result<()> {
 
 /// The same facts of a graph in text form.
 fn summary_of(g: &Graph) -> Summary {
-    let info = |name: &str, v| InputInfo { name: name.to_owned(), ty: Some(g.ty(v).clone()) };
+    let info = |name: &str, v| InputInfo {
+        name: name.to_owned(),
+        ty: Some(g.ty(v).clone()),
+    };
     let constants = g.nodes().filter_map(|(_, n)| match &n.op {
         Op::Constant { value } => Some(value),
         _ => None,
     });
-    let (n, bytes) = constants.fold((0, 0), |(n, b), t| (n + t.len() as u64, b + t.size_bytes() as u64));
+    let (n, bytes) = constants.fold((0, 0), |(n, b), t| {
+        (n + t.len() as u64, b + t.size_bytes() as u64)
+    });
     let mut op_counts = BTreeMap::new();
-    g.nodes().for_each(|(_, n)| *op_counts.entry(n.op.name().to_owned()).or_default() += 1);
+    g.nodes()
+        .for_each(|(_, n)| *op_counts.entry(n.op.name().to_owned()).or_default() += 1);
     Summary {
         name: g.name.clone(),
         producer: String::new(),
         ir_version: 0,
         opsets: BTreeMap::new(),
-        inputs: g.inputs.iter().zip(&g.input_names).map(|(&v, n)| info(n, v)).collect(),
+        inputs: g
+            .inputs
+            .iter()
+            .zip(&g.input_names)
+            .map(|(&v, n)| info(n, v))
+            .collect(),
         outputs: g.outputs.iter().map(|o| info(&o.name, o.value)).collect(),
         n_parameters: n,
         parameter_bytes: bytes,
@@ -61,22 +72,37 @@ fn summary_of(g: &Graph) -> Summary {
 }
 
 fn type_text(i: &InputInfo) -> String {
-    i.ty.as_ref().map_or("unknown type".to_owned(), |t| t.to_string())
+    i.ty.as_ref()
+        .map_or("unknown type".to_owned(), |t| t.to_string())
 }
 
 fn print(s: &Summary) {
     outln!("model {:?}  {}", s.name, s.producer);
-    let opsets: Vec<String> =
-        s.opsets.iter().map(|(d, v)| format!("{} {v}", if d.is_empty() { "ai.onnx" } else { d })).collect();
+    let opsets: Vec<String> = s
+        .opsets
+        .iter()
+        .map(|(d, v)| format!("{} {v}", if d.is_empty() { "ai.onnx" } else { d }))
+        .collect();
     if !opsets.is_empty() {
         outln!("opset {}  (IR version {})", opsets.join(", "), s.ir_version);
     }
-    s.inputs.iter().for_each(|i| outln!("input  {}: {}", i.name, type_text(i)));
-    s.outputs.iter().for_each(|i| outln!("output {}: {}", i.name, type_text(i)));
-    outln!("parameters {}  ({})", format::count(s.n_parameters), format::size(s.parameter_bytes));
+    s.inputs
+        .iter()
+        .for_each(|i| outln!("input  {}: {}", i.name, type_text(i)));
+    s.outputs
+        .iter()
+        .for_each(|i| outln!("output {}: {}", i.name, type_text(i)));
+    outln!(
+        "parameters {}  ({})",
+        format::count(s.n_parameters),
+        format::size(s.parameter_bytes)
+    );
     let mut ops: Vec<(&String, &usize)> = s.op_counts.iter().collect();
     ops.sort_by(|a, b| b.1.cmp(a.1).then(a.0.cmp(b.0)));
-    outln!("nodes {}", format::count(ops.iter().map(|(_, n)| **n as u64).sum()));
+    outln!(
+        "nodes {}",
+        format::count(ops.iter().map(|(_, n)| **n as u64).sum())
+    );
     ops.iter().for_each(|(name, n)| outln!("  {n:>6}  {name}"));
 }
 
@@ -84,7 +110,10 @@ fn to_json(s: &Summary) -> Value {
     let io = |list: &[InputInfo]| -> Vec<Value> {
         let shape = |i: &InputInfo| {
             i.ty.as_ref().map(|t| {
-                t.shape.iter().map(|d| d.as_const().map_or(json!(d.to_string()), |c| json!(c))).collect::<Vec<_>>()
+                t.shape
+                    .iter()
+                    .map(|d| d.as_const().map_or(json!(d.to_string()), |c| json!(c)))
+                    .collect::<Vec<_>>()
             })
         };
         list.iter()

@@ -20,7 +20,9 @@ pub fn text(path: &Path) -> Result<String> {
 pub fn model(path: &Path) -> Result<Source> {
     if path.extension().is_some_and(|e| e == "ir") {
         let text = text(path)?;
-        return Ok(Source::Graph(Arc::new(Graph::parse(&text).map_err(|e| e.context(path.display()))?)));
+        return Ok(Source::Graph(Arc::new(
+            Graph::parse(&text).map_err(|e| e.context(path.display()))?,
+        )));
     }
     Ok(Source::Onnx(Arc::new(onnx::load(path)?)))
 }
@@ -48,8 +50,9 @@ pub fn inputs(compiled: &Compiled, flags: &InputFlags) -> Result<(Vec<Tensor>, V
         given.extend(npy::read_npz(path)?);
     }
     for flag in flags.npy {
-        let (name, path) =
-            flag.split_once('=').ok_or_else(|| Error::invalid(format!("--input {flag:?}: expected NAME=FILE.npy")))?;
+        let (name, path) = flag
+            .split_once('=')
+            .ok_or_else(|| Error::invalid(format!("--input {flag:?}: expected NAME=FILE.npy")))?;
         if !known.contains(&name) {
             return Err(Error::invalid(unknown("input", name, known)));
         }
@@ -60,10 +63,16 @@ pub fn inputs(compiled: &Compiled, flags: &InputFlags) -> Result<(Vec<Tensor>, V
     }
     // What NumPy has no name for comes as unsigned integers of the same bits.
     for (name, t) in &mut given {
-        let wanted = compiled.inputs().iter().find(|(n, _)| n == name).map(|(_, ty)| ty.dtype);
-        if let Some(wanted) = wanted
-            .filter(|w| w.is_narrow_float() && t.dtype().is_unsigned_int() && w.size_bytes() == t.dtype().size_bytes())
-        {
+        let wanted = compiled
+            .inputs()
+            .iter()
+            .find(|(n, _)| n == name)
+            .map(|(_, ty)| ty.dtype);
+        if let Some(wanted) = wanted.filter(|w| {
+            w.is_narrow_float()
+                && t.dtype().is_unsigned_int()
+                && w.size_bytes() == t.dtype().size_bytes()
+        }) {
             *t = t.with_bits_as(wanted)?;
         }
     }
@@ -74,7 +83,14 @@ pub fn inputs(compiled: &Compiled, flags: &InputFlags) -> Result<(Vec<Tensor>, V
         if !given.iter().any(|(n, _)| n == name) {
             given.push((
                 name.clone(),
-                random_input(&mut rng, name, &Type { dtype: ty.dtype, shape: ty.shape.bind(&largest) })?,
+                random_input(
+                    &mut rng,
+                    name,
+                    &Type {
+                        dtype: ty.dtype,
+                        shape: ty.shape.bind(&largest),
+                    },
+                )?,
             ));
             random.push(name.clone());
         }
@@ -85,9 +101,17 @@ pub fn inputs(compiled: &Compiled, flags: &InputFlags) -> Result<(Vec<Tensor>, V
 /// Normal floats, small non-negative integers (valid as token ids of most models), `true`.
 fn random_input(rng: &mut Rng, name: &str, ty: &Type) -> Result<Tensor> {
     let shape = ty.static_shape().ok_or_else(|| {
-        let symbols: Vec<String> = ty.shape.iter().filter(|d| d.as_const().is_none()).map(|d| d.to_string()).collect();
-        Error::invalid(format!("input {name:?} has type {ty}: give the tensor, or a value for {}", symbols.join(", ")))
-            .hint(format!("--set {}=1", symbols.join("=1 --set ")))
+        let symbols: Vec<String> = ty
+            .shape
+            .iter()
+            .filter(|d| d.as_const().is_none())
+            .map(|d| d.to_string())
+            .collect();
+        Error::invalid(format!(
+            "input {name:?} has type {ty}: give the tensor, or a value for {}",
+            symbols.join(", ")
+        ))
+        .hint(format!("--set {}=1", symbols.join("=1 --set ")))
     })?;
     let mut t = Tensor::zeros(ty.dtype, &shape)?;
     match ty.dtype {
@@ -96,11 +120,17 @@ fn random_input(rng: &mut Rng, name: &str, ty: &Type) -> Result<Tensor> {
             t = Tensor::from_f64s(d, &shape, &values)?;
         }
         DType::Bool => t.as_mut_slice::<bool>().fill(true),
-        DType::I64 => t.as_mut_slice::<i64>().fill_with(|| (rng.bits() % 64) as i64),
-        DType::I32 => t.as_mut_slice::<i32>().fill_with(|| (rng.bits() % 64) as i32),
+        DType::I64 => t
+            .as_mut_slice::<i64>()
+            .fill_with(|| (rng.bits() % 64) as i64),
+        DType::I32 => t
+            .as_mut_slice::<i32>()
+            .fill_with(|| (rng.bits() % 64) as i32),
         other => {
             let size = other.size_bytes();
-            t.as_bytes_mut().chunks_mut(size).for_each(|c| c[0] = (rng.bits() % 64) as u8);
+            t.as_bytes_mut()
+                .chunks_mut(size)
+                .for_each(|c| c[0] = (rng.bits() % 64) as u8);
         }
     }
     Ok(t)

@@ -75,7 +75,9 @@ pub fn main() -> ExitCode {
 fn report(e: &Error) -> ExitCode {
     eprintln!("error: {e}");
     if e.kind() == ErrorKind::Internal {
-        eprintln!("this is a bug in gristmill: please report it with the command line and, if possible, the model");
+        eprintln!(
+            "this is a bug in gristmill: please report it with the command line and, if possible, the model"
+        );
     }
     ExitCode::from(e.kind().exit_code())
 }
@@ -94,5 +96,8 @@ pub(crate) use outln;
 /// Prints a JSON value that carries its format's name.
 fn print_json(name: &str, mut value: serde_json::Value) {
     value["format"] = format!("gristmill/{name}/1").into();
-    outln!("{}", serde_json::to_string_pretty(&value).expect("a JSON value serialises"));
+    outln!(
+        "{}",
+        serde_json::to_string_pretty(&value).expect("a JSON value serialises")
+    );
 }

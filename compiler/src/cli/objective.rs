@@ -68,31 +68,58 @@ impl Asked<'_> {
             Objective::Latency => {
                 let usual = calls::latency::Budget::default();
                 let (pairs, tasks) = (self.share(usual.pairs), self.share(usual.tasks));
-                calls::latency::solve(&calls, calls::latency::Budget { pairs, tasks, ..usual })
+                calls::latency::solve(
+                    &calls,
+                    calls::latency::Budget {
+                        pairs,
+                        tasks,
+                        ..usual
+                    },
+                )
             }
             Objective::Throughput => {
                 let usual = calls::load::Budget::default();
-                calls::load::solve(&calls, calls::load::Budget { pairs: self.share(usual.pairs), ..usual })
+                calls::load::solve(
+                    &calls,
+                    calls::load::Budget {
+                        pairs: self.share(usual.pairs),
+                        ..usual
+                    },
+                )
             }
             Objective::Memory => {
-                return Err(Error::invalid("--objective memory has no meaning under --semantics call")
-                    .hint("--objective latency or throughput"));
+                return Err(Error::invalid(
+                    "--objective memory has no meaning under --semantics call",
+                )
+                .hint("--objective latency or throughput"));
             }
         };
         let Some(s) = solved else {
             let message = "no division into calls found that fits the memory of the accelerators";
-            return Err(Error::new(ErrorKind::OutOfMemory, message).hint("a higher memory_bytes, or one more device"));
+            return Err(Error::new(ErrorKind::OutOfMemory, message)
+                .hint("a higher memory_bytes, or one more device"));
         };
-        let what = if objective == Objective::Latency { "latency" } else { "largest load" };
+        let what = if objective == Objective::Latency {
+            "latency"
+        } else {
+            "largest load"
+        };
         let nodes = self.graph.nodes.iter().zip(&s.device);
-        let nodes = nodes.map(|(n, &d)| json!({ "name": n.name, "device": self.topology.devices[d as usize].name }));
+        let nodes = nodes.map(
+            |(n, &d)| json!({ "name": n.name, "device": self.topology.devices[d as usize].name }),
+        );
         let value = json!({ "format": "call-placement/1", "objective": name(objective), "value_ns": s.value.0,
             "lower_bound_ns": s.lower_bound.0, "bound": s.bound, "gap": gap(s.value, s.lower_bound),
             "optimal": s.value == s.lower_bound, "plan_time_ns": self.plan_time().0, "nodes": nodes.collect::<Vec<_>>() });
         if self.json {
             return print(&value);
         }
-        outln!("{:?}: {what} {}, {}", self.graph.name, s.value, verdict(s.value, s.lower_bound, s.bound));
+        outln!(
+            "{:?}: {what} {}, {}",
+            self.graph.name,
+            s.value,
+            verdict(s.value, s.lower_bound, s.bound)
+        );
         for (d, device) in self.topology.devices.iter().enumerate() {
             let n = s.device.iter().filter(|&&home| home as usize == d).count();
             outln!("  {}: {n} nodes", device.name);
@@ -102,14 +129,25 @@ impl Asked<'_> {
 
     /// Finds the schedule of a stream of `samples` and prints it.
     pub fn stream(&self, samples: u64) -> Result<()> {
-        let options = pipeline::Options { samples, tasks: self.share(pipeline::Options::default().tasks) };
+        let options = pipeline::Options {
+            samples,
+            tasks: self.share(pipeline::Options::default().tasks),
+        };
         let found = pipeline::solve(self.problem, options);
         if found.excess(self.problem) > Bytes::ZERO {
-            return Err(over_memory(self.graph, self.topology, self.problem, &found.peak_bytes));
+            return Err(over_memory(
+                self.graph,
+                self.topology,
+                self.problem,
+                &found.peak_bytes,
+            ));
         }
         let wrong = check::check(self.problem, &found.sample);
         if !wrong.is_empty() {
-            return Err(Error::internal(format!("the schedule is wrong:\n  {}", wrong.join("\n  "))));
+            return Err(Error::internal(format!(
+                "the schedule is wrong:\n  {}",
+                wrong.join("\n  ")
+            )));
         }
         let (time, bound) = (found.time(samples), found.lower_bound);
         if self.json {
@@ -123,10 +161,15 @@ impl Asked<'_> {
             verdict(time, bound, "area")
         );
         for (d, device) in self.topology.devices.iter().enumerate() {
-            let mine = (0..self.problem.n_tasks()).filter(|&t| found.sample.device[t] as usize == d);
+            let mine =
+                (0..self.problem.n_tasks()).filter(|&t| found.sample.device[t] as usize == d);
             let busy: Nanos = mine.map(|t| self.problem.cost(t, d)).sum();
             let share = 100.0 * busy.0 as f64 / found.period.0.max(1) as f64;
-            outln!("  {}: busy {share:.0} %, peak {}", device.name, found.peak_bytes[d]);
+            outln!(
+                "  {}: busy {share:.0} %, peak {}",
+                device.name,
+                found.peak_bytes[d]
+            );
         }
         Ok(())
     }
@@ -135,9 +178,21 @@ impl Asked<'_> {
     fn stream_json(&self, found: &Periodic, samples: u64) -> Result<Value> {
         let time = found.time(samples);
         let verdict = self.verdict(found.lower_bound, "area", "slices");
-        let sample = answer(self.graph, self.topology, self.problem, &found.sample, verdict);
-        let mut value = serde_json::to_value(&sample).map_err(|e| Error::internal(format!("the answer: {e}")))?;
-        let peaks = self.topology.devices.iter().zip(&found.peak_bytes).map(|(d, b)| (d.name.clone(), json!(b.0)));
+        let sample = answer(
+            self.graph,
+            self.topology,
+            self.problem,
+            &found.sample,
+            verdict,
+        );
+        let mut value = serde_json::to_value(&sample)
+            .map_err(|e| Error::internal(format!("the answer: {e}")))?;
+        let peaks = self
+            .topology
+            .devices
+            .iter()
+            .zip(&found.peak_bytes)
+            .map(|(d, b)| (d.name.clone(), json!(b.0)));
         let more = [
             ("format", json!("stream-placement/1")),
             ("samples", json!(samples)),
@@ -164,10 +219,22 @@ impl Asked<'_> {
         if self.json {
             let verdict = self.verdict(bound.value, bound.name, "least-memory");
             let file = answer(self.graph, self.topology, self.problem, &timeline, verdict);
-            return print(&serde_json::to_value(&file).map_err(|e| Error::internal(format!("the answer: {e}")))?);
+            return print(
+                &serde_json::to_value(&file)
+                    .map_err(|e| Error::internal(format!("the answer: {e}")))?,
+            );
         }
-        outln!("{:?}: {} with the least highest peak found", self.graph.name, timeline.makespan);
-        for (device, peak) in self.topology.devices.iter().zip(timeline.peak_bytes(self.problem)) {
+        outln!(
+            "{:?}: {} with the least highest peak found",
+            self.graph.name,
+            timeline.makespan
+        );
+        for (device, peak) in self
+            .topology
+            .devices
+            .iter()
+            .zip(timeline.peak_bytes(self.problem))
+        {
             outln!("  {}: peak {peak}", device.name);
         }
         Ok(())
@@ -180,7 +247,12 @@ impl Asked<'_> {
 
     fn verdict(&self, lower_bound: Nanos, bound: &str, algorithm: &str) -> Verdict {
         let (bound, algorithm) = (bound.to_owned(), algorithm.to_owned());
-        Verdict { lower_bound, bound, algorithm, plan_time: self.plan_time() }
+        Verdict {
+            lower_bound,
+            bound,
+            algorithm,
+            plan_time: self.plan_time(),
+        }
     }
 
     fn plan_time(&self) -> Nanos {
@@ -188,7 +260,8 @@ impl Asked<'_> {
     }
 
     fn unsuited(&self, why: Unsuited) -> Error {
-        let at = |t: u32, message: &str| Error::invalid(message).at(&self.graph.nodes[t as usize].name);
+        let at =
+            |t: u32, message: &str| Error::invalid(message).at(&self.graph.nodes[t as usize].name);
         match why {
             Unsuited::NoAccelerator => Error::invalid("--semantics call needs a device of another kind than \"cpu\"")
                 .hint("an accelerator in the topology"),
@@ -211,13 +284,20 @@ fn name(objective: Objective) -> &'static str {
 }
 
 fn gap(value: Nanos, bound: Nanos) -> f64 {
-    if value == bound { 0.0 } else { value.0 as f64 / bound.0.max(1) as f64 - 1.0 }
+    if value == bound {
+        0.0
+    } else {
+        value.0 as f64 / bound.0.max(1) as f64 - 1.0
+    }
 }
 
 fn verdict(value: Nanos, bound: Nanos, name: &str) -> String {
     match value == bound {
         true => format!("optimal: the {name} bound is {bound}"),
-        false => format!("lower bound {bound} ({name}), gap {:.1} %", 100.0 * gap(value, bound)),
+        false => format!(
+            "lower bound {bound} ({name}), gap {:.1} %",
+            100.0 * gap(value, bound)
+        ),
     }
 }
 

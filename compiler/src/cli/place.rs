@@ -13,7 +13,9 @@ use crate::place::plan::{self, Names, Plan, Planned};
 use crate::place::solver::copies::Freedom;
 use crate::place::solver::portfolio::{self, Algorithm, Solution};
 use crate::place::solver::{Problem, check};
-use crate::place::task_graph::{PlacementFile, TaskGraph, Topology, Verdict, answer, over_memory, subject};
+use crate::place::task_graph::{
+    PlacementFile, TaskGraph, Topology, Verdict, answer, over_memory, subject,
+};
 use clap::Args;
 use serde_json::json;
 use std::path::{Path, PathBuf};
@@ -34,10 +36,20 @@ pub struct PlaceArgs {
     #[arg(long, value_name = "FILE", requires = "task_graph")]
     topology: Option<PathBuf>,
     /// Of a bare problem: one algorithm instead of all of them with refinement.
-    #[arg(long, value_name = "NAME", requires = "task_graph", conflicts_with = "plan")]
+    #[arg(
+        long,
+        value_name = "NAME",
+        requires = "task_graph",
+        conflicts_with = "plan"
+    )]
     algorithm: Option<String>,
     /// Of a bare problem: how long to search, in percent of the usual work. It counts simulations and nodes, not seconds.
-    #[arg(long, value_name = "PERCENT", requires = "task_graph", default_value_t = 100)]
+    #[arg(
+        long,
+        value_name = "PERCENT",
+        requires = "task_graph",
+        default_value_t = 100
+    )]
     effort: u64,
     /// Of a bare problem: how a placement runs.
     #[arg(long, value_enum, default_value = "overlap")]
@@ -71,26 +83,43 @@ pub fn place(args: &PlaceArgs) -> Result<()> {
     match (&args.model, &args.task_graph) {
         (_, Some(graph)) => place_task_graph(args, graph, args.topology.as_deref()),
         (Some(model), _) => place_model(args, model),
-        _ => Err(Error::invalid("no model and no --task-graph").hint("gristmill place MODEL --devices cpu:2")),
+        _ => Err(Error::invalid("no model and no --task-graph")
+            .hint("gristmill place MODEL --devices cpu:2")),
     }
 }
 
 fn place_model(args: &PlaceArgs, model: &Path) -> Result<()> {
     if args.semantics != Semantics::Overlap {
-        let message = "models run with devices and links side by side; --semantics call is for bare problems";
+        let message =
+            "models run with devices and links side by side; --semantics call is for bare problems";
         return Err(Error::invalid(message).hint("--task-graph FILE, or without it"));
     }
     let compiled = prepare(load::model(model)?, &args.compile.options()?)?;
     // Shapes decide costs; random inputs stand for real ones, values do not matter.
-    let (inputs, _) = load::inputs(&compiled, &InputFlags { npz: None, npy: &[], seed: 0 })?;
+    let (inputs, _) = load::inputs(
+        &compiled,
+        &InputFlags {
+            npz: None,
+            npy: &[],
+            seed: 0,
+        },
+    )?;
     let lowered = &compiled.plan(&inputs)?;
     lowered.report.print_warnings();
-    args.compile.log_placement(&lowered.placement, &lowered.clusters);
+    args.compile
+        .log_placement(&lowered.placement, &lowered.clusters);
     let explanation = explain_and_write(args, &lowered.placement.subject(&lowered.clusters)?)?;
     if !args.json {
         match explanation {
-            None => outln!("{}", lowered.placement.to_text(&lowered.clusters).trim_end()),
-            Some(e) => outln!("{}{}", lowered.placement.summary(&lowered.clusters), e.to_string().trim_end()),
+            None => outln!(
+                "{}",
+                lowered.placement.to_text(&lowered.clusters).trim_end()
+            ),
+            Some(e) => outln!(
+                "{}{}",
+                lowered.placement.summary(&lowered.clusters),
+                e.to_string().trim_end()
+            ),
         }
         return Ok(());
     }
@@ -121,7 +150,9 @@ fn place_model(args: &PlaceArgs, model: &Path) -> Result<()> {
 
 /// Writes the files that the flags ask for; gives the explanation if it is to be printed.
 fn explain_and_write(args: &PlaceArgs, subject: &Subject) -> Result<Option<Explanation>> {
-    let write = |path: &Path, text: String| std::fs::write(path, text).map_err(|e| load::file_error(path, e));
+    let write = |path: &Path, text: String| {
+        std::fs::write(path, text).map_err(|e| load::file_error(path, e))
+    };
     if let Some(path) = &args.trace {
         write(path, trace::trace(subject))?;
     }
@@ -139,15 +170,24 @@ fn place_task_graph(args: &PlaceArgs, file: &Path, topology: Option<&Path>) -> R
     let graph = TaskGraph::parse(&load::text(file)?).map_err(|e| e.context(file.display()))?;
     let topology = match topology {
         Some(path) => Topology::parse(&load::text(path)?).map_err(|e| e.context(path.display()))?,
-        None => graph.published_topology().map_err(|e| e.context(file.display()))?,
+        None => graph
+            .published_topology()
+            .map_err(|e| e.context(file.display()))?,
     };
     let started = Instant::now();
     let p = graph.problem(&topology)?;
-    let asked =
-        Asked { graph: &graph, topology: &topology, problem: &p, started, effort: args.effort, json: args.json };
+    let asked = Asked {
+        graph: &graph,
+        topology: &topology,
+        problem: &p,
+        started,
+        effort: args.effort,
+        json: args.json,
+    };
     if (args.semantics, args.compile.objective) != (Semantics::Overlap, Objective::Latency) {
         if let Some(name) = &args.algorithm {
-            let message = format!("--algorithm {name} is for --objective latency under --semantics overlap");
+            let message =
+                format!("--algorithm {name} is for --objective latency under --semantics overlap");
             return Err(Error::invalid(message).hint("without --algorithm"));
         }
         if args.is_explained() || args.compile.plan.is_some() {
@@ -160,8 +200,16 @@ fn place_task_graph(args: &PlaceArgs, file: &Path, topology: Option<&Path>) -> R
             _ => asked.least_memory(),
         };
     }
-    let only = args.algorithm.as_deref().map(|name| algorithm(name, &topology)).transpose()?;
-    let options = portfolio::Options { only, ..portfolio::Options::new(&p) }.with_effort(args.effort);
+    let only = args
+        .algorithm
+        .as_deref()
+        .map(|name| algorithm(name, &topology))
+        .transpose()?;
+    let options = portfolio::Options {
+        only,
+        ..portfolio::Options::new(&p)
+    }
+    .with_effort(args.effort);
     let name = |algorithm: Algorithm| match algorithm {
         Algorithm::Single(d) => format!("single {}", topology.devices[d as usize].name),
         other => other.name(),
@@ -172,16 +220,27 @@ fn place_task_graph(args: &PlaceArgs, file: &Path, topology: Option<&Path>) -> R
     };
     let solution = solution.ok_or_else(|| {
         let name = args.algorithm.as_deref().unwrap_or("portfolio");
-        Error::new(ErrorKind::OutOfMemory, format!("{name} finds no placement that keeps the memory limits"))
-            .hint("without --algorithm, all of them are tried")
+        Error::new(
+            ErrorKind::OutOfMemory,
+            format!("{name} finds no placement that keeps the memory limits"),
+        )
+        .hint("without --algorithm, all of them are tried")
     })?;
     let plan_time = Nanos(started.elapsed().as_nanos() as u64);
     if solution.score.0 > Bytes::ZERO {
-        return Err(over_memory(&graph, &topology, &p, &solution.timeline.peak_bytes(&p)));
+        return Err(over_memory(
+            &graph,
+            &topology,
+            &p,
+            &solution.timeline.peak_bytes(&p),
+        ));
     }
     let wrong = check::check(&p, &solution.timeline);
     if !wrong.is_empty() {
-        return Err(Error::internal(format!("the placement is wrong:\n  {}", wrong.join("\n  "))));
+        return Err(Error::internal(format!(
+            "the placement is wrong:\n  {}",
+            wrong.join("\n  ")
+        )));
     }
     let explanation = explain_and_write(args, &subject(&graph, &topology, &p, &solution, options))?;
     if args.json {
@@ -191,9 +250,12 @@ fn place_task_graph(args: &PlaceArgs, file: &Path, topology: Option<&Path>) -> R
             algorithm: solution.algorithm.clone(),
             plan_time,
         };
-        let answer =
-            PlacementFile { explain: explanation, ..answer(&graph, &topology, &p, &solution.timeline, verdict) };
-        let text = serde_json::to_string(&answer).map_err(|e| Error::internal(format!("writing the answer: {e}")))?;
+        let answer = PlacementFile {
+            explain: explanation,
+            ..answer(&graph, &topology, &p, &solution.timeline, verdict)
+        };
+        let text = serde_json::to_string(&answer)
+            .map_err(|e| Error::internal(format!("writing the answer: {e}")))?;
         outln!("{text}");
     } else {
         print_solution(&graph, &topology, &p, &solution, plan_time);
@@ -209,10 +271,20 @@ fn planned(plan: &Plan, graph: &TaskGraph, topology: &Topology, p: &Problem) -> 
     let tasks: Vec<String> = graph.nodes.iter().map(|n| n.name.clone()).collect();
     let devices: Vec<String> = topology.devices.iter().map(|d| d.name.clone()).collect();
     let find = |text: &str| devices.iter().position(|d| d == text);
-    let reason = |task: usize| graph.reason(p, task).unwrap_or_else(|| "it has no time there".to_owned());
+    let reason = |task: usize| {
+        graph
+            .reason(p, task)
+            .unwrap_or_else(|| "it has no time there".to_owned())
+    };
     plan.resolve(
         p,
-        &Names { tasks: &tasks, devices: &devices, find: &find, reason: &reason, freedom: &Freedom::default() },
+        &Names {
+            tasks: &tasks,
+            devices: &devices,
+            find: &find,
+            reason: &reason,
+            freedom: &Freedom::default(),
+        },
     )
 }
 
@@ -221,37 +293,80 @@ fn algorithm(name: &str, topology: &Topology) -> Result<Algorithm> {
         return Ok(*found);
     }
     let device = name.strip_prefix("single").map(str::trim);
-    if let Some(d) = device.and_then(|d| topology.devices.iter().position(|known| known.name == d)) {
+    if let Some(d) = device.and_then(|d| topology.devices.iter().position(|known| known.name == d))
+    {
         return Ok(Algorithm::Single(d as u32));
     }
-    let names: Vec<String> = Algorithm::NAMES.iter().map(|(n, _)| (*n).to_owned()).collect();
-    let singles = topology.devices.iter().map(|d| format!("single {}", d.name));
+    let names: Vec<String> = Algorithm::NAMES
+        .iter()
+        .map(|(n, _)| (*n).to_owned())
+        .collect();
+    let singles = topology
+        .devices
+        .iter()
+        .map(|d| format!("single {}", d.name));
     let all: Vec<String> = names.into_iter().chain(singles).collect();
-    let near = nearest(name, all.iter().map(String::as_str), 1).first().map_or("heft".to_owned(), |n| (*n).to_owned());
-    Err(Error::invalid(format!("--algorithm {name:?} is not known; known: {}", all.join(", "))).hint(near))
+    let near = nearest(name, all.iter().map(String::as_str), 1)
+        .first()
+        .map_or("heft".to_owned(), |n| (*n).to_owned());
+    Err(Error::invalid(format!(
+        "--algorithm {name:?} is not known; known: {}",
+        all.join(", ")
+    ))
+    .hint(near))
 }
 
-fn print_solution(graph: &TaskGraph, topology: &Topology, p: &Problem, s: &Solution, plan_time: Nanos) {
+fn print_solution(
+    graph: &TaskGraph,
+    topology: &Topology,
+    p: &Problem,
+    s: &Solution,
+    plan_time: Nanos,
+) {
     let t = &s.timeline;
     let verdict = match t.makespan == s.lower_bound {
         true => format!("optimal: the {} bound is {}", s.bound, s.lower_bound),
         false => {
             let gap = 100.0 * (t.makespan.0 as f64 / s.lower_bound.0.max(1) as f64 - 1.0);
-            format!("lower bound {} ({}), gap {gap:.1} %", s.lower_bound, s.bound)
+            format!(
+                "lower bound {} ({}), gap {gap:.1} %",
+                s.lower_bound, s.bound
+            )
         }
     };
-    outln!("{:?}: {} by {}, {verdict}; planned in {plan_time}", graph.name, t.makespan, s.algorithm);
+    outln!(
+        "{:?}: {} by {}, {verdict}; planned in {plan_time}",
+        graph.name,
+        t.makespan,
+        s.algorithm
+    );
     let peaks = t.peak_bytes(p);
     for (d, device) in topology.devices.iter().enumerate() {
-        let mine: Vec<usize> = (0..p.n_tasks()).filter(|&i| t.device[i] as usize == d).collect();
+        let mine: Vec<usize> = (0..p.n_tasks())
+            .filter(|&i| t.device[i] as usize == d)
+            .collect();
         let busy: Nanos = mine.iter().map(|&i| p.cost(i, d)).sum();
         let share = 100.0 * busy.0 as f64 / t.makespan.0.max(1) as f64;
-        outln!("  {}: {} nodes, busy {share:.0} %, peak {}", device.name, mine.len(), peaks[d]);
+        outln!(
+            "  {}: {} nodes, busy {share:.0} %, peak {}",
+            device.name,
+            mine.len(),
+            peaks[d]
+        );
     }
     outln!("  {} transfers, {}", t.transfers.len(), t.bytes_moved(p));
     for c in &s.candidates {
-        let memory = if c.score.0 == Bytes::ZERO { "" } else { ", over a memory limit" };
+        let memory = if c.score.0 == Bytes::ZERO {
+            ""
+        } else {
+            ", over a memory limit"
+        };
         let plural = if c.n_devices == 1 { "" } else { "s" };
-        outln!("  candidate {}: {} on {} device{plural}{memory}", c.algorithm, c.score.1, c.n_devices);
+        outln!(
+            "  candidate {}: {} on {} device{plural}{memory}",
+            c.algorithm,
+            c.score.1,
+            c.n_devices
+        );
     }
 }

@@ -61,7 +61,8 @@ pub fn run(args: &RunArgs) -> Result<()> {
     let executable = compiled.for_inputs(&inputs)?;
     let compile_ns = started.elapsed().as_nanos() as u64;
     executable.lowered.report.print_warnings();
-    args.compile.log_placement(&executable.lowered.placement, &executable.lowered.clusters);
+    args.compile
+        .log_placement(&executable.lowered.placement, &executable.lowered.clusters);
     if let Some(dir) = &args.compile.dump_dir {
         dump::write_all(&executable.lowered, dir)?;
     }
@@ -74,9 +75,16 @@ pub fn run(args: &RunArgs) -> Result<()> {
     if let Some(path) = &args.outputs {
         npy::write_npz(path, outputs.iter())?;
     }
-    let accuracy = args.labels.as_ref().map(|path| accuracy(&outputs, path)).transpose()?;
-    let changes =
-        if options.precision == Precision::F32 { Vec::new() } else { changes(source, &options, &inputs, &outputs)? };
+    let accuracy = args
+        .labels
+        .as_ref()
+        .map(|path| accuracy(&outputs, path))
+        .transpose()?;
+    let changes = if options.precision == Precision::F32 {
+        Vec::new()
+    } else {
+        changes(source, &options, &inputs, &outputs)?
+    };
     if args.json {
         print_json(
             "run",
@@ -84,14 +92,26 @@ pub fn run(args: &RunArgs) -> Result<()> {
                 "precision": options.precision.to_string(), "changes": changes.iter().map(change_json).collect::<Vec<_>>() }),
         );
     } else {
-        outputs.iter().for_each(|(name, t)| outln!("{}", summary(name, t)));
+        outputs
+            .iter()
+            .for_each(|(name, t)| outln!("{}", summary(name, t)));
         if let Some((right, total)) = accuracy {
-            outln!("accuracy {:.2} % ({right} of {total})", 100.0 * right as f64 / total.max(1) as f64);
+            outln!(
+                "accuracy {:.2} % ({right} of {total})",
+                100.0 * right as f64 / total.max(1) as f64
+            );
         }
-        outln!("compiled in {}, ran in {}", format::time_ns(compile_ns), format::time_ns(run_ns));
+        outln!(
+            "compiled in {}, ran in {}",
+            format::time_ns(compile_ns),
+            format::time_ns(run_ns)
+        );
     }
     for (name, change) in &changes {
-        eprintln!("{name}: {} instead of the model's precision: {change}", options.precision);
+        eprintln!(
+            "{name}: {} instead of the model's precision: {change}",
+            options.precision
+        );
     }
     compare_with_expected(args, &outputs)
 }
@@ -103,10 +123,16 @@ fn changes(
     inputs: &[Tensor],
     outputs: &Outputs,
 ) -> Result<Vec<(String, Comparison)>> {
-    let exact = Options { precision: Precision::F32, ..options.clone() };
+    let exact = Options {
+        precision: Precision::F32,
+        ..options.clone()
+    };
     let exact = compile(source, &exact)?.for_inputs(inputs)?.run(inputs)?;
     let change = |((name, want), (_, got)): ((&str, &Tensor), (&str, &Tensor))| {
-        (name.to_owned(), allclose(want, got, f64::INFINITY, f64::INFINITY))
+        (
+            name.to_owned(),
+            allclose(want, got, f64::INFINITY, f64::INFINITY),
+        )
     };
     Ok(exact.iter().zip(outputs.iter()).map(change).collect())
 }
@@ -117,10 +143,18 @@ fn change_json((name, c): &(String, Comparison)) -> serde_json::Value {
 
 fn gather_inputs(args: &RunArgs, compiled: &Compiled) -> Result<Vec<Tensor>> {
     let Some(dir) = &args.test_data else {
-        let flags = InputFlags { npz: args.inputs.as_deref(), npy: &args.input, seed: args.seed };
+        let flags = InputFlags {
+            npz: args.inputs.as_deref(),
+            npy: &args.input,
+            seed: args.seed,
+        };
         let (inputs, random) = load::inputs(compiled, &flags)?;
         if !random.is_empty() {
-            eprintln!("random inputs (--seed {}): {}", args.seed, random.join(", "));
+            eprintln!(
+                "random inputs (--seed {}): {}",
+                args.seed,
+                random.join(", ")
+            );
         }
         return Ok(inputs);
     };
@@ -135,18 +169,33 @@ fn gather_inputs(args: &RunArgs, compiled: &Compiled) -> Result<Vec<Tensor>> {
 }
 
 fn compare_with_expected(args: &RunArgs, outputs: &Outputs) -> Result<()> {
-    let Some(dir) = &args.test_data else { return Ok(()) };
+    let Some(dir) = &args.test_data else {
+        return Ok(());
+    };
     let expected = load::test_data(dir, "output")?;
     if expected.is_empty() {
-        return Err(Error::invalid(format!("{}: there is no output_0.pb to compare with", dir.display())));
+        return Err(Error::invalid(format!(
+            "{}: there is no output_0.pb to compare with",
+            dir.display()
+        )));
     }
     let mut failed = Vec::new();
     for (i, (name, want)) in expected.iter().enumerate() {
-        let got = outputs.get(name).or_else(|| outputs.iter().nth(i).map(|(_, t)| t));
-        let got =
-            got.ok_or_else(|| Error::invalid(format!("expected output {name:?} is not an output of the model")))?;
+        let got = outputs
+            .get(name)
+            .or_else(|| outputs.iter().nth(i).map(|(_, t)| t));
+        let got = got.ok_or_else(|| {
+            Error::invalid(format!(
+                "expected output {name:?} is not an output of the model"
+            ))
+        })?;
         let scale = allclose(want, got, args.rtol, 0.0).max_abs_expected;
-        let c = allclose(want, got, args.rtol, args.atol.unwrap_or((1e-5 * scale).max(1e-7)));
+        let c = allclose(
+            want,
+            got,
+            args.rtol,
+            args.atol.unwrap_or((1e-5 * scale).max(1e-7)),
+        );
         if !args.json {
             outln!("{name}: {c}");
         }
@@ -157,15 +206,23 @@ fn compare_with_expected(args: &RunArgs, outputs: &Outputs) -> Result<()> {
     if failed.is_empty() {
         Ok(())
     } else {
-        Err(Error::new(ErrorKind::Mismatch, format!("outputs differ from the expected ones: {}", failed.join(", "))))
+        Err(Error::new(
+            ErrorKind::Mismatch,
+            format!(
+                "outputs differ from the expected ones: {}",
+                failed.join(", ")
+            ),
+        ))
     }
 }
 
 /// Right answers and total: arg-max over the last axis of the first output against labels.
 fn accuracy(outputs: &Outputs, path: &std::path::Path) -> Result<(usize, usize)> {
     let labels = Tensor::from_npy(path)?.to_f64s();
-    let (name, scores) =
-        outputs.iter().next().ok_or_else(|| Error::invalid("the model has no output to compare with labels"))?;
+    let (name, scores) = outputs
+        .iter()
+        .next()
+        .ok_or_else(|| Error::invalid("the model has no output to compare with labels"))?;
     let classes = scores.shape().last().copied().unwrap_or(0);
     if classes == 0 || scores.len() / classes != labels.len() {
         return Err(Error::invalid(format!(
@@ -177,15 +234,29 @@ fn accuracy(outputs: &Outputs, path: &std::path::Path) -> Result<(usize, usize)>
     }
     let values = scores.to_f64s();
     let best = |row: &[f64]| {
-        row.iter().enumerate().fold((0, f64::NEG_INFINITY), |b, (i, &v)| if v > b.1 { (i, v) } else { b }).0
+        row.iter()
+            .enumerate()
+            .fold(
+                (0, f64::NEG_INFINITY),
+                |b, (i, &v)| if v > b.1 { (i, v) } else { b },
+            )
+            .0
     };
-    let right = values.chunks(classes).zip(&labels).filter(|(row, label)| best(row) as f64 == **label).count();
+    let right = values
+        .chunks(classes)
+        .zip(&labels)
+        .filter(|(row, label)| best(row) as f64 == **label)
+        .count();
     Ok((right, labels.len()))
 }
 
 fn statistics(t: &Tensor) -> (f64, f64, f64) {
     let v = t.to_f64s();
-    let (min, max) = v.iter().fold((f64::INFINITY, f64::NEG_INFINITY), |(a, b), &x| (a.min(x), b.max(x)));
+    let (min, max) = v
+        .iter()
+        .fold((f64::INFINITY, f64::NEG_INFINITY), |(a, b), &x| {
+            (a.min(x), b.max(x))
+        });
     (min, v.iter().sum::<f64>() / v.len() as f64, max)
 }
 
@@ -196,7 +267,12 @@ fn summary(name: &str, t: &Tensor) -> String {
         return text;
     }
     let (min, mean, max) = statistics(t);
-    let first: Vec<String> = t.to_f64s().iter().take(6).map(|v| number(*v, t.dtype())).collect();
+    let first: Vec<String> = t
+        .to_f64s()
+        .iter()
+        .take(6)
+        .map(|v| number(*v, t.dtype()))
+        .collect();
     let dots = if t.len() > 6 { ", .." } else { "" };
     text.push_str(&format!(
         "  min {}  mean {mean:.6}  max {}  [{}{dots}]",
@@ -208,7 +284,11 @@ fn summary(name: &str, t: &Tensor) -> String {
 }
 
 fn number(v: f64, dtype: DType) -> String {
-    if dtype.is_float() { format!("{v:.6}") } else { format!("{v}") }
+    if dtype.is_float() {
+        format!("{v:.6}")
+    } else {
+        format!("{v}")
+    }
 }
 
 fn summary_json((name, t): (&str, &Tensor)) -> serde_json::Value {

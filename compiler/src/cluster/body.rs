@@ -22,7 +22,13 @@ struct Builder<'g> {
 
 /// The clustered graph.
 pub fn build(g: &Graph, grouping: &Grouping) -> Result<Graph> {
-    let mut b = Builder { g, grouping, out: Graph::new(&g.name), values: BTreeMap::new(), made: BTreeMap::new() };
+    let mut b = Builder {
+        g,
+        grouping,
+        out: Graph::new(&g.name),
+        values: BTreeMap::new(),
+        made: BTreeMap::new(),
+    };
     for (&v, name) in g.inputs.iter().zip(&g.input_names) {
         let new = b.out.add_input(name, g.ty(v).clone());
         b.values.insert(v, new);
@@ -48,15 +54,20 @@ impl Builder<'_> {
     }
 
     fn members(&self, group: usize) -> impl Iterator<Item = (NodeId, &Node)> {
-        self.grouping.groups[group].members.iter().map(|&id| (id, self.g.node(id)))
+        self.grouping.groups[group]
+            .members
+            .iter()
+            .map(|&id| (id, self.g.node(id)))
     }
 
     /// Operands of a group that are not computed inside, in order of first use. Inlined scalars are not among them.
     fn operands(&self, group: usize) -> Vec<ValueId> {
         let members = &self.grouping.groups[group].members;
         let mut seen = BTreeSet::new();
-        let inside =
-            |v: ValueId| matches!(self.g.value(v).def, Def::Node(d, _) if members.contains(&d)) || self.is_inlined(v);
+        let inside = |v: ValueId| {
+            matches!(self.g.value(v).def, Def::Node(d, _) if members.contains(&d))
+                || self.is_inlined(v)
+        };
         self.members(group)
             .flat_map(|(_, n)| n.inputs.iter().copied())
             .filter(|&v| !inside(v) && seen.insert(v))
@@ -97,24 +108,40 @@ impl Builder<'_> {
 
     /// Units in topological order; among the ready ones that with the least last member comes first.
     fn order(&self) -> Result<Vec<Unit>> {
-        let units: BTreeSet<Unit> =
-            (0..self.grouping.groups.len()).map(Unit::Group).chain(self.top_level().map(Unit::Node)).collect();
+        let units: BTreeSet<Unit> = (0..self.grouping.groups.len())
+            .map(Unit::Group)
+            .chain(self.top_level().map(Unit::Node))
+            .collect();
         let mut waiting: BTreeMap<Unit, usize> = BTreeMap::new();
         let mut users: BTreeMap<Unit, Vec<Unit>> = BTreeMap::new();
         for &unit in &units {
-            let mut deps: BTreeSet<Unit> = self.needs(unit).iter().filter_map(|&v| self.defining_unit(v)).collect();
+            let mut deps: BTreeSet<Unit> = self
+                .needs(unit)
+                .iter()
+                .filter_map(|&v| self.defining_unit(v))
+                .collect();
             // What no unit computes is not run, so there is nothing to wait for.
             deps.extend(self.control_deps(unit).intersection(&units));
             deps.remove(&unit);
             waiting.insert(unit, deps.len());
-            deps.iter().for_each(|d| users.entry(*d).or_default().push(unit));
+            deps.iter()
+                .for_each(|d| users.entry(*d).or_default().push(unit));
         }
         let rank = |u: Unit| match u {
-            Unit::Group(group) => (*self.grouping.groups[group].members.last().expect("a group has members"), u),
+            Unit::Group(group) => (
+                *self.grouping.groups[group]
+                    .members
+                    .last()
+                    .expect("a group has members"),
+                u,
+            ),
             Unit::Node(id) => (id, u),
         };
-        let mut ready: BTreeSet<(NodeId, Unit)> =
-            waiting.iter().filter(|(_, n)| **n == 0).map(|(u, _)| rank(*u)).collect();
+        let mut ready: BTreeSet<(NodeId, Unit)> = waiting
+            .iter()
+            .filter(|(_, n)| **n == 0)
+            .map(|(u, _)| rank(*u))
+            .collect();
         let mut order = Vec::new();
         while let Some((_, unit)) = ready.pop_first() {
             order.push(unit);
@@ -126,7 +153,11 @@ impl Builder<'_> {
                 }
             }
         }
-        if order.len() == units.len() { Ok(order) } else { Err(Error::internal("the grouping is not convex")) }
+        if order.len() == units.len() {
+            Ok(order)
+        } else {
+            Err(Error::internal("the grouping is not convex"))
+        }
     }
 
     fn defining_unit(&self, v: ValueId) -> Option<Unit> {
@@ -141,7 +172,11 @@ impl Builder<'_> {
         let of = |id: NodeId| self.g.node(id).control.iter().map(|&c| self.unit(c));
         match unit {
             Unit::Node(id) => of(id).collect(),
-            Unit::Group(group) => self.grouping.groups[group].members.iter().flat_map(|&id| of(id)).collect(),
+            Unit::Group(group) => self.grouping.groups[group]
+                .members
+                .iter()
+                .flat_map(|&id| of(id))
+                .collect(),
         }
     }
 
@@ -151,35 +186,49 @@ impl Builder<'_> {
         if self.out.n_nodes() == self.made.len() {
             return;
         }
-        let control = self.control_deps(unit).iter().filter_map(|u| self.made.get(u).copied()).collect();
+        let control = self
+            .control_deps(unit)
+            .iter()
+            .filter_map(|u| self.made.get(u).copied())
+            .collect();
         self.out.node_mut(last).control = control;
         self.made.insert(unit, last);
     }
 
     fn get(&self, v: ValueId) -> Result<ValueId> {
-        self.values
-            .get(&v)
-            .copied()
-            .ok_or_else(|| Error::internal(format!("a cluster reads value {} which no cluster computes", v.0)))
+        self.values.get(&v).copied().ok_or_else(|| {
+            Error::internal(format!(
+                "a cluster reads value {} which no cluster computes",
+                v.0
+            ))
+        })
     }
 
     /// Top-level nodes: constants, control flow (whose regions are clustered when they are compiled), state.
     fn copy(&mut self, id: NodeId) -> Result<()> {
         let node = self.g.node(id);
         let is_used = |v: &ValueId| {
-            !self.is_inlined(*v) || self.g.outputs.iter().any(|o| o.value == *v) || self.read_at_top_level(*v)
+            !self.is_inlined(*v)
+                || self.g.outputs.iter().any(|o| o.value == *v)
+                || self.read_at_top_level(*v)
         };
         if matches!(node.op, Op::Constant { .. }) && !node.outputs.iter().any(is_used) {
             return Ok(());
         }
-        let inputs = node.inputs.iter().map(|&v| self.get(v)).collect::<Result<Vec<_>>>()?;
+        let inputs = node
+            .inputs
+            .iter()
+            .map(|&v| self.get(v))
+            .collect::<Result<Vec<_>>>()?;
         let outputs = self.out.add_copy(node, &inputs)?;
-        self.values.extend(node.outputs.iter().copied().zip(outputs));
+        self.values
+            .extend(node.outputs.iter().copied().zip(outputs));
         Ok(())
     }
 
     fn read_at_top_level(&self, v: ValueId) -> bool {
-        self.top_level().any(|id| self.g.node(id).inputs.contains(&v))
+        self.top_level()
+            .any(|id| self.g.node(id).inputs.contains(&v))
     }
 
     fn emit(&mut self, group: usize, exported: &BTreeSet<ValueId>) -> Result<()> {
@@ -197,20 +246,35 @@ impl Builder<'_> {
             let mut inputs = Vec::new();
             for v in &node.inputs {
                 if let Some(t) = self.g.single(*v) {
-                    inner.entry(*v).or_insert_with(|| body.add_constant(t.clone(), &Origin::default()));
+                    inner
+                        .entry(*v)
+                        .or_insert_with(|| body.add_constant(t.clone(), &Origin::default()));
                 }
                 inputs.push(inner[v]);
             }
             let outputs = body.add_copy(node, &inputs)?;
             inner.extend(node.outputs.iter().copied().zip(outputs));
             if self.grouping.home[id.0 as usize] == Some(group) {
-                results.extend(node.outputs.iter().copied().filter(|v| exported.contains(v)));
+                results.extend(
+                    node.outputs
+                        .iter()
+                        .copied()
+                        .filter(|v| exported.contains(v)),
+                );
             }
         }
-        results.iter().enumerate().for_each(|(i, v)| body.add_output(&format!("r{i}"), inner[v]));
-        let inputs = operands.iter().map(|&v| self.get(v)).collect::<Result<Vec<_>>>()?;
+        results
+            .iter()
+            .enumerate()
+            .for_each(|(i, v)| body.add_output(&format!("r{i}"), inner[v]));
+        let inputs = operands
+            .iter()
+            .map(|&v| self.get(v))
+            .collect::<Result<Vec<_>>>()?;
         let origin = self.origin(group);
-        let outputs = self.out.add_with_regions(Op::Cluster { kind }, &inputs, vec![body], &origin)?;
+        let outputs =
+            self.out
+                .add_with_regions(Op::Cluster { kind }, &inputs, vec![body], &origin)?;
         let last = NodeId(self.out.n_nodes() as u32 - 1);
         self.out.node_mut(last).device = anchor.device.clone();
         self.values.extend(results.into_iter().zip(outputs));

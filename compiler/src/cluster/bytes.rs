@@ -31,9 +31,11 @@ pub enum Zero {
 pub fn centred(g: &Graph, v: ValueId) -> Option<Centred> {
     let (id, node) = defined(g, v)?;
     match (&node.op, &node.inputs[..]) {
-        (Op::Map(ScalarOp::Cast(DType::I32)), &[bytes]) if is_bytes(g, bytes) => {
-            Some(Centred { bytes, zero: Zero::Known(0), nodes: vec![id] })
-        }
+        (Op::Map(ScalarOp::Cast(DType::I32)), &[bytes]) if is_bytes(g, bytes) => Some(Centred {
+            bytes,
+            zero: Zero::Known(0),
+            nodes: vec![id],
+        }),
         (Op::Map(op @ (ScalarOp::Sub | ScalarOp::Add)), &[x, z]) => {
             let (inner, other) = match (centred(g, x), op) {
                 (Some(c), _) => (c, z),
@@ -41,9 +43,14 @@ pub fn centred(g: &Graph, v: ValueId) -> Option<Centred> {
                 _ => return None,
             };
             let is_first = inner.zero == Zero::Known(0) && g.ty(v).shape == g.ty(inner.bytes).shape;
-            let (zero, of_zero) = zero_point(g, other, *op == ScalarOp::Add, g.ty(inner.bytes).dtype)?;
+            let (zero, of_zero) =
+                zero_point(g, other, *op == ScalarOp::Add, g.ty(inner.bytes).dtype)?;
             let nodes = inner.nodes.into_iter().chain(of_zero).chain([id]).collect();
-            is_first.then_some(Centred { zero, nodes, ..inner })
+            is_first.then_some(Centred {
+                zero,
+                nodes,
+                ..inner
+            })
         }
         _ => None,
     }
@@ -67,11 +74,18 @@ fn zero_point(g: &Graph, v: ValueId, negated: bool, dtype: DType) -> Option<(Zer
     }
     if let Some(t) = g.single(v) {
         let value = i64::from(t.as_slice::<i32>()[0]) * if negated { -1 } else { 1 };
-        let range = if dtype == DType::U8 { 0..=255 } else { -128..=127 };
-        return range.contains(&value).then_some((Zero::Known(value as i32), vec![]));
+        let range = if dtype == DType::U8 {
+            0..=255
+        } else {
+            -128..=127
+        };
+        return range
+            .contains(&value)
+            .then_some((Zero::Known(value as i32), vec![]));
     }
     let (id, node) = defined(g, v).filter(|_| !negated)?;
-    let of_byte = node.op == Op::Map(ScalarOp::Cast(DType::I32)) && g.ty(node.inputs[0]).dtype == dtype;
+    let of_byte =
+        node.op == Op::Map(ScalarOp::Cast(DType::I32)) && g.ty(node.inputs[0]).dtype == dtype;
     of_byte.then(|| (Zero::Value(node.inputs[0]), vec![id]))
 }
 
@@ -85,10 +99,20 @@ pub fn product(g: &Graph, node: &Node) -> Option<Centred> {
 pub fn left_side(g: &Graph, node: &Node) -> Option<Centred> {
     let &a = node.inputs.first()?;
     let reads_words = match &node.op {
-        Op::MatMul => g.ty(a).shape.last().and_then(|k| k.as_const()).is_some_and(|k| k > 0 && k % WORD as i64 == 0),
-        Op::Conv { groups: 1, layout: Layout::ChannelsLast, .. } => {
+        Op::MatMul => g
+            .ty(a)
+            .shape
+            .last()
+            .and_then(|k| k.as_const())
+            .is_some_and(|k| k > 0 && k % WORD as i64 == 0),
+        Op::Conv {
+            groups: 1,
+            layout: Layout::ChannelsLast,
+            ..
+        } => {
             let channels = g.ty(a).shape.last().and_then(|c| c.as_const());
-            matches!(g.ty(a).rank(), 3 | 4) && channels.is_some_and(|c| c > 0 && c % WORD as i64 == 0)
+            matches!(g.ty(a).rank(), 3 | 4)
+                && channels.is_some_and(|c| c > 0 && c % WORD as i64 == 0)
         }
         _ => false,
     };
@@ -105,7 +129,9 @@ pub fn left_side(g: &Graph, node: &Node) -> Option<Centred> {
 
 /// Whether a value is a constant, or a view of one.
 fn is_constant(g: &Graph, v: ValueId) -> bool {
-    let below = views_below(g, v).last().map_or(v, |&view| g.node(view).inputs[0]);
+    let below = views_below(g, v)
+        .last()
+        .map_or(v, |&view| g.node(view).inputs[0]);
     g.constant(below).is_some()
 }
 

@@ -46,11 +46,19 @@ struct Grouper<'g> {
 impl Grouping {
     /// One group per node.
     pub fn singletons(g: &Graph) -> Grouping {
-        let mut grouping = Grouping { groups: Vec::new(), home: vec![None; g.n_nodes()], missed: Vec::new() };
+        let mut grouping = Grouping {
+            groups: Vec::new(),
+            home: vec![None; g.n_nodes()],
+            missed: Vec::new(),
+        };
         for (id, node) in g.nodes() {
             if let Some(kind) = legal::kind_of(&node.op) {
                 grouping.home[id.0 as usize] = Some(grouping.groups.len());
-                grouping.groups.push(Group { kind, anchor: id, members: BTreeSet::from([id]) });
+                grouping.groups.push(Group {
+                    kind,
+                    anchor: id,
+                    members: BTreeSet::from([id]),
+                });
             }
         }
         grouping
@@ -65,15 +73,28 @@ impl Grouping {
                 home[id.0 as usize].get_or_insert(i);
             }
         }
-        kernels.iter().enumerate().for_each(|(i, k)| home[k.root.0 as usize] = Some(i));
-        let group = |k: &Kernel| Group { kind: k.kind, anchor: k.anchor, members: k.members.iter().copied().collect() };
-        Grouping { groups: kernels.iter().map(group).collect(), home, missed: Vec::new() }
+        kernels
+            .iter()
+            .enumerate()
+            .for_each(|(i, k)| home[k.root.0 as usize] = Some(i));
+        let group = |k: &Kernel| Group {
+            kind: k.kind,
+            anchor: k.anchor,
+            members: k.members.iter().copied().collect(),
+        };
+        Grouping {
+            groups: kernels.iter().map(group).collect(),
+            home,
+            missed: Vec::new(),
+        }
     }
 
     /// Groups the nodes of a graph.
     pub fn of(g: &Graph) -> Grouping {
         let mut is_output = vec![false; g.n_values()];
-        g.outputs.iter().for_each(|o| is_output[o.value.0 as usize] = true);
+        g.outputs
+            .iter()
+            .for_each(|o| is_output[o.value.0 as usize] = true);
         let n = g.n_nodes();
         let mut grouper = Grouper {
             g,
@@ -88,13 +109,21 @@ impl Grouping {
         grouper.found_anchors();
         grouper.grow_epilogues();
         grouper.join_producers();
-        Grouping { groups: grouper.groups, home: grouper.home, missed: grouper.missed }
+        Grouping {
+            groups: grouper.groups,
+            home: grouper.home,
+            missed: grouper.missed,
+        }
     }
 }
 
 impl Grouper<'_> {
     fn found(&mut self, id: NodeId, kind: ClusterKind) -> usize {
-        self.groups.push(Group { kind, anchor: id, members: BTreeSet::new() });
+        self.groups.push(Group {
+            kind,
+            anchor: id,
+            members: BTreeSet::new(),
+        });
         let group = self.groups.len() - 1;
         self.insert(group, id);
         self.home[id.0 as usize] = Some(group);
@@ -111,14 +140,19 @@ impl Grouper<'_> {
     /// what makes 32-bit operands of bytes.
     fn found_anchors(&mut self) {
         for (id, node) in self.g.nodes() {
-            let Some(kind) = legal::kind_of(&node.op) else { continue };
+            let Some(kind) = legal::kind_of(&node.op) else {
+                continue;
+            };
             if kind == ClusterKind::Map && !is_barrier(&node.op) {
                 continue;
             }
             let group = self.found(id, kind);
             if let Some(left) = bytes::product(self.g, node) {
                 let may_join = left.nodes.iter().all(|&m| self.may_join(id, m));
-                left.nodes.into_iter().filter(|_| may_join).for_each(|m| self.insert(group, m));
+                left.nodes
+                    .into_iter()
+                    .filter(|_| may_join)
+                    .for_each(|m| self.insert(group, m));
             } else if matches!(node.op, Op::MatMul | Op::Attention { .. }) {
                 for i in 0..node.inputs.len() {
                     if legal::reads_by_strides(self.g, node, i) {
@@ -149,8 +183,10 @@ impl Grouper<'_> {
         let users = &self.users[v.0 as usize];
         let first = users.first()?.0;
         let free = !self.is_output[v.0 as usize] && users.iter().all(|u| u.0 == first);
-        (free && self.home[first.0 as usize].is_none() && legal::kind_of(&self.g.node(first).op).is_some())
-            .then_some(first)
+        (free
+            && self.home[first.0 as usize].is_none()
+            && legal::kind_of(&self.g.node(first).op).is_some())
+        .then_some(first)
     }
 
     /// True when some group outside reads the view by strides already.
@@ -184,7 +220,9 @@ impl Grouper<'_> {
                 Ok(longer) => tail = longer,
                 Err(reason) => {
                     let origin = self.g.node(anchor).origin.to_string();
-                    return self.missed.push((origin, format!("epilogue {}: {reason}", node.op.name())));
+                    return self
+                        .missed
+                        .push((origin, format!("epilogue {}: {reason}", node.op.name())));
                 }
             }
             chain = node.outputs[0];
@@ -198,7 +236,9 @@ impl Grouper<'_> {
         let mut chain = self.g.node(anchor).outputs[0];
         while let Some(id) = self.only_user(chain) {
             let node = self.g.node(id);
-            if legal::follows_reduction(self.g, node, chain).is_err() || self.is_taken(id) || !self.may_join(anchor, id)
+            if legal::follows_reduction(self.g, node, chain).is_err()
+                || self.is_taken(id)
+                || !self.may_join(anchor, id)
             {
                 return;
             }
@@ -214,7 +254,9 @@ impl Grouper<'_> {
             if self.home[id.0 as usize].is_some() {
                 continue;
             }
-            let Some(kind) = legal::kind_of(&node.op) else { continue };
+            let Some(kind) = legal::kind_of(&node.op) else {
+                continue;
+            };
             let (groups, outside) = self.uses(id);
             if groups.is_empty() && !outside {
                 continue;
@@ -229,10 +271,15 @@ impl Grouper<'_> {
                     self.insert(*only, id);
                     self.home[id.0 as usize] = Some(*only);
                 }
-                (None, many) if self.is_duplicable(id) => many.iter().for_each(|&u| self.insert(u, id)),
+                (None, many) if self.is_duplicable(id) => {
+                    many.iter().for_each(|&u| self.insert(u, id))
+                }
                 (refusal, _) => {
                     if let Some(reason) = refusal.filter(|_| !outside) {
-                        self.missed.push((node.origin.to_string(), format!("{}: {reason}", node.op.name())));
+                        self.missed.push((
+                            node.origin.to_string(),
+                            format!("{}: {reason}", node.op.name()),
+                        ));
                     }
                     self.found(id, kind);
                 }
@@ -248,7 +295,11 @@ impl Grouper<'_> {
             for (user, _) in &self.users[v.0 as usize] {
                 let member_of = &self.member_of[user.0 as usize];
                 outside |= legal::kind_of(&self.g.node(*user).op).is_none();
-                groups.extend(member_of.iter().filter(|&&u| !self.groups[u].members.contains(&id)));
+                groups.extend(
+                    member_of
+                        .iter()
+                        .filter(|&&u| !self.groups[u].members.contains(&id)),
+                );
             }
         }
         (groups.into_iter().collect(), outside)
@@ -258,7 +309,11 @@ impl Grouper<'_> {
         let node = self.g.node(id);
         match &node.op {
             Op::Map(op) => {
-                let wide = node.inputs.iter().filter(|&&v| legal::n_elements(self.g, v) > 1).count();
+                let wide = node
+                    .inputs
+                    .iter()
+                    .filter(|&&v| legal::n_elements(self.g, v) > 1)
+                    .count();
                 wide <= 1 && op.spec().flops <= CHEAP_FLOPS
             }
             _ => true,
@@ -272,15 +327,21 @@ impl Grouper<'_> {
         let anchor_node = g.node(anchor);
         legal::may_share(g, &self.ordered, anchor, id)?;
         if self.groups[group].members.len() >= legal::MAX_MEMBERS {
-            return Err(format!("the cluster has {} nodes already", legal::MAX_MEMBERS));
+            return Err(format!(
+                "the cluster has {} nodes already",
+                legal::MAX_MEMBERS
+            ));
         }
         let loops_over = legal::loops_over(g, anchor_node)?;
         let computed = legal::n_elements(g, node.outputs[0]);
         match &node.op {
-            Op::Map(op) if computed < loops_over && op.spec().flops > 4 => {
-                Err(format!("{op} would be computed {} times per element", loops_over / computed.max(1)))
-            }
-            _ => legal::is_pulled(g, &self.users, id, &|m| self.groups[group].members.contains(&m)),
+            Op::Map(op) if computed < loops_over && op.spec().flops > 4 => Err(format!(
+                "{op} would be computed {} times per element",
+                loops_over / computed.max(1)
+            )),
+            _ => legal::is_pulled(g, &self.users, id, &|m| {
+                self.groups[group].members.contains(&m)
+            }),
         }
     }
 }

@@ -2,7 +2,10 @@
 
 use super::bytes::{self, Quantizing};
 use super::strided::Strided;
-use crate::ir::{ClusterKind, Def, Graph, Layout, Node, NodeId, Op, OpClass, ReduceKind, ScalarOp, Shape, ValueId};
+use crate::ir::{
+    ClusterKind, Def, Graph, Layout, Node, NodeId, Op, OpClass, ReduceKind, ScalarOp, Shape,
+    ValueId,
+};
 use gristmill_kernels::epilogue::{EpilogueKind, MAX_BATCH, MAX_EPILOGUE};
 use gristmill_runtime::DType;
 
@@ -50,7 +53,9 @@ pub fn is_foldable_view(g: &Graph, node: &Node) -> bool {
 
 /// True when the last axis of more than one element stays last.
 pub fn keeps_inner_axis(g: &Graph, x: ValueId, perm: &[usize]) -> bool {
-    let Some(shape) = g.ty(x).static_shape() else { return false };
+    let Some(shape) = g.ty(x).static_shape() else {
+        return false;
+    };
     let wide = |axes: &mut dyn Iterator<Item = usize>| axes.filter(|&a| shape[a] > 1).last();
     wide(&mut (0..shape.len())) == wide(&mut perm.iter().copied())
 }
@@ -60,7 +65,10 @@ pub fn views_below(g: &Graph, mut v: ValueId) -> Vec<NodeId> {
     let mut views = Vec::new();
     while let Def::Node(id, _) = g.value(v).def {
         let node = g.node(id);
-        if !matches!(node.op, Op::Transpose { .. } | Op::Reshape { .. } | Op::Broadcast { .. } | Op::Slice { .. }) {
+        if !matches!(
+            node.op,
+            Op::Transpose { .. } | Op::Reshape { .. } | Op::Broadcast { .. } | Op::Slice { .. }
+        ) {
             break;
         }
         views.push(id);
@@ -74,7 +82,9 @@ pub fn reads_by_strides(g: &Graph, node: &Node, i: usize) -> bool {
     if g.ty(node.inputs[i]).dtype != DType::F32 {
         return false;
     }
-    let Some(view) = Strided::of(g, node.inputs[i], &|_| false) else { return false };
+    let Some(view) = Strided::of(g, node.inputs[i], &|_| false) else {
+        return false;
+    };
     match node.op {
         // The right-hand side is packed, which takes any strides.
         Op::MatMul => i == 1 || view.has_unit_inner_stride(),
@@ -85,16 +95,26 @@ pub fn reads_by_strides(g: &Graph, node: &Node, i: usize) -> bool {
 
 /// Whether element-wise `node`, one operand of which is `chain`, can run on the result tile of the contraction `anchor`. Errors say why not.
 pub fn is_epilogue(g: &Graph, anchor: &Node, node: &Node, chain: ValueId) -> Result<(), String> {
-    let Op::Map(op) = node.op else { return Err(format!("{} is not element-wise", node.op.name())) };
+    let Op::Map(op) = node.op else {
+        return Err(format!("{} is not element-wise", node.op.name()));
+    };
     let (from, to) = (g.ty(chain), g.ty(node.outputs[0]));
-    if op == ScalarOp::Cast(DType::F32) && chain == anchor.outputs[0] && bytes::product(g, anchor).is_some() {
+    if op == ScalarOp::Cast(DType::F32)
+        && chain == anchor.outputs[0]
+        && bytes::product(g, anchor).is_some()
+    {
         return Ok(());
     }
     if to.dtype != DType::F32 || from.dtype != DType::F32 || from.shape != to.shape {
         return Err(format!("changes {from} to {to}"));
     }
-    let [position] =
-        node.inputs.iter().enumerate().filter(|(_, v)| **v == chain).map(|(i, _)| i).collect::<Vec<_>>()[..]
+    let [position] = node
+        .inputs
+        .iter()
+        .enumerate()
+        .filter(|(_, v)| **v == chain)
+        .map(|(i, _)| i)
+        .collect::<Vec<_>>()[..]
     else {
         return Err("uses the result twice".into());
     };
@@ -102,9 +122,10 @@ pub fn is_epilogue(g: &Graph, anchor: &Node, node: &Node, chain: ValueId) -> Res
         return Err(format!("no tile form of {op}"));
     }
     match node.inputs.iter().find(|&&v| v != chain) {
-        Some(&other) if !steps_with_rows(anchor, &g.ty(other).shape, &to.shape) => {
-            Err(format!("operand {} does not step evenly with the rows of {to}", g.ty(other)))
-        }
+        Some(&other) if !steps_with_rows(anchor, &g.ty(other).shape, &to.shape) => Err(format!(
+            "operand {} does not step evenly with the rows of {to}",
+            g.ty(other)
+        )),
         _ => Ok(()),
     }
 }
@@ -154,7 +175,9 @@ pub fn epilogue_kind(op: ScalarOp, position: usize) -> Option<(EpilogueKind, f32
 /// Whether the kernel can address an epilogue operand of shape `other` beside each row of its result: a convolution's rows are pixels
 /// with one stride, a product's have one per axis.
 fn steps_with_rows(anchor: &Node, other: &Shape, to: &Shape) -> bool {
-    let Some(lead) = to.rank().checked_sub(other.rank()) else { return false };
+    let Some(lead) = to.rank().checked_sub(other.rank()) else {
+        return false;
+    };
     let rows = 0..to.rank().saturating_sub(1);
     let mut wide = rows.filter(|&i| !to[i].is(1));
     let is_full = |i: usize| i >= lead && other[i - lead] == to[i];
@@ -170,7 +193,14 @@ fn steps_with_rows(anchor: &Node, other: &Shape, to: &Shape) -> bool {
 /// Whether `anchor` is of the kind that takes element-wise epilogues on its tiles.
 pub fn takes_epilogue(g: &Graph, anchor: &Node) -> bool {
     let of_floats = g.ty(anchor.outputs[0]).dtype == DType::F32
-        && matches!(&anchor.op, Op::MatMul | Op::Conv { layout: Layout::ChannelsLast, .. });
+        && matches!(
+            &anchor.op,
+            Op::MatMul
+                | Op::Conv {
+                    layout: Layout::ChannelsLast,
+                    ..
+                }
+        );
     of_floats || bytes::product(g, anchor).is_some()
 }
 
@@ -192,21 +222,41 @@ pub struct Tail {
 
 impl Tail {
     /// The tail with `node`, which reads the cluster's result `chain`, added. Errors say why it cannot be.
-    pub fn with(self, g: &Graph, anchor: &Node, node: &Node, chain: ValueId) -> Result<Tail, String> {
-        let viewed = Tail { viewed: true, ..self };
+    pub fn with(
+        self,
+        g: &Graph,
+        anchor: &Node,
+        node: &Node,
+        chain: ValueId,
+    ) -> Result<Tail, String> {
+        let viewed = Tail {
+            viewed: true,
+            ..self
+        };
         match &node.op {
             Op::Reshape { .. } => Ok(viewed),
-            Op::Transpose { perm } if anchor.op == Op::MatMul && !self.viewed && keeps_inner_axis(g, chain, perm) => {
+            Op::Transpose { perm }
+                if anchor.op == Op::MatMul && !self.viewed && keeps_inner_axis(g, chain, perm) =>
+            {
                 Ok(viewed)
             }
-            Op::Map(_) if !self.viewed && stores_bytes(anchor) && self.quantized(g, node, chain).is_some() => {
+            Op::Map(_)
+                if !self.viewed
+                    && stores_bytes(anchor)
+                    && self.quantized(g, node, chain).is_some() =>
+            {
                 Ok(self.quantized(g, node, chain).unwrap_or(self))
             }
-            Op::Map(_) if self.quantizing != Quantizing::No => Err("its tile is stored in 8 bits".into()),
-            Op::Map(_) if self.n_epilogue == MAX_EPILOGUE => Err(format!("the tile takes {MAX_EPILOGUE} ops")),
-            Op::Map(_) if !self.viewed => {
-                is_epilogue(g, anchor, node, chain).map(|()| Tail { n_epilogue: self.n_epilogue + 1, ..self })
+            Op::Map(_) if self.quantizing != Quantizing::No => {
+                Err("its tile is stored in 8 bits".into())
             }
+            Op::Map(_) if self.n_epilogue == MAX_EPILOGUE => {
+                Err(format!("the tile takes {MAX_EPILOGUE} ops"))
+            }
+            Op::Map(_) if !self.viewed => is_epilogue(g, anchor, node, chain).map(|()| Tail {
+                n_epilogue: self.n_epilogue + 1,
+                ..self
+            }),
             _ => Err(format!("{} cannot follow on the tile", node.op.name())),
         }
     }
@@ -225,7 +275,11 @@ pub fn follows_reduction(g: &Graph, node: &Node, chain: ValueId) -> Result<(), S
         return Err(format!("{} is not element-wise", node.op.name()));
     }
     let (from, to) = (g.ty(chain), g.ty(node.outputs[0]));
-    if from.shape == to.shape { Ok(()) } else { Err(format!("changes {from} to {to}")) }
+    if from.shape == to.shape {
+        Ok(())
+    } else {
+        Err(format!("changes {from} to {to}"))
+    }
 }
 
 /// Most nodes of a cluster: code generation visits a body recursively, and a longer chain gains nothing.
@@ -253,8 +307,14 @@ pub fn is_pulled(
 ) -> Result<(), String> {
     let node = g.node(id);
     // A reshape inside a loop is free only on a stored tensor.
-    let reshaped = |u: &(NodeId, usize)| is_member(u.0) && matches!(g.node(u.0).op, Op::Reshape { .. });
-    if node.op.class() != OpClass::View && node.outputs.iter().any(|v| users[v.0 as usize].iter().any(reshaped)) {
+    let reshaped =
+        |u: &(NodeId, usize)| is_member(u.0) && matches!(g.node(u.0).op, Op::Reshape { .. });
+    if node.op.class() != OpClass::View
+        && node
+            .outputs
+            .iter()
+            .any(|v| users[v.0 as usize].iter().any(reshaped))
+    {
         return Err("its consumer reads it through a reshape".into());
     }
     match &node.op {
@@ -267,8 +327,12 @@ pub fn is_pulled(
 /// Whether a kernel of its own computes a reduction from a stored operand, so that what it would pull is stored before.
 pub fn reduces_stored(g: &Graph, node: &Node) -> bool {
     let x = g.ty(node.inputs[0]);
-    let Op::Reduce { kind, axes, .. } = &node.op else { return false };
-    let (Some(first), Some(last)) = (axes.first(), axes.last()) else { return false };
+    let Op::Reduce { kind, axes, .. } = &node.op else {
+        return false;
+    };
+    let (Some(first), Some(last)) = (axes.first(), axes.last()) else {
+        return false;
+    };
     let adjacent = last - first + 1 == axes.len();
     x.dtype == DType::F32 && adjacent && (last + 1 == x.rank() || *kind == ReduceKind::Mean)
 }

@@ -65,7 +65,10 @@ pub fn cluster(g: &Graph, fusion: &Fusion) -> Result<(Graph, Report)> {
             clustered
         }
     };
-    for (_, node) in g.nodes().filter(|(_, n)| !matches!(n.op, Op::Constant { .. })) {
+    for (_, node) in g
+        .nodes()
+        .filter(|(_, n)| !matches!(n.op, Op::Constant { .. }))
+    {
         report.ops_before += 1;
         report.bytes_before += traffic(g, node);
     }
@@ -85,7 +88,11 @@ pub(crate) fn of_kernels(g: &Graph, kernels: &[rewrite::Kernel]) -> Result<Graph
 
 /// Bytes of all operands and results of a node.
 fn traffic(g: &Graph, node: &crate::ir::Node) -> u64 {
-    node.inputs.iter().chain(&node.outputs).map(|&v| g.ty(v).size_bytes().unwrap_or(0) as u64).sum()
+    node.inputs
+        .iter()
+        .chain(&node.outputs)
+        .map(|&v| g.ty(v).size_bytes().unwrap_or(0) as u64)
+        .sum()
 }
 
 #[cfg(test)]

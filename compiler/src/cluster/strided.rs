@@ -28,7 +28,12 @@ impl Strided {
     /// The whole of `root`.
     pub fn whole(root: ValueId, shape: Vec<usize>) -> Strided {
         let strides = contiguous_strides(&shape);
-        Strided { root, shape, strides, offset: 0 }
+        Strided {
+            root,
+            shape,
+            strides,
+            offset: 0,
+        }
     }
 
     /// Follows view ops up from `v` to the first value for which `is_root` holds, or which no view op defines.
@@ -39,7 +44,10 @@ impl Strided {
         let mut at = v;
         while !is_root(at) {
             let Some(node) = g.def_node(at) else { break };
-            if !matches!(node.op, Op::Transpose { .. } | Op::Reshape { .. } | Op::Broadcast { .. } | Op::Slice { .. }) {
+            if !matches!(
+                node.op,
+                Op::Transpose { .. } | Op::Reshape { .. } | Op::Broadcast { .. } | Op::Slice { .. }
+            ) {
                 break;
             }
             chain.push((node, g.ty(at).static_shape()?));
@@ -88,7 +96,11 @@ impl Strided {
 
     /// Along each axis, `size` elements from `start` in steps.
     pub fn slice(&self, starts: &[i64], sizes: &[usize], steps: &[i64]) -> Strided {
-        let offset = starts.iter().zip(&self.strides).map(|(s, k)| s * k).sum::<i64>();
+        let offset = starts
+            .iter()
+            .zip(&self.strides)
+            .map(|(s, k)| s * k)
+            .sum::<i64>();
         Strided {
             root: self.root,
             shape: sizes.to_vec(),
@@ -99,13 +111,23 @@ impl Strided {
 
     /// The view under another shape, when no copy is needed (NumPy's no-copy reshape).
     pub fn reshape(&self, shape: &[usize]) -> Option<Strided> {
-        let fresh = |strides| Strided { root: self.root, shape: shape.to_vec(), strides, offset: self.offset };
+        let fresh = |strides| Strided {
+            root: self.root,
+            shape: shape.to_vec(),
+            strides,
+            offset: self.offset,
+        };
         if shape.contains(&0) {
             return Some(fresh(contiguous_strides(shape)));
         }
         // Axes of extent 1 carry no information; groups of old axes that are contiguous among themselves split freely.
-        let old: Vec<(usize, i64)> =
-            self.shape.iter().copied().zip(self.strides.iter().copied()).filter(|(n, _)| *n != 1).collect();
+        let old: Vec<(usize, i64)> = self
+            .shape
+            .iter()
+            .copied()
+            .zip(self.strides.iter().copied())
+            .filter(|(n, _)| *n != 1)
+            .collect();
         let mut strides = vec![0i64; shape.len()];
         let (mut oi, mut ni) = (0, 0);
         while oi < old.len() {
@@ -137,7 +159,8 @@ impl Strided {
     /// True when the elements are read in storage order without gaps.
     pub fn is_contiguous(&self) -> bool {
         let dense = contiguous_strides(&self.shape);
-        self.offset == 0 && (0..self.shape.len()).all(|i| self.shape[i] <= 1 || self.strides[i] == dense[i])
+        self.offset == 0
+            && (0..self.shape.len()).all(|i| self.shape[i] <= 1 || self.strides[i] == dense[i])
     }
 
     /// Step of the innermost axis of more than one element; 1 when there is none.
@@ -156,7 +179,10 @@ mod tests {
     #[test]
     fn attention_heads_split_without_a_copy_and_do_not_merge() {
         let qkv = Strided::whole(ValueId(0), vec![1, 128, 768]);
-        let heads = qkv.reshape(&[1, 128, 12, 64]).unwrap().transpose(&[0, 2, 1, 3]);
+        let heads = qkv
+            .reshape(&[1, 128, 12, 64])
+            .unwrap()
+            .transpose(&[0, 2, 1, 3]);
         assert_eq!(heads.strides, [98304, 64, 768, 1]);
         assert!(heads.has_unit_inner_stride());
         let out = Strided::whole(ValueId(0), vec![1, 12, 128, 64]).transpose(&[0, 2, 1, 3]);
@@ -171,7 +197,9 @@ mod tests {
             (0..n as i64)
                 .map(|i| {
                     v.offset
-                        + (0..v.shape.len()).map(|a| (i / dense[a]) % v.shape[a] as i64 * v.strides[a]).sum::<i64>()
+                        + (0..v.shape.len())
+                            .map(|a| (i / dense[a]) % v.shape[a] as i64 * v.strides[a])
+                            .sum::<i64>()
                 })
                 .collect()
         };
@@ -187,8 +215,14 @@ mod tests {
         let mut found = 0;
         for v in &views {
             let n: usize = v.shape.iter().product();
-            for shape in [vec![n], vec![1, n], vec![2, n / 2], vec![n / 2, 2], vec![n / 2, 1, 2, 1], vec![2, n / 4, 2]]
-            {
+            for shape in [
+                vec![n],
+                vec![1, n],
+                vec![2, n / 2],
+                vec![n / 2, 2],
+                vec![n / 2, 1, 2, 1],
+                vec![2, n / 4, 2],
+            ] {
                 if shape.iter().product::<usize>() != n {
                     continue;
                 }

@@ -6,9 +6,17 @@ use crate::{DType, Tensor};
 
 fn kinds(g: &Graph) -> Vec<String> {
     let body = |n: &crate::ir::Node| {
-        n.regions[0].nodes().map(|(_, n)| n.op.name()).filter(|n| *n != "constant").collect::<Vec<_>>().join("+")
+        n.regions[0]
+            .nodes()
+            .map(|(_, n)| n.op.name())
+            .filter(|n| *n != "constant")
+            .collect::<Vec<_>>()
+            .join("+")
     };
-    g.nodes().filter(|(_, n)| matches!(n.op, Op::Cluster { .. })).map(|(_, n)| body(n)).collect()
+    g.nodes()
+        .filter(|(_, n)| matches!(n.op, Op::Cluster { .. }))
+        .map(|(_, n)| body(n))
+        .collect()
 }
 
 #[test]
@@ -24,7 +32,10 @@ fn linear_layer_takes_bias_and_activation() {
     let (g, report) = cluster(&b.finish().unwrap(), &Fusion::Grouped).unwrap();
     crate::ir::verify::verify(&g).unwrap();
     assert_eq!(kinds(&g), ["matmul+add+gelu"]);
-    assert_eq!((report.ops_before, report.kernels.values().sum::<usize>()), (3, 1));
+    assert_eq!(
+        (report.ops_before, report.kernels.values().sum::<usize>()),
+        (3, 1)
+    );
     assert!(report.bytes_after < report.bytes_before);
 }
 
@@ -39,7 +50,15 @@ fn attention_heads_are_read_and_written_by_strides() {
     let (h, k) = (heads(&mut b, q), heads(&mut b, q));
     let k = b.transpose(k, &[0, 1, 3, 2]).unwrap();
     let s = b.matmul(h, k).unwrap();
-    let s = b.add1(Op::Softmax { axis: 3, log: false }, &[s]).unwrap();
+    let s = b
+        .add1(
+            Op::Softmax {
+                axis: 3,
+                log: false,
+            },
+            &[s],
+        )
+        .unwrap();
     let o = b.matmul(s, h).unwrap();
     let o = b.transpose(o, &[0, 2, 1, 3]).unwrap();
     let o = b.reshape(o, [1usize, 8, 32]).unwrap();
@@ -57,11 +76,20 @@ fn attention_heads_are_read_and_written_by_strides() {
 
 #[test]
 fn residual_joins_the_convolution_and_shared_values_are_stored() {
-    let window = Window { strides: vec![1, 1], dilations: vec![1, 1], pads_low: vec![0, 0], pads_high: vec![0, 0] };
+    let window = Window {
+        strides: vec![1, 1],
+        dilations: vec![1, 1],
+        pads_low: vec![0, 0],
+        pads_high: vec![0, 0],
+    };
     let mut b = GraphBuilder::new("g");
     let x = b.input("x", DType::F32, [1usize, 4, 4, 8]);
     let w = b.constant(Tensor::zeros(DType::F32, &[1, 1, 8, 8]).unwrap());
-    let conv = Op::Conv { window, groups: 1, layout: Layout::ChannelsLast };
+    let conv = Op::Conv {
+        window,
+        groups: 1,
+        layout: Layout::ChannelsLast,
+    };
     let y = b.add1(conv.clone(), &[x, w]).unwrap();
     let y = b.add_(y, x).unwrap();
     let y = b.map(ScalarOp::Relu, &[y]).unwrap();
@@ -82,7 +110,10 @@ fn control_edges_survive() {
         let g = crate::passes::dce(&whole).unwrap();
         let (clustered, _) = cluster(&g, &Fusion::Grouped).unwrap();
         crate::ir::verify::verify(&clustered).unwrap();
-        for (_, node) in g.nodes().filter(|(_, n)| !matches!(n.op, Op::Constant { .. })) {
+        for (_, node) in g
+            .nodes()
+            .filter(|(_, n)| !matches!(n.op, Op::Constant { .. }))
+        {
             for &before in &node.control {
                 let first = g.node(before);
                 if matches!(first.op, Op::Constant { .. }) {

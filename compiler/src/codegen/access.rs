@@ -41,10 +41,23 @@ pub(super) fn expression(
     keep: &dyn Fn(ScalarOp, DType) -> bool,
 ) -> Option<Expression> {
     let rank = body.shape(*roots.first()?).len();
-    let expression = Expression { program: VecProg::new(), leaves: Vec::new() };
-    let mut b = Builder { body, in_memory, keep, rank, expression, known: HashMap::new() };
+    let expression = Expression {
+        program: VecProg::new(),
+        leaves: Vec::new(),
+    };
+    let mut b = Builder {
+        body,
+        in_memory,
+        keep,
+        rank,
+        expression,
+        known: HashMap::new(),
+    };
     let identity: Vec<AxisAt> = (0..rank)
-        .map(|axis| AxisAt { constant: 0, factors: (0..rank).map(|i| i64::from(i == axis)).collect() })
+        .map(|axis| AxisAt {
+            constant: 0,
+            factors: (0..rank).map(|i| i64::from(i == axis)).collect(),
+        })
         .collect();
     for &root in roots {
         let r = b.value(root, &identity)?;
@@ -81,7 +94,11 @@ impl Builder<'_> {
         if let Some(c) = body.graph.single(v) {
             let mut bits = [0; 8];
             bits[..c.size_bytes()].copy_from_slice(c.as_bytes());
-            return Some(self.expression.program.constant(c.dtype(), u64::from_le_bytes(bits)));
+            return Some(
+                self.expression
+                    .program
+                    .constant(c.dtype(), u64::from_le_bytes(bits)),
+            );
         }
         if (self.in_memory)(v) {
             return Some(self.leaf(&Strided::own(body, v), at));
@@ -102,7 +119,11 @@ impl Builder<'_> {
     fn node(&mut self, node: &Node, at: &[AxisAt]) -> Option<Reg> {
         match &node.op {
             Op::Map(op) => {
-                let args = node.inputs.iter().map(|&x| self.broadcast(x, at)).collect::<Option<Vec<Reg>>>()?;
+                let args = node
+                    .inputs
+                    .iter()
+                    .map(|&x| self.broadcast(x, at))
+                    .collect::<Option<Vec<Reg>>>()?;
                 Some(self.map(*op, &args))
             }
             Op::Broadcast { .. } => self.broadcast(node.inputs[0], at),
@@ -115,13 +136,17 @@ impl Builder<'_> {
                 let mut from = Vec::with_capacity(at.len());
                 for ((a, start), &step) in at.iter().zip(starts).zip(steps) {
                     let constant = a.constant * step + const_dim(start).ok()?;
-                    from.push(AxisAt { constant, factors: a.factors.iter().map(|f| f * step).collect() });
+                    from.push(AxisAt {
+                        constant,
+                        factors: a.factors.iter().map(|f| f * step).collect(),
+                    });
                 }
                 self.value(node.inputs[0], &from)
             }
             Op::Reshape { .. } => {
                 let x = node.inputs[0];
-                let from = self.reshaped(at, self.body.shape(node.outputs[0]), self.body.shape(x))?;
+                let from =
+                    self.reshaped(at, self.body.shape(node.outputs[0]), self.body.shape(x))?;
                 self.value(x, &from)
             }
             _ => None,
@@ -132,7 +157,11 @@ impl Builder<'_> {
         let p = &mut self.expression.program;
         let dtype = p.dtype(args[0]);
         if !op.spec().primitive && (self.keep)(op, dtype) {
-            let inst = Inst { op: VecOp::Op(op), args: args.to_vec(), dtype };
+            let inst = Inst {
+                op: VecOp::Op(op),
+                args: args.to_vec(),
+                dtype,
+            };
             let found = p.insts.iter().position(|i| *i == inst);
             return Reg(found.unwrap_or_else(|| {
                 p.insts.push(inst);
@@ -145,9 +174,15 @@ impl Builder<'_> {
     fn broadcast(&mut self, x: ValueId, at: &[AxisAt]) -> Option<Reg> {
         let shape = self.body.shape(x);
         let lead = at.len() - shape.len();
-        let zero = AxisAt { constant: 0, factors: vec![0; self.rank] };
-        let from: Vec<AxisAt> =
-            shape.iter().zip(&at[lead..]).map(|(&d, a)| if d == 1 { zero.clone() } else { a.clone() }).collect();
+        let zero = AxisAt {
+            constant: 0,
+            factors: vec![0; self.rank],
+        };
+        let from: Vec<AxisAt> = shape
+            .iter()
+            .zip(&at[lead..])
+            .map(|(&d, a)| if d == 1 { zero.clone() } else { a.clone() })
+            .collect();
         self.value(x, &from)
     }
 
@@ -156,13 +191,20 @@ impl Builder<'_> {
         let mut axes = to.iter().zip(at).filter(|(d, _)| **d != 1);
         let mut out = Vec::with_capacity(from.len());
         for &extent in from {
-            let mut joined = AxisAt { constant: 0, factors: vec![0; self.rank] };
+            let mut joined = AxisAt {
+                constant: 0,
+                factors: vec![0; self.rank],
+            };
             let mut have = 1;
             while have < extent {
                 let (&d, a) = axes.next()?;
                 have *= d;
                 joined.constant = joined.constant * d as i64 + a.constant;
-                joined.factors.iter_mut().zip(&a.factors).for_each(|(f, g)| *f = *f * d as i64 + g);
+                joined
+                    .factors
+                    .iter_mut()
+                    .zip(&a.factors)
+                    .for_each(|(f, g)| *f = *f * d as i64 + g);
             }
             if have != extent {
                 return None;
@@ -173,10 +215,17 @@ impl Builder<'_> {
     }
 
     fn leaf(&mut self, view: &Strided, at: &[AxisAt]) -> Reg {
-        let mut leaf = Leaf { value: view.base, offset: view.offset, strides: vec![0; self.rank] };
+        let mut leaf = Leaf {
+            value: view.base,
+            offset: view.offset,
+            strides: vec![0; self.rank],
+        };
         for (a, &stride) in at.iter().zip(&view.strides) {
             leaf.offset += a.constant * stride;
-            leaf.strides.iter_mut().zip(&a.factors).for_each(|(s, f)| *s += f * stride);
+            leaf.strides
+                .iter_mut()
+                .zip(&a.factors)
+                .for_each(|(s, f)| *s += f * stride);
         }
         let dtype = self.body.dtype(view.base);
         let leaves = &mut self.expression.leaves;
@@ -192,6 +241,10 @@ impl Expression {
     /// Strides of the leaves, then those of each output.
     pub(super) fn all_strides(&self, output: &[i64]) -> Vec<Vec<i64>> {
         let outputs = std::iter::repeat_n(output.to_vec(), self.program.outputs.len());
-        self.leaves.iter().map(|l| l.strides.clone()).chain(outputs).collect()
+        self.leaves
+            .iter()
+            .map(|l| l.strides.clone())
+            .chain(outputs)
+            .collect()
     }
 }

@@ -13,8 +13,8 @@ use crate::schedule::{self, Action, Needs, Place, Schedule};
 use gristmill_runtime::device::DeviceKind;
 use gristmill_runtime::driver::Reduction;
 use gristmill_runtime::program::{
-    AllReduce, Buffer, BufferId, Carried, If, IoSpec, Kernel, KernelId, Key, Loc, Loop, Partition, Program, Scanned,
-    Step, StepId, StepKind, TripCount, VariableSpec,
+    AllReduce, Buffer, BufferId, Carried, If, IoSpec, Kernel, KernelId, Key, Loc, Loop, Partition,
+    Program, Scanned, Step, StepId, StepKind, TripCount, VariableSpec,
 };
 use gristmill_runtime::{DType, DeviceName, Tensor};
 use std::any::Any;
@@ -45,12 +45,19 @@ pub struct Settings {
 impl Settings {
     /// What CUDA code for a device is made for.
     pub fn gpu_options(&self, device: &DeviceName) -> cuda::Options {
-        cuda::Options { arch: self.gpu_archs.get(device).copied().unwrap_or(self.gpu.arch), ..self.gpu }
+        cuda::Options {
+            arch: self.gpu_archs.get(device).copied().unwrap_or(self.gpu.arch),
+            ..self.gpu
+        }
     }
 
     /// The CUDA sources of a graph's clusters on a device.
     pub fn cuda(&self, g: &Graph, device: &DeviceName) -> Result<cuda::Generated> {
-        cuda::generate_forms(g, self.gpu_options(device), self.forms.get(device).unwrap_or(&Forms::new()))
+        cuda::generate_forms(
+            g,
+            self.gpu_options(device),
+            self.forms.get(device).unwrap_or(&Forms::new()),
+        )
     }
 
     /// What runs where a region does: its clusters.
@@ -80,8 +87,14 @@ pub struct Assembled {
 impl Assembled {
     /// Device, arena bytes and least possible arena bytes of each partition.
     pub fn arenas(&self) -> Vec<(String, usize, usize)> {
-        let row = |(p, s): (&Partition, &Schedule)| (p.device.to_string(), p.arena_bytes, s.live_bytes);
-        self.program.partitions.iter().zip(&self.schedules).map(row).collect()
+        let row =
+            |(p, s): (&Partition, &Schedule)| (p.device.to_string(), p.arena_bytes, s.live_bytes);
+        self.program
+            .partitions
+            .iter()
+            .zip(&self.schedules)
+            .map(row)
+            .collect()
     }
 }
 
@@ -109,25 +122,56 @@ pub fn assemble(whole: &Graph, parts: &mut [Part], settings: &Settings) -> Resul
         step_nodes.push(nodes);
     }
     let (inputs, outputs) = a.interface;
-    let program =
-        Program { name: whole.name.clone(), inputs, outputs, variables: a.variables, partitions: made, code: a.code };
-    let Assembler { clif, asm, choices, warnings, .. } = a;
-    Ok(Assembled { program, schedules, step_nodes, clif, asm, choices, warnings })
+    let program = Program {
+        name: whole.name.clone(),
+        inputs,
+        outputs,
+        variables: a.variables,
+        partitions: made,
+        code: a.code,
+    };
+    let Assembler {
+        clif,
+        asm,
+        choices,
+        warnings,
+        ..
+    } = a;
+    Ok(Assembled {
+        program,
+        schedules,
+        step_nodes,
+        clif,
+        asm,
+        choices,
+        warnings,
+    })
 }
 
 type Interface = (Vec<IoSpec>, Vec<IoSpec>);
 
 fn interface(g: &Graph) -> Result<Interface> {
     let spec = |name: &str, v: ValueId| Ok(IoSpec::new(name, g.ty(v).dtype, &static_shape(g, v)?));
-    let inputs = g.inputs.iter().zip(&g.input_names).map(|(&v, n)| spec(n, v)).collect::<Result<_>>()?;
-    let outputs = g.outputs.iter().map(|o| spec(&o.name, o.value)).collect::<Result<_>>()?;
+    let inputs = g
+        .inputs
+        .iter()
+        .zip(&g.input_names)
+        .map(|(&v, n)| spec(n, v))
+        .collect::<Result<_>>()?;
+    let outputs = g
+        .outputs
+        .iter()
+        .map(|o| spec(&o.name, o.value))
+        .collect::<Result<_>>()?;
     Ok((inputs, outputs))
 }
 
 fn static_shape(g: &Graph, v: ValueId) -> Result<Vec<usize>> {
     let ty = g.ty(v);
     ty.static_shape().ok_or_else(|| {
-        Error::unsupported(format!("a value of type {ty} has no static shape: code is generated per shape"))
+        Error::unsupported(format!(
+            "a value of type {ty} has no static shape: code is generated per shape"
+        ))
     })
 }
 
@@ -166,13 +210,29 @@ impl Assembler<'_> {
         };
         let part = &*part;
         let limit = self.settings.memory_limits.get(&part.device).copied();
-        let scratch = compiled.plans.iter().map(|(&id, p)| (id, p.scratch.clone())).collect();
-        let needs = Needs { scratch, limit_bytes: limit, ..Needs::default() };
+        let scratch = compiled
+            .plans
+            .iter()
+            .map(|(&id, p)| (id, p.scratch.clone()))
+            .collect();
+        let needs = Needs {
+            scratch,
+            limit_bytes: limit,
+            ..Needs::default()
+        };
         if part.device.kind == DeviceKind::Gpu {
             // Copies beside kernels, if there is memory for it.
-            let apart = Needs { is_apart: true, limit_bytes: None, ..needs.clone() };
+            let apart = Needs {
+                is_apart: true,
+                limit_bytes: None,
+                ..needs.clone()
+            };
             let made = self.scheduled(part, &compiled, &apart)?;
-            let need = made.0.memory_use().total_bytes(1).saturating_mul(self.settings.n_in_flight);
+            let need = made
+                .0
+                .memory_use()
+                .total_bytes(1)
+                .saturating_mul(self.settings.n_in_flight);
             if limit.is_none_or(|limit| need <= limit) {
                 return Ok(made);
             }
@@ -225,42 +285,74 @@ impl Assembler<'_> {
         self.clif.push_str(&compiled.clif);
         self.asm.push_str(&compiled.asm);
         let kernels = compiled.kernels.into_iter().map(Kernel::Cpu).collect();
-        Ok(DeviceKernels { kernels, gpu_code: Vec::new(), plans: compiled.plans })
+        Ok(DeviceKernels {
+            kernels,
+            gpu_code: Vec::new(),
+            plans: compiled.plans,
+        })
     }
 
     fn gpu_kernels(&mut self, part: &Part) -> Result<DeviceKernels> {
         let mut generated = self.settings.cuda(&part.graph, &part.device)?;
         if part.device.kind == DeviceKind::Emu {
             // Emulated devices run PTX, so no machine code is made for them.
-            generated.units.iter_mut().for_each(|u| u.arch = u.arch.ptx_only());
+            generated
+                .units
+                .iter_mut()
+                .for_each(|u| u.arch = u.arch.ptx_only());
         }
-        self.choices.extend(generated.forms.values().flat_map(|f| f.choices.iter().cloned()));
-        let nvrtc = nvrtc::get().map_err(|e| e.context(format!("{} needs a compiler of CUDA", part.device)))?;
+        self.choices.extend(
+            generated
+                .forms
+                .values()
+                .flat_map(|f| f.choices.iter().cloned()),
+        );
+        let nvrtc = nvrtc::get()
+            .map_err(|e| e.context(format!("{} needs a compiler of CUDA", part.device)))?;
         let cache = nvrtc::Cache::of_user();
         let gpu_code = generated.compile(nvrtc, cache.as_ref())?;
-        self.warnings.extend(cache.iter().flat_map(nvrtc::Cache::take_warnings));
+        self.warnings
+            .extend(cache.iter().flat_map(nvrtc::Cache::take_warnings));
         let products = generated.products.into_iter().map(Kernel::Product);
-        let kernels = generated.kernels.into_iter().map(Kernel::Gpu).chain(products).collect();
-        Ok(DeviceKernels { kernels, gpu_code, plans: generated.plans })
+        let kernels = generated
+            .kernels
+            .into_iter()
+            .map(Kernel::Gpu)
+            .chain(products)
+            .collect();
+        Ok(DeviceKernels {
+            kernels,
+            gpu_code,
+            plans: generated.plans,
+        })
     }
 
     /// Expands each scheduled step. A cluster's steps follow each other; others wait for its last.
     fn steps(&mut self, d: &mut Draft, compiled: &DeviceKernels) -> Result<()> {
         let mut last: Vec<Vec<StepId>> = Vec::new();
         for step in &d.schedule.steps {
-            let mut deps: Vec<StepId> = step.deps.iter().flat_map(|&i| last[i as usize].iter().copied()).collect();
+            let mut deps: Vec<StepId> = step
+                .deps
+                .iter()
+                .flat_map(|&i| last[i as usize].iter().copied())
+                .collect();
             deps.sort_unstable();
             deps.dedup();
             let kinds = match step.action {
                 Action::Node(id) => self.node_steps(d, id, compiled)?,
                 Action::CopyToOutput { value, output } => {
                     let src = d.value(value)?;
-                    vec![StepKind::Copy { src, dst: d.output(output)? }]
+                    vec![StepKind::Copy {
+                        src,
+                        dst: d.output(output)?,
+                    }]
                 }
             };
             let origin = match step.action {
                 Action::Node(id) => d.g.node(id).origin.to_string(),
-                Action::CopyToOutput { output, .. } => format!("output {:?}", d.g.outputs[output as usize].name),
+                Action::CopyToOutput { output, .. } => {
+                    format!("output {:?}", d.g.outputs[output as usize].name)
+                }
             };
             let node = match step.action {
                 Action::Node(id) => Some(id),
@@ -269,37 +361,69 @@ impl Assembler<'_> {
             for kind in kinds {
                 d.step_nodes.push(node);
                 let id = StepId(d.steps.len() as u32);
-                d.steps.push(Step { kind, origin: origin.clone(), deps: std::mem::replace(&mut deps, vec![id]) });
+                d.steps.push(Step {
+                    kind,
+                    origin: origin.clone(),
+                    deps: std::mem::replace(&mut deps, vec![id]),
+                });
             }
             last.push(deps);
         }
         Ok(())
     }
 
-    fn node_steps(&mut self, d: &mut Draft, id: NodeId, compiled: &DeviceKernels) -> Result<Vec<StepKind>> {
+    fn node_steps(
+        &mut self,
+        d: &mut Draft,
+        id: NodeId,
+        compiled: &DeviceKernels,
+    ) -> Result<Vec<StepKind>> {
         let node = d.g.node(id);
         Ok(match &node.op {
             Op::Cluster { .. } => d.kernels(id, compiled)?,
             Op::Send { key, to } => {
-                let key =
-                    Key { source: d.part.device.clone(), destination: DeviceName::parse(to)?, tensor: key.clone() };
-                vec![StepKind::Send { key, buffer: d.value(node.inputs[0])? }]
+                let key = Key {
+                    source: d.part.device.clone(),
+                    destination: DeviceName::parse(to)?,
+                    tensor: key.clone(),
+                };
+                vec![StepKind::Send {
+                    key,
+                    buffer: d.value(node.inputs[0])?,
+                }]
             }
             Op::Recv { key, from, .. } => {
-                let key =
-                    Key { source: DeviceName::parse(from)?, destination: d.part.device.clone(), tensor: key.clone() };
-                vec![StepKind::Recv { key, buffer: d.value(node.outputs[0])? }]
+                let key = Key {
+                    source: DeviceName::parse(from)?,
+                    destination: d.part.device.clone(),
+                    tensor: key.clone(),
+                };
+                vec![StepKind::Recv {
+                    key,
+                    buffer: d.value(node.outputs[0])?,
+                }]
             }
-            Op::Collective { kind, key, rank, devices } => vec![StepKind::AllReduce(Box::new(AllReduce {
+            Op::Collective {
+                kind,
+                key,
+                rank,
+                devices,
+            } => vec![StepKind::AllReduce(Box::new(AllReduce {
                 key: key.clone(),
                 rank: *rank as u32,
-                devices: devices.iter().map(|name| DeviceName::parse(name)).collect::<Result<_, _>>()?,
-                kind: reduction(*kind).ok_or_else(|| Error::internal("a collective mean").at_origin(&node.origin))?,
+                devices: devices
+                    .iter()
+                    .map(|name| DeviceName::parse(name))
+                    .collect::<Result<_, _>>()?,
+                kind: reduction(*kind)
+                    .ok_or_else(|| Error::internal("a collective mean").at_origin(&node.origin))?,
                 src: d.value(node.inputs[0])?,
                 dst: d.value(node.outputs[0])?,
             }))],
             Op::If | Op::Loop { .. } | Op::Scan { .. } => vec![self.control(d, node)?],
-            Op::ReadVariable { container, name, .. } => {
+            Op::ReadVariable {
+                container, name, ..
+            } => {
                 vec![StepKind::ReadVariable {
                     variable: self.variable(d.g, node.outputs[0], container, name)?,
                     dst: d.value(node.outputs[0])?,
@@ -313,14 +437,18 @@ impl Assembler<'_> {
             }
             other => {
                 return Err(
-                    Error::unsupported(format!("{} cannot be executed yet", other.name())).at_origin(&node.origin)
+                    Error::unsupported(format!("{} cannot be executed yet", other.name()))
+                        .at_origin(&node.origin),
                 );
             }
         })
     }
 
     fn variable(&mut self, g: &Graph, value: ValueId, container: &str, name: &str) -> Result<u32> {
-        let found = self.variables.iter().position(|v| v.container == container && v.name == name);
+        let found = self
+            .variables
+            .iter()
+            .position(|v| v.container == container && v.name == name);
         let i = match found {
             Some(i) => i,
             None => {
@@ -342,13 +470,22 @@ impl Assembler<'_> {
     fn control(&mut self, d: &mut Draft, node: &Node) -> Result<StepKind> {
         let args = d.values(&node.inputs)?;
         let results = d.values(&node.outputs)?;
-        let bodies =
-            node.regions.iter().map(|r| self.region(r, &d.part.device).map(Arc::new)).collect::<Result<Vec<_>>>()?;
+        let bodies = node
+            .regions
+            .iter()
+            .map(|r| self.region(r, &d.part.device).map(Arc::new))
+            .collect::<Result<Vec<_>>>()?;
         let carry = |init: &[BufferId]| {
-            init.iter().zip(&results).map(|(&init, &result)| Carried { init, result }).collect::<Vec<_>>()
+            init.iter()
+                .zip(&results)
+                .map(|(&init, &result)| Carried { init, result })
+                .collect::<Vec<_>>()
         };
-        let scanned =
-            |list: &[BufferId], reverse| list.iter().map(|&buffer| Scanned { buffer, reverse }).collect::<Vec<_>>();
+        let scanned = |list: &[BufferId], reverse| {
+            list.iter()
+                .map(|&buffer| Scanned { buffer, reverse })
+                .collect::<Vec<_>>()
+        };
         Ok(match (&node.op, bodies.as_slice()) {
             (Op::If, [then_branch, else_branch]) => StepKind::If(Box::new(If {
                 cond: args[0],
@@ -358,14 +495,25 @@ impl Assembler<'_> {
                 results,
             })),
             (Op::Loop { carried, .. }, [body]) => StepKind::Loop(Box::new(Loop {
-                trips: TripCount::While { max_trips: Some(args[0]), condition: Some(args[1]) },
+                trips: TripCount::While {
+                    max_trips: Some(args[0]),
+                    condition: Some(args[1]),
+                },
                 body: body.clone(),
                 carried: carry(&args[2..2 + carried]),
                 scan_inputs: Vec::new(),
                 scan_outputs: scanned(&results[*carried..], false),
                 args: args[2 + carried..].to_vec(),
             })),
-            (Op::Scan { carried, scanned: n, length, reverse }, [body]) => StepKind::Loop(Box::new(Loop {
+            (
+                Op::Scan {
+                    carried,
+                    scanned: n,
+                    length,
+                    reverse,
+                },
+                [body],
+            ) => StepKind::Loop(Box::new(Loop {
                 trips: TripCount::Fixed(length.as_usize().unwrap_or(0) as u64),
                 body: body.clone(),
                 carried: carry(&args[..*carried]),
@@ -374,8 +522,12 @@ impl Assembler<'_> {
                 args: args[carried + n..].to_vec(),
             })),
             _ => {
-                return Err(Error::internal(format!("{} with {} regions", node.op.name(), bodies.len()))
-                    .at_origin(&node.origin));
+                return Err(Error::internal(format!(
+                    "{} with {} regions",
+                    node.op.name(),
+                    bodies.len()
+                ))
+                .at_origin(&node.origin));
             }
         })
     }
@@ -383,7 +535,11 @@ impl Assembler<'_> {
     /// A region as a program of one partition.
     fn region(&mut self, region: &Graph, device: &DeviceName) -> Result<Program> {
         let clusters = self.settings.clustered(region)?;
-        let made = assemble(&clusters, &mut [Part::whole(device.clone(), clusters.clone())], self.settings)?;
+        let made = assemble(
+            &clusters,
+            &mut [Part::whole(device.clone(), clusters.clone())],
+            self.settings,
+        )?;
         self.choices.extend(made.choices);
         self.clif.push_str(&made.clif);
         self.asm.push_str(&made.asm);
@@ -405,7 +561,12 @@ fn reduction(kind: ReduceKind) -> Option<Reduction> {
 
 impl Draft<'_> {
     fn push(&mut self, name: String, dtype: DType, shape: Vec<usize>, loc: Loc) -> BufferId {
-        self.buffers.push(Buffer { name, dtype, shape, loc });
+        self.buffers.push(Buffer {
+            name,
+            dtype,
+            shape,
+            loc,
+        });
         BufferId(self.buffers.len() as u32 - 1)
     }
 
@@ -460,7 +621,12 @@ impl Draft<'_> {
     fn output(&mut self, i: u32) -> Result<BufferId> {
         let o = &self.g.outputs[i as usize];
         let (dtype, shape) = (self.g.ty(o.value).dtype, static_shape(self.g, o.value)?);
-        Ok(self.push(format!("out{i}"), dtype, shape, Loc::Output(self.part.outputs[i as usize])))
+        Ok(self.push(
+            format!("out{i}"),
+            dtype,
+            shape,
+            Loc::Output(self.part.outputs[i as usize]),
+        ))
     }
 
     /// The kernel calls of a cluster.
@@ -477,7 +643,12 @@ impl Draft<'_> {
             .zip(offsets)
             .enumerate()
             .map(|(i, (&bytes, offset_bytes))| {
-                self.push(format!("#{}.scratch{i}", id.0), DType::U8, vec![bytes], Loc::Arena { offset_bytes })
+                self.push(
+                    format!("#{}.scratch{i}", id.0),
+                    DType::U8,
+                    vec![bytes],
+                    Loc::Arena { offset_bytes },
+                )
             })
             .collect();
         let packed: Vec<BufferId> = plan

@@ -20,7 +20,10 @@ impl Body {
             .map(|v| {
                 let ty = graph.ty(ValueId(v));
                 let shape = ty.static_shape().ok_or_else(|| {
-                    Error::internal(format!("shape of {ty} in {:?} is not static: specialise first", graph.name))
+                    Error::internal(format!(
+                        "shape of {ty} in {:?} is not static: specialise first",
+                        graph.name
+                    ))
                 })?;
                 checked_size_bytes(ty.dtype, &shape)?;
                 Ok(shape)
@@ -44,7 +47,8 @@ impl Body {
 
 /// The value of a static dim that may be negative (a slice's start).
 pub(super) fn const_dim(d: &Dim) -> Result<i64> {
-    d.as_const().ok_or_else(|| Error::internal(format!("extent {d} is not static: specialise first")))
+    d.as_const()
+        .ok_or_else(|| Error::internal(format!("extent {d} is not static: specialise first")))
 }
 
 fn expand(source: &Graph, keep: &dyn Fn(&Graph, &Node) -> bool) -> Result<Graph> {
@@ -55,21 +59,38 @@ fn expand(source: &Graph, keep: &dyn Fn(&Graph, &Node) -> bool) -> Result<Graph>
     }
     for (_, node) in source.nodes() {
         let inputs: Vec<ValueId> = node.inputs.iter().map(|v| map[v.0 as usize]).collect();
-        let mut w = Writer { graph: &mut out, origin: &node.origin };
+        let mut w = Writer {
+            graph: &mut out,
+            origin: &node.origin,
+        };
         let results = match &node.op {
-            Op::Softmax { axis, log } if !keep(source, node) => vec![w.softmax(inputs[0], *axis, *log)?],
-            Op::LayerNorm { axis, epsilon } if !keep(source, node) => vec![w.layer_norm(&inputs, *axis, epsilon.0)?],
-            Op::RmsNorm { axis, epsilon } if !keep(source, node) => vec![w.rms_norm(&inputs, *axis, epsilon.0)?],
-            Op::Attention { scale, causal } if !keep(source, node) => vec![w.attention(&inputs, scale.0, *causal)?],
+            Op::Softmax { axis, log } if !keep(source, node) => {
+                vec![w.softmax(inputs[0], *axis, *log)?]
+            }
+            Op::LayerNorm { axis, epsilon } if !keep(source, node) => {
+                vec![w.layer_norm(&inputs, *axis, epsilon.0)?]
+            }
+            Op::RmsNorm { axis, epsilon } if !keep(source, node) => {
+                vec![w.rms_norm(&inputs, *axis, epsilon.0)?]
+            }
+            Op::Attention { scale, causal } if !keep(source, node) => {
+                vec![w.attention(&inputs, scale.0, *causal)?]
+            }
             Op::ConvTranspose { .. } if tiles_output(w.graph, &node.op, &inputs) => {
                 vec![w.tiled_conv_transpose(&inputs)?]
             }
             Op::MatMul if is_half(w.graph, inputs[0]) => vec![w.in_f32(&node.op, &inputs)?],
             Op::Conv { .. } if is_half(w.graph, inputs[0]) => vec![w.in_f32(&node.op, &inputs)?],
-            Op::Conv { layout: Layout::ChannelsFirst, .. } | Op::Pool { layout: Layout::ChannelsFirst, .. }
-                if !keep(source, node)
-                    && w.graph.ty(inputs[0]).dtype == DType::F32
-                    && matches!(w.graph.ty(inputs[0]).rank(), 3 | 4) =>
+            Op::Conv {
+                layout: Layout::ChannelsFirst,
+                ..
+            }
+            | Op::Pool {
+                layout: Layout::ChannelsFirst,
+                ..
+            } if !keep(source, node)
+                && w.graph.ty(inputs[0]).dtype == DType::F32
+                && matches!(w.graph.ty(inputs[0]).rank(), 3 | 4) =>
             {
                 vec![w.channels_last(&node.op, &inputs)?]
             }
@@ -91,11 +112,21 @@ fn is_half(graph: &Graph, v: ValueId) -> bool {
 
 /// Whether the windows of a transposed convolution of `f32` tile its output: extents equal to the strides, nothing cut or added.
 pub(super) fn tiles_output(graph: &Graph, op: &Op, inputs: &[ValueId]) -> bool {
-    let Op::ConvTranspose { window, output_pads, groups: 1 } = op else { return false };
+    let Op::ConvTranspose {
+        window,
+        output_pads,
+        groups: 1,
+    } = op
+    else {
+        return false;
+    };
     let w = graph.ty(inputs[1]);
     let zero = |v: &[usize]| v.iter().all(|&p| p == 0);
     w.dtype == DType::F32
-        && w.shape[2..].iter().zip(&window.strides).all(|(d, &s)| d.as_usize() == Some(s))
+        && w.shape[2..]
+            .iter()
+            .zip(&window.strides)
+            .all(|(d, &s)| d.as_usize() == Some(s))
         && window.dilations.iter().all(|&d| d == 1)
         && zero(&window.pads_low)
         && zero(&window.pads_high)
@@ -124,28 +155,47 @@ impl Writer<'_> {
     }
 
     fn cast(&mut self, x: ValueId, to: DType) -> Result<ValueId> {
-        if self.graph.ty(x).dtype == to { Ok(x) } else { self.map(ScalarOp::Cast(to), &[x]) }
+        if self.graph.ty(x).dtype == to {
+            Ok(x)
+        } else {
+            self.map(ScalarOp::Cast(to), &[x])
+        }
     }
 
     /// `x` in the dtype that composites compute in, and `x`'s own dtype.
     fn widen(&mut self, x: ValueId) -> Result<(ValueId, DType)> {
         let own = self.graph.ty(x).dtype;
-        let wide = if own.is_narrow_float() { DType::F32 } else { own };
+        let wide = if own.is_narrow_float() {
+            DType::F32
+        } else {
+            own
+        };
         Ok((self.cast(x, wide)?, own))
     }
 
     fn reduce(&mut self, kind: ReduceKind, x: ValueId, axes: Vec<usize>) -> Result<ValueId> {
-        self.op(Op::Reduce { kind, axes, keepdims: true }, &[x])
+        self.op(
+            Op::Reduce {
+                kind,
+                axes,
+                keepdims: true,
+            },
+            &[x],
+        )
     }
 
     /// A contraction of half types in `f32`, rounded once.
     fn in_f32(&mut self, op: &Op, inputs: &[ValueId]) -> Result<ValueId> {
         let own = self.graph.ty(inputs[0]).dtype;
-        let wide = inputs.iter().map(|&x| self.cast(x, DType::F32)).collect::<Result<Vec<_>>>()?;
+        let wide = inputs
+            .iter()
+            .map(|&x| self.cast(x, DType::F32))
+            .collect::<Result<Vec<_>>>()?;
         let y = match op {
-            Op::Conv { layout: Layout::ChannelsFirst, .. } if matches!(self.graph.ty(wide[0]).rank(), 3 | 4) => {
-                self.channels_last(op, &wide)?
-            }
+            Op::Conv {
+                layout: Layout::ChannelsFirst,
+                ..
+            } if matches!(self.graph.ty(wide[0]).rank(), 3 | 4) => self.channels_last(op, &wide)?,
             _ => self.op(op.clone(), &wide)?,
         };
         self.cast(y, own)
@@ -161,37 +211,83 @@ impl Writer<'_> {
             Op::Conv { window, groups, .. } => {
                 let perm = (2..rank).chain([1, 0]).collect();
                 let w = self.op(Op::Transpose { perm }, &inputs[1..])?;
-                self.op(Op::Conv { window, groups, layout: Layout::ChannelsLast }, &[x, w])?
+                self.op(
+                    Op::Conv {
+                        window,
+                        groups,
+                        layout: Layout::ChannelsLast,
+                    },
+                    &[x, w],
+                )?
             }
-            Op::Pool { kind, size, window, ceil, .. } => {
-                self.op(Op::Pool { kind, size, window, ceil, layout: Layout::ChannelsLast }, &[x])?
+            Op::Pool {
+                kind,
+                size,
+                window,
+                ceil,
+                ..
+            } => self.op(
+                Op::Pool {
+                    kind,
+                    size,
+                    window,
+                    ceil,
+                    layout: Layout::ChannelsLast,
+                },
+                &[x],
+            )?,
+            op => {
+                return Err(Error::internal(format!(
+                    "{} has no channel layout",
+                    op.name()
+                )));
             }
-            op => return Err(Error::internal(format!("{} has no channel layout", op.name()))),
         };
         self.op(Op::Transpose { perm: to_first }, &[y])
     }
 
     /// A transposed convolution whose windows tile the output: one product per tap, then a permutation.
     fn tiled_conv_transpose(&mut self, inputs: &[ValueId]) -> Result<ValueId> {
-        let (x, w) = (self.graph.ty(inputs[0]).clone(), self.graph.ty(inputs[1]).clone());
+        let (x, w) = (
+            self.graph.ty(inputs[0]).clone(),
+            self.graph.ty(inputs[1]).clone(),
+        );
         let n = x.rank() - 2;
-        let pixels = x.shape[2..].iter().fold(x.shape[0].clone(), |p, d| p.product(d));
+        let pixels = x.shape[2..]
+            .iter()
+            .fold(x.shape[0].clone(), |p, d| p.product(d));
         let last: Vec<usize> = [0].into_iter().chain(2..n + 2).chain([1]).collect();
         let rows = self.op(Op::Transpose { perm: last }, &inputs[..1])?;
-        let rows = self.op(Op::Reshape { shape: vec![pixels, x.shape[1].clone()] }, &[rows])?;
+        let rows = self.op(
+            Op::Reshape {
+                shape: vec![pixels, x.shape[1].clone()],
+            },
+            &[rows],
+        )?;
         // One matrix [in, out] per tap.
         let taps: Vec<usize> = (2..n + 2).chain([0, 1]).collect();
         let w_taps = self.op(Op::Transpose { perm: taps }, &inputs[1..])?;
         let y = self.op(Op::MatMul, &[rows, w_taps])?;
         // [taps.., batch, spatial.., out] to [batch, out, (spatial, tap)..].
         let c_out = w.shape[1].clone();
-        let split: Vec<Dim> =
-            w.shape[2..].iter().chain([&x.shape[0]]).chain(&x.shape[2..]).chain([&c_out]).cloned().collect();
+        let split: Vec<Dim> = w.shape[2..]
+            .iter()
+            .chain([&x.shape[0]])
+            .chain(&x.shape[2..])
+            .chain([&c_out])
+            .cloned()
+            .collect();
         let y = self.op(Op::Reshape { shape: split }, &[y])?;
-        let perm: Vec<usize> = [n, 2 * n + 1].into_iter().chain((0..n).flat_map(|d| [n + 1 + d, d])).collect();
+        let perm: Vec<usize> = [n, 2 * n + 1]
+            .into_iter()
+            .chain((0..n).flat_map(|d| [n + 1 + d, d]))
+            .collect();
         let y = self.op(Op::Transpose { perm }, &[y])?;
         let spatial = (0..n).map(|d| x.shape[2 + d].product(&w.shape[2 + d]));
-        let shape = [x.shape[0].clone(), c_out].into_iter().chain(spatial).collect();
+        let shape = [x.shape[0].clone(), c_out]
+            .into_iter()
+            .chain(spatial)
+            .collect();
         self.op(Op::Reshape { shape }, &[y])
     }
 
@@ -270,7 +366,11 @@ impl Writer<'_> {
     fn mask_future(&mut self, scores: ValueId) -> Result<ValueId> {
         let Shape(shape) = self.graph.ty(scores).shape.clone();
         let plane = shape[shape.len() - 2..].to_vec();
-        let position = |axis| Op::Iota { dtype: DType::I64, shape: plane.clone(), axis };
+        let position = |axis| Op::Iota {
+            dtype: DType::I64,
+            shape: plane.clone(),
+            axis,
+        };
         let (query, key) = (self.op(position(0), &[])?, self.op(position(1), &[])?);
         let past = self.map(ScalarOp::Le, &[key, query])?;
         let minus = self.scalar(self.graph.ty(scores).dtype, f64::NEG_INFINITY)?;

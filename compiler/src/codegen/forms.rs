@@ -68,6 +68,13 @@ pub struct Choice {
 
 impl fmt::Display for Choice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "form {} of {}, {}: {}", self.number + 1, self.n, self.why, self.form)
+        write!(
+            f,
+            "form {} of {}, {}: {}",
+            self.number + 1,
+            self.n,
+            self.why,
+            self.form
+        )
     }
 }

@@ -60,7 +60,14 @@ pub(super) fn cut<T>(body: &Body, find: &mut Find<T>) -> Vec<Phase<T>> {
             continue;
         }
         let in_memory = |v| planner.in_memory(v);
-        match find(&Around { users: &planner.users, in_memory: &in_memory }, id, node) {
+        match find(
+            &Around {
+                users: &planner.users,
+                in_memory: &in_memory,
+            },
+            id,
+            node,
+        ) {
             Some((cover, task)) => {
                 tasks.insert(*cover.nodes.last().expect("a task computes a node"), task);
                 planner.take(&cover);
@@ -93,7 +100,10 @@ struct Pulled {
 
 /// Ops with an inner loop.
 fn is_heavy(op: &Op) -> bool {
-    matches!(op.class(), OpClass::Reduce | OpClass::Contract | OpClass::Window | OpClass::Attention)
+    matches!(
+        op.class(),
+        OpClass::Reduce | OpClass::Contract | OpClass::Window | OpClass::Attention
+    )
 }
 
 /// Ops that work on memory, not on elements.
@@ -112,7 +122,10 @@ impl<'a> Planner<'a> {
     fn new(body: &'a Body) -> Planner<'a> {
         let n = body.graph.n_values();
         let mut is_output = vec![false; n];
-        body.graph.outputs.iter().for_each(|o| is_output[o.value.0 as usize] = true);
+        body.graph
+            .outputs
+            .iter()
+            .for_each(|o| is_output[o.value.0 as usize] = true);
         Planner {
             body,
             users: body.graph.users(),
@@ -149,22 +162,35 @@ impl<'a> Planner<'a> {
     }
 
     fn take(&mut self, cover: &Cover) {
-        cover.needs.iter().chain(&cover.results).for_each(|&v| self.store(v));
+        cover
+            .needs
+            .iter()
+            .chain(&cover.results)
+            .for_each(|&v| self.store(v));
         self.absorbed.extend(&cover.nodes);
     }
 
     fn visit(&mut self, node: &Node) {
-        let repeats = is_heavy(&node.op) && !matches!(node.op, Op::Reduce { .. } | Op::ArgReduce { .. });
+        let repeats =
+            is_heavy(&node.op) && !matches!(node.op, Op::Reduce { .. } | Op::ArgReduce { .. });
         for &x in &node.inputs {
             let reread = self.body.n_elements(x) * 2 <= self.body.n_elements(node.outputs[0]);
             let dear = self.pulled[x.0 as usize].flops >= EXPENSIVE_FLOPS;
             let shared = dear && is_heavy(&node.op) && self.users[x.0 as usize].len() > 1;
             let must = matches!(node.op, Op::TopK { .. });
-            if must || shared || (reread && dear) || ((repeats || is_special(&node.op)) && !self.is_cheap(x)) {
+            if must
+                || shared
+                || (reread && dear)
+                || ((repeats || is_special(&node.op)) && !self.is_cheap(x))
+            {
                 self.store(x);
             }
         }
-        let mut pulled = Pulled { ops: 1, depth: 1, flops: flops(&node.op) };
+        let mut pulled = Pulled {
+            ops: 1,
+            depth: 1,
+            flops: flops(&node.op),
+        };
         for &x in &node.inputs {
             let operand = self.pulled[x.0 as usize];
             pulled.ops += operand.ops;
@@ -174,7 +200,8 @@ impl<'a> Planner<'a> {
         for &v in &node.outputs {
             self.pulled[v.0 as usize] = pulled;
             let heavy = is_heavy(&node.op) && !self.is_pulled_once(v);
-            if heavy || is_special(&node.op) || pulled.ops > MAX_PULLED || pulled.depth > MAX_DEPTH {
+            if heavy || is_special(&node.op) || pulled.ops > MAX_PULLED || pulled.depth > MAX_DEPTH
+            {
                 self.store(v);
             }
             if self.stored.contains(&v) {
@@ -192,8 +219,10 @@ impl<'a> Planner<'a> {
         let [(user, _)] = users[..] else { return false };
         let node = self.body.graph.node(user);
         let same_count = |x: &ValueId| self.body.n_elements(*x) == self.body.n_elements(v);
-        matches!(node.op, Op::Map(_) | Op::Reshape { .. } | Op::Transpose { .. })
-            && node.outputs.iter().all(same_count)
+        matches!(
+            node.op,
+            Op::Map(_) | Op::Reshape { .. } | Op::Transpose { .. }
+        ) && node.outputs.iter().all(same_count)
             && self.is_pulled_once(node.outputs[0])
     }
 
@@ -206,7 +235,10 @@ impl<'a> Planner<'a> {
                 continue;
             }
             let roots: Vec<ValueId> = (node.outputs.iter().copied())
-                .filter(|&v| (self.stored.contains(&v) || self.is_output[v.0 as usize]) && self.body.n_elements(v) > 0)
+                .filter(|&v| {
+                    (self.stored.contains(&v) || self.is_output[v.0 as usize])
+                        && self.body.n_elements(v) > 0
+                })
                 .collect();
             if roots.is_empty() || matches!(node.op, Op::Constant { .. }) {
                 continue;
@@ -214,7 +246,9 @@ impl<'a> Planner<'a> {
             match &node.op {
                 Op::CumSum { .. } => phases.push(Phase::Lines(id)),
                 Op::TopK { .. } => phases.push(Phase::TopK(id)),
-                Op::ScatterElements { .. } | Op::ScatterNd { .. } => phases.push(Phase::Scatter(id)),
+                Op::ScatterElements { .. } | Op::ScatterNd { .. } => {
+                    phases.push(Phase::Scatter(id))
+                }
                 op if is_heavy(op) => phases.push(Phase::Elements(roots)),
                 _ => self.push_light(&mut phases, roots[0]),
             }
@@ -227,7 +261,11 @@ impl<'a> Planner<'a> {
     fn push_light<T>(&self, phases: &mut Vec<Phase<T>>, root: ValueId) {
         let light = |v: &ValueId| {
             !self.stored.contains(v)
-                && self.body.graph.def_node(*v).is_some_and(|n| !is_heavy(&n.op) && !is_special(&n.op))
+                && self
+                    .body
+                    .graph
+                    .def_node(*v)
+                    .is_some_and(|n| !is_heavy(&n.op) && !is_special(&n.op))
         };
         if let Some(Phase::Elements(last)) = phases.last_mut()
             && last.iter().all(light)

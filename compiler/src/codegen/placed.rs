@@ -16,7 +16,10 @@ pub(super) struct Placed {
 impl Placed {
     /// Before the first step: operands, and constants of more than one element, are in memory.
     pub(super) fn new(body: &Body) -> Result<Placed> {
-        let mut placed = Placed { location: BTreeMap::new(), plan: KernelPlan::default() };
+        let mut placed = Placed {
+            location: BTreeMap::new(),
+            plan: KernelPlan::default(),
+        };
         for (i, &v) in body.graph.inputs.iter().enumerate() {
             placed.location.insert(v, Arg::Operand(i as u32));
         }
@@ -42,7 +45,9 @@ impl Placed {
         match body.graph.outputs.iter().position(|o| o.value == v) {
             Some(i) => Arg::Result(i as u32),
             None => {
-                self.plan.scratch.push(body.n_elements(v) * body.dtype(v).size_bytes());
+                self.plan
+                    .scratch
+                    .push(body.n_elements(v) * body.dtype(v).size_bytes());
                 Arg::Scratch(self.plan.scratch.len() as u32 - 1)
             }
         }
@@ -68,9 +73,16 @@ impl Placed {
 
     /// Results that no step writes: operands handed through, constants, and second names of a value. Those without elements are left out.
     pub(super) fn unwritten(&self, body: &Body) -> Vec<(ValueId, Arg)> {
-        let results = body.graph.outputs.iter().enumerate().map(|(i, o)| (o.value, Arg::Result(i as u32)));
+        let results = body
+            .graph
+            .outputs
+            .iter()
+            .enumerate()
+            .map(|(i, o)| (o.value, Arg::Result(i as u32)));
         results
-            .filter(|(v, arg)| body.n_elements(*v) > 0 && !self.plan.steps.iter().any(|s| s.args.contains(arg)))
+            .filter(|(v, arg)| {
+                body.n_elements(*v) > 0 && !self.plan.steps.iter().any(|s| s.args.contains(arg))
+            })
             .collect()
     }
 }

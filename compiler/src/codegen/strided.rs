@@ -25,12 +25,19 @@ impl Strided {
     /// A value in its own buffer.
     pub(super) fn own(body: &Body, v: ValueId) -> Strided {
         let shape = body.shape(v).to_vec();
-        Strided { base: v, offset: 0, strides: row_major(&shape), shape }
+        Strided {
+            base: v,
+            offset: 0,
+            strides: row_major(&shape),
+            shape,
+        }
     }
 
     /// Follows the views that define `v` as far as strides can express them; `stop` says which values have a buffer anyway.
     pub(super) fn resolve(body: &Body, v: ValueId, stop: &dyn Fn(ValueId) -> bool) -> Strided {
-        let view = (!stop(v)).then(|| Strided::through(body, v, stop)).flatten();
+        let view = (!stop(v))
+            .then(|| Strided::through(body, v, stop))
+            .flatten();
         view.unwrap_or_else(|| Strided::own(body, v))
     }
 
@@ -42,7 +49,11 @@ impl Strided {
                 let x = operand();
                 let pick = |i: &usize| (x.shape[*i], x.strides[*i]);
                 let (shape, strides) = perm.iter().map(pick).unzip();
-                Some(Strided { shape, strides, ..x })
+                Some(Strided {
+                    shape,
+                    strides,
+                    ..x
+                })
             }
             Op::Broadcast { .. } => operand().broadcast(body.shape(v)),
             Op::Reshape { .. } => operand().reshaped(body.shape(v)),
@@ -79,8 +90,13 @@ impl Strided {
         if shape.contains(&0) || self.shape.contains(&0) {
             return None;
         }
-        let from: Vec<(usize, i64)> =
-            self.shape.iter().copied().zip(self.strides.iter().copied()).filter(|d| d.0 != 1).collect();
+        let from: Vec<(usize, i64)> = self
+            .shape
+            .iter()
+            .copied()
+            .zip(self.strides.iter().copied())
+            .filter(|d| d.0 != 1)
+            .collect();
         let mut strides = vec![0; shape.len()];
         let (mut i, mut j) = (0, 0);
         while i < from.len() {
@@ -97,7 +113,9 @@ impl Strided {
                     j += 1;
                 }
             }
-            let joined = from[i0..i].windows(2).all(|w| w[0].1 == w[1].1 * w[1].0 as i64);
+            let joined = from[i0..i]
+                .windows(2)
+                .all(|w| w[0].1 == w[1].1 * w[1].0 as i64);
             if !joined {
                 return None;
             }
@@ -107,17 +125,25 @@ impl Strided {
                 stride *= shape[axis] as i64;
             }
         }
-        Some(Strided { shape: shape.to_vec(), strides, ..self })
+        Some(Strided {
+            shape: shape.to_vec(),
+            strides,
+            ..self
+        })
     }
 
     /// Whether the elements lie row-major without gaps from `offset` on.
     pub(super) fn is_contiguous(&self) -> bool {
         let mut expected = 1;
-        self.shape.iter().zip(&self.strides).rev().all(|(&extent, &stride)| {
-            let fits = extent == 1 || stride == expected;
-            expected *= extent as i64;
-            fits
-        })
+        self.shape
+            .iter()
+            .zip(&self.strides)
+            .rev()
+            .all(|(&extent, &stride)| {
+                let fits = extent == 1 || stride == expected;
+                expected *= extent as i64;
+                fits
+            })
     }
 }
 
@@ -138,7 +164,13 @@ pub(super) fn collapse(shape: &[usize], tensors: &[&[i64]]) -> Vec<Axis> {
         }
         let strides: Vec<i64> = tensors.iter().map(|t| t[i]).collect();
         match axes.last_mut() {
-            Some(last) if last.strides.iter().zip(&strides).all(|(&outer, &inner)| outer == inner * extent as i64) => {
+            Some(last)
+                if last
+                    .strides
+                    .iter()
+                    .zip(&strides)
+                    .all(|(&outer, &inner)| outer == inner * extent as i64) =>
+            {
                 last.extent *= extent;
                 last.strides = strides;
             }
@@ -153,14 +185,31 @@ mod tests {
     use super::*;
 
     fn at(shape: &[usize], strides: &[i64]) -> Strided {
-        Strided { base: ValueId(0), offset: 0, shape: shape.into(), strides: strides.into() }
+        Strided {
+            base: ValueId(0),
+            offset: 0,
+            shape: shape.into(),
+            strides: strides.into(),
+        }
     }
 
     #[test]
     fn reshapes_that_strides_can_express() {
-        assert_eq!(at(&[2, 6], &[6, 1]).reshaped(&[3, 4]).unwrap().strides, [4, 1]);
-        assert_eq!(at(&[2, 6], &[10, 1]).reshaped(&[2, 2, 3]).unwrap().strides, [10, 3, 1]);
-        assert_eq!(at(&[6, 1, 4], &[1, 9, 6]).reshaped(&[2, 3, 1, 4]).unwrap().strides, [3, 1, 24, 6]);
+        assert_eq!(
+            at(&[2, 6], &[6, 1]).reshaped(&[3, 4]).unwrap().strides,
+            [4, 1]
+        );
+        assert_eq!(
+            at(&[2, 6], &[10, 1]).reshaped(&[2, 2, 3]).unwrap().strides,
+            [10, 3, 1]
+        );
+        assert_eq!(
+            at(&[6, 1, 4], &[1, 9, 6])
+                .reshaped(&[2, 3, 1, 4])
+                .unwrap()
+                .strides,
+            [3, 1, 24, 6]
+        );
         assert_eq!(at(&[2, 6], &[10, 1]).reshaped(&[12]), None);
         assert_eq!(at(&[], &[]).reshaped(&[1, 1]).unwrap().shape, [1, 1]);
     }
@@ -168,8 +217,26 @@ mod tests {
     #[test]
     fn neighbouring_axes_join_when_all_tensors_allow() {
         let axes = collapse(&[2, 3, 1, 4], &[&[12, 4, 4, 1], &[0, 0, 0, 1]]);
-        assert_eq!(axes, [Axis { extent: 6, strides: vec![4, 0] }, Axis { extent: 4, strides: vec![1, 1] }]);
-        assert_eq!(collapse(&[2, 3], &[&[3, 1]]), [Axis { extent: 6, strides: vec![1] }]);
+        assert_eq!(
+            axes,
+            [
+                Axis {
+                    extent: 6,
+                    strides: vec![4, 0]
+                },
+                Axis {
+                    extent: 4,
+                    strides: vec![1, 1]
+                }
+            ]
+        );
+        assert_eq!(
+            collapse(&[2, 3], &[&[3, 1]]),
+            [Axis {
+                extent: 6,
+                strides: vec![1]
+            }]
+        );
         assert_eq!(collapse(&[1], &[&[1]]), []);
     }
 }

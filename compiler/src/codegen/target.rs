@@ -39,8 +39,17 @@ impl TargetCpu {
 
     /// The target of a name: `native`, `x86-64-v2`, `x86-64-v3` or `x86-64-v4`.
     pub fn parse(name: &str) -> Result<TargetCpu> {
-        let found = TargetCpu::NAMED.iter().find(|(n, _)| *n == name).map(|(_, t)| *t);
-        found.ok_or_else(|| Error::invalid(unknown("target CPU", name, TargetCpu::NAMED.map(|(n, _)| n))))
+        let found = TargetCpu::NAMED
+            .iter()
+            .find(|(n, _)| *n == name)
+            .map(|(_, t)| *t);
+        found.ok_or_else(|| {
+            Error::invalid(unknown(
+                "target CPU",
+                name,
+                TargetCpu::NAMED.map(|(n, _)| n),
+            ))
+        })
     }
 
     /// The instruction set of kernels that are told theirs.
@@ -58,13 +67,18 @@ impl TargetCpu {
         if self == TargetCpu::Native || runs(self) {
             return Ok(());
         }
-        Err(Error::unsupported(format!("this machine's CPU does not run code for {self}")).hint("--target-cpu native"))
+        Err(
+            Error::unsupported(format!("this machine's CPU does not run code for {self}"))
+                .hint("--target-cpu native"),
+        )
     }
 }
 
 #[cfg(target_arch = "x86_64")]
 fn runs(target: TargetCpu) -> bool {
-    target.isa().is_available() && is_x86_feature_detected!("sse4.2") && is_x86_feature_detected!("popcnt")
+    target.isa().is_available()
+        && is_x86_feature_detected!("sse4.2")
+        && is_x86_feature_detected!("popcnt")
 }
 
 #[cfg(not(target_arch = "x86_64"))]
@@ -74,7 +88,10 @@ fn runs(_: TargetCpu) -> bool {
 
 impl fmt::Display for TargetCpu {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = TargetCpu::NAMED.iter().find(|(_, t)| t == self).map(|(n, _)| *n);
+        let name = TargetCpu::NAMED
+            .iter()
+            .find(|(_, t)| t == self)
+            .map(|(n, _)| *n);
         f.write_str(name.expect("every target has a name"))
     }
 }

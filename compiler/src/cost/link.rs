@@ -13,7 +13,10 @@ pub struct LinkProfile {
 
 impl LinkProfile {
     /// Between logical devices of one process: a wake-up, and two copies through memory.
-    pub const IN_PROCESS: LinkProfile = LinkProfile { latency: Nanos(2_000), bytes_per_second: 10_000_000_000 };
+    pub const IN_PROCESS: LinkProfile = LinkProfile {
+        latency: Nanos(2_000),
+        bytes_per_second: 10_000_000_000,
+    };
 
     /// Time of one transfer on an idle link.
     pub fn transfer(&self, size: Bytes) -> Nanos {

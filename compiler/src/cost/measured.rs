@@ -80,7 +80,10 @@ impl Measured {
         let key = ProfileKey::of(profile);
         for (g, node, analytic, times) in runs {
             let Some(class) = class(node) else { continue };
-            let sample = self.samples.entry((key, signature(g, node))).or_insert_with(|| Sample::new(class, analytic));
+            let sample = self
+                .samples
+                .entry((key, signature(g, node)))
+                .or_insert_with(|| Sample::new(class, analytic));
             times.into_iter().for_each(|t| sample.add(t));
         }
         self.samples.retain(|_, s| s.count > 0);
@@ -88,8 +91,16 @@ impl Measured {
     }
 
     /// The time of a node on a device of which the model says `analytic`.
-    pub fn estimate(&self, g: &Graph, node: &Node, profile: &DeviceProfile, analytic: Nanos) -> Nanos {
-        let (Some(class), true) = (class(node), analytic.is_finite()) else { return analytic };
+    pub fn estimate(
+        &self,
+        g: &Graph,
+        node: &Node,
+        profile: &DeviceProfile,
+        analytic: Nanos,
+    ) -> Nanos {
+        let (Some(class), true) = (class(node), analytic.is_finite()) else {
+            return analytic;
+        };
         let key = ProfileKey::of(profile);
         let corrected = match self.ratios.get(&(key, class)) {
             Some(r) => Nanos((analytic.0 as f64 * r).round() as u64),
@@ -105,7 +116,14 @@ impl Measured {
 impl Sample {
     /// Nothing measured yet.
     pub fn new(class: String, analytic: Nanos) -> Sample {
-        Sample { class, analytic, count: 0, sum: Nanos::ZERO, min: Nanos::INFINITY, recent: Vec::new() }
+        Sample {
+            class,
+            analytic,
+            count: 0,
+            sum: Nanos::ZERO,
+            min: Nanos::INFINITY,
+            recent: Vec::new(),
+        }
     }
 
     /// Adds a run.
@@ -146,5 +164,7 @@ fn ratios(samples: &BTreeMap<(ProfileKey, u64), Sample>) -> BTreeMap<(ProfileKey
             *n += 1;
         }
     }
-    logs.into_iter().map(|(key, (sum, n))| (key, (sum / n as f64).exp())).collect()
+    logs.into_iter()
+        .map(|(key, (sum, n))| (key, (sum / n as f64).exp()))
+        .collect()
 }

@@ -37,14 +37,19 @@ impl CostModel {
 
     /// The same without any measurement.
     pub fn analytic_ns(&self, g: &Graph, node: &Node, device: &DeviceProfile) -> Nanos {
-        CostModel { extents: self.extents.clone(), measured: Arc::default() }.roofline_of(g, node, device)
+        CostModel {
+            extents: self.extents.clone(),
+            measured: Arc::default(),
+        }
+        .roofline_of(g, node, device)
     }
 
     fn time_of(&self, g: &Graph, node: &Node, device: &DeviceProfile) -> Nanos {
         if self.measured.is_empty() {
             return self.roofline_of(g, node, device);
         }
-        self.measured.estimate(g, node, device, self.analytic_ns(g, node, device))
+        self.measured
+            .estimate(g, node, device, self.analytic_ns(g, node, device))
     }
 
     fn roofline_of(&self, g: &Graph, node: &Node, device: &DeviceProfile) -> Nanos {
@@ -52,17 +57,44 @@ impl CostModel {
             Op::Constant { .. } => Nanos::ZERO,
             Op::Cluster { .. } => {
                 let body = &node.regions[0];
-                let arithmetic = body.nodes().map(|(_, n)| self.arithmetic_seconds(body, n, device)).sum();
-                let factor = body.nodes().map(|(_, n)| layout_factor(&n.op)).max().unwrap_or(1);
-                self.roofline(arithmetic, work::traffic(g, node, &self.extents), factor, device).nanos()
+                let arithmetic = body
+                    .nodes()
+                    .map(|(_, n)| self.arithmetic_seconds(body, n, device))
+                    .sum();
+                let factor = body
+                    .nodes()
+                    .map(|(_, n)| layout_factor(&n.op))
+                    .max()
+                    .unwrap_or(1);
+                self.roofline(
+                    arithmetic,
+                    work::traffic(g, node, &self.extents),
+                    factor,
+                    device,
+                )
+                .nanos()
             }
-            Op::If => node.regions.iter().map(|r| self.graph_ns(r, device)).max().unwrap_or(Nanos::ZERO),
-            Op::Loop { trip, .. } => self.graph_ns(&node.regions[0], device).times(self.extents.of(trip)),
-            Op::Scan { length, .. } => self.graph_ns(&node.regions[0], device).times(self.extents.of(length)),
+            Op::If => node
+                .regions
+                .iter()
+                .map(|r| self.graph_ns(r, device))
+                .max()
+                .unwrap_or(Nanos::ZERO),
+            Op::Loop { trip, .. } => self
+                .graph_ns(&node.regions[0], device)
+                .times(self.extents.of(trip)),
+            Op::Scan { length, .. } => self
+                .graph_ns(&node.regions[0], device)
+                .times(self.extents.of(length)),
             _ => {
                 let arithmetic = self.arithmetic_seconds(g, node, device);
-                self.roofline(arithmetic, work::traffic(g, node, &self.extents), layout_factor(&node.op), device)
-                    .nanos()
+                self.roofline(
+                    arithmetic,
+                    work::traffic(g, node, &self.extents),
+                    layout_factor(&node.op),
+                    device,
+                )
+                .nanos()
             }
         }
     }
@@ -73,26 +105,55 @@ impl CostModel {
     }
 
     /// Seconds of arithmetic of one op on a device, and the bytes that it moves as a kernel of its own.
-    pub fn of_op(&self, op: &Op, operands: &[&Type], results: &[Type], device: &DeviceProfile) -> (f64, Bytes) {
+    pub fn of_op(
+        &self,
+        op: &Op,
+        operands: &[&Type],
+        results: &[Type],
+        device: &DeviceProfile,
+    ) -> (f64, Bytes) {
         let arithmetic = seconds(work::of_op(op, operands, results, &self.extents), device);
-        (arithmetic, work::op_traffic(op, operands, results, &self.extents))
+        (
+            arithmetic,
+            work::op_traffic(op, operands, results, &self.extents),
+        )
     }
 
     /// Seconds of arithmetic of a node, regions aside: neither launch nor memory traffic.
     pub fn arithmetic_seconds(&self, g: &Graph, node: &Node, device: &DeviceProfile) -> f64 {
-        let types = |ids: &[crate::ir::ValueId]| -> Vec<&Type> { ids.iter().map(|&v| g.ty(v)).collect() };
-        seconds(work::of_op(&node.op, &types(&node.inputs), &types(&node.outputs), &self.extents), device)
+        let types =
+            |ids: &[crate::ir::ValueId]| -> Vec<&Type> { ids.iter().map(|&v| g.ty(v)).collect() };
+        seconds(
+            work::of_op(
+                &node.op,
+                &types(&node.inputs),
+                &types(&node.outputs),
+                &self.extents,
+            ),
+            device,
+        )
     }
 
     /// Time of a kernel with so much arithmetic (seconds) and memory traffic, multiplied by `factor`.
-    pub fn roofline(&self, arithmetic_seconds: f64, traffic: Bytes, factor: u64, device: &DeviceProfile) -> Picos {
-        let work = Picos::from_seconds(arithmetic_seconds.max(self.memory_seconds(traffic, device)));
+    pub fn roofline(
+        &self,
+        arithmetic_seconds: f64,
+        traffic: Bytes,
+        factor: u64,
+        device: &DeviceProfile,
+    ) -> Picos {
+        let work =
+            Picos::from_seconds(arithmetic_seconds.max(self.memory_seconds(traffic, device)));
         (Picos::from(device.launch) + work).times(factor)
     }
 
     /// Seconds that a kernel takes to move so many bytes.
     pub fn memory_seconds(&self, traffic: Bytes, device: &DeviceProfile) -> f64 {
-        let bandwidth = if traffic <= device.cache_bytes { device.cache_bandwidth } else { device.memory_bandwidth };
+        let bandwidth = if traffic <= device.cache_bytes {
+            device.cache_bandwidth
+        } else {
+            device.memory_bandwidth
+        };
         traffic.0 as f64 / bandwidth
     }
 
@@ -106,13 +167,21 @@ impl CostModel {
 /// code generation copies operand and result.
 pub fn layout_factor(op: &Op) -> u64 {
     match op {
-        Op::Conv { layout: Layout::ChannelsFirst, .. } | Op::Pool { layout: Layout::ChannelsFirst, .. } => 4,
+        Op::Conv {
+            layout: Layout::ChannelsFirst,
+            ..
+        }
+        | Op::Pool {
+            layout: Layout::ChannelsFirst,
+            ..
+        } => 4,
         _ => 1,
     }
 }
 
 fn seconds(w: Work, device: &DeviceProfile) -> f64 {
-    w.flops.saturating_add(w.overhead_flops) as f64 / (device.peak_flops(w.dtype) * device.efficiency(w.class, w.dtype))
+    w.flops.saturating_add(w.overhead_flops) as f64
+        / (device.peak_flops(w.dtype) * device.efficiency(w.class, w.dtype))
 }
 
 /// A stable hash of what a node computes: op, attributes, body, operand and result types; no names and no contents of constants. Keys measured times.
@@ -138,7 +207,10 @@ fn write_node(out: &mut String, g: &Graph, node: &Node) -> std::fmt::Result {
             write_node(out, region, n)?;
             writeln!(out)?;
         }
-        region.outputs.iter().try_for_each(|o| write!(out, "{:?} ", o.value))?;
+        region
+            .outputs
+            .iter()
+            .try_for_each(|o| write!(out, "{:?} ", o.value))?;
         write!(out, "}}")?;
     }
     Ok(())
@@ -155,7 +227,9 @@ pub(crate) struct Fnv(u64);
 
 impl Fnv {
     fn with(self, bytes: &[u8]) -> Fnv {
-        Fnv(bytes.iter().fold(self.0, |h, &b| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3)))
+        Fnv(bytes.iter().fold(self.0, |h, &b| {
+            (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3)
+        }))
     }
 
     /// The hash of what was written so far.

@@ -99,7 +99,9 @@ impl DeviceProfile {
     /// takes about the time of its parts or less (measured at 12 heads of depth 64, least of two runs: 1.07 of it at 64 keys, 0.97 at 128, 0.76
     /// at 512), which its number must keep.
     pub fn efficiency(&self, class: WorkClass, dtype: DType) -> f64 {
-        let stated = [Some(dtype), None].into_iter().find_map(|d| self.efficiencies.get(&(class, d)));
+        let stated = [Some(dtype), None]
+            .into_iter()
+            .find_map(|d| self.efficiencies.get(&(class, d)));
         if let Some(&share) = stated {
             return share;
         }

@@ -11,7 +11,11 @@ use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 
 /// The format of the file of measured times. It changes with what a kernel is: times of other code generators do not apply.
-pub const TIMES_FORMAT: &str = concat!("gristmill/times/1 of ", env!("CARGO_PKG_VERSION"), " codegen 1");
+pub const TIMES_FORMAT: &str = concat!(
+    "gristmill/times/1 of ",
+    env!("CARGO_PKG_VERSION"),
+    " codegen 1"
+);
 
 /// Most clusters that are kept; the file stays below about 60 MiB.
 const MAX_SAMPLES: usize = 200_000;
@@ -24,7 +28,8 @@ pub fn folder() -> Option<PathBuf> {
     }
     let absolute = |dir: std::ffi::OsString| Some(PathBuf::from(dir)).filter(|d| d.is_absolute());
     let base = var("XDG_CACHE_HOME").and_then(absolute);
-    base.or_else(|| Some(var("HOME").and_then(absolute)?.join(".cache"))).map(|b| b.join("gristmill"))
+    base.or_else(|| Some(var("HOME").and_then(absolute)?.join(".cache")))
+        .map(|b| b.join("gristmill"))
 }
 
 #[derive(Serialize, Deserialize)]
@@ -76,11 +81,15 @@ pub fn load_times(path: &Path, machine: &str) -> (Measured, Option<String>) {
 
 /// The warning about a file that is not used.
 pub(crate) fn ignored(path: &Path, why: impl std::fmt::Display) -> String {
-    format!("{}: {why}; the file is ignored (delete it, or measure again)", path.display())
+    format!(
+        "{}: {why}; the file is ignored (delete it, or measure again)",
+        path.display()
+    )
 }
 
 fn parse_times(text: &str, machine: &str) -> Result<Measured, String> {
-    let value: serde_json::Value = serde_json::from_str(text).map_err(|e| format!("not JSON: {e}"))?;
+    let value: serde_json::Value =
+        serde_json::from_str(text).map_err(|e| format!("not JSON: {e}"))?;
     let found = value["format"].as_str().unwrap_or("none");
     if found != TIMES_FORMAT {
         return Err(format!("format {found:?}, expected {TIMES_FORMAT:?}"));
@@ -90,17 +99,31 @@ fn parse_times(text: &str, machine: &str) -> Result<Measured, String> {
         return Err(format!("it is of another machine, {:?}", file.machine));
     }
     let mut measured = Measured::default();
-    measured.extend(file.times.into_iter().map(Row::sample).collect::<Result<Vec<_>, _>>()?);
+    measured.extend(
+        file.times
+            .into_iter()
+            .map(Row::sample)
+            .collect::<Result<Vec<_>, _>>()?,
+    );
     Ok(measured)
 }
 
 impl Row {
     fn sample(self) -> Result<((ProfileKey, u64), Sample), String> {
-        let hash = |text: &str| u64::from_str_radix(text, 16).map_err(|e| format!("hash {text:?}: {e}"));
+        let hash =
+            |text: &str| u64::from_str_radix(text, 16).map_err(|e| format!("hash {text:?}: {e}"));
         let key = (ProfileKey(hash(&self.profile)?), hash(&self.cluster)?);
         let n = self.recent_ns.len();
-        if self.count == 0 || n == 0 || n > KEPT || n as u64 > self.count || self.min_ns > self.sum_ns / self.count {
-            return Err(format!("the times of cluster {} contradict each other", self.cluster));
+        if self.count == 0
+            || n == 0
+            || n > KEPT
+            || n as u64 > self.count
+            || self.min_ns > self.sum_ns / self.count
+        {
+            return Err(format!(
+                "the times of cluster {} contradict each other",
+                self.cluster
+            ));
         }
         let sample = Sample {
             class: self.class,
@@ -127,8 +150,13 @@ pub fn save_times(path: &Path, machine: &str, measured: &Measured) -> Result<()>
         recent_ns: s.recent.iter().map(|t| t.0).collect(),
     };
     let times = measured.samples().take(MAX_SAMPLES).map(row).collect();
-    let file = TimesFile { format: TIMES_FORMAT.to_owned(), machine: machine.to_owned(), times };
-    let text = serde_json::to_string(&file).map_err(|e| Error::internal(format!("writing times: {e}")))?;
+    let file = TimesFile {
+        format: TIMES_FORMAT.to_owned(),
+        machine: machine.to_owned(),
+        times,
+    };
+    let text =
+        serde_json::to_string(&file).map_err(|e| Error::internal(format!("writing times: {e}")))?;
     replace(path, &text)
 }
 

@@ -17,27 +17,61 @@ fn f32s(shape: &[usize]) -> Type {
 #[test]
 fn flops_of_contractions() {
     let extents = Extents::default();
-    let matmul = work::of_op(&Op::MatMul, &[f32s(&[2, 3, 5]), f32s(&[5, 7])], &[f32s(&[2, 3, 7])], &extents);
-    assert_eq!((matmul.class, matmul.flops), (WorkClass::MatMul, 2 * 2 * 3 * 5 * 7));
-    let window =
-        crate::ir::Window { strides: vec![1; 2], dilations: vec![1; 2], pads_low: vec![1; 2], pads_high: vec![1; 2] };
-    for (layout, w) in
-        [(crate::ir::Layout::ChannelsFirst, [8, 2, 3, 3]), (crate::ir::Layout::ChannelsLast, [3, 3, 2, 8])]
-    {
-        let op = Op::Conv { window: window.clone(), groups: 2, layout };
-        let conv = work::of_op(&op, &[f32s(&[1, 4, 6, 6]), f32s(&w)], &[f32s(&[1, 8, 6, 6])], &extents);
-        assert_eq!((conv.class, conv.flops), (WorkClass::Conv, 2 * 8 * 36 * 2 * 9));
+    let matmul = work::of_op(
+        &Op::MatMul,
+        &[f32s(&[2, 3, 5]), f32s(&[5, 7])],
+        &[f32s(&[2, 3, 7])],
+        &extents,
+    );
+    assert_eq!(
+        (matmul.class, matmul.flops),
+        (WorkClass::MatMul, 2 * 2 * 3 * 5 * 7)
+    );
+    let window = crate::ir::Window {
+        strides: vec![1; 2],
+        dilations: vec![1; 2],
+        pads_low: vec![1; 2],
+        pads_high: vec![1; 2],
+    };
+    for (layout, w) in [
+        (crate::ir::Layout::ChannelsFirst, [8, 2, 3, 3]),
+        (crate::ir::Layout::ChannelsLast, [3, 3, 2, 8]),
+    ] {
+        let op = Op::Conv {
+            window: window.clone(),
+            groups: 2,
+            layout,
+        };
+        let conv = work::of_op(
+            &op,
+            &[f32s(&[1, 4, 6, 6]), f32s(&w)],
+            &[f32s(&[1, 8, 6, 6])],
+            &extents,
+        );
+        assert_eq!(
+            (conv.class, conv.flops),
+            (WorkClass::Conv, 2 * 8 * 36 * 2 * 9)
+        );
     }
-    let op = Op::Attention { scale: 1.0.into(), causal: false };
+    let op = Op::Attention {
+        scale: 1.0.into(),
+        causal: false,
+    };
     let qkv = [f32s(&[2, 4, 8]), f32s(&[2, 6, 8]), f32s(&[2, 6, 8])];
-    assert_eq!(work::of_op(&op, &qkv, &[f32s(&[2, 4, 8])], &extents).flops, 2 * 4 * 6 * (16 + 16 + 14));
+    assert_eq!(
+        work::of_op(&op, &qkv, &[f32s(&[2, 4, 8])], &extents).flops,
+        2 * 4 * 6 * (16 + 16 + 14)
+    );
 }
 
 #[test]
 fn symbols_count_as_the_stated_extent() {
     let shape = Shape::from_iter([Dim::symbol("batch"), 4.into()]);
     assert_eq!(Extents::default().elements(&shape), 4);
-    let eight = Extents { bindings: [("batch".to_owned(), 8)].into(), unknown_extent: 1 };
+    let eight = Extents {
+        bindings: [("batch".to_owned(), 8)].into(),
+        unknown_extent: 1,
+    };
     assert_eq!(eight.elements(&shape), 32);
 }
 
@@ -52,7 +86,10 @@ fn a_gather_does_not_read_its_whole_table() {
     let (clustered, _) = cluster::cluster(&g, &cluster::Fusion::Grouped).unwrap();
     for g in [&g, &clustered] {
         let (_, node) = g.nodes().next().unwrap();
-        assert_eq!(work::traffic(g, node, &Extents::default()), Bytes(2 * 4 * 64 * 4 + 4 * 8));
+        assert_eq!(
+            work::traffic(g, node, &Extents::default()),
+            Bytes(2 * 4 * 64 * 4 + 4 * 8)
+        );
     }
 }
 
@@ -92,32 +129,62 @@ fn signatures_know_shapes_and_ops_but_no_names() {
 }
 
 /// What is measured of a graph's first node, recorded for a device.
-fn record(measured: &mut Measured, g: &crate::ir::Graph, d: &DeviceProfile, times: &[u64]) -> Nanos {
+fn record(
+    measured: &mut Measured,
+    g: &crate::ir::Graph,
+    d: &DeviceProfile,
+    times: &[u64],
+) -> Nanos {
     let node = g.node(NodeId(0));
     let analytic = CostModel::default().analytic_ns(g, node, d);
-    measured.record(d, [(g, node, analytic, times.iter().copied().map(Nanos).collect())]);
+    measured.record(
+        d,
+        [(
+            g,
+            node,
+            analytic,
+            times.iter().copied().map(Nanos).collect(),
+        )],
+    );
     analytic
 }
 
 #[test]
 fn estimates_join_measured_and_predicted_times() {
-    let (g, seen_too) = (map_of("g", ScalarOp::Exp, 4096), map_of("g", ScalarOp::Exp, 8192));
+    let (g, seen_too) = (
+        map_of("g", ScalarOp::Exp, 4096),
+        map_of("g", ScalarOp::Exp, 8192),
+    );
     let mut measured = Measured::default();
     let a = record(&mut measured, &g, &device(), &[3_000, 5_000, 4_000]).0;
     // r = 4000 / a: the model's opinion is 4000 ns, worth two runs: (2 * 4000 + 12000) / 5.
     let at = |m: &Measured, g: &crate::ir::Graph, d: &DeviceProfile| {
-        CostModel { measured: Arc::new(m.clone()), ..CostModel::default() }.node_ns(g, NodeId(0), d)
+        CostModel {
+            measured: Arc::new(m.clone()),
+            ..CostModel::default()
+        }
+        .node_ns(g, NodeId(0), d)
     };
     assert_eq!(at(&measured, &g, &device()), Nanos(4_000));
     // A cluster of the class that nobody measured: its own roofline times r.
-    let b = CostModel::default().analytic_ns(&seen_too, seen_too.node(NodeId(0)), &device()).0;
+    let b = CostModel::default()
+        .analytic_ns(&seen_too, seen_too.node(NodeId(0)), &device())
+        .0;
     let expected = |b: u64| (b as f64 * 4_000.0 / a as f64).round() as i64;
     assert!((at(&measured, &seen_too, &device()).0 as i64 - expected(b)).abs() <= 1);
     // Another device learns nothing from it.
     let other = DeviceProfile::cpu(Isa::Avx512, 2);
-    assert_eq!(at(&measured, &g, &other), CostModel::default().node_ns(&g, NodeId(0), &other));
+    assert_eq!(
+        at(&measured, &g, &other),
+        CostModel::default().node_ns(&g, NodeId(0), &other)
+    );
     // Measured twice as slow as r says of the first: r = sqrt(4000/a * 2*4000/a).
-    record(&mut measured, &seen_too, &device(), &[(8_000 * b).div_ceil(a)]);
+    record(
+        &mut measured,
+        &seen_too,
+        &device(),
+        &[(8_000 * b).div_ceil(a)],
+    );
     let r = (4_000.0 / a as f64) * 2f64.sqrt();
     let by_hand = (2.0 * (a as f64 * r) + 12_000.0) / 5.0;
     assert!((at(&measured, &g, &device()).0 as f64 - by_hand).abs() <= 1.0);
@@ -129,7 +196,10 @@ fn samples_keep_count_sum_least_and_the_latest() {
     let mut measured = Measured::default();
     record(&mut measured, &g, &device(), &(1..=20).collect::<Vec<_>>());
     let (_, s) = measured.samples().next().unwrap();
-    assert_eq!((s.count, s.sum, s.min, s.class.as_str()), (20, Nanos(210), Nanos(1), "map"));
+    assert_eq!(
+        (s.count, s.sum, s.min, s.class.as_str()),
+        (20, Nanos(210), Nanos(1), "map")
+    );
     assert_eq!(s.recent, (5..=20).map(Nanos).collect::<Vec<_>>());
 }
 
@@ -139,8 +209,18 @@ fn times_survive_in_a_file() {
     let path = store::times_path(&dir.path().join("new"));
     assert_eq!(store::load_times(&path, "m"), (Measured::default(), None));
     let mut measured = Measured::default();
-    record(&mut measured, &map_of("g", ScalarOp::Exp, 16), &device(), &[7, 9]);
-    record(&mut measured, &map_of("g", ScalarOp::Neg, 16), &device(), &[5]);
+    record(
+        &mut measured,
+        &map_of("g", ScalarOp::Exp, 16),
+        &device(),
+        &[7, 9],
+    );
+    record(
+        &mut measured,
+        &map_of("g", ScalarOp::Neg, 16),
+        &device(),
+        &[5],
+    );
     store::save_times(&path, "m", &measured).unwrap();
     assert_eq!(store::load_times(&path, "m"), (measured, None));
     let kept: Vec<_> = std::fs::read_dir(path.parent().unwrap()).unwrap().collect();
@@ -152,7 +232,12 @@ fn files_of_times_that_do_not_fit_are_named_and_ignored() {
     let dir = tempfile::tempdir().unwrap();
     let path = store::times_path(dir.path());
     let mut measured = Measured::default();
-    record(&mut measured, &map_of("g", ScalarOp::Exp, 16), &device(), &[7, 9]);
+    record(
+        &mut measured,
+        &map_of("g", ScalarOp::Exp, 16),
+        &device(),
+        &[7, 9],
+    );
     store::save_times(&path, "m", &measured).unwrap();
     let good = std::fs::read_to_string(&path).unwrap();
     let warning = |text: &str, machine: &str| {
@@ -160,13 +245,22 @@ fn files_of_times_that_do_not_fit_are_named_and_ignored() {
         let (measured, warning) = store::load_times(&path, machine);
         assert!(measured.is_empty());
         let warning = warning.expect("a warning");
-        warning.strip_prefix(&path.display().to_string()).expect("the file is named first").to_owned()
+        warning
+            .strip_prefix(&path.display().to_string())
+            .expect("the file is named first")
+            .to_owned()
     };
-    let hash = good.split("\"cluster\":\"").nth(1).and_then(|rest| rest.get(..16)).expect("a row").to_owned();
+    let hash = good
+        .split("\"cluster\":\"")
+        .nth(1)
+        .and_then(|rest| rest.get(..16))
+        .expect("a row")
+        .to_owned();
     let warnings = [
         warning(&good, "another"),
         warning(&good[..good.len() / 2], "m"),
-        warning(&good.replace("codegen 1", "codegen 0"), "m").replace(env!("CARGO_PKG_VERSION"), "VERSION"),
+        warning(&good.replace("codegen 1", "codegen 0"), "m")
+            .replace(env!("CARGO_PKG_VERSION"), "VERSION"),
         warning(&good.replace("\"count\":2", "\"count\":0"), "m").replace(&hash, "HASH"),
         warning(&good.replace("\"count\"", "\"number\""), "m"),
     ];

@@ -81,7 +81,11 @@ impl Picos {
 
     /// In nanoseconds, rounded up; infinity stays infinite.
     pub fn nanos(self) -> Nanos {
-        if self.is_finite() { Nanos(self.0.div_ceil(1000)) } else { Nanos::INFINITY }
+        if self.is_finite() {
+            Nanos(self.0.div_ceil(1000))
+        } else {
+            Nanos::INFINITY
+        }
     }
 
     /// In seconds.
@@ -137,9 +141,21 @@ mod tests {
 
     #[test]
     fn units_print_for_people() {
-        let times = [Nanos(999), Nanos(1_500), Nanos(3_810_000), Nanos(2_000_000_000), Nanos::INFINITY];
-        assert_eq!(times.map(|t| t.to_string()), ["999 ns", "1.50 us", "3.81 ms", "2.00 s", "inf"]);
+        let times = [
+            Nanos(999),
+            Nanos(1_500),
+            Nanos(3_810_000),
+            Nanos(2_000_000_000),
+            Nanos::INFINITY,
+        ];
+        assert_eq!(
+            times.map(|t| t.to_string()),
+            ["999 ns", "1.50 us", "3.81 ms", "2.00 s", "inf"]
+        );
         let sizes = [Bytes(64), Bytes(1536), Bytes(102_550_733), Bytes(3 << 30)];
-        assert_eq!(sizes.map(|s| s.to_string()), ["64 B", "1.5 KiB", "97.8 MiB", "3.00 GiB"]);
+        assert_eq!(
+            sizes.map(|s| s.to_string()),
+            ["64 B", "1.5 KiB", "97.8 MiB", "3.00 GiB"]
+        );
     }
 }

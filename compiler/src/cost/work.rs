@@ -74,7 +74,10 @@ pub struct Extents {
 
 impl Default for Extents {
     fn default() -> Extents {
-        Extents { bindings: Bindings::new(), unknown_extent: 1 }
+        Extents {
+            bindings: Bindings::new(),
+            unknown_extent: 1,
+        }
     }
 }
 
@@ -108,39 +111,72 @@ fn product(extents: impl Iterator<Item = u64>) -> u64 {
 
 /// Arithmetic of an op from its operand and result types. Ops that only name or move data count one operation per element written, or
 /// none when they are index maps of a loop. Regions are not looked into.
-pub fn of_op(op: &Op, operands: &[impl Borrow<Type>], results: &[impl Borrow<Type>], extents: &Extents) -> Work {
+pub fn of_op(
+    op: &Op,
+    operands: &[impl Borrow<Type>],
+    results: &[impl Borrow<Type>],
+    extents: &Extents,
+) -> Work {
     let operands: Vec<&Type> = operands.iter().map(Borrow::borrow).collect();
     let results: Vec<&Type> = results.iter().map(Borrow::borrow).collect();
     let n_in = operands.first().map_or(0, |t| extents.elements(&t.shape));
     let n_out = results.first().map_or(0, |t| extents.elements(&t.shape));
-    let dtype = operands.first().or(results.first()).copied().map_or(DType::F32, |t| t.dtype);
-    let work = |class, flops| Work { class, dtype, flops, overhead_flops: 0 };
+    let dtype = operands
+        .first()
+        .or(results.first())
+        .copied()
+        .map_or(DType::F32, |t| t.dtype);
+    let work = |class, flops| Work {
+        class,
+        dtype,
+        flops,
+        overhead_flops: 0,
+    };
     match op {
-        Op::Map(s) => work(WorkClass::Map, n_out.saturating_mul(u64::from(s.spec().flops.max(1)))),
+        Op::Map(s) => work(
+            WorkClass::Map,
+            n_out.saturating_mul(u64::from(s.spec().flops.max(1))),
+        ),
         Op::Softmax { .. } => work(WorkClass::Reduce, n_in.saturating_mul(18)),
-        Op::LayerNorm { .. } | Op::RmsNorm { .. } => work(WorkClass::Reduce, n_in.saturating_mul(6)),
+        Op::LayerNorm { .. } | Op::RmsNorm { .. } => {
+            work(WorkClass::Reduce, n_in.saturating_mul(6))
+        }
         Op::MatMul => {
             let k = operands[0].shape.last().map_or(1, |d| extents.of(d));
             let overhead_flops = product([2, n_out, PRODUCT_OVERHEAD_DEPTH].into_iter());
-            Work { overhead_flops, ..work(WorkClass::MatMul, product([2, n_out, k].into_iter())) }
+            Work {
+                overhead_flops,
+                ..work(WorkClass::MatMul, product([2, n_out, k].into_iter()))
+            }
         }
         Op::Conv { layout, .. } => work(
             WorkClass::Conv,
-            product([2, n_out, taps_per_output(&operands[1].shape, *layout, extents)].into_iter()),
+            product(
+                [
+                    2,
+                    n_out,
+                    taps_per_output(&operands[1].shape, *layout, extents),
+                ]
+                .into_iter(),
+            ),
         ),
         Op::ConvTranspose { .. } => {
             let taps = product(operands[1].shape.iter().skip(1).map(|d| extents.of(d)));
             work(WorkClass::Conv, product([2, n_in, taps].into_iter()))
         }
-        Op::Pool { size, .. } | Op::MaxPoolIndices { size, .. } => {
-            work(WorkClass::Window, n_out.saturating_mul(product(size.iter().map(|&s| s as u64))))
-        }
+        Op::Pool { size, .. } | Op::MaxPoolIndices { size, .. } => work(
+            WorkClass::Window,
+            n_out.saturating_mul(product(size.iter().map(|&s| s as u64))),
+        ),
         Op::Attention { .. } => work(WorkClass::Attention, attention_flops(&operands, extents)),
         Op::TopK { .. } => work(WorkClass::Sort, n_in.saturating_mul(16)),
         _ => match op.class() {
             OpClass::Reduce => work(WorkClass::Reduce, n_in),
             OpClass::Gather => work(WorkClass::Gather, n_out),
-            OpClass::Scatter => work(WorkClass::Scatter, operands.last().map_or(0, |t| extents.elements(&t.shape))),
+            OpClass::Scatter => work(
+                WorkClass::Scatter,
+                operands.last().map_or(0, |t| extents.elements(&t.shape)),
+            ),
             OpClass::Scan => work(WorkClass::Scan, n_in),
             OpClass::Map => work(WorkClass::Map, n_out),
             _ => work(WorkClass::Map, 0),
@@ -154,7 +190,13 @@ fn taps_per_output(weights: &Shape, layout: Layout, extents: &Extents) -> u64 {
         Layout::ChannelsFirst => 0,
         Layout::ChannelsLast => weights.rank().saturating_sub(1),
     };
-    product(weights.iter().enumerate().filter(|(axis, _)| *axis != out_axis).map(|(_, d)| extents.of(d)))
+    product(
+        weights
+            .iter()
+            .enumerate()
+            .filter(|(axis, _)| *axis != out_axis)
+            .map(|(_, d)| extents.of(d)),
+    )
 }
 
 /// Two products and a softmax.
@@ -181,7 +223,11 @@ pub fn traffic(g: &Graph, node: &Node, extents: &Extents) -> Bytes {
                 let uses = users[inner.0 as usize]
                     .iter()
                     .map(|&(n, operand)| bytes_read(body, body.node(n), operand, extents));
-                if body.outputs.iter().any(|o| o.value == inner) { whole } else { uses.sum::<Bytes>().min(whole) }
+                if body.outputs.iter().any(|o| o.value == inner) {
+                    whole
+                } else {
+                    uses.sum::<Bytes>().min(whole)
+                }
             }
             None => bytes_read(g, node, i, extents),
         }
@@ -191,21 +237,46 @@ pub fn traffic(g: &Graph, node: &Node, extents: &Extents) -> Bytes {
 }
 
 /// Bytes that one op outside any cluster must read and write, from its operand and result types.
-pub fn op_traffic(op: &Op, operands: &[impl Borrow<Type>], results: &[impl Borrow<Type>], extents: &Extents) -> Bytes {
+pub fn op_traffic(
+    op: &Op,
+    operands: &[impl Borrow<Type>],
+    results: &[impl Borrow<Type>],
+    extents: &Extents,
+) -> Bytes {
     let written = || results.iter().map(|t| extents.bytes(t.borrow()));
-    let read = |(i, t)| op_reads(op, i, extents.bytes(t), written().next().unwrap_or(Bytes::ZERO));
-    operands.iter().map(Borrow::borrow).enumerate().map(read).sum::<Bytes>() + written().sum()
+    let read = |(i, t)| {
+        op_reads(
+            op,
+            i,
+            extents.bytes(t),
+            written().next().unwrap_or(Bytes::ZERO),
+        )
+    };
+    operands
+        .iter()
+        .map(Borrow::borrow)
+        .enumerate()
+        .map(read)
+        .sum::<Bytes>()
+        + written().sum()
 }
 
 /// Bytes of operand `i` that one op of a graph reads.
 pub fn bytes_read(g: &Graph, node: &Node, i: usize, extents: &Extents) -> Bytes {
-    op_reads(&node.op, i, extents.bytes(g.ty(node.inputs[i])), extents.bytes(g.ty(node.outputs[0])))
+    op_reads(
+        &node.op,
+        i,
+        extents.bytes(g.ty(node.inputs[i])),
+        extents.bytes(g.ty(node.outputs[0])),
+    )
 }
 
 /// Bytes of operand `i`, `whole` bytes in all, that an op reads whose first result has `written` bytes.
 fn op_reads(op: &Op, i: usize, whole: Bytes, written: Bytes) -> Bytes {
     match op {
-        Op::Slice { .. } | Op::Gather { .. } | Op::GatherElements { .. } | Op::GatherNd { .. } if i == 0 => {
+        Op::Slice { .. } | Op::Gather { .. } | Op::GatherElements { .. } | Op::GatherNd { .. }
+            if i == 0 =>
+        {
             whole.min(written)
         }
         _ => whole,

@@ -27,7 +27,11 @@ impl Comparison {
     /// Greatest absolute error over the greatest absolute expected value: the error relative to the tensor's scale. 0
     /// when there is no error.
     pub fn scaled_err(&self) -> f64 {
-        if self.max_abs_err == 0.0 { 0.0 } else { self.max_abs_err / self.max_abs_expected }
+        if self.max_abs_err == 0.0 {
+            0.0
+        } else {
+            self.max_abs_err / self.max_abs_expected
+        }
     }
 
     fn differing(detail: String) -> Comparison {
@@ -47,9 +51,17 @@ impl Comparison {
 impl fmt::Display for Comparison {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (abs, rel) = (self.max_abs_err, self.max_rel_err);
-        write!(f, "max abs error {abs:.3e}, max rel error {rel:.3e}, over scale {:.3e}", self.scaled_err())?;
+        write!(
+            f,
+            "max abs error {abs:.3e}, max rel error {rel:.3e}, over scale {:.3e}",
+            self.scaled_err()
+        )?;
         if !self.ok {
-            write!(f, ", {} elements beyond the tolerance; {}", self.n_bad, self.detail)?;
+            write!(
+                f,
+                ", {} elements beyond the tolerance; {}",
+                self.n_bad, self.detail
+            )?;
         }
         Ok(())
     }
@@ -76,7 +88,12 @@ fn compare<T: Scalar>(expected: &Tensor, actual: &Tensor, rtol: f64, atol: f64) 
         detail: String::new(),
     };
     let mut worst_excess = 0.0;
-    for (i, (&e, &a)) in expected.as_slice::<T>().iter().zip(actual.as_slice::<T>()).enumerate() {
+    for (i, (&e, &a)) in expected
+        .as_slice::<T>()
+        .iter()
+        .zip(actual.as_slice::<T>())
+        .enumerate()
+    {
         let magnitude = e.to_f64().abs();
         if magnitude.is_finite() {
             c.max_abs_expected = c.max_abs_expected.max(magnitude);
@@ -92,13 +109,24 @@ fn compare<T: Scalar>(expected: &Tensor, actual: &Tensor, rtol: f64, atol: f64) 
             _ => (f64::INFINITY, 0.0),
         };
         c.max_abs_err = c.max_abs_err.max(error);
-        c.max_rel_err = c.max_rel_err.max(if error.is_finite() { error / magnitude } else { error });
+        c.max_rel_err = c.max_rel_err.max(if error.is_finite() {
+            error / magnitude
+        } else {
+            error
+        });
         c.n_bad += usize::from(error > allowed);
-        let excess = if error.is_infinite() { f64::MAX } else { error / allowed.max(f64::MIN_POSITIVE) };
+        let excess = if error.is_infinite() {
+            f64::MAX
+        } else {
+            error / allowed.max(f64::MIN_POSITIVE)
+        };
         if excess > worst_excess {
             worst_excess = excess;
             c.worst = Some(unravel(i, expected.shape()));
-            c.detail = format!("worst at {:?}: expected {e:?}, got {a:?}", unravel(i, expected.shape()));
+            c.detail = format!(
+                "worst at {:?}: expected {e:?}, got {a:?}",
+                unravel(i, expected.shape())
+            );
         }
     }
     c.ok = c.n_bad == 0;
@@ -125,9 +153,19 @@ mod tests {
 
     #[test]
     fn special_values() {
-        let c = allclose(&t(&[f32::NAN, f32::INFINITY, 0.0]), &t(&[f32::NAN, f32::INFINITY, -0.0]), 0.0, 0.0);
+        let c = allclose(
+            &t(&[f32::NAN, f32::INFINITY, 0.0]),
+            &t(&[f32::NAN, f32::INFINITY, -0.0]),
+            0.0,
+            0.0,
+        );
         assert!(c.ok && c.worst.is_none() && c.scaled_err() == 0.0);
-        for (e, a) in [(f32::NAN, 0.0), (0.0, f32::NAN), (f32::INFINITY, f32::NEG_INFINITY), (f32::INFINITY, 1.0)] {
+        for (e, a) in [
+            (f32::NAN, 0.0),
+            (0.0, f32::NAN),
+            (f32::INFINITY, f32::NEG_INFINITY),
+            (f32::INFINITY, 1.0),
+        ] {
             let c = allclose(&t(&[1.0, e]), &t(&[1.0, a]), 1e9, 1e9);
             assert!(!c.ok, "{e} {a}");
             assert_eq!(c.worst, Some(vec![1]));
@@ -139,7 +177,10 @@ mod tests {
         let (e, a) = (t(&[1.0, 100.0, 0.0]), t(&[1.0, 101.0, 0.5]));
         let c = allclose(&e, &a, 0.02, 0.1);
         assert_eq!((c.ok, c.n_bad, c.worst), (false, 1, Some(vec![2])));
-        assert_eq!((c.max_abs_err, c.max_rel_err, c.max_abs_expected), (1.0, f64::INFINITY, 100.0));
+        assert_eq!(
+            (c.max_abs_err, c.max_rel_err, c.max_abs_expected),
+            (1.0, f64::INFINITY, 100.0)
+        );
         assert!(allclose(&e, &a, 0.01, 0.5).ok);
     }
 

@@ -62,24 +62,35 @@ fn product<A: Acc>(a: &[A], b: &[A], out: &mut [A], (m, k, n): (usize, usize, us
         let row = &mut out[i * n..(i + 1) * n];
         for p in 0..k {
             let scale = a[i * k + p];
-            row.iter_mut().zip(&b[p * n..(p + 1) * n]).for_each(|(o, &v)| *o = o.add_product(scale, v));
+            row.iter_mut()
+                .zip(&b[p * n..(p + 1) * n])
+                .for_each(|(o, &v)| *o = o.add_product(scale, v));
         }
     }
 }
 
 /// [`Op::MatMul`](crate::ir::Op::MatMul) into `shape`.
 pub fn matmul(a: &Tensor, b: &Tensor, shape: &[usize]) -> Result<Tensor> {
-    if a.dtype().is_float() { matmul_in::<f64>(a, b, shape) } else { matmul_in::<i64>(a, b, shape) }
+    if a.dtype().is_float() {
+        matmul_in::<f64>(a, b, shape)
+    } else {
+        matmul_in::<i64>(a, b, shape)
+    }
 }
 
 fn matmul_in<A: Acc>(a: &Tensor, b: &Tensor, shape: &[usize]) -> Result<Tensor> {
-    let (lead_a, lead_b) = (&a.shape()[..a.shape().len() - 2], &b.shape()[..b.shape().len() - 2]);
+    let (lead_a, lead_b) = (
+        &a.shape()[..a.shape().len() - 2],
+        &b.shape()[..b.shape().len() - 2],
+    );
     let (lead, matrix) = shape.split_at(shape.len() - 2);
     let (m, n, k) = (matrix[0], matrix[1], a.shape()[a.shape().len() - 1]);
     let mut out = accumulators::<A>(shape)?;
     let (x, y) = (A::load(a), A::load(b));
     let mut starts = Vec::new();
-    for_each_offset(lead, &broadcast_strides(lead_a, lead), 0, |i| starts.push((i as usize, 0)));
+    for_each_offset(lead, &broadcast_strides(lead_a, lead), 0, |i| {
+        starts.push((i as usize, 0))
+    });
     let mut batch = starts.iter_mut();
     for_each_offset(lead, &broadcast_strides(lead_b, lead), 0, |i| {
         batch.next().expect("both walk the same batches").1 = i as usize;
@@ -92,7 +103,13 @@ fn matmul_in<A: Acc>(a: &Tensor, b: &Tensor, shape: &[usize]) -> Result<Tensor> 
 }
 
 /// Positions `o` in `0..n_out` whose tap `o * stride + tap - pad` lies in `0..n_in`.
-fn valid_range(n_out: usize, n_in: usize, stride: usize, tap: usize, pad: usize) -> std::ops::Range<usize> {
+fn valid_range(
+    n_out: usize,
+    n_in: usize,
+    stride: usize,
+    tap: usize,
+    pad: usize,
+) -> std::ops::Range<usize> {
     let first = pad.saturating_sub(tap).div_ceil(stride);
     let end = (n_in + pad).saturating_sub(tap).div_ceil(stride).min(n_out);
     first.min(end)..end
@@ -139,7 +156,11 @@ impl Plane<'_> {
         for o in ranges[axis].clone() {
             let at = (o * self.window.strides[axis]) as isize + shifts[axis];
             let next = (narrow + o, wide + at as usize);
-            if is_last { f(next.0, next.1) } else { self.rows(ranges, shifts, axis + 1, next, f) }
+            if is_last {
+                f(next.0, next.1)
+            } else {
+                self.rows(ranges, shifts, axis + 1, next, f)
+            }
         }
     }
 }
@@ -148,17 +169,34 @@ impl Plane<'_> {
 fn to_channels_first(rank: usize) -> (Vec<usize>, Vec<usize>) {
     let spatial = 1..rank - 1;
     let x = [0, rank - 1].into_iter().chain(spatial).collect();
-    let w = [rank - 1, rank - 2].into_iter().chain(0..rank - 2).collect();
+    let w = [rank - 1, rank - 2]
+        .into_iter()
+        .chain(0..rank - 2)
+        .collect();
     (x, w)
 }
 
 /// [`Op::Conv`](crate::ir::Op::Conv) into `shape`.
-pub fn conv(x: &Tensor, w: &Tensor, window: &Window, groups: usize, layout: Layout, shape: &[usize]) -> Result<Tensor> {
+pub fn conv(
+    x: &Tensor,
+    w: &Tensor,
+    window: &Window,
+    groups: usize,
+    layout: Layout,
+    shape: &[usize],
+) -> Result<Tensor> {
     if layout == Layout::ChannelsLast {
         let rank = shape.len();
         let (to_x, to_w) = to_channels_first(rank);
         let first: Vec<usize> = to_x.iter().map(|&p| shape[p]).collect();
-        let y = conv(&transpose(x, &to_x)?, &transpose(w, &to_w)?, window, groups, Layout::ChannelsFirst, &first)?;
+        let y = conv(
+            &transpose(x, &to_x)?,
+            &transpose(w, &to_w)?,
+            window,
+            groups,
+            Layout::ChannelsFirst,
+            &first,
+        )?;
         let back: Vec<usize> = [0].into_iter().chain(2..rank).chain([1]).collect();
         return transpose(&y, &back);
     }
@@ -169,8 +207,19 @@ pub fn conv(x: &Tensor, w: &Tensor, window: &Window, groups: usize, layout: Layo
     }
 }
 
-fn conv_in<A: Acc>(x: &Tensor, w: &Tensor, window: &Window, groups: usize, shape: &[usize]) -> Result<Tensor> {
-    let plane = Plane { wide: &x.shape()[2..], narrow: &shape[2..], kernel: &w.shape()[2..], window };
+fn conv_in<A: Acc>(
+    x: &Tensor,
+    w: &Tensor,
+    window: &Window,
+    groups: usize,
+    shape: &[usize],
+) -> Result<Tensor> {
+    let plane = Plane {
+        wide: &x.shape()[2..],
+        narrow: &shape[2..],
+        kernel: &w.shape()[2..],
+        window,
+    };
     let (n_wide, n_narrow, taps) = (count(plane.wide), count(plane.narrow), count(plane.kernel));
     let (c_in, c_out) = (x.shape()[1], shape[1]);
     let (in_group, out_group) = (c_in / groups, c_out / groups);
@@ -183,7 +232,8 @@ fn conv_in<A: Acc>(x: &Tensor, w: &Tensor, window: &Window, groups: usize, shape
                 let channel = o / out_group * in_group + i;
                 let from = &x[(image * c_in + channel) * n_wide..][..n_wide];
                 let kernel = &weights[(o * in_group + i) * taps..][..taps];
-                plane.for_each(|tap, at, wide| to[at] = to[at].add_product(from[wide], kernel[tap]));
+                plane
+                    .for_each(|tap, at, wide| to[at] = to[at].add_product(from[wide], kernel[tap]));
             }
         }
     }
@@ -191,7 +241,13 @@ fn conv_in<A: Acc>(x: &Tensor, w: &Tensor, window: &Window, groups: usize, shape
 }
 
 /// [`Op::ConvTranspose`](crate::ir::Op::ConvTranspose) into `shape`: every element of `x` adds its window of weights.
-pub fn conv_transpose(x: &Tensor, w: &Tensor, window: &Window, groups: usize, shape: &[usize]) -> Result<Tensor> {
+pub fn conv_transpose(
+    x: &Tensor,
+    w: &Tensor,
+    window: &Window,
+    groups: usize,
+    shape: &[usize],
+) -> Result<Tensor> {
     if x.dtype().is_float() {
         conv_transpose_in::<f64>(x, w, window, groups, shape)
     } else {
@@ -206,7 +262,12 @@ fn conv_transpose_in<A: Acc>(
     groups: usize,
     shape: &[usize],
 ) -> Result<Tensor> {
-    let plane = Plane { wide: &shape[2..], narrow: &x.shape()[2..], kernel: &w.shape()[2..], window };
+    let plane = Plane {
+        wide: &shape[2..],
+        narrow: &x.shape()[2..],
+        kernel: &w.shape()[2..],
+        window,
+    };
     let (n_wide, n_narrow, taps) = (count(plane.wide), count(plane.narrow), count(plane.kernel));
     let (c_in, c_out) = (x.shape()[1], shape[1]);
     let (in_group, out_group) = (c_in / groups, c_out / groups);
@@ -236,7 +297,12 @@ pub fn attention(
     shape: &[usize],
 ) -> Result<Tensor> {
     let rank = shape.len();
-    let (n_q, n_k, d, d_v) = (shape[rank - 2], k.shape()[rank - 2], q.shape()[rank - 1], shape[rank - 1]);
+    let (n_q, n_k, d, d_v) = (
+        shape[rank - 2],
+        k.shape()[rank - 2],
+        q.shape()[rank - 1],
+        shape[rank - 1],
+    );
     let batches = count(&shape[..rank - 2]);
     let mut scores_shape = shape.to_vec();
     scores_shape[rank - 1] = n_k;
@@ -254,11 +320,20 @@ pub fn attention(
                 let key = &k[(batch * n_k + j) * d..][..d];
                 let dot: f64 = query.iter().zip(key).map(|(a, b)| a * b).sum();
                 let score = dot * scale + mask.as_ref().map_or(0.0, |m| m[row * n_k + j]);
-                if causal && j > i { f64::NEG_INFINITY } else { score }
+                if causal && j > i {
+                    f64::NEG_INFINITY
+                } else {
+                    score
+                }
             })
             .collect();
         softmax_line(&mut scores, false);
-        product(&scores, &values[batch * n_k * d_v..][..n_k * d_v], &mut out[row * d_v..][..d_v], (1, n_k, d_v));
+        product(
+            &scores,
+            &values[batch * n_k * d_v..][..n_k * d_v],
+            &mut out[row * d_v..][..d_v],
+            (1, n_k, d_v),
+        );
     }
     from_f64(&out, v.dtype(), shape)
 }

@@ -8,7 +8,11 @@ use gristmill_runtime::Tensor;
 /// One element along axis 0, without the axis.
 fn row(t: &Tensor, i: usize) -> Result<Tensor> {
     let size = t.size_bytes() / t.shape()[0];
-    Ok(Tensor::from_bytes(t.dtype(), &t.shape()[1..], &t.as_bytes()[i * size..(i + 1) * size])?)
+    Ok(Tensor::from_bytes(
+        t.dtype(),
+        &t.shape()[1..],
+        &t.as_bytes()[i * size..(i + 1) * size],
+    )?)
 }
 
 /// Rows joined along a new axis 0; without a row, of the type that the region declares.
@@ -19,7 +23,10 @@ fn stack(rows: &[Tensor], region: &Graph, output: usize, bindings: &Bindings) ->
         return Ok(Tensor::zeros(ty.dtype, &[&[0], shape.as_slice()].concat())?);
     };
     let one = [&[1], first.shape()].concat();
-    let rows: Vec<Tensor> = rows.iter().map(|r| r.reshaped(&one)).collect::<Result<_, _>>()?;
+    let rows: Vec<Tensor> = rows
+        .iter()
+        .map(|r| r.reshaped(&one))
+        .collect::<Result<_, _>>()?;
     let shape = [&[rows.len()], first.shape()].concat();
     view::concat(&rows.iter().collect::<Vec<_>>(), 0, &shape)
 }
@@ -30,7 +37,12 @@ fn truth(t: &Tensor) -> bool {
 }
 
 impl Machine<'_> {
-    pub(super) fn branch(&mut self, inputs: &[&Tensor], regions: &[Graph], bindings: &Bindings) -> Result<Vec<Tensor>> {
+    pub(super) fn branch(
+        &mut self,
+        inputs: &[&Tensor],
+        regions: &[Graph],
+        bindings: &Bindings,
+    ) -> Result<Vec<Tensor>> {
         let args: Vec<Tensor> = inputs[1..].iter().map(|&t| t.clone()).collect();
         self.run(&regions[usize::from(!truth(inputs[0]))], &args, bindings)
     }

@@ -2,9 +2,19 @@
 
 /// Coefficients of W. J. Cody, "Rational Chebyshev approximations for the error function", Math. Comp. 23 (1969), as in
 /// his CALERF: numerators (last first) and monic denominators for `|x| <= 0.46875`, up to 4, and beyond.
-const NEAR_NUM: [f64; 5] =
-    [0.18577770618460315, 3.1611237438705655, 113.86415415105016, 377.485237685302, 3209.3775891384694];
-const NEAR_DEN: [f64; 4] = [23.60129095234412, 244.02463793444417, 1282.6165260773723, 2844.236833439171];
+const NEAR_NUM: [f64; 5] = [
+    0.18577770618460315,
+    3.1611237438705655,
+    113.86415415105016,
+    377.485237685302,
+    3209.3775891384694,
+];
+const NEAR_DEN: [f64; 4] = [
+    23.60129095234412,
+    244.02463793444417,
+    1282.6165260773723,
+    2844.236833439171,
+];
 const MID_NUM: [f64; 9] = [
     2.1531153547440383e-08,
     0.5641884969886701,
@@ -34,8 +44,13 @@ const FAR_NUM: [f64; 6] = [
     0.01608378514874228,
     0.0006587491615298378,
 ];
-const FAR_DEN: [f64; 5] =
-    [2.568520192289822, 1.8729528499234673, 0.5279051029514285, 0.06051834131244132, 0.0023352049762686918];
+const FAR_DEN: [f64; 5] = [
+    2.568520192289822,
+    1.8729528499234673,
+    0.5279051029514285,
+    0.06051834131244132,
+    0.0023352049762686918,
+];
 
 /// `2 / sqrt(pi) * integral of e^(-t^2) from 0 to x`, within 4 units in the last place. NaN gives NaN.
 pub fn erf(x: f64) -> f64 {
@@ -88,7 +103,9 @@ mod tests {
 
     /// `1 - e^(-x^2) / sqrt(pi) / (x + (1/2)/(x + 1/(x + (3/2)/(x + ..))))`, good for large `x`.
     fn continued_fraction(x: f64) -> f64 {
-        let tail = (1..200).rev().fold(x, |below, n| x + 0.5 * f64::from(n) / below);
+        let tail = (1..200)
+            .rev()
+            .fold(x, |below, n| x + 0.5 * f64::from(n) / below);
         1.0 - std::f64::consts::FRAC_2_SQRT_PI / 2.0 * (-x * x).exp() / tail
     }
 
@@ -96,8 +113,18 @@ mod tests {
     fn agrees_with_the_series_and_the_continued_fraction() {
         for i in 1..=1400 {
             let x = f64::from(i) * 0.005;
-            let (got, expected) = (erf(x), if x < 2.5 { series(x) } else { continued_fraction(x) });
-            assert!((got - expected).abs() <= 8.0 * f64::EPSILON * expected, "erf({x}) = {got}, expected {expected}");
+            let (got, expected) = (
+                erf(x),
+                if x < 2.5 {
+                    series(x)
+                } else {
+                    continued_fraction(x)
+                },
+            );
+            assert!(
+                (got - expected).abs() <= 8.0 * f64::EPSILON * expected,
+                "erf({x}) = {got}, expected {expected}"
+            );
             assert_eq!(erf(-x), -got);
         }
     }

@@ -29,7 +29,10 @@ fn position(i: i64, extent: usize, axis: usize) -> Result<usize> {
 /// [`Op::Gather`](crate::ir::Op::Gather) into `shape`.
 pub fn gather(data: &Tensor, at: &Tensor, axis: usize, shape: &[usize]) -> Result<Tensor> {
     let extent = data.shape()[axis];
-    let rows: Vec<usize> = indices(at).into_iter().map(|i| position(i, extent, axis)).collect::<Result<_>>()?;
+    let rows: Vec<usize> = indices(at)
+        .into_iter()
+        .map(|i| position(i, extent, axis))
+        .collect::<Result<_>>()?;
     let mut out = Tensor::zeros(data.dtype(), shape)?;
     let inner = count(&data.shape()[axis + 1..]).saturating_mul(data.dtype().size_bytes());
     if out.is_empty() {
@@ -69,7 +72,10 @@ pub fn gather_elements(data: &Tensor, at: &Tensor, axis: usize) -> Result<Tensor
 
 /// Element offsets of the slices that the index tuples select after `batch_dims` shared axes, and the slices' length.
 fn tuple_offsets(data: &[usize], at: &Tensor, batch_dims: usize) -> Result<(Vec<usize>, usize)> {
-    let (&k, lead) = at.shape().split_last().expect("the type rule asks for a last axis");
+    let (&k, lead) = at
+        .shape()
+        .split_last()
+        .expect("the type rule asks for a last axis");
     let own = strides(data);
     let slice = count(&data[batch_dims + k..]);
     let batch_size = count(&data[batch_dims..]);
@@ -99,7 +105,11 @@ pub fn gather_nd(data: &Tensor, at: &Tensor, batch_dims: usize, shape: &[usize])
     }
     let size = data.dtype().size_bytes();
     let from = data.as_bytes();
-    for (to, o) in out.as_bytes_mut().chunks_exact_mut(slice * size).zip(offsets) {
+    for (to, o) in out
+        .as_bytes_mut()
+        .chunks_exact_mut(slice * size)
+        .zip(offsets)
+    {
         to.copy_from_slice(&from[o * size..][..slice * size]);
     }
     Ok(out)
@@ -113,7 +123,10 @@ fn join<T: Scalar>(kind: ScatterKind, old: T, new: T) -> Result<T> {
             let f = f32::binary(op).expect("f32 adds and multiplies");
             Ok(T::from_wide(Wide::Float(f(a as f32, b as f32).into())))
         }
-        _ => Err(Error::unsupported(format!("scatter with {op} of {}", T::DTYPE))),
+        _ => Err(Error::unsupported(format!(
+            "scatter with {op} of {}",
+            T::DTYPE
+        ))),
     };
     match kind {
         ScatterKind::Set => Ok(new),
@@ -144,7 +157,12 @@ pub fn scatter_elements(
 }
 
 /// [`Op::ScatterNd`](crate::ir::Op::ScatterNd); updates join in row-major order.
-pub fn scatter_nd(data: &Tensor, at: &Tensor, updates: &Tensor, kind: ScatterKind) -> Result<Tensor> {
+pub fn scatter_nd(
+    data: &Tensor,
+    at: &Tensor,
+    updates: &Tensor,
+    kind: ScatterKind,
+) -> Result<Tensor> {
     let mut out = data.clone();
     if count(at.shape()) == 0 && updates.is_empty() {
         return Ok(out);

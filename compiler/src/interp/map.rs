@@ -11,19 +11,28 @@ use gristmill_runtime::{DType, Tensor, with_dtype};
 ///
 /// Registers keep their own, possibly smaller, shape, so that what depends on one element is computed once. Errors for
 /// an integer division by zero and when memory runs out.
-pub fn run_program(program: &VecProg, operands: &[&Tensor], shape: &[usize]) -> Result<Vec<Tensor>> {
+pub fn run_program(
+    program: &VecProg,
+    operands: &[&Tensor],
+    shape: &[usize],
+) -> Result<Vec<Tensor>> {
     let mut last_use = vec![usize::MAX; program.insts.len()];
     for (i, inst) in program.insts.iter().enumerate() {
         inst.args.iter().for_each(|a| last_use[a.0 as usize] = i);
     }
-    program.outputs.iter().for_each(|r| last_use[r.0 as usize] = usize::MAX);
+    program
+        .outputs
+        .iter()
+        .for_each(|r| last_use[r.0 as usize] = usize::MAX);
     let mut registers: Vec<Option<Tensor>> = Vec::with_capacity(program.insts.len());
     for (i, inst) in program.insts.iter().enumerate() {
         let value = match &inst.op {
             VecOp::Input(n) => operands
                 .get(*n as usize)
                 .map(|&t| t.clone())
-                .ok_or_else(|| Error::internal(format!("program reads operand {n} of {}", operands.len())))?,
+                .ok_or_else(|| {
+                    Error::internal(format!("program reads operand {n} of {}", operands.len()))
+                })?,
             VecOp::Const(bits) => from_bits(inst.dtype, *bits),
             VecOp::Op(op) => {
                 let args: Vec<&Tensor> = inst.args.iter().map(|a| live(&registers, a.0)).collect();
@@ -35,11 +44,17 @@ pub fn run_program(program: &VecProg, operands: &[&Tensor], shape: &[usize]) -> 
             registers[a.0 as usize] = None;
         }
     }
-    program.outputs.iter().map(|r| view::broadcast(live(&registers, r.0), shape)).collect()
+    program
+        .outputs
+        .iter()
+        .map(|r| view::broadcast(live(&registers, r.0), shape))
+        .collect()
 }
 
 fn live(registers: &[Option<Tensor>], r: u32) -> &Tensor {
-    registers[r as usize].as_ref().expect("registers are kept up to their last use")
+    registers[r as usize]
+        .as_ref()
+        .expect("registers are kept up to their last use")
 }
 
 /// One primitive op over operands that broadcast together. Operand dtypes must have been checked by
@@ -49,14 +64,19 @@ pub fn primitive(op: ScalarOp, args: &[&Tensor]) -> Result<Tensor> {
     for t in args {
         shape = view::broadcast_shape(&shape, t.shape())?;
     }
-    let wide: Vec<Tensor> = args.iter().map(|t| spread(t, &shape)).collect::<Result<_>>()?;
+    let wide: Vec<Tensor> = args
+        .iter()
+        .map(|t| spread(t, &shape))
+        .collect::<Result<_>>()?;
     let dtype = wide.last().map_or(DType::Bool, Tensor::dtype);
     match (op, wide.as_slice()) {
         (ScalarOp::Cast(to), [x]) => {
             with_dtype!(dtype, T => with_dtype!(to, U => map1::<T, U>(x, &shape, |v| U::from_wide(v.to_wide()))))
         }
         (ScalarOp::Select, [c, a, b]) => with_dtype!(dtype, T => select::<T>([c, a, b], &shape)),
-        (_, [x]) => with_dtype!(dtype, T => map1::<T, T>(x, &shape, T::unary(op).ok_or_else(|| no_op(op, dtype))?)),
+        (_, [x]) => {
+            with_dtype!(dtype, T => map1::<T, T>(x, &shape, T::unary(op).ok_or_else(|| no_op(op, dtype))?))
+        }
         (_, [a, b]) => with_dtype!(dtype, T => match comparison::<T>(op) {
             Some(f) => map2::<T, bool>(a, b, &shape, f),
             None => {
@@ -75,7 +95,11 @@ fn no_op(op: ScalarOp, dtype: DType) -> Error {
 /// The tensor itself when it has one element or all of them, else its broadcast; so steps are 0 or 1.
 fn spread(t: &Tensor, shape: &[usize]) -> Result<Tensor> {
     let n = view::count(shape);
-    if t.len() == 1 || t.len() == n { Ok(t.clone()) } else { view::broadcast(t, shape) }
+    if t.len() == 1 || t.len() == n {
+        Ok(t.clone())
+    } else {
+        view::broadcast(t, shape)
+    }
 }
 
 /// An integer remainder or quotient by 0 has no value.
@@ -85,7 +109,11 @@ fn exclude_zero_divisor(op: ScalarOp, a: &Tensor, b: &Tensor, shape: &[usize]) -
         return Ok(());
     }
     let size = b.dtype().size_bytes();
-    match b.as_bytes().chunks_exact(size).position(|e| e.iter().all(|&byte| byte == 0)) {
+    match b
+        .as_bytes()
+        .chunks_exact(size)
+        .position(|e| e.iter().all(|&byte| byte == 0))
+    {
         Some(i) => Err(Error::invalid(format!(
             "integer division by zero at element {i} of the divisor {}{:?}",
             b.dtype(),
@@ -103,22 +131,38 @@ fn elements<T: Scalar>(t: &Tensor) -> (&[T], usize) {
 fn map1<T: Scalar, U: Scalar>(x: &Tensor, shape: &[usize], f: impl Fn(T) -> U) -> Result<Tensor> {
     let mut out = Tensor::zeros(U::DTYPE, shape)?;
     let (x, step) = elements::<T>(x);
-    out.as_mut_slice::<U>().iter_mut().enumerate().for_each(|(i, o)| *o = f(x[i * step]));
+    out.as_mut_slice::<U>()
+        .iter_mut()
+        .enumerate()
+        .for_each(|(i, o)| *o = f(x[i * step]));
     Ok(out)
 }
 
-fn map2<T: Scalar, U: Scalar>(a: &Tensor, b: &Tensor, shape: &[usize], f: fn(T, T) -> U) -> Result<Tensor> {
+fn map2<T: Scalar, U: Scalar>(
+    a: &Tensor,
+    b: &Tensor,
+    shape: &[usize],
+    f: fn(T, T) -> U,
+) -> Result<Tensor> {
     let mut out = Tensor::zeros(U::DTYPE, shape)?;
     let ((a, step_a), (b, step_b)) = (elements::<T>(a), elements::<T>(b));
-    out.as_mut_slice::<U>().iter_mut().enumerate().for_each(|(i, o)| *o = f(a[i * step_a], b[i * step_b]));
+    out.as_mut_slice::<U>()
+        .iter_mut()
+        .enumerate()
+        .for_each(|(i, o)| *o = f(a[i * step_a], b[i * step_b]));
     Ok(out)
 }
 
 fn select<T: Scalar>([c, a, b]: [&Tensor; 3], shape: &[usize]) -> Result<Tensor> {
     let mut out = Tensor::zeros(T::DTYPE, shape)?;
-    let ((c, step_c), (a, step_a), (b, step_b)) = (elements::<bool>(c), elements::<T>(a), elements::<T>(b));
+    let ((c, step_c), (a, step_a), (b, step_b)) =
+        (elements::<bool>(c), elements::<T>(a), elements::<T>(b));
     for (i, o) in out.as_mut_slice::<T>().iter_mut().enumerate() {
-        *o = if c[i * step_c] { a[i * step_a] } else { b[i * step_b] };
+        *o = if c[i * step_c] {
+            a[i * step_a]
+        } else {
+            b[i * step_b]
+        };
     }
     Ok(out)
 }

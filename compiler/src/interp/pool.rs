@@ -30,7 +30,8 @@ impl Windows<'_> {
             let (mut rest, mut offset, mut scale) = (tap, 0, 1);
             let (mut inside, mut in_padded) = (true, true);
             for d in (0..index.len()).rev() {
-                let at = index[d] * self.window.strides[d] + (rest % self.size[d]) * self.window.dilations[d];
+                let at = index[d] * self.window.strides[d]
+                    + (rest % self.size[d]) * self.window.dilations[d];
                 rest /= self.size[d];
                 let low = self.window.pads_low[d];
                 in_padded &= at < (low + self.input[d]).saturating_add(self.window.pads_high[d]);
@@ -66,17 +67,43 @@ pub fn pool(
         let rank = shape.len();
         let to_first: Vec<usize> = [0, rank - 1].into_iter().chain(1..rank - 1).collect();
         let first: Vec<usize> = to_first.iter().map(|&p| shape[p]).collect();
-        let y = pool(&transpose(x, &to_first)?, kind, size, window, Layout::ChannelsFirst, &first)?;
-        return transpose(&y, &[0].into_iter().chain(2..rank).chain([1]).collect::<Vec<_>>());
+        let y = pool(
+            &transpose(x, &to_first)?,
+            kind,
+            size,
+            window,
+            Layout::ChannelsFirst,
+            &first,
+        )?;
+        return transpose(
+            &y,
+            &[0].into_iter()
+                .chain(2..rank)
+                .chain([1])
+                .collect::<Vec<_>>(),
+        );
     }
     match kind {
         PoolKind::Max => Ok(max_pool(x, size, window, shape)?.swap_remove(0)),
-        PoolKind::Avg | PoolKind::AvgIncludePad => average(x, kind == PoolKind::AvgIncludePad, size, window, shape),
+        PoolKind::Avg | PoolKind::AvgIncludePad => {
+            average(x, kind == PoolKind::AvgIncludePad, size, window, shape)
+        }
     }
 }
 
-fn average(x: &Tensor, include_pad: bool, size: &[usize], window: &Window, shape: &[usize]) -> Result<Tensor> {
-    let windows = Windows { input: &x.shape()[2..], output: &shape[2..], size, window };
+fn average(
+    x: &Tensor,
+    include_pad: bool,
+    size: &[usize],
+    window: &Window,
+    shape: &[usize],
+) -> Result<Tensor> {
+    let windows = Windows {
+        input: &x.shape()[2..],
+        output: &shape[2..],
+        size,
+        window,
+    };
     let (n_in, n_out) = (count(windows.input), count(windows.output));
     let mut out = Tensor::zeros(x.dtype(), shape)?;
     with_dtype!(x.dtype(), T => {
@@ -102,8 +129,18 @@ fn average(x: &Tensor, include_pad: bool, size: &[usize], window: &Window, shape
 
 /// [`Op::MaxPoolIndices`](crate::ir::Op::MaxPoolIndices) into `shape`. Of equal maxima the first counts, NaN wins; the
 /// position of a window that lies in the padding is -1.
-pub fn max_pool(x: &Tensor, size: &[usize], window: &Window, shape: &[usize]) -> Result<Vec<Tensor>> {
-    let windows = Windows { input: &x.shape()[2..], output: &shape[2..], size, window };
+pub fn max_pool(
+    x: &Tensor,
+    size: &[usize],
+    window: &Window,
+    shape: &[usize],
+) -> Result<Vec<Tensor>> {
+    let windows = Windows {
+        input: &x.shape()[2..],
+        output: &shape[2..],
+        size,
+        window,
+    };
     let (n_in, n_out) = (count(windows.input), count(windows.output));
     let mut values = Tensor::zeros(x.dtype(), shape)?;
     let mut positions = Tensor::zeros(DType::I64, shape)?;

@@ -49,17 +49,28 @@ impl Plan {
     fn new(shape: &[usize], axes: &[usize]) -> Plan {
         let all = strides(shape);
         let pick = |reduced: bool| {
-            (0..shape.len()).filter(move |i| axes.contains(i) == reduced).map(|i| (shape[i], all[i])).unzip()
+            (0..shape.len())
+                .filter(move |i| axes.contains(i) == reduced)
+                .map(|i| (shape[i], all[i]))
+                .unzip()
         };
-        let ((kept_shape, kept_strides), (reduced_shape, reduced_strides)) = (pick(false), pick(true));
-        Plan { kept_shape, kept_strides, reduced_shape, reduced_strides }
+        let ((kept_shape, kept_strides), (reduced_shape, reduced_strides)) =
+            (pick(false), pick(true));
+        Plan {
+            kept_shape,
+            kept_strides,
+            reduced_shape,
+            reduced_strides,
+        }
     }
 
     /// For each result element in order, `f` with the fold of its operands.
     fn fold<A: Copy>(&self, init: A, mut step: impl FnMut(A, usize) -> A, mut f: impl FnMut(A)) {
         for_each_offset(&self.kept_shape, &self.kept_strides, 0, |start| {
             let mut acc = init;
-            for_each_offset(&self.reduced_shape, &self.reduced_strides, start, |o| acc = step(acc, o as usize));
+            for_each_offset(&self.reduced_shape, &self.reduced_strides, start, |o| {
+                acc = step(acc, o as usize)
+            });
             f(acc);
         });
     }
@@ -90,9 +101,16 @@ pub fn reduce(x: &Tensor, kind: ReduceKind, axes: &[usize], shape: &[usize]) -> 
 
 /// [`Op::AllReduce`](crate::ir::Op::AllReduce): the reduction of the operands side by side along a new axis, once for each.
 pub fn all_reduce(all: &[&Tensor], kind: ReduceKind) -> Result<Vec<Tensor>> {
-    let rows: Vec<usize> = std::iter::once(1).chain(all[0].shape().iter().copied()).collect();
-    let parts = all.iter().map(|x| Ok(x.reshaped(&rows)?)).collect::<Result<Vec<_>>>()?;
-    let stacked: Vec<usize> = std::iter::once(all.len()).chain(all[0].shape().iter().copied()).collect();
+    let rows: Vec<usize> = std::iter::once(1)
+        .chain(all[0].shape().iter().copied())
+        .collect();
+    let parts = all
+        .iter()
+        .map(|x| Ok(x.reshaped(&rows)?))
+        .collect::<Result<Vec<_>>>()?;
+    let stacked: Vec<usize> = std::iter::once(all.len())
+        .chain(all[0].shape().iter().copied())
+        .collect();
     let stacked = concat(&parts.iter().collect::<Vec<_>>(), 0, &stacked)?;
     let result = reduce(&stacked, kind, &[0], all[0].shape())?;
     Ok(vec![result; all.len()])
@@ -114,18 +132,31 @@ fn finish(sum: Sum, kind: ReduceKind, count: usize, dtype: DType) -> Wide {
         Sum::Float(s) => Wide::Float(if mean { s / count as f64 } else { s }),
         Sum::Int(_) if mean && count == 0 => Wide::Int(0),
         Sum::Int(s) => {
-            let s = if dtype.is_unsigned_int() { i128::from(s as u64) } else { i128::from(s) };
+            let s = if dtype.is_unsigned_int() {
+                i128::from(s as u64)
+            } else {
+                i128::from(s)
+            };
             Wide::Int(if mean { s / count as i128 } else { s })
         }
     }
 }
 
 /// [`Op::ArgReduce`](crate::ir::Op::ArgReduce) into `shape`. NaN counts as the extreme.
-pub fn arg_reduce(x: &Tensor, kind: Extremum, axis: usize, select_last: bool, shape: &[usize]) -> Result<Tensor> {
+pub fn arg_reduce(
+    x: &Tensor,
+    kind: Extremum,
+    axis: usize,
+    select_last: bool,
+    shape: &[usize],
+) -> Result<Tensor> {
     let extent = x.shape()[axis];
     let mut out = Tensor::zeros(DType::I64, shape)?;
     if extent == 0 && !out.is_empty() {
-        return Err(Error::invalid(format!("axis {axis} of {:?} is empty", x.shape())));
+        return Err(Error::invalid(format!(
+            "axis {axis} of {:?} is empty",
+            x.shape()
+        )));
     }
     let inner = count(&x.shape()[axis + 1..]);
     with_dtype!(x.dtype(), T => {
@@ -158,7 +189,9 @@ fn for_each_line(shape: &[usize], axis: usize, mut f: impl FnMut(&[usize])) {
     let mut line = vec![0; shape[axis]];
     for o in 0..outer {
         for i in 0..inner {
-            line.iter_mut().enumerate().for_each(|(j, at)| *at = (o * shape[axis] + j) * inner + i);
+            line.iter_mut()
+                .enumerate()
+                .for_each(|(j, at)| *at = (o * shape[axis] + j) * inner + i);
             f(&line);
         }
     }
@@ -166,9 +199,17 @@ fn for_each_line(shape: &[usize], axis: usize, mut f: impl FnMut(&[usize])) {
 
 /// Softmax, or its logarithm, of values in place.
 pub fn softmax_line(line: &mut [f64], log: bool) {
-    let max = line.iter().fold(f64::NEG_INFINITY, |m, &v| extreme(m, v, Extremum::Max));
+    let max = line
+        .iter()
+        .fold(f64::NEG_INFINITY, |m, &v| extreme(m, v, Extremum::Max));
     let sum: f64 = line.iter().map(|v| (v - max).exp()).sum();
-    line.iter_mut().for_each(|v| *v = if log { *v - max - sum.ln() } else { (*v - max).exp() / sum });
+    line.iter_mut().for_each(|v| {
+        *v = if log {
+            *v - max - sum.ln()
+        } else {
+            (*v - max).exp() / sum
+        }
+    });
 }
 
 /// [`Op::Softmax`](crate::ir::Op::Softmax).
@@ -200,7 +241,11 @@ fn norm(x: &Tensor, gamma: &Tensor, beta: Option<&Tensor>, epsilon: f64) -> Resu
     }
     for row in values.chunks_exact_mut(gamma.len()) {
         let n = row.len() as f64;
-        let mean = if offset.is_some() { row.iter().sum::<f64>() / n } else { 0.0 };
+        let mean = if offset.is_some() {
+            row.iter().sum::<f64>() / n
+        } else {
+            0.0
+        };
         let mean_square = row.iter().map(|v| (v - mean) * (v - mean)).sum::<f64>() / n;
         let deviation = (mean_square + epsilon).sqrt();
         for (i, v) in row.iter_mut().enumerate() {

@@ -62,7 +62,8 @@ pub fn comparison<T: Scalar>(op: ScalarOp) -> Option<fn(T, T) -> bool> {
 /// [`VecOp::Const`](crate::vecprog::VecOp::Const)). Errors when the dtypes do not fit and for an integer division by 0.
 pub fn eval(op: ScalarOp, args: &[(DType, u64)]) -> Result<(DType, u64)> {
     let dtypes: Vec<DType> = args.iter().map(|a| a.0).collect();
-    op.result_dtype(&dtypes).map_err(|m| Error::invalid(m).context(op))?;
+    op.result_dtype(&dtypes)
+        .map_err(|m| Error::invalid(m).context(op))?;
     let tensors: Vec<Tensor> = args.iter().map(|&(d, bits)| from_bits(d, bits)).collect();
     let result = super::map::primitive(op, &tensors.iter().collect::<Vec<_>>())?;
     Ok((result.dtype(), to_bits(&result)))
@@ -70,7 +71,8 @@ pub fn eval(op: ScalarOp, args: &[(DType, u64)]) -> Result<(DType, u64)> {
 
 /// The tensor of rank 0 with the given bits.
 pub fn from_bits(dtype: DType, bits: u64) -> Tensor {
-    Tensor::from_bytes(dtype, &[], &bits.to_le_bytes()[..dtype.size_bytes()]).expect("one element fits rank 0")
+    Tensor::from_bytes(dtype, &[], &bits.to_le_bytes()[..dtype.size_bytes()])
+        .expect("one element fits rank 0")
 }
 
 /// The bits of a one-element tensor, zero extended.
@@ -295,7 +297,11 @@ macro_rules! signed_binary {
         Some(match $op {
             ScalarOp::Mod => |a, b| {
                 let r = a.wrapping_rem(b);
-                if r != 0 && (r < 0) != (b < 0) { r + b } else { r }
+                if r != 0 && (r < 0) != (b < 0) {
+                    r + b
+                } else {
+                    r
+                }
             },
             ScalarOp::Pow => |a, n| match (a, n) {
                 (_, 0..) => pow(a, n as u64, $t::wrapping_mul),
@@ -314,7 +320,12 @@ macro_rules! unsigned_binary {
         Some(match $op {
             ScalarOp::Mod => $t::wrapping_rem,
             ScalarOp::Pow => |a, n| pow(a, n.into(), $t::wrapping_mul),
-            ScalarOp::Shr => |a, n| u32::try_from(n).ok().and_then(|n| a.checked_shr(n)).unwrap_or(0),
+            ScalarOp::Shr => |a, n| {
+                u32::try_from(n)
+                    .ok()
+                    .and_then(|n| a.checked_shr(n))
+                    .unwrap_or(0)
+            },
             _ => return None,
         })
     };

@@ -16,7 +16,11 @@ pub fn strides(shape: &[usize]) -> Vec<isize> {
 
 /// Number of elements; saturates, which only shapes with a zero extent reach.
 pub fn count(shape: &[usize]) -> usize {
-    if shape.contains(&0) { 0 } else { shape.iter().fold(1, |n, &d| n.saturating_mul(d)) }
+    if shape.contains(&0) {
+        0
+    } else {
+        shape.iter().fold(1, |n, &d| n.saturating_mul(d))
+    }
 }
 
 /// NumPy broadcasting of two concrete shapes.
@@ -27,7 +31,9 @@ pub fn broadcast_shape(a: &[usize], b: &[usize]) -> Result<Vec<usize>> {
         .map(|i| match (at(a, i), at(b, i)) {
             (x, y) if x == y || y == 1 => Ok(x),
             (1, y) => Ok(y),
-            _ => Err(Error::invalid(format!("shapes {a:?} and {b:?} do not broadcast"))),
+            _ => Err(Error::invalid(format!(
+                "shapes {a:?} and {b:?} do not broadcast"
+            ))),
         })
         .collect()
 }
@@ -36,7 +42,15 @@ pub fn broadcast_shape(a: &[usize], b: &[usize]) -> Result<Vec<usize>> {
 pub fn broadcast_strides(from: &[usize], to: &[usize]) -> Vec<isize> {
     let own = strides(from);
     let lead = to.len() - from.len();
-    (0..to.len()).map(|i| if i < lead || from[i - lead] == 1 { 0 } else { own[i - lead] }).collect()
+    (0..to.len())
+        .map(|i| {
+            if i < lead || from[i - lead] == 1 {
+                0
+            } else {
+                own[i - lead]
+            }
+        })
+        .collect()
 }
 
 /// Calls `f` with the offset `start + sum of index * stride` of every index of `shape`, in row-major order.
@@ -44,11 +58,15 @@ pub fn for_each_offset(shape: &[usize], strides: &[isize], start: isize, mut f: 
     if shape.contains(&0) {
         return;
     }
-    let Some((&n, outer)) = shape.split_last() else { return f(start) };
+    let Some((&n, outer)) = shape.split_last() else {
+        return f(start);
+    };
     let (mut index, mut offset) = (vec![0; outer.len()], start);
     loop {
         (0..n as isize).for_each(|i| f(offset + i * strides[outer.len()]));
-        let Some(axis) = (0..outer.len()).rev().find(|&a| index[a] + 1 < outer[a]) else { return };
+        let Some(axis) = (0..outer.len()).rev().find(|&a| index[a] + 1 < outer[a]) else {
+            return;
+        };
         for a in axis + 1..outer.len() {
             offset -= index[a] as isize * strides[a];
             index[a] = 0;
@@ -80,14 +98,23 @@ pub fn broadcast(x: &Tensor, shape: &[usize]) -> Result<Tensor> {
 pub fn transpose(x: &Tensor, perm: &[usize]) -> Result<Tensor> {
     let own = strides(x.shape());
     let shape: Vec<usize> = perm.iter().map(|&p| x.shape()[p]).collect();
-    strided(x, &shape, &perm.iter().map(|&p| own[p]).collect::<Vec<_>>(), 0)
+    strided(
+        x,
+        &shape,
+        &perm.iter().map(|&p| own[p]).collect::<Vec<_>>(),
+        0,
+    )
 }
 
 /// [`Op::Slice`](crate::ir::Op::Slice); the positions must lie in `x`.
 pub fn slice(x: &Tensor, starts: &[usize], sizes: &[usize], steps: &[i64]) -> Result<Tensor> {
     let own = strides(x.shape());
     let start = starts.iter().zip(&own).map(|(&s, &k)| s as isize * k).sum();
-    let strides: Vec<isize> = steps.iter().zip(&own).map(|(&s, &k)| (s as isize).wrapping_mul(k)).collect();
+    let strides: Vec<isize> = steps
+        .iter()
+        .zip(&own)
+        .map(|(&s, &k)| (s as isize).wrapping_mul(k))
+        .collect();
     strided(x, sizes, &strides, start)
 }
 
@@ -120,7 +147,13 @@ fn pad_source(i: isize, extent: isize, mode: PadMode) -> Option<usize> {
 }
 
 /// [`Op::Pad`](crate::ir::Op::Pad), one axis after the other.
-pub fn pad(x: &Tensor, value: Option<&Tensor>, low: &[usize], high: &[usize], mode: PadMode) -> Result<Tensor> {
+pub fn pad(
+    x: &Tensor,
+    value: Option<&Tensor>,
+    low: &[usize],
+    high: &[usize],
+    mode: PadMode,
+) -> Result<Tensor> {
     let mut out = x.clone();
     for axis in (0..low.len()).filter(|&a| low[a] > 0 || high[a] > 0) {
         out = pad_axis(&out, value, axis, (low[axis], high[axis]), mode)?;
@@ -143,14 +176,17 @@ fn pad_axis(
     if out.is_empty() {
         return Ok(out);
     }
-    let source: Vec<Option<usize>> =
-        (0..shape[axis]).map(|i| pad_source(i as isize - low as isize, extent as isize, mode)).collect();
+    let source: Vec<Option<usize>> = (0..shape[axis])
+        .map(|i| pad_source(i as isize - low as isize, extent as isize, mode))
+        .collect();
     let from = x.as_bytes();
     for (row, to) in out.as_bytes_mut().chunks_exact_mut(inner).enumerate() {
         let (outer, i) = (row / shape[axis], row % shape[axis]);
         match (source[i], value) {
             (Some(s), _) => to.copy_from_slice(&from[(outer * extent + s) * inner..][..inner]),
-            (None, Some(v)) => to.chunks_exact_mut(v.size_bytes()).for_each(|e| e.copy_from_slice(v.as_bytes())),
+            (None, Some(v)) => to
+                .chunks_exact_mut(v.size_bytes())
+                .for_each(|e| e.copy_from_slice(v.as_bytes())),
             (None, None) => return Err(Error::internal("constant padding without a value")),
         }
     }
@@ -164,7 +200,10 @@ pub fn concat(parts: &[&Tensor], axis: usize, shape: &[usize]) -> Result<Tensor>
     if out.is_empty() {
         return Ok(out);
     }
-    let part_rows: Vec<usize> = parts.iter().map(|p| count(&p.shape()[axis..]) * p.dtype().size_bytes()).collect();
+    let part_rows: Vec<usize> = parts
+        .iter()
+        .map(|p| count(&p.shape()[axis..]) * p.dtype().size_bytes())
+        .collect();
     for (i, to) in out.as_bytes_mut().chunks_exact_mut(row).enumerate() {
         let mut at = 0;
         for (p, &n) in parts.iter().zip(&part_rows) {

@@ -83,11 +83,17 @@ pub fn unquote(text: &str) -> Option<String> {
 
 impl<T: Attr> Attr for Vec<T> {
     fn print(&self) -> String {
-        format!("[{}]", self.iter().map(Attr::print).collect::<Vec<_>>().join(", "))
+        format!(
+            "[{}]",
+            self.iter().map(Attr::print).collect::<Vec<_>>().join(", ")
+        )
     }
     fn parse(text: &str) -> Option<Vec<T>> {
         let inner = text.strip_prefix('[')?.strip_suffix(']')?;
-        split_top(inner, ',').into_iter().map(|t| T::parse(t.trim())).collect()
+        split_top(inner, ',')
+            .into_iter()
+            .map(|t| T::parse(t.trim()))
+            .collect()
     }
     fn bind(&self, bindings: &Bindings) -> Vec<T> {
         self.iter().map(|t| t.bind(bindings)).collect()
@@ -106,16 +112,24 @@ impl Attr for Window {
     }
     fn parse(text: &str) -> Option<Window> {
         let inner = text.strip_prefix('(')?.strip_suffix(')')?;
-        let parts: Vec<Vec<usize>> =
-            split_top(inner, ',').into_iter().map(|t| Attr::parse(t.trim())).collect::<Option<_>>()?;
+        let parts: Vec<Vec<usize>> = split_top(inner, ',')
+            .into_iter()
+            .map(|t| Attr::parse(t.trim()))
+            .collect::<Option<_>>()?;
         let [strides, dilations, pads_low, pads_high] = parts.try_into().ok()?;
-        Some(Window { strides, dilations, pads_low, pads_high })
+        Some(Window {
+            strides,
+            dilations,
+            pads_low,
+            pads_high,
+        })
     }
 }
 
 /// Splits at `sep` outside brackets and quotes; an empty text has no parts.
 pub fn split_top(text: &str, sep: char) -> Vec<&str> {
-    let (mut parts, mut depth, mut start, mut quoted, mut escaped) = (Vec::new(), 0i32, 0, false, false);
+    let (mut parts, mut depth, mut start, mut quoted, mut escaped) =
+        (Vec::new(), 0i32, 0, false, false);
     for (i, c) in text.char_indices() {
         if quoted {
             quoted = escaped || c != '"';
@@ -144,7 +158,10 @@ impl Attr for Dim {
         self.to_string()
     }
     fn parse(text: &str) -> Option<Dim> {
-        let mut p = DimParser { text: text.trim(), depth: 0 };
+        let mut p = DimParser {
+            text: text.trim(),
+            depth: 0,
+        };
         let d = p.sum()?;
         p.text.is_empty().then_some(d)
     }
@@ -226,8 +243,10 @@ impl DimParser<'_> {
         if first.is_ascii_digit() || first == '-' {
             return self.integer().map(Dim::constant);
         }
-        let end =
-            self.text.find(|c: char| !(c.is_ascii_alphanumeric() || c == '_' || c == '.')).unwrap_or(self.text.len());
+        let end = self
+            .text
+            .find(|c: char| !(c.is_ascii_alphanumeric() || c == '_' || c == '.'))
+            .unwrap_or(self.text.len());
         if end == 0 {
             return None;
         }
@@ -261,7 +280,9 @@ impl Attr for ConstData {
         let shape = super::types::Shape::of(t.shape());
         if t.len() > NUMBERS_UP_TO {
             let mut text = format!("{}{shape} hex<", t.dtype());
-            t.as_bytes().iter().for_each(|b| write!(text, "{b:02x}").expect("writing to a String"));
+            t.as_bytes()
+                .iter()
+                .for_each(|b| write!(text, "{b:02x}").expect("writing to a String"));
             text.push('>');
             return text;
         }
@@ -280,8 +301,14 @@ impl Attr for ConstData {
         let (dtype, shape) = ty.trim().split_at(ty.find('[')?);
         let dtype = DType::parse(dtype)?;
         let shape: Vec<usize> = Attr::parse(shape.trim())?;
-        let bytes = if hex { parse_hex(data)? } else { parse_numbers(dtype, data)? };
-        Tensor::from_bytes(dtype, &shape, &bytes).ok().map(ConstData::held)
+        let bytes = if hex {
+            parse_hex(data)?
+        } else {
+            parse_numbers(dtype, data)?
+        };
+        Tensor::from_bytes(dtype, &shape, &bytes)
+            .ok()
+            .map(ConstData::held)
     }
 }
 
@@ -291,7 +318,9 @@ fn parse_hex(data: &str) -> Option<Vec<u8>> {
         return None;
     }
     let digit = |c: u8| (c as char).to_digit(16).map(|d| d as u8);
-    data.chunks(2).map(|p| Some(digit(p[0])? << 4 | digit(p[1])?)).collect()
+    data.chunks(2)
+        .map(|p| Some(digit(p[0])? << 4 | digit(p[1])?))
+        .collect()
 }
 
 fn parse_numbers(dtype: DType, data: &str) -> Option<Vec<u8>> {

@@ -39,7 +39,11 @@ pub struct GraphBuilder {
 impl GraphBuilder {
     /// A builder of an empty graph.
     pub fn new(name: &str) -> GraphBuilder {
-        GraphBuilder { graph: Graph::new(name), scopes: Scopes::default(), origin: None }
+        GraphBuilder {
+            graph: Graph::new(name),
+            scopes: Scopes::default(),
+            origin: None,
+        }
     }
 
     /// The graph so far.
@@ -58,7 +62,12 @@ impl GraphBuilder {
     }
 
     /// Adds an input.
-    pub fn input<D: Into<Dim>>(&mut self, name: &str, dtype: DType, shape: impl IntoIterator<Item = D>) -> ValueId {
+    pub fn input<D: Into<Dim>>(
+        &mut self,
+        name: &str,
+        dtype: DType,
+        shape: impl IntoIterator<Item = D>,
+    ) -> ValueId {
         self.graph.add_input(name, Type::new(dtype, shape))
     }
 
@@ -92,10 +101,18 @@ impl GraphBuilder {
 
     /// Adds an op with regions.
     #[track_caller]
-    pub fn add_with_regions(&mut self, op: Op, inputs: &[ValueId], regions: Vec<Graph>) -> Result<Vec<ValueId>> {
+    pub fn add_with_regions(
+        &mut self,
+        op: Op,
+        inputs: &[ValueId],
+        regions: Vec<Graph>,
+    ) -> Result<Vec<ValueId>> {
         // Asked here, since a closure would be its own caller.
         let at = Location::caller();
-        let origin = self.origin.clone().unwrap_or_else(|| Origin::new(&format!("{}:{}", at.file(), at.line())));
+        let origin = self
+            .origin
+            .clone()
+            .unwrap_or_else(|| Origin::new(&format!("{}:{}", at.file(), at.line())));
         let is_placed = !matches!(op, Op::Constant { .. });
         let results = self.graph.add_with_regions(op, inputs, regions, &origin)?;
         if is_placed && self.scopes.is_any() {
@@ -108,10 +125,21 @@ impl GraphBuilder {
     fn apply_scopes(&mut self) -> Result<()> {
         let last = NodeId(self.graph.n_nodes() as u32 - 1);
         let node = self.graph.node(last);
-        let results: Vec<Type> = node.outputs.iter().map(|&v| self.graph.ty(v).clone()).collect();
-        let new =
-            NewNode { op: &node.op, origin: node.origin.as_str(), results: &results, device: &DeviceSpec::default() };
-        let request = self.scopes.request(new).map_err(|e| e.at_origin(&node.origin))?;
+        let results: Vec<Type> = node
+            .outputs
+            .iter()
+            .map(|&v| self.graph.ty(v).clone())
+            .collect();
+        let new = NewNode {
+            op: &node.op,
+            origin: node.origin.as_str(),
+            results: &results,
+            device: &DeviceSpec::default(),
+        };
+        let request = self
+            .scopes
+            .request(new)
+            .map_err(|e| e.at_origin(&node.origin))?;
         let node = self.graph.node_mut(last);
         node.device = request.into_requested();
         node.control = self.scopes.after();
@@ -121,7 +149,13 @@ impl GraphBuilder {
     /// A constant.
     #[track_caller]
     pub fn constant(&mut self, value: impl Into<ConstData>) -> ValueId {
-        self.add1(Op::Constant { value: value.into() }, &[]).expect("a constant has no operand that could misfit")
+        self.add1(
+            Op::Constant {
+                value: value.into(),
+            },
+            &[],
+        )
+        .expect("a constant has no operand that could misfit")
     }
 
     /// A constant of rank 0, `value` converted to `dtype`.
@@ -141,28 +175,58 @@ impl GraphBuilder {
     /// Conversion to `dtype`; nothing when the value has it already.
     #[track_caller]
     pub fn cast(&mut self, x: ValueId, dtype: DType) -> Result<ValueId> {
-        if self.ty(x).dtype == dtype { Ok(x) } else { self.map(ScalarOp::Cast(dtype), &[x]) }
+        if self.ty(x).dtype == dtype {
+            Ok(x)
+        } else {
+            self.map(ScalarOp::Cast(dtype), &[x])
+        }
     }
 
     /// The same elements under another shape; nothing when the shape is the same.
     #[track_caller]
-    pub fn reshape<D: Into<Dim>>(&mut self, x: ValueId, shape: impl IntoIterator<Item = D>) -> Result<ValueId> {
+    pub fn reshape<D: Into<Dim>>(
+        &mut self,
+        x: ValueId,
+        shape: impl IntoIterator<Item = D>,
+    ) -> Result<ValueId> {
         let shape: Vec<Dim> = shape.into_iter().map(Into::into).collect();
-        if *self.ty(x).shape == shape { Ok(x) } else { self.add1(Op::Reshape { shape }, &[x]) }
+        if *self.ty(x).shape == shape {
+            Ok(x)
+        } else {
+            self.add1(Op::Reshape { shape }, &[x])
+        }
     }
 
     /// Permutes axes; nothing for the identity.
     #[track_caller]
     pub fn transpose(&mut self, x: ValueId, perm: &[usize]) -> Result<ValueId> {
-        let identity = perm.iter().enumerate().all(|(i, &p)| i == p) && perm.len() == self.ty(x).rank();
-        if identity { Ok(x) } else { self.add1(Op::Transpose { perm: perm.to_vec() }, &[x]) }
+        let identity =
+            perm.iter().enumerate().all(|(i, &p)| i == p) && perm.len() == self.ty(x).rank();
+        if identity {
+            Ok(x)
+        } else {
+            self.add1(
+                Op::Transpose {
+                    perm: perm.to_vec(),
+                },
+                &[x],
+            )
+        }
     }
 
     /// Broadcasts to exactly `shape`; nothing when the shape is the same.
     #[track_caller]
-    pub fn broadcast<D: Into<Dim>>(&mut self, x: ValueId, shape: impl IntoIterator<Item = D>) -> Result<ValueId> {
+    pub fn broadcast<D: Into<Dim>>(
+        &mut self,
+        x: ValueId,
+        shape: impl IntoIterator<Item = D>,
+    ) -> Result<ValueId> {
         let shape: Vec<Dim> = shape.into_iter().map(Into::into).collect();
-        if *self.ty(x).shape == shape { Ok(x) } else { self.add1(Op::Broadcast { shape }, &[x]) }
+        if *self.ty(x).shape == shape {
+            Ok(x)
+        } else {
+            self.add1(Op::Broadcast { shape }, &[x])
+        }
     }
 
     /// `size` elements from `start` along one axis, whole along the others.
@@ -181,7 +245,14 @@ impl GraphBuilder {
             starts[axis] = start.into();
             sizes[axis] = size.into();
         }
-        self.add1(Op::Slice { starts, sizes, steps }, &[x])
+        self.add1(
+            Op::Slice {
+                starts,
+                sizes,
+                steps,
+            },
+            &[x],
+        )
     }
 
     /// Joins along an axis.
@@ -192,11 +263,24 @@ impl GraphBuilder {
 
     /// Reduces axes (sorted here).
     #[track_caller]
-    pub fn reduce(&mut self, kind: ReduceKind, x: ValueId, axes: &[usize], keepdims: bool) -> Result<ValueId> {
+    pub fn reduce(
+        &mut self,
+        kind: ReduceKind,
+        x: ValueId,
+        axes: &[usize],
+        keepdims: bool,
+    ) -> Result<ValueId> {
         let mut axes = axes.to_vec();
         axes.sort_unstable();
         axes.dedup();
-        self.add1(Op::Reduce { kind, axes, keepdims }, &[x])
+        self.add1(
+            Op::Reduce {
+                kind,
+                axes,
+                keepdims,
+            },
+            &[x],
+        )
     }
 
     /// Reduces values of one type element by element, and gives each the result where it is made: see [`Op::AllReduce`]. In a device scope all

@@ -58,7 +58,11 @@ impl DataFile {
     /// Opens a file.
     pub fn open(path: &Path) -> std::io::Result<DataFile> {
         let file = File::open(path)?;
-        Ok(DataFile { path: path.to_owned(), len_bytes: file.metadata()?.len(), file: Mutex::new(file) })
+        Ok(DataFile {
+            path: path.to_owned(),
+            len_bytes: file.metadata()?.len(),
+            file: Mutex::new(file),
+        })
     }
 
     /// Bytes that it had when it was opened.
@@ -81,12 +85,21 @@ impl Stored {
 
     fn read(&self, dtype: DType, shape: &[usize]) -> Result<Tensor> {
         let mut tensor = Tensor::zeros(dtype, shape)?;
-        let io = |e: std::io::Error| Error::invalid(format!("cannot read {}: {e}", self.file.path.display()));
-        let mut file = self.file.file.lock().unwrap_or_else(PoisonError::into_inner);
+        let io = |e: std::io::Error| {
+            Error::invalid(format!("cannot read {}: {e}", self.file.path.display()))
+        };
+        let mut file = self
+            .file
+            .file
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         file.seek(SeekFrom::Start(self.offset)).map_err(io)?;
         file.read_exact(tensor.as_bytes_mut()).map_err(io)?;
         if dtype == DType::Bool {
-            tensor.as_bytes_mut().iter_mut().for_each(|b| *b = (*b != 0) as u8);
+            tensor
+                .as_bytes_mut()
+                .iter_mut()
+                .for_each(|b| *b = (*b != 0) as u8);
         }
         Ok(tensor)
     }
@@ -123,7 +136,10 @@ impl Deferred {
         let t = match &self.source {
             Source::Stored(s) => s.read(self.dtype, &self.shape)?,
             Source::Made { op, operands } => {
-                let operands = operands.iter().map(ConstData::tensor).collect::<Result<Vec<_>>>()?;
+                let operands = operands
+                    .iter()
+                    .map(ConstData::tensor)
+                    .collect::<Result<Vec<_>>>()?;
                 crate::interp::eval(op, &operands.iter().collect::<Vec<_>>(), &[])?.swap_remove(0)
             }
         };
@@ -167,9 +183,17 @@ impl ConstData {
     /// The tensor at `offset` bytes into a file, read when it is needed; a small one now.
     ///
     /// Errors when the sizes are impossible or reading fails. That the file is long enough is for the caller to check.
-    pub fn stored(file: &Arc<DataFile>, offset: u64, dtype: DType, shape: &[usize]) -> Result<ConstData> {
+    pub fn stored(
+        file: &Arc<DataFile>,
+        offset: u64,
+        dtype: DType,
+        shape: &[usize],
+    ) -> Result<ConstData> {
         let size = checked_size_bytes(dtype, shape)?;
-        let stored = Stored { file: file.clone(), offset };
+        let stored = Stored {
+            file: file.clone(),
+            offset,
+        };
         if size < DEFER_BYTES {
             return Ok(ConstData::held(stored.read(dtype, shape)?));
         }
@@ -177,19 +201,33 @@ impl ConstData {
     }
 
     /// The only result, `dtype[shape]`, of `op` on constants, when it is large and `op` can do it for any operands; `None` otherwise.
-    pub fn made(op: &Op, operands: &[&ConstData], dtype: DType, shape: &[usize]) -> Option<ConstData> {
+    pub fn made(
+        op: &Op,
+        operands: &[&ConstData],
+        dtype: DType,
+        shape: &[usize],
+    ) -> Option<ConstData> {
         let size = checked_size_bytes(dtype, shape).ok()?;
         let n_ops = operands.iter().map(|c| c.n_ops()).sum::<usize>() + 1;
         if size < DEFER_BYTES || n_ops > MAX_OPS || !never_fails(op, dtype) {
             return None;
         }
-        let source = Source::Made { op: op.clone(), operands: operands.iter().map(|&c| c.clone()).collect() };
+        let source = Source::Made {
+            op: op.clone(),
+            operands: operands.iter().map(|&c| c.clone()).collect(),
+        };
         Some(ConstData::deferred(source, dtype, shape, n_ops))
     }
 
     fn deferred(source: Source, dtype: DType, shape: &[usize], n_ops: usize) -> ConstData {
         let made = Mutex::new(None);
-        ConstData(Arc::new(Repr::Deferred(Box::new(Deferred { dtype, shape: shape.to_vec(), source, n_ops, made }))))
+        ConstData(Arc::new(Repr::Deferred(Box::new(Deferred {
+            dtype,
+            shape: shape.to_vec(),
+            source,
+            n_ops,
+            made,
+        }))))
     }
 
     fn n_ops(&self) -> usize {
@@ -255,10 +293,18 @@ impl ConstData {
 
     /// The view that made this constant, if one did and has not been done yet.
     pub fn viewed(&self) -> Viewed<'_> {
-        let Repr::Deferred(d) = &*self.0 else { return Viewed::Plain };
+        let Repr::Deferred(d) = &*self.0 else {
+            return Viewed::Plain;
+        };
         match &d.source {
-            Source::Made { op: Op::Transpose { perm }, operands } => Viewed::Transposed(&operands[0], perm),
-            Source::Made { op: Op::Reshape { .. }, operands } => Viewed::Reshaped(&operands[0]),
+            Source::Made {
+                op: Op::Transpose { perm },
+                operands,
+            } => Viewed::Transposed(&operands[0], perm),
+            Source::Made {
+                op: Op::Reshape { .. },
+                operands,
+            } => Viewed::Reshaped(&operands[0]),
             _ => Viewed::Plain,
         }
     }
@@ -317,12 +363,14 @@ impl PartialOrd for ConstData {
 impl Ord for ConstData {
     fn cmp(&self, other: &ConstData) -> Ordering {
         let key = |c: &ConstData| (c.dtype(), c.shape().to_vec());
-        key(self).cmp(&key(other)).then_with(|| match (&*self.0, &*other.0) {
-            (Repr::Held(a), Repr::Held(b)) => a.as_bytes().cmp(b.as_bytes()),
-            (Repr::Deferred(a), Repr::Deferred(b)) => a.source.cmp(&b.source),
-            (Repr::Held(_), Repr::Deferred(_)) => Ordering::Less,
-            (Repr::Deferred(_), Repr::Held(_)) => Ordering::Greater,
-        })
+        key(self)
+            .cmp(&key(other))
+            .then_with(|| match (&*self.0, &*other.0) {
+                (Repr::Held(a), Repr::Held(b)) => a.as_bytes().cmp(b.as_bytes()),
+                (Repr::Deferred(a), Repr::Deferred(b)) => a.source.cmp(&b.source),
+                (Repr::Held(_), Repr::Deferred(_)) => Ordering::Less,
+                (Repr::Deferred(_), Repr::Held(_)) => Ordering::Greater,
+            })
     }
 }
 

@@ -34,7 +34,10 @@ pub type Bindings = BTreeMap<String, usize>;
 impl Dim {
     /// A constant.
     pub const fn constant(value: i64) -> Dim {
-        Dim { constant: value, terms: Vec::new() }
+        Dim {
+            constant: value,
+            terms: Vec::new(),
+        }
     }
 
     /// A symbol.
@@ -43,7 +46,10 @@ impl Dim {
     }
 
     fn atom(atom: Atom) -> Dim {
-        Dim { constant: 0, terms: vec![(Box::new(atom), 1)] }
+        Dim {
+            constant: 0,
+            terms: vec![(Box::new(atom), 1)],
+        }
     }
 
     /// The value, when it does not depend on a symbol.
@@ -68,7 +74,11 @@ impl Dim {
         }
         Dim {
             constant: self.constant.saturating_mul(factor),
-            terms: self.terms.iter().map(|(a, k)| (a.clone(), k.saturating_mul(factor))).collect(),
+            terms: self
+                .terms
+                .iter()
+                .map(|(a, k)| (a.clone(), k.saturating_mul(factor)))
+                .collect(),
         }
     }
 
@@ -80,7 +90,11 @@ impl Dim {
             _ => {}
         }
         if (self.terms.len() + 1) * (other.terms.len() + 1) > MAX_TERMS {
-            let (a, b) = if self <= other { (self, other) } else { (other, self) };
+            let (a, b) = if self <= other {
+                (self, other)
+            } else {
+                (other, self)
+            };
             return Dim::atom(Atom::Mul(a.clone(), b.clone()));
         }
         let mut out = self.scale(other.constant) + other.without_constant().scale(self.constant);
@@ -94,7 +108,10 @@ impl Dim {
     }
 
     fn without_constant(&self) -> Dim {
-        Dim { constant: 0, terms: self.terms.clone() }
+        Dim {
+            constant: 0,
+            terms: self.terms.clone(),
+        }
     }
 
     /// The product of atoms, sorted so that equal products are equal dims.
@@ -124,7 +141,11 @@ impl Dim {
         if self.constant % divisor == 0 && self.terms.iter().all(|(_, k)| k % divisor == 0) {
             return Dim {
                 constant: self.constant / divisor,
-                terms: self.terms.iter().map(|(a, k)| (a.clone(), k / divisor)).collect(),
+                terms: self
+                    .terms
+                    .iter()
+                    .map(|(a, k)| (a.clone(), k / divisor))
+                    .collect(),
             };
         }
         Dim::atom(Atom::FloorDiv(self.clone(), divisor))
@@ -141,7 +162,8 @@ impl Dim {
             return Some(Dim::constant(1));
         }
         if let Some(c) = other.as_const() {
-            let exact = c > 0 && self.constant % c == 0 && self.terms.iter().all(|(_, k)| k % c == 0);
+            let exact =
+                c > 0 && self.constant % c == 0 && self.terms.iter().all(|(_, k)| k % c == 0);
             return exact.then(|| self.floor_div(c));
         }
         if let (0, [(atom, k)]) = (other.constant, other.terms.as_slice())
@@ -238,7 +260,10 @@ impl std::ops::Add for Dim {
             *entry = entry.saturating_add(k);
         }
         let terms = sum.into_iter().filter(|(_, k)| *k != 0).collect();
-        Dim { constant: self.constant.saturating_add(other.constant), terms }
+        Dim {
+            constant: self.constant.saturating_add(other.constant),
+            terms,
+        }
     }
 }
 
@@ -287,7 +312,9 @@ impl fmt::Display for Atom {
 /// True for a name that the text form need not quote.
 pub(crate) fn is_plain(name: &str) -> bool {
     name.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_')
-        && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '.')
+        && name
+            .chars()
+            .all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '.')
 }
 
 impl fmt::Display for Dim {
@@ -322,12 +349,26 @@ mod tests {
         assert_eq!(n.scale(6).exact_div(&n.scale(2)), Some(Dim::constant(3)));
         assert_eq!(n.product(&Dim::symbol("m")), Dim::symbol("m").product(&n));
         let (b, h) = (Dim::symbol("b"), Dim::symbol("h"));
-        assert_eq!(b.product(&h.scale(8)).product(&n), n.product(&b).scale(2).product(&h).scale(4));
-        assert_eq!(b.product(&h.scale(8)).product(&n).exact_div(&n.product(&h).scale(2)), Some(b.scale(4)));
-        assert_eq!((b.clone() + 1.into()).product(&h).exact_div(&h), Some(b.clone() + 1.into()));
+        assert_eq!(
+            b.product(&h.scale(8)).product(&n),
+            n.product(&b).scale(2).product(&h).scale(4)
+        );
+        assert_eq!(
+            b.product(&h.scale(8))
+                .product(&n)
+                .exact_div(&n.product(&h).scale(2)),
+            Some(b.scale(4))
+        );
+        assert_eq!(
+            (b.clone() + 1.into()).product(&h).exact_div(&h),
+            Some(b.clone() + 1.into())
+        );
         assert_eq!(b.product(&h).exact_div(&n), None);
         let half = (n.clone() + 1.into()).floor_div(2);
         assert_eq!(half.to_string(), "(n + 1)//2");
-        assert_eq!(half.bind(&Bindings::from([("n".into(), 6)])), Dim::constant(3));
+        assert_eq!(
+            half.bind(&Bindings::from([("n".into(), 6)])),
+            Dim::constant(3)
+        );
     }
 }

@@ -111,7 +111,10 @@ pub struct Graph {
 impl Graph {
     /// An empty graph.
     pub fn new(name: &str) -> Graph {
-        Graph { name: name.to_owned(), ..Graph::default() }
+        Graph {
+            name: name.to_owned(),
+            ..Graph::default()
+        }
     }
 
     /// Adds an input.
@@ -124,7 +127,10 @@ impl Graph {
 
     /// Adds a result.
     pub fn add_output(&mut self, name: &str, value: ValueId) {
-        self.outputs.push(Output { name: name.to_owned(), value });
+        self.outputs.push(Output {
+            name: name.to_owned(),
+            value,
+        });
     }
 
     /// Adds a node without regions; its result types follow from the op's type rule.
@@ -147,11 +153,15 @@ impl Graph {
         regions: Vec<Graph>,
         origin: &Origin,
     ) -> Result<Vec<ValueId>> {
-        let types =
-            self.infer(&op, inputs, &regions).map_err(|m| Error::invalid(m).context(op.name()).at_origin(origin))?;
+        let types = self
+            .infer(&op, inputs, &regions)
+            .map_err(|m| Error::invalid(m).context(op.name()).at_origin(origin))?;
         let id = NodeId(self.nodes.len() as u32);
-        let outputs: Vec<ValueId> =
-            types.into_iter().enumerate().map(|(i, ty)| self.push_value(ty, Def::Node(id, i as u32))).collect();
+        let outputs: Vec<ValueId> = types
+            .into_iter()
+            .enumerate()
+            .map(|(i, ty)| self.push_value(ty, Def::Node(id, i as u32)))
+            .collect();
         self.nodes.push(Node {
             op,
             inputs: inputs.to_vec(),
@@ -166,21 +176,30 @@ impl Graph {
 
     /// Copies a node of another graph with new operands, keeping regions, origin and device; control edges are dropped.
     pub fn add_copy(&mut self, node: &Node, inputs: &[ValueId]) -> Result<Vec<ValueId>> {
-        let outputs = self.add_with_regions(node.op.clone(), inputs, node.regions.clone(), &node.origin)?;
+        let outputs =
+            self.add_with_regions(node.op.clone(), inputs, node.regions.clone(), &node.origin)?;
         self.nodes.last_mut().expect("a node was just added").device = node.device.clone();
         Ok(outputs)
     }
 
     /// Adds a constant.
     pub fn add_constant(&mut self, value: impl Into<ConstData>, origin: &Origin) -> ValueId {
-        let op = Op::Constant { value: value.into() };
-        self.add1(op, &[], origin).expect("a constant has no operand that could misfit")
+        let op = Op::Constant {
+            value: value.into(),
+        };
+        self.add1(op, &[], origin)
+            .expect("a constant has no operand that could misfit")
     }
 
     fn infer(&self, op: &Op, inputs: &[ValueId], regions: &[Graph]) -> Result<Vec<Type>, String> {
         let spec = op.spec();
         if inputs.len() < spec.arity.0 || inputs.len() > spec.arity.1 {
-            return Err(format!("expected {} to {} operands, got {}", spec.arity.0, spec.arity.1, inputs.len()));
+            return Err(format!(
+                "expected {} to {} operands, got {}",
+                spec.arity.0,
+                spec.arity.1,
+                inputs.len()
+            ));
         }
         let types: Vec<Type> = inputs.iter().map(|&v| self.ty(v).clone()).collect();
         (spec.infer)(op, &types, regions)
@@ -193,7 +212,10 @@ impl Graph {
 
     /// Nodes in topological order.
     pub fn nodes(&self) -> impl DoubleEndedIterator<Item = (NodeId, &Node)> + ExactSizeIterator {
-        self.nodes.iter().enumerate().map(|(i, n)| (NodeId(i as u32), n))
+        self.nodes
+            .iter()
+            .enumerate()
+            .map(|(i, n)| (NodeId(i as u32), n))
     }
 
     /// A node.
@@ -249,7 +271,9 @@ impl Graph {
 
     /// Lets go of a large constant's elements once nothing needs them; the graph must not be printed or evaluated afterwards.
     pub(crate) fn release_constant(&mut self, v: ValueId) {
-        let Def::Node(n, _) = self.value(v).def else { return };
+        let Def::Node(n, _) = self.value(v).def else {
+            return;
+        };
         if let Op::Constant { value } = &mut self.node_mut(n).op
             && value.len() > 16
         {
@@ -260,7 +284,9 @@ impl Graph {
 
     /// Makes a constant's elements, if they are not in memory, and keeps them.
     pub(crate) fn hold_constant(&mut self, v: ValueId) -> Result<()> {
-        let Def::Node(n, _) = self.value(v).def else { return Ok(()) };
+        let Def::Node(n, _) = self.value(v).def else {
+            return Ok(());
+        };
         if let Op::Constant { value } = &mut self.node_mut(n).op {
             *value = ConstData::held(value.tensor()?);
         }
@@ -277,7 +303,9 @@ impl Graph {
         let mut ordered = vec![false; self.nodes.len()];
         for (id, node) in self.nodes().filter(|(_, n)| !n.control.is_empty()) {
             ordered[id.0 as usize] = true;
-            node.control.iter().for_each(|c| ordered[c.0 as usize] = true);
+            node.control
+                .iter()
+                .for_each(|c| ordered[c.0 as usize] = true);
         }
         ordered
     }
@@ -312,12 +340,20 @@ impl Graph {
     pub fn bindings_for(&self, shapes: &[Vec<usize>]) -> Result<Bindings> {
         let mut bindings = Bindings::new();
         if shapes.len() != self.inputs.len() {
-            return Err(Error::invalid(format!("expected {} inputs, got {}", self.inputs.len(), shapes.len())));
+            return Err(Error::invalid(format!(
+                "expected {} inputs, got {}",
+                self.inputs.len(),
+                shapes.len()
+            )));
         }
         for (i, (&v, shape)) in self.inputs.iter().zip(shapes).enumerate() {
             let declared = &self.ty(v).shape;
-            let misfit =
-                || Error::invalid(format!("input {:?}: expected shape {declared}, got {shape:?}", self.input_names[i]));
+            let misfit = || {
+                Error::invalid(format!(
+                    "input {:?}: expected shape {declared}, got {shape:?}",
+                    self.input_names[i]
+                ))
+            };
             if declared.rank() != shape.len() {
                 return Err(misfit());
             }
@@ -325,10 +361,17 @@ impl Graph {
                 if let Some(s) = d.as_symbol()
                     && *bindings.entry(s.to_owned()).or_insert(n) != n
                 {
-                    return Err(misfit().context(format!("symbol {s} = {} from an earlier input", bindings[s])));
+                    return Err(misfit().context(format!(
+                        "symbol {s} = {} from an earlier input",
+                        bindings[s]
+                    )));
                 }
             }
-            if declared.bind(&bindings).as_static().is_some_and(|s| s != *shape) {
+            if declared
+                .bind(&bindings)
+                .as_static()
+                .is_some_and(|s| s != *shape)
+            {
                 return Err(misfit());
             }
         }
@@ -339,6 +382,10 @@ impl Graph {
 impl Error {
     /// [`Error::at`] for an origin; an empty origin names nothing.
     pub fn at_origin(self, origin: &Origin) -> Error {
-        if origin.as_str().is_empty() { self } else { self.at(origin) }
+        if origin.as_str().is_empty() {
+            self
+        } else {
+            self.at(origin)
+        }
     }
 }

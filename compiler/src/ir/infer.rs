@@ -16,13 +16,20 @@ macro_rules! attrs {
 }
 
 fn one(dtype: DType, shape: Vec<Dim>) -> Inferred {
-    Ok(vec![Type { dtype, shape: Shape(shape) }])
+    Ok(vec![Type {
+        dtype,
+        shape: Shape(shape),
+    }])
 }
 
 /// NumPy broadcasting of two shapes. A symbolic extent against another is refused unless equal or one is 1.
 pub fn broadcast_shapes(a: &[Dim], b: &[Dim]) -> Result<Vec<Dim>, String> {
     let rank = a.len().max(b.len());
-    let at = |s: &[Dim], i: usize| (i + s.len()).checked_sub(rank).map_or(Dim::constant(1), |j| s[j].clone());
+    let at = |s: &[Dim], i: usize| {
+        (i + s.len())
+            .checked_sub(rank)
+            .map_or(Dim::constant(1), |j| s[j].clone())
+    };
     (0..rank)
         .map(|i| match (at(a, i), at(b, i)) {
             (x, y) if x == y => Ok(x),
@@ -38,11 +45,17 @@ pub fn broadcast_shapes(a: &[Dim], b: &[Dim]) -> Result<Vec<Dim>, String> {
 }
 
 fn check_axis(axis: usize, ty: &Type) -> Result<(), String> {
-    if axis < ty.rank() { Ok(()) } else { Err(format!("axis {axis} is out of range for {ty}")) }
+    if axis < ty.rank() {
+        Ok(())
+    } else {
+        Err(format!("axis {axis} is out of range for {ty}"))
+    }
 }
 
 pub(super) fn map(op: &Op, args: &[Type], _: &[Graph]) -> Inferred {
-    let Op::Map(s) = op else { return Err("not an element-wise op".into()) };
+    let Op::Map(s) = op else {
+        return Err("not an element-wise op".into());
+    };
     let dtypes: Vec<DType> = args.iter().map(|t| t.dtype).collect();
     let dtype = s.result_dtype(&dtypes)?;
     let mut shape = Vec::new();
@@ -59,7 +72,10 @@ pub(super) fn constant(op: &Op, _: &[Type], _: &[Graph]) -> Inferred {
 
 pub(super) fn iota(op: &Op, _: &[Type], _: &[Graph]) -> Inferred {
     attrs!(op, Iota { dtype, shape, axis });
-    let ty = Type { dtype: *dtype, shape: Shape(shape.clone()) };
+    let ty = Type {
+        dtype: *dtype,
+        shape: Shape(shape.clone()),
+    };
     check_axis(*axis, &ty)?;
     if *dtype == DType::Bool {
         return Err("iota of bool".into());
@@ -70,14 +86,21 @@ pub(super) fn iota(op: &Op, _: &[Type], _: &[Graph]) -> Inferred {
 pub(super) fn broadcast(op: &Op, args: &[Type], _: &[Graph]) -> Inferred {
     attrs!(op, Broadcast { shape });
     if broadcast_shapes(&args[0].shape, shape)? != *shape {
-        return Err(format!("{} does not broadcast to {}", args[0], Shape(shape.clone())));
+        return Err(format!(
+            "{} does not broadcast to {}",
+            args[0],
+            Shape(shape.clone())
+        ));
     }
     one(args[0].dtype, shape.clone())
 }
 
 pub(super) fn reshape(op: &Op, args: &[Type], _: &[Graph]) -> Inferred {
     attrs!(op, Reshape { shape });
-    let out = Type { dtype: args[0].dtype, shape: Shape(shape.clone()) };
+    let out = Type {
+        dtype: args[0].dtype,
+        shape: Shape(shape.clone()),
+    };
     let (from, to) = (args[0].shape.n_elements(), out.shape.n_elements());
     if from != to {
         return Err(format!("{} has {from} elements, {out} has {to}", args[0]));
@@ -90,24 +113,44 @@ pub(super) fn transpose(op: &Op, args: &[Type], _: &[Graph]) -> Inferred {
     let mut sorted = perm.clone();
     sorted.sort_unstable();
     if sorted != (0..args[0].rank()).collect::<Vec<_>>() {
-        return Err(format!("{perm:?} is not a permutation of the axes of {}", args[0]));
+        return Err(format!(
+            "{perm:?} is not a permutation of the axes of {}",
+            args[0]
+        ));
     }
-    one(args[0].dtype, perm.iter().map(|&p| args[0].shape[p].clone()).collect())
+    one(
+        args[0].dtype,
+        perm.iter().map(|&p| args[0].shape[p].clone()).collect(),
+    )
 }
 
 pub(super) fn slice(op: &Op, args: &[Type], _: &[Graph]) -> Inferred {
-    attrs!(op, Slice { starts, sizes, steps });
+    attrs!(
+        op,
+        Slice {
+            starts,
+            sizes,
+            steps
+        }
+    );
     let rank = args[0].rank();
     if starts.len() != rank || sizes.len() != rank || steps.len() != rank || steps.contains(&0) {
-        return Err(format!("starts, sizes and non-zero steps must have one entry per axis of {}", args[0]));
+        return Err(format!(
+            "starts, sizes and non-zero steps must have one entry per axis of {}",
+            args[0]
+        ));
     }
     for i in 0..rank {
         let last = starts[i].clone() + (sizes[i].clone() - 1.into()).scale(steps[i]);
         let inside = |p: &Dim| {
             (p.clone()).as_const().is_none_or(|c| c >= 0)
-                && (args[0].shape[i].clone() - p.clone()).as_const().is_none_or(|c| c > 0)
+                && (args[0].shape[i].clone() - p.clone())
+                    .as_const()
+                    .is_none_or(|c| c > 0)
         };
-        if !sizes[i].is(0) && (!inside(&starts[i]) || !inside(&last)) || sizes[i].as_const().is_some_and(|c| c < 0) {
+        if !sizes[i].is(0) && (!inside(&starts[i]) || !inside(&last))
+            || sizes[i].as_const().is_some_and(|c| c < 0)
+        {
             return Err(format!(
                 "axis {i}: start {}, size {}, step {} leaves {}",
                 starts[i], sizes[i], steps[i], args[0]
@@ -120,28 +163,44 @@ pub(super) fn slice(op: &Op, args: &[Type], _: &[Graph]) -> Inferred {
 pub(super) fn pad(op: &Op, args: &[Type], _: &[Graph]) -> Inferred {
     attrs!(op, Pad { low, high, mode });
     if low.len() != args[0].rank() || high.len() != args[0].rank() {
-        return Err(format!("low and high must have one entry per axis of {}", args[0]));
+        return Err(format!(
+            "low and high must have one entry per axis of {}",
+            args[0]
+        ));
     }
     if (args.len() == 2) != (*mode == PadMode::Constant) {
         return Err("mode constant takes a pad value, the other modes take none".into());
     }
-    if let Some(v) = args.get(1).filter(|v| v.dtype != args[0].dtype || v.rank() != 0) {
+    if let Some(v) = args
+        .get(1)
+        .filter(|v| v.dtype != args[0].dtype || v.rank() != 0)
+    {
         return Err(format!("pad value must be {}[], got {v}", args[0].dtype));
     }
     for (i, d) in args[0].shape.iter().enumerate() {
-        let limit = d.as_const().map(|c| if *mode == PadMode::Reflect { c - 1 } else { c });
+        let limit = d
+            .as_const()
+            .map(|c| if *mode == PadMode::Reflect { c - 1 } else { c });
         let most = low[i].max(high[i]) as i64;
-        if matches!(mode, PadMode::Reflect | PadMode::Wrap) && limit.is_some_and(|l| most > l.max(0))
+        if matches!(mode, PadMode::Reflect | PadMode::Wrap)
+            && limit.is_some_and(|l| most > l.max(0))
             || *mode == PadMode::Edge && limit == Some(0) && most > 0
         {
-            return Err(
-                format!("axis {i}: {mode:?} padding by {most} needs more elements than {} has", args[0]).to_lowercase()
-            );
+            return Err(format!(
+                "axis {i}: {mode:?} padding by {most} needs more elements than {} has",
+                args[0]
+            )
+            .to_lowercase());
         }
     }
     one(
         args[0].dtype,
-        args[0].shape.iter().enumerate().map(|(i, d)| d.clone() + low[i].saturating_add(high[i]).into()).collect(),
+        args[0]
+            .shape
+            .iter()
+            .enumerate()
+            .map(|(i, d)| d.clone() + low[i].saturating_add(high[i]).into())
+            .collect(),
     )
 }
 
@@ -174,7 +233,15 @@ pub(super) fn gather(op: &Op, args: &[Type], _: &[Graph]) -> Inferred {
     check_axis(*axis, &args[0])?;
     check_indices(&args[1])?;
     let s = &args[0].shape;
-    one(args[0].dtype, s[..*axis].iter().chain(args[1].shape.iter()).chain(&s[axis + 1..]).cloned().collect())
+    one(
+        args[0].dtype,
+        s[..*axis]
+            .iter()
+            .chain(args[1].shape.iter())
+            .chain(&s[axis + 1..])
+            .cloned()
+            .collect(),
+    )
 }
 
 pub(super) fn gather_elements(op: &Op, args: &[Type], _: &[Graph]) -> Inferred {
@@ -182,16 +249,27 @@ pub(super) fn gather_elements(op: &Op, args: &[Type], _: &[Graph]) -> Inferred {
     check_axis(*axis, &args[0])?;
     check_indices(&args[1])?;
     if args[0].rank() != args[1].rank() {
-        return Err(format!("data {} and indices {} must have the same rank", args[0], args[1]));
+        return Err(format!(
+            "data {} and indices {} must have the same rank",
+            args[0], args[1]
+        ));
     }
     check_bounded("indices", &args[1], &args[0], Some(*axis))?;
     one(args[0].dtype, args[1].shape.0.clone())
 }
 
 /// Every extent of `small` but that of `free` must be at most that of `large`, where both are known.
-fn check_bounded(what: &str, small: &Type, large: &Type, free: Option<usize>) -> Result<(), String> {
+fn check_bounded(
+    what: &str,
+    small: &Type,
+    large: &Type,
+    free: Option<usize>,
+) -> Result<(), String> {
     for i in (0..small.rank()).filter(|&i| Some(i) != free) {
-        if (large.shape[i].clone() - small.shape[i].clone()).as_const().is_some_and(|c| c < 0) {
+        if (large.shape[i].clone() - small.shape[i].clone())
+            .as_const()
+            .is_some_and(|c| c < 0)
+        {
             return Err(format!("{what} {small} exceed data {large} on axis {i}"));
         }
     }
@@ -210,7 +288,9 @@ fn tuple_len(data: &Type, indices: &Type, batch_dims: usize) -> Result<usize, St
         || batch_dims >= indices.rank()
         || data.shape[..batch_dims] != indices.shape[..batch_dims]
     {
-        return Err(format!("index tuples of {indices} after {batch_dims} batch axes do not fit data {data}"));
+        return Err(format!(
+            "index tuples of {indices} after {batch_dims} batch axes do not fit data {data}"
+        ));
     }
     Ok(last)
 }
@@ -219,15 +299,27 @@ pub(super) fn gather_nd(op: &Op, args: &[Type], _: &[Graph]) -> Inferred {
     attrs!(op, GatherNd { batch_dims });
     let k = tuple_len(&args[0], &args[1], *batch_dims)?;
     let lead = &args[1].shape[..args[1].rank() - 1];
-    one(args[0].dtype, lead.iter().chain(&args[0].shape[batch_dims + k..]).cloned().collect())
+    one(
+        args[0].dtype,
+        lead.iter()
+            .chain(&args[0].shape[batch_dims + k..])
+            .cloned()
+            .collect(),
+    )
 }
 
 pub(super) fn scatter_elements(op: &Op, args: &[Type], _: &[Graph]) -> Inferred {
     attrs!(op, ScatterElements { axis });
     check_axis(*axis, &args[0])?;
     check_indices(&args[1])?;
-    if args[1].shape != args[2].shape || args[0].rank() != args[1].rank() || args[0].dtype != args[2].dtype {
-        return Err(format!("data {}, indices {} and updates {} do not fit together", args[0], args[1], args[2]));
+    if args[1].shape != args[2].shape
+        || args[0].rank() != args[1].rank()
+        || args[0].dtype != args[2].dtype
+    {
+        return Err(format!(
+            "data {}, indices {} and updates {} do not fit together",
+            args[0], args[1], args[2]
+        ));
     }
     check_bounded("indices", &args[1], &args[0], Some(*axis))?;
     Ok(vec![args[0].clone()])
@@ -238,7 +330,12 @@ pub(super) fn scatter_nd(_: &Op, args: &[Type], _: &[Graph]) -> Inferred {
     let lead = &args[1].shape[..args[1].rank() - 1];
     let expected: Vec<Dim> = lead.iter().chain(&args[0].shape[k..]).cloned().collect();
     if args[2].dtype != args[0].dtype || args[2].shape.0 != expected {
-        return Err(format!("updates must be {}{}, got {}", args[0].dtype, Shape(expected), args[2]));
+        return Err(format!(
+            "updates must be {}{}, got {}",
+            args[0].dtype,
+            Shape(expected),
+            args[2]
+        ));
     }
     Ok(vec![args[0].clone()])
 }
@@ -252,7 +349,14 @@ fn reduced(shape: &[Dim], axes: &[usize], keepdims: bool) -> Vec<Dim> {
 }
 
 pub(super) fn reduce(op: &Op, args: &[Type], _: &[Graph]) -> Inferred {
-    attrs!(op, Reduce { kind, axes, keepdims });
+    attrs!(
+        op,
+        Reduce {
+            kind,
+            axes,
+            keepdims
+        }
+    );
     axes.iter().try_for_each(|&a| check_axis(a, &args[0]))?;
     if !axes.windows(2).all(|w| w[0] < w[1]) {
         return Err(format!("axes {axes:?} must be increasing"));
@@ -285,11 +389,17 @@ pub(super) fn softmax(op: &Op, args: &[Type], _: &[Graph]) -> Inferred {
 }
 
 fn check_float(t: &Type) -> Result<(), String> {
-    if t.dtype.is_float() { Ok(()) } else { Err(format!("expected a floating-point tensor, got {t}")) }
+    if t.dtype.is_float() {
+        Ok(())
+    } else {
+        Err(format!("expected a floating-point tensor, got {t}"))
+    }
 }
 
 pub(super) fn norm(op: &Op, args: &[Type], _: &[Graph]) -> Inferred {
-    let (Op::LayerNorm { axis, .. } | Op::RmsNorm { axis, .. }) = op else { return Err("not a norm".into()) };
+    let (Op::LayerNorm { axis, .. } | Op::RmsNorm { axis, .. }) = op else {
+        return Err("not a norm".into());
+    };
     check_axis(*axis, &args[0])?;
     check_float(&args[0])?;
     for t in &args[1..] {
@@ -307,7 +417,9 @@ pub(super) fn norm(op: &Op, args: &[Type], _: &[Graph]) -> Inferred {
 pub(super) fn matmul(_: &Op, args: &[Type], _: &[Graph]) -> Inferred {
     let (a, b) = (&args[0], &args[1]);
     if a.rank() < 2 || b.rank() < 2 || a.dtype != b.dtype || a.dtype == DType::Bool {
-        return Err(format!("expected two numeric tensors of rank 2 or more and one dtype, got {a} and {b}"));
+        return Err(format!(
+            "expected two numeric tensors of rank 2 or more and one dtype, got {a} and {b}"
+        ));
     }
     let (ra, rb) = (a.rank(), b.rank());
     if a.shape[ra - 1] != b.shape[rb - 2] {
@@ -326,8 +438,17 @@ pub(super) fn matmul(_: &Op, args: &[Type], _: &[Graph]) -> Inferred {
 /// Extents of the windows' output along each spatial axis.
 fn windows(spatial: &[Dim], size: &[Dim], w: &Window, ceil: bool) -> Result<Vec<Dim>, String> {
     let n = spatial.len();
-    if [w.strides.len(), w.dilations.len(), w.pads_low.len(), w.pads_high.len(), size.len()] != [n; 5] {
-        return Err(format!("strides, dilations, pads and window need one entry for each of {n} spatial axes"));
+    if [
+        w.strides.len(),
+        w.dilations.len(),
+        w.pads_low.len(),
+        w.pads_high.len(),
+        size.len(),
+    ] != [n; 5]
+    {
+        return Err(format!(
+            "strides, dilations, pads and window need one entry for each of {n} spatial axes"
+        ));
     }
     if w.strides.contains(&0) || w.dilations.contains(&0) {
         return Err("strides and dilations must be positive".into());
@@ -335,7 +456,8 @@ fn windows(spatial: &[Dim], size: &[Dim], w: &Window, ceil: bool) -> Result<Vec<
     (0..n)
         .map(|i| {
             let reach = (size[i].clone() - 1.into()).scale(w.dilations[i] as i64) + 1.into();
-            let room = spatial[i].clone() + w.pads_low[i].saturating_add(w.pads_high[i]).into() - reach;
+            let room =
+                spatial[i].clone() + w.pads_low[i].saturating_add(w.pads_high[i]).into() - reach;
             if room.as_const().is_some_and(|c| c < 0) {
                 return Err(format!(
                     "spatial axis {i}: window of {} does not fit {} padded by {} and {}",
@@ -348,22 +470,53 @@ fn windows(spatial: &[Dim], size: &[Dim], w: &Window, ceil: bool) -> Result<Vec<
             }
             let out = room.ceil_div(stride) + 1.into();
             // A window that would start beyond the input and its low padding is dropped.
-            let start = (out.clone() - 1.into()).scale(stride) - spatial[i].clone() - w.pads_low[i].into();
-            Ok(if start.as_const().is_some_and(|c| c >= 0) { out - 1.into() } else { out })
+            let start =
+                (out.clone() - 1.into()).scale(stride) - spatial[i].clone() - w.pads_low[i].into();
+            Ok(if start.as_const().is_some_and(|c| c >= 0) {
+                out - 1.into()
+            } else {
+                out
+            })
         })
         .collect()
 }
 
 pub(super) fn conv(op: &Op, args: &[Type], _: &[Graph]) -> Inferred {
-    attrs!(op, Conv { window, groups, layout });
+    attrs!(
+        op,
+        Conv {
+            window,
+            groups,
+            layout
+        }
+    );
     let (x, w) = (&args[0], &args[1]);
-    if x.rank() < 3 || x.rank() != w.rank() || x.dtype != w.dtype || x.dtype == DType::Bool || *groups == 0 {
-        return Err(format!("expected x and weights of one numeric dtype and one rank of at least 3, got {x} and {w}"));
+    if x.rank() < 3
+        || x.rank() != w.rank()
+        || x.dtype != w.dtype
+        || x.dtype == DType::Bool
+        || *groups == 0
+    {
+        return Err(format!(
+            "expected x and weights of one numeric dtype and one rank of at least 3, got {x} and {w}"
+        ));
     }
     let n = x.rank() - 2;
     let (xc, xs, wo, wi, ws) = match layout {
-        Layout::ChannelsFirst => (&x.shape[1], &x.shape[2..], &w.shape[0], &w.shape[1], &w.shape[2..]),
-        Layout::ChannelsLast => (&x.shape[n + 1], &x.shape[1..=n], &w.shape[n + 1], &w.shape[n], &w.shape[..n]),
+        Layout::ChannelsFirst => (
+            &x.shape[1],
+            &x.shape[2..],
+            &w.shape[0],
+            &w.shape[1],
+            &w.shape[2..],
+        ),
+        Layout::ChannelsLast => (
+            &x.shape[n + 1],
+            &x.shape[1..=n],
+            &w.shape[n + 1],
+            &w.shape[n],
+            &w.shape[..n],
+        ),
     };
     if *xc != wi.scale(*groups as i64) {
         return Err(format!(
@@ -372,7 +525,9 @@ pub(super) fn conv(op: &Op, args: &[Type], _: &[Graph]) -> Inferred {
         ));
     }
     if wo.exact_div(&(*groups).into()).is_none() {
-        return Err(format!("{wo} output channels do not divide into {groups} groups"));
+        return Err(format!(
+            "{wo} output channels do not divide into {groups} groups"
+        ));
     }
     let spatial = windows(xs, ws, window, false)?;
     one(x.dtype, channels(&x.shape[0], wo, spatial, *layout))
@@ -394,7 +549,14 @@ fn channels(n: &Dim, c: &Dim, spatial: Vec<Dim>, layout: Layout) -> Vec<Dim> {
 }
 
 pub(super) fn conv_transpose(op: &Op, args: &[Type], _: &[Graph]) -> Inferred {
-    attrs!(op, ConvTranspose { window, output_pads, groups });
+    attrs!(
+        op,
+        ConvTranspose {
+            window,
+            output_pads,
+            groups
+        }
+    );
     let (x, w) = (&args[0], &args[1]);
     let n = x.rank().saturating_sub(2);
     if n == 0
@@ -404,24 +566,41 @@ pub(super) fn conv_transpose(op: &Op, args: &[Type], _: &[Graph]) -> Inferred {
         || *groups == 0
         || x.shape[1] != w.shape[0]
     {
-        return Err(format!("expected x [n, c, ..] and weights [c, m, ..] of one dtype, got {x} and {w}"));
+        return Err(format!(
+            "expected x [n, c, ..] and weights [c, m, ..] of one dtype, got {x} and {w}"
+        ));
     }
-    if [window.strides.len(), window.dilations.len(), window.pads_low.len(), window.pads_high.len(), output_pads.len()]
-        != [n; 5]
+    if [
+        window.strides.len(),
+        window.dilations.len(),
+        window.pads_low.len(),
+        window.pads_high.len(),
+        output_pads.len(),
+    ] != [n; 5]
     {
-        return Err(format!("strides, dilations, pads and output_pads need one entry for each of {n} spatial axes"));
+        return Err(format!(
+            "strides, dilations, pads and output_pads need one entry for each of {n} spatial axes"
+        ));
     }
     if x.shape[1].exact_div(&(*groups).into()).is_none() {
-        return Err(format!("{} channels do not divide into {groups} groups", x.shape[1]));
+        return Err(format!(
+            "{} channels do not divide into {groups} groups",
+            x.shape[1]
+        ));
     }
     let mut out = vec![x.shape[0].clone(), w.shape[1].scale(*groups as i64)];
     for (i, &extra) in output_pads.iter().enumerate() {
         let full = (x.shape[2 + i].clone() - 1.into()).scale(window.strides[i] as i64)
             + (w.shape[2 + i].clone() - 1.into()).scale(window.dilations[i] as i64)
             + extra.saturating_add(1).into();
-        let d = full - window.pads_low[i].saturating_add(window.pads_high[i]).into();
+        let d = full
+            - window.pads_low[i]
+                .saturating_add(window.pads_high[i])
+                .into();
         if d.as_const().is_some_and(|c| c < 0) {
-            return Err(format!("spatial axis {i}: padding removes more than the {d} elements there are"));
+            return Err(format!(
+                "spatial axis {i}: padding removes more than the {d} elements there are"
+            ));
         }
         out.push(d);
     }
@@ -429,13 +608,29 @@ pub(super) fn conv_transpose(op: &Op, args: &[Type], _: &[Graph]) -> Inferred {
 }
 
 pub(super) fn pool(op: &Op, args: &[Type], _: &[Graph]) -> Inferred {
-    attrs!(op, Pool { size, window, ceil, layout });
+    attrs!(
+        op,
+        Pool {
+            size,
+            window,
+            ceil,
+            layout
+        }
+    );
     Ok(vec![pool_type(&args[0], size, window, *ceil, *layout)?])
 }
 
-fn pool_type(x: &Type, size: &[usize], window: &Window, ceil: bool, layout: Layout) -> Result<Type, String> {
+fn pool_type(
+    x: &Type,
+    size: &[usize],
+    window: &Window,
+    ceil: bool,
+    layout: Layout,
+) -> Result<Type, String> {
     if x.rank() < 3 || x.dtype == DType::Bool || size.contains(&0) {
-        return Err(format!("expected a numeric tensor of rank 3 or more and a non-empty window, got {x}"));
+        return Err(format!(
+            "expected a numeric tensor of rank 3 or more and a non-empty window, got {x}"
+        ));
     }
     let n = x.rank() - 2;
     let (c, xs) = match layout {
@@ -444,21 +639,31 @@ fn pool_type(x: &Type, size: &[usize], window: &Window, ceil: bool, layout: Layo
     };
     let size: Vec<Dim> = size.iter().map(|&s| s.into()).collect();
     let spatial = windows(xs, &size, window, ceil)?;
-    Ok(Type { dtype: x.dtype, shape: Shape(channels(&x.shape[0], c, spatial, layout)) })
+    Ok(Type {
+        dtype: x.dtype,
+        shape: Shape(channels(&x.shape[0], c, spatial, layout)),
+    })
 }
 
 pub(super) fn max_pool_indices(op: &Op, args: &[Type], _: &[Graph]) -> Inferred {
     attrs!(op, MaxPoolIndices { size, window, ceil });
     let values = pool_type(&args[0], size, window, *ceil, Layout::ChannelsFirst)?;
-    let indices = Type { dtype: DType::I64, shape: values.shape.clone() };
+    let indices = Type {
+        dtype: DType::I64,
+        shape: values.shape.clone(),
+    };
     Ok(vec![values, indices])
 }
 
 pub(super) fn attention(_: &Op, args: &[Type], _: &[Graph]) -> Inferred {
     let (q, k, v) = (&args[0], &args[1], &args[2]);
     let r = q.rank();
-    let fits =
-        r >= 2 && k.rank() == r && v.rank() == r && q.dtype.is_float() && k.dtype == q.dtype && v.dtype == q.dtype;
+    let fits = r >= 2
+        && k.rank() == r
+        && v.rank() == r
+        && q.dtype.is_float()
+        && k.dtype == q.dtype
+        && v.dtype == q.dtype;
     if !fits
         || q.shape[r - 1] != k.shape[r - 1]
         || k.shape[r - 2] != v.shape[r - 2]
@@ -472,7 +677,11 @@ pub(super) fn attention(_: &Op, args: &[Type], _: &[Graph]) -> Inferred {
     if let Some(m) = args.get(3)
         && (m.dtype != q.dtype || broadcast_shapes(&m.shape, &scores)? != scores)
     {
-        return Err(format!("mask {m} does not broadcast to {}{}", q.dtype, Shape(scores)));
+        return Err(format!(
+            "mask {m} does not broadcast to {}{}",
+            q.dtype,
+            Shape(scores)
+        ));
     }
     let mut out = q.shape[..r - 1].to_vec();
     out.push(v.shape[r - 1].clone());
@@ -482,14 +691,28 @@ pub(super) fn attention(_: &Op, args: &[Type], _: &[Graph]) -> Inferred {
 pub(super) fn top_k(op: &Op, args: &[Type], _: &[Graph]) -> Inferred {
     attrs!(op, TopK { k, axis });
     check_axis(*axis, &args[0])?;
-    if (args[0].shape[*axis].clone() - k.clone()).as_const().is_some_and(|c| c < 0)
+    if (args[0].shape[*axis].clone() - k.clone())
+        .as_const()
+        .is_some_and(|c| c < 0)
         || k.as_const().is_some_and(|c| c < 0)
     {
-        return Err(format!("k = {k} is out of range for axis {axis} of {}", args[0]));
+        return Err(format!(
+            "k = {k} is out of range for axis {axis} of {}",
+            args[0]
+        ));
     }
     let mut shape = args[0].shape.clone();
     shape.0[*axis] = k.clone();
-    Ok(vec![Type { dtype: args[0].dtype, shape: shape.clone() }, Type { dtype: DType::I64, shape }])
+    Ok(vec![
+        Type {
+            dtype: args[0].dtype,
+            shape: shape.clone(),
+        },
+        Type {
+            dtype: DType::I64,
+            shape,
+        },
+    ])
 }
 
 pub(super) fn cum_sum(op: &Op, args: &[Type], _: &[Graph]) -> Inferred {
@@ -502,20 +725,39 @@ pub(super) fn cum_sum(op: &Op, args: &[Type], _: &[Graph]) -> Inferred {
 }
 
 fn check_region(what: &str, region: &Graph, expected: &[Type]) -> Result<(), String> {
-    let found: Vec<Type> = region.inputs.iter().map(|&v| region.ty(v).clone()).collect();
+    let found: Vec<Type> = region
+        .inputs
+        .iter()
+        .map(|&v| region.ty(v).clone())
+        .collect();
     if found != expected {
-        let show = |ts: &[Type]| ts.iter().map(Type::to_string).collect::<Vec<_>>().join(", ");
-        return Err(format!("{what} takes ({}), is given ({})", show(&found), show(expected)));
+        let show = |ts: &[Type]| {
+            ts.iter()
+                .map(Type::to_string)
+                .collect::<Vec<_>>()
+                .join(", ")
+        };
+        return Err(format!(
+            "{what} takes ({}), is given ({})",
+            show(&found),
+            show(expected)
+        ));
     }
     Ok(())
 }
 
 fn region_results(region: &Graph) -> Vec<Type> {
-    region.outputs.iter().map(|o| region.ty(o.value).clone()).collect()
+    region
+        .outputs
+        .iter()
+        .map(|o| region.ty(o.value).clone())
+        .collect()
 }
 
 pub(super) fn if_(_: &Op, args: &[Type], regions: &[Graph]) -> Inferred {
-    let [then, other] = regions else { return Err(format!("expected 2 regions, got {}", regions.len())) };
+    let [then, other] = regions else {
+        return Err(format!("expected 2 regions, got {}", regions.len()));
+    };
     if args[0].dtype != DType::Bool || !args[0].shape.n_elements().is(1) {
         return Err(format!("condition must be one bool, got {}", args[0]));
     }
@@ -529,40 +771,78 @@ pub(super) fn if_(_: &Op, args: &[Type], regions: &[Graph]) -> Inferred {
 }
 
 fn stacked(t: &Type, n: &Dim) -> Type {
-    Type { dtype: t.dtype, shape: std::iter::once(n.clone()).chain(t.shape.iter().cloned()).collect() }
+    Type {
+        dtype: t.dtype,
+        shape: std::iter::once(n.clone())
+            .chain(t.shape.iter().cloned())
+            .collect(),
+    }
 }
 
 pub(super) fn loop_(op: &Op, args: &[Type], regions: &[Graph]) -> Inferred {
     attrs!(op, Loop { carried, trip });
-    let [body] = regions else { return Err(format!("expected 1 region, got {}", regions.len())) };
+    let [body] = regions else {
+        return Err(format!("expected 1 region, got {}", regions.len()));
+    };
     if args.len() < 2 + carried || args[0].dtype != DType::I64 || args[1].dtype != DType::Bool {
-        return Err("operands must begin with trip count i64[], condition bool[] and the carried values".into());
+        return Err(
+            "operands must begin with trip count i64[], condition bool[] and the carried values"
+                .into(),
+        );
     }
-    let expected: Vec<Type> = [Type::new(DType::I64, Vec::<Dim>::new()), Type::new(DType::Bool, Vec::<Dim>::new())]
-        .into_iter()
-        .chain(args[2..].iter().cloned())
-        .collect();
+    let expected: Vec<Type> = [
+        Type::new(DType::I64, Vec::<Dim>::new()),
+        Type::new(DType::Bool, Vec::<Dim>::new()),
+    ]
+    .into_iter()
+    .chain(args[2..].iter().cloned())
+    .collect();
     check_region("body", body, &expected)?;
     let results = region_results(body);
-    if results.len() < 1 + carried || results[0].dtype != DType::Bool || results[1..=*carried] != args[2..2 + carried] {
-        return Err("the body must give the condition, then carried values of unchanged types".into());
+    if results.len() < 1 + carried
+        || results[0].dtype != DType::Bool
+        || results[1..=*carried] != args[2..2 + carried]
+    {
+        return Err(
+            "the body must give the condition, then carried values of unchanged types".into(),
+        );
     }
     let carried_types = results[1..=*carried].to_vec();
-    Ok(carried_types.into_iter().chain(results[1 + carried..].iter().map(|t| stacked(t, trip))).collect())
+    Ok(carried_types
+        .into_iter()
+        .chain(results[1 + carried..].iter().map(|t| stacked(t, trip)))
+        .collect())
 }
 
 pub(super) fn scan(op: &Op, args: &[Type], regions: &[Graph]) -> Inferred {
-    attrs!(op, Scan { carried, scanned, length });
-    let [body] = regions else { return Err(format!("expected 1 region, got {}", regions.len())) };
+    attrs!(
+        op,
+        Scan {
+            carried,
+            scanned,
+            length
+        }
+    );
+    let [body] = regions else {
+        return Err(format!("expected 1 region, got {}", regions.len()));
+    };
     if args.len() < carried + scanned {
-        return Err(format!("expected {carried} carried and {scanned} scanned operands, got {}", args.len()));
+        return Err(format!(
+            "expected {carried} carried and {scanned} scanned operands, got {}",
+            args.len()
+        ));
     }
     let mut expected = args[..*carried].to_vec();
     for t in &args[*carried..carried + scanned] {
         if t.shape.first() != Some(length) {
-            return Err(format!("scanned operand {t} must have {length} elements along axis 0"));
+            return Err(format!(
+                "scanned operand {t} must have {length} elements along axis 0"
+            ));
         }
-        expected.push(Type { dtype: t.dtype, shape: Shape(t.shape[1..].to_vec()) });
+        expected.push(Type {
+            dtype: t.dtype,
+            shape: Shape(t.shape[1..].to_vec()),
+        });
     }
     expected.extend_from_slice(&args[carried + scanned..]);
     check_region("body", body, &expected)?;
@@ -570,7 +850,11 @@ pub(super) fn scan(op: &Op, args: &[Type], regions: &[Graph]) -> Inferred {
     if results.len() < *carried || results[..*carried] != args[..*carried] {
         return Err("the body must give carried values of unchanged types first".into());
     }
-    Ok(results[..*carried].iter().cloned().chain(results[*carried..].iter().map(|t| stacked(t, length))).collect())
+    Ok(results[..*carried]
+        .iter()
+        .cloned()
+        .chain(results[*carried..].iter().map(|t| stacked(t, length)))
+        .collect())
 }
 
 pub(super) fn read_variable(op: &Op, _: &[Type], _: &[Graph]) -> Inferred {
@@ -605,7 +889,14 @@ pub(super) fn all_reduce_rank(op: &Op, args: &[Type], regions: &[Graph]) -> Infe
 }
 
 pub(super) fn collective(op: &Op, args: &[Type], regions: &[Graph]) -> Inferred {
-    attrs!(op, Collective { kind, rank, devices });
+    attrs!(
+        op,
+        Collective {
+            kind,
+            rank,
+            devices
+        }
+    );
     if *rank >= devices.len() {
         return Err(format!("rank {rank} of {}", devices.len()));
     }
@@ -613,7 +904,9 @@ pub(super) fn collective(op: &Op, args: &[Type], regions: &[Graph]) -> Inferred 
 }
 
 pub(super) fn cluster(_: &Op, args: &[Type], regions: &[Graph]) -> Inferred {
-    let [body] = regions else { return Err(format!("expected 1 region, got {}", regions.len())) };
+    let [body] = regions else {
+        return Err(format!("expected 1 region, got {}", regions.len()));
+    };
     check_region("body", body, args)?;
     Ok(region_results(body))
 }

@@ -20,7 +20,9 @@ pub use constant::ConstData;
 pub use dim::{Bindings, Dim};
 pub use graph::{Def, Graph, Node, NodeId, Origin, Output, Value, ValueId};
 pub use infer::broadcast_shapes;
-pub use ops::{ClusterKind, Extremum, Layout, Op, OpClass, PadMode, PoolKind, ReduceKind, ScatterKind, Window};
+pub use ops::{
+    ClusterKind, Extremum, Layout, Op, OpClass, PadMode, PoolKind, ReduceKind, ScatterKind, Window,
+};
 pub use request::{AskedBy, DeviceRequest, Requested};
 pub use scalar::{Real, ScalarOp};
 pub use scope::{DeviceFunction, DeviceScope, NewNode, ScopeToken};

@@ -345,7 +345,9 @@ ops! {
 impl Op {
     /// A constant op.
     pub fn constant(value: Tensor) -> Op {
-        Op::Constant { value: ConstData::held(value) }
+        Op::Constant {
+            value: ConstData::held(value),
+        }
     }
 
     /// Text name.

@@ -19,7 +19,11 @@ impl Graph {
         let mut c = Cursor { text, at: 0 };
         let g = c.graph(0)?;
         c.skip_space();
-        if c.rest().is_empty() { Ok(g) } else { Err(c.error("text after the graph")) }
+        if c.rest().is_empty() {
+            Ok(g)
+        } else {
+            Err(c.error("text after the graph"))
+        }
     }
 }
 
@@ -61,7 +65,12 @@ impl<'t> Cursor<'t> {
         if self.eat(token) {
             return Ok(());
         }
-        let found: String = self.rest().chars().take_while(|&c| c != '\n').take(40).collect();
+        let found: String = self
+            .rest()
+            .chars()
+            .take_while(|&c| c != '\n')
+            .take(40)
+            .collect();
         Err(self.error(format!("expected {token:?}, got {found:?}")))
     }
 
@@ -69,15 +78,21 @@ impl<'t> Cursor<'t> {
         self.skip_space();
         let end = split_quoted(self.rest()).filter(|_| self.rest().starts_with('"'));
         let end = end.ok_or_else(|| self.error("expected a quoted name"))?;
-        let name = unquote(&self.rest()[..end]).ok_or_else(|| self.error("bad escape in a quoted name"))?;
+        let name = unquote(&self.rest()[..end])
+            .ok_or_else(|| self.error("bad escape in a quoted name"))?;
         self.at += end;
         Ok(name)
     }
 
     fn number(&mut self, prefix: &str) -> Result<u32> {
         self.expect(prefix)?;
-        let digits = self.rest().find(|c: char| !c.is_ascii_digit()).unwrap_or(self.rest().len());
-        let n = self.rest()[..digits].parse().map_err(|_| self.error(format!("expected a number after {prefix:?}")))?;
+        let digits = self
+            .rest()
+            .find(|c: char| !c.is_ascii_digit())
+            .unwrap_or(self.rest().len());
+        let n = self.rest()[..digits]
+            .parse()
+            .map_err(|_| self.error(format!("expected a number after {prefix:?}")))?;
         self.at += digits;
         Ok(n)
     }
@@ -85,7 +100,9 @@ impl<'t> Cursor<'t> {
     fn word(&mut self) -> &'t str {
         self.skip_space();
         let rest = self.rest();
-        let end = rest.find(|c: char| !(c.is_ascii_alphanumeric() || c == '_')).unwrap_or(rest.len());
+        let end = rest
+            .find(|c: char| !(c.is_ascii_alphanumeric() || c == '_'))
+            .unwrap_or(rest.len());
         self.at += end;
         &rest[..end]
     }
@@ -99,7 +116,10 @@ impl<'t> Cursor<'t> {
                 continue;
             }
             match c {
-                '"' => skip_to = i + split_quoted(&rest[i..]).ok_or_else(|| self.error("a quote is not closed"))?,
+                '"' => {
+                    skip_to = i + split_quoted(&rest[i..])
+                        .ok_or_else(|| self.error("a quote is not closed"))?
+                }
                 c if c == close && depth == 0 => {
                     self.at += i + c.len_utf8();
                     return Ok(&rest[..i]);
@@ -114,11 +134,16 @@ impl<'t> Cursor<'t> {
 
     fn ty(&mut self) -> Result<Type> {
         let name = self.word();
-        let dtype = DType::parse(name).ok_or_else(|| self.error(format!("unknown dtype {name:?}")))?;
+        let dtype =
+            DType::parse(name).ok_or_else(|| self.error(format!("unknown dtype {name:?}")))?;
         self.expect("[")?;
         let dims = self.until_closed(']')?;
-        let shape = Attr::parse(&format!("[{dims}]")).ok_or_else(|| self.error(format!("bad shape [{dims}]")))?;
-        Ok(Type { dtype, shape: Shape(shape) })
+        let shape = Attr::parse(&format!("[{dims}]"))
+            .ok_or_else(|| self.error(format!("bad shape [{dims}]")))?;
+        Ok(Type {
+            dtype,
+            shape: Shape(shape),
+        })
     }
 
     fn graph(&mut self, depth: usize) -> Result<Graph> {
@@ -143,7 +168,10 @@ impl<'t> Cursor<'t> {
 
     fn value(&mut self, values: &[ValueId]) -> Result<ValueId> {
         let n = self.number("%")?;
-        values.get(n as usize).copied().ok_or_else(|| self.error(format!("%{n} is used before it is defined")))
+        values
+            .get(n as usize)
+            .copied()
+            .ok_or_else(|| self.error(format!("%{n} is used before it is defined")))
     }
 
     /// `%n = input ..` or `%n: type, .. = op(..) ..`.
@@ -175,7 +203,9 @@ impl<'t> Cursor<'t> {
         let results = self.node(g, values, depth)?;
         let found: Vec<&Type> = results.iter().map(|&v| g.ty(v)).collect();
         if found != types.iter().collect::<Vec<_>>() {
-            return Err(self.error(format!("written result types {types:?} differ from the inferred {found:?}")));
+            return Err(self.error(format!(
+                "written result types {types:?} differ from the inferred {found:?}"
+            )));
         }
         values.extend(results);
         Ok(())
@@ -189,7 +219,11 @@ impl<'t> Cursor<'t> {
             inputs.push(self.value(values)?);
             self.eat(",");
         }
-        let attrs = if self.eat("{") { self.until_closed('}')? } else { "" };
+        let attrs = if self.eat("{") {
+            self.until_closed('}')?
+        } else {
+            ""
+        };
         let op = self.op(name, attrs)?;
         let mut regions = Vec::new();
         while self.eat("(") {
@@ -204,8 +238,14 @@ impl<'t> Cursor<'t> {
             }
         }
         let device = self.request()?;
-        let origin = if self.eat("@") { Origin::new(&self.quoted()?) } else { Origin::default() };
-        let results = g.add_with_regions(op, &inputs, regions, &origin).map_err(|e| self.error(e))?;
+        let origin = if self.eat("@") {
+            Origin::new(&self.quoted()?)
+        } else {
+            Origin::default()
+        };
+        let results = g
+            .add_with_regions(op, &inputs, regions, &origin)
+            .map_err(|e| self.error(e))?;
         let last = NodeId(g.n_nodes() as u32 - 1);
         if control.iter().any(|c| *c >= last) {
             return Err(self.error("a control edge names a later node"));
@@ -227,35 +267,52 @@ impl<'t> Cursor<'t> {
         while self.eat("with ") {
             let group = self.quoted()?;
             let asked_by = self.asked_by()?;
-            request.get_or_insert_with(DeviceRequest::default).groups.insert(group.into(), asked_by);
+            request
+                .get_or_insert_with(DeviceRequest::default)
+                .groups
+                .insert(group.into(), asked_by);
         }
         Ok(request)
     }
 
     fn asked_by(&mut self) -> Result<AskedBy> {
-        if self.eat("by ") { Ok(AskedBy::new(&self.quoted()?)) } else { Ok(AskedBy::default()) }
+        if self.eat("by ") {
+            Ok(AskedBy::new(&self.quoted()?))
+        } else {
+            Ok(AskedBy::default())
+        }
     }
 
     fn op(&self, name: &str, attrs: &str) -> Result<Op> {
         let mut pairs: Vec<(&str, &str)> = Vec::new();
         for part in split_top(attrs, ',') {
-            let (key, value) =
-                part.split_once('=').ok_or_else(|| self.error(format!("expected `name = value`, got {part:?}")))?;
+            let (key, value) = part
+                .split_once('=')
+                .ok_or_else(|| self.error(format!("expected `name = value`, got {part:?}")))?;
             pairs.push((key.trim(), value.trim()));
         }
-        if pairs.iter().any(|(k, v)| *k == "value" && v.starts_with("elided")) {
-            return Err(self.error("the constant's value is elided; print the graph with full constants"));
+        if pairs
+            .iter()
+            .any(|(k, v)| *k == "value" && v.starts_with("elided"))
+        {
+            return Err(
+                self.error("the constant's value is elided; print the graph with full constants")
+            );
         }
         let mut used = 0;
         let mut attr = |n: &'static str| {
-            let found =
-                pairs.iter().find(|(k, _)| *k == n).ok_or_else(|| format!("{name}: attribute {n} is missing"))?;
+            let found = pairs
+                .iter()
+                .find(|(k, _)| *k == n)
+                .ok_or_else(|| format!("{name}: attribute {n} is missing"))?;
             used += 1;
             Ok(found.1.to_owned())
         };
         let op = Op::from_text(name, &mut attr).map_err(|m| self.error(m))?;
         if used < pairs.len() {
-            return Err(self.error(format!("{name}: unknown or repeated attribute among {attrs:?}")));
+            return Err(self.error(format!(
+                "{name}: unknown or repeated attribute among {attrs:?}"
+            )));
         }
         Ok(op)
     }

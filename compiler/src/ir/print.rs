@@ -28,9 +28,17 @@ pub struct PrintOptions {
 
 impl PrintOptions {
     /// Everything, as the parser reads it.
-    pub const FULL: PrintOptions = PrintOptions { elide_above: usize::MAX, origins: true, asked_by: true };
+    pub const FULL: PrintOptions = PrintOptions {
+        elide_above: usize::MAX,
+        origins: true,
+        asked_by: true,
+    };
     /// For people: large constants elided, and who asked for devices.
-    pub const SHORT: PrintOptions = PrintOptions { elide_above: 16, origins: true, asked_by: false };
+    pub const SHORT: PrintOptions = PrintOptions {
+        elide_above: 16,
+        origins: true,
+        asked_by: false,
+    };
 }
 
 impl fmt::Display for Graph {
@@ -43,9 +51,14 @@ impl Graph {
     /// The text form.
     pub fn to_text(&self, options: PrintOptions) -> String {
         let mut out = String::new();
-        Printer { graph: self, options, numbers: vec![u32::MAX; self.n_values()], next: 0 }
-            .graph(&mut out, 0)
-            .expect("writing to a String does not fail");
+        Printer {
+            graph: self,
+            options,
+            numbers: vec![u32::MAX; self.n_values()],
+            next: 0,
+        }
+        .graph(&mut out, 0)
+        .expect("writing to a String does not fail");
         out
     }
 }
@@ -77,7 +90,11 @@ impl Printer<'_> {
             self.node(out, node, depth)?;
         }
         for o in &g.outputs {
-            writeln!(out, "{pad}output {:?} %{}", o.name, self.numbers[o.value.0 as usize])?;
+            writeln!(
+                out,
+                "{pad}output {:?} %{}",
+                o.name, self.numbers[o.value.0 as usize]
+            )?;
         }
         write!(out, "{}}}", "  ".repeat(depth))?;
         if depth == 0 { writeln!(out) } else { Ok(()) }
@@ -86,9 +103,18 @@ impl Printer<'_> {
     fn node(&mut self, out: &mut String, node: &Node, depth: usize) -> fmt::Result {
         for (i, &v) in node.outputs.iter().enumerate() {
             let n = self.define(v);
-            write!(out, "{}%{n}: {}", if i == 0 { "" } else { ", " }, self.graph.ty(v))?;
+            write!(
+                out,
+                "{}%{n}: {}",
+                if i == 0 { "" } else { ", " },
+                self.graph.ty(v)
+            )?;
         }
-        let inputs: Vec<String> = node.inputs.iter().map(|v| format!("%{}", self.numbers[v.0 as usize])).collect();
+        let inputs: Vec<String> = node
+            .inputs
+            .iter()
+            .map(|v| format!("%{}", self.numbers[v.0 as usize]))
+            .collect();
         write!(out, " = {}({})", node.op.name(), inputs.join(", "))?;
         let attrs: Vec<String> = self.attrs(&node.op);
         if !attrs.is_empty() {
@@ -96,8 +122,13 @@ impl Printer<'_> {
         }
         for region in &node.regions {
             out.push_str(" (");
-            Printer { graph: region, options: self.options, numbers: vec![u32::MAX; region.n_values()], next: 0 }
-                .graph(out, depth + 1)?;
+            Printer {
+                graph: region,
+                options: self.options,
+                numbers: vec![u32::MAX; region.n_values()],
+                next: 0,
+            }
+            .graph(out, depth + 1)?;
             out.push(')');
         }
         if !node.control.is_empty() {
@@ -118,14 +149,24 @@ impl Printer<'_> {
             && value.len() > self.options.elide_above
             && let Ok(t) = value.tensor()
         {
-            return vec![format!("value = elided {}{} {:016x}", t.dtype(), Shape::of(t.shape()), fnv1a(t.as_bytes()))];
+            return vec![format!(
+                "value = elided {}{} {:016x}",
+                t.dtype(),
+                Shape::of(t.shape()),
+                fnv1a(t.as_bytes())
+            )];
         }
-        op.attrs().into_iter().map(|(n, v)| format!("{n} = {v}")).collect()
+        op.attrs()
+            .into_iter()
+            .map(|(n, v)| format!("{n} = {v}"))
+            .collect()
     }
 }
 
 /// FNV-1a over 64-bit words, so that two dumps show whether a constant changed.
 fn fnv1a(bytes: &[u8]) -> u64 {
     let word = |c: &[u8]| c.iter().rev().fold(0u64, |w, &b| w << 8 | u64::from(b));
-    bytes.chunks(8).fold(0xcbf2_9ce4_8422_2325, |h, c| (h ^ word(c)).wrapping_mul(0x0100_0000_01b3))
+    bytes.chunks(8).fold(0xcbf2_9ce4_8422_2325, |h, c| {
+        (h ^ word(c)).wrapping_mul(0x0100_0000_01b3)
+    })
 }

@@ -66,12 +66,19 @@ pub type Requested = Option<Arc<DeviceRequest>>;
 impl DeviceRequest {
     /// A request for devices.
     pub fn of(spec: DeviceSpec, asked_by: AskedBy) -> DeviceRequest {
-        DeviceRequest { spec, groups: BTreeMap::new(), asked_by }
+        DeviceRequest {
+            spec,
+            groups: BTreeMap::new(),
+            asked_by,
+        }
     }
 
     /// A request for the devices that a specification such as `/device:CPU:1` fits. Errors when it cannot be read.
     pub fn parse(spec: &str) -> Result<DeviceRequest> {
-        Ok(DeviceRequest::of(DeviceSpec::parse(spec)?, AskedBy::default()))
+        Ok(DeviceRequest::of(
+            DeviceSpec::parse(spec)?,
+            AskedBy::default(),
+        ))
     }
 
     /// Whether nothing is asked for.
@@ -91,7 +98,10 @@ impl DeviceRequest {
         };
         let on = (!self.spec.is_open() || self.groups.is_empty())
             .then(|| format!("on {:?}{}", self.spec.to_string(), by(&self.asked_by)));
-        let with = self.groups.iter().map(|(group, who)| format!("with {group:?}{}", by(who)));
+        let with = self
+            .groups
+            .iter()
+            .map(|(group, who)| format!("with {group:?}{}", by(who)));
         on.into_iter().chain(with).collect::<Vec<_>>().join(" ")
     }
 }

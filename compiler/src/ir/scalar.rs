@@ -331,7 +331,11 @@ impl ScalarOp {
             _ => args,
         };
         if let Some(d) = checked.iter().find(|d| !spec.domain.takes(**d)) {
-            return Err(format!("operand dtype {d} is not supported; expected {:?}", spec.domain).to_lowercase());
+            return Err(format!(
+                "operand dtype {d} is not supported; expected {:?}",
+                spec.domain
+            )
+            .to_lowercase());
         }
         if let Some(d) = checked.iter().find(|d| **d != checked[0]) {
             return Err(format!("operand dtypes differ: {} and {d}", checked[0]));
@@ -347,7 +351,10 @@ impl ScalarOp {
     /// True when `op(a, b) == op(b, a)`.
     pub fn is_commutative(&self) -> bool {
         use ScalarOp::*;
-        matches!(self, Add | Mul | Min | Max | And | Or | Xor | BitAnd | BitOr | BitXor | Eq | Ne)
+        matches!(
+            self,
+            Add | Mul | Min | Max | And | Or | Xor | BitAnd | BitOr | BitXor | Eq | Ne
+        )
     }
 
     /// Appends this op to `p` as primitives and returns the result register. Operand dtypes must have been checked by
@@ -356,14 +363,25 @@ impl ScalarOp {
         let d = p.dtype(*args.last().expect("every op has an operand"));
         let widen = d.is_narrow_float() && !matches!(self, ScalarOp::Cast(_) | ScalarOp::Select);
         if widen {
-            let wide: Vec<Reg> = args.iter().map(|&a| p.op(ScalarOp::Cast(DType::F32), &[a])).collect();
+            let wide: Vec<Reg> = args
+                .iter()
+                .map(|&a| p.op(ScalarOp::Cast(DType::F32), &[a]))
+                .collect();
             let r = self.expand(p, &wide);
-            return if p.dtype(r) == DType::F32 { p.op(ScalarOp::Cast(d), &[r]) } else { r };
+            return if p.dtype(r) == DType::F32 {
+                p.op(ScalarOp::Cast(d), &[r])
+            } else {
+                r
+            };
         }
         if let ScalarOp::Cast(to) = self {
             return expand_cast(p, args[0], to);
         }
-        if self.spec().primitive { p.op(self, args) } else { self.expand_composite(p, args) }
+        if self.spec().primitive {
+            p.op(self, args)
+        } else {
+            self.expand_composite(p, args)
+        }
     }
 
     fn expand_composite(self, p: &mut VecProg, args: &[Reg]) -> Reg {
@@ -381,7 +399,14 @@ impl ScalarOp {
             }
             IsNan => p.op(Ne, &[x, x]),
             IsPosInf | IsNegInf => {
-                let inf = p.real(d, if self == IsPosInf { f64::INFINITY } else { f64::NEG_INFINITY });
+                let inf = p.real(
+                    d,
+                    if self == IsPosInf {
+                        f64::INFINITY
+                    } else {
+                        f64::NEG_INFINITY
+                    },
+                );
                 p.op(Eq, &[x, inf])
             }
             Relu => {
@@ -466,7 +491,9 @@ fn expand_cast(p: &mut VecProg, x: Reg, to: DType) -> Reg {
     if from == to {
         return x;
     }
-    if to == DType::Bool && from.is_narrow_float() || from.is_narrow_float() && to != DType::F32 && to != DType::F64 {
+    if to == DType::Bool && from.is_narrow_float()
+        || from.is_narrow_float() && to != DType::F32 && to != DType::F64
+    {
         let wide = p.op(ScalarOp::Cast(DType::F32), &[x]);
         return expand_cast(p, wide, to);
     }
@@ -538,7 +565,11 @@ fn softplus(p: &mut VecProg, x: Reg) -> Reg {
 
 /// `pos * x` where `x > 0`, else `neg * expm1(x / inner)`.
 fn elu(p: &mut VecProg, x: Reg, pos: f64, neg: f64, inner: f64) -> Reg {
-    let t = if inner == 1.0 { x } else { times(p, x, 1.0 / inner) };
+    let t = if inner == 1.0 {
+        x
+    } else {
+        times(p, x, 1.0 / inner)
+    };
     let e = p.op(ScalarOp::Expm1, &[t]);
     let e = times(p, e, neg);
     let linear = if pos == 1.0 { x } else { times(p, x, pos) };

@@ -43,7 +43,9 @@ pub enum DeviceScope {
 
 impl DeviceScope {
     /// A scope of a function.
-    pub fn function(f: impl FnMut(NewNode<'_>) -> Result<DeviceSpec> + Send + 'static) -> DeviceScope {
+    pub fn function(
+        f: impl FnMut(NewNode<'_>) -> Result<DeviceSpec> + Send + 'static,
+    ) -> DeviceScope {
         DeviceScope::Function(Box::new(f))
     }
 }
@@ -71,7 +73,11 @@ enum Frame {
     /// The scope, and `file:line` that opened it.
     Device(DeviceScope, String),
     /// The group, who asked, and whether outer groups are ignored. Device scopes outside are.
-    Colocate { group: Option<Arc<str>>, asked_by: AskedBy, ignore_existing: bool },
+    Colocate {
+        group: Option<Arc<str>>,
+        asked_by: AskedBy,
+        ignore_existing: bool,
+    },
     /// The nodes to wait for; `None` ignores outer ones.
     After(Option<Vec<NodeId>>),
 }
@@ -97,7 +103,10 @@ impl Scopes {
 
     /// What the scopes ask of a new node whose request so far is open.
     pub(super) fn request(&mut self, node: NewNode<'_>) -> Result<DeviceRequest> {
-        let mut request = DeviceRequest { groups: self.groups(), ..DeviceRequest::default() };
+        let mut request = DeviceRequest {
+            groups: self.groups(),
+            ..DeviceRequest::default()
+        };
         let mut asked_by = Vec::new();
         for (frame, _) in self.frames.iter_mut().rev() {
             let (scope, at) = match frame {
@@ -115,8 +124,11 @@ impl Scopes {
                     request.spec = filled;
                 }
                 DeviceScope::Function(f) => {
-                    let given = f(NewNode { device: &request.spec, ..node })
-                        .map_err(|e| e.context(format!("device function at {at}")))?;
+                    let given = f(NewNode {
+                        device: &request.spec,
+                        ..node
+                    })
+                    .map_err(|e| e.context(format!("device function at {at}")))?;
                     if given != request.spec {
                         asked_by.push(format!("device function at {at}"));
                     }
@@ -131,7 +143,14 @@ impl Scopes {
     fn groups(&self) -> BTreeMap<Arc<str>, AskedBy> {
         let mut groups = BTreeMap::new();
         for (frame, _) in self.frames.iter().rev() {
-            let Frame::Colocate { group, asked_by, ignore_existing } = frame else { continue };
+            let Frame::Colocate {
+                group,
+                asked_by,
+                ignore_existing,
+            } = frame
+            else {
+                continue;
+            };
             groups.extend(group.clone().map(|g| (g, asked_by.clone())));
             if *ignore_existing {
                 break;
@@ -164,7 +183,11 @@ impl GraphBuilder {
     ///
     /// Errors when the text cannot be read, or scopes were left open inside.
     #[track_caller]
-    pub fn with_device<T, S>(&mut self, scope: S, f: impl FnOnce(&mut GraphBuilder) -> Result<T>) -> Result<T>
+    pub fn with_device<T, S>(
+        &mut self,
+        scope: S,
+        f: impl FnOnce(&mut GraphBuilder) -> Result<T>,
+    ) -> Result<T>
     where
         S: TryInto<DeviceScope>,
         Error: From<S::Error>,
@@ -181,7 +204,9 @@ impl GraphBuilder {
         Error: From<S::Error>,
     {
         let at = place_of(Location::caller());
-        let scope = scope.try_into().map_err(|e| Error::from(e).context(format!("device scope at {at}")))?;
+        let scope = scope
+            .try_into()
+            .map_err(|e| Error::from(e).context(format!("device scope at {at}")))?;
         Ok(self.scopes.push(Frame::Device(scope, at)))
     }
 
@@ -189,7 +214,11 @@ impl GraphBuilder {
     ///
     /// Errors when `value` is a graph input or a constant, which have no device of their own.
     #[track_caller]
-    pub fn colocate_with<T>(&mut self, value: ValueId, f: impl FnOnce(&mut GraphBuilder) -> Result<T>) -> Result<T> {
+    pub fn colocate_with<T>(
+        &mut self,
+        value: ValueId,
+        f: impl FnOnce(&mut GraphBuilder) -> Result<T>,
+    ) -> Result<T> {
         let token = self.enter_colocation(Some(value), false)?;
         self.inside(token, f)
     }
@@ -197,11 +226,18 @@ impl GraphBuilder {
     /// Opens a colocation scope; see [`GraphBuilder::colocate_with`]. With `ignore_existing`, outer ones are ignored; without a value, there is
     /// none inside, which only `ignore_existing` allows.
     #[track_caller]
-    pub fn enter_colocation(&mut self, value: Option<ValueId>, ignore_existing: bool) -> Result<ScopeToken> {
+    pub fn enter_colocation(
+        &mut self,
+        value: Option<ValueId>,
+        ignore_existing: bool,
+    ) -> Result<ScopeToken> {
         let at = place_of(Location::caller());
         let asked_by = AskedBy::new(&format!("colocate_with at {at}"));
         let group = match value {
-            Some(value) => Some(self.group_of(value, &asked_by).map_err(|e| e.context(asked_by.as_str()))?),
+            Some(value) => Some(
+                self.group_of(value, &asked_by)
+                    .map_err(|e| e.context(asked_by.as_str()))?,
+            ),
             None if ignore_existing => None,
             None => {
                 return Err(Error::invalid(format!(
@@ -210,7 +246,11 @@ impl GraphBuilder {
                 )));
             }
         };
-        Ok(self.scopes.push(Frame::Colocate { group, asked_by, ignore_existing }))
+        Ok(self.scopes.push(Frame::Colocate {
+            group,
+            asked_by,
+            ignore_existing,
+        }))
     }
 
     /// The colocation group named after the node that makes `value`, which is made a member.
@@ -219,7 +259,10 @@ impl GraphBuilder {
         let node = self.graph.node_mut(id);
         let name: Arc<str> = format!("{}#{}", node.origin, id.0).into();
         let mut request = node.device.as_deref().cloned().unwrap_or_default();
-        request.groups.entry(name.clone()).or_insert_with(|| asked_by.clone());
+        request
+            .groups
+            .entry(name.clone())
+            .or_insert_with(|| asked_by.clone());
         node.device = request.into_requested();
         Ok(name)
     }
@@ -227,7 +270,10 @@ impl GraphBuilder {
     /// The node that makes a value; none for graph inputs. Errors when the value is of another graph.
     fn node_of(&self, value: ValueId) -> Result<Option<NodeId>> {
         if value.0 as usize >= self.graph.n_values() {
-            return Err(Error::invalid(format!("value {} is not of this graph", value.0)));
+            return Err(Error::invalid(format!(
+                "value {} is not of this graph",
+                value.0
+            )));
         }
         match self.graph.value(value).def {
             Def::Input(_) => Ok(None),
@@ -236,9 +282,13 @@ impl GraphBuilder {
     }
 
     fn placed_node(&self, value: ValueId) -> Result<NodeId> {
-        let id = self.node_of(value)?.ok_or_else(|| Error::invalid("a graph input has no node to be with"))?;
+        let id = self
+            .node_of(value)?
+            .ok_or_else(|| Error::invalid("a graph input has no node to be with"))?;
         match self.graph.node(id).op {
-            Op::Constant { .. } => Err(Error::invalid("a constant is on every device that uses it")),
+            Op::Constant { .. } => {
+                Err(Error::invalid("a constant is on every device that uses it"))
+            }
             _ => Ok(id),
         }
     }
@@ -251,20 +301,30 @@ impl GraphBuilder {
     ) -> Result<T> {
         let mut ids = Vec::new();
         for &v in values {
-            ids.extend(self.node_of(v)?.filter(|&id| !matches!(self.graph.node(id).op, Op::Constant { .. })));
+            ids.extend(
+                self.node_of(v)?
+                    .filter(|&id| !matches!(self.graph.node(id).op, Op::Constant { .. })),
+            );
         }
         let token = self.scopes.push(Frame::After(Some(ids)));
         self.inside(token, f)
     }
 
     /// Runs `f` without the control dependencies of outer scopes.
-    pub fn without_control_dependencies<T>(&mut self, f: impl FnOnce(&mut GraphBuilder) -> Result<T>) -> Result<T> {
+    pub fn without_control_dependencies<T>(
+        &mut self,
+        f: impl FnOnce(&mut GraphBuilder) -> Result<T>,
+    ) -> Result<T> {
         let token = self.scopes.push(Frame::After(None));
         self.inside(token, f)
     }
 
     /// Runs `f` and closes the scope, and with an error all that `f` left open.
-    fn inside<T>(&mut self, token: ScopeToken, f: impl FnOnce(&mut GraphBuilder) -> Result<T>) -> Result<T> {
+    fn inside<T>(
+        &mut self,
+        token: ScopeToken,
+        f: impl FnOnce(&mut GraphBuilder) -> Result<T>,
+    ) -> Result<T> {
         match f(self) {
             Ok(result) => self.exit_scope(token).map(|()| result),
             Err(e) => {
@@ -277,8 +337,15 @@ impl GraphBuilder {
 
     /// Closes the innermost scope. Errors when that is not the one of `token`.
     pub fn exit_scope(&mut self, token: ScopeToken) -> Result<()> {
-        if self.scopes.frames.last().is_none_or(|(_, innermost)| *innermost != token) {
-            return Err(Error::invalid("Exiting device scope without proper scope nesting"));
+        if self
+            .scopes
+            .frames
+            .last()
+            .is_none_or(|(_, innermost)| *innermost != token)
+        {
+            return Err(Error::invalid(
+                "Exiting device scope without proper scope nesting",
+            ));
         }
         self.scopes.frames.pop();
         Ok(())

@@ -7,20 +7,38 @@ fn sample() -> Graph {
     let mut b = GraphBuilder::new("sample \"q\"");
     b.set_origin("/layer/0");
     let x = b.input("x", DType::F32, [Dim::symbol("batch"), 4.into()]);
-    let w = b.constant(Tensor::from_slice(&[0.1f32, f32::NAN, f32::INFINITY, -0.0], &[4, 1]).unwrap());
-    let big = b.constant(Tensor::from_slice(&(0..20).map(|i| i as f32).collect::<Vec<_>>(), &[4, 5]).unwrap());
+    let w =
+        b.constant(Tensor::from_slice(&[0.1f32, f32::NAN, f32::INFINITY, -0.0], &[4, 1]).unwrap());
+    let big = b.constant(
+        Tensor::from_slice(&(0..20).map(|i| i as f32).collect::<Vec<_>>(), &[4, 5]).unwrap(),
+    );
     let y = b.matmul(x, w).unwrap();
     let z = b.matmul(x, big).unwrap();
     let s = b.add_(y, z).unwrap();
-    let s = b.with_device("/device:CPU:1", |b| b.map(ScalarOp::LeakyRelu { alpha: Real(0.01) }, &[s])).unwrap();
-    let t = b.add(Op::TopK { k: 2.into(), axis: 1, largest: true }, &[s]).unwrap();
+    let s = b
+        .with_device("/device:CPU:1", |b| {
+            b.map(ScalarOp::LeakyRelu { alpha: Real(0.01) }, &[s])
+        })
+        .unwrap();
+    let t = b
+        .add(
+            Op::TopK {
+                k: 2.into(),
+                axis: 1,
+                largest: true,
+            },
+            &[s],
+        )
+        .unwrap();
     let c = b.map(ScalarOp::Cast(DType::F16), &[t[0]]).unwrap();
     let cond = b.scalar(DType::Bool, 1.0);
     let mut then = GraphBuilder::new("then");
     let a = then.input("a", DType::F16, [Dim::symbol("batch"), 2.into()]);
     then.output("r", a);
     let other = then.into_graph();
-    let r = b.add_with_regions(Op::If, &[cond, c], vec![other.clone(), other]).unwrap();
+    let r = b
+        .add_with_regions(Op::If, &[cond, c], vec![other.clone(), other])
+        .unwrap();
     b.output("y", r[0]);
     b.output("i", t[1]);
     b.finish().unwrap()

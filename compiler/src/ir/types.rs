@@ -70,7 +70,10 @@ pub struct Type {
 impl Type {
     /// A type from a dtype and anything that makes dims.
     pub fn new<D: Into<Dim>>(dtype: DType, shape: impl IntoIterator<Item = D>) -> Type {
-        Type { dtype, shape: shape.into_iter().map(Into::into).collect() }
+        Type {
+            dtype,
+            shape: shape.into_iter().map(Into::into).collect(),
+        }
     }
 
     /// Number of axes.
@@ -85,7 +88,10 @@ impl Type {
 
     /// Bytes of a tensor of this type, when static; saturates.
     pub fn size_bytes(&self) -> Option<usize> {
-        let n = self.static_shape()?.into_iter().fold(1usize, usize::saturating_mul);
+        let n = self
+            .static_shape()?
+            .into_iter()
+            .fold(1usize, usize::saturating_mul);
         Some(n.saturating_mul(self.dtype.size_bytes()))
     }
 }

@@ -20,7 +20,11 @@ pub fn verify(g: &Graph) -> Result<()> {
     if problems.is_empty() {
         return Ok(());
     }
-    Err(Error::internal(format!("graph {:?} is malformed:\n  {}", g.name, problems.join("\n  "))))
+    Err(Error::internal(format!(
+        "graph {:?} is malformed:\n  {}",
+        g.name,
+        problems.join("\n  ")
+    )))
 }
 
 fn check_graph(g: &Graph, path: &str, problems: &mut Vec<String>) {
@@ -36,7 +40,11 @@ fn check_graph(g: &Graph, path: &str, problems: &mut Vec<String>) {
 
 fn check_interface(g: &Graph, path: &str, problems: &mut Vec<String>) {
     if g.inputs.len() != g.input_names.len() {
-        problems.push(format!("{path}{} inputs have {} names", g.inputs.len(), g.input_names.len()));
+        problems.push(format!(
+            "{path}{} inputs have {} names",
+            g.inputs.len(),
+            g.input_names.len()
+        ));
     }
     for (i, &v) in g.inputs.iter().enumerate() {
         if v.0 as usize >= g.n_values() || g.value(v).def != Def::Input(i as u32) {
@@ -53,7 +61,10 @@ fn check_interface(g: &Graph, path: &str, problems: &mut Vec<String>) {
             problems.push(format!("{path}output name {:?} is used twice", o.name));
         }
         if o.value.0 as usize >= g.n_values() {
-            problems.push(format!("{path}output {:?} names a value that is not there", o.name));
+            problems.push(format!(
+                "{path}output {:?} names a value that is not there",
+                o.name
+            ));
         }
     }
 }
@@ -71,20 +82,28 @@ fn check_node(g: &Graph, id: NodeId, node: &Node, at: &str, problems: &mut Vec<S
         }
     }
     if let Some(c) = node.control.iter().find(|c| **c >= id) {
-        problems.push(format!("{at}: control edge to #{} which is not earlier", c.0));
+        problems.push(format!(
+            "{at}: control edge to #{} which is not earlier",
+            c.0
+        ));
     }
     let spec = node.op.spec();
     if node.inputs.len() < spec.arity.0 || node.inputs.len() > spec.arity.1 {
-        problems.push(format!("{at}: {} operands, expected {} to {}", node.inputs.len(), spec.arity.0, spec.arity.1));
+        problems.push(format!(
+            "{at}: {} operands, expected {} to {}",
+            node.inputs.len(),
+            spec.arity.0,
+            spec.arity.1
+        ));
         return;
     }
     let types: Vec<Type> = node.inputs.iter().map(|&v| g.ty(v).clone()).collect();
     let found: Vec<Type> = node.outputs.iter().map(|&v| g.ty(v).clone()).collect();
     match (spec.infer)(&node.op, &types, &node.regions) {
         Err(m) => problems.push(format!("{at}: {m}")),
-        Ok(expected) if expected != found => {
-            problems.push(format!("{at}: result types {found:?}, the type rule gives {expected:?}"))
-        }
+        Ok(expected) if expected != found => problems.push(format!(
+            "{at}: result types {found:?}, the type rule gives {expected:?}"
+        )),
         Ok(_) => {}
     }
     for t in &found {
@@ -106,8 +125,12 @@ mod tests {
     fn all_violations_are_collected() {
         let mut g = Graph::new("bad");
         let x = g.add_input("x", Type::new(DType::F32, [2usize]));
-        let y = g.add1(Op::Map(ScalarOp::Exp), &[x], &Origin::default()).unwrap();
-        let z = g.add1(Op::Map(ScalarOp::Neg), &[y], &Origin::default()).unwrap();
+        let y = g
+            .add1(Op::Map(ScalarOp::Exp), &[x], &Origin::default())
+            .unwrap();
+        let z = g
+            .add1(Op::Map(ScalarOp::Neg), &[y], &Origin::default())
+            .unwrap();
         g.add_output("o", z);
         assert!(verify(&g).is_ok());
         g.add_output("o", z);

@@ -89,7 +89,10 @@ impl Model {
                 *report.loops.entry(slow.clone()).or_insert(0) += 1;
             }
         }
-        Ok(Capabilities { operators, problems: Problem::group(&imported.errors) })
+        Ok(Capabilities {
+            operators,
+            problems: Problem::group(&imported.errors),
+        })
     }
 }
 
@@ -103,22 +106,33 @@ struct Made {
 fn collect<'g>(g: &'g Graph, made: &mut BTreeMap<&'g str, Vec<Made>>) {
     for (_, node) in g.nodes() {
         node.regions.iter().for_each(|r| collect(r, made));
-        let is_view = node.op.class() == OpClass::View && !matches!(node.op, Op::Pad { .. } | Op::Concat { .. });
+        let is_view = node.op.class() == OpClass::View
+            && !matches!(node.op, Op::Pad { .. } | Op::Concat { .. });
         if !is_view && !matches!(node.op, Op::Constant { .. }) {
-            made.entry(node.origin.as_str()).or_default().push(Made { slow: slow(g, node) });
+            made.entry(node.origin.as_str()).or_default().push(Made {
+                slow: slow(g, node),
+            });
         }
     }
 }
 
 fn slow(g: &Graph, node: &Node) -> Option<String> {
-    let of = node.inputs.first().or(node.outputs.first()).map(|&v| g.ty(v).dtype)?;
+    let of = node
+        .inputs
+        .first()
+        .or(node.outputs.first())
+        .map(|&v| g.ty(v).dtype)?;
     (!is_native(g, node)).then(|| format!("{} of {of}", node.op.name()))
 }
 
 /// What a node became; a call, and a node with subgraphs, is what its inner nodes became too.
 fn made_by<'m>(visit: &Visit, made: &'m BTreeMap<&str, Vec<Made>>) -> Vec<&'m Made> {
     let inner = format!("{}/", visit.path);
-    let mut found: Vec<&Made> = made.get(visit.path.as_str()).into_iter().flatten().collect();
+    let mut found: Vec<&Made> = made
+        .get(visit.path.as_str())
+        .into_iter()
+        .flatten()
+        .collect();
     let inside = made
         .range::<str, _>((Bound::Included(inner.as_str()), Bound::Unbounded))
         .take_while(|(path, _)| path.starts_with(&inner));

@@ -27,12 +27,19 @@ impl Problem {
             let node = e.node().map(str::to_owned);
             let text = e.to_string();
             let message = match &node {
-                Some(n) => text.strip_prefix(&format!("in node {n:?}: ")).unwrap_or(&text).to_owned(),
+                Some(n) => text
+                    .strip_prefix(&format!("in node {n:?}: "))
+                    .unwrap_or(&text)
+                    .to_owned(),
                 None => text,
             };
             match problems.iter_mut().find(|p| p.message == message) {
                 Some(p) => p.nodes.extend(node),
-                None => problems.push(Problem { kind: e.kind(), message, nodes: node.into_iter().collect() }),
+                None => problems.push(Problem {
+                    kind: e.kind(),
+                    message,
+                    nodes: node.into_iter().collect(),
+                }),
             }
         }
         problems
@@ -46,7 +53,11 @@ impl Problem {
                 n => format!(" (and {} more nodes)", n - 1),
             };
             let e = Error::new(p.kind, p.message + &more);
-            if let Some(first) = p.nodes.first() { e.at(first) } else { e }
+            if let Some(first) = p.nodes.first() {
+                e.at(first)
+            } else {
+                e
+            }
         };
         Error::join(Problem::group(errors).into_iter().map(each).collect())
     }
@@ -93,19 +104,35 @@ impl Model {
         let initialised: BTreeSet<&str> = g.initializer.iter().map(|t| t.name.as_str()).collect();
         let info = |v: &super::proto::ValueInfoProto| InputInfo {
             name: v.name.clone(),
-            ty: declared_type(v).ok().map(|(dtype, dims)| Type::new(dtype, dims)),
+            ty: declared_type(v)
+                .ok()
+                .map(|(dtype, dims)| Type::new(dtype, dims)),
         };
         let mut op_counts = BTreeMap::new();
         count_ops(&g.node, &mut op_counts);
-        self.proto().functions.iter().for_each(|f| count_ops(&f.node, &mut op_counts));
-        let sizes: Vec<(u64, u64)> = g.initializer.iter().filter_map(|t| size_of(t).ok()).collect();
+        self.proto()
+            .functions
+            .iter()
+            .for_each(|f| count_ops(&f.node, &mut op_counts));
+        let sizes: Vec<(u64, u64)> = g
+            .initializer
+            .iter()
+            .filter_map(|t| size_of(t).ok())
+            .collect();
         let p = self.proto();
         Summary {
             name: g.name.clone(),
-            producer: format!("{} {}", p.producer_name, p.producer_version).trim().to_owned(),
+            producer: format!("{} {}", p.producer_name, p.producer_version)
+                .trim()
+                .to_owned(),
             ir_version: p.ir_version,
             opsets: self.opsets.clone(),
-            inputs: g.input.iter().filter(|v| !initialised.contains(v.name.as_str())).map(info).collect(),
+            inputs: g
+                .input
+                .iter()
+                .filter(|v| !initialised.contains(v.name.as_str()))
+                .map(info)
+                .collect(),
             outputs: g.output.iter().map(info).collect(),
             n_parameters: sizes.iter().map(|s| s.0).fold(0, u64::saturating_add),
             parameter_bytes: sizes.iter().map(|s| s.1).fold(0, u64::saturating_add),
@@ -116,8 +143,13 @@ impl Model {
 }
 
 fn size_of(t: &super::proto::TensorProto) -> Result<(u64, u64)> {
-    let n = shape_of(t)?.into_iter().fold(1u64, |n, d| n.saturating_mul(d as u64));
-    Ok((n, n.saturating_mul(dtype_of(t.data_type)?.size_bytes() as u64)))
+    let n = shape_of(t)?
+        .into_iter()
+        .fold(1u64, |n, d| n.saturating_mul(d as u64));
+    Ok((
+        n,
+        n.saturating_mul(dtype_of(t.data_type)?.size_bytes() as u64),
+    ))
 }
 
 /// The operator of a node, with its domain unless it is a standard one.

@@ -72,7 +72,8 @@ impl Model {
     }
 
     fn decode(bytes: Bytes, external: External) -> Result<Model> {
-        let proto = ModelProto::decode(bytes).map_err(|e| Error::invalid(format!("not an ONNX model: {e}")))?;
+        let proto = ModelProto::decode(bytes)
+            .map_err(|e| Error::invalid(format!("not an ONNX model: {e}")))?;
         Model::of(proto, external)
     }
 
@@ -82,19 +83,35 @@ impl Model {
     }
 
     fn of(mut proto: ModelProto, external: External) -> Result<Model> {
-        let graph = proto.graph.take().ok_or_else(|| Error::invalid("not an ONNX model: it has no graph"))?;
+        let graph = proto
+            .graph
+            .take()
+            .ok_or_else(|| Error::invalid("not an ONNX model: it has no graph"))?;
         let opsets = opsets_of(&proto.opset_import)?;
         if opsets.is_empty() {
             return Err(Error::invalid("the model imports no operator set"));
         }
         let mut functions = BTreeMap::new();
         for (i, f) in proto.functions.iter().enumerate() {
-            let key = (domain(&f.domain).to_owned(), f.name.clone(), f.overload.clone());
+            let key = (
+                domain(&f.domain).to_owned(),
+                f.name.clone(),
+                f.overload.clone(),
+            );
             if functions.insert(key, i).is_some() {
-                return Err(Error::invalid(format!("function {:?} is defined twice", f.name)));
+                return Err(Error::invalid(format!(
+                    "function {:?} is defined twice",
+                    f.name
+                )));
             }
         }
-        Ok(Model { proto, graph, external, opsets, functions })
+        Ok(Model {
+            proto,
+            graph,
+            external,
+            opsets,
+            functions,
+        })
     }
 
     /// The model's message without its graph, which is [`Model::graph_proto`].
@@ -107,7 +124,12 @@ impl Model {
         &self.graph
     }
 
-    pub(super) fn function(&self, domain: &str, name: &str, overload: &str) -> Option<&FunctionProto> {
+    pub(super) fn function(
+        &self,
+        domain: &str,
+        name: &str,
+        overload: &str,
+    ) -> Option<&FunctionProto> {
         let key = (domain.to_owned(), name.to_owned(), overload.to_owned());
         self.functions.get(&key).map(|&i| &self.proto.functions[i])
     }
@@ -130,14 +152,26 @@ impl Model {
 
     /// Names and types of the inputs that a run takes, dims bound as `spec` says, and names of the outputs.
     pub fn interface(&self, spec: &Specialisation) -> Result<Interface> {
-        let initialised: BTreeSet<&str> = self.graph.initializer.iter().map(|t| t.name.as_str()).collect();
-        let free = self.graph.input.iter().filter(|v| !initialised.contains(v.name.as_str()));
+        let initialised: BTreeSet<&str> = self
+            .graph
+            .initializer
+            .iter()
+            .map(|t| t.name.as_str())
+            .collect();
+        let free = self
+            .graph
+            .input
+            .iter()
+            .filter(|v| !initialised.contains(v.name.as_str()));
         let typed = free.map(|v| {
             let (dtype, dims) = declared_type(v)?;
             let shape = dims.iter().map(|d| d.bind(&spec.dims)).collect();
             Ok((v.name.clone(), Type { dtype, shape }))
         });
-        Ok((typed.collect::<Result<_>>()?, self.graph.output.iter().map(|o| o.name.clone()).collect()))
+        Ok((
+            typed.collect::<Result<_>>()?,
+            self.graph.output.iter().map(|o| o.name.clone()).collect(),
+        ))
     }
 
     /// Everything that stands in the way of importing the model, grouped. Empty when [`Model::graph`] succeeds.

@@ -43,7 +43,9 @@ fn lower_bound(d: &Dim) -> Option<i64> {
     };
     let zero = at(0, None)?;
     let rises = |s: &String| Some(at(1, Some(s))? >= zero && at(1 << 20, Some(s))? >= zero);
-    let all = symbols.iter().all(|s| rises(s) == Some(true)) && at(1 << 20, None)? >= zero && at(1, None)? >= zero;
+    let all = symbols.iter().all(|s| rises(s) == Some(true))
+        && at(1 << 20, None)? >= zero
+        && at(1, None)? >= zero;
     all.then_some(zero)
 }
 
@@ -54,13 +56,22 @@ impl Content {
             return Ok(None);
         }
         let ty = cx.ty(i)?;
-        let Some(shape) = ty.static_shape() else { return Ok(None) };
-        let small = shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d)).is_some_and(|n| n <= MAX_TRACKED);
+        let Some(shape) = ty.static_shape() else {
+            return Ok(None);
+        };
+        let small = shape
+            .iter()
+            .try_fold(1usize, |n, &d| n.checked_mul(d))
+            .is_some_and(|n| n <= MAX_TRACKED);
         let symbolic = cx.is_symbolic(i);
         if !small || ty.dtype.is_float() && !symbolic {
             return Ok(None);
         }
-        Ok(cx.try_dims(i)?.map(|dims| Content { dtype: ty.dtype, shape, dims }))
+        Ok(cx.try_dims(i)?.map(|dims| Content {
+            dtype: ty.dtype,
+            shape,
+            dims,
+        }))
     }
 
     fn new(dtype: DType, shape: Vec<usize>, dims: Vec<Dim>) -> Content {
@@ -69,8 +80,16 @@ impl Content {
 
     /// As a result: a tensor when no symbol is left. `None` when a value does not fit the dtype.
     fn out<'m>(self) -> Result<Option<Out<'m>>> {
-        let ty = Type { dtype: self.dtype, shape: Shape::of(&self.shape) };
-        let Some(ints) = self.dims.iter().map(Dim::as_const).collect::<Option<Vec<i64>>>() else {
+        let ty = Type {
+            dtype: self.dtype,
+            shape: Shape::of(&self.shape),
+        };
+        let Some(ints) = self
+            .dims
+            .iter()
+            .map(Dim::as_const)
+            .collect::<Option<Vec<i64>>>()
+        else {
             return Ok(Some(Out::Known(ty, Known::Dims(self.dims))));
         };
         if self.dtype.is_float() {
@@ -80,13 +99,20 @@ impl Content {
         }
         let bits = 8 * self.dtype.size_bytes() as u32 - u32::from(self.dtype.is_signed_int());
         let fits = |v: i64| {
-            let low = if self.dtype.is_signed_int() { -(1i128 << bits) } else { 0 };
+            let low = if self.dtype.is_signed_int() {
+                -(1i128 << bits)
+            } else {
+                0
+            };
             (low..1i128 << bits).contains(&i128::from(v)) && v != i64::MAX
         };
         if self.dtype != DType::Bool && !ints.iter().all(|&v| fits(v)) {
             return Ok(None);
         }
-        Ok(Some(Out::Known(ty, Known::Tensor(from_i64s(self.dtype, &ints, &self.shape)?))))
+        Ok(Some(Out::Known(
+            ty,
+            Known::Tensor(from_i64s(self.dtype, &ints, &self.shape)?),
+        )))
     }
 
     fn as_ints(&self) -> Option<Vec<i64>> {
@@ -118,19 +144,25 @@ pub(super) fn rule<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Option<Outs<'m>>> {
         "Split" => return split(cx),
         _ => None,
     };
-    let Some(content) = found else { return Ok(None) };
+    let Some(content) = found else {
+        return Ok(None);
+    };
     Ok(content.out()?.map(|out| vec![out]))
 }
 
 fn cast(cx: &mut Ctx<'_, '_>) -> Result<Option<Content>> {
     let to = dtype_of(cx.i("to", 0)? as i32)?;
-    let Some(mut c) = Content::of(cx, 0)? else { return Ok(None) };
+    let Some(mut c) = Content::of(cx, 0)? else {
+        return Ok(None);
+    };
     if to == DType::Bool {
         let truth = |d: &Dim| match d.as_const() {
             Some(c) => Some(Dim::constant((c != 0).into())),
             None => at_least(d, 1).then(|| Dim::constant(1)),
         };
-        let Some(dims) = c.dims.iter().map(truth).collect() else { return Ok(None) };
+        let Some(dims) = c.dims.iter().map(truth).collect() else {
+            return Ok(None);
+        };
         c.dims = dims;
     }
     c.dtype = to;
@@ -139,8 +171,12 @@ fn cast(cx: &mut Ctx<'_, '_>) -> Result<Option<Content>> {
 
 fn gather(cx: &mut Ctx<'_, '_>) -> Result<Option<Content>> {
     let axis = cx.i("axis", 0)?;
-    let (Some(data), Some(indices)) = (Content::of(cx, 0)?, Content::of(cx, 1)?) else { return Ok(None) };
-    let Some(at) = indices.as_ints() else { return Ok(None) };
+    let (Some(data), Some(indices)) = (Content::of(cx, 0)?, Content::of(cx, 1)?) else {
+        return Ok(None);
+    };
+    let Some(at) = indices.as_ints() else {
+        return Ok(None);
+    };
     if data.shape.len() != 1 || axis_of(axis, 1)? != 0 {
         return Ok(None);
     }
@@ -155,27 +191,44 @@ fn gather(cx: &mut Ctx<'_, '_>) -> Result<Option<Content>> {
 }
 
 fn slice(cx: &mut Ctx<'_, '_>) -> Result<Option<Content>> {
-    let Some(data) = Content::of(cx, 0)? else { return Ok(None) };
+    let Some(data) = Content::of(cx, 0)? else {
+        return Ok(None);
+    };
     let ints = |c: Option<Content>| c.and_then(|c| c.as_ints());
     let (starts, ends) = (ints(Content::of(cx, 1)?), ints(Content::of(cx, 2)?));
-    let step = if cx.has(4) { ints(Content::of(cx, 4)?) } else { Some(vec![1]) };
-    let (Some([start]), Some([end]), Some([step])) = (starts.as_deref(), ends.as_deref(), step.as_deref()) else {
+    let step = if cx.has(4) {
+        ints(Content::of(cx, 4)?)
+    } else {
+        Some(vec![1])
+    };
+    let (Some([start]), Some([end]), Some([step])) =
+        (starts.as_deref(), ends.as_deref(), step.as_deref())
+    else {
         return Ok(None);
     };
     if data.shape.len() != 1 {
         return Ok(None);
     }
     let n = data.dims.len();
-    let (from, size) = slice_range(&Dim::constant(*start), &Dim::constant(*end), *step, &n.into())?;
+    let (from, size) = slice_range(
+        &Dim::constant(*start),
+        &Dim::constant(*end),
+        *step,
+        &n.into(),
+    )?;
     let (from, size) = (from.as_const().unwrap_or(0), size.as_usize().unwrap_or(0));
-    let dims: Vec<Dim> = (0..size as i64).map(|i| data.dims[(from + i * step) as usize].clone()).collect();
+    let dims: Vec<Dim> = (0..size as i64)
+        .map(|i| data.dims[(from + i * step) as usize].clone())
+        .collect();
     Ok(Some(Content::new(data.dtype, vec![dims.len()], dims)))
 }
 
 fn concat(cx: &mut Ctx<'_, '_>) -> Result<Option<Content>> {
     let (mut dims, mut dtype) = (Vec::new(), DType::I64);
     for i in 0..cx.n_inputs() {
-        let Some(c) = Content::of(cx, i)?.filter(|c| c.shape.len() == 1) else { return Ok(None) };
+        let Some(c) = Content::of(cx, i)?.filter(|c| c.shape.len() == 1) else {
+            return Ok(None);
+        };
         dtype = c.dtype;
         dims.extend(c.dims);
     }
@@ -184,9 +237,15 @@ fn concat(cx: &mut Ctx<'_, '_>) -> Result<Option<Content>> {
 }
 
 fn reshape(cx: &mut Ctx<'_, '_>) -> Result<Option<Content>> {
-    let Some(mut c) = Content::of(cx, 0)? else { return Ok(None) };
+    let Some(mut c) = Content::of(cx, 0)? else {
+        return Ok(None);
+    };
     let from = Shape::of(&c.shape);
-    let axes = if cx.opset < 13 { cx.ints("axes")? } else { None };
+    let axes = if cx.opset < 13 {
+        cx.ints("axes")?
+    } else {
+        None
+    };
     let operand = Content::of(cx, 1)?.and_then(|c| c.as_ints());
     if cx.has(1) && operand.is_none() {
         return Ok(None);
@@ -201,7 +260,9 @@ fn reshape(cx: &mut Ctx<'_, '_>) -> Result<Option<Content>> {
         }
         _ => return Ok(None),
     };
-    let Some(shape) = Shape(to).as_static() else { return Ok(None) };
+    let Some(shape) = Shape(to).as_static() else {
+        return Ok(None);
+    };
     if shape.iter().product::<usize>() != c.dims.len() {
         return Ok(None);
     }
@@ -210,13 +271,23 @@ fn reshape(cx: &mut Ctx<'_, '_>) -> Result<Option<Content>> {
 }
 
 /// Applies `f` to the broadcast elements of two contents; `None` when a pair has no result or the shapes do not fit.
-fn zip(a: &Content, b: &Content, dtype: DType, f: impl Fn(&Dim, &Dim) -> Option<Dim>) -> Option<Content> {
+fn zip(
+    a: &Content,
+    b: &Content,
+    dtype: DType,
+    f: impl Fn(&Dim, &Dim) -> Option<Dim>,
+) -> Option<Content> {
     let shape = broadcast(&a.shape, &b.shape)?;
     let n: usize = shape.iter().product();
     if n > MAX_TRACKED {
         return None;
     }
-    let dims = (0..n).map(|i| f(&a.dims[source(i, &shape, &a.shape)], &b.dims[source(i, &shape, &b.shape)]));
+    let dims = (0..n).map(|i| {
+        f(
+            &a.dims[source(i, &shape, &a.shape)],
+            &b.dims[source(i, &shape, &b.shape)],
+        )
+    });
     let dims = dims.collect::<Option<Vec<Dim>>>()?;
     Some(Content::new(dtype, shape, dims))
 }
@@ -274,8 +345,18 @@ fn arithmetic(cx: &mut Ctx<'_, '_>) -> Result<Option<Content>> {
 }
 
 /// Symbolic dims times (or divided by) a constant that is a whole number (or its reciprocal), as `f32` scales are.
-fn scaled_by_real(cx: &mut Ctx<'_, '_>, op: &str, mut c: Content, other: usize) -> Result<Option<Content>> {
-    let Some(t) = cx.constant(other)?.filter(|t| t.dtype().is_float() && c.dtype == t.dtype()) else { return Ok(None) };
+fn scaled_by_real(
+    cx: &mut Ctx<'_, '_>,
+    op: &str,
+    mut c: Content,
+    other: usize,
+) -> Result<Option<Content>> {
+    let Some(t) = cx
+        .constant(other)?
+        .filter(|t| t.dtype().is_float() && c.dtype == t.dtype())
+    else {
+        return Ok(None);
+    };
     let factors = t.to_f64s();
     if t.shape() != c.shape && factors.len() != 1 {
         return Ok(None);
@@ -315,7 +396,9 @@ fn larger(x: &Dim, y: &Dim) -> Option<Dim> {
 }
 
 fn compare(cx: &mut Ctx<'_, '_>) -> Result<Option<Content>> {
-    let (Some(a), Some(b)) = (Content::of(cx, 0)?, Content::of(cx, 1)?) else { return Ok(None) };
+    let (Some(a), Some(b)) = (Content::of(cx, 0)?, Content::of(cx, 1)?) else {
+        return Ok(None);
+    };
     let op = cx.node.op_type.as_str();
     let truth = |t: bool| Some(Dim::constant(t.into()));
     Ok(zip(&a, &b, DType::Bool, |x, y| {
@@ -335,30 +418,58 @@ fn compare(cx: &mut Ctx<'_, '_>) -> Result<Option<Content>> {
 }
 
 fn select(cx: &mut Ctx<'_, '_>) -> Result<Option<Content>> {
-    let (Some(c), Some(a), Some(b)) = (Content::of(cx, 0)?, Content::of(cx, 1)?, Content::of(cx, 2)?) else {
+    let (Some(c), Some(a), Some(b)) = (
+        Content::of(cx, 0)?,
+        Content::of(cx, 1)?,
+        Content::of(cx, 2)?,
+    ) else {
         return Ok(None);
     };
-    let Some(conditions) = c.as_ints() else { return Ok(None) };
-    let Some(shape) = broadcast(&a.shape, &b.shape).and_then(|s| broadcast(&s, &c.shape)) else { return Ok(None) };
+    let Some(conditions) = c.as_ints() else {
+        return Ok(None);
+    };
+    let Some(shape) = broadcast(&a.shape, &b.shape).and_then(|s| broadcast(&s, &c.shape)) else {
+        return Ok(None);
+    };
     let n: usize = shape.iter().product();
     if n > MAX_TRACKED {
         return Ok(None);
     }
     let pick = |i: usize| {
-        let from = if conditions[source(i, &shape, &c.shape)] != 0 { &a } else { &b };
+        let from = if conditions[source(i, &shape, &c.shape)] != 0 {
+            &a
+        } else {
+            &b
+        };
         from.dims[source(i, &shape, &from.shape)].clone()
     };
-    Ok(Some(Content::new(a.dtype, shape.clone(), (0..n).map(pick).collect())))
+    Ok(Some(Content::new(
+        a.dtype,
+        shape.clone(),
+        (0..n).map(pick).collect(),
+    )))
 }
 
 fn expand(cx: &mut Ctx<'_, '_>) -> Result<Option<Content>> {
-    let (Some(a), Some(target)) = (Content::of(cx, 0)?, Content::of(cx, 1)?) else { return Ok(None) };
-    let Some(target) = Shape(target.dims).as_static() else { return Ok(None) };
-    let Some(shape) = broadcast(&a.shape, &target) else { return Ok(None) };
-    let Some(n) = shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d)).filter(|n| *n <= MAX_TRACKED) else {
+    let (Some(a), Some(target)) = (Content::of(cx, 0)?, Content::of(cx, 1)?) else {
         return Ok(None);
     };
-    let dims = (0..n).map(|i| a.dims[source(i, &shape, &a.shape)].clone()).collect();
+    let Some(target) = Shape(target.dims).as_static() else {
+        return Ok(None);
+    };
+    let Some(shape) = broadcast(&a.shape, &target) else {
+        return Ok(None);
+    };
+    let Some(n) = shape
+        .iter()
+        .try_fold(1usize, |n, &d| n.checked_mul(d))
+        .filter(|n| *n <= MAX_TRACKED)
+    else {
+        return Ok(None);
+    };
+    let dims = (0..n)
+        .map(|i| a.dims[source(i, &shape, &a.shape)].clone())
+        .collect();
     Ok(Some(Content::new(a.dtype, shape, dims)))
 }
 
@@ -369,14 +480,18 @@ fn reduce(cx: &mut Ctx<'_, '_>) -> Result<Option<Content>> {
         return Ok(None);
     }
     cx.ints("axes")?;
-    let Some(c) = Content::of(cx, 0)?.filter(|c| c.shape.len() == 1 && !c.dims.is_empty()) else { return Ok(None) };
+    let Some(c) = Content::of(cx, 0)?.filter(|c| c.shape.len() == 1 && !c.dims.is_empty()) else {
+        return Ok(None);
+    };
     let first = c.dims[0].clone();
     let rest = c.dims[1..].iter();
     let total = match cx.node.op_type.as_str() {
         "ReduceProd" => Some(rest.fold(first, |n, d| n.product(d))),
         "ReduceSum" => Some(rest.fold(first, |n, d| n + d.clone())),
         "ReduceMax" => rest.clone().try_fold(first, |n, d| larger(&n, d)),
-        _ => rest.clone().try_fold(first, |n, d| larger(&n, d).map(|m| n + d.clone() - m)),
+        _ => rest
+            .clone()
+            .try_fold(first, |n, d| larger(&n, d).map(|m| n + d.clone() - m)),
     };
     Ok(total.map(|t| Content::new(c.dtype, if keepdims { vec![1] } else { vec![] }, vec![t])))
 }
@@ -384,15 +499,22 @@ fn reduce(cx: &mut Ctx<'_, '_>) -> Result<Option<Content>> {
 fn split<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Option<Outs<'m>>> {
     cx.i("axis", 0)?;
     cx.i("num_outputs", 0)?;
-    let Some(c) = Content::of(cx, 0)?.filter(|c| c.shape.len() == 1) else { return Ok(None) };
+    let Some(c) = Content::of(cx, 0)?.filter(|c| c.shape.len() == 1) else {
+        return Ok(None);
+    };
     let sizes = match cx.opset < 13 {
         true => cx.ints("split")?,
         false => Content::of(cx, 1)?.and_then(|c| c.as_ints()),
     };
     let n = cx.node.output.len();
     let even = || (n > 0 && c.dims.len() % n == 0).then(|| vec![(c.dims.len() / n) as i64; n]);
-    let sizes = if cx.has(1) || sizes.is_some() { sizes } else { even() };
-    let Some(sizes) = sizes.filter(|s| s.iter().all(|&p| p >= 0) && s.iter().sum::<i64>() == c.dims.len() as i64)
+    let sizes = if cx.has(1) || sizes.is_some() {
+        sizes
+    } else {
+        even()
+    };
+    let Some(sizes) =
+        sizes.filter(|s| s.iter().all(|&p| p >= 0) && s.iter().sum::<i64>() == c.dims.len() as i64)
     else {
         return Ok(None);
     };

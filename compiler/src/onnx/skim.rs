@@ -33,7 +33,10 @@ struct Source<R> {
 
 /// The model's bytes, large `raw_data` of the main graph's initialisers replaced by references.
 pub(super) fn skim(file: impl Read + Seek, len: u64) -> Result<Vec<u8>> {
-    let mut source = Source { reader: BufReader::with_capacity(1 << 16, file), at: 0 };
+    let mut source = Source {
+        reader: BufReader::with_capacity(1 << 16, file),
+        at: 0,
+    };
     let mut out = Vec::new();
     source.copy(len, Level::Model, &mut out)?;
     Ok(out)
@@ -78,11 +81,17 @@ impl<R: Read + Seek> Source<R> {
         }
         let copied = (&mut self.reader).take(n).read_to_end(out).map_err(io)?;
         self.at += n;
-        if copied as u64 == n { Ok(()) } else { Err(malformed(self.at)) }
+        if copied as u64 == n {
+            Ok(())
+        } else {
+            Err(malformed(self.at))
+        }
     }
 
     fn skip(&mut self, n: u64) -> Result<()> {
-        self.reader.seek_relative(i64::try_from(n).map_err(|_| malformed(self.at))?).map_err(io)?;
+        self.reader
+            .seek_relative(i64::try_from(n).map_err(|_| malformed(self.at))?)
+            .map_err(io)?;
         self.at += n;
         Ok(())
     }
@@ -149,9 +158,11 @@ fn put_text(field: u64, text: &[u8], out: &mut Vec<u8>) {
 
 /// `external_data` entries (field 13) and `data_location` (field 14) of a payload in the model file.
 fn put_reference(offset: u64, length: u64, out: &mut Vec<u8>) {
-    for (key, value) in
-        [("location", IN_MODEL.to_owned()), ("offset", offset.to_string()), ("length", length.to_string())]
-    {
+    for (key, value) in [
+        ("location", IN_MODEL.to_owned()),
+        ("offset", offset.to_string()),
+        ("length", length.to_string()),
+    ] {
         let mut entry = Vec::new();
         put_text(1, key.as_bytes(), &mut entry);
         put_text(2, value.as_bytes(), &mut entry);
@@ -178,12 +189,23 @@ mod tests {
             ..Default::default()
         };
         let initializer = vec![tensor("small", 5), tensor("large", 5000)];
-        let graph = GraphProto { initializer, ..Default::default() };
-        let model = ModelProto { ir_version: 9, graph: Some(graph), ..Default::default() };
+        let graph = GraphProto {
+            initializer,
+            ..Default::default()
+        };
+        let model = ModelProto {
+            ir_version: 9,
+            graph: Some(graph),
+            ..Default::default()
+        };
         let bytes = model.encode_to_vec();
         let skimmed = skim(Cursor::new(&bytes), bytes.len() as u64).unwrap();
         assert!(skimmed.len() < 300);
-        let back = ModelProto::decode(skimmed.as_slice()).unwrap().graph.unwrap().initializer;
+        let back = ModelProto::decode(skimmed.as_slice())
+            .unwrap()
+            .graph
+            .unwrap()
+            .initializer;
         assert_eq!(back[0], tensor("small", 5));
         assert_eq!((back[1].data_location, back[1].raw_data.len()), (1, 0));
         let offset: usize = back[1].external_data[1].value.parse().unwrap();

@@ -34,8 +34,12 @@ pub fn dtype_of(data_type: i32) -> Result<DType> {
         20 => DType::F8E5M2FNUZ,
         other => {
             return match dtype_name(other) {
-                Some(name) => Err(Error::unsupported(format!("element type {name} is not supported"))),
-                None => Err(Error::invalid(format!("element type number {other} is not one of ONNX"))),
+                Some(name) => Err(Error::unsupported(format!(
+                    "element type {name} is not supported"
+                ))),
+                None => Err(Error::invalid(format!(
+                    "element type number {other} is not one of ONNX"
+                ))),
             };
         }
     })
@@ -58,15 +62,25 @@ fn dtype_name(data_type: i32) -> Option<&'static str> {
 
 /// The tensor of a serialised `TensorProto`, as in the `.pb` files of ONNX test data, with its name.
 pub fn tensor_from_pb(bytes: &[u8]) -> Result<(String, Tensor)> {
-    let proto = TensorProto::decode(bytes).map_err(|e| Error::invalid(format!("not a TensorProto: {e}")))?;
+    let proto = TensorProto::decode(bytes)
+        .map_err(|e| Error::invalid(format!("not a TensorProto: {e}")))?;
     let tensor = tensor_of(&proto, &External::none())?;
     Ok((proto.name, tensor))
 }
 
 /// Extents of a tensor, checked to be possible.
 pub(super) fn shape_of(proto: &TensorProto) -> Result<Vec<usize>> {
-    let bad = || Error::invalid(format!("tensor {:?} has impossible dims {:?}", proto.name, proto.dims));
-    proto.dims.iter().map(|&d| usize::try_from(d).map_err(|_| bad())).collect()
+    let bad = || {
+        Error::invalid(format!(
+            "tensor {:?} has impossible dims {:?}",
+            proto.name, proto.dims
+        ))
+    };
+    proto
+        .dims
+        .iter()
+        .map(|&d| usize::try_from(d).map_err(|_| bad()))
+        .collect()
 }
 
 /// The tensor as a constant: a large one whose bytes lie in a file is read when it is needed.
@@ -74,7 +88,13 @@ pub(super) fn constant_of(proto: &TensorProto, external: &External) -> Result<Co
     if proto.data_location != 1 {
         return Ok(tensor_of(proto, external)?.into());
     }
-    let decode = || external.constant(&proto.external_data, dtype_of(proto.data_type)?, &shape_of(proto)?);
+    let decode = || {
+        external.constant(
+            &proto.external_data,
+            dtype_of(proto.data_type)?,
+            &shape_of(proto)?,
+        )
+    };
     decode().map_err(|e: Error| e.context(format!("tensor {:?}", proto.name)))
 }
 
@@ -88,7 +108,9 @@ fn decode(proto: &TensorProto, external: &External) -> Result<Tensor> {
     let shape = shape_of(proto)?;
     let size = checked_size_bytes(dtype, &shape).map_err(|e| Error::invalid(e.to_string()))?;
     if proto.data_location == 1 {
-        return external.constant(&proto.external_data, dtype, &shape)?.tensor();
+        return external
+            .constant(&proto.external_data, dtype, &shape)?
+            .tensor();
     }
     if !proto.raw_data.is_empty() {
         return Ok(Tensor::from_bytes(dtype, &shape, &proto.raw_data)?);
@@ -106,8 +128,18 @@ fn decode(proto: &TensorProto, external: &External) -> Result<Tensor> {
 
 /// The elements of the typed data field of `dtype`, little-endian.
 fn typed_data(p: &TensorProto, dtype: DType) -> Vec<u8> {
-    let ints = |keep: usize| p.int32_data.iter().flat_map(|v| v.to_le_bytes().into_iter().take(keep)).collect();
-    let unsigned = |keep: usize| p.uint64_data.iter().flat_map(|v| v.to_le_bytes().into_iter().take(keep)).collect();
+    let ints = |keep: usize| {
+        p.int32_data
+            .iter()
+            .flat_map(|v| v.to_le_bytes().into_iter().take(keep))
+            .collect()
+    };
+    let unsigned = |keep: usize| {
+        p.uint64_data
+            .iter()
+            .flat_map(|v| v.to_le_bytes().into_iter().take(keep))
+            .collect()
+    };
     match dtype {
         DType::F32 => p.float_data.iter().flat_map(|v| v.to_le_bytes()).collect(),
         DType::F64 => p.double_data.iter().flat_map(|v| v.to_le_bytes()).collect(),
@@ -140,14 +172,29 @@ impl External {
 
     /// The folder of a model file.
     pub fn beside(model: &Path) -> External {
-        let folder = model.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        External { folder: Some(folder.to_owned()), model: Some(model.to_owned()), ..External::default() }
+        let folder = model
+            .parent()
+            .filter(|p| !p.as_os_str().is_empty())
+            .unwrap_or(Path::new("."));
+        External {
+            folder: Some(folder.to_owned()),
+            model: Some(model.to_owned()),
+            ..External::default()
+        }
     }
 
     /// The tensor that the entries of `external_data` describe. Errors when the file cannot hold it.
-    fn constant(&self, entries: &[StringStringEntryProto], dtype: DType, shape: &[usize]) -> Result<ConstData> {
+    fn constant(
+        &self,
+        entries: &[StringStringEntryProto],
+        dtype: DType,
+        shape: &[usize],
+    ) -> Result<ConstData> {
         let size = checked_size_bytes(dtype, shape).map_err(|e| Error::invalid(e.to_string()))?;
-        let entry: BTreeMap<&str, &str> = entries.iter().map(|e| (e.key.as_str(), e.value.as_str())).collect();
+        let entry: BTreeMap<&str, &str> = entries
+            .iter()
+            .map(|e| (e.key.as_str(), e.value.as_str()))
+            .collect();
         let number = |key: &str| match entry.get(key) {
             None => Ok(None),
             Some(v) => v
@@ -191,20 +238,29 @@ impl External {
             return Ok(model.clone());
         }
         let Some(folder) = &self.folder else {
-            return Err(Error::invalid(format!("external data {location:?} of a model that is not a file"))
-                .hint("load the model by its path"));
+            return Err(Error::invalid(format!(
+                "external data {location:?} of a model that is not a file"
+            ))
+            .hint("load the model by its path"));
         };
         let relative = Path::new(location);
-        let plain = relative.components().all(|c| matches!(c, Component::Normal(_) | Component::CurDir));
+        let plain = relative
+            .components()
+            .all(|c| matches!(c, Component::Normal(_) | Component::CurDir));
         if location.is_empty() || !plain {
             return Err(Error::invalid(format!(
                 "external data {location:?} must be a relative path inside the model's folder"
             )));
         }
         let io = |e: std::io::Error| Error::invalid(format!("external data {location:?}: {e}"));
-        let (root, path) = (folder.canonicalize().map_err(io)?, folder.join(relative).canonicalize().map_err(io)?);
+        let (root, path) = (
+            folder.canonicalize().map_err(io)?,
+            folder.join(relative).canonicalize().map_err(io)?,
+        );
         if !path.starts_with(&root) || !path.is_file() {
-            return Err(Error::invalid(format!("external data {location:?} leads out of the model's folder")));
+            return Err(Error::invalid(format!(
+                "external data {location:?} leads out of the model's folder"
+            )));
         }
         Ok(path)
     }
@@ -220,14 +276,27 @@ pub(super) fn dense_of(
 ) -> Result<Tensor> {
     let values = tensor_of(values, external)?;
     let indices = tensor_of(indices, external)?;
-    let bad = || Error::invalid(format!("sparse tensor with dims {dims:?} and indices {:?}", indices.shape()));
-    let shape: Vec<usize> =
-        dims.iter().map(|&d| usize::try_from(d)).collect::<std::result::Result<_, _>>().map_err(|_| bad())?;
+    let bad = || {
+        Error::invalid(format!(
+            "sparse tensor with dims {dims:?} and indices {:?}",
+            indices.shape()
+        ))
+    };
+    let shape: Vec<usize> = dims
+        .iter()
+        .map(|&d| usize::try_from(d))
+        .collect::<std::result::Result<_, _>>()
+        .map_err(|_| bad())?;
     let size = checked_size_bytes(values.dtype(), &shape).map_err(|_| bad())?;
     if size > limit_bytes {
-        return Err(Error::unsupported(format!("a sparse tensor of {size} bytes when dense")));
+        return Err(Error::unsupported(format!(
+            "a sparse tensor of {size} bytes when dense"
+        )));
     }
-    if indices.dtype() != DType::I64 || indices.shape().first() != Some(&values.len()) || indices.shape().len() > 2 {
+    if indices.dtype() != DType::I64
+        || indices.shape().first() != Some(&values.len())
+        || indices.shape().len() > 2
+    {
         return Err(bad());
     }
     let per_index = indices.shape().get(1).copied();
@@ -242,10 +311,16 @@ pub(super) fn dense_of(
             Some(k) => indices.as_slice::<i64>()[i * k..(i + 1) * k]
                 .iter()
                 .zip(&shape)
-                .try_fold(0usize, |at, (&j, &d)| usize::try_from(j).ok().filter(|j| *j < d).map(|j| at * d + j)),
+                .try_fold(0usize, |at, (&j, &d)| {
+                    usize::try_from(j)
+                        .ok()
+                        .filter(|j| *j < d)
+                        .map(|j| at * d + j)
+                }),
         };
         let at = linear.filter(|&at| at < n).ok_or_else(bad)? * width;
-        dense.as_bytes_mut()[at..at + width].copy_from_slice(&values.as_bytes()[i * width..(i + 1) * width]);
+        dense.as_bytes_mut()[at..at + width]
+            .copy_from_slice(&values.as_bytes()[i * width..(i + 1) * width]);
     }
     Ok(dense)
 }
@@ -265,7 +340,11 @@ pub(super) fn to_i64s(t: &Tensor) -> Option<Vec<i64>> {
         DType::U8 => by!(u8),
         DType::U16 => by!(u16),
         DType::U32 => by!(u32),
-        DType::U64 => t.as_slice::<u64>().iter().map(|&v| i64::try_from(v).ok()).collect(),
+        DType::U64 => t
+            .as_slice::<u64>()
+            .iter()
+            .map(|&v| i64::try_from(v).ok())
+            .collect(),
         DType::Bool => by!(bool),
         _ => None,
     }
@@ -276,7 +355,10 @@ pub(super) fn from_i64s(dtype: DType, values: &[i64], shape: &[usize]) -> Result
     let width = dtype.size_bytes();
     let bytes: Vec<u8> = match dtype {
         DType::Bool => values.iter().map(|&v| (v != 0) as u8).collect(),
-        _ => values.iter().flat_map(|v| v.to_le_bytes().into_iter().take(width)).collect(),
+        _ => values
+            .iter()
+            .flat_map(|v| v.to_le_bytes().into_iter().take(width))
+            .collect(),
     };
     Ok(Tensor::from_bytes(dtype, shape, &bytes)?)
 }

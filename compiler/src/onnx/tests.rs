@@ -18,14 +18,27 @@ fn node(op_type: &str, inputs: &[&str], outputs: &[&str]) -> NodeProto {
 
 /// A dim: a number, or a name.
 fn dim(text: &str) -> DimensionProto {
-    let value = text.parse().map_or(DimensionValue::Param(text.to_owned()), DimensionValue::Value);
+    let value = text.parse().map_or(
+        DimensionValue::Param(text.to_owned()),
+        DimensionValue::Value,
+    );
     DimensionProto { value: Some(value) }
 }
 
 fn info(name: &str, elem_type: i32, dims: &[&str]) -> ValueInfoProto {
-    let shape = TensorShapeProto { dim: dims.iter().map(|d| dim(d)).collect() };
-    let tensor = TensorTypeProto { elem_type, shape: Some(shape) };
-    ValueInfoProto { name: name.to_owned(), r#type: Some(TypeProto { value: Some(TypeValue::Tensor(tensor)) }) }
+    let shape = TensorShapeProto {
+        dim: dims.iter().map(|d| dim(d)).collect(),
+    };
+    let tensor = TensorTypeProto {
+        elem_type,
+        shape: Some(shape),
+    };
+    ValueInfoProto {
+        name: name.to_owned(),
+        r#type: Some(TypeProto {
+            value: Some(TypeValue::Tensor(tensor)),
+        }),
+    }
 }
 
 fn i64s(name: &str, dims: &[i64], values: &[i64]) -> TensorProto {
@@ -39,8 +52,17 @@ fn i64s(name: &str, dims: &[i64], values: &[i64]) -> TensorProto {
 }
 
 fn model(graph: GraphProto) -> Model {
-    let opset_import = vec![OperatorSetIdProto { domain: String::new(), version: 18 }];
-    Model::from_proto(ModelProto { ir_version: 9, graph: Some(graph), opset_import, ..Default::default() }).unwrap()
+    let opset_import = vec![OperatorSetIdProto {
+        domain: String::new(),
+        version: 18,
+    }];
+    Model::from_proto(ModelProto {
+        ir_version: 9,
+        graph: Some(graph),
+        opset_import,
+        ..Default::default()
+    })
+    .unwrap()
 }
 
 #[test]
@@ -69,15 +91,25 @@ fn shape_arithmetic_leaves_no_nodes() {
 }
 
 fn attribute(name: &str, r#type: i32) -> AttributeProto {
-    AttributeProto { name: name.to_owned(), r#type, ..Default::default() }
+    AttributeProto {
+        name: name.to_owned(),
+        r#type,
+        ..Default::default()
+    }
 }
 
 fn int(name: &str, i: i64) -> AttributeProto {
-    AttributeProto { i, ..attribute(name, attribute_type::INT) }
+    AttributeProto {
+        i,
+        ..attribute(name, attribute_type::INT)
+    }
 }
 
 fn graph_attribute(name: &str, g: GraphProto) -> AttributeProto {
-    AttributeProto { g: Some(g), ..attribute(name, attribute_type::GRAPH) }
+    AttributeProto {
+        g: Some(g),
+        ..attribute(name, attribute_type::GRAPH)
+    }
 }
 
 /// A graph of one f32 input `x` of 4 elements and output `y`.
@@ -95,11 +127,16 @@ fn unary(node: Vec<NodeProto>) -> GraphProto {
 fn run(m: &Model, x: &[f32]) -> Vec<f32> {
     let g = m.graph(&Specialisation::default()).unwrap();
     let x = gristmill_runtime::Tensor::from_slice(x, &[x.len()]).unwrap();
-    crate::interp::run(&g, &[x]).unwrap()[0].as_slice::<f32>().to_vec()
+    crate::interp::run(&g, &[x]).unwrap()[0]
+        .as_slice::<f32>()
+        .to_vec()
 }
 
 fn error_of(g: GraphProto) -> String {
-    model(g).graph(&Specialisation::default()).unwrap_err().to_string()
+    model(g)
+        .graph(&Specialisation::default())
+        .unwrap_err()
+        .to_string()
 }
 
 #[test]
@@ -115,7 +152,10 @@ fn errors_name_node_op_and_version() {
     insta::assert_snapshot!(error_of(unary(vec![relu])),
         @r#"in node "Relu_0:y": Relu (opset 18): attribute "leak" is not supported"#);
     let mut concat = node("Concat", &["x", "x"], &["y"]);
-    concat.attribute.push(AttributeProto { f: 1.0, ..attribute("axis", attribute_type::FLOAT) });
+    concat.attribute.push(AttributeProto {
+        f: 1.0,
+        ..attribute("axis", attribute_type::FLOAT)
+    });
     insta::assert_snapshot!(error_of(unary(vec![concat])),
         @r#"in node "Concat_0:y": Concat (opset 18): attribute axis must be int, is float"#);
 }
@@ -129,29 +169,45 @@ fn all_problems_are_reported_at_once() {
         node("Bar", &["x"], &["y"]),
     ]);
     let problems = model(g).check(&Specialisation::default()).unwrap();
-    let short: Vec<(&str, usize)> = problems.iter().map(|p| (p.message.as_str(), p.nodes.len())).collect();
-    assert_eq!(short, [("operator Foo is not supported", 2), ("operator Bar is not supported", 1)]);
+    let short: Vec<(&str, usize)> = problems
+        .iter()
+        .map(|p| (p.message.as_str(), p.nodes.len()))
+        .collect();
+    assert_eq!(
+        short,
+        [
+            ("operator Foo is not supported", 2),
+            ("operator Bar is not supported", 1)
+        ]
+    );
 }
 
 #[test]
 fn functions_are_inlined_with_their_attributes() {
     let mut leaky = node("LeakyRelu", &["p"], &["t"]);
-    leaky
-        .attribute
-        .push(AttributeProto { ref_attr_name: "slope".to_owned(), ..attribute("alpha", attribute_type::FLOAT) });
+    leaky.attribute.push(AttributeProto {
+        ref_attr_name: "slope".to_owned(),
+        ..attribute("alpha", attribute_type::FLOAT)
+    });
     let function = |name: &str, body: Vec<NodeProto>| FunctionProto {
         name: name.to_owned(),
         domain: "d".to_owned(),
         input: vec!["p".to_owned()],
         output: vec!["q".to_owned()],
         node: body,
-        attribute_proto: vec![AttributeProto { f: 0.5, ..attribute("slope", attribute_type::FLOAT) }],
+        attribute_proto: vec![AttributeProto {
+            f: 0.5,
+            ..attribute("slope", attribute_type::FLOAT)
+        }],
         ..Default::default()
     };
     let call = |name: &str, slope: Option<f32>| {
         let mut n = node(name, &["x"], &["y"]);
         n.domain = "d".to_owned();
-        n.attribute.extend(slope.map(|f| AttributeProto { f, ..attribute("slope", attribute_type::FLOAT) }));
+        n.attribute.extend(slope.map(|f| AttributeProto {
+            f,
+            ..attribute("slope", attribute_type::FLOAT)
+        }));
         n
     };
     let twice = function("Twice", vec![leaky, node("Add", &["t", "t"], &["q"])]);
@@ -159,12 +215,29 @@ fn functions_are_inlined_with_their_attributes() {
     endless.domain = "d".to_owned();
     let functions = vec![twice, function("Endless", vec![endless])];
     let with = |n: NodeProto| {
-        let opset_import = ["", "d"].map(|d| OperatorSetIdProto { domain: d.to_owned(), version: 18 }).to_vec();
+        let opset_import = ["", "d"]
+            .map(|d| OperatorSetIdProto {
+                domain: d.to_owned(),
+                version: 18,
+            })
+            .to_vec();
         let (graph, functions) = (Some(unary(vec![n])), functions.clone());
-        Model::from_proto(ModelProto { graph, opset_import, functions, ..Default::default() }).unwrap()
+        Model::from_proto(ModelProto {
+            graph,
+            opset_import,
+            functions,
+            ..Default::default()
+        })
+        .unwrap()
     };
-    assert_eq!(run(&with(call("Twice", None)), &[1.0, -1.0, 0.0, 2.0]), [2.0, -1.0, 0.0, 4.0]);
-    assert_eq!(run(&with(call("Twice", Some(0.25))), &[1.0, -1.0, 0.0, 2.0]), [2.0, -0.5, 0.0, 4.0]);
+    assert_eq!(
+        run(&with(call("Twice", None)), &[1.0, -1.0, 0.0, 2.0]),
+        [2.0, -1.0, 0.0, 4.0]
+    );
+    assert_eq!(
+        run(&with(call("Twice", Some(0.25))), &[1.0, -1.0, 0.0, 2.0]),
+        [2.0, -0.5, 0.0, 4.0]
+    );
     insta::assert_snapshot!(with(call("Endless", None)).graph(&Specialisation::default()).unwrap_err(),
         @r#"in node "Endless_0:y/Endless_0:q": function "Endless" calls itself"#);
 }
@@ -176,12 +249,30 @@ fn outer_values_become_operands_of_regions() {
         output: vec![info("r", 1, &[])],
         ..unary(vec![])
     };
-    let branch = |op: &str| GraphProto { input: vec![], ..branch(op) };
+    let branch = |op: &str| GraphProto {
+        input: vec![],
+        ..branch(op)
+    };
     let mut if_ = node("If", &["c"], &["y"]);
-    if_.attribute = vec![graph_attribute("then_branch", branch("Abs")), graph_attribute("else_branch", branch("Neg"))];
-    let nodes = vec![node("ReduceSum", &["x"], &["s"]), node("Greater", &["s", "zero"], &["c"]), if_];
-    let zero = TensorProto { name: "zero".to_owned(), data_type: 1, float_data: vec![0.0], ..Default::default() };
-    let m = model(GraphProto { initializer: vec![zero], ..unary(nodes) });
+    if_.attribute = vec![
+        graph_attribute("then_branch", branch("Abs")),
+        graph_attribute("else_branch", branch("Neg")),
+    ];
+    let nodes = vec![
+        node("ReduceSum", &["x"], &["s"]),
+        node("Greater", &["s", "zero"], &["c"]),
+        if_,
+    ];
+    let zero = TensorProto {
+        name: "zero".to_owned(),
+        data_type: 1,
+        float_data: vec![0.0],
+        ..Default::default()
+    };
+    let m = model(GraphProto {
+        initializer: vec![zero],
+        ..unary(nodes)
+    });
     assert_eq!(run(&m, &[1.0, -2.0, 3.0, 4.0]), [1.0, 2.0, 3.0, 4.0]);
     assert_eq!(run(&m, &[1.0, -2.0, -3.0, 0.0]), [-1.0, 2.0, 3.0, 0.0]);
 }
@@ -195,17 +286,27 @@ fn shape_inputs_are_reported_and_taken() {
     assert_eq!(Vec::from_iter(m.required_values(&spec).unwrap()), ["shape"]);
     insta::assert_snapshot!(m.graph(&spec).unwrap_err(), @r#"in node "Reshape_0:y": Reshape (opset 18): operand 1 "shape" depends on the values of the inputs "shape" (try: give the values of these inputs when compiling)"#);
     let value = gristmill_runtime::Tensor::from_slice(&[2i64, -1], &[2]).unwrap();
-    let spec = Specialisation { values: [("shape".to_owned(), value)].into(), ..spec };
+    let spec = Specialisation {
+        values: [("shape".to_owned(), value)].into(),
+        ..spec
+    };
     let graph = m.graph(&spec).unwrap();
     assert_eq!(graph.inputs.len(), 2);
-    assert_eq!(graph.ty(graph.outputs[0].value).static_shape().unwrap(), [2, 2]);
+    assert_eq!(
+        graph.ty(graph.outputs[0].value).static_shape().unwrap(),
+        [2, 2]
+    );
 }
 
 #[test]
 fn symbolic_contents_can_be_operands() {
     let mut cast = node("Cast", &["s"], &["f"]);
     cast.attribute.push(int("to", 1));
-    let mut g = unary(vec![node("Size", &["x"], &["s"]), cast, node("Mul", &["x", "f"], &["y"])]);
+    let mut g = unary(vec![
+        node("Size", &["x"], &["s"]),
+        cast,
+        node("Mul", &["x", "f"], &["y"]),
+    ]);
     g.input = vec![info("x", 1, &["n"])];
     assert_eq!(run(&model(g), &[1.0, 2.0, 3.0]), [3.0, 6.0, 9.0]);
 }
@@ -215,12 +316,18 @@ fn external_data_stays_in_the_folder() {
     let folder = tempfile::tempdir().unwrap();
     let inside = folder.path().join("inside");
     std::fs::create_dir(&inside).unwrap();
-    let floats: Vec<u8> = [1f32, 2.0, 3.0, 4.0].iter().flat_map(|f| f.to_le_bytes()).collect();
+    let floats: Vec<u8> = [1f32, 2.0, 3.0, 4.0]
+        .iter()
+        .flat_map(|f| f.to_le_bytes())
+        .collect();
     std::fs::write(inside.join("w.bin"), &floats).unwrap();
     std::fs::write(folder.path().join("secret.bin"), &floats).unwrap();
     let path = inside.join("model.onnx");
     let load_with = |location: &str, length: &str| {
-        let entry = |key: &str, value: &str| StringStringEntryProto { key: key.to_owned(), value: value.to_owned() };
+        let entry = |key: &str, value: &str| StringStringEntryProto {
+            key: key.to_owned(),
+            value: value.to_owned(),
+        };
         let w = TensorProto {
             name: "w".to_owned(),
             data_type: 1,
@@ -229,23 +336,44 @@ fn external_data_stays_in_the_folder() {
             external_data: vec![entry("location", location), entry("length", length)],
             ..Default::default()
         };
-        let graph = GraphProto { initializer: vec![w], ..unary(vec![node("Add", &["x", "w"], &["y"])]) };
-        let opset_import = vec![OperatorSetIdProto { domain: String::new(), version: 18 }];
-        let proto = ModelProto { graph: Some(graph), opset_import, ..Default::default() };
+        let graph = GraphProto {
+            initializer: vec![w],
+            ..unary(vec![node("Add", &["x", "w"], &["y"])])
+        };
+        let opset_import = vec![OperatorSetIdProto {
+            domain: String::new(),
+            version: 18,
+        }];
+        let proto = ModelProto {
+            graph: Some(graph),
+            opset_import,
+            ..Default::default()
+        };
         std::fs::write(&path, prost::Message::encode_to_vec(&proto)).unwrap();
         load(&path).unwrap()
     };
-    assert_eq!(run(&load_with("w.bin", "16"), &[0.0; 4]), [1.0, 2.0, 3.0, 4.0]);
+    assert_eq!(
+        run(&load_with("w.bin", "16"), &[0.0; 4]),
+        [1.0, 2.0, 3.0, 4.0]
+    );
     let error = |location: &str, length: &str| {
-        load_with(location, length).graph(&Specialisation::default()).unwrap_err().to_string()
+        load_with(location, length)
+            .graph(&Specialisation::default())
+            .unwrap_err()
+            .to_string()
     };
-    assert!(error("../secret.bin", "16").contains("must be a relative path inside the model's folder"));
-    assert!(error("/etc/hostname", "16").contains("must be a relative path inside the model's folder"));
+    assert!(
+        error("../secret.bin", "16").contains("must be a relative path inside the model's folder")
+    );
+    assert!(
+        error("/etc/hostname", "16").contains("must be a relative path inside the model's folder")
+    );
     assert!(error("w.bin", "8").contains("takes 16 bytes, length says 8"));
     assert!(error("none.bin", "16").contains("external data"));
     #[cfg(unix)]
     {
-        std::os::unix::fs::symlink(folder.path().join("secret.bin"), inside.join("link.bin")).unwrap();
+        std::os::unix::fs::symlink(folder.path().join("secret.bin"), inside.join("link.bin"))
+            .unwrap();
         assert!(error("link.bin", "16").contains("leads out of the model's folder"));
     }
 }

@@ -15,27 +15,45 @@ pub(super) type Ranks = BTreeMap<usize, Vec<String>>;
 pub(super) fn ranks(g: &Graph, placement: &Placement) -> Result<Ranks> {
     let mut found: BTreeMap<usize, BTreeMap<usize, usize>> = BTreeMap::new();
     for (id, node) in g.nodes() {
-        let (Op::AllReduceRank { group, rank, .. }, Some(d)) = (&node.op, placement.device_of(id)) else { continue };
+        let (Op::AllReduceRank { group, rank, .. }, Some(d)) = (&node.op, placement.device_of(id))
+        else {
+            continue;
+        };
         let ranks = found.entry(*group).or_default();
         if let Some((other, _)) = ranks.iter().find(|&(_, &e)| e == d) {
-            let message =
-                format!("ranks {other} and {rank} of an all-reduce by a library are both on {}", placement.devices[d]);
-            return Err(Error::invalid(message).hint("Options::all_reduce = Exchange").at_origin(&node.origin));
+            let message = format!(
+                "ranks {other} and {rank} of an all-reduce by a library are both on {}",
+                placement.devices[d]
+            );
+            return Err(Error::invalid(message)
+                .hint("Options::all_reduce = Exchange")
+                .at_origin(&node.origin));
         }
         if ranks.insert(*rank, d).is_some() || *rank >= node.inputs.len() {
-            return Err(Error::internal(format!("rank {rank} of an all-reduce is there twice")).at_origin(&node.origin));
+            return Err(
+                Error::internal(format!("rank {rank} of an all-reduce is there twice"))
+                    .at_origin(&node.origin),
+            );
         }
     }
     let whole = |(group, ranks): (usize, BTreeMap<usize, usize>)| {
-        let names = ranks.values().map(|&d| placement.devices[d].to_string()).collect();
+        let names = ranks
+            .values()
+            .map(|&d| placement.devices[d].to_string())
+            .collect();
         (group, names)
     };
     let ranks: Ranks = found.into_iter().map(whole).collect();
     for (_, node) in g.nodes() {
         if let Op::AllReduceRank { group, .. } = node.op
-            && ranks.get(&group).is_none_or(|devices| devices.len() != node.inputs.len())
+            && ranks
+                .get(&group)
+                .is_none_or(|devices| devices.len() != node.inputs.len())
         {
-            let message = format!("not all {} ranks of an all-reduce are there", node.inputs.len());
+            let message = format!(
+                "not all {} ranks of an all-reduce are there",
+                node.inputs.len()
+            );
             return Err(Error::internal(message).at_origin(&node.origin));
         }
     }
@@ -44,8 +62,15 @@ pub(super) fn ranks(g: &Graph, placement: &Placement) -> Result<Ranks> {
 
 /// What a rank is in the graph of its device; none for other ops.
 pub(super) fn in_part(op: &Op, ranks: &Ranks) -> Option<Op> {
-    let Op::AllReduceRank { kind, group, rank } = *op else { return None };
-    Some(Op::Collective { kind, key: key(group), rank, devices: ranks.get(&group)?.clone() })
+    let Op::AllReduceRank { kind, group, rank } = *op else {
+        return None;
+    };
+    Some(Op::Collective {
+        kind,
+        key: key(group),
+        rank,
+        devices: ranks.get(&group)?.clone(),
+    })
 }
 
 /// Name of an all-reduce; unique per graph.
@@ -55,13 +80,22 @@ pub(super) fn key(group: usize) -> String {
 
 /// The order with the ranks of each all-reduce one after the other, as late as the last of them, and all else where it was if what it needs is there.
 pub(super) fn side_by_side(g: &Graph, order: Vec<NodeId>) -> Result<Vec<NodeId>> {
-    let group_of = |id: NodeId| if let Op::AllReduceRank { group, .. } = g.node(id).op { Some(group) } else { None };
+    let group_of = |id: NodeId| {
+        if let Op::AllReduceRank { group, .. } = g.node(id).op {
+            Some(group)
+        } else {
+            None
+        }
+    };
     if !order.iter().any(|&id| group_of(id).is_some()) {
         return Ok(order);
     }
     // A unit is a node or a whole group, numbered by the place of its last node.
-    let last: BTreeMap<usize, usize> =
-        order.iter().enumerate().filter_map(|(i, &id)| Some((group_of(id)?, i))).collect();
+    let last: BTreeMap<usize, usize> = order
+        .iter()
+        .enumerate()
+        .filter_map(|(i, &id)| Some((group_of(id)?, i)))
+        .collect();
     let mut units: BTreeMap<usize, Vec<NodeId>> = BTreeMap::new();
     let mut unit_of = vec![None; g.n_nodes()];
     for (i, &id) in order.iter().enumerate() {
@@ -69,17 +103,26 @@ pub(super) fn side_by_side(g: &Graph, order: Vec<NodeId>) -> Result<Vec<NodeId>>
         units.entry(unit).or_default().push(id);
         unit_of[id.0 as usize] = Some(unit);
     }
-    let mut needs: BTreeMap<usize, BTreeSet<usize>> = units.keys().map(|&u| (u, BTreeSet::new())).collect();
+    let mut needs: BTreeMap<usize, BTreeSet<usize>> =
+        units.keys().map(|&u| (u, BTreeSet::new())).collect();
     let mut users: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
     for (id, deps) in node_deps(g).iter().enumerate() {
         let Some(unit) = unit_of[id] else { continue };
-        for before in deps.iter().filter_map(|d| unit_of[d.0 as usize]).filter(|&b| b != unit) {
+        for before in deps
+            .iter()
+            .filter_map(|d| unit_of[d.0 as usize])
+            .filter(|&b| b != unit)
+        {
             if needs.entry(unit).or_default().insert(before) {
                 users.entry(before).or_default().push(unit);
             }
         }
     }
-    let mut ready: BTreeSet<usize> = needs.iter().filter(|(_, n)| n.is_empty()).map(|(&u, _)| u).collect();
+    let mut ready: BTreeSet<usize> = needs
+        .iter()
+        .filter(|(_, n)| n.is_empty())
+        .map(|(&u, _)| u)
+        .collect();
     let mut joined = Vec::with_capacity(order.len());
     while let Some(unit) = ready.pop_first() {
         joined.append(units.get_mut(&unit).unwrap_or(&mut Vec::new()));

@@ -45,9 +45,18 @@ pub struct Part {
 impl Part {
     /// The only part of a graph that runs on one device.
     pub fn whole(device: DeviceName, graph: Graph) -> Part {
-        let (inputs, outputs) = ((0..graph.inputs.len() as u32).collect(), (0..graph.outputs.len() as u32).collect());
+        let (inputs, outputs) = (
+            (0..graph.inputs.len() as u32).collect(),
+            (0..graph.outputs.len() as u32).collect(),
+        );
         let nodes = graph.nodes().map(|(id, _)| Some(id)).collect();
-        Part { device, graph, inputs, outputs, nodes }
+        Part {
+            device,
+            graph,
+            inputs,
+            outputs,
+            nodes,
+        }
     }
 }
 
@@ -56,14 +65,22 @@ impl Part {
 /// Copies of nodes must be nodes of their own: see [`Placement::expand`].
 pub fn partition(g: &Graph, placement: &Placement) -> Result<Vec<Part>> {
     if !placement.copies.is_empty() {
-        return Err(Error::internal("a placement with copies came to the partitioner"));
+        return Err(Error::internal(
+            "a placement with copies came to the partitioner",
+        ));
     }
     let order = common_order(g, placement)?;
-    let mut used: BTreeSet<usize> = order.iter().filter_map(|&id| placement.device_of(id)).collect();
+    let mut used: BTreeSet<usize> = order
+        .iter()
+        .filter_map(|&id| placement.device_of(id))
+        .collect();
     let first = *used.first().unwrap_or(&0);
     used.insert(first);
     if used.iter().any(|&d| d >= placement.devices.len()) {
-        return Err(Error::internal(format!("the placement names device {used:?} of {}", placement.devices.len())));
+        return Err(Error::internal(format!(
+            "the placement names device {used:?} of {}",
+            placement.devices.len()
+        )));
     }
     let mut s = Splitter::new(g, placement, &used, first);
     s.ranks = collective::ranks(g, placement)?;
@@ -77,13 +94,24 @@ pub fn partition(g: &Graph, placement: &Placement) -> Result<Vec<Part>> {
 /// Nodes but constants by predicted start; in the graph's own order when only one device is used.
 fn common_order(g: &Graph, placement: &Placement) -> Result<Vec<NodeId>> {
     let mut order: Vec<(u64, NodeId)> = Vec::new();
-    for (id, node) in g.nodes().filter(|(_, n)| !matches!(n.op, Op::Constant { .. })) {
+    for (id, node) in g
+        .nodes()
+        .filter(|(_, n)| !matches!(n.op, Op::Constant { .. }))
+    {
         let placed = placement.nodes.get(id.0 as usize).and_then(Option::as_ref);
-        let placed = placed
-            .ok_or_else(|| Error::internal(format!("{} was not placed", node.op.name())).at_origin(&node.origin))?;
+        let placed = placed.ok_or_else(|| {
+            Error::internal(format!("{} was not placed", node.op.name())).at_origin(&node.origin)
+        })?;
         order.push((placed.start.0, id));
     }
-    let one_device = placement.nodes.iter().flatten().map(|p| p.device).collect::<BTreeSet<_>>().len() <= 1;
+    let one_device = placement
+        .nodes
+        .iter()
+        .flatten()
+        .map(|p| p.device)
+        .collect::<BTreeSet<_>>()
+        .len()
+        <= 1;
     if !one_device {
         order.sort_unstable();
     }
@@ -114,7 +142,12 @@ struct Splitter<'g> {
 }
 
 impl<'g> Splitter<'g> {
-    fn new(g: &'g Graph, placement: &'g Placement, used: &BTreeSet<usize>, first: usize) -> Splitter<'g> {
+    fn new(
+        g: &'g Graph,
+        placement: &'g Placement,
+        used: &BTreeSet<usize>,
+        first: usize,
+    ) -> Splitter<'g> {
         let part = |&d: &usize| {
             let graph = Graph::new(&g.name);
             (
@@ -170,8 +203,12 @@ impl<'g> Splitter<'g> {
             let Some(d) = self.device(id) else { continue };
             for &c in &node.control {
                 let crosses = self.device(c).is_some_and(|s| s != d);
-                let has_tensor =
-                    self.g.node(c).outputs.iter().any(|v| self.wanted.get(v).is_some_and(|w| w.contains(&d)));
+                let has_tensor = self
+                    .g
+                    .node(c)
+                    .outputs
+                    .iter()
+                    .any(|v| self.wanted.get(v).is_some_and(|w| w.contains(&d)));
                 if crosses && !has_tensor {
                     self.signals.entry(c).or_default().insert(d);
                 }
@@ -182,16 +219,29 @@ impl<'g> Splitter<'g> {
     fn add_inputs(&mut self) {
         let mut users: Vec<BTreeSet<usize>> = vec![BTreeSet::new(); self.g.n_values()];
         for (id, node) in self.g.nodes() {
-            let needed = node.inputs.iter().enumerate().filter(|(i, _)| !node.only_orders(*i));
+            let needed = node
+                .inputs
+                .iter()
+                .enumerate()
+                .filter(|(i, _)| !node.only_orders(*i));
             needed.for_each(|(_, v)| users[v.0 as usize].extend(self.device(id)));
         }
-        self.g.outputs.iter().for_each(|o| users[o.value.0 as usize].extend([self.first]));
+        self.g
+            .outputs
+            .iter()
+            .for_each(|o| users[o.value.0 as usize].extend([self.first]));
         for (i, (&v, name)) in self.g.inputs.iter().zip(&self.g.input_names).enumerate() {
             for d in &users[v.0 as usize] {
-                let part = self.parts.get_mut(d).expect("every device in use has a part");
+                let part = self
+                    .parts
+                    .get_mut(d)
+                    .expect("every device in use has a part");
                 part.inputs.push(i as u32);
                 let new = part.graph.add_input(name, self.g.ty(v).clone());
-                self.values.get_mut(d).expect("every device in use has values").insert(v, new);
+                self.values
+                    .get_mut(d)
+                    .expect("every device in use has values")
+                    .insert(v, new);
             }
         }
     }
@@ -206,7 +256,10 @@ impl<'g> Splitter<'g> {
         origin: &Origin,
         old: Option<NodeId>,
     ) -> Result<(NodeId, Vec<ValueId>)> {
-        let part = self.parts.get_mut(&d).expect("every device in use has a part");
+        let part = self
+            .parts
+            .get_mut(&d)
+            .expect("every device in use has a part");
         let outputs = part.graph.add_with_regions(op, inputs, regions, origin)?;
         let id = NodeId(part.graph.n_nodes() as u32 - 1);
         part.graph.node_mut(id).device = Some(Arc::new(DeviceRequest::from(&part.device)));
@@ -215,7 +268,13 @@ impl<'g> Splitter<'g> {
     }
 
     fn add_control(&mut self, d: usize, id: NodeId, before: NodeId) {
-        let control = &mut self.parts.get_mut(&d).expect("every device in use has a part").graph.node_mut(id).control;
+        let control = &mut self
+            .parts
+            .get_mut(&d)
+            .expect("every device in use has a part")
+            .graph
+            .node_mut(id)
+            .control;
         if !control.contains(&before) {
             control.push(before);
         }
@@ -223,16 +282,30 @@ impl<'g> Splitter<'g> {
 
     fn emit(&mut self, id: NodeId) -> Result<()> {
         let node = self.g.node(id);
-        let d = self.device(id).ok_or_else(|| Error::internal("a node without device is in the order"))?;
+        let d = self
+            .device(id)
+            .ok_or_else(|| Error::internal("a node without device is in the order"))?;
         let needed = (0..node.inputs.len()).filter(|&i| !node.only_orders(i));
-        let inputs = needed.map(|i| self.get(node.inputs[i], d)).collect::<Result<Vec<_>>>()?;
-        let control = node.control.iter().filter_map(|&c| self.after(c, d).transpose()).collect::<Result<Vec<_>>>()?;
+        let inputs = needed
+            .map(|i| self.get(node.inputs[i], d))
+            .collect::<Result<Vec<_>>>()?;
+        let control = node
+            .control
+            .iter()
+            .filter_map(|&c| self.after(c, d).transpose())
+            .collect::<Result<Vec<_>>>()?;
         let op = collective::in_part(&node.op, &self.ranks).unwrap_or_else(|| node.op.clone());
-        let (new, outputs) = self.add(d, op, &inputs, node.regions.clone(), &node.origin, Some(id))?;
-        control.into_iter().for_each(|c| self.add_control(d, new, c));
+        let (new, outputs) =
+            self.add(d, op, &inputs, node.regions.clone(), &node.origin, Some(id))?;
+        control
+            .into_iter()
+            .for_each(|c| self.add_control(d, new, c));
         self.new_ids[id.0 as usize] = Some(new);
         for (&v, &new) in node.outputs.iter().zip(&outputs) {
-            self.values.get_mut(&d).expect("every device in use has values").insert(v, new);
+            self.values
+                .get_mut(&d)
+                .expect("every device in use has values")
+                .insert(v, new);
         }
         self.send_results(id, node, d)
     }
@@ -241,13 +314,24 @@ impl<'g> Splitter<'g> {
         for &v in &node.outputs {
             for to in self.wanted.get(&v).cloned().unwrap_or_default() {
                 let operand = self.get(v, d)?;
-                self.add(d, self.send_op(v, to), &[operand], Vec::new(), &node.origin, None)?;
+                self.add(
+                    d,
+                    self.send_op(v, to),
+                    &[operand],
+                    Vec::new(),
+                    &node.origin,
+                    None,
+                )?;
             }
         }
         for to in self.signals.get(&id).cloned().unwrap_or_default() {
             let token = Tensor::from_bytes(DType::Bool, &[1], &[1])?;
-            let (_, token) = self.add(d, Op::constant(token), &[], Vec::new(), &node.origin, None)?;
-            let op = Op::Send { key: signal_key(id), to: self.placement.devices[to].to_string() };
+            let (_, token) =
+                self.add(d, Op::constant(token), &[], Vec::new(), &node.origin, None)?;
+            let op = Op::Send {
+                key: signal_key(id),
+                to: self.placement.devices[to].to_string(),
+            };
             let (send, _) = self.add(d, op, &token, Vec::new(), &node.origin, None)?;
             let own = self.new_ids[id.0 as usize].expect("the node was just added");
             self.add_control(d, send, own);
@@ -256,13 +340,29 @@ impl<'g> Splitter<'g> {
     }
 
     fn send_op(&self, v: ValueId, to: usize) -> Op {
-        Op::Send { key: value_key(v), to: self.placement.devices[to].to_string() }
+        Op::Send {
+            key: value_key(v),
+            to: self.placement.devices[to].to_string(),
+        }
     }
 
-    fn recv(&mut self, from_node: NodeId, key: String, ty: &Type, d: usize) -> Result<(NodeId, ValueId)> {
-        let from = self.device(from_node).ok_or_else(|| Error::internal("a constant does not need to be received"))?;
+    fn recv(
+        &mut self,
+        from_node: NodeId,
+        key: String,
+        ty: &Type,
+        d: usize,
+    ) -> Result<(NodeId, ValueId)> {
+        let from = self
+            .device(from_node)
+            .ok_or_else(|| Error::internal("a constant does not need to be received"))?;
         let from = self.placement.devices[from].to_string();
-        let op = Op::Recv { key, from, dtype: ty.dtype, shape: ty.shape.0.clone() };
+        let op = Op::Recv {
+            key,
+            from,
+            dtype: ty.dtype,
+            shape: ty.shape.0.clone(),
+        };
         let origin = self.g.node(from_node).origin.clone();
         let (id, outputs) = self.add(d, op, &[], Vec::new(), &origin, None)?;
         self.received.entry((from_node, d)).or_insert(id);
@@ -275,27 +375,46 @@ impl<'g> Splitter<'g> {
             return Ok(new);
         }
         let Def::Node(source, _) = self.g.value(v).def else {
-            return Err(Error::internal(format!("input {} is not on the device that uses it", v.0)));
+            return Err(Error::internal(format!(
+                "input {} is not on the device that uses it",
+                v.0
+            )));
         };
         let node = self.g.node(source);
         let new = if matches!(node.op, Op::Constant { .. }) {
-            self.add(d, node.op.clone(), &[], Vec::new(), &node.origin, Some(source))?.1[0]
+            self.add(
+                d,
+                node.op.clone(),
+                &[],
+                Vec::new(),
+                &node.origin,
+                Some(source),
+            )?
+            .1[0]
         } else if self.new_ids[source.0 as usize].is_some() {
             self.recv(source, value_key(v), self.g.ty(v), d)?.1
         } else {
             return Err(
-                Error::internal("the placement starts a node before its operand is made").at_origin(&node.origin)
+                Error::internal("the placement starts a node before its operand is made")
+                    .at_origin(&node.origin),
             );
         };
-        self.values.get_mut(&d).expect("every device in use has values").insert(v, new);
+        self.values
+            .get_mut(&d)
+            .expect("every device in use has values")
+            .insert(v, new);
         Ok(new)
     }
 
     /// The node of device `d` after which `c` has run; `None` for constants.
     fn after(&mut self, c: NodeId, d: usize) -> Result<Option<NodeId>> {
-        let Some(source) = self.device(c) else { return Ok(None) };
+        let Some(source) = self.device(c) else {
+            return Ok(None);
+        };
         if self.new_ids[c.0 as usize].is_none() {
-            let error = Error::internal("the placement starts a node before one that its control edge names");
+            let error = Error::internal(
+                "the placement starts a node before one that its control edge names",
+            );
             return Err(error.at_origin(&self.g.node(c).origin));
         }
         if source == d {
@@ -304,14 +423,22 @@ impl<'g> Splitter<'g> {
         if let Some(&recv) = self.received.get(&(c, d)) {
             return Ok(Some(recv));
         }
-        let crossing =
-            self.g.node(c).outputs.iter().copied().find(|v| self.wanted.get(v).is_some_and(|w| w.contains(&d)));
+        let crossing = self
+            .g
+            .node(c)
+            .outputs
+            .iter()
+            .copied()
+            .find(|v| self.wanted.get(v).is_some_and(|w| w.contains(&d)));
         match crossing {
             Some(v) => {
                 self.get(v, d)?;
                 Ok(self.received.get(&(c, d)).copied())
             }
-            None => Ok(Some(self.recv(c, signal_key(c), &Type::new(DType::Bool, [1usize]), d)?.0)),
+            None => Ok(Some(
+                self.recv(c, signal_key(c), &Type::new(DType::Bool, [1usize]), d)?
+                    .0,
+            )),
         }
     }
 
@@ -319,7 +446,10 @@ impl<'g> Splitter<'g> {
         for (i, o) in self.g.outputs.iter().enumerate() {
             let d = self.source(o.value).unwrap_or(self.first);
             let v = self.get(o.value, d)?;
-            let part = self.parts.get_mut(&d).expect("every device in use has a part");
+            let part = self
+                .parts
+                .get_mut(&d)
+                .expect("every device in use has a part");
             part.graph.add_output(&o.name, v);
             part.outputs.push(i as u32);
         }

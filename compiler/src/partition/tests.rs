@@ -10,7 +10,9 @@ use crate::testing::{Rng, random_wiring};
 use gristmill_runtime::device::DeviceKind;
 
 fn cpus(n: usize) -> Vec<DeviceName> {
-    (0..n as u32).map(|i| DeviceName::local(DeviceKind::Cpu, i)).collect()
+    (0..n as u32)
+        .map(|i| DeviceName::local(DeviceKind::Cpu, i))
+        .collect()
 }
 
 /// A random device for each node; users of variables together.
@@ -31,10 +33,15 @@ fn crossing_waits_for_producers_only(part: &Part, s: &schedule::Schedule) -> boo
         schedule::Action::Node(id) => Some(part.graph.node(id)),
         schedule::Action::CopyToOutput { .. } => None,
     };
-    let is_free =
-        |n: &&Node| n.control.is_empty() && variable_uses(n).is_empty() && !matches!(n.op, Op::Collective { .. });
+    let is_free = |n: &&Node| {
+        n.control.is_empty()
+            && variable_uses(n).is_empty()
+            && !matches!(n.op, Op::Collective { .. })
+    };
     s.steps.iter().enumerate().all(|(i, step)| {
-        let Some(own) = node(i).filter(is_free) else { return true };
+        let Some(own) = node(i).filter(is_free) else {
+            return true;
+        };
         let mut before = step.deps.iter().filter_map(|&d| node(d as usize));
         match own.op {
             Op::Recv { .. } => before.all(|n| matches!(n.op, Op::Collective { .. })),
@@ -50,12 +57,22 @@ fn check_all(g: &Graph, placement: &Placement) -> Vec<Part> {
     check::check(g, placement, &parts).unwrap_or_else(|e| show(e));
     let mut arenas = [0, 0];
     for is_apart in [false, true] {
-        let needs = Needs { is_apart, ..Needs::default() };
-        let schedules: Vec<_> = parts.iter().map(|p| schedule(&p.graph, &needs).unwrap()).collect();
+        let needs = Needs {
+            is_apart,
+            ..Needs::default()
+        };
+        let schedules: Vec<_> = parts
+            .iter()
+            .map(|p| schedule(&p.graph, &needs).unwrap())
+            .collect();
         for (p, s) in parts.iter().zip(&schedules) {
             crate::ir::verify::verify(&p.graph).unwrap_or_else(|e| show(e));
             schedule::check::check(&p.graph, &needs, s).unwrap_or_else(|e| show(e));
-            assert!(!is_apart || crossing_waits_for_producers_only(p, s), "{}", s.to_text(&p.graph));
+            assert!(
+                !is_apart || crossing_waits_for_producers_only(p, s),
+                "{}",
+                s.to_text(&p.graph)
+            );
         }
         check::check_schedules(g, &parts, &schedules).unwrap_or_else(|e| show(e));
         arenas[usize::from(is_apart)] = schedules.iter().map(|s| s.live_bytes).sum::<usize>();
@@ -80,7 +97,10 @@ fn placed_graphs_partition() {
     let mut rng = Rng(5);
     for n in 0..100 {
         let g = random_wiring(&mut rng, 1 + n % 40);
-        let mut r = Request { devices: DeviceSet::parse("cpu:3", 3).unwrap(), ..Request::default() };
+        let mut r = Request {
+            devices: DeviceSet::parse("cpu:3", 3).unwrap(),
+            ..Request::default()
+        };
         r.devices.link.latency = crate::cost::Nanos(rng.below(200) as u64);
         let placement = place(&g, &r, &CostModel::default()).unwrap();
         let (g, placement) = placement.expand(&g).unwrap();
@@ -98,16 +118,35 @@ fn graphs_with_copies_partition() {
         let n_devices = 1 + rng.below(4);
         let mut placement = random_placement(&mut rng, &g, n_devices);
         let users = g.users();
-        for (id, node) in g.nodes().filter(|(_, n)| variable_uses(n).is_empty() && !matches!(n.op, Op::Constant { .. }))
+        for (id, node) in g
+            .nodes()
+            .filter(|(_, n)| variable_uses(n).is_empty() && !matches!(n.op, Op::Constant { .. }))
         {
             let parked = node.outputs.first().copied().filter(|_| rng.one_in(3));
-            let taken = node.outputs.iter().filter(|v| parked.is_none_or(|p| p == **v));
-            let all: BTreeSet<NodeId> = taken.flat_map(|v| users[v.0 as usize].iter().map(|u| u.0)).collect();
-            let users: Vec<User> = all.into_iter().filter(|_| rng.one_in(2)).map(User::Node).collect();
+            let taken = node
+                .outputs
+                .iter()
+                .filter(|v| parked.is_none_or(|p| p == **v));
+            let all: BTreeSet<NodeId> = taken
+                .flat_map(|v| users[v.0 as usize].iter().map(|u| u.0))
+                .collect();
+            let users: Vec<User> = all
+                .into_iter()
+                .filter(|_| rng.one_in(2))
+                .map(User::Node)
+                .collect();
             if rng.one_in(3) && !users.is_empty() {
                 let placed = placement.nodes[id.0 as usize].clone().unwrap();
-                let placed = Placed { device: rng.below(n_devices), ..placed };
-                placement.copies.push(CopiedNode { node: id, parked, placed, users });
+                let placed = Placed {
+                    device: rng.below(n_devices),
+                    ..placed
+                };
+                placement.copies.push(CopiedNode {
+                    node: id,
+                    parked,
+                    placed,
+                    users,
+                });
             }
         }
         n_copies += placement.copies.len();
@@ -129,8 +168,19 @@ fn the_checker_sees_broken_transfers() {
         let g = random_wiring(&mut rng, 20);
         let placement = random_placement(&mut rng, &g, 3);
         let good = partition(&g, &placement).unwrap();
-        let recv_at = |p: &Part| p.graph.nodes().find(|(_, n)| matches!(n.op, Op::Recv { .. })).map(|(id, _)| id);
-        let Some((p, recv)) = good.iter().enumerate().find_map(|(p, part)| Some((p, recv_at(part)?))) else { continue };
+        let recv_at = |p: &Part| {
+            p.graph
+                .nodes()
+                .find(|(_, n)| matches!(n.op, Op::Recv { .. }))
+                .map(|(id, _)| id)
+        };
+        let Some((p, recv)) = good
+            .iter()
+            .enumerate()
+            .find_map(|(p, part)| Some((p, recv_at(part)?)))
+        else {
+            continue;
+        };
         tried += 1;
         let mut renamed = good.clone();
         if let Op::Recv { key, .. } = &mut renamed[p].graph.node_mut(recv).op {
@@ -163,7 +213,10 @@ fn the_checker_sees_rings_through_reused_memory() {
         let g = random_wiring(&mut rng, 24);
         let placement = random_placement(&mut rng, &g, 2);
         let parts = partition(&g, &placement).unwrap();
-        let mut schedules: Vec<_> = parts.iter().map(|p| schedule(&p.graph, &Needs::default()).unwrap()).collect();
+        let mut schedules: Vec<_> = parts
+            .iter()
+            .map(|p| schedule(&p.graph, &Needs::default()).unwrap())
+            .collect();
         // Each part waits for all that it receives before it sends anything: a ring as soon as tensors go both ways.
         for (part, s) in parts.iter().zip(&mut schedules) {
             let is = |action: schedule::Action, send: bool| match action {
@@ -174,9 +227,14 @@ fn the_checker_sees_rings_through_reused_memory() {
                 },
                 _ => false,
             };
-            let recvs: Vec<u32> =
-                (0..s.steps.len()).filter(|&i| is(s.steps[i].action, false)).map(|i| i as u32).collect();
-            s.steps.iter_mut().filter(|step| is(step.action, true)).for_each(|step| step.deps.extend(&recvs));
+            let recvs: Vec<u32> = (0..s.steps.len())
+                .filter(|&i| is(s.steps[i].action, false))
+                .map(|i| i as u32)
+                .collect();
+            s.steps
+                .iter_mut()
+                .filter(|step| is(step.action, true))
+                .for_each(|step| step.deps.extend(&recvs));
         }
         found |= check::check_schedules(&g, &parts, &schedules).is_err();
     }
@@ -225,22 +283,39 @@ fn one_transfer_per_tensor_and_device() {
     "#);
     let apart = Placement::by_hand(cpus(3), &[Some(0), Some(1), Some(1), Some(2)]);
     let parts = check_all(&g, &apart);
-    let count = |f: fn(&Op) -> bool| parts.iter().flat_map(|p| p.graph.nodes()).filter(|(_, n)| f(&n.op)).count();
+    let count = |f: fn(&Op) -> bool| {
+        parts
+            .iter()
+            .flat_map(|p| p.graph.nodes())
+            .filter(|(_, n)| f(&n.op))
+            .count()
+    };
     // One for the tensor, two for the results, one for the control edge.
-    assert_eq!((count(|op| matches!(op, Op::Send { .. })), count(|op| matches!(op, Op::Recv { .. }))), (4, 4));
+    assert_eq!(
+        (
+            count(|op| matches!(op, Op::Send { .. })),
+            count(|op| matches!(op, Op::Recv { .. }))
+        ),
+        (4, 4)
+    );
 }
 
 /// A graph of nodes anywhere and of all-reduces by a library over some of `n_devices` devices.
 fn random_reductions(rng: &mut Rng, n: usize, n_devices: usize) -> Graph {
     let mut b = GraphBuilder::new("reductions");
-    let mut values: Vec<ValueId> = (0..2).map(|i| b.input(&format!("x{i}"), DType::F32, [1usize << 14])).collect();
+    let mut values: Vec<ValueId> = (0..2)
+        .map(|i| b.input(&format!("x{i}"), DType::F32, [1usize << 14]))
+        .collect();
     for _ in 0..n {
         if rng.one_in(3) {
             let first = rng.below(n_devices);
             let ranks = (0..2 + rng.below(n_devices - 1)).map(|r| (first + r) % n_devices);
             let operand = |device| {
                 let v = rng.pick(&values);
-                b.with_device(format!("/cpu:{device}").as_str(), |b| b.map(ScalarOp::Neg, &[v])).unwrap()
+                b.with_device(format!("/cpu:{device}").as_str(), |b| {
+                    b.map(ScalarOp::Neg, &[v])
+                })
+                .unwrap()
             };
             let operands: Vec<ValueId> = ranks.map(operand).collect();
             values.extend(b.all_reduce(crate::ir::ReduceKind::Sum, &operands).unwrap());
@@ -249,7 +324,10 @@ fn random_reductions(rng: &mut Rng, n: usize, n_devices: usize) -> Graph {
             values.push(b.map(ScalarOp::Add, &operands).unwrap());
         }
     }
-    values.iter().enumerate().for_each(|(i, &v)| b.output(&format!("y{i}"), v));
+    values
+        .iter()
+        .enumerate()
+        .for_each(|(i, &v)| b.output(&format!("y{i}"), v));
     crate::passes::expand_all_reduce(&b.finish().unwrap(), &|_| true).unwrap()
 }
 
@@ -257,21 +335,30 @@ fn random_reductions(rng: &mut Rng, n: usize, n_devices: usize) -> Graph {
 fn shuffled_placement(rng: &mut Rng, g: &Graph, n_devices: usize) -> Placement {
     let names = cpus(n_devices);
     let device = |(_, n): (NodeId, &Node)| {
-        let asked = n.device.as_ref().and_then(|asked| names.iter().position(|name| asked.spec.fits(name)));
-        (!matches!(n.op, Op::Constant { .. })).then(|| asked.unwrap_or_else(|| rng.below(n_devices)))
+        let asked = n
+            .device
+            .as_ref()
+            .and_then(|asked| names.iter().position(|name| asked.spec.fits(name)));
+        (!matches!(n.op, Op::Constant { .. }))
+            .then(|| asked.unwrap_or_else(|| rng.below(n_devices)))
     };
     let devices: Vec<Option<usize>> = g.nodes().map(device).collect();
     let mut placement = Placement::by_hand(names.clone(), &devices);
     let mut deps = schedule::node_deps(g);
     let mut left: Vec<usize> = (0..g.n_nodes()).filter(|&i| devices[i].is_some()).collect();
     for start in 0.. {
-        let ready: Vec<usize> = left.iter().copied().filter(|&i| deps[i].is_empty()).collect();
+        let ready: Vec<usize> = left
+            .iter()
+            .copied()
+            .filter(|&i| deps[i].is_empty())
+            .collect();
         if ready.is_empty() {
             break;
         }
         let next = rng.pick(&ready);
         left.retain(|&i| i != next);
-        deps.iter_mut().for_each(|d| d.retain(|before| before.0 as usize != next));
+        deps.iter_mut()
+            .for_each(|d| d.retain(|before| before.0 as usize != next));
         let placed = placement.nodes[next].as_mut().unwrap();
         (placed.start, placed.end) = (crate::cost::Nanos(start), crate::cost::Nanos(start + 1));
     }
@@ -290,15 +377,25 @@ fn random_reductions_partition() {
         let placement = shuffled_placement(&mut rng, &g, n_devices);
         let parts = check_all(&g, &placement);
         let own = |part: &Part| -> Vec<String> {
-            let key =
-                |(_, n): (NodeId, &Node)| if let Op::Collective { key, .. } = &n.op { Some(key.clone()) } else { None };
+            let key = |(_, n): (NodeId, &Node)| {
+                if let Op::Collective { key, .. } = &n.op {
+                    Some(key.clone())
+                } else {
+                    None
+                }
+            };
             part.graph.nodes().filter_map(key).collect()
         };
         let lists: Vec<Vec<String>> = parts.iter().map(own).collect();
         n_groups += lists.iter().flatten().collect::<BTreeSet<_>>().len();
         // The order of the all-reduces that two devices share is the same.
         for (a, b) in lists.iter().flat_map(|a| lists.iter().map(move |b| (a, b))) {
-            assert!(a.iter().filter(|k| b.contains(k)).eq(b.iter().filter(|k| a.contains(k))), "{a:?} {b:?}");
+            assert!(
+                a.iter()
+                    .filter(|k| b.contains(k))
+                    .eq(b.iter().filter(|k| a.contains(k))),
+                "{a:?} {b:?}"
+            );
         }
     }
     assert!(n_groups > 400, "only {n_groups} all-reduces");
@@ -315,7 +412,13 @@ fn the_checkers_see_broken_reductions() {
         let good = partition(&g, &placement).unwrap();
         let is_rank = |n: &Node| matches!(n.op, Op::Collective { .. });
         let ranks: Vec<(usize, NodeId)> = (0..good.len())
-            .flat_map(|p| good[p].graph.nodes().filter(|(_, n)| is_rank(n)).map(move |(id, _)| (p, id)))
+            .flat_map(|p| {
+                good[p]
+                    .graph
+                    .nodes()
+                    .filter(|(_, n)| is_rank(n))
+                    .map(move |(id, _)| (p, id))
+            })
             .collect();
         if ranks.is_empty() {
             continue;
@@ -343,15 +446,22 @@ fn the_checkers_see_broken_reductions() {
             }
         });
         let mut s = schedule(&good[p].graph, &Needs::default()).unwrap();
-        let at = s.steps.iter().position(|s| s.action == schedule::Action::Node(id)).unwrap();
+        let at = s
+            .steps
+            .iter()
+            .position(|s| s.action == schedule::Action::Node(id))
+            .unwrap();
         if s.steps.len() == 1 {
             seen[3] += 1;
             continue;
         }
         // All that keeps the others on their side of it.
         s.steps[at].deps.clear();
-        s.steps.iter_mut().for_each(|s| s.deps.retain(|&d| d as usize != at));
-        seen[3] += usize::from(schedule::check::check(&good[p].graph, &Needs::default(), &s).is_err());
+        s.steps
+            .iter_mut()
+            .for_each(|s| s.deps.retain(|&d| d as usize != at));
+        seen[3] +=
+            usize::from(schedule::check::check(&good[p].graph, &Needs::default(), &s).is_err());
     }
     assert_eq!(seen, [60; 4]);
 }

@@ -40,15 +40,34 @@ fn expand_graph(g: &Graph, placed: Option<HasLibrary<'_>>) -> Result<Graph> {
     let mut n_groups = 0;
     for (id, node) in g.nodes() {
         let Op::AllReduce { kind } = node.op else {
-            let regions = node.regions.iter().map(|region| expand_graph(region, None)).collect::<Result<_>>()?;
-            r.copy(id, &Node { regions, ..node.clone() })?;
+            let regions = node
+                .regions
+                .iter()
+                .map(|region| expand_graph(region, None))
+                .collect::<Result<_>>()?;
+            r.copy(
+                id,
+                &Node {
+                    regions,
+                    ..node.clone()
+                },
+            )?;
             continue;
         };
-        let places = if placed.is_some() { places(g, node) } else { vec![node.device.clone(); node.inputs.len()] };
+        let places = if placed.is_some() {
+            places(g, node)
+        } else {
+            vec![node.device.clone(); node.inputs.len()]
+        };
         let by_library = is_for_library(kind, g.ty(node.inputs[0]), places.len())
             && placed.is_some_and(|has_library| has_library(&places));
         let operands = r.inputs(node);
-        let mut e = Expansion { g: &mut r.graph, origin: &node.origin, kind, places };
+        let mut e = Expansion {
+            g: &mut r.graph,
+            origin: &node.origin,
+            kind,
+            places,
+        };
         let results = if by_library {
             n_groups += 1;
             e.by_library(&operands, n_groups - 1)?
@@ -61,7 +80,8 @@ fn expand_graph(g: &Graph, placed: Option<HasLibrary<'_>>) -> Result<Graph> {
 }
 
 fn has_any(g: &Graph) -> bool {
-    g.nodes().any(|(_, n)| matches!(n.op, Op::AllReduce { .. }) || n.regions.iter().any(has_any))
+    g.nodes()
+        .any(|(_, n)| matches!(n.op, Op::AllReduce { .. }) || n.regions.iter().any(has_any))
 }
 
 /// What was asked of the device of each operand.
@@ -70,7 +90,10 @@ fn places(g: &Graph, node: &Node) -> Vec<Requested> {
         Def::Node(maker, _) => g.node(maker).device.clone(),
         Def::Input(_) => None,
     };
-    node.inputs.iter().map(|v| node.device.clone().or_else(|| of_maker(v))).collect()
+    node.inputs
+        .iter()
+        .map(|v| node.device.clone().or_else(|| of_maker(v)))
+        .collect()
 }
 
 /// Whether an all-reduce is worth a library's launches, and whether a library gives what the interpreter gives, but for the order of a sum.
@@ -108,12 +131,22 @@ impl Expansion<'_> {
             }
         });
         let ty = self.g.ty(operands[0]).clone();
-        let shared = ty.static_shape().filter(|_| places.len() > 1 && ty.size_bytes() >= Some(SHARED_BYTES));
+        let shared = ty
+            .static_shape()
+            .filter(|_| places.len() > 1 && ty.size_bytes() >= Some(SHARED_BYTES));
         let results = match shared {
             Some(shape) => self.in_shares(operands, &places, &shape)?,
-            None => places.iter().map(|place| self.reduce(operands, place)).collect::<Result<_>>()?,
+            None => places
+                .iter()
+                .map(|place| self.reduce(operands, place))
+                .collect::<Result<_>>()?,
         };
-        let of = |place| places.iter().position(|p| p == place).expect("every operand's place is listed");
+        let of = |place| {
+            places
+                .iter()
+                .position(|p| p == place)
+                .expect("every operand's place is listed")
+        };
         Ok(self.places.iter().map(|place| results[of(place)]).collect())
     }
 
@@ -124,30 +157,60 @@ impl Expansion<'_> {
         let places = self.places.clone();
         let result = |(rank, place)| {
             let sum = self.add(Op::AllReduceRank { kind, group, rank }, operands, place)?;
-            if is_mean { self.divided(sum, operands.len(), place) } else { Ok(sum) }
+            if is_mean {
+                self.divided(sum, operands.len(), place)
+            } else {
+                Ok(sum)
+            }
         };
         places.iter().enumerate().map(result).collect()
     }
 
     /// The whole result at each place, of shares that each reduced.
-    fn in_shares(&mut self, operands: &[ValueId], places: &[Requested], shape: &[usize]) -> Result<Vec<ValueId>> {
+    fn in_shares(
+        &mut self,
+        operands: &[ValueId],
+        places: &[Requested],
+        shape: &[usize],
+    ) -> Result<Vec<ValueId>> {
         let (n, of_operands) = (shape.iter().product::<usize>(), self.places.clone());
         let flat: Vec<ValueId> = operands
             .iter()
             .zip(&of_operands)
-            .map(|(&x, place)| self.add(Op::Reshape { shape: vec![n.into()] }, &[x], place))
+            .map(|(&x, place)| {
+                self.add(
+                    Op::Reshape {
+                        shape: vec![n.into()],
+                    },
+                    &[x],
+                    place,
+                )
+            })
             .collect::<Result<_>>()?;
         let mut shares = Vec::with_capacity(places.len());
         for (i, place) in places.iter().enumerate() {
             let (begin, end) = (n * i / places.len(), n * (i + 1) / places.len());
-            let share = || Op::Slice { starts: vec![begin.into()], sizes: vec![(end - begin).into()], steps: vec![1] };
-            let cut: Vec<ValueId> =
-                flat.iter().zip(&of_operands).map(|(&x, at)| self.add(share(), &[x], at)).collect::<Result<_>>()?;
+            let share = || Op::Slice {
+                starts: vec![begin.into()],
+                sizes: vec![(end - begin).into()],
+                steps: vec![1],
+            };
+            let cut: Vec<ValueId> = flat
+                .iter()
+                .zip(&of_operands)
+                .map(|(&x, at)| self.add(share(), &[x], at))
+                .collect::<Result<_>>()?;
             shares.push(self.reduce(&cut, place)?);
         }
         let whole = |place: &Requested| {
             let joined = self.add(Op::Concat { axis: 0 }, &shares, place)?;
-            self.add(Op::Reshape { shape: shape.iter().map(|&d| d.into()).collect() }, &[joined], place)
+            self.add(
+                Op::Reshape {
+                    shape: shape.iter().map(|&d| d.into()).collect(),
+                },
+                &[joined],
+                place,
+            )
         };
         places.iter().map(whole).collect()
     }
@@ -178,7 +241,10 @@ impl Expansion<'_> {
     fn divided(&mut self, v: ValueId, n: usize, place: &Requested) -> Result<ValueId> {
         let dtype = self.g.ty(v).dtype;
         let bits = real_bits(dtype, n as f64).to_le_bytes();
-        let n = self.g.add_constant(Tensor::from_bytes(dtype, &[], &bits[..dtype.size_bytes()])?, self.origin);
+        let n = self.g.add_constant(
+            Tensor::from_bytes(dtype, &[], &bits[..dtype.size_bytes()])?,
+            self.origin,
+        );
         self.add(Op::Map(ScalarOp::Div), &[v, n], place)
     }
 
@@ -186,7 +252,9 @@ impl Expansion<'_> {
     fn accumulator(&self, dtype: DType) -> DType {
         let is_mean = self.kind == ReduceKind::Mean;
         match dtype {
-            d if d.is_narrow_float() && !matches!(self.kind, ReduceKind::Max | ReduceKind::Min) => DType::F32,
+            d if d.is_narrow_float() && !matches!(self.kind, ReduceKind::Max | ReduceKind::Min) => {
+                DType::F32
+            }
             _ if dtype.is_unsigned_int() && is_mean => DType::U64,
             _ if !dtype.is_float() && is_mean => DType::I64,
             _ => dtype,
@@ -194,7 +262,11 @@ impl Expansion<'_> {
     }
 
     fn cast(&mut self, v: ValueId, dtype: DType, place: &Requested) -> Result<ValueId> {
-        if self.g.ty(v).dtype == dtype { Ok(v) } else { self.add(Op::Map(ScalarOp::Cast(dtype)), &[v], place) }
+        if self.g.ty(v).dtype == dtype {
+            Ok(v)
+        } else {
+            self.add(Op::Map(ScalarOp::Cast(dtype)), &[v], place)
+        }
     }
 
     fn add(&mut self, op: Op, operands: &[ValueId], place: &Requested) -> Result<ValueId> {

@@ -8,13 +8,18 @@ use std::collections::HashMap;
 /// True for nodes that must stay even when their results are not used, or that differ although they look the same.
 fn has_effect(node: &Node) -> bool {
     matches!(node.op.class(), OpClass::State | OpClass::Transfer)
-        || node.regions.iter().any(|r| r.nodes().any(|(_, n)| has_effect(n)))
+        || node
+            .regions
+            .iter()
+            .any(|r| r.nodes().any(|(_, n)| has_effect(n)))
 }
 
 /// Drops nodes whose results are not used. Nodes with effects and what they need stay.
 pub fn dce(g: &Graph) -> Result<Graph> {
     let mut live = vec![false; g.n_values()];
-    g.outputs.iter().for_each(|o| live[o.value.0 as usize] = true);
+    g.outputs
+        .iter()
+        .for_each(|o| live[o.value.0 as usize] = true);
     let mut keep = vec![false; g.n_nodes()];
     for (id, node) in g.nodes().rev() {
         if has_effect(node) || node.outputs.iter().any(|v| live[v.0 as usize]) {
@@ -44,7 +49,10 @@ pub fn cse(g: &Graph) -> Result<Graph> {
         }
         let key = (node.op.clone(), r.inputs(node), node.device.clone());
         if let Some(found) = seen.get(&key) {
-            node.outputs.iter().zip(found).for_each(|(&old, &new)| r.set(old, new));
+            node.outputs
+                .iter()
+                .zip(found)
+                .for_each(|(&old, &new)| r.set(old, new));
             continue;
         }
         r.copy(id, node)?;

@@ -57,7 +57,10 @@ fn find_groups(g: &Graph) -> Vec<Vec<Member>> {
         if node.op != Op::MatMul || ordered[id.0 as usize] || g.ty(node.outputs[0]).dtype.is_int() {
             continue;
         }
-        let Some(weights) = g.constant(node.inputs[1]).filter(|w| w.shape().len() == 2 && !w.is_empty()) else {
+        let Some(weights) = g
+            .constant(node.inputs[1])
+            .filter(|w| w.shape().len() == 2 && !w.is_empty())
+        else {
             continue;
         };
         if users[node.inputs[1].0 as usize].len() > 1 && weights.size_bytes() >= DEFER_BYTES {
@@ -70,8 +73,16 @@ fn find_groups(g: &Graph) -> Vec<Vec<Member>> {
             }
             _ => None,
         };
-        let member = Member { node: id, n_columns: weights.shape()[1], weights: weights.clone(), bias };
-        by_lhs.entry((node.inputs[0], node.device.clone())).or_default().push(member);
+        let member = Member {
+            node: id,
+            n_columns: weights.shape()[1],
+            weights: weights.clone(),
+            bias,
+        };
+        by_lhs
+            .entry((node.inputs[0], node.device.clone()))
+            .or_default()
+            .push(member);
     }
     by_lhs
         .into_values()
@@ -87,13 +98,24 @@ fn find_groups(g: &Graph) -> Vec<Vec<Member>> {
 }
 
 /// The addition of a constant row of `n` columns to `product`, if `user` is one.
-fn bias_of(g: &Graph, user: NodeId, product: ValueId, n: usize, device: &Requested) -> Option<(NodeId, ConstData)> {
+fn bias_of(
+    g: &Graph,
+    user: NodeId,
+    product: ValueId,
+    n: usize,
+    device: &Requested,
+) -> Option<(NodeId, ConstData)> {
     let node = g.node(user);
-    if node.op != Op::Map(ScalarOp::Add) || node.device != *device || g.ty(node.outputs[0]) != g.ty(product) {
+    if node.op != Op::Map(ScalarOp::Add)
+        || node.device != *device
+        || g.ty(node.outputs[0]) != g.ty(product)
+    {
         return None;
     }
     let other = *node.inputs.iter().find(|&&v| v != product)?;
-    let row = g.constant(other).filter(|t| t.len() == n && t.shape().last() == Some(&n))?;
+    let row = g
+        .constant(other)
+        .filter(|t| t.len() == n && t.shape().last() == Some(&n))?;
     Some((user, row.clone()))
 }
 
@@ -106,8 +128,13 @@ fn joined(parts: &[&ConstData]) -> Result<ConstData> {
     if let Some(made) = ConstData::made(&op, parts, parts[0].dtype(), &shape) {
         return Ok(made);
     }
-    let tensors = parts.iter().map(|c| c.tensor()).collect::<Result<Vec<_>>>()?;
-    Ok(interp::eval(&op, &tensors.iter().collect::<Vec<_>>(), &[])?.remove(0).into())
+    let tensors = parts
+        .iter()
+        .map(|c| c.tensor())
+        .collect::<Result<Vec<_>>>()?;
+    Ok(interp::eval(&op, &tensors.iter().collect::<Vec<_>>(), &[])?
+        .remove(0)
+        .into())
 }
 
 fn emit(g: &Graph, r: &mut Rebuild, first: &Node, members: &[Member]) -> Result<()> {
@@ -124,7 +151,9 @@ fn emit(g: &Graph, r: &mut Rebuild, first: &Node, members: &[Member]) -> Result<
             .filter_map(|m| m.bias.as_ref())
             .map(|(_, c)| Ok(c.tensor()?.reshaped(&[c.len()])?.into()))
             .collect::<Result<Vec<ConstData>>>()?;
-        let b = r.graph.add_constant(joined(&rows.iter().collect::<Vec<_>>())?, origin);
+        let b = r
+            .graph
+            .add_constant(joined(&rows.iter().collect::<Vec<_>>())?, origin);
         y = r.graph.add1(Op::Map(ScalarOp::Add), &[y, b], origin)?;
         r.graph.node_mut(last(&r.graph)).device = first.device.clone();
     }
@@ -136,7 +165,15 @@ fn emit(g: &Graph, r: &mut Rebuild, first: &Node, members: &[Member]) -> Result<
         starts[rank - 1] = start.into();
         sizes[rank - 1] = m.n_columns.into();
         start += m.n_columns;
-        let slice = r.graph.add1(Op::Slice { starts, sizes, steps: vec![1; rank] }, &[y], &g.node(m.node).origin)?;
+        let slice = r.graph.add1(
+            Op::Slice {
+                starts,
+                sizes,
+                steps: vec![1; rank],
+            },
+            &[y],
+            &g.node(m.node).origin,
+        )?;
         r.graph.node_mut(last(&r.graph)).device = first.device.clone();
         let stands_for = m.bias.as_ref().map_or(m.node, |(id, _)| *id);
         r.set(g.node(stands_for).outputs[0], slice);

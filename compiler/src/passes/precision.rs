@@ -11,8 +11,17 @@ use std::collections::BTreeMap;
 /// products share is rounded once, one that another such product made is taken as it is. Regions are gone through too.
 ///
 /// Returns the new graph and how many nodes have other operands than before.
-pub fn lower_precision(g: &Graph, to: DType, is_meant: &dyn Fn(&Node) -> bool) -> Result<(Graph, usize)> {
-    let mut lowering = Lowering { to, rebuild: Rebuild::new(g), rounded: BTreeMap::new(), n: 0 };
+pub fn lower_precision(
+    g: &Graph,
+    to: DType,
+    is_meant: &dyn Fn(&Node) -> bool,
+) -> Result<(Graph, usize)> {
+    let mut lowering = Lowering {
+        to,
+        rebuild: Rebuild::new(g),
+        rounded: BTreeMap::new(),
+        n: 0,
+    };
     let ordered = g.ordered();
     for (id, node) in g.nodes() {
         if takes(g, node) && !ordered[id.0 as usize] && is_meant(node) {
@@ -34,8 +43,10 @@ pub fn lower_precision(g: &Graph, to: DType, is_meant: &dyn Fn(&Node) -> bool) -
 
 /// Whether a node is one that tensor cores compute.
 fn takes(g: &Graph, node: &Node) -> bool {
-    matches!(node.op, Op::MatMul | Op::Conv { .. } | Op::ConvTranspose { .. } | Op::Attention { .. })
-        && g.ty(node.outputs[0]).dtype == DType::F32
+    matches!(
+        node.op,
+        Op::MatMul | Op::Conv { .. } | Op::ConvTranspose { .. } | Op::Attention { .. }
+    ) && g.ty(node.outputs[0]).dtype == DType::F32
 }
 
 struct Lowering {
@@ -48,7 +59,11 @@ struct Lowering {
 
 impl Lowering {
     fn lower(&mut self, g: &Graph, node: &Node) -> Result<()> {
-        let inputs = node.inputs.iter().map(|&v| self.round(g, v, node)).collect::<Result<Vec<_>>>()?;
+        let inputs = node
+            .inputs
+            .iter()
+            .map(|&v| self.round(g, v, node))
+            .collect::<Result<Vec<_>>>()?;
         let product = self.rebuild.graph.add_copy(node, &inputs)?[0];
         let wide = self.cast(product, DType::F32, node)?;
         self.rounded.insert(node.outputs[0], product);
@@ -72,7 +87,11 @@ impl Lowering {
 
     /// A cast on the device of `node`.
     fn cast(&mut self, v: ValueId, to: DType, node: &Node) -> Result<ValueId> {
-        let cast = Node { op: Op::Map(ScalarOp::Cast(to)), regions: Vec::new(), ..node.clone() };
+        let cast = Node {
+            op: Op::Map(ScalarOp::Cast(to)),
+            regions: Vec::new(),
+            ..node.clone()
+        };
         Ok(self.rebuild.graph.add_copy(&cast, &[v])?[0])
     }
 }

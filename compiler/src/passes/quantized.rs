@@ -33,7 +33,9 @@ const MAX_DEPTH: usize = 8;
 pub fn integer_products(g: &Graph) -> Result<Graph> {
     each_node(g, &integer_products, &mut |r, g, id, node| {
         let made = match node.op {
-            _ if g.ty(node.outputs[0]).dtype == DType::F32 => Product::of(g, node)?.map(|p| p.emit(g, r, node)),
+            _ if g.ty(node.outputs[0]).dtype == DType::F32 => {
+                Product::of(g, node)?.map(|p| p.emit(g, r, node))
+            }
             Op::MatMul | Op::Conv { .. } => constant_weights(g, r, node)?.map(Ok),
             _ => None,
         };
@@ -76,7 +78,13 @@ fn each_node(
     for (id, node) in g.nodes() {
         if !node.regions.is_empty() && !matches!(node.op, Op::Cluster { .. }) {
             let regions = node.regions.iter().map(pass).collect::<Result<_>>()?;
-            r.copy(id, &Node { regions, ..node.clone() })?;
+            r.copy(
+                id,
+                &Node {
+                    regions,
+                    ..node.clone()
+                },
+            )?;
         } else if ordered[id.0 as usize] || node.outputs.len() != 1 {
             r.copy(id, node)?;
         } else {
@@ -141,7 +149,9 @@ impl Dequantized {
 
 /// The operands of `v` if it is that op.
 fn map_of(g: &Graph, v: ValueId, op: ScalarOp) -> Option<&[ValueId]> {
-    g.def_node(v).filter(|n| n.op == Op::Map(op)).map(|n| &n.inputs[..])
+    g.def_node(v)
+        .filter(|n| n.op == Op::Map(op))
+        .map(|n| &n.inputs[..])
 }
 
 /// The `i32` that was converted to `f32`.
@@ -161,7 +171,10 @@ fn below_views(g: &Graph, mut v: ValueId) -> (Vec<NodeId>, ValueId) {
     let mut views = Vec::new();
     while let crate::ir::Def::Node(id, _) = g.value(v).def {
         let node = g.node(id);
-        if !matches!(node.op, Op::Reshape { .. } | Op::Transpose { .. } | Op::Slice { .. } | Op::Broadcast { .. }) {
+        if !matches!(
+            node.op,
+            Op::Reshape { .. } | Op::Transpose { .. } | Op::Slice { .. } | Op::Broadcast { .. }
+        ) {
             break;
         }
         views.push(id);
@@ -180,7 +193,11 @@ fn through(g: &Graph, r: &mut Rebuild, views: &[NodeId], mut v: ValueId) -> Resu
 
 /// A new node where `like` is.
 fn add(r: &mut Rebuild, like: &Node, op: Op, inputs: &[ValueId]) -> Result<ValueId> {
-    let node = Node { op, regions: Vec::new(), ..like.clone() };
+    let node = Node {
+        op,
+        regions: Vec::new(),
+        ..like.clone()
+    };
     Ok(r.graph.add_copy(&node, inputs)?[0])
 }
 
@@ -189,7 +206,10 @@ fn evaluated(g: &Graph, v: ValueId, depth: usize) -> Result<Option<Tensor>> {
     if let Some(c) = g.constant(v) {
         return c.tensor().map(Some);
     }
-    let Some(node) = g.def_node(v).filter(|n| depth > 0 && n.outputs.len() == 1 && n.regions.is_empty()) else {
+    let Some(node) = g
+        .def_node(v)
+        .filter(|n| depth > 0 && n.outputs.len() == 1 && n.regions.is_empty())
+    else {
         return Ok(None);
     };
     if node.inputs.is_empty() || !matches!(node.op, Op::Map(_)) && below_views(g, v).0.is_empty() {
@@ -204,20 +224,32 @@ fn evaluated(g: &Graph, v: ValueId, depth: usize) -> Result<Option<Tensor>> {
     }
     let shape = operands[0].shape().to_vec();
     Ok(match (&node.op, &operands[..]) {
-        (Op::Map(ScalarOp::Cast(DType::I32)), [x]) if x.dtype() == DType::I8 => Some(widened::<i8>(x, &shape)?),
-        (Op::Map(ScalarOp::Cast(DType::I32)), [x]) if x.dtype() == DType::U8 => Some(widened::<u8>(x, &shape)?),
+        (Op::Map(ScalarOp::Cast(DType::I32)), [x]) if x.dtype() == DType::I8 => {
+            Some(widened::<i8>(x, &shape)?)
+        }
+        (Op::Map(ScalarOp::Cast(DType::I32)), [x]) if x.dtype() == DType::U8 => {
+            Some(widened::<u8>(x, &shape)?)
+        }
         // Weights are large, and their zero points mostly 0.
-        (Op::Map(ScalarOp::Sub), [x, z]) if z.dtype().is_int() && z.as_bytes().iter().all(|&b| b == 0) => {
-            g.ty(v).static_shape().filter(|s| *s == shape).map(|_| x.clone())
+        (Op::Map(ScalarOp::Sub), [x, z])
+            if z.dtype().is_int() && z.as_bytes().iter().all(|&b| b == 0) =>
+        {
+            g.ty(v)
+                .static_shape()
+                .filter(|s| *s == shape)
+                .map(|_| x.clone())
         }
         // An element that the interpreter refuses fails at run time.
-        (op, operands) => {
-            interp::eval(op, &operands.iter().collect::<Vec<_>>(), &[]).ok().map(|mut results| results.remove(0))
-        }
+        (op, operands) => interp::eval(op, &operands.iter().collect::<Vec<_>>(), &[])
+            .ok()
+            .map(|mut results| results.remove(0)),
     })
 }
 
-fn widened<T: gristmill_runtime::Element + Into<i32>>(x: &Tensor, shape: &[usize]) -> Result<Tensor> {
+fn widened<T: gristmill_runtime::Element + Into<i32>>(
+    x: &Tensor,
+    shape: &[usize],
+) -> Result<Tensor> {
     let wide: Vec<i32> = x.as_slice::<T>().iter().map(|&v| v.into()).collect();
     Ok(Tensor::from_slice(&wide, shape)?)
 }
@@ -237,12 +269,16 @@ fn product_axes(g: &Graph, node: &Node) -> Option<(usize, usize, usize)> {
     let weights = g.ty(w).static_shape()?;
     let rank = g.ty(x).rank();
     let (axes, depth, n_terms) = match node.op {
-        Op::MatMul if weights.len() == 2 && rank >= 2 => {
-            ((g.ty(node.outputs[0]).rank() - 1, 1), weights[0], weights[0])
-        }
-        Op::Conv { groups: 1, layout: crate::ir::Layout::ChannelsFirst, .. } if matches!(rank, 3 | 4) => {
-            ((1, 0), weights[1], weights[1..].iter().product())
-        }
+        Op::MatMul if weights.len() == 2 && rank >= 2 => (
+            (g.ty(node.outputs[0]).rank() - 1, 1),
+            weights[0],
+            weights[0],
+        ),
+        Op::Conv {
+            groups: 1,
+            layout: crate::ir::Layout::ChannelsFirst,
+            ..
+        } if matches!(rank, 3 | 4) => ((1, 0), weights[1], weights[1..].iter().product()),
         _ => return None,
     };
     (depth > 0 && depth % WORD == 0 && n_terms <= MAX_TERMS).then_some((axes.0, axes.1, n_terms))
@@ -261,31 +297,50 @@ struct Product {
 
 impl Product {
     fn of(g: &Graph, node: &Node) -> Result<Option<Product>> {
-        let Some((channel, weight_channel, _)) = product_axes(g, node) else { return Ok(None) };
-        let (Some(left), Some(right)) = (Dequantized::of(g, node.inputs[0]), Dequantized::of(g, node.inputs[1])) else {
+        let Some((channel, weight_channel, _)) = product_axes(g, node) else {
+            return Ok(None);
+        };
+        let (Some(left), Some(right)) = (
+            Dequantized::of(g, node.inputs[0]),
+            Dequantized::of(g, node.inputs[1]),
+        ) else {
             return Ok(None);
         };
         if !left.is_uniform(g) {
             return Ok(None);
         }
-        let Some(weights) = constant_below_views(g, right.centred, &right.views)?.filter(are_signed_bytes) else {
+        let Some(weights) =
+            constant_below_views(g, right.centred, &right.views)?.filter(are_signed_bytes)
+        else {
             return Ok(None);
         };
         let rank = g.ty(node.outputs[0]).rank();
-        let Some(scales) = channel_scales(g, &right, weight_channel)? else { return Ok(None) };
+        let Some(scales) = channel_scales(g, &right, weight_channel)? else {
+            return Ok(None);
+        };
         let known = number(g, left.scale)?;
-        let scales: Vec<f32> = scales.iter().map(|&s| s * known.unwrap_or(1.0) as f32).collect();
+        let scales: Vec<f32> = scales
+            .iter()
+            .map(|&s| s * known.unwrap_or(1.0) as f32)
+            .collect();
         if scales.iter().any(|s| !s.is_normal()) {
             return Ok(None);
         }
         let shape: Vec<usize> = match (scales.len(), node.op == Op::MatMul) {
             (1, _) => vec![],
             (n, true) => vec![n],
-            (n, false) => (0..rank).map(|axis| if axis == channel { n } else { 1 }).collect(),
+            (n, false) => (0..rank)
+                .map(|axis| if axis == channel { n } else { 1 })
+                .collect(),
         };
         let scale = Tensor::from_slice(&scales, &shape)?;
         let left_scale = known.is_none().then_some(left.scale);
-        Ok(Some(Product { left, weights, scale, left_scale }))
+        Ok(Some(Product {
+            left,
+            weights,
+            scale,
+            left_scale,
+        }))
     }
 
     fn emit(self, g: &Graph, r: &mut Rebuild, node: &Node) -> Result<ValueId> {
@@ -296,7 +351,9 @@ impl Product {
         let sum = add(r, node, Op::Map(ScalarOp::Cast(DType::F32)), &[sum])?;
         let scale = r.graph.add_constant(self.scale, &node.origin);
         let y = add(r, node, Op::Map(ScalarOp::Mul), &[sum, scale])?;
-        let Some(s) = self.left_scale else { return Ok(y) };
+        let Some(s) = self.left_scale else {
+            return Ok(y);
+        };
         let s = add(r, node, Op::Reshape { shape: vec![] }, &[r.get(s)])?;
         add(r, node, Op::Map(ScalarOp::Mul), &[y, s])
     }
@@ -311,26 +368,41 @@ fn constant_below_views(g: &Graph, v: ValueId, views: &[NodeId]) -> Result<Optio
     let mut t = evaluated(g, v, MAX_DEPTH)?;
     for &view in views.iter().rev() {
         let Some(below) = t else { return Ok(None) };
-        t = interp::eval(&g.node(view).op, &[&below], &[]).ok().map(|mut results| results.remove(0));
+        t = interp::eval(&g.node(view).op, &[&below], &[])
+            .ok()
+            .map(|mut results| results.remove(0));
     }
     Ok(t)
 }
 
 /// The scales of the output channels of constant weights, or the one of all; `None` when scales are along another axis.
 fn channel_scales(g: &Graph, weights: &Dequantized, channel: usize) -> Result<Option<Vec<f32>>> {
-    let Some(mut scale) = evaluated(g, weights.scale, MAX_DEPTH)? else { return Ok(None) };
+    let Some(mut scale) = evaluated(g, weights.scale, MAX_DEPTH)? else {
+        return Ok(None);
+    };
     if scale.len() == 1 {
         return Ok(Some(scale.as_slice::<f32>().to_vec()));
     }
-    let mut shape = vec![1; g.ty(weights.bytes).rank().saturating_sub(scale.shape().len())];
+    let mut shape = vec![
+        1;
+        g.ty(weights.bytes)
+            .rank()
+            .saturating_sub(scale.shape().len())
+    ];
     shape.extend(scale.shape());
     scale = scale.reshaped(&shape)?;
     for &view in weights.views.iter().rev() {
         // Other views would move the scales of an axis in ways that shapes do not tell.
-        let op @ Op::Transpose { .. } = &g.node(view).op else { return Ok(None) };
+        let op @ Op::Transpose { .. } = &g.node(view).op else {
+            return Ok(None);
+        };
         scale = interp::eval(op, &[&scale], &[])?.remove(0);
     }
-    let along = scale.shape().iter().enumerate().all(|(axis, &extent)| axis == channel || extent == 1);
+    let along = scale
+        .shape()
+        .iter()
+        .enumerate()
+        .all(|(axis, &extent)| axis == channel || extent == 1);
     Ok(along.then(|| scale.as_slice::<f32>().to_vec()))
 }
 
@@ -340,7 +412,9 @@ fn constant_weights(g: &Graph, r: &mut Rebuild, node: &Node) -> Result<Option<Va
     if !integers || g.constant(node.inputs[1]).is_some() || product_axes(g, node).is_none() {
         return Ok(None);
     }
-    let Some(weights) = evaluated(g, node.inputs[1], MAX_DEPTH)?.filter(are_signed_bytes) else { return Ok(None) };
+    let Some(weights) = evaluated(g, node.inputs[1], MAX_DEPTH)?.filter(are_signed_bytes) else {
+        return Ok(None);
+    };
     let w = r.graph.add_constant(weights, &node.origin);
     let x = r.get(node.inputs[0]);
     add(r, node, node.op.clone(), &[x, w]).map(Some)
@@ -357,16 +431,26 @@ fn requantized(g: &Graph, r: &mut Rebuild, node: &Node) -> Result<Option<ValueId
         None => shifted,
     };
     let quotient = map_of(g, rounded, ScalarOp::Round).and_then(|x| map_of(g, x[0], ScalarOp::Div));
-    let Some(&[x, divisor]) = quotient else { return Ok(None) };
-    let Some(q) = Dequantized::of(g, x).filter(|q| g.ty(q.bytes).dtype == g.ty(node.outputs[0]).dtype) else {
+    let Some(&[x, divisor]) = quotient else {
         return Ok(None);
     };
-    let (Some(zero), Some(divisor), Some((z, s))) = (zero, number(g, divisor)?, q.parameters(g)?) else {
+    let Some(q) =
+        Dequantized::of(g, x).filter(|q| g.ty(q.bytes).dtype == g.ty(node.outputs[0]).dtype)
+    else {
+        return Ok(None);
+    };
+    let (Some(zero), Some(divisor), Some((z, s))) = (zero, number(g, divisor)?, q.parameters(g)?)
+    else {
         return Ok(None);
     };
     let whole = g.ty(x).shape == g.ty(node.outputs[0]).shape;
     // The greatest product must be finite too.
-    if !whole || zero != f64::from(z) || divisor != f64::from(s) || !s.is_normal() || !(s * 512.0).is_finite() {
+    if !whole
+        || zero != f64::from(z)
+        || divisor != f64::from(s)
+        || !s.is_normal()
+        || !(s * 512.0).is_finite()
+    {
         return Ok(None);
     }
     let bytes = r.get(q.bytes);
@@ -375,12 +459,16 @@ fn requantized(g: &Graph, r: &mut Rebuild, node: &Node) -> Result<Option<ValueId
 
 /// Elements of a constant that are dequantised after they are looked up.
 fn gathered(g: &Graph, r: &mut Rebuild, node: &Node) -> Result<Option<ValueId>> {
-    let table = Dequantized::of(g, node.inputs[0]).filter(|t| t.views.is_empty() && t.is_uniform(g));
-    let Some(table) = table.filter(|t| g.constant(t.bytes).is_some()) else { return Ok(None) };
+    let table =
+        Dequantized::of(g, node.inputs[0]).filter(|t| t.views.is_empty() && t.is_uniform(g));
+    let Some(table) = table.filter(|t| g.constant(t.bytes).is_some()) else {
+        return Ok(None);
+    };
     let inputs = [r.get(table.bytes), r.get(node.inputs[1])];
     let mut x = add(r, node, node.op.clone(), &inputs)?;
     x = add(r, node, Op::Map(ScalarOp::Cast(DType::I32)), &[x])?;
-    let single = |r: &mut Rebuild, v: ValueId| add(r, node, Op::Reshape { shape: vec![] }, &[r.get(v)]);
+    let single =
+        |r: &mut Rebuild, v: ValueId| add(r, node, Op::Reshape { shape: vec![] }, &[r.get(v)]);
     if let Some(zero) = table.zero {
         let zero = single(r, zero)?;
         x = add(r, node, Op::Map(ScalarOp::Sub), &[x, zero])?;

@@ -14,7 +14,11 @@ pub struct Rebuild {
 impl Rebuild {
     /// Starts a copy of nodes of `old` behind those of `graph`; no value is mapped yet.
     pub fn onto(old: &Graph, graph: Graph) -> Rebuild {
-        Rebuild { graph, values: vec![None; old.n_values()], nodes: vec![None; old.n_nodes()] }
+        Rebuild {
+            graph,
+            values: vec![None; old.n_values()],
+            nodes: vec![None; old.n_nodes()],
+        }
     }
 
     /// Starts a copy of `old` with the same name and inputs.
@@ -57,7 +61,11 @@ impl Rebuild {
         }
         let last = NodeId(self.graph.n_nodes() as u32 - 1);
         self.nodes[id.0 as usize] = Some(last);
-        let control: Vec<NodeId> = node.control.iter().filter_map(|c| self.nodes[c.0 as usize]).collect();
+        let control: Vec<NodeId> = node
+            .control
+            .iter()
+            .filter_map(|c| self.nodes[c.0 as usize])
+            .collect();
         self.graph.node_mut(last).control = control;
     }
 

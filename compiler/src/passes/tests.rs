@@ -11,7 +11,11 @@ fn names(g: &Graph) -> Vec<&'static str> {
 
 fn ramp(shape: &[usize]) -> Tensor {
     let n = shape.iter().product::<usize>();
-    Tensor::from_slice(&(0..n).map(|i| (i as f32 * 0.37).sin()).collect::<Vec<_>>(), shape).unwrap()
+    Tensor::from_slice(
+        &(0..n).map(|i| (i as f32 * 0.37).sin()).collect::<Vec<_>>(),
+        shape,
+    )
+    .unwrap()
 }
 
 #[test]
@@ -37,19 +41,30 @@ fn constants_fold_and_dead_code_goes() {
     let g = b.finish().unwrap();
     let folded = dce(&fold_constants(&g).unwrap()).unwrap();
     assert_eq!(names(&folded), ["constant", "mul"]);
-    assert_eq!(interp::run(&folded, &[ramp(&[2, 3])]).unwrap(), interp::run(&g, &[ramp(&[2, 3])]).unwrap());
+    assert_eq!(
+        interp::run(&folded, &[ramp(&[2, 3])]).unwrap(),
+        interp::run(&g, &[ramp(&[2, 3])]).unwrap()
+    );
 }
 
 #[test]
 fn equal_nodes_merge_but_devices_keep_apart() {
     let mut b = GraphBuilder::new("g");
     let x = b.input("x", DType::F32, [2usize]);
-    let (p, q) = (b.map(ScalarOp::Exp, &[x]).unwrap(), b.map(ScalarOp::Exp, &[x]).unwrap());
-    let r = b.with_device("/device:CPU:1", |b| b.map(ScalarOp::Exp, &[x])).unwrap();
+    let (p, q) = (
+        b.map(ScalarOp::Exp, &[x]).unwrap(),
+        b.map(ScalarOp::Exp, &[x]).unwrap(),
+    );
+    let r = b
+        .with_device("/device:CPU:1", |b| b.map(ScalarOp::Exp, &[x]))
+        .unwrap();
     let s = b.add_(p, q).unwrap();
     let s = b.add_(s, r).unwrap();
     b.output("s", s);
-    assert_eq!(names(&cse(&b.finish().unwrap()).unwrap()), ["exp", "exp", "add", "add"]);
+    assert_eq!(
+        names(&cse(&b.finish().unwrap()).unwrap()),
+        ["exp", "exp", "add", "add"]
+    );
 }
 
 #[test]
@@ -67,15 +82,27 @@ fn query_key_value_become_one_product() {
     b.output("y", y);
     let g = b.finish().unwrap();
     let merged = dce(&merge_matmuls(&g).unwrap()).unwrap();
-    assert_eq!(merged.nodes().filter(|(_, n)| n.op.name() == "matmul").count(), 1);
-    assert_eq!(interp::run(&merged, &[ramp(&[2, 3, 4])]).unwrap(), interp::run(&g, &[ramp(&[2, 3, 4])]).unwrap());
+    assert_eq!(
+        merged
+            .nodes()
+            .filter(|(_, n)| n.op.name() == "matmul")
+            .count(),
+        1
+    );
+    assert_eq!(
+        interp::run(&merged, &[ramp(&[2, 3, 4])]).unwrap(),
+        interp::run(&g, &[ramp(&[2, 3, 4])]).unwrap()
+    );
 }
 
 #[test]
 fn large_weights_with_other_uses_are_not_merged() {
     let products = |shared: bool| {
         let mut b = GraphBuilder::new("g");
-        let (x, z) = (b.input("x", DType::F32, [2usize, 128]), b.input("z", DType::F32, [2usize, 128]));
+        let (x, z) = (
+            b.input("x", DType::F32, [2usize, 128]),
+            b.input("z", DType::F32, [2usize, 128]),
+        );
         let (v, w) = (b.constant(ramp(&[128, 128])), b.constant(ramp(&[128, 129])));
         let parts = [b.matmul(x, v).unwrap(), b.matmul(x, w).unwrap()];
         let last = b.matmul(if shared { z } else { x }, w).unwrap();
@@ -103,16 +130,32 @@ fn products_round_their_operands_once_and_keep_sums_wide() {
     let lowered = dce(&lowered).unwrap();
     assert_eq!(n, 3);
     // The inputs `x`, `w` and `u` and the transposed product are rounded once each; the product `y` is taken as it is.
-    let rounds =
-        |to: &str| lowered.to_text(crate::ir::print::PrintOptions::SHORT).matches(&format!("to = {to}")).count();
-    assert_eq!((rounds("bf16"), rounds("f32")), (4, 2), "{}", lowered.to_text(crate::ir::print::PrintOptions::SHORT));
+    let rounds = |to: &str| {
+        lowered
+            .to_text(crate::ir::print::PrintOptions::SHORT)
+            .matches(&format!("to = {to}"))
+            .count()
+    };
+    assert_eq!(
+        (rounds("bf16"), rounds("f32")),
+        (4, 2),
+        "{}",
+        lowered.to_text(crate::ir::print::PrintOptions::SHORT)
+    );
     assert_eq!(lowered.ty(lowered.outputs[0].value).dtype, DType::F32);
     let input = ramp(&[3, 4]);
-    let (exact, rounded) =
-        (interp::run(&g, std::slice::from_ref(&input)).unwrap(), interp::run(&lowered, &[input]).unwrap());
+    let (exact, rounded) = (
+        interp::run(&g, std::slice::from_ref(&input)).unwrap(),
+        interp::run(&lowered, &[input]).unwrap(),
+    );
     // Three roundings to 8 bits on the way to each result, and results of two products are at most as large as their sums of magnitudes.
     let error = |(a, b): (&f32, &f32)| (a - b).abs();
-    let worst = exact[0].as_slice::<f32>().iter().zip(rounded[0].as_slice::<f32>()).map(error).fold(0.0, f32::max);
+    let worst = exact[0]
+        .as_slice::<f32>()
+        .iter()
+        .zip(rounded[0].as_slice::<f32>())
+        .map(error)
+        .fold(0.0, f32::max);
     assert!(worst > 0.0 && worst < 0.1, "{worst}");
     let (same, none) = lower_precision(&g, DType::F16, &|_| false).unwrap();
     assert_eq!((names(&same), none), (names(&g), 0));
@@ -133,13 +176,20 @@ fn towers(kind: ReduceKind, dtype: DType, shape: &[usize], n: usize, devices: &[
     let operands: Vec<_> = (0..n).map(|i| made((i, &mut b))).collect();
     b.set_origin("/all");
     let results = b.all_reduce(kind, &operands).unwrap();
-    results.iter().enumerate().for_each(|(i, &y)| b.output(&format!("y{i}"), y));
+    results
+        .iter()
+        .enumerate()
+        .for_each(|(i, &y)| b.output(&format!("y{i}"), y));
     b.finish().unwrap()
 }
 
 #[test]
 fn all_reduce_becomes_shares_of_large_tensors_and_sums_of_small_ones() {
-    let text = |g: &Graph| expand_all_reduce(g, &|_| false).unwrap().to_text(crate::ir::print::PrintOptions::SHORT);
+    let text = |g: &Graph| {
+        expand_all_reduce(g, &|_| false)
+            .unwrap()
+            .to_text(crate::ir::print::PrintOptions::SHORT)
+    };
     let two = ["/cpu:0", "/cpu:1"];
     insta::assert_snapshot!(text(&towers(ReduceKind::Sum, DType::F32, &[3, 8_001], 2, &two)), @r#"
     graph "towers" {
@@ -163,23 +213,45 @@ fn all_reduce_becomes_shares_of_large_tensors_and_sums_of_small_ones() {
       output "y1" %15
     }
     "#);
-    let small = expand_all_reduce(&towers(ReduceKind::Mean, DType::F16, &[5], 3, &two), &|_| true).unwrap();
-    let at_each = ["cast", "cast", "add", "cast", "add", "constant", "div", "cast"];
-    assert_eq!(names(&small), [&["abs"; 3][..], &at_each, &at_each, &at_each].concat());
+    let small = expand_all_reduce(
+        &towers(ReduceKind::Mean, DType::F16, &[5], 3, &two),
+        &|_| true,
+    )
+    .unwrap();
+    let at_each = [
+        "cast", "cast", "add", "cast", "add", "constant", "div", "cast",
+    ];
+    assert_eq!(
+        names(&small),
+        [&["abs"; 3][..], &at_each, &at_each, &at_each].concat()
+    );
 }
 
 #[test]
 fn expanded_all_reduce_is_what_the_interpreter_says() {
     use ReduceKind::*;
-    let places: [&[&str]; 3] = [&[], &["/cpu:0", "/cpu:1", "/cpu:0"], &["/cpu:0", "/cpu:1", "/cpu:2", "/cpu:3"]];
+    let places: [&[&str]; 3] = [
+        &[],
+        &["/cpu:0", "/cpu:1", "/cpu:0"],
+        &["/cpu:0", "/cpu:1", "/cpu:2", "/cpu:3"],
+    ];
     let mut rng = crate::testing::Rng(5);
-    for dtype in [DType::F32, DType::BF16, DType::F64, DType::I8, DType::U8, DType::I64, DType::U64] {
+    for dtype in [
+        DType::F32,
+        DType::BF16,
+        DType::F64,
+        DType::I8,
+        DType::U8,
+        DType::I64,
+        DType::U64,
+    ] {
         for kind in [Sum, Mean, Max, Min, Prod] {
             for shape in [&[0, 4][..], &[], &[1], &[7, 3], &[9_363, 7]] {
                 let n = 1 + rng.below(5);
                 let g = towers(kind, dtype, shape, n, places[rng.below(3)]);
-                let inputs: Vec<Tensor> =
-                    (0..n).map(|_| crate::testing::random_tensor(&mut rng, dtype, shape, false)).collect();
+                let inputs: Vec<Tensor> = (0..n)
+                    .map(|_| crate::testing::random_tensor(&mut rng, dtype, shape, false))
+                    .collect();
                 let expected = interp::run(&g, &inputs).unwrap();
                 let has_library = rng.one_in(2);
                 let expanded = expand_all_reduce(&g, &|_| has_library).unwrap();
@@ -192,7 +264,10 @@ fn expanded_all_reduce_is_what_the_interpreter_says() {
                 };
                 for (e, f) in expected.iter().zip(&found) {
                     let c = interp::compare::allclose(e, f, 0.0, 0.0);
-                    assert!(c.ok || c.scaled_err() <= rtol, "{kind:?} of {n} {dtype}{shape:?}: {c}");
+                    assert!(
+                        c.ok || c.scaled_err() <= rtol,
+                        "{kind:?} of {n} {dtype}{shape:?}: {c}"
+                    );
                     assert_eq!(f, &found[0], "{kind:?} of {n} {dtype}{shape:?}");
                 }
             }
@@ -208,10 +283,18 @@ fn all_reduce_in_a_region_is_one_reduction() {
     body.output("y", y[1]);
     let body = body.finish().unwrap();
     let mut b = GraphBuilder::new("g");
-    let (c, x) = (b.input("c", DType::Bool, [] as [usize; 0]), b.input("x", DType::F32, [2usize]));
-    let y = b.add_with_regions(Op::If, &[c, x], vec![body.clone(), body]).unwrap();
+    let (c, x) = (
+        b.input("c", DType::Bool, [] as [usize; 0]),
+        b.input("x", DType::F32, [2usize]),
+    );
+    let y = b
+        .add_with_regions(Op::If, &[c, x], vec![body.clone(), body])
+        .unwrap();
     b.output("y", y[0]);
     let expanded = expand_all_reduce(&b.finish().unwrap(), &|_| true).unwrap();
     let (_, branch) = expanded.nodes().next().unwrap();
-    assert_eq!(branch.regions.iter().flat_map(names).collect::<Vec<_>>(), ["add", "add"]);
+    assert_eq!(
+        branch.regions.iter().flat_map(names).collect::<Vec<_>>(),
+        ["add", "add"]
+    );
 }

@@ -8,7 +8,11 @@ use std::time::Duration;
 
 fn ramp(shape: &[usize]) -> Tensor {
     let n = shape.iter().product::<usize>();
-    Tensor::from_slice(&(0..n).map(|i| (i % 7) as f32 - 3.0).collect::<Vec<_>>(), shape).unwrap()
+    Tensor::from_slice(
+        &(0..n).map(|i| (i % 7) as f32 - 3.0).collect::<Vec<_>>(),
+        shape,
+    )
+    .unwrap()
 }
 
 /// Convolution with bias and relu, then a linear layer whose activation is written out as `x * sigmoid(x)`.
@@ -17,8 +21,22 @@ fn small_model() -> Graph {
     b.set_origin("/conv");
     let x = b.input("x", DType::F32, [1usize, 2, 4, 4]);
     let w = b.constant(ramp(&[3, 2, 3, 3]));
-    let window = Window { strides: vec![1; 2], dilations: vec![1; 2], pads_low: vec![1; 2], pads_high: vec![1; 2] };
-    let y = b.add1(crate::ir::Op::Conv { window, groups: 1, layout: Layout::ChannelsFirst }, &[x, w]).unwrap();
+    let window = Window {
+        strides: vec![1; 2],
+        dilations: vec![1; 2],
+        pads_low: vec![1; 2],
+        pads_high: vec![1; 2],
+    };
+    let y = b
+        .add1(
+            crate::ir::Op::Conv {
+                window,
+                groups: 1,
+                layout: Layout::ChannelsFirst,
+            },
+            &[x, w],
+        )
+        .unwrap();
     let bias = b.constant(ramp(&[1, 3, 1, 1]));
     let y = b.add_(y, bias).unwrap();
     let y = b.map(ScalarOp::Relu, &[y]).unwrap();
@@ -35,7 +53,10 @@ fn small_model() -> Graph {
 fn lowered() -> Lowered {
     let options = Options {
         devices: DeviceSet::parse("cpu:2", 2).unwrap(),
-        pins: vec![Pin::parse("/linear=/device:CPU:1").unwrap(), Pin::parse("/conv=/device:CPU:0").unwrap()],
+        pins: vec![
+            Pin::parse("/linear=/device:CPU:1").unwrap(),
+            Pin::parse("/conv=/device:CPU:0").unwrap(),
+        ],
         keep_stages: true,
         check: true,
         ..Options::default()
@@ -46,7 +67,12 @@ fn lowered() -> Lowered {
 #[test]
 fn stages_print_as_pinned() {
     let lowered = lowered();
-    for stage in [Stage::Graph, Stage::Rewritten, Stage::Clusters, Stage::Partitions] {
+    for stage in [
+        Stage::Graph,
+        Stage::Rewritten,
+        Stage::Clusters,
+        Stage::Partitions,
+    ] {
         insta::assert_snapshot!(stage.name(), lowered.text(stage, false).unwrap());
     }
 }
@@ -79,8 +105,16 @@ fn a_budget_that_is_over_gives_a_plainer_program_and_says_so() {
         };
         let lowered = lower(small_model(), &options).unwrap();
         let x = ramp(&[1, 2, 4, 4]);
-        let y = crate::compile(&small_model(), &options).unwrap().run([("x", x)]).unwrap()["y"].clone();
-        (lowered.text(Stage::Clusters, true).unwrap(), lowered.report.warnings, y)
+        let y = crate::compile(&small_model(), &options)
+            .unwrap()
+            .run([("x", x)])
+            .unwrap()["y"]
+            .clone();
+        (
+            lowered.text(Stage::Clusters, true).unwrap(),
+            lowered.report.warnings,
+            y,
+        )
     };
     let (full, none, expected) = run(None);
     assert!(none.is_empty(), "{none:?}");
@@ -94,29 +128,66 @@ fn a_budget_that_is_over_gives_a_plainer_program_and_says_so() {
     the budget of 0 ns was over: the placement is not refined
     ");
     let (y, expected) = (y.as_slice::<f32>(), expected.as_slice::<f32>());
-    assert!(y.iter().zip(expected).all(|(a, b)| (a - b).abs() <= 1e-4 * b.abs().max(1.0)), "{y:?} {expected:?}");
+    assert!(
+        y.iter()
+            .zip(expected)
+            .all(|(a, b)| (a - b).abs() <= 1e-4 * b.abs().max(1.0)),
+        "{y:?} {expected:?}"
+    );
 }
 
 #[test]
 fn every_cluster_is_measured_and_found_again() {
-    let options = Options { devices: DeviceSet::parse("cpu:2", 2).unwrap(), ..Options::default() };
+    let options = Options {
+        devices: DeviceSet::parse("cpu:2", 2).unwrap(),
+        ..Options::default()
+    };
     let compiled = crate::compile(&small_model(), &options).unwrap();
     let x = [ramp(&[1, 2, 4, 4])];
     let mut measured = crate::cost::Measured::default();
     let planned = compiled.plan(&x).unwrap();
-    let kernels = planned.clusters.nodes().filter(|(_, n)| matches!(n.op, crate::ir::Op::Cluster { .. })).count();
+    let kernels = planned
+        .clusters
+        .nodes()
+        .filter(|(_, n)| matches!(n.op, crate::ir::Op::Cluster { .. }))
+        .count();
     assert_eq!(compiled.measure(&x, 5, &mut measured).unwrap(), kernels);
-    assert!(measured.samples().all(|(_, s)| s.count % 5 == 0 && s.sum.0 > 0 && s.analytic.0 > 0));
+    assert!(
+        measured
+            .samples()
+            .all(|(_, s)| s.count % 5 == 0 && s.sum.0 > 0 && s.analytic.0 > 0)
+    );
     // Each cluster of a graph that is placed anew has its sample: its estimate is not that of a class alone.
-    let seen: BTreeMap<_, _> = measured.samples().map(|(key, s)| (*key, s.clone())).collect();
-    for (id, node) in planned.clusters.nodes().filter(|(_, n)| matches!(n.op, crate::ir::Op::Cluster { .. })) {
+    let seen: BTreeMap<_, _> = measured
+        .samples()
+        .map(|(key, s)| (*key, s.clone()))
+        .collect();
+    for (id, node) in planned
+        .clusters
+        .nodes()
+        .filter(|(_, n)| matches!(n.op, crate::ir::Op::Cluster { .. }))
+    {
         let device = planned.placement.device_of(id).unwrap();
-        let profile = crate::cost::measured::ProfileKey::of(&options.devices.devices[device].profile);
-        assert!(seen.contains_key(&(profile, crate::cost::signature(&planned.clusters, node))), "{}", node.origin);
+        let profile =
+            crate::cost::measured::ProfileKey::of(&options.devices.devices[device].profile);
+        assert!(
+            seen.contains_key(&(profile, crate::cost::signature(&planned.clusters, node))),
+            "{}",
+            node.origin
+        );
     }
     let measured = Arc::new(measured);
     let again = compiled.replan(&x, &measured, 100).unwrap();
-    let settled = Options { measured: measured.clone(), ..options };
-    let next = crate::compile(&small_model(), &settled).unwrap().replan(&x, &measured, 100).unwrap();
-    assert!(!next.adopted && next.n_moved == 0, "what these times say is done already: {again:?}");
+    let settled = Options {
+        measured: measured.clone(),
+        ..options
+    };
+    let next = crate::compile(&small_model(), &settled)
+        .unwrap()
+        .replan(&x, &measured, 100)
+        .unwrap();
+    assert!(
+        !next.adopted && next.n_moved == 0,
+        "what these times say is done already: {again:?}"
+    );
 }

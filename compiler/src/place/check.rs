@@ -21,15 +21,23 @@ pub fn check(g: &Graph, request: &Request, placement: &Placement) -> Result<()> 
     if !placement.copies.is_empty() {
         let (expanded, placed) = placement.expand(g)?;
         verify(&expanded)?;
-        if let Some(copy) = placement.copies.iter().find(|c| !crate::schedule::variable_uses(g.node(c.node)).is_empty())
+        if let Some(copy) = placement
+            .copies
+            .iter()
+            .find(|c| !crate::schedule::variable_uses(g.node(c.node)).is_empty())
         {
-            return Err(Error::internal("a node that uses a variable has a copy").at_origin(&g.node(copy.node).origin));
+            return Err(Error::internal("a node that uses a variable has a copy")
+                .at_origin(&g.node(copy.node).origin));
         }
         return check(&expanded, request, &placed);
     }
     let mut problems = Vec::new();
     if placement.nodes.len() != g.n_nodes() {
-        problems.push(format!("{} entries for {} nodes", placement.nodes.len(), g.n_nodes()));
+        problems.push(format!(
+            "{} entries for {} nodes",
+            placement.nodes.len(),
+            g.n_nodes()
+        ));
     }
     let mut of_variable: BTreeMap<(&str, &str), usize> = BTreeMap::new();
     for ((id, node), placed) in g.nodes().zip(&placement.nodes) {
@@ -42,9 +50,13 @@ pub fn check(g: &Graph, request: &Request, placement: &Placement) -> Result<()> 
                 check_times(g, node, placement, p, &at, &mut problems);
                 for (variable, _) in crate::schedule::variable_uses(node) {
                     if *of_variable.entry(variable).or_insert(p.device) != p.device {
-                        problems.push(format!("{at} is not with the other users of variable {variable:?}"));
+                        problems.push(format!(
+                            "{at} is not with the other users of variable {variable:?}"
+                        ));
                     }
-                    let state = request.state.get(&(variable.0.to_owned(), variable.1.to_owned()));
+                    let state = request
+                        .state
+                        .get(&(variable.0.to_owned(), variable.1.to_owned()));
                     if state.is_some_and(|s| Some(s) != placement.devices.get(p.device)) {
                         problems.push(format!("{at} is not where variable {variable:?} is"));
                     }
@@ -57,7 +69,11 @@ pub fn check(g: &Graph, request: &Request, placement: &Placement) -> Result<()> 
     if problems.is_empty() {
         return Ok(());
     }
-    Err(Error::internal(format!("placement of graph {:?} is wrong:\n  {}", g.name, problems.join("\n  "))))
+    Err(Error::internal(format!(
+        "placement of graph {:?} is wrong:\n  {}",
+        g.name,
+        problems.join("\n  ")
+    )))
 }
 
 fn check_device(
@@ -69,7 +85,11 @@ fn check_device(
     problems: &mut Vec<String>,
 ) {
     let Some(name) = placement.devices.get(p.device) else {
-        problems.push(format!("{at} is on device {} of {}", p.device, placement.devices.len()));
+        problems.push(format!(
+            "{at} is on device {} of {}",
+            p.device,
+            placement.devices.len()
+        ));
         return;
     };
     let Some(device) = request.devices.devices.iter().find(|d| d.name == *name) else {
@@ -79,14 +99,21 @@ fn check_device(
     if let Some(why) = device.kernels.lacks(node) {
         problems.push(format!("{at} is on {name}: {why}"));
     }
-    if matches!(p.reason, Reason::Overridden(_)) && !crate::schedule::variable_uses(node).is_empty() {
+    if matches!(p.reason, Reason::Overridden(_)) && !crate::schedule::variable_uses(node).is_empty()
+    {
         return;
     }
     let let_go = matches!(p.reason, Reason::Fallback(_)) && request.fallback != Fallback::Error;
     for (path, wish) in wishes(node, &request.pins) {
-        let wanted = if let_go { wish.spec.relaxed() } else { wish.spec };
+        let wanted = if let_go {
+            wish.spec.relaxed()
+        } else {
+            wish.spec
+        };
         if !wanted.fits(name) {
-            problems.push(format!("{at} is on {name} against the request {wanted} of {path:?}"));
+            problems.push(format!(
+                "{at} is on {name} against the request {wanted} of {path:?}"
+            ));
         }
     }
 }
@@ -96,7 +123,12 @@ fn check_groups(g: &Graph, request: &Request, placement: &Placement, problems: &
     let mut members: BTreeMap<String, Vec<usize>> = BTreeMap::new();
     for (id, node) in g.nodes() {
         for (_, wish) in wishes(node, &request.pins) {
-            wish.groups.keys().for_each(|k| members.entry(k.to_string()).or_default().push(id.0 as usize));
+            wish.groups.keys().for_each(|k| {
+                members
+                    .entry(k.to_string())
+                    .or_default()
+                    .push(id.0 as usize)
+            });
         }
     }
     for (id, node) in g.nodes() {
@@ -107,23 +139,45 @@ fn check_groups(g: &Graph, request: &Request, placement: &Placement, problems: &
         }
     }
     for (group, members) in members {
-        let mut devices: Vec<usize> =
-            members.iter().filter_map(|&m| placement.nodes[m].as_ref()).map(|p| p.device).collect();
+        let mut devices: Vec<usize> = members
+            .iter()
+            .filter_map(|&m| placement.nodes[m].as_ref())
+            .map(|p| p.device)
+            .collect();
         devices.sort_unstable();
         devices.dedup();
         let said = || {
-            placement.warnings.iter().chain(&placement.log).any(|l| l.contains(&format!("colocation group '{group}'")))
+            placement
+                .warnings
+                .iter()
+                .chain(&placement.log)
+                .any(|l| l.contains(&format!("colocation group '{group}'")))
         };
         if devices.len() > 1 && (request.fallback == Fallback::Error || !said()) {
-            problems.push(format!("the nodes of colocation group {group:?} are on {} devices", devices.len()));
+            problems.push(format!(
+                "the nodes of colocation group {group:?} are on {} devices",
+                devices.len()
+            ));
         }
     }
 }
 
-fn check_times(g: &Graph, node: &Node, placement: &Placement, p: &Placed, at: &str, problems: &mut Vec<String>) {
+fn check_times(
+    g: &Graph,
+    node: &Node,
+    placement: &Placement,
+    p: &Placed,
+    at: &str,
+    problems: &mut Vec<String>,
+) {
     for &v in &node.inputs {
-        let Def::Node(d, _) = g.value(v).def else { continue };
-        if placement.nodes[d.0 as usize].as_ref().is_some_and(|source| source.end > p.start) {
+        let Def::Node(d, _) = g.value(v).def else {
+            continue;
+        };
+        if placement.nodes[d.0 as usize]
+            .as_ref()
+            .is_some_and(|source| source.end > p.start)
+        {
             problems.push(format!("{at} starts before its operand {} is made", v.0));
         }
     }
@@ -132,7 +186,10 @@ fn check_times(g: &Graph, node: &Node, placement: &Placement, p: &Placed, at: &s
 fn check_overlap(placement: &Placement, problems: &mut Vec<String>) {
     let mut by_device: BTreeMap<usize, Vec<(u64, u64)>> = BTreeMap::new();
     for p in placement.nodes.iter().flatten() {
-        by_device.entry(p.device).or_default().push((p.start.0, p.end.0));
+        by_device
+            .entry(p.device)
+            .or_default()
+            .push((p.start.0, p.end.0));
     }
     for (device, mut times) in by_device {
         times.sort_unstable();

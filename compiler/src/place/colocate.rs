@@ -48,7 +48,11 @@ pub(super) struct Group {
 impl Group {
     /// The first member.
     pub fn first(&self) -> usize {
-        self.members.iter().copied().min().expect("a group has a member")
+        self.members
+            .iter()
+            .copied()
+            .min()
+            .expect("a group has a member")
     }
 }
 
@@ -96,7 +100,9 @@ impl Colocation {
 
     /// The group of a member.
     pub fn group(&self, member: usize) -> &Group {
-        self.groups[self.root(member)].as_ref().expect("a root has its group")
+        self.groups[self.root(member)]
+            .as_ref()
+            .expect("a root has its group")
     }
 
     /// Joins two groups through an edge between `a` and `b`.
@@ -106,11 +112,21 @@ impl Colocation {
     pub fn join(&mut self, a: usize, b: usize, why: &str) -> Result<()> {
         let (x, y) = (self.root(a), self.root(b));
         if x != y {
-            let mut merged = self.merged(a, b).map_err(|e| conflict::cannot_colocate(self, (a, b), why, e))?;
-            let (large, small) =
-                if self.group(x).members.len() >= self.group(y).members.len() { (x, y) } else { (y, x) };
+            let mut merged = self
+                .merged(a, b)
+                .map_err(|e| conflict::cannot_colocate(self, (a, b), why, e))?;
+            let (large, small) = if self.group(x).members.len() >= self.group(y).members.len() {
+                (x, y)
+            } else {
+                (y, x)
+            };
             self.parent[small] = large;
-            let mut members = |half: usize| self.groups[half].take().expect("a root has its group").members;
+            let mut members = |half: usize| {
+                self.groups[half]
+                    .take()
+                    .expect("a root has its group")
+                    .members
+            };
             merged.members = members(large);
             merged.members.extend(members(small));
             self.groups[large] = Some(merged);
@@ -128,21 +144,40 @@ impl Colocation {
         let resource = x.resource.merge(&y.resource, Merge::Hard)?;
         assigned.merge(&resource, Merge::Hard)?;
         let requested = x.requested.merge(&y.requested, self.mode)?;
-        let supports: Vec<bool> = x.supports.iter().zip(&y.supports).map(|(p, q)| *p && *q).collect();
+        let supports: Vec<bool> = x
+            .supports
+            .iter()
+            .zip(&y.supports)
+            .map(|(p, q)| *p && *q)
+            .collect();
         if !supports.contains(&true) {
             return Err(Error::unsupported(
                 "no device type supports both of those nodes and the other nodes colocated with them",
             ));
         }
         let requested = specialise(specialise(requested, &assigned), &resource);
-        Ok(Group { members: Vec::new(), supports, assigned, resource, requested })
+        Ok(Group {
+            members: Vec::new(),
+            supports,
+            assigned,
+            resource,
+            requested,
+        })
     }
 
     /// Joins a use of a variable to the node that stands for it. Where their requests contradict, that of the user does not count.
     ///
     /// Returns the log line, if a request was dropped. Errors as [`Colocation::join`].
-    pub fn join_reference(&mut self, source: usize, user: usize, why: &str) -> Result<Option<String>> {
-        let (from, to) = (self.group(source).requested.clone(), self.group(user).requested.clone());
+    pub fn join_reference(
+        &mut self,
+        source: usize,
+        user: usize,
+        why: &str,
+    ) -> Result<Option<String>> {
+        let (from, to) = (
+            self.group(source).requested.clone(),
+            self.group(user).requested.clone(),
+        );
         let line = (!from.is_compatible(&to)).then(|| {
             format!(
                 "Ignoring device specification {to} for node '{}' because the input edge from '{}' is a reference connection and already has \
@@ -169,11 +204,15 @@ impl Colocation {
     /// Members by distance in edges from the nearest of `starts`, each with the way back: (member, previous member, edge).
     pub fn reach(&self, starts: &[usize]) -> Vec<(usize, usize, Rc<str>)> {
         let mut seen: BTreeSet<usize> = starts.iter().copied().collect();
-        let mut found: Vec<(usize, usize, Rc<str>)> = seen.iter().map(|&s| (s, s, "".into())).collect();
+        let mut found: Vec<(usize, usize, Rc<str>)> =
+            seen.iter().map(|&s| (s, s, "".into())).collect();
         let mut at = 0;
         while at < found.len() {
             let member = found[at].0;
-            for (next, why) in self.edges[member].iter().filter(|(next, _)| seen.insert(*next)) {
+            for (next, why) in self.edges[member]
+                .iter()
+                .filter(|(next, _)| seen.insert(*next))
+            {
                 found.push((*next, member, why.clone()));
             }
             at += 1;

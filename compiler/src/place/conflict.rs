@@ -14,15 +14,28 @@ use std::rc::Rc;
 const MAX_LISTED: usize = 8;
 
 /// The error of an edge between `a` and `b` that cannot be: `cause` says which rule it breaks.
-pub(super) fn cannot_colocate(c: &Colocation, (a, b): (usize, usize), why: &str, cause: Error) -> Error {
+pub(super) fn cannot_colocate(
+    c: &Colocation,
+    (a, b): (usize, usize),
+    why: &str,
+    cause: Error,
+) -> Error {
     let (x, y) = (&c.members[a].name, &c.members[b].name);
     let kind = cause.kind();
     let text = match kind {
         ErrorKind::Unsupported => format!("Cannot colocate nodes '{x}' and '{y}' because {cause}"),
         _ => format!("Cannot colocate nodes '{x}' and '{y}': {cause}"),
     };
-    let chain = chain_across(c, a, b, why).map_or(String::new(), |chain| format!("\n  chain: {chain}"));
-    Error::new(kind, format!("{text}{chain}{}{}", debug_info(c, c.group(a)), debug_info(c, c.group(b))))
+    let chain =
+        chain_across(c, a, b, why).map_or(String::new(), |chain| format!("\n  chain: {chain}"));
+    Error::new(
+        kind,
+        format!(
+            "{text}{chain}{}{}",
+            debug_info(c, c.group(a)),
+            debug_info(c, c.group(b))
+        ),
+    )
 }
 
 /// The members on the way from one member back to another, each with the edge that leads on from it.
@@ -31,7 +44,10 @@ type Way = Vec<(usize, Rc<str>)>;
 /// A member of each distinct demand, nearest first, with its way back to `start`.
 fn demands(c: &Colocation, start: usize) -> Vec<(usize, Way)> {
     let reached = c.reach(&[start]);
-    let back: BTreeMap<usize, (usize, Rc<str>)> = reached.iter().map(|(m, p, why)| (*m, (*p, why.clone()))).collect();
+    let back: BTreeMap<usize, (usize, Rc<str>)> = reached
+        .iter()
+        .map(|(m, p, why)| (*m, (*p, why.clone())))
+        .collect();
     let mut seen = BTreeSet::new();
     let mut found = Vec::new();
     for (member, _, _) in &reached {
@@ -52,7 +68,9 @@ fn demands(c: &Colocation, start: usize) -> Vec<(usize, Way)> {
 
 fn contradict(a: &Member, b: &Member) -> bool {
     let specs = |m: &Member| [m.requested.clone(), m.resource.clone(), m.assigned.clone()];
-    specs(a).iter().any(|x| specs(b).iter().any(|y| !x.is_compatible(y)))
+    specs(a)
+        .iter()
+        .any(|x| specs(b).iter().any(|y| !x.is_compatible(y)))
         || !a.supports.iter().zip(&b.supports).any(|(x, y)| *x && *y)
 }
 
@@ -73,7 +91,11 @@ fn chain_across(c: &Colocation, a: usize, b: usize, why: &str) -> Option<String>
     names.extend(r.1.iter().rev().cloned());
     for (i, (member, why)) in names.iter().enumerate() {
         let end = i + 1 == names.len();
-        let name = if end { link(c, *member) } else { format!("'{}'", c.members[*member].name) };
+        let name = if end {
+            link(c, *member)
+        } else {
+            format!("'{}'", c.members[*member].name)
+        };
         text.push_str(&format!(" -- {why} -- {name}"));
     }
     Some(text)
@@ -91,8 +113,16 @@ fn demand(c: &Colocation, m: &Member) -> String {
         parts.push(format!("assigned to {}", m.assigned));
     }
     if !m.requested.is_open() {
-        let by = if m.asked_by.is_empty() { String::new() } else { format!(" by {}", m.asked_by) };
-        let what = if m.resource.is_open() { "asked for" } else { "variable asked for" };
+        let by = if m.asked_by.is_empty() {
+            String::new()
+        } else {
+            format!(" by {}", m.asked_by)
+        };
+        let what = if m.resource.is_open() {
+            "asked for"
+        } else {
+            "variable asked for"
+        };
         parts.push(format!("{what} {}{by}", m.requested));
     }
     if parts.is_empty() || m.supports.contains(&false) {
@@ -102,7 +132,13 @@ fn demand(c: &Colocation, m: &Member) -> String {
 }
 
 fn kinds(c: &Colocation, supports: &[bool]) -> String {
-    let kinds: BTreeSet<&str> = c.kinds.iter().zip(supports).filter(|(_, s)| **s).map(|(k, _)| *k).collect();
+    let kinds: BTreeSet<&str> = c
+        .kinds
+        .iter()
+        .zip(supports)
+        .filter(|(_, s)| **s)
+        .map(|(k, _)| *k)
+        .collect();
     kinds.into_iter().collect::<Vec<_>>().join(", ")
 }
 
@@ -125,18 +161,31 @@ fn debug_info(c: &Colocation, group: &Group) -> String {
         text.push_str(&format!("\n    '{}' ({}): {}", m.name, m.op, demand(c, m)));
     }
     if group.members.len() > MAX_LISTED {
-        text.push_str(&format!("\n    and {} more", group.members.len() - MAX_LISTED));
+        text.push_str(&format!(
+            "\n    and {} more",
+            group.members.len() - MAX_LISTED
+        ));
     }
     text
 }
 
 /// The error of a node whose group no device can take.
-pub(super) fn unplaceable(c: &Colocation, member: usize, g: &Graph, node_of: &[NodeId], set: &DeviceSet) -> Error {
+pub(super) fn unplaceable(
+    c: &Colocation,
+    member: usize,
+    g: &Graph,
+    node_of: &[NodeId],
+    set: &DeviceSet,
+) -> Error {
     let (m, group) = (&c.members[member], c.group(member));
     let spec = &group.requested;
     let (blocker, chain) = blocker(c, member, &set.matching(spec));
     let (blocker, op) = (node_of[blocker], c.members[blocker].op);
-    let details = format!("{chain}{}\n  kernels of {op}: {}", debug_info(c, group), registered(set, g, blocker));
+    let details = format!(
+        "{chain}{}\n  kernels of {op}: {}",
+        debug_info(c, group),
+        registered(set, g, blocker)
+    );
     let error = if spec.is_open() {
         no_kernel_at_all(g, node_of[member], set)
     } else if m.requested.is_open() {
@@ -149,7 +198,11 @@ pub(super) fn unplaceable(c: &Colocation, member: usize, g: &Graph, node_of: &[N
         .hint("a new session, whose variables are placed again")
     } else if m.requested == *spec {
         match set.matching(spec).is_empty() {
-            true => unknown(&format!("{} was explicitly assigned to {spec} but", m.name), spec, set),
+            true => unknown(
+                &format!("{} was explicitly assigned to {spec} but", m.name),
+                spec,
+                set,
+            ),
             false => no_kernel(spec, &details),
         }
     } else {
@@ -162,9 +215,15 @@ pub(super) fn unplaceable(c: &Colocation, member: usize, g: &Graph, node_of: &[N
         ))
         .hint("--fallback warn, or one device that all of them can be on")
     };
-    let asked =
-        if m.requested.is_open() || m.asked_by.is_empty() { String::new() } else { format!("{}: ", m.asked_by) };
-    error.context(format!("{asked}Cannot assign a device for operation {}", m.name))
+    let asked = if m.requested.is_open() || m.asked_by.is_empty() {
+        String::new()
+    } else {
+        format!("{}: ", m.asked_by)
+    };
+    error.context(format!(
+        "{asked}Cannot assign a device for operation {}",
+        m.name
+    ))
 }
 
 /// The error of a node that no device of the set has a kernel for.
@@ -186,10 +245,16 @@ fn blocker(c: &Colocation, member: usize, devices: &[usize]) -> (usize, String) 
     let differs = |m: &Member| !m.requested.is_open() && m.requested != c.members[member].requested;
     let found = demands.iter().find(|(q, _)| lacks(&c.members[*q]));
     let found = found.or_else(|| demands.iter().find(|(q, _)| differs(&c.members[*q])));
-    let Some((end, way)) = found.filter(|(q, _)| *q != member) else { return (member, String::new()) };
+    let Some((end, way)) = found.filter(|(q, _)| *q != member) else {
+        return (member, String::new());
+    };
     let mut text = format!("\n  chain: {}", link(c, member));
     for (i, (m, why)) in way.iter().rev().enumerate() {
-        let name = if i + 1 == way.len() { link(c, *m) } else { format!("'{}'", c.members[*m].name) };
+        let name = if i + 1 == way.len() {
+            link(c, *m)
+        } else {
+            format!("'{}'", c.members[*m].name)
+        };
         text.push_str(&format!(" -- {why} -- {name}"));
     }
     (*end, text)
@@ -221,7 +286,9 @@ fn near_device(spec: &DeviceSpec, set: &DeviceSet) -> String {
     let names: Vec<String> = set.devices.iter().map(|d| d.name.to_string()).collect();
     let near = nearest(&spec.to_string(), names.iter().map(String::as_str), 1);
     near.first()
-        .map_or("--devices with the device in it".to_owned(), |n| format!("{n}, or --devices with the device in it"))
+        .map_or("--devices with the device in it".to_owned(), |n| {
+            format!("{n}, or --devices with the device in it")
+        })
 }
 
 fn no_kernel(spec: &DeviceSpec, details: &str) -> Error {
@@ -229,19 +296,39 @@ fn no_kernel(spec: &DeviceSpec, details: &str) -> Error {
         Some(t) => format!("because no supported kernel for {t} devices is available"),
         None => "because no device that fits has a kernel".to_owned(),
     };
-    Error::unsupported(format!("Could not satisfy explicit device specification '{spec}' {why}.{details}"))
-        .hint("--devices with a CPU in it, or --fallback allow")
+    Error::unsupported(format!(
+        "Could not satisfy explicit device specification '{spec}' {why}.{details}"
+    ))
+    .hint("--devices with a CPU in it, or --fallback allow")
 }
 
 /// `matmul(f32[2, 3], f32[3, 4]) {attributes} -> f32[2, 4]`, with the devices there are and their kernels.
 fn signature(g: &Graph, id: NodeId) -> String {
     let node = g.node(id);
     let types = |values: &[crate::ir::ValueId]| -> String {
-        values.iter().map(|&v| g.ty(v).to_string()).collect::<Vec<_>>().join(", ")
+        values
+            .iter()
+            .map(|&v| g.ty(v).to_string())
+            .collect::<Vec<_>>()
+            .join(", ")
     };
-    let attrs: Vec<String> = node.op.attrs().into_iter().map(|(name, value)| format!("{name} = {value}")).collect();
-    let attrs = if attrs.is_empty() { String::new() } else { format!(" {{{}}}", attrs.join(", ")) };
-    format!("{}({}){attrs} -> {}", node.op.name(), types(&node.inputs), types(&node.outputs))
+    let attrs: Vec<String> = node
+        .op
+        .attrs()
+        .into_iter()
+        .map(|(name, value)| format!("{name} = {value}"))
+        .collect();
+    let attrs = if attrs.is_empty() {
+        String::new()
+    } else {
+        format!(" {{{}}}", attrs.join(", "))
+    };
+    format!(
+        "{}({}){attrs} -> {}",
+        node.op.name(),
+        types(&node.inputs),
+        types(&node.outputs)
+    )
 }
 
 /// `CPU yes; GPU no (why)`, kinds in order.

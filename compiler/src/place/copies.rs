@@ -9,7 +9,9 @@ use super::solver::{Problem, bounds, fit};
 use super::{Placed, Placement, Reason, Request, Stream};
 use crate::cost::{Bytes, LinkProfile, Nanos};
 use crate::error::{Error, Result};
-use crate::ir::{ClusterKind, Def, DeviceRequest, Graph, Node, NodeId, Op, OpClass, Origin, ValueId};
+use crate::ir::{
+    ClusterKind, Def, DeviceRequest, Graph, Node, NodeId, Op, OpClass, Origin, ValueId,
+};
 use crate::passes::Rebuild;
 use crate::schedule::variable_uses;
 use gristmill_runtime::device::DeviceKind;
@@ -61,13 +63,22 @@ const MAX_COPY_TASKS: u64 = 300_000;
 /// instead of holding results.
 pub(super) fn settle(p: &Problem, solution: Solution, freedom: &Freedom) -> Settled {
     let tasks = (COPY_TASKS * p.n_tasks() as u64).min(MAX_COPY_TASKS);
-    let find = if solution.score.0 == Bytes::ZERO { copies::replicate } else { copies::make_room };
+    let find = if solution.score.0 == Bytes::ZERO {
+        copies::replicate
+    } else {
+        copies::make_room
+    };
     let copied = find(p, &solution.timeline, freedom, tasks);
     settled(p, solution, copied, true)
 }
 
 /// The solution with the copies of a plan, on the devices that it has.
-pub(super) fn replay(p: &Problem, solution: Solution, copies: Vec<copies::Copy>, freedom: &Freedom) -> Settled {
+pub(super) fn replay(
+    p: &Problem,
+    solution: Solution,
+    copies: Vec<copies::Copy>,
+    freedom: &Freedom,
+) -> Settled {
     let copied = match copies.is_empty() {
         true => None,
         false => copies::replay_copies(p, &solution.timeline, freedom, copies),
@@ -79,16 +90,26 @@ fn settled(p: &Problem, mut solution: Solution, copied: Option<Copied>, is_found
     if let Some(c) = &copied {
         // Bounds take it that each task runs once; without transfers they hold for copies too.
         let mut free = p.clone();
-        free.links = free.links.map(|_| LinkProfile { latency: Nanos::ZERO, bytes_per_second: u64::MAX });
+        free.links = free.links.map(|_| LinkProfile {
+            latency: Nanos::ZERO,
+            bytes_per_second: u64::MAX,
+        });
         let bound = bounds::quick(&free);
-        (solution.lower_bound, solution.bound) = (bound.value, format!("{} without transfers", bound.name));
+        (solution.lower_bound, solution.bound) =
+            (bound.value, format!("{} without transfers", bound.name));
         if is_found {
-            let again = if solution.score.0 == Bytes::ZERO { "+replicate" } else { "+recompute" };
+            let again = if solution.score.0 == Bytes::ZERO {
+                "+replicate"
+            } else {
+                "+recompute"
+            };
             let said = [
                 (again, c.copies.iter().any(|c| c.parked.is_none())),
                 ("+park", c.copies.iter().any(|c| c.parked.is_some())),
             ];
-            said.iter().filter(|s| s.1).for_each(|s| solution.algorithm.push_str(s.0));
+            said.iter()
+                .filter(|s| s.1)
+                .for_each(|s| solution.algorithm.push_str(s.0));
         }
         solution.score = fit::key(&c.problem, &c.timeline);
         solution.timeline = c.timeline.clone();
@@ -96,17 +117,29 @@ fn settled(p: &Problem, mut solution: Solution, copied: Option<Copied>, is_found
             solution.moved.resize(c.problem.n_groups(), None);
         }
     }
-    Settled { solution, copied, stream: None }
+    Settled {
+        solution,
+        copied,
+        stream: None,
+    }
 }
 
 /// Which tasks may run more than once, and which devices keep tensors of others: those whose memory is the host's, where a tensor that is on its way
 /// takes no room of the device that it belongs to.
-pub(super) fn freedom(g: &Graph, nodes: &[NodeId], request: &Request, resolved: &Resolved) -> Freedom {
+pub(super) fn freedom(
+    g: &Graph,
+    nodes: &[NodeId],
+    request: &Request,
+    resolved: &Resolved,
+) -> Freedom {
     let parking = |d: &super::Device| {
         // A tensor is read and written.
         let bytes_per_second = (d.profile.memory_bandwidth / 2.0).max(1.0) as u64;
         let keeps = d.name.kind == DeviceKind::Cpu;
-        keeps.then_some(LinkProfile { latency: d.profile.launch, bytes_per_second })
+        keeps.then_some(LinkProfile {
+            latency: d.profile.launch,
+            bytes_per_second,
+        })
     };
     Freedom {
         may_copy: may_copy(g, nodes, request, resolved),
@@ -116,13 +149,30 @@ pub(super) fn freedom(g: &Graph, nodes: &[NodeId], request: &Request, resolved: 
 
 /// Which tasks may run more than once: those whose only effect is their results, of which nothing is asked, and that nothing is ordered by.
 fn may_copy(g: &Graph, nodes: &[NodeId], request: &Request, resolved: &Resolved) -> Vec<bool> {
-    let mut ordered: BTreeSet<NodeId> = g.nodes().flat_map(|(_, n)| n.control.iter().copied()).collect();
+    let mut ordered: BTreeSet<NodeId> = g
+        .nodes()
+        .flat_map(|(_, n)| n.control.iter().copied())
+        .collect();
     for (_, node) in g.nodes() {
-        let makers = node.inputs.iter().enumerate().filter(|(i, _)| node.only_orders(*i)).map(|(_, &v)| g.value(v).def);
-        ordered.extend(makers.filter_map(|def| if let Def::Node(id, _) = def { Some(id) } else { None }));
+        let makers = node
+            .inputs
+            .iter()
+            .enumerate()
+            .filter(|(i, _)| node.only_orders(*i))
+            .map(|(_, &v)| g.value(v).def);
+        ordered.extend(makers.filter_map(|def| {
+            if let Def::Node(id, _) = def {
+                Some(id)
+            } else {
+                None
+            }
+        }));
     }
     let asked: Vec<_> = g.nodes().map(|(_, n)| wishes(n, &request.pins)).collect();
-    let groups = asked.iter().flatten().flat_map(|(_, wish)| wish.groups.keys());
+    let groups = asked
+        .iter()
+        .flatten()
+        .flat_map(|(_, wish)| wish.groups.keys());
     let named: BTreeSet<String> = groups.map(|group| group.to_string()).collect();
     let may = |id: &NodeId| {
         let node = g.node(*id);
@@ -132,7 +182,9 @@ fn may_copy(g: &Graph, nodes: &[NodeId], request: &Request, resolved: &Resolved)
             && !paths(node).iter().any(|path| named.contains(*path))
             && node.control.is_empty()
             && !ordered.contains(id)
-            && allowed.is_some_and(|a| a.group.is_none() && matches!(a.reason, Reason::Chosen | Reason::OnlyDevice))
+            && allowed.is_some_and(|a| {
+                a.group.is_none() && matches!(a.reason, Reason::Chosen | Reason::OnlyDevice)
+            })
     };
     nodes.iter().map(may).collect()
 }
@@ -141,12 +193,22 @@ fn may_copy(g: &Graph, nodes: &[NodeId], request: &Request, resolved: &Resolved)
 fn is_pure(node: &Node) -> bool {
     !matches!(node.op.class(), OpClass::State | OpClass::Transfer)
         && variable_uses(node).is_empty()
-        && node.regions.iter().all(|r| r.nodes().all(|(_, n)| is_pure(n)))
+        && node
+            .regions
+            .iter()
+            .all(|r| r.nodes().all(|(_, n)| is_pure(n)))
 }
 
 /// The copies of a solved problem as nodes.
-pub(super) fn nodes(p: &Problem, settled: &Settled, nodes: &[NodeId], values: &[Option<ValueId>]) -> Vec<CopiedNode> {
-    let Some(copied) = &settled.copied else { return Vec::new() };
+pub(super) fn nodes(
+    p: &Problem,
+    settled: &Settled,
+    nodes: &[NodeId],
+    values: &[Option<ValueId>],
+) -> Vec<CopiedNode> {
+    let Some(copied) = &settled.copied else {
+        return Vec::new();
+    };
     let t = &copied.timeline;
     let user = |&u: &u32| match nodes.get(u as usize) {
         Some(&id) => User::Node(id),
@@ -164,14 +226,33 @@ pub(super) fn nodes(p: &Problem, settled: &Settled, nodes: &[NodeId], values: &[
                 let way = p.transfer(x, home, device) + p.transfer(x, device, home);
                 format!("parked: {way} there and back instead of holding {bytes} until then")
             }
-            (None, true) => format!("a copy: {cost} again instead of holding the results until then"),
+            (None, true) => {
+                format!("a copy: {cost} again instead of holding the results until then")
+            }
             (None, false) => {
-                let sent = p.outputs.row(task).iter().map(|&x| p.transfer(x as usize, t.device[task] as usize, device));
-                format!("a copy: {cost} there instead of {} of transfers", sent.sum::<Nanos>())
+                let sent = p
+                    .outputs
+                    .row(task)
+                    .iter()
+                    .map(|&x| p.transfer(x as usize, t.device[task] as usize, device));
+                format!(
+                    "a copy: {cost} there instead of {} of transfers",
+                    sent.sum::<Nanos>()
+                )
             }
         };
-        let placed = Placed { device, start: t.start[at], end: t.end[at], reason: Reason::Copy(reason) };
-        CopiedNode { node: nodes[task], parked, placed, users: copy.users.iter().map(user).collect() }
+        let placed = Placed {
+            device,
+            start: t.start[at],
+            end: t.end[at],
+            reason: Reason::Copy(reason),
+        };
+        CopiedNode {
+            node: nodes[task],
+            parked,
+            placed,
+            users: copy.users.iter().map(user).collect(),
+        }
     };
     copied.copies.iter().enumerate().map(node).collect()
 }
@@ -188,20 +269,29 @@ impl Placement {
         for (id, copy) in self.order(g) {
             let node = g.node(id);
             let user = copy.map_or(User::Node(id), User::Copy);
-            let outputs = match copy.and_then(|i| self.copies[i].parked.map(|v| (&self.copies[i], v))) {
-                Some((copy, v)) => vec![self.park(g, &mut r, copy, v)?],
-                None => {
-                    let inputs = self.operands(g, &r, &made, node, user)?;
-                    r.graph.add_copy(node, &inputs)?
-                }
-            };
+            let outputs =
+                match copy.and_then(|i| self.copies[i].parked.map(|v| (&self.copies[i], v))) {
+                    Some((copy, v)) => vec![self.park(g, &mut r, copy, v)?],
+                    None => {
+                        let inputs = self.operands(g, &r, &made, node, user)?;
+                        r.graph.add_copy(node, &inputs)?
+                    }
+                };
             match copy {
                 None => r.mapped(id, node, &outputs),
                 Some(i) => made[i] = outputs,
             }
-            nodes.push(copy.map_or_else(|| self.nodes[id.0 as usize].clone(), |i| Some(self.copies[i].placed.clone())));
+            nodes.push(copy.map_or_else(
+                || self.nodes[id.0 as usize].clone(),
+                |i| Some(self.copies[i].placed.clone()),
+            ));
         }
-        let placement = Placement { nodes, copies: Vec::new(), solved: None, ..self.clone() };
+        let placement = Placement {
+            nodes,
+            copies: Vec::new(),
+            solved: None,
+            ..self.clone()
+        };
         Ok((r.finish(g), placement))
     }
 
@@ -209,8 +299,14 @@ impl Placement {
     /// that the graph has first.
     fn order(&self, g: &Graph) -> Vec<(NodeId, Option<usize>)> {
         let times = |placed: Option<&Placed>| placed.map(|p| (p.start, p.end));
-        let own = g.nodes().map(|(id, _)| (times(self.nodes[id.0 as usize].as_ref()), id, None));
-        let copied = self.copies.iter().enumerate().map(|(i, c)| (times(Some(&c.placed)), c.node, Some(i)));
+        let own = g
+            .nodes()
+            .map(|(id, _)| (times(self.nodes[id.0 as usize].as_ref()), id, None));
+        let copied = self
+            .copies
+            .iter()
+            .enumerate()
+            .map(|(i, c)| (times(Some(&c.placed)), c.node, Some(i)));
         let mut order: Vec<_> = own.chain(copied).collect();
         order.sort_unstable();
         order.into_iter().map(|(_, id, copy)| (id, copy)).collect()
@@ -222,27 +318,57 @@ impl Placement {
         let mut region = Graph::new("");
         let x = region.add_input("a0", ty.clone());
         // Pins find nodes by their paths; this one has none.
-        let y = region.add1(Op::Reshape { shape: ty.shape.0.clone() }, &[x], &Origin::default())?;
+        let y = region.add1(
+            Op::Reshape {
+                shape: ty.shape.0.clone(),
+            },
+            &[x],
+            &Origin::default(),
+        )?;
         region.add_output("r0", y);
-        let op = Op::Cluster { kind: ClusterKind::Map };
-        let made = r.graph.add_with_regions(op, &[r.get(v)], vec![region], &node.origin)?;
+        let op = Op::Cluster {
+            kind: ClusterKind::Map,
+        };
+        let made = r
+            .graph
+            .add_with_regions(op, &[r.get(v)], vec![region], &node.origin)?;
         // What is asked of the node is not asked of this one.
         let id = NodeId(r.graph.n_nodes() as u32 - 1);
-        r.graph.node_mut(id).device = Some(Arc::new(DeviceRequest::from(&self.devices[copy.placed.device])));
+        r.graph.node_mut(id).device = Some(Arc::new(DeviceRequest::from(
+            &self.devices[copy.placed.device],
+        )));
         Ok(made[0])
     }
 
     /// What a user takes: results of the copies that are for it, and of the nodes themselves.
-    fn operands(&self, g: &Graph, r: &Rebuild, made: &[Vec<ValueId>], node: &Node, user: User) -> Result<Vec<ValueId>> {
+    fn operands(
+        &self,
+        g: &Graph,
+        r: &Rebuild,
+        made: &[Vec<ValueId>],
+        node: &Node,
+        user: User,
+    ) -> Result<Vec<ValueId>> {
         let operand = |&v: &ValueId| {
-            let Def::Node(maker, result) = g.value(v).def else { return Ok(r.get(v)) };
-            let of = |parked: Option<ValueId>| {
-                let serves = |c: &CopiedNode| c.node == maker && c.parked == parked && c.users.contains(&user);
-                self.copies.iter().position(serves).map(|copy| (copy, if parked.is_some() { 0 } else { result }))
+            let Def::Node(maker, result) = g.value(v).def else {
+                return Ok(r.get(v));
             };
-            let Some((copy, result)) = of(Some(v)).or_else(|| of(None)) else { return Ok(r.get(v)) };
+            let of = |parked: Option<ValueId>| {
+                let serves = |c: &CopiedNode| {
+                    c.node == maker && c.parked == parked && c.users.contains(&user)
+                };
+                self.copies
+                    .iter()
+                    .position(serves)
+                    .map(|copy| (copy, if parked.is_some() { 0 } else { result }))
+            };
+            let Some((copy, result)) = of(Some(v)).or_else(|| of(None)) else {
+                return Ok(r.get(v));
+            };
             let made = made[copy].get(result as usize).copied();
-            made.ok_or_else(|| Error::internal("a copy comes after its user").at_origin(&node.origin))
+            made.ok_or_else(|| {
+                Error::internal("a copy comes after its user").at_origin(&node.origin)
+            })
         };
         node.inputs.iter().map(operand).collect()
     }

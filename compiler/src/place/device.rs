@@ -42,18 +42,29 @@ impl Default for DeviceSet {
 impl DeviceSet {
     /// Devices that share `n_threads` threads evenly, each at least one.
     pub fn of(names: &[DeviceName], n_threads: usize) -> DeviceSet {
-        let n_cpus = names.iter().filter(|n| n.kind == DeviceKind::Cpu).count().max(1);
+        let n_cpus = names
+            .iter()
+            .filter(|n| n.kind == DeviceKind::Cpu)
+            .count()
+            .max(1);
         let device = |name: &DeviceName| Device {
             name: name.clone(),
             profile: match name.kind {
                 DeviceKind::Emu => DeviceProfile::emulator(n_threads),
-                kind => DeviceProfile { kind, ..DeviceProfile::this_cpu(n_threads / n_cpus) },
+                kind => DeviceProfile {
+                    kind,
+                    ..DeviceProfile::this_cpu(n_threads / n_cpus)
+                },
             },
             memory_limit: None,
             memory: None,
             kernels: Kernels::all(),
         };
-        DeviceSet { devices: names.iter().map(device).collect(), link: LinkProfile::IN_PROCESS, links: BTreeMap::new() }
+        DeviceSet {
+            devices: names.iter().map(device).collect(),
+            link: LinkProfile::IN_PROCESS,
+            links: BTreeMap::new(),
+        }
     }
 
     /// Reads `cpu:2,emu:1` (counts of each kind), `/device:CPU:0,/device:CPU:1` (single devices), or a mixture; empty is one CPU.
@@ -64,14 +75,21 @@ impl DeviceSet {
         for part in text.split(',').map(str::trim).filter(|p| !p.is_empty()) {
             for name in devices_of(part, text)? {
                 if names.contains(&name) {
-                    return Err(Error::invalid(format!("--devices {text:?}: {name} is named twice")));
+                    return Err(Error::invalid(format!(
+                        "--devices {text:?}: {name} is named twice"
+                    )));
                 }
                 names.push(name);
             }
         }
         match names.is_empty() {
-            true if text.trim().is_empty() => Ok(DeviceSet::of(&[DeviceName::local(DeviceKind::Cpu, 0)], n_threads)),
-            true => Err(Error::invalid(format!("--devices {text:?} names no device"))),
+            true if text.trim().is_empty() => Ok(DeviceSet::of(
+                &[DeviceName::local(DeviceKind::Cpu, 0)],
+                n_threads,
+            )),
+            true => Err(Error::invalid(format!(
+                "--devices {text:?} names no device"
+            ))),
             false => Ok(DeviceSet::of(&names, n_threads)),
         }
     }
@@ -80,13 +98,21 @@ impl DeviceSet {
     pub fn limit_memory(&mut self, spec: &str, limit: Bytes) -> Result<()> {
         let parsed = DeviceSpec::parse(spec)?;
         let matching = self.matching(&parsed);
-        matching.iter().for_each(|&d| self.devices[d].memory_limit = Some(limit));
-        if matching.is_empty() { Err(self.unknown(&parsed)) } else { Ok(()) }
+        matching
+            .iter()
+            .for_each(|&d| self.devices[d].memory_limit = Some(limit));
+        if matching.is_empty() {
+            Err(self.unknown(&parsed))
+        } else {
+            Ok(())
+        }
     }
 
     /// Indices of the devices that a specification fits.
     pub fn matching(&self, spec: &DeviceSpec) -> Vec<usize> {
-        (0..self.devices.len()).filter(|&d| spec.fits(&self.devices[d].name)).collect()
+        (0..self.devices.len())
+            .filter(|&d| spec.fits(&self.devices[d].name))
+            .collect()
     }
 
     /// The error for a specification that fits no device.
@@ -105,12 +131,17 @@ fn devices_of(part: &str, whole: &str) -> Result<Vec<DeviceName>> {
         return Ok(vec![DeviceName::parse(part)?]);
     }
     let (kind, count) = part.split_once(':').unwrap_or((part, "1"));
-    let kind = DeviceKind::from_name(kind)
-        .ok_or_else(|| fail(format!("unknown kind of device {kind:?}; known: cpu, gpu, emu")))?;
+    let kind = DeviceKind::from_name(kind).ok_or_else(|| {
+        fail(format!(
+            "unknown kind of device {kind:?}; known: cpu, gpu, emu"
+        ))
+    })?;
     match count.parse::<u32>() {
         Ok(0) => Err(fail(format!("{part:?} is zero devices"))),
         Ok(n) if n <= 1024 => Ok((0..n).map(|i| DeviceName::local(kind, i)).collect()),
-        _ => Err(fail(format!("{count:?} is not a number of devices up to 1024"))),
+        _ => Err(fail(format!(
+            "{count:?} is not a number of devices up to 1024"
+        ))),
     }
 }
 
@@ -119,15 +150,31 @@ mod tests {
     use super::*;
 
     fn names(text: &str) -> Vec<String> {
-        DeviceSet::parse(text, 2).unwrap().devices.iter().map(|d| d.name.to_string()).collect()
+        DeviceSet::parse(text, 2)
+            .unwrap()
+            .devices
+            .iter()
+            .map(|d| d.name.to_string())
+            .collect()
     }
 
     #[test]
     fn sets_are_counts_or_names() {
         assert_eq!(names(""), ["/device:CPU:0"]);
-        assert_eq!(names("cpu:2,emu:1"), ["/device:CPU:0", "/device:CPU:1", "/device:EMU:0"]);
-        assert_eq!(names("/device:GPU:3, /cpu:1"), ["/device:GPU:3", "/device:CPU:1"]);
-        assert_eq!(DeviceSet::parse("cpu:2", 4).unwrap().devices[0].profile.n_threads, 2);
+        assert_eq!(
+            names("cpu:2,emu:1"),
+            ["/device:CPU:0", "/device:CPU:1", "/device:EMU:0"]
+        );
+        assert_eq!(
+            names("/device:GPU:3, /cpu:1"),
+            ["/device:GPU:3", "/device:CPU:1"]
+        );
+        assert_eq!(
+            DeviceSet::parse("cpu:2", 4).unwrap().devices[0]
+                .profile
+                .n_threads,
+            2
+        );
     }
 
     #[test]

@@ -15,8 +15,14 @@ pub(super) fn memory_bytes() -> Result<u64> {
 pub(super) fn open(limit_bytes: Option<usize>, check_races: bool) -> Result<Arc<dyn Driver>> {
     use gristmill_emulator::{Checks, EmulatedGpu, Limits};
     let defaults = Limits::default();
-    let limits = Limits { memory_bytes: limit_bytes.unwrap_or(defaults.memory_bytes), ..defaults };
-    Ok(Arc::new(EmulatedGpu::new(limits, Checks { races: check_races })))
+    let limits = Limits {
+        memory_bytes: limit_bytes.unwrap_or(defaults.memory_bytes),
+        ..defaults
+    };
+    Ok(Arc::new(EmulatedGpu::new(
+        limits,
+        Checks { races: check_races },
+    )))
 }
 
 #[cfg(not(any(test, feature = "emulator")))]

@@ -15,7 +15,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// Between the host and a GPU, or two GPUs, before anything was measured: PCIe of the fourth generation.
-const ASSUMED_LINK: LinkProfile = LinkProfile { latency: Nanos(10_000), bytes_per_second: 24_000_000_000 };
+const ASSUMED_LINK: LinkProfile = LinkProfile {
+    latency: Nanos(10_000),
+    bytes_per_second: 24_000_000_000,
+};
 /// Rates of a GPU whose driver does not tell them: multiprocessors, their clock, and bytes per second of its memory.
 const ASSUMED: (f64, f64, f64) = (108.0, 1.4e9, 1.5e12);
 
@@ -27,8 +30,12 @@ pub fn ordinal(device: &DeviceName, gpus: &[u32]) -> Result<u32> {
         return Ok(device.index);
     }
     gpus.get(device.index as usize).copied().ok_or_else(|| {
-        let message = format!("{device} is not among the {} visible GPUs, {gpus:?}", gpus.len());
-        Error::invalid(message).hint("--visible-gpus with one number for each; a number may be there more than once")
+        let message = format!(
+            "{device} is not among the {} visible GPUs, {gpus:?}",
+            gpus.len()
+        );
+        Error::invalid(message)
+            .hint("--visible-gpus with one number for each; a number may be there more than once")
     })
 }
 
@@ -41,7 +48,10 @@ fn find(device: &DeviceName, gpus: &[u32]) -> Result<CudaDevice> {
     let ordinal = ordinal(device, gpus)?;
     let found = cuda::probe().map_err(absent)?;
     let n = found.len();
-    found.into_iter().nth(ordinal as usize).ok_or_else(|| absent(format!("the CUDA driver shows {n} devices")))
+    found
+        .into_iter()
+        .nth(ordinal as usize)
+        .ok_or_else(|| absent(format!("the CUDA driver shows {n} devices")))
 }
 
 /// Name of a GPU's product. Errors with `Unsupported` when it is not there.
@@ -54,18 +64,26 @@ pub fn total_memory(device: &DeviceName, gpus: &[u32]) -> Result<u64> {
     match device.kind {
         DeviceKind::Gpu => Ok(find(device, gpus)?.memory_bytes as u64),
         DeviceKind::Emu => emulated::memory_bytes(),
-        DeviceKind::Cpu => gristmill_runtime::cpu::probe().total_memory_bytes.ok_or_else(|| {
-            Error::unsupported("this system does not tell how much memory it has").hint("a limit in bytes, 4GiB")
-        }),
+        DeviceKind::Cpu => gristmill_runtime::cpu::probe()
+            .total_memory_bytes
+            .ok_or_else(|| {
+                Error::unsupported("this system does not tell how much memory it has")
+                    .hint("a limit in bytes, 4GiB")
+            }),
     }
 }
 
 /// What machine code for each GPU of a request is made for: what the options say, or what the GPU is.
 pub fn archs(options: &Options) -> BTreeMap<DeviceName, Arch> {
-    let gpus = options.devices.devices.iter().filter(|d| d.name.kind == DeviceKind::Gpu);
+    let gpus = options
+        .devices
+        .devices
+        .iter()
+        .filter(|d| d.name.kind == DeviceKind::Gpu);
     let arch = |name: &DeviceName| {
-        let found =
-            find(name, &options.gpus).ok().map(|d| Arch::of_device(d.compute_capability.0, d.compute_capability.1));
+        let found = find(name, &options.gpus)
+            .ok()
+            .map(|d| Arch::of_device(d.compute_capability.0, d.compute_capability.1));
         options.gpu_arch.or(found).unwrap_or(Arch::COMMON)
     };
     gpus.map(|d| (d.name.clone(), arch(&d.name))).collect()
@@ -73,7 +91,11 @@ pub fn archs(options: &Options) -> BTreeMap<DeviceName, Arch> {
 
 /// Errors with `Unsupported` when a device is a GPU that is not there.
 pub fn check_presence(device: &DeviceName, gpus: &[u32]) -> Result<()> {
-    if device.kind == DeviceKind::Gpu { find(device, gpus).map(drop) } else { Ok(()) }
+    if device.kind == DeviceKind::Gpu {
+        find(device, gpus).map(drop)
+    } else {
+        Ok(())
+    }
 }
 
 /// The driver of a device that has memory of its own, with its memory limit; none for a CPU.
@@ -81,15 +103,22 @@ pub fn check_presence(device: &DeviceName, gpus: &[u32]) -> Result<()> {
 /// [`Options::check`] makes the emulator look for races, and a GPU's driver wait for each launch. Errors with `Unsupported` when a GPU is not there.
 pub fn driver(device: &DeviceName, options: &Options) -> Result<Option<Arc<dyn Driver>>> {
     let known = options.devices.devices.iter().find(|d| d.name == *device);
-    let limit_bytes = known.and_then(|d| d.memory_limit).map(|limit| limit.0 as usize);
+    let limit_bytes = known
+        .and_then(|d| d.memory_limit)
+        .map(|limit| limit.0 as usize);
     Ok(match device.kind {
         DeviceKind::Cpu => None,
         DeviceKind::Emu => Some(emulated::open(limit_bytes, options.check)?),
         DeviceKind::Gpu => {
             check_presence(device, &options.gpus)?;
-            let settings = cuda::Settings { limit_bytes, checks: options.check };
+            let settings = cuda::Settings {
+                limit_bytes,
+                checks: options.check,
+            };
             let opened = CudaGpu::open(ordinal(device, &options.gpus)?, settings);
-            Some(Arc::new(opened.map_err(|e| Error::from(e).context(device))?))
+            Some(Arc::new(
+                opened.map_err(|e| Error::from(e).context(device))?,
+            ))
         }
     })
 }
@@ -99,9 +128,15 @@ pub fn nccl_joins(places: &[Requested], options: &Options) -> bool {
     let set = &options.devices;
     let gpu = |place: &Requested| {
         let asked = place.as_ref().filter(|asked| asked.groups.is_empty())?;
-        let [only] = set.matching(&asked.spec)[..] else { return None };
+        let [only] = set.matching(&asked.spec)[..] else {
+            return None;
+        };
         let name = &set.devices[only].name;
-        if name.kind == DeviceKind::Gpu { ordinal(name, &options.gpus).ok() } else { None }
+        if name.kind == DeviceKind::Gpu {
+            ordinal(name, &options.gpus).ok()
+        } else {
+            None
+        }
     };
     let gpus: Option<BTreeSet<u32>> = places.iter().map(gpu).collect();
     places.len() > 1
@@ -134,17 +169,36 @@ impl DeviceSet {
 
     fn share_memory(&mut self, gpus: &[u32]) -> Result<()> {
         let mut of_gpu: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
-        for (i, device) in self.devices.iter().enumerate().filter(|(_, d)| d.name.kind == DeviceKind::Gpu) {
-            of_gpu.entry(ordinal(&device.name, gpus)?).or_default().push(i);
+        for (i, device) in self
+            .devices
+            .iter()
+            .enumerate()
+            .filter(|(_, d)| d.name.kind == DeviceKind::Gpu)
+        {
+            of_gpu
+                .entry(ordinal(&device.name, gpus)?)
+                .or_default()
+                .push(i);
         }
         for sharers in of_gpu.values() {
             let total = self.devices[sharers[0]].memory.unwrap_or_default();
             let limits = sharers.iter().filter_map(|&i| self.devices[i].memory_limit);
-            let (limited, n_open) = (limits.clone().sum::<Bytes>(), sharers.len() - limits.count());
+            let (limited, n_open) = (
+                limits.clone().sum::<Bytes>(),
+                sharers.len() - limits.count(),
+            );
             if limited > total || (n_open > 0 && limited == total) {
-                let names: Vec<String> = sharers.iter().map(|&i| self.devices[i].name.to_string()).collect();
-                let message = format!("limits of {limited} for {}, whose GPU has {total}", names.join(" and "));
-                return Err(Error::invalid(message).hint("--mem with less, or with shares: gpu:0=40%"));
+                let names: Vec<String> = sharers
+                    .iter()
+                    .map(|&i| self.devices[i].name.to_string())
+                    .collect();
+                let message = format!(
+                    "limits of {limited} for {}, whose GPU has {total}",
+                    names.join(" and ")
+                );
+                return Err(
+                    Error::invalid(message).hint("--mem with less, or with shares: gpu:0=40%")
+                );
             }
             let share = Bytes(total.saturating_sub(limited).0 / n_open.max(1) as u64);
             for &i in sharers {
@@ -161,9 +215,14 @@ pub(crate) fn described(device: &CudaDevice) -> DeviceProfile {
     let multiprocessors = or(f64::from(device.multiprocessors), ASSUMED.0);
     let clock = or(f64::from(device.clock_khz) * 1e3, ASSUMED.1);
     // Two transfers per cycle.
-    let memory = f64::from(device.memory_clock_khz) * 1e3 * 2.0 * f64::from(device.memory_bus_bits) / 8.0;
+    let memory =
+        f64::from(device.memory_clock_khz) * 1e3 * 2.0 * f64::from(device.memory_bus_bits) / 8.0;
     let memory_bandwidth = or(memory, ASSUMED.2);
-    let lanes = if matches!(device.compute_capability, (7, _) | (8, 0)) { 64.0 } else { 128.0 };
+    let lanes = if matches!(device.compute_capability, (7, _) | (8, 0)) {
+        64.0
+    } else {
+        128.0
+    };
     DeviceProfile {
         kind: DeviceKind::Gpu,
         flops_f32: multiprocessors * lanes * 2.0 * clock,
@@ -187,7 +246,10 @@ mod tests {
         assert_eq!(ordinal(&gpu(3), &[]).unwrap(), 3);
         assert_eq!(ordinal(&gpu(1), &[2, 0]).unwrap(), 0);
         let e = ordinal(&gpu(2), &[0, 0]).unwrap_err().to_string();
-        assert!(e.contains("/device:GPU:2") && e.contains("--visible-gpus"), "{e}");
+        assert!(
+            e.contains("/device:GPU:2") && e.contains("--visible-gpus"),
+            "{e}"
+        );
     }
 
     #[test]
@@ -204,9 +266,24 @@ mod tests {
             has_pools: true,
         };
         let p = described(&h200);
-        assert!((p.flops_f32 / 66.9e12 - 1.0).abs() < 0.01, "{}", p.flops_f32);
-        assert!((p.memory_bandwidth / 4.9e12 - 1.0).abs() < 0.01, "{}", p.memory_bandwidth);
-        let silent = CudaDevice { multiprocessors: 0, clock_khz: 0, memory_clock_khz: 0, ..h200 };
-        assert!(described(&silent).flops_f32 > 1e13 && described(&silent).memory_bandwidth == ASSUMED.2);
+        assert!(
+            (p.flops_f32 / 66.9e12 - 1.0).abs() < 0.01,
+            "{}",
+            p.flops_f32
+        );
+        assert!(
+            (p.memory_bandwidth / 4.9e12 - 1.0).abs() < 0.01,
+            "{}",
+            p.memory_bandwidth
+        );
+        let silent = CudaDevice {
+            multiprocessors: 0,
+            clock_khz: 0,
+            memory_clock_khz: 0,
+            ..h200
+        };
+        assert!(
+            described(&silent).flops_f32 > 1e13 && described(&silent).memory_bandwidth == ASSUMED.2
+        );
     }
 }

@@ -34,31 +34,63 @@ impl Place {
             && request.previous.is_none();
         let folder = request.kept.as_deref().filter(|_| has_choice)?;
         let devices: Vec<&DeviceName> = devices.iter().map(|d| &d.name).collect();
-        Some(Place::of(folder, p, names.iter().map(String::as_str), &devices))
+        Some(Place::of(
+            folder,
+            p,
+            names.iter().map(String::as_str),
+            &devices,
+        ))
     }
 
-    fn of<'n>(folder: &Path, p: &Problem, names: impl Iterator<Item = &'n str>, devices: &[&DeviceName]) -> Place {
+    fn of<'n>(
+        folder: &Path,
+        p: &Problem,
+        names: impl Iterator<Item = &'n str>,
+        devices: &[&DeviceName],
+    ) -> Place {
         let mut what = Fnv::default();
         names.for_each(|name| write!(what, "{name:?}").expect("hashing does not fail"));
-        devices.iter().for_each(|name| write!(what, "{name}").expect("hashing does not fail"));
+        devices
+            .iter()
+            .for_each(|name| write!(what, "{name}").expect("hashing does not fail"));
         let mut times = what;
         write!(times, "{p:?}").expect("hashing does not fail");
         let mut parts = p.parts();
-        let mark = |cost: &mut Nanos| *cost = if cost.is_finite() { Nanos::ZERO } else { Nanos::INFINITY };
-        parts.tasks.iter_mut().for_each(|t| t.cost.iter_mut().for_each(mark));
+        let mark = |cost: &mut Nanos| {
+            *cost = if cost.is_finite() {
+                Nanos::ZERO
+            } else {
+                Nanos::INFINITY
+            }
+        };
+        parts
+            .tasks
+            .iter_mut()
+            .for_each(|t| t.cost.iter_mut().for_each(mark));
         write!(what, "{parts:?}").expect("hashing does not fail");
         let path = folder.join(format!("{:016x}.plan", what.value()));
-        Place { path, times: format!("{:016x}", times.value()) }
+        Place {
+            path,
+            times: format!("{:016x}", times.value()),
+        }
     }
 
     /// What is kept, as `resolve` reads it: nothing where there is no file, or one of other times; a warning where it cannot be used.
-    pub fn find(&self, resolve: impl Fn(&Plan) -> Result<Planned>) -> Result<Option<Planned>, String> {
+    pub fn find(
+        &self,
+        resolve: impl Fn(&Plan) -> Result<Planned>,
+    ) -> Result<Option<Planned>, String> {
         let text = match std::fs::read_to_string(&self.path) {
             Ok(text) => text,
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
             Err(e) => return Err(self.ignored(e)),
         };
-        let source = self.path.file_name().unwrap_or_default().display().to_string();
+        let source = self
+            .path
+            .file_name()
+            .unwrap_or_default()
+            .display()
+            .to_string();
         let plan = Plan::parse(&text, &source).map_err(|e| self.ignored(e))?;
         let times = text.lines().find_map(|l| l.strip_prefix(TIMES));
         let times = times.ok_or_else(|| self.ignored(format!("no line says {TIMES:?}")))?;
@@ -79,9 +111,13 @@ impl Placement {
     /// Errors for placements by hand, and when the file cannot be written.
     pub fn keep(&self, g: &Graph, folder: &Path) -> Result<PathBuf> {
         let text = self.plan_text(g)?;
-        let solved = self.solved.as_deref().ok_or_else(|| Error::invalid("a placement by hand cannot be kept"))?;
+        let solved = self
+            .solved
+            .as_deref()
+            .ok_or_else(|| Error::invalid("a placement by hand cannot be kept"))?;
         let devices: Vec<&DeviceName> = self.devices.iter().collect();
-        let Place { path, times } = Place::of(folder, &solved.problem, solved.task_names(), &devices);
+        let Place { path, times } =
+            Place::of(folder, &solved.problem, solved.task_names(), &devices);
         let (first, rest) = text.split_once('\n').unwrap_or((&text, ""));
         store::replace(&path, &format!("{first}\n{TIMES}{times}\n{rest}"))?;
         Ok(path)

@@ -25,6 +25,11 @@ impl Kernels {
     pub fn lacks(&self, node: &Node) -> Option<String> {
         let op = node.op.name();
         let own = self.lacking.get(op).map(|why| format!("{op}: {why}"));
-        own.or_else(|| node.regions.iter().flat_map(|r| r.nodes()).find_map(|(_, n)| self.lacks(n)))
+        own.or_else(|| {
+            node.regions
+                .iter()
+                .flat_map(|r| r.nodes())
+                .find_map(|(_, n)| self.lacks(n))
+        })
     }
 }

@@ -14,7 +14,12 @@ impl Placement {
             }
         }
         for copy in &self.copies {
-            log_node(&mut out, copy.node, g.node(copy.node), &self.devices[copy.placed.device].full());
+            log_node(
+                &mut out,
+                copy.node,
+                g.node(copy.node),
+                &self.devices[copy.placed.device].full(),
+            );
         }
         for line in self.warnings.iter().chain(&self.log) {
             out.push_str(line);

@@ -81,7 +81,10 @@ pub enum Reason {
 impl Reason {
     /// Whether nothing but the placer narrowed the devices.
     fn is_choice(&self) -> bool {
-        matches!(self, Reason::Chosen | Reason::ChosenFor(_) | Reason::Kept | Reason::OnlyDevice)
+        matches!(
+            self,
+            Reason::Chosen | Reason::ChosenFor(_) | Reason::Kept | Reason::OnlyDevice
+        )
     }
 }
 
@@ -153,7 +156,12 @@ impl Placement {
     /// A placement by hand, without prediction: nodes start in graph order.
     pub fn by_hand(devices: Vec<DeviceName>, node_devices: &[Option<usize>]) -> Placement {
         let placed = |(i, d): (usize, &Option<usize>)| {
-            d.map(|device| Placed { device, start: Nanos(i as u64), end: Nanos(i as u64 + 1), reason: Reason::Chosen })
+            d.map(|device| Placed {
+                device,
+                start: Nanos(i as u64),
+                end: Nanos(i as u64 + 1),
+                reason: Reason::Chosen,
+            })
         };
         Placement {
             peak_bytes: vec![Bytes::ZERO; devices.len()],
@@ -184,7 +192,11 @@ const MODEL_SEARCH_NODES: u64 = 2_000;
 /// must be together cannot be, memory limits cannot be kept, or a plan does not fit.
 pub fn place(g: &Graph, request: &Request, costs: &CostModel) -> Result<Placement> {
     let resolved = resolve::resolve(g, request)?;
-    let ModelProblem { problem, nodes, values } = model::problem(g, &resolved, &request.devices, costs)?;
+    let ModelProblem {
+        problem,
+        nodes,
+        values,
+    } = model::problem(g, &resolved, &request.devices, costs)?;
     let set = &request.devices;
     let budget = |n: u64| if request.is_brief { 0 } else { n };
     let options = portfolio::Options {
@@ -192,7 +204,10 @@ pub fn place(g: &Graph, request: &Request, costs: &CostModel) -> Result<Placemen
         refine_tasks: budget((REFINE_TASKS * problem.n_tasks() as u64).min(MAX_REFINE_TASKS)),
         bound_nodes: budget(MODEL_SEARCH_NODES),
         search_nodes: budget(MODEL_SEARCH_NODES),
-        previous: request.previous.as_ref().and_then(|p| p.timeline_on(&nodes, set)),
+        previous: request
+            .previous
+            .as_ref()
+            .and_then(|p| p.timeline_on(&nodes, set)),
         ..portfolio::Options::new(&problem)
     };
     let name = |algorithm: Algorithm| match algorithm {
@@ -201,16 +216,22 @@ pub fn place(g: &Graph, request: &Request, costs: &CostModel) -> Result<Placemen
     };
     let names = solved::names(g, &nodes);
     let freedom = copies::freedom(g, &nodes, request, &resolved);
-    let resolve = |plan: &Plan| solved::planned(plan, &problem, &nodes, &names, &resolved, request, &freedom);
+    let resolve =
+        |plan: &Plan| solved::planned(plan, &problem, &nodes, &names, &resolved, request, &freedom);
     let planned = request.plan.as_ref().map(resolve).transpose()?;
     let solve = |planned: Option<&Planned>| -> Result<Settled> {
         let found = objective::solve(&problem, request.objective, planned, &options, &name);
-        let (solution, stream) = found.ok_or_else(|| Error::internal("the portfolio proposes nothing"))?;
+        let (solution, stream) =
+            found.ok_or_else(|| Error::internal("the portfolio proposes nothing"))?;
         // Copies are for time, or for limits that are not kept without them; a plan says which there are.
         let needs_none = request.objective != Objective::Latency && solution.score.0 == Bytes::ZERO;
         let settled = match planned {
             Some(planned) => copies::replay(&problem, solution, planned.copies.clone(), &freedom),
-            None if needs_none => Settled { solution, copied: None, stream },
+            None if needs_none => Settled {
+                solution,
+                copied: None,
+                stream,
+            },
             None => copies::settle(&problem, solution, &freedom),
         };
         Ok(Settled { stream, ..settled })
@@ -228,14 +249,22 @@ pub fn place(g: &Graph, request: &Request, costs: &CostModel) -> Result<Placemen
     let solution = &settled.solution;
     let mut peak_bytes = solution.timeline.peak_bytes(settled.problem(&problem));
     if let Some(stream) = &settled.stream {
-        peak_bytes = stream.peak_bytes(peak_bytes, &solution.timeline.resident_bytes(settled.problem(&problem)));
+        peak_bytes = stream.peak_bytes(
+            peak_bytes,
+            &solution.timeline.resident_bytes(settled.problem(&problem)),
+        );
     }
     if solution.score.0 > Bytes::ZERO {
         return Err(out_of_memory(g, &problem, &peak_bytes, &names, set));
     }
     let timeline = &solution.timeline;
-    let reason = |t: usize, id: NodeId| match (resolved.allowed[id.0 as usize].as_ref().map(|a| &a.reason), &planned) {
-        (None | Some(Reason::Chosen), Some(planned)) => Reason::Asked(format!("plan {}", planned.tasks[t].1)),
+    let reason = |t: usize, id: NodeId| match (
+        resolved.allowed[id.0 as usize].as_ref().map(|a| &a.reason),
+        &planned,
+    ) {
+        (None | Some(Reason::Chosen), Some(planned)) => {
+            Reason::Asked(format!("plan {}", planned.tasks[t].1))
+        }
         (None | Some(Reason::Chosen), None) if is_kept => Reason::Kept,
         (None | Some(Reason::Chosen), None) if request.objective != Objective::Latency => {
             Reason::ChosenFor(request.objective)
@@ -244,8 +273,17 @@ pub fn place(g: &Graph, request: &Request, costs: &CostModel) -> Result<Placemen
     };
     let mut placed: Vec<Option<Placed>> = vec![None; g.n_nodes()];
     for (t, &id) in nodes.iter().enumerate() {
-        let (device, start, end) = (timeline.device[t] as usize, timeline.start[t], timeline.end[t]);
-        placed[id.0 as usize] = Some(Placed { device, start, end, reason: reason(t, id) });
+        let (device, start, end) = (
+            timeline.device[t] as usize,
+            timeline.start[t],
+            timeline.end[t],
+        );
+        placed[id.0 as usize] = Some(Placed {
+            device,
+            start,
+            end,
+            reason: reason(t, id),
+        });
     }
     Ok(Placement {
         devices: set.devices.iter().map(|d| d.name.clone()).collect(),
@@ -259,7 +297,15 @@ pub fn place(g: &Graph, request: &Request, costs: &CostModel) -> Result<Placemen
         stream: settled.stream,
         warnings,
         log: resolved.log,
-        solved: Some(Arc::new(Solved::new(problem, settled, request.objective, options, nodes, names, freedom))),
+        solved: Some(Arc::new(Solved::new(
+            problem,
+            settled,
+            request.objective,
+            options,
+            nodes,
+            names,
+            freedom,
+        ))),
     })
 }
 
@@ -269,12 +315,17 @@ fn kept_solution(
     resolve: impl Fn(&Plan) -> Result<Planned>,
     solve: impl Fn(Option<&Planned>) -> Result<Settled>,
 ) -> Result<Option<Settled>, String> {
-    let Some(planned) = place.find(resolve)? else { return Ok(None) };
+    let Some(planned) = place.find(resolve)? else {
+        return Ok(None);
+    };
     let mut settled = solve(Some(&planned)).map_err(|e| place.ignored(e))?;
     if settled.solution.score.0 > Bytes::ZERO {
         return Err(place.ignored("no schedule of it was found that keeps the memory limits"));
     }
-    settled.solution.algorithm = settled.solution.algorithm.replacen("plan", "kept placement", 1);
+    settled.solution.algorithm = settled
+        .solution
+        .algorithm
+        .replacen("plan", "kept placement", 1);
     Ok(Some(settled))
 }
 
@@ -290,17 +341,36 @@ fn preference(set: &DeviceSet) -> Vec<usize> {
     order
 }
 
-fn out_of_memory(g: &Graph, p: &Problem, peaks: &[Bytes], names: &[String], set: &DeviceSet) -> Error {
+fn out_of_memory(
+    g: &Graph,
+    p: &Problem,
+    peaks: &[Bytes],
+    names: &[String],
+    set: &DeviceSet,
+) -> Error {
     let names = shortage::Names {
         task: &|t| names[t].clone(),
         group: &|t| {
             let members = p.members.row(p.group_of[t] as usize);
-            (members.len() > 1).then(|| format!("of {} nodes with {}", members.len(), names[members[0] as usize]))
+            (members.len() > 1).then(|| {
+                format!(
+                    "of {} nodes with {}",
+                    members.len(),
+                    names[members[0] as usize]
+                )
+            })
         },
         devices: set.devices.iter().map(|d| d.name.to_string()).collect(),
         limit: &|d, new| match &set.devices[d] {
-            Device { name, memory: Some(memory), .. } if new > *memory => {
-                format!("a GPU with {} bytes for {name}, whose {memory} no --mem makes more", new.0)
+            Device {
+                name,
+                memory: Some(memory),
+                ..
+            } if new > *memory => {
+                format!(
+                    "a GPU with {} bytes for {name}, whose {memory} no --mem makes more",
+                    new.0
+                )
             }
             Device { name, .. } => format!("--mem {name}={}", new.0),
         },
@@ -313,14 +383,22 @@ fn out_of_memory(g: &Graph, p: &Problem, peaks: &[Bytes], names: &[String], set:
 /// The largest tensors of a graph, by what the user knows them by: `f32[64, 1000] weights of "/fc/MatMul" (256000 bytes)`.
 fn largest_tensors(g: &Graph) -> Vec<String> {
     const NAMED: usize = 3;
-    let mut values: Vec<(u64, ValueId)> =
-        (0..g.n_values() as u32).map(ValueId).filter_map(|v| Some((g.ty(v).size_bytes()? as u64, v))).collect();
+    let mut values: Vec<(u64, ValueId)> = (0..g.n_values() as u32)
+        .map(ValueId)
+        .filter_map(|v| Some((g.ty(v).size_bytes()? as u64, v)))
+        .collect();
     values.sort_unstable_by_key(|&(size, v)| (std::cmp::Reverse(size), v));
-    let user = |v: ValueId| g.nodes().find(|(_, n)| n.inputs.contains(&v)).map(|(_, n)| n.origin.to_string());
+    let user = |v: ValueId| {
+        g.nodes()
+            .find(|(_, n)| n.inputs.contains(&v))
+            .map(|(_, n)| n.origin.to_string())
+    };
     let label = |(size, v): (u64, ValueId)| {
         let name = match (g.def_node(v), g.inputs.iter().position(|&i| i == v)) {
             (None, Some(i)) => format!("input {:?}", g.input_names[i]),
-            (Some(n), _) if matches!(n.op, Op::Constant { .. }) => format!("weights of {:?}", user(v)?),
+            (Some(n), _) if matches!(n.op, Op::Constant { .. }) => {
+                format!("weights of {:?}", user(v)?)
+            }
             (Some(n), _) => format!("result of {:?}", n.origin.to_string()),
             (None, None) => return None,
         };

@@ -23,11 +23,23 @@ pub struct ModelProblem {
 /// The problem of a graph whose nodes (but constants) may be on the given devices.
 ///
 /// Errors only on what [`super::resolve`] and the verifier should have refused.
-pub(super) fn problem(g: &Graph, resolved: &Resolved, set: &DeviceSet, costs: &CostModel) -> Result<ModelProblem> {
+pub(super) fn problem(
+    g: &Graph,
+    resolved: &Resolved,
+    set: &DeviceSet,
+    costs: &CostModel,
+) -> Result<ModelProblem> {
     let allowed = &resolved.allowed;
-    let nodes: Vec<NodeId> = g.nodes().map(|(id, _)| id).filter(|id| allowed[id.0 as usize].is_some()).collect();
+    let nodes: Vec<NodeId> = g
+        .nodes()
+        .map(|(id, _)| id)
+        .filter(|id| allowed[id.0 as usize].is_some())
+        .collect();
     let mut task_of: Vec<Option<u32>> = vec![None; g.n_nodes()];
-    nodes.iter().enumerate().for_each(|(t, id)| task_of[id.0 as usize] = Some(t as u32));
+    nodes
+        .iter()
+        .enumerate()
+        .for_each(|(t, id)| task_of[id.0 as usize] = Some(t as u32));
     let users = g.users();
     let mut constants = Constants::default();
     let mut tasks = Vec::with_capacity(nodes.len());
@@ -38,26 +50,59 @@ pub(super) fn problem(g: &Graph, resolved: &Resolved, set: &DeviceSet, costs: &C
             }
             _ => profile_times(g, id, set, costs),
         };
-        let devices = allowed[id.0 as usize].as_ref().map(|a| a.devices.as_slice()).unwrap_or_default();
-        cost.iter_mut().enumerate().filter(|(d, _)| !devices.contains(d)).for_each(|(_, c)| *c = Nanos::INFINITY);
-        let unwaited = |v: &&ValueId| !users[v.0 as usize].iter().any(|(n, _)| task_of[n.0 as usize].is_some());
+        let devices = allowed[id.0 as usize]
+            .as_ref()
+            .map(|a| a.devices.as_slice())
+            .unwrap_or_default();
+        cost.iter_mut()
+            .enumerate()
+            .filter(|(d, _)| !devices.contains(d))
+            .for_each(|(_, c)| *c = Nanos::INFINITY);
+        let unwaited = |v: &&ValueId| {
+            !users[v.0 as usize]
+                .iter()
+                .any(|(n, _)| task_of[n.0 as usize].is_some())
+        };
         tasks.push(Task {
             cost,
             constants: constants.of(g, id, costs),
-            scratch: g.node(id).outputs.iter().filter(unwaited).map(|&v| costs.bytes(g.ty(v))).sum(),
-            group: allowed[id.0 as usize].as_ref().and_then(|a| a.group).map(|group| group as u32),
+            scratch: g
+                .node(id)
+                .outputs
+                .iter()
+                .filter(unwaited)
+                .map(|&v| costs.bytes(g.ty(v)))
+                .sum(),
+            group: allowed[id.0 as usize]
+                .as_ref()
+                .and_then(|a| a.group)
+                .map(|group| group as u32),
             is_view: is_view(g, id),
             ..Task::default()
         });
     }
-    let device = |d: &super::Device| Device { memory: d.memory_limit, is_host: d.name.kind == DeviceKind::Cpu };
+    let device = |d: &super::Device| Device {
+        memory: d.memory_limit,
+        is_host: d.name.kind == DeviceKind::Cpu,
+    };
     let mut links = Links::uniform(set.devices.len(), set.link);
-    set.links.iter().for_each(|(&(from, to), &link)| links.set(from, to, link));
+    set.links
+        .iter()
+        .for_each(|(&(from, to), &link)| links.set(from, to, link));
     let (values, tensors) = tensors(g, &nodes, &task_of, costs).into_iter().unzip();
-    let parts =
-        Parts { devices: set.devices.iter().map(device).collect(), links, tensors, tasks, constants: constants.bytes };
+    let parts = Parts {
+        devices: set.devices.iter().map(device).collect(),
+        links,
+        tensors,
+        tasks,
+        constants: constants.bytes,
+    };
     let problem = Problem::new(parts).map_err(|refused| refusal(g, &nodes, refused))?;
-    Ok(ModelProblem { problem, nodes, values })
+    Ok(ModelProblem {
+        problem,
+        nodes,
+        values,
+    })
 }
 
 /// Constants that tasks use, each once.
@@ -71,7 +116,9 @@ impl Constants {
     fn of(&mut self, g: &Graph, id: NodeId, costs: &CostModel) -> Vec<u32> {
         let mut used: Vec<u32> = Vec::new();
         for &v in &g.node(id).inputs {
-            let (Def::Node(constant, _), Some(_)) = (g.value(v).def, g.constant(v)) else { continue };
+            let (Def::Node(constant, _), Some(_)) = (g.value(v).def, g.constant(v)) else {
+                continue;
+            };
             let index = *self.index.entry(constant).or_insert_with(|| {
                 self.bytes.push(costs.bytes(g.ty(v)));
                 self.bytes.len() as u32 - 1
@@ -101,11 +148,17 @@ fn ring_time(
     let device_of = |wanted: usize| {
         let is_it = |n: &crate::ir::Node| matches!(n.op, Op::AllReduceRank { group: h, rank: r, .. } if (h, r) == (group, wanted));
         let found = g.nodes().find(|(_, n)| is_it(n))?.0;
-        resolved.allowed[found.0 as usize].as_ref()?.devices.first().copied()
+        resolved.allowed[found.0 as usize]
+            .as_ref()?
+            .devices
+            .first()
+            .copied()
     };
     let n = node.inputs.len();
-    let link =
-        device_of(rank).zip(device_of((rank + 1) % n)).and_then(|ends| set.links.get(&ends)).unwrap_or(&set.link);
+    let link = device_of(rank)
+        .zip(device_of((rank + 1) % n))
+        .and_then(|ends| set.links.get(&ends))
+        .unwrap_or(&set.link);
     let share = Bytes(costs.bytes(g.ty(node.inputs[0])).0.div_ceil(n as u64));
     link.transfer(share).times(2 * (n as u64 - 1))
 }
@@ -117,19 +170,39 @@ fn tensors(g: &Graph, nodes: &[NodeId], task_of: &[Option<u32>], costs: &CostMod
     let mut by_data: BTreeSet<(u32, u32)> = BTreeSet::new();
     for (t, &id) in nodes.iter().enumerate() {
         for &v in &g.node(id).outputs {
-            let needing = users[v.0 as usize].iter().filter(|(n, i)| !g.node(*n).only_orders(*i));
-            let consumers: BTreeSet<u32> = needing.filter_map(|(n, _)| task_of[n.0 as usize]).collect();
+            let needing = users[v.0 as usize]
+                .iter()
+                .filter(|(n, i)| !g.node(*n).only_orders(*i));
+            let consumers: BTreeSet<u32> =
+                needing.filter_map(|(n, _)| task_of[n.0 as usize]).collect();
             by_data.extend(consumers.iter().map(|&c| (t as u32, c)));
             if !consumers.is_empty() {
-                let tensor = Tensor { producer: t as u32, payload: Payload::Bytes(costs.bytes(g.ty(v))) };
+                let tensor = Tensor {
+                    producer: t as u32,
+                    payload: Payload::Bytes(costs.bytes(g.ty(v))),
+                };
                 tensors.push((Some(v), (tensor, consumers.into_iter().collect())));
             }
         }
     }
     for (id, deps) in node_deps(g).iter().enumerate() {
         let Some(t) = task_of[id] else { continue };
-        let before = deps.iter().filter_map(|d| task_of[d.0 as usize]).filter(|&d| !by_data.contains(&(d, t)));
-        let order = |d| (None, (Tensor { producer: d, payload: Payload::Bytes(Bytes::ZERO) }, vec![t]));
+        let before = deps
+            .iter()
+            .filter_map(|d| task_of[d.0 as usize])
+            .filter(|&d| !by_data.contains(&(d, t)));
+        let order = |d| {
+            (
+                None,
+                (
+                    Tensor {
+                        producer: d,
+                        payload: Payload::Bytes(Bytes::ZERO),
+                    },
+                    vec![t],
+                ),
+            )
+        };
         tensors.extend(before.map(order));
     }
     tensors
@@ -145,7 +218,9 @@ fn refusal(g: &Graph, nodes: &[NodeId], refused: Refused) -> Error {
                 paths.join(", ")
             ))
         }
-        Refused::NoDevice(task) => Error::internal("a node without a device came to the placer").at(path(&task)),
+        Refused::NoDevice(task) => {
+            Error::internal("a node without a device came to the placer").at(path(&task))
+        }
         Refused::Cycle(tasks) => Error::internal(format!(
             "a ring came to the placer: {}",
             tasks.iter().map(path).collect::<Vec<_>>().join(" -> ")
@@ -157,7 +232,9 @@ fn refusal(g: &Graph, nodes: &[NodeId], refused: Refused) -> Error {
 fn profile_times(g: &Graph, id: NodeId, set: &DeviceSet, costs: &CostModel) -> Vec<Nanos> {
     let mut times: Vec<Nanos> = Vec::with_capacity(set.devices.len());
     for (d, device) in set.devices.iter().enumerate() {
-        let same = set.devices[..d].iter().position(|e| e.profile == device.profile);
+        let same = set.devices[..d]
+            .iter()
+            .position(|e| e.profile == device.profile);
         times.push(match same {
             Some(e) => times[e],
             None => costs.node_ns(g, id, &device.profile),
@@ -169,7 +246,9 @@ fn profile_times(g: &Graph, id: NodeId, set: &DeviceSet, costs: &CostModel) -> V
 fn is_view(g: &Graph, id: NodeId) -> bool {
     let node = g.node(id);
     match &node.op {
-        Op::Cluster { .. } => node.regions[0].nodes().all(|(_, n)| matches!(n.op.class(), OpClass::View)),
+        Op::Cluster { .. } => node.regions[0]
+            .nodes()
+            .all(|(_, n)| matches!(n.op.class(), OpClass::View)),
         op => op.class() == OpClass::View,
     }
 }

@@ -46,19 +46,34 @@ impl Stream {
     /// memory of its own beside constants.
     fn of(p: &Problem, found: &Periodic, samples: u64) -> Stream {
         let latency = found.sample.makespan;
-        let wanted = latency.0.div_ceil(found.period.0.max(1)).clamp(1, samples.max(1));
+        let wanted = latency
+            .0
+            .div_ceil(found.period.0.max(1))
+            .clamp(1, samples.max(1));
         let resident = found.sample.resident_bytes(p);
         let room = |(d, peak): (usize, &Bytes)| {
             let (limit, own) = (p.devices[d].memory?, peak.saturating_sub(resident[d]));
             (own > Bytes::ZERO).then(|| limit.saturating_sub(resident[d]).0 / own.0)
         };
-        let most = found.sample.peak_bytes(p).iter().enumerate().filter_map(room).min();
+        let most = found
+            .sample
+            .peak_bytes(p)
+            .iter()
+            .enumerate()
+            .filter_map(room)
+            .min();
         let in_flight = most.map_or(wanted, |most| wanted.min(most.max(1)));
         let period = match in_flight < wanted {
             true => found.period.max(Nanos(latency.0.div_ceil(in_flight))),
             false => found.period,
         };
-        Stream { samples, period, latency, in_flight, lower_bound: found.lower_bound }
+        Stream {
+            samples,
+            period,
+            latency,
+            in_flight,
+            lower_bound: found.lower_bound,
+        }
     }
 
     /// What devices hold at most while runs are under way, given what one run holds.
@@ -94,8 +109,18 @@ pub(super) fn solve(
     let bound = bounds::best(p, 0);
     let (timeline, algorithm, stream) = match objective {
         Objective::Throughput { samples } => {
-            let tasks = if options.refine_tasks > 0 { STREAM_TASKS } else { 0 };
-            let mut found = pipeline::solve(problem, pipeline::Options { samples: samples.max(1), tasks });
+            let tasks = if options.refine_tasks > 0 {
+                STREAM_TASKS
+            } else {
+                0
+            };
+            let mut found = pipeline::solve(
+                problem,
+                pipeline::Options {
+                    samples: samples.max(1),
+                    tasks,
+                },
+            );
             found.lower_bound = pipeline::lower_bound(p, samples.max(1));
             let stream = Stream::of(p, &found, samples.max(1));
             (found.sample, "stages", Some(stream))

@@ -39,17 +39,24 @@ pub enum PinTarget {
 impl Pin {
     /// Reads `REGEX=DEVICE` or `REGEX=loc:@PATH`; the last `=` separates.
     pub fn parse(text: &str) -> Result<Pin> {
-        let fail =
-            |why: String| Error::invalid(format!("--pin {text:?}: {why}")).hint("--pin '^/encoder/=/device:CPU:1'");
-        let (pattern, target) =
-            text.rsplit_once('=').ok_or_else(|| fail("no '=' between pattern and device".into()))?;
+        let fail = |why: String| {
+            Error::invalid(format!("--pin {text:?}: {why}"))
+                .hint("--pin '^/encoder/=/device:CPU:1'")
+        };
+        let (pattern, target) = text
+            .rsplit_once('=')
+            .ok_or_else(|| fail("no '=' between pattern and device".into()))?;
         let pattern = Regex::new(pattern).map_err(|e| fail(e.to_string().replace('\n', " ")))?;
         let target = match target.strip_prefix(COLOCATION_PREFIX) {
             Some("") => return Err(fail(format!("no node path after {COLOCATION_PREFIX}"))),
             Some(path) => PinTarget::With(path.into()),
             None => PinTarget::Device(DeviceSpec::parse(target).map_err(|e| fail(e.to_string()))?),
         };
-        Ok(Pin { pattern, target, is_used: false })
+        Ok(Pin {
+            pattern,
+            target,
+            is_used: false,
+        })
     }
 
     /// What it asks, by whom.
@@ -124,13 +131,19 @@ pub fn apply_pins(g: &mut Graph, request: &mut Request) -> Result<()> {
             && request.fallback == Fallback::Error
             && request.devices.matching(spec).is_empty()
         {
-            errors.push(request.devices.unknown(spec).context(format!("--pin {:?}", pin.to_string())));
+            errors.push(
+                request
+                    .devices
+                    .unknown(spec)
+                    .context(format!("--pin {:?}", pin.to_string())),
+            );
         }
         let mut is_target_there = pin.device().is_some();
         for &id in &ids {
             let node = g.node_mut(id);
             let paths = paths(node);
-            let is_target = matches!(&pin.target, PinTarget::With(path) if paths.iter().any(|p| **p == **path));
+            let is_target =
+                matches!(&pin.target, PinTarget::With(path) if paths.iter().any(|p| **p == **path));
             let is_found = paths.iter().any(|p| pin.finds(p));
             is_target_there |= is_target;
             pin.is_used |= is_found;
@@ -146,14 +159,20 @@ pub fn apply_pins(g: &mut Graph, request: &mut Request) -> Result<()> {
             errors.push(unused(pin, g, path));
         }
     }
-    if errors.is_empty() { Ok(()) } else { Err(Error::join(errors)) }
+    if errors.is_empty() {
+        Ok(())
+    } else {
+        Err(Error::join(errors))
+    }
 }
 
 /// Writes a pin into a node's request: its device replaces the one there, a group is added.
 fn ask(node: &mut Node, pin: &Pin) {
     let mut request = node.device.as_deref().cloned().unwrap_or_default();
     match &pin.target {
-        PinTarget::Device(spec) => (request.spec, request.asked_by) = (spec.clone(), pin.asked_by()),
+        PinTarget::Device(spec) => {
+            (request.spec, request.asked_by) = (spec.clone(), pin.asked_by())
+        }
         PinTarget::With(path) => drop(request.groups.insert(path.clone(), pin.asked_by())),
     }
     node.device = request.into_requested();
@@ -161,14 +180,28 @@ fn ask(node: &mut Node, pin: &Pin) {
 
 /// The error for a pin that finds nothing, or whose target is not there.
 pub(super) fn unused(pin: &Pin, g: &Graph, wanted: &str) -> Error {
-    let all: BTreeSet<String> =
-        g.nodes().flat_map(|(_, n)| paths(n)).filter(|p| !p.is_empty()).map(str::to_owned).collect();
-    let literal: String = wanted.chars().filter(|c| !"^$.*+?()[]{}|\\".contains(*c)).collect();
+    let all: BTreeSet<String> = g
+        .nodes()
+        .flat_map(|(_, n)| paths(n))
+        .filter(|p| !p.is_empty())
+        .map(str::to_owned)
+        .collect();
+    let literal: String = wanted
+        .chars()
+        .filter(|c| !"^$.*+?()[]{}|\\".contains(*c))
+        .collect();
     let near = nearest(&literal, all.iter().map(String::as_str), 3);
-    let what = if wanted == pin.pattern.as_str() { String::new() } else { format!("{wanted:?} among ") };
+    let what = if wanted == pin.pattern.as_str() {
+        String::new()
+    } else {
+        format!("{wanted:?} among ")
+    };
     let finds = if what.is_empty() { "none of" } else { "no" };
-    let error =
-        Error::invalid(format!("--pin {:?} finds {finds} {what}the model's {} node paths", pin.to_string(), all.len()));
+    let error = Error::invalid(format!(
+        "--pin {:?} finds {finds} {what}the model's {} node paths",
+        pin.to_string(),
+        all.len()
+    ));
     if near.is_empty() {
         error.hint("gristmill dump MODEL --stage graph, which shows the paths")
     } else {
@@ -178,7 +211,10 @@ pub(super) fn unused(pin: &Pin, g: &Graph, wanted: &str) -> Error {
 
 /// Paths of a node and of all nodes of its regions.
 pub(super) fn paths(node: &Node) -> Vec<&str> {
-    let inner = node.regions.iter().flat_map(|r| r.nodes().flat_map(|(_, n)| paths(n)));
+    let inner = node
+        .regions
+        .iter()
+        .flat_map(|r| r.nodes().flat_map(|(_, n)| paths(n)));
     std::iter::once(node.origin.as_str()).chain(inner).collect()
 }
 
@@ -189,17 +225,30 @@ pub(super) fn paths(node: &Node) -> Vec<&str> {
 pub(super) fn wishes<'g>(node: &'g Node, pins: &[Pin]) -> Vec<(&'g str, DeviceRequest)> {
     let mut own = node.device.as_deref().cloned().unwrap_or_default();
     let path = node.origin.as_str();
-    for pin in pins.iter().filter(|p| !(p.is_used && node.device.is_some()) && p.finds(path)) {
+    for pin in pins
+        .iter()
+        .filter(|p| !(p.is_used && node.device.is_some()) && p.finds(path))
+    {
         match &pin.target {
             PinTarget::Device(spec) => (own.spec, own.asked_by) = (spec.clone(), pin.asked_by()),
             PinTarget::With(path) => drop(own.groups.insert(path.clone(), pin.asked_by())),
         }
     }
-    let inner = node.regions.iter().flat_map(|r| r.nodes().flat_map(|(_, n)| wishes(n, pins)));
-    std::iter::once((path, own)).chain(inner).filter(|(_, wish)| !wish.is_open()).collect()
+    let inner = node
+        .regions
+        .iter()
+        .flat_map(|r| r.nodes().flat_map(|(_, n)| wishes(n, pins)));
+    std::iter::once((path, own))
+        .chain(inner)
+        .filter(|(_, wish)| !wish.is_open())
+        .collect()
 }
 
 /// How a wish is named in reasons and messages: by who asked, if that is known.
 pub(super) fn named(spec: &DeviceSpec, asked_by: &str) -> String {
-    if asked_by.is_empty() { format!("requested device \"{spec}\"") } else { asked_by.to_owned() }
+    if asked_by.is_empty() {
+        format!("requested device \"{spec}\"")
+    } else {
+        asked_by.to_owned()
+    }
 }

@@ -78,24 +78,41 @@ impl Plan {
         let first = lines.next().map_or("", |l| l.1);
         if first != FORMAT {
             let shown: String = first.chars().take(40).collect();
-            return Err(Error::invalid(format!("{source}, line 1: {shown:?}; expected {FORMAT:?}"))
-                .hint("--plan-out FILE, which writes plans"));
+            return Err(Error::invalid(format!(
+                "{source}, line 1: {shown:?}; expected {FORMAT:?}"
+            ))
+            .hint("--plan-out FILE, which writes plans"));
         }
-        let mut plan = Plan { source: source.to_owned(), lines: Vec::new() };
+        let mut plan = Plan {
+            source: source.to_owned(),
+            lines: Vec::new(),
+        };
         let mut seen: BTreeMap<String, usize> = BTreeMap::new();
         let mut errors = Vec::new();
         for (number, line) in lines.filter(|(_, l)| !l.is_empty() && !l.starts_with('#')) {
             match entry(line) {
                 Ok((node, device, again)) => {
                     if let Some(before) = seen.insert(node.clone(), number) {
-                        errors.push(plan.wrong(number, format!("node {node:?} comes twice; first in line {before}")));
+                        errors.push(plan.wrong(
+                            number,
+                            format!("node {node:?} comes twice; first in line {before}"),
+                        ));
                     }
-                    plan.lines.push(Line { number, node, device, again });
+                    plan.lines.push(Line {
+                        number,
+                        node,
+                        device,
+                        again,
+                    });
                 }
                 Err(why) => errors.push(plan.wrong(number, why)),
             }
         }
-        if errors.is_empty() { Ok(plan) } else { Err(Error::join(errors)) }
+        if errors.is_empty() {
+            Ok(plan)
+        } else {
+            Err(Error::join(errors))
+        }
     }
 
     fn wrong(&self, number: usize, why: impl std::fmt::Display) -> Error {
@@ -107,7 +124,12 @@ impl Plan {
     /// Errors, all at once and with line numbers, on unknown nodes and devices, devices that a node may not be on, groups that are torn, nodes without a
     /// line, and copies that cannot be.
     pub fn resolve(&self, p: &Problem, names: &Names) -> Result<Planned> {
-        let index: BTreeMap<&str, usize> = names.tasks.iter().enumerate().map(|(t, n)| (n.as_str(), t)).collect();
+        let index: BTreeMap<&str, usize> = names
+            .tasks
+            .iter()
+            .enumerate()
+            .map(|(t, n)| (n.as_str(), t))
+            .collect();
         let mut line_of: Vec<Option<(usize, &Line)>> = vec![None; p.n_tasks()];
         let mut errors = Vec::new();
         for line in self.lines.iter().filter(|l| l.again.is_none()) {
@@ -123,7 +145,15 @@ impl Plan {
         let mut copies = Vec::new();
         if errors.is_empty() {
             let home: Vec<u32> = line_of.iter().flatten().map(|(d, _)| *d as u32).collect();
-            match (again::Reader { plan: self, problem: p, names, index: &index, home: &home }).copies() {
+            match (again::Reader {
+                plan: self,
+                problem: p,
+                names,
+                index: &index,
+                home: &home,
+            })
+            .copies()
+            {
                 Ok(found) => copies = found,
                 Err(e) => errors.push(e),
             }
@@ -131,27 +161,55 @@ impl Plan {
         if !errors.is_empty() {
             return Err(Error::join(errors));
         }
-        let said = |l: Option<(usize, &Line)>| l.map(|(d, l)| (d, format!("{}, line {}", self.source, l.number)));
-        Ok(Planned { tasks: line_of.into_iter().filter_map(said).collect(), copies })
+        let said = |l: Option<(usize, &Line)>| {
+            l.map(|(d, l)| (d, format!("{}, line {}", self.source, l.number)))
+        };
+        Ok(Planned {
+            tasks: line_of.into_iter().filter_map(said).collect(),
+            copies,
+        })
     }
 
-    fn read(&self, line: &Line, p: &Problem, names: &Names, index: &BTreeMap<&str, usize>) -> Result<(usize, usize)> {
+    fn read(
+        &self,
+        line: &Line,
+        p: &Problem,
+        names: &Names,
+        index: &BTreeMap<&str, usize>,
+    ) -> Result<(usize, usize)> {
         let task = self.task(line, &line.node, names, index)?;
         let device = self.device(line, names)?;
         if p.cost(task, device).is_finite() {
             return Ok((task, device));
         }
-        let open: Vec<&str> = p.feasible(task).map(|d| names.devices[d].as_str()).collect();
+        let open: Vec<&str> = p
+            .feasible(task)
+            .map(|d| names.devices[d].as_str())
+            .collect();
         let (node, at) = (&line.node, &names.devices[device]);
-        let why = format!("{node} cannot be on {at}: {}; it can be on {}", (names.reason)(task), open.join(", "));
+        let why = format!(
+            "{node} cannot be on {at}: {}; it can be on {}",
+            (names.reason)(task),
+            open.join(", ")
+        );
         Err(self.wrong(line.number, why))
     }
 
-    fn task(&self, line: &Line, node: &str, names: &Names, index: &BTreeMap<&str, usize>) -> Result<usize> {
+    fn task(
+        &self,
+        line: &Line,
+        node: &str,
+        names: &Names,
+        index: &BTreeMap<&str, usize>,
+    ) -> Result<usize> {
         index.get(node).copied().ok_or_else(|| {
             let near = nearest(node, names.tasks.iter().map(String::as_str), 3);
             let error = self.wrong(line.number, format!("there is no node {node:?} to place"));
-            if near.is_empty() { error } else { error.hint(near.join(", ")) }
+            if near.is_empty() {
+                error
+            } else {
+                error.hint(near.join(", "))
+            }
         })
     }
 
@@ -160,30 +218,56 @@ impl Plan {
             let known = names.devices.join(", ");
             let near = nearest(&line.device, names.devices.iter().map(String::as_str), 1);
             let why = format!("there is no device {:?}; available: {known}", line.device);
-            self.wrong(line.number, why).hint(near.first().map_or(known.as_str(), |n| n))
+            self.wrong(line.number, why)
+                .hint(near.first().map_or(known.as_str(), |n| n))
         })
     }
 
     fn missing(&self, line_of: &[Option<(usize, &Line)>], names: &Names) -> Option<Error> {
-        let missing: Vec<usize> = (0..line_of.len()).filter(|&t| line_of[t].is_none()).collect();
-        let shown: Vec<&str> = missing.iter().take(N_NAMED).map(|&t| names.tasks[t].as_str()).collect();
+        let missing: Vec<usize> = (0..line_of.len())
+            .filter(|&t| line_of[t].is_none())
+            .collect();
+        let shown: Vec<&str> = missing
+            .iter()
+            .take(N_NAMED)
+            .map(|&t| names.tasks[t].as_str())
+            .collect();
         let more = missing.len() - shown.len();
-        let more = if more == 0 { String::new() } else { format!(" and {more} more") };
-        let message = format!("{}: no line for {}{more}; expected one for every node", self.source, shown.join(", "));
-        (!missing.is_empty()).then(|| Error::invalid(message).hint("a plan of the same graph and options"))
+        let more = if more == 0 {
+            String::new()
+        } else {
+            format!(" and {more} more")
+        };
+        let message = format!(
+            "{}: no line for {}{more}; expected one for every node",
+            self.source,
+            shown.join(", ")
+        );
+        (!missing.is_empty())
+            .then(|| Error::invalid(message).hint("a plan of the same graph and options"))
     }
 
     fn torn(&self, p: &Problem, line_of: &[Option<(usize, &Line)>], names: &Names) -> Vec<Error> {
         let mut errors = Vec::new();
         for group in 0..p.n_groups() {
-            let mut said = p.members.row(group).iter().filter_map(|&t| line_of[t as usize]);
-            let Some((device, first)) = said.next() else { continue };
+            let mut said = p
+                .members
+                .row(group)
+                .iter()
+                .filter_map(|&t| line_of[t as usize]);
+            let Some((device, first)) = said.next() else {
+                continue;
+            };
             if let Some((other, line)) = said.find(|(d, _)| *d != device) {
                 errors.push(self.wrong(
                     line.number,
                     format!(
                         "{} is on {}, but line {} puts {} on {}; they must be together",
-                        line.node, names.devices[other], first.number, first.node, names.devices[device]
+                        line.node,
+                        names.devices[other],
+                        first.number,
+                        first.node,
+                        names.devices[device]
                     ),
                 ));
             }
@@ -195,7 +279,10 @@ impl Plan {
 /// `node = device`, and what follows for a copy.
 fn entry(line: &str) -> Result<(String, String, Option<Again>), String> {
     let (node, rest) = name(line)?;
-    let rest = rest.trim_start().strip_prefix('=').ok_or("expected `node = device`")?;
+    let rest = rest
+        .trim_start()
+        .strip_prefix('=')
+        .ok_or("expected `node = device`")?;
     let (device, rest) = name(rest.trim_start())?;
     Ok((node, device, Again::parse(rest.trim())?))
 }
@@ -204,11 +291,18 @@ fn entry(line: &str) -> Result<(String, String, Option<Again>), String> {
 fn name(text: &str) -> Result<(String, &str), String> {
     if text.starts_with('"') {
         let mut read = serde_json::Deserializer::from_str(text).into_iter::<String>();
-        let name = read.next().and_then(|n| n.ok()).ok_or_else(|| format!("{text:?} does not begin with a string"))?;
+        let name = read
+            .next()
+            .and_then(|n| n.ok())
+            .ok_or_else(|| format!("{text:?} does not begin with a string"))?;
         return Ok((name, &text[read.byte_offset()..]));
     }
     let end = text.find(|c: char| !is_plain(c)).unwrap_or(text.len());
-    if end == 0 { Err("expected `node = device`".to_owned()) } else { Ok((text[..end].to_owned(), &text[end..])) }
+    if end == 0 {
+        Err("expected `node = device`".to_owned())
+    } else {
+        Ok((text[..end].to_owned(), &text[end..]))
+    }
 }
 
 fn is_plain(c: char) -> bool {
@@ -217,7 +311,11 @@ fn is_plain(c: char) -> bool {
 
 fn quoted(name: &str) -> String {
     let is_free = !name.is_empty() && name.chars().all(is_plain);
-    if is_free { name.to_owned() } else { serde_json::Value::from(name).to_string() }
+    if is_free {
+        name.to_owned()
+    } else {
+        serde_json::Value::from(name).to_string()
+    }
 }
 
 /// The text of a plan: graph, devices and predicted makespan as comments, then a line for each task and copy, by name; `again` is what the lines of
@@ -231,14 +329,24 @@ fn write(
     again: &[String],
 ) -> String {
     let all: Vec<String> = devices.iter().map(|d| quoted(d)).collect();
-    let mut out = format!("{FORMAT}\n# graph {graph:?}\n# devices {}\n", all.join(", "));
-    let more = std::iter::repeat_n("", tasks.len() - again.len()).chain(again.iter().map(String::as_str));
-    let mut lines: Vec<(&String, &str, &str)> =
-        tasks.iter().zip(device_of).zip(more).map(|((t, &d), more)| (t, devices[d as usize].as_str(), more)).collect();
+    let mut out = format!(
+        "{FORMAT}\n# graph {graph:?}\n# devices {}\n",
+        all.join(", ")
+    );
+    let more =
+        std::iter::repeat_n("", tasks.len() - again.len()).chain(again.iter().map(String::as_str));
+    let mut lines: Vec<(&String, &str, &str)> = tasks
+        .iter()
+        .zip(device_of)
+        .zip(more)
+        .map(|((t, &d), more)| (t, devices[d as usize].as_str(), more))
+        .collect();
     lines.sort_unstable();
-    writeln!(out, "# predicted makespan {makespan} ({} ns)", makespan.0).expect("writing to a String does not fail");
+    writeln!(out, "# predicted makespan {makespan} ({} ns)", makespan.0)
+        .expect("writing to a String does not fail");
     for (task, device, more) in lines {
-        writeln!(out, "{} = {}{more}", quoted(task), quoted(device)).expect("writing to a String does not fail");
+        writeln!(out, "{} = {}{more}", quoted(task), quoted(device))
+            .expect("writing to a String does not fail");
     }
     out
 }
@@ -247,7 +355,11 @@ fn write(
 pub fn of(s: &Subject) -> String {
     let names: Vec<String> = s.tasks.iter().map(|t| t.name.clone()).collect();
     let t = &s.solution.timeline;
-    let again: Vec<String> = s.copies.iter().map(|copy| again::text(s.base, copy, &names)).collect();
+    let again: Vec<String> = s
+        .copies
+        .iter()
+        .map(|copy| again::text(s.base, copy, &names))
+        .collect();
     write(s.name, &names, &s.devices, &t.device, t.makespan, &again)
 }
 
@@ -270,7 +382,11 @@ pub fn solve(
 /// The problem in which every task can be on its planned device only.
 pub(super) fn fixed(p: &Problem, planned: &Planned) -> Problem {
     let mut fixed = p.clone();
-    planned.tasks.iter().enumerate().for_each(|(t, (device, _))| fixed.restrict(t, |d| d == *device));
+    planned
+        .tasks
+        .iter()
+        .enumerate()
+        .for_each(|(t, (device, _))| fixed.restrict(t, |d| d == *device));
     fixed
 }
 

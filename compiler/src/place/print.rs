@@ -9,19 +9,25 @@ impl Placement {
     /// The prediction, then one line per node in order of start: device, start, end, op, origin, reason. Constants are not listed.
     pub fn to_text(&self, g: &Graph) -> String {
         let mut out = self.summary(g);
-        self.write_nodes(g, &mut out).expect("writing to a String does not fail");
+        self.write_nodes(g, &mut out)
+            .expect("writing to a String does not fail");
         out
     }
 
     /// The prediction, without the nodes.
     pub fn summary(&self, g: &Graph) -> String {
         let mut out = String::new();
-        self.write_summary(g, &mut out).expect("writing to a String does not fail");
+        self.write_summary(g, &mut out)
+            .expect("writing to a String does not fail");
         out
     }
 
     fn write_summary(&self, g: &Graph, out: &mut String) -> std::fmt::Result {
-        writeln!(out, "placement {:?}: {}, predicted {}", g.name, self.algorithm, self.makespan)?;
+        writeln!(
+            out,
+            "placement {:?}: {}, predicted {}",
+            g.name, self.algorithm, self.makespan
+        )?;
         let (bound, name) = &self.lower_bound;
         match self.makespan.0 {
             m if m == bound.0 => writeln!(out, "  optimal: the {name} bound is {bound}")?,
@@ -32,21 +38,43 @@ impl Placement {
         }
         if let Some(s) = &self.stream {
             let (n, time, in_flight) = (s.samples, s.time(), s.in_flight);
-            writeln!(out, "  stream: {n} runs in {time}, one every {}, {in_flight} under way at a time", s.period)?;
-            writeln!(out, "  no placement is predicted to take less than {} for them", s.lower_bound)?;
+            writeln!(
+                out,
+                "  stream: {n} runs in {time}, one every {}, {in_flight} under way at a time",
+                s.period
+            )?;
+            writeln!(
+                out,
+                "  no placement is predicted to take less than {} for them",
+                s.lower_bound
+            )?;
         }
         for (device, peak) in self.devices.iter().zip(&self.peak_bytes) {
             writeln!(out, "  {device}: peak {peak}")?;
         }
         for c in &self.candidates {
-            let memory = if c.score.0 == Bytes::ZERO { "" } else { ", over a memory limit" };
+            let memory = if c.score.0 == Bytes::ZERO {
+                ""
+            } else {
+                ", over a memory limit"
+            };
             let plural = if c.n_devices == 1 { "" } else { "s" };
-            writeln!(out, "  candidate {}: {} on {} device{plural}{memory}", c.algorithm, c.score.1, c.n_devices)?;
+            writeln!(
+                out,
+                "  candidate {}: {} on {} device{plural}{memory}",
+                c.algorithm, c.score.1, c.n_devices
+            )?;
         }
         let n_parked = self.copies.iter().filter(|c| c.parked.is_some()).count();
         for (n, what) in [
-            (self.copies.len() - n_parked, "nodes that run more than once"),
-            (n_parked, "results that are parked on another device for a while"),
+            (
+                self.copies.len() - n_parked,
+                "nodes that run more than once",
+            ),
+            (
+                n_parked,
+                "results that are parked on another device for a while",
+            ),
         ] {
             if n > 0 {
                 writeln!(out, "  {what}: {n}")?;
@@ -60,7 +88,9 @@ impl Placement {
 
     fn write_nodes(&self, g: &Graph, out: &mut String) -> std::fmt::Result {
         let starts = self.nodes.iter().map(|p| p.as_ref().map(|p| p.start));
-        let starts: Vec<_> = starts.chain(self.copies.iter().map(|c| Some(c.placed.start))).collect();
+        let starts: Vec<_> = starts
+            .chain(self.copies.iter().map(|c| Some(c.placed.start)))
+            .collect();
         let mut order: Vec<usize> = (0..starts.len()).collect();
         order.sort_by_key(|&i| (starts[i], i));
         for i in order {
@@ -73,8 +103,13 @@ impl Placement {
             };
             let node = g.node(id);
             let attrs: Vec<String> = node.op.attrs().into_iter().map(|(_, v)| v).collect();
-            let is_parked = i.checked_sub(self.nodes.len()).is_some_and(|copy| self.copies[copy].parked.is_some());
-            let (device, name) = (&self.devices[p.device], if is_parked { "keep" } else { node.op.name() });
+            let is_parked = i
+                .checked_sub(self.nodes.len())
+                .is_some_and(|copy| self.copies[copy].parked.is_some());
+            let (device, name) = (
+                &self.devices[p.device],
+                if is_parked { "keep" } else { node.op.name() },
+            );
             let attrs = if is_parked { Vec::new() } else { attrs };
             writeln!(
                 out,

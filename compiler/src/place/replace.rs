@@ -28,7 +28,10 @@ pub struct Horizon {
 
 impl Default for Horizon {
     fn default() -> Horizon {
-        Horizon { steps: 100, rebuild: Nanos::ZERO }
+        Horizon {
+            steps: 100,
+            rebuild: Nanos::ZERO,
+        }
     }
 }
 
@@ -63,26 +66,38 @@ pub fn replace(
     horizon: Horizon,
 ) -> Result<Replacement> {
     let of_this = |p: &Placement| {
-        p.nodes.len() == g.n_nodes() && p.nodes.iter().zip(&proposed.nodes).all(|(a, b)| a.is_some() == b.is_some())
+        p.nodes.len() == g.n_nodes()
+            && p.nodes
+                .iter()
+                .zip(&proposed.nodes)
+                .all(|(a, b)| a.is_some() == b.is_some())
     };
     if !of_this(previous) {
-        return Err(
-            Error::invalid("the previous placement is of another graph").hint("the placement of the same shapes")
-        );
+        return Err(Error::invalid("the previous placement is of another graph")
+            .hint("the placement of the same shapes"));
     }
     let resolved = resolve::resolve(g, request)?;
-    let ModelProblem { problem, nodes, values } = model::problem(g, &resolved, &request.devices, costs)?;
+    let ModelProblem {
+        problem,
+        nodes,
+        values,
+    } = model::problem(g, &resolved, &request.devices, costs)?;
     let index = |p: &Placement, id: &NodeId| {
         let name = &p.devices[p.device_of(*id)?];
         request.devices.devices.iter().position(|d| d.name == *name)
     };
     let new: Option<Vec<usize>> = nodes.iter().map(|id| index(&proposed, id)).collect();
-    let new = new.ok_or_else(|| Error::internal("the proposal uses devices that are not in the set"))?;
+    let new =
+        new.ok_or_else(|| Error::internal("the proposal uses devices that are not in the set"))?;
     let old: Option<Vec<usize>> = nodes.iter().map(|id| index(previous, id)).collect();
-    let n_moved = old.as_ref().map_or(nodes.len(), |old| old.iter().zip(&new).filter(|(o, n)| o != n).count());
+    let n_moved = old.as_ref().map_or(nodes.len(), |old| {
+        old.iter().zip(&new).filter(|(o, n)| o != n).count()
+    });
     let freedom = copies::freedom(g, &nodes, request, &resolved);
     let solution = old.as_ref().and_then(|old| on_devices(&problem, old));
-    let settled = solution.map(|s| copies::settle(&problem, s, &freedom)).filter(|s| s.solution.score.0 == Bytes::ZERO);
+    let settled = solution
+        .map(|s| copies::settle(&problem, s, &freedom))
+        .filter(|s| s.solution.score.0 == Bytes::ZERO);
     let (Some(old), Some(settled)) = (old, settled) else {
         let (kept, step) = (Nanos::INFINITY, proposed.makespan);
         return Ok(Replacement {
@@ -95,16 +110,36 @@ pub fn replace(
         });
     };
     let (kept, step) = (settled.solution.timeline.makespan, proposed.makespan);
-    let rebuild = if n_moved == 0 { Nanos::ZERO } else { horizon.rebuild };
+    let rebuild = if n_moved == 0 {
+        Nanos::ZERO
+    } else {
+        horizon.rebuild
+    };
     let cost = moved_constants(&problem, &old, &new) + rebuild;
     let gain = kept.saturating_sub(step);
     let is_large = u128::from(gain.0) * 100 > u128::from(LEAST_GAIN_PERCENT) * u128::from(kept.0);
     let adopted = n_moved > 0 && is_large && gain.times(horizon.steps) > cost;
     let placement = match adopted {
         true => proposed,
-        false => rescheduled(previous, ModelProblem { problem, nodes, values }, settled, freedom),
+        false => rescheduled(
+            previous,
+            ModelProblem {
+                problem,
+                nodes,
+                values,
+            },
+            settled,
+            freedom,
+        ),
     };
-    Ok(Replacement { placement, adopted, kept, proposed: step, cost, n_moved })
+    Ok(Replacement {
+        placement,
+        adopted,
+        kept,
+        proposed: step,
+        cost,
+        n_moved,
+    })
 }
 
 /// The best schedule with every task on a given device; nothing if that is not possible.
@@ -115,28 +150,48 @@ fn on_devices(p: &Problem, device: &[usize]) -> Option<portfolio::Solution> {
     let mut fixed = p.clone();
     (0..p.n_tasks()).for_each(|t| fixed.restrict(t, |d| d == device[t]));
     let refine_tasks = (super::REFINE_TASKS * p.n_tasks() as u64).min(super::MAX_REFINE_TASKS);
-    let options =
-        portfolio::Options { refine_tasks, bound_nodes: 0, search_nodes: 0, ..portfolio::Options::new(&fixed) };
+    let options = portfolio::Options {
+        refine_tasks,
+        bound_nodes: 0,
+        search_nodes: 0,
+        ..portfolio::Options::new(&fixed)
+    };
     portfolio::solve(&fixed, &options, &|a| a.name())
 }
 
 /// Time to bring constants to devices that did not have them, one after another.
 fn moved_constants(p: &Problem, old: &[usize], new: &[usize]) -> Nanos {
     let held = |device: &[usize]| -> BTreeSet<(u32, usize)> {
-        (0..p.n_tasks()).flat_map(|t| p.constants_of.row(t).iter().map(move |&c| (c, device[t]))).collect()
+        (0..p.n_tasks())
+            .flat_map(|t| p.constants_of.row(t).iter().map(move |&c| (c, device[t])))
+            .collect()
     };
     let before = held(old);
     let brought = held(new);
     let time = |&(constant, to): &(u32, usize)| {
-        let from = before.range((constant, 0)..=(constant, usize::MAX)).next().map_or(to, |&(_, from)| from);
-        p.links.get(from, to).transfer(p.constants[constant as usize])
+        let from = before
+            .range((constant, 0)..=(constant, usize::MAX))
+            .next()
+            .map_or(to, |&(_, from)| from);
+        p.links
+            .get(from, to)
+            .transfer(p.constants[constant as usize])
     };
     brought.difference(&before).map(time).sum()
 }
 
 /// A placement as it was, with the times of a schedule on the same devices.
-fn rescheduled(previous: &Placement, of: ModelProblem, settled: Settled, freedom: Freedom) -> Placement {
-    let ModelProblem { problem: p, nodes, values } = of;
+fn rescheduled(
+    previous: &Placement,
+    of: ModelProblem,
+    settled: Settled,
+    freedom: Freedom,
+) -> Placement {
+    let ModelProblem {
+        problem: p,
+        nodes,
+        values,
+    } = of;
     let s = &settled.solution;
     let mut placement = previous.clone();
     for (t, id) in nodes.iter().enumerate() {
@@ -150,7 +205,15 @@ fn rescheduled(previous: &Placement, of: ModelProblem, settled: Settled, freedom
     placement.copies = copies::nodes(&p, &settled, &nodes, &values);
     placement.solved = previous.solved.as_deref().map(|old| {
         let (options, names) = (old.options.clone(), old.names.clone());
-        Arc::new(Solved::new(p, settled, old.objective, options, nodes, names, freedom))
+        Arc::new(Solved::new(
+            p,
+            settled,
+            old.objective,
+            options,
+            nodes,
+            names,
+            freedom,
+        ))
     });
     placement
 }
@@ -179,22 +242,50 @@ mod tests {
         }
         let y = b.add_(ends[0], ends[1]).unwrap();
         b.output("y", y);
-        cluster::cluster(&b.finish().unwrap(), &cluster::Fusion::Grouped).unwrap().0
+        cluster::cluster(&b.finish().unwrap(), &cluster::Fusion::Grouped)
+            .unwrap()
+            .0
     }
 
     fn two(latency_ns: u64) -> Request {
-        let mut r = Request { devices: DeviceSet::parse("cpu:2", 2).unwrap(), ..Request::default() };
-        r.devices.link = LinkProfile { latency: Nanos(latency_ns), bytes_per_second: 10_000_000_000 };
+        let mut r = Request {
+            devices: DeviceSet::parse("cpu:2", 2).unwrap(),
+            ..Request::default()
+        };
+        r.devices.link = LinkProfile {
+            latency: Nanos(latency_ns),
+            bytes_per_second: 10_000_000_000,
+        };
         r
     }
 
-    fn decide(g: &Graph, r: &Request, costs: &CostModel, previous: &Placement, horizon: Horizon) -> Replacement {
-        let r = Request { previous: Some(Arc::new(previous.clone())), ..r.clone() };
-        replace(g, &r, costs, previous, place(g, &r, costs).unwrap(), horizon).unwrap()
+    fn decide(
+        g: &Graph,
+        r: &Request,
+        costs: &CostModel,
+        previous: &Placement,
+        horizon: Horizon,
+    ) -> Replacement {
+        let r = Request {
+            previous: Some(Arc::new(previous.clone())),
+            ..r.clone()
+        };
+        replace(
+            g,
+            &r,
+            costs,
+            previous,
+            place(g, &r, costs).unwrap(),
+            horizon,
+        )
+        .unwrap()
     }
 
     fn devices(p: &Placement) -> Vec<Option<usize>> {
-        p.nodes.iter().map(|n| n.as_ref().map(|n| n.device)).collect()
+        p.nodes
+            .iter()
+            .map(|n| n.as_ref().map(|n| n.device))
+            .collect()
     }
 
     #[test]
@@ -215,7 +306,10 @@ mod tests {
         let costs = CostModel::default();
         let mut placement = place(&g, &slow, &costs).unwrap();
         let changed = decide(&g, &fast, &costs, &placement, Horizon::default());
-        assert!(changed.adopted && changed.proposed < changed.kept, "{changed:?}");
+        assert!(
+            changed.adopted && changed.proposed < changed.kept,
+            "{changed:?}"
+        );
         placement = changed.placement;
         for _ in 0..3 {
             let again = decide(&g, &fast, &costs, &placement, Horizon::default());
@@ -236,9 +330,15 @@ mod tests {
         let moved = |id: NodeId| one.placement.device_of(id) != placement.device_of(id);
         let n_weights = g.nodes().filter(|(id, n)| weighs(n) && moved(*id)).count() as u64;
         assert!(one.adopted && n_weights > 0);
-        assert_eq!(one.cost, fast.devices.link.transfer(Bytes(4 << 16)).times(n_weights));
+        assert_eq!(
+            one.cost,
+            fast.devices.link.transfer(Bytes(4 << 16)).times(n_weights)
+        );
         let gain = one.kept.saturating_sub(one.proposed);
-        let horizon = |steps, rebuild| Horizon { steps, rebuild: Nanos(rebuild) };
+        let horizon = |steps, rebuild| Horizon {
+            steps,
+            rebuild: Nanos(rebuild),
+        };
         let enough = gain.times(100).0 - one.cost.0;
         assert!(decide(&g, &fast, &costs, &placement, horizon(100, enough - 1)).adopted);
         assert!(!decide(&g, &fast, &costs, &placement, horizon(100, enough)).adopted);
@@ -253,9 +353,19 @@ mod tests {
         // Everything takes a hundred times as long as predicted: now a second device pays.
         let mut measured = Measured::default();
         let profile = r.devices.devices[0].profile.clone();
-        let runs: Vec<_> = g.nodes().map(|(_, n)| (&g, n, before.analytic_ns(&g, n, &profile))).collect();
-        measured.record(&profile, runs.into_iter().map(|(g, n, t)| (g, n, t, vec![t.times(100); 4])));
-        let after = CostModel { measured: Arc::new(measured), ..CostModel::default() };
+        let runs: Vec<_> = g
+            .nodes()
+            .map(|(_, n)| (&g, n, before.analytic_ns(&g, n, &profile)))
+            .collect();
+        measured.record(
+            &profile,
+            runs.into_iter()
+                .map(|(g, n, t)| (g, n, t, vec![t.times(100); 4])),
+        );
+        let after = CostModel {
+            measured: Arc::new(measured),
+            ..CostModel::default()
+        };
         let changed = decide(&g, &r, &after, &placement, Horizon::default());
         assert!(changed.adopted, "{changed:?}");
         assert!(!decide(&g, &r, &after, &changed.placement, Horizon::default()).adopted);
@@ -265,11 +375,22 @@ mod tests {
     fn a_device_that_is_gone_forces_a_change() {
         let (g, r, costs) = (branches(), two(0), CostModel::default());
         let placement = place(&g, &r, &costs).unwrap();
-        let one = Request { devices: DeviceSet::parse("cpu:1", 1).unwrap(), ..Request::default() };
+        let one = Request {
+            devices: DeviceSet::parse("cpu:1", 1).unwrap(),
+            ..Request::default()
+        };
         let changed = decide(&g, &one, &costs, &placement, Horizon::default());
         assert!(changed.adopted && changed.kept == Nanos::INFINITY);
         let other = Placement::by_hand(placement.devices, &[]);
-        let error = replace(&g, &r, &costs, &other, changed.placement, Horizon::default()).unwrap_err();
+        let error = replace(
+            &g,
+            &r,
+            &costs,
+            &other,
+            changed.placement,
+            Horizon::default(),
+        )
+        .unwrap_err();
         insta::assert_snapshot!(error, @"the previous placement is of another graph (try: the placement of the same shapes)");
     }
 }

@@ -68,16 +68,27 @@ pub(super) fn resolve(g: &Graph, request: &Request) -> Result<Resolved> {
     if errors.is_empty() {
         errors.extend(r.grant(&colocation));
     }
-    if errors.is_empty() { Ok(r.resolved) } else { Err(join_first(errors)) }
+    if errors.is_empty() {
+        Ok(r.resolved)
+    } else {
+        Err(join_first(errors))
+    }
 }
 
 /// One error out of several, the first [`MAX_ERRORS`] in full.
 fn join_first(mut errors: Vec<Error>) -> Error {
     if errors.len() > MAX_ERRORS {
         let n_more = errors.len() - MAX_ERRORS;
-        let kind = errors.iter().map(Error::kind).min().expect("there are errors");
+        let kind = errors
+            .iter()
+            .map(Error::kind)
+            .min()
+            .expect("there are errors");
         errors.truncate(MAX_ERRORS);
-        errors.push(Error::new(kind, format!("and {n_more} more nodes that cannot be placed")));
+        errors.push(Error::new(
+            kind,
+            format!("and {n_more} more nodes that cannot be placed"),
+        ));
     }
     Error::join(errors)
 }
@@ -93,21 +104,39 @@ fn check_set(set: &DeviceSet) -> Result<()> {
 /// State must be on devices of the set.
 fn check_state(request: &Request) -> Result<()> {
     let is_known = |name: &DeviceName| request.devices.devices.iter().any(|d| d.name == *name);
-    let unknown = request.state.iter().filter(|(_, device)| !is_known(device)).map(|((container, name), device)| {
-        let slash = if container.is_empty() { "" } else { "/" };
-        Error::invalid(format!("variable \"{container}{slash}{name}\" is on {} unknown device.", device.full()))
+    let unknown = request
+        .state
+        .iter()
+        .filter(|(_, device)| !is_known(device))
+        .map(|((container, name), device)| {
+            let slash = if container.is_empty() { "" } else { "/" };
+            Error::invalid(format!(
+                "variable \"{container}{slash}{name}\" is on {} unknown device.",
+                device.full()
+            ))
             .hint("--devices with the device in it")
-    });
+        });
     let errors: Vec<Error> = unknown.collect();
-    if errors.is_empty() { Ok(()) } else { Err(join_first(errors)) }
+    if errors.is_empty() {
+        Ok(())
+    } else {
+        Err(join_first(errors))
+    }
 }
 
 fn unused_pins(g: &Graph, request: &Request) -> Vec<Error> {
     let fresh = request.pins.iter().filter(|p| !p.is_used);
     let finds_none = |p: &&super::Pin| {
-        !g.nodes().any(|(_, n)| paths(n).into_iter().any(|path| !path.is_empty() && p.pattern.is_match(path)))
+        !g.nodes().any(|(_, n)| {
+            paths(n)
+                .into_iter()
+                .any(|path| !path.is_empty() && p.pattern.is_match(path))
+        })
     };
-    fresh.filter(finds_none).map(|p| unused(p, g, p.pattern.as_str())).collect()
+    fresh
+        .filter(finds_none)
+        .map(|p| unused(p, g, p.pattern.as_str()))
+        .collect()
 }
 
 struct Resolver<'g> {
@@ -124,7 +153,10 @@ struct Resolver<'g> {
 
 fn same_kernels(set: &DeviceSet) -> Vec<usize> {
     let first = |d: &super::Device| set.devices.iter().position(|e| e.kernels == d.kernels);
-    set.devices.iter().map(|d| first(d).expect("a device has its own kernels")).collect()
+    set.devices
+        .iter()
+        .map(|d| first(d).expect("a device has its own kernels"))
+        .collect()
 }
 
 /// Names of nodes in messages: the path, or else op and number.
@@ -137,7 +169,11 @@ fn name_of(id: NodeId, node: &Node) -> String {
 
 impl<'g> Resolver<'g> {
     fn mode(&self) -> Merge {
-        if self.request.fallback == Fallback::Error { Merge::Hard } else { Merge::Soft }
+        if self.request.fallback == Fallback::Error {
+            Merge::Hard
+        } else {
+            Merge::Soft
+        }
     }
 
     /// A line about a request that was let go.
@@ -152,10 +188,17 @@ impl<'g> Resolver<'g> {
     fn members(&mut self) -> Result<Colocation, Vec<Error>> {
         let (mut members, mut errors) = (Vec::new(), Vec::new());
         let groups = self.group_names();
-        for (id, node) in self.g.nodes().filter(|(_, n)| !matches!(n.op, Op::Constant { .. })) {
+        for (id, node) in self
+            .g
+            .nodes()
+            .filter(|(_, n)| !matches!(n.op, Op::Constant { .. }))
+        {
             let wishes = wishes(node, &self.request.pins);
             let is_named = || paths(node).iter().any(|p| groups.contains(*p));
-            if wishes.is_empty() && variable_uses(node).is_empty() && (groups.is_empty() || !is_named()) {
+            if wishes.is_empty()
+                && variable_uses(node).is_empty()
+                && (groups.is_empty() || !is_named())
+            {
                 continue;
             }
             match self.member(id, node, wishes) {
@@ -167,14 +210,27 @@ impl<'g> Resolver<'g> {
                 Err(e) => errors.push(e.at_origin(&node.origin)),
             }
         }
-        let kinds = self.request.devices.devices.iter().map(|d| d.name.kind.name()).collect();
-        if errors.is_empty() { Ok(Colocation::new(members, kinds, self.mode())) } else { Err(errors) }
+        let kinds = self
+            .request
+            .devices
+            .devices
+            .iter()
+            .map(|d| d.name.kind.name())
+            .collect();
+        if errors.is_empty() {
+            Ok(Colocation::new(members, kinds, self.mode()))
+        } else {
+            Err(errors)
+        }
     }
 
     /// Colocation groups that some node asks to be in.
     fn group_names(&self) -> BTreeSet<Arc<str>> {
         let of_node = |(_, n): (NodeId, &Node)| {
-            wishes(n, &self.request.pins).into_iter().flat_map(|(_, w)| w.groups.into_keys()).collect::<Vec<_>>()
+            wishes(n, &self.request.pins)
+                .into_iter()
+                .flat_map(|(_, w)| w.groups.into_keys())
+                .collect::<Vec<_>>()
         };
         self.g.nodes().flat_map(of_node).collect()
     }
@@ -190,9 +246,19 @@ impl<'g> Resolver<'g> {
         supports
     }
 
-    fn member(&self, id: NodeId, node: &Node, wishes: Vec<(&str, DeviceRequest)>) -> Result<Member> {
+    fn member(
+        &self,
+        id: NodeId,
+        node: &Node,
+        wishes: Vec<(&str, DeviceRequest)>,
+    ) -> Result<Member> {
         let supports = self.supports(node);
-        let mut m = Member { name: name_of(id, node), op: node.op.name(), supports, ..Member::default() };
+        let mut m = Member {
+            name: name_of(id, node),
+            op: node.op.name(),
+            supports,
+            ..Member::default()
+        };
         let mut from: Option<(&str, &DeviceRequest)> = None;
         for (path, wish) in wishes.iter().filter(|(_, w)| !w.spec.is_open()) {
             m.requested = m.requested.merge(&wish.spec, self.mode()).map_err(|e| {
@@ -204,16 +270,23 @@ impl<'g> Resolver<'g> {
             })?;
             from.get_or_insert((*path, wish));
         }
-        m.asked_by = from.map(|(_, wish)| wish.asked_by.as_str().to_owned()).unwrap_or_default();
+        m.asked_by = from
+            .map(|(_, wish)| wish.asked_by.as_str().to_owned())
+            .unwrap_or_default();
         if let Op::ReadVariable { .. } = node.op {
             m.resource = m.requested.clone();
         }
         for ((container, name), _) in variable_uses(node) {
-            if let Some(device) = self.request.state.get(&(container.to_owned(), name.to_owned())) {
+            if let Some(device) = self
+                .request
+                .state
+                .get(&(container.to_owned(), name.to_owned()))
+            {
                 m.assigned = m.assigned.merge(&DeviceSpec::only(device), Merge::Hard)?;
             }
         }
-        let stays = |e| Error::from(e).context(format!("its variable is on {} already", m.assigned));
+        let stays =
+            |e| Error::from(e).context(format!("its variable is on {} already", m.assigned));
         m.requested.merge(&m.assigned, self.mode()).map_err(stays)?;
         m.resource.merge(&m.assigned, Merge::Hard).map_err(stays)?;
         Ok(m)
@@ -223,8 +296,12 @@ impl<'g> Resolver<'g> {
     fn join_variables(&mut self, c: &mut Colocation) -> Vec<Error> {
         let mut users: BTreeMap<Variable<'g>, Vec<usize>> = BTreeMap::new();
         for (member, &id) in self.node_of.iter().enumerate() {
-            let uses: BTreeSet<Variable<'g>> = variable_uses(self.g.node(id)).into_iter().map(|(v, _)| v).collect();
-            uses.into_iter().for_each(|v| users.entry(v).or_default().push(member));
+            let uses: BTreeSet<Variable<'g>> = variable_uses(self.g.node(id))
+                .into_iter()
+                .map(|(v, _)| v)
+                .collect();
+            uses.into_iter()
+                .for_each(|v| users.entry(v).or_default().push(member));
         }
         let (g, node_of) = (self.g, self.node_of.clone());
         let of = |m: usize| g.node(node_of[m]);
@@ -279,7 +356,11 @@ impl<'g> Resolver<'g> {
         for (group, users) in groups {
             let source = users[0].0;
             for (user, by) in users.into_iter().filter(|(u, _)| *u != source) {
-                let by = if by.is_empty() { by } else { format!(" by {by}") };
+                let by = if by.is_empty() {
+                    by
+                } else {
+                    format!(" by {by}")
+                };
                 if let Err(e) = c.join(source, user, &format!("loc:@{group}{by}")) {
                     let node = self.g.node(self.node_of[user]);
                     match self.mode() {
@@ -310,7 +391,10 @@ impl<'g> Resolver<'g> {
             match self.devices_of(c, c.group(member)) {
                 Ok(devices) => {
                     let is_group = c.group(member).members.len() > 1;
-                    by_root.insert(member, (devices, is_group.then_some(self.resolved.n_groups)));
+                    by_root.insert(
+                        member,
+                        (devices, is_group.then_some(self.resolved.n_groups)),
+                    );
                     self.resolved.n_groups += usize::from(is_group);
                 }
                 Err(e) => errors.push(e),
@@ -333,7 +417,11 @@ impl<'g> Resolver<'g> {
                 (_, Some(&m)) => {
                     let (devices, group) = by_root[&c.root(m)].clone();
                     let reason = self.reason(&c.members[m], &devices, whys.get(&m));
-                    Some(Allowed { devices, reason, group })
+                    Some(Allowed {
+                        devices,
+                        reason,
+                        group,
+                    })
                 }
             };
             self.resolved.allowed.push(allowed);
@@ -346,17 +434,32 @@ impl<'g> Resolver<'g> {
         let supports = self.supports(self.g.node(id));
         let devices: Vec<usize> = (0..supports.len()).filter(|&d| supports[d]).collect();
         if devices.is_empty() {
-            return Err(conflict::no_kernel_at_all(self.g, id, &self.request.devices));
+            return Err(conflict::no_kernel_at_all(
+                self.g,
+                id,
+                &self.request.devices,
+            ));
         }
-        let reason = if devices.len() == 1 { Reason::OnlyDevice } else { Reason::Chosen };
-        Ok(Allowed { devices, reason, group: None })
+        let reason = if devices.len() == 1 {
+            Reason::OnlyDevice
+        } else {
+            Reason::Chosen
+        };
+        Ok(Allowed {
+            devices,
+            reason,
+            group: None,
+        })
     }
 
     /// Devices of a group, by the steps of the module doc.
     fn devices_of(&mut self, c: &Colocation, group: &Group) -> Result<Vec<usize>> {
         let set = &self.request.devices;
         let able = |spec: &DeviceSpec| -> Vec<usize> {
-            set.matching(spec).into_iter().filter(|&d| group.supports[d]).collect()
+            set.matching(spec)
+                .into_iter()
+                .filter(|&d| group.supports[d])
+                .collect()
         };
         let devices = able(&group.requested);
         let is_soft = self.mode() == Merge::Soft;
@@ -390,9 +493,22 @@ impl<'g> Resolver<'g> {
     }
 
     /// Says of which members the request no longer counts, and of the `culprit` what the problem is.
-    fn note_let_go(&mut self, c: &Colocation, group: &Group, devices: &[usize], culprit: Option<(usize, Error)>) {
-        let names: Vec<&DeviceName> = devices.iter().map(|&d| &self.request.devices.devices[d].name).collect();
-        let instead = names.iter().map(|n| n.to_string()).collect::<Vec<_>>().join(", ");
+    fn note_let_go(
+        &mut self,
+        c: &Colocation,
+        group: &Group,
+        devices: &[usize],
+        culprit: Option<(usize, Error)>,
+    ) {
+        let names: Vec<&DeviceName> = devices
+            .iter()
+            .map(|&d| &self.request.devices.devices[d].name)
+            .collect();
+        let instead = names
+            .iter()
+            .map(|n| n.to_string())
+            .collect::<Vec<_>>()
+            .join(", ");
         let mut members = group.members.clone();
         members.sort_unstable();
         for m in members {
@@ -407,16 +523,25 @@ impl<'g> Resolver<'g> {
                     named(&member.requested, &member.asked_by)
                 ),
             };
-            self.note(format!("'{}' is placed on [{instead}] instead: {why}", member.name));
+            self.note(format!(
+                "'{}' is placed on [{instead}] instead: {why}",
+                member.name
+            ));
         }
     }
 
     fn reason(&self, m: &Member, devices: &[usize], why: Option<&String>) -> Reason {
         let set = &self.request.devices;
-        let fits = || devices.iter().all(|&d| m.requested.fits(&set.devices[d].name));
+        let fits = || {
+            devices
+                .iter()
+                .all(|&d| m.requested.fits(&set.devices[d].name))
+        };
         match (&m.overridden, why) {
             (Some(line), _) => Reason::Overridden(line.clone()),
-            _ if !m.requested.is_open() && !fits() => Reason::Fallback(named(&m.requested, &m.asked_by)),
+            _ if !m.requested.is_open() && !fits() => {
+                Reason::Fallback(named(&m.requested, &m.asked_by))
+            }
             _ if !m.requested.is_open() => Reason::Asked(named(&m.requested, &m.asked_by)),
             _ if !m.assigned.is_open() => Reason::Asked("where its variable is".into()),
             (_, Some(why)) => Reason::Colocated(why.clone()),
@@ -433,7 +558,12 @@ fn culprit(c: &Colocation, group: &Group, set: &DeviceSet) -> usize {
         !m.requested.is_open() && !set.matching(&m.requested).iter().any(|&d| m.supports[d])
     };
     let asks = |&&m: &&usize| !c.members[m].requested.is_open();
-    let found = group.members.iter().filter(cannot).min().or_else(|| group.members.iter().filter(asks).min());
+    let found = group
+        .members
+        .iter()
+        .filter(cannot)
+        .min()
+        .or_else(|| group.members.iter().filter(asks).min());
     found.copied().unwrap_or_else(|| group.first())
 }
 
@@ -441,7 +571,8 @@ fn culprit(c: &Colocation, group: &Group, set: &DeviceSet) -> usize {
 fn colocated_through(c: &Colocation) -> BTreeMap<usize, String> {
     let mut whys = BTreeMap::new();
     for root in (0..c.members.len()).filter(|&m| c.root(m) == m && c.group(m).members.len() > 1) {
-        let asks = |m: &usize| !c.members[*m].requested.is_open() || !c.members[*m].assigned.is_open();
+        let asks =
+            |m: &usize| !c.members[*m].requested.is_open() || !c.members[*m].assigned.is_open();
         let group = c.group(root);
         let mut starts: Vec<usize> = group.members.iter().copied().filter(asks).collect();
         if starts.is_empty() {

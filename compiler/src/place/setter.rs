@@ -44,16 +44,23 @@ pub fn result_bytes(node: NewNode<'_>) -> Result<u64> {
             node.results.len()
         )));
     };
-    let bytes = ty
-        .size_bytes()
-        .ok_or_else(|| Error::invalid(format!("{}: shape of {ty} must be fully defined", node.op.name())));
+    let bytes = ty.size_bytes().ok_or_else(|| {
+        Error::invalid(format!(
+            "{}: shape of {ty} must be fully defined",
+            node.op.name()
+        ))
+    });
     bytes.map(|b| b as u64)
 }
 
 /// Elements of a node's only result, whatever their size. Errors as [`result_bytes`].
 pub fn result_elements(node: NewNode<'_>) -> Result<u64> {
     let bytes = result_bytes(node)?;
-    Ok(bytes / node.results.first().map_or(1, |ty: &Type| ty.dtype.size_bytes().max(1)) as u64)
+    Ok(bytes
+        / node
+            .results
+            .first()
+            .map_or(1, |ty: &Type| ty.dtype.size_bytes().max(1)) as u64)
 }
 
 /// A strategy at work; uses of one variable get one choice, made and counted at the first.
@@ -66,14 +73,20 @@ struct Dealer {
 
 impl Dealer {
     fn new(strategy: Strategy, n: usize) -> Dealer {
-        Dealer { strategy, loads: vec![0; n], next: 0, of_variable: BTreeMap::new() }
+        Dealer {
+            strategy,
+            loads: vec![0; n],
+            next: 0,
+            of_variable: BTreeMap::new(),
+        }
     }
 
     fn choose(&mut self, node: NewNode<'_>) -> Result<usize> {
         let variable = match node.op {
-            Op::ReadVariable { container, name, .. } | Op::AssignVariable { container, name } => {
-                Some((container.clone(), name.clone()))
+            Op::ReadVariable {
+                container, name, ..
             }
+            | Op::AssignVariable { container, name } => Some((container.clone(), name.clone())),
             _ => None,
         };
         if let Some(chosen) = variable.as_ref().and_then(|v| self.of_variable.get(v)) {
@@ -86,7 +99,9 @@ impl Dealer {
             }
             Strategy::Greedy(load) => {
                 let load = load(node)?;
-                let least = (0..self.loads.len()).min_by_key(|&i| self.loads[i]).expect("there is at least one choice");
+                let least = (0..self.loads.len())
+                    .min_by_key(|&i| self.loads[i])
+                    .expect("there is at least one choice");
                 self.loads[least] = self.loads[least].saturating_add(load);
                 least
             }
@@ -125,7 +140,9 @@ impl Default for ReplicaDeviceSetter {
             worker_device: "/job:worker".into(),
             merge_devices: true,
             cluster: None,
-            ps_ops: ["read_variable", "assign_variable"].map(str::to_owned).into(),
+            ps_ops: ["read_variable", "assign_variable"]
+                .map(str::to_owned)
+                .into(),
             ps_strategy: Strategy::RoundRobin,
         }
     }
@@ -142,7 +159,11 @@ pub fn replica_device_setter(setter: ReplicaDeviceSetter) -> Result<DeviceScope>
     let ps_device = DeviceSpec::parse(&setter.ps_device)?;
     let worker_device = DeviceSpec::parse(&setter.worker_device)?;
     let n_tasks = match &setter.cluster {
-        Some(jobs) => ps_device.job.as_ref().and_then(|job| jobs.get(job)).map_or(0, Vec::len),
+        Some(jobs) => ps_device
+            .job
+            .as_ref()
+            .and_then(|job| jobs.get(job))
+            .map_or(0, Vec::len),
         None => setter.ps_tasks,
     };
     if n_tasks == 0 {
@@ -159,7 +180,12 @@ pub fn replica_device_setter(setter: ReplicaDeviceSetter) -> Result<DeviceScope>
             return Ok(own.fill(&worker_device));
         }
         let mut device = ps_device.clone();
-        if device.job.is_some() && own.job.as_ref().is_none_or(|job| Some(job) == device.job.as_ref()) {
+        if device.job.is_some()
+            && own
+                .job
+                .as_ref()
+                .is_none_or(|job| Some(job) == device.job.as_ref())
+        {
             device.task = Some(dealer.choose(node)? as u32);
         }
         Ok(own.fill(&device))
@@ -170,7 +196,10 @@ pub fn replica_device_setter(setter: ReplicaDeviceSetter) -> Result<DeviceScope>
 ///
 /// Errors when there is no device, or one cannot be read.
 pub fn spread(devices: &[&str], strategy: Strategy) -> Result<DeviceScope> {
-    let specs = devices.iter().map(|d| Ok(DeviceSpec::parse(d)?)).collect::<Result<Vec<_>>>()?;
+    let specs = devices
+        .iter()
+        .map(|d| Ok(DeviceSpec::parse(d)?))
+        .collect::<Result<Vec<_>>>()?;
     if specs.is_empty() {
         return Err(Error::invalid("nodes cannot be spread over no device"));
     }

@@ -34,8 +34,10 @@ const MOST_TRIES: usize = 8;
 pub fn error(p: &Problem, peaks: &[Bytes], names: &Names) -> Error {
     let nearest = over(p, peaks);
     let limit = |d: usize| p.devices[d].memory.unwrap_or(Bytes::INFINITY);
-    let lines: Vec<String> =
-        nearest.iter().map(|&(d, peak)| format!("{} needs {peak} of {}", names.devices[d], limit(d))).collect();
+    let lines: Vec<String> = nearest
+        .iter()
+        .map(|&(d, peak)| format!("{} needs {peak} of {}", names.devices[d], limit(d)))
+        .collect();
     let unfit = fit::unfit(p);
     let why = match &unfit {
         Some(why) => proof(p, why, names),
@@ -46,15 +48,36 @@ pub fn error(p: &Problem, peaks: &[Bytes], names: &Names) -> Error {
         true => String::new(),
         false => format!("; largest tensors: {}", names.tensors.join(", ")),
     };
-    let message =
-        format!("no placement found that keeps the memory limits; nearest: {}; {why}{tensors}", lines.join(", "));
-    let cost = |raises: &Raises| -> Bytes { raises.iter().map(|&(d, new)| new.saturating_sub(limit(d))).sum() };
+    let message = format!(
+        "no placement found that keeps the memory limits; nearest: {}; {why}{tensors}",
+        lines.join(", ")
+    );
+    let cost = |raises: &Raises| -> Bytes {
+        raises
+            .iter()
+            .map(|&(d, new)| new.saturating_sub(limit(d)))
+            .sum()
+    };
     let ways = std::iter::once(nearest).chain(alone(p));
-    let cheapest = ways.min_by_key(|way| (cost(way), way.len())).unwrap_or_default();
-    let raised: Vec<String> = cheapest.iter().map(|&(d, new)| (names.limit)(d, new)).collect();
+    let cheapest = ways
+        .min_by_key(|way| (cost(way), way.len()))
+        .unwrap_or_default();
+    let raised: Vec<String> = cheapest
+        .iter()
+        .map(|&(d, new)| (names.limit)(d, new))
+        .collect();
     // A task that is too large alone fits on no device like these.
-    let or = if matches!(unfit, Some(Unfit::Task { .. })) { "" } else { ", or one more device" };
-    let hint = format!("{} ({} more){or}{}", raised.join(" and "), cost(&cheapest), names.other_ways);
+    let or = if matches!(unfit, Some(Unfit::Task { .. })) {
+        ""
+    } else {
+        ", or one more device"
+    };
+    let hint = format!(
+        "{} ({} more){or}{}",
+        raised.join(" and "),
+        cost(&cheapest),
+        names.other_ways
+    );
     Error::new(ErrorKind::OutOfMemory, message).hint(hint)
 }
 
@@ -66,7 +89,9 @@ fn over(p: &Problem, peaks: &[Bytes]) -> Raises {
 
 /// What one device needs when its limit is the only one to go.
 fn alone(p: &Problem) -> Vec<Raises> {
-    let limited: Vec<usize> = (0..p.n_devices()).filter(|&d| p.devices[d].memory.is_some()).collect();
+    let limited: Vec<usize> = (0..p.n_devices())
+        .filter(|&d| p.devices[d].memory.is_some())
+        .collect();
     if p.n_tasks() > SMALL || limited.len() < 2 {
         return Vec::new();
     }
@@ -75,22 +100,36 @@ fn alone(p: &Problem) -> Vec<Raises> {
         free.devices[d].memory = None;
         let timeline = quick(&free)?;
         let peak = timeline.peak_bytes(p)[d];
-        let is_way = fit::excess(&free, &timeline) == Bytes::ZERO && p.devices[d].memory.is_some_and(|m| peak > m);
+        let is_way = fit::excess(&free, &timeline) == Bytes::ZERO
+            && p.devices[d].memory.is_some_and(|m| peak > m);
         is_way.then(|| vec![(d, peak)])
     };
-    limited.into_iter().take(MOST_TRIES).filter_map(enough).collect()
+    limited
+        .into_iter()
+        .take(MOST_TRIES)
+        .filter_map(enough)
+        .collect()
 }
 
 fn quick(p: &Problem) -> Option<Timeline> {
     let refine_tasks = 50 * p.n_tasks() as u64;
-    let options = Options { refine_tasks, bound_nodes: 0, search_nodes: 0, ..Options::new(p) };
+    let options = Options {
+        refine_tasks,
+        bound_nodes: 0,
+        search_nodes: 0,
+        ..Options::new(p)
+    };
     portfolio::solve(p, &options, &Algorithm::name).map(|s| s.timeline)
 }
 
 /// Whether a search of the usual length shows that no schedule keeps the limits.
 fn none_fits(p: &Problem) -> bool {
     let budget = Options::new(p).search_nodes;
-    quick(p).is_some_and(|t| !exact::solve(p, &t, Nanos::ZERO, budget).lower_bound.is_finite())
+    quick(p).is_some_and(|t| {
+        !exact::solve(p, &t, Nanos::ZERO, budget)
+            .lower_bound
+            .is_finite()
+    })
 }
 
 fn proof(p: &Problem, why: &Unfit, names: &Names) -> String {
@@ -98,12 +137,16 @@ fn proof(p: &Problem, why: &Unfit, names: &Names) -> String {
     match *why {
         Unfit::Task { task, needs, most } => {
             let t = task as usize;
-            let largest = p.feasible(t).max_by_key(|&d| (p.devices[d].memory, std::cmp::Reverse(d)));
+            let largest = p
+                .feasible(t)
+                .max_by_key(|&d| (p.devices[d].memory, std::cmp::Reverse(d)));
             let device = largest.map_or("", |d| &names.devices[d]);
             let group = p.members.row(p.group_of[t] as usize);
             let resident: Bytes = group.iter().map(|&t| p.resident[t as usize]).sum();
             let held = match (names.group)(t) {
-                Some(group) => format!(", {resident} of it what group {group} holds for the whole step"),
+                Some(group) => {
+                    format!(", {resident} of it what group {group} holds for the whole step")
+                }
                 None if resident > Bytes::ZERO => format!(", {resident} of it for the whole step"),
                 None => String::new(),
             };

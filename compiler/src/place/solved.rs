@@ -45,15 +45,31 @@ impl Solved {
         mut names: Vec<String>,
         freedom: Freedom,
     ) -> Solved {
-        let Settled { solution, copied, .. } = settled;
+        let Settled {
+            solution, copied, ..
+        } = settled;
         let (copied, copies) = copied.map_or((None, Vec::new()), |c| (Some(c.problem), c.copies));
         names.truncate(nodes.len());
         for copy in &copies {
-            let what = if copy.parked.is_some() { "parked" } else { "copy" };
+            let what = if copy.parked.is_some() {
+                "parked"
+            } else {
+                "copy"
+            };
             names.push(format!("{} ({what})", names[copy.task as usize]));
         }
         let names = unique_names(names);
-        Solved { problem, copied, copies, objective, freedom, solution, options, nodes, names }
+        Solved {
+            problem,
+            copied,
+            copies,
+            objective,
+            freedom,
+            solution,
+            options,
+            nodes,
+            names,
+        }
     }
 }
 
@@ -93,15 +109,32 @@ pub(super) fn planned(
         Some(allowed) if allowed.reason != Reason::Chosen => allowed.reason.to_string(),
         _ => "no kernel".to_owned(),
     };
-    plan.resolve(problem, &Names { tasks, devices: &devices, find: &find, reason: &reason, freedom })
+    plan.resolve(
+        problem,
+        &Names {
+            tasks,
+            devices: &devices,
+            find: &find,
+            reason: &reason,
+            freedom,
+        },
+    )
 }
 
 impl Placement {
     /// Where and when these nodes ran, on the devices of a set; nothing where a device is gone, or a node was not placed.
     pub(super) fn timeline_on(&self, nodes: &[NodeId], set: &DeviceSet) -> Option<Timeline> {
-        let place = |name: &DeviceName| set.devices.iter().position(|d| d.name == *name).map(|d| d as u32);
+        let place = |name: &DeviceName| {
+            set.devices
+                .iter()
+                .position(|d| d.name == *name)
+                .map(|d| d as u32)
+        };
         let index: Vec<Option<u32>> = self.devices.iter().map(place).collect();
-        let mut timeline = Timeline { makespan: self.makespan, ..Timeline::default() };
+        let mut timeline = Timeline {
+            makespan: self.makespan,
+            ..Timeline::default()
+        };
         for id in nodes {
             let placed = self.nodes.get(id.0 as usize)?.as_ref()?;
             timeline.device.push(index[placed.device]?);
@@ -111,7 +144,13 @@ impl Placement {
         // Tensors have the same numbers in all problems of one graph.
         if let Some(solved) = self.solved.as_deref().filter(|s| s.nodes == nodes) {
             let n = solved.problem.tensors.len();
-            for t in solved.solution.timeline.transfers.iter().filter(|t| (t.tensor as usize) < n) {
+            for t in solved
+                .solution
+                .timeline
+                .transfers
+                .iter()
+                .filter(|t| (t.tensor as usize) < n)
+            {
                 let (from, to) = (index[t.from as usize]?, index[t.to as usize]?);
                 timeline.transfers.push(Transfer { from, to, ..*t });
             }
@@ -123,18 +162,25 @@ impl Placement {
     ///
     /// Errors for placements by hand, which have no prediction.
     pub fn subject<'a>(&'a self, g: &'a Graph) -> Result<Subject<'a>> {
-        let solved = self.solved.as_deref().ok_or_else(|| Error::invalid("a placement by hand has no explanation"))?;
+        let solved = self
+            .solved
+            .as_deref()
+            .ok_or_else(|| Error::invalid("a placement by hand has no explanation"))?;
         let n = solved.nodes.len();
         let label = |(i, name): (usize, &String)| {
             let copy = i.checked_sub(n).and_then(|i| self.copies.get(i));
             let id = copy.map_or_else(|| solved.nodes[i], |c| c.node);
-            let placed = copy.map(|c| &c.placed).or(self.nodes[id.0 as usize].as_ref());
+            let placed = copy
+                .map(|c| &c.placed)
+                .or(self.nodes[id.0 as usize].as_ref());
             let reason = placed.map(|p| &p.reason);
             let node = g.node(id);
             let attrs: Vec<String> = node.op.attrs().into_iter().map(|(_, v)| v).collect();
             let op = match copy.is_some_and(|c| c.parked.is_some()) {
                 true => "kept for another device".to_owned(),
-                false => format!("{} {}", node.op.name(), attrs.join(" ")).trim().to_owned(),
+                false => format!("{} {}", node.op.name(), attrs.join(" "))
+                    .trim()
+                    .to_owned(),
             };
             Label {
                 name: name.clone(),

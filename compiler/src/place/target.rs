@@ -99,11 +99,16 @@ impl Target {
     pub fn parse(text: &str) -> Result<Target> {
         let reader = Reader { text };
         let file: File = toml::from_str(text).map_err(|e| {
-            let at = e.span().map_or(String::new(), |s| format!("line {}: ", reader.line(s.start)));
+            let at = e.span().map_or(String::new(), |s| {
+                format!("line {}: ", reader.line(s.start))
+            });
             Error::invalid(format!("{at}{}", e.message().replace('\n', "; ")))
         })?;
         if file.format.get_ref() != FORMAT {
-            return Err(reader.error(&file.format, format!("format {:?}, expected {FORMAT:?}", file.format.get_ref())));
+            return Err(reader.error(
+                &file.format,
+                format!("format {:?}, expected {FORMAT:?}", file.format.get_ref()),
+            ));
         }
         let mut devices = Vec::new();
         for table in &file.device {
@@ -113,7 +118,14 @@ impl Target {
             return Err(Error::invalid("no [[device]]"));
         }
         let links = reader.links(&file.link, &devices)?;
-        Ok(Target { name: file.name, devices: DeviceSet { devices, link: LinkProfile::IN_PROCESS, links } })
+        Ok(Target {
+            name: file.name,
+            devices: DeviceSet {
+                devices,
+                link: LinkProfile::IN_PROCESS,
+                links,
+            },
+        })
     }
 }
 
@@ -124,7 +136,13 @@ struct Reader<'t> {
 
 impl Reader<'_> {
     fn line(&self, offset: usize) -> usize {
-        1 + self.text.as_bytes().iter().take(offset).filter(|b| **b == b'\n').count()
+        1 + self
+            .text
+            .as_bytes()
+            .iter()
+            .take(offset)
+            .filter(|b| **b == b'\n')
+            .count()
     }
 
     fn error<T>(&self, at: &Spanned<T>, message: impl std::fmt::Display) -> Error {
@@ -145,7 +163,11 @@ impl Reader<'_> {
         let t = table.get_ref();
         let kind = self.kind(&t.kind)?;
         let count = t.count.as_ref().map_or(1, |c| *c.get_ref());
-        if let Some(c) = t.count.as_ref().filter(|_| !(1..=MAX_COUNT).contains(&count)) {
+        if let Some(c) = t
+            .count
+            .as_ref()
+            .filter(|_| !(1..=MAX_COUNT).contains(&count))
+        {
             return Err(self.error(c, format!("count = {count}, expected 1 to {MAX_COUNT}")));
         }
         let profile = self.profile(kind, table)?;
@@ -162,20 +184,31 @@ impl Reader<'_> {
 
     fn kind(&self, text: &Spanned<String>) -> Result<DeviceKind> {
         DeviceKind::from_name(text.get_ref()).ok_or_else(|| {
-            self.error(text, format!("unknown kind of device {:?}; known: cpu, gpu, emu", text.get_ref()))
+            self.error(
+                text,
+                format!(
+                    "unknown kind of device {:?}; known: cpu, gpu, emu",
+                    text.get_ref()
+                ),
+            )
         })
     }
 
     fn profile(&self, kind: DeviceKind, table: &Spanned<DeviceTable>) -> Result<DeviceProfile> {
         let t = table.get_ref();
         let n_threads = t.threads.as_ref().map_or(1, |n| *n.get_ref());
-        if let Some(n) = t.threads.as_ref().filter(|_| !(1..=1024).contains(&n_threads)) {
+        if let Some(n) = t
+            .threads
+            .as_ref()
+            .filter(|_| !(1..=1024).contains(&n_threads))
+        {
             return Err(self.error(n, format!("threads = {n_threads}, expected 1 to 1024")));
         }
         let mut peaks = BTreeMap::new();
         for (name, value) in &t.flops_per_second {
             let known = || DType::ALL.iter().map(|d| d.name());
-            let dtype = DType::parse(name.get_ref()).ok_or_else(|| self.unknown("dtype", name, known()))?;
+            let dtype =
+                DType::parse(name.get_ref()).ok_or_else(|| self.unknown("dtype", name, known()))?;
             peaks.insert(dtype, self.rate(name.get_ref(), value)?);
         }
         let flops_f32 = peaks.remove(&DType::F32);
@@ -198,27 +231,57 @@ impl Reader<'_> {
     ) -> Result<BTreeMap<(WorkClass, Option<DType>), f64>> {
         let mut shares = BTreeMap::new();
         for (name, value) in stated {
-            let class_of = |text: &str| WorkClass::NAMES.iter().find(|(_, n)| *n == text).map(|(class, _)| *class);
+            let class_of = |text: &str| {
+                WorkClass::NAMES
+                    .iter()
+                    .find(|(_, n)| *n == text)
+                    .map(|(class, _)| *class)
+            };
             let typed = name.get_ref().rsplit_once('_');
-            let key = match (class_of(name.get_ref()), typed.map(|(c, d)| (class_of(c), DType::parse(d)))) {
+            let key = match (
+                class_of(name.get_ref()),
+                typed.map(|(c, d)| (class_of(c), DType::parse(d))),
+            ) {
                 (Some(class), _) => (class, None),
                 (None, Some((Some(class), Some(dtype)))) => (class, Some(dtype)),
-                _ => return Err(self.unknown("class", name, WorkClass::NAMES.iter().map(|(_, n)| *n))),
+                _ => {
+                    return Err(self.unknown(
+                        "class",
+                        name,
+                        WorkClass::NAMES.iter().map(|(_, n)| *n),
+                    ));
+                }
             };
             let share = *value.get_ref();
             if !(share > 0.0 && share <= 1.0) {
-                return Err(
-                    self.error(value, format!("{} = {share}, expected more than 0 and at most 1", name.get_ref()))
-                );
+                return Err(self.error(
+                    value,
+                    format!(
+                        "{} = {share}, expected more than 0 and at most 1",
+                        name.get_ref()
+                    ),
+                ));
             }
             shares.insert(key, share);
         }
         Ok(shares)
     }
 
-    fn unknown<'a>(&self, what: &str, name: &Spanned<String>, known: impl Iterator<Item = &'a str>) -> Error {
+    fn unknown<'a>(
+        &self,
+        what: &str,
+        name: &Spanned<String>,
+        known: impl Iterator<Item = &'a str>,
+    ) -> Error {
         let known: Vec<&str> = known.collect();
-        let error = self.error(name, format!("unknown {what} {:?}; known: {}", name.get_ref(), known.join(", ")));
+        let error = self.error(
+            name,
+            format!(
+                "unknown {what} {:?}; known: {}",
+                name.get_ref(),
+                known.join(", ")
+            ),
+        );
         match nearest(name.get_ref(), known.iter().copied(), 1).first() {
             Some(near) => error.hint(*near),
             None => error,
@@ -226,20 +289,36 @@ impl Reader<'_> {
     }
 
     /// The link of each ordered pair.
-    fn links(&self, tables: &[LinkTable], devices: &[Device]) -> Result<BTreeMap<(usize, usize), LinkProfile>> {
+    fn links(
+        &self,
+        tables: &[LinkTable],
+        devices: &[Device],
+    ) -> Result<BTreeMap<(usize, usize), LinkProfile>> {
         let mut links = BTreeMap::new();
         for t in tables {
             let bytes_per_second = self.rate("bytes_per_second", &t.bytes_per_second)? as u64;
-            let link = LinkProfile { latency: Nanos(t.latency_ns), bytes_per_second };
+            let link = LinkProfile {
+                latency: Nanos(t.latency_ns),
+                bytes_per_second,
+            };
             let (from, to) = (self.ends(&t.from, devices)?, self.ends(&t.to, devices)?);
-            let pairs = from.iter().flat_map(|&f| to.iter().map(move |&t| (f, t))).filter(|(f, t)| f != t);
+            let pairs = from
+                .iter()
+                .flat_map(|&f| to.iter().map(move |&t| (f, t)))
+                .filter(|(f, t)| f != t);
             links.extend(pairs.map(|pair| (pair, link)));
         }
         let pairs = (0..devices.len()).flat_map(|f| (0..devices.len()).map(move |t| (f, t)));
-        match pairs.filter(|(f, t)| f != t).find(|pair| !links.contains_key(pair)) {
+        match pairs
+            .filter(|(f, t)| f != t)
+            .find(|pair| !links.contains_key(pair))
+        {
             None => Ok(links),
-            Some((f, t)) => Err(Error::invalid(format!("no link from {} to {}", devices[f].name, devices[t].name))
-                .hint("[[link]] with from = \"any\" and to = \"any\"")),
+            Some((f, t)) => Err(Error::invalid(format!(
+                "no link from {} to {}",
+                devices[f].name, devices[t].name
+            ))
+            .hint("[[link]] with from = \"any\" and to = \"any\"")),
         }
     }
 
@@ -248,10 +327,14 @@ impl Reader<'_> {
         let text = end.get_ref();
         let fits: Vec<usize> = match (text.as_str(), DeviceKind::from_name(text)) {
             ("any", _) => (0..devices.len()).collect(),
-            (_, Some(kind)) => (0..devices.len()).filter(|&d| devices[d].name.kind == kind).collect(),
+            (_, Some(kind)) => (0..devices.len())
+                .filter(|&d| devices[d].name.kind == kind)
+                .collect(),
             _ => {
                 let spec = DeviceSpec::parse(text).map_err(|e| self.error(end, e))?;
-                (0..devices.len()).filter(|&d| spec.fits(&devices[d].name)).collect()
+                (0..devices.len())
+                    .filter(|&d| spec.fits(&devices[d].name))
+                    .collect()
             }
         };
         match fits.is_empty() {

@@ -181,7 +181,8 @@ impl TaskGraph {
     ///
     /// Errors with line and column where the text is not such a file.
     pub fn parse(text: &str) -> Result<TaskGraph> {
-        let graph: TaskGraph = serde_json::from_str(text).map_err(|e| Error::invalid(format!("task graph: {e}")))?;
+        let graph: TaskGraph =
+            serde_json::from_str(text).map_err(|e| Error::invalid(format!("task graph: {e}")))?;
         expect_format(&graph.format, "task-graph/1")?;
         Ok(graph)
     }
@@ -191,28 +192,57 @@ impl TaskGraph {
     /// Errors when the file has no `limits`, or outputs with a size: it says nothing of links.
     pub fn published_topology(&self) -> Result<Topology> {
         let Some(limits) = self.limits else {
-            return Err(Error::invalid("no --topology, and the task graph has no limits").hint("--topology FILE"));
+            return Err(
+                Error::invalid("no --topology, and the task graph has no limits")
+                    .hint("--topology FILE"),
+            );
         };
-        if let Some(node) = self.nodes.iter().find(|n| n.output_bytes.is_some_and(|b| b > 0)) {
-            return Err(Error::invalid("its output has a size, but nothing is known of links")
-                .at(&node.name)
-                .hint("--topology FILE"));
+        if let Some(node) = self
+            .nodes
+            .iter()
+            .find(|n| n.output_bytes.is_some_and(|b| b > 0))
+        {
+            return Err(
+                Error::invalid("its output has a size, but nothing is known of links")
+                    .at(&node.name)
+                    .hint("--topology FILE"),
+            );
         }
         let device = |kind: &str, i: usize, memory_bytes| {
             let (name, kind) = (format!("/{kind}:{i}"), kind.to_owned());
-            TopologyDevice { name, kind, memory_bytes }
+            TopologyDevice {
+                name,
+                kind,
+                memory_bytes,
+            }
         };
         let most = 4096;
-        if limits.max_accelerators + limits.max_cpus == 0 || limits.max_accelerators.max(limits.max_cpus) > most {
-            let message = format!("limits have {} accelerators and {} CPUs", limits.max_accelerators, limits.max_cpus);
+        if limits.max_accelerators + limits.max_cpus == 0
+            || limits.max_accelerators.max(limits.max_cpus) > most
+        {
+            let message = format!(
+                "limits have {} accelerators and {} CPUs",
+                limits.max_accelerators, limits.max_cpus
+            );
             return Err(Error::invalid(format!(
                 "{message}; expected at least one device, and at most {most} of a kind"
             )));
         }
-        let accelerators = (0..limits.max_accelerators).map(|i| device("gpu", i, Some(limits.accelerator_bytes)));
-        let devices = accelerators.chain((0..limits.max_cpus).map(|i| device("cpu", i, None))).collect();
-        let nothing = LinkRates { latency_ns: 0, bytes_per_second: u64::MAX };
-        Ok(Topology { format: "topology/1".into(), devices, links: Vec::new(), default_link: Some(nothing) })
+        let accelerators =
+            (0..limits.max_accelerators).map(|i| device("gpu", i, Some(limits.accelerator_bytes)));
+        let devices = accelerators
+            .chain((0..limits.max_cpus).map(|i| device("cpu", i, None)))
+            .collect();
+        let nothing = LinkRates {
+            latency_ns: 0,
+            bytes_per_second: u64::MAX,
+        };
+        Ok(Topology {
+            format: "topology/1".into(),
+            devices,
+            links: Vec::new(),
+            default_link: Some(nothing),
+        })
     }
 
     /// The problem of this graph on a topology. Task `i` is node `i`; tensor `i` is its output.
@@ -230,7 +260,8 @@ impl TaskGraph {
         for ((i, node), consumers) in self.nodes.iter().enumerate().zip(consumers) {
             let payload = match (node.output_host_copy_ns, node.output_bytes) {
                 (Some(_), Some(_)) => {
-                    let message = "has both output_bytes and output_host_copy_ns; expected one of them";
+                    let message =
+                        "has both output_bytes and output_host_copy_ns; expected one of them";
                     return Err(Error::invalid(message).at(&node.name));
                 }
                 (Some(time), None) => Payload::HostCopy(Nanos(time)),
@@ -240,28 +271,50 @@ impl TaskGraph {
             tasks.push(Task {
                 cost: topology.costs(node)?,
                 resident: Bytes(node.resident_bytes),
-                group: node.colocate.as_deref().map(|name| *groups.entry(name).or_insert(n_groups)),
+                group: node
+                    .colocate
+                    .as_deref()
+                    .map(|name| *groups.entry(name).or_insert(n_groups)),
                 ..Task::default()
             });
-            tensors.push((Tensor { producer: i as u32, payload }, consumers));
+            tensors.push((
+                Tensor {
+                    producer: i as u32,
+                    payload,
+                },
+                consumers,
+            ));
         }
-        let parts = Parts { devices: topology.solver_devices(), links, tasks, tensors, constants: Vec::new() };
+        let parts = Parts {
+            devices: topology.solver_devices(),
+            links,
+            tasks,
+            tensors,
+            constants: Vec::new(),
+        };
         Problem::new(parts).map_err(|refused| self.refusal(refused, topology))
     }
 
     /// Errors when the largest output takes too long over a link.
     fn expect_transfers(&self, links: &Links) -> Result<()> {
         let largest = self.nodes.iter().max_by_key(|n| n.output_bytes);
-        let Some((node, bytes)) = largest.and_then(|n| n.output_bytes.map(|b| (n, b))) else { return Ok(()) };
+        let Some((node, bytes)) = largest.and_then(|n| n.output_bytes.map(|b| (n, b))) else {
+            return Ok(());
+        };
         let classes = links.count_classes();
-        match classes.iter().find(|(l, n)| *n > 0 && l.transfer(Bytes(bytes)).0 > MOST_NS) {
+        match classes
+            .iter()
+            .find(|(l, n)| *n > 0 && l.transfer(Bytes(bytes)).0 > MOST_NS)
+        {
             None => Ok(()),
             Some((link, _)) => {
                 let message = format!(
                     "its output_bytes {bytes} take too long over a link of {} B/s; expected at most {MOST_NS} ns, about five hours",
                     link.bytes_per_second
                 );
-                Err(Error::invalid(message).at(&node.name).hint("a higher bytes_per_second"))
+                Err(Error::invalid(message)
+                    .at(&node.name)
+                    .hint("a higher bytes_per_second"))
             }
         }
     }
@@ -288,13 +341,23 @@ impl TaskGraph {
 
     fn refusal(&self, refused: Refused, topology: &Topology) -> Error {
         let names = |tasks: &[u32]| {
-            let shown: Vec<&str> = tasks.iter().take(8).map(|&t| self.nodes[t as usize].name.as_str()).collect();
+            let shown: Vec<&str> = tasks
+                .iter()
+                .take(8)
+                .map(|&t| self.nodes[t as usize].name.as_str())
+                .collect();
             let more = tasks.len().saturating_sub(shown.len());
-            if more == 0 { shown.join(", ") } else { format!("{} and {more} more", shown.join(", ")) }
+            if more == 0 {
+                shown.join(", ")
+            } else {
+                format!("{} and {more} more", shown.join(", "))
+            }
         };
         match refused {
             Refused::Cycle(tasks) => {
-                let first = tasks.first().map_or("", |&t| self.nodes[t as usize].name.as_str());
+                let first = tasks
+                    .first()
+                    .map_or("", |&t| self.nodes[t as usize].name.as_str());
                 Error::invalid(format!(
                     "nodes wait for each other in a ring: {} -> {first}",
                     names(&tasks).replace(", ", " -> ")
@@ -304,8 +367,11 @@ impl TaskGraph {
             Refused::NoDevice(task) => {
                 let node = &self.nodes[task as usize];
                 let kinds: Vec<&str> = node.cost_ns.keys().map(String::as_str).collect();
-                let devices: Vec<String> =
-                    topology.devices.iter().map(|d| format!("{} ({})", d.name, d.kind)).collect();
+                let devices: Vec<String> = topology
+                    .devices
+                    .iter()
+                    .map(|d| format!("{} ({})", d.name, d.kind))
+                    .collect();
                 Error::invalid(format!(
                     "no device can run it: it has times for {kinds:?}, the topology has {}",
                     devices.join(", ")
@@ -314,7 +380,10 @@ impl TaskGraph {
                 .hint("a device of such a kind in the topology, or another pin")
             }
             Refused::Group(tasks) => {
-                let group = tasks.first().and_then(|&t| self.nodes[t as usize].colocate.as_deref()).unwrap_or_default();
+                let group = tasks
+                    .first()
+                    .and_then(|&t| self.nodes[t as usize].colocate.as_deref())
+                    .unwrap_or_default();
                 Error::invalid(format!(
                     "group {group:?} has no device that all its nodes can be on: {}",
                     self.conflict(&tasks, topology)
@@ -333,9 +402,18 @@ impl TaskGraph {
         let group = node.colocate.as_ref()?;
         let members = p.members.row(p.group_of[task] as usize);
         let others = members.iter().map(|&t| &self.nodes[t as usize]);
-        match others.clone().find_map(|n| n.device.as_ref().map(|pin| (n, pin))) {
-            Some((n, pin)) => Some(format!("colocated in group {group:?} with {}, pinned to {pin:?}", n.name)),
-            None => Some(format!("colocated in group {group:?} of {} nodes", others.count())),
+        match others
+            .clone()
+            .find_map(|n| n.device.as_ref().map(|pin| (n, pin)))
+        {
+            Some((n, pin)) => Some(format!(
+                "colocated in group {group:?} with {}, pinned to {pin:?}",
+                n.name
+            )),
+            None => Some(format!(
+                "colocated in group {group:?} of {} nodes",
+                others.count()
+            )),
         }
     }
 
@@ -347,14 +425,30 @@ impl TaskGraph {
         };
         let sets: Vec<(u32, Vec<usize>)> = tasks.iter().map(|&t| (t, open(t))).collect();
         let smallest = sets.iter().min_by_key(|s| s.1.len());
-        let against = smallest.and_then(|a| sets.iter().find(|b| a.1.iter().all(|d| !b.1.contains(d))).map(|b| [a, b]));
+        let against = smallest.and_then(|a| {
+            sets.iter()
+                .find(|b| a.1.iter().all(|d| !b.1.contains(d)))
+                .map(|b| [a, b])
+        });
         let describe = |(t, devices): &(u32, Vec<usize>)| {
-            let names: Vec<&str> = devices.iter().map(|&d| topology.devices[d].name.as_str()).collect();
-            format!("{} can be on {}", self.nodes[*t as usize].name, names.join(", "))
+            let names: Vec<&str> = devices
+                .iter()
+                .map(|&d| topology.devices[d].name.as_str())
+                .collect();
+            format!(
+                "{} can be on {}",
+                self.nodes[*t as usize].name,
+                names.join(", ")
+            )
         };
         match against {
             Some(pair) => pair.map(describe).join("; "),
-            None => sets.iter().take(8).map(describe).collect::<Vec<_>>().join("; "),
+            None => sets
+                .iter()
+                .take(8)
+                .map(describe)
+                .collect::<Vec<_>>()
+                .join("; "),
         }
     }
 }
@@ -363,15 +457,26 @@ impl Node {
     /// Errors on numbers that leave no room for sums.
     fn expect_sizes(&self) -> Result<()> {
         let numbers = [
-            ("output_bytes", self.output_bytes.unwrap_or(0), MOST_BYTES, "16 TiB"),
+            (
+                "output_bytes",
+                self.output_bytes.unwrap_or(0),
+                MOST_BYTES,
+                "16 TiB",
+            ),
             ("resident_bytes", self.resident_bytes, MOST_BYTES, "16 TiB"),
-            ("output_host_copy_ns", self.output_host_copy_ns.unwrap_or(0), MOST_NS, "about five hours"),
+            (
+                "output_host_copy_ns",
+                self.output_host_copy_ns.unwrap_or(0),
+                MOST_NS,
+                "about five hours",
+            ),
         ];
         match numbers.into_iter().find(|(_, value, most, _)| value > most) {
             None => Ok(()),
-            Some((key, value, most, words)) => {
-                Err(Error::invalid(format!("{key} is {value}; expected at most {most}, {words}")).at(&self.name))
-            }
+            Some((key, value, most, words)) => Err(Error::invalid(format!(
+                "{key} is {value}; expected at most {most}, {words}"
+            ))
+            .at(&self.name)),
         }
     }
 }
@@ -381,20 +486,34 @@ impl Topology {
     ///
     /// Errors with line and column where the text is not such a file, on names that come twice, and on links of no bandwidth.
     pub fn parse(text: &str) -> Result<Topology> {
-        let topology: Topology = serde_json::from_str(text).map_err(|e| Error::invalid(format!("topology: {e}")))?;
+        let topology: Topology =
+            serde_json::from_str(text).map_err(|e| Error::invalid(format!("topology: {e}")))?;
         expect_format(&topology.format, "topology/1")?;
         expect_unique("device", topology.devices.iter().map(|d| d.name.as_str()))?;
         if topology.devices.is_empty() {
-            return Err(Error::invalid("topology: no devices; expected at least one"));
+            return Err(Error::invalid(
+                "topology: no devices; expected at least one",
+            ));
         }
-        let rates =
-            topology.links.iter().map(|l| l.bytes_per_second).chain(topology.default_link.map(|l| l.bytes_per_second));
+        let rates = topology
+            .links
+            .iter()
+            .map(|l| l.bytes_per_second)
+            .chain(topology.default_link.map(|l| l.bytes_per_second));
         if rates.into_iter().any(|r| r == 0) {
-            return Err(Error::invalid("topology: a link has bytes_per_second 0; expected at least 1"));
+            return Err(Error::invalid(
+                "topology: a link has bytes_per_second 0; expected at least 1",
+            ));
         }
-        let latencies = topology.links.iter().map(|l| l.latency_ns).chain(topology.default_link.map(|l| l.latency_ns));
+        let latencies = topology
+            .links
+            .iter()
+            .map(|l| l.latency_ns)
+            .chain(topology.default_link.map(|l| l.latency_ns));
         if let Some(ns) = latencies.into_iter().find(|&ns| ns > MOST_NS) {
-            let message = format!("topology: a link has latency_ns {ns}; expected at most {MOST_NS}, about five hours");
+            let message = format!(
+                "topology: a link has latency_ns {ns}; expected at most {MOST_NS}, about five hours"
+            );
             return Err(Error::invalid(message));
         }
         Ok(topology)
@@ -402,15 +521,28 @@ impl Topology {
 
     /// Time of a node on each device, infinite where its pin or its kinds do not allow it.
     fn costs(&self, node: &Node) -> Result<Vec<Nanos>> {
-        let pinned = |d: &TopologyDevice| node.device.as_deref().is_none_or(|pin| self.fits(pin, d));
-        if let Some(pin) = node.device.as_deref().filter(|pin| !self.devices.iter().any(|d| self.fits(pin, d))) {
+        let pinned =
+            |d: &TopologyDevice| node.device.as_deref().is_none_or(|pin| self.fits(pin, d));
+        if let Some(pin) = node
+            .device
+            .as_deref()
+            .filter(|pin| !self.devices.iter().any(|d| self.fits(pin, d)))
+        {
             let names: Vec<&str> = self.devices.iter().map(|d| d.name.as_str()).collect();
-            let near = nearest(pin, names.iter().copied(), 1).first().copied().unwrap_or(names[0]);
-            let message = format!("its device {pin:?} is not in the topology; available: {}", names.join(", "));
+            let near = nearest(pin, names.iter().copied(), 1)
+                .first()
+                .copied()
+                .unwrap_or(names[0]);
+            let message = format!(
+                "its device {pin:?} is not in the topology; available: {}",
+                names.join(", ")
+            );
             return Err(Error::invalid(message).at(&node.name).hint(near));
         }
         if let Some((kind, ns)) = node.cost_ns.iter().find(|(_, ns)| **ns > MOST_NS) {
-            let message = format!("cost_ns of {kind:?} is {ns}; expected at most {MOST_NS}, about five hours");
+            let message = format!(
+                "cost_ns of {kind:?} is {ns}; expected at most {MOST_NS}, about five hours"
+            );
             return Err(Error::invalid(message).at(&node.name));
         }
         let cost = |d: &TopologyDevice| match node.cost_ns.get(&d.kind) {
@@ -422,7 +554,9 @@ impl Topology {
 
     /// Whether a pin names a device: its name, or `/KIND:*` for all devices of a kind. Where no device is of that kind the wildcard is one of names.
     fn fits(&self, pin: &str, device: &TopologyDevice) -> bool {
-        let Some(prefix) = pin.strip_suffix('*').filter(|p| p.ends_with(':')) else { return pin == device.name };
+        let Some(prefix) = pin.strip_suffix('*').filter(|p| p.ends_with(':')) else {
+            return pin == device.name;
+        };
         let kind = prefix.strip_prefix('/').and_then(|p| p.strip_suffix(':'));
         match kind.filter(|k| self.devices.iter().any(|d| d.kind == *k)) {
             Some(kind) => device.kind == kind,
@@ -431,7 +565,10 @@ impl Topology {
     }
 
     fn solver_devices(&self) -> Vec<Device> {
-        let device = |d: &TopologyDevice| Device { memory: d.memory_bytes.map(Bytes), is_host: d.kind == "cpu" };
+        let device = |d: &TopologyDevice| Device {
+            memory: d.memory_bytes.map(Bytes),
+            is_host: d.kind == "cpu",
+        };
         self.devices.iter().map(device).collect()
     }
 
@@ -440,20 +577,36 @@ impl Topology {
         let index = |name: &str| {
             let found = self.devices.iter().position(|d| d.name == name);
             found.ok_or_else(|| {
-                Error::invalid(format!("topology: a link names {name:?}, which is not among the devices"))
+                Error::invalid(format!(
+                    "topology: a link names {name:?}, which is not among the devices"
+                ))
             })
         };
         let mut given = vec![self.default_link.is_some(); n * n];
-        let default = self.default_link.map_or(LinkRates { latency_ns: 0, bytes_per_second: 1 }, |l| l);
+        let default = self.default_link.map_or(
+            LinkRates {
+                latency_ns: 0,
+                bytes_per_second: 1,
+            },
+            |l| l,
+        );
         let mut links = Links::uniform(n, default.profile());
         let mut named: BTreeMap<(usize, usize), LinkProfile> = BTreeMap::new();
         for link in &self.links {
             let (from, to) = (index(&link.from)?, index(&link.to)?);
             given[from * n + to] = true;
-            let rates = LinkRates { latency_ns: link.latency_ns, bytes_per_second: link.bytes_per_second };
-            if named.insert((from, to), rates.profile()).is_some_and(|before| before != rates.profile()) {
-                let message =
-                    format!("topology: the link from {} to {} comes twice, with different rates", link.from, link.to);
+            let rates = LinkRates {
+                latency_ns: link.latency_ns,
+                bytes_per_second: link.bytes_per_second,
+            };
+            if named
+                .insert((from, to), rates.profile())
+                .is_some_and(|before| before != rates.profile())
+            {
+                let message = format!(
+                    "topology: the link from {} to {} comes twice, with different rates",
+                    link.from, link.to
+                );
                 return Err(Error::invalid(message).hint("one of them"));
             }
             links.set(from, to, rates.profile());
@@ -472,7 +625,10 @@ impl Topology {
 
 impl LinkRates {
     fn profile(self) -> LinkProfile {
-        LinkProfile { latency: Nanos(self.latency_ns), bytes_per_second: self.bytes_per_second }
+        LinkProfile {
+            latency: Nanos(self.latency_ns),
+            bytes_per_second: self.bytes_per_second,
+        }
     }
 }
 
@@ -480,14 +636,18 @@ fn expect_format(found: &str, expected: &str) -> Result<()> {
     if found == expected {
         return Ok(());
     }
-    Err(Error::invalid(format!("format is {found:?}; expected {expected:?}")))
+    Err(Error::invalid(format!(
+        "format is {found:?}; expected {expected:?}"
+    )))
 }
 
 fn expect_unique<'a>(what: &str, names: impl Iterator<Item = &'a str>) -> Result<()> {
     let mut seen = std::collections::BTreeSet::new();
     for name in names {
         if !seen.insert(name) {
-            return Err(Error::invalid(format!("{what} {name:?} comes twice; names must differ")));
+            return Err(Error::invalid(format!(
+                "{what} {name:?} comes twice; names must differ"
+            )));
         }
     }
     Ok(())
@@ -534,13 +694,21 @@ pub fn answer<'a>(
         makespan_ns: makespan,
         lower_bound_ns: bound,
         bound: verdict.bound,
-        gap: if bound == 0 { if makespan == 0 { 0.0 } else { f64::MAX } } else { makespan as f64 / bound as f64 - 1.0 },
+        gap: if bound == 0 {
+            if makespan == 0 { 0.0 } else { f64::MAX }
+        } else {
+            makespan as f64 / bound as f64 - 1.0
+        },
         optimal: makespan == bound,
         algorithm: verdict.algorithm,
         plan_time_ns: verdict.plan_time.0,
         nodes: nodes.collect(),
         transfers: transfers.collect(),
-        peak_bytes: peaks.iter().enumerate().map(|(d, b)| (device(d as u32), b.0)).collect(),
+        peak_bytes: peaks
+            .iter()
+            .enumerate()
+            .map(|(d, b)| (device(d as u32), b.0))
+            .collect(),
         explain: None,
     }
 }
@@ -576,16 +744,31 @@ pub fn subject<'a>(
 }
 
 /// Bare problems run every task once.
-static NO_FREEDOM: Freedom = Freedom { may_copy: Vec::new(), parking: Vec::new() };
+static NO_FREEDOM: Freedom = Freedom {
+    may_copy: Vec::new(),
+    parking: Vec::new(),
+};
 
 /// The error of a problem whose memory limits no placement was found to keep; the nearest one needs `peaks`.
 pub fn over_memory(graph: &TaskGraph, topology: &Topology, p: &Problem, peaks: &[Bytes]) -> Error {
     let group = |task: usize| {
         let name = graph.nodes[task].colocate.as_ref()?;
         let members = p.members.row(p.group_of[task] as usize);
-        let shown: Vec<&str> = members.iter().take(4).map(|&t| graph.nodes[t as usize].name.as_str()).collect();
-        let more = if members.len() > shown.len() { ", ..." } else { "" };
-        Some(format!("{name:?} of {} nodes ({}{more})", members.len(), shown.join(", ")))
+        let shown: Vec<&str> = members
+            .iter()
+            .take(4)
+            .map(|&t| graph.nodes[t as usize].name.as_str())
+            .collect();
+        let more = if members.len() > shown.len() {
+            ", ..."
+        } else {
+            ""
+        };
+        Some(format!(
+            "{name:?} of {} nodes ({}{more})",
+            members.len(),
+            shown.join(", ")
+        ))
     };
     let names = shortage::Names {
         task: &|t| format!("node {:?}", graph.nodes[t].name),

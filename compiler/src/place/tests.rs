@@ -10,7 +10,10 @@ use crate::testing::{Rng, random_wiring};
 use std::collections::BTreeSet;
 
 fn request(devices: &str) -> Request {
-    Request { devices: DeviceSet::parse(devices, 2).unwrap(), ..Request::default() }
+    Request {
+        devices: DeviceSet::parse(devices, 2).unwrap(),
+        ..Request::default()
+    }
 }
 
 fn on(spec: &str) -> Requested {
@@ -46,7 +49,10 @@ fn random_placements_are_right() {
         let mut g = random_wiring(&mut rng, 1 + n % 40);
         let n_devices = 1 + rng.below(4);
         let mut r = request(&format!("cpu:{n_devices},emu:1"));
-        r.devices.link = LinkProfile { latency: Nanos(rng.below(3000) as u64), bytes_per_second: 10_000_000_000 };
+        r.devices.link = LinkProfile {
+            latency: Nanos(rng.below(3000) as u64),
+            bytes_per_second: 10_000_000_000,
+        };
         for id in (0..g.n_nodes()).map(|i| NodeId(i as u32)) {
             let is_state = !crate::schedule::variable_uses(g.node(id)).is_empty();
             if rng.one_in(6) && !is_state {
@@ -67,7 +73,10 @@ fn branches_run_side_by_side_unless_the_link_is_slow() {
     let p = place(&g, &r, &CostModel::default()).unwrap();
     let used: BTreeSet<usize> = p.nodes.iter().flatten().map(|n| n.device).collect();
     assert_eq!((used.len(), p.algorithm.as_str()), (2, "heft"));
-    r.devices.link = LinkProfile { latency: Nanos(1_000_000_000), bytes_per_second: 1_000 };
+    r.devices.link = LinkProfile {
+        latency: Nanos(1_000_000_000),
+        bytes_per_second: 1_000,
+    };
     let p = place(&g, &r, &CostModel::default()).unwrap();
     assert_eq!(p.algorithm, "single /device:CPU:0");
 }
@@ -76,7 +85,10 @@ fn branches_run_side_by_side_unless_the_link_is_slow() {
 fn pins_hold_and_keep_clusters_apart() {
     let mut g = two_branches();
     let mut r = request("cpu:2");
-    r.pins = vec![Pin::parse("^/left/=cpu:1").unwrap(), Pin::parse("/b/MatMul$=/device:CPU:0").unwrap()];
+    r.pins = vec![
+        Pin::parse("^/left/=cpu:1").unwrap(),
+        Pin::parse("/b/MatMul$=/device:CPU:0").unwrap(),
+    ];
     apply_pins(&mut g, &mut r).unwrap();
     let (g, _) = cluster::cluster(&g, &cluster::Fusion::Grouped).unwrap();
     let p = place(&g, &r, &CostModel::default()).unwrap();
@@ -98,7 +110,10 @@ fn requests_that_cannot_be_had_are_errors() {
     pinned.pins = vec![Pin::parse("^/lift/a/MatMul$=cpu:0").unwrap()];
     let mut elsewhere = request("cpu:2,gpu:1");
     elsewhere.devices.devices[2].kernels = Kernels::default().without("cluster", "not written");
-    elsewhere.pins = vec![Pin::parse("/left/a=cpu:2").unwrap(), Pin::parse("/right/a=gpu:0").unwrap()];
+    elsewhere.pins = vec![
+        Pin::parse("/left/a=cpu:2").unwrap(),
+        Pin::parse("/right/a=gpu:0").unwrap(),
+    ];
     let errors = [place_err(&g, &pinned), place_err(&g, &elsewhere)];
     insta::assert_snapshot!(errors.map(|e| e.to_string()).join("\n"), @r#"
     --pin "^/lift/a/MatMul$=/device:CPU:0" finds none of the model's 5 node paths (try: /left/a/MatMul, /left/b/MatMul, /right/a/MatMul)
@@ -142,10 +157,20 @@ fn a_model_too_large_for_one_device_is_split() {
     r.devices.limit_memory("cpu", Bytes(50 << 10)).unwrap();
     let p = place(&g, &r, &CostModel::default()).unwrap();
     check::check(&g, &r, &p).unwrap();
-    assert!(p.peak_bytes.iter().all(|b| *b <= Bytes(50 << 10)), "{:?}", p.peak_bytes);
+    assert!(
+        p.peak_bytes.iter().all(|b| *b <= Bytes(50 << 10)),
+        "{:?}",
+        p.peak_bytes
+    );
     let e = place_err(
         &g,
-        &Request { devices: DeviceSet { devices: r.devices.devices[..2].to_vec(), ..r.devices }, ..Request::default() },
+        &Request {
+            devices: DeviceSet {
+                devices: r.devices.devices[..2].to_vec(),
+                ..r.devices
+            },
+            ..Request::default()
+        },
     );
     assert_eq!(e.kind(), ErrorKind::OutOfMemory);
 }
@@ -156,11 +181,23 @@ fn early_and_late() -> Graph {
     let x = g.add_input("x", crate::ir::Type::new(DType::F32, [4096usize]));
     let at = crate::ir::Origin::new;
     let y = g.add1(Op::Map(ScalarOp::Exp), &[x], &at("/y")).unwrap();
-    let slice = Op::Slice { starts: vec![0.into()], sizes: vec![16.into()], steps: vec![1] };
+    let slice = Op::Slice {
+        starts: vec![0.into()],
+        sizes: vec![16.into()],
+        steps: vec![1],
+    };
     let early = g.add1(slice.clone(), &[y], &at("/early")).unwrap();
-    let wide = g.add1(Op::Concat { axis: 0 }, &[early, x, x, x, x, x, x], &at("/wide")).unwrap();
+    let wide = g
+        .add1(
+            Op::Concat { axis: 0 },
+            &[early, x, x, x, x, x, x],
+            &at("/wide"),
+        )
+        .unwrap();
     let narrow = g.add1(slice, &[wide], &at("/narrow")).unwrap();
-    let late = g.add1(Op::Concat { axis: 0 }, &[y, narrow], &at("/late")).unwrap();
+    let late = g
+        .add1(Op::Concat { axis: 0 }, &[y, narrow], &at("/late"))
+        .unwrap();
     g.add_output("late", late);
     g
 }
@@ -177,28 +214,50 @@ fn what_is_cheap_runs_again_to_keep_a_limit() {
     check::check(&g, &r, &p).unwrap();
     assert!(p.peak_bytes[0] <= limit, "{:?}", p.peak_bytes);
     assert_eq!(p.algorithm.rsplit('+').next(), Some("recompute"));
-    let copies: Vec<(NodeId, &[User])> = p.copies.iter().map(|c| (c.node, c.users.as_slice())).collect();
+    let copies: Vec<(NodeId, &[User])> = p
+        .copies
+        .iter()
+        .map(|c| (c.node, c.users.as_slice()))
+        .collect();
     assert_eq!(copies, [(NodeId(0), [User::Node(NodeId(4))].as_slice())]);
     let text = explain::explain(&p.subject(&g).unwrap()).to_string();
-    assert!(text.contains("/y (copy)") && text.contains("again instead of holding the results"), "{text}");
+    assert!(
+        text.contains("/y (copy)") && text.contains("again instead of holding the results"),
+        "{text}"
+    );
     // A plan says which nodes run again, and a replay keeps it.
     let plan = p.plan_text(&g).unwrap();
-    assert!(plan.contains("\"/y (copy)\" = /device:CPU:0 runs /y for /late\n"), "{plan}");
-    let planned = Request { plan: Some(Plan::parse(&plan, "p.plan").unwrap()), ..r.clone() };
+    assert!(
+        plan.contains("\"/y (copy)\" = /device:CPU:0 runs /y for /late\n"),
+        "{plan}"
+    );
+    let planned = Request {
+        plan: Some(Plan::parse(&plan, "p.plan").unwrap()),
+        ..r.clone()
+    };
     let again = place(&g, &planned, &CostModel::default()).unwrap();
-    assert_eq!((&again.copies, &again.peak_bytes), (&p.copies, &p.peak_bytes));
+    assert_eq!(
+        (&again.copies, &again.peak_bytes),
+        (&p.copies, &p.peak_bytes)
+    );
     assert_eq!(again.plan_text(&g).unwrap(), plan);
     // The schedule of the only device keeps the order, and so the limit.
     let (expanded, placed) = p.expand(&g).unwrap();
     let parts = crate::partition::partition(&expanded, &placed).unwrap();
-    let needs = crate::schedule::Needs { limit_bytes: Some(limit.0 as usize), ..Default::default() };
+    let needs = crate::schedule::Needs {
+        limit_bytes: Some(limit.0 as usize),
+        ..Default::default()
+    };
     let schedule = crate::schedule::schedule(&parts[0].graph, &needs).unwrap();
     assert!(schedule.arena_bytes < 7 << 14, "{}", schedule.arena_bytes);
     // One that writes a variable cannot run again.
     let mut stateful = Graph::new("stateful");
     let x = stateful.add_input("x", crate::ir::Type::new(DType::F32, [4096usize]));
     let origin = crate::ir::Origin::new("/assign");
-    let assign = Op::AssignVariable { container: String::new(), name: "v".into() };
+    let assign = Op::AssignVariable {
+        container: String::new(),
+        name: "v".into(),
+    };
     let y = stateful.add1(assign, &[x], &origin).unwrap();
     stateful.add_output("y", y);
     r.devices.limit_memory("cpu", Bytes(1 << 10)).unwrap();
@@ -210,64 +269,125 @@ fn what_a_device_has_no_room_for_is_parked_on_the_host() {
     let mut g = early_and_late();
     // What is asked for runs once, where it is asked for.
     for id in (0..g.n_nodes() as u32).map(NodeId) {
-        g.node_mut(id).device = DeviceRequest::parse("/device:EMU:0").unwrap().into_requested();
+        g.node_mut(id).device = DeviceRequest::parse("/device:EMU:0")
+            .unwrap()
+            .into_requested();
     }
     let mut r = request("cpu:1,emu:1");
     let limit = Bytes((6 << 14) + 4096);
     r.devices.limit_memory("emu", limit).unwrap();
     let p = place(&g, &r, &CostModel::default()).unwrap();
     check::check(&g, &r, &p).unwrap();
-    let emu = p.devices.iter().position(|d| d.kind == gristmill_runtime::device::DeviceKind::Emu).unwrap();
+    let emu = p
+        .devices
+        .iter()
+        .position(|d| d.kind == gristmill_runtime::device::DeviceKind::Emu)
+        .unwrap();
     assert!(p.peak_bytes[emu] <= limit, "{:?}", p.peak_bytes);
     assert_eq!(p.algorithm.rsplit('+').next(), Some("park"));
     let y = g.node(NodeId(0)).outputs[0];
-    let copies: Vec<_> = p.copies.iter().map(|c| (c.node, c.parked, c.placed.device, c.users.as_slice())).collect();
-    assert_eq!(copies, [(NodeId(0), Some(y), 1 - emu, [User::Node(NodeId(4))].as_slice())]);
+    let copies: Vec<_> = p
+        .copies
+        .iter()
+        .map(|c| (c.node, c.parked, c.placed.device, c.users.as_slice()))
+        .collect();
+    assert_eq!(
+        copies,
+        [(
+            NodeId(0),
+            Some(y),
+            1 - emu,
+            [User::Node(NodeId(4))].as_slice()
+        )]
+    );
     let text = explain::explain(&p.subject(&g).unwrap()).to_string();
-    assert!(text.contains("/y (parked) (kept for another device): parked: "), "{text}");
+    assert!(
+        text.contains("/y (parked) (kept for another device): parked: "),
+        "{text}"
+    );
     let listed = p.to_text(&g);
-    assert!(listed.contains("results that are parked on another device for a while: 1"), "{listed}");
-    assert!(listed.contains(" keep  @ \"/y\": parked: ") && listed.contains("instead of holding 16.0 KiB"), "{listed}");
+    assert!(
+        listed.contains("results that are parked on another device for a while: 1"),
+        "{listed}"
+    );
+    assert!(
+        listed.contains(" keep  @ \"/y\": parked: ")
+            && listed.contains("instead of holding 16.0 KiB"),
+        "{listed}"
+    );
     // There and back are two transfers, and the memory plan keeps the limit.
     let (expanded, placed) = p.expand(&g).unwrap();
     let parts = crate::partition::partition(&expanded, &placed).unwrap();
     crate::partition::check::check(&expanded, &placed, &parts).unwrap();
     let kinds = |part: &crate::partition::Part| -> Vec<&str> {
-        let moves = part.graph.nodes().filter(|(_, n)| n.op.class() == crate::ir::OpClass::Transfer);
+        let moves = part
+            .graph
+            .nodes()
+            .filter(|(_, n)| n.op.class() == crate::ir::OpClass::Transfer);
         moves.map(|(_, n)| n.op.name()).collect()
     };
-    assert_eq!((kinds(&parts[emu]), kinds(&parts[1 - emu])), (vec!["send", "recv"], vec!["recv", "send"]));
-    let needs = crate::schedule::Needs { limit_bytes: Some(limit.0 as usize), ..Default::default() };
+    assert_eq!(
+        (kinds(&parts[emu]), kinds(&parts[1 - emu])),
+        (vec!["send", "recv"], vec!["recv", "send"])
+    );
+    let needs = crate::schedule::Needs {
+        limit_bytes: Some(limit.0 as usize),
+        ..Default::default()
+    };
     let schedule = crate::schedule::schedule(&parts[emu].graph, &needs).unwrap();
     assert!(schedule.arena_bytes < 7 << 14, "{}", schedule.arena_bytes);
     // A plan says what is parked; without that line it does not keep the limit.
     let plan = p.plan_text(&g).unwrap();
     let line = "\"/y (parked)\" = /device:CPU:0 parks /y for /late\n";
     assert!(plan.contains(line), "{plan}");
-    let planned = |text: &str| Request { plan: Some(Plan::parse(text, "p.plan").unwrap()), ..r.clone() };
+    let planned = |text: &str| Request {
+        plan: Some(Plan::parse(text, "p.plan").unwrap()),
+        ..r.clone()
+    };
     let again = place(&g, &planned(&plan), &CostModel::default()).unwrap();
-    assert_eq!((&again.copies, &again.peak_bytes), (&p.copies, &p.peak_bytes));
+    assert_eq!(
+        (&again.copies, &again.peak_bytes),
+        (&p.copies, &p.peak_bytes)
+    );
     assert_eq!(again.plan_text(&g).unwrap(), plan);
     let without = planned(&plan.replace(line, ""));
     assert_eq!(place_err(&g, &without).kind(), ErrorKind::OutOfMemory);
     let wrong = place_err(&g, &planned(&plan.replace("parks /y", "parks /narrow")));
-    assert!(wrong.to_string().contains("/late takes") || wrong.kind() == ErrorKind::OutOfMemory, "{wrong}");
+    assert!(
+        wrong.to_string().contains("/late takes") || wrong.kind() == ErrorKind::OutOfMemory,
+        "{wrong}"
+    );
 }
 
 #[test]
 fn users_of_a_variable_stay_together() {
     let mut b = GraphBuilder::new("state");
-    let read =
-        Op::ReadVariable { container: String::new(), name: "v".into(), dtype: DType::F32, shape: vec![4.into()] };
+    let read = Op::ReadVariable {
+        container: String::new(),
+        name: "v".into(),
+        dtype: DType::F32,
+        shape: vec![4.into()],
+    };
     let x = b.with_device("cpu:1", |b| b.add1(read, &[])).unwrap();
     let y = b.map(ScalarOp::Neg, &[x]).unwrap();
-    let z = b.add1(Op::AssignVariable { container: String::new(), name: "v".into() }, &[y]).unwrap();
+    let z = b
+        .add1(
+            Op::AssignVariable {
+                container: String::new(),
+                name: "v".into(),
+            },
+            &[y],
+        )
+        .unwrap();
     b.output("z", z);
     let g = b.finish().unwrap();
     let r = request("cpu:2");
     let p = place(&g, &r, &CostModel::default()).unwrap();
     check::check(&g, &r, &p).unwrap();
-    assert_eq!((p.device_of(NodeId(0)), p.device_of(NodeId(2))), (Some(1), Some(1)));
+    assert_eq!(
+        (p.device_of(NodeId(0)), p.device_of(NodeId(2))),
+        (Some(1), Some(1))
+    );
     assert!(p.warnings.is_empty());
 }
 
@@ -301,27 +421,46 @@ fn errors_name_the_lines_of_scopes() {
     let neg = |b: &mut GraphBuilder| b.map(ScalarOp::Neg, &[x]);
     let line = line!();
     let y = b.with_device("/cpu:0", neg).unwrap();
-    let z = b.colocate_with(y, |b| b.with_device("/cpu:1", neg)).unwrap();
+    let z = b
+        .colocate_with(y, |b| b.with_device("/cpu:1", neg))
+        .unwrap();
     b.output("y", y);
     b.output("z", z);
     let e = place_err(&b.finish().unwrap(), &request("cpu:2")).to_string();
     let at = |n: u32| format!("{}:{}", file!(), line + n);
     for part in [
-        "Cannot merge devices with incompatible ids: '/device:CPU:0' and '/device:CPU:1'".to_owned(),
-        format!("(asked for /device:CPU:0 by scope \"/device:CPU:0\" at {})", at(1)),
+        "Cannot merge devices with incompatible ids: '/device:CPU:0' and '/device:CPU:1'"
+            .to_owned(),
+        format!(
+            "(asked for /device:CPU:0 by scope \"/device:CPU:0\" at {})",
+            at(1)
+        ),
         format!("by colocate_with at {} -- ", at(2)),
-        format!("(asked for /device:CPU:1 by scope \"/device:CPU:1\" at {})", at(2)),
+        format!(
+            "(asked for /device:CPU:1 by scope \"/device:CPU:1\" at {})",
+            at(2)
+        ),
     ] {
         assert!(e.contains(&part), "{part:?} in {e}");
     }
     let mut b = GraphBuilder::new("g");
     let x = b.input("x", DType::F32, [2usize]);
     let line = line!() + 1;
-    let y = b.with_device("/job:localhost", |b| b.with_device("/cpu:7", |b| b.map(ScalarOp::Neg, &[x]))).unwrap();
+    let y = b
+        .with_device("/job:localhost", |b| {
+            b.with_device("/cpu:7", |b| b.map(ScalarOp::Neg, &[x]))
+        })
+        .unwrap();
     b.output("y", y);
     let e = place_err(&b.finish().unwrap(), &request("cpu:2")).to_string();
-    let scopes = format!("scope \"/device:CPU:7\" at {0}:{line}, scope \"/job:localhost\" at {0}:{line}: ", file!());
-    assert!(e.contains(&scopes) && e.contains("refers to a valid device"), "{e}");
+    let scopes = format!(
+        "scope \"/device:CPU:7\" at {0}:{line}, scope \"/job:localhost\" at {0}:{line}: ",
+        file!()
+    );
+    assert!(
+        e.contains(&scopes) && e.contains("refers to a valid device"),
+        "{e}"
+    );
 }
 
 #[test]
@@ -330,11 +469,19 @@ fn plans_of_models_are_replayed() {
     let mut r = request("cpu:2");
     let first = place(&g, &r, &CostModel::default()).unwrap();
     let text = first.plan_text(&g).unwrap();
-    let devices = |p: &Placement| p.nodes.iter().map(|n| n.as_ref().map(|n| n.device)).collect::<Vec<_>>();
+    let devices = |p: &Placement| {
+        p.nodes
+            .iter()
+            .map(|n| n.as_ref().map(|n| n.device))
+            .collect::<Vec<_>>()
+    };
     r.plan = Some(Plan::parse(&text, "p.plan").unwrap());
     let again = place(&g, &r, &CostModel::default()).unwrap();
     check::check(&g, &r, &again).unwrap();
-    assert_eq!((devices(&again), again.algorithm.as_str()), (devices(&first), "plan"));
+    assert_eq!(
+        (devices(&again), again.algorithm.as_str()),
+        (devices(&first), "plan")
+    );
     assert!(again.lower_bound.0 <= again.makespan);
     // Changed by hand: everything on the second device.
     let moved = text.replace("CPU:0\n", "CPU:1\n");
@@ -343,7 +490,9 @@ fn plans_of_models_are_replayed() {
     assert!(moved.nodes.iter().flatten().all(|n| n.device == 1));
     let reasons = crate::place::explain::explain(&moved.subject(&g).unwrap()).nodes;
     assert!(
-        reasons.iter().all(|n| n.reason.starts_with("plan p.plan, line ") && n.alternatives.len() == 2),
+        reasons
+            .iter()
+            .all(|n| n.reason.starts_with("plan p.plan, line ") && n.alternatives.len() == 2),
         "{reasons:?}"
     );
 }
@@ -352,12 +501,17 @@ fn plans_of_models_are_replayed() {
 fn plans_against_a_pin_or_of_another_model_are_errors() {
     let (g, _) = cluster::cluster(&two_branches(), &cluster::Fusion::Grouped).unwrap();
     let mut r = request("cpu:2");
-    let text = place(&g, &r, &CostModel::default()).unwrap().plan_text(&g).unwrap();
+    let text = place(&g, &r, &CostModel::default())
+        .unwrap()
+        .plan_text(&g)
+        .unwrap();
     r.plan = Some(Plan::parse(&text.replace("CPU:1\n", "CPU:7\n"), "p.plan").unwrap());
     let e = place_err(&g, &r);
     assert_eq!(e.kind(), ErrorKind::InvalidInput);
     assert!(
-        e.to_string().contains("there is no device \"/device:CPU:7\"; available: /device:CPU:0, /device:CPU:1"),
+        e.to_string().contains(
+            "there is no device \"/device:CPU:7\"; available: /device:CPU:0, /device:CPU:1"
+        ),
         "{e}"
     );
     r.plan = Some(Plan::parse(&text.replace("CPU:1\n", "CPU:0\n"), "p.plan").unwrap());
@@ -369,5 +523,8 @@ fn plans_against_a_pin_or_of_another_model_are_errors() {
     );
     r.plan = Some(Plan::parse(&text.replace("/join", "/joint"), "p.plan").unwrap());
     let e = place_err(&g, &r).to_string();
-    assert!(e.contains("there is no node \"/joint\" to place (try: /join"), "{e}");
+    assert!(
+        e.contains("there is no node \"/joint\" to place (try: /join"),
+        "{e}"
+    );
 }

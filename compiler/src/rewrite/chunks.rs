@@ -20,7 +20,10 @@ pub(crate) struct Chunk {
 /// Cuts `g` into pieces of half of `max_nodes` to `max_nodes` nodes; of more where control edges leave no place for a cut.
 pub(crate) fn split(g: &Graph, max_nodes: usize) -> Result<Vec<Chunk>> {
     let last_use = last_uses(g);
-    ranges(g, &last_use, max_nodes).into_iter().map(|r| chunk(g, &last_use, r)).collect()
+    ranges(g, &last_use, max_nodes)
+        .into_iter()
+        .map(|r| chunk(g, &last_use, r))
+        .collect()
 }
 
 fn is_constant(node: &Node) -> bool {
@@ -31,9 +34,13 @@ fn is_constant(node: &Node) -> bool {
 fn last_uses(g: &Graph) -> Vec<usize> {
     let mut last = vec![0; g.n_values()];
     for (id, node) in g.nodes() {
-        node.inputs.iter().for_each(|v| last[v.0 as usize] = id.0 as usize);
+        node.inputs
+            .iter()
+            .for_each(|v| last[v.0 as usize] = id.0 as usize);
     }
-    g.outputs.iter().for_each(|o| last[o.value.0 as usize] = usize::MAX);
+    g.outputs
+        .iter()
+        .for_each(|o| last[o.value.0 as usize] = usize::MAX);
     last
 }
 
@@ -59,9 +66,16 @@ fn ranges(g: &Graph, last_use: &[usize], max_nodes: usize) -> Vec<Range<usize>> 
     let mut start = 0;
     while start < n {
         let window = start + (max_nodes / 2).max(1)..=start + max_nodes;
-        let best = window.clone().filter(|&i| i < n && crossing[i] == 0).min_by_key(|&i| alive[i]);
+        let best = window
+            .clone()
+            .filter(|&i| i < n && crossing[i] == 0)
+            .min_by_key(|&i| alive[i]);
         let later = || (*window.end()..n).find(|&i| crossing[i] == 0);
-        let end = if start + max_nodes >= n { n } else { best.or_else(later).unwrap_or(n) };
+        let end = if start + max_nodes >= n {
+            n
+        } else {
+            best.or_else(later).unwrap_or(n)
+        };
         ranges.push(start..end);
         start = end;
     }
@@ -71,7 +85,11 @@ fn ranges(g: &Graph, last_use: &[usize], max_nodes: usize) -> Vec<Range<usize>> 
 /// Nodes `range` of `g`, with copies of the constants that they read.
 fn chunk(g: &Graph, last_use: &[usize], range: Range<usize>) -> Result<Chunk> {
     let inside = |id: NodeId| range.contains(&(id.0 as usize));
-    let nodes = || range.clone().map(|i| (NodeId(i as u32), g.node(NodeId(i as u32))));
+    let nodes = || {
+        range
+            .clone()
+            .map(|i| (NodeId(i as u32), g.node(NodeId(i as u32))))
+    };
     let mut part = Graph::new(&g.name);
     let mut inputs: Vec<ValueId> = Vec::new();
     let mut constants = BTreeSet::new();
@@ -86,10 +104,15 @@ fn chunk(g: &Graph, last_use: &[usize], range: Range<usize>) -> Result<Chunk> {
             _ => {}
         }
     }
-    let new_inputs: Vec<ValueId> =
-        inputs.iter().map(|&v| part.add_input(&format!("v{}", v.0), g.ty(v).clone())).collect();
+    let new_inputs: Vec<ValueId> = inputs
+        .iter()
+        .map(|&v| part.add_input(&format!("v{}", v.0), g.ty(v).clone()))
+        .collect();
     let mut copy = Rebuild::onto(g, part);
-    inputs.iter().zip(new_inputs).for_each(|(&old, new)| copy.set(old, new));
+    inputs
+        .iter()
+        .zip(new_inputs)
+        .for_each(|(&old, new)| copy.set(old, new));
     for id in constants.into_iter().filter(|&id| !inside(id)) {
         copy.copy(id, g.node(id))?;
     }
@@ -97,21 +120,38 @@ fn chunk(g: &Graph, last_use: &[usize], range: Range<usize>) -> Result<Chunk> {
         copy.copy(id, node)?;
     }
     let leaves = |v: &ValueId| last_use[v.0 as usize] >= range.end;
-    let outputs: Vec<ValueId> = nodes().flat_map(|(_, n)| &n.outputs).copied().filter(leaves).collect();
+    let outputs: Vec<ValueId> = nodes()
+        .flat_map(|(_, n)| &n.outputs)
+        .copied()
+        .filter(leaves)
+        .collect();
     for &v in &outputs {
         let new = copy.get(v);
         copy.graph.add_output(&format!("v{}", v.0), new);
     }
-    Ok(Chunk { graph: copy.graph, inputs, outputs })
+    Ok(Chunk {
+        graph: copy.graph,
+        inputs,
+        outputs,
+    })
 }
 
 /// The graph that the rewritten pieces make together.
 pub(crate) fn join(g: &Graph, chunks: &[Chunk]) -> Result<Graph> {
     let mut whole = Rebuild::new(g);
     for chunk in chunks {
-        let values = chunk.inputs.iter().map(|&v| whole.get(v)).collect::<Vec<_>>();
+        let values = chunk
+            .inputs
+            .iter()
+            .map(|&v| whole.get(v))
+            .collect::<Vec<_>>();
         let mut part = Rebuild::onto(&chunk.graph, std::mem::take(&mut whole.graph));
-        chunk.graph.inputs.iter().zip(values).for_each(|(&v, new)| part.set(v, new));
+        chunk
+            .graph
+            .inputs
+            .iter()
+            .zip(values)
+            .for_each(|(&v, new)| part.set(v, new));
         for (id, node) in chunk.graph.nodes() {
             part.copy(id, node)?;
         }

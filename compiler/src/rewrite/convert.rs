@@ -20,7 +20,8 @@ pub(crate) fn insert(g: &Graph) -> Result<Inserted> {
     let opaque = opaque_nodes(g);
     let mut ids: Vec<Option<Id>> = vec![None; g.n_values()];
     for (i, &v) in g.inputs.iter().enumerate() {
-        ids[v.0 as usize] = Some(terms.add_symbol(Sym::Input(i as u32), &[], vec![g.ty(v).clone()]));
+        ids[v.0 as usize] =
+            Some(terms.add_symbol(Sym::Input(i as u32), &[], vec![g.ty(v).clone()]));
     }
     let mut classes: Vec<Id> = Vec::with_capacity(g.n_nodes());
     let mut effects = Vec::new();
@@ -28,14 +29,19 @@ pub(crate) fn insert(g: &Graph) -> Result<Inserted> {
         terms.origins.push(node.origin.clone());
         terms.origin = terms.origins.len() as u32 - 1;
         terms.device = node.device.clone();
-        let mut children: Vec<Id> =
-            node.inputs.iter().map(|v| ids[v.0 as usize].expect("nodes are in topological order")).collect();
+        let mut children: Vec<Id> = node
+            .inputs
+            .iter()
+            .map(|v| ids[v.0 as usize].expect("nodes are in topological order"))
+            .collect();
         let types: Vec<_> = node.outputs.iter().map(|v| g.ty(*v).clone()).collect();
         let class = if opaque[n.0 as usize] {
             children.extend(node.control.iter().map(|c| classes[c.0 as usize]));
             terms.add_symbol(Sym::Opaque(n.0), &children, types.clone())
         } else {
-            terms.add(node.op.clone(), &children).map_err(|m| misfit(node, m))?
+            terms
+                .add(node.op.clone(), &children)
+                .map_err(|m| misfit(node, m))?
         };
         if has_effect(node) {
             effects.push(class);
@@ -50,7 +56,11 @@ pub(crate) fn insert(g: &Graph) -> Result<Inserted> {
             ids[v.0 as usize] = Some(id);
         }
     }
-    let mut roots: Vec<Id> = g.outputs.iter().map(|o| ids[o.value.0 as usize].expect("outputs are defined")).collect();
+    let mut roots: Vec<Id> = g
+        .outputs
+        .iter()
+        .map(|o| ids[o.value.0 as usize].expect("outputs are defined"))
+        .collect();
     roots.extend(effects);
     let root = terms.add_symbol(Sym::Roots, &roots, Vec::new());
     terms.eg.rebuild();
@@ -58,19 +68,27 @@ pub(crate) fn insert(g: &Graph) -> Result<Inserted> {
 }
 
 fn misfit(node: &Node, miss: Miss) -> Error {
-    Error::internal(format!("cannot enter the e-graph: {miss:?}")).context(node.op.name()).at_origin(&node.origin)
+    Error::internal(format!("cannot enter the e-graph: {miss:?}"))
+        .context(node.op.name())
+        .at_origin(&node.origin)
 }
 
 /// True for nodes that must run even when nothing uses their results.
 fn has_effect(node: &Node) -> bool {
     matches!(node.op.class(), OpClass::State | OpClass::Transfer)
-        || node.regions.iter().any(|r| r.nodes().any(|(_, n)| has_effect(n)))
+        || node
+            .regions
+            .iter()
+            .any(|r| r.nodes().any(|(_, n)| has_effect(n)))
 }
 
 fn opaque_nodes(g: &Graph) -> Vec<bool> {
     let mut opaque = vec![false; g.n_nodes()];
     for (n, node) in g.nodes() {
-        let kept = matches!(node.op.class(), OpClass::Control | OpClass::State | OpClass::Transfer | OpClass::Cluster);
+        let kept = matches!(
+            node.op.class(),
+            OpClass::Control | OpClass::State | OpClass::Transfer | OpClass::Cluster
+        );
         if kept || !node.regions.is_empty() || !node.control.is_empty() {
             opaque[n.0 as usize] = true;
         }
@@ -82,7 +100,12 @@ fn opaque_nodes(g: &Graph) -> Vec<bool> {
 }
 
 /// Builds the graph of the chosen e-nodes. `regions` holds the rewritten regions of the source graph's nodes.
-pub(crate) fn emit(g: &Graph, ins: &Inserted, choice: &Choice, regions: &BTreeMap<u32, Vec<Graph>>) -> Result<Graph> {
+pub(crate) fn emit(
+    g: &Graph,
+    ins: &Inserted,
+    choice: &Choice,
+    regions: &BTreeMap<u32, Vec<Graph>>,
+) -> Result<Graph> {
     let mut out = Graph::new(&g.name);
     for (&v, name) in g.inputs.iter().zip(&g.input_names) {
         out.add_input(name, g.ty(v).clone());
@@ -91,7 +114,9 @@ pub(crate) fn emit(g: &Graph, ins: &Inserted, choice: &Choice, regions: &BTreeMa
     let mut node_of: BTreeMap<Id, NodeId> = BTreeMap::new();
     let terms = &ins.terms;
     for (class, node) in choice.topological(terms, ins.root)? {
-        let operands = |ids: &[Id]| -> Vec<ValueId> { ids.iter().map(|c| made[&terms.eg.find(*c)][0]).collect() };
+        let operands = |ids: &[Id]| -> Vec<ValueId> {
+            ids.iter().map(|c| made[&terms.eg.find(*c)][0]).collect()
+        };
         let origin = &terms.origins[terms.facts(class).origin as usize];
         let values = match node.sym {
             Sym::Input(i) => vec![out.inputs[i as usize]],
@@ -106,7 +131,13 @@ pub(crate) fn emit(g: &Graph, ins: &Inserted, choice: &Choice, regions: &BTreeMa
                 values
             }
             Sym::Opaque(n) => {
-                let (id, values) = emit_opaque(&mut out, g.node(NodeId(n)), node, &operands, regions.get(&n))?;
+                let (id, values) = emit_opaque(
+                    &mut out,
+                    g.node(NodeId(n)),
+                    node,
+                    &operands,
+                    regions.get(&n),
+                )?;
                 out.node_mut(id).control = node.children[g.node(NodeId(n)).inputs.len()..]
                     .iter()
                     .map(|c| node_of[&terms.eg.find(*c)])

@@ -59,15 +59,28 @@ const OPS_PER_FUSED_LAUNCH: u64 = 50;
 impl Pricing {
     /// Prices of a device; symbols count as [`SYMBOL_EXTENT`] elements.
     pub fn of(device: DeviceProfile) -> Pricing {
-        let extents = Extents { bindings: Bindings::new(), unknown_extent: SYMBOL_EXTENT };
-        Pricing { device, costs: CostModel { extents, ..CostModel::default() }, only_gpus: false }
+        let extents = Extents {
+            bindings: Bindings::new(),
+            unknown_extent: SYMBOL_EXTENT,
+        };
+        Pricing {
+            device,
+            costs: CostModel {
+                extents,
+                ..CostModel::default()
+            },
+            only_gpus: false,
+        }
     }
 
     /// Work of one op from its operand and result types.
     pub fn op(&self, op: &Op, args: &[&Type], results: &[Type]) -> Work {
         let is_free = match op.class() {
             OpClass::Source => true,
-            OpClass::View => !matches!(op, Op::Transpose { .. } | Op::Pad { .. } | Op::Concat { .. }),
+            OpClass::View => !matches!(
+                op,
+                Op::Transpose { .. } | Op::Pad { .. } | Op::Concat { .. }
+            ),
             _ => false,
         };
         if is_free {
@@ -76,16 +89,24 @@ impl Pricing {
         let (arithmetic, bytes) = self.costs.of_op(op, args, results, &self.device);
         let time = if op.class() == OpClass::Map {
             let memory = FUSED_TRAFFIC * self.costs.memory_seconds(bytes, &self.device);
-            Picos::from_seconds(arithmetic + memory) + Picos(Picos::from(self.device.launch).0 / OPS_PER_FUSED_LAUNCH)
+            Picos::from_seconds(arithmetic + memory)
+                + Picos(Picos::from(self.device.launch).0 / OPS_PER_FUSED_LAUNCH)
         } else {
-            self.costs.roofline(arithmetic, bytes, layout_factor(op), &self.device)
+            self.costs
+                .roofline(arithmetic, bytes, layout_factor(op), &self.device)
         };
-        Work { kernels: 1, bytes, time }
+        Work {
+            kernels: 1,
+            bytes,
+            time,
+        }
     }
 
     /// Work of an e-node as the choice for its class.
     pub(crate) fn node(&self, terms: &Terms, class: Id, node: &ENode) -> Work {
-        let Sym::Op(id) = node.sym else { return Work::default() };
+        let Sym::Op(id) = node.sym else {
+            return Work::default();
+        };
         if terms.is_constant(class) {
             return Work::default();
         }

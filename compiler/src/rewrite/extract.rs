@@ -42,20 +42,33 @@ struct Best {
 
 /// Chooses one e-node per class that `root` needs. `None` when the e-graph is too large.
 pub(crate) fn extract(terms: &Terms, root: Id, cost: &Pricing) -> Option<Choice> {
-    extract_by(terms, root, &mut |class, node| cost.node(terms, class, node).time)
+    extract_by(terms, root, &mut |class, node| {
+        cost.node(terms, class, node).time
+    })
 }
 
 /// [`extract`] with any price of (class, e-node).
-pub(crate) fn extract_by(terms: &Terms, root: Id, price: &mut dyn FnMut(Id, &ENode) -> Picos) -> Option<Choice> {
+pub(crate) fn extract_by(
+    terms: &Terms,
+    root: Id,
+    price: &mut dyn FnMut(Id, &ENode) -> Picos,
+) -> Option<Choice> {
     let classes = reachable(terms, root, price)?;
     let best = solve(&classes);
-    let index =
-        classes.iter().zip(&best).filter_map(|(c, b)| Some((c.id, c.nodes[b.as_ref()?.node as usize].index))).collect();
+    let index = classes
+        .iter()
+        .zip(&best)
+        .filter_map(|(c, b)| Some((c.id, c.nodes[b.as_ref()?.node as usize].index)))
+        .collect();
     Some(Choice { index })
 }
 
 /// Classes that `root` reaches through any e-node, children before parents where the e-graph has no cycle.
-fn reachable(terms: &Terms, root: Id, price: &mut dyn FnMut(Id, &ENode) -> Picos) -> Option<Vec<Class>> {
+fn reachable(
+    terms: &Terms,
+    root: Id,
+    price: &mut dyn FnMut(Id, &ENode) -> Picos,
+) -> Option<Vec<Class>> {
     let mut ids = vec![terms.eg.find(root)];
     let mut seen: std::collections::BTreeSet<Id> = ids.iter().copied().collect();
     let mut next = 0;
@@ -91,11 +104,23 @@ fn reachable(terms: &Terms, root: Id, price: &mut dyn FnMut(Id, &ENode) -> Picos
 }
 
 fn candidate(terms: &Terms, index: usize, node: &ENode, price: Picos, dense: &[u32]) -> Candidate {
-    let mut children: Vec<u32> = node.children.iter().map(|c| dense[usize::from(terms.eg.find(*c))]).collect();
+    let mut children: Vec<u32> = node
+        .children
+        .iter()
+        .map(|c| dense[usize::from(terms.eg.find(*c))])
+        .collect();
     children.sort_unstable();
     children.dedup();
-    let cost = if node.children.is_empty() { price } else { price + PER_NODE };
-    Candidate { index, cost, children }
+    let cost = if node.children.is_empty() {
+        price
+    } else {
+        price + PER_NODE
+    };
+    Candidate {
+        index,
+        cost,
+        children,
+    }
 }
 
 fn solve(classes: &[Class]) -> Vec<Option<Best>> {
@@ -104,7 +129,9 @@ fn solve(classes: &[Class]) -> Vec<Option<Best>> {
     let mut queued: Vec<Vec<bool>> = classes.iter().map(|c| vec![false; c.nodes.len()]).collect();
     for (k, class) in classes.iter().enumerate() {
         for (j, n) in class.nodes.iter().enumerate() {
-            n.children.iter().for_each(|c| parents[*c as usize].push((k as u32, j as u32)));
+            n.children
+                .iter()
+                .for_each(|c| parents[*c as usize].push((k as u32, j as u32)));
             if n.children.is_empty() {
                 queue.push_back((k as u32, j as u32));
                 queued[k][j] = true;
@@ -116,12 +143,18 @@ fn solve(classes: &[Class]) -> Vec<Option<Best>> {
     while let Some((k, j)) = queue.pop_front() {
         queued[k as usize][j as usize] = false;
         let node = &classes[k as usize].nodes[j as usize];
-        let Some((total, set)) = evaluate(node, k, &best, &weights) else { continue };
+        let Some((total, set)) = evaluate(node, k, &best, &weights) else {
+            continue;
+        };
         if best[k as usize].as_ref().is_some_and(|b| total >= b.total) {
             continue;
         }
         weights[k as usize] = node.cost;
-        best[k as usize] = Some(Best { total, set, node: j });
+        best[k as usize] = Some(Best {
+            total,
+            set,
+            node: j,
+        });
         for &(pk, pj) in &parents[k as usize] {
             if !std::mem::replace(&mut queued[pk as usize][pj as usize], true) {
                 queue.push_back((pk, pj));
@@ -133,7 +166,12 @@ fn solve(classes: &[Class]) -> Vec<Option<Best>> {
 
 /// Total time of a candidate with all that it needs, each class counted once. `None` when a child has no choice yet, when
 /// the candidate would need its own class, or when it cannot beat the present choice.
-fn evaluate(node: &Candidate, class: u32, best: &[Option<Best>], weights: &[Picos]) -> Option<(Picos, Box<[u64]>)> {
+fn evaluate(
+    node: &Candidate,
+    class: u32,
+    best: &[Option<Best>],
+    weights: &[Picos],
+) -> Option<(Picos, Box<[u64]>)> {
     let child = |c: &u32| best[*c as usize].as_ref();
     let (word, bit) = (class as usize / 64, 1u64 << (class % 64));
     let mut largest: Option<u32> = None;
@@ -142,7 +180,9 @@ fn evaluate(node: &Candidate, class: u32, best: &[Option<Best>], weights: &[Pico
         if b.set[word] & bit != 0 {
             return None;
         }
-        if largest.is_none_or(|l| b.total > best[l as usize].as_ref().expect("checked before").total) {
+        if largest
+            .is_none_or(|l| b.total > best[l as usize].as_ref().expect("checked before").total)
+        {
             largest = Some(*c);
         }
     }
@@ -152,7 +192,10 @@ fn evaluate(node: &Candidate, class: u32, best: &[Option<Best>], weights: &[Pico
         return Some((node.cost, set));
     };
     let base = child(&largest)?;
-    if best[class as usize].as_ref().is_some_and(|b| node.cost + base.total >= b.total) {
+    if best[class as usize]
+        .as_ref()
+        .is_some_and(|b| node.cost + base.total >= b.total)
+    {
         return None;
     }
     let (mut total, mut set) = (base.total + node.cost, base.set.clone());
@@ -178,14 +221,20 @@ impl Choice {
     }
 
     /// Chosen classes in an order in which children come first, and first operands' subtrees first.
-    pub(crate) fn topological<'a>(&self, terms: &'a Terms, root: Id) -> Result<Vec<(Id, &'a ENode)>> {
+    pub(crate) fn topological<'a>(
+        &self,
+        terms: &'a Terms,
+        root: Id,
+    ) -> Result<Vec<(Id, &'a ENode)>> {
         let mut order = Vec::new();
         // false while the class is on the stack, true once emitted.
         let mut state: BTreeMap<Id, bool> = BTreeMap::new();
         let mut stack = vec![(terms.eg.find(root), 0)];
         while let Some((class, next)) = stack.pop() {
             if !self.index.contains_key(&class) {
-                return Err(Error::internal("extraction left an e-class without a choice"));
+                return Err(Error::internal(
+                    "extraction left an e-class without a choice",
+                ));
             }
             let node = self.node(terms, class);
             if let Some(c) = node.children.get(next) {

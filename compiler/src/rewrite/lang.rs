@@ -128,7 +128,10 @@ impl egg::Analysis<ENode> for Tables {
     type Data = Facts;
 
     fn make(eg: &mut EGraph, _: &ENode, _: Id) -> Facts {
-        eg.analysis.pending.take().expect("facts are set before an e-node is added")
+        eg.analysis
+            .pending
+            .take()
+            .expect("facts are set before an e-node is added")
     }
 
     fn remake(eg: &mut EGraph, node: &ENode, id: Id) -> Facts {
@@ -136,12 +139,20 @@ impl egg::Analysis<ENode> for Tables {
         let Sym::Op(op) = node.sym else { return old };
         let op = eg.analysis.op(op).clone();
         let (uniform, constant) = derive(eg, &op.op, &node.children, old.types);
-        Facts { uniform, constant, ..old }
+        Facts {
+            uniform,
+            constant,
+            ..old
+        }
     }
 
     fn merge(&mut self, a: &mut Facts, b: Facts) -> DidMerge {
         self.type_clash |= a.types != b.types;
-        debug_assert_eq!(self.types(a.types), self.types(b.types), "an unsound rule merged classes of different types");
+        debug_assert_eq!(
+            self.types(a.types),
+            self.types(b.types),
+            "an unsound rule merged classes of different types"
+        );
         let before = (a.uniform.is_some(), a.constant);
         let b_has = (b.uniform.is_some(), b.constant);
         a.uniform = a.uniform.or(b.uniform);
@@ -153,7 +164,12 @@ impl egg::Analysis<ENode> for Tables {
 }
 
 /// Uniform value and constancy of `op` applied to classes.
-pub(crate) fn derive(eg: &EGraph, op: &Op, children: &[Id], types: TypesId) -> (Option<Real>, bool) {
+pub(crate) fn derive(
+    eg: &EGraph,
+    op: &Op,
+    children: &[Id],
+    types: TypesId,
+) -> (Option<Real>, bool) {
     let constant = match op {
         Op::Constant { .. } => true,
         _ => !children.is_empty() && children.iter().all(|c| eg[*c].data.constant),
@@ -162,8 +178,12 @@ pub(crate) fn derive(eg: &EGraph, op: &Op, children: &[Id], types: TypesId) -> (
     let ty = &eg.analysis.types(types)[0];
     let uniform = match op {
         Op::Constant { value } => value.in_memory().and_then(uniform_of),
-        Op::Reshape { .. } | Op::Transpose { .. } | Op::Broadcast { .. } | Op::Slice { .. } => of(0),
-        Op::Map(s) if ty.dtype == gristmill_runtime::DType::F32 => uniform_map(*s, children.len(), &of),
+        Op::Reshape { .. } | Op::Transpose { .. } | Op::Broadcast { .. } | Op::Slice { .. } => {
+            of(0)
+        }
+        Op::Map(s) if ty.dtype == gristmill_runtime::DType::F32 => {
+            uniform_map(*s, children.len(), &of)
+        }
         _ => None,
     };
     (uniform.filter(|v| !v.is_nan()).map(Real), constant)

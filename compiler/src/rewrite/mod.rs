@@ -48,7 +48,11 @@ pub struct Options {
 impl Options {
     /// The defaults of an optimisation level.
     pub fn level(opt_level: u8) -> Options {
-        let phases = Phase::ALL.iter().copied().filter(|p| p.least_level() <= opt_level).collect();
+        let phases = Phase::ALL
+            .iter()
+            .copied()
+            .filter(|p| p.least_level() <= opt_level)
+            .collect();
         Options {
             opt_level,
             limits: Limits::default(),
@@ -95,12 +99,19 @@ fn rewrite_whole(g: &Graph, options: &Options) -> Result<(Graph, Report)> {
     }
     saturate(&mut ins, g.n_nodes(), options, &mut report);
     let Some(choice) = extract::extract(&ins.terms, ins.root, &options.pricing) else {
-        report.skipped = Some(format!("{} e-classes are too many for extraction", ins.terms.eg.number_of_classes()));
+        report.skipped = Some(format!(
+            "{} e-classes are too many for extraction",
+            ins.terms.eg.number_of_classes()
+        ));
         return Ok((g.clone(), report));
     };
     report.after = choice.work(&ins.terms, ins.root, &options.pricing)?;
     let out = convert::emit(g, &ins, &choice, &regions)?;
-    debug_assert!(crate::ir::verify::verify(&out).is_ok(), "{:?}", crate::ir::verify::verify(&out));
+    debug_assert!(
+        crate::ir::verify::verify(&out).is_ok(),
+        "{:?}",
+        crate::ir::verify::verify(&out)
+    );
     Ok((out, report))
 }
 
@@ -110,14 +121,27 @@ fn saturate(ins: &mut convert::Inserted, n_nodes: usize, options: &Options, repo
     for phase in &options.phases {
         let rules = phase.rules();
         let iterations = options.limits.iterations.min(phase.most_iterations());
-        let limits = run::PhaseLimits { iterations, nodes: max_nodes, deadline: options.deadline };
-        report.phases.push(run::run_phase(&mut ins.terms, phase.name(), &rules, &limits));
+        let limits = run::PhaseLimits {
+            iterations,
+            nodes: max_nodes,
+            deadline: options.deadline,
+        };
+        report.phases.push(run::run_phase(
+            &mut ins.terms,
+            phase.name(),
+            &rules,
+            &limits,
+        ));
     }
     report.settle();
 }
 
 /// Rewritten regions by node number, for nodes that have any. Clusters keep their bodies.
-fn rewrite_regions(g: &Graph, options: &Options, report: &mut Report) -> Result<BTreeMap<u32, Vec<Graph>>> {
+fn rewrite_regions(
+    g: &Graph,
+    options: &Options,
+    report: &mut Report,
+) -> Result<BTreeMap<u32, Vec<Graph>>> {
     let mut all = BTreeMap::new();
     for (id, node) in g.nodes() {
         if node.regions.is_empty() || node.op.class() == crate::ir::OpClass::Cluster {

@@ -58,7 +58,12 @@ impl PhaseReport {
         }
     }
 
-    pub(crate) fn record(&mut self, rule: &'static str, outcome: Result<(), Miss>, origin: &Origin) {
+    pub(crate) fn record(
+        &mut self,
+        rule: &'static str,
+        outcome: Result<(), Miss>,
+        origin: &Origin,
+    ) {
         match outcome {
             Ok(()) => {
                 *self.fired.entry(rule).or_insert(0) += 1;
@@ -111,7 +116,11 @@ pub struct Report {
 impl Report {
     /// Drops misses where the rule fired after all, in the same phase or another.
     pub(crate) fn settle(&mut self) {
-        let fired: BTreeSet<_> = self.phases.iter_mut().flat_map(|p| std::mem::take(&mut p.fired_at)).collect();
+        let fired: BTreeSet<_> = self
+            .phases
+            .iter_mut()
+            .flat_map(|p| std::mem::take(&mut p.fired_at))
+            .collect();
         for phase in &mut self.phases {
             for ((rule, _), origins) in &mut phase.missed {
                 origins.retain(|o| !fired.contains(&(*rule, Origin::new(o))));
@@ -122,7 +131,8 @@ impl Report {
 
     /// Whether a phase ran out of time, in a region or outside.
     pub fn ran_out_of_time(&self) -> bool {
-        self.phases.iter().any(|p| p.stop == StopReason::Time) || self.regions.iter().any(|(_, r)| r.ran_out_of_time())
+        self.phases.iter().any(|p| p.stop == StopReason::Time)
+            || self.regions.iter().any(|(_, r)| r.ran_out_of_time())
     }
 
     /// Adds what rewriting another piece of the same graph did.
@@ -154,8 +164,17 @@ impl fmt::Display for PhaseReport {
             StopReason::Nodes => "node limit",
             StopReason::Time => "out of time",
         };
-        let PhaseReport { name, iterations, e_nodes, e_classes, .. } = self;
-        writeln!(f, "{name}: {iterations} iterations, {e_nodes} e-nodes, {e_classes} e-classes, {stop}")?;
+        let PhaseReport {
+            name,
+            iterations,
+            e_nodes,
+            e_classes,
+            ..
+        } = self;
+        writeln!(
+            f,
+            "{name}: {iterations} iterations, {e_nodes} e-nodes, {e_classes} e-classes, {stop}"
+        )?;
         for (rule, n) in &self.fired {
             writeln!(f, "  {rule}: {n}")?;
         }
@@ -175,7 +194,13 @@ impl fmt::Display for Report {
             write!(f, "{p}")?;
         }
         for (label, w) in [("before", &self.before), ("after", &self.after)] {
-            writeln!(f, "{label}: {} kernels, {} bytes, {} ns predicted", w.kernels, w.bytes.0, w.time.nanos().0)?;
+            writeln!(
+                f,
+                "{label}: {} kernels, {} bytes, {} ns predicted",
+                w.kernels,
+                w.bytes.0,
+                w.time.nanos().0
+            )?;
         }
         for (at, r) in &self.regions {
             write!(f, "region {at}:\n{r}")?;

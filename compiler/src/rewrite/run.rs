@@ -54,7 +54,11 @@ pub struct Limits {
 
 impl Default for Limits {
     fn default() -> Limits {
-        Limits { iterations: 8, nodes: None, chunk: 6000 }
+        Limits {
+            iterations: 8,
+            nodes: None,
+            chunk: 6000,
+        }
     }
 }
 
@@ -66,7 +70,12 @@ pub(crate) struct PhaseLimits {
 }
 
 /// Applies `rules` until saturation or a limit.
-pub(crate) fn run_phase(terms: &mut Terms, name: &'static str, rules: &[&Rule], limits: &PhaseLimits) -> PhaseReport {
+pub(crate) fn run_phase(
+    terms: &mut Terms,
+    name: &'static str,
+    rules: &[&Rule],
+    limits: &PhaseLimits,
+) -> PhaseReport {
     let mut report = PhaseReport::new(name);
     let mut by_op: Vec<Vec<usize>> = Vec::new();
     report.stop = StopReason::Iterations;
@@ -114,8 +123,19 @@ fn pass(
         for node in nodes {
             let Sym::Op(op) = node.sym else { continue };
             while by_op.len() < terms.eg.analysis.n_ops() {
-                let op = &terms.eg.analysis.op(super::lang::OpId(by_op.len() as u32)).op;
-                by_op.push(rules.iter().enumerate().filter(|(_, r)| (r.root)(op)).map(|(i, _)| i).collect());
+                let op = &terms
+                    .eg
+                    .analysis
+                    .op(super::lang::OpId(by_op.len() as u32))
+                    .op;
+                by_op.push(
+                    rules
+                        .iter()
+                        .enumerate()
+                        .filter(|(_, r)| (r.root)(op))
+                        .map(|(i, _)| i)
+                        .collect(),
+                );
             }
             let placed: Arc<_> = terms.eg.analysis.op(op).clone();
             for &i in &by_op[op.0 as usize] {
@@ -125,10 +145,19 @@ fn pass(
                 terms.origin = terms.facts(id).origin;
                 terms.device = placed.device.clone();
                 let class = terms.eg.find(id);
-                let root = Root { op: &placed.op, class, args: &node.children };
-                let outcome = (rules[i].apply)(terms, &root).and_then(|to| join(terms, class, to, rules[i].name));
+                let root = Root {
+                    op: &placed.op,
+                    class,
+                    args: &node.children,
+                };
+                let outcome = (rules[i].apply)(terms, &root)
+                    .and_then(|to| join(terms, class, to, rules[i].name));
                 changed |= outcome.is_ok();
-                report.record(rules[i].name, outcome, &terms.origins[terms.facts(id).origin as usize]);
+                report.record(
+                    rules[i].name,
+                    outcome,
+                    &terms.origins[terms.facts(id).origin as usize],
+                );
             }
         }
     }
@@ -142,7 +171,10 @@ fn join(terms: &mut Terms, a: Id, b: Id, rule: &str) -> Result<(), Miss> {
     }
     if terms.facts(a).types != terms.facts(b).types {
         let why = format!("the result has type {}, not {}", terms.ty(b), terms.ty(a));
-        debug_assert!(terms.ty(a).static_shape().is_none(), "unsound rule {rule}: {why}");
+        debug_assert!(
+            terms.ty(a).static_shape().is_none(),
+            "unsound rule {rule}: {why}"
+        );
         return Err(Miss::Rejected(why.into()));
     }
     terms.eg.union(a, b);

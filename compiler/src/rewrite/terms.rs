@@ -38,12 +38,20 @@ pub(crate) struct Terms {
 
 impl Terms {
     pub(crate) fn new() -> Terms {
-        Terms { eg: EGraph::new(Tables::default()), origins: vec![Origin::default()], origin: 0, device: None }
+        Terms {
+            eg: EGraph::new(Tables::default()),
+            origins: vec![Origin::default()],
+            origin: 0,
+            device: None,
+        }
     }
 
     /// Adds a leaf or a structural node with known types.
     pub(crate) fn add_symbol(&mut self, sym: Sym, children: &[Id], types: Vec<Type>) -> Id {
-        let node = ENode { sym, children: children.iter().map(|c| self.eg.find(*c)).collect() };
+        let node = ENode {
+            sym,
+            children: children.iter().map(|c| self.eg.find(*c)).collect(),
+        };
         if let Some(id) = self.eg.lookup(node.clone()) {
             return id;
         }
@@ -51,7 +59,12 @@ impl Terms {
         let proj = matches!(sym, Sym::Proj(_)).then(|| self.eg[node.children[0]].data.clone());
         let constant = proj.as_ref().is_some_and(|f| f.constant);
         let origin = proj.map_or(self.origin, |f| f.origin);
-        self.eg.analysis.pending = Some(Facts { types, uniform: None, constant, origin });
+        self.eg.analysis.pending = Some(Facts {
+            types,
+            uniform: None,
+            constant,
+            origin,
+        });
         self.eg.add(node)
     }
 
@@ -63,16 +76,28 @@ impl Terms {
         if matches!(op, Op::Map(s) if s.is_commutative()) {
             children.sort_by_key(|c| (self.is_constant(*c), *c));
         }
-        let device = if matches!(op, Op::Constant { .. }) { None } else { self.device.clone() };
+        let device = if matches!(op, Op::Constant { .. }) {
+            None
+        } else {
+            self.device.clone()
+        };
         let id = self.eg.analysis.intern_op(PlacedOp { op, device });
-        let node = ENode { sym: Sym::Op(id), children: children.into() };
+        let node = ENode {
+            sym: Sym::Op(id),
+            children: children.into(),
+        };
         if let Some(found) = self.eg.lookup(node.clone()) {
             return Ok(found);
         }
         let types = self.infer(id, &node.children)?;
         let op = self.eg.analysis.op(id).clone();
         let (uniform, constant) = derive(&self.eg, &op.op, &node.children, types);
-        self.eg.analysis.pending = Some(Facts { types, uniform, constant, origin: self.origin });
+        self.eg.analysis.pending = Some(Facts {
+            types,
+            uniform,
+            constant,
+            origin: self.origin,
+        });
         Ok(self.eg.add(node))
     }
 
@@ -96,7 +121,8 @@ impl Terms {
     pub(crate) fn scalar(&mut self, dtype: DType, value: f64) -> Id {
         let bits = real_bits(dtype, value).to_le_bytes();
         let t = Tensor::from_bytes(dtype, &[], &bits[..dtype.size_bytes()]).expect("one element");
-        self.add(Op::constant(t), &[]).expect("a constant has no operand that could misfit")
+        self.add(Op::constant(t), &[])
+            .expect("a constant has no operand that could misfit")
     }
 
     /// `x` under another shape; `x` itself when it has that shape. Composes with a reshape below.
@@ -112,11 +138,18 @@ impl Terms {
             }
             None::<()>
         });
-        let undone: Vec<Id> = below.iter().copied().filter(|y| *self.ty(*y).shape == shape).collect();
+        let undone: Vec<Id> = below
+            .iter()
+            .copied()
+            .filter(|y| *self.ty(*y).shape == shape)
+            .collect();
         if let Some(y) = self.united(&undone) {
             return Ok(y);
         }
-        self.add(Op::Reshape { shape }, &[below.first().copied().unwrap_or(x)])
+        self.add(
+            Op::Reshape { shape },
+            &[below.first().copied().unwrap_or(x)],
+        )
     }
 
     /// `x` with permuted axes. Composes with a transpose below, best with one that it undoes; a transpose that only moves
@@ -132,13 +165,27 @@ impl Terms {
         }
         // One level only: classes that are transposes of each other form a cycle.
         let below = self.transposes_of(x);
-        let undone: Vec<Id> = below.iter().filter(|(q, _)| is_identity(&compose(q, perm))).map(|(_, y)| *y).collect();
+        let undone: Vec<Id> = below
+            .iter()
+            .filter(|(q, _)| is_identity(&compose(q, perm)))
+            .map(|(_, y)| *y)
+            .collect();
         if let Some(y) = self.united(&undone) {
             return Ok(y);
         }
         match below.first() {
-            Some((q, y)) => self.add(Op::Transpose { perm: compose(q, perm) }, &[*y]),
-            None => self.add(Op::Transpose { perm: perm.to_vec() }, &[x]),
+            Some((q, y)) => self.add(
+                Op::Transpose {
+                    perm: compose(q, perm),
+                },
+                &[*y],
+            ),
+            None => self.add(
+                Op::Transpose {
+                    perm: perm.to_vec(),
+                },
+                &[x],
+            ),
         }
     }
 
@@ -165,7 +212,11 @@ impl Terms {
 
     /// `x` repeated to exactly `shape`; `x` itself when it has that shape.
     pub(crate) fn broadcast(&mut self, x: Id, shape: Vec<Dim>) -> Applied {
-        if *self.ty(x).shape == shape { Ok(self.eg.find(x)) } else { self.add(Op::Broadcast { shape }, &[x]) }
+        if *self.ty(x).shape == shape {
+            Ok(self.eg.find(x))
+        } else {
+            self.add(Op::Broadcast { shape }, &[x])
+        }
     }
 
     pub(crate) fn facts(&self, id: Id) -> &Facts {
@@ -191,7 +242,11 @@ impl Terms {
     }
 
     /// The first answer of `f` over the class's op nodes on the device at hand: (op, children).
-    pub(crate) fn find<T>(&self, class: Id, mut f: impl FnMut(&Op, &[Id]) -> Option<T>) -> Option<T> {
+    pub(crate) fn find<T>(
+        &self,
+        class: Id,
+        mut f: impl FnMut(&Op, &[Id]) -> Option<T>,
+    ) -> Option<T> {
         self.eg[class].nodes.iter().find_map(|n| {
             let Sym::Op(id) = n.sym else { return None };
             let placed = self.eg.analysis.op(id);
@@ -203,12 +258,23 @@ impl Terms {
     }
 
     /// The first answer of `f` over operands of the class's `op` nodes; both orders are tried for commutative ops.
-    pub(crate) fn find_map<T>(&self, class: Id, op: ScalarOp, mut f: impl FnMut(&[Id]) -> Option<T>) -> Option<T> {
+    pub(crate) fn find_map<T>(
+        &self,
+        class: Id,
+        op: ScalarOp,
+        mut f: impl FnMut(&[Id]) -> Option<T>,
+    ) -> Option<T> {
         self.find(class, |o, ch| {
             if *o != Op::Map(op) {
                 return None;
             }
-            f(ch).or_else(|| if op.is_commutative() { f(&[ch[1], ch[0]]) } else { None })
+            f(ch).or_else(|| {
+                if op.is_commutative() {
+                    f(&[ch[1], ch[0]])
+                } else {
+                    None
+                }
+            })
         })
     }
 
@@ -219,7 +285,9 @@ impl Terms {
 
     /// Shape of an element-wise op over these operands.
     pub(crate) fn map_shape(&self, args: &[Id]) -> Option<Vec<Dim>> {
-        args.iter().try_fold(Vec::new(), |s, a| crate::ir::broadcast_shapes(&s, &self.ty(*a).shape).ok())
+        args.iter().try_fold(Vec::new(), |s, a| {
+            crate::ir::broadcast_shapes(&s, &self.ty(*a).shape).ok()
+        })
     }
 
     /// True when two ids name the same class.

@@ -21,18 +21,29 @@ fn cases(text: &str) -> Vec<(&str, Graph)> {
         let (rule, body) = s.split_once('\n').expect("a rule name, then the graph");
         (
             rule.trim(),
-            Graph::parse(&format!("graph \"{}\" {{\n{body}}}", rule.trim())).unwrap_or_else(|e| panic!("{rule}: {e}")),
+            Graph::parse(&format!("graph \"{}\" {{\n{body}}}", rule.trim()))
+                .unwrap_or_else(|e| panic!("{rule}: {e}")),
         )
     };
     // The files are compiled in, so the text is static.
-    sections.map(|s| case(Box::leak(s.to_owned().into_boxed_str()))).collect()
+    sections
+        .map(|s| case(Box::leak(s.to_owned().into_boxed_str())))
+        .collect()
 }
 
 #[test]
 fn every_rule_has_a_case() {
-    let with_case: BTreeSet<&str> = FILES.iter().flat_map(|(_, t)| cases(t)).map(|(r, _)| r).collect();
+    let with_case: BTreeSet<&str> = FILES
+        .iter()
+        .flat_map(|(_, t)| cases(t))
+        .map(|(r, _)| r)
+        .collect();
     let names: Vec<&str> = rule_list().iter().map(|r| r.name).collect();
-    assert_eq!(names.iter().collect::<BTreeSet<_>>().len(), names.len(), "rule names are unique");
+    assert_eq!(
+        names.iter().collect::<BTreeSet<_>>().len(),
+        names.len(),
+        "rule names are unique"
+    );
     let missing: Vec<&&str> = names.iter().filter(|n| !with_case.contains(**n)).collect();
     assert!(missing.is_empty(), "rules without a case: {missing:?}");
     let unknown: Vec<&&str> = with_case.iter().filter(|c| !names.contains(c)).collect();
@@ -46,7 +57,13 @@ fn rules_fire() {
         for (rule, g) in cases(text) {
             let (new, report) = rewrite(&g, &Options::default()).unwrap();
             assert!(report.fired(rule) > 0, "{rule} did not fire:\n{report}");
-            assert!(report.phases.iter().all(|p| p.stop == StopReason::Saturated), "{rule}:\n{report}");
+            assert!(
+                report
+                    .phases
+                    .iter()
+                    .all(|p| p.stop == StopReason::Saturated),
+                "{rule}:\n{report}"
+            );
             out += &format!("{}\n", new.to_text(PrintOptions::SHORT));
         }
         insta::assert_snapshot!(*file, out);
@@ -54,14 +71,41 @@ fn rules_fire() {
 }
 
 /// Values at which an algebraic identity may fail.
-const SPECIAL: [f32; 8] = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, -0.0, 0.0, 1e-40, 3e38, -1.5];
+const SPECIAL: [f32; 8] = [
+    f32::NAN,
+    f32::INFINITY,
+    f32::NEG_INFINITY,
+    -0.0,
+    0.0,
+    1e-40,
+    3e38,
+    -1.5,
+];
 /// Those of [`SPECIAL`] that make no intermediate result overflow or underflow, and ordinary numbers.
-const SPECIAL_IN_RANGE: [f32; 8] = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, -0.0, 0.0, 0.75, 2.5, -1.5];
+const SPECIAL_IN_RANGE: [f32; 8] = [
+    f32::NAN,
+    f32::INFINITY,
+    f32::NEG_INFINITY,
+    -0.0,
+    0.0,
+    0.75,
+    2.5,
+    -1.5,
+];
 
 /// A tensor of a type, symbols bound to `n`: small numbers, or special values if there are any.
-fn random_tensor(rng: &mut Rng, ty: &crate::ir::Type, n: usize, special: Option<&[f32; 8]>) -> Tensor {
+fn random_tensor(
+    rng: &mut Rng,
+    ty: &crate::ir::Type,
+    n: usize,
+    special: Option<&[f32; 8]>,
+) -> Tensor {
     let bindings = [("n".to_owned(), n)].into();
-    let shape = ty.shape.bind(&bindings).as_static().expect("n is the only symbol");
+    let shape = ty
+        .shape
+        .bind(&bindings)
+        .as_static()
+        .expect("n is the only symbol");
     let len = shape.iter().product();
     let float = |rng: &mut Rng| match special {
         Some(values) => values[rng.below(8)],
@@ -69,10 +113,16 @@ fn random_tensor(rng: &mut Rng, ty: &crate::ir::Type, n: usize, special: Option<
     };
     match ty.dtype {
         DType::F32 => Tensor::from_slice(&(0..len).map(|_| float(rng)).collect::<Vec<_>>(), &shape),
-        DType::Bool => Tensor::from_slice(&(0..len).map(|_| rng.one_in(2)).collect::<Vec<_>>(), &shape),
-        d => {
-            Tensor::from_bytes(d, &shape, &(0..len * d.size_bytes()).map(|_| rng.below(256) as u8).collect::<Vec<_>>())
+        DType::Bool => {
+            Tensor::from_slice(&(0..len).map(|_| rng.one_in(2)).collect::<Vec<_>>(), &shape)
         }
+        d => Tensor::from_bytes(
+            d,
+            &shape,
+            &(0..len * d.size_bytes())
+                .map(|_| rng.below(256) as u8)
+                .collect::<Vec<_>>(),
+        ),
     }
     .unwrap()
 }
@@ -86,20 +136,31 @@ fn difference(a: &Tensor, b: &Tensor, exactness: Exactness) -> Option<String> {
         return (a != b).then(|| format!("{a:?} against {b:?}"));
     }
     let (a, b) = (a.as_slice::<f32>(), b.as_slice::<f32>());
-    let scale = a.iter().filter(|v| v.is_finite()).fold(1f32, |m, v| m.max(v.abs()));
+    let scale = a
+        .iter()
+        .filter(|v| v.is_finite())
+        .fold(1f32, |m, v| m.max(v.abs()));
     let same = |x: f32, y: f32| match exactness {
         _ if x.is_nan() || y.is_nan() => x.is_nan() && y.is_nan(),
         Exactness::Bits => x.to_bits() == y.to_bits(),
         Exactness::Value => x == y,
         Exactness::Rounding => x == y || (x - y).abs() <= 1e-5 * scale,
     };
-    a.iter().zip(b).find(|(x, y)| !same(**x, **y)).map(|(x, y)| format!("{x} against {y}"))
+    a.iter()
+        .zip(b)
+        .find(|(x, y)| !same(**x, **y))
+        .map(|(x, y)| format!("{x} against {y}"))
 }
 
 /// The worst that the rules which fired may do.
 fn exactness_of(report: &Report) -> Exactness {
     let fired = |r: &RuleInfo| report.fired(r.name) > 0;
-    rule_list().iter().filter(|r| fired(r)).map(|r| r.exactness).max().unwrap_or(Exactness::Bits)
+    rule_list()
+        .iter()
+        .filter(|r| fired(r))
+        .map(|r| r.exactness)
+        .max()
+        .unwrap_or(Exactness::Bits)
 }
 
 /// Any choice of e-nodes, not only the cheapest, must compute what the source graph does: random prices choose.
@@ -114,19 +175,28 @@ fn every_alternative_is_right() {
             let exactness = exactness_of(&report);
             for seed in 0..12 {
                 let mut rng = Rng(seed);
-                let choice =
-                    extract::extract_by(&ins.terms, ins.root, &mut |_, _| crate::cost::Picos(rng.below(1000) as u64))
-                        .unwrap();
+                let choice = extract::extract_by(&ins.terms, ins.root, &mut |_, _| {
+                    crate::cost::Picos(rng.below(1000) as u64)
+                })
+                .unwrap();
                 let new = convert::emit(&g, &ins, &choice, &BTreeMap::new()).unwrap();
                 crate::ir::verify::verify(&new).unwrap();
                 for n in [0, 1, 3] {
-                    let values = if exactness < Exactness::Rounding { &SPECIAL } else { &SPECIAL_IN_RANGE };
+                    let values = if exactness < Exactness::Rounding {
+                        &SPECIAL
+                    } else {
+                        &SPECIAL_IN_RANGE
+                    };
                     // Its doc names what it does to hidden scores that are not finite.
                     let special = (seed % 2 == 0 && rule != "attention").then_some(values);
-                    let inputs: Vec<Tensor> =
-                        g.inputs.iter().map(|v| random_tensor(&mut rng, g.ty(*v), n, special)).collect();
+                    let inputs: Vec<Tensor> = g
+                        .inputs
+                        .iter()
+                        .map(|v| random_tensor(&mut rng, g.ty(*v), n, special))
+                        .collect();
                     let expected = crate::interp::run(&g, &inputs).unwrap();
-                    let got = crate::interp::run(&new, &inputs).unwrap_or_else(|e| panic!("{rule}: {e}\n{new}"));
+                    let got = crate::interp::run(&new, &inputs)
+                        .unwrap_or_else(|e| panic!("{rule}: {e}\n{new}"));
                     for (a, b) in expected.iter().zip(&got) {
                         if let Some(diff) = difference(a, b, exactness) {
                             wrong.insert(format!("{rule}: {diff}"));
@@ -159,10 +229,19 @@ fn small_models_are_equal_before_and_after() {
         assert!(report.after.time < report.before.time, "{name}: {report}");
         let mut inputs = Vec::new();
         for i in 0..g.inputs.len() {
-            let file = folder.join(name).join(format!("test_data_set_0/input_{i}.pb"));
-            inputs.push(crate::onnx::tensor_from_pb(&std::fs::read(file).unwrap()).unwrap().1);
+            let file = folder
+                .join(name)
+                .join(format!("test_data_set_0/input_{i}.pb"));
+            inputs.push(
+                crate::onnx::tensor_from_pb(&std::fs::read(file).unwrap())
+                    .unwrap()
+                    .1,
+            );
         }
-        let (a, b) = (crate::interp::run(&g, &inputs).unwrap(), crate::interp::run(&new, &inputs).unwrap());
+        let (a, b) = (
+            crate::interp::run(&g, &inputs).unwrap(),
+            crate::interp::run(&new, &inputs).unwrap(),
+        );
         for (a, b) in a.iter().zip(&b) {
             let diff = difference(a, b, Exactness::Rounding);
             assert!(diff.is_none(), "{name}: {}", diff.unwrap_or_default());
@@ -192,23 +271,34 @@ fn random_graphs_are_equal_before_and_after() {
         };
         let (g, inputs) = crate::testing::random_graph(seed, &options);
         let mut ins = convert::insert(&g).unwrap();
-        saturate(&mut ins, g.n_nodes(), &Options::default(), &mut Report::default());
+        saturate(
+            &mut ins,
+            g.n_nodes(),
+            &Options::default(),
+            &mut Report::default(),
+        );
         let expected = crate::interp::run(&g, &inputs).unwrap();
         let mut rng = Rng(seed);
         for trial in 0..4 {
             let new = if trial == 0 {
                 rewrite(&g, &Options::default()).unwrap().0
             } else {
-                let choice =
-                    extract::extract_by(&ins.terms, ins.root, &mut |_, _| crate::cost::Picos(rng.below(1000) as u64))
-                        .unwrap();
+                let choice = extract::extract_by(&ins.terms, ins.root, &mut |_, _| {
+                    crate::cost::Picos(rng.below(1000) as u64)
+                })
+                .unwrap();
                 convert::emit(&g, &ins, &choice, &BTreeMap::new()).unwrap()
             };
             crate::ir::verify::verify(&new).unwrap();
-            let got = crate::interp::run(&new, &inputs).unwrap_or_else(|e| panic!("seed {seed}: {e}\n{new}"));
+            let got = crate::interp::run(&new, &inputs)
+                .unwrap_or_else(|e| panic!("seed {seed}: {e}\n{new}"));
             for (a, b) in expected.iter().zip(&got) {
                 let diff = difference(a, b, Exactness::Rounding);
-                assert!(diff.is_none(), "seed {seed}: {}\n{g}\n{new}", diff.unwrap_or_default());
+                assert!(
+                    diff.is_none(),
+                    "seed {seed}: {}\n{g}\n{new}",
+                    diff.unwrap_or_default()
+                );
             }
         }
     }
@@ -219,16 +309,41 @@ fn random_graphs_are_equal_before_and_after() {
 fn pieces_of_a_graph_are_equal_before_and_after() {
     let mut fired = 0;
     for seed in 0..40 {
-        let options = crate::testing::RandomOptions { n_nodes: 30, dtypes: vec![DType::F32], ..Default::default() };
+        let options = crate::testing::RandomOptions {
+            n_nodes: 30,
+            dtypes: vec![DType::F32],
+            ..Default::default()
+        };
         let (g, inputs) = crate::testing::random_graph(seed, &options);
-        let limits = Limits { chunk: 3 + (seed as usize % 9), ..Limits::default() };
-        let (new, report) = rewrite(&g, &Options { limits, ..Options::default() }).unwrap();
+        let limits = Limits {
+            chunk: 3 + (seed as usize % 9),
+            ..Limits::default()
+        };
+        let (new, report) = rewrite(
+            &g,
+            &Options {
+                limits,
+                ..Options::default()
+            },
+        )
+        .unwrap();
         crate::ir::verify::verify(&new).unwrap();
-        fired += report.phases.iter().flat_map(|p| p.fired.values()).sum::<u64>();
-        let (a, b) = (crate::interp::run(&g, &inputs).unwrap(), crate::interp::run(&new, &inputs).unwrap());
+        fired += report
+            .phases
+            .iter()
+            .flat_map(|p| p.fired.values())
+            .sum::<u64>();
+        let (a, b) = (
+            crate::interp::run(&g, &inputs).unwrap(),
+            crate::interp::run(&new, &inputs).unwrap(),
+        );
         for (a, b) in a.iter().zip(&b) {
             let diff = difference(a, b, Exactness::Rounding);
-            assert!(diff.is_none(), "seed {seed}: {}\n{g}\n{new}", diff.unwrap_or_default());
+            assert!(
+                diff.is_none(),
+                "seed {seed}: {}\n{g}\n{new}",
+                diff.unwrap_or_default()
+            );
         }
     }
     assert!(fired > 50, "{fired}");
@@ -241,13 +356,28 @@ fn control_edges_survive_pieces() {
     let origin = crate::ir::Origin::default();
     let mut v = g.add_input("x", crate::ir::Type::new(DType::F32, [4usize]));
     for _ in 0..20 {
-        v = g.add1(crate::ir::Op::Map(crate::ir::ScalarOp::Sin), &[v], &origin).unwrap();
+        v = g
+            .add1(crate::ir::Op::Map(crate::ir::ScalarOp::Sin), &[v], &origin)
+            .unwrap();
     }
     g.add_output("y", v);
     g.node_mut(crate::ir::NodeId(12)).control = vec![crate::ir::NodeId(3)];
-    let limits = Limits { chunk: 4, ..Limits::default() };
-    let (new, _) = rewrite(&g, &Options { limits, ..Options::default() }).unwrap();
-    let edges: Vec<_> =
-        new.nodes().filter(|(_, n)| !n.control.is_empty()).map(|(id, n)| (id.0, n.control[0].0)).collect();
+    let limits = Limits {
+        chunk: 4,
+        ..Limits::default()
+    };
+    let (new, _) = rewrite(
+        &g,
+        &Options {
+            limits,
+            ..Options::default()
+        },
+    )
+    .unwrap();
+    let edges: Vec<_> = new
+        .nodes()
+        .filter(|(_, n)| !n.control.is_empty())
+        .map(|(id, n)| (id.0, n.control[0].0))
+        .collect();
     assert_eq!(edges, [(12, 3)]);
 }

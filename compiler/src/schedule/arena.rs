@@ -111,7 +111,12 @@ pub struct History(BTreeMap<usize, Uses>);
 impl History {
     fn segments(&mut self, bytes: Range<usize>) -> impl Iterator<Item = &mut Uses> {
         for at in [bytes.start, bytes.end] {
-            let uses = self.0.range(..=at).next_back().map(|(_, u)| u.clone()).unwrap_or_default();
+            let uses = self
+                .0
+                .range(..=at)
+                .next_back()
+                .map(|(_, u)| u.clone())
+                .unwrap_or_default();
             self.0.entry(at).or_insert(uses);
         }
         self.0.range_mut(bytes).map(|(_, uses)| uses)

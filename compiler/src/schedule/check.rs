@@ -29,28 +29,51 @@ pub fn check(g: &Graph, needs: &Needs, schedule: &Schedule) -> Result<()> {
     if problems.is_empty() {
         return Ok(());
     }
-    Err(Error::internal(format!("schedule of graph {:?} is wrong:\n  {}", g.name, problems.join("\n  "))))
+    Err(Error::internal(format!(
+        "schedule of graph {:?} is wrong:\n  {}",
+        g.name,
+        problems.join("\n  ")
+    )))
 }
 
 /// Step of each node; `None` when steps are missing or doubled.
-fn check_steps(g: &Graph, s: &Schedule, problems: &mut Vec<String>) -> Option<BTreeMap<NodeId, usize>> {
+fn check_steps(
+    g: &Graph,
+    s: &Schedule,
+    problems: &mut Vec<String>,
+) -> Option<BTreeMap<NodeId, usize>> {
     let mut steps = BTreeMap::new();
     for (i, step) in s.steps.iter().enumerate() {
         if let Some(d) = step.deps.iter().find(|&&d| d as usize >= i) {
-            problems.push(format!("step {i} depends on step {d}, which is not earlier"));
+            problems.push(format!(
+                "step {i} depends on step {d}, which is not earlier"
+            ));
         }
         if let Action::Node(id) = step.action
             && (id.0 as usize >= g.n_nodes() || steps.insert(id, i).is_some())
         {
-            problems.push(format!("step {i}: node {} is not there or is a step already", id.0));
+            problems.push(format!(
+                "step {i}: node {} is not there or is a step already",
+                id.0
+            ));
         }
     }
-    let missing = g.nodes().filter(|(id, n)| matches!(n.op, Op::Constant { .. }) == steps.contains_key(id));
-    problems.extend(
-        missing.map(|(id, n)| format!("node {} ({}) is a step although a constant, or is none", id.0, n.op.name())),
-    );
+    let missing = g
+        .nodes()
+        .filter(|(id, n)| matches!(n.op, Op::Constant { .. }) == steps.contains_key(id));
+    problems.extend(missing.map(|(id, n)| {
+        format!(
+            "node {} ({}) is a step although a constant, or is none",
+            id.0,
+            n.op.name()
+        )
+    }));
     if s.places.len() != g.n_values() {
-        problems.push(format!("{} places for {} values", s.places.len(), g.n_values()));
+        problems.push(format!(
+            "{} places for {} values",
+            s.places.len(),
+            g.n_values()
+        ));
     }
     problems.is_empty().then_some(steps)
 }
@@ -62,7 +85,9 @@ fn ancestors(s: &Schedule) -> Vec<Vec<u64>> {
     for step in &s.steps {
         let mut row = vec![0u64; words];
         for &d in &step.deps {
-            row.iter_mut().zip(&before[d as usize]).for_each(|(r, b)| *r |= b);
+            row.iter_mut()
+                .zip(&before[d as usize])
+                .for_each(|(r, b)| *r |= b);
             row[d as usize / 64] |= 1 << (d % 64);
         }
         before.push(row);
@@ -85,16 +110,24 @@ fn check_order(
     for (id, &step) in steps {
         for d in &deps[id.0 as usize] {
             if !is_before(before, steps[d], step) {
-                problems.push(format!("step {step} does not come after step {}, which it needs", steps[d]));
+                problems.push(format!(
+                    "step {step} does not come after step {}, which it needs",
+                    steps[d]
+                ));
             }
         }
     }
     for (i, step) in s.steps.iter().enumerate() {
-        let Action::CopyToOutput { value, .. } = step.action else { continue };
+        let Action::CopyToOutput { value, .. } = step.action else {
+            continue;
+        };
         if let crate::ir::Def::Node(d, _) = g.value(value).def
             && steps.get(&d).is_some_and(|&d| !is_before(before, d, i))
         {
-            problems.push(format!("step {i} copies value {} before it is made", value.0));
+            problems.push(format!(
+                "step {i} copies value {} before it is made",
+                value.0
+            ));
         }
     }
 }
@@ -117,9 +150,16 @@ fn check_fixed(g: &Graph, s: &Schedule, problems: &mut Vec<String>) {
     for (v, &place) in s.places.iter().enumerate() {
         let root = roots[v];
         if s.places[root.0 as usize] != place {
-            problems.push(format!("value {v} is not where value {} is, whose bytes it has", root.0));
+            problems.push(format!(
+                "value {v} is not where value {} is, whose bytes it has",
+                root.0
+            ));
         }
-        let input = g.inputs.iter().position(|&i| i == root).map(|i| Place::Input(i as u32));
+        let input = g
+            .inputs
+            .iter()
+            .position(|&i| i == root)
+            .map(|i| Place::Input(i as u32));
         let constant = match (g.value(root).def, g.def_node(root).map(|n| &n.op)) {
             (crate::ir::Def::Node(id, _), Some(Op::Constant { .. })) => Some(Place::Constant(id)),
             _ => None,
@@ -128,7 +168,10 @@ fn check_fixed(g: &Graph, s: &Schedule, problems: &mut Vec<String>) {
         let fits = match place {
             Place::Arena(_) => expected.is_none(),
             Place::Output(i) => {
-                expected.is_none() && g.outputs.get(i as usize).is_some_and(|o| roots[o.value.0 as usize] == root)
+                expected.is_none()
+                    && g.outputs
+                        .get(i as usize)
+                        .is_some_and(|o| roots[o.value.0 as usize] == root)
             }
             fixed => expected == Some(fixed),
         };
@@ -141,7 +184,10 @@ fn check_fixed(g: &Graph, s: &Schedule, problems: &mut Vec<String>) {
     }
     for step in &s.steps {
         if let Action::CopyToOutput { value, output } = step.action {
-            let fits = g.outputs.get(output as usize).is_some_and(|o| o.value == value);
+            let fits = g
+                .outputs
+                .get(output as usize)
+                .is_some_and(|o| o.value == value);
             match fits {
                 true => written[output as usize] += 1,
                 false => problems.push(format!("output {output} is not value {}", value.0)),
@@ -149,7 +195,11 @@ fn check_fixed(g: &Graph, s: &Schedule, problems: &mut Vec<String>) {
         }
     }
     problems.extend(
-        written.iter().enumerate().filter(|(_, n)| **n != 1).map(|(i, n)| format!("output {i} is written {n} times")),
+        written
+            .iter()
+            .enumerate()
+            .filter(|(_, n)| **n != 1)
+            .map(|(i, n)| format!("output {i} is written {n} times")),
     );
 }
 
@@ -180,13 +230,21 @@ fn check_arena(
         }
     }
     buffers.sort_by_key(|b| b.bytes.start);
-    let all_before = |a: &Buffer, writer: usize| a.users.iter().all(|&u| is_before(before, u, writer));
+    let all_before =
+        |a: &Buffer, writer: usize| a.users.iter().all(|&u| is_before(before, u, writer));
     for (i, a) in buffers.iter().enumerate() {
-        for b in buffers[i + 1..].iter().take_while(|b| b.bytes.start < a.bytes.end) {
+        for b in buffers[i + 1..]
+            .iter()
+            .take_while(|b| b.bytes.start < a.bytes.end)
+        {
             let apart = all_before(a, b.writer) || all_before(b, a.writer);
-            let in_place = overwrites(g, needs, s, a, b, before) || overwrites(g, needs, s, b, a, before);
+            let in_place =
+                overwrites(g, needs, s, a, b, before) || overwrites(g, needs, s, b, a, before);
             if !apart && !in_place {
-                problems.push(format!("{} and {} share bytes and can be alive together", a.name, b.name));
+                problems.push(format!(
+                    "{} and {} share bytes and can be alive together",
+                    a.name, b.name
+                ));
             }
         }
     }
@@ -203,11 +261,21 @@ fn arena_buffers(
     let mut buffers: BTreeMap<ValueId, Buffer> = BTreeMap::new();
     for (id, &step) in steps {
         for &v in &g.node(*id).outputs {
-            let Place::Arena(offset) = s.places[v.0 as usize] else { continue };
+            let Place::Arena(offset) = s.places[v.0 as usize] else {
+                continue;
+            };
             if roots[v.0 as usize] == v {
                 let size = g.ty(v).size_bytes().unwrap_or(usize::MAX);
                 let bytes = offset..offset.saturating_add(size);
-                buffers.insert(v, Buffer { name: format!("value {}", v.0), bytes, writer: step, users: vec![step] });
+                buffers.insert(
+                    v,
+                    Buffer {
+                        name: format!("value {}", v.0),
+                        bytes,
+                        writer: step,
+                        users: vec![step],
+                    },
+                );
             }
         }
     }
@@ -220,7 +288,10 @@ fn arena_buffers(
     }
     let mut all: Vec<Buffer> = buffers.into_values().collect();
     for (id, sizes) in &needs.scratch {
-        let (Some(&step), Some(offsets)) = (steps.get(id), s.scratch.get(id).filter(|o| o.len() == sizes.len())) else {
+        let (Some(&step), Some(offsets)) = (
+            steps.get(id),
+            s.scratch.get(id).filter(|o| o.len() == sizes.len()),
+        ) else {
             problems.push(format!("scratch of node {} has no place", id.0));
             continue;
         };
@@ -235,14 +306,31 @@ fn arena_buffers(
 }
 
 /// Whether `new` may take exactly the bytes of `old`: its writer has leave to overwrite that operand, and all other uses of `old` come before.
-fn overwrites(g: &Graph, needs: &Needs, s: &Schedule, old: &Buffer, new: &Buffer, before: &[Vec<u64>]) -> bool {
-    let Action::Node(id) = s.steps[new.writer].action else { return false };
+fn overwrites(
+    g: &Graph,
+    needs: &Needs,
+    s: &Schedule,
+    old: &Buffer,
+    new: &Buffer,
+    before: &[Vec<u64>],
+) -> bool {
+    let Action::Node(id) = s.steps[new.writer].action else {
+        return false;
+    };
     let node = g.node(id);
     let at = |v: ValueId| matches!(s.places[v.0 as usize], Place::Arena(o) if o == new.bytes.start);
-    let permitted = needs.in_place.get(&id).into_iter().flatten().any(|&(operand, result)| {
-        let (operand, result) = (node.inputs[operand as usize], node.outputs[result as usize]);
-        at(operand) && at(result) && node.inputs.iter().filter(|&&v| at(v)).count() == 1
-    });
-    let others_before = old.users.iter().all(|&u| u == new.writer || is_before(before, u, new.writer));
+    let permitted = needs
+        .in_place
+        .get(&id)
+        .into_iter()
+        .flatten()
+        .any(|&(operand, result)| {
+            let (operand, result) = (node.inputs[operand as usize], node.outputs[result as usize]);
+            at(operand) && at(result) && node.inputs.iter().filter(|&&v| at(v)).count() == 1
+        });
+    let others_before = old
+        .users
+        .iter()
+        .all(|&u| u == new.writer || is_before(before, u, new.writer));
     permitted && old.bytes == new.bytes && old.writer != new.writer && others_before
 }

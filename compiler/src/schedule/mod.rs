@@ -89,7 +89,13 @@ pub fn schedule(g: &Graph, needs: &Needs) -> Result<Schedule> {
     let sizes = value_sizes(g)?;
     let roots = roots(g);
     let (mut places, copies) = fixed_places(g, &roots);
-    let storage = Storage { g, needs, sizes: &sizes, roots: &roots, places: &places };
+    let storage = Storage {
+        g,
+        needs,
+        sizes: &sizes,
+        roots: &roots,
+        places: &places,
+    };
     let order = order::choose(&storage);
     let plan = storage.lay_out(&order);
     if let Some(limit) = needs.limit_bytes.filter(|&l| plan.arena_bytes > l) {
@@ -109,7 +115,13 @@ pub fn schedule(g: &Graph, needs: &Needs) -> Result<Schedule> {
     let places: Vec<Place> = places.into_iter().flatten().collect();
     let actions: Vec<Action> = order.into_iter().map(Action::Node).chain(copies).collect();
     let steps = dependencies(g, &actions, &places, &sizes, &plan, needs);
-    Ok(Schedule { steps, places, arena_bytes: plan.arena_bytes, live_bytes: plan.live_bytes, scratch: plan.scratch })
+    Ok(Schedule {
+        steps,
+        places,
+        arena_bytes: plan.arena_bytes,
+        live_bytes: plan.live_bytes,
+        scratch: plan.scratch,
+    })
 }
 
 /// Bytes of each value, rounded up to the alignment.
@@ -117,8 +129,12 @@ fn value_sizes(g: &Graph) -> Result<Vec<usize>> {
     let size = |v: usize| {
         let ty = g.ty(ValueId(v as u32));
         let bytes = ty.size_bytes().ok_or_else(|| {
-            let origin = g.def_node(ValueId(v as u32)).map(|n| n.origin.clone()).unwrap_or_default();
-            Error::unsupported(format!("memory of a value of type {ty} cannot be planned")).at_origin(&origin)
+            let origin = g
+                .def_node(ValueId(v as u32))
+                .map(|n| n.origin.clone())
+                .unwrap_or_default();
+            Error::unsupported(format!("memory of a value of type {ty} cannot be planned"))
+                .at_origin(&origin)
         })?;
         Ok(aligned(bytes))
     };
@@ -126,7 +142,9 @@ fn value_sizes(g: &Graph) -> Result<Vec<usize>> {
 }
 
 fn aligned(bytes: usize) -> usize {
-    bytes.checked_next_multiple_of(ALIGN_BYTES).unwrap_or(usize::MAX)
+    bytes
+        .checked_next_multiple_of(ALIGN_BYTES)
+        .unwrap_or(usize::MAX)
 }
 
 /// The value whose bytes each value is: itself but for results that are their operand.
@@ -142,20 +160,33 @@ pub(crate) fn roots(g: &Graph) -> Vec<ValueId> {
 
 /// Places outside the arena, and the copies that outputs need.
 fn fixed_places(g: &Graph, roots: &[ValueId]) -> (Vec<Option<Place>>, Vec<Action>) {
-    let mut of_root: BTreeMap<ValueId, Place> =
-        g.inputs.iter().enumerate().map(|(i, &v)| (v, Place::Input(i as u32))).collect();
-    for (id, node) in g.nodes().filter(|(_, n)| matches!(n.op, Op::Constant { .. })) {
+    let mut of_root: BTreeMap<ValueId, Place> = g
+        .inputs
+        .iter()
+        .enumerate()
+        .map(|(i, &v)| (v, Place::Input(i as u32)))
+        .collect();
+    for (id, node) in g
+        .nodes()
+        .filter(|(_, n)| matches!(n.op, Op::Constant { .. }))
+    {
         of_root.insert(node.outputs[0], Place::Constant(id));
     }
     let mut copies = Vec::new();
     for (i, o) in g.outputs.iter().enumerate() {
         let root = roots[o.value.0 as usize];
         match of_root.get(&root) {
-            Some(_) => copies.push(Action::CopyToOutput { value: o.value, output: i as u32 }),
+            Some(_) => copies.push(Action::CopyToOutput {
+                value: o.value,
+                output: i as u32,
+            }),
             None => drop(of_root.insert(root, Place::Output(i as u32))),
         }
     }
-    (roots.iter().map(|r| of_root.get(r).copied()).collect(), copies)
+    (
+        roots.iter().map(|r| of_root.get(r).copied()).collect(),
+        copies,
+    )
 }
 
 /// Values that share bytes over time, and who touches them.
@@ -178,14 +209,18 @@ struct Plan {
 
 impl Plan {
     fn offset_of(&self, root: ValueId) -> usize {
-        self.block_of.get(&root).map_or(0, |&b| self.blocks[b].offset)
+        self.block_of
+            .get(&root)
+            .map_or(0, |&b| self.blocks[b].offset)
     }
 }
 
 impl Storage<'_> {
     /// The root of a value when its bytes are in the arena.
     fn arena_root(&self, v: ValueId) -> Option<ValueId> {
-        self.places[v.0 as usize].is_none().then(|| self.roots[v.0 as usize])
+        self.places[v.0 as usize]
+            .is_none()
+            .then(|| self.roots[v.0 as usize])
     }
 
     fn size(&self, v: ValueId) -> usize {
@@ -193,13 +228,23 @@ impl Storage<'_> {
     }
 
     fn scratch_bytes(&self, id: NodeId) -> usize {
-        self.needs.scratch.get(&id).into_iter().flatten().map(|&b| aligned(b)).sum()
+        self.needs
+            .scratch
+            .get(&id)
+            .into_iter()
+            .flatten()
+            .map(|&b| aligned(b))
+            .sum()
     }
 
     /// Memory plan of an order: blocks with the interval of steps in which they are in use, then their offsets.
     fn lay_out(&self, order: &[NodeId]) -> Plan {
         let last_use = self.last_uses(order);
-        let crossing = if self.needs.is_apart { self.crossing() } else { BTreeSet::new() };
+        let crossing = if self.needs.is_apart {
+            self.crossing()
+        } else {
+            BTreeSet::new()
+        };
         let mut plan = Plan {
             blocks: Vec::new(),
             block_of: BTreeMap::new(),
@@ -209,10 +254,17 @@ impl Storage<'_> {
         };
         for (step, &id) in order.iter().enumerate() {
             for (i, &v) in self.g.node(id).outputs.iter().enumerate() {
-                let Some(root) = self.arena_root(v).filter(|&r| r == v) else { continue };
+                let Some(root) = self.arena_root(v).filter(|&r| r == v) else {
+                    continue;
+                };
                 if crossing.contains(&root) {
                     let (start, end) = (0, order.len() - 1);
-                    plan.blocks.push(Block { size: self.size(v), start, end, offset: 0 });
+                    plan.blocks.push(Block {
+                        size: self.size(v),
+                        start,
+                        end,
+                        offset: 0,
+                    });
                     plan.block_of.insert(root, plan.blocks.len() - 1);
                     continue;
                 }
@@ -223,7 +275,12 @@ impl Storage<'_> {
                         block
                     }
                     None => {
-                        plan.blocks.push(Block { size: self.size(v), start: step, end, offset: 0 });
+                        plan.blocks.push(Block {
+                            size: self.size(v),
+                            start: step,
+                            end,
+                            offset: 0,
+                        });
                         plan.blocks.len() - 1
                     }
                 };
@@ -233,7 +290,12 @@ impl Storage<'_> {
         let n_values = plan.blocks.len();
         for (step, id) in order.iter().enumerate() {
             for &size in self.needs.scratch.get(id).into_iter().flatten() {
-                plan.blocks.push(Block { size: aligned(size), start: step, end: step, offset: 0 });
+                plan.blocks.push(Block {
+                    size: aligned(size),
+                    start: step,
+                    end: step,
+                    offset: 0,
+                });
             }
         }
         plan.arena_bytes = arena::assign_offsets(&mut plan.blocks);
@@ -241,7 +303,8 @@ impl Storage<'_> {
         let mut offsets = plan.blocks[n_values..].iter().map(|b| b.offset);
         for id in order {
             if let Some(sizes) = self.needs.scratch.get(id) {
-                plan.scratch.insert(*id, offsets.by_ref().take(sizes.len()).collect());
+                plan.scratch
+                    .insert(*id, offsets.by_ref().take(sizes.len()).collect());
             }
         }
         plan
@@ -249,8 +312,14 @@ impl Storage<'_> {
 
     /// Roots in the arena that are sent or received.
     fn crossing(&self) -> BTreeSet<ValueId> {
-        let nodes = self.g.nodes().filter(|(_, node)| matches!(node.op, Op::Send { .. } | Op::Recv { .. }));
-        nodes.flat_map(|(_, node)| &node.outputs).filter_map(|&v| self.arena_root(v)).collect()
+        let nodes = self
+            .g
+            .nodes()
+            .filter(|(_, node)| matches!(node.op, Op::Send { .. } | Op::Recv { .. }));
+        nodes
+            .flat_map(|(_, node)| &node.outputs)
+            .filter_map(|&v| self.arena_root(v))
+            .collect()
     }
 
     /// Last step that touches each root in the arena.
@@ -258,7 +327,12 @@ impl Storage<'_> {
         let mut last = BTreeMap::new();
         for (step, &id) in order.iter().enumerate() {
             let node = self.g.node(id);
-            for root in node.inputs.iter().chain(&node.outputs).filter_map(|&v| self.arena_root(v)) {
+            for root in node
+                .inputs
+                .iter()
+                .chain(&node.outputs)
+                .filter_map(|&v| self.arena_root(v))
+            {
                 last.insert(root, step);
             }
         }
@@ -276,19 +350,30 @@ impl Storage<'_> {
     ) -> Option<usize> {
         let node = self.g.node(id);
         let pairs = self.needs.in_place.get(&id)?;
-        let candidates =
-            pairs.iter().filter(|(_, result)| *result as usize == i).map(|(operand, _)| node.inputs[*operand as usize]);
-        candidates.filter_map(|v| self.arena_root(v)).find_map(|operand| {
-            let reads = node.inputs.iter().filter(|&&v| self.arena_root(v) == Some(operand)).count();
-            let dies =
-                last.get(&operand) == Some(&step) && reads == 1 && self.size(operand) == self.size(node.outputs[i]);
-            let block = *plan.block_of.get(&operand)?;
-            // A result that took the block already extends it.
-            (dies
-                && plan.blocks[block].end == step
-                && !node.outputs[..i].iter().any(|o| plan.block_of.get(o) == Some(&block)))
-            .then_some(block)
-        })
+        let candidates = pairs
+            .iter()
+            .filter(|(_, result)| *result as usize == i)
+            .map(|(operand, _)| node.inputs[*operand as usize]);
+        candidates
+            .filter_map(|v| self.arena_root(v))
+            .find_map(|operand| {
+                let reads = node
+                    .inputs
+                    .iter()
+                    .filter(|&&v| self.arena_root(v) == Some(operand))
+                    .count();
+                let dies = last.get(&operand) == Some(&step)
+                    && reads == 1
+                    && self.size(operand) == self.size(node.outputs[i]);
+                let block = *plan.block_of.get(&operand)?;
+                // A result that took the block already extends it.
+                (dies
+                    && plan.blocks[block].end == step
+                    && !node.outputs[..i]
+                        .iter()
+                        .any(|o| plan.block_of.get(o) == Some(&block)))
+                .then_some(block)
+            })
     }
 }
 
@@ -333,9 +418,15 @@ struct Accesses {
 /// Variables that a node uses, in its regions too, and whether it writes them.
 pub(crate) fn variable_uses(node: &Node) -> Vec<(Variable<'_>, bool)> {
     match &node.op {
-        Op::ReadVariable { container, name, .. } => vec![((container, name), false)],
+        Op::ReadVariable {
+            container, name, ..
+        } => vec![((container, name), false)],
         Op::AssignVariable { container, name } => vec![((container, name), true)],
-        _ => node.regions.iter().flat_map(|r| r.nodes().flat_map(|(_, n)| variable_uses(n))).collect(),
+        _ => node
+            .regions
+            .iter()
+            .flat_map(|r| r.nodes().flat_map(|(_, n)| variable_uses(n)))
+            .collect(),
     }
 }
 
@@ -362,17 +453,30 @@ fn dependencies(
         match action {
             Action::Node(id) => {
                 let node = g.node(*id);
-                deps.extend(data[id.0 as usize].iter().filter_map(|d| step_of[d.0 as usize]));
-                node.inputs.iter().filter_map(bytes).for_each(|range| history.read(range, step as u32, &mut deps));
+                deps.extend(
+                    data[id.0 as usize]
+                        .iter()
+                        .filter_map(|d| step_of[d.0 as usize]),
+                );
+                node.inputs
+                    .iter()
+                    .filter_map(bytes)
+                    .for_each(|range| history.read(range, step as u32, &mut deps));
                 if !matches!(node.op, Op::Send { .. } | Op::AssignVariable { .. }) {
                     node.outputs
                         .iter()
                         .filter_map(bytes)
                         .for_each(|range| history.write(range, step as u32, &mut deps));
                 }
-                let scratch =
-                    needs.scratch.get(id).into_iter().flatten().zip(plan.scratch.get(id).into_iter().flatten());
-                scratch.for_each(|(&size, &at)| history.write(at..at + aligned(size), step as u32, &mut deps));
+                let scratch = needs
+                    .scratch
+                    .get(id)
+                    .into_iter()
+                    .flatten()
+                    .zip(plan.scratch.get(id).into_iter().flatten());
+                scratch.for_each(|(&size, &at)| {
+                    history.write(at..at + aligned(size), step as u32, &mut deps)
+                });
                 step_of[id.0 as usize] = Some(step as u32);
             }
             Action::CopyToOutput { value, .. } => {
@@ -383,7 +487,10 @@ fn dependencies(
         }
         deps.remove(&(step as u32));
         barriers.pass(step as u32, is_collective(g, *action), &mut deps);
-        steps.push(Step { action: *action, deps: deps.into_iter().collect() });
+        steps.push(Step {
+            action: *action,
+            deps: deps.into_iter().collect(),
+        });
     }
     steps
 }

@@ -10,7 +10,10 @@ const CHOICES: usize = 64;
 /// The order to use: that of the graph, or, without transfers, the memory-aware one when it keeps fewer bytes alive.
 pub fn choose(s: &Storage) -> Vec<NodeId> {
     let own: Vec<NodeId> =
-        s.g.nodes().filter(|(_, n)| !matches!(n.op, Op::Constant { .. })).map(|(id, _)| id).collect();
+        s.g.nodes()
+            .filter(|(_, n)| !matches!(n.op, Op::Constant { .. }))
+            .map(|(id, _)| id)
+            .collect();
     if s.g.nodes().any(|(_, n)| n.op.class() == OpClass::Transfer) {
         return own;
     }
@@ -26,16 +29,23 @@ fn memory_aware(s: &Storage, given: Option<&[NodeId]>) -> (Vec<NodeId>, usize) {
     let mut users: Vec<Vec<NodeId>> = vec![Vec::new(); s.g.n_nodes()];
     let mut waiting: Vec<usize> = deps.iter().map(BTreeSet::len).collect();
     for (id, of) in deps.iter().enumerate() {
-        of.iter().for_each(|d| users[d.0 as usize].push(NodeId(id as u32)));
+        of.iter()
+            .for_each(|d| users[d.0 as usize].push(NodeId(id as u32)));
     }
     let mut live = Live::new(s);
     let is_step = |id: &NodeId| !matches!(s.g.node(*id).op, Op::Constant { .. });
     let all = (0..s.g.n_nodes() as u32).map(NodeId);
-    let mut ready: BTreeSet<NodeId> = all.filter(|id| is_step(id) && waiting[id.0 as usize] == 0).collect();
+    let mut ready: BTreeSet<NodeId> = all
+        .filter(|id| is_step(id) && waiting[id.0 as usize] == 0)
+        .collect();
     let mut order = Vec::new();
     let next = |ready: &BTreeSet<NodeId>, live: &Live, done: usize| match given {
         Some(order) => order.get(done).copied(),
-        None => ready.iter().take(CHOICES).copied().min_by_key(|&id| (live.growth(id), id)),
+        None => ready
+            .iter()
+            .take(CHOICES)
+            .copied()
+            .min_by_key(|&id| (live.growth(id), id)),
     };
     while let Some(id) = next(&ready, &live, order.len()) {
         ready.remove(&id);
@@ -75,15 +85,27 @@ impl<'s, 'g> Live<'s, 'g> {
     fn new(s: &'s Storage<'g>) -> Live<'s, 'g> {
         let mut uses = vec![0; s.g.n_values()];
         for (_, node) in s.g.nodes() {
-            node.inputs.iter().filter_map(|&v| s.arena_root(v)).for_each(|r| uses[r.0 as usize] += 1);
+            node.inputs
+                .iter()
+                .filter_map(|&v| s.arena_root(v))
+                .for_each(|r| uses[r.0 as usize] += 1);
         }
         let effects = s.g.nodes().map(|(_, n)| Effect::of(s, n, &uses)).collect();
-        Live { s, effects, uses, bytes: 0, peak: 0 }
+        Live {
+            s,
+            effects,
+            uses,
+            bytes: 0,
+            peak: 0,
+        }
     }
 
     fn freed(&self, id: NodeId) -> usize {
         let effect = &self.effects[id.0 as usize];
-        let dying = effect.reads.iter().filter(|(r, n)| self.uses[r.0 as usize] == *n);
+        let dying = effect
+            .reads
+            .iter()
+            .filter(|(r, n)| self.uses[r.0 as usize] == *n);
         effect.unused + dying.map(|(r, _)| self.s.size(*r)).sum::<usize>()
     }
 
@@ -93,8 +115,12 @@ impl<'s, 'g> Live<'s, 'g> {
     }
 
     fn run(&mut self, id: NodeId) {
-        self.bytes = self.bytes.saturating_add(self.effects[id.0 as usize].created);
-        self.peak = self.peak.max(self.bytes.saturating_add(self.s.scratch_bytes(id)));
+        self.bytes = self
+            .bytes
+            .saturating_add(self.effects[id.0 as usize].created);
+        self.peak = self
+            .peak
+            .max(self.bytes.saturating_add(self.s.scratch_bytes(id)));
         self.bytes -= self.freed(id);
         for (r, n) in &self.effects[id.0 as usize].reads {
             self.uses[r.0 as usize] -= n;
@@ -112,7 +138,14 @@ impl Effect {
             }
         }
         let own = || node.outputs.iter().filter(|&&v| s.arena_root(v) == Some(v));
-        let unused = own().filter(|v| uses[v.0 as usize] == 0).map(|&v| s.size(v)).sum();
-        Effect { created: own().map(|&v| s.size(v)).sum(), unused, reads }
+        let unused = own()
+            .filter(|v| uses[v.0 as usize] == 0)
+            .map(|&v| s.size(v))
+            .sum();
+        Effect {
+            created: own().map(|&v| s.size(v)).sum(),
+            unused,
+            reads,
+        }
     }
 }

@@ -9,17 +9,25 @@ impl Schedule {
     /// One line per step: number, op, results with their places, operands, dependencies, origin. Values have their numbers in the graph.
     pub fn to_text(&self, g: &Graph) -> String {
         let mut out = String::new();
-        self.write(g, &mut out).expect("writing to a String does not fail");
+        self.write(g, &mut out)
+            .expect("writing to a String does not fail");
         out
     }
 
     /// Arena size over the peak of live bytes, at least 1.
     pub fn arena_ratio(&self) -> f64 {
-        if self.live_bytes == 0 { 1.0 } else { self.arena_bytes as f64 / self.live_bytes as f64 }
+        if self.live_bytes == 0 {
+            1.0
+        } else {
+            self.arena_bytes as f64 / self.live_bytes as f64
+        }
     }
 
     fn write(&self, g: &Graph, out: &mut String) -> std::fmt::Result {
-        let (arena, live) = (Bytes(self.arena_bytes as u64), Bytes(self.live_bytes as u64));
+        let (arena, live) = (
+            Bytes(self.arena_bytes as u64),
+            Bytes(self.live_bytes as u64),
+        );
         writeln!(
             out,
             "schedule {:?}: {} steps, arena {arena}, live peak {live}, ratio {:.3}",
@@ -30,9 +38,10 @@ impl Schedule {
         for (i, step) in self.steps.iter().enumerate() {
             let (what, origin) = match step.action {
                 Action::Node(id) => (self.node_text(g, id), g.node(id).origin.to_string()),
-                Action::CopyToOutput { value, output } => {
-                    (format!("output {output} = copy({})", self.value(value)), String::new())
-                }
+                Action::CopyToOutput { value, output } => (
+                    format!("output {output} = copy({})", self.value(value)),
+                    String::new(),
+                ),
             };
             write!(out, "{i:4}: {what}")?;
             if !step.deps.is_empty() {
@@ -49,15 +58,32 @@ impl Schedule {
 
     fn node_text(&self, g: &Graph, id: crate::ir::NodeId) -> String {
         let node = g.node(id);
-        let list = |ids: &[ValueId]| ids.iter().map(|&v| self.value(v)).collect::<Vec<_>>().join(", ");
+        let list = |ids: &[ValueId]| {
+            ids.iter()
+                .map(|&v| self.value(v))
+                .collect::<Vec<_>>()
+                .join(", ")
+        };
         let attrs: Vec<String> = node.op.attrs().into_iter().map(|(_, v)| v).collect();
         let scratch = match self.scratch.get(&id) {
             Some(at) if !at.is_empty() => {
-                format!(" scratch {}", at.iter().map(|o| format!("+{o}")).collect::<Vec<_>>().join(" "))
+                format!(
+                    " scratch {}",
+                    at.iter()
+                        .map(|o| format!("+{o}"))
+                        .collect::<Vec<_>>()
+                        .join(" ")
+                )
             }
             _ => String::new(),
         };
-        format!("{} = {} {}({}){scratch}", list(&node.outputs), node.op.name(), attrs.join(" "), list(&node.inputs))
+        format!(
+            "{} = {} {}({}){scratch}",
+            list(&node.outputs),
+            node.op.name(),
+            attrs.join(" "),
+            list(&node.inputs)
+        )
     }
 
     fn value(&self, v: ValueId) -> String {

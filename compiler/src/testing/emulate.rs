@@ -10,7 +10,9 @@ use crate::{DType, DeviceName};
 use gristmill_runtime::device::DeviceKind;
 use gristmill_runtime::exec::emulate::{LinkRate, Transport, wait_kernel};
 use gristmill_runtime::exec::{ExecOptions, Executor};
-use gristmill_runtime::program::{Buffer, BufferId, KernelId, Key, Loc, Partition, Program, Step, StepId, StepKind};
+use gristmill_runtime::program::{
+    Buffer, BufferId, KernelId, Key, Loc, Partition, Program, Step, StepId, StepKind,
+};
 use gristmill_runtime::tensor::ALIGN_BYTES;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -38,16 +40,39 @@ impl Emulator {
         let mut order: Vec<u32> = p.order.clone();
         // Stable: tasks of no length stay in topological order.
         order.sort_by_key(|&t| timeline.start[t as usize]);
-        order.into_iter().try_for_each(|t| builder.add_task(t as usize))?;
-        let Builder { parts, kernels, transfers, links, .. } = builder;
+        order
+            .into_iter()
+            .try_for_each(|t| builder.add_task(t as usize))?;
+        let Builder {
+            parts,
+            kernels,
+            transfers,
+            links,
+            ..
+        } = builder;
         let partitions: Vec<Partition> = parts.into_values().map(|part| part.partition).collect();
-        let options =
-            ExecOptions { threads: partitions.len(), transport: Transport::Emulated(links), ..ExecOptions::default() };
+        let options = ExecOptions {
+            threads: partitions.len(),
+            transport: Transport::Emulated(links),
+            ..ExecOptions::default()
+        };
         let (inputs, outputs, variables, code) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        let program = Program { name: "emulated".into(), inputs, outputs, variables, partitions, code };
+        let program = Program {
+            name: "emulated".into(),
+            inputs,
+            outputs,
+            variables,
+            partitions,
+            code,
+        };
         let executor = Executor::new(Arc::new(program), &options)?;
         executor.start_profile()?;
-        Ok(Emulator { executor, device: timeline.device.clone(), kernels, transfers })
+        Ok(Emulator {
+            executor,
+            device: timeline.device.clone(),
+            kernels,
+            transfers,
+        })
     }
 
     /// The program that is run.
@@ -65,9 +90,20 @@ impl Emulator {
         let span = |&(partition, step): &(usize, usize)| spans[partition][step];
         let transfer = |crossing: gristmill_runtime::exec::emulate::Crossing| {
             let (tensor, from, to) = self.transfers[&crossing.key];
-            Transfer { tensor, from, to, start: since(crossing.start), end: since(crossing.end) }
+            Transfer {
+                tensor,
+                from,
+                to,
+                start: since(crossing.start),
+                end: since(crossing.end),
+            }
         };
-        let mut transfers: Vec<Transfer> = self.executor.crossings().into_iter().map(transfer).collect();
+        let mut transfers: Vec<Transfer> = self
+            .executor
+            .crossings()
+            .into_iter()
+            .map(transfer)
+            .collect();
         transfers.sort_by_key(|t| (t.start, t.tensor, t.to));
         Ok(Timeline {
             device: self.device.clone(),
@@ -112,14 +148,32 @@ impl<'p> Builder<'p> {
             )));
         }
         let part = |&number: &u32| {
-            let (buffers, constants, steps, kernels) = (Vec::new(), Vec::new(), Vec::new(), vec![wait_kernel()]);
+            let (buffers, constants, steps, kernels) =
+                (Vec::new(), Vec::new(), Vec::new(), vec![wait_kernel()]);
             let (device, arena_bytes, gpu_code, memory_limit) = (name(number), 0, Vec::new(), None);
-            let partition =
-                Partition { device, arena_bytes, buffers, constants, kernels, gpu_code, steps, memory_limit };
-            (number, Part { partition, tensors: BTreeMap::new() })
+            let partition = Partition {
+                device,
+                arena_bytes,
+                buffers,
+                constants,
+                kernels,
+                gpu_code,
+                steps,
+                memory_limit,
+            };
+            (
+                number,
+                Part {
+                    partition,
+                    tensors: BTreeMap::new(),
+                },
+            )
         };
         let mut sent = vec![Vec::new(); p.n_tasks()];
-        timeline.transfers.iter().for_each(|t| sent[p.tensors[t.tensor as usize].producer as usize].push(t));
+        timeline
+            .transfers
+            .iter()
+            .for_each(|t| sent[p.tensors[t.tensor as usize].producer as usize].push(t));
         Ok(Builder {
             p,
             timeline,
@@ -138,9 +192,22 @@ impl<'p> Builder<'p> {
             self.receive(x, d);
         }
         let partition_idx = self.parts.range(..d).count();
-        let part = self.parts.get_mut(&d).expect("every device in use has a part");
-        let mut args: Vec<BufferId> = p.inputs.row(task).iter().map(|x| part.tensors[x].0).collect();
-        let deps = p.inputs.row(task).iter().map(|x| part.tensors[x].1).collect();
+        let part = self
+            .parts
+            .get_mut(&d)
+            .expect("every device in use has a part");
+        let mut args: Vec<BufferId> = p
+            .inputs
+            .row(task)
+            .iter()
+            .map(|x| part.tensors[x].0)
+            .collect();
+        let deps = p
+            .inputs
+            .row(task)
+            .iter()
+            .map(|x| part.tensors[x].1)
+            .collect();
         let step = StepId(part.partition.steps.len() as u32);
         for &x in p.outputs.row(task) {
             let buffer = part.add_buffer(x, p.tensors[x as usize].bytes());
@@ -149,42 +216,87 @@ impl<'p> Builder<'p> {
         }
         let n_outputs = p.outputs.row(task).len() as u32;
         let items = p.cost(task, d as usize).0;
-        let kind = StepKind::Kernel { kernel: KernelId(0), args, n_outputs, items, grain: 0 };
-        part.partition.steps.push(Step { kind, origin: format!("task {task}"), deps });
+        let kind = StepKind::Kernel {
+            kernel: KernelId(0),
+            args,
+            n_outputs,
+            items,
+            grain: 0,
+        };
+        part.partition.steps.push(Step {
+            kind,
+            origin: format!("task {task}"),
+            deps,
+        });
         self.kernels[task] = (partition_idx, step.0 as usize);
         let sent = std::mem::take(&mut self.sent[task]);
-        sent.into_iter().try_for_each(|transfer| self.send(transfer))
+        sent.into_iter()
+            .try_for_each(|transfer| self.send(transfer))
     }
 
     /// Makes sure that a tensor is on a device.
     fn receive(&mut self, x: u32, d: u32) {
-        let part = self.parts.get_mut(&d).expect("every device in use has a part");
+        let part = self
+            .parts
+            .get_mut(&d)
+            .expect("every device in use has a part");
         if part.tensors.contains_key(&x) {
             return;
         }
         let tensor = &self.p.tensors[x as usize];
         let buffer = part.add_buffer(x, tensor.bytes());
-        let kind = StepKind::Recv { key: key(x, self.timeline.device[tensor.producer as usize], d), buffer };
-        part.tensors.insert(x, (buffer, StepId(part.partition.steps.len() as u32)));
-        part.partition.steps.push(Step { kind, origin: format!("task {}", tensor.producer), deps: Vec::new() });
+        let kind = StepKind::Recv {
+            key: key(x, self.timeline.device[tensor.producer as usize], d),
+            buffer,
+        };
+        part.tensors
+            .insert(x, (buffer, StepId(part.partition.steps.len() as u32)));
+        part.partition.steps.push(Step {
+            kind,
+            origin: format!("task {}", tensor.producer),
+            deps: Vec::new(),
+        });
     }
 
     fn send(&mut self, transfer: &Transfer) -> Result<()> {
-        let Transfer { tensor: x, from, to, .. } = *transfer;
+        let Transfer {
+            tensor: x,
+            from,
+            to,
+            ..
+        } = *transfer;
         let tensor = &self.p.tensors[x as usize];
         if let Payload::HostCopy(_) = tensor.payload {
-            let message = format!("tensor {x} crosses with a host copy time; an emulated link needs its size in bytes");
+            let message = format!(
+                "tensor {x} crosses with a host copy time; an emulated link needs its size in bytes"
+            );
             return Err(Error::invalid(message));
         }
-        let found = self.parts.get_mut(&from).and_then(|part| part.tensors.get(&x).copied().map(|at| (part, at)));
-        let (part, (buffer, made)) =
-            found.ok_or_else(|| Error::internal(format!("tensor {x} is not made on device {from}, which sends it")))?;
+        let found = self
+            .parts
+            .get_mut(&from)
+            .and_then(|part| part.tensors.get(&x).copied().map(|at| (part, at)));
+        let (part, (buffer, made)) = found.ok_or_else(|| {
+            Error::internal(format!(
+                "tensor {x} is not made on device {from}, which sends it"
+            ))
+        })?;
         let link = self.p.links.get(from as usize, to as usize);
-        let rate = LinkRate { latency_ns: link.latency.0, bytes_per_second: link.bytes_per_second.max(1) };
+        let rate = LinkRate {
+            latency_ns: link.latency.0,
+            bytes_per_second: link.bytes_per_second.max(1),
+        };
         self.links.insert((name(from), name(to)), rate);
         self.transfers.insert(key(x, from, to), (x, from, to));
-        let kind = StepKind::Send { key: key(x, from, to), buffer };
-        part.partition.steps.push(Step { kind, origin: format!("task {}", tensor.producer), deps: vec![made] });
+        let kind = StepKind::Send {
+            key: key(x, from, to),
+            buffer,
+        };
+        part.partition.steps.push(Step {
+            kind,
+            origin: format!("task {}", tensor.producer),
+            deps: vec![made],
+        });
         Ok(())
     }
 }
@@ -192,15 +304,31 @@ impl<'p> Builder<'p> {
 impl Part {
     fn add_buffer(&mut self, x: u32, size: Bytes) -> BufferId {
         let id = BufferId(self.partition.buffers.len() as u32);
-        let (loc, shape) = (Loc::Arena { offset_bytes: self.partition.arena_bytes }, vec![size.0 as usize]);
-        self.partition.buffers.push(Buffer { name: format!("v{x}"), dtype: DType::U8, shape, loc });
+        let (loc, shape) = (
+            Loc::Arena {
+                offset_bytes: self.partition.arena_bytes,
+            },
+            vec![size.0 as usize],
+        );
+        self.partition.buffers.push(Buffer {
+            name: format!("v{x}"),
+            dtype: DType::U8,
+            shape,
+            loc,
+        });
         // A sum that does not fit is found by the validation of the program.
-        let padded = (size.0 as usize).checked_next_multiple_of(ALIGN_BYTES).unwrap_or(usize::MAX);
+        let padded = (size.0 as usize)
+            .checked_next_multiple_of(ALIGN_BYTES)
+            .unwrap_or(usize::MAX);
         self.partition.arena_bytes = self.partition.arena_bytes.saturating_add(padded);
         id
     }
 }
 
 fn key(tensor: u32, from: u32, to: u32) -> Key {
-    Key { source: name(from), destination: name(to), tensor: format!("v{tensor}") }
+    Key {
+        source: name(from),
+        destination: name(to),
+        tensor: format!("v{tensor}"),
+    }
 }

@@ -3,8 +3,8 @@
 use super::{Rng, random_indices, random_tensor};
 use crate::interp::{self, compare};
 use crate::ir::{
-    Dim, Extremum, Graph, Layout, Op, Origin, PadMode, PoolKind, ReduceKind, ScalarOp, ScatterKind, Type, ValueId,
-    Window,
+    Dim, Extremum, Graph, Layout, Op, Origin, PadMode, PoolKind, ReduceKind, ScalarOp, ScatterKind,
+    Type, ValueId, Window,
 };
 use gristmill_runtime::{DType, Tensor};
 
@@ -103,8 +103,20 @@ const FLOAT_UNARY: &[ScalarOp] = &[
     ScalarOp::Mish,
     ScalarOp::HardSwish,
 ];
-const INT_UNARY: &[ScalarOp] = &[ScalarOp::Neg, ScalarOp::Abs, ScalarOp::Sign, ScalarOp::BitNot, ScalarOp::Relu];
-const NUMBER_BINARY: &[ScalarOp] = &[ScalarOp::Add, ScalarOp::Sub, ScalarOp::Mul, ScalarOp::Min, ScalarOp::Max];
+const INT_UNARY: &[ScalarOp] = &[
+    ScalarOp::Neg,
+    ScalarOp::Abs,
+    ScalarOp::Sign,
+    ScalarOp::BitNot,
+    ScalarOp::Relu,
+];
+const NUMBER_BINARY: &[ScalarOp] = &[
+    ScalarOp::Add,
+    ScalarOp::Sub,
+    ScalarOp::Mul,
+    ScalarOp::Min,
+    ScalarOp::Max,
+];
 const INT_BINARY: &[ScalarOp] = &[
     ScalarOp::BitAnd,
     ScalarOp::BitOr,
@@ -115,8 +127,21 @@ const INT_BINARY: &[ScalarOp] = &[
     ScalarOp::Mod,
     ScalarOp::Rem,
 ];
-const BOOL_BINARY: &[ScalarOp] = &[ScalarOp::And, ScalarOp::Or, ScalarOp::Xor, ScalarOp::Eq, ScalarOp::Ne];
-const COMPARISONS: &[ScalarOp] = &[ScalarOp::Eq, ScalarOp::Ne, ScalarOp::Lt, ScalarOp::Le, ScalarOp::Gt, ScalarOp::Ge];
+const BOOL_BINARY: &[ScalarOp] = &[
+    ScalarOp::And,
+    ScalarOp::Or,
+    ScalarOp::Xor,
+    ScalarOp::Eq,
+    ScalarOp::Ne,
+];
+const COMPARISONS: &[ScalarOp] = &[
+    ScalarOp::Eq,
+    ScalarOp::Ne,
+    ScalarOp::Lt,
+    ScalarOp::Le,
+    ScalarOp::Gt,
+    ScalarOp::Ge,
+];
 
 fn dims(shape: &[usize]) -> Vec<Dim> {
     shape.iter().map(|&d| d.into()).collect()
@@ -151,7 +176,11 @@ impl Generator<'_> {
     /// A value, the last ones more often, so that chains form.
     fn recent(&mut self) -> usize {
         let n = self.values.len();
-        if self.rng.one_in(3) { self.rng.below(n) } else { n - 1 - self.rng.below(n.min(3)) }
+        if self.rng.one_in(3) {
+            self.rng.below(n)
+        } else {
+            n - 1 - self.rng.below(n.min(3))
+        }
     }
 
     fn add_operand(&mut self, operand: Operand) -> ValueId {
@@ -177,18 +206,36 @@ impl Generator<'_> {
                 Operand::New(t, _) => t,
             })
             .collect();
-        let Ok(results) = interp::eval(&op, &tensors, &[]) else { return false };
+        let Ok(results) = interp::eval(&op, &tensors, &[]) else {
+            return false;
+        };
         let tame = |t: &Tensor| {
-            let c = compare::allclose(&Tensor::zeros(t.dtype(), t.shape()).expect("as large as t"), t, 0.0, 1e4);
-            t.shape().len() <= self.options.max_rank && t.len() <= 4096 && (!t.dtype().is_float() || c.ok)
+            let c = compare::allclose(
+                &Tensor::zeros(t.dtype(), t.shape()).expect("as large as t"),
+                t,
+                0.0,
+                1e4,
+            );
+            t.shape().len() <= self.options.max_rank
+                && t.len() <= 4096
+                && (!t.dtype().is_float() || c.ok)
         };
         let small = |t: &Tensor| t.shape().len() <= self.options.max_rank && t.len() <= 4096;
-        if !results.iter().all(|t| if self.options.special_values { small(t) } else { tame(t) }) {
+        if !results.iter().all(|t| {
+            if self.options.special_values {
+                small(t)
+            } else {
+                tame(t)
+            }
+        }) {
             return false;
         }
         let args: Vec<ValueId> = operands.into_iter().map(|o| self.add_operand(o)).collect();
         let origin = Origin::new(&format!("/{}_{}", op.name(), self.graph.n_nodes()));
-        let ids = self.graph.add(op, &args, &origin).expect("it was evaluated");
+        let ids = self
+            .graph
+            .add(op, &args, &origin)
+            .expect("it was evaluated");
         self.values.extend(ids.into_iter().zip(results));
         true
     }
@@ -228,12 +275,23 @@ impl Generator<'_> {
             DType::Bool => ScalarOp::Not,
             d if d.is_int() => self.rng.pick(INT_UNARY),
             _ if self.rng.one_in(4) => self.rng.pick(&[
-                ScalarOp::LeakyRelu { alpha: 0.125.into() },
+                ScalarOp::LeakyRelu {
+                    alpha: 0.125.into(),
+                },
                 ScalarOp::Elu { alpha: 1.0.into() },
                 ScalarOp::Celu { alpha: 2.0.into() },
-                ScalarOp::Selu { alpha: 1.67326319.into(), gamma: 1.05070102.into() },
-                ScalarOp::HardSigmoid { alpha: 0.2.into(), beta: 0.5.into() },
-                ScalarOp::ClampTo { lo: (-1.0).into(), hi: 0.75.into() },
+                ScalarOp::Selu {
+                    alpha: 1.67326319.into(),
+                    gamma: 1.05070102.into(),
+                },
+                ScalarOp::HardSigmoid {
+                    alpha: 0.2.into(),
+                    beta: 0.5.into(),
+                },
+                ScalarOp::ClampTo {
+                    lo: (-1.0).into(),
+                    hi: 0.75.into(),
+                },
             ]),
             _ => self.rng.pick(FLOAT_UNARY),
         };
@@ -251,11 +309,16 @@ impl Generator<'_> {
         let (dtype, shape) = (self.values[x].1.dtype(), self.values[x].1.shape().to_vec());
         let y = self.recent();
         let other = &self.values[y].1;
-        if other.dtype() == dtype && crate::ir::broadcast_shapes(&dims(&shape), &dims(other.shape())).is_ok() {
+        if other.dtype() == dtype
+            && crate::ir::broadcast_shapes(&dims(&shape), &dims(other.shape())).is_ok()
+        {
             return Operand::Value(y);
         }
         let drop = self.rng.below(shape.len() + 1);
-        let small: Vec<usize> = shape[drop..].iter().map(|&d| if self.rng.one_in(3) { 1 } else { d }).collect();
+        let small: Vec<usize> = shape[drop..]
+            .iter()
+            .map(|&d| if self.rng.one_in(3) { 1 } else { d })
+            .collect();
         self.new_operand(dtype, &small)
     }
 
@@ -268,7 +331,11 @@ impl Generator<'_> {
             _ => self.rng.pick(NUMBER_BINARY),
         };
         let y = self.partner(x);
-        let operands = if self.rng.one_in(2) { vec![Operand::Value(x), y] } else { vec![y, Operand::Value(x)] };
+        let operands = if self.rng.one_in(2) {
+            vec![Operand::Value(x), y]
+        } else {
+            vec![y, Operand::Value(x)]
+        };
         Some((Op::Map(op), operands))
     }
 
@@ -281,13 +348,17 @@ impl Generator<'_> {
         let shape = self.values[x].1.shape().to_vec();
         let found = (0..self.values.len()).find(|&i| {
             let t = &self.values[i].1;
-            t.dtype() == DType::Bool && crate::ir::broadcast_shapes(&dims(t.shape()), &dims(&shape)).is_ok()
+            t.dtype() == DType::Bool
+                && crate::ir::broadcast_shapes(&dims(t.shape()), &dims(&shape)).is_ok()
         });
         let condition = match found {
             Some(i) => Operand::Value(i),
             None => self.new_operand(DType::Bool, &shape),
         };
-        Some((Op::Map(ScalarOp::Select), vec![condition, Operand::Value(x), y]))
+        Some((
+            Op::Map(ScalarOp::Select),
+            vec![condition, Operand::Value(x), y],
+        ))
     }
 
     /// An axis of a value, unless it has none.
@@ -305,18 +376,43 @@ impl Generator<'_> {
                 (1..perm.len()).for_each(|i| perm.swap(i, self.rng.below(i + 1)));
                 one(Op::Transpose { perm })
             }
-            1 => one(Op::Reshape { shape: dims(&self.other_shape(&shape)) }),
+            1 => one(Op::Reshape {
+                shape: dims(&self.other_shape(&shape)),
+            }),
             2 => {
-                let wide: Vec<usize> = shape.iter().map(|&d| if d == 1 { self.extent() } else { d }).collect();
-                let lead = if self.rng.one_in(2) { vec![self.extent()] } else { vec![] };
-                one(Op::Broadcast { shape: dims(&[lead, wide].concat()) })
+                let wide: Vec<usize> = shape
+                    .iter()
+                    .map(|&d| if d == 1 { self.extent() } else { d })
+                    .collect();
+                let lead = if self.rng.one_in(2) {
+                    vec![self.extent()]
+                } else {
+                    vec![]
+                };
+                one(Op::Broadcast {
+                    shape: dims(&[lead, wide].concat()),
+                })
             }
             3 => one(self.slice(&shape)),
             4 => {
-                let mode = self.rng.pick(&[PadMode::Constant, PadMode::Reflect, PadMode::Edge, PadMode::Wrap]);
-                let mut border = || (0..shape.len()).map(|_| self.rng.below(3)).collect::<Vec<_>>();
-                let op = Op::Pad { low: border(), high: border(), mode };
-                let value = (mode == PadMode::Constant).then(|| Operand::New(self.tensor(dtype, &[]), false));
+                let mode = self.rng.pick(&[
+                    PadMode::Constant,
+                    PadMode::Reflect,
+                    PadMode::Edge,
+                    PadMode::Wrap,
+                ]);
+                let mut border = || {
+                    (0..shape.len())
+                        .map(|_| self.rng.below(3))
+                        .collect::<Vec<_>>()
+                };
+                let op = Op::Pad {
+                    low: border(),
+                    high: border(),
+                    mode,
+                };
+                let value = (mode == PadMode::Constant)
+                    .then(|| Operand::New(self.tensor(dtype, &[]), false));
                 Some((op, [Operand::Value(x)].into_iter().chain(value).collect()))
             }
             _ => {
@@ -324,9 +420,17 @@ impl Generator<'_> {
                 let y = self.recent();
                 let mut part = shape.clone();
                 part[axis] = self.extent();
-                let fits = self.values[y].1.dtype() == dtype && self.values[y].1.shape().len() == shape.len();
-                let y = if fits { Operand::Value(y) } else { self.new_operand(dtype, &part) };
-                Some((Op::Concat { axis }, vec![Operand::Value(x), y, Operand::Value(x)]))
+                let fits = self.values[y].1.dtype() == dtype
+                    && self.values[y].1.shape().len() == shape.len();
+                let y = if fits {
+                    Operand::Value(y)
+                } else {
+                    self.new_operand(dtype, &part)
+                };
+                Some((
+                    Op::Concat { axis },
+                    vec![Operand::Value(x), y, Operand::Value(x)],
+                ))
             }
         }
     }
@@ -341,7 +445,9 @@ impl Generator<'_> {
                 out.remove(at + 1);
             }
             1 if at < out.len() => {
-                let divisors: Vec<usize> = (2..out[at]).filter(|d| out[at].is_multiple_of(*d)).collect();
+                let divisors: Vec<usize> = (2..out[at])
+                    .filter(|d| out[at].is_multiple_of(*d))
+                    .collect();
                 if !divisors.is_empty() {
                     let d = self.rng.pick(&divisors);
                     out[at] /= d;
@@ -358,14 +464,21 @@ impl Generator<'_> {
         for &n in shape {
             let start = self.rng.below(n);
             let step = self.rng.pick(&[1i64, 1, 1, 2, -1, -2]);
-            let room =
-                if step > 0 { (n - start).div_ceil(step as usize) } else { start / step.unsigned_abs() as usize + 1 };
+            let room = if step > 0 {
+                (n - start).div_ceil(step as usize)
+            } else {
+                start / step.unsigned_abs() as usize + 1
+            };
             let size = if n == 0 { 0 } else { 1 + self.rng.below(room) };
             starts.push(start.into());
             sizes.push(size.into());
             steps.push(step);
         }
-        Op::Slice { starts, sizes, steps }
+        Op::Slice {
+            starts,
+            sizes,
+            steps,
+        }
     }
 
     fn reduction(&mut self, x: usize) -> Proposal {
@@ -374,13 +487,37 @@ impl Generator<'_> {
         let keepdims = self.rng.one_in(2);
         if dtype.is_int() && self.rng.one_in(4) {
             let kind = self.rng.pick(&[Extremum::Max, Extremum::Min]);
-            let op = Op::ArgReduce { kind, axis, keepdims, select_last: self.rng.one_in(2) };
+            let op = Op::ArgReduce {
+                kind,
+                axis,
+                keepdims,
+                select_last: self.rng.one_in(2),
+            };
             return Some((op, vec![Operand::Value(x)]));
         }
-        let kinds = [ReduceKind::Max, ReduceKind::Min, ReduceKind::Sum, ReduceKind::Mean, ReduceKind::Prod];
-        let kind = self.rng.pick(if dtype == DType::Bool { &kinds[..2] } else { &kinds });
-        let axes = (0..rank).filter(|&a| a == axis || self.rng.one_in(3)).collect();
-        Some((Op::Reduce { kind, axes, keepdims }, vec![Operand::Value(x)]))
+        let kinds = [
+            ReduceKind::Max,
+            ReduceKind::Min,
+            ReduceKind::Sum,
+            ReduceKind::Mean,
+            ReduceKind::Prod,
+        ];
+        let kind = self.rng.pick(if dtype == DType::Bool {
+            &kinds[..2]
+        } else {
+            &kinds
+        });
+        let axes = (0..rank)
+            .filter(|&a| a == axis || self.rng.one_in(3))
+            .collect();
+        Some((
+            Op::Reduce {
+                kind,
+                axes,
+                keepdims,
+            },
+            vec![Operand::Value(x)],
+        ))
     }
 
     /// Softmax, norms, running sums, and sorting of integers.
@@ -390,20 +527,37 @@ impl Generator<'_> {
         let epsilon = 0.01.into();
         let one = |op| Some((op, vec![Operand::Value(x)]));
         match self.rng.below(5) {
-            0 => one(Op::CumSum { axis, exclusive: self.rng.one_in(2), reverse: self.rng.one_in(2) }),
+            0 => one(Op::CumSum {
+                axis,
+                exclusive: self.rng.one_in(2),
+                reverse: self.rng.one_in(2),
+            }),
             1 if dtype.is_int() => {
                 let k = self.rng.below(shape[axis] + 1).into();
-                one(Op::TopK { k, axis, largest: self.rng.one_in(2) })
+                one(Op::TopK {
+                    k,
+                    axis,
+                    largest: self.rng.one_in(2),
+                })
             }
-            2 => one(Op::Softmax { axis, log: self.rng.one_in(3) }),
+            2 => one(Op::Softmax {
+                axis,
+                log: self.rng.one_in(3),
+            }),
             3 => {
                 let gamma = self.new_operand(dtype, &shape[axis..]);
                 let beta = self.new_operand(dtype, &shape[axis..]);
-                Some((Op::LayerNorm { axis, epsilon }, vec![Operand::Value(x), gamma, beta]))
+                Some((
+                    Op::LayerNorm { axis, epsilon },
+                    vec![Operand::Value(x), gamma, beta],
+                ))
             }
             _ => {
                 let gamma = self.new_operand(dtype, &shape[axis..]);
-                Some((Op::RmsNorm { axis, epsilon }, vec![Operand::Value(x), gamma]))
+                Some((
+                    Op::RmsNorm { axis, epsilon },
+                    vec![Operand::Value(x), gamma],
+                ))
             }
         }
     }
@@ -421,9 +575,13 @@ impl Generator<'_> {
         let n = self.extent();
         match self.rng.below(4) {
             0 if dtype.is_float() => {
-                let op = Op::Attention { scale: (1.0 / (k.max(1) as f64).sqrt()).into(), causal: self.rng.one_in(2) };
+                let op = Op::Attention {
+                    scale: (1.0 / (k.max(1) as f64).sqrt()).into(),
+                    causal: self.rng.one_in(2),
+                };
                 let keys = self.new_operand(dtype, &[&shape[..rank - 2], &[n.max(1), k]].concat());
-                let values = self.new_operand(dtype, &[&shape[..rank - 2], &[n.max(1), 3]].concat());
+                let values =
+                    self.new_operand(dtype, &[&shape[..rank - 2], &[n.max(1), 3]].concat());
                 Some((op, vec![Operand::Value(x), keys, values]))
             }
             1 => {
@@ -443,41 +601,81 @@ impl Generator<'_> {
 
     /// Strides, dilations and pads for `n` spatial axes.
     fn window(&mut self, n: usize) -> Window {
-        let mut each = |least: usize, spread: usize| (0..n).map(|_| least + self.rng.below(spread)).collect();
-        Window { strides: each(1, 2), dilations: each(1, 2), pads_low: each(0, 2), pads_high: each(0, 2) }
+        let mut each =
+            |least: usize, spread: usize| (0..n).map(|_| least + self.rng.below(spread)).collect();
+        Window {
+            strides: each(1, 2),
+            dilations: each(1, 2),
+            pads_low: each(0, 2),
+            pads_high: each(0, 2),
+        }
     }
 
     fn conv(&mut self, x: usize, dtype: DType, shape: &[usize]) -> Proposal {
         let n = shape.len() - 2;
         let window = self.window(n);
         let kernel: Vec<usize> = (0..n).map(|_| 1 + self.rng.below(3)).collect();
-        let layout = self.rng.pick(&[Layout::ChannelsFirst, Layout::ChannelsLast]);
-        let channels = if layout == Layout::ChannelsFirst { shape[1] } else { shape[n + 1] };
-        let groups = if channels > 0 && self.rng.one_in(3) { channels } else { 1 };
+        let layout = self
+            .rng
+            .pick(&[Layout::ChannelsFirst, Layout::ChannelsLast]);
+        let channels = if layout == Layout::ChannelsFirst {
+            shape[1]
+        } else {
+            shape[n + 1]
+        };
+        let groups = if channels > 0 && self.rng.one_in(3) {
+            channels
+        } else {
+            1
+        };
         let out = groups * (1 + self.rng.below(3));
         if self.rng.one_in(4) {
             let weights = self.new_operand(dtype, &[&[shape[1], 2], kernel.as_slice()].concat());
             let output_pads = vec![0; n];
-            return Some((Op::ConvTranspose { window, output_pads, groups: 1 }, vec![Operand::Value(x), weights]));
+            return Some((
+                Op::ConvTranspose {
+                    window,
+                    output_pads,
+                    groups: 1,
+                },
+                vec![Operand::Value(x), weights],
+            ));
         }
         let weights = match layout {
             Layout::ChannelsFirst => [&[out, channels / groups], kernel.as_slice()].concat(),
             Layout::ChannelsLast => [kernel.as_slice(), &[channels / groups, out]].concat(),
         };
         let weights = self.new_operand(dtype, &weights);
-        Some((Op::Conv { window, groups, layout }, vec![Operand::Value(x), weights]))
+        Some((
+            Op::Conv {
+                window,
+                groups,
+                layout,
+            },
+            vec![Operand::Value(x), weights],
+        ))
     }
 
     fn windowed(&mut self, x: usize) -> Proposal {
         let rank = self.values[x].1.shape().len();
         let n = rank.checked_sub(2).filter(|&n| n > 0)?;
-        let kind = self.rng.pick(&[PoolKind::Max, PoolKind::Avg, PoolKind::AvgIncludePad]);
-        let layout = self.rng.pick(&[Layout::ChannelsFirst, Layout::ChannelsLast]);
+        let kind = self
+            .rng
+            .pick(&[PoolKind::Max, PoolKind::Avg, PoolKind::AvgIncludePad]);
+        let layout = self
+            .rng
+            .pick(&[Layout::ChannelsFirst, Layout::ChannelsLast]);
         // At least as wide as the padding, so that no window lies in the padding alone.
         let size: Vec<usize> = (0..n).map(|_| 2 + self.rng.below(2)).collect();
         let mut window = self.window(n);
         window.dilations = vec![1; n];
-        let op = Op::Pool { kind, size, window, ceil: self.rng.one_in(3), layout };
+        let op = Op::Pool {
+            kind,
+            size,
+            window,
+            ceil: self.rng.one_in(3),
+            layout,
+        };
         Some((op, vec![Operand::Value(x)]))
     }
 
@@ -508,8 +706,16 @@ impl Generator<'_> {
                 let at = indices(self, &along, shape[axis]);
                 let updates = self.new_operand(dtype, &along);
                 // Sums of several updates depend on their order only by rounding.
-                let kind = self.rng.pick(&[ScatterKind::Set, ScatterKind::Add, ScatterKind::Max, ScatterKind::Min]);
-                Some((Op::ScatterElements { axis, kind }, vec![Operand::Value(x), at, updates]))
+                let kind = self.rng.pick(&[
+                    ScatterKind::Set,
+                    ScatterKind::Add,
+                    ScatterKind::Max,
+                    ScatterKind::Min,
+                ]);
+                Some((
+                    Op::ScatterElements { axis, kind },
+                    vec![Operand::Value(x), at, updates],
+                ))
             }
             _ if shape[0] > 0 => {
                 let at = indices(self, &[2, 1], shape[0]);
@@ -517,7 +723,12 @@ impl Generator<'_> {
                 if self.rng.one_in(2) {
                     return Some((Op::GatherNd { batch_dims: 0 }, vec![Operand::Value(x), at]));
                 }
-                let kind = self.rng.pick(&[ScatterKind::Set, ScatterKind::Add, ScatterKind::Max, ScatterKind::Min]);
+                let kind = self.rng.pick(&[
+                    ScatterKind::Set,
+                    ScatterKind::Add,
+                    ScatterKind::Max,
+                    ScatterKind::Min,
+                ]);
                 Some((Op::ScatterNd { kind }, vec![Operand::Value(x), at, updates]))
             }
             _ => None,

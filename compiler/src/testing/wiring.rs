@@ -22,12 +22,17 @@ pub fn random_wiring(rng: &mut Rng, n_nodes: usize) -> Graph {
         }
         values.extend(new);
     }
-    let mut outputs: Vec<ValueId> = (0..1 + rng.below(3)).map(|_| values[rng.below(values.len())]).collect();
+    let mut outputs: Vec<ValueId> = (0..1 + rng.below(3))
+        .map(|_| values[rng.below(values.len())])
+        .collect();
     outputs.push(*values.last().expect("an input at least"));
     if rng.one_in(3) {
         outputs.push(outputs[0]);
     }
-    outputs.iter().enumerate().for_each(|(i, &v)| g.add_output(&format!("out{i}"), v));
+    outputs
+        .iter()
+        .enumerate()
+        .for_each(|(i, &v)| g.add_output(&format!("out{i}"), v));
     crate::ir::verify::verify(&g).expect("random graphs are well formed");
     g
 }
@@ -36,29 +41,69 @@ fn random_node(rng: &mut Rng, g: &mut Graph, values: &[ValueId], origin: &Origin
     // Recent values more often, so that graphs are neither chains nor flat.
     let recent = values.len().saturating_sub(1 + rng.below(8));
     let mut pick = || {
-        if rng.one_in(4) { values[rng.below(values.len())] } else { values[recent + rng.below(values.len() - recent)] }
+        if rng.one_in(4) {
+            values[rng.below(values.len())]
+        } else {
+            values[recent + rng.below(values.len() - recent)]
+        }
     };
     let (a, b) = (pick(), pick());
     let n = g.ty(a).static_shape().expect("all shapes are static")[0];
     let container = String::new();
     let (op, operands): (Op, Vec<ValueId>) = match rng.below(10) {
-        0 => return vec![g.add_constant(Tensor::zeros(DType::F32, &[rng.below(100)]).expect("small"), origin)],
+        0 => {
+            return vec![g.add_constant(
+                Tensor::zeros(DType::F32, &[rng.below(100)]).expect("small"),
+                origin,
+            )];
+        }
         1 | 2 if n < 500 => (Op::Concat { axis: 0 }, vec![a, b]),
         3 | 4 if n > 1 => {
             let size = 1 + rng.below(n - 1);
             let start = rng.below(n - size + 1);
-            (Op::Slice { starts: vec![start.into()], sizes: vec![size.into()], steps: vec![1] }, vec![a])
+            (
+                Op::Slice {
+                    starts: vec![start.into()],
+                    sizes: vec![size.into()],
+                    steps: vec![1],
+                },
+                vec![a],
+            )
         }
         5 if n > 0 => {
             let k = Dim::from(1 + rng.below(n));
-            return vec![g.add(Op::TopK { k, axis: 0, largest: true }, &[a], origin).expect("k fits")[0]];
+            return vec![
+                g.add(
+                    Op::TopK {
+                        k,
+                        axis: 0,
+                        largest: true,
+                    },
+                    &[a],
+                    origin,
+                )
+                .expect("k fits")[0],
+            ];
         }
-        6 if rng.one_in(3) => {
-            (Op::ReadVariable { container, name: "v".into(), dtype: DType::F32, shape: vec![8.into()] }, vec![])
-        }
-        7 if n == 8 || rng.one_in(8) => (Op::AssignVariable { container, name: format!("v{n}") }, vec![a]),
+        6 if rng.one_in(3) => (
+            Op::ReadVariable {
+                container,
+                name: "v".into(),
+                dtype: DType::F32,
+                shape: vec![8.into()],
+            },
+            vec![],
+        ),
+        7 if n == 8 || rng.one_in(8) => (
+            Op::AssignVariable {
+                container,
+                name: format!("v{n}"),
+            },
+            vec![a],
+        ),
         8 => (Op::Map(ScalarOp::Add), vec![a, a]),
         _ => (Op::Map(ScalarOp::Neg), vec![a]),
     };
-    g.add(op, &operands, origin).expect("operands were chosen to fit")
+    g.add(op, &operands, origin)
+        .expect("operands were chosen to fit")
 }

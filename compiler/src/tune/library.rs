@@ -33,7 +33,11 @@ pub(super) struct Library {
 impl Library {
     pub(super) fn of(options: &Options) -> Library {
         let is_wanted = options.tuning.libraries;
-        let there = if is_wanted { cuda::product_library() } else { Err("libraries are not to be used".to_owned()) };
+        let there = if is_wanted {
+            cuda::product_library()
+        } else {
+            Err("libraries are not to be used".to_owned())
+        };
         Library { there, is_wanted }
     }
 
@@ -44,19 +48,32 @@ impl Library {
 
     /// Whether there is a library now of which this does not say how fast it is.
     pub(super) fn is_news(&self, timed: Option<&Timed>) -> bool {
-        self.name().is_some_and(|name| timed.is_none_or(|t| t.name != name))
+        self.name()
+            .is_some_and(|name| timed.is_none_or(|t| t.name != name))
     }
 
     /// The library instead of our best form, if it took less time. Errors in words when it did and cannot be had; `None` where nobody wants it.
-    pub(super) fn instead(&self, timed: Option<&Timed>, ours: Option<u64>) -> Option<Result<LibraryForm, String>> {
+    pub(super) fn instead(
+        &self,
+        timed: Option<&Timed>,
+        ours: Option<u64>,
+    ) -> Option<Result<LibraryForm, String>> {
         let timed = timed.filter(|_| self.is_wanted)?;
         let ns = timed.ns.filter(|ns| ours.is_none_or(|ours| *ns < ours))?;
         Some(match &self.there {
-            Ok(name) if *name == timed.name => {
-                Ok(LibraryForm { name: name.clone(), workspace_bytes: timed.workspace_bytes, ns })
-            }
-            Ok(name) => Err(format!("{} was faster, but it is {name} that is there now: --tune times it", timed.name)),
-            Err(why) => Err(format!("{} was faster, but is not there: {why}", timed.name)),
+            Ok(name) if *name == timed.name => Ok(LibraryForm {
+                name: name.clone(),
+                workspace_bytes: timed.workspace_bytes,
+                ns,
+            }),
+            Ok(name) => Err(format!(
+                "{} was faster, but it is {name} that is there now: --tune times it",
+                timed.name
+            )),
+            Err(why) => Err(format!(
+                "{} was faster, but is not there: {why}",
+                timed.name
+            )),
         })
     }
 }
@@ -70,12 +87,27 @@ impl Bench<'_> {
         product: &Product,
         (inputs, expected): (&[Tensor], &[Tensor]),
     ) -> (Timed, Result<()>) {
-        let mut timed = Timed { name: name.to_owned(), ns: None, workspace_bytes: 0 };
-        let asked = Product { workspace_bytes: MOST_WORKSPACE_BYTES, ..product.clone() };
+        let mut timed = Timed {
+            name: name.to_owned(),
+            ns: None,
+            workspace_bytes: 0,
+        };
+        let asked = Product {
+            workspace_bytes: MOST_WORKSPACE_BYTES,
+            ..product.clone()
+        };
         let result = self.driver().and_then(|driver| {
             timed.workspace_bytes = driver.product(&asked)?.workspace_bytes();
-            let library = LibraryForm { name: name.to_owned(), workspace_bytes: timed.workspace_bytes, ns: 0 };
-            let preferred = Preferred { form, why: Why::Predicted, library: Some(library) };
+            let library = LibraryForm {
+                name: name.to_owned(),
+                workspace_bytes: timed.workspace_bytes,
+                ns: 0,
+            };
+            let preferred = Preferred {
+                form,
+                why: Why::Predicted,
+                library: Some(library),
+            };
             let (results, ns) = self.run(g, preferred.clone(), inputs)?;
             agree(expected, &results, self.settings.gpu.tf32)?;
             if product.relu {
@@ -118,29 +150,58 @@ mod tests {
 
     #[test]
     fn a_library_is_taken_where_it_is_the_one_that_was_faster() {
-        let timed = |ns| Timed { name: "L 1.0".into(), ns, workspace_bytes: 7 };
+        let timed = |ns| Timed {
+            name: "L 1.0".into(),
+            ns,
+            workspace_bytes: 7,
+        };
         let there = |there: Result<&str, &str>| Library {
             there: there.map(str::to_owned).map_err(str::to_owned),
             is_wanted: true,
         };
         let same = there(Ok("L 1.0"));
-        let taken = LibraryForm { name: "L 1.0".into(), workspace_bytes: 7, ns: 3 };
-        assert_eq!(same.instead(Some(&timed(Some(3))), Some(4)), Some(Ok(taken)));
-        assert_eq!(same.instead(Some(&timed(Some(4))), Some(4)), None, "ours is as fast");
-        assert_eq!(same.instead(Some(&timed(None)), Some(4)), None, "it was wrong");
+        let taken = LibraryForm {
+            name: "L 1.0".into(),
+            workspace_bytes: 7,
+            ns: 3,
+        };
+        assert_eq!(
+            same.instead(Some(&timed(Some(3))), Some(4)),
+            Some(Ok(taken))
+        );
+        assert_eq!(
+            same.instead(Some(&timed(Some(4))), Some(4)),
+            None,
+            "ours is as fast"
+        );
+        assert_eq!(
+            same.instead(Some(&timed(None)), Some(4)),
+            None,
+            "it was wrong"
+        );
         assert_eq!(same.instead(None, Some(4)), None);
         assert!(!same.is_news(Some(&timed(None))) && same.is_news(None));
         let newer = there(Ok("L 2.0"));
-        let said = newer.instead(Some(&timed(Some(3))), Some(4)).unwrap().unwrap_err();
+        let said = newer
+            .instead(Some(&timed(Some(3))), Some(4))
+            .unwrap()
+            .unwrap_err();
         assert!(
-            said.starts_with("L 1.0 was faster, but it is L 2.0") && newer.is_news(Some(&timed(Some(3)))),
+            said.starts_with("L 1.0 was faster, but it is L 2.0")
+                && newer.is_news(Some(&timed(Some(3)))),
             "{said}"
         );
         let gone = there(Err("not found"));
-        let said = gone.instead(Some(&timed(Some(3))), Some(4)).unwrap().unwrap_err();
+        let said = gone
+            .instead(Some(&timed(Some(3))), Some(4))
+            .unwrap()
+            .unwrap_err();
         assert_eq!(said, "L 1.0 was faster, but is not there: not found");
         assert!(!gone.is_news(None));
-        let unwanted = Library { is_wanted: false, ..gone };
+        let unwanted = Library {
+            is_wanted: false,
+            ..gone
+        };
         assert_eq!(unwanted.instead(Some(&timed(Some(3))), Some(4)), None);
     }
 }

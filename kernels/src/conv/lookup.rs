@@ -33,18 +33,38 @@ impl<'a> Lookup<'a> {
     pub(super) fn layout(desc: &ConvDesc) -> Layout {
         let w = &desc.window;
         let padded = desc.form() == Form::PaddedRows;
-        let zeros = if padded { 0 } else { desc.groups * desc.in_channels * size_of::<f32>() };
-        let taps = if padded { w.kernel_h } else { w.kernel_h * w.kernel_w };
+        let zeros = if padded {
+            0
+        } else {
+            desc.groups * desc.in_channels * size_of::<f32>()
+        };
+        let taps = if padded {
+            w.kernel_h
+        } else {
+            w.kernel_h * w.kernel_w
+        };
         let table = zeros.next_multiple_of(64);
         let image = (table + taps * desc.row_block * size_of::<*const f32>()).next_multiple_of(64);
-        let image_bytes =
-            if padded { rows_of_block(desc) * padded_width(w) * desc.in_channels * size_of::<f32>() } else { 0 };
-        Layout { table, image, bytes: (image + image_bytes).next_multiple_of(64) }
+        let image_bytes = if padded {
+            rows_of_block(desc) * padded_width(w) * desc.in_channels * size_of::<f32>()
+        } else {
+            0
+        };
+        Layout {
+            table,
+            image,
+            bytes: (image + image_bytes).next_multiple_of(64),
+        }
     }
 
     /// # Safety
     /// `workspace` has the layout's size, unless the form needs none and it is null.
-    pub(super) unsafe fn new(desc: &'a ConvDesc, x: *const f32, workspace: *mut u8, padding: u8) -> Lookup<'a> {
+    pub(super) unsafe fn new(
+        desc: &'a ConvDesc,
+        x: *const f32,
+        workspace: *mut u8,
+        padding: u8,
+    ) -> Lookup<'a> {
         let form = desc.form();
         let layout = Lookup::layout(desc);
         let zeros: *mut f32 = workspace.cast();
@@ -76,7 +96,11 @@ impl<'a> Lookup<'a> {
     /// The left-hand side of the prepared block, for one group.
     pub(super) fn lhs(&self, group: usize) -> Lhs {
         let w = &self.desc.window;
-        let taps = if self.form == Form::PaddedRows { w.kernel_h } else { w.kernel_h * w.kernel_w };
+        let taps = if self.form == Form::PaddedRows {
+            w.kernel_h
+        } else {
+            w.kernel_h * w.kernel_w
+        };
         Lhs {
             a: std::ptr::null(),
             lda: 0,
@@ -102,7 +126,11 @@ impl<'a> Lookup<'a> {
         // SAFETY: each run of pixels stays inside its image, the table and the copy.
         unsafe {
             while row < rows.end {
-                let (n, oh, ow) = (row / (w.out_h * w.out_w), row / w.out_w % w.out_h, row % w.out_w);
+                let (n, oh, ow) = (
+                    row / (w.out_h * w.out_w),
+                    row / w.out_w % w.out_h,
+                    row % w.out_w,
+                );
                 let x = self.x.wrapping_add(n * w.x_n_stride);
                 match self.form {
                     Form::PaddedRows => {
@@ -134,14 +162,22 @@ impl<'a> Lookup<'a> {
 
     /// # Safety
     /// As for [`Lookup::prepare`].
-    unsafe fn point_into_input(&mut self, x: *const f32, entry: usize, oh: usize, ow: Range<usize>) {
+    unsafe fn point_into_input(
+        &mut self,
+        x: *const f32,
+        entry: usize,
+        oh: usize,
+        ow: Range<usize>,
+    ) {
         let w = &self.window;
         for i in 0..w.kernel_h {
             let ih = w.input_row(oh, i);
             for j in 0..w.kernel_w {
                 let (first, end) = w.columns_inside(j);
                 let (first, end) = (first.clamp(ow.start, ow.end), end.clamp(ow.start, ow.end));
-                let table = self.table.wrapping_add((i * w.kernel_w + j) * self.desc.row_block + entry);
+                let table = self
+                    .table
+                    .wrapping_add((i * w.kernel_w + j) * self.desc.row_block + entry);
                 let zeros = self.zeros.cast_const();
                 // SAFETY: one entry per output pixel of the run.
                 unsafe {
@@ -153,7 +189,9 @@ impl<'a> Lookup<'a> {
                     let iw = first * w.stride_w + j * w.dilation_w - w.pad_left;
                     let pixel = x.wrapping_add(ih * w.x_h_stride + iw * w.x_w_stride);
                     let step = w.stride_w * w.x_w_stride;
-                    (0..end - first).for_each(|r| *table.add(first - ow.start + r) = pixel.wrapping_add(r * step));
+                    (0..end - first).for_each(|r| {
+                        *table.add(first - ow.start + r) = pixel.wrapping_add(r * step)
+                    });
                     (end - ow.start..ow.len()).for_each(|r| *table.add(r) = zeros);
                 }
             }
@@ -164,14 +202,22 @@ impl<'a> Lookup<'a> {
     ///
     /// # Safety
     /// As for [`Lookup::prepare`]; `image` lies in the workspace.
-    unsafe fn copy_rows(&mut self, x: *const f32, first: usize, last: usize, image: *mut f32) -> *mut f32 {
+    unsafe fn copy_rows(
+        &mut self,
+        x: *const f32,
+        first: usize,
+        last: usize,
+        image: *mut f32,
+    ) -> *mut f32 {
         let w = &self.window;
         let channels = self.desc.in_channels;
         let (width, height) = (padded_width(w), copied_rows(w, last - first + 1));
         let left = w.pad_left.min(width);
         let inside = w.in_w.min(width - left);
         for i in 0..height {
-            let ih = (first * w.stride_h + i).checked_sub(w.pad_top).filter(|&ih| ih < w.in_h);
+            let ih = (first * w.stride_h + i)
+                .checked_sub(w.pad_top)
+                .filter(|&ih| ih < w.in_h);
             // SAFETY: `height` rows of `width` pixels fit, as the layout counted them.
             unsafe {
                 let row = image.add(i * width * channels);
@@ -185,7 +231,11 @@ impl<'a> Lookup<'a> {
                     copy_words(source, row.add(left * channels), inside * channels);
                 } else {
                     for iw in 0..inside {
-                        copy_words(source.add(iw * w.x_w_stride), row.add((left + iw) * channels), channels);
+                        copy_words(
+                            source.add(iw * w.x_w_stride),
+                            row.add((left + iw) * channels),
+                            channels,
+                        );
                     }
                 }
                 let right = row.add((left + inside) * channels);
@@ -197,14 +247,27 @@ impl<'a> Lookup<'a> {
 
     /// # Safety
     /// `end` is what [`Lookup::copy_rows`] returned for `first` and `last`; `oh` counts from `first`.
-    unsafe fn point_into_copy(&mut self, entry: usize, oh: usize, ow: usize, first: usize, last: usize, end: *mut f32) {
+    unsafe fn point_into_copy(
+        &mut self,
+        entry: usize,
+        oh: usize,
+        ow: usize,
+        first: usize,
+        last: usize,
+        end: *mut f32,
+    ) {
         let w = &self.window;
         let row = padded_width(w) * self.desc.in_channels;
-        let image = end.wrapping_sub(copied_rows(w, last - first + 1) * row).cast_const();
+        let image = end
+            .wrapping_sub(copied_rows(w, last - first + 1) * row)
+            .cast_const();
         for i in 0..w.kernel_h {
-            let offset = (oh * w.stride_h + i * w.dilation_h) * row + ow * w.stride_w * self.desc.in_channels;
+            let offset = (oh * w.stride_h + i * w.dilation_h) * row
+                + ow * w.stride_w * self.desc.in_channels;
             // SAFETY: one entry per tap and output pixel of the block.
-            unsafe { *self.table.add(i * self.desc.row_block + entry) = image.wrapping_add(offset) };
+            unsafe {
+                *self.table.add(i * self.desc.row_block + entry) = image.wrapping_add(offset)
+            };
         }
     }
 }
@@ -215,7 +278,9 @@ impl<'a> Lookup<'a> {
 /// As for [`std::ptr::copy_nonoverlapping`], but for the alignment.
 unsafe fn copy_words(from: *const f32, to: *mut f32, n: usize) {
     // SAFETY: by contract.
-    unsafe { std::ptr::copy_nonoverlapping(from.cast::<u8>(), to.cast::<u8>(), n * size_of::<f32>()) }
+    unsafe {
+        std::ptr::copy_nonoverlapping(from.cast::<u8>(), to.cast::<u8>(), n * size_of::<f32>())
+    }
 }
 
 /// Pixels of a row with its padding.

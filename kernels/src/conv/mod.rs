@@ -71,7 +71,13 @@ enum Form {
 
 impl ConvDesc {
     /// A convolution for an instruction set with contiguous output, planned for one thread.
-    pub fn new(isa: Isa, window: Window, groups: usize, in_channels: usize, out_channels: usize) -> ConvDesc {
+    pub fn new(
+        isa: Isa,
+        window: Window,
+        groups: usize,
+        in_channels: usize,
+        out_channels: usize,
+    ) -> ConvDesc {
         let mut desc = ConvDesc {
             isa: isa as u32,
             n_epilogue: 0,
@@ -123,7 +129,11 @@ impl ConvDesc {
 
     /// Bytes that each concurrent call needs at `ptrs[WORKSPACE]`.
     pub fn workspace_bytes(&self) -> usize {
-        if self.form() == Form::Pointwise { 0 } else { Lookup::layout(self).bytes }
+        if self.form() == Form::Pointwise {
+            0
+        } else {
+            Lookup::layout(self).bytes
+        }
     }
 
     /// Elements, or words, of the packed weights.
@@ -142,17 +152,23 @@ impl ConvDesc {
 
     fn n_panel_blocks(&self) -> usize {
         let nr = Isa::from_u32(self.isa).map_or(1, Isa::nr);
-        self.out_channels.div_ceil(nr).div_ceil(self.panel_block.max(1))
+        self.out_channels
+            .div_ceil(nr)
+            .div_ceil(self.panel_block.max(1))
     }
 
     fn form(&self) -> Form {
         let w = &self.window;
-        let contiguous =
-            w.x_h_stride == w.in_w * w.x_w_stride && (w.batch <= 1 || w.x_n_stride == w.in_h * w.x_h_stride);
+        let contiguous = w.x_h_stride == w.in_w * w.x_w_stride
+            && (w.batch <= 1 || w.x_n_stride == w.in_h * w.x_h_stride);
         let same_size = w.out_h == w.in_h && w.out_w == w.in_w && w.pad_top == 0 && w.pad_left == 0;
         if self.n_taps() == 1 && w.stride_h == 1 && w.stride_w == 1 && same_size && contiguous {
             Form::Pointwise
-        } else if self.in_channels < FEW_CHANNELS && w.kernel_w > 1 && w.dilation_w == 1 && self.groups == 1 {
+        } else if self.in_channels < FEW_CHANNELS
+            && w.kernel_w > 1
+            && w.dilation_w == 1
+            && self.groups == 1
+        {
             Form::PaddedRows
         } else {
             Form::Table
@@ -192,13 +208,20 @@ pub fn pack_weights(
 /// # Safety
 /// The pointers cover what the descriptor describes; no other thread writes these items' part of `y`, or uses the workspace.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn gm_conv_f32(desc: *const ConvDesc, ptrs: *const *mut u8, begin: usize, end: usize) -> u32 {
+pub unsafe extern "C" fn gm_conv_f32(
+    desc: *const ConvDesc,
+    ptrs: *const *mut u8,
+    begin: usize,
+    end: usize,
+) -> u32 {
     // SAFETY: the descriptor is valid by contract.
     let desc = unsafe { &*desc };
-    let Some(isa) = Isa::usable(desc.isa) else { return UNSUPPORTED_ISA };
+    let Some(isa) = Isa::usable(desc.isa) else {
+        return UNSUPPORTED_ISA;
+    };
     let blocks_valid = desc.row_block > 0 && desc.panel_block > 0;
-    let epilogue_valid =
-        Epilogue::valid(&desc.epilogue, desc.n_epilogue) && desc.integers.valid(desc.n_epilogue, desc.quantize);
+    let epilogue_valid = Epilogue::valid(&desc.epilogue, desc.n_epilogue)
+        && desc.integers.valid(desc.n_epilogue, desc.quantize);
     if !epilogue_valid || !desc.window.valid() || !blocks_valid {
         return INVALID;
     }
@@ -217,20 +240,39 @@ unsafe fn run(isa: Isa, desc: &ConvDesc, ptrs: *const *mut u8, begin: usize, end
     // SAFETY: the pointers cover what the descriptor describes.
     unsafe {
         let x = pointer(ptrs, LHS).cast_const();
-        let epilogue =
-            Epilogue::resolve(&desc.epilogue[..desc.n_epilogue as usize], ptrs.add(OPERANDS), [0; MAX_BATCH]);
+        let epilogue = Epilogue::resolve(
+            &desc.epilogue[..desc.n_epilogue as usize],
+            ptrs.add(OPERANDS),
+            [0; MAX_BATCH],
+        );
         let integers = desc.integers.resolve(ptrs.add(OPERANDS));
-        let workspace = if form == Form::Pointwise { std::ptr::null_mut() } else { *ptrs.add(WORKSPACE) };
-        let mut lookup = Lookup::new(desc, x, workspace, integers.as_ref().map_or(0, Resolved::zero_byte));
+        let workspace = if form == Form::Pointwise {
+            std::ptr::null_mut()
+        } else {
+            *ptrs.add(WORKSPACE)
+        };
+        let mut lookup = Lookup::new(
+            desc,
+            x,
+            workspace,
+            integers.as_ref().map_or(0, Resolved::zero_byte),
+        );
         for item in begin..end {
             let (row_block, rest) = (item % row_blocks, item / row_blocks);
             let (panel_block, group) = (rest % panel_blocks, rest / panel_blocks);
             let rows = row_block * desc.row_block..((row_block + 1) * desc.row_block).min(m);
-            let panels = panel_block * desc.panel_block..((panel_block + 1) * desc.panel_block).min(n_panels);
+            let panels = panel_block * desc.panel_block
+                ..((panel_block + 1) * desc.panel_block).min(n_panels);
             let (k, lhs) = if form == Form::Pointwise {
                 let a = x.wrapping_add(group * desc.in_channels);
-                let lhs =
-                    Lhs { a, lda: desc.window.x_w_stride, rows: std::ptr::null(), tap_stride: 0, taps: 0, offset: 0 };
+                let lhs = Lhs {
+                    a,
+                    lda: desc.window.x_w_stride,
+                    rows: std::ptr::null(),
+                    tap_stride: 0,
+                    taps: 0,
+                    offset: 0,
+                };
                 (desc.in_channels, lhs)
             } else {
                 lookup.prepare(rows.clone());
@@ -242,7 +284,9 @@ unsafe fn run(isa: Isa, desc: &ConvDesc, ptrs: *const *mut u8, begin: usize, end
                 n: desc.out_channels,
                 k,
                 lhs,
-                b: pointer(ptrs, RHS).cast_const().wrapping_add(group * packed_group),
+                b: pointer(ptrs, RHS)
+                    .cast_const()
+                    .wrapping_add(group * packed_group),
                 c: output(ptrs, desc.quantize, col as isize),
                 ldc: desc.ldy,
                 accumulate: false,

@@ -13,7 +13,8 @@ pub(crate) fn window(rng: &mut Rng, channels: usize) -> Window {
         let dilation = [rng.pick(&[1, 1, 1, 2]), rng.pick(&[1, 1, 1, 2])];
         let pads = std::array::from_fn(|i| rng.below(kernel[i % 2] + 1));
         let batch = rng.pick(&[1, 1, 2, 3]);
-        let mut out = Window::new(batch, h, w, channels, kernel[0], kernel[1]).with(stride, dilation, pads);
+        let mut out =
+            Window::new(batch, h, w, channels, kernel[0], kernel[1]).with(stride, dilation, pads);
         if rng.below(3) == 0 {
             // Images cut out of larger ones.
             out.x_w_stride += 3;
@@ -27,11 +28,23 @@ pub(crate) fn window(rng: &mut Rng, channels: usize) -> Window {
 }
 
 /// The input element under tap (i, j) of output pixel (oh, ow), or zero.
-pub(crate) fn input(w: &Window, x: &[f32], n: usize, at: [usize; 4], channel: usize) -> Option<f64> {
+pub(crate) fn input(
+    w: &Window,
+    x: &[f32],
+    n: usize,
+    at: [usize; 4],
+    channel: usize,
+) -> Option<f64> {
     let [oh, ow, i, j] = at;
-    let ih = (oh * w.stride_h + i * w.dilation_h).checked_sub(w.pad_top).filter(|&ih| ih < w.in_h)?;
-    let iw = (ow * w.stride_w + j * w.dilation_w).checked_sub(w.pad_left).filter(|&iw| iw < w.in_w)?;
-    Some(f64::from(x[n * w.x_n_stride + ih * w.x_h_stride + iw * w.x_w_stride + channel]))
+    let ih = (oh * w.stride_h + i * w.dilation_h)
+        .checked_sub(w.pad_top)
+        .filter(|&ih| ih < w.in_h)?;
+    let iw = (ow * w.stride_w + j * w.dilation_w)
+        .checked_sub(w.pad_left)
+        .filter(|&iw| iw < w.in_w)?;
+    Some(f64::from(
+        x[n * w.x_n_stride + ih * w.x_h_stride + iw * w.x_w_stride + channel],
+    ))
 }
 
 /// Output pixels as (n, oh, ow).
@@ -49,14 +62,16 @@ fn reference(d: &ConvDesc, x: &[f32], weights: &[f32], bias: &[f32], residual: &
             for c in 0..d.in_channels {
                 for i in 0..w.kernel_h {
                     for j in 0..w.kernel_w {
-                        let weight = weights[((channel * d.in_channels + c) * w.kernel_h + i) * w.kernel_w + j];
+                        let weight = weights
+                            [((channel * d.in_channels + c) * w.kernel_h + i) * w.kernel_w + j];
                         let x = input(w, x, n, [oh, ow, i, j], group * d.in_channels + c);
                         sum += f64::from(weight) * x.unwrap_or(0.0);
                     }
                 }
             }
             if d.n_epilogue > 0 {
-                sum += f64::from(bias[channel]) + f64::from(residual[pixel * d.groups * d.out_channels + channel]);
+                sum += f64::from(bias[channel])
+                    + f64::from(residual[pixel * d.groups * d.out_channels + channel]);
                 sum = sum.max(0.0);
             }
             out.push(sum);
@@ -66,7 +81,14 @@ fn reference(d: &ConvDesc, x: &[f32], weights: &[f32], bias: &[f32], residual: &
     out
 }
 
-fn check(rng: &mut Rng, isa: Isa, window: Window, groups: usize, in_channels: usize, out_channels: usize) {
+fn check(
+    rng: &mut Rng,
+    isa: Isa,
+    window: Window,
+    groups: usize,
+    in_channels: usize,
+    out_channels: usize,
+) {
     let mut d = ConvDesc::new(Isa::current(), window, groups, in_channels, out_channels);
     (d.isa, d.ldy) = (isa as u32, groups * out_channels + rng.pick(&[0, 0, 3]));
     d.plan(rng.pick(&[1, 2, 16]));
@@ -100,7 +122,12 @@ fn check(rng: &mut Rng, isa: Isa, window: Window, groups: usize, in_channels: us
         // SAFETY: the buffers have the sizes that the descriptor describes.
         assert_eq!(unsafe { gm_conv_f32(&d, ptrs.as_ptr(), begin, end) }, OK);
     }
-    assert_close(&y, &reference(&d, &x, &weights, &bias, &residual), 3e-5, &format!("{isa} {:?} {d:?}", d.form()));
+    assert_close(
+        &y,
+        &reference(&d, &x, &weights, &bias, &residual),
+        3e-5,
+        &format!("{isa} {:?} {d:?}", d.form()),
+    );
 }
 
 #[test]
@@ -119,12 +146,31 @@ fn convolutions_agree_with_the_reference() {
 
 #[test]
 fn every_form_is_chosen_where_it_applies() {
-    let form = |window, groups, channels| ConvDesc::new(Isa::current(), window, groups, channels, 8).form();
+    let form = |window, groups, channels| {
+        ConvDesc::new(Isa::current(), window, groups, channels, 8).form()
+    };
     let stem = Window::new(1, 224, 224, 3, 7, 7).with([2, 2], [1, 1], [3; 4]);
     assert_eq!(form(stem, 1, 3), Form::PaddedRows);
-    assert_eq!(form(Window::new(2, 14, 14, 64, 1, 1), 1, 64), Form::Pointwise);
-    assert_eq!(form(Window::new(2, 14, 14, 64, 1, 1).with([2, 2], [1, 1], [0; 4]), 1, 64), Form::Table);
-    assert_eq!(form(Window::new(1, 14, 14, 64, 3, 3).with([1, 1], [1, 1], [1; 4]), 2, 32), Form::Table);
+    assert_eq!(
+        form(Window::new(2, 14, 14, 64, 1, 1), 1, 64),
+        Form::Pointwise
+    );
+    assert_eq!(
+        form(
+            Window::new(2, 14, 14, 64, 1, 1).with([2, 2], [1, 1], [0; 4]),
+            1,
+            64
+        ),
+        Form::Table
+    );
+    assert_eq!(
+        form(
+            Window::new(1, 14, 14, 64, 3, 3).with([1, 1], [1, 1], [1; 4]),
+            2,
+            32
+        ),
+        Form::Table
+    );
 }
 
 #[test]

@@ -79,7 +79,17 @@ impl Product<'_> {
                 let wide = tiles.wide_panels[rows.len()];
                 let n_panels = if panel + wide <= n_full { wide } else { 1 };
                 // SAFETY: the caller's contract covers the whole block.
-                unsafe { self.tile(tiles, rows.start, rows.len(), rows.start, panel, n_panels, k.clone()) };
+                unsafe {
+                    self.tile(
+                        tiles,
+                        rows.start,
+                        rows.len(),
+                        rows.start,
+                        panel,
+                        n_panels,
+                        k.clone(),
+                    )
+                };
                 panel += n_panels;
             }
         }
@@ -92,14 +102,22 @@ impl Product<'_> {
             return tiles.indirect.len() - 1;
         }
         let most = tiles.strided.len() - 1;
-        if self.lhs.lda.is_multiple_of(512) { most.min(12) } else { most }
+        if self.lhs.lda.is_multiple_of(512) {
+            most.min(12)
+        } else {
+            most
+        }
     }
 
     /// Ranges of the summed dimension: one, unless a panel is too large for the cache. Where what is stored is not the sum, it is one.
     fn k_blocks(&self, tiles: &Tiles) -> impl Iterator<Item = Range<usize>> + use<> {
         let k = self.k;
         let is_whole = self.lhs.taps > 0 || self.integers.is_some() || self.quantize.to != 0;
-        let n_blocks = if is_whole { 1 } else { (k * tiles.nr).div_ceil(PANEL_ELEMENTS).max(1) };
+        let n_blocks = if is_whole {
+            1
+        } else {
+            (k * tiles.nr).div_ceil(PANEL_ELEMENTS).max(1)
+        };
         (0..n_blocks).map(move |i| i * k / n_blocks..(i + 1) * k / n_blocks)
     }
 
@@ -139,15 +157,44 @@ impl Product<'_> {
         let (c, ldc) = match self.quantize.to {
             0 => (self.c.wrapping_add(row * self.ldc + col), self.ldc),
             // SAFETY: only the address of the field is taken.
-            _ => (unsafe { &raw mut (*scratch.as_mut_ptr()).0 }.cast(), n_panels * tiles.nr),
+            _ => (
+                unsafe { &raw mut (*scratch.as_mut_ptr()).0 }.cast(),
+                n_panels * tiles.nr,
+            ),
         };
-        let fast = if last { self.epilogue.fast.at(row, self.epilogue_col + col) } else { Fast::NONE };
-        let b = self.b.wrapping_add(panel * panel_stride + k.start * tiles.nr);
+        let fast = if last {
+            self.epilogue.fast.at(row, self.epilogue_col + col)
+        } else {
+            Fast::NONE
+        };
+        let b = self
+            .b
+            .wrapping_add(panel * panel_stride + k.start * tiles.nr);
         let accumulate = self.accumulate || !first;
-        let (zero, flip, keeps_sums) =
-            self.integers.map_or((0, 0, false), |i| (i.unsigned_zero(), i.flip(), i.keeps_sums));
-        let tile = Tile { k: k.len(), lhs, b, panel_stride, c, ldc, accumulate, fast, zero, flip, keeps_sums };
-        let rect = Rect { c, ldc, row, col: self.epilogue_col + col, rows: mr, cols };
+        let (zero, flip, keeps_sums) = self.integers.map_or((0, 0, false), |i| {
+            (i.unsigned_zero(), i.flip(), i.keeps_sums)
+        });
+        let tile = Tile {
+            k: k.len(),
+            lhs,
+            b,
+            panel_stride,
+            c,
+            ldc,
+            accumulate,
+            fast,
+            zero,
+            flip,
+            keeps_sums,
+        };
+        let rect = Rect {
+            c,
+            ldc,
+            row,
+            col: self.epilogue_col + col,
+            rows: mr,
+            cols,
+        };
         // SAFETY: the tile lies in the block, whose operands and output the caller vouches for.
         unsafe {
             if full {
@@ -160,7 +207,15 @@ impl Product<'_> {
             }
             if self.quantize.to != 0 {
                 let to = self.c.cast::<u8>().wrapping_add(row * self.ldc + col);
-                dispatch(self.isa, StoreBytes { quantize: self.quantize, from: rect, to, ld: self.ldc });
+                dispatch(
+                    self.isa,
+                    StoreBytes {
+                        quantize: self.quantize,
+                        from: rect,
+                        to,
+                        ld: self.ldc,
+                    },
+                );
             }
         }
     }
@@ -176,11 +231,25 @@ impl Product<'_> {
         // SAFETY: only the address of the field is taken.
         let sums: *mut f32 = unsafe { &raw mut (*scratch.as_mut_ptr()).0 }.cast();
         let ld = self.isa.nr();
-        let whole = Tile { c: sums, ldc: ld, accumulate: false, fast: Fast::NONE, ..tile };
+        let whole = Tile {
+            c: sums,
+            ldc: ld,
+            accumulate: false,
+            fast: Fast::NONE,
+            ..tile
+        };
         // SAFETY: the scratch tile has room for the largest tile, and the kernel fills what `Ragged` reads.
         unsafe {
             kernel(&whole);
-            dispatch(self.isa, Ragged { sums, ld, tile: &tile, rect });
+            dispatch(
+                self.isa,
+                Ragged {
+                    sums,
+                    ld,
+                    tile: &tile,
+                    rect,
+                },
+            );
         }
     }
 }
@@ -217,7 +286,13 @@ impl Task for Ragged<'_> {
                         x = s.add(x, s.load_n(fast.bias.add(j), n));
                     }
                     if !fast.residual.is_null() {
-                        x = s.add(x, s.load_n(fast.residual.offset(r as isize * fast.residual_ld).add(j), n));
+                        x = s.add(
+                            x,
+                            s.load_n(
+                                fast.residual.offset(r as isize * fast.residual_ld).add(j),
+                                n,
+                            ),
+                        );
                     }
                     if fast.clamp {
                         x = s.min(s.splat(fast.hi), s.max(s.splat(fast.lo), x));

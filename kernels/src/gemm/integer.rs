@@ -33,7 +33,9 @@ pub enum Operands {
 impl Operands {
     /// The kind with this number.
     pub fn from_u32(value: u32) -> Option<Operands> {
-        [Operands::F32, Operands::U8, Operands::I8].into_iter().find(|&o| o as u32 == value)
+        [Operands::F32, Operands::U8, Operands::I8]
+            .into_iter()
+            .find(|&o| o as u32 == value)
     }
 }
 
@@ -64,7 +66,9 @@ impl Integers {
     /// Whether the numbers are known ones, and sums that are kept are stored as they are.
     pub(crate) fn valid(&self, n_epilogue: u32, quantize: Quantize) -> bool {
         let stores_sums = n_epilogue == 0 && quantize.to == 0;
-        Operands::from_u32(self.operands).is_some() && quantize.is_valid() && (self.keeps_sums == 0 || stores_sums)
+        Operands::from_u32(self.operands).is_some()
+            && quantize.is_valid()
+            && (self.keeps_sums == 0 || stores_sums)
     }
 
     /// `None` for a product of `f32`.
@@ -81,10 +85,18 @@ impl Integers {
             i => {
                 // SAFETY: by contract.
                 let byte = unsafe { *(*operands.add(i as usize - 1)) };
-                if is_signed { i32::from(byte as i8) } else { i32::from(byte) }
+                if is_signed {
+                    i32::from(byte as i8)
+                } else {
+                    i32::from(byte)
+                }
             }
         };
-        Some(Resolved { is_signed, keeps_sums: self.keeps_sums != 0, zero })
+        Some(Resolved {
+            is_signed,
+            keeps_sums: self.keeps_sums != 0,
+            zero,
+        })
     }
 }
 
@@ -111,16 +123,31 @@ pub fn packed_words(isa: Isa, k: usize, n: usize) -> usize {
 }
 
 /// Packs the `[k, n]` matrix whose element `(i, j)` is `b(i, j)`. `None` when `k` is no multiple of [`WORD`].
-pub fn pack_bytes(isa: Isa, k: usize, n: usize, b: impl Fn(usize, usize) -> i8) -> Option<Vec<i32>> {
+pub fn pack_bytes(
+    isa: Isa,
+    k: usize,
+    n: usize,
+    b: impl Fn(usize, usize) -> i8,
+) -> Option<Vec<i32>> {
     if !k.is_multiple_of(WORD) {
         return None;
     }
     let nr = isa.nr();
     let mut out = Vec::with_capacity(packed_words(isa, k, n));
     for panel in 0..n.div_ceil(nr) {
-        let at = |i: usize, j: usize| if panel * nr + j < n { b(i, panel * nr + j) } else { 0 };
+        let at = |i: usize, j: usize| {
+            if panel * nr + j < n {
+                b(i, panel * nr + j)
+            } else {
+                0
+            }
+        };
         for word in 0..k / WORD {
-            out.extend((0..nr).map(|j| i32::from_le_bytes([0, 1, 2, 3].map(|i| at(word * WORD + i, j) as u8))));
+            out.extend(
+                (0..nr).map(|j| {
+                    i32::from_le_bytes([0, 1, 2, 3].map(|i| at(word * WORD + i, j) as u8))
+                }),
+            );
         }
         out.extend((0..nr).map(|j| (0..k).map(|i| i32::from(at(i, j))).sum::<i32>()));
     }
@@ -157,13 +184,19 @@ impl<S: Simd> Dot<S> for Plain {
 #[inline(always)]
 unsafe fn word<S: Simd, D: Dot<S>>(s: S, d: D, t: &Tile, row: *const f32, kk: usize) -> S::I {
     // SAFETY: by contract; bytes may lie anywhere.
-    d.spread(s, t, unsafe { row.cast::<i32>().wrapping_add(kk).read_unaligned() })
+    d.spread(s, t, unsafe {
+        row.cast::<i32>().wrapping_add(kk).read_unaligned()
+    })
 }
 
 /// # Safety
 /// As for the strided tile of `f32`.
 #[inline(always)]
-pub(super) unsafe fn strided<S: Simd, D: Dot<S>, const MR: usize, const NV: usize>(s: S, d: D, t: &Tile) {
+pub(super) unsafe fn strided<S: Simd, D: Dot<S>, const MR: usize, const NV: usize>(
+    s: S,
+    d: D,
+    t: &Tile,
+) {
     let mut acc = [[s.splat_i(0); NV]; MR];
     let (a, lda, mut b) = (t.lhs.a, t.lhs.lda, t.b);
     // SAFETY: `k` words of each row and `k` rows of the panel are readable; prefetches need no validity.
@@ -189,7 +222,11 @@ pub(super) unsafe fn strided<S: Simd, D: Dot<S>, const MR: usize, const NV: usiz
 /// # Safety
 /// As for the indirect tile of `f32`.
 #[inline(always)]
-pub(super) unsafe fn indirect<S: Simd, D: Dot<S>, const MR: usize, const NV: usize>(s: S, d: D, t: &Tile) {
+pub(super) unsafe fn indirect<S: Simd, D: Dot<S>, const MR: usize, const NV: usize>(
+    s: S,
+    d: D,
+    t: &Tile,
+) {
     let mut acc = [[s.splat_i(0); NV]; MR];
     let mut b = t.b;
     // SAFETY: `k` words of each row of each tap and `taps * k` rows of the panel are readable.
@@ -219,7 +256,11 @@ pub(super) unsafe fn indirect<S: Simd, D: Dot<S>, const MR: usize, const NV: usi
 /// # Safety
 /// As for the tile of `f32` for few rows.
 #[inline(always)]
-pub(super) unsafe fn wide<S: Simd, D: Dot<S>, const MR: usize, const NV: usize>(s: S, d: D, t: &Tile) {
+pub(super) unsafe fn wide<S: Simd, D: Dot<S>, const MR: usize, const NV: usize>(
+    s: S,
+    d: D,
+    t: &Tile,
+) {
     let mut acc = [[s.splat_i(0); NV]; MR];
     // SAFETY: `k` words of each row and `k` rows of each panel are readable; prefetches need no validity.
     unsafe {
@@ -229,7 +270,8 @@ pub(super) unsafe fn wide<S: Simd, D: Dot<S>, const MR: usize, const NV: usize>(
                 *x = word(s, d, t, t.lhs.a.add(r * t.lhs.lda), kk);
             }
             for v in 0..NV {
-                let b = t.b.add((v / 2) * t.panel_stride + (2 * kk + v % 2) * S::LANES);
+                let b =
+                    t.b.add((v / 2) * t.panel_stride + (2 * kk + v % 2) * S::LANES);
                 let bv = s.bits(s.load(b));
                 s.prefetch(b.wrapping_add(16 * S::LANES));
                 for (acc, &x) in acc.iter_mut().zip(&x) {
@@ -246,12 +288,18 @@ pub(super) unsafe fn wide<S: Simd, D: Dot<S>, const MR: usize, const NV: usize>(
 /// # Safety
 /// As for `finish`; the panels end with their columns' sums.
 #[inline(always)]
-unsafe fn end<S: Simd, const MR: usize, const NV: usize>(s: S, t: &Tile, mut acc: [[S::I; NV]; MR]) {
+unsafe fn end<S: Simd, const MR: usize, const NV: usize>(
+    s: S,
+    t: &Tile,
+    mut acc: [[S::I; NV]; MR],
+) {
     let zero = s.splat_i(t.zero);
     // SAFETY: by contract.
     unsafe {
         for v in 0..NV {
-            let sums = t.b.add((v / 2) * t.panel_stride + (2 * t.k * t.lhs.taps.max(1) + v % 2) * S::LANES);
+            let sums = t
+                .b
+                .add((v / 2) * t.panel_stride + (2 * t.k * t.lhs.taps.max(1) + v % 2) * S::LANES);
             let correction = s.mul_i(zero, s.bits(s.load(sums)));
             for row in acc.iter_mut() {
                 row[v] = s.sub_i(row[v], correction);
@@ -261,11 +309,22 @@ unsafe fn end<S: Simd, const MR: usize, const NV: usize>(s: S, t: &Tile, mut acc
         let mut out = [[s.zero(); NV]; MR];
         for (out, sums) in out.iter_mut().zip(&acc) {
             for (out, &x) in out.iter_mut().zip(sums) {
-                *out = if t.keeps_sums { s.as_float(x) } else { s.to_float(x) };
+                *out = if t.keeps_sums {
+                    s.as_float(x)
+                } else {
+                    s.to_float(x)
+                };
             }
         }
         if t.keeps_sums {
-            finish(s, &Tile { fast: Fast::NONE, ..*t }, out);
+            finish(
+                s,
+                &Tile {
+                    fast: Fast::NONE,
+                    ..*t
+                },
+                out,
+            );
         } else {
             finish(s, t, out);
         }

@@ -13,11 +13,23 @@ const UNTOUCHED: u8 = 0xa5;
 
 fn bytes(rng: &mut Rng, n: usize) -> Vec<u8> {
     // The extremes are frequent, so that sums get large.
-    (0..n).map(|_| if rng.below(4) == 0 { rng.pick(&[0, 255, 127, 128]) } else { rng.below(256) as u8 }).collect()
+    (0..n)
+        .map(|_| {
+            if rng.below(4) == 0 {
+                rng.pick(&[0, 255, 127, 128])
+            } else {
+                rng.below(256) as u8
+            }
+        })
+        .collect()
 }
 
 fn value(byte: u8, is_signed: bool) -> i32 {
-    if is_signed { i32::from(byte as i8) } else { i32::from(byte) }
+    if is_signed {
+        i32::from(byte as i8)
+    } else {
+        i32::from(byte)
+    }
 }
 
 /// What follows the exact sums.
@@ -68,17 +80,28 @@ fn integers(rng: &mut Rng, is_signed: bool, rest: Rest) -> (Integers, u8) {
     let zero = rng.below(256) as u8;
     let is_operand = rng.below(2) == 0;
     let integers = Integers {
-        operands: if is_signed { Operands::I8 } else { Operands::U8 } as u32,
+        operands: if is_signed {
+            Operands::I8
+        } else {
+            Operands::U8
+        } as u32,
         keeps_sums: u32::from(rest == Rest::Sums),
         zero_operand: if is_operand { 3 } else { 0 },
-        zero: if is_operand { 12345 } else { value(zero, is_signed) },
+        zero: if is_operand {
+            12345
+        } else {
+            value(zero, is_signed)
+        },
     };
     (integers, zero)
 }
 
 fn operands(rng: &mut Rng, n: usize) -> [Vec<f32>; 2] {
     // Powers of two, so that products with them are exact with or without fused multiply-adds.
-    [(0..n).map(|_| rng.pick(&[0.125, 0.25, 0.03125])).collect(), (0..n).map(|_| rng.below(40) as f32 - 20.0).collect()]
+    [
+        (0..n).map(|_| rng.pick(&[0.125, 0.25, 0.03125])).collect(),
+        (0..n).map(|_| rng.below(40) as f32 - 20.0).collect(),
+    ]
 }
 
 fn product(rng: &mut Rng, isa: Isa) {
@@ -110,17 +133,25 @@ fn product(rng: &mut Rng, isa: Isa) {
     let b = bytes(rng, n_batch * k * n);
     let ops = operands(rng, n);
     let packed: Vec<i32> = (0..n_batch)
-        .flat_map(|batch| pack_bytes(isa, k, n, |i, j| b[(batch * k + i) * n + j] as i8).expect("whole words"))
+        .flat_map(|batch| {
+            pack_bytes(isa, k, n, |i, j| b[(batch * k + i) * n + j] as i8).expect("whole words")
+        })
         .collect();
     let mut c = vec![UNTOUCHED; n_batch * m * desc.ldc * c_bytes];
     let mut want = c.clone();
     for (batch, i, j) in (0..n_batch * m * n).map(|x| (x / n / m, x / n % m, x % n)) {
-        let centred = |kk: usize| value(a[(batch * m + i) * lda + kk], is_signed) - value(zero, is_signed);
-        let sum = (0..k).map(|kk| centred(kk) * i32::from(b[(batch * k + kk) * n + j] as i8)).sum();
+        let centred =
+            |kk: usize| value(a[(batch * m + i) * lda + kk], is_signed) - value(zero, is_signed);
+        let sum = (0..k)
+            .map(|kk| centred(kk) * i32::from(b[(batch * k + kk) * n + j] as i8))
+            .sum();
         let at = ((batch * m + i) * desc.ldc + j) * c_bytes;
         want[at..at + c_bytes].copy_from_slice(&stored(sum, j, rest, &ops));
     }
-    let a_words: Vec<u32> = a.chunks_exact(WORD).map(|w| u32::from_ne_bytes([w[0], w[1], w[2], w[3]])).collect();
+    let a_words: Vec<u32> = a
+        .chunks_exact(WORD)
+        .map(|w| u32::from_ne_bytes([w[0], w[1], w[2], w[3]]))
+        .collect();
     let ptrs: [*mut u8; 7] = [
         a_words.as_ptr() as *mut u8,
         packed.as_ptr() as *mut u8,
@@ -139,7 +170,10 @@ fn product(rng: &mut Rng, isa: Isa) {
 }
 
 fn convolution(rng: &mut Rng, isa: Isa) {
-    let (channels, n) = (WORD * rng.pick(&[1, 2, 5, 16, 17]), rng.pick(&[1, 3, 16, 31, 33, 70]));
+    let (channels, n) = (
+        WORD * rng.pick(&[1, 2, 5, 16, 17]),
+        rng.pick(&[1, 3, 16, 31, 33, 70]),
+    );
     let window = window(rng, channels / WORD);
     let (is_signed, rest) = (rng.below(2) == 0, rest(rng));
     let mut desc = ConvDesc::new(isa, window, 1, channels / WORD, n);
@@ -157,7 +191,8 @@ fn convolution(rng: &mut Rng, isa: Isa) {
     let x = bytes(rng, window.batch * window.x_n_stride * WORD);
     let w = bytes(rng, taps * channels * n);
     let ops = operands(rng, n);
-    let packed = pack_bytes(isa, taps * channels, n, |i, j| w[i * n + j] as i8).expect("whole words");
+    let packed =
+        pack_bytes(isa, taps * channels, n, |i, j| w[i * n + j] as i8).expect("whole words");
     assert_eq!(packed.len(), desc.packed_len());
     let y_bytes = desc.quantize.size_bytes();
     let mut y = vec![UNTOUCHED; window.n_pixels() * desc.ldy * y_bytes];
@@ -167,10 +202,16 @@ fn convolution(rng: &mut Rng, isa: Isa) {
             let mut sum = 0;
             for tap in 0..taps {
                 let (i, jj) = (tap / window.kernel_w, tap % window.kernel_w);
-                let Some(ih) = window.input_row(oh, i) else { continue };
-                let iw = (ow * window.stride_w + jj * window.dilation_w).checked_sub(window.pad_left);
-                let Some(iw) = iw.filter(|&iw| iw < window.in_w) else { continue };
-                let at = image * window.x_n_stride + ih * window.x_h_stride + iw * window.x_w_stride;
+                let Some(ih) = window.input_row(oh, i) else {
+                    continue;
+                };
+                let iw =
+                    (ow * window.stride_w + jj * window.dilation_w).checked_sub(window.pad_left);
+                let Some(iw) = iw.filter(|&iw| iw < window.in_w) else {
+                    continue;
+                };
+                let at =
+                    image * window.x_n_stride + ih * window.x_h_stride + iw * window.x_w_stride;
                 for c in 0..channels {
                     let x = value(x[at * WORD + c], is_signed) - value(zero, is_signed);
                     sum += x * i32::from(w[(tap * channels + c) * n + j] as i8);
@@ -180,7 +221,10 @@ fn convolution(rng: &mut Rng, isa: Isa) {
             want[at..at + y_bytes].copy_from_slice(&stored(sum, j, rest, &ops));
         }
     }
-    let x_words: Vec<u32> = x.chunks_exact(WORD).map(|w| u32::from_ne_bytes([w[0], w[1], w[2], w[3]])).collect();
+    let x_words: Vec<u32> = x
+        .chunks_exact(WORD)
+        .map(|w| u32::from_ne_bytes([w[0], w[1], w[2], w[3]]))
+        .collect();
     let mut workspace = vec![0x5555_5555_5555_5555u64; desc.workspace_bytes() / 8];
     let ptrs: [*mut u8; 7] = [
         x_words.as_ptr() as *mut u8,
@@ -192,7 +236,10 @@ fn convolution(rng: &mut Rng, isa: Isa) {
         (&raw const zero).cast_mut(),
     ];
     // SAFETY: the buffers have the sizes that the descriptor describes.
-    assert_eq!(unsafe { gm_conv_f32(&desc, ptrs.as_ptr(), 0, desc.n_items()) }, OK);
+    assert_eq!(
+        unsafe { gm_conv_f32(&desc, ptrs.as_ptr(), 0, desc.n_items()) },
+        OK
+    );
     assert!(y == want, "{isa} {rest:?} {desc:?}");
 }
 
@@ -211,20 +258,49 @@ fn products_and_convolutions_are_exact() {
 
 #[test]
 fn bytes_saturate_and_what_is_no_number_is_zero() {
-    let values = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 0.5, 1.5, -0.5, 126.5, 3e9, -3e9, 254.5];
+    let values = [
+        f32::NAN,
+        f32::INFINITY,
+        f32::NEG_INFINITY,
+        0.5,
+        1.5,
+        -0.5,
+        126.5,
+        3e9,
+        -3e9,
+        254.5,
+    ];
     for isa in Isa::available() {
         for (quantize, want) in [
-            (Quantize::bytes(false, 1.0, 0), [0, 255, 0, 0, 2, 0, 126, 255, 0, 254]),
-            (Quantize::bytes(true, 1.0, 1), [0, 127, 128, 1, 3, 1, 127, 127, 128, 127]),
+            (
+                Quantize::bytes(false, 1.0, 0),
+                [0, 255, 0, 0, 2, 0, 126, 255, 0, 254],
+            ),
+            (
+                Quantize::bytes(true, 1.0, 1),
+                [0, 127, 128, 1, 3, 1, 127, 127, 128, 127],
+            ),
         ] {
             let mut desc = GemmDesc::new(isa, 1, values.len(), 1);
             desc.quantize = quantize;
             let (a, mut c) = ([1f32], [7u8; 11]);
             let packed = crate::pack::pack_b(isa, 1, values.len(), &values, values.len(), 1);
-            let ptrs = [a.as_ptr() as *mut u8, packed.as_ptr() as *mut u8, c.as_mut_ptr(), std::ptr::null_mut()];
+            let ptrs = [
+                a.as_ptr() as *mut u8,
+                packed.as_ptr() as *mut u8,
+                c.as_mut_ptr(),
+                std::ptr::null_mut(),
+            ];
             // SAFETY: the buffers have the sizes that the descriptor describes.
-            assert_eq!(unsafe { gm_gemm_f32(&desc, ptrs.as_ptr(), 0, desc.n_items()) }, OK);
-            assert_eq!((&c[..10], c[10]), (&want.map(|x: i32| x as u8)[..], 7), "{isa} {quantize:?}");
+            assert_eq!(
+                unsafe { gm_gemm_f32(&desc, ptrs.as_ptr(), 0, desc.n_items()) },
+                OK
+            );
+            assert_eq!(
+                (&c[..10], c[10]),
+                (&want.map(|x: i32| x as u8)[..], 7),
+                "{isa} {quantize:?}"
+            );
         }
     }
 }

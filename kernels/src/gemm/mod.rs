@@ -46,7 +46,12 @@ pub struct BatchDim {
 
 impl Default for BatchDim {
     fn default() -> BatchDim {
-        BatchDim { extent: 1, a_stride: 0, b_stride: 0, c_stride: 0 }
+        BatchDim {
+            extent: 1,
+            a_stride: 0,
+            b_stride: 0,
+            c_stride: 0,
+        }
     }
 }
 
@@ -145,20 +150,37 @@ impl GemmDesc {
 }
 
 /// Rows and panels per item of an `m x n x k` product done `n_batch` times by `n_threads` threads.
-pub(crate) fn plan_blocks(m: usize, n: usize, k: usize, n_batch: usize, nr: usize, n_threads: usize) -> (usize, usize) {
+pub(crate) fn plan_blocks(
+    m: usize,
+    n: usize,
+    k: usize,
+    n_batch: usize,
+    nr: usize,
+    n_threads: usize,
+) -> (usize, usize) {
     let (m, n_panels, n_batch) = (m.max(1), n.div_ceil(nr).max(1), n_batch.max(1));
     // A left-hand side beyond 2 MiB is cut so that its part stays in the second-level cache while panels pass.
-    let cache_blocks = if m * k * 4 > 2 << 20 { m.div_ceil(ROW_BLOCK) } else { 1 };
+    let cache_blocks = if m * k * 4 > 2 << 20 {
+        m.div_ceil(ROW_BLOCK)
+    } else {
+        1
+    };
     let worth = (m * n * k * n_batch / ITEM_MULTIPLY_ADDS).max(1);
     // A multiple of the threads, so that all end together.
-    let wanted = if n_threads <= 1 || worth < 2 { 1 } else { (worth / n_threads).clamp(1, 4) * n_threads };
+    let wanted = if n_threads <= 1 || worth < 2 {
+        1
+    } else {
+        (worth / n_threads).clamp(1, 4) * n_threads
+    };
     let mut row_blocks = cache_blocks;
     let mut panel_blocks = wanted.div_ceil(n_batch * row_blocks).min(n_panels).max(1);
     let divides_evenly = n_panels.is_multiple_of(n_threads.max(1)) || n_panels >= 4 * n_threads;
     if wanted > 1 && !divides_evenly && m >= 16 {
         // Too few panels to go round: split rows, 8 or more at a time.
         panel_blocks = 1;
-        row_blocks = wanted.div_ceil(n_batch).clamp(row_blocks, m.div_ceil(8).max(row_blocks));
+        row_blocks = wanted
+            .div_ceil(n_batch)
+            .clamp(row_blocks, m.div_ceil(8).max(row_blocks));
     }
     (m.div_ceil(row_blocks), n_panels.div_ceil(panel_blocks))
 }
@@ -181,10 +203,17 @@ pub(crate) fn batch_index(mut batch: usize, extents: [usize; MAX_BATCH]) -> [usi
 /// # Safety
 /// The pointers cover what the descriptor describes; no other thread writes these items' part of `c`.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn gm_gemm_f32(desc: *const GemmDesc, ptrs: *const *mut u8, begin: usize, end: usize) -> u32 {
+pub unsafe extern "C" fn gm_gemm_f32(
+    desc: *const GemmDesc,
+    ptrs: *const *mut u8,
+    begin: usize,
+    end: usize,
+) -> u32 {
     // SAFETY: the descriptor is valid by contract.
     let desc = unsafe { &*desc };
-    let Some(isa) = Isa::usable(desc.isa) else { return UNSUPPORTED_ISA };
+    let Some(isa) = Isa::usable(desc.isa) else {
+        return UNSUPPORTED_ISA;
+    };
     let blocks_valid = desc.row_block > 0 && desc.panel_block > 0;
     if !Epilogue::valid(&desc.epilogue, desc.n_epilogue)
         || !desc.integers.valid(desc.n_epilogue, desc.quantize)
@@ -201,18 +230,36 @@ pub unsafe extern "C" fn gm_gemm_f32(desc: *const GemmDesc, ptrs: *const *mut u8
         let batch_end = ((batch + 1) * row_blocks * panel_blocks).min(end);
         let idx = batch_index(batch, desc.batch.map(|dim| dim.extent));
         let offset = |stride: fn(&BatchDim) -> isize| -> isize {
-            idx.iter().zip(&desc.batch).map(|(&i, dim)| i as isize * stride(dim)).sum()
+            idx.iter()
+                .zip(&desc.batch)
+                .map(|(&i, dim)| i as isize * stride(dim))
+                .sum()
         };
         // SAFETY: `ptrs` holds the operands, and they cover this batch element's blocks.
         unsafe {
-            let epilogue = Epilogue::resolve(&desc.epilogue[..desc.n_epilogue as usize], ptrs.add(OPERANDS), idx);
-            let a = pointer(ptrs, LHS).cast_const().wrapping_offset(offset(|dim| dim.a_stride));
+            let epilogue = Epilogue::resolve(
+                &desc.epilogue[..desc.n_epilogue as usize],
+                ptrs.add(OPERANDS),
+                idx,
+            );
+            let a = pointer(ptrs, LHS)
+                .cast_const()
+                .wrapping_offset(offset(|dim| dim.a_stride));
             let product = Product {
                 isa,
                 n: desc.n,
                 k: desc.k,
-                lhs: Lhs { a, lda: desc.lda, rows: std::ptr::null(), tap_stride: 0, taps: 0, offset: 0 },
-                b: pointer(ptrs, RHS).cast_const().wrapping_offset(offset(|dim| dim.b_stride)),
+                lhs: Lhs {
+                    a,
+                    lda: desc.lda,
+                    rows: std::ptr::null(),
+                    tap_stride: 0,
+                    taps: 0,
+                    offset: 0,
+                },
+                b: pointer(ptrs, RHS)
+                    .cast_const()
+                    .wrapping_offset(offset(|dim| dim.b_stride)),
                 c: output(ptrs, desc.quantize, offset(|dim| dim.c_stride)),
                 ldc: desc.ldc,
                 accumulate: false,
@@ -223,8 +270,14 @@ pub unsafe extern "C" fn gm_gemm_f32(desc: *const GemmDesc, ptrs: *const *mut u8
             };
             while item < batch_end {
                 let cell = item % (row_blocks * panel_blocks);
-                let (row, panel) = (cell % row_blocks * desc.row_block, cell / row_blocks * desc.panel_block);
-                product.block(row..(row + desc.row_block).min(desc.m), panel..(panel + desc.panel_block).min(n_panels));
+                let (row, panel) = (
+                    cell % row_blocks * desc.row_block,
+                    cell / row_blocks * desc.panel_block,
+                );
+                product.block(
+                    row..(row + desc.row_block).min(desc.m),
+                    panel..(panel + desc.panel_block).min(n_panels),
+                );
                 item += 1;
             }
         }

@@ -24,13 +24,21 @@ fn case(rng: &mut Rng, isa: Isa, m: usize, n: usize, k: usize) -> Case {
     desc.ldc = n + rng.pick(&[0, 0, 5]);
     let (outer, inner) = (rng.pick(&[1, 1, 2]), rng.pick(&[1, 1, 3]));
     let sizes = [m * desc.lda, packed_len(isa, k, n), m * desc.ldc];
-    desc.batch[2] = dim(outer, [inner * sizes[0], inner * sizes[1], inner * sizes[2]]);
+    desc.batch[2] = dim(
+        outer,
+        [inner * sizes[0], inner * sizes[1], inner * sizes[2]],
+    );
     desc.batch[3] = dim(inner, sizes);
     let n_batch = outer * inner;
     let mut operands = Vec::new();
     for _ in 0..rng.below(4) {
         let operand = operands.len() as u32;
-        let kind = rng.pick(&[EpilogueKind::Add, EpilogueKind::Mul, EpilogueKind::Max, EpilogueKind::RSub]);
+        let kind = rng.pick(&[
+            EpilogueKind::Add,
+            EpilogueKind::Mul,
+            EpilogueKind::Max,
+            EpilogueKind::RSub,
+        ]);
         let mut op = match rng.below(6) {
             0 => EpilogueOp::row_vec(kind, operand),
             1 => EpilogueOp::col_vec(kind, operand),
@@ -51,11 +59,22 @@ fn case(rng: &mut Rng, isa: Isa, m: usize, n: usize, k: usize) -> Case {
     }
     let a = rng.vec(sizes[0] * n_batch);
     let b = rng.vec(k * n * n_batch);
-    Case { desc, a, b, operands, c: vec![UNTOUCHED; sizes[2] * n_batch] }
+    Case {
+        desc,
+        a,
+        b,
+        operands,
+        c: vec![UNTOUCHED; sizes[2] * n_batch],
+    }
 }
 
 fn dim(extent: usize, sizes: [usize; 3]) -> BatchDim {
-    BatchDim { extent, a_stride: sizes[0] as isize, b_stride: sizes[1] as isize, c_stride: sizes[2] as isize }
+    BatchDim {
+        extent,
+        a_stride: sizes[0] as isize,
+        b_stride: sizes[1] as isize,
+        c_stride: sizes[2] as isize,
+    }
 }
 
 /// What the kernel should leave in `c`.
@@ -67,7 +86,9 @@ fn reference(case: &Case) -> Vec<f64> {
             for j in 0..d.n {
                 let a = &case.a[batch * d.m * d.lda + i * d.lda..];
                 let b = &case.b[batch * d.k * d.n..];
-                let mut x: f64 = (0..d.k).map(|kk| f64::from(a[kk]) * f64::from(b[kk * d.n + j])).sum();
+                let mut x: f64 = (0..d.k)
+                    .map(|kk| f64::from(a[kk]) * f64::from(b[kk * d.n + j]))
+                    .sum();
                 for op in &d.epilogue[..d.n_epilogue as usize] {
                     x = reference_op(op, x, batch, i, j, d, &case.operands);
                 }
@@ -78,12 +99,25 @@ fn reference(case: &Case) -> Vec<f64> {
     out
 }
 
-fn reference_op(op: &EpilogueOp, x: f64, batch: usize, i: usize, j: usize, d: &GemmDesc, operands: &[Vec<f32>]) -> f64 {
+fn reference_op(
+    op: &EpilogueOp,
+    x: f64,
+    batch: usize,
+    i: usize,
+    j: usize,
+    d: &GemmDesc,
+    operands: &[Vec<f32>],
+) -> f64 {
     let idx = batch_index(batch, d.batch.map(|dim| dim.extent));
     let t = || {
-        let offset: isize = idx.iter().zip(op.batch_stride).map(|(&i, stride)| i as isize * stride).sum();
+        let offset: isize = idx
+            .iter()
+            .zip(op.batch_stride)
+            .map(|(&i, stride)| i as isize * stride)
+            .sum();
         f64::from(
-            operands[op.operand as usize][(offset + i as isize * op.row_stride + j as isize * op.col_stride) as usize],
+            operands[op.operand as usize]
+                [(offset + i as isize * op.row_stride + j as isize * op.col_stride) as usize],
         )
     };
     match EpilogueKind::from_u32(op.kind).expect("known kind") {
@@ -104,19 +138,43 @@ fn run(case: &mut Case, isa: Isa, splits: usize) {
     let mut packed = vec![f32::NAN; packed_len(isa, k, n) * n_batch];
     let mut pack = PackBDesc::new(Isa::current(), k, n, n as isize, 1);
     pack.isa = isa as u32;
-    pack.batch[1] =
-        PackBatchDim { extent: n_batch, b_stride: (k * n) as isize, packed_stride: packed_len(isa, k, n) as isize };
-    let ptrs = [case.b.as_ptr() as *mut u8, std::ptr::null_mut(), packed.as_mut_ptr().cast()];
+    pack.batch[1] = PackBatchDim {
+        extent: n_batch,
+        b_stride: (k * n) as isize,
+        packed_stride: packed_len(isa, k, n) as isize,
+    };
+    let ptrs = [
+        case.b.as_ptr() as *mut u8,
+        std::ptr::null_mut(),
+        packed.as_mut_ptr().cast(),
+    ];
     // SAFETY: the buffers have the sizes that the descriptor describes.
-    assert_eq!(unsafe { gm_pack_b_f32(&pack, ptrs.as_ptr(), 0, pack.n_items()) }, OK);
-    let mut ptrs =
-        vec![case.a.as_ptr() as *mut u8, packed.as_ptr() as *mut u8, case.c.as_mut_ptr().cast(), std::ptr::null_mut()];
-    ptrs.extend(case.operands.iter().map(|operand| operand.as_ptr() as *mut u8));
+    assert_eq!(
+        unsafe { gm_pack_b_f32(&pack, ptrs.as_ptr(), 0, pack.n_items()) },
+        OK
+    );
+    let mut ptrs = vec![
+        case.a.as_ptr() as *mut u8,
+        packed.as_ptr() as *mut u8,
+        case.c.as_mut_ptr().cast(),
+        std::ptr::null_mut(),
+    ];
+    ptrs.extend(
+        case.operands
+            .iter()
+            .map(|operand| operand.as_ptr() as *mut u8),
+    );
     let n_items = case.desc.n_items();
     for i in 0..splits {
         // SAFETY: as above; ranges are disjoint.
-        let status =
-            unsafe { gm_gemm_f32(&case.desc, ptrs.as_ptr(), i * n_items / splits, (i + 1) * n_items / splits) };
+        let status = unsafe {
+            gm_gemm_f32(
+                &case.desc,
+                ptrs.as_ptr(),
+                i * n_items / splits,
+                (i + 1) * n_items / splits,
+            )
+        };
         assert_eq!(status, OK);
     }
 }
@@ -132,7 +190,12 @@ fn products_agree_with_the_reference() {
             let mut case = case(&mut rng, isa, m, n, k);
             let splits = rng.pick(&[1, 2, 3]);
             run(&mut case, isa, splits);
-            assert_close(&case.c, &reference(&case), 1e-5, &format!("{isa} round {round} {:?}", case.desc));
+            assert_close(
+                &case.c,
+                &reference(&case),
+                1e-5,
+                &format!("{isa} round {round} {:?}", case.desc),
+            );
         }
     }
 }
@@ -141,7 +204,10 @@ fn products_agree_with_the_reference() {
 fn reference_kind(kind: EpilogueKind, x: f64, t: f64, p0: f64, p1: f64) -> f64 {
     use EpilogueKind as K;
     let function = |symbol: &str| {
-        let function = crate::vmath::FUNCTIONS.iter().find(|function| function.symbol == symbol).expect("exported");
+        let function = crate::vmath::FUNCTIONS
+            .iter()
+            .find(|function| function.symbol == symbol)
+            .expect("exported");
         (function.reference)(x)
     };
     match kind {
@@ -193,19 +259,38 @@ fn every_epilogue_kind_computes_what_it_says() {
     for isa in Isa::available() {
         for &kind in EpilogueKind::ALL {
             // Alone, and as the second op on a tile that already left the registers.
-            for first in [None, Some(EpilogueOp::unary(EpilogueKind::MulScalar, 1.0, 0.0))] {
+            for first in [
+                None,
+                Some(EpilogueOp::unary(EpilogueKind::MulScalar, 1.0, 0.0)),
+            ] {
                 let mut desc = GemmDesc::new(isa, m, n, 1);
                 assert!(first.is_none_or(|op| desc.push_epilogue(op)));
-                let op = EpilogueOp { p0: 0.25, p1: 0.5, ..EpilogueOp::tensor(kind, 0, n as isize) };
+                let op = EpilogueOp {
+                    p0: 0.25,
+                    p1: 0.5,
+                    ..EpilogueOp::tensor(kind, 0, n as isize)
+                };
                 assert!(desc.push_epilogue(op));
                 let a: Vec<f32> = rng.vec(m).iter().map(|a| a * 4.0).collect();
                 let (b, t) = (rng.vec(n), rng.vec(m * n));
-                let mut case = Case { desc, a, b, operands: vec![t], c: vec![UNTOUCHED; m * n] };
+                let mut case = Case {
+                    desc,
+                    a,
+                    b,
+                    operands: vec![t],
+                    c: vec![UNTOUCHED; m * n],
+                };
                 run(&mut case, isa, 1);
                 let want: Vec<f64> = (0..m * n)
                     .map(|i| {
                         let x = case.a[i / n] * case.b[i % n];
-                        reference_kind(kind, f64::from(x), f64::from(case.operands[0][i]), 0.25, 0.5)
+                        reference_kind(
+                            kind,
+                            f64::from(x),
+                            f64::from(case.operands[0][i]),
+                            0.25,
+                            0.5,
+                        )
                     })
                     .collect();
                 assert_close(&case.c, &want, 2e-6, &format!("{isa} {kind:?}"));
@@ -222,7 +307,12 @@ fn long_sums_are_split_and_accumulated() {
             let k = 128 * 1024 / isa.nr() * 2 + 5;
             let mut case = case(&mut rng, isa, m, n, k);
             run(&mut case, isa, 2);
-            assert_close(&case.c, &reference(&case), 2e-4, &format!("{isa} {m} x {n} x {k}"));
+            assert_close(
+                &case.c,
+                &reference(&case),
+                2e-4,
+                &format!("{isa} {m} x {n} x {k}"),
+            );
         }
     }
 }
@@ -231,16 +321,31 @@ fn long_sums_are_split_and_accumulated() {
 fn packing_agrees_with_pack_b_for_any_strides() {
     let mut rng = Rng(3);
     for isa in Isa::available() {
-        for (k, n) in [(0, 3), (1, 1), (5, 17), (16, 32), (33, 70), (64, 64), (31, 100)] {
+        for (k, n) in [
+            (0, 3),
+            (1, 1),
+            (5, 17),
+            (16, 32),
+            (33, 70),
+            (64, 64),
+            (31, 100),
+        ] {
             for transposed in [false, true] {
                 let (rs, cs) = if transposed { (1, k + 3) } else { (n + 2, 1) };
                 let b = rng.vec(k * rs + n * cs + 1);
                 let want = pack_b(isa, k, n, &b, rs, cs);
                 let mut got = vec![f32::NAN; packed_len(isa, k, n)];
                 let desc = PackBDesc::new(isa, k, n, rs as isize, cs as isize);
-                let ptrs = [b.as_ptr() as *mut u8, std::ptr::null_mut(), got.as_mut_ptr().cast()];
+                let ptrs = [
+                    b.as_ptr() as *mut u8,
+                    std::ptr::null_mut(),
+                    got.as_mut_ptr().cast(),
+                ];
                 // SAFETY: the buffers have the sizes that the descriptor describes.
-                assert_eq!(unsafe { gm_pack_b_f32(&desc, ptrs.as_ptr(), 0, desc.n_items()) }, OK);
+                assert_eq!(
+                    unsafe { gm_pack_b_f32(&desc, ptrs.as_ptr(), 0, desc.n_items()) },
+                    OK
+                );
                 assert_eq!(got, want, "{isa} {k} x {n} transposed {transposed}");
             }
         }
@@ -259,7 +364,10 @@ fn every_item_is_covered_once_by_a_plan() {
     ] {
         let (rows, panels) = plan_blocks(m, n, k, batch, 32, threads);
         assert!(rows >= 1 && panels >= 1);
-        assert!(rows <= m && panels <= n.div_ceil(32), "{m} {n} {k}: {rows} rows, {panels} panels");
+        assert!(
+            rows <= m && panels <= n.div_ceil(32),
+            "{m} {n} {k}: {rows} rows, {panels} panels"
+        );
     }
 }
 
@@ -270,7 +378,13 @@ fn nonsense_is_refused() {
     desc.row_block = 0;
     // SAFETY: a refused descriptor reads nothing else.
     assert_eq!(unsafe { gm_gemm_f32(&desc, ptrs.as_ptr(), 0, 1) }, INVALID);
-    desc = GemmDesc { isa: 99, ..GemmDesc::new(Isa::current(), 1, 1, 1) };
+    desc = GemmDesc {
+        isa: 99,
+        ..GemmDesc::new(Isa::current(), 1, 1, 1)
+    };
     // SAFETY: as above.
-    assert_eq!(unsafe { gm_gemm_f32(&desc, ptrs.as_ptr(), 0, 1) }, UNSUPPORTED_ISA);
+    assert_eq!(
+        unsafe { gm_gemm_f32(&desc, ptrs.as_ptr(), 0, 1) },
+        UNSUPPORTED_ISA
+    );
 }

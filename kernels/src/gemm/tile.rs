@@ -153,7 +153,8 @@ unsafe fn wide<S: Simd, const MR: usize, const NV: usize>(s: S, t: &Tile) {
         for kk in 0..t.k {
             let x: [S::F; MR] = std::array::from_fn(|r| s.splat(*a.add(r * lda + kk)));
             for v in 0..NV {
-                let b = t.b.add((v / 2) * t.panel_stride + (2 * kk + v % 2) * S::LANES);
+                let b =
+                    t.b.add((v / 2) * t.panel_stride + (2 * kk + v % 2) * S::LANES);
                 let bv = s.load(b);
                 s.prefetch(b.wrapping_add(16 * S::LANES));
                 for (acc, &x) in acc.iter_mut().zip(&x) {
@@ -170,7 +171,11 @@ unsafe fn wide<S: Simd, const MR: usize, const NV: usize>(s: S, t: &Tile) {
 /// # Safety
 /// The output and the operands of `t.fast` cover the tile.
 #[inline(always)]
-pub(super) unsafe fn finish<S: Simd, const MR: usize, const NV: usize>(s: S, t: &Tile, mut acc: [[S::F; NV]; MR]) {
+pub(super) unsafe fn finish<S: Simd, const MR: usize, const NV: usize>(
+    s: S,
+    t: &Tile,
+    mut acc: [[S::F; NV]; MR],
+) {
     // SAFETY: the caller's promise covers every address formed here.
     unsafe {
         if t.accumulate {
@@ -199,7 +204,15 @@ pub(super) unsafe fn finish<S: Simd, const MR: usize, const NV: usize>(s: S, t: 
         if !t.fast.residual.is_null() {
             for (r, row) in acc.iter_mut().enumerate() {
                 for (v, x) in row.iter_mut().enumerate() {
-                    *x = s.add(*x, s.load(t.fast.residual.offset(r as isize * t.fast.residual_ld).add(v * S::LANES)));
+                    *x = s.add(
+                        *x,
+                        s.load(
+                            t.fast
+                                .residual
+                                .offset(r as isize * t.fast.residual_ld)
+                                .add(v * S::LANES),
+                        ),
+                    );
                 }
             }
         }
@@ -354,7 +367,13 @@ mod x86 {
         nr: 32,
         strided: table!(avx512_strided: 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14),
         indirect: table!(avx512_indirect: 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12),
-        wide: &[avx512_wide::<1> as TileFn, avx512_wide::<1>, avx512_wide::<2>, avx512_wide::<3>, avx512_wide6::<4>],
+        wide: &[
+            avx512_wide::<1> as TileFn,
+            avx512_wide::<1>,
+            avx512_wide::<2>,
+            avx512_wide::<3>,
+            avx512_wide6::<4>,
+        ],
         wide_panels: &[0, 4, 4, 4, 3],
     };
 
@@ -362,7 +381,12 @@ mod x86 {
         nr: 16,
         strided: table!(avx2_strided: 1, 2, 3, 4, 5, 6),
         indirect: table!(avx2_indirect: 1, 2, 3, 4, 5, 6),
-        wide: &[avx2_wide::<1> as TileFn, avx2_wide::<1>, avx2_wide4::<2>, avx2_wide4::<3>],
+        wide: &[
+            avx2_wide::<1> as TileFn,
+            avx2_wide::<1>,
+            avx2_wide4::<2>,
+            avx2_wide4::<3>,
+        ],
         wide_panels: &[0, 4, 2, 2],
     };
 
@@ -398,17 +422,27 @@ mod x86 {
         bytes512!(vnni512_strided_u8, vnni512_indirect_u8, vnni512_wide_u8),
         bytes512!(vnni512_strided_i8, vnni512_indirect_i8, vnni512_wide_i8),
     ];
-    static VNNI256: [Tiles; 2] =
-        [bytes256!(vnni256_strided_u8, vnni256_indirect_u8), bytes256!(vnni256_strided_i8, vnni256_indirect_i8)];
+    static VNNI256: [Tiles; 2] = [
+        bytes256!(vnni256_strided_u8, vnni256_indirect_u8),
+        bytes256!(vnni256_strided_i8, vnni256_indirect_i8),
+    ];
 
     pub(super) fn avx512_bytes(is_signed: bool) -> &'static Tiles {
         let has_instruction = is_x86_feature_detected!("avx512vnni") && !is_plain();
-        if has_instruction { &VNNI512[usize::from(is_signed)] } else { &BYTES512 }
+        if has_instruction {
+            &VNNI512[usize::from(is_signed)]
+        } else {
+            &BYTES512
+        }
     }
 
     pub(super) fn avx2_bytes(is_signed: bool) -> &'static Tiles {
         let has_instruction = is_x86_feature_detected!("avxvnni") && !is_plain();
-        if has_instruction { &VNNI256[usize::from(is_signed)] } else { &BYTES256 }
+        if has_instruction {
+            &VNNI256[usize::from(is_signed)]
+        } else {
+            &BYTES256
+        }
     }
 
     #[cfg(not(test))]

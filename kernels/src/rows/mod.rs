@@ -34,15 +34,24 @@ pub struct RowDim {
 
 impl Default for RowDim {
     fn default() -> RowDim {
-        RowDim { extent: 1, x_stride: 0, y_stride: 0, mask_stride: 0 }
+        RowDim {
+            extent: 1,
+            x_stride: 0,
+            y_stride: 0,
+            mask_stride: 0,
+        }
     }
 }
 
 /// `n` rows, `x_stride` and `y_stride` elements apart.
 pub fn row_dims(n: usize, x_stride: usize, y_stride: usize) -> [RowDim; MAX_BATCH] {
     let mut rows = [RowDim::default(); MAX_BATCH];
-    rows[MAX_BATCH - 1] =
-        RowDim { extent: n, x_stride: x_stride as isize, y_stride: y_stride as isize, mask_stride: 0 };
+    rows[MAX_BATCH - 1] = RowDim {
+        extent: n,
+        x_stride: x_stride as isize,
+        y_stride: y_stride as isize,
+        mask_stride: 0,
+    };
     rows
 }
 
@@ -62,7 +71,10 @@ struct RowAt {
 fn row_at(rows: &[RowDim; MAX_BATCH], item: usize) -> RowAt {
     let idx = batch_index(item, rows.map(|dim| dim.extent));
     let offset = |stride: fn(&RowDim) -> isize| -> isize {
-        idx.iter().zip(rows).map(|(&i, dim)| i as isize * stride(dim)).sum()
+        idx.iter()
+            .zip(rows)
+            .map(|(&i, dim)| i as isize * stride(dim))
+            .sum()
     };
     RowAt {
         x: offset(|dim| dim.x_stride),
@@ -94,7 +106,9 @@ unsafe fn fold<S: Simd, T: Fold>(s: S, x: *const f32, n: usize, f: T) -> f32 {
     while start < n {
         let end = n.min(start + FOLD_BLOCK);
         // SAFETY: a part of the row.
-        total = f.join(total, unsafe { fold_block(s, x.add(start), end - start, f) });
+        total = f.join(total, unsafe {
+            fold_block(s, x.add(start), end - start, f)
+        });
         start = end;
     }
     total
@@ -143,7 +157,9 @@ fn join_lanes<T: Fold>(lanes: &mut [f32], f: T) -> f32 {
 /// The first `n` lanes.
 #[inline(always)]
 fn lanes_below<S: Simd>(s: S, n: usize) -> S::M {
-    const IOTA: [f32; 16] = [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0, 11.0, 12.0, 13.0, 14.0, 15.0];
+    const IOTA: [f32; 16] = [
+        0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0, 11.0, 12.0, 13.0, 14.0, 15.0,
+    ];
     // SAFETY: no instruction set has more than 16 lanes.
     s.lt(unsafe { s.load(IOTA.as_ptr()) }, s.splat(n.min(16) as f32))
 }

@@ -38,7 +38,14 @@ impl NormDesc {
     /// A normalisation of the rows of a contiguous matrix, for an instruction set.
     pub fn new(isa: Isa, kind: NormKind, n_rows: usize, n_cols: usize, eps: f32) -> NormDesc {
         let rows = row_dims(n_rows, n_cols, n_cols);
-        NormDesc { isa: isa as u32, kind: kind as u32, eps, reserved: 0, n_cols, rows }
+        NormDesc {
+            isa: isa as u32,
+            kind: kind as u32,
+            eps,
+            reserved: 0,
+            n_cols,
+            rows,
+        }
     }
 
     /// Rows.
@@ -55,10 +62,17 @@ impl NormDesc {
 /// # Safety
 /// The pointers cover what the descriptor describes; no other thread writes these items' part of `y`.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn gm_norm_f32(desc: *const NormDesc, ptrs: *const *mut u8, begin: usize, end: usize) -> u32 {
+pub unsafe extern "C" fn gm_norm_f32(
+    desc: *const NormDesc,
+    ptrs: *const *mut u8,
+    begin: usize,
+    end: usize,
+) -> u32 {
     // SAFETY: the descriptor is valid by contract.
     let desc = unsafe { &*desc };
-    let Some(isa) = Isa::usable(desc.isa) else { return UNSUPPORTED_ISA };
+    let Some(isa) = Isa::usable(desc.isa) else {
+        return UNSUPPORTED_ISA;
+    };
     if !(1..=2).contains(&desc.kind) {
         return INVALID;
     }
@@ -97,7 +111,11 @@ impl Task for Row<'_> {
         // SAFETY: at most `n` elements of each.
         unsafe {
             let is_layer = self.desc.kind == NormKind::Layer as u32;
-            let centre = if is_layer { fold(s, self.x, n, Sum) / n as f32 } else { 0.0 };
+            let centre = if is_layer {
+                fold(s, self.x, n, Sum) / n as f32
+            } else {
+                0.0
+            };
             let variance = fold(s, self.x, n, SumSquares(centre)) / n as f32;
             let factor = s.splat(1.0 / (variance + self.desc.eps).sqrt());
             let centre = s.splat(centre);

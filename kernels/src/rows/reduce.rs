@@ -34,7 +34,17 @@ impl ReduceKind {
     /// Every kind.
     pub const ALL: [ReduceKind; 9] = {
         use ReduceKind as K;
-        [K::Sum, K::Mean, K::Max, K::Min, K::SumSquares, K::SumAbs, K::Norm, K::Variance, K::Product]
+        [
+            K::Sum,
+            K::Mean,
+            K::Max,
+            K::Min,
+            K::SumSquares,
+            K::SumAbs,
+            K::Norm,
+            K::Variance,
+            K::Product,
+        ]
     };
 }
 
@@ -55,7 +65,12 @@ pub struct ReduceDesc {
 impl ReduceDesc {
     /// A reduction of the rows of a contiguous matrix, for an instruction set.
     pub fn new(isa: Isa, kind: ReduceKind, n_rows: usize, n_cols: usize) -> ReduceDesc {
-        ReduceDesc { isa: isa as u32, kind: kind as u32, n_cols, rows: row_dims(n_rows, n_cols, 1) }
+        ReduceDesc {
+            isa: isa as u32,
+            kind: kind as u32,
+            n_cols,
+            rows: row_dims(n_rows, n_cols, 1),
+        }
     }
 
     /// Rows.
@@ -101,17 +116,36 @@ impl Fold for Product {
 /// # Safety
 /// The pointers cover what the descriptor describes; no other thread writes these items' part of `y`.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn gm_reduce_f32(desc: *const ReduceDesc, ptrs: *const *mut u8, begin: usize, end: usize) -> u32 {
+pub unsafe extern "C" fn gm_reduce_f32(
+    desc: *const ReduceDesc,
+    ptrs: *const *mut u8,
+    begin: usize,
+    end: usize,
+) -> u32 {
     // SAFETY: the descriptor is valid by contract.
     let desc = unsafe { &*desc };
-    let Some(isa) = Isa::usable(desc.isa) else { return UNSUPPORTED_ISA };
-    let Some(kind) = ReduceKind::ALL.into_iter().find(|&kind| kind as u32 == desc.kind) else { return INVALID };
+    let Some(isa) = Isa::usable(desc.isa) else {
+        return UNSUPPORTED_ISA;
+    };
+    let Some(kind) = ReduceKind::ALL
+        .into_iter()
+        .find(|&kind| kind as u32 == desc.kind)
+    else {
+        return INVALID;
+    };
     for item in begin..end.min(desc.n_items()) {
         let at = row_at(&desc.rows, item);
         // SAFETY: the pointers cover the row and its value.
         unsafe {
             let x = pointer(ptrs, LHS).cast_const().wrapping_offset(at.x);
-            *pointer(ptrs, OUT).wrapping_offset(at.y) = dispatch(isa, Row { kind, x, n: desc.n_cols });
+            *pointer(ptrs, OUT).wrapping_offset(at.y) = dispatch(
+                isa,
+                Row {
+                    kind,
+                    x,
+                    n: desc.n_cols,
+                },
+            );
         }
     }
     OK

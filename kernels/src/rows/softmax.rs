@@ -74,20 +74,30 @@ pub unsafe extern "C" fn gm_softmax_f32(
 ) -> u32 {
     // SAFETY: the descriptor is valid by contract.
     let desc = unsafe { &*desc };
-    let Some(isa) = Isa::usable(desc.isa) else { return UNSUPPORTED_ISA };
+    let Some(isa) = Isa::usable(desc.isa) else {
+        return UNSUPPORTED_ISA;
+    };
     if !(1..=2).contains(&desc.kind) {
         return INVALID;
     }
     for item in begin..end.min(desc.n_items()) {
         let at = row_at(&desc.rows, item);
-        let visible = if desc.causal == 0 { desc.n_cols } else { causal_cols(desc, at.last) };
+        let visible = if desc.causal == 0 {
+            desc.n_cols
+        } else {
+            causal_cols(desc, at.last)
+        };
         // SAFETY: the pointers cover the row.
         unsafe {
             let mask = pointer(ptrs, RHS).cast_const();
             let row = Row {
                 x: pointer(ptrs, LHS).cast_const().wrapping_offset(at.x),
                 y: pointer(ptrs, OUT).wrapping_offset(at.y),
-                mask: if mask.is_null() { mask } else { mask.wrapping_offset(at.mask) },
+                mask: if mask.is_null() {
+                    mask
+                } else {
+                    mask.wrapping_offset(at.mask)
+                },
                 n: visible,
                 n_cols: desc.n_cols,
                 scale: desc.scale,
@@ -130,7 +140,11 @@ impl Task for Row {
                 self.scale_and_mask(s);
                 fold(s, self.y, self.n, Largest)
             };
-            let source = if self.scale == 1.0 && self.mask.is_null() { self.x } else { self.y.cast_const() };
+            let source = if self.scale == 1.0 && self.mask.is_null() {
+                self.x
+            } else {
+                self.y.cast_const()
+            };
             let sum = self.exponentials(s, source, largest);
             if self.is_log {
                 let shift = s.splat(largest + sum.ln());
@@ -183,7 +197,11 @@ impl Row {
             // SAFETY: at most `rest` elements.
             unsafe {
                 let e = vmath::exp(s, s.sub(s.load_n(t.add(i), rest), shift));
-                let e = if rest < S::LANES { s.select(lanes_below(s, rest), e, s.zero()) } else { e };
+                let e = if rest < S::LANES {
+                    s.select(lanes_below(s, rest), e, s.zero())
+                } else {
+                    e
+                };
                 sum = s.add(sum, e);
                 if !self.is_log {
                     s.store_n(self.y.add(i), rest, e);
@@ -227,7 +245,15 @@ impl Task for BlockRow {
         let (n, scale) = (self.n, self.scale);
         // SAFETY: at most `n` scores, and `n_out` elements of the output.
         unsafe {
-            let scores = Row { x: self.scores, y: self.scores, mask: self.mask, n, n_cols: n, scale, is_log: false };
+            let scores = Row {
+                x: self.scores,
+                y: self.scores,
+                mask: self.mask,
+                n,
+                n_cols: n,
+                scale,
+                is_log: false,
+            };
             scores.scale_and_mask(s);
             let before = *self.largest;
             let largest = Largest.join(before, fold(s, self.scores, n, Largest));
@@ -240,7 +266,13 @@ impl Task for BlockRow {
             if before != largest {
                 let shrink = (before - largest).exp();
                 *self.sum *= shrink;
-                let row = Row { x: self.out, y: self.out, n: self.n_out, n_cols: self.n_out, ..scores };
+                let row = Row {
+                    x: self.out,
+                    y: self.out,
+                    n: self.n_out,
+                    n_cols: self.n_out,
+                    ..scores
+                };
                 row.for_each(s, self.out, |x| s.mul(x, s.splat(shrink)));
             }
             *self.sum += sum;

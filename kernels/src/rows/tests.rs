@@ -12,7 +12,12 @@ fn dims(rng: &mut Rng, n_cols: usize, per_row: usize) -> ([RowDim; MAX_BATCH], u
     let (outer, inner) = (rng.pick(&[1, 2, 3]), rng.pick(&[1, 2, 5]));
     let ld = n_cols + rng.pick(&[0, 3]);
     let mut rows = [RowDim::default(); MAX_BATCH];
-    rows[1] = RowDim { extent: outer, x_stride: ld as isize, y_stride: (inner * per_row) as isize, mask_stride: 0 };
+    rows[1] = RowDim {
+        extent: outer,
+        x_stride: ld as isize,
+        y_stride: (inner * per_row) as isize,
+        mask_stride: 0,
+    };
     rows[3] = RowDim {
         extent: inner,
         x_stride: (outer * ld) as isize,
@@ -30,11 +35,23 @@ fn each_row<'a>(
 ) -> impl Iterator<Item = (Vec<f64>, RowAt)> + 'a {
     (0..n_rows(rows)).map(move |item| {
         let at = row_at(rows, item);
-        (x[at.x as usize..at.x as usize + n_cols].iter().map(|&x| f64::from(x)).collect(), at)
+        (
+            x[at.x as usize..at.x as usize + n_cols]
+                .iter()
+                .map(|&x| f64::from(x))
+                .collect(),
+            at,
+        )
     })
 }
 
-fn call<D>(kernel: crate::TaskFn<D>, desc: &D, inputs: [*const f32; 3], y: &mut [f32], n_items: usize) {
+fn call<D>(
+    kernel: crate::TaskFn<D>,
+    desc: &D,
+    inputs: [*const f32; 3],
+    y: &mut [f32],
+    n_items: usize,
+) {
     let [x, rhs, operand] = inputs.map(|p| p as *mut u8);
     let ptrs = [x, rhs, y.as_mut_ptr().cast(), std::ptr::null_mut(), operand];
     for (begin, end) in [(n_items / 2, n_items), (0, n_items / 2)] {
@@ -51,7 +68,12 @@ fn reductions_agree_with_the_reference() {
             for n_cols in [0].into_iter().chain(COLS) {
                 let (rows, x_len, y_len) = dims(&mut rng, n_cols, 1);
                 let x = rng.vec(x_len);
-                let desc = ReduceDesc { isa: isa as u32, kind: kind as u32, n_cols, rows };
+                let desc = ReduceDesc {
+                    isa: isa as u32,
+                    kind: kind as u32,
+                    n_cols,
+                    rows,
+                };
                 let mut want = vec![0.0; y_len];
                 for (row, at) in each_row(&rows, &x, n_cols) {
                     let mean = row.iter().sum::<f64>() / n_cols as f64;
@@ -63,7 +85,9 @@ fn reductions_agree_with_the_reference() {
                         ReduceKind::SumSquares => row.iter().map(|x| x * x).sum(),
                         ReduceKind::SumAbs => row.iter().map(|x| x.abs()).sum(),
                         ReduceKind::Norm => row.iter().map(|x| x * x).sum::<f64>().sqrt(),
-                        ReduceKind::Variance => row.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / n_cols as f64,
+                        ReduceKind::Variance => {
+                            row.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / n_cols as f64
+                        }
                         ReduceKind::Product => row.iter().product(),
                     };
                 }
@@ -88,7 +112,13 @@ fn extremes_propagate_nan_wherever_it_is() {
                     x[nan] = f32::NAN;
                     let desc = ReduceDesc::new(isa, kind, 1, n);
                     let mut y = [0.0];
-                    call(gm_reduce_f32, &desc, [x.as_ptr(), std::ptr::null(), std::ptr::null()], &mut y, 1);
+                    call(
+                        gm_reduce_f32,
+                        &desc,
+                        [x.as_ptr(), std::ptr::null(), std::ptr::null()],
+                        &mut y,
+                        1,
+                    );
                     assert!(y[0].is_nan(), "{isa} {kind:?} {n} {nan}");
                 }
             }
@@ -106,20 +136,38 @@ fn normalisations_agree_with_the_reference() {
                 let x: Vec<f32> = rng.vec(x_len).iter().map(|x| x * 3.0 + 1.0).collect();
                 let (gamma, beta) = (rng.vec(n_cols), rng.vec(n_cols));
                 let (with_gamma, with_beta) = (rng.below(2) == 0, rng.below(2) == 0);
-                let desc = NormDesc { isa: isa as u32, kind: kind as u32, eps: 1e-5, reserved: 0, n_cols, rows };
+                let desc = NormDesc {
+                    isa: isa as u32,
+                    kind: kind as u32,
+                    eps: 1e-5,
+                    reserved: 0,
+                    n_cols,
+                    rows,
+                };
                 let mut want = vec![0.0; y_len];
                 for (row, at) in each_row(&rows, &x, n_cols) {
-                    let mean = if kind == NormKind::Layer { row.iter().sum::<f64>() / n_cols as f64 } else { 0.0 };
-                    let variance = row.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / n_cols as f64;
+                    let mean = if kind == NormKind::Layer {
+                        row.iter().sum::<f64>() / n_cols as f64
+                    } else {
+                        0.0
+                    };
+                    let variance =
+                        row.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / n_cols as f64;
                     for (j, x) in row.iter().enumerate() {
-                        let scaled =
-                            (x - mean) / (variance + 1e-5).sqrt() * if with_gamma { f64::from(gamma[j]) } else { 1.0 };
-                        want[at.y as usize + j] = scaled + if with_beta { f64::from(beta[j]) } else { 0.0 };
+                        let scaled = (x - mean) / (variance + 1e-5).sqrt()
+                            * if with_gamma { f64::from(gamma[j]) } else { 1.0 };
+                        want[at.y as usize + j] =
+                            scaled + if with_beta { f64::from(beta[j]) } else { 0.0 };
                     }
                 }
                 let mut y = vec![0.0; y_len];
-                let optional = |with: bool, p: &Vec<f32>| if with { p.as_ptr() } else { std::ptr::null() };
-                let inputs = [x.as_ptr(), optional(with_gamma, &gamma), optional(with_beta, &beta)];
+                let optional =
+                    |with: bool, p: &Vec<f32>| if with { p.as_ptr() } else { std::ptr::null() };
+                let inputs = [
+                    x.as_ptr(),
+                    optional(with_gamma, &gamma),
+                    optional(with_beta, &beta),
+                ];
                 call(gm_norm_f32, &desc, inputs, &mut y, desc.n_items());
                 assert_close(&y, &want, 1e-5, &format!("{isa} {desc:?}"));
             }
@@ -140,16 +188,33 @@ fn softmaxes_agree_with_the_reference() {
             desc.scale = rng.pick(&[1.0, 0.125]);
             desc.causal = rng.pick(&[0, 0, 1]);
             desc.causal_offset = rng.pick(&[0, 2, 40]);
-            let mask: Vec<f32> =
-                (0..n_cols * 5).map(|_| if rng.below(5) == 0 { f32::NEG_INFINITY } else { rng.unit() }).collect();
+            let mask: Vec<f32> = (0..n_cols * 5)
+                .map(|_| {
+                    if rng.below(5) == 0 {
+                        f32::NEG_INFINITY
+                    } else {
+                        rng.unit()
+                    }
+                })
+                .collect();
             let with_mask = rng.below(2) == 0;
             let mut want = vec![0.0; y_len];
             for (row, at) in each_row(&rows, &x, n_cols) {
-                let visible = |j: usize| desc.causal == 0 || j as isize <= at.last as isize + desc.causal_offset;
+                let visible = |j: usize| {
+                    desc.causal == 0 || j as isize <= at.last as isize + desc.causal_offset
+                };
                 let t: Vec<f64> = (0..n_cols)
                     .map(|j| {
-                        let mask = if with_mask { f64::from(mask[at.mask as usize + j]) } else { 0.0 };
-                        if visible(j) { row[j] * f64::from(desc.scale) + mask } else { f64::NEG_INFINITY }
+                        let mask = if with_mask {
+                            f64::from(mask[at.mask as usize + j])
+                        } else {
+                            0.0
+                        };
+                        if visible(j) {
+                            row[j] * f64::from(desc.scale) + mask
+                        } else {
+                            f64::NEG_INFINITY
+                        }
                     })
                     .collect();
                 let largest = t.iter().copied().fold(f64::NEG_INFINITY, f64::max);
@@ -164,8 +229,18 @@ fn softmaxes_agree_with_the_reference() {
                 }
             }
             let mut y = vec![0.0; y_len];
-            let mask = if with_mask { mask.as_ptr() } else { std::ptr::null() };
-            call(gm_softmax_f32, &desc, [x.as_ptr(), mask, std::ptr::null()], &mut y, desc.n_items());
+            let mask = if with_mask {
+                mask.as_ptr()
+            } else {
+                std::ptr::null()
+            };
+            call(
+                gm_softmax_f32,
+                &desc,
+                [x.as_ptr(), mask, std::ptr::null()],
+                &mut y,
+                desc.n_items(),
+            );
             assert_close(&y, &want, 3e-6, &format!("{isa} {desc:?}"));
         }
     }

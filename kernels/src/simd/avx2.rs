@@ -177,8 +177,14 @@ impl Simd for Avx2 {
 unsafe fn transpose(r: [__m256; 16]) -> [__m256; 16] {
     let mut quads = r;
     for i in [0, 4] {
-        let low = [_mm256_unpacklo_ps(r[i], r[i + 1]), _mm256_unpacklo_ps(r[i + 2], r[i + 3])];
-        let high = [_mm256_unpackhi_ps(r[i], r[i + 1]), _mm256_unpackhi_ps(r[i + 2], r[i + 3])];
+        let low = [
+            _mm256_unpacklo_ps(r[i], r[i + 1]),
+            _mm256_unpacklo_ps(r[i + 2], r[i + 3]),
+        ];
+        let high = [
+            _mm256_unpackhi_ps(r[i], r[i + 1]),
+            _mm256_unpackhi_ps(r[i + 2], r[i + 3]),
+        ];
         quads[i] = _mm256_shuffle_ps::<0x44>(low[0], low[1]);
         quads[i + 1] = _mm256_shuffle_ps::<0xee>(low[0], low[1]);
         quads[i + 2] = _mm256_shuffle_ps::<0x44>(high[0], high[1]);

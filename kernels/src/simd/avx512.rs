@@ -178,10 +178,16 @@ impl Simd for Avx512 {
 unsafe fn transpose(r: [__m512; 16]) -> [__m512; 16] {
     let mut quads = r;
     for i in (0..16).step_by(4) {
-        let low =
-            [_mm512_unpacklo_ps(r[i], r[i + 1]), _mm512_unpacklo_ps(r[i + 2], r[i + 3])].map(|x| _mm512_castps_pd(x));
-        let high =
-            [_mm512_unpackhi_ps(r[i], r[i + 1]), _mm512_unpackhi_ps(r[i + 2], r[i + 3])].map(|x| _mm512_castps_pd(x));
+        let low = [
+            _mm512_unpacklo_ps(r[i], r[i + 1]),
+            _mm512_unpacklo_ps(r[i + 2], r[i + 3]),
+        ]
+        .map(|x| _mm512_castps_pd(x));
+        let high = [
+            _mm512_unpackhi_ps(r[i], r[i + 1]),
+            _mm512_unpackhi_ps(r[i + 2], r[i + 3]),
+        ]
+        .map(|x| _mm512_castps_pd(x));
         // Vector `i + c` holds column `4 p + c` of rows `i..i + 4` in part `p`.
         quads[i] = _mm512_castpd_ps(_mm512_unpacklo_pd(low[0], low[1]));
         quads[i + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(low[0], low[1]));

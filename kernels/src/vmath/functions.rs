@@ -6,10 +6,22 @@ use crate::simd::Simd;
 const ROUND: f32 = 12_582_912.0;
 
 /// Coefficients of `(e^r - 1 - r) / r^2` over |r| <= ln(2) / 2.
-const EXP: [f32; 5] = [0.5, 0.166_665_18, 0.041_666_21, 0.008_368_952, 0.001_395_036_2];
+const EXP: [f32; 5] = [
+    0.5,
+    0.166_665_18,
+    0.041_666_21,
+    0.008_368_952,
+    0.001_395_036_2,
+];
 /// Coefficients of `(2^r - 1) / r` over |r| <= 1 / 2.
-const EXP2: [f32; 6] =
-    [std::f32::consts::LN_2, 0.240_226_5, 0.055_503_27, 0.009_618_008, 0.001_340_044_3, 0.000_154_752_02];
+const EXP2: [f32; 6] = [
+    std::f32::consts::LN_2,
+    0.240_226_5,
+    0.055_503_27,
+    0.009_618_008,
+    0.001_340_044_3,
+    0.000_154_752_02,
+];
 /// Coefficients of `(ln(1 + f) - f + f^2 / 2) / f^3` over sqrt(1/2) <= 1 + f < sqrt(2).
 const LOG: [f32; 9] = [
     0.333_333_1,
@@ -41,15 +53,33 @@ const LOG2: [f64; 15] = [
     0.064_973_094_221_555_8,
 ];
 /// Coefficients of `(sin(r) - r) / r^3` in `r^2`, over |r| <= pi / 4.
-const SIN: [f32; 4] = [-0.166_666_67, 0.008_333_329, -0.000_198_393_3, 2.718_274_6e-6];
+const SIN: [f32; 4] = [
+    -0.166_666_67,
+    0.008_333_329,
+    -0.000_198_393_3,
+    2.718_274_6e-6,
+];
 /// Coefficients of `(cos(r) - 1 + r^2 / 2) / r^4` in `r^2`, over the same range.
 const COS: [f32; 3] = [0.041_666_646, -0.001_388_736_5, 2.443_823_7e-5];
 /// Coefficients of `erf(x) / x - 1` in `x^2`, up to `ERF_SPLIT`.
-const ERF_SMALL: [f32; 6] =
-    [0.128_379_15, -0.376_124_98, 0.112_818_32, -0.026_766_632, 0.004_992_572_6, -0.000_598_512_2];
+const ERF_SMALL: [f32; 6] = [
+    0.128_379_15,
+    -0.376_124_98,
+    0.112_818_32,
+    -0.026_766_632,
+    0.004_992_572_6,
+    -0.000_598_512_2,
+];
 /// Coefficients of `-ln(erfc(t)) / t - 1` from `ERF_SPLIT` to 4, beyond which erf rounds to 1.
-const ERF_LARGE: [f32; 7] =
-    [0.128_652_41, 0.635_135_4, 0.106_263_19, -0.023_784_718, 0.003_653_166_1, -0.000_325_436_24, 1.149_421e-5];
+const ERF_LARGE: [f32; 7] = [
+    0.128_652_41,
+    0.635_135_4,
+    0.106_263_19,
+    -0.023_784_718,
+    0.003_653_166_1,
+    -0.000_325_436_24,
+    1.149_421e-5,
+];
 const ERF_SPLIT: f32 = 0.9277;
 
 #[inline(always)]
@@ -65,7 +95,10 @@ fn poly<S: Simd, const N: usize>(s: S, x: S::F, coefficients: [f32; N]) -> S::F 
 #[inline(always)]
 fn round_product<S: Simd>(s: S, a: S::F, b: S::F) -> (S::F, S::I) {
     let shifted = s.fma(a, b, s.splat(ROUND));
-    (s.sub(shifted, s.splat(ROUND)), s.sub_i(s.bits(shifted), s.splat_i(ROUND.to_bits() as i32)))
+    (
+        s.sub(shifted, s.splat(ROUND)),
+        s.sub_i(s.bits(shifted), s.splat_i(ROUND.to_bits() as i32)),
+    )
 }
 
 /// `2^n` for -126 <= n <= 127.
@@ -131,7 +164,10 @@ fn split<S: Simd>(s: S, x: S::F) -> (S::F, S::F) {
     let shifted = s.sub_i(s.bits(x), root);
     let e = s.to_float(s.sar(shifted, 23));
     let m = s.as_float(s.add_i(s.and(shifted, s.splat_i(0x007f_ffff)), root));
-    (s.select(denormal, s.sub(e, s.splat(24.0)), e), s.sub(m, s.splat(1.0)))
+    (
+        s.select(denormal, s.sub(e, s.splat(24.0)), e),
+        s.sub(m, s.splat(1.0)),
+    )
 }
 
 /// Replaces a logarithm `y` of `x` by what C99 says of zero, negative numbers, infinity and NaN.
@@ -146,7 +182,11 @@ fn log_special<S: Simd>(s: S, x: S::F, y: S::F) -> S::F {
 #[inline(always)]
 fn log_tail<S: Simd>(s: S, f: S::F) -> S::F {
     let square = s.mul(f, f);
-    s.fma(s.mul(square, f), poly(s, f, LOG), s.mul(square, s.splat(-0.5)))
+    s.fma(
+        s.mul(square, f),
+        poly(s, f, LOG),
+        s.mul(square, s.splat(-0.5)),
+    )
 }
 
 #[inline(always)]
@@ -233,7 +273,10 @@ pub(crate) fn gelu<S: Simd>(s: S, x: S::F) -> S::F {
 #[inline(always)]
 pub(crate) fn gelu_tanh<S: Simd>(s: S, x: S::F) -> S::F {
     // 2 sqrt(2 / pi), and that times 0.044715.
-    let u = s.mul(x, s.fma(s.mul(x, x), s.splat(0.071_354_814), s.splat(1.595_769)));
+    let u = s.mul(
+        x,
+        s.fma(s.mul(x, x), s.splat(0.071_354_814), s.splat(1.595_769)),
+    );
     s.mul(x, sigmoid(s, u))
 }
 
@@ -262,7 +305,10 @@ fn reduce_angle<S: Simd>(s: S, x: S::F) -> (S::F, S::I) {
     let n = s.widen(s.neg(n));
     // The first constant has 33 bits, so that its product with `n` is exact even without a fused multiply-add.
     let r = s.fma_d(n, s.splat_d(1.570_796_326_734_125_6), s.widen(x));
-    (s.narrow(s.fma_d(n, s.splat_d(6.077_100_506_506_192e-11), r)), quadrant)
+    (
+        s.narrow(s.fma_d(n, s.splat_d(6.077_100_506_506_192e-11), r)),
+        quadrant,
+    )
 }
 
 /// Sine of `x + turn` quadrants.
@@ -272,7 +318,11 @@ fn sin_turned<S: Simd>(s: S, x: S::F, turn: i32) -> S::F {
     let quadrant = s.add_i(quadrant, s.splat_i(turn));
     let z = s.mul(r, r);
     let sine = s.fma(s.mul(r, z), poly(s, z, SIN), r);
-    let cosine = s.fma(s.mul(z, z), poly(s, z, COS), s.fma(z, s.splat(-0.5), s.splat(1.0)));
+    let cosine = s.fma(
+        s.mul(z, z),
+        poly(s, z, COS),
+        s.fma(z, s.splat(-0.5), s.splat(1.0)),
+    );
     let even = s.eq_i(s.and(quadrant, s.splat_i(1)), s.splat_i(0));
     let sign = s.shl(s.and(quadrant, s.splat_i(2)), 30);
     s.as_float(s.xor(s.bits(s.select(even, sine, cosine)), sign))
@@ -293,7 +343,11 @@ pub(crate) fn cos<S: Simd>(s: S, x: S::F) -> S::F {
 #[inline(always)]
 fn large_angles<S: Simd>(s: S, x: S::F, y: S::F, f: fn(f64) -> f64) -> S::F {
     let is_large = s.lt(s.splat(MAX_ANGLE), s.abs(x));
-    if s.any(is_large) { s.select(is_large, by_lane(s, x, f), y) } else { y }
+    if s.any(is_large) {
+        s.select(is_large, by_lane(s, x, f), y)
+    } else {
+        y
+    }
 }
 
 /// For rare functions and arguments.
@@ -351,7 +405,12 @@ pub(crate) fn pow<S: Simd>(s: S, a: S::F, b: S::F) -> S::F {
     let log = log2_wide(s, s.select(finite, base, one));
     let power = s.mul_d(log, s.widen(b));
     let edge_power = s.mul(edge, b);
-    let rough = clamp(s, s.select(finite, s.narrow(power), edge_power), -152.0, 130.0);
+    let rough = clamp(
+        s,
+        s.select(finite, s.narrow(power), edge_power),
+        -152.0,
+        130.0,
+    );
     let (n, n_int) = round_product(s, rough, one);
     // Where the power was clamped the remainder is meaningless, but its sign is right.
     let r = s.narrow(s.sub_d(power, s.widen(n)));

@@ -186,7 +186,13 @@ impl Task for PowArray {
         while i < self.n {
             let n = self.n - i;
             // SAFETY: at most `n` elements from `i` on.
-            unsafe { s.store_n(self.y.add(i), n, pow(s, s.load_n(self.a.add(i), n), s.load_n(self.b.add(i), n))) };
+            unsafe {
+                s.store_n(
+                    self.y.add(i),
+                    n,
+                    pow(s, s.load_n(self.a.add(i), n), s.load_n(self.b.add(i), n)),
+                )
+            };
             i += S::LANES;
         }
     }

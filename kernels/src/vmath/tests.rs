@@ -50,7 +50,9 @@ fn arguments() -> Vec<f32> {
 
 /// Units of the last place of f32 at `x`.
 fn ulp(x: f64) -> f64 {
-    let x = x.abs().clamp(f64::from(f32::MIN_POSITIVE), f64::from(f32::MAX));
+    let x = x
+        .abs()
+        .clamp(f64::from(f32::MIN_POSITIVE), f64::from(f32::MAX));
     2f64.powi(x.log2().floor() as i32 - 23)
 }
 
@@ -61,7 +63,11 @@ fn error(got: f32, want: f64) -> Option<f64> {
         return (got.is_nan() && want.is_nan()).then_some(0.0);
     }
     if got == rounded {
-        return Some(if rounded.is_finite() { (f64::from(got) - want).abs() / ulp(want) } else { 0.0 });
+        return Some(if rounded.is_finite() {
+            (f64::from(got) - want).abs() / ulp(want)
+        } else {
+            0.0
+        });
     }
     // One of them may just have overflowed.
     let got = if got.is_infinite() {
@@ -114,7 +120,12 @@ fn odd_functions_keep_the_sign_of_zero() {
                 let y = apply(function, isa, &[0.0, -0.0, 0.0, -0.0, 0.0]);
                 // Softplus-like functions do not pass here: f(0) != 0.
                 let want = (function.reference)(-0.0);
-                assert_eq!(y[1].is_sign_negative(), want.is_sign_negative(), "{} {isa}: {y:?}", function.symbol);
+                assert_eq!(
+                    y[1].is_sign_negative(),
+                    want.is_sign_negative(),
+                    "{} {isa}: {y:?}",
+                    function.symbol
+                );
             }
         }
     }
@@ -128,7 +139,10 @@ fn every_length_is_written_and_no_more() {
             let mut y = vec![7.0f32; n + 3];
             // SAFETY: `x` has `n` elements, `y` more.
             unsafe { (FUNCTIONS[0].kernel_for)(isa, n, x.as_ptr(), y.as_mut_ptr()) };
-            assert!(y[..n].iter().all(|&y| (y - 1.284_025_4).abs() < 1e-6), "{isa} {n}");
+            assert!(
+                y[..n].iter().all(|&y| (y - 1.284_025_4).abs() < 1e-6),
+                "{isa} {n}"
+            );
             assert_eq!(y[n..], [7.0; 3], "{isa} {n}");
         }
     }
@@ -143,10 +157,19 @@ fn wide_instruction_sets_agree_bit_for_bit() {
     }
     let x = arguments();
     for function in FUNCTIONS {
-        let bits = |isa| apply(function, isa, &x).into_iter().map(f32::to_bits).collect::<Vec<_>>();
+        let bits = |isa| {
+            apply(function, isa, &x)
+                .into_iter()
+                .map(f32::to_bits)
+                .collect::<Vec<_>>()
+        };
         let nan = |bits: &u32| f32::from_bits(*bits).is_nan();
         let (wide, narrow) = (bits(Isa::Avx512), bits(Isa::Avx2));
-        let differ = wide.iter().zip(&narrow).zip(&x).find(|((a, b), _)| a != b && !(nan(a) && nan(b)));
+        let differ = wide
+            .iter()
+            .zip(&narrow)
+            .zip(&x)
+            .find(|((a, b), _)| a != b && !(nan(a) && nan(b)));
         assert!(differ.is_none(), "{}: {differ:?}", function.symbol);
     }
 }
@@ -154,7 +177,10 @@ fn wide_instruction_sets_agree_bit_for_bit() {
 #[test]
 fn pow_agrees_with_f64() {
     let mut rng = Rng(8);
-    let mut pairs: Vec<(f32, f32)> = SPECIAL.iter().flat_map(|&a| SPECIAL.iter().map(move |&b| (a, b))).collect();
+    let mut pairs: Vec<(f32, f32)> = SPECIAL
+        .iter()
+        .flat_map(|&a| SPECIAL.iter().map(move |&b| (a, b)))
+        .collect();
     for _ in 0..100_000 {
         pairs.push((rng.unit() * 4.0, rng.unit() * 60.0));
         pairs.push((rng.unit() * 50.0, (rng.below(41) as f32) - 20.0));
@@ -166,10 +192,23 @@ fn pow_agrees_with_f64() {
     for isa in Isa::available() {
         let mut y = vec![0f32; a.len()];
         // SAFETY: all arrays have the same length; the instruction set is available.
-        unsafe { dispatch(isa, PowArray { n: a.len(), a: a.as_ptr(), b: b.as_ptr(), y: y.as_mut_ptr() }) };
+        unsafe {
+            dispatch(
+                isa,
+                PowArray {
+                    n: a.len(),
+                    a: a.as_ptr(),
+                    b: b.as_ptr(),
+                    y: y.as_mut_ptr(),
+                },
+            )
+        };
         for ((&a, &b), &y) in a.iter().zip(&b).zip(&y) {
             let want = f64::from(a).powf(f64::from(b));
-            assert!(error(y, want).is_some_and(|error| error <= 1.1), "{isa}: {a:?}^{b:?}: got {y:?}, want {want:?}");
+            assert!(
+                error(y, want).is_some_and(|error| error <= 1.1),
+                "{isa}: {a:?}^{b:?}: got {y:?}, want {want:?}"
+            );
             assert!(
                 y.is_nan() || want as f32 != 0.0 || y.is_sign_negative() == want.is_sign_negative(),
                 "{isa}: sign of {a:?}^{b:?}"

@@ -19,39 +19,70 @@ struct Bench {
 fn main() {
     let is_bench = std::env::args().any(|a| a == "--bench");
     let size = if is_bench { 256 } else { 64 };
-    println!("{:<44}{:>12}{:>14}{:>16}", "kernel", "time ms", "G instr/s", "races on, times");
+    println!(
+        "{:<44}{:>12}{:>14}{:>16}",
+        "kernel", "time ms", "G instr/s", "races on, times"
+    );
     for bench in benches(size) {
-        let path = format!("{}/tests/data/{}.ptx", env!("CARGO_MANIFEST_DIR"), bench.module);
-        let module = Module::parse(&std::fs::read_to_string(path).expect("committed PTX")).expect("NVRTC's own text");
-        let device = Device::new(Limits { host_threads: 1, ..Limits::default() });
+        let path = format!(
+            "{}/tests/data/{}.ptx",
+            env!("CARGO_MANIFEST_DIR"),
+            bench.module
+        );
+        let module = Module::parse(&std::fs::read_to_string(path).expect("committed PTX"))
+            .expect("NVRTC's own text");
+        let device = Device::new(Limits {
+            host_threads: 1,
+            ..Limits::default()
+        });
         let args = (bench.args)(&device, size);
         let run = |races| {
             let start = Instant::now();
             let checks = Checks { races };
-            let stats =
-                device.launch(&module, bench.kernel, &bench.config, args.bytes(), &checks).expect("a good kernel");
+            let stats = device
+                .launch(&module, bench.kernel, &bench.config, args.bytes(), &checks)
+                .expect("a good kernel");
             (start.elapsed().as_secs_f64(), stats.thread_instructions)
         };
         let launches = if is_bench { LAUNCHES } else { 1 };
-        let best = |races| (0..launches).map(|_| run(races)).min_by(|a, b| a.0.total_cmp(&b.0)).expect("one launch");
+        let best = |races| {
+            (0..launches)
+                .map(|_| run(races))
+                .min_by(|a, b| a.0.total_cmp(&b.0))
+                .expect("one launch")
+        };
         let ((seconds, count), (checked, _)) = (best(false), best(true));
         let rate = count as f64 / seconds / 1e9;
-        println!("{:<44}{:>12.2}{rate:>14.2}{:>16.2}", bench.name, seconds * 1e3, checked / seconds);
+        println!(
+            "{:<44}{:>12.2}{rate:>14.2}{:>16.2}",
+            bench.name,
+            seconds * 1e3,
+            checked / seconds
+        );
     }
 }
 
 fn line(blocks: u32, threads: u32) -> LaunchConfig {
-    LaunchConfig { grid: [blocks, 1, 1], block: [threads, 1, 1], ..LaunchConfig::default() }
+    LaunchConfig {
+        grid: [blocks, 1, 1],
+        block: [threads, 1, 1],
+        ..LaunchConfig::default()
+    }
 }
 
 fn buffer(device: &Device, bytes: u32) -> u64 {
     let address = device.alloc(bytes as usize).expect("the device has room");
-    device.fill(address, 0, bytes as usize).expect("the buffer is that long");
+    device
+        .fill(address, 0, bytes as usize)
+        .expect("the buffer is that long");
     address
 }
 
 fn benches(n: u32) -> Vec<Bench> {
-    let square = |tile: u32, threads: u32| LaunchConfig { grid: [n / tile, n / tile, 1], ..line(1, threads) };
+    let square = |tile: u32, threads: u32| LaunchConfig {
+        grid: [n / tile, n / tile, 1],
+        ..line(1, threads)
+    };
     vec![
         Bench {
             name: "multiply_add_chain f32, straight-line",
@@ -67,7 +98,11 @@ fn benches(n: u32) -> Vec<Bench> {
             config: line(n / 4, 256),
             args: |d, n| {
                 let bytes = n * n * 4;
-                Args::new().u64(buffer(d, bytes)).u64(buffer(d, bytes)).u64(buffer(d, bytes)).u32(n * n)
+                Args::new()
+                    .u64(buffer(d, bytes))
+                    .u64(buffer(d, bytes))
+                    .u64(buffer(d, bytes))
+                    .u32(n * n)
             },
         },
         Bench {
@@ -75,7 +110,12 @@ fn benches(n: u32) -> Vec<Bench> {
             module: "softmax",
             kernel: "softmax",
             config: line(n, 128),
-            args: |d, n| Args::new().u64(buffer(d, n * 4000)).u64(buffer(d, n * 4000)).u32(1000),
+            args: |d, n| {
+                Args::new()
+                    .u64(buffer(d, n * 4000))
+                    .u64(buffer(d, n * 4000))
+                    .u32(1000)
+            },
         },
         Bench {
             name: "sgemm f32, shared memory, square",

@@ -38,7 +38,13 @@ impl Module {
         let entries = source.functions.values().filter(|f| f.is_entry);
         let kernels = entries.map(|f| (f.name.clone(), OnceLock::new())).collect();
         let id = IDS.fetch_add(1, Ordering::Relaxed);
-        Ok(Module { inner: Arc::new(ModuleInner { id, source, kernels }) })
+        Ok(Module {
+            inner: Arc::new(ModuleInner {
+                id,
+                source,
+                kernels,
+            }),
+        })
     }
 
     /// Names of the kernels, sorted.
@@ -50,12 +56,19 @@ impl Module {
 
     /// Decodes every kernel; the error lists the instructions of the first that the emulator lacks, with their lines.
     pub fn check(&self) -> Result<()> {
-        self.kernels().iter().try_for_each(|name| self.program(name).map(drop))
+        self.kernels()
+            .iter()
+            .try_for_each(|name| self.program(name).map(drop))
     }
 
     /// Offset and size in bytes of each parameter of `kernel`, in order.
     pub fn parameters(&self, kernel: &str) -> Result<Vec<(usize, usize)>> {
-        Ok(self.program(kernel)?.params.iter().map(|p| (p.offset, p.size_bytes)).collect())
+        Ok(self
+            .program(kernel)?
+            .params
+            .iter()
+            .map(|p| (p.offset, p.size_bytes))
+            .collect())
     }
 
     fn program(&self, kernel: &str) -> Result<Arc<Program>> {
@@ -111,7 +124,13 @@ pub struct LaunchConfig {
 impl Default for LaunchConfig {
     /// One block of one thread.
     fn default() -> LaunchConfig {
-        LaunchConfig { grid: [1; 3], block: [1; 3], dynamic_shared_bytes: 0, cluster: [1; 3], cooperative: false }
+        LaunchConfig {
+            grid: [1; 3],
+            block: [1; 3],
+            dynamic_shared_bytes: 0,
+            cluster: [1; 3],
+            cooperative: false,
+        }
     }
 }
 
@@ -135,7 +154,11 @@ impl Device {
     /// A device without buffers.
     pub fn new(limits: Limits) -> Device {
         let memory = RwLock::new(Memory::new(limits.memory_bytes));
-        Device { limits, memory, globals: Mutex::default() }
+        Device {
+            limits,
+            memory,
+            globals: Mutex::default(),
+        }
     }
 
     /// What the device was made with.
@@ -145,7 +168,10 @@ impl Device {
 
     /// Bytes of device memory in use, module variables included.
     pub fn used_bytes(&self) -> usize {
-        self.memory.read().unwrap_or_else(PoisonError::into_inner).used_bytes()
+        self.memory
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .used_bytes()
     }
 
     /// Allocates `size_bytes` bytes, aligned to 256. Fresh memory is all ones (NaN as a float), so that what is read
@@ -182,15 +208,22 @@ impl Device {
     /// Address of a `__device__` or `__constant__` variable of `module`, by its name in the PTX.
     pub fn global(&self, module: &Module, name: &str) -> Result<u64> {
         self.load(module)?.get(name).copied().ok_or_else(|| {
-            Fault::new(FaultKind::InvalidCall, format!("no variable `{name}` in global memory of the module"))
+            Fault::new(
+                FaultKind::InvalidCall,
+                format!("no variable `{name}` in global memory of the module"),
+            )
         })
     }
 
     /// Frees the variables of `module`; another launch would make them anew.
     pub fn unload(&self, module: &Module) -> Result<()> {
         let mut globals = self.globals.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(variables) = globals.remove(&module.inner.id) else { return Ok(()) };
-        variables.values().try_for_each(|address| self.free(*address))
+        let Some(variables) = globals.remove(&module.inner.id) else {
+            return Ok(());
+        };
+        variables
+            .values()
+            .try_for_each(|address| self.free(*address))
     }
 
     /// Runs `kernel` to its end. `params` are the parameters' bytes, laid out as [`Module::parameters`] says
@@ -209,7 +242,14 @@ impl Device {
         let program = module.program(kernel)?;
         let globals = self.load(module)?;
         let memory = self.memory.read().unwrap_or_else(PoisonError::into_inner);
-        let call = exec::Call { program: &program, globals: &globals, memory: &memory, config, params, checks };
+        let call = exec::Call {
+            program: &program,
+            globals: &globals,
+            memory: &memory,
+            config,
+            params,
+            checks,
+        };
         exec::launch(&call, &self.limits, &module.inner.source.files)
     }
 
@@ -219,7 +259,8 @@ impl Device {
         if let Some(found) = globals.get(&module.inner.id) {
             return Ok(found.clone());
         }
-        let made = Arc::new(self.memory_mut(|memory| place_variables(memory, &module.inner.source))?);
+        let made =
+            Arc::new(self.memory_mut(|memory| place_variables(memory, &module.inner.source))?);
         globals.insert(module.inner.id, made.clone());
         Ok(made)
     }
@@ -233,10 +274,16 @@ impl Device {
 fn place_variables(memory: &mut Memory, source: &Source) -> Result<HashMap<String, u64>> {
     let in_functions = source.functions.values().flat_map(|f| &f.variables);
     let all = source.variables.iter().chain(in_functions);
-    let variables: Vec<_> = all.filter(|v| matches!(v.space, Space::Global | Space::Const)).collect();
+    let variables: Vec<_> = all
+        .filter(|v| matches!(v.space, Space::Global | Space::Const))
+        .collect();
     let mut addresses = HashMap::new();
     for variable in &variables {
-        let address = memory.allocate(variable.size_bytes, Some(&variable.name), variable.space == Space::Const)?;
+        let address = memory.allocate(
+            variable.size_bytes,
+            Some(&variable.name),
+            variable.space == Space::Const,
+        )?;
         memory.fill(address, 0, variable.size_bytes)?;
         memory.write(address, &variable.init)?;
         addresses.insert(variable.name.clone(), address);
@@ -244,10 +291,16 @@ fn place_variables(memory: &mut Memory, source: &Source) -> Result<HashMap<Strin
     for variable in &variables {
         for (offset, name, addend) in &variable.pointers {
             let target = addresses.get(name).ok_or_else(|| {
-                Fault::new(FaultKind::Unsupported, format!("variable `{}` refers to `{name}`", variable.name))
+                Fault::new(
+                    FaultKind::Unsupported,
+                    format!("variable `{}` refers to `{name}`", variable.name),
+                )
             })?;
             let value = target.wrapping_add_signed(*addend);
-            memory.write(addresses[&variable.name] + *offset as u64, &value.to_le_bytes())?;
+            memory.write(
+                addresses[&variable.name] + *offset as u64,
+                &value.to_le_bytes(),
+            )?;
         }
     }
     Ok(addresses)

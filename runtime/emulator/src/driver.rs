@@ -16,7 +16,10 @@ pub struct EmulatedGpu {
 impl EmulatedGpu {
     /// A device without buffers, whose launches are checked as `checks` says.
     pub fn new(limits: Limits, checks: Checks) -> EmulatedGpu {
-        EmulatedGpu { device: Arc::new(Device::new(limits)), checks }
+        EmulatedGpu {
+            device: Arc::new(Device::new(limits)),
+            checks,
+        }
     }
 }
 
@@ -64,7 +67,11 @@ impl Driver for EmulatedGpu {
     fn load(&self, code: &GpuCode) -> Result<Box<dyn Loaded>, Error> {
         let module = Module::parse(&code.ptx).map_err(error)?;
         module.check().map_err(error)?;
-        Ok(Box::new(LoadedModule { device: self.device.clone(), module, checks: self.checks }))
+        Ok(Box::new(LoadedModule {
+            device: self.device.clone(),
+            module,
+            checks: self.checks,
+        }))
     }
 }
 
@@ -87,7 +94,9 @@ impl TensorMap {
 fn element(dtype: DType) -> TensorElement {
     match dtype {
         DType::Bool | DType::U8 | DType::I8 => TensorElement::U8,
-        DType::F8E4M3FN | DType::F8E4M3FNUZ | DType::F8E5M2 | DType::F8E5M2FNUZ => TensorElement::U8,
+        DType::F8E4M3FN | DType::F8E4M3FNUZ | DType::F8E5M2 | DType::F8E5M2FNUZ => {
+            TensorElement::U8
+        }
         DType::U16 | DType::I16 => TensorElement::U16,
         DType::U32 => TensorElement::U32,
         DType::I32 => TensorElement::S32,
@@ -118,8 +127,12 @@ impl Loaded for LoadedModule {
             GpuArg::Address(address) => list.u64(*address),
             GpuArg::TensorMap(map) => list.value(align_of::<EncodedTensorMap>(), &map.0),
         });
-        let stats = self.device.launch(&self.module, entry, &config, args.bytes(), &self.checks);
-        stats.map(drop).map_err(|fault| error(fault).context(format!("kernel {entry}")))
+        let stats = self
+            .device
+            .launch(&self.module, entry, &config, args.bytes(), &self.checks);
+        stats
+            .map(drop)
+            .map_err(|fault| error(fault).context(format!("kernel {entry}")))
     }
 }
 

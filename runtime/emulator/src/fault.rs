@@ -43,12 +43,20 @@ pub struct Fault {
 
 impl Fault {
     pub(crate) fn new(kind: FaultKind, message: impl Into<String>) -> Fault {
-        Fault { kind, message: message.into(), ptx_line: None }
+        Fault {
+            kind,
+            message: message.into(),
+            ptx_line: None,
+        }
     }
 
     /// A fault at `line` of the PTX text, counted from 1.
     pub(crate) fn at(kind: FaultKind, line: u32, message: impl Into<String>) -> Fault {
-        Fault { kind, message: message.into(), ptx_line: Some(line) }
+        Fault {
+            kind,
+            message: message.into(),
+            ptx_line: Some(line),
+        }
     }
 
     /// What kind of fault this is.

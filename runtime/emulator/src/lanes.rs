@@ -47,13 +47,15 @@ pub(crate) type LaneFn = unsafe fn(&mut File, &Slots, u32);
 static FAST: LazyLock<bool> = LazyLock::new(|| {
     #[cfg(target_arch = "x86_64")]
     {
-        ["avx2", "fma", "bmi2", "lzcnt", "popcnt"].iter().all(|f| match *f {
-            "avx2" => is_x86_feature_detected!("avx2"),
-            "fma" => is_x86_feature_detected!("fma"),
-            "bmi2" => is_x86_feature_detected!("bmi1") && is_x86_feature_detected!("bmi2"),
-            "lzcnt" => is_x86_feature_detected!("lzcnt"),
-            _ => is_x86_feature_detected!("popcnt"),
-        })
+        ["avx2", "fma", "bmi2", "lzcnt", "popcnt"]
+            .iter()
+            .all(|f| match *f {
+                "avx2" => is_x86_feature_detected!("avx2"),
+                "fma" => is_x86_feature_detected!("fma"),
+                "bmi2" => is_x86_feature_detected!("bmi1") && is_x86_feature_detected!("bmi2"),
+                "lzcnt" => is_x86_feature_detected!("lzcnt"),
+                _ => is_x86_feature_detected!("popcnt"),
+            })
     }
     #[cfg(not(target_arch = "x86_64"))]
     {
@@ -68,7 +70,10 @@ pub(crate) fn fast() -> bool {
 
 impl File {
     pub fn new(units: usize, predicates: usize) -> File {
-        File { units: vec![Unit([0; LANES]); units], predicates: vec![0; predicates] }
+        File {
+            units: vec![Unit([0; LANES]); units],
+            predicates: vec![0; predicates],
+        }
     }
 
     #[inline(always)]
@@ -84,14 +89,18 @@ impl File {
     /// A 64-bit register.
     #[inline(always)]
     pub fn wide(&self, slot: u32) -> &[u64; LANES] {
-        let pair: &[Unit; 2] = self.units[slot as usize..slot as usize + 2].try_into().expect("two units");
+        let pair: &[Unit; 2] = self.units[slot as usize..slot as usize + 2]
+            .try_into()
+            .expect("two units");
         // SAFETY: 64 `u32` without padding are 32 `u64` in size, and a unit is aligned for them; any bits are valid.
         unsafe { &*(&raw const *pair).cast() }
     }
 
     #[inline(always)]
     pub fn wide_mut(&mut self, slot: u32) -> &mut [u64; LANES] {
-        let pair: &mut [Unit; 2] = (&mut self.units[slot as usize..slot as usize + 2]).try_into().expect("two units");
+        let pair: &mut [Unit; 2] = (&mut self.units[slot as usize..slot as usize + 2])
+            .try_into()
+            .expect("two units");
         // SAFETY: as in `wide`, and the borrow is exclusive.
         unsafe { &mut *(&raw mut *pair).cast() }
     }
@@ -171,11 +180,17 @@ lane!(u32, narrow, narrow_mut, |x| x, |x| x);
 lane!(i32, narrow, narrow_mut, |x| x as i32, |x| x as u32);
 lane!(f32, narrow, narrow_mut, f32::from_bits, f32::to_bits);
 lane!(u16, narrow, narrow_mut, |x| x as u16, u32::from);
-lane!(i16, narrow, narrow_mut, |x| x as i16, |x| u32::from(x as u16));
+lane!(i16, narrow, narrow_mut, |x| x as i16, |x| u32::from(
+    x as u16
+));
 lane!(u8, narrow, narrow_mut, |x| x as u8, u32::from);
 lane!(i8, narrow, narrow_mut, |x| x as i8, |x| u32::from(x as u8));
-lane!(F16, narrow, narrow_mut, |x| F16(x as u16), |x| u32::from(x.0));
-lane!(Bf16, narrow, narrow_mut, |x| Bf16(x as u16), |x| u32::from(x.0));
+lane!(F16, narrow, narrow_mut, |x| F16(x as u16), |x| u32::from(
+    x.0
+));
+lane!(Bf16, narrow, narrow_mut, |x| Bf16(x as u16), |x| u32::from(
+    x.0
+));
 lane!(u64, wide, wide_mut, |x| x, |x| x);
 lane!(i64, wide, wide_mut, |x| x as i64, |x| x as u64);
 lane!(f64, wide, wide_mut, f64::from_bits, f64::to_bits);
@@ -187,7 +202,9 @@ pub(crate) struct Two<T>(pub T, pub T);
 impl Lane for Two<f32> {
     #[inline(always)]
     fn load(file: &File, slot: u32) -> [Two<f32>; LANES] {
-        each(file.wide(slot), |x| Two(f32::from_bits(x as u32), f32::from_bits((x >> 32) as u32)))
+        each(file.wide(slot), |x| {
+            Two(f32::from_bits(x as u32), f32::from_bits((x >> 32) as u32))
+        })
     }
     #[inline(always)]
     fn store(file: &mut File, slot: u32, mask: u32, values: &[Two<f32>; LANES]) {
@@ -199,7 +216,9 @@ impl Lane for Two<f32> {
 impl<T: Half> Lane for Two<T> {
     #[inline(always)]
     fn load(file: &File, slot: u32) -> [Two<T>; LANES] {
-        each(file.narrow(slot), |x| Two(T::from_bits(x as u16), T::from_bits((x >> 16) as u16)))
+        each(file.narrow(slot), |x| {
+            Two(T::from_bits(x as u16), T::from_bits((x >> 16) as u16))
+        })
     }
     #[inline(always)]
     fn store(file: &mut File, slot: u32, mask: u32, values: &[Two<T>; LANES]) {
@@ -341,7 +360,11 @@ lane_functions! {
 /// `d = f(a, b, c, variant)` without vector code, for what is rare: one function serves many instructions by the number in
 /// slot `e`, which is no register here.
 pub(crate) fn rare<T: Lane, D: Lane>(f: impl Fn(T, T, T, u32) -> D + Copy + 'static) -> LaneFn {
-    fn run<T: Lane, D: Lane, F: Fn(T, T, T, u32) -> D + Copy>(file: &mut File, s: &Slots, mask: u32) {
+    fn run<T: Lane, D: Lane, F: Fn(T, T, T, u32) -> D + Copy>(
+        file: &mut File,
+        s: &Slots,
+        mask: u32,
+    ) {
         let f = conjure::<F>();
         let (a, b, c) = (T::load(file, s.a), T::load(file, s.b), T::load(file, s.c));
         let mut values = [D::default(); LANES];

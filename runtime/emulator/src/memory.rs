@@ -58,14 +58,23 @@ unsafe impl Sync for Storage {}
 
 impl Storage {
     fn new(size_bytes: usize) -> Result<Storage> {
-        let layout = Layout::from_size_align(size_bytes.max(1), BUFFER_ALIGN as usize)
-            .map_err(|_| Fault::new(FaultKind::OutOfMemory, format!("cannot allocate {size_bytes} bytes")))?;
+        let layout =
+            Layout::from_size_align(size_bytes.max(1), BUFFER_ALIGN as usize).map_err(|_| {
+                Fault::new(
+                    FaultKind::OutOfMemory,
+                    format!("cannot allocate {size_bytes} bytes"),
+                )
+            })?;
         // SAFETY: the layout has at least one byte.
         let pointer = unsafe { alloc(layout) };
         let pointer = NonNull::new(pointer).unwrap_or_else(|| handle_alloc_error(layout));
         // SAFETY: the allocation has `layout.size()` bytes.
         unsafe { pointer.write_bytes(FRESH, layout.size()) };
-        Ok(Storage { pointer, layout, size_bytes })
+        Ok(Storage {
+            pointer,
+            layout,
+            size_bytes,
+        })
     }
 }
 
@@ -87,7 +96,12 @@ pub(crate) struct View {
 
 impl View {
     /// A view without bytes, before the first access.
-    pub const EMPTY: View = View { start: 0, size_bytes: 0, is_constant: true, pointer: NonNull::dangling() };
+    pub const EMPTY: View = View {
+        start: 0,
+        size_bytes: 0,
+        is_constant: true,
+        pointer: NonNull::dangling(),
+    };
 
     /// Whether `count` bytes from `address` on are inside.
     #[inline(always)]
@@ -108,7 +122,9 @@ impl View {
     #[inline(always)]
     pub fn load(&self, address: u64, size_bytes: usize) -> u64 {
         let p = self.pointer(address);
-        debug_assert!(self.holds(address, size_bytes as u64) && address.is_multiple_of(size_bytes as u64));
+        debug_assert!(
+            self.holds(address, size_bytes as u64) && address.is_multiple_of(size_bytes as u64)
+        );
         // SAFETY: the bytes are inside the buffer and aligned, as buffers and the caller's address are; everyone uses
         // atomics while kernels run.
         unsafe {
@@ -125,7 +141,9 @@ impl View {
     #[inline(always)]
     pub fn store(&self, address: u64, size_bytes: usize, value: u64) {
         let p = self.pointer(address);
-        debug_assert!(self.holds(address, size_bytes as u64) && address.is_multiple_of(size_bytes as u64));
+        debug_assert!(
+            self.holds(address, size_bytes as u64) && address.is_multiple_of(size_bytes as u64)
+        );
         // SAFETY: as in `load`.
         unsafe {
             match size_bytes {
@@ -145,20 +163,35 @@ impl View {
         unsafe {
             if size_bytes == 8 {
                 let cell = AtomicU64::from_ptr(p.cast());
-                return cell.fetch_update(AcqRel, Acquire, |x| Some(f(x))).unwrap_or_else(|x| x);
+                return cell
+                    .fetch_update(AcqRel, Acquire, |x| Some(f(x)))
+                    .unwrap_or_else(|x| x);
             }
             let cell = AtomicU32::from_ptr(p.cast());
-            u64::from(cell.fetch_update(AcqRel, Acquire, |x| Some(f(u64::from(x)) as u32)).unwrap_or_else(|x| x))
+            u64::from(
+                cell.fetch_update(AcqRel, Acquire, |x| Some(f(u64::from(x)) as u32))
+                    .unwrap_or_else(|x| x),
+            )
         }
     }
 }
 
 impl Memory {
     pub fn new(limit_bytes: usize) -> Memory {
-        Memory { buffers: BTreeMap::new(), next: window::GLOBAL, used_bytes: 0, limit_bytes }
+        Memory {
+            buffers: BTreeMap::new(),
+            next: window::GLOBAL,
+            used_bytes: 0,
+            limit_bytes,
+        }
     }
 
-    pub fn allocate(&mut self, size_bytes: usize, name: Option<&str>, is_constant: bool) -> Result<u64> {
+    pub fn allocate(
+        &mut self,
+        size_bytes: usize,
+        name: Option<&str>,
+        is_constant: bool,
+    ) -> Result<u64> {
         let used = self.used_bytes.saturating_add(size_bytes);
         if used > self.limit_bytes {
             let message = format!(
@@ -171,13 +204,23 @@ impl Memory {
         let start = self.next;
         self.next = (start + size_bytes as u64 + GAP).next_multiple_of(BUFFER_ALIGN);
         self.used_bytes = used;
-        self.buffers.insert(start, Buffer { storage, name: name.map(str::to_owned), is_constant });
+        self.buffers.insert(
+            start,
+            Buffer {
+                storage,
+                name: name.map(str::to_owned),
+                is_constant,
+            },
+        );
         Ok(start)
     }
 
     pub fn free(&mut self, address: u64) -> Result<()> {
         let Some(buffer) = self.buffers.remove(&address) else {
-            let message = format!("free of {address:#x}, where no buffer starts{}", self.nearest(address));
+            let message = format!(
+                "free of {address:#x}, where no buffer starts{}",
+                self.nearest(address)
+            );
             return Err(Fault::new(FaultKind::InvalidCall, message));
         };
         self.used_bytes -= buffer.storage.size_bytes;
@@ -202,12 +245,17 @@ impl Memory {
 
     /// `count` bytes for the host; the caller has the memory to itself.
     fn host_range(&self, address: u64, count: usize, what: &str) -> Result<*mut u8> {
-        match self.view(address).filter(|view| view.holds(address, count as u64)) {
+        match self
+            .view(address)
+            .filter(|view| view.holds(address, count as u64))
+        {
             Some(view) => Ok(view.pointer(address)),
             None if count == 0 => Ok(NonNull::dangling().as_ptr()),
             None => {
-                let message =
-                    format!("{what} of {count} bytes at {address:#x} is outside every buffer{}", self.nearest(address));
+                let message = format!(
+                    "{what} of {count} bytes at {address:#x} is outside every buffer{}",
+                    self.nearest(address)
+                );
                 Err(Fault::new(FaultKind::OutOfBounds, message))
             }
         }
@@ -248,13 +296,21 @@ impl Memory {
         let above = self.buffers.range(address..).next();
         let distance = |(start, buffer): &(&u64, &Buffer)| {
             let end = **start + buffer.storage.size_bytes as u64;
-            if address < **start { **start - address } else { (address + 1).saturating_sub(end) }
+            if address < **start {
+                **start - address
+            } else {
+                (address + 1).saturating_sub(end)
+            }
         };
         let Some((start, buffer)) = below.into_iter().chain(above).min_by_key(distance) else {
             return "; the device has no buffers".to_owned();
         };
         let size = buffer.storage.size_bytes as u64;
-        let name = buffer.name.as_ref().map(|n| format!(" `{n}`")).unwrap_or_default();
+        let name = buffer
+            .name
+            .as_ref()
+            .map(|n| format!(" `{n}`"))
+            .unwrap_or_default();
         let place = match address {
             a if a < *start => format!("{} bytes before", start - a),
             a if a >= start + size => format!("{} bytes behind the end of", a - start - size),

@@ -99,12 +99,23 @@ pub fn encode_tensor_map(map: &TensorMap) -> Result<[u8; TENSOR_MAP_BYTES]> {
     bytes.extend(MAGIC.to_le_bytes());
     bytes.extend(map.address.to_le_bytes());
     let element = ELEMENTS.iter().position(|e| *e == map.element).unwrap_or(0) as u8;
-    bytes.extend([map.sizes.len() as u8, element, (width(map.swizzle) / 16) as u8, u8::from(map.fills_with_nan)]);
+    bytes.extend([
+        map.sizes.len() as u8,
+        element,
+        (width(map.swizzle) / 16) as u8,
+        u8::from(map.fills_with_nan),
+    ]);
     for axis in 0..5 {
         let size = map.sizes.get(axis).map_or(0, |s| (s - 1) as u32);
         bytes.extend(size.to_le_bytes());
         bytes.extend((map.tile.get(axis).copied().unwrap_or(1) as u16).to_le_bytes());
-        bytes.extend(map.strides_bytes.get(axis).copied().unwrap_or(0).to_le_bytes());
+        bytes.extend(
+            map.strides_bytes
+                .get(axis)
+                .copied()
+                .unwrap_or(0)
+                .to_le_bytes(),
+        );
     }
     let mut encoded = [0; TENSOR_MAP_BYTES];
     encoded[..bytes.len()].copy_from_slice(&bytes);
@@ -114,27 +125,42 @@ pub fn encode_tensor_map(map: &TensorMap) -> Result<[u8; TENSOR_MAP_BYTES]> {
 impl TensorMap {
     fn check(&self) -> Result<()> {
         let axes = self.sizes.len();
-        let inner = u64::from(self.tile.first().copied().unwrap_or(0)) * self.element.size_bytes() as u64;
+        let inner =
+            u64::from(self.tile.first().copied().unwrap_or(0)) * self.element.size_bytes() as u64;
         let problem = if !(1..=5).contains(&axes) {
             format!("{axes} axes; 1 to 5 are possible")
         } else if self.tile.len() != axes || self.strides_bytes.len() != axes - 1 {
-            format!("{axes} sizes, {} strides and {} sides of a tile", self.strides_bytes.len(), self.tile.len())
+            format!(
+                "{axes} sizes, {} strides and {} sides of a tile",
+                self.strides_bytes.len(),
+                self.tile.len()
+            )
         } else if !self.address.is_multiple_of(16) {
             format!("address {:#x} is no multiple of 16", self.address)
         } else if let Some(size) = self.sizes.iter().find(|s| !(1..=1 << 32).contains(*s)) {
             format!("size {size}; 1 to 2^32 are possible")
-        } else if let Some(stride) = self.strides_bytes.iter().find(|s| !s.is_multiple_of(16) || **s >= 1 << 40) {
+        } else if let Some(stride) = self
+            .strides_bytes
+            .iter()
+            .find(|s| !s.is_multiple_of(16) || **s >= 1 << 40)
+        {
             format!("stride {stride} is no multiple of 16, or not below 2^40")
         } else if let Some(side) = self.tile.iter().find(|t| !(1..=256).contains(*t)) {
             format!("a tile of {side}; 1 to 256 are possible")
         } else if !inner.is_multiple_of(16) {
             format!("the innermost side of the tile has {inner} bytes, no multiple of 16")
         } else if self.swizzle != Swizzle::None && inner > width(self.swizzle) {
-            format!("the innermost side of the tile has {inner} bytes, more than the swizzle's {}", width(self.swizzle))
+            format!(
+                "the innermost side of the tile has {inner} bytes, more than the swizzle's {}",
+                width(self.swizzle)
+            )
         } else {
             return Ok(());
         };
-        Err(Fault::new(FaultKind::InvalidCall, format!("tensor map: {problem}")))
+        Err(Fault::new(
+            FaultKind::InvalidCall,
+            format!("tensor map: {problem}"),
+        ))
     }
 
     /// Reads an encoding; `None` if it is none.
@@ -151,13 +177,18 @@ impl TensorMap {
             sizes: vec![],
             strides_bytes: vec![],
             tile: vec![],
-            swizzle: *swizzles.iter().find(|s| width(**s) / 16 == u64::from(bytes[18]))?,
+            swizzle: *swizzles
+                .iter()
+                .find(|s| width(**s) / 16 == u64::from(bytes[18]))?,
             fills_with_nan: bytes[19] != 0,
         };
         for axis in 0..axes.min(5) {
             let at = 20 + 14 * axis;
-            map.sizes.push(1 + u64::from(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?)));
-            map.tile.push(u32::from(u16::from_le_bytes(bytes.get(at + 4..at + 6)?.try_into().ok()?)));
+            map.sizes
+                .push(1 + u64::from(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?)));
+            map.tile.push(u32::from(u16::from_le_bytes(
+                bytes.get(at + 4..at + 6)?.try_into().ok()?,
+            )));
             if axis + 1 < axes {
                 map.strides_bytes.push(word(at + 6)?);
             }

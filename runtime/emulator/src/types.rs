@@ -73,7 +73,10 @@ impl Type {
 
     /// As PTX writes it, without the dot.
     pub fn name(self) -> &'static str {
-        NAMES.iter().find(|(_, t)| *t == self).map_or("?", |(n, _)| *n)
+        NAMES
+            .iter()
+            .find(|(_, t)| *t == self)
+            .map_or("?", |(n, _)| *n)
     }
 
     /// Bytes in memory; predicates have none.
@@ -95,6 +98,9 @@ impl Type {
     }
 
     pub fn is_signed(self) -> bool {
-        matches!(self, Type::S8 | Type::S16 | Type::S32 | Type::S64 | Type::S16x2)
+        matches!(
+            self,
+            Type::S8 | Type::S16 | Type::S32 | Type::S64 | Type::S16x2
+        )
     }
 }

@@ -23,7 +23,11 @@ pub(super) type HostFunction = unsafe extern "C" fn(*mut c_void);
 const VARIABLE: &str = "GRISTMILL_CUDA";
 
 /// What the loader is asked for.
-const NAMES: &[&str] = if cfg!(windows) { &["nvcuda.dll"] } else { &["libcuda.so.1", "libcuda.so"] };
+const NAMES: &[&str] = if cfg!(windows) {
+    &["nvcuda.dll"]
+} else {
+    &["libcuda.so.1", "libcuda.so"]
+};
 
 macro_rules! api {
     ($($(#[$doc:meta])* $field:ident = $symbol:literal fn($($ty:ty),*);)*) => {
@@ -115,20 +119,29 @@ api! {
 pub(super) fn get() -> Result<&'static Api, String> {
     static INITIALISED: OnceLock<Result<(), String>> = OnceLock::new();
     let api = opened()?;
-    INITIALISED.get_or_init(|| initialise(api)).clone().map(|()| api)
+    INITIALISED
+        .get_or_init(|| initialise(api))
+        .clone()
+        .map(|()| api)
 }
 
 /// The driver, opened once, of which only its version may be asked: initialising it takes time.
 pub(super) fn opened() -> Result<&'static Api, String> {
     static OPENED: OnceLock<Result<Api, String>> = OnceLock::new();
-    OPENED.get_or_init(|| open(std::env::var_os(VARIABLE))).as_ref().map_err(String::clone)
+    OPENED
+        .get_or_init(|| open(std::env::var_os(VARIABLE)))
+        .as_ref()
+        .map_err(String::clone)
 }
 
 fn initialise(api: &Api) -> Result<(), String> {
     // SAFETY: the first call but for the version, as `cuda.h` asks.
     match unsafe { (api.init)(0) } {
         0 => Ok(()),
-        code => Err(format!("the CUDA driver was found, but cuInit failed: {}", api.text(code))),
+        code => Err(format!(
+            "the CUDA driver was found, but cuInit failed: {}",
+            api.text(code)
+        )),
     }
 }
 
@@ -140,17 +153,21 @@ fn open(stated: Option<OsString>) -> Result<Api, String> {
     // What is there and cannot be opened is the reason rather than what is not there.
     let mut reason = None;
     // SAFETY: loading the driver library runs its constructors, which is what opening it at run time means.
-    let library = names.iter().find_map(|name| match unsafe { Library::new(name) } {
-        Ok(library) => Some(library),
-        Err(e) => {
-            // The cause is what the loader says; the error itself only names the call.
-            let why = std::error::Error::source(&e).map_or_else(|| e.to_string(), ToString::to_string);
-            let path = Path::new(name);
-            let refused = || format!("no CUDA driver: {} cannot be opened: {why}", path.display());
-            reason = reason.take().or_else(|| path.exists().then(refused));
-            None
-        }
-    });
+    let library = names
+        .iter()
+        .find_map(|name| match unsafe { Library::new(name) } {
+            Ok(library) => Some(library),
+            Err(e) => {
+                // The cause is what the loader says; the error itself only names the call.
+                let why = std::error::Error::source(&e)
+                    .map_or_else(|| e.to_string(), ToString::to_string);
+                let path = Path::new(name);
+                let refused =
+                    || format!("no CUDA driver: {} cannot be opened: {why}", path.display());
+                reason = reason.take().or_else(|| path.exists().then(refused));
+                None
+            }
+        });
     let library = library.ok_or_else(|| {
         let names: Vec<_> = names.iter().map(|n| n.to_string_lossy()).collect();
         reason.unwrap_or_else(|| format!("no CUDA driver: {} was not found", names.join(" or ")))
@@ -167,7 +184,11 @@ impl Api {
             // SAFETY: the driver gives a NUL-terminated text of its own, or leaves null.
             unsafe {
                 f(code, &mut text);
-                (!text.is_null()).then(|| std::ffi::CStr::from_ptr(text).to_string_lossy().into_owned())
+                (!text.is_null()).then(|| {
+                    std::ffi::CStr::from_ptr(text)
+                        .to_string_lossy()
+                        .into_owned()
+                })
             }
         };
         match (ask(self.error_name), ask(self.error_string)) {
@@ -188,11 +209,16 @@ mod tests {
         assert_eq!(e, "no CUDA driver: libno-such-driver.so was not found");
         if cfg!(target_os = "linux") {
             let e = open(Some("libc.so.6".into())).err().unwrap();
-            assert!(e.contains("no CUDA driver: ") && e.contains("has no cuInit"), "{e}");
+            assert!(
+                e.contains("no CUDA driver: ") && e.contains("has no cuInit"),
+                "{e}"
+            );
             let text = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml");
             let e = open(Some(text.into())).err().unwrap();
             assert!(
-                e.starts_with("no CUDA driver: ") && e.contains("Cargo.toml") && !e.contains("was not found"),
+                e.starts_with("no CUDA driver: ")
+                    && e.contains("Cargo.toml")
+                    && !e.contains("was not found"),
                 "{e}"
             );
         }

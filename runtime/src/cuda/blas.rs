@@ -116,10 +116,15 @@ fn open() -> Result<Api, String> {
         None => NAMES.iter().map(OsString::from).collect(),
     };
     // SAFETY: loading the library runs its constructors, which is what opening it at run time means.
-    let library = names.iter().find_map(|name| unsafe { Library::new(name) }.ok());
+    let library = names
+        .iter()
+        .find_map(|name| unsafe { Library::new(name) }.ok());
     let library = library.ok_or_else(|| {
         let names: Vec<_> = names.iter().map(|n| n.to_string_lossy()).collect();
-        format!("cuBLASLt was not found ({}; {VARIABLE} names it)", names.join(", "))
+        format!(
+            "cuBLASLt was not found ({}; {VARIABLE} names it)",
+            names.join(", ")
+        )
     })?;
     // SAFETY: a library of one of these names is cuBLASLt, and so is what the user names as such.
     unsafe { Api::resolve(library) }
@@ -129,7 +134,12 @@ fn open() -> Result<Api, String> {
 pub fn product_library() -> Result<String, String> {
     // SAFETY: the function takes nothing and reads a constant.
     let version = unsafe { (get()?.version)() };
-    Ok(format!("cuBLASLt {}.{}.{}", version / 10_000, version / 100 % 100, version % 100))
+    Ok(format!(
+        "cuBLASLt {}.{}.{}",
+        version / 10_000,
+        version / 100 % 100,
+        version % 100
+    ))
 }
 
 impl Api {
@@ -144,9 +154,16 @@ impl Api {
         // SAFETY: the library gives a NUL-terminated text of its own, or null.
         let name = unsafe {
             let name = (self.status_name)(status);
-            if name.is_null() { "an unknown status".into() } else { CStr::from_ptr(name).to_string_lossy() }
+            if name.is_null() {
+                "an unknown status".into()
+            } else {
+                CStr::from_ptr(name).to_string_lossy()
+            }
         };
-        Err(Error::new(kind, format!("{call} failed: {name} ({status})")))
+        Err(Error::new(
+            kind,
+            format!("{call} failed: {name} ({status})"),
+        ))
     }
 }
 
@@ -167,7 +184,11 @@ impl Blas {
     pub(super) fn new(context: &Arc<Context>) -> Result<Blas, Error> {
         let api = get().map_err(|why| Error::new(ErrorKind::Unsupported, why))?;
         context.bind()?;
-        let mut blas = Blas { api, context: context.clone(), handle: ptr::null_mut() };
+        let mut blas = Blas {
+            api,
+            context: context.clone(),
+            handle: ptr::null_mut(),
+        };
         // SAFETY: the library writes one handle.
         api.check(unsafe { (api.create)(&mut blas.handle) }, "cublasLtCreate")?;
         Ok(blas)
@@ -198,20 +219,43 @@ unsafe impl Send for Described {}
 impl Described {
     fn new(api: &'static Api, p: &Product) -> Result<Described, Error> {
         let none = ptr::null_mut();
-        let mut d = Described { api, product: none, layouts: [none; 3], preference: none };
+        let mut d = Described {
+            api,
+            product: none,
+            layouts: [none; 3],
+            preference: none,
+        };
         let (compute, factors) = compute(p.compute);
         // SAFETY: each call writes one object.
         unsafe {
-            api.check((api.create_product)(&mut d.product, compute, factors), "cublasLtMatmulDescCreate")?;
-            api.check((api.create_preference)(&mut d.preference), "cublasLtMatmulPreferenceCreate")?;
+            api.check(
+                (api.create_product)(&mut d.product, compute, factors),
+                "cublasLtMatmulDescCreate",
+            )?;
+            api.check(
+                (api.create_preference)(&mut d.preference),
+                "cublasLtMatmulPreferenceCreate",
+            )?;
         }
-        let epilogue = if p.relu { EPILOGUE_RELU } else { 0 } | if p.bias.is_some() { EPILOGUE_BIAS } else { 0 };
-        d.set_product(EPILOGUE, &(if epilogue == 0 { EPILOGUE_DEFAULT } else { epilogue }))?;
+        let epilogue = if p.relu { EPILOGUE_RELU } else { 0 }
+            | if p.bias.is_some() { EPILOGUE_BIAS } else { 0 };
+        d.set_product(
+            EPILOGUE,
+            &(if epilogue == 0 {
+                EPILOGUE_DEFAULT
+            } else {
+                epilogue
+            }),
+        )?;
         if p.bias.is_some() {
             // Until the real one is known: algorithms are chosen by the alignment that they see.
             d.set_product(BIAS_POINTER, &(p.out.align_bytes as u64))?;
         }
-        let matrices = [(&p.rhs, [p.k, p.n]), (&p.lhs, [p.m, p.k]), (&p.out, [p.m, p.n])];
+        let matrices = [
+            (&p.rhs, [p.k, p.n]),
+            (&p.lhs, [p.m, p.k]),
+            (&p.out, [p.m, p.n]),
+        ];
         for (i, (matrix, shape)) in matrices.into_iter().enumerate() {
             let is_transposed = matrix.order == Order::Column;
             if is_transposed {
@@ -229,31 +273,65 @@ impl Described {
 
     fn set_product<T>(&self, attribute: c_int, value: &T) -> Result<(), Error> {
         // SAFETY: the object lives; the library reads a value of the size that is stated, which it checks against the attribute's.
-        let set =
-            unsafe { (self.api.set_product)(self.product, attribute, ptr::from_ref(value).cast(), size_of::<T>()) };
+        let set = unsafe {
+            (self.api.set_product)(
+                self.product,
+                attribute,
+                ptr::from_ref(value).cast(),
+                size_of::<T>(),
+            )
+        };
         self.api.check(set, "cublasLtMatmulDescSetAttribute")
     }
 
     fn set_preference<T>(&self, attribute: c_int, value: &T) -> Result<(), Error> {
         // SAFETY: as in `set_product`.
         let set = unsafe {
-            (self.api.set_preference)(self.preference, attribute, ptr::from_ref(value).cast(), size_of::<T>())
+            (self.api.set_preference)(
+                self.preference,
+                attribute,
+                ptr::from_ref(value).cast(),
+                size_of::<T>(),
+            )
         };
         self.api.check(set, "cublasLtMatmulPreferenceSetAttribute")
     }
 
     /// The algorithm that the library thinks best. Errors with `Unsupported` when it has none.
     fn best(&self, handle: Object) -> Result<Heuristic, Error> {
-        let mut best = Heuristic { algorithm: [0; 8], workspace_bytes: 0, state: 0, waves: 0.0, reserved: [0; 4] };
+        let mut best = Heuristic {
+            algorithm: [0; 8],
+            workspace_bytes: 0,
+            state: 0,
+            waves: 0.0,
+            reserved: [0; 4],
+        };
         let (mut n_found, [a, b, d]) = (0, self.layouts);
         // SAFETY: the objects live; the library writes one result and how many there are.
         let status = unsafe {
-            (self.api.heuristic)(handle, self.product, a, b, d, d, self.preference, 1, &mut best, &mut n_found)
+            (self.api.heuristic)(
+                handle,
+                self.product,
+                a,
+                b,
+                d,
+                d,
+                self.preference,
+                1,
+                &mut best,
+                &mut n_found,
+            )
         };
         self.api.check(status, "cublasLtMatmulAlgoGetHeuristic")?;
         match n_found {
-            0 => Err(Error::new(ErrorKind::Unsupported, "cublasLtMatmulAlgoGetHeuristic found no algorithm")),
-            _ => self.api.check(best.state, "cublasLtMatmulAlgoGetHeuristic").map(|()| best),
+            0 => Err(Error::new(
+                ErrorKind::Unsupported,
+                "cublasLtMatmulAlgoGetHeuristic found no algorithm",
+            )),
+            _ => self
+                .api
+                .check(best.state, "cublasLtMatmulAlgoGetHeuristic")
+                .map(|()| best),
         }
     }
 }
@@ -267,32 +345,54 @@ impl Drop for Described {
             }
         };
         destroy(self.api.destroy_preference, self.preference);
-        self.layouts.into_iter().for_each(|layout| destroy(self.api.destroy_layout, layout));
+        self.layouts
+            .into_iter()
+            .for_each(|layout| destroy(self.api.destroy_layout, layout));
         destroy(self.api.destroy_product, self.product);
     }
 }
 
 /// The layout of `n_batch` matrices of a shape: of their transposes where they are row-major.
-fn layout(api: &Api, matrix: &Matrix, [rows, columns]: [usize; 2], n_batch: usize) -> Result<Object, Error> {
-    let [rows, columns] = if matrix.order == Order::Row { [columns, rows] } else { [rows, columns] };
+fn layout(
+    api: &Api,
+    matrix: &Matrix,
+    [rows, columns]: [usize; 2],
+    n_batch: usize,
+) -> Result<Object, Error> {
+    let [rows, columns] = if matrix.order == Order::Row {
+        [columns, rows]
+    } else {
+        [rows, columns]
+    };
     let mut made = ptr::null_mut();
     let element = element(matrix.dtype)?;
     // SAFETY: the library writes one object.
-    let status = unsafe { (api.create_layout)(&mut made, element, rows as u64, columns as u64, matrix.pitch as i64) };
+    let status = unsafe {
+        (api.create_layout)(
+            &mut made,
+            element,
+            rows as u64,
+            columns as u64,
+            matrix.pitch as i64,
+        )
+    };
     api.check(status, "cublasLtMatrixLayoutCreate")?;
     let (count, stride) = (n_batch as i32, matrix.batch_stride as i64);
     // SAFETY: the object was just made; the library reads values of the sizes that are stated.
     let set = unsafe {
-        let set = |attribute, value: *const c_void, size| (api.set_layout)(made, attribute, value, size);
+        let set =
+            |attribute, value: *const c_void, size| (api.set_layout)(made, attribute, value, size);
         match set(BATCH_COUNT, (&raw const count).cast(), size_of::<i32>()) {
             0 => set(BATCH_STRIDE, (&raw const stride).cast(), size_of::<i64>()),
             status => status,
         }
     };
-    api.check(set, "cublasLtMatrixLayoutSetAttribute").map(|()| made).inspect_err(|_| {
-        // SAFETY: it was made, and nobody else has it.
-        unsafe { (api.destroy_layout)(made) };
-    })
+    api.check(set, "cublasLtMatrixLayoutSetAttribute")
+        .map(|()| made)
+        .inspect_err(|_| {
+            // SAFETY: it was made, and nobody else has it.
+            unsafe { (api.destroy_layout)(made) };
+        })
 }
 
 /// `cudaDataType_t`. Errors with `Unsupported` for those of which the library has no products here.
@@ -304,7 +404,12 @@ fn element(dtype: DType) -> Result<c_int, Error> {
         DType::I8 => 3,
         DType::I32 => 10,
         DType::BF16 => 14,
-        _ => return Err(Error::new(ErrorKind::Unsupported, format!("cuBLASLt has no products of {dtype} here"))),
+        _ => {
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                format!("cuBLASLt has no products of {dtype} here"),
+            ));
+        }
     })
 }
 
@@ -343,7 +448,12 @@ pub(super) struct CudaProduct {
 
 impl CudaProduct {
     /// Errors with `Unsupported` when the library cannot compute it.
-    pub(super) fn new(streams: Arc<Streams>, blas: Arc<Blas>, p: &Product, checks: bool) -> Result<CudaProduct, Error> {
+    pub(super) fn new(
+        streams: Arc<Streams>,
+        blas: Arc<Blas>,
+        p: &Product,
+        checks: bool,
+    ) -> Result<CudaProduct, Error> {
         streams.context.bind()?;
         let described = Described::new(blas.api, p)?;
         let best = described.best(blas.handle)?;
@@ -352,7 +462,15 @@ impl CudaProduct {
         let bias = p.bias.map_or(0, |offset| bytes(offset, p.out.dtype));
         let offsets = [of(&p.lhs), of(&p.rhs), bias, of(&p.out)];
         let (described, one) = (Mutex::new(described), one(p.compute));
-        Ok(CudaProduct { streams, blas, described, best, one, offsets, checks })
+        Ok(CudaProduct {
+            streams,
+            blas,
+            described,
+            best,
+            one,
+            offsets,
+            checks,
+        })
     }
 }
 
@@ -360,7 +478,10 @@ impl LoadedProduct for CudaProduct {
     fn start(&self, args: &ProductArgs) -> Result<(), Error> {
         let (api, stream) = (self.blas.api, self.streams.compute());
         self.streams.context.bind()?;
-        let described = self.described.lock().unwrap_or_else(PoisonError::into_inner);
+        let described = self
+            .described
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         let ([lhs, rhs, bias, out], [a, b, d]) = (self.offsets, described.layouts);
         if args.bias != 0 {
             described.set_product(BIAS_POINTER, &(args.bias + bias))?;
@@ -371,7 +492,11 @@ impl LoadedProduct for CudaProduct {
         let status = unsafe {
             let (one, zero) = ((&raw const self.one).cast(), (&raw const zero).cast());
             let (lhs, rhs, out) = (args.lhs + lhs, args.rhs + rhs, args.out + out);
-            let Heuristic { algorithm, workspace_bytes, .. } = &self.best;
+            let Heuristic {
+                algorithm,
+                workspace_bytes,
+                ..
+            } = &self.best;
             let (h, p, to) = (self.blas.handle, described.product, stream.handle.cast());
             (api.product)(
                 h,
@@ -392,12 +517,19 @@ impl LoadedProduct for CudaProduct {
                 to,
             )
         };
-        api.check(status, "cublasLtMatmul").map_err(|e| match e.kind() {
-            // It was possible when the algorithm was chosen.
-            ErrorKind::Unsupported | ErrorKind::Internal => Error::new(ErrorKind::DeviceFailed, e.to_string()),
-            _ => e,
-        })?;
-        if self.checks { stream.synchronize() } else { Ok(()) }
+        api.check(status, "cublasLtMatmul")
+            .map_err(|e| match e.kind() {
+                // It was possible when the algorithm was chosen.
+                ErrorKind::Unsupported | ErrorKind::Internal => {
+                    Error::new(ErrorKind::DeviceFailed, e.to_string())
+                }
+                _ => e,
+            })?;
+        if self.checks {
+            stream.synchronize()
+        } else {
+            Ok(())
+        }
     }
 
     fn workspace_bytes(&self) -> usize {
@@ -426,14 +558,25 @@ impl CudaGpu {
             workspace_bytes: MOST_WORKSPACE_BYTES,
         })?;
         let operand: Vec<u8> = (0..n * n).flat_map(|i| bits(i).to_ne_bytes()).collect();
-        let [lhs, rhs, out] =
-            [self.allocate(operand.len())?, self.allocate(operand.len())?, self.allocate(operand.len())?];
+        let [lhs, rhs, out] = [
+            self.allocate(operand.len())?,
+            self.allocate(operand.len())?,
+            self.allocate(operand.len())?,
+        ];
         let workspace = self.allocate(MOST_WORKSPACE_BYTES)?;
         self.write(lhs, &operand)?;
         self.write(rhs, &operand)?;
-        let args = ProductArgs { lhs, rhs, bias: 0, out, workspace };
+        let args = ProductArgs {
+            lhs,
+            rhs,
+            bias: 0,
+            out,
+            workspace,
+        };
         let time = self.time(&mut || product.start(&args));
-        [lhs, rhs, out, workspace].into_iter().for_each(|address| self.free(address));
+        [lhs, rhs, out, workspace]
+            .into_iter()
+            .for_each(|address| self.free(address));
         time
     }
 }

@@ -4,7 +4,9 @@ use super::CudaDevice;
 use super::api::{self, Api, Code};
 use crate::driver::{self, Arrival};
 use crate::error::{Error, ErrorKind};
-use cudarc::driver::sys::{self, CUcontext, CUevent, CUevent_flags, CUresult, CUstream, CUstream_flags};
+use cudarc::driver::sys::{
+    self, CUcontext, CUevent, CUevent_flags, CUresult, CUstream, CUstream_flags,
+};
 use std::ffi::{c_int, c_void};
 use std::ptr;
 use std::sync::Arc;
@@ -44,7 +46,12 @@ impl Context {
         // SAFETY: the driver writes one handle.
         let code = unsafe { (api.retain_context)(&mut handle, ordinal as c_int) };
         // Made before the check, which needs it; a context that was not retained is released in vain.
-        let context = Arc::new(Context { api, handle, ordinal, device });
+        let context = Arc::new(Context {
+            api,
+            handle,
+            ordinal,
+            device,
+        });
         context.check(code, "making a context")?;
         Ok(context)
     }
@@ -52,7 +59,10 @@ impl Context {
     /// Makes the context current on this thread, as most calls need it.
     pub(super) fn bind(&self) -> Result<(), Error> {
         // SAFETY: the handle is that of a retained context.
-        self.check(unsafe { (self.api.set_context)(self.handle) }, "choosing the device")
+        self.check(
+            unsafe { (self.api.set_context)(self.handle) },
+            "choosing the device",
+        )
     }
 
     /// Turns a result into an error that names the device: `OutOfMemory`, or `DeviceFailed`.
@@ -60,11 +70,18 @@ impl Context {
         let (device, text) = (&self.device.name, || self.api.text(code));
         let (kind, message) = match code {
             0 => return Ok(()),
-            OUT_OF_MEMORY => (ErrorKind::OutOfMemory, format!("{device}: {what}: {}", text())),
-            code if LOST.iter().any(|&lost| lost as Code == code) => {
-                (ErrorKind::DeviceFailed, format!("{device} was lost, noticed while {what}: {}", text()))
-            }
-            _ => (ErrorKind::DeviceFailed, format!("{device}: {what}: {}", text())),
+            OUT_OF_MEMORY => (
+                ErrorKind::OutOfMemory,
+                format!("{device}: {what}: {}", text()),
+            ),
+            code if LOST.iter().any(|&lost| lost as Code == code) => (
+                ErrorKind::DeviceFailed,
+                format!("{device} was lost, noticed while {what}: {}", text()),
+            ),
+            _ => (
+                ErrorKind::DeviceFailed,
+                format!("{device}: {what}: {}", text()),
+            ),
         };
         Err(Error::new(kind, message))
     }
@@ -94,8 +111,14 @@ impl Stream {
         context.bind()?;
         let flags = CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
         // SAFETY: the driver writes one handle.
-        context.check(unsafe { (context.api.create_stream)(&mut handle, flags) }, "making a stream")?;
-        Ok(Stream { context: context.clone(), handle })
+        context.check(
+            unsafe { (context.api.create_stream)(&mut handle, flags) },
+            "making a stream",
+        )?;
+        Ok(Stream {
+            context: context.clone(),
+            handle,
+        })
     }
 
     /// Waits for all that was asked of it, and says what went wrong.
@@ -180,8 +203,14 @@ impl Event {
         let (mut handle, flags) = (ptr::null_mut(), flags as u32);
         context.bind()?;
         // SAFETY: the driver writes one handle.
-        context.check(unsafe { (context.api.create_event)(&mut handle, flags) }, "making an event")?;
-        Ok(Event { context: context.clone(), handle })
+        context.check(
+            unsafe { (context.api.create_event)(&mut handle, flags) },
+            "making an event",
+        )?;
+        Ok(Event {
+            context: context.clone(),
+            handle,
+        })
     }
 
     /// Marks what was asked of a stream of the same context so far.
@@ -205,7 +234,10 @@ impl Event {
         // SAFETY: the event lives.
         match unsafe { (self.context.api.query_event)(self.handle) } {
             NOT_READY => Ok(false),
-            code => self.context.check(code, "waiting for other devices").map(|()| true),
+            code => self
+                .context
+                .check(code, "waiting for other devices")
+                .map(|()| true),
         }
     }
 
@@ -261,11 +293,17 @@ impl Pinned {
         let room = size_bytes.max(1);
         // Pinned for all contexts, since any device may copy from it.
         // SAFETY: the driver writes one pointer.
-        let code = unsafe { (context.api.allocate_host)(&mut pointer, room, sys::CU_MEMHOSTALLOC_PORTABLE) };
+        let code = unsafe {
+            (context.api.allocate_host)(&mut pointer, room, sys::CU_MEMHOSTALLOC_PORTABLE)
+        };
         context.check(code, "pinning memory of the host")?;
         // SAFETY: the driver gave so many bytes.
         unsafe { pointer.cast::<u8>().write_bytes(0, room) };
-        Ok(Pinned { context: context.clone(), pointer, size_bytes })
+        Ok(Pinned {
+            context: context.clone(),
+            pointer,
+            size_bytes,
+        })
     }
 }
 

@@ -6,7 +6,9 @@ use super::code::LoadedCode;
 use super::context::{Context, Event, OUT_OF_MEMORY, Pinned, Stream, record};
 use super::nccl::Clique;
 use super::ring::Ring;
-use crate::driver::{self, Arrival, Driver, Group, HostMemory, Loaded, LoadedProduct, Peer, Queue, Replay, Stamps};
+use crate::driver::{
+    self, Arrival, Driver, Group, HostMemory, Loaded, LoadedProduct, Peer, Queue, Replay, Stamps,
+};
 use crate::dtype::DType;
 use crate::error::{Error, ErrorKind};
 use crate::gpu::{EncodedTensorMap, GpuCode, Swizzle, TENSOR_MAP_BYTES, TensorMap};
@@ -59,12 +61,21 @@ thread_local! {
 impl Streams {
     fn new(context: Arc<Context>) -> Result<Streams, Error> {
         let (working, captured) = (Queues::new(&context)?, Queues::new(&context)?);
-        Ok(Streams { context, working, captured, capturing: Mutex::new(()) })
+        Ok(Streams {
+            context,
+            working,
+            captured,
+            capturing: Mutex::new(()),
+        })
     }
 
     /// The queues that a request of this thread goes into.
     fn queues(&self) -> &Queues {
-        if CAPTURES.get() == ptr::from_ref(self).addr() { &self.captured } else { &self.working }
+        if CAPTURES.get() == ptr::from_ref(self).addr() {
+            &self.captured
+        } else {
+            &self.working
+        }
     }
 
     /// The stream that computes.
@@ -81,7 +92,10 @@ impl Streams {
                 CAPTURES.set(self.0);
             }
         }
-        let _turn = self.capturing.lock().unwrap_or_else(PoisonError::into_inner);
+        let _turn = self
+            .capturing
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         let _before = Before(CAPTURES.replace(ptr::from_ref(self).addr()));
         ask(&self.captured)
     }
@@ -100,7 +114,12 @@ impl Queues {
     fn new(context: &Arc<Context>) -> Result<Queues, Error> {
         let stream = || Stream::new(context);
         let mark = || Event::new(context);
-        Ok(Queues { compute: stream()?, inward: stream()?, outward: stream()?, marks: [mark()?, mark()?, mark()?] })
+        Ok(Queues {
+            compute: stream()?,
+            inward: stream()?,
+            outward: stream()?,
+            marks: [mark()?, mark()?, mark()?],
+        })
     }
 
     fn of(&self, queue: Queue) -> &Stream {
@@ -152,7 +171,11 @@ impl Pool {
     fn new(context: &Arc<Context>) -> Result<Pool, Error> {
         let mut handle = ptr::null_mut();
         if !context.device.has_pools {
-            return Ok(Pool { context: context.clone(), handle, state: Mutex::default() });
+            return Ok(Pool {
+                context: context.clone(),
+                handle,
+                state: Mutex::default(),
+            });
         }
         // SAFETY: a struct of numbers and pointers, for which zero is the default.
         let mut properties: sys::CUmemPoolProps = unsafe { std::mem::zeroed() };
@@ -162,12 +185,18 @@ impl Pool {
         // SAFETY: the driver reads the properties and writes one handle.
         let code = unsafe { (context.api.create_pool)(&mut handle, &properties) };
         context.check(code, "making a pool of memory")?;
-        let pool = Pool { context: context.clone(), handle, state: Mutex::default() };
+        let pool = Pool {
+            context: context.clone(),
+            handle,
+            state: Mutex::default(),
+        };
         // Keep what was given back: a run allocates nothing, and the next model finds it.
         let mut threshold = u64::MAX;
         let attribute = CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD as c_int;
         // SAFETY: the attribute has 64 bits.
-        let code = unsafe { (context.api.set_pool_attribute)(handle, attribute, (&raw mut threshold).cast()) };
+        let code = unsafe {
+            (context.api.set_pool_attribute)(handle, attribute, (&raw mut threshold).cast())
+        };
         context.check(code, "setting the pool's threshold")?;
         Ok(pool)
     }
@@ -182,14 +211,20 @@ impl Pool {
             return true;
         }
         let flags = sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-        let access = sys::CUmemAccessDesc { location: location(ordinal), flags };
+        let access = sys::CUmemAccessDesc {
+            location: location(ordinal),
+            flags,
+        };
         // SAFETY: the driver reads one description.
         unsafe { (self.context.api.set_pool_access)(self.handle, &access, 1) == 0 }
     }
 }
 
 fn location(ordinal: u32) -> sys::CUmemLocation {
-    sys::CUmemLocation { type_: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: ordinal as c_int }
+    sys::CUmemLocation {
+        type_: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE,
+        id: ordinal as c_int,
+    }
 }
 
 impl Drop for Pool {
@@ -240,11 +275,16 @@ impl CudaGpu {
         let context = self.context();
         let mut n = 0;
         // SAFETY: the driver writes one number.
-        context.check(unsafe { (context.api.device_count)(&mut n) }, "counting devices")?;
+        context.check(
+            unsafe { (context.api.device_count)(&mut n) },
+            "counting devices",
+        )?;
         for other in (0..n as u32).filter(|&o| o != context.ordinal) {
             let mut can = 0;
             // SAFETY: the driver writes one number.
-            let code = unsafe { (context.api.can_access_peer)(&mut can, other as c_int, context.ordinal as c_int) };
+            let code = unsafe {
+                (context.api.can_access_peer)(&mut can, other as c_int, context.ordinal as c_int)
+            };
             if code == 0 && can != 0 {
                 self.pool.open_to(other);
             }
@@ -256,10 +296,18 @@ impl CudaGpu {
         let (mut free, mut total) = (0, 0);
         let context = self.context();
         // SAFETY: the driver writes two numbers.
-        let known = context.bind().is_ok() && unsafe { (context.api.memory_info)(&mut free, &mut total) } == 0;
-        let state =
-            if known { format!("{free} of its {total} bytes are free") } else { "its memory is used up".into() };
-        let limit = self.settings.limit_bytes.map(|l| format!(", the limit is {l}")).unwrap_or_default();
+        let known = context.bind().is_ok()
+            && unsafe { (context.api.memory_info)(&mut free, &mut total) } == 0;
+        let state = if known {
+            format!("{free} of its {total} bytes are free")
+        } else {
+            "its memory is used up".into()
+        };
+        let limit = self
+            .settings
+            .limit_bytes
+            .map(|l| format!(", the limit is {l}"))
+            .unwrap_or_default();
         let message = format!(
             "{}: {size_bytes} bytes cannot be allocated: {used_bytes} are in use here{limit}, and {state}",
             self.describe()
@@ -275,9 +323,12 @@ impl CudaGpu {
         let mut ask = || unsafe {
             match self.pool.handle.is_null() {
                 true => (context.api.allocate_at_once)(&mut address, size_bytes),
-                false => {
-                    (context.api.allocate)(&mut address, size_bytes, self.pool.handle, self.streams.compute().handle)
-                }
+                false => (context.api.allocate)(
+                    &mut address,
+                    size_bytes,
+                    self.pool.handle,
+                    self.streams.compute().handle,
+                ),
             }
         };
         let mut code = ask();
@@ -301,7 +352,11 @@ impl Driver for CudaGpu {
         self.context().bind()?;
         let mut allocated = self.pool.lock();
         let used_bytes = allocated.used_bytes;
-        let fits = |limit: usize| used_bytes.checked_add(size_bytes).is_some_and(|sum| sum <= limit);
+        let fits = |limit: usize| {
+            used_bytes
+                .checked_add(size_bytes)
+                .is_some_and(|sum| sum <= limit)
+        };
         if !self.settings.limit_bytes.is_none_or(fits) {
             return Err(self.out_of_memory(size_bytes, used_bytes));
         }
@@ -310,7 +365,9 @@ impl Driver for CudaGpu {
             _ => e,
         })?;
         // It is there in the order of what computes, from now on for the copies as well.
-        [Queue::In, Queue::Out].into_iter().try_for_each(|queue| self.streams.queues().fork(queue).map(drop))?;
+        [Queue::In, Queue::Out]
+            .into_iter()
+            .try_for_each(|queue| self.streams.queues().fork(queue).map(drop))?;
         allocated.used_bytes += size_bytes;
         allocated.sizes.insert(address, size_bytes);
         Ok(address)
@@ -350,30 +407,63 @@ impl Driver for CudaGpu {
         let mut encoded = EncodedTensorMap([0; TENSOR_MAP_BYTES]);
         let (rank, steps) = (map.sizes.len(), vec![1; map.sizes.len()]);
         if map.strides_bytes.len() + 1 != rank || map.tile.len() != rank {
-            return Err(Error::new(ErrorKind::Internal, format!("a tensor map of {rank} axes is not whole: {map:?}")));
+            return Err(Error::new(
+                ErrorKind::Internal,
+                format!("a tensor map of {rank} axes is not whole: {map:?}"),
+            ));
         }
-        let (sizes, strides, tile) = (map.sizes.as_ptr(), map.strides_bytes.as_ptr(), map.tile.as_ptr());
+        let (sizes, strides, tile) = (
+            map.sizes.as_ptr(),
+            map.strides_bytes.as_ptr(),
+            map.tile.as_ptr(),
+        );
         let (element, address) = (element(map.dtype), buffer.saturating_add(map.offset_bytes));
         context.bind()?;
         // SAFETY: the driver writes one map, and reads `rank` sizes, sides and steps and one stride less.
         let code = unsafe {
             let encode = context.api.encode_tensor_map;
             let (rank, steps, swizzle) = (rank as u32, steps.as_ptr(), swizzle(map.swizzle));
-            let promotion = sys::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_128B as c_int;
-            encode(&mut encoded, element, rank, address, sizes, strides, tile, steps, 0, swizzle, promotion, 0)
+            let promotion =
+                sys::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_128B as c_int;
+            encode(
+                &mut encoded,
+                element,
+                rank,
+                address,
+                sizes,
+                strides,
+                tile,
+                steps,
+                0,
+                swizzle,
+                promotion,
+                0,
+            )
         };
         match code {
             0 => Ok(encoded),
-            code => Err(Error::new(ErrorKind::Internal, format!("{map:?}: {}", context.api.text(code)))),
+            code => Err(Error::new(
+                ErrorKind::Internal,
+                format!("{map:?}: {}", context.api.text(code)),
+            )),
         }
     }
 
     fn load(&self, code: &GpuCode) -> Result<Box<dyn Loaded>, Error> {
-        Ok(Box::new(LoadedCode::new(self.streams.clone(), code, self.settings.checks)?))
+        Ok(Box::new(LoadedCode::new(
+            self.streams.clone(),
+            code,
+            self.settings.checks,
+        )?))
     }
 
     fn product(&self, product: &Product) -> Result<Box<dyn LoadedProduct>, Error> {
-        Ok(Box::new(CudaProduct::new(self.streams.clone(), self.blas()?, product, self.settings.checks)?))
+        Ok(Box::new(CudaProduct::new(
+            self.streams.clone(),
+            self.blas()?,
+            product,
+            self.settings.checks,
+        )?))
     }
 
     fn pin(&self, size_bytes: usize) -> Result<Box<dyn HostMemory>, Error> {
@@ -385,7 +475,11 @@ impl Driver for CudaGpu {
     }
 
     fn wait(&self, queue: Queue, event: &dyn driver::Event) -> Result<(), Error> {
-        if event.raw() == 0 { Ok(()) } else { self.streams.queues().of(queue).wait(event.raw()) }
+        if event.raw() == 0 {
+            Ok(())
+        } else {
+            self.streams.queues().of(queue).wait(event.raw())
+        }
     }
 
     unsafe fn send(
@@ -397,7 +491,9 @@ impl Driver for CudaGpu {
     ) -> Result<(), Error> {
         let stream = self.streams.queues().fork(Queue::Out)?;
         // SAFETY: the caller's promise: so many bytes that no one uses until the copy is done.
-        let code = unsafe { (self.context().api.to_host)(to.as_ptr().cast(), from, to.size_bytes(), stream.handle) };
+        let code = unsafe {
+            (self.context().api.to_host)(to.as_ptr().cast(), from, to.size_bytes(), stream.handle)
+        };
         self.context().check(code, "copying to the host")?;
         record(stream, event.raw())?;
         // SAFETY: the caller's promise.
@@ -408,17 +504,34 @@ impl Driver for CudaGpu {
         self.streams.queues().fork(Queue::In).map(drop)
     }
 
-    unsafe fn receive(&self, from: &dyn HostMemory, to: u64, event: &dyn driver::Event) -> Result<(), Error> {
+    unsafe fn receive(
+        &self,
+        from: &dyn HostMemory,
+        to: u64,
+        event: &dyn driver::Event,
+    ) -> Result<(), Error> {
         let stream = self.streams.queues().of(Queue::In);
         self.context().bind()?;
         // SAFETY: the caller's promise: so many bytes that no one changes until the copy is done.
-        let code =
-            unsafe { (self.context().api.to_device)(to, from.as_ptr().cast(), from.size_bytes(), stream.handle) };
+        let code = unsafe {
+            (self.context().api.to_device)(
+                to,
+                from.as_ptr().cast(),
+                from.size_bytes(),
+                stream.handle,
+            )
+        };
         self.context().check(code, "copying from the host")?;
         record(stream, event.raw())
     }
 
-    fn unstage(&self, from: u64, to: u64, size_bytes: usize, event: &dyn driver::Event) -> Result<(), Error> {
+    fn unstage(
+        &self,
+        from: u64,
+        to: u64,
+        size_bytes: usize,
+        event: &dyn driver::Event,
+    ) -> Result<(), Error> {
         let stream = self.streams.queues().of(Queue::In);
         copy(stream, from, to, size_bytes)?;
         record(stream, event.raw())
@@ -445,7 +558,14 @@ impl Driver for CudaGpu {
         from == to || unsafe { (context.api.can_access_peer)(&mut can, from, to) == 0 && can != 0 }
     }
 
-    fn push(&self, from: u64, peer: Peer, to: u64, size_bytes: usize, event: &dyn driver::Event) -> Result<(), Error> {
+    fn push(
+        &self,
+        from: u64,
+        peer: Peer,
+        to: u64,
+        size_bytes: usize,
+        event: &dyn driver::Event,
+    ) -> Result<(), Error> {
         let (context, stream) = (self.context(), self.streams.queues().fork(Queue::Out)?);
         let there = ptr::with_exposed_provenance_mut(peer.context as usize);
         if there == context.handle {
@@ -454,14 +574,21 @@ impl Driver for CudaGpu {
             return record(stream, event.raw());
         }
         // SAFETY: both contexts live; the executor gives addresses of buffers of this size, which are in use by this copy alone.
-        let code = unsafe { (context.api.copy_peer)(to, there, from, context.handle, size_bytes, stream.handle) };
+        let code = unsafe {
+            (context.api.copy_peer)(to, there, from, context.handle, size_bytes, stream.handle)
+        };
         context.check(code, "copying to another device")?;
         record(stream, event.raw())
     }
 
     fn stamps(&self, n: usize) -> Result<Option<Box<dyn Stamps>>, Error> {
-        let events = (0..n).map(|_| Event::timed(self.context())).collect::<Result<_, Error>>()?;
-        Ok(Some(Box::new(Timeline { streams: self.streams.clone(), events })))
+        let events = (0..n)
+            .map(|_| Event::timed(self.context()))
+            .collect::<Result<_, Error>>()?;
+        Ok(Some(Box::new(Timeline {
+            streams: self.streams.clone(),
+            events,
+        })))
     }
 
     fn waits_for_kernels(&self) -> bool {
@@ -473,8 +600,15 @@ impl Driver for CudaGpu {
     }
 
     fn finish(&self) -> Result<(), Error> {
-        let Queues { compute, inward, outward, .. } = self.streams.queues();
-        [compute, inward, outward].into_iter().try_for_each(Stream::synchronize)
+        let Queues {
+            compute,
+            inward,
+            outward,
+            ..
+        } = self.streams.queues();
+        [compute, inward, outward]
+            .into_iter()
+            .try_for_each(Stream::synchronize)
     }
 
     fn capture(
@@ -555,7 +689,9 @@ impl CudaGpu {
     ) -> Result<Option<Graph>, Error> {
         let api = self.context().api;
         self.context().bind()?;
-        let graph = self.streams.while_captured(|queues| capture(api, queues, with_copies, ask));
+        let graph = self
+            .streams
+            .while_captured(|queues| capture(api, queues, with_copies, ask));
         if graph.is_null() {
             return Ok(None);
         }
@@ -566,12 +702,20 @@ impl CudaGpu {
             (api.destroy_graph)(graph);
             made
         };
-        Ok((made == 0).then(|| Graph { streams: self.streams.clone(), executable }))
+        Ok((made == 0).then(|| Graph {
+            streams: self.streams.clone(),
+            executable,
+        }))
     }
 }
 
 /// What `ask` asks of these queues; null when that cannot be captured.
-fn capture(api: &Api, queues: &Queues, with_copies: bool, ask: &mut dyn FnMut() -> Result<(), Error>) -> CUgraph {
+fn capture(
+    api: &Api,
+    queues: &Queues,
+    with_copies: bool,
+    ask: &mut dyn FnMut() -> Result<(), Error>,
+) -> CUgraph {
     let mut graph: CUgraph = ptr::null_mut();
     let compute = &queues.compute;
     let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL as c_int;
@@ -580,8 +724,16 @@ fn capture(api: &Api, queues: &Queues, with_copies: bool, ask: &mut dyn FnMut() 
         return graph;
     }
     // The queues for copies take part from the start, so that what they are asked first belongs to the capture.
-    let fork = |queue| if with_copies { queues.fork(queue).map(drop) } else { Ok(()) };
-    let asked = fork(Queue::In).and_then(|()| fork(Queue::Out)).and_then(|()| ask());
+    let fork = |queue| {
+        if with_copies {
+            queues.fork(queue).map(drop)
+        } else {
+            Ok(())
+        }
+    };
+    let asked = fork(Queue::In)
+        .and_then(|()| fork(Queue::Out))
+        .and_then(|()| ask());
     let asked = asked.and_then(|()| if with_copies { queues.join() } else { Ok(()) });
     // SAFETY: the stream is being captured; the driver writes one handle.
     let ended = unsafe { (api.end_capture)(compute.handle, &mut graph) };
@@ -609,7 +761,8 @@ impl Replay for Graph {
         let context = &self.streams.context;
         context.bind()?;
         // SAFETY: graph and stream live.
-        let code = unsafe { (context.api.launch_graph)(self.executable, self.streams.compute().handle) };
+        let code =
+            unsafe { (context.api.launch_graph)(self.executable, self.streams.compute().handle) };
         context.check(code, "launching a graph")
     }
 }

@@ -50,7 +50,11 @@ pub fn probe() -> Result<Vec<CudaDevice>, String> {
     let api = api::get()?;
     let mut n = 0;
     // SAFETY: the driver writes one number.
-    check(api, unsafe { (api.device_count)(&mut n) }, "counting devices")?;
+    check(
+        api,
+        unsafe { (api.device_count)(&mut n) },
+        "counting devices",
+    )?;
     (0..n).map(|i| describe(api, i)).collect()
 }
 
@@ -59,13 +63,24 @@ pub fn driver_version() -> Result<(u32, u32), String> {
     let api = api::opened()?;
     let mut version = 0;
     // SAFETY: as in `probe`.
-    check(api, unsafe { (api.driver_version)(&mut version) }, "asking for the driver's version")?;
+    check(
+        api,
+        unsafe { (api.driver_version)(&mut version) },
+        "asking for the driver's version",
+    )?;
     let version = u32::try_from(version).unwrap_or(0);
     Ok((version / 1000, version % 1000 / 10))
 }
 
 fn check(api: &Api, code: api::Code, what: &str) -> Result<(), String> {
-    if code == 0 { Ok(()) } else { Err(format!("the CUDA driver was found, but {what} failed: {}", api.text(code))) }
+    if code == 0 {
+        Ok(())
+    } else {
+        Err(format!(
+            "the CUDA driver was found, but {what} failed: {}",
+            api.text(code)
+        ))
+    }
 }
 
 fn describe(api: &Api, ordinal: c_int) -> Result<CudaDevice, String> {
@@ -76,18 +91,28 @@ fn describe(api: &Api, ordinal: c_int) -> Result<CudaDevice, String> {
     unsafe {
         check(api, (api.device)(&mut device, ordinal), &what)?;
         check(api, (api.total_memory)(&mut memory_bytes, device), &what)?;
-        check(api, (api.device_name)(name.as_mut_ptr(), name.len() as c_int - 1, device), &what)?;
+        check(
+            api,
+            (api.device_name)(name.as_mut_ptr(), name.len() as c_int - 1, device),
+            &what,
+        )?;
     }
     let attribute = |which: A| {
         let mut value = 0;
         // SAFETY: the driver writes one number.
-        check(api, unsafe { (api.device_attribute)(&mut value, which as c_int, device) }, &what)?;
+        check(
+            api,
+            unsafe { (api.device_attribute)(&mut value, which as c_int, device) },
+            &what,
+        )?;
         Ok::<_, String>(u32::try_from(value).unwrap_or(0))
     };
     let told = |which: A| attribute(which).unwrap_or(0);
     Ok(CudaDevice {
         // SAFETY: the last byte is 0 in any case.
-        name: unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned(),
+        name: unsafe { CStr::from_ptr(name.as_ptr()) }
+            .to_string_lossy()
+            .into_owned(),
         memory_bytes,
         compute_capability: (
             attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
@@ -107,10 +132,11 @@ fn device(ordinal: u32) -> Result<CudaDevice, Error> {
     let unsupported = |message: String| Error::new(crate::error::ErrorKind::Unsupported, message);
     let devices = probe().map_err(unsupported)?;
     let n = devices.len();
-    devices
-        .into_iter()
-        .nth(ordinal as usize)
-        .ok_or_else(|| unsupported(format!("CUDA device {ordinal} is not there: the driver shows {n}, counted from 0")))
+    devices.into_iter().nth(ordinal as usize).ok_or_else(|| {
+        unsupported(format!(
+            "CUDA device {ordinal} is not there: the driver shows {n}, counted from 0"
+        ))
+    })
 }
 
 #[cfg(test)]
@@ -122,7 +148,9 @@ mod tests {
         match super::probe() {
             Ok(devices) => {
                 eprintln!("CUDA devices: {devices:?}");
-                assert!(devices.iter().all(|d| !d.name.is_empty() && d.memory_bytes > 0 && d.compute_capability.0 > 0));
+                assert!(devices.iter().all(|d| !d.name.is_empty()
+                    && d.memory_bytes > 0
+                    && d.compute_capability.0 > 0));
             }
             Err(why) => {
                 eprintln!("no CUDA device is tested: {why}");

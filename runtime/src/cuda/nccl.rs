@@ -46,8 +46,12 @@ struct Config {
     blocking: c_int,
 }
 
-const NON_BLOCKING: Config =
-    Config { size: size_of::<Config>(), magic: 0xcafe_beef, version: LEAST as c_uint, blocking: 0 };
+const NON_BLOCKING: Config = Config {
+    size: size_of::<Config>(),
+    magic: 0xcafe_beef,
+    version: LEAST as c_uint,
+    blocking: 0,
+};
 
 macro_rules! api {
     ($($field:ident = $symbol:literal fn($($ty:ty),*) -> $result:ty;)*) => {
@@ -106,20 +110,31 @@ fn parts(code: c_int) -> (u32, u32, u32) {
 
 fn get() -> Result<&'static Api, String> {
     static OPENED: OnceLock<Result<Api, String>> = OnceLock::new();
-    OPENED.get_or_init(|| open(std::env::var_os(VARIABLE))).as_ref().map_err(String::clone)
+    OPENED
+        .get_or_init(|| open(std::env::var_os(VARIABLE)))
+        .as_ref()
+        .map_err(String::clone)
 }
 
 fn open(stated: Option<OsString>) -> Result<Api, String> {
     let names = match stated {
-        Some(path) if path.is_empty() => return Err(format!("{VARIABLE} is empty, so NCCL is not used")),
+        Some(path) if path.is_empty() => {
+            return Err(format!("{VARIABLE} is empty, so NCCL is not used"));
+        }
         Some(path) => vec![path],
         None => NAMES.iter().map(OsString::from).collect(),
     };
     // SAFETY: loading the library runs its constructors, which is what opening it at run time means.
-    let library = names.iter().find_map(|name| unsafe { Library::new(name) }.ok()).ok_or_else(|| {
-        let names: Vec<_> = names.iter().map(|n| n.to_string_lossy()).collect();
-        format!("NCCL was not found ({}; {VARIABLE} names it)", names.join(", "))
-    })?;
+    let library = names
+        .iter()
+        .find_map(|name| unsafe { Library::new(name) }.ok())
+        .ok_or_else(|| {
+            let names: Vec<_> = names.iter().map(|n| n.to_string_lossy()).collect();
+            format!(
+                "NCCL was not found ({}; {VARIABLE} names it)",
+                names.join(", ")
+            )
+        })?;
     // SAFETY: a library of one of these names is NCCL, and so is what the user names as such.
     unsafe { Api::resolve(library) }
 }
@@ -132,7 +147,9 @@ impl Api {
         let asked = unsafe { (self.get_version)(&mut code) };
         let version @ (major, minor, patch) = parts(code);
         if asked != SUCCESS || code < LEAST {
-            return Err(format!("NCCL {major}.{minor}.{patch} was found; 2.14 or later is needed"));
+            return Err(format!(
+                "NCCL {major}.{minor}.{patch} was found; 2.14 or later is needed"
+            ));
         }
         Ok(Api { version, ..self })
     }
@@ -175,7 +192,13 @@ impl Clique {
         let rank = |peer: &Peer| {
             let context = Context::open(peer.ordinal)?;
             let asked = Event::new(&context)?;
-            Ok(Mutex::new(Rank { stream: peer.compute, comm: ptr::null_mut(), is_settled: true, asked, context }))
+            Ok(Mutex::new(Rank {
+                stream: peer.compute,
+                comm: ptr::null_mut(),
+                is_settled: true,
+                asked,
+                context,
+            }))
         };
         let ranks = peers.iter().map(rank).collect::<Result<_, Error>>()?;
         let clique = Clique { api, ranks, checks };
@@ -184,12 +207,19 @@ impl Clique {
     }
 
     fn lock(&self, rank: usize) -> MutexGuard<'_, Rank> {
-        self.ranks[rank].lock().unwrap_or_else(PoisonError::into_inner)
+        self.ranks[rank]
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Group for Clique {
-    fn all_reduce(&self, rank: usize, reduce: &Reduce, is_over: &dyn Fn() -> bool) -> Result<bool, Error> {
+    fn all_reduce(
+        &self,
+        rank: usize,
+        reduce: &Reduce,
+        is_over: &dyn Fn() -> bool,
+    ) -> Result<bool, Error> {
         let mut rank = self.lock(rank);
         let asked = rank.all_reduce(self.api, reduce, is_over);
         let done = match asked {
@@ -213,9 +243,16 @@ impl Group for Clique {
         let mut ranks: Vec<_> = (0..self.ranks.len()).map(|rank| self.lock(rank)).collect();
         ranks.iter_mut().for_each(|rank| rank.abort(self.api));
         // What a lost device does to the others says less than the device itself.
-        let lost = |ranks: &[MutexGuard<'_, Rank>]| ranks.iter().try_for_each(|rank| rank.asked.is_done().map(drop));
+        let lost = |ranks: &[MutexGuard<'_, Rank>]| {
+            ranks
+                .iter()
+                .try_for_each(|rank| rank.asked.is_done().map(drop))
+        };
         let comms = init(self.api, &ranks).map_err(|e| lost(&ranks).err().unwrap_or(e))?;
-        ranks.iter_mut().zip(comms).for_each(|(rank, comm)| (rank.comm, rank.is_settled) = (comm, true));
+        ranks
+            .iter_mut()
+            .zip(comms)
+            .for_each(|(rank, comm)| (rank.comm, rank.is_settled) = (comm, true));
         Ok(())
     }
 }
@@ -237,13 +274,21 @@ impl Rank {
         Err(Error::new(ErrorKind::DeviceFailed, message))
     }
 
-    fn all_reduce(&mut self, api: &Api, reduce: &Reduce, is_over: &dyn Fn() -> bool) -> Result<bool, Error> {
+    fn all_reduce(
+        &mut self,
+        api: &Api,
+        reduce: &Reduce,
+        is_over: &dyn Fn() -> bool,
+    ) -> Result<bool, Error> {
         let (dtype, reduction) = (data_type(reduce.dtype)?, operation(reduce.reduction));
         if self.comm.is_null() {
             return if is_over() {
                 Ok(false)
             } else {
-                Err(Error::new(ErrorKind::Internal, "an all-reduce without communicator"))
+                Err(Error::new(
+                    ErrorKind::Internal,
+                    "an all-reduce without communicator",
+                ))
             };
         }
         self.context.bind()?;
@@ -251,7 +296,17 @@ impl Rank {
         let from = ptr::with_exposed_provenance(reduce.from as usize);
         let to = ptr::with_exposed_provenance_mut(reduce.to as usize);
         // SAFETY: communicator and stream live; the executor gives addresses of buffers with so many elements, which are in use by this alone.
-        let code = unsafe { (api.all_reduce)(from, to, reduce.n_elements, dtype, reduction, self.comm, stream) };
+        let code = unsafe {
+            (api.all_reduce)(
+                from,
+                to,
+                reduce.n_elements,
+                dtype,
+                reduction,
+                self.comm,
+                stream,
+            )
+        };
         self.is_settled = false;
         if code != IN_PROGRESS {
             self.check(api, code, "ncclAllReduce")?;
@@ -299,7 +354,8 @@ impl Rank {
         if state == IN_PROGRESS {
             Ok(false)
         } else {
-            self.check(api, state, "waiting for other devices").map(|()| true)
+            self.check(api, state, "waiting for other devices")
+                .map(|()| true)
         }
     }
 
@@ -326,13 +382,18 @@ impl Rank {
 
 /// One communicator for each rank.
 fn init(api: &Api, ranks: &[MutexGuard<'_, Rank>]) -> Result<Vec<Comm>, Error> {
-    let Some(first) = ranks.first() else { return Ok(Vec::new()) };
+    let Some(first) = ranks.first() else {
+        return Ok(Vec::new());
+    };
     let mut id = UniqueId([0; 128]);
     first.context.bind()?;
     // SAFETY: the library writes one id.
     first.check(api, unsafe { (api.unique_id)(&mut id) }, "ncclGetUniqueId")?;
     // Threads of the library may write them later.
-    let comms: Vec<AtomicPtr<c_void>> = ranks.iter().map(|_| AtomicPtr::new(ptr::null_mut())).collect();
+    let comms: Vec<AtomicPtr<c_void>> = ranks
+        .iter()
+        .map(|_| AtomicPtr::new(ptr::null_mut()))
+        .collect();
     let n = ranks.len() as c_int;
     // SAFETY: each call has a communicator of its own to write, which lives until it is written (below), and a good configuration.
     let asked = unsafe {
@@ -341,15 +402,26 @@ fn init(api: &Api, ranks: &[MutexGuard<'_, Rank>]) -> Result<Vec<Comm>, Error> {
         let init = |(i, rank): (usize, &MutexGuard<'_, Rank>)| {
             rank.context.bind()?;
             let code = (api.init_rank)(comms[i].as_ptr(), n, id, i as c_int, &mut config);
-            if code == IN_PROGRESS { Ok(()) } else { rank.check(api, code, "ncclCommInitRankConfig") }
+            if code == IN_PROGRESS {
+                Ok(())
+            } else {
+                rank.check(api, code, "ncclCommInitRankConfig")
+            }
         };
         let asked = ranks.iter().enumerate().try_for_each(init);
         let code = (api.group_end)();
-        let ended = if code == IN_PROGRESS { Ok(()) } else { first.check(api, code, "ncclGroupEnd") };
+        let ended = if code == IN_PROGRESS {
+            Ok(())
+        } else {
+            first.check(api, code, "ncclGroupEnd")
+        };
         asked.and(ended)
     };
     let made = asked.and_then(|()| wait_for(api, ranks, &comms));
-    let handles: Vec<Comm> = comms.iter().map(|comm| comm.load(Ordering::Acquire)).collect();
+    let handles: Vec<Comm> = comms
+        .iter()
+        .map(|comm| comm.load(Ordering::Acquire))
+        .collect();
     if let Err(e) = made {
         for &comm in handles.iter().filter(|comm| !comm.is_null()) {
             // SAFETY: this communicator was made, and is given back once.
@@ -363,7 +435,11 @@ fn init(api: &Api, ranks: &[MutexGuard<'_, Rank>]) -> Result<Vec<Comm>, Error> {
 }
 
 /// Waits until all communicators are made.
-fn wait_for(api: &Api, ranks: &[MutexGuard<'_, Rank>], comms: &[AtomicPtr<c_void>]) -> Result<(), Error> {
+fn wait_for(
+    api: &Api,
+    ranks: &[MutexGuard<'_, Rank>],
+    comms: &[AtomicPtr<c_void>],
+) -> Result<(), Error> {
     let (started, mut pause) = (Instant::now(), Pause::default());
     for (rank, comm) in ranks.iter().zip(comms) {
         loop {
@@ -378,8 +454,10 @@ fn wait_for(api: &Api, ranks: &[MutexGuard<'_, Rank>], comms: &[AtomicPtr<c_void
                 break;
             }
             if started.elapsed() > MAKING {
-                let message =
-                    format!("{}: making a communicator of NCCL takes more than {MAKING:?}", rank.context.device.name);
+                let message = format!(
+                    "{}: making a communicator of NCCL takes more than {MAKING:?}",
+                    rank.context.device.name
+                );
                 return Err(Error::new(ErrorKind::DeviceFailed, message));
             }
             pause.wait();
@@ -416,7 +494,12 @@ fn data_type(dtype: DType) -> Result<c_int, Error> {
         DType::F32 => 7,
         DType::F64 => 8,
         DType::BF16 => 9,
-        _ => return Err(Error::new(ErrorKind::Unsupported, format!("NCCL does not reduce {dtype}"))),
+        _ => {
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                format!("NCCL does not reduce {dtype}"),
+            ));
+        }
     })
 }
 
@@ -438,15 +521,24 @@ mod tests {
     #[cfg_attr(miri, ignore = "looks for a shared library")]
     fn a_library_that_is_not_there_not_wanted_or_another_is_an_answer() {
         let why = |name: &str| open(Some(name.into())).err().unwrap();
-        assert_eq!(why("libno-such.so"), "NCCL was not found (libno-such.so; GRISTMILL_NCCL names it)");
+        assert_eq!(
+            why("libno-such.so"),
+            "NCCL was not found (libno-such.so; GRISTMILL_NCCL names it)"
+        );
         assert_eq!(why(""), "GRISTMILL_NCCL is empty, so NCCL is not used");
         if cfg!(target_os = "linux") {
-            assert_eq!(why("libc.so.6"), "NCCL lacks ncclGetVersion; 2.14 or later is needed");
+            assert_eq!(
+                why("libc.so.6"),
+                "NCCL lacks ncclGetVersion; 2.14 or later is needed"
+            );
         }
     }
 
     #[test]
     fn versions_of_both_forms_are_read() {
-        assert_eq!([22_809, 21_400, 2_708].map(parts), [(2, 28, 9), (2, 14, 0), (2, 7, 8)]);
+        assert_eq!(
+            [22_809, 21_400, 2_708].map(parts),
+            [(2, 28, 9), (2, 14, 0), (2, 7, 8)]
+        );
     }
 }

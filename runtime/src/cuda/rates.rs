@@ -41,19 +41,31 @@ impl CudaGpu {
     /// Time of a single copy of so many bytes from pinned memory of the host to the device, and back, with all that waiting for it takes: the least
     /// of several.
     pub fn time_link(&self, size_bytes: usize) -> Result<[Duration; 2], Error> {
-        let (address, pinned, event) = (self.allocate(size_bytes.max(1))?, self.pin(size_bytes)?, self.event()?);
+        let (address, pinned, event) = (
+            self.allocate(size_bytes.max(1))?,
+            self.pin(size_bytes)?,
+            self.event()?,
+        );
         // SAFETY: the pinned memory lives until the device has finished, which `least_time` waits for, and no one else uses it.
-        let to_device = self.least_time(&mut || unsafe { self.receive(&*pinned, address, &*event) });
+        let to_device =
+            self.least_time(&mut || unsafe { self.receive(&*pinned, address, &*event) });
         // SAFETY: as above.
-        let to_host = self.least_time(&mut || unsafe { self.send(address, &*pinned, &*event, None) });
+        let to_host =
+            self.least_time(&mut || unsafe { self.send(address, &*pinned, &*event, None) });
         self.free(address);
         Ok([to_device?, to_host?])
     }
 
     /// Time of a single copy of so many bytes straight to another device. `None` when this one does not reach it.
     pub fn time_push(&self, to: &CudaGpu, size_bytes: usize) -> Result<Option<Duration>, Error> {
-        let Some(peer) = to.peer().filter(|&peer| self.reaches(peer)) else { return Ok(None) };
-        let (here, there, event) = (self.allocate(size_bytes.max(1))?, to.allocate(size_bytes.max(1))?, self.event()?);
+        let Some(peer) = to.peer().filter(|&peer| self.reaches(peer)) else {
+            return Ok(None);
+        };
+        let (here, there, event) = (
+            self.allocate(size_bytes.max(1))?,
+            to.allocate(size_bytes.max(1))?,
+            self.event()?,
+        );
         to.finish()?;
         let time = self.least_time(&mut || self.push(here, peer, there, size_bytes, &*event));
         self.free(here);
@@ -74,7 +86,10 @@ impl CudaGpu {
     }
 
     /// Mean time of a request, made again and again. The device has finished when it returns.
-    pub(super) fn time(&self, ask: &mut dyn FnMut() -> Result<(), Error>) -> Result<Duration, Error> {
+    pub(super) fn time(
+        &self,
+        ask: &mut dyn FnMut() -> Result<(), Error>,
+    ) -> Result<Duration, Error> {
         let mut n_times = |n: u32| {
             let started = Instant::now();
             let asked = (0..n).try_for_each(|_| ask());

@@ -23,13 +23,19 @@ struct Piece {
 
 impl Piece {
     fn new(context: &Arc<Context>) -> Result<Piece, Error> {
-        Ok(Piece { memory: Pinned::new(context, PIECE_BYTES)?, event: Event::new(context)? })
+        Ok(Piece {
+            memory: Pinned::new(context, PIECE_BYTES)?,
+            event: Event::new(context)?,
+        })
     }
 }
 
 impl Ring {
     pub(super) fn new(context: &Arc<Context>) -> Result<Ring, Error> {
-        Ok(Ring { pieces: [Piece::new(context)?, Piece::new(context)?], next: 0 })
+        Ok(Ring {
+            pieces: [Piece::new(context)?, Piece::new(context)?],
+            next: 0,
+        })
     }
 
     /// The piece whose turn it is, once its last copy is done.
@@ -58,7 +64,12 @@ impl Ring {
     }
 
     /// Copies from the device in the order of the stream, and waits.
-    pub(super) fn read(&mut self, stream: &Stream, from: u64, bytes: &mut [u8]) -> Result<(), Error> {
+    pub(super) fn read(
+        &mut self,
+        stream: &Stream,
+        from: u64,
+        bytes: &mut [u8],
+    ) -> Result<(), Error> {
         let n = bytes.len().div_ceil(PIECE_BYTES);
         if n > 0 {
             self.fetch(stream, from, 0, bytes.len())?;
@@ -72,20 +83,33 @@ impl Ring {
             let part = &mut bytes[i * PIECE_BYTES..];
             let part_bytes = part.len().min(PIECE_BYTES);
             // SAFETY: the copy into the piece is done, and it has so many bytes.
-            unsafe { ptr::copy_nonoverlapping(piece.memory.as_ptr(), part.as_mut_ptr(), part_bytes) };
+            unsafe {
+                ptr::copy_nonoverlapping(piece.memory.as_ptr(), part.as_mut_ptr(), part_bytes)
+            };
         }
         Ok(())
     }
 
     /// Begins to copy part `i` of `size_bytes` bytes into the piece of its parity, which no write uses any more.
-    fn fetch(&mut self, stream: &Stream, from: u64, i: usize, size_bytes: usize) -> Result<(), Error> {
+    fn fetch(
+        &mut self,
+        stream: &Stream,
+        from: u64,
+        i: usize,
+        size_bytes: usize,
+    ) -> Result<(), Error> {
         let (piece, begin, context) = (&self.pieces[i % 2], i * PIECE_BYTES, &stream.context);
         piece.event.synchronize()?;
         let part_bytes = PIECE_BYTES.min(size_bytes - begin);
         context.bind()?;
         // SAFETY: the piece is large enough; the host looks at it after the event.
         let code = unsafe {
-            (context.api.to_host)(piece.memory.as_ptr().cast(), from + begin as u64, part_bytes, stream.handle)
+            (context.api.to_host)(
+                piece.memory.as_ptr().cast(),
+                from + begin as u64,
+                part_bytes,
+                stream.handle,
+            )
         };
         context.check(code, "copying to the host")?;
         piece.event.record(stream)

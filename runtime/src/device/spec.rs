@@ -47,10 +47,20 @@ impl DeviceSpec {
             ["job", job] => self.job = name(job, "a job", text)?,
             ["replica", n] => self.replica = number(n, text)?,
             ["task", n] => self.task = number(n, text)?,
-            ["device", rest @ ..] if (1..=2).contains(&rest.len()) => self.read_device(rest, text)?,
-            [kind] | [kind, _] if DeviceKind::from_name(kind).is_some() => self.read_device(&fields, text)?,
-            [a @ ("job" | "replica" | "task" | "device"), ..] => return Err(malformed(text, part, &format!("{a}:.."))),
-            [attribute, ..] => return Err(Error::invalid(format!("Unknown attribute: '{attribute}' in '{text}'"))),
+            ["device", rest @ ..] if (1..=2).contains(&rest.len()) => {
+                self.read_device(rest, text)?
+            }
+            [kind] | [kind, _] if DeviceKind::from_name(kind).is_some() => {
+                self.read_device(&fields, text)?
+            }
+            [a @ ("job" | "replica" | "task" | "device"), ..] => {
+                return Err(malformed(text, part, &format!("{a}:..")));
+            }
+            [attribute, ..] => {
+                return Err(Error::invalid(format!(
+                    "Unknown attribute: '{attribute}' in '{text}'"
+                )));
+            }
             [] => unreachable!("a split has at least one field"),
         }
         Ok(())
@@ -62,7 +72,9 @@ impl DeviceSpec {
         if let (Some(old), Some(new)) = (&self.device_type, &device_type)
             && old != new
         {
-            return Err(Error::invalid(format!("Cannot specify multiple device types: {text}")));
+            return Err(Error::invalid(format!(
+                "Cannot specify multiple device types: {text}"
+            )));
         }
         self.device_type = device_type;
         self.index = fields.get(1).map_or(Ok(None), |n| number(n, text))?;
@@ -85,7 +97,10 @@ impl DeviceSpec {
         self.job.as_deref().is_none_or(|j| j == name.job())
             && self.replica.is_none_or(|r| r == name.replica)
             && self.task.is_none_or(|t| t == name.task)
-            && self.device_type.as_deref().is_none_or(|t| t == name.kind.name())
+            && self
+                .device_type
+                .as_deref()
+                .is_none_or(|t| t == name.kind.name())
             && self.index.is_none_or(|i| i == name.index)
     }
 
@@ -96,7 +111,11 @@ impl DeviceSpec {
 
     /// The specification without type and index, to which soft placement falls back.
     pub fn relaxed(&self) -> DeviceSpec {
-        DeviceSpec { device_type: None, index: None, ..self.clone() }
+        DeviceSpec {
+            device_type: None,
+            index: None,
+            ..self.clone()
+        }
     }
 
     /// Each field that is absent is taken from `outer`: what a scope inside another asks for.
@@ -120,7 +139,9 @@ impl DeviceSpec {
     /// Errors with `Cannot merge devices with incompatible jobs|replicas|tasks|types|ids: 'x' and 'y'`; types and ids only when `mode` is hard.
     pub fn merge(&self, other: &DeviceSpec, mode: Merge) -> Result<DeviceSpec, Error> {
         let fail = |what: &str| {
-            Error::invalid(format!("Cannot merge devices with incompatible {what}: '{self}' and '{other}'"))
+            Error::invalid(format!(
+                "Cannot merge devices with incompatible {what}: '{self}' and '{other}'"
+            ))
         };
         let mut merged = self.clone();
         merged.job = both(&self.job, &other.job).map_err(|()| fail("jobs"))?;
@@ -161,7 +182,11 @@ fn name(word: &str, what: &str, text: &str) -> Result<Option<String>, Error> {
     match word {
         "*" => Ok(None),
         _ if is_name => Ok(Some(word.to_owned())),
-        _ => Err(malformed(text, word, &format!("{what} (a letter, then letters, digits or _)"))),
+        _ => Err(malformed(
+            text,
+            word,
+            &format!("{what} (a letter, then letters, digits or _)"),
+        )),
     }
 }
 
@@ -183,7 +208,11 @@ impl From<&DeviceName> for DeviceSpec {
             index: Some(name.index),
             ..DeviceSpec::default()
         };
-        if name.is_local() { device } else { DeviceSpec::only(name) }
+        if name.is_local() {
+            device
+        } else {
+            DeviceSpec::only(name)
+        }
     }
 }
 
@@ -202,7 +231,9 @@ impl fmt::Display for DeviceSpec {
         match (self.device_type.as_deref(), self.index) {
             (None, None) => Ok(()),
             (Some(device_type), None) => write!(f, "/device:{device_type}:*"),
-            (device_type, Some(index)) => write!(f, "/device:{}:{index}", device_type.unwrap_or("*")),
+            (device_type, Some(index)) => {
+                write!(f, "/device:{}:{index}", device_type.unwrap_or("*"))
+            }
         }
     }
 }

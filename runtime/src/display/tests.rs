@@ -5,7 +5,10 @@ use crate::dtype::Element;
 use half::f16;
 
 fn check<T: Element>(values: &[T], shape: &[usize], expected: &str) {
-    assert_eq!(Tensor::from_slice(values, shape).unwrap().to_string(), expected);
+    assert_eq!(
+        Tensor::from_slice(values, shape).unwrap().to_string(),
+        expected
+    );
 }
 
 fn check_f32(values: impl Iterator<Item = f32>, shape: &[usize], expected: &str) {
@@ -14,11 +17,27 @@ fn check_f32(values: impl Iterator<Item = f32>, shape: &[usize], expected: &str)
 
 #[test]
 fn texts_are_numpy_s() {
-    check::<f32>(&[1.0, 2.0, 3.5, -4.25], &[2, 2], "[[ 1.    2.  ]\n [ 3.5  -4.25]]");
+    check::<f32>(
+        &[1.0, 2.0, 3.5, -4.25],
+        &[2, 2],
+        "[[ 1.    2.  ]\n [ 3.5  -4.25]]",
+    );
     check::<f32>(&[0.1, 100.0, 1e-05], &[3], "[1.e-01 1.e+02 1.e-05]");
-    check::<f32>(&[0.125, 0.33333334, 0.99999994], &[3], "[0.125      0.33333334 0.99999994]");
-    check::<f32>(&[f32::NAN, 1.0, f32::NEG_INFINITY], &[3], "[ nan   1. -inf]");
-    check::<f32>(&[f32::NAN, 10000000000.0, f32::NEG_INFINITY], &[3], "[   nan 1.e+10   -inf]");
+    check::<f32>(
+        &[0.125, 0.33333334, 0.99999994],
+        &[3],
+        "[0.125      0.33333334 0.99999994]",
+    );
+    check::<f32>(
+        &[f32::NAN, 1.0, f32::NEG_INFINITY],
+        &[3],
+        "[ nan   1. -inf]",
+    );
+    check::<f32>(
+        &[f32::NAN, 10000000000.0, f32::NEG_INFINITY],
+        &[3],
+        "[   nan 1.e+10   -inf]",
+    );
     check::<f32>(&[0.0, 0.0], &[2], "[0. 0.]");
     check::<f32>(&[0.0, -0.0, 0.001], &[3], "[ 0.    -0.     0.001]");
     check::<f32>(&[100000000.0, 1.0], &[2], "[1.e+08 1.e+00]");
@@ -28,15 +47,27 @@ fn texts_are_numpy_s() {
         &[3],
         "[3.00000000e-01 3.33333333e-01 1.23456789e+04]",
     );
-    check::<f64>(&[1e+100, -1e-100, 0.0], &[3], "[ 1.e+100 -1.e-100  0.e+000]");
+    check::<f64>(
+        &[1e+100, -1e-100, 0.0],
+        &[3],
+        "[ 1.e+100 -1.e-100  0.e+000]",
+    );
     check::<f64>(&[9.9999999999, -1.999999996], &[2], "[10. -2.]");
     check::<f64>(&[9.99999999999e+20, 1.5], &[2], "[1.0e+21 1.5e+00]");
     check::<f16>(
-        &[f16::from_f32(0.1), f16::from_f32(-0.25), f16::from_f32(65504.0)],
+        &[
+            f16::from_f32(0.1),
+            f16::from_f32(-0.25),
+            f16::from_f32(65504.0),
+        ],
         &[3],
         "[ 1.00e-01 -2.50e-01  6.55e+04]",
     );
-    check::<f16>(&[f16::from_f32(0.1), f16::from_f32(0.7), f16::from_f32(6.0)], &[3], "[0.1 0.7 6. ]");
+    check::<f16>(
+        &[f16::from_f32(0.1), f16::from_f32(0.7), f16::from_f32(6.0)],
+        &[3],
+        "[0.1 0.7 6. ]",
+    );
     check::<i64>(&[1, -20, 300], &[3], "[  1 -20 300]");
     check::<u8>(&[0, 255], &[1, 2], "[[  0 255]]");
     check::<bool>(&[true, false], &[2], "[ True False]");

@@ -32,34 +32,73 @@ unsafe impl Send for CallerTensors {}
 
 impl CallerTensors {
     /// For partition `index` of a valid program, in the memory of a device.
-    pub(crate) fn new(program: &Program, index: usize, driver: &Arc<dyn Driver>) -> Result<CallerTensors, Error> {
+    pub(crate) fn new(
+        program: &Program,
+        index: usize,
+        driver: &Arc<dyn Driver>,
+    ) -> Result<CallerTensors, Error> {
         let buffers = &program.partitions[index].buffers;
         let memory = Memory::Device(driver.clone());
         let copied = |wanted: &dyn Fn(Loc) -> Option<u32>| {
-            let mut found: Vec<(usize, usize)> =
-                buffers.iter().filter_map(|b| Some((wanted(b.loc)? as usize, b.size_bytes()))).collect();
+            let mut found: Vec<(usize, usize)> = buffers
+                .iter()
+                .filter_map(|b| Some((wanted(b.loc)? as usize, b.size_bytes())))
+                .collect();
             found.sort_unstable();
             found.dedup();
             let copy = |(index, size_bytes)| {
                 let (pinned, on_device) = (driver.pin(size_bytes)?, memory.allocate(size_bytes)?);
-                Ok(Copied { index, on_host: ptr::null_mut(), pinned, on_device, copied: driver.event()? })
+                Ok(Copied {
+                    index,
+                    on_host: ptr::null_mut(),
+                    pinned,
+                    on_device,
+                    copied: driver.event()?,
+                })
             };
-            found.into_iter().map(copy).collect::<Result<Vec<_>, Error>>()
+            found
+                .into_iter()
+                .map(copy)
+                .collect::<Result<Vec<_>, Error>>()
         };
-        let inputs = copied(&|loc| if let Loc::Input(i) = loc { Some(i) } else { None })?;
-        let outputs = copied(&|loc| if let Loc::Output(i) = loc { Some(i) } else { None })?;
-        Ok(CallerTensors { driver: driver.clone(), inputs, outputs })
+        let inputs = copied(&|loc| {
+            if let Loc::Input(i) = loc {
+                Some(i)
+            } else {
+                None
+            }
+        })?;
+        let outputs = copied(&|loc| {
+            if let Loc::Output(i) = loc {
+                Some(i)
+            } else {
+                None
+            }
+        })?;
+        Ok(CallerTensors {
+            driver: driver.clone(),
+            inputs,
+            outputs,
+        })
     }
 
     /// Index and device address of each input, then of each output.
     pub(crate) fn addresses(&self) -> [Vec<(usize, *mut u8)>; 2] {
-        [&self.inputs, &self.outputs].map(|list| list.iter().map(|c| (c.index, c.on_device.as_ptr())).collect())
+        [&self.inputs, &self.outputs].map(|list| {
+            list.iter()
+                .map(|c| (c.index, c.on_device.as_ptr()))
+                .collect()
+        })
     }
 
     /// Takes the caller's tensors for the next run.
     pub(crate) fn bind(&mut self, inputs: &[Tensor], outputs: &mut [Tensor]) {
-        self.inputs.iter_mut().for_each(|c| c.on_host = inputs[c.index].as_ptr().cast_mut());
-        self.outputs.iter_mut().for_each(|c| c.on_host = outputs[c.index].as_mut_ptr());
+        self.inputs
+            .iter_mut()
+            .for_each(|c| c.on_host = inputs[c.index].as_ptr().cast_mut());
+        self.outputs
+            .iter_mut()
+            .for_each(|c| c.on_host = outputs[c.index].as_mut_ptr());
     }
 
     /// Copies the inputs into pinned memory. The device has finished its last run.
@@ -67,7 +106,9 @@ impl CallerTensors {
         for c in &self.inputs {
             // SAFETY: `bind` took the pointer from a tensor of the input's size (checked before a run), which the caller keeps alive; no copy
             // is under way.
-            unsafe { ptr::copy_nonoverlapping(c.on_host, c.pinned.as_ptr(), c.pinned.size_bytes()) };
+            unsafe {
+                ptr::copy_nonoverlapping(c.on_host, c.pinned.as_ptr(), c.pinned.size_bytes())
+            };
         }
     }
 
@@ -75,7 +116,10 @@ impl CallerTensors {
     pub(crate) fn upload(&self) -> Result<(), Error> {
         self.inputs.iter().try_for_each(|c| {
             // SAFETY: the pinned memory lives as long as this, which outlives its runs, and is only changed between them.
-            unsafe { self.driver.receive(&*c.pinned, c.on_device.as_ptr().addr() as u64, &*c.copied)? };
+            unsafe {
+                self.driver
+                    .receive(&*c.pinned, c.on_device.as_ptr().addr() as u64, &*c.copied)?
+            };
             self.driver.wait(Queue::Compute, &*c.copied)
         })
     }
@@ -84,7 +128,14 @@ impl CallerTensors {
     pub(crate) fn download(&self) -> Result<(), Error> {
         self.outputs.iter().try_for_each(|c| {
             // SAFETY: as in `upload`; it is looked at when the device has finished.
-            unsafe { self.driver.send(c.on_device.as_ptr().addr() as u64, &*c.pinned, &*c.copied, None) }
+            unsafe {
+                self.driver.send(
+                    c.on_device.as_ptr().addr() as u64,
+                    &*c.pinned,
+                    &*c.copied,
+                    None,
+                )
+            }
         })
     }
 
@@ -92,7 +143,13 @@ impl CallerTensors {
     pub(crate) fn unstage(&self) {
         for c in &self.outputs {
             // SAFETY: no copy is under way. The tensor has the output's size; each output belongs to one partition, so no one else writes it.
-            unsafe { ptr::copy_nonoverlapping(bytes_of(&*c.pinned).as_ptr(), c.on_host, c.pinned.size_bytes()) };
+            unsafe {
+                ptr::copy_nonoverlapping(
+                    bytes_of(&*c.pinned).as_ptr(),
+                    c.on_host,
+                    c.pinned.size_bytes(),
+                )
+            };
         }
     }
 }

@@ -40,8 +40,18 @@ impl Devices {
     pub(crate) fn of(program: &Program, groups: &Groups, options: &ExecOptions) -> Devices {
         let peer = |device| options.drivers.get(device).and_then(|driver| driver.peer());
         Devices {
-            reducing: groups.keys().flatten().filter_map(peer).map(|peer| peer.ordinal).collect(),
-            queues: program.partitions.iter().filter_map(|p| peer(&p.device)).map(|peer| peer.compute).collect(),
+            reducing: groups
+                .keys()
+                .flatten()
+                .filter_map(peer)
+                .map(|peer| peer.ordinal)
+                .collect(),
+            queues: program
+                .partitions
+                .iter()
+                .filter_map(|p| peer(&p.device))
+                .map(|peer| peer.compute)
+                .collect(),
         }
     }
 
@@ -57,16 +67,28 @@ impl Devices {
 }
 
 /// All runs of the process.
-pub(crate) static RUNS: Runs = Runs { under_way: Mutex::new(Vec::new()), left: Condvar::new() };
+pub(crate) static RUNS: Runs = Runs {
+    under_way: Mutex::new(Vec::new()),
+    left: Condvar::new(),
+};
 
 impl Runs {
     /// Waits for the runs of other programs that came before and exclude this one; the result lets later ones go when it is dropped. `program` tells
     /// programs apart.
     pub(crate) fn enter(&self, program: usize, devices: &Arc<Devices>) -> Entered<'_> {
-        let mut runs = self.under_way.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut runs = self
+            .under_way
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         let ticket = runs.iter().map(|run| run.ticket + 1).max().unwrap_or(0);
-        runs.push(Run { ticket, program, devices: devices.clone() });
-        let is_in_the_way = |run: &Run| run.ticket < ticket && run.program != program && run.devices.excludes(devices);
+        runs.push(Run {
+            ticket,
+            program,
+            devices: devices.clone(),
+        });
+        let is_in_the_way = |run: &Run| {
+            run.ticket < ticket && run.program != program && run.devices.excludes(devices)
+        };
         while runs.iter().any(is_in_the_way) {
             runs = self.left.wait(runs).unwrap_or_else(PoisonError::into_inner);
         }
@@ -82,7 +104,11 @@ pub(crate) struct Entered<'a> {
 
 impl Drop for Entered<'_> {
     fn drop(&mut self) {
-        self.runs.under_way.lock().unwrap_or_else(PoisonError::into_inner).retain(|run| run.ticket != self.ticket);
+        self.runs
+            .under_way
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .retain(|run| run.ticket != self.ticket);
         self.runs.left.notify_all();
     }
 }
@@ -91,19 +117,32 @@ impl Drop for Entered<'_> {
 pub(crate) fn groups(program: &Program, options: &ExecOptions) -> Result<Groups, Error> {
     let mut groups = Groups::new();
     for step in program.partitions.iter().flat_map(|p| &p.steps) {
-        let StepKind::AllReduce(s) = &step.kind else { continue };
+        let StepKind::AllReduce(s) = &step.kind else {
+            continue;
+        };
         if groups.contains_key(&s.devices) {
             continue;
         }
-        let driver = |device| options.drivers.get(device).ok_or_else(|| format!("{device} has no driver"));
+        let driver = |device| {
+            options
+                .drivers
+                .get(device)
+                .ok_or_else(|| format!("{device} has no driver"))
+        };
         let drivers = s.devices.iter().map(driver).collect::<Result<Vec<_>, _>>();
         let peers = drivers.and_then(|all| {
-            let peers =
-                all.iter().zip(&s.devices).map(|(d, name)| d.peer().ok_or_else(|| format!("{name} has no peers")));
+            let peers = all
+                .iter()
+                .zip(&s.devices)
+                .map(|(d, name)| d.peer().ok_or_else(|| format!("{name} has no peers")));
             Ok((all[0], peers.collect::<Result<Vec<_>, _>>()?))
         });
-        let (first, peers) = peers.map_err(|why| Error::new(ErrorKind::Unsupported, why).at(&step.origin))?;
-        groups.insert(s.devices.clone(), first.group(&peers).map_err(|e| e.at(&step.origin))?);
+        let (first, peers) =
+            peers.map_err(|why| Error::new(ErrorKind::Unsupported, why).at(&step.origin))?;
+        groups.insert(
+            s.devices.clone(),
+            first.group(&peers).map_err(|e| e.at(&step.origin))?,
+        );
     }
     Ok(groups)
 }
@@ -119,7 +158,9 @@ impl PreparedAllReduce {
             to: address(self.dst.buffer),
             n_elements: self.dst.size_bytes / self.dtype.size_bytes(),
         };
-        let asked = self.group.all_reduce(self.rank, &reduce, &|| context.rendezvous.is_aborted());
+        let asked = self
+            .group
+            .all_reduce(self.rank, &reduce, &|| context.rendezvous.is_aborted());
         match asked.map_err(|e| e.context(format!("on {}", context.device)))? {
             true => Ok(()),
             false => Err(Stop::Aborted),
@@ -169,27 +210,41 @@ mod tests {
         std::thread::scope(|scope| {
             for (program, gpus) in lists.iter().enumerate().flat_map(|run| [run; 2]) {
                 let (runs, users) = (&runs, &users);
-                let devices = Arc::new(Devices { reducing: gpus.to_vec(), queues: Vec::new() });
+                let devices = Arc::new(Devices {
+                    reducing: gpus.to_vec(),
+                    queues: Vec::new(),
+                });
                 scope.spawn(move || {
                     for _ in 0..n_runs {
                         let _entered = runs.enter(program, &devices);
                         for &gpu in gpus.iter() {
                             let user = &mut users.lock().unwrap()[gpu as usize];
-                            assert!(user.1 == 0 || user.0 == program, "program {program} found {user:?}");
+                            assert!(
+                                user.1 == 0 || user.0 == program,
+                                "program {program} found {user:?}"
+                            );
                             *user = (program, user.1 + 1);
                         }
-                        gpus.iter().for_each(|&gpu| users.lock().unwrap()[gpu as usize].1 -= 1);
+                        gpus.iter()
+                            .for_each(|&gpu| users.lock().unwrap()[gpu as usize].1 -= 1);
                     }
                 });
             }
         });
         let on = |reducing: &[u32], queues: &[u64]| {
-            Arc::new(Devices { reducing: reducing.to_vec(), queues: queues.to_vec() })
+            Arc::new(Devices {
+                reducing: reducing.to_vec(),
+                queues: queues.to_vec(),
+            })
         };
         let first = runs.enter(1, &on(&[0, 1], &[10, 11]));
         let _same = runs.enter(1, &on(&[0, 1], &[10, 11]));
         // Another GPU; a GPU of these in queues of its own; other work in one queue.
-        let _others = [runs.enter(2, &on(&[7], &[17])), runs.enter(3, &on(&[], &[20])), runs.enter(4, &on(&[], &[20]))];
+        let _others = [
+            runs.enter(2, &on(&[7], &[17])),
+            runs.enter(3, &on(&[], &[20])),
+            runs.enter(4, &on(&[], &[20])),
+        ];
         assert!(on(&[], &[11]).excludes(&on(&[0, 1], &[10, 11])));
         drop(first);
     }

@@ -21,12 +21,21 @@ impl PreparedIf {
     pub(crate) fn new(s: &If, links: &Links<'_>) -> Result<PreparedIf, Error> {
         let branch = |p: &Arc<Program>| Frame::new(p, 0, links);
         let branches = [branch(&s.else_branch)?, branch(&s.then_branch)?];
-        Ok(PreparedIf { cond: s.cond, args: s.args.clone(), results: s.results.clone(), branches })
+        Ok(PreparedIf {
+            cond: s.cond,
+            args: s.args.clone(),
+            results: s.results.clone(),
+            branches,
+        })
     }
 }
 
 /// Runs the branch that the condition picks.
-pub(crate) fn run_if(s: &mut PreparedIf, addresses: &Addresses, context: &mut Context<'_>) -> Result<(), Stop> {
+pub(crate) fn run_if(
+    s: &mut PreparedIf,
+    addresses: &Addresses,
+    context: &mut Context<'_>,
+) -> Result<(), Stop> {
     let at = |id: &BufferId| addresses.buffers[id.0 as usize];
     // SAFETY: validated: a bool buffer of one element, written by an earlier step.
     let taken = unsafe { read_bool(&addresses.memory, at(&s.cond))? };
@@ -48,7 +57,10 @@ unsafe fn read_bool(memory: &Memory, from: *mut u8) -> Result<bool, Error> {
 }
 
 fn set(slots: &mut [*mut u8], values: impl Iterator<Item = *mut u8>) {
-    slots.iter_mut().zip(values).for_each(|(slot, value)| *slot = value);
+    slots
+        .iter_mut()
+        .zip(values)
+        .for_each(|(slot, value)| *slot = value);
 }
 
 /// [`Loop`] with its body instantiated.
@@ -101,17 +113,33 @@ impl Slices {
 }
 
 impl PreparedLoop {
-    pub(crate) fn new(s: &Loop, buffers: &[Buffer], links: &Links<'_>) -> Result<PreparedLoop, Error> {
+    pub(crate) fn new(
+        s: &Loop,
+        buffers: &[Buffer],
+        links: &Links<'_>,
+    ) -> Result<PreparedLoop, Error> {
         let carry = |c: &Carried| {
             let result = Span::of(buffers, c.result);
-            Ok(PreparedCarried { init: c.init.0 as usize, result, spare: links.memory.allocate(result.size_bytes)? })
+            Ok(PreparedCarried {
+                init: c.init.0 as usize,
+                result,
+                spare: links.memory.allocate(result.size_bytes)?,
+            })
         };
         Ok(PreparedLoop {
             trips: s.trips,
             body: Frame::new(&s.body, 0, links)?,
             carried: s.carried.iter().map(carry).collect::<Result<_, Error>>()?,
-            scan_inputs: s.scan_inputs.iter().map(|x| Slices::new(x, buffers)).collect(),
-            scan_outputs: s.scan_outputs.iter().map(|x| Slices::new(x, buffers)).collect(),
+            scan_inputs: s
+                .scan_inputs
+                .iter()
+                .map(|x| Slices::new(x, buffers))
+                .collect(),
+            scan_outputs: s
+                .scan_outputs
+                .iter()
+                .map(|x| Slices::new(x, buffers))
+                .collect(),
             args: s.args.clone(),
             cells: links.memory.allocate(LOOP_BYTES)?,
         })
@@ -127,7 +155,13 @@ impl PreparedLoop {
     }
 
     /// Where the value of `carried[index]` lies after `writes` iterations, when iteration 0 writes to `spare` if `flip`.
-    fn carried_address(&self, index: usize, writes: u64, flip: bool, addresses: &Addresses) -> *mut u8 {
+    fn carried_address(
+        &self,
+        index: usize,
+        writes: u64,
+        flip: bool,
+        addresses: &Addresses,
+    ) -> *mut u8 {
         let c = &self.carried[index];
         match writes {
             0 => addresses.buffers[c.init],
@@ -147,17 +181,35 @@ impl PreparedLoop {
         let slice = |s: &Slices| s.address(addresses, i);
         let args = self.args.iter().map(|id| addresses.buffers[id.0 as usize]);
         let scanned = self.scan_inputs.iter().map(slice);
-        set(&mut inputs, (0..header).map(cell).chain(carried(i).map(place)).chain(scanned).chain(args));
+        set(
+            &mut inputs,
+            (0..header)
+                .map(cell)
+                .chain(carried(i).map(place))
+                .chain(scanned)
+                .chain(args),
+        );
         let next_condition = (0..header / 2).map(|_| cell(2));
-        set(&mut outputs, next_condition.chain(carried(i + 1).map(place)).chain(self.scan_outputs.iter().map(slice)));
+        set(
+            &mut outputs,
+            next_condition
+                .chain(carried(i + 1).map(place))
+                .chain(self.scan_outputs.iter().map(slice)),
+        );
         (self.body.inputs, self.body.outputs) = (inputs, outputs);
         self.body.bind();
     }
 
     /// Most iterations, and whether the first one runs at all.
     fn start(&self, addresses: &Addresses) -> Result<(u64, bool), Error> {
-        let TripCount::While { max_trips, condition } = self.trips else {
-            let TripCount::Fixed(n) = self.trips else { unreachable!("the other kind") };
+        let TripCount::While {
+            max_trips,
+            condition,
+        } = self.trips
+        else {
+            let TripCount::Fixed(n) = self.trips else {
+                unreachable!("the other kind")
+            };
             return Ok((n, true));
         };
         let at = |id: BufferId| addresses.buffers[id.0 as usize];
@@ -182,9 +234,16 @@ impl PreparedLoop {
 
     /// Errors when iteration `i` would pass the end of a scanned tensor.
     fn check_room(&self, i: u64) -> Result<(), Error> {
-        let full = self.scan_inputs.iter().chain(&self.scan_outputs).find(|s| i >= s.extent);
+        let full = self
+            .scan_inputs
+            .iter()
+            .chain(&self.scan_outputs)
+            .find(|s| i >= s.extent);
         full.map_or(Ok(()), |s| {
-            let message = format!("loop runs past the {} slices of {:?} that it was compiled for", s.extent, s.name);
+            let message = format!(
+                "loop runs past the {} slices of {:?} that it was compiled for",
+                s.extent, s.name
+            );
             Err(Error::new(ErrorKind::Unsupported, message))
         })
     }
@@ -193,18 +252,31 @@ impl PreparedLoop {
     fn check_full(&self, n: u64) -> Result<(), Error> {
         let short = self.scan_outputs.iter().find(|s| s.extent != n);
         short.map_or(Ok(()), |s| {
-            let message = format!("loop ended after {n} iterations, but {:?} was compiled for {}", s.name, s.extent);
+            let message = format!(
+                "loop ended after {n} iterations, but {:?} was compiled for {}",
+                s.name, s.extent
+            );
             Err(Error::new(ErrorKind::Unsupported, message))
         })
     }
 }
 
 /// Runs the body as often as the trip count says.
-pub(crate) fn run_loop(s: &mut PreparedLoop, addresses: &Addresses, context: &mut Context<'_>) -> Result<(), Stop> {
+pub(crate) fn run_loop(
+    s: &mut PreparedLoop,
+    addresses: &Addresses,
+    context: &mut Context<'_>,
+) -> Result<(), Stop> {
     let on_device = |e: Error, context: &Context<'_>| e.context(format!("on {}", context.device));
     let memory = &addresses.memory;
     let (max, mut condition) = s.start(addresses)?;
-    let ends_by_condition = matches!(s.trips, TripCount::While { condition: Some(_), .. });
+    let ends_by_condition = matches!(
+        s.trips,
+        TripCount::While {
+            condition: Some(_),
+            ..
+        }
+    );
     // Where the number of iterations is known, start so that the last one writes `result`.
     let flip = !ends_by_condition && max > 0 && max % 2 == 0;
     let mut i = 0;

@@ -5,7 +5,9 @@ use crate::device::{DeviceKind, DeviceName};
 use crate::driver::{Driver, Loaded};
 use crate::dtype::DType;
 use crate::error::{Error, ErrorKind};
-use crate::gpu::{EncodedTensorMap, GpuArg, GpuCode, GpuKernel, GpuParam, Launch, Swizzle, TensorMap};
+use crate::gpu::{
+    EncodedTensorMap, GpuArg, GpuCode, GpuKernel, GpuParam, Launch, Swizzle, TensorMap,
+};
 use crate::program::*;
 use crate::status;
 use crate::tensor::Tensor;
@@ -28,14 +30,26 @@ struct Table(Mutex<Blocks>);
 impl Table {
     fn with<T>(&self, address: u64, n: usize, f: impl FnOnce(&mut [u8]) -> T) -> Result<T, Error> {
         let mut blocks = self.0.lock().unwrap();
-        let outside = || Error::new(ErrorKind::DeviceFailed, format!("{n} bytes at {address:#x} are of no block"));
-        let block = blocks.of_number.get_mut(&(address / ALIGNMENT)).ok_or_else(outside)?;
+        let outside = || {
+            Error::new(
+                ErrorKind::DeviceFailed,
+                format!("{n} bytes at {address:#x} are of no block"),
+            )
+        };
+        let block = blocks
+            .of_number
+            .get_mut(&(address / ALIGNMENT))
+            .ok_or_else(outside)?;
         let start = (address % ALIGNMENT) as usize;
         block.get_mut(start..start + n).map(f).ok_or_else(outside)
     }
 
     fn floats(&self, address: u64, n: usize) -> Vec<f32> {
-        let floats = |b: &mut [u8]| b.chunks(4).map(|c| f32::from_ne_bytes(c.try_into().unwrap())).collect();
+        let floats = |b: &mut [u8]| {
+            b.chunks(4)
+                .map(|c| f32::from_ne_bytes(c.try_into().unwrap()))
+                .collect()
+        };
         self.with(address, 4 * n, floats).unwrap()
     }
 }
@@ -58,7 +72,16 @@ impl Driver for Fake {
     }
 
     fn free(&self, address: u64) {
-        assert!(self.0.0.lock().unwrap().of_number.remove(&(address / ALIGNMENT)).is_some(), "freed twice");
+        assert!(
+            self.0
+                .0
+                .lock()
+                .unwrap()
+                .of_number
+                .remove(&(address / ALIGNMENT))
+                .is_some(),
+            "freed twice"
+        );
     }
 
     fn write(&self, to: u64, bytes: &[u8]) -> Result<(), Error> {
@@ -107,35 +130,75 @@ impl Loaded for Fake {
                 }
                 Ok(())
             }
-            "below" => self.write(args[2], &[u8::from(x[0] + 1.0 < self.0.floats(args[1], 1)[0])]),
-            _ => Err(Error::new(ErrorKind::Internal, format!("no kernel {entry}"))),
+            "below" => self.write(
+                args[2],
+                &[u8::from(x[0] + 1.0 < self.0.floats(args[1], 1)[0])],
+            ),
+            _ => Err(Error::new(
+                ErrorKind::Internal,
+                format!("no kernel {entry}"),
+            )),
         }
     }
 }
 
 fn kernel(entry: &str, params: &[GpuParam], n: u32) -> Kernel {
-    let launch = Launch { grid: [1; 3], block: [n, 1, 1], shared_bytes: 0 };
-    Kernel::Gpu(GpuKernel { name: entry.into(), code: 0, entry: entry.into(), launch, params: params.to_vec() })
+    let launch = Launch {
+        grid: [1; 3],
+        block: [n, 1, 1],
+        shared_bytes: 0,
+    };
+    Kernel::Gpu(GpuKernel {
+        name: entry.into(),
+        code: 0,
+        entry: entry.into(),
+        launch,
+        params: params.to_vec(),
+    })
 }
 
 const TWO: [GpuParam; 2] = [GpuParam::Buffer(0), GpuParam::Buffer(1)];
 const TWO_AND_STATUS: [GpuParam; 3] = [GpuParam::Buffer(0), GpuParam::Buffer(1), GpuParam::Status];
 
 fn floats(name: &str, n: usize, loc: Loc) -> Buffer {
-    Buffer { name: name.into(), dtype: DType::F32, shape: vec![n], loc }
+    Buffer {
+        name: name.into(),
+        dtype: DType::F32,
+        shape: vec![n],
+        loc,
+    }
 }
 
 fn step(kind: StepKind, origin: &str, deps: &[u32]) -> Step {
-    Step { kind, origin: origin.into(), deps: deps.iter().map(|&d| StepId(d)).collect() }
+    Step {
+        kind,
+        origin: origin.into(),
+        deps: deps.iter().map(|&d| StepId(d)).collect(),
+    }
 }
 
 fn call(kernel: u32, args: &[u32]) -> StepKind {
     let args = args.iter().map(|&a| BufferId(a)).collect();
-    StepKind::Kernel { kernel: KernelId(kernel), args, n_outputs: 1, items: 1, grain: 0 }
+    StepKind::Kernel {
+        kernel: KernelId(kernel),
+        args,
+        n_outputs: 1,
+        items: 1,
+        grain: 0,
+    }
 }
 
-fn partition(kind: DeviceKind, buffers: Vec<Buffer>, kernels: Vec<Kernel>, steps: Vec<Step>) -> Partition {
-    let gpu_code = vec![GpuCode { arch: "table".into(), ptx: String::new(), cubin: Vec::new() }];
+fn partition(
+    kind: DeviceKind,
+    buffers: Vec<Buffer>,
+    kernels: Vec<Kernel>,
+    steps: Vec<Step>,
+) -> Partition {
+    let gpu_code = vec![GpuCode {
+        arch: "table".into(),
+        ptx: String::new(),
+        cubin: Vec::new(),
+    }];
     Partition {
         device: DeviceName::local(kind, 0),
         arena_bytes: 256,
@@ -151,14 +214,32 @@ fn partition(kind: DeviceKind, buffers: Vec<Buffer>, kernels: Vec<Kernel>, steps
 fn program(n: usize, partitions: Vec<Partition>) -> Arc<Program> {
     let spec = |name: &str| vec![IoSpec::new(name, DType::F32, &[n])];
     let (inputs, outputs) = (spec("x"), spec("y"));
-    Arc::new(Program { name: "p".into(), inputs, outputs, variables: vec![], partitions, code: vec![] })
+    Arc::new(Program {
+        name: "p".into(),
+        inputs,
+        outputs,
+        variables: vec![],
+        partitions,
+        code: vec![],
+    })
 }
 
 fn executor(program: Arc<Program>) -> (Executor, Fake) {
     let fake = Fake::default();
     let driver: Arc<dyn Driver> = Arc::new(fake.clone());
     let drivers = BTreeMap::from([(DeviceName::local(DeviceKind::Emu, 0), driver)]);
-    (Executor::new(program, &ExecOptions { threads: 2, drivers, ..Default::default() }).unwrap(), fake)
+    (
+        Executor::new(
+            program,
+            &ExecOptions {
+                threads: 2,
+                drivers,
+                ..Default::default()
+            },
+        )
+        .unwrap(),
+        fake,
+    )
 }
 
 fn arena(offset_bytes: usize) -> Loc {
@@ -167,9 +248,19 @@ fn arena(offset_bytes: usize) -> Loc {
 
 /// y = x + 1 + 1 on the device, the second with a status word.
 fn chain() -> Arc<Program> {
-    let buffers = vec![floats("x", 4, Loc::Input(0)), floats("b", 4, arena(0)), floats("y", 4, Loc::Output(0))];
-    let kernels = vec![kernel("add_one", &TWO, 4), kernel("fail_on_nan", &TWO_AND_STATUS, 4)];
-    let steps = vec![step(call(0, &[0, 1]), "/a", &[]), step(call(1, &[1, 2]), "/b", &[0])];
+    let buffers = vec![
+        floats("x", 4, Loc::Input(0)),
+        floats("b", 4, arena(0)),
+        floats("y", 4, Loc::Output(0)),
+    ];
+    let kernels = vec![
+        kernel("add_one", &TWO, 4),
+        kernel("fail_on_nan", &TWO_AND_STATUS, 4),
+    ];
+    let steps = vec![
+        step(call(0, &[0, 1]), "/a", &[]),
+        step(call(1, &[1, 2]), "/b", &[0]),
+    ];
     program(4, vec![partition(DeviceKind::Emu, buffers, kernels, steps)])
 }
 
@@ -177,24 +268,37 @@ fn chain() -> Arc<Program> {
 fn inputs_and_outputs_cross_and_memory_is_given_back() {
     let (executor, fake) = executor(chain());
     for x in [[1f32, 2.0, 3.0, 4.0], [5.0, 6.0, 7.0, 8.0]] {
-        let y = executor.run(&[Tensor::from_slice(&x, &[4]).unwrap()]).unwrap();
+        let y = executor
+            .run(&[Tensor::from_slice(&x, &[4]).unwrap()])
+            .unwrap();
         assert_eq!(y[0].as_slice::<f32>(), x.map(|v| v + 2.0));
     }
-    assert!(executor.peak_bytes() >= 256 + 4 + 32, "arena, constant, copies of input and output");
+    assert!(
+        executor.peak_bytes() >= 256 + 4 + 32,
+        "arena, constant, copies of input and output"
+    );
     drop(executor);
     // The last thread of the executor to end lets go of its memory.
     let is_empty = || fake.0.0.lock().unwrap().of_number.is_empty();
-    (0..10_000).take_while(|_| !is_empty()).for_each(|_| std::thread::sleep(std::time::Duration::from_millis(1)));
+    (0..10_000)
+        .take_while(|_| !is_empty())
+        .for_each(|_| std::thread::sleep(std::time::Duration::from_millis(1)));
     assert!(is_empty());
 }
 
 #[test]
 fn a_status_word_names_the_node_and_the_next_run_is_clean() {
     let (executor, _) = executor(chain());
-    let e = executor.run(&[Tensor::from_slice(&[1f32, f32::NAN, 3.0, 4.0], &[4]).unwrap()]).unwrap_err();
+    let e = executor
+        .run(&[Tensor::from_slice(&[1f32, f32::NAN, 3.0, 4.0], &[4]).unwrap()])
+        .unwrap_err();
     assert_eq!((e.kind(), e.node()), (ErrorKind::InvalidInput, Some("/b")));
     assert!(e.to_string().contains("/device:EMU:0"), "{e}");
-    assert!(executor.run(&[Tensor::zeros(DType::F32, &[4]).unwrap()]).is_ok());
+    assert!(
+        executor
+            .run(&[Tensor::zeros(DType::F32, &[4]).unwrap()])
+            .is_ok()
+    );
 }
 
 /// y = (x + 1) + 1, where the second launch gets its operand as a tensor map: encoded once for all runs, since the buffer stays where it is.
@@ -212,8 +316,15 @@ fn tensor_maps_are_encoded_for_their_buffers() {
         }))
     };
     let with = |sizes: &[u64]| {
-        let buffers = vec![floats("x", 8, Loc::Input(0)), floats("b", 8, arena(0)), floats("y", 8, Loc::Output(0))];
-        let kernels = vec![kernel("add_one", &TWO, 8), kernel("add_one", &[map(sizes), GpuParam::Buffer(1)], 4)];
+        let buffers = vec![
+            floats("x", 8, Loc::Input(0)),
+            floats("b", 8, arena(0)),
+            floats("y", 8, Loc::Output(0)),
+        ];
+        let kernels = vec![
+            kernel("add_one", &TWO, 8),
+            kernel("add_one", &[map(sizes), GpuParam::Buffer(1)], 4),
+        ];
         let steps = vec![
             step(call(0, &[0, 1]), "/a", &[]),
             step(call(0, &[0, 2]), "/b", &[0]),
@@ -225,42 +336,78 @@ fn tensor_maps_are_encoded_for_their_buffers() {
     for _ in 0..3 {
         let x = Tensor::from_slice(&[0f32, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0], &[8]).unwrap();
         let y = executor.run(&[x]).unwrap();
-        assert_eq!(y[0].as_slice::<f32>(), [6.0, 7.0, 8.0, 9.0, 5.0, 6.0, 7.0, 8.0]);
+        assert_eq!(
+            y[0].as_slice::<f32>(),
+            [6.0, 7.0, 8.0, 9.0, 5.0, 6.0, 7.0, 8.0]
+        );
     }
     assert_eq!(fake.0.0.lock().unwrap().n_encoded, 1);
     let beyond = with(&[5]).validate();
-    assert!(beyond.iter().any(|v| v.contains("ends at byte 36 of a buffer of 32")), "{beyond:?}");
+    assert!(
+        beyond
+            .iter()
+            .any(|v| v.contains("ends at byte 36 of a buffer of 32")),
+        "{beyond:?}"
+    );
 }
 
 /// The host sends x to the device and receives x + 1.
 #[test]
 fn tensors_cross_between_host_and_device() {
     let [host, device] = [DeviceKind::Cpu, DeviceKind::Emu].map(|k| DeviceName::local(k, 0));
-    let key =
-        |from: &DeviceName, to: &DeviceName| Key { source: from.clone(), destination: to.clone(), tensor: "t".into() };
+    let key = |from: &DeviceName, to: &DeviceName| Key {
+        source: from.clone(),
+        destination: to.clone(),
+        tensor: "t".into(),
+    };
     let (there, back) = (key(&host, &device), key(&device, &host));
-    let send = |key: &Key, buffer: u32| StepKind::Send { key: key.clone(), buffer: BufferId(buffer) };
-    let recv = |key: &Key, buffer: u32| StepKind::Recv { key: key.clone(), buffer: BufferId(buffer) };
+    let send = |key: &Key, buffer: u32| StepKind::Send {
+        key: key.clone(),
+        buffer: BufferId(buffer),
+    };
+    let recv = |key: &Key, buffer: u32| StepKind::Recv {
+        key: key.clone(),
+        buffer: BufferId(buffer),
+    };
     let on_host = partition(
         DeviceKind::Cpu,
-        vec![floats("x", 4, Loc::Input(0)), floats("y", 4, Loc::Output(0))],
+        vec![
+            floats("x", 4, Loc::Input(0)),
+            floats("y", 4, Loc::Output(0)),
+        ],
         vec![],
-        vec![step(send(&there, 0), "/send", &[]), step(recv(&back, 1), "/recv", &[])],
+        vec![
+            step(send(&there, 0), "/send", &[]),
+            step(recv(&back, 1), "/recv", &[]),
+        ],
     );
     let on_device = partition(
         DeviceKind::Emu,
-        vec![floats("a", 4, arena(0)), floats("b", 4, arena(64)), floats("c", 4, arena(128))],
+        vec![
+            floats("a", 4, arena(0)),
+            floats("b", 4, arena(64)),
+            floats("c", 4, arena(128)),
+        ],
         vec![kernel("add_one", &TWO, 4)],
         vec![
             step(recv(&there, 0), "/recv", &[]),
             step(call(0, &[0, 1]), "/add", &[0]),
-            step(StepKind::Copy { src: BufferId(1), dst: BufferId(2) }, "/copy", &[1]),
+            step(
+                StepKind::Copy {
+                    src: BufferId(1),
+                    dst: BufferId(2),
+                },
+                "/copy",
+                &[1],
+            ),
             step(send(&back, 2), "/send", &[2]),
         ],
     );
     let (executor, _) = executor(program(4, vec![on_host, on_device]));
     for k in 0..20 {
-        let y = executor.run(&[Tensor::from_slice(&[k as f32; 4], &[4]).unwrap()]).unwrap();
+        let y = executor
+            .run(&[Tensor::from_slice(&[k as f32; 4], &[4]).unwrap()])
+            .unwrap();
         assert_eq!(y[0].as_slice::<f32>(), [k as f32 + 1.0; 4]);
     }
 }
@@ -268,10 +415,23 @@ fn tensors_cross_between_host_and_device() {
 /// A loop on the device: `x += 1` while it is below the constant 10. Header, condition and carried value are in the device's memory.
 #[test]
 fn control_flow_reads_its_conditions_from_the_device() {
-    let scalar = |name: &str, dtype: DType, loc: Loc| Buffer { name: name.into(), dtype, shape: vec![1], loc };
-    let below = [GpuParam::Buffer(0), GpuParam::Buffer(1), GpuParam::Buffer(2)];
+    let scalar = |name: &str, dtype: DType, loc: Loc| Buffer {
+        name: name.into(),
+        dtype,
+        shape: vec![1],
+        loc,
+    };
+    let below = [
+        GpuParam::Buffer(0),
+        GpuParam::Buffer(1),
+        GpuParam::Buffer(2),
+    ];
     let spec = |name: &str, dtype: DType| IoSpec::new(name, dtype, &[1]);
-    let inputs = vec![spec("i", DType::I64), spec("c", DType::Bool), spec("x", DType::F32)];
+    let inputs = vec![
+        spec("i", DType::I64),
+        spec("c", DType::Bool),
+        spec("x", DType::F32),
+    ];
     let outputs = vec![spec("c", DType::Bool), spec("x", DType::F32)];
     let body = partition(
         DeviceKind::Emu,
@@ -282,10 +442,20 @@ fn control_flow_reads_its_conditions_from_the_device() {
             scalar("c", DType::Bool, Loc::Output(0)),
         ],
         vec![kernel("add_one", &TWO, 1), kernel("below", &below, 1)],
-        vec![step(call(0, &[0, 2]), "/add", &[]), step(call(1, &[0, 1, 3]), "/below", &[])],
+        vec![
+            step(call(0, &[0, 2]), "/add", &[]),
+            step(call(1, &[0, 1, 3]), "/below", &[]),
+        ],
     );
     let (partitions, variables, code) = (vec![body], vec![], vec![]);
-    let body = Arc::new(Program { name: "body".into(), inputs, outputs, variables, partitions, code });
+    let body = Arc::new(Program {
+        name: "body".into(),
+        inputs,
+        outputs,
+        variables,
+        partitions,
+        code,
+    });
     let mut outer = partition(
         DeviceKind::Emu,
         vec![
@@ -296,9 +466,15 @@ fn control_flow_reads_its_conditions_from_the_device() {
         vec![],
         vec![step(
             StepKind::Loop(Box::new(Loop {
-                trips: TripCount::While { max_trips: None, condition: Some(BufferId(2)) },
+                trips: TripCount::While {
+                    max_trips: None,
+                    condition: Some(BufferId(2)),
+                },
                 body,
-                carried: vec![Carried { init: BufferId(0), result: BufferId(1) }],
+                carried: vec![Carried {
+                    init: BufferId(0),
+                    result: BufferId(1),
+                }],
                 scan_inputs: vec![],
                 scan_outputs: vec![],
                 args: vec![],
@@ -310,19 +486,34 @@ fn control_flow_reads_its_conditions_from_the_device() {
     outer.constants = vec![Tensor::from_slice(&[true], &[1]).unwrap()];
     let (executor, _) = executor(program(1, vec![outer]));
     for (x, y) in [(3.0f32, 10.0f32), (4.0, 10.0), (40.0, 41.0)] {
-        let out = executor.run(&[Tensor::from_slice(&[x], &[1]).unwrap()]).unwrap();
+        let out = executor
+            .run(&[Tensor::from_slice(&[x], &[1]).unwrap()])
+            .unwrap();
         assert_eq!(out[0].as_slice::<f32>(), [y], "from {x}");
     }
 }
 
 #[test]
 fn a_device_without_driver_and_kernels_of_another_kind_are_refused() {
-    let e = Executor::new(chain(), &ExecOptions::default()).err().unwrap();
+    let e = Executor::new(chain(), &ExecOptions::default())
+        .err()
+        .unwrap();
     assert_eq!(e.kind(), ErrorKind::Unsupported);
     let mut wrong = (*chain()).clone();
     wrong.partitions[0].device = DeviceName::local(DeviceKind::Cpu, 0);
-    assert!(wrong.validate().iter().any(|v| v.contains("is for a GPU")), "{:?}", wrong.validate());
+    assert!(
+        wrong.validate().iter().any(|v| v.contains("is for a GPU")),
+        "{:?}",
+        wrong.validate()
+    );
     let mut wrong = (*chain()).clone();
     wrong.partitions[0].gpu_code.clear();
-    assert!(wrong.validate().iter().any(|v| v.contains("code 0 does not exist")), "{:?}", wrong.validate());
+    assert!(
+        wrong
+            .validate()
+            .iter()
+            .any(|v| v.contains("code 0 does not exist")),
+        "{:?}",
+        wrong.validate()
+    );
 }

@@ -36,8 +36,12 @@ pub struct LinkRate {
 impl LinkRate {
     /// Time of `size_bytes` over the idle link.
     pub fn transfer(&self, size_bytes: usize) -> Duration {
-        let ns = (size_bytes as u128 * 1_000_000_000).div_ceil(u128::from(self.bytes_per_second.max(1)));
-        Duration::from_nanos(self.latency_ns.saturating_add(u64::try_from(ns).unwrap_or(u64::MAX)))
+        let ns =
+            (size_bytes as u128 * 1_000_000_000).div_ceil(u128::from(self.bytes_per_second.max(1)));
+        Duration::from_nanos(
+            self.latency_ns
+                .saturating_add(u64::try_from(ns).unwrap_or(u64::MAX)),
+        )
     }
 }
 
@@ -60,7 +64,11 @@ pub struct Crossing {
 pub fn wait_kernel() -> Kernel {
     // SAFETY: the kernel uses none of its arguments, so it keeps to the ABI in any step.
     let entry = unsafe { KernelEntry::new(wait) };
-    Kernel::Cpu(CpuKernel { name: "wait".into(), entry, workspace_bytes_per_thread: 0 })
+    Kernel::Cpu(CpuKernel {
+        name: "wait".into(),
+        entry,
+        workspace_bytes_per_thread: 0,
+    })
 }
 
 unsafe extern "C" fn wait(_args: *const *mut u8, begin: u64, end: u64) -> u32 {
@@ -107,15 +115,25 @@ impl Courier {
         staging: &[(usize, usize)],
         transport: &Transport,
     ) -> Result<Option<Courier>, Error> {
-        let Transport::Emulated(links) = transport else { return Ok(None) };
+        let Transport::Emulated(links) = transport else {
+            return Ok(None);
+        };
         let mut slots: Vec<(usize, Key, usize)> = Vec::with_capacity(keys.len());
         for (key, &slot) in keys {
             let pair = (key.source.clone(), key.destination.clone());
-            let link = links.keys().position(|k| *k == pair).filter(|_| links[&pair].bytes_per_second > 0);
+            let link = links
+                .keys()
+                .position(|k| *k == pair)
+                .filter(|_| links[&pair].bytes_per_second > 0);
             let link = link.ok_or_else(|| {
-                let message =
-                    format!("no emulated link of at least 1 byte/s from {} to {}", key.source, key.destination);
-                Error::new(ErrorKind::InvalidInput, format!("{message}, over which {:?} is sent", key.tensor))
+                let message = format!(
+                    "no emulated link of at least 1 byte/s from {} to {}",
+                    key.source, key.destination
+                );
+                Error::new(
+                    ErrorKind::InvalidInput,
+                    format!("{message}, over which {:?} is sent", key.tensor),
+                )
             })?;
             slots.push((slot, key.clone(), link));
         }
@@ -129,7 +147,10 @@ impl Courier {
         };
         Ok((n > 0).then(|| Courier {
             rates: links.values().copied().collect(),
-            slots: slots.into_iter().map(|(slot, key, link)| (key, link, staging[slot].1)).collect(),
+            slots: slots
+                .into_iter()
+                .map(|(slot, key, link)| (key, link, staging[slot].1))
+                .collect(),
             state: Mutex::new(state),
             changed: Condvar::new(),
         }))
@@ -166,7 +187,10 @@ impl Courier {
         let mut state = self.lock();
         while !state.closed {
             let Some(&Reverse((due, slot, epoch))) = state.under_way.peek() else {
-                state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+                state = self
+                    .changed
+                    .wait(state)
+                    .unwrap_or_else(PoisonError::into_inner);
                 continue;
             };
             let left = due.saturating_duration_since(Instant::now());
@@ -176,7 +200,11 @@ impl Courier {
                 deliver(slot, epoch);
                 state = self.lock();
             } else if left > SPIN {
-                state = self.changed.wait_timeout(state, left - SPIN).unwrap_or_else(PoisonError::into_inner).0;
+                state = self
+                    .changed
+                    .wait_timeout(state, left - SPIN)
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .0;
             } else {
                 // Others may post while this one spins.
                 drop(state);
@@ -196,7 +224,12 @@ impl Courier {
     pub(crate) fn crossings(&self) -> Vec<Crossing> {
         let crossing = |&(slot, start, end): &(usize, Instant, Instant)| {
             let (key, _, size_bytes) = &self.slots[slot];
-            Crossing { key: key.clone(), size_bytes: *size_bytes, start, end }
+            Crossing {
+                key: key.clone(),
+                size_bytes: *size_bytes,
+                start,
+                end,
+            }
         };
         self.lock().log.iter().map(crossing).collect()
     }

@@ -10,7 +10,9 @@ use crate::device::DeviceName;
 use crate::driver::{Arrival, Event, Group, Loaded, Passed, Queue, Reduction};
 use crate::dtype::DType;
 use crate::error::{Error, ErrorKind};
-use crate::program::{Buffer, BufferId, Kernel, KernelFn, Key, Loc, Partition, Program, Step, StepId, StepKind};
+use crate::program::{
+    Buffer, BufferId, Kernel, KernelFn, Key, Loc, Partition, Program, Step, StepId, StepKind,
+};
 use crate::tensor::Tensor;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -135,13 +137,20 @@ pub(crate) struct Span {
 
 impl Span {
     pub(crate) fn of(buffers: &[Buffer], id: BufferId) -> Span {
-        Span { buffer: id.0 as usize, size_bytes: buffers[id.0 as usize].size_bytes() }
+        Span {
+            buffer: id.0 as usize,
+            size_bytes: buffers[id.0 as usize].size_bytes(),
+        }
     }
 }
 
 impl Frame {
     /// Instantiates partition `partition_idx` of a program that [`Program::validate`] found good.
-    pub(crate) fn new(program: &Arc<Program>, partition_idx: usize, links: &Links<'_>) -> Result<Frame, Error> {
+    pub(crate) fn new(
+        program: &Arc<Program>,
+        partition_idx: usize,
+        links: &Links<'_>,
+    ) -> Result<Frame, Error> {
         let partition = &program.partitions[partition_idx];
         let arena = links.memory.allocate(partition.arena_bytes)?;
         let (constants, mut blocks) = place_constants(partition, links.memory)?;
@@ -150,7 +159,9 @@ impl Frame {
             Loc::Constant(c) => constants[c as usize],
             Loc::Input(_) | Loc::Output(_) => std::ptr::null_mut(),
         };
-        let bound = |(i, b): (usize, &Buffer)| matches!(b.loc, Loc::Input(_) | Loc::Output(_)).then_some((i, b.loc));
+        let bound = |(i, b): (usize, &Buffer)| {
+            matches!(b.loc, Loc::Input(_) | Loc::Output(_)).then_some((i, b.loc))
+        };
         let mut frame = Frame {
             program: program.clone(),
             partition_idx,
@@ -162,7 +173,12 @@ impl Frame {
                 args: Vec::new(),
                 memory: links.memory.clone(),
             },
-            bound_buffers: partition.buffers.iter().enumerate().filter_map(bound).collect(),
+            bound_buffers: partition
+                .buffers
+                .iter()
+                .enumerate()
+                .filter_map(bound)
+                .collect(),
             bound_args: Vec::new(),
             profile: None,
             statuses: Statuses::default(),
@@ -209,12 +225,23 @@ impl Frame {
         let span = |id: &BufferId| Span::of(&partition.buffers, *id);
         let variable = |index: &u32| links.resources.declare(&program.variables[*index as usize]);
         Ok(match &step.kind {
-            StepKind::Kernel { kernel, args, items, grain, .. } => {
+            StepKind::Kernel {
+                kernel,
+                args,
+                items,
+                grain,
+                ..
+            } => {
                 let first_arg = self.push_args(args, &partition.buffers);
                 let kernel = match &partition.kernels[kernel.0 as usize] {
                     Kernel::Cpu(kernel) => kernel,
                     Kernel::Gpu(kernel) => {
-                        return Ok(Prepared::Launch(PreparedLaunch::new(kernel, code, first_arg, &mut self.statuses)));
+                        return Ok(Prepared::Launch(PreparedLaunch::new(
+                            kernel,
+                            code,
+                            first_arg,
+                            &mut self.statuses,
+                        )));
                     }
                     Kernel::Product(product) => {
                         let made = PreparedLaunch::of_product(product, links.memory, first_arg);
@@ -232,10 +259,19 @@ impl Frame {
             }
             StepKind::Send { key, buffer } => prepare_send(links, links.slots[key], span(buffer)),
             StepKind::Recv { key, buffer } => match links.memory {
-                Memory::Host => Prepared::Recv { slot: links.slots[key], buffer: span(buffer) },
-                Memory::Device(_) => Prepared::RecvOnDevice { slot: links.slots[key], buffer: span(buffer) },
+                Memory::Host => Prepared::Recv {
+                    slot: links.slots[key],
+                    buffer: span(buffer),
+                },
+                Memory::Device(_) => Prepared::RecvOnDevice {
+                    slot: links.slots[key],
+                    buffer: span(buffer),
+                },
             },
-            StepKind::Copy { src, dst } => Prepared::Copy { src: span(src), dst: span(dst) },
+            StepKind::Copy { src, dst } => Prepared::Copy {
+                src: span(src),
+                dst: span(dst),
+            },
             StepKind::AllReduce(s) => Prepared::AllReduce(PreparedAllReduce {
                 group: links.groups[&s.devices].clone(),
                 rank: s.rank as usize,
@@ -245,20 +281,28 @@ impl Frame {
                 dst: span(&s.dst),
             }),
             StepKind::If(s) => Prepared::If(Box::new(PreparedIf::new(s, links)?)),
-            StepKind::Loop(s) => Prepared::Loop(Box::new(PreparedLoop::new(s, &partition.buffers, links)?)),
-            StepKind::ReadVariable { variable: v, dst } => {
-                Prepared::ReadVariable { variable: variable(v)?, dst: span(dst) }
+            StepKind::Loop(s) => {
+                Prepared::Loop(Box::new(PreparedLoop::new(s, &partition.buffers, links)?))
             }
-            StepKind::AssignVariable { variable: v, src } => {
-                Prepared::AssignVariable { variable: variable(v)?, src: span(src) }
-            }
+            StepKind::ReadVariable { variable: v, dst } => Prepared::ReadVariable {
+                variable: variable(v)?,
+                dst: span(dst),
+            },
+            StepKind::AssignVariable { variable: v, src } => Prepared::AssignVariable {
+                variable: variable(v)?,
+                src: span(src),
+            },
         })
     }
 
     /// Takes the device's copies of the caller's tensors, which stay where they are, by index: inputs and outputs.
     pub(crate) fn use_copies(&mut self, [inputs, outputs]: [Vec<(usize, *mut u8)>; 2]) {
-        inputs.into_iter().for_each(|(i, address)| self.inputs[i] = address);
-        outputs.into_iter().for_each(|(i, address)| self.outputs[i] = address);
+        inputs
+            .into_iter()
+            .for_each(|(i, address)| self.inputs[i] = address);
+        outputs
+            .into_iter()
+            .for_each(|(i, address)| self.outputs[i] = address);
         self.bind();
     }
 
@@ -280,7 +324,9 @@ impl Frame {
             self.addresses.buffers[buffer] = match loc {
                 Loc::Input(i) => self.inputs[i as usize],
                 Loc::Output(i) => self.outputs[i as usize],
-                Loc::Arena { .. } | Loc::Constant(_) => unreachable!("only inputs and outputs are bound"),
+                Loc::Arena { .. } | Loc::Constant(_) => {
+                    unreachable!("only inputs and outputs are bound")
+                }
             };
         }
         for &(arg, buffer) in &self.bound_args {
@@ -290,7 +336,9 @@ impl Frame {
 
     /// The queue that a step is asked of waits for the copies that the step depends on.
     pub(crate) fn wait_for_copies(&self, step: usize) -> Result<(), Error> {
-        let Memory::Device(driver) = &self.addresses.memory else { return Ok(()) };
+        let Memory::Device(driver) = &self.addresses.memory else {
+            return Ok(());
+        };
         let queue = match self.steps[step] {
             Prepared::SendFromDevice(_) => Queue::Out,
             Prepared::RecvOnDevice { .. } => Queue::In,
@@ -299,8 +347,12 @@ impl Frame {
         if queue == Queue::In && self.computes_before[step] {
             driver.receive_after_computing()?;
         }
-        let events = self.copies_before[step].iter().filter_map(|&d| self.events[d as usize].as_ref());
-        events.into_iter().try_for_each(|event| driver.wait(queue, &**event))
+        let events = self.copies_before[step]
+            .iter()
+            .filter_map(|&d| self.events[d as usize].as_ref());
+        events
+            .into_iter()
+            .try_for_each(|event| driver.wait(queue, &**event))
     }
 
     /// What marks the end of a step that is a device's copy.
@@ -319,8 +371,9 @@ impl Frame {
 
     /// A fault that the device noticed when all had been asked for: it says which kernels may be to blame.
     pub(crate) fn explain_fault(&self, error: Error) -> Error {
-        let launches: Vec<usize> =
-            (0..self.steps.len()).filter(|&i| matches!(self.steps[i], Prepared::Launch(_))).collect();
+        let launches: Vec<usize> = (0..self.steps.len())
+            .filter(|&i| matches!(self.steps[i], Prepared::Launch(_)))
+            .collect();
         let name = |&i: &usize| match &self.steps[i] {
             Prepared::Launch(launch) => format!("{} (node {:?})", launch.entry(), self.origin(i)),
             _ => String::new(),
@@ -363,14 +416,32 @@ fn prepare_send(links: &Links<'_>, slot: usize, buffer: Span) -> Prepared {
     let target = links.targets[slot].clone();
     let rendezvous = links.rendezvous.clone();
     let arrived = move || rendezvous.deliver(slot, rendezvous.epoch());
-    let arrival: Option<Arrival> = target.driver().is_none().then(|| Box::new(arrived) as Arrival);
-    Prepared::SendFromDevice(SendFromDevice { slot, buffer, target, arrival })
+    let arrival: Option<Arrival> = target
+        .driver()
+        .is_none()
+        .then(|| Box::new(arrived) as Arrival);
+    Prepared::SendFromDevice(SendFromDevice {
+        slot,
+        buffer,
+        target,
+        arrival,
+    })
 }
 
 /// Addresses of the constants: on the host where they are, on a device those of copies, which the blocks own.
-fn place_constants(partition: &Partition, memory: &Memory) -> Result<(Vec<*mut u8>, Vec<Block>), Error> {
+fn place_constants(
+    partition: &Partition,
+    memory: &Memory,
+) -> Result<(Vec<*mut u8>, Vec<Block>), Error> {
     if matches!(memory, Memory::Host) {
-        return Ok((partition.constants.iter().map(|c| c.as_ptr().cast_mut()).collect(), Vec::new()));
+        return Ok((
+            partition
+                .constants
+                .iter()
+                .map(|c| c.as_ptr().cast_mut())
+                .collect(),
+            Vec::new(),
+        ));
     }
     let upload = |c: &Tensor| {
         let block = memory.allocate(c.size_bytes())?;
@@ -378,6 +449,10 @@ fn place_constants(partition: &Partition, memory: &Memory) -> Result<(Vec<*mut u
         unsafe { memory.write(block.as_ptr(), c.as_bytes())? };
         Ok(block)
     };
-    let blocks: Vec<Block> = partition.constants.iter().map(upload).collect::<Result<_, Error>>()?;
+    let blocks: Vec<Block> = partition
+        .constants
+        .iter()
+        .map(upload)
+        .collect::<Result<_, Error>>()?;
     Ok((blocks.iter().map(Block::as_ptr).collect(), blocks))
 }

@@ -30,7 +30,11 @@ impl Lanes {
         let turns = (n > 1).then(|| Arc::new(Turns::new(program.partitions.len())));
         let lane = |_| Executor::with_turns(program.clone(), options, n, turns.clone());
         let lanes = (0..n).map(lane).collect::<Result<Vec<_>, Error>>()?;
-        Ok(Lanes { lanes, free: Mutex::new((0..n).rev().collect()), freed: Condvar::new() })
+        Ok(Lanes {
+            lanes,
+            free: Mutex::new((0..n).rev().collect()),
+            freed: Condvar::new(),
+        })
     }
 
     /// Number of runs that can be in flight.
@@ -58,7 +62,12 @@ impl Lanes {
         let lane = loop {
             match free.pop() {
                 Some(lane) => break lane,
-                None => free = self.freed.wait(free).unwrap_or_else(PoisonError::into_inner),
+                None => {
+                    free = self
+                        .freed
+                        .wait(free)
+                        .unwrap_or_else(PoisonError::into_inner)
+                }
             }
         };
         drop(free);
@@ -75,7 +84,11 @@ struct Taken<'a> {
 
 impl Drop for Taken<'_> {
     fn drop(&mut self) {
-        self.lanes.free.lock().unwrap_or_else(PoisonError::into_inner).push(self.lane);
+        self.lanes
+            .free
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(self.lane);
         self.lanes.freed.notify_one();
     }
 }
@@ -92,7 +105,10 @@ pub(crate) struct Turns {
 
 impl Turns {
     fn new(n_partitions: usize) -> Turns {
-        Turns { next: AtomicU64::new(0), now: (0..n_partitions).map(|_| Default::default()).collect() }
+        Turns {
+            next: AtomicU64::new(0),
+            now: (0..n_partitions).map(|_| Default::default()).collect(),
+        }
     }
 
     /// The number of a run that begins.
@@ -104,7 +120,10 @@ impl Turns {
     pub(crate) fn wait(&self, partition: usize, number: u64, patience: Patience) -> Turn<'_> {
         let (now, event) = &self.now[partition];
         event.wait_until(patience, || now.load(Ordering::Acquire) == number);
-        Turn { turns: self, partition }
+        Turn {
+            turns: self,
+            partition,
+        }
     }
 }
 

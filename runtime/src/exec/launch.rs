@@ -59,39 +59,74 @@ impl PreparedLaunch {
             encoded: vec![None; kernel.params.len()],
         };
         let status = reports.then(|| statuses.reserve());
-        PreparedLaunch { entry: kernel.entry.clone(), first_arg, status, work: Work::Kernel(work) }
+        PreparedLaunch {
+            entry: kernel.entry.clone(),
+            first_arg,
+            status,
+            work: Work::Kernel(work),
+        }
     }
 
     /// Errors as [`Driver::product`] does, naming the product.
-    pub(crate) fn of_product(product: &Product, memory: &Memory, first_arg: usize) -> Result<PreparedLaunch, Error> {
+    pub(crate) fn of_product(
+        product: &Product,
+        memory: &Memory,
+        first_arg: usize,
+    ) -> Result<PreparedLaunch, Error> {
         let Some(driver) = memory.driver() else {
-            return Err(Error::new(ErrorKind::Internal, "a library's product for a device without memory of its own"));
+            return Err(Error::new(
+                ErrorKind::Internal,
+                "a library's product for a device without memory of its own",
+            ));
         };
-        let loaded = driver.product(product).map_err(|e| e.context(format!("product {}", product.name)))?;
+        let loaded = driver
+            .product(product)
+            .map_err(|e| e.context(format!("product {}", product.name)))?;
         let (has_bias, has_workspace) = (product.bias.is_some(), product.workspace_bytes > 0);
-        let work = Work::Product(ProductWork { loaded, has_bias, has_workspace });
-        Ok(PreparedLaunch { entry: product.name.clone(), first_arg, status: None, work })
+        let work = Work::Product(ProductWork {
+            loaded,
+            has_bias,
+            has_workspace,
+        });
+        Ok(PreparedLaunch {
+            entry: product.name.clone(),
+            first_arg,
+            status: None,
+            work,
+        })
     }
 
     /// Starts the kernel.
-    pub(crate) fn start(&mut self, addresses: &Addresses, statuses: &Statuses) -> Result<(), Error> {
+    pub(crate) fn start(
+        &mut self,
+        addresses: &Addresses,
+        statuses: &Statuses,
+    ) -> Result<(), Error> {
         let first_arg = self.first_arg;
         let address = |i: u32| addresses.args[first_arg + i as usize].addr() as u64;
         let kernel = match &mut self.work {
             Work::Kernel(kernel) => kernel,
             Work::Product(product) => {
-                return product.start(&address).map_err(|e| e.context(format!("product {}", self.entry)));
+                return product
+                    .start(&address)
+                    .map_err(|e| e.context(format!("product {}", self.entry)));
             }
         };
         kernel.args.clear();
         for (param, encoded) in kernel.params.iter().zip(&mut kernel.encoded) {
             kernel.args.push(match param {
                 GpuParam::Buffer(i) => GpuArg::Address(address(*i)),
-                GpuParam::Status => GpuArg::Address(statuses.address(self.status.unwrap_or_default())),
-                GpuParam::TensorMap(map) => encode(&addresses.memory, map, address(map.buffer), encoded)?,
+                GpuParam::Status => {
+                    GpuArg::Address(statuses.address(self.status.unwrap_or_default()))
+                }
+                GpuParam::TensorMap(map) => {
+                    encode(&addresses.memory, map, address(map.buffer), encoded)?
+                }
             });
         }
-        kernel.code.launch(&self.entry, &kernel.launch, &kernel.args)
+        kernel
+            .code
+            .launch(&self.entry, &kernel.launch, &kernel.args)
     }
 
     /// Its entry point.
@@ -113,7 +148,11 @@ impl ProductWork {
             rhs: address(1),
             bias: if self.has_bias { address(2) } else { 0 },
             out: address(out),
-            workspace: if self.has_workspace { address(out + 1).next_multiple_of(WORKSPACE_ALIGN) } else { 0 },
+            workspace: if self.has_workspace {
+                address(out + 1).next_multiple_of(WORKSPACE_ALIGN)
+            } else {
+                0
+            },
         })
     }
 }
@@ -131,7 +170,10 @@ fn encode(
         return Ok(GpuArg::TensorMap(encoded));
     }
     let Some(driver) = memory.driver() else {
-        return Err(Error::new(ErrorKind::Internal, "a tensor map for a device without memory of its own"));
+        return Err(Error::new(
+            ErrorKind::Internal,
+            "a tensor map for a device without memory of its own",
+        ));
     };
     let encoded = driver.encode(map, address)?;
     *last = Some((address, encoded));
@@ -140,12 +182,19 @@ fn encode(
 
 impl Frame {
     /// Time of each launch outside of sub-programs, by step: the median of several series of launches, by the device's own clock if it has one.
-    pub(crate) fn time_launches(&mut self, at_least: Duration) -> Result<Vec<(usize, Duration)>, Error> {
-        let Some(driver) = self.addresses.memory.driver().cloned() else { return Ok(Vec::new()) };
+    pub(crate) fn time_launches(
+        &mut self,
+        at_least: Duration,
+    ) -> Result<Vec<(usize, Duration)>, Error> {
+        let Some(driver) = self.addresses.memory.driver().cloned() else {
+            return Ok(Vec::new());
+        };
         let stamps = driver.stamps(2)?;
         let mut times = Vec::new();
         for (i, step) in self.steps.iter_mut().enumerate() {
-            let Prepared::Launch(launch) = step else { continue };
+            let Prepared::Launch(launch) = step else {
+                continue;
+            };
             let mut series = |n: u32| {
                 let ask = || (0..n).try_for_each(|_| launch.start(&self.addresses, &self.statuses));
                 time_series(&*driver, stamps.as_deref(), ask)
@@ -159,7 +208,9 @@ impl Frame {
                 taken = series(n)?;
             }
             let mut all = [taken; N_SERIES as usize];
-            all[1..].iter_mut().try_for_each(|t| series(n).map(|taken| *t = taken))?;
+            all[1..]
+                .iter_mut()
+                .try_for_each(|t| series(n).map(|taken| *t = taken))?;
             all.sort_unstable();
             times.push((i, all[all.len() / 2] / n));
         }
@@ -218,32 +269,54 @@ impl Statuses {
 
     /// Allocates all that were reserved.
     pub(crate) fn allocate(&mut self, memory: &Memory) -> Result<(), Error> {
-        let (Some(driver), n_bytes) = (memory.driver(), self.n_words * WORD_BYTES) else { return Ok(()) };
+        let (Some(driver), n_bytes) = (memory.driver(), self.n_words * WORD_BYTES) else {
+            return Ok(());
+        };
         if n_bytes == 0 {
             return Ok(());
         }
         let zeros = memory.allocate(n_bytes)?;
         // SAFETY: the block is new and has this size.
         unsafe { memory.write(zeros.as_ptr(), &vec![0; n_bytes])? };
-        let (words, found, asked) = (memory.allocate(n_bytes)?, driver.pin(n_bytes)?, driver.event()?);
-        self.words = Some(Words { words, zeros, found, asked });
+        let (words, found, asked) = (
+            memory.allocate(n_bytes)?,
+            driver.pin(n_bytes)?,
+            driver.event()?,
+        );
+        self.words = Some(Words {
+            words,
+            zeros,
+            found,
+            asked,
+        });
         Ok(())
     }
 
     fn address(&self, index: usize) -> u64 {
-        self.words.as_ref().map_or(0, |w| w.words.as_ptr().addr() as u64) + (index * WORD_BYTES) as u64
+        self.words
+            .as_ref()
+            .map_or(0, |w| w.words.as_ptr().addr() as u64)
+            + (index * WORD_BYTES) as u64
     }
 
     /// Says that no launch has failed, in the queue that computes.
     pub(crate) fn clear(&self, memory: &Memory) -> Result<(), Error> {
         let Some(w) = &self.words else { return Ok(()) };
         // SAFETY: both blocks have this size; only launches, which come after, use the words.
-        unsafe { memory.copy(w.zeros.as_ptr(), w.words.as_ptr(), self.n_words * WORD_BYTES) }
+        unsafe {
+            memory.copy(
+                w.zeros.as_ptr(),
+                w.words.as_ptr(),
+                self.n_words * WORD_BYTES,
+            )
+        }
     }
 
     /// Asks for the words; false when there are none. They are there when the device has finished.
     pub(crate) fn ask(&self, memory: &Memory) -> Result<bool, Error> {
-        let (Some(w), Some(driver)) = (&self.words, memory.driver()) else { return Ok(false) };
+        let (Some(w), Some(driver)) = (&self.words, memory.driver()) else {
+            return Ok(false);
+        };
         // SAFETY: the words live as long as the frame, which outlives its runs; they are looked at when the device has finished.
         unsafe { driver.send(w.words.as_ptr().addr() as u64, &*w.found, &*w.asked, None)? };
         Ok(true)
@@ -253,7 +326,11 @@ impl Statuses {
     pub(crate) fn failure(&self) -> Option<(usize, Error)> {
         // SAFETY: no copy is under way.
         let found = unsafe { bytes_of(&*self.words.as_ref()?.found) };
-        let words = found.chunks_exact(WORD_BYTES).map(|w| u32::from_ne_bytes([w[0], w[1], w[2], w[3]]));
-        words.enumerate().find_map(|(i, word)| Some((i, status::to_error(word)?)))
+        let words = found
+            .chunks_exact(WORD_BYTES)
+            .map(|w| u32::from_ne_bytes([w[0], w[1], w[2], w[3]]));
+        words
+            .enumerate()
+            .find_map(|(i, word)| Some((i, status::to_error(word)?)))
     }
 }

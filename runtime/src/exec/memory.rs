@@ -16,7 +16,10 @@ pub(crate) enum Memory {
 /// An owned piece of memory.
 pub(crate) enum Block {
     Host(AlignedBytes),
-    Device { driver: Arc<dyn Driver>, address: u64 },
+    Device {
+        driver: Arc<dyn Driver>,
+        address: u64,
+    },
 }
 
 impl Block {
@@ -65,7 +68,10 @@ impl Memory {
             Memory::Host => Block::Host(AlignedBytes::zeroed(size_bytes)?),
             Memory::Device(driver) => {
                 let address = driver.allocate(size_bytes.max(1))?;
-                Block::Device { driver: driver.clone(), address }
+                Block::Device {
+                    driver: driver.clone(),
+                    address,
+                }
             }
         })
     }
@@ -103,11 +109,18 @@ impl Memory {
     /// # Safety
     ///
     /// Both are addresses of `size_bytes` bytes of this memory; no one writes the source or uses the target meanwhile.
-    pub(crate) unsafe fn copy(&self, from: *mut u8, to: *mut u8, size_bytes: usize) -> Result<(), Error> {
+    pub(crate) unsafe fn copy(
+        &self,
+        from: *mut u8,
+        to: *mut u8,
+        size_bytes: usize,
+    ) -> Result<(), Error> {
         match self {
             // SAFETY: the caller's promise.
             Memory::Host => unsafe { ptr::copy(from, to, size_bytes) },
-            Memory::Device(driver) => driver.copy(from.addr() as u64, to.addr() as u64, size_bytes)?,
+            Memory::Device(driver) => {
+                driver.copy(from.addr() as u64, to.addr() as u64, size_bytes)?
+            }
         }
         Ok(())
     }

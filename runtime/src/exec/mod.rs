@@ -159,19 +159,35 @@ impl Executor {
         n_lanes: usize,
         turns: Option<Arc<Turns>>,
     ) -> Result<Executor, Error> {
-        let threads = if options.threads == 0 { crate::cpu::n_cores() } else { options.threads };
+        let threads = if options.threads == 0 {
+            crate::cpu::n_cores()
+        } else {
+            options.threads
+        };
         let n_devices = program.partitions.len().max(1);
         let threads_per_device = (threads / n_devices).clamp(1, team::MAX_THREADS);
         check_devices(&program, threads_per_device, n_lanes, options)?;
         let violations = program.validate();
         if !violations.is_empty() {
-            let message = format!("program {:?} is malformed:\n  {}", program.name, violations.join("\n  "));
+            let message = format!(
+                "program {:?} is malformed:\n  {}",
+                program.name,
+                violations.join("\n  ")
+            );
             return Err(Error::new(ErrorKind::Internal, message));
         }
         let patience = Patience::for_threads(threads_per_device * n_devices * n_lanes);
-        let shared = Arc::new(Shared { turns, ..Shared::new(program, options, threads_per_device, patience)? });
+        let shared = Arc::new(Shared {
+            turns,
+            ..Shared::new(program, options, threads_per_device, patience)?
+        });
         let pool = start_threads(&shared, threads_per_device)?;
-        Ok(Executor { shared, turn: Mutex::new(()), threads_per_device, _pool: pool })
+        Ok(Executor {
+            shared,
+            turn: Mutex::new(()),
+            threads_per_device,
+            _pool: pool,
+        })
     }
 
     /// The program.
@@ -186,7 +202,12 @@ impl Executor {
 
     /// Bytes that the executor holds, constants included, over all devices.
     pub fn peak_bytes(&self) -> usize {
-        self.shared.program.memory_use().iter().map(|(_, m)| m.total_bytes(self.threads_per_device)).sum()
+        self.shared
+            .program
+            .memory_use()
+            .iter()
+            .map(|(_, m)| m.total_bytes(self.threads_per_device))
+            .sum()
     }
 
     /// Starts, or starts again, to measure the time of each step; [`Executor::step_times`] tells. Errors when a device has no room for it.
@@ -206,14 +227,36 @@ impl Executor {
     pub fn step_times(&self) -> Vec<Vec<u64>> {
         let _turn = lock(&self.turn);
         let times = |profile: &Profile| profile.total_ns.clone();
-        self.shared.workers.iter().map(|w| lock(w).frame.profile.as_ref().map(times).unwrap_or_default()).collect()
+        self.shared
+            .workers
+            .iter()
+            .map(|w| {
+                lock(w)
+                    .frame
+                    .profile
+                    .as_ref()
+                    .map(times)
+                    .unwrap_or_default()
+            })
+            .collect()
     }
 
     /// When each step began and ended in the last run, by partition and step; empty unless it was profiled, of no meaning when it failed.
     pub fn step_spans(&self) -> Vec<Vec<(Instant, Instant)>> {
         let _turn = lock(&self.turn);
         let spans = |profile: &Profile| profile.last.clone();
-        self.shared.workers.iter().map(|w| lock(w).frame.profile.as_ref().map(spans).unwrap_or_default()).collect()
+        self.shared
+            .workers
+            .iter()
+            .map(|w| {
+                lock(w)
+                    .frame
+                    .profile
+                    .as_ref()
+                    .map(spans)
+                    .unwrap_or_default()
+            })
+            .collect()
     }
 
     /// Time of each kernel of the devices that have memory of their own, started again and again for at least `at_least`, with what the last run
@@ -225,7 +268,11 @@ impl Executor {
         let mut times = Vec::new();
         for (partition, worker) in self.shared.workers.iter().enumerate() {
             for (step, time) in lock(worker).frame.time_launches(at_least)? {
-                times.push(LaunchTime { partition, step, time });
+                times.push(LaunchTime {
+                    partition,
+                    step,
+                    time,
+                });
             }
         }
         Ok(times)
@@ -234,18 +281,30 @@ impl Executor {
     /// By partition: how many pieces of it its device is asked for at once, each by one request; the whole is one.
     pub fn captured(&self) -> Vec<usize> {
         let _turn = lock(&self.turn);
-        self.shared.workers.iter().map(|w| lock(w).replay.n_captured()).collect()
+        self.shared
+            .workers
+            .iter()
+            .map(|w| lock(w).replay.n_captured())
+            .collect()
     }
 
     /// What crossed emulated links in the last run, in the order in which it was sent.
     pub fn crossings(&self) -> Vec<Crossing> {
         let _turn = lock(&self.turn);
-        self.shared.rendezvous.courier().map(Courier::crossings).unwrap_or_default()
+        self.shared
+            .rendezvous
+            .courier()
+            .map(Courier::crossings)
+            .unwrap_or_default()
     }
 
     /// Runs once and returns the outputs in program order.
     pub fn run(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>, Error> {
-        let outputs = self.program().outputs.iter().map(|o| Tensor::zeros(o.dtype, &o.shape));
+        let outputs = self
+            .program()
+            .outputs
+            .iter()
+            .map(|o| Tensor::zeros(o.dtype, &o.shape));
         let mut outputs = outputs.collect::<Result<Vec<_>, Error>>()?;
         self.run_into(inputs, &mut outputs)?;
         Ok(outputs)
@@ -260,10 +319,17 @@ impl Executor {
         check_tensors("output", &self.program().outputs, outputs)?;
         let _turn = lock(&self.turn);
         let devices = &self.shared.devices;
-        let program = self.shared.turns.as_ref().map_or(Arc::as_ptr(&self.shared).addr(), |t| Arc::as_ptr(t).addr());
+        let program = self
+            .shared
+            .turns
+            .as_ref()
+            .map_or(Arc::as_ptr(&self.shared).addr(), |t| Arc::as_ptr(t).addr());
         let _entered = (!devices.is_empty()).then(|| collective::RUNS.enter(program, devices));
         // A run that failed may have left one without some of its ranks.
-        self.shared.groups.iter().try_for_each(|group| group.renew())?;
+        self.shared
+            .groups
+            .iter()
+            .try_for_each(|group| group.renew())?;
         for worker in &self.shared.workers {
             lock(worker).bind(inputs, outputs);
         }
@@ -276,18 +342,39 @@ impl Drop for Executor {
     fn drop(&mut self) {
         self.shared.closed.store(true, Ordering::Release);
         self.shared.start.notify();
-        self.shared.workers.iter().for_each(|w| lock(w).leader.team().close());
-        self.shared.rendezvous.courier().iter().for_each(|c| c.close());
+        self.shared
+            .workers
+            .iter()
+            .for_each(|w| lock(w).leader.team().close());
+        self.shared
+            .rendezvous
+            .courier()
+            .iter()
+            .for_each(|c| c.close());
     }
 }
 
 impl Shared {
-    fn new(program: Arc<Program>, options: &ExecOptions, threads: usize, patience: Patience) -> Result<Shared, Error> {
+    fn new(
+        program: Arc<Program>,
+        options: &ExecOptions,
+        threads: usize,
+        patience: Patience,
+    ) -> Result<Shared, Error> {
         let (slots, ends) = number_keys(&program);
         let courier = Courier::new(&slots, &ends, &options.transport)?;
-        let memories: Vec<Memory> = program.partitions.iter().map(|p| memory_of(&p.device, options)).collect();
+        let memories: Vec<Memory> = program
+            .partitions
+            .iter()
+            .map(|p| memory_of(&p.device, options))
+            .collect();
         let (specs, targets) = stage(&program, &slots, &ends, &memories, courier.is_some())?;
-        let rendezvous = Arc::new(Rendezvous::new(program.partitions.len(), specs, patience, courier));
+        let rendezvous = Arc::new(Rendezvous::new(
+            program.partitions.len(),
+            specs,
+            patience,
+            courier,
+        ));
         let (resources, rendezvous_of) = (&*options.resources, &rendezvous);
         let groups = collective::groups(&program, options)?;
         let links = |memory| Links {
@@ -304,7 +391,10 @@ impl Shared {
             let memory = &memories[index];
             let explain = |e: Error| shortage::explain(e, &program, index);
             let mut frame = Frame::new(&program, index, &links(memory)).map_err(explain)?;
-            let caller = memory.driver().map(|driver| CallerTensors::new(&program, index, driver)).transpose();
+            let caller = memory
+                .driver()
+                .map(|driver| CallerTensors::new(&program, index, driver))
+                .transpose();
             let caller = caller.map_err(explain)?;
             caller.iter().for_each(|c| frame.use_copies(c.addresses()));
             let workspace_bytes = program.memory_use()[index].1.workspace_bytes_per_thread;
@@ -315,13 +405,22 @@ impl Shared {
                 scratch: Scratch::new(threads, workspace_bytes, frame.max_args())?,
                 caller,
                 schedule: Schedule::new(partition),
-                replay: if options.step_by_step { Replaying::Never } else { Replaying::of(&frame, in_order) },
+                replay: if options.step_by_step {
+                    Replaying::Never
+                } else {
+                    Replaying::of(&frame, in_order)
+                },
                 frame,
             }))
         };
-        let workers = (0..program.partitions.len()).map(worker).collect::<Result<Vec<_>, Error>>()?;
+        let workers = (0..program.partitions.len())
+            .map(worker)
+            .collect::<Result<Vec<_>, Error>>()?;
         // What was asked for so far is on its devices, or they say that it is not.
-        memories.iter().filter_map(Memory::driver).try_for_each(|driver| driver.finish())?;
+        memories
+            .iter()
+            .filter_map(Memory::driver)
+            .try_for_each(|driver| driver.finish())?;
         Ok(Shared {
             rendezvous,
             program: program.clone(),
@@ -344,21 +443,29 @@ impl Shared {
     fn run(&self) {
         let epoch = self.epoch.load(Ordering::Relaxed) + 1;
         self.rendezvous.begin_epoch(epoch);
-        self.running.store(self.workers.len().saturating_sub(1), Ordering::Relaxed);
-        self.number.store(self.turns.as_ref().map_or(0, |t| t.draw()), Ordering::Relaxed);
+        self.running
+            .store(self.workers.len().saturating_sub(1), Ordering::Relaxed);
+        self.number.store(
+            self.turns.as_ref().map_or(0, |t| t.draw()),
+            Ordering::Relaxed,
+        );
         self.epoch.store(epoch, Ordering::Release);
         self.start.notify();
         if !self.workers.is_empty() {
             self.run_worker(0, epoch);
         }
         // Tensors of the caller's are in use until every worker has ended, failed or not.
-        self.finished.wait_until(self.patience, || self.running.load(Ordering::Acquire) == 0);
+        self.finished
+            .wait_until(self.patience, || self.running.load(Ordering::Acquire) == 0);
     }
 
     /// Runs a worker once, in its turn on its device.
     fn run_worker(&self, index: usize, epoch: u64) {
         let number = self.number.load(Ordering::Relaxed);
-        let _turn = self.turns.as_ref().map(|t| t.wait(index, number, self.patience));
+        let _turn = self
+            .turns
+            .as_ref()
+            .map(|t| t.wait(index, number, self.patience));
         lock(&self.workers[index]).run(&self.rendezvous, epoch);
     }
 
@@ -366,7 +473,9 @@ impl Shared {
     fn lead(&self, index: usize) {
         let mut seen = 0;
         loop {
-            let changed = || self.epoch.load(Ordering::Acquire) != seen || self.closed.load(Ordering::Acquire);
+            let changed = || {
+                self.epoch.load(Ordering::Acquire) != seen || self.closed.load(Ordering::Acquire)
+            };
             self.start.wait_until(self.patience, changed);
             if self.closed.load(Ordering::Acquire) {
                 return;
@@ -403,38 +512,77 @@ fn stage(
     is_emulated: bool,
 ) -> Result<(Vec<SlotSpec>, Vec<Memory>), Error> {
     let mut sources = vec![Memory::Host; ends.len()];
-    for (partition, memory) in program.partitions.iter().zip(memories).filter(|_| !is_emulated) {
-        let sent = slots.iter().filter(|(key, _)| key.source == partition.device);
+    for (partition, memory) in program
+        .partitions
+        .iter()
+        .zip(memories)
+        .filter(|_| !is_emulated)
+    {
+        let sent = slots
+            .iter()
+            .filter(|(key, _)| key.source == partition.device);
         sent.for_each(|(_, &slot)| sources[slot] = memory.clone());
     }
-    let targets: Vec<Memory> = ends.iter().map(|&(worker, _)| memories[worker].clone()).collect();
+    let targets: Vec<Memory> = ends
+        .iter()
+        .map(|&(worker, _)| memories[worker].clone())
+        .collect();
     let spec = |(slot, &(destination, size_bytes)): (usize, &(usize, usize))| {
-        let target = if is_emulated { &Memory::Host } else { &targets[slot] };
+        let target = if is_emulated {
+            &Memory::Host
+        } else {
+            &targets[slot]
+        };
         let staging = Staging::new(size_bytes, &sources[slot], target);
-        Ok(SlotSpec { destination, staging: staging.map_err(|e| shortage::explain(e, program, destination))? })
+        Ok(SlotSpec {
+            destination,
+            staging: staging.map_err(|e| shortage::explain(e, program, destination))?,
+        })
     };
-    let specs = ends.iter().enumerate().map(spec).collect::<Result<_, Error>>()?;
+    let specs = ends
+        .iter()
+        .enumerate()
+        .map(spec)
+        .collect::<Result<_, Error>>()?;
     Ok((specs, targets))
 }
 
 /// The memory of a device that [`check_devices`] let pass.
 fn memory_of(device: &DeviceName, options: &ExecOptions) -> Memory {
-    options.drivers.get(device).map_or(Memory::Host, |driver| Memory::Device(driver.clone()))
+    options
+        .drivers
+        .get(device)
+        .map_or(Memory::Host, |driver| Memory::Device(driver.clone()))
 }
 
-fn check_devices(program: &Program, threads: usize, n_lanes: usize, options: &ExecOptions) -> Result<(), Error> {
+fn check_devices(
+    program: &Program,
+    threads: usize,
+    n_lanes: usize,
+    options: &ExecOptions,
+) -> Result<(), Error> {
     for (partition, (device, memory)) in program.partitions.iter().zip(program.memory_use()) {
-        let is_here = device.is_local() && (device.kind == DeviceKind::Cpu) != options.drivers.contains_key(&device);
+        let is_here = device.is_local()
+            && (device.kind == DeviceKind::Cpu) != options.drivers.contains_key(&device);
         if !is_here {
-            let message = format!("{device} cannot run programs here; place the model on other devices");
+            let message =
+                format!("{device} cannot run programs here; place the model on other devices");
             return Err(Error::new(ErrorKind::Unsupported, message));
         }
         // Constants of the host are the program's; a device has those of each lane.
-        let shared = if device.kind.has_own_memory() { 0 } else { memory.constant_bytes };
+        let shared = if device.kind.has_own_memory() {
+            0
+        } else {
+            memory.constant_bytes
+        };
         let own = memory.total_bytes(threads).saturating_sub(shared);
         let need = own.saturating_mul(n_lanes).saturating_add(shared);
         if let Some(limit) = partition.memory_limit.filter(|&limit| need > limit) {
-            let runs = if n_lanes > 1 { format!(" for {n_lanes} runs in flight") } else { String::new() };
+            let runs = if n_lanes > 1 {
+                format!(" for {n_lanes} runs in flight")
+            } else {
+                String::new()
+            };
             let message = format!("{device} needs {need} bytes{runs}, its limit is {limit} bytes");
             return Err(shortage::describe(&message, program, partition));
         }
@@ -443,13 +591,21 @@ fn check_devices(program: &Program, threads: usize, n_lanes: usize, options: &Ex
 }
 
 /// Starts leaders of the devices after the first, followers of all and the emulation of links, one pool thread each.
-fn start_threads(shared: &Arc<Shared>, threads_per_device: usize) -> Result<Option<rayon::ThreadPool>, Error> {
+fn start_threads(
+    shared: &Arc<Shared>,
+    threads_per_device: usize,
+) -> Result<Option<rayon::ThreadPool>, Error> {
     enum Role {
         Leader(usize),
         Follower(Arc<Team>, usize),
         Courier,
     }
-    let mut roles: Vec<Role> = shared.rendezvous.courier().map(|_| Role::Courier).into_iter().collect();
+    let mut roles: Vec<Role> = shared
+        .rendezvous
+        .courier()
+        .map(|_| Role::Courier)
+        .into_iter()
+        .collect();
     for (index, worker) in shared.workers.iter().enumerate() {
         roles.extend((index > 0).then_some(Role::Leader(index)));
         let team = lock(worker).leader.team().clone();
@@ -458,9 +614,14 @@ fn start_threads(shared: &Arc<Shared>, threads_per_device: usize) -> Result<Opti
     if roles.is_empty() {
         return Ok(None);
     }
-    let builder = rayon::ThreadPoolBuilder::new().num_threads(roles.len()).thread_name(|i| format!("gristmill-{i}"));
+    let builder = rayon::ThreadPoolBuilder::new()
+        .num_threads(roles.len())
+        .thread_name(|i| format!("gristmill-{i}"));
     let pool = builder.build().map_err(|e| {
-        Error::new(ErrorKind::OutOfMemory, format!("cannot start {} threads: {e}; ask for fewer", roles.len()))
+        Error::new(
+            ErrorKind::OutOfMemory,
+            format!("cannot start {} threads: {e}; ask for fewer", roles.len()),
+        )
     })?;
     let n_roles = roles.len();
     let own = shared.clone();
@@ -472,26 +633,38 @@ fn start_threads(shared: &Arc<Shared>, threads_per_device: usize) -> Result<Opti
             Role::Leader(index) => own.lead(*index),
             Role::Follower(team, thread) => team.follow(*thread),
             Role::Courier => {
-                own.rendezvous.courier().iter().for_each(|c| c.run(|slot, epoch| own.rendezvous.deliver(slot, epoch)));
+                own.rendezvous
+                    .courier()
+                    .iter()
+                    .for_each(|c| c.run(|slot, epoch| own.rendezvous.deliver(slot, epoch)));
             }
         }
     });
     // A run must not find threads that are still setting themselves up (and allocate while they do).
-    shared.finished.wait_until(shared.patience, || shared.started.load(Ordering::Acquire) == n_roles);
+    shared.finished.wait_until(shared.patience, || {
+        shared.started.load(Ordering::Acquire) == n_roles
+    });
     Ok(Some(pool))
 }
 
 fn check_tensors(what: &str, specs: &[IoSpec], tensors: &[Tensor]) -> Result<(), Error> {
     if specs.len() != tensors.len() {
         let names: Vec<&str> = specs.iter().map(|s| s.name.as_str()).collect();
-        let message = format!("expected {} {what}s {names:?}, got {}", specs.len(), tensors.len());
+        let message = format!(
+            "expected {} {what}s {names:?}, got {}",
+            specs.len(),
+            tensors.len()
+        );
         return Err(Error::invalid(message));
     }
     for (spec, tensor) in specs.iter().zip(tensors) {
         if spec.dtype != tensor.dtype() || spec.shape != tensor.shape() {
             let (dtype, shape) = (tensor.dtype(), tensor.shape());
             let expected = format!("{}{:?}", spec.dtype, spec.shape);
-            return Err(Error::invalid(format!("{what} {:?}: expected {expected}, got {dtype}{shape:?}", spec.name)));
+            return Err(Error::invalid(format!(
+                "{what} {:?}: expected {expected}, got {dtype}{shape:?}",
+                spec.name
+            )));
         }
     }
     Ok(())

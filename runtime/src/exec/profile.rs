@@ -19,9 +19,17 @@ pub(crate) struct Profile {
 impl Profile {
     /// Of steps that have not run, on a device if there is a driver.
     pub(crate) fn new(n_steps: usize, driver: Option<&dyn Driver>) -> Result<Profile, Error> {
-        let (now, stamps) = (Instant::now(), driver.map(|d| d.stamps(2 * n_steps)).transpose()?.flatten());
+        let (now, stamps) = (
+            Instant::now(),
+            driver.map(|d| d.stamps(2 * n_steps)).transpose()?.flatten(),
+        );
         let stamped = Vec::with_capacity(n_steps);
-        Ok(Profile { total_ns: vec![0; n_steps], last: vec![(now, now); n_steps], stamps, stamped })
+        Ok(Profile {
+            total_ns: vec![0; n_steps],
+            last: vec![(now, now); n_steps],
+            stamps,
+            stamped,
+        })
     }
 
     /// Step `i` begins; `computes` when it is for the queue that computes.
@@ -48,7 +56,9 @@ impl Profile {
 
     /// Adds what the device's clock says of this run. The device has finished.
     pub(crate) fn settle(&mut self) -> Result<(), Error> {
-        let Some(stamps) = &self.stamps else { return Ok(()) };
+        let Some(stamps) = &self.stamps else {
+            return Ok(());
+        };
         for i in self.stamped.drain(..) {
             self.total_ns[i] += stamps.between(2 * i, 2 * i + 1)?.as_nanos() as u64;
         }

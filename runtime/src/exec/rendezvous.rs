@@ -66,7 +66,10 @@ impl Rendezvous {
         patience: Patience,
         courier: Option<Courier>,
     ) -> Rendezvous {
-        let slot = |SlotSpec { destination, staging }| Slot {
+        let slot = |SlotSpec {
+                        destination,
+                        staging,
+                    }| Slot {
             destination,
             epoch: AtomicU64::new(0),
             staging: Mutex::new(staging),
@@ -103,7 +106,9 @@ impl Rendezvous {
         {
             let staging = lock(&slot.staging);
             check_send(slot, &staging, epoch, size_bytes)?;
-            let bytes = staging.on_host().expect("what the host sends is staged there");
+            let bytes = staging
+                .on_host()
+                .expect("what the host sends is staged there");
             // SAFETY: under the lock, and before the receiver is told: no one else uses the bytes.
             fill(unsafe { &mut *bytes })?;
             if self.courier.is_none() {
@@ -166,9 +171,15 @@ impl Rendezvous {
     }
 
     /// Gives an arrived tensor to `take`, on the host.
-    pub(crate) fn receive(&self, slot: usize, take: impl FnOnce(&[u8]) -> Result<(), Error>) -> Result<(), Error> {
+    pub(crate) fn receive(
+        &self,
+        slot: usize,
+        take: impl FnOnce(&[u8]) -> Result<(), Error>,
+    ) -> Result<(), Error> {
         let staging = lock(&self.slots[slot].staging);
-        let bytes = staging.on_host().expect("what the host receives is staged there");
+        let bytes = staging
+            .on_host()
+            .expect("what the host receives is staged there");
         // SAFETY: the tensor is there, so its sender is done with the bytes in this run.
         take(unsafe { &*bytes })
     }
@@ -194,8 +205,15 @@ impl Rendezvous {
 
     /// Waits until [`Rendezvous::arrivals`] differs from `seen` or the epoch is aborted. A worker of a device looks after it now and then: what it
     /// waits for may have to come from that device first. Errors when the device can do nothing more.
-    pub(crate) fn wait_for_arrival(&self, worker: usize, seen: u64, device: Option<&dyn Driver>) -> Result<(), Error> {
-        let (event, done) = (&self.mailboxes[worker].event, || self.arrivals(worker) != seen || self.is_aborted());
+    pub(crate) fn wait_for_arrival(
+        &self,
+        worker: usize,
+        seen: u64,
+        device: Option<&dyn Driver>,
+    ) -> Result<(), Error> {
+        let (event, done) = (&self.mailboxes[worker].event, || {
+            self.arrivals(worker) != seen || self.is_aborted()
+        });
         let Some(device) = device else {
             event.wait_until(self.patience, done);
             return Ok(());
@@ -226,7 +244,10 @@ impl Rendezvous {
 
 fn check_send(slot: &Slot, staging: &Staging, epoch: u64, size_bytes: usize) -> Result<(), Error> {
     if slot.epoch.load(Ordering::Relaxed) >= epoch || staging.size_bytes() != size_bytes {
-        return Err(Error::new(ErrorKind::Internal, "a key was sent twice in one run, or with another size"));
+        return Err(Error::new(
+            ErrorKind::Internal,
+            "a key was sent twice in one run, or with another size",
+        ));
     }
     Ok(())
 }
@@ -241,7 +262,12 @@ mod tests {
             destination,
             staging: Staging::new(size_bytes, &Memory::Host, &Memory::Host).unwrap(),
         };
-        Rendezvous::new(2, [(1, 3), (0, 2)].map(slot).into(), Patience::for_threads(2), None)
+        Rendezvous::new(
+            2,
+            [(1, 3), (0, 2)].map(slot).into(),
+            Patience::for_threads(2),
+            None,
+        )
     }
 
     fn send(r: &Rendezvous, slot: usize, epoch: u64, bytes: &[u8]) -> Result<(), Error> {

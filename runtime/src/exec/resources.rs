@@ -35,7 +35,9 @@ struct State {
 impl Resources {
     /// The current value of a variable, `None` if there is no such variable or it was never assigned.
     pub fn get(&self, container: &str, name: &str) -> Option<Tensor> {
-        let variable = lock(&self.variables).get(&(container.to_owned(), name.to_owned()))?.clone();
+        let variable = lock(&self.variables)
+            .get(&(container.to_owned(), name.to_owned()))?
+            .clone();
         let state = lock(&variable.state);
         state.assigned.then(|| state.value.clone())
     }
@@ -62,8 +64,11 @@ impl Resources {
 
     /// Puts every variable of a container back to its initial value; those without one count as never assigned.
     pub fn reset(&self, container: &str) -> Result<(), Error> {
-        let all: Vec<_> =
-            lock(&self.variables).iter().filter(|(k, _)| k.0 == container).map(|(_, v)| v.clone()).collect();
+        let all: Vec<_> = lock(&self.variables)
+            .iter()
+            .filter(|(k, _)| k.0 == container)
+            .map(|(_, v)| v.clone())
+            .collect();
         all.iter().try_for_each(|v| {
             *lock(&v.state) = State::new(v.dtype, &v.shape, v.initial.as_ref())?;
             Ok(())
@@ -85,8 +90,17 @@ impl Resources {
         }
         let state = Mutex::new(State::new(spec.dtype, &spec.shape, spec.initial.as_ref())?);
         let (dtype, shape, initial) = (spec.dtype, spec.shape.clone(), spec.initial.clone());
-        let variable = Arc::new(Variable { label, dtype, shape, initial, state });
-        variables.insert((spec.container.clone(), spec.name.clone()), variable.clone());
+        let variable = Arc::new(Variable {
+            label,
+            dtype,
+            shape,
+            initial,
+            state,
+        });
+        variables.insert(
+            (spec.container.clone(), spec.name.clone()),
+            variable.clone(),
+        );
         Ok(variable)
     }
 }
@@ -94,14 +108,25 @@ impl Resources {
 impl State {
     fn new(dtype: DType, shape: &[usize], initial: Option<&Tensor>) -> Result<State, Error> {
         let mut value = Tensor::zeros(dtype, shape)?;
-        let Some(initial) = initial else { return Ok(State { assigned: false, value }) };
+        let Some(initial) = initial else {
+            return Ok(State {
+                assigned: false,
+                value,
+            });
+        };
         if initial.dtype() != dtype || initial.shape() != shape {
-            let message =
-                format!("initial value is {}{:?}, expected {dtype}{shape:?}", initial.dtype(), initial.shape());
+            let message = format!(
+                "initial value is {}{:?}, expected {dtype}{shape:?}",
+                initial.dtype(),
+                initial.shape()
+            );
             return Err(Error::new(ErrorKind::Internal, message));
         }
         value.as_bytes_mut().copy_from_slice(initial.as_bytes());
-        Ok(State { assigned: true, value })
+        Ok(State {
+            assigned: true,
+            value,
+        })
     }
 }
 
@@ -110,13 +135,19 @@ impl Variable {
     pub(crate) fn read(&self, take: impl FnOnce(&[u8]) -> Result<(), Error>) -> Result<(), Error> {
         let state = lock(&self.state);
         if !state.assigned {
-            return Err(Error::invalid(format!("{} is read before it was assigned", self.label)));
+            return Err(Error::invalid(format!(
+                "{} is read before it was assigned",
+                self.label
+            )));
         }
         take(state.value.as_bytes())
     }
 
     /// Sets the value to what `fill` writes into its bytes; after an error it counts as never assigned.
-    pub(crate) fn assign(&self, fill: impl FnOnce(&mut [u8]) -> Result<(), Error>) -> Result<(), Error> {
+    pub(crate) fn assign(
+        &self,
+        fill: impl FnOnce(&mut [u8]) -> Result<(), Error>,
+    ) -> Result<(), Error> {
         let mut state = lock(&self.state);
         state.assigned = false;
         fill(state.value.as_bytes_mut())?;

@@ -34,21 +34,34 @@ enum State {
 impl Segments {
     /// Of a partition whose steps may run in program order. `None` when there is nothing to capture.
     pub(crate) fn of(frame: &Frame) -> Option<Segments> {
-        let computes = |i: usize| matches!(frame.steps[i], Prepared::Launch(_) | Prepared::Copy { .. });
+        let computes =
+            |i: usize| matches!(frame.steps[i], Prepared::Launch(_) | Prepared::Copy { .. });
         let (mut pieces, mut i) = (Vec::new(), 0);
         while i < frame.steps.len() {
-            let end = (i..frame.steps.len()).find(|&j| !computes(j)).unwrap_or(frame.steps.len());
+            let end = (i..frame.steps.len())
+                .find(|&j| !computes(j))
+                .unwrap_or(frame.steps.len());
             let is_long = end - i >= LEAST_LAUNCHES;
-            let (steps, state) = if is_long { (i..end, State::New) } else { (i..end.max(i + 1), State::Steps) };
+            let (steps, state) = if is_long {
+                (i..end, State::New)
+            } else {
+                (i..end.max(i + 1), State::Steps)
+            };
             i = steps.end;
             pieces.push(Piece { steps, state });
         }
-        pieces.iter().any(|p| matches!(p.state, State::New)).then_some(Segments { pieces })
+        pieces
+            .iter()
+            .any(|p| matches!(p.state, State::New))
+            .then_some(Segments { pieces })
     }
 
     /// How many pieces are replayed.
     pub(crate) fn n_captured(&self) -> usize {
-        self.pieces.iter().filter(|p| matches!(p.state, State::Captured(_))).count()
+        self.pieces
+            .iter()
+            .filter(|p| matches!(p.state, State::Captured(_)))
+            .count()
     }
 
     /// Asks for all steps in program order.
@@ -62,7 +75,10 @@ impl Segments {
         frame.statuses.clear(&frame.addresses.memory)?;
         for piece in &mut self.pieces {
             match piece.state {
-                State::Steps => piece.steps.clone().try_for_each(|i| run_step(worker, frame, i, driver, context))?,
+                State::Steps => piece
+                    .steps
+                    .clone()
+                    .try_for_each(|i| run_step(worker, frame, i, driver, context))?,
                 _ => piece.replay(frame, driver, context)?,
             }
         }
@@ -71,22 +87,40 @@ impl Segments {
 }
 
 impl Piece {
-    fn replay(&mut self, frame: &mut Frame, driver: &dyn Driver, context: &mut Context<'_>) -> Result<(), Stop> {
+    fn replay(
+        &mut self,
+        frame: &mut Frame,
+        driver: &dyn Driver,
+        context: &mut Context<'_>,
+    ) -> Result<(), Stop> {
         if context.rendezvous.is_aborted() {
             return Err(Stop::Aborted);
         }
         let device = context.device;
         let on_device = |e: Error| e.context(format!("on {device}"));
         // Events from outside cannot be waited for inside.
-        self.steps.clone().try_for_each(|i| frame.wait_for_copies(i)).map_err(on_device)?;
+        self.steps
+            .clone()
+            .try_for_each(|i| frame.wait_for_copies(i))
+            .map_err(on_device)?;
         if let State::New = self.state {
             let steps = self.steps.clone();
-            let mut ask = || steps.clone().try_for_each(|i| frame.start_step(i, context).map_err(Stop::into_error));
-            self.state = driver.capture(false, &mut ask).map_err(on_device)?.map_or(State::Steps, State::Captured);
+            let mut ask = || {
+                steps
+                    .clone()
+                    .try_for_each(|i| frame.start_step(i, context).map_err(Stop::into_error))
+            };
+            self.state = driver
+                .capture(false, &mut ask)
+                .map_err(on_device)?
+                .map_or(State::Steps, State::Captured);
         }
         match &self.state {
             State::Captured(replay) => Ok(replay.start().map_err(on_device)?),
-            _ => self.steps.clone().try_for_each(|i| frame.run_step(i, context)),
+            _ => self
+                .steps
+                .clone()
+                .try_for_each(|i| frame.run_step(i, context)),
         }
     }
 }
@@ -111,7 +145,9 @@ fn run_step(
             if rendezvous.is_aborted() {
                 return Err(Stop::Aborted);
             }
-            rendezvous.wait_for_arrival(worker, seen, Some(driver)).map_err(on_device)?;
+            rendezvous
+                .wait_for_arrival(worker, seen, Some(driver))
+                .map_err(on_device)?;
         }
     }
     frame.run_step(i, context)

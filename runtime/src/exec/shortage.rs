@@ -12,7 +12,11 @@ pub(crate) fn explain(error: Error, program: &Program, index: usize) -> Error {
     match error.kind() {
         ErrorKind::OutOfMemory => {
             let partition = &program.partitions[index];
-            describe(&format!("on {}: {error}", partition.device), program, partition)
+            describe(
+                &format!("on {}: {error}", partition.device),
+                program,
+                partition,
+            )
         }
         _ => error,
     }
@@ -49,13 +53,18 @@ fn largest(program: &Program, partition: &Partition) -> Vec<String> {
     let mut found: Vec<usize> = of_place.into_values().collect();
     found.sort_by_key(|&i| (std::cmp::Reverse(partition.buffers[i].size_bytes()), i));
     found.truncate(NAMED);
-    found.into_iter().map(|i| label(program, partition, i)).collect()
+    found
+        .into_iter()
+        .map(|i| label(program, partition, i))
+        .collect()
 }
 
 /// `f32[64, 1000] of "/fc/MatMul" (256000 bytes)`.
 fn label(program: &Program, partition: &Partition, index: usize) -> String {
     let buffer = &partition.buffers[index];
-    let interface = |list: &[crate::program::IoSpec], i: u32| list.get(i as usize).map(|spec| spec.name.clone());
+    let interface = |list: &[crate::program::IoSpec], i: u32| {
+        list.get(i as usize).map(|spec| spec.name.clone())
+    };
     let id = BufferId(index as u32);
     let name = match buffer.loc {
         Loc::Input(i) => interface(&program.inputs, i).map(|name| format!("input {name:?}")),
@@ -64,15 +73,26 @@ fn label(program: &Program, partition: &Partition, index: usize) -> String {
         Loc::Constant(_) => user(partition, id, false).map(|node| format!("weights of {node:?}")),
     };
     let name = name.unwrap_or_else(|| buffer.name.clone());
-    format!("{}{:?} {name} ({} bytes)", buffer.dtype, buffer.shape, buffer.size_bytes())
+    format!(
+        "{}{:?} {name} ({} bytes)",
+        buffer.dtype,
+        buffer.shape,
+        buffer.size_bytes()
+    )
 }
 
 /// Path of the first node whose step writes a buffer, or reads it.
 fn user(partition: &Partition, id: BufferId, writes: bool) -> Option<&str> {
     let uses = |kind: &StepKind| match kind {
-        StepKind::Kernel { args, n_outputs, .. } => {
+        StepKind::Kernel {
+            args, n_outputs, ..
+        } => {
             let n_inputs = args.len().saturating_sub(*n_outputs as usize);
-            if writes { args[n_inputs..].contains(&id) } else { args.contains(&id) }
+            if writes {
+                args[n_inputs..].contains(&id)
+            } else {
+                args.contains(&id)
+            }
         }
         StepKind::Recv { buffer, .. } => writes && *buffer == id,
         StepKind::AllReduce(s) => id == if writes { s.dst } else { s.src },
@@ -85,5 +105,9 @@ fn user(partition: &Partition, id: BufferId, writes: bool) -> Option<&str> {
         }
         _ => false,
     };
-    partition.steps.iter().find(|step| uses(&step.kind)).map(|step| step.origin.as_str())
+    partition
+        .steps
+        .iter()
+        .find(|step| uses(&step.kind))
+        .map(|step| step.origin.as_str())
 }

@@ -65,13 +65,22 @@ unsafe impl Send for Scratch {}
 
 impl Scratch {
     /// For a team of `threads` and kernels with at most `max_args` arguments; no memory when no kernel wants a workspace.
-    pub(crate) fn new(threads: usize, workspace_bytes: usize, max_args: usize) -> Result<Scratch, Error> {
+    pub(crate) fn new(
+        threads: usize,
+        workspace_bytes: usize,
+        max_args: usize,
+    ) -> Result<Scratch, Error> {
         let n = if workspace_bytes == 0 { 0 } else { threads };
         let one = |_| {
             let args = UnsafeCell::new(vec![std::ptr::null_mut(); max_args + 1].into_boxed_slice());
-            Ok(ThreadScratch { workspace: AlignedBytes::zeroed(workspace_bytes)?, args })
+            Ok(ThreadScratch {
+                workspace: AlignedBytes::zeroed(workspace_bytes)?,
+                args,
+            })
         };
-        Ok(Scratch { threads: (0..n).map(one).collect::<Result<_, Error>>()? })
+        Ok(Scratch {
+            threads: (0..n).map(one).collect::<Result<_, Error>>()?,
+        })
     }
 }
 
@@ -95,10 +104,20 @@ impl Frame {
 
     /// Errors when one of the frame's launches has failed, naming its node. The device has finished since it was asked for the statuses.
     pub(crate) fn check_launches(&self, context: &Context<'_>) -> Result<(), Stop> {
-        let Some((word, error)) = self.statuses.failure() else { return Ok(()) };
+        let Some((word, error)) = self.statuses.failure() else {
+            return Ok(());
+        };
         let is_it = |step: &Prepared| matches!(step, Prepared::Launch(launch) if launch.status() == Some(word));
-        let step = self.steps.iter().position(is_it).expect("every status word belongs to a launch");
-        Err(Stop::Failed(error.context(format!("on {}", context.device)).at(self.origin(step))))
+        let step = self
+            .steps
+            .iter()
+            .position(is_it)
+            .expect("every status word belongs to a launch");
+        Err(Stop::Failed(
+            error
+                .context(format!("on {}", context.device))
+                .at(self.origin(step)),
+        ))
     }
 
     /// Runs step `i`, whose dependencies are done (and whose tensor has arrived, for a `Recv`).
@@ -106,8 +125,13 @@ impl Frame {
         if context.rendezvous.is_aborted() {
             return Err(Stop::Aborted);
         }
-        let on_device = |error: Error| Stop::Failed(error.context(format!("on {}", context.device)));
-        if waits_for_device(&self.steps[i]) && !self.settle(&|| context.rendezvous.is_aborted()).map_err(on_device)? {
+        let on_device =
+            |error: Error| Stop::Failed(error.context(format!("on {}", context.device)));
+        if waits_for_device(&self.steps[i])
+            && !self
+                .settle(&|| context.rendezvous.is_aborted())
+                .map_err(on_device)?
+        {
             return Err(Stop::Aborted);
         }
         let waited = self.wait_for_copies(i).map_err(on_device);
@@ -119,38 +143,65 @@ impl Frame {
     }
 
     fn run_timed(&mut self, i: usize, context: &mut Context<'_>) -> Result<(), Stop> {
-        let Some(profile) = &self.profile else { return self.start_step(i, context) };
-        let computes = !matches!(self.steps[i], Prepared::SendFromDevice(_) | Prepared::RecvOnDevice { .. });
+        let Some(profile) = &self.profile else {
+            return self.start_step(i, context);
+        };
+        let computes = !matches!(
+            self.steps[i],
+            Prepared::SendFromDevice(_) | Prepared::RecvOnDevice { .. }
+        );
         let started = profile.begin(i, computes)?;
         self.start_step(i, context)?;
-        self.profile.as_mut().map_or(Ok(()), |profile| Ok(profile.end(i, started, computes)?))
+        self.profile
+            .as_mut()
+            .map_or(Ok(()), |profile| Ok(profile.end(i, started, computes)?))
     }
 
     /// Starts step `i`; what it depends on was waited for.
     pub(crate) fn start_step(&mut self, i: usize, context: &mut Context<'_>) -> Result<(), Stop> {
-        let is_copy = matches!(self.steps[i], Prepared::SendFromDevice(_) | Prepared::RecvOnDevice { .. });
+        let is_copy = matches!(
+            self.steps[i],
+            Prepared::SendFromDevice(_) | Prepared::RecvOnDevice { .. }
+        );
         if is_copy {
-            return Ok(self.start_copy(i, context).map_err(|e| e.context(format!("on {}", context.device)))?);
+            return Ok(self
+                .start_copy(i, context)
+                .map_err(|e| e.context(format!("on {}", context.device)))?);
         }
         run(&mut self.steps[i], &self.addresses, &self.statuses, context)
     }
 
     /// Asks the device for a copy from or to another partition.
     fn start_copy(&self, i: usize, context: &Context<'_>) -> Result<(), Error> {
-        let Memory::Device(driver) = &self.addresses.memory else { return Ok(()) };
+        let Memory::Device(driver) = &self.addresses.memory else {
+            return Ok(());
+        };
         let address = |buffer: &Span| self.addresses.buffers[buffer.buffer].addr() as u64;
         match &self.steps[i] {
-            Prepared::SendFromDevice(SendFromDevice { slot, buffer, target, arrival }) => {
+            Prepared::SendFromDevice(SendFromDevice {
+                slot,
+                buffer,
+                target,
+                arrival,
+            }) => {
                 // SAFETY: the buffer has the staging's size (checked by `send_from_device`); steps that write it wait for the copy's event, and
                 // the worker waits for the device before the run ends.
-                let ask =
-                    |staging: &Staging| unsafe { staging.send(&**driver, target, address(buffer), arrival.as_ref()) };
-                context.rendezvous.send_from_device(*slot, buffer.size_bytes, target.driver().is_some(), ask)
+                let ask = |staging: &Staging| unsafe {
+                    staging.send(&**driver, target, address(buffer), arrival.as_ref())
+                };
+                context.rendezvous.send_from_device(
+                    *slot,
+                    buffer.size_bytes,
+                    target.driver().is_some(),
+                    ask,
+                )
             }
             Prepared::RecvOnDevice { slot, buffer } => {
                 // SAFETY: sizes are equal (checked when it was sent); steps that use the buffer wait for the event, and the worker waits for the
                 // device before the run ends.
-                let ask = |staging: &Staging| unsafe { staging.receive(&**driver, address(buffer), self.event(i)) };
+                let ask = |staging: &Staging| unsafe {
+                    staging.receive(&**driver, address(buffer), self.event(i))
+                };
                 context.rendezvous.receive_on_device(*slot, ask)
             }
             _ => Ok(()),
@@ -158,7 +209,12 @@ impl Frame {
     }
 }
 
-fn run(step: &mut Prepared, addresses: &Addresses, statuses: &Statuses, context: &mut Context<'_>) -> Result<(), Stop> {
+fn run(
+    step: &mut Prepared,
+    addresses: &Addresses,
+    statuses: &Statuses,
+    context: &mut Context<'_>,
+) -> Result<(), Stop> {
     let on_device = |e: Error| e.context(format!("on {}", context.device));
     let (buffers, memory) = (&addresses.buffers, &addresses.memory);
     match step {
@@ -173,21 +229,26 @@ fn run(step: &mut Prepared, addresses: &Addresses, statuses: &Statuses, context:
             match step {
                 Prepared::Send { slot, buffer } => {
                     let fill = |staging: &mut [u8]| memory.read(buffers[buffer.buffer], staging);
-                    context.rendezvous.send(*slot, context.epoch, buffer.size_bytes, fill).map_err(on_device)?;
+                    context
+                        .rendezvous
+                        .send(*slot, context.epoch, buffer.size_bytes, fill)
+                        .map_err(on_device)?;
                 }
                 Prepared::Recv { slot, buffer } => {
                     let take = |staged: &[u8]| memory.write(buffers[buffer.buffer], staged);
                     context.rendezvous.receive(*slot, take).map_err(on_device)?;
                 }
                 Prepared::Copy { src, dst } => {
-                    memory.copy(buffers[src.buffer], buffers[dst.buffer], dst.size_bytes).map_err(on_device)?;
+                    memory
+                        .copy(buffers[src.buffer], buffers[dst.buffer], dst.size_bytes)
+                        .map_err(on_device)?;
                 }
-                Prepared::ReadVariable { variable, dst } => {
-                    variable.read(|value| memory.write(buffers[dst.buffer], value)).map_err(on_device)?
-                }
-                Prepared::AssignVariable { variable, src } => {
-                    variable.assign(|value| memory.read(buffers[src.buffer], value)).map_err(on_device)?
-                }
+                Prepared::ReadVariable { variable, dst } => variable
+                    .read(|value| memory.write(buffers[dst.buffer], value))
+                    .map_err(on_device)?,
+                Prepared::AssignVariable { variable, src } => variable
+                    .assign(|value| memory.read(buffers[src.buffer], value))
+                    .map_err(on_device)?,
                 Prepared::Kernel(_)
                 | Prepared::Launch(_)
                 | Prepared::AllReduce(_)
@@ -206,21 +267,36 @@ struct Args(*const *mut u8);
 // SAFETY: the list is only read while the kernel runs; what its pointers are used for is governed by the kernel ABI.
 unsafe impl Sync for Args {}
 
-fn run_kernel(kernel: &PreparedKernel, addresses: &Addresses, context: &mut Context<'_>) -> Result<(), Stop> {
+fn run_kernel(
+    kernel: &PreparedKernel,
+    addresses: &Addresses,
+    context: &mut Context<'_>,
+) -> Result<(), Stop> {
     let list = &addresses.args[kernel.first_arg..kernel.first_arg + kernel.n_args];
     let args = Args(list.as_ptr());
     let (args, entry, n_args, scratch) = (&args, kernel.entry, kernel.n_args, context.scratch);
     let run_range = |begin: u64, end: u64, thread: usize| {
-        let list = if kernel.has_workspace { scratch.args_with_workspace(args, n_args, thread) } else { args.0 };
+        let list = if kernel.has_workspace {
+            scratch.args_with_workspace(args, n_args, thread)
+        } else {
+            args.0
+        };
         // SAFETY: the entry's maker vouched for the kernel with the buffers of this step (`KernelEntry::new`), and buffers were validated.
         unsafe { entry(list, begin, end) }
     };
     let error = match context.leader.run(kernel.items, kernel.grain, &run_range) {
         Ok(()) => return Ok(()),
-        Err(JobFailure::Status(code)) => status::to_error(code).expect("a failed job has a non-zero status"),
-        Err(JobFailure::Panic(message)) => Error::new(ErrorKind::DeviceFailed, format!("a worker panicked: {message}")),
+        Err(JobFailure::Status(code)) => {
+            status::to_error(code).expect("a failed job has a non-zero status")
+        }
+        Err(JobFailure::Panic(message)) => Error::new(
+            ErrorKind::DeviceFailed,
+            format!("a worker panicked: {message}"),
+        ),
     };
-    Err(Stop::Failed(error.context(format!("on {}", context.device))))
+    Err(Stop::Failed(
+        error.context(format!("on {}", context.device)),
+    ))
 }
 
 impl Scratch {

@@ -75,7 +75,8 @@ fn unpack(state: u64) -> (u64, u64, u64) {
 /// Text of a panic's payload.
 pub(crate) fn panic_message(payload: &(dyn Any + Send)) -> String {
     let text = payload.downcast_ref::<&str>().map(|s| (*s).to_owned());
-    text.or_else(|| payload.downcast_ref::<String>().cloned()).unwrap_or_else(|| "panic without a message".to_owned())
+    text.or_else(|| payload.downcast_ref::<String>().cloned())
+        .unwrap_or_else(|| "panic without a message".to_owned())
 }
 
 impl Team {
@@ -92,7 +93,10 @@ impl Team {
                 (pack(epoch, front, back - 1), back - 1)
             };
             // The epoch in the word makes the swap fail when the job has changed since the load.
-            match self.state.compare_exchange_weak(state, next, Ordering::AcqRel, Ordering::Acquire) {
+            match self
+                .state
+                .compare_exchange_weak(state, next, Ordering::AcqRel, Ordering::Acquire)
+            {
                 Ok(_) => return Some(chunk),
                 Err(now) => state = now,
             }
@@ -113,11 +117,15 @@ impl Team {
                 let begin = index * job.chunk;
                 let end = job.items.min(begin + job.chunk);
                 // SAFETY: `data` is the closure `run` was instantiated for, alive until all chunks are done.
-                let outcome = catch_unwind(AssertUnwindSafe(|| unsafe { (job.run)(job.data, begin, end, thread) }));
+                let outcome = catch_unwind(AssertUnwindSafe(|| unsafe {
+                    (job.run)(job.data, begin, end, thread)
+                }));
                 self.record(outcome);
             }
             // Only the leader's wait needs waking, and only by the last chunk; how many there are is (items / chunk) rounded up.
-            if self.chunks_done.fetch_add(1, Ordering::AcqRel) + 1 == job.items.div_ceil(job.chunk) && thread != 0 {
+            if self.chunks_done.fetch_add(1, Ordering::AcqRel) + 1 == job.items.div_ceil(job.chunk)
+                && thread != 0
+            {
                 self.done.notify();
             }
         }
@@ -131,7 +139,9 @@ impl Team {
         });
         if status != 0 {
             // The first failure stays; which of several comes first may differ from run to run.
-            let _ = self.status.compare_exchange(0, status, Ordering::Relaxed, Ordering::Relaxed);
+            let _ = self
+                .status
+                .compare_exchange(0, status, Ordering::Relaxed, Ordering::Relaxed);
         }
     }
 
@@ -164,7 +174,12 @@ pub(crate) struct Leader {
 impl Leader {
     /// A team of `size` threads, the leader included; the caller has `size - 1` threads call [`Team::follow`].
     pub(crate) fn new(size: usize, patience: Patience) -> Leader {
-        let nothing = Job { run: |_, _, _, _| 0, data: std::ptr::null(), items: 0, chunk: 1 };
+        let nothing = Job {
+            run: |_, _, _, _| 0,
+            data: std::ptr::null(),
+            items: 0,
+            chunk: 1,
+        };
         let team = Team {
             size: size.clamp(1, MAX_THREADS),
             patience,
@@ -178,7 +193,9 @@ impl Leader {
             roll_calls: AtomicU64::new(0),
             closed: AtomicBool::new(false),
         };
-        Leader { team: Arc::new(team) }
+        Leader {
+            team: Arc::new(team),
+        }
     }
 
     /// The shared part, for followers.
@@ -205,7 +222,9 @@ impl Leader {
         if items == 0 {
             return Ok(());
         }
-        let chunk = items.div_ceil(CHUNKS_PER_THREAD * team.size as u64).max(grain);
+        let chunk = items
+            .div_ceil(CHUNKS_PER_THREAD * team.size as u64)
+            .max(grain);
         let n_chunks = items.div_ceil(chunk);
         if grain == 0 || team.size == 1 || n_chunks == 1 {
             return match f(0, items, 0) {
@@ -213,23 +232,42 @@ impl Leader {
                 status => Err(JobFailure::Status(status)),
             };
         }
-        unsafe fn call<F: Fn(u64, u64, usize) -> u32>(data: *const (), begin: u64, end: u64, thread: usize) -> u32 {
+        unsafe fn call<F: Fn(u64, u64, usize) -> u32>(
+            data: *const (),
+            begin: u64,
+            end: u64,
+            thread: usize,
+        ) -> u32 {
             // SAFETY: `data` was made from a `&F` that is alive during the job.
             unsafe { (*(data as *const F))(begin, end, thread) }
         }
         // SAFETY: `&mut self` means that no other job is published, and the last one's chunks are all done (see `Sync`).
-        unsafe { *team.job.get() = Job { run: call::<F>, data: f as *const F as *const (), items, chunk } };
+        unsafe {
+            *team.job.get() = Job {
+                run: call::<F>,
+                data: f as *const F as *const (),
+                items,
+                chunk,
+            }
+        };
         team.chunks_done.store(0, Ordering::Relaxed);
         team.status.store(0, Ordering::Relaxed);
         let (epoch, _, _) = unpack(team.state.load(Ordering::Relaxed));
-        team.state.store(pack(epoch + 1, 0, n_chunks), Ordering::Release);
+        team.state
+            .store(pack(epoch + 1, 0, n_chunks), Ordering::Release);
         team.work.notify();
         team.work(0, true);
-        team.done.wait_until(team.patience, || team.chunks_done.load(Ordering::Acquire) == n_chunks);
+        team.done.wait_until(team.patience, || {
+            team.chunks_done.load(Ordering::Acquire) == n_chunks
+        });
         match team.status.load(Ordering::Relaxed) {
             0 => Ok(()),
             PANICKED => {
-                let message = team.panic.lock().unwrap_or_else(PoisonError::into_inner).take();
+                let message = team
+                    .panic
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .take();
                 Err(JobFailure::Panic(message.unwrap_or_default()))
             }
             status => Err(JobFailure::Status(status)),
@@ -269,7 +307,8 @@ mod tests {
                 for items in [0usize, 1, 2, 7, 64, 1001] {
                     for grain in [0, 1, 5, 5000] {
                         for _ in 0..rounds / 4 {
-                            let hits: Vec<AtomicUsize> = (0..items).map(|_| AtomicUsize::new(0)).collect();
+                            let hits: Vec<AtomicUsize> =
+                                (0..items).map(|_| AtomicUsize::new(0)).collect();
                             let run = leader.run(items as u64, grain, &|begin, end, thread| {
                                 assert!(begin < end && thread < size);
                                 hits[begin as usize..end as usize]
@@ -278,7 +317,10 @@ mod tests {
                                 0
                             });
                             assert_eq!(run, Ok(()));
-                            assert!(hits.iter().all(|h| h.load(Ordering::Relaxed) == 1), "{size} {items} {grain}");
+                            assert!(
+                                hits.iter().all(|h| h.load(Ordering::Relaxed) == 1),
+                                "{size} {items} {grain}"
+                            );
                         }
                     }
                 }
@@ -291,14 +333,18 @@ mod tests {
         with_team(3, |leader| {
             for _ in 0..20 {
                 assert_eq!(
-                    leader.run(100, 1, &|begin, _, _| 7 * (begin == 40 || begin > 60) as u32),
+                    leader.run(100, 1, &|begin, _, _| 7
+                        * (begin == 40 || begin > 60) as u32),
                     Err(JobFailure::Status(7))
                 );
                 let panicking = leader.run(100, 1, &|begin, end, _| {
                     assert!(!(begin..end).contains(&99), "item {} is bad", 99);
                     0
                 });
-                assert_eq!(panicking, Err(JobFailure::Panic("item 99 is bad".to_owned())));
+                assert_eq!(
+                    panicking,
+                    Err(JobFailure::Panic("item 99 is bad".to_owned()))
+                );
                 assert_eq!(leader.run(100, 1, &|_, _, _| 0), Ok(()));
             }
         });

@@ -69,11 +69,20 @@ unsafe extern "C" fn count_to_four(args: *const *mut u8, _begin: u64, _end: u64)
 fn kernel(name: &str, entry: KernelFn, workspace: usize) -> Kernel {
     // SAFETY: the tests use each kernel with the buffers it was written for.
     let entry = unsafe { KernelEntry::new(entry) };
-    Kernel::Cpu(CpuKernel { name: name.into(), entry, workspace_bytes_per_thread: workspace })
+    Kernel::Cpu(CpuKernel {
+        name: name.into(),
+        entry,
+        workspace_bytes_per_thread: workspace,
+    })
 }
 
 fn buffer(name: &str, dtype: DType, shape: &[usize], loc: Loc) -> Buffer {
-    Buffer { name: name.into(), dtype, shape: shape.to_vec(), loc }
+    Buffer {
+        name: name.into(),
+        dtype,
+        shape: shape.to_vec(),
+        loc,
+    }
 }
 
 fn at(offset_bytes: usize) -> Loc {
@@ -85,11 +94,21 @@ fn ids(ids: &[u32]) -> Vec<BufferId> {
 }
 
 fn step(kind: StepKind, origin: &str, deps: &[u32]) -> Step {
-    Step { kind, origin: origin.into(), deps: deps.iter().map(|&d| StepId(d)).collect() }
+    Step {
+        kind,
+        origin: origin.into(),
+        deps: deps.iter().map(|&d| StepId(d)).collect(),
+    }
 }
 
 fn call(kernel: u32, args: &[u32], n: usize) -> StepKind {
-    StepKind::Kernel { kernel: KernelId(kernel), args: ids(args), n_outputs: 1, items: n as u64, grain: 4 }
+    StepKind::Kernel {
+        kernel: KernelId(kernel),
+        args: ids(args),
+        n_outputs: 1,
+        items: n as u64,
+        grain: 4,
+    }
 }
 
 fn cpu(index: u32) -> DeviceName {
@@ -104,11 +123,27 @@ fn partition(
     steps: Vec<Step>,
 ) -> Partition {
     let (constants, gpu_code, memory_limit) = (vec![], vec![], None);
-    Partition { device: cpu(device), arena_bytes, buffers, constants, kernels, gpu_code, steps, memory_limit }
+    Partition {
+        device: cpu(device),
+        arena_bytes,
+        buffers,
+        constants,
+        kernels,
+        gpu_code,
+        steps,
+        memory_limit,
+    }
 }
 
 fn program(inputs: Vec<IoSpec>, outputs: Vec<IoSpec>, partitions: Vec<Partition>) -> Program {
-    Program { name: "test".into(), inputs, outputs, variables: vec![], partitions, code: vec![] }
+    Program {
+        name: "test".into(),
+        inputs,
+        outputs,
+        variables: vec![],
+        partitions,
+        code: vec![],
+    }
 }
 
 fn f32_io(name: &str, shape: &[usize]) -> IoSpec {
@@ -116,11 +151,22 @@ fn f32_io(name: &str, shape: &[usize]) -> IoSpec {
 }
 
 fn key(from: u32, to: u32, tensor: &str) -> Key {
-    Key { source: cpu(from), destination: cpu(to), tensor: tensor.into() }
+    Key {
+        source: cpu(from),
+        destination: cpu(to),
+        tensor: tensor.into(),
+    }
 }
 
 fn executor(program: Program, threads: usize) -> Executor {
-    Executor::new(Arc::new(program), &ExecOptions { threads, ..ExecOptions::default() }).unwrap()
+    Executor::new(
+        Arc::new(program),
+        &ExecOptions {
+            threads,
+            ..ExecOptions::default()
+        },
+    )
+    .unwrap()
 }
 
 /// Runs `body` on a thread of its own and fails if it takes over a minute, so that a hang is a failure.
@@ -145,9 +191,19 @@ fn simple(n: usize, workspace: usize) -> Program {
         buffer("y", DType::F32, &[n], Loc::Output(0)),
     ];
     let entry = if workspace > 0 { add_by_workspace } else { add };
-    let steps = vec![step(call(0, &[0, 0, 1], n), "/a", &[]), step(call(0, &[1, 2, 3], n), "/b", &[0])];
-    let mut p = partition(0, 64 + n * 4, buffers, vec![kernel("add", entry, workspace)], steps);
-    p.constants.push(Tensor::from_slice(&vec![10f32; n], &[n]).unwrap());
+    let steps = vec![
+        step(call(0, &[0, 0, 1], n), "/a", &[]),
+        step(call(0, &[1, 2, 3], n), "/b", &[0]),
+    ];
+    let mut p = partition(
+        0,
+        64 + n * 4,
+        buffers,
+        vec![kernel("add", entry, workspace)],
+        steps,
+    );
+    p.constants
+        .push(Tensor::from_slice(&vec![10f32; n], &[n]).unwrap());
     program(vec![f32_io("x", &[n])], vec![f32_io("y", &[n])], vec![p])
 }
 
@@ -155,9 +211,20 @@ fn simple(n: usize, workspace: usize) -> Program {
 fn there_and_back(n: usize) -> Program {
     let f32s = |name: &str, loc| buffer(name, DType::F32, &[n], loc);
     let size = (n * 4).next_multiple_of(64);
-    let here = vec![f32s("x", Loc::Input(0)), f32s("t", at(0)), f32s("u", at(size)), f32s("y", Loc::Output(0))];
-    let send = |key, buffer| StepKind::Send { key, buffer: BufferId(buffer) };
-    let recv = |key, buffer| StepKind::Recv { key, buffer: BufferId(buffer) };
+    let here = vec![
+        f32s("x", Loc::Input(0)),
+        f32s("t", at(0)),
+        f32s("u", at(size)),
+        f32s("y", Loc::Output(0)),
+    ];
+    let send = |key, buffer| StepKind::Send {
+        key,
+        buffer: BufferId(buffer),
+    };
+    let recv = |key, buffer| StepKind::Recv {
+        key,
+        buffer: BufferId(buffer),
+    };
     let here_steps = vec![
         // The receive comes first in program order: it must not hold up the send that it depends on through the other device.
         step(recv(key(1, 0, "u"), 2), "/recv_u", &[]),
@@ -173,7 +240,13 @@ fn there_and_back(n: usize) -> Program {
     ];
     let partitions = vec![
         partition(0, 2 * size, here, vec![kernel("add", add, 0)], here_steps),
-        partition(1, 2 * size, there, vec![kernel("add_finite", add_finite, 0)], there_steps),
+        partition(
+            1,
+            2 * size,
+            there,
+            vec![kernel("add_finite", add_finite, 0)],
+            there_steps,
+        ),
     ];
     program(vec![f32_io("x", &[n])], vec![f32_io("y", &[n])], partitions)
 }
@@ -185,10 +258,24 @@ fn two_stages(n: usize, first: KernelFn, second: KernelFn) -> Program {
     let there = key(0, 1, "t");
     let here_steps = vec![
         step(call(0, &[0, 0, 1], n), "/t", &[]),
-        step(StepKind::Send { key: there.clone(), buffer: BufferId(1) }, "/send_t", &[0]),
+        step(
+            StepKind::Send {
+                key: there.clone(),
+                buffer: BufferId(1),
+            },
+            "/send_t",
+            &[0],
+        ),
     ];
     let there_steps = vec![
-        step(StepKind::Recv { key: there, buffer: BufferId(0) }, "/recv_t", &[]),
+        step(
+            StepKind::Recv {
+                key: there,
+                buffer: BufferId(0),
+            },
+            "/recv_t",
+            &[],
+        ),
         step(call(0, &[0, 0, 1], n), "/y", &[0]),
     ];
     let here = vec![f32s("x", Loc::Input(0)), f32s("t", at(0))];
@@ -246,8 +333,16 @@ unsafe extern "C" fn second_stage(args: *const *mut u8, begin: u64, end: u64) ->
 #[test]
 fn several_runs_are_in_flight() {
     watched(|| {
-        let options = ExecOptions { threads: 2, ..ExecOptions::default() };
-        let lanes = Lanes::new(Arc::new(two_stages(3, first_stage, second_stage)), &options, 3).unwrap();
+        let options = ExecOptions {
+            threads: 2,
+            ..ExecOptions::default()
+        };
+        let lanes = Lanes::new(
+            Arc::new(two_stages(3, first_stage, second_stage)),
+            &options,
+            3,
+        )
+        .unwrap();
         let next = AtomicU64::new(0);
         let repeat = || loop {
             let run = next.fetch_add(1, Ordering::SeqCst);
@@ -256,7 +351,10 @@ fn several_runs_are_in_flight() {
             }
             let x: Vec<f32> = (0..3).map(|i| (run * 10 + i) as f32).collect();
             let y = lanes.run(&[Tensor::from_slice(&x, &[3]).unwrap()]).unwrap();
-            assert_eq!(y[0].as_slice::<f32>(), x.iter().map(|x| 4.0 * x).collect::<Vec<_>>());
+            assert_eq!(
+                y[0].as_slice::<f32>(),
+                x.iter().map(|x| 4.0 * x).collect::<Vec<_>>()
+            );
         };
         std::thread::scope(|s| (0..4).for_each(|_| drop(s.spawn(repeat))));
     });
@@ -265,7 +363,10 @@ fn several_runs_are_in_flight() {
 #[test]
 fn a_run_that_fails_leaves_those_behind_it_alone() {
     watched(|| {
-        let options = ExecOptions { threads: 2, ..ExecOptions::default() };
+        let options = ExecOptions {
+            threads: 2,
+            ..ExecOptions::default()
+        };
         for (first, second) in [(add as KernelFn, add_finite as KernelFn), (add_finite, add)] {
             let lanes = Lanes::new(Arc::new(two_stages(2, first, second)), &options, 2).unwrap();
             let repeat = |x: f32| {
@@ -276,7 +377,11 @@ fn a_run_that_fails_leaves_those_behind_it_alone() {
                     }
                 }
             };
-            std::thread::scope(|s| [1.0, f32::NAN, 3.0].into_iter().for_each(|x| drop(s.spawn(move || repeat(x)))));
+            std::thread::scope(|s| {
+                [1.0, f32::NAN, 3.0]
+                    .into_iter()
+                    .for_each(|x| drop(s.spawn(move || repeat(x))))
+            });
         }
     });
 }
@@ -291,11 +396,18 @@ fn a_limit_is_for_all_runs_in_flight() {
     };
     let (_, memory) = limited(0).memory_use()[0].clone();
     let (own, shared) = (memory.arena_bytes, memory.constant_bytes);
-    let options = ExecOptions { threads: 1, ..ExecOptions::default() };
+    let options = ExecOptions {
+        threads: 1,
+        ..ExecOptions::default()
+    };
     let new = |limit, n| Lanes::new(Arc::new(limited(limit)), &options, n).map(|l| l.n_lanes());
     assert_eq!(new(3 * own + shared, 3).unwrap(), 3);
     let error = new(3 * own + shared - 1, 3).unwrap_err();
-    assert!(error.kind() == ErrorKind::OutOfMemory && error.to_string().contains("for 3 runs in flight"), "{error}");
+    assert!(
+        error.kind() == ErrorKind::OutOfMemory
+            && error.to_string().contains("for 3 runs in flight"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -306,9 +418,15 @@ fn one_device_with_any_number_of_threads() {
                 let executor = executor(simple(n, workspace), threads);
                 for round in 0..3 {
                     let x: Vec<f32> = (0..n).map(|i| (i + round) as f32).collect();
-                    let y = executor.run(&[Tensor::from_slice(&x, &[n]).unwrap()]).unwrap();
+                    let y = executor
+                        .run(&[Tensor::from_slice(&x, &[n]).unwrap()])
+                        .unwrap();
                     let expected: Vec<f32> = x.iter().map(|x| x + x + 10.0).collect();
-                    assert_eq!(y[0].as_slice::<f32>(), expected, "{threads} {workspace} {n}");
+                    assert_eq!(
+                        y[0].as_slice::<f32>(),
+                        expected,
+                        "{threads} {workspace} {n}"
+                    );
                 }
             }
         }
@@ -322,7 +440,9 @@ fn tensors_cross_devices_in_every_run() {
             let executor = executor(there_and_back(33), threads);
             assert_eq!(executor.threads_per_device(), (threads / 2).max(1));
             for round in 0..if cfg!(miri) { 3 } else { 300 } {
-                let y = executor.run(&[Tensor::from_slice(&[round as f32; 33], &[33]).unwrap()]).unwrap();
+                let y = executor
+                    .run(&[Tensor::from_slice(&[round as f32; 33], &[33]).unwrap()])
+                    .unwrap();
                 assert_eq!(y[0].as_slice::<f32>(), [5.0 * round as f32; 33]);
             }
         }
@@ -337,10 +457,12 @@ fn a_ready_send_goes_before_ready_kernels() {
         let home = &mut p.partitions[0];
         home.arena_bytes += 64;
         home.buffers.push(buffer("v", DType::F32, &[4], at(128)));
-        home.steps.insert(2, step(call(0, &[1, 0, 4], 4), "/v", &[1]));
+        home.steps
+            .insert(2, step(call(0, &[1, 0, 4], 4), "/v", &[1]));
         let e = executor(p, 2);
         e.start_profile().unwrap();
-        e.run(&[Tensor::from_slice(&[1f32; 4], &[4]).unwrap()]).unwrap();
+        e.run(&[Tensor::from_slice(&[1f32; 4], &[4]).unwrap()])
+            .unwrap();
         let spans = &e.step_spans()[0];
         assert!(spans[3].1 <= spans[2].0, "the send waits for a kernel");
     });
@@ -352,10 +474,20 @@ fn a_failing_device_ends_the_run_everywhere_and_the_next_run_works() {
         for threads in [1, 4] {
             let executor = executor(there_and_back(64), threads);
             for round in 0..if cfg!(miri) { 2 } else { 50 } {
-                let bad = executor.run(&[Tensor::from_slice(&[f32::NAN; 64], &[64]).unwrap()]).unwrap_err();
-                assert_eq!(bad.to_string(), "in node \"/u\": on /device:CPU:1: an index is out of range for its axis");
-                assert_eq!((bad.kind(), bad.node()), (ErrorKind::InvalidInput, Some("/u")));
-                let y = executor.run(&[Tensor::from_slice(&[round as f32; 64], &[64]).unwrap()]).unwrap();
+                let bad = executor
+                    .run(&[Tensor::from_slice(&[f32::NAN; 64], &[64]).unwrap()])
+                    .unwrap_err();
+                assert_eq!(
+                    bad.to_string(),
+                    "in node \"/u\": on /device:CPU:1: an index is out of range for its axis"
+                );
+                assert_eq!(
+                    (bad.kind(), bad.node()),
+                    (ErrorKind::InvalidInput, Some("/u"))
+                );
+                let y = executor
+                    .run(&[Tensor::from_slice(&[round as f32; 64], &[64]).unwrap()])
+                    .unwrap();
                 assert_eq!(y[0].as_slice::<f32>(), [5.0 * round as f32; 64]);
             }
         }
@@ -372,7 +504,9 @@ fn a_sleeping_executor_wakes_up_and_concurrent_callers_take_turns() {
                 let executor = &executor;
                 scope.spawn(move || {
                     for _ in 0..if cfg!(miri) { 2 } else { 50 } {
-                        let y = executor.run(&[Tensor::from_slice(&[caller as f32; 16], &[16]).unwrap()]).unwrap();
+                        let y = executor
+                            .run(&[Tensor::from_slice(&[caller as f32; 16], &[16]).unwrap()])
+                            .unwrap();
                         assert_eq!(y[0].as_slice::<f32>(), [5.0 * caller as f32; 16]);
                     }
                 });
@@ -387,25 +521,53 @@ fn inputs_and_outputs_are_checked() {
     let error = |inputs: &[Tensor]| executor.run(inputs).unwrap_err().to_string();
     let x = Tensor::zeros(DType::F32, &[4]).unwrap();
     assert_eq!(error(&[]), "expected 1 inputs [\"x\"], got 0");
-    assert_eq!(error(&[x.reshaped(&[2, 2]).unwrap()]), "input \"x\": expected f32[4], got f32[2, 2]");
-    assert_eq!(error(&[Tensor::zeros(DType::I64, &[4]).unwrap()]), "input \"x\": expected f32[4], got i64[4]");
-    let bad = executor.run_into(std::slice::from_ref(&x), &mut [Tensor::zeros(DType::F32, &[5]).unwrap()]).unwrap_err();
+    assert_eq!(
+        error(&[x.reshaped(&[2, 2]).unwrap()]),
+        "input \"x\": expected f32[4], got f32[2, 2]"
+    );
+    assert_eq!(
+        error(&[Tensor::zeros(DType::I64, &[4]).unwrap()]),
+        "input \"x\": expected f32[4], got i64[4]"
+    );
+    let bad = executor
+        .run_into(
+            std::slice::from_ref(&x),
+            &mut [Tensor::zeros(DType::F32, &[5]).unwrap()],
+        )
+        .unwrap_err();
     assert_eq!(bad.to_string(), "output \"y\": expected f32[4], got f32[5]");
     // An output that shares bytes with the input gets bytes of its own.
     let mut y = [x.clone()];
     executor.run_into(std::slice::from_ref(&x), &mut y).unwrap();
-    assert_eq!((x.as_slice::<f32>(), y[0].as_slice::<f32>()), (&[0.0; 4][..], &[10.0; 4][..]));
+    assert_eq!(
+        (x.as_slice::<f32>(), y[0].as_slice::<f32>()),
+        (&[0.0; 4][..], &[10.0; 4][..])
+    );
 }
 
 #[test]
 fn limits_and_foreign_devices_are_refused() {
-    let new = |p: Program| Executor::new(Arc::new(p), &ExecOptions::default()).map(|_| ()).unwrap_err();
+    let new = |p: Program| {
+        Executor::new(Arc::new(p), &ExecOptions::default())
+            .map(|_| ())
+            .unwrap_err()
+    };
     let mut p = simple(100, 0);
     p.partitions[0].memory_limit = Some(500);
     let error = new(p);
     assert_eq!(error.kind(), ErrorKind::OutOfMemory);
-    assert!(error.to_string().starts_with("/device:CPU:0 needs 864 bytes"), "{error}");
-    assert!(error.to_string().contains("its limit is 500 bytes; the plan's peak is"), "{error}");
+    assert!(
+        error
+            .to_string()
+            .starts_with("/device:CPU:0 needs 864 bytes"),
+        "{error}"
+    );
+    assert!(
+        error
+            .to_string()
+            .contains("its limit is 500 bytes; the plan's peak is"),
+        "{error}"
+    );
     let mut p = simple(100, 0);
     p.partitions[0].device.kind = DeviceKind::Gpu;
     assert_eq!(new(p).kind(), ErrorKind::Unsupported);
@@ -414,16 +576,37 @@ fn limits_and_foreign_devices_are_refused() {
 /// Takes a, b of [n]; gives a + b.
 fn add_branch(n: usize) -> Program {
     let f32s = |name: &str, loc| buffer(name, DType::F32, &[n], loc);
-    let buffers = vec![f32s("a", Loc::Input(0)), f32s("b", Loc::Input(1)), f32s("c", Loc::Output(0))];
-    let p = partition(0, 0, buffers, vec![kernel("add", add, 0)], vec![step(call(0, &[0, 1, 2], n), "/sum", &[])]);
-    program(vec![f32_io("a", &[n]), f32_io("b", &[n])], vec![f32_io("c", &[n])], vec![p])
+    let buffers = vec![
+        f32s("a", Loc::Input(0)),
+        f32s("b", Loc::Input(1)),
+        f32s("c", Loc::Output(0)),
+    ];
+    let p = partition(
+        0,
+        0,
+        buffers,
+        vec![kernel("add", add, 0)],
+        vec![step(call(0, &[0, 1, 2], n), "/sum", &[])],
+    );
+    program(
+        vec![f32_io("a", &[n]), f32_io("b", &[n])],
+        vec![f32_io("c", &[n])],
+        vec![p],
+    )
 }
 
 /// Takes a, b of [n]; gives b.
 fn copy_branch(n: usize) -> Program {
     let mut p = add_branch(n);
     p.partitions[0].kernels.clear();
-    p.partitions[0].steps = vec![step(StepKind::Copy { src: BufferId(1), dst: BufferId(2) }, "/copy", &[])];
+    p.partitions[0].steps = vec![step(
+        StepKind::Copy {
+            src: BufferId(1),
+            dst: BufferId(2),
+        },
+        "/copy",
+        &[],
+    )];
     p
 }
 
@@ -441,11 +624,21 @@ fn the_condition_picks_a_branch() {
         args: ids(&[1, 1]),
         results: ids(&[2]),
     };
-    let p = partition(0, 0, buffers, vec![], vec![step(StepKind::If(Box::new(branches)), "/if", &[])]);
+    let p = partition(
+        0,
+        0,
+        buffers,
+        vec![],
+        vec![step(StepKind::If(Box::new(branches)), "/if", &[])],
+    );
     let inputs = vec![IoSpec::new("cond", DType::Bool, &[]), f32_io("x", &[3])];
     let executor = executor(program(inputs, vec![f32_io("y", &[3])], vec![p]), 2);
     let x = Tensor::from_slice(&[1f32, 2.0, 3.0], &[3]).unwrap();
-    for (cond, expected) in [(true, [2f32, 4.0, 6.0]), (false, [1.0, 2.0, 3.0]), (true, [2.0, 4.0, 6.0])] {
+    for (cond, expected) in [
+        (true, [2f32, 4.0, 6.0]),
+        (false, [1.0, 2.0, 3.0]),
+        (true, [2.0, 4.0, 6.0]),
+    ] {
         let y = executor.run(&[Tensor::scalar(cond), x.clone()]).unwrap();
         assert_eq!(y[0].as_slice::<f32>(), expected);
     }
@@ -461,17 +654,33 @@ fn running_sum(n: usize, reverse: bool) -> Program {
             f32s("next", Loc::Output(0)),
             f32s("stacked", Loc::Output(1)),
         ];
-        let copy = StepKind::Copy { src: BufferId(2), dst: BufferId(3) };
-        let steps = vec![step(call(0, &[0, 1, 2], 2), "/body/add", &[]), step(copy, "/body/copy", &[0])];
+        let copy = StepKind::Copy {
+            src: BufferId(2),
+            dst: BufferId(3),
+        };
+        let steps = vec![
+            step(call(0, &[0, 1, 2], 2), "/body/add", &[]),
+            step(copy, "/body/copy", &[0]),
+        ];
         let p = partition(0, 0, buffers, vec![kernel("add", add, 0)], steps);
         let outputs = vec![f32_io("next", &[2]), f32_io("stacked", &[2])];
-        program(vec![f32_io("s", &[2]), f32_io("row", &[2])], outputs, vec![p])
+        program(
+            vec![f32_io("s", &[2]), f32_io("row", &[2])],
+            outputs,
+            vec![p],
+        )
     };
-    let scan = |buffer| Scanned { buffer: BufferId(buffer), reverse };
+    let scan = |buffer| Scanned {
+        buffer: BufferId(buffer),
+        reverse,
+    };
     let scan = Loop {
         trips: TripCount::Fixed(n as u64),
         body: Arc::new(body),
-        carried: vec![Carried { init: BufferId(0), result: BufferId(2) }],
+        carried: vec![Carried {
+            init: BufferId(0),
+            result: BufferId(2),
+        }],
         scan_inputs: vec![scan(1)],
         scan_outputs: vec![scan(3)],
         args: vec![],
@@ -482,9 +691,19 @@ fn running_sum(n: usize, reverse: bool) -> Program {
         buffer("sum", DType::F32, &[2], Loc::Output(0)),
         buffer("sums", DType::F32, &[n, 2], Loc::Output(1)),
     ];
-    let p = partition(0, 0, buffers, vec![], vec![step(StepKind::Loop(Box::new(scan)), "/scan", &[])]);
+    let p = partition(
+        0,
+        0,
+        buffers,
+        vec![],
+        vec![step(StepKind::Loop(Box::new(scan)), "/scan", &[])],
+    );
     let inputs = vec![f32_io("zero", &[2]), f32_io("rows", &[n, 2])];
-    program(inputs, vec![f32_io("sum", &[2]), f32_io("sums", &[n, 2])], vec![p])
+    program(
+        inputs,
+        vec![f32_io("sum", &[2]), f32_io("sums", &[n, 2])],
+        vec![p],
+    )
 }
 
 #[test]
@@ -494,7 +713,9 @@ fn scan_carries_slices_and_stacks_both_ways() {
             let executor = executor(running_sum(n, reverse), 1);
             let rows: Vec<f32> = (0..2 * n).map(|i| i as f32).collect();
             let init = Tensor::from_slice(&[100f32, 200.0], &[2]).unwrap();
-            let outputs = executor.run(&[init, Tensor::from_slice(&rows, &[n, 2]).unwrap()]).unwrap();
+            let outputs = executor
+                .run(&[init, Tensor::from_slice(&rows, &[n, 2]).unwrap()])
+                .unwrap();
             let (mut sum, mut sums) = ([100f32, 200.0], vec![0.0; 2 * n]);
             for i in 0..n {
                 let row = if reverse { n - 1 - i } else { i };
@@ -517,17 +738,39 @@ fn counting_loop(with_condition: bool, stacked: Option<usize>) -> Program {
             buffer("more", DType::Bool, &[], Loc::Output(0)),
             buffer("next", DType::F32, &[], Loc::Output(1)),
         ];
-        let run =
-            StepKind::Kernel { kernel: KernelId(0), args: ids(&[0, 1, 2, 3, 4]), n_outputs: 2, items: 1, grain: 0 };
+        let run = StepKind::Kernel {
+            kernel: KernelId(0),
+            args: ids(&[0, 1, 2, 3, 4]),
+            n_outputs: 2,
+            items: 1,
+            grain: 0,
+        };
         let mut steps = vec![step(run, "/body/count", &[])];
         let mut outputs = vec![IoSpec::new("more", DType::Bool, &[]), f32_io("next", &[])];
         if stacked.is_some() {
             buffers.push(buffer("slice", DType::F32, &[], Loc::Output(2)));
             outputs.push(f32_io("slice", &[]));
-            steps.push(step(StepKind::Copy { src: BufferId(4), dst: BufferId(5) }, "/body/copy", &[0]));
+            steps.push(step(
+                StepKind::Copy {
+                    src: BufferId(4),
+                    dst: BufferId(5),
+                },
+                "/body/copy",
+                &[0],
+            ));
         }
-        let p = partition(0, 0, buffers, vec![kernel("count", count_to_four, 0)], steps);
-        let inputs = vec![IoSpec::new("i", DType::I64, &[]), IoSpec::new("c", DType::Bool, &[]), f32_io("x", &[])];
+        let p = partition(
+            0,
+            0,
+            buffers,
+            vec![kernel("count", count_to_four, 0)],
+            steps,
+        );
+        let inputs = vec![
+            IoSpec::new("i", DType::I64, &[]),
+            IoSpec::new("c", DType::Bool, &[]),
+            f32_io("x", &[]),
+        ];
         program(inputs, outputs, vec![p])
     };
     let mut buffers = vec![
@@ -543,22 +786,49 @@ fn counting_loop(with_condition: bool, stacked: Option<usize>) -> Program {
     }
     let condition = with_condition.then_some(BufferId(1));
     let counting = Loop {
-        trips: TripCount::While { max_trips: Some(BufferId(0)), condition },
+        trips: TripCount::While {
+            max_trips: Some(BufferId(0)),
+            condition,
+        },
         body: Arc::new(body),
-        carried: vec![Carried { init: BufferId(2), result: BufferId(3) }],
+        carried: vec![Carried {
+            init: BufferId(2),
+            result: BufferId(3),
+        }],
         scan_inputs: vec![],
-        scan_outputs: stacked.map(|_| Scanned { buffer: BufferId(4), reverse: false }).into_iter().collect(),
+        scan_outputs: stacked
+            .map(|_| Scanned {
+                buffer: BufferId(4),
+                reverse: false,
+            })
+            .into_iter()
+            .collect(),
         args: vec![],
     };
-    let p = partition(0, 0, buffers, vec![], vec![step(StepKind::Loop(Box::new(counting)), "/loop", &[])]);
-    let inputs = vec![IoSpec::new("max", DType::I64, &[]), IoSpec::new("cond", DType::Bool, &[]), f32_io("x", &[])];
+    let p = partition(
+        0,
+        0,
+        buffers,
+        vec![],
+        vec![step(StepKind::Loop(Box::new(counting)), "/loop", &[])],
+    );
+    let inputs = vec![
+        IoSpec::new("max", DType::I64, &[]),
+        IoSpec::new("cond", DType::Bool, &[]),
+        f32_io("x", &[]),
+    ];
     program(inputs, outputs, vec![p])
 }
 
 #[test]
 fn loops_end_by_count_or_condition() {
-    let run =
-        |p: &Executor, max: i64, cond: bool| p.run(&[Tensor::scalar(max), Tensor::scalar(cond), Tensor::scalar(0f32)]);
+    let run = |p: &Executor, max: i64, cond: bool| {
+        p.run(&[
+            Tensor::scalar(max),
+            Tensor::scalar(cond),
+            Tensor::scalar(0f32),
+        ])
+    };
     let y = |p: &Executor, max, cond| run(p, max, cond).unwrap()[0].as_slice::<f32>()[0];
     let counted = executor(counting_loop(false, None), 1);
     // Without a condition operand the body's condition is ignored.
@@ -570,59 +840,117 @@ fn loops_end_by_count_or_condition() {
         assert_eq!(y(&conditional, max, cond), expected);
     }
     let stacked = executor(counting_loop(true, Some(3)), 1);
-    assert_eq!(run(&stacked, 3, true).unwrap()[1].as_slice::<f32>(), [1.0, 2.0, 3.0]);
+    assert_eq!(
+        run(&stacked, 3, true).unwrap()[1].as_slice::<f32>(),
+        [1.0, 2.0, 3.0]
+    );
     let message = |max| run(&stacked, max, true).unwrap_err().to_string();
     let place = "in node \"/loop\": on /device:CPU:0: loop";
-    assert_eq!(message(2), format!("{place} ended after 2 iterations, but \"ys\" was compiled for 3"));
-    assert_eq!(message(9), format!("{place} runs past the 3 slices of \"ys\" that it was compiled for"));
+    assert_eq!(
+        message(2),
+        format!("{place} ended after 2 iterations, but \"ys\" was compiled for 3")
+    );
+    assert_eq!(
+        message(9),
+        format!("{place} runs past the 3 slices of \"ys\" that it was compiled for")
+    );
 }
 
 #[test]
 fn variables_outlive_runs_and_executors() {
     // v = v + x; y = v.
     let f32s = |name: &str, loc| buffer(name, DType::F32, &[2], loc);
-    let buffers = vec![f32s("x", Loc::Input(0)), f32s("v", at(0)), f32s("y", Loc::Output(0))];
-    let read = StepKind::ReadVariable { variable: 0, dst: BufferId(1) };
-    let assign = StepKind::AssignVariable { variable: 0, src: BufferId(2) };
-    let steps =
-        vec![step(read, "/read", &[]), step(call(0, &[0, 1, 2], 2), "/add", &[0]), step(assign, "/assign", &[1])];
+    let buffers = vec![
+        f32s("x", Loc::Input(0)),
+        f32s("v", at(0)),
+        f32s("y", Loc::Output(0)),
+    ];
+    let read = StepKind::ReadVariable {
+        variable: 0,
+        dst: BufferId(1),
+    };
+    let assign = StepKind::AssignVariable {
+        variable: 0,
+        src: BufferId(2),
+    };
+    let steps = vec![
+        step(read, "/read", &[]),
+        step(call(0, &[0, 1, 2], 2), "/add", &[0]),
+        step(assign, "/assign", &[1]),
+    ];
     let p = partition(0, 64, buffers, vec![kernel("add", add, 0)], steps);
     let mut p = program(vec![f32_io("x", &[2])], vec![f32_io("y", &[2])], vec![p]);
     let initial = Some(Tensor::from_slice(&[1f32, 2.0], &[2]).unwrap());
-    let variable =
-        |initial| VariableSpec { container: "c".into(), name: "v".into(), dtype: DType::F32, shape: vec![2], initial };
+    let variable = |initial| VariableSpec {
+        container: "c".into(),
+        name: "v".into(),
+        dtype: DType::F32,
+        shape: vec![2],
+        initial,
+    };
     p.variables = vec![variable(initial)];
     let resources = Arc::new(Resources::default());
-    let options = ExecOptions { threads: 1, resources: resources.clone(), ..ExecOptions::default() };
+    let options = ExecOptions {
+        threads: 1,
+        resources: resources.clone(),
+        ..ExecOptions::default()
+    };
     let x = Tensor::from_slice(&[10f32, 20.0], &[2]).unwrap();
-    let run = |e: &Executor| e.run(std::slice::from_ref(&x)).map(|y| y[0].as_slice::<f32>().to_vec());
+    let run = |e: &Executor| {
+        e.run(std::slice::from_ref(&x))
+            .map(|y| y[0].as_slice::<f32>().to_vec())
+    };
     let first = Executor::new(Arc::new(p.clone()), &options).unwrap();
     assert_eq!(run(&first).unwrap(), [11.0, 22.0]);
     let second = Executor::new(Arc::new(p.clone()), &options).unwrap();
     assert_eq!(run(&second).unwrap(), [21.0, 42.0]);
     assert_eq!(run(&first).unwrap(), [31.0, 62.0]);
-    assert_eq!(resources.get("c", "v").unwrap().as_slice::<f32>(), [31.0, 62.0]);
+    assert_eq!(
+        resources.get("c", "v").unwrap().as_slice::<f32>(),
+        [31.0, 62.0]
+    );
     resources.reset("c").unwrap();
     assert_eq!(run(&first).unwrap(), [11.0, 22.0]);
     resources.set("c", "v", &x).unwrap();
     assert_eq!(run(&first).unwrap(), [20.0, 40.0]);
-    assert_eq!(executor(p.clone(), 1).run(std::slice::from_ref(&x)).unwrap()[0].as_slice::<f32>(), [11.0, 22.0]);
+    assert_eq!(
+        executor(p.clone(), 1)
+            .run(std::slice::from_ref(&x))
+            .unwrap()[0]
+            .as_slice::<f32>(),
+        [11.0, 22.0]
+    );
 
     p.variables = vec![variable(None)];
-    let error = executor(p.clone(), 1).run(std::slice::from_ref(&x)).unwrap_err().to_string();
-    let expected =
-        "in node \"/read\": on /device:CPU:0: variable \"v\" of container \"c\" is read before it was assigned";
+    let error = executor(p.clone(), 1)
+        .run(std::slice::from_ref(&x))
+        .unwrap_err()
+        .to_string();
+    let expected = "in node \"/read\": on /device:CPU:0: variable \"v\" of container \"c\" is read before it was assigned";
     assert_eq!(error, expected);
     p.variables[0].shape = vec![1, 2];
     p.partitions[0].steps.clear();
-    assert!(resources.set("c", "v", &x.reshaped(&[1, 2]).unwrap()).is_err(), "another shape");
+    assert!(
+        resources
+            .set("c", "v", &x.reshaped(&[1, 2]).unwrap())
+            .is_err(),
+        "another shape"
+    );
 }
 
 /// Both ways between devices 0 and 1 take `latency_ns`, and a microsecond for each byte.
 fn slow_links(latency_ns: u64) -> ExecOptions {
-    let rate = LinkRate { latency_ns, bytes_per_second: 1_000_000 };
-    let transport = Transport::Emulated([((cpu(0), cpu(1)), rate), ((cpu(1), cpu(0)), rate)].into());
-    ExecOptions { threads: 2, transport, ..ExecOptions::default() }
+    let rate = LinkRate {
+        latency_ns,
+        bytes_per_second: 1_000_000,
+    };
+    let transport =
+        Transport::Emulated([((cpu(0), cpu(1)), rate), ((cpu(1), cpu(0)), rate)].into());
+    ExecOptions {
+        threads: 2,
+        transport,
+        ..ExecOptions::default()
+    }
 }
 
 #[test]
@@ -631,7 +959,9 @@ fn emulated_links_carry_tensors_at_their_rate() {
         let executor = Executor::new(Arc::new(there_and_back(50)), &slow_links(1_000_000)).unwrap();
         for round in 0..4 {
             let begin = std::time::Instant::now();
-            let y = executor.run(&[Tensor::from_slice(&[round as f32; 50], &[50]).unwrap()]).unwrap();
+            let y = executor
+                .run(&[Tensor::from_slice(&[round as f32; 50], &[50]).unwrap()])
+                .unwrap();
             assert_eq!(y[0].as_slice::<f32>(), [5.0 * round as f32; 50]);
             // Two ways of 1 ms and 200 bytes at 1 byte per us each.
             assert!(begin.elapsed() >= Duration::from_micros(2400));
@@ -639,7 +969,10 @@ fn emulated_links_carry_tensors_at_their_rate() {
             let keys: Vec<&Key> = crossings.iter().map(|c| &c.key).collect();
             assert_eq!(keys, [&key(0, 1, "t"), &key(1, 0, "u")]);
             for c in &crossings {
-                assert_eq!((c.size_bytes, c.end - c.start), (200, Duration::from_micros(1200)));
+                assert_eq!(
+                    (c.size_bytes, c.end - c.start),
+                    (200, Duration::from_micros(1200))
+                );
             }
             assert!(crossings[0].end <= crossings[1].start);
         }
@@ -650,19 +983,29 @@ fn emulated_links_carry_tensors_at_their_rate() {
 fn what_an_aborted_run_sent_never_arrives_in_the_next() {
     // Device 1 fails while a tensor for it is on its way.
     let mut p = there_and_back(8);
-    p.partitions[1].buffers.push(buffer("x", DType::F32, &[8], Loc::Input(0)));
-    p.partitions[1].buffers.push(buffer("w", DType::F32, &[8], at(64)));
+    p.partitions[1]
+        .buffers
+        .push(buffer("x", DType::F32, &[8], Loc::Input(0)));
+    p.partitions[1]
+        .buffers
+        .push(buffer("w", DType::F32, &[8], at(64)));
     p.partitions[1].arena_bytes = 128;
     p.partitions[1].buffers[1].loc = at(0);
-    p.partitions[1].steps.insert(0, step(call(0, &[2, 2, 3], 8), "/w", &[]));
+    p.partitions[1]
+        .steps
+        .insert(0, step(call(0, &[2, 2, 3], 8), "/w", &[]));
     p.partitions[1].steps[2].deps = vec![StepId(1)];
     p.partitions[1].steps[3].deps = vec![StepId(2)];
     watched(move || {
         let executor = Executor::new(Arc::new(p), &slow_links(20_000_000)).unwrap();
         for round in 0..3 {
-            let bad = executor.run(&[Tensor::from_slice(&[f32::NAN; 8], &[8]).unwrap()]).unwrap_err();
+            let bad = executor
+                .run(&[Tensor::from_slice(&[f32::NAN; 8], &[8]).unwrap()])
+                .unwrap_err();
             assert_eq!(bad.node(), Some("/w"));
-            let y = executor.run(&[Tensor::from_slice(&[round as f32; 8], &[8]).unwrap()]).unwrap();
+            let y = executor
+                .run(&[Tensor::from_slice(&[round as f32; 8], &[8]).unwrap()])
+                .unwrap();
             assert_eq!(y[0].as_slice::<f32>(), [5.0 * round as f32; 8]);
         }
     });
@@ -672,27 +1015,65 @@ fn what_an_aborted_run_sent_never_arrives_in_the_next() {
 fn a_missing_emulated_link_is_refused() {
     for bytes_per_second in [None, Some(0)] {
         let mut links = std::collections::BTreeMap::new();
-        links.insert((cpu(1), cpu(0)), LinkRate { latency_ns: 0, bytes_per_second: 1 });
-        links.extend(bytes_per_second.map(|b| ((cpu(0), cpu(1)), LinkRate { latency_ns: 0, bytes_per_second: b })));
-        let options = ExecOptions { threads: 2, transport: Transport::Emulated(links), ..ExecOptions::default() };
-        let error = Executor::new(Arc::new(there_and_back(4)), &options).err().unwrap();
+        links.insert(
+            (cpu(1), cpu(0)),
+            LinkRate {
+                latency_ns: 0,
+                bytes_per_second: 1,
+            },
+        );
+        links.extend(bytes_per_second.map(|b| {
+            (
+                (cpu(0), cpu(1)),
+                LinkRate {
+                    latency_ns: 0,
+                    bytes_per_second: b,
+                },
+            )
+        }));
+        let options = ExecOptions {
+            threads: 2,
+            transport: Transport::Emulated(links),
+            ..ExecOptions::default()
+        };
+        let error = Executor::new(Arc::new(there_and_back(4)), &options)
+            .err()
+            .unwrap();
         assert_eq!(error.kind(), ErrorKind::InvalidInput);
-        let expected =
-            "no emulated link of at least 1 byte/s from /device:CPU:0 to /device:CPU:1, over which \"t\" is sent";
+        let expected = "no emulated link of at least 1 byte/s from /device:CPU:0 to /device:CPU:1, over which \"t\" is sent";
         assert_eq!(error.to_string(), expected);
     }
 }
 
 #[test]
 fn a_waiting_kernel_takes_its_items_in_nanoseconds() {
-    let wait = StepKind::Kernel { kernel: KernelId(0), args: vec![], n_outputs: 0, items: 3_000_000, grain: 0 };
+    let wait = StepKind::Kernel {
+        kernel: KernelId(0),
+        args: vec![],
+        n_outputs: 0,
+        items: 3_000_000,
+        grain: 0,
+    };
     let steps = vec![step(wait.clone(), "/a", &[]), step(wait, "/b", &[])];
-    let executor = executor(program(vec![], vec![], vec![partition(0, 0, vec![], vec![wait_kernel()], steps)]), 2);
+    let executor = executor(
+        program(
+            vec![],
+            vec![],
+            vec![partition(0, 0, vec![], vec![wait_kernel()], steps)],
+        ),
+        2,
+    );
     assert_eq!(executor.step_spans(), [[]], "nothing is profiled yet");
     executor.start_profile().unwrap();
     executor.run(&[]).unwrap();
     executor.run(&[]).unwrap();
-    let [a, b] = executor.step_spans()[0][..] else { panic!("two steps") };
-    assert!(a.1 <= b.0 && a.1 - a.0 >= Duration::from_millis(3) && b.1 - b.0 >= Duration::from_millis(3));
+    let [a, b] = executor.step_spans()[0][..] else {
+        panic!("two steps")
+    };
+    assert!(
+        a.1 <= b.0
+            && a.1 - a.0 >= Duration::from_millis(3)
+            && b.1 - b.0 >= Duration::from_millis(3)
+    );
     assert!(executor.step_times()[0].iter().all(|&ns| ns >= 6_000_000));
 }

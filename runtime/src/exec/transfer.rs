@@ -26,16 +26,36 @@ enum Place {
 
 impl Staging {
     /// For a tensor from the memory `source` to the memory `target`.
-    pub(crate) fn new(size_bytes: usize, source: &Memory, target: &Memory) -> Result<Staging, Error> {
+    pub(crate) fn new(
+        size_bytes: usize,
+        source: &Memory,
+        target: &Memory,
+    ) -> Result<Staging, Error> {
         let sent = source.driver().map(|driver| driver.event()).transpose()?;
-        let reached =
-            |(from, to): (&Arc<dyn Driver>, &Arc<dyn Driver>)| to.peer().is_some_and(|peer| from.reaches(peer));
-        let place = match source.driver().zip(target.driver()).filter(|&ends| reached(ends)) {
+        let reached = |(from, to): (&Arc<dyn Driver>, &Arc<dyn Driver>)| {
+            to.peer().is_some_and(|peer| from.reaches(peer))
+        };
+        let place = match source
+            .driver()
+            .zip(target.driver())
+            .filter(|&ends| reached(ends))
+        {
             Some(_) => Place::Device(target.allocate(size_bytes)?),
             // A device that receives copies from it while its host goes on, so its own pinned memory comes first.
-            None => Place::Host(if target.driver().is_some() { target } else { source }.pin(size_bytes)?),
+            None => Place::Host(
+                if target.driver().is_some() {
+                    target
+                } else {
+                    source
+                }
+                .pin(size_bytes)?,
+            ),
         };
-        Ok(Staging { place, sent, size_bytes })
+        Ok(Staging {
+            place,
+            sent,
+            size_bytes,
+        })
     }
 
     pub(crate) fn size_bytes(&self) -> usize {
@@ -45,7 +65,10 @@ impl Staging {
     /// The staged bytes, when they are on the host.
     pub(crate) fn on_host(&self) -> Option<*mut [u8]> {
         match &self.place {
-            Place::Host(memory) => Some(std::ptr::slice_from_raw_parts_mut(memory.as_ptr(), memory.size_bytes())),
+            Place::Host(memory) => Some(std::ptr::slice_from_raw_parts_mut(
+                memory.as_ptr(),
+                memory.size_bytes(),
+            )),
             Place::Device(_) => None,
         }
     }
@@ -69,9 +92,13 @@ impl Staging {
     ) -> Result<(), Error> {
         let sent = self.sent.as_ref().expect("a sending device has an event");
         match (&self.place, target.driver().and_then(|t| t.peer())) {
-            (Place::Device(block), Some(peer)) => {
-                driver.push(from, peer, block.as_ptr().addr() as u64, self.size_bytes, &**sent)
-            }
+            (Place::Device(block), Some(peer)) => driver.push(
+                from,
+                peer,
+                block.as_ptr().addr() as u64,
+                self.size_bytes,
+                &**sent,
+            ),
             // SAFETY: the caller's promise.
             (Place::Host(memory), _) => unsafe { driver.send(from, &**memory, &**sent, arrival) },
             (Place::Device(_), None) => unreachable!("only memory of a peer is reached"),
@@ -83,12 +110,21 @@ impl Staging {
     /// # Safety
     ///
     /// As for [`Staging::send`], for the buffer `to`.
-    pub(crate) unsafe fn receive(&self, driver: &dyn Driver, to: u64, received: &dyn Event) -> Result<(), Error> {
-        self.sent.as_ref().map_or(Ok(()), |sent| driver.wait(Queue::In, &**sent))?;
+    pub(crate) unsafe fn receive(
+        &self,
+        driver: &dyn Driver,
+        to: u64,
+        received: &dyn Event,
+    ) -> Result<(), Error> {
+        self.sent
+            .as_ref()
+            .map_or(Ok(()), |sent| driver.wait(Queue::In, &**sent))?;
         match &self.place {
             // SAFETY: the caller's promise.
             Place::Host(memory) => unsafe { driver.receive(&**memory, to, received) },
-            Place::Device(block) => driver.unstage(block.as_ptr().addr() as u64, to, self.size_bytes, received),
+            Place::Device(block) => {
+                driver.unstage(block.as_ptr().addr() as u64, to, self.size_bytes, received)
+            }
         }
     }
 }

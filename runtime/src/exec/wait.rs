@@ -16,9 +16,15 @@ impl Patience {
     pub(crate) fn for_threads(threads: usize) -> Patience {
         let cores = crate::cpu::n_cores();
         if cfg!(miri) || threads > cores {
-            return Patience { spin: Duration::ZERO, yields: 8 };
+            return Patience {
+                spin: Duration::ZERO,
+                yields: 8,
+            };
         }
-        Patience { spin: Duration::from_micros(200), yields: 64 }
+        Patience {
+            spin: Duration::from_micros(200),
+            yields: 64,
+        }
     }
 }
 
@@ -37,13 +43,27 @@ pub(crate) struct Event {
 impl Event {
     /// Returns once `done()` holds.
     pub(crate) fn wait_until(&self, patience: Patience, done: impl FnMut() -> bool) {
-        self.wait(patience, done, |guard| Some(self.condvar.wait(guard).unwrap_or_else(PoisonError::into_inner)));
+        self.wait(patience, done, |guard| {
+            Some(
+                self.condvar
+                    .wait(guard)
+                    .unwrap_or_else(PoisonError::into_inner),
+            )
+        });
     }
 
     /// Returns once `done()` holds, or after about so long without: then false.
-    pub(crate) fn wait_for(&self, at_most: Duration, patience: Patience, done: impl FnMut() -> bool) -> bool {
+    pub(crate) fn wait_for(
+        &self,
+        at_most: Duration,
+        patience: Patience,
+        done: impl FnMut() -> bool,
+    ) -> bool {
         self.wait(patience, done, |guard| {
-            let (guard, timeout) = self.condvar.wait_timeout(guard, at_most).unwrap_or_else(PoisonError::into_inner);
+            let (guard, timeout) = self
+                .condvar
+                .wait_timeout(guard, at_most)
+                .unwrap_or_else(PoisonError::into_inner);
             (!timeout.timed_out()).then_some(guard)
         })
     }

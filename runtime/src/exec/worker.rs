@@ -37,8 +37,16 @@ impl Worker {
             return caller.bind(inputs, outputs);
         }
         // Inputs are only read: validated, and promised by the makers of kernels.
-        self.frame.inputs.iter_mut().zip(inputs).for_each(|(p, t)| *p = t.as_ptr().cast_mut());
-        self.frame.outputs.iter_mut().zip(outputs).for_each(|(p, t)| *p = t.as_mut_ptr());
+        self.frame
+            .inputs
+            .iter_mut()
+            .zip(inputs)
+            .for_each(|(p, t)| *p = t.as_ptr().cast_mut());
+        self.frame
+            .outputs
+            .iter_mut()
+            .zip(outputs)
+            .for_each(|(p, t)| *p = t.as_mut_ptr());
         self.frame.bind();
     }
 
@@ -49,7 +57,11 @@ impl Worker {
             Ok(Ok(()) | Err(Stop::Aborted)) => {}
             Ok(Err(Stop::Failed(error))) => rendezvous.abort(error),
             Err(payload) => {
-                let message = format!("on {}: a worker panicked: {}", self.device, panic_message(&*payload));
+                let message = format!(
+                    "on {}: a worker panicked: {}",
+                    self.device,
+                    panic_message(&*payload)
+                );
                 rendezvous.abort(Error::new(ErrorKind::DeviceFailed, message));
             }
         }
@@ -58,15 +70,37 @@ impl Worker {
     fn run_steps(&mut self, rendezvous: &Rendezvous, epoch: u64) -> Result<(), Stop> {
         let (device, scratch, leader) = (&self.device, &self.scratch, &mut self.leader);
         leader.call_roll();
-        let mut context = Context { device, leader, scratch, rendezvous, epoch };
+        let mut context = Context {
+            device,
+            leader,
+            scratch,
+            rendezvous,
+            epoch,
+        };
         let on_device = |e: Error| e.context(format!("on {device}"));
         let Memory::Device(driver) = self.frame.addresses.memory.clone() else {
-            return run_frame(self.index, &mut self.frame, &mut self.schedule, &mut context);
+            return run_frame(
+                self.index,
+                &mut self.frame,
+                &mut self.schedule,
+                &mut context,
+            );
         };
-        let Some(caller) = &self.caller else { unreachable!("a device has copies of the caller's tensors") };
+        let Some(caller) = &self.caller else {
+            unreachable!("a device has copies of the caller's tensors")
+        };
         caller.stage();
-        let run = DeviceRun { driver: &driver, caller, index: self.index };
-        let started = run.start(&mut self.frame, &mut self.schedule, &mut self.replay, &mut context);
+        let run = DeviceRun {
+            driver: &driver,
+            caller,
+            index: self.index,
+        };
+        let started = run.start(
+            &mut self.frame,
+            &mut self.schedule,
+            &mut self.replay,
+            &mut context,
+        );
         // In a collective the device waits for others, which may never come once this or another worker has failed.
         let is_over = || started.is_err() || rendezvous.is_aborted();
         let settled = match self.frame.settle(&is_over) {
@@ -76,7 +110,9 @@ impl Worker {
         };
         let started = started.and(settled);
         // Whatever happened: copies of this run use memory that the next one does.
-        let finished = driver.finish().map_err(|e| on_device(self.frame.explain_fault(e)));
+        let finished = driver
+            .finish()
+            .map_err(|e| on_device(self.frame.explain_fault(e)));
         if let Some(profile) = &mut self.frame.profile {
             if started.is_err() || finished.is_err() {
                 profile.forget()
@@ -86,7 +122,9 @@ impl Worker {
         }
         match (started, finished) {
             // The request that noticed a fault is not to blame for it.
-            (Err(Stop::Failed(_)), Err(fault)) if !driver.waits_for_kernels() => return Err(fault.into()),
+            (Err(Stop::Failed(_)), Err(fault)) if !driver.waits_for_kernels() => {
+                return Err(fault.into());
+            }
             (started, finished) => started.and(finished.map_err(Stop::from))?,
         }
         self.frame.check_launches(&context)?;
@@ -116,9 +154,15 @@ impl Replaying {
     /// For a partition; `in_order` says whether the steps of all may run in program order.
     pub(crate) fn of(frame: &Frame, in_order: bool) -> Replaying {
         let is_apart = frame.addresses.memory.driver().is_some();
-        match Some(frame).filter(|_| is_apart && in_order).and_then(Segments::of) {
+        match Some(frame)
+            .filter(|_| is_apart && in_order)
+            .and_then(Segments::of)
+        {
             _ if frame.is_replayable() => Replaying::Whole(Progress::NotYet),
-            Some(segments) => Replaying::Pieces { segments, is_first: true },
+            Some(segments) => Replaying::Pieces {
+                segments,
+                is_first: true,
+            },
             None => Replaying::Never,
         }
     }
@@ -169,13 +213,16 @@ impl DeviceRun<'_> {
         match replay {
             Replaying::Never => self.ask(frame, schedule, context),
             Replaying::Whole(_) => self.start_whole(frame, schedule, replay, context),
-            Replaying::Pieces { is_first: first @ true, .. } => {
+            Replaying::Pieces {
+                is_first: first @ true,
+                ..
+            } => {
                 *first = false;
                 self.ask(frame, schedule, context)
             }
-            Replaying::Pieces { segments, .. } => {
-                self.around(frame, context, |frame, context| segments.run(self.index, frame, &**self.driver, context))
-            }
+            Replaying::Pieces { segments, .. } => self.around(frame, context, |frame, context| {
+                segments.run(self.index, frame, &**self.driver, context)
+            }),
         }
     }
 
@@ -203,8 +250,15 @@ impl DeviceRun<'_> {
         self.ask(frame, schedule, context)
     }
 
-    fn ask(&self, frame: &mut Frame, schedule: &mut Option<Schedule>, context: &mut Context<'_>) -> Result<(), Stop> {
-        self.around(frame, context, |frame, context| run_frame(self.index, frame, schedule, context))
+    fn ask(
+        &self,
+        frame: &mut Frame,
+        schedule: &mut Option<Schedule>,
+        context: &mut Context<'_>,
+    ) -> Result<(), Stop> {
+        self.around(frame, context, |frame, context| {
+            run_frame(self.index, frame, schedule, context)
+        })
     }
 
     /// Uploads what the caller gives, runs the steps, and downloads what the caller gets.
@@ -214,10 +268,14 @@ impl DeviceRun<'_> {
         context: &mut Context<'_>,
         steps: impl FnOnce(&mut Frame, &mut Context<'_>) -> Result<(), Stop>,
     ) -> Result<(), Stop> {
-        let on_device = |e: Error, context: &Context<'_>| e.context(format!("on {}", context.device));
+        let on_device =
+            |e: Error, context: &Context<'_>| e.context(format!("on {}", context.device));
         self.caller.upload().map_err(|e| on_device(e, context))?;
         steps(frame, context)?;
-        frame.statuses.ask(&frame.addresses.memory).map_err(|e| on_device(e, context))?;
+        frame
+            .statuses
+            .ask(&frame.addresses.memory)
+            .map_err(|e| on_device(e, context))?;
         self.caller.download().map_err(|e| on_device(e, context))?;
         Ok(())
     }
@@ -249,16 +307,20 @@ impl Schedule {
     /// The schedule of a partition, if it needs one.
     pub(crate) fn new(partition: &Partition) -> Option<Schedule> {
         let n = partition.steps.len();
-        let receives = |s: &&crate::program::Step| matches!(s.kind, crate::program::StepKind::Recv { .. });
+        let receives =
+            |s: &&crate::program::Step| matches!(s.kind, crate::program::StepKind::Recv { .. });
         let n_recv = partition.steps.iter().filter(receives).count();
         if n_recv == 0 {
             return None;
         }
-        let sends = |s: &&crate::program::Step| matches!(s.kind, crate::program::StepKind::Send { .. });
+        let sends =
+            |s: &&crate::program::Step| matches!(s.kind, crate::program::StepKind::Send { .. });
         let n_send = partition.steps.iter().filter(sends).count();
         let mut lists = vec![Vec::new(); n];
         for (i, step) in partition.steps.iter().enumerate() {
-            step.deps.iter().for_each(|d| lists[d.0 as usize].push(i as u32));
+            step.deps
+                .iter()
+                .for_each(|d| lists[d.0 as usize].push(i as u32));
         }
         let mut first_dependent = vec![0];
         first_dependent.extend(lists.iter().scan(0, |sum, l| {
@@ -266,7 +328,11 @@ impl Schedule {
             Some(*sum)
         }));
         Some(Schedule {
-            n_deps: partition.steps.iter().map(|s| s.deps.len() as u32).collect(),
+            n_deps: partition
+                .steps
+                .iter()
+                .map(|s| s.deps.len() as u32)
+                .collect(),
             pending: vec![0; n],
             first_dependent,
             dependents: lists.concat(),
@@ -277,7 +343,12 @@ impl Schedule {
         })
     }
 
-    fn run(&mut self, worker: usize, frame: &mut Frame, context: &mut Context<'_>) -> Result<(), Stop> {
+    fn run(
+        &mut self,
+        worker: usize,
+        frame: &mut Frame,
+        context: &mut Context<'_>,
+    ) -> Result<(), Stop> {
         frame.statuses.clear(&frame.addresses.memory)?;
         self.start(frame);
         let mut left = frame.steps.len();
@@ -314,7 +385,9 @@ impl Schedule {
         for step in 0..self.pending.len() {
             if self.pending[step] == 0 {
                 match frame.steps[step] {
-                    Prepared::Recv { .. } | Prepared::RecvOnDevice { .. } => self.waiting.push(step as u32),
+                    Prepared::Recv { .. } | Prepared::RecvOnDevice { .. } => {
+                        self.waiting.push(step as u32)
+                    }
                     _ => self.set_ready(step, frame),
                 }
             }
@@ -368,7 +441,11 @@ impl Schedule {
             if self.pending[next] > 0 {
                 continue;
             }
-            if has_arrived(frame, next, context) { self.set_ready(next, frame) } else { self.waiting.push(next as u32) }
+            if has_arrived(frame, next, context) {
+                self.set_ready(next, frame)
+            } else {
+                self.waiting.push(next as u32)
+            }
         }
     }
 }

@@ -19,10 +19,14 @@ pub(super) fn ranks(p: &Program) -> BTreeMap<&str, Vec<Place>> {
 
 /// The steps of a partition at which its device waits for others.
 fn collectives(partition: &Partition) -> impl Iterator<Item = (usize, &AllReduce)> {
-    partition.steps.iter().enumerate().filter_map(|(i, step)| match &step.kind {
-        StepKind::AllReduce(s) => Some((i, &**s)),
-        _ => None,
-    })
+    partition
+        .steps
+        .iter()
+        .enumerate()
+        .filter_map(|(i, step)| match &step.kind {
+            StepKind::AllReduce(s) => Some((i, &**s)),
+            _ => None,
+        })
 }
 
 /// Ranks match, and each step comes before or after each of them.
@@ -33,25 +37,40 @@ pub(super) fn check_collectives(p: &Program, violations: &mut Vec<String>) {
             _ => None,
         };
         let found: Vec<_> = places.iter().filter_map(rank).collect();
-        let Some((first, buffer)) = found.first() else { continue };
+        let Some((first, buffer)) = found.first() else {
+            continue;
+        };
         let mut numbers: Vec<u32> = found.iter().map(|(s, _)| s.rank).collect();
         numbers.sort_unstable();
         if !numbers.into_iter().eq(0..first.devices.len() as u32) {
-            violations.push(format!("{key:?}: the program has not every rank of {:?} once", first.devices));
+            violations.push(format!(
+                "{key:?}: the program has not every rank of {:?} once",
+                first.devices
+            ));
         }
         let same = |(s, b): &(&AllReduce, &super::Buffer)| {
             (&s.devices, s.kind, b.dtype, b.size_bytes())
-                == (&first.devices, first.kind, buffer.dtype, buffer.size_bytes())
+                == (
+                    &first.devices,
+                    first.kind,
+                    buffer.dtype,
+                    buffer.size_bytes(),
+                )
         };
         if !found.iter().all(same) {
-            violations.push(format!("{key:?}: ranks have different devices, kinds, dtypes or sizes"));
+            violations.push(format!(
+                "{key:?}: ranks have different devices, kinds, dtypes or sizes"
+            ));
         }
     }
     for partition in &p.partitions {
         for (at, s) in collectives(partition) {
             let n = partition.steps.len() - 1 - n_ordered(partition, at);
             if n > 0 {
-                violations.push(format!("{}: nothing orders {n} steps and {:?}", partition.device, s.key));
+                violations.push(format!(
+                    "{}: nothing orders {n} steps and {:?}",
+                    partition.device, s.key
+                ));
             }
         }
     }
@@ -60,7 +79,13 @@ pub(super) fn check_collectives(p: &Program, violations: &mut Vec<String>) {
 /// How many steps come before or after one by their dependencies.
 fn n_ordered(partition: &Partition, at: usize) -> usize {
     let n = partition.steps.len();
-    let deps = |i: usize| partition.steps[i].deps.iter().map(|d| d.0 as usize).filter(move |&d| d < i);
+    let deps = |i: usize| {
+        partition.steps[i]
+            .deps
+            .iter()
+            .map(|d| d.0 as usize)
+            .filter(move |&d| d < i)
+    };
     let (mut before, mut after) = (vec![false; n], vec![false; n]);
     (before[at], after[at]) = (true, true);
     for i in (0..=at).rev() {

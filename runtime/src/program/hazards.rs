@@ -16,7 +16,10 @@ fn place(b: &Buffer) -> Option<(Space, Range<usize>)> {
     let size = b.size_bytes();
     match b.loc {
         _ if size == 0 => None,
-        Loc::Arena { offset_bytes } => Some((Space::Arena, offset_bytes..offset_bytes.saturating_add(size))),
+        Loc::Arena { offset_bytes } => Some((
+            Space::Arena,
+            offset_bytes..offset_bytes.saturating_add(size),
+        )),
         Loc::Output(i) => Some((Space::Output(i), 0..size)),
         Loc::Constant(_) | Loc::Input(_) => None,
     }
@@ -44,7 +47,11 @@ impl Segments {
     }
 
     fn cut(&mut self, at: usize) {
-        let (_, uses) = self.0.range(..=at).next_back().expect("a segment starts at 0");
+        let (_, uses) = self
+            .0
+            .range(..=at)
+            .next_back()
+            .expect("a segment starts at 0");
         let uses = uses.clone();
         self.0.entry(at).or_insert(uses);
     }
@@ -68,9 +75,15 @@ pub(super) fn check_hazards(partition: &Partition, violations: &mut Vec<String>)
         let (reads, writes) = step.kind.accesses();
         let place_of = |id: &BufferId| place(&partition.buffers[id.0 as usize]);
         for id in &reads {
-            let Some((space, bytes)) = place_of(id) else { continue };
+            let Some((space, bytes)) = place_of(id) else {
+                continue;
+            };
             let mut unwritten = false;
-            for uses in spaces.entry(space).or_insert_with(Segments::new).uses(bytes) {
+            for uses in spaces
+                .entry(space)
+                .or_insert_with(Segments::new)
+                .uses(bytes)
+            {
                 unwritten |= uses.writer.is_none();
                 pairs.extend(uses.writer.map(|w| (w, i)));
                 uses.readers.push(i);
@@ -84,7 +97,11 @@ pub(super) fn check_hazards(partition: &Partition, violations: &mut Vec<String>)
             }
         }
         for (space, bytes) in writes.iter().filter_map(place_of) {
-            for uses in spaces.entry(space).or_insert_with(Segments::new).uses(bytes) {
+            for uses in spaces
+                .entry(space)
+                .or_insert_with(Segments::new)
+                .uses(bytes)
+            {
                 let earlier = uses.writer.into_iter().chain(uses.readers.drain(..));
                 pairs.extend(earlier.filter(|&e| e != i).map(|e| (e, i)));
                 uses.writer = Some(i);
@@ -114,7 +131,9 @@ fn check_order(partition: &Partition, pairs: &[(usize, usize)], violations: &mut
         for i in begin..n {
             let mut row = [0u64; BLOCK / 64];
             for dep in &partition.steps[i].deps {
-                row.iter_mut().zip(&reach[dep.0 as usize]).for_each(|(r, d)| *r |= d);
+                row.iter_mut()
+                    .zip(&reach[dep.0 as usize])
+                    .for_each(|(r, d)| *r |= d);
             }
             if i < begin + BLOCK {
                 row[(i - begin) / 64] |= 1 << (i % 64);
@@ -123,7 +142,11 @@ fn check_order(partition: &Partition, pairs: &[(usize, usize)], violations: &mut
         }
         for &(from, to) in now {
             if reach[to][(from - begin) / 64] & (1 << (from % 64)) == 0 {
-                let (device, a, b) = (&partition.device, &partition.steps[from].origin, &partition.steps[to].origin);
+                let (device, a, b) = (
+                    &partition.device,
+                    &partition.steps[from].origin,
+                    &partition.steps[to].origin,
+                );
                 violations.push(format!(
                     "{device}: steps {from} ({a}) and {to} ({b}) touch the same bytes, but nothing orders them"
                 ));

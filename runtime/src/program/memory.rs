@@ -24,14 +24,19 @@ impl MemoryUse {
     /// Sum, for a team of `threads`.
     pub fn total_bytes(&self, threads: usize) -> usize {
         let workspace = self.workspace_bytes_per_thread.saturating_mul(threads);
-        [self.arena_bytes, self.constant_bytes, self.transfer_bytes].iter().fold(workspace, |a, &b| a.saturating_add(b))
+        [self.arena_bytes, self.constant_bytes, self.transfer_bytes]
+            .iter()
+            .fold(workspace, |a, &b| a.saturating_add(b))
     }
 }
 
 impl Program {
     /// What each device needs, in partition order.
     pub fn memory_use(&self) -> Vec<(DeviceName, MemoryUse)> {
-        self.partitions.iter().map(|p| (p.device.clone(), p.memory_use())).collect()
+        self.partitions
+            .iter()
+            .map(|p| (p.device.clone(), p.memory_use()))
+            .collect()
     }
 }
 
@@ -41,18 +46,30 @@ impl Partition {
         let mut total = MemoryUse::default();
         add(self, &mut total, &mut BTreeSet::new());
         if self.device.kind.has_own_memory() {
-            let locations: BTreeMap<Loc, usize> = self.buffers.iter().map(|b| (b.loc, b.size_bytes())).collect();
-            let of_caller = locations.iter().filter(|(loc, _)| matches!(loc, Loc::Input(_) | Loc::Output(_)));
-            total.transfer_bytes =
-                of_caller.fold(total.transfer_bytes, |sum, (_, size)| sum.saturating_add((*size).max(1)));
+            let locations: BTreeMap<Loc, usize> = self
+                .buffers
+                .iter()
+                .map(|b| (b.loc, b.size_bytes()))
+                .collect();
+            let of_caller = locations
+                .iter()
+                .filter(|(loc, _)| matches!(loc, Loc::Input(_) | Loc::Output(_)));
+            total.transfer_bytes = of_caller.fold(total.transfer_bytes, |sum, (_, size)| {
+                sum.saturating_add((*size).max(1))
+            });
         }
         total
     }
 
     /// Size of a buffer rounded up to the alignment, 0 for an id out of range.
     pub(crate) fn padded_bytes(&self, id: super::BufferId) -> usize {
-        let bytes = self.buffers.get(id.0 as usize).map_or(0, |b| b.size_bytes());
-        bytes.checked_next_multiple_of(ALIGN_BYTES).unwrap_or(usize::MAX)
+        let bytes = self
+            .buffers
+            .get(id.0 as usize)
+            .map_or(0, |b| b.size_bytes());
+        bytes
+            .checked_next_multiple_of(ALIGN_BYTES)
+            .unwrap_or(usize::MAX)
     }
 
     /// The sub-programs of a step.
@@ -89,19 +106,29 @@ fn add(p: &Partition, total: &mut MemoryUse, seen: &mut BTreeSet<usize>) {
         }
     }
     for k in &p.kernels {
-        total.workspace_bytes_per_thread = total.workspace_bytes_per_thread.max(k.workspace_bytes_per_thread());
+        total.workspace_bytes_per_thread = total
+            .workspace_bytes_per_thread
+            .max(k.workspace_bytes_per_thread());
     }
     for step in &p.steps {
         let staged = match &step.kind {
             // Between the host and a device with memory of its own a tensor is on its way in the host's.
-            StepKind::Recv { key, buffer } if !is_apart || key.source.kind.has_own_memory() => p.padded_bytes(*buffer),
-            StepKind::Send { key, buffer } if !is_apart && key.destination.kind.has_own_memory() => {
+            StepKind::Recv { key, buffer } if !is_apart || key.source.kind.has_own_memory() => {
                 p.padded_bytes(*buffer)
             }
-            StepKind::Kernel { kernel, .. } => p.kernels.get(kernel.0 as usize).map_or(0, status_bytes),
+            StepKind::Send { key, buffer }
+                if !is_apart && key.destination.kind.has_own_memory() =>
+            {
+                p.padded_bytes(*buffer)
+            }
+            StepKind::Kernel { kernel, .. } => {
+                p.kernels.get(kernel.0 as usize).map_or(0, status_bytes)
+            }
             StepKind::Loop(l) => {
                 let cells = if is_apart { LOOP_BYTES } else { 0 };
-                let spare = |sum: usize, c: &super::Carried| sum.saturating_add(p.padded_bytes(c.result).max(least));
+                let spare = |sum: usize, c: &super::Carried| {
+                    sum.saturating_add(p.padded_bytes(c.result).max(least))
+                };
                 l.carried.iter().fold(cells, spare)
             }
             _ => 0,

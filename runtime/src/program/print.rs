@@ -1,6 +1,8 @@
 //! Text of a program: the `schedule` stage of dumps. Addresses never appear, so the text is the same on every run.
 
-use super::{BufferId, If, IoSpec, Kernel, Loc, Loop, Partition, Program, Step, StepKind, TripCount};
+use super::{
+    BufferId, If, IoSpec, Kernel, Loc, Loop, Partition, Program, Step, StepKind, TripCount,
+};
 use std::fmt;
 
 impl fmt::Display for Program {
@@ -11,7 +13,12 @@ impl fmt::Display for Program {
 
 impl fmt::Debug for Program {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Program({:?}, {} partitions)", self.name, self.partitions.len())
+        write!(
+            f,
+            "Program({:?}, {} partitions)",
+            self.name,
+            self.partitions.len()
+        )
     }
 }
 
@@ -32,9 +39,15 @@ fn print(p: &Program, f: &mut fmt::Formatter<'_>, indent: usize) -> fmt::Result 
     specs(f, "output", &p.outputs)?;
     for (i, v) in p.variables.iter().enumerate() {
         pad(f, indent + 1)?;
-        writeln!(f, "variable {i} {:?}/{:?}: {}{:?}", v.container, v.name, v.dtype, v.shape)?;
+        writeln!(
+            f,
+            "variable {i} {:?}/{:?}: {}{:?}",
+            v.container, v.name, v.dtype, v.shape
+        )?;
     }
-    p.partitions.iter().try_for_each(|part| print_partition(part, f, indent + 1))?;
+    p.partitions
+        .iter()
+        .try_for_each(|part| print_partition(part, f, indent + 1))?;
     pad(f, indent)?;
     writeln!(f, "}}")
 }
@@ -59,55 +72,105 @@ fn print_partition(p: &Partition, f: &mut fmt::Formatter<'_>, indent: usize) -> 
             Loc::Output(n) => writeln!(f, "output {n}")?,
         }
     }
-    p.steps.iter().enumerate().try_for_each(|(i, s)| print_step(p, i, s, f, indent + 1))?;
+    p.steps
+        .iter()
+        .enumerate()
+        .try_for_each(|(i, s)| print_step(p, i, s, f, indent + 1))?;
     pad(f, indent)?;
     writeln!(f, "}}")
 }
 
 fn ids(ids: impl IntoIterator<Item = BufferId>) -> String {
-    ids.into_iter().map(|b| format!("b{}", b.0)).collect::<Vec<_>>().join(" ")
+    ids.into_iter()
+        .map(|b| format!("b{}", b.0))
+        .collect::<Vec<_>>()
+        .join(" ")
 }
 
-fn print_step(p: &Partition, i: usize, step: &Step, f: &mut fmt::Formatter<'_>, indent: usize) -> fmt::Result {
+fn print_step(
+    p: &Partition,
+    i: usize,
+    step: &Step,
+    f: &mut fmt::Formatter<'_>,
+    indent: usize,
+) -> fmt::Result {
     pad(f, indent)?;
     write!(f, "s{i} = ")?;
     match &step.kind {
-        StepKind::Kernel { kernel, args, n_outputs, items, grain } => {
+        StepKind::Kernel {
+            kernel,
+            args,
+            n_outputs,
+            items,
+            grain,
+        } => {
             let name = p.kernels.get(kernel.0 as usize).map_or("?", |k| k.name());
             let (ins, outs) = args.split_at(args.len().saturating_sub(*n_outputs as usize));
-            write!(f, "{name}({}) -> {} items {items} grain {grain}", ids(ins.to_vec()), ids(outs.to_vec()))?;
+            write!(
+                f,
+                "{name}({}) -> {} items {items} grain {grain}",
+                ids(ins.to_vec()),
+                ids(outs.to_vec())
+            )?;
             if let Some(Kernel::Product(product)) = p.kernels.get(kernel.0 as usize) {
                 write!(f, " by a library: {product}")?;
             }
         }
-        StepKind::Send { key, buffer } => write!(f, "send b{} {:?} to {}", buffer.0, key.tensor, key.destination)?,
-        StepKind::Recv { key, buffer } => write!(f, "recv {:?} from {} -> b{}", key.tensor, key.source, buffer.0)?,
+        StepKind::Send { key, buffer } => write!(
+            f,
+            "send b{} {:?} to {}",
+            buffer.0, key.tensor, key.destination
+        )?,
+        StepKind::Recv { key, buffer } => write!(
+            f,
+            "recv {:?} from {} -> b{}",
+            key.tensor, key.source, buffer.0
+        )?,
         StepKind::Copy { src, dst } => write!(f, "copy b{} -> b{}", src.0, dst.0)?,
         StepKind::AllReduce(s) => {
             let (of, kind) = (s.devices.len(), format!("{:?}", s.kind).to_lowercase());
-            write!(f, "{kind} b{} -> b{} {:?} rank {} of {of}", s.src.0, s.dst.0, s.key, s.rank)?
+            write!(
+                f,
+                "{kind} b{} -> b{} {:?} rank {} of {of}",
+                s.src.0, s.dst.0, s.key, s.rank
+            )?
         }
         StepKind::If(s) => print_if(s, f)?,
         StepKind::Loop(s) => print_loop(s, f)?,
-        StepKind::ReadVariable { variable, dst } => write!(f, "read variable {variable} -> b{}", dst.0)?,
-        StepKind::AssignVariable { variable, src } => write!(f, "assign variable {variable} = b{}", src.0)?,
+        StepKind::ReadVariable { variable, dst } => {
+            write!(f, "read variable {variable} -> b{}", dst.0)?
+        }
+        StepKind::AssignVariable { variable, src } => {
+            write!(f, "assign variable {variable} = b{}", src.0)?
+        }
     }
     if !step.deps.is_empty() {
         let deps: Vec<String> = step.deps.iter().map(|d| format!("s{}", d.0)).collect();
         write!(f, " after {}", deps.join(" "))?;
     }
     writeln!(f, "  // {}", step.origin)?;
-    Partition::sub_programs(&step.kind).into_iter().try_for_each(|sub| print(sub, f, indent + 1))
+    Partition::sub_programs(&step.kind)
+        .into_iter()
+        .try_for_each(|sub| print(sub, f, indent + 1))
 }
 
 fn print_if(s: &If, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-    write!(f, "if b{} ({}) -> {}", s.cond.0, ids(s.args.iter().copied()), ids(s.results.iter().copied()))
+    write!(
+        f,
+        "if b{} ({}) -> {}",
+        s.cond.0,
+        ids(s.args.iter().copied()),
+        ids(s.results.iter().copied())
+    )
 }
 
 fn print_loop(s: &Loop, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     match s.trips {
         TripCount::Fixed(n) => write!(f, "loop {n} times")?,
-        TripCount::While { max_trips, condition } => {
+        TripCount::While {
+            max_trips,
+            condition,
+        } => {
             let id = |b: Option<BufferId>| b.map_or("none".to_owned(), |b| format!("b{}", b.0));
             write!(f, "loop max {} while {}", id(max_trips), id(condition))?;
         }
@@ -117,7 +180,12 @@ fn print_loop(s: &Loop, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     }
     for (word, list) in [("scan", &s.scan_inputs), ("stack", &s.scan_outputs)] {
         for x in list {
-            write!(f, " {word} b{}{}", x.buffer.0, if x.reverse { " reversed" } else { "" })?;
+            write!(
+                f,
+                " {word} b{}{}",
+                x.buffer.0,
+                if x.reverse { " reversed" } else { "" }
+            )?;
         }
     }
     write!(f, " ({})", ids(s.args.iter().copied()))

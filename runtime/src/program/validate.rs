@@ -17,7 +17,10 @@
 
 use super::collectives::{check_collectives, ranks};
 use super::hazards::{check_hazards, overlap};
-use super::{Buffer, BufferId, IoSpec, Kernel, Key, Loc, MAX_NESTING, Partition, Program, Step, StepKind, TripCount};
+use super::{
+    Buffer, BufferId, IoSpec, Kernel, Key, Loc, MAX_NESTING, Partition, Program, Step, StepKind,
+    TripCount,
+};
 use crate::dtype::DType;
 use crate::gpu::GpuParam;
 use crate::tensor::{ALIGN_BYTES, checked_size_bytes};
@@ -38,7 +41,9 @@ impl StepKind {
     /// Buffers that the step reads, and buffers that it writes.
     pub fn accesses(&self) -> (Vec<BufferId>, Vec<BufferId>) {
         match self {
-            StepKind::Kernel { args, n_outputs, .. } => {
+            StepKind::Kernel {
+                args, n_outputs, ..
+            } => {
                 let (reads, writes) = args.split_at(args.len().saturating_sub(*n_outputs as usize));
                 (reads.to_vec(), writes.to_vec())
             }
@@ -46,16 +51,34 @@ impl StepKind {
             StepKind::Recv { buffer, .. } => (vec![], vec![*buffer]),
             StepKind::Copy { src, dst } => (vec![*src], vec![*dst]),
             StepKind::AllReduce(s) => (vec![s.src], vec![s.dst]),
-            StepKind::If(s) => (std::iter::once(s.cond).chain(s.args.iter().copied()).collect(), s.results.clone()),
+            StepKind::If(s) => (
+                std::iter::once(s.cond)
+                    .chain(s.args.iter().copied())
+                    .collect(),
+                s.results.clone(),
+            ),
             StepKind::Loop(s) => {
                 let header = match s.trips {
                     TripCount::Fixed(_) => vec![],
-                    TripCount::While { max_trips, condition } => max_trips.into_iter().chain(condition).collect(),
+                    TripCount::While {
+                        max_trips,
+                        condition,
+                    } => max_trips.into_iter().chain(condition).collect(),
                 };
                 let scanned = s.scan_inputs.iter().map(|x| x.buffer);
-                let reads = header.into_iter().chain(s.carried.iter().map(|c| c.init)).chain(scanned);
-                let writes = s.carried.iter().map(|c| c.result).chain(s.scan_outputs.iter().map(|x| x.buffer));
-                (reads.chain(s.args.iter().copied()).collect(), writes.collect())
+                let reads = header
+                    .into_iter()
+                    .chain(s.carried.iter().map(|c| c.init))
+                    .chain(scanned);
+                let writes = s
+                    .carried
+                    .iter()
+                    .map(|c| c.result)
+                    .chain(s.scan_outputs.iter().map(|x| x.buffer));
+                (
+                    reads.chain(s.args.iter().copied()).collect(),
+                    writes.collect(),
+                )
             }
             StepKind::ReadVariable { dst, .. } => (vec![], vec![*dst]),
             StepKind::AssignVariable { src, .. } => (vec![*src], vec![]),
@@ -65,7 +88,10 @@ impl StepKind {
 
 fn check_program(p: &Program, violations: &mut Vec<String>, depth: usize) {
     if depth > MAX_NESTING {
-        violations.push(format!("program {:?}: nested deeper than {MAX_NESTING}", p.name));
+        violations.push(format!(
+            "program {:?}: nested deeper than {MAX_NESTING}",
+            p.name
+        ));
         return;
     }
     for spec in p.inputs.iter().chain(&p.outputs) {
@@ -78,7 +104,10 @@ fn check_program(p: &Program, violations: &mut Vec<String>, depth: usize) {
     let mut devices = BTreeSet::new();
     for partition in &p.partitions {
         if !devices.insert(&partition.device) {
-            violations.push(format!("program {:?}: two partitions on {}", p.name, partition.device));
+            violations.push(format!(
+                "program {:?}: two partitions on {}",
+                p.name, partition.device
+            ));
         }
         check_partition(p, partition, violations, depth);
     }
@@ -87,14 +116,20 @@ fn check_program(p: &Program, violations: &mut Vec<String>, depth: usize) {
 fn check_variables(p: &Program, violations: &mut Vec<String>) {
     let mut names = BTreeSet::new();
     for v in &p.variables {
-        let label = format!("program {:?}: variable {:?}/{:?}", p.name, v.container, v.name);
+        let label = format!(
+            "program {:?}: variable {:?}/{:?}",
+            p.name, v.container, v.name
+        );
         if !names.insert((&v.container, &v.name)) {
             violations.push(format!("{label}: declared twice"));
         }
         if let Err(e) = checked_size_bytes(v.dtype, &v.shape) {
             violations.push(format!("{label}: {e}"));
         }
-        if v.initial.as_ref().is_some_and(|t| t.dtype() != v.dtype || t.shape() != v.shape) {
+        if v.initial
+            .as_ref()
+            .is_some_and(|t| t.dtype() != v.dtype || t.shape() != v.shape)
+        {
             violations.push(format!("{label}: initial value has another dtype or shape"));
         }
     }
@@ -104,17 +139,31 @@ fn check_variables(p: &Program, violations: &mut Vec<String>) {
 fn check_outputs(p: &Program, violations: &mut Vec<String>) {
     for (i, spec) in p.outputs.iter().enumerate() {
         let is_output = |part: &Partition, id: &BufferId| {
-            part.buffers.get(id.0 as usize).is_some_and(|b| b.loc == Loc::Output(i as u32))
+            part.buffers
+                .get(id.0 as usize)
+                .is_some_and(|b| b.loc == Loc::Output(i as u32))
         };
         let names = |part: &&Partition| part.buffers.iter().any(|b| b.loc == Loc::Output(i as u32));
-        let writes =
-            |part: &Partition| part.steps.iter().any(|s| s.kind.accesses().1.iter().any(|id| is_output(part, id)));
-        let (n_naming, written) = (p.partitions.iter().filter(names).count(), p.partitions.iter().any(writes));
+        let writes = |part: &Partition| {
+            part.steps
+                .iter()
+                .any(|s| s.kind.accesses().1.iter().any(|id| is_output(part, id)))
+        };
+        let (n_naming, written) = (
+            p.partitions.iter().filter(names).count(),
+            p.partitions.iter().any(writes),
+        );
         if n_naming > 1 {
-            violations.push(format!("program {:?}: output {:?} is named by {n_naming} partitions", p.name, spec.name));
+            violations.push(format!(
+                "program {:?}: output {:?} is named by {n_naming} partitions",
+                p.name, spec.name
+            ));
         }
         if !written && !spec.shape.contains(&0) {
-            violations.push(format!("program {:?}: output {:?} is never written", p.name, spec.name));
+            violations.push(format!(
+                "program {:?}: output {:?} is never written",
+                p.name, spec.name
+            ));
         }
     }
 }
@@ -123,15 +172,34 @@ fn check_partition(p: &Program, partition: &Partition, violations: &mut Vec<Stri
     let n_before = violations.len();
     for (i, buffer) in partition.buffers.iter().enumerate() {
         if let Err(problem) = check_buffer(p, partition, buffer) {
-            violations.push(format!("{}: buffer {i} {:?}: {problem}", partition.device, buffer.name));
+            violations.push(format!(
+                "{}: buffer {i} {:?}: {problem}",
+                partition.device, buffer.name
+            ));
         }
     }
     for (i, step) in partition.steps.iter().enumerate() {
-        let mut check = StepCheck { p, partition, depth, problems: Vec::new(), nested: Vec::new() };
+        let mut check = StepCheck {
+            p,
+            partition,
+            depth,
+            problems: Vec::new(),
+            nested: Vec::new(),
+        };
         check.step(i, step);
         let label = format!("{}: step {i} ({})", partition.device, step.origin);
-        violations.extend(check.problems.iter().map(|problem| format!("{label}: {problem}")));
-        violations.extend(check.nested.iter().map(|problem| format!("{label}: in sub-program: {problem}")));
+        violations.extend(
+            check
+                .problems
+                .iter()
+                .map(|problem| format!("{label}: {problem}")),
+        );
+        violations.extend(
+            check
+                .nested
+                .iter()
+                .map(|problem| format!("{label}: in sub-program: {problem}")),
+        );
     }
     if violations.len() == n_before {
         check_hazards(partition, violations);
@@ -141,9 +209,14 @@ fn check_partition(p: &Program, partition: &Partition, violations: &mut Vec<Stri
 fn check_buffer(p: &Program, partition: &Partition, b: &Buffer) -> Result<(), String> {
     let size = checked_size_bytes(b.dtype, &b.shape).map_err(|e| e.to_string())?;
     let like = |specs: &[IoSpec], i: u32| {
-        let spec = specs.get(i as usize).ok_or_else(|| format!("{:?} does not exist", b.loc))?;
+        let spec = specs
+            .get(i as usize)
+            .ok_or_else(|| format!("{:?} does not exist", b.loc))?;
         if spec.dtype != b.dtype || checked_size_bytes(spec.dtype, &spec.shape).ok() != Some(size) {
-            return Err(format!("{}{:?} at {:?}, which is {}{:?}", b.dtype, b.shape, b.loc, spec.dtype, spec.shape));
+            return Err(format!(
+                "{}{:?} at {:?}, which is {}{:?}",
+                b.dtype, b.shape, b.loc, spec.dtype, spec.shape
+            ));
         }
         Ok(())
     };
@@ -151,16 +224,29 @@ fn check_buffer(p: &Program, partition: &Partition, b: &Buffer) -> Result<(), St
         Loc::Input(i) => like(&p.inputs, i),
         Loc::Output(i) => like(&p.outputs, i),
         Loc::Constant(c) => {
-            let constant = partition.constants.get(c as usize).ok_or_else(|| format!("{:?} does not exist", b.loc))?;
+            let constant = partition
+                .constants
+                .get(c as usize)
+                .ok_or_else(|| format!("{:?} does not exist", b.loc))?;
             let fits = constant.size_bytes() == size;
-            if fits { Ok(()) } else { Err(format!("{size} bytes at a constant of {} bytes", constant.size_bytes())) }
+            if fits {
+                Ok(())
+            } else {
+                Err(format!(
+                    "{size} bytes at a constant of {} bytes",
+                    constant.size_bytes()
+                ))
+            }
         }
-        Loc::Arena { offset_bytes } if offset_bytes % ALIGN_BYTES != 0 => {
-            Err(format!("offset {offset_bytes} is not a multiple of {ALIGN_BYTES}"))
-        }
+        Loc::Arena { offset_bytes } if offset_bytes % ALIGN_BYTES != 0 => Err(format!(
+            "offset {offset_bytes} is not a multiple of {ALIGN_BYTES}"
+        )),
         Loc::Arena { offset_bytes } => match offset_bytes.checked_add(size) {
             Some(end) if end <= partition.arena_bytes => Ok(()),
-            _ => Err(format!("{size} bytes at {offset_bytes} leave the arena of {} bytes", partition.arena_bytes)),
+            _ => Err(format!(
+                "{size} bytes at {offset_bytes} leave the arena of {} bytes",
+                partition.arena_bytes
+            )),
         },
     }
 }
@@ -178,16 +264,27 @@ struct StepCheck<'a> {
 impl StepCheck<'_> {
     fn step(&mut self, index: usize, step: &Step) {
         if let Some(dep) = step.deps.iter().find(|d| d.0 as usize >= index) {
-            self.problem(format!("depends on step {}, which does not come before it", dep.0));
+            self.problem(format!(
+                "depends on step {}, which does not come before it",
+                dep.0
+            ));
         }
         let (reads, writes) = step.kind.accesses();
-        if let Some(id) = reads.iter().chain(&writes).find(|id| id.0 as usize >= self.partition.buffers.len()) {
+        if let Some(id) = reads
+            .iter()
+            .chain(&writes)
+            .find(|id| id.0 as usize >= self.partition.buffers.len())
+        {
             self.problem(format!("buffer {} does not exist", id.0));
             return;
         }
         for &id in &writes {
             if matches!(self.buffer(id).loc, Loc::Constant(_) | Loc::Input(_)) {
-                self.problem(format!("writes {:?}, which is at {:?}", self.buffer(id).name, self.buffer(id).loc));
+                self.problem(format!(
+                    "writes {:?}, which is at {:?}",
+                    self.buffer(id).name,
+                    self.buffer(id).loc
+                ));
             }
         }
         self.overlaps(&step.kind, &reads, &writes);
@@ -211,16 +308,23 @@ impl StepCheck<'_> {
     /// Outputs lie apart from each other and from inputs; kernels, but those of libraries, and copies may also work exactly in place.
     fn overlaps(&mut self, kind: &StepKind, reads: &[BufferId], writes: &[BufferId]) {
         let may_be_in_place = match kind {
-            StepKind::Kernel { kernel, .. } => {
-                !matches!(self.partition.kernels.get(kernel.0 as usize), Some(Kernel::Product(_)))
-            }
+            StepKind::Kernel { kernel, .. } => !matches!(
+                self.partition.kernels.get(kernel.0 as usize),
+                Some(Kernel::Product(_))
+            ),
             kind => matches!(kind, StepKind::Copy { .. }),
         };
         for (i, &write) in writes.iter().enumerate() {
-            let clash = writes[..i].iter().copied().find(|&w| overlap(self.buffer(w), self.buffer(write)).is_some());
+            let clash = writes[..i]
+                .iter()
+                .copied()
+                .find(|&w| overlap(self.buffer(w), self.buffer(write)).is_some());
             let clash = clash.or_else(|| {
                 let bad = |exactly: bool| !(exactly && may_be_in_place);
-                reads.iter().copied().find(|&r| overlap(self.buffer(r), self.buffer(write)).is_some_and(bad))
+                reads
+                    .iter()
+                    .copied()
+                    .find(|&r| overlap(self.buffer(r), self.buffer(write)).is_some_and(bad))
             });
             if let Some(other) = clash {
                 let (a, b) = (&self.buffer(write).name, &self.buffer(other).name);
@@ -231,46 +335,83 @@ impl StepCheck<'_> {
 
     fn operands(&mut self, kind: &StepKind) {
         match kind {
-            StepKind::Kernel { kernel, args, n_outputs, .. } => {
+            StepKind::Kernel {
+                kernel,
+                args,
+                n_outputs,
+                ..
+            } => {
                 let n_kernels = self.partition.kernels.len();
-                self.expect((kernel.0 as usize) < n_kernels, || format!("kernel {} does not exist", kernel.0));
+                self.expect((kernel.0 as usize) < n_kernels, || {
+                    format!("kernel {} does not exist", kernel.0)
+                });
                 let n_args = args.len();
                 if let Some(kernel) = self.partition.kernels.get(kernel.0 as usize) {
                     self.kernel(kernel, args, *n_outputs as usize);
                 }
-                self.expect(*n_outputs as usize <= n_args, || format!("{n_outputs} outputs among {n_args} arguments"));
+                self.expect(*n_outputs as usize <= n_args, || {
+                    format!("{n_outputs} outputs among {n_args} arguments")
+                });
             }
             StepKind::Send { key, .. } | StepKind::Recv { key, .. } => {
-                let here = if matches!(kind, StepKind::Send { .. }) { &key.source } else { &key.destination };
+                let here = if matches!(kind, StepKind::Send { .. }) {
+                    &key.source
+                } else {
+                    &key.destination
+                };
                 let good = *here == self.partition.device && key.source != key.destination;
                 self.expect(good, || format!("key {key:?} does not belong here"));
                 self.expect(self.depth == 0, || "transfers in a sub-program".to_owned());
             }
             StepKind::Copy { src, dst } => {
-                let (from, to) = (self.buffer(*src).size_bytes(), self.buffer(*dst).size_bytes());
+                let (from, to) = (
+                    self.buffer(*src).size_bytes(),
+                    self.buffer(*dst).size_bytes(),
+                );
                 self.expect(from == to, || format!("copies {from} bytes to {to} bytes"));
             }
             StepKind::AllReduce(s) => {
                 let here = s.devices.get(s.rank as usize) == Some(&self.partition.device);
                 let good = here && self.partition.device.kind.has_own_memory() && self.depth == 0;
-                self.expect(good, || format!("rank {} of {:?} does not belong here", s.rank, s.key));
+                self.expect(good, || {
+                    format!("rank {} of {:?} does not belong here", s.rank, s.key)
+                });
                 let (from, to) = (self.type_of(s.src), self.type_of(s.dst));
-                self.expect(same_type(&from, &to), || format!("reduces {from:?} to {to:?}"));
+                self.expect(same_type(&from, &to), || {
+                    format!("reduces {from:?} to {to:?}")
+                });
             }
             StepKind::If(s) => {
                 self.scalar("condition", Some(s.cond), DType::Bool);
                 for branch in [&s.then_branch, &s.else_branch] {
-                    let types = |ids: &[BufferId]| ids.iter().map(|&id| self.type_of(id)).collect::<Vec<_>>();
+                    let types = |ids: &[BufferId]| {
+                        ids.iter().map(|&id| self.type_of(id)).collect::<Vec<_>>()
+                    };
                     let (args, results) = (types(&s.args), types(&s.results));
                     self.sub_program(branch, &args, &results);
                 }
             }
             StepKind::Loop(s) => self.loop_operands(s),
-            StepKind::ReadVariable { variable, dst: buffer } | StepKind::AssignVariable { variable, src: buffer } => {
-                let found = self.p.variables.get(*variable as usize).map(|v| (v.dtype, v.shape.clone()));
+            StepKind::ReadVariable {
+                variable,
+                dst: buffer,
+            }
+            | StepKind::AssignVariable {
+                variable,
+                src: buffer,
+            } => {
+                let found = self
+                    .p
+                    .variables
+                    .get(*variable as usize)
+                    .map(|v| (v.dtype, v.shape.clone()));
                 let expected = self.type_of(*buffer);
-                let good = found.as_ref().is_some_and(|found| same_type(found, &expected));
-                self.expect(good, || format!("variable {variable} is {found:?}, the buffer {expected:?}"));
+                let good = found
+                    .as_ref()
+                    .is_some_and(|found| same_type(found, &expected));
+                self.expect(good, || {
+                    format!("variable {variable} is {found:?}, the buffer {expected:?}")
+                });
             }
         }
     }
@@ -280,22 +421,30 @@ impl StepCheck<'_> {
         let has_own_memory = self.partition.device.kind.has_own_memory();
         let name = kernel.name();
         match kernel {
-            Kernel::Cpu(_) => self.expect(!has_own_memory, || format!("kernel {name} is for a CPU")),
+            Kernel::Cpu(_) => {
+                self.expect(!has_own_memory, || format!("kernel {name} is for a CPU"))
+            }
             Kernel::Gpu(k) => {
                 self.expect(has_own_memory, || format!("kernel {name} is for a GPU"));
                 let n_code = self.partition.gpu_code.len();
-                self.expect(k.code < n_code, || format!("kernel {name}: code {} does not exist", k.code));
+                self.expect(k.code < n_code, || {
+                    format!("kernel {name}: code {} does not exist", k.code)
+                });
                 k.params.iter().for_each(|p| self.parameter(name, p, args));
             }
             Kernel::Product(p) => {
                 self.expect(has_own_memory, || format!("product {name} is for a GPU"));
-                let types: Vec<_> =
-                    args.iter().map(|&id| (self.buffer(id).dtype, self.buffer(id).size_bytes())).collect();
+                let types: Vec<_> = args
+                    .iter()
+                    .map(|&id| (self.buffer(id).dtype, self.buffer(id).size_bytes()))
+                    .collect();
                 let problem = p.problem(&types).or_else(|| {
                     let n = 1 + usize::from(p.workspace_bytes > 0);
                     (n_outputs != n).then(|| format!("{n_outputs} outputs, expected {n}"))
                 });
-                self.expect(problem.is_none(), || format!("product {name}: {}", problem.unwrap_or_default()));
+                self.expect(problem.is_none(), || {
+                    format!("product {name}: {}", problem.unwrap_or_default())
+                });
             }
         }
     }
@@ -308,28 +457,43 @@ impl StepCheck<'_> {
             GpuParam::Status => return,
         };
         let Some(&buffer) = args.get(index as usize) else {
-            return self.expect(false, || format!("kernel {kernel}: {param:?} of {} arguments", args.len()));
+            return self.expect(false, || {
+                format!("kernel {kernel}: {param:?} of {} arguments", args.len())
+            });
         };
         let problem = map.and_then(|m| m.problem(self.buffer(buffer).size_bytes() as u64));
-        self.expect(problem.is_none(), || format!("kernel {kernel}: tensor map of argument {index}: {problem:?}"));
+        self.expect(problem.is_none(), || {
+            format!("kernel {kernel}: tensor map of argument {index}: {problem:?}")
+        });
     }
 
     fn loop_operands(&mut self, s: &super::Loop) {
         let (mut inputs, mut outputs) = (vec![], vec![]);
-        if let TripCount::While { max_trips, condition } = s.trips {
+        if let TripCount::While {
+            max_trips,
+            condition,
+        } = s.trips
+        {
             self.scalar("trip count", max_trips, DType::I64);
             self.scalar("condition", condition, DType::Bool);
-            self.expect(max_trips.is_some() || condition.is_some(), || "loop never ends".to_owned());
+            self.expect(max_trips.is_some() || condition.is_some(), || {
+                "loop never ends".to_owned()
+            });
             inputs = vec![(DType::I64, vec![]), (DType::Bool, vec![])];
             outputs = vec![(DType::Bool, vec![])];
         }
         for c in &s.carried {
             let (init, result) = (self.type_of(c.init), self.type_of(c.result));
-            self.expect(same_type(&init, &result), || format!("carried value is {init:?} before and {result:?} after"));
+            self.expect(same_type(&init, &result), || {
+                format!("carried value is {init:?} before and {result:?} after")
+            });
             inputs.push(init);
             outputs.push(result);
         }
-        for (list, types) in [(&s.scan_inputs, &mut inputs), (&s.scan_outputs, &mut outputs)] {
+        for (list, types) in [
+            (&s.scan_inputs, &mut inputs),
+            (&s.scan_outputs, &mut outputs),
+        ] {
             for x in list {
                 let (dtype, shape) = self.type_of(x.buffer);
                 let n = shape.first().copied();
@@ -337,7 +501,9 @@ impl StepCheck<'_> {
                     (Some(n), TripCount::Fixed(trips)) => n as u64 == trips,
                     (n, _) => n.is_some(),
                 };
-                self.expect(good, || format!("scanned tensor {shape:?} does not fit {:?}", s.trips));
+                self.expect(good, || {
+                    format!("scanned tensor {shape:?} does not fit {:?}", s.trips)
+                });
                 types.push((dtype, shape.get(1..).unwrap_or_default().to_vec()));
             }
         }
@@ -350,21 +516,36 @@ impl StepCheck<'_> {
     }
 
     fn scalar(&mut self, what: &str, id: Option<BufferId>, dtype: DType) {
-        let Some(found) = id.map(|id| self.type_of(id)) else { return };
-        self.expect(same_type(&found, &(dtype, vec![])), || format!("{what} is {found:?}, expected one {dtype}"));
+        let Some(found) = id.map(|id| self.type_of(id)) else {
+            return;
+        };
+        self.expect(same_type(&found, &(dtype, vec![])), || {
+            format!("{what} is {found:?}, expected one {dtype}")
+        });
     }
 
-    fn sub_program(&mut self, sub: &Program, inputs: &[(DType, Vec<usize>)], outputs: &[(DType, Vec<usize>)]) {
+    fn sub_program(
+        &mut self,
+        sub: &Program,
+        inputs: &[(DType, Vec<usize>)],
+        outputs: &[(DType, Vec<usize>)],
+    ) {
         let fits = |specs: &[IoSpec], types: &[(DType, Vec<usize>)]| {
-            let same = |(s, t): (&IoSpec, &(DType, Vec<usize>))| same_type(&(s.dtype, s.shape.clone()), t);
+            let same =
+                |(s, t): (&IoSpec, &(DType, Vec<usize>))| same_type(&(s.dtype, s.shape.clone()), t);
             specs.len() == types.len() && specs.iter().zip(types).all(same)
         };
-        self.expect(fits(&sub.inputs, inputs), || format!("sub-program takes {:?}, gets {inputs:?}", sub.inputs));
+        self.expect(fits(&sub.inputs, inputs), || {
+            format!("sub-program takes {:?}, gets {inputs:?}", sub.inputs)
+        });
         self.expect(fits(&sub.outputs, outputs), || {
             format!("sub-program gives {:?}, expected {outputs:?}", sub.outputs)
         });
-        let one_here = sub.partitions.len() == 1 && sub.partitions[0].device == self.partition.device;
-        self.expect(one_here, || "sub-program is not one partition on the same device".to_owned());
+        let one_here =
+            sub.partitions.len() == 1 && sub.partitions[0].device == self.partition.device;
+        self.expect(one_here, || {
+            "sub-program is not one partition on the same device".to_owned()
+        });
         check_program(sub, &mut self.nested, self.depth + 1);
     }
 }
@@ -387,12 +568,19 @@ fn check_transfers(p: &Program, violations: &mut Vec<String>) {
                 StepKind::Recv { key, buffer } => (key, buffer, 1),
                 _ => continue,
             };
-            ends.entry(key).or_default()[side].push((d, i, partition.buffers.get(buffer.0 as usize)));
+            ends.entry(key).or_default()[side].push((
+                d,
+                i,
+                partition.buffers.get(buffer.0 as usize),
+            ));
         }
     }
     let mut edges = Vec::new();
     for (key, [sends, recvs]) in &ends {
-        let label = format!("tensor {:?} from {} to {}", key.tensor, key.source, key.destination);
+        let label = format!(
+            "tensor {:?} from {} to {}",
+            key.tensor, key.source, key.destination
+        );
         match (sends.as_slice(), recvs.as_slice()) {
             ([send], [recv]) => {
                 edges.push(((send.0, send.1), (recv.0, recv.1)));
@@ -403,13 +591,19 @@ fn check_transfers(p: &Program, violations: &mut Vec<String>) {
                     violations.push(format!("{label}: sent as {a:?}, received as {b:?}"));
                 }
             }
-            _ => violations.push(format!("{label}: sent {} times, received {} times", sends.len(), recvs.len())),
+            _ => violations.push(format!(
+                "{label}: sent {} times, received {} times",
+                sends.len(),
+                recvs.len()
+            )),
         }
     }
     if violations.is_empty() {
         let (n_stuck, n) = stuck(p, &edges);
         if n_stuck > 0 {
-            violations.push(format!("{n_stuck} of {n} steps wait for themselves through transfers between devices"));
+            violations.push(format!(
+                "{n_stuck} of {n} steps wait for themselves through transfers between devices"
+            ));
         }
     }
 }
@@ -433,7 +627,11 @@ impl Program {
                 }
             }
         }
-        edges.extend(recvs.iter().filter_map(|(key, recv)| Some((*sends.get(key)?, *recv))));
+        edges.extend(
+            recvs
+                .iter()
+                .filter_map(|(key, recv)| Some((*sends.get(key)?, *recv))),
+        );
         stuck(self, &edges).0 == 0
     }
 }
@@ -444,15 +642,22 @@ pub(super) type Place = (usize, usize);
 /// Kahn's algorithm over the steps of all partitions, with these edges beside their dependencies: how many steps wait for themselves, and of how many.
 /// Each rank of an all-reduce waits for what any of them waits for.
 fn stuck(p: &Program, edges: &[(Place, Place)]) -> (usize, usize) {
-    let first: Vec<usize> =
-        p.partitions.iter().scan(0, |sum, part| Some(std::mem::replace(sum, *sum + part.steps.len()))).collect();
+    let first: Vec<usize> = p
+        .partitions
+        .iter()
+        .scan(0, |sum, part| {
+            Some(std::mem::replace(sum, *sum + part.steps.len()))
+        })
+        .collect();
     let n: usize = p.partitions.iter().map(|part| part.steps.len()).sum();
     let (mut n_before, mut after) = (vec![0u32; n], vec![Vec::new(); n]);
     let number = |(d, i): Place| first[d] + i;
     let mut together: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
     for group in ranks(p).into_values() {
         let numbers: Vec<usize> = group.into_iter().map(number).collect();
-        numbers.iter().for_each(|&n| drop(together.insert(n, numbers.clone())));
+        numbers
+            .iter()
+            .for_each(|&n| drop(together.insert(n, numbers.clone())));
     }
     let mut edge = |from: usize, to: usize| {
         for &to in together.get(&to).unwrap_or(&vec![to]) {
@@ -462,10 +667,14 @@ fn stuck(p: &Program, edges: &[(Place, Place)]) -> (usize, usize) {
     };
     for (d, partition) in p.partitions.iter().enumerate() {
         for (i, step) in partition.steps.iter().enumerate() {
-            step.deps.iter().for_each(|dep| edge(first[d] + dep.0 as usize, first[d] + i));
+            step.deps
+                .iter()
+                .for_each(|dep| edge(first[d] + dep.0 as usize, first[d] + i));
         }
     }
-    edges.iter().for_each(|&(from, to)| edge(number(from), number(to)));
+    edges
+        .iter()
+        .for_each(|&(from, to)| edge(number(from), number(to)));
     let mut ready: Vec<usize> = (0..n).filter(|&i| n_before[i] == 0).collect();
     let mut done = 0;
     while let Some(i) = ready.pop() {

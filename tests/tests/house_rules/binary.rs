@@ -10,15 +10,33 @@ fn cargo_run_has_one_binary() {
         .args(["metadata", "--locked", "--no-deps", "--format-version", "1"])
         .output()
         .expect("cargo is there: it runs this test");
-    assert!(output.status.success(), "cargo metadata: {}", String::from_utf8_lossy(&output.stderr));
+    assert!(
+        output.status.success(),
+        "cargo metadata: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     let metadata: Value = serde_json::from_slice(&output.stdout).expect("cargo prints JSON");
-    let default = metadata["workspace_default_members"].as_array().expect("cargo lists what it builds by default");
+    let default = metadata["workspace_default_members"]
+        .as_array()
+        .expect("cargo lists what it builds by default");
     let list = |of: &Value, key: &str| of[key].as_array().cloned().unwrap_or_default();
     let mut binaries = Vec::new();
-    for package in list(&metadata, "packages").iter().filter(|p| default.contains(&p["id"])) {
+    for package in list(&metadata, "packages")
+        .iter()
+        .filter(|p| default.contains(&p["id"]))
+    {
         let is_binary = |target: &&Value| list(target, "kind").iter().any(|kind| kind == "bin");
         let targets = list(package, "targets");
-        binaries.extend(targets.iter().filter(is_binary).map(|t| format!("{} of {}", t["name"], package["name"])));
+        binaries.extend(
+            targets
+                .iter()
+                .filter(is_binary)
+                .map(|t| format!("{} of {}", t["name"], package["name"])),
+        );
     }
-    assert_eq!(binaries, [r#""gristmill" of "gristmill""#], "`cargo run` does not know which one is meant");
+    assert_eq!(
+        binaries,
+        [r#""gristmill" of "gristmill""#],
+        "`cargo run` does not know which one is meant"
+    );
 }

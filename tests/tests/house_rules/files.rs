@@ -33,8 +33,12 @@ const TOP_LEVEL: &[&str] = &[
 ];
 
 // Joined at compile time, so that this file does not break its own rules.
-const LEFTOVERS: &[&str] =
-    &[concat!("to", "do!("), concat!("unimple", "mented!("), concat!("db", "g!("), concat!("#[ign", "ore")];
+const LEFTOVERS: &[&str] = &[
+    concat!("to", "do!("),
+    concat!("unimple", "mented!("),
+    concat!("db", "g!("),
+    concat!("#[ign", "ore"),
+];
 const MACHINE_PATHS: &[&str] = &[
     concat!("/ho", "me/"),
     concat!("/ro", "ot/"),
@@ -49,7 +53,10 @@ fn rust_files_begin_with_a_module_doc() {
     let starts = ["//!", "#![doc = include_str!"];
     let undocumented = |f: &File| !starts.iter().any(|s| f.text.starts_with(s));
     let missing = rust_files().filter(undocumented).map(|f| f.path).collect();
-    assert_none("begin the file with a `//!` line that says what it holds", missing);
+    assert_none(
+        "begin the file with a `//!` line that says what it holds",
+        missing,
+    );
 }
 
 #[test]
@@ -65,33 +72,54 @@ fn rust_files_are_of_readable_length() {
 
 #[test]
 fn no_leftovers() {
-    assert_none("finish or remove", find(rust_files(), |line| LEFTOVERS.iter().any(|l| line.contains(l))));
+    assert_none(
+        "finish or remove",
+        find(rust_files(), |line| {
+            LEFTOVERS.iter().any(|l| line.contains(l))
+        }),
+    );
 }
 
 #[test]
 fn no_paths_of_one_machine() {
     let texts = files().into_iter().filter_map(File::read);
-    assert_none("write paths relative to the repository", find(texts, has_machine_path));
+    assert_none(
+        "write paths relative to the repository",
+        find(texts, has_machine_path),
+    );
 }
 
 #[test]
 fn unsafe_code_stays_in_its_modules() {
     let compiler = rust_files().filter(|f| {
-        ["compiler/", "benches/", "tests/src/"].iter().any(|p| f.path.starts_with(p))
+        ["compiler/", "benches/", "tests/src/"]
+            .iter()
+            .any(|p| f.path.starts_with(p))
             && !f.path.starts_with(UNSAFE_IN_COMPILER)
     });
     let is_unsafe = |line: &str| {
         let code = line.split("//").next().unwrap_or(line);
-        ["unsafe {", "unsafe fn", "unsafe impl", "unsafe extern"].iter().any(|u| code.contains(u))
+        ["unsafe {", "unsafe fn", "unsafe impl", "unsafe extern"]
+            .iter()
+            .any(|u| code.contains(u))
     };
-    assert_none("unsafe code belongs to kernels, runtime and the compiler's JIT module", find(compiler, is_unsafe));
+    assert_none(
+        "unsafe code belongs to kernels, runtime and the compiler's JIT module",
+        find(compiler, is_unsafe),
+    );
 }
 
 #[test]
 fn top_level_holds_what_the_design_names() {
     let strangers = fs::read_dir(root())
         .expect("the workspace root is readable")
-        .map(|entry| entry.expect("the workspace root is readable").file_name().to_string_lossy().into_owned())
+        .map(|entry| {
+            entry
+                .expect("the workspace root is readable")
+                .file_name()
+                .to_string_lossy()
+                .into_owned()
+        })
         .filter(|name| !name.starts_with('.') && !TOP_LEVEL.contains(&name.as_str()))
         .collect();
     assert_none("move into a package, or amend the design", strangers);
@@ -100,7 +128,11 @@ fn top_level_holds_what_the_design_names() {
 #[test]
 fn markdown_links_lead_somewhere() {
     let mut dead = Vec::new();
-    for file in files().into_iter().filter(|p| p.extension().is_some_and(|e| e == "md")).filter_map(File::read) {
+    for file in files()
+        .into_iter()
+        .filter(|p| p.extension().is_some_and(|e| e == "md"))
+        .filter_map(File::read)
+    {
         let folder = root().join(&file.path);
         let folder = folder.parent().expect("a file has a folder");
         for target in links(&file.text).filter(|t| is_relative(t)) {
@@ -118,8 +150,14 @@ fn rules_see_what_they_look_for() {
     assert!(has_machine_path(concat!("see /ho", "me/me/notes")));
     assert!(has_machine_path(concat!("\"/tm", "p/x\"")));
     assert!(!has_machine_path(concat!("crate/ho", "me/page")));
-    assert_eq!(links("a [b](c.md#d) and [e](https://f.g)").collect::<Vec<_>>(), ["c.md#d", "https://f.g"]);
-    assert!(rust_files().count() > 20, "the walk finds the workspace's sources");
+    assert_eq!(
+        links("a [b](c.md#d) and [e](https://f.g)").collect::<Vec<_>>(),
+        ["c.md#d", "https://f.g"]
+    );
+    assert!(
+        rust_files().count() > 20,
+        "the walk finds the workspace's sources"
+    );
 }
 
 struct File {
@@ -132,7 +170,11 @@ impl File {
     /// `None` for what is not text.
     fn read(path: PathBuf) -> Option<File> {
         let text = String::from_utf8(fs::read(&path).ok()?).ok()?;
-        let path = path.strip_prefix(root()).expect("walked from the root").to_string_lossy().replace('\\', "/");
+        let path = path
+            .strip_prefix(root())
+            .expect("walked from the root")
+            .to_string_lossy()
+            .replace('\\', "/");
         Some(File { path, text })
     }
 }
@@ -142,7 +184,10 @@ fn root() -> &'static Path {
 }
 
 fn rust_files() -> impl Iterator<Item = File> {
-    files().into_iter().filter(|p| p.extension().is_some_and(|e| e == "rs")).filter_map(File::read)
+    files()
+        .into_iter()
+        .filter(|p| p.extension().is_some_and(|e| e == "rs"))
+        .filter_map(File::read)
 }
 
 /// All files of the checkout in a stable order, without build output, git's own and the virtual environment.
@@ -154,7 +199,8 @@ fn files() -> Vec<PathBuf> {
             let entry = entry.expect("a folder of the checkout is readable");
             let name = entry.file_name().to_string_lossy().into_owned();
             let kind = entry.file_type().expect("an entry has a type");
-            if kind.is_dir() && ![".git", ".venv", "target", "__pycache__"].contains(&name.as_str()) {
+            if kind.is_dir() && ![".git", ".venv", "target", "__pycache__"].contains(&name.as_str())
+            {
                 folders.push(entry.path());
             } else if kind.is_file() && name != ".git" && name != "Cargo.lock" {
                 found.push(entry.path());
@@ -174,7 +220,8 @@ fn find(files: impl Iterator<Item = File>, matches: impl Fn(&str) -> bool) -> Ve
     files
         .flat_map(|f| {
             let hits = f.text.lines().enumerate().filter(|(_, line)| matches(line));
-            hits.map(|(k, line)| format!("{}:{}: {}", f.path, k + 1, line.trim())).collect::<Vec<_>>()
+            hits.map(|(k, line)| format!("{}:{}: {}", f.path, k + 1, line.trim()))
+                .collect::<Vec<_>>()
         })
         .collect()
 }
@@ -182,14 +229,18 @@ fn find(files: impl Iterator<Item = File>, matches: impl Fn(&str) -> bool) -> Ve
 /// Whether an absolute path of somebody's machine starts in this line; `a/home/b` is not one.
 fn has_machine_path(line: &str) -> bool {
     MACHINE_PATHS.iter().any(|path| {
-        line.match_indices(path)
-            .any(|(at, _)| !line[..at].ends_with(|c: char| c.is_alphanumeric() || ")}_-.*".contains(c)))
+        line.match_indices(path).any(|(at, _)| {
+            !line[..at].ends_with(|c: char| c.is_alphanumeric() || ")}_-.*".contains(c))
+        })
     })
 }
 
 /// Targets of inline links, `](target)`.
 fn links(markdown: &str) -> impl Iterator<Item = &str> {
-    markdown.split("](").skip(1).filter_map(|rest| rest.split(')').next())
+    markdown
+        .split("](")
+        .skip(1)
+        .filter_map(|rest| rest.split(')').next())
 }
 
 /// Not a URL, and not a path of Rust items as in the crate's docs.

@@ -16,7 +16,11 @@ fn runtime_knows_nothing_of_the_compiler() {
 
 #[test]
 fn kernels_know_nothing_of_runtime_and_compiler() {
-    forbid("gristmill-kernels", &["gristmill", "gristmill-runtime"], COMPILER_ONLY);
+    forbid(
+        "gristmill-kernels",
+        &["gristmill", "gristmill-runtime"],
+        COMPILER_ONLY,
+    );
     forbid("gristmill-kernels", &[], &["rayon", "cudarc", "npyz"]);
 }
 
@@ -31,12 +35,20 @@ fn the_emulator_knows_the_runtime_only_and_is_not_linked_below_the_compiler() {
 #[test]
 fn the_check_sees_edges() {
     let tree = dependencies("gristmill-runtime");
-    assert!(tree.contains("gristmill-kernels") && tree.contains("rayon"), "{tree:?}");
+    assert!(
+        tree.contains("gristmill-kernels") && tree.contains("rayon"),
+        "{tree:?}"
+    );
 }
 
 fn forbid(package: &str, names: &[&str], prefixes: &[&str]) {
-    let forbidden = |d: &String| names.contains(&d.as_str()) || prefixes.iter().any(|p| d.starts_with(p));
-    let found = dependencies(package).into_iter().filter(forbidden).map(|d| format!("{package} -> {d}")).collect();
+    let forbidden =
+        |d: &String| names.contains(&d.as_str()) || prefixes.iter().any(|p| d.starts_with(p));
+    let found = dependencies(package)
+        .into_iter()
+        .filter(forbidden)
+        .map(|d| format!("{package} -> {d}"))
+        .collect();
     assert_none("forbidden dependencies", found);
 }
 
@@ -44,24 +56,59 @@ fn forbid(package: &str, names: &[&str], prefixes: &[&str]) {
 fn dependencies(package: &str) -> BTreeSet<String> {
     let output = Command::new(env!("CARGO"))
         .current_dir(env!("CARGO_MANIFEST_DIR"))
-        .args(["tree", "--locked", "--package", package, "--edges", "normal", "--prefix", "none", "--format", "{p}"])
+        .args([
+            "tree",
+            "--locked",
+            "--package",
+            package,
+            "--edges",
+            "normal",
+            "--prefix",
+            "none",
+            "--format",
+            "{p}",
+        ])
         .output()
         .expect("cargo is there: it runs this test");
-    assert!(output.status.success(), "cargo tree: {}", String::from_utf8_lossy(&output.stderr));
+    assert!(
+        output.status.success(),
+        "cargo tree: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     let text = String::from_utf8(output.stdout).expect("cargo prints UTF-8");
-    text.lines().filter_map(|line| line.split(' ').next()).filter(|name| *name != package).map(str::to_owned).collect()
+    text.lines()
+        .filter_map(|line| line.split(' ').next())
+        .filter(|name| *name != package)
+        .map(str::to_owned)
+        .collect()
 }
 
 #[test]
 fn every_direct_dependency_is_named_in_its_crate() {
     let mut unused = Vec::new();
-    for package in metadata()["packages"].as_array().expect("cargo lists packages") {
-        let manifest = package["manifest_path"].as_str().expect("a package has a manifest");
-        let sources = sources_below(Path::new(manifest).parent().expect("a manifest has a folder"));
-        for dependency in package["dependencies"].as_array().expect("cargo lists dependencies") {
-            let name = dependency["rename"].as_str().or(dependency["name"].as_str()).expect("a dependency has a name");
+    for package in metadata()["packages"]
+        .as_array()
+        .expect("cargo lists packages")
+    {
+        let manifest = package["manifest_path"]
+            .as_str()
+            .expect("a package has a manifest");
+        let sources = sources_below(
+            Path::new(manifest)
+                .parent()
+                .expect("a manifest has a folder"),
+        );
+        for dependency in package["dependencies"]
+            .as_array()
+            .expect("cargo lists dependencies")
+        {
+            let name = dependency["rename"]
+                .as_str()
+                .or(dependency["name"].as_str())
+                .expect("a dependency has a name");
             // A driver library that tests find beside their binary; no code names it.
-            if name != "gristmill-emulated-cuda" && !names_crate(&sources, &name.replace('-', "_")) {
+            if name != "gristmill-emulated-cuda" && !names_crate(&sources, &name.replace('-', "_"))
+            {
                 unused.push(format!("{} -> {name}", package["name"]));
             }
         }
@@ -79,9 +126,9 @@ fn names_of_crates_are_found() {
 
 /// Whether a path begins with the crate's name.
 fn names_crate(sources: &str, name: &str) -> bool {
-    sources
-        .match_indices(&format!("{name}::"))
-        .any(|(at, _)| !sources[..at].ends_with(|before: char| before.is_alphanumeric() || "_:".contains(before)))
+    sources.match_indices(&format!("{name}::")).any(|(at, _)| {
+        !sources[..at].ends_with(|before: char| before.is_alphanumeric() || "_:".contains(before))
+    })
 }
 
 /// The text of all Rust files of a package, without those of packages in folders of its own.
@@ -104,6 +151,10 @@ fn metadata() -> Value {
         .args(["metadata", "--locked", "--no-deps", "--format-version", "1"])
         .output()
         .expect("cargo is there: it runs this test");
-    assert!(output.status.success(), "cargo metadata: {}", String::from_utf8_lossy(&output.stderr));
+    assert!(
+        output.status.success(),
+        "cargo metadata: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     serde_json::from_slice(&output.stdout).expect("cargo prints JSON")
 }

@@ -49,12 +49,22 @@ fn dependencies_have_permissive_licences() {
 
 #[test]
 fn licence_expressions() {
-    for good in
-        ["MIT", "MIT/Apache-2.0", "Unlicense / MIT", "MIT OR LGPL-2.1-or-later", "(GPL-3.0 OR MIT) AND Unicode-3.0"]
-    {
+    for good in [
+        "MIT",
+        "MIT/Apache-2.0",
+        "Unlicense / MIT",
+        "MIT OR LGPL-2.1-or-later",
+        "(GPL-3.0 OR MIT) AND Unicode-3.0",
+    ] {
         assert!(permits(good), "{good}");
     }
-    for bad in ["GPL-3.0", "MIT AND GPL-3.0", "(MIT OR ISC) AND GPL-2.0", "", "MIT OR"] {
+    for bad in [
+        "GPL-3.0",
+        "MIT AND GPL-3.0",
+        "(MIT OR ISC) AND GPL-2.0",
+        "",
+        "MIT OR",
+    ] {
         assert!(!permits(bad), "{bad}");
     }
 }
@@ -64,24 +74,47 @@ fn packages() -> Vec<Value> {
     let host = host();
     let output = Command::new(env!("CARGO"))
         .current_dir(env!("CARGO_MANIFEST_DIR"))
-        .args(["metadata", "--locked", "--format-version", "1", "--filter-platform", &host])
+        .args([
+            "metadata",
+            "--locked",
+            "--format-version",
+            "1",
+            "--filter-platform",
+            &host,
+        ])
         .output()
         .expect("cargo is there: it runs this test");
-    assert!(output.status.success(), "cargo metadata: {}", String::from_utf8_lossy(&output.stderr));
-    let mut metadata: Value = serde_json::from_slice(&output.stdout).expect("cargo metadata prints JSON");
-    let Value::Array(packages) = metadata["packages"].take() else { panic!("cargo metadata lists packages") };
+    assert!(
+        output.status.success(),
+        "cargo metadata: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    let mut metadata: Value =
+        serde_json::from_slice(&output.stdout).expect("cargo metadata prints JSON");
+    let Value::Array(packages) = metadata["packages"].take() else {
+        panic!("cargo metadata lists packages")
+    };
     packages
 }
 
 fn host() -> String {
-    let output = Command::new(env!("CARGO")).arg("-vV").output().expect("cargo is there: it runs this test");
+    let output = Command::new(env!("CARGO"))
+        .arg("-vV")
+        .output()
+        .expect("cargo is there: it runs this test");
     let text = String::from_utf8(output.stdout).expect("cargo prints UTF-8");
-    text.lines().find_map(|line| line.strip_prefix("host: ")).expect("cargo names its host").to_owned()
+    text.lines()
+        .find_map(|line| line.strip_prefix("host: "))
+        .expect("cargo names its host")
+        .to_owned()
 }
 
 /// Whether an SPDX expression can be met with licences of the list alone. The old `A/B` means `A OR B`.
 fn permits(expression: &str) -> bool {
-    let spaced = expression.replace('/', " OR ").replace('(', " ( ").replace(')', " ) ");
+    let spaced = expression
+        .replace('/', " OR ")
+        .replace('(', " ( ")
+        .replace(')', " ) ");
     let mut tokens = spaced.split_whitespace().peekable();
     any_of(&mut tokens) == Some(true) && tokens.next().is_none()
 }

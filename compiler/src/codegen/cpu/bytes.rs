@@ -30,20 +30,36 @@ impl BytesProduct {
         let centred = bytes::left_side(g, node)?;
         let left = Strided::resolve(cx.body, node.inputs[0], cx.in_memory);
         // A view that strides cannot express would be stored in 32 bits.
-        let is_below = |&&n: &&NodeId| g.node(n).op.class() != OpClass::View && g.node(n).outputs.contains(&left.base);
+        let is_below = |&&n: &&NodeId| {
+            g.node(n).op.class() != OpClass::View && g.node(n).outputs.contains(&left.base)
+        };
         centred.nodes.iter().find(is_below)?;
         if left.strides.last() != Some(&1) {
             return None;
         }
         let words = |x: i64| (x >= 0 && x % WORD as i64 == 0).then_some(x / WORD as i64);
         let last = left.strides.len() - 1;
-        let mut strides: Vec<i64> = left.strides[..last].iter().map(|&s| words(s)).collect::<Option<_>>()?;
+        let mut strides: Vec<i64> = left.strides[..last]
+            .iter()
+            .map(|&s| words(s))
+            .collect::<Option<_>>()?;
         strides.push(1);
         let n_words = left.shape[last] / WORD;
-        let left = Strided { base: centred.bytes, offset: words(left.offset)?, strides, ..left };
+        let left = Strided {
+            base: centred.bytes,
+            offset: words(left.offset)?,
+            strides,
+            ..left
+        };
         let is_signed = cx.body.dtype(centred.bytes) == DType::I8;
-        let mut integers =
-            Integers { operands: if is_signed { Operands::I8 } else { Operands::U8 } as u32, ..Integers::default() };
+        let mut integers = Integers {
+            operands: if is_signed {
+                Operands::I8
+            } else {
+                Operands::U8
+            } as u32,
+            ..Integers::default()
+        };
         let zero = match centred.zero {
             Zero::Known(zero) => {
                 integers.zero = zero;
@@ -51,9 +67,19 @@ impl BytesProduct {
             }
             Zero::Value(v) => Some(Ptr::Read(Place::Value(v), 0)),
         };
-        let source = cx.source(&Strided::resolve(cx.body, node.inputs[1], cx.in_memory), DType::I32)?;
+        let source = cx.source(
+            &Strided::resolve(cx.body, node.inputs[1], cx.in_memory),
+            DType::I32,
+        )?;
         let right = Ptr::Read(Place::Packed(cx.constant_bytes(&source)?), 0);
-        Some(BytesProduct { left, n_words, right, integers, zero, nodes: centred.nodes })
+        Some(BytesProduct {
+            left,
+            n_words,
+            right,
+            integers,
+            zero,
+            nodes: centred.nodes,
+        })
     }
 
     /// The address of the left-hand side.
@@ -63,7 +89,10 @@ impl BytesProduct {
 
     /// What the descriptor says of the integers, with the zero point behind the operands of the epilogue. `keeps_sums` when results stay `i32`.
     pub(super) fn describe(&self, operands: &mut Vec<Ptr>, keeps_sums: bool) -> Integers {
-        let mut integers = Integers { keeps_sums: u32::from(keeps_sums), ..self.integers };
+        let mut integers = Integers {
+            keeps_sums: u32::from(keeps_sums),
+            ..self.integers
+        };
         if let Some(zero) = &self.zero {
             operands.push(zero.clone());
             integers.zero_operand = operands.len() as u32;

@@ -14,7 +14,9 @@ use crate::codegen::placed::Placed;
 use crate::codegen::plan::{Arg, KernelPlan, PlanStep};
 use crate::error::{Error, Result};
 use crate::ir::{Graph, Node, NodeId, Op, ValueId};
-use cranelift_codegen::ir::{InstBuilder, MemFlagsData, StackSlotData, StackSlotKind, Value, types};
+use cranelift_codegen::ir::{
+    InstBuilder, MemFlagsData, StackSlotData, StackSlotKind, Value, types,
+};
 use gristmill_runtime::{DType, status};
 
 /// Estimated time below which a kernel is not worth splitting.
@@ -48,10 +50,19 @@ impl<'s, 'o> ClusterCompiler<'s, 'o> {
         id: NodeId,
         node: &Node,
     ) -> Result<KernelPlan> {
-        let region = node.regions.first().ok_or_else(|| Error::internal("a cluster has no body"))?;
+        let region = node
+            .regions
+            .first()
+            .ok_or_else(|| Error::internal("a cluster has no body"))?;
         let body = Body::new(region, &super::fast::has_kernel)?;
         let placed = Placed::new(&body)?;
-        let mut compiler = ClusterCompiler { session, outer, id, body, placed };
+        let mut compiler = ClusterCompiler {
+            session,
+            outer,
+            id,
+            body,
+            placed,
+        };
         for phase in compiler.phases(node) {
             compiler.phase(&phase)?;
         }
@@ -67,11 +78,27 @@ impl<'s, 'o> ClusterCompiler<'s, 'o> {
     /// The phases of the body of `cluster`.
     fn phases(&self, cluster: &Node) -> Vec<Phase<Task>> {
         let (body, outer, session) = (&self.body, self.outer, &self.session);
-        let (isa, n_threads, weights) = (session.options.target.isa(), session.options.n_threads, &session.weights);
+        let (isa, n_threads, weights) = (
+            session.options.target.isa(),
+            session.options.n_threads,
+            &session.weights,
+        );
         cut(body, &mut |around, id, node| {
             let Around { users, in_memory } = *around;
-            let task =
-                match_task(&Context { body, outer, cluster, users, in_memory, isa, n_threads, weights }, id, node)?;
+            let task = match_task(
+                &Context {
+                    body,
+                    outer,
+                    cluster,
+                    users,
+                    in_memory,
+                    isa,
+                    n_threads,
+                    weights,
+                },
+                id,
+                node,
+            )?;
             Some((task.cover(), task))
         })
     }
@@ -102,16 +129,38 @@ impl<'s, 'o> ClusterCompiler<'s, 'o> {
         let name = kernel_name(self.outer, self.id, self.placed.plan.steps.len(), what);
         let body = &self.body;
         let function = self.session.jit.kernel(&name, |e| {
-            let stored = buffers.reads.iter().enumerate().map(|(i, &(v, _))| (v, e.arg(i))).collect();
+            let stored = buffers
+                .reads
+                .iter()
+                .enumerate()
+                .map(|(i, &(v, _))| (v, e.arg(i)))
+                .collect();
             let first = buffers.reads.len();
-            let outs: Vec<Value> = (0..buffers.writes.len()).map(|i| e.arg(first + i)).collect();
+            let outs: Vec<Value> = (0..buffers.writes.len())
+                .map(|i| e.arg(first + i))
+                .collect();
             f(&mut Puller::new(body, stored), e, &outs)
         })?;
-        self.session.kernels.push(PendingKernel { name, function, workspace_bytes });
-        let args = buffers.reads.iter().chain(&buffers.writes).map(|&(_, arg)| arg).collect();
+        self.session.kernels.push(PendingKernel {
+            name,
+            function,
+            workspace_bytes,
+        });
+        let args = buffers
+            .reads
+            .iter()
+            .chain(&buffers.writes)
+            .map(|&(_, arg)| arg)
+            .collect();
         let n_outputs = buffers.writes.len() as u32;
         let kernel = self.session.kernels.len() - 1;
-        self.placed.plan.steps.push(PlanStep { kernel, args, n_outputs, items, grain });
+        self.placed.plan.steps.push(PlanStep {
+            kernel,
+            args,
+            n_outputs,
+            items,
+            grain,
+        });
         self.placed.location.extend(buffers.writes.iter().copied());
         Ok(())
     }
@@ -153,10 +202,21 @@ impl<'s, 'o> ClusterCompiler<'s, 'o> {
                 }
             });
         }
-        let function = self.session.thunk(call.symbol, reads.len(), writes.len(), &slots)?;
-        let name = kernel_name(self.outer, self.id, self.placed.plan.steps.len(), call.symbol);
+        let function = self
+            .session
+            .thunk(call.symbol, reads.len(), writes.len(), &slots)?;
+        let name = kernel_name(
+            self.outer,
+            self.id,
+            self.placed.plan.steps.len(),
+            call.symbol,
+        );
         let workspace_bytes = call.workspace_bytes;
-        self.session.kernels.push(PendingKernel { name, function, workspace_bytes });
+        self.session.kernels.push(PendingKernel {
+            name,
+            function,
+            workspace_bytes,
+        });
         let n_outputs = writes.len() as u32;
         let args = reads.into_iter().chain(writes).collect();
         let grain = if call.cost_ns < 2 * SERIAL_NS || call.items < 2 {
@@ -165,7 +225,13 @@ impl<'s, 'o> ClusterCompiler<'s, 'o> {
             (call.items as u64 * SERIAL_NS / call.cost_ns).max(1)
         };
         let kernel = self.session.kernels.len() - 1;
-        self.placed.plan.steps.push(PlanStep { kernel, args, n_outputs, items: call.items as u64, grain });
+        self.placed.plan.steps.push(PlanStep {
+            kernel,
+            args,
+            n_outputs,
+            items: call.items as u64,
+            grain,
+        });
         Ok(())
     }
 
@@ -175,21 +241,30 @@ impl<'s, 'o> ClusterCompiler<'s, 'o> {
             return Ok(arg);
         }
         let constant = self.body.graph.constant(v);
-        let constant =
-            constant.ok_or_else(|| Error::internal("a task reads a value that is not in memory"))?.tensor()?;
+        let constant = constant
+            .ok_or_else(|| Error::internal("a task reads a value that is not in memory"))?
+            .tensor()?;
         let arg = self.placed.pack(constant);
         self.placed.location.insert(v, arg);
         Ok(arg)
     }
 
     fn elements(&mut self, roots: &[ValueId]) -> Result<()> {
-        if let Some(map) = self.vector_plan(roots, &self.whole(roots[0])).filter(|_| roots.len() > 1) {
+        if let Some(map) = self
+            .vector_plan(roots, &self.whole(roots[0]))
+            .filter(|_| roots.len() > 1)
+        {
             let writes = roots.iter().map(|&v| (v, self.destination(v))).collect();
             return self.vector_map(map, writes);
         }
         // What one vector kernel cannot compute together may have a fast path each; later ones load what is done. Results of one
         // node come from one loop.
-        let one_node = |v: ValueId| self.body.graph.def_node(v).is_some_and(|n| n.outputs.len() > 1);
+        let one_node = |v: ValueId| {
+            self.body
+                .graph
+                .def_node(v)
+                .is_some_and(|n| n.outputs.len() > 1)
+        };
         if roots.len() > 1 && roots.iter().all(|&v| one_node(v)) {
             let writes = roots.iter().map(|&v| (v, self.destination(v))).collect();
             let pairs: Vec<(ValueId, ValueId)> = roots.iter().map(|&v| (v, v)).collect();
@@ -210,11 +285,19 @@ impl<'s, 'o> ClusterCompiler<'s, 'o> {
     }
 
     fn whole(&self, v: ValueId) -> Destination {
-        Destination { offset: 0, strides: row_major(self.body.shape(v)) }
+        Destination {
+            offset: 0,
+            strides: row_major(self.body.shape(v)),
+        }
     }
 
     fn vector_plan(&self, roots: &[ValueId], out: &Destination) -> Option<VectorMap> {
-        vector::plan(&self.body, roots, &|v| self.placed.location.contains_key(&v), out)
+        vector::plan(
+            &self.body,
+            roots,
+            &|v| self.placed.location.contains_key(&v),
+            out,
+        )
     }
 
     fn vector_map(&mut self, map: VectorMap, writes: Vec<(ValueId, Arg)>) -> Result<()> {
@@ -222,14 +305,28 @@ impl<'s, 'o> ClusterCompiler<'s, 'o> {
         let items = map.n_items();
         debug_assert!(items <= shape.iter().product());
         let grain = (SERIAL_NS * 1000).div_ceil(map.cost_ps());
-        let split = (items as u64, if (items as u64) < 2 * grain { 0 } else { grain });
-        let reads = map.expression.leaves.iter().map(|l| (l.value, self.placed.location[&l.value])).collect::<Vec<_>>();
+        let split = (
+            items as u64,
+            if (items as u64) < 2 * grain { 0 } else { grain },
+        );
+        let reads = map
+            .expression
+            .leaves
+            .iter()
+            .map(|l| (l.value, self.placed.location[&l.value]))
+            .collect::<Vec<_>>();
         let n_reads = reads.len();
         let workspace = n_reads + writes.len();
-        self.kernel("vector", Buffers { reads, writes }, split, map.workspace_bytes(), |_, e, outs| {
-            let leaves: Vec<Value> = (0..n_reads).map(|i| e.arg(i)).collect();
-            map.emit(e, &leaves, outs, workspace)
-        })
+        self.kernel(
+            "vector",
+            Buffers { reads, writes },
+            split,
+            map.workspace_bytes(),
+            |_, e, outs| {
+                let leaves: Vec<Value> = (0..n_reads).map(|i| e.arg(i)).collect();
+                map.emit(e, &leaves, outs, workspace)
+            },
+        )
     }
 
     /// Computes `v`, a view or a join of views and expressions, into the buffer of `root` at `arg` with copies and vector kernels. False,
@@ -256,8 +353,14 @@ impl<'s, 'o> ClusterCompiler<'s, 'o> {
         let in_memory = |v: ValueId| self.placed.location.contains_key(&v);
         let view = Strided::resolve(&self.body, v, &in_memory);
         if in_memory(view.base) {
-            let call =
-                super::rows::copy(self.session.options.target.isa(), &self.body, &view, v, &to.strides, to.offset);
+            let call = super::rows::copy(
+                self.session.options.target.isa(),
+                &self.body,
+                &view,
+                v,
+                &to.strides,
+                to.offset,
+            );
             return call.map(|c| parts.push(Part::Copy(c))).is_some();
         }
         match self.body.graph.def_node(v).map(|n| (&n.op, &n.inputs)) {
@@ -266,11 +369,23 @@ impl<'s, 'o> ClusterCompiler<'s, 'o> {
                 inputs.iter().all(|&x| {
                     let offset = to.offset + start * to.strides[*axis];
                     start += self.body.shape(x)[*axis] as i64;
-                    self.split_parts(x, Destination { offset, strides: to.strides.clone() }, parts)
+                    self.split_parts(
+                        x,
+                        Destination {
+                            offset,
+                            strides: to.strides.clone(),
+                        },
+                        parts,
+                    )
                 })
             }
             // A whole expression is planned by the caller, with its neighbours.
-            _ if parts.is_empty() && to.offset == 0 && to.strides == row_major(self.body.shape(v)) => false,
+            _ if parts.is_empty()
+                && to.offset == 0
+                && to.strides == row_major(self.body.shape(v)) =>
+            {
+                false
+            }
             _ => match self.vector_plan(&[v], &to) {
                 Some(map) => {
                     parts.push(Part::Map(Box::new(map)));
@@ -282,7 +397,12 @@ impl<'s, 'o> ClusterCompiler<'s, 'o> {
     }
 
     /// Stores the elements of each source at the same index of its destination's buffer.
-    fn store_elements(&mut self, what: &str, pairs: &[(ValueId, ValueId)], writes: Vec<(ValueId, Arg)>) -> Result<()> {
+    fn store_elements(
+        &mut self,
+        what: &str,
+        pairs: &[(ValueId, ValueId)],
+        writes: Vec<(ValueId, Arg)>,
+    ) -> Result<()> {
         let sources: Vec<ValueId> = pairs.iter().map(|p| p.0).collect();
         let shape = self.body.shape(sources[0]).to_vec();
         let items: usize = shape.iter().product();
@@ -290,7 +410,10 @@ impl<'s, 'o> ClusterCompiler<'s, 'o> {
             return Ok(());
         }
         let split = self.split(items as u64, self.cost_ns(&sources));
-        let buffers = Buffers { reads: self.leaves(&sources), writes };
+        let buffers = Buffers {
+            reads: self.leaves(&sources),
+            writes,
+        };
         self.kernel(what, buffers, split, 0, |p, e, outs| {
             over_elements(p, e, &shape, |p, e, at, linear| {
                 for (&v, &out) in sources.iter().zip(outs) {
@@ -312,13 +435,19 @@ impl<'s, 'o> ClusterCompiler<'s, 'o> {
                 flops = flops.saturating_add(times);
                 continue;
             }
-            let Some(node) = self.body.graph.def_node(v) else { continue };
+            let Some(node) = self.body.graph.def_node(v) else {
+                continue;
+            };
             let (own, inner) = match &node.op {
                 Op::Map(s) => (u64::from(s.spec().flops), 1),
                 op => (2, inner_iterations(&self.body, op, node) as u64),
             };
             flops = flops.saturating_add(own.saturating_mul(times).saturating_mul(inner));
-            todo.extend(node.inputs.iter().map(|&x| (x, times.saturating_mul(inner))));
+            todo.extend(
+                node.inputs
+                    .iter()
+                    .map(|&x| (x, times.saturating_mul(inner))),
+            );
         }
         1 + flops / 2
     }
@@ -330,48 +459,91 @@ impl<'s, 'o> ClusterCompiler<'s, 'o> {
 
     fn cum_sum(&mut self, id: NodeId) -> Result<()> {
         let node = self.body.graph.node(id).clone();
-        let Op::CumSum { axis, .. } = node.op else { return Err(wrong_phase(&node)) };
+        let Op::CumSum { axis, .. } = node.op else {
+            return Err(wrong_phase(&node));
+        };
         let (x, y) = (node.inputs[0], node.outputs[0]);
         let shape = self.body.shape(y).to_vec();
         let n = shape[axis];
         let lines = (shape.iter().product::<usize>() / n.max(1)) as u64;
         let split = self.split(lines, self.cost_ns(&[x]) * n as u64);
         let writes = vec![(y, self.destination(y))];
-        self.kernel("cum_sum", Buffers { reads: self.leaves(&[x]), writes }, split, 0, |p, e, outs| {
-            over_lines(p, e, &shape, axis, |p, e, at| p.cum_sum_line(e, &node, at, outs[0]))
-        })
+        self.kernel(
+            "cum_sum",
+            Buffers {
+                reads: self.leaves(&[x]),
+                writes,
+            },
+            split,
+            0,
+            |p, e, outs| {
+                over_lines(p, e, &shape, axis, |p, e, at| {
+                    p.cum_sum_line(e, &node, at, outs[0])
+                })
+            },
+        )
     }
 
     fn top_k(&mut self, id: NodeId) -> Result<()> {
         let node = self.body.graph.node(id).clone();
-        let Op::TopK { axis, largest, .. } = node.op else { return Err(wrong_phase(&node)) };
+        let Op::TopK { axis, largest, .. } = node.op else {
+            return Err(wrong_phase(&node));
+        };
         let x = node.inputs[0];
-        let (from, to) = (self.body.shape(x).to_vec(), self.body.shape(node.outputs[0]).to_vec());
+        let (from, to) = (
+            self.body.shape(x).to_vec(),
+            self.body.shape(node.outputs[0]).to_vec(),
+        );
         let (n, k) = (from[axis], to[axis]);
         let stride: usize = from[axis + 1..].iter().product();
         let lines = to.iter().product::<usize>() / k.max(1);
         let dtype = self.body.dtype(x);
         let split = self.split(lines as u64, 10 * n as u64);
-        let writes: Vec<(ValueId, Arg)> = node.outputs.iter().map(|&v| (v, self.destination(v))).collect();
-        let buffers = Buffers { reads: self.leaves(&[x]), writes };
+        let writes: Vec<(ValueId, Arg)> = node
+            .outputs
+            .iter()
+            .map(|&v| (v, self.destination(v)))
+            .collect();
+        let buffers = Buffers {
+            reads: self.leaves(&[x]),
+            writes,
+        };
         let workspace = buffers.reads.len() + buffers.writes.len();
         self.kernel("top_k", buffers, split, n * 4, |p, e, outs| {
-            let slot = e.b.create_sized_stack_slot(StackSlotData::new(StackSlotKind::ExplicitSlot, 32, 3));
+            let slot =
+                e.b.create_sized_stack_slot(StackSlotData::new(StackSlotKind::ExplicitSlot, 32, 3));
             let line = e.b.ins().stack_addr(types::I64, slot, 0);
             let head = i64::from(dtype as u32) | i64::from(largest) << 32;
-            for (i, word) in [head, n as i64, k as i64, stride as i64].into_iter().enumerate() {
+            for (i, word) in [head, n as i64, k as i64, stride as i64]
+                .into_iter()
+                .enumerate()
+            {
                 let word = e.iconst(word);
-                e.b.ins().store(MemFlagsData::trusted(), word, line, (i * 8) as i32);
+                e.b.ins()
+                    .store(MemFlagsData::trusted(), word, line, (i * 8) as i32);
             }
-            let base = *p.stored.get(&x).ok_or_else(|| Error::internal("top_k reads a stored value"))?;
+            let base = *p
+                .stored
+                .get(&x)
+                .ok_or_else(|| Error::internal("top_k reads a stored value"))?;
             let order = e.arg(workspace);
             over_lines(p, e, &from, axis, |p, e, at| {
-                let (src, dst) = (e.linearise(at, &from), e.linearise(at, p.body.shape(node.outputs[0])));
+                let (src, dst) = (
+                    e.linearise(at, &from),
+                    e.linearise(at, p.body.shape(node.outputs[0])),
+                );
                 let src = element_address(e, base, src, dtype);
                 let values = element_address(e, outs[0], dst, dtype);
                 let positions = element_address(e, outs[1], dst, DType::I64);
-                let failed = e.call("gm_top_k", &[line, src, values, positions, order], Some(types::I32))?;
-                e.fault_if(failed.expect("declared with a result"), status::BAD_DESCRIPTOR);
+                let failed = e.call(
+                    "gm_top_k",
+                    &[line, src, values, positions, order],
+                    Some(types::I32),
+                )?;
+                e.fault_if(
+                    failed.expect("declared with a result"),
+                    status::BAD_DESCRIPTOR,
+                );
                 Ok(())
             })
         })
@@ -383,7 +555,10 @@ impl<'s, 'o> ClusterCompiler<'s, 'o> {
         let y = node.outputs[0];
         let writes = vec![(y, self.destination(y))];
         self.store_elements("copy", &[(data, y)], writes.clone())?;
-        let buffers = Buffers { reads: self.leaves(&[indices, updates]), writes };
+        let buffers = Buffers {
+            reads: self.leaves(&[indices, updates]),
+            writes,
+        };
         // Updates may meet, so they are joined in order by one thread.
         self.kernel("scatter", buffers, (1, 0), 0, |p, e, outs| {
             let shape = p.body.shape(updates).to_vec();
@@ -429,7 +604,9 @@ fn over_elements(
     f: impl FnOnce(&mut Puller<Value>, &mut Emitter, &[Ix<Value>], Ix<Value>) -> Result<()>,
 ) -> Result<()> {
     let inner_axis = shape.iter().rposition(|&d| d != 1);
-    let Some(inner_axis) = inner_axis else { return f(p, e, &vec![Ix::C(0); shape.len()], Ix::C(0)) };
+    let Some(inner_axis) = inner_axis else {
+        return f(p, e, &vec![Ix::C(0); shape.len()], Ix::C(0));
+    };
     let inner = shape[inner_axis];
     let (first_row, first_col) = e.div_rem(Ix::V(e.begin), inner);
     let (first_row, first_col) = (e.val(first_row), e.val(first_col));

@@ -5,7 +5,8 @@ use crate::error::{Error, Result};
 use crate::ir::ScalarOp;
 use cranelift_codegen::ir::condcodes::{FloatCC, IntCC};
 use cranelift_codegen::ir::{
-    AbiParam, Block, BlockArg, FuncRef, Function, InstBuilder, MemFlagsData, Signature, Type, Value, types,
+    AbiParam, Block, BlockArg, FuncRef, Function, InstBuilder, MemFlagsData, Signature, Type,
+    Value, types,
 };
 use cranelift_codegen::isa::TargetFrontendConfig;
 use cranelift_frontend::{FunctionBuilder, FunctionBuilderContext};
@@ -50,7 +51,15 @@ impl<'a> Emitter<'a> {
         b.switch_to_block(entry);
         let params = b.block_params(entry);
         let (args, begin, end) = (params[0], params[1], params[2]);
-        Emitter { b, module, imports: BTreeMap::new(), faults: BTreeMap::new(), args, begin, end }
+        Emitter {
+            b,
+            module,
+            imports: BTreeMap::new(),
+            faults: BTreeMap::new(),
+            args,
+            begin,
+            end,
+        }
     }
 
     /// Returns status 0 and closes the function.
@@ -71,7 +80,12 @@ impl<'a> Emitter<'a> {
 
     /// Address of argument `i`.
     pub(super) fn arg(&mut self, i: usize) -> Value {
-        self.b.ins().load(types::I64, MemFlagsData::trusted(), self.args, (i * 8) as i32)
+        self.b.ins().load(
+            types::I64,
+            MemFlagsData::trusted(),
+            self.args,
+            (i * 8) as i32,
+        )
     }
 
     pub(super) fn iconst(&mut self, v: i64) -> Value {
@@ -86,7 +100,11 @@ impl<'a> Emitter<'a> {
                 Err(_) => (self.b.ins().iadd_imm_s(base, c.wrapping_mul(size)), 0),
             },
             Ix::V(v) => {
-                let bytes = if size == 1 { v } else { self.b.ins().ishl_imm_s(v, i64::from(size.trailing_zeros())) };
+                let bytes = if size == 1 {
+                    v
+                } else {
+                    self.b.ins().ishl_imm_s(v, i64::from(size.trailing_zeros()))
+                };
                 (self.b.ins().iadd(base, bytes), 0)
             }
         }
@@ -100,9 +118,16 @@ impl<'a> Emitter<'a> {
         carried: &[Value],
         body: impl FnOnce(&mut Self, Value, &[Value]) -> Result<(Value, Vec<Value>)>,
     ) -> Result<()> {
-        let (head, inside, exit) = (self.b.create_block(), self.b.create_block(), self.b.create_block());
+        let (head, inside, exit) = (
+            self.b.create_block(),
+            self.b.create_block(),
+            self.b.create_block(),
+        );
         let i = self.b.append_block_param(head, types::I64);
-        let state: Vec<Value> = carried.iter().map(|_| self.b.append_block_param(head, types::I64)).collect();
+        let state: Vec<Value> = carried
+            .iter()
+            .map(|_| self.b.append_block_param(head, types::I64))
+            .collect();
         let enter = block_args(start, carried);
         self.b.ins().jump(head, &enter);
         self.b.switch_to_block(head);
@@ -117,12 +142,20 @@ impl<'a> Emitter<'a> {
     }
 
     /// Calls a precompiled function by its linker name.
-    pub(super) fn call(&mut self, name: &'static str, args: &[Value], result: Option<Type>) -> Result<Option<Value>> {
+    pub(super) fn call(
+        &mut self,
+        name: &'static str,
+        args: &[Value],
+        result: Option<Type>,
+    ) -> Result<Option<Value>> {
         let callee = match self.imports.get(name) {
             Some(&f) => f,
             None => {
                 let mut signature = Signature::new(self.module.isa().default_call_conv());
-                signature.params.extend(args.iter().map(|&a| AbiParam::new(self.b.func.dfg.value_type(a))));
+                signature.params.extend(
+                    args.iter()
+                        .map(|&a| AbiParam::new(self.b.func.dfg.value_type(a))),
+                );
                 signature.returns.extend(result.map(AbiParam::new));
                 let id = self
                     .module
@@ -150,7 +183,11 @@ impl Emit for Emitter<'_> {
     }
 
     fn quotient(&mut self, dtype: DType, a: Value, b: Value) -> Value {
-        if dtype == DType::U64 { self.b.ins().udiv(a, b) } else { self.b.ins().sdiv(a, b) }
+        if dtype == DType::U64 {
+            self.b.ins().udiv(a, b)
+        } else {
+            self.b.ins().sdiv(a, b)
+        }
     }
 
     fn is_nan(&mut self, x: Value) -> Value {
@@ -235,12 +272,19 @@ impl Emit for Emitter<'_> {
 
     fn load(&mut self, dtype: DType, buffer: Value, at: Ix<Value>) -> Value {
         let (address, offset) = self.address(dtype, buffer, at);
-        self.b.ins().load(clif_type(dtype), MemFlagsData::new().with_notrap(), address, offset)
+        self.b.ins().load(
+            clif_type(dtype),
+            MemFlagsData::new().with_notrap(),
+            address,
+            offset,
+        )
     }
 
     fn store(&mut self, dtype: DType, value: Value, buffer: Value, at: Ix<Value>) {
         let (address, offset) = self.address(dtype, buffer, at);
-        self.b.ins().store(MemFlagsData::new().with_notrap(), value, address, offset);
+        self.b
+            .ins()
+            .store(MemFlagsData::new().with_notrap(), value, address, offset);
     }
 
     fn fault_if(&mut self, condition: Value, status: u32) {
@@ -267,7 +311,11 @@ impl Emit for Emitter<'_> {
         body: impl FnOnce(&mut Self, Value, &[Value]) -> Result<Vec<Value>>,
     ) -> Result<Vec<Value>> {
         let (start, end) = (self.val(start), self.val(end));
-        let (head, inside, exit) = (self.b.create_block(), self.b.create_block(), self.b.create_block());
+        let (head, inside, exit) = (
+            self.b.create_block(),
+            self.b.create_block(),
+            self.b.create_block(),
+        );
         let i = self.b.append_block_param(head, types::I64);
         let mut state = Vec::new();
         for &c in carried {
@@ -296,12 +344,19 @@ impl Emit for Emitter<'_> {
         yes: impl FnOnce(&mut S, &mut Self) -> Result<Vec<Value>>,
         no: impl FnOnce(&mut S, &mut Self) -> Result<Vec<Value>>,
     ) -> Result<Vec<Value>> {
-        let (then, other, join) = (self.b.create_block(), self.b.create_block(), self.b.create_block());
+        let (then, other, join) = (
+            self.b.create_block(),
+            self.b.create_block(),
+            self.b.create_block(),
+        );
         let ty = |kind: &Kind| match kind {
             Kind::Element(dtype) => clif_type(*dtype),
             Kind::Index => types::I64,
         };
-        let results: Vec<Value> = kinds.iter().map(|k| self.b.append_block_param(join, ty(k))).collect();
+        let results: Vec<Value> = kinds
+            .iter()
+            .map(|k| self.b.append_block_param(join, ty(k)))
+            .collect();
         self.b.ins().brif(condition, then, &[], other, &[]);
         self.b.switch_to_block(then);
         let values: Vec<BlockArg> = yes(state, self)?.into_iter().map(BlockArg::from).collect();
@@ -315,5 +370,8 @@ impl Emit for Emitter<'_> {
 }
 
 fn block_args(first: Value, rest: &[Value]) -> Vec<BlockArg> {
-    std::iter::once(first).chain(rest.iter().copied()).map(BlockArg::from).collect()
+    std::iter::once(first)
+        .chain(rest.iter().copied())
+        .map(BlockArg::from)
+        .collect()
 }

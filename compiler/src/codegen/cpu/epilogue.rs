@@ -59,7 +59,9 @@ impl std::fmt::Display for Rejected {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Rejected::NoAnchor => f.write_str("no matrix product or convolution"),
-            Rejected::SeveralAnchors(names) => write!(f, "several contractions: {}", names.join(", ")),
+            Rejected::SeveralAnchors(names) => {
+                write!(f, "several contractions: {}", names.join(", "))
+            }
             Rejected::Anchor(why) => f.write_str(why),
             Rejected::Op(name) => write!(f, "{name} is no epilogue op of the kernels"),
             Rejected::TooLong => write!(f, "more than {MAX_EPILOGUE} epilogue ops"),
@@ -73,14 +75,24 @@ pub(super) fn anchor(graph: &Graph, node: &Node) -> Result<(), Rejected> {
     if bytes::left_side(graph, node).is_some() {
         return Ok(());
     }
-    let rejected = |why: &str| Err(Rejected::Anchor(format!("{} of {x}: {why}", node.op.name())));
+    let rejected = |why: &str| {
+        Err(Rejected::Anchor(format!(
+            "{} of {x}: {why}",
+            node.op.name()
+        )))
+    };
     if x.dtype != DType::F32 {
         return rejected("only f32, and 8-bit integers by a constant, have packed kernels");
     }
     match &node.op {
         Op::MatMul => Ok(()),
-        Op::Conv { layout: crate::ir::Layout::ChannelsLast, .. } if matches!(x.rank(), 3 | 4) => Ok(()),
-        Op::Conv { .. } => rejected("only one or two spatial axes with channels last have packed kernels"),
+        Op::Conv {
+            layout: crate::ir::Layout::ChannelsLast,
+            ..
+        } if matches!(x.rank(), 3 | 4) => Ok(()),
+        Op::Conv { .. } => {
+            rejected("only one or two spatial axes with channels last have packed kernels")
+        }
         _ => rejected("not a product that is packed"),
     }
 }
@@ -93,12 +105,21 @@ pub fn legal_epilogue(body: &Graph) -> Result<usize, Rejected> {
     let contractions: Vec<&Node> = body
         .nodes()
         .map(|(_, n)| n)
-        .filter(|n| matches!(n.op, Op::MatMul | Op::Conv { .. } | Op::ConvTranspose { .. }))
+        .filter(|n| {
+            matches!(
+                n.op,
+                Op::MatMul | Op::Conv { .. } | Op::ConvTranspose { .. }
+            )
+        })
         .collect();
     let node = match contractions[..] {
         [] => return Err(Rejected::NoAnchor),
         [one] => one,
-        _ => return Err(Rejected::SeveralAnchors(contractions.iter().map(|n| n.op.name()).collect())),
+        _ => {
+            return Err(Rejected::SeveralAnchors(
+                contractions.iter().map(|n| n.op.name()).collect(),
+            ));
+        }
     };
     anchor(body, node)?;
     let users = body.users();
@@ -106,7 +127,9 @@ pub fn legal_epilogue(body: &Graph) -> Result<usize, Rejected> {
     let mut n_terms = 0;
     while body.outputs.iter().all(|o| o.value != current) {
         let [(user, position)] = users[current.0 as usize][..] else {
-            let name = users[current.0 as usize].first().map_or("a dead value", |(n, _)| body.node(*n).op.name());
+            let name = users[current.0 as usize]
+                .first()
+                .map_or("a dead value", |(n, _)| body.node(*n).op.name());
             return Err(Rejected::Op(name));
         };
         let user = body.node(user);
@@ -120,7 +143,11 @@ pub fn legal_epilogue(body: &Graph) -> Result<usize, Rejected> {
         n_terms += 1;
         current = user.outputs[0];
     }
-    if n_terms > MAX_EPILOGUE { Err(Rejected::TooLong) } else { Ok(n_terms) }
+    if n_terms > MAX_EPILOGUE {
+        Err(Rejected::TooLong)
+    } else {
+        Ok(n_terms)
+    }
 }
 
 /// Whether `user` takes the sums of a product of 8-bit integers on to `f32`, where epilogues go on.
@@ -138,11 +165,18 @@ pub(super) fn chain(
     fits: &dyn Fn(&Strided) -> bool,
 ) -> Chain {
     let result = node.outputs[0];
-    let mut chain = Chain { terms: Vec::new(), absorbed: Vec::new(), result, quantize: Quantize::default() };
+    let mut chain = Chain {
+        terms: Vec::new(),
+        absorbed: Vec::new(),
+        result,
+        quantize: Quantize::default(),
+    };
     let shape = body.shape(chain.result).to_vec();
     while chain.terms.len() < MAX_EPILOGUE {
         let current = chain.result;
-        let Some((id, position)) = chain.next(body, users, stop) else { break };
+        let Some((id, position)) = chain.next(body, users, stop) else {
+            break;
+        };
         let user = body.graph.node(id);
         if current == node.outputs[0] && begins(&body.graph, node, user) {
             chain.absorbed.push(id);
@@ -152,9 +186,13 @@ pub(super) fn chain(
         if body.dtype(current) != DType::F32 {
             break;
         }
-        let Some(mut term) = kind(&body.graph, user, position) else { break };
+        let Some(mut term) = kind(&body.graph, user, position) else {
+            break;
+        };
         if let Term::Tensor(other) = &term.term {
-            let Some(view) = operand_view(body, other.base, &shape, stop, fits) else { break };
+            let Some(view) = operand_view(body, other.base, &shape, stop, fits) else {
+                break;
+            };
             term.term = Term::Tensor(view);
         }
         chain.terms.push(term);
@@ -176,7 +214,9 @@ impl Chain {
         if stop(current) || body.graph.outputs.iter().any(|o| o.value == current) {
             return None;
         }
-        let [(id, position)] = users[current.0 as usize][..] else { return None };
+        let [(id, position)] = users[current.0 as usize][..] else {
+            return None;
+        };
         let is_whole = body.shape(body.graph.node(id).outputs[0]) == body.shape(current);
         is_whole.then_some((id, position))
     }
@@ -191,15 +231,23 @@ impl Chain {
         let mut ahead = self.clone();
         let (mut step, mut zero) = (Quantizing::No, 0);
         while step != Quantizing::Done {
-            let Some((id, _)) = ahead.next(body, users, stop) else { return self };
+            let Some((id, _)) = ahead.next(body, users, stop) else {
+                return self;
+            };
             let user = body.graph.node(id);
-            let Some((next, point)) = step.with(&body.graph, user, ahead.result) else { return self };
+            let Some((next, point)) = step.with(&body.graph, user, ahead.result) else {
+                return self;
+            };
             (step, zero) = (next, point.unwrap_or(zero));
             ahead.absorbed.push(id);
             ahead.result = user.outputs[0];
         }
         let divisor = match ahead.terms.last() {
-            Some(EpilogueTerm { kind: EpilogueKind::Div, term: Term::Scalar(scale), .. }) => *scale,
+            Some(EpilogueTerm {
+                kind: EpilogueKind::Div,
+                term: Term::Scalar(scale),
+                ..
+            }) => *scale,
             _ => 1.0,
         };
         let is_signed = body.dtype(ahead.result) == DType::I8;
@@ -223,7 +271,9 @@ fn operand_view(
     fits: &dyn Fn(&Strided) -> bool,
 ) -> Option<Strided> {
     let unit = |s: &Strided| s.strides.last().is_none_or(|&last| last == 0 || last == 1) && fits(s);
-    let through = Strided::resolve(body, v, stop).broadcast(shape).filter(unit);
+    let through = Strided::resolve(body, v, stop)
+        .broadcast(shape)
+        .filter(unit);
     through.or_else(|| Strided::own(body, v).broadcast(shape).filter(unit))
 }
 
@@ -232,16 +282,43 @@ fn kind(graph: &Graph, user: &Node, position: usize) -> Option<EpilogueTerm> {
     use EpilogueKind as K;
     let Op::Map(op) = user.op else { return None };
     let (kind, p0, p1) = epilogue_kind(op, position)?;
-    let plain = EpilogueTerm { kind, p0, p1, term: Term::None };
-    let [_, _] = user.inputs[..] else { return Some(plain) };
+    let plain = EpilogueTerm {
+        kind,
+        p0,
+        p1,
+        term: Term::None,
+    };
+    let [_, _] = user.inputs[..] else {
+        return Some(plain);
+    };
     let other = user.inputs[1 - position];
     Some(match (kind, scalar(graph, other)) {
-        (K::Add, Some(c)) => EpilogueTerm { kind: K::AddScalar, p0: c, ..plain },
-        (K::Sub, Some(c)) => EpilogueTerm { kind: K::AddScalar, p0: -c, ..plain },
-        (K::Mul, Some(c)) => EpilogueTerm { kind: K::MulScalar, p0: c, ..plain },
-        (_, Some(c)) => EpilogueTerm { term: Term::Scalar(c), ..plain },
+        (K::Add, Some(c)) => EpilogueTerm {
+            kind: K::AddScalar,
+            p0: c,
+            ..plain
+        },
+        (K::Sub, Some(c)) => EpilogueTerm {
+            kind: K::AddScalar,
+            p0: -c,
+            ..plain
+        },
+        (K::Mul, Some(c)) => EpilogueTerm {
+            kind: K::MulScalar,
+            p0: c,
+            ..plain
+        },
+        (_, Some(c)) => EpilogueTerm {
+            term: Term::Scalar(c),
+            ..plain
+        },
         (_, None) => EpilogueTerm {
-            term: Term::Tensor(Strided { base: other, offset: 0, shape: vec![], strides: vec![] }),
+            term: Term::Tensor(Strided {
+                base: other,
+                offset: 0,
+                shape: vec![],
+                strides: vec![],
+            }),
             ..plain
         },
     })

@@ -26,7 +26,9 @@ fn attention_mask_fits(graph: &Graph, node: &Node) -> bool {
     let extents = |i: usize| graph.ty(node.inputs[i]).static_shape();
     let filled = (0..3).all(|i| extents(i).is_some_and(|s| !s.contains(&0)));
     filled
-        && node.inputs.get(3).is_none_or(|&m| graph.ty(m).shape.last() == Some(&keys(graph.ty(node.inputs[1]).rank())))
+        && node.inputs.get(3).is_none_or(|&m| {
+            graph.ty(m).shape.last() == Some(&keys(graph.ty(node.inputs[1]).rank()))
+        })
 }
 
 /// The task that computes a node and what follows it, if there is one.

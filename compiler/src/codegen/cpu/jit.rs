@@ -43,7 +43,11 @@ pub(super) struct Code(Mutex<Option<JITModule>>);
 
 impl Drop for Code {
     fn drop(&mut self) {
-        let module = self.0.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner()).take();
+        let module = self
+            .0
+            .get_mut()
+            .unwrap_or_else(|poisoned| poisoned.into_inner())
+            .take();
         if let Some(module) = module {
             // SAFETY: `CompiledKernels::code` is documented to outlive every use of the entry points, and this is its last owner.
             unsafe { module.free_memory() };
@@ -58,7 +62,11 @@ fn internal(what: impl std::fmt::Display) -> Error {
 /// The target with the features that its CPU has.
 fn target_isa(target: TargetCpu) -> Result<OwnedTargetIsa> {
     let mut flags = settings::builder();
-    let verifier = if cfg!(debug_assertions) { "true" } else { "false" };
+    let verifier = if cfg!(debug_assertions) {
+        "true"
+    } else {
+        "false"
+    };
     for (name, value) in [
         ("opt_level", "speed"),
         ("is_pic", "false"),
@@ -70,20 +78,27 @@ fn target_isa(target: TargetCpu) -> Result<OwnedTargetIsa> {
     }
     let is_native = target == TargetCpu::Native;
     let builder = cranelift_native::builder_with_options(is_native);
-    let mut builder = builder.map_err(|m| Error::unsupported(format!("no code for this CPU: {m}")))?;
+    let mut builder =
+        builder.map_err(|m| Error::unsupported(format!("no code for this CPU: {m}")))?;
     if !is_native {
         target.check_runs_here()?;
         builder.enable(&target.to_string()).map_err(internal)?;
     }
-    builder.finish(settings::Flags::new(flags)).map_err(internal)
+    builder
+        .finish(settings::Flags::new(flags))
+        .map_err(internal)
 }
 
 impl Jit {
     /// An empty module for a CPU that this machine can stand in for.
     pub(super) fn new(target: TargetCpu, listings: bool) -> Result<Jit> {
         let mut builder = JITBuilder::with_isa(target_isa(target)?, default_libcall_names());
-        let arena = ArenaMemoryProvider::new_with_size(ARENA_BYTES)
-            .map_err(|e| Error::new(crate::ErrorKind::OutOfMemory, format!("cannot reserve code memory: {e}")))?;
+        let arena = ArenaMemoryProvider::new_with_size(ARENA_BYTES).map_err(|e| {
+            Error::new(
+                crate::ErrorKind::OutOfMemory,
+                format!("cannot reserve code memory: {e}"),
+            )
+        })?;
         builder.memory_provider(Box::new(arena));
         let symbols = gristmill_kernels::symbols()
             .iter()
@@ -93,42 +108,76 @@ impl Jit {
         let module = JITModule::new(builder);
         let context = module.make_context();
         let listings = listings.then(Default::default);
-        Ok(Jit { module, context, builder: FunctionBuilderContext::new(), listings, defined: HashMap::new() })
+        Ok(Jit {
+            module,
+            context,
+            builder: FunctionBuilderContext::new(),
+            listings,
+            defined: HashMap::new(),
+        })
     }
 
     /// Defines a kernel; `body` emits it into an [`Emitter`] placed after the entry, and the function then returns status 0. Kernels
     /// that come out alike, as those of repeated layers do, are one function.
-    pub(super) fn kernel(&mut self, name: &str, body: impl FnOnce(&mut Emitter) -> Result<()>) -> Result<FuncId> {
+    pub(super) fn kernel(
+        &mut self,
+        name: &str,
+        body: impl FnOnce(&mut Emitter) -> Result<()>,
+    ) -> Result<FuncId> {
         let mut signature = Signature::new(self.module.isa().default_call_conv());
         signature.params.extend([types::I64; 3].map(AbiParam::new));
         signature.returns.push(AbiParam::new(types::I32));
-        self.context.func = Function::with_name_signature(UserFuncName::default(), signature.clone());
+        self.context.func =
+            Function::with_name_signature(UserFuncName::default(), signature.clone());
         let frontend_config = self.module.isa().frontend_config();
         let mut emitter = Emitter::new(&mut self.context.func, &mut self.builder, &mut self.module);
         body(&mut emitter)?;
         emitter.finish(frontend_config);
         let stencil = self.context.func.stencil.clone();
-        let calls: Vec<_> = self.context.func.params.user_named_funcs().values().cloned().collect();
+        let calls: Vec<_> = self
+            .context
+            .func
+            .params
+            .user_named_funcs()
+            .values()
+            .cloned()
+            .collect();
         let mut hasher = DefaultHasher::new();
         (&stencil, &calls).hash(&mut hasher);
         let alike = self.defined.entry(hasher.finish()).or_default();
-        if let Some(same) = alike.iter().find(|d| d.stencil == stencil && d.calls == calls) {
+        if let Some(same) = alike
+            .iter()
+            .find(|d| d.stencil == stencil && d.calls == calls)
+        {
             if let Some((clif, _)) = &mut self.listings {
                 let _ = writeln!(clif, "; {name} is {}\n", same.name);
             }
             self.module.clear_context(&mut self.context);
             return Ok(same.id);
         }
-        let id = self.module.declare_function(name, Linkage::Export, &signature).map_err(internal)?;
+        let id = self
+            .module
+            .declare_function(name, Linkage::Export, &signature)
+            .map_err(internal)?;
         self.context.func.name = UserFuncName::user(0, id.as_u32());
-        alike.push(Defined { stencil, calls, id, name: name.to_owned() });
+        alike.push(Defined {
+            stencil,
+            calls,
+            id,
+            name: name.to_owned(),
+        });
         if let Some((clif, _)) = &mut self.listings {
             let _ = writeln!(clif, "; {name}\n{}", self.context.func.display());
             self.context.set_disasm(true);
         }
-        self.module.define_function(id, &mut self.context).map_err(|e| internal(format!("{e:?}")).context(name))?;
+        self.module
+            .define_function(id, &mut self.context)
+            .map_err(|e| internal(format!("{e:?}")).context(name))?;
         if let Some((_, asm)) = &mut self.listings {
-            let code = self.context.compiled_code().and_then(|c| c.vcode.as_deref());
+            let code = self
+                .context
+                .compiled_code()
+                .and_then(|c| c.vcode.as_deref());
             let _ = writeln!(asm, "; {name}\n{}", code.unwrap_or(""));
         }
         self.module.clear_context(&mut self.context);
@@ -139,7 +188,9 @@ impl Jit {
     pub(super) fn finish(mut self) -> Result<(Code, Vec<Option<KernelFn>>, String, String)> {
         self.module.finalize_definitions().map_err(internal)?;
         let n = self.module.declarations().get_functions().count();
-        let entries = (0..n as u32).map(|i| self.entry(FuncId::from_u32(i))).collect();
+        let entries = (0..n as u32)
+            .map(|i| self.entry(FuncId::from_u32(i)))
+            .collect();
         let (clif, asm) = self.listings.unwrap_or_default();
         Ok((Code(Mutex::new(Some(self.module))), entries, clif, asm))
     }

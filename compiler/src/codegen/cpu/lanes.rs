@@ -30,7 +30,9 @@ pub(super) fn is_byte(dtype: DType) -> bool {
 /// Whether the lanes code has an instruction sequence for it, given the dtype of the last operand.
 pub(super) fn has_lanes(inst: &Inst, operand: DType) -> bool {
     use ScalarOp::*;
-    let VecOp::Op(op) = inst.op else { return is_lane(inst.dtype) };
+    let VecOp::Op(op) = inst.op else {
+        return is_lane(inst.dtype);
+    };
     if !is_lane(operand) || !is_lane(inst.dtype) {
         return false;
     }
@@ -100,10 +102,21 @@ impl Lanes<'_> {
     }
 
     /// Computes and stores what the stage owes at byte offset `at` of tensors of 4-byte elements.
-    pub(super) fn body(&self, e: &mut Emitter, at: Value, vector: bool, fixed: &[Option<Value>]) -> Result<()> {
+    pub(super) fn body(
+        &self,
+        e: &mut Emitter,
+        at: Value,
+        vector: bool,
+        fixed: &[Option<Value>],
+    ) -> Result<()> {
         let n_groups = if vector { self.map.n_groups() } else { 1 };
         let bytes = vec![[None; 3]; fixed.len()];
-        let mut iteration = Iteration { at, vector, groups: vec![fixed.to_vec(); n_groups], bytes };
+        let mut iteration = Iteration {
+            at,
+            vector,
+            groups: vec![fixed.to_vec(); n_groups],
+            bytes,
+        };
         for &r in self.stored {
             let mut values = Vec::with_capacity(n_groups);
             for group in 0..n_groups {
@@ -119,7 +132,11 @@ impl Lanes<'_> {
         let (dtype, at) = (self.map.insts()[r].dtype, iteration.at);
         if let Some(tile) = self.tiles[r] {
             for (group, &value) in values.iter().enumerate() {
-                let wide = if iteration.vector { value } else { lane_of_truth(e, value, dtype) };
+                let wide = if iteration.vector {
+                    value
+                } else {
+                    lane_of_truth(e, value, dtype)
+                };
                 let address = e.b.ins().iadd(tile, at);
                 e.b.ins().store(memory(), wide, address, 16 * group as i32);
             }
@@ -144,7 +161,13 @@ impl Lanes<'_> {
         }
     }
 
-    fn register(&self, e: &mut Emitter, r: usize, group: usize, iteration: &mut Iteration) -> Result<Value> {
+    fn register(
+        &self,
+        e: &mut Emitter,
+        r: usize,
+        group: usize,
+        iteration: &mut Iteration,
+    ) -> Result<Value> {
         if let Some(v) = iteration.groups[group][r] {
             return Ok(v);
         }
@@ -153,14 +176,19 @@ impl Lanes<'_> {
         let ty = lane_type(inst.dtype, vector);
         let offset = 16 * group as i32;
         let value = match inst.op {
-            VecOp::Input(n) if is_byte(inst.dtype) && vector => self.bytes(e, r, n as usize, group, iteration),
-            VecOp::Input(n) if is_byte(inst.dtype) => self.element(e, n as usize, inst.dtype, Some(at)),
+            VecOp::Input(n) if is_byte(inst.dtype) && vector => {
+                self.bytes(e, r, n as usize, group, iteration)
+            }
+            VecOp::Input(n) if is_byte(inst.dtype) => {
+                self.element(e, n as usize, inst.dtype, Some(at))
+            }
             VecOp::Input(n) => {
                 let address = e.b.ins().iadd(self.pointers[n as usize], at);
                 e.b.ins().load(ty, memory(), address, offset)
             }
             _ if call_of(inst).is_some() || self.map.is_earlier(r, self.stage) => {
-                let tile = self.tiles[r].ok_or_else(|| Error::internal("a register between stages has no tile"))?;
+                let tile = self.tiles[r]
+                    .ok_or_else(|| Error::internal("a register between stages has no tile"))?;
                 let address = e.b.ins().iadd(tile, at);
                 if inst.dtype == DType::Bool && !vector {
                     let mask = e.b.ins().load(types::I32, memory(), address, offset);
@@ -194,7 +222,10 @@ impl Lanes<'_> {
         let base = self.pointers[n];
         if !is_byte(dtype) {
             let address = at.map_or(base, |at| e.b.ins().iadd(base, at));
-            return e.b.ins().load(lane_type(dtype, false), memory(), address, 0);
+            return e
+                .b
+                .ins()
+                .load(lane_type(dtype, false), memory(), address, 0);
         }
         let address = at.map_or(base, |at| byte_address(e, base, at));
         let byte = e.b.ins().load(types::I8, memory(), address, 0);
@@ -206,13 +237,21 @@ impl Lanes<'_> {
     }
 
     /// The lanes of one group of input `n`, which is register `r`, out of sixteen bytes.
-    fn bytes(&self, e: &mut Emitter, r: usize, n: usize, group: usize, iteration: &mut Iteration) -> Value {
+    fn bytes(
+        &self,
+        e: &mut Emitter,
+        r: usize,
+        n: usize,
+        group: usize,
+        iteration: &mut Iteration,
+    ) -> Value {
         let dtype = self.map.insts()[r].dtype;
         let whole = *iteration.bytes[r][2].get_or_insert_with(|| {
             let address = byte_address(e, self.pointers[n], iteration.at);
             e.b.ins().load(types::I8X16, memory(), address, 0)
         });
-        let half = *iteration.bytes[r][group / 2].get_or_insert_with(|| widen(e, whole, dtype, group / 2 == 1));
+        let half = *iteration.bytes[r][group / 2]
+            .get_or_insert_with(|| widen(e, whole, dtype, group / 2 == 1));
         let lanes = widen(e, half, dtype, group % 2 == 1);
         if dtype != DType::Bool {
             return lanes;
@@ -241,16 +280,27 @@ fn widen(e: &mut Emitter, v: Value, dtype: DType, high: bool) -> Value {
 /// Elements of one byte: sixteen out of four groups of lanes, or one.
 fn narrow(e: &mut Emitter, values: &[Value], dtype: DType, vector: bool) -> Value {
     if !vector {
-        return if dtype == DType::Bool { values[0] } else { e.b.ins().ireduce(types::I8, values[0]) };
+        return if dtype == DType::Bool {
+            values[0]
+        } else {
+            e.b.ins().ireduce(types::I8, values[0])
+        };
     }
     let mut lanes = values.to_vec();
     if dtype == DType::Bool {
         let one = lane_integer(e, 1, true);
         lanes.iter_mut().for_each(|v| *v = e.b.ins().band(*v, one));
     }
-    let (low, high) = (e.b.ins().snarrow(lanes[0], lanes[1]), e.b.ins().snarrow(lanes[2], lanes[3]));
+    let (low, high) = (
+        e.b.ins().snarrow(lanes[0], lanes[1]),
+        e.b.ins().snarrow(lanes[2], lanes[3]),
+    );
     // Lanes are in the dtype's range, so that nothing saturates.
-    if dtype == DType::I8 { e.b.ins().snarrow(low, high) } else { e.b.ins().unarrow(low, high) }
+    if dtype == DType::I8 {
+        e.b.ins().snarrow(low, high)
+    } else {
+        e.b.ins().unarrow(low, high)
+    }
 }
 
 /// What a tile holds for a scalar register: truth values are masks there.
@@ -281,12 +331,20 @@ fn constant(e: &mut Emitter, dtype: DType, bits: u64) -> Value {
 
 fn lane_constant(e: &mut Emitter, v: f32, vector: bool) -> Value {
     let c = e.b.ins().f32const(v);
-    if vector { e.b.ins().splat(types::F32X4, c) } else { c }
+    if vector {
+        e.b.ins().splat(types::F32X4, c)
+    } else {
+        c
+    }
 }
 
 fn lane_integer(e: &mut Emitter, v: u32, vector: bool) -> Value {
     let c = e.b.ins().iconst(types::I32, i64::from(v));
-    if vector { e.b.ins().splat(types::I32X4, c) } else { c }
+    if vector {
+        e.b.ins().splat(types::I32X4, c)
+    } else {
+        c
+    }
 }
 
 /// One op on four lanes or on one; truth values are lane masks or a byte.
@@ -414,11 +472,21 @@ impl LaneOp {
             }
             (DType::Bool, to) => {
                 let one = lane_integer(e, 1, vector);
-                let bit = if vector { e.b.ins().band(x, one) } else { e.b.ins().uextend(types::I32, x) };
-                if to == DType::F32 { e.b.ins().fcvt_from_sint(lane_type(to, vector), bit) } else { bit }
+                let bit = if vector {
+                    e.b.ins().band(x, one)
+                } else {
+                    e.b.ins().uextend(types::I32, x)
+                };
+                if to == DType::F32 {
+                    e.b.ins().fcvt_from_sint(lane_type(to, vector), bit)
+                } else {
+                    bit
+                }
             }
             (_, DType::F32) => e.b.ins().fcvt_from_sint(lane_type(DType::F32, vector), x),
-            (DType::F32, DType::I32) => e.b.ins().fcvt_to_sint_sat(lane_type(DType::I32, vector), x),
+            (DType::F32, DType::I32) => {
+                e.b.ins().fcvt_to_sint_sat(lane_type(DType::I32, vector), x)
+            }
             (DType::F32, to) => saturated(e, x, to, vector),
             _ => self.wrapped(e, x),
         })
@@ -427,7 +495,11 @@ impl LaneOp {
 
 /// A float as an integer of 8 bits: the nearest in range, towards zero, and 0 for NaN.
 fn saturated(e: &mut Emitter, x: Value, to: DType, vector: bool) -> Value {
-    let (lo, hi) = if to == DType::U8 { (0.0, 255.0) } else { (-128.0, 127.0) };
+    let (lo, hi) = if to == DType::U8 {
+        (0.0, 255.0)
+    } else {
+        (-128.0, 127.0)
+    };
     let (lo, hi) = (lane_constant(e, lo, vector), lane_constant(e, hi, vector));
     let x = if to == DType::U8 {
         // A NaN is not above 0.

@@ -23,12 +23,17 @@ pub fn is_native(g: &Graph, node: &Node) -> bool {
         Op::Softmax { axis, .. } => f32_only && axis + 1 == rank(0),
         Op::Reduce { kind, axes, .. } => f32_only && reduces_rows(*kind, axes, rank(0)),
         Op::Attention { .. } => f32_only && rank(0) <= 4,
-        op => matches!(op.class(), OpClass::View | OpClass::Control | OpClass::State | OpClass::Transfer),
+        op => matches!(
+            op.class(),
+            OpClass::View | OpClass::Control | OpClass::State | OpClass::Transfer
+        ),
     }
 }
 
 /// Neighbouring axes: the last ones, or any of a mean.
 fn reduces_rows(kind: ReduceKind, axes: &[usize], rank: usize) -> bool {
-    let (Some(first), Some(last)) = (axes.first(), axes.last()) else { return false };
+    let (Some(first), Some(last)) = (axes.first(), axes.last()) else {
+        return false;
+    };
     last - first + 1 == axes.len() && (last + 1 == rank || kind == ReduceKind::Mean)
 }

@@ -14,12 +14,21 @@ impl Emitter<'_> {
         match dtype {
             DType::F32 => self.b.ins().f32const(f32::from_bits(bits as u32)),
             DType::F64 => self.b.ins().f64const(f64::from_bits(bits)),
-            _ => self.b.ins().iconst(clif_type(dtype), bits as i64 & mask(clif_type(dtype))),
+            _ => self
+                .b
+                .ins()
+                .iconst(clif_type(dtype), bits as i64 & mask(clif_type(dtype))),
         }
     }
 
     /// A primitive op on elements of dtype `from`, giving `to`.
-    pub(super) fn scalar_primitive(&mut self, op: ScalarOp, from: DType, to: DType, args: &[Value]) -> Result<Value> {
+    pub(super) fn scalar_primitive(
+        &mut self,
+        op: ScalarOp,
+        from: DType,
+        to: DType,
+        args: &[Value],
+    ) -> Result<Value> {
         if let ScalarOp::Cast(_) = op {
             return self.cast(args[0], from, to);
         }
@@ -29,7 +38,11 @@ impl Emitter<'_> {
         if from.is_narrow_float() {
             return Err(Error::internal(format!("{op} of {from} was not widened")));
         }
-        if from.is_float() { self.float_op(op, from, args) } else { self.int_op(op, from, args) }
+        if from.is_float() {
+            self.float_op(op, from, args)
+        } else {
+            self.int_op(op, from, args)
+        }
     }
 
     fn float_op(&mut self, op: ScalarOp, dtype: DType, args: &[Value]) -> Result<Value> {
@@ -58,15 +71,19 @@ impl Emitter<'_> {
             Gt => self.b.ins().fcmp(FloatCC::GreaterThan, x, y),
             Ge => self.b.ins().fcmp(FloatCC::GreaterThanOrEqual, x, y),
             _ => {
-                let name =
-                    float_function(op, dtype).ok_or_else(|| Error::internal(format!("no code for {op} of {dtype}")))?;
-                self.call(name, args, Some(clif_type(dtype)))?.expect("declared with a result")
+                let name = float_function(op, dtype)
+                    .ok_or_else(|| Error::internal(format!("no code for {op} of {dtype}")))?;
+                self.call(name, args, Some(clif_type(dtype)))?
+                    .expect("declared with a result")
             }
         })
     }
 
     fn float_sign(&mut self, dtype: DType, x: Value) -> Value {
-        let (zero, one) = (self.constant(dtype, 0), self.constant(dtype, crate::vecprog::real_bits(dtype, 1.0)));
+        let (zero, one) = (
+            self.constant(dtype, 0),
+            self.constant(dtype, crate::vecprog::real_bits(dtype, 1.0)),
+        );
         let minus = self.b.ins().fneg(one);
         let above = self.b.ins().fcmp(FloatCC::GreaterThan, x, zero);
         let below = self.b.ins().fcmp(FloatCC::LessThan, x, zero);
@@ -102,19 +119,44 @@ impl Emitter<'_> {
             Shl | Shr => self.int_shift(op, dtype, x, y),
             Eq => self.b.ins().icmp(IntCC::Equal, x, y),
             Ne => self.b.ins().icmp(IntCC::NotEqual, x, y),
-            Lt => self.b.ins().icmp(cc(IntCC::SignedLessThan, IntCC::UnsignedLessThan), x, y),
-            Le => self.b.ins().icmp(cc(IntCC::SignedLessThanOrEqual, IntCC::UnsignedLessThanOrEqual), x, y),
-            Gt => self.b.ins().icmp(cc(IntCC::SignedGreaterThan, IntCC::UnsignedGreaterThan), x, y),
-            Ge => self.b.ins().icmp(cc(IntCC::SignedGreaterThanOrEqual, IntCC::UnsignedGreaterThanOrEqual), x, y),
+            Lt => self
+                .b
+                .ins()
+                .icmp(cc(IntCC::SignedLessThan, IntCC::UnsignedLessThan), x, y),
+            Le => self.b.ins().icmp(
+                cc(IntCC::SignedLessThanOrEqual, IntCC::UnsignedLessThanOrEqual),
+                x,
+                y,
+            ),
+            Gt => self.b.ins().icmp(
+                cc(IntCC::SignedGreaterThan, IntCC::UnsignedGreaterThan),
+                x,
+                y,
+            ),
+            Ge => self.b.ins().icmp(
+                cc(
+                    IntCC::SignedGreaterThanOrEqual,
+                    IntCC::UnsignedGreaterThanOrEqual,
+                ),
+                x,
+                y,
+            ),
             _ => return Err(Error::internal(format!("no code for {op} of {dtype}"))),
         })
     }
 
     fn int_sign(&mut self, dtype: DType, x: Value) -> Value {
         let ty = clif_type(dtype);
-        let positive = if dtype.is_signed_int() { IntCC::SignedGreaterThan } else { IntCC::UnsignedGreaterThan };
-        let (zero, one, minus) =
-            (self.b.ins().iconst(ty, 0), self.b.ins().iconst(ty, 1), self.b.ins().iconst(ty, mask(ty)));
+        let positive = if dtype.is_signed_int() {
+            IntCC::SignedGreaterThan
+        } else {
+            IntCC::UnsignedGreaterThan
+        };
+        let (zero, one, minus) = (
+            self.b.ins().iconst(ty, 0),
+            self.b.ins().iconst(ty, 1),
+            self.b.ins().iconst(ty, mask(ty)),
+        );
         let above = self.b.ins().icmp(positive, x, zero);
         let is_zero = self.b.ins().icmp(IntCC::Equal, x, zero);
         let rest = self.b.ins().select(is_zero, zero, minus);
@@ -134,7 +176,10 @@ impl Emitter<'_> {
             };
         }
         // A divisor of -1 is replaced by 1, since the machine traps on the one quotient that does not fit.
-        let (one, minus) = (self.b.ins().iconst(ty, 1), self.b.ins().iconst(ty, mask(ty)));
+        let (one, minus) = (
+            self.b.ins().iconst(ty, 1),
+            self.b.ins().iconst(ty, mask(ty)),
+        );
         let by_minus = self.b.ins().icmp(IntCC::Equal, y, minus);
         let safe = self.b.ins().select(by_minus, one, y);
         if op == ScalarOp::Div {
@@ -156,10 +201,20 @@ impl Emitter<'_> {
 
     fn int_pow(&mut self, dtype: DType, x: Value, y: Value) -> Result<Value> {
         // Wrapping arithmetic in 64 bits agrees with the narrower width in its low bits.
-        let wide = if dtype.is_signed_int() { DType::I64 } else { DType::U64 };
-        let name = if dtype.is_signed_int() { "gm_pow_i64" } else { "gm_pow_u64" };
+        let wide = if dtype.is_signed_int() {
+            DType::I64
+        } else {
+            DType::U64
+        };
+        let name = if dtype.is_signed_int() {
+            "gm_pow_i64"
+        } else {
+            "gm_pow_u64"
+        };
         let (x, y) = (self.cast(x, dtype, wide)?, self.cast(y, dtype, wide)?);
-        let power = self.call(name, &[x, y], Some(types::I64))?.expect("declared with a result");
+        let power = self
+            .call(name, &[x, y], Some(types::I64))?
+            .expect("declared with a result");
         self.cast(power, wide, dtype)
     }
 
@@ -190,7 +245,8 @@ impl Emitter<'_> {
         Ok(match (from, to) {
             (DType::F16, DType::F32) => {
                 let bits = self.b.ins().uextend(types::I32, x);
-                self.call("gm_scalar_f16_to_f32", &[bits], Some(types::F32))?.expect("declared with a result")
+                self.call("gm_scalar_f16_to_f32", &[bits], Some(types::F32))?
+                    .expect("declared with a result")
             }
             (DType::BF16, DType::F32) => {
                 let bits = self.b.ins().uextend(types::I32, x);
@@ -199,7 +255,8 @@ impl Emitter<'_> {
             }
             (d, DType::F32) if d.is_float8() => {
                 let bits = self.b.ins().uextend(types::I32, x);
-                self.call(float8_function(d).1, &[bits], Some(types::F32))?.expect("declared with a result")
+                self.call(float8_function(d).1, &[bits], Some(types::F32))?
+                    .expect("declared with a result")
             }
             (DType::F32 | DType::F64, d) if d.is_float8() => {
                 let x = self.cast(x, from, DType::F64)?;
@@ -208,7 +265,9 @@ impl Emitter<'_> {
             (DType::F32, DType::BF16) => self.round_to_bf16(x),
             (DType::F32, DType::F16) => self.narrow_call("gm_scalar_f32_to_f16", x, types::I16)?,
             (DType::F64, DType::F16) => self.narrow_call("gm_scalar_f64_to_f16", x, types::I16)?,
-            (DType::F64, DType::BF16) => self.narrow_call("gm_scalar_f64_to_bf16", x, types::I16)?,
+            (DType::F64, DType::BF16) => {
+                self.narrow_call("gm_scalar_f64_to_bf16", x, types::I16)?
+            }
             (DType::F32, DType::F64) => self.b.ins().fpromote(types::F64, x),
             (DType::F64, DType::F32) => self.b.ins().fdemote(types::F32, x),
             (_, DType::Bool) if from.is_float() => {
@@ -222,12 +281,18 @@ impl Emitter<'_> {
             (DType::F32 | DType::F64, _) if !to.is_float() => self.float_to_int(x, to),
             (_, DType::F32 | DType::F64) if !from.is_float() => self.int_to_float(x, from, to),
             _ if !from.is_float() && !to.is_float() => self.resize(x, from, clif_type(to)),
-            _ => return Err(Error::internal(format!("cast of {from} to {to} was not expanded"))),
+            _ => {
+                return Err(Error::internal(format!(
+                    "cast of {from} to {to} was not expanded"
+                )));
+            }
         })
     }
 
     fn narrow_call(&mut self, name: &'static str, x: Value, to: Type) -> Result<Value> {
-        let bits = self.call(name, &[x], Some(types::I32))?.expect("declared with a result");
+        let bits = self
+            .call(name, &[x], Some(types::I32))?
+            .expect("declared with a result");
         Ok(self.b.ins().ireduce(to, bits))
     }
 
@@ -259,7 +324,10 @@ impl Emitter<'_> {
             true => (-1i64 << (ty.bits() - 1), (1i64 << (ty.bits() - 1)) - 1),
             false => (0, (1i64 << ty.bits()) - 1),
         };
-        let (lo, hi) = (self.b.ins().iconst(wide, lo & mask(wide)), self.b.ins().iconst(wide, hi));
+        let (lo, hi) = (
+            self.b.ins().iconst(wide, lo & mask(wide)),
+            self.b.ins().iconst(wide, hi),
+        );
         let v = self.b.ins().smax(v, lo);
         let v = self.b.ins().smin(v, hi);
         self.b.ins().ireduce(ty, v)
@@ -289,7 +357,11 @@ impl Emitter<'_> {
 
 /// All ones in the width of an integer type: constants must not have bits beyond it.
 fn mask(ty: Type) -> i64 {
-    if ty.bits() >= 64 { -1 } else { (1i64 << ty.bits()) - 1 }
+    if ty.bits() >= 64 {
+        -1
+    } else {
+        (1i64 << ty.bits()) - 1
+    }
 }
 
 /// Linker names of the conversions to (from `f64`) and from (to `f32`) a float of 8 bits.

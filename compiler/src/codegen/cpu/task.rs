@@ -61,11 +61,19 @@ pub(super) struct Task {
 impl Task {
     /// What the task is to the rest of the body.
     pub(super) fn cover(&self) -> Cover {
-        let needs = self.calls.iter().flat_map(|c| &c.ptrs).filter_map(|p| match p {
-            Ptr::Read(Place::Value(v), _) => Some(*v),
-            _ => None,
-        });
-        Cover { needs: needs.collect(), nodes: self.nodes.clone(), results: vec![self.result] }
+        let needs = self
+            .calls
+            .iter()
+            .flat_map(|c| &c.ptrs)
+            .filter_map(|p| match p {
+                Ptr::Read(Place::Value(v), _) => Some(*v),
+                _ => None,
+            });
+        Cover {
+            needs: needs.collect(),
+            nodes: self.nodes.clone(),
+            results: vec![self.result],
+        }
     }
 }
 
@@ -95,7 +103,11 @@ impl Context<'_> {
     /// `v` through its views, where `fits` accepts it, else `v` in a buffer of its own.
     pub(super) fn view(&self, v: ValueId, fits: impl Fn(&Strided) -> bool) -> Strided {
         let view = Strided::resolve(self.body, v, self.in_memory);
-        if fits(&view) { view } else { Strided::own(self.body, v) }
+        if fits(&view) {
+            view
+        } else {
+            Strided::own(self.body, v)
+        }
     }
 }
 
@@ -105,8 +117,23 @@ pub(super) fn read(view: &Strided) -> Ptr {
 }
 
 /// Addresses of a call: left- and right-hand side, output, workspace, epilogue operands.
-pub(super) fn pointers(lhs: Ptr, rhs: Ptr, out: Ptr, has_workspace: bool, operands: Vec<Ptr>) -> Vec<Ptr> {
-    let mut ptrs = vec![lhs, rhs, out, if has_workspace { Ptr::Workspace } else { Ptr::Null }];
+pub(super) fn pointers(
+    lhs: Ptr,
+    rhs: Ptr,
+    out: Ptr,
+    has_workspace: bool,
+    operands: Vec<Ptr>,
+) -> Vec<Ptr> {
+    let mut ptrs = vec![
+        lhs,
+        rhs,
+        out,
+        if has_workspace {
+            Ptr::Workspace
+        } else {
+            Ptr::Null
+        },
+    ];
     debug_assert_eq!((RHS, OUT, WORKSPACE, OPERANDS), (1, 2, 3, ptrs.len()));
     ptrs.extend(operands);
     ptrs
@@ -120,7 +147,12 @@ pub(super) fn epilogue_ops(
     let (mut ops, mut operands) = (Vec::new(), Vec::new());
     let mut n_tensors = 0;
     for t in terms {
-        let mut op = EpilogueOp { kind: t.kind as u32, p0: t.p0, p1: t.p1, ..EpilogueOp::default() };
+        let mut op = EpilogueOp {
+            kind: t.kind as u32,
+            p0: t.p0,
+            p1: t.p1,
+            ..EpilogueOp::default()
+        };
         if !matches!(t.term, Term::None) {
             op.operand = operands.len() as u32;
         }
@@ -157,5 +189,14 @@ pub(super) fn tensors(terms: &[EpilogueTerm]) -> Vec<&Strided> {
 
 /// Extra time of an epilogue in ns per element.
 pub(super) fn epilogue_ns(terms: &[EpilogueTerm]) -> f64 {
-    terms.iter().map(|t| if t.kind as u32 >= EpilogueKind::Exp as u32 { 0.3 } else { 0.05 }).sum()
+    terms
+        .iter()
+        .map(|t| {
+            if t.kind as u32 >= EpilogueKind::Exp as u32 {
+                0.3
+            } else {
+                0.05
+            }
+        })
+        .sum()
 }

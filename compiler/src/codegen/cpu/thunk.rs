@@ -37,7 +37,11 @@ impl Session<'_> {
         let name = format!("task_{}_{symbol}", self.thunks.len());
         let function = self.jit.kernel(&name, |e| {
             let bytes = (slots.len() * 8) as u32;
-            let array = e.b.create_sized_stack_slot(StackSlotData::new(StackSlotKind::ExplicitSlot, bytes, 3));
+            let array = e.b.create_sized_stack_slot(StackSlotData::new(
+                StackSlotKind::ExplicitSlot,
+                bytes,
+                3,
+            ));
             let base = e.b.ins().stack_addr(types::I64, array, 0);
             for (i, slot) in slots.iter().enumerate() {
                 let (argument, offset) = match *slot {
@@ -53,12 +57,16 @@ impl Session<'_> {
                 if offset != 0 {
                     address = e.b.ins().iadd_imm_s(address, offset);
                 }
-                e.b.ins().store(MemFlagsData::trusted(), address, base, (i * 8) as i32);
+                e.b.ins()
+                    .store(MemFlagsData::trusted(), address, base, (i * 8) as i32);
             }
             let descriptor = e.arg(0);
             let (begin, end) = (e.begin, e.end);
             let failed = e.call(symbol, &[descriptor, base, begin, end], Some(types::I32))?;
-            e.fault_if(failed.expect("declared with a result"), status::BAD_DESCRIPTOR);
+            e.fault_if(
+                failed.expect("declared with a result"),
+                status::BAD_DESCRIPTOR,
+            );
             Ok(())
         })?;
         self.thunks.insert(key, function);

@@ -99,7 +99,9 @@ pub(super) fn plan(
     if roots.iter().any(|&v| !is_lane(body.dtype(v))) {
         return None;
     }
-    let e = expression(body, roots, in_memory, &|op, dtype| dtype == DType::F32 && tile_function(op).is_some())?;
+    let e = expression(body, roots, in_memory, &|op, dtype| {
+        dtype == DType::F32 && tile_function(op).is_some()
+    })?;
     let p = &e.program;
     let supported = |i: &Inst| has_lanes(i, i.args.last().map_or(i.dtype, |&a| p.dtype(a)));
     if !p.insts.iter().all(supported) {
@@ -107,15 +109,36 @@ pub(super) fn plan(
     }
     let shape = body.shape(roots[0]);
     let strides = e.all_strides(&out.strides);
-    let mut outer = collapse(shape, &strides.iter().map(Vec::as_slice).collect::<Vec<_>>());
-    let inner = outer.pop().unwrap_or_else(|| Axis { extent: 1, strides: vec![1; strides.len()] });
+    let mut outer = collapse(
+        shape,
+        &strides.iter().map(Vec::as_slice).collect::<Vec<_>>(),
+    );
+    let inner = outer.pop().unwrap_or_else(|| Axis {
+        extent: 1,
+        strides: vec![1; strides.len()],
+    });
     if inner.strides.iter().any(|&s| s != 0 && s != 1) {
         return None;
     }
     let stages = stages(&p.insts);
-    let bytes = e.leaves.iter().map(|l| l.value).chain(roots.iter().copied()).map(|v| is_byte(body.dtype(v))).collect();
+    let bytes = e
+        .leaves
+        .iter()
+        .map(|l| l.value)
+        .chain(roots.iter().copied())
+        .map(|v| is_byte(body.dtype(v)))
+        .collect();
     let (tiles, n_tiles) = (vec![], 0);
-    let mut map = VectorMap { expression: e, outer, inner, out_offset: out.offset, stages, bytes, tiles, n_tiles };
+    let mut map = VectorMap {
+        expression: e,
+        outer,
+        inner,
+        out_offset: out.offset,
+        stages,
+        bytes,
+        tiles,
+        n_tiles,
+    };
     map.place_tiles();
     Some(map)
 }
@@ -147,7 +170,11 @@ impl VectorMap {
     /// Rough picoseconds per element.
     pub(super) fn cost_ps(&self) -> u64 {
         let insts = &self.expression.program.insts;
-        insts.iter().map(|i| if call_of(i).is_some() { 400 } else { 60 }).sum::<u64>() + 100
+        insts
+            .iter()
+            .map(|i| if call_of(i).is_some() { 400 } else { 60 })
+            .sum::<u64>()
+            + 100
     }
 
     pub(super) fn insts(&self) -> &[Inst] {
@@ -165,7 +192,11 @@ impl VectorMap {
 
     /// Groups of four lanes that an iteration computes.
     pub(super) fn n_groups(&self) -> usize {
-        let streamed = self.bytes.iter().zip(&self.inner.strides).any(|(&byte, &stride)| byte && stride == 1);
+        let streamed = self
+            .bytes
+            .iter()
+            .zip(&self.inner.strides)
+            .any(|(&byte, &stride)| byte && stride == 1);
         if streamed { GROUPS } else { 1 }
     }
 
@@ -212,7 +243,13 @@ impl VectorMap {
     }
 
     /// Emits the whole kernel. `leaves` and `outputs` are base addresses.
-    pub(super) fn emit(&self, e: &mut Emitter, leaves: &[Value], outputs: &[Value], workspace: usize) -> Result<()> {
+    pub(super) fn emit(
+        &self,
+        e: &mut Emitter,
+        leaves: &[Value],
+        outputs: &[Value],
+        workspace: usize,
+    ) -> Result<()> {
         let bases: Vec<Value> = (leaves.iter().zip(&self.expression.leaves))
             .map(|(&base, Leaf { offset, .. })| (base, *offset))
             .chain(outputs.iter().map(|&base| (base, self.out_offset)))
@@ -222,7 +259,11 @@ impl VectorMap {
                 bytes => e.b.ins().iadd_imm_s(base, bytes),
             })
             .collect();
-        let tiles = if self.n_tiles > 0 { Some(e.arg(workspace)) } else { None };
+        let tiles = if self.n_tiles > 0 {
+            Some(e.arg(workspace))
+        } else {
+            None
+        };
         let extents: Vec<usize> = self.outer.iter().map(|a| a.extent).collect();
         let (begin, end, width) = (e.begin, e.end, self.inner.extent);
         let (row, col) = e.div_rem(Ix::V(begin), width);
@@ -233,8 +274,14 @@ impl VectorMap {
             let (in_row, in_range) = (e.b.ins().isub(full, col), e.b.ins().isub(end, i));
             let n = e.b.ins().umin(in_row, in_range);
             let at = e.delinearise(Ix::V(row), &extents);
-            let pointers: Vec<Value> = (0..bases.len()).map(|t| self.row_pointer(e, bases[t], t, &at, col)).collect();
-            let row = Row { map: self, pointers: &pointers, tiles };
+            let pointers: Vec<Value> = (0..bases.len())
+                .map(|t| self.row_pointer(e, bases[t], t, &at, col))
+                .collect();
+            let row = Row {
+                map: self,
+                pointers: &pointers,
+                tiles,
+            };
             if self.n_tiles == 0 {
                 row.stage(e, 0, n, None)?;
             } else {
@@ -258,7 +305,14 @@ impl VectorMap {
         self.stages.iter().copied().max().unwrap_or(0)
     }
 
-    fn row_pointer(&self, e: &mut Emitter, base: Value, tensor: usize, at: &[Ix<Value>], col: Value) -> Value {
+    fn row_pointer(
+        &self,
+        e: &mut Emitter,
+        base: Value,
+        tensor: usize,
+        at: &[Ix<Value>],
+        col: Value,
+    ) -> Value {
         let mut offset = e.mul(Ix::V(col), self.inner.strides[tensor]);
         for (&i, axis) in at.iter().zip(&self.outer) {
             let step = e.mul(i, axis.strides[tensor]);
@@ -295,8 +349,11 @@ impl Row<'_> {
     }
 
     fn tile(&self, e: &mut Emitter, r: usize) -> Result<Value> {
-        let n = self.map.tiles[r].ok_or_else(|| Error::internal("a register between stages has no tile"))?;
-        let base = self.tiles.ok_or_else(|| Error::internal("a kernel with tiles has no workspace"))?;
+        let n = self.map.tiles[r]
+            .ok_or_else(|| Error::internal("a register between stages has no tile"))?;
+        let base = self
+            .tiles
+            .ok_or_else(|| Error::internal("a kernel with tiles has no workspace"))?;
         Ok(e.b.ins().iadd_imm_s(base, (n * TILE * 4) as i64))
     }
 
@@ -308,9 +365,14 @@ impl Row<'_> {
             .filter(|&r| call_of(&map.insts()[r]).is_none())
             .filter(|&r| {
                 // Free registers are stored where they are wanted: as call operands of this stage, or as results at the end.
-                let call_operand = (map.insts().iter().zip(&map.stages))
-                    .any(|(i, &s)| s == stage && call_of(i).is_some() && i.args.iter().any(|a| a.0 as usize == r));
-                let here = if map.is_free(r) { call_operand } else { map.stages[r] == stage };
+                let call_operand = (map.insts().iter().zip(&map.stages)).any(|(i, &s)| {
+                    s == stage && call_of(i).is_some() && i.args.iter().any(|a| a.0 as usize == r)
+                });
+                let here = if map.is_free(r) {
+                    call_operand
+                } else {
+                    map.stages[r] == stage
+                };
                 here && map.tiles[r].is_some() || self.result_here(r, stage, outputs)
             })
             .collect()
@@ -319,7 +381,12 @@ impl Row<'_> {
     /// Whether a result register is written in this stage: its own, or the stage after the call that makes it.
     fn result_here(&self, r: usize, stage: usize, outputs: &[crate::vecprog::Reg]) -> bool {
         let is_output = outputs.iter().any(|o| o.0 as usize == r);
-        is_output && if self.map.is_free(r) { stage == 0 } else { self.map.stages[r] == stage }
+        is_output
+            && if self.map.is_free(r) {
+                stage == 0
+            } else {
+                self.map.stages[r] == stage
+            }
     }
 
     /// The loops of one stage over `m` elements from `start` on: vectors, then single elements.
@@ -328,12 +395,24 @@ impl Row<'_> {
         if stored.is_empty() {
             return Ok(());
         }
-        let pointers: Vec<Value> = (0..self.pointers.len()).map(|t| self.pointer(e, t, start)).collect();
+        let pointers: Vec<Value> = (0..self.pointers.len())
+            .map(|t| self.pointer(e, t, start))
+            .collect();
         let mut tiles = vec![None; self.map.insts().len()];
-        for (r, tile) in tiles.iter_mut().enumerate().filter(|(r, _)| self.map.tiles[*r].is_some()) {
+        for (r, tile) in tiles
+            .iter_mut()
+            .enumerate()
+            .filter(|(r, _)| self.map.tiles[*r].is_some())
+        {
             *tile = Some(self.tile(e, r)?);
         }
-        let lanes = Lanes { map: self.map, stage, pointers: &pointers, tiles: &tiles, stored: &stored };
+        let lanes = Lanes {
+            map: self.map,
+            stage,
+            pointers: &pointers,
+            tiles: &tiles,
+            stored: &stored,
+        };
         let bytes = e.b.ins().ishl_imm_s(m, 2);
         let step = 16 * self.map.n_groups() as i64;
         let whole = e.b.ins().band_imm_s(bytes, -step);
@@ -353,7 +432,9 @@ impl Row<'_> {
     /// The calls at the end of a stage.
     fn calls(&self, e: &mut Emitter, stage: usize, m: Value, start: Value) -> Result<()> {
         for (r, inst) in self.map.insts().iter().enumerate() {
-            let Some(name) = call_of(inst).filter(|_| self.map.stages[r] == stage) else { continue };
+            let Some(name) = call_of(inst).filter(|_| self.map.stages[r] == stage) else {
+                continue;
+            };
             let mut args = vec![m];
             for a in &inst.args {
                 args.push(match self.map.contiguous_input(a.0 as usize) {
@@ -370,13 +451,27 @@ impl Row<'_> {
     }
 
     /// Copies a call's tile to the results that it is.
-    fn copy_results(&self, e: &mut Emitter, r: usize, tile: Value, m: Value, start: Value) -> Result<()> {
+    fn copy_results(
+        &self,
+        e: &mut Emitter,
+        r: usize,
+        tile: Value,
+        m: Value,
+        start: Value,
+    ) -> Result<()> {
         let outputs = self.map.expression.program.outputs.clone();
-        for (i, _) in outputs.iter().enumerate().filter(|(_, o)| o.0 as usize == r) {
+        for (i, _) in outputs
+            .iter()
+            .enumerate()
+            .filter(|(_, o)| o.0 as usize == r)
+        {
             let to = self.pointer(e, self.map.expression.leaves.len() + i, Some(start));
             let bytes = e.b.ins().ishl_imm_s(m, 2);
             let whole = e.b.ins().band_imm_s(bytes, !15);
-            for (ty, from, end, step) in [(types::F32X4, Ix::C(0), whole, 16), (types::F32, Ix::V(whole), bytes, 4)] {
+            for (ty, from, end, step) in [
+                (types::F32X4, Ix::C(0), whole, 16),
+                (types::F32, Ix::V(whole), bytes, 4),
+            ] {
                 e.for_loop(from, Ix::V(end), step, &[], |e, at, _| {
                     let (source, sink) = (e.b.ins().iadd(tile, at), e.b.ins().iadd(to, at));
                     let v = e.b.ins().load(ty, memory(), source, 0);

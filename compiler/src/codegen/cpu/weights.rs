@@ -19,7 +19,12 @@ pub(super) struct Weights(RefCell<HashMap<(Identity, String), Tensor>>);
 
 impl Weights {
     /// What `make` gives for the constant's elements, or gave before for the same `what`. `None` when it cannot be made.
-    fn of(&self, data: &ConstData, what: String, make: impl FnOnce(&Tensor) -> Option<Tensor>) -> Option<Tensor> {
+    fn of(
+        &self,
+        data: &ConstData,
+        what: String,
+        make: impl FnOnce(&Tensor) -> Option<Tensor>,
+    ) -> Option<Tensor> {
         let key = (data.identity(), what);
         if let Some(found) = self.0.borrow().get(&key) {
             return Some(found.clone());
@@ -49,18 +54,23 @@ impl Context<'_> {
     /// The constant under a view, and the view as one of it. Transposes and reshapes that folding noted down are followed, so that
     /// they need not be done.
     pub(super) fn source(&self, view: &Strided, dtype: DType) -> Option<Source> {
-        let mut data = self.constant(view.base).filter(|c| c.dtype() == dtype)?.clone();
+        let mut data = self
+            .constant(view.base)
+            .filter(|c| c.dtype() == dtype)?
+            .clone();
         let mut view = view.clone();
         loop {
             data = match data.viewed() {
                 Viewed::Reshaped(x) => x.clone(),
-                Viewed::Transposed(x, perm) => match through_transpose(&view, data.shape(), x.shape(), perm) {
-                    Some(through) => {
-                        view = through;
-                        x.clone()
+                Viewed::Transposed(x, perm) => {
+                    match through_transpose(&view, data.shape(), x.shape(), perm) {
+                        Some(through) => {
+                            view = through;
+                            x.clone()
+                        }
+                        None => break,
                     }
-                    None => break,
-                },
+                }
                 Viewed::Plain => break,
             };
         }
@@ -69,35 +79,69 @@ impl Context<'_> {
 
     /// The view's elements in row-major order; `None` when they cannot be read or copied.
     pub(super) fn constant_copy(&self, s: &Source) -> Option<Tensor> {
-        self.weights.of(&s.data, format!("copy {:?}", s.view), |t| copied(t, &s.view))
+        self.weights.of(&s.data, format!("copy {:?}", s.view), |t| {
+            copied(t, &s.view)
+        })
     }
 
     /// The panels that `desc`, whose strides are those of the source's view, describes.
-    pub(super) fn constant_panels(&self, s: &Source, desc: &PackBDesc, n_elements: usize) -> Option<Tensor> {
+    pub(super) fn constant_panels(
+        &self,
+        s: &Source,
+        desc: &PackBDesc,
+        n_elements: usize,
+    ) -> Option<Tensor> {
         let what = format!("{desc:?} from {}", s.view.offset);
-        self.weights.of(&s.data, what, |t| panels(&t.as_slice::<f32>()[s.view.offset as usize..], desc, n_elements))
+        self.weights.of(&s.data, what, |t| {
+            panels(
+                &t.as_slice::<f32>()[s.view.offset as usize..],
+                desc,
+                n_elements,
+            )
+        })
     }
 
     /// The panels of a matrix of `i32` elements as bytes: its last axis are columns, the others rows. `None` when some are no bytes.
     pub(super) fn constant_bytes(&self, s: &Source) -> Option<Tensor> {
         let isa = self.isa;
-        self.weights.of(&s.data, format!("bytes {isa} {:?}", s.view), |t| byte_panels(isa, t, &s.view))
+        self.weights
+            .of(&s.data, format!("bytes {isa} {:?}", s.view), |t| {
+                byte_panels(isa, t, &s.view)
+            })
     }
 
     /// The panels of a row-major copy of the view, for views that no descriptor of panels can express.
-    pub(super) fn panels_of_copy(&self, s: &Source, desc: &PackBDesc, n_elements: usize) -> Option<Tensor> {
+    pub(super) fn panels_of_copy(
+        &self,
+        s: &Source,
+        desc: &PackBDesc,
+        n_elements: usize,
+    ) -> Option<Tensor> {
         let what = format!("{desc:?} of {:?}", s.view);
-        self.weights.of(&s.data, what, |t| panels(copied(t, &s.view)?.as_slice::<f32>(), desc, n_elements))
+        self.weights.of(&s.data, what, |t| {
+            panels(copied(t, &s.view)?.as_slice::<f32>(), desc, n_elements)
+        })
     }
 }
 
 /// `view`, which is one of a tensor of shape `to`, as one of the tensor of shape `from` whose axis `perm[i]` is axis `i` of the former.
 /// `None` when an axis of the view runs over several axes.
-fn through_transpose(view: &Strided, to: &[usize], from: &[usize], perm: &[usize]) -> Option<Strided> {
+fn through_transpose(
+    view: &Strided,
+    to: &[usize],
+    from: &[usize],
+    perm: &[usize],
+) -> Option<Strided> {
     let (to_strides, from_strides) = (row_major(to), row_major(from));
     // The greatest index that the view reaches along each axis.
-    let mut reach: Vec<i64> = (0..to.len()).map(|axis| view.offset / to_strides[axis] % to[axis] as i64).collect();
-    let offset = reach.iter().zip(perm).map(|(at, &p)| at * from_strides[p]).sum();
+    let mut reach: Vec<i64> = (0..to.len())
+        .map(|axis| view.offset / to_strides[axis] % to[axis] as i64)
+        .collect();
+    let offset = reach
+        .iter()
+        .zip(perm)
+        .map(|(at, &p)| at * from_strides[p])
+        .sum();
     let mut strides = Vec::with_capacity(view.shape.len());
     for (&extent, &stride) in view.shape.iter().zip(&view.strides) {
         if extent == 1 || stride == 0 {
@@ -113,16 +157,32 @@ fn through_transpose(view: &Strided, to: &[usize], from: &[usize], perm: &[usize
         }
         strides.push(step * from_strides[perm[axis]]);
     }
-    Some(Strided { base: view.base, offset, shape: view.shape.clone(), strides })
+    Some(Strided {
+        base: view.base,
+        offset,
+        shape: view.shape.clone(),
+        strides,
+    })
 }
 
 fn copied(t: &Tensor, view: &Strided) -> Option<Tensor> {
     let mut out = Tensor::zeros(DType::F32, &view.shape).ok()?;
     let axes = collapse(&view.shape, &[&view.strides, &row_major(&view.shape)]);
-    let dims: Vec<_> = axes.iter().map(|a| (a.extent, a.strides[0] as isize, a.strides[1] as isize)).collect();
+    let dims: Vec<_> = axes
+        .iter()
+        .map(|a| (a.extent, a.strides[0] as isize, a.strides[1] as isize))
+        .collect();
     let desc = CopyDesc::new(Isa::current(), 4, &dims)?;
-    let from = t.as_ptr().wrapping_offset(view.offset as isize * 4).cast_mut();
-    let ptrs = [from, std::ptr::null_mut(), out.as_mut_ptr(), std::ptr::null_mut()];
+    let from = t
+        .as_ptr()
+        .wrapping_offset(view.offset as isize * 4)
+        .cast_mut();
+    let ptrs = [
+        from,
+        std::ptr::null_mut(),
+        out.as_mut_ptr(),
+        std::ptr::null_mut(),
+    ];
     // SAFETY: the view lies within its constant, which the verifier checked; the output has the view's shape.
     let status = unsafe { gm_copy(&desc, ptrs.as_ptr(), 0, desc.n_items()) };
     (status == gristmill_kernels::OK).then_some(out)
@@ -136,10 +196,15 @@ fn byte_panels(isa: Isa, t: &Tensor, view: &Strided) -> Option<Tensor> {
     let (&step, strides) = view.strides.split_last()?;
     let mut starts = vec![view.offset];
     for (&extent, &stride) in rows.iter().zip(strides) {
-        starts = starts.iter().flat_map(|&at| (0..extent as i64).map(move |i| at + i * stride)).collect();
+        starts = starts
+            .iter()
+            .flat_map(|&at| (0..extent as i64).map(move |i| at + i * stride))
+            .collect();
     }
     let elements = t.as_slice::<i32>();
-    let packed = pack_bytes(isa, starts.len(), n, |i, j| elements[(starts[i] + j as i64 * step) as usize] as i8)?;
+    let packed = pack_bytes(isa, starts.len(), n, |i, j| {
+        elements[(starts[i] + j as i64 * step) as usize] as i8
+    })?;
     Tensor::from_slice(&packed, &[packed.len()]).ok()
 }
 
@@ -147,7 +212,12 @@ fn byte_panels(isa: Isa, t: &Tensor, view: &Strided) -> Option<Tensor> {
 fn panels(from: &[f32], desc: &PackBDesc, n_elements: usize) -> Option<Tensor> {
     let mut out = Tensor::zeros(DType::F32, &[n_elements]).ok()?;
     let from = from.as_ptr().cast::<u8>().cast_mut();
-    let ptrs = [from, std::ptr::null_mut(), out.as_mut_ptr(), std::ptr::null_mut()];
+    let ptrs = [
+        from,
+        std::ptr::null_mut(),
+        out.as_mut_ptr(),
+        std::ptr::null_mut(),
+    ];
     // SAFETY: `from` covers the matrices, as views lie within their constants; the output has room for all panels.
     let status = unsafe { gm_pack_b_f32(desc, ptrs.as_ptr(), 0, desc.n_items()) };
     (status == gristmill_kernels::OK).then_some(out)
@@ -174,8 +244,11 @@ mod tests {
     /// Positions in the transposed tensor, mapped to those in the one it was made from.
     fn expected(view: &Strided, to: &[usize], from: &[usize], perm: &[usize]) -> Vec<i64> {
         let (to_strides, from_strides) = (row_major(to), row_major(from));
-        let position =
-            |&p: &i64| -> i64 { (0..to.len()).map(|a| p / to_strides[a] % to[a] as i64 * from_strides[perm[a]]).sum() };
+        let position = |&p: &i64| -> i64 {
+            (0..to.len())
+                .map(|a| p / to_strides[a] % to[a] as i64 * from_strides[perm[a]])
+                .sum()
+        };
         elements(view).iter().map(position).collect()
     }
 
@@ -196,7 +269,11 @@ mod tests {
             let through = through_transpose(&v, &to, &from, &perm).unwrap();
             assert_eq!(elements(&through), expected(&v, &to, &from, &perm));
         }
-        for several_axes in [view(0, &[8, 5], &[5, 1]), view(3, &[3], &[1]), view(0, &[3, 3], &[1, 2])] {
+        for several_axes in [
+            view(0, &[8, 5], &[5, 1]),
+            view(3, &[3], &[1]),
+            view(0, &[3, 3], &[1, 2]),
+        ] {
             assert_eq!(through_transpose(&several_axes, &to, &from, &perm), None);
         }
     }

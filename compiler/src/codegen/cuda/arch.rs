@@ -15,8 +15,8 @@ pub struct Arch {
 
 /// What [`Arch::parse`] takes.
 const KNOWN: [&str; 17] = [
-    "sm_75", "sm_80", "sm_86", "sm_87", "sm_88", "sm_89", "sm_90", "sm_90a", "sm_100", "sm_100a", "sm_103", "sm_103a",
-    "sm_110", "sm_110a", "sm_120", "sm_120a", "sm_121",
+    "sm_75", "sm_80", "sm_86", "sm_87", "sm_88", "sm_89", "sm_90", "sm_90a", "sm_100", "sm_100a",
+    "sm_103", "sm_103a", "sm_110", "sm_110a", "sm_120", "sm_120a", "sm_121",
 ];
 
 impl Arch {
@@ -25,7 +25,11 @@ impl Arch {
 
     /// The architecture of a compute capability, times ten, with or without a suffix.
     pub const fn new(capability: u32, suffix: Option<char>) -> Arch {
-        Arch { capability, suffix, ptx_only: false }
+        Arch {
+            capability,
+            suffix,
+            ptx_only: false,
+        }
     }
 
     /// The best architecture for a device of compute capability `major.minor`.
@@ -41,12 +45,18 @@ impl Arch {
         let digits = name.trim_start_matches("sm_");
         let suffix = digits.chars().last().filter(|c| !c.is_ascii_digit());
         let number = digits.trim_end_matches(|c: char| !c.is_ascii_digit());
-        Ok(Arch::new(number.parse().expect("known names hold a number"), suffix))
+        Ok(Arch::new(
+            number.parse().expect("known names hold a number"),
+            suffix,
+        ))
     }
 
     /// The same, for PTX without machine code, which takes half the time to compile: what emulated devices run.
     pub const fn ptx_only(self) -> Arch {
-        Arch { ptx_only: true, ..self }
+        Arch {
+            ptx_only: true,
+            ..self
+        }
     }
 
     /// Whether code may use products of warp groups (`wgmma`).
@@ -62,7 +72,12 @@ impl Arch {
 
 impl fmt::Display for Arch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}_{}", if self.ptx_only { "compute" } else { "sm" }, self.capability)?;
+        write!(
+            f,
+            "{}_{}",
+            if self.ptx_only { "compute" } else { "sm" },
+            self.capability
+        )?;
         self.suffix.map_or(Ok(()), |s| write!(f, "{s}"))
     }
 }
@@ -78,7 +93,10 @@ mod tests {
         }
         assert_eq!(Arch::of_device(9, 0).to_string(), "sm_90a");
         assert_eq!(Arch::of_device(8, 6).to_string(), "sm_86");
-        assert_eq!(Arch::parse("sm_90a").unwrap().ptx_only().to_string(), "compute_90a");
+        assert_eq!(
+            Arch::parse("sm_90a").unwrap().ptx_only().to_string(),
+            "compute_90a"
+        );
         let e = Arch::parse("sm_90b").unwrap_err().to_string();
         assert!(e.contains("sm_90b") && e.contains("sm_90"), "{e}");
     }

@@ -24,7 +24,11 @@ pub(super) struct Resources {
 impl Resources {
     /// So many blocks of so many threads.
     pub(super) fn new(blocks: usize, threads: usize) -> Resources {
-        Resources { blocks: blocks as u64, threads: threads as u64, ..Resources::default() }
+        Resources {
+            blocks: blocks as u64,
+            threads: threads as u64,
+            ..Resources::default()
+        }
     }
 }
 
@@ -59,7 +63,13 @@ pub(super) trait Candidate {
     fn emit(&self, p: &mut Puller<Value>, e: &mut Emitter, out: Value) -> Result<()>;
 
     /// Joins partial results for item `item`, in order, and stores what follows.
-    fn join(&self, p: &mut Puller<Value>, e: &mut Emitter, item: Value, buffers: [Value; 2]) -> Result<()>;
+    fn join(
+        &self,
+        p: &mut Puller<Value>,
+        e: &mut Emitter,
+        item: Value,
+        buffers: [Value; 2],
+    ) -> Result<()>;
 }
 
 /// What tells the times of forms apart, all blocks together; with padding, and with what is loaded more than once.
@@ -95,12 +105,20 @@ impl Work {
             0 => USUAL_REGISTERS,
             n => MOST_REGISTERS.min(REGISTERS / (threads * n)),
         };
-        let by_shared = if r.shared_bytes == 0 { THREADS } else { SHARED_BYTES / r.shared_bytes as usize };
-        let resident = (THREADS / threads).min(REGISTERS / (threads * registers)).min(by_shared).max(1);
+        let by_shared = if r.shared_bytes == 0 {
+            THREADS
+        } else {
+            SHARED_BYTES / r.shared_bytes as usize
+        };
+        let resident = (THREADS / threads)
+            .min(REGISTERS / (threads * registers))
+            .min(by_shared)
+            .max(1);
         let slots = MULTIPROCESSORS * resident;
         let n_tiles = self.n_tiles.max(1);
         let busy = n_tiles as f64 / (n_tiles.div_ceil(slots) * slots) as f64;
-        (self.bytes * CACHED).max(self.n_products / self.products_per_byte) / busy + 2.0 * self.partial_bytes
+        (self.bytes * CACHED).max(self.n_products / self.products_per_byte) / busy
+            + 2.0 * self.partial_bytes
     }
 }
 
@@ -113,7 +131,9 @@ const FAR_WORSE: f64 = 3.0;
 
 impl Candidates {
     /// Of forms of which some may be equal, the first, and those others that may be faster, the best predicted ones first. `None` when there are none.
-    pub(super) fn new<C: Candidate + 'static>(forms: impl IntoIterator<Item = C>) -> Option<Candidates> {
+    pub(super) fn new<C: Candidate + 'static>(
+        forms: impl IntoIterator<Item = C>,
+    ) -> Option<Candidates> {
         let mut all: Vec<(f64, String, C)> = Vec::new();
         for form in forms {
             let words = form.words();
@@ -126,7 +146,11 @@ impl Candidates {
         let mut first = true;
         all.retain(|a| std::mem::take(&mut first) || a.0 <= FAR_WORSE * least);
         all.truncate(MOST_FORMS);
-        Some(Candidates(all.into_iter().map(|(_, _, form)| Box::new(form) as Box<dyn Candidate>).collect()))
+        Some(Candidates(
+            all.into_iter()
+                .map(|(_, _, form)| Box::new(form) as Box<dyn Candidate>)
+                .collect(),
+        ))
     }
 }
 
@@ -139,13 +163,23 @@ pub(super) struct Chooser {
 
 impl Chooser {
     pub(super) fn new(form: u8) -> Chooser {
-        Chooser { form: form.into(), n: 1 }
+        Chooser {
+            form: form.into(),
+            n: 1,
+        }
     }
 
     /// The form of the cluster's next kernel, its number among the kernel's, and how many these are.
-    pub(super) fn next<'c>(&mut self, Candidates(forms): &'c Candidates) -> (&'c dyn Candidate, usize, usize) {
+    pub(super) fn next<'c>(
+        &mut self,
+        Candidates(forms): &'c Candidates,
+    ) -> (&'c dyn Candidate, usize, usize) {
         let others = forms.len() - 1;
-        let own = self.form.checked_sub(self.n).filter(|&i| i < others).map_or(0, |i| i + 1);
+        let own = self
+            .form
+            .checked_sub(self.n)
+            .filter(|&i| i < others)
+            .map_or(0, |i| i + 1);
         self.n += others;
         (&*forms[own], own, forms.len())
     }
@@ -153,5 +187,9 @@ impl Chooser {
 
 /// How many blocks share results, in words.
 pub(super) fn in_parts(n_parts: usize) -> String {
-    if n_parts > 1 { format!(", in {n_parts} parts") } else { String::new() }
+    if n_parts > 1 {
+        format!(", in {n_parts} parts")
+    } else {
+        String::new()
+    }
 }

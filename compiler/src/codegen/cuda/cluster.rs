@@ -43,11 +43,19 @@ pub(super) struct ClusterCompiler<'s> {
 /// Whether a composite op stays whole, because a task computes it as it is.
 fn keeps(graph: &Graph, node: &Node, arch: Arch) -> bool {
     // Poolings go by elements in either layout.
-    matches!(node.op, Op::Pool { .. }) || rows::keeps(graph, node) || attention::keeps(graph, node, arch)
+    matches!(node.op, Op::Pool { .. })
+        || rows::keeps(graph, node)
+        || attention::keeps(graph, node, arch)
 }
 
 /// What computes a node by other means than by single elements.
-fn find(body: &Body, around: &Around, options: &Options, id: NodeId, node: &Node) -> Option<(Cover, Candidates)> {
+fn find(
+    body: &Body,
+    around: &Around,
+    options: &Options,
+    id: NodeId,
+    node: &Node,
+) -> Option<(Cover, Candidates)> {
     rows::find(body, around, id, node)
         .or_else(|| attention::find(body, around, id, node, options.arch))
         .or_else(|| skinny::find(body, around, id, node))
@@ -80,13 +88,26 @@ impl<'s> ClusterCompiler<'s> {
         Preferred { form, why, .. }: Preferred,
     ) -> Result<KernelPlan> {
         let options = session.options;
-        let region = node.regions.first().ok_or_else(|| Error::internal("a cluster has no body"))?;
+        let region = node
+            .regions
+            .first()
+            .ok_or_else(|| Error::internal("a cluster has no body"))?;
         let body = Body::new(region, &|graph, node| keeps(graph, node, options.arch))?;
         let placed = Placed::new(&body)?;
         let forms = Chooser::new(form);
-        let mut compiler = ClusterCompiler { session, outer, id, body, placed, forms, why };
+        let mut compiler = ClusterCompiler {
+            session,
+            outer,
+            id,
+            body,
+            placed,
+            forms,
+            why,
+        };
         let body = &compiler.body;
-        for phase in cut(body, &mut |around, id, node| find(body, around, &options, id, node)) {
+        for phase in cut(body, &mut |around, id, node| {
+            find(body, around, &options, id, node)
+        }) {
             compiler.phase(&phase)?;
         }
         compiler.copy_repeated_results()?;
@@ -96,7 +117,8 @@ impl<'s> ClusterCompiler<'s> {
 
     /// Name of the next kernel.
     fn name(&self, what: &str) -> String {
-        self.session.name(self.outer, self.id, self.placed.plan.steps.len(), what)
+        self.session
+            .name(self.outer, self.id, self.placed.plan.steps.len(), what)
     }
 
     fn phase(&mut self, phase: &Phase<Candidates>) -> Result<()> {
@@ -117,10 +139,19 @@ impl<'s> ClusterCompiler<'s> {
     fn destination(&mut self, v: ValueId) -> Arg {
         let shapes = self.other_shapes(v);
         let result = |v: ValueId| self.body.graph.outputs.iter().position(|o| o.value == v);
-        let first = if result(v).is_some() { None } else { shapes.iter().copied().find(|&w| result(w).is_some()) };
-        let shared: Vec<ValueId> = shapes.into_iter().filter(|&w| Some(w) == first || result(w).is_none()).collect();
+        let first = if result(v).is_some() {
+            None
+        } else {
+            shapes.iter().copied().find(|&w| result(w).is_some())
+        };
+        let shared: Vec<ValueId> = shapes
+            .into_iter()
+            .filter(|&w| Some(w) == first || result(w).is_none())
+            .collect();
         let arg = self.placed.destination(&self.body, first.unwrap_or(v));
-        self.placed.location.extend(shared.into_iter().map(|w| (w, arg)));
+        self.placed
+            .location
+            .extend(shared.into_iter().map(|w| (w, arg)));
         arg
     }
 
@@ -128,7 +159,9 @@ impl<'s> ClusterCompiler<'s> {
     fn other_shapes(&self, v: ValueId) -> Vec<ValueId> {
         let reshapes = |x: ValueId| {
             let nodes = self.body.graph.nodes().map(|(_, n)| n);
-            nodes.filter(move |n| matches!(n.op, Op::Reshape { .. }) && n.inputs[0] == x).map(|n| n.outputs[0])
+            nodes
+                .filter(move |n| matches!(n.op, Op::Reshape { .. }) && n.inputs[0] == x)
+                .map(|n| n.outputs[0])
         };
         let mut found: Vec<ValueId> = reshapes(v).collect();
         let mut next = 0;
@@ -152,7 +185,10 @@ impl<'s> ClusterCompiler<'s> {
             let first = "ix(blockIdx.x) * ix(blockDim.x) + ix(threadIdx.x)";
             let end = e.index(items as i64);
             let end = e.text(end).to_owned();
-            e.counted([first, &end, "ix(gridDim.x) * ix(blockDim.x)"], |e, item| f(p, e, item, outs))
+            e.counted(
+                [first, &end, "ix(gridDim.x) * ix(blockDim.x)"],
+                |e, item| f(p, e, item, outs),
+            )
         })
     }
 
@@ -170,30 +206,63 @@ impl<'s> ClusterCompiler<'s> {
         let mut e = Emitter::new(wide);
         let mut parameters = Parameters::default();
         let body = &self.body;
-        let stored =
-            (buffers.reads.iter()).map(|&(v, _)| (v, e.named(Kind::Index, parameters.read(body.dtype(v))))).collect();
-        let mut outs: Vec<Value> =
-            buffers.joins.iter().map(|j| e.named(Kind::Index, parameters.read(j.dtype))).collect();
-        let written = buffers.writes.iter().map(|&(v, _)| body.dtype(v)).chain(buffers.splits.map(|s| s.dtype));
+        let stored = (buffers.reads.iter())
+            .map(|&(v, _)| (v, e.named(Kind::Index, parameters.read(body.dtype(v)))))
+            .collect();
+        let mut outs: Vec<Value> = buffers
+            .joins
+            .iter()
+            .map(|j| e.named(Kind::Index, parameters.read(j.dtype)))
+            .collect();
+        let written = buffers
+            .writes
+            .iter()
+            .map(|&(v, _)| body.dtype(v))
+            .chain(buffers.splits.map(|s| s.dtype));
         outs.extend(written.map(|dtype| e.named(Kind::Index, parameters.write(dtype))));
         for (v, map) in buffers.maps {
             let buffer = buffers.reads.iter().position(|r| r.0 == v);
-            let buffer = buffer.ok_or_else(|| Error::internal("a tensor map of a value that is not read"))? as u32;
+            let buffer = buffer
+                .ok_or_else(|| Error::internal("a tensor map of a value that is not read"))?
+                as u32;
             parameters.map(TensorMap { buffer, ..map });
         }
         f(&mut Puller::new(body, stored), &mut e, &outs)?;
         let entry = format!("gm_{what}");
         let source = source(&entry, &resources, wide, &parameters, e.finish());
-        let Resources { blocks, threads, shared_bytes, .. } = resources;
+        let Resources {
+            blocks,
+            threads,
+            shared_bytes,
+            ..
+        } = resources;
         let grid = [blocks.clamp(1, MAX_BLOCKS) as u32, 1, 1];
-        let launch = Launch { grid, block: [threads as u32, 1, 1], shared_bytes };
+        let launch = Launch {
+            grid,
+            block: [threads as u32, 1, 1],
+            shared_bytes,
+        };
         let name = self.name(what);
         let kernel = self.session.kernel(name, entry, source, launch);
-        let reads = buffers.reads.iter().map(|r| r.1).chain(buffers.joins.map(|j| j.arg));
-        let writes = buffers.writes.iter().map(|w| w.1).chain(buffers.splits.map(|s| s.arg));
+        let reads = buffers
+            .reads
+            .iter()
+            .map(|r| r.1)
+            .chain(buffers.joins.map(|j| j.arg));
+        let writes = buffers
+            .writes
+            .iter()
+            .map(|w| w.1)
+            .chain(buffers.splits.map(|s| s.arg));
         let args = reads.chain(writes).collect();
         let n_outputs = (buffers.writes.len() + usize::from(buffers.splits.is_some())) as u32;
-        self.placed.plan.steps.push(PlanStep { kernel, args, n_outputs, items: 1, grain: 0 });
+        self.placed.plan.steps.push(PlanStep {
+            kernel,
+            args,
+            n_outputs,
+            items: 1,
+            grain: 0,
+        });
         self.placed.location.extend(buffers.writes.iter().copied());
         Ok(())
     }
@@ -203,38 +272,80 @@ impl<'s> ClusterCompiler<'s> {
         let (form, number, n) = self.forms.next(candidates);
         let name = self.name(form.name());
         if n > 1 {
-            self.session.chosen(self.id, Choice { kernel: name, number, n, form: form.words(), why: self.why.clone() });
+            self.session.chosen(
+                self.id,
+                Choice {
+                    kernel: name,
+                    number,
+                    n,
+                    form: form.words(),
+                    why: self.why.clone(),
+                },
+            );
         }
         let Buffers { reads, writes, .. } = self.buffers(form.result());
         let (what, resources, maps) = (form.name(), form.resources(), form.maps());
         let Some((dtype, n)) = form.partial(&self.body) else {
-            let buffers = Buffers { reads, writes, maps, ..Buffers::default() };
-            return self.blocks(what, buffers, 0, resources, |p, e, outs| form.emit(p, e, outs[0]));
+            let buffers = Buffers {
+                reads,
+                writes,
+                maps,
+                ..Buffers::default()
+            };
+            return self.blocks(what, buffers, 0, resources, |p, e, outs| {
+                form.emit(p, e, outs[0])
+            });
         };
         let partial = self.partial(dtype, n);
-        let splits = Buffers { reads: reads.clone(), splits: Some(partial), maps, ..Buffers::default() };
-        self.blocks(what, splits, n, resources, |p, e, outs| form.emit(p, e, outs[0]))?;
-        let joins = Buffers { reads, joins: Some(partial), writes, ..Buffers::default() };
-        self.kernel(&format!("{what}_join"), joins, form.n_results(), |p, e, item, buffers| {
-            form.join(p, e, item, [buffers[0], buffers[1]])
-        })
+        let splits = Buffers {
+            reads: reads.clone(),
+            splits: Some(partial),
+            maps,
+            ..Buffers::default()
+        };
+        self.blocks(what, splits, n, resources, |p, e, outs| {
+            form.emit(p, e, outs[0])
+        })?;
+        let joins = Buffers {
+            reads,
+            joins: Some(partial),
+            writes,
+            ..Buffers::default()
+        };
+        self.kernel(
+            &format!("{what}_join"),
+            joins,
+            form.n_results(),
+            |p, e, item, buffers| form.join(p, e, item, [buffers[0], buffers[1]]),
+        )
     }
 
     /// The buffers of a kernel that computes `result` at once.
     fn buffers(&mut self, result: ValueId) -> Buffers {
         let reads = self.placed.leaves(&self.body, &[result]);
-        Buffers { reads, writes: self.destinations(&[result]), ..Buffers::default() }
+        Buffers {
+            reads,
+            writes: self.destinations(&[result]),
+            ..Buffers::default()
+        }
     }
 
     /// Scratch memory for `n` elements.
     fn partial(&mut self, dtype: DType, n: usize) -> Partial {
         self.placed.plan.scratch.push(n * dtype.size_bytes());
-        Partial { dtype, arg: Arg::Scratch(self.placed.plan.scratch.len() as u32 - 1) }
+        Partial {
+            dtype,
+            arg: Arg::Scratch(self.placed.plan.scratch.len() as u32 - 1),
+        }
     }
 
     /// Stores the elements of `roots`, all of one shape.
     fn elements(&mut self, roots: &[ValueId]) -> Result<()> {
-        let missing: Vec<ValueId> = roots.iter().copied().filter(|v| !self.placed.location.contains_key(v)).collect();
+        let missing: Vec<ValueId> = roots
+            .iter()
+            .copied()
+            .filter(|v| !self.placed.location.contains_key(v))
+            .collect();
         let (&first, roots) = match missing.first() {
             Some(first) => (first, &missing[..]),
             None => return Ok(()),
@@ -248,7 +359,10 @@ impl<'s> ClusterCompiler<'s> {
             return self.turned(&turned, writes);
         }
         let node = self.body.graph.def_node(first);
-        let what = node.filter(|n| !matches!(n.op, Op::Map(_))).map_or("map", |n| n.op.name()).to_owned();
+        let what = node
+            .filter(|n| !matches!(n.op, Op::Map(_)))
+            .map_or("map", |n| n.op.name())
+            .to_owned();
         let pairs: Vec<(ValueId, ValueId)> = roots.iter().map(|&v| (v, v)).collect();
         self.store_elements(&what, &pairs, writes)
     }
@@ -257,10 +371,19 @@ impl<'s> ClusterCompiler<'s> {
     fn vectors(&mut self, map: &Map, writes: Vec<(ValueId, Arg)>) -> Result<()> {
         let reads = self.reads(&map.expression);
         let written: Vec<ValueId> = writes.iter().map(|w| w.0).collect();
-        self.kernel("map", Buffers { reads, writes, ..Buffers::default() }, map.n_items(), |p, e, item, outs| {
-            let (leaves, outs) = buffers_of(p, &map.expression, &written, outs);
-            map.emit(e, item, &leaves, &outs)
-        })
+        self.kernel(
+            "map",
+            Buffers {
+                reads,
+                writes,
+                ..Buffers::default()
+            },
+            map.n_items(),
+            |p, e, item, outs| {
+                let (leaves, outs) = buffers_of(p, &map.expression, &written, outs);
+                map.emit(e, item, &leaves, &outs)
+            },
+        )
     }
 
     /// Stores results a tile at a time.
@@ -268,10 +391,20 @@ impl<'s> ClusterCompiler<'s> {
         let reads = self.reads(&turned.expression);
         let written: Vec<ValueId> = writes.iter().map(|w| w.0).collect();
         let resources = Resources::new(turned.n_blocks(), turned::BLOCK);
-        self.blocks("turned", Buffers { reads, writes, ..Buffers::default() }, 0, resources, |p, e, outs| {
-            let (leaves, outs) = buffers_of(p, &turned.expression, &written, outs);
-            turned.emit(e, &leaves, &outs)
-        })
+        self.blocks(
+            "turned",
+            Buffers {
+                reads,
+                writes,
+                ..Buffers::default()
+            },
+            0,
+            resources,
+            |p, e, outs| {
+                let (leaves, outs) = buffers_of(p, &turned.expression, &written, outs);
+                turned.emit(e, &leaves, &outs)
+            },
+        )
     }
 
     /// What an expression loads, each once.
@@ -286,7 +419,12 @@ impl<'s> ClusterCompiler<'s> {
     }
 
     /// Stores the elements of each source at the same index of its destination's buffer.
-    fn store_elements(&mut self, what: &str, pairs: &[(ValueId, ValueId)], writes: Vec<(ValueId, Arg)>) -> Result<()> {
+    fn store_elements(
+        &mut self,
+        what: &str,
+        pairs: &[(ValueId, ValueId)],
+        writes: Vec<(ValueId, Arg)>,
+    ) -> Result<()> {
         let sources: Vec<ValueId> = pairs.iter().map(|p| p.0).collect();
         let shape = self.body.shape(sources[0]).to_vec();
         let items = shape.iter().product();
@@ -294,14 +432,23 @@ impl<'s> ClusterCompiler<'s> {
             return Ok(());
         }
         let reads = self.placed.leaves(&self.body, &sources);
-        self.kernel(what, Buffers { reads, writes, ..Buffers::default() }, items, |p, e, item, outs| {
-            let at = e.delinearise(Ix::V(item), &shape);
-            for (&v, &out) in sources.iter().zip(outs) {
-                let value = p.value(e, v, &at)?;
-                e.store(p.body.dtype(v), value, out, Ix::V(item));
-            }
-            Ok(())
-        })
+        self.kernel(
+            what,
+            Buffers {
+                reads,
+                writes,
+                ..Buffers::default()
+            },
+            items,
+            |p, e, item, outs| {
+                let at = e.delinearise(Ix::V(item), &shape);
+                for (&v, &out) in sources.iter().zip(outs) {
+                    let value = p.value(e, v, &at)?;
+                    e.store(p.body.dtype(v), value, out, Ix::V(item));
+                }
+                Ok(())
+            },
+        )
     }
 
     /// A block per line, if lines suit it.
@@ -310,8 +457,14 @@ impl<'s> ClusterCompiler<'s> {
         let reads = self.placed.leaves(&self.body, &node.inputs[..1]);
         let writes = self.destinations(&node.outputs);
         let resources = Resources::new(lines.n_blocks(), lines::BLOCK);
-        let buffers = Buffers { reads, writes, ..Buffers::default() };
-        Some(self.blocks("lines", buffers, 0, resources, |p, e, outs| lines.emit(p, e, outs)))
+        let buffers = Buffers {
+            reads,
+            writes,
+            ..Buffers::default()
+        };
+        Some(self.blocks("lines", buffers, 0, resources, |p, e, outs| {
+            lines.emit(p, e, outs)
+        }))
     }
 
     /// A thread per line.
@@ -320,14 +473,20 @@ impl<'s> ClusterCompiler<'s> {
         if let Some(done) = self.lines(&node) {
             return done;
         }
-        let Op::CumSum { axis, .. } = node.op else { return Err(wrong_phase(&node)) };
+        let Op::CumSum { axis, .. } = node.op else {
+            return Err(wrong_phase(&node));
+        };
         let mut lines = self.body.shape(node.outputs[0]).to_vec();
         lines[axis] = 1;
         let reads = self.placed.leaves(&self.body, &node.inputs[..1]);
         let writes = self.destinations(&node.outputs);
         self.kernel(
             "cum_sum",
-            Buffers { reads, writes, ..Buffers::default() },
+            Buffers {
+                reads,
+                writes,
+                ..Buffers::default()
+            },
             lines.iter().product(),
             |p, e, item, outs| {
                 let at = e.delinearise(Ix::V(item), &lines);
@@ -342,36 +501,52 @@ impl<'s> ClusterCompiler<'s> {
         if let Some(done) = self.lines(&node) {
             return done;
         }
-        let Op::TopK { axis, largest, .. } = node.op else { return Err(wrong_phase(&node)) };
+        let Op::TopK { axis, largest, .. } = node.op else {
+            return Err(wrong_phase(&node));
+        };
         let x = node.inputs[0];
-        let (from, to) = (self.body.shape(x).to_vec(), self.body.shape(node.outputs[0]).to_vec());
+        let (from, to) = (
+            self.body.shape(x).to_vec(),
+            self.body.shape(node.outputs[0]).to_vec(),
+        );
         let dtype = self.body.dtype(x);
         let reads = self.placed.leaves(&self.body, &[x]);
         let writes = self.destinations(&node.outputs);
         self.kernel(
             "top_k",
-            Buffers { reads, writes, ..Buffers::default() },
+            Buffers {
+                reads,
+                writes,
+                ..Buffers::default()
+            },
             from.iter().product(),
             |p, e, item, outs| {
                 let mut at = e.delinearise(Ix::V(item), &from);
                 let own = p.value(e, x, &at)?;
                 let position = e.val(at[axis]);
                 let zero = e.index(0);
-                let rank = e.for_loop(Ix::C(0), Ix::C(from[axis] as i64), 1, &[zero], |e, j, carried| {
-                    p.scoped(|p| {
-                        let mut other_at = at.clone();
-                        other_at[axis] = Ix::V(j);
-                        let other = p.value(e, x, &other_at)?;
-                        let (first, second) = if largest { (other, own) } else { (own, other) };
-                        let before = beats(e, first, second, dtype, Extremum::Max)?;
-                        let after = beats(e, second, first, dtype, Extremum::Max)?;
-                        let (earlier, not_after) = (e.index_compare(Order::Less, j, position), e.negated(after)?);
-                        let tied = e.both(earlier, not_after)?;
-                        let counts = e.either(before, tied)?;
-                        let one = e.truth_to_index(counts);
-                        Ok(vec![e.index_add(carried[0], one)])
-                    })
-                })?[0];
+                let rank = e.for_loop(
+                    Ix::C(0),
+                    Ix::C(from[axis] as i64),
+                    1,
+                    &[zero],
+                    |e, j, carried| {
+                        p.scoped(|p| {
+                            let mut other_at = at.clone();
+                            other_at[axis] = Ix::V(j);
+                            let other = p.value(e, x, &other_at)?;
+                            let (first, second) = if largest { (other, own) } else { (own, other) };
+                            let before = beats(e, first, second, dtype, Extremum::Max)?;
+                            let after = beats(e, second, first, dtype, Extremum::Max)?;
+                            let (earlier, not_after) =
+                                (e.index_compare(Order::Less, j, position), e.negated(after)?);
+                            let tied = e.both(earlier, not_after)?;
+                            let counts = e.either(before, tied)?;
+                            let one = e.truth_to_index(counts);
+                            Ok(vec![e.index_add(carried[0], one)])
+                        })
+                    },
+                )?[0];
                 let k = e.index(to[axis] as i64);
                 let chosen = e.index_compare(Order::Less, rank, k);
                 at[axis] = Ix::V(rank);
@@ -401,21 +576,35 @@ impl<'s> ClusterCompiler<'s> {
             _ => axis + 1 < self.body.shape(indices).len(),
         };
         let (mut apart, mut in_order) = (shape.clone(), shape.clone());
-        (0..shape.len()).for_each(|axis| *(if meets(axis) { &mut apart[axis] } else { &mut in_order[axis] }) = 1);
+        (0..shape.len()).for_each(|axis| {
+            *(if meets(axis) {
+                &mut apart[axis]
+            } else {
+                &mut in_order[axis]
+            }) = 1
+        });
         if shape.contains(&0) {
             return Ok(());
         }
         let reads = self.placed.leaves(&self.body, &[indices, updates]);
         self.kernel(
             "scatter",
-            Buffers { reads, writes, ..Buffers::default() },
+            Buffers {
+                reads,
+                writes,
+                ..Buffers::default()
+            },
             apart.iter().product(),
             |p, e, item, outs| {
                 let fixed = e.delinearise(Ix::V(item), &apart);
                 let n: usize = in_order.iter().product();
                 e.for_loop(Ix::C(0), Ix::C(n as i64), 1, &[], |e, i, _| {
                     let moving = e.delinearise(Ix::V(i), &in_order);
-                    let at: Vec<Ix<Value>> = fixed.iter().zip(&moving).map(|(&a, &b)| e.add(a, b)).collect();
+                    let at: Vec<Ix<Value>> = fixed
+                        .iter()
+                        .zip(&moving)
+                        .map(|(&a, &b)| e.add(a, b))
+                        .collect();
                     p.scoped(|p| p.scatter_update(e, &node, &at, outs[0]))?;
                     Ok(vec![])
                 })?;
@@ -447,8 +636,19 @@ fn buffers_of(
     written: &[ValueId],
     outs: &[Value],
 ) -> (Vec<Typed>, Vec<Typed>) {
-    let leaves = expression.leaves.iter().map(|l| (p.stored[&l.value], p.body.dtype(l.value))).collect();
-    (leaves, written.iter().zip(outs).map(|(&v, &out)| (out, p.body.dtype(v))).collect())
+    let leaves = expression
+        .leaves
+        .iter()
+        .map(|l| (p.stored[&l.value], p.body.dtype(l.value)))
+        .collect();
+    (
+        leaves,
+        written
+            .iter()
+            .zip(outs)
+            .map(|(&v, &out)| (out, p.body.dtype(v)))
+            .collect(),
+    )
 }
 
 fn wrong_phase(node: &Node) -> Error {
@@ -457,11 +657,19 @@ fn wrong_phase(node: &Node) -> Error {
 
 /// Whether some position in a body may not fit 32 bits.
 fn needs_wide_indices(body: &Body) -> bool {
-    let large_value = (0..body.graph.n_values() as u32).any(|v| body.n_elements(ValueId(v)) >= NARROW);
+    let large_value =
+        (0..body.graph.n_values() as u32).any(|v| body.n_elements(ValueId(v)) >= NARROW);
     let reach = |w: &Window, spatial: &[usize], taps: &[usize]| {
         (0..w.strides.len()).any(|d| {
-            let extent = spatial.iter().max().copied().unwrap_or(0).saturating_add(w.pads_low[d] + w.pads_high[d]);
-            extent.saturating_mul(w.strides[d]).saturating_add(taps.iter().max().map_or(0, |t| t * w.dilations[d]))
+            let extent = spatial
+                .iter()
+                .max()
+                .copied()
+                .unwrap_or(0)
+                .saturating_add(w.pads_low[d] + w.pads_high[d]);
+            extent
+                .saturating_mul(w.strides[d])
+                .saturating_add(taps.iter().max().map_or(0, |t| t * w.dilations[d]))
                 >= NARROW
         })
     };
@@ -469,7 +677,8 @@ fn needs_wide_indices(body: &Body) -> bool {
         let shapes = || (body.shape(n.inputs[0]), body.shape(n.outputs[0]));
         match &n.op {
             Op::Conv { window, .. } | Op::ConvTranspose { window, .. } => {
-                reach(window, shapes().0, body.shape(n.inputs[1])) || reach(window, shapes().1, body.shape(n.inputs[1]))
+                reach(window, shapes().0, body.shape(n.inputs[1]))
+                    || reach(window, shapes().1, body.shape(n.inputs[1]))
             }
             Op::Pool { window, size, .. } | Op::MaxPoolIndices { window, size, .. } => {
                 reach(window, shapes().0, size) || reach(window, shapes().1, size)

@@ -37,11 +37,21 @@ pub(super) struct Body {
 impl Emitter {
     /// An empty body. With `wide`, indices have 64 bits.
     pub(super) fn new(wide: bool) -> Emitter {
-        Emitter { text: String::new(), depth: 1, known: Vec::new(), n_names: 0, wide, faults: false }
+        Emitter {
+            text: String::new(),
+            depth: 1,
+            known: Vec::new(),
+            n_names: 0,
+            wide,
+            faults: false,
+        }
     }
 
     pub(super) fn finish(self) -> Body {
-        Body { text: self.text, faults: self.faults }
+        Body {
+            text: self.text,
+            faults: self.faults,
+        }
     }
 
     /// Appends a line at the depth of the current block.
@@ -84,7 +94,10 @@ impl Emitter {
 
     /// A value that needs no statement: a literal, a parameter, a variable that stands already.
     pub(super) fn named(&mut self, kind: Kind, text: impl Into<String>) -> Value {
-        self.known.push(Known { text: text.into(), kind });
+        self.known.push(Known {
+            text: text.into(),
+            kind,
+        });
         Value(self.known.len() as u32 - 1)
     }
 
@@ -99,7 +112,11 @@ impl Emitter {
     /// Loads `width` neighbouring elements, whose position is a multiple of that; gives the vector's name.
     pub(super) fn load_vector(&mut self, width: usize, buffer: Value, at: Ix<Value>) -> String {
         let name = self.fresh('x');
-        let line = format!("const auto {name} = gm_load<{width}>({} + {});", self.text(buffer), self.position(at));
+        let line = format!(
+            "const auto {name} = gm_load<{width}>({} + {});",
+            self.text(buffer),
+            self.position(at)
+        );
         self.line(&line);
         name
     }
@@ -107,16 +124,21 @@ impl Emitter {
     /// Declares `n` vectors of `width` elements as they are in memory; gives their name.
     pub(super) fn declare_vectors(&mut self, dtype: DType, width: usize, n: usize) -> String {
         let name = self.fresh('y');
-        self.line(&format!("gm_vector<{}, {width}> {name}[{n}];", memory_type(dtype)));
+        self.line(&format!(
+            "gm_vector<{}, {width}> {name}[{n}];",
+            memory_type(dtype)
+        ));
         name
     }
 
     /// `offset + sum(at[i] * strides[i])`.
     pub(super) fn strided(&mut self, offset: i64, at: &[Ix<Value>], strides: &[i64]) -> Ix<Value> {
-        at.iter().zip(strides).fold(Ix::C(offset), |sum, (&i, &stride)| {
-            let step = self.mul(i, stride);
-            self.add(sum, step)
-        })
+        at.iter()
+            .zip(strides)
+            .fold(Ix::C(offset), |sum, (&i, &stride)| {
+                let step = self.mul(i, stride);
+                self.add(sum, step)
+            })
     }
 
     /// Runs `f` where all of the conditions hold.
@@ -165,7 +187,10 @@ impl Emitter {
     /// A new variable that never changes.
     pub(super) fn define(&mut self, kind: Kind, expression: &str) -> Value {
         let name = self.fresh(Self::letter(kind));
-        self.line(&format!("const {} {name} = {expression};", Self::type_of(kind)));
+        self.line(&format!(
+            "const {} {name} = {expression};",
+            Self::type_of(kind)
+        ));
         self.named(kind, name)
     }
 
@@ -222,7 +247,9 @@ impl Emitter {
         body: impl FnOnce(&mut Self, Value) -> Result<()>,
     ) -> Result<()> {
         let i = self.fresh('p');
-        self.open(&format!("for (ix {i} = {start}; {i} < {end}; {i} += {step})"));
+        self.open(&format!(
+            "for (ix {i} = {start}; {i} < {end}; {i} += {step})"
+        ));
         let i = self.named(Kind::Index, i);
         body(self, i)?;
         self.close();
@@ -230,7 +257,11 @@ impl Emitter {
     }
 
     /// [`Emitter::counted`] over `n` items that the grid's blocks share; the body gets the item's number.
-    pub(super) fn by_block(&mut self, n: usize, body: impl FnOnce(&mut Self, Value) -> Result<()>) -> Result<()> {
+    pub(super) fn by_block(
+        &mut self,
+        n: usize,
+        body: impl FnOnce(&mut Self, Value) -> Result<()>,
+    ) -> Result<()> {
         self.counted(["ix(blockIdx.x)", &n.to_string(), "ix(gridDim.x)"], body)
     }
 }
@@ -260,7 +291,12 @@ impl Emit for Emitter {
     }
 
     fn choose(&mut self, condition: Value, yes: Value, no: Value) -> Value {
-        let expression = format!("{} ? {} : {}", self.text(condition), self.text(yes), self.text(no));
+        let expression = format!(
+            "{} ? {} : {}",
+            self.text(condition),
+            self.text(yes),
+            self.text(no)
+        );
         self.define(self.kind(yes), &expression)
     }
 
@@ -354,7 +390,11 @@ impl Emit for Emitter {
             DType::Bool => format!("{}({})", memory_type(dtype), self.text(value)),
             _ => self.text(value).to_owned(),
         };
-        self.line(&format!("{}[{}] = {value};", self.text(buffer), self.position(at)));
+        self.line(&format!(
+            "{}[{}] = {value};",
+            self.text(buffer),
+            self.position(at)
+        ));
     }
 
     fn fault_if(&mut self, condition: Value, status: u32) {
@@ -379,7 +419,11 @@ impl Emit for Emitter {
                 self.variable(self.kind(c), Some(&initial))
             })
             .collect();
-        let bounds = [self.position(start), self.position(end), self.index_text(step)];
+        let bounds = [
+            self.position(start),
+            self.position(end),
+            self.index_text(step),
+        ];
         self.counted(bounds.each_ref().map(String::as_str), |e, i| {
             let next = body(e, i, &state)?;
             e.assign(&state, &next);

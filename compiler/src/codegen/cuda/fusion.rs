@@ -36,13 +36,16 @@ fn flops_within(body: &Body, around: &Around, v: ValueId, left: &mut u32) -> Opt
         op if matches!(op.class(), OpClass::View | OpClass::Source) => 0,
         _ => return None,
     };
-    node.inputs.iter().try_fold(own, |sum, &x| Some(sum + flops_within(body, around, x, left)?))
+    node.inputs.iter().try_fold(own, |sum, &x| {
+        Some(sum + flops_within(body, around, x, left)?)
+    })
 }
 
 /// The element-wise ops that alone use the result of node `id`, one after the other, and the last one's result. The first of the nodes is
 /// `id` itself.
 pub(super) fn followers(body: &Body, around: &Around, id: NodeId) -> (Vec<NodeId>, ValueId) {
-    let (mut nodes, mut value, mut budget) = (vec![id], body.graph.node(id).outputs[0], EPILOGUE_FLOPS);
+    let (mut nodes, mut value, mut budget) =
+        (vec![id], body.graph.node(id).outputs[0], EPILOGUE_FLOPS);
     while let Some((user, cost)) = follower(body, around, value).filter(|f| f.1 <= budget) {
         budget -= cost;
         nodes.push(user);
@@ -57,10 +60,15 @@ fn follower(body: &Body, around: &Around, value: ValueId) -> Option<(NodeId, u32
     let is_output = body.graph.outputs.iter().any(|o| o.value == value);
     let node = body.graph.node(user);
     let Op::Map(op) = &node.op else { return None };
-    if is_output || users.iter().any(|u| u.0 != user) || body.shape(node.outputs[0]) != body.shape(value) {
+    if is_output
+        || users.iter().any(|u| u.0 != user)
+        || body.shape(node.outputs[0]) != body.shape(value)
+    {
         return None;
     }
     let others = node.inputs.iter().filter(|v| **v != value);
-    let cost = others.map(|&v| flops(body, around, v)).try_fold(op.spec().flops, |sum, f| Some(sum + f?))?;
+    let cost = others
+        .map(|&v| flops(body, around, v))
+        .try_fold(op.spec().flops, |sum, f| Some(sum + f?))?;
     Some((user, cost))
 }

@@ -15,7 +15,13 @@ pub(super) const BARRIER_BYTES: usize = 8;
 /// Blocks that stay, and go through the tiles.
 pub(super) fn resources(n_tiles: usize, shared_bytes: usize, cluster: usize) -> Resources {
     let (blocks, shared_bytes) = (n_tiles.min(MULTIPROCESSORS) as u64, shared_bytes as u32);
-    Resources { blocks, threads: THREADS, shared_bytes, per_multiprocessor: 1, cluster: cluster as u32 }
+    Resources {
+        blocks,
+        threads: THREADS,
+        shared_bytes,
+        per_multiprocessor: 1,
+        cluster: cluster as u32,
+    }
 }
 
 /// Writes what one thread fetches, and what all threads of the other groups compute; `of` is the prelude's type that says which group is which.

@@ -34,14 +34,23 @@ impl<'n> Lines<'n> {
         let shape = body.shape(node.inputs[0]).to_vec();
         let n: usize = shape.iter().product();
         let axis = match &node.op {
-            Op::CumSum { axis, .. } if shape[*axis] >= LEAST_SUMS && n / shape[*axis] < MANY_LINES => *axis,
+            Op::CumSum { axis, .. }
+                if shape[*axis] >= LEAST_SUMS && n / shape[*axis] < MANY_LINES =>
+            {
+                *axis
+            }
             Op::TopK { axis, .. } => {
                 let k = body.shape(node.outputs[0])[*axis];
                 (shape[*axis] >= LEAST_SELECTION && k <= CANDIDATES / 2).then_some(*axis)?
             }
             _ => return None,
         };
-        (n > 0).then(|| Lines { node, axis, dtype: body.dtype(node.inputs[0]), shape })
+        (n > 0).then(|| Lines {
+            node,
+            axis,
+            dtype: body.dtype(node.inputs[0]),
+            shape,
+        })
     }
 
     /// Blocks that have a line each.
@@ -50,7 +59,12 @@ impl<'n> Lines<'n> {
     }
 
     /// Writes the kernel's body.
-    pub(super) fn emit(&self, p: &mut Puller<Value>, e: &mut Emitter, outs: &[Value]) -> Result<()> {
+    pub(super) fn emit(
+        &self,
+        p: &mut Puller<Value>,
+        e: &mut Emitter,
+        outs: &[Value],
+    ) -> Result<()> {
         let mut lines = self.shape.clone();
         lines[self.axis] = 1;
         if let Op::TopK { .. } = self.node.op {
@@ -62,9 +76,14 @@ impl<'n> Lines<'n> {
         e.by_block(self.n_blocks(), |e, line| {
             let at = e.delinearise(Ix::V(line), &lines);
             p.scoped(|p| match &self.node.op {
-                Op::CumSum { exclusive, reverse, .. } => self.sums(p, e, &at, *exclusive, *reverse, outs[0]),
+                Op::CumSum {
+                    exclusive, reverse, ..
+                } => self.sums(p, e, &at, *exclusive, *reverse, outs[0]),
                 Op::TopK { largest, .. } => self.select(p, e, &at, *largest, [outs[0], outs[1]]),
-                op => Err(Error::internal(format!("{} does not go along lines", op.name()))),
+                op => Err(Error::internal(format!(
+                    "{} does not go along lines",
+                    op.name()
+                ))),
             })
         })
     }
@@ -80,7 +99,11 @@ impl<'n> Lines<'n> {
         out: Value,
     ) -> Result<()> {
         let n = self.shape[self.axis];
-        let acc = if self.dtype.is_float() { DType::F64 } else { exchanged(self.dtype) };
+        let acc = if self.dtype.is_float() {
+            DType::F64
+        } else {
+            exchanged(self.dtype)
+        };
         let ty = element_type(acc);
         e.line(&format!("{ty} before = 0;"));
         e.counted(["0", &n.to_string(), &BLOCK.to_string()], |e, first| {
@@ -102,7 +125,9 @@ impl<'n> Lines<'n> {
                     Ok::<(), Error>(())
                 })
             })?;
-            e.line(&format!("const {ty} sum = gm_sum()(before, gm_running<{BLOCK}, {exclusive}>(own, all));"));
+            e.line(&format!(
+                "const {ty} sum = gm_sum()(before, gm_running<{BLOCK}, {exclusive}>(own, all));"
+            ));
             e.guarded(&[inside], |e| {
                 let sum = e.named(Kind::Element(acc), "sum");
                 let sum = e.convert(sum, acc, self.dtype)?;
@@ -129,11 +154,16 @@ impl<'n> Lines<'n> {
         let (n, to) = (self.shape[self.axis], p.body.shape(y).to_vec());
         let k = to[self.axis];
         let acc = exchanged(self.dtype);
-        let better = if largest { "gm_better<true, false>()" } else { "gm_ascending()" };
+        let better = if largest {
+            "gm_better<true, false>()"
+        } else {
+            "gm_ascending()"
+        };
         let worst = e.constant(acc, worst_bits(acc, largest));
         let worst = e.text(worst).to_owned();
-        let sort =
-            format!("gm_sort<{BLOCK}, {CANDIDATES}>(values, positions, int(count), {worst}, ix({n}), {better});");
+        let sort = format!(
+            "gm_sort<{BLOCK}, {CANDIDATES}>(values, positions, int(count), {worst}, ix({n}), {better});"
+        );
         e.line("if (threadIdx.x == 0) count = 0;");
         e.line("bool full = false;");
         e.line("__syncthreads();");
@@ -147,7 +177,10 @@ impl<'n> Lines<'n> {
                     let v = p.value(e, self.node.inputs[0], &at)?;
                     let v = e.convert(v, self.dtype, acc)?;
                     let (v, i) = (e.text(v).to_owned(), e.text(i).to_owned());
-                    e.open(&format!("if (!full || {better}({v}, {i}, values[{0}], positions[{0}]))", k - 1));
+                    e.open(&format!(
+                        "if (!full || {better}({v}, {i}, values[{0}], positions[{0}]))",
+                        k - 1
+                    ));
                     e.line("const u32 place = atomicAdd(&count, 1u);");
                     e.line(&format!("values[place] = {v};"));
                     e.line(&format!("positions[place] = {i};"));
@@ -165,18 +198,21 @@ impl<'n> Lines<'n> {
             Ok(())
         })?;
         e.line(&sort);
-        e.counted(["ix(threadIdx.x)", &k.to_string(), &BLOCK.to_string()], |e, i| {
-            let mut at = at.to_vec();
-            at[self.axis] = Ix::V(i);
-            let linear = e.linearise(&at, &to);
-            let value = e.named(Kind::Element(acc), format!("values[{}]", e.text(i)));
-            let value = e.convert(value, acc, self.dtype)?;
-            e.store(self.dtype, value, outs[0], linear);
-            let position = e.named(Kind::Index, format!("positions[{}]", e.text(i)));
-            let position = e.index_to_i64(position);
-            e.store(DType::I64, position, outs[1], linear);
-            Ok(())
-        })?;
+        e.counted(
+            ["ix(threadIdx.x)", &k.to_string(), &BLOCK.to_string()],
+            |e, i| {
+                let mut at = at.to_vec();
+                at[self.axis] = Ix::V(i);
+                let linear = e.linearise(&at, &to);
+                let value = e.named(Kind::Element(acc), format!("values[{}]", e.text(i)));
+                let value = e.convert(value, acc, self.dtype)?;
+                e.store(self.dtype, value, outs[0], linear);
+                let position = e.named(Kind::Index, format!("positions[{}]", e.text(i)));
+                let position = e.index_to_i64(position);
+                e.store(DType::I64, position, outs[1], linear);
+                Ok(())
+            },
+        )?;
         e.line("__syncthreads();");
         Ok(())
     }

@@ -22,31 +22,64 @@ pub(super) struct Map {
 }
 
 /// The vector form of `roots`, if there is one.
-pub(super) fn plan(body: &Body, roots: &[ValueId], in_memory: &dyn Fn(ValueId) -> bool) -> Option<Map> {
+pub(super) fn plan(
+    body: &Body,
+    roots: &[ValueId],
+    in_memory: &dyn Fn(ValueId) -> bool,
+) -> Option<Map> {
     let expression = expression(body, roots, in_memory, &|_, _| false)?;
     let shape = body.shape(roots[0]);
     let strides = expression.all_strides(&row_major(shape));
-    let mut axes = collapse(shape, &strides.iter().map(Vec::as_slice).collect::<Vec<_>>());
+    let mut axes = collapse(
+        shape,
+        &strides.iter().map(Vec::as_slice).collect::<Vec<_>>(),
+    );
     let inner = axes.last()?.clone();
-    let dtypes = expression.leaves.iter().map(|l| l.value).chain(roots.iter().copied()).map(|v| body.dtype(v));
-    let moving: Vec<DType> = dtypes.zip(&inner.strides).filter(|(_, s)| **s != 0).map(|(d, _)| d).collect();
+    let dtypes = expression
+        .leaves
+        .iter()
+        .map(|l| l.value)
+        .chain(roots.iter().copied())
+        .map(|v| body.dtype(v));
+    let moving: Vec<DType> = dtypes
+        .zip(&inner.strides)
+        .filter(|(_, s)| **s != 0)
+        .map(|(d, _)| d)
+        .collect();
     let width = WIDEST / moving.iter().map(|d| d.size_bytes()).max()?;
     // Loops hand slices of larger tensors to their bodies: such a buffer is as aligned as its own size.
     let whole = |v: ValueId| body.n_elements(v).is_multiple_of(width);
-    let offsets = expression.leaves.iter().map(|l| l.offset).chain(roots.iter().map(|_| 0));
+    let offsets = expression
+        .leaves
+        .iter()
+        .map(|l| l.offset)
+        .chain(roots.iter().map(|_| 0));
     let aligned = |n: i64| n % width as i64 == 0;
-    let fits = inner.strides.iter().zip(offsets).enumerate().all(|(t, (&stride, offset))| {
-        let outer = || axes[..axes.len() - 1].iter().all(|a| aligned(a.strides[t]));
-        stride == 0 || stride == 1 && aligned(offset) && outer()
-    });
-    let whole = expression.leaves.iter().zip(&inner.strides).all(|(l, &s)| s == 0 || whole(l.value));
+    let fits = inner
+        .strides
+        .iter()
+        .zip(offsets)
+        .enumerate()
+        .all(|(t, (&stride, offset))| {
+            let outer = || axes[..axes.len() - 1].iter().all(|a| aligned(a.strides[t]));
+            stride == 0 || stride == 1 && aligned(offset) && outer()
+        });
+    let whole = expression
+        .leaves
+        .iter()
+        .zip(&inner.strides)
+        .all(|(l, &s)| s == 0 || whole(l.value));
     if !whole || width < 2 || !inner.extent.is_multiple_of(width) || !fits {
         return None;
     }
     let last = axes.last_mut()?;
     last.extent /= width;
     last.strides.iter_mut().for_each(|s| *s *= width as i64);
-    Some(Map { expression, axes, width })
+    Some(Map {
+        expression,
+        axes,
+        width,
+    })
 }
 
 impl Map {
@@ -71,7 +104,11 @@ impl Map {
             names.push(if self.moves(t) {
                 let name = format!("x{t}");
                 let (from, buffer) = (e.val(from), e.text(buffer).to_owned());
-                let load = format!("const auto {name} = gm_load<{}>({buffer} + {});", self.width, e.text(from));
+                let load = format!(
+                    "const auto {name} = gm_load<{}>({buffer} + {});",
+                    self.width,
+                    e.text(from)
+                );
                 e.line(&load);
                 Err(match dtype {
                     DType::Bool => format!("{name}.v[k] != 0"),
@@ -82,7 +119,11 @@ impl Map {
             });
         }
         for (t, (_, dtype)) in outs.iter().enumerate() {
-            e.line(&format!("gm_vector<{}, {}> y{t};", memory_type(*dtype), self.width));
+            e.line(&format!(
+                "gm_vector<{}, {}> y{t};",
+                memory_type(*dtype),
+                self.width
+            ));
         }
         e.line("#pragma unroll");
         e.open(&format!("for (int k = 0; k < {}; ++k)", self.width));
@@ -99,7 +140,12 @@ impl Map {
         for (t, &(buffer, _)) in outs.iter().enumerate() {
             let to = self.position(e, leaves.len() + t, 0, &at);
             let to = e.val(to);
-            let line = format!("gm_store<{}>({} + {}, y{t});", self.width, e.text(buffer), e.text(to));
+            let line = format!(
+                "gm_store<{}>({} + {}, y{t});",
+                self.width,
+                e.text(buffer),
+                e.text(to)
+            );
             e.line(&line);
         }
         Ok(())
@@ -110,9 +156,12 @@ impl Map {
     }
 
     fn position(&self, e: &mut Emitter, tensor: usize, offset: i64, at: &[Ix<Value>]) -> Ix<Value> {
-        self.axes.iter().zip(at).fold(Ix::C(offset), |sum, (axis, &i)| {
-            let step = e.mul(i, axis.strides[tensor]);
-            e.add(sum, step)
-        })
+        self.axes
+            .iter()
+            .zip(at)
+            .fold(Ix::C(offset), |sum, (axis, &i)| {
+                let step = e.mul(i, axis.strides[tensor]);
+                e.add(sum, step)
+            })
     }
 }

@@ -31,26 +31,49 @@ impl Mapped {
         let buffer_bytes = body.n_elements(view.base) * size_bytes;
         let rank = view.shape.len();
         let outer = 2 * rank - 3 - inner;
-        let axes: Vec<usize> = (0..rank - 2).rev().filter(|&a| view.shape[a] != 1 && view.strides[a] != 0).collect();
+        let axes: Vec<usize> = (0..rank - 2)
+            .rev()
+            .filter(|&a| view.shape[a] != 1 && view.strides[a] != 0)
+            .collect();
         let outer_axes = || std::iter::once(outer).chain(axes.iter().copied());
-        let stride_bytes = |a: usize| u64::try_from(view.strides[a]).ok().map(|s| s * size_bytes as u64);
+        let stride_bytes = |a: usize| {
+            u64::try_from(view.strides[a])
+                .ok()
+                .map(|s| s * size_bytes as u64)
+        };
         let map = TensorMap {
             buffer: 0,
             dtype,
             offset_bytes: u64::try_from(view.offset).ok()? * size_bytes as u64,
-            sizes: std::iter::once(inner).chain(outer_axes()).map(|a| view.shape[a] as u64).collect(),
+            sizes: std::iter::once(inner)
+                .chain(outer_axes())
+                .map(|a| view.shape[a] as u64)
+                .collect(),
             strides_bytes: outer_axes().map(stride_bytes).collect::<Option<_>>()?,
-            tile: [COLUMNS as u32, rows as u32].into_iter().chain(axes.iter().map(|_| 1)).collect(),
+            tile: [COLUMNS as u32, rows as u32]
+                .into_iter()
+                .chain(axes.iter().map(|_| 1))
+                .collect(),
             swizzle: Swizzle::B128,
         };
         // Loops hand slices of larger tensors to their bodies: such a buffer is as aligned as its own size.
         let lies = view.strides[inner] == 1 && buffer_bytes.is_multiple_of(CHUNK_BYTES);
         let fits = lies && map.problem(buffer_bytes as u64).is_none();
-        fits.then(|| Mapped { base: view.base, map, lead: view.shape[..rank - 2].to_vec(), axes })
+        fits.then(|| Mapped {
+            base: view.base,
+            map,
+            lead: view.shape[..rank - 2].to_vec(),
+            axes,
+        })
     }
 
     /// Coordinates of a tile as text, each after a comma: `column` and `row`, then those of the leading axes from their indices.
-    pub(super) fn coordinates(&self, e: &mut Emitter, [column, row]: [&str; 2], lead: &[Ix<Value>]) -> String {
+    pub(super) fn coordinates(
+        &self,
+        e: &mut Emitter,
+        [column, row]: [&str; 2],
+        lead: &[Ix<Value>],
+    ) -> String {
         let mut text = format!(", {column}, {row}");
         for &axis in &self.axes {
             let i = e.val(lead[axis]);

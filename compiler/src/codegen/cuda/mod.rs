@@ -84,7 +84,11 @@ pub struct ClusterForms {
 /// Everything exact.
 impl From<Arch> for Options {
     fn from(arch: Arch) -> Options {
-        Options { arch, tf32: false, form: 0 }
+        Options {
+            arch,
+            tf32: false,
+            form: 0,
+        }
     }
 }
 
@@ -122,9 +126,19 @@ pub fn generate_forms(graph: &Graph, options: Options, forms: &Forms) -> Result<
         listing: String::new(),
     };
     let (mut plans, mut of_libraries) = (BTreeMap::new(), Vec::new());
-    for (id, node) in graph.nodes().filter(|(_, n)| matches!(n.op, Op::Cluster { .. })) {
-        let preferred = if forms.is_empty() { None } else { forms.get(&signature(graph, node)).cloned() };
-        let preferred = preferred.unwrap_or(Preferred { form: options.form, ..Preferred::default() });
+    for (id, node) in graph
+        .nodes()
+        .filter(|(_, n)| matches!(n.op, Op::Cluster { .. }))
+    {
+        let preferred = if forms.is_empty() {
+            None
+        } else {
+            forms.get(&signature(graph, node)).cloned()
+        };
+        let preferred = preferred.unwrap_or(Preferred {
+            form: options.form,
+            ..Preferred::default()
+        });
         if preferred.library.is_some()
             && let Some(library) = Library::find(node, options.tf32)?
         {
@@ -141,8 +155,21 @@ pub fn generate_forms(graph: &Graph, options: Options, forms: &Forms) -> Result<
         products.push(product);
         plans.insert(id, plan);
     }
-    let Session { units, kernels, forms, listing, .. } = session;
-    Ok(Generated { units, kernels, products, plans, forms, listing })
+    let Session {
+        units,
+        kernels,
+        forms,
+        listing,
+        ..
+    } = session;
+    Ok(Generated {
+        units,
+        kernels,
+        products,
+        plans,
+        forms,
+        listing,
+    })
 }
 
 /// The product that a cluster is, if a library can be asked for it. It has no name and no workspace.
@@ -155,7 +182,11 @@ impl Session {
     /// Name of a kernel, from its position: the same in every run.
     fn name(&self, graph: &Graph, id: NodeId, step: usize, what: &str) -> String {
         let clean = |c: char| if c.is_ascii_alphanumeric() { c } else { '_' };
-        format!("{}_{}_{step}_{what}", graph.name.chars().map(clean).collect::<String>(), id.0)
+        format!(
+            "{}_{}_{step}_{what}",
+            graph.name.chars().map(clean).collect::<String>(),
+            id.0
+        )
     }
 
     /// Notes the form of the next kernel.
@@ -173,14 +204,29 @@ impl Session {
         library: Library,
         preferred: Preferred,
     ) -> Result<(Product, KernelPlan)> {
-        let Preferred { form, why, library: chosen } = preferred;
-        let LibraryForm { name: library_name, workspace_bytes, .. } = chosen.unwrap_or_default();
-        let (product, plan) = library.plan(name.clone(), self.kernels.len() + i, workspace_bytes)?;
+        let Preferred {
+            form,
+            why,
+            library: chosen,
+        } = preferred;
+        let LibraryForm {
+            name: library_name,
+            workspace_bytes,
+            ..
+        } = chosen.unwrap_or_default();
+        let (product, plan) =
+            library.plan(name.clone(), self.kernels.len() + i, workspace_bytes)?;
         let number = usize::from(form);
         let _ = writeln!(self.listing, "// {name}: a product of a library");
         self.chosen(
             id,
-            Choice { kernel: name, number, n: number + 1, form: format!("{library_name}, {product}"), why },
+            Choice {
+                kernel: name,
+                number,
+                n: number + 1,
+                form: format!("{library_name}, {product}"),
+                why,
+            },
         );
         self.listing.push('\n');
         Ok((product, plan))
@@ -188,8 +234,15 @@ impl Session {
 
     /// Adds a kernel; gives its number.
     fn kernel(&mut self, name: String, entry: String, source: Source, launch: Launch) -> usize {
-        let Launch { grid: [gx, gy, gz], block: [bx, by, bz], shared_bytes } = launch;
-        let _ = write!(self.listing, "// {name}: grid {gx} x {gy} x {gz}, block {bx} x {by} x {bz}");
+        let Launch {
+            grid: [gx, gy, gz],
+            block: [bx, by, bz],
+            shared_bytes,
+        } = launch;
+        let _ = write!(
+            self.listing,
+            "// {name}: grid {gx} x {gy} x {gz}, block {bx} x {by} x {bz}"
+        );
         let _ = if shared_bytes > 0 {
             writeln!(self.listing, ", {shared_bytes} bytes shared")
         } else {
@@ -202,12 +255,23 @@ impl Session {
             }
             None => {
                 let _ = writeln!(self.listing, "{}", source.kernel);
-                self.units.push(Unit { source: source.unit(), name: format!("{entry}.cu"), arch: self.options.arch });
-                self.of_source.insert(source.kernel, (self.units.len() - 1, name.clone()));
+                self.units.push(Unit {
+                    source: source.unit(),
+                    name: format!("{entry}.cu"),
+                    arch: self.options.arch,
+                });
+                self.of_source
+                    .insert(source.kernel, (self.units.len() - 1, name.clone()));
                 self.units.len() - 1
             }
         };
-        self.kernels.push(GpuKernel { name, code, entry, launch, params: source.params });
+        self.kernels.push(GpuKernel {
+            name,
+            code,
+            entry,
+            launch,
+            params: source.params,
+        });
         self.kernels.len() - 1
     }
 }
@@ -217,7 +281,16 @@ impl Generated {
     ///
     /// Errors with `Internal` when a source does not compile.
     pub fn compile(&self, nvrtc: &Nvrtc, cache: Option<&Cache>) -> Result<Vec<GpuCode>> {
-        let made = nvrtc::build(nvrtc, cache, &self.units).into_iter().zip(&self.units);
-        made.map(|(c, u)| c.map(|c| GpuCode { arch: u.arch.to_string(), ptx: c.ptx, cubin: c.cubin })).collect()
+        let made = nvrtc::build(nvrtc, cache, &self.units)
+            .into_iter()
+            .zip(&self.units);
+        made.map(|(c, u)| {
+            c.map(|c| GpuCode {
+                arch: u.arch.to_string(),
+                ptx: c.ptx,
+                cubin: c.cubin,
+            })
+        })
+        .collect()
     }
 }

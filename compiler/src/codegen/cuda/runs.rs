@@ -17,21 +17,35 @@ pub(super) enum Runs {
     /// So many by so many pulls.
     Elements { width: usize, axis: usize },
     /// So many at a time, by a scalar program over strided operands.
-    Vector { expression: Expression, width: usize, axis: usize },
+    Vector {
+        expression: Expression,
+        width: usize,
+        axis: usize,
+    },
 }
 
 impl Runs {
     /// The widest runs of `v` along `axis` that begin and end with its lines. `in_memory` says which values are loaded.
-    pub(super) fn of(body: &Body, v: ValueId, axis: usize, in_memory: &dyn Fn(ValueId) -> bool) -> Runs {
+    pub(super) fn of(
+        body: &Body,
+        v: ValueId,
+        axis: usize,
+        in_memory: &dyn Fn(ValueId) -> bool,
+    ) -> Runs {
         let found = operands(body, v, axis, in_memory);
         let widest = found.as_ref().and_then(|x| {
             let moving = x.leaves.iter().filter(|l| l.strides[axis] != 0);
             let size = moving.map(|l| body.dtype(l.value).size_bytes()).max()?;
-            let mut widths = std::iter::successors(Some(WIDEST / size), |w| Some(w / 2)).take_while(|&w| w > 1);
+            let mut widths =
+                std::iter::successors(Some(WIDEST / size), |w| Some(w / 2)).take_while(|&w| w > 1);
             widths.find(|&w| fits(body, v, x, axis, w))
         });
         match (found, widest) {
-            (Some(expression), Some(width)) => Runs::Vector { expression, width, axis },
+            (Some(expression), Some(width)) => Runs::Vector {
+                expression,
+                width,
+                axis,
+            },
             _ => Runs::Elements { width: 1, axis },
         }
     }
@@ -46,11 +60,17 @@ impl Runs {
     ) -> Runs {
         let narrow = |x: &Expression| {
             let moving = x.leaves.iter().filter(|l| l.strides[axis] != 0);
-            moving.map(|l| body.dtype(l.value).size_bytes()).all(|size| size * width <= WIDEST)
+            moving
+                .map(|l| body.dtype(l.value).size_bytes())
+                .all(|size| size * width <= WIDEST)
         };
-        let found =
-            operands(body, v, axis, in_memory).filter(|x| width > 1 && narrow(x) && fits(body, v, x, axis, width));
-        found.map_or(Runs::Elements { width, axis }, |expression| Runs::Vector { expression, width, axis })
+        let found = operands(body, v, axis, in_memory)
+            .filter(|x| width > 1 && narrow(x) && fits(body, v, x, axis, width));
+        found.map_or(Runs::Elements { width, axis }, |expression| Runs::Vector {
+            expression,
+            width,
+            axis,
+        })
     }
 
     /// Elements of a run.
@@ -62,9 +82,19 @@ impl Runs {
 
     /// What a run is a copy of, if nothing is computed.
     pub(super) fn copied(&self) -> Option<&Leaf> {
-        let Runs::Vector { expression, axis, .. } = self else { return None };
-        let [inst] = &expression.program.insts[..] else { return None };
-        expression.leaves.first().filter(|l| matches!(inst.op, VecOp::Input(0)) && l.strides[*axis] == 1)
+        let Runs::Vector {
+            expression, axis, ..
+        } = self
+        else {
+            return None;
+        };
+        let [inst] = &expression.program.insts[..] else {
+            return None;
+        };
+        expression
+            .leaves
+            .first()
+            .filter(|l| matches!(inst.op, VecOp::Input(0)) && l.strides[*axis] == 1)
     }
 
     /// Pulls the run of `v` that begins at `at`, whose index along the axis is a multiple of the width. `f` writes what is done with each element, given
@@ -77,7 +107,14 @@ impl Runs {
         at: &[Ix<Value>],
         f: impl FnOnce(&mut Emitter, Ix<Value>, Value) -> Result<()>,
     ) -> Result<()> {
-        let Runs::Vector { expression, width, axis } = self else { return self.each_pulled(p, e, v, at, f) };
+        let Runs::Vector {
+            expression,
+            width,
+            axis,
+        } = self
+        else {
+            return self.each_pulled(p, e, v, at, f);
+        };
         let mut loaded = Vec::new();
         for leaf in &expression.leaves {
             let (buffer, dtype) = (p.stored[&leaf.value], p.body.dtype(leaf.value));
@@ -93,7 +130,10 @@ impl Runs {
             let test = if dtype == DType::Bool { " != 0" } else { "" };
             e.define(Kind::Element(dtype), &format!("{name}.v[{number}]{test}"))
         };
-        let inputs: Vec<Value> = loaded.into_iter().map(|l| l.unwrap_or_else(|vector| element(e, vector))).collect();
+        let inputs: Vec<Value> = loaded
+            .into_iter()
+            .map(|l| l.unwrap_or_else(|vector| element(e, vector)))
+            .collect();
         let value = e.program(&expression.program, &inputs)?[0];
         f(e, Ix::V(k), value)?;
         e.close();
@@ -108,7 +148,9 @@ impl Runs {
         at: &[Ix<Value>],
         f: impl FnOnce(&mut Emitter, Ix<Value>, Value) -> Result<()>,
     ) -> Result<()> {
-        let Runs::Elements { width, axis } = *self else { return Ok(()) };
+        let Runs::Elements { width, axis } = *self else {
+            return Ok(());
+        };
         p.scoped(|p| {
             if width == 1 {
                 let value = p.value(e, v, at)?;
@@ -126,13 +168,23 @@ impl Runs {
 }
 
 /// The scalar program of `v` over its operands, if its lines have elements.
-fn operands(body: &Body, v: ValueId, axis: usize, in_memory: &dyn Fn(ValueId) -> bool) -> Option<Expression> {
+fn operands(
+    body: &Body,
+    v: ValueId,
+    axis: usize,
+    in_memory: &dyn Fn(ValueId) -> bool,
+) -> Option<Expression> {
     let has_axis = body.shape(v).len() > axis;
     expression(body, &[v], in_memory, &|_, _| false).filter(|_| has_axis)
 }
 
 /// Whether what is loaded for neighbours of `v` along `axis` lies side by side.
-pub(super) fn is_dense(body: &Body, v: ValueId, axis: usize, in_memory: &dyn Fn(ValueId) -> bool) -> bool {
+pub(super) fn is_dense(
+    body: &Body,
+    v: ValueId,
+    axis: usize,
+    in_memory: &dyn Fn(ValueId) -> bool,
+) -> bool {
     let along = |x: &Expression| x.leaves.iter().all(|l| matches!(l.strides[axis], 0 | 1));
     operands(body, v, axis, in_memory).is_some_and(|x| along(&x))
 }
@@ -145,7 +197,8 @@ fn fits(body: &Body, v: ValueId, expression: &Expression, axis: usize, width: us
         // Loops hand slices of larger tensors to their bodies: such a buffer is as aligned as its own size.
         let whole = body.n_elements(leaf.value).is_multiple_of(width);
         let stride = leaf.strides[axis];
-        stride == 0 || stride == 1 && whole && aligned(leaf.offset) && others.all(|(_, &s)| aligned(s))
+        stride == 0
+            || stride == 1 && whole && aligned(leaf.offset) && others.all(|(_, &s)| aligned(s))
     };
     body.shape(v)[axis].is_multiple_of(width) && expression.leaves.iter().all(leaf_fits)
 }
@@ -164,7 +217,12 @@ impl RunStore {
     pub(super) fn new(e: &mut Emitter, dtype: DType, width: usize) -> RunStore {
         let per_access = width.min(WIDEST / dtype.size_bytes());
         let name = e.declare_vectors(dtype, per_access, width / per_access);
-        RunStore { name, dtype, width, per_access }
+        RunStore {
+            name,
+            dtype,
+            width,
+            per_access,
+        }
     }
 
     /// Sets element `k`, an index of an unrolled loop.

@@ -8,7 +8,13 @@ use gristmill_runtime::DType;
 
 impl Emitter {
     /// The expression of one primitive op on elements of dtype `from`, giving `to`.
-    pub(super) fn expression(&mut self, op: ScalarOp, from: DType, to: DType, args: &[Value]) -> Result<String> {
+    pub(super) fn expression(
+        &mut self,
+        op: ScalarOp,
+        from: DType,
+        to: DType,
+        args: &[Value],
+    ) -> Result<String> {
         let text: Vec<String> = args.iter().map(|&a| self.text(a).to_owned()).collect();
         let x = text[0].as_str();
         let y = text.get(1).map_or(x, String::as_str);
@@ -25,7 +31,9 @@ impl Emitter {
         match from {
             DType::F32 | DType::F64 => float(op, from == DType::F32, x, y).ok_or_else(lacking),
             DType::Bool => truth(op, x, y).ok_or_else(lacking),
-            d if d.is_narrow_float() => Err(Error::internal(format!("{op} of {from} was not widened"))),
+            d if d.is_narrow_float() => {
+                Err(Error::internal(format!("{op} of {from} was not widened")))
+            }
             _ => self.integer(op, from, x, y).ok_or_else(lacking),
         }
     }
@@ -81,8 +89,8 @@ fn float(op: ScalarOp, single: bool, x: &str, y: &str) -> Option<String> {
         Abs => "fabs",
         Round => "rint",
         Rem => "fmod",
-        Floor | Ceil | Trunc | Sqrt | Exp | Expm1 | Log | Log1p | Sin | Cos | Tan | Asin | Acos | Atan | Sinh
-        | Cosh | Tanh | Asinh | Acosh | Atanh | Erf | Pow | Atan2 => op.spec().name,
+        Floor | Ceil | Trunc | Sqrt | Exp | Expm1 | Log | Log1p | Sin | Cos | Tan | Asin | Acos
+        | Atan | Sinh | Cosh | Tanh | Asinh | Acosh | Atanh | Erf | Pow | Atan2 => op.spec().name,
         _ => return None,
     };
     let suffix = if single { "f" } else { "" };
@@ -99,7 +107,9 @@ fn cast(x: &str, from: DType, to: DType) -> Result<String> {
         (d, DType::F32) if d.is_narrow_float() => format!("gm_f32({x})"),
         (DType::F32 | DType::F64, d) if d.is_narrow_float() => format!("gm_{ty}({x})"),
         _ if from.is_narrow_float() || to.is_narrow_float() => {
-            return Err(Error::internal(format!("cast of {from} to {to} was not expanded")));
+            return Err(Error::internal(format!(
+                "cast of {from} to {to} was not expanded"
+            )));
         }
         (_, DType::Bool) => format!("{x} != {ty}(0)", ty = element_type(from)),
         _ if from.is_float() && !to.is_float() => format!("gm_from_float<{ty}>::of({x})"),

@@ -73,11 +73,18 @@ struct Skinny {
 }
 
 /// The skinny product that a node is, if it is one.
-pub(super) fn find(body: &Body, around: &Around, id: NodeId, node: &Node) -> Option<(Cover, Candidates)> {
+pub(super) fn find(
+    body: &Body,
+    around: &Around,
+    id: NodeId,
+    node: &Node,
+) -> Option<(Cover, Candidates)> {
     let Op::MatMul = node.op else { return None };
     let (lhs, rhs) = (node.inputs[0], node.inputs[1]);
     let out = body.shape(node.outputs[0]);
-    let (lead, &[m, n]) = out.split_at(out.len() - 2) else { return None };
+    let (lead, &[m, n]) = out.split_at(out.len() - 2) else {
+        return None;
+    };
     let depth = *body.shape(lhs).last()?;
     let few_is_lhs = m <= n;
     let (n_few, n_many) = (m.min(n), m.max(n));
@@ -89,12 +96,20 @@ pub(super) fn find(body: &Body, around: &Around, id: NodeId, node: &Node) -> Opt
     let needs = stored_before(body, around, [(few, CHEAP_FLOPS), (many, PROLOGUE_FLOPS)]);
     let in_memory = |v: ValueId| (around.in_memory)(v) || needs.contains(&v);
     let rank = body.shape(many).len();
-    let (line_axis, depth_axis) = if few_is_lhs { (rank - 1, rank - 2) } else { (rank - 2, rank - 1) };
-    let [along, across] = [depth_axis, line_axis].map(|axis| Runs::of(body, many, axis, &in_memory).width());
-    let [dense_along, dense_across] = [depth_axis, line_axis].map(|axis| is_dense(body, many, axis, &in_memory));
+    let (line_axis, depth_axis) = if few_is_lhs {
+        (rank - 1, rank - 2)
+    } else {
+        (rank - 2, rank - 1)
+    };
+    let [along, across] =
+        [depth_axis, line_axis].map(|axis| Runs::of(body, many, axis, &in_memory).width());
+    let [dense_along, dense_across] =
+        [depth_axis, line_axis].map(|axis| is_dense(body, many, axis, &in_memory));
     let dtype = body.dtype(lhs);
     let (form, width) = if (across, dense_across) > (along, dense_along) {
-        let lanes = (ACROSS_BYTES / (across * dtype.size_bytes())).next_power_of_two().clamp(1, 32);
+        let lanes = (ACROSS_BYTES / (across * dtype.size_bytes()))
+            .next_power_of_two()
+            .clamp(1, 32);
         (Form::Across { lanes }, across)
     } else {
         (along_form([n_batch, n_many, depth], n_few, along), along)
@@ -114,17 +129,29 @@ pub(super) fn find(body: &Body, around: &Around, id: NodeId, node: &Node) -> Opt
         size_bytes: dtype.size_bytes(),
         acc: accumulator(dtype),
     };
-    Some((Cover { needs, nodes, results: vec![result] }, Candidates::new(skinny.all())?))
+    Some((
+        Cover {
+            needs,
+            nodes,
+            results: vec![result],
+        },
+        Candidates::new(skinny.all())?,
+    ))
 }
 
 /// Groups as small as keep a GPU busy, and as many lines each.
 fn along_form([n_batch, n_many, depth]: [usize; 3], n_few: usize, width: usize) -> Form {
     let blocks = |group: usize, lines: usize| n_batch * n_many.div_ceil(BLOCK / group * lines);
     // One row is not read again for further lines, so that these only give more loads at a time.
-    let lines =
-        [4, 2, 1].into_iter().find(|&l| blocks(32, l) >= 2 * ENOUGH_BLOCKS && n_few * l <= MOST_SUMS).unwrap_or(1);
+    let lines = [4, 2, 1]
+        .into_iter()
+        .find(|&l| blocks(32, l) >= 2 * ENOUGH_BLOCKS && n_few * l <= MOST_SUMS)
+        .unwrap_or(1);
     let mut group = 32;
-    while group < BLOCK && blocks(group, lines) < 2 * ENOUGH_BLOCKS && depth >= 2 * group * width * LEAST_RUNS {
+    while group < BLOCK
+        && blocks(group, lines) < 2 * ENOUGH_BLOCKS
+        && depth >= 2 * group * width * LEAST_RUNS
+    {
         group *= 2;
     }
     Form::Along { group, lines }
@@ -142,17 +169,30 @@ struct Here {
 impl Skinny {
     /// With as many parts as predicted times choose, then with half and twice as many, then in the other forms.
     fn all(self) -> Vec<Skinny> {
-        let in_parts = |s: &Skinny, n_parts: usize| Skinny { n_parts, ..s.clone() };
+        let in_parts = |s: &Skinny, n_parts: usize| Skinny {
+            n_parts,
+            ..s.clone()
+        };
         let parts = |s: &Skinny| {
             let most = s.depth / (s.depth_step() * LEAST_RUNS);
-            in_parts(s, (ENOUGH_BLOCKS / in_parts(s, 1).n_blocks()).min(most).max(1))
+            in_parts(
+                s,
+                (ENOUGH_BLOCKS / in_parts(s, 1).n_blocks()).min(most).max(1),
+            )
         };
         let first = parts(&self);
         let runs = |n: usize| self.depth / (self.depth_step() * n);
-        let others = [first.n_parts / 2, 2 * first.n_parts].into_iter().filter(|&n| n > 0 && runs(n) >= LEAST_RUNS / 4);
+        let others = [first.n_parts / 2, 2 * first.n_parts]
+            .into_iter()
+            .filter(|&n| n > 0 && runs(n) >= LEAST_RUNS / 4);
         let mut all = vec![first.clone()];
         all.extend(others.map(|n| in_parts(&first, n)));
-        all.extend(self.forms().into_iter().map(|form| parts(&Skinny { form, ..self.clone() })));
+        all.extend(self.forms().into_iter().map(|form| {
+            parts(&Skinny {
+                form,
+                ..self.clone()
+            })
+        }));
         all
     }
 
@@ -167,11 +207,21 @@ impl Skinny {
             Form::Across { .. } => [4, 8, 16, 32].map(|lanes| Form::Across { lanes }).into(),
         };
         let shared = |form: &Form| {
-            let lines = Skinny { form: *form, ..self.clone() }.lines();
-            let copies = if matches!(form, Form::Across { .. }) { BLOCK / 32 + 1 } else { 1 };
+            let lines = Skinny {
+                form: *form,
+                ..self.clone()
+            }
+            .lines();
+            let copies = if matches!(form, Form::Across { .. }) {
+                BLOCK / 32 + 1
+            } else {
+                1
+            };
             copies * self.n_few * lines * self.acc.size_bytes()
         };
-        all.into_iter().filter(|f| shared(f) <= SHARED_BYTES).collect()
+        all.into_iter()
+            .filter(|f| shared(f) <= SHARED_BYTES)
+            .collect()
     }
 
     /// Lines of a block.
@@ -214,7 +264,10 @@ impl Skinny {
         let (out, own) = (p.body.shape(node.outputs[0]), p.body.shape(v));
         let lead = e.delinearise(batch, &out[..out.len() - 2]);
         let skip = lead.len() + 2 - own.len();
-        let fixed = own.iter().zip(&lead[skip..]).map(|(&d, &i)| if d == 1 { Ix::C(0) } else { i });
+        let fixed = own
+            .iter()
+            .zip(&lead[skip..])
+            .map(|(&d, &i)| if d == 1 { Ix::C(0) } else { i });
         let pair = if is_lhs { [line, k] } else { [k, line] };
         (v, fixed.chain(pair).collect())
     }
@@ -246,7 +299,14 @@ impl Skinny {
     }
 
     /// Groups of threads, each with some lines; the threads go along the depth.
-    fn along(&self, p: &mut Puller<Value>, e: &mut Emitter, here: &Here, group: usize, lines: usize) -> Result<()> {
+    fn along(
+        &self,
+        p: &mut Puller<Value>,
+        e: &mut Emitter,
+        here: &Here,
+        group: usize,
+        lines: usize,
+    ) -> Result<()> {
         let (ty, width, n_few) = (element_type(self.acc), self.width, self.n_few);
         e.line(&format!("{ty} acc[{n_few}][{lines}] = {{}};"));
         let number = e.define(Kind::Index, &format!("ix(threadIdx.x / {group}) * {lines}"));
@@ -260,9 +320,14 @@ impl Skinny {
             let line = e.add(own, Ix::V(j));
             let inside = e.below(line, self.n_many, self.lines());
             let row = format!("many[{}]", e.text(j));
-            e.guarded(&[inside], |e| self.fetch(p, e, false, true, here.batch, [line, Ix::V(k)], &row))?;
+            e.guarded(&[inside], |e| {
+                self.fetch(p, e, false, true, here.batch, [line, Ix::V(k)], &row)
+            })?;
             if inside.is_some() {
-                e.line(&format!("else for (int w = 0; w < {width}; ++w) {row}[w] = {};", literal(self.acc, 0)));
+                e.line(&format!(
+                    "else for (int w = 0; w < {width}; ++w) {row}[w] = {};",
+                    literal(self.acc, 0)
+                ));
             }
             e.close();
             let i = e.open_unrolled(n_few);
@@ -271,23 +336,40 @@ impl Skinny {
             let i = e.text(i).to_owned();
             let (j, w) = (e.open_unrolled(lines), e.open_unrolled(width));
             let (j, w) = (e.text(j).to_owned(), e.text(w).to_owned());
-            e.line(&format!("acc[{i}][{j}] = gm_multiply_add(few[{w}], many[{j}][{w}], acc[{i}][{j}]);"));
+            e.line(&format!(
+                "acc[{i}][{j}] = gm_multiply_add(few[{w}], many[{j}][{w}], acc[{i}][{j}]);"
+            ));
             (0..3).for_each(|_| e.close());
             Ok(())
         })?;
         let (i, j) = (e.open_unrolled(n_few), e.open_unrolled(lines));
         let (i, j) = (e.text(i).to_owned(), e.text(j).to_owned());
-        e.line(&format!("const {ty} sum = gm_group<{group}, {BLOCK}>(acc[{i}][{j}], gm_sum());"));
-        let line = format!("if (threadIdx.x % {group} == 0) sums[{i}][{} + {j}] = sum;", e.text(number));
+        e.line(&format!(
+            "const {ty} sum = gm_group<{group}, {BLOCK}>(acc[{i}][{j}], gm_sum());"
+        ));
+        let line = format!(
+            "if (threadIdx.x % {group} == 0) sums[{i}][{} + {j}] = sum;",
+            e.text(number)
+        );
         e.line(&line);
         (0..2).for_each(|_| e.close());
         Ok(())
     }
 
     /// Threads across runs of neighbouring lines; the block's warps share the depth.
-    fn across(&self, p: &mut Puller<Value>, e: &mut Emitter, here: &Here, lanes: usize) -> Result<()> {
+    fn across(
+        &self,
+        p: &mut Puller<Value>,
+        e: &mut Emitter,
+        here: &Here,
+        lanes: usize,
+    ) -> Result<()> {
         let (ty, width, n_few) = (element_type(self.acc), self.width, self.n_few);
-        e.line(&format!("__shared__ {ty} of_warp[{}][{n_few}][{}];", BLOCK / 32, self.lines()));
+        e.line(&format!(
+            "__shared__ {ty} of_warp[{}][{n_few}][{}];",
+            BLOCK / 32,
+            self.lines()
+        ));
         e.line(&format!("{ty} acc[{n_few}][{width}] = {{}};"));
         let number = e.define(Kind::Index, &format!("ix(threadIdx.x % {lanes}) * {width}"));
         let line = e.add(here.first, Ix::V(number));
@@ -306,50 +388,72 @@ impl Skinny {
                 let i = e.text(i).to_owned();
                 let w = e.open_unrolled(width);
                 let w = e.text(w).to_owned();
-                e.line(&format!("acc[{i}][{w}] = gm_multiply_add(few[0], many[{w}], acc[{i}][{w}]);"));
+                e.line(&format!(
+                    "acc[{i}][{w}] = gm_multiply_add(few[0], many[{w}], acc[{i}][{w}]);"
+                ));
                 (0..2).for_each(|_| e.close());
                 Ok(())
             })
         })?;
         let (i, w) = (e.open_unrolled(n_few), e.open_unrolled(width));
         let (i, w) = (e.text(i).to_owned(), e.text(w).to_owned());
-        e.line(&format!("const {ty} sum = gm_strided_lanes<{lanes}>(acc[{i}][{w}], gm_sum());"));
-        let own = format!("of_warp[threadIdx.x / 32][{i}][{} + {w}] = sum;", e.text(number));
+        e.line(&format!(
+            "const {ty} sum = gm_strided_lanes<{lanes}>(acc[{i}][{w}], gm_sum());"
+        ));
+        let own = format!(
+            "of_warp[threadIdx.x / 32][{i}][{} + {w}] = sum;",
+            e.text(number)
+        );
         e.line(&format!("if (threadIdx.x % 32 < {lanes}) {own}"));
         (0..2).for_each(|_| e.close());
         e.line("__syncthreads();");
         let items = (n_few * self.lines()).to_string();
-        e.counted(["ix(threadIdx.x)", &items, &BLOCK.to_string()], |e, item| {
-            let (i, j) = e.div_rem(Ix::V(item), self.lines());
-            let (i, j) = (e.val(i), e.val(j));
-            let at = format!("[{}][{}]", e.text(i), e.text(j));
-            e.line(&format!("{ty} sum = of_warp[0]{at};"));
-            e.line("#pragma unroll");
-            e.line(&format!("for (int w = 1; w < {}; ++w) sum = gm_sum()(sum, of_warp[w]{at});", BLOCK / 32));
-            e.line(&format!("sums{at} = sum;"));
-            Ok(())
-        })
+        e.counted(
+            ["ix(threadIdx.x)", &items, &BLOCK.to_string()],
+            |e, item| {
+                let (i, j) = e.div_rem(Ix::V(item), self.lines());
+                let (i, j) = (e.val(i), e.val(j));
+                let at = format!("[{}][{}]", e.text(i), e.text(j));
+                e.line(&format!("{ty} sum = of_warp[0]{at};"));
+                e.line("#pragma unroll");
+                e.line(&format!(
+                    "for (int w = 1; w < {}; ++w) sum = gm_sum()(sum, of_warp[w]{at});",
+                    BLOCK / 32
+                ));
+                e.line(&format!("sums{at} = sum;"));
+                Ok(())
+            },
+        )
     }
 
     /// Stores the block's results, neighbouring lines by neighbouring threads.
-    fn store_all(&self, p: &mut Puller<Value>, e: &mut Emitter, here: &Here, out: Value) -> Result<()> {
+    fn store_all(
+        &self,
+        p: &mut Puller<Value>,
+        e: &mut Emitter,
+        here: &Here,
+        out: Value,
+    ) -> Result<()> {
         let items = (self.n_few * self.lines()).to_string();
-        e.counted(["ix(threadIdx.x)", &items, &BLOCK.to_string()], |e, item| {
-            let (i, j) = e.div_rem(Ix::V(item), self.lines());
-            let line = e.add(here.first, j);
-            let inside = e.below(line, self.n_many, self.lines());
-            let (few, own) = (e.val(i), e.val(j));
-            let sum = format!("sums[{}][{}]", e.text(few), e.text(own));
-            e.guarded(&[inside], |e| {
-                let sum = e.define(Kind::Element(self.acc), &sum);
-                if self.n_parts == 1 {
-                    return self.follow(p, e, here.batch, [i, line], sum, out);
-                }
-                let at = e.linearise(&[here.part, here.batch, i, line], &self.partial_shape());
-                e.store(self.acc, sum, out, at);
-                Ok(())
-            })
-        })
+        e.counted(
+            ["ix(threadIdx.x)", &items, &BLOCK.to_string()],
+            |e, item| {
+                let (i, j) = e.div_rem(Ix::V(item), self.lines());
+                let line = e.add(here.first, j);
+                let inside = e.below(line, self.n_many, self.lines());
+                let (few, own) = (e.val(i), e.val(j));
+                let sum = format!("sums[{}][{}]", e.text(few), e.text(own));
+                e.guarded(&[inside], |e| {
+                    let sum = e.define(Kind::Element(self.acc), &sum);
+                    if self.n_parts == 1 {
+                        return self.follow(p, e, here.batch, [i, line], sum, out);
+                    }
+                    let at = e.linearise(&[here.part, here.batch, i, line], &self.partial_shape());
+                    e.store(self.acc, sum, out, at);
+                    Ok(())
+                })
+            },
+        )
     }
 
     /// Pulls what follows `sum`, the product's element of these lines, and stores it.
@@ -366,7 +470,11 @@ impl Skinny {
             let product = p.body.graph.node(self.node).outputs[0];
             let shape = p.body.shape(product).to_vec();
             let mut at = e.delinearise(batch, &shape[..shape.len() - 2]);
-            at.extend(if self.few_is_lhs { [few, many] } else { [many, few] });
+            at.extend(if self.few_is_lhs {
+                [few, many]
+            } else {
+                [many, few]
+            });
             let sum = e.convert(sum, self.acc, p.body.dtype(product))?;
             p.remember(product, &at, sum);
             let value = p.value(e, self.result, &at)?;
@@ -385,8 +493,12 @@ impl Candidate for Skinny {
     fn words(&self) -> String {
         let parts = in_parts(self.n_parts);
         match self.form {
-            Form::Along { group, lines } => format!("{group} threads for {lines} lines at a time{parts}"),
-            Form::Across { lanes } => format!("{lanes} threads across {} lines{parts}", self.lines()),
+            Form::Along { group, lines } => {
+                format!("{group} threads for {lines} lines at a time{parts}")
+            }
+            Form::Across { lanes } => {
+                format!("{lanes} threads across {} lines{parts}", self.lines())
+            }
         }
     }
 
@@ -404,9 +516,14 @@ impl Candidate for Skinny {
             Form::Along { lines, .. } => lines,
             Form::Across { .. } => self.width,
         };
-        let many = (self.n_batch * self.n_many.next_multiple_of(self.lines())) as f64 * self.depth as f64;
+        let many =
+            (self.n_batch * self.n_many.next_multiple_of(self.lines())) as f64 * self.depth as f64;
         let few = many * self.n_few as f64 / (per_load * BLOCK) as f64;
-        let partial = if self.n_parts > 1 { self.partial_shape().iter().product::<usize>() * 4 } else { 0 };
+        let partial = if self.n_parts > 1 {
+            self.partial_shape().iter().product::<usize>() * 4
+        } else {
+            0
+        };
         Work {
             n_tiles: self.n_blocks(),
             bytes: (many + few) * self.size_bytes as f64,
@@ -426,12 +543,19 @@ impl Candidate for Skinny {
 
     fn emit(&self, p: &mut Puller<Value>, e: &mut Emitter, out: Value) -> Result<()> {
         let ty = element_type(self.acc);
-        e.line(&format!("__shared__ {ty} sums[{}][{}];", self.n_few, self.lines()));
+        e.line(&format!(
+            "__shared__ {ty} sums[{}][{}];",
+            self.n_few,
+            self.lines()
+        ));
         e.by_block(self.n_blocks(), |e, block| {
             let (rest, part) = e.div_rem(Ix::V(block), self.n_parts);
             let (batch, number) = e.div_rem(rest, self.n_many.div_ceil(self.lines()));
             let first = e.mul(number, self.lines() as i64);
-            let per_part = self.depth.div_ceil(self.n_parts).next_multiple_of(self.depth_step());
+            let per_part = self
+                .depth
+                .div_ceil(self.n_parts)
+                .next_multiple_of(self.depth_step());
             let start = e.mul(part, per_part as i64);
             let mut end = Ix::C(self.depth as i64);
             if self.n_parts > 1 {
@@ -439,7 +563,13 @@ impl Candidate for Skinny {
                 let (own, all) = (e.val(own), e.val(end));
                 end = Ix::V(e.index_min(own, all));
             }
-            let here = Here { batch, first, part, start, end };
+            let here = Here {
+                batch,
+                first,
+                part,
+                start,
+                end,
+            };
             match self.form {
                 Form::Along { group, lines } => self.along(p, e, &here, group, lines)?,
                 Form::Across { lanes } => self.across(p, e, &here, lanes)?,
@@ -452,7 +582,13 @@ impl Candidate for Skinny {
     }
 
     /// Adds partial sums of batches, few and many lines.
-    fn join(&self, p: &mut Puller<Value>, e: &mut Emitter, item: Value, [partial, out]: [Value; 2]) -> Result<()> {
+    fn join(
+        &self,
+        p: &mut Puller<Value>,
+        e: &mut Emitter,
+        item: Value,
+        [partial, out]: [Value; 2],
+    ) -> Result<()> {
         let [_, n_batch, n_few, n_many] = self.partial_shape();
         let zero = e.constant(self.acc, 0);
         let (first, end) = (Ix::C(0), Ix::C(self.n_parts as i64));
@@ -460,7 +596,11 @@ impl Candidate for Skinny {
             let from = e.mul(Ix::V(part), (n_batch * n_few * n_many) as i64);
             let at = e.add(from, Ix::V(item));
             let own = e.load(self.acc, partial, at);
-            Ok(vec![e.scalar_op(ScalarOp::Add, &[self.acc; 2], &[carried[0], own])?])
+            Ok(vec![e.scalar_op(
+                ScalarOp::Add,
+                &[self.acc; 2],
+                &[carried[0], own],
+            )?])
         })?[0];
         let at = e.delinearise(Ix::V(item), &[n_batch, n_few, n_many]);
         self.follow(p, e, at[0], [at[1], at[2]], sum, out)

@@ -19,7 +19,8 @@ impl Parameters {
     /// Declares a buffer that is only read; gives its name.
     pub(super) fn read(&mut self, dtype: DType) -> String {
         let name = format!("a{}", self.declared.len());
-        self.declared.push(format!("const {}* __restrict__ {name}", memory_type(dtype)));
+        self.declared
+            .push(format!("const {}* __restrict__ {name}", memory_type(dtype)));
         self.n_reads += 1;
         name
     }
@@ -27,7 +28,8 @@ impl Parameters {
     /// Declares a buffer that is written; gives its name. Comes after all that are only read.
     pub(super) fn write(&mut self, dtype: DType) -> String {
         let name = format!("r{}", self.declared.len() - self.n_reads);
-        self.declared.push(format!("{}* __restrict__ {name}", memory_type(dtype)));
+        self.declared
+            .push(format!("{}* __restrict__ {name}", memory_type(dtype)));
         name
     }
 
@@ -52,8 +54,16 @@ impl Source {
 }
 
 /// The source of kernel `entry`.
-pub(super) fn source(entry: &str, resources: &Resources, wide: bool, parameters: &Parameters, body: Body) -> Source {
-    let mut params: Vec<GpuParam> = (0..parameters.declared.len() as u32).map(GpuParam::Buffer).collect();
+pub(super) fn source(
+    entry: &str,
+    resources: &Resources,
+    wide: bool,
+    parameters: &Parameters,
+    body: Body,
+) -> Source {
+    let mut params: Vec<GpuParam> = (0..parameters.declared.len() as u32)
+        .map(GpuParam::Buffer)
+        .collect();
     let mut declared = parameters.declared.clone();
     for (i, map) in parameters.maps.iter().enumerate() {
         params.push(GpuParam::TensorMap(Box::new(map.clone())));
@@ -68,7 +78,9 @@ pub(super) fn source(entry: &str, resources: &Resources, wide: bool, parameters:
         ..2 => String::new(),
         n => format!("__cluster_dims__({n}, 1, 1) "),
     };
-    let least = Some(resources.per_multiprocessor).filter(|n| *n > 0).map_or(String::new(), |n| format!(", {n}"));
+    let least = Some(resources.per_multiprocessor)
+        .filter(|n| *n > 0)
+        .map_or(String::new(), |n| format!(", {n}"));
     let bounds = format!("{}{least}", resources.threads);
     let kernel = format!(
         "typedef {ix} ix;\ntypedef unsigned {ix} uix;\n\n\

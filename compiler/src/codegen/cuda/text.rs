@@ -39,7 +39,11 @@ pub(super) fn literal(dtype: DType, bits: u64) -> String {
                 false => format!("__longlong_as_double({bits:#x}ll)"),
             }
         }
-        d if d.is_narrow_float() => format!("{}{{{bits:#0width$x}}}", dtype.name(), width = 2 + 2 * dtype.size_bytes()),
+        d if d.is_narrow_float() => format!(
+            "{}{{{bits:#0width$x}}}",
+            dtype.name(),
+            width = 2 + 2 * dtype.size_bytes()
+        ),
         DType::Bool => (bits != 0).to_string(),
         DType::I8 => format!("i8({})", bits as i8),
         DType::I16 => format!("i16({})", bits as i16),
@@ -55,7 +59,11 @@ pub(super) fn literal(dtype: DType, bits: u64) -> String {
 }
 
 fn signed(v: i64, suffix: &str) -> String {
-    if v < 0 { format!("({v}{suffix})") } else { format!("{v}{suffix}") }
+    if v < 0 {
+        format!("({v}{suffix})")
+    } else {
+        format!("{v}{suffix}")
+    }
 }
 
 #[cfg(test)]
@@ -70,8 +78,14 @@ mod tests {
         assert_eq!(text(DType::F32, 1.0), "1.0f");
         assert_eq!(text(DType::F32, -1e-30), "(-1e-30f)");
         assert_eq!(text(DType::F32, -0.0), "(-0.0f)");
-        assert_eq!(text(DType::F32, f64::INFINITY), "__uint_as_float(0x7f800000u)");
-        assert_eq!(text(DType::F64, f64::NEG_INFINITY), "__longlong_as_double(0xfff0000000000000ll)");
+        assert_eq!(
+            text(DType::F32, f64::INFINITY),
+            "__uint_as_float(0x7f800000u)"
+        );
+        assert_eq!(
+            text(DType::F64, f64::NEG_INFINITY),
+            "__longlong_as_double(0xfff0000000000000ll)"
+        );
         assert_eq!(text(DType::F64, 0.5), "0.5");
         assert_eq!(text(DType::F16, 1.0), "f16{0x3c00}");
         assert_eq!(text(DType::I8, -3.0), "i8(-3)");

@@ -28,30 +28,53 @@ pub(super) struct Turned {
 }
 
 /// The form in tiles of `roots`, if there is one.
-pub(super) fn plan(body: &Body, roots: &[ValueId], in_memory: &dyn Fn(ValueId) -> bool) -> Option<Turned> {
+pub(super) fn plan(
+    body: &Body,
+    roots: &[ValueId],
+    in_memory: &dyn Fn(ValueId) -> bool,
+) -> Option<Turned> {
     let expression = expression(body, roots, in_memory, &|_, _| false)?;
     let shape = body.shape(roots[0]);
     let strides = expression.all_strides(&row_major(shape));
-    let axes = collapse(shape, &strides.iter().map(Vec::as_slice).collect::<Vec<_>>());
+    let axes = collapse(
+        shape,
+        &strides.iter().map(Vec::as_slice).collect::<Vec<_>>(),
+    );
     let inner = axes.last()?;
-    let turned: Vec<usize> = (0..expression.leaves.len()).filter(|&t| !matches!(inner.strides[t], 0 | 1)).collect();
+    let turned: Vec<usize> = (0..expression.leaves.len())
+        .filter(|&t| !matches!(inner.strides[t], 0 | 1))
+        .collect();
     let first = *turned.first()?;
-    let across = axes[..axes.len() - 1].iter().position(|a| a.strides[first] == 1)?;
+    let across = axes[..axes.len() - 1]
+        .iter()
+        .position(|a| a.strides[first] == 1)?;
     let fits = turned.iter().all(|&t| axes[across].strides[t] == 1)
         && turned.len() <= MAX_TURNED
         && axes[across].extent.min(inner.extent) >= LEAST_SIDE;
-    fits.then_some(Turned { expression, axes, across })
+    fits.then_some(Turned {
+        expression,
+        axes,
+        across,
+    })
 }
 
 impl Turned {
     fn is_turned(&self, tensor: usize) -> bool {
-        self.axes.last().is_some_and(|a| !matches!(a.strides[tensor], 0 | 1))
+        self.axes
+            .last()
+            .is_some_and(|a| !matches!(a.strides[tensor], 0 | 1))
     }
 
     /// Extents of the loops over tiles.
     fn tiles(&self) -> Vec<usize> {
         let is_tiled = |i: usize| i == self.across || i + 1 == self.axes.len();
-        let n = |(i, a): (usize, &Axis)| if is_tiled(i) { a.extent.div_ceil(SIDE) } else { a.extent };
+        let n = |(i, a): (usize, &Axis)| {
+            if is_tiled(i) {
+                a.extent.div_ceil(SIDE)
+            } else {
+                a.extent
+            }
+        };
         self.axes.iter().enumerate().map(n).collect()
     }
 
@@ -61,9 +84,22 @@ impl Turned {
     }
 
     /// Writes the kernel's body.
-    pub(super) fn emit(&self, e: &mut Emitter, leaves: &[(Value, DType)], outs: &[(Value, DType)]) -> Result<()> {
-        for (t, &(_, dtype)) in leaves.iter().enumerate().filter(|(t, _)| self.is_turned(*t)) {
-            e.line(&format!("__shared__ {} tile{t}[{SIDE}][{}];", memory_type(dtype), SIDE + 1));
+    pub(super) fn emit(
+        &self,
+        e: &mut Emitter,
+        leaves: &[(Value, DType)],
+        outs: &[(Value, DType)],
+    ) -> Result<()> {
+        for (t, &(_, dtype)) in leaves
+            .iter()
+            .enumerate()
+            .filter(|(t, _)| self.is_turned(*t))
+        {
+            e.line(&format!(
+                "__shared__ {} tile{t}[{SIDE}][{}];",
+                memory_type(dtype),
+                SIDE + 1
+            ));
         }
         e.by_block(self.n_blocks(), |e, block| {
             let mut at = e.delinearise(Ix::V(block), &self.tiles());
@@ -72,10 +108,18 @@ impl Turned {
                 at[axis] = e.mul(at[axis], SIDE as i64);
             }
             self.each(e, &at, [last, self.across], |e, [row, column], at| {
-                for (t, &(buffer, _)) in leaves.iter().enumerate().filter(|(t, _)| self.is_turned(*t)) {
+                for (t, &(buffer, _)) in leaves
+                    .iter()
+                    .enumerate()
+                    .filter(|(t, _)| self.is_turned(*t))
+                {
                     let from = self.position(e, t, self.expression.leaves[t].offset, at);
                     let from = e.val(from);
-                    let line = format!("tile{t}[{row}][{column}] = {}[{}];", e.text(buffer), e.text(from));
+                    let line = format!(
+                        "tile{t}[{row}][{column}] = {}[{}];",
+                        e.text(buffer),
+                        e.text(from)
+                    );
                     e.line(&line);
                 }
                 Ok(())
@@ -86,7 +130,10 @@ impl Turned {
                 for (t, &(buffer, dtype)) in leaves.iter().enumerate() {
                     inputs.push(if self.is_turned(t) {
                         let test = if dtype == DType::Bool { " != 0" } else { "" };
-                        e.define(Kind::Element(dtype), &format!("tile{t}[{column}][{row}]{test}"))
+                        e.define(
+                            Kind::Element(dtype),
+                            &format!("tile{t}[{column}][{row}]{test}"),
+                        )
                     } else {
                         let from = self.position(e, t, self.expression.leaves[t].offset, at);
                         e.load(dtype, buffer, from)
@@ -114,13 +161,18 @@ impl Turned {
         f: impl FnOnce(&mut Emitter, [&str; 2], &[Ix<Value>]) -> Result<()>,
     ) -> Result<()> {
         let i = e.open_unrolled(SIDE * SIDE / BLOCK);
-        let row = format!("ix(threadIdx.x / {SIDE}) + {} * {}", e.text(i), BLOCK / SIDE);
+        let row = format!(
+            "ix(threadIdx.x / {SIDE}) + {} * {}",
+            e.text(i),
+            BLOCK / SIDE
+        );
         let row = e.define(Kind::Index, &row);
         let column = e.define(Kind::Index, &format!("ix(threadIdx.x % {SIDE})"));
         let mut at = at.to_vec();
         at[row_axis] = e.add(at[row_axis], Ix::V(row));
         at[column_axis] = e.add(at[column_axis], Ix::V(column));
-        let inside = [row_axis, column_axis].map(|axis| e.below(at[axis], self.axes[axis].extent, SIDE));
+        let inside =
+            [row_axis, column_axis].map(|axis| e.below(at[axis], self.axes[axis].extent, SIDE));
         let names = [row, column].map(|v| e.text(v).to_owned());
         e.guarded(&inside, |e| f(e, [&names[0], &names[1]], &at))?;
         e.close();

@@ -48,7 +48,13 @@ pub(in crate::codegen) trait Emit: Sized {
     fn constant(&mut self, dtype: DType, bits: u64) -> Self::Value;
     /// A primitive op on elements of dtype `from` (that of the last operand), giving `to`. Integer division by zero leaves the function with
     /// a status.
-    fn primitive(&mut self, op: ScalarOp, from: DType, to: DType, args: &[Self::Value]) -> Result<Self::Value>;
+    fn primitive(
+        &mut self,
+        op: ScalarOp,
+        from: DType,
+        to: DType,
+        args: &[Self::Value],
+    ) -> Result<Self::Value>;
     /// The truncated quotient of two `i64` or `u64`; the divisor is at least 1.
     fn quotient(&mut self, dtype: DType, a: Self::Value, b: Self::Value) -> Self::Value;
     /// Whether a float is NaN.
@@ -122,7 +128,8 @@ pub(in crate::codegen) trait Emit: Sized {
                 VecOp::Input(n) => inputs[*n as usize],
                 VecOp::Const(bits) => self.constant(inst.dtype, *bits),
                 VecOp::Op(op) => {
-                    let args: Vec<Self::Value> = inst.args.iter().map(|r| registers[r.0 as usize]).collect();
+                    let args: Vec<Self::Value> =
+                        inst.args.iter().map(|r| registers[r.0 as usize]).collect();
                     let from = inst.args.last().map_or(inst.dtype, |&r| p.dtype(r));
                     self.primitive(*op, from, inst.dtype, &args)?
                 }
@@ -133,13 +140,22 @@ pub(in crate::codegen) trait Emit: Sized {
     }
 
     /// One element-wise op of the table, composites included, on operands of the given dtypes.
-    fn scalar_op(&mut self, op: ScalarOp, dtypes: &[DType], args: &[Self::Value]) -> Result<Self::Value> {
+    fn scalar_op(
+        &mut self,
+        op: ScalarOp,
+        dtypes: &[DType],
+        args: &[Self::Value],
+    ) -> Result<Self::Value> {
         Ok(self.program(&VecProg::of_op(op, dtypes), args)?[0])
     }
 
     /// Conversion as the op table defines it.
     fn convert(&mut self, x: Self::Value, from: DType, to: DType) -> Result<Self::Value> {
-        if from == to { Ok(x) } else { self.scalar_op(ScalarOp::Cast(to), &[from], &[x]) }
+        if from == to {
+            Ok(x)
+        } else {
+            self.scalar_op(ScalarOp::Cast(to), &[from], &[x])
+        }
     }
 
     /// Whether both are true.

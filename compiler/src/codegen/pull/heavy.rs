@@ -26,8 +26,17 @@ pub(in crate::codegen) fn extreme_bits(dtype: DType, identity_of: Extremum) -> u
     match dtype {
         DType::Bool => u64::from(!max),
         // Numbers saturate to a float of 8 bits; its infinities, where it has some, are asked for as such.
-        DType::F8E5M2 => if max { F8E5M2::LEAST } else { F8E5M2::GREATEST }.to_bits().into(),
-        d if d.is_float() => real_bits(d, if max { f64::NEG_INFINITY } else { f64::INFINITY }),
+        DType::F8E5M2 => if max { F8E5M2::LEAST } else { F8E5M2::GREATEST }
+            .to_bits()
+            .into(),
+        d if d.is_float() => real_bits(
+            d,
+            if max {
+                f64::NEG_INFINITY
+            } else {
+                f64::INFINITY
+            },
+        ),
         d if d.is_unsigned_int() => {
             if max {
                 0
@@ -43,7 +52,8 @@ pub(in crate::codegen) fn extreme_bits(dtype: DType, identity_of: Extremum) -> u
 }
 
 /// Body of a loop nest: the emitter, the indices of all loops, and the carried values; gives the next carried values.
-type NestedBody<'f, S, E> = dyn FnMut(&mut S, &mut E, &[Ix<Of<E>>], &[Of<E>]) -> Result<Vec<Of<E>>> + 'f;
+type NestedBody<'f, S, E> =
+    dyn FnMut(&mut S, &mut E, &[Ix<Of<E>>], &[Of<E>]) -> Result<Vec<Of<E>>> + 'f;
 
 /// Body of a loop nest that carries one accumulator.
 type ProductBody<'f, S, E> = dyn FnMut(&mut S, &mut E, &[Ix<Of<E>>], Of<E>) -> Result<Of<E>> + 'f;
@@ -63,28 +73,58 @@ impl<V: Copy + Eq + Hash> Puller<'_, V> {
         at: &[Ix<V>],
     ) -> Result<V> {
         match &node.op {
-            Op::Reduce { kind, axes, keepdims } => self.reduce(e, node, *kind, axes, *keepdims, at),
-            Op::ArgReduce { kind, axis, keepdims, select_last } => {
-                self.arg_reduce(e, node, *kind, *axis, *keepdims, *select_last, at)
-            }
+            Op::Reduce {
+                kind,
+                axes,
+                keepdims,
+            } => self.reduce(e, node, *kind, axes, *keepdims, at),
+            Op::ArgReduce {
+                kind,
+                axis,
+                keepdims,
+                select_last,
+            } => self.arg_reduce(e, node, *kind, *axis, *keepdims, *select_last, at),
             Op::MatMul => self.matmul(e, node, at),
-            Op::Conv { window, groups, layout } => self.conv(e, node, window, *groups, *layout, at),
-            Op::ConvTranspose { window, groups, .. } => self.conv_transpose(e, node, window, *groups, at),
-            Op::Pool { kind, size, window, layout, .. } => {
-                let plan = PoolPlan { size, window, layout: *layout };
+            Op::Conv {
+                window,
+                groups,
+                layout,
+            } => self.conv(e, node, window, *groups, *layout, at),
+            Op::ConvTranspose { window, groups, .. } => {
+                self.conv_transpose(e, node, window, *groups, at)
+            }
+            Op::Pool {
+                kind,
+                size,
+                window,
+                layout,
+                ..
+            } => {
+                let plan = PoolPlan {
+                    size,
+                    window,
+                    layout: *layout,
+                };
                 match kind {
                     PoolKind::Max => Ok(self.max_pool(e, node, &plan, at)?.0),
                     _ => self.average_pool(e, node, &plan, *kind, at),
                 }
             }
             Op::MaxPoolIndices { size, window, .. } => {
-                let plan = PoolPlan { size, window, layout: Layout::ChannelsFirst };
+                let plan = PoolPlan {
+                    size,
+                    window,
+                    layout: Layout::ChannelsFirst,
+                };
                 let (value, position) = self.max_pool(e, node, &plan, at)?;
                 self.remember(node.outputs[0], at, value);
                 self.remember(node.outputs[1], at, position);
                 Ok(if which == 0 { value } else { position })
             }
-            op => Err(Error::unsupported(format!("{} has no code by elements", op.name()))),
+            op => Err(Error::unsupported(format!(
+                "{} has no code by elements",
+                op.name()
+            ))),
         }
     }
 
@@ -97,21 +137,29 @@ impl<V: Copy + Eq + Hash> Puller<'_, V> {
         carried: &[V],
         f: &mut NestedBody<Self, E>,
     ) -> Result<Vec<V>> {
-        let Some(&extent) = extents.get(at.len()) else { return f(self, e, at, carried) };
+        let Some(&extent) = extents.get(at.len()) else {
+            return f(self, e, at, carried);
+        };
         if extent == 1 {
             at.push(Ix::C(0));
             let out = self.nested(e, extents, at, carried, f);
             at.pop();
             return out;
         }
-        e.for_loop(Ix::C(0), Ix::C(extent as i64), 1, carried, |e, i, carried| {
-            self.scoped(|s| {
-                at.push(Ix::V(i));
-                let out = s.nested(e, extents, at, carried, f);
-                at.pop();
-                out
-            })
-        })
+        e.for_loop(
+            Ix::C(0),
+            Ix::C(extent as i64),
+            1,
+            carried,
+            |e, i, carried| {
+                self.scoped(|s| {
+                    at.push(Ix::V(i));
+                    let out = s.nested(e, extents, at, carried, f);
+                    at.pop();
+                    out
+                })
+            },
+        )
     }
 
     fn reduce<E: Emit<Value = V>>(
@@ -137,21 +185,35 @@ impl<V: Copy + Eq + Hash> Puller<'_, V> {
             ReduceKind::Prod => e.constant(acc, crate::vecprog::real_bits(acc, 1.0)),
             ReduceKind::Sum | ReduceKind::Mean => e.constant(acc, 0),
         };
-        let sum = self.nested(e, &extents, &mut Vec::new(), &[init], &mut |s, e, inner, carried| {
-            let from = reduced_index(at, inner, axes, shape.len(), keepdims);
-            let element = s.value(e, x, &from)?;
-            let element = e.convert(element, dtype, acc)?;
-            let op = match kind {
-                ReduceKind::Sum | ReduceKind::Mean => ScalarOp::Add,
-                ReduceKind::Prod => ScalarOp::Mul,
-                ReduceKind::Max if dtype == DType::Bool => ScalarOp::Or,
-                ReduceKind::Min if dtype == DType::Bool => ScalarOp::And,
-                ReduceKind::Max => ScalarOp::Max,
-                ReduceKind::Min => ScalarOp::Min,
-            };
-            Ok(vec![e.scalar_op(op, &[acc, acc], &[carried[0], element])?])
-        })?[0];
-        let result = if kind == ReduceKind::Mean { mean(e, sum, acc, count)? } else { sum };
+        let sum = self.nested(
+            e,
+            &extents,
+            &mut Vec::new(),
+            &[init],
+            &mut |s, e, inner, carried| {
+                let from = reduced_index(at, inner, axes, shape.len(), keepdims);
+                let element = s.value(e, x, &from)?;
+                let element = e.convert(element, dtype, acc)?;
+                let op = match kind {
+                    ReduceKind::Sum | ReduceKind::Mean => ScalarOp::Add,
+                    ReduceKind::Prod => ScalarOp::Mul,
+                    ReduceKind::Max if dtype == DType::Bool => ScalarOp::Or,
+                    ReduceKind::Min if dtype == DType::Bool => ScalarOp::And,
+                    ReduceKind::Max => ScalarOp::Max,
+                    ReduceKind::Min => ScalarOp::Min,
+                };
+                Ok(vec![e.scalar_op(
+                    op,
+                    &[acc, acc],
+                    &[carried[0], element],
+                )?])
+            },
+        )?[0];
+        let result = if kind == ReduceKind::Mean {
+            mean(e, sum, acc, count)?
+        } else {
+            sum
+        };
         e.convert(result, acc, dtype)
     }
 
@@ -168,20 +230,37 @@ impl<V: Copy + Eq + Hash> Puller<'_, V> {
     ) -> Result<V> {
         let x = node.inputs[0];
         let (dtype, shape) = (self.body.dtype(x), self.body.shape(x).to_vec());
-        let first = self.value(e, x, &reduced_index(at, &[Ix::C(0)], &[axis], shape.len(), keepdims))?;
+        let first = self.value(
+            e,
+            x,
+            &reduced_index(at, &[Ix::C(0)], &[axis], shape.len(), keepdims),
+        )?;
         let zero = e.index(0);
-        let best = e.for_loop(Ix::C(1), Ix::C(shape[axis] as i64), 1, &[first, zero], |e, i, carried| {
-            self.scoped(|s| {
-                let v = s.value(e, x, &reduced_index(at, &[Ix::V(i)], &[axis], shape.len(), keepdims))?;
-                let better = if select_last {
-                    let worse = beats(e, carried[0], v, dtype, kind)?;
-                    e.negated(worse)?
-                } else {
-                    beats(e, v, carried[0], dtype, kind)?
-                };
-                Ok(vec![e.choose(better, v, carried[0]), e.choose(better, i, carried[1])])
-            })
-        })?;
+        let best = e.for_loop(
+            Ix::C(1),
+            Ix::C(shape[axis] as i64),
+            1,
+            &[first, zero],
+            |e, i, carried| {
+                self.scoped(|s| {
+                    let v = s.value(
+                        e,
+                        x,
+                        &reduced_index(at, &[Ix::V(i)], &[axis], shape.len(), keepdims),
+                    )?;
+                    let better = if select_last {
+                        let worse = beats(e, carried[0], v, dtype, kind)?;
+                        e.negated(worse)?
+                    } else {
+                        beats(e, v, carried[0], dtype, kind)?
+                    };
+                    Ok(vec![
+                        e.choose(better, v, carried[0]),
+                        e.choose(better, i, carried[1]),
+                    ])
+                })
+            },
+        )?;
         Ok(e.index_to_i64(best[1]))
     }
 
@@ -194,7 +273,9 @@ impl<V: Copy + Eq + Hash> Puller<'_, V> {
     ) -> Result<V> {
         let acc = accumulator(dtype);
         let zero = e.constant(acc, 0);
-        let sum = self.nested(e, extents, &mut Vec::new(), &[zero], &mut |s, e, at, c| Ok(vec![f(s, e, at, c[0])?]))?;
+        let sum = self.nested(e, extents, &mut Vec::new(), &[zero], &mut |s, e, at, c| {
+            Ok(vec![f(s, e, at, c[0])?])
+        })?;
         e.convert(sum[0], acc, dtype)
     }
 
@@ -217,17 +298,32 @@ impl<V: Copy + Eq + Hash> Puller<'_, V> {
     fn matmul<E: Emit<Value = V>>(&mut self, e: &mut E, node: &Node, at: &[Ix<V>]) -> Result<V> {
         let (lhs, rhs) = (node.inputs[0], node.inputs[1]);
         let rank = at.len();
-        let k = *self.body.shape(lhs).last().expect("matmul takes rank 2 or more");
+        let k = *self
+            .body
+            .shape(lhs)
+            .last()
+            .expect("matmul takes rank 2 or more");
         let batch = |s: &Self, v: ValueId| -> Vec<Ix<V>> {
             let shape = s.body.shape(v);
             let lead = &shape[..shape.len() - 2];
             let skip = rank - 2 - lead.len();
-            lead.iter().zip(&at[skip..]).map(|(&d, &i)| if d == 1 { Ix::C(0) } else { i }).collect()
+            lead.iter()
+                .zip(&at[skip..])
+                .map(|(&d, &i)| if d == 1 { Ix::C(0) } else { i })
+                .collect()
         };
         let (lhs_batch, rhs_batch) = (batch(self, lhs), batch(self, rhs));
         self.product_loop(e, self.body.dtype(lhs), &[k], &mut |s, e, inner, sum| {
-            let a: Vec<Ix<V>> = lhs_batch.iter().copied().chain([at[rank - 2], inner[0]]).collect();
-            let b: Vec<Ix<V>> = rhs_batch.iter().copied().chain([inner[0], at[rank - 1]]).collect();
+            let a: Vec<Ix<V>> = lhs_batch
+                .iter()
+                .copied()
+                .chain([at[rank - 2], inner[0]])
+                .collect();
+            let b: Vec<Ix<V>> = rhs_batch
+                .iter()
+                .copied()
+                .chain([inner[0], at[rank - 1]])
+                .collect();
             s.add_product(e, sum, (lhs, &a), (rhs, &b))
         })
     }
@@ -246,9 +342,19 @@ impl<V: Copy + Eq + Hash> Puller<'_, V> {
         let (x_shape, w_shape) = (self.body.shape(x).to_vec(), self.body.shape(w).to_vec());
         let (spatial, taps, c_out, c_in, channel) = match layout {
             Layout::ChannelsFirst => (&x_shape[2..], &w_shape[2..], w_shape[0], w_shape[1], at[1]),
-            Layout::ChannelsLast => (&x_shape[1..=n], &w_shape[..n], w_shape[n + 1], w_shape[n], at[n + 1]),
+            Layout::ChannelsLast => (
+                &x_shape[1..=n],
+                &w_shape[..n],
+                w_shape[n + 1],
+                w_shape[n],
+                at[n + 1],
+            ),
         };
-        let outer = if layout == Layout::ChannelsFirst { &at[2..] } else { &at[1..=n] };
+        let outer = if layout == Layout::ChannelsFirst {
+            &at[2..]
+        } else {
+            &at[1..=n]
+        };
         let (group, _) = e.div_rem(channel, (c_out / groups).max(1));
         let first = e.mul(group, c_in as i64);
         let dtype = self.body.dtype(x);
@@ -260,7 +366,9 @@ impl<V: Copy + Eq + Hash> Puller<'_, V> {
                     let c = e.add(first, i);
                     let x_at = channels(layout, at[0], c, &position);
                     let w_at: Vec<Ix<V>> = match layout {
-                        Layout::ChannelsFirst => [channel, i].into_iter().chain(tap.to_vec()).collect(),
+                        Layout::ChannelsFirst => {
+                            [channel, i].into_iter().chain(tap.to_vec()).collect()
+                        }
                         Layout::ChannelsLast => tap.iter().copied().chain([i, channel]).collect(),
                     };
                     s.add_product(e, sum, (x, &x_at), (w, &w_at))
@@ -295,8 +403,13 @@ impl<V: Copy + Eq + Hash> Puller<'_, V> {
         position: Ix<V>,
         k: Ix<V>,
     ) -> Result<(Vec<Ix<V>>, Option<V>)> {
-        let Op::Conv { window, layout, .. } = &node.op else { return Err(Error::internal("not a convolution")) };
-        let (shape, out) = (self.body.shape(node.inputs[0]).to_vec(), self.body.shape(node.outputs[0]).to_vec());
+        let Op::Conv { window, layout, .. } = &node.op else {
+            return Err(Error::internal("not a convolution"));
+        };
+        let (shape, out) = (
+            self.body.shape(node.inputs[0]).to_vec(),
+            self.body.shape(node.outputs[0]).to_vec(),
+        );
         let (spatial, out_spatial) = match layout {
             Layout::ChannelsFirst => (&shape[2..], &out[2..]),
             Layout::ChannelsLast => (&shape[1..shape.len() - 1], &out[1..out.len() - 1]),
@@ -321,10 +434,16 @@ impl<V: Copy + Eq + Hash> Puller<'_, V> {
         k: Ix<V>,
         column: Ix<V>,
     ) -> Result<Vec<Ix<V>>> {
-        let Op::Conv { groups, layout, .. } = &node.op else { return Err(Error::internal("not a convolution")) };
+        let Op::Conv { groups, layout, .. } = &node.op else {
+            return Err(Error::internal("not a convolution"));
+        };
         let shape = self.body.shape(node.inputs[1]).to_vec();
         let (taps, c_in) = conv_depth(*layout, &shape);
-        let c_out = if *layout == Layout::ChannelsFirst { shape[0] } else { shape[shape.len() - 1] };
+        let c_out = if *layout == Layout::ChannelsFirst {
+            shape[0]
+        } else {
+            shape[shape.len() - 1]
+        };
         let deep = e.delinearise(k, &taps.iter().copied().chain([c_in]).collect::<Vec<_>>());
         let first = e.mul(group, (c_out / groups) as i64);
         let channel = e.add(first, column);
@@ -371,7 +490,9 @@ impl<V: Copy + Eq + Hash> Puller<'_, V> {
         sum: V,
         mut f: impl FnMut(&mut Self, &mut E, Ix<V>, V) -> Result<V>,
     ) -> Result<V> {
-        let out = self.nested(e, &[n], &mut Vec::new(), &[sum], &mut |s, e, at, c| Ok(vec![f(s, e, at[0], c[0])?]))?;
+        let out = self.nested(e, &[n], &mut Vec::new(), &[sum], &mut |s, e, at, c| {
+            Ok(vec![f(s, e, at[0], c[0])?])
+        })?;
         Ok(out[0])
     }
 
@@ -384,9 +505,17 @@ impl<V: Copy + Eq + Hash> Puller<'_, V> {
         sum: V,
         f: impl FnOnce(&mut Self, &mut E, V) -> Result<V>,
     ) -> Result<V> {
-        let Some(inside) = inside else { return f(self, e, sum) };
+        let Some(inside) = inside else {
+            return f(self, e, sum);
+        };
         let kinds = [Kind::Element(acc)];
-        let out = e.branch(inside, &kinds, self, |s, e| s.scoped(|s| Ok(vec![f(s, e, sum)?])), |_, _| Ok(vec![sum]))?;
+        let out = e.branch(
+            inside,
+            &kinds,
+            self,
+            |s, e| s.scoped(|s| Ok(vec![f(s, e, sum)?])),
+            |_, _| Ok(vec![sum]),
+        )?;
         Ok(out[0])
     }
 
@@ -403,24 +532,30 @@ impl<V: Copy + Eq + Hash> Puller<'_, V> {
         let acc = accumulator(dtype);
         let (spatial, outer, channel) = plan.split(&shape, at);
         let (sum, count) = (e.constant(acc, 0), e.index(0));
-        let out = self.nested(e, plan.size, &mut Vec::new(), &[sum, count], &mut |s, e, tap, carried| {
-            let (position, inside) = tap_positions(e, outer, tap, plan.window, spatial)?;
-            let add = |s: &mut Self, e: &mut E| -> Result<V> {
-                let v = s.value(e, x, &channels(plan.layout, at[0], channel, &position))?;
-                let v = e.convert(v, dtype, acc)?;
-                e.scalar_op(ScalarOp::Add, &[acc, acc], &[carried[0], v])
-            };
-            let sum = s.guarded(e, inside, acc, carried[0], |s, e, _| add(s, e))?;
-            let counted = match kind {
-                PoolKind::AvgIncludePad => padded_inside(e, outer, tap, plan.window, spatial)?,
-                _ => inside,
-            };
-            let one = match counted {
-                None => e.index(1),
-                Some(c) => e.truth_to_index(c),
-            };
-            Ok(vec![sum, e.index_add(carried[1], one)])
-        })?;
+        let out = self.nested(
+            e,
+            plan.size,
+            &mut Vec::new(),
+            &[sum, count],
+            &mut |s, e, tap, carried| {
+                let (position, inside) = tap_positions(e, outer, tap, plan.window, spatial)?;
+                let add = |s: &mut Self, e: &mut E| -> Result<V> {
+                    let v = s.value(e, x, &channels(plan.layout, at[0], channel, &position))?;
+                    let v = e.convert(v, dtype, acc)?;
+                    e.scalar_op(ScalarOp::Add, &[acc, acc], &[carried[0], v])
+                };
+                let sum = s.guarded(e, inside, acc, carried[0], |s, e, _| add(s, e))?;
+                let counted = match kind {
+                    PoolKind::AvgIncludePad => padded_inside(e, outer, tap, plan.window, spatial)?,
+                    _ => inside,
+                };
+                let one = match counted {
+                    None => e.index(1),
+                    Some(c) => e.truth_to_index(c),
+                };
+                Ok(vec![sum, e.index_add(carried[1], one)])
+            },
+        )?;
         let result = if dtype.is_float() {
             let n = e.index_to_i64(out[1]);
             let n = e.convert(n, DType::I64, DType::F64)?;
@@ -447,28 +582,46 @@ impl<V: Copy + Eq + Hash> Puller<'_, V> {
         let x = node.inputs[0];
         let (dtype, shape) = (self.body.dtype(x), self.body.shape(x).to_vec());
         let (spatial, outer, channel) = plan.split(&shape, at);
-        let (least, none) = (e.constant(dtype, extreme_bits(dtype, Extremum::Max)), e.index(-1));
-        let best = self.nested(e, plan.size, &mut Vec::new(), &[least, none], &mut |s, e, tap, carried| {
-            let (position, inside) = tap_positions(e, outer, tap, plan.window, spatial)?;
-            let consider = |s: &mut Self, e: &mut E| -> Result<Vec<V>> {
-                let from = channels(plan.layout, at[0], channel, &position);
-                let v = s.value(e, x, &from)?;
-                let linear = e.linearise(&from, &shape);
-                let linear = e.val(linear);
-                let greater = beats(e, v, carried[0], dtype, Extremum::Max)?;
-                let zero = e.index(0);
-                let first = e.index_compare(Order::Less, carried[1], zero);
-                let better = e.either(greater, first)?;
-                Ok(vec![e.choose(better, v, carried[0]), e.choose(better, linear, carried[1])])
-            };
-            match inside {
-                None => consider(s, e),
-                Some(inside) => {
-                    let kinds = [Kind::Element(dtype), Kind::Index];
-                    e.branch(inside, &kinds, s, |s, e| s.scoped(|s| consider(s, e)), |_, _| Ok(carried.to_vec()))
+        let (least, none) = (
+            e.constant(dtype, extreme_bits(dtype, Extremum::Max)),
+            e.index(-1),
+        );
+        let best = self.nested(
+            e,
+            plan.size,
+            &mut Vec::new(),
+            &[least, none],
+            &mut |s, e, tap, carried| {
+                let (position, inside) = tap_positions(e, outer, tap, plan.window, spatial)?;
+                let consider = |s: &mut Self, e: &mut E| -> Result<Vec<V>> {
+                    let from = channels(plan.layout, at[0], channel, &position);
+                    let v = s.value(e, x, &from)?;
+                    let linear = e.linearise(&from, &shape);
+                    let linear = e.val(linear);
+                    let greater = beats(e, v, carried[0], dtype, Extremum::Max)?;
+                    let zero = e.index(0);
+                    let first = e.index_compare(Order::Less, carried[1], zero);
+                    let better = e.either(greater, first)?;
+                    Ok(vec![
+                        e.choose(better, v, carried[0]),
+                        e.choose(better, linear, carried[1]),
+                    ])
+                };
+                match inside {
+                    None => consider(s, e),
+                    Some(inside) => {
+                        let kinds = [Kind::Element(dtype), Kind::Index];
+                        e.branch(
+                            inside,
+                            &kinds,
+                            s,
+                            |s, e| s.scoped(|s| consider(s, e)),
+                            |_, _| Ok(carried.to_vec()),
+                        )
+                    }
                 }
-            }
-        })?;
+            },
+        )?;
         Ok((best[0], e.index_to_i64(best[1])))
     }
 }
@@ -482,7 +635,11 @@ struct PoolPlan<'a> {
 
 impl PoolPlan<'_> {
     /// Spatial extents of the input, spatial output index, channel.
-    fn split<'s, V: Copy>(&self, shape: &'s [usize], at: &'s [Ix<V>]) -> (&'s [usize], &'s [Ix<V>], Ix<V>) {
+    fn split<'s, V: Copy>(
+        &self,
+        shape: &'s [usize],
+        at: &'s [Ix<V>],
+    ) -> (&'s [usize], &'s [Ix<V>], Ix<V>) {
         let n = at.len() - 2;
         match self.layout {
             Layout::ChannelsFirst => (&shape[2..], &at[2..], at[1]),
@@ -499,10 +656,21 @@ fn conv_depth(layout: Layout, weights: &[usize]) -> (&[usize], usize) {
     }
 }
 
-fn channels<V: Copy>(layout: Layout, batch: Ix<V>, channel: Ix<V>, spatial: &[Ix<V>]) -> Vec<Ix<V>> {
+fn channels<V: Copy>(
+    layout: Layout,
+    batch: Ix<V>,
+    channel: Ix<V>,
+    spatial: &[Ix<V>],
+) -> Vec<Ix<V>> {
     match layout {
-        Layout::ChannelsFirst => [batch, channel].into_iter().chain(spatial.to_vec()).collect(),
-        Layout::ChannelsLast => std::iter::once(batch).chain(spatial.iter().copied()).chain([channel]).collect(),
+        Layout::ChannelsFirst => [batch, channel]
+            .into_iter()
+            .chain(spatial.to_vec())
+            .collect(),
+        Layout::ChannelsLast => std::iter::once(batch)
+            .chain(spatial.iter().copied())
+            .chain([channel])
+            .collect(),
     }
 }
 
@@ -529,13 +697,22 @@ pub(in crate::codegen) fn reduced_index<V: Copy>(
 }
 
 /// The mean of `count` values, given their sum; 0 of no integers.
-pub(in crate::codegen) fn mean<E: Emit>(e: &mut E, sum: E::Value, acc: DType, count: usize) -> Result<E::Value> {
+pub(in crate::codegen) fn mean<E: Emit>(
+    e: &mut E,
+    sum: E::Value,
+    acc: DType,
+    count: usize,
+) -> Result<E::Value> {
     if acc == DType::F64 {
         let n = e.constant(acc, (count as f64).to_bits());
         return e.primitive(ScalarOp::Div, acc, acc, &[sum, n]);
     }
     let n = e.constant(acc, count as u64);
-    Ok(if count == 0 { n } else { e.quotient(acc, sum, n) })
+    Ok(if count == 0 {
+        n
+    } else {
+        e.quotient(acc, sum, n)
+    })
 }
 
 /// Whether `a` is strictly better than `b`; NaN is better than anything but NaN.
@@ -547,11 +724,19 @@ pub(in crate::codegen) fn beats<E: Emit>(
     kind: Extremum,
 ) -> Result<E::Value> {
     let (a, b, dtype) = match dtype {
-        d if d.is_narrow_float() => (e.convert(a, dtype, DType::F32)?, e.convert(b, dtype, DType::F32)?, DType::F32),
+        d if d.is_narrow_float() => (
+            e.convert(a, dtype, DType::F32)?,
+            e.convert(b, dtype, DType::F32)?,
+            DType::F32,
+        ),
         DType::Bool => (a, b, DType::U8),
         _ => (a, b, dtype),
     };
-    let op = if kind == Extremum::Max { ScalarOp::Gt } else { ScalarOp::Lt };
+    let op = if kind == Extremum::Max {
+        ScalarOp::Gt
+    } else {
+        ScalarOp::Lt
+    };
     let strict = e.scalar_op(op, &[dtype, dtype], &[a, b])?;
     if !dtype.is_float() {
         return Ok(strict);
@@ -598,8 +783,13 @@ fn padded_inside<E: Emit>(
     window: &Window,
     spatial: &[usize],
 ) -> Result<Option<E::Value>> {
-    let bare = Window { pads_low: vec![0; outer.len()], ..window.clone() };
-    let padded: Vec<usize> = (0..outer.len()).map(|d| spatial[d] + window.pads_low[d] + window.pads_high[d]).collect();
+    let bare = Window {
+        pads_low: vec![0; outer.len()],
+        ..window.clone()
+    };
+    let padded: Vec<usize> = (0..outer.len())
+        .map(|d| spatial[d] + window.pads_low[d] + window.pads_high[d])
+        .collect();
     Ok(tap_positions(e, outer, tap, &bare, &padded)?.1)
 }
 

@@ -16,7 +16,14 @@ impl<V: Copy + Eq + Hash> Puller<'_, V> {
         at: &[Ix<V>],
         out: V,
     ) -> Result<()> {
-        let Op::CumSum { axis, exclusive, reverse } = node.op else { return Err(wrong_phase(node)) };
+        let Op::CumSum {
+            axis,
+            exclusive,
+            reverse,
+        } = node.op
+        else {
+            return Err(wrong_phase(node));
+        };
         let (x, y) = (node.inputs[0], node.outputs[0]);
         let (shape, dtype) = (self.body.shape(y).to_vec(), self.body.dtype(y));
         let acc = if dtype.is_float() { DType::F64 } else { dtype };
@@ -81,7 +88,11 @@ impl<V: Copy + Eq + Hash> Puller<'_, V> {
                 let lead = index_shape.len() - 1;
                 let mut to = Vec::with_capacity(data.len());
                 for (t, &extent) in data.iter().enumerate().take(index_shape[lead]) {
-                    let tuple_at: Vec<Ix<V>> = at[..lead].iter().copied().chain([Ix::C(t as i64)]).collect();
+                    let tuple_at: Vec<Ix<V>> = at[..lead]
+                        .iter()
+                        .copied()
+                        .chain([Ix::C(t as i64)])
+                        .collect();
                     to.push(self.index(e, indices, &tuple_at, extent)?);
                 }
                 to.extend_from_slice(&at[lead..]);
@@ -92,7 +103,13 @@ impl<V: Copy + Eq + Hash> Puller<'_, V> {
     }
 }
 
-fn join<E: Emit>(e: &mut E, kind: ScatterKind, dtype: DType, old: E::Value, new: E::Value) -> Result<E::Value> {
+fn join<E: Emit>(
+    e: &mut E,
+    kind: ScatterKind,
+    dtype: DType,
+    old: E::Value,
+    new: E::Value,
+) -> Result<E::Value> {
     let extremum = match kind {
         ScatterKind::Set => return Ok(new),
         ScatterKind::Add => return e.scalar_op(ScalarOp::Add, &[dtype, dtype], &[old, new]),

@@ -31,7 +31,11 @@ pub(super) struct Puller<'a, V> {
 
 impl<'a, V: Copy + Eq + Hash> Puller<'a, V> {
     pub(super) fn new(body: &'a Body, stored: BTreeMap<ValueId, V>) -> Puller<'a, V> {
-        Puller { body, stored, known: vec![HashMap::new()] }
+        Puller {
+            body,
+            stored,
+            known: vec![HashMap::new()],
+        }
     }
 
     /// Runs `f` for code that does not dominate what follows: a loop body or one side of a branch.
@@ -43,7 +47,12 @@ impl<'a, V: Copy + Eq + Hash> Puller<'a, V> {
     }
 
     /// Element of `v` at `at`, one index per axis.
-    pub(super) fn value<E: Emit<Value = V>>(&mut self, e: &mut E, v: ValueId, at: &[Ix<V>]) -> Result<V> {
+    pub(super) fn value<E: Emit<Value = V>>(
+        &mut self,
+        e: &mut E,
+        v: ValueId,
+        at: &[Ix<V>],
+    ) -> Result<V> {
         let key = (v, at.to_vec());
         if let Some(&found) = self.known.iter().rev().find_map(|scope| scope.get(&key)) {
             return Ok(found);
@@ -54,7 +63,10 @@ impl<'a, V: Copy + Eq + Hash> Puller<'a, V> {
     }
 
     pub(super) fn remember(&mut self, v: ValueId, at: &[Ix<V>], value: V) {
-        self.known.last_mut().expect("the outermost scope stays").insert((v, at.to_vec()), value);
+        self.known
+            .last_mut()
+            .expect("the outermost scope stays")
+            .insert((v, at.to_vec()), value);
     }
 
     fn compute<E: Emit<Value = V>>(&mut self, e: &mut E, v: ValueId, at: &[Ix<V>]) -> Result<V> {
@@ -63,15 +75,29 @@ impl<'a, V: Copy + Eq + Hash> Puller<'a, V> {
             return Ok(e.load(self.body.dtype(v), base, linear));
         }
         let body = self.body;
-        let node = body.graph.def_node(v).ok_or_else(|| Error::internal("a cluster operand has no buffer"))?;
+        let node = body
+            .graph
+            .def_node(v)
+            .ok_or_else(|| Error::internal("a cluster operand has no buffer"))?;
         let which = node.outputs.iter().position(|&o| o == v).unwrap_or(0);
-        self.node_value(e, node, which, at).map_err(|err| err.context(node.op.name()).at_origin(&node.origin))
+        self.node_value(e, node, which, at)
+            .map_err(|err| err.context(node.op.name()).at_origin(&node.origin))
     }
 
-    fn node_value<E: Emit<Value = V>>(&mut self, e: &mut E, node: &Node, which: usize, at: &[Ix<V>]) -> Result<V> {
+    fn node_value<E: Emit<Value = V>>(
+        &mut self,
+        e: &mut E,
+        node: &Node,
+        which: usize,
+        at: &[Ix<V>],
+    ) -> Result<V> {
         match &node.op {
             Op::Map(op) => {
-                let args = node.inputs.iter().map(|&x| self.broadcast_value(e, x, at)).collect::<Result<Vec<V>>>()?;
+                let args = node
+                    .inputs
+                    .iter()
+                    .map(|&x| self.broadcast_value(e, x, at))
+                    .collect::<Result<Vec<V>>>()?;
                 let dtypes: Vec<DType> = node.inputs.iter().map(|&x| self.body.dtype(x)).collect();
                 e.scalar_op(*op, &dtypes, &args)
             }
@@ -120,11 +146,19 @@ impl<'a, V: Copy + Eq + Hash> Puller<'a, V> {
     }
 
     /// Element of `x` where the index belongs to a shape that `x` broadcasts to.
-    pub(super) fn broadcast_value<E: Emit<Value = V>>(&mut self, e: &mut E, x: ValueId, at: &[Ix<V>]) -> Result<V> {
+    pub(super) fn broadcast_value<E: Emit<Value = V>>(
+        &mut self,
+        e: &mut E,
+        x: ValueId,
+        at: &[Ix<V>],
+    ) -> Result<V> {
         let shape = self.body.shape(x);
         let lead = at.len() - shape.len();
-        let from: Vec<Ix<V>> =
-            shape.iter().zip(&at[lead..]).map(|(&d, &i)| if d == 1 { Ix::C(0) } else { i }).collect();
+        let from: Vec<Ix<V>> = shape
+            .iter()
+            .zip(&at[lead..])
+            .map(|(&d, &i)| if d == 1 { Ix::C(0) } else { i })
+            .collect();
         self.value(e, x, &from)
     }
 
@@ -150,22 +184,51 @@ impl<'a, V: Copy + Eq + Hash> Puller<'a, V> {
         Ok(Ix::V(e.i64_to_index(i)))
     }
 
-    fn gather<E: Emit<Value = V>>(&mut self, e: &mut E, node: &Node, axis: usize, at: &[Ix<V>]) -> Result<V> {
-        let [data, indices] = node.inputs[..] else { return Err(Error::internal("gather takes two operands")) };
+    fn gather<E: Emit<Value = V>>(
+        &mut self,
+        e: &mut E,
+        node: &Node,
+        axis: usize,
+        at: &[Ix<V>],
+    ) -> Result<V> {
+        let [data, indices] = node.inputs[..] else {
+            return Err(Error::internal("gather takes two operands"));
+        };
         let n_index_axes = self.body.shape(indices).len();
-        let i = self.index(e, indices, &at[axis..axis + n_index_axes], self.body.shape(data)[axis])?;
-        let from: Vec<Ix<V>> =
-            at[..axis].iter().copied().chain([i]).chain(at[axis + n_index_axes..].to_vec()).collect();
+        let i = self.index(
+            e,
+            indices,
+            &at[axis..axis + n_index_axes],
+            self.body.shape(data)[axis],
+        )?;
+        let from: Vec<Ix<V>> = at[..axis]
+            .iter()
+            .copied()
+            .chain([i])
+            .chain(at[axis + n_index_axes..].to_vec())
+            .collect();
         self.value(e, data, &from)
     }
 
-    fn gather_nd<E: Emit<Value = V>>(&mut self, e: &mut E, node: &Node, batch_dims: usize, at: &[Ix<V>]) -> Result<V> {
-        let [data, indices] = node.inputs[..] else { return Err(Error::internal("gather_nd takes two operands")) };
+    fn gather_nd<E: Emit<Value = V>>(
+        &mut self,
+        e: &mut E,
+        node: &Node,
+        batch_dims: usize,
+        at: &[Ix<V>],
+    ) -> Result<V> {
+        let [data, indices] = node.inputs[..] else {
+            return Err(Error::internal("gather_nd takes two operands"));
+        };
         let (index_shape, data_shape) = (self.body.shape(indices), self.body.shape(data));
         let lead = index_shape.len() - 1;
         let mut from = at[..batch_dims].to_vec();
         for t in 0..index_shape[lead] {
-            let tuple_at: Vec<Ix<V>> = at[..lead].iter().copied().chain([Ix::C(t as i64)]).collect();
+            let tuple_at: Vec<Ix<V>> = at[..lead]
+                .iter()
+                .copied()
+                .chain([Ix::C(t as i64)])
+                .collect();
             from.push(self.index(e, indices, &tuple_at, data_shape[batch_dims + t])?);
         }
         from.extend_from_slice(&at[lead..]);
@@ -236,7 +299,9 @@ impl<'a, V: Copy + Eq + Hash> Puller<'a, V> {
                 _ => border(e, j, n as i64, mode),
             });
         }
-        let Some(inside) = inside else { return self.value(e, x, &from) };
+        let Some(inside) = inside else {
+            return self.value(e, x, &from);
+        };
         let ty = Kind::Element(self.body.dtype(x));
         let fill = node.inputs[1];
         if shape.contains(&0) {
@@ -276,7 +341,12 @@ fn border<E: Emit>(e: &mut E, j: Ix<E::Value>, n: i64, mode: PadMode) -> Ix<E::V
 /// The index in `from` of the element at index `at` in `to`; both shapes hold the same elements in row-major order.
 ///
 /// Axes are matched in groups of equal extent products, so that only axes which are really split or joined are divided.
-fn reshape_index<E: Emit>(e: &mut E, at: &[Ix<E::Value>], to: &[usize], from: &[usize]) -> Vec<Ix<E::Value>> {
+fn reshape_index<E: Emit>(
+    e: &mut E,
+    at: &[Ix<E::Value>],
+    to: &[usize],
+    from: &[usize],
+) -> Vec<Ix<E::Value>> {
     let mut index = vec![Ix::C(0); from.len()];
     let (mut i, mut j) = (0, 0);
     while i < to.len() || j < from.len() {

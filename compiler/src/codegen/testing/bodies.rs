@@ -8,7 +8,11 @@ use gristmill_runtime::{DType, Tensor};
 pub fn random_maps(rng: &mut Rng, n: usize) -> Vec<Case> {
     let mut case = || {
         let (body, inputs) = random_body(rng);
-        Case { body, inputs, tolerance: 1e-5 }
+        Case {
+            body,
+            inputs,
+            tolerance: 1e-5,
+        }
     };
     (0..n).map(|_| case()).collect()
 }
@@ -17,17 +21,25 @@ pub fn random_maps(rng: &mut Rng, n: usize) -> Vec<Case> {
 fn random_body(rng: &mut Rng) -> (Graph, Vec<Tensor>) {
     let mut b = GraphBuilder::new("random");
     let rank = 1 + rng.below(4);
-    let shape: Vec<usize> = (0..rank).map(|_| [1, 2, 3, 5, 8, 70][rng.below(6)]).collect();
+    let shape: Vec<usize> = (0..rank)
+        .map(|_| [1, 2, 3, 5, 8, 70][rng.below(6)])
+        .collect();
     let mut values = Vec::new();
     let mut inputs = Vec::new();
     for i in 0..3 {
-        let own: Vec<usize> = shape.iter().map(|&d| if rng.below(4) == 0 { 1 } else { d }).collect();
+        let own: Vec<usize> = shape
+            .iter()
+            .map(|&d| if rng.below(4) == 0 { 1 } else { d })
+            .collect();
         let skip = rng.below(2).min(rank - 1);
         values.push(b.input(&format!("x{i}"), DType::F32, own[skip..].iter().copied()));
         inputs.push(rng.tensor(DType::F32, &own[skip..], 0.25, 1.5));
     }
     for _ in 0..2 + rng.below(10) {
-        let (x, y) = (values[rng.below(values.len())], values[rng.below(values.len())]);
+        let (x, y) = (
+            values[rng.below(values.len())],
+            values[rng.below(values.len())],
+        );
         let v = match rng.below(10) {
             0 => b.map(ScalarOp::Exp, &[x]),
             1 => b.map(ScalarOp::Tanh, &[x]),
@@ -65,7 +77,10 @@ fn random_body(rng: &mut Rng) -> (Graph, Vec<Tensor>) {
 
 /// A random node over `values`; errors of the type rules are expected.
 fn random_node(b: &mut GraphBuilder, values: &[ValueId], rng: &mut Rng) -> crate::Result<ValueId> {
-    let (x, y) = (values[rng.below(values.len())], values[rng.below(values.len())]);
+    let (x, y) = (
+        values[rng.below(values.len())],
+        values[rng.below(values.len())],
+    );
     let ty = b.ty(x).clone();
     let shape = ty.static_shape().unwrap();
     let axis = rng.below(shape.len());
@@ -77,7 +92,12 @@ fn random_node(b: &mut GraphBuilder, values: &[ValueId], rng: &mut Rng) -> crate
         3 => b.map(ScalarOp::Mul, &[x, y]),
         4 => b.reduce(ReduceKind::Mean, x, &[axis], keepdims),
         5 => b.reduce(ReduceKind::Max, x, &[axis], keepdims),
-        6 => b.reduce(ReduceKind::Sum, x, &(axis..shape.len()).collect::<Vec<_>>(), true),
+        6 => b.reduce(
+            ReduceKind::Sum,
+            x,
+            &(axis..shape.len()).collect::<Vec<_>>(),
+            true,
+        ),
         7 => b.add1(Op::Softmax { axis, log: false }, &[x]),
         8 => {
             let perm: Vec<usize> = (0..shape.len()).map(|i| (i + axis) % shape.len()).collect();
@@ -88,7 +108,14 @@ fn random_node(b: &mut GraphBuilder, values: &[ValueId], rng: &mut Rng) -> crate
             let zero = b.scalar(ty.dtype, 0.5);
             let mut low = vec![0; shape.len()];
             low[axis] = 1;
-            b.add1(Op::Pad { high: low.iter().map(|l| 2 * l).collect(), low, mode: PadMode::Constant }, &[x, zero])
+            b.add1(
+                Op::Pad {
+                    high: low.iter().map(|l| 2 * l).collect(),
+                    low,
+                    mode: PadMode::Constant,
+                },
+                &[x, zero],
+            )
         }
         11 => {
             let mut perm: Vec<usize> = (0..shape.len()).collect();
@@ -98,9 +125,20 @@ fn random_node(b: &mut GraphBuilder, values: &[ValueId], rng: &mut Rng) -> crate
         }
         12 => b.slice_axis(x, axis, shape[axis] / 2, shape[axis] - shape[axis] / 2),
         13 => b.reshape(x, [shape.iter().product::<usize>()]),
-        14 => b.add1(Op::CumSum { axis, exclusive: keepdims, reverse: false }, &[x]),
+        14 => b.add1(
+            Op::CumSum {
+                axis,
+                exclusive: keepdims,
+                reverse: false,
+            },
+            &[x],
+        ),
         _ => {
-            let other = if ty.dtype == DType::F32 { DType::F64 } else { DType::F32 };
+            let other = if ty.dtype == DType::F32 {
+                DType::F64
+            } else {
+                DType::F32
+            };
             b.cast(x, other)
         }
     }
@@ -133,5 +171,9 @@ fn mixed(rng: &mut Rng) -> Case {
     for (i, &v) in [values[first], *values.last().unwrap()].iter().enumerate() {
         b.output(&format!("y{i}"), v);
     }
-    Case { body: b.finish().unwrap(), inputs, tolerance: 1e-4 }
+    Case {
+        body: b.finish().unwrap(),
+        inputs,
+        tolerance: 1e-4,
+    }
 }

@@ -7,7 +7,15 @@ use gristmill_runtime::{DType, Tensor, status};
 /// Shapes of rank 1 to 3, some with axes of extent 0 or 1.
 fn shapes(rng: &mut Rng) -> Vec<Vec<usize>> {
     let mut random = |rank: usize| (0..rank).map(|_| 1 + rng.below(7)).collect::<Vec<_>>();
-    vec![vec![], vec![300], random(1), random(2), random(3), vec![3, 0, 2], vec![1, 5]]
+    vec![
+        vec![],
+        vec![300],
+        random(1),
+        random(2),
+        random(3),
+        vec![3, 0, 2],
+        vec![1, 5],
+    ]
 }
 
 /// Every element-wise op on every dtype that it takes, special values among them.
@@ -21,13 +29,19 @@ pub fn scalar_ops(rng: &mut Rng) -> Vec<Case> {
                 dtypes[0] = DType::Bool;
             }
             // Floats of 8 bits are widened as the others are that are narrow, so some ops stand for all.
-            let stands = matches!(op, ScalarOp::Add | ScalarOp::Select | ScalarOp::Exp | ScalarOp::Gt | ScalarOp::Gelu);
+            let stands = matches!(
+                op,
+                ScalarOp::Add | ScalarOp::Select | ScalarOp::Exp | ScalarOp::Gt | ScalarOp::Gelu
+            );
             if op.result_dtype(&dtypes).is_err() || dtype.is_float8() && !stands {
                 continue;
             }
             let hi = if op == ScalarOp::Pow { 3.0 } else { 9.0 };
             for shape in [vec![7, 5], vec![]] {
-                let mut operands: Vec<Tensor> = dtypes.iter().map(|&d| rng.tensor(d, &shape, -hi, hi)).collect();
+                let mut operands: Vec<Tensor> = dtypes
+                    .iter()
+                    .map(|&d| rng.tensor(d, &shape, -hi, hi))
+                    .collect();
                 if dtype.is_float() {
                     operands.iter_mut().for_each(|t| plant_specials(t, rng));
                 } else if matches!(op, ScalarOp::Div | ScalarOp::Rem | ScalarOp::Mod) {
@@ -67,17 +81,30 @@ pub fn float8_casts() -> Vec<Case> {
     for &d in DType::ALL {
         let Some(format) = d.float8() else { continue };
         let codes: Vec<u8> = (0..=255).collect();
-        let numbers: Vec<f64> = (0..=format.largest).map(|code| format.decode(code).into()).collect();
+        let numbers: Vec<f64> = (0..=format.largest)
+            .map(|code| format.decode(code).into())
+            .collect();
         let mut ties: Vec<f64> = numbers.windows(2).map(|w| (w[0] + w[1]) / 2.0).collect();
         ties.extend([format.overflow().0, 1e6, 1e-6]);
         let near = |v: f64| {
-            [v, f64::from((v as f32).next_down()), f64::from((v as f32).next_up()), v.next_down(), v.next_up()]
+            [
+                v,
+                f64::from((v as f32).next_down()),
+                f64::from((v as f32).next_up()),
+                v.next_down(),
+                v.next_up(),
+            ]
         };
-        let values: Vec<f64> = ties.iter().flat_map(|&v| near(v)).flat_map(|v| [v, -v]).collect();
+        let values: Vec<f64> = ties
+            .iter()
+            .flat_map(|&v| near(v))
+            .flat_map(|v| [v, -v])
+            .collect();
         for wide in [DType::F16, DType::F32, DType::F64] {
             let x = Tensor::from_bytes(d, &[256], &codes).expect("a byte per element");
             all.push(Case::of_op(&Op::Map(ScalarOp::Cast(wide)), vec![x], 0.0));
-            let x = Tensor::from_f64s(wide, &[values.len()], &values).expect("as many as there are");
+            let x =
+                Tensor::from_f64s(wide, &[values.len()], &values).expect("as many as there are");
             all.push(Case::of_op(&Op::Map(ScalarOp::Cast(d)), vec![x], 0.0));
         }
     }
@@ -95,7 +122,10 @@ pub fn broadcasts(rng: &mut Rng) -> Vec<Case> {
         (vec![2, 3, 4, 5], vec![3, 1, 5]),
     ] {
         for dtype in [DType::F32, DType::I64, DType::F16] {
-            let operands = vec![rng.tensor(dtype, &a, -4.0, 4.0), rng.tensor(dtype, &b, -4.0, 4.0)];
+            let operands = vec![
+                rng.tensor(dtype, &a, -4.0, 4.0),
+                rng.tensor(dtype, &b, -4.0, 4.0),
+            ];
             all.push(Case::of_op(&Op::Map(ScalarOp::Sub), operands, 0.0));
         }
     }
@@ -122,8 +152,16 @@ pub fn tensor_ops(rng: &mut Rng) -> Vec<Case> {
 /// What is selected, ordered or normalised, over NaN, infinities and zeros of both signs.
 pub fn special_selections(rng: &mut Rng) -> Vec<Case> {
     let mut all = Vec::new();
-    for name in ["reduce", "arg_reduce", "softmax", "pool", "max_pool_indices", "top_k", "cum_sum", "scatter_elements"]
-    {
+    for name in [
+        "reduce",
+        "arg_reduce",
+        "softmax",
+        "pool",
+        "max_pool_indices",
+        "top_k",
+        "cum_sum",
+        "scatter_elements",
+    ] {
         for (op, mut operands) in cases(name, rng) {
             for t in operands.iter_mut().filter(|t| t.dtype().is_float()) {
                 for _ in 0..1 + t.len() / 24 {
@@ -148,10 +186,26 @@ pub fn hidden_rows(rng: &mut Rng) -> Vec<Case> {
             mask[3 * n_keys - 1] = f32::NAN;
             let mask = Tensor::from_slice(&mask, &[4, n_keys]).unwrap();
             let mut x = |shape: &[usize]| rng.tensor(DType::F32, shape, -2.0, 2.0);
-            let operands = vec![x(&[2, 3, 4, 8]), x(&[2, 3, n_keys, 8]), x(&[2, 3, n_keys, 5]), mask.clone()];
-            all.push(Case::of_op(&Op::Attention { scale: Real(0.3), causal }, operands, 1e-5));
+            let operands = vec![
+                x(&[2, 3, 4, 8]),
+                x(&[2, 3, n_keys, 8]),
+                x(&[2, 3, n_keys, 5]),
+                mask.clone(),
+            ];
+            all.push(Case::of_op(
+                &Op::Attention {
+                    scale: Real(0.3),
+                    causal,
+                },
+                operands,
+                1e-5,
+            ));
             for log in [false, true] {
-                all.push(Case::of_op(&Op::Softmax { axis: 1, log }, vec![mask.clone()], 1e-6));
+                all.push(Case::of_op(
+                    &Op::Softmax { axis: 1, log },
+                    vec![mask.clone()],
+                    1e-6,
+                ));
             }
         }
     }
@@ -176,12 +230,31 @@ pub fn faults(rng: &mut Rng) -> Vec<(Op, Vec<Tensor>, u32)> {
     let data = rng.tensor(DType::F32, &[4], -1.0, 1.0);
     let zeros = Tensor::zeros(DType::I32, &[3]).unwrap();
     let updates = rng.tensor(DType::F32, &[2], -1.0, 1.0);
-    let scatter = Op::ScatterElements { axis: 0, kind: ScatterKind::Set };
+    let scatter = Op::ScatterElements {
+        axis: 0,
+        kind: ScatterKind::Set,
+    };
     vec![
-        (Op::Gather { axis: 0 }, vec![data.clone(), at.clone()], status::INDEX_OUT_OF_RANGE),
-        (scatter, vec![data.clone(), at, updates], status::INDEX_OUT_OF_RANGE),
-        (Op::Map(ScalarOp::Div), vec![zeros.clone(), zeros.clone()], status::DIVISION_BY_ZERO),
-        (Op::Map(ScalarOp::Mod), vec![zeros.clone(), zeros], status::DIVISION_BY_ZERO),
+        (
+            Op::Gather { axis: 0 },
+            vec![data.clone(), at.clone()],
+            status::INDEX_OUT_OF_RANGE,
+        ),
+        (
+            scatter,
+            vec![data.clone(), at, updates],
+            status::INDEX_OUT_OF_RANGE,
+        ),
+        (
+            Op::Map(ScalarOp::Div),
+            vec![zeros.clone(), zeros.clone()],
+            status::DIVISION_BY_ZERO,
+        ),
+        (
+            Op::Map(ScalarOp::Mod),
+            vec![zeros.clone(), zeros],
+            status::DIVISION_BY_ZERO,
+        ),
     ]
 }
 
@@ -190,13 +263,26 @@ fn dims(d: &[usize]) -> Vec<Dim> {
 }
 
 fn window(strides: &[usize], dilations: &[usize], low: &[usize], high: &[usize]) -> Window {
-    Window { strides: strides.into(), dilations: dilations.into(), pads_low: low.into(), pads_high: high.into() }
+    Window {
+        strides: strides.into(),
+        dilations: dilations.into(),
+        pads_low: low.into(),
+        pads_high: high.into(),
+    }
 }
 
 /// Cases of one op by its name: attributes and operands. Empty when the op cannot stand in a cluster.
 pub fn cases(name: &str, rng: &mut Rng) -> Vec<(Op, Vec<Tensor>)> {
     let mut out = Vec::new();
-    let dtypes = [DType::F32, DType::F64, DType::F16, DType::BF16, DType::I8, DType::I32, DType::U64];
+    let dtypes = [
+        DType::F32,
+        DType::F64,
+        DType::F16,
+        DType::BF16,
+        DType::I8,
+        DType::I32,
+        DType::U64,
+    ];
     let floats = [DType::F32, DType::F64, DType::F16, DType::BF16];
     let mut x = |d: DType, s: &[usize]| rng.tensor(d, s, -5.0, 5.0);
     match name {
@@ -208,13 +294,37 @@ pub fn cases(name: &str, rng: &mut Rng) -> Vec<(Op, Vec<Tensor>)> {
         }
         "iota" => {
             for d in dtypes {
-                out.push((Op::Iota { dtype: d, shape: dims(&[3, 4]), axis: 1 }, vec![]));
-                out.push((Op::Iota { dtype: d, shape: dims(&[3, 4]), axis: 0 }, vec![]));
+                out.push((
+                    Op::Iota {
+                        dtype: d,
+                        shape: dims(&[3, 4]),
+                        axis: 1,
+                    },
+                    vec![],
+                ));
+                out.push((
+                    Op::Iota {
+                        dtype: d,
+                        shape: dims(&[3, 4]),
+                        axis: 0,
+                    },
+                    vec![],
+                ));
             }
         }
         "broadcast" => {
-            out.push((Op::Broadcast { shape: dims(&[2, 3, 4]) }, vec![x(DType::F32, &[3, 1])]));
-            out.push((Op::Broadcast { shape: dims(&[2, 0]) }, vec![x(DType::I64, &[])]));
+            out.push((
+                Op::Broadcast {
+                    shape: dims(&[2, 3, 4]),
+                },
+                vec![x(DType::F32, &[3, 1])],
+            ));
+            out.push((
+                Op::Broadcast {
+                    shape: dims(&[2, 0]),
+                },
+                vec![x(DType::I64, &[])],
+            ));
         }
         "reshape" => {
             for (from, to) in [
@@ -230,10 +340,28 @@ pub fn cases(name: &str, rng: &mut Rng) -> Vec<(Op, Vec<Tensor>)> {
             }
         }
         "transpose" => {
-            out.push((Op::Transpose { perm: vec![2, 0, 1] }, vec![x(DType::F32, &[3, 4, 5])]));
-            out.push((Op::Transpose { perm: vec![1, 0] }, vec![x(DType::BF16, &[37, 21])]));
-            out.push((Op::Transpose { perm: vec![0, 2, 1] }, vec![x(DType::F32, &[3, 33, 50])]));
-            out.push((Op::Transpose { perm: vec![0, 2, 1, 3] }, vec![x(DType::F32, &[2, 3, 4, 5])]));
+            out.push((
+                Op::Transpose {
+                    perm: vec![2, 0, 1],
+                },
+                vec![x(DType::F32, &[3, 4, 5])],
+            ));
+            out.push((
+                Op::Transpose { perm: vec![1, 0] },
+                vec![x(DType::BF16, &[37, 21])],
+            ));
+            out.push((
+                Op::Transpose {
+                    perm: vec![0, 2, 1],
+                },
+                vec![x(DType::F32, &[3, 33, 50])],
+            ));
+            out.push((
+                Op::Transpose {
+                    perm: vec![0, 2, 1, 3],
+                },
+                vec![x(DType::F32, &[2, 3, 4, 5])],
+            ));
         }
         "slice" => {
             let op = Op::Slice {
@@ -242,27 +370,54 @@ pub fn cases(name: &str, rng: &mut Rng) -> Vec<(Op, Vec<Tensor>)> {
                 steps: vec![1, -2, 1],
             };
             out.push((op, vec![x(DType::F32, &[4, 7, 4])]));
-            let op = Op::Slice { starts: vec![1.into()], sizes: dims(&[0]), steps: vec![1] };
+            let op = Op::Slice {
+                starts: vec![1.into()],
+                sizes: dims(&[0]),
+                steps: vec![1],
+            };
             out.push((op, vec![x(DType::U8, &[4])]));
         }
         "pad" => {
-            for mode in [PadMode::Constant, PadMode::Reflect, PadMode::Edge, PadMode::Wrap] {
+            for mode in [
+                PadMode::Constant,
+                PadMode::Reflect,
+                PadMode::Edge,
+                PadMode::Wrap,
+            ] {
                 for d in [DType::F32, DType::I16] {
                     let mut operands = vec![x(d, &[3, 4])];
                     if mode == PadMode::Constant {
                         operands.push(x(d, &[]));
                     }
-                    out.push((Op::Pad { low: vec![2, 0], high: vec![1, 3], mode }, operands));
+                    out.push((
+                        Op::Pad {
+                            low: vec![2, 0],
+                            high: vec![1, 3],
+                            mode,
+                        },
+                        operands,
+                    ));
                 }
             }
-            let op = Op::Pad { low: vec![1], high: vec![1], mode: PadMode::Constant };
+            let op = Op::Pad {
+                low: vec![1],
+                high: vec![1],
+                mode: PadMode::Constant,
+            };
             out.push((op, vec![x(DType::F32, &[0]), x(DType::F32, &[])]));
         }
         "concat" => {
-            let parts =
-                vec![x(DType::F32, &[2, 3]), x(DType::F32, &[2, 0]), x(DType::F32, &[2, 1]), x(DType::F32, &[2, 4])];
+            let parts = vec![
+                x(DType::F32, &[2, 3]),
+                x(DType::F32, &[2, 0]),
+                x(DType::F32, &[2, 1]),
+                x(DType::F32, &[2, 4]),
+            ];
             out.push((Op::Concat { axis: 1 }, parts));
-            out.push((Op::Concat { axis: 0 }, vec![x(DType::Bool, &[1, 3]), x(DType::Bool, &[2, 3])]));
+            out.push((
+                Op::Concat { axis: 0 },
+                vec![x(DType::Bool, &[1, 3]), x(DType::Bool, &[2, 3])],
+            ));
         }
         "gather" => {
             for d in [DType::F32, DType::I64, DType::F16] {
@@ -273,23 +428,44 @@ pub fn cases(name: &str, rng: &mut Rng) -> Vec<(Op, Vec<Tensor>)> {
         }
         "gather_elements" => {
             let at = Tensor::from_slice(&[0i32, -1, 2, 1, 1, 0], &[3, 2]).unwrap();
-            out.push((Op::GatherElements { axis: 0 }, vec![x(DType::F32, &[3, 4]), at]));
+            out.push((
+                Op::GatherElements { axis: 0 },
+                vec![x(DType::F32, &[3, 4]), at],
+            ));
         }
         "gather_nd" => {
             let at = Tensor::from_slice(&[0i64, 1, -1, 0], &[2, 2]).unwrap();
-            out.push((Op::GatherNd { batch_dims: 0 }, vec![x(DType::F32, &[2, 3, 4]), at.clone()]));
-            out.push((Op::GatherNd { batch_dims: 1 }, vec![x(DType::I32, &[2, 3, 4, 2]), at]));
+            out.push((
+                Op::GatherNd { batch_dims: 0 },
+                vec![x(DType::F32, &[2, 3, 4]), at.clone()],
+            ));
+            out.push((
+                Op::GatherNd { batch_dims: 1 },
+                vec![x(DType::I32, &[2, 3, 4, 2]), at],
+            ));
         }
         "scatter_elements" | "scatter_nd" => {
-            let kinds = [ScatterKind::Set, ScatterKind::Add, ScatterKind::Mul, ScatterKind::Max, ScatterKind::Min];
+            let kinds = [
+                ScatterKind::Set,
+                ScatterKind::Add,
+                ScatterKind::Mul,
+                ScatterKind::Max,
+                ScatterKind::Min,
+            ];
             for kind in kinds {
                 for d in [DType::F32, DType::F16, DType::I64, DType::U8] {
                     if name == "scatter_nd" {
                         let at = Tensor::from_slice(&[1i64, -1, 1], &[3, 1]).unwrap();
-                        out.push((Op::ScatterNd { kind }, vec![x(d, &[4, 3]), at, x(d, &[3, 3])]));
+                        out.push((
+                            Op::ScatterNd { kind },
+                            vec![x(d, &[4, 3]), at, x(d, &[3, 3])],
+                        ));
                     } else {
                         let at = Tensor::from_slice(&[1i64, 0, 1, -1], &[2, 2]).unwrap();
-                        out.push((Op::ScatterElements { axis: 1, kind }, vec![x(d, &[2, 3]), at, x(d, &[2, 2])]));
+                        out.push((
+                            Op::ScatterElements { axis: 1, kind },
+                            vec![x(d, &[2, 3]), at, x(d, &[2, 2])],
+                        ));
                     }
                 }
             }
@@ -301,11 +477,28 @@ pub fn cases(name: &str, rng: &mut Rng) -> Vec<(Op, Vec<Tensor>)> {
                     if d == DType::Bool && !matches!(kind, Max | Min) {
                         continue;
                     }
-                    for (shape, axes) in
-                        [(vec![3, 4, 5], vec![0, 2]), (vec![6, 70], vec![1]), (vec![3, 0], vec![1]), (vec![9], vec![])]
-                    {
-                        out.push((Op::Reduce { kind, axes: axes.clone(), keepdims: false }, vec![x(d, &shape)]));
-                        out.push((Op::Reduce { kind, axes, keepdims: true }, vec![x(d, &shape)]));
+                    for (shape, axes) in [
+                        (vec![3, 4, 5], vec![0, 2]),
+                        (vec![6, 70], vec![1]),
+                        (vec![3, 0], vec![1]),
+                        (vec![9], vec![]),
+                    ] {
+                        out.push((
+                            Op::Reduce {
+                                kind,
+                                axes: axes.clone(),
+                                keepdims: false,
+                            },
+                            vec![x(d, &shape)],
+                        ));
+                        out.push((
+                            Op::Reduce {
+                                kind,
+                                axes,
+                                keepdims: true,
+                            },
+                            vec![x(d, &shape)],
+                        ));
                     }
                 }
             }
@@ -314,7 +507,12 @@ pub fn cases(name: &str, rng: &mut Rng) -> Vec<(Op, Vec<Tensor>)> {
             for kind in [Extremum::Max, Extremum::Min] {
                 for &d in DType::ALL {
                     for select_last in [false, true] {
-                        let op = Op::ArgReduce { kind, axis: 1, keepdims: select_last, select_last };
+                        let op = Op::ArgReduce {
+                            kind,
+                            axis: 1,
+                            keepdims: select_last,
+                            select_last,
+                        };
                         out.push((op, vec![x(d, &[3, 9, 2])]));
                     }
                 }
@@ -349,34 +547,74 @@ pub fn cases(name: &str, rng: &mut Rng) -> Vec<(Op, Vec<Tensor>)> {
                 out.push((Op::MatMul, vec![x(d, &[2, 1, 3, 4]), x(d, &[3, 4, 5])]));
                 out.push((Op::MatMul, vec![x(d, &[3, 0]), x(d, &[0, 2])]));
             }
-            out.push((Op::MatMul, vec![x(DType::F32, &[33, 70]), x(DType::F32, &[70, 65])]));
-            out.push((Op::MatMul, vec![x(DType::F32, &[2, 9, 17, 20]), x(DType::F32, &[1, 9, 20, 40])]));
+            out.push((
+                Op::MatMul,
+                vec![x(DType::F32, &[33, 70]), x(DType::F32, &[70, 65])],
+            ));
+            out.push((
+                Op::MatMul,
+                vec![
+                    x(DType::F32, &[2, 9, 17, 20]),
+                    x(DType::F32, &[1, 9, 20, 40]),
+                ],
+            ));
         }
         "conv" => {
             for d in dtypes {
                 for layout in [Layout::ChannelsFirst, Layout::ChannelsLast] {
                     for (groups, cin, cout) in [(1, 4, 6), (2, 4, 6), (4, 4, 8)] {
                         let (xs, ws) = match layout {
-                            Layout::ChannelsFirst => (vec![2, cin, 7, 6], vec![cout, cin / groups, 3, 2]),
-                            Layout::ChannelsLast => (vec![2, 7, 6, cin], vec![3, 2, cin / groups, cout]),
+                            Layout::ChannelsFirst => {
+                                (vec![2, cin, 7, 6], vec![cout, cin / groups, 3, 2])
+                            }
+                            Layout::ChannelsLast => {
+                                (vec![2, 7, 6, cin], vec![3, 2, cin / groups, cout])
+                            }
                         };
                         let window = window(&[2, 1], &[1, 2], &[1, 0], &[2, 1]);
-                        out.push((Op::Conv { window, groups, layout }, vec![x(d, &xs), x(d, &ws)]));
+                        out.push((
+                            Op::Conv {
+                                window,
+                                groups,
+                                layout,
+                            },
+                            vec![x(d, &xs), x(d, &ws)],
+                        ));
                     }
                 }
             }
-            let op =
-                |groups| Op::Conv { window: window(&[2], &[1], &[3], &[1]), groups, layout: Layout::ChannelsFirst };
-            out.push((op(1), vec![x(DType::F32, &[2, 3, 11]), x(DType::F32, &[5, 3, 4])]));
+            let op = |groups| Op::Conv {
+                window: window(&[2], &[1], &[3], &[1]),
+                groups,
+                layout: Layout::ChannelsFirst,
+            };
+            out.push((
+                op(1),
+                vec![x(DType::F32, &[2, 3, 11]), x(DType::F32, &[5, 3, 4])],
+            ));
             let w3 = window(&[1; 3], &[1; 3], &[1; 3], &[0; 3]);
-            let op = Op::Conv { window: w3, groups: 1, layout: Layout::ChannelsFirst };
-            out.push((op, vec![x(DType::F32, &[1, 2, 3, 4, 5]), x(DType::F32, &[3, 2, 2, 2, 2])]));
+            let op = Op::Conv {
+                window: w3,
+                groups: 1,
+                layout: Layout::ChannelsFirst,
+            };
+            out.push((
+                op,
+                vec![
+                    x(DType::F32, &[1, 2, 3, 4, 5]),
+                    x(DType::F32, &[3, 2, 2, 2, 2]),
+                ],
+            ));
         }
         "conv_transpose" => {
             for d in dtypes {
                 for groups in [1, 2] {
                     let window = window(&[2, 3], &[1, 2], &[1, 0], &[0, 1]);
-                    let op = Op::ConvTranspose { window, output_pads: vec![1, 0], groups };
+                    let op = Op::ConvTranspose {
+                        window,
+                        output_pads: vec![1, 0],
+                        groups,
+                    };
                     out.push((op, vec![x(d, &[2, 4, 3, 4]), x(d, &[4, 3, 3, 2])]));
                 }
             }
@@ -389,7 +627,11 @@ pub fn cases(name: &str, rng: &mut Rng) -> Vec<(Op, Vec<Tensor>)> {
             ] {
                 let zeros = vec![0; strides.len()];
                 let window = window(&strides, &vec![1; strides.len()], &zeros, &zeros);
-                let op = Op::ConvTranspose { window, output_pads: zeros, groups: 1 };
+                let op = Op::ConvTranspose {
+                    window,
+                    output_pads: zeros,
+                    groups: 1,
+                };
                 out.push((op, vec![x(DType::F32, &x_shape), x(DType::F32, &w_shape)]));
             }
         }
@@ -397,10 +639,23 @@ pub fn cases(name: &str, rng: &mut Rng) -> Vec<(Op, Vec<Tensor>)> {
             for d in dtypes {
                 for kind in [PoolKind::Max, PoolKind::Avg, PoolKind::AvgIncludePad] {
                     for layout in [Layout::ChannelsFirst, Layout::ChannelsLast] {
-                        let shape = if layout == Layout::ChannelsFirst { [2, 3, 7, 6] } else { [2, 7, 6, 3] };
+                        let shape = if layout == Layout::ChannelsFirst {
+                            [2, 3, 7, 6]
+                        } else {
+                            [2, 7, 6, 3]
+                        };
                         for ceil in [false, true] {
                             let window = window(&[2, 3], &[1, 2], &[1, 0], &[1, 0]);
-                            out.push((Op::Pool { kind, size: vec![3, 2], window, ceil, layout }, vec![x(d, &shape)]));
+                            out.push((
+                                Op::Pool {
+                                    kind,
+                                    size: vec![3, 2],
+                                    window,
+                                    ceil,
+                                    layout,
+                                },
+                                vec![x(d, &shape)],
+                            ));
                         }
                     }
                 }
@@ -409,14 +664,28 @@ pub fn cases(name: &str, rng: &mut Rng) -> Vec<(Op, Vec<Tensor>)> {
         "max_pool_indices" => {
             for d in dtypes {
                 let window = window(&[2, 2], &[1, 1], &[1, 1], &[0, 1]);
-                out.push((Op::MaxPoolIndices { size: vec![3, 2], window, ceil: false }, vec![x(d, &[2, 3, 6, 5])]));
+                out.push((
+                    Op::MaxPoolIndices {
+                        size: vec![3, 2],
+                        window,
+                        ceil: false,
+                    },
+                    vec![x(d, &[2, 3, 6, 5])],
+                ));
             }
         }
         "attention" => {
             for d in floats {
                 for causal in [false, true] {
-                    let op = Op::Attention { scale: Real(0.3), causal };
-                    let mut operands = vec![x(d, &[2, 3, 5, 4]), x(d, &[2, 3, 6, 4]), x(d, &[2, 3, 6, 7])];
+                    let op = Op::Attention {
+                        scale: Real(0.3),
+                        causal,
+                    };
+                    let mut operands = vec![
+                        x(d, &[2, 3, 5, 4]),
+                        x(d, &[2, 3, 6, 4]),
+                        x(d, &[2, 3, 6, 7]),
+                    ];
                     out.push((op.clone(), operands.clone()));
                     operands.push(x(d, &[2, 1, 1, 6]));
                     out.push((op, operands));
@@ -426,15 +695,38 @@ pub fn cases(name: &str, rng: &mut Rng) -> Vec<(Op, Vec<Tensor>)> {
         "top_k" => {
             for &d in DType::ALL {
                 for largest in [false, true] {
-                    out.push((Op::TopK { k: 3.into(), axis: 1, largest }, vec![x(d, &[2, 9, 3])]));
-                    out.push((Op::TopK { k: 6.into(), axis: 0, largest }, vec![x(d, &[6])]));
+                    out.push((
+                        Op::TopK {
+                            k: 3.into(),
+                            axis: 1,
+                            largest,
+                        },
+                        vec![x(d, &[2, 9, 3])],
+                    ));
+                    out.push((
+                        Op::TopK {
+                            k: 6.into(),
+                            axis: 0,
+                            largest,
+                        },
+                        vec![x(d, &[6])],
+                    ));
                 }
             }
         }
         "cum_sum" => {
             for d in dtypes {
-                for (exclusive, reverse) in [(false, false), (true, false), (false, true), (true, true)] {
-                    out.push((Op::CumSum { axis: 1, exclusive, reverse }, vec![x(d, &[2, 9, 3])]));
+                for (exclusive, reverse) in
+                    [(false, false), (true, false), (false, true), (true, true)]
+                {
+                    out.push((
+                        Op::CumSum {
+                            axis: 1,
+                            exclusive,
+                            reverse,
+                        },
+                        vec![x(d, &[2, 9, 3])],
+                    ));
                 }
             }
         }
@@ -445,5 +737,8 @@ pub fn cases(name: &str, rng: &mut Rng) -> Vec<(Op, Vec<Tensor>)> {
 
 /// Whether a cluster may hold ops of this class. Element-wise ops have a test of their own.
 pub fn in_clusters(class: OpClass) -> bool {
-    !matches!(class, OpClass::Map | OpClass::Control | OpClass::State | OpClass::Transfer | OpClass::Cluster)
+    !matches!(
+        class,
+        OpClass::Map | OpClass::Control | OpClass::State | OpClass::Transfer | OpClass::Cluster
+    )
 }

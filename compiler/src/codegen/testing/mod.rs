@@ -19,17 +19,28 @@ pub struct Case {
 impl Case {
     /// One op.
     pub fn of_op(op: &Op, inputs: Vec<Tensor>, tolerance: f64) -> Case {
-        Case { body: graph_of(op, &inputs), inputs, tolerance }
+        Case {
+            body: graph_of(op, &inputs),
+            inputs,
+            tolerance,
+        }
     }
 
     /// Panics unless `run`, which is given the body as the only cluster of a graph, agrees with the interpreter.
     pub fn check(&self, run: impl FnOnce(&Graph, &[Tensor]) -> Result<Vec<Tensor>, String>) {
-        let Case { body, inputs, tolerance } = self;
-        let expected = interp::run(body, inputs).unwrap_or_else(|e| panic!("{body}\ninterpreter: {e}"));
+        let Case {
+            body,
+            inputs,
+            tolerance,
+        } = self;
+        let expected =
+            interp::run(body, inputs).unwrap_or_else(|e| panic!("{body}\ninterpreter: {e}"));
         let found = run(&as_cluster(body), inputs).unwrap_or_else(|e| panic!("{body}\n{e}"));
         for (i, (want, have)) in expected.iter().zip(&found).enumerate() {
             if let Err(m) = compare(want, have, *tolerance) {
-                panic!("{body}\noutput {i}: {m}\ninputs {inputs:?}\nexpected {want:?}\nfound {have:?}");
+                panic!(
+                    "{body}\noutput {i}: {m}\ninputs {inputs:?}\nexpected {want:?}\nfound {have:?}"
+                );
             }
         }
     }
@@ -40,7 +51,10 @@ pub struct Rng(pub u64);
 
 impl Rng {
     pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        self.0 = self
+            .0
+            .wrapping_mul(6364136223846793005)
+            .wrapping_add(1442695040888963407);
         self.0 >> 33
     }
 
@@ -57,13 +71,19 @@ impl Rng {
     pub fn tensor(&mut self, dtype: DType, shape: &[usize], lo: f64, hi: f64) -> Tensor {
         let mut t = Tensor::zeros(dtype, shape).unwrap();
         let size = dtype.size_bytes();
-        let lo = if dtype.is_unsigned_int() { lo.max(0.0) } else { lo };
+        let lo = if dtype.is_unsigned_int() {
+            lo.max(0.0)
+        } else {
+            lo
+        };
         for bytes in t.as_bytes_mut().chunks_exact_mut(size) {
             let bits = crate::vecprog::real_bits(dtype, self.real(lo, hi));
             bytes.copy_from_slice(&bits.to_le_bytes()[..size]);
         }
         if dtype == DType::Bool {
-            t.as_bytes_mut().iter_mut().for_each(|b| *b = (self.next() & 1) as u8);
+            t.as_bytes_mut()
+                .iter_mut()
+                .for_each(|b| *b = (self.next() & 1) as u8);
         }
         t
     }
@@ -73,9 +93,16 @@ impl Rng {
 pub fn graph_of(op: &Op, operands: &[Tensor]) -> Graph {
     let mut g = Graph::new("case");
     let inputs: Vec<_> = (operands.iter().enumerate())
-        .map(|(i, t)| g.add_input(&format!("x{i}"), Type::new(t.dtype(), t.shape().iter().copied())))
+        .map(|(i, t)| {
+            g.add_input(
+                &format!("x{i}"),
+                Type::new(t.dtype(), t.shape().iter().copied()),
+            )
+        })
         .collect();
-    let outputs = g.add(op.clone(), &inputs, &Origin::new("/case")).unwrap_or_else(|e| panic!("{op:?}: {e}"));
+    let outputs = g
+        .add(op.clone(), &inputs, &Origin::new("/case"))
+        .unwrap_or_else(|e| panic!("{op:?}: {e}"));
     for (i, v) in outputs.into_iter().enumerate() {
         g.add_output(&format!("y{i}"), v);
     }
@@ -85,10 +112,15 @@ pub fn graph_of(op: &Op, operands: &[Tensor]) -> Graph {
 /// `body` as the only cluster of a graph.
 pub fn as_cluster(body: &Graph) -> Graph {
     let mut g = Graph::new("test");
-    let inputs: Vec<_> =
-        (body.inputs.iter().zip(&body.input_names)).map(|(&v, name)| g.add_input(name, body.ty(v).clone())).collect();
-    let op = Op::Cluster { kind: ClusterKind::Map };
-    let outputs = g.add_with_regions(op, &inputs, vec![body.clone()], &Origin::new("/cluster")).unwrap();
+    let inputs: Vec<_> = (body.inputs.iter().zip(&body.input_names))
+        .map(|(&v, name)| g.add_input(name, body.ty(v).clone()))
+        .collect();
+    let op = Op::Cluster {
+        kind: ClusterKind::Map,
+    };
+    let outputs = g
+        .add_with_regions(op, &inputs, vec![body.clone()], &Origin::new("/cluster"))
+        .unwrap();
     for (o, v) in body.outputs.iter().zip(outputs) {
         g.add_output(&o.name, v);
     }
@@ -112,7 +144,11 @@ pub fn plant_specials(t: &mut Tensor, rng: &mut Rng) {
 pub fn compare(want: &Tensor, have: &Tensor, tolerance: f64) -> Result<(), String> {
     assert_eq!((want.dtype(), want.shape()), (have.dtype(), have.shape()));
     if !want.dtype().is_float() {
-        return if want == have { Ok(()) } else { Err("differs".into()) };
+        return if want == have {
+            Ok(())
+        } else {
+            Err("differs".into())
+        };
     }
     let resolution = match want.dtype() {
         DType::F16 => 2e-3,
@@ -123,7 +159,10 @@ pub fn compare(want: &Tensor, have: &Tensor, tolerance: f64) -> Result<(), Strin
         _ => 1e-13,
     };
     let (want, have) = (want.to_f64s(), have.to_f64s());
-    let scale = want.iter().filter(|v| v.is_finite()).fold(0f64, |m, v| m.max(v.abs()));
+    let scale = want
+        .iter()
+        .filter(|v| v.is_finite())
+        .fold(0f64, |m, v| m.max(v.abs()));
     for (i, (&w, &h)) in want.iter().zip(&have).enumerate() {
         let same = w == h || w.is_nan() && h.is_nan();
         let is_near = tolerance > 0.0 && (w - h).abs() < w.abs() * resolution + scale * tolerance;

@@ -6,10 +6,16 @@ use crate::ir::{ClusterKind, Dim, Graph, Origin, ReduceKind, ScalarOp, Type};
 use gristmill_runtime::DType;
 
 /// A region over inputs of the given types whose outputs `f` gives.
-fn region(types: &[(DType, &[usize])], f: impl Fn(&mut GraphBuilder, &[ValueId]) -> Vec<ValueId>) -> Graph {
+fn region(
+    types: &[(DType, &[usize])],
+    f: impl Fn(&mut GraphBuilder, &[ValueId]) -> Vec<ValueId>,
+) -> Graph {
     let mut b = GraphBuilder::new("region");
-    let args: Vec<ValueId> =
-        types.iter().enumerate().map(|(i, (d, s))| b.input(&format!("a{i}"), *d, s.iter().copied())).collect();
+    let args: Vec<ValueId> = types
+        .iter()
+        .enumerate()
+        .map(|(i, (d, s))| b.input(&format!("a{i}"), *d, s.iter().copied()))
+        .collect();
     for (i, v) in f(&mut b, &args).into_iter().enumerate() {
         b.output(&format!("r{i}"), v);
     }
@@ -26,29 +32,54 @@ fn if_runs_one_branch() {
         vec![b.div(a[0], zero).unwrap()]
     });
     let x = t(&[1i32, 2], &[2]);
-    let run = |c: bool| eval(&Op::If, &[&t(&[c], &[1]), &x], &[negate.clone(), divide.clone()]);
+    let run = |c: bool| {
+        eval(
+            &Op::If,
+            &[&t(&[c], &[1]), &x],
+            &[negate.clone(), divide.clone()],
+        )
+    };
     assert_eq!(run(true).unwrap(), [t(&[-1i32, -2], &[2])]);
     run(false).unwrap_err();
 }
 
 /// Carries `a`, adds `step` each time, goes on while `a < 10`; stacks the iteration number.
 fn counting_loop(stacked: bool) -> Graph {
-    region(&[(DType::I64, &[]), (DType::Bool, &[]), (DType::I64, &[]), (DType::I64, &[])], |b, a| {
-        let next = b.add_(a[2], a[3]).unwrap();
-        let ten = b.scalar(DType::I64, 10.0);
-        let go_on = b.map(ScalarOp::Lt, &[next, ten]).unwrap();
-        let mut results = vec![go_on, next];
-        results.extend(stacked.then_some(a[0]));
-        results
-    })
+    region(
+        &[
+            (DType::I64, &[]),
+            (DType::Bool, &[]),
+            (DType::I64, &[]),
+            (DType::I64, &[]),
+        ],
+        |b, a| {
+            let next = b.add_(a[2], a[3]).unwrap();
+            let ten = b.scalar(DType::I64, 10.0);
+            let go_on = b.map(ScalarOp::Lt, &[next, ten]).unwrap();
+            let mut results = vec![go_on, next];
+            results.extend(stacked.then_some(a[0]));
+            results
+        },
+    )
 }
 
 #[test]
 fn loop_ends_early_or_at_its_trip_count() {
     let go = |trip: i64, condition: bool, step: i64| {
-        let args = [Tensor::scalar(trip), Tensor::scalar(condition), Tensor::scalar(0i64), Tensor::scalar(step)];
-        let op = Op::Loop { carried: 1, trip: Dim::symbol("unknown") };
-        eval(&op, &args.each_ref(), &[counting_loop(false)]).unwrap().remove(0).as_slice::<i64>()[0]
+        let args = [
+            Tensor::scalar(trip),
+            Tensor::scalar(condition),
+            Tensor::scalar(0i64),
+            Tensor::scalar(step),
+        ];
+        let op = Op::Loop {
+            carried: 1,
+            trip: Dim::symbol("unknown"),
+        };
+        eval(&op, &args.each_ref(), &[counting_loop(false)])
+            .unwrap()
+            .remove(0)
+            .as_slice::<i64>()[0]
     };
     assert_eq!(go(100, true, 4), 12);
     assert_eq!(go(2, true, 4), 8);
@@ -60,30 +91,75 @@ fn loop_ends_early_or_at_its_trip_count() {
 #[test]
 fn loop_stacks_exactly_its_trip_count() {
     let go = |trip: i64, declared: usize| {
-        let args = [Tensor::scalar(trip), Tensor::scalar(true), Tensor::scalar(0i64), Tensor::scalar(1i64)];
-        eval(&Op::Loop { carried: 1, trip: declared.into() }, &args.each_ref(), &[counting_loop(true)])
+        let args = [
+            Tensor::scalar(trip),
+            Tensor::scalar(true),
+            Tensor::scalar(0i64),
+            Tensor::scalar(1i64),
+        ];
+        eval(
+            &Op::Loop {
+                carried: 1,
+                trip: declared.into(),
+            },
+            &args.each_ref(),
+            &[counting_loop(true)],
+        )
     };
-    assert_eq!(go(3, 3).unwrap(), [Tensor::scalar(3i64), t(&[0i64, 1, 2], &[3])]);
-    assert_eq!(go(0, 0).unwrap(), [Tensor::scalar(0i64), t::<i64>(&[], &[0])]);
-    assert_eq!(go(12, 12).unwrap_err().kind(), crate::ErrorKind::Unsupported);
+    assert_eq!(
+        go(3, 3).unwrap(),
+        [Tensor::scalar(3i64), t(&[0i64, 1, 2], &[3])]
+    );
+    assert_eq!(
+        go(0, 0).unwrap(),
+        [Tensor::scalar(0i64), t::<i64>(&[], &[0])]
+    );
+    assert_eq!(
+        go(12, 12).unwrap_err().kind(),
+        crate::ErrorKind::Unsupported
+    );
 }
 
 #[test]
 fn scan_in_both_directions() {
     // Carries a sum over the rows of x, scaled by an invariant; stacks the sums so far.
-    let body = region(&[(DType::I32, &[2]), (DType::I32, &[2]), (DType::I32, &[])], |b, a| {
-        let scaled = b.mul(a[1], a[2]).unwrap();
-        let sum = b.add_(a[0], scaled).unwrap();
-        vec![sum, sum]
-    });
-    let (zero, x, two) = (t(&[0i32, 0], &[2]), t(&[1i32, 2, 3, 4, 5, 6], &[3, 2]), t(&[2i32], &[]));
+    let body = region(
+        &[(DType::I32, &[2]), (DType::I32, &[2]), (DType::I32, &[])],
+        |b, a| {
+            let scaled = b.mul(a[1], a[2]).unwrap();
+            let sum = b.add_(a[0], scaled).unwrap();
+            vec![sum, sum]
+        },
+    );
+    let (zero, x, two) = (
+        t(&[0i32, 0], &[2]),
+        t(&[1i32, 2, 3, 4, 5, 6], &[3, 2]),
+        t(&[2i32], &[]),
+    );
     let scan = |reverse, length: usize, x: &Tensor| {
-        let op = Op::Scan { carried: 1, scanned: 1, length: length.into(), reverse };
+        let op = Op::Scan {
+            carried: 1,
+            scanned: 1,
+            length: length.into(),
+            reverse,
+        };
         eval(&op, &[&zero, x, &two], std::slice::from_ref(&body)).unwrap()
     };
-    assert_eq!(scan(false, 3, &x), [t(&[18i32, 24], &[2]), t(&[2i32, 4, 8, 12, 18, 24], &[3, 2])]);
-    assert_eq!(scan(true, 3, &x), [t(&[18i32, 24], &[2]), t(&[18i32, 24, 16, 20, 10, 12], &[3, 2])]);
-    assert_eq!(scan(false, 0, &t::<i32>(&[], &[0, 2])), [zero.clone(), t::<i32>(&[], &[0, 2])]);
+    assert_eq!(
+        scan(false, 3, &x),
+        [t(&[18i32, 24], &[2]), t(&[2i32, 4, 8, 12, 18, 24], &[3, 2])]
+    );
+    assert_eq!(
+        scan(true, 3, &x),
+        [
+            t(&[18i32, 24], &[2]),
+            t(&[18i32, 24, 16, 20, 10, 12], &[3, 2])
+        ]
+    );
+    assert_eq!(
+        scan(false, 0, &t::<i32>(&[], &[0, 2])),
+        [zero.clone(), t::<i32>(&[], &[0, 2])]
+    );
 }
 
 /// A graph with symbols in its inputs and in a cluster's attributes.
@@ -97,10 +173,21 @@ fn symbols_bind_in_regions_too() {
     body.output("s", s);
     let mut b = GraphBuilder::new("g");
     let x = b.input("x", DType::F32, [n()]);
-    let y = b.add_with_regions(Op::Cluster { kind: ClusterKind::Reduce }, &[x], vec![body.finish().unwrap()]).unwrap();
+    let y = b
+        .add_with_regions(
+            Op::Cluster {
+                kind: ClusterKind::Reduce,
+            },
+            &[x],
+            vec![body.finish().unwrap()],
+        )
+        .unwrap();
     b.output("y", y[0]);
     let g = b.finish().unwrap();
-    assert_eq!(run(&g, &[t(&[1f32, 2.0, 3.0], &[3])]).unwrap(), [t(&[3f32, 6.0, 9.0], &[3])]);
+    assert_eq!(
+        run(&g, &[t(&[1f32, 2.0, 3.0], &[3])]).unwrap(),
+        [t(&[3f32, 6.0, 9.0], &[3])]
+    );
     assert!(run(&g, &[t::<f32>(&[], &[0])]).unwrap()[0].is_empty());
     run(&g, &[t(&[1f64], &[1])]).unwrap_err();
     run(&g, &[]).unwrap_err();
@@ -112,17 +199,43 @@ fn variables_outlive_a_run() {
     let mut b = GraphBuilder::new("counter");
     let at = |shape: Vec<Dim>| (DType::I64, shape);
     let (dtype, shape) = at(vec![]);
-    let old = b.add1(Op::ReadVariable { container: "c".into(), name: "n".into(), dtype, shape }, &[]).unwrap();
+    let old = b
+        .add1(
+            Op::ReadVariable {
+                container: "c".into(),
+                name: "n".into(),
+                dtype,
+                shape,
+            },
+            &[],
+        )
+        .unwrap();
     let one = b.scalar(DType::I64, 1.0);
     let next = b.add_(old, one).unwrap();
-    let new = b.add1(Op::AssignVariable { container: "c".into(), name: "n".into() }, &[next]).unwrap();
+    let new = b
+        .add1(
+            Op::AssignVariable {
+                container: "c".into(),
+                name: "n".into(),
+            },
+            &[next],
+        )
+        .unwrap();
     b.output("n", new);
     let g = b.finish().unwrap();
-    assert!(run(&g, &[]).unwrap_err().to_string().contains("variable \"n\" of container \"c\" has no value"));
+    assert!(
+        run(&g, &[])
+            .unwrap_err()
+            .to_string()
+            .contains("variable \"n\" of container \"c\" has no value")
+    );
     let mut store = Store::new();
     store.set("c", "n", Tensor::scalar(40i64));
     for expected in [41i64, 42] {
-        assert_eq!(run_with_state(&g, &[], &mut store).unwrap(), [Tensor::scalar(expected)]);
+        assert_eq!(
+            run_with_state(&g, &[], &mut store).unwrap(),
+            [Tensor::scalar(expected)]
+        );
     }
     assert_eq!(store.get("c", "n"), Some(&Tensor::scalar(42i64)));
     store.set("c", "n", Tensor::scalar(1f32));
@@ -133,7 +246,10 @@ fn variables_outlive_a_run() {
 fn what_is_sent_is_received() {
     let mut g = Graph::new("g");
     let x = g.add_input("x", Type::new(DType::F32, [2usize]));
-    let send = |key: &str| Op::Send { key: key.into(), to: "/device:CPU:1".into() };
+    let send = |key: &str| Op::Send {
+        key: key.into(),
+        to: "/device:CPU:1".into(),
+    };
     let recv = |key: &str| Op::Recv {
         key: key.into(),
         from: "/device:CPU:0".into(),
@@ -145,7 +261,10 @@ fn what_is_sent_is_received() {
     let y = g.add1(recv("k"), &[], &at).unwrap();
     g.add_output("y", y);
     let x = t(&[1f32, 2.0], &[2]);
-    assert_eq!(run(&g, std::slice::from_ref(&x)).unwrap(), std::slice::from_ref(&x));
+    assert_eq!(
+        run(&g, std::slice::from_ref(&x)).unwrap(),
+        std::slice::from_ref(&x)
+    );
     let mut lost = Graph::new("lost");
     let y = lost.add1(recv("other"), &[], &at).unwrap();
     lost.add_output("y", y);
@@ -154,7 +273,11 @@ fn what_is_sent_is_received() {
 
 #[test]
 fn all_reduce_gives_every_member_the_result() {
-    let (a, b, c) = (t(&[1f32, 5.0], &[2]), t(&[2f32, -7.0], &[2]), t(&[4f32, 3.0], &[2]));
+    let (a, b, c) = (
+        t(&[1f32, 5.0], &[2]),
+        t(&[2f32, -7.0], &[2]),
+        t(&[4f32, 3.0], &[2]),
+    );
     let all = |kind: ReduceKind, operands: &[&Tensor]| eval(&Op::AllReduce { kind }, operands, &[]);
     for (kind, expected) in [
         (ReduceKind::Sum, [7f32, 1.0]),
@@ -163,11 +286,28 @@ fn all_reduce_gives_every_member_the_result() {
         (ReduceKind::Min, [1.0, -7.0]),
         (ReduceKind::Prod, [8.0, -105.0]),
     ] {
-        assert_eq!(all(kind, &[&a, &b, &c]).unwrap(), vec![t(&expected, &[2]); 3], "{kind:?}");
+        assert_eq!(
+            all(kind, &[&a, &b, &c]).unwrap(),
+            vec![t(&expected, &[2]); 3],
+            "{kind:?}"
+        );
     }
-    assert_eq!(all(ReduceKind::Sum, &[&a]).unwrap(), std::slice::from_ref(&a));
-    assert!(all(ReduceKind::Sum, &[&a, &t(&[1f32], &[1])]).unwrap_err().to_string().contains("differ"));
-    assert!(all(ReduceKind::Sum, &[&t(&[true], &[1])]).unwrap_err().to_string().contains("sum of bool"));
+    assert_eq!(
+        all(ReduceKind::Sum, &[&a]).unwrap(),
+        std::slice::from_ref(&a)
+    );
+    assert!(
+        all(ReduceKind::Sum, &[&a, &t(&[1f32], &[1])])
+            .unwrap_err()
+            .to_string()
+            .contains("differ")
+    );
+    assert!(
+        all(ReduceKind::Sum, &[&t(&[true], &[1])])
+            .unwrap_err()
+            .to_string()
+            .contains("sum of bool")
+    );
 }
 
 #[test]

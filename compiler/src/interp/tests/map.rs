@@ -16,34 +16,82 @@ const INF: f32 = f32::INFINITY;
 #[test]
 fn broadcasts_like_numpy() {
     let (a, b) = (t(&[1i32, 2], &[2, 1]), t(&[10i32, 20, 30], &[3]));
-    assert_eq!(map(ScalarOp::Add, &[&a, &b]), t(&[11i32, 21, 31, 12, 22, 32], &[2, 3]));
+    assert_eq!(
+        map(ScalarOp::Add, &[&a, &b]),
+        t(&[11i32, 21, 31, 12, 22, 32], &[2, 3])
+    );
     let empty = t::<i32>(&[], &[0, 1]);
     assert_eq!(map(ScalarOp::Add, &[&empty, &b]).shape(), [0, 3]);
-    assert_eq!(map(ScalarOp::Div, &[&empty, &t(&[0i32], &[])]).shape(), [0, 1]);
+    assert_eq!(
+        map(ScalarOp::Div, &[&empty, &t(&[0i32], &[])]).shape(),
+        [0, 1]
+    );
     fails(Op::Map(ScalarOp::Add), &[&b, &t(&[1i32, 2], &[2])]);
     fails(Op::Map(ScalarOp::Add), &[&b, &t(&[1f32], &[])]);
 }
 
 #[test]
 fn min_and_max_keep_nan() {
-    let (a, b) = (t(&[1.0, NAN, 2.0, -0.0, 0.0], &[5]), t(&[NAN, 1.0, 3.0, 0.0, -0.0], &[5]));
-    for (op, expected) in [(ScalarOp::Min, [NAN, NAN, 2.0, -0.0, -0.0]), (ScalarOp::Max, [NAN, NAN, 3.0, 0.0, 0.0])] {
-        let bits = |v: &[f32]| v.iter().map(|v| if v.is_nan() { 1 } else { v.to_bits() }).collect::<Vec<_>>();
+    let (a, b) = (
+        t(&[1.0, NAN, 2.0, -0.0, 0.0], &[5]),
+        t(&[NAN, 1.0, 3.0, 0.0, -0.0], &[5]),
+    );
+    for (op, expected) in [
+        (ScalarOp::Min, [NAN, NAN, 2.0, -0.0, -0.0]),
+        (ScalarOp::Max, [NAN, NAN, 3.0, 0.0, 0.0]),
+    ] {
+        let bits = |v: &[f32]| {
+            v.iter()
+                .map(|v| if v.is_nan() { 1 } else { v.to_bits() })
+                .collect::<Vec<_>>()
+        };
         assert_eq!(bits(map(op, &[&a, &b]).as_slice()), bits(&expected), "{op}");
     }
-    let clamped = map(ScalarOp::ClampTo { lo: Real(0.0), hi: Real(1.0) }, &[&t(&[NAN, -1.0, 0.5, INF], &[4])]);
+    let clamped = map(
+        ScalarOp::ClampTo {
+            lo: Real(0.0),
+            hi: Real(1.0),
+        },
+        &[&t(&[NAN, -1.0, 0.5, INF], &[4])],
+    );
     assert_close(&t(&[NAN, 0.0, 0.5, 1.0], &[4]), &clamped, 0.0, 0.0);
-    assert_close(&t(&[NAN, 0.0], &[2]), &map(ScalarOp::Relu, &[&t(&[NAN, -1.0], &[2])]), 0.0, 0.0);
+    assert_close(
+        &t(&[NAN, 0.0], &[2]),
+        &map(ScalarOp::Relu, &[&t(&[NAN, -1.0], &[2])]),
+        0.0,
+        0.0,
+    );
 }
 
 #[test]
 fn rounding_and_sign() {
     let x = t(&[0.5f32, 1.5, 2.5, -0.5, -1.5, NAN], &[6]);
-    assert_close(&t(&[0f32, 2.0, 2.0, -0.0, -2.0, NAN], &[6]), &map(ScalarOp::Round, &[&x]), 0.0, 0.0);
-    assert_close(&t(&[0f32, 1.0, 2.0, -0.0, -1.0, NAN], &[6]), &map(ScalarOp::Trunc, &[&x]), 0.0, 0.0);
-    assert_close(&t(&[1f32, 1.0, 1.0, -1.0, -1.0, NAN], &[6]), &map(ScalarOp::Sign, &[&x]), 0.0, 0.0);
-    assert_eq!(map(ScalarOp::Sign, &[&t(&[-5i8, 0, 5], &[3])]), t(&[-1i8, 0, 1], &[3]));
-    assert_eq!(map(ScalarOp::Sign, &[&t(&[0u8, 200], &[2])]), t(&[0u8, 1], &[2]));
+    assert_close(
+        &t(&[0f32, 2.0, 2.0, -0.0, -2.0, NAN], &[6]),
+        &map(ScalarOp::Round, &[&x]),
+        0.0,
+        0.0,
+    );
+    assert_close(
+        &t(&[0f32, 1.0, 2.0, -0.0, -1.0, NAN], &[6]),
+        &map(ScalarOp::Trunc, &[&x]),
+        0.0,
+        0.0,
+    );
+    assert_close(
+        &t(&[1f32, 1.0, 1.0, -1.0, -1.0, NAN], &[6]),
+        &map(ScalarOp::Sign, &[&x]),
+        0.0,
+        0.0,
+    );
+    assert_eq!(
+        map(ScalarOp::Sign, &[&t(&[-5i8, 0, 5], &[3])]),
+        t(&[-1i8, 0, 1], &[3])
+    );
+    assert_eq!(
+        map(ScalarOp::Sign, &[&t(&[0u8, 200], &[2])]),
+        t(&[0u8, 1], &[2])
+    );
 }
 
 #[test]
@@ -52,16 +100,40 @@ fn integers_wrap_shift_and_divide() {
     assert_eq!(map(ScalarOp::Neg, &[&a]), t(&[i8::MIN, -7, 7, -7], &[4]));
     assert_eq!(map(ScalarOp::Abs, &[&a]), t(&[i8::MIN, 7, 7, 7], &[4]));
     let b = t(&[-1i8, 2, 2, -2], &[4]);
-    assert_eq!(map(ScalarOp::Div, &[&a, &b]), t(&[i8::MIN, 3, -3, -3], &[4]));
+    assert_eq!(
+        map(ScalarOp::Div, &[&a, &b]),
+        t(&[i8::MIN, 3, -3, -3], &[4])
+    );
     assert_eq!(map(ScalarOp::Rem, &[&a, &b]), t(&[0i8, 1, -1, 1], &[4]));
     assert_eq!(map(ScalarOp::Mod, &[&a, &b]), t(&[0i8, 1, 1, -1], &[4]));
     let n = t(&[7i8, 8, -1, 1], &[4]);
-    assert_eq!(map(ScalarOp::Shl, &[&t(&[1i8; 4], &[4]), &n]), t(&[i8::MIN, 0, 0, 2], &[4]));
-    assert_eq!(map(ScalarOp::Shr, &[&t(&[-128i8; 4], &[4]), &n]), t(&[-1i8, -1, -1, -64], &[4]));
-    assert_eq!(map(ScalarOp::Shr, &[&t(&[128u8, 128], &[2]), &t(&[7u8, 8], &[2])]), t(&[1u8, 0], &[2]));
-    assert_eq!(map(ScalarOp::BitNot, &[&t(&[5u16], &[1])]), t(&[!5u16], &[1]));
-    let (bases, powers) = (t(&[3i32, -1, -1, 1, 2, 0, 0, 10], &[8]), t(&[4i32, -3, -4, -9, -1, -1, 0, 10], &[8]));
-    assert_eq!(map(ScalarOp::Pow, &[&bases, &powers]), t(&[81i32, -1, 1, 1, 0, 0, 1, 1_410_065_408], &[8]));
+    assert_eq!(
+        map(ScalarOp::Shl, &[&t(&[1i8; 4], &[4]), &n]),
+        t(&[i8::MIN, 0, 0, 2], &[4])
+    );
+    assert_eq!(
+        map(ScalarOp::Shr, &[&t(&[-128i8; 4], &[4]), &n]),
+        t(&[-1i8, -1, -1, -64], &[4])
+    );
+    assert_eq!(
+        map(
+            ScalarOp::Shr,
+            &[&t(&[128u8, 128], &[2]), &t(&[7u8, 8], &[2])]
+        ),
+        t(&[1u8, 0], &[2])
+    );
+    assert_eq!(
+        map(ScalarOp::BitNot, &[&t(&[5u16], &[1])]),
+        t(&[!5u16], &[1])
+    );
+    let (bases, powers) = (
+        t(&[3i32, -1, -1, 1, 2, 0, 0, 10], &[8]),
+        t(&[4i32, -3, -4, -9, -1, -1, 0, 10], &[8]),
+    );
+    assert_eq!(
+        map(ScalarOp::Pow, &[&bases, &powers]),
+        t(&[81i32, -1, 1, 1, 0, 0, 1, 1_410_065_408], &[8])
+    );
     for op in [ScalarOp::Div, ScalarOp::Rem, ScalarOp::Mod] {
         let e = fails(Op::Map(op), &[&t(&[1i64, 1], &[2]), &t(&[1i64, 0], &[2])]);
         assert_eq!(e.kind(), crate::ErrorKind::InvalidInput);
@@ -70,9 +142,18 @@ fn integers_wrap_shift_and_divide() {
 
 #[test]
 fn float_remainders() {
-    let (a, b) = (t(&[5.5f32, -5.5, 5.5, -5.5], &[4]), t(&[2f32, 2.0, -2.0, -2.0], &[4]));
-    assert_eq!(map(ScalarOp::Rem, &[&a, &b]), t(&[1.5f32, -1.5, 1.5, -1.5], &[4]));
-    assert_eq!(map(ScalarOp::Mod, &[&a, &b]), t(&[1.5f32, 0.5, -0.5, -1.5], &[4]));
+    let (a, b) = (
+        t(&[5.5f32, -5.5, 5.5, -5.5], &[4]),
+        t(&[2f32, 2.0, -2.0, -2.0], &[4]),
+    );
+    assert_eq!(
+        map(ScalarOp::Rem, &[&a, &b]),
+        t(&[1.5f32, -1.5, 1.5, -1.5], &[4])
+    );
+    assert_eq!(
+        map(ScalarOp::Mod, &[&a, &b]),
+        t(&[1.5f32, 0.5, -0.5, -1.5], &[4])
+    );
 }
 
 #[test]
@@ -88,17 +169,47 @@ fn comparisons_and_logic() {
     ] {
         assert_eq!(map(op, &[&a, &b]), t(&expected, &[3]), "{op}");
     }
-    let (p, q) = (t(&[false, false, true, true], &[4]), t(&[false, true, false, true], &[4]));
-    assert_eq!(map(ScalarOp::And, &[&p, &q]), t(&[false, false, false, true], &[4]));
-    assert_eq!(map(ScalarOp::Or, &[&p, &q]), t(&[false, true, true, true], &[4]));
-    assert_eq!(map(ScalarOp::Xor, &[&p, &q]), t(&[false, true, true, false], &[4]));
-    assert_eq!(map(ScalarOp::Not, &[&p]), t(&[true, true, false, false], &[4]));
-    assert_eq!(map(ScalarOp::Eq, &[&p, &q]), t(&[true, false, false, true], &[4]));
-    let s = map(ScalarOp::Select, &[&t(&[true, false, true], &[3]), &a, &t(&[9f32], &[])]);
+    let (p, q) = (
+        t(&[false, false, true, true], &[4]),
+        t(&[false, true, false, true], &[4]),
+    );
+    assert_eq!(
+        map(ScalarOp::And, &[&p, &q]),
+        t(&[false, false, false, true], &[4])
+    );
+    assert_eq!(
+        map(ScalarOp::Or, &[&p, &q]),
+        t(&[false, true, true, true], &[4])
+    );
+    assert_eq!(
+        map(ScalarOp::Xor, &[&p, &q]),
+        t(&[false, true, true, false], &[4])
+    );
+    assert_eq!(
+        map(ScalarOp::Not, &[&p]),
+        t(&[true, true, false, false], &[4])
+    );
+    assert_eq!(
+        map(ScalarOp::Eq, &[&p, &q]),
+        t(&[true, false, false, true], &[4])
+    );
+    let s = map(
+        ScalarOp::Select,
+        &[&t(&[true, false, true], &[3]), &a, &t(&[9f32], &[])],
+    );
     assert_close(&t(&[1f32, 9.0, NAN], &[3]), &s, 0.0, 0.0);
-    assert_eq!(map(ScalarOp::IsPosInf, &[&t(&[INF, -INF, NAN], &[3])]), t(&[true, false, false], &[3]));
-    assert_eq!(map(ScalarOp::IsNegInf, &[&t(&[INF, -INF, NAN], &[3])]), t(&[false, true, false], &[3]));
-    assert_eq!(map(ScalarOp::IsNan, &[&t(&[INF, -INF, NAN], &[3])]), t(&[false, false, true], &[3]));
+    assert_eq!(
+        map(ScalarOp::IsPosInf, &[&t(&[INF, -INF, NAN], &[3])]),
+        t(&[true, false, false], &[3])
+    );
+    assert_eq!(
+        map(ScalarOp::IsNegInf, &[&t(&[INF, -INF, NAN], &[3])]),
+        t(&[false, true, false], &[3])
+    );
+    assert_eq!(
+        map(ScalarOp::IsNan, &[&t(&[INF, -INF, NAN], &[3])]),
+        t(&[false, false, true], &[3])
+    );
 }
 
 #[test]
@@ -108,15 +219,42 @@ fn casts_saturate_wrap_and_round() {
     assert_eq!(cast(&x, DType::I8), t(&[127i8, -128, 0, -1, 127], &[5]));
     assert_eq!(cast(&x, DType::U8), t(&[255u8, 0, 0, 0, 255], &[5]));
     assert_eq!(cast(&x, DType::Bool), t(&[true; 5], &[5]));
-    assert_eq!(cast(&t(&[300i32, -1], &[2]), DType::U8), t(&[44u8, 255], &[2]));
+    assert_eq!(
+        cast(&t(&[300i32, -1], &[2]), DType::U8),
+        t(&[44u8, 255], &[2])
+    );
     assert_eq!(cast(&t(&[u64::MAX], &[1]), DType::I64), t(&[-1i64], &[1]));
-    assert_eq!(cast(&t(&[u64::MAX], &[1]), DType::F32), t(&[18_446_744_073_709_551_616f32], &[1]));
-    assert_eq!(cast(&t(&[16_777_217i32], &[1]), DType::F32), t(&[16_777_216f32], &[1]));
-    assert_eq!(cast(&t(&[1.0009765f32], &[1]), DType::F16), t(&[f16::from_f32(1.0009765)], &[1]));
-    assert_eq!(cast(&t(&[70000i32], &[1]), DType::F16), t(&[f16::INFINITY], &[1]));
-    assert_eq!(cast(&t(&[bf16::from_f32(-2.5)], &[1]), DType::I32), t(&[-2i32], &[1]));
-    assert_eq!(cast(&t(&[f16::from_f32(0.0), f16::from_f32(0.5)], &[2]), DType::Bool), t(&[false, true], &[2]));
-    assert_eq!(cast(&t(&[true, false], &[2]), DType::BF16), t(&[bf16::ONE, bf16::ZERO], &[2]));
+    assert_eq!(
+        cast(&t(&[u64::MAX], &[1]), DType::F32),
+        t(&[18_446_744_073_709_551_616f32], &[1])
+    );
+    assert_eq!(
+        cast(&t(&[16_777_217i32], &[1]), DType::F32),
+        t(&[16_777_216f32], &[1])
+    );
+    assert_eq!(
+        cast(&t(&[1.0009765f32], &[1]), DType::F16),
+        t(&[f16::from_f32(1.0009765)], &[1])
+    );
+    assert_eq!(
+        cast(&t(&[70000i32], &[1]), DType::F16),
+        t(&[f16::INFINITY], &[1])
+    );
+    assert_eq!(
+        cast(&t(&[bf16::from_f32(-2.5)], &[1]), DType::I32),
+        t(&[-2i32], &[1])
+    );
+    assert_eq!(
+        cast(
+            &t(&[f16::from_f32(0.0), f16::from_f32(0.5)], &[2]),
+            DType::Bool
+        ),
+        t(&[false, true], &[2])
+    );
+    assert_eq!(
+        cast(&t(&[true, false], &[2]), DType::BF16),
+        t(&[bf16::ONE, bf16::ZERO], &[2])
+    );
 }
 
 #[test]
@@ -124,7 +262,11 @@ fn every_cast_pair_evaluates() {
     for &from in DType::ALL {
         for &to in DType::ALL {
             let x = scalar::real(from, 1.0);
-            assert_eq!(map(ScalarOp::Cast(to), &[&x]), scalar::real(to, 1.0), "{from} to {to}");
+            assert_eq!(
+                map(ScalarOp::Cast(to), &[&x]),
+                scalar::real(to, 1.0),
+                "{from} to {to}"
+            );
         }
     }
 }
@@ -139,7 +281,11 @@ fn every_op_evaluates_in_its_whole_domain() {
             }
             let dtypes: Vec<DType> = args.iter().map(Tensor::dtype).collect();
             let result = eval(&Op::Map(op), &args.iter().collect::<Vec<_>>(), &[]);
-            assert_eq!(result.is_ok(), op.result_dtype(&dtypes).is_ok(), "{op} of {d}: {result:?}");
+            assert_eq!(
+                result.is_ok(),
+                op.result_dtype(&dtypes).is_ok(),
+                "{op} of {d}: {result:?}"
+            );
         }
     }
 }
@@ -147,16 +293,25 @@ fn every_op_evaluates_in_its_whole_domain() {
 #[test]
 fn half_types_round_once() {
     let x = t(&[f16::from_f32(0.1), f16::from_f32(3.0)], &[2]);
-    let expected: Vec<f16> =
-        x.as_slice::<f16>().iter().map(|v| f16::from_f32((1.0 / (1.0 + (-v.to_f64()).exp())) as f32)).collect();
+    let expected: Vec<f16> = x
+        .as_slice::<f16>()
+        .iter()
+        .map(|v| f16::from_f32((1.0 / (1.0 + (-v.to_f64()).exp())) as f32))
+        .collect();
     assert_eq!(map(ScalarOp::Sigmoid, &[&x]), t(&expected, &[2]));
 }
 
 #[test]
 fn one_scalar_at_a_time() {
     let f = |v: f32| (DType::F32, u64::from(v.to_bits()));
-    assert_eq!(scalar::eval(ScalarOp::Add, &[f(1.0), f(2.0)]).unwrap(), f(3.0));
-    assert_eq!(scalar::eval(ScalarOp::Lt, &[f(1.0), f(2.0)]).unwrap(), (DType::Bool, 1));
+    assert_eq!(
+        scalar::eval(ScalarOp::Add, &[f(1.0), f(2.0)]).unwrap(),
+        f(3.0)
+    );
+    assert_eq!(
+        scalar::eval(ScalarOp::Lt, &[f(1.0), f(2.0)]).unwrap(),
+        (DType::Bool, 1)
+    );
     scalar::eval(ScalarOp::Add, &[f(1.0)]).unwrap_err();
     scalar::eval(ScalarOp::Div, &[(DType::I8, 1), (DType::I8, 0)]).unwrap_err();
 }
@@ -198,7 +353,10 @@ fn formula(op: ScalarOp, x: f64) -> Option<f64> {
         Relu => x.max(0.0),
         Sigmoid => sigmoid(x),
         Gelu => 0.5 * x * (1.0 + crate::interp::erf(x / 2f64.sqrt())),
-        GeluTanh => 0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3))).tanh()),
+        GeluTanh => {
+            0.5 * x
+                * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3))).tanh())
+        }
         Silu => x * sigmoid(x),
         Softplus => softplus(x),
         Softsign => x / (1.0 + x.abs()),
@@ -219,7 +377,10 @@ fn formula(op: ScalarOp, x: f64) -> Option<f64> {
 #[test]
 fn float_ops_follow_their_formulas() {
     let points: Vec<f64> = (-40..=40).map(|i| f64::from(i) * 0.25 + 0.015625).collect();
-    for op in ScalarOp::samples().into_iter().filter(|op| formula(*op, 1.0).is_some()) {
+    for op in ScalarOp::samples()
+        .into_iter()
+        .filter(|op| formula(*op, 1.0).is_some())
+    {
         let expected: Vec<f64> = points.iter().map(|&x| formula(op, x).unwrap()).collect();
         let (n, x) = (points.len(), t(&points, &[points.len()]));
         assert_close(&t(&expected, &[n]), &map(op, &[&x]), 1e-13, 1e-14);
@@ -239,21 +400,45 @@ fn composites_at_the_ends_of_the_line() {
         (ScalarOp::GeluTanh, [0.0, 1000.0, NAN]),
         (ScalarOp::Mish, [0.0, 1000.0, NAN]),
         (ScalarOp::Elu { alpha: Real(1.0) }, [-1.0, 1000.0, NAN]),
-        (ScalarOp::LeakyRelu { alpha: Real(0.5) }, [-500.0, 1000.0, NAN]),
+        (
+            ScalarOp::LeakyRelu { alpha: Real(0.5) },
+            [-500.0, 1000.0, NAN],
+        ),
     ] {
         assert_close(&t(&expected, &[3]), &map(op, &[&x]), 0.0, 0.0);
     }
     let slope = t(&[0.5f32, 3.0, 1.0], &[3]);
-    assert_close(&t(&[-500f32, 1000.0, NAN], &[3]), &map(ScalarOp::Prelu, &[&x, &slope]), 0.0, 0.0);
+    assert_close(
+        &t(&[-500f32, 1000.0, NAN], &[3]),
+        &map(ScalarOp::Prelu, &[&x, &slope]),
+        0.0,
+        0.0,
+    );
     let (lo, hi) = (t(&[-1i32], &[]), t(&[4i32], &[]));
-    assert_eq!(map(ScalarOp::Clamp, &[&t(&[-9i32, 2, 9], &[3]), &lo, &hi]), t(&[-1i32, 2, 4], &[3]));
+    assert_eq!(
+        map(ScalarOp::Clamp, &[&t(&[-9i32, 2, 9], &[3]), &lo, &hi]),
+        t(&[-1i32, 2, 4], &[3])
+    );
 }
 
 #[test]
 fn two_operand_float_functions() {
     let (y, x) = (t(&[1f64, -1.0, 0.0], &[3]), t(&[-1f64, 0.0, -1.0], &[3]));
     let pi = std::f64::consts::PI;
-    assert_close(&t(&[0.75 * pi, -0.5 * pi, pi], &[3]), &map(ScalarOp::Atan2, &[&y, &x]), 1e-15, 0.0);
-    let (a, b) = (t(&[2f32, 2.0, -8.0, 0.0], &[4]), t(&[0.5f32, -1.0, 3.0, 0.0], &[4]));
-    assert_close(&t(&[2f32.sqrt(), 0.5, -512.0, 1.0], &[4]), &map(ScalarOp::Pow, &[&a, &b]), 0.0, 0.0);
+    assert_close(
+        &t(&[0.75 * pi, -0.5 * pi, pi], &[3]),
+        &map(ScalarOp::Atan2, &[&y, &x]),
+        1e-15,
+        0.0,
+    );
+    let (a, b) = (
+        t(&[2f32, 2.0, -8.0, 0.0], &[4]),
+        t(&[0.5f32, -1.0, 3.0, 0.0], &[4]),
+    );
+    assert_close(
+        &t(&[2f32.sqrt(), 0.5, -512.0, 1.0], &[4]),
+        &map(ScalarOp::Pow, &[&a, &b]),
+        0.0,
+        0.0,
+    );
 }

@@ -39,7 +39,10 @@ fn fails(op: Op, inputs: &[&Tensor]) -> Error {
 
 /// The result of a graph built over the tensors as inputs.
 #[track_caller]
-fn composed(inputs: &[&Tensor], f: impl Fn(&mut GraphBuilder, &[ValueId]) -> Result<ValueId>) -> Tensor {
+fn composed(
+    inputs: &[&Tensor],
+    f: impl Fn(&mut GraphBuilder, &[ValueId]) -> Result<ValueId>,
+) -> Tensor {
     let mut b = GraphBuilder::new("composed");
     let args: Vec<ValueId> = inputs
         .iter()

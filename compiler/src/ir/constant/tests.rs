@@ -14,14 +14,23 @@ struct Store {
 
 impl Store {
     fn new() -> Store {
-        Store { file: tempfile::NamedTempFile::new().unwrap(), next: 0, tensors: Vec::new() }
+        Store {
+            file: tempfile::NamedTempFile::new().unwrap(),
+            next: 0,
+            tensors: Vec::new(),
+        }
     }
 
     fn put(&mut self, shape: &[usize]) -> usize {
         let n: usize = shape.iter().product();
         let phase = self.tensors.len() as f32;
-        let t =
-            Tensor::from_slice(&(0..n).map(|i| (i as f32 * 0.37 + phase).sin()).collect::<Vec<_>>(), shape).unwrap();
+        let t = Tensor::from_slice(
+            &(0..n)
+                .map(|i| (i as f32 * 0.37 + phase).sin())
+                .collect::<Vec<_>>(),
+            shape,
+        )
+        .unwrap();
         self.file.write_all(t.as_bytes()).unwrap();
         self.tensors.push((self.next, t));
         self.next += 4 * n as u64;
@@ -48,7 +57,10 @@ fn small_constants_are_read_at_once_and_large_ones_when_needed() {
     assert_eq!(late[small].in_memory(), Some(&store.tensors[small].1));
     assert_eq!(late[large].in_memory(), None);
     assert_eq!(late[large].tensor().unwrap(), store.tensors[large].1);
-    assert_eq!((late[large].len(), late[large].size_bytes()), (25_600, 102_400));
+    assert_eq!(
+        (late[large].len(), late[large].size_bytes()),
+        (25_600, 102_400)
+    );
     let again = store.constants(true);
     assert!(late[large] == again[large] && late[large].identity() != again[large].identity());
     assert!(late[large] != store.constants(false)[large]);
@@ -61,7 +73,10 @@ fn a_file_cut_short_is_an_error() {
     let late = store.constants(true);
     store.file.as_file().set_len(1000).unwrap();
     let error = late[large].tensor().unwrap_err().to_string();
-    assert!(error.starts_with("cannot read ") && error.ends_with("failed to fill whole buffer"), "{error}");
+    assert!(
+        error.starts_with("cannot read ") && error.ends_with("failed to fill whole buffer"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -75,20 +90,39 @@ fn ops_are_noted_down_up_to_a_limit() {
     assert!(matches!(made.viewed(), Viewed::Transposed(c, [1, 0]) if *c == late[w]));
     assert_eq!(made.tensor().unwrap(), expected.tensor().unwrap());
     assert!(
-        ConstData::made(&Op::CumSum { axis: 0, exclusive: false, reverse: false }, &[&made], DType::F32, &[200, 128])
-            .is_none()
+        ConstData::made(
+            &Op::CumSum {
+                axis: 0,
+                exclusive: false,
+                reverse: false
+            },
+            &[&made],
+            DType::F32,
+            &[200, 128]
+        )
+        .is_none()
     );
     // Doubling shares operands: each step is made once for either use.
     let mut sum = late[w].clone();
     let steps = (0..20).take_while(|_| {
-        let more = ConstData::made(&Op::Map(ScalarOp::Add), &[&sum, &sum], DType::F32, &[128, 200]);
+        let more = ConstData::made(
+            &Op::Map(ScalarOp::Add),
+            &[&sum, &sum],
+            DType::F32,
+            &[128, 200],
+        );
         more.map(|m| sum = m).is_some()
     });
     assert_eq!(steps.count(), 3);
 }
 
 fn window() -> Window {
-    Window { strides: vec![1; 2], dilations: vec![1; 2], pads_low: vec![1; 2], pads_high: vec![1; 2] }
+    Window {
+        strides: vec![1; 2],
+        dilations: vec![1; 2],
+        pads_low: vec![1; 2],
+        pads_high: vec![1; 2],
+    }
 }
 
 /// Everything that folding does to weights: batch normalisation, other layouts, transposes, joint products, a table that is also a weight.
@@ -97,7 +131,11 @@ fn model(w: &[ConstData]) -> Graph {
     let x = b.input("x", DType::F32, [1usize, 32, 5, 5]);
     let ids = b.input("ids", DType::I64, [4usize]);
     let c: Vec<ValueId> = w.iter().map(|c| b.constant(c.clone())).collect();
-    let conv = Op::Conv { window: window(), groups: 1, layout: Layout::ChannelsFirst };
+    let conv = Op::Conv {
+        window: window(),
+        groups: 1,
+        layout: Layout::ChannelsFirst,
+    };
     let y = b.add1(conv, &[x, c[0]]).unwrap();
     let y = b.mul(y, c[1]).unwrap();
     let y = b.add_(y, c[1]).unwrap();
@@ -121,24 +159,53 @@ fn model(w: &[ConstData]) -> Graph {
 #[test]
 fn models_compute_the_same_from_weights_read_late() {
     let mut store = Store::new();
-    for shape in [&[64, 32, 3, 3][..], &[64, 1, 1], &[300, 160], &[160, 160], &[160, 160]] {
+    for shape in [
+        &[64, 32, 3, 3][..],
+        &[64, 1, 1],
+        &[300, 160],
+        &[160, 160],
+        &[160, 160],
+    ] {
         store.put(shape);
     }
-    let x = Tensor::from_slice(&(0..800).map(|i| (i as f32 * 0.1).cos()).collect::<Vec<_>>(), &[1, 32, 5, 5]).unwrap();
+    let x = Tensor::from_slice(
+        &(0..800).map(|i| (i as f32 * 0.1).cos()).collect::<Vec<_>>(),
+        &[1, 32, 5, 5],
+    )
+    .unwrap();
     let ids = Tensor::from_slice(&[7i64, 0, 299, 7], &[4]).unwrap();
     let inputs = [("x", x.clone()), ("ids", ids.clone())];
     let run = |g: &Graph| {
-        let options = Options { threads: Some(2), ..Options::default() };
-        compile(g, &options).unwrap().run(inputs.clone()).unwrap().into_tensors()
+        let options = Options {
+            threads: Some(2),
+            ..Options::default()
+        };
+        compile(g, &options)
+            .unwrap()
+            .run(inputs.clone())
+            .unwrap()
+            .into_tensors()
     };
-    let (late, held) = (model(&store.constants(true)), model(&store.constants(false)));
-    assert_eq!(late.to_string(), held.to_string(), "texts show the elements");
+    let (late, held) = (
+        model(&store.constants(true)),
+        model(&store.constants(false)),
+    );
+    assert_eq!(
+        late.to_string(),
+        held.to_string(),
+        "texts show the elements"
+    );
     let found = run(&late);
     assert_eq!(found, run(&held), "both are packed alike");
     let expected = interp::run(&held, &[x, ids]).unwrap();
     for (want, have) in expected.iter().zip(&found) {
         let close = |(a, b): (&f32, &f32)| (a - b).abs() <= 1e-3 * (1.0 + a.abs());
-        assert!(want.as_slice::<f32>().iter().zip(have.as_slice::<f32>()).all(close));
+        assert!(
+            want.as_slice::<f32>()
+                .iter()
+                .zip(have.as_slice::<f32>())
+                .all(close)
+        );
     }
 }
 

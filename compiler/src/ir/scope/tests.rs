@@ -39,12 +39,17 @@ fn spec(b: &GraphBuilder) -> String {
 fn inner_scopes_win_field_by_field() {
     for (outer, inner, expected) in [
         ("/job:foo", "/device:gpu:1", "/job:foo/device:GPU:1"),
-        ("/job:worker/gpu:0", "/task:1", "/job:worker/task:1/device:GPU:0"),
+        (
+            "/job:worker/gpu:0",
+            "/task:1",
+            "/job:worker/task:1/device:GPU:0",
+        ),
         ("/gpu:0", "/cpu:*", "/device:CPU:0"),
         ("", "/cpu:1", "/device:CPU:1"),
     ] {
         let mut s = sample();
-        s.b.with_device(outer, |b| b.with_device(inner, exp)).unwrap();
+        s.b.with_device(outer, |b| b.with_device(inner, exp))
+            .unwrap();
         assert_eq!(spec(&s.b), expected, "{outer:?} around {inner:?}");
         s.exp().unwrap();
         assert_eq!(spec(&s.b), "", "scopes end");
@@ -56,20 +61,29 @@ fn functions_replace_and_clear_stops() {
     let mut s = sample();
     let function = |seen: &'static str, gives: &'static str| {
         DeviceScope::function(move |node| {
-            assert_eq!((node.device.to_string().as_str(), node.op.name()), (seen, "exp"));
+            assert_eq!(
+                (node.device.to_string().as_str(), node.op.name()),
+                (seen, "exp")
+            );
             assert_eq!(node.results.len(), 1);
             Ok(DeviceSpec::parse(gives)?)
         })
     };
     // The function sees what is inside it, and what it gives replaces that; outer scopes fill what is still open.
     s.b.with_device("/job:a/task:3", |b| {
-        b.with_device(function("/task:1/device:GPU:0", "/device:CPU:*"), |b| b.with_device("/task:1/gpu:0", exp))
+        b.with_device(function("/task:1/device:GPU:0", "/device:CPU:*"), |b| {
+            b.with_device("/task:1/gpu:0", exp)
+        })
     })
     .unwrap();
     assert_eq!(spec(&s.b), "/job:a/task:3/device:CPU:*");
-    s.b.with_device("/gpu:0", |b| b.with_device(DeviceScope::Clear, |b| b.with_device("/task:1", exp))).unwrap();
+    s.b.with_device("/gpu:0", |b| {
+        b.with_device(DeviceScope::Clear, |b| b.with_device("/task:1", exp))
+    })
+    .unwrap();
     assert_eq!(spec(&s.b), "/task:1");
-    s.b.with_device("/gpu:0", |b| b.with_device(DeviceScope::Clear, exp)).unwrap();
+    s.b.with_device("/gpu:0", |b| b.with_device(DeviceScope::Clear, exp))
+        .unwrap();
     assert!(last(&s.b).is_open());
 }
 
@@ -77,14 +91,20 @@ fn functions_replace_and_clear_stops() {
 fn requests_know_the_line_of_their_scopes() {
     let mut s = sample();
     let line = line!() + 1;
-    s.b.with_device("/job:a", |b| b.with_device("/gpu:1", |b| b.with_device("/gpu:*", exp))).unwrap();
+    s.b.with_device("/job:a", |b| {
+        b.with_device("/gpu:1", |b| b.with_device("/gpu:*", exp))
+    })
+    .unwrap();
     let file = file!();
     let wanted = format!(
         "scope \"/device:GPU:*\" at {file}:{line}, scope \"/device:GPU:1\" at {file}:{line}, scope \"/job:a\" at {file}:{line}"
     );
     assert_eq!(last(&s.b).asked_by.as_str(), wanted);
     let text = s.b.finish().unwrap().to_string();
-    assert!(text.contains(&format!("on \"/job:a/device:GPU:1\" by {wanted:?}")), "{text}");
+    assert!(
+        text.contains(&format!("on \"/job:a/device:GPU:1\" by {wanted:?}")),
+        "{text}"
+    );
     assert_eq!(Graph::parse(&text).unwrap().to_string(), text);
 }
 
@@ -93,10 +113,27 @@ fn errors_name_the_scope() {
     let mut s = sample();
     let line = line!() + 1;
     let e = s.b.with_device("/tpu:0", exp).unwrap_err().to_string();
-    assert_eq!(e, format!("device scope at {}:{line}: Unknown attribute: 'tpu' in '/tpu:0'", file!()));
+    assert_eq!(
+        e,
+        format!(
+            "device scope at {}:{line}: Unknown attribute: 'tpu' in '/tpu:0'",
+            file!()
+        )
+    );
     let line = line!() + 1;
-    let e = s.b.with_device(DeviceScope::function(|_| Err(Error::invalid("no more room"))), exp).unwrap_err();
-    assert!(e.to_string().contains(&format!("device function at {}:{line}: no more room", file!())), "{e}");
+    let e =
+        s.b.with_device(
+            DeviceScope::function(|_| Err(Error::invalid("no more room"))),
+            exp,
+        )
+        .unwrap_err();
+    assert!(
+        e.to_string().contains(&format!(
+            "device function at {}:{line}: no more room",
+            file!()
+        )),
+        "{e}"
+    );
     s.exp().unwrap();
     assert!(last(&s.b).is_open(), "a scope ends with an error too");
 }
@@ -107,14 +144,20 @@ fn scopes_close_in_order() {
     let outer = s.b.enter_device("/cpu:0").unwrap();
     let inner = s.b.enter_device("/cpu:1").unwrap();
     let e = s.b.exit_scope(outer).unwrap_err();
-    assert_eq!(e.to_string(), "Exiting device scope without proper scope nesting");
+    assert_eq!(
+        e.to_string(),
+        "Exiting device scope without proper scope nesting"
+    );
     s.b.exit_scope(inner).unwrap();
     assert!(s.b.exit_scope(inner).is_err());
     s.exp().unwrap();
     assert_eq!(spec(&s.b), "/device:CPU:0");
     s.b.exit_scope(outer).unwrap();
     let left_open = s.b.with_device("/cpu:0", |b| b.enter_device("/cpu:1"));
-    assert_eq!(left_open.unwrap_err().to_string(), "Exiting device scope without proper scope nesting");
+    assert_eq!(
+        left_open.unwrap_err().to_string(),
+        "Exiting device scope without proper scope nesting"
+    );
 }
 
 #[test]
@@ -122,14 +165,35 @@ fn colocation_joins_two_nodes_and_resets_devices() {
     let mut s = sample();
     let a = s.b.with_device("/cpu:1", exp).unwrap();
     let x = s.x;
-    s.b.with_device("/gpu:0", |b| b.colocate_with(a, |b| b.with_device("/task:2", exp))).unwrap();
+    s.b.with_device("/gpu:0", |b| {
+        b.colocate_with(a, |b| b.with_device("/task:2", exp))
+    })
+    .unwrap();
     let own = last(&s.b);
-    assert_eq!(own.spec.to_string(), "/task:2", "device scopes outside are ignored");
-    let of_a = s.b.graph().nodes().next().unwrap().1.device.clone().unwrap();
-    assert_eq!((of_a.spec.to_string().as_str(), &of_a.groups), ("/device:CPU:1", &own.groups));
+    assert_eq!(
+        own.spec.to_string(),
+        "/task:2",
+        "device scopes outside are ignored"
+    );
+    let of_a =
+        s.b.graph()
+            .nodes()
+            .next()
+            .unwrap()
+            .1
+            .device
+            .clone()
+            .unwrap();
+    assert_eq!(
+        (of_a.spec.to_string().as_str(), &of_a.groups),
+        ("/device:CPU:1", &own.groups)
+    );
     assert_eq!(own.groups.len(), 1);
     let by = own.groups.values().next().unwrap().as_str();
-    assert!(by.starts_with("colocate_with at ") && by.contains("scope/tests.rs:"), "{by}");
+    assert!(
+        by.starts_with("colocate_with at ") && by.contains("scope/tests.rs:"),
+        "{by}"
+    );
     // Nested: both groups; with ignore_existing only the inner one, or none.
     let b2 = s.exp().unwrap();
     s.b.colocate_with(a, |b| b.colocate_with(b2, exp)).unwrap();
@@ -145,11 +209,23 @@ fn colocation_joins_two_nodes_and_resets_devices() {
     }
     let c = s.b.constant(Tensor::scalar(1f32));
     let text = |e: Error| e.to_string().split(": ").last().unwrap().to_owned();
-    assert_eq!(text(s.b.colocate_with(x, exp).unwrap_err()), "a graph input has no node to be with");
-    assert_eq!(text(s.b.colocate_with(c, exp).unwrap_err()), "a constant is on every device that uses it");
-    assert_eq!(text(s.b.colocate_with(ValueId(99), exp).unwrap_err()), "value 99 is not of this graph");
+    assert_eq!(
+        text(s.b.colocate_with(x, exp).unwrap_err()),
+        "a graph input has no node to be with"
+    );
+    assert_eq!(
+        text(s.b.colocate_with(c, exp).unwrap_err()),
+        "a constant is on every device that uses it"
+    );
+    assert_eq!(
+        text(s.b.colocate_with(ValueId(99), exp).unwrap_err()),
+        "value 99 is not of this graph"
+    );
     let e = s.b.enter_colocation(None, false).unwrap_err();
-    assert_eq!(text(e), "trying to reset colocation (no value) but ignore_existing is not set");
+    assert_eq!(
+        text(e),
+        "trying to reset colocation (no value) but ignore_existing is not set"
+    );
 }
 
 #[test]

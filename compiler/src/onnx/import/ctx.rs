@@ -33,7 +33,10 @@ pub(in crate::onnx) fn one<'m>(id: ValueId) -> Result<Outs<'m>> {
 impl Out<'_> {
     /// A constant as a result.
     pub fn tensor<'m>(t: Tensor) -> Out<'m> {
-        Out::Known(Type::new(t.dtype(), t.shape().iter().copied()), Known::Tensor(t))
+        Out::Known(
+            Type::new(t.dtype(), t.shape().iter().copied()),
+            Known::Tensor(t),
+        )
     }
 }
 
@@ -52,7 +55,12 @@ pub(in crate::onnx) struct OpDef {
 impl OpDef {
     /// An operator whose result is folded when all operands are constants.
     pub const fn new(name: &'static str, inputs: (usize, usize), run: Handler) -> OpDef {
-        OpDef { name, inputs, run, fold: true }
+        OpDef {
+            name,
+            inputs,
+            run,
+            fold: true,
+        }
     }
 }
 
@@ -68,8 +76,19 @@ pub(in crate::onnx) struct Ctx<'c, 'm> {
 }
 
 impl<'c, 'm> Ctx<'c, 'm> {
-    pub(super) fn new(im: &'c mut Importer<'m>, node: &'m NodeProto, inputs: Vec<Option<V>>, opset: i64) -> Self {
-        Ctx { im, node, opset, inputs, read: RefCell::default() }
+    pub(super) fn new(
+        im: &'c mut Importer<'m>,
+        node: &'m NodeProto,
+        inputs: Vec<Option<V>>,
+        opset: i64,
+    ) -> Self {
+        Ctx {
+            im,
+            node,
+            opset,
+            inputs,
+            read: RefCell::default(),
+        }
     }
 
     /// Builder of the current graph or region.
@@ -91,7 +110,11 @@ impl<'c, 'm> Ctx<'c, 'm> {
 
     /// Operand `i` as a value of the model.
     pub fn v(&self, i: usize) -> Result<V> {
-        self.inputs.get(i).copied().flatten().ok_or_else(|| Error::invalid(format!("operand {i} is missing")))
+        self.inputs
+            .get(i)
+            .copied()
+            .flatten()
+            .ok_or_else(|| Error::invalid(format!("operand {i} is missing")))
     }
 
     /// Type of operand `i`.
@@ -112,7 +135,11 @@ impl<'c, 'm> Ctx<'c, 'm> {
 
     /// Operand `i` as an IR value, `None` when absent.
     pub fn opt(&mut self, i: usize) -> Result<Option<ValueId>> {
-        if self.has(i) { self.val(i).map(Some) } else { Ok(None) }
+        if self.has(i) {
+            self.val(i).map(Some)
+        } else {
+            Ok(None)
+        }
     }
 
     /// The elements of operand `i`, which must be a sequence.
@@ -127,14 +154,24 @@ impl<'c, 'm> Ctx<'c, 'm> {
     pub fn value(&mut self, id: ValueId) -> V {
         let ty = self.type_of(id);
         let home = self.im.frames.len() - 1;
-        let v = self.im.slot(Slot { name: "", ty: Some(ty), known: None, home });
+        let v = self.im.slot(Slot {
+            name: "",
+            ty: Some(ty),
+            known: None,
+            home,
+        });
         self.im.frames[home].ids.insert(v, id);
         v
     }
 
     /// True when all operands that are given are constants.
     pub fn all_known(&self) -> bool {
-        let known = |v: &V| matches!(self.im.slots[v.0 as usize].known, Some(Known::Tensor(_) | Known::Proto(_)));
+        let known = |v: &V| {
+            matches!(
+                self.im.slots[v.0 as usize].known,
+                Some(Known::Tensor(_) | Known::Proto(_))
+            )
+        };
         self.inputs.iter().flatten().all(known)
     }
 
@@ -198,9 +235,12 @@ impl<'c, 'm> Ctx<'c, 'm> {
         if let Some(Known::Dims(d)) = &self.im.slots[v.0 as usize].known {
             return Ok(Some(d.clone()));
         }
-        let Some(t) = self.im.constant(v)? else { return Ok(None) };
-        let ints =
-            to_i64s(&t).ok_or_else(|| Error::invalid(format!("operand {i} must hold integers, got {}", t.dtype())))?;
+        let Some(t) = self.im.constant(v)? else {
+            return Ok(None);
+        };
+        let ints = to_i64s(&t).ok_or_else(|| {
+            Error::invalid(format!("operand {i} must hold integers, got {}", t.dtype()))
+        })?;
         Ok(Some(ints.into_iter().map(Dim::constant).collect()))
     }
 
@@ -214,13 +254,19 @@ impl<'c, 'm> Ctx<'c, 'm> {
 
     /// Elements of the integer operand `i`, which must be a constant; `None` when absent.
     pub fn opt_ints_in(&mut self, i: usize) -> Result<Option<Vec<i64>>> {
-        if self.has(i) { self.ints_in(i).map(Some) } else { Ok(None) }
+        if self.has(i) {
+            self.ints_in(i).map(Some)
+        } else {
+            Ok(None)
+        }
     }
 
     /// Elements of the integer operand `i`, which must be a constant.
     pub fn ints_in(&mut self, i: usize) -> Result<Vec<i64>> {
         let t = self.tensor(i)?;
-        to_i64s(&t).ok_or_else(|| Error::invalid(format!("operand {i} must hold integers, got {}", t.dtype())))
+        to_i64s(&t).ok_or_else(|| {
+            Error::invalid(format!("operand {i} must hold integers, got {}", t.dtype()))
+        })
     }
 
     /// Elements of the numeric operand `i`, which must be a constant.
@@ -235,7 +281,10 @@ impl<'c, 'm> Ctx<'c, 'm> {
         }
         match self.reals_in(i)?.as_slice() {
             [v] => Ok(*v),
-            v => Err(Error::invalid(format!("operand {i} must have one element, has {}", v.len()))),
+            v => Err(Error::invalid(format!(
+                "operand {i} must have one element, has {}",
+                v.len()
+            ))),
         }
     }
 
@@ -243,8 +292,12 @@ impl<'c, 'm> Ctx<'c, 'm> {
 
     fn attr(&self, name: &'static str, types: &[i32]) -> Result<Option<&'m AttributeProto>> {
         self.read.borrow_mut().insert(name);
-        let Some(a) = self.node.attribute.iter().find(|a| a.name == name) else { return Ok(None) };
-        let Some(a) = self.im.resolve_attribute(a) else { return Ok(None) };
+        let Some(a) = self.node.attribute.iter().find(|a| a.name == name) else {
+            return Ok(None);
+        };
+        let Some(a) = self.im.resolve_attribute(a) else {
+            return Ok(None);
+        };
         if a.r#type != 0 && !types.contains(&a.r#type) {
             return Err(Error::invalid(format!(
                 "attribute {name} must be {}, is {}",
@@ -257,7 +310,10 @@ impl<'c, 'm> Ctx<'c, 'm> {
 
     /// True when the attribute is given.
     pub fn has_attr(&self, name: &str) -> bool {
-        self.node.attribute.iter().any(|a| a.name == name && self.im.resolve_attribute(a).is_some())
+        self.node
+            .attribute
+            .iter()
+            .any(|a| a.name == name && self.im.resolve_attribute(a).is_some())
     }
 
     /// Marks attributes that only training or documentation uses as read.
@@ -292,7 +348,11 @@ impl<'c, 'm> Ctx<'c, 'm> {
 
     /// String attribute.
     pub fn s(&self, name: &'static str, default: &str) -> Result<String> {
-        Ok(self.attr(name, &[at::STRING])?.map_or(default.to_owned(), |a| String::from_utf8_lossy(&a.s).into_owned()))
+        Ok(self
+            .attr(name, &[at::STRING])?
+            .map_or(default.to_owned(), |a| {
+                String::from_utf8_lossy(&a.s).into_owned()
+            }))
     }
 
     /// List of integers; `None` when absent.
@@ -302,8 +362,11 @@ impl<'c, 'm> Ctx<'c, 'm> {
 
     /// List of integers that are not negative; `None` when absent.
     pub fn usizes(&self, name: &'static str) -> Result<Option<Vec<usize>>> {
-        let Some(ints) = self.ints(name)? else { return Ok(None) };
-        let all: std::result::Result<Vec<usize>, _> = ints.iter().map(|&i| usize::try_from(i)).collect();
+        let Some(ints) = self.ints(name)? else {
+            return Ok(None);
+        };
+        let all: std::result::Result<Vec<usize>, _> =
+            ints.iter().map(|&i| usize::try_from(i)).collect();
         let small = |v: &Vec<usize>| v.iter().all(|&i| i <= i32::MAX as usize);
         all.ok()
             .filter(small)
@@ -313,24 +376,32 @@ impl<'c, 'm> Ctx<'c, 'm> {
 
     /// List of floats; `None` when absent.
     pub fn floats(&self, name: &'static str) -> Result<Option<Vec<f64>>> {
-        Ok(self.attr(name, &[at::FLOATS])?.map(|a| a.floats.iter().map(|&f| f.into()).collect()))
+        Ok(self
+            .attr(name, &[at::FLOATS])?
+            .map(|a| a.floats.iter().map(|&f| f.into()).collect()))
     }
 
     /// List of strings; `None` when absent.
     pub fn strings(&self, name: &'static str) -> Result<Option<Vec<String>>> {
         let text = |s: &prost::bytes::Bytes| String::from_utf8_lossy(s).into_owned();
-        Ok(self.attr(name, &[at::STRINGS])?.map(|a| a.strings.iter().map(text).collect()))
+        Ok(self
+            .attr(name, &[at::STRINGS])?
+            .map(|a| a.strings.iter().map(text).collect()))
     }
 
     /// Tensor attribute, dense or sparse; `None` when absent.
     pub fn tensor_attr(&self, name: &'static str) -> Result<Option<Tensor>> {
-        let Some(a) = self.attr(name, &[at::TENSOR, at::SPARSE_TENSOR])? else { return Ok(None) };
+        let Some(a) = self.attr(name, &[at::TENSOR, at::SPARSE_TENSOR])? else {
+            return Ok(None);
+        };
         let external = &self.im.model.external;
         match (&a.t, &a.sparse_tensor) {
             (Some(t), _) => tensor_of(t, external).map(Some),
             (None, Some(s)) => match (&s.values, &s.indices) {
                 (Some(v), Some(i)) => dense_of(v, i, &s.dims, external, FOLD_LIMIT_BYTES).map(Some),
-                _ => Err(Error::invalid(format!("attribute {name}: a sparse tensor needs values and indices"))),
+                _ => Err(Error::invalid(format!(
+                    "attribute {name}: a sparse tensor needs values and indices"
+                ))),
             },
             _ => Err(Error::invalid(format!("attribute {name} holds no tensor"))),
         }
@@ -339,15 +410,21 @@ impl<'c, 'm> Ctx<'c, 'm> {
     /// Graph attribute.
     pub fn graph_attr(&self, name: &'static str) -> Result<&'m GraphProto> {
         let a = self.attr(name, &[at::GRAPH])?;
-        a.and_then(|a| a.g.as_ref()).ok_or_else(|| Error::invalid(format!("attribute {name} must be a graph")))
+        a.and_then(|a| a.g.as_ref())
+            .ok_or_else(|| Error::invalid(format!("attribute {name} must be a graph")))
     }
 
     /// Errors when the node has an attribute that the handler did not read.
     pub fn check_attributes(&self) -> Result<()> {
         let read = self.read.borrow();
-        let unread = |a: &&AttributeProto| !read.contains(a.name.as_str()) && self.im.resolve_attribute(a).is_some();
+        let unread = |a: &&AttributeProto| {
+            !read.contains(a.name.as_str()) && self.im.resolve_attribute(a).is_some()
+        };
         match self.node.attribute.iter().find(unread) {
-            Some(a) => Err(Error::unsupported(format!("attribute {:?} is not supported", a.name))),
+            Some(a) => Err(Error::unsupported(format!(
+                "attribute {:?} is not supported",
+                a.name
+            ))),
             None => Ok(()),
         }
     }
@@ -357,12 +434,22 @@ impl<'c, 'm> Ctx<'c, 'm> {
     /// Path of the node, for the origins of nodes in regions.
     pub fn path(&self) -> String {
         let prefix = &self.im.scopes.last().expect("a scope").path;
-        let node = if self.node.name.is_empty() { &self.node.op_type } else { &self.node.name };
+        let node = if self.node.name.is_empty() {
+            &self.node.op_type
+        } else {
+            &self.node.name
+        };
         format!("{prefix}{node}")
     }
 
     /// Imports a subgraph; see [`Importer::region`].
-    pub fn region(&mut self, g: &'m GraphProto, formals: &[Type], captures: &[V], which: &str) -> Result<Region> {
+    pub fn region(
+        &mut self,
+        g: &'m GraphProto,
+        formals: &[Type],
+        captures: &[V],
+        which: &str,
+    ) -> Result<Region> {
         let path = format!("{}/{which}", self.path());
         self.im.region(g, formals, captures, &path)
     }
@@ -374,7 +461,13 @@ impl<'c, 'm> Ctx<'c, 'm> {
     }
 
     /// Imports a subgraph as a region, or gives its first error and reports none.
-    pub fn try_region(&mut self, g: &'m GraphProto, formals: &[Type], captures: &[V], which: &str) -> Result<Region> {
+    pub fn try_region(
+        &mut self,
+        g: &'m GraphProto,
+        formals: &[Type],
+        captures: &[V],
+        which: &str,
+    ) -> Result<Region> {
         let path = format!("{}/{which}", self.path());
         self.im.attempt(|im| im.region(g, formals, captures, &path))
     }
@@ -383,14 +476,24 @@ impl<'c, 'm> Ctx<'c, 'm> {
     pub fn known(&mut self, t: Tensor) -> V {
         let ty = Type::new(t.dtype(), t.shape().iter().copied());
         let home = self.im.frames.len() - 1;
-        self.im.slot(Slot { name: "", ty: Some(ty), known: Some(Known::Tensor(t)), home })
+        self.im.slot(Slot {
+            name: "",
+            ty: Some(ty),
+            known: Some(Known::Tensor(t)),
+            home,
+        })
     }
 
     /// A value of the model that is this IR value of the current frame.
     pub fn made(&mut self, id: ValueId) -> V {
         let ty = self.type_of(id);
         let home = self.im.frames.len() - 1;
-        let v = self.im.slot(Slot { name: "", ty: Some(ty), known: None, home });
+        let v = self.im.slot(Slot {
+            name: "",
+            ty: Some(ty),
+            known: None,
+            home,
+        });
         self.im.frames[home].ids.insert(v, id);
         v
     }
@@ -445,7 +548,13 @@ impl<'c, 'm> Ctx<'c, 'm> {
     }
 
     /// A reduction.
-    pub fn reduce(&mut self, kind: ReduceKind, x: ValueId, axes: &[usize], keepdims: bool) -> Result<ValueId> {
+    pub fn reduce(
+        &mut self,
+        kind: ReduceKind,
+        x: ValueId,
+        axes: &[usize],
+        keepdims: bool,
+    ) -> Result<ValueId> {
         self.b().reduce(kind, x, axes, keepdims)
     }
 
@@ -465,7 +574,11 @@ impl<'c, 'm> Ctx<'c, 'm> {
 
 /// Axis `axis` of a tensor of rank `rank`, negative ones counted from the end.
 pub(in crate::onnx) fn axis_of(axis: i64, rank: usize) -> Result<usize> {
-    let at = if axis < 0 { axis.saturating_add(rank as i64) } else { axis };
+    let at = if axis < 0 {
+        axis.saturating_add(rank as i64)
+    } else {
+        axis
+    };
     usize::try_from(at)
         .ok()
         .filter(|a| *a < rank)
@@ -474,10 +587,16 @@ pub(in crate::onnx) fn axis_of(axis: i64, rank: usize) -> Result<usize> {
 
 /// Several axes, sorted; a repeated one is an error.
 pub(in crate::onnx) fn axes_of(axes: &[i64], rank: usize) -> Result<Vec<usize>> {
-    let mut out = axes.iter().map(|&a| axis_of(a, rank)).collect::<Result<Vec<usize>>>()?;
+    let mut out = axes
+        .iter()
+        .map(|&a| axis_of(a, rank))
+        .collect::<Result<Vec<usize>>>()?;
     out.sort_unstable();
     match out.windows(2).find(|w| w[0] == w[1]) {
-        Some(w) => Err(Error::invalid(format!("axis {} is named twice in {axes:?}", w[0]))),
+        Some(w) => Err(Error::invalid(format!(
+            "axis {} is named twice in {axes:?}",
+            w[0]
+        ))),
         None => Ok(out),
     }
 }

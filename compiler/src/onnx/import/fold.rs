@@ -12,9 +12,14 @@ pub(super) fn constant_value(g: &Graph, id: ValueId) -> Result<Option<Tensor>> {
     if let Some(c) = g.constant(id) {
         return Ok(c.in_memory().cloned());
     }
-    let Some(nodes) = constant_slice(g, id) else { return Ok(None) };
+    let Some(nodes) = constant_slice(g, id) else {
+        return Ok(None);
+    };
     // Large weights stay in their file: what is done to them is for the folding pass.
-    let deferred = |n: &NodeId| g.constant(g.node(*n).outputs[0]).is_some_and(|c| c.in_memory().is_none());
+    let deferred = |n: &NodeId| {
+        g.constant(g.node(*n).outputs[0])
+            .is_some_and(|c| c.in_memory().is_none())
+    };
     if g.ty(id).size_bytes().is_none_or(|b| b >= DEFER_BYTES) && nodes.iter().any(deferred) {
         return Ok(None);
     }
@@ -36,7 +41,9 @@ fn constant_slice(g: &Graph, id: ValueId) -> Option<BTreeSet<NodeId>> {
     let mut open = vec![id];
     let mut bytes = 0usize;
     while let Some(v) = open.pop() {
-        let Def::Node(n, _) = g.value(v).def else { return None };
+        let Def::Node(n, _) = g.value(v).def else {
+            return None;
+        };
         if !nodes.insert(n) {
             continue;
         }

@@ -13,7 +13,9 @@ pub(super) use ctx::{Ctx, OpDef, Out, Outs, axes_of, axis_of, one};
 
 use super::load::{Model, Opsets, Specialisation, domain, opsets_of};
 use super::ops;
-use super::proto::{AttributeProto, DimensionValue, FunctionProto, GraphProto, NodeProto, TypeValue, ValueInfoProto};
+use super::proto::{
+    AttributeProto, DimensionValue, FunctionProto, GraphProto, NodeProto, TypeValue, ValueInfoProto,
+};
 use super::proto::{SparseTensorProto, TensorProto};
 use super::tensor::{constant_of, dense_of, dtype_of, shape_of, tensor_of};
 use crate::error::{Error, ErrorKind, Result};
@@ -164,30 +166,45 @@ pub(super) fn declared_type(info: &ValueInfoProto) -> Result<(DType, Vec<Dim>)> 
                 TypeValue::Optional(_) => "an optional value",
                 _ => "a sparse tensor",
             };
-            return Err(Error::unsupported(format!("{:?} is {what}; only dense tensors are supported", info.name)));
+            return Err(Error::unsupported(format!(
+                "{:?} is {what}; only dense tensors are supported",
+                info.name
+            )));
         }
         None => return Err(Error::invalid(format!("{:?} has no type", info.name))),
     };
     let dtype = dtype_of(tensor.elem_type).map_err(|e| e.context(format!("{:?}", info.name)))?;
     let shape = tensor.shape.as_ref().ok_or_else(|| {
-        Error::unsupported(format!("{:?} has no declared rank", info.name)).hint("give its shape when importing")
+        Error::unsupported(format!("{:?} has no declared rank", info.name))
+            .hint("give its shape when importing")
     })?;
-    let dims = shape.dim.iter().enumerate().map(|(axis, d)| match &d.value {
-        Some(DimensionValue::Value(n)) if *n < 0 => {
-            Err(Error::invalid(format!("{:?} has extent {n} on axis {axis}", info.name)))
-        }
-        Some(DimensionValue::Value(n)) => Ok(Dim::constant(*n)),
-        Some(DimensionValue::Param(p)) if !p.is_empty() => Ok(Dim::symbol(p)),
-        _ => Ok(Dim::symbol(&format!("{}_{axis}", info.name))),
-    });
+    let dims = shape
+        .dim
+        .iter()
+        .enumerate()
+        .map(|(axis, d)| match &d.value {
+            Some(DimensionValue::Value(n)) if *n < 0 => Err(Error::invalid(format!(
+                "{:?} has extent {n} on axis {axis}",
+                info.name
+            ))),
+            Some(DimensionValue::Value(n)) => Ok(Dim::constant(*n)),
+            Some(DimensionValue::Param(p)) if !p.is_empty() => Ok(Dim::symbol(p)),
+            _ => Ok(Dim::symbol(&format!("{}_{axis}", info.name))),
+        });
     Ok((dtype, dims.collect::<Result<_>>()?))
 }
 
 /// The type, unless it is of a tensor that cannot exist.
 fn possible(ty: Type) -> Result<Type> {
     let empty = ty.shape.iter().any(|d| d.is(0));
-    if !empty && ty.size_bytes().is_some_and(|bytes| bytes > MAX_TENSOR_BYTES) {
-        return Err(Error::invalid(format!("{ty} is larger than {MAX_TENSOR_BYTES} bytes, the limit for one tensor")));
+    if !empty
+        && ty
+            .size_bytes()
+            .is_some_and(|bytes| bytes > MAX_TENSOR_BYTES)
+    {
+        return Err(Error::invalid(format!(
+            "{ty} is larger than {MAX_TENSOR_BYTES} bytes, the limit for one tensor"
+        )));
     }
     Ok(ty)
 }
@@ -227,34 +244,63 @@ impl<'m> Importer<'m> {
             verify(&g)?;
             graph = Some(g);
         }
-        Ok(Imported { graph, errors: im.errors, draft, needs: im.needs, visits: im.visits })
+        Ok(Imported {
+            graph,
+            errors: im.errors,
+            draft,
+            needs: im.needs,
+            visits: im.visits,
+        })
     }
 
     fn initialisers(&mut self, g: &'m GraphProto) {
         for t in &g.initializer {
             let ty = dtype_of(t.data_type).and_then(|d| Ok(Type::new(d, shape_of(t)?)));
             let ty = self.note(ty.map_err(|e| e.context(format!("initialiser {:?}", t.name))));
-            let v = self.slot(Slot { name: &t.name, ty, known: Some(Known::Proto(t)), home: 0 });
+            let v = self.slot(Slot {
+                name: &t.name,
+                ty,
+                known: Some(Known::Proto(t)),
+                home: 0,
+            });
             self.define(&t.name, v);
         }
         for s in &g.sparse_initializer {
             let name = s.values.as_ref().map_or("", |v| v.name.as_str());
             let tensor = sparse(s, self.model);
             let tensor = self.note(tensor.map_err(|e| e.context(format!("initialiser {name:?}"))));
-            let ty = tensor.as_ref().map(|t| Type::new(t.dtype(), t.shape().iter().copied()));
-            let v = self.slot(Slot { name, ty, known: tensor.map(Known::Tensor), home: 0 });
+            let ty = tensor
+                .as_ref()
+                .map(|t| Type::new(t.dtype(), t.shape().iter().copied()));
+            let v = self.slot(Slot {
+                name,
+                ty,
+                known: tensor.map(Known::Tensor),
+                home: 0,
+            });
             self.define(name, v);
         }
     }
 
     fn inputs(&mut self, g: &'m GraphProto, spec: &Specialisation) -> Result<()> {
-        let free: Vec<&ValueInfoProto> =
-            g.input.iter().filter(|i| !self.scopes[0].names.contains_key(i.name.as_str())).collect();
+        let free: Vec<&ValueInfoProto> = g
+            .input
+            .iter()
+            .filter(|i| !self.scopes[0].names.contains_key(i.name.as_str()))
+            .collect();
         let bindings = check_names(&free, spec)?;
         for info in free {
             let ty = self.note(input_type(info, spec, &bindings).and_then(possible));
-            let known = spec.values.get(&info.name).map(|t| Known::Tensor(t.clone()));
-            let v = self.slot(Slot { name: &info.name, ty: ty.clone(), known, home: 0 });
+            let known = spec
+                .values
+                .get(&info.name)
+                .map(|t| Known::Tensor(t.clone()));
+            let v = self.slot(Slot {
+                name: &info.name,
+                ty: ty.clone(),
+                known,
+                home: 0,
+            });
             if let Some(ty) = ty {
                 let id = self.frames[0].b.input(&info.name, ty.dtype, ty.shape.0);
                 if !spec.values.contains_key(&info.name) {
@@ -268,13 +314,16 @@ impl<'m> Importer<'m> {
 
     fn outputs(&mut self, g: &'m GraphProto) {
         for o in &g.output {
-            let found =
-                self.lookup(&o.name).ok_or_else(|| Error::invalid(format!("output {:?} is not defined", o.name)));
+            let found = self
+                .lookup(&o.name)
+                .ok_or_else(|| Error::invalid(format!("output {:?} is not defined", o.name)));
             let Some(v) = self.note(found) else { continue };
             if self.slots[v.0 as usize].ty.is_none() {
                 continue;
             }
-            let id = self.materialise(v).map_err(|e| e.context(format!("output {:?}", o.name)));
+            let id = self
+                .materialise(v)
+                .map_err(|e| e.context(format!("output {:?}", o.name)));
             if let Some(id) = self.note(id) {
                 self.b().output(&o.name, id);
             }
@@ -298,8 +347,16 @@ impl<'m> Importer<'m> {
     }
 
     fn define(&mut self, name: &'m str, v: V) {
-        if self.scopes.last_mut().expect("a scope").names.insert(name, v).is_some() {
-            self.errors.push(Error::invalid(format!("value {name:?} is defined twice")));
+        if self
+            .scopes
+            .last_mut()
+            .expect("a scope")
+            .names
+            .insert(name, v)
+            .is_some()
+        {
+            self.errors
+                .push(Error::invalid(format!("value {name:?} is defined twice")));
         }
     }
 
@@ -324,9 +381,14 @@ impl<'m> Importer<'m> {
     pub fn ty(&self, v: V) -> Result<&Type> {
         let slot = &self.slots[v.0 as usize];
         if let Some(Known::List(_)) = slot.known {
-            return Err(Error::unsupported(format!("{:?} is a sequence, expected a tensor", slot.name)));
+            return Err(Error::unsupported(format!(
+                "{:?} is a sequence, expected a tensor",
+                slot.name
+            )));
         }
-        slot.ty.as_ref().ok_or_else(|| Error::unsupported(format!("{:?} could not be imported", slot.name)))
+        slot.ty
+            .as_ref()
+            .ok_or_else(|| Error::unsupported(format!("{:?} could not be imported", slot.name)))
     }
 
     /// The constant that a value is, decoded; `None` when it is not known or contains symbols.
@@ -355,7 +417,9 @@ impl<'m> Importer<'m> {
         let name = self.slots[v.0 as usize].name;
         let id = if let Some(ty) = self.skipped(v) {
             match frame {
-                0 => self.frames[0].b.input(&format!("\0weight {}", v.0), ty.dtype, ty.shape.0),
+                0 => self.frames[0]
+                    .b
+                    .input(&format!("\0weight {}", v.0), ty.dtype, ty.shape.0),
                 _ => self.capture(v, frame)?,
             }
         } else if let Some(Known::Proto(p)) = self.slots[v.0 as usize].known {
@@ -365,9 +429,12 @@ impl<'m> Importer<'m> {
             self.frames[frame].b.constant(t)
         } else if let Some(Known::Dims(dims)) = &self.slots[v.0 as usize].known {
             let (dims, ty) = (dims.clone(), self.ty(v)?.clone());
-            symbolic_tensor(&mut self.frames[frame].b, &dims, &ty).map_err(|e| e.context(format!("{name:?}")))?
+            symbolic_tensor(&mut self.frames[frame].b, &dims, &ty)
+                .map_err(|e| e.context(format!("{name:?}")))?
         } else if let Some(Known::List(_)) = self.slots[v.0 as usize].known {
-            return Err(Error::unsupported(format!("{name:?} is a sequence, expected a tensor")));
+            return Err(Error::unsupported(format!(
+                "{name:?} is a sequence, expected a tensor"
+            )));
         } else if frame > self.slots[v.0 as usize].home {
             self.capture(v, frame)?
         } else {
@@ -383,13 +450,21 @@ impl<'m> Importer<'m> {
         let ty = self.ty(v)?.clone();
         let f = &mut self.frames[frame];
         f.captures.push(v);
-        Ok(f.b.input(&format!("outer_{}", f.captures.len() - 1), ty.dtype, ty.shape.0))
+        Ok(f.b.input(
+            &format!("outer_{}", f.captures.len() - 1),
+            ty.dtype,
+            ty.shape.0,
+        ))
     }
 
     /// Type of a large initialiser that is not to be read.
     fn skipped(&self, v: V) -> Option<Type> {
         let slot = &self.slots[v.0 as usize];
-        let large = slot.ty.as_ref().and_then(Type::size_bytes).is_some_and(|b| b > FOLD_LIMIT_BYTES);
+        let large = slot
+            .ty
+            .as_ref()
+            .and_then(Type::size_bytes)
+            .is_some_and(|b| b > FOLD_LIMIT_BYTES);
         let unread = self.weights == Weights::Skip && matches!(slot.known, Some(Known::Proto(_)));
         slot.ty.clone().filter(|_| large && unread)
     }
@@ -398,13 +473,17 @@ impl<'m> Importer<'m> {
         for (index, node) in nodes.iter().enumerate() {
             self.n_nodes += 1;
             if self.n_nodes > MAX_NODES {
-                self.errors.push(Error::unsupported(format!("the model expands to more than {MAX_NODES} nodes")));
+                self.errors.push(Error::unsupported(format!(
+                    "the model expands to more than {MAX_NODES} nodes"
+                )));
                 return;
             }
             let path = self.path_of(node, index);
             self.b().set_origin(&path);
             let (outs, outcome) = match self.node(node, &path) {
-                Ok(outs) if outs.is_empty() && node.output.iter().any(|o| !o.is_empty()) => (outs, Visited::Unreached),
+                Ok(outs) if outs.is_empty() && node.output.iter().any(|o| !o.is_empty()) => {
+                    (outs, Visited::Unreached)
+                }
                 Ok(outs) => (outs, Visited::Imported),
                 Err(e) => {
                     self.errors.push(e.at(&path));
@@ -412,11 +491,25 @@ impl<'m> Importer<'m> {
                 }
             };
             let operator = super::check::operator_name(node);
-            self.visits.push(Visit { path, operator, outcome });
-            for (i, name) in node.output.iter().enumerate().filter(|(_, n)| !n.is_empty()) {
+            self.visits.push(Visit {
+                path,
+                operator,
+                outcome,
+            });
+            for (i, name) in node
+                .output
+                .iter()
+                .enumerate()
+                .filter(|(_, n)| !n.is_empty())
+            {
                 let v = match outs.get(i) {
                     Some(&v) => v,
-                    None => self.slot(Slot { name, ty: None, known: None, home: 0 }),
+                    None => self.slot(Slot {
+                        name,
+                        ty: None,
+                        known: None,
+                        home: 0,
+                    }),
                 };
                 self.define(name, v);
             }
@@ -428,7 +521,11 @@ impl<'m> Importer<'m> {
         if !node.name.is_empty() {
             return format!("{prefix}{}", node.name);
         }
-        let output = node.output.iter().find(|o| !o.is_empty()).map_or("", String::as_str);
+        let output = node
+            .output
+            .iter()
+            .find(|o| !o.is_empty())
+            .map_or("", String::as_str);
         format!("{prefix}{}_{index}:{output}", node.op_type)
     }
 
@@ -442,33 +539,62 @@ impl<'m> Importer<'m> {
             }
             let v = self.lookup(name);
             let v = v.ok_or_else(|| {
-                Error::invalid(format!("{}: operand {name:?} is not defined before it", node.op_type))
+                Error::invalid(format!(
+                    "{}: operand {name:?} is not defined before it",
+                    node.op_type
+                ))
             })?;
             if self.slots[v.0 as usize].ty.is_none() {
                 return Ok(Vec::new());
             }
             inputs.push(Some(v));
         }
-        if let Some(a) = node.attribute.iter().find(|a| !a.ref_attr_name.is_empty() && !self.in_function()) {
-            return Err(Error::invalid(format!("attribute {:?} refers to a function's, outside a function", a.name)));
+        if let Some(a) = node
+            .attribute
+            .iter()
+            .find(|a| !a.ref_attr_name.is_empty() && !self.in_function())
+        {
+            return Err(Error::invalid(format!(
+                "attribute {:?} refers to a function's, outside a function",
+                a.name
+            )));
         }
         let node_domain = domain(&node.domain);
         let def = ops::find(node_domain, &node.op_type);
-        if let Some(f) = self.model.function(node_domain, &node.op_type, &node.overload) {
+        if let Some(f) = self
+            .model
+            .function(node_domain, &node.op_type, &node.overload)
+        {
             // A standard operator's own handler is preferred to a body that comes with the model.
             if def.is_none() || !node_domain.is_empty() {
                 return self.call(f, node, inputs, path);
             }
         }
         let Some(def) = def else {
-            let known = if node_domain.is_empty() { "" } else { &format!(" of domain {node_domain:?}") };
-            return Err(Error::unsupported(format!("operator {}{known} is not supported", node.op_type)));
+            let known = if node_domain.is_empty() {
+                ""
+            } else {
+                &format!(" of domain {node_domain:?}")
+            };
+            return Err(Error::unsupported(format!(
+                "operator {}{known} is not supported",
+                node.op_type
+            )));
         };
-        let opset = self.scopes.last().and_then(|s| s.opsets.get(node_domain)).copied().ok_or_else(|| {
-            Error::invalid(format!("{}: the model imports no operator set for domain {node_domain:?}", node.op_type))
-        })?;
+        let opset = self
+            .scopes
+            .last()
+            .and_then(|s| s.opsets.get(node_domain))
+            .copied()
+            .ok_or_else(|| {
+                Error::invalid(format!(
+                    "{}: the model imports no operator set for domain {node_domain:?}",
+                    node.op_type
+                ))
+            })?;
         let what = format!("{} (opset {opset})", node.op_type);
-        self.handle(def, node, inputs, opset).map_err(|e| e.context(what))
+        self.handle(def, node, inputs, opset)
+            .map_err(|e| e.context(what))
     }
 
     fn handle(
@@ -479,7 +605,10 @@ impl<'m> Importer<'m> {
         opset: i64,
     ) -> Result<Vec<V>> {
         if opset < 6 && domain(&node.domain).is_empty() && !ops::unchanged_before_6(&node.op_type) {
-            return Err(Error::unsupported("operator sets below 6 are not supported").hint("export with opset 20"));
+            return Err(
+                Error::unsupported("operator sets below 6 are not supported")
+                    .hint("export with opset 20"),
+            );
         }
         let mut inputs = inputs;
         while inputs.last() == Some(&None) {
@@ -487,8 +616,15 @@ impl<'m> Importer<'m> {
         }
         let n = inputs.len();
         if n < def.inputs.0 || n > def.inputs.1 {
-            let most = if def.inputs.1 == usize::MAX { "any number".to_owned() } else { def.inputs.1.to_string() };
-            return Err(Error::invalid(format!("takes {} to {most} operands, got {n}", def.inputs.0)));
+            let most = if def.inputs.1 == usize::MAX {
+                "any number".to_owned()
+            } else {
+                def.inputs.1.to_string()
+            };
+            return Err(Error::invalid(format!(
+                "takes {} to {most} operands, got {n}",
+                def.inputs.0
+            )));
         }
         let mut cx = Ctx::new(self, node, inputs, opset);
         let outs = match super::shape_value::rule(&mut cx)? {
@@ -504,9 +640,17 @@ impl<'m> Importer<'m> {
     }
 
     fn bind(&mut self, node: &'m NodeProto, outs: Outs<'m>, foldable: bool) -> Result<Vec<V>> {
-        let wanted = node.output.iter().rposition(|o| !o.is_empty()).map_or(0, |i| i + 1);
+        let wanted = node
+            .output
+            .iter()
+            .rposition(|o| !o.is_empty())
+            .map_or(0, |i| i + 1);
         if outs.len() < wanted {
-            return Err(Error::unsupported(format!("gives {} results, result {} is used", outs.len(), wanted - 1)));
+            return Err(Error::unsupported(format!(
+                "gives {} results, result {} is used",
+                outs.len(),
+                wanted - 1
+            )));
         }
         let home = self.frames.len() - 1;
         let mut values = Vec::new();
@@ -514,11 +658,25 @@ impl<'m> Importer<'m> {
             let name = node.output[i].as_str();
             values.push(match out {
                 Out::Same(v) => v,
-                Out::Known(ty, known) => self.slot(Slot { name, ty: Some(ty), known: Some(known), home }),
+                Out::Known(ty, known) => self.slot(Slot {
+                    name,
+                    ty: Some(ty),
+                    known: Some(known),
+                    home,
+                }),
                 Out::Value(id) => {
                     let ty = possible(self.b().ty(id).clone())?;
-                    let known = if foldable { fold::constant_value(self.b().graph(), id)? } else { None };
-                    let v = self.slot(Slot { name, ty: Some(ty), known: known.map(Known::Tensor), home });
+                    let known = if foldable {
+                        fold::constant_value(self.b().graph(), id)?
+                    } else {
+                        None
+                    };
+                    let v = self.slot(Slot {
+                        name,
+                        ty: Some(ty),
+                        known: known.map(Known::Tensor),
+                        home,
+                    });
                     self.frames[home].ids.insert(v, id);
                     if self.slots[v.0 as usize].known.is_some() {
                         self.frames[home].ids.remove(&v);
@@ -532,7 +690,9 @@ impl<'m> Importer<'m> {
 
     fn enter(&mut self) -> Result<()> {
         if self.depth == MAX_DEPTH {
-            return Err(Error::unsupported(format!("functions and subgraphs nest deeper than {MAX_DEPTH}")));
+            return Err(Error::unsupported(format!(
+                "functions and subgraphs nest deeper than {MAX_DEPTH}"
+            )));
         }
         self.depth += 1;
         Ok(())
@@ -548,7 +708,10 @@ impl<'m> Importer<'m> {
     ) -> Result<Vec<V>> {
         let calls = |s: &Scope<'m>| s.call.as_ref().is_some_and(|c| std::ptr::eq(c.function, f));
         if self.scopes.iter().any(calls) {
-            return Err(Error::invalid(format!("function {:?} calls itself", f.name)));
+            return Err(Error::invalid(format!(
+                "function {:?} calls itself",
+                f.name
+            )));
         }
         if inputs.len() > f.input.len() || node.output.len() > f.output.len() {
             return Err(Error::invalid(format!(
@@ -561,18 +724,35 @@ impl<'m> Importer<'m> {
             )));
         }
         let attributes = self.call_attributes(f, node)?;
-        let names = f.input.iter().zip(&inputs).filter_map(|(n, v)| Some((n.as_str(), (*v)?))).collect();
-        let opsets = if f.opset_import.is_empty() { self.model.opsets.clone() } else { opsets_of(&f.opset_import)? };
+        let names = f
+            .input
+            .iter()
+            .zip(&inputs)
+            .filter_map(|(n, v)| Some((n.as_str(), (*v)?)))
+            .collect();
+        let opsets = if f.opset_import.is_empty() {
+            self.model.opsets.clone()
+        } else {
+            opsets_of(&f.opset_import)?
+        };
         self.enter()?;
         let n_errors = self.errors.len();
         self.scopes.push(Scope {
             names,
-            call: Some(Call { function: f, attributes }),
+            call: Some(Call {
+                function: f,
+                attributes,
+            }),
             opsets: Rc::new(opsets),
             path: format!("{path}/"),
         });
         self.nodes(&f.node);
-        let results: Vec<Option<V>> = f.output.iter().take(node.output.len()).map(|o| self.lookup(o)).collect();
+        let results: Vec<Option<V>> = f
+            .output
+            .iter()
+            .take(node.output.len())
+            .map(|o| self.lookup(o))
+            .collect();
         self.scopes.pop();
         self.depth -= 1;
         self.b().set_origin(path);
@@ -584,7 +764,12 @@ impl<'m> Importer<'m> {
             .into_iter()
             .zip(&f.output)
             .map(|(v, o)| {
-                v.ok_or_else(|| Error::invalid(format!("function {:?} does not define its result {o:?}", f.name)))
+                v.ok_or_else(|| {
+                    Error::invalid(format!(
+                        "function {:?} does not define its result {o:?}",
+                        f.name
+                    ))
+                })
             })
             .collect()
     }
@@ -595,12 +780,19 @@ impl<'m> Importer<'m> {
         f: &'m FunctionProto,
         node: &'m NodeProto,
     ) -> Result<HashMap<&'m str, &'m AttributeProto>> {
-        let mut attributes: HashMap<&str, &AttributeProto> =
-            f.attribute_proto.iter().map(|a| (a.name.as_str(), a)).collect();
+        let mut attributes: HashMap<&str, &AttributeProto> = f
+            .attribute_proto
+            .iter()
+            .map(|a| (a.name.as_str(), a))
+            .collect();
         for a in &node.attribute {
-            let declared = attributes.contains_key(a.name.as_str()) || f.attribute.contains(&a.name);
+            let declared =
+                attributes.contains_key(a.name.as_str()) || f.attribute.contains(&a.name);
             if !declared {
-                return Err(Error::invalid(format!("function {:?} has no attribute {:?}", f.name, a.name)));
+                return Err(Error::invalid(format!(
+                    "function {:?} has no attribute {:?}",
+                    f.name, a.name
+                )));
             }
             match self.resolve_attribute(a) {
                 Some(a2) => drop(attributes.insert(a.name.as_str(), a2)),
@@ -626,7 +818,13 @@ impl<'m> Importer<'m> {
     /// Imports a subgraph as a region with the given formal inputs. `captures` are outer values it must take first.
     ///
     /// Errors inside the region are kept for the report like all others; the region is then without use.
-    pub fn region(&mut self, g: &'m GraphProto, formals: &[Type], captures: &[V], path: &str) -> Result<Region> {
+    pub fn region(
+        &mut self,
+        g: &'m GraphProto,
+        formals: &[Type],
+        captures: &[V],
+        path: &str,
+    ) -> Result<Region> {
         if g.input.len() != formals.len() {
             return Err(Error::invalid(format!(
                 "subgraph {:?} has {} inputs, expected {}",
@@ -640,14 +838,27 @@ impl<'m> Importer<'m> {
         self.frames.push(Frame::new(&g.name));
         let home = self.frames.len() - 1;
         let opsets = self.scopes.last().expect("a scope").opsets.clone();
-        self.scopes.push(Scope { names: HashMap::new(), call: None, opsets, path: format!("{path}/") });
+        self.scopes.push(Scope {
+            names: HashMap::new(),
+            call: None,
+            opsets,
+            path: format!("{path}/"),
+        });
         for (info, ty) in g.input.iter().zip(formals) {
-            let v = self.slot(Slot { name: &info.name, ty: Some(ty.clone()), known: None, home });
-            let id = self.b().input(&info.name, ty.dtype, ty.shape.0.iter().cloned());
+            let v = self.slot(Slot {
+                name: &info.name,
+                ty: Some(ty.clone()),
+                known: None,
+                home,
+            });
+            let id = self
+                .b()
+                .input(&info.name, ty.dtype, ty.shape.0.iter().cloned());
             self.frames[home].ids.insert(v, id);
             self.define(&info.name, v);
         }
-        let captured: Result<Vec<ValueId>> = captures.iter().map(|&v| self.materialise(v)).collect();
+        let captured: Result<Vec<ValueId>> =
+            captures.iter().map(|&v| self.materialise(v)).collect();
         self.initialisers(g);
         self.nodes(&g.node);
         self.outputs(g);
@@ -659,7 +870,10 @@ impl<'m> Importer<'m> {
         if self.errors.len() > n_errors {
             return Err(self.errors.pop().expect("one more than before"));
         }
-        Ok(Region { graph: prune::prune(&frame.b.into_graph())?, captures: frame.captures })
+        Ok(Region {
+            graph: prune::prune(&frame.b.into_graph())?,
+            captures: frame.captures,
+        })
     }
 
     /// Imports a subgraph into the current frame, its inputs being `args`; the values of its outputs.
@@ -677,14 +891,22 @@ impl<'m> Importer<'m> {
         self.enter()?;
         let n_errors = self.errors.len();
         let opsets = self.scopes.last().expect("a scope").opsets.clone();
-        self.scopes.push(Scope { names: HashMap::new(), call: None, opsets, path: format!("{path}/") });
+        self.scopes.push(Scope {
+            names: HashMap::new(),
+            call: None,
+            opsets,
+            path: format!("{path}/"),
+        });
         for (info, &v) in g.input.iter().zip(args) {
             self.define(&info.name, v);
         }
         self.initialisers(g);
         self.nodes(&g.node);
-        let outputs: Vec<(&str, Option<V>)> =
-            g.output.iter().map(|o| (o.name.as_str(), self.lookup(&o.name))).collect();
+        let outputs: Vec<(&str, Option<V>)> = g
+            .output
+            .iter()
+            .map(|o| (o.name.as_str(), self.lookup(&o.name)))
+            .collect();
         self.scopes.pop();
         self.depth -= 1;
         self.b().set_origin(path);
@@ -692,7 +914,12 @@ impl<'m> Importer<'m> {
             return Err(self.errors.pop().expect("one more than before"));
         }
         let defined = |(name, v): (&str, Option<V>)| {
-            v.ok_or_else(|| Error::invalid(format!("subgraph {:?}: output {name:?} is not defined", g.name)))
+            v.ok_or_else(|| {
+                Error::invalid(format!(
+                    "subgraph {:?}: output {name:?} is not defined",
+                    g.name
+                ))
+            })
         };
         outputs.into_iter().map(defined).collect()
     }
@@ -709,18 +936,31 @@ impl<'m> Importer<'m> {
     /// Names the graph inputs that a value is computed from, as needing a value, in the error and for the report.
     pub fn needs_value(&mut self, v: V, what: &str) -> Error {
         let mut inputs = BTreeSet::new();
-        let id = self.frames.iter().enumerate().rev().find_map(|(i, f)| f.ids.get(&v).map(|&id| (i, id)));
+        let id = self
+            .frames
+            .iter()
+            .enumerate()
+            .rev()
+            .find_map(|(i, f)| f.ids.get(&v).map(|&id| (i, id)));
         if let Some((0, id)) = id {
             inputs_of(self.frames[0].b.graph(), id, &mut inputs);
         }
         let name = self.slots[v.0 as usize].name;
         if inputs.is_empty() {
-            return Error::unsupported(format!("{what} {name:?} must be known when the model is compiled"));
+            return Error::unsupported(format!(
+                "{what} {name:?} must be known when the model is compiled"
+            ));
         }
-        let list = inputs.iter().map(|n| format!("{n:?}")).collect::<Vec<_>>().join(", ");
+        let list = inputs
+            .iter()
+            .map(|n| format!("{n:?}"))
+            .collect::<Vec<_>>()
+            .join(", ");
         self.needs.extend(inputs);
-        Error::unsupported(format!("{what} {name:?} depends on the values of the inputs {list}"))
-            .hint("give the values of these inputs when compiling")
+        Error::unsupported(format!(
+            "{what} {name:?} depends on the values of the inputs {list}"
+        ))
+        .hint("give the values of these inputs when compiling")
     }
 }
 
@@ -742,7 +982,13 @@ fn inputs_of(g: &Graph, id: ValueId, inputs: &mut BTreeSet<String>) {
 
 fn sparse(s: &SparseTensorProto, model: &Model) -> Result<Tensor> {
     match (&s.values, &s.indices) {
-        (Some(values), Some(indices)) => dense_of(values, indices, &s.dims, &model.external, FOLD_LIMIT_BYTES * 64),
+        (Some(values), Some(indices)) => dense_of(
+            values,
+            indices,
+            &s.dims,
+            &model.external,
+            FOLD_LIMIT_BYTES * 64,
+        ),
         _ => Err(Error::invalid("a sparse tensor needs values and indices")),
     }
 }
@@ -752,10 +998,15 @@ fn check_names(inputs: &[&ValueInfoProto], spec: &Specialisation) -> Result<Bind
     let mut bindings: Bindings = spec.dims.clone();
     let mut symbols = BTreeSet::new();
     for info in inputs {
-        let Ok((_, dims)) = declared_type(info) else { continue };
-        dims.iter().for_each(|d| d.visit_symbols(&mut |s| symbols.extend([s.to_owned()])));
+        let Ok((_, dims)) = declared_type(info) else {
+            continue;
+        };
+        dims.iter()
+            .for_each(|d| d.visit_symbols(&mut |s| symbols.extend([s.to_owned()])));
         let value = spec.values.get(&info.name).map(|t| t.shape().to_vec());
-        let Some(shape) = spec.shapes.get(&info.name).cloned().or(value) else { continue };
+        let Some(shape) = spec.shapes.get(&info.name).cloned().or(value) else {
+            continue;
+        };
         for (d, &n) in dims.iter().zip(&shape) {
             if let Some(s) = d.as_symbol() {
                 bindings.entry(s.to_owned()).or_insert(n);
@@ -763,13 +1014,25 @@ fn check_names(inputs: &[&ValueInfoProto], spec: &Specialisation) -> Result<Bind
         }
     }
     let unknown = |what: &str, name: &str, known: Vec<&str>| {
-        Error::invalid(format!("the model has no {what} {name:?}; it has {}", known.join(", ")))
+        Error::invalid(format!(
+            "the model has no {what} {name:?}; it has {}",
+            known.join(", ")
+        ))
     };
     if let Some(name) = spec.dims.keys().find(|d| !symbols.contains(*d)) {
-        return Err(unknown("dim", name, symbols.iter().map(String::as_str).collect()));
+        return Err(unknown(
+            "dim",
+            name,
+            symbols.iter().map(String::as_str).collect(),
+        ));
     }
     let names: Vec<&str> = inputs.iter().map(|i| i.name.as_str()).collect();
-    match spec.shapes.keys().chain(spec.values.keys()).find(|n| !names.contains(&n.as_str())) {
+    match spec
+        .shapes
+        .keys()
+        .chain(spec.values.keys())
+        .find(|n| !names.contains(&n.as_str()))
+    {
         Some(name) => Err(unknown("input", name, names)),
         None => Ok(bindings),
     }
@@ -777,7 +1040,11 @@ fn check_names(inputs: &[&ValueInfoProto], spec: &Specialisation) -> Result<Bind
 
 /// Type of an input under a specialisation.
 fn input_type(info: &ValueInfoProto, spec: &Specialisation, bindings: &Bindings) -> Result<Type> {
-    let given = spec.shapes.get(&info.name).cloned().or(spec.values.get(&info.name).map(|t| t.shape().to_vec()));
+    let given = spec
+        .shapes
+        .get(&info.name)
+        .cloned()
+        .or(spec.values.get(&info.name).map(|t| t.shape().to_vec()));
     let (dtype, declared) = match (declared_type(info), &given) {
         (Err(e), Some(shape)) if e.kind() == ErrorKind::Unsupported => {
             match info.r#type.as_ref().and_then(|t| t.value.as_ref()) {
@@ -789,16 +1056,27 @@ fn input_type(info: &ValueInfoProto, spec: &Specialisation, bindings: &Bindings)
     };
     let shape = declared.bind(bindings);
     if let Some(g) = given.filter(|g| shape != Shape::of(g)) {
-        return Err(Error::invalid(format!("input {:?} is {dtype}{declared}; shape {g:?} does not fit", info.name)));
+        return Err(Error::invalid(format!(
+            "input {:?} is {dtype}{declared}; shape {g:?} does not fit",
+            info.name
+        )));
     }
     if let Some(t) = spec.values.get(&info.name).filter(|t| t.dtype() != dtype) {
-        return Err(Error::invalid(format!("input {:?} is {dtype}, the value given is {}", info.name, t.dtype())));
+        return Err(Error::invalid(format!(
+            "input {:?} is {dtype}, the value given is {}",
+            info.name,
+            t.dtype()
+        )));
     }
     Ok(Type { dtype, shape })
 }
 
 impl Frame {
     fn new(name: &str) -> Frame {
-        Frame { b: GraphBuilder::new(name), ids: HashMap::new(), captures: Vec::new() }
+        Frame {
+            b: GraphBuilder::new(name),
+            ids: HashMap::new(),
+            captures: Vec::new(),
+        }
     }
 }

@@ -12,10 +12,19 @@ const MAX_SYMBOLIC: usize = 64;
 /// The error for contents that must be known, but contain symbols.
 pub(super) fn depends_on_symbols(what: &str, dims: &[Dim]) -> Error {
     let mut symbols = BTreeSet::new();
-    dims.iter().for_each(|d| d.visit_symbols(&mut |s| symbols.extend([s.to_owned()])));
-    let list = |f: &dyn Fn(&String) -> String, with: &str| symbols.iter().map(f).collect::<Vec<_>>().join(with);
-    Error::unsupported(format!("{what} computed from the dims {} must be known", list(&String::clone, ", ")))
-        .hint(format!("give the dims: {}", list(&|s| format!("--set {s}=N"), " ")))
+    dims.iter()
+        .for_each(|d| d.visit_symbols(&mut |s| symbols.extend([s.to_owned()])));
+    let list = |f: &dyn Fn(&String) -> String, with: &str| {
+        symbols.iter().map(f).collect::<Vec<_>>().join(with)
+    };
+    Error::unsupported(format!(
+        "{what} computed from the dims {} must be known",
+        list(&String::clone, ", ")
+    ))
+    .hint(format!(
+        "give the dims: {}",
+        list(&|s| format!("--set {s}=N"), " ")
+    ))
 }
 
 /// A tensor whose elements are expressions over symbols, computed from the extents when the graph runs.
@@ -23,14 +32,21 @@ pub(super) fn depends_on_symbols(what: &str, dims: &[Dim]) -> Error {
 /// The value of a symbol is a sum of that many ones. Binding the symbols makes all of this constant.
 pub(super) fn symbolic_tensor(b: &mut GraphBuilder, dims: &[Dim], ty: &Type) -> Result<ValueId> {
     if dims.len() > MAX_SYMBOLIC {
-        return Err(depends_on_symbols(&format!("{} elements", dims.len()), dims));
+        return Err(depends_on_symbols(
+            &format!("{} elements", dims.len()),
+            dims,
+        ));
     }
     let mut elements = Vec::new();
     for d in dims {
         let e = symbolic_scalar(b, d)?;
         elements.push(b.reshape(e, [1usize])?);
     }
-    let all = if elements.len() == 1 { elements[0] } else { b.concat(&elements, 0)? };
+    let all = if elements.len() == 1 {
+        elements[0]
+    } else {
+        b.concat(&elements, 0)?
+    };
     let all = b.cast(all, ty.dtype)?;
     b.reshape(all, ty.shape.0.iter().cloned())
 }

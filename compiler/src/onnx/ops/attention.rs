@@ -5,15 +5,22 @@ use crate::error::{Error, Result};
 use crate::ir::{Dim, Op, PadMode, Real, ReduceKind, ScalarOp, Shape, ValueId};
 use gristmill_runtime::DType;
 
-pub(super) const OPS: &[OpDef] =
-    &[OpDef::new("Attention", (3, 7), attention), OpDef::new("RotaryEmbedding", (3, 4), rotary)];
+pub(super) const OPS: &[OpDef] = &[
+    OpDef::new("Attention", (3, 7), attention),
+    OpDef::new("RotaryEmbedding", (3, 4), rotary),
+];
 
 /// `[b, len, heads * d]` as `[b, heads, len, d]`.
 pub(super) fn split_heads(cx: &mut Ctx<'_, '_>, x: ValueId, heads: &Dim) -> Result<ValueId> {
     let s = cx.shape_of(x);
-    let d = s.last().and_then(|d| d.exact_div(heads)).filter(|_| s.rank() == 3);
+    let d = s
+        .last()
+        .and_then(|d| d.exact_div(heads))
+        .filter(|_| s.rank() == 3);
     let d = d.ok_or_else(|| Error::invalid(format!("{s} does not divide into {heads} heads")))?;
-    let x = cx.b().reshape(x, [s[0].clone(), s[1].clone(), heads.clone(), d])?;
+    let x = cx
+        .b()
+        .reshape(x, [s[0].clone(), s[1].clone(), heads.clone(), d])?;
     cx.b().transpose(x, &[0, 2, 1, 3])
 }
 
@@ -21,13 +28,18 @@ pub(super) fn split_heads(cx: &mut Ctx<'_, '_>, x: ValueId, heads: &Dim) -> Resu
 pub(super) fn join_heads(cx: &mut Ctx<'_, '_>, x: ValueId) -> Result<ValueId> {
     let s = cx.shape_of(x);
     let x = cx.b().transpose(x, &[0, 2, 1, 3])?;
-    cx.b().reshape(x, [s[0].clone(), s[2].clone(), s[1].product(&s[3])])
+    cx.b()
+        .reshape(x, [s[0].clone(), s[2].clone(), s[1].product(&s[3])])
 }
 
 /// A number of heads given as an attribute.
 pub(super) fn head_count(cx: &Ctx<'_, '_>, name: &'static str) -> Result<Dim> {
     let n = cx.i(name, 0)?;
-    if (1..=1 << 20).contains(&n) { Ok(Dim::constant(n)) } else { Err(Error::invalid(format!("{name} = {n}"))) }
+    if (1..=1 << 20).contains(&n) {
+        Ok(Dim::constant(n))
+    } else {
+        Err(Error::invalid(format!("{name} = {n}")))
+    }
 }
 
 /// Keys or values `[b, kv_heads, len, d]` repeated for `heads` query heads, each in a row.
@@ -37,10 +49,22 @@ pub(super) fn repeat_heads(cx: &mut Ctx<'_, '_>, x: ValueId, heads: &Dim) -> Res
         return Ok(x);
     }
     let times = heads.exact_div(&s[1]);
-    let times = times.ok_or_else(|| Error::invalid(format!("{heads} query heads over {} key heads", s[1])))?;
+    let times = times
+        .ok_or_else(|| Error::invalid(format!("{heads} query heads over {} key heads", s[1])))?;
     let [b, h, len, d] = [0, 1, 2, 3].map(|i| s[i].clone());
-    let x = cx.b().reshape(x, [b.clone(), h.clone(), Dim::constant(1), len.clone(), d.clone()])?;
-    let x = cx.b().broadcast(x, [b.clone(), h, times, len.clone(), d.clone()])?;
+    let x = cx.b().reshape(
+        x,
+        [
+            b.clone(),
+            h.clone(),
+            Dim::constant(1),
+            len.clone(),
+            d.clone(),
+        ],
+    )?;
+    let x = cx
+        .b()
+        .broadcast(x, [b.clone(), h, times, len.clone(), d.clone()])?;
     cx.b().reshape(x, [b, heads.clone(), len, d])
 }
 
@@ -74,7 +98,10 @@ fn attention<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
     let [mut q, mut k, mut v] = [cx.val(0)?, cx.val(1)?, cx.val(2)?];
     let packed = cx.shape_of(q).rank() == 3;
     if packed {
-        let (heads, kv_heads) = (head_count(cx, "q_num_heads")?, head_count(cx, "kv_num_heads")?);
+        let (heads, kv_heads) = (
+            head_count(cx, "q_num_heads")?,
+            head_count(cx, "kv_num_heads")?,
+        );
         q = split_heads(cx, q, &heads)?;
         k = split_heads(cx, k, &kv_heads)?;
         v = split_heads(cx, v, &kv_heads)?;
@@ -83,12 +110,19 @@ fn attention<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
     }
     for x in [q, k, v] {
         if cx.shape_of(x).rank() != 4 {
-            return Err(Error::invalid(format!("expected operands of rank 3 or 4, got {}", cx.shape_of(x))));
+            return Err(Error::invalid(format!(
+                "expected operands of rank 3 or 4, got {}",
+                cx.shape_of(x)
+            )));
         }
     }
     let mut past = Dim::constant(0);
     if let (Some(pk), Some(pv)) = (cx.opt(4)?, cx.opt(5)?) {
-        past = cx.shape_of(pk).get(2).cloned().ok_or_else(|| Error::invalid("past_key must have rank 4"))?;
+        past = cx
+            .shape_of(pk)
+            .get(2)
+            .cloned()
+            .ok_or_else(|| Error::invalid("past_key must have rank 4"))?;
         k = cx.b().concat(&[pk, k], 2)?;
         v = cx.b().concat(&[pv, v], 2)?;
     }
@@ -96,13 +130,27 @@ fn attention<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
     let heads = cx.shape_of(q)[1].clone();
     let (k, v) = (repeat_heads(cx, k, &heads)?, repeat_heads(cx, v, &heads)?);
     let (bias, causal_inside) = bias(cx, &at, q, k, &past)?;
-    let width = cx.shape_of(q)[3].as_const().ok_or_else(|| Error::unsupported("the head size must be known"))?;
+    let width = cx.shape_of(q)[3]
+        .as_const()
+        .ok_or_else(|| Error::unsupported("the head size must be known"))?;
     let scale = at.scale.unwrap_or(1.0 / (width as f64).sqrt());
     let wants_scores = cx.node.output.get(3).is_some_and(|o| !o.is_empty());
     let (mut y, scores) = if at.softcap == 0.0 && !wants_scores {
-        let args: Vec<ValueId> = [q, k, v].into_iter().chain(bias.as_ref().map(|b| b.value)).collect();
-        let y = cx.add(Op::Attention { scale: Real(scale), causal: causal_inside }, &args)?;
-        (empty_rows_to_zero(cx, y, bias.as_ref(), causal_inside)?, None)
+        let args: Vec<ValueId> = [q, k, v]
+            .into_iter()
+            .chain(bias.as_ref().map(|b| b.value))
+            .collect();
+        let y = cx.add(
+            Op::Attention {
+                scale: Real(scale),
+                causal: causal_inside,
+            },
+            &args,
+        )?;
+        (
+            empty_rows_to_zero(cx, y, bias.as_ref(), causal_inside)?,
+            None,
+        )
     } else {
         let (y, s) = by_steps(cx, &at, [q, k, v], scale, bias.as_ref(), causal_inside)?;
         (y, Some(s))
@@ -124,7 +172,13 @@ struct Bias {
 }
 
 /// The bias from mask, cache lengths and windows; and whether plain causality is left to the attention op.
-fn bias(cx: &mut Ctx<'_, '_>, at: &Attributes, q: ValueId, k: ValueId, past: &Dim) -> Result<(Option<Bias>, bool)> {
+fn bias(
+    cx: &mut Ctx<'_, '_>,
+    at: &Attributes,
+    q: ValueId,
+    k: ValueId,
+    past: &Dim,
+) -> Result<(Option<Bias>, bool)> {
     let dtype = cx.dtype_of(q);
     let keys = cx.shape_of(k)[2].clone();
     let mut may_empty = false;
@@ -155,8 +209,17 @@ fn bias(cx: &mut Ctx<'_, '_>, at: &Attributes, q: ValueId, k: ValueId, past: &Di
     }
     if let Some(n) = filled {
         let s = cx.shape_of(k);
-        let j = cx.add(Op::Iota { dtype: DType::I64, shape: vec![s[2].clone()], axis: 0 }, &[])?;
-        let n = cx.b().reshape(n, [s[0].clone(), 1.into(), 1.into(), 1.into()])?;
+        let j = cx.add(
+            Op::Iota {
+                dtype: DType::I64,
+                shape: vec![s[2].clone()],
+                axis: 0,
+            },
+            &[],
+        )?;
+        let n = cx
+            .b()
+            .reshape(n, [s[0].clone(), 1.into(), 1.into(), 1.into()])?;
         allowed.push(cx.map(ScalarOp::Lt, &[j, n])?);
         may_empty = true;
     }
@@ -172,19 +235,31 @@ fn bias(cx: &mut Ctx<'_, '_>, at: &Attributes, q: ValueId, k: ValueId, past: &Di
 
 /// A mask as what is added to scores: true 0, false minus infinity; padded with minus infinity up to `keys`.
 fn additive(cx: &mut Ctx<'_, '_>, mask: ValueId, dtype: DType, keys: &Dim) -> Result<ValueId> {
-    let (zero, never) = (cx.b().scalar(dtype, 0.0), cx.b().scalar(dtype, f64::NEG_INFINITY));
+    let (zero, never) = (
+        cx.b().scalar(dtype, 0.0),
+        cx.b().scalar(dtype, f64::NEG_INFINITY),
+    );
     let mask = match cx.dtype_of(mask) {
         DType::Bool => cx.map(ScalarOp::Select, &[mask, zero, never])?,
         _ => cx.b().cast(mask, dtype)?,
     };
     let shape = cx.shape_of(mask);
-    let last = shape.last().ok_or_else(|| Error::invalid("the mask is a scalar"))?;
+    let last = shape
+        .last()
+        .ok_or_else(|| Error::invalid("the mask is a scalar"))?;
     let missing = (keys.clone() - last.clone()).as_usize();
     match missing {
         Some(n) if n > 0 && !last.is(1) => {
             let mut high = vec![0; shape.rank()];
             high[shape.rank() - 1] = n;
-            cx.add(Op::Pad { low: vec![0; shape.rank()], high, mode: PadMode::Constant }, &[mask, never])
+            cx.add(
+                Op::Pad {
+                    low: vec![0; shape.rank()],
+                    high,
+                    mode: PadMode::Constant,
+                },
+                &[mask, never],
+            )
         }
         _ => Ok(mask),
     }
@@ -193,9 +268,24 @@ fn additive(cx: &mut Ctx<'_, '_>, mask: ValueId, dtype: DType, keys: &Dim) -> Re
 /// How far key `j` lies to the right of the absolute position of query `i`: `[.., queries, keys]` of `i64`.
 ///
 /// The first query follows `past` keys, or ends the first `filled[b]` keys.
-fn distance(cx: &mut Ctx<'_, '_>, q: ValueId, k: ValueId, past: &Dim, filled: Option<ValueId>) -> Result<ValueId> {
+fn distance(
+    cx: &mut Ctx<'_, '_>,
+    q: ValueId,
+    k: ValueId,
+    past: &Dim,
+    filled: Option<ValueId>,
+) -> Result<ValueId> {
     let (queries, keys) = (cx.shape_of(q)[2].clone(), cx.shape_of(k)[2].clone());
-    let iota = |cx: &mut Ctx<'_, '_>, n: Dim| cx.add(Op::Iota { dtype: DType::I64, shape: vec![n], axis: 0 }, &[]);
+    let iota = |cx: &mut Ctx<'_, '_>, n: Dim| {
+        cx.add(
+            Op::Iota {
+                dtype: DType::I64,
+                shape: vec![n],
+                axis: 0,
+            },
+            &[],
+        )
+    };
     let j = iota(cx, keys)?;
     let column = [queries.clone(), 1.into()];
     let Some(filled) = filled.filter(|_| past.is(0)) else {
@@ -206,12 +296,17 @@ fn distance(cx: &mut Ctx<'_, '_>, q: ValueId, k: ValueId, past: &Dim, filled: Op
     };
     // The last query is at `filled - 1`; the slice counts the queries that follow.
     let rest = iota(cx, queries.clone())?;
-    let backwards =
-        Op::Slice { starts: vec![queries.clone() - 1.into()], sizes: vec![queries.clone()], steps: vec![-1] };
+    let backwards = Op::Slice {
+        starts: vec![queries.clone() - 1.into()],
+        sizes: vec![queries.clone()],
+        steps: vec![-1],
+    };
     let rest = cx.add(backwards, &[rest])?;
     let rest = cx.b().reshape(rest, column)?;
     let batch = cx.shape_of(q)[0].clone();
-    let filled = cx.b().reshape(filled, [batch, 1.into(), 1.into(), 1.into()])?;
+    let filled = cx
+        .b()
+        .reshape(filled, [batch, 1.into(), 1.into(), 1.into()])?;
     let last = cx.with_real(ScalarOp::Sub, filled, 1.0)?;
     let p = cx.b().sub(last, rest)?;
     cx.b().sub(j, p)
@@ -229,8 +324,22 @@ fn whole_bias(
         return Ok(given);
     }
     let shape = vec![queries, keys.clone()];
-    let i = cx.add(Op::Iota { dtype: DType::I64, shape: shape.clone(), axis: 0 }, &[])?;
-    let j = cx.add(Op::Iota { dtype: DType::I64, shape, axis: 1 }, &[])?;
+    let i = cx.add(
+        Op::Iota {
+            dtype: DType::I64,
+            shape: shape.clone(),
+            axis: 0,
+        },
+        &[],
+    )?;
+    let j = cx.add(
+        Op::Iota {
+            dtype: DType::I64,
+            shape,
+            axis: 1,
+        },
+        &[],
+    )?;
     let below = cx.map(ScalarOp::Le, &[j, i])?;
     let below = additive(cx, below, dtype, &keys)?;
     match given {
@@ -239,8 +348,15 @@ fn whole_bias(
     }
 }
 
-fn empty_rows_to_zero(cx: &mut Ctx<'_, '_>, y: ValueId, bias: Option<&Bias>, causal: bool) -> Result<ValueId> {
-    let Some(given) = bias.filter(|b| b.may_empty) else { return Ok(y) };
+fn empty_rows_to_zero(
+    cx: &mut Ctx<'_, '_>,
+    y: ValueId,
+    bias: Option<&Bias>,
+    causal: bool,
+) -> Result<ValueId> {
+    let Some(given) = bias.filter(|b| b.may_empty) else {
+        return Ok(y);
+    };
     let (dtype, keys) = (cx.dtype_of(y), cx.shape_of(given.value).last().cloned());
     let keys = keys.ok_or_else(|| Error::invalid("the mask is a scalar"))?;
     let queries = cx.shape_of(y)[2].clone();
@@ -269,7 +385,11 @@ fn by_steps(
     let half = scale.abs().sqrt();
     let q = cx.with_real(ScalarOp::Mul, q, half.copysign(scale))?;
     let k = cx.with_real(ScalarOp::Mul, k, half)?;
-    let (queries, keys, dtype) = (cx.shape_of(q)[2].clone(), cx.shape_of(k)[2].clone(), cx.dtype_of(q));
+    let (queries, keys, dtype) = (
+        cx.shape_of(q)[2].clone(),
+        cx.shape_of(k)[2].clone(),
+        cx.dtype_of(q),
+    );
     let k = cx.b().transpose(k, &[0, 1, 3, 2])?;
     let raw = cx.b().matmul(q, k)?;
     let mut capped = raw;
@@ -283,7 +403,13 @@ fn by_steps(
         Some(b) => cx.b().add_(capped, b)?,
         None => capped,
     };
-    let mut weights = cx.add(Op::Softmax { axis: 3, log: false }, &[biased])?;
+    let mut weights = cx.add(
+        Op::Softmax {
+            axis: 3,
+            log: false,
+        },
+        &[biased],
+    )?;
     if let Some(b) = whole {
         weights = zero_where_empty(cx, weights, b)?;
     }
@@ -306,10 +432,16 @@ fn flex_attention<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
     let scale = cx.opt_f("scale")?;
     let (q, k, v) = (cx.val(0)?, cx.val(1)?, cx.val(2)?);
     let (s, dtype) = (cx.shape_of(q), cx.dtype_of(q));
-    let width = s.get(3).and_then(Dim::as_const).filter(|_| s.rank() == 4 && cx.shape_of(k).rank() == 4);
+    let width = s
+        .get(3)
+        .and_then(Dim::as_const)
+        .filter(|_| s.rank() == 4 && cx.shape_of(k).rank() == 4);
     let width = width.ok_or_else(|| Error::unsupported(format!("queries of shape {s}")))?;
     if cx.shape_of(v).rank() != 4 {
-        return Err(Error::invalid(format!("values of shape {}", cx.shape_of(v))));
+        return Err(Error::invalid(format!(
+            "values of shape {}",
+            cx.shape_of(v)
+        )));
     }
     let scale = scale.unwrap_or(1.0 / (width as f64).sqrt());
     let inner = match cx.i("softmax_precision", 0)? {
@@ -319,14 +451,26 @@ fn flex_attention<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
     };
     let (k, v) = (repeat_heads(cx, k, &s[1])?, repeat_heads(cx, v, &s[1])?);
     if !cx.has_attr("score_mod") && !cx.has_attr("prob_mod") {
-        return one(cx.add(Op::Attention { scale: Real(scale), causal: false }, &[q, k, v])?);
+        return one(cx.add(
+            Op::Attention {
+                scale: Real(scale),
+                causal: false,
+            },
+            &[q, k, v],
+        )?);
     }
     let k = cx.b().transpose(k, &[0, 1, 3, 2])?;
     let scores = cx.b().matmul(q, k)?;
     let scores = cx.b().cast(scores, inner)?;
     let scores = cx.with_real(ScalarOp::Mul, scores, scale)?;
     let scores = modified(cx, "score_mod", scores)?;
-    let weights = cx.add(Op::Softmax { axis: 3, log: false }, &[scores])?;
+    let weights = cx.add(
+        Op::Softmax {
+            axis: 3,
+            log: false,
+        },
+        &[scores],
+    )?;
     let weights = modified(cx, "prob_mod", weights)?;
     let weights = cx.b().cast(weights, dtype)?;
     one(cx.b().matmul(weights, v)?)
@@ -341,11 +485,18 @@ fn modified(cx: &mut Ctx<'_, '_>, name: &'static str, x: ValueId) -> Result<Valu
     let arg = cx.made(x);
     let results = cx.inline(g, &[arg])?;
     let &[y] = results.as_slice() else {
-        return Err(Error::invalid(format!("{name} gives {} results", results.len())));
+        return Err(Error::invalid(format!(
+            "{name} gives {} results",
+            results.len()
+        )));
     };
     let y = cx.materialise(y)?;
     if cx.type_of(y) != cx.type_of(x) {
-        return Err(Error::invalid(format!("{name} makes {} of {}", cx.type_of(y), cx.type_of(x))));
+        return Err(Error::invalid(format!(
+            "{name} makes {} of {}",
+            cx.type_of(y),
+            cx.type_of(x)
+        )));
     }
     Ok(y)
 }
@@ -365,10 +516,15 @@ fn rotary<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
         given
     };
     let s = cx.shape_of(x);
-    let width = s.get(3).and_then(Dim::as_const).ok_or_else(|| Error::unsupported(format!("heads of shape {s}")))?;
+    let width = s
+        .get(3)
+        .and_then(Dim::as_const)
+        .ok_or_else(|| Error::unsupported(format!("heads of shape {s}")))?;
     let part = if part == 0 { width } else { part };
     if part < 2 || part > width || part % 2 != 0 {
-        return Err(Error::invalid(format!("rotary_embedding_dim {part} of heads with {width} elements")));
+        return Err(Error::invalid(format!(
+            "rotary_embedding_dim {part} of heads with {width} elements"
+        )));
     }
     let [cos, sin] = [angles(cx, 1, &s)?, angles(cx, 2, &s)?];
     let turned = cx.b().slice_axis(x, 3, 0i64, part)?;
@@ -382,7 +538,10 @@ fn rotary<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
         let mut pair = s.0.clone();
         pair[3] = (part / 2).into();
         pair.push(1.into());
-        let (r, i) = (cx.b().reshape(real, pair.clone())?, cx.b().reshape(imaginary, pair)?);
+        let (r, i) = (
+            cx.b().reshape(real, pair.clone())?,
+            cx.b().reshape(imaginary, pair)?,
+        );
         let joined = cx.b().concat(&[r, i], 4)?;
         cx.b().reshape(joined, turned_shape)?
     } else {
@@ -403,21 +562,40 @@ fn angles(cx: &mut Ctx<'_, '_>, operand: usize, x: &Shape) -> Result<ValueId> {
     }
     let s = cx.shape_of(cache);
     if s.rank() != 3 {
-        return Err(Error::invalid(format!("a cache of shape {s} for heads {x}")));
+        return Err(Error::invalid(format!(
+            "a cache of shape {s} for heads {x}"
+        )));
     }
-    cx.b().reshape(cache, [s[0].clone(), 1.into(), s[1].clone(), s[2].clone()])
+    cx.b()
+        .reshape(cache, [s[0].clone(), 1.into(), s[1].clone(), s[2].clone()])
 }
 
 /// The elements that are rotated together: even and odd ones, or the first and the second half of the last axis.
-fn halves(cx: &mut Ctx<'_, '_>, x: ValueId, interleaved: bool, half: i64) -> Result<(ValueId, ValueId)> {
+fn halves(
+    cx: &mut Ctx<'_, '_>,
+    x: ValueId,
+    interleaved: bool,
+    half: i64,
+) -> Result<(ValueId, ValueId)> {
     if !interleaved {
-        return Ok((cx.b().slice_axis(x, 3, 0i64, half)?, cx.b().slice_axis(x, 3, half, half)?));
+        return Ok((
+            cx.b().slice_axis(x, 3, 0i64, half)?,
+            cx.b().slice_axis(x, 3, half, half)?,
+        ));
     }
     let s = cx.shape_of(x);
     let mut every = |start: i64| {
-        let (mut starts, mut sizes, mut steps) = (vec![Dim::constant(0); 4], s.0.clone(), vec![1; 4]);
+        let (mut starts, mut sizes, mut steps) =
+            (vec![Dim::constant(0); 4], s.0.clone(), vec![1; 4]);
         (starts[3], sizes[3], steps[3]) = (start.into(), half.into(), 2);
-        cx.add(Op::Slice { starts, sizes, steps }, &[x])
+        cx.add(
+            Op::Slice {
+                starts,
+                sizes,
+                steps,
+            },
+            &[x],
+        )
     };
     Ok((every(0)?, every(1)?))
 }

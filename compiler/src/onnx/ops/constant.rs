@@ -30,7 +30,9 @@ fn constant<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
         return Ok(vec![Out::tensor(t)]);
     }
     if cx.has_attr("value_float") {
-        return Ok(vec![Out::tensor(Tensor::scalar(cx.f("value_float", 0.0)? as f32))]);
+        return Ok(vec![Out::tensor(Tensor::scalar(
+            cx.f("value_float", 0.0)? as f32
+        ))]);
     }
     if cx.has_attr("value_int") {
         return Ok(vec![Out::tensor(Tensor::scalar(cx.i("value_int", 0)?))]);
@@ -51,7 +53,10 @@ fn constant<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
 fn constant_of_shape<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
     let value = cx.tensor_attr("value")?.unwrap_or(Tensor::scalar(0f32));
     if value.len() != 1 {
-        return Err(Error::invalid(format!("value must have one element, has shape {:?}", value.shape())));
+        return Err(Error::invalid(format!(
+            "value must have one element, has shape {:?}",
+            value.shape()
+        )));
     }
     let shape = cx.dims(0)?;
     if let Some(d) = shape.iter().find(|d| d.as_const().is_some_and(|c| c < 0)) {
@@ -75,7 +80,9 @@ fn dropout<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
     }
     let training = before_7 || cx.has(2) && cx.tensor(2)?.as_bytes() != [0];
     if training && (cx.opset < 12 || cx.real_in(1, 0.5)? != 0.0) {
-        return Err(Error::unsupported("training_mode is not supported").hint("export for inference"));
+        return Err(
+            Error::unsupported("training_mode is not supported").hint("export for inference")
+        );
     }
     let shape = cx.ty(0)?.shape;
     let yes = cx.b().scalar(DType::Bool, 1.0);
@@ -85,7 +92,10 @@ fn dropout<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
 
 /// A vector of dims as a result.
 fn dims_out<'m>(dims: Vec<Dim>, shape: &[usize]) -> Result<Out<'m>> {
-    let ty = Type { dtype: DType::I64, shape: Shape::of(shape) };
+    let ty = Type {
+        dtype: DType::I64,
+        shape: Shape::of(shape),
+    };
     let known = match dims.iter().map(Dim::as_const).collect::<Option<Vec<i64>>>() {
         Some(ints) => Known::Tensor(Tensor::from_slice(&ints, shape)?),
         None => Known::Dims(dims),
@@ -117,13 +127,37 @@ fn range<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
     }
     let (start, limit, step) = (scalar_dim(cx, 0)?, scalar_dim(cx, 1)?, scalar_dim(cx, 2)?);
     let Some(step) = step.as_const().filter(|s| *s != 0) else {
-        return Err(Error::unsupported(format!("delta {step} must be a constant other than 0")));
+        return Err(Error::unsupported(format!(
+            "delta {step} must be a constant other than 0"
+        )));
     };
-    let span = if step > 0 { limit - start.clone() } else { start.clone() - limit };
-    let n = span.ceil_div(step.checked_abs().ok_or_else(|| Error::invalid("delta is out of range"))?);
-    let n = if n.as_const().is_some_and(|c| c < 0) { Dim::constant(0) } else { n };
-    let x = cx.add(Op::Iota { dtype, shape: vec![n], axis: 0 }, &[])?;
-    let x = if step == 1 { x } else { cx.with_real(ScalarOp::Mul, x, step as f64)? };
+    let span = if step > 0 {
+        limit - start.clone()
+    } else {
+        start.clone() - limit
+    };
+    let n = span.ceil_div(
+        step.checked_abs()
+            .ok_or_else(|| Error::invalid("delta is out of range"))?,
+    );
+    let n = if n.as_const().is_some_and(|c| c < 0) {
+        Dim::constant(0)
+    } else {
+        n
+    };
+    let x = cx.add(
+        Op::Iota {
+            dtype,
+            shape: vec![n],
+            axis: 0,
+        },
+        &[],
+    )?;
+    let x = if step == 1 {
+        x
+    } else {
+        cx.with_real(ScalarOp::Mul, x, step as f64)?
+    };
     match start.as_const() {
         Some(0) => one(x),
         Some(c) => one(cx.with_real(ScalarOp::Add, x, c as f64)?),
@@ -134,16 +168,25 @@ fn range<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
 fn scalar_dim(cx: &mut Ctx<'_, '_>, i: usize) -> Result<Dim> {
     match cx.dims(i)?.as_slice() {
         [d] => Ok(d.clone()),
-        d => Err(Error::invalid(format!("operand {i} must have one element, has {}", d.len()))),
+        d => Err(Error::invalid(format!(
+            "operand {i} must have one element, has {}",
+            d.len()
+        ))),
     }
 }
 
 /// `start + i * delta`, computed in `f64` and rounded once.
 fn float_range<'m>(cx: &mut Ctx<'_, 'm>, dtype: DType) -> Result<Outs<'m>> {
-    let (start, limit, step) = (cx.real_in(0, 0.0)?, cx.real_in(1, 0.0)?, cx.real_in(2, 1.0)?);
+    let (start, limit, step) = (
+        cx.real_in(0, 0.0)?,
+        cx.real_in(1, 0.0)?,
+        cx.real_in(2, 1.0)?,
+    );
     let n = ((limit - start) / step).ceil().max(0.0);
     if n.is_nan() || n * 8.0 > FOLD_LIMIT_BYTES as f64 {
-        return Err(Error::unsupported(format!("a range from {start} to {limit} by {step}")));
+        return Err(Error::unsupported(format!(
+            "a range from {start} to {limit} by {step}"
+        )));
     }
     let values: Vec<f64> = (0..n as usize).map(|i| start + i as f64 * step).collect();
     one(cx.reals(dtype, &values, &[values.len()])?)
@@ -159,8 +202,22 @@ fn eye_like<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
     if ty.rank() != 2 {
         return Err(Error::invalid(format!("expected a matrix, got {ty}")));
     }
-    let row = cx.add(Op::Iota { dtype: DType::I64, shape: ty.shape.0.clone(), axis: 0 }, &[])?;
-    let column = cx.add(Op::Iota { dtype: DType::I64, shape: ty.shape.0, axis: 1 }, &[])?;
+    let row = cx.add(
+        Op::Iota {
+            dtype: DType::I64,
+            shape: ty.shape.0.clone(),
+            axis: 0,
+        },
+        &[],
+    )?;
+    let column = cx.add(
+        Op::Iota {
+            dtype: DType::I64,
+            shape: ty.shape.0,
+            axis: 1,
+        },
+        &[],
+    )?;
     let row = cx.with_real(ScalarOp::Add, row, k as f64)?;
     let eye = cx.map(ScalarOp::Eq, &[row, column])?;
     one(cx.b().cast(eye, dtype)?)
@@ -171,9 +228,11 @@ fn window<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
     let dtype = super::super::tensor::dtype_of(cx.i("output_datatype", 1)? as i32)?;
     let periodic = cx.flag("periodic", true)?;
     let n = cx.ints_in(0)?.first().copied().unwrap_or(-1);
+    let n = usize::try_from(n)
+        .ok()
+        .filter(|n| checked_size_bytes(DType::F64, &[*n]).is_ok_and(|b| b <= FOLD_LIMIT_BYTES));
     let n =
-        usize::try_from(n).ok().filter(|n| checked_size_bytes(DType::F64, &[*n]).is_ok_and(|b| b <= FOLD_LIMIT_BYTES));
-    let n = n.ok_or_else(|| Error::unsupported("the length of the window is negative or too large"))?;
+        n.ok_or_else(|| Error::unsupported("the length of the window is negative or too large"))?;
     let coefficients: &[f64] = match cx.node.op_type.as_str() {
         "HannWindow" => &[0.5, -0.5],
         "HammingWindow" => &[25.0 / 46.0, -21.0 / 46.0],
@@ -181,7 +240,13 @@ fn window<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
     };
     let period = if periodic { n as f64 } else { n as f64 - 1.0 };
     let at = |i: usize, k: usize| 2.0 * std::f64::consts::PI * (i * k) as f64 / period;
-    let value = |i| coefficients.iter().enumerate().map(|(k, c)| if k == 0 { *c } else { c * at(i, k).cos() }).sum();
+    let value = |i| {
+        coefficients
+            .iter()
+            .enumerate()
+            .map(|(k, c)| if k == 0 { *c } else { c * at(i, k).cos() })
+            .sum()
+    };
     let values: Vec<f64> = (0..n).map(value).collect();
     one(cx.reals(dtype, &values, &[n])?)
 }

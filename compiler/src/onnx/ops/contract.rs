@@ -24,8 +24,16 @@ pub(super) fn matmul_of(cx: &mut Ctx<'_, '_>, a: ValueId, b: ValueId) -> Result<
         return Err(Error::invalid("expected rank 1 or more, got a scalar"));
     }
     let one = Dim::constant(1);
-    let a = if sa.rank() == 1 { cx.b().reshape(a, [one.clone(), sa[0].clone()])? } else { a };
-    let b = if sb.rank() == 1 { cx.b().reshape(b, [sb[0].clone(), one])? } else { b };
+    let a = if sa.rank() == 1 {
+        cx.b().reshape(a, [one.clone(), sa[0].clone()])?
+    } else {
+        a
+    };
+    let b = if sb.rank() == 1 {
+        cx.b().reshape(b, [sb[0].clone(), one])?
+    } else {
+        b
+    };
     let r = cx.b().matmul(a, b)?;
     let mut shape = cx.shape_of(r).0;
     if sb.rank() == 1 {
@@ -47,7 +55,9 @@ fn gemm<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
     for i in 0..2 {
         let shape = cx.shape_of(args[i]);
         if shape.rank() != 2 {
-            return Err(Error::invalid(format!("operand {i} must be a matrix, got {shape}")));
+            return Err(Error::invalid(format!(
+                "operand {i} must be a matrix, got {shape}"
+            )));
         }
         if transposed[i] {
             args[i] = cx.b().transpose(args[i], &[1, 0])?;
@@ -57,12 +67,21 @@ fn gemm<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
     if alpha != 1.0 {
         y = cx.with_real(ScalarOp::Mul, y, alpha)?;
     }
-    let Some(c) = cx.opt(2)?.filter(|_| beta != 0.0) else { return one(y) };
-    let c = if beta == 1.0 { c } else { cx.with_real(ScalarOp::Mul, c, beta)? };
+    let Some(c) = cx.opt(2)?.filter(|_| beta != 0.0) else {
+        return one(y);
+    };
+    let c = if beta == 1.0 {
+        c
+    } else {
+        cx.with_real(ScalarOp::Mul, c, beta)?
+    };
     let shape = cx.shape_of(y);
     let y2 = cx.map(ScalarOp::Add, &[y, c])?;
     if cx.shape_of(y2) != shape {
-        return Err(Error::invalid(format!("C {} does not broadcast to {shape}", cx.shape_of(c))));
+        return Err(Error::invalid(format!(
+            "C {} does not broadcast to {shape}",
+            cx.shape_of(c)
+        )));
     }
     one(y2)
 }
@@ -90,7 +109,9 @@ impl Geometry {
         let list = |name: &'static str, default: usize, len: usize| -> Result<Vec<usize>> {
             let v = cx.usizes(name)?.unwrap_or_else(|| vec![default; len]);
             if v.len() != len {
-                return Err(Error::invalid(format!("attribute {name} = {v:?} needs {len} entries")));
+                return Err(Error::invalid(format!(
+                    "attribute {name} = {v:?} needs {len} entries"
+                )));
             }
             Ok(v)
         };
@@ -106,7 +127,11 @@ impl Geometry {
         if strides.iter().chain(&dilations).any(|&s| s == 0) {
             return Err(Error::invalid("strides and dilations must be positive"));
         }
-        Ok(Geometry { strides, dilations, padding })
+        Ok(Geometry {
+            strides,
+            dilations,
+            padding,
+        })
     }
 
     /// The windows of extent `size` over `spatial`.
@@ -118,19 +143,31 @@ impl Geometry {
                 let mut pads = (Vec::new(), Vec::new());
                 for i in 0..n {
                     let extent = spatial[i].as_usize();
-                    let extent =
-                        extent.ok_or_else(|| Error::unsupported(format!("auto_pad over the extent {}", spatial[i])))?;
+                    let extent = extent.ok_or_else(|| {
+                        Error::unsupported(format!("auto_pad over the extent {}", spatial[i]))
+                    })?;
                     let out = extent.div_ceil(self.strides[i]);
-                    let reach = (out.max(1) - 1) * self.strides[i] + (size[i].max(1) - 1) * self.dilations[i] + 1;
+                    let reach = (out.max(1) - 1) * self.strides[i]
+                        + (size[i].max(1) - 1) * self.dilations[i]
+                        + 1;
                     let total = reach.saturating_sub(extent);
-                    let low = if matches!(same, Padding::SameUpper) { total / 2 } else { total - total / 2 };
+                    let low = if matches!(same, Padding::SameUpper) {
+                        total / 2
+                    } else {
+                        total - total / 2
+                    };
                     pads.0.push(low);
                     pads.1.push(total - low);
                 }
                 pads
             }
         };
-        Ok(Window { strides: self.strides, dilations: self.dilations, pads_low: low, pads_high: high })
+        Ok(Window {
+            strides: self.strides,
+            dilations: self.dilations,
+            pads_low: low,
+            pads_high: high,
+        })
     }
 }
 
@@ -139,26 +176,40 @@ fn kernel_extents(cx: &Ctx<'_, '_>, weights: &Shape) -> Result<Vec<usize>> {
     let size: Option<Vec<usize>> = weights.iter().skip(2).map(Dim::as_usize).collect();
     let size = size.ok_or_else(|| Error::unsupported(format!("weights of shape {weights}")))?;
     match cx.usizes("kernel_shape")? {
-        Some(k) if k != size => Err(Error::invalid(format!("kernel_shape {k:?}, but weights are {weights}"))),
+        Some(k) if k != size => Err(Error::invalid(format!(
+            "kernel_shape {k:?}, but weights are {weights}"
+        ))),
         _ => Ok(size),
     }
 }
 
 fn group_count(cx: &Ctx<'_, '_>) -> Result<usize> {
     let groups = cx.i("group", 1)?;
-    usize::try_from(groups).ok().filter(|g| *g > 0).ok_or_else(|| Error::invalid(format!("group {groups}")))
+    usize::try_from(groups)
+        .ok()
+        .filter(|g| *g > 0)
+        .ok_or_else(|| Error::invalid(format!("group {groups}")))
 }
 
 /// The convolution of `x` and `w` by the node's attributes, without bias.
 pub(super) fn conv_of(cx: &mut Ctx<'_, '_>, x: ValueId, w: ValueId) -> Result<ValueId> {
     let (sx, sw) = (cx.shape_of(x), cx.shape_of(w));
     if sx.rank() < 3 || sx.rank() != sw.rank() {
-        return Err(Error::invalid(format!("expected x and weights of one rank of at least 3, got {sx} and {sw}")));
+        return Err(Error::invalid(format!(
+            "expected x and weights of one rank of at least 3, got {sx} and {sw}"
+        )));
     }
     let groups = group_count(cx)?;
     let size = kernel_extents(cx, &sw)?;
     let window = Geometry::read(cx, size.len())?.window(&sx[2..], &size)?;
-    cx.add(Op::Conv { window, groups, layout: Layout::ChannelsFirst }, &[x, w])
+    cx.add(
+        Op::Conv {
+            window,
+            groups,
+            layout: Layout::ChannelsFirst,
+        },
+        &[x, w],
+    )
 }
 
 fn with_bias(cx: &mut Ctx<'_, '_>, y: ValueId) -> Result<ValueId> {
@@ -178,18 +229,32 @@ fn conv_transpose<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
     let (x, w) = (cx.val(0)?, cx.val(1)?);
     let (sx, sw) = (cx.shape_of(x), cx.shape_of(w));
     if sx.rank() < 3 || sx.rank() != sw.rank() {
-        return Err(Error::invalid(format!("expected x and weights of one rank of at least 3, got {sx} and {sw}")));
+        return Err(Error::invalid(format!(
+            "expected x and weights of one rank of at least 3, got {sx} and {sw}"
+        )));
     }
     let groups = group_count(cx)?;
     let size = kernel_extents(cx, &sw)?;
     let geometry = Geometry::read(cx, size.len())?;
-    let mut output_pads = cx.usizes("output_padding")?.unwrap_or_else(|| vec![0; size.len()]);
+    let mut output_pads = cx
+        .usizes("output_padding")?
+        .unwrap_or_else(|| vec![0; size.len()]);
     let output_shape = cx.usizes("output_shape")?;
     if output_pads.len() != size.len() {
-        return Err(Error::invalid(format!("output_padding {output_pads:?} needs {} entries", size.len())));
+        return Err(Error::invalid(format!(
+            "output_padding {output_pads:?} needs {} entries",
+            size.len()
+        )));
     }
     let window = transposed_window(geometry, &sx[2..], &size, output_shape, &mut output_pads)?;
-    let y = cx.add(Op::ConvTranspose { window, output_pads, groups }, &[x, w])?;
+    let y = cx.add(
+        Op::ConvTranspose {
+            window,
+            output_pads,
+            groups,
+        },
+        &[x, w],
+    )?;
     one(with_bias(cx, y)?)
 }
 
@@ -220,15 +285,25 @@ fn transposed_window(
     if let Some(wanted) = wanted {
         for i in 0..n {
             let extent = spatial[i].as_usize();
-            let extent = extent.ok_or_else(|| Error::unsupported("output_shape over symbolic extents"))?;
-            let out = *wanted.get(i).ok_or_else(|| Error::invalid("output_shape is too short"))?;
-            let full =
-                g.strides[i] * extent.saturating_sub(1) + output_pads[i] + (size[i].max(1) - 1) * g.dilations[i] + 1;
+            let extent =
+                extent.ok_or_else(|| Error::unsupported("output_shape over symbolic extents"))?;
+            let out = *wanted
+                .get(i)
+                .ok_or_else(|| Error::invalid("output_shape is too short"))?;
+            let full = g.strides[i] * extent.saturating_sub(1)
+                + output_pads[i]
+                + (size[i].max(1) - 1) * g.dilations[i]
+                + 1;
             let total = full.saturating_sub(out);
             output_pads[i] += out.saturating_sub(full);
             low[i] = if upper { total / 2 } else { total - total / 2 };
             high[i] = total - low[i];
         }
     }
-    Ok(Window { strides: g.strides, dilations: g.dilations, pads_low: low, pads_high: high })
+    Ok(Window {
+        strides: g.strides,
+        dilations: g.dilations,
+        pads_low: low,
+        pads_high: high,
+    })
 }

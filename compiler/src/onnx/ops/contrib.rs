@@ -49,7 +49,9 @@ fn fused_matmul<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
     let alpha = cx.f("alpha", 1.0)?;
     let swaps = [cx.flag("transA", false)?, cx.flag("transB", false)?];
     if cx.flag("transBatchA", false)? || cx.flag("transBatchB", false)? {
-        return Err(Error::unsupported("transposed batch axes are not supported"));
+        return Err(Error::unsupported(
+            "transposed batch axes are not supported",
+        ));
     }
     let mut args = [cx.val(0)?, cx.val(1)?];
     for (arg, _) in args.iter_mut().zip(swaps).filter(|(_, swap)| *swap) {
@@ -61,7 +63,11 @@ fn fused_matmul<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
         }
     }
     let y = matmul_of(cx, args[0], args[1])?;
-    one(if alpha == 1.0 { y } else { cx.with_real(ScalarOp::Mul, y, alpha)? })
+    one(if alpha == 1.0 {
+        y
+    } else {
+        cx.with_real(ScalarOp::Mul, y, alpha)?
+    })
 }
 
 /// The sum of operands 0 and 1 and, where given, the bias at operand `bias`.
@@ -75,21 +81,35 @@ fn skip_sum(cx: &mut Ctx<'_, '_>, bias: usize) -> Result<ValueId> {
 }
 
 /// Results of a normalisation with a skip connection: `y`, mean and inverse deviation (in `f32`), and the sum.
-fn skip_results<'m>(cx: &mut Ctx<'_, 'm>, y: ValueId, sum: ValueId, epsilon: f64, centre: bool) -> Result<Outs<'m>> {
+fn skip_results<'m>(
+    cx: &mut Ctx<'_, 'm>,
+    y: ValueId,
+    sum: ValueId,
+    epsilon: f64,
+    centre: bool,
+) -> Result<Outs<'m>> {
     let axis = cx.shape_of(sum).rank() - 1;
     let wide = cx.b().cast(sum, DType::F32)?;
     let mean = cx.reduce(ReduceKind::Mean, wide, &[axis], true)?;
-    let centred = if centre { cx.b().sub(wide, mean)? } else { wide };
+    let centred = if centre {
+        cx.b().sub(wide, mean)?
+    } else {
+        wide
+    };
     let squares = cx.b().mul(centred, centred)?;
     let var = cx.reduce(ReduceKind::Mean, squares, &[axis], true)?;
     let var = cx.with_real(ScalarOp::Add, var, epsilon)?;
     let inverse = cx.map(ScalarOp::Rsqrt, &[var])?;
-    Ok([y, mean, inverse, sum].into_iter().map(Out::Value).collect())
+    Ok([y, mean, inverse, sum]
+        .into_iter()
+        .map(Out::Value)
+        .collect())
 }
 
 fn last_axis(cx: &mut Ctx<'_, '_>, x: ValueId) -> Result<usize> {
     let rank = cx.shape_of(x).rank();
-    rank.checked_sub(1).ok_or_else(|| Error::invalid("expected rank 1 or more, got a scalar"))
+    rank.checked_sub(1)
+        .ok_or_else(|| Error::invalid("expected rank 1 or more, got a scalar"))
 }
 
 fn skip_layer_norm<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
@@ -103,7 +123,13 @@ fn skip_layer_norm<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
             cx.b().broadcast(zero, shape.0)?
         }
     };
-    let y = cx.add(Op::LayerNorm { axis, epsilon: Real(epsilon) }, &[sum, gamma, beta])?;
+    let y = cx.add(
+        Op::LayerNorm {
+            axis,
+            epsilon: Real(epsilon),
+        },
+        &[sum, gamma, beta],
+    )?;
     skip_results(cx, y, sum, epsilon, true)
 }
 
@@ -111,6 +137,12 @@ fn skip_rms_norm<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
     let epsilon = cx.f("epsilon", 1e-12f32.into())?;
     let sum = skip_sum(cx, 3)?;
     let (axis, gamma) = (last_axis(cx, sum)?, cx.val(2)?);
-    let y = cx.add(Op::RmsNorm { axis, epsilon: Real(epsilon) }, &[sum, gamma])?;
+    let y = cx.add(
+        Op::RmsNorm {
+            axis,
+            epsilon: Real(epsilon),
+        },
+        &[sum, gamma],
+    )?;
     skip_results(cx, y, sum, epsilon, false)
 }

@@ -95,7 +95,11 @@ pub(super) const OPS: &[OpDef] = &[
 
 fn plain<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
     let name = cx.node.op_type.as_str();
-    let op = PLAIN.iter().find(|(n, _)| *n == name).expect("the handler is used for listed operators only").1;
+    let op = PLAIN
+        .iter()
+        .find(|(n, _)| *n == name)
+        .expect("the handler is used for listed operators only")
+        .1;
     let mut args = cx.vals()?;
     if cx.opset < 7 && args.len() == 2 {
         args[1] = aligned(cx, args[0], args[1])?;
@@ -110,7 +114,10 @@ fn aligned(cx: &mut Ctx<'_, '_>, x: ValueId, y: ValueId) -> Result<ValueId> {
     if !cx.flag("broadcast", false)? {
         return match from.0 == dims {
             true => Ok(y),
-            false => Err(Error::invalid(format!("shapes {from} and {} differ without broadcast", Shape(dims)))),
+            false => Err(Error::invalid(format!(
+                "shapes {from} and {} differ without broadcast",
+                Shape(dims)
+            ))),
         };
     }
     let Some(axis) = axis else { return Ok(y) };
@@ -192,14 +199,21 @@ fn shift<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
     let op = match cx.s("direction", "")?.as_str() {
         "LEFT" => ScalarOp::Shl,
         "RIGHT" => ScalarOp::Shr,
-        other => return Err(Error::invalid(format!("direction must be LEFT or RIGHT, is {other:?}"))),
+        other => {
+            return Err(Error::invalid(format!(
+                "direction must be LEFT or RIGHT, is {other:?}"
+            )));
+        }
     };
     let args = cx.vals()?;
     one(cx.map(op, &args)?)
 }
 
 fn is_inf<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
-    let (neg, pos) = (cx.flag("detect_negative", true)?, cx.flag("detect_positive", true)?);
+    let (neg, pos) = (
+        cx.flag("detect_negative", true)?,
+        cx.flag("detect_positive", true)?,
+    );
     let x = cx.val(0)?;
     one(match (neg, pos) {
         (true, true) => {
@@ -228,20 +242,39 @@ fn convert<'m>(cx: &mut Ctx<'_, 'm>, to: DType) -> Result<Outs<'m>> {
 
 /// `x` as `to`. Casts to floats of 8 bits saturate; where the model asks for it, what would have to is infinite or, in formats without
 /// infinities, NaN.
-pub(super) fn narrowed(cx: &mut Ctx<'_, '_>, x: ValueId, to: DType, saturates: bool) -> Result<ValueId> {
+pub(super) fn narrowed(
+    cx: &mut Ctx<'_, '_>,
+    x: ValueId,
+    to: DType,
+    saturates: bool,
+) -> Result<ValueId> {
     let y = cx.b().cast(x, to)?;
-    let Some(format) = to.float8().filter(|_| !saturates) else { return Ok(y) };
+    let Some(format) = to.float8().filter(|_| !saturates) else {
+        return Ok(y);
+    };
     let (limit, inclusive) = format.overflow();
-    let [above, below] = if inclusive { [ScalarOp::Ge, ScalarOp::Le] } else { [ScalarOp::Gt, ScalarOp::Lt] };
-    let wide = if cx.dtype_of(x) == DType::F64 { DType::F64 } else { DType::F32 };
+    let [above, below] = if inclusive {
+        [ScalarOp::Ge, ScalarOp::Le]
+    } else {
+        [ScalarOp::Gt, ScalarOp::Lt]
+    };
+    let wide = if cx.dtype_of(x) == DType::F64 {
+        DType::F64
+    } else {
+        DType::F32
+    };
     let x = cx.b().cast(x, wide)?;
-    let special = format.infinity.map_or([format.nan; 2], |code| [code, code | 0x80]);
-    [(above, limit, special[0]), (below, -limit, special[1])].into_iter().try_fold(y, |y, (op, limit, code)| {
-        let limit = cx.b().scalar(wide, limit);
-        let is_beyond = cx.map(op, &[x, limit])?;
-        let special = cx.b().constant(Tensor::from_bytes(to, &[], &[code])?);
-        cx.map(ScalarOp::Select, &[is_beyond, special, y])
-    })
+    let special = format
+        .infinity
+        .map_or([format.nan; 2], |code| [code, code | 0x80]);
+    [(above, limit, special[0]), (below, -limit, special[1])]
+        .into_iter()
+        .try_fold(y, |y, (op, limit, code)| {
+            let limit = cx.b().scalar(wide, limit);
+            let is_beyond = cx.map(op, &[x, limit])?;
+            let special = cx.b().constant(Tensor::from_bytes(to, &[], &[code])?);
+            cx.map(ScalarOp::Select, &[is_beyond, special, y])
+        })
 }
 
 fn cast<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
@@ -265,7 +298,13 @@ fn clip<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
         if constants != [true; 2] || !dtype.is_float() {
             return clip_values(cx, x);
         }
-        let limit = |cx: &mut Ctx<'_, '_>, i| if cx.has(i) { cx.real_in(i, 0.0).map(Some) } else { Ok(None) };
+        let limit = |cx: &mut Ctx<'_, '_>, i| {
+            if cx.has(i) {
+                cx.real_in(i, 0.0).map(Some)
+            } else {
+                Ok(None)
+            }
+        };
         (limit(cx, 1)?, limit(cx, 2)?)
     };
     one(match (lo, hi) {
@@ -273,7 +312,13 @@ fn clip<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
         (Some(0.0), None) => cx.map(ScalarOp::Relu, &[x])?,
         (Some(lo), None) => cx.with_real(ScalarOp::Max, x, lo)?,
         (None, Some(hi)) => cx.with_real(ScalarOp::Min, x, hi)?,
-        (Some(lo), Some(hi)) => cx.map(ScalarOp::ClampTo { lo: Real(lo), hi: Real(hi) }, &[x])?,
+        (Some(lo), Some(hi)) => cx.map(
+            ScalarOp::ClampTo {
+                lo: Real(lo),
+                hi: Real(hi),
+            },
+            &[x],
+        )?,
     })
 }
 
@@ -298,7 +343,11 @@ fn prelu<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
     one(cx.map(ScalarOp::Prelu, &[x, slope])?)
 }
 
-fn with_alpha<'m>(cx: &mut Ctx<'_, 'm>, default: f64, op: fn(Real) -> ScalarOp) -> Result<Outs<'m>> {
+fn with_alpha<'m>(
+    cx: &mut Ctx<'_, 'm>,
+    default: f64,
+    op: fn(Real) -> ScalarOp,
+) -> Result<Outs<'m>> {
     let alpha = cx.f("alpha", default)?;
     let x = cx.val(0)?;
     one(cx.map(op(Real(alpha)), &[x])?)
@@ -324,13 +373,25 @@ fn selu<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
     let alpha = cx.f("alpha", f64::from(1.673_263_2_f32))?;
     let gamma = cx.f("gamma", f64::from(1.050_701_f32))?;
     let x = cx.val(0)?;
-    one(cx.map(ScalarOp::Selu { alpha: Real(alpha), gamma: Real(gamma) }, &[x])?)
+    one(cx.map(
+        ScalarOp::Selu {
+            alpha: Real(alpha),
+            gamma: Real(gamma),
+        },
+        &[x],
+    )?)
 }
 
 fn hard_sigmoid<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
     let (alpha, beta) = (cx.f("alpha", 0.2f32.into())?, cx.f("beta", 0.5)?);
     let x = cx.val(0)?;
-    one(cx.map(ScalarOp::HardSigmoid { alpha: Real(alpha), beta: Real(beta) }, &[x])?)
+    one(cx.map(
+        ScalarOp::HardSigmoid {
+            alpha: Real(alpha),
+            beta: Real(beta),
+        },
+        &[x],
+    )?)
 }
 
 /// `x + bias` below `-lambd`, `x - bias` above `lambd`, 0 in between.
@@ -338,8 +399,18 @@ fn shrink<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
     let (bias, lambd) = (cx.f("bias", 0.0)?, cx.f("lambd", 0.5)?);
     let x = cx.val(0)?;
     let dtype = cx.dtype_of(x);
-    let wide = if dtype.is_float() { x } else { cx.b().cast(x, DType::F64)? };
-    let r = cx.map(ScalarOp::Shrink { lo: Real(-lambd), hi: Real(bias) }, &[wide])?;
+    let wide = if dtype.is_float() {
+        x
+    } else {
+        cx.b().cast(x, DType::F64)?
+    };
+    let r = cx.map(
+        ScalarOp::Shrink {
+            lo: Real(-lambd),
+            hi: Real(bias),
+        },
+        &[wide],
+    )?;
     one(cx.b().cast(r, dtype)?)
 }
 
@@ -347,7 +418,11 @@ fn gelu<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
     let op = match cx.s("approximate", "none")?.as_str() {
         "none" => ScalarOp::Gelu,
         "tanh" => ScalarOp::GeluTanh,
-        other => return Err(Error::invalid(format!("approximate must be none or tanh, is {other:?}"))),
+        other => {
+            return Err(Error::invalid(format!(
+                "approximate must be none or tanh, is {other:?}"
+            )));
+        }
     };
     let x = cx.val(0)?;
     one(cx.map(op, &[x])?)

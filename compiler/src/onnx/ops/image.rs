@@ -15,7 +15,10 @@ pub(super) const OPS: &[OpDef] = &[
 /// A list of extents from a constant operand.
 fn extents(cx: &mut Ctx<'_, '_>, operand: usize) -> Result<Vec<usize>> {
     let ints = cx.ints_in(operand)?;
-    let all: Option<Vec<usize>> = ints.iter().map(|&i| usize::try_from(i).ok().filter(|i| *i < 1 << 31)).collect();
+    let all: Option<Vec<usize>> = ints
+        .iter()
+        .map(|&i| usize::try_from(i).ok().filter(|i| *i < 1 << 31))
+        .collect();
     all.ok_or_else(|| Error::invalid(format!("operand {operand} = {ints:?} is out of range")))
 }
 
@@ -26,7 +29,9 @@ fn affine_grid<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
     let theta = cx.val(0)?;
     let size = extents(cx, 1)?;
     let spatial = size.get(2..).filter(|s| matches!(s.len(), 2 | 3));
-    let spatial = spatial.ok_or_else(|| Error::invalid(format!("size {size:?} is not that of 2 or 3 spatial axes")))?;
+    let spatial = spatial.ok_or_else(|| {
+        Error::invalid(format!("size {size:?} is not that of 2 or 3 spatial axes"))
+    })?;
     let (k, dtype) = (spatial.len(), cx.dtype_of(theta));
     let at = |i: usize, n: usize| match align {
         true if n == 1 => -1.0,
@@ -82,7 +87,11 @@ impl Axis {
     /// Smallest and greatest coordinate of the image's area.
     fn limits(&self) -> (f64, f64) {
         let n = self.extent as f64;
-        if self.align { (0.0, n - 1.0) } else { (-0.5, n - 0.5) }
+        if self.align {
+            (0.0, n - 1.0)
+        } else {
+            (-0.5, n - 0.5)
+        }
     }
 
     /// Pixel coordinate of a normalised one.
@@ -131,10 +140,22 @@ impl Axis {
 
     /// The tap at a whole coordinate, brought inside the image.
     fn tap(&self, cx: &mut Ctx<'_, '_>, x: ValueId, weight: Option<ValueId>) -> Result<Tap> {
-        let inside = if self.border == Border::Zeros { Some(self.inside(cx, x)?) } else { None };
-        let x = if self.border == Border::Reflection { self.reflect(cx, x)? } else { x };
+        let inside = if self.border == Border::Zeros {
+            Some(self.inside(cx, x)?)
+        } else {
+            None
+        };
+        let x = if self.border == Border::Reflection {
+            self.reflect(cx, x)?
+        } else {
+            x
+        };
         let index = self.clamp(cx, x)?;
-        Ok(Tap { index, weight, inside })
+        Ok(Tap {
+            index,
+            weight,
+            inside,
+        })
     }
 
     /// The taps that interpolate at normalised coordinates.
@@ -177,7 +198,12 @@ fn cubic_weights(cx: &mut Ctx<'_, '_>, t: ValueId) -> Result<Vec<ValueId>> {
     let one_minus = cx.map(ScalarOp::Neg, &[t])?;
     let one_minus = cx.with_real(ScalarOp::Add, one_minus, 1.0)?;
     let mut weights = Vec::new();
-    for (x, offset, polynomial) in [(t, 1.0, far), (t, 0.0, near), (one_minus, 0.0, near), (one_minus, 1.0, far)] {
+    for (x, offset, polynomial) in [
+        (t, 1.0, far),
+        (t, 0.0, near),
+        (one_minus, 0.0, near),
+        (one_minus, 1.0, far),
+    ] {
         let d = cx.with_real(ScalarOp::Add, x, offset)?;
         let mut y = cx.with_real(ScalarOp::Mul, d, polynomial[0])?;
         for &c in &polynomial[1..3] {
@@ -210,19 +236,43 @@ fn grid_sample<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
     let spatial: Option<Vec<usize>> = sx.iter().skip(2).map(Dim::as_usize).collect();
     let spatial = spatial.ok_or_else(|| Error::unsupported(format!("an image of shape {sx}")))?;
     if k == 0 || sg.rank() != k + 2 || !sg[k + 1].is(k as i64) || spatial.contains(&0) {
-        return Err(Error::invalid(format!("a grid of shape {sg} for an image of shape {sx}")));
+        return Err(Error::invalid(format!(
+            "a grid of shape {sg} for an image of shape {sx}"
+        )));
     }
     let points = sg[1..=k].iter().fold(Dim::constant(1), |n, d| n.product(d));
-    let wide = if cx.dtype_of(grid) == DType::F64 { DType::F64 } else { DType::F32 };
+    let wide = if cx.dtype_of(grid) == DType::F64 {
+        DType::F64
+    } else {
+        DType::F32
+    };
     let grid = cx.b().cast(grid, wide)?;
-    let grid = cx.b().reshape(grid, [sg[0].clone(), 1.into(), points.clone(), k.into()])?;
+    let grid = cx
+        .b()
+        .reshape(grid, [sg[0].clone(), 1.into(), points.clone(), k.into()])?;
     let mut taps = Vec::new();
     for (i, &extent) in spatial.iter().enumerate() {
         let c = cx.b().slice_axis(grid, 3, k - 1 - i, 1)?;
-        let c = cx.b().reshape(c, [sg[0].clone(), 1.into(), points.clone()])?;
-        taps.push(Axis { extent, align, border }.taps(cx, c, mode)?);
+        let c = cx
+            .b()
+            .reshape(c, [sg[0].clone(), 1.into(), points.clone()])?;
+        taps.push(
+            Axis {
+                extent,
+                align,
+                border,
+            }
+            .taps(cx, c, mode)?,
+        );
     }
-    let flat = cx.b().reshape(x, [sx[0].clone(), sx[1].clone(), spatial.iter().product::<usize>().into()])?;
+    let flat = cx.b().reshape(
+        x,
+        [
+            sx[0].clone(),
+            sx[1].clone(),
+            spatial.iter().product::<usize>().into(),
+        ],
+    )?;
     let y = weighted_taps(cx, flat, &taps, &spatial, points)?;
     let mut shape = vec![sx[0].clone(), sx[1].clone()];
     shape.extend(sg[1..=k].iter().cloned());
@@ -274,7 +324,12 @@ fn weighted_taps(
 }
 
 /// `op` of what is given.
-fn both(cx: &mut Ctx<'_, '_>, op: ScalarOp, a: Option<ValueId>, b: Option<ValueId>) -> Result<Option<ValueId>> {
+fn both(
+    cx: &mut Ctx<'_, '_>,
+    op: ScalarOp,
+    a: Option<ValueId>,
+    b: Option<ValueId>,
+) -> Result<Option<ValueId>> {
     match (a, b) {
         (Some(a), Some(b)) => cx.map(op, &[a, b]).map(Some),
         (a, b) => Ok(a.or(b)),
@@ -284,7 +339,13 @@ fn both(cx: &mut Ctx<'_, '_>, op: ScalarOp, a: Option<ValueId>, b: Option<ValueI
 /// A list attribute of `n` entries.
 fn list(cx: &Ctx<'_, '_>, name: &'static str, default: usize, n: usize) -> Result<Vec<usize>> {
     let v = cx.usizes(name)?.unwrap_or_else(|| vec![default; n]);
-    if v.len() == n { Ok(v) } else { Err(Error::invalid(format!("attribute {name} = {v:?} needs {n} entries"))) }
+    if v.len() == n {
+        Ok(v)
+    } else {
+        Err(Error::invalid(format!(
+            "attribute {name} = {v:?} needs {n} entries"
+        )))
+    }
 }
 
 /// Adds the columns `[n, c * block, positions]` into images: every column element knows its place.
@@ -298,15 +359,28 @@ fn col2im<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
     let (s, dtype) = (cx.shape_of(x), cx.dtype_of(x));
     let padded: Vec<usize> = (0..k).map(|i| image[i] + pads[i] + pads[i + k]).collect();
     let reach = |i: usize| (block[i].max(1) - 1) * dilations[i] + 1;
-    if block.len() != k || k == 0 || s.rank() != 3 || (0..k).any(|i| strides[i] == 0 || reach(i) > padded[i]) {
-        return Err(Error::invalid(format!("columns {s} do not fit an image {image:?} with blocks {block:?}")));
+    if block.len() != k
+        || k == 0
+        || s.rank() != 3
+        || (0..k).any(|i| strides[i] == 0 || reach(i) > padded[i])
+    {
+        return Err(Error::invalid(format!(
+            "columns {s} do not fit an image {image:?} with blocks {block:?}"
+        )));
     }
-    let steps: Vec<usize> = (0..k).map(|i| (padded[i] - reach(i)) / strides[i] + 1).collect();
+    let steps: Vec<usize> = (0..k)
+        .map(|i| (padded[i] - reach(i)) / strides[i] + 1)
+        .collect();
     let count = |v: &[usize]| v.iter().fold(1usize, |n, &d| n.saturating_mul(d));
     let (taps, positions, pixels) = (count(&block), count(&steps), count(&padded));
-    let c = s[1].exact_div(&taps.into()).filter(|_| taps > 0 && s[2].is(positions as i64));
-    let c =
-        c.ok_or_else(|| Error::invalid(format!("columns {s}: expected {taps} rows a channel, {positions} columns")))?;
+    let c = s[1]
+        .exact_div(&taps.into())
+        .filter(|_| taps > 0 && s[2].is(positions as i64));
+    let c = c.ok_or_else(|| {
+        Error::invalid(format!(
+            "columns {s}: expected {taps} rows a channel, {positions} columns"
+        ))
+    })?;
     if taps.saturating_mul(positions).saturating_mul(8) > FOLD_LIMIT_BYTES * 16 {
         return Err(Error::unsupported(format!("{taps} by {positions} columns")));
     }
@@ -314,17 +388,25 @@ fn col2im<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
     for (n, place) in places.iter_mut().enumerate() {
         let (mut tap, mut position, mut stride) = (n / positions, n % positions, 1);
         for i in (0..k).rev() {
-            *place += (((tap % block[i]) * dilations[i] + (position % steps[i]) * strides[i]) * stride) as i64;
+            *place += (((tap % block[i]) * dilations[i] + (position % steps[i]) * strides[i])
+                * stride) as i64;
             (tap, position, stride) = (tap / block[i], position / steps[i], stride * padded[i]);
         }
     }
     let rows = s[0].product(&c);
-    let updates = cx.b().reshape(x, [rows.clone(), (taps * positions).into()])?;
+    let updates = cx
+        .b()
+        .reshape(x, [rows.clone(), (taps * positions).into()])?;
     let places = cx.i64s(&places, &[1, taps * positions])?;
-    let places = cx.b().broadcast(places, [rows.clone(), (taps * positions).into()])?;
+    let places = cx
+        .b()
+        .broadcast(places, [rows.clone(), (taps * positions).into()])?;
     let zero = cx.b().scalar(dtype, 0.0);
     let empty = cx.b().broadcast(zero, [rows, pixels.into()])?;
-    let op = Op::ScatterElements { axis: 1, kind: ScatterKind::Add };
+    let op = Op::ScatterElements {
+        axis: 1,
+        kind: ScatterKind::Add,
+    };
     let full = cx.add(op, &[empty, places, updates])?;
     let mut shape = vec![s[0].clone(), c];
     shape.extend(padded.iter().map(|&n| Dim::from(n)));
@@ -339,14 +421,22 @@ fn col2im<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
 
 /// Puts maxima back at their row-major positions; the rest is 0.
 fn max_unpool<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
-    let size = cx.usizes("kernel_shape")?.ok_or_else(|| Error::invalid("kernel_shape is missing"))?;
+    let size = cx
+        .usizes("kernel_shape")?
+        .ok_or_else(|| Error::invalid("kernel_shape is missing"))?;
     let k = size.len();
     let (strides, pads) = (list(cx, "strides", 1, k)?, list(cx, "pads", 0, 2 * k)?);
-    let wanted = if cx.has(2) { Some(extents(cx, 2)?) } else { None };
+    let wanted = if cx.has(2) {
+        Some(extents(cx, 2)?)
+    } else {
+        None
+    };
     let (x, indices) = (cx.val(0)?, cx.val(1)?);
     let (s, dtype) = (cx.shape_of(x), cx.dtype_of(x));
     if s.rank() != k + 2 || cx.shape_of(indices) != s {
-        return Err(Error::invalid(format!("kernel_shape {size:?} does not fit {s}")));
+        return Err(Error::invalid(format!(
+            "kernel_shape {size:?} does not fit {s}"
+        )));
     }
     let mut shape = vec![s[0].clone(), s[1].clone()];
     for i in 0..k {
@@ -356,15 +446,30 @@ fn max_unpool<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
     let total = |dims: &[Dim]| dims.iter().fold(Dim::constant(1), |n, d| n.product(d));
     let zero = cx.b().scalar(dtype, 0.0);
     let empty = cx.b().broadcast(zero, [total(&shape)])?;
-    let (flat, places) = (cx.b().reshape(x, [total(&s)])?, cx.b().reshape(indices, [total(&s)])?);
-    let op = Op::ScatterElements { axis: 0, kind: ScatterKind::Set };
+    let (flat, places) = (
+        cx.b().reshape(x, [total(&s)])?,
+        cx.b().reshape(indices, [total(&s)])?,
+    );
+    let op = Op::ScatterElements {
+        axis: 0,
+        kind: ScatterKind::Set,
+    };
     let y = cx.add(op, &[empty, places, flat])?;
     let y = cx.b().reshape(y, shape.clone())?;
     let Some(wanted) = wanted else { return one(y) };
     let more = |(w, d): (&usize, &Dim)| (Dim::from(*w) - d.clone()).as_usize();
     let high: Option<Vec<usize>> = wanted.iter().zip(&shape).map(more).collect();
     let high = high.filter(|_| wanted.len() == shape.len());
-    let high = high.ok_or_else(|| Error::unsupported(format!("output_shape {wanted:?} below the inferred one")))?;
+    let high = high.ok_or_else(|| {
+        Error::unsupported(format!("output_shape {wanted:?} below the inferred one"))
+    })?;
     let fill = cx.b().constant(Tensor::zeros(dtype, &[])?);
-    one(cx.add(Op::Pad { low: vec![0; high.len()], high, mode: PadMode::Constant }, &[y, fill])?)
+    one(cx.add(
+        Op::Pad {
+            low: vec![0; high.len()],
+            high,
+            mode: PadMode::Constant,
+        },
+        &[y, fill],
+    )?)
 }

@@ -31,7 +31,8 @@ fn gather_elements<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
 }
 
 fn gather_nd<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
-    let batch_dims = usize::try_from(cx.i("batch_dims", 0)?).map_err(|_| Error::invalid("batch_dims is negative"))?;
+    let batch_dims = usize::try_from(cx.i("batch_dims", 0)?)
+        .map_err(|_| Error::invalid("batch_dims is negative"))?;
     let (x, indices) = (cx.val(0)?, cx.val(1)?);
     one(cx.add(Op::GatherNd { batch_dims }, &[x, indices])?)
 }
@@ -66,7 +67,11 @@ fn one_hot<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
     let axis = axis_of(cx.i("axis", -1)?, ty.rank() + 1)?;
     let depth = match cx.constant(1)? {
         Some(t) if t.len() == 1 => Dim::constant(t.to_f64s()[0] as i64),
-        _ => cx.dims(1)?.first().cloned().ok_or_else(|| Error::invalid("depth is empty"))?,
+        _ => cx
+            .dims(1)?
+            .first()
+            .cloned()
+            .ok_or_else(|| Error::invalid("depth is empty"))?,
     };
     if depth.as_const().is_some_and(|d| d < 0) {
         return Err(Error::invalid(format!("depth {depth} is negative")));
@@ -79,11 +84,20 @@ fn one_hot<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
     // Negative indices count from the end.
     let zero = cx.b().scalar(DType::I64, 0.0);
     let negative = cx.map(ScalarOp::Lt, &[x, zero])?;
-    let Some(n) = depth.as_const() else { return Err(cx.unknown(1)) };
+    let Some(n) = depth.as_const() else {
+        return Err(cx.unknown(1));
+    };
     let wrapped = cx.with_real(ScalarOp::Add, x, n as f64)?;
     let x = cx.map(ScalarOp::Select, &[negative, wrapped, x])?;
     dims[axis] = depth;
-    let position = cx.add(Op::Iota { dtype: DType::I64, shape: dims, axis }, &[])?;
+    let position = cx.add(
+        Op::Iota {
+            dtype: DType::I64,
+            shape: dims,
+            axis,
+        },
+        &[],
+    )?;
     let hot = cx.map(ScalarOp::Eq, &[x, position])?;
     let [off, on] = [0usize, 1].map(|i| pick(cx, values, i));
     one(cx.map(ScalarOp::Select, &[hot, on?, off?])?)
@@ -99,10 +113,19 @@ fn pick(cx: &mut Ctx<'_, '_>, v: ValueId, i: usize) -> Result<ValueId> {
 fn non_zero<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
     let t = cx.tensor(0)?;
     if t.size_bytes() > FOLD_LIMIT_BYTES {
-        return Err(Error::unsupported(format!("of a tensor of {} bytes", t.size_bytes())));
+        return Err(Error::unsupported(format!(
+            "of a tensor of {} bytes",
+            t.size_bytes()
+        )));
     }
     let rank = t.shape().len();
-    let hits: Vec<usize> = t.to_f64s().iter().enumerate().filter(|(_, v)| **v != 0.0).map(|(i, _)| i).collect();
+    let hits: Vec<usize> = t
+        .to_f64s()
+        .iter()
+        .enumerate()
+        .filter(|(_, v)| **v != 0.0)
+        .map(|(i, _)| i)
+        .collect();
     let mut out = vec![0i64; rank * hits.len()];
     for (k, &hit) in hits.iter().enumerate() {
         let mut rest = hit;
@@ -111,7 +134,10 @@ fn non_zero<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
             rest /= t.shape()[axis];
         }
     }
-    Ok(vec![Out::tensor(Tensor::from_slice(&out, &[rank, hits.len()])?)])
+    Ok(vec![Out::tensor(Tensor::from_slice(
+        &out,
+        &[rank, hits.len()],
+    )?)])
 }
 
 /// The slices along `axis` (of the flat tensor without it) for which the constant condition holds.
@@ -123,7 +149,9 @@ fn compress<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
         Some(a) => (x, axis_of(a, shape.rank())?),
         None => (cx.b().reshape(x, [shape.n_elements()])?, 0),
     };
-    let keep: Vec<i64> = (0..condition.len() as i64).filter(|&i| condition[i as usize] != 0).collect();
+    let keep: Vec<i64> = (0..condition.len() as i64)
+        .filter(|&i| condition[i as usize] != 0)
+        .collect();
     let indices = cx.i64s(&keep, &[keep.len()])?;
     one(cx.add(Op::Gather { axis }, &[x, indices])?)
 }
@@ -139,7 +167,14 @@ fn reverse_sequence<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
     let mut along = vec![Dim::constant(1); shape.rank()];
     along[batch] = n;
     let lens = cx.b().reshape(lens, along)?;
-    let t = cx.add(Op::Iota { dtype: DType::I64, shape: shape.0.clone(), axis: time }, &[])?;
+    let t = cx.add(
+        Op::Iota {
+            dtype: DType::I64,
+            shape: shape.0.clone(),
+            axis: time,
+        },
+        &[],
+    )?;
     let last = cx.with_real(ScalarOp::Sub, lens, 1.0)?;
     let mirrored = cx.map(ScalarOp::Sub, &[last, t])?;
     let inside = cx.map(ScalarOp::Lt, &[t, lens])?;

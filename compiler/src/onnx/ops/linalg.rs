@@ -21,14 +21,29 @@ fn determinant<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
     let x = cx.val(0)?;
     let (s, dtype) = (cx.shape_of(x), cx.dtype_of(x));
     let r = s.rank();
-    let n = s.last().and_then(Dim::as_usize).filter(|n| r >= 2 && s[r - 2].is(*n as i64) && *n <= MAX_EXTENT);
-    let n = n.ok_or_else(|| Error::unsupported(format!("determinants of {s}: square up to {MAX_EXTENT} are taken")))?;
-    let wide = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
-    let batch = s[..r - 2].iter().fold(Dim::constant(1), |n, d| n.product(d));
+    let n = s
+        .last()
+        .and_then(Dim::as_usize)
+        .filter(|n| r >= 2 && s[r - 2].is(*n as i64) && *n <= MAX_EXTENT);
+    let n = n.ok_or_else(|| {
+        Error::unsupported(format!(
+            "determinants of {s}: square up to {MAX_EXTENT} are taken"
+        ))
+    })?;
+    let wide = if dtype == DType::F64 {
+        DType::F64
+    } else {
+        DType::F32
+    };
+    let batch = s[..r - 2]
+        .iter()
+        .fold(Dim::constant(1), |n, d| n.product(d));
     let x = cx.b().cast(x, wide)?;
     let mut rest = cx.b().reshape(x, [batch.clone(), n.into(), n.into()])?;
     let unit = cx.b().scalar(wide, 1.0);
-    let mut det = cx.b().broadcast(unit, [batch.clone(), 1.into(), 1.into()])?;
+    let mut det = cx
+        .b()
+        .broadcast(unit, [batch.clone(), 1.into(), 1.into()])?;
     for size in (1..=n).rev() {
         let column = cx.b().slice_axis(rest, 2, 0usize, 1)?;
         let (pivot, row, others) = pivot_first(cx, rest, column, size)?;
@@ -59,14 +74,34 @@ struct Pivot {
 }
 
 /// Pivot, its row `[batch, 1, size]` and the other rows: the first row takes the place of the pivot's.
-fn pivot_first(cx: &mut Ctx<'_, '_>, rest: ValueId, column: ValueId, size: usize) -> Result<(Pivot, ValueId, ValueId)> {
+fn pivot_first(
+    cx: &mut Ctx<'_, '_>,
+    rest: ValueId,
+    column: ValueId,
+    size: usize,
+) -> Result<(Pivot, ValueId, ValueId)> {
     let (s, dtype) = (cx.shape_of(rest), cx.dtype_of(rest));
     let magnitude = cx.map(ScalarOp::Abs, &[column])?;
-    let best = Op::ArgReduce { kind: Extremum::Max, axis: 1, keepdims: true, select_last: false };
+    let best = Op::ArgReduce {
+        kind: Extremum::Max,
+        axis: 1,
+        keepdims: true,
+        select_last: false,
+    };
     let best = cx.add(best, &[magnitude])?;
-    let places = cx.add(Op::Iota { dtype: DType::I64, shape: vec![size.into(), 1.into()], axis: 0 }, &[])?;
+    let places = cx.add(
+        Op::Iota {
+            dtype: DType::I64,
+            shape: vec![size.into(), 1.into()],
+            axis: 0,
+        },
+        &[],
+    )?;
     let zero = cx.b().scalar(DType::I64, 0.0);
-    let (at_best, first) = (cx.map(ScalarOp::Eq, &[places, best])?, cx.map(ScalarOp::Eq, &[places, zero])?);
+    let (at_best, first) = (
+        cx.map(ScalarOp::Eq, &[places, best])?,
+        cx.map(ScalarOp::Eq, &[places, zero])?,
+    );
     let moved = cx.map(ScalarOp::Select, &[at_best, zero, places])?;
     let order = cx.map(ScalarOp::Select, &[first, best, moved])?;
     let order = cx.b().broadcast(order, s.0.clone())?;
@@ -87,13 +122,20 @@ fn unique<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
     let axis = cx.opt_i("axis")?;
     let t = cx.tensor(0)?;
     if t.size_bytes() > FOLD_LIMIT_BYTES {
-        return Err(Error::unsupported(format!("of a tensor of {} bytes", t.size_bytes())));
+        return Err(Error::unsupported(format!(
+            "of a tensor of {} bytes",
+            t.size_bytes()
+        )));
     }
     let shape = t.shape().to_vec();
     let (outer, n, inner) = match axis {
         Some(a) => {
             let a = axis_of(a, shape.len())?;
-            (shape[..a].iter().product::<usize>(), shape[a], shape[a + 1..].iter().product::<usize>())
+            (
+                shape[..a].iter().product::<usize>(),
+                shape[a],
+                shape[a + 1..].iter().product::<usize>(),
+            )
         }
         None => (1, t.len(), 1),
     };
@@ -101,13 +143,16 @@ fn unique<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
     let slice = |i: usize| (0..outer * inner).map(move |e| (e / inner * n + i) * inner + e % inner);
     let compare = |&a: &usize, &b: &usize| {
         let pairs = slice(a).zip(slice(b));
-        let mut orders = pairs.map(|(x, y)| values[x].partial_cmp(&values[y]).unwrap_or(Ordering::Less));
+        let mut orders =
+            pairs.map(|(x, y)| values[x].partial_cmp(&values[y]).unwrap_or(Ordering::Less));
         orders.find(|o| o.is_ne()).unwrap_or(Ordering::Equal)
     };
     let mut order: Vec<usize> = (0..n).collect();
-    order.sort_by(|a, b| match values_are_nan(&values, slice(*a)).cmp(&values_are_nan(&values, slice(*b))) {
-        Ordering::Equal => compare(a, b),
-        other => other,
+    order.sort_by(|a, b| {
+        match values_are_nan(&values, slice(*a)).cmp(&values_are_nan(&values, slice(*b))) {
+            Ordering::Equal => compare(a, b),
+            other => other,
+        }
     });
     let mut groups: Vec<Vec<usize>> = Vec::new();
     for i in order {
@@ -123,7 +168,10 @@ fn unique<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
     let firsts: Vec<i64> = groups.iter().map(|g| g[0] as i64).collect();
     let counts: Vec<i64> = groups.iter().map(|g| g.len() as i64).collect();
     let mut inverse = vec![0i64; n];
-    groups.iter().enumerate().for_each(|(k, g)| g.iter().for_each(|&i| inverse[i] = k as i64));
+    groups
+        .iter()
+        .enumerate()
+        .for_each(|(k, g)| g.iter().for_each(|&i| inverse[i] = k as i64));
     let x = cx.val(0)?;
     let (x, axis) = match axis {
         Some(a) => (x, axis_of(a, shape.len())?),
@@ -132,7 +180,12 @@ fn unique<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
     let places = cx.i64s(&firsts, &[firsts.len()])?;
     let y = cx.add(Op::Gather { axis }, &[x, places])?;
     let list = |v: &[i64]| Tensor::from_slice(v, &[v.len()]).map(Out::tensor);
-    Ok(vec![Out::Value(y), list(&firsts)?, list(&inverse)?, list(&counts)?])
+    Ok(vec![
+        Out::Value(y),
+        list(&firsts)?,
+        list(&inverse)?,
+        list(&counts)?,
+    ])
 }
 
 /// NaN sorts last.
@@ -151,7 +204,11 @@ fn bit_cast<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
         return Err(Error::invalid(format!("{from} and {to} differ in width")));
     }
     if let Some(t) = cx.constant(0)?.filter(|_| to != DType::Bool) {
-        return Ok(vec![Out::tensor(Tensor::from_bytes(to, t.shape(), t.as_bytes())?)]);
+        return Ok(vec![Out::tensor(Tensor::from_bytes(
+            to,
+            t.shape(),
+            t.as_bytes(),
+        )?)]);
     }
     let whole = |d: DType| d.is_int() || d == DType::Bool;
     if !whole(from) || !to.is_int() {

@@ -29,7 +29,10 @@ fn loss(cx: &mut Ctx<'_, '_>, x: ValueId) -> Result<ValueId> {
     let (target, weight) = (cx.val(1)?, cx.opt(2)?);
     let (shape, dtype) = (cx.shape_of(target), cx.dtype_of(x));
     if shape.rank() == 0 || cx.shape_of(x).rank() != shape.rank() + 1 {
-        return Err(Error::invalid(format!("target {shape} does not fit input {}", cx.shape_of(x))));
+        return Err(Error::invalid(format!(
+            "target {shape} does not fit input {}",
+            cx.shape_of(x)
+        )));
     }
     let zero = cx.b().scalar(dtype, 0.0);
     let (ignored, class) = match ignore {

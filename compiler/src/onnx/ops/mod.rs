@@ -59,9 +59,17 @@ pub(super) fn find(domain: &str, op_type: &str) -> Option<&'static OpDef> {
     type Table = BTreeMap<(&'static str, &'static str), &'static OpDef>;
     static TABLE: OnceLock<Table> = OnceLock::new();
     let table = TABLE.get_or_init(|| {
-        let standard = STANDARD.iter().flat_map(|ops| ops.iter()).map(|d| (("", d.name), d));
-        let others = [("com.microsoft", contrib::OPS), ("ai.onnx.preview", attention::PREVIEW_OPS)];
-        let others = others.into_iter().flat_map(|(domain, ops)| ops.iter().map(move |d| ((domain, d.name), d)));
+        let standard = STANDARD
+            .iter()
+            .flat_map(|ops| ops.iter())
+            .map(|d| (("", d.name), d));
+        let others = [
+            ("com.microsoft", contrib::OPS),
+            ("ai.onnx.preview", attention::PREVIEW_OPS),
+        ];
+        let others = others
+            .into_iter()
+            .flat_map(|(domain, ops)| ops.iter().map(move |d| ((domain, d.name), d)));
         standard.chain(others).collect()
     });
     table.get(&(domain, op_type)).copied()
@@ -76,7 +84,11 @@ pub(super) fn unchanged_before_6(op_type: &str) -> bool {
 mod tests {
     #[test]
     fn no_operator_is_listed_twice() {
-        let mut names: Vec<&str> = super::STANDARD.iter().flat_map(|ops| ops.iter()).map(|d| d.name).collect();
+        let mut names: Vec<&str> = super::STANDARD
+            .iter()
+            .flat_map(|ops| ops.iter())
+            .map(|d| d.name)
+            .collect();
         let n = names.len();
         names.sort_unstable();
         names.dedup();

@@ -29,9 +29,15 @@ pub(super) fn per_channel(cx: &mut Ctx<'_, '_>, v: ValueId, rank: usize) -> Resu
 fn batch_norm<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
     cx.ignore(&["momentum"]);
     let epsilon = cx.f("epsilon", 1e-5f32.into())?;
-    let training = if cx.opset < 7 { !cx.flag("is_test", false)? } else { cx.flag("training_mode", false)? };
+    let training = if cx.opset < 7 {
+        !cx.flag("is_test", false)?
+    } else {
+        cx.flag("training_mode", false)?
+    };
     if training {
-        return Err(Error::unsupported("training_mode is not supported").hint("export for inference"));
+        return Err(
+            Error::unsupported("training_mode is not supported").hint("export for inference")
+        );
     }
     if cx.opset < 9 && !cx.flag("spatial", true)? {
         return Err(Error::unsupported("spatial = 0 is not supported"));
@@ -39,7 +45,11 @@ fn batch_norm<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
     let args = cx.vals()?;
     let (x, rank) = (args[0], cx.shape_of(args[0]).rank());
     let dtype = cx.dtype_of(x);
-    let wide = if dtype.is_narrow_float() { DType::F32 } else { dtype };
+    let wide = if dtype.is_narrow_float() {
+        DType::F32
+    } else {
+        dtype
+    };
     let mut wides = Vec::new();
     for &a in &args[1..] {
         wides.push(cx.b().cast(a, wide)?);
@@ -62,7 +72,11 @@ fn batch_norm<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
 fn fitted(cx: &mut Ctx<'_, '_>, v: ValueId, dims: &[Dim]) -> Result<ValueId> {
     let shape = cx.shape_of(v);
     let extra = shape.rank().saturating_sub(dims.len());
-    let v = if shape[..extra].iter().all(|d| d.is(1)) { cx.b().reshape(v, shape[extra..].to_vec())? } else { v };
+    let v = if shape[..extra].iter().all(|d| d.is(1)) {
+        cx.b().reshape(v, shape[extra..].to_vec())?
+    } else {
+        v
+    };
     cx.b().broadcast(v, dims.to_vec())
 }
 
@@ -79,17 +93,30 @@ fn layer_norm<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
         Some(b) => fitted(cx, b, &dims)?,
         None => filled(cx, ty.dtype, 0.0, &dims)?,
     };
-    let y = cx.add(Op::LayerNorm { axis, epsilon: Real(epsilon) }, &[x, gamma, beta])?;
+    let y = cx.add(
+        Op::LayerNorm {
+            axis,
+            epsilon: Real(epsilon),
+        },
+        &[x, gamma, beta],
+    )?;
     let mut outs = vec![Out::Value(y)];
     if cx.node.output.iter().skip(1).any(|o| !o.is_empty()) {
         let axes: Vec<usize> = (axis..ty.rank()).collect();
-        let wide = if ty.dtype == DType::F64 { x } else { cx.b().cast(x, DType::F32)? };
+        let wide = if ty.dtype == DType::F64 {
+            x
+        } else {
+            cx.b().cast(x, DType::F32)?
+        };
         let mean = cx.reduce(ReduceKind::Mean, wide, &axes, true)?;
         let centred = cx.map(ScalarOp::Sub, &[wide, mean])?;
         let squares = cx.map(ScalarOp::Mul, &[centred, centred])?;
         let var = cx.reduce(ReduceKind::Mean, squares, &axes, true)?;
         let var = cx.with_real(ScalarOp::Add, var, epsilon)?;
-        outs.extend([Out::Value(mean), Out::Value(cx.map(ScalarOp::Rsqrt, &[var])?)]);
+        outs.extend([
+            Out::Value(mean),
+            Out::Value(cx.map(ScalarOp::Rsqrt, &[var])?),
+        ]);
     }
     Ok(outs)
 }
@@ -98,7 +125,9 @@ fn layer_norm<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
 fn stash_type(cx: &Ctx<'_, '_>) -> Result<()> {
     match cx.i("stash_type", 1)? {
         1 => Ok(()),
-        other => Err(Error::unsupported(format!("stash_type {other}; 1 (f32) is supported"))),
+        other => Err(Error::unsupported(format!(
+            "stash_type {other}; 1 (f32) is supported"
+        ))),
     }
 }
 
@@ -109,11 +138,22 @@ fn rms_norm<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
     let axis = axis_of(cx.i("axis", -1)?, ty.rank())?;
     let (x, scale) = (cx.val(0)?, cx.val(1)?);
     let gamma = fitted(cx, scale, &ty.shape[axis..])?;
-    one(cx.add(Op::RmsNorm { axis, epsilon: Real(epsilon) }, &[x, gamma])?)
+    one(cx.add(
+        Op::RmsNorm {
+            axis,
+            epsilon: Real(epsilon),
+        },
+        &[x, gamma],
+    )?)
 }
 
 /// A tensor of one value.
-pub(super) fn filled(cx: &mut Ctx<'_, '_>, dtype: DType, value: f64, dims: &[Dim]) -> Result<ValueId> {
+pub(super) fn filled(
+    cx: &mut Ctx<'_, '_>,
+    dtype: DType,
+    value: f64,
+    dims: &[Dim],
+) -> Result<ValueId> {
     let c = cx.b().scalar(dtype, value);
     cx.b().broadcast(c, dims.to_vec())
 }
@@ -122,13 +162,25 @@ pub(super) fn filled(cx: &mut Ctx<'_, '_>, dtype: DType, value: f64, dims: &[Dim
 fn normalise_last(cx: &mut Ctx<'_, '_>, x: ValueId, epsilon: f64) -> Result<ValueId> {
     let ty = cx.type_of(x);
     let last = ty.shape[2..].to_vec();
-    let (ones, zeros) = (filled(cx, ty.dtype, 1.0, &last)?, filled(cx, ty.dtype, 0.0, &last)?);
-    cx.add(Op::LayerNorm { axis: 2, epsilon: Real(epsilon) }, &[x, ones, zeros])
+    let (ones, zeros) = (
+        filled(cx, ty.dtype, 1.0, &last)?,
+        filled(cx, ty.dtype, 0.0, &last)?,
+    );
+    cx.add(
+        Op::LayerNorm {
+            axis: 2,
+            epsilon: Real(epsilon),
+        },
+        &[x, ones, zeros],
+    )
 }
 
 fn scaled(cx: &mut Ctx<'_, '_>, x: ValueId, scale: ValueId, offset: ValueId) -> Result<ValueId> {
     let rank = cx.shape_of(x).rank();
-    let (scale, offset) = (per_channel(cx, scale, rank)?, per_channel(cx, offset, rank)?);
+    let (scale, offset) = (
+        per_channel(cx, scale, rank)?,
+        per_channel(cx, offset, rank)?,
+    );
     let y = cx.map(ScalarOp::Mul, &[x, scale])?;
     cx.map(ScalarOp::Add, &[y, offset])
 }
@@ -137,7 +189,9 @@ fn at_least_rank(shape: &Shape, rank: usize) -> Result<()> {
     if shape.rank() >= rank {
         return Ok(());
     }
-    Err(Error::invalid(format!("expected rank {rank} or more, got {shape}")))
+    Err(Error::invalid(format!(
+        "expected rank {rank} or more, got {shape}"
+    )))
 }
 
 fn instance_norm<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
@@ -145,8 +199,12 @@ fn instance_norm<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
     let args = cx.vals()?;
     let shape = cx.shape_of(args[0]);
     at_least_rank(&shape, 3)?;
-    let rest = shape[2..].iter().fold(Dim::constant(1), |n, d| n.product(d));
-    let flat = cx.b().reshape(args[0], [shape[0].clone(), shape[1].clone(), rest])?;
+    let rest = shape[2..]
+        .iter()
+        .fold(Dim::constant(1), |n, d| n.product(d));
+    let flat = cx
+        .b()
+        .reshape(args[0], [shape[0].clone(), shape[1].clone(), rest])?;
     let y = normalise_last(cx, flat, epsilon)?;
     let y = cx.b().reshape(y, shape.0)?;
     one(scaled(cx, y, args[1], args[2])?)
@@ -161,8 +219,12 @@ fn group_norm<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
     let shape = cx.shape_of(args[0]);
     at_least_rank(&shape, 2)?;
     let per_group = shape[1].exact_div(&groups);
-    let per_group =
-        per_group.ok_or_else(|| Error::invalid(format!("{} channels do not divide into {groups} groups", shape[1])))?;
+    let per_group = per_group.ok_or_else(|| {
+        Error::invalid(format!(
+            "{} channels do not divide into {groups} groups",
+            shape[1]
+        ))
+    })?;
     let rest = shape[2..].iter().fold(per_group, |n, d| n.product(d));
     let grouped = cx.b().reshape(args[0], [shape[0].clone(), groups, rest])?;
     let y = normalise_last(cx, grouped, epsilon)?;
@@ -213,15 +275,26 @@ fn mean_variance<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
 
 /// `x / (bias + alpha / size * sum of squares over size channels)^beta`; the sum is average pooling over channels.
 fn local_response<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
-    let (alpha, beta, bias) = (cx.f("alpha", 1e-4f32.into())?, cx.f("beta", 0.75)?, cx.f("bias", 1.0)?);
-    let size = usize::try_from(cx.i("size", 0)?).ok().filter(|s| (1..=1 << 20).contains(s));
+    let (alpha, beta, bias) = (
+        cx.f("alpha", 1e-4f32.into())?,
+        cx.f("beta", 0.75)?,
+        cx.f("bias", 1.0)?,
+    );
+    let size = usize::try_from(cx.i("size", 0)?)
+        .ok()
+        .filter(|s| (1..=1 << 20).contains(s));
     let size = size.ok_or_else(|| Error::invalid("size is out of range"))?;
     let x = cx.val(0)?;
     let shape = cx.shape_of(x);
     at_least_rank(&shape, 2)?;
-    let rest = shape[2..].iter().fold(Dim::constant(1), |n, d| n.product(d));
+    let rest = shape[2..]
+        .iter()
+        .fold(Dim::constant(1), |n, d| n.product(d));
     let squares = cx.map(ScalarOp::Mul, &[x, x])?;
-    let plane = cx.b().reshape(squares, [shape[0].clone(), Dim::constant(1), shape[1].clone(), rest])?;
+    let plane = cx.b().reshape(
+        squares,
+        [shape[0].clone(), Dim::constant(1), shape[1].clone(), rest],
+    )?;
     let window = Window {
         strides: vec![1, 1],
         dilations: vec![1, 1],

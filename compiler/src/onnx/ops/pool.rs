@@ -22,20 +22,43 @@ struct Pooling {
 }
 
 fn read(cx: &mut Ctx<'_, '_>) -> Result<Pooling> {
-    let size = cx.usizes("kernel_shape")?.ok_or_else(|| Error::invalid("kernel_shape is missing"))?;
+    let size = cx
+        .usizes("kernel_shape")?
+        .ok_or_else(|| Error::invalid("kernel_shape is missing"))?;
     let x = cx.val(0)?;
     let shape = cx.shape_of(x);
     if shape.rank() != size.len() + 2 || size.contains(&0) {
-        return Err(Error::invalid(format!("kernel_shape {size:?} does not fit {shape}")));
+        return Err(Error::invalid(format!(
+            "kernel_shape {size:?} does not fit {shape}"
+        )));
     }
     let ceil = cx.flag("ceil_mode", false)?;
     let window = Geometry::read(cx, size.len())?.window(&shape[2..], &size)?;
-    Ok(Pooling { x, size, window, ceil })
+    Ok(Pooling {
+        x,
+        size,
+        window,
+        ceil,
+    })
 }
 
 fn pool(cx: &mut Ctx<'_, '_>, p: Pooling, kind: PoolKind) -> Result<ValueId> {
-    let Pooling { x, size, window, ceil } = p;
-    cx.add(Op::Pool { kind, size, window, ceil, layout: Layout::ChannelsFirst }, &[x])
+    let Pooling {
+        x,
+        size,
+        window,
+        ceil,
+    } = p;
+    cx.add(
+        Op::Pool {
+            kind,
+            size,
+            window,
+            ceil,
+            layout: Layout::ChannelsFirst,
+        },
+        &[x],
+    )
 }
 
 fn max_pool<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
@@ -44,8 +67,15 @@ fn max_pool<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
     if cx.node.output.len() < 2 {
         return one(pool(cx, p, PoolKind::Max)?);
     }
-    let Pooling { x, size, window, ceil } = p;
-    let mut outs = cx.b().add(Op::MaxPoolIndices { size, window, ceil }, &[x])?;
+    let Pooling {
+        x,
+        size,
+        window,
+        ceil,
+    } = p;
+    let mut outs = cx
+        .b()
+        .add(Op::MaxPoolIndices { size, window, ceil }, &[x])?;
     if column_major {
         outs[1] = column_major_places(cx, outs[1], x)?;
     }
@@ -55,7 +85,8 @@ fn max_pool<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
 /// Row-major positions in `x: [n, c, spatial..]` as positions with the spatial axes in reverse order.
 fn column_major_places(cx: &mut Ctx<'_, '_>, places: ValueId, x: ValueId) -> Result<ValueId> {
     let spatial: Option<Vec<usize>> = cx.shape_of(x).iter().skip(2).map(Dim::as_usize).collect();
-    let spatial = spatial.ok_or_else(|| Error::unsupported("storage_order 1 over symbolic extents"))?;
+    let spatial =
+        spatial.ok_or_else(|| Error::unsupported("storage_order 1 over symbolic extents"))?;
     let (mut rest, mut out) = (places, None);
     let mut strides = vec![1usize; spatial.len()];
     (1..spatial.len()).for_each(|i| strides[i] = strides[i - 1] * spatial[i - 1]);
@@ -68,7 +99,11 @@ fn column_major_places(cx: &mut Ctx<'_, '_>, places: ValueId, x: ValueId) -> Res
             Some(sum) => cx.b().add_(sum, along)?,
         });
     }
-    let plane = cx.with_real(ScalarOp::Mul, rest, spatial.iter().product::<usize>() as f64)?;
+    let plane = cx.with_real(
+        ScalarOp::Mul,
+        rest,
+        spatial.iter().product::<usize>() as f64,
+    )?;
     match out {
         Some(sum) => cx.b().add_(sum, plane),
         None => Ok(places),
@@ -76,7 +111,11 @@ fn column_major_places(cx: &mut Ctx<'_, '_>, places: ValueId, x: ValueId) -> Res
 }
 
 fn average_pool<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
-    let kind = if cx.flag("count_include_pad", false)? { PoolKind::AvgIncludePad } else { PoolKind::Avg };
+    let kind = if cx.flag("count_include_pad", false)? {
+        PoolKind::AvgIncludePad
+    } else {
+        PoolKind::Avg
+    };
     let p = read(cx)?;
     one(pool(cx, p, kind)?)
 }
@@ -97,7 +136,11 @@ fn abs_pow(cx: &mut Ctx<'_, '_>, x: ValueId, p: f64) -> Result<ValueId> {
         return cx.map(ScalarOp::Mul, &[x, x]);
     }
     let x = cx.map(ScalarOp::Abs, &[x])?;
-    if p == 1.0 { Ok(x) } else { cx.with_real(ScalarOp::Pow, x, p) }
+    if p == 1.0 {
+        Ok(x)
+    } else {
+        cx.with_real(ScalarOp::Pow, x, p)
+    }
 }
 
 fn root(cx: &mut Ctx<'_, '_>, x: ValueId, p: f64) -> Result<ValueId> {

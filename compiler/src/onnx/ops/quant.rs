@@ -14,7 +14,10 @@ use gristmill_runtime::DType;
 pub(super) const OPS: &[OpDef] = &[
     OpDef::new("QuantizeLinear", (2, 3), quantize),
     // Weights stay bytes for the pass that makes products of integers of them; what it leaves is folded after it.
-    OpDef { fold: false, ..OpDef::new("DequantizeLinear", (2, 3), dequantize) },
+    OpDef {
+        fold: false,
+        ..OpDef::new("DequantizeLinear", (2, 3), dequantize)
+    },
     OpDef::new("DynamicQuantizeLinear", (1, 1), dynamic_quantize),
     OpDef::new("MatMulInteger", (2, 4), matmul_integer),
     OpDef::new("QLinearMatMul", (8, 8), qlinear_matmul),
@@ -30,7 +33,10 @@ struct Granularity {
 
 impl Granularity {
     fn read(cx: &Ctx<'_, '_>) -> Result<Granularity> {
-        Ok(Granularity { axis: cx.i("axis", 1)?, block: cx.i("block_size", 0)? })
+        Ok(Granularity {
+            axis: cx.i("axis", 1)?,
+            block: cx.i("block_size", 0)?,
+        })
     }
 
     /// A scale or zero point shaped to broadcast to a tensor of shape `to`.
@@ -46,7 +52,9 @@ impl Granularity {
             return cx.b().reshape(v, along);
         }
         if s.rank() != to.rank() || self.block <= 0 {
-            return Err(Error::invalid(format!("a scale of shape {s} does not fit {to}")));
+            return Err(Error::invalid(format!(
+                "a scale of shape {s} does not fit {to}"
+            )));
         }
         // Each scale is repeated for the elements of its block; the last block may be cut off.
         let (mut ones, mut blocks, mut joined) = (s.0.clone(), s.0.clone(), s.0.clone());
@@ -72,13 +80,18 @@ fn dtype_attr(cx: &Ctx<'_, '_>, name: &'static str) -> Result<Option<DType>> {
 fn quantize<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
     let saturates = cx.i("saturate", 1)? != 0;
     let by = Granularity::read(cx)?;
-    let (precision, asked) = (dtype_attr(cx, "precision")?, dtype_attr(cx, "output_dtype")?);
+    let (precision, asked) = (
+        dtype_attr(cx, "precision")?,
+        dtype_attr(cx, "output_dtype")?,
+    );
     let (x, scale, zero) = (cx.val(0)?, cx.val(1)?, cx.opt(2)?);
     let to = zero.map(|z| cx.dtype_of(z)).or(asked).unwrap_or(DType::U8);
     let shape = cx.shape_of(x);
     let inner = precision.unwrap_or(cx.dtype_of(scale));
     if !inner.is_float() || !to.is_int() && !to.is_float8() {
-        return Err(Error::unsupported(format!("quantisation to {to} with scales of {inner}")));
+        return Err(Error::unsupported(format!(
+            "quantisation to {to} with scales of {inner}"
+        )));
     }
     let (x, scale) = (cx.b().cast(x, inner)?, cx.b().cast(scale, inner)?);
     let scale = by.spread(cx, scale, &shape)?;
@@ -117,7 +130,11 @@ fn dequantize<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
     let (x, scale, zero) = (cx.val(0)?, cx.val(1)?, cx.opt(2)?);
     let shape = cx.shape_of(x);
     let to = asked.unwrap_or(cx.dtype_of(scale));
-    let between = if cx.dtype_of(x).is_float8() { DType::F32 } else { DType::I32 };
+    let between = if cx.dtype_of(x).is_float8() {
+        DType::F32
+    } else {
+        DType::I32
+    };
     let mut x = cx.b().cast(x, between)?;
     if let Some(z) = zero {
         let z = cx.b().cast(z, between)?;
@@ -167,15 +184,27 @@ fn by_row(cx: &mut Ctx<'_, '_>, v: ValueId) -> Result<ValueId> {
     if s.n_elements().is(1) {
         return cx.b().reshape(v, Vec::<Dim>::new());
     }
-    if s.rank() == 1 { cx.b().reshape(v, [s[0].clone(), 1.into()]) } else { Ok(v) }
+    if s.rank() == 1 {
+        cx.b().reshape(v, [s[0].clone(), 1.into()])
+    } else {
+        Ok(v)
+    }
 }
 
 /// A scale or zero point of the columns of a right operand: vectors broadcast as they are.
 fn by_column(cx: &mut Ctx<'_, '_>, v: ValueId) -> Result<ValueId> {
-    if cx.shape_of(v).n_elements().is(1) { cx.b().reshape(v, Vec::<Dim>::new()) } else { Ok(v) }
+    if cx.shape_of(v).n_elements().is(1) {
+        cx.b().reshape(v, Vec::<Dim>::new())
+    } else {
+        Ok(v)
+    }
 }
 
-fn integer_product(cx: &mut Ctx<'_, '_>, operands: [usize; 2], zeros: [usize; 2]) -> Result<ValueId> {
+fn integer_product(
+    cx: &mut Ctx<'_, '_>,
+    operands: [usize; 2],
+    zeros: [usize; 2],
+) -> Result<ValueId> {
     let (a, b) = (cx.val(operands[0])?, cx.val(operands[1])?);
     let (za, zb) = (cx.opt(zeros[0])?, cx.opt(zeros[1])?);
     let za = za.map(|z| by_row(cx, z)).transpose()?;
@@ -189,7 +218,12 @@ fn matmul_integer<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
 }
 
 /// An exact `i32` result scaled by `a * b / y`, and quantised.
-fn requantized(cx: &mut Ctx<'_, '_>, sum: ValueId, [a, b]: [ValueId; 2], [y, zero]: [ValueId; 2]) -> Result<ValueId> {
+fn requantized(
+    cx: &mut Ctx<'_, '_>,
+    sum: ValueId,
+    [a, b]: [ValueId; 2],
+    [y, zero]: [ValueId; 2],
+) -> Result<ValueId> {
     let to = cx.dtype_of(zero);
     let mut f32s = Vec::new();
     for v in [sum, a, b, y] {
@@ -223,7 +257,9 @@ fn integer_conv(cx: &mut Ctx<'_, '_>, operands: [usize; 2], zeros: [usize; 2]) -
     let (x, w) = (cx.val(operands[0])?, cx.val(operands[1])?);
     let rank = cx.shape_of(w).rank();
     let (zx, zw) = (cx.opt(zeros[0])?, cx.opt(zeros[1])?);
-    let zx = zx.map(|z| cx.b().reshape(z, Vec::<Dim>::new())).transpose()?;
+    let zx = zx
+        .map(|z| cx.b().reshape(z, Vec::<Dim>::new()))
+        .transpose()?;
     let zw = zw.map(|z| by_channel(cx, z, 0, rank)).transpose()?;
     let (x, w) = (centred(cx, x, zx)?, centred(cx, w, zw)?);
     conv_of(cx, x, w)

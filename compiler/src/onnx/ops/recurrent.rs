@@ -9,8 +9,11 @@ use crate::error::{Error, Result};
 use crate::ir::{Dim, GraphBuilder, Op, Real, ScalarOp, ValueId};
 use gristmill_runtime::DType;
 
-pub(super) const OPS: &[OpDef] =
-    &[OpDef::new("LSTM", (3, 8), lstm), OpDef::new("GRU", (3, 6), gru), OpDef::new("RNN", (3, 6), rnn)];
+pub(super) const OPS: &[OpDef] = &[
+    OpDef::new("LSTM", (3, 8), lstm),
+    OpDef::new("GRU", (3, 6), gru),
+    OpDef::new("RNN", (3, 6), rnn),
+];
 
 /// Which cell, with what distinguishes its variants.
 #[derive(Clone, Copy, PartialEq)]
@@ -110,13 +113,28 @@ fn activations(cx: &Ctx<'_, '_>, cell: Cell, n_directions: usize) -> Result<Vec<
     let defaults = cell.default_activations();
     let names = cx.strings("activations")?;
     let names = names.unwrap_or_else(|| {
-        defaults.iter().map(|s| s.to_string()).cycle().take(defaults.len() * n_directions).collect()
+        defaults
+            .iter()
+            .map(|s| s.to_string())
+            .cycle()
+            .take(defaults.len() * n_directions)
+            .collect()
     });
     if names.len() != defaults.len() * n_directions {
-        return Err(Error::invalid(format!("{} activations, expected {}", names.len(), defaults.len() * n_directions)));
+        return Err(Error::invalid(format!(
+            "{} activations, expected {}",
+            names.len(),
+            defaults.len() * n_directions
+        )));
     }
-    let mut alphas = cx.floats("activation_alpha")?.unwrap_or_default().into_iter();
-    let mut betas = cx.floats("activation_beta")?.unwrap_or_default().into_iter();
+    let mut alphas = cx
+        .floats("activation_alpha")?
+        .unwrap_or_default()
+        .into_iter();
+    let mut betas = cx
+        .floats("activation_beta")?
+        .unwrap_or_default()
+        .into_iter();
     let mut all = Vec::new();
     for name in names {
         let name = name.to_lowercase();
@@ -126,13 +144,20 @@ fn activations(cx: &Ctx<'_, '_>, cell: Cell, n_directions: usize) -> Result<Vec<
             "thresholdedrelu" | "elu" => (Some(1.0), None),
             "affine" | "scaledtanh" => (Some(1.0), Some(if name == "affine" { 0.0 } else { 1.0 })),
             "hardsigmoid" => (Some(0.2f32.into()), Some(0.5)),
-            other => return Err(Error::unsupported(format!("activation {other:?} is not supported"))),
+            other => {
+                return Err(Error::unsupported(format!(
+                    "activation {other:?} is not supported"
+                )));
+            }
         };
         let alpha = alpha.map_or(0.0, |default| alphas.next().unwrap_or(default));
         let beta = beta.map_or(0.0, |default| betas.next().unwrap_or(default));
         all.push(Activation { name, alpha, beta });
     }
-    Ok(all.chunks(defaults.len()).map(<[Activation]>::to_vec).collect())
+    Ok(all
+        .chunks(defaults.len())
+        .map(<[Activation]>::to_vec)
+        .collect())
 }
 
 fn recurrent<'m>(cx: &mut Ctx<'_, 'm>, cell: Cell) -> Result<Outs<'m>> {
@@ -140,15 +165,25 @@ fn recurrent<'m>(cx: &mut Ctx<'_, 'm>, cell: Cell) -> Result<Outs<'m>> {
     let weights = cx.ty(2)?;
     let (gates, n) = (cell.gates(), config.reverse.len());
     let hidden = weights.shape.last().and_then(Dim::as_usize).unwrap_or(0);
-    if weights.rank() != 3 || !weights.shape[0].is(n as i64) || !weights.shape[1].is((gates * hidden) as i64) {
-        return Err(Error::invalid(format!("R must be [{n}, {gates} * hidden, hidden], got {weights}")));
+    if weights.rank() != 3
+        || !weights.shape[0].is(n as i64)
+        || !weights.shape[1].is((gates * hidden) as i64)
+    {
+        return Err(Error::invalid(format!(
+            "R must be [{n}, {gates} * hidden, hidden], got {weights}"
+        )));
     }
     if cx.opt_i("hidden_size")?.is_some_and(|h| h != hidden as i64) {
-        return Err(Error::invalid(format!("hidden_size differs from that of R {weights}")));
+        return Err(Error::invalid(format!(
+            "hidden_size differs from that of R {weights}"
+        )));
     }
     let mut x = cx.val(0)?;
     if cx.shape_of(x).rank() != 3 {
-        return Err(Error::invalid(format!("X must have rank 3, is {}", cx.type_of(x))));
+        return Err(Error::invalid(format!(
+            "X must have rank 3, is {}",
+            cx.type_of(x)
+        )));
     }
     if config.batch_first {
         x = cx.b().transpose(x, &[1, 0, 2])?;
@@ -163,7 +198,10 @@ fn recurrent<'m>(cx: &mut Ctx<'_, 'm>, cell: Cell) -> Result<Outs<'m>> {
         let direction = direction(cx, &config, x, d, hidden)?;
         let results = scan(cx, &config, &direction, d, x, lens, hidden)?;
         let (state, sequence) = results.split_at(direction.state.len());
-        state.iter().enumerate().for_each(|(i, &s)| states[i].push(s));
+        state
+            .iter()
+            .enumerate()
+            .for_each(|(i, &s)| states[i].push(s));
         sequences.push(sequence[0]);
     }
     results(cx, &config, &sequences, &states)
@@ -172,11 +210,22 @@ fn recurrent<'m>(cx: &mut Ctx<'_, 'm>, cell: Cell) -> Result<Outs<'m>> {
 /// Row `d` of a stacked operand, its first axis dropped.
 fn of_direction(cx: &mut Ctx<'_, '_>, v: ValueId, d: usize) -> Result<ValueId> {
     let shape = cx.shape_of(v);
-    let row = if shape.first().is_some_and(|n| n.is(1)) { v } else { cx.b().slice_axis(v, 0, d, 1)? };
-    cx.b().reshape(row, shape.iter().skip(1).cloned().collect::<Vec<_>>())
+    let row = if shape.first().is_some_and(|n| n.is(1)) {
+        v
+    } else {
+        cx.b().slice_axis(v, 0, d, 1)?
+    };
+    cx.b()
+        .reshape(row, shape.iter().skip(1).cloned().collect::<Vec<_>>())
 }
 
-fn direction(cx: &mut Ctx<'_, '_>, config: &Config, x: ValueId, d: usize, hidden: usize) -> Result<Direction> {
+fn direction(
+    cx: &mut Ctx<'_, '_>,
+    config: &Config,
+    x: ValueId,
+    d: usize,
+    hidden: usize,
+) -> Result<Direction> {
     let gates = config.cell.gates();
     let (w, r) = (cx.val(1)?, cx.val(2)?);
     let (w, r) = (of_direction(cx, w, d)?, of_direction(cx, r, d)?);
@@ -186,7 +235,10 @@ fn direction(cx: &mut Ctx<'_, '_>, config: &Config, x: ValueId, d: usize, hidden
     if let Some(b) = cx.opt(3)? {
         let b = of_direction(cx, b, d)?;
         let wide = gates * hidden;
-        let (input_bias, mut rest) = (cx.b().slice_axis(b, 0, 0, wide)?, cx.b().slice_axis(b, 0, wide, wide)?);
+        let (input_bias, mut rest) = (
+            cx.b().slice_axis(b, 0, 0, wide)?,
+            cx.b().slice_axis(b, 0, wide, wide)?,
+        );
         if config.cell == (Cell::Gru { late_reset: true }) {
             // The recurrent bias of the hidden gate is added before the reset gate applies.
             recurrent_bias = Some(cx.b().slice_axis(rest, 0, 2 * hidden, hidden)?);
@@ -198,7 +250,11 @@ fn direction(cx: &mut Ctx<'_, '_>, config: &Config, x: ValueId, d: usize, hidden
         let bias = cx.map(ScalarOp::Add, &[input_bias, rest])?;
         inputs = cx.map(ScalarOp::Add, &[inputs, bias])?;
     }
-    let n_states = if matches!(config.cell, Cell::Lstm { .. }) { 2 } else { 1 };
+    let n_states = if matches!(config.cell, Cell::Lstm { .. }) {
+        2
+    } else {
+        1
+    };
     let mut state = Vec::new();
     for i in 0..n_states {
         state.push(initial_state(cx, config, x, 5 + i, d, hidden)?);
@@ -207,7 +263,13 @@ fn direction(cx: &mut Ctx<'_, '_>, config: &Config, x: ValueId, d: usize, hidden
         Some(p) => Some(of_direction(cx, p, d)?),
         None => None,
     };
-    Ok(Direction { inputs, recurrent, recurrent_bias, state, peepholes })
+    Ok(Direction {
+        inputs,
+        recurrent,
+        recurrent_bias,
+        state,
+        peepholes,
+    })
 }
 
 fn initial_state(
@@ -220,8 +282,14 @@ fn initial_state(
 ) -> Result<ValueId> {
     let x_ty = cx.type_of(x);
     let dims = [x_ty.shape[1].clone(), hidden.into()];
-    let Some(s) = cx.opt(operand)? else { return super::norm::filled(cx, x_ty.dtype, 0.0, &dims) };
-    let s = if config.batch_first { cx.b().transpose(s, &[1, 0, 2])? } else { s };
+    let Some(s) = cx.opt(operand)? else {
+        return super::norm::filled(cx, x_ty.dtype, 0.0, &dims);
+    };
+    let s = if config.batch_first {
+        cx.b().transpose(s, &[1, 0, 2])?
+    } else {
+        s
+    };
     let s = of_direction(cx, s, d)?;
     cx.b().broadcast(s, dims)
 }
@@ -240,7 +308,14 @@ fn scan(
     let mut operands = dir.state.clone();
     operands.push(dir.inputs);
     if lens.is_some() {
-        operands.push(cx.add(Op::Iota { dtype: DType::I64, shape: vec![time.clone()], axis: 0 }, &[])?);
+        operands.push(cx.add(
+            Op::Iota {
+                dtype: DType::I64,
+                shape: vec![time.clone()],
+                axis: 0,
+            },
+            &[],
+        )?);
     }
     let scanned = operands.len() - dir.state.len();
     operands.push(dir.recurrent);
@@ -251,13 +326,32 @@ fn scan(
     for (i, &v) in operands.iter().enumerate() {
         let ty = cx.type_of(v);
         let per_step = (dir.state.len()..dir.state.len() + scanned).contains(&i);
-        let shape = if per_step { ty.shape[1..].to_vec() } else { ty.shape.0 };
+        let shape = if per_step {
+            ty.shape[1..].to_vec()
+        } else {
+            ty.shape.0
+        };
         formals.push(b.input(&format!("a{i}"), ty.dtype, shape));
     }
-    let body = Body { config, activations: &config.activations[d], hidden, n_states: dir.state.len(), scanned };
-    let extras = (dir.peepholes.is_some(), dir.recurrent_bias.is_some(), lens.is_some());
+    let body = Body {
+        config,
+        activations: &config.activations[d],
+        hidden,
+        n_states: dir.state.len(),
+        scanned,
+    };
+    let extras = (
+        dir.peepholes.is_some(),
+        dir.recurrent_bias.is_some(),
+        lens.is_some(),
+    );
     body.build(&mut b, &formals, extras)?;
-    let op = Op::Scan { carried: dir.state.len(), scanned, length: time, reverse: config.reverse[d] };
+    let op = Op::Scan {
+        carried: dir.state.len(),
+        scanned,
+        length: time,
+        reverse: config.reverse[d],
+    };
     cx.b().add_with_regions(op, &operands, vec![b.into_graph()])
 }
 
@@ -272,15 +366,24 @@ struct Body<'a> {
 
 impl Body<'_> {
     /// `formals`: state, input products, (step number), recurrent weights, (peepholes), (recurrent bias), (lengths).
-    fn build(&self, b: &mut GraphBuilder, formals: &[ValueId], extras: (bool, bool, bool)) -> Result<()> {
+    fn build(
+        &self,
+        b: &mut GraphBuilder,
+        formals: &[ValueId],
+        extras: (bool, bool, bool),
+    ) -> Result<()> {
         let (state, rest) = formals.split_at(self.n_states);
         let (inputs, mut invariants) = (rest[0], rest[self.scanned..].iter().copied());
-        let recurrent = invariants.next().expect("recurrent weights are always there");
+        let recurrent = invariants
+            .next()
+            .expect("recurrent weights are always there");
         let mut next = |given: bool| if given { invariants.next() } else { None };
         let (peepholes, recurrent_bias, lens) = (next(extras.0), next(extras.1), next(extras.2));
         let new = match self.config.cell {
             Cell::Lstm { coupled } => self.lstm(b, state, inputs, recurrent, peepholes, coupled)?,
-            Cell::Gru { late_reset } => vec![self.gru(b, state[0], inputs, recurrent, recurrent_bias, late_reset)?],
+            Cell::Gru { late_reset } => {
+                vec![self.gru(b, state[0], inputs, recurrent, recurrent_bias, late_reset)?]
+            }
             Cell::Rnn => {
                 let product = b.matmul(state[0], recurrent)?;
                 let sum = b.add_(inputs, product)?;
@@ -291,7 +394,9 @@ impl Body<'_> {
             Some(lens) => masked(b, state, &new, rest[1], lens)?,
             None => (new.clone(), new[0]),
         };
-        new.iter().enumerate().for_each(|(i, &v)| b.output(&format!("state_{i}"), v));
+        new.iter()
+            .enumerate()
+            .for_each(|(i, &v)| b.output(&format!("state_{i}"), v));
         b.output("h", out);
         Ok(())
     }
@@ -320,7 +425,12 @@ impl Body<'_> {
             }
             None => Ok(gate),
         };
-        let [i, o, f, g] = [self.gate(b, all, 0)?, self.gate(b, all, 1)?, self.gate(b, all, 2)?, self.gate(b, all, 3)?];
+        let [i, o, f, g] = [
+            self.gate(b, all, 0)?,
+            self.gate(b, all, 1)?,
+            self.gate(b, all, 2)?,
+            self.gate(b, all, 3)?,
+        ];
         let i = peep(b, i, c, 0)?;
         let i = self.activate(b, 0, i)?;
         let f = if coupled {
@@ -349,10 +459,18 @@ impl Body<'_> {
         late_reset: bool,
     ) -> Result<ValueId> {
         let k = self.hidden;
-        let [xz, xr, xh] = [self.gate(b, inputs, 0)?, self.gate(b, inputs, 1)?, self.gate(b, inputs, 2)?];
+        let [xz, xr, xh] = [
+            self.gate(b, inputs, 0)?,
+            self.gate(b, inputs, 1)?,
+            self.gate(b, inputs, 2)?,
+        ];
         let (z, fresh) = if late_reset {
             let all = b.matmul(h, recurrent)?;
-            let [z, r, t] = [self.gate(b, all, 0)?, self.gate(b, all, 1)?, self.gate(b, all, 2)?];
+            let [z, r, t] = [
+                self.gate(b, all, 0)?,
+                self.gate(b, all, 1)?,
+                self.gate(b, all, 2)?,
+            ];
             let (z, r) = (b.add_(xz, z)?, b.add_(xr, r)?);
             let r = self.activate(b, 0, r)?;
             let t = match recurrent_bias {
@@ -361,7 +479,10 @@ impl Body<'_> {
             };
             (z, b.mul(r, t)?)
         } else {
-            let (early, last) = (b.slice_axis(recurrent, 1, 0, 2 * k)?, b.slice_axis(recurrent, 1, 2 * k, k)?);
+            let (early, last) = (
+                b.slice_axis(recurrent, 1, 0, 2 * k)?,
+                b.slice_axis(recurrent, 1, 2 * k, k)?,
+            );
             let zr = b.matmul(h, early)?;
             let [z, r] = [self.gate(b, zr, 0)?, self.gate(b, zr, 1)?];
             let (z, r) = (b.add_(xz, z)?, b.add_(xr, r)?);
@@ -381,7 +502,13 @@ impl Body<'_> {
     /// Clips, then applies activation `i`.
     fn activate(&self, b: &mut GraphBuilder, i: usize, x: ValueId) -> Result<ValueId> {
         let x = match self.config.clip {
-            Some(c) if c > 0.0 => b.map(ScalarOp::ClampTo { lo: Real(-c), hi: Real(c) }, &[x])?,
+            Some(c) if c > 0.0 => b.map(
+                ScalarOp::ClampTo {
+                    lo: Real(-c),
+                    hi: Real(c),
+                },
+                &[x],
+            )?,
             _ => x,
         };
         self.apply(b, i, x)
@@ -453,14 +580,26 @@ fn results<'m>(
             dims.insert(axis, Dim::constant(1));
             expanded.push(cx.b().reshape(p, dims)?);
         }
-        if expanded.len() == 1 { Ok(expanded[0]) } else { cx.b().concat(&expanded, axis) }
+        if expanded.len() == 1 {
+            Ok(expanded[0])
+        } else {
+            cx.b().concat(&expanded, axis)
+        }
     };
     let y = stack(cx, sequences, 1)?;
-    let y = if config.batch_first { cx.b().transpose(y, &[2, 0, 1, 3])? } else { y };
+    let y = if config.batch_first {
+        cx.b().transpose(y, &[2, 0, 1, 3])?
+    } else {
+        y
+    };
     let mut outs = vec![Out::Value(y)];
     for s in states.iter().filter(|s| !s.is_empty()) {
         let s = stack(cx, s, 0)?;
-        outs.push(Out::Value(if config.batch_first { cx.b().transpose(s, &[1, 0, 2])? } else { s }));
+        outs.push(Out::Value(if config.batch_first {
+            cx.b().transpose(s, &[1, 0, 2])?
+        } else {
+            s
+        }));
     }
     Ok(outs)
 }

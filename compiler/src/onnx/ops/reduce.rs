@@ -34,7 +34,11 @@ fn reduce<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
     let keepdims = cx.flag("keepdims", true)?;
     let no_op = cx.flag("noop_with_empty_axes", false)?;
     let as_operand = cx.opset >= if name == "ReduceSum" { 13 } else { 18 };
-    let given = if as_operand { cx.opt_ints_in(1)? } else { cx.ints("axes")? };
+    let given = if as_operand {
+        cx.opt_ints_in(1)?
+    } else {
+        cx.ints("axes")?
+    };
     let axes = match given.filter(|a| !a.is_empty()) {
         Some(a) => axes_of(&a, rank)?,
         None if no_op => Vec::new(),
@@ -44,7 +48,13 @@ fn reduce<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
     one(reduce_by(cx, name, x, &axes, keepdims)?)
 }
 
-fn reduce_by(cx: &mut Ctx<'_, '_>, name: &str, x: ValueId, axes: &[usize], keepdims: bool) -> Result<ValueId> {
+fn reduce_by(
+    cx: &mut Ctx<'_, '_>,
+    name: &str,
+    x: ValueId,
+    axes: &[usize],
+    keepdims: bool,
+) -> Result<ValueId> {
     let square = |cx: &mut Ctx<'_, '_>| cx.map(ScalarOp::Mul, &[x, x]);
     let (kind, x) = match name {
         "ReduceMean" => (ReduceKind::Mean, x),
@@ -57,7 +67,11 @@ fn reduce_by(cx: &mut Ctx<'_, '_>, name: &str, x: ValueId, axes: &[usize], keepd
         "ReduceLogSumExp" => return log_sum_exp(cx, x, axes, keepdims),
         _ => (ReduceKind::Sum, x),
     };
-    let r = if axes.is_empty() { x } else { cx.reduce(kind, x, axes, keepdims)? };
+    let r = if axes.is_empty() {
+        x
+    } else {
+        cx.reduce(kind, x, axes, keepdims)?
+    };
     match name {
         "ReduceLogSum" => cx.map(ScalarOp::Log, &[r]),
         _ => Ok(r),
@@ -67,15 +81,28 @@ fn reduce_by(cx: &mut Ctx<'_, '_>, name: &str, x: ValueId, axes: &[usize], keepd
 /// `sqrt(sum(x^2))`; integers go through `f64`.
 fn l2(cx: &mut Ctx<'_, '_>, x: ValueId, axes: &[usize], keepdims: bool) -> Result<ValueId> {
     let dtype = cx.dtype_of(x);
-    let wide = if dtype.is_float() { x } else { cx.b().cast(x, DType::F64)? };
+    let wide = if dtype.is_float() {
+        x
+    } else {
+        cx.b().cast(x, DType::F64)?
+    };
     let squares = cx.map(ScalarOp::Mul, &[wide, wide])?;
-    let sum = if axes.is_empty() { squares } else { cx.reduce(ReduceKind::Sum, squares, axes, keepdims)? };
+    let sum = if axes.is_empty() {
+        squares
+    } else {
+        cx.reduce(ReduceKind::Sum, squares, axes, keepdims)?
+    };
     let root = cx.map(ScalarOp::Sqrt, &[sum])?;
     cx.b().cast(root, dtype)
 }
 
 /// `m + log(sum(exp(x - m)))` with `m = max(x)`, so that nothing overflows; infinite maxima are not subtracted.
-fn log_sum_exp(cx: &mut Ctx<'_, '_>, x: ValueId, axes: &[usize], keepdims: bool) -> Result<ValueId> {
+fn log_sum_exp(
+    cx: &mut Ctx<'_, '_>,
+    x: ValueId,
+    axes: &[usize],
+    keepdims: bool,
+) -> Result<ValueId> {
     if axes.is_empty() {
         return Ok(x);
     }
@@ -95,7 +122,12 @@ fn log_sum_exp(cx: &mut Ctx<'_, '_>, x: ValueId, axes: &[usize], keepdims: bool)
         return Ok(r);
     }
     let shape = cx.shape_of(r);
-    let kept: Vec<Dim> = shape.iter().enumerate().filter(|(i, _)| !axes.contains(i)).map(|(_, d)| d.clone()).collect();
+    let kept: Vec<Dim> = shape
+        .iter()
+        .enumerate()
+        .filter(|(i, _)| !axes.contains(i))
+        .map(|(_, d)| d.clone())
+        .collect();
     cx.b().reshape(r, kept)
 }
 
@@ -104,7 +136,15 @@ fn arg<'m>(cx: &mut Ctx<'_, 'm>, kind: Extremum) -> Result<Outs<'m>> {
     let keepdims = cx.flag("keepdims", true)?;
     let select_last = cx.flag("select_last_index", false)?;
     let x = cx.val(0)?;
-    one(cx.add(Op::ArgReduce { kind, axis, keepdims, select_last }, &[x])?)
+    one(cx.add(
+        Op::ArgReduce {
+            kind,
+            axis,
+            keepdims,
+            select_last,
+        },
+        &[x],
+    )?)
 }
 
 fn arg_max<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
@@ -127,29 +167,54 @@ fn along_axis<'m>(
     if shape.rank() == 0 {
         return Err(Error::invalid("expected rank 1 or more, got a scalar"));
     }
-    let axis = if flat && axis == shape.rank() as i64 { shape.rank() } else { axis_of(axis, shape.rank())? };
+    let axis = if flat && axis == shape.rank() as i64 {
+        shape.rank()
+    } else {
+        axis_of(axis, shape.rank())?
+    };
     if !flat || axis + 1 == shape.rank() {
         return one(f(cx, x, axis)?);
     }
     let product = |dims: &[Dim]| dims.iter().fold(Dim::constant(1), |n, d| n.product(d));
-    let matrix = cx.b().reshape(x, [product(&shape[..axis]), product(&shape[axis..])])?;
+    let matrix = cx
+        .b()
+        .reshape(x, [product(&shape[..axis]), product(&shape[axis..])])?;
     let r = f(cx, matrix, 1)?;
     one(cx.b().reshape(r, shape.0)?)
 }
 
 fn softmax<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
-    along_axis(cx, |cx, x, axis| cx.add(Op::Softmax { axis, log: false }, &[x]))
+    along_axis(cx, |cx, x, axis| {
+        cx.add(Op::Softmax { axis, log: false }, &[x])
+    })
 }
 
 fn log_softmax<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
-    along_axis(cx, |cx, x, axis| cx.add(Op::Softmax { axis, log: true }, &[x]))
+    along_axis(cx, |cx, x, axis| {
+        cx.add(Op::Softmax { axis, log: true }, &[x])
+    })
 }
 
 fn hardmax<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
     along_axis(cx, |cx, x, axis| {
-        let best = cx.add(Op::ArgReduce { kind: Extremum::Max, axis, keepdims: true, select_last: false }, &[x])?;
+        let best = cx.add(
+            Op::ArgReduce {
+                kind: Extremum::Max,
+                axis,
+                keepdims: true,
+                select_last: false,
+            },
+            &[x],
+        )?;
         let ty = cx.type_of(x);
-        let position = cx.add(Op::Iota { dtype: DType::I64, shape: ty.shape.0, axis }, &[])?;
+        let position = cx.add(
+            Op::Iota {
+                dtype: DType::I64,
+                shape: ty.shape.0,
+                axis,
+            },
+            &[],
+        )?;
         let hot = cx.map(ScalarOp::Eq, &[best, position])?;
         cx.b().cast(hot, ty.dtype)
     })
@@ -157,16 +222,31 @@ fn hardmax<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
 
 fn cum_sum<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
     let (exclusive, reverse) = (cx.flag("exclusive", false)?, cx.flag("reverse", false)?);
-    let axis = cx.ints_in(1)?.first().copied().ok_or_else(|| Error::invalid("axis is empty"))?;
+    let axis = cx
+        .ints_in(1)?
+        .first()
+        .copied()
+        .ok_or_else(|| Error::invalid("axis is empty"))?;
     let axis = axis_of(axis, cx.ty(0)?.rank())?;
     let x = cx.val(0)?;
-    one(cx.add(Op::CumSum { axis, exclusive, reverse }, &[x])?)
+    one(cx.add(
+        Op::CumSum {
+            axis,
+            exclusive,
+            reverse,
+        },
+        &[x],
+    )?)
 }
 
 /// Running product along a constant axis.
 fn cum_prod<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
     let (exclusive, reverse) = (cx.flag("exclusive", false)?, cx.flag("reverse", false)?);
-    let axis = cx.ints_in(1)?.first().copied().ok_or_else(|| Error::invalid("axis is empty"))?;
+    let axis = cx
+        .ints_in(1)?
+        .first()
+        .copied()
+        .ok_or_else(|| Error::invalid("axis is empty"))?;
     let x = cx.val(0)?;
     let (s, dtype) = (cx.shape_of(x), cx.dtype_of(x));
     let axis = axis_of(axis, s.rank())?;
@@ -193,7 +273,10 @@ fn top_k<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
     let k = if cx.opset < 10 {
         Dim::constant(cx.i("k", -1)?)
     } else {
-        cx.dims(1)?.first().cloned().ok_or_else(|| Error::invalid("k is empty"))?
+        cx.dims(1)?
+            .first()
+            .cloned()
+            .ok_or_else(|| Error::invalid("k is empty"))?
     };
     let x = cx.val(0)?;
     let outs = cx.b().add(Op::TopK { k, axis, largest }, &[x])?;

@@ -5,7 +5,10 @@ use crate::error::{Error, Result};
 use crate::ir::{Dim, Op, ValueId};
 use gristmill_runtime::Tensor;
 
-pub(super) const OPS: &[OpDef] = &[OpDef::new("Resize", (1, 4), resize), OpDef::new("Upsample", (1, 2), upsample)];
+pub(super) const OPS: &[OpDef] = &[
+    OpDef::new("Resize", (1, 4), resize),
+    OpDef::new("Upsample", (1, 2), upsample),
+];
 
 /// Elements of an interpolation matrix beyond which a resize is refused.
 const MAX_MATRIX: usize = 1 << 24;
@@ -51,8 +54,14 @@ fn resize<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
     let old = cx.opset < 11;
     let sampling = Sampling {
         mode: mode_of(&cx.s("mode", "nearest")?)?,
-        coordinates: cx.s("coordinate_transformation_mode", if old { "asymmetric" } else { "half_pixel" })?,
-        rounding: cx.s("nearest_mode", if old { "floor" } else { "round_prefer_floor" })?,
+        coordinates: cx.s(
+            "coordinate_transformation_mode",
+            if old { "asymmetric" } else { "half_pixel" },
+        )?,
+        rounding: cx.s(
+            "nearest_mode",
+            if old { "floor" } else { "round_prefer_floor" },
+        )?,
         antialias: cx.flag("antialias", false)?,
         exclude_outside: cx.flag("exclude_outside", false)?,
         cubic_a: cx.f("cubic_coeff_a", -0.75)?,
@@ -61,7 +70,10 @@ fn resize<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
     let policy = cx.s("keep_aspect_ratio_policy", "stretch")?;
     let shape = cx.ty(0)?.shape;
     let axes: Vec<usize> = match cx.ints("axes")? {
-        Some(a) => a.iter().map(|&a| axis_of(a, shape.rank())).collect::<Result<_>>()?,
+        Some(a) => a
+            .iter()
+            .map(|&a| axis_of(a, shape.rank()))
+            .collect::<Result<_>>()?,
         None => (0..shape.rank()).collect(),
     };
     let (roi_at, scales_at, sizes_at) = if old { (9, 1, 9) } else { (1, 2, 3) };
@@ -74,28 +86,48 @@ fn resize<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
         "tf_crop_and_resize" => Some(cx.reals_in(roi_at)?),
         _ => None,
     };
-    let roi_of = |i: usize| roi.as_ref().map_or((0.0, 1.0), |r| (r[i], r[i + axes.len()]));
+    let roi_of = |i: usize| {
+        roi.as_ref()
+            .map_or((0.0, 1.0), |r| (r[i], r[i + axes.len()]))
+    };
     if roi.as_ref().is_some_and(|r| r.len() != 2 * axes.len()) {
         return Err(Error::invalid("roi does not fit the axes"));
     }
-    let scales = if cx.has(scales_at) { Some(cx.reals_in(scales_at)?).filter(|s| !s.is_empty()) } else { None };
-    let sizes = if cx.has(sizes_at) { Some(cx.dims(sizes_at)?) } else { None };
+    let scales = if cx.has(scales_at) {
+        Some(cx.reals_in(scales_at)?).filter(|s| !s.is_empty())
+    } else {
+        None
+    };
+    let sizes = if cx.has(sizes_at) {
+        Some(cx.dims(sizes_at)?)
+    } else {
+        None
+    };
     let mut plans = Vec::new();
     let wanted = wanted_sizes(&shape, &axes, scales.as_deref(), sizes.as_deref(), &policy)?;
     for (i, (&axis, want)) in axes.iter().zip(wanted).enumerate() {
         let Some((to, scale)) = want else { continue };
-        let from = shape[axis].as_usize().ok_or_else(|| unknown_extent(&shape[axis]))?;
+        let from = shape[axis]
+            .as_usize()
+            .ok_or_else(|| unknown_extent(&shape[axis]))?;
         let to = match scales.is_some() && roi.is_some() {
             true => (from as f64 * (roi_of(i).1 - roi_of(i).0) * scale).floor() as usize,
             false => to,
         };
-        plans.push(AxisPlan { axis, from, to, scale, roi: roi_of(i) });
+        plans.push(AxisPlan {
+            axis,
+            from,
+            to,
+            scale,
+            roi: roi_of(i),
+        });
     }
     resample(cx, &sampling, &plans)
 }
 
 fn unknown_extent(d: &Dim) -> Error {
-    Error::unsupported(format!("an axis of {d} elements must have a known extent")).hint("give its dims: --set NAME=N")
+    Error::unsupported(format!("an axis of {d} elements must have a known extent"))
+        .hint("give its dims: --set NAME=N")
 }
 
 /// Size and scale of each axis; `None` for one that stays.
@@ -107,7 +139,11 @@ fn wanted_sizes(
     policy: &str,
 ) -> Result<Vec<Option<(usize, f64)>>> {
     let bad = |n: usize| Error::invalid(format!("{n} scales or sizes for {} axes", axes.len()));
-    let extent = |axis: usize| shape[axis].as_usize().ok_or_else(|| unknown_extent(&shape[axis]));
+    let extent = |axis: usize| {
+        shape[axis]
+            .as_usize()
+            .ok_or_else(|| unknown_extent(&shape[axis]))
+    };
     match (scales, sizes) {
         (Some(scales), None) => {
             if scales.len() != axes.len() || scales.iter().any(|s| !s.is_finite() || *s <= 0.0) {
@@ -129,7 +165,9 @@ fn wanted_sizes(
                     out.push(None);
                     continue;
                 }
-                let to = d.as_usize().ok_or_else(|| Error::unsupported(format!("to the size {d}")))?;
+                let to = d
+                    .as_usize()
+                    .ok_or_else(|| Error::unsupported(format!("to the size {d}")))?;
                 out.push(Some((to, to as f64 / extent(a)?.max(1) as f64)));
             }
             keep_aspect(&mut out, shape, axes, policy)?;
@@ -140,13 +178,22 @@ fn wanted_sizes(
 }
 
 /// With a policy other than `stretch`, one scale for all axes.
-fn keep_aspect(plans: &mut [Option<(usize, f64)>], shape: &[Dim], axes: &[usize], policy: &str) -> Result<()> {
+fn keep_aspect(
+    plans: &mut [Option<(usize, f64)>],
+    shape: &[Dim],
+    axes: &[usize],
+    policy: &str,
+) -> Result<()> {
     let scales = plans.iter().flatten().map(|p| p.1);
     let scale = match policy {
         "stretch" => return Ok(()),
         "not_larger" => scales.fold(f64::INFINITY, f64::min),
         "not_smaller" => scales.fold(0.0, f64::max),
-        other => return Err(Error::invalid(format!("keep_aspect_ratio_policy {other:?}"))),
+        other => {
+            return Err(Error::invalid(format!(
+                "keep_aspect_ratio_policy {other:?}"
+            )));
+        }
     };
     for (plan, &a) in plans.iter_mut().zip(axes) {
         let from = shape[a].as_usize().unwrap_or(0) as f64;
@@ -158,7 +205,11 @@ fn keep_aspect(plans: &mut [Option<(usize, f64)>], shape: &[Dim], axes: &[usize]
 /// Version 7 and 9: nearest and linear by scales; positions are `i / scale`.
 fn upsample<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
     let mode = mode_of(&cx.s("mode", "nearest")?)?;
-    let scales = if cx.opset < 9 { cx.floats("scales")?.unwrap_or_default() } else { cx.reals_in(1)? };
+    let scales = if cx.opset < 9 {
+        cx.floats("scales")?.unwrap_or_default()
+    } else {
+        cx.reals_in(1)?
+    };
     let shape = cx.ty(0)?.shape;
     let axes: Vec<usize> = (0..shape.rank()).collect();
     let sampling = Sampling {
@@ -171,9 +222,18 @@ fn upsample<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
         extrapolation: 0.0,
     };
     let mut plans = Vec::new();
-    for (axis, want) in wanted_sizes(&shape, &axes, Some(&scales), None, "stretch")?.into_iter().enumerate() {
+    for (axis, want) in wanted_sizes(&shape, &axes, Some(&scales), None, "stretch")?
+        .into_iter()
+        .enumerate()
+    {
         let Some((to, scale)) = want else { continue };
-        plans.push(AxisPlan { axis, from: shape[axis].as_usize().unwrap_or(0), to, scale, roi: (0.0, 1.0) });
+        plans.push(AxisPlan {
+            axis,
+            from: shape[axis].as_usize().unwrap_or(0),
+            to,
+            scale,
+            roi: (0.0, 1.0),
+        });
     }
     resample(cx, &sampling, &plans)
 }
@@ -184,8 +244,16 @@ fn resample<'m>(cx: &mut Ctx<'_, 'm>, sampling: &Sampling, plans: &[AxisPlan]) -
     }
     let mut x = cx.val(0)?;
     for plan in plans {
-        if plan.from == 0 || plan.from.checked_mul(plan.to).is_none_or(|n| n > MAX_MATRIX) {
-            return Err(Error::unsupported(format!("from {} to {} elements", plan.from, plan.to)));
+        if plan.from == 0
+            || plan
+                .from
+                .checked_mul(plan.to)
+                .is_none_or(|n| n > MAX_MATRIX)
+        {
+            return Err(Error::unsupported(format!(
+                "from {} to {} elements",
+                plan.from, plan.to
+            )));
         }
         x = match sampling.mode {
             Mode::Nearest => nearest(cx, x, sampling, plan)?,
@@ -217,10 +285,15 @@ impl Sampling {
             "asymmetric" => i / p.scale,
             "tf_half_pixel_for_nn" => (i + 0.5) / p.scale,
             "tf_crop_and_resize" if p.to > 1 => {
-                p.roi.0 * (from - 1.0) + i * (p.roi.1 - p.roi.0) * (from - 1.0) / (p.to as f64 - 1.0)
+                p.roi.0 * (from - 1.0)
+                    + i * (p.roi.1 - p.roi.0) * (from - 1.0) / (p.to as f64 - 1.0)
             }
             "tf_crop_and_resize" => 0.5 * (p.roi.0 + p.roi.1) * (from - 1.0),
-            other => return Err(Error::invalid(format!("coordinate_transformation_mode {other:?}"))),
+            other => {
+                return Err(Error::invalid(format!(
+                    "coordinate_transformation_mode {other:?}"
+                )));
+            }
         })
     }
 
@@ -248,7 +321,11 @@ impl Sampling {
     /// Weights of the source elements for one position. Taps outside fall on the edge, or are left out.
     fn weights(&self, p: &AxisPlan, at: f64, row: &mut [f64]) {
         // When shrinking with antialiasing the filter is stretched to cover the elements that are merged.
-        let stretch = if self.antialias { (1.0 / p.scale).max(1.0) } else { 1.0 };
+        let stretch = if self.antialias {
+            (1.0 / p.scale).max(1.0)
+        } else {
+            1.0
+        };
         let reach = if self.mode == Mode::Cubic { 2.0 } else { 1.0 } * stretch;
         let last = p.from as i64 - 1;
         let mut total = 0.0;
@@ -266,7 +343,12 @@ impl Sampling {
     }
 }
 
-fn nearest(cx: &mut Ctx<'_, '_>, x: ValueId, sampling: &Sampling, plan: &AxisPlan) -> Result<ValueId> {
+fn nearest(
+    cx: &mut Ctx<'_, '_>,
+    x: ValueId,
+    sampling: &Sampling,
+    plan: &AxisPlan,
+) -> Result<ValueId> {
     let at = |i| {
         let p = sampling.round(sampling.position(plan, i)?)?;
         Ok((p as i64).clamp(0, plan.from as i64 - 1))
@@ -277,19 +359,29 @@ fn nearest(cx: &mut Ctx<'_, '_>, x: ValueId, sampling: &Sampling, plan: &AxisPla
 }
 
 /// `x` with `axis` last, times the transposed interpolation matrix `[from, to]`, and back.
-fn interpolated(cx: &mut Ctx<'_, '_>, x: ValueId, sampling: &Sampling, plan: &AxisPlan) -> Result<ValueId> {
+fn interpolated(
+    cx: &mut Ctx<'_, '_>,
+    x: ValueId,
+    sampling: &Sampling,
+    plan: &AxisPlan,
+) -> Result<ValueId> {
     let mut columns = vec![0f64; plan.from * plan.to];
     let mut row = vec![0f64; plan.from];
     for i in 0..plan.to {
         row.fill(0.0);
         sampling.weights(plan, sampling.position(plan, i)?, &mut row);
-        row.iter().enumerate().for_each(|(j, w)| columns[j * plan.to + i] = *w);
+        row.iter()
+            .enumerate()
+            .for_each(|(j, w)| columns[j * plan.to + i] = *w);
     }
     let ty = cx.type_of(x);
     let t = if ty.dtype.is_float() {
         gristmill_runtime::Tensor::from_f64s(ty.dtype, &[plan.from, plan.to], &columns)?
     } else {
-        Tensor::from_slice(&columns.iter().map(|&v| v as f32).collect::<Vec<f32>>(), &[plan.from, plan.to])?
+        Tensor::from_slice(
+            &columns.iter().map(|&v| v as f32).collect::<Vec<f32>>(),
+            &[plan.from, plan.to],
+        )?
     };
     let compute = t.dtype();
     let matrix = cx.b().constant(t);
@@ -307,14 +399,28 @@ fn interpolated(cx: &mut Ctx<'_, '_>, x: ValueId, sampling: &Sampling, plan: &Ax
         .collect();
     let wide = cx.b().cast(x, compute)?;
     let moved = cx.b().transpose(wide, &swap)?;
-    let moved = if rank == 1 { cx.b().reshape(moved, [Dim::constant(1), plan.from.into()])? } else { moved };
+    let moved = if rank == 1 {
+        cx.b()
+            .reshape(moved, [Dim::constant(1), plan.from.into()])?
+    } else {
+        moved
+    };
     let y = cx.b().matmul(moved, matrix)?;
-    let y = if rank == 1 { cx.b().reshape(y, [plan.to])? } else { cx.b().transpose(y, &swap)? };
+    let y = if rank == 1 {
+        cx.b().reshape(y, [plan.to])?
+    } else {
+        cx.b().transpose(y, &swap)?
+    };
     cx.b().cast(y, ty.dtype)
 }
 
 /// Elements whose position lies outside the source get the extrapolation value.
-fn extrapolated(cx: &mut Ctx<'_, '_>, x: ValueId, sampling: &Sampling, plans: &[AxisPlan]) -> Result<ValueId> {
+fn extrapolated(
+    cx: &mut Ctx<'_, '_>,
+    x: ValueId,
+    sampling: &Sampling,
+    plans: &[AxisPlan],
+) -> Result<ValueId> {
     let ty = cx.type_of(x);
     let mut y = x;
     for plan in plans {

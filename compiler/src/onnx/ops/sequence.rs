@@ -34,12 +34,26 @@ fn construct<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
 }
 
 /// Position from operand `i`, `default` when absent; one up to `most` is valid, negative ones count from the end.
-fn position(cx: &mut Ctx<'_, '_>, i: usize, n: usize, most: usize, default: usize) -> Result<usize> {
-    let Some(p) = cx.opt_ints_in(i)? else { return Ok(default) };
-    let p = *p.first().ok_or_else(|| Error::invalid("the position is empty"))?;
+fn position(
+    cx: &mut Ctx<'_, '_>,
+    i: usize,
+    n: usize,
+    most: usize,
+    default: usize,
+) -> Result<usize> {
+    let Some(p) = cx.opt_ints_in(i)? else {
+        return Ok(default);
+    };
+    let p = *p
+        .first()
+        .ok_or_else(|| Error::invalid("the position is empty"))?;
     let wrapped = if p < 0 { p.saturating_add(n as i64) } else { p };
     let inside = usize::try_from(wrapped).ok().filter(|p| *p <= most);
-    inside.ok_or_else(|| Error::invalid(format!("position {p} is out of range for a sequence of {n}")))
+    inside.ok_or_else(|| {
+        Error::invalid(format!(
+            "position {p} is out of range for a sequence of {n}"
+        ))
+    })
 }
 
 fn insert<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
@@ -53,7 +67,9 @@ fn insert<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
 fn erase<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
     let mut elements = cx.list(0)?;
     let n = elements.len();
-    let last = n.checked_sub(1).ok_or_else(|| Error::invalid("the sequence is empty"))?;
+    let last = n
+        .checked_sub(1)
+        .ok_or_else(|| Error::invalid("the sequence is empty"))?;
     let at = position(cx, 1, n, last, last)?;
     elements.remove(at);
     list(elements)
@@ -61,7 +77,10 @@ fn erase<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
 
 fn at<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
     let elements = cx.list(0)?;
-    let last = elements.len().checked_sub(1).ok_or_else(|| Error::invalid("the sequence is empty"))?;
+    let last = elements
+        .len()
+        .checked_sub(1)
+        .ok_or_else(|| Error::invalid("the sequence is empty"))?;
     let at = position(cx, 1, elements.len(), last, last)?;
     Ok(vec![Out::Same(elements[at])])
 }
@@ -78,11 +97,18 @@ fn split<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
     let axis = axis_of(cx.i("axis", 0)?, shape.rank())?;
     let extent = shape[axis].as_const();
     let extent = extent.ok_or_else(|| {
-        Error::unsupported(format!("an axis of {} elements must have a known extent", shape[axis]))
-            .hint("give its dims: --set NAME=N")
+        Error::unsupported(format!(
+            "an axis of {} elements must have a known extent",
+            shape[axis]
+        ))
+        .hint("give its dims: --set NAME=N")
     })?;
-    let even =
-        |size: i64| (0..extent).step_by(size.max(1) as usize).map(|at| size.min(extent - at)).collect::<Vec<i64>>();
+    let even = |size: i64| {
+        (0..extent)
+            .step_by(size.max(1) as usize)
+            .map(|at| size.min(extent - at))
+            .collect::<Vec<i64>>()
+    };
     let sizes = match cx.has(1) {
         false => even(1),
         true => match (cx.ty(1)?.rank(), cx.ints_in(1)?) {
@@ -91,11 +117,18 @@ fn split<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
             (_, s) => s,
         },
     };
-    if sizes.iter().any(|&s| s < 0) || sizes.iter().try_fold(0i64, |n, &s| n.checked_add(s)) != Some(extent) {
-        return Err(Error::invalid(format!("parts {sizes:?} do not make up {extent} elements")));
+    if sizes.iter().any(|&s| s < 0)
+        || sizes.iter().try_fold(0i64, |n, &s| n.checked_add(s)) != Some(extent)
+    {
+        return Err(Error::invalid(format!(
+            "parts {sizes:?} do not make up {extent} elements"
+        )));
     }
     if sizes.len() > 4096 {
-        return Err(Error::unsupported(format!("a sequence of {} tensors", sizes.len())));
+        return Err(Error::unsupported(format!(
+            "a sequence of {} tensors",
+            sizes.len()
+        )));
     }
     let x = cx.val(0)?;
     let (mut start, mut elements) = (0, Vec::new());
@@ -115,8 +148,13 @@ fn split<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
 fn concat<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
     let (axis, new_axis) = (cx.i("axis", 0)?, cx.flag("new_axis", false)?);
     let elements = cx.list(0)?;
-    let mut parts: Vec<ValueId> = elements.iter().map(|&v| cx.materialise(v)).collect::<Result<_>>()?;
-    let first = *parts.first().ok_or_else(|| Error::invalid("the sequence is empty"))?;
+    let mut parts: Vec<ValueId> = elements
+        .iter()
+        .map(|&v| cx.materialise(v))
+        .collect::<Result<_>>()?;
+    let first = *parts
+        .first()
+        .ok_or_else(|| Error::invalid("the sequence is empty"))?;
     let axis = axis_of(axis, cx.shape_of(first).rank() + usize::from(new_axis))?;
     if new_axis {
         for p in &mut parts {

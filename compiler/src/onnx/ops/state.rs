@@ -32,9 +32,13 @@ fn linear_attention<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
         "gated_delta" => (true, true),
         other => return Err(Error::invalid(format!("update_rule {other:?}"))),
     };
-    let (heads, kv_heads) = (head_count(cx, "q_num_heads")?, head_count(cx, "kv_num_heads")?);
+    let (heads, kv_heads) = (
+        head_count(cx, "q_num_heads")?,
+        head_count(cx, "kv_num_heads")?,
+    );
     let group = heads.exact_div(&kv_heads);
-    let group = group.ok_or_else(|| Error::invalid(format!("{heads} query heads over {kv_heads} key heads")))?;
+    let group = group
+        .ok_or_else(|| Error::invalid(format!("{heads} query heads over {kv_heads} key heads")))?;
     let dtype = cx.ty(0)?.dtype;
     let past = cx.opt(3)?;
     let wide = match past.map(|p| cx.dtype_of(p)).unwrap_or(dtype) {
@@ -42,8 +46,11 @@ fn linear_attention<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
         _ => DType::F32,
     };
     let (q, k, v) = (cx.val(0)?, cx.val(1)?, cx.val(2)?);
-    let (q, k, v) =
-        (per_step(cx, q, &heads, wide)?, per_step(cx, k, &kv_heads, wide)?, per_step(cx, v, &kv_heads, wide)?);
+    let (q, k, v) = (
+        per_step(cx, q, &heads, wide)?,
+        per_step(cx, k, &kv_heads, wide)?,
+        per_step(cx, v, &kv_heads, wide)?,
+    );
     let (sk, sv) = (cx.shape_of(k), cx.shape_of(v));
     let [length, batch, width] = [0, 1, 3].map(|i| sk[i].clone());
     let known = width.as_const().filter(|w| *w > 0);
@@ -54,24 +61,60 @@ fn linear_attention<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
     };
     let q = cx.with_real(ScalarOp::Mul, q, scale)?;
     // Query heads that share a state are the rows of one matrix.
-    let q = cx.b().reshape(q, [length.clone(), batch.clone(), kv_heads.clone(), group, width.clone()])?;
-    let column = [length.clone(), batch.clone(), kv_heads.clone(), width.clone(), 1.into()];
+    let q = cx.b().reshape(
+        q,
+        [
+            length.clone(),
+            batch.clone(),
+            kv_heads.clone(),
+            group,
+            width.clone(),
+        ],
+    )?;
+    let column = [
+        length.clone(),
+        batch.clone(),
+        kv_heads.clone(),
+        width.clone(),
+        1.into(),
+    ];
     let k = cx.b().reshape(k, column)?;
-    let v = cx.b().reshape(v, [length.clone(), batch.clone(), kv_heads.clone(), 1.into(), sv[3].clone()])?;
+    let v = cx.b().reshape(
+        v,
+        [
+            length.clone(),
+            batch.clone(),
+            kv_heads.clone(),
+            1.into(),
+            sv[3].clone(),
+        ],
+    )?;
     let mut steps = vec![q, k, v];
     if gated {
         let g = cx.val(4)?;
         let g = per_step(cx, g, &kv_heads, wide)?;
         let g = cx.map(ScalarOp::Exp, &[g])?;
         let rows = cx.shape_of(g)[3].clone();
-        steps.push(cx.b().reshape(g, [length.clone(), batch.clone(), kv_heads.clone(), rows, 1.into()])?);
+        steps.push(cx.b().reshape(
+            g,
+            [
+                length.clone(),
+                batch.clone(),
+                kv_heads.clone(),
+                rows,
+                1.into(),
+            ],
+        )?);
     }
     if delta {
         let rate = cx.val(5)?;
         let n = cx.shape_of(rate).last().cloned().unwrap_or(1.into());
         let rate = cx.b().cast(rate, wide)?;
         let rate = cx.b().transpose(rate, &[1, 0, 2])?;
-        steps.push(cx.b().reshape(rate, [length.clone(), batch.clone(), n, 1.into(), 1.into()])?);
+        steps.push(
+            cx.b()
+                .reshape(rate, [length.clone(), batch.clone(), n, 1.into(), 1.into()])?,
+        );
     }
     let shape = [batch.clone(), kv_heads, width, sv[3].clone()];
     let state = match past {
@@ -98,7 +141,9 @@ fn linear_attention<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
         let s = b.add_(s, update)?;
         Ok(vec![s, b.matmul(q, s)?])
     })?;
-    let y = cx.b().reshape(results[1], [length, batch, heads, sv[3].clone()])?;
+    let y = cx
+        .b()
+        .reshape(results[1], [length, batch, heads, sv[3].clone()])?;
     let y = cx.b().transpose(y, &[1, 2, 0, 3])?;
     let y = cx.b().cast(y, dtype)?;
     let y = join_heads(cx, y)?;
@@ -112,7 +157,10 @@ fn causal_conv<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
     let activation = cx.s("activation", "none")?;
     let (x, w) = (cx.val(0)?, cx.val(1)?);
     let (sx, sw, dtype) = (cx.shape_of(x), cx.shape_of(w), cx.dtype_of(x));
-    let taps = sw.get(2).and_then(Dim::as_usize).filter(|t| sx.rank() == 3 && *t > 0);
+    let taps = sw
+        .get(2)
+        .and_then(Dim::as_usize)
+        .filter(|t| sx.rank() == 3 && *t > 0);
     let groups = sw.first().and_then(Dim::as_usize);
     let (Some(taps), Some(groups)) = (taps, groups) else {
         return Err(Error::invalid(format!("weights {sw} do not fit {sx}")));
@@ -121,12 +169,29 @@ fn causal_conv<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
         Some(p) => p,
         None => {
             let zero = cx.b().scalar(dtype, 0.0);
-            cx.b().broadcast(zero, [sx[0].clone(), sx[1].clone(), (taps - 1).into()])?
+            cx.b()
+                .broadcast(zero, [sx[0].clone(), sx[1].clone(), (taps - 1).into()])?
         }
     };
-    let all = if taps == 1 { x } else { cx.b().concat(&[before, x], 2)? };
-    let window = Window { strides: vec![1], dilations: vec![1], pads_low: vec![0], pads_high: vec![0] };
-    let mut y = cx.add(Op::Conv { window, groups, layout: Layout::ChannelsFirst }, &[all, w])?;
+    let all = if taps == 1 {
+        x
+    } else {
+        cx.b().concat(&[before, x], 2)?
+    };
+    let window = Window {
+        strides: vec![1],
+        dilations: vec![1],
+        pads_low: vec![0],
+        pads_high: vec![0],
+    };
+    let mut y = cx.add(
+        Op::Conv {
+            window,
+            groups,
+            layout: Layout::ChannelsFirst,
+        },
+        &[all, w],
+    )?;
     if let Some(bias) = cx.opt(2)? {
         let bias = per_channel(cx, bias, 3)?;
         y = cx.b().add_(y, bias)?;
@@ -151,9 +216,18 @@ fn tensor_scatter<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
     let (s, new) = (cx.shape_of(cache), cx.shape_of(update));
     let axis = axis_of(cx.i("axis", -2)?, s.rank())?;
     if axis == 0 || new.rank() != s.rank() {
-        return Err(Error::invalid(format!("an update {new} of a cache {s} along axis {axis}")));
+        return Err(Error::invalid(format!(
+            "an update {new} of a cache {s} along axis {axis}"
+        )));
     }
-    let mut at = cx.add(Op::Iota { dtype: DType::I64, shape: new.0.clone(), axis }, &[])?;
+    let mut at = cx.add(
+        Op::Iota {
+            dtype: DType::I64,
+            shape: new.0.clone(),
+            axis,
+        },
+        &[],
+    )?;
     if let Some(first) = cx.opt(2)? {
         let mut along = vec![Dim::constant(1); s.rank()];
         along[0] = s[0].clone();
@@ -161,8 +235,16 @@ fn tensor_scatter<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
         at = cx.b().add_(at, first)?;
     }
     if circular {
-        let n = s[axis].as_const().ok_or_else(|| Error::unsupported(format!("a circular cache of {}", s[axis])))?;
+        let n = s[axis]
+            .as_const()
+            .ok_or_else(|| Error::unsupported(format!("a circular cache of {}", s[axis])))?;
         at = cx.with_real(ScalarOp::Mod, at, n as f64)?;
     }
-    one(cx.add(Op::ScatterElements { axis, kind: ScatterKind::Set }, &[cache, at, update])?)
+    one(cx.add(
+        Op::ScatterElements {
+            axis,
+            kind: ScatterKind::Set,
+        },
+        &[cache, at, update],
+    )?)
 }

@@ -15,14 +15,27 @@ fn graph(nodes: Vec<NodeProto>) -> GraphProto {
 
 /// Treatments of each operator as one line per operator.
 fn lines(nodes: Vec<NodeProto>) -> String {
-    let report = model(graph(nodes)).capabilities(&Specialisation::default()).unwrap();
+    let report = model(graph(nodes))
+        .capabilities(&Specialisation::default())
+        .unwrap();
     let mut text = String::new();
     for (name, o) in &report.operators {
-        let nodes: Vec<String> = o.nodes.iter().map(|(t, n)| format!("{n} {}", t.name())).collect();
-        let loops: Vec<String> = o.loops.iter().map(|(op, n)| format!(" ({n} {op})")).collect();
+        let nodes: Vec<String> = o
+            .nodes
+            .iter()
+            .map(|(t, n)| format!("{n} {}", t.name()))
+            .collect();
+        let loops: Vec<String> = o
+            .loops
+            .iter()
+            .map(|(op, n)| format!(" ({n} {op})"))
+            .collect();
         text += &format!("{name}: {}{}\n", nodes.join(", "), loops.concat());
     }
-    report.problems.iter().for_each(|p| text += &format!("{}: {:?}\n", p.message, p.nodes));
+    report
+        .problems
+        .iter()
+        .for_each(|p| text += &format!("{}: {:?}\n", p.message, p.nodes));
     text
 }
 
@@ -48,8 +61,11 @@ fn nodes_are_native_decomposed_folded_or_fall_back() {
 
 #[test]
 fn what_follows_an_impossible_node_is_undecided() {
-    let nodes =
-        vec![node("Relu", &["x"], &["r"]), node("NoSuchOperator", &["r"], &["q"]), node("Relu", &["q"], &["y"])];
+    let nodes = vec![
+        node("Relu", &["x"], &["r"]),
+        node("NoSuchOperator", &["r"], &["q"]),
+        node("Relu", &["q"], &["y"]),
+    ];
     insta::assert_snapshot!(lines(nodes), @r#"
     NoSuchOperator: 1 impossible
     Relu: 1 native, 1 undecided

@@ -5,7 +5,12 @@ use crate::interp;
 use crate::onnx::{Model, Specialisation, proto::*};
 use gristmill_runtime::Tensor;
 
-fn run(nodes: Vec<NodeProto>, inputs: &[(&str, &[&str])], outputs: &[&str], values: &[Tensor]) -> Vec<Tensor> {
+fn run(
+    nodes: Vec<NodeProto>,
+    inputs: &[(&str, &[&str])],
+    outputs: &[&str],
+    values: &[Tensor],
+) -> Vec<Tensor> {
     let graph = GraphProto {
         name: "g".to_owned(),
         node: nodes,
@@ -13,15 +18,29 @@ fn run(nodes: Vec<NodeProto>, inputs: &[(&str, &[&str])], outputs: &[&str], valu
         output: outputs.iter().map(|o| info(o, 1, &[])).collect(),
         ..Default::default()
     };
-    let domain = |d: &str, version| OperatorSetIdProto { domain: d.to_owned(), version };
+    let domain = |d: &str, version| OperatorSetIdProto {
+        domain: d.to_owned(),
+        version,
+    };
     let opset_import = vec![domain("", 20), domain("com.microsoft", 1)];
-    let model = ModelProto { ir_version: 9, graph: Some(graph), opset_import, ..Default::default() };
-    let g = Model::from_proto(model).unwrap().graph(&Specialisation::default()).unwrap();
+    let model = ModelProto {
+        ir_version: 9,
+        graph: Some(graph),
+        opset_import,
+        ..Default::default()
+    };
+    let g = Model::from_proto(model)
+        .unwrap()
+        .graph(&Specialisation::default())
+        .unwrap();
     interp::run(&g, values).unwrap()
 }
 
 fn contrib(op_type: &str, inputs: &[&str], outputs: &[&str]) -> NodeProto {
-    NodeProto { domain: "com.microsoft".to_owned(), ..node(op_type, inputs, outputs) }
+    NodeProto {
+        domain: "com.microsoft".to_owned(),
+        ..node(op_type, inputs, outputs)
+    }
 }
 
 #[test]
@@ -34,10 +53,19 @@ fn a_norm_with_a_skip_connection_is_a_sum_and_a_norm() {
         t(&[0.1, 0.2, 0.3], &[3]),
         t(&[1.0, 0.0, -1.0], &[3]),
     ];
-    let types: [(&str, &[&str]); 5] =
-        [("x", &["2", "3"]), ("skip", &["2", "3"]), ("gamma", &["3"]), ("beta", &["3"]), ("bias", &["3"])];
+    let types: [(&str, &[&str]); 5] = [
+        ("x", &["2", "3"]),
+        ("skip", &["2", "3"]),
+        ("gamma", &["3"]),
+        ("beta", &["3"]),
+        ("bias", &["3"]),
+    ];
     let operands = ["x", "skip", "gamma", "beta", "bias"];
-    let fused = vec![contrib("SkipLayerNormalization", &operands, &["y", "", "", "sum"])];
+    let fused = vec![contrib(
+        "SkipLayerNormalization",
+        &operands,
+        &["y", "", "", "sum"],
+    )];
     let mut norm = node("LayerNormalization", &["s2", "gamma", "beta"], &["y"]);
     norm.attribute = vec![AttributeProto {
         name: "epsilon".to_owned(),
@@ -45,8 +73,15 @@ fn a_norm_with_a_skip_connection_is_a_sum_and_a_norm() {
         f: 1e-12,
         ..Default::default()
     }];
-    let plain = vec![node("Add", &["x", "skip"], &["s1"]), node("Add", &["s1", "bias"], &["s2"]), norm];
-    let (a, b) = (run(fused, &types, &["y", "sum"], &inputs), run(plain, &types, &["y", "s2"], &inputs));
+    let plain = vec![
+        node("Add", &["x", "skip"], &["s1"]),
+        node("Add", &["s1", "bias"], &["s2"]),
+        norm,
+    ];
+    let (a, b) = (
+        run(fused, &types, &["y", "sum"], &inputs),
+        run(plain, &types, &["y", "s2"], &inputs),
+    );
     assert_eq!(a, b);
 }
 
@@ -61,9 +96,18 @@ fn fused_products_swap_axes_and_scale() {
         f,
         ..Default::default()
     };
-    let int =
-        |name: &str, i| AttributeProto { name: name.to_owned(), r#type: attribute_type::INT, i, ..Default::default() };
+    let int = |name: &str, i| AttributeProto {
+        name: name.to_owned(),
+        r#type: attribute_type::INT,
+        i,
+        ..Default::default()
+    };
     n.attribute = vec![float("alpha", 0.5), int("transA", 1)];
-    let y = run(vec![n], &[("a", &["3", "2"]), ("b", &["3", "1"])], &["y"], &[a, b]);
+    let y = run(
+        vec![n],
+        &[("a", &["3", "2"]), ("b", &["3", "1"])],
+        &["y"],
+        &[a, b],
+    );
     assert_eq!(y[0], Tensor::from_slice(&[-2f32, -2.0], &[2, 1]).unwrap());
 }

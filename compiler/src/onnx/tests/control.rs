@@ -8,17 +8,41 @@ use gristmill_runtime::Tensor;
 use prost::bytes::Bytes;
 
 fn attr(name: &str, g: Option<GraphProto>, i: i64) -> AttributeProto {
-    let r#type = if g.is_some() { attribute_type::GRAPH } else { attribute_type::INT };
-    AttributeProto { name: name.to_owned(), r#type, g, i, ..Default::default() }
+    let r#type = if g.is_some() {
+        attribute_type::GRAPH
+    } else {
+        attribute_type::INT
+    };
+    AttributeProto {
+        name: name.to_owned(),
+        r#type,
+        g,
+        i,
+        ..Default::default()
+    }
 }
 
 fn graph(nodes: Vec<NodeProto>, inputs: Vec<ValueInfoProto>, outputs: &[&str]) -> GraphProto {
     let output = outputs.iter().map(|o| info(o, 1, &[])).collect();
-    GraphProto { name: "g".to_owned(), node: nodes, input: inputs, output, ..Default::default() }
+    GraphProto {
+        name: "g".to_owned(),
+        node: nodes,
+        input: inputs,
+        output,
+        ..Default::default()
+    }
 }
 
-fn control(op_type: &str, inputs: &[&str], outputs: &[&str], attribute: Vec<AttributeProto>) -> NodeProto {
-    NodeProto { attribute, ..node(op_type, inputs, outputs) }
+fn control(
+    op_type: &str,
+    inputs: &[&str],
+    outputs: &[&str],
+    attribute: Vec<AttributeProto>,
+) -> NodeProto {
+    NodeProto {
+        attribute,
+        ..node(op_type, inputs, outputs)
+    }
 }
 
 fn f32s(values: &[f32]) -> Tensor {
@@ -28,7 +52,10 @@ fn f32s(values: &[f32]) -> Tensor {
 /// Imports with the inputs' values known where named, runs, and gives the first result.
 fn run(g: GraphProto, inputs: &[Tensor], known: &[(&str, Tensor)]) -> Result<Vec<f32>> {
     let spec = Specialisation {
-        values: known.iter().map(|(n, t)| (n.to_string(), t.clone())).collect(),
+        values: known
+            .iter()
+            .map(|(n, t)| (n.to_string(), t.clone()))
+            .collect(),
         ..Specialisation::default()
     };
     let g = model(g).graph(&spec)?;
@@ -42,7 +69,15 @@ fn nested() -> GraphProto {
         &["d"],
         &["r"],
         vec![
-            attr("then_branch", Some(graph(vec![node("Add", &["x", "y"], &["s"])], vec![], &["s"])), 0),
+            attr(
+                "then_branch",
+                Some(graph(
+                    vec![node("Add", &["x", "y"], &["s"])],
+                    vec![],
+                    &["s"],
+                )),
+                0,
+            ),
             attr("else_branch", Some(graph(vec![], vec![], &["x"])), 0),
         ],
     );
@@ -55,19 +90,34 @@ fn nested() -> GraphProto {
             attr("else_branch", Some(graph(vec![], vec![], &["y"])), 0),
         ],
     );
-    let inputs = vec![info("c", 9, &[]), info("d", 9, &[]), info("x", 1, &["2"]), info("y", 1, &["2"])];
+    let inputs = vec![
+        info("c", 9, &[]),
+        info("d", 9, &[]),
+        info("x", 1, &["2"]),
+        info("y", 1, &["2"]),
+    ];
     graph(vec![outer], inputs, &["z"])
 }
 
 #[test]
 fn branches_capture_from_all_levels_and_a_known_condition_leaves_none() {
     let (x, y) = (f32s(&[1.0, 2.0]), f32s(&[10.0, 20.0]));
-    for (c, d, expected) in [(true, true, [11.0, 22.0]), (true, false, [1.0, 2.0]), (false, true, [10.0, 20.0])] {
+    for (c, d, expected) in [
+        (true, true, [11.0, 22.0]),
+        (true, false, [1.0, 2.0]),
+        (false, true, [10.0, 20.0]),
+    ] {
         let (c, d) = (Tensor::scalar(c), Tensor::scalar(d));
         let inputs = [c.clone(), d.clone(), x.clone(), y.clone()];
         assert_eq!(run(nested(), &inputs, &[]).unwrap(), expected);
-        assert_eq!(run(nested(), &inputs, &[("c", c.clone()), ("d", d.clone())]).unwrap(), expected);
-        let spec = Specialisation { values: [("c".to_owned(), c), ("d".to_owned(), d)].into(), ..Default::default() };
+        assert_eq!(
+            run(nested(), &inputs, &[("c", c.clone()), ("d", d.clone())]).unwrap(),
+            expected
+        );
+        let spec = Specialisation {
+            values: [("c".to_owned(), c), ("d".to_owned(), d)].into(),
+            ..Default::default()
+        };
         let g = model(nested()).graph(&spec).unwrap();
         assert!(g.nodes().all(|(_, n)| n.regions.is_empty()), "{g}");
     }
@@ -78,16 +128,34 @@ fn growing() -> GraphProto {
     let mut join = node("Concat", &["v", "x"], &["w"]);
     join.attribute = vec![attr("axis", None, 0)];
     let formals = vec![info("i", 7, &[]), info("go", 9, &[]), info("v", 1, &["a"])];
-    let body = graph(vec![node("Identity", &["go"], &["again"]), join], formals, &["again", "w"]);
-    let turn = control("Loop", &["n", "", "x"], &["z"], vec![attr("body", Some(body), 0)]);
-    graph(vec![turn], vec![info("n", 7, &[]), info("x", 1, &["1"])], &["z"])
+    let body = graph(
+        vec![node("Identity", &["go"], &["again"]), join],
+        formals,
+        &["again", "w"],
+    );
+    let turn = control(
+        "Loop",
+        &["n", "", "x"],
+        &["z"],
+        vec![attr("body", Some(body), 0)],
+    );
+    graph(
+        vec![turn],
+        vec![info("n", 7, &[]), info("x", 1, &["1"])],
+        &["z"],
+    )
 }
 
 #[test]
 fn a_loop_whose_values_grow_is_unrolled_when_its_count_is_known() {
     let inputs = [Tensor::scalar(3i64), f32s(&[5.0])];
-    assert_eq!(run(growing(), &inputs, &[("n", Tensor::scalar(3i64))]).unwrap(), [5.0; 4]);
-    let needs = model(growing()).required_values(&Specialisation::default()).unwrap();
+    assert_eq!(
+        run(growing(), &inputs, &[("n", Tensor::scalar(3i64))]).unwrap(),
+        [5.0; 4]
+    );
+    let needs = model(growing())
+        .required_values(&Specialisation::default())
+        .unwrap();
     assert_eq!(needs.into_iter().collect::<Vec<_>>(), ["n"]);
 }
 
@@ -96,32 +164,70 @@ fn a_loop_without_a_condition_operand_ignores_that_of_its_body() {
     let no = AttributeProto {
         name: "value".to_owned(),
         r#type: attribute_type::TENSOR,
-        t: Some(TensorProto { data_type: 9, raw_data: Bytes::from_static(&[0]), ..Default::default() }),
+        t: Some(TensorProto {
+            data_type: 9,
+            raw_data: Bytes::from_static(&[0]),
+            ..Default::default()
+        }),
         ..Default::default()
     };
-    let body_nodes = vec![control("Constant", &[], &["stop"], vec![no]), node("Add", &["v", "v"], &["w"])];
+    let body_nodes = vec![
+        control("Constant", &[], &["stop"], vec![no]),
+        node("Add", &["v", "v"], &["w"]),
+    ];
     let formals = vec![info("i", 7, &[]), info("go", 9, &[]), info("v", 1, &["1"])];
     let body = graph(body_nodes, formals, &["stop", "w"]);
-    let turn = control("Loop", &["n", "", "x"], &["z"], vec![attr("body", Some(body), 0)]);
-    let g = graph(vec![turn], vec![info("n", 7, &[]), info("x", 1, &["1"])], &["z"]);
-    assert_eq!(run(g, &[Tensor::scalar(3i64), f32s(&[1.0])], &[]).unwrap(), [8.0]);
+    let turn = control(
+        "Loop",
+        &["n", "", "x"],
+        &["z"],
+        vec![attr("body", Some(body), 0)],
+    );
+    let g = graph(
+        vec![turn],
+        vec![info("n", 7, &[]), info("x", 1, &["1"])],
+        &["z"],
+    );
+    assert_eq!(
+        run(g, &[Tensor::scalar(3i64), f32s(&[1.0])], &[]).unwrap(),
+        [8.0]
+    );
 }
 
 #[test]
 fn a_loop_body_without_its_results_is_an_error() {
-    let body = graph(vec![], vec![info("i", 7, &[]), info("go", 9, &[]), info("v", 1, &["1"])], &["go"]);
-    let turn = control("Loop", &["n", "", "x"], &["z"], vec![attr("body", Some(body), 0)]);
+    let body = graph(
+        vec![],
+        vec![info("i", 7, &[]), info("go", 9, &[]), info("v", 1, &["1"])],
+        &["go"],
+    );
+    let turn = control(
+        "Loop",
+        &["n", "", "x"],
+        &["z"],
+        vec![attr("body", Some(body), 0)],
+    );
     let mut g = graph(vec![turn], vec![info("x", 1, &["1"])], &["z"]);
     g.initializer = vec![i64s("n", &[], &[2])];
-    let e = model(g).graph(&Specialisation::default()).unwrap_err().to_string();
+    let e = model(g)
+        .graph(&Specialisation::default())
+        .unwrap_err()
+        .to_string();
     assert!(e.contains("the body has 1 outputs for 1 values"), "{e}");
 }
 
 #[test]
 fn a_scan_walks_backwards_and_stacks_from_the_end() {
     // Running sums from the last element on; row i of the result belongs to the sum that ends at i.
-    let body_nodes = vec![node("Add", &["s", "e"], &["t"]), node("Identity", &["t"], &["u"])];
-    let body = graph(body_nodes, vec![info("s", 1, &[]), info("e", 1, &[])], &["t", "u"]);
+    let body_nodes = vec![
+        node("Add", &["s", "e"], &["t"]),
+        node("Identity", &["t"], &["u"]),
+    ];
+    let body = graph(
+        body_nodes,
+        vec![info("s", 1, &[]), info("e", 1, &[])],
+        &["t", "u"],
+    );
     let ints = |name: &str| AttributeProto {
         name: name.to_owned(),
         r#type: attribute_type::INTS,
@@ -135,7 +241,11 @@ fn a_scan_walks_backwards_and_stacks_from_the_end() {
         ints("scan_output_directions"),
     ];
     let scan = control("Scan", &["zero", "x"], &["", "z"], attributes);
-    let g = graph(vec![scan], vec![info("zero", 1, &[]), info("x", 1, &["3"])], &["z"]);
+    let g = graph(
+        vec![scan],
+        vec![info("zero", 1, &[]), info("x", 1, &["3"])],
+        &["z"],
+    );
     let inputs = [Tensor::scalar(0f32), f32s(&[1.0, 2.0, 4.0])];
     assert_eq!(run(g, &inputs, &[]).unwrap(), [7.0, 6.0, 4.0]);
 }

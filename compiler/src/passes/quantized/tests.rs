@@ -7,7 +7,12 @@ use crate::rng::Rng;
 
 fn random_bytes(dtype: DType, shape: &[usize], rng: &mut Rng) -> Tensor {
     let n = shape.iter().product::<usize>();
-    Tensor::from_bytes(dtype, shape, &(0..n).map(|_| rng.bits() as u8).collect::<Vec<_>>()).unwrap()
+    Tensor::from_bytes(
+        dtype,
+        shape,
+        &(0..n).map(|_| rng.bits() as u8).collect::<Vec<_>>(),
+    )
+    .unwrap()
 }
 
 /// `(q - zero) * scale` as the importer writes it; parameters are constants.
@@ -43,13 +48,21 @@ fn byte(v: u8) -> Option<Tensor> {
 
 fn scales(shape: &[usize]) -> Tensor {
     let n = shape.iter().product::<usize>();
-    Tensor::from_slice(&(0..n).map(|i| 0.011 + 0.003 * (i as f32).sin()).collect::<Vec<_>>(), shape).unwrap()
+    Tensor::from_slice(
+        &(0..n)
+            .map(|i| 0.011 + 0.003 * (i as f32).sin())
+            .collect::<Vec<_>>(),
+        shape,
+    )
+    .unwrap()
 }
 
 /// The text without origins, which are lines of this file.
 fn text(g: &Graph) -> String {
     let text = g.to_text(crate::ir::print::PrintOptions::SHORT);
-    text.lines().map(|line| format!("{}\n", line.split(" @ ").next().unwrap_or(line))).collect()
+    text.lines()
+        .map(|line| format!("{}\n", line.split(" @ ").next().unwrap_or(line)))
+        .collect()
 }
 
 /// The graph in doubles: casts to `f32` and constants of it are wider.
@@ -66,7 +79,10 @@ fn in_doubles(g: &Graph) -> Graph {
             }
             Op::Map(ScalarOp::Cast(to)) => {
                 let x = [r.get(node.inputs[0])];
-                let v = r.graph.add1(Op::Map(ScalarOp::Cast(wide(*to))), &x, &node.origin).unwrap();
+                let v = r
+                    .graph
+                    .add1(Op::Map(ScalarOp::Cast(wide(*to))), &x, &node.origin)
+                    .unwrap();
                 r.set(node.outputs[0], v);
             }
             _ => r.copy(id, node).unwrap(),
@@ -84,7 +100,10 @@ fn check(g: &Graph, inputs: &[Tensor]) -> Graph {
         let found = interp::run(&after, inputs).unwrap()[0].to_f64s();
         for (have, want) in found.into_iter().zip(truth) {
             let bound = 3.001 * want.abs() / f64::from(1 << 24);
-            assert!((have - want).abs() <= bound, "{after}\nexpected {want:e}, found {have:e}");
+            assert!(
+                (have - want).abs() <= bound,
+                "{after}\nexpected {want:e}, found {have:e}"
+            );
         }
     }
     clean(&after).unwrap()
@@ -105,9 +124,19 @@ fn product(k: usize, weights: Tensor, zero: Option<Tensor>, scale: Tensor) -> (G
 #[test]
 fn products_are_of_integers() {
     let rng = &mut Rng(1);
-    let (g, inputs) = product(16, random_bytes(DType::I8, &[16, 3], rng), byte(0), scales(&[1, 3]));
+    let (g, inputs) = product(
+        16,
+        random_bytes(DType::I8, &[16, 3], rng),
+        byte(0),
+        scales(&[1, 3]),
+    );
     insta::assert_snapshot!(text(&check(&g, &inputs)));
-    let (g, inputs) = product(2048, random_bytes(DType::I8, &[2048, 70], rng), None, scalar(0.5));
+    let (g, inputs) = product(
+        2048,
+        random_bytes(DType::I8, &[2048, 70], rng),
+        None,
+        scalar(0.5),
+    );
     assert!(text(&check(&g, &inputs)).contains("i32[5, 70] = matmul"));
 }
 
@@ -117,14 +146,31 @@ fn products_that_have_no_integer_form_stay() {
     let i8s = |shape: &[usize], rng: &mut Rng| random_bytes(DType::I8, shape, rng);
     let large = Tensor::from_slice(&[200u8; 16], &[8, 2]).unwrap();
     for (why, (g, _)) in [
-        ("6 is no multiple of 4", product(6, i8s(&[6, 3], rng), None, scalar(0.5))),
-        ("scales along the sum", product(8, i8s(&[8, 2], rng), None, scales(&[8, 1]))),
-        ("no signed bytes", product(8, large.clone(), None, scalar(0.5))),
+        (
+            "6 is no multiple of 4",
+            product(6, i8s(&[6, 3], rng), None, scalar(0.5)),
+        ),
+        (
+            "scales along the sum",
+            product(8, i8s(&[8, 2], rng), None, scales(&[8, 1])),
+        ),
+        (
+            "no signed bytes",
+            product(8, large.clone(), None, scalar(0.5)),
+        ),
         (
             "the sum may not fit",
-            product(MAX_TERMS + 4 - MAX_TERMS % 4, i8s(&[MAX_TERMS + 4 - MAX_TERMS % 4, 1], rng), None, scalar(0.5)),
+            product(
+                MAX_TERMS + 4 - MAX_TERMS % 4,
+                i8s(&[MAX_TERMS + 4 - MAX_TERMS % 4, 1], rng),
+                None,
+                scalar(0.5),
+            ),
         ),
-        ("the product of the scales is no normal number", product(8, i8s(&[8, 2], rng), None, scalar(1e-38))),
+        (
+            "the product of the scales is no normal number",
+            product(8, i8s(&[8, 2], rng), None, scalar(1e-38)),
+        ),
     ] {
         assert_eq!(text(&integer_products(&g).unwrap()), text(&g), "{why}");
     }
@@ -142,11 +188,19 @@ fn views_of_operands_are_views_of_integers() {
     let x = b.transpose(x, &[0, 1, 3, 2]).unwrap();
     let x = b.reshape(x, [2usize, 3, 8]).unwrap();
     let w = b.constant(random_bytes(DType::I8, &[6, 8], rng));
-    let w = dequantized(&mut b, w, Some(Tensor::from_slice(&[0i8; 6], &[6, 1]).unwrap()), scales(&[6, 1]));
+    let w = dequantized(
+        &mut b,
+        w,
+        Some(Tensor::from_slice(&[0i8; 6], &[6, 1]).unwrap()),
+        scales(&[6, 1]),
+    );
     let w = b.transpose(w, &[1, 0]).unwrap();
     let y = b.matmul(x, w).unwrap();
     b.output("y", y);
-    insta::assert_snapshot!(text(&check(&b.finish().unwrap(), &[random_bytes(DType::I8, &[2, 3, 4, 2], rng)])));
+    insta::assert_snapshot!(text(&check(
+        &b.finish().unwrap(),
+        &[random_bytes(DType::I8, &[2, 3, 4, 2], rng)]
+    )));
 }
 
 fn convolution(groups: usize) -> (Graph, Vec<Tensor>) {
@@ -156,10 +210,27 @@ fn convolution(groups: usize) -> (Graph, Vec<Tensor>) {
     let x = dequantized(&mut b, q, byte(131), scalar(0.043));
     let w = b.constant(random_bytes(DType::I8, &[4, 8 / groups, 3, 3], rng));
     let w = dequantized(&mut b, w, None, scales(&[4, 1, 1, 1]));
-    let window = Window { strides: vec![2, 1], dilations: vec![1, 1], pads_low: vec![1, 1], pads_high: vec![1, 0] };
-    let y = b.add1(Op::Conv { window, groups, layout: Layout::ChannelsFirst }, &[x, w]).unwrap();
+    let window = Window {
+        strides: vec![2, 1],
+        dilations: vec![1, 1],
+        pads_low: vec![1, 1],
+        pads_high: vec![1, 0],
+    };
+    let y = b
+        .add1(
+            Op::Conv {
+                window,
+                groups,
+                layout: Layout::ChannelsFirst,
+            },
+            &[x, w],
+        )
+        .unwrap();
     b.output("y", y);
-    (b.finish().unwrap(), vec![random_bytes(DType::U8, &[1, 8, 5, 5], rng)])
+    (
+        b.finish().unwrap(),
+        vec![random_bytes(DType::U8, &[1, 8, 5, 5], rng)],
+    )
 }
 
 #[test]
@@ -175,8 +246,14 @@ fn convolutions_are_of_integers() {
 fn weights_of_integer_products_become_constants() {
     let rng = &mut Rng(6);
     let mut b = GraphBuilder::new("g");
-    let (q, zero) = (b.input("q", DType::U8, [2usize, 64]), b.input("zero", DType::U8, Vec::<usize>::new()));
-    let (x, z) = (b.cast(q, DType::I32).unwrap(), b.cast(zero, DType::I32).unwrap());
+    let (q, zero) = (
+        b.input("q", DType::U8, [2usize, 64]),
+        b.input("zero", DType::U8, Vec::<usize>::new()),
+    );
+    let (x, z) = (
+        b.cast(q, DType::I32).unwrap(),
+        b.cast(zero, DType::I32).unwrap(),
+    );
     let x = b.sub(x, z).unwrap();
     let w = b.constant(random_bytes(DType::I8, &[64, 8192], rng));
     let w = b.cast(w, DType::I32).unwrap();
@@ -186,14 +263,25 @@ fn weights_of_integer_products_become_constants() {
     let after = clean(&integer_products(&g).unwrap()).unwrap();
     insta::assert_snapshot!(text(&after));
     let inputs = [random_bytes(DType::U8, &[2, 64], rng), byte(77).unwrap()];
-    assert_eq!(interp::run(&after, &inputs).unwrap(), interp::run(&g, &inputs).unwrap());
+    assert_eq!(
+        interp::run(&after, &inputs).unwrap(),
+        interp::run(&g, &inputs).unwrap()
+    );
 }
 
 /// Every byte comes back, whatever the scale, as long as nothing overflows.
 #[test]
 fn quantising_again_is_nothing() {
     let all = Tensor::from_bytes(DType::U8, &[16, 16], &(0..=255).collect::<Vec<_>>()).unwrap();
-    for scale in [1.0, 0.1, 0.0117, 3.3e-38, 1.2e-38, 6.6e35, std::f32::consts::PI] {
+    for scale in [
+        1.0,
+        0.1,
+        0.0117,
+        3.3e-38,
+        1.2e-38,
+        6.6e35,
+        std::f32::consts::PI,
+    ] {
         for zero in [0, 3, 128, 255] {
             let mut b = GraphBuilder::new("g");
             let q = b.input("q", DType::U8, [16usize, 16]);
@@ -203,7 +291,11 @@ fn quantising_again_is_nothing() {
             b.output("y", y);
             let g = b.finish().unwrap();
             let after = clean(&merge_quantization(&g).unwrap()).unwrap();
-            assert_eq!(after.nodes().map(|(_, n)| n.op.name()).collect::<Vec<_>>(), ["transpose"], "{scale} {zero}");
+            assert_eq!(
+                after.nodes().map(|(_, n)| n.op.name()).collect::<Vec<_>>(),
+                ["transpose"],
+                "{scale} {zero}"
+            );
             let run = |g: &Graph| interp::run(g, std::slice::from_ref(&all)).unwrap();
             assert_eq!(run(&after), run(&g), "{scale} {zero}");
         }
@@ -236,5 +328,8 @@ fn elements_are_looked_up_before_they_are_dequantised() {
     let after = clean(&merge_quantization(&g).unwrap()).unwrap();
     insta::assert_snapshot!(text(&after));
     let at = [Tensor::from_slice(&[0i64, 49, 7, 7, -1, 3], &[2, 3]).unwrap()];
-    assert_eq!(interp::run(&after, &at).unwrap(), interp::run(&g, &at).unwrap());
+    assert_eq!(
+        interp::run(&after, &at).unwrap(),
+        interp::run(&g, &at).unwrap()
+    );
 }

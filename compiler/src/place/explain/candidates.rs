@@ -54,7 +54,11 @@ pub(super) fn reasons(s: &Subject) -> Vec<NodeReason> {
     order.sort_by_key(|&i| (t.start[i as usize], i));
     let mut singles = Singles::new(p, t);
     let mut of_group: Vec<Option<Vec<Alternative>>> = vec![None; p.n_groups()];
-    let tables = if s.objective == Objective::Latency { looked_at(p, t) } else { Vec::new() };
+    let tables = if s.objective == Objective::Latency {
+        looked_at(p, t)
+    } else {
+        Vec::new()
+    };
     for group in tables {
         of_group[group as usize] = Some(of(s, &mut singles, group as usize));
     }
@@ -63,7 +67,11 @@ pub(super) fn reasons(s: &Subject) -> Vec<NodeReason> {
         let i = task as usize;
         let group = p.group_of[i] as usize;
         let first = p.members.row(group)[0];
-        let alternatives = if first == task { of_group[group].take().unwrap_or_default() } else { Vec::new() };
+        let alternatives = if first == task {
+            of_group[group].take().unwrap_or_default()
+        } else {
+            Vec::new()
+        };
         reasons.push(NodeReason {
             name: s.tasks[i].name.clone(),
             op: s.tasks[i].op.clone(),
@@ -82,8 +90,17 @@ pub(super) fn reasons(s: &Subject) -> Vec<NodeReason> {
 fn reason(s: &Subject, task: usize) -> String {
     let p = s.problem;
     let has_choice = p.feasible(task).nth(1).is_some();
-    let chosen = match s.solution.moved.get(p.group_of[task] as usize).copied().flatten() {
-        Some(m) => format!("moved from {} by refinement step {}", s.devices[m.from as usize], m.step),
+    let chosen = match s
+        .solution
+        .moved
+        .get(p.group_of[task] as usize)
+        .copied()
+        .flatten()
+    {
+        Some(m) => format!(
+            "moved from {} by refinement step {}",
+            s.devices[m.from as usize], m.step
+        ),
         None => format!("chosen by {}", s.solution.algorithm),
     };
     match (&s.tasks[task].reason, has_choice) {
@@ -114,13 +131,27 @@ fn of(s: &Subject, singles: &mut Singles, group: usize) -> Vec<Alternative> {
 fn row(s: &Subject, t: &Timeline, task: usize, excess: Bytes) -> Alternative {
     let (p, device) = (s.problem, t.device[task]);
     let inputs = p.inputs.row(task);
-    let brought = t.transfers.iter().filter(|x| x.to == device && inputs.contains(&x.tensor));
-    let local = p.predecessors(task).filter(|&q| t.device[q as usize] == device).map(|q| t.end[q as usize]);
-    let ready = brought.clone().map(|x| x.end).chain(local).max().unwrap_or_default();
+    let brought = t
+        .transfers
+        .iter()
+        .filter(|x| x.to == device && inputs.contains(&x.tensor));
+    let local = p
+        .predecessors(task)
+        .filter(|&q| t.device[q as usize] == device)
+        .map(|q| t.end[q as usize]);
+    let ready = brought
+        .clone()
+        .map(|x| x.end)
+        .chain(local)
+        .max()
+        .unwrap_or_default();
     Alternative {
         device: s.devices[device as usize].clone(),
         ready_ns: ready.0,
-        transfer_ns: brought.map(|x| x.end.saturating_sub(x.start)).sum::<Nanos>().0,
+        transfer_ns: brought
+            .map(|x| x.end.saturating_sub(x.start))
+            .sum::<Nanos>()
+            .0,
         start_ns: t.start[task].0,
         end_ns: t.end[task].0,
         makespan_ns: t.makespan.0,

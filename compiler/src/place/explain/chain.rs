@@ -38,7 +38,10 @@ pub(super) fn describe(s: &Subject, chain: &Chain) -> Vec<ChainStep> {
             }
             Step::Transfer(i) => {
                 let x = t.transfers[i as usize];
-                let place = format!("{} -> {}", s.devices[x.from as usize], s.devices[x.to as usize]);
+                let place = format!(
+                    "{} -> {}",
+                    s.devices[x.from as usize], s.devices[x.to as usize]
+                );
                 ("transfer", place, x.start, x.end)
             }
         };
@@ -51,7 +54,14 @@ pub(super) fn describe(s: &Subject, chain: &Chain) -> Vec<ChainStep> {
             Wait::Busy => format!("the link, busy with {earlier}"),
             Wait::Held => format!("its turn or memory, after {earlier}"),
         };
-        out.push(ChainStep { kind, name: name(step), place, start_ns: start.0, end_ns: end.0, waited_for });
+        out.push(ChainStep {
+            kind,
+            name: name(step),
+            place,
+            start_ns: start.0,
+            end_ns: end.0,
+            waited_for,
+        });
         before = Some(step);
     }
     out

@@ -54,15 +54,34 @@ struct Rows {
 
 impl Rows {
     fn new(s: &Subject) -> Rows {
-        let links: BTreeSet<(u32, u32)> = s.solution.timeline.transfers.iter().map(|x| (x.from, x.to)).collect();
+        let links: BTreeSet<(u32, u32)> = s
+            .solution
+            .timeline
+            .transfers
+            .iter()
+            .map(|x| (x.from, x.to))
+            .collect();
         let links: Vec<(u32, u32)> = links.into_iter().collect();
-        let name = |l: &(u32, u32)| format!("{} → {}", s.devices[l.0 as usize], s.devices[l.1 as usize]);
-        let names = s.devices.iter().cloned().chain(links.iter().map(name)).collect();
-        Rows { names, links, n_devices: s.devices.len() }
+        let name =
+            |l: &(u32, u32)| format!("{} → {}", s.devices[l.0 as usize], s.devices[l.1 as usize]);
+        let names = s
+            .devices
+            .iter()
+            .cloned()
+            .chain(links.iter().map(name))
+            .collect();
+        Rows {
+            names,
+            links,
+            n_devices: s.devices.len(),
+        }
     }
 
     fn labels(&self) -> String {
-        self.names.iter().map(|n| format!("<div>{}</div>", escaped(n))).collect()
+        self.names
+            .iter()
+            .map(|n| format!("<div>{}</div>", escaped(n)))
+            .collect()
     }
 
     fn svg(&self, s: &Subject) -> String {
@@ -76,16 +95,38 @@ impl Rows {
         );
         for (i, label) in s.tasks.iter().enumerate() {
             let what = format!("{} {}", label.name, label.op);
-            let class = if critical.contains(&(i as u32)) { "t c" } else { "t" };
-            let bar = Bar { row: t.device[i] as usize, times: (t.start[i], t.end[i]), class, hue: hue(&label.op) };
+            let class = if critical.contains(&(i as u32)) {
+                "t c"
+            } else {
+                "t"
+            };
+            let bar = Bar {
+                row: t.device[i] as usize,
+                times: (t.start[i], t.end[i]),
+                class,
+                hue: hue(&label.op),
+            };
             bar.write(&mut out, t.makespan, what.trim());
         }
         for (i, x) in t.transfers.iter().enumerate() {
             let row = self.n_devices + self.links.partition_point(|l| *l < (x.from, x.to));
             let bytes = s.problem.tensors[x.tensor as usize].bytes();
-            let class = if critical_transfers.contains(&(i as u32)) { "x c" } else { "x" };
-            let bar = Bar { row, times: (x.start, x.end), class, hue: 0 };
-            bar.write(&mut out, t.makespan, &format!("transfer of {}, {bytes}", s.maker(x.tensor)));
+            let class = if critical_transfers.contains(&(i as u32)) {
+                "x c"
+            } else {
+                "x"
+            };
+            let bar = Bar {
+                row,
+                times: (x.start, x.end),
+                class,
+                hue: 0,
+            };
+            bar.write(
+                &mut out,
+                t.makespan,
+                &format!("transfer of {}, {bytes}", s.maker(x.tensor)),
+            );
         }
         out.push_str("</svg>");
         out
@@ -118,7 +159,9 @@ impl Bar {
 
 /// A colour of its own for each op.
 fn hue(op: &str) -> u32 {
-    op.bytes().fold(7u32, |h, b| h.wrapping_mul(31).wrapping_add(u32::from(b))) % 360
+    op.bytes()
+        .fold(7u32, |h, b| h.wrapping_mul(31).wrapping_add(u32::from(b)))
+        % 360
 }
 
 const STYLE: &str = "body{font:14px sans-serif;margin:1em}#chart{display:flex;border:1px solid #999}#labels div{height:22px;line-height:22px;\

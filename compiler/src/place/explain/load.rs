@@ -107,12 +107,22 @@ pub(super) fn devices(s: &Subject) -> Vec<DeviceUse> {
 pub(super) fn links(s: &Subject) -> Vec<LinkUse> {
     let (p, t) = (s.problem, &s.solution.timeline);
     let mut by_link: BTreeMap<(u32, u32), Vec<usize>> = BTreeMap::new();
-    t.transfers.iter().enumerate().for_each(|(i, x)| by_link.entry((x.from, x.to)).or_default().push(i));
+    t.transfers
+        .iter()
+        .enumerate()
+        .for_each(|(i, x)| by_link.entry((x.from, x.to)).or_default().push(i));
     let load = |((from, to), transfers): ((u32, u32), Vec<usize>)| {
         let length = |i: &usize| t.transfers[*i].end.saturating_sub(t.transfers[*i].start);
         let busy: Nanos = transfers.iter().map(length).sum();
-        let bytes: Bytes = transfers.iter().map(|&i| p.tensors[t.transfers[i].tensor as usize].bytes()).sum();
-        let longest = transfers.iter().max_by_key(|i| (length(i), Reverse(**i))).copied().unwrap_or_default();
+        let bytes: Bytes = transfers
+            .iter()
+            .map(|&i| p.tensors[t.transfers[i].tensor as usize].bytes())
+            .sum();
+        let longest = transfers
+            .iter()
+            .max_by_key(|i| (length(i), Reverse(**i)))
+            .copied()
+            .unwrap_or_default();
         LinkUse {
             from: s.devices[from as usize].clone(),
             to: s.devices[to as usize].clone(),
@@ -133,42 +143,78 @@ fn held(s: &Subject) -> Vec<Vec<Held>> {
     let mut held: Vec<Vec<Held>> = vec![Vec::new(); p.n_devices()];
     let mut hold = |d: u32, from: Nanos, to: Nanos, bytes: Bytes, what: What| {
         if bytes > Bytes::ZERO && to > from {
-            held[d as usize].push(Held { from, to, bytes, what });
+            held[d as usize].push(Held {
+                from,
+                to,
+                bytes,
+                what,
+            });
         }
     };
     let last_use = |x: u32, d: u32| {
-        let local = p.consumers.row(x as usize).iter().filter(|&&c| t.device[c as usize] == d);
+        let local = p
+            .consumers
+            .row(x as usize)
+            .iter()
+            .filter(|&&c| t.device[c as usize] == d);
         local.map(|&c| t.end[c as usize]).max().unwrap_or_default()
     };
     let mut sent = vec![Nanos::ZERO; p.tensors.len()];
     for x in &t.transfers {
         sent[x.tensor as usize] = sent[x.tensor as usize].max(x.end);
         let tensor = &p.tensors[x.tensor as usize];
-        hold(x.to, x.start, last_use(x.tensor, x.to), tensor.bytes(), What::Copy(tensor.producer));
+        hold(
+            x.to,
+            x.start,
+            last_use(x.tensor, x.to),
+            tensor.bytes(),
+            What::Copy(tensor.producer),
+        );
     }
     let mut constants: BTreeMap<(u32, u32), u32> = BTreeMap::new();
     for task in 0..p.n_tasks() as u32 {
         let i = task as usize;
         let (d, start, end) = (t.device[i], t.start[i], t.end[i]);
-        hold(d, Nanos::ZERO, Nanos::INFINITY, p.resident[i], What::Weights(task));
+        hold(
+            d,
+            Nanos::ZERO,
+            Nanos::INFINITY,
+            p.resident[i],
+            What::Weights(task),
+        );
         for &c in p.constants_of.row(i) {
             constants.entry((d, c)).or_insert(task);
         }
         for &x in p.outputs.row(i) {
             let until = end.max(last_use(x, d)).max(sent[x as usize]);
-            hold(d, start, until, p.tensors[x as usize].bytes(), What::Output(task));
+            hold(
+                d,
+                start,
+                until,
+                p.tensors[x as usize].bytes(),
+                What::Output(task),
+            );
         }
         hold(d, start, end, p.scratch[i], What::Scratch(task));
     }
     for ((d, c), first_user) in constants {
-        hold(d, Nanos::ZERO, Nanos::INFINITY, p.constants[c as usize], What::Constant(first_user));
+        hold(
+            d,
+            Nanos::ZERO,
+            Nanos::INFINITY,
+            p.constants[c as usize],
+            What::Constant(first_user),
+        );
     }
     held
 }
 
 /// Most bytes held at a time, and when that is first so.
 fn peak(held: &[Held]) -> (Bytes, Nanos) {
-    let mut changes: Vec<(Nanos, i128)> = held.iter().map(|h| (h.from, i128::from(h.bytes.0))).collect();
+    let mut changes: Vec<(Nanos, i128)> = held
+        .iter()
+        .map(|h| (h.from, i128::from(h.bytes.0)))
+        .collect();
     changes.extend(held.iter().map(|h| (h.to, -i128::from(h.bytes.0))));
     changes.sort_unstable();
     let (mut now, mut peak, mut at) = (0i128, 0i128, Nanos::ZERO);
@@ -193,5 +239,10 @@ fn live_at(s: &Subject, held: &[Held], at: Nanos) -> Vec<Live> {
         What::Copy(t) => format!("copy of {}, from {}", name(t), s.device_of(t as usize)),
         What::Scratch(t) => format!("scratch of {}", name(t)),
     };
-    live.into_iter().map(|h| Live { what: what(h.what), bytes: h.bytes.0 }).collect()
+    live.into_iter()
+        .map(|h| Live {
+            what: what(h.what),
+            bytes: h.bytes.0,
+        })
+        .collect()
 }

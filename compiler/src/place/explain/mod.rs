@@ -100,8 +100,16 @@ pub fn explain(s: &Subject) -> Explanation {
         devices: load::devices(s),
         links: load::links(s),
         critical_chain: chain::describe(s, &chain),
-        what_if: if is_for_latency { whatif::what_if(s) } else { Vec::new() },
-        scaling: if is_for_latency { whatif::scaling(s) } else { None },
+        what_if: if is_for_latency {
+            whatif::what_if(s)
+        } else {
+            Vec::new()
+        },
+        scaling: if is_for_latency {
+            whatif::scaling(s)
+        } else {
+            None
+        },
     }
 }
 
@@ -132,7 +140,10 @@ pub fn unique_names(names: impl IntoIterator<Item = String>) -> Vec<String> {
     let mut seen: BTreeSet<String> = BTreeSet::new();
     let mut unique = |name: String| {
         let numbered = (2..).map(|i: u64| format!("{name}#{i}"));
-        let free = std::iter::once(name.clone()).chain(numbered).find(|n| !seen.contains(n)).unwrap_or_default();
+        let free = std::iter::once(name.clone())
+            .chain(numbered)
+            .find(|n| !seen.contains(n))
+            .unwrap_or_default();
         seen.insert(free.clone());
         free
     };

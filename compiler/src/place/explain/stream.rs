@@ -49,7 +49,10 @@ pub struct Stage {
 pub(super) fn stream(s: &Subject, stream: &Stream) -> StreamUse {
     let stages = stages(s, stream);
     let links = links(s, stream);
-    let most = stages.iter().chain(&links).reduce(|a, b| if b.load_ns > a.load_ns { b } else { a });
+    let most = stages
+        .iter()
+        .chain(&links)
+        .reduce(|a, b| if b.load_ns > a.load_ns { b } else { a });
     StreamUse {
         samples: stream.samples,
         time_ns: stream.time().0,
@@ -90,7 +93,9 @@ fn stages(s: &Subject, stream: &Stream) -> Vec<Stage> {
     let (p, t) = (s.problem, &s.solution.timeline);
     let of = |d: usize| {
         let mine = (0..p.n_tasks()).filter(|&i| t.device[i] as usize == d);
-        let items = mine.map(|i| (t.start[i], s.tasks[i].name.as_str(), p.cost(i, d))).collect();
+        let items = mine
+            .map(|i| (t.start[i], s.tasks[i].name.as_str(), p.cost(i, d)))
+            .collect();
         stage(s.devices[d].clone(), items, stream)
     };
     in_order((0..p.n_devices()).filter_map(of).collect())
@@ -101,9 +106,24 @@ fn links(s: &Subject, stream: &Stream) -> Vec<Stage> {
     let n = p.n_devices();
     let of = |pair: usize| {
         let (from, to) = (pair / n, pair % n);
-        let mine = t.transfers.iter().filter(|x| (x.from as usize, x.to as usize) == (from, to));
-        let items = mine.map(|x| (x.start, s.maker(x.tensor), p.transfer(x.tensor as usize, from, to))).collect();
-        stage(format!("{} -> {}", s.devices[from], s.devices[to]), items, stream)
+        let mine = t
+            .transfers
+            .iter()
+            .filter(|x| (x.from as usize, x.to as usize) == (from, to));
+        let items = mine
+            .map(|x| {
+                (
+                    x.start,
+                    s.maker(x.tensor),
+                    p.transfer(x.tensor as usize, from, to),
+                )
+            })
+            .collect();
+        stage(
+            format!("{} -> {}", s.devices[from], s.devices[to]),
+            items,
+            stream,
+        )
     };
     in_order((0..n * n).filter_map(of).collect())
 }

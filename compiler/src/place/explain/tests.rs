@@ -26,7 +26,10 @@ const TOPOLOGY: &str = r#"{ "format": "topology/1",
 
 /// Explains, traces or plans the two branches.
 fn branches<T>(f: impl Fn(&Subject) -> T) -> T {
-    let (graph, topology) = (TaskGraph::parse(GRAPH).unwrap(), Topology::parse(TOPOLOGY).unwrap());
+    let (graph, topology) = (
+        TaskGraph::parse(GRAPH).unwrap(),
+        Topology::parse(TOPOLOGY).unwrap(),
+    );
     let p = graph.problem(&topology).unwrap();
     let options = portfolio::Options::new(&p);
     let solution = portfolio::solve(&p, &options, &Algorithm::name).unwrap();
@@ -68,9 +71,18 @@ fn text_form() {
 /// A subject of a random problem, which has no names of its own.
 fn with_random(rng: &mut Rng, shape: Shape, f: impl FnOnce(&Subject)) {
     let p = random(rng, shape);
-    let options = portfolio::Options { refine_tasks: 2_000, search_nodes: 100, ..portfolio::Options::new(&p) };
+    let options = portfolio::Options {
+        refine_tasks: 2_000,
+        search_nodes: 100,
+        ..portfolio::Options::new(&p)
+    };
     let solution = portfolio::solve(&p, &options, &Algorithm::name).unwrap();
-    let label = |t| Label { name: format!("t{t}"), op: String::new(), reason: None, is_copy: false };
+    let label = |t| Label {
+        name: format!("t{t}"),
+        op: String::new(),
+        reason: None,
+        is_copy: false,
+    };
     let devices = (0..p.n_devices()).map(|d| format!("/d:{d}")).collect();
     let tasks = (0..p.n_tasks()).map(label).collect();
     f(&Subject {
@@ -89,7 +101,10 @@ fn with_random(rng: &mut Rng, shape: Shape, f: impl FnOnce(&Subject)) {
     });
 }
 
-const SHAPE: Shape = Shape { constrained: true, ..Shape::small(14, 3) };
+const SHAPE: Shape = Shape {
+    constrained: true,
+    ..Shape::small(14, 3)
+};
 
 #[test]
 fn loads_are_those_of_the_timeline() {
@@ -98,12 +113,25 @@ fn loads_are_those_of_the_timeline() {
         with_random(&mut rng, SHAPE, |s| {
             let (e, t) = (explain(s), &s.solution.timeline);
             let peaks: Vec<u64> = t.peak_bytes(s.problem).iter().map(|b| b.0).collect();
-            assert_eq!(e.devices.iter().map(|d| d.peak_bytes).collect::<Vec<_>>(), peaks);
+            assert_eq!(
+                e.devices.iter().map(|d| d.peak_bytes).collect::<Vec<_>>(),
+                peaks
+            );
             for d in e.devices.iter().filter(|d| d.n_live == d.live.len()) {
-                assert_eq!(d.live.iter().map(|l| l.bytes).sum::<u64>(), d.peak_bytes, "{d:?}");
+                assert_eq!(
+                    d.live.iter().map(|l| l.bytes).sum::<u64>(),
+                    d.peak_bytes,
+                    "{d:?}"
+                );
             }
-            assert_eq!(e.links.iter().map(|l| l.n_transfers).sum::<usize>(), t.transfers.len());
-            assert_eq!(Bytes(e.links.iter().map(|l| l.bytes).sum()), t.bytes_moved(s.problem));
+            assert_eq!(
+                e.links.iter().map(|l| l.n_transfers).sum::<usize>(),
+                t.transfers.len()
+            );
+            assert_eq!(
+                Bytes(e.links.iter().map(|l| l.bytes).sum()),
+                t.bytes_moved(s.problem)
+            );
             assert!(e.devices.iter().all(|d| d.busy_percent <= 100.0));
         });
     }
@@ -116,10 +144,18 @@ fn the_critical_chain_goes_without_a_gap_from_the_first_start_to_the_end() {
         with_random(&mut rng, SHAPE, |s| {
             let (chain, t) = (explain(s).critical_chain, &s.solution.timeline);
             assert_eq!(chain.last().map(|c| c.end_ns), Some(t.makespan.0));
-            assert_eq!((chain[0].start_ns, chain[0].waited_for.as_str()), (0, "nothing"), "{chain:?}");
+            assert_eq!(
+                (chain[0].start_ns, chain[0].waited_for.as_str()),
+                (0, "nothing"),
+                "{chain:?}"
+            );
             for pair in chain.windows(2) {
                 let is_held = pair[1].waited_for.starts_with("its turn");
-                assert!(pair[0].end_ns == pair[1].start_ns || is_held && pair[0].end_ns < pair[1].start_ns, "{pair:?}");
+                assert!(
+                    pair[0].end_ns == pair[1].start_ns
+                        || is_held && pair[0].end_ns < pair[1].start_ns,
+                    "{pair:?}"
+                );
             }
         });
     }
@@ -138,16 +174,24 @@ fn alternatives_are_full_simulations() {
                 let task: usize = node.name[1..].parse().unwrap();
                 let members = p.members.row(p.group_of[task] as usize);
                 let is_first = members[0] as usize == task;
-                let n = if is_first { p.feasible(task).count() } else { 1 };
+                let n = if is_first {
+                    p.feasible(task).count()
+                } else {
+                    1
+                };
                 assert_eq!(node.alternatives.len(), if n == 1 { 0 } else { n });
                 for a in &node.alternatives {
                     let to = s.devices.iter().position(|d| *d == a.device).unwrap() as u32;
                     let mut device = t.device.clone();
                     members.iter().for_each(|&m| device[m as usize] = to);
-                    let other = simulate(p, &device, &ranks::keys_of_order(&order), LinkOrder::Urgent);
+                    let other =
+                        simulate(p, &device, &ranks::keys_of_order(&order), LinkOrder::Urgent);
                     let expected = if to == t.device[task] { t } else { &other };
                     let (start, end) = (expected.start[task].0, expected.end[task].0);
-                    assert_eq!((a.start_ns, a.end_ns, a.makespan_ns), (start, end, expected.makespan.0));
+                    assert_eq!(
+                        (a.start_ns, a.end_ns, a.makespan_ns),
+                        (start, end, expected.makespan.0)
+                    );
                     assert!(a.ready_ns <= a.start_ns);
                 }
             }
@@ -159,17 +203,40 @@ fn alternatives_are_full_simulations() {
 fn better_machines_are_never_predicted_slower_and_parts_of_one_fall() {
     let mut rng = Rng(8);
     for _ in 0..8 {
-        let shape = Shape { constrained: false, ..SHAPE };
+        let shape = Shape {
+            constrained: false,
+            ..SHAPE
+        };
         with_random(&mut rng, shape, |s| {
             let e = explain(s);
-            let fast = e.what_if.iter().find(|w| w.what == "links twice as fast").unwrap();
-            assert!(fast.makespan_ns.unwrap() <= s.solution.timeline.makespan.0, "{fast:?}");
+            let fast = e
+                .what_if
+                .iter()
+                .find(|w| w.what == "links twice as fast")
+                .unwrap();
+            assert!(
+                fast.makespan_ns.unwrap() <= s.solution.timeline.makespan.0,
+                "{fast:?}"
+            );
             let scaling = e.scaling.unwrap();
-            assert_eq!(scaling.makespan_ns.iter().map(|r| r.0).collect::<Vec<_>>(), [1, 2, 3]);
-            assert!(scaling.makespan_ns.windows(2).all(|w| w[0].1 >= w[1].1), "{scaling:?}");
+            assert_eq!(
+                scaling.makespan_ns.iter().map(|r| r.0).collect::<Vec<_>>(),
+                [1, 2, 3]
+            );
+            assert!(
+                scaling.makespan_ns.windows(2).all(|w| w[0].1 >= w[1].1),
+                "{scaling:?}"
+            );
             assert_eq!(scaling.makespan_ns[2].1, s.solution.timeline.makespan.0);
-            let one = (0..s.problem.n_tasks())
-                .map(|t| s.problem.cost(t, s.devices.iter().position(|d| *d == scaling.devices[0]).unwrap()));
+            let one = (0..s.problem.n_tasks()).map(|t| {
+                s.problem.cost(
+                    t,
+                    s.devices
+                        .iter()
+                        .position(|d| *d == scaling.devices[0])
+                        .unwrap(),
+                )
+            });
             assert_eq!(Nanos(scaling.makespan_ns[0].1), one.sum::<Nanos>());
         });
     }
@@ -180,12 +247,22 @@ fn moves_are_told() {
     let mut rng = Rng(9);
     let (mut told, mut refined) = (0, 0);
     for _ in 0..40 {
-        with_random(&mut rng, Shape { n_tasks: 30, ..SHAPE }, |s| {
-            let moved = s.solution.moved.iter().flatten().count();
-            refined += usize::from(s.solution.algorithm.ends_with("+refine"));
-            assert!(s.solution.algorithm.ends_with("+refine") || moved == 0);
-            told += candidates::reasons(s).iter().filter(|n| n.reason.contains("by refinement step")).count();
-        });
+        with_random(
+            &mut rng,
+            Shape {
+                n_tasks: 30,
+                ..SHAPE
+            },
+            |s| {
+                let moved = s.solution.moved.iter().flatten().count();
+                refined += usize::from(s.solution.algorithm.ends_with("+refine"));
+                assert!(s.solution.algorithm.ends_with("+refine") || moved == 0);
+                told += candidates::reasons(s)
+                    .iter()
+                    .filter(|n| n.reason.contains("by refinement step"))
+                    .count();
+            },
+        );
     }
     assert!(refined > 0 && told > 0, "{refined} refined, {told} told");
 }
@@ -197,8 +274,14 @@ fn traces_are_json_with_the_times_of_the_timeline() {
         let events = trace["traceEvents"].as_array().unwrap();
         let name = |e: &serde_json::Value| e["args"]["name"].as_str().unwrap().to_owned();
         let named = events.iter().filter(|e| e["name"] == "thread_name");
-        let threads: BTreeMap<(u64, u64), String> =
-            named.map(|e| ((e["pid"].as_u64().unwrap(), e["tid"].as_u64().unwrap()), name(e))).collect();
+        let threads: BTreeMap<(u64, u64), String> = named
+            .map(|e| {
+                (
+                    (e["pid"].as_u64().unwrap(), e["tid"].as_u64().unwrap()),
+                    name(e),
+                )
+            })
+            .collect();
         let t = &s.solution.timeline;
         let (mut tasks, mut transfers) = (0, 0);
         for e in events.iter().filter(|e| e["ph"] == "X") {
@@ -225,7 +308,15 @@ fn traces_are_json_with_the_times_of_the_timeline() {
 #[test]
 fn pages_need_nothing_else_and_escape_names() {
     let page = branches(|s| html::page(s, &explain(s)));
-    for outside in ["http", "src=", "href", "url(", "import", "<link", "two <branches>"] {
+    for outside in [
+        "http",
+        "src=",
+        "href",
+        "url(",
+        "import",
+        "<link",
+        "two <branches>",
+    ] {
         assert!(!page.contains(outside), "{outside}");
     }
     assert!(page.contains("<title>two &lt;branches&gt;</title>"));

@@ -44,12 +44,17 @@ pub(super) fn what_if(s: &Subject) -> Vec<WhatIf> {
         let mut known: Vec<(usize, WhatIf)> = Vec::new();
         for d in 0..p.n_devices() {
             let what = format!("without {}", s.devices[d]);
-            let alike = known.iter().find(|(e, _)| are_alike(p, *e, d)).map(|(_, answer)| answer.clone());
+            let alike = known
+                .iter()
+                .find(|(e, _)| are_alike(p, *e, d))
+                .map(|(_, answer)| answer.clone());
             let answer = alike.unwrap_or_else(|| without(s, d));
             known.push((d, answer.clone()));
             answers.push(WhatIf { what, ..answer });
         }
-        for (what, numerator, denominator) in [("links twice as fast", 2, 1), ("links half as fast", 1, 2)] {
+        for (what, numerator, denominator) in
+            [("links twice as fast", 2, 1), ("links half as fast", 1, 2)]
+        {
             let other = with_links(p, numerator, denominator);
             answers.push(answer(s, what, best(s, &other)));
         }
@@ -72,12 +77,18 @@ pub(super) fn scaling(s: &Subject) -> Option<Scaling> {
     let mut busy = vec![Nanos::ZERO; n];
     (0..p.n_tasks()).for_each(|i| busy[t.device[i] as usize] += p.cost(i, t.device[i] as usize));
     let mut needed = vec![false; n];
-    (0..p.n_tasks()).filter(|&i| p.feasible(i).nth(1).is_none()).for_each(|i| needed[p.first_device(i)] = true);
+    (0..p.n_tasks())
+        .filter(|&i| p.feasible(i).nth(1).is_none())
+        .for_each(|i| needed[p.first_device(i)] = true);
     let mut order: Vec<usize> = (0..n).collect();
     order.sort_by_key(|&d| (!needed[d], std::cmp::Reverse(busy[d]), d));
     let mut rows: Vec<(usize, u64)> = Vec::new();
     for k in counts(n) {
-        let time = if k == n { Some(t.makespan.0) } else { on_some(s, &order[..k]) };
+        let time = if k == n {
+            Some(t.makespan.0)
+        } else {
+            on_some(s, &order[..k])
+        };
         // Fewer devices are a part of more: what is possible there is possible here.
         let before = rows.last().map_or(u64::MAX, |r| r.1);
         rows.extend(time.map(|ns| (k, ns.min(before))));
@@ -86,7 +97,11 @@ pub(super) fn scaling(s: &Subject) -> Option<Scaling> {
     let helps = |ns: u64| 100.0 * (ns - least.min(ns)) as f64 > GAIN * ns as f64;
     let enough = rows.iter().find(|r| !helps(r.1)).map_or(n, |r| r.0);
     let devices = order.iter().map(|&d| s.devices[d].clone()).collect();
-    Some(Scaling { devices, makespan_ns: rows, enough })
+    Some(Scaling {
+        devices,
+        makespan_ns: rows,
+        enough,
+    })
 }
 
 /// All counts up to 8, then doubled ones, and the last.
@@ -112,9 +127,10 @@ fn without(s: &Subject, device: usize) -> WhatIf {
     let others: Vec<usize> = (0..s.base.n_devices()).filter(|&d| d != device).collect();
     match s.base.only(&others) {
         Ok(part) => answer(s, "", best_on(s, &part, &others, None)),
-        Err(task) => {
-            WhatIf { why_not: Some(format!("{} can run nowhere else", s.tasks[task].name)), ..answer(s, "", None) }
-        }
+        Err(task) => WhatIf {
+            why_not: Some(format!("{} can run nowhere else", s.tasks[task].name)),
+            ..answer(s, "", None)
+        },
     }
 }
 
@@ -125,7 +141,9 @@ fn answer(s: &Subject, what: &str, makespan: Option<Nanos>) -> WhatIf {
         what: what.to_owned(),
         makespan_ns: makespan.map(|m| m.0),
         change_percent: makespan.map(change),
-        why_not: makespan.is_none().then(|| "no placement found that keeps the memory limits".to_owned()),
+        why_not: makespan
+            .is_none()
+            .then(|| "no placement found that keeps the memory limits".to_owned()),
     }
 }
 
@@ -146,7 +164,12 @@ fn with_links(p: &Problem, numerator: u64, denominator: u64) -> Problem {
 }
 
 /// The best makespan found on some devices with an eighth of the work, no worse than that of `previous`.
-fn best_on(s: &Subject, part: &Problem, devices: &[usize], previous: Option<Timeline>) -> Option<Nanos> {
+fn best_on(
+    s: &Subject,
+    part: &Problem,
+    devices: &[usize],
+    previous: Option<Timeline>,
+) -> Option<Nanos> {
     let place = |d: &usize| devices.iter().position(|e| e == d);
     let options = Options {
         refine_tasks: s.options.refine_tasks / EFFORT,
@@ -173,5 +196,7 @@ fn are_alike(p: &Problem, a: usize, b: usize) -> bool {
     p.devices[a] == p.devices[b]
         && (0..p.n_tasks()).all(|t| p.cost(t, a) == p.cost(t, b))
         && p.links.get(a, b) == p.links.get(b, a)
-        && others.into_iter().all(|d| p.links.get(a, d) == p.links.get(b, d) && p.links.get(d, a) == p.links.get(d, b))
+        && others.into_iter().all(|d| {
+            p.links.get(a, d) == p.links.get(b, d) && p.links.get(d, a) == p.links.get(d, b)
+        })
 }

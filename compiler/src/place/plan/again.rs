@@ -30,27 +30,38 @@ impl Again {
         if text.is_empty() {
             return Ok(None);
         }
-        let wrong = || format!("{text:?} after the device; {EXPECTED} (names with spaces need quotes)");
+        let wrong =
+            || format!("{text:?} after the device; {EXPECTED} (names with spaces need quotes)");
         let (verb, rest) = word(text).ok_or_else(wrong)?;
         let (parked, (node, rest)) = match verb {
             "runs" => (None, name(rest)?),
             "parks" => {
                 let numbered = rest.strip_prefix("result ").and_then(|r| word(r));
-                match numbered.and_then(|(n, r)| Some((n.parse::<usize>().ok()?, r.strip_prefix("of ")?))) {
+                match numbered
+                    .and_then(|(n, r)| Some((n.parse::<usize>().ok()?, r.strip_prefix("of ")?)))
+                {
                     Some((number, rest)) => (Some(Some(number)), name(rest.trim_start())?),
                     None => (Some(None), name(rest)?),
                 }
             }
             _ => return Err(wrong()),
         };
-        let (_, mut rest) = word(rest.trim_start()).filter(|(w, _)| *w == "for").ok_or_else(wrong)?;
+        let (_, mut rest) = word(rest.trim_start())
+            .filter(|(w, _)| *w == "for")
+            .ok_or_else(wrong)?;
         let mut users = Vec::new();
         loop {
             let (user, more) = name(rest.trim_start()).map_err(|_| wrong())?;
             users.push(user);
             match (more.trim_start().strip_prefix(','), more.trim()) {
                 (Some(more), _) => rest = more,
-                (None, "") => return Ok(Some(Again { node, parked, users })),
+                (None, "") => {
+                    return Ok(Some(Again {
+                        node,
+                        parked,
+                        users,
+                    }));
+                }
                 _ => return Err(wrong()),
             }
         }
@@ -70,9 +81,16 @@ pub(super) fn text(p: &Problem, copy: &Copy, names: &[String]) -> String {
     let what = match copy.parked {
         None => format!("runs {node}"),
         Some(_) if made.len() == 1 => format!("parks {node}"),
-        Some(x) => format!("parks result {} of {node}", made.iter().position(|m| *m == x).unwrap_or_default()),
+        Some(x) => format!(
+            "parks result {} of {node}",
+            made.iter().position(|m| *m == x).unwrap_or_default()
+        ),
     };
-    let users: Vec<String> = copy.users.iter().map(|&u| quoted(&names[u as usize])).collect();
+    let users: Vec<String> = copy
+        .users
+        .iter()
+        .map(|&u| quoted(&names[u as usize]))
+        .collect();
     format!(" {what} for {}", users.join(", "))
 }
 
@@ -102,7 +120,11 @@ pub(super) struct Reader<'a> {
 impl Reader<'_> {
     /// The copies, those that use others before these.
     pub fn copies(&self) -> Result<Vec<Copy>> {
-        let lines = self.plan.lines.iter().filter_map(|line| Some((line, line.again.as_ref()?)));
+        let lines = self
+            .plan
+            .lines
+            .iter()
+            .filter_map(|line| Some((line, line.again.as_ref()?)));
         let (mut found, mut errors) = (Vec::new(), Vec::new());
         for (line, again) in lines {
             match self.copy(line, again) {
@@ -114,23 +136,45 @@ impl Reader<'_> {
             return Err(Error::join(errors));
         }
         let found = self.ordered(found)?;
-        let place: BTreeMap<&str, usize> = found.iter().enumerate().map(|(i, f)| (f.line.node.as_str(), i)).collect();
+        let place: BTreeMap<&str, usize> = found
+            .iter()
+            .enumerate()
+            .map(|(i, f)| (f.line.node.as_str(), i))
+            .collect();
         let mut copies = Vec::new();
         let mut taken: BTreeMap<(usize, u32), usize> = BTreeMap::new();
         for f in &found {
             match self.users(f, &place, &found, &mut taken) {
-                Ok(users) => copies.push(Copy { task: f.task as u32, parked: f.parked, device: f.device, users }),
+                Ok(users) => copies.push(Copy {
+                    task: f.task as u32,
+                    parked: f.parked,
+                    device: f.device,
+                    users,
+                }),
                 Err(e) => errors.push(e),
             }
         }
-        if errors.is_empty() { Ok(copies) } else { Err(Error::join(errors)) }
+        if errors.is_empty() {
+            Ok(copies)
+        } else {
+            Err(Error::join(errors))
+        }
     }
 
     fn copy<'l>(&self, line: &'l Line, again: &'l Again) -> Result<Found<'l>> {
-        let Reader { plan, problem: p, names, index, home } = *self;
+        let Reader {
+            plan,
+            problem: p,
+            names,
+            index,
+            home,
+        } = *self;
         let wrong = |why: String| Err(plan.wrong(line.number, why));
         if index.contains_key(line.node.as_str()) {
-            return wrong(format!("{:?} is the name of a node; a copy needs one of its own", line.node));
+            return wrong(format!(
+                "{:?} is the name of a node; a copy needs one of its own",
+                line.node
+            ));
         }
         let task = plan.task(line, &again.node, names, index)?;
         let device = plan.device(line, names)?;
@@ -141,21 +185,50 @@ impl Reader<'_> {
                 return wrong(format!("{node} does not run again: {why}"));
             }
             if !p.cost(task, device).is_finite() {
-                let open: Vec<&str> = p.feasible(task).map(|d| names.devices[d].as_str()).collect();
-                return wrong(format!("{node} cannot be on {at}; it can be on {}", open.join(", ")));
+                let open: Vec<&str> = p
+                    .feasible(task)
+                    .map(|d| names.devices[d].as_str())
+                    .collect();
+                return wrong(format!(
+                    "{node} cannot be on {at}; it can be on {}",
+                    open.join(", ")
+                ));
             }
-            return Ok(Found { line, again, task, parked: None, device: device as u32 });
+            return Ok(Found {
+                line,
+                again,
+                task,
+                parked: None,
+                device: device as u32,
+            });
         };
         let own = home[task] as usize;
         if names.freedom.parking(device).is_none() || names.freedom.parking(own).is_some() {
             let why = "tensors of devices with memory of their own are parked on CPUs";
-            return wrong(format!("{node} is on {} and is not parked on {at}: {why}", names.devices[own]));
+            return wrong(format!(
+                "{node} is on {} and is not parked on {at}: {why}",
+                names.devices[own]
+            ));
         }
         let made = p.outputs.row(task);
         match (number, made.len()) {
-            (None, 1) => Ok(Found { line, again, task, parked: Some(made[0]), device: device as u32 }),
-            (Some(i), n) if i < n => Ok(Found { line, again, task, parked: Some(made[i]), device: device as u32 }),
-            (None, n) => wrong(format!("{node} has {n} results that are used; expected `parks result N of {node}`")),
+            (None, 1) => Ok(Found {
+                line,
+                again,
+                task,
+                parked: Some(made[0]),
+                device: device as u32,
+            }),
+            (Some(i), n) if i < n => Ok(Found {
+                line,
+                again,
+                task,
+                parked: Some(made[i]),
+                device: device as u32,
+            }),
+            (None, n) => wrong(format!(
+                "{node} has {n} results that are used; expected `parks result N of {node}`"
+            )),
             (Some(i), n) => wrong(format!("{node} has no result {i} that is used; it has {n}")),
         }
     }
@@ -165,15 +238,17 @@ impl Reader<'_> {
         let mut ordered: Vec<Found> = Vec::new();
         while !waiting.is_empty() {
             let is_ready = |f: &Found| {
-                let waits =
-                    |other: &&Found| other.line.number != f.line.number && f.again.users.contains(&other.line.node);
+                let waits = |other: &&Found| {
+                    other.line.number != f.line.number && f.again.users.contains(&other.line.node)
+                };
                 !f.again.users.contains(&f.line.node) && !waiting.iter().any(|other| waits(&other))
             };
             let Some(next) = waiting.iter().position(is_ready) else {
                 let first = waiting[0].line;
-                return Err(self
-                    .plan
-                    .wrong(first.number, format!("{} and its users are copies of each other", first.node)));
+                return Err(self.plan.wrong(
+                    first.number,
+                    format!("{} and its users are copies of each other", first.node),
+                ));
             };
             ordered.push(waiting.remove(next));
         }
@@ -188,9 +263,16 @@ impl Reader<'_> {
         found: &[Found],
         taken: &mut BTreeMap<(usize, u32), usize>,
     ) -> Result<Vec<u32>> {
-        let Reader { problem: p, names, index, .. } = *self;
+        let Reader {
+            problem: p,
+            names,
+            index,
+            ..
+        } = *self;
         let wrong = |why: String| self.plan.wrong(f.line.number, why);
-        let results: Vec<u32> = f.parked.map_or_else(|| p.outputs.row(f.task).to_vec(), |x| vec![x]);
+        let results: Vec<u32> = f
+            .parked
+            .map_or_else(|| p.outputs.row(f.task).to_vec(), |x| vec![x]);
         let mut users = Vec::new();
         for name in &f.again.users {
             let copy = place.get(name.as_str()).copied();
@@ -199,21 +281,35 @@ impl Reader<'_> {
                 (Some(i), _) => (p.n_tasks() + i, Some(found[i].task)),
                 (None, Some(&task)) => (task, Some(task)),
                 (None, None) => {
-                    let known = names.tasks.iter().map(String::as_str).chain(place.keys().copied());
+                    let known = names
+                        .tasks
+                        .iter()
+                        .map(String::as_str)
+                        .chain(place.keys().copied());
                     let near = nearest(name, known, 3);
                     let error = wrong(format!("there is no node or copy {name:?}"));
-                    return Err(if near.is_empty() { error } else { error.hint(near.join(", ")) });
+                    return Err(if near.is_empty() {
+                        error
+                    } else {
+                        error.hint(near.join(", "))
+                    });
                 }
             };
-            let used =
-                results.iter().filter(|&&x| task.is_some_and(|t| p.consumers.row(x as usize).contains(&(t as u32))));
+            let used = results.iter().filter(|&&x| {
+                task.is_some_and(|t| p.consumers.row(x as usize).contains(&(t as u32)))
+            });
             let used: Vec<u32> = used.copied().collect();
             if used.is_empty() {
-                return Err(wrong(format!("{name} does not take what {} makes", f.again.node)));
+                return Err(wrong(format!(
+                    "{name} does not take what {} makes",
+                    f.again.node
+                )));
             }
             for x in used {
                 if let Some(line) = taken.insert((user, x), f.line.number) {
-                    return Err(wrong(format!("{name} takes that already from the copy in line {line}")));
+                    return Err(wrong(format!(
+                        "{name} takes that already from the copy in line {line}"
+                    )));
                 }
             }
             users.push(user as u32);

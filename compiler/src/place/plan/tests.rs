@@ -16,15 +16,28 @@ const DEVICES: [&str; 3] = ["/gpu:0", "/gpu:1", "/cpu:0"];
 fn problem() -> (Problem, Vec<String>) {
     let graph = TaskGraph::parse(GRAPH).unwrap();
     let names = graph.nodes.iter().map(|n| n.name.clone()).collect();
-    (graph.problem(&Topology::parse(TOPOLOGY).unwrap()).unwrap(), names)
+    (
+        graph.problem(&Topology::parse(TOPOLOGY).unwrap()).unwrap(),
+        names,
+    )
 }
 
 fn read(text: &str) -> Result<Planned> {
     let (p, tasks) = problem();
     let devices = DEVICES.map(str::to_owned);
     let find = |text: &str| DEVICES.iter().position(|d| *d == text);
-    let parking = vec![None, None, Some(LinkProfile { latency: Nanos(1), bytes_per_second: 1_000_000_000 })];
-    let freedom = Freedom { may_copy: vec![true, true, false, false], parking };
+    let parking = vec![
+        None,
+        None,
+        Some(LinkProfile {
+            latency: Nanos(1),
+            bytes_per_second: 1_000_000_000,
+        }),
+    ];
+    let freedom = Freedom {
+        may_copy: vec![true, true, false, false],
+        parking,
+    };
     let names = Names {
         tasks: &tasks,
         devices: &devices,
@@ -38,7 +51,14 @@ fn read(text: &str) -> Result<Planned> {
 #[test]
 fn plans_come_back() {
     let (p, tasks) = problem();
-    let text = write("g", &tasks, &DEVICES.map(str::to_owned), &[1, 2, 0, 0], Nanos(15), &[]);
+    let text = write(
+        "g",
+        &tasks,
+        &DEVICES.map(str::to_owned),
+        &[1, 2, 0, 0],
+        Nanos(15),
+        &[],
+    );
     insta::assert_snapshot!(text, @r#"
     plan/1
     # graph "g"
@@ -50,7 +70,10 @@ fn plans_come_back() {
     e = /gpu:0
     "#);
     let planned = read(&text).unwrap();
-    assert_eq!(planned.tasks.iter().map(|l| l.0).collect::<Vec<_>>(), [1, 2, 0, 0]);
+    assert_eq!(
+        planned.tasks.iter().map(|l| l.0).collect::<Vec<_>>(),
+        [1, 2, 0, 0]
+    );
     let solution = solve(&p, &planned, &Options::new(&p), &Algorithm::name).unwrap();
     assert_eq!(solution.timeline.device, [1, 2, 0, 0]);
     // Other devices are faster, so the bound of the problem is below what the plan can reach.
@@ -70,7 +93,10 @@ fn plans_that_cannot_be_kept_say_where_and_why() {
         format!("plan/1\n{}", whole.replace("e = /gpu:0", "e = /gpu:1")),
         "plan/1\nc = /cpu:0\nd=/gpu:0".to_owned(),
     ];
-    let errors: Vec<String> = cases.iter().map(|text| read(text).unwrap_err().to_string()).collect();
+    let errors: Vec<String> = cases
+        .iter()
+        .map(|text| read(text).unwrap_err().to_string())
+        .collect();
     insta::assert_snapshot!(errors.join("\n"), @r#"
     my.plan, line 1: "a = /gpu:0"; expected "plan/1" (try: --plan-out FILE, which writes plans)
     3 problems:
@@ -90,7 +116,10 @@ fn plans_that_cannot_be_kept_say_where_and_why() {
 #[test]
 fn names_are_quoted_where_they_must_be() {
     for node in ["a", "a b", "a=b", "a,b", "#a", "\"", "", "a\nb", "ü/é:1"] {
-        assert_eq!(entry(&format!("{} = /gpu:0", quoted(node))), Ok((node.to_owned(), "/gpu:0".to_owned(), None)));
+        assert_eq!(
+            entry(&format!("{} = /gpu:0", quoted(node))),
+            Ok((node.to_owned(), "/gpu:0".to_owned(), None))
+        );
     }
 }
 
@@ -99,17 +128,51 @@ fn names_are_quoted_where_they_must_be() {
 fn copies_are_read_and_written() {
     let whole = "plan/1\n\"a b\" = /gpu:1\nc = /gpu:0\nd = /gpu:0\ne = /gpu:0\n";
     let runs = read(&format!("{whole}x = /gpu:0 runs \"a b\" for c\n")).unwrap();
-    assert_eq!(runs.copies, [Copy { task: 0, parked: None, device: 0, users: vec![1] }]);
+    assert_eq!(
+        runs.copies,
+        [Copy {
+            task: 0,
+            parked: None,
+            device: 0,
+            users: vec![1]
+        }]
+    );
     let parks = read(&format!("{whole}x = /cpu:0  parks  \"a b\"  for c\n")).unwrap();
-    assert_eq!(parks.copies, [Copy { task: 0, parked: Some(0), device: 2, users: vec![1] }]);
-    assert_eq!(read(&format!("{whole}x = /cpu:0 parks result 0 of \"a b\" for c\n")).unwrap(), parks);
+    assert_eq!(
+        parks.copies,
+        [Copy {
+            task: 0,
+            parked: Some(0),
+            device: 2,
+            users: vec![1]
+        }]
+    );
+    assert_eq!(
+        read(&format!(
+            "{whole}x = /cpu:0 parks result 0 of \"a b\" for c\n"
+        ))
+        .unwrap(),
+        parks
+    );
     // A copy can take the results of another: that which is used comes after its user.
-    let both = read(&format!("{whole}x = /cpu:0 parks \"a b\" for \"c 2\"\n\"c 2\" = /gpu:1 runs c for c\n"));
-    assert!(both.unwrap_err().to_string().contains("c does not take what c makes"));
+    let both = read(&format!(
+        "{whole}x = /cpu:0 parks \"a b\" for \"c 2\"\n\"c 2\" = /gpu:1 runs c for c\n"
+    ));
+    assert!(
+        both.unwrap_err()
+            .to_string()
+            .contains("c does not take what c makes")
+    );
     let (p, mut names) = problem();
     names.push("a b (copy)".to_owned());
-    assert_eq!(again::text(&p, &runs.copies[0], &names), " runs \"a b\" for c");
-    assert_eq!(again::text(&p, &parks.copies[0], &names), " parks \"a b\" for c");
+    assert_eq!(
+        again::text(&p, &runs.copies[0], &names),
+        " runs \"a b\" for c"
+    );
+    assert_eq!(
+        again::text(&p, &parks.copies[0], &names),
+        " parks \"a b\" for c"
+    );
     let text = write(
         "g",
         &names,
@@ -125,26 +188,71 @@ fn copies_are_read_and_written() {
 fn copies_that_cannot_be_say_where_and_why() {
     let whole = "plan/1\n\"a b\" = /gpu:1\nc = /gpu:0\nd = /gpu:0\ne = /gpu:0\n";
     let cases = [
-        ("x = /gpu:0 run c", "line 6: \"run c\" after the device; expected nothing, `runs NODE for USER, ...`"),
+        (
+            "x = /gpu:0 run c",
+            "line 6: \"run c\" after the device; expected nothing, `runs NODE for USER, ...`",
+        ),
         ("x = /gpu:0 runs c", "after the device; expected nothing"),
-        ("x = /gpu:0 runs c for", "after the device; expected nothing"),
-        ("x = /gpu:0 runs \"a b\" for c,", "after the device; expected nothing"),
-        ("x = /gpu:0 runs \"a b\" for c d", "after the device; expected nothing"),
-        ("d = /gpu:0 runs \"a b\" for c", "line 6: node \"d\" comes twice; first in line 4"),
-        ("x = /gpu:0 runs cc for c", "there is no node \"cc\" to place (try: c"),
-        ("x = /gpu:7 runs \"a b\" for c", "there is no device \"/gpu:7\"; available: /gpu:0"),
-        ("x = /gpu:0 runs d for e", "line 6: d does not run again: only nodes do whose effect"),
-        ("x = /cpu:0 runs \"a b\" for c", "line 6: a b cannot be on /cpu:0; it can be on /gpu:0, /gpu:1"),
-        ("x = /gpu:0 runs \"a b\" for cc", "line 6: there is no node or copy \"cc\" (try: c"),
-        ("x = /gpu:0 runs \"a b\" for d", "line 6: d does not take what a b makes"),
-        ("x = /gpu:0 parks \"a b\" for c", "line 6: a b is on /gpu:1 and is not parked on /gpu:0: tensors of devices"),
-        ("x = /cpu:0 parks result 3 of \"a b\" for c", "line 6: a b has no result 3 that is used; it has 1"),
-        ("x = /cpu:0 parks d for c", "line 6: c does not take what d makes"),
+        (
+            "x = /gpu:0 runs c for",
+            "after the device; expected nothing",
+        ),
+        (
+            "x = /gpu:0 runs \"a b\" for c,",
+            "after the device; expected nothing",
+        ),
+        (
+            "x = /gpu:0 runs \"a b\" for c d",
+            "after the device; expected nothing",
+        ),
+        (
+            "d = /gpu:0 runs \"a b\" for c",
+            "line 6: node \"d\" comes twice; first in line 4",
+        ),
+        (
+            "x = /gpu:0 runs cc for c",
+            "there is no node \"cc\" to place (try: c",
+        ),
+        (
+            "x = /gpu:7 runs \"a b\" for c",
+            "there is no device \"/gpu:7\"; available: /gpu:0",
+        ),
+        (
+            "x = /gpu:0 runs d for e",
+            "line 6: d does not run again: only nodes do whose effect",
+        ),
+        (
+            "x = /cpu:0 runs \"a b\" for c",
+            "line 6: a b cannot be on /cpu:0; it can be on /gpu:0, /gpu:1",
+        ),
+        (
+            "x = /gpu:0 runs \"a b\" for cc",
+            "line 6: there is no node or copy \"cc\" (try: c",
+        ),
+        (
+            "x = /gpu:0 runs \"a b\" for d",
+            "line 6: d does not take what a b makes",
+        ),
+        (
+            "x = /gpu:0 parks \"a b\" for c",
+            "line 6: a b is on /gpu:1 and is not parked on /gpu:0: tensors of devices",
+        ),
+        (
+            "x = /cpu:0 parks result 3 of \"a b\" for c",
+            "line 6: a b has no result 3 that is used; it has 1",
+        ),
+        (
+            "x = /cpu:0 parks d for c",
+            "line 6: c does not take what d makes",
+        ),
         (
             "x = /gpu:0 runs \"a b\" for c\ny = /cpu:0 parks \"a b\" for c",
             "line 7: c takes that already from the copy in line 6",
         ),
-        ("x = /gpu:0 runs c for x", "line 6: x and its users are copies of each other"),
+        (
+            "x = /gpu:0 runs c for x",
+            "line 6: x and its users are copies of each other",
+        ),
     ];
     for (lines, part) in cases {
         let error = read(&format!("{whole}{lines}\n")).unwrap_err().to_string();

@@ -20,8 +20,14 @@ fn graph(nodes: &[String]) -> Graph {
 /// Two CPUs, and two GPUs that can run all but `exp`.
 fn request(fallback: Fallback) -> Request {
     let mut devices = DeviceSet::parse("cpu:2,gpu:2", 2).unwrap();
-    devices.devices[2..].iter_mut().for_each(|d| d.kernels = Kernels::default().without("exp", "not written"));
-    Request { devices, fallback, ..Request::default() }
+    devices.devices[2..]
+        .iter_mut()
+        .for_each(|d| d.kernels = Kernels::default().without("exp", "not written"));
+    Request {
+        devices,
+        fallback,
+        ..Request::default()
+    }
 }
 
 /// Devices of each node, then warnings and log.
@@ -34,17 +40,28 @@ fn resolved(g: &Graph, r: &Request) -> Result<String> {
     let node = |(a, (id, n)): (&Option<Allowed>, (NodeId, &Node))| {
         let a = a.as_ref()?;
         let names: Vec<String> = a.devices.iter().map(name).collect();
-        Some(format!("{} [{}] {}", name_of(id, n), names.join(" "), a.reason))
+        Some(format!(
+            "{} [{}] {}",
+            name_of(id, n),
+            names.join(" "),
+            a.reason
+        ))
     };
     let nodes = found.allowed.iter().zip(g.nodes()).filter_map(node);
     let warnings = found.warnings.iter().map(|w| format!("warning: {w}"));
     let log = found.log.iter().map(|w| format!("log: {w}"));
-    Ok(nodes.chain(warnings).chain(log).collect::<Vec<_>>().join("\n"))
+    Ok(nodes
+        .chain(warnings)
+        .chain(log)
+        .collect::<Vec<_>>()
+        .join("\n"))
 }
 
 fn error(nodes: &[&str], fallback: Fallback) -> String {
     let nodes: Vec<String> = nodes.iter().map(|n| (*n).to_owned()).collect();
-    resolved(&graph(&nodes), &request(fallback)).unwrap_err().to_string()
+    resolved(&graph(&nodes), &request(fallback))
+        .unwrap_err()
+        .to_string()
 }
 
 fn text(nodes: &[&str], fallback: Fallback) -> String {
@@ -72,19 +89,40 @@ fn soft_placement_as_a_table() {
         ("neg", "/replica:2/cpu:0", "error", "error"),
     ] {
         let node = [format!("{op}(%0) on {spec:?} @ \"/n\"")];
-        for (fallback, expected) in [(Fallback::Error, hard), (Fallback::Allow, soft), (Fallback::Warn, soft)] {
+        for (fallback, expected) in [
+            (Fallback::Error, hard),
+            (Fallback::Allow, soft),
+            (Fallback::Warn, soft),
+        ] {
             let found = resolve(&graph(&node), &request(fallback));
             let names = |a: &Allowed| {
-                let names = a.devices.iter().map(|&d| request(fallback).devices.devices[d].name.to_string());
-                names.map(|n| n.replace("/device:", "")).collect::<Vec<_>>().join(" ")
+                let names = a
+                    .devices
+                    .iter()
+                    .map(|&d| request(fallback).devices.devices[d].name.to_string());
+                names
+                    .map(|n| n.replace("/device:", ""))
+                    .collect::<Vec<_>>()
+                    .join(" ")
             };
-            let devices = found.as_ref().map_or("error".to_owned(), |r| names(r.allowed[0].as_ref().unwrap()));
+            let devices = found.as_ref().map_or("error".to_owned(), |r| {
+                names(r.allowed[0].as_ref().unwrap())
+            });
             assert_eq!(devices, expected, "{op} on {spec:?}, {fallback:?}");
             if let Ok(r) = found {
                 let let_go = hard != soft;
-                assert_eq!(r.warnings.len(), usize::from(let_go && fallback == Fallback::Warn));
-                assert_eq!(r.log.len(), usize::from(let_go && fallback == Fallback::Allow));
-                assert_eq!(matches!(r.allowed[0].as_ref().unwrap().reason, Reason::Fallback(_)), let_go);
+                assert_eq!(
+                    r.warnings.len(),
+                    usize::from(let_go && fallback == Fallback::Warn)
+                );
+                assert_eq!(
+                    r.log.len(),
+                    usize::from(let_go && fallback == Fallback::Allow)
+                );
+                assert_eq!(
+                    matches!(r.allowed[0].as_ref().unwrap().reason, Reason::Fallback(_)),
+                    let_go
+                );
             }
         }
     }
@@ -123,8 +161,16 @@ fn users_of_a_variable_follow_its_first_read() {
 #[test]
 fn existing_state_pins_the_users_of_a_variable() {
     let mut r = request(Fallback::Warn);
-    r.state.insert((String::new(), "v".into()), DeviceName::parse("gpu:1").unwrap());
-    let at = |device: &str| graph(&[format!("{READ} on {device:?} @ \"/read\""), format!("{ASSIGN} @ \"/assign\"")]);
+    r.state.insert(
+        (String::new(), "v".into()),
+        DeviceName::parse("gpu:1").unwrap(),
+    );
+    let at = |device: &str| {
+        graph(&[
+            format!("{READ} on {device:?} @ \"/read\""),
+            format!("{ASSIGN} @ \"/assign\""),
+        ])
+    };
     let free = graph(&[format!("{READ} @ \"/read\"")]);
     insta::assert_snapshot!(resolved(&free, &r).unwrap(), @"/read [GPU:1] where its variable is");
     // What was asked of the variable's maker cannot be let go; what was asked of others can.
@@ -136,8 +182,14 @@ fn existing_state_pins_the_users_of_a_variable() {
     "#);
     r.fallback = Fallback::Error;
     insta::assert_snapshot!(resolved(&user, &r).unwrap_err(), @r#"in node "/assign": its variable is on /job:localhost/replica:0/task:0/device:GPU:1 already: Cannot merge devices with incompatible types: '/device:CPU:0' and '/job:localhost/replica:0/task:0/device:GPU:1'"#);
-    let stuck = graph(&[format!("{READ} @ \"/read\""), "exp(%0) with \"/read\" @ \"/user\"".into()]);
-    let soft = Request { fallback: Fallback::Allow, ..r.clone() };
+    let stuck = graph(&[
+        format!("{READ} @ \"/read\""),
+        "exp(%0) with \"/read\" @ \"/user\"".into(),
+    ]);
+    let soft = Request {
+        fallback: Fallback::Allow,
+        ..r.clone()
+    };
     insta::assert_snapshot!(resolved(&stuck, &soft).unwrap_err(), @r#"
     in node "/read": Cannot assign a device for operation /read: Could not keep '/read' on '/job:localhost/replica:0/task:0/device:GPU:1', where its variable is, because no supported kernel for GPU devices is available.
       chain: '/read' (assigned to /job:localhost/replica:0/task:0/device:GPU:1) -- loc:@/read -- '/user' (kernels on [CPU])
@@ -147,7 +199,10 @@ fn existing_state_pins_the_users_of_a_variable() {
       kernels of exp: CPU yes; GPU no (exp: not written) (try: a new session, whose variables are placed again)
     "#);
     let mut gone = r.clone();
-    gone.state.insert(("c".into(), "w".into()), DeviceName::parse("/gpu:9").unwrap());
+    gone.state.insert(
+        ("c".into(), "w".into()),
+        DeviceName::parse("/gpu:9").unwrap(),
+    );
     insta::assert_snapshot!(resolved(&free, &gone).unwrap_err(), @r#"variable "c/w" is on /job:localhost/replica:0/task:0/device:GPU:9 unknown device. (try: --devices with the device in it)"#);
     insta::assert_snapshot!(resolved(&at("/gpu"), &r).unwrap(), @r#"
     /read [GPU:1] requested device "/device:GPU:*"
@@ -159,7 +214,10 @@ fn existing_state_pins_the_users_of_a_variable() {
 fn a_resource_moves_last_and_with_a_warning() {
     // The variable was asked onto a GPU, but its user has no kernel there.
     let read = format!("{READ} on \"/gpu:0\" @ \"/read\"");
-    let nodes = [read.as_str(), "exp(%0) with \"/read\" by \"pin\" @ \"/user\""];
+    let nodes = [
+        read.as_str(),
+        "exp(%0) with \"/read\" by \"pin\" @ \"/user\"",
+    ];
     insta::assert_snapshot!(error(&nodes, Fallback::Error), @r#"
     in node "/read": Cannot assign a device for operation /read: Could not satisfy explicit device specification '/device:GPU:0' because no supported kernel for GPU devices is available.
       chain: '/read' (variable asked for /device:GPU:0) -- loc:@/read by pin -- '/user' (kernels on [CPU])
@@ -181,7 +239,10 @@ fn a_resource_moves_last_and_with_a_warning() {
     "#);
     // A type that the variable's maker did not ask for goes first.
     let read = format!("{READ} @ \"/read\"");
-    let nodes = [read.as_str(), "exp(%0) on \"/gpu:0\" with \"/read\" @ \"/user\""];
+    let nodes = [
+        read.as_str(),
+        "exp(%0) on \"/gpu:0\" with \"/read\" @ \"/user\"",
+    ];
     insta::assert_snapshot!(text(&nodes, Fallback::Allow), @r#"
     /read [CPU:0 CPU:1] colocated: loc:@/read, with '/user'
     /user [CPU:0 CPU:1] fallback from requested device "/device:GPU:0"
@@ -224,8 +285,14 @@ fn colocation_chains_are_shortest() {
 
 #[test]
 fn jobs_never_give_way() {
-    let nodes = ["neg(%0) on \"/job:a\" with \"/b\" @ \"/a\"", "neg(%0) on \"/job:localhost\" @ \"/b\""];
-    assert!(error(&nodes, Fallback::Error).contains("Cannot merge devices with incompatible jobs: '/job:"));
+    let nodes = [
+        "neg(%0) on \"/job:a\" with \"/b\" @ \"/a\"",
+        "neg(%0) on \"/job:localhost\" @ \"/b\"",
+    ];
+    assert!(
+        error(&nodes, Fallback::Error)
+            .contains("Cannot merge devices with incompatible jobs: '/job:")
+    );
     let mut r = request(Fallback::Warn);
     r.devices.devices.push(crate::place::Device {
         name: DeviceName::parse("/job:a/cpu:0").unwrap(),
@@ -243,8 +310,13 @@ fn jobs_never_give_way() {
 #[test]
 fn kernels_decide_what_can_be_together() {
     let mut r = request(Fallback::Error);
-    r.devices.devices[..2].iter_mut().for_each(|d| d.kernels = Kernels::default().without("neg", "not written"));
-    let g = graph(&["exp(%0) @ \"/a\"".into(), "neg(%0) with \"/a\" @ \"/b\"".into()]);
+    r.devices.devices[..2]
+        .iter_mut()
+        .for_each(|d| d.kernels = Kernels::default().without("neg", "not written"));
+    let g = graph(&[
+        "exp(%0) @ \"/a\"".into(),
+        "neg(%0) with \"/a\" @ \"/b\"".into(),
+    ]);
     insta::assert_snapshot!(resolved(&g, &r).unwrap_err(), @r#"
     in node "/b": Cannot colocate nodes '/a' and '/b' because no device type supports both of those nodes and the other nodes colocated with them
       chain: '/a' (kernels on [CPU]) -- loc:@/a -- '/b' (kernels on [GPU])
@@ -257,7 +329,10 @@ fn kernels_decide_what_can_be_together() {
       chain: '/a' (kernels on [CPU]) -- loc:@/a -- '/b' (kernels on [GPU])
     "#);
     let g = graph(&["exp(%0) @ \"/exp\"".into()]);
-    let mut r = Request { devices: DeviceSet::parse("cpu:2,emu:1", 2).unwrap(), ..Request::default() };
+    let mut r = Request {
+        devices: DeviceSet::parse("cpu:2,emu:1", 2).unwrap(),
+        ..Request::default()
+    };
     r.devices
         .devices
         .iter_mut()
@@ -267,7 +342,10 @@ fn kernels_decide_what_can_be_together() {
       devices: [/device:CPU:0, /device:CPU:1, /device:EMU:0]
       kernels of exp: CPU no (exp: no code generator for it yet); EMU no (exp: no code generator for it yet) (try: --devices with a device that has the kernel)
     "#);
-    let nothing = DeviceSet { devices: Vec::new(), ..r.devices.clone() };
+    let nothing = DeviceSet {
+        devices: Vec::new(),
+        ..r.devices.clone()
+    };
     insta::assert_snapshot!(resolved(&g, &Request { devices: nothing, ..r }).unwrap_err(), @"No devices are registered (try: --devices cpu:1)");
 }
 
@@ -292,7 +370,9 @@ fn errors_have_what_tensorflow_says() {
         ),
     ] {
         let found = error(&[node], Fallback::Error);
-        parts.iter().for_each(|p| assert!(found.contains(p), "{p:?} in {found}"));
+        parts
+            .iter()
+            .for_each(|p| assert!(found.contains(p), "{p:?} in {found}"));
     }
 }
 
@@ -305,7 +385,10 @@ fn requests_inside_a_region_count_for_the_node() {
     };
     let inside = body("on \"/gpu:1\"");
     insta::assert_snapshot!(text(&[&inside], Fallback::Error), @r#"cluster#0 [GPU:1] requested device "/device:GPU:1""#);
-    let both = format!("{} on \"/cpu:0\" @ \"/outer\"", body("on \"/gpu:1\" by \"pin\""));
+    let both = format!(
+        "{} on \"/cpu:0\" @ \"/outer\"",
+        body("on \"/gpu:1\" by \"pin\"")
+    );
     insta::assert_snapshot!(error(&[&both], Fallback::Error), @r#"in node "/outer": one node holds "/outer" (requested device "/device:CPU:0") and "/inner" (pin): Cannot merge devices with incompatible types: '/device:CPU:0' and '/device:GPU:1'"#);
     let grouped = format!("{} @ \"/outer\"", body("with \"/b\""));
     insta::assert_snapshot!(text(&[&grouped, "exp(%0) on \"cpu:1\" @ \"/b\""], Fallback::Error), @r#"
@@ -316,19 +399,33 @@ fn requests_inside_a_region_count_for_the_node() {
 
 #[test]
 fn pins_put_nodes_on_devices_and_together() {
-    let mut g = graph(&["neg(%0) @ \"/a/x\"".into(), "neg(%0) @ \"/a/y\"".into(), "exp(%0) @ \"/b\"".into()]);
+    let mut g = graph(&[
+        "neg(%0) @ \"/a/x\"".into(),
+        "neg(%0) @ \"/a/y\"".into(),
+        "exp(%0) @ \"/b\"".into(),
+    ]);
     let mut r = request(Fallback::Error);
-    r.pins = vec![Pin::parse("^/a=loc:@/b").unwrap(), Pin::parse("^/b$=cpu:1").unwrap()];
+    r.pins = vec![
+        Pin::parse("^/a=loc:@/b").unwrap(),
+        Pin::parse("^/b$=cpu:1").unwrap(),
+    ];
     assert_eq!(r.pins[0].to_string(), "^/a=loc:@/b");
     let direct = resolved(&g, &r).unwrap();
     apply_pins(&mut g, &mut r).unwrap();
-    assert_eq!(resolved(&g, &r).unwrap(), direct, "pins mean the same in the graph");
+    assert_eq!(
+        resolved(&g, &r).unwrap(),
+        direct,
+        "pins mean the same in the graph"
+    );
     insta::assert_snapshot!(direct, @r#"
     /a/x [CPU:1] colocated: loc:@/b by pin "^/a=loc:@/b", with '/b'
     /a/y [CPU:1] colocated: loc:@/b by pin "^/a=loc:@/b", with '/b'
     /b [CPU:1] pin "^/b$=/device:CPU:1"
     "#);
-    r.pins = vec![Pin::parse("^/a=loc:@/c").unwrap(), Pin::parse("/z=cpu:0").unwrap()];
+    r.pins = vec![
+        Pin::parse("^/a=loc:@/c").unwrap(),
+        Pin::parse("/z=cpu:0").unwrap(),
+    ];
     insta::assert_snapshot!(apply_pins(&mut g, &mut r).unwrap_err(), @r#"
     2 problems:
       - --pin "^/a=loc:@/c" finds no "/c" among the model's 3 node paths (try: /b)
@@ -349,20 +446,36 @@ fn random_requests_hold_or_fail() {
                 check::check(&g, &r, &p).unwrap_or_else(|e| panic!("{e}\n{g}\n{}", p.to_text(&g)));
                 holds(&g, &r, &p);
                 n_placed += 1;
-                n_soft += usize::from(p.nodes.iter().flatten().any(|p| matches!(p.reason, Reason::Fallback(_))));
+                n_soft += usize::from(
+                    p.nodes
+                        .iter()
+                        .flatten()
+                        .any(|p| matches!(p.reason, Reason::Fallback(_))),
+                );
             }
             Err(e) => {
-                assert!(!e.to_string().is_empty() && e.kind() != crate::error::ErrorKind::Internal, "{e}");
+                assert!(
+                    !e.to_string().is_empty() && e.kind() != crate::error::ErrorKind::Internal,
+                    "{e}"
+                );
                 n_failed += 1;
             }
         }
     }
-    assert!(n_placed > 100 && n_soft > 30 && n_failed > 50, "{n_placed} {n_soft} {n_failed}");
+    assert!(
+        n_placed > 100 && n_soft > 30 && n_failed > 50,
+        "{n_placed} {n_soft} {n_failed}"
+    );
 }
 
 fn random_request(rng: &mut Rng, n_nodes: usize) -> (Graph, Request) {
     let mut g = random_wiring(rng, n_nodes);
-    let mut r = request(rng.pick(&[Fallback::Error, Fallback::Error, Fallback::Warn, Fallback::Allow]));
+    let mut r = request(rng.pick(&[
+        Fallback::Error,
+        Fallback::Error,
+        Fallback::Warn,
+        Fallback::Allow,
+    ]));
     r.devices.devices.push(crate::place::Device {
         name: DeviceName::parse("/job:far/task:1/cpu:0").unwrap(),
         ..r.devices.devices[0].clone()
@@ -383,14 +496,26 @@ fn random_request(rng: &mut Rng, n_nodes: usize) -> (Graph, Request) {
             }
         }
     }
-    let specs = ["cpu:0", "cpu", "gpu:1", "/gpu", "/job:localhost", "/job:far", "/gpu:5", "/task:0/cpu:1"];
+    let specs = [
+        "cpu:0",
+        "cpu",
+        "gpu:1",
+        "/gpu",
+        "/job:localhost",
+        "/job:far",
+        "/gpu:5",
+        "/task:0/cpu:1",
+    ];
     for id in (0..g.n_nodes()).map(|i| NodeId(i as u32)) {
         let mut own = DeviceRequest::default();
         if rng.one_in(8) {
             own = DeviceRequest::parse(rng.pick(&specs)).unwrap();
         }
         if rng.one_in(8) {
-            own.groups.insert(format!("g{}", rng.below(3)).into(), crate::ir::AskedBy::default());
+            own.groups.insert(
+                format!("g{}", rng.below(3)).into(),
+                crate::ir::AskedBy::default(),
+            );
         }
         g.node_mut(id).device = own.into_requested();
     }
@@ -402,23 +527,46 @@ fn random_request(rng: &mut Rng, n_nodes: usize) -> (Graph, Request) {
 fn holds(g: &Graph, r: &Request, p: &Placement) {
     let mut groups: BTreeMap<&str, BTreeSet<usize>> = BTreeMap::new();
     for (id, node) in g.nodes() {
-        let (Some(placed), Some(own)) = (&p.nodes[id.0 as usize], &node.device) else { continue };
+        let (Some(placed), Some(own)) = (&p.nodes[id.0 as usize], &node.device) else {
+            continue;
+        };
         let name = &p.devices[placed.device];
         let is_user = !variable_uses(node).is_empty();
         let overridden = matches!(placed.reason, Reason::Overridden(_)) && is_user;
-        assert!(overridden || own.spec.relaxed().fits(name), "{} on {name}", own.spec);
-        assert!(overridden || r.fallback != Fallback::Error || own.spec.fits(name), "{} on {name}", own.spec);
-        own.groups.keys().for_each(|k| groups.entry(k).or_default().extend([placed.device]));
+        assert!(
+            overridden || own.spec.relaxed().fits(name),
+            "{} on {name}",
+            own.spec
+        );
+        assert!(
+            overridden || r.fallback != Fallback::Error || own.spec.fits(name),
+            "{} on {name}",
+            own.spec
+        );
+        own.groups
+            .keys()
+            .for_each(|k| groups.entry(k).or_default().extend([placed.device]));
     }
     if r.fallback == Fallback::Error {
-        assert!(groups.values().all(|devices| devices.len() == 1), "{groups:?}");
+        assert!(
+            groups.values().all(|devices| devices.len() == 1),
+            "{groups:?}"
+        );
     }
 }
 
 #[test]
 fn a_missing_device_everywhere_is_not_told_for_every_node() {
-    let nodes: Vec<String> = (0..50).map(|i| format!("neg(%0) on \"/gpu:9\" @ \"/n{i}\"")).collect();
-    let e = resolved(&graph(&nodes), &request(Fallback::Error)).unwrap_err().to_string();
-    assert_eq!(e.matches("was explicitly assigned to").count(), MAX_ERRORS, "{e}");
+    let nodes: Vec<String> = (0..50)
+        .map(|i| format!("neg(%0) on \"/gpu:9\" @ \"/n{i}\""))
+        .collect();
+    let e = resolved(&graph(&nodes), &request(Fallback::Error))
+        .unwrap_err()
+        .to_string();
+    assert_eq!(
+        e.matches("was explicitly assigned to").count(),
+        MAX_ERRORS,
+        "{e}"
+    );
     assert!(e.contains("and 40 more nodes that cannot be placed"), "{e}");
 }

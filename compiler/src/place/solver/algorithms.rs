@@ -10,7 +10,13 @@ use std::collections::BTreeSet;
 
 /// Everything on `device`; groups that may not run there go to the first device where they may.
 pub fn single(p: &Problem, device: usize) -> Vec<u32> {
-    let home = |t: usize| if p.cost(t, device).is_finite() { device } else { p.first_device(t) };
+    let home = |t: usize| {
+        if p.cost(t, device).is_finite() {
+            device
+        } else {
+            p.first_device(t)
+        }
+    };
     (0..p.n_tasks()).map(|t| home(t) as u32).collect()
 }
 
@@ -22,10 +28,21 @@ pub fn simple(p: &Problem, preference: &[usize]) -> Vec<u32> {
     for &t in &p.order {
         let t = t as usize;
         let group = p.group_of[t] as usize;
-        let operand = p.predecessors(t).next().filter(|_| p.is_view[t]).map(|q| device[q as usize]);
+        let operand = p
+            .predecessors(t)
+            .next()
+            .filter(|_| p.is_view[t])
+            .map(|q| device[q as usize]);
         let with_operand = operand.filter(|&d| p.cost(t, d as usize).is_finite());
-        let preferred = || preference.iter().copied().find(|&d| p.cost(t, d).is_finite());
-        let chosen = of_group[group].or(with_operand).or_else(|| preferred().map(|d| d as u32));
+        let preferred = || {
+            preference
+                .iter()
+                .copied()
+                .find(|&d| p.cost(t, d).is_finite())
+        };
+        let chosen = of_group[group]
+            .or(with_operand)
+            .or_else(|| preferred().map(|d| d as u32));
         device[t] = chosen.unwrap_or_else(|| p.first_device(t) as u32);
         of_group[group] = Some(device[t]);
     }
@@ -33,7 +50,9 @@ pub fn simple(p: &Problem, preference: &[usize]) -> Vec<u32> {
         let mut homes = p.successors(t).map(|c| device[c as usize]);
         let alone = p.members.row(p.group_of[t] as usize).len() == 1;
         let is_source = p.inputs.row(t).is_empty() && p.outputs.row(t).len() == 1 && alone;
-        if let Some(home) = homes.next().filter(|&h| is_source && p.cost(t, h as usize).is_finite())
+        if let Some(home) = homes
+            .next()
+            .filter(|&h| is_source && p.cost(t, h as usize).is_finite())
             && homes.all(|h| h == home)
         {
             device[t] = home;
@@ -54,21 +73,43 @@ pub fn fill(p: &Problem, percent: u128) -> Vec<u32> {
     for &t in &p.order {
         let t = t as usize;
         let group = p.group_of[t] as usize;
-        let io: u128 = p.inputs.row(t).iter().chain(p.outputs.row(t)).map(bytes).sum();
+        let io: u128 = p
+            .inputs
+            .row(t)
+            .iter()
+            .chain(p.outputs.row(t))
+            .map(bytes)
+            .sum();
         let working = io + u128::from(p.scratch[t].0);
-        let own: &[u32] = if of_group[group].is_none() { p.members.row(group) } else { &[] };
-        let resident: u128 = own.iter().map(|&m| u128::from(p.resident[m as usize].0)).sum();
+        let own: &[u32] = if of_group[group].is_none() {
+            p.members.row(group)
+        } else {
+            &[]
+        };
+        let resident: u128 = own
+            .iter()
+            .map(|&m| u128::from(p.resident[m as usize].0))
+            .sum();
         let after = |d: usize| {
-            let new = p.constants_of.row(t).iter().filter(|&&c| !copied.contains(&(d, c)));
+            let new = p
+                .constants_of
+                .row(t)
+                .iter()
+                .filter(|&&c| !copied.contains(&(d, c)));
             let new: u128 = new.map(|&c| u128::from(p.constants[c as usize].0)).sum();
             (held[d].0 + resident + new, held[d].1.max(working))
         };
         let has_room = |d: usize| {
             let (constants, working) = after(d);
-            p.devices[d].memory.is_none_or(|limit| (constants + working) * 100 <= u128::from(limit.0) * percent)
+            p.devices[d]
+                .memory
+                .is_none_or(|limit| (constants + working) * 100 <= u128::from(limit.0) * percent)
         };
         let next = (current..p.n_devices()).find(|&d| p.cost(t, d).is_finite() && has_room(d));
-        let chosen = of_group[group].map(|d| d as usize).or(next).unwrap_or_else(|| p.first_device(t));
+        let chosen = of_group[group]
+            .map(|d| d as usize)
+            .or(next)
+            .unwrap_or_else(|| p.first_device(t));
         held[chosen] = after(chosen);
         copied.extend(p.constants_of.row(t).iter().map(|&c| (chosen, c)));
         of_group[group] = Some(chosen as u32);
@@ -82,12 +123,21 @@ pub fn fill(p: &Problem, percent: u128) -> Vec<u32> {
 /// where it finishes soonest, after all that is there.
 pub fn greedy(p: &Problem) -> Timeline {
     let mut list = List::new(p, Insertion::Append);
-    let mut waiting: Vec<u32> = (0..p.n_tasks()).map(|t| p.inputs.row(t).len() as u32).collect();
+    let mut waiting: Vec<u32> = (0..p.n_tasks())
+        .map(|t| p.inputs.row(t).len() as u32)
+        .collect();
     let mut position = vec![0u32; p.n_tasks()];
-    p.order.iter().enumerate().for_each(|(i, &t)| position[t as usize] = i as u32);
+    p.order
+        .iter()
+        .enumerate()
+        .for_each(|(i, &t)| position[t as usize] = i as u32);
     let mut ready: BTreeSet<(Nanos, u32, u32)> = BTreeSet::new();
-    ready
-        .extend(p.order.iter().filter(|&&t| waiting[t as usize] == 0).map(|&t| (Nanos::ZERO, position[t as usize], t)));
+    ready.extend(
+        p.order
+            .iter()
+            .filter(|&&t| waiting[t as usize] == 0)
+            .map(|&t| (Nanos::ZERO, position[t as usize], t)),
+    );
     let mut room = Vec::new();
     while let Some((_, _, t)) = ready.pop_first() {
         let device = list.soonest(t as usize, 1, |_| 0, &mut room);
@@ -95,7 +145,11 @@ pub fn greedy(p: &Problem) -> Timeline {
         for c in p.successors(t as usize) {
             waiting[c as usize] -= 1;
             if waiting[c as usize] == 0 {
-                let when = p.predecessors(c as usize).map(|q| list.end(q as usize)).max().unwrap_or_default();
+                let when = p
+                    .predecessors(c as usize)
+                    .map(|q| list.end(q as usize))
+                    .max()
+                    .unwrap_or_default();
                 ready.insert((when, position[c as usize], c));
             }
         }
@@ -129,8 +183,12 @@ pub fn heft_by_vote(p: &Problem) -> Vec<u32> {
             let d = wish[t as usize] as usize;
             votes[d] = (votes[d].0 + p.cost(t as usize, d), votes[d].1 + 1);
         }
-        let most = (0..p.n_devices()).max_by_key(|&d| (votes[d], Reverse(d))).unwrap_or(0);
-        members.iter().for_each(|&t| device[t as usize] = most as u32);
+        let most = (0..p.n_devices())
+            .max_by_key(|&d| (votes[d], Reverse(d)))
+            .unwrap_or(0);
+        members
+            .iter()
+            .for_each(|&t| device[t as usize] = most as u32);
     }
     device
 }
@@ -149,7 +207,13 @@ pub fn peft(p: &Problem) -> Timeline {
     let table = optimistic_costs(p, &means);
     let n = p.n_devices();
     let look = |t: usize, d: usize| table[t * n + d];
-    in_order(p, &by_tail(p, &ranks::upward(p)), Insertion::Gaps, means.per_ns, look)
+    in_order(
+        p,
+        &by_tail(p, &ranks::upward(p)),
+        Insertion::Gaps,
+        means.per_ns,
+        look,
+    )
 }
 
 /// For each task and device the longest way to the end when each later task is where that way is shortest, in the fractions of the means.
@@ -163,7 +227,9 @@ fn optimistic_costs(p: &Problem, means: &ranks::Means) -> Vec<u128> {
         for &x in p.outputs.row(t) {
             for &c in p.consumers.row(x as usize) {
                 let c = c as usize;
-                (0..n).for_each(|d| on[d] = u128::from(p.cost(c, d).0) * means.per_ns + table[c * n + d]);
+                (0..n).for_each(|d| {
+                    on[d] = u128::from(p.cost(c, d).0) * means.per_ns + table[c * n + d]
+                });
                 let anywhere = on.iter().copied().min().unwrap_or_default() + mean[x as usize];
                 (0..n).for_each(|d| table[t * n + d] = table[t * n + d].max(on[d].min(anywhere)));
             }
@@ -197,9 +263,15 @@ const ETF_WINDOW: usize = 48;
 pub fn etf(p: &Problem) -> Timeline {
     let ranks = ranks::upward(p);
     let mut list = List::new(p, Insertion::Append);
-    let mut waiting: Vec<u32> = (0..p.n_tasks()).map(|t| p.inputs.row(t).len() as u32).collect();
+    let mut waiting: Vec<u32> = (0..p.n_tasks())
+        .map(|t| p.inputs.row(t).len() as u32)
+        .collect();
     let mut ready: BTreeSet<(Reverse<u128>, u32)> = BTreeSet::new();
-    ready.extend((0..p.n_tasks()).filter(|&t| waiting[t] == 0).map(|t| (Reverse(ranks[t]), t as u32)));
+    ready.extend(
+        (0..p.n_tasks())
+            .filter(|&t| waiting[t] == 0)
+            .map(|t| (Reverse(ranks[t]), t as u32)),
+    );
     while !ready.is_empty() {
         let pairs = ready.iter().take(ETF_WINDOW).flat_map(|&(rank, t)| {
             let list = &list;
@@ -208,7 +280,9 @@ pub fn etf(p: &Problem) -> Timeline {
                 (list.excess(t as usize, d), slot.start, rank, slot.end, t, d)
             })
         });
-        let Some((_, _, rank, _, t, d)) = pairs.min() else { break };
+        let Some((_, _, rank, _, t, d)) = pairs.min() else {
+            break;
+        };
         ready.remove(&(rank, t));
         list.commit(t as usize, d);
         for c in p.successors(t as usize) {

@@ -40,7 +40,10 @@ pub fn m_topo(p: &Problem) -> Option<Timeline> {
             }
         }
         filled += needs[group];
-        p.members.row(group).iter().for_each(|&m| device[m as usize] = current as u32);
+        p.members
+            .row(group)
+            .iter()
+            .for_each(|&m| device[m as usize] = current as u32);
     }
     let mut list = List::planned(p, Insertion::Append, Sending::Early, &device);
     for &t in &p.order {
@@ -54,7 +57,12 @@ pub fn m_topo(p: &Problem) -> Option<Timeline> {
 }
 
 fn need(p: &Problem, task: usize) -> u128 {
-    let results: u128 = p.outputs.row(task).iter().map(|&x| u128::from(p.tensors[x as usize].bytes().0)).sum();
+    let results: u128 = p
+        .outputs
+        .row(task)
+        .iter()
+        .map(|&x| u128::from(p.tensors[x as usize].bytes().0))
+        .sum();
     u128::from(p.resident[task].0) + results
 }
 
@@ -87,7 +95,9 @@ pub fn favourites(p: &Problem) -> Vec<u32> {
     let mut parent = vec![u32::MAX; p.n_tasks()];
     let rounds = FAVOURITE_WORK / (p.n_tasks() + p.consumers.n_items()).max(1);
     for _ in 0..rounds.min(p.n_tasks()) {
-        let Some((from, to)) = longest_free_edge(p, (&cost, &transfer), &child, &parent) else { break };
+        let Some((from, to)) = longest_free_edge(p, (&cost, &transfer), &child, &parent) else {
+            break;
+        };
         child[from as usize] = to;
         parent[to as usize] = from;
     }
@@ -100,10 +110,21 @@ const FAVOURITE_WORK: usize = 40_000_000;
 /// On the critical path: the edge with the longest transfer of those whose ends have no favourite yet.
 ///
 /// `mean` has the mean times of tasks and of transfers.
-fn longest_free_edge(p: &Problem, mean: (&[u128], &[u128]), child: &[u32], parent: &[u32]) -> Option<(u32, u32)> {
+fn longest_free_edge(
+    p: &Problem,
+    mean: (&[u128], &[u128]),
+    child: &[u32],
+    parent: &[u32],
+) -> Option<(u32, u32)> {
     let (cost, transfer) = mean;
     let mut tail = vec![(0u128, u32::MAX, 0u32); p.n_tasks()];
-    let way = |x: u32, from: u32, to: u32| if child[from as usize] == to { 0 } else { transfer[x as usize] };
+    let way = |x: u32, from: u32, to: u32| {
+        if child[from as usize] == to {
+            0
+        } else {
+            transfer[x as usize]
+        }
+    };
     for &t in p.order.iter().rev() {
         let mut next = (0, u32::MAX, 0);
         for &x in p.outputs.row(t as usize) {
@@ -116,7 +137,8 @@ fn longest_free_edge(p: &Problem, mean: (&[u128], &[u128]), child: &[u32], paren
         }
         tail[t as usize] = (cost[t as usize] + next.0, next.1, next.2);
     }
-    let mut at = (0..p.n_tasks() as u32).max_by_key(|&t| (tail[t as usize].0, std::cmp::Reverse(t)))?;
+    let mut at =
+        (0..p.n_tasks() as u32).max_by_key(|&t| (tail[t as usize].0, std::cmp::Reverse(t)))?;
     let mut best: Option<(u128, u32, u32)> = None;
     while tail[at as usize].1 != u32::MAX {
         let (_, next, x) = tail[at as usize];
@@ -140,10 +162,23 @@ struct Ready {
 impl Ready {
     fn new(p: &Problem) -> Ready {
         let mut position = vec![0; p.n_tasks()];
-        p.order.iter().enumerate().for_each(|(i, &t)| position[t as usize] = i as u32);
-        let waiting: Vec<u32> = (0..p.n_tasks()).map(|t| p.inputs.row(t).len() as u32).collect();
-        let tasks = p.order.iter().filter(|&&t| waiting[t as usize] == 0).map(|&t| (position[t as usize], t));
-        Ready { tasks: tasks.collect(), position, waiting }
+        p.order
+            .iter()
+            .enumerate()
+            .for_each(|(i, &t)| position[t as usize] = i as u32);
+        let waiting: Vec<u32> = (0..p.n_tasks())
+            .map(|t| p.inputs.row(t).len() as u32)
+            .collect();
+        let tasks = p
+            .order
+            .iter()
+            .filter(|&&t| waiting[t as usize] == 0)
+            .map(|&t| (position[t as usize], t));
+        Ready {
+            tasks: tasks.collect(),
+            position,
+            waiting,
+        }
     }
 
     fn is_ready(&self, task: u32) -> bool {
@@ -168,15 +203,24 @@ fn earliest(p: &Problem, favourite: &[u32]) -> Option<Timeline> {
     let mut last = vec![u32::MAX; p.n_devices()];
     let window = (SLOTS / (p.n_tasks() * p.n_devices()).max(1)).clamp(8, WINDOW);
     while !ready.tasks.is_empty() {
-        let awake: Vec<u32> = (0..p.n_devices()).map(|d| awaited(&list, &ready, favourite, last[d], d)).collect();
+        let awake: Vec<u32> = (0..p.n_devices())
+            .map(|d| awaited(&list, &ready, favourite, last[d], d))
+            .collect();
         let pairs = ready.tasks.iter().take(window).flat_map(|&(place, t)| {
             let urgent = urgent_from(p, &list, t as usize);
             let (list, awake) = (&list, &awake);
-            let fits = list.open(t as usize).filter(move |&d| list.excess(t as usize, d) == Bytes::ZERO);
+            let fits = list
+                .open(t as usize)
+                .filter(move |&d| list.excess(t as usize, d) == Bytes::ZERO);
             fits.map(move |d| {
                 let start = list.slot(t as usize, d).start;
                 let held_back = awake[d] != u32::MAX && awake[d] != t;
-                (if held_back { start.max(urgent) } else { start }, place, d, t)
+                (
+                    if held_back { start.max(urgent) } else { start },
+                    place,
+                    d,
+                    t,
+                )
             })
         });
         let (_, _, d, t) = pairs.min()?;
@@ -190,11 +234,16 @@ fn earliest(p: &Problem, favourite: &[u32]) -> Option<Timeline> {
 /// The favourite child that a device waits for: that of its last task, if it is ready and can start here as early as anywhere.
 fn awaited(list: &List, ready: &Ready, favourite: &[u32], last: u32, device: usize) -> u32 {
     let child = favourite.get(last as usize).copied().unwrap_or(u32::MAX);
-    if child == u32::MAX || !ready.is_ready(child) || !list.open(child as usize).any(|d| d == device) {
+    if child == u32::MAX
+        || !ready.is_ready(child)
+        || !list.open(child as usize).any(|d| d == device)
+    {
         return u32::MAX;
     }
     let here = list.slot(child as usize, device).start;
-    let soonest = list.open(child as usize).all(|d| list.slot(child as usize, d).start >= here);
+    let soonest = list
+        .open(child as usize)
+        .all(|d| list.slot(child as usize, d).start >= here);
     if soonest { child } else { u32::MAX }
 }
 
@@ -203,10 +252,17 @@ fn urgent_from(p: &Problem, list: &List, task: usize) -> Nanos {
     let arrival = |x: &u32| {
         let producer = p.tensors[*x as usize].producer as usize;
         let from = list.device(producer).unwrap_or(0);
-        let way = (0..p.n_devices()).map(|d| p.transfer(*x as usize, from, d)).max();
+        let way = (0..p.n_devices())
+            .map(|d| p.transfer(*x as usize, from, d))
+            .max();
         list.end(producer) + way.unwrap_or_default()
     };
-    p.inputs.row(task).iter().map(arrival).max().unwrap_or_default()
+    p.inputs
+        .row(task)
+        .iter()
+        .map(arrival)
+        .max()
+        .unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -223,7 +279,11 @@ mod tests {
         let mut n_fitted = 0;
         for i in 0..600 {
             let memory = (i % 4 != 0).then(|| 10 + rng.number(50));
-            let shape = Shape { memory, constrained: i % 2 == 0, ..Shape::small(2 + rng.below(14), 1 + rng.below(4)) };
+            let shape = Shape {
+                memory,
+                constrained: i % 2 == 0,
+                ..Shape::small(2 + rng.below(14), 1 + rng.below(4))
+            };
             let p = random(&mut rng, shape);
             for timeline in [m_topo(&p), m_etf(&p), m_sct(&p)].into_iter().flatten() {
                 assert_eq!(check(&p, &timeline), Vec::<String>::new());
@@ -234,7 +294,10 @@ mod tests {
                 assert!(m_etf(&p).is_some() && m_sct(&p).is_some());
             }
         }
-        assert!(n_fitted > 200, "only {n_fitted} limited problems were answered");
+        assert!(
+            n_fitted > 200,
+            "only {n_fitted} limited problems were answered"
+        );
     }
 
     #[test]
@@ -244,7 +307,9 @@ mod tests {
             let p = random(&mut rng, Shape::small(12, 3));
             let child = favourites(&p);
             let mut chosen: Vec<u32> = child.iter().copied().filter(|&c| c != u32::MAX).collect();
-            assert!((0..12).all(|t| child[t] == u32::MAX || p.successors(t).any(|c| c == child[t])));
+            assert!(
+                (0..12).all(|t| child[t] == u32::MAX || p.successors(t).any(|c| c == child[t]))
+            );
             let n_chosen = chosen.len();
             chosen.sort_unstable();
             chosen.dedup();

@@ -38,12 +38,24 @@ pub struct Chain {
 impl Chain {
     /// Tasks of the chain, in order.
     pub fn tasks(&self) -> impl Iterator<Item = u32> + '_ {
-        self.steps.iter().filter_map(|(s, _)| if let Step::Task(t) = s { Some(*t) } else { None })
+        self.steps.iter().filter_map(|(s, _)| {
+            if let Step::Task(t) = s {
+                Some(*t)
+            } else {
+                None
+            }
+        })
     }
 
     /// Transfers of the chain, in order.
     pub fn transfers(&self) -> impl Iterator<Item = u32> + '_ {
-        self.steps.iter().filter_map(|(s, _)| if let Step::Transfer(i) = s { Some(*i) } else { None })
+        self.steps.iter().filter_map(|(s, _)| {
+            if let Step::Transfer(i) = s {
+                Some(*i)
+            } else {
+                None
+            }
+        })
     }
 }
 
@@ -80,12 +92,21 @@ impl<'a> Ends<'a> {
         let mut links: BTreeMap<(u32, u32), Vec<(Nanos, u32)>> = BTreeMap::new();
         let mut arrival = BTreeMap::new();
         for (i, x) in t.transfers.iter().enumerate() {
-            links.entry((x.from, x.to)).or_default().push((x.end, i as u32));
+            links
+                .entry((x.from, x.to))
+                .or_default()
+                .push((x.end, i as u32));
             arrival.insert((x.tensor, x.to), i as u32);
         }
         devices.iter_mut().for_each(|d| d.sort_unstable());
         links.values_mut().for_each(|l| l.sort_unstable());
-        Ends { p, t, devices, links, arrival }
+        Ends {
+            p,
+            t,
+            devices,
+            links,
+            arrival,
+        }
     }
 
     fn cause(&self, step: Step) -> (Option<Step>, Wait) {
@@ -105,15 +126,23 @@ impl<'a> Ends<'a> {
         let operand = |&x: &u32| {
             let maker = p.tensors[x as usize].producer;
             match self.arrival.get(&(x, device)) {
-                Some(&i) if t.device[maker as usize] != device => {
-                    (t.transfers[i as usize].end, Step::Transfer(i), Wait::Transfer)
-                }
+                Some(&i) if t.device[maker as usize] != device => (
+                    t.transfers[i as usize].end,
+                    Step::Transfer(i),
+                    Wait::Transfer,
+                ),
                 _ => (t.end[maker as usize], Step::Task(maker), Wait::Operand),
             }
         };
-        let latest = p.inputs.row(task).iter().map(operand).max_by_key(|o| (o.0, std::cmp::Reverse(o.1)));
-        let before =
-            ended(&self.devices[device as usize], start, |i| i as usize != task && t.start[i as usize] < start);
+        let latest = p
+            .inputs
+            .row(task)
+            .iter()
+            .map(operand)
+            .max_by_key(|o| (o.0, std::cmp::Reverse(o.1)));
+        let before = ended(&self.devices[device as usize], start, |i| {
+            i as usize != task && t.start[i as usize] < start
+        });
         let before = before.map(|(end, i)| (end, Step::Task(i), Wait::Busy));
         self.pick(start, latest, before)
     }
@@ -124,8 +153,15 @@ impl<'a> Ends<'a> {
         let maker = self.p.tensors[x.tensor as usize].producer;
         let operand = Some((t.end[maker as usize], Step::Task(maker), Wait::Operand));
         let earlier = |j: u32| j != i && t.transfers[j as usize].start < x.start;
-        let before = self.links.get(&(x.from, x.to)).and_then(|l| ended(l, x.start, earlier));
-        self.pick(x.start, operand, before.map(|(end, j)| (end, Step::Transfer(j), Wait::Busy)))
+        let before = self
+            .links
+            .get(&(x.from, x.to))
+            .and_then(|l| ended(l, x.start, earlier));
+        self.pick(
+            x.start,
+            operand,
+            before.map(|(end, j)| (end, Step::Transfer(j), Wait::Busy)),
+        )
     }
 
     /// Of the operand and the step before on the same device or link the one that ended last, operands first.

@@ -30,7 +30,10 @@ impl Freedom {
 
     /// For these devices alone, numbered in this order.
     pub fn only(&self, devices: &[usize]) -> Freedom {
-        Freedom { may_copy: self.may_copy.clone(), parking: devices.iter().map(|&d| self.parking(d)).collect() }
+        Freedom {
+            may_copy: self.may_copy.clone(),
+            parking: devices.iter().map(|&d| self.parking(d)).collect(),
+        }
     }
 
     fn is_none(&self) -> bool {
@@ -69,7 +72,12 @@ fn with_copies(p: &Problem, copies: &[Copy], freedom: &Freedom) -> Option<Proble
     for copy in copies {
         match copy.parked {
             None => add_copy(&mut parts, copy),
-            Some(tensor) => add_parked(&mut parts, copy, tensor, freedom.parking(copy.device as usize)?),
+            Some(tensor) => add_parked(
+                &mut parts,
+                copy,
+                tensor,
+                freedom.parking(copy.device as usize)?,
+            ),
         }
     }
     Problem::new(parts).ok()
@@ -78,22 +86,42 @@ fn with_copies(p: &Problem, copies: &[Copy], freedom: &Freedom) -> Option<Proble
 fn add_parked(parts: &mut Parts, copy: &Copy, tensor: u32, parking: LinkProfile) {
     let new = parts.tasks.len() as u32;
     let (parked, consumers) = &mut parts.tensors[tensor as usize];
-    let (mine, mut rest): (Vec<u32>, Vec<u32>) = consumers.iter().partition(|c| copy.users.contains(c));
+    let (mine, mut rest): (Vec<u32>, Vec<u32>) =
+        consumers.iter().partition(|c| copy.users.contains(c));
     rest.push(new);
     *consumers = rest;
-    let (back, time) = (super::Tensor { producer: new, ..*parked }, parking.transfer(parked.bytes()));
+    let (back, time) = (
+        super::Tensor {
+            producer: new,
+            ..*parked
+        },
+        parking.transfer(parked.bytes()),
+    );
     parts.tensors.push((back, mine));
     let mut cost = vec![Nanos::INFINITY; parts.devices.len()];
     cost[copy.device as usize] = time;
-    parts.tasks.push(Task { cost, ..Task::default() });
+    parts.tasks.push(Task {
+        cost,
+        ..Task::default()
+    });
 }
 
 fn add_copy(parts: &mut Parts, copy: &Copy) {
     let new = parts.tasks.len() as u32;
     let original = &parts.tasks[copy.task as usize];
-    let open = |(d, cost): (usize, &Nanos)| if d == copy.device as usize { *cost } else { Nanos::INFINITY };
+    let open = |(d, cost): (usize, &Nanos)| {
+        if d == copy.device as usize {
+            *cost
+        } else {
+            Nanos::INFINITY
+        }
+    };
     let cost = original.cost.iter().enumerate().map(open).collect();
-    let task = Task { cost, group: None, ..original.clone() };
+    let task = Task {
+        cost,
+        group: None,
+        ..original.clone()
+    };
     parts.tasks.push(task);
     let mut made = Vec::new();
     for (tensor, consumers) in &mut parts.tensors {
@@ -101,9 +129,16 @@ fn add_copy(parts: &mut Parts, copy: &Copy) {
             consumers.push(new);
         }
         if tensor.producer == copy.task {
-            let (mine, rest): (Vec<u32>, Vec<u32>) = consumers.iter().partition(|c| copy.users.contains(c));
+            let (mine, rest): (Vec<u32>, Vec<u32>) =
+                consumers.iter().partition(|c| copy.users.contains(c));
             *consumers = rest;
-            made.push((super::Tensor { producer: new, ..*tensor }, mine));
+            made.push((
+                super::Tensor {
+                    producer: new,
+                    ..*tensor
+                },
+                mine,
+            ));
         }
     }
     parts.tensors.extend(made);
@@ -137,7 +172,9 @@ pub fn replicate(p: &Problem, start: &Timeline, freedom: &Freedom, tasks: u64) -
     let mut tried: BTreeSet<(u32, u32)> = BTreeSet::new();
     while search.left > 0 {
         let cheap = search.cheap();
-        let Some(&(_, task, device)) = cheap.iter().find(|c| !tried.contains(&(c.1, c.2))) else { break };
+        let Some(&(_, task, device)) = cheap.iter().find(|c| !tried.contains(&(c.1, c.2))) else {
+            break;
+        };
         tried.insert((task, device));
         let copies = search.copied_to(task, device);
         search.attempt(copies, Ways::Any);
@@ -156,7 +193,9 @@ pub fn make_room(p: &Problem, start: &Timeline, freedom: &Freedom, tasks: u64) -
     let mut search = Search::new(p, start, freedom, tasks);
     let mut tried: Vec<Copy> = Vec::new();
     while search.left > 0 && search.score.0.0 > Bytes::ZERO {
-        let Some(victim) = search.victims().into_iter().find(|c| !tried.contains(c)) else { break };
+        let Some(victim) = search.victims().into_iter().find(|c| !tried.contains(c)) else {
+            break;
+        };
         tried.push(victim.clone());
         search.attempt(vec![victim], Ways::Late);
     }
@@ -164,18 +203,33 @@ pub fn make_room(p: &Problem, start: &Timeline, freedom: &Freedom, tasks: u64) -
 }
 
 /// The best schedule that is found with these copies, tasks and copies on the devices of `start` and of the copies; nothing if they make no problem.
-pub fn replay_copies(p: &Problem, start: &Timeline, freedom: &Freedom, copies: Vec<Copy>) -> Option<Copied> {
+pub fn replay_copies(
+    p: &Problem,
+    start: &Timeline,
+    freedom: &Freedom,
+    copies: Vec<Copy>,
+) -> Option<Copied> {
     let search = Search::new(p, start, freedom, 0);
     let problem = with_copies(p, &copies, freedom)?;
     let mut trials = search.schedules(&problem, &copies);
     trials.push(search.late(&problem, &copies));
     let mut fixed = problem.clone();
     (0..p.n_tasks()).for_each(|t| fixed.restrict(t, |d| d == start.device[t] as usize));
-    let options =
-        portfolio::Options { bound_nodes: 0, search_nodes: 0, refine_tasks: 0, ..portfolio::Options::new(&fixed) };
-    trials.extend(portfolio::solve(&fixed, &options, &portfolio::Algorithm::name).map(|s| s.timeline));
+    let options = portfolio::Options {
+        bound_nodes: 0,
+        search_nodes: 0,
+        refine_tasks: 0,
+        ..portfolio::Options::new(&fixed)
+    };
+    trials.extend(
+        portfolio::solve(&fixed, &options, &portfolio::Algorithm::name).map(|s| s.timeline),
+    );
     let timeline = trials.into_iter().min_by_key(|t| score(&problem, t))?;
-    Some(Copied { copies, problem, timeline })
+    Some(Copied {
+        copies,
+        problem,
+        timeline,
+    })
 }
 
 /// How a trial is scheduled.
@@ -189,8 +243,18 @@ enum Ways {
 
 impl<'p> Search<'p> {
     fn new(p: &'p Problem, start: &Timeline, freedom: &'p Freedom, tasks: u64) -> Search<'p> {
-        let best = Copied { copies: Vec::new(), problem: p.clone(), timeline: start.clone() };
-        Search { p, freedom, score: score(p, start), best, left: i64::try_from(tasks).unwrap_or(i64::MAX) }
+        let best = Copied {
+            copies: Vec::new(),
+            problem: p.clone(),
+            timeline: start.clone(),
+        };
+        Search {
+            p,
+            freedom,
+            score: score(p, start),
+            best,
+            left: i64::try_from(tasks).unwrap_or(i64::MAX),
+        }
     }
 
     /// Takes copies beside those that there are, if the whole gets better.
@@ -198,13 +262,17 @@ impl<'p> Search<'p> {
         let mut copies = self.best.copies.clone();
         copies.extend(more);
         self.left -= 3 * (self.p.n_tasks() + copies.len()) as i64;
-        let Some(problem) = with_copies(self.p, &copies, self.freedom) else { return };
+        let Some(problem) = with_copies(self.p, &copies, self.freedom) else {
+            return;
+        };
         let trials = match ways {
             Ways::Any => self.schedules(&problem, &copies),
             Ways::Late => vec![self.late(&problem, &copies)],
         };
         let scored = trials.into_iter().map(|t| (score(&problem, &t), t));
-        let Some((score, timeline)) = scored.min_by_key(|s| s.0) else { return };
+        let Some((score, timeline)) = scored.min_by_key(|s| s.0) else {
+            return;
+        };
         if score < self.score {
             // Copies of what takes the results of a copy take them too.
             for (i, copy) in copies.iter_mut().enumerate() {
@@ -213,7 +281,11 @@ impl<'p> Search<'p> {
                 copy.users.dedup();
             }
             self.score = score;
-            self.best = Copied { copies, problem, timeline };
+            self.best = Copied {
+                copies,
+                problem,
+                timeline,
+            };
         }
     }
 
@@ -244,17 +316,33 @@ impl<'p> Search<'p> {
         let late = self.extended(copies, |c| self.first_use(copies, c));
         let mut order: Vec<u32> = problem.order.clone();
         order.sort_by_key(|&t| (late.start[t as usize], late.end[t as usize]));
-        let anew = simulate(problem, &late.device, &ranks::keys_of_order(&order), LinkOrder::Urgent);
-        let again = [&early, &late].into_iter().filter_map(|t| replay(problem, t, Starting::AtOnce));
+        let anew = simulate(
+            problem,
+            &late.device,
+            &ranks::keys_of_order(&order),
+            LinkOrder::Urgent,
+        );
+        let again = [&early, &late]
+            .into_iter()
+            .filter_map(|t| replay(problem, t, Starting::AtOnce));
         again.chain([anew]).collect()
     }
 
     fn late(&self, problem: &Problem, copies: &[Copy]) -> Timeline {
         // What is parked goes as soon as it is made, before what needs its room.
-        let is_parked =
-            |t: u32| copies.get((t as usize).wrapping_sub(self.p.n_tasks())).is_some_and(|c| c.parked.is_some());
+        let is_parked = |t: u32| {
+            copies
+                .get((t as usize).wrapping_sub(self.p.n_tasks()))
+                .is_some_and(|c| c.parked.is_some())
+        };
         let made = |c: &Copy| self.best.timeline.end[c.task as usize];
-        let late = self.extended(copies, |c| if c.parked.is_some() { made(c) } else { self.first_use(copies, c) });
+        let late = self.extended(copies, |c| {
+            if c.parked.is_some() {
+                made(c)
+            } else {
+                self.first_use(copies, c)
+            }
+        });
         let mut order: Vec<u32> = problem.order.clone();
         // Stable: what begins at one time stays in topological order.
         order.sort_by_key(|&t| (late.start[t as usize], !is_parked(t)));
@@ -267,7 +355,9 @@ impl<'p> Search<'p> {
         let (p, t) = (&self.best.problem, &self.best.timeline);
         let mut crossing: BTreeMap<(u32, u32), Nanos> = BTreeMap::new();
         for x in &t.transfers {
-            let entry = crossing.entry((p.tensors[x.tensor as usize].producer, x.to)).or_default();
+            let entry = crossing
+                .entry((p.tensors[x.tensor as usize].producer, x.to))
+                .or_default();
             *entry += x.end.saturating_sub(x.start);
         }
         let gain = |(&(task, to), &comm): (&(u32, u32), &Nanos)| {
@@ -280,7 +370,11 @@ impl<'p> Search<'p> {
     }
 
     fn is_copyable(&self, task: u32) -> bool {
-        self.freedom.may_copy.get(task as usize).copied().unwrap_or(false)
+        self.freedom
+            .may_copy
+            .get(task as usize)
+            .copied()
+            .unwrap_or(false)
     }
 
     /// Whether a tensor is on a device anyway.
@@ -295,28 +389,54 @@ impl<'p> Search<'p> {
         if !self.is_copyable(task) {
             return None;
         }
-        let (p, cost) = (&self.best.problem, self.p.cost(task as usize, device as usize));
-        let missing = p.inputs.row(task as usize).iter().filter(|&&x| !self.is_there(x, device));
-        cost.is_finite().then(|| cost + missing.map(|&x| self.bring(x, device, depth).0).sum())
+        let (p, cost) = (
+            &self.best.problem,
+            self.p.cost(task as usize, device as usize),
+        );
+        let missing = p
+            .inputs
+            .row(task as usize)
+            .iter()
+            .filter(|&&x| !self.is_there(x, device));
+        cost.is_finite()
+            .then(|| cost + missing.map(|&x| self.bring(x, device, depth).0).sum())
     }
 
     /// Time to have a tensor on a device, sent or made there; and whether made.
     fn bring(&self, x: u32, device: u32, depth: usize) -> (Nanos, bool) {
         let (p, t) = (&self.best.problem, &self.best.timeline);
         let producer = p.tensors[x as usize].producer;
-        let sent = p.transfer(x as usize, t.device[producer as usize] as usize, device as usize);
-        let made = if depth < MOST_DEEP { self.need(producer, device, depth + 1) } else { None };
-        made.filter(|m| *m < sent).map_or((sent, false), |m| (m, true))
+        let sent = p.transfer(
+            x as usize,
+            t.device[producer as usize] as usize,
+            device as usize,
+        );
+        let made = if depth < MOST_DEEP {
+            self.need(producer, device, depth + 1)
+        } else {
+            None
+        };
+        made.filter(|m| *m < sent)
+            .map_or((sent, false), |m| (m, true))
     }
 
     /// The copy of a task on a device for all its consumers there, and of ancestors that are sooner made there than sent.
     fn copied_to(&self, task: u32, device: u32) -> Vec<Copy> {
         let t = &self.best.timeline;
-        let here = self.best.problem.successors(task as usize).filter(|&c| t.device[c as usize] == device);
+        let here = self
+            .best
+            .problem
+            .successors(task as usize)
+            .filter(|&c| t.device[c as usize] == device);
         let mut users: Vec<u32> = here.collect();
         users.sort_unstable();
         users.dedup();
-        let mut copies = vec![Copy { task, parked: None, device, users }];
+        let mut copies = vec![Copy {
+            task,
+            parked: None,
+            device,
+            users,
+        }];
         let mut next = 0;
         while next < copies.len() && next <= MOST_DEEP {
             let user = (self.p.n_tasks() + self.best.copies.len() + next) as u32;
@@ -328,7 +448,12 @@ impl<'p> Search<'p> {
                 match copies.iter_mut().find(|c| c.task == producer) {
                     Some(known) if !known.users.contains(&user) => known.users.push(user),
                     Some(_) => {}
-                    None => copies.push(Copy { task: producer, parked: None, device, users: vec![user] }),
+                    None => copies.push(Copy {
+                        task: producer,
+                        parked: None,
+                        device,
+                        users: vec![user],
+                    }),
                 }
             }
             next += 1;
@@ -347,30 +472,58 @@ impl<'p> Search<'p> {
                     continue;
                 }
                 let here = |c: &&u32| t.device[**c as usize] == d;
-                let late: Vec<u32> =
-                    p.consumers.row(x).iter().filter(here).copied().filter(|&c| t.start[c as usize] > at).collect();
-                let Some(until) = late.iter().map(|&c| t.end[c as usize]).max() else { continue };
+                let late: Vec<u32> = p
+                    .consumers
+                    .row(x)
+                    .iter()
+                    .filter(here)
+                    .copied()
+                    .filter(|&c| t.start[c as usize] > at)
+                    .collect();
+                let Some(until) = late.iter().map(|&c| t.end[c as usize]).max() else {
+                    continue;
+                };
                 let held = until.saturating_sub(t.end[q as usize]);
-                let worth =
-                    |time: Nanos| u128::from(p.tensors[x].bytes().0) * u128::from(held.0) / u128::from(time.0.max(1));
+                let worth = |time: Nanos| {
+                    u128::from(p.tensors[x].bytes().0) * u128::from(held.0)
+                        / u128::from(time.0.max(1))
+                };
                 if self.is_copyable(q) {
-                    let again = Copy { task: q, parked: None, device: d, users: late.clone() };
+                    let again = Copy {
+                        task: q,
+                        parked: None,
+                        device: d,
+                        users: late.clone(),
+                    };
                     victims.push((worth(p.cost(q as usize, d as usize)), again));
                 }
                 let parks = self.parks(x, d).map(|(host, time)| {
-                    (worth(time), Copy { task: q, parked: Some(x as u32), device: host, users: late.clone() })
+                    (
+                        worth(time),
+                        Copy {
+                            task: q,
+                            parked: Some(x as u32),
+                            device: host,
+                            users: late.clone(),
+                        },
+                    )
                 });
                 victims.extend(parks);
             }
         }
-        victims.sort_by(|a, b| b.0.cmp(&a.0).then_with(|| (a.1.task, a.1.device).cmp(&(b.1.task, b.1.device))));
+        victims.sort_by(|a, b| {
+            b.0.cmp(&a.0)
+                .then_with(|| (a.1.task, a.1.device).cmp(&(b.1.task, b.1.device)))
+        });
         victims.into_iter().map(|v| v.1).collect()
     }
 
     /// Devices that can keep a tensor for `device`, and the time to send it there and back. Only what the problem had from the start is parked.
     fn parks(&self, x: usize, device: u32) -> impl Iterator<Item = (u32, Nanos)> {
         let (p, d) = (self.p, device as usize);
-        let is_open = x < p.tensors.len() && p.tensors[x].bytes() > Bytes::ZERO && self.freedom.parking(d).is_none();
+        let is_open = x < p.tensors.len()
+            && p.tensors[x].bytes() > Bytes::ZERO
+            && self.freedom.parking(d).is_none();
         let hosts = if is_open { 0..p.n_devices() } else { 0..0 };
         hosts.filter(move |&h| h != d).filter_map(move |h| {
             let parking = self.freedom.parking(h)?;
@@ -388,12 +541,19 @@ fn peaks_over(p: &Problem, t: &Timeline) -> Vec<(u32, Nanos)> {
     let over = (0..p.n_devices()).filter(|&d| p.devices[d].memory.is_some_and(|m| peaks[d] > m));
     let at = |d: usize| {
         let level = |at: Nanos| -> Bytes {
-            let live = holds.iter().filter(|h| h.0 as usize == d && h.1 <= at && at < h.2);
+            let live = holds
+                .iter()
+                .filter(|h| h.0 as usize == d && h.1 <= at && at < h.2);
             resident[d] + live.map(|h| h.3).sum()
         };
-        holds.iter().filter(|h| h.0 as usize == d).map(|h| h.1).find(|&at| level(at) == peaks[d])
+        holds
+            .iter()
+            .filter(|h| h.0 as usize == d)
+            .map(|h| h.1)
+            .find(|&at| level(at) == peaks[d])
     };
-    over.filter_map(|d| at(d).map(|at| (d as u32, at))).collect()
+    over.filter_map(|d| at(d).map(|at| (d as u32, at)))
+        .collect()
 }
 
 #[cfg(test)]
@@ -408,22 +568,43 @@ mod tests {
 
     /// That a problem with copies is the old one with the copies, and its schedule one of it.
     fn expect_copies(p: &Problem, found: &Copied, what: &str) {
-        assert_eq!(check(&found.problem, &found.timeline), Vec::<String>::new(), "{what}");
+        assert_eq!(
+            check(&found.problem, &found.timeline),
+            Vec::<String>::new(),
+            "{what}"
+        );
         let n = p.n_tasks();
         assert_eq!(found.problem.n_tasks(), n + found.copies.len(), "{what}");
-        assert!((0..n).all(|t| found.problem.costs(t) == p.costs(t)), "{what}");
+        assert!(
+            (0..n).all(|t| found.problem.costs(t) == p.costs(t)),
+            "{what}"
+        );
         for (i, copy) in found.copies.iter().enumerate() {
             assert_eq!(found.timeline.device[n + i], copy.device, "{what}");
             let users: BTreeSet<u32> = found.problem.successors(n + i).collect();
-            assert_eq!(users, copy.users.iter().copied().collect(), "{what}: users of copy {i}");
+            assert_eq!(
+                users,
+                copy.users.iter().copied().collect(),
+                "{what}: users of copy {i}"
+            );
         }
         // Every user has each operand once: from the task itself, or from one copy of it.
-        let maker = |t: u32| if (t as usize) < n { t } else { found.copies[t as usize - n].task };
+        let maker = |t: u32| {
+            if (t as usize) < n {
+                t
+            } else {
+                found.copies[t as usize - n].task
+            }
+        };
         for t in 0..found.problem.n_tasks() {
             let mut operands: Vec<u32> = found.problem.predecessors(t).map(maker).collect();
             let is_parked = t >= n && found.copies[t - n].parked.is_some();
             let task = maker(t as u32);
-            let mut expected: Vec<u32> = if is_parked { vec![task] } else { p.predecessors(task as usize).collect() };
+            let mut expected: Vec<u32> = if is_parked {
+                vec![task]
+            } else {
+                p.predecessors(task as usize).collect()
+            };
             operands.sort_unstable();
             expected.sort_unstable();
             assert_eq!(operands, expected, "{what}: task {t}");
@@ -431,8 +612,15 @@ mod tests {
     }
 
     fn solved(p: &Problem) -> Timeline {
-        let options = Options { refine_tasks: 500, bound_nodes: 0, search_nodes: 0, ..Options::new(p) };
-        portfolio::solve(p, &options, &Algorithm::name).expect("something is proposed").timeline
+        let options = Options {
+            refine_tasks: 500,
+            bound_nodes: 0,
+            search_nodes: 0,
+            ..Options::new(p)
+        };
+        portfolio::solve(p, &options, &Algorithm::name)
+            .expect("something is proposed")
+            .timeline
     }
 
     #[test]
@@ -440,19 +628,37 @@ mod tests {
         let mut n_copies = 0;
         for seed in 0..150 {
             let mut rng = Rng(seed);
-            let shape = Shape { constrained: rng.one_in(2), ..Shape::any(&mut rng, 20, 4) };
+            let shape = Shape {
+                constrained: rng.one_in(2),
+                ..Shape::any(&mut rng, 20, 4)
+            };
             let p = samples::random(&mut rng, shape);
-            let may_copy: Vec<bool> =
-                (0..p.n_tasks()).map(|t| p.members.row(p.group_of[t] as usize).len() == 1 && rng.one_in(2)).collect();
-            let freedom = Freedom { may_copy, parking: Vec::new() };
+            let may_copy: Vec<bool> = (0..p.n_tasks())
+                .map(|t| p.members.row(p.group_of[t] as usize).len() == 1 && rng.one_in(2))
+                .collect();
+            let freedom = Freedom {
+                may_copy,
+                parking: Vec::new(),
+            };
             let start = solved(&p);
             if fit::excess(&p, &start) > Bytes::ZERO {
                 continue;
             }
-            let Some(found) = replicate(&p, &start, &freedom, 20_000) else { continue };
+            let Some(found) = replicate(&p, &start, &freedom, 20_000) else {
+                continue;
+            };
             expect_copies(&p, &found, &format!("seed {seed}"));
-            assert!(score(&found.problem, &found.timeline) < score(&p, &start), "seed {seed}");
-            assert!(found.copies.iter().all(|c| freedom.may_copy[c.task as usize]), "seed {seed}");
+            assert!(
+                score(&found.problem, &found.timeline) < score(&p, &start),
+                "seed {seed}"
+            );
+            assert!(
+                found
+                    .copies
+                    .iter()
+                    .all(|c| freedom.may_copy[c.task as usize]),
+                "seed {seed}"
+            );
             n_copies += found.copies.len();
             assert_eq!(replicate(&p, &start, &freedom, 20_000), Some(found));
         }
@@ -465,16 +671,28 @@ mod tests {
         for seed in 0..400 {
             let mut rng = Rng(seed);
             let memory = Some(20 + rng.number(30));
-            let shape = Shape { memory, ..Shape::small(6 + rng.below(12), 1 + rng.below(2)) };
+            let shape = Shape {
+                memory,
+                ..Shape::small(6 + rng.below(12), 1 + rng.below(2))
+            };
             let p = samples::random(&mut rng, shape);
             let start = solved(&p);
             if fit::excess(&p, &start) == Bytes::ZERO {
                 continue;
             }
-            let freedom = Freedom { may_copy: vec![true; p.n_tasks()], parking: Vec::new() };
-            let Some(found) = make_room(&p, &start, &freedom, 20_000) else { continue };
+            let freedom = Freedom {
+                may_copy: vec![true; p.n_tasks()],
+                parking: Vec::new(),
+            };
+            let Some(found) = make_room(&p, &start, &freedom, 20_000) else {
+                continue;
+            };
             expect_copies(&p, &found, &format!("seed {seed}"));
-            assert_eq!(fit::excess(&found.problem, &found.timeline), Bytes::ZERO, "seed {seed}");
+            assert_eq!(
+                fit::excess(&found.problem, &found.timeline),
+                Bytes::ZERO,
+                "seed {seed}"
+            );
             assert_eq!(make_room(&p, &start, &Freedom::default(), 20_000), None);
             n_kept += 1;
         }
@@ -488,26 +706,70 @@ mod tests {
         for seed in 0..400 {
             let mut rng = Rng(seed);
             let memory = Some(20 + rng.number(30));
-            let shape = Shape { memory, ..Shape::small(6 + rng.below(12), 1) };
+            let shape = Shape {
+                memory,
+                ..Shape::small(6 + rng.below(12), 1)
+            };
             let alone = samples::random(&mut rng, shape);
             let mut parts = alone.parts();
-            parts.devices.push(Device { memory: None, is_host: true });
-            parts.links = Links::uniform(2, LinkProfile { latency: Nanos(1), bytes_per_second: 1_000_000_000 });
-            parts.tasks.iter_mut().for_each(|t| t.cost.push(Nanos::INFINITY));
+            parts.devices.push(Device {
+                memory: None,
+                is_host: true,
+            });
+            parts.links = Links::uniform(
+                2,
+                LinkProfile {
+                    latency: Nanos(1),
+                    bytes_per_second: 1_000_000_000,
+                },
+            );
+            parts
+                .tasks
+                .iter_mut()
+                .for_each(|t| t.cost.push(Nanos::INFINITY));
             let p = Problem::new(parts).unwrap();
             let start = solved(&p);
             if fit::excess(&p, &start) == Bytes::ZERO {
                 continue;
             }
-            let parking = vec![None, Some(LinkProfile { latency: Nanos(1), bytes_per_second: 1_000_000_000 })];
-            let freedom = Freedom { may_copy: Vec::new(), parking };
-            let Some(found) = make_room(&p, &start, &freedom, 20_000) else { continue };
+            let parking = vec![
+                None,
+                Some(LinkProfile {
+                    latency: Nanos(1),
+                    bytes_per_second: 1_000_000_000,
+                }),
+            ];
+            let freedom = Freedom {
+                may_copy: Vec::new(),
+                parking,
+            };
+            let Some(found) = make_room(&p, &start, &freedom, 20_000) else {
+                continue;
+            };
             expect_copies(&p, &found, &format!("seed {seed}"));
-            assert!(found.copies.iter().all(|c| c.parked.is_some() && c.device == 1), "seed {seed}");
-            assert_eq!(fit::excess(&found.problem, &found.timeline), Bytes::ZERO, "seed {seed}");
+            assert!(
+                found
+                    .copies
+                    .iter()
+                    .all(|c| c.parked.is_some() && c.device == 1),
+                "seed {seed}"
+            );
+            assert_eq!(
+                fit::excess(&found.problem, &found.timeline),
+                Bytes::ZERO,
+                "seed {seed}"
+            );
             let again = replay_copies(&p, &start, &freedom, found.copies.clone()).unwrap();
-            assert_eq!(check(&again.problem, &again.timeline), Vec::<String>::new(), "seed {seed}");
-            assert_eq!(fit::excess(&again.problem, &again.timeline), Bytes::ZERO, "seed {seed}");
+            assert_eq!(
+                check(&again.problem, &again.timeline),
+                Vec::<String>::new(),
+                "seed {seed}"
+            );
+            assert_eq!(
+                fit::excess(&again.problem, &again.timeline),
+                Bytes::ZERO,
+                "seed {seed}"
+            );
             n_kept += 1;
         }
         assert!(n_kept > 3, "only {n_kept} problems were made to fit");
@@ -516,23 +778,49 @@ mod tests {
     /// A cheap task with a large result that two devices need, and an expensive one with a small result.
     #[test]
     fn a_large_result_is_made_where_it_is_needed() {
-        let task = |cost: [u64; 2]| Task { cost: cost.map(Nanos).to_vec(), ..Task::default() };
+        let task = |cost: [u64; 2]| Task {
+            cost: cost.map(Nanos).to_vec(),
+            ..Task::default()
+        };
         let only = |d: usize, ns: u64| {
             let mut task = task([ns; 2]);
             task.cost[1 - d] = Nanos::INFINITY;
             task
         };
-        let tensor = |producer, bytes, to: Vec<u32>| (Tensor { producer, payload: Payload::Bytes(Bytes(bytes)) }, to);
+        let tensor = |producer, bytes, to: Vec<u32>| {
+            (
+                Tensor {
+                    producer,
+                    payload: Payload::Bytes(Bytes(bytes)),
+                },
+                to,
+            )
+        };
         let p = Problem::new(Parts {
-            devices: vec![Device { memory: None, is_host: false }; 2],
-            links: Links::uniform(2, LinkProfile { latency: Nanos(5), bytes_per_second: 1_000_000_000 }),
+            devices: vec![
+                Device {
+                    memory: None,
+                    is_host: false
+                };
+                2
+            ],
+            links: Links::uniform(
+                2,
+                LinkProfile {
+                    latency: Nanos(5),
+                    bytes_per_second: 1_000_000_000,
+                },
+            ),
             tasks: vec![task([10, 10]), task([200, 200]), only(0, 50), only(1, 50)],
             tensors: vec![tensor(0, 1_000, vec![2, 3]), tensor(1, 10, vec![2, 3])],
             constants: vec![],
         })
         .expect("four tasks");
         let start = solved(&p);
-        let freedom = Freedom { may_copy: vec![true; 4], parking: Vec::new() };
+        let freedom = Freedom {
+            may_copy: vec![true; 4],
+            parking: Vec::new(),
+        };
         let found = replicate(&p, &start, &freedom, 1_000).expect("a copy helps");
         let copied: Vec<u32> = found.copies.iter().map(|c| c.task).collect();
         assert_eq!(copied, [0]);

@@ -43,13 +43,25 @@ pub fn schedule(p: &Problem, device: &[u32], order: &[u32]) -> Timeline {
         return early;
     }
     let late = run(Sending::Late);
-    if key_of(&late) < key_of(&early) { late } else { early }
+    if key_of(&late) < key_of(&early) {
+        late
+    } else {
+        early
+    }
 }
 
 /// A topological order that goes on with what the last task made ready: little is live at a time.
 pub fn depth_first(p: &Problem) -> Vec<u32> {
-    let mut waiting: Vec<u32> = (0..p.n_tasks()).map(|t| p.inputs.row(t).len() as u32).collect();
-    let mut ready: Vec<u32> = p.order.iter().rev().copied().filter(|&t| waiting[t as usize] == 0).collect();
+    let mut waiting: Vec<u32> = (0..p.n_tasks())
+        .map(|t| p.inputs.row(t).len() as u32)
+        .collect();
+    let mut ready: Vec<u32> = p
+        .order
+        .iter()
+        .rev()
+        .copied()
+        .filter(|&t| waiting[t as usize] == 0)
+        .collect();
     let mut order = Vec::with_capacity(p.n_tasks());
     while let Some(t) = ready.pop() {
         order.push(t);
@@ -66,12 +78,28 @@ pub fn depth_first(p: &Problem) -> Vec<u32> {
 /// A topological order that keeps little live: of the ready tasks always the one that leaves least behind, results less operands that it is the last
 /// to use; ties to the task made ready last.
 pub fn least_live(p: &Problem) -> Vec<u32> {
-    let mut waiting: Vec<u32> = (0..p.n_tasks()).map(|t| p.inputs.row(t).len() as u32).collect();
-    let mut uses: Vec<u32> = (0..p.tensors.len()).map(|x| p.consumers.row(x).len() as u32).collect();
+    let mut waiting: Vec<u32> = (0..p.n_tasks())
+        .map(|t| p.inputs.row(t).len() as u32)
+        .collect();
+    let mut uses: Vec<u32> = (0..p.tensors.len())
+        .map(|x| p.consumers.row(x).len() as u32)
+        .collect();
     let bytes = |x: u32| i128::from(p.tensors[x as usize].bytes().0);
     let left = |t: u32, uses: &[u32]| -> i128 {
-        let made: i128 = p.outputs.row(t as usize).iter().filter(|&&x| uses[x as usize] > 0).map(|&x| bytes(x)).sum();
-        let freed: i128 = p.inputs.row(t as usize).iter().filter(|&&x| uses[x as usize] == 1).map(|&x| bytes(x)).sum();
+        let made: i128 = p
+            .outputs
+            .row(t as usize)
+            .iter()
+            .filter(|&&x| uses[x as usize] > 0)
+            .map(|&x| bytes(x))
+            .sum();
+        let freed: i128 = p
+            .inputs
+            .row(t as usize)
+            .iter()
+            .filter(|&&x| uses[x as usize] == 1)
+            .map(|&x| bytes(x))
+            .sum();
         made - freed
     };
     let mut at = vec![(0i128, 0u64); p.n_tasks()];
@@ -82,7 +110,11 @@ pub fn least_live(p: &Problem) -> Vec<u32> {
         at[t as usize] = (left(t, uses), stamp);
         ready.insert((at[t as usize].0, stamp, t));
     };
-    p.order.iter().rev().filter(|&&t| waiting[t as usize] == 0).for_each(|&t| enter(t, &uses, &mut ready, &mut at));
+    p.order
+        .iter()
+        .rev()
+        .filter(|&&t| waiting[t as usize] == 0)
+        .for_each(|&t| enter(t, &uses, &mut ready, &mut at));
     let mut order = Vec::with_capacity(p.n_tasks());
     while let Some((_, _, t)) = ready.pop_first() {
         order.push(t);
@@ -143,7 +175,11 @@ pub fn unfit(p: &Problem) -> Option<Unfit> {
         let needs = footprint(p, t);
         let most = p.feasible(t).map(limit).max().unwrap_or_default();
         if needs > most {
-            return Some(Unfit::Task { task: t as u32, needs, most });
+            return Some(Unfit::Task {
+                task: t as u32,
+                needs,
+                most,
+            });
         }
     }
     let most: Bytes = (0..p.n_devices()).map(limit).sum();
@@ -158,8 +194,14 @@ pub fn unfit(p: &Problem) -> Option<Unfit> {
 fn footprint(p: &Problem, task: usize) -> Bytes {
     let tensors = p.inputs.row(task).iter().chain(p.outputs.row(task));
     let group = p.members.row(p.group_of[task] as usize);
-    let constants = p.constants_of.row(task).iter().map(|&c| p.constants[c as usize]);
-    tensors.map(|&x| p.tensors[x as usize].bytes()).sum::<Bytes>()
+    let constants = p
+        .constants_of
+        .row(task)
+        .iter()
+        .map(|&c| p.constants[c as usize]);
+    tensors
+        .map(|&x| p.tensors[x as usize].bytes())
+        .sum::<Bytes>()
         + group.iter().map(|&t| p.resident[t as usize]).sum()
         + constants.sum()
         + p.scratch[task]
@@ -169,23 +211,44 @@ fn footprint(p: &Problem, task: usize) -> Bytes {
 fn most_live(p: &Problem) -> Option<(u32, Bytes)> {
     let resident: Bytes = p.resident.iter().copied().sum();
     let mut used = vec![false; p.constants.len()];
-    (0..p.n_tasks()).flat_map(|t| p.constants_of.row(t)).for_each(|&c| used[c as usize] = true);
-    let constants: Bytes = p.constants.iter().zip(&used).filter(|c| *c.1).map(|c| *c.0).sum();
+    (0..p.n_tasks())
+        .flat_map(|t| p.constants_of.row(t))
+        .for_each(|&c| used[c as usize] = true);
+    let constants: Bytes = p
+        .constants
+        .iter()
+        .zip(&used)
+        .filter(|c| *c.1)
+        .map(|c| *c.0)
+        .sum();
     let live = |t: usize| -> Bytes {
         let before = reached(p, t, |p, t, f| p.predecessors(t).for_each(f));
         let after = reached(p, t, |p, t, f| p.successors(t).for_each(f));
         let needed = |x: &usize| {
             before[p.tensors[*x].producer as usize]
-                && (p.tensors[*x].producer as usize == t || p.consumers.row(*x).iter().any(|&c| after[c as usize]))
+                && (p.tensors[*x].producer as usize == t
+                    || p.consumers.row(*x).iter().any(|&c| after[c as usize]))
         };
-        (0..p.tensors.len()).filter(needed).map(|x| p.tensors[x].bytes()).sum::<Bytes>() + p.scratch[t]
+        (0..p.tensors.len())
+            .filter(needed)
+            .map(|x| p.tensors[x].bytes())
+            .sum::<Bytes>()
+            + p.scratch[t]
     };
-    let lives = (0..p.n_tasks()).filter(|&t| p.least_cost(t) > Nanos::ZERO).map(|t| (live(t), t as u32));
-    lives.max_by_key(|l| (l.0, std::cmp::Reverse(l.1))).map(|(bytes, t)| (t, bytes + resident + constants))
+    let lives = (0..p.n_tasks())
+        .filter(|&t| p.least_cost(t) > Nanos::ZERO)
+        .map(|t| (live(t), t as u32));
+    lives
+        .max_by_key(|l| (l.0, std::cmp::Reverse(l.1)))
+        .map(|(bytes, t)| (t, bytes + resident + constants))
 }
 
 /// Tasks that are reached from one, itself included.
-fn reached(p: &Problem, task: usize, next: impl Fn(&Problem, usize, &mut dyn FnMut(u32))) -> Vec<bool> {
+fn reached(
+    p: &Problem,
+    task: usize,
+    next: impl Fn(&Problem, usize, &mut dyn FnMut(u32)),
+) -> Vec<bool> {
     let mut is_reached = vec![false; p.n_tasks()];
     let mut stack = vec![task as u32];
     is_reached[task] = true;
@@ -211,7 +274,11 @@ mod tests {
 
     fn shape(rng: &mut Rng, n_tasks: usize, memory: Option<u64>) -> Shape {
         let constrained = rng.one_in(2);
-        Shape { memory, constrained, ..Shape::small(2 + rng.below(n_tasks), 1 + rng.below(3)) }
+        Shape {
+            memory,
+            constrained,
+            ..Shape::small(2 + rng.below(n_tasks), 1 + rng.below(3))
+        }
     }
 
     #[test]
@@ -241,9 +308,15 @@ mod tests {
             let p = random(&mut rng, shape);
             for order in [depth_first(&p), least_live(&p)] {
                 let mut place = vec![usize::MAX; p.n_tasks()];
-                order.iter().enumerate().for_each(|(i, &t)| place[t as usize] = i);
+                order
+                    .iter()
+                    .enumerate()
+                    .for_each(|(i, &t)| place[t as usize] = i);
                 assert!(place.iter().all(|&i| i != usize::MAX));
-                assert!((0..p.n_tasks()).all(|t| p.predecessors(t).all(|q| place[q as usize] < place[t])));
+                assert!(
+                    (0..p.n_tasks())
+                        .all(|t| p.predecessors(t).all(|q| place[q as usize] < place[t]))
+                );
             }
         }
     }
@@ -262,19 +335,36 @@ mod tests {
             n_unfit += usize::from(proof.is_some());
             n_fit += usize::from(fits);
         }
-        assert!(n_unfit > 20 && n_fit > 20, "{n_unfit} proofs, {n_fit} fitting schedules");
+        assert!(
+            n_unfit > 20 && n_fit > 20,
+            "{n_unfit} proofs, {n_fit} fitting schedules"
+        );
     }
 
     /// Whether one of all placements and task orders fits, scheduled as here.
     fn any_fits(p: &Problem) -> bool {
         let n = p.n_devices().pow(p.n_tasks() as u32);
-        let digit = |code: usize, t: usize| (code / p.n_devices().pow(t as u32) % p.n_devices()) as u32;
-        let placements = (0..n).map(|code| (0..p.n_tasks()).map(|t| digit(code, t)).collect::<Vec<u32>>());
+        let digit =
+            |code: usize, t: usize| (code / p.n_devices().pow(t as u32) % p.n_devices()) as u32;
+        let placements = (0..n).map(|code| {
+            (0..p.n_tasks())
+                .map(|t| digit(code, t))
+                .collect::<Vec<u32>>()
+        });
         let feasible = |d: &Vec<u32>| {
-            let is_whole = |t: usize| p.members.row(p.group_of[t] as usize).iter().all(|&m| d[m as usize] == d[t]);
+            let is_whole = |t: usize| {
+                p.members
+                    .row(p.group_of[t] as usize)
+                    .iter()
+                    .all(|&m| d[m as usize] == d[t])
+            };
             (0..p.n_tasks()).all(|t| p.cost(t, d[t] as usize).is_finite() && is_whole(t))
         };
         let orders = [depth_first(p), least_live(p), p.order.clone()];
-        placements.filter(feasible).any(|d| orders.iter().any(|o| excess(p, &schedule(p, &d, o)) == Bytes::ZERO))
+        placements.filter(feasible).any(|d| {
+            orders
+                .iter()
+                .any(|o| excess(p, &schedule(p, &d, o)) == Bytes::ZERO)
+        })
     }
 }

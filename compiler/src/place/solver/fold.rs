@@ -37,21 +37,57 @@ pub fn folded(p: &Problem) -> Option<Folded> {
     let mut tensors: Vec<(Tensor, Vec<u32>)> = Vec::new();
     for (i, x) in p.tensors.iter().enumerate() {
         let from = task_of[x.producer as usize];
-        let uses = p.consumers.row(i).iter().map(|&c| task_of[c as usize]).filter(|&u| u != from);
+        let uses = p
+            .consumers
+            .row(i)
+            .iter()
+            .map(|&c| task_of[c as usize])
+            .filter(|&u| u != from);
         let (later, earlier): (BTreeSet<u32>, BTreeSet<u32>) = uses.partition(|&u| u > from);
         if !later.is_empty() {
-            tensors.push((Tensor { producer: from, payload: x.payload }, later.into_iter().collect()));
+            tensors.push((
+                Tensor {
+                    producer: from,
+                    payload: x.payload,
+                },
+                later.into_iter().collect(),
+            ));
         }
         // What is sent back: from the one that comes first, with time running the other way.
-        tensors.extend(earlier.into_iter().map(|u| (Tensor { producer: u, payload: x.payload }, vec![from])));
+        tensors.extend(earlier.into_iter().map(|u| {
+            (
+                Tensor {
+                    producer: u,
+                    payload: x.payload,
+                },
+                vec![from],
+            )
+        }));
     }
-    let mut tasks = vec![Task { cost: vec![Nanos::ZERO; p.n_devices()], ..Task::default() }; n];
+    let mut tasks = vec![
+        Task {
+            cost: vec![Nanos::ZERO; p.n_devices()],
+            ..Task::default()
+        };
+        n
+    ];
     for t in 0..p.n_tasks() {
         let cost = &mut tasks[task_of[t] as usize].cost;
-        cost.iter_mut().zip(p.costs(t)).for_each(|(sum, own)| *sum += *own);
+        cost.iter_mut()
+            .zip(p.costs(t))
+            .for_each(|(sum, own)| *sum += *own);
     }
-    let parts = Parts { devices: p.devices.clone(), links: p.links.clone(), tasks, tensors, constants: Vec::new() };
-    Some(Folded { problem: Problem::new(parts).ok()?, task_of })
+    let parts = Parts {
+        devices: p.devices.clone(),
+        links: p.links.clone(),
+        tasks,
+        tensors,
+        constants: Vec::new(),
+    };
+    Some(Folded {
+        problem: Problem::new(parts).ok()?,
+        task_of,
+    })
 }
 
 /// For each task the number of its sheet, in topological order of the first task of each; and how many there are. A sheet is a group, with the tasks
@@ -60,30 +96,47 @@ fn sheets(p: &Problem) -> (Vec<u32>, usize) {
     let is_first = |t: u32| p.members.row(p.group_of[t as usize] as usize)[0] == t;
     let alone = |t: u32| p.members.row(p.group_of[t as usize] as usize).len() == 1;
     let mut place = vec![0u32; p.n_tasks()];
-    p.order.iter().enumerate().for_each(|(i, &t)| place[t as usize] = i as u32);
+    p.order
+        .iter()
+        .enumerate()
+        .for_each(|(i, &t)| place[t as usize] = i as u32);
     let mut is_back = vec![false; p.n_tasks()];
     let mut sheet_of_group = vec![u32::MAX; p.n_groups()];
     let mut n = 0;
     for &t in &p.order {
         let group = p.group_of[t as usize] as usize;
-        is_back[t as usize] = !is_first(t) || p.predecessors(t as usize).any(|q| is_back[q as usize]);
+        is_back[t as usize] =
+            !is_first(t) || p.predecessors(t as usize).any(|q| is_back[q as usize]);
         if sheet_of_group[group] != u32::MAX {
             continue;
         }
-        let kept = p.predecessors(t as usize).filter(|&q| is_back[t as usize] && alone(t) && !is_back[q as usize]);
+        let kept = p
+            .predecessors(t as usize)
+            .filter(|&q| is_back[t as usize] && alone(t) && !is_back[q as usize]);
         let same = kept.filter(|&q| p.feasible(q as usize).eq(p.feasible(t as usize)));
-        let beside = same.max_by_key(|&q| place[q as usize]).map(|q| sheet_of_group[p.group_of[q as usize] as usize]);
+        let beside = same
+            .max_by_key(|&q| place[q as usize])
+            .map(|q| sheet_of_group[p.group_of[q as usize] as usize]);
         sheet_of_group[group] = beside.unwrap_or_else(|| {
             n += 1;
             n - 1
         });
     }
-    (p.group_of.iter().map(|&g| sheet_of_group[g as usize]).collect(), n as usize)
+    (
+        p.group_of
+            .iter()
+            .map(|&g| sheet_of_group[g as usize])
+            .collect(),
+        n as usize,
+    )
 }
 
 /// The placement that is best for the folded problem, of a few list schedules refined with a budget of simulated tasks.
 pub fn place(p: &Problem, tasks: u64, seed: u64) -> Option<Timeline> {
-    let Folded { problem: folded, task_of } = folded(p)?;
+    let Folded {
+        problem: folded,
+        task_of,
+    } = folded(p)?;
     let mut starts = vec![
         algorithms::heft(&folded, Insertion::Gaps),
         algorithms::etf(&folded),
@@ -97,7 +150,15 @@ pub fn place(p: &Problem, tasks: u64, seed: u64) -> Option<Timeline> {
     let short = tasks / (2 * STARTS as u64);
     let brief = |s: &Timeline| refine(&folded, s, Nanos::ZERO, Budget { tasks: short, seed });
     let best = starts.iter().map(brief).min_by_key(|t| t.makespan)?;
-    let best = refine(&folded, &best, Nanos::ZERO, Budget { tasks: tasks / 2, seed: seed.wrapping_add(1) });
+    let best = refine(
+        &folded,
+        &best,
+        Nanos::ZERO,
+        Budget {
+            tasks: tasks / 2,
+            seed: seed.wrapping_add(1),
+        },
+    );
     Some(unfolded(p, &task_of, &best))
 }
 
@@ -119,9 +180,14 @@ fn unfolded(p: &Problem, task_of: &[u32], folded: &Timeline) -> Timeline {
             folded.makespan + folded.makespan.saturating_sub(folded.end[f])
         }
     });
-    let keys = [ranks::keys_of_order(&order), ranks::keys_of(p, &ranks::placed_tails(p, &device))];
+    let keys = [
+        ranks::keys_of_order(&order),
+        ranks::keys_of(p, &ranks::placed_tails(p, &device)),
+    ];
     let runs = keys.map(|keys| simulate(p, &device, &keys, LinkOrder::Urgent));
-    runs.into_iter().min_by_key(|t| t.makespan).unwrap_or_default()
+    runs.into_iter()
+        .min_by_key(|t| t.makespan)
+        .unwrap_or_default()
 }
 
 /// List schedules of the folded problem that are refined.

@@ -24,8 +24,15 @@ pub struct Gaps {
 impl Gaps {
     /// All time is idle. Gaps below `shortest` are not kept.
     pub fn new(shortest: Nanos) -> Gaps {
-        let all = Chunk { longest: u64::MAX, gaps: vec![(0, u64::MAX)] };
-        Gaps { chunks: vec![all], last: 0, shortest: shortest.0.max(1) }
+        let all = Chunk {
+            longest: u64::MAX,
+            gaps: vec![(0, u64::MAX)],
+        };
+        Gaps {
+            chunks: vec![all],
+            last: 0,
+            shortest: shortest.0.max(1),
+        }
     }
 
     /// Start of the last gap: when the resource is idle for good.
@@ -38,12 +45,18 @@ impl Gaps {
         if ready.0 >= self.last {
             return ready;
         }
-        let first = self.chunks.partition_point(|c| c.gaps.last().is_some_and(|g| g.1 <= ready.0));
+        let first = self
+            .chunks
+            .partition_point(|c| c.gaps.last().is_some_and(|g| g.1 <= ready.0));
         for (i, chunk) in self.chunks[first..].iter().enumerate() {
             if chunk.longest < length.0 {
                 continue;
             }
-            let past = if i == 0 { chunk.gaps.partition_point(|g| g.1 <= ready.0) } else { 0 };
+            let past = if i == 0 {
+                chunk.gaps.partition_point(|g| g.1 <= ready.0)
+            } else {
+                0
+            };
             for &(from, to) in &chunk.gaps[past..] {
                 let start = from.max(ready.0);
                 if start.checked_add(length.0).is_some_and(|end| end <= to) && (start < to) {
@@ -75,18 +88,27 @@ impl Gaps {
     /// may be under way at that time.
     pub fn take(&mut self, start: Nanos, length: Nanos) {
         let (start, end) = (start.0, start.0.saturating_add(length.0));
-        let at = self.chunks.partition_point(|c| c.gaps.last().is_some_and(|g| g.1 <= start));
-        let Some(chunk) = self.chunks.get_mut(at) else { return };
+        let at = self
+            .chunks
+            .partition_point(|c| c.gaps.last().is_some_and(|g| g.1 <= start));
+        let Some(chunk) = self.chunks.get_mut(at) else {
+            return;
+        };
         let i = chunk.gaps.partition_point(|g| g.1 <= start);
         let (from, to) = chunk.gaps[i];
         if start == end && start <= from {
             return;
         }
-        debug_assert!(from <= start && end <= to, "[{start}, {end}) is not in the gap [{from}, {to})");
+        debug_assert!(
+            from <= start && end <= to,
+            "[{start}, {end}) is not in the gap [{from}, {to})"
+        );
         if to == u64::MAX {
             self.last = end;
         }
-        let rest = [(from, start), (end, to)].into_iter().filter(|g| g.1.saturating_sub(g.0) >= self.shortest);
+        let rest = [(from, start), (end, to)]
+            .into_iter()
+            .filter(|g| g.1.saturating_sub(g.0) >= self.shortest);
         chunk.gaps.splice(i..=i, rest);
         chunk.longest = chunk.gaps.iter().map(|g| g.1 - g.0).max().unwrap_or(0);
         if chunk.gaps.is_empty() {
@@ -145,9 +167,16 @@ mod tests {
         let mut busy = vec![false; 40_000];
         let mut state = 7u64;
         for _ in 0..3_000 {
-            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-            let (ready, length) = ((state >> 33) as usize % 20_000, 1 + (state >> 20) as usize % 9);
-            let expected = (ready..).find(|&s| busy[s..s + length].iter().all(|b| !b)).unwrap();
+            state = state
+                .wrapping_mul(6364136223846793005)
+                .wrapping_add(1442695040888963407);
+            let (ready, length) = (
+                (state >> 33) as usize % 20_000,
+                1 + (state >> 20) as usize % 9,
+            );
+            let expected = (ready..)
+                .find(|&s| busy[s..s + length].iter().all(|b| !b))
+                .unwrap();
             let found = g.earliest(Nanos(ready as u64), Nanos(length as u64));
             assert_eq!(found.0 as usize, expected);
             g.take(found, Nanos(length as u64));

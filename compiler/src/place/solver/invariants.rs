@@ -31,13 +31,18 @@ struct Case {
 }
 
 fn rounds(usual: u64) -> u64 {
-    let times =
-        std::env::var("GRISTMILL_FUZZ_ROUNDS").map_or(1, |n| n.parse().expect("GRISTMILL_FUZZ_ROUNDS is a number"));
+    let times = std::env::var("GRISTMILL_FUZZ_ROUNDS")
+        .map_or(1, |n| n.parse().expect("GRISTMILL_FUZZ_ROUNDS is a number"));
     usual * times
 }
 
 fn options(p: &Problem) -> Options {
-    Options { refine_tasks: 1_500, bound_nodes: 200, search_nodes: 300, ..Options::new(p) }
+    Options {
+        refine_tasks: 1_500,
+        bound_nodes: 200,
+        search_nodes: 300,
+        ..Options::new(p)
+    }
 }
 
 fn answer(p: &Problem, options: &Options) -> Solution {
@@ -45,7 +50,11 @@ fn answer(p: &Problem, options: &Options) -> Solution {
 }
 
 /// Random cases, each with the generator that made it.
-fn cases(first: u64, usual: u64, shape: impl Fn(&mut Rng) -> Shape) -> impl Iterator<Item = (Case, Rng)> {
+fn cases(
+    first: u64,
+    usual: u64,
+    shape: impl Fn(&mut Rng) -> Shape,
+) -> impl Iterator<Item = (Case, Rng)> {
     (first..first + rounds(usual)).map(move |seed| {
         let mut rng = Rng(seed);
         let shape = shape(&mut rng);
@@ -53,7 +62,16 @@ fn cases(first: u64, usual: u64, shape: impl Fn(&mut Rng) -> Shape) -> impl Iter
         let p = Problem::new(parts.clone()).expect("a group can be on its home");
         let (options, what) = (options(&p), format!("seed {seed}, {shape:?}"));
         let solution = answer(&p, &options);
-        (Case { what, parts, p, options, solution }, rng)
+        (
+            Case {
+                what,
+                parts,
+                p,
+                options,
+                solution,
+            },
+            rng,
+        )
     })
 }
 
@@ -72,7 +90,10 @@ pub(super) fn random_devices(rng: &mut Rng, p: &Problem) -> Vec<u32> {
     for group in 0..p.n_groups() {
         let open: Vec<usize> = p.feasible(p.members.row(group)[0] as usize).collect();
         let d = rng.pick(&open) as u32;
-        p.members.row(group).iter().for_each(|&t| device[t as usize] = d);
+        p.members
+            .row(group)
+            .iter()
+            .for_each(|&t| device[t as usize] = d);
     }
     device
 }
@@ -87,31 +108,61 @@ fn answers_are_valid_and_say_what_they_are() {
             assert!(task.cost[device(i)].is_finite(), "1, 3: {what}: task {i}");
             let same = |o: &&Task| o.group.is_some() && o.group == task.group;
             let others = c.parts.tasks.iter().enumerate().filter(|(_, o)| same(o));
-            assert!(others.into_iter().all(|(o, _)| device(o) == device(i)), "2: {what}: task {i}");
+            assert!(
+                others.into_iter().all(|(o, _)| device(o) == device(i)),
+                "2: {what}: task {i}"
+            );
         }
         let crossing: BTreeSet<(usize, usize)> = (c.parts.tensors.iter().enumerate())
             .flat_map(|(x, (_, consumers))| consumers.iter().map(move |&u| (x, u as usize)))
             .filter(|&(x, u)| device(c.parts.tensors[x].0.producer as usize) != device(u))
             .map(|(x, u)| (x, device(u)))
             .collect();
-        let moved: Bytes = crossing.iter().map(|&(x, _)| c.parts.tensors[x].0.bytes()).sum();
-        assert_eq!((t.transfers.len(), t.bytes_moved(&c.p)), (crossing.len(), moved), "11: {what}");
-        for (tensor, consumers) in c.parts.tensors.iter().filter(|(tensor, _)| tensor.bytes() == Bytes::ZERO) {
+        let moved: Bytes = crossing
+            .iter()
+            .map(|&(x, _)| c.parts.tensors[x].0.bytes())
+            .sum();
+        assert_eq!(
+            (t.transfers.len(), t.bytes_moved(&c.p)),
+            (crossing.len(), moved),
+            "11: {what}"
+        );
+        for (tensor, consumers) in c
+            .parts
+            .tensors
+            .iter()
+            .filter(|(tensor, _)| tensor.bytes() == Bytes::ZERO)
+        {
             let end = t.end[tensor.producer as usize];
-            assert!(consumers.iter().all(|&u| t.start[u as usize] >= end), "20: {what}");
+            assert!(
+                consumers.iter().all(|&u| t.start[u as usize] >= end),
+                "20: {what}"
+            );
         }
-        let over = |(peak, d): (Bytes, &Device)| d.memory.map_or(Bytes::ZERO, |m| peak.saturating_sub(m));
-        let excess: Bytes = t.peak_bytes(&c.p).into_iter().zip(&c.p.devices).map(over).sum();
+        let over =
+            |(peak, d): (Bytes, &Device)| d.memory.map_or(Bytes::ZERO, |m| peak.saturating_sub(m));
+        let excess: Bytes = t
+            .peak_bytes(&c.p)
+            .into_iter()
+            .zip(&c.p.devices)
+            .map(over)
+            .sum();
         assert_eq!(c.solution.score, (excess, t.makespan), "10: {what}");
-        assert!(excess > Bytes::ZERO || fit::unfit(&c.p).is_none(), "10: {what}: proven not to fit, but it does");
+        assert!(
+            excess > Bytes::ZERO || fit::unfit(&c.p).is_none(),
+            "10: {what}: proven not to fit, but it does"
+        );
     }
 }
 
 #[test]
 fn the_same_problem_gives_the_same_answer_on_every_thread() {
     for (c, _) in cases(2_000, 20, any) {
-        let again =
-            std::thread::scope(|s| s.spawn(|| answer(&c.p, &c.options)).join().expect("solving does not panic"));
+        let again = std::thread::scope(|s| {
+            s.spawn(|| answer(&c.p, &c.options))
+                .join()
+                .expect("solving does not panic")
+        });
         assert_eq!(again, c.solution, "4: {}", c.what);
     }
 }
@@ -122,27 +173,46 @@ fn bounds_are_below_and_members_above_the_answer() {
     for (c, _) in cases(3_000, 40, any) {
         let (s, what) = (&c.solution, c.what.as_str());
         let makespan = s.timeline.makespan;
-        assert!(s.lower_bound <= makespan || s.score.0 > Bytes::ZERO, "6: {what}: {}", s.bound);
+        assert!(
+            s.lower_bound <= makespan || s.score.0 > Bytes::ZERO,
+            "6: {what}: {}",
+            s.bound
+        );
         let mut free = c.parts.clone();
         free.devices.iter_mut().for_each(|d| d.memory = None);
         let free = Problem::new(free).expect("limits do not matter here");
         let problem = if s.score.0 > Bytes::ZERO { &free } else { &c.p };
-        let bounds =
-            bounds::all(problem).into_iter().chain(bounds::blocks(problem, 500)).chain([bounds::quick(problem)]);
-        let greatest =
-            bounds.inspect(|b| assert!(b.value <= makespan, "6: {what}: {b:?} {makespan}")).map(|b| b.value).max();
+        let bounds = bounds::all(problem)
+            .into_iter()
+            .chain(bounds::blocks(problem, 500))
+            .chain([bounds::quick(problem)]);
+        let greatest = bounds
+            .inspect(|b| assert!(b.value <= makespan, "6: {what}: {b:?} {makespan}"))
+            .map(|b| b.value)
+            .max();
         if s.score.0 == Bytes::ZERO {
             let proof = exact::solve(&c.p, &s.timeline, greatest.unwrap_or_default(), 2_000);
             let best = proof.timeline.as_ref().map_or(makespan, |t| t.makespan);
-            assert!(proof.lower_bound <= best && best <= makespan, "6: {what}: {proof:?}");
-            assert!(!proof.complete || greatest.is_none_or(|g| g <= best), "6: {what}: {proof:?}");
+            assert!(
+                proof.lower_bound <= best && best <= makespan,
+                "6: {what}: {proof:?}"
+            );
+            assert!(
+                !proof.complete || greatest.is_none_or(|g| g <= best),
+                "6: {what}: {proof:?}"
+            );
             n_optimal += u32::from(proof.complete);
         }
         for (name, algorithm) in Algorithm::NAMES {
-            let Some(timeline) = algorithm.run(&c.p, &c.options.preference) else { continue };
+            let Some(timeline) = algorithm.run(&c.p, &c.options.preference) else {
+                continue;
+            };
             expect_valid(&c.p, &timeline, &format!("{what}: {name}"));
             // By itself that one searches with the budget of a whole run; as a member it is among the candidates below.
-            assert!(algorithm == Algorithm::Fold || s.score <= fit::key(&c.p, &timeline), "7: {what}: {name}");
+            assert!(
+                algorithm == Algorithm::Fold || s.score <= fit::key(&c.p, &timeline),
+                "7: {what}: {name}"
+            );
         }
         assert!(s.candidates.iter().all(|k| s.score <= k.score), "7: {what}");
     }
@@ -155,12 +225,34 @@ fn refinement_never_makes_worse() {
         let device = random_devices(&mut rng, &c.p);
         let keys = ranks::keys_of(&c.p, &ranks::placed_tails(&c.p, &device));
         let start = simulate(&c.p, &device, &keys, LinkOrder::Urgent);
-        let refined = refine(&c.p, &start, Nanos::ZERO, Budget { tasks: 4_000, seed: 3 });
+        let refined = refine(
+            &c.p,
+            &start,
+            Nanos::ZERO,
+            Budget {
+                tasks: 4_000,
+                seed: 3,
+            },
+        );
         expect_valid(&c.p, &refined, &c.what);
-        assert!(fit::key(&c.p, &refined) <= fit::key(&c.p, &start), "8: {}", c.what);
+        assert!(
+            fit::key(&c.p, &refined) <= fit::key(&c.p, &start),
+            "8: {}",
+            c.what
+        );
         let mut simulator = Simulator::new(&c.p, LinkOrder::Urgent);
-        assert_eq!(simulator.run(&device, &keys, start.makespan), None, "{}", c.what);
-        assert_eq!(simulator.run(&device, &keys, start.makespan + Nanos(1)), Some(start.makespan), "{}", c.what);
+        assert_eq!(
+            simulator.run(&device, &keys, start.makespan),
+            None,
+            "{}",
+            c.what
+        );
+        assert_eq!(
+            simulator.run(&device, &keys, start.makespan + Nanos(1)),
+            Some(start.makespan),
+            "{}",
+            c.what
+        );
     }
 }
 
@@ -181,11 +273,16 @@ fn delta_simulation_is_full_simulation() {
         simulator.run(&device, &keys, Nanos::INFINITY);
         for step in 0..10 {
             let changed = random_change(&mut rng, &p, &mut device, &mut keys);
-            let makespan = simulator.rerun(&device, &keys, &changed, &Limits::below(Nanos::INFINITY));
+            let makespan =
+                simulator.rerun(&device, &keys, &changed, &Limits::below(Nanos::INFINITY));
             afresh.run(&device, &keys, Nanos::INFINITY);
             let full = afresh.timeline();
             let found = (makespan, simulator.timeline());
-            assert_eq!(found, (Some(full.makespan), full.clone()), "9: seed {seed}, step {step}");
+            assert_eq!(
+                found,
+                (Some(full.makespan), full.clone()),
+                "9: seed {seed}, step {step}"
+            );
             expect_valid(&p, &full, &format!("5: seed {seed}, step {step}"));
         }
     }
@@ -207,15 +304,28 @@ fn a_run_is_given_up_only_when_it_takes_too_long() {
         assert_eq!(tails, ranks::placed_tails(&p, &device), "seed {seed}");
         let members = p.members.row(rng.below(p.n_groups()));
         let mut changed = device.clone();
-        members.iter().for_each(|&t| changed[t as usize] = other[t as usize]);
+        members
+            .iter()
+            .for_each(|&t| changed[t as usize] = other[t as usize]);
         let full = simulate(&p, &changed, &keys, LinkOrder::Urgent).makespan;
         let makespan = Nanos(1 + rng.number(2 * full.0 + 1));
-        let limits = Limits { makespan, latest: &[], tails: &tails };
+        let limits = Limits {
+            makespan,
+            latest: &[],
+            tails: &tails,
+        };
         let found = simulator.rerun(&changed, &keys, members, &limits);
         assert_eq!(found, Some(full).filter(|f| *f < makespan), "seed {seed}");
-        *(if found.is_some() { &mut n_finished } else { &mut n_given_up }) += 1;
+        *(if found.is_some() {
+            &mut n_finished
+        } else {
+            &mut n_given_up
+        }) += 1;
     }
-    assert!(n_given_up > 50 && n_finished > 50, "{n_given_up} given up, {n_finished} finished");
+    assert!(
+        n_given_up > 50 && n_finished > 50,
+        "{n_given_up} given up, {n_finished} finished"
+    );
 }
 
 #[test]
@@ -234,17 +344,28 @@ fn no_single_move_that_is_shown_is_left_in_the_end() {
         n_improved += u32::from(score < fit::key(p, &start));
         n_rounds += 1;
         let home = |t: &Timeline, g: usize| t.device[p.members.row(g)[0] as usize];
-        assert!((0..p.n_groups()).all(|g| home(&end, g) == home(&start, g) || moves.last[g].is_some()));
+        assert!(
+            (0..p.n_groups()).all(|g| home(&end, g) == home(&start, g) || moves.last[g].is_some())
+        );
         let mut all = singles::Singles::new(p, &end);
         for g in singles::looked_at(p, &end).into_iter().map(|g| g as usize) {
-            let others = p.feasible(p.members.row(g)[0] as usize).filter(|&d| d != home(&end, g) as usize);
+            let others = p
+                .feasible(p.members.row(g)[0] as usize)
+                .filter(|&d| d != home(&end, g) as usize);
             for d in others {
                 let run = all.moved(g, d, Nanos::INFINITY).expect("no limit");
-                assert!(fit::key(p, run.last_run()) >= score, "{}: group {g} to {d}", c.what);
+                assert!(
+                    fit::key(p, run.last_run()) >= score,
+                    "{}: group {g} to {d}",
+                    c.what
+                );
             }
         }
     }
-    assert!(2 * n_improved > n_rounds, "{n_improved} of {n_rounds} were improved");
+    assert!(
+        2 * n_improved > n_rounds,
+        "{n_improved} of {n_rounds} were improved"
+    );
 }
 
 /// Moves some groups and changes a key now and then; gives the tasks that changed.
@@ -253,7 +374,9 @@ fn random_change(rng: &mut Rng, p: &Problem, device: &mut [u32], keys: &mut [u64
     let mut changed: Vec<u32> = Vec::new();
     for group in (0..p.n_groups()).filter(|_| rng.one_in(8)) {
         let members = p.members.row(group);
-        members.iter().for_each(|&t| device[t as usize] = other[t as usize]);
+        members
+            .iter()
+            .for_each(|&t| device[t as usize] = other[t as usize]);
         changed.extend(members);
     }
     if rng.one_in(3) {
@@ -270,8 +393,10 @@ fn late_transfers_only_save_memory() {
     for (c, mut rng) in cases(10_000, 60, any) {
         let device = random_devices(&mut rng, &c.p);
         let keys = ranks::keys_of(&c.p, &ranks::placed_tails(&c.p, &device));
-        for before in [simulate(&c.p, &device, &keys, LinkOrder::Urgent), algorithms::heft(&c.p, list::Insertion::Gaps)]
-        {
+        for before in [
+            simulate(&c.p, &device, &keys, LinkOrder::Urgent),
+            algorithms::heft(&c.p, list::Insertion::Gaps),
+        ] {
             let after = receive::delay(&c.p, before.clone());
             expect_valid(&c.p, &after, &c.what);
             assert_eq!(
@@ -281,20 +406,34 @@ fn late_transfers_only_save_memory() {
                 c.what
             );
             let (old, new) = (before.peak_bytes(&c.p), after.peak_bytes(&c.p));
-            assert!(new.iter().zip(&old).all(|(n, o)| n <= o), "14: {}: {new:?} {old:?}", c.what);
+            assert!(
+                new.iter().zip(&old).all(|(n, o)| n <= o),
+                "14: {}: {new:?} {old:?}",
+                c.what
+            );
             n_late += u32::from(before != after);
             n_lower += u32::from(new != old);
-            assert!(before == after || new != old, "14: {}: delayed for nothing", c.what);
+            assert!(
+                before == after || new != old,
+                "14: {}: delayed for nothing",
+                c.what
+            );
             assert_eq!(fit::key(&c.p, &after).1, before.makespan, "14: {}", c.what);
         }
     }
-    assert!(n_late > 5 && n_lower > 5, "{n_late} delayed, {n_lower} lowered");
+    assert!(
+        n_late > 5 && n_lower > 5,
+        "{n_late} delayed, {n_lower} lowered"
+    );
 }
 
 /// The answer on a changed machine, begun from the old one.
 fn from_old(c: &Case, parts: Parts) -> (Problem, Solution) {
     let p = Problem::new(parts).expect("the changed problem is one too");
-    let warm = Options { previous: Some(c.solution.timeline.clone()), ..options(&p) };
+    let warm = Options {
+        previous: Some(c.solution.timeline.clone()),
+        ..options(&p)
+    };
     let solution = answer(&p, &warm);
     expect_valid(&p, &solution.timeline, &c.what);
     (p, solution)
@@ -307,13 +446,29 @@ fn a_better_machine_is_never_worse() {
         let mut more = c.parts.clone();
         let n = more.devices.len();
         let memory = more.devices[0].memory.filter(|_| rng.one_in(2));
-        more.devices.push(Device { memory, is_host: false });
+        more.devices.push(Device {
+            memory,
+            is_host: false,
+        });
         for task in &mut more.tasks {
             let like = rng.below(n);
-            task.cost.push(if rng.one_in(8) { Nanos::INFINITY } else { task.cost[like] });
+            task.cost.push(if rng.one_in(8) {
+                Nanos::INFINITY
+            } else {
+                task.cost[like]
+            });
         }
-        more.links = Links::uniform(n + 1, LinkProfile { latency: Nanos(3), bytes_per_second: 500_000_000 });
-        (0..n * n).for_each(|i| more.links.set(i / n, i % n, c.parts.links.get(i / n, i % n)));
+        more.links = Links::uniform(
+            n + 1,
+            LinkProfile {
+                latency: Nanos(3),
+                bytes_per_second: 500_000_000,
+            },
+        );
+        (0..n * n).for_each(|i| {
+            more.links
+                .set(i / n, i % n, c.parts.links.get(i / n, i % n))
+        });
         let wide = from_old(&c, more).1;
         assert!(
             wide.score <= c.solution.score,
@@ -336,7 +491,8 @@ fn a_better_machine_is_never_worse() {
             fast.score,
             c.solution.score
         );
-        n_better += u32::from(wide.score < c.solution.score) + u32::from(fast.score < c.solution.score);
+        n_better +=
+            u32::from(wide.score < c.solution.score) + u32::from(fast.score < c.solution.score);
     }
     assert!(n_better > 8, "only {n_better} machines were better");
 }
@@ -360,8 +516,10 @@ fn scaled(parts: &Parts, k: u64) -> Parts {
             tensor.payload = Payload::HostCopy(time.times(k));
         }
     }
-    parts.links =
-        parts.links.map(|l| LinkProfile { latency: l.latency.times(k), bytes_per_second: l.bytes_per_second / k });
+    parts.links = parts.links.map(|l| LinkProfile {
+        latency: l.latency.times(k),
+        bytes_per_second: l.bytes_per_second / k,
+    });
     parts
 }
 
@@ -373,16 +531,33 @@ fn times_that_are_longer_by_a_factor_make_all_longer_by_that_factor() {
         for (before, after) in bounds::all(&c.p).into_iter().zip(bounds::all(&p)) {
             // How unlike devices share work is searched for in whole ns, and there are `k` times as many.
             if !["area", "memory", "energetic"].contains(&after.name) {
-                assert_eq!(before.value.times(k), after.value, "16: {}: times {k}: bound {}", c.what, after.name);
+                assert_eq!(
+                    before.value.times(k),
+                    after.value,
+                    "16: {}: times {k}: bound {}",
+                    c.what,
+                    after.name
+                );
             }
         }
         for (name, algorithm) in Algorithm::NAMES {
-            let makespan = |p: &Problem| algorithm.run(p, &c.options.preference).map(|t| t.makespan);
+            let makespan =
+                |p: &Problem| algorithm.run(p, &c.options.preference).map(|t| t.makespan);
             let (before, after) = (makespan(&c.p), makespan(&p));
-            assert_eq!(before.map(|m| m.times(k)), after, "16: {}: times {k}: {name}", c.what);
+            assert_eq!(
+                before.map(|m| m.times(k)),
+                after,
+                "16: {}: times {k}: {name}",
+                c.what
+            );
         }
         let slow = answer(&p, &c.options);
-        assert_eq!(slow.timeline.makespan, c.solution.timeline.makespan.times(k), "16: {}: times {k}", c.what);
+        assert_eq!(
+            slow.timeline.makespan,
+            c.solution.timeline.makespan.times(k),
+            "16: {}: times {k}",
+            c.what
+        );
     }
 }
 
@@ -395,26 +570,43 @@ fn relabelled(parts: &Parts, rng: &mut Rng) -> (Parts, Vec<usize>) {
     };
     let n = parts.devices.len();
     let (device, task) = (shuffled(n), shuffled(parts.tasks.len()));
-    let (tensor, constant, group) = (shuffled(parts.tensors.len()), shuffled(parts.constants.len()), shuffled(64));
+    let (tensor, constant, group) = (
+        shuffled(parts.tensors.len()),
+        shuffled(parts.constants.len()),
+        shuffled(64),
+    );
     fn moved<T>(old: &[T], place: &[usize], with: impl Fn(&T) -> T) -> Vec<T> {
         let mut from = vec![0; place.len()];
         place.iter().enumerate().for_each(|(i, &p)| from[p] = i);
         from.iter().map(|&i| with(&old[i])).collect()
     }
-    let mut links = Links::uniform(n, LinkProfile { latency: Nanos(0), bytes_per_second: 1 });
+    let mut links = Links::uniform(
+        n,
+        LinkProfile {
+            latency: Nanos(0),
+            bytes_per_second: 1,
+        },
+    );
     (0..n * n).for_each(|i| links.set(device[i / n], device[i % n], parts.links.get(i / n, i % n)));
     let parts = Parts {
         devices: moved(&parts.devices, &device, Device::clone),
         links,
         tasks: moved(&parts.tasks, &task, |t| Task {
             cost: moved(&t.cost, &device, |c| *c),
-            constants: t.constants.iter().map(|&c| constant[c as usize] as u32).collect(),
+            constants: t
+                .constants
+                .iter()
+                .map(|&c| constant[c as usize] as u32)
+                .collect(),
             group: t.group.map(|g| group[g as usize] as u32),
             ..t.clone()
         }),
         tensors: moved(&parts.tensors, &tensor, |(x, consumers)| {
             let producer = task[x.producer as usize] as u32;
-            (Tensor { producer, ..*x }, consumers.iter().map(|&c| task[c as usize] as u32).collect())
+            (
+                Tensor { producer, ..*x },
+                consumers.iter().map(|&c| task[c as usize] as u32).collect(),
+            )
         }),
         constants: moved(&parts.constants, &constant, |c| *c),
     };
@@ -431,15 +623,35 @@ fn names_do_not_matter_but_in_ties() {
         let p = Problem::new(parts).expect("the same problem");
         for (a, b) in bounds::all(&c.p).into_iter().zip(bounds::all(&p)) {
             // How unlike devices share work is searched for task by task.
-            assert!(a == b || ["area", "memory", "energetic"].contains(&a.name), "17: {}: {a:?} {b:?}", c.what);
+            assert!(
+                a == b || ["area", "memory", "energetic"].contains(&a.name),
+                "17: {}: {a:?} {b:?}",
+                c.what
+            );
         }
         let mut preference = c.options.preference.clone();
         preference.iter_mut().for_each(|d| *d = device[*d]);
-        let other = answer(&p, &Options { preference, ..c.options.clone() });
+        let other = answer(
+            &p,
+            &Options {
+                preference,
+                ..c.options.clone()
+            },
+        );
         let is_optimal = |s: &Solution| s.score == (Bytes::ZERO, s.lower_bound);
-        let fit = [&c.solution, &other].iter().all(|s| s.score.0 == Bytes::ZERO);
-        assert!(!fit || c.solution.lower_bound <= other.timeline.makespan, "17: {}", c.what);
-        assert!(!fit || other.lower_bound <= c.solution.timeline.makespan, "17: {}", c.what);
+        let fit = [&c.solution, &other]
+            .iter()
+            .all(|s| s.score.0 == Bytes::ZERO);
+        assert!(
+            !fit || c.solution.lower_bound <= other.timeline.makespan,
+            "17: {}",
+            c.what
+        );
+        assert!(
+            !fit || other.lower_bound <= c.solution.timeline.makespan,
+            "17: {}",
+            c.what
+        );
         if is_optimal(&c.solution) && is_optimal(&other) {
             assert_eq!(c.solution.score, other.score, "17: {}", c.what);
             n_optimal += 1;
@@ -455,19 +667,40 @@ fn names_do_not_matter_without_ties() {
     const LISTS: [&str; 6] = ["simple", "heft", "heft-append", "heft-vote", "peft", "etf"];
     for seed in 9_500..9_500 + rounds(60) {
         let mut rng = Rng(seed);
-        let mut parts = samples::parts(&mut rng, Shape { most: 1 << 40, ..Shape::small(12, 3) });
-        parts.tasks.iter_mut().flat_map(|t| t.cost.iter_mut()).for_each(|c| *c = Nanos(rng.number(1 << 40)));
+        let mut parts = samples::parts(
+            &mut rng,
+            Shape {
+                most: 1 << 40,
+                ..Shape::small(12, 3)
+            },
+        );
+        parts
+            .tasks
+            .iter_mut()
+            .flat_map(|t| t.cost.iter_mut())
+            .for_each(|c| *c = Nanos(rng.number(1 << 40)));
         (0..9).for_each(|i| {
-            let link = LinkProfile { latency: Nanos(rng.number(1 << 38)), bytes_per_second: 1 << 30 };
+            let link = LinkProfile {
+                latency: Nanos(rng.number(1 << 38)),
+                bytes_per_second: 1 << 30,
+            };
             parts.links.set(i / 3, i % 3, link);
         });
         let mut seen = BTreeSet::new();
-        parts.tensors.iter_mut().for_each(|(_, consumers)| consumers.retain(|&c| seen.insert(c)));
+        parts
+            .tensors
+            .iter_mut()
+            .for_each(|(_, consumers)| consumers.retain(|&c| seen.insert(c)));
         let (other, device) = relabelled(&parts, &mut rng);
         let [p, other] = [parts, other].map(|parts| Problem::new(parts).expect("the same problem"));
         let preference: Vec<usize> = (0..3).collect();
-        for (name, algorithm) in Algorithm::NAMES.into_iter().filter(|(name, _)| LISTS.contains(name)) {
-            let makespan = |p: &Problem, preference: &[usize]| algorithm.run(p, preference).map(|t| t.makespan);
+        for (name, algorithm) in Algorithm::NAMES
+            .into_iter()
+            .filter(|(name, _)| LISTS.contains(name))
+        {
+            let makespan = |p: &Problem, preference: &[usize]| {
+                algorithm.run(p, preference).map(|t| t.makespan)
+            };
             let (a, b) = (makespan(&p, &preference), makespan(&other, &device));
             assert_eq!(a, b, "17: seed {seed}: {name}");
         }

@@ -74,7 +74,10 @@ impl<'p> List<'p> {
     /// Nothing is scheduled.
     pub fn new(p: &'p Problem, insertion: Insertion) -> List<'p> {
         let n = p.n_devices();
-        let shortest = (0..p.n_tasks()).map(|t| p.least_cost(t)).filter(|c| *c > Nanos::ZERO).min();
+        let shortest = (0..p.n_tasks())
+            .map(|t| p.least_cost(t))
+            .filter(|c| *c > Nanos::ZERO)
+            .min();
         List {
             p,
             times: TransferTimes::new(p),
@@ -92,14 +95,25 @@ impl<'p> List<'p> {
             ignores_groups: false,
             planned: Vec::new(),
             memory: Memory::new(p),
-            waiting: (0..p.tensors.len()).map(|x| p.consumers.row(x).len() as u32).collect(),
+            waiting: (0..p.tensors.len())
+                .map(|x| p.consumers.row(x).len() as u32)
+                .collect(),
             released: BTreeSet::new(),
         }
     }
 
     /// Nothing is scheduled, but it is decided that each task will run on its device of `planned`.
-    pub fn planned(p: &'p Problem, insertion: Insertion, sending: Sending, planned: &[u32]) -> List<'p> {
-        List { planned: planned.to_vec(), sending, ..List::new(p, insertion) }
+    pub fn planned(
+        p: &'p Problem,
+        insertion: Insertion,
+        sending: Sending,
+        planned: &[u32],
+    ) -> List<'p> {
+        List {
+            planned: planned.to_vec(),
+            sending,
+            ..List::new(p, insertion)
+        }
     }
 
     /// Lets each task of a group be where it likes: what the group would choose if it could be torn apart.
@@ -120,7 +134,9 @@ impl<'p> List<'p> {
     /// Devices that are open to a task: that of its plan or group if there is one, else all feasible ones.
     pub fn open(&self, task: usize) -> impl Iterator<Item = usize> + '_ {
         let home = self.home(task);
-        self.p.feasible(task).filter(move |&d| home.is_none_or(|h| h == d))
+        self.p
+            .feasible(task)
+            .filter(move |&d| home.is_none_or(|h| h == d))
     }
 
     /// End of a scheduled task.
@@ -155,7 +171,10 @@ impl<'p> List<'p> {
         room.clear();
         let key = |end: Nanos, d: usize| u128::from(end.0) * per_ns + look(d);
         // Links and devices that are idle when they are needed give the least possible end.
-        room.extend(self.open(task).map(|d| (key(self.least_ready(task, d) + self.p.cost(task, d), d), d)));
+        room.extend(
+            self.open(task)
+                .map(|d| (key(self.least_ready(task, d) + self.p.cost(task, d), d), d)),
+        );
         if let [(_, only)] = room[..] {
             return only;
         }
@@ -168,7 +187,8 @@ impl<'p> List<'p> {
             let found = (self.excess(task, d), key(self.slot(task, d).end, d), d);
             best = Some(best.map_or(found, |b| b.min(found)));
         }
-        best.expect("a group is on a device that all its tasks can run on").2
+        best.expect("a group is on a device that all its tasks can run on")
+            .2
     }
 
     /// When the operands of a task would be on a device if links were idle.
@@ -177,7 +197,11 @@ impl<'p> List<'p> {
         for &x in self.p.inputs.row(task) {
             let producer = self.p.tensors[x as usize].producer as usize;
             let (source, made) = (self.device[producer] as usize, self.end[producer]);
-            let way = if source == device { Nanos::ZERO } else { self.times.get(self.p, x as usize, source, device) };
+            let way = if source == device {
+                Nanos::ZERO
+            } else {
+                self.times.get(self.p, x as usize, source, device)
+            };
             ready = ready.max(made + way);
         }
         ready
@@ -189,7 +213,8 @@ impl<'p> List<'p> {
         let fits = match self.memory.limited {
             true => {
                 let more = brought + self.made_bytes(task);
-                self.memory.fits(device, ready, self.lasting_bytes(task, device), more)
+                self.memory
+                    .fits(device, ready, self.lasting_bytes(task, device), more)
             }
             false => ready,
         };
@@ -197,7 +222,11 @@ impl<'p> List<'p> {
             Insertion::Gaps => self.devices[device].earliest(fits, cost),
             Insertion::Append => self.devices[device].last().max(fits),
         };
-        Slot { ready, start, end: start + cost }
+        Slot {
+            ready,
+            start,
+            end: start + cost,
+        }
     }
 
     /// Calls `f(tensor, arrival, whether its transfer is new)` for each operand.
@@ -206,7 +235,11 @@ impl<'p> List<'p> {
         let mut taken: [(u32, Nanos); 8] = [(NOWHERE, Nanos::ZERO); 8];
         let (mut n_taken, mut more) = (0, Vec::new());
         let mut brought = 0;
-        let lasting = if self.memory.limited { self.lasting_bytes(task, device) } else { 0 };
+        let lasting = if self.memory.limited {
+            self.lasting_bytes(task, device)
+        } else {
+            0
+        };
         for &x in self.p.inputs.row(task) {
             let producer = self.p.tensors[x as usize].producer as usize;
             let (source, made) = (self.device[producer] as usize, self.end[producer]);
@@ -219,7 +252,10 @@ impl<'p> List<'p> {
                 continue;
             }
             let length = self.times.get(self.p, x as usize, source, device);
-            let known = taken[..n_taken].iter_mut().chain(more.iter_mut()).find(|t| t.0 == source as u32);
+            let known = taken[..n_taken]
+                .iter_mut()
+                .chain(more.iter_mut())
+                .find(|t| t.0 == source as u32);
             let from = known.as_ref().map_or(made, |t| made.max(t.1));
             brought += self.bytes(x);
             let start = self.transfer_start(x, device, from, length, (lasting, brought));
@@ -246,7 +282,11 @@ impl<'p> List<'p> {
     ) -> Nanos {
         let source = self.device[self.p.tensors[x as usize].producer as usize] as usize;
         let link = &self.links[source * self.p.n_devices() + device];
-        let fits = if self.memory.limited { self.memory.fits(device, from, lasting, brought) } else { from };
+        let fits = if self.memory.limited {
+            self.memory.fits(device, from, lasting, brought)
+        } else {
+            from
+        };
         match self.insertion {
             Insertion::Gaps => link.earliest(fits, length),
             Insertion::Append => link.last().max(fits),
@@ -259,19 +299,28 @@ impl<'p> List<'p> {
 
     /// Bytes that a task takes while it runs: its results and its scratch.
     fn made_bytes(&self, task: usize) -> u128 {
-        let results: u128 = self.p.outputs.row(task).iter().map(|&x| self.bytes(x)).sum();
+        let results: u128 = self
+            .p
+            .outputs
+            .row(task)
+            .iter()
+            .map(|&x| self.bytes(x))
+            .sum();
         results + u128::from(self.p.scratch[task].0)
     }
 
     fn arrival(&self, x: u32, device: usize) -> Option<Nanos> {
-        self.copies(x).find(|t| t.to as usize == device).map(|t| t.end)
+        self.copies(x)
+            .find(|t| t.to as usize == device)
+            .map(|t| t.end)
     }
 
     /// Transfers of a tensor, the last first.
     fn copies(&self, x: u32) -> impl Iterator<Item = &Transfer> {
         let next = |i: u32| (i != NOWHERE).then_some(i);
-        let chain =
-            std::iter::successors(next(self.last_transfer[x as usize]), move |&i| next(self.before[i as usize]));
+        let chain = std::iter::successors(next(self.last_transfer[x as usize]), move |&i| {
+            next(self.before[i as usize])
+        });
         chain.map(|i| &self.transfers[i as usize])
     }
 
@@ -290,7 +339,8 @@ impl<'p> List<'p> {
         let first_new = self.transfers.len();
         self.send(&new, device, slot.start);
         self.devices[device].take(slot.start, self.p.cost(task, device));
-        (self.device[task], self.start[task], self.end[task]) = (device as u32, slot.start, slot.end);
+        (self.device[task], self.start[task], self.end[task]) =
+            (device as u32, slot.start, slot.end);
         if self.memory.limited {
             self.hold(task, device, first_new);
         }
@@ -312,24 +362,40 @@ impl<'p> List<'p> {
             let length = self.times.get(self.p, x as usize, source as usize, device);
             let early = Nanos(arrival.0 - length.0);
             let link = &mut self.links[source as usize * self.p.n_devices() + device];
-            let next = begun.iter().rev().find(|b| b.0 == source).map_or(deadline, |b| b.1);
-            let late = if self.sending == Sending::Late { link.latest(early, next, length) } else { None };
+            let next = begun
+                .iter()
+                .rev()
+                .find(|b| b.0 == source)
+                .map_or(deadline, |b| b.1);
+            let late = if self.sending == Sending::Late {
+                link.latest(early, next, length)
+            } else {
+                None
+            };
             let start = late.unwrap_or(early);
             link.take(start, length);
             begun.push((source, start));
             self.before.push(self.last_transfer[x as usize]);
             self.last_transfer[x as usize] = self.transfers.len() as u32;
             let (to, end) = (device as u32, start + length);
-            self.transfers.push(Transfer { tensor: x, from: source, to, start, end });
+            self.transfers.push(Transfer {
+                tensor: x,
+                from: source,
+                to,
+                start,
+                end,
+            });
         }
     }
 
     /// Holds what came and was made with a task.
     fn hold(&mut self, task: usize, device: usize, first_new: usize) {
         let p = self.p;
-        self.memory.settle(p, task, device, self.lasting_group(task));
+        self.memory
+            .settle(p, task, device, self.lasting_group(task));
         for t in &self.transfers[first_new..] {
-            self.memory.hold(device, t.start, p.tensors[t.tensor as usize].bytes());
+            self.memory
+                .hold(device, t.start, p.tensors[t.tensor as usize].bytes());
         }
         let (start, end) = (self.start[task], self.end[task]);
         for &x in p.outputs.row(task) {
@@ -354,7 +420,8 @@ impl<'p> List<'p> {
             }
             for d in 0..self.p.n_devices() {
                 if self.holds(x, d) && !self.is_needed(x, d) {
-                    self.memory.release(d, self.last_use(x, d), self.p.tensors[x as usize].bytes());
+                    self.memory
+                        .release(d, self.last_use(x, d), self.p.tensors[x as usize].bytes());
                     self.released.insert((x, d as u32));
                 }
             }
@@ -363,7 +430,8 @@ impl<'p> List<'p> {
 
     fn holds(&self, x: u32, device: usize) -> bool {
         let source = self.device[self.p.tensors[x as usize].producer as usize] as usize;
-        (source == device || self.arrival(x, device).is_some()) && !self.released.contains(&(x, device as u32))
+        (source == device || self.arrival(x, device).is_some())
+            && !self.released.contains(&(x, device as u32))
     }
 
     /// Whether a task that is not scheduled could use `x` on `device`, or have it sent from there.
@@ -374,16 +442,32 @@ impl<'p> List<'p> {
             Some(home) => source == device && self.arrival(x, home).is_none(),
             None => source == device || self.p.cost(c, device).is_finite(),
         };
-        self.p.consumers.row(x as usize).iter().any(|&c| self.device[c as usize] == NOWHERE && comes(c as usize))
+        self.p
+            .consumers
+            .row(x as usize)
+            .iter()
+            .any(|&c| self.device[c as usize] == NOWHERE && comes(c as usize))
     }
 
     /// End of the last use of `x` on `device`: by tasks, and by transfers from there.
     fn last_use(&self, x: u32, device: usize) -> Nanos {
         let producer = self.p.tensors[x as usize].producer as usize;
-        let made = if self.device[producer] as usize == device { self.end[producer] } else { Nanos::ZERO };
-        let local = self.p.consumers.row(x as usize).iter().filter(|&&c| self.device[c as usize] == device as u32);
+        let made = if self.device[producer] as usize == device {
+            self.end[producer]
+        } else {
+            Nanos::ZERO
+        };
+        let local = self
+            .p
+            .consumers
+            .row(x as usize)
+            .iter()
+            .filter(|&&c| self.device[c as usize] == device as u32);
         let uses = local.map(|&c| self.end[c as usize]);
-        let sent = self.copies(x).filter(|t| t.from as usize == device).map(|t| t.end);
+        let sent = self
+            .copies(x)
+            .filter(|t| t.from as usize == device)
+            .map(|t| t.end);
         uses.chain(sent).fold(made, Nanos::max)
     }
 
@@ -400,7 +484,9 @@ impl<'p> List<'p> {
             NOWHERE => self.p.members.row(group),
             _ => &[],
         };
-        all.iter().map(|&t| u128::from(self.p.resident[t as usize].0)).sum()
+        all.iter()
+            .map(|&t| u128::from(self.p.resident[t as usize].0))
+            .sum()
     }
 
     /// Bytes by which a device would be over its limit when `task` came to it, however long it waited.
@@ -412,8 +498,19 @@ impl<'p> List<'p> {
             let producer = self.p.tensors[**x as usize].producer as usize;
             self.device[producer] as usize != device && self.arrival(**x, device).is_none()
         };
-        let copies: u128 = self.p.inputs.row(task).iter().filter(is_new).map(|&x| self.bytes(x)).sum();
-        self.memory.excess(device, self.lasting_bytes(task, device), copies + self.made_bytes(task))
+        let copies: u128 = self
+            .p
+            .inputs
+            .row(task)
+            .iter()
+            .filter(is_new)
+            .map(|&x| self.bytes(x))
+            .sum();
+        self.memory.excess(
+            device,
+            self.lasting_bytes(task, device),
+            copies + self.made_bytes(task),
+        )
     }
 
     /// The finished schedule.
@@ -421,6 +518,12 @@ impl<'p> List<'p> {
         let mut transfers = self.transfers;
         transfers.sort_by_key(|t| (t.start, t.tensor, t.to));
         let makespan = self.end.iter().copied().max().unwrap_or_default();
-        Timeline { device: self.device, start: self.start, end: self.end, transfers, makespan }
+        Timeline {
+            device: self.device,
+            start: self.start,
+            end: self.end,
+            transfers,
+            makespan,
+        }
     }
 }

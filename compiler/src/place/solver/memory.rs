@@ -46,12 +46,18 @@ impl Held {
     /// First time, at `from` or later, from which `more` bytes fit for good beside `lasting` new ones; `from` where they never do.
     fn fits(&self, from: Nanos, lasting: u128, more: u128) -> Nanos {
         let Some(limit) = self.limit else { return from };
-        let Some(room) = u128::from(limit).checked_sub(self.lasting + lasting + more) else { return from };
-        let blocked = self.steps.iter().rposition(|s| s.0 > from && s.1.max(0) as u128 > room);
+        let Some(room) = u128::from(limit).checked_sub(self.lasting + lasting + more) else {
+            return from;
+        };
+        let blocked = self
+            .steps
+            .iter()
+            .rposition(|s| s.0 > from && s.1.max(0) as u128 > room);
         let at = self.steps.partition_point(|s| s.0 <= from);
         let now = at > 0 && self.steps[at - 1].1.max(0) as u128 > room;
         let last = blocked.or(if now { Some(at - 1) } else { None });
-        last.and_then(|i| self.steps.get(i + 1)).map_or(from, |s| s.0.max(from))
+        last.and_then(|i| self.steps.get(i + 1))
+            .map_or(from, |s| s.0.max(from))
     }
 }
 
@@ -68,7 +74,10 @@ pub(super) struct Memory {
 impl Memory {
     /// Nothing is held.
     pub(super) fn new(p: &Problem) -> Memory {
-        let held = |d: &super::problem::Device| Held { limit: d.memory.map(|m| m.0), ..Held::default() };
+        let held = |d: &super::problem::Device| Held {
+            limit: d.memory.map(|m| m.0),
+            ..Held::default()
+        };
         Memory {
             limited: p.devices.iter().any(|d| d.memory.is_some()),
             devices: p.devices.iter().map(held).collect(),
@@ -79,7 +88,12 @@ impl Memory {
     /// Constants of `task` that `device` does not hold yet, in bytes.
     pub(super) fn missing_constants(&self, p: &Problem, task: usize, device: usize) -> u128 {
         let missing = |c: &&u32| !self.constants[**c as usize].contains(&(device as u32));
-        p.constants_of.row(task).iter().filter(missing).map(|&c| u128::from(p.constants[c as usize].0)).sum()
+        p.constants_of
+            .row(task)
+            .iter()
+            .filter(missing)
+            .map(|&c| u128::from(p.constants[c as usize].0))
+            .sum()
     }
 
     /// Holds `bytes` and the constants of `task` on `device` for the whole step.
@@ -123,7 +137,10 @@ mod tests {
 
     #[test]
     fn a_task_waits_for_what_is_given_back() {
-        let mut held = Held { limit: Some(10), ..Held::default() };
+        let mut held = Held {
+            limit: Some(10),
+            ..Held::default()
+        };
         held.add(Nanos(0), 6);
         held.add(Nanos(5), 3);
         held.add(Nanos(8), -6);
@@ -141,22 +158,32 @@ mod tests {
     fn fits_agrees_with_a_plain_scan() {
         let mut state = 3u64;
         let mut next = |n: u64| {
-            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            state = state
+                .wrapping_mul(6364136223846793005)
+                .wrapping_add(1442695040888963407);
             (state >> 33) % n
         };
         for _ in 0..300 {
-            let mut held = Held { limit: Some(20), ..Held::default() };
+            let mut held = Held {
+                limit: Some(20),
+                ..Held::default()
+            };
             let mut level = [0i128; 40];
             for _ in 0..12 {
                 let (from, to, bytes) = (next(30), 1 + next(9), next(7) as i128);
                 held.add(Nanos(from), bytes);
                 held.add(Nanos(from + to), -bytes);
-                level[from as usize..(from + to) as usize].iter_mut().for_each(|l| *l += bytes);
+                level[from as usize..(from + to) as usize]
+                    .iter_mut()
+                    .for_each(|l| *l += bytes);
             }
             let (from, more) = (next(30), next(20));
             let fits = |t: usize| level[t..].iter().all(|l| l + more as i128 <= 20);
             let expected = (from as usize..40).find(|&t| fits(t)).unwrap_or(40);
-            assert_eq!(held.fits(Nanos(from), 0, u128::from(more)).0 as usize, expected);
+            assert_eq!(
+                held.fits(Nanos(from), 0, u128::from(more)).0 as usize,
+                expected
+            );
             let peak = *level.iter().max().unwrap();
             assert_eq!(held.highest.last().copied().unwrap_or(0), peak);
         }

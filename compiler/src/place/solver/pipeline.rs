@@ -29,12 +29,20 @@ pub struct Periodic {
 impl Periodic {
     /// Time of `n` samples.
     pub fn time(&self, n: u64) -> Nanos {
-        if n == 0 { Nanos::ZERO } else { self.sample.makespan + self.period.times(n - 1) }
+        if n == 0 {
+            Nanos::ZERO
+        } else {
+            self.sample.makespan + self.period.times(n - 1)
+        }
     }
 
     /// Bytes over the limits of all devices.
     pub fn excess(&self, p: &Problem) -> Bytes {
-        let over = |(d, peak): (usize, &Bytes)| p.devices[d].memory.map_or(Bytes::ZERO, |m| peak.saturating_sub(m));
+        let over = |(d, peak): (usize, &Bytes)| {
+            p.devices[d]
+                .memory
+                .map_or(Bytes::ZERO, |m| peak.saturating_sub(m))
+        };
         self.peak_bytes.iter().enumerate().map(over).sum()
     }
 }
@@ -50,7 +58,10 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Options {
-        Options { samples: 16, tasks: 10_000_000 }
+        Options {
+            samples: 16,
+            tasks: 10_000_000,
+        }
     }
 }
 
@@ -75,16 +86,25 @@ pub fn solve(p: &Problem, options: Options) -> Periodic {
         spread(p, &mut device, share);
         offer(&device);
     }
-    best.map(|b| b.1).expect("a problem has a device, and so a start")
+    best.map(|b| b.1)
+        .expect("a problem has a device, and so a start")
 }
 
 /// No placement takes less time for `samples` samples: the longest way through one, each task where it is fastest, and a period for each of the
 /// others, which is at least the mean work of a device and the work of each group.
 pub fn lower_bound(p: &Problem, samples: u64) -> Nanos {
-    let all: u128 = (0..p.n_tasks()).map(|t| u128::from(p.least_cost(t).0)).sum();
+    let all: u128 = (0..p.n_tasks())
+        .map(|t| u128::from(p.least_cost(t).0))
+        .sum();
     let mean = Nanos(u64::try_from(all.div_ceil(p.n_devices() as u128)).unwrap_or(u64::MAX));
     let group = |g: usize| {
-        let on = |d: usize| p.members.row(g).iter().map(|&t| p.cost(t as usize, d)).sum::<Nanos>();
+        let on = |d: usize| {
+            p.members
+                .row(g)
+                .iter()
+                .map(|&t| p.cost(t as usize, d))
+                .sum::<Nanos>()
+        };
         (0..p.n_devices()).map(on).min().unwrap_or_default()
     };
     let period = (0..p.n_groups()).map(group).fold(mean, Nanos::max);
@@ -148,7 +168,9 @@ fn spread(p: &Problem, device: &mut [u32], budget: u64) {
 
 /// Other devices with which tasks exchange tensors, and the least loaded device.
 fn neighbours(p: &Problem, device: &[u32], members: &[u32]) -> Vec<u32> {
-    let around = members.iter().flat_map(|&t| p.predecessors(t as usize).chain(p.successors(t as usize)));
+    let around = members
+        .iter()
+        .flat_map(|&t| p.predecessors(t as usize).chain(p.successors(t as usize)));
     let mut found: Vec<u32> = around.map(|t| device[t as usize]).collect();
     let loads = loads(p, device);
     found.extend((0..p.n_devices() as u32).min_by_key(|&d| loads[d as usize]));
@@ -167,9 +189,16 @@ pub fn periodic(p: &Problem, device: &[u32], lower_bound: Nanos) -> Vec<Periodic
     for percent in STRETCHES {
         let period = Nanos((u128::from(least.0) * percent / 100) as u64);
         let samples = [true, false].map(|in_gaps| Wheel::new(p, &simulated, period, in_gaps).run());
-        let Some(sample) = samples.into_iter().flatten().min_by_key(|s| s.makespan) else { continue };
+        let Some(sample) = samples.into_iter().flatten().min_by_key(|s| s.makespan) else {
+            continue;
+        };
         let peak_bytes = folded_peaks(p, &sample, period);
-        found.push(Periodic { sample, period, lower_bound, peak_bytes });
+        found.push(Periodic {
+            sample,
+            period,
+            lower_bound,
+            peak_bytes,
+        });
     }
     found
 }
@@ -192,7 +221,13 @@ struct Wheel<'a> {
 impl<'a> Wheel<'a> {
     fn new(p: &'a Problem, like: &'a Timeline, period: Nanos, in_gaps: bool) -> Wheel<'a> {
         let n = p.n_devices();
-        Wheel { p, like, period: period.0, in_gaps, taken: vec![Vec::new(); n + n * n] }
+        Wheel {
+            p,
+            like,
+            period: period.0,
+            in_gaps,
+            taken: vec![Vec::new(); n + n * n],
+        }
     }
 
     /// The first sample. `None` when gaps are too short.
@@ -202,8 +237,14 @@ impl<'a> Wheel<'a> {
         order.sort_by_key(|&t| (self.like.start[t as usize], self.like.end[t as usize]));
         let order = topological(p, &order);
         let device = &self.like.device;
-        let mut out = Timeline { device: device.clone(), ..Timeline::default() };
-        (out.start, out.end) = (vec![Nanos::ZERO; p.n_tasks()], vec![Nanos::ZERO; p.n_tasks()]);
+        let mut out = Timeline {
+            device: device.clone(),
+            ..Timeline::default()
+        };
+        (out.start, out.end) = (
+            vec![Nanos::ZERO; p.n_tasks()],
+            vec![Nanos::ZERO; p.n_tasks()],
+        );
         for t in order {
             let t = t as usize;
             let d = device[t] as usize;
@@ -211,7 +252,12 @@ impl<'a> Wheel<'a> {
             for &x in p.inputs.row(t) {
                 let q = p.tensors[x as usize].producer as usize;
                 let from = device[q] as usize;
-                let known = out.transfers.iter().rev().find(|s| s.tensor == x && s.to == d as u32).map(|s| s.end);
+                let known = out
+                    .transfers
+                    .iter()
+                    .rev()
+                    .find(|s| s.tensor == x && s.to == d as u32)
+                    .map(|s| s.end);
                 let there = match known {
                     _ if from == d => out.end[q],
                     Some(there) => there,
@@ -219,7 +265,13 @@ impl<'a> Wheel<'a> {
                         let length = p.transfer(x as usize, from, d);
                         let start = self.take(n + from * n + d, out.end[q], length)?;
                         let (from, to, end) = (from as u32, d as u32, start + length);
-                        out.transfers.push(Transfer { tensor: x, from, to, start, end });
+                        out.transfers.push(Transfer {
+                            tensor: x,
+                            from,
+                            to,
+                            start,
+                            end,
+                        });
                         end
                     }
                 };
@@ -243,7 +295,9 @@ impl<'a> Wheel<'a> {
         let taken = &mut self.taken[resource];
         if !self.in_gaps {
             // The place is fixed by what came before; the turn of the wheel is the first that is late enough.
-            let place = taken.last().map_or(ready % period, |l| (l.0 + l.1) % period);
+            let place = taken
+                .last()
+                .map_or(ready % period, |l| (l.0 + l.1) % period);
             taken.push((place, length));
             return Some(Nanos(ready + (place + period - ready % period) % period));
         }
@@ -257,12 +311,17 @@ impl<'a> Wheel<'a> {
 
 /// How long after `place` the first gap of `length` begins between what is taken, in order of start, on a wheel of one period.
 fn first_gap(taken: &[(u64, u64)], place: u64, length: u64, period: u64) -> Option<u64> {
-    let Some(&last) = taken.last() else { return (length <= period).then_some(0) };
+    let Some(&last) = taken.last() else {
+        return (length <= period).then_some(0);
+    };
     let n = taken.len();
     let next = taken.partition_point(|t| t.0 <= place);
     // What began last before `place` may have begun in the turn before.
-    let before =
-        if next > 0 { taken[next - 1].0 + taken[next - 1].1 } else { (last.0 + last.1).saturating_sub(period) };
+    let before = if next > 0 {
+        taken[next - 1].0 + taken[next - 1].1
+    } else {
+        (last.0 + last.1).saturating_sub(period)
+    };
     let mut from = place.max(before);
     for i in next..=next + n {
         let (start, taken_length) = (taken[i % n].0 + period * (i / n) as u64, taken[i % n].1);
@@ -277,9 +336,16 @@ fn first_gap(taken: &[(u64, u64)], place: u64, length: u64, period: u64) -> Opti
 /// The tasks in an order that is as near to `wish` as dependences allow.
 pub(super) fn topological(p: &Problem, wish: &[u32]) -> Vec<u32> {
     let mut place = vec![0u32; p.n_tasks()];
-    wish.iter().enumerate().for_each(|(i, &t)| place[t as usize] = i as u32);
-    let mut waiting: Vec<u32> = (0..p.n_tasks()).map(|t| p.inputs.row(t).len() as u32).collect();
-    let sources = wish.iter().filter(|&&t| waiting[t as usize] == 0).map(|&t| (place[t as usize], t));
+    wish.iter()
+        .enumerate()
+        .for_each(|(i, &t)| place[t as usize] = i as u32);
+    let mut waiting: Vec<u32> = (0..p.n_tasks())
+        .map(|t| p.inputs.row(t).len() as u32)
+        .collect();
+    let sources = wish
+        .iter()
+        .filter(|&&t| waiting[t as usize] == 0)
+        .map(|&t| (place[t as usize], t));
     let mut ready: std::collections::BTreeSet<(u32, u32)> = sources.collect();
     let mut order = Vec::with_capacity(p.n_tasks());
     while let Some((_, t)) = ready.pop_first() {
@@ -296,7 +362,11 @@ pub(super) fn topological(p: &Problem, wish: &[u32]) -> Vec<u32> {
 
 /// Most bytes on each device when samples follow each other for ever.
 fn folded_peaks(p: &Problem, sample: &Timeline, period: Nanos) -> Vec<Bytes> {
-    let mut base: Vec<i128> = sample.resident_bytes(p).iter().map(|b| i128::from(b.0)).collect();
+    let mut base: Vec<i128> = sample
+        .resident_bytes(p)
+        .iter()
+        .map(|b| i128::from(b.0))
+        .collect();
     let mut changes: Vec<Vec<(u64, i128)>> = vec![Vec::new(); p.n_devices()];
     for (d, from, to, bytes) in sample.holds(p) {
         let (length, period, bytes) = (to.0 - from.0, period.0.max(1), i128::from(bytes.0));
@@ -327,11 +397,16 @@ fn folded_peaks(p: &Problem, sample: &Timeline, period: Nanos) -> Vec<Bytes> {
 pub fn least_memory(p: &Problem) -> Timeline {
     let own = |limit: Bytes| {
         let mut limited = p.clone();
-        limited.devices.iter_mut().for_each(|d| d.memory = Some(d.memory.map_or(limit, |m| m.min(limit))));
+        limited
+            .devices
+            .iter_mut()
+            .for_each(|d| d.memory = Some(d.memory.map_or(limit, |m| m.min(limit))));
         limited
     };
     let highest = |t: &Timeline| t.peak_bytes(p).into_iter().max().unwrap_or_default();
-    let better = |a: &Timeline, b: &Timeline| (fit::excess(p, a), highest(a)) < (fit::excess(p, b), highest(b));
+    let better = |a: &Timeline, b: &Timeline| {
+        (fit::excess(p, a), highest(a)) < (fit::excess(p, b), highest(b))
+    };
     let mut best = fit::schedule(p, &algorithms::single(p, 0), &fit::least_live(p));
     let (mut low, mut high) = (0, highest(&best).0);
     for _ in 0..HALVINGS {
@@ -340,7 +415,11 @@ pub fn least_memory(p: &Problem) -> Timeline {
         }
         let middle = low + (high - low) / 2;
         let limited = own(Bytes(middle));
-        let tried = if fit::unfit(&limited).is_some() { None } else { slices::place(&limited) };
+        let tried = if fit::unfit(&limited).is_some() {
+            None
+        } else {
+            slices::place(&limited)
+        };
         match tried {
             Some(found) if fit::excess(&limited, &found) == Bytes::ZERO => {
                 high = highest(&found).0;
@@ -370,16 +449,33 @@ mod tests {
     fn unrolled(p: &Problem, n: usize) -> Problem {
         let task = |i: usize| {
             let (sample, t) = (i / p.n_tasks(), i % p.n_tasks());
-            let resident = if sample == 0 { p.resident[t] } else { Bytes::ZERO };
+            let resident = if sample == 0 {
+                p.resident[t]
+            } else {
+                Bytes::ZERO
+            };
             let constants = p.constants_of.row(t).to_vec();
             let (scratch, group) = (p.scratch[t], Some(p.group_of[t]));
-            Task { cost: p.costs(t).to_vec(), resident, constants, scratch, group, is_view: false }
+            Task {
+                cost: p.costs(t).to_vec(),
+                resident,
+                constants,
+                scratch,
+                group,
+                is_view: false,
+            }
         };
         let tensor = |i: usize| {
-            let (sample, x) = ((i / p.tensors.len() * p.n_tasks()) as u32, i % p.tensors.len());
+            let (sample, x) = (
+                (i / p.tensors.len() * p.n_tasks()) as u32,
+                i % p.tensors.len(),
+            );
             let mut tensor = p.tensors[x];
             tensor.producer += sample;
-            (tensor, p.consumers.row(x).iter().map(|&c| c + sample).collect())
+            (
+                tensor,
+                p.consumers.row(x).iter().map(|&c| c + sample).collect(),
+            )
         };
         let parts = Parts {
             devices: p.devices.clone(),
@@ -393,15 +489,22 @@ mod tests {
 
     /// The timeline of `n` samples.
     fn repeated(p: &Problem, s: &Periodic, n: usize) -> Timeline {
-        let mut all = Timeline { makespan: s.time(n as u64), ..Timeline::default() };
+        let mut all = Timeline {
+            makespan: s.time(n as u64),
+            ..Timeline::default()
+        };
         for i in 0..n {
             let shift = s.period.times(i as u64);
             all.device.extend(&s.sample.device);
             all.start.extend(s.sample.start.iter().map(|&t| t + shift));
             all.end.extend(s.sample.end.iter().map(|&t| t + shift));
             let tensor = |x: u32| x + (i * p.tensors.len()) as u32;
-            let moved =
-                |t: &Transfer| Transfer { tensor: tensor(t.tensor), start: t.start + shift, end: t.end + shift, ..*t };
+            let moved = |t: &Transfer| Transfer {
+                tensor: tensor(t.tensor),
+                start: t.start + shift,
+                end: t.end + shift,
+                ..*t
+            };
             all.transfers.extend(s.sample.transfers.iter().map(moved));
         }
         all.transfers.sort_by_key(|t| (t.start, t.tensor, t.to));
@@ -412,17 +515,32 @@ mod tests {
     fn samples_follow_each_other_without_conflict() {
         let mut rng = Rng(21);
         for i in 0..120 {
-            let shape = Shape { constrained: i % 2 == 0, ..Shape::small(2 + rng.below(9), 1 + rng.below(3)) };
+            let shape = Shape {
+                constrained: i % 2 == 0,
+                ..Shape::small(2 + rng.below(9), 1 + rng.below(3))
+            };
             let p = random(&mut rng, shape);
             let n = 12;
-            let found = solve(&p, Options { samples: n, tasks: 20_000 });
+            let found = solve(
+                &p,
+                Options {
+                    samples: n,
+                    tasks: 20_000,
+                },
+            );
             assert!(found.lower_bound <= found.time(n));
             let long = unrolled(&p, n as usize);
             let timeline = repeated(&p, &found, n as usize);
             assert_eq!(check(&long, &timeline), Vec::<String>::new());
             // Once the first sample is gone before the last comes, as many are under way as ever will be.
             let peaks = timeline.peak_bytes(&long);
-            assert!(peaks.iter().zip(&found.peak_bytes).all(|(seen, told)| seen <= told), "{peaks:?}");
+            assert!(
+                peaks
+                    .iter()
+                    .zip(&found.peak_bytes)
+                    .all(|(seen, told)| seen <= told),
+                "{peaks:?}"
+            );
             if found.period.times(n - 2) > found.sample.makespan {
                 assert_eq!(peaks, found.peak_bytes);
             }
@@ -433,11 +551,17 @@ mod tests {
     fn the_shortest_period_is_always_had() {
         let mut rng = Rng(22);
         for _ in 0..100 {
-            let shape = Shape { constrained: true, ..Shape::small(10, 3) };
+            let shape = Shape {
+                constrained: true,
+                ..Shape::small(10, 3)
+            };
             let p = random(&mut rng, shape);
             let device: Vec<u32> = (0..10).map(|t| p.first_device(t) as u32).collect();
             let most = loads(&p, &device).into_iter().max();
-            assert_eq!(periodic(&p, &device, Nanos::ZERO).first().map(|s| s.period), most);
+            assert_eq!(
+                periodic(&p, &device, Nanos::ZERO).first().map(|s| s.period),
+                most
+            );
         }
     }
 
@@ -457,9 +581,18 @@ mod tests {
             }
             taken.sort_unstable();
             let (place, length) = (rng.number(period), 1 + rng.number(6));
-            let free = |wait: &u64| (0..length).all(|i| !wheel[((place + wait + i) % period) as usize]);
-            let expected = if length <= period { (0..period).find(free) } else { None };
-            assert_eq!(first_gap(&taken, place, length, period), expected, "{taken:?} {place} {length} {period}");
+            let free =
+                |wait: &u64| (0..length).all(|i| !wheel[((place + wait + i) % period) as usize]);
+            let expected = if length <= period {
+                (0..period).find(free)
+            } else {
+                None
+            };
+            assert_eq!(
+                first_gap(&taken, place, length, period),
+                expected,
+                "{taken:?} {place} {length} {period}"
+            );
         }
     }
 

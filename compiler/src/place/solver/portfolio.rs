@@ -69,7 +69,10 @@ impl Algorithm {
 
     /// Its name; single devices are told apart by their index.
     pub fn name(self) -> String {
-        let named = Algorithm::NAMES.iter().find(|(_, a)| *a == self).map(|(name, _)| (*name).to_owned());
+        let named = Algorithm::NAMES
+            .iter()
+            .find(|(_, a)| *a == self)
+            .map(|(name, _)| (*name).to_owned());
         named.unwrap_or_else(|| match self {
             Algorithm::Single(d) => format!("single {d}"),
             Algorithm::Fill(percent) => format!("fill {percent}%"),
@@ -162,21 +165,36 @@ impl Options {
             true => REFINE_TASKS_LARGE,
             false => {
                 let n = p.n_tasks() as u64;
-                REFINE_TASKS.min((REFINE_RUNS_SMALL * n).min(REFINE_TASKS_SMALL).max(REFINE_RUNS * n))
+                REFINE_TASKS.min(
+                    (REFINE_RUNS_SMALL * n)
+                        .min(REFINE_TASKS_SMALL)
+                        .max(REFINE_RUNS * n),
+                )
             }
         };
         let limited = p.devices.iter().any(|d| d.memory.is_some());
         let search_nodes = match limited {
-            true => (LIMITED_NODES / p.n_tasks().max(1) as u64).clamp(SEARCH_NODES, MOST_LIMITED_NODES),
+            true => {
+                (LIMITED_NODES / p.n_tasks().max(1) as u64).clamp(SEARCH_NODES, MOST_LIMITED_NODES)
+            }
             false => SEARCH_NODES,
         };
         let bound_nodes = BOUND_NODES;
-        Options { only: None, refine_tasks, bound_nodes, search_nodes, seed: 1, preference, previous: None }
+        Options {
+            only: None,
+            refine_tasks,
+            bound_nodes,
+            search_nodes,
+            seed: 1,
+            preference,
+            previous: None,
+        }
     }
 
     /// The same with budgets of so many percent.
     pub fn with_effort(self, percent: u64) -> Options {
-        let part = |n: u64| u64::try_from(u128::from(n) * u128::from(percent) / 100).unwrap_or(u64::MAX);
+        let part =
+            |n: u64| u64::try_from(u128::from(n) * u128::from(percent) / 100).unwrap_or(u64::MAX);
         Options {
             refine_tasks: part(self.refine_tasks),
             bound_nodes: part(self.bound_nodes),
@@ -232,7 +250,11 @@ const SMALL_STARTS: (usize, u64) = (10, 6);
 ///
 /// Stops as soon as the best is proven to be optimal. `name` gives the names under which algorithms are reported. Nothing when the one
 /// algorithm asked for finds no placement that keeps the limits.
-pub fn solve(p: &Problem, options: &Options, name: &dyn Fn(Algorithm) -> String) -> Option<Solution> {
+pub fn solve(
+    p: &Problem,
+    options: &Options,
+    name: &dyn Fn(Algorithm) -> String,
+) -> Option<Solution> {
     let asked = options.previous.as_ref().filter(|_| options.only.is_none());
     let mut run = Run {
         p,
@@ -275,10 +297,14 @@ impl Run<'_> {
             self.offer(PREVIOUS.into(), kept.timeline.clone());
         }
         let nodes = for_devices(options.search_nodes / (SEARCH_NODES / SERIES_NODES), p);
-        let wanted = options.only.is_none() && p.n_tasks() <= LARGE && p.n_devices() > 1 && nodes > 0;
+        let wanted =
+            options.only.is_none() && p.n_tasks() <= LARGE && p.n_devices() > 1 && nodes > 0;
         if let Some(proof) = wanted.then(|| exact::series(p, nodes)).flatten() {
             self.prove("series-blocks", proof.lower_bound);
-            proof.timeline.into_iter().for_each(|t| self.offer((self.name)(Algorithm::Series), t));
+            proof
+                .timeline
+                .into_iter()
+                .for_each(|t| self.offer((self.name)(Algorithm::Series), t));
         }
         for algorithm in members(p, options) {
             if self.is_optimal() {
@@ -290,7 +316,9 @@ impl Run<'_> {
                 }
                 _ => algorithm.run(p, &options.preference),
             };
-            timeline.into_iter().for_each(|t| self.offer((self.name)(algorithm), t));
+            timeline
+                .into_iter()
+                .for_each(|t| self.offer((self.name)(algorithm), t));
         }
         self.proposals.sort_by_key(rank);
     }
@@ -304,7 +332,13 @@ impl Run<'_> {
         }
         self.raise_bound();
         if options.refine_tasks > FEWEST_RUNS * p.n_tasks() as u64 && !self.is_optimal() {
-            refine_best(p, &mut self.proposals, self.bound.value, options, &mut self.moves);
+            refine_best(
+                p,
+                &mut self.proposals,
+                self.bound.value,
+                options,
+                &mut self.moves,
+            );
         }
         self.search_tree();
         if options.refine_tasks > FEWEST_RUNS * p.n_tasks() as u64 && !self.is_optimal() {
@@ -314,7 +348,9 @@ impl Run<'_> {
 
     /// Makes single moves from the best proposal as long as they help.
     fn descend(&mut self) {
-        let Some((score, name, timeline)) = self.proposals.first_mut() else { return };
+        let Some((score, name, timeline)) = self.proposals.first_mut() else {
+            return;
+        };
         let start = name.strip_suffix(REFINED).unwrap_or(name).to_owned();
         let moves = self.moves.entry(start.clone()).or_default();
         let budget = self.options.refine_tasks / DESCENT_SHARE;
@@ -327,7 +363,11 @@ impl Run<'_> {
 
     fn offer(&mut self, algorithm: String, timeline: Timeline) {
         let (score, n_devices) = (fit::key(self.p, &timeline), timeline.n_devices_used());
-        self.candidates.push(Candidate { algorithm: algorithm.clone(), score, n_devices });
+        self.candidates.push(Candidate {
+            algorithm: algorithm.clone(),
+            score,
+            n_devices,
+        });
         self.proposals.push((score, algorithm, timeline));
     }
 
@@ -342,26 +382,40 @@ impl Run<'_> {
     fn raise_bound(&mut self) {
         let nodes = for_devices(self.options.bound_nodes, self.p);
         if nodes > 0 && self.p.n_tasks() <= LARGE && !self.is_optimal() {
-            bounds::blocks(self.p, nodes).into_iter().for_each(|b| self.prove(b.name, b.value));
+            bounds::blocks(self.p, nodes)
+                .into_iter()
+                .for_each(|b| self.prove(b.name, b.value));
         }
     }
 
     fn is_optimal(&self) -> bool {
-        self.proposals.iter().any(|s| s.0 <= (Bytes::ZERO, self.bound.value))
+        self.proposals
+            .iter()
+            .any(|s| s.0 <= (Bytes::ZERO, self.bound.value))
     }
 
     /// Branch and bound from the best proposal.
     fn search_tree(&mut self) {
-        let Some((score, _, timeline)) = self.proposals.first() else { return };
+        let Some((score, _, timeline)) = self.proposals.first() else {
+            return;
+        };
         if *score <= (Bytes::ZERO, self.bound.value) {
             return;
         }
-        let proof = exact::solve(self.p, timeline, self.bound.value, tree_nodes(self.p, self.options));
+        let proof = exact::solve(
+            self.p,
+            timeline,
+            self.bound.value,
+            tree_nodes(self.p, self.options),
+        );
         if proof.lower_bound.is_finite() {
             self.prove("branch-and-bound", proof.lower_bound);
         }
         if let Some(better) = proof.timeline {
-            self.proposals.insert(0, (fit::key(self.p, &better), "branch-and-bound".into(), better));
+            self.proposals.insert(
+                0,
+                (fit::key(self.p, &better), "branch-and-bound".into(), better),
+            );
         }
     }
 
@@ -374,15 +428,31 @@ impl Run<'_> {
         if let Some(k) = self.kept.filter(|k| k.key <= score) {
             (score, algorithm, timeline) = (k.key, PREVIOUS.into(), k.timeline);
         }
-        let moved = algorithm.strip_suffix(REFINED).and_then(|start| self.moves.remove(start)).unwrap_or_default().last;
+        let moved = algorithm
+            .strip_suffix(REFINED)
+            .and_then(|start| self.moves.remove(start))
+            .unwrap_or_default()
+            .last;
         let (lower_bound, bound) = (self.bound.value, self.bound.name.into());
-        Some(Solution { timeline, score, algorithm, lower_bound, bound, candidates: self.candidates, moved })
+        Some(Solution {
+            timeline,
+            score,
+            algorithm,
+            lower_bound,
+            bound,
+            candidates: self.candidates,
+            moved,
+        })
     }
 }
 
 /// The greatest bound that the options have time for.
 pub fn lower_bound(p: &Problem, options: &Options) -> Bound {
-    if p.n_tasks() > LARGE { quick_bound(p) } else { bounds::best(p, for_devices(options.bound_nodes, p)) }
+    if p.n_tasks() > LARGE {
+        quick_bound(p)
+    } else {
+        bounds::best(p, for_devices(options.bound_nodes, p))
+    }
 }
 
 /// A budget of nodes for more than four devices: each node takes so much longer.
@@ -398,12 +468,20 @@ fn tree_nodes(p: &Problem, options: &Options) -> u64 {
         return options.search_nodes;
     }
     let limited = p.devices.iter().any(|d| d.memory.is_some());
-    if limited { part(options.search_nodes) } else { part(part(options.search_nodes)) }
+    if limited {
+        part(options.search_nodes)
+    } else {
+        part(part(options.search_nodes))
+    }
 }
 
 /// The greatest bound that takes no search.
 fn quick_bound(p: &Problem) -> Bound {
-    if p.n_tasks() > LARGE { bounds::quick(p) } else { bounds::best(p, 0) }
+    if p.n_tasks() > LARGE {
+        bounds::quick(p)
+    } else {
+        bounds::best(p, 0)
+    }
 }
 
 /// Order of proposals: least excess, least time, fewest devices.
@@ -415,12 +493,20 @@ fn members(p: &Problem, options: &Options) -> Vec<Algorithm> {
     if let Some(only) = options.only {
         return vec![only];
     }
-    let mut members: Vec<Algorithm> = distinct_devices(p).into_iter().map(Algorithm::Single).collect();
+    let mut members: Vec<Algorithm> = distinct_devices(p)
+        .into_iter()
+        .map(Algorithm::Single)
+        .collect();
     let limited = p.devices.iter().any(|d| d.memory.is_some());
     if limited {
         members.extend([100, 90, 75, 50].map(Algorithm::Fill));
         if p.n_tasks() <= LARGE {
-            members.extend([Algorithm::Slices, Algorithm::MTopo, Algorithm::MEtf, Algorithm::MSct]);
+            members.extend([
+                Algorithm::Slices,
+                Algorithm::MTopo,
+                Algorithm::MEtf,
+                Algorithm::MSct,
+            ]);
         }
     }
     // On one device without a limit all orders take the same time.
@@ -444,8 +530,9 @@ fn members(p: &Problem, options: &Options) -> Vec<Algorithm> {
 
 /// One device of each sort: of devices with equal times for all tasks and equal limits the first.
 fn distinct_devices(p: &Problem) -> Vec<u32> {
-    let same =
-        |a: usize, b: usize| p.devices[a] == p.devices[b] && (0..p.n_tasks()).all(|t| p.cost(t, a) == p.cost(t, b));
+    let same = |a: usize, b: usize| {
+        p.devices[a] == p.devices[b] && (0..p.n_tasks()).all(|t| p.cost(t, a) == p.cost(t, b))
+    };
     let mut distinct: Vec<u32> = Vec::new();
     for d in 0..p.n_devices() {
         if !distinct.iter().any(|&e| same(e as usize, d)) {
@@ -465,16 +552,45 @@ fn refine_best(
 ) {
     let long = proposals[0].0 > (Bytes::ZERO, lower_bound);
     proposals.dedup_by(|a, b| a.2.device == b.2.device);
-    let (most, ninths) = if p.n_tasks() <= refine::SMALL { SMALL_STARTS } else { STARTS };
-    let n = if p.n_tasks() > LARGE { 1 } else { proposals.len().min(most) };
+    let (most, ninths) = if p.n_tasks() <= refine::SMALL {
+        SMALL_STARTS
+    } else {
+        STARTS
+    };
+    let n = if p.n_tasks() > LARGE {
+        1
+    } else {
+        proposals.len().min(most)
+    };
     let short = options.refine_tasks / (9 * n as u64) * ninths;
     for start in proposals.iter_mut().take(if long { n } else { 0 }) {
-        improve(p, start, lower_bound, Budget { tasks: short, seed: options.seed }, moves);
+        improve(
+            p,
+            start,
+            lower_bound,
+            Budget {
+                tasks: short,
+                seed: options.seed,
+            },
+            moves,
+        );
     }
     proposals.sort_by_key(rank);
-    if let Some(best) = proposals.first_mut().filter(|b| b.0 > (Bytes::ZERO, lower_bound)) {
+    if let Some(best) = proposals
+        .first_mut()
+        .filter(|b| b.0 > (Bytes::ZERO, lower_bound))
+    {
         let tasks = options.refine_tasks - short * n as u64;
-        improve(p, best, lower_bound, Budget { tasks, seed: options.seed.wrapping_add(1) }, moves);
+        improve(
+            p,
+            best,
+            lower_bound,
+            Budget {
+                tasks,
+                seed: options.seed.wrapping_add(1),
+            },
+            moves,
+        );
     }
 }
 
@@ -483,7 +599,13 @@ const PREVIOUS: &str = "previous";
 /// What the names of algorithms end in after refinement.
 const REFINED: &str = "+refine";
 
-fn improve(p: &Problem, start: &mut (Key, String, Timeline), lower_bound: Nanos, budget: Budget, moves: &mut MovesOf) {
+fn improve(
+    p: &Problem,
+    start: &mut (Key, String, Timeline),
+    lower_bound: Nanos,
+    budget: Budget,
+    moves: &mut MovesOf,
+) {
     let name = start.1.strip_suffix(REFINED).unwrap_or(&start.1).to_owned();
     let moves = moves.entry(name.clone()).or_default();
     let refined = refine_logged(p, &start.2, lower_bound, budget, moves);

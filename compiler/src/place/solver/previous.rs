@@ -25,12 +25,24 @@ pub struct Kept {
 pub fn keep(p: &Problem, previous: &Timeline) -> Option<Kept> {
     let held = replay(p, previous, Starting::NotBefore)?;
     if same_times(&held, previous) {
-        return Some(Kept { key: fit::key(p, &held), timeline: held, is_exact: true });
+        return Some(Kept {
+            key: fit::key(p, &held),
+            timeline: held,
+            is_exact: true,
+        });
     }
     let early = replay(p, previous, Starting::AtOnce)?;
     let (held_key, early_key) = (fit::key(p, &held), fit::key(p, &early));
-    let (key, timeline) = if early_key < held_key { (early_key, early) } else { (held_key, held) };
-    Some(Kept { timeline, key, is_exact: false })
+    let (key, timeline) = if early_key < held_key {
+        (early_key, early)
+    } else {
+        (held_key, held)
+    };
+    Some(Kept {
+        timeline,
+        key,
+        is_exact: false,
+    })
 }
 
 /// When things start in a replay, once all they wait for is done.
@@ -43,12 +55,19 @@ pub enum Starting {
 }
 
 fn same_times(a: &Timeline, b: &Timeline) -> bool {
-    a.device == b.device && a.start == b.start && a.end == b.end && a.transfers.len() == b.transfers.len() && {
-        let times = |t: &Timeline| -> BTreeMap<(u32, u32), (Nanos, Nanos)> {
-            t.transfers.iter().map(|x| ((x.tensor, x.to), (x.start, x.end))).collect()
-        };
-        times(a) == times(b)
-    }
+    a.device == b.device
+        && a.start == b.start
+        && a.end == b.end
+        && a.transfers.len() == b.transfers.len()
+        && {
+            let times = |t: &Timeline| -> BTreeMap<(u32, u32), (Nanos, Nanos)> {
+                t.transfers
+                    .iter()
+                    .map(|x| ((x.tensor, x.to), (x.start, x.end)))
+                    .collect()
+            };
+            times(a) == times(b)
+        }
 }
 
 /// The timeline on the devices and in the orders of `previous`. Transfers that it does not know go as they come.
@@ -63,10 +82,21 @@ pub fn replay(p: &Problem, previous: &Timeline, starting: Starting) -> Option<Ti
             What::Transfer(x, to) => replay.run_transfer(x, to),
         }
     }
-    let Replay { start, end, mut transfers, .. } = replay;
+    let Replay {
+        start,
+        end,
+        mut transfers,
+        ..
+    } = replay;
     transfers.sort_by_key(|t| (t.start, t.tensor, t.to));
     let makespan = end.iter().copied().max().unwrap_or_default();
-    Some(Timeline { device: previous.device.clone(), start, end, transfers, makespan })
+    Some(Timeline {
+        device: previous.device.clone(),
+        start,
+        end,
+        transfers,
+        makespan,
+    })
 }
 
 fn is_possible(p: &Problem, t: &Timeline) -> bool {
@@ -74,9 +104,15 @@ fn is_possible(p: &Problem, t: &Timeline) -> bool {
     t.device.len() == n
         && t.start.len() == n
         && t.end.len() == n
-        && (0..n).all(|i| (t.device[i] as usize) < p.n_devices() && p.cost(i, t.device[i] as usize).is_finite())
-        && (0..p.n_groups())
-            .all(|g| p.members.row(g).windows(2).all(|m| t.device[m[0] as usize] == t.device[m[1] as usize]))
+        && (0..n).all(|i| {
+            (t.device[i] as usize) < p.n_devices() && p.cost(i, t.device[i] as usize).is_finite()
+        })
+        && (0..p.n_groups()).all(|g| {
+            p.members
+                .row(g)
+                .windows(2)
+                .all(|m| t.device[m[0] as usize] == t.device[m[1] as usize])
+        })
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -111,15 +147,24 @@ impl<'a> Replay<'a> {
     fn new(p: &'a Problem, previous: &'a Timeline, starting: Starting) -> Replay<'a> {
         let n = p.n_devices();
         let mut position = vec![0u32; p.n_tasks()];
-        p.order.iter().enumerate().for_each(|(i, &t)| position[t as usize] = i as u32);
+        p.order
+            .iter()
+            .enumerate()
+            .for_each(|(i, &t)| position[t as usize] = i as u32);
         let mut replay = Replay {
             p,
             previous,
             starting,
-            sent: previous.transfers.iter().map(|t| ((t.tensor, t.to), (t.start, t.end))).collect(),
+            sent: previous
+                .transfers
+                .iter()
+                .map(|t| ((t.tensor, t.to), (t.start, t.end)))
+                .collect(),
             ready: BinaryHeap::new(),
             position,
-            missing: (0..p.n_tasks()).map(|t| p.inputs.row(t).len() as u32).collect(),
+            missing: (0..p.n_tasks())
+                .map(|t| p.inputs.row(t).len() as u32)
+                .collect(),
             arrived: vec![Nanos::ZERO; p.n_tasks()],
             start: vec![Nanos::ZERO; p.n_tasks()],
             end: vec![Nanos::ZERO; p.n_tasks()],
@@ -127,18 +172,35 @@ impl<'a> Replay<'a> {
             device_free: vec![Nanos::ZERO; n],
             link_free: vec![Nanos::ZERO; n * n],
         };
-        (0..p.n_tasks()).filter(|&t| p.inputs.row(t).is_empty()).for_each(|t| replay.enter(t));
+        (0..p.n_tasks())
+            .filter(|&t| p.inputs.row(t).is_empty())
+            .for_each(|t| replay.enter(t));
         replay
     }
 
     fn enter(&mut self, t: usize) {
         let (start, end) = (self.previous.start[t], self.previous.end[t]);
-        self.ready.push(Reverse((start, end, self.position[t], What::Task(t as u32))));
+        self.ready.push(Reverse((
+            start,
+            end,
+            self.position[t],
+            What::Task(t as u32),
+        )));
     }
 
     /// When something of a length starts that could at `from` and did at `before`; its place is taken until `free`.
-    fn take(starting: Starting, from: Nanos, before: Nanos, length: Nanos, free: &mut Nanos) -> Nanos {
-        let from = if starting == Starting::NotBefore { from.max(before) } else { from };
+    fn take(
+        starting: Starting,
+        from: Nanos,
+        before: Nanos,
+        length: Nanos,
+        free: &mut Nanos,
+    ) -> Nanos {
+        let from = if starting == Starting::NotBefore {
+            from.max(before)
+        } else {
+            from
+        };
         let start = from.max(*free);
         *free = start + length;
         start
@@ -148,18 +210,34 @@ impl<'a> Replay<'a> {
         let d = self.previous.device[t];
         let length = self.p.cost(t, d as usize);
         let free = &mut self.device_free[d as usize];
-        let start = Replay::take(self.starting, self.arrived[t], self.previous.start[t], length, free);
+        let start = Replay::take(
+            self.starting,
+            self.arrived[t],
+            self.previous.start[t],
+            length,
+            free,
+        );
         (self.start[t], self.end[t]) = (start, start + length);
         for &x in self.p.outputs.row(t) {
             self.deliver(x, d, start + length);
-            let mut to: Vec<u32> =
-                self.p.consumers.row(x as usize).iter().map(|&c| self.previous.device[c as usize]).collect();
+            let mut to: Vec<u32> = self
+                .p
+                .consumers
+                .row(x as usize)
+                .iter()
+                .map(|&c| self.previous.device[c as usize])
+                .collect();
             to.sort_unstable();
             to.dedup();
             for to in to.into_iter().filter(|&to| to != d) {
                 let made = self.previous.end[t];
                 let (start, end) = self.sent.get(&(x, to)).copied().unwrap_or((made, made));
-                self.ready.push(Reverse((start, end, self.position[t], What::Transfer(x, to))));
+                self.ready.push(Reverse((
+                    start,
+                    end,
+                    self.position[t],
+                    What::Transfer(x, to),
+                )));
             }
         }
     }
@@ -172,7 +250,13 @@ impl<'a> Replay<'a> {
         let before = self.sent.get(&(x, to)).copied().unwrap_or_default().0;
         let free = &mut self.link_free[from as usize * self.p.n_devices() + to as usize];
         let start = Replay::take(self.starting, made, before, length, free);
-        self.transfers.push(Transfer { tensor: x, from, to, start, end: start + length });
+        self.transfers.push(Transfer {
+            tensor: x,
+            from,
+            to,
+            start,
+            end: start + length,
+        });
         self.deliver(x, to, start + length);
     }
 

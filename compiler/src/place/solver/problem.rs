@@ -54,7 +54,11 @@ pub struct Links {
 impl Links {
     /// The same link between all devices.
     pub fn uniform(n_devices: usize, link: LinkProfile) -> Links {
-        Links { n_devices, class: vec![0; n_devices * n_devices], classes: vec![link] }
+        Links {
+            n_devices,
+            class: vec![0; n_devices * n_devices],
+            classes: vec![link],
+        }
     }
 
     /// Sets the link from one device to another.
@@ -71,13 +75,18 @@ impl Links {
     pub fn count_classes(&self) -> Vec<(LinkProfile, usize)> {
         let mut counts: Vec<(LinkProfile, usize)> = self.classes.iter().map(|c| (*c, 0)).collect();
         let apart = |i: &usize| i / self.n_devices != i % self.n_devices;
-        (0..self.class.len()).filter(apart).for_each(|i| counts[self.class[i] as usize].1 += 1);
+        (0..self.class.len())
+            .filter(apart)
+            .for_each(|i| counts[self.class[i] as usize].1 += 1);
         counts
     }
 
     /// The same pairs of devices with other links.
     pub fn map(&self, change: impl Fn(LinkProfile) -> LinkProfile) -> Links {
-        Links { classes: self.classes.iter().map(|c| change(*c)).collect(), ..self.clone() }
+        Links {
+            classes: self.classes.iter().map(|c| change(*c)).collect(),
+            ..self.clone()
+        }
     }
 
     /// The link from one device to another.
@@ -168,11 +177,23 @@ impl Problem {
     pub fn new(parts: Parts) -> Result<Problem, Refused> {
         let (n, n_devices) = (parts.tasks.len(), parts.devices.len());
         let pairs = |(x, (_, consumers)): (usize, &(Tensor, Vec<u32>))| {
-            consumers.iter().map(move |&c| (x as u32, c)).collect::<Vec<_>>()
+            consumers
+                .iter()
+                .map(move |&c| (x as u32, c))
+                .collect::<Vec<_>>()
         };
         let waits: Vec<(u32, u32)> = parts.tensors.iter().enumerate().flat_map(pairs).collect();
-        let made = parts.tensors.iter().enumerate().map(|(x, (t, _))| (t.producer, x as u32));
-        let uses = |(t, task): (usize, &Task)| task.constants.iter().map(move |&c| (t as u32, c)).collect::<Vec<_>>();
+        let made = parts
+            .tensors
+            .iter()
+            .enumerate()
+            .map(|(x, (t, _))| (t.producer, x as u32));
+        let uses = |(t, task): (usize, &Task)| {
+            task.constants
+                .iter()
+                .map(move |&c| (t as u32, c))
+                .collect::<Vec<_>>()
+        };
         let uses: Vec<(u32, u32)> = parts.tasks.iter().enumerate().flat_map(uses).collect();
         let (group_of, n_groups) = dense_groups(&parts.tasks);
         let mut p = Problem {
@@ -186,7 +207,11 @@ impl Problem {
             constants: parts.constants,
             scratch: parts.tasks.iter().map(|t| t.scratch).collect(),
             is_view: parts.tasks.iter().map(|t| t.is_view).collect(),
-            cost: parts.tasks.iter().flat_map(|t| t.cost.iter().copied()).collect(),
+            cost: parts
+                .tasks
+                .iter()
+                .flat_map(|t| t.cost.iter().copied())
+                .collect(),
             tensors: parts.tensors.into_iter().map(|(t, _)| t).collect(),
             devices: parts.devices,
             links: parts.links,
@@ -194,7 +219,10 @@ impl Problem {
         };
         debug_assert_eq!(p.cost.len(), n * n_devices);
         p.order = p.topological_order()?;
-        p.members = Rows::from_pairs(n_groups, p.order.iter().map(|&t| (p.group_of[t as usize], t)));
+        p.members = Rows::from_pairs(
+            n_groups,
+            p.order.iter().map(|&t| (p.group_of[t as usize], t)),
+        );
         p.narrow_groups()?;
         Ok(p)
     }
@@ -209,7 +237,11 @@ impl Problem {
             group: Some(self.group_of[t]).filter(|&g| self.members.row(g as usize).len() > 1),
             is_view: self.is_view[t],
         };
-        let tensors = self.tensors.iter().enumerate().map(|(x, t)| (*t, self.consumers.row(x).to_vec()));
+        let tensors = self
+            .tensors
+            .iter()
+            .enumerate()
+            .map(|(x, t)| (*t, self.consumers.row(x).to_vec()));
         Parts {
             devices: self.devices.clone(),
             links: self.links.clone(),
@@ -231,7 +263,11 @@ impl Problem {
 
     /// Number of groups.
     pub fn n_groups(&self) -> usize {
-        self.group_of.iter().map(|&g| g as usize + 1).max().unwrap_or(0)
+        self.group_of
+            .iter()
+            .map(|&g| g as usize + 1)
+            .max()
+            .unwrap_or(0)
     }
 
     /// Time of a task on a device; infinite where it may not run.
@@ -246,17 +282,27 @@ impl Problem {
 
     /// Devices that a task may be on. Every task has one.
     pub fn feasible(&self, task: usize) -> impl Iterator<Item = usize> + '_ {
-        self.costs(task).iter().enumerate().filter(|(_, c)| c.is_finite()).map(|(d, _)| d)
+        self.costs(task)
+            .iter()
+            .enumerate()
+            .filter(|(_, c)| c.is_finite())
+            .map(|(d, _)| d)
     }
 
     /// First device of a task.
     pub fn first_device(&self, task: usize) -> usize {
-        self.feasible(task).next().expect("a task without a device is refused when the problem is made")
+        self.feasible(task)
+            .next()
+            .expect("a task without a device is refused when the problem is made")
     }
 
     /// Least time of a task over its devices.
     pub fn least_cost(&self, task: usize) -> Nanos {
-        self.costs(task).iter().copied().min().unwrap_or(Nanos::INFINITY)
+        self.costs(task)
+            .iter()
+            .copied()
+            .min()
+            .unwrap_or(Nanos::INFINITY)
     }
 
     /// Time of a tensor over the idle link between two devices; nothing between a device and itself.
@@ -266,20 +312,26 @@ impl Problem {
         }
         match self.tensors[tensor].payload {
             Payload::Bytes(bytes) => self.links.get(from, to).transfer(bytes),
-            Payload::HostCopy(time) => {
-                time.times(u64::from(!self.devices[from].is_host) + u64::from(!self.devices[to].is_host))
-            }
+            Payload::HostCopy(time) => time.times(
+                u64::from(!self.devices[from].is_host) + u64::from(!self.devices[to].is_host),
+            ),
         }
     }
 
     /// Tasks that wait for results of `task`; one that waits for two of them comes twice.
     pub fn successors(&self, task: usize) -> impl Iterator<Item = u32> + '_ {
-        self.outputs.row(task).iter().flat_map(|&x| self.consumers.row(x as usize).iter().copied())
+        self.outputs
+            .row(task)
+            .iter()
+            .flat_map(|&x| self.consumers.row(x as usize).iter().copied())
     }
 
     /// Tasks whose results `task` waits for.
     pub fn predecessors(&self, task: usize) -> impl Iterator<Item = u32> + '_ {
-        self.inputs.row(task).iter().map(|&x| self.tensors[x as usize].producer)
+        self.inputs
+            .row(task)
+            .iter()
+            .map(|&x| self.tensors[x as usize].producer)
     }
 
     /// The problem with these devices alone, numbered in this order. Errors with the first task that none of them can run.
@@ -289,11 +341,24 @@ impl Problem {
         if let Some(task) = (0..self.n_tasks()).find(lost) {
             return Err(task);
         }
-        let pairs = devices.iter().flat_map(|&a| devices.iter().map(move |&b| a * n + b));
+        let pairs = devices
+            .iter()
+            .flat_map(|&a| devices.iter().map(move |&b| a * n + b));
         let class = pairs.map(|ab| self.links.class[ab]).collect();
-        let links = Links { n_devices: devices.len(), class, classes: self.links.classes.clone() };
-        let cost = (0..self.n_tasks()).flat_map(|t| devices.iter().map(move |&d| self.cost(t, d))).collect();
-        Ok(Problem { devices: devices.iter().map(|&d| self.devices[d].clone()).collect(), links, cost, ..self.clone() })
+        let links = Links {
+            n_devices: devices.len(),
+            class,
+            classes: self.links.classes.clone(),
+        };
+        let cost = (0..self.n_tasks())
+            .flat_map(|t| devices.iter().map(move |&d| self.cost(t, d)))
+            .collect();
+        Ok(Problem {
+            devices: devices.iter().map(|&d| self.devices[d].clone()).collect(),
+            links,
+            cost,
+            ..self.clone()
+        })
     }
 
     /// Lets a task run on these devices only.
@@ -308,7 +373,9 @@ impl Problem {
     fn topological_order(&self) -> Result<Vec<u32>, Refused> {
         let n = self.n_tasks();
         let mut waiting: Vec<u32> = (0..n).map(|t| self.inputs.row(t).len() as u32).collect();
-        let mut order: Vec<u32> = (0..n as u32).filter(|&t| waiting[t as usize] == 0).collect();
+        let mut order: Vec<u32> = (0..n as u32)
+            .filter(|&t| waiting[t as usize] == 0)
+            .collect();
         let mut next = 0;
         while next < order.len() {
             for c in self.successors(order[next] as usize) {
@@ -319,13 +386,20 @@ impl Problem {
             }
             next += 1;
         }
-        if order.len() == n { Ok(order) } else { Err(Refused::Cycle(self.ring(&waiting))) }
+        if order.len() == n {
+            Ok(order)
+        } else {
+            Err(Refused::Cycle(self.ring(&waiting)))
+        }
     }
 
     /// A ring among the tasks that still wait: go back along tasks that wait until one comes again.
     fn ring(&self, waiting: &[u32]) -> Vec<u32> {
         let stuck = |t: u32| waiting[t as usize] > 0;
-        let mut way: Vec<u32> = (0..waiting.len() as u32).find(|&t| stuck(t)).into_iter().collect();
+        let mut way: Vec<u32> = (0..waiting.len() as u32)
+            .find(|&t| stuck(t))
+            .into_iter()
+            .collect();
         let mut at: Vec<usize> = vec![usize::MAX; waiting.len()];
         while let Some(&t) = way.last() {
             if at[t as usize] != usize::MAX {
@@ -344,15 +418,25 @@ impl Problem {
         let n = self.devices.len();
         for group in 0..self.n_groups() {
             let members: Vec<u32> = self.members.row(group).to_vec();
-            if let Some(&t) = members.iter().find(|&&t| self.costs(t as usize).iter().all(|c| !c.is_finite())) {
+            if let Some(&t) = members
+                .iter()
+                .find(|&&t| self.costs(t as usize).iter().all(|c| !c.is_finite()))
+            {
                 return Err(Refused::NoDevice(t));
             }
-            let common: Vec<bool> =
-                (0..n).map(|d| members.iter().all(|&t| self.cost(t as usize, d).is_finite())).collect();
+            let common: Vec<bool> = (0..n)
+                .map(|d| {
+                    members
+                        .iter()
+                        .all(|&t| self.cost(t as usize, d).is_finite())
+                })
+                .collect();
             if !common.contains(&true) {
                 return Err(Refused::Group(members));
             }
-            members.iter().for_each(|&t| self.restrict(t as usize, |d| common[d]));
+            members
+                .iter()
+                .for_each(|&t| self.restrict(t as usize, |d| common[d]));
         }
         Ok(())
     }

@@ -13,7 +13,9 @@ pub fn least_tails(p: &Problem) -> Vec<Nanos> {
 pub fn least_heads(p: &Problem) -> Vec<Nanos> {
     let mut heads = vec![Nanos::ZERO; p.n_tasks()];
     for &t in &p.order {
-        let before = p.predecessors(t as usize).map(|q| heads[q as usize] + p.least_cost(q as usize));
+        let before = p
+            .predecessors(t as usize)
+            .map(|q| heads[q as usize] + p.least_cost(q as usize));
         heads[t as usize] = before.max().unwrap_or_default();
     }
     heads
@@ -76,7 +78,10 @@ impl<'p> Means<'p> {
             n if all <= MOST_FRACTIONS => all / greatest_common_divisor(all, n) * n,
             _ => all,
         };
-        Means { p, per_ns: numbers.iter().fold(1, multiple).min(MOST_FRACTIONS) }
+        Means {
+            p,
+            per_ns: numbers.iter().fold(1, multiple).min(MOST_FRACTIONS),
+        }
     }
 
     /// Of a task, over the devices that it can run on.
@@ -98,9 +103,10 @@ impl<'p> Means<'p> {
         let hops = (n - n_hosts) * 2 * n.saturating_sub(1);
         let mean = |tensor: &super::problem::Tensor| {
             let sum: u128 = match tensor.payload {
-                Payload::Bytes(bytes) => {
-                    pairs.iter().map(|(link, n)| u128::from(link.transfer(bytes).0) * *n as u128).sum()
-                }
+                Payload::Bytes(bytes) => pairs
+                    .iter()
+                    .map(|(link, n)| u128::from(link.transfer(bytes).0) * *n as u128)
+                    .sum(),
                 Payload::HostCopy(time) => u128::from(time.0) * hops as u128,
             };
             sum * self.per_ns / n_pairs
@@ -110,7 +116,11 @@ impl<'p> Means<'p> {
 }
 
 fn greatest_common_divisor(a: u128, b: u128) -> u128 {
-    if b == 0 { a } else { greatest_common_divisor(b, a % b) }
+    if b == 0 {
+        a
+    } else {
+        greatest_common_divisor(b, a % b)
+    }
 }
 
 /// Keys under which a device prefers tasks with long tails; ties go to the task that comes first in the topological order.
@@ -123,6 +133,9 @@ pub fn keys_of(p: &Problem, tails: &[Nanos]) -> Vec<u64> {
 /// Keys under which a device prefers tasks that come early in `order`.
 pub fn keys_of_order(order: &[u32]) -> Vec<u64> {
     let mut keys = vec![0u64; order.len()];
-    order.iter().enumerate().for_each(|(i, &t)| keys[t as usize] = (i as u64 + 1) << 20);
+    order
+        .iter()
+        .enumerate()
+        .for_each(|(i, &t)| keys[t as usize] = (i as u64 + 1) << 20);
     keys
 }

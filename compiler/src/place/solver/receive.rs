@@ -17,17 +17,28 @@ pub fn delay(p: &Problem, timeline: Timeline) -> Timeline {
     if timeline.transfers.is_empty() || p.n_tasks() + timeline.transfers.len() > LARGE {
         return timeline;
     }
-    let mut delay = Delay { p, peaks: timeline.peak_bytes(p), timeline };
+    let mut delay = Delay {
+        p,
+        peaks: timeline.peak_bytes(p),
+        timeline,
+    };
     for d in 0..p.n_devices() as u32 {
         delay.attempt(|t| t.to == d);
     }
-    let mut heavy: Vec<(Bytes, u32, u32)> =
-        delay.timeline.transfers.iter().map(|t| (p.tensors[t.tensor as usize].bytes(), t.tensor, t.to)).collect();
+    let mut heavy: Vec<(Bytes, u32, u32)> = delay
+        .timeline
+        .transfers
+        .iter()
+        .map(|t| (p.tensors[t.tensor as usize].bytes(), t.tensor, t.to))
+        .collect();
     heavy.sort_by_key(|h| (std::cmp::Reverse(h.0), h.1, h.2));
     for (_, tensor, to) in heavy.into_iter().take(MOST_TRIES) {
         delay.attempt(|t| (t.tensor, t.to) == (tensor, to));
     }
-    delay.timeline.transfers.sort_by_key(|t| (t.start, t.tensor, t.to));
+    delay
+        .timeline
+        .transfers
+        .sort_by_key(|t| (t.start, t.tensor, t.to));
     delay.timeline
 }
 
@@ -45,7 +56,8 @@ impl Delay<'_> {
             return;
         }
         let peaks = self.timeline.peak_bytes(self.p);
-        let is_lower = peaks.iter().zip(&self.peaks).all(|(new, old)| new <= old) && peaks != self.peaks;
+        let is_lower =
+            peaks.iter().zip(&self.peaks).all(|(new, old)| new <= old) && peaks != self.peaks;
         if is_lower {
             self.peaks = peaks;
         } else {
@@ -59,17 +71,28 @@ impl Delay<'_> {
         // What a link does next, from the end of time backwards.
         let mut next = vec![Nanos::INFINITY; n * n];
         let mut order: Vec<usize> = (0..self.timeline.transfers.len()).collect();
-        order.sort_by_key(|&i| (self.timeline.transfers[i].start, self.timeline.transfers[i].end));
+        order.sort_by_key(|&i| {
+            (
+                self.timeline.transfers[i].start,
+                self.timeline.transfers[i].end,
+            )
+        });
         let mut has_moved = false;
         for i in order.into_iter().rev() {
             let t = self.timeline.transfers[i];
             let next = &mut next[t.from as usize * n + t.to as usize];
             let length = t.end.saturating_sub(t.start);
             if is_meant(&t) {
-                let latest = self.first_use(t.tensor, t.to).min(*next).saturating_sub(length);
+                let latest = self
+                    .first_use(t.tensor, t.to)
+                    .min(*next)
+                    .saturating_sub(length);
                 let start = t.start.max(latest);
                 has_moved |= start > t.start;
-                (self.timeline.transfers[i].start, self.timeline.transfers[i].end) = (start, start + length);
+                (
+                    self.timeline.transfers[i].start,
+                    self.timeline.transfers[i].end,
+                ) = (start, start + length);
             }
             *next = self.timeline.transfers[i].start;
         }
@@ -78,7 +101,15 @@ impl Delay<'_> {
 
     fn first_use(&self, tensor: u32, device: u32) -> Nanos {
         let t = &self.timeline;
-        let local = self.p.consumers.row(tensor as usize).iter().filter(|&&c| t.device[c as usize] == device);
-        local.map(|&c| t.start[c as usize]).min().unwrap_or_default()
+        let local = self
+            .p
+            .consumers
+            .row(tensor as usize)
+            .iter()
+            .filter(|&&c| t.device[c as usize] == device);
+        local
+            .map(|&c| t.start[c as usize])
+            .min()
+            .unwrap_or_default()
     }
 }

@@ -84,7 +84,13 @@ pub fn refine(p: &Problem, start: &Timeline, lower_bound: Nanos, budget: Budget)
 }
 
 /// [`refine`], which adds what it did to what earlier searches did to the same placement.
-pub fn refine_logged(p: &Problem, start: &Timeline, lower_bound: Nanos, budget: Budget, moves: &mut Moves) -> Timeline {
+pub fn refine_logged(
+    p: &Problem,
+    start: &Timeline,
+    lower_bound: Nanos,
+    budget: Budget,
+    moves: &mut Moves,
+) -> Timeline {
     if p.n_devices() < 2 || p.n_tasks() == 0 {
         return start.clone();
     }
@@ -93,7 +99,10 @@ pub fn refine_logged(p: &Problem, start: &Timeline, lower_bound: Nanos, budget: 
     search.moves.last.resize(p.n_groups(), None);
     search.best_moves.clone_from(&search.moves.last);
     search.run();
-    *moves = Moves { last: search.best_moves, steps: search.moves.steps };
+    *moves = Moves {
+        last: search.best_moves,
+        steps: search.moves.steps,
+    };
     search.best.1
 }
 
@@ -152,7 +161,10 @@ impl<'p> Search<'p> {
     fn rebase(&mut self, key: Vec<u64>) -> Key {
         self.key = key;
         self.left -= self.p.n_tasks() as i64;
-        let makespan = self.base.run(&self.device, &self.key, Nanos::INFINITY).unwrap_or(Nanos::INFINITY);
+        let makespan = self
+            .base
+            .run(&self.device, &self.key, Nanos::INFINITY)
+            .unwrap_or(Nanos::INFINITY);
         self.score = (self.excess(), makespan);
         self.score
     }
@@ -182,7 +194,9 @@ impl<'p> Search<'p> {
 
     fn run(&mut self) {
         let n_history =
-            usize::try_from(self.left / (history_runs(self.p) * self.p.n_tasks() as i64)).unwrap_or(0).clamp(8, 1000);
+            usize::try_from(self.left / (history_runs(self.p) * self.p.n_tasks() as i64))
+                .unwrap_or(0)
+                .clamp(8, 1000);
         let mut history = vec![self.score; n_history];
         let mut step = 0usize;
         while self.left > 0 && self.best.0 > (Bytes::ZERO, self.lower_bound) {
@@ -192,7 +206,9 @@ impl<'p> Search<'p> {
             let bar = history[step % n_history].max(self.score);
             let taken = match self.rng.below(4) {
                 0 => self.reorder(bar),
-                _ => self.propose().is_some_and(|(groups, to)| self.attempt(&groups, to, bar)),
+                _ => self
+                    .propose()
+                    .is_some_and(|(groups, to)| self.attempt(&groups, to, bar)),
             };
             if taken {
                 self.settle();
@@ -220,17 +236,28 @@ impl<'p> Search<'p> {
     /// Moves groups to a device if the result is no worse than `bar`.
     fn attempt(&mut self, groups: &[u32], to: usize, bar: Key) -> bool {
         let p = self.p;
-        let tasks = groups.iter().flat_map(|&g| p.members.row(g as usize).iter().copied());
-        let changed: Vec<u32> = tasks.filter(|&t| self.device[t as usize] != to as u32).collect();
+        let tasks = groups
+            .iter()
+            .flat_map(|&g| p.members.row(g as usize).iter().copied());
+        let changed: Vec<u32> = tasks
+            .filter(|&t| self.device[t as usize] != to as u32)
+            .collect();
         if changed.is_empty() {
             return false;
         }
         let old: Vec<u32> = changed.iter().map(|&t| self.device[t as usize]).collect();
-        changed.iter().for_each(|&t| self.device[t as usize] = to as u32);
+        changed
+            .iter()
+            .for_each(|&t| self.device[t as usize] = to as u32);
         let taken = self.measure(&changed, bar);
         for (&t, from) in changed.iter().zip(old) {
             match taken {
-                true => self.moves.last[p.group_of[t as usize] as usize] = Some(Move { step: self.moves.steps, from }),
+                true => {
+                    self.moves.last[p.group_of[t as usize] as usize] = Some(Move {
+                        step: self.moves.steps,
+                        from,
+                    })
+                }
                 false => self.device[t as usize] = from,
             }
         }
@@ -243,8 +270,15 @@ impl<'p> Search<'p> {
             return false;
         }
         if self.is_away(ANY_ORDER) {
-            let (task, other) = (self.rng.below(self.p.n_tasks()), self.rng.below(self.p.n_tasks()));
-            let key = if self.rng.one_in(2) { self.key[other].saturating_sub(1) } else { self.key[other] + 1 };
+            let (task, other) = (
+                self.rng.below(self.p.n_tasks()),
+                self.rng.below(self.p.n_tasks()),
+            );
+            let key = if self.rng.one_in(2) {
+                self.key[other].saturating_sub(1)
+            } else {
+                self.key[other] + 1
+            };
             return self.rekey(task, key, bar);
         }
         let at = 1 + self.rng.below(self.chain.len() - 1);
@@ -280,12 +314,24 @@ impl<'p> Search<'p> {
         latest.resize(p.n_tasks(), Nanos::INFINITY);
         if bar.0 == Bytes::ZERO && self.rng.one_in(2) {
             let slack = bar.1.saturating_sub(self.score.1);
-            self.chain.iter().for_each(|&t| latest[t as usize] = self.base.times(t as usize).0 + slack);
-            changed.iter().for_each(|&t| latest[t as usize] = Nanos::INFINITY);
+            self.chain
+                .iter()
+                .for_each(|&t| latest[t as usize] = self.base.times(t as usize).0 + slack);
+            changed
+                .iter()
+                .for_each(|&t| latest[t as usize] = Nanos::INFINITY);
         }
         // One that is over its memory may take longer.
-        let makespan = if bar.0 > Bytes::ZERO { Nanos::INFINITY } else { bar.1 + Nanos(1) };
-        let limits = Limits { makespan, latest: &latest, tails: &self.tails };
+        let makespan = if bar.0 > Bytes::ZERO {
+            Nanos::INFINITY
+        } else {
+            bar.1 + Nanos(1)
+        };
+        let limits = Limits {
+            makespan,
+            latest: &latest,
+            tails: &self.tails,
+        };
         let makespan = self.trial.rerun(&self.device, &self.key, changed, &limits);
         self.latest = latest;
         self.left -= (self.trial.n_started() + p.n_tasks() as u64 / 16) as i64;
@@ -315,7 +361,9 @@ impl<'p> Search<'p> {
         let mut across = None;
         if self.rng.one_in(2) {
             // The next place where the chain changes devices: one side joins the other.
-            let next = (at + 1..self.chain.len()).chain(1..at + 1).find(|&i| home(self, i) != home(self, i - 1));
+            let next = (at + 1..self.chain.len())
+                .chain(1..at + 1)
+                .find(|&i| home(self, i) != home(self, i - 1));
             if let Some(i) = next {
                 let joins = self.rng.below(2);
                 at = i - joins;
@@ -329,29 +377,49 @@ impl<'p> Search<'p> {
             _ => self.cluster(task),
         };
         let from = self.device[task] as usize;
-        let near: Vec<usize> = groups.iter().flat_map(|&g| self.neighbours(g)).filter(|&d| d != from).collect();
+        let near: Vec<usize> = groups
+            .iter()
+            .flat_map(|&g| self.neighbours(g))
+            .filter(|&d| d != from)
+            .collect();
         let to = match across {
             Some(to) if !self.rng.one_in(4) => to,
             _ if near.is_empty() || self.rng.one_in(4) => self.rng.below(p.n_devices()),
             _ => self.rng.pick(&near),
         };
         let groups = self.that_can(groups, to);
-        if groups.is_empty() || to == from { None } else { Some((groups, to)) }
+        if groups.is_empty() || to == from {
+            None
+        } else {
+            Some((groups, to))
+        }
     }
 
     /// Any group, or a cluster around it, to any device.
     fn propose_any(&mut self) -> Option<(Vec<u32>, usize)> {
         let group = self.rng.below(self.p.n_groups()) as u32;
         let task = self.p.members.row(group as usize)[0] as usize;
-        let groups = if self.rng.one_in(2) { vec![group] } else { self.cluster(task) };
+        let groups = if self.rng.one_in(2) {
+            vec![group]
+        } else {
+            self.cluster(task)
+        };
         let to = self.rng.below(self.p.n_devices());
         let groups = self.that_can(groups, to);
-        if groups.is_empty() { None } else { Some((groups, to)) }
+        if groups.is_empty() {
+            None
+        } else {
+            Some((groups, to))
+        }
     }
 
     /// Those of the groups that can be on a device.
     fn that_can(&self, mut groups: Vec<u32>, to: usize) -> Vec<u32> {
-        groups.retain(|&g| self.p.cost(self.p.members.row(g as usize)[0] as usize, to).is_finite());
+        groups.retain(|&g| {
+            self.p
+                .cost(self.p.members.row(g as usize)[0] as usize, to)
+                .is_finite()
+        });
         groups
     }
 
@@ -359,21 +427,35 @@ impl<'p> Search<'p> {
     fn neighbours(&self, group: u32) -> Vec<usize> {
         let p = self.p;
         let around = |&t: &u32| p.predecessors(t as usize).chain(p.successors(t as usize));
-        p.members.row(group as usize).iter().flat_map(around).map(|t| self.device[t as usize] as usize).collect()
+        p.members
+            .row(group as usize)
+            .iter()
+            .flat_map(around)
+            .map(|t| self.device[t as usize] as usize)
+            .collect()
     }
 
     /// A part of the run of chain tasks on one device around `at`.
     fn run_of_chain(&mut self, at: usize) -> Vec<u32> {
         let home = |i: usize| self.device[self.chain[i] as usize];
         let own = home(at);
-        let mut first = (0..=at).rev().take_while(|&i| home(i) == own).last().unwrap_or(at);
-        let mut last = (at..self.chain.len()).take_while(|&i| home(i) == own).last().unwrap_or(at);
+        let mut first = (0..=at)
+            .rev()
+            .take_while(|&i| home(i) == own)
+            .last()
+            .unwrap_or(at);
+        let mut last = (at..self.chain.len())
+            .take_while(|&i| home(i) == own)
+            .last()
+            .unwrap_or(at);
         match self.rng.below(3) {
             0 => first = at,
             1 => last = at,
             _ => {}
         }
-        let mut groups: Vec<u32> = (first..=last).map(|i| self.p.group_of[self.chain[i] as usize]).collect();
+        let mut groups: Vec<u32> = (first..=last)
+            .map(|i| self.p.group_of[self.chain[i] as usize])
+            .collect();
         groups.sort_unstable();
         groups.dedup();
         groups
@@ -416,9 +498,13 @@ impl<'p> Search<'p> {
             causes.on_device[self.device[t as usize] as usize].push(t);
         }
         for (i, t) in self.base.last_run().transfers.iter().enumerate() {
-            causes.before.push(std::mem::replace(&mut causes.last[t.tensor as usize], i as u32));
+            causes.before.push(std::mem::replace(
+                &mut causes.last[t.tensor as usize],
+                i as u32,
+            ));
         }
-        let last = (0..p.n_tasks() as u32).max_by_key(|&t| (self.base.times(t as usize).1, std::cmp::Reverse(t)));
+        let last = (0..p.n_tasks() as u32)
+            .max_by_key(|&t| (self.base.times(t as usize).1, std::cmp::Reverse(t)));
         let mut chain: Vec<u32> = last.into_iter().collect();
         let mut current = last;
         while let Some(t) = current {
@@ -444,14 +530,23 @@ impl<'p> Search<'p> {
             .predecessors(t as usize)
             .find(|&q| self.device[q as usize] == d && self.base.times(q as usize).1 == start);
         let through = || {
-            let came = |x: &&u32| causes.arrival(&self.base.last_run().transfers, **x, d) == Some(start);
-            p.inputs.row(t as usize).iter().find(came).map(|&x| p.tensors[x as usize].producer)
+            let came =
+                |x: &&u32| causes.arrival(&self.base.last_run().transfers, **x, d) == Some(start);
+            p.inputs
+                .row(t as usize)
+                .iter()
+                .find(came)
+                .map(|&x| p.tensors[x as usize].producer)
         };
         let before = || {
             let tasks = &causes.on_device[d as usize];
             let from = tasks.partition_point(|&q| self.base.times(q as usize).1 < start);
-            let ended = tasks[from..].iter().take_while(|&&q| self.base.times(q as usize).1 == start);
-            ended.copied().find(|&q| q != t && self.base.times(q as usize).0 < start)
+            let ended = tasks[from..]
+                .iter()
+                .take_while(|&&q| self.base.times(q as usize).1 == start);
+            ended
+                .copied()
+                .find(|&q| q != t && self.base.times(q as usize).0 < start)
         };
         local.or_else(through).or_else(before)
     }
@@ -472,7 +567,12 @@ impl Causes {
     /// When a tensor came to a device over a link.
     fn arrival(&self, transfers: &[Transfer], tensor: u32, device: u32) -> Option<Nanos> {
         let next = |i: u32| (i != NONE).then_some(i);
-        let chain = std::iter::successors(next(self.last[tensor as usize]), |&i| next(self.before[i as usize]));
-        chain.map(|i| &transfers[i as usize]).find(|t| t.to == device).map(|t| t.end)
+        let chain = std::iter::successors(next(self.last[tensor as usize]), |&i| {
+            next(self.before[i as usize])
+        });
+        chain
+            .map(|i| &transfers[i as usize])
+            .find(|t| t.to == device)
+            .map(|t| t.end)
     }
 }

@@ -11,7 +11,9 @@ impl Rows {
     /// Sorts `(row, item)` pairs into `n` rows; within a row, the order of the pairs stays.
     pub fn from_pairs(n: usize, pairs: impl Iterator<Item = (u32, u32)> + Clone) -> Rows {
         let mut offsets = vec![0u32; n + 1];
-        pairs.clone().for_each(|(row, _)| offsets[row as usize + 1] += 1);
+        pairs
+            .clone()
+            .for_each(|(row, _)| offsets[row as usize + 1] += 1);
         (0..n).for_each(|i| offsets[i + 1] += offsets[i]);
         let mut next = offsets.clone();
         let mut items = vec![0u32; offsets[n] as usize];

@@ -23,7 +23,13 @@ pub struct Shape {
 impl Shape {
     /// Without limits and constraints, with small numbers: many ties.
     pub const fn small(n_tasks: usize, n_devices: usize) -> Shape {
-        Shape { n_tasks, n_devices, memory: None, constrained: false, most: 10 }
+        Shape {
+            n_tasks,
+            n_devices,
+            memory: None,
+            constrained: false,
+            most: 10,
+        }
     }
 
     /// Everything that a problem may have, with numbers of all sizes.
@@ -41,16 +47,25 @@ impl Shape {
 
 /// A random problem.
 pub fn random(rng: &mut Rng, shape: Shape) -> Problem {
-    Problem::new(parts(rng, shape)).expect("a group can be on its home, and tensors go to later tasks")
+    Problem::new(parts(rng, shape))
+        .expect("a group can be on its home, and tensors go to later tasks")
 }
 
 /// The parts of a random problem. Tensors go from tasks to later ones.
 ///
 /// Times of transfers have no fractions: a byte takes a whole number of ns, of which latencies are free.
 pub fn parts(rng: &mut Rng, shape: Shape) -> Parts {
-    let Shape { n_tasks, n_devices, constrained, most, .. } = shape;
+    let Shape {
+        n_tasks,
+        n_devices,
+        constrained,
+        most,
+        ..
+    } = shape;
     // Devices of one kind have the same times.
-    let kind: Vec<usize> = (0..n_devices).map(|_| rng.below(if constrained { 3 } else { n_devices })).collect();
+    let kind: Vec<usize> = (0..n_devices)
+        .map(|_| rng.below(if constrained { 3 } else { n_devices }))
+        .collect();
     let n_groups = 1 + n_tasks / 6;
     let homes: Vec<usize> = (0..n_groups).map(|_| rng.below(n_devices)).collect();
     let mut task = |_| {
@@ -59,7 +74,9 @@ pub fn parts(rng: &mut Rng, shape: Shape) -> Parts {
         let is_pinned = constrained && rng.one_in(10);
         let mut cost = times(rng, shape, &kind, home);
         if is_pinned {
-            (0..n_devices).filter(|&d| d != home).for_each(|d| cost[d] = Nanos::INFINITY);
+            (0..n_devices)
+                .filter(|&d| d != home)
+                .for_each(|d| cost[d] = Nanos::INFINITY);
         }
         Task {
             cost,
@@ -73,15 +90,28 @@ pub fn parts(rng: &mut Rng, shape: Shape) -> Parts {
     let tasks = (0..n_tasks).map(&mut task).collect();
     let tensors = (0..n_tasks).map(|t| tensor(rng, shape, t)).collect();
     let device = |d: usize, rng: &mut Rng| Device {
-        memory: shape.memory.filter(|_| !constrained || !rng.one_in(4)).map(|m| {
-            let more = if constrained && rng.one_in(3) { m / 2 } else { 0 };
-            Bytes(m + more)
-        }),
+        memory: shape
+            .memory
+            .filter(|_| !constrained || !rng.one_in(4))
+            .map(|m| {
+                let more = if constrained && rng.one_in(3) {
+                    m / 2
+                } else {
+                    0
+                };
+                Bytes(m + more)
+            }),
         is_host: constrained && kind[d] == 0,
     };
     let devices = (0..n_devices).map(|d| device(d, rng)).collect();
     let constants = (0..3).map(|_| Bytes(rng.number(most))).collect();
-    Parts { devices, links: links(rng, shape), tasks, tensors, constants }
+    Parts {
+        devices,
+        links: links(rng, shape),
+        tasks,
+        tensors,
+        constants,
+    }
 }
 
 /// Times of a task: near each other, nothing now and then; some kinds lack it, but not that of its home.
@@ -99,13 +129,22 @@ fn times(rng: &mut Rng, shape: Shape, kind: &[usize], home: usize) -> Vec<Nanos>
 
 fn tensor(rng: &mut Rng, shape: Shape, t: usize) -> (Tensor, Vec<u32>) {
     let n = shape.n_tasks;
-    let consumers = (t + 1..n).filter(|_| rng.below(n) < 2).map(|c| c as u32).collect();
+    let consumers = (t + 1..n)
+        .filter(|_| rng.below(n) < 2)
+        .map(|c| c as u32)
+        .collect();
     let payload = match rng.below(8) {
         0 if shape.constrained => Payload::HostCopy(Nanos(rng.number(shape.most))),
         1 => Payload::Bytes(Bytes::ZERO),
         _ => Payload::Bytes(Bytes(rng.number(shape.most))),
     };
-    (Tensor { producer: t as u32, payload }, consumers)
+    (
+        Tensor {
+            producer: t as u32,
+            payload,
+        },
+        consumers,
+    )
 }
 
 fn links(rng: &mut Rng, shape: Shape) -> Links {

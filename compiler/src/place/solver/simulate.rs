@@ -46,7 +46,11 @@ impl Done {
     }
 
     fn unpack(packed: u64) -> Done {
-        if packed >> 32 == 0 { Done::Task(packed as u32) } else { Done::Transfer(packed as u32) }
+        if packed >> 32 == 0 {
+            Done::Task(packed as u32)
+        } else {
+            Done::Transfer(packed as u32)
+        }
     }
 }
 
@@ -88,7 +92,11 @@ pub struct Limits<'a> {
 impl Limits<'_> {
     /// Runs are given up when the makespan is seen to be `makespan` or more.
     pub fn below(makespan: Nanos) -> Limits<'static> {
-        Limits { makespan, latest: &[], tails: &[] }
+        Limits {
+            makespan,
+            latest: &[],
+            tails: &[],
+        }
     }
 }
 
@@ -142,14 +150,25 @@ impl<'p> Simulator<'p> {
     pub fn new(p: &'p Problem, links: LinkOrder) -> Simulator<'p> {
         let (n, n_tasks) = (p.n_devices(), p.n_tasks());
         let mut position = vec![0; n_tasks];
-        p.order.iter().enumerate().for_each(|(i, &t)| position[t as usize] = i as u32);
-        let known = Known { transfers: TransferTimes::new(p), tail: super::ranks::least_tails(p), position };
+        p.order
+            .iter()
+            .enumerate()
+            .for_each(|(i, &t)| position[t as usize] = i as u32);
+        let known = Known {
+            transfers: TransferTimes::new(p),
+            tail: super::ranks::least_tails(p),
+            position,
+        };
         Simulator {
             p,
             links,
             known: Arc::new(known),
             key: Vec::new(),
-            run: Timeline { start: vec![NEVER; n_tasks], end: vec![NEVER; n_tasks], ..Timeline::default() },
+            run: Timeline {
+                start: vec![NEVER; n_tasks],
+                end: vec![NEVER; n_tasks],
+                ..Timeline::default()
+            },
             sequence: Vec::new(),
             queued: Vec::new(),
             missing: vec![0; n_tasks],
@@ -186,8 +205,18 @@ impl<'p> Simulator<'p> {
     /// The run just made, from the start, with other devices or keys for some tasks: those of all tasks but `changed` are as in the last run.
     ///
     /// `None` as soon as the run passes a limit. A run that ended so cannot be rerun: [`Self::run`] or [`Self::restore`] first.
-    pub fn rerun(&mut self, device: &[u32], key: &[u64], changed: &[u32], limits: &Limits) -> Option<Nanos> {
-        let shown = changed.iter().map(|&t| self.first_sign(t as usize)).min().unwrap_or(NEVER);
+    pub fn rerun(
+        &mut self,
+        device: &[u32],
+        key: &[u64],
+        changed: &[u32],
+        limits: &Limits,
+    ) -> Option<Nanos> {
+        let shown = changed
+            .iter()
+            .map(|&t| self.first_sign(t as usize))
+            .min()
+            .unwrap_or(NEVER);
         self.last_changed = 0;
         for &t in changed {
             let t = t as usize;
@@ -222,7 +251,8 @@ impl<'p> Simulator<'p> {
             for &x in p.outputs.row(t as usize) {
                 for &c in p.consumers.row(x as usize) {
                     let to = self.run.device[c as usize] as usize;
-                    rest = rest.max(self.known.transfers.get(p, x as usize, from, to) + tails[c as usize]);
+                    rest = rest
+                        .max(self.known.transfers.get(p, x as usize, from, to) + tails[c as usize]);
                 }
             }
             tails[t as usize] = p.cost(t as usize, from) + rest;
@@ -266,8 +296,16 @@ impl<'p> Simulator<'p> {
     /// Before this time nothing can differ when `task` runs elsewhere: its operands leave for its device when they are made, and are known to come
     /// when their making begins.
     fn first_sign(&self, task: usize) -> Nanos {
-        let known = if self.is_patient { &self.run.start } else { &self.run.end };
-        self.p.predecessors(task).map(|q| known[q as usize]).min().unwrap_or(Nanos::ZERO)
+        let known = if self.is_patient {
+            &self.run.start
+        } else {
+            &self.run.end
+        };
+        self.p
+            .predecessors(task)
+            .map(|q| known[q as usize])
+            .min()
+            .unwrap_or(Nanos::ZERO)
     }
 
     /// Forgets what waits.
@@ -291,12 +329,18 @@ impl<'p> Simulator<'p> {
     /// Keeps what started before `now` and simulates the rest.
     fn go_on(&mut self, now: Nanos, limits: &Limits) -> Option<Nanos> {
         self.clear();
-        let kept = if now == Nanos::ZERO { 0 } else { self.started_before(now) };
+        let kept = if now == Nanos::ZERO {
+            0
+        } else {
+            self.started_before(now)
+        };
         let again: Vec<u32> = self.sequence.drain(kept..).collect();
         for &t in &again {
             (self.run.start[t as usize], self.run.end[t as usize]) = (NEVER, NEVER);
         }
-        again.iter().for_each(|&t| self.await_inputs(t as usize, now));
+        again
+            .iter()
+            .for_each(|&t| self.await_inputs(t as usize, now));
         self.resume_transfers(now);
         self.resume_tasks(now);
         for t in again {
@@ -313,14 +357,16 @@ impl<'p> Simulator<'p> {
 
     /// Number of tasks that started before `now`.
     fn started_before(&self, now: Nanos) -> usize {
-        self.sequence.partition_point(|&t| self.run.start[t as usize] < now)
+        self.sequence
+            .partition_point(|&t| self.run.start[t as usize] < now)
     }
 
     /// Counts the inputs of a task that will start at `now` or later, but for those that come over links.
     fn await_inputs(&mut self, task: usize, now: Nanos) {
         let p = self.p;
         let inputs = p.inputs.row(task);
-        let (mut missing, mut unknown, mut due) = (inputs.len() as u32, inputs.len() as u32, Nanos::ZERO);
+        let (mut missing, mut unknown, mut due) =
+            (inputs.len() as u32, inputs.len() as u32, Nanos::ZERO);
         for &x in inputs {
             let q = p.tensors[x as usize].producer as usize;
             let end = self.run.end[q];
@@ -357,7 +403,8 @@ impl<'p> Simulator<'p> {
             let has_come = t.end < now;
             if !has_come {
                 self.link[t.from as usize * p.n_devices() + t.to as usize].busy = true;
-                self.events.push(Reverse((t.end, Done::Transfer(i as u32).pack())));
+                self.events
+                    .push(Reverse((t.end, Done::Transfer(i as u32).pack())));
             }
             for &c in p.consumers.row(t.tensor as usize) {
                 let c = c as usize;
@@ -391,7 +438,9 @@ impl<'p> Simulator<'p> {
             self.finish(now, Done::unpack(done));
             // All that ends at this instant is known before any device or link chooses.
             while self.events.peek().is_some_and(|Reverse((t, _))| *t == now) {
-                let Some(Reverse((_, done))) = self.events.pop() else { break };
+                let Some(Reverse((_, done))) = self.events.pop() else {
+                    break;
+                };
                 self.finish(now, Done::unpack(done));
             }
             self.start_listed(now, limits)?;
@@ -445,7 +494,11 @@ impl<'p> Simulator<'p> {
         }
         for i in 0..self.destinations.len() {
             let to = self.destinations[i];
-            let key = if self.links == LinkOrder::Fifo { now.0 } else { self.seen[to as usize].1 };
+            let key = if self.links == LinkOrder::Fifo {
+                now.0
+            } else {
+                self.seen[to as usize].1
+            };
             let link = from as usize * p.n_devices() + to as usize;
             self.link[link].waiting.push(Reverse((key, x)));
             self.list(p.n_devices() + link);
@@ -456,8 +509,16 @@ impl<'p> Simulator<'p> {
         match self.links {
             LinkOrder::Fifo => queued.0,
             LinkOrder::Urgent => {
-                let there = self.p.consumers.row(x as usize).iter().filter(|&&c| self.run.device[c as usize] == to);
-                there.map(|&c| self.key[c as usize]).min().unwrap_or(u64::MAX)
+                let there = self
+                    .p
+                    .consumers
+                    .row(x as usize)
+                    .iter()
+                    .filter(|&&c| self.run.device[c as usize] == to);
+                there
+                    .map(|&c| self.key[c as usize])
+                    .min()
+                    .unwrap_or(u64::MAX)
             }
         }
     }
@@ -492,20 +553,29 @@ impl<'p> Simulator<'p> {
     }
 
     fn coming(&self, task: usize) -> Coming {
-        Coming { key: self.key[task], due: self.due[task], task: task as u32 }
+        Coming {
+            key: self.key[task],
+            due: self.due[task],
+            task: task as u32,
+        }
     }
 
     fn make_ready(&mut self, task: u32) {
         let d = self.run.device[task as usize] as usize;
-        self.devices[d].waiting.push(Reverse((self.key[task as usize], task)));
+        self.devices[d]
+            .waiting
+            .push(Reverse((self.key[task as usize], task)));
         self.list(d);
     }
 
     /// Marks a device, or after all devices a link, for a look at the end of this instant.
     fn list(&mut self, resource: usize) {
         let n = self.p.n_devices();
-        let listed =
-            if resource < n { &mut self.devices[resource].listed } else { &mut self.link[resource - n].listed };
+        let listed = if resource < n {
+            &mut self.devices[resource].listed
+        } else {
+            &mut self.link[resource - n].listed
+        };
         if !std::mem::replace(listed, true) {
             self.look.push(resource);
         }
@@ -545,40 +615,56 @@ impl<'p> Simulator<'p> {
             (self.run.start[t], self.run.end[t]) = (now, end);
             self.sequence.push(task);
             self.events.push(Reverse((end, Done::Task(task).pack())));
-            self.p.outputs.row(t).iter().for_each(|&x| self.announce(x, device as u32, end));
+            self.p
+                .outputs
+                .row(t)
+                .iter()
+                .for_each(|&x| self.announce(x, device as u32, end));
         }
         Some(())
     }
 
     /// Least time from the start of a task to the end of all.
     fn tail(&self, task: usize, limits: &Limits) -> Nanos {
-        let known = limits.tails.get(task).filter(|_| self.known.position[task] > self.last_changed);
+        let known = limits
+            .tails
+            .get(task)
+            .filter(|_| self.known.position[task] > self.last_changed);
         known.copied().unwrap_or(self.known.tail[task])
     }
 
     /// The task that an idle device starts now, if any.
     fn choose(&mut self, device: usize, now: Nanos) -> Option<u32> {
         if !self.is_patient || self.coming[device].is_empty() {
-            return self.devices[device].waiting.pop().map(|Reverse((_, task))| task);
+            return self.devices[device]
+                .waiting
+                .pop()
+                .map(|Reverse((_, task))| task);
         }
         let mut passed: [Option<(u64, u32)>; MOST_LOOKS] = [None; MOST_LOOKS];
         let mut chosen = None;
         for slot in &mut passed {
-            let Some(Reverse((key, task))) = self.devices[device].waiting.pop() else { break };
+            let Some(Reverse((key, task))) = self.devices[device].waiting.pop() else {
+                break;
+            };
             if self.may_go(device, task, key, now) {
                 chosen = Some(task);
                 break;
             }
             *slot = Some((key, task));
         }
-        self.devices[device].waiting.extend(passed.into_iter().flatten().map(Reverse));
+        self.devices[device]
+            .waiting
+            .extend(passed.into_iter().flatten().map(Reverse));
         chosen
     }
 
     /// False when a more urgent task comes while this one would run, sooner than this one would have half done with it.
     fn may_go(&self, device: usize, task: u32, key: u64, now: Nanos) -> bool {
         let end = now + self.p.cost(task as usize, device);
-        let is_hindered = |c: &Coming| c.key < key && c.due < end && c.due.0 - now.0.min(c.due.0) <= end.0 - c.due.0;
+        let is_hindered = |c: &Coming| {
+            c.key < key && c.due < end && c.due.0 - now.0.min(c.due.0) <= end.0 - c.due.0
+        };
         !self.coming[device].iter().any(is_hindered)
     }
 
@@ -590,10 +676,23 @@ impl<'p> Simulator<'p> {
             let (from, to) = (link / self.p.n_devices(), link % self.p.n_devices());
             let end = now + self.known.transfers.get(self.p, x as usize, from, to);
             self.link[link].busy = true;
-            self.events.push(Reverse((end, Done::Transfer(self.run.transfers.len() as u32).pack())));
-            self.run.transfers.push(Transfer { tensor: x, from: from as u32, to: to as u32, start: now, end });
+            self.events.push(Reverse((
+                end,
+                Done::Transfer(self.run.transfers.len() as u32).pack(),
+            )));
+            self.run.transfers.push(Transfer {
+                tensor: x,
+                from: from as u32,
+                to: to as u32,
+                start: now,
+                end,
+            });
             self.announce(x, to as u32, end);
-            self.queued.push(Nanos(if self.links == LinkOrder::Fifo { key } else { 0 }));
+            self.queued.push(Nanos(if self.links == LinkOrder::Fifo {
+                key
+            } else {
+                0
+            }));
         }
     }
 }

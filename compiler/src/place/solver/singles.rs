@@ -35,7 +35,14 @@ impl<'p> Singles<'p> {
         base.run(&timeline.device, &key, Nanos::INFINITY);
         let mut tails = Vec::new();
         base.placed_tails(&mut tails);
-        Singles { p, trial: base.clone(), base, device: timeline.device.clone(), key, tails }
+        Singles {
+            p,
+            trial: base.clone(),
+            base,
+            device: timeline.device.clone(),
+            key,
+            tails,
+        }
     }
 
     /// The placement itself, as it was simulated.
@@ -47,9 +54,15 @@ impl<'p> Singles<'p> {
     pub fn moved(&mut self, group: usize, to: usize, limit: Nanos) -> Option<&Simulator<'p>> {
         let members = self.p.members.row(group);
         let from = self.device[members[0] as usize];
-        members.iter().for_each(|&t| self.device[t as usize] = to as u32);
+        members
+            .iter()
+            .for_each(|&t| self.device[t as usize] = to as u32);
         self.trial.restore(&self.base);
-        let limits = Limits { makespan: limit, latest: &[], tails: &self.tails };
+        let limits = Limits {
+            makespan: limit,
+            latest: &[],
+            tails: &self.tails,
+        };
         let makespan = self.trial.rerun(&self.device, &self.key, members, &limits);
         members.iter().for_each(|&t| self.device[t as usize] = from);
         makespan.map(|_| &self.trial)
@@ -77,7 +90,13 @@ pub fn looked_at(p: &Problem, timeline: &Timeline) -> Vec<u32> {
 
 /// Moves groups while that is an improvement. Ends when no move of [`looked_at`] is one, when `lower_bound` is reached, or when `budget`, in
 /// tasks that are simulated, is spent.
-pub(super) fn descend(p: &Problem, start: &Timeline, lower_bound: Nanos, budget: u64, moves: &mut Moves) -> Timeline {
+pub(super) fn descend(
+    p: &Problem,
+    start: &Timeline,
+    lower_bound: Nanos,
+    budget: u64,
+    moves: &mut Moves,
+) -> Timeline {
     let mut best = (fit::key(p, start), start.clone());
     let (mut left, mut at, mut quiet) = (i64::try_from(budget).unwrap_or(i64::MAX), 0, 0);
     moves.last.resize(p.n_groups(), None);
@@ -90,7 +109,10 @@ pub(super) fn descend(p: &Problem, start: &Timeline, lower_bound: Nanos, budget:
             None => quiet += 1,
             Some((key, timeline)) => {
                 let from = best.1.device[p.members.row(group)[0] as usize];
-                moves.last[group] = Some(Move { step: moves.steps, from });
+                moves.last[group] = Some(Move {
+                    step: moves.steps,
+                    from,
+                });
                 best = (key, timeline);
                 groups = looked_at(p, &best.1);
                 singles = Singles::new(p, &best.1);
@@ -104,15 +126,27 @@ pub(super) fn descend(p: &Problem, start: &Timeline, lower_bound: Nanos, budget:
 }
 
 /// The best placement with the group elsewhere, if it is better than `best`.
-fn improved(p: &Problem, singles: &mut Singles, group: usize, best: Key, left: &mut i64) -> Option<(Key, Timeline)> {
+fn improved(
+    p: &Problem,
+    singles: &mut Singles,
+    group: usize,
+    best: Key,
+    left: &mut i64,
+) -> Option<(Key, Timeline)> {
     let first = p.members.row(group)[0] as usize;
     let own = singles.device[first] as usize;
     let mut found: Option<(Key, Timeline)> = None;
     for to in p.feasible(first).filter(|&to| to != own) {
         let least = found.as_ref().map_or(best, |f| f.0);
         // A placement that is over its memory may take longer when it is less so.
-        let limit = if least.0 > Bytes::ZERO { Nanos::INFINITY } else { least.1 };
-        let moved = singles.moved(group, to, limit).map(|s| (fit::key(p, s.last_run()), s.last_run()));
+        let limit = if least.0 > Bytes::ZERO {
+            Nanos::INFINITY
+        } else {
+            least.1
+        };
+        let moved = singles
+            .moved(group, to, limit)
+            .map(|s| (fit::key(p, s.last_run()), s.last_run()));
         if let Some((key, run)) = moved.filter(|m| m.0 < least) {
             found = Some((key, run.clone()));
         }

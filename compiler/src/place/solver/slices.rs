@@ -35,7 +35,9 @@ pub fn place(p: &Problem) -> Option<Timeline> {
     for line in lines(p) {
         let table = Table::new(p, &line, &orders[0]);
         for (goal, percent) in GOALS {
-            let Some(device) = table.cut(goal, percent) else { continue };
+            let Some(device) = table.cut(goal, percent) else {
+                continue;
+            };
             if tried.contains(&device) {
                 continue;
             }
@@ -90,8 +92,17 @@ pub fn lines(p: &Problem) -> Vec<Vec<u32>> {
 /// Groups by the least `place` of their tasks; ties by topological order.
 fn line(p: &Problem, place: &[Nanos]) -> Vec<u32> {
     let mut position = vec![0; p.n_tasks()];
-    p.order.iter().enumerate().for_each(|(i, &t)| position[t as usize] = i);
-    let key = |g: &u32| p.members.row(*g as usize).iter().map(|&t| (place[t as usize], position[t as usize])).min();
+    p.order
+        .iter()
+        .enumerate()
+        .for_each(|(i, &t)| position[t as usize] = i);
+    let key = |g: &u32| {
+        p.members
+            .row(*g as usize)
+            .iter()
+            .map(|&t| (place[t as usize], position[t as usize]))
+            .min()
+    };
     let mut groups: Vec<u32> = (0..p.n_groups() as u32).collect();
     groups.sort_by_key(key);
     groups
@@ -99,7 +110,10 @@ fn line(p: &Problem, place: &[Nanos]) -> Vec<u32> {
 
 /// Places at which a task that uses an old result lies beside the task that made it, and what comes after it no later.
 fn folded(p: &Problem, heads: &[Nanos]) -> Vec<Nanos> {
-    let all = (0..p.n_tasks()).map(|t| heads[t] + p.least_cost(t)).max().unwrap_or_default();
+    let all = (0..p.n_tasks())
+        .map(|t| heads[t] + p.least_cost(t))
+        .max()
+        .unwrap_or_default();
     let old = Nanos(all.0 / 20);
     let mut place = vec![Nanos::ZERO; p.n_tasks()];
     let mut is_back = vec![false; p.n_tasks()];
@@ -129,11 +143,16 @@ struct Table<'p> {
 
 impl<'p> Table<'p> {
     fn new(p: &'p Problem, line: &[u32], order: &[u32]) -> Table<'p> {
-        let n_pieces = (WORK / (p.n_tasks() + p.consumers.n_items()).max(1)).clamp(4 * p.n_devices(), MOST_PIECES);
+        let n_pieces = (WORK / (p.n_tasks() + p.consumers.n_items()).max(1))
+            .clamp(4 * p.n_devices(), MOST_PIECES);
         let pieces = chop(p, line, n_pieces);
         let bytes = estimates(p, &pieces, order);
         let time = |piece: &[u32], d: usize| -> Nanos {
-            piece.iter().flat_map(|&g| p.members.row(g as usize)).map(|&t| p.cost(t as usize, d)).sum()
+            piece
+                .iter()
+                .flat_map(|&g| p.members.row(g as usize))
+                .map(|&t| p.cost(t as usize, d))
+                .sum()
         };
         let before = |d: usize| {
             let mut sum = Nanos::ZERO;
@@ -148,7 +167,13 @@ impl<'p> Table<'p> {
         };
         let before = (0..p.n_devices()).map(before).collect();
         let crossing = crossing(p, &pieces);
-        Table { p, pieces, bytes, before, crossing }
+        Table {
+            p,
+            pieces,
+            bytes,
+            before,
+            crossing,
+        }
     }
 
     /// Device of each task for the best cuts, devices in their order, any number of them left out at any place.
@@ -189,7 +214,9 @@ impl<'p> Table<'p> {
         for d in (0..self.p.n_devices()).rev() {
             let first = from[d + 1][end];
             let groups = self.pieces[first..end].iter().flatten();
-            groups.flat_map(|&g| self.p.members.row(g as usize)).for_each(|&t| device[t as usize] = d as u32);
+            groups
+                .flat_map(|&g| self.p.members.row(g as usize))
+                .for_each(|&t| device[t as usize] = d as u32);
             end = first;
         }
         device
@@ -201,8 +228,13 @@ impl<'p> Table<'p> {
         let mut end = n;
         let mut ends = vec![n; n];
         for first in (0..n).rev() {
-            let runs =
-                |&g: &u32| self.p.members.row(g as usize).iter().all(|&t| self.p.cost(t as usize, device).is_finite());
+            let runs = |&g: &u32| {
+                self.p
+                    .members
+                    .row(g as usize)
+                    .iter()
+                    .all(|&t| self.p.cost(t as usize, device).is_finite())
+            };
             if !self.pieces[first].iter().all(runs) {
                 end = first;
             }
@@ -213,7 +245,9 @@ impl<'p> Table<'p> {
 
     /// End of the longest slice from `first` that is estimated to fit on `device`.
     fn last(&self, first: usize, device: usize, percent: u128) -> usize {
-        let Some(limit) = self.p.devices[device].memory else { return self.pieces.len() };
+        let Some(limit) = self.p.devices[device].memory else {
+            return self.pieces.len();
+        };
         let room = u128::from(limit.0) * percent / 100;
         first + self.bytes[first].iter().take_while(|&&b| b <= room).count()
     }
@@ -222,7 +256,13 @@ impl<'p> Table<'p> {
 /// The line in at most about `n` pieces of equal mean time or number.
 fn chop(p: &Problem, line: &[u32], n: usize) -> Vec<Vec<u32>> {
     let means = ranks::Means::new(p);
-    let weight = |g: u32| -> u128 { p.members.row(g as usize).iter().map(|&t| means.cost(t as usize)).sum() };
+    let weight = |g: u32| -> u128 {
+        p.members
+            .row(g as usize)
+            .iter()
+            .map(|&t| means.cost(t as usize))
+            .sum()
+    };
     let total: u128 = line.iter().map(|&g| weight(g)).sum::<u128>().max(1);
     let n = n.min(line.len()).max(1);
     let mut pieces: Vec<Vec<u32>> = vec![Vec::new()];
@@ -252,27 +292,43 @@ fn crossing(p: &Problem, pieces: &[Vec<u32>]) -> Vec<Nanos> {
     for x in 0..p.tensors.len() {
         let made = piece_of[p.tensors[x].producer as usize];
         let used = || p.consumers.row(x).iter().map(|&c| piece_of[c as usize]);
-        let (first, last) = (used().min().unwrap_or(made).min(made), used().max().unwrap_or(made).max(made));
+        let (first, last) = (
+            used().min().unwrap_or(made).min(made),
+            used().max().unwrap_or(made).max(made),
+        );
         let time = p.transfer(x, 0, 1.min(p.n_devices() - 1));
-        crossing[first as usize + 1..=last as usize].iter_mut().for_each(|c| *c += time);
+        crossing[first as usize + 1..=last as usize]
+            .iter_mut()
+            .for_each(|c| *c += time);
     }
     crossing
 }
 
 /// Bytes that each slice holds: `[first][end - first - 1]`, up to the first that is over every limit.
 fn estimates(p: &Problem, pieces: &[Vec<u32>], order: &[u32]) -> Vec<Vec<u128>> {
-    let most = p.devices.iter().map(|d| d.memory.map_or(u128::MAX, |m| u128::from(m.0))).max().unwrap_or(0);
+    let most = p
+        .devices
+        .iter()
+        .map(|d| d.memory.map_or(u128::MAX, |m| u128::from(m.0)))
+        .max()
+        .unwrap_or(0);
     if p.devices.iter().all(|d| d.memory.is_none()) {
         return vec![Vec::new(); pieces.len()];
     }
     let mut position = vec![0u32; p.n_tasks()];
-    order.iter().enumerate().for_each(|(i, &t)| position[t as usize] = i as u32);
+    order
+        .iter()
+        .enumerate()
+        .for_each(|(i, &t)| position[t as usize] = i as u32);
     let mut load = Load::new(p, position);
     let from = |first: usize| {
         load.clear();
         let mut bytes = Vec::new();
         for piece in &pieces[first..] {
-            piece.iter().flat_map(|&g| p.members.row(g as usize)).for_each(|&t| load.add(t));
+            piece
+                .iter()
+                .flat_map(|&g| p.members.row(g as usize))
+                .for_each(|&t| load.add(t));
             bytes.push(load.bytes());
             if load.bytes() > most {
                 break;
@@ -314,8 +370,12 @@ impl<'p> Load<'p> {
     }
 
     fn clear(&mut self) {
-        self.tasks.drain(..).for_each(|t| self.is_in[t as usize] = false);
-        self.tensors.drain(..).for_each(|x| self.held[x as usize] = None);
+        self.tasks
+            .drain(..)
+            .for_each(|t| self.is_in[t as usize] = false);
+        self.tensors
+            .drain(..)
+            .for_each(|x| self.held[x as usize] = None);
         self.constants.clear();
         self.lasting = 0;
         self.live.clear();
@@ -327,14 +387,24 @@ impl<'p> Load<'p> {
         self.tasks.push(task);
         self.lasting += u128::from(p.resident[task as usize].0);
         for &c in p.constants_of.row(task as usize) {
-            self.lasting += if self.constants.insert(c) { u128::from(p.constants[c as usize].0) } else { 0 };
+            self.lasting += if self.constants.insert(c) {
+                u128::from(p.constants[c as usize].0)
+            } else {
+                0
+            };
         }
-        for &x in p.inputs.row(task as usize).iter().chain(p.outputs.row(task as usize)) {
+        for &x in p
+            .inputs
+            .row(task as usize)
+            .iter()
+            .chain(p.outputs.row(task as usize))
+        {
             let at = self.position[task as usize];
             self.hold(x, at);
         }
         let at = self.position[task as usize] as usize;
-        self.live.add(at, at, i128::from(p.scratch[task as usize].0));
+        self.live
+            .add(at, at, i128::from(p.scratch[task as usize].0));
     }
 
     /// Holds a tensor at a place too, and at all between. One that waits for its producer to come in begins there.
@@ -373,7 +443,11 @@ struct Peak {
 impl Peak {
     fn new(n: usize) -> Peak {
         let n = n.next_power_of_two();
-        Peak { n, own: vec![0; 2 * n], highest: vec![0; 2 * n] }
+        Peak {
+            n,
+            own: vec![0; 2 * n],
+            highest: vec![0; 2 * n],
+        }
     }
 
     fn clear(&mut self) {
@@ -392,7 +466,13 @@ impl Peak {
         }
     }
 
-    fn add_below(&mut self, node: usize, (low, high): (usize, usize), range: (usize, usize), bytes: i128) {
+    fn add_below(
+        &mut self,
+        node: usize,
+        (low, high): (usize, usize),
+        range: (usize, usize),
+        bytes: i128,
+    ) {
         if range.1 < low || high < range.0 {
             return;
         }
@@ -404,6 +484,7 @@ impl Peak {
         let middle = (low + high) / 2;
         self.add_below(2 * node, (low, middle), range, bytes);
         self.add_below(2 * node + 1, (middle + 1, high), range, bytes);
-        self.highest[node] = self.own[node] + self.highest[2 * node].max(self.highest[2 * node + 1]);
+        self.highest[node] =
+            self.own[node] + self.highest[2 * node].max(self.highest[2 * node + 1]);
     }
 }

@@ -49,7 +49,10 @@ impl Timeline {
 
     /// Bytes that cross links.
     pub fn bytes_moved(&self, p: &Problem) -> Bytes {
-        self.transfers.iter().map(|t| p.tensors[t.tensor as usize].bytes()).sum()
+        self.transfers
+            .iter()
+            .map(|t| p.tensors[t.tensor as usize].bytes())
+            .sum()
     }
 
     /// Most bytes that each device holds at a time: what is resident, results from the start of their task to the last local use or the end of
@@ -57,7 +60,11 @@ impl Timeline {
     pub fn peak_bytes(&self, p: &Problem) -> Vec<Bytes> {
         let mut changes = self.memory_changes(p);
         let resident = self.resident_bytes(p);
-        changes.iter_mut().zip(resident).map(|(changes, resident)| resident + highest(changes)).collect()
+        changes
+            .iter_mut()
+            .zip(resident)
+            .map(|(changes, resident)| resident + highest(changes))
+            .collect()
     }
 
     /// Bytes that each device holds for the whole step.
@@ -70,7 +77,9 @@ impl Timeline {
         }
         constants.sort_unstable();
         constants.dedup();
-        constants.iter().for_each(|&(d, c)| held[d as usize] += p.constants[c as usize]);
+        constants
+            .iter()
+            .for_each(|&(d, c)| held[d as usize] += p.constants[c as usize]);
         held
     }
 
@@ -88,13 +97,25 @@ impl Timeline {
     pub fn holds(&self, p: &Problem) -> Vec<(u32, Nanos, Nanos, Bytes)> {
         let mut holds = Vec::new();
         let last_use = |tensor: u32, d: u32| {
-            let local = p.consumers.row(tensor as usize).iter().filter(|&&c| self.device[c as usize] == d);
-            local.map(|&c| self.end[c as usize]).max().unwrap_or_default()
+            let local = p
+                .consumers
+                .row(tensor as usize)
+                .iter()
+                .filter(|&&c| self.device[c as usize] == d);
+            local
+                .map(|&c| self.end[c as usize])
+                .max()
+                .unwrap_or_default()
         };
         let mut left: Vec<Nanos> = vec![Nanos::ZERO; p.tensors.len()];
         for t in &self.transfers {
             left[t.tensor as usize] = left[t.tensor as usize].max(t.end);
-            holds.push((t.to, t.start, last_use(t.tensor, t.to), p.tensors[t.tensor as usize].bytes()));
+            holds.push((
+                t.to,
+                t.start,
+                last_use(t.tensor, t.to),
+                p.tensors[t.tensor as usize].bytes(),
+            ));
         }
         for t in 0..p.n_tasks() {
             let (d, start, end) = (self.device[t], self.start[t], self.end[t]);

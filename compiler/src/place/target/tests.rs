@@ -44,14 +44,35 @@ fn a_profile_becomes_devices_and_links() {
     let names: Vec<String> = set.devices.iter().map(|d| d.name.to_string()).collect();
     assert_eq!(names, ["/device:CPU:0", "/device:GPU:0", "/device:GPU:1"]);
     let gpu = &set.devices[1];
-    assert_eq!((gpu.memory_limit, gpu.profile.launch), (Some(Bytes(80_000_000_000)), Nanos(3_000)));
-    assert_eq!((gpu.profile.peak_flops(DType::F32), gpu.profile.peak_flops(DType::F16)), (6e13, 9e14));
+    assert_eq!(
+        (gpu.memory_limit, gpu.profile.launch),
+        (Some(Bytes(80_000_000_000)), Nanos(3_000))
+    );
+    assert_eq!(
+        (
+            gpu.profile.peak_flops(DType::F32),
+            gpu.profile.peak_flops(DType::F16)
+        ),
+        (6e13, 9e14)
+    );
     assert_eq!(gpu.profile.efficiency(WorkClass::MatMul, DType::F32), 0.7);
     assert_eq!(gpu.profile.efficiency(WorkClass::MatMul, DType::F16), 0.5);
     assert_eq!(gpu.profile.efficiency(WorkClass::Map, DType::F16), 0.3);
     assert_eq!(set.links.len(), 6);
-    assert_eq!(set.links[&(1, 2)], LinkProfile { latency: Nanos(2_000), bytes_per_second: 400_000_000_000 });
-    assert_eq!(set.links[&(2, 1)], LinkProfile { latency: Nanos(8_000), bytes_per_second: 50_000_000_000 });
+    assert_eq!(
+        set.links[&(1, 2)],
+        LinkProfile {
+            latency: Nanos(2_000),
+            bytes_per_second: 400_000_000_000
+        }
+    );
+    assert_eq!(
+        set.links[&(2, 1)],
+        LinkProfile {
+            latency: Nanos(8_000),
+            bytes_per_second: 50_000_000_000
+        }
+    );
 }
 
 #[test]
@@ -66,13 +87,20 @@ fn wrong_profiles_say_where() {
         ("f32 = 1e12", "f64 = 1e12"),
         ("matmul = 0.7", "mathmul = 0.7"),
         ("matmul = 0.7", "matmul = 1.7"),
-        ("memory_bytes_per_second = 5e10", "memory_bytes_per_second = nan"),
+        (
+            "memory_bytes_per_second = 5e10",
+            "memory_bytes_per_second = nan",
+        ),
         ("count = 2", "count = 0"),
         ("to = \"any\"", "to = \"cpu\""),
         ("GPU:1\"", "GPU:2\""),
         ("[[link]]", "[[link]"),
     ]
-    .map(|(from, to)| Target::parse(&GPUS.replacen(from, to, 1)).unwrap_err().to_string())
+    .map(|(from, to)| {
+        Target::parse(&GPUS.replacen(from, to, 1))
+            .unwrap_err()
+            .to_string()
+    })
     .into();
     insta::assert_snapshot!(errors.join("\n"), @r#"
     line 3: unknown field `nam`, expected one of `format`, `name`, `device`, `link`
@@ -107,23 +135,52 @@ fn chain() -> Graph {
 
 #[test]
 fn absent_devices_are_planned_for_but_do_not_run() {
-    let options = Options { devices: Target::parse(GPUS).unwrap().devices, ..Options::default() };
+    let options = Options {
+        devices: Target::parse(GPUS).unwrap().devices,
+        ..Options::default()
+    };
     let planned = pipeline::plan(chain(), &options).unwrap();
-    let on_gpu = planned.placement.nodes.iter().flatten().filter(|p| p.device > 0).count();
-    assert!(on_gpu > 0, "{}", planned.placement.to_text(&planned.clusters));
-    let options = Options { gpus: vec![1000, 1001], ..options };
-    let error = pipeline::lower(chain(), &options).err().expect("no machine has so many GPUs");
+    let on_gpu = planned
+        .placement
+        .nodes
+        .iter()
+        .flatten()
+        .filter(|p| p.device > 0)
+        .count();
+    assert!(
+        on_gpu > 0,
+        "{}",
+        planned.placement.to_text(&planned.clusters)
+    );
+    let options = Options {
+        gpus: vec![1000, 1001],
+        ..options
+    };
+    let error = pipeline::lower(chain(), &options)
+        .err()
+        .expect("no machine has so many GPUs");
     assert_eq!(error.kind(), ErrorKind::Unsupported);
     let text = error.to_string();
-    assert!(text.starts_with("the plan has 3 nodes on a GPU: /device:GPU:0 is not there: "), "{text}");
+    assert!(
+        text.starts_with("the plan has 3 nodes on a GPU: /device:GPU:0 is not there: "),
+        "{text}"
+    );
 }
 
 #[test]
 fn links_of_the_profile_count() {
     let slow = GPUS.replace("latency_ns = 8_000", "latency_ns = 800_000_000");
-    let options = Options { devices: Target::parse(&slow).unwrap().devices, ..Options::default() };
+    let options = Options {
+        devices: Target::parse(&slow).unwrap().devices,
+        ..Options::default()
+    };
     let planned = pipeline::plan(chain(), &options).unwrap();
-    let devices: std::collections::BTreeSet<usize> =
-        planned.placement.nodes.iter().flatten().map(|p| p.device).collect();
+    let devices: std::collections::BTreeSet<usize> = planned
+        .placement
+        .nodes
+        .iter()
+        .flatten()
+        .map(|p| p.device)
+        .collect();
     assert_eq!(devices.len(), 1, "no transfer of 0.8 s pays");
 }

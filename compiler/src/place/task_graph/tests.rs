@@ -37,8 +37,13 @@ fn topology() -> Value {
 fn pointers(value: &Value, at: String, all: &mut Vec<String>) {
     let mut inside = |key: String, v: &Value| pointers(v, format!("{at}/{key}"), all);
     match value {
-        Value::Object(map) => map.iter().for_each(|(k, v)| inside(k.replace('~', "~0").replace('/', "~1"), v)),
-        Value::Array(list) => list.iter().enumerate().for_each(|(i, v)| inside(i.to_string(), v)),
+        Value::Object(map) => map
+            .iter()
+            .for_each(|(k, v)| inside(k.replace('~', "~0").replace('/', "~1"), v)),
+        Value::Array(list) => list
+            .iter()
+            .enumerate()
+            .for_each(|(i, v)| inside(i.to_string(), v)),
         _ => {}
     }
     all.push(at);
@@ -72,20 +77,34 @@ fn mutate(rng: &mut Rng, value: &mut Value) {
     let at = rng.pick(&all);
     let other = value.pointer(&rng.pick(&all)).cloned().unwrap_or_default();
     let odd = odd(rng);
-    let Some(found) = value.pointer_mut(&at) else { return };
+    let Some(found) = value.pointer_mut(&at) else {
+        return;
+    };
     match (found, rng.below(4)) {
         (Value::Object(map), 0 | 1) => {
             let keys: Vec<String> = map.keys().cloned().collect();
-            let Some(key) = keys.get(rng.below(keys.len())).cloned() else { return };
-            let Some(taken) = map.remove(&key) else { return };
+            let Some(key) = keys.get(rng.below(keys.len())).cloned() else {
+                return;
+            };
+            let Some(taken) = map.remove(&key) else {
+                return;
+            };
             if rng.one_in(2) {
-                map.insert(rng.pick(&["colour", "name", "device", "colocate", "cpu"]).to_owned(), taken);
+                map.insert(
+                    rng.pick(&["colour", "name", "device", "colocate", "cpu"])
+                        .to_owned(),
+                    taken,
+                );
             }
         }
         (Value::Array(list), 0 | 1) if !list.is_empty() => {
             let i = rng.below(list.len());
             let item = list[i].clone();
-            if rng.one_in(2) { list.push(item) } else { drop(list.remove(i)) }
+            if rng.one_in(2) {
+                list.push(item)
+            } else {
+                drop(list.remove(i))
+            }
         }
         (Value::Number(n), 0 | 1) => {
             let times = rng.number(4);
@@ -103,7 +122,10 @@ fn text(rng: &mut Rng, value: &Value) -> String {
         0 => text.truncate(rng.below(text.len())),
         1 => {
             let at = rng.below(text.len());
-            text.replace_range(at..at + 1, rng.pick(&["\"", "{", "NaN", "-", "9", "\\", ",", " ", "\u{0}", "é"]));
+            text.replace_range(
+                at..at + 1,
+                rng.pick(&["\"", "{", "NaN", "-", "9", "\\", ",", " ", "\u{0}", "é"]),
+            );
         }
         _ => {}
     }
@@ -115,32 +137,59 @@ fn solve(graph: &str, topology: &str) -> Result<()> {
     let graph = TaskGraph::parse(graph)?;
     let topology = Topology::parse(topology)?;
     let p = graph.problem(&topology)?;
-    let options = Options { refine_tasks: 300, bound_nodes: 50, search_nodes: 50, ..Options::new(&p) };
-    let solution = portfolio::solve(&p, &options, &Algorithm::name).expect("the portfolio proposes something");
+    let options = Options {
+        refine_tasks: 300,
+        bound_nodes: 50,
+        search_nodes: 50,
+        ..Options::new(&p)
+    };
+    let solution =
+        portfolio::solve(&p, &options, &Algorithm::name).expect("the portfolio proposes something");
     let t = &solution.timeline;
     if solution.score.0 > Bytes::ZERO {
         return Err(over_memory(&graph, &topology, &p, &t.peak_bytes(&p)));
     }
     assert_eq!(check::check(&p, t), Vec::<String>::new());
-    assert!(t.makespan.is_finite() && solution.lower_bound <= t.makespan, "{} {}", t.makespan, solution.lower_bound);
+    assert!(
+        t.makespan.is_finite() && solution.lower_bound <= t.makespan,
+        "{} {}",
+        t.makespan,
+        solution.lower_bound
+    );
     assert!(t.peak_bytes(&p).iter().all(|b| b.is_finite()));
-    let stream = pipeline::solve(&p, pipeline::Options { samples: 4, tasks: 500 });
+    let stream = pipeline::solve(
+        &p,
+        pipeline::Options {
+            samples: 4,
+            tasks: 500,
+        },
+    );
     assert!(stream.time(4).is_finite());
     assert_eq!(check::check(&p, &stream.sample), Vec::<String>::new());
-    assert_eq!(check::check(&p, &pipeline::least_memory(&p)), Vec::<String>::new());
+    assert_eq!(
+        check::check(&p, &pipeline::least_memory(&p)),
+        Vec::<String>::new()
+    );
     assert_eq!(solution.score, fit::key(&p, t));
     let backward: Vec<bool> = graph.nodes.iter().map(|n| n.backward).collect();
     if let Ok(calls) = Calls::new(&p, &backward) {
         let usual = calls::latency::Budget::default();
-        calls::latency::solve(&calls, calls::latency::Budget { pairs: 100, tasks: 1_000, ..usual });
+        calls::latency::solve(
+            &calls,
+            calls::latency::Budget {
+                pairs: 100,
+                tasks: 1_000,
+                ..usual
+            },
+        );
     }
     Ok(())
 }
 
 #[test]
 fn broken_files_are_answered_or_refused() {
-    let times =
-        std::env::var("GRISTMILL_FUZZ_ROUNDS").map_or(1, |n| n.parse().expect("GRISTMILL_FUZZ_ROUNDS is a number"));
+    let times = std::env::var("GRISTMILL_FUZZ_ROUNDS")
+        .map_or(1, |n| n.parse().expect("GRISTMILL_FUZZ_ROUNDS is a number"));
     assert_eq!(solve(&graph().to_string(), &topology().to_string()), Ok(()));
     let (mut n_good, mut n_bad, mut n_full) = (0, 0, 0);
     for seed in 0..1_500 * times {
@@ -152,7 +201,9 @@ fn broken_files_are_answered_or_refused() {
         }
         let (graph, topology) = (text(&mut rng, &graph), text(&mut rng, &topology));
         let ended = std::panic::catch_unwind(|| solve(&graph, &topology));
-        let Ok(ended) = ended else { panic!("seed {seed}: a panic on\n{graph}\n{topology}") };
+        let Ok(ended) = ended else {
+            panic!("seed {seed}: a panic on\n{graph}\n{topology}")
+        };
         match ended {
             Ok(()) => n_good += 1,
             Err(e) => {
@@ -176,14 +227,22 @@ fn broken_files_are_answered_or_refused() {
 fn pins_of_a_kind_go_by_kinds_whatever_the_names() {
     let graph = |pin: &str| {
         let node = json!({ "name": "a", "cost_ns": { "gpu": 5, "cpu": 1 }, "device": pin });
-        TaskGraph::parse(&json!({ "format": "task-graph/1", "nodes": [node], "edges": [] }).to_string()).unwrap()
+        TaskGraph::parse(
+            &json!({ "format": "task-graph/1", "nodes": [node], "edges": [] }).to_string(),
+        )
+        .unwrap()
     };
     let devices = [("left", "gpu"), ("/node:1/cpu:0", "cpu"), ("/gpu:7", "cpu")];
     let devices = devices.map(|(name, kind)| json!({ "name": name, "kind": kind }));
     let link = json!({ "latency_ns": 1, "bytes_per_second": 1 });
-    let topology = json!({ "format": "topology/1", "devices": devices, "default_link": link }).to_string();
+    let topology =
+        json!({ "format": "topology/1", "devices": devices, "default_link": link }).to_string();
     let topology = Topology::parse(&topology).unwrap();
-    let open = |pin: &str| graph(pin).problem(&topology).map(|p| p.feasible(0).collect::<Vec<_>>());
+    let open = |pin: &str| {
+        graph(pin)
+            .problem(&topology)
+            .map(|p| p.feasible(0).collect::<Vec<_>>())
+    };
     assert_eq!(open("/gpu:*"), Ok(vec![0]));
     assert_eq!(open("/cpu:*"), Ok(vec![1, 2]));
     assert_eq!(open("/node:1/cpu:*"), Ok(vec![1]));
@@ -199,12 +258,18 @@ fn a_search_shows_that_nothing_fits() {
     let graph = json!({ "format": "task-graph/1", "nodes": [node("a", 30), node("b", 0), node("c", 0)], "edges": [[0, 1], [0, 2]] });
     let device = |i: usize| json!({ "name": format!("/gpu:{i}"), "kind": "gpu", "memory_bytes": if i == 0 { 130 } else { 100 } });
     let link = json!({ "latency_ns": 1, "bytes_per_second": 1_000_000_000 });
-    let topology = json!({ "format": "topology/1", "devices": [device(0), device(1)], "default_link": link });
-    let (graph, topology) =
-        (TaskGraph::parse(&graph.to_string()).unwrap(), Topology::parse(&topology.to_string()).unwrap());
+    let topology =
+        json!({ "format": "topology/1", "devices": [device(0), device(1)], "default_link": link });
+    let (graph, topology) = (
+        TaskGraph::parse(&graph.to_string()).unwrap(),
+        Topology::parse(&topology.to_string()).unwrap(),
+    );
     let p = graph.problem(&topology).unwrap();
     let s = portfolio::solve(&p, &Options::new(&p), &Algorithm::name).unwrap();
     assert!(s.score.0 > Bytes::ZERO);
     let said = over_memory(&graph, &topology, &p, &s.timeline.peak_bytes(&p)).to_string();
-    assert!(said.contains("a search of all schedules shows that none does"), "{said}");
+    assert!(
+        said.contains("a search of all schedules shows that none does"),
+        "{said}"
+    );
 }

@@ -24,7 +24,14 @@ pub(super) struct Cone {
 impl Cone {
     /// The cone of a node that is no kernel.
     pub(super) fn none(root: NodeId) -> Cone {
-        Cone { kind: ClusterKind::Map, anchor: root, root, members: vec![], leaves: vec![], tail: Tail::default() }
+        Cone {
+            kind: ClusterKind::Map,
+            anchor: root,
+            root,
+            members: vec![],
+            leaves: vec![],
+            tail: Tail::default(),
+        }
     }
 
     pub(super) fn nodes(&self) -> impl Iterator<Item = NodeId> {
@@ -49,7 +56,11 @@ impl Fuser<'_> {
     /// The cone of one op alone.
     pub(super) fn plain(&self, id: NodeId) -> Cone {
         let kind = legal::kind_of(&self.g.node(id).op).unwrap_or(ClusterKind::Map);
-        let mut cone = Cone { kind, anchor: id, ..Cone::none(id) };
+        let mut cone = Cone {
+            kind,
+            anchor: id,
+            ..Cone::none(id)
+        };
         cone.members.push((id, self.arithmetic(id)));
         cone.leaves = self.leaves(&cone.members);
         cone
@@ -57,12 +68,19 @@ impl Fuser<'_> {
 
     fn arithmetic(&self, id: NodeId) -> Picos {
         let Fuser { g, pricing, .. } = self;
-        Picos::from_seconds(pricing.costs.arithmetic_seconds(g, g.node(id), &pricing.device))
+        Picos::from_seconds(
+            pricing
+                .costs
+                .arithmetic_seconds(g, g.node(id), &pricing.device),
+        )
     }
 
     /// Operands of the members that they do not compute, constants included, with the bytes that are read of each.
     fn leaves(&self, members: &[(NodeId, Picos)]) -> Vec<(ValueId, Bytes)> {
-        let inside = |v: ValueId| self.producer(v).is_some_and(|p| members.binary_search_by_key(&p, |m| m.0).is_ok());
+        let inside = |v: ValueId| {
+            self.producer(v)
+                .is_some_and(|p| members.binary_search_by_key(&p, |m| m.0).is_ok())
+        };
         let mut leaves: BTreeMap<ValueId, Bytes> = BTreeMap::new();
         for &(id, _) in members {
             let node = self.g.node(id);
@@ -77,7 +95,12 @@ impl Fuser<'_> {
     }
 
     /// `cone` with more members, each with its arithmetic, and another root.
-    pub(super) fn grown(&self, cone: &Cone, more: impl Iterator<Item = (NodeId, Picos)>, root: NodeId) -> Cone {
+    pub(super) fn grown(
+        &self,
+        cone: &Cone,
+        more: impl Iterator<Item = (NodeId, Picos)>,
+        root: NodeId,
+    ) -> Cone {
         let mut members: BTreeMap<NodeId, Picos> = cone.members.iter().copied().collect();
         for (id, time) in more {
             let own = members.entry(id).or_insert(time);
@@ -85,7 +108,12 @@ impl Fuser<'_> {
         }
         let members: Vec<_> = members.into_iter().collect();
         let leaves = self.leaves(&members);
-        Cone { root, leaves, members, ..cone.clone() }
+        Cone {
+            root,
+            leaves,
+            members,
+            ..cone.clone()
+        }
     }
 
     /// `cone` with its reader `id` computed behind it.
@@ -99,10 +127,25 @@ impl Fuser<'_> {
             return Picos::ZERO;
         }
         let (costs, device) = (&self.pricing.costs, &self.pricing.device);
-        let written: Bytes = self.g.node(cone.root).outputs.iter().map(|v| costs.bytes(self.g.ty(*v))).sum();
+        let written: Bytes = self
+            .g
+            .node(cone.root)
+            .outputs
+            .iter()
+            .map(|v| costs.bytes(self.g.ty(*v)))
+            .sum();
         let read: Bytes = cone.leaves.iter().map(|l| l.1).sum();
-        let factor = cone.nodes().map(|m| layout_factor(&self.g.node(m).op)).max().unwrap_or(1);
-        costs.roofline(cone.arithmetic().seconds(), written + read + self.scratch(cone), factor, device)
+        let factor = cone
+            .nodes()
+            .map(|m| layout_factor(&self.g.node(m).op))
+            .max()
+            .unwrap_or(1);
+        costs.roofline(
+            cone.arithmetic().seconds(),
+            written + read + self.scratch(cone),
+            factor,
+            device,
+        )
     }
 
     /// Bytes that the kernel's parts pass on through memory: what a reduction kernel pulls is stored for it, and a view behind a
@@ -111,7 +154,8 @@ impl Fuser<'_> {
         let anchor = self.g.node(cone.anchor);
         let twice = |v: ValueId| self.pricing.costs.bytes(self.g.ty(v)).times(2);
         let pulled = |v: &ValueId| {
-            self.producer(*v).is_some_and(|p| cone.contains(p) && self.g.node(p).op.class() != OpClass::View)
+            self.producer(*v)
+                .is_some_and(|p| cone.contains(p) && self.g.node(p).op.class() != OpClass::View)
         };
         match anchor.inputs.first() {
             _ if self.pricing.only_gpus => Bytes::ZERO,

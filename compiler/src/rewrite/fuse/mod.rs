@@ -133,9 +133,13 @@ struct Fuser<'g> {
 impl<'g> Fuser<'g> {
     fn new(g: &'g Graph, pricing: &'g Pricing) -> Fuser<'g> {
         let mut is_needed = vec![false; g.n_values()];
-        g.outputs.iter().for_each(|o| is_needed[o.value.0 as usize] = true);
+        g.outputs
+            .iter()
+            .for_each(|o| is_needed[o.value.0 as usize] = true);
         for (_, node) in g.nodes().filter(|(_, n)| legal::kind_of(&n.op).is_none()) {
-            node.inputs.iter().for_each(|v| is_needed[v.0 as usize] = true);
+            node.inputs
+                .iter()
+                .for_each(|v| is_needed[v.0 as usize] = true);
         }
         Fuser {
             g,
@@ -154,7 +158,10 @@ impl<'g> Fuser<'g> {
 
     /// Nodes that become kernels or parts of them.
     fn fusible(&self) -> impl Iterator<Item = NodeId> {
-        self.g.nodes().filter(|(_, n)| legal::kind_of(&n.op).is_some()).map(|(id, _)| id)
+        self.g
+            .nodes()
+            .filter(|(_, n)| legal::kind_of(&n.op).is_some())
+            .map(|(id, _)| id)
     }
 
     fn is_fusible(&self, id: NodeId) -> bool {
@@ -171,11 +178,24 @@ impl<'g> Fuser<'g> {
 
     /// Adds the e-nodes of every class, operands first.
     fn enumerate(&mut self) {
-        let limit = if self.g.n_nodes() < LARGE_GRAPH { MAX_ALTERNATIVES } else { 2 };
+        let limit = if self.g.n_nodes() < LARGE_GRAPH {
+            MAX_ALTERNATIVES
+        } else {
+            2
+        };
         for i in 0..self.g.n_nodes() as u32 {
-            let cones =
-                if self.is_fusible(NodeId(i)) { self.cones_at(NodeId(i), limit) } else { vec![Cone::none(NodeId(i))] };
-            self.flow.push(cones.iter().map(|c| self.flow_of(c)).min().unwrap_or(Picos::ZERO));
+            let cones = if self.is_fusible(NodeId(i)) {
+                self.cones_at(NodeId(i), limit)
+            } else {
+                vec![Cone::none(NodeId(i))]
+            };
+            self.flow.push(
+                cones
+                    .iter()
+                    .map(|c| self.flow_of(c))
+                    .min()
+                    .unwrap_or(Picos::ZERO),
+            );
             for cone in cones {
                 self.add(NodeId(i), cone);
             }
@@ -189,8 +209,14 @@ impl<'g> Fuser<'g> {
 
     /// Adds a cone as an e-node of its root's class.
     fn add(&mut self, root: NodeId, cone: Cone) {
-        let children = self.leaf_nodes(&cone).map(|p| self.classes[p.0 as usize]).collect();
-        let id = self.eg.add(Alternative { cone: self.cones.len() as u32, children });
+        let children = self
+            .leaf_nodes(&cone)
+            .map(|p| self.classes[p.0 as usize])
+            .collect();
+        let id = self.eg.add(Alternative {
+            cone: self.cones.len() as u32,
+            children,
+        });
         self.cones.push(cone);
         match self.classes.get(root.0 as usize) {
             Some(&class) => {
@@ -202,12 +228,19 @@ impl<'g> Fuser<'g> {
 
     /// The cones of a node, as they were added.
     fn cones_of(&self, id: NodeId) -> impl Iterator<Item = &Cone> {
-        self.eg[self.classes[id.0 as usize]].nodes.iter().map(|n| &self.cones[n.cone as usize])
+        self.eg[self.classes[id.0 as usize]]
+            .nodes
+            .iter()
+            .map(|n| &self.cones[n.cone as usize])
     }
 
     /// Fusible nodes whose results a cone reads, each once.
     fn leaf_nodes<'c>(&'c self, cone: &'c Cone) -> impl Iterator<Item = NodeId> + 'c {
-        let mut nodes: Vec<NodeId> = cone.leaves.iter().filter_map(|(v, _)| self.producer(*v)).collect();
+        let mut nodes: Vec<NodeId> = cone
+            .leaves
+            .iter()
+            .filter_map(|(v, _)| self.producer(*v))
+            .collect();
         nodes.sort_unstable();
         nodes.dedup();
         nodes.into_iter()
@@ -229,8 +262,9 @@ impl<'g> Fuser<'g> {
 
     /// True when all that reads the node's results is `reader`.
     fn is_only_reader(&self, id: NodeId, reader: NodeId) -> bool {
-        let only =
-            |v: &ValueId| !self.is_needed[v.0 as usize] && self.users[v.0 as usize].iter().all(|u| u.0 == reader);
+        let only = |v: &ValueId| {
+            !self.is_needed[v.0 as usize] && self.users[v.0 as usize].iter().all(|u| u.0 == reader)
+        };
         self.g.node(id).outputs.iter().all(only)
     }
 

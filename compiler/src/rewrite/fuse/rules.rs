@@ -58,20 +58,29 @@ pub fn fuse_rules() -> impl Iterator<Item = (&'static str, &'static str)> {
 impl Fuser<'_> {
     /// The cones of a node, about `limit`; none that another one of the same kind is never worse than.
     pub(super) fn cones_at(&mut self, id: NodeId, limit: usize) -> Vec<Cone> {
-        let mut producers: Vec<(ValueId, NodeId)> =
-            self.g.node(id).inputs.iter().filter_map(|&v| Some((v, self.producer(v)?))).collect();
+        let mut producers: Vec<(ValueId, NodeId)> = self
+            .g
+            .node(id)
+            .inputs
+            .iter()
+            .filter_map(|&v| Some((v, self.producer(v)?)))
+            .collect();
         producers.sort_unstable_by_key(|(v, p)| (*p, *v));
         producers.dedup();
         let mut cones = vec![self.plain(id)];
         let kind = cones[0].kind;
         for &(v, p) in &producers {
-            let outcomes: Vec<_> = self.cones_of(p).flat_map(|c| self.extensions(c, v, id)).collect();
+            let outcomes: Vec<_> = self
+                .cones_of(p)
+                .flat_map(|c| self.extensions(c, v, id))
+                .collect();
             cones.extend(self.record(p, id, outcomes));
         }
         for &(v, p) in &producers {
             let readers = cones.iter().filter(|c| c.reads(v));
-            let outcomes: Vec<_> =
-                readers.flat_map(|c| self.cones_of(p).flat_map(|q| self.absorptions(c, q))).collect();
+            let outcomes: Vec<_> = readers
+                .flat_map(|c| self.cones_of(p).flat_map(|q| self.absorptions(c, q)))
+                .collect();
             let grown = self.record(p, id, outcomes);
             if self.has_no_choice(p, id) && grown.iter().any(|c| c.kind == kind) {
                 cones.retain(|c| !c.reads(v) || c.kind != kind);
@@ -82,7 +91,12 @@ impl Fuser<'_> {
         cones
     }
 
-    fn extensions(&self, cone: &Cone, v: ValueId, reader: NodeId) -> Vec<(&'static str, Result<Cone, String>)> {
+    fn extensions(
+        &self,
+        cone: &Cone,
+        v: ValueId,
+        reader: NodeId,
+    ) -> Vec<(&'static str, Result<Cone, String>)> {
         let apply = |r: &FuseRule| match r.step {
             Step::Extend(f) => f(self, cone, v, reader).map(|o| (r.name, o)),
             Step::Absorb(_) => None,
@@ -90,7 +104,11 @@ impl Fuser<'_> {
         RULES.iter().filter_map(apply).collect()
     }
 
-    fn absorptions(&self, cone: &Cone, producer: &Cone) -> Vec<(&'static str, Result<Cone, String>)> {
+    fn absorptions(
+        &self,
+        cone: &Cone,
+        producer: &Cone,
+    ) -> Vec<(&'static str, Result<Cone, String>)> {
         let apply = |r: &FuseRule| match r.step {
             Step::Absorb(f) => f(self, cone, producer).map(|o| (r.name, o)),
             Step::Extend(_) => None,
@@ -99,7 +117,12 @@ impl Fuser<'_> {
     }
 
     /// Counts what fired, notes what was refused, and gives the new cones.
-    fn record(&mut self, p: NodeId, reader: NodeId, outcomes: Vec<(&'static str, Result<Cone, String>)>) -> Vec<Cone> {
+    fn record(
+        &mut self,
+        p: NodeId,
+        reader: NodeId,
+        outcomes: Vec<(&'static str, Result<Cone, String>)>,
+    ) -> Vec<Cone> {
         let mut cones: Vec<Cone> = Vec::new();
         for (rule, outcome) in outcomes {
             match outcome {
@@ -142,7 +165,13 @@ impl Fuser<'_> {
         if cones.len() <= limit {
             return;
         }
-        cones.sort_by_cached_key(|c| (self.flow_of(c), c.arithmetic(), usize::MAX - c.members.len()));
+        cones.sort_by_cached_key(|c| {
+            (
+                self.flow_of(c),
+                c.arithmetic(),
+                usize::MAX - c.members.len(),
+            )
+        });
         // One of each kind stays, so that readers of all kinds find what they can extend.
         let kept: Vec<ClusterKind> = cones[..limit].iter().map(|c| c.kind).collect();
         let mut extra: Vec<Cone> = Vec::new();
@@ -161,7 +190,10 @@ impl Fuser<'_> {
             return Err("its value is needed elsewhere too".into());
         }
         if cone.members.len() >= legal::MAX_MEMBERS {
-            return Err(format!("the cluster has {} nodes already", legal::MAX_MEMBERS));
+            return Err(format!(
+                "the cluster has {} nodes already",
+                legal::MAX_MEMBERS
+            ));
         }
         Ok(())
     }
@@ -169,9 +201,14 @@ impl Fuser<'_> {
     /// The cone of a contraction with the views that define its operand `i`.
     fn with_views(&self, cone: &Cone, i: usize) -> Result<Cone, String> {
         let views = legal::views_below(self.g, self.g.node(cone.anchor).inputs[i]);
-        views.iter().try_for_each(|&m| legal::may_share(self.g, &self.ordered, cone.anchor, m))?;
+        views
+            .iter()
+            .try_for_each(|&m| legal::may_share(self.g, &self.ordered, cone.anchor, m))?;
         if cone.members.len() + views.len() > legal::MAX_MEMBERS {
-            return Err(format!("the cluster would have more than {} nodes", legal::MAX_MEMBERS));
+            return Err(format!(
+                "the cluster would have more than {} nodes",
+                legal::MAX_MEMBERS
+            ));
         }
         Ok(self.grown(cone, views.into_iter().map(|m| (m, Picos::ZERO)), cone.root))
     }
@@ -181,17 +218,32 @@ impl Fuser<'_> {
         let (g, anchor) = (self.g, self.g.node(cone.anchor));
         legal::may_share(g, &self.ordered, cone.anchor, q.root)?;
         if cone.members.len() + q.members.len() > legal::MAX_MEMBERS {
-            return Err(format!("the cluster would have more than {} nodes", legal::MAX_MEMBERS));
+            return Err(format!(
+                "the cluster would have more than {} nodes",
+                legal::MAX_MEMBERS
+            ));
         }
-        let loops = if self.pricing.only_gpus { gpu::loops_over(g, anchor)? } else { legal::loops_over(g, anchor)? };
+        let loops = if self.pricing.only_gpus {
+            gpu::loops_over(g, anchor)?
+        } else {
+            legal::loops_over(g, anchor)?
+        };
         let is_behind = cone.root != cone.anchor;
-        let loops = if is_behind { legal::n_elements(g, g.node(cone.root).outputs[0]) } else { loops };
+        let loops = if is_behind {
+            legal::n_elements(g, g.node(cone.root).outputs[0])
+        } else {
+            loops
+        };
         let times = (loops / legal::n_elements(g, g.node(q.root).outputs[0]).max(1)).max(1) as u64;
         let is_member = |m: NodeId| cone.contains(m) || q.contains(m);
         for m in q.nodes().filter(|m| !cone.contains(*m)) {
             legal::is_pulled(g, &self.users, m, &is_member)?;
         }
-        Ok(self.grown(cone, q.members.iter().map(|&(m, time)| (m, time.times(times))), cone.root))
+        Ok(self.grown(
+            cone,
+            q.members.iter().map(|&(m, time)| (m, time.times(times))),
+            cone.root,
+        ))
     }
 }
 
@@ -201,13 +253,17 @@ fn epilogue_onto_contraction(f: &Fuser, cone: &Cone, v: ValueId, reader: NodeId)
 }
 
 fn view_after_contraction(f: &Fuser, cone: &Cone, v: ValueId, reader: NodeId) -> Grown {
-    let is_view = matches!(f.g.node(reader).op, Op::Reshape { .. } | Op::Transpose { .. });
+    let is_view = matches!(
+        f.g.node(reader).op,
+        Op::Reshape { .. } | Op::Transpose { .. }
+    );
     (is_view && has_tail(f, cone)).then(|| onto_contraction(f, cone, v, reader))
 }
 
 /// Whether what follows the anchor of a cone is a matter of its tail.
 fn has_tail(f: &Fuser, cone: &Cone) -> bool {
-    cone.kind == ClusterKind::Contract || f.pricing.only_gpus && gpu::holds_result(f.g.node(cone.anchor))
+    cone.kind == ClusterKind::Contract
+        || f.pricing.only_gpus && gpu::holds_result(f.g.node(cone.anchor))
 }
 
 fn onto_contraction(f: &Fuser, cone: &Cone, v: ValueId, reader: NodeId) -> Result<Cone, String> {
@@ -215,14 +271,24 @@ fn onto_contraction(f: &Fuser, cone: &Cone, v: ValueId, reader: NodeId) -> Resul
     if f.pricing.only_gpus {
         let tail = gpu::with(cone.tail, f.g, anchor, f.g.node(reader), v)?;
         f.may_join(cone, reader)?;
-        return Ok(Cone { tail, ..f.extended(cone, reader) });
+        return Ok(Cone {
+            tail,
+            ..f.extended(cone, reader)
+        });
     }
     if !legal::takes_epilogue(f.g, anchor) {
-        return Err(format!("{} of {} has no tile to follow on", anchor.op.name(), f.g.ty(anchor.outputs[0])));
+        return Err(format!(
+            "{} of {} has no tile to follow on",
+            anchor.op.name(),
+            f.g.ty(anchor.outputs[0])
+        ));
     }
     let tail = cone.tail.with(f.g, anchor, f.g.node(reader), v)?;
     f.may_join(cone, reader)?;
-    Ok(Cone { tail, ..f.extended(cone, reader) })
+    Ok(Cone {
+        tail,
+        ..f.extended(cone, reader)
+    })
 }
 
 fn epilogue_onto_reduction(f: &Fuser, cone: &Cone, v: ValueId, reader: NodeId) -> Grown {
@@ -242,15 +308,24 @@ fn views_into_contraction(f: &Fuser, cone: &Cone, q: &Cone) -> Grown {
     if !reads || f.g.node(q.root).op.class() != OpClass::View {
         return None;
     }
-    let i = anchor.inputs.iter().position(|&v| f.producer(v) == Some(q.root))?;
+    let i = anchor
+        .inputs
+        .iter()
+        .position(|&v| f.producer(v) == Some(q.root))?;
     if i == 0 && !f.pricing.only_gpus && bytes::product(f.g, anchor).is_some() {
         return None;
     }
-    Some(if f.pricing.only_gpus || legal::reads_by_strides(f.g, anchor, i) {
-        f.with_views(cone, i)
-    } else {
-        Err(format!("{} cannot read {} by strides", anchor.op.name(), f.g.ty(anchor.inputs[i])))
-    })
+    Some(
+        if f.pricing.only_gpus || legal::reads_by_strides(f.g, anchor, i) {
+            f.with_views(cone, i)
+        } else {
+            Err(format!(
+                "{} cannot read {} by strides",
+                anchor.op.name(),
+                f.g.ty(anchor.inputs[i])
+            ))
+        },
+    )
 }
 
 fn bytes_into_contraction(f: &Fuser, cone: &Cone, q: &Cone) -> Grown {
@@ -261,18 +336,28 @@ fn bytes_into_contraction(f: &Fuser, cone: &Cone, q: &Cone) -> Grown {
     let left = bytes::product(f.g, anchor)?;
     let is_left = f.producer(anchor.inputs[0]) == Some(q.root);
     is_left.then(|| {
-        left.nodes.iter().try_for_each(|&m| legal::may_share(f.g, &f.ordered, cone.anchor, m))?;
-        Ok(f.grown(cone, left.nodes.iter().map(|&m| (m, Picos::ZERO)), cone.root))
+        left.nodes
+            .iter()
+            .try_for_each(|&m| legal::may_share(f.g, &f.ordered, cone.anchor, m))?;
+        Ok(f.grown(
+            cone,
+            left.nodes.iter().map(|&m| (m, Picos::ZERO)),
+            cone.root,
+        ))
     })
 }
 
 fn producer_into_map(f: &Fuser, cone: &Cone, q: &Cone) -> Grown {
-    let fits = cone.kind == ClusterKind::Map && q.kind == ClusterKind::Map && f.is_only_reader(q.root, cone.root);
+    let fits = cone.kind == ClusterKind::Map
+        && q.kind == ClusterKind::Map
+        && f.is_only_reader(q.root, cone.root);
     fits.then(|| f.absorbed(cone, q))
 }
 
 fn prologue_into_reduction(f: &Fuser, cone: &Cone, q: &Cone) -> Grown {
-    let fits = cone.kind != ClusterKind::Map && q.kind == ClusterKind::Map && f.is_only_reader(q.root, cone.root);
+    let fits = cone.kind != ClusterKind::Map
+        && q.kind == ClusterKind::Map
+        && f.is_only_reader(q.root, cone.root);
     (fits && !reads_views(f, cone, q)).then(|| f.absorbed(cone, q))
 }
 

@@ -46,7 +46,11 @@ pub(super) fn select(f: &Fuser) -> Selection {
     let least_flow = |s: &Selection, id: NodeId| {
         let key = |i: &usize| {
             let cone = s.cone(f, id, *i);
-            (f.flow_of(cone), cone.arithmetic(), Reverse(cone.members.len()))
+            (
+                f.flow_of(cone),
+                cone.arithmetic(),
+                Reverse(cone.members.len()),
+            )
         };
         (0..s.n_alternatives(id)).min_by_key(key).unwrap_or(0)
     };
@@ -58,16 +62,28 @@ pub(super) fn select(f: &Fuser) -> Selection {
 fn alternatives(f: &Fuser, id: NodeId) -> Vec<Choice> {
     let choice = |n: &super::Alternative| {
         let cone = &f.cones[n.cone as usize];
-        Choice { cone: n.cone, price: f.price(cone), reads: f.leaf_nodes(cone).collect() }
+        Choice {
+            cone: n.cone,
+            price: f.price(cone),
+            reads: f.leaf_nodes(cone).collect(),
+        }
     };
-    f.eg[f.classes[id.0 as usize]].nodes.iter().map(choice).collect()
+    f.eg[f.classes[id.0 as usize]]
+        .nodes
+        .iter()
+        .map(choice)
+        .collect()
 }
 
 fn touching(f: &Fuser) -> Vec<Vec<NodeId>> {
     let mut touching: Vec<Vec<NodeId>> = vec![Vec::new(); f.g.n_nodes()];
     for id in f.fusible() {
         for cone in f.cones_of(id) {
-            for p in cone.nodes().chain(f.leaf_nodes(cone)).filter(|&p| p != id && f.n_readers(p) > 1) {
+            for p in cone
+                .nodes()
+                .chain(f.leaf_nodes(cone))
+                .filter(|&p| p != id && f.n_readers(p) > 1)
+            {
                 let roots = &mut touching[p.0 as usize];
                 if roots.last() != Some(&id) {
                     roots.push(id);
@@ -98,7 +114,12 @@ impl Selection {
             s.chosen[id.0 as usize] = choose(&s, id);
         }
         for &id in &nodes {
-            if f.g.node(id).outputs.iter().any(|v| f.is_needed[v.0 as usize]) {
+            if f.g
+                .node(id)
+                .outputs
+                .iter()
+                .any(|v| f.is_needed[v.0 as usize])
+            {
                 s.reference(id);
             }
         }
@@ -154,13 +175,21 @@ impl Selection {
         let needed = self.is_needed(id);
         if needed {
             self.total = self.total.saturating_sub(self.choice(id).price);
-            self.choice(id).reads.clone().into_iter().for_each(|p| self.release(p));
+            self.choice(id)
+                .reads
+                .clone()
+                .into_iter()
+                .for_each(|p| self.release(p));
         }
         self.chosen[id.0 as usize] = to;
         if needed {
             let price = self.choice(id).price;
             self.total += price;
-            self.choice(id).reads.clone().into_iter().for_each(|p| self.reference(p));
+            self.choice(id)
+                .reads
+                .clone()
+                .into_iter()
+                .for_each(|p| self.reference(p));
         }
     }
 
@@ -209,21 +238,43 @@ impl Selection {
     /// Stores a producer that its readers compute, or lets them compute it, all of them at once, when that is cheaper.
     fn change_readers(&mut self, f: &Fuser, p: NodeId) {
         let stored = self.is_needed(p);
-        let touches = |c: &Choice| if stored { c.reads.contains(&p) } else { f.cones[c.cone as usize].contains(p) };
+        let touches = |c: &Choice| {
+            if stored {
+                c.reads.contains(&p)
+            } else {
+                f.cones[c.cone as usize].contains(p)
+            }
+        };
         let affected = |r: &NodeId| self.is_needed(*r) && touches(self.choice(*r));
-        let roots: Vec<NodeId> = self.touching[p.0 as usize].iter().copied().filter(affected).collect();
+        let roots: Vec<NodeId> = self.touching[p.0 as usize]
+            .iter()
+            .copied()
+            .filter(affected)
+            .collect();
         let mut changes = Vec::new();
         for &r in &roots {
             let others = 0..self.choices[r.0 as usize].len();
             let fits = |i: &usize| !touches(&self.choices[r.0 as usize][*i]);
-            let Some(i) = others.filter(fits).min_by_key(|&i| self.choices[r.0 as usize][i].price) else { return };
+            let Some(i) = others
+                .filter(fits)
+                .min_by_key(|&i| self.choices[r.0 as usize][i].price)
+            else {
+                return;
+            };
             changes.push((r, i));
         }
         let before = self.total;
-        let old: Vec<usize> = changes.iter().map(|(r, _)| self.chosen[r.0 as usize]).collect();
+        let old: Vec<usize> = changes
+            .iter()
+            .map(|(r, _)| self.chosen[r.0 as usize])
+            .collect();
         changes.iter().for_each(|&(r, i)| self.switch(r, i));
         if self.total >= before {
-            changes.iter().zip(old).rev().for_each(|(&(r, _), i)| self.switch(r, i));
+            changes
+                .iter()
+                .zip(old)
+                .rev()
+                .for_each(|(&(r, _), i)| self.switch(r, i));
         }
     }
 
@@ -234,7 +285,9 @@ impl Selection {
 
     /// Needed nodes and their cones.
     pub(super) fn kernels<'f>(&'f self, f: &'f Fuser) -> impl Iterator<Item = (NodeId, &'f Cone)> {
-        f.fusible().filter(|&id| self.is_needed(id)).map(|id| (id, self.cone(f, id, self.chosen[id.0 as usize])))
+        f.fusible()
+            .filter(|&id| self.is_needed(id))
+            .map(|id| (id, self.cone(f, id, self.chosen[id.0 as usize])))
     }
 
     /// Values between kernels that one of two fusible ops might have kept to itself, and why they are stored.
@@ -245,13 +298,19 @@ impl Selection {
             let cone = self.cone(f, root, self.chosen[root.0 as usize]);
             for reader in cone.nodes() {
                 let inputs = &f.g.node(reader).inputs;
-                let mut stored: Vec<NodeId> = inputs.iter().filter_map(|&v| f.producer(v)).collect();
+                let mut stored: Vec<NodeId> =
+                    inputs.iter().filter_map(|&v| f.producer(v)).collect();
                 stored.retain(|&p| !cone.contains(p) && is_wanted(f, p, reader));
                 stored.dedup();
                 for p in stored {
                     if let Some(why) = self.reason(f, p, reader, root) {
                         let (from, to) = (f.g.node(p), f.g.node(reader));
-                        let text = format!("{} into {} of {}: {why}", from.op.name(), to.op.name(), to.origin);
+                        let text = format!(
+                            "{} into {} of {}: {why}",
+                            from.op.name(),
+                            to.op.name(),
+                            to.origin
+                        );
                         missed.push((from.origin.to_string(), text));
                     }
                 }
@@ -262,7 +321,8 @@ impl Selection {
 
     /// Why `p`, which `reader` in the kernel of `root` reads, is stored: by how much that is faster, or what was refused.
     fn reason(&mut self, f: &Fuser, p: NodeId, reader: NodeId, root: NodeId) -> Option<String> {
-        let takes = |i: &usize| f.cones[self.choices[root.0 as usize][*i].cone as usize].contains(p);
+        let takes =
+            |i: &usize| f.cones[self.choices[root.0 as usize][*i].cone as usize].contains(p);
         let others: Vec<usize> = (0..self.n_alternatives(root)).filter(takes).collect();
         let (total, chosen) = (self.total, self.chosen[root.0 as usize]);
         let mut least = Picos::INFINITY;
@@ -275,8 +335,13 @@ impl Selection {
         self.switch(root, chosen);
         match others.is_empty() {
             true => f.refused.get(&(p, reader)).cloned(),
-            false if least == Picos::ZERO => Some("storing it is predicted to take no longer".into()),
-            false if least.is_finite() => Some(format!("storing it is predicted to be faster by {}", least.nanos())),
+            false if least == Picos::ZERO => {
+                Some("storing it is predicted to take no longer".into())
+            }
+            false if least.is_finite() => Some(format!(
+                "storing it is predicted to be faster by {}",
+                least.nanos()
+            )),
             false => Some("storing it is predicted to be faster".into()),
         }
     }

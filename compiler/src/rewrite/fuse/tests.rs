@@ -12,10 +12,15 @@ use std::collections::BTreeSet;
 fn cases() -> Vec<(String, Graph)> {
     let case = |s: &str| {
         let (rule, body) = s.split_once('\n').expect("a rule name, then the graph");
-        let g = Graph::parse(&format!("graph \"{rule}\" {{\n{body}}}")).unwrap_or_else(|e| panic!("{rule}: {e}"));
+        let g = Graph::parse(&format!("graph \"{rule}\" {{\n{body}}}"))
+            .unwrap_or_else(|e| panic!("{rule}: {e}"));
         (rule.to_owned(), g)
     };
-    include_str!("../cases/fuse.txt").split("## ").skip(1).map(case).collect()
+    include_str!("../cases/fuse.txt")
+        .split("## ")
+        .skip(1)
+        .map(case)
+        .collect()
 }
 
 fn random_tensor(rng: &mut Rng, ty: &crate::ir::Type) -> Tensor {
@@ -23,11 +28,21 @@ fn random_tensor(rng: &mut Rng, ty: &crate::ir::Type) -> Tensor {
     let n = shape.iter().product();
     match ty.dtype {
         DType::F32 => {
-            let values: Vec<f32> = (0..n).map(|_| rng.below(4000) as f32 / 1000.0 - 2.0).collect();
+            let values: Vec<f32> = (0..n)
+                .map(|_| rng.below(4000) as f32 / 1000.0 - 2.0)
+                .collect();
             Tensor::from_slice(&values, &shape).unwrap()
         }
-        DType::U8 => Tensor::from_slice(&(0..n).map(|_| rng.below(256) as u8).collect::<Vec<_>>(), &shape).unwrap(),
-        DType::I32 => Tensor::from_slice(&(0..n).map(|_| rng.below(100) as i32).collect::<Vec<_>>(), &shape).unwrap(),
+        DType::U8 => Tensor::from_slice(
+            &(0..n).map(|_| rng.below(256) as u8).collect::<Vec<_>>(),
+            &shape,
+        )
+        .unwrap(),
+        DType::I32 => Tensor::from_slice(
+            &(0..n).map(|_| rng.below(100) as i32).collect::<Vec<_>>(),
+            &shape,
+        )
+        .unwrap(),
         d => panic!("no case has inputs of {d}"),
     }
 }
@@ -35,7 +50,8 @@ fn random_tensor(rng: &mut Rng, ty: &crate::ir::Type) -> Tensor {
 fn assert_same(g: &Graph, clustered: &Graph, inputs: &[Tensor], what: &str) {
     crate::ir::verify::verify(clustered).unwrap_or_else(|e| panic!("{what}: {e}\n{clustered}"));
     let expected = interp::run(g, inputs).unwrap();
-    let found = interp::run(clustered, inputs).unwrap_or_else(|e| panic!("{what}: {e}\n{clustered}"));
+    let found =
+        interp::run(clustered, inputs).unwrap_or_else(|e| panic!("{what}: {e}\n{clustered}"));
     let bytes = |ts: &[Tensor]| ts.iter().map(|t| t.as_bytes().to_vec()).collect::<Vec<_>>();
     assert_eq!(bytes(&expected), bytes(&found), "{what}:\n{clustered}");
 }
@@ -48,9 +64,18 @@ fn every_rule_has_a_case_that_fires_it() {
     let mut out = String::new();
     for (rule, g) in &cases {
         let fused = fuse(g, &Pricing::default());
-        assert!(fused.phase.fired.contains_key(rule.as_str()), "{rule} did not fire: {:?}", fused.phase.fired);
+        assert!(
+            fused.phase.fired.contains_key(rule.as_str()),
+            "{rule} did not fire: {:?}",
+            fused.phase.fired
+        );
         assert!(fused.after <= fused.before, "{rule}");
-        out += &format!("{}\n", of_kernels(g, &fused.kernels).unwrap().to_text(PrintOptions::SHORT));
+        out += &format!(
+            "{}\n",
+            of_kernels(g, &fused.kernels)
+                .unwrap()
+                .to_text(PrintOptions::SHORT)
+        );
     }
     insta::assert_snapshot!("fuse", out);
 }
@@ -60,11 +85,21 @@ fn check_alternatives(g: &Graph, inputs: &[Tensor], seed: u64, what: &str) {
     let pricing = Pricing::default();
     let mut fuser = Fuser::new(g, &pricing);
     fuser.enumerate();
-    assert_same(g, &of_kernels(g, &fuse(g, &pricing).kernels).unwrap(), inputs, what);
+    assert_same(
+        g,
+        &of_kernels(g, &fuse(g, &pricing).kernels).unwrap(),
+        inputs,
+        what,
+    );
     let mut rng = Rng(seed);
     for _ in 0..6 {
         let random = select::Selection::by(&fuser, |s, id| rng.below(s.n_alternatives(id)));
-        assert_same(g, &of_kernels(g, &kernels(&fuser, &random)).unwrap(), inputs, what);
+        assert_same(
+            g,
+            &of_kernels(g, &kernels(&fuser, &random)).unwrap(),
+            inputs,
+            what,
+        );
     }
 }
 
@@ -72,7 +107,11 @@ fn check_alternatives(g: &Graph, inputs: &[Tensor], seed: u64, what: &str) {
 fn every_alternative_is_right() {
     for (rule, g) in cases() {
         let mut rng = Rng(7);
-        let inputs: Vec<Tensor> = g.inputs.iter().map(|&v| random_tensor(&mut rng, g.ty(v))).collect();
+        let inputs: Vec<Tensor> = g
+            .inputs
+            .iter()
+            .map(|&v| random_tensor(&mut rng, g.ty(v)))
+            .collect();
         check_alternatives(&g, &inputs, 3, &rule);
     }
 }
@@ -80,8 +119,11 @@ fn every_alternative_is_right() {
 #[test]
 fn random_graphs_are_equal_however_they_are_fused() {
     for seed in 0..60 {
-        let options =
-            crate::testing::RandomOptions { n_nodes: 20, allow_empty_axes: seed % 5 == 0, ..Default::default() };
+        let options = crate::testing::RandomOptions {
+            n_nodes: 20,
+            allow_empty_axes: seed % 5 == 0,
+            ..Default::default()
+        };
         let (g, inputs) = crate::testing::random_graph(seed, &options);
         check_alternatives(&g, &inputs, seed, &format!("seed {seed}"));
     }
@@ -107,8 +149,16 @@ fn n_kernels(g: &Graph) -> usize {
 #[test]
 fn a_cheap_producer_is_computed_again_and_a_dear_one_stored() {
     for n in [2, 3, 6] {
-        assert_eq!(n_kernels(&shared(ScalarOp::Abs, n)), n, "{n} readers of a cheap producer");
-        assert_eq!(n_kernels(&shared(ScalarOp::Tan, n)), n + 1, "{n} readers of a dear producer");
+        assert_eq!(
+            n_kernels(&shared(ScalarOp::Abs, n)),
+            n,
+            "{n} readers of a cheap producer"
+        );
+        assert_eq!(
+            n_kernels(&shared(ScalarOp::Tan, n)),
+            n + 1,
+            "{n} readers of a dear producer"
+        );
     }
 }
 
@@ -118,7 +168,10 @@ fn a_cheap_producer_is_computed_again_and_a_dear_one_stored() {
 fn the_number_of_readers_decides() {
     let graph = |n: usize| {
         let mut b = GraphBuilder::new("g");
-        let (x, z) = (b.input("x", DType::F32, [4096usize, 1024]), b.input("z", DType::F32, [4096usize, 1024]));
+        let (x, z) = (
+            b.input("x", DType::F32, [4096usize, 1024]),
+            b.input("z", DType::F32, [4096usize, 1024]),
+        );
         let p = b.add_(x, z).unwrap();
         for i in 0..n {
             let c = b.constant(Tensor::from_slice(&[i as f32 + 2.0], &[]).unwrap());
@@ -142,7 +195,10 @@ fn a_value_that_is_stored_anyway_is_read() {
     let fused = fuse(&g, &Pricing::default());
     assert_eq!(fused.kernels.len(), 2);
     assert!(
-        fused.missed.iter().any(|(_, why)| why.contains("storing it is predicted to be faster")),
+        fused
+            .missed
+            .iter()
+            .any(|(_, why)| why.contains("storing it is predicted to be faster")),
         "{:?}",
         fused.missed
     );
@@ -157,8 +213,11 @@ fn one_of_two_products_takes_their_sum() {
     let y = b.add_(p, q).unwrap();
     let y = b.map(ScalarOp::Relu, &[y]).unwrap();
     b.output("y", y);
-    let sizes: Vec<usize> =
-        fuse(&b.finish().unwrap(), &Pricing::default()).kernels.iter().map(|k| k.members.len()).collect();
+    let sizes: Vec<usize> = fuse(&b.finish().unwrap(), &Pricing::default())
+        .kernels
+        .iter()
+        .map(|k| k.members.len())
+        .collect();
     assert_eq!(sizes.iter().sum::<usize>(), 4);
     assert_eq!((sizes.len(), sizes.iter().max()), (2, Some(&3)));
 }
@@ -169,7 +228,15 @@ fn missed_fusions_have_reasons() {
     let mut b = GraphBuilder::new("g");
     let x = b.input("x", DType::F32, [8usize, 16]);
     let y = b.map(ScalarOp::Exp, &[x]).unwrap();
-    let y = b.add1(Op::Softmax { axis: 1, log: false }, &[y]).unwrap();
+    let y = b
+        .add1(
+            Op::Softmax {
+                axis: 1,
+                log: false,
+            },
+            &[y],
+        )
+        .unwrap();
     let w = b.input("w", DType::F32, [16usize, 4]);
     let y = b.matmul(y, w).unwrap();
     let y = b.map(ScalarOp::Sin, &[y]).unwrap();
@@ -177,9 +244,17 @@ fn missed_fusions_have_reasons() {
     let missed = fuse(&b.finish().unwrap(), &Pricing::default()).missed;
     let reasons: Vec<String> = missed
         .iter()
-        .map(|(_, why)| why.split(" of ").next().unwrap().to_owned() + why.rsplit(": ").next().unwrap())
+        .map(|(_, why)| {
+            why.split(" of ").next().unwrap().to_owned() + why.rsplit(": ").next().unwrap()
+        })
         .collect();
-    assert_eq!(reasons, ["exp into softmaxsoftmax takes no producers", "matmul into sinno tile form of sin"]);
+    assert_eq!(
+        reasons,
+        [
+            "exp into softmaxsoftmax takes no producers",
+            "matmul into sinno tile form of sin"
+        ]
+    );
 }
 
 #[test]
@@ -188,16 +263,39 @@ fn long_chains_and_large_graphs_take_linear_time() {
     let x = b.input("x", DType::F32, [16usize]);
     let mut y = x;
     for i in 0..30_000 {
-        y = b.map(if i % 2 == 0 { ScalarOp::Neg } else { ScalarOp::Abs }, &[y]).unwrap();
+        y = b
+            .map(
+                if i % 2 == 0 {
+                    ScalarOp::Neg
+                } else {
+                    ScalarOp::Abs
+                },
+                &[y],
+            )
+            .unwrap();
         if i % 100 == 0 {
-            let s = b.add1(Op::Reduce { kind: ReduceKind::Sum, axes: vec![0], keepdims: true }, &[y]).unwrap();
+            let s = b
+                .add1(
+                    Op::Reduce {
+                        kind: ReduceKind::Sum,
+                        axes: vec![0],
+                        keepdims: true,
+                    },
+                    &[y],
+                )
+                .unwrap();
             y = b.add_(y, s).unwrap();
         }
     }
     b.output("y", y);
     let g = b.finish().unwrap();
     let fused = fuse(&g, &Pricing::default());
-    assert!(fused.kernels.iter().all(|k| k.members.len() <= legal::MAX_MEMBERS));
+    assert!(
+        fused
+            .kernels
+            .iter()
+            .all(|k| k.members.len() <= legal::MAX_MEMBERS)
+    );
     assert!(fused.kernels.len() < 1500, "{}", fused.kernels.len());
     assert_same(
         &g,
@@ -229,11 +327,25 @@ fn clusters_of_gpus_hold_more() {
     }"#;
     let g = Graph::parse(text).unwrap();
     let names = |only_gpus: bool| {
-        let fused = fuse(&g, &Pricing { only_gpus, ..Pricing::default() });
-        let of_kernel =
-            |k: &Kernel| k.members.iter().map(|&m| g.node(m).op.name().to_owned()).collect::<Vec<_>>().join(" ");
+        let fused = fuse(
+            &g,
+            &Pricing {
+                only_gpus,
+                ..Pricing::default()
+            },
+        );
+        let of_kernel = |k: &Kernel| {
+            k.members
+                .iter()
+                .map(|&m| g.node(m).op.name().to_owned())
+                .collect::<Vec<_>>()
+                .join(" ")
+        };
         fused.kernels.iter().map(of_kernel).collect::<Vec<_>>()
     };
-    assert_eq!(names(true), ["add layer_norm", "matmul add gelu", "reshape softmax cast"]);
+    assert_eq!(
+        names(true),
+        ["add layer_norm", "matmul add gelu", "reshape softmax cast"]
+    );
     assert!(names(false).len() > 3);
 }

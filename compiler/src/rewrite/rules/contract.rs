@@ -31,11 +31,26 @@ struct Scaled {
 /// Ways to see `id` as a scaled tensor; the last is itself, unscaled.
 fn scaled(t: &Terms, id: Id) -> Vec<Scaled> {
     let number = |id: Id| t.find_map(id, S::Mul, |ch| t.uniform(ch[1]).map(|s| (ch[0], s)));
-    let mut ways: Vec<Scaled> = number(id).map(|(x, scale)| Scaled { id: x, perm: None, scale }).into_iter().collect();
+    let mut ways: Vec<Scaled> = number(id)
+        .map(|(x, scale)| Scaled {
+            id: x,
+            perm: None,
+            scale,
+        })
+        .into_iter()
+        .collect();
     for (perm, y) in t.transposes_of(id) {
-        ways.extend(number(y).map(|(x, scale)| Scaled { id: x, perm: Some(perm), scale }));
+        ways.extend(number(y).map(|(x, scale)| Scaled {
+            id: x,
+            perm: Some(perm),
+            scale,
+        }));
     }
-    ways.push(Scaled { id, perm: None, scale: 1.0 });
+    ways.push(Scaled {
+        id,
+        perm: None,
+        scale: 1.0,
+    });
     ways.truncate(2);
     ways
 }
@@ -54,7 +69,9 @@ fn unmask(t: &Terms, id: Id) -> Vec<(Id, Mask)> {
     let mut ways = vec![(id, Mask::None)];
     t.find(id, |op, ch| {
         match op {
-            Op::Map(S::Add) => ways.extend([(ch[0], Mask::Added(ch[1])), (ch[1], Mask::Added(ch[0]))]),
+            Op::Map(S::Add) => {
+                ways.extend([(ch[0], Mask::Added(ch[1])), (ch[1], Mask::Added(ch[0]))])
+            }
             Op::Map(S::Select) => {
                 let fill = t.uniform(ch[2]).filter(|f| *f <= LEAST_FILL);
                 ways.extend(fill.map(|f| (ch[1], Mask::Selected(ch[0], f))));
@@ -79,7 +96,9 @@ fn attention(t: &mut Terms, r: &Root) -> Applied {
     let scores = match t.find(r.args[0], soft) {
         Some(s) => s,
         None if guarded(t).is_some() => {
-            return Err(rejected("rows without any finite score are replaced after the softmax"));
+            return Err(rejected(
+                "rows without any finite score are replaced after the softmax",
+            ));
         }
         None => return Err(NoMatch),
     };
@@ -91,7 +110,9 @@ fn attention(t: &mut Terms, r: &Root) -> Applied {
             }
         }
     }
-    Err(rejected("the softmax's operand is not a scaled, masked product"))
+    Err(rejected(
+        "the softmax's operand is not a scaled, masked product",
+    ))
 }
 
 fn build_attention(t: &mut Terms, r: &Root, q: Id, kt: Id, scale: f64, mask: Mask) -> Applied {
@@ -122,14 +143,22 @@ fn build_attention(t: &mut Terms, r: &Root, q: Id, kt: Id, scale: f64, mask: Mas
         }
     };
     let operands: Vec<Id> = [q, k, r.args[1]].into_iter().chain(mask).collect();
-    t.add(Op::Attention { scale: Real(scale), causal: false }, &operands)
+    t.add(
+        Op::Attention {
+            scale: Real(scale),
+            causal: false,
+        },
+        &operands,
+    )
 }
 
 /// A contraction with constant weights in the class: op, x, weights.
 fn weighted(t: &Terms, id: Id) -> Option<(Op, Id, Id)> {
     t.find(id, |op, ch| match op {
         Op::Conv { .. } if t.is_constant(ch[1]) => Some((op.clone(), ch[0], ch[1])),
-        Op::MatMul if t.is_constant(ch[1]) && t.rank(ch[1]) == 2 => Some((op.clone(), ch[0], ch[1])),
+        Op::MatMul if t.is_constant(ch[1]) && t.rank(ch[1]) == 2 => {
+            Some((op.clone(), ch[0], ch[1]))
+        }
         _ => None,
     })
 }
@@ -137,7 +166,10 @@ fn weighted(t: &Terms, id: Id) -> Option<(Op, Id, Id)> {
 /// The axis of the result, and of the weights, that holds the output channels.
 fn channel_axes(op: &Op, rank: usize, weight_rank: usize) -> (usize, usize) {
     match op {
-        Op::Conv { layout: Layout::ChannelsFirst, .. } => (1, 0),
+        Op::Conv {
+            layout: Layout::ChannelsFirst,
+            ..
+        } => (1, 0),
         _ => (rank - 1, weight_rank - 1),
     }
 }
@@ -153,7 +185,11 @@ fn as_weight_factor(t: &mut Terms, s: Id, op: &Op, rank: usize, w: Id) -> Applie
     if (0..own.len()).any(|i| i + lead != channel && !own[i].is(1)) {
         return Err(rejected("the factor is not constant over a channel"));
     }
-    let extent = if channel < lead { Dim::constant(1) } else { own[channel - lead].clone() };
+    let extent = if channel < lead {
+        Dim::constant(1)
+    } else {
+        own[channel - lead].clone()
+    };
     let mut shape = vec![Dim::constant(1); t.rank(w)];
     shape[weight_channel] = extent;
     t.reshape(s, shape)
@@ -200,18 +236,29 @@ fn merge_offsets(t: &mut Terms, r: &Root) -> Applied {
     };
     let (y, b) = outer.filter(|_| float).ok_or(NoMatch)?;
     let (x, a) = inner_constant(t, y, S::Add).ok_or(NoMatch)?;
-    let offset = t.map(if *r.op == Op::Map(S::Sub) { S::Sub } else { S::Add }, &[a, b])?;
+    let offset = t.map(
+        if *r.op == Op::Map(S::Sub) {
+            S::Sub
+        } else {
+            S::Add
+        },
+        &[a, b],
+    )?;
     same_shape(t, t.map_shape(&[x, offset]), r)?;
     t.map(S::Add, &[x, offset])
 }
 
 /// `x` and `a` of `x + a`, or `x * a`, for a constant `a` and a variable `x`.
 fn inner_constant(t: &Terms, y: Id, op: S) -> Option<(Id, Id)> {
-    t.find_map(y, op, |ch| (t.is_constant(ch[1]) && !t.is_constant(ch[0])).then(|| (ch[0], ch[1])))
+    t.find_map(y, op, |ch| {
+        (t.is_constant(ch[1]) && !t.is_constant(ch[0])).then(|| (ch[0], ch[1]))
+    })
 }
 
 fn merge_factors(t: &mut Terms, r: &Root) -> Applied {
-    let (y, b) = constant_factor(t, r).filter(|_| t.ty(r.class).dtype.is_float()).ok_or(NoMatch)?;
+    let (y, b) = constant_factor(t, r)
+        .filter(|_| t.ty(r.class).dtype.is_float())
+        .ok_or(NoMatch)?;
     let (x, a) = inner_constant(t, y, S::Mul).ok_or(NoMatch)?;
     if t.uniform(a).is_some() && t.uniform(b).is_some() {
         return Err(NoMatch);
@@ -222,5 +269,9 @@ fn merge_factors(t: &mut Terms, r: &Root) -> Applied {
 }
 
 fn same_shape(t: &Terms, shape: Option<Vec<Dim>>, r: &Root) -> Result<(), Miss> {
-    if shape.as_deref() == Some(&*t.ty(r.class).shape) { Ok(()) } else { Err(NoMatch) }
+    if shape.as_deref() == Some(&*t.ty(r.class).shape) {
+        Ok(())
+    } else {
+        Err(NoMatch)
+    }
 }

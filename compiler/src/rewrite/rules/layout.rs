@@ -55,22 +55,42 @@ fn to_last(rank: usize) -> Vec<usize> {
 }
 
 fn conv_channels_last(t: &mut Terms, r: &Root) -> Applied {
-    let Op::Conv { window, groups, .. } = r.op else { return Err(NoMatch) };
+    let Op::Conv { window, groups, .. } = r.op else {
+        return Err(NoMatch);
+    };
     let rank = t.rank(r.class);
     let x = t.transpose(r.args[0], &to_last(rank))?;
     let weights: Vec<usize> = (2..rank).chain([1, 0]).collect();
     let w = t.transpose(r.args[1], &weights)?;
-    let op = Op::Conv { window: window.clone(), groups: *groups, layout: Layout::ChannelsLast };
+    let op = Op::Conv {
+        window: window.clone(),
+        groups: *groups,
+        layout: Layout::ChannelsLast,
+    };
     let y = t.add(op, &[x, w])?;
     t.transpose(y, &invert(&to_last(rank)))
 }
 
 fn pool_channels_last(t: &mut Terms, r: &Root) -> Applied {
-    let Op::Pool { kind, size, window, ceil, .. } = r.op else { return Err(NoMatch) };
+    let Op::Pool {
+        kind,
+        size,
+        window,
+        ceil,
+        ..
+    } = r.op
+    else {
+        return Err(NoMatch);
+    };
     let rank = t.rank(r.class);
     let x = t.transpose(r.args[0], &to_last(rank))?;
-    let op =
-        Op::Pool { kind: *kind, size: size.clone(), window: window.clone(), ceil: *ceil, layout: Layout::ChannelsLast };
+    let op = Op::Pool {
+        kind: *kind,
+        size: size.clone(),
+        window: window.clone(),
+        ceil: *ceil,
+        layout: Layout::ChannelsLast,
+    };
     let y = t.add(op, &[x])?;
     t.transpose(y, &invert(&to_last(rank)))
 }
@@ -82,7 +102,11 @@ struct Under {
 }
 
 /// Moves the transposes of the first operand out; the others stay as they are.
-fn out_of_first(t: &mut Terms, r: &Root, under: fn(&Terms, &Root, &[usize], Id) -> Result<Under, Miss>) -> Applied {
+fn out_of_first(
+    t: &mut Terms,
+    r: &Root,
+    under: fn(&Terms, &Root, &[usize], Id) -> Result<Under, Miss>,
+) -> Applied {
     let mut result = Err(NoMatch);
     for (perm, x) in transposes(t, r.args[0]) {
         let u = match under(t, r, &perm, x) {
@@ -103,7 +127,10 @@ fn out_of_first(t: &mut Terms, r: &Root, under: fn(&Terms, &Root, &[usize], Id) 
 
 /// Unites an earlier result of the same rule with another.
 fn joined(t: &mut Terms, earlier: Applied, new: Id) -> Id {
-    if let Some(e) = earlier.ok().filter(|e| t.facts(*e).types == t.facts(new).types) {
+    if let Some(e) = earlier
+        .ok()
+        .filter(|e| t.facts(*e).types == t.facts(new).types)
+    {
         t.eg.union(e, new);
     }
     new
@@ -121,7 +148,11 @@ fn transposes(t: &Terms, id: Id) -> Vec<(Vec<usize>, Id)> {
 }
 
 /// Moves transposes of any operand out; the other operands get the inverse.
-fn out_of_operands(t: &mut Terms, r: &Root, under: fn(&Terms, &Root, &[usize]) -> Result<Op, Miss>) -> Applied {
+fn out_of_operands(
+    t: &mut Terms,
+    r: &Root,
+    under: fn(&Terms, &Root, &[usize]) -> Result<Op, Miss>,
+) -> Applied {
     let rank = t.rank(r.class);
     let mut perms: Vec<Vec<usize>> = Vec::new();
     for &a in r.args.iter().filter(|a| t.rank(**a) == rank) {
@@ -136,7 +167,11 @@ fn out_of_operands(t: &mut Terms, r: &Root, under: fn(&Terms, &Root, &[usize]) -
     for perm in perms {
         let op = under(t, r, &perm)?;
         let inverse = invert(&perm);
-        let args = r.args.iter().map(|&a| below(t, a, rank, &inverse)).collect::<Result<Vec<Id>, Miss>>()?;
+        let args = r
+            .args
+            .iter()
+            .map(|&a| below(t, a, rank, &inverse))
+            .collect::<Result<Vec<Id>, Miss>>()?;
         let y = t.add(op, &args)?;
         let z = t.transpose(y, &perm)?;
         result = Ok(joined(t, result, z));
@@ -151,7 +186,9 @@ fn below(t: &mut Terms, a: Id, rank: usize, perm: &[usize]) -> Applied {
         return Ok(a);
     }
     let lead = rank - shape.len();
-    let full: Vec<Dim> = std::iter::repeat_n(Dim::constant(1), lead).chain(shape).collect();
+    let full: Vec<Dim> = std::iter::repeat_n(Dim::constant(1), lead)
+        .chain(shape)
+        .collect();
     let a = t.reshape(a, full)?;
     t.transpose(a, perm)
 }
@@ -161,7 +198,9 @@ fn map_under(_: &Terms, r: &Root, _: &[usize]) -> Result<Op, Miss> {
 }
 
 fn concat_under(_: &Terms, r: &Root, perm: &[usize]) -> Result<Op, Miss> {
-    let Op::Concat { axis } = r.op else { return Err(NoMatch) };
+    let Op::Concat { axis } = r.op else {
+        return Err(NoMatch);
+    };
     Ok(Op::Concat { axis: perm[*axis] })
 }
 
@@ -173,71 +212,153 @@ fn moved<T: Clone>(values: &[T], perm: &[usize]) -> Vec<T> {
 
 fn axiswise_under(_: &Terms, r: &Root, perm: &[usize], _: Id) -> Result<Under, Miss> {
     let op = match r.op {
-        Op::Slice { starts, sizes, steps } => {
-            Op::Slice { starts: moved(starts, perm), sizes: moved(sizes, perm), steps: moved(steps, perm) }
-        }
-        Op::Pad { low, high, mode } => Op::Pad { low: moved(low, perm), high: moved(high, perm), mode: *mode },
-        Op::CumSum { axis, exclusive, reverse } => {
-            Op::CumSum { axis: perm[*axis], exclusive: *exclusive, reverse: *reverse }
-        }
+        Op::Slice {
+            starts,
+            sizes,
+            steps,
+        } => Op::Slice {
+            starts: moved(starts, perm),
+            sizes: moved(sizes, perm),
+            steps: moved(steps, perm),
+        },
+        Op::Pad { low, high, mode } => Op::Pad {
+            low: moved(low, perm),
+            high: moved(high, perm),
+            mode: *mode,
+        },
+        Op::CumSum {
+            axis,
+            exclusive,
+            reverse,
+        } => Op::CumSum {
+            axis: perm[*axis],
+            exclusive: *exclusive,
+            reverse: *reverse,
+        },
         _ => return Err(NoMatch),
     };
-    Ok(Under { op, perm: perm.to_vec() })
+    Ok(Under {
+        op,
+        perm: perm.to_vec(),
+    })
 }
 
 /// The permutation that is left when the axes above in `gone` are dropped.
 fn without(perm: &[usize], gone: &[usize]) -> Vec<usize> {
-    let kept: Vec<usize> = (0..perm.len()).filter(|i| !gone.contains(i)).map(|i| perm[i]).collect();
-    kept.iter().map(|p| kept.iter().filter(|q| *q < p).count()).collect()
+    let kept: Vec<usize> = (0..perm.len())
+        .filter(|i| !gone.contains(i))
+        .map(|i| perm[i])
+        .collect();
+    kept.iter()
+        .map(|p| kept.iter().filter(|q| *q < p).count())
+        .collect()
 }
 
 fn reduce_under(_: &Terms, r: &Root, perm: &[usize], _: Id) -> Result<Under, Miss> {
     let (op, gone, keepdims) = match r.op {
-        Op::Reduce { kind, axes, keepdims } => {
+        Op::Reduce {
+            kind,
+            axes,
+            keepdims,
+        } => {
             let mut below: Vec<usize> = axes.iter().map(|&a| perm[a]).collect();
             below.sort_unstable();
             if *kind == ReduceKind::Prod {
                 return Err(NoMatch);
             }
-            (Op::Reduce { kind: *kind, axes: below, keepdims: *keepdims }, axes.clone(), *keepdims)
+            (
+                Op::Reduce {
+                    kind: *kind,
+                    axes: below,
+                    keepdims: *keepdims,
+                },
+                axes.clone(),
+                *keepdims,
+            )
         }
-        Op::ArgReduce { kind, axis, keepdims, select_last } => {
-            let op = Op::ArgReduce { kind: *kind, axis: perm[*axis], keepdims: *keepdims, select_last: *select_last };
+        Op::ArgReduce {
+            kind,
+            axis,
+            keepdims,
+            select_last,
+        } => {
+            let op = Op::ArgReduce {
+                kind: *kind,
+                axis: perm[*axis],
+                keepdims: *keepdims,
+                select_last: *select_last,
+            };
             (op, vec![*axis], *keepdims)
         }
         _ => return Err(NoMatch),
     };
-    Ok(Under { op, perm: if keepdims { perm.to_vec() } else { without(perm, &gone) } })
+    Ok(Under {
+        op,
+        perm: if keepdims {
+            perm.to_vec()
+        } else {
+            without(perm, &gone)
+        },
+    })
 }
 
 fn softmax_under(_: &Terms, r: &Root, perm: &[usize], _: Id) -> Result<Under, Miss> {
-    let Op::Softmax { axis, log } = r.op else { return Err(NoMatch) };
-    Ok(Under { op: Op::Softmax { axis: perm[*axis], log: *log }, perm: perm.to_vec() })
+    let Op::Softmax { axis, log } = r.op else {
+        return Err(NoMatch);
+    };
+    Ok(Under {
+        op: Op::Softmax {
+            axis: perm[*axis],
+            log: *log,
+        },
+        perm: perm.to_vec(),
+    })
 }
 
 fn norm_under(_: &Terms, r: &Root, perm: &[usize], _: Id) -> Result<Under, Miss> {
-    let (Op::LayerNorm { axis, .. } | Op::RmsNorm { axis, .. }) = r.op else { return Err(NoMatch) };
-    if perm[*axis..].iter().enumerate().any(|(i, p)| *p != axis + i) {
+    let (Op::LayerNorm { axis, .. } | Op::RmsNorm { axis, .. }) = r.op else {
+        return Err(NoMatch);
+    };
+    if perm[*axis..]
+        .iter()
+        .enumerate()
+        .any(|(i, p)| *p != axis + i)
+    {
         return Err(NoMatch);
     }
-    Ok(Under { op: r.op.clone(), perm: perm.to_vec() })
+    Ok(Under {
+        op: r.op.clone(),
+        perm: perm.to_vec(),
+    })
 }
 
 fn broadcast_under(_: &Terms, r: &Root, perm: &[usize], _: Id) -> Result<Under, Miss> {
-    let Op::Broadcast { shape } = r.op else { return Err(NoMatch) };
+    let Op::Broadcast { shape } = r.op else {
+        return Err(NoMatch);
+    };
     let lead = shape.len() - perm.len();
     let perm: Vec<usize> = (0..lead).chain(perm.iter().map(|p| p + lead)).collect();
-    Ok(Under { op: Op::Broadcast { shape: moved(shape, &perm) }, perm })
+    Ok(Under {
+        op: Op::Broadcast {
+            shape: moved(shape, &perm),
+        },
+        perm,
+    })
 }
 
 fn gather_under(t: &Terms, r: &Root, perm: &[usize], _: Id) -> Result<Under, Miss> {
-    let Op::Gather { axis } = r.op else { return Err(NoMatch) };
+    let Op::Gather { axis } = r.op else {
+        return Err(NoMatch);
+    };
     let perm_above = match t.rank(r.args[1]) {
         0 => without(perm, &[*axis]),
         1 => perm.to_vec(),
         _ => return Err(NoMatch),
     };
-    Ok(Under { op: Op::Gather { axis: perm[*axis] }, perm: perm_above })
+    Ok(Under {
+        op: Op::Gather { axis: perm[*axis] },
+        perm: perm_above,
+    })
 }
 
 fn matmul_under(t: &Terms, r: &Root, perm: &[usize], _: Id) -> Result<Under, Miss> {
@@ -245,7 +366,10 @@ fn matmul_under(t: &Terms, r: &Root, perm: &[usize], _: Id) -> Result<Under, Mis
     if perm[last] != last || t.rank(r.args[1]) != 2 {
         return Err(NoMatch);
     }
-    Ok(Under { op: Op::MatMul, perm: perm.to_vec() })
+    Ok(Under {
+        op: Op::MatMul,
+        perm: perm.to_vec(),
+    })
 }
 
 /// `reshape(T(x))` as `T''(reshape(T'(x)))`, where `T'` only brings axes together that are merged or split together; it is
@@ -258,7 +382,11 @@ fn transpose_out_of_reshape(t: &mut Terms, r: &Root) -> Applied {
     for (perm, x) in transposes(t, r.args[0]) {
         let mut groups = groups.clone();
         groups.sort_by_key(|(f, _)| f.clone().map(|i| perm[i]).min().unwrap_or(usize::MAX));
-        let inner: Vec<usize> = groups.iter().flat_map(|(f, _)| f.clone()).map(|i| perm[i]).collect();
+        let inner: Vec<usize> = groups
+            .iter()
+            .flat_map(|(f, _)| f.clone())
+            .map(|i| perm[i])
+            .collect();
         let above: Vec<usize> = groups.iter().flat_map(|(_, to)| to.clone()).collect();
         if inner == perm {
             continue;
@@ -273,7 +401,10 @@ fn transpose_out_of_reshape(t: &mut Terms, r: &Root) -> Applied {
 
 /// Splits a reshape into independent ones: pairs of ranges of axes with equal products, in order. `None` when an extent is
 /// zero or the products cannot be compared.
-pub(super) fn reshape_groups(from: &[Dim], to: &[Dim]) -> Option<Vec<(Range<usize>, Range<usize>)>> {
+pub(super) fn reshape_groups(
+    from: &[Dim],
+    to: &[Dim],
+) -> Option<Vec<(Range<usize>, Range<usize>)>> {
     let mut groups = Vec::new();
     let (mut i, mut j) = (0, 0);
     while i < from.len() || j < to.len() {
@@ -284,7 +415,9 @@ pub(super) fn reshape_groups(from: &[Dim], to: &[Dim]) -> Option<Vec<(Range<usiz
                 let (mut p, mut q) = (from.get(i)?.clone(), to.get(j)?.clone());
                 (i, j) = (i + 1, j + 1);
                 while p != q {
-                    if q.exact_div(&p).is_some() || p.as_const().zip(q.as_const()).is_some_and(|(p, q)| p < q) {
+                    if q.exact_div(&p).is_some()
+                        || p.as_const().zip(q.as_const()).is_some_and(|(p, q)| p < q)
+                    {
                         p = p.product(from.get(i)?);
                         i += 1;
                     } else {
@@ -321,9 +454,12 @@ fn reshaped_from(t: &Terms, id: Id) -> Vec<Id> {
 
 /// True when a reshape leaves the last axis alone.
 fn keeps_last(from: &[Dim], to: &[Dim]) -> bool {
-    let last =
-        |g: &(Range<usize>, Range<usize>)| g.0 == (from.len() - 1..from.len()) && g.1 == (to.len() - 1..to.len());
-    from.len() > 1 && to.len() > 1 && reshape_groups(from, to).is_some_and(|g| g.last().is_some_and(last))
+    let last = |g: &(Range<usize>, Range<usize>)| {
+        g.0 == (from.len() - 1..from.len()) && g.1 == (to.len() - 1..to.len())
+    };
+    from.len() > 1
+        && to.len() > 1
+        && reshape_groups(from, to).is_some_and(|g| g.last().is_some_and(last))
 }
 
 fn reshape_out_of_matmul(t: &mut Terms, r: &Root) -> Applied {
@@ -331,7 +467,10 @@ fn reshape_out_of_matmul(t: &mut Terms, r: &Root) -> Applied {
         return Err(NoMatch);
     }
     let x = reshaped_from(t, r.args[0]);
-    let x = x.into_iter().find(|x| keeps_last(&t.ty(*x).shape, &t.ty(r.args[0]).shape)).ok_or(NoMatch)?;
+    let x = x
+        .into_iter()
+        .find(|x| keeps_last(&t.ty(*x).shape, &t.ty(r.args[0]).shape))
+        .ok_or(NoMatch)?;
     let y = t.add(Op::MatMul, &[x, r.args[1]])?;
     let out = t.ty(r.class).shape.0.clone();
     t.reshape(y, out)
@@ -343,8 +482,13 @@ fn product(t: &Terms, op: &Op, ch: &[Id]) -> Option<(Id, Id)> {
 }
 
 fn reshape_into_matmul(t: &mut Terms, r: &Root) -> Applied {
-    let (from, to) = (t.ty(r.args[0]).shape.0.clone(), t.ty(r.class).shape.0.clone());
-    let (x, w) = t.find(r.args[0], |op, ch| product(t, op, ch)).ok_or(NoMatch)?;
+    let (from, to) = (
+        t.ty(r.args[0]).shape.0.clone(),
+        t.ty(r.class).shape.0.clone(),
+    );
+    let (x, w) = t
+        .find(r.args[0], |op, ch| product(t, op, ch))
+        .ok_or(NoMatch)?;
     if !keeps_last(&from, &to) {
         return Err(NoMatch);
     }
@@ -356,14 +500,28 @@ fn reshape_into_matmul(t: &mut Terms, r: &Root) -> Applied {
 
 fn reshape_out_of_map(t: &mut Terms, r: &Root) -> Applied {
     let out = t.ty(r.class).shape.0.clone();
-    let source = |a: &Id| if *t.ty(*a).shape == out { reshaped_from(t, *a) } else { Vec::new() };
-    let x = *r.args.iter().flat_map(source).collect::<Vec<_>>().first().ok_or(NoMatch)?;
+    let source = |a: &Id| {
+        if *t.ty(*a).shape == out {
+            reshaped_from(t, *a)
+        } else {
+            Vec::new()
+        }
+    };
+    let x = *r
+        .args
+        .iter()
+        .flat_map(source)
+        .collect::<Vec<_>>()
+        .first()
+        .ok_or(NoMatch)?;
     let from = t.ty(x).shape.0.clone();
     let last_kept = keeps_last(&from, &out);
     let mut args = Vec::new();
     for &a in r.args {
         let shape = t.ty(a).shape.0.clone();
-        let same_source = reshaped_from(t, a).into_iter().find(|s| *t.ty(*s).shape == from);
+        let same_source = reshaped_from(t, a)
+            .into_iter()
+            .find(|s| *t.ty(*s).shape == from);
         args.push(match same_source.filter(|_| shape == out) {
             Some(s) => s,
             None if shape.iter().all(|d| d.is(1)) => t.reshape(a, Vec::new())?,
@@ -380,9 +538,14 @@ fn reshape_out_of_map(t: &mut Terms, r: &Root) -> Applied {
 fn reshape_into_map(t: &mut Terms, r: &Root) -> Applied {
     let to = t.ty(r.class).shape.0.clone();
     let from = t.ty(r.args[0]).shape.0.clone();
-    let cancels = |t: &Terms, a: Id| reshaped_from(t, a).into_iter().find(|x| *t.ty(*x).shape == to);
+    let cancels = |t: &Terms, a: Id| {
+        reshaped_from(t, a)
+            .into_iter()
+            .find(|x| *t.ty(*x).shape == to)
+    };
     let takes = |a: &Id| {
-        let is_product = || t.find(*a, |op, ch| product(t, op, ch)).is_some() && keeps_last(&from, &to);
+        let is_product =
+            || t.find(*a, |op, ch| product(t, op, ch)).is_some() && keeps_last(&from, &to);
         *t.ty(*a).shape == from && (cancels(t, *a).is_some() || is_product())
     };
     let map = |op: &Op, ch: &[Id]| match op {
@@ -391,12 +554,21 @@ fn reshape_into_map(t: &mut Terms, r: &Root) -> Applied {
     };
     let (op, args) = t.find(r.args[0], map).ok_or(NoMatch)?;
     let groups = reshape_groups(&from, &to).ok_or(NoMatch)?;
-    let args = args.iter().map(|&a| reshape_operand(t, a, &from, &to, &groups)).collect::<Result<Vec<Id>, Miss>>()?;
+    let args = args
+        .iter()
+        .map(|&a| reshape_operand(t, a, &from, &to, &groups))
+        .collect::<Result<Vec<Id>, Miss>>()?;
     t.add(op, &args)
 }
 
 /// An operand that broadcasts to `from`, reshaped to broadcast to `to`. A constant is repeated where it must be.
-fn reshape_operand(t: &mut Terms, a: Id, from: &[Dim], to: &[Dim], groups: &[(Range<usize>, Range<usize>)]) -> Applied {
+fn reshape_operand(
+    t: &mut Terms,
+    a: Id,
+    from: &[Dim],
+    to: &[Dim],
+    groups: &[(Range<usize>, Range<usize>)],
+) -> Applied {
     let own = t.ty(a).shape.0.clone();
     // At least one operand has the whole shape; it gives the result its rank even when all extents are 1.
     if own == from {

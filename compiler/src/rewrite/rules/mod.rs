@@ -65,7 +65,12 @@ impl Phase {
     pub(crate) fn rules(self) -> Vec<&'static Rule> {
         let families: &[&'static [Rule]] = match self {
             Phase::Simplify => &[simplify::RULES, views::RULES],
-            Phase::Recognise => &[simplify::RULES, views::RULES, recognise::RULES, contract::RULES],
+            Phase::Recognise => &[
+                simplify::RULES,
+                views::RULES,
+                recognise::RULES,
+                contract::RULES,
+            ],
             Phase::Layout => &[layout::RULES, views::RULES, contract::RULES],
         };
         families.iter().flat_map(|f| f.iter()).collect()
@@ -91,7 +96,12 @@ pub fn rule_list() -> Vec<RuleInfo> {
     for &phase in Phase::ALL {
         for r in phase.rules() {
             if !all.iter().any(|i| i.name == r.name) {
-                all.push(RuleInfo { phase, name: r.name, doc: r.doc.trim(), exactness: r.exactness });
+                all.push(RuleInfo {
+                    phase,
+                    name: r.name,
+                    doc: r.doc.trim(),
+                    exactness: r.exactness,
+                });
             }
         }
     }

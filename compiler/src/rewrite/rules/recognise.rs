@@ -43,12 +43,16 @@ fn is_near(value: Option<f64>, expected: f64) -> bool {
 
 /// `x` of `x + c` for a number `c` that fits.
 fn plus_number(t: &Terms, id: Id, c: f64) -> Plain {
-    t.find_map(id, S::Add, |ch| is_near(t.uniform(ch[1]), c).then_some(ch[0]))
+    t.find_map(id, S::Add, |ch| {
+        is_near(t.uniform(ch[1]), c).then_some(ch[0])
+    })
 }
 
 /// `x` of `x * c` for a number `c` that fits.
 fn times_number(t: &Terms, id: Id, c: f64) -> Plain {
-    t.find_map(id, S::Mul, |ch| is_near(t.uniform(ch[1]), c).then_some(ch[0]))
+    t.find_map(id, S::Mul, |ch| {
+        is_near(t.uniform(ch[1]), c).then_some(ch[0])
+    })
 }
 
 /// The answer of `f` for the two operands of a commutative root, in either order.
@@ -63,42 +67,72 @@ fn like(t: &mut Terms, r: &Root, op: S, x: Id) -> Applied {
 
 fn sigmoid(t: &mut Terms, r: &Root) -> Applied {
     let e = plus_number(t, r.args[0], 1.0).ok_or(NoMatch)?;
-    let x = t.unary(e, S::Exp).and_then(|n| t.unary(n, S::Neg)).ok_or(NoMatch)?;
+    let x = t
+        .unary(e, S::Exp)
+        .and_then(|n| t.unary(n, S::Neg))
+        .ok_or(NoMatch)?;
     like(t, r, S::Sigmoid, x)
 }
 
 fn silu(t: &mut Terms, r: &Root) -> Applied {
-    let matched = either(r.args, |x, s| t.unary(s, S::Sigmoid).filter(|y| t.same(x, *y)));
+    let matched = either(r.args, |x, s| {
+        t.unary(s, S::Sigmoid).filter(|y| t.same(x, *y))
+    });
     like(t, r, S::Silu, matched.ok_or(NoMatch)?)
 }
 
 fn softplus(t: &mut Terms, r: &Root) -> Applied {
-    let e = if *r.op == Op::Map(S::Log) { plus_number(t, r.args[0], 1.0) } else { Some(r.args[0]) };
+    let e = if *r.op == Op::Map(S::Log) {
+        plus_number(t, r.args[0], 1.0)
+    } else {
+        Some(r.args[0])
+    };
     let x = e.and_then(|e| t.unary(e, S::Exp)).ok_or(NoMatch)?;
     like(t, r, S::Softplus, x)
 }
 
 fn mish(t: &mut Terms, r: &Root) -> Applied {
-    let matched =
-        either(r.args, |x, h| t.unary(h, S::Tanh).and_then(|s| t.unary(s, S::Softplus)).filter(|y| t.same(x, *y)));
+    let matched = either(r.args, |x, h| {
+        t.unary(h, S::Tanh)
+            .and_then(|s| t.unary(s, S::Softplus))
+            .filter(|y| t.same(x, *y))
+    });
     like(t, r, S::Mish, matched.ok_or(NoMatch)?)
 }
 
 /// `x` of `clamp(x + 3, 0, 6)`.
 fn relu6_of_plus_3(t: &Terms, id: Id) -> Plain {
-    let y = t.unary(id, S::ClampTo { lo: Real(0.0), hi: Real(6.0) })?;
+    let y = t.unary(
+        id,
+        S::ClampTo {
+            lo: Real(0.0),
+            hi: Real(6.0),
+        },
+    )?;
     plus_number(t, y, 3.0)
 }
 
 fn hard_sigmoid(t: &mut Terms, r: &Root) -> Applied {
-    let x = either(r.args, |c, k| relu6_of_plus_3(t, c).filter(|_| is_near(t.uniform(k), 1.0 / 6.0)));
-    like(t, r, S::HardSigmoid { alpha: Real(1.0 / 6.0), beta: Real(0.5) }, x.ok_or(NoMatch)?)
+    let x = either(r.args, |c, k| {
+        relu6_of_plus_3(t, c).filter(|_| is_near(t.uniform(k), 1.0 / 6.0))
+    });
+    like(
+        t,
+        r,
+        S::HardSigmoid {
+            alpha: Real(1.0 / 6.0),
+            beta: Real(0.5),
+        },
+        x.ok_or(NoMatch)?,
+    )
 }
 
 fn hard_swish(t: &mut Terms, r: &Root) -> Applied {
     let is_hard_sigmoid = |x: Id, h: Id| {
         t.find(h, |op, ch| match op {
-            Op::Map(S::HardSigmoid { alpha, beta }) if is_near(Some(alpha.0), 1.0 / 6.0) && beta.0 == 0.5 => {
+            Op::Map(S::HardSigmoid { alpha, beta })
+                if is_near(Some(alpha.0), 1.0 / 6.0) && beta.0 == 0.5 =>
+            {
                 t.same(x, ch[0]).then_some(x)
             }
             _ => None,
@@ -106,7 +140,9 @@ fn hard_swish(t: &mut Terms, r: &Root) -> Applied {
     };
     let sixth = |p: Id, k: Id| {
         is_near(t.uniform(k), 1.0 / 6.0).then_some(())?;
-        t.find_map(p, S::Mul, |ch| relu6_of_plus_3(t, ch[1]).filter(|x| t.same(*x, ch[0])))
+        t.find_map(p, S::Mul, |ch| {
+            relu6_of_plus_3(t, ch[1]).filter(|x| t.same(*x, ch[0]))
+        })
     };
     let x = either(r.args, is_hard_sigmoid).or_else(|| either(r.args, sixth));
     like(t, r, S::HardSwish, x.ok_or(NoMatch)?)
@@ -128,23 +164,40 @@ fn gelu_factor(t: &Terms, factor: Id, x: Id) -> Option<S> {
 }
 
 fn is_cube(t: &Terms, id: Id, x: Id) -> bool {
-    let square = |id: Id| t.find_map(id, S::Mul, |ch| (t.same(ch[0], x) && t.same(ch[1], x)).then_some(())).is_some();
-    let power = t.find_map(id, S::Pow, |ch| (t.same(ch[0], x) && is_near(t.uniform(ch[1]), 3.0)).then_some(()));
-    power.is_some() || t.find_map(id, S::Mul, |ch| (t.same(ch[0], x) && square(ch[1])).then_some(())).is_some()
+    let square = |id: Id| {
+        t.find_map(id, S::Mul, |ch| {
+            (t.same(ch[0], x) && t.same(ch[1], x)).then_some(())
+        })
+        .is_some()
+    };
+    let power = t.find_map(id, S::Pow, |ch| {
+        (t.same(ch[0], x) && is_near(t.uniform(ch[1]), 3.0)).then_some(())
+    });
+    power.is_some()
+        || t.find_map(id, S::Mul, |ch| {
+            (t.same(ch[0], x) && square(ch[1])).then_some(())
+        })
+        .is_some()
 }
 
 fn gelu(t: &mut Terms, r: &Root) -> Applied {
     let found = either(r.args, |a, b| {
         // (x / 2) * factor
-        if let Some(found) = times_number(t, a, 0.5).and_then(|x| gelu_factor(t, b, x).map(|op| (op, x))) {
+        if let Some(found) =
+            times_number(t, a, 0.5).and_then(|x| gelu_factor(t, b, x).map(|op| (op, x)))
+        {
             return Some(found);
         }
         // (x * factor) * 0.5
         if is_near(t.uniform(b), 0.5) {
-            return t.find_map(a, S::Mul, |ch| gelu_factor(t, ch[1], ch[0]).map(|op| (op, ch[0])));
+            return t.find_map(a, S::Mul, |ch| {
+                gelu_factor(t, ch[1], ch[0]).map(|op| (op, ch[0]))
+            });
         }
         // x * (0.5 * factor)
-        times_number(t, b, 0.5).and_then(|f| gelu_factor(t, f, a)).map(|op| (op, a))
+        times_number(t, b, 0.5)
+            .and_then(|f| gelu_factor(t, f, a))
+            .map(|op| (op, a))
     });
     let (op, x) = found.ok_or(NoMatch)?;
     like(t, r, op, x)
@@ -153,7 +206,11 @@ fn gelu(t: &mut Terms, r: &Root) -> Applied {
 /// Operand and axes of a reduction that keeps its axes.
 fn reduced(t: &Terms, id: Id, kind: ReduceKind) -> Option<(Id, Vec<usize>)> {
     t.find(id, |op, ch| match op {
-        Op::Reduce { kind: k, axes, keepdims: true } if *k == kind => Some((ch[0], axes.clone())),
+        Op::Reduce {
+            kind: k,
+            axes,
+            keepdims: true,
+        } if *k == kind => Some((ch[0], axes.clone())),
         _ => None,
     })
 }
@@ -172,17 +229,31 @@ fn quotient(t: &Terms, r: &Root) -> Vec<(Id, Id)> {
         return vec![(r.args[0], r.args[1])];
     }
     let by = |a: Id, b: Id| t.unary(b, S::Recip).map(|d| (a, d));
-    [by(r.args[0], r.args[1]), by(r.args[1], r.args[0])].into_iter().flatten().collect()
+    [by(r.args[0], r.args[1]), by(r.args[1], r.args[0])]
+        .into_iter()
+        .flatten()
+        .collect()
 }
 
 fn softmax(t: &mut Terms, r: &Root) -> Applied {
     for (e, s) in quotient(t, r) {
-        let Some((summed, axes)) = reduced(t, s, ReduceKind::Sum) else { continue };
-        let Some(z) = t.unary(e, S::Exp).filter(|_| t.same(summed, e)) else { continue };
+        let Some((summed, axes)) = reduced(t, s, ReduceKind::Sum) else {
+            continue;
+        };
+        let Some(z) = t.unary(e, S::Exp).filter(|_| t.same(summed, e)) else {
+            continue;
+        };
         let [axis] = axes.as_slice() else { continue };
-        let (x, max_axis) = less_its_max(t, z).ok_or_else(|| rejected("the maximum is not subtracted first"))?;
+        let (x, max_axis) =
+            less_its_max(t, z).ok_or_else(|| rejected("the maximum is not subtracted first"))?;
         if *axis == max_axis {
-            return t.add(Op::Softmax { axis: *axis, log: false }, &[x]);
+            return t.add(
+                Op::Softmax {
+                    axis: *axis,
+                    log: false,
+                },
+                &[x],
+            );
         }
     }
     Err(NoMatch)
@@ -199,9 +270,15 @@ fn log_softmax(t: &mut Terms, r: &Root) -> Applied {
     }
     let sum = t.unary(r.args[1], S::Log).ok_or(NoMatch)?;
     let (e, axes) = reduced(t, sum, ReduceKind::Sum).ok_or(NoMatch)?;
-    t.unary(e, S::Exp).filter(|z| t.same(*z, r.args[0])).ok_or(NoMatch)?;
+    t.unary(e, S::Exp)
+        .filter(|z| t.same(*z, r.args[0]))
+        .ok_or(NoMatch)?;
     let (x, axis) = less_its_max(t, r.args[0]).ok_or(NoMatch)?;
-    if axes == [axis] { t.add(Op::Softmax { axis, log: true }, &[x]) } else { Err(NoMatch) }
+    if axes == [axis] {
+        t.add(Op::Softmax { axis, log: true }, &[x])
+    } else {
+        Err(NoMatch)
+    }
 }
 
 /// Operands `(x, v)` of `x / sqrt(v + epsilon)` in its spellings, and epsilon.
@@ -209,11 +286,19 @@ fn over_deviation(t: &Terms, r: &Root) -> Vec<(Id, Id, f64)> {
     let with_epsilon = |d: Id| t.find_map(d, S::Add, |ch| t.uniform(ch[1]).map(|e| (ch[0], e)));
     let mut found = Vec::new();
     if *r.op == Op::Map(S::Div) {
-        found.extend(t.unary(r.args[1], S::Sqrt).and_then(with_epsilon).map(|(v, e)| (r.args[0], v, e)));
+        found.extend(
+            t.unary(r.args[1], S::Sqrt)
+                .and_then(with_epsilon)
+                .map(|(v, e)| (r.args[0], v, e)),
+        );
         return found;
     }
     for (x, d) in [(r.args[0], r.args[1]), (r.args[1], r.args[0])] {
-        found.extend(t.unary(d, S::Rsqrt).and_then(with_epsilon).map(|(v, e)| (x, v, e)));
+        found.extend(
+            t.unary(d, S::Rsqrt)
+                .and_then(with_epsilon)
+                .map(|(v, e)| (x, v, e)),
+        );
     }
     found
 }
@@ -221,8 +306,14 @@ fn over_deviation(t: &Terms, r: &Root) -> Vec<(Id, Id, f64)> {
 /// True when `v` is the mean of the squares of `d`; gives the axes.
 fn mean_of_squares(t: &Terms, v: Id, d: Id) -> Option<Vec<usize>> {
     let (square, axes) = reduced(t, v, ReduceKind::Mean)?;
-    let product = t.find_map(square, S::Mul, |ch| (t.same(ch[0], d) && t.same(ch[1], d)).then_some(()));
-    let power = || t.find_map(square, S::Pow, |ch| (t.same(ch[0], d) && t.uniform(ch[1]) == Some(2.0)).then_some(()));
+    let product = t.find_map(square, S::Mul, |ch| {
+        (t.same(ch[0], d) && t.same(ch[1], d)).then_some(())
+    });
+    let power = || {
+        t.find_map(square, S::Pow, |ch| {
+            (t.same(ch[0], d) && t.uniform(ch[1]) == Some(2.0)).then_some(())
+        })
+    };
     product.or_else(power).map(|()| axes)
 }
 
@@ -245,7 +336,9 @@ fn filled(t: &mut Terms, x: Id, axis: usize, value: f64) -> Applied {
 
 fn layer_norm(t: &mut Terms, r: &Root) -> Applied {
     for (d, v, epsilon) in over_deviation(t, r) {
-        let Some(axes) = mean_of_squares(t, v, d) else { continue };
+        let Some(axes) = mean_of_squares(t, v, d) else {
+            continue;
+        };
         let centred = t.find_map(d, S::Sub, |ch| {
             let (x, mean_axes) = reduced(t, ch[1], ReduceKind::Mean)?;
             (t.same(x, ch[0]) && mean_axes == axes).then_some(x)
@@ -253,17 +346,31 @@ fn layer_norm(t: &mut Terms, r: &Root) -> Applied {
         let Some(x) = centred else { continue };
         let axis = trailing(t, x, &axes)?;
         let (one, zero) = (filled(t, x, axis, 1.0)?, filled(t, x, axis, 0.0)?);
-        return t.add(Op::LayerNorm { axis, epsilon: Real(epsilon) }, &[x, one, zero]);
+        return t.add(
+            Op::LayerNorm {
+                axis,
+                epsilon: Real(epsilon),
+            },
+            &[x, one, zero],
+        );
     }
     Err(NoMatch)
 }
 
 fn rms_norm(t: &mut Terms, r: &Root) -> Applied {
     for (x, v, epsilon) in over_deviation(t, r) {
-        let Some(axes) = mean_of_squares(t, v, x) else { continue };
+        let Some(axes) = mean_of_squares(t, v, x) else {
+            continue;
+        };
         let axis = trailing(t, x, &axes)?;
         let one = filled(t, x, axis, 1.0)?;
-        return t.add(Op::RmsNorm { axis, epsilon: Real(epsilon) }, &[x, one]);
+        return t.add(
+            Op::RmsNorm {
+                axis,
+                epsilon: Real(epsilon),
+            },
+            &[x, one],
+        );
     }
     Err(NoMatch)
 }
@@ -283,7 +390,8 @@ fn parameter(t: &mut Terms, id: Id, shape: &[Dim]) -> Applied {
 fn norm_in(t: &Terms, id: Id) -> Option<(Op, usize, Vec<Id>)> {
     t.find(id, |op, ch| match op {
         Op::LayerNorm { axis, .. } | Op::RmsNorm { axis, .. } => {
-            let plain = t.uniform(ch[1]) == Some(1.0) && ch.get(2).is_none_or(|b| t.uniform(*b) == Some(0.0));
+            let plain = t.uniform(ch[1]) == Some(1.0)
+                && ch.get(2).is_none_or(|b| t.uniform(*b) == Some(0.0));
             plain.then(|| (op.clone(), *axis, ch.to_vec()))
         }
         _ => None,
@@ -292,7 +400,9 @@ fn norm_in(t: &Terms, id: Id) -> Option<(Op, usize, Vec<Id>)> {
 
 fn norm_scale(t: &mut Terms, r: &Root) -> Applied {
     for (n, g) in [(r.args[0], r.args[1]), (r.args[1], r.args[0])] {
-        let Some((op, axis, mut args)) = norm_in(t, n) else { continue };
+        let Some((op, axis, mut args)) = norm_in(t, n) else {
+            continue;
+        };
         let shape = t.ty(n).shape[axis..].to_vec();
         args[1] = parameter(t, g, &shape)?;
         return t.add(op, &args);
@@ -302,11 +412,15 @@ fn norm_scale(t: &mut Terms, r: &Root) -> Applied {
 
 fn norm_offset(t: &mut Terms, r: &Root) -> Applied {
     let without_offset = |op: &Op, ch: &[Id]| match op {
-        Op::LayerNorm { axis, .. } => (t.uniform(ch[2]) == Some(0.0)).then(|| (op.clone(), *axis, ch.to_vec())),
+        Op::LayerNorm { axis, .. } => {
+            (t.uniform(ch[2]) == Some(0.0)).then(|| (op.clone(), *axis, ch.to_vec()))
+        }
         _ => None,
     };
     for (n, b) in [(r.args[0], r.args[1]), (r.args[1], r.args[0])] {
-        let Some((op, axis, mut args)) = t.find(n, without_offset) else { continue };
+        let Some((op, axis, mut args)) = t.find(n, without_offset) else {
+            continue;
+        };
         let shape = t.ty(n).shape[axis..].to_vec();
         args[2] = parameter(t, b, &shape)?;
         return t.add(op, &args);

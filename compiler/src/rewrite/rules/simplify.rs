@@ -74,7 +74,10 @@ rules! {
 
 /// The operand other than the one that is `value` everywhere.
 fn neutral(t: &mut Terms, r: &Root, value: f64) -> Applied {
-    let is = |id: Id| t.uniform(id).is_some_and(|u| u.to_bits() == value.to_bits());
+    let is = |id: Id| {
+        t.uniform(id)
+            .is_some_and(|u| u.to_bits() == value.to_bits())
+    };
     let commutative = matches!(r.op, Op::Map(s) if s.is_commutative());
     let x = if is(r.args[1]) {
         r.args[0]
@@ -92,11 +95,15 @@ fn is_float(t: &Terms, id: Id) -> bool {
 
 /// Uniform value of one operand and the other operand, for a commutative root.
 fn with_number(t: &Terms, args: &[Id]) -> Option<(Id, f64)> {
-    t.uniform(args[1]).map(|u| (args[0], u)).or_else(|| t.uniform(args[0]).map(|u| (args[1], u)))
+    t.uniform(args[1])
+        .map(|u| (args[0], u))
+        .or_else(|| t.uniform(args[0]).map(|u| (args[1], u)))
 }
 
 fn mul_minus_one(t: &mut Terms, r: &Root) -> Applied {
-    let (x, _) = with_number(t, r.args).filter(|(_, v)| *v == -1.0).ok_or(NoMatch)?;
+    let (x, _) = with_number(t, r.args)
+        .filter(|(_, v)| *v == -1.0)
+        .ok_or(NoMatch)?;
     let y = t.map(S::Neg, &[x])?;
     as_shape_of(t, y, r.class)
 }
@@ -113,7 +120,9 @@ fn double_negation(t: &mut Terms, r: &Root) -> Applied {
 }
 
 fn idempotent(t: &mut Terms, r: &Root) -> Applied {
-    t.unary(r.args[0], scalar_op(r)).map(|_| r.args[0]).ok_or(NoMatch)
+    t.unary(r.args[0], scalar_op(r))
+        .map(|_| r.args[0])
+        .ok_or(NoMatch)
 }
 
 fn abs_neg(t: &mut Terms, r: &Root) -> Applied {
@@ -122,7 +131,11 @@ fn abs_neg(t: &mut Terms, r: &Root) -> Applied {
 }
 
 fn same_operands(t: &mut Terms, r: &Root) -> Applied {
-    if t.same(r.args[0], r.args[1]) { Ok(r.args[0]) } else { Err(NoMatch) }
+    if t.same(r.args[0], r.args[1]) {
+        Ok(r.args[0])
+    } else {
+        Err(NoMatch)
+    }
 }
 
 fn sub_neg(t: &mut Terms, r: &Root) -> Applied {
@@ -141,7 +154,10 @@ fn add_neg(t: &mut Terms, r: &Root) -> Applied {
 
 fn sub_constant(t: &mut Terms, r: &Root) -> Applied {
     let dtype = t.ty(r.class).dtype;
-    if !t.is_constant(r.args[1]) || t.is_constant(r.args[0]) || !(dtype.is_float() || dtype.is_signed_int()) {
+    if !t.is_constant(r.args[1])
+        || t.is_constant(r.args[0])
+        || !(dtype.is_float() || dtype.is_signed_int())
+    {
         return Err(NoMatch);
     }
     let c = match t.uniform(r.args[1]) {
@@ -155,7 +171,11 @@ fn sub_constant(t: &mut Terms, r: &Root) -> Applied {
 fn number_like(t: &mut Terms, like: Id, value: f64) -> Applied {
     let ty = t.ty(like).clone();
     let s = t.scalar(ty.dtype, value);
-    if ty.shape.iter().all(|d| d.is(1)) { t.reshape(s, ty.shape.0) } else { t.broadcast(s, ty.shape.0) }
+    if ty.shape.iter().all(|d| d.is(1)) {
+        t.reshape(s, ty.shape.0)
+    } else {
+        t.broadcast(s, ty.shape.0)
+    }
 }
 
 fn is_power_of_two(c: f64) -> bool {
@@ -168,12 +188,21 @@ fn reciprocal(dtype: DType, c: f64) -> Result<f64, Miss> {
         DType::F64 => (1.0 / c, (1.0 / c).is_normal()),
         _ => return Err(NoMatch),
     };
-    if normal { Ok(r) } else { Err(rejected("the reciprocal of the divisor is not a normal number")) }
+    if normal {
+        Ok(r)
+    } else {
+        Err(rejected(
+            "the reciprocal of the divisor is not a normal number",
+        ))
+    }
 }
 
 fn div_power_of_two(t: &mut Terms, r: &Root) -> Applied {
     let dtype = t.ty(r.class).dtype;
-    let c = t.uniform(r.args[1]).filter(|c| is_power_of_two(*c)).ok_or(NoMatch)?;
+    let c = t
+        .uniform(r.args[1])
+        .filter(|c| is_power_of_two(*c))
+        .ok_or(NoMatch)?;
     let c = reciprocal(dtype, c)?;
     let c = number_like(t, r.args[1], c)?;
     t.map(S::Mul, &[r.args[0], c])
@@ -199,13 +228,17 @@ fn mul_mul_constant(t: &mut Terms, r: &Root) -> Applied {
         return Err(NoMatch);
     }
     let (inner, b) = with_number(t, r.args).ok_or(NoMatch)?;
-    let (x, a) = t.find_map(inner, S::Mul, |ch| with_number(t, ch)).ok_or(NoMatch)?;
+    let (x, a) = t
+        .find_map(inner, S::Mul, |ch| with_number(t, ch))
+        .ok_or(NoMatch)?;
     let product = a as f32 * b as f32;
     if t.uniform(x).is_some() {
         return Err(NoMatch);
     }
     if !product.is_normal() {
-        return Err(rejected("the product of the constants is not a normal number"));
+        return Err(rejected(
+            "the product of the constants is not a normal number",
+        ));
     }
     let c = t.scalar(DType::F32, product.into());
     let y = t.map(S::Mul, &[x, c])?;
@@ -216,13 +249,23 @@ fn exponent(t: &Terms, r: &Root) -> Result<f64, Miss> {
     if t.ty(r.class).shape != t.ty(r.args[0]).shape {
         return Err(NoMatch);
     }
-    t.uniform(r.args[1]).filter(|_| is_float(t, r.class)).ok_or(NoMatch)
+    t.uniform(r.args[1])
+        .filter(|_| is_float(t, r.class))
+        .ok_or(NoMatch)
 }
 
 fn pow_integer(t: &mut Terms, r: &Root) -> Applied {
     let (x, e) = (r.args[0], exponent(t, r)?);
-    let square = if e == 2.0 || e == 3.0 { t.map(S::Mul, &[x, x])? } else { return Err(NoMatch) };
-    if e == 2.0 { Ok(square) } else { t.map(S::Mul, &[square, x]) }
+    let square = if e == 2.0 || e == 3.0 {
+        t.map(S::Mul, &[x, x])?
+    } else {
+        return Err(NoMatch);
+    };
+    if e == 2.0 {
+        Ok(square)
+    } else {
+        t.map(S::Mul, &[square, x])
+    }
 }
 
 fn pow_half(t: &mut Terms, r: &Root) -> Applied {
@@ -232,7 +275,9 @@ fn pow_half(t: &mut Terms, r: &Root) -> Applied {
         _ => return Err(NoMatch),
     };
     if !never_negative(t, r.args[0], 6) {
-        return Err(rejected("the base may be negative: infinity and zero of that sign have other roots than powers"));
+        return Err(rejected(
+            "the base may be negative: infinity and zero of that sign have other roots than powers",
+        ));
     }
     t.map(root, &[r.args[0]])
 }
@@ -249,7 +294,10 @@ fn never_negative(t: &Terms, id: Id, depth: usize) -> bool {
             Op::Map(S::Mul) => t.same(ch[0], ch[1]) || below(ch),
             Op::Map(S::Add) => below(ch),
             Op::Map(S::Pow) => t.uniform(ch[1]) == Some(2.0),
-            Op::Reduce { kind: ReduceKind::Sum | ReduceKind::Mean, .. } => below(ch),
+            Op::Reduce {
+                kind: ReduceKind::Sum | ReduceKind::Mean,
+                ..
+            } => below(ch),
             Op::Reshape { .. } | Op::Transpose { .. } | Op::Broadcast { .. } => below(ch),
             _ => false,
         };
@@ -283,16 +331,23 @@ fn div_sqrt(t: &mut Terms, r: &Root) -> Applied {
 }
 
 fn relu(t: &mut Terms, r: &Root) -> Applied {
-    let (x, _) = with_number(t, r.args).filter(|(_, c)| c.to_bits() == 0).ok_or(NoMatch)?;
+    let (x, _) = with_number(t, r.args)
+        .filter(|(_, c)| c.to_bits() == 0)
+        .ok_or(NoMatch)?;
     let y = t.map(S::Relu, &[x])?;
     as_shape_of(t, y, r.class)
 }
 
 /// Limits of a term that clamps on one side: (x, lo, hi).
 fn half_clamp(t: &Terms, id: Id) -> Option<(Id, f64, f64)> {
-    let low = t.find_map(id, S::Max, |ch| with_number(t, ch)).map(|(x, lo)| (x, lo, f64::INFINITY));
+    let low = t
+        .find_map(id, S::Max, |ch| with_number(t, ch))
+        .map(|(x, lo)| (x, lo, f64::INFINITY));
     let relu = || t.unary(id, S::Relu).map(|x| (x, 0.0, f64::INFINITY));
-    let high = || t.find_map(id, S::Min, |ch| with_number(t, ch)).map(|(x, hi)| (x, f64::NEG_INFINITY, hi));
+    let high = || {
+        t.find_map(id, S::Min, |ch| with_number(t, ch))
+            .map(|(x, hi)| (x, f64::NEG_INFINITY, hi))
+    };
     low.or_else(relu).or_else(high)
 }
 
@@ -301,24 +356,43 @@ fn clamp(t: &mut Terms, r: &Root) -> Applied {
         return Err(NoMatch);
     }
     let limits = match r.op {
-        Op::Map(S::Clamp) => t.uniform(r.args[1]).zip(t.uniform(r.args[2])).map(|(lo, hi)| (r.args[0], lo, hi)),
-        Op::Map(S::Relu) => half_clamp(t, r.args[0]).filter(|l| l.2.is_finite()).map(|(x, _, hi)| (x, 0.0, hi)),
-        Op::Map(S::Min) => with_number(t, r.args)
-            .and_then(|(inner, hi)| half_clamp(t, inner).filter(|l| l.1.is_finite()).map(|(x, lo, _)| (x, lo, hi))),
-        _ => with_number(t, r.args)
-            .and_then(|(inner, lo)| half_clamp(t, inner).filter(|l| l.2.is_finite()).map(|(x, _, hi)| (x, lo, hi))),
+        Op::Map(S::Clamp) => t
+            .uniform(r.args[1])
+            .zip(t.uniform(r.args[2]))
+            .map(|(lo, hi)| (r.args[0], lo, hi)),
+        Op::Map(S::Relu) => half_clamp(t, r.args[0])
+            .filter(|l| l.2.is_finite())
+            .map(|(x, _, hi)| (x, 0.0, hi)),
+        Op::Map(S::Min) => with_number(t, r.args).and_then(|(inner, hi)| {
+            half_clamp(t, inner)
+                .filter(|l| l.1.is_finite())
+                .map(|(x, lo, _)| (x, lo, hi))
+        }),
+        _ => with_number(t, r.args).and_then(|(inner, lo)| {
+            half_clamp(t, inner)
+                .filter(|l| l.2.is_finite())
+                .map(|(x, _, hi)| (x, lo, hi))
+        }),
     };
     let (x, lo, hi) = limits.ok_or(NoMatch)?;
     if lo > hi {
         return Err(rejected("the lower limit is above the upper one"));
     }
-    let y = t.map(S::ClampTo { lo: Real(lo), hi: Real(hi) }, &[x])?;
+    let y = t.map(
+        S::ClampTo {
+            lo: Real(lo),
+            hi: Real(hi),
+        },
+        &[x],
+    )?;
     as_shape_of(t, y, r.class)
 }
 
 fn clamp_relu(t: &mut Terms, r: &Root) -> Applied {
     match scalar_op(r) {
-        S::ClampTo { lo, hi } if lo.0.to_bits() == 0 && hi.0 == f64::INFINITY => t.map(S::Relu, &[r.args[0]]),
+        S::ClampTo { lo, hi } if lo.0.to_bits() == 0 && hi.0 == f64::INFINITY => {
+            t.map(S::Relu, &[r.args[0]])
+        }
         _ => Err(NoMatch),
     }
 }
@@ -338,18 +412,30 @@ fn select_not(t: &mut Terms, r: &Root) -> Applied {
 }
 
 fn cast_same(t: &mut Terms, r: &Root) -> Applied {
-    if t.ty(r.args[0]).dtype == t.ty(r.class).dtype { Ok(r.args[0]) } else { Err(NoMatch) }
+    if t.ty(r.args[0]).dtype == t.ty(r.class).dtype {
+        Ok(r.args[0])
+    } else {
+        Err(NoMatch)
+    }
 }
 
 fn cast_cast(t: &mut Terms, r: &Root) -> Applied {
     let to = t.ty(r.class).dtype;
     let between = t.ty(r.args[0]).dtype;
-    let x = t.find(r.args[0], |op, ch| matches!(op, Op::Map(S::Cast(_))).then(|| ch[0])).ok_or(NoMatch)?;
+    let x = t
+        .find(r.args[0], |op, ch| {
+            matches!(op, Op::Map(S::Cast(_))).then(|| ch[0])
+        })
+        .ok_or(NoMatch)?;
     let from = t.ty(x).dtype;
     if !holds(between, from) {
         return Err(rejected("the inner cast loses something"));
     }
-    if to == from { Ok(x) } else { t.map(S::Cast(to), &[x]) }
+    if to == from {
+        Ok(x)
+    } else {
+        t.map(S::Cast(to), &[x])
+    }
 }
 
 /// True when every value of `small` is a value of `large`, so that `small -> large -> c` is `small -> c` for every `c`.
@@ -364,9 +450,15 @@ fn holds(large: DType, small: DType) -> bool {
     match (small, large) {
         (a, b) if a == b => true,
         (DType::Bool, b) => b != DType::Bool,
-        (a, b) if a.is_float() && b.is_float() => b == DType::F64 || b == DType::F32 && a.is_narrow_float(),
-        (a, b) if a.is_int() && b.is_float() => int_bits(a) <= mantissa(b) && b != DType::F16 && !b.is_float8(),
-        (a, b) if a.is_int() && b.is_int() => int_bits(a) <= int_bits(b) && (!a.is_signed_int() || b.is_signed_int()),
+        (a, b) if a.is_float() && b.is_float() => {
+            b == DType::F64 || b == DType::F32 && a.is_narrow_float()
+        }
+        (a, b) if a.is_int() && b.is_float() => {
+            int_bits(a) <= mantissa(b) && b != DType::F16 && !b.is_float8()
+        }
+        (a, b) if a.is_int() && b.is_int() => {
+            int_bits(a) <= int_bits(b) && (!a.is_signed_int() || b.is_signed_int())
+        }
         _ => false,
     }
 }
@@ -374,26 +466,44 @@ fn holds(large: DType, small: DType) -> bool {
 fn mean(t: &mut Terms, r: &Root) -> Applied {
     let (x, c) = match r.op {
         Op::Map(S::Div) => (r.args[0], t.uniform(r.args[1]).ok_or(NoMatch)?),
-        _ => with_number(t, r.args).map(|(x, c)| (x, 1.0 / c)).ok_or(NoMatch)?,
+        _ => with_number(t, r.args)
+            .map(|(x, c)| (x, 1.0 / c))
+            .ok_or(NoMatch)?,
     };
     let (x, axes, keepdims) = t
         .find(x, |op, ch| match op {
-            Op::Reduce { kind: ReduceKind::Sum, axes, keepdims } => Some((ch[0], axes.clone(), *keepdims)),
+            Op::Reduce {
+                kind: ReduceKind::Sum,
+                axes,
+                keepdims,
+            } => Some((ch[0], axes.clone(), *keepdims)),
             _ => None,
         })
         .ok_or(NoMatch)?;
-    let extents = axes.iter().map(|&a| t.ty(x).shape[a].as_usize()).collect::<Option<Vec<_>>>();
+    let extents = axes
+        .iter()
+        .map(|&a| t.ty(x).shape[a].as_usize())
+        .collect::<Option<Vec<_>>>();
     let n = extents.ok_or_else(|| rejected("the number of summed elements is not a constant"))?;
     let n = n.iter().product::<usize>() as f64;
     if !is_float(t, x) || (c - n).abs() > n * 1e-6 || n == 0.0 {
         return Err(NoMatch);
     }
-    let y = t.add(Op::Reduce { kind: ReduceKind::Mean, axes, keepdims }, &[x])?;
+    let y = t.add(
+        Op::Reduce {
+            kind: ReduceKind::Mean,
+            axes,
+            keepdims,
+        },
+        &[x],
+    )?;
     as_shape_of(t, y, r.class)
 }
 
 fn reduce_nothing(t: &mut Terms, r: &Root) -> Applied {
-    let Op::Reduce { axes, .. } = r.op else { return Err(NoMatch) };
+    let Op::Reduce { axes, .. } = r.op else {
+        return Err(NoMatch);
+    };
     let shape = &t.ty(r.args[0]).shape;
     if axes.iter().any(|&a| !shape[a].is(1)) {
         return Err(NoMatch);
@@ -403,21 +513,42 @@ fn reduce_nothing(t: &mut Terms, r: &Root) -> Applied {
 }
 
 fn reduce_reduce(t: &mut Terms, r: &Root) -> Applied {
-    let Op::Reduce { kind, axes, keepdims } = r.op else { return Err(NoMatch) };
-    if !matches!(kind, ReduceKind::Sum | ReduceKind::Mean | ReduceKind::Max | ReduceKind::Min) {
+    let Op::Reduce {
+        kind,
+        axes,
+        keepdims,
+    } = r.op
+    else {
+        return Err(NoMatch);
+    };
+    if !matches!(
+        kind,
+        ReduceKind::Sum | ReduceKind::Mean | ReduceKind::Max | ReduceKind::Min
+    ) {
         return Err(NoMatch);
     }
     let inner = |op: &Op, ch: &[Id]| match op {
-        Op::Reduce { kind: k, axes: inner, keepdims: keep } if k == kind && keep == keepdims => {
-            Some((inner.clone(), ch[0]))
-        }
+        Op::Reduce {
+            kind: k,
+            axes: inner,
+            keepdims: keep,
+        } if k == kind && keep == keepdims => Some((inner.clone(), ch[0])),
         _ => None,
     };
     let (below, x) = t.find(r.args[0], inner).ok_or(NoMatch)?;
-    let kept: Vec<usize> = (0..t.rank(x)).filter(|a| *keepdims || !below.contains(a)).collect();
+    let kept: Vec<usize> = (0..t.rank(x))
+        .filter(|a| *keepdims || !below.contains(a))
+        .collect();
     let mut all: Vec<usize> = axes.iter().map(|&a| kept[a]).chain(below).collect();
     all.sort_unstable();
     all.dedup();
     debug_assert_eq!(r.op.class(), OpClass::Reduce);
-    t.add(Op::Reduce { kind: *kind, axes: all, keepdims: *keepdims }, &[x])
+    t.add(
+        Op::Reduce {
+            kind: *kind,
+            axes: all,
+            keepdims: *keepdims,
+        },
+        &[x],
+    )
 }

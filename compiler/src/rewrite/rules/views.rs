@@ -39,7 +39,9 @@ fn identity_view(t: &mut Terms, r: &Root) -> Applied {
     let same = match r.op {
         Op::Transpose { perm } => is_identity(perm),
         Op::Slice { starts, steps, .. } => {
-            starts.iter().all(|s| s.is(0)) && steps.iter().all(|s| *s == 1) && t.ty(r.args[0]) == t.ty(r.class)
+            starts.iter().all(|s| s.is(0))
+                && steps.iter().all(|s| *s == 1)
+                && t.ty(r.args[0]) == t.ty(r.class)
         }
         _ => t.ty(r.args[0]) == t.ty(r.class),
     };
@@ -47,8 +49,15 @@ fn identity_view(t: &mut Terms, r: &Root) -> Applied {
 }
 
 fn concat_of_one(t: &mut Terms, r: &Root) -> Applied {
-    let Op::Concat { axis } = r.op else { return Err(NoMatch) };
-    let parts: Vec<Id> = r.args.iter().copied().filter(|p| !t.ty(*p).shape[*axis].is(0)).collect();
+    let Op::Concat { axis } = r.op else {
+        return Err(NoMatch);
+    };
+    let parts: Vec<Id> = r
+        .args
+        .iter()
+        .copied()
+        .filter(|p| !t.ty(*p).shape[*axis].is(0))
+        .collect();
     match parts.as_slice() {
         [] => Ok(r.args[0]),
         [one] => Ok(*one),
@@ -58,11 +67,17 @@ fn concat_of_one(t: &mut Terms, r: &Root) -> Applied {
 }
 
 fn transpose_transpose(t: &mut Terms, r: &Root) -> Applied {
-    let Op::Transpose { perm } = r.op else { return Err(NoMatch) };
+    let Op::Transpose { perm } = r.op else {
+        return Err(NoMatch);
+    };
     let mut result = Err(NoMatch);
     for (q, x) in t.transposes_of(r.args[0]) {
         let composed = compose(&q, perm);
-        let y = if is_identity(&composed) { x } else { t.add(Op::Transpose { perm: composed }, &[x])? };
+        let y = if is_identity(&composed) {
+            x
+        } else {
+            t.add(Op::Transpose { perm: composed }, &[x])?
+        };
         if let Ok(earlier) = result {
             t.eg.union(earlier, y);
         }
@@ -72,30 +87,61 @@ fn transpose_transpose(t: &mut Terms, r: &Root) -> Applied {
 }
 
 fn reshape_reshape(t: &mut Terms, r: &Root) -> Applied {
-    let x = t.find(r.args[0], |op, ch| matches!(op, Op::Reshape { .. }).then(|| ch[0])).ok_or(NoMatch)?;
+    let x = t
+        .find(r.args[0], |op, ch| {
+            matches!(op, Op::Reshape { .. }).then(|| ch[0])
+        })
+        .ok_or(NoMatch)?;
     let shape = t.ty(r.class).shape.0.clone();
     t.reshape(x, shape)
 }
 
 fn reduce_keepdims(t: &mut Terms, r: &Root) -> Applied {
     let reduce = |op: &Op, ch: &[Id]| match op {
-        Op::Reduce { kind, axes, keepdims: false } => Some((*kind, axes.clone(), ch[0])),
+        Op::Reduce {
+            kind,
+            axes,
+            keepdims: false,
+        } => Some((*kind, axes.clone(), ch[0])),
         _ => None,
     };
     let (kind, axes, x) = t.find(r.args[0], reduce).ok_or(NoMatch)?;
     let out = &t.ty(r.class).shape;
-    let kept = |i: usize, d: &Dim| if axes.contains(&i) { out[i].is(1) } else { out[i] == *d };
+    let kept = |i: usize, d: &Dim| {
+        if axes.contains(&i) {
+            out[i].is(1)
+        } else {
+            out[i] == *d
+        }
+    };
     let fits = out.rank() == t.rank(x) && t.ty(x).shape.iter().enumerate().all(|(i, d)| kept(i, d));
-    if fits { t.add(Op::Reduce { kind, axes, keepdims: true }, &[x]) } else { Err(NoMatch) }
+    if fits {
+        t.add(
+            Op::Reduce {
+                kind,
+                axes,
+                keepdims: true,
+            },
+            &[x],
+        )
+    } else {
+        Err(NoMatch)
+    }
 }
 
 fn broadcast_broadcast(t: &mut Terms, r: &Root) -> Applied {
-    let x = t.find(r.args[0], |op, ch| matches!(op, Op::Broadcast { .. }).then(|| ch[0])).ok_or(NoMatch)?;
+    let x = t
+        .find(r.args[0], |op, ch| {
+            matches!(op, Op::Broadcast { .. }).then(|| ch[0])
+        })
+        .ok_or(NoMatch)?;
     as_shape_of(t, x, r.class)
 }
 
 fn transpose_of_units(t: &mut Terms, r: &Root) -> Applied {
-    let Op::Transpose { perm } = r.op else { return Err(NoMatch) };
+    let Op::Transpose { perm } = r.op else {
+        return Err(NoMatch);
+    };
     let shape = &t.ty(r.args[0]).shape;
     let moved: Vec<usize> = perm.iter().copied().filter(|&p| !shape[p].is(1)).collect();
     if !moved.is_sorted() {
@@ -116,7 +162,11 @@ fn broadcast_to_reshape(t: &mut Terms, r: &Root) -> Applied {
 }
 
 fn map_of_broadcast(t: &mut Terms, r: &Root) -> Applied {
-    let bare = |t: &Terms, id: Id| t.find(id, |op, ch| matches!(op, Op::Broadcast { .. }).then(|| ch[0]));
+    let bare = |t: &Terms, id: Id| {
+        t.find(id, |op, ch| {
+            matches!(op, Op::Broadcast { .. }).then(|| ch[0])
+        })
+    };
     let out = t.ty(r.class).shape.0.clone();
     let mut args = r.args.to_vec();
     for i in 0..args.len() {
@@ -130,19 +180,39 @@ fn map_of_broadcast(t: &mut Terms, r: &Root) -> Applied {
             args[i] = old;
         }
     }
-    if args == r.args { Err(NoMatch) } else { t.add(r.op.clone(), &args) }
+    if args == r.args {
+        Err(NoMatch)
+    } else {
+        t.add(r.op.clone(), &args)
+    }
 }
 
 fn slice_slice(t: &mut Terms, r: &Root) -> Applied {
-    let Op::Slice { starts, sizes, steps } = r.op else { return Err(NoMatch) };
+    let Op::Slice {
+        starts,
+        sizes,
+        steps,
+    } = r.op
+    else {
+        return Err(NoMatch);
+    };
     let below = |op: &Op, ch: &[Id]| match op {
         Op::Slice { starts, steps, .. } => Some((starts.clone(), steps.clone(), ch[0])),
         _ => None,
     };
     let (s0, k0, x) = t.find(r.args[0], below).ok_or(NoMatch)?;
-    let starts = (0..s0.len()).map(|i| s0[i].clone() + starts[i].scale(k0[i])).collect();
+    let starts = (0..s0.len())
+        .map(|i| s0[i].clone() + starts[i].scale(k0[i]))
+        .collect();
     let steps = (0..k0.len()).map(|i| k0[i] * steps[i]).collect();
-    t.add(Op::Slice { starts, sizes: sizes.clone(), steps }, &[x])
+    t.add(
+        Op::Slice {
+            starts,
+            sizes: sizes.clone(),
+            steps,
+        },
+        &[x],
+    )
 }
 
 /// The one axis along which a slice of unit step is not whole.
@@ -154,7 +224,14 @@ fn sliced_axis(t: &Terms, x: Id, starts: &[Dim], sizes: &[Dim], steps: &[i64]) -
 }
 
 fn slice_of_concat(t: &mut Terms, r: &Root) -> Applied {
-    let Op::Slice { starts, sizes, steps } = r.op else { return Err(NoMatch) };
+    let Op::Slice {
+        starts,
+        sizes,
+        steps,
+    } = r.op
+    else {
+        return Err(NoMatch);
+    };
     let axis = sliced_axis(t, r.args[0], starts, sizes, steps).ok_or(NoMatch)?;
     let parts = |op: &Op, ch: &[Id]| match op {
         Op::Concat { axis: a } if *a == axis => Some(ch.to_vec()),
@@ -171,7 +248,14 @@ fn slice_of_concat(t: &mut Terms, r: &Root) -> Applied {
             if *t.ty(p).shape == *sizes {
                 return Ok(p);
             }
-            return t.add(Op::Slice { starts, sizes: sizes.clone(), steps: steps.clone() }, &[p]);
+            return t.add(
+                Op::Slice {
+                    starts,
+                    sizes: sizes.clone(),
+                    steps: steps.clone(),
+                },
+                &[p],
+            );
         }
         offset = offset + extent;
     }
@@ -179,14 +263,21 @@ fn slice_of_concat(t: &mut Terms, r: &Root) -> Applied {
 }
 
 fn concat_of_slices(t: &mut Terms, r: &Root) -> Applied {
-    let Op::Concat { axis } = r.op else { return Err(NoMatch) };
+    let Op::Concat { axis } = r.op else {
+        return Err(NoMatch);
+    };
     let mut source: Option<(Id, Vec<Dim>)> = None;
     let mut end = Dim::constant(0);
     for p in r.args {
         let slice = |op: &Op, ch: &[Id]| match op {
-            Op::Slice { starts, sizes, steps }
-                if steps.iter().all(|s| *s == 1)
-                    && source.as_ref().is_none_or(|(x, _)| t.same(*x, ch[0]) && starts[*axis] == end) =>
+            Op::Slice {
+                starts,
+                sizes,
+                steps,
+            } if steps.iter().all(|s| *s == 1)
+                && source
+                    .as_ref()
+                    .is_none_or(|(x, _)| t.same(*x, ch[0]) && starts[*axis] == end) =>
             {
                 Some((ch[0], starts.clone(), sizes.clone()))
             }
@@ -198,7 +289,11 @@ fn concat_of_slices(t: &mut Terms, r: &Root) -> Applied {
             None => source = Some((x, starts)),
             Some((_, first)) => {
                 let others = |s: &[Dim]| {
-                    s.iter().enumerate().filter(|(i, _)| i != axis).map(|(_, d)| d.clone()).collect::<Vec<_>>()
+                    s.iter()
+                        .enumerate()
+                        .filter(|(i, _)| i != axis)
+                        .map(|(_, d)| d.clone())
+                        .collect::<Vec<_>>()
                 };
                 if others(first) != others(&starts) {
                     return Err(NoMatch);
@@ -212,28 +307,53 @@ fn concat_of_slices(t: &mut Terms, r: &Root) -> Applied {
         return Ok(x);
     }
     let steps = vec![1; sizes.len()];
-    t.add(Op::Slice { starts, sizes, steps }, &[x])
+    t.add(
+        Op::Slice {
+            starts,
+            sizes,
+            steps,
+        },
+        &[x],
+    )
 }
 
 fn gather_constant(t: &mut Terms, r: &Root) -> Applied {
-    let Op::Gather { axis } = r.op else { return Err(NoMatch) };
+    let Op::Gather { axis } = r.op else {
+        return Err(NoMatch);
+    };
     let index = t.ty(r.args[1]);
     if !index.shape.iter().all(|d| d.is(1)) {
         return Err(NoMatch);
     }
     let i = t.uniform(r.args[1]).ok_or(NoMatch)? as i64;
     let mut sizes = t.ty(r.args[0]).shape.0.clone();
-    let start = if i < 0 { sizes[*axis].clone() + i.into() } else { i.into() };
+    let start = if i < 0 {
+        sizes[*axis].clone() + i.into()
+    } else {
+        i.into()
+    };
     // An index out of range must stay a run-time error.
-    let inside = start.as_const().zip(sizes[*axis].as_const()).is_some_and(|(s, n)| 0 <= s && s < n);
+    let inside = start
+        .as_const()
+        .zip(sizes[*axis].as_const())
+        .is_some_and(|(s, n)| 0 <= s && s < n);
     if !inside {
-        return Err(crate::rewrite::terms::rejected("the index is not known to be in range"));
+        return Err(crate::rewrite::terms::rejected(
+            "the index is not known to be in range",
+        ));
     }
     let mut starts = vec![Dim::constant(0); sizes.len()];
     starts[*axis] = start;
     sizes[*axis] = 1.into();
     let steps = vec![1; sizes.len()];
-    let slice = t.add(Op::Slice { starts, sizes, steps }, &[r.args[0]])?;
+    let slice = t.add(
+        Op::Slice {
+            starts,
+            sizes,
+            steps,
+        },
+        &[r.args[0]],
+    )?;
     let out = t.ty(r.class).shape.0.clone();
     t.reshape(slice, out)
 }

@@ -4,7 +4,9 @@ use crate::codes::*;
 use crate::log::{self, Argument};
 use crate::world::{self, Settings, World};
 use crate::{capture, execute::Op, memory, modules, streams};
-use gristmill_emulator::{LaunchConfig, Swizzle, TENSOR_MAP_BYTES, TensorElement, TensorMap, encode_tensor_map};
+use gristmill_emulator::{
+    LaunchConfig, Swizzle, TENSOR_MAP_BYTES, TensorElement, TensorMap, encode_tensor_map,
+};
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -271,7 +273,10 @@ struct PoolProperties {
 
 fn with_device<T>(device: c_int, call: impl FnOnce(&mut World, usize) -> Outcome<T>) -> Outcome<T> {
     world::with(|world| {
-        let gpu = usize::try_from(device).ok().filter(|&d| d < world.gpus.len()).ok_or(INVALID_DEVICE)?;
+        let gpu = usize::try_from(device)
+            .ok()
+            .filter(|&d| d < world.gpus.len())
+            .ok_or(INVALID_DEVICE)?;
         call(world, gpu)
     })
 }
@@ -298,11 +303,17 @@ fn attribute_of(world: &World, gpu: usize, attribute: c_int) -> Outcome<c_int> {
 /// What a result means; of the last fault, what the emulator says.
 fn error_string(code: Code) -> *const c_char {
     let said = world::with(|w| {
-        let own = w.fault.as_ref().filter(|(c, _)| *c == code).map(|(_, text)| text.clone());
+        let own = w
+            .fault
+            .as_ref()
+            .filter(|(c, _)| *c == code)
+            .map(|(_, text)| text.clone());
         // Callers keep the pointer: as long as the process lives.
         Ok(own.map(|text| text.into_raw().cast_const()))
     });
-    said.ok().flatten().unwrap_or(modules::text_of(code).1.as_ptr().cast())
+    said.ok()
+        .flatten()
+        .unwrap_or(modules::text_of(code).1.as_ptr().cast())
 }
 
 /// # Safety

@@ -32,11 +32,15 @@ impl Capture {
     /// Whether all branches come together in the first.
     fn is_joined(&self) -> bool {
         let is_waited_for = |op: &Op| {
-            let Op::Record { event, generation } = op else { return false };
+            let Op::Record { event, generation } = op else {
+                return false;
+            };
             let waits = |op: &Op| matches!(op, Op::Wait { event: e, generation: g } if (e, g) == (event, generation));
             self.branches.values().flatten().any(waits)
         };
-        self.branches.iter().all(|(s, ops)| *s == self.origin || ops.last().is_none_or(is_waited_for))
+        self.branches
+            .iter()
+            .all(|(s, ops)| *s == self.origin || ops.last().is_none_or(is_waited_for))
     }
 }
 
@@ -48,8 +52,19 @@ pub fn begin(stream: usize) -> Outcome {
         }
         let capture = world.handle();
         let branches = BTreeMap::from([(stream, Vec::new())]);
-        world.captures.insert(capture, Capture { origin: stream, branches, is_valid: true });
-        world.streams.get_mut(&stream).ok_or(INVALID_HANDLE)?.capture = Some(capture);
+        world.captures.insert(
+            capture,
+            Capture {
+                origin: stream,
+                branches,
+                is_valid: true,
+            },
+        );
+        world
+            .streams
+            .get_mut(&stream)
+            .ok_or(INVALID_HANDLE)?
+            .capture = Some(capture);
         Ok(())
     })
 }
@@ -58,7 +73,11 @@ pub fn end(stream: usize) -> Outcome<usize> {
     world::with_stream(stream, |world, _| {
         let capture = world.streams[&stream].capture.ok_or(INVALID_VALUE)?;
         let mut made = world.captures.remove(&capture).ok_or(INVALID_VALUE)?;
-        world.streams.values_mut().filter(|s| s.capture == Some(capture)).for_each(|s| s.capture = None);
+        world
+            .streams
+            .values_mut()
+            .filter(|s| s.capture == Some(capture))
+            .for_each(|s| s.capture = None);
         if !made.is_valid || made.origin != stream {
             return Err(STREAM_CAPTURE_INVALIDATED);
         }
@@ -66,7 +85,9 @@ pub fn end(stream: usize) -> Outcome<usize> {
             return Err(STREAM_CAPTURE_UNJOINED);
         }
         let first = made.branches.remove(&stream).unwrap_or_default();
-        let branches = std::iter::once(first).chain(made.branches.into_values()).collect();
+        let branches = std::iter::once(first)
+            .chain(made.branches.into_values())
+            .collect();
         let handle = world.handle();
         world.graphs.insert(handle, Graph { branches });
         Ok(handle)
@@ -75,7 +96,9 @@ pub fn end(stream: usize) -> Outcome<usize> {
 
 /// Whether the stream takes part in a capture.
 pub fn is_capturing(stream: usize) -> Outcome<bool> {
-    world::with_stream(stream, |world, _| Ok(world.streams[&stream].capture.is_some()))
+    world::with_stream(stream, |world, _| {
+        Ok(world.streams[&stream].capture.is_some())
+    })
 }
 
 pub fn instantiate(graph: usize) -> Outcome<usize> {
@@ -99,12 +122,26 @@ pub fn launch(graph: usize, stream: usize) -> Outcome {
         world.renew_events(gpu, &mut made);
         let branches = made.branches.into_iter().enumerate();
         for (i, ops) in branches {
-            let queue: VecDeque<(Instant, Op)> = ops.into_iter().map(|op| (Instant::now(), op)).collect();
+            let queue: VecDeque<(Instant, Op)> =
+                ops.into_iter().map(|op| (Instant::now(), op)).collect();
             if i == 0 {
-                world.streams.get_mut(&stream).ok_or(INVALID_HANDLE)?.queue.extend(queue);
+                world
+                    .streams
+                    .get_mut(&stream)
+                    .ok_or(INVALID_HANDLE)?
+                    .queue
+                    .extend(queue);
             } else if !queue.is_empty() {
                 let handle = world.handle();
-                world.streams.insert(handle, Stream { gpu, queue, capture: None, is_branch: true });
+                world.streams.insert(
+                    handle,
+                    Stream {
+                        gpu,
+                        queue,
+                        capture: None,
+                        is_branch: true,
+                    },
+                );
             }
         }
         Ok(())
@@ -119,7 +156,13 @@ impl World {
             if let Op::Record { event, generation } | Op::Wait { event, generation } = op {
                 let handle = *renewed.entry((*event, *generation)).or_insert_with(|| {
                     let handle = self.handle();
-                    self.events.insert(handle, Event { recorded: 1, ..Event::new(gpu) });
+                    self.events.insert(
+                        handle,
+                        Event {
+                            recorded: 1,
+                            ..Event::new(gpu)
+                        },
+                    );
                     handle
                 });
                 (*event, *generation) = (handle, 1);
@@ -132,7 +175,9 @@ impl World {
         match self.streams.get(&stream).and_then(|s| s.capture) {
             None => Ok(()),
             Some(capture) => {
-                self.captures.entry(capture).and_modify(|c| c.is_valid = false);
+                self.captures
+                    .entry(capture)
+                    .and_modify(|c| c.is_valid = false);
                 Err(STREAM_CAPTURE_UNSUPPORTED)
             }
         }

@@ -38,26 +38,102 @@ pub const UNKNOWN: Code = 999;
 /// Name and meaning, NUL-terminated.
 pub const TEXTS: &[(Code, &str, &str)] = &[
     (SUCCESS, "CUDA_SUCCESS\0", "no error\0"),
-    (INVALID_VALUE, "CUDA_ERROR_INVALID_VALUE\0", "invalid argument\0"),
-    (OUT_OF_MEMORY, "CUDA_ERROR_OUT_OF_MEMORY\0", "out of memory\0"),
-    (NOT_INITIALIZED, "CUDA_ERROR_NOT_INITIALIZED\0", "initialization error\0"),
-    (DEVICE_UNAVAILABLE, "CUDA_ERROR_DEVICE_UNAVAILABLE\0", "CUDA-capable device(s) is/are busy or unavailable\0"),
-    (NO_DEVICE, "CUDA_ERROR_NO_DEVICE\0", "no CUDA-capable device is detected\0"),
-    (INVALID_DEVICE, "CUDA_ERROR_INVALID_DEVICE\0", "invalid device ordinal\0"),
-    (INVALID_CONTEXT, "CUDA_ERROR_INVALID_CONTEXT\0", "invalid device context\0"),
-    (NO_BINARY_FOR_GPU, "CUDA_ERROR_NO_BINARY_FOR_GPU\0", "no kernel image is available for execution on the device\0"),
-    (PEER_ACCESS_UNSUPPORTED, "CUDA_ERROR_PEER_ACCESS_UNSUPPORTED\0", "peer access is not supported\0"),
-    (INVALID_PTX, "CUDA_ERROR_INVALID_PTX\0", "a PTX JIT compilation failed\0"),
-    (INVALID_HANDLE, "CUDA_ERROR_INVALID_HANDLE\0", "invalid resource handle\0"),
-    (NOT_FOUND, "CUDA_ERROR_NOT_FOUND\0", "named symbol not found\0"),
+    (
+        INVALID_VALUE,
+        "CUDA_ERROR_INVALID_VALUE\0",
+        "invalid argument\0",
+    ),
+    (
+        OUT_OF_MEMORY,
+        "CUDA_ERROR_OUT_OF_MEMORY\0",
+        "out of memory\0",
+    ),
+    (
+        NOT_INITIALIZED,
+        "CUDA_ERROR_NOT_INITIALIZED\0",
+        "initialization error\0",
+    ),
+    (
+        DEVICE_UNAVAILABLE,
+        "CUDA_ERROR_DEVICE_UNAVAILABLE\0",
+        "CUDA-capable device(s) is/are busy or unavailable\0",
+    ),
+    (
+        NO_DEVICE,
+        "CUDA_ERROR_NO_DEVICE\0",
+        "no CUDA-capable device is detected\0",
+    ),
+    (
+        INVALID_DEVICE,
+        "CUDA_ERROR_INVALID_DEVICE\0",
+        "invalid device ordinal\0",
+    ),
+    (
+        INVALID_CONTEXT,
+        "CUDA_ERROR_INVALID_CONTEXT\0",
+        "invalid device context\0",
+    ),
+    (
+        NO_BINARY_FOR_GPU,
+        "CUDA_ERROR_NO_BINARY_FOR_GPU\0",
+        "no kernel image is available for execution on the device\0",
+    ),
+    (
+        PEER_ACCESS_UNSUPPORTED,
+        "CUDA_ERROR_PEER_ACCESS_UNSUPPORTED\0",
+        "peer access is not supported\0",
+    ),
+    (
+        INVALID_PTX,
+        "CUDA_ERROR_INVALID_PTX\0",
+        "a PTX JIT compilation failed\0",
+    ),
+    (
+        INVALID_HANDLE,
+        "CUDA_ERROR_INVALID_HANDLE\0",
+        "invalid resource handle\0",
+    ),
+    (
+        NOT_FOUND,
+        "CUDA_ERROR_NOT_FOUND\0",
+        "named symbol not found\0",
+    ),
     (NOT_READY, "CUDA_ERROR_NOT_READY\0", "device not ready\0"),
-    (ILLEGAL_ADDRESS, "CUDA_ERROR_ILLEGAL_ADDRESS\0", "an illegal memory access was encountered\0"),
-    (PEER_ACCESS_ALREADY_ENABLED, "CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED\0", "peer access is already enabled\0"),
-    (ASSERT, "CUDA_ERROR_ASSERT\0", "device-side assert triggered\0"),
-    (MISALIGNED_ADDRESS, "CUDA_ERROR_MISALIGNED_ADDRESS\0", "misaligned address\0"),
-    (LAUNCH_FAILED, "CUDA_ERROR_LAUNCH_FAILED\0", "unspecified launch failure\0"),
-    (NOT_PERMITTED, "CUDA_ERROR_NOT_PERMITTED\0", "operation not permitted\0"),
-    (NOT_SUPPORTED, "CUDA_ERROR_NOT_SUPPORTED\0", "operation not supported\0"),
+    (
+        ILLEGAL_ADDRESS,
+        "CUDA_ERROR_ILLEGAL_ADDRESS\0",
+        "an illegal memory access was encountered\0",
+    ),
+    (
+        PEER_ACCESS_ALREADY_ENABLED,
+        "CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED\0",
+        "peer access is already enabled\0",
+    ),
+    (
+        ASSERT,
+        "CUDA_ERROR_ASSERT\0",
+        "device-side assert triggered\0",
+    ),
+    (
+        MISALIGNED_ADDRESS,
+        "CUDA_ERROR_MISALIGNED_ADDRESS\0",
+        "misaligned address\0",
+    ),
+    (
+        LAUNCH_FAILED,
+        "CUDA_ERROR_LAUNCH_FAILED\0",
+        "unspecified launch failure\0",
+    ),
+    (
+        NOT_PERMITTED,
+        "CUDA_ERROR_NOT_PERMITTED\0",
+        "operation not permitted\0",
+    ),
+    (
+        NOT_SUPPORTED,
+        "CUDA_ERROR_NOT_SUPPORTED\0",
+        "operation not supported\0",
+    ),
     (
         STREAM_CAPTURE_UNSUPPORTED,
         "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED\0",
@@ -68,7 +144,11 @@ pub const TEXTS: &[(Code, &str, &str)] = &[
         "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED\0",
         "operation failed due to a previous error during capture\0",
     ),
-    (STREAM_CAPTURE_UNJOINED, "CUDA_ERROR_STREAM_CAPTURE_UNJOINED\0", "capture has unjoined work in another stream\0"),
+    (
+        STREAM_CAPTURE_UNJOINED,
+        "CUDA_ERROR_STREAM_CAPTURE_UNJOINED\0",
+        "capture has unjoined work in another stream\0",
+    ),
     (
         STREAM_CAPTURE_ISOLATION,
         "CUDA_ERROR_STREAM_CAPTURE_ISOLATION\0",
@@ -114,7 +194,10 @@ mod tests {
             CUDA_ERROR_UNKNOWN,
         ];
         for (code, name, _) in TEXTS {
-            let known = RESULTS.iter().find(|r| **r as Code == *code).map(|r| format!("{r:?}\0"));
+            let known = RESULTS
+                .iter()
+                .find(|r| **r as Code == *code)
+                .map(|r| format!("{r:?}\0"));
             assert_eq!(known.as_deref(), Some(*name), "{code}");
         }
     }

@@ -187,7 +187,9 @@ extern "C" fn cublasLtGetVersion() -> usize {
 #[unsafe(no_mangle)]
 extern "C" fn cublasLtGetStatusName(status: Status) -> *const c_char {
     let found = NAMES.iter().find(|(s, _)| *s == status);
-    found.map_or(c"CUBLAS_STATUS_UNKNOWN".as_ptr(), |(_, name)| name.as_ptr().cast())
+    found.map_or(c"CUBLAS_STATUS_UNKNOWN".as_ptr(), |(_, name)| {
+        name.as_ptr().cast()
+    })
 }
 
 exports! {
@@ -286,7 +288,8 @@ fn of_driver(code: codes::Code) -> Status {
 
 /// A handle is for the context that was current when it was made.
 fn check_library(handle: Handle) -> Outcome {
-    let here = world::with_context(|_, gpu| -> DriverOutcome<usize> { Ok(gpu + 1) }).map_err(of_driver)?;
+    let here =
+        world::with_context(|_, gpu| -> DriverOutcome<usize> { Ok(gpu + 1) }).map_err(of_driver)?;
     match objects().1.get(&handle) {
         Some(Object::Library { context }) if *context == here => Ok(()),
         Some(Object::Library { .. }) => Err(INVALID_VALUE),
@@ -328,7 +331,12 @@ impl Layout {
 
     /// The matrix from an address on.
     fn at(&self, address: u64) -> Matrix {
-        Matrix { address, element: self.element, leading: self.leading as u64, batch_stride: self.batch_stride as u64 }
+        Matrix {
+            address,
+            element: self.element,
+            leading: self.leading as u64,
+            batch_stride: self.batch_stride as u64,
+        }
     }
 }
 
@@ -338,8 +346,11 @@ impl Preference {
             1 => self.workspace_bytes = value(from, size)?,
             5..=8 => {
                 let alignment: u32 = value(from, size)?;
-                self.alignments[attribute as usize - 5] =
-                    if alignment.is_power_of_two() { alignment } else { return Err(INVALID_VALUE) };
+                self.alignments[attribute as usize - 5] = if alignment.is_power_of_two() {
+                    alignment
+                } else {
+                    return Err(INVALID_VALUE);
+                };
             }
             _ => return Err(INVALID_VALUE),
         }
@@ -368,7 +379,15 @@ impl Problem {
     /// Rows and columns of D, and what is summed over.
     fn sizes(&self) -> [u64; 3] {
         let [a, _, _, d] = &self.layouts;
-        [d.rows, d.columns, if self.described.transposes[0] { a.rows } else { a.columns }]
+        [
+            d.rows,
+            d.columns,
+            if self.described.transposes[0] {
+                a.rows
+            } else {
+                a.columns
+            },
+        ]
     }
 
     fn is_integer(&self) -> bool {
@@ -378,26 +397,46 @@ impl Problem {
     fn check(&self) -> Outcome {
         let [a, b, c, d] = &self.layouts;
         let [m, n, k] = self.sizes();
-        let turned = |transposed: bool, rows, columns| if transposed { (columns, rows) } else { (rows, columns) };
+        let turned = |transposed: bool, rows, columns| {
+            if transposed {
+                (columns, rows)
+            } else {
+                (rows, columns)
+            }
+        };
         let [of_a, of_b] = self.described.transposes;
-        let fits = (a.rows, a.columns) == turned(of_a, m, k) && (b.rows, b.columns) == turned(of_b, k, n) && c == d;
+        let fits = (a.rows, a.columns) == turned(of_a, m, k)
+            && (b.rows, b.columns) == turned(of_b, k, n)
+            && c == d;
         let is_good = |l: &Layout| {
             let is_matrix = l.rows > 0 && l.columns > 0 && l.leading >= l.rows as i64;
             is_matrix && l.n_batch >= 1 && l.n_batch == d.n_batch && l.batch_stride >= 0
         };
-        let is_apart = d.n_batch == 1 || d.batch_stride >= (d.columns as i64 - 1) * d.leading + d.rows as i64;
+        let is_apart =
+            d.n_batch == 1 || d.batch_stride >= (d.columns as i64 - 1) * d.leading + d.rows as i64;
         if !fits || !self.layouts.iter().all(is_good) || !is_apart {
             return Err(INVALID_VALUE);
         }
-        if self.combines() { Ok(()) } else { Err(NOT_SUPPORTED) }
+        if self.combines() {
+            Ok(())
+        } else {
+            Err(NOT_SUPPORTED)
+        }
     }
 
     /// The table of supported types, as far as it has real numbers of 8 bits and more; and the rules for integers.
     fn combines(&self) -> bool {
-        let Described { compute, factors, transposes, epilogue, .. } = self.described;
+        let Described {
+            compute,
+            factors,
+            transposes,
+            epilogue,
+            ..
+        } = self.described;
         let [a, b, _, d] = &self.layouts;
         let is_plain = epilogue == EPILOGUE_DEFAULT;
-        let is_known = is_plain || epilogue & !(EPILOGUE_RELU | EPILOGUE_BIAS) == 0 && epilogue != 0;
+        let is_known =
+            is_plain || epilogue & !(EPILOGUE_RELU | EPILOGUE_BIAS) == 0 && epilogue != 0;
         let by_fours = |l: &Layout| l.leading % 4 == 0 && l.batch_stride % 4 == 0;
         let [m, _, k] = self.sizes();
         let types = match (compute, factors, a.element) {
@@ -417,19 +456,35 @@ impl Problem {
     /// Of all but the address of the bias.
     fn hash(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
-        (Described { bias: 0, ..self.described }, self.layouts).hash(&mut hasher);
+        (
+            Described {
+                bias: 0,
+                ..self.described
+            },
+            self.layouts,
+        )
+            .hash(&mut hasher);
         hasher.finish()
     }
 
-    fn check_call(&self, algorithm: &Algorithm, matrices: [u64; 4], (workspace, bytes): (u64, usize)) -> Outcome {
+    fn check_call(
+        &self,
+        algorithm: &Algorithm,
+        matrices: [u64; 4],
+        (workspace, bytes): (u64, usize),
+    ) -> Outcome {
         let Described { bias, epilogue, .. } = self.described;
         let needs_bias = epilogue & EPILOGUE_BIAS != 0;
-        let is_bias_good = bias != 0 && algorithm.bias_alignment != 0 && bias % algorithm.bias_alignment == 0;
-        let is_aligned = |(address, alignment): (&u64, &u32)| *address != 0 && address % u64::from(*alignment) == 0;
+        let is_bias_good =
+            bias != 0 && algorithm.bias_alignment != 0 && bias % algorithm.bias_alignment == 0;
+        let is_aligned = |(address, alignment): (&u64, &u32)| {
+            *address != 0 && address % u64::from(*alignment) == 0
+        };
         let good = algorithm.product == self.hash()
             && matrices.iter().zip(&algorithm.alignments).all(is_aligned)
             && algorithm.workspace_bytes <= bytes as u64
-            && (algorithm.workspace_bytes == 0 || workspace != 0 && workspace % WORKSPACE_ALIGN_BYTES == 0)
+            && (algorithm.workspace_bytes == 0
+                || workspace != 0 && workspace % WORKSPACE_ALIGN_BYTES == 0)
             && matrices[2] == matrices[3]
             && (!needs_bias || is_bias_good);
         if good { Ok(()) } else { Err(INVALID_VALUE) }
@@ -446,7 +501,13 @@ impl Problem {
     }
 
     fn call(&self, [a, b, d]: [u64; 3], workspace: (u64, u64)) -> ProductCall {
-        let Described { compute, transposes, epilogue, bias, .. } = self.described;
+        let Described {
+            compute,
+            transposes,
+            epilogue,
+            bias,
+            ..
+        } = self.described;
         let [of_a, of_b, _, of_d] = &self.layouts;
         ProductCall {
             sizes: self.sizes(),
@@ -470,16 +531,35 @@ mod tests {
     use super::*;
 
     fn layout_of(element: c_int, rows: u64, columns: u64) -> Layout {
-        Layout { element, rows, columns, leading: rows as i64, n_batch: 1, batch_stride: 0 }
+        Layout {
+            element,
+            rows,
+            columns,
+            leading: rows as i64,
+            n_batch: 1,
+            batch_stride: 0,
+        }
     }
 
     /// A transposed product of bytes, 8 x 12 by 12 x 5.
     fn bytes() -> Problem {
-        let [a, b, d] = [layout_of(I8, 12, 8), layout_of(I8, 12, 5), layout_of(I32, 8, 5)];
+        let [a, b, d] = [
+            layout_of(I8, 12, 8),
+            layout_of(I8, 12, 5),
+            layout_of(I32, 8, 5),
+        ];
         let transposes = [true, false];
-        let described =
-            Described { compute: COMPUTE_I32, factors: I32, transposes, epilogue: EPILOGUE_DEFAULT, bias: 0 };
-        Problem { described, layouts: [a, b, d, d] }
+        let described = Described {
+            compute: COMPUTE_I32,
+            factors: I32,
+            transposes,
+            epilogue: EPILOGUE_DEFAULT,
+            bias: 0,
+        };
+        Problem {
+            described,
+            layouts: [a, b, d, d],
+        }
     }
 
     #[test]
@@ -496,9 +576,15 @@ mod tests {
         check(|p| p.described.epilogue = EPILOGUE_RELU, NOT_SUPPORTED);
         check(|p| p.described.compute = COMPUTE_F32, NOT_SUPPORTED);
         check(|p| p.layouts[1].n_batch = 2, INVALID_VALUE);
-        check(|p| p.layouts.iter_mut().for_each(|l| l.n_batch = 2), INVALID_VALUE);
+        check(
+            |p| p.layouts.iter_mut().for_each(|l| l.n_batch = 2),
+            INVALID_VALUE,
+        );
         check(|p| p.layouts[3].rows = 7, INVALID_VALUE);
-        check(|p| p.layouts[2..].iter_mut().for_each(|l| l.element = F32), NOT_SUPPORTED);
+        check(
+            |p| p.layouts[2..].iter_mut().for_each(|l| l.element = F32),
+            NOT_SUPPORTED,
+        );
     }
 
     #[test]

@@ -75,15 +75,26 @@ impl World {
 
     /// Does all that streams of a device have been asked.
     pub fn finish_gpu(&mut self, gpu: usize) {
-        let streams: Vec<usize> = self.streams.iter().filter(|(_, s)| s.gpu == gpu).map(|(h, _)| *h).collect();
-        streams.into_iter().rev().for_each(|s| self.finish_stream(s));
+        let streams: Vec<usize> = self
+            .streams
+            .iter()
+            .filter(|(_, s)| s.gpu == gpu)
+            .map(|(h, _)| *h)
+            .collect();
+        streams
+            .into_iter()
+            .rev()
+            .for_each(|s| self.finish_stream(s));
     }
 
     /// Does what an event stands for.
     pub fn finish_event(&mut self, event: usize, generation: u64) {
         let records = |op: &Op| matches!(op, Op::Record { event: e, generation: g } if (*e, *g) == (event, generation));
         while !self.is_done(event, generation) {
-            let holder = self.streams.iter().find(|(_, s)| s.queue.iter().any(|(_, op)| records(op)));
+            let holder = self
+                .streams
+                .iter()
+                .find(|(_, s)| s.queue.iter().any(|(_, op)| records(op)));
             match holder.map(|(handle, _)| *handle) {
                 Some(stream) if self.step(stream) => {}
                 // It waits for what has still to be asked.
@@ -107,7 +118,9 @@ impl World {
     }
 
     fn step_once(&mut self, stream: usize) -> bool {
-        let Some(found) = self.streams.get(&stream) else { return false };
+        let Some(found) = self.streams.get(&stream) else {
+            return false;
+        };
         let gpu = found.gpu;
         let may_go = match found.queue.front() {
             Some(&(_, Op::Wait { event, generation })) => {
@@ -126,7 +139,9 @@ impl World {
         if !may_go {
             return false;
         }
-        let Some(found) = self.streams.get_mut(&stream) else { return false };
+        let Some(found) = self.streams.get_mut(&stream) else {
+            return false;
+        };
         let (gpu, op) = (found.gpu, found.queue.pop_front().map(|(_, op)| op));
         if found.is_branch && found.queue.is_empty() {
             self.streams.remove(&stream);
@@ -155,27 +170,50 @@ impl World {
             }
             Op::Host { function, data } => {
                 // SAFETY: the caller of `cuLaunchHostFunc` promised that the function may be called with this value.
-                world::in_host_function(|| unsafe { function(std::ptr::without_provenance_mut(data)) });
+                world::in_host_function(|| unsafe {
+                    function(std::ptr::without_provenance_mut(data))
+                });
                 Ok(())
             }
-            Op::ToDevice { from, to, size_bytes } => {
+            Op::ToDevice {
+                from,
+                to,
+                size_bytes,
+            } => {
                 // SAFETY: pinned memory of at least this size (checked when asked for), which the caller keeps until the copy is done.
-                device
-                    .copy_in(to, unsafe { slice::from_raw_parts(std::ptr::with_exposed_provenance(from), size_bytes) })
+                device.copy_in(to, unsafe {
+                    slice::from_raw_parts(std::ptr::with_exposed_provenance(from), size_bytes)
+                })
             }
             Op::Write { to, bytes } => device.copy_in(to, &bytes),
-            Op::ToHost { from, to, size_bytes } => {
+            Op::ToHost {
+                from,
+                to,
+                size_bytes,
+            } => {
                 let to = std::ptr::with_exposed_provenance_mut(to);
                 // SAFETY: as for `ToDevice`; nobody reads it before the copy is done.
                 device.copy_out(unsafe { slice::from_raw_parts_mut(to, size_bytes) }, from)
             }
-            Op::Copy { from, to, size_bytes } => device.copy_within(to, from, size_bytes),
-            Op::Peer { from, to, size_bytes } => {
+            Op::Copy {
+                from,
+                to,
+                size_bytes,
+            } => device.copy_within(to, from, size_bytes),
+            Op::Peer {
+                from,
+                to,
+                size_bytes,
+            } => {
                 let mut bytes = vec![0; size_bytes];
                 let read = self.gpus[from.0].device.copy_out(&mut bytes, from.1);
                 read.and_then(|()| self.gpus[to.0].device.copy_in(to.1, &bytes))
             }
-            Op::Fill { to, value, size_bytes } => device.fill(to, value, size_bytes),
+            Op::Fill {
+                to,
+                value,
+                size_bytes,
+            } => device.fill(to, value, size_bytes),
             Op::Free { address } => device.free(address),
         };
         result.map_err(|fault| (code_of(&fault), fault.to_string()))
@@ -186,10 +224,16 @@ impl World {
         self.gpus[gpu].n_launches += 1;
         let here = Some((gpu, self.gpus[gpu].n_launches));
         if self.settings.lose == here {
-            return Err((DEVICE_UNAVAILABLE, "the device was lost, as EMULATED_CUDA asks".to_owned()));
+            return Err((
+                DEVICE_UNAVAILABLE,
+                "the device was lost, as EMULATED_CUDA asks".to_owned(),
+            ));
         }
         if self.settings.fault == here {
-            return Err((ILLEGAL_ADDRESS, "an illegal access, as EMULATED_CUDA asks".to_owned()));
+            return Err((
+                ILLEGAL_ADDRESS,
+                "an illegal access, as EMULATED_CUDA asks".to_owned(),
+            ));
         }
         Ok(())
     }
@@ -197,10 +241,23 @@ impl World {
     fn launch(&mut self, gpu: usize, call: &LaunchCall) -> Result<(), (Code, String)> {
         self.count_launch(gpu)?;
         let found = &mut self.gpus[gpu];
-        found.n_threads += call.config.grid.iter().chain(&call.config.block).map(|&n| u64::from(n)).product::<u64>();
+        found.n_threads += call
+            .config
+            .grid
+            .iter()
+            .chain(&call.config.block)
+            .map(|&n| u64::from(n))
+            .product::<u64>();
         let checks = Checks::default();
-        let done = found.device.launch(&call.module, &call.entry, &call.config, &call.params, &checks);
-        done.map(drop).map_err(|fault| (code_of(&fault), format!("kernel {}: {fault}", call.entry)))
+        let done = found.device.launch(
+            &call.module,
+            &call.entry,
+            &call.config,
+            &call.params,
+            &checks,
+        );
+        done.map(drop)
+            .map_err(|fault| (code_of(&fault), format!("kernel {}: {fault}", call.entry)))
     }
 
     fn mark(&mut self, event: usize, generation: u64) {
@@ -214,9 +271,14 @@ impl World {
     pub fn break_gpu(&mut self, gpu: usize, code: Code, text: &str) {
         self.gpus[gpu].broken = Some(code);
         let name = modules::text_of(code).1.trim_end_matches('\0');
-        self.fault = CString::new(format!("{name} ({text})")).ok().map(|text| (code, text));
+        self.fault = CString::new(format!("{name} ({text})"))
+            .ok()
+            .map(|text| (code, text));
         let streams = self.streams.values_mut().filter(|s| s.gpu == gpu);
-        let dropped: Vec<Op> = streams.flat_map(|s| s.queue.drain(..)).map(|(_, op)| op).collect();
+        let dropped: Vec<Op> = streams
+            .flat_map(|s| s.queue.drain(..))
+            .map(|(_, op)| op)
+            .collect();
         for op in dropped {
             if let Op::Record { event, generation } = op {
                 self.mark(event, generation);

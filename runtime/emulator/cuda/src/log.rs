@@ -11,18 +11,36 @@ use std::io::Write;
 use std::sync::OnceLock;
 
 /// Calls that programs make all the time, and that ask for nothing.
-const LEFT_OUT: [&str; 4] = ["cuCtxSetCurrent", "cuCtxGetCurrent", "cuGetErrorName", "cuGetErrorString"];
+const LEFT_OUT: [&str; 4] = [
+    "cuCtxSetCurrent",
+    "cuCtxGetCurrent",
+    "cuGetErrorName",
+    "cuGetErrorString",
+];
 
 /// Adds a call.
 pub fn call(name: &str, arguments: &[(&str, Option<u64>)]) {
-    let Some(file) = file().filter(|_| !LEFT_OUT.contains(&name)) else { return };
-    let numbers = arguments.iter().filter_map(|(name, n)| Some(format!(" {name}={}", (*n)?)));
-    write(file, &format!("{name} context={}{}", world::current(), numbers.collect::<String>()));
+    let Some(file) = file().filter(|_| !LEFT_OUT.contains(&name)) else {
+        return;
+    };
+    let numbers = arguments
+        .iter()
+        .filter_map(|(name, n)| Some(format!(" {name}={}", (*n)?)));
+    write(
+        file,
+        &format!(
+            "{name} context={}{}",
+            world::current(),
+            numbers.collect::<String>()
+        ),
+    );
 }
 
 /// Adds what belongs to the last call.
 pub fn note(what: &str, text: &str) {
-    file().iter().for_each(|file| write(file, &format!("{what} {text}")));
+    file()
+        .iter()
+        .for_each(|file| write(file, &format!("{what} {text}")));
 }
 
 /// A line at once, so that those of several threads do not mix. A log that cannot be written is no reason for a driver to fail.

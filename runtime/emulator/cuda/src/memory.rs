@@ -34,7 +34,13 @@ pub fn create_pool(gpu: usize, max_bytes: usize) -> Outcome<usize> {
             return Err(NOT_SUPPORTED);
         }
         let handle = world.handle();
-        let pool = Pool { gpu, max_bytes, used_bytes: 0, sizes: BTreeMap::new(), release_threshold: 0 };
+        let pool = Pool {
+            gpu,
+            max_bytes,
+            used_bytes: 0,
+            sizes: BTreeMap::new(),
+            release_threshold: 0,
+        };
         world.pools.insert(handle, pool);
         Ok(handle)
     })
@@ -52,7 +58,9 @@ pub fn allocate(pool: usize, size_bytes: usize, stream: usize) -> Outcome<u64> {
             return Err(INVALID_VALUE);
         }
         let has_room = found.max_bytes == 0 || found.used_bytes + size_bytes <= found.max_bytes;
-        if !has_room || world.gpus[gpu].device.used_bytes() + size_bytes > world.settings.memory_bytes {
+        if !has_room
+            || world.gpus[gpu].device.used_bytes() + size_bytes > world.settings.memory_bytes
+        {
             // Memory that is given back late may be enough.
             world.finish_gpu(gpu);
             world.check(gpu)?;
@@ -61,7 +69,10 @@ pub fn allocate(pool: usize, size_bytes: usize, stream: usize) -> Outcome<u64> {
         if found.max_bytes != 0 && found.used_bytes + size_bytes > found.max_bytes {
             return Err(OUT_OF_MEMORY);
         }
-        let address = world.gpus[gpu].device.alloc(size_bytes).map_err(|_| OUT_OF_MEMORY)?;
+        let address = world.gpus[gpu]
+            .device
+            .alloc(size_bytes)
+            .map_err(|_| OUT_OF_MEMORY)?;
         found.used_bytes += size_bytes;
         found.sizes.insert(address, size_bytes);
         Ok(address)
@@ -72,7 +83,9 @@ pub fn allocate(pool: usize, size_bytes: usize, stream: usize) -> Outcome<u64> {
 pub fn free(address: u64, stream: usize) -> Outcome {
     world::with_stream(stream, |world, gpu| {
         let mut pools = world.pools.values_mut().filter(|p| p.gpu == gpu);
-        let pool = pools.find(|p| p.sizes.contains_key(&address)).ok_or(INVALID_VALUE)?;
+        let pool = pools
+            .find(|p| p.sizes.contains_key(&address))
+            .ok_or(INVALID_VALUE)?;
         pool.used_bytes -= pool.sizes.remove(&address).unwrap_or(0);
         world.ask(stream, Op::Free { address })
     })
@@ -84,7 +97,10 @@ pub fn allocate_at_once(size_bytes: usize) -> Outcome<u64> {
         if size_bytes == 0 {
             return Err(INVALID_VALUE);
         }
-        world.gpus[gpu].device.alloc(size_bytes).map_err(|_| OUT_OF_MEMORY)
+        world.gpus[gpu]
+            .device
+            .alloc(size_bytes)
+            .map_err(|_| OUT_OF_MEMORY)
     })
 }
 
@@ -97,31 +113,50 @@ pub fn free_at_once(address: u64) -> Outcome {
             Ok(world.is_idle(gpu))
         })
     })?;
-    world::with_context(|world, gpu| world.gpus[gpu].device.free(address).map_err(|_| INVALID_VALUE))
+    world::with_context(|world, gpu| {
+        world.gpus[gpu]
+            .device
+            .free(address)
+            .map_err(|_| INVALID_VALUE)
+    })
 }
 
 /// Bytes in use in a pool.
 pub fn used_bytes(pool: usize) -> Outcome<u64> {
-    world::with(|world| world.pools.get(&pool).map(|p| p.used_bytes as u64).ok_or(INVALID_HANDLE))
+    world::with(|world| {
+        world
+            .pools
+            .get(&pool)
+            .map(|p| p.used_bytes as u64)
+            .ok_or(INVALID_HANDLE)
+    })
 }
 
 /// Free and total bytes of the current device.
 pub fn info() -> Outcome<(usize, usize)> {
     world::with_context(|world, gpu| {
         let total = world.settings.memory_bytes;
-        Ok((total.saturating_sub(world.gpus[gpu].device.used_bytes()), total))
+        Ok((
+            total.saturating_sub(world.gpus[gpu].device.used_bytes()),
+            total,
+        ))
     })
 }
 
 pub fn allocate_pinned(size_bytes: usize) -> Outcome<usize> {
     world::with_context(|world, _| {
-        let layout = Layout::from_size_align(size_bytes, PAGE).ok().filter(|l| l.size() > 0).ok_or(INVALID_VALUE)?;
+        let layout = Layout::from_size_align(size_bytes, PAGE)
+            .ok()
+            .filter(|l| l.size() > 0)
+            .ok_or(INVALID_VALUE)?;
         // SAFETY: the layout has at least one byte.
         let pointer = unsafe { alloc_zeroed(layout) };
         if pointer.is_null() {
             return Err(OUT_OF_MEMORY);
         }
-        world.pinned.insert(pointer.expose_provenance(), Pinned { layout });
+        world
+            .pinned
+            .insert(pointer.expose_provenance(), Pinned { layout });
         Ok(pointer.expose_provenance())
     })
 }
@@ -137,7 +172,12 @@ pub fn free_pinned(address: usize) -> Outcome {
     world::with(|world| {
         let pinned = world.pinned.remove(&address).ok_or(INVALID_VALUE)?;
         // SAFETY: allocated above with this layout, and removed from the list, so freed once.
-        unsafe { dealloc(std::ptr::with_exposed_provenance_mut(address), pinned.layout) };
+        unsafe {
+            dealloc(
+                std::ptr::with_exposed_provenance_mut(address),
+                pinned.layout,
+            )
+        };
         Ok(())
     })
 }
@@ -145,13 +185,27 @@ pub fn free_pinned(address: usize) -> Outcome {
 pub fn to_device(to: u64, from: usize, size_bytes: usize, stream: usize) -> Outcome {
     world::with_stream(stream, |world, _| {
         if world.is_pinned(from, size_bytes) {
-            return world.ask(stream, Op::ToDevice { from, to, size_bytes });
+            return world.ask(
+                stream,
+                Op::ToDevice {
+                    from,
+                    to,
+                    size_bytes,
+                },
+            );
         }
         log::note("pageable", "cuMemcpyHtoDAsync_v2");
         world.refuse_in_capture(stream)?;
         // SAFETY: the caller's promise: `from` is the address of so many bytes. Pageable memory is read before the call returns.
-        let bytes = unsafe { slice::from_raw_parts(std::ptr::with_exposed_provenance(from), size_bytes) };
-        world.ask(stream, Op::Write { to, bytes: bytes.to_vec() })
+        let bytes =
+            unsafe { slice::from_raw_parts(std::ptr::with_exposed_provenance(from), size_bytes) };
+        world.ask(
+            stream,
+            Op::Write {
+                to,
+                bytes: bytes.to_vec(),
+            },
+        )
     })
 }
 
@@ -162,28 +216,71 @@ pub fn to_host(to: usize, from: u64, size_bytes: usize, stream: usize) -> Outcom
             log::note("pageable", "cuMemcpyDtoHAsync_v2");
             world.refuse_in_capture(stream)?;
         }
-        world.ask(stream, Op::ToHost { from, to, size_bytes })?;
+        world.ask(
+            stream,
+            Op::ToHost {
+                from,
+                to,
+                size_bytes,
+            },
+        )?;
         world.check(gpu)?;
         Ok(is_pinned)
     })
     // Copies to pageable memory are done when the call returns.
-    .and_then(|is_pinned| if is_pinned { Ok(()) } else { crate::streams::synchronize_stream(stream) })
+    .and_then(|is_pinned| {
+        if is_pinned {
+            Ok(())
+        } else {
+            crate::streams::synchronize_stream(stream)
+        }
+    })
 }
 
 pub fn copy(to: u64, from: u64, size_bytes: usize, stream: usize) -> Outcome {
-    world::with_stream(stream, |world, _| world.ask(stream, Op::Copy { from, to, size_bytes }))
+    world::with_stream(stream, |world, _| {
+        world.ask(
+            stream,
+            Op::Copy {
+                from,
+                to,
+                size_bytes,
+            },
+        )
+    })
 }
 
-pub fn copy_peer(to: (usize, u64), from: (usize, u64), size_bytes: usize, stream: usize) -> Outcome {
+pub fn copy_peer(
+    to: (usize, u64),
+    from: (usize, u64),
+    size_bytes: usize,
+    stream: usize,
+) -> Outcome {
     world::with_stream(stream, |world, _| {
         world.check(from.0)?;
         world.check(to.0)?;
-        world.ask(stream, Op::Peer { from, to, size_bytes })
+        world.ask(
+            stream,
+            Op::Peer {
+                from,
+                to,
+                size_bytes,
+            },
+        )
     })
 }
 
 pub fn fill(to: u64, value: u8, size_bytes: usize, stream: usize) -> Outcome {
-    world::with_stream(stream, |world, _| world.ask(stream, Op::Fill { to, value, size_bytes }))
+    world::with_stream(stream, |world, _| {
+        world.ask(
+            stream,
+            Op::Fill {
+                to,
+                value,
+                size_bytes,
+            },
+        )
+    })
 }
 
 impl World {

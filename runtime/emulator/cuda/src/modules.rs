@@ -38,7 +38,10 @@ pub struct LaunchCall {
 /// Name and meaning of a result.
 pub fn text_of(code: Code) -> (&'static str, &'static str) {
     let found = TEXTS.iter().find(|(c, ..)| *c == code);
-    found.map_or(("CUDA_ERROR_UNKNOWN\0", "unknown error\0"), |(_, name, text)| (name, text))
+    found.map_or(
+        ("CUDA_ERROR_UNKNOWN\0", "unknown error\0"),
+        |(_, name, text)| (name, text),
+    )
 }
 
 /// Loads PTX, or refuses machine code. The error comes with what the compiler says.
@@ -49,7 +52,10 @@ pub fn text_of(code: Code) -> (&'static str, &'static str) {
 pub unsafe fn load(image: *const u8) -> Result<usize, (Code, String)> {
     const MACHINE_CODE: &[u8] = b"\x7fELF";
     // SAFETY: machine code is longer than its mark, and text has no byte after its last that is looked at.
-    let is_machine_code = MACHINE_CODE.iter().enumerate().all(|(i, b)| unsafe { image.add(i).read() } == *b);
+    let is_machine_code = MACHINE_CODE
+        .iter()
+        .enumerate()
+        .all(|(i, b)| unsafe { image.add(i).read() } == *b);
     if is_machine_code {
         return Err((NO_BINARY_FOR_GPU, "the emulator takes PTX only".to_owned()));
     }
@@ -70,19 +76,34 @@ pub fn unload(module: usize) -> Outcome {
     world::with(|world| {
         let found = world.modules.remove(&module).ok_or(INVALID_HANDLE)?;
         world.finish_gpu(found.gpu);
-        world.gpus[found.gpu].device.unload(&found.module).map_err(|_| INVALID_VALUE)
+        world.gpus[found.gpu]
+            .device
+            .unload(&found.module)
+            .map_err(|_| INVALID_VALUE)
     })
 }
 
 pub fn function(module: usize, name: &str) -> Outcome<usize> {
     world::with_context(|world, gpu| {
-        let found = world.modules.get(&module).filter(|m| m.gpu == gpu).ok_or(INVALID_HANDLE)?;
+        let found = world
+            .modules
+            .get(&module)
+            .filter(|m| m.gpu == gpu)
+            .ok_or(INVALID_HANDLE)?;
         if !found.module.kernels().contains(&name) {
             return Err(NOT_FOUND);
         }
         let (module, entry) = (found.module.clone(), name.to_owned());
         let handle = world.handle();
-        world.functions.insert(handle, Function { gpu, module, entry, max_shared_bytes: DEFAULT_SHARED_BYTES });
+        world.functions.insert(
+            handle,
+            Function {
+                gpu,
+                module,
+                entry,
+                max_shared_bytes: DEFAULT_SHARED_BYTES,
+            },
+        );
         Ok(handle)
     })
 }
@@ -92,7 +113,11 @@ pub fn allow_shared(function: usize, size_bytes: usize) -> Outcome {
         let most = world.gpus[gpu].device.limits().shared_bytes_per_block;
         let found = world.functions.get_mut(&function).ok_or(INVALID_HANDLE)?;
         found.max_shared_bytes = size_bytes;
-        if size_bytes <= most { Ok(()) } else { Err(INVALID_VALUE) }
+        if size_bytes <= most {
+            Ok(())
+        } else {
+            Err(INVALID_VALUE)
+        }
     })
 }
 
@@ -101,21 +126,38 @@ pub fn allow_shared(function: usize, size_bytes: usize) -> Outcome {
 /// # Safety
 ///
 /// It has as many as the kernel has parameters, each of the parameter's size.
-pub unsafe fn launch(function: usize, config: LaunchConfig, params: *const *const c_void, stream: usize) -> Outcome {
+pub unsafe fn launch(
+    function: usize,
+    config: LaunchConfig,
+    params: *const *const c_void,
+    stream: usize,
+) -> Outcome {
     world::with_stream(stream, |world, gpu| {
-        let found = world.functions.get(&function).filter(|f| f.gpu == gpu).ok_or(INVALID_HANDLE)?;
+        let found = world
+            .functions
+            .get(&function)
+            .filter(|f| f.gpu == gpu)
+            .ok_or(INVALID_HANDLE)?;
         if config.dynamic_shared_bytes > found.max_shared_bytes || config.grid.contains(&0) {
             return Err(INVALID_VALUE);
         }
         log::note("kernel", &found.entry);
-        let layout = found.module.parameters(&found.entry).map_err(|_| INVALID_VALUE)?;
+        let layout = found
+            .module
+            .parameters(&found.entry)
+            .map_err(|_| INVALID_VALUE)?;
         let mut bytes = vec![0; layout.iter().map(|(at, size)| at + size).max().unwrap_or(0)];
         for (i, (at, size)) in layout.into_iter().enumerate() {
             // SAFETY: the caller's promise.
             let arg = unsafe { std::slice::from_raw_parts((*params.add(i)).cast::<u8>(), size) };
             bytes[at..at + size].copy_from_slice(arg);
         }
-        let call = LaunchCall { module: found.module.clone(), entry: found.entry.clone(), config, params: bytes };
+        let call = LaunchCall {
+            module: found.module.clone(),
+            entry: found.entry.clone(),
+            config,
+            params: bytes,
+        };
         world.ask(stream, Op::Launch(call))
     })
 }

@@ -237,7 +237,10 @@ exports! {
 
 #[unsafe(no_mangle)]
 extern "C" fn ncclGetErrorString(code: Code) -> *const c_char {
-    let text = usize::try_from(code).ok().and_then(|c| TEXTS.get(c)).unwrap_or(&"unknown result code\0");
+    let text = usize::try_from(code)
+        .ok()
+        .and_then(|c| TEXTS.get(c))
+        .unwrap_or(&"unknown result code\0");
     text.as_ptr().cast()
 }
 
@@ -253,9 +256,16 @@ fn with<T>(call: impl FnOnce(&mut World) -> Result<T, Code>) -> Result<T, Code> 
 }
 
 /// The same for a call about a communicator: gives its clique and rank.
-fn with_rank<T>(comm: usize, call: impl FnOnce(&mut World, usize, usize) -> Result<T, Code>) -> Result<T, Code> {
+fn with_rank<T>(
+    comm: usize,
+    call: impl FnOnce(&mut World, usize, usize) -> Result<T, Code>,
+) -> Result<T, Code> {
     with(|world| {
-        let (&clique, found) = world.cliques.range(..=comm).next_back().ok_or(INVALID_ARGUMENT)?;
+        let (&clique, found) = world
+            .cliques
+            .range(..=comm)
+            .next_back()
+            .ok_or(INVALID_ARGUMENT)?;
         let rank = comm - clique;
         if found.ranks.get(rank).is_none_or(|r| r.is_aborted) {
             return Err(INVALID_ARGUMENT);
@@ -270,14 +280,28 @@ fn make(wanted: Vec<Wanted>) -> Result<(), Code> {
     let gpus: BTreeSet<usize> = wanted.iter().map(|w| w.gpu).collect();
     let ranks: BTreeMap<usize, usize> = wanted.iter().map(|w| (w.rank, w.gpu)).collect();
     // As NCCL: no two ranks on one device.
-    if gpus.len() != n || ranks.len() != n || wanted.iter().any(|w| w.n != n || w.id != wanted[0].id) {
+    if gpus.len() != n
+        || ranks.len() != n
+        || wanted.iter().any(|w| w.n != n || w.id != wanted[0].id)
+    {
         return Err(INVALID_USAGE);
     }
     let first = with(|world| {
-        gpus.iter().try_for_each(|&gpu| world.check(gpu)).map_err(|_| UNHANDLED_CUDA_ERROR)?;
+        gpus.iter()
+            .try_for_each(|&gpu| world.check(gpu))
+            .map_err(|_| UNHANDLED_CUDA_ERROR)?;
         let first = world.handle();
-        let rank = |&gpu: &usize| Rank { gpu, looks: LOOKS, pending: None, n_asked: 0, is_aborted: false };
-        let clique = Clique { ranks: ranks.values().map(rank).collect(), collectives: BTreeMap::new() };
+        let rank = |&gpu: &usize| Rank {
+            gpu,
+            looks: LOOKS,
+            pending: None,
+            n_asked: 0,
+            is_aborted: false,
+        };
+        let clique = Clique {
+            ranks: ranks.values().map(rank).collect(),
+            collectives: BTreeMap::new(),
+        };
         world.cliques.insert(first, clique);
         Ok(first)
     })?;
@@ -296,14 +320,20 @@ fn look(world: &mut World, clique: usize, rank: usize) -> Result<Code, Code> {
     let gpu = own.gpu;
     // The first time, ranks connect.
     let is_connecting = own.pending.is_some() && own.n_asked == 1 && !have_begun;
-    own.looks = if is_connecting { own.looks } else { own.looks.saturating_sub(1) };
+    own.looks = if is_connecting {
+        own.looks
+    } else {
+        own.looks.saturating_sub(1)
+    };
     let is_busy = own.looks > 0;
     let pending = if is_busy { None } else { own.pending.take() };
     if world.check(gpu).is_err() {
         return Ok(UNHANDLED_CUDA_ERROR);
     }
     if let Some((stream, part)) = pending {
-        world.ask(stream, Op::Collective(part)).map_err(|_| UNHANDLED_CUDA_ERROR)?;
+        world
+            .ask(stream, Op::Collective(part))
+            .map_err(|_| UNHANDLED_CUDA_ERROR)?;
     }
     Ok(if is_busy { IN_PROGRESS } else { SUCCESS })
 }
@@ -312,12 +342,22 @@ impl World {
     /// A device's stream has come to its part of a collective: whether it may go on, since all ranks have come.
     pub fn come_to(&mut self, gpu: usize, part: &Part) -> Result<bool, (codes::Code, String)> {
         let lost = |text: &str| (DEVICE_UNAVAILABLE, text.to_owned());
-        let Some(clique) = self.cliques.get_mut(&part.clique) else { return Err(lost("no such communicator")) };
+        let Some(clique) = self.cliques.get_mut(&part.clique) else {
+            return Err(lost("no such communicator"));
+        };
         let n = clique.ranks.len();
-        let new = Collective { what: part.what, from: BTreeMap::new(), result: None, n_taken: 0 };
+        let new = Collective {
+            what: part.what,
+            from: BTreeMap::new(),
+            result: None,
+            n_taken: 0,
+        };
         let found = clique.collectives.entry(part.number).or_insert(new);
         if found.what != part.what {
-            let text = format!("rank {} of a collective does {:?}, another {:?}", part.rank, part.what, found.what);
+            let text = format!(
+                "rank {} of a collective does {:?}, another {:?}",
+                part.rank, part.what, found.what
+            );
             return Err((LAUNCH_FAILED, text));
         }
         if found.from.insert(part.rank, part.from).is_none() {
@@ -329,14 +369,24 @@ impl World {
     }
 
     fn collective(&mut self, part: &Part) -> Option<&mut Collective> {
-        self.cliques.get_mut(&part.clique)?.collectives.get_mut(&part.number)
+        self.cliques
+            .get_mut(&part.clique)?
+            .collectives
+            .get_mut(&part.number)
     }
 
     /// Does what another rank's stream was asked before its part, as far as that was asked.
     fn bring(&mut self, rank: usize, part: &Part) {
         let is_its = |op: &Op| matches!(op, Op::Collective(p) if (p.clique, p.number, p.rank) == (part.clique, part.number, rank));
-        while self.collective(part).is_some_and(|c| c.result.is_none() && !c.from.contains_key(&rank)) {
-            let holder = self.streams.iter().find(|(_, s)| s.queue.iter().any(|(_, op)| is_its(op))).map(|(h, _)| *h);
+        while self
+            .collective(part)
+            .is_some_and(|c| c.result.is_none() && !c.from.contains_key(&rank))
+        {
+            let holder = self
+                .streams
+                .iter()
+                .find(|(_, s)| s.queue.iter().any(|(_, op)| is_its(op)))
+                .map(|(h, _)| *h);
             if !holder.is_some_and(|stream| self.step(stream)) {
                 return;
             }
@@ -345,8 +395,12 @@ impl World {
 
     /// Reduces once all ranks have come.
     fn reduce(&mut self, part: &Part) -> Result<bool, (codes::Code, String)> {
-        let Some(clique) = self.cliques.get(&part.clique) else { return Ok(false) };
-        let Some(found) = clique.collectives.get(&part.number) else { return Ok(false) };
+        let Some(clique) = self.cliques.get(&part.clique) else {
+            return Ok(false);
+        };
+        let Some(found) = clique.collectives.get(&part.number) else {
+            return Ok(false);
+        };
         if found.result.is_some() {
             return Ok(true);
         }
@@ -354,7 +408,10 @@ impl World {
         if found.from.len() < clique.ranks.len() || clique.ranks.iter().any(is_gone) {
             return Ok(false);
         }
-        let size = DTYPES.iter().find(|d| d.0 == part.what.dtype).map_or(1, |d| d.1);
+        let size = DTYPES
+            .iter()
+            .find(|d| d.0 == part.what.dtype)
+            .map_or(1, |d| d.1);
         let mut all = Vec::new();
         for (rank, from) in &found.from {
             let mut bytes = vec![0; part.what.n * size];
@@ -373,7 +430,9 @@ impl World {
     /// Where the result of a rank goes, and the result.
     pub fn take_result(&mut self, part: &Part) -> (u64, Vec<u8>) {
         let n = self.cliques.get(&part.clique).map_or(0, |c| c.ranks.len());
-        let Some(found) = self.collective(part) else { return (part.to, Vec::new()) };
+        let Some(found) = self.collective(part) else {
+            return (part.to, Vec::new());
+        };
         let result = found.result.clone().unwrap_or_default();
         found.n_taken += 1;
         if found.n_taken == n

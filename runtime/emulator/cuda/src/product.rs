@@ -81,7 +81,12 @@ impl Matrix {
     }
 
     /// `rows` by `columns` elements, column after column.
-    fn read(&self, device: &Device, batch: u64, [rows, columns]: [u64; 2]) -> Result<Vec<f64>, Fault> {
+    fn read(
+        &self,
+        device: &Device,
+        batch: u64,
+        [rows, columns]: [u64; 2],
+    ) -> Result<Vec<f64>, Fault> {
         let size = self.element_bytes();
         let mut values = Vec::with_capacity((rows * columns) as usize);
         for column in 0..columns {
@@ -100,27 +105,57 @@ impl ProductCall {
             device.fill(self.workspace.0, USED, self.workspace.1 as usize)?;
         }
         let bias = match self.epilogue.bias {
-            Some(address) => Matrix { address, ..self.d.clone() }.read(device, 0, [m, 1])?,
+            Some(address) => Matrix {
+                address,
+                ..self.d.clone()
+            }
+            .read(device, 0, [m, 1])?,
             None => vec![0.0; m as usize],
         };
-        let turned =
-            |transposed: bool, [rows, columns]: [u64; 2]| if transposed { [columns, rows] } else { [rows, columns] };
-        let [of_a, of_b] = [turned(self.transposes[0], [m, k]), turned(self.transposes[1], [k, n])];
+        let turned = |transposed: bool, [rows, columns]: [u64; 2]| {
+            if transposed {
+                [columns, rows]
+            } else {
+                [rows, columns]
+            }
+        };
+        let [of_a, of_b] = [
+            turned(self.transposes[0], [m, k]),
+            turned(self.transposes[1], [k, n]),
+        ];
         for batch in 0..self.n_batch {
-            let (a, b) = (self.a.read(device, batch, of_a)?, self.b.read(device, batch, of_b)?);
+            let (a, b) = (
+                self.a.read(device, batch, of_a)?,
+                self.b.read(device, batch, of_b)?,
+            );
             let at = |values: &[f64], transposed: bool, rows: u64, i: u64, j: u64| {
-                let value = values[if transposed { i * rows + j } else { j * rows + i } as usize];
-                if self.rounds { f64::from(f32::from_bits((value as f32).to_bits() & !0x1fff)) } else { value }
+                let value = values[if transposed {
+                    i * rows + j
+                } else {
+                    j * rows + i
+                } as usize];
+                if self.rounds {
+                    f64::from(f32::from_bits((value as f32).to_bits() & !0x1fff))
+                } else {
+                    value
+                }
             };
             for column in 0..n {
                 let mut bytes = Vec::new();
                 for row in 0..m {
                     let terms = (0..k).map(|i| {
-                        at(&a, self.transposes[0], of_a[0], row, i) * at(&b, self.transposes[1], of_b[0], i, column)
+                        at(&a, self.transposes[0], of_a[0], row, i)
+                            * at(&b, self.transposes[1], of_b[0], i, column)
                     });
-                    let value = self.sum(terms) + bias[row as usize] + f64::from(u8::from(wrong == Some(Wrong::Sum)));
+                    let value = self.sum(terms)
+                        + bias[row as usize]
+                        + f64::from(u8::from(wrong == Some(Wrong::Sum)));
                     let is_negative = value < 0.0 || value.is_nan() && wrong == Some(Wrong::Relu);
-                    let value = if self.epilogue.relu && is_negative { 0.0 } else { value };
+                    let value = if self.epilogue.relu && is_negative {
+                        0.0
+                    } else {
+                        value
+                    };
                     bytes.extend(self.d.bytes(value));
                 }
                 device.copy_in(self.d.column_at(batch, column), &bytes)?;
@@ -141,7 +176,10 @@ impl ProductCall {
 impl World {
     /// Computes a product.
     pub fn product(&mut self, gpu: usize, call: &ProductCall) -> Result<(), (Code, String)> {
-        let n_threads = self.settings.product_threads.unwrap_or(call.n_batch * call.sizes[0] * call.sizes[1]);
+        let n_threads = self
+            .settings
+            .product_threads
+            .unwrap_or(call.n_batch * call.sizes[0] * call.sizes[1]);
         self.count_launch(gpu)?;
         self.gpus[gpu].n_threads += n_threads;
         let done = call.run(&self.gpus[gpu].device, self.settings.wrong_product);

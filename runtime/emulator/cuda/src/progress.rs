@@ -15,16 +15,27 @@ pub fn start() {
         while do_one() {}
     };
     // Without the thread requests are done when something waits for them, which is all that most programs need.
-    let _ = thread::Builder::new().name("emulated-cuda".to_owned()).spawn(run);
+    let _ = thread::Builder::new()
+        .name("emulated-cuda".to_owned())
+        .spawn(run);
 }
 
 /// Does one request that is old enough, of the stream made last that does not wait for what has still to be asked; false when there is none.
 fn do_one() -> bool {
     let done = world::with(|world| {
         let delay = world.settings.delay;
-        let old = |s: &Stream| s.queue.front().is_some_and(|(asked, _)| asked.elapsed() >= delay);
-        let streams: Vec<usize> =
-            world.streams.iter().rev().filter(|(_, s)| old(s)).map(|(handle, _)| *handle).collect();
+        let old = |s: &Stream| {
+            s.queue
+                .front()
+                .is_some_and(|(asked, _)| asked.elapsed() >= delay)
+        };
+        let streams: Vec<usize> = world
+            .streams
+            .iter()
+            .rev()
+            .filter(|(_, s)| old(s))
+            .map(|(handle, _)| *handle)
+            .collect();
         Ok(streams.into_iter().any(|s| world.step(s)))
     });
     done.unwrap_or(false)

@@ -29,14 +29,25 @@ pub struct Event {
 
 impl Event {
     pub fn new(gpu: usize) -> Event {
-        Event { gpu, recorded: 0, done: 0, at: None, captured: None }
+        Event {
+            gpu,
+            recorded: 0,
+            done: 0,
+            at: None,
+            captured: None,
+        }
     }
 }
 
 pub fn create_stream() -> Outcome<usize> {
     world::with_context(|world, gpu| {
         let handle = world.handle();
-        let stream = Stream { gpu, queue: VecDeque::new(), capture: None, is_branch: false };
+        let stream = Stream {
+            gpu,
+            queue: VecDeque::new(),
+            capture: None,
+            is_branch: false,
+        };
         world.streams.insert(handle, stream);
         Ok(handle)
     })
@@ -68,7 +79,11 @@ pub fn synchronize_stream(stream: usize) -> Outcome {
 pub fn query_stream(stream: usize) -> Outcome {
     world::with_stream(stream, |world, _| {
         world.refuse_in_capture(stream)?;
-        if world.streams[&stream].queue.is_empty() { Ok(()) } else { Err(NOT_READY) }
+        if world.streams[&stream].queue.is_empty() {
+            Ok(())
+        } else {
+            Err(NOT_READY)
+        }
     })
 }
 
@@ -104,7 +119,9 @@ pub fn record(event: usize, stream: usize) -> Outcome {
         }
         found.recorded += 1;
         let generation = found.recorded;
-        found.captured = world.streams[&stream].capture.map(|capture| (capture, generation));
+        found.captured = world.streams[&stream]
+            .capture
+            .map(|capture| (capture, generation));
         if found.captured.is_some() {
             // Outside of the capture nothing is recorded.
             found.done = generation;
@@ -116,9 +133,16 @@ pub fn record(event: usize, stream: usize) -> Outcome {
 pub fn wait(stream: usize, event: usize) -> Outcome {
     world::with_stream(stream, |world, _| {
         let found = world.events.get(&event).ok_or(INVALID_HANDLE)?;
-        let (generation, captured) = (found.recorded, found.captured.filter(|c| world.captures.contains_key(&c.0)));
+        let (generation, captured) = (
+            found.recorded,
+            found.captured.filter(|c| world.captures.contains_key(&c.0)),
+        );
         world.join_capture(stream, captured.map(|c| c.0))?;
-        if generation == 0 { Ok(()) } else { world.ask(stream, Op::Wait { event, generation }) }
+        if generation == 0 {
+            Ok(())
+        } else {
+            world.ask(stream, Op::Wait { event, generation })
+        }
     })
 }
 
@@ -137,7 +161,11 @@ pub fn query_event(event: usize) -> Outcome {
     world::with(|world| {
         let (gpu, generation) = world.event(event)?;
         world.check(gpu)?;
-        if world.is_done(event, generation) { Ok(()) } else { Err(NOT_READY) }
+        if world.is_done(event, generation) {
+            Ok(())
+        } else {
+            Err(NOT_READY)
+        }
     })
 }
 
@@ -146,7 +174,11 @@ pub fn elapsed_ms(start: usize, end: usize) -> Outcome<f32> {
     world::with(|world| {
         let at = |event: usize| {
             let found = world.events.get(&event).ok_or(INVALID_HANDLE)?;
-            if found.done < found.recorded { Err(NOT_READY) } else { found.at.ok_or(INVALID_HANDLE) }
+            if found.done < found.recorded {
+                Err(NOT_READY)
+            } else {
+                found.at.ok_or(INVALID_HANDLE)
+            }
         };
         let ((from, threads_from), (to, threads_to)) = (at(start)?, at(end)?);
         if world.settings.counts_threads {
@@ -164,7 +196,10 @@ impl World {
 
     /// The same of all streams of a device.
     pub fn is_idle(&self, gpu: usize) -> bool {
-        self.streams.values().filter(|s| s.gpu == gpu).all(|s| s.queue.is_empty())
+        self.streams
+            .values()
+            .filter(|s| s.gpu == gpu)
+            .all(|s| s.queue.is_empty())
     }
 
     /// Device and last generation of an event. Refused while that is in a capture.
@@ -180,7 +215,11 @@ impl World {
     pub fn ask(&mut self, stream: usize, op: Op) -> Outcome {
         let found = self.streams.get_mut(&stream).ok_or(INVALID_HANDLE)?;
         match found.capture {
-            Some(capture) => self.captures.get_mut(&capture).ok_or(INVALID_HANDLE)?.push(stream, op),
+            Some(capture) => self
+                .captures
+                .get_mut(&capture)
+                .ok_or(INVALID_HANDLE)?
+                .push(stream, op),
             None => {
                 found.queue.push_back((Instant::now(), op));
                 Ok(())

@@ -91,7 +91,9 @@ impl Settings {
     pub fn parse(text: &str) -> Result<Settings, String> {
         let mut settings = Settings::default();
         for part in text.split(',').map(str::trim).filter(|p| !p.is_empty()) {
-            settings.set(part).ok_or_else(|| format!("EMULATED_CUDA: {part:?} is not understood"))?;
+            settings
+                .set(part)
+                .ok_or_else(|| format!("EMULATED_CUDA: {part:?} is not understood"))?;
         }
         Ok(settings)
     }
@@ -194,7 +196,10 @@ pub fn init() -> Outcome {
     let settings = Settings::of_process()?;
     let gpu = |number| Gpu {
         number,
-        device: Device::new(Limits { memory_bytes: settings.memory_bytes, ..Limits::default() }),
+        device: Device::new(Limits {
+            memory_bytes: settings.memory_bytes,
+            ..Limits::default()
+        }),
         n_launches: 0,
         n_threads: 0,
         broken: None,
@@ -228,8 +233,12 @@ pub fn init() -> Outcome {
 
 /// The devices that `CUDA_VISIBLE_DEVICES` leaves, in its order; it ends at the first that is not there.
 fn visible(n_devices: usize) -> Vec<usize> {
-    let Ok(list) = std::env::var("CUDA_VISIBLE_DEVICES") else { return (0..n_devices).collect() };
-    let numbers = list.split(',').map(|n| n.trim().parse::<usize>().ok().filter(|&n| n < n_devices));
+    let Ok(list) = std::env::var("CUDA_VISIBLE_DEVICES") else {
+        return (0..n_devices).collect();
+    };
+    let numbers = list
+        .split(',')
+        .map(|n| n.trim().parse::<usize>().ok().filter(|&n| n < n_devices));
     numbers.map_while(|n| n).collect()
 }
 
@@ -251,10 +260,17 @@ pub fn with_context<T>(call: impl FnOnce(&mut World, usize) -> Outcome<T>) -> Ou
 }
 
 /// The same for a call about a stream of the current context.
-pub fn with_stream<T>(stream: usize, call: impl FnOnce(&mut World, usize) -> Outcome<T>) -> Outcome<T> {
+pub fn with_stream<T>(
+    stream: usize,
+    call: impl FnOnce(&mut World, usize) -> Outcome<T>,
+) -> Outcome<T> {
     with_context(|world, gpu| {
         let found = world.streams.get(&stream).ok_or(INVALID_HANDLE)?;
-        if found.gpu == gpu { call(world, gpu) } else { Err(INVALID_CONTEXT) }
+        if found.gpu == gpu {
+            call(world, gpu)
+        } else {
+            Err(INVALID_CONTEXT)
+        }
     })
 }
 
@@ -305,8 +321,17 @@ mod tests {
 
     #[test]
     fn settings_are_read() {
-        let read = Settings::parse("devices=4, memory=1000,capability=80,peers=0,lose=1:3").unwrap();
-        assert_eq!((read.n_devices, read.memory_bytes, read.capability, read.peers), (4, 1000, 80, false));
+        let read =
+            Settings::parse("devices=4, memory=1000,capability=80,peers=0,lose=1:3").unwrap();
+        assert_eq!(
+            (
+                read.n_devices,
+                read.memory_bytes,
+                read.capability,
+                read.peers
+            ),
+            (4, 1000, 80, false)
+        );
         assert_eq!((read.lose, read.fault), (Some((1, 3)), None));
         assert_eq!(Settings::parse("").unwrap(), Settings::default());
         for bad in ["devices", "devices=x", "lose=1", "speed=1"] {

@@ -8,7 +8,9 @@ use super::{
 };
 use crate::{
     fault::Result,
-    lanes::{LaneFn, Slots, Two, binary, carry, compare, logic, quaternary, select, ternary, unary},
+    lanes::{
+        LaneFn, Slots, Two, binary, carry, compare, logic, quaternary, select, ternary, unary,
+    },
     numeric::{
         format::{Bf16, F16, Half},
         integer::{Integer, insert32, insert64, lookup, permute},
@@ -126,14 +128,25 @@ impl<'a> Decoder<'a> {
     }
 
     /// Emits `run` with the first operand as target of type `target` and the rest as sources.
-    pub(super) fn emit_lanes(&mut self, ins: &Ins<'a>, target: Type, sources: &[Type], run: LaneFn) -> Result<()> {
+    pub(super) fn emit_lanes(
+        &mut self,
+        ins: &Ins<'a>,
+        target: Type,
+        sources: &[Type],
+        run: LaneFn,
+    ) -> Result<()> {
         ins.expect_operands(sources.len() + 1)?;
-        let mut slots = Slots { d: self.target(ins.operand(0)?, target)?, ..Slots::default() };
+        let mut slots = Slots {
+            d: self.target(ins.operand(0)?, target)?,
+            ..Slots::default()
+        };
         if slots.d == NONE {
             return Ok(());
         }
-        for (k, (slot, ty)) in
-            [&mut slots.a, &mut slots.b, &mut slots.c, &mut slots.e].into_iter().zip(sources).enumerate()
+        for (k, (slot, ty)) in [&mut slots.a, &mut slots.b, &mut slots.c, &mut slots.e]
+            .into_iter()
+            .zip(sources)
+            .enumerate()
         {
             *slot = self.source(ins.operand(k + 1)?, *ty)?;
         }
@@ -147,8 +160,19 @@ impl<'a> Decoder<'a> {
         match (ins.operand(0)?, ins.operand(1)?) {
             (to, from) if ty == Type::Pred => {
                 let (p, (a, flip)) = (self.predicate(to)?, self.condition(from)?);
-                let run = if flip == 0 { logic(|a, _, _| a) } else { logic(|a, _, _| !a) };
-                self.emit(Action::Lanes(run), Slots { p, a, ..Slots::default() });
+                let run = if flip == 0 {
+                    logic(|a, _, _| a)
+                } else {
+                    logic(|a, _, _| !a)
+                };
+                self.emit(
+                    Action::Lanes(run),
+                    Slots {
+                        p,
+                        a,
+                        ..Slots::default()
+                    },
+                );
             }
             (Operand::Vector(to), from) => self.unpack(to, from, ty)?,
             (to, Operand::Vector(from)) => self.pack(to, from, ty)?,
@@ -166,10 +190,21 @@ impl<'a> Decoder<'a> {
             return;
         }
         match ty.units() {
-            1 => self.emit(Action::Lanes(unary(|a: u32| a)), Slots { d, a, ..Slots::default() }),
+            1 => self.emit(
+                Action::Lanes(unary(|a: u32| a)),
+                Slots {
+                    d,
+                    a,
+                    ..Slots::default()
+                },
+            ),
             units => {
                 for k in (0..units).step_by(2) {
-                    let slots = Slots { d: d + k, a: a + k, ..Slots::default() };
+                    let slots = Slots {
+                        d: d + k,
+                        a: a + k,
+                        ..Slots::default()
+                    };
                     self.emit(Action::Lanes(unary(|a: u64| a)), slots);
                 }
             }
@@ -201,9 +236,20 @@ impl<'a> Decoder<'a> {
         };
         for (k, (to, run)) in to.iter().zip(runs).enumerate() {
             let d = self.target(to, part)?;
-            let a = if ty == Type::B128 { a + 2 * k as u32 } else { a };
+            let a = if ty == Type::B128 {
+                a + 2 * k as u32
+            } else {
+                a
+            };
             if d != NONE {
-                self.emit(Action::Lanes(*run), Slots { d, a, ..Slots::default() });
+                self.emit(
+                    Action::Lanes(*run),
+                    Slots {
+                        d,
+                        a,
+                        ..Slots::default()
+                    },
+                );
             }
         }
         Ok(())
@@ -213,9 +259,19 @@ impl<'a> Decoder<'a> {
     fn pack(&mut self, to: &Operand, from: &[Operand], ty: Type) -> Result<()> {
         let d = self.target(to, ty)?;
         let part = part_type(ty, from.len())?;
-        let sources: Vec<u32> = from.iter().map(|f| self.source(f, part)).collect::<Result<_>>()?;
+        let sources: Vec<u32> = from
+            .iter()
+            .map(|f| self.source(f, part))
+            .collect::<Result<_>>()?;
         let at = |k: usize| sources.get(k).copied().unwrap_or(0);
-        let slots = Slots { d, a: at(0), b: at(1), c: at(2), e: at(3), ..Slots::default() };
+        let slots = Slots {
+            d,
+            a: at(0),
+            b: at(1),
+            c: at(2),
+            e: at(3),
+            ..Slots::default()
+        };
         let run = match (ty.size_bytes(), from.len()) {
             (2, 2) => binary(|a: u8, b: u8| u16::from(a) | u16::from(b) << 8),
             (4, 2) => binary(|a: u16, b: u16| u32::from(a) | u32::from(b) << 16),
@@ -239,7 +295,11 @@ impl<'a> Decoder<'a> {
     fn logic(&mut self, ins: &Ins<'a>) -> Result<()> {
         let p = self.predicate(ins.operand(0)?)?;
         let (a, flip) = self.condition(ins.operand(1)?)?;
-        let (b, other) = if ins.root() == "not" { (a, flip) } else { self.condition(ins.operand(2)?)? };
+        let (b, other) = if ins.root() == "not" {
+            (a, flip)
+        } else {
+            self.condition(ins.operand(2)?)?
+        };
         let (a, b) = (self.upright(a, flip), self.upright(b, other));
         let run = match ins.root() {
             "and" => logic(|a, b, _| a & b),
@@ -247,7 +307,15 @@ impl<'a> Decoder<'a> {
             "xor" => logic(|a, b, _| a ^ b),
             _ => logic(|a, _, _| !a),
         };
-        self.emit(Action::Lanes(run), Slots { p, a, b, ..Slots::default() });
+        self.emit(
+            Action::Lanes(run),
+            Slots {
+                p,
+                a,
+                b,
+                ..Slots::default()
+            },
+        );
         Ok(())
     }
 
@@ -257,7 +325,14 @@ impl<'a> Decoder<'a> {
             return a;
         }
         let p = self.new_register(Type::Pred);
-        self.emit(Action::Lanes(logic(|a, _, _| !a)), Slots { p, a, ..Slots::default() });
+        self.emit(
+            Action::Lanes(logic(|a, _, _| !a)),
+            Slots {
+                p,
+                a,
+                ..Slots::default()
+            },
+        );
         p
     }
 
@@ -278,7 +353,10 @@ impl<'a> Decoder<'a> {
 
     /// Compares operands 1 and 2 into the scratch predicate; halves as the single-precision numbers that they are.
     fn compare(&mut self, ins: &Ins<'a>, ty: Type, part: Part) -> Result<()> {
-        let (mut a, mut b) = (self.source(ins.operand(1)?, ty)?, self.source(ins.operand(2)?, ty)?);
+        let (mut a, mut b) = (
+            self.source(ins.operand(1)?, ty)?,
+            self.source(ins.operand(2)?, ty)?,
+        );
         let widen = match (ty, part) {
             (Type::F16, _) => Some(unary(|x: F16| x.to_f32())),
             (Type::BF16, _) => Some(unary(|x: Bf16| x.to_f32())),
@@ -293,14 +371,30 @@ impl<'a> Decoder<'a> {
             compared = Type::F32;
             for side in [&mut a, &mut b] {
                 let d = self.new_register(Type::F32);
-                self.emit(Action::Lanes(widen), Slots { d, a: *side, ..Slots::default() });
+                self.emit(
+                    Action::Lanes(widen),
+                    Slots {
+                        d,
+                        a: *side,
+                        ..Slots::default()
+                    },
+                );
                 *side = d;
             }
         }
         let name = ins.parts[1];
         let ftz = ins.has("ftz") && ty == Type::F32;
-        let run = comparison(name, compared, ftz).ok_or_else(|| unsupported(format!("comparison `{name}`")))?;
-        self.emit(Action::Lanes(run), Slots { p: SCRATCH, a, b, ..Slots::default() });
+        let run = comparison(name, compared, ftz)
+            .ok_or_else(|| unsupported(format!("comparison `{name}`")))?;
+        self.emit(
+            Action::Lanes(run),
+            Slots {
+                p: SCRATCH,
+                a,
+                b,
+                ..Slots::default()
+            },
+        );
         Ok(())
     }
 
@@ -309,8 +403,15 @@ impl<'a> Decoder<'a> {
         if p == NONE {
             return Ok(());
         }
-        let (c, flip) = if ins.operands.len() > 3 { self.condition(ins.operand(3)?)? } else { (from, 0) };
-        let combine = ["and", "or", "xor"].into_iter().find(|m| ins.has(m)).filter(|_| ins.operands.len() > 3);
+        let (c, flip) = if ins.operands.len() > 3 {
+            self.condition(ins.operand(3)?)?
+        } else {
+            (from, 0)
+        };
+        let combine = ["and", "or", "xor"]
+            .into_iter()
+            .find(|m| ins.has(m))
+            .filter(|_| ins.operands.len() > 3);
         let run = match (combine, complement, flip != 0) {
             (None, false, _) => logic(|a, _, _| a),
             (None, true, _) => logic(|a, _, _| !a),
@@ -325,14 +426,27 @@ impl<'a> Decoder<'a> {
             (Some(_), false, false) | (Some(_), true, true) => logic(|a, _, c| a ^ c),
             (Some(_), ..) => logic(|a, _, c| !(a ^ c)),
         };
-        self.emit(Action::Lanes(run), Slots { p, a: from, b: from, c, ..Slots::default() });
+        self.emit(
+            Action::Lanes(run),
+            Slots {
+                p,
+                a: from,
+                b: from,
+                c,
+                ..Slots::default()
+            },
+        );
         Ok(())
     }
 
     /// `set.lt.u32.f32 d, a, b`: all ones or 1.0 where it holds.
     fn set(&mut self, ins: &Ins<'a>) -> Result<()> {
         let ty = ins.ty()?;
-        let target = ins.parts.iter().find_map(|p| Type::parse(p)).ok_or_else(|| malformed("no type suffix"))?;
+        let target = ins
+            .parts
+            .iter()
+            .find_map(|p| Type::parse(p))
+            .ok_or_else(|| malformed("no type suffix"))?;
         self.compare(ins, ty, Part::Lower)?;
         self.set_predicate(ins, SCRATCH, SCRATCH, false)?;
         let d = self.target(ins.operand(0)?, target)?;
@@ -348,7 +462,16 @@ impl<'a> Decoder<'a> {
             _ => return Err(unsupported(format!("a result of type {}", target.name()))),
         };
         let (a, b) = (self.constant(one, target)?, self.constant(0, target)?);
-        self.emit(Action::Lanes(select::<u32, _>(|p| p)), Slots { d, a, b, r: SCRATCH, ..Slots::default() });
+        self.emit(
+            Action::Lanes(select::<u32, _>(|p| p)),
+            Slots {
+                d,
+                a,
+                b,
+                r: SCRATCH,
+                ..Slots::default()
+            },
+        );
         Ok(())
     }
 
@@ -356,7 +479,10 @@ impl<'a> Decoder<'a> {
         ins.expect_operands(4)?;
         let ty = ins.ty()?;
         let d = self.target(ins.operand(0)?, ty)?;
-        let (a, b) = (self.source(ins.operand(1)?, ty)?, self.source(ins.operand(2)?, ty)?);
+        let (a, b) = (
+            self.source(ins.operand(1)?, ty)?,
+            self.source(ins.operand(2)?, ty)?,
+        );
         let (r, flip) = self.condition(ins.operand(3)?)?;
         let run = match (ty.units(), flip) {
             (1, 0) => select::<u32, _>(|p| p),
@@ -364,14 +490,27 @@ impl<'a> Decoder<'a> {
             (_, 0) => select::<u64, _>(|p| p),
             _ => select::<u64, _>(|p| !p),
         };
-        self.emit(Action::Lanes(run), Slots { d, a, b, r, ..Slots::default() });
+        self.emit(
+            Action::Lanes(run),
+            Slots {
+                d,
+                a,
+                b,
+                r,
+                ..Slots::default()
+            },
+        );
         Ok(())
     }
 
     /// `slct.f32.s32 d, a, b, c`: `a` where `c >= 0`.
     fn slct(&mut self, ins: &Ins<'a>) -> Result<()> {
         let by = ins.ty()?;
-        let ty = ins.parts.iter().find_map(|p| Type::parse(p)).ok_or_else(|| malformed("no type suffix"))?;
+        let ty = ins
+            .parts
+            .iter()
+            .find_map(|p| Type::parse(p))
+            .ok_or_else(|| malformed("no type suffix"))?;
         let run = match (ty.units(), by) {
             (1, Type::S32) => ternary(|a: u32, b: u32, c: i32| if c >= 0 { a } else { b }),
             (1, Type::F32) => ternary(|a: u32, b: u32, c: f32| if c >= 0.0 { a } else { b }),
@@ -393,19 +532,40 @@ impl<'a> Decoder<'a> {
                 ("addc", _) => carry(|a: T, b: T, _, carry| T::add_carry(a, b, carry)),
                 ("sub", _) => carry(|a: T, b: T, _, _| T::subtract_borrow(a, b, false)),
                 ("subc", _) => carry(|a: T, b: T, _, borrow| T::subtract_borrow(a, b, borrow)),
-                ("mad", false) => carry(|a: T, b: T, c, _| T::add_carry(a.wrapping_mul(b), c, false)),
-                ("mad", true) => carry(|a: T, b: T, c, _| T::add_carry(T::multiply_high(a, b), c, false)),
-                ("madc", false) => carry(|a: T, b: T, c, carry| T::add_carry(a.wrapping_mul(b), c, carry)),
+                ("mad", false) =>
+                    carry(|a: T, b: T, c, _| T::add_carry(a.wrapping_mul(b), c, false)),
+                ("mad", true) =>
+                    carry(|a: T, b: T, c, _| T::add_carry(T::multiply_high(a, b), c, false)),
+                ("madc", false) =>
+                    carry(|a: T, b: T, c, carry| T::add_carry(a.wrapping_mul(b), c, carry)),
                 _ => carry(|a: T, b: T, c, carry| T::add_carry(T::multiply_high(a, b), c, carry)),
             }
         )
         .ok_or_else(|| unsupported(format!("operands of type {}", ty.name())))?;
         let d = self.target(ins.operand(0)?, ty)?;
-        let (a, b) = (self.source(ins.operand(1)?, ty)?, self.source(ins.operand(2)?, ty)?);
-        let c = if ins.operands.len() > 3 { self.source(ins.operand(3)?, ty)? } else { a };
+        let (a, b) = (
+            self.source(ins.operand(1)?, ty)?,
+            self.source(ins.operand(2)?, ty)?,
+        );
+        let c = if ins.operands.len() > 3 {
+            self.source(ins.operand(3)?, ty)?
+        } else {
+            a
+        };
         // Without `.cc` the carry out is dropped.
         let p = if ins.has("cc") { self.carry } else { SCRATCH };
-        self.emit(Action::Lanes(run), Slots { d, a, b, c, p, r: self.carry, ..Slots::default() });
+        self.emit(
+            Action::Lanes(run),
+            Slots {
+                d,
+                a,
+                b,
+                c,
+                p,
+                r: self.carry,
+                ..Slots::default()
+            },
+        );
         Ok(())
     }
 }
@@ -451,7 +611,9 @@ fn three_types(ins: &Ins, ty: Type) -> Vec<Type> {
 fn one_source(ins: &Ins, ty: Type) -> Option<LaneFn> {
     match ins.root() {
         "neg" => by_width!(ty, T, unary(|a: T| a.wrapping_neg())),
-        "abs" => by_type!(ty, T, [S16 => i16, S32 => i32, S64 => i64], unary(|a: T| a.wrapping_abs())),
+        "abs" => {
+            by_type!(ty, T, [S16 => i16, S32 => i32, S64 => i64], unary(|a: T| a.wrapping_abs()))
+        }
         "not" => by_width!(ty, T, unary(|a: T| !a)),
         "cnot" => by_width!(ty, T, unary(|a: T| T::from(a == 0))),
         "popc" => by_type!(ty, T, [B32 => u32, B64 => u64], unary(|a: T| a.count_ones())),
@@ -472,9 +634,15 @@ fn one_source(ins: &Ins, ty: Type) -> Option<LaneFn> {
 
 fn two_sources(ins: &Ins, ty: Type) -> Option<LaneFn> {
     match ins.root() {
-        "add" if ins.has("sat") => by_type!(ty, T, [S32 => i32], binary(|a: T, b: T| a.saturating_add(b))),
-        "sub" if ins.has("sat") => by_type!(ty, T, [S32 => i32], binary(|a: T, b: T| a.saturating_sub(b))),
-        "add" | "sub" | "min" | "max" if matches!(ty, Type::U16x2 | Type::S16x2) => packed_integers(ins, ty),
+        "add" if ins.has("sat") => {
+            by_type!(ty, T, [S32 => i32], binary(|a: T, b: T| a.saturating_add(b)))
+        }
+        "sub" if ins.has("sat") => {
+            by_type!(ty, T, [S32 => i32], binary(|a: T, b: T| a.saturating_sub(b)))
+        }
+        "add" | "sub" | "min" | "max" if matches!(ty, Type::U16x2 | Type::S16x2) => {
+            packed_integers(ins, ty)
+        }
         "add" => by_width!(ty, T, binary(|a: T, b: T| a.wrapping_add(b))),
         "sub" => by_width!(ty, T, binary(|a: T, b: T| a.wrapping_sub(b))),
         "mul" if ins.has("wide") => {
@@ -493,14 +661,18 @@ fn two_sources(ins: &Ins, ty: Type) -> Option<LaneFn> {
         "shl" => by_width!(ty, T, binary(T::shift_left)),
         "shr" => by_integer!(ty, T, binary(T::shift_right)),
         "bmsk" => Some(if ins.has("wrap") {
-            binary(|a: u32, b: u32| u32::shift_left(u32::shift_left(1, b & 31).wrapping_sub(1), a & 31))
+            binary(|a: u32, b: u32| {
+                u32::shift_left(u32::shift_left(1, b & 31).wrapping_sub(1), a & 31)
+            })
         } else {
             binary(|a: u32, b: u32| {
                 let field = if b > 31 { !0 } else { (1 << b) - 1 };
                 u32::shift_left(field, a)
             })
         }),
-        "szext" => by_type!(ty, T, [U32 => u32, S32 => i32], binary(|a: T, b: u32| T::extract(a, 0, b.min(32)))),
+        "szext" => {
+            by_type!(ty, T, [U32 => u32, S32 => i32], binary(|a: T, b: u32| T::extract(a, 0, b.min(32))))
+        }
         _ => None,
     }
 }
@@ -529,35 +701,51 @@ fn packed_integers(ins: &Ins, ty: Type) -> Option<LaneFn> {
 
 fn multiply_24(ins: &Ins, ty: Type) -> Option<LaneFn> {
     match (ty, ins.has("hi")) {
-        (Type::U32, false) => Some(binary(|a: u32, b: u32| (a & 0xff_ffff).wrapping_mul(b & 0xff_ffff))),
-        (Type::U32, true) => {
-            Some(binary(|a: u32, b: u32| ((u64::from(a & 0xff_ffff) * u64::from(b & 0xff_ffff)) >> 16) as u32))
-        }
-        (Type::S32, false) => Some(binary(|a: i32, b: i32| ((a << 8) >> 8).wrapping_mul((b << 8) >> 8))),
-        (Type::S32, true) => {
-            Some(binary(|a: i32, b: i32| ((i64::from((a << 8) >> 8) * i64::from((b << 8) >> 8)) >> 16) as i32))
-        }
+        (Type::U32, false) => Some(binary(|a: u32, b: u32| {
+            (a & 0xff_ffff).wrapping_mul(b & 0xff_ffff)
+        })),
+        (Type::U32, true) => Some(binary(|a: u32, b: u32| {
+            ((u64::from(a & 0xff_ffff) * u64::from(b & 0xff_ffff)) >> 16) as u32
+        })),
+        (Type::S32, false) => Some(binary(|a: i32, b: i32| {
+            ((a << 8) >> 8).wrapping_mul((b << 8) >> 8)
+        })),
+        (Type::S32, true) => Some(binary(|a: i32, b: i32| {
+            ((i64::from((a << 8) >> 8) * i64::from((b << 8) >> 8)) >> 16) as i32
+        })),
         _ => None,
     }
 }
 
 fn three_sources(ins: &Ins, ty: Type) -> Option<LaneFn> {
     match ins.root() {
-        "mad" if ins.has("wide") => by_type!(ty, T, [U16 => u16, S16 => i16, U32 => u32, S32 => i32], {
-            ternary(|a: T, b: T, c: <T as Integer>::Wide| T::multiply_wide(a, b).wrapping_add(c))
-        }),
+        "mad" if ins.has("wide") => {
+            by_type!(ty, T, [U16 => u16, S16 => i16, U32 => u32, S32 => i32], {
+                ternary(|a: T, b: T, c: <T as Integer>::Wide| T::multiply_wide(a, b).wrapping_add(c))
+            })
+        }
         "mad" if ins.has("hi") => {
-            by_integer!(ty, T, ternary(|a: T, b: T, c: T| T::multiply_high(a, b).wrapping_add(c)))
+            by_integer!(
+                ty,
+                T,
+                ternary(|a: T, b: T, c: T| T::multiply_high(a, b).wrapping_add(c))
+            )
         }
-        "mad" => by_width!(ty, T, ternary(|a: T, b: T, c: T| a.wrapping_mul(b).wrapping_add(c))),
-        "mad24" if ins.has("lo") && ty == Type::U32 => {
-            Some(ternary(|a: u32, b: u32, c: u32| (a & 0xff_ffff).wrapping_mul(b & 0xff_ffff).wrapping_add(c)))
-        }
-        "mad24" if ins.has("lo") && ty == Type::S32 => {
-            Some(ternary(|a: i32, b: i32, c: i32| ((a << 8) >> 8).wrapping_mul((b << 8) >> 8).wrapping_add(c)))
-        }
+        "mad" => by_width!(
+            ty,
+            T,
+            ternary(|a: T, b: T, c: T| a.wrapping_mul(b).wrapping_add(c))
+        ),
+        "mad24" if ins.has("lo") && ty == Type::U32 => Some(ternary(|a: u32, b: u32, c: u32| {
+            (a & 0xff_ffff).wrapping_mul(b & 0xff_ffff).wrapping_add(c)
+        })),
+        "mad24" if ins.has("lo") && ty == Type::S32 => Some(ternary(|a: i32, b: i32, c: i32| {
+            ((a << 8) >> 8).wrapping_mul((b << 8) >> 8).wrapping_add(c)
+        })),
         "sad" => by_integer!(ty, T, ternary(T::absolute_difference)),
-        "bfe" => by_type!(ty, T, [U32 => u32, S32 => i32, U64 => u64, S64 => i64], ternary(T::extract)),
+        "bfe" => {
+            by_type!(ty, T, [U32 => u32, S32 => i32, U64 => u64, S64 => i64], ternary(T::extract))
+        }
         "prmt" => (ins.parts.len() == 2).then(|| ternary(permute)),
         "shf" => funnel_shift(ins),
         "dp4a" => dot_products(ins, true),
@@ -611,7 +799,10 @@ fn dot_products(ins: &Ins, four: bool) -> Option<LaneFn> {
             } else {
                 ternary(|a: u32, b: u32, c: u32| {
                     (0..2).fold(c, |sum, k| {
-                        let (x, y) = ((a >> (16 * k)) as $A16 as i32, (b >> (8 * k + 16)) as $B as i32);
+                        let (x, y) = (
+                            (a >> (16 * k)) as $A16 as i32,
+                            (b >> (8 * k + 16)) as $B as i32,
+                        );
                         sum.wrapping_add((x * y) as u32)
                     })
                 })
@@ -629,16 +820,31 @@ fn dot_products(ins: &Ins, four: bool) -> Option<LaneFn> {
 
 /// Comparison by name; `None` if there is none for the type.
 // Negations are what makes a comparison true for NaN.
-#[allow(clippy::neg_cmp_op_on_partial_ord, clippy::double_comparisons, clippy::eq_op, clippy::nonminimal_bool)]
+#[allow(
+    clippy::neg_cmp_op_on_partial_ord,
+    clippy::double_comparisons,
+    clippy::eq_op,
+    clippy::nonminimal_bool
+)]
 fn comparison(name: &str, ty: Type, ftz: bool) -> Option<LaneFn> {
     let unsigned = matches!(name, "lo" | "ls" | "hi" | "hs");
     match ty {
-        Type::F32 if ftz => float_comparison!(name, f32, |x: f32| crate::numeric::approximate::flush(x)),
+        Type::F32 if ftz => {
+            float_comparison!(name, f32, |x: f32| crate::numeric::approximate::flush(x))
+        }
         Type::F32 => float_comparison!(name, f32, |x: f32| x),
         Type::F64 => float_comparison!(name, f64, |x: f64| x),
         Type::S16 | Type::S32 | Type::S64 if unsigned => None,
         _ if matches!(name, "eq" | "ne") => {
-            by_width!(ty, T, if name == "eq" { compare(|a: T, b: T| a == b) } else { compare(|a: T, b: T| a != b) })
+            by_width!(
+                ty,
+                T,
+                if name == "eq" {
+                    compare(|a: T, b: T| a == b)
+                } else {
+                    compare(|a: T, b: T| a != b)
+                }
+            )
         }
         _ => by_integer!(
             ty,
@@ -657,10 +863,16 @@ fn comparison(name: &str, ty: Type, ftz: bool) -> Option<LaneFn> {
 /// All operands of a list or a single one, as registers of one type.
 impl Decoder<'_> {
     pub(super) fn sources(&mut self, operand: &Operand, ty: Type) -> Result<Vec<u32>> {
-        parts(operand).iter().map(|part| self.source(part, ty)).collect()
+        parts(operand)
+            .iter()
+            .map(|part| self.source(part, ty))
+            .collect()
     }
 
     pub(super) fn targets(&mut self, operand: &Operand, ty: Type) -> Result<Vec<u32>> {
-        parts(operand).iter().map(|part| self.target(part, ty)).collect()
+        parts(operand)
+            .iter()
+            .map(|part| self.target(part, ty))
+            .collect()
     }
 }

@@ -16,9 +16,15 @@ impl<'a> Decoder<'a> {
             "cp" if ins.has("bulk") => return self.bulk(ins),
             "cp" if ins.has("async") => return self.copy_async(ins),
             "mbarrier" => return self.mbarrier(ins),
-            "fence" if ins.has("proxy") && ins.has("async") => self.emit(Action::ProxyFence, Slots::default()),
-            "fence" if ins.has("proxy") || ins.has("mbarrier_init") => self.emit(Action::Nothing, Slots::default()),
-            "barrier" if ins.has("cluster") && ins.has("arrive") => self.emit(Action::ClusterArrive, Slots::default()),
+            "fence" if ins.has("proxy") && ins.has("async") => {
+                self.emit(Action::ProxyFence, Slots::default())
+            }
+            "fence" if ins.has("proxy") || ins.has("mbarrier_init") => {
+                self.emit(Action::Nothing, Slots::default())
+            }
+            "barrier" if ins.has("cluster") && ins.has("arrive") => {
+                self.emit(Action::ClusterArrive, Slots::default())
+            }
             "barrier" if ins.has("cluster") => self.emit(Action::ClusterWait, Slots::default()),
             "mapa" | "getctarank" => self.cluster_address(ins)?,
             _ => return Ok(false),
@@ -33,12 +39,27 @@ impl<'a> Decoder<'a> {
         let a = self.source(ins.operand(1)?, ty)?;
         if ins.root() == "getctarank" {
             let d = self.target(ins.operand(0)?, Type::U32)?;
-            self.emit(Action::RankOf { wide }, Slots { d, a, ..Slots::default() });
+            self.emit(
+                Action::RankOf { wide },
+                Slots {
+                    d,
+                    a,
+                    ..Slots::default()
+                },
+            );
             return Ok(());
         }
         let d = self.target(ins.operand(0)?, ty)?;
         let b = self.source(ins.operand(2)?, Type::U32)?;
-        self.emit(Action::MapRank { wide }, Slots { d, a, b, ..Slots::default() });
+        self.emit(
+            Action::MapRank { wide },
+            Slots {
+                d,
+                a,
+                b,
+                ..Slots::default()
+            },
+        );
         Ok(())
     }
 
@@ -61,13 +82,21 @@ impl<'a> Decoder<'a> {
             if !matches!(bytes, 4 | 8 | 16) {
                 return Err(malformed(format!("{bytes} bytes; 4, 8 or 16 are possible")));
             }
-            let source_bytes =
-                match ins.operands.get(3).filter(|_| !ins.has("L2::cache_hint") || ins.operands.len() > 4) {
-                    Some(Operand::Not(_)) => return Err(unsupported("an ignored source")),
-                    Some(size) => self.source(size, Type::U32)?,
-                    None => NONE,
-                };
-            Action::Copy(Box::new(Copy { to, from, bytes, source_bytes }))
+            let source_bytes = match ins
+                .operands
+                .get(3)
+                .filter(|_| !ins.has("L2::cache_hint") || ins.operands.len() > 4)
+            {
+                Some(Operand::Not(_)) => return Err(unsupported("an ignored source")),
+                Some(size) => self.source(size, Type::U32)?,
+                None => NONE,
+            };
+            Action::Copy(Box::new(Copy {
+                to,
+                from,
+                bytes,
+                source_bytes,
+            }))
         } else {
             return Ok(false);
         };
@@ -83,18 +112,29 @@ impl<'a> Decoder<'a> {
             "arrive" => (MbarrierOp::Arrive, 1),
             "arrive_drop" if !ins.has("expect_tx") => (MbarrierOp::ArriveDrop, 1),
             "expect_tx" => (MbarrierOp::Expect, 0),
-            "try_wait" | "test_wait" => {
-                (MbarrierOp::Wait { parity: ins.has("parity"), blocking: ins.parts[1] == "try_wait" }, 1)
-            }
+            "try_wait" | "test_wait" => (
+                MbarrierOp::Wait {
+                    parity: ins.has("parity"),
+                    blocking: ins.parts[1] == "try_wait",
+                },
+                1,
+            ),
             _ => return Ok(false),
         };
         let address = self.address(ins.operand(at)?, space(ins))?;
-        let mut mbarrier = Mbarrier { op, address, operand: NONE, token: NONE, done: NONE };
+        let mut mbarrier = Mbarrier {
+            op,
+            address,
+            operand: NONE,
+            token: NONE,
+            done: NONE,
+        };
         match op {
             MbarrierOp::Wait { parity, .. } => {
                 mbarrier.done = self.predicate(ins.operand(0)?)?;
                 // A time limit may follow; waiting for ever is allowed.
-                mbarrier.operand = self.source(ins.operand(2)?, if parity { Type::U32 } else { Type::B64 })?;
+                mbarrier.operand =
+                    self.source(ins.operand(2)?, if parity { Type::U32 } else { Type::B64 })?;
             }
             _ => {
                 if at == 1 {
@@ -105,7 +145,10 @@ impl<'a> Decoder<'a> {
                 }
             }
         }
-        let needs = matches!(op, MbarrierOp::Init | MbarrierOp::ArriveExpect | MbarrierOp::Expect);
+        let needs = matches!(
+            op,
+            MbarrierOp::Init | MbarrierOp::ArriveExpect | MbarrierOp::Expect
+        );
         if needs && mbarrier.operand == NONE {
             return Err(malformed("a count is missing"));
         }
@@ -133,18 +176,26 @@ impl<'a> Decoder<'a> {
 
     /// Which way a bulk copy goes, by the order of the state spaces in the opcode.
     fn bulk_kind(&self, ins: &Ins<'a>) -> Result<BulkKind> {
-        let spaces: Vec<&str> =
-            ins.parts.iter().filter(|p| p.starts_with("shared") || **p == "global").copied().collect();
+        let spaces: Vec<&str> = ins
+            .parts
+            .iter()
+            .filter(|p| p.starts_with("shared") || **p == "global")
+            .copied()
+            .collect();
         let reduces = ins.has("reduce");
         match spaces[..] {
             [to, "global"] if to.starts_with("shared") && !reduces => Ok(BulkKind::Load),
             ["global", _] if reduces => {
-                let op = operation(ins).filter(|op| !matches!(op, AtomicOp::Exchange | AtomicOp::CompareAndSwap));
+                let op = operation(ins)
+                    .filter(|op| !matches!(op, AtomicOp::Exchange | AtomicOp::CompareAndSwap));
                 let ty = ins.ty().ok();
                 if ty.is_some_and(|ty| !matches!(ty.size_bytes(), 2 | 4 | 8)) {
                     return Err(unsupported("this type"));
                 }
-                Ok(BulkKind::Reduce(op.ok_or_else(|| unsupported("this operation"))?, ty))
+                Ok(BulkKind::Reduce(
+                    op.ok_or_else(|| unsupported("this operation"))?,
+                    ty,
+                ))
             }
             ["global", _] => Ok(BulkKind::Store),
             [_, "shared::cta"] if !reduces => Ok(BulkKind::Across),
@@ -159,16 +210,38 @@ impl<'a> Decoder<'a> {
         let Operand::Tensor(base, coordinates) = ins.operand(map)? else {
             return Err(malformed("expected a tensor map with coordinates"));
         };
-        let axes = ["1d", "2d", "3d", "4d", "5d"].iter().position(|d| ins.has(d)).map(|k| k + 1);
+        let axes = ["1d", "2d", "3d", "4d", "5d"]
+            .iter()
+            .position(|d| ins.has(d))
+            .map(|k| k + 1);
         if axes != Some(coordinates.len()) {
             return Err(malformed(format!("{} coordinates", coordinates.len())));
         }
-        let coordinates = coordinates.iter().map(|c| self.source(c, Type::S32)).collect::<Result<_>>()?;
+        let coordinates = coordinates
+            .iter()
+            .map(|c| self.source(c, Type::S32))
+            .collect::<Result<_>>()?;
         let global = self.address(&Operand::Memory(base.clone(), 0), AddressSpace::Generic)?;
         let shared = self.address(ins.operand(shared)?, AddressSpace::Shared)?;
-        let mbarrier = if is_load { Some(self.address(ins.operand(2)?, AddressSpace::Shared)?) } else { None };
-        let ranks = if ins.has("multicast::cluster") { self.source(ins.operand(3)?, Type::U16)? } else { NONE };
-        let bulk = Bulk { kind, shared, global, size: NONE, coordinates, mbarrier, ranks };
+        let mbarrier = if is_load {
+            Some(self.address(ins.operand(2)?, AddressSpace::Shared)?)
+        } else {
+            None
+        };
+        let ranks = if ins.has("multicast::cluster") {
+            self.source(ins.operand(3)?, Type::U16)?
+        } else {
+            NONE
+        };
+        let bulk = Bulk {
+            kind,
+            shared,
+            global,
+            size: NONE,
+            coordinates,
+            mbarrier,
+            ranks,
+        };
         self.emit(Action::Bulk(Box::new(bulk)), Slots::default());
         Ok(())
     }
@@ -177,15 +250,40 @@ impl<'a> Decoder<'a> {
         let kind = self.bulk_kind(ins)?;
         let (to, from) = (ins.operand(0)?, ins.operand(1)?);
         let (shared, global) = match kind {
-            BulkKind::Load => (self.address(to, AddressSpace::Shared)?, self.address(from, AddressSpace::Global)?),
-            BulkKind::Across => (self.address(to, AddressSpace::Shared)?, self.address(from, AddressSpace::Shared)?),
-            _ => (self.address(from, AddressSpace::Shared)?, self.address(to, AddressSpace::Global)?),
+            BulkKind::Load => (
+                self.address(to, AddressSpace::Shared)?,
+                self.address(from, AddressSpace::Global)?,
+            ),
+            BulkKind::Across => (
+                self.address(to, AddressSpace::Shared)?,
+                self.address(from, AddressSpace::Shared)?,
+            ),
+            _ => (
+                self.address(from, AddressSpace::Shared)?,
+                self.address(to, AddressSpace::Global)?,
+            ),
         };
         let size = self.source(ins.operand(2)?, Type::U32)?;
         let completes = matches!(kind, BulkKind::Load | BulkKind::Across);
-        let mbarrier = if completes { Some(self.address(ins.operand(3)?, AddressSpace::Shared)?) } else { None };
-        let ranks = if ins.has("multicast::cluster") { self.source(ins.operand(4)?, Type::U16)? } else { NONE };
-        let bulk = Bulk { kind, shared, global, size, coordinates: vec![], mbarrier, ranks };
+        let mbarrier = if completes {
+            Some(self.address(ins.operand(3)?, AddressSpace::Shared)?)
+        } else {
+            None
+        };
+        let ranks = if ins.has("multicast::cluster") {
+            self.source(ins.operand(4)?, Type::U16)?
+        } else {
+            NONE
+        };
+        let bulk = Bulk {
+            kind,
+            shared,
+            global,
+            size,
+            coordinates: vec![],
+            mbarrier,
+            ranks,
+        };
         self.emit(Action::Bulk(Box::new(bulk)), Slots::default());
         Ok(())
     }

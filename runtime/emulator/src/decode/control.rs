@@ -3,7 +3,9 @@
 use super::{
     Decoder, Fixup, Ins, malformed,
     operands::describe,
-    program::{Action, AtomicOp, Barrier, BarrierKind, Guard, NONE, Shuffle, Vote, WarpOp, WarpSync},
+    program::{
+        Action, AtomicOp, Barrier, BarrierKind, Guard, NONE, Shuffle, Vote, WarpOp, WarpSync,
+    },
     unsupported,
 };
 use crate::{
@@ -32,10 +34,18 @@ impl<'a> Decoder<'a> {
             "elect" => self.elect(ins)?,
             "activemask" => {
                 let d = self.target(ins.operand(0)?, Type::B32)?;
-                self.emit(Action::ActiveMask, Slots { d, ..Slots::default() });
+                self.emit(
+                    Action::ActiveMask,
+                    Slots {
+                        d,
+                        ..Slots::default()
+                    },
+                );
             }
-            "membar" | "nanosleep" | "pmevent" | "griddepcontrol" | "setmaxnreg" | "prefetch" | "prefetchu"
-            | "discard" | "applypriority" => self.emit(Action::Nothing, Slots::default()),
+            "membar" | "nanosleep" | "pmevent" | "griddepcontrol" | "setmaxnreg" | "prefetch"
+            | "prefetchu" | "discard" | "applypriority" => {
+                self.emit(Action::Nothing, Slots::default())
+            }
             "fence" if !ins.has("proxy") => self.emit(Action::Nothing, Slots::default()),
             _ => return Ok(false),
         }
@@ -44,14 +54,21 @@ impl<'a> Decoder<'a> {
 
     fn branch(&mut self, ins: &Ins<'a>) -> Result<()> {
         let Operand::Label(label) = *ins.operand(0)? else {
-            return Err(malformed(format!("expected a label, found {}", describe(ins.operand(0)?))));
+            return Err(malformed(format!(
+                "expected a label, found {}",
+                describe(ins.operand(0)?)
+            )));
         };
         self.jump(label);
         Ok(())
     }
 
     fn jump(&mut self, label: usize) {
-        self.fixups.push(Fixup { at: self.code.len(), entry: self.label_list, label });
+        self.fixups.push(Fixup {
+            at: self.code.len(),
+            entry: self.label_list,
+            label,
+        });
         self.emit(Action::Branch(0), Slots::default());
     }
 
@@ -83,15 +100,27 @@ impl<'a> Decoder<'a> {
             self.emit(Action::Trap, Slots::default());
             return Ok(());
         }
-        let function =
-            self.source.functions.get(name).ok_or_else(|| unsupported(format!("no body of function `{name}`")))?;
+        let function = self
+            .source
+            .functions
+            .get(name)
+            .ok_or_else(|| unsupported(format!("no body of function `{name}`")))?;
         let given = (arguments.len(), results.len());
         if given != (function.params.len(), function.returns.len()) {
-            return Err(malformed(format!("wrong number of arguments or results of `{name}`")));
+            return Err(malformed(format!(
+                "wrong number of arguments or results of `{name}`"
+            )));
         }
-        let (guard, line, loc) = (std::mem::replace(&mut self.guard, Guard::ALWAYS), self.line, self.loc);
+        let (guard, line, loc) = (
+            std::mem::replace(&mut self.guard, Guard::ALWAYS),
+            self.line,
+            self.loc,
+        );
         let skip = (guard.predicate != NONE).then(|| {
-            self.guard = Guard { predicate: guard.predicate, flip: !guard.flip };
+            self.guard = Guard {
+                predicate: guard.predicate,
+                flip: !guard.flip,
+            };
             self.emit(Action::Branch(0), Slots::default());
             self.guard = Guard::ALWAYS;
             self.code.len() - 1
@@ -126,19 +155,36 @@ impl<'a> Decoder<'a> {
     fn place_of(&self, function: &Function, variable: usize) -> Result<usize> {
         match self.frames[&function.name].places[variable] {
             Some(super::Place::Local(at)) => Ok(at),
-            _ => Err(Fault::at(FaultKind::Syntax, function.line, "a parameter that is not in `.param` space")),
+            _ => Err(Fault::at(
+                FaultKind::Syntax,
+                function.line,
+                "a parameter that is not in `.param` space",
+            )),
         }
     }
 
     /// `mov.u32 %r, %clock` and its kin; other moves are not for this module.
     fn clock(&mut self, ins: &Ins<'a>) -> Result<bool> {
-        let Some(Operand::Special(name)) = ins.operands.get(1) else { return Ok(false) };
-        if !matches!(name.as_str(), "%clock" | "%clock_hi" | "%clock64" | "%globaltimer" | "%globaltimer_lo") {
+        let Some(Operand::Special(name)) = ins.operands.get(1) else {
+            return Ok(false);
+        };
+        if !matches!(
+            name.as_str(),
+            "%clock" | "%clock_hi" | "%clock64" | "%globaltimer" | "%globaltimer_lo"
+        ) {
             return Ok(false);
         }
         let ty = ins.ty()?;
         let d = self.target(ins.operand(0)?, ty)?;
-        self.emit(Action::Clock { wide: ty.units() == 2 }, Slots { d, ..Slots::default() });
+        self.emit(
+            Action::Clock {
+                wide: ty.units() == 2,
+            },
+            Slots {
+                d,
+                ..Slots::default()
+            },
+        );
         Ok(true)
     }
 
@@ -154,13 +200,21 @@ impl<'a> Decoder<'a> {
 
     /// `bar.sync`, `barrier.cta.arrive`, `bar.red.popc.u32 d, a, {b,} c` and so on.
     fn barrier(&mut self, ins: &Ins<'a>) -> Result<bool> {
-        let mut slots = Slots { d: NONE, p: NONE, ..Slots::default() };
+        let mut slots = Slots {
+            d: NONE,
+            p: NONE,
+            ..Slots::default()
+        };
         let (kind, first) = if ins.has("sync") {
             (BarrierKind::Sync, 0)
         } else if ins.has("arrive") {
             (BarrierKind::Arrive, 0)
         } else if ins.has("red") {
-            let (r, flip) = self.condition(ins.operands.last().ok_or_else(|| malformed("no operands"))?)?;
+            let (r, flip) = self.condition(
+                ins.operands
+                    .last()
+                    .ok_or_else(|| malformed("no operands"))?,
+            )?;
             slots.r = r;
             let op = if ins.has("popc") {
                 slots.d = self.target(ins.operand(0)?, Type::U32)?;
@@ -176,19 +230,36 @@ impl<'a> Decoder<'a> {
         let is_aligned = ins.root() == "bar" || ins.has("aligned");
         let last = ins.operands.len() - usize::from(matches!(kind, BarrierKind::Reduce { .. }));
         let id = self.source(ins.operand(first)?, Type::U32)?;
-        let threads = if last > first + 1 { self.source(ins.operand(first + 1)?, Type::U32)? } else { NONE };
-        self.emit(Action::Barrier(Box::new(Barrier { id, threads, is_aligned, kind })), slots);
+        let threads = if last > first + 1 {
+            self.source(ins.operand(first + 1)?, Type::U32)?
+        } else {
+            NONE
+        };
+        self.emit(
+            Action::Barrier(Box::new(Barrier {
+                id,
+                threads,
+                is_aligned,
+                kind,
+            })),
+            slots,
+        );
         Ok(true)
     }
 
     /// `shfl.sync.bfly.b32 d|p, a, b, c, members`
     fn shuffle(&mut self, ins: &Ins<'a>) -> Result<()> {
-        ins.expect_operands(5).map_err(|_| unsupported("shuffles without a member mask"))?;
+        ins.expect_operands(5)
+            .map_err(|_| unsupported("shuffles without a member mask"))?;
         let (d, p) = match ins.operand(0)? {
             Operand::Pair(d, p) => (self.target(d, Type::B32)?, self.predicate(p)?),
             d => (self.target(d, Type::B32)?, NONE),
         };
-        let mode = match ins.parts.iter().find(|p| ["up", "down", "bfly", "idx"].contains(p)) {
+        let mode = match ins
+            .parts
+            .iter()
+            .find(|p| ["up", "down", "bfly", "idx"].contains(p))
+        {
             Some(&"up") => Shuffle::Up,
             Some(&"down") => Shuffle::Down,
             Some(&"bfly") => Shuffle::Butterfly,
@@ -196,16 +267,39 @@ impl<'a> Decoder<'a> {
             None => return Err(malformed("no mode")),
         };
         let a = self.source(ins.operand(1)?, Type::B32)?;
-        let (b, c) = (self.source(ins.operand(2)?, Type::B32)?, self.source(ins.operand(3)?, Type::B32)?);
+        let (b, c) = (
+            self.source(ins.operand(2)?, Type::B32)?,
+            self.source(ins.operand(3)?, Type::B32)?,
+        );
         let members = self.source(ins.operand(4)?, Type::B32)?;
-        self.warp_sync(WarpOp::Shuffle { mode }, members, Slots { d, a, b, c, p, ..Slots::default() });
+        self.warp_sync(
+            WarpOp::Shuffle { mode },
+            members,
+            Slots {
+                d,
+                a,
+                b,
+                c,
+                p,
+                ..Slots::default()
+            },
+        );
         Ok(())
     }
 
     fn vote(&mut self, ins: &Ins<'a>) -> Result<()> {
-        ins.expect_operands(3).map_err(|_| unsupported("votes without a member mask"))?;
-        let mut slots = Slots { d: NONE, p: NONE, ..Slots::default() };
-        let op = match ins.parts.iter().find(|p| ["all", "any", "uni", "ballot"].contains(p)) {
+        ins.expect_operands(3)
+            .map_err(|_| unsupported("votes without a member mask"))?;
+        let mut slots = Slots {
+            d: NONE,
+            p: NONE,
+            ..Slots::default()
+        };
+        let op = match ins
+            .parts
+            .iter()
+            .find(|p| ["all", "any", "uni", "ballot"].contains(p))
+        {
             Some(&"all") => Vote::All,
             Some(&"any") => Vote::Any,
             Some(&"uni") => Vote::Uniform,
@@ -233,7 +327,16 @@ impl<'a> Decoder<'a> {
         };
         let a = self.source(ins.operand(1)?, if wide { Type::B64 } else { Type::B32 })?;
         let members = self.source(ins.operand(2)?, Type::B32)?;
-        self.warp_sync(WarpOp::Match { all, wide }, members, Slots { d, a, p, ..Slots::default() });
+        self.warp_sync(
+            WarpOp::Match { all, wide },
+            members,
+            Slots {
+                d,
+                a,
+                p,
+                ..Slots::default()
+            },
+        );
         Ok(())
     }
 
@@ -253,18 +356,39 @@ impl<'a> Decoder<'a> {
         if ty.units() != 1 || ins.has("abs") || ins.has("NaN") {
             return Ok(false);
         }
-        let (d, a) = (self.target(ins.operand(0)?, ty)?, self.source(ins.operand(1)?, ty)?);
+        let (d, a) = (
+            self.target(ins.operand(0)?, ty)?,
+            self.source(ins.operand(1)?, ty)?,
+        );
         let members = self.source(ins.operand(2)?, Type::B32)?;
-        self.warp_sync(WarpOp::Reduce { op, ty }, members, Slots { d, a, ..Slots::default() });
+        self.warp_sync(
+            WarpOp::Reduce { op, ty },
+            members,
+            Slots {
+                d,
+                a,
+                ..Slots::default()
+            },
+        );
         Ok(true)
     }
 
     /// `elect.sync d|p, members`
     fn elect(&mut self, ins: &Ins<'a>) -> Result<()> {
-        let Operand::Pair(d, p) = ins.operand(0)? else { return Err(malformed("expected `d|p`")) };
+        let Operand::Pair(d, p) = ins.operand(0)? else {
+            return Err(malformed("expected `d|p`"));
+        };
         let (d, p) = (self.target(d, Type::B32)?, self.predicate(p)?);
         let members = self.source(ins.operand(1)?, Type::B32)?;
-        self.warp_sync(WarpOp::Elect, members, Slots { d, p, ..Slots::default() });
+        self.warp_sync(
+            WarpOp::Elect,
+            members,
+            Slots {
+                d,
+                p,
+                ..Slots::default()
+            },
+        );
         Ok(())
     }
 }

@@ -67,7 +67,9 @@ impl<'a> Decoder<'a> {
 
     fn cvt(&mut self, ins: &Ins<'a>) -> Result<bool> {
         let types: Vec<Type> = ins.parts.iter().filter_map(|p| Type::parse(p)).collect();
-        let [to, from] = types[..] else { return Ok(false) };
+        let [to, from] = types[..] else {
+            return Ok(false);
+        };
         if ins.operands.len() == 3 {
             return self.cvt_pair(ins, to, from);
         }
@@ -91,15 +93,39 @@ impl<'a> Decoder<'a> {
         // Registers may be wider than the types: the source is cut, the target extended.
         let source_is_wide = from.units() == 1 && self.is_wide(ins.operand(1)?);
         let target_is_wide = to.units() == 1 && self.is_wide(ins.operand(0)?);
-        let mut a = self.source(ins.operand(1)?, if source_is_wide { Type::B64 } else { from })?;
+        let mut a = self.source(
+            ins.operand(1)?,
+            if source_is_wide { Type::B64 } else { from },
+        )?;
         let d = self.target(ins.operand(0)?, if target_is_wide { Type::B64 } else { to })?;
         if source_is_wide {
             let cut = self.new_register(Type::B32);
-            self.emit(Action::Lanes(unary(|a: u64| a as u32)), Slots { d: cut, a, ..Slots::default() });
+            self.emit(
+                Action::Lanes(unary(|a: u64| a as u32)),
+                Slots {
+                    d: cut,
+                    a,
+                    ..Slots::default()
+                },
+            );
             a = cut;
         }
-        let result = if target_is_wide { self.new_register(Type::B32) } else { d };
-        self.emit(Action::Lanes(run), Slots { d: result, a, b: a, c: a, e: variant, ..Slots::default() });
+        let result = if target_is_wide {
+            self.new_register(Type::B32)
+        } else {
+            d
+        };
+        self.emit(
+            Action::Lanes(run),
+            Slots {
+                d: result,
+                a,
+                b: a,
+                c: a,
+                e: variant,
+                ..Slots::default()
+            },
+        );
         // A narrow signed result fills its register.
         let extend = match (to, target_is_wide) {
             (Type::S8, false) => unary(|x: i8| i32::from(x)),
@@ -110,7 +136,14 @@ impl<'a> Decoder<'a> {
             (_, true) => unary(|x: u32| u64::from(x)),
             _ => return Ok(true),
         };
-        self.emit(Action::Lanes(extend), Slots { d, a: result, ..Slots::default() });
+        self.emit(
+            Action::Lanes(extend),
+            Slots {
+                d,
+                a: result,
+                ..Slots::default()
+            },
+        );
         Ok(true)
     }
 
@@ -121,13 +154,27 @@ impl<'a> Decoder<'a> {
         }
         let plain = is_plain(ins);
         let run = match to {
-            Type::F16x2 if plain => binary(|a: f32, b: f32| Two(F16::from_f32(b), F16::from_f32(a))),
-            Type::BF16x2 if plain => binary(|a: f32, b: f32| Two(Bf16::from_f32(b), Bf16::from_f32(a))),
-            Type::F16x2 | Type::BF16x2 | Type::E4M3x2 | Type::E5M2x2 => rare(|a: u32, b: u32, _, variant| {
-                let plan = Plan::unpack(variant);
-                let (low, high) = (plan.convert(u64::from(b)) as u32, plan.convert(u64::from(a)) as u32);
-                low | high << if matches!(plan.to, Type::F16 | Type::BF16) { 16 } else { 8 }
-            }),
+            Type::F16x2 if plain => {
+                binary(|a: f32, b: f32| Two(F16::from_f32(b), F16::from_f32(a)))
+            }
+            Type::BF16x2 if plain => {
+                binary(|a: f32, b: f32| Two(Bf16::from_f32(b), Bf16::from_f32(a)))
+            }
+            Type::F16x2 | Type::BF16x2 | Type::E4M3x2 | Type::E5M2x2 => {
+                rare(|a: u32, b: u32, _, variant| {
+                    let plan = Plan::unpack(variant);
+                    let (low, high) = (
+                        plan.convert(u64::from(b)) as u32,
+                        plan.convert(u64::from(a)) as u32,
+                    );
+                    low | high
+                        << if matches!(plan.to, Type::F16 | Type::BF16) {
+                            16
+                        } else {
+                            8
+                        }
+                })
+            }
             _ => return Ok(false),
         };
         let part = match to {
@@ -136,12 +183,27 @@ impl<'a> Decoder<'a> {
             Type::E4M3x2 => Type::E4M3,
             _ => Type::E5M2,
         };
-        let Some(plan) = Plan::new(ins, part, from) else { return Ok(false) };
+        let Some(plan) = Plan::new(ins, part, from) else {
+            return Ok(false);
+        };
         ins.expect_operands(3)?;
         let d = self.target(ins.operand(0)?, to)?;
-        let (a, b) = (self.source(ins.operand(1)?, from)?, self.source(ins.operand(2)?, from)?);
+        let (a, b) = (
+            self.source(ins.operand(1)?, from)?,
+            self.source(ins.operand(2)?, from)?,
+        );
         let e = if plain { 0 } else { plan.pack() };
-        self.emit(Action::Lanes(run), Slots { d, a, b, c: a, e, ..Slots::default() });
+        self.emit(
+            Action::Lanes(run),
+            Slots {
+                d,
+                a,
+                b,
+                c: a,
+                e,
+                ..Slots::default()
+            },
+        );
         Ok(true)
     }
 
@@ -156,8 +218,10 @@ impl<'a> Decoder<'a> {
             return Err(unsupported("32-bit addresses"));
         }
         let to = ins.has("to");
-        let space =
-            ins.parts.iter().find(|p| p.starts_with("shared") || ["local", "param", "global", "const"].contains(p));
+        let space = ins
+            .parts
+            .iter()
+            .find(|p| p.starts_with("shared") || ["local", "param", "global", "const"].contains(p));
         let run = match (space.copied(), to) {
             (Some("global" | "const"), _) => unary(|a: u64| a),
             (Some("local"), false) => unary(|a: u64| a.wrapping_add(window::LOCAL)),
@@ -183,12 +247,39 @@ impl<'a> Decoder<'a> {
         };
         let p = self.predicate(ins.operand(0)?)?;
         let a = self.source(ins.operand(1)?, Type::U64)?;
-        let (low, high) = (self.constant(low, Type::U64)?, self.constant(high, Type::U64)?);
+        let (low, high) = (
+            self.constant(low, Type::U64)?,
+            self.constant(high, Type::U64)?,
+        );
         let above = self.new_register(Type::Pred);
-        self.emit(Action::Lanes(compare(|a: u64, b: u64| a >= b)), Slots { p: above, a, b: low, ..Slots::default() });
-        self.emit(Action::Lanes(compare(|a: u64, b: u64| a < b)), Slots { p, a, b: high, ..Slots::default() });
+        self.emit(
+            Action::Lanes(compare(|a: u64, b: u64| a >= b)),
+            Slots {
+                p: above,
+                a,
+                b: low,
+                ..Slots::default()
+            },
+        );
+        self.emit(
+            Action::Lanes(compare(|a: u64, b: u64| a < b)),
+            Slots {
+                p,
+                a,
+                b: high,
+                ..Slots::default()
+            },
+        );
         let both = crate::lanes::logic(|a, b, _| a & b);
-        self.emit(Action::Lanes(both), Slots { p, a: p, b: above, ..Slots::default() });
+        self.emit(
+            Action::Lanes(both),
+            Slots {
+                p,
+                a: p,
+                b: above,
+                ..Slots::default()
+            },
+        );
         Ok(true)
     }
 }
@@ -220,7 +311,9 @@ fn quick(ins: &Ins, to: Type, from: Type) -> Option<LaneFn> {
 
 /// To whole numbers.
 fn quick_rounding(ins: &Ins, to: Type, from: Type) -> Option<LaneFn> {
-    let [_, mode, _, _] = ins.parts[..] else { return None };
+    let [_, mode, _, _] = ins.parts[..] else {
+        return None;
+    };
     Some(match (from, to, mode) {
         (Type::F32, Type::S32, "rzi") => unary(|a: f32| a as i32),
         (Type::F32, Type::U32, "rzi") => unary(|a: f32| a as u32),
@@ -240,7 +333,9 @@ fn quick_rounding(ins: &Ins, to: Type, from: Type) -> Option<LaneFn> {
 
 /// To nearest, with nothing else asked.
 fn is_plain(ins: &Ins) -> bool {
-    ins.parts[1..].iter().all(|p| *p == "rn" || Type::parse(p).is_some())
+    ins.parts[1..]
+        .iter()
+        .all(|p| *p == "rn" || Type::parse(p).is_some())
 }
 
 /// Whether a type is a floating-point number on its own.
@@ -296,14 +391,22 @@ const TYPES: [Type; 16] = [
     Type::E5M2,
     Type::Pred,
 ];
-const ROUNDINGS: [Rounding; 5] =
-    [Rounding::Nearest, Rounding::NearestAway, Rounding::Zero, Rounding::Down, Rounding::Up];
+const ROUNDINGS: [Rounding; 5] = [
+    Rounding::Nearest,
+    Rounding::NearestAway,
+    Rounding::Zero,
+    Rounding::Down,
+    Rounding::Up,
+];
 
 impl Plan {
     /// `None` for types that are not converted.
     fn new(ins: &Ins, to: Type, from: Type) -> Option<Plan> {
         let known = |ty| TYPES[..15].contains(&ty);
-        let whole = ins.parts.iter().any(|p| matches!(*p, "rni" | "rzi" | "rmi" | "rpi"));
+        let whole = ins
+            .parts
+            .iter()
+            .any(|p| matches!(*p, "rni" | "rzi" | "rmi" | "rpi"));
         let plan = Plan {
             to,
             from,
@@ -319,9 +422,15 @@ impl Plan {
 
     fn pack(self) -> u32 {
         let index = |ty| TYPES.iter().position(|t| *t == ty).unwrap_or(15) as u32;
-        let mode = ROUNDINGS.iter().position(|r| *r == self.rounding).unwrap_or(0) as u32;
+        let mode = ROUNDINGS
+            .iter()
+            .position(|r| *r == self.rounding)
+            .unwrap_or(0) as u32;
         let flags = [self.whole, self.ftz, self.sat, self.relu, self.satfinite];
-        let flags = flags.iter().enumerate().fold(0, |all, (k, flag)| all | u32::from(*flag) << k);
+        let flags = flags
+            .iter()
+            .enumerate()
+            .fold(0, |all, (k, flag)| all | u32::from(*flag) << k);
         index(self.to) | index(self.from) << 4 | mode << 8 | flags << 12
     }
 
@@ -354,16 +463,27 @@ impl Plan {
             (None, None) => {
                 let value = self.integer(bits);
                 let (least, most) = range(self.to);
-                if self.sat { value.clamp(least, most) as u64 } else { value as u64 }
+                if self.sat {
+                    value.clamp(least, most) as u64
+                } else {
+                    value as u64
+                }
             }
-            (None, Some(to)) => {
-                shifted(self.to, Number::from_integer(self.integer(bits)).round(to, self.rounding, false))
-            }
+            (None, Some(to)) => shifted(
+                self.to,
+                Number::from_integer(self.integer(bits)).round(to, self.rounding, false),
+            ),
             (Some(from), None) => self.to_integer(from.to_f64(bits)),
             (Some(from), Some(to)) => {
-                let value =
-                    self.prepared(if self.from == Type::F64 { f64::from_bits(bits) } else { from.to_f64(bits) });
-                shifted(self.to, Number::from_f64(value).round(to, self.rounding, self.satfinite))
+                let value = self.prepared(if self.from == Type::F64 {
+                    f64::from_bits(bits)
+                } else {
+                    from.to_f64(bits)
+                });
+                shifted(
+                    self.to,
+                    Number::from_f64(value).round(to, self.rounding, self.satfinite),
+                )
             }
         }
     }
@@ -387,8 +507,14 @@ impl Plan {
         let value = if self.ftz { flushed(value) } else { value };
         let (least, most) = range(self.to);
         let middle = if least < 0 { least } else { (most >> 1) + 1 };
-        let nan = if self.from == Type::F64 || self.to.size_bytes() == 8 { middle } else { 0 };
-        Number::from_f64(value).to_integer(self.rounding, least, most).unwrap_or(nan) as u64
+        let nan = if self.from == Type::F64 || self.to.size_bytes() == 8 {
+            middle
+        } else {
+            0
+        };
+        Number::from_f64(value)
+            .to_integer(self.rounding, least, most)
+            .unwrap_or(nan) as u64
     }
 
     /// What happens to a float before it is rounded to the target's format.
@@ -419,12 +545,20 @@ fn shifted(ty: Type, bits: u64) -> u64 {
 /// Least and largest value of an integer type.
 fn range(ty: Type) -> (i128, i128) {
     let bits = 8 * ty.size_bytes() as u32;
-    if ty.is_signed() { (-(1i128 << (bits - 1)), (1i128 << (bits - 1)) - 1) } else { (0, (1i128 << bits) - 1) }
+    if ty.is_signed() {
+        (-(1i128 << (bits - 1)), (1i128 << (bits - 1)) - 1)
+    } else {
+        (0, (1i128 << bits) - 1)
+    }
 }
 
 /// `.ftz` of a conversion: what is subnormal in single precision becomes zero.
 fn flushed(x: f64) -> f64 {
-    if x.abs() < f64::from(f32::MIN_POSITIVE) { 0f64.copysign(x) } else { x }
+    if x.abs() < f64::from(f32::MIN_POSITIVE) {
+        0f64.copysign(x)
+    } else {
+        x
+    }
 }
 
 /// `.sat`: to [0, 1], NaN to 0.

@@ -59,7 +59,9 @@ impl<'a> Decoder<'a> {
     }
 
     fn directed(&mut self, ins: &Ins<'a>, ty: Type, arity: usize, mode: Rounding) -> Result<bool> {
-        let Some(e) = directed(ins, mode) else { return Ok(false) };
+        let Some(e) = directed(ins, mode) else {
+            return Ok(false);
+        };
         ins.expect_operands(arity + 1)?;
         let d = self.target(ins.operand(0)?, ty)?;
         let mut sources = [self.source(ins.operand(1)?, ty)?; 3];
@@ -71,9 +73,21 @@ impl<'a> Decoder<'a> {
             Type::F32 => rare(|a: f32, b: f32, c: f32, variant| {
                 directed_value([a, b, c].map(f64::from), variant, Format::F32) as u32
             }),
-            _ => rare(|a: f64, b: f64, c: f64, variant| directed_value([a, b, c], variant, Format::F64)),
+            _ => rare(|a: f64, b: f64, c: f64, variant| {
+                directed_value([a, b, c], variant, Format::F64)
+            }),
         };
-        self.emit(Action::Lanes(run), Slots { d, a, b, c, e, ..Slots::default() });
+        self.emit(
+            Action::Lanes(run),
+            Slots {
+                d,
+                a,
+                b,
+                c,
+                e,
+                ..Slots::default()
+            },
+        );
         self.emit_modifiers(ins, ty)?;
         Ok(true)
     }
@@ -115,7 +129,14 @@ impl<'a> Decoder<'a> {
             ));
         }
         for run in runs {
-            self.emit(Action::Lanes(run), Slots { d, a: d, ..Slots::default() });
+            self.emit(
+                Action::Lanes(run),
+                Slots {
+                    d,
+                    a: d,
+                    ..Slots::default()
+                },
+            );
         }
         Ok(())
     }
@@ -140,8 +161,19 @@ impl<'a> Decoder<'a> {
             Type::F64 => test!(f64),
             _ => return Err(unsupported(format!("operands of type {}", ty.name()))),
         };
-        let (p, a) = (self.predicate(ins.operand(0)?)?, self.source(ins.operand(1)?, ty)?);
-        self.emit(Action::Lanes(run), Slots { p, a, b: a, ..Slots::default() });
+        let (p, a) = (
+            self.predicate(ins.operand(0)?)?,
+            self.source(ins.operand(1)?, ty)?,
+        );
+        self.emit(
+            Action::Lanes(run),
+            Slots {
+                p,
+                a,
+                b: a,
+                ..Slots::default()
+            },
+        );
         Ok(())
     }
 }
@@ -163,7 +195,11 @@ pub(super) fn rounding(ins: &Ins) -> Rounding {
 #[inline(always)]
 fn least(a: f32, b: f32) -> f32 {
     let smaller = if a < b { a } else { b };
-    let smaller = if a == b { f32::from_bits(a.to_bits() | b.to_bits()) } else { smaller };
+    let smaller = if a == b {
+        f32::from_bits(a.to_bits() | b.to_bits())
+    } else {
+        smaller
+    };
     let smaller = if b.is_nan() { a } else { smaller };
     if a.is_nan() { b } else { smaller }
 }
@@ -176,13 +212,21 @@ fn most(a: f32, b: f32) -> f32 {
 /// NaN if one of two is NaN.
 #[inline(always)]
 fn or_nan(a: f32, b: f32, x: f32) -> f32 {
-    if a.is_nan() || b.is_nan() { f32::NAN } else { x }
+    if a.is_nan() || b.is_nan() {
+        f32::NAN
+    } else {
+        x
+    }
 }
 
 #[inline(always)]
 fn least_f64(a: f64, b: f64) -> f64 {
     let smaller = if a < b { a } else { b };
-    let smaller = if a == b { f64::from_bits(a.to_bits() | b.to_bits()) } else { smaller };
+    let smaller = if a == b {
+        f64::from_bits(a.to_bits() | b.to_bits())
+    } else {
+        smaller
+    };
     let smaller = if b.is_nan() { a } else { smaller };
     if a.is_nan() { b } else { smaller }
 }
@@ -251,15 +295,33 @@ fn directed(ins: &Ins, mode: Rounding) -> Option<u32> {
         root => root,
     };
     let operation = DIRECTED.iter().position(|d| *d == name)? as u32;
-    let mode = [Rounding::Zero, Rounding::Down, Rounding::Up].iter().position(|m| *m == mode)? as u32;
-    Some(operation | mode << 3 | u32::from(ins.has("ftz")) << 5 | u32::from(ins.root() == "rcp") << 6)
+    let mode = [Rounding::Zero, Rounding::Down, Rounding::Up]
+        .iter()
+        .position(|m| *m == mode)? as u32;
+    Some(
+        operation
+            | mode << 3
+            | u32::from(ins.has("ftz")) << 5
+            | u32::from(ins.root() == "rcp") << 6,
+    )
 }
 
 fn directed_value(operands: [f64; 3], variant: u32, format: Format) -> u64 {
     let ftz = variant >> 5 & 1 != 0;
-    let flushed = |x: f64| if ftz && x.abs() < f64::from(f32::MIN_POSITIVE) { 0f64.copysign(x) } else { x };
+    let flushed = |x: f64| {
+        if ftz && x.abs() < f64::from(f32::MIN_POSITIVE) {
+            0f64.copysign(x)
+        } else {
+            x
+        }
+    };
     let [a, b, c] = operands.map(|x| Number::from_f64(flushed(x)));
-    let rounding = [Rounding::Zero, Rounding::Down, Rounding::Up, Rounding::Nearest][(variant >> 3 & 3) as usize];
+    let rounding = [
+        Rounding::Zero,
+        Rounding::Down,
+        Rounding::Up,
+        Rounding::Nearest,
+    ][(variant >> 3 & 3) as usize];
     let value = match DIRECTED[(variant & 7) as usize % DIRECTED.len()] {
         "add" => a.add(b, rounding),
         "sub" => a.subtract(b, rounding),
@@ -270,7 +332,11 @@ fn directed_value(operands: [f64; 3], variant: u32, format: Format) -> u64 {
         _ => a.multiply(b).add(c, rounding),
     };
     let bits = value.round(format, rounding, false);
-    if ftz { u64::from(flush(f32::from_bits(bits as u32)).to_bits()) } else { bits }
+    if ftz {
+        u64::from(flush(f32::from_bits(bits as u32)).to_bits())
+    } else {
+        bits
+    }
 }
 
 /// To [0, 1]; NaN becomes 0.
@@ -301,16 +367,28 @@ fn relu<H: Half>(x: H) -> H {
 #[inline(always)]
 fn flush_half<H: Half>(x: H) -> H {
     let exponent = 0x7fff & !((1 << H::FORMAT.fraction_bits) - 1);
-    if x.bits() & exponent == 0 { H::from_bits(x.bits() & 0x8000) } else { x }
+    if x.bits() & exponent == 0 {
+        H::from_bits(x.bits() & 0x8000)
+    } else {
+        x
+    }
 }
 
 /// A function of halves as a lane function, of single values or of pairs.
 fn of_one<H: Half + Lane>(packed: bool, f: impl Fn(H) -> H + Copy + 'static) -> LaneFn {
-    if packed { unary(move |a: Two<H>| Two(f(a.0), f(a.1))) } else { unary(f) }
+    if packed {
+        unary(move |a: Two<H>| Two(f(a.0), f(a.1)))
+    } else {
+        unary(f)
+    }
 }
 
 fn of_two<H: Half + Lane>(packed: bool, f: impl Fn(H, H) -> H + Copy + 'static) -> LaneFn {
-    if packed { binary(move |a: Two<H>, b: Two<H>| Two(f(a.0, b.0), f(a.1, b.1))) } else { binary(f) }
+    if packed {
+        binary(move |a: Two<H>, b: Two<H>| Two(f(a.0, b.0), f(a.1, b.1)))
+    } else {
+        binary(f)
+    }
 }
 
 fn of_three<H: Half + Lane>(packed: bool, f: impl Fn(H, H, H) -> H + Copy + 'static) -> LaneFn {
@@ -360,8 +438,12 @@ fn half_of_two<H: Half + Lane>(ins: &Ins, packed: bool) -> Option<LaneFn> {
             let (a, b) = (a.to_f32(), b.to_f32());
             H::from_f32(or_nan(a, b, most(a, b)))
         }),
-        "min" => of_two(packed, |a: H, b: H| H::from_f32(least(a.to_f32(), b.to_f32()))),
-        "max" => of_two(packed, |a: H, b: H| H::from_f32(most(a.to_f32(), b.to_f32()))),
+        "min" => of_two(packed, |a: H, b: H| {
+            H::from_f32(least(a.to_f32(), b.to_f32()))
+        }),
+        "max" => of_two(packed, |a: H, b: H| {
+            H::from_f32(most(a.to_f32(), b.to_f32()))
+        }),
         _ => return None,
     })
 }
@@ -372,10 +454,17 @@ fn singles(ins: &Ins, arity: usize) -> Option<LaneFn> {
         return None;
     }
     Some(match (ins.root(), arity) {
-        ("add", 2) => binary(|a: Two<f32>, b: Two<f32>| Two(canonical(a.0 + b.0), canonical(a.1 + b.1))),
-        ("mul", 2) => binary(|a: Two<f32>, b: Two<f32>| Two(canonical(a.0 * b.0), canonical(a.1 * b.1))),
+        ("add", 2) => {
+            binary(|a: Two<f32>, b: Two<f32>| Two(canonical(a.0 + b.0), canonical(a.1 + b.1)))
+        }
+        ("mul", 2) => {
+            binary(|a: Two<f32>, b: Two<f32>| Two(canonical(a.0 * b.0), canonical(a.1 * b.1)))
+        }
         ("fma", 3) => ternary(|a: Two<f32>, b: Two<f32>, c: Two<f32>| {
-            Two(canonical(a.0.mul_add(b.0, c.0)), canonical(a.1.mul_add(b.1, c.1)))
+            Two(
+                canonical(a.0.mul_add(b.0, c.0)),
+                canonical(a.1.mul_add(b.1, c.1)),
+            )
         }),
         _ => return None,
     })

@@ -51,14 +51,28 @@ impl<'a> Decoder<'a> {
             _ => None,
         });
         if list.len() != expected.unwrap_or(1) {
-            return Err(malformed(format!("expected {} registers, found {}", expected.unwrap_or(1), list.len())));
+            return Err(malformed(format!(
+                "expected {} registers, found {}",
+                expected.unwrap_or(1),
+                list.len()
+            )));
         }
         let address = self.address(address, space)?;
-        let extend = if ty.is_signed() { Extend::Sign } else { Extend::Zero };
+        let extend = if ty.is_signed() {
+            Extend::Sign
+        } else {
+            Extend::Zero
+        };
         let strong = ["volatile", "relaxed", "acquire", "release", "mmio"];
         let is_strong = strong.iter().any(|s| ins.has(s));
         self.note_grain(address, ty);
-        Ok(Access { address, size_bytes: ty.size_bytes(), extend, is_strong, parts: list })
+        Ok(Access {
+            address,
+            size_bytes: ty.size_bytes(),
+            extend,
+            is_strong,
+            parts: list,
+        })
     }
 
     /// The race check must tell the smallest accesses to shared memory apart.
@@ -74,8 +88,15 @@ impl<'a> Decoder<'a> {
             Operand::Sink => Ok((NONE, false)),
             Operand::Register(register) => {
                 let found = self.register_type(*register);
-                if found == Type::Pred || found.units() < ty.units() || (ty.units() == 4) != (found.units() == 4) {
-                    return Err(malformed(format!("a register for {} holds no {}", found.name(), ty.name())));
+                if found == Type::Pred
+                    || found.units() < ty.units()
+                    || (ty.units() == 4) != (found.units() == 4)
+                {
+                    return Err(malformed(format!(
+                        "a register for {} holds no {}",
+                        found.name(),
+                        ty.name()
+                    )));
                 }
                 Ok((self.slot_of(*register), found.units() == 2))
             }
@@ -99,12 +120,27 @@ impl<'a> Decoder<'a> {
         if !supported {
             return Err(unsupported(format!("operands of type {}", ty.name())));
         }
-        let d = if is_red { vec![] } else { self.targets(ins.operand(0)?, ty)? };
+        let d = if is_red {
+            vec![]
+        } else {
+            self.targets(ins.operand(0)?, ty)?
+        };
         let address = self.address(ins.operand(first)?, space(ins))?;
         let b = self.sources(ins.operand(first + 1)?, ty)?;
-        let c = if op == AtomicOp::CompareAndSwap { self.source(ins.operand(first + 2)?, ty)? } else { NONE };
+        let c = if op == AtomicOp::CompareAndSwap {
+            self.source(ins.operand(first + 2)?, ty)?
+        } else {
+            NONE
+        };
         self.note_grain(address, ty);
-        let atomic = Atomic { op, ty, address, d, b, c };
+        let atomic = Atomic {
+            op,
+            ty,
+            address,
+            d,
+            b,
+            c,
+        };
         self.emit(Action::Atomic(Box::new(atomic)), Slots::default());
         Ok(())
     }

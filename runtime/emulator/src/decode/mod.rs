@@ -34,7 +34,11 @@ const MAX_LISTED: usize = 20;
 
 /// Decodes the entry `name`.
 pub(crate) fn decode(source: &Source, name: &str) -> Result<Program> {
-    let entry = source.functions.get(name).filter(|f| f.is_entry).ok_or_else(|| no_kernel(source, name))?;
+    let entry = source
+        .functions
+        .get(name)
+        .filter(|f| f.is_entry)
+        .ok_or_else(|| no_kernel(source, name))?;
     let mut decoder = Decoder::new(source);
     decoder.lay_out_shared(entry);
     let params = decoder.lay_out_params(entry);
@@ -63,9 +67,20 @@ pub(crate) fn decode(source: &Source, name: &str) -> Result<Program> {
 }
 
 fn no_kernel(source: &Source, name: &str) -> Fault {
-    let mut names: Vec<&str> = source.functions.values().filter(|f| f.is_entry).map(|f| f.name.as_str()).collect();
+    let mut names: Vec<&str> = source
+        .functions
+        .values()
+        .filter(|f| f.is_entry)
+        .map(|f| f.name.as_str())
+        .collect();
     names.sort_unstable();
-    Fault::new(FaultKind::InvalidCall, format!("no kernel `{name}` in the module, which has [{}]", names.join(", ")))
+    Fault::new(
+        FaultKind::InvalidCall,
+        format!(
+            "no kernel `{name}` in the module, which has [{}]",
+            names.join(", ")
+        ),
+    )
 }
 
 /// Where a variable's bytes are.
@@ -159,8 +174,10 @@ impl<'a> Decoder<'a> {
             return Err(Fault::new(FaultKind::Unsupported, message));
         }
         if self.units > MAX_UNITS {
-            let message =
-                format!("kernel `{name}` has registers for {} words per thread; {MAX_UNITS} are possible", self.units);
+            let message = format!(
+                "kernel `{name}` has registers for {} words per thread; {MAX_UNITS} are possible",
+                self.units
+            );
             return Err(Fault::new(FaultKind::Unsupported, message));
         }
         Ok(())
@@ -168,7 +185,12 @@ impl<'a> Decoder<'a> {
 
     /// Places module-level shared variables; those without a length share the dynamic part.
     fn lay_out_shared(&mut self, entry: &Function) {
-        let in_functions = self.source.functions.values().filter(|f| !f.is_entry).flat_map(|f| &f.variables);
+        let in_functions = self
+            .source
+            .functions
+            .values()
+            .filter(|f| !f.is_entry)
+            .flat_map(|f| &f.variables);
         let variables: Vec<_> = self
             .source
             .variables
@@ -186,7 +208,8 @@ impl<'a> Decoder<'a> {
         let align = dynamic().map(|v| v.align).max().unwrap_or(16).max(16);
         self.dynamic_shared = self.shared_bytes.next_multiple_of(align);
         for variable in dynamic() {
-            self.shared.insert(variable.name.clone(), self.dynamic_shared);
+            self.shared
+                .insert(variable.name.clone(), self.dynamic_shared);
         }
     }
 
@@ -196,7 +219,10 @@ impl<'a> Decoder<'a> {
             let variable = &entry.variables[*k];
             let at = usize::next_multiple_of(offset, variable.align);
             offset = at + variable.size_bytes;
-            ParamLayout { offset: at, size_bytes: variable.size_bytes }
+            ParamLayout {
+                offset: at,
+                size_bytes: variable.size_bytes,
+            }
         };
         entry.params.iter().map(place).collect()
     }
@@ -204,7 +230,10 @@ impl<'a> Decoder<'a> {
     /// Decodes a function's body at the end of the code.
     fn function(&mut self, function: &'a Function) -> Result<()> {
         if self.stack.iter().any(|f| f.name == function.name) {
-            let message = format!("function `{}` calls itself, which the emulator does not support", function.name);
+            let message = format!(
+                "function `{}` calls itself, which the emulator does not support",
+                function.name
+            );
             return Err(Fault::at(FaultKind::Unsupported, function.line, message));
         }
         if !self.frames.contains_key(&function.name) {
@@ -282,27 +311,42 @@ impl<'a> Decoder<'a> {
             None => Guard::ALWAYS,
             Some((register, negated)) => {
                 let predicate = self.predicate(&Operand::Register(register))?;
-                Guard { predicate, flip: if negated { u32::MAX } else { 0 } }
+                Guard {
+                    predicate,
+                    flip: if negated { u32::MAX } else { 0 },
+                }
             }
         };
         if self.code.len() > MAX_INSTRUCTIONS {
-            return Err(Fault::new(FaultKind::Unsupported, "the kernel is too long once its functions are inlined"));
+            return Err(Fault::new(
+                FaultKind::Unsupported,
+                "the kernel is too long once its functions are inlined",
+            ));
         }
         let parts: Vec<&str> = statement.opcode.split('.').collect();
-        let ins = Ins { parts, operands: &statement.operands };
+        let ins = Ins {
+            parts,
+            operands: &statement.operands,
+        };
         let done = match self.instruction(&ins) {
             Ok(done) => done,
             Err(fault) if fault.kind() == FaultKind::Unsupported && fault.ptx_line().is_none() => {
-                self.unsupported.push((statement.line, format!("{}: {fault}", statement.opcode)));
+                self.unsupported
+                    .push((statement.line, format!("{}: {fault}", statement.opcode)));
                 true
             }
             Err(fault) if fault.ptx_line().is_none() => {
-                return Err(Fault::at(fault.kind(), statement.line, format!("{}: {fault}", statement.opcode)));
+                return Err(Fault::at(
+                    fault.kind(),
+                    statement.line,
+                    format!("{}: {fault}", statement.opcode),
+                ));
             }
             Err(fault) => return Err(fault),
         };
         if !done {
-            self.unsupported.push((statement.line, statement.opcode.clone()));
+            self.unsupported
+                .push((statement.line, statement.opcode.clone()));
         }
         Ok(())
     }
@@ -324,7 +368,13 @@ impl<'a> Decoder<'a> {
         if matches!(action, Action::Lanes(_)) && (slots.d == NONE || slots.p == NONE) {
             return;
         }
-        self.code.push(Instruction { action, slots, guard: self.guard, line: self.line, loc: self.loc });
+        self.code.push(Instruction {
+            action,
+            slots,
+            guard: self.guard,
+            line: self.line,
+            loc: self.loc,
+        });
     }
 
     fn patch_branches(&mut self) -> Result<()> {
@@ -339,12 +389,19 @@ impl<'a> Decoder<'a> {
     }
 
     fn unsupported_fault(&self, name: &str) -> Fault {
-        let mut lines: Vec<String> =
-            self.unsupported.iter().take(MAX_LISTED).map(|(line, what)| format!("PTX line {line}: {what}")).collect();
+        let mut lines: Vec<String> = self
+            .unsupported
+            .iter()
+            .take(MAX_LISTED)
+            .map(|(line, what)| format!("PTX line {line}: {what}"))
+            .collect();
         if self.unsupported.len() > MAX_LISTED {
             lines.push(format!("and {} more", self.unsupported.len() - MAX_LISTED));
         }
-        let message = format!("kernel `{name}` has instructions that the emulator lacks:\n  {}", lines.join("\n  "));
+        let message = format!(
+            "kernel `{name}` has instructions that the emulator lacks:\n  {}",
+            lines.join("\n  ")
+        );
         Fault::new(FaultKind::Unsupported, message)
     }
 }
@@ -366,11 +423,17 @@ impl<'a> Ins<'a> {
 
     /// The last type suffix.
     fn ty(&self) -> Result<Type> {
-        self.parts.iter().rev().find_map(|p| Type::parse(p)).ok_or_else(|| malformed("no type suffix"))
+        self.parts
+            .iter()
+            .rev()
+            .find_map(|p| Type::parse(p))
+            .ok_or_else(|| malformed("no type suffix"))
     }
 
     fn operand(&self, k: usize) -> Result<&'a Operand> {
-        self.operands.get(k).ok_or_else(|| malformed(format!("operand {} is missing", k + 1)))
+        self.operands
+            .get(k)
+            .ok_or_else(|| malformed(format!("operand {} is missing", k + 1)))
     }
 
     /// Refuses more operands than an instruction has.
@@ -378,7 +441,10 @@ impl<'a> Ins<'a> {
         if self.operands.len() == count {
             return Ok(());
         }
-        Err(malformed(format!("expected {count} operands, found {}", self.operands.len())))
+        Err(malformed(format!(
+            "expected {count} operands, found {}",
+            self.operands.len()
+        )))
     }
 }
 

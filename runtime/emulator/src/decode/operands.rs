@@ -18,7 +18,9 @@ impl Decoder<'_> {
         match operand {
             Operand::Register(register) => self.register(*register, ty),
             Operand::Integer(bits) => self.constant(*bits, ty),
-            Operand::Float32(bits) if ty == Type::F64 => self.constant(f64::from(f32::from_bits(*bits)).to_bits(), ty),
+            Operand::Float32(bits) if ty == Type::F64 => {
+                self.constant(f64::from(f32::from_bits(*bits)).to_bits(), ty)
+            }
             Operand::Float32(bits) => self.constant(u64::from(*bits), ty),
             Operand::Float64(bits) if ty.units() == 1 => {
                 self.constant(u64::from((f64::from_bits(*bits) as f32).to_bits()), ty)
@@ -26,7 +28,11 @@ impl Decoder<'_> {
             Operand::Float64(bits) => self.constant(*bits, ty),
             Operand::Special(name) => self.special(name, ty),
             Operand::Variable(..) | Operand::Global(..) => self.address_of(operand, ty),
-            other => Err(malformed(format!("expected a value of type {}, found {}", ty.name(), describe(other)))),
+            other => Err(malformed(format!(
+                "expected a value of type {}, found {}",
+                ty.name(),
+                describe(other)
+            ))),
         }
     }
 
@@ -35,18 +41,30 @@ impl Decoder<'_> {
         match operand {
             Operand::Register(register) => self.register(*register, ty),
             Operand::Sink => Ok(NONE),
-            other => Err(malformed(format!("expected a register of type {}, found {}", ty.name(), describe(other)))),
+            other => Err(malformed(format!(
+                "expected a register of type {}, found {}",
+                ty.name(),
+                describe(other)
+            ))),
         }
     }
 
     /// The slot of a register, which must be of the size of `ty`.
     fn register(&self, register: u32, ty: Type) -> Result<u32> {
         let found = self.register_type(register);
-        let fits = if ty == Type::Pred || found == Type::Pred { found == ty } else { found.units() == ty.units() };
+        let fits = if ty == Type::Pred || found == Type::Pred {
+            found == ty
+        } else {
+            found.units() == ty.units()
+        };
         if fits {
             return Ok(self.slot_of(register));
         }
-        Err(malformed(format!("expected a register for {}, found one for {}", ty.name(), found.name())))
+        Err(malformed(format!(
+            "expected a register for {}, found one for {}",
+            ty.name(),
+            found.name()
+        )))
     }
 
     pub(super) fn register_type(&self, register: u32) -> Type {
@@ -58,7 +76,9 @@ impl Decoder<'_> {
     }
 
     pub(super) fn function_now(&self) -> &crate::parse::ast::Function {
-        self.stack.last().expect("statements are decoded inside a function")
+        self.stack
+            .last()
+            .expect("statements are decoded inside a function")
     }
 
     /// A register, not an immediate, of predicate type.
@@ -67,7 +87,10 @@ impl Decoder<'_> {
             Operand::Register(register) => self.register(*register, Type::Pred),
             Operand::Integer(value) => self.predicate_constant(*value != 0),
             Operand::Sink => Ok(NONE),
-            other => Err(malformed(format!("expected a predicate, found {}", describe(other)))),
+            other => Err(malformed(format!(
+                "expected a predicate, found {}",
+                describe(other)
+            ))),
         }
     }
 
@@ -109,16 +132,24 @@ impl Decoder<'_> {
         if let Some(slot) = self.known.get(&key) {
             return *slot;
         }
-        let slot = self.new_register(if ty.units() == 2 { Type::B64 } else { Type::B32 });
+        let slot = self.new_register(if ty.units() == 2 {
+            Type::B64
+        } else {
+            Type::B32
+        });
         self.constants.push((slot, value));
         self.known.insert(key, slot);
         slot
     }
 
     fn special(&mut self, name: &str, ty: Type) -> Result<u32> {
-        let special = Special::parse(name).ok_or_else(|| super::unsupported(format!("special register `{name}`")))?;
+        let special = Special::parse(name)
+            .ok_or_else(|| super::unsupported(format!("special register `{name}`")))?;
         if ty.units() != 1 {
-            return Err(super::unsupported(format!("special register `{name}` as {}", ty.name())));
+            return Err(super::unsupported(format!(
+                "special register `{name}` as {}",
+                ty.name()
+            )));
         }
         Ok(self.known_constant(Constant::Special(special), ty))
     }
@@ -139,9 +170,16 @@ impl Decoder<'_> {
     /// Where a variable is, and the bytes added; no place for those in global memory.
     fn place(&self, operand: &Operand) -> Result<(Option<Place>, i64)> {
         match operand {
-            Operand::Variable(k, offset) => Ok((self.frames[&self.function_now().name].places[*k], *offset)),
-            Operand::Global(name, offset) => Ok((self.shared.get(name).map(|at| Place::Shared(*at)), *offset)),
-            other => Err(malformed(format!("expected a variable, found {}", describe(other)))),
+            Operand::Variable(k, offset) => {
+                Ok((self.frames[&self.function_now().name].places[*k], *offset))
+            }
+            Operand::Global(name, offset) => {
+                Ok((self.shared.get(name).map(|at| Place::Shared(*at)), *offset))
+            }
+            other => Err(malformed(format!(
+                "expected a variable, found {}",
+                describe(other)
+            ))),
         }
     }
 
@@ -150,7 +188,12 @@ impl Decoder<'_> {
         let name = match operand {
             Operand::Variable(k, _) => &self.function_now().variables[*k].name,
             Operand::Global(name, _) => name,
-            other => return Err(malformed(format!("expected a variable, found {}", describe(other)))),
+            other => {
+                return Err(malformed(format!(
+                    "expected a variable, found {}",
+                    describe(other)
+                )));
+            }
         };
         let in_function = self.source.functions.values().flat_map(|f| &f.variables);
         let mut known = self.source.variables.iter().chain(in_function);
@@ -163,9 +206,16 @@ impl Decoder<'_> {
     /// An address operand in the state space that the opcode names.
     pub(super) fn address(&mut self, operand: &Operand, space: AddressSpace) -> Result<Address> {
         let Operand::Memory(base, offset) = operand else {
-            return Err(malformed(format!("expected an address, found {}", describe(operand))));
+            return Err(malformed(format!(
+                "expected an address, found {}",
+                describe(operand)
+            )));
         };
-        let fixed = |space, at: usize, more: i64| Address { space, base: Base::Zero, offset: at as i64 + more };
+        let fixed = |space, at: usize, more: i64| Address {
+            space,
+            base: Base::Zero,
+            offset: at as i64 + more,
+        };
         Ok(match &**base {
             Operand::Register(register) => {
                 let slot = self.slot_of(*register);
@@ -174,9 +224,17 @@ impl Decoder<'_> {
                     2 => Base::Wide(slot),
                     _ => return Err(malformed("an address is 32 or 64 bits wide")),
                 };
-                Address { space, base, offset: *offset }
+                Address {
+                    space,
+                    base,
+                    offset: *offset,
+                }
             }
-            Operand::Integer(at) => Address { space, base: Base::Zero, offset: (*at as i64).wrapping_add(*offset) },
+            Operand::Integer(at) => Address {
+                space,
+                base: Base::Zero,
+                offset: (*at as i64).wrapping_add(*offset),
+            },
             symbol => match self.place(symbol)? {
                 (Some(Place::Param(at)), more) => fixed(AddressSpace::Param, at, more + offset),
                 (Some(Place::Local(at)), more) => fixed(AddressSpace::Local, at, more + offset),
@@ -184,17 +242,26 @@ impl Decoder<'_> {
                     fixed(space, at + window::SHARED as usize, more + offset)
                 }
                 (Some(Place::Shared(at)), more) => fixed(AddressSpace::Shared, at, more + offset),
-                (None, _) => Address { space, base: Base::Wide(self.address_of(symbol, Type::U64)?), offset: *offset },
+                (None, _) => Address {
+                    space,
+                    base: Base::Wide(self.address_of(symbol, Type::U64)?),
+                    offset: *offset,
+                },
             },
         })
     }
 
     /// Where a `.param` or `.local` variable is in a thread's local memory.
     pub(super) fn local_variable(&self, operand: &Operand) -> Result<(usize, usize)> {
-        if let (Operand::Variable(k, 0), (Some(Place::Local(at)), 0)) = (operand, self.place(operand)?) {
+        if let (Operand::Variable(k, 0), (Some(Place::Local(at)), 0)) =
+            (operand, self.place(operand)?)
+        {
             return Ok((at, self.function_now().variables[*k].size_bytes));
         }
-        Err(malformed(format!("expected a `.param` variable, found {}", describe(operand))))
+        Err(malformed(format!(
+            "expected a `.param` variable, found {}",
+            describe(operand)
+        )))
     }
 }
 

@@ -72,7 +72,10 @@ pub(crate) struct Guard {
 }
 
 impl Guard {
-    pub const ALWAYS: Guard = Guard { predicate: NONE, flip: 0 };
+    pub const ALWAYS: Guard = Guard {
+        predicate: NONE,
+        flip: 0,
+    };
 }
 
 /// What an instruction does. Operands are in the instruction's slots unless they are here.

@@ -63,7 +63,10 @@ pub(super) fn addresses(warp: &Warp, address: &Address) -> [u64; LANES] {
     let offset = address.offset as u64;
     match address.base {
         Base::Zero => [offset; LANES],
-        Base::Narrow(slot) => warp.file.narrow(slot).map(|a| u64::from(a.wrapping_add(offset as u32))),
+        Base::Narrow(slot) => warp
+            .file
+            .narrow(slot)
+            .map(|a| u64::from(a.wrapping_add(offset as u32))),
         Base::Wide(slot) => warp.file.wide(slot).map(|a| a.wrapping_add(offset)),
     }
 }
@@ -74,7 +77,11 @@ impl Gang<'_> {
         let size = access.size_bytes;
         let count = (size * access.parts.len()) as u64;
         if access.address.space == AddressSpace::Param {
-            return if self.quick_param(warp, at, access) { Ok(()) } else { self.load_params(warp, at, access, &from) };
+            return if self.quick_param(warp, at, access) {
+                Ok(())
+            } else {
+                self.load_params(warp, at, access, &from)
+            };
         }
         if self.quick_load(warp, at, access, &from)? {
             return Ok(());
@@ -82,13 +89,31 @@ impl Gang<'_> {
         for lane in lanes(at.active) {
             let (target, address) = self.resolve(at, access.address.space, from[lane]);
             if target == Target::Global {
-                let view = self.global(warp, at, Want { lane, target, address, count, kind: Kind::Load })?;
+                let view = self.global(
+                    warp,
+                    at,
+                    Want {
+                        lane,
+                        target,
+                        address,
+                        count,
+                        kind: Kind::Load,
+                    },
+                )?;
                 for (k, part) in access.parts.iter().enumerate() {
-                    load_element(warp, lane, *part, access, |o, n| view.load(address + (k * size + o) as u64, n));
+                    load_element(warp, lane, *part, access, |o, n| {
+                        view.load(address + (k * size + o) as u64, n)
+                    });
                 }
                 continue;
             }
-            let want = Want { lane, target, address, count, kind: Kind::Load };
+            let want = Want {
+                lane,
+                target,
+                address,
+                count,
+                kind: Kind::Load,
+            };
             let start = self.local_range(warp, at, want)?;
             self.race_access(warp, at, want, access.is_strong)?;
             for (k, part) in access.parts.iter().enumerate() {
@@ -99,25 +124,41 @@ impl Gang<'_> {
                 let first = start + k * size;
                 let mut value = [0; 16];
                 value[..size].copy_from_slice(&bytes[first..first + size]);
-                load_element(warp, lane, *part, access, |o, n| little_endian(&value[o..o + n]));
+                load_element(warp, lane, *part, access, |o, n| {
+                    little_endian(&value[o..o + n])
+                });
             }
         }
         Ok(())
     }
 
     /// Parameters are the same for all lanes, but a lane may compute its address.
-    fn load_params(&mut self, warp: &mut Warp, at: At, access: &Access, from: &[u64; LANES]) -> Result<()> {
+    fn load_params(
+        &mut self,
+        warp: &mut Warp,
+        at: At,
+        access: &Access,
+        from: &[u64; LANES],
+    ) -> Result<()> {
         let count = access.size_bytes * access.parts.len();
         for lane in lanes(at.active) {
             let start = self.local_range(
                 warp,
                 at,
-                Want { lane, target: Target::Param, address: from[lane], count: count as u64, kind: Kind::Load },
+                Want {
+                    lane,
+                    target: Target::Param,
+                    address: from[lane],
+                    count: count as u64,
+                    kind: Kind::Load,
+                },
             )?;
             for (k, part) in access.parts.iter().enumerate() {
                 let first = start + k * access.size_bytes;
                 let params = self.launch.call.params;
-                load_element(warp, lane, *part, access, |o, n| little_endian(&params[first + o..first + o + n]));
+                load_element(warp, lane, *part, access, |o, n| {
+                    little_endian(&params[first + o..first + o + n])
+                });
             }
         }
         Ok(())
@@ -133,7 +174,17 @@ impl Gang<'_> {
         for lane in lanes(at.active) {
             let (target, address) = self.resolve(at, access.address.space, to[lane]);
             if target == Target::Global {
-                let view = self.global(warp, at, Want { lane, target, address, count, kind: Kind::Store })?;
+                let view = self.global(
+                    warp,
+                    at,
+                    Want {
+                        lane,
+                        target,
+                        address,
+                        count,
+                        kind: Kind::Store,
+                    },
+                )?;
                 for (k, part) in access.parts.iter().enumerate() {
                     for o in (0..size).step_by(8) {
                         let value = element(warp, lane, *part, o);
@@ -142,7 +193,13 @@ impl Gang<'_> {
                 }
                 continue;
             }
-            let want = Want { lane, target, address, count, kind: Kind::Store };
+            let want = Want {
+                lane,
+                target,
+                address,
+                count,
+                kind: Kind::Store,
+            };
             let start = self.local_range(warp, at, want)?;
             self.race_access(warp, at, want, access.is_strong)?;
             for (k, part) in access.parts.iter().enumerate() {
@@ -197,7 +254,9 @@ impl Gang<'_> {
     pub(super) fn block_of_rank(&self, index: [u32; 3], rank: u32) -> Option<usize> {
         let cluster = self.launch.cluster;
         let same = |other: [u32; 3]| (0..3).all(|k| other[k] / cluster[k] == index[k] / cluster[k]);
-        self.blocks.iter().position(|b| b.rank == rank && same(b.index))
+        self.blocks
+            .iter()
+            .position(|b| b.rank == rank && same(b.index))
     }
 
     /// The buffer that the bytes are in, checked for alignment too.
@@ -205,7 +264,10 @@ impl Gang<'_> {
     pub(super) fn global(&mut self, warp: &Warp, at: At, want: Want) -> Result<View> {
         let Want { address, count, .. } = want;
         let hint = &self.views[at.pc as usize];
-        if hint.holds(address, count) && address & (count - 1) == 0 && (want.kind == Kind::Load || !hint.is_constant) {
+        if hint.holds(address, count)
+            && address & (count - 1) == 0
+            && (want.kind == Kind::Load || !hint.is_constant)
+        {
             return Ok(*hint);
         }
         self.global_slow(warp, at, want)
@@ -215,31 +277,64 @@ impl Gang<'_> {
     fn global_slow(&mut self, warp: &Warp, at: At, want: Want) -> Result<View> {
         let Want { address, count, .. } = want;
         let memory = self.launch.call.memory;
-        let place = report::Place { lanes: 1 << want.lane, ..at.place(warp) };
+        let place = report::Place {
+            lanes: 1 << want.lane,
+            ..at.place(warp)
+        };
         let what = |problem: &str| {
             let nearest = memory.nearest(address);
-            format!("{problem} {count}-byte {} at global address {address:#x}{nearest}", want.kind.name())
+            format!(
+                "{problem} {count}-byte {} at global address {address:#x}{nearest}",
+                want.kind.name()
+            )
         };
-        let Some(view) = memory.view(address).filter(|view| view.holds(address, count)) else {
-            return Err(report::fault(self, FaultKind::OutOfBounds, place, what("out of bounds:")));
+        let Some(view) = memory
+            .view(address)
+            .filter(|view| view.holds(address, count))
+        else {
+            return Err(report::fault(
+                self,
+                FaultKind::OutOfBounds,
+                place,
+                what("out of bounds:"),
+            ));
         };
         if !address.is_multiple_of(count.next_power_of_two()) {
-            return Err(report::fault(self, FaultKind::Misaligned, place, what("misaligned:")));
+            return Err(report::fault(
+                self,
+                FaultKind::Misaligned,
+                place,
+                what("misaligned:"),
+            ));
         }
         if view.is_constant && want.kind != Kind::Load {
-            return Err(report::fault(self, FaultKind::Misuse, place, what("constant memory is read-only:")));
+            return Err(report::fault(
+                self,
+                FaultKind::Misuse,
+                place,
+                what("constant memory is read-only:"),
+            ));
         }
         self.views[at.pc as usize] = view;
         Ok(view)
     }
 
     /// The buffer of an access of which only the first `part` bytes are read.
-    pub(super) fn global_part(&mut self, warp: &Warp, at: At, want: Want, part: u64) -> Result<View> {
+    pub(super) fn global_part(
+        &mut self,
+        warp: &Warp,
+        at: At,
+        want: Want,
+        part: u64,
+    ) -> Result<View> {
         if part == want.count || !want.address.is_multiple_of(want.count) {
             return self.global(warp, at, want);
         }
         let memory = self.launch.call.memory;
-        match memory.view(want.address).filter(|view| view.holds(want.address, part)) {
+        match memory
+            .view(want.address)
+            .filter(|view| view.holds(want.address, part))
+        {
             Some(view) => Ok(view),
             None => self.global_slow(warp, at, want),
         }
@@ -259,14 +354,32 @@ impl Gang<'_> {
         let lane = at.active.trailing_zeros() as usize;
         let (target, address) = self.resolve(at, space, address);
         let Target::Shared(block) = target else {
-            let what = format!("{} at {address:#x}, which is no shared address", kind.name());
-            return Err(report::fault(self, FaultKind::OutOfBounds, at.place(warp), what));
+            let what = format!(
+                "{} at {address:#x}, which is no shared address",
+                kind.name()
+            );
+            return Err(report::fault(
+                self,
+                FaultKind::OutOfBounds,
+                at.place(warp),
+                what,
+            ));
         };
         let size = self.blocks[block].shared.len() as u64;
         if address < size && count <= size - address && address.is_multiple_of(count.clamp(1, 16)) {
             return Ok((block, address as usize));
         }
-        Err(self.range_fault(warp, at, Want { lane, target, address, count, kind }))
+        Err(self.range_fault(
+            warp,
+            at,
+            Want {
+                lane,
+                target,
+                address,
+                count,
+                kind,
+            },
+        ))
     }
 
     /// Bytes that a lane has of shared, local or parameter memory, and where its part starts.
@@ -304,11 +417,24 @@ impl Gang<'_> {
             Target::Global => "global",
         };
         let is_inside = address < size && count <= size - address;
-        let (kind, problem) =
-            if is_inside { (FaultKind::Misaligned, "misaligned:") } else { (FaultKind::OutOfBounds, "out of bounds:") };
-        let what =
-            format!("{problem} {count}-byte {} at {space} address {address:#x}, of {size:#x} bytes", want.kind.name());
-        report::fault(self, kind, report::Place { lanes: 1 << want.lane, ..at.place(warp) }, what)
+        let (kind, problem) = if is_inside {
+            (FaultKind::Misaligned, "misaligned:")
+        } else {
+            (FaultKind::OutOfBounds, "out of bounds:")
+        };
+        let what = format!(
+            "{problem} {count}-byte {} at {space} address {address:#x}, of {size:#x} bytes",
+            want.kind.name()
+        );
+        report::fault(
+            self,
+            kind,
+            report::Place {
+                lanes: 1 << want.lane,
+                ..at.place(warp)
+            },
+            what,
+        )
     }
 }
 
@@ -320,7 +446,13 @@ fn little_endian(bytes: &[u8]) -> u64 {
 
 /// Puts one element into its register; `read(offset, count)` gives its bytes.
 #[inline(always)]
-fn load_element(warp: &mut Warp, lane: usize, part: (u32, bool), access: &Access, read: impl Fn(usize, usize) -> u64) {
+fn load_element(
+    warp: &mut Warp,
+    lane: usize,
+    part: (u32, bool),
+    access: &Access,
+    read: impl Fn(usize, usize) -> u64,
+) {
     let (slot, wide) = part;
     if slot == NONE {
         return;

@@ -22,14 +22,26 @@ impl Gang<'_> {
         let count = (size * atomic.b.len()) as u64;
         for lane in lanes(at.active) {
             let (target, address) = self.resolve(at, atomic.address.space, to[lane]);
-            let want = Want { lane, target, address, count, kind: Kind::Atomic };
+            let want = Want {
+                lane,
+                target,
+                address,
+                count,
+                kind: Kind::Atomic,
+            };
             for (k, slot) in atomic.b.iter().enumerate() {
                 let b = read(warp, *slot, size, lane);
-                let c = if atomic.c == NONE { 0 } else { read(warp, atomic.c, size, lane) };
+                let c = if atomic.c == NONE {
+                    0
+                } else {
+                    read(warp, atomic.c, size, lane)
+                };
                 let element = address + (k * size) as u64;
                 let old = if target == Target::Global {
                     let view = self.global(warp, at, want)?;
-                    update_global(&view, element, size, |old| combine(atomic.op, atomic.ty, old, b, c))
+                    update_global(&view, element, size, |old| {
+                        combine(atomic.op, atomic.ty, old, b, c)
+                    })
                 } else {
                     let start = self.local_range(warp, at, want)? + k * size;
                     self.race_access(warp, at, want, true)?;
@@ -66,13 +78,19 @@ fn read(warp: &Warp, slot: u32, size: usize, lane: usize) -> u64 {
 }
 
 /// Atomically replaces an element; 16-bit ones as part of the 32-bit word around them.
-pub(super) fn update_global(view: &crate::memory::View, address: u64, size: usize, f: impl Fn(u64) -> u64) -> u64 {
+pub(super) fn update_global(
+    view: &crate::memory::View,
+    address: u64,
+    size: usize,
+    f: impl Fn(u64) -> u64,
+) -> u64 {
     if size != 2 {
         return view.update(address, size, f);
     }
     let shift = 8 * (address & 2);
-    let word =
-        view.update(address & !3, 4, |word| word & !(0xffff << shift) | (f(word >> shift & 0xffff) & 0xffff) << shift);
+    let word = view.update(address & !3, 4, |word| {
+        word & !(0xffff << shift) | (f(word >> shift & 0xffff) & 0xffff) << shift
+    });
     word >> shift & 0xffff
 }
 
@@ -96,7 +114,14 @@ pub(super) fn combine(op: AtomicOp, ty: Type, old: u64, b: u64, c: u64) -> u64 {
 /// Sum, least or most, by type.
 pub(super) fn arithmetic(op: AtomicOp, ty: Type, a: u64, b: u64) -> u64 {
     match ty {
-        Type::F32 => u64::from(canonical(float(op, f32::from_bits(a as u32), f32::from_bits(b as u32))).to_bits()),
+        Type::F32 => u64::from(
+            canonical(float(
+                op,
+                f32::from_bits(a as u32),
+                f32::from_bits(b as u32),
+            ))
+            .to_bits(),
+        ),
         Type::F64 => float_f64(op, f64::from_bits(a), f64::from_bits(b)).to_bits(),
         Type::F16 => u64::from(half::<F16>(op, a as u16, b as u16)),
         Type::BF16 => u64::from(half::<Bf16>(op, a as u16, b as u16)),
@@ -136,7 +161,12 @@ fn float_f64(op: AtomicOp, a: f64, b: f64) -> f64 {
 }
 
 fn half<H: Half>(op: AtomicOp, a: u16, b: u16) -> u16 {
-    H::from_f32(float(op, H::from_bits(a).to_f32(), H::from_bits(b).to_f32())).bits()
+    H::from_f32(float(
+        op,
+        H::from_bits(a).to_f32(),
+        H::from_bits(b).to_f32(),
+    ))
+    .bits()
 }
 
 fn halves<H: Half>(op: AtomicOp, a: u64, b: u64) -> u64 {

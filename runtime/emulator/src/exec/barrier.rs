@@ -40,7 +40,11 @@ impl State {
     fn count(&self, block: &[Option<Box<Warp>>]) -> u32 {
         let threads = |(warp, lanes): &(u32, u32)| {
             let live = block[*warp as usize].as_ref().map_or(0, |w| w.live);
-            if live & !lanes == 0 { LANES as u32 } else { lanes.count_ones() }
+            if live & !lanes == 0 {
+                LANES as u32
+            } else {
+                lanes.count_ones()
+            }
         };
         self.arrived.iter().map(threads).sum()
     }
@@ -50,7 +54,11 @@ impl State {
             return self.count(block) >= expected;
         }
         let has_come = |warp: &Warp| {
-            let lanes = self.arrived.iter().find(|(w, _)| *w == warp.id).map_or(0, |(_, lanes)| *lanes);
+            let lanes = self
+                .arrived
+                .iter()
+                .find(|(w, _)| *w == warp.id)
+                .map_or(0, |(_, lanes)| *lanes);
             warp.live & !lanes == 0
         };
         block.iter().flatten().all(|warp| has_come(warp))
@@ -69,7 +77,11 @@ impl Barriers {
     /// How far barrier `id` is, for reports.
     pub fn describe(&self, id: u32) -> String {
         let state = &self.states[id as usize];
-        let arrived: u32 = state.arrived.iter().map(|(_, lanes)| lanes.count_ones()).sum();
+        let arrived: u32 = state
+            .arrived
+            .iter()
+            .map(|(_, lanes)| lanes.count_ones())
+            .sum();
         match state.expected {
             Some(expected) => format!("{arrived} of {expected} threads have arrived"),
             None => format!("{arrived} threads have arrived, all of the block must"),
@@ -78,16 +90,30 @@ impl Barriers {
 }
 
 impl Gang<'_> {
-    pub(super) fn barrier(&mut self, warp: &mut Warp, at: At, barrier: &Barrier, slots: &Slots) -> Result<Flow> {
+    pub(super) fn barrier(
+        &mut self,
+        warp: &mut Warp,
+        at: At,
+        barrier: &Barrier,
+        slots: &Slots,
+    ) -> Result<Flow> {
         let lane = at.active.trailing_zeros() as usize;
         let id = warp.file.narrow(barrier.id)[lane];
-        let misuse = |gang: &Gang, what: String| Err(report::fault(gang, FaultKind::Misuse, at.place(warp), what));
+        let misuse = |gang: &Gang, what: String| {
+            Err(report::fault(gang, FaultKind::Misuse, at.place(warp), what))
+        };
         if id as usize >= BARRIERS {
             return misuse(self, format!("barrier {id}; there are {BARRIERS}"));
         }
         let expected = (barrier.threads != NONE).then(|| warp.file.narrow(barrier.threads)[lane]);
         if expected.is_some_and(|n| n == 0 || !n.is_multiple_of(LANES as u32)) {
-            return misuse(self, format!("a barrier of {} threads, which are no whole warps", expected.unwrap_or(0)));
+            return misuse(
+                self,
+                format!(
+                    "a barrier of {} threads, which are no whole warps",
+                    expected.unwrap_or(0)
+                ),
+            );
         }
         if barrier.is_aligned && at.active != warp.live {
             return self.wait_for_lanes(warp, at, warp.live);
@@ -95,12 +121,20 @@ impl Gang<'_> {
         let state = &mut self.blocks[at.block].barriers.states[id as usize];
         if !state.arrived.is_empty() && state.expected != expected {
             let first = state.expected;
-            return misuse(self, format!("warps disagree on the threads of barrier {id}: {first:?} and {expected:?}"));
+            return misuse(
+                self,
+                format!(
+                    "warps disagree on the threads of barrier {id}: {first:?} and {expected:?}"
+                ),
+            );
         }
         state.expected = expected;
         match state.arrived.iter_mut().find(|(w, _)| *w == warp.id) {
             Some((_, lanes)) if *lanes & at.active != 0 => {
-                return misuse(self, format!("arrives at barrier {id} again before it is complete"));
+                return misuse(
+                    self,
+                    format!("arrives at barrier {id} again before it is complete"),
+                );
             }
             Some((_, lanes)) => *lanes |= at.active,
             None => state.arrived.push((warp.id, at.active)),
@@ -115,7 +149,11 @@ impl Gang<'_> {
         if let Some(races) = &mut self.races {
             races.arrive(at.block, warp.id, id);
         }
-        Ok(if barrier.kind == BarrierKind::Arrive { Flow::Next } else { Flow::WaitBehind(Wait::Barrier(id)) })
+        Ok(if barrier.kind == BarrierKind::Arrive {
+            Flow::Next
+        } else {
+            Flow::WaitBehind(Wait::Barrier(id))
+        })
     }
 
     /// Opens the barriers of a block that are complete; whether any was.
@@ -136,8 +174,15 @@ impl Gang<'_> {
     pub(super) fn wait_for_lanes(&mut self, warp: &Warp, at: At, need: u32) -> Result<Flow> {
         let guarded = need & warp.live & at.mask & !at.active;
         if guarded != 0 {
-            let what = format!("diverged at a synchronising instruction: its guard keeps lanes {guarded:#010x} away");
-            return Err(report::fault(self, FaultKind::Divergence, at.place(warp), what));
+            let what = format!(
+                "diverged at a synchronising instruction: its guard keeps lanes {guarded:#010x} away"
+            );
+            return Err(report::fault(
+                self,
+                FaultKind::Divergence,
+                at.place(warp),
+                what,
+            ));
         }
         Ok(Flow::Wait(Wait::Lanes(need)))
     }
@@ -148,7 +193,9 @@ impl Block {
     fn settle_barriers(&mut self) -> Vec<(u32, Vec<u32>)> {
         let mut opened = Vec::new();
         for id in 0..BARRIERS as u32 {
-            if self.barriers.in_use >> id & 1 == 0 || !self.barriers.states[id as usize].is_complete(&self.warps) {
+            if self.barriers.in_use >> id & 1 == 0
+                || !self.barriers.states[id as usize].is_complete(&self.warps)
+            {
                 continue;
             }
             let state = std::mem::take(&mut self.barriers.states[id as usize]);
@@ -156,14 +203,22 @@ impl Block {
             let mut warps = Vec::new();
             for (warp, lanes, slots, op) in &state.results {
                 let result = state.result(*op);
-                let Some(warp) = &mut self.warps[*warp as usize] else { continue };
+                let Some(warp) = &mut self.warps[*warp as usize] else {
+                    continue;
+                };
                 match op {
                     Vote::Count => warp.file.put_narrow(slots.d, *lanes, &[result; LANES]),
-                    _ => warp.file.put_predicate(slots.p, *lanes, result.wrapping_neg()),
+                    _ => warp
+                        .file
+                        .put_predicate(slots.p, *lanes, result.wrapping_neg()),
                 }
             }
             for warp in self.warps.iter_mut().flatten() {
-                for group in warp.groups.iter_mut().filter(|g| g.wait == Wait::Barrier(id)) {
+                for group in warp
+                    .groups
+                    .iter_mut()
+                    .filter(|g| g.wait == Wait::Barrier(id))
+                {
                     group.wait = Wait::Ready;
                     warps.push(warp.id);
                 }

@@ -83,7 +83,10 @@ pub(super) struct Stores {
 impl Gang<'_> {
     pub(super) fn bulk(&mut self, warp: &mut Warp, at: At, bulk: &Bulk) -> Result<()> {
         for lane in lanes(at.active) {
-            let at = At { active: 1 << lane, ..at };
+            let at = At {
+                active: 1 << lane,
+                ..at
+            };
             let source = self.bulk_source(warp, at, bulk, lane)?;
             let pending = self.bulk_target(warp, at, bulk, lane, source)?;
             let bytes = pending.source.bytes();
@@ -114,7 +117,11 @@ impl Gang<'_> {
             let map = Box::new(self.tensor_map(warp, at, &bulk.global, address)?);
             if map.sizes.len() != bulk.coordinates.len() {
                 let (has, given) = (map.sizes.len(), bulk.coordinates.len());
-                return Err(self.misuse(warp, at, format!("a tensor map of {has} axes with {given} coordinates")));
+                return Err(self.misuse(
+                    warp,
+                    at,
+                    format!("a tensor map of {has} axes with {given} coordinates"),
+                ));
             }
             if matches!(bulk.kind, BulkKind::Reduce(..)) && map.element.size_bytes() == 1 {
                 return Err(self.misuse(warp, at, "a reduction of bytes".to_owned()));
@@ -127,65 +134,120 @@ impl Gang<'_> {
         }
         let bytes = u64::from(warp.file.narrow(bulk.size)[lane]);
         if !bytes.is_multiple_of(16) || !address.is_multiple_of(16) {
-            let what = format!("a bulk copy of {bytes} bytes at {address:#x}: both must be multiples of 16");
-            return Err(report::fault(self, FaultKind::Misaligned, at.place(warp), what));
+            let what = format!(
+                "a bulk copy of {bytes} bytes at {address:#x}: both must be multiples of 16"
+            );
+            return Err(report::fault(
+                self,
+                FaultKind::Misaligned,
+                at.place(warp),
+                what,
+            ));
         }
         if bulk.kind == BulkKind::Across {
-            let (block, start) = self.shared_range(warp, at, AddressSpace::Shared, address, bytes, Kind::Copy)?;
-            return Ok(Source::Across { block, address: start as u64, bytes });
+            let (block, start) =
+                self.shared_range(warp, at, AddressSpace::Shared, address, bytes, Kind::Copy)?;
+            return Ok(Source::Across {
+                block,
+                address: start as u64,
+                bytes,
+            });
         }
         Ok(Source::Range { address, bytes })
     }
 
     /// Reads a tensor map in parameter or global memory.
-    fn tensor_map(&self, warp: &Warp, at: At, operand: &Address, address: u64) -> Result<TensorMap> {
+    fn tensor_map(
+        &self,
+        warp: &Warp,
+        at: At,
+        operand: &Address,
+        address: u64,
+    ) -> Result<TensorMap> {
         let (target, address) = self.resolve(at, operand.space, address);
         let mut bytes = [0; TENSOR_MAP_BYTES];
         let found = match target {
             Target::Param => {
                 let params = self.launch.call.params;
-                usize::try_from(address).ok().and_then(|at| params.get(at..at.checked_add(TENSOR_MAP_BYTES)?)).map(
-                    |found| {
+                usize::try_from(address)
+                    .ok()
+                    .and_then(|at| params.get(at..at.checked_add(TENSOR_MAP_BYTES)?))
+                    .map(|found| {
                         bytes.copy_from_slice(found);
-                    },
-                )
+                    })
             }
             Target::Global => {
                 let view = self.launch.call.memory.view(address);
-                view.filter(|v| v.holds(address, TENSOR_MAP_BYTES as u64)).map(|view| {
-                    for (k, byte) in bytes.iter_mut().enumerate() {
-                        *byte = view.load(address + k as u64, 1) as u8;
-                    }
-                })
+                view.filter(|v| v.holds(address, TENSOR_MAP_BYTES as u64))
+                    .map(|view| {
+                        for (k, byte) in bytes.iter_mut().enumerate() {
+                            *byte = view.load(address + k as u64, 1) as u8;
+                        }
+                    })
             }
             _ => None,
         };
-        found.and_then(|()| TensorMap::decode(&bytes)).filter(|_| address.is_multiple_of(64)).ok_or_else(|| {
-            let what = format!("no tensor map at {target:?} address {address:#x}, or not aligned to 64 bytes");
-            self.misuse(warp, at, what)
-        })
+        found
+            .and_then(|()| TensorMap::decode(&bytes))
+            .filter(|_| address.is_multiple_of(64))
+            .ok_or_else(|| {
+                let what = format!(
+                    "no tensor map at {target:?} address {address:#x}, or not aligned to 64 bytes"
+                );
+                self.misuse(warp, at, what)
+            })
     }
 
-    fn bulk_target(&self, warp: &Warp, at: At, bulk: &Bulk, lane: usize, source: Source) -> Result<Pending> {
+    fn bulk_target(
+        &self,
+        warp: &Warp,
+        at: At,
+        bulk: &Bulk,
+        lane: usize,
+        source: Source,
+    ) -> Result<Pending> {
         let bytes = source.bytes();
         let to = addresses(warp, &bulk.shared)[lane];
         let align = if bulk.size == NONE { 128 } else { 16 };
         if !to.is_multiple_of(align) {
-            let what = format!("shared address {to:#x} of a bulk copy must be a multiple of {align}");
-            return Err(report::fault(self, FaultKind::Misaligned, at.place(warp), what));
+            let what =
+                format!("shared address {to:#x} of a bulk copy must be a multiple of {align}");
+            return Err(report::fault(
+                self,
+                FaultKind::Misaligned,
+                at.place(warp),
+                what,
+            ));
         }
-        let (block, start) = self.shared_range(warp, at, AddressSpace::Shared, to, bytes, Kind::Copy)?;
-        let mut pending = Pending { kind: bulk.kind, place: at.place(warp), source, shared: vec![], mbarriers: vec![] };
+        let (block, start) =
+            self.shared_range(warp, at, AddressSpace::Shared, to, bytes, Kind::Copy)?;
+        let mut pending = Pending {
+            kind: bulk.kind,
+            place: at.place(warp),
+            source,
+            shared: vec![],
+            mbarriers: vec![],
+        };
         let barrier = match &bulk.mbarrier {
             Some(address) => {
                 let address = addresses(warp, address)[lane];
-                Some(self.shared_range(warp, at, AddressSpace::Shared, address, 8, Kind::Mbarrier)?)
+                Some(self.shared_range(
+                    warp,
+                    at,
+                    AddressSpace::Shared,
+                    address,
+                    8,
+                    Kind::Mbarrier,
+                )?)
             }
             None => None,
         };
         if bulk.ranks == NONE {
             pending.shared.push((block, start as u64));
-            pending.mbarriers.extend(barrier.map(|(block, at)| Spot { block, address: at as u64 }));
+            pending.mbarriers.extend(barrier.map(|(block, at)| Spot {
+                block,
+                address: at as u64,
+            }));
             return Ok(pending);
         }
         let ranks = warp.file.narrow(bulk.ranks)[lane] & 0xffff;
@@ -198,7 +260,10 @@ impl Gang<'_> {
                 ));
             };
             pending.shared.push((block, start as u64));
-            pending.mbarriers.extend(barrier.map(|(_, at)| Spot { block, address: at as u64 }));
+            pending.mbarriers.extend(barrier.map(|(_, at)| Spot {
+                block,
+                address: at as u64,
+            }));
         }
         Ok(pending)
     }
@@ -233,9 +298,12 @@ impl Gang<'_> {
             None => return Ok(false),
             Some(Deferred::Load(copy)) => self.make_load(&copy)?,
             Some(Deferred::Arrive { warp, at, address }) => {
-                let Some(mut waiting) = self.blocks[at.block].warps[warp as usize].take() else { return Ok(true) };
+                let Some(mut waiting) = self.blocks[at.block].warps[warp as usize].take() else {
+                    return Ok(true);
+                };
                 let result = self.copy_complete(&mut waiting, at);
-                let result = result.and_then(|()| self.mbarrier_arrive_late(&waiting, at, &address));
+                let result =
+                    result.and_then(|()| self.mbarrier_arrive_late(&waiting, at, &address));
                 self.blocks[at.block].warps[warp as usize] = Some(waiting);
                 result?;
             }
@@ -245,20 +313,31 @@ impl Gang<'_> {
 
     /// The fault of blocks that end while copies into them are under way.
     pub(super) fn leftover(&self) -> Option<Fault> {
-        let Some(Deferred::Load(copy)) = self.deferred.front() else { return None };
-        Some(report::fault(self, FaultKind::Misuse, copy.place, "the block ends before this bulk copy is complete"))
+        let Some(Deferred::Load(copy)) = self.deferred.front() else {
+            return None;
+        };
+        Some(report::fault(
+            self,
+            FaultKind::Misuse,
+            copy.place,
+            "the block ends before this bulk copy is complete",
+        ))
     }
 
     fn make_load(&mut self, copy: &Pending) -> Result<()> {
         let data = match &copy.source {
             Source::Range { address, bytes } => {
                 let view = self.bulk_view(copy, *address, *bytes)?;
-                (0..*bytes / 8).flat_map(|k| view.load(address + 8 * k, 8).to_le_bytes()).collect()
+                (0..*bytes / 8)
+                    .flat_map(|k| view.load(address + 8 * k, 8).to_le_bytes())
+                    .collect()
             }
             Source::Tile { map, coordinates } => self.read_tile(copy, map, coordinates)?,
-            Source::Across { block, address, bytes } => {
-                self.blocks[*block].shared[*address as usize..(address + bytes) as usize].to_vec()
-            }
+            Source::Across {
+                block,
+                address,
+                bytes,
+            } => self.blocks[*block].shared[*address as usize..(address + bytes) as usize].to_vec(),
         };
         for ((block, start), spot) in copy.shared.iter().zip(&copy.mbarriers) {
             let shared = &mut self.blocks[*block].shared;
@@ -269,7 +348,10 @@ impl Gang<'_> {
                 }
             }
             if !self.mbarrier_complete(*spot, data.len() as u64) {
-                let what = format!("a bulk copy completes on shared address {:#x}, where no mbarrier is", spot.address);
+                let what = format!(
+                    "a bulk copy completes on shared address {:#x}, where no mbarrier is",
+                    spot.address
+                );
                 return Err(report::fault(self, FaultKind::Misuse, copy.place, what));
             }
         }
@@ -288,7 +370,11 @@ impl Gang<'_> {
     /// The elements of a tile in order, with what lies outside the tensor filled.
     fn read_tile(&self, copy: &Pending, map: &TensorMap, first: &[i32; 5]) -> Result<Vec<u8>> {
         let size = map.element.size_bytes();
-        let fill = if map.fills_with_nan { nan(map.element) } else { 0 };
+        let fill = if map.fills_with_nan {
+            nan(map.element)
+        } else {
+            0
+        };
         let mut data = Vec::with_capacity(map.tile_bytes() as usize);
         self.each_of_tile(copy, map, first, |element| {
             let bits = element.map_or(fill, |(view, address)| view.load(address, size));
@@ -313,11 +399,15 @@ impl Gang<'_> {
                 let index = i64::from(rest % side) + i64::from(first[axis]);
                 rest /= side;
                 inside &= index >= 0 && (index as u64) < map.sizes[axis];
-                address = address.wrapping_add((index as u64).wrapping_mul(map.strides_bytes[axis - 1]));
+                address =
+                    address.wrapping_add((index as u64).wrapping_mul(map.strides_bytes[axis - 1]));
             }
             // The part of the row that is in the tensor is in one buffer.
             let start = i64::from(first[0]);
-            let (low, high) = (start.max(0), (start + i64::from(map.tile[0])).min(map.sizes[0] as i64));
+            let (low, high) = (
+                start.max(0),
+                (start + i64::from(map.tile[0])).min(map.sizes[0] as i64),
+            );
             let view = match inside && low < high {
                 true => {
                     let bytes = (high - low) as u64 * size;
@@ -337,17 +427,33 @@ impl Gang<'_> {
         let (block, start) = copy.shared[0];
         let byte = |gang: &Gang, k: u64| {
             let at = swizzled(&copy.source, (start + k) & !15) + ((start + k) & 15);
-            gang.blocks[block].shared.get(at as usize).copied().unwrap_or(0)
+            gang.blocks[block]
+                .shared
+                .get(at as usize)
+                .copied()
+                .unwrap_or(0)
         };
         let word = |gang: &Gang, k: u64, size: usize| {
-            (0..size as u64).fold(0u64, |word, o| word | u64::from(byte(gang, k + o)) << (8 * o))
+            (0..size as u64).fold(0u64, |word, o| {
+                word | u64::from(byte(gang, k + o)) << (8 * o)
+            })
         };
         match &copy.source {
             Source::Range { address, bytes } => {
                 let view = self.bulk_view(copy, *address, *bytes)?;
-                let ty = if let BulkKind::Reduce(_, Some(ty)) = copy.kind { ty } else { Type::U64 };
+                let ty = if let BulkKind::Reduce(_, Some(ty)) = copy.kind {
+                    ty
+                } else {
+                    Type::U64
+                };
                 for k in (0..*bytes).step_by(ty.size_bytes()) {
-                    put(&view, address + k, ty, copy.kind, word(self, k, ty.size_bytes()));
+                    put(
+                        &view,
+                        address + k,
+                        ty,
+                        copy.kind,
+                        word(self, k, ty.size_bytes()),
+                    );
                 }
             }
             Source::Tile { map, coordinates } => {
@@ -378,7 +484,9 @@ fn swizzled(source: &Source, address: u64) -> u64 {
 fn put(view: &View, address: u64, ty: Type, kind: BulkKind, value: u64) {
     match kind {
         BulkKind::Reduce(op, _) => {
-            update_global(view, address, ty.size_bytes(), |old| combine(op, ty, old, value, 0));
+            update_global(view, address, ty.size_bytes(), |old| {
+                combine(op, ty, old, value, 0)
+            });
         }
         _ => view.store(address, ty.size_bytes(), value),
     }

@@ -12,16 +12,33 @@ const CLUSTER_KEY: u64 = u64::MAX;
 
 impl Gang<'_> {
     /// `mapa`: the same place in the block of another rank.
-    pub(super) fn map_rank(&mut self, warp: &mut Warp, at: At, slots: &Slots, wide: bool) -> Result<()> {
+    pub(super) fn map_rank(
+        &mut self,
+        warp: &mut Warp,
+        at: At,
+        slots: &Slots,
+        wide: bool,
+    ) -> Result<()> {
         let ranks = *warp.file.narrow(slots.b);
         for lane in lanes(at.active) {
-            let at = At { active: 1 << lane, ..at };
-            if self.block_of_rank(self.blocks[at.block].index, ranks[lane]).is_none() {
-                return Err(self.misuse(warp, at, format!("rank {}, which the cluster does not have", ranks[lane])));
+            let at = At {
+                active: 1 << lane,
+                ..at
+            };
+            if self
+                .block_of_rank(self.blocks[at.block].index, ranks[lane])
+                .is_none()
+            {
+                return Err(self.misuse(
+                    warp,
+                    at,
+                    format!("rank {}, which the cluster does not have", ranks[lane]),
+                ));
             }
             let base = u64::from(ranks[lane] + 1) * CLUSTER_STRIDE;
             if wide {
-                let offset = warp.file.wide(slots.a)[lane].wrapping_sub(window::SHARED) % CLUSTER_STRIDE;
+                let offset =
+                    warp.file.wide(slots.a)[lane].wrapping_sub(window::SHARED) % CLUSTER_STRIDE;
                 let mut values = *warp.file.wide(slots.a);
                 values[lane] = window::SHARED + base + offset;
                 warp.file.put_wide(slots.d, at.active, &values);
@@ -42,7 +59,9 @@ impl Gang<'_> {
             k => k - 1,
         };
         let values = if wide {
-            warp.file.wide(slots.a).map(|a| rank(a.wrapping_sub(window::SHARED)))
+            warp.file
+                .wide(slots.a)
+                .map(|a| rank(a.wrapping_sub(window::SHARED)))
         } else {
             warp.file.narrow(slots.a).map(|a| rank(u64::from(a)))
         };
@@ -85,7 +104,8 @@ impl Gang<'_> {
 
     /// The first block of the gang that is in the same cluster.
     fn cluster_leader(&self, block: usize) -> usize {
-        self.block_of_rank(self.blocks[block].index, 0).unwrap_or(block)
+        self.block_of_rank(self.blocks[block].index, 0)
+            .unwrap_or(block)
     }
 
     /// Opens cluster barriers at which all live warps have arrived; whether any was.
@@ -93,14 +113,20 @@ impl Gang<'_> {
         if self.blocks.iter().all(|b| b.cluster_arrived.is_empty()) {
             return false;
         }
-        let leaders: Vec<usize> = (0..self.blocks.len()).map(|b| self.cluster_leader(b)).collect();
+        let leaders: Vec<usize> = (0..self.blocks.len())
+            .map(|b| self.cluster_leader(b))
+            .collect();
         let mut opened = false;
         for leader in (0..self.blocks.len()).filter(|b| leaders[*b] == *b) {
             let members = || (0..leaders.len()).filter(|b| leaders[*b] == leader);
             let somebody = members().any(|b| !self.blocks[b].cluster_arrived.is_empty());
             let everybody = members().all(|b| {
                 let block = &self.blocks[b];
-                block.warps.iter().flatten().all(|w| w.is_done() || block.cluster_arrived.contains(&w.id))
+                block
+                    .warps
+                    .iter()
+                    .flatten()
+                    .all(|w| w.is_done() || block.cluster_arrived.contains(&w.id))
             });
             if !somebody || !everybody {
                 continue;

@@ -39,24 +39,49 @@ impl Gang<'_> {
         let (to, from) = (addresses(warp, &copy.to), addresses(warp, &copy.from));
         let count = u64::from(copy.bytes);
         for lane in lanes(at.active) {
-            let at = At { active: 1 << lane, ..at };
-            let (block, start) = self.shared_range(warp, at, AddressSpace::Shared, to[lane], count, Kind::Copy)?;
+            let at = At {
+                active: 1 << lane,
+                ..at
+            };
+            let (block, start) =
+                self.shared_range(warp, at, AddressSpace::Shared, to[lane], count, Kind::Copy)?;
             let source_bytes = match copy.source_bytes {
                 NONE => copy.bytes,
                 slot => warp.file.narrow(slot)[lane].min(copy.bytes),
             };
             if source_bytes > 0 {
                 // The address must be good for what is read, and aligned for the whole.
-                let want = Want { lane, target: Target::Global, address: from[lane], count, kind: Kind::Load };
+                let want = Want {
+                    lane,
+                    target: Target::Global,
+                    address: from[lane],
+                    count,
+                    kind: Kind::Load,
+                };
                 self.global_part(warp, at, want, u64::from(source_bytes))?;
             }
             let group = warp.copies.committed[lane];
             if let Some(races) = &self.races {
                 let agent = races.group_agent(at.block, warp.id, Async::Copy);
-                self.race_async(warp, at, (agent, group + 1), (block, start as u64, count), true)?;
+                self.race_async(
+                    warp,
+                    at,
+                    (agent, group + 1),
+                    (block, start as u64, count),
+                    true,
+                )?;
             }
             let (from, bytes) = (from[lane], copy.bytes);
-            warp.copies.pending.push(Pending { lane, group, block, to: start, from, bytes, source_bytes, pc: at.pc });
+            warp.copies.pending.push(Pending {
+                lane,
+                group,
+                block,
+                to: start,
+                from,
+                bytes,
+                source_bytes,
+                pc: at.pc,
+            });
         }
         Ok(Flow::Next)
     }
@@ -79,7 +104,10 @@ impl Gang<'_> {
                 warp.copies.pending.push(copy);
             }
         }
-        let group = lanes(at.active).map(|lane| end(lane).min(committed[lane] + 1)).min().unwrap_or(0);
+        let group = lanes(at.active)
+            .map(|lane| end(lane).min(committed[lane] + 1))
+            .min()
+            .unwrap_or(0);
         if let Some(races) = &mut self.races {
             races.group_wait(at.block, warp.id, warp.id, Async::Copy, group);
         }
@@ -96,13 +124,20 @@ impl Gang<'_> {
         if copy.source_bytes > 0 {
             let at = At { pc: copy.pc, ..at };
             let count = u64::from(copy.bytes);
-            let want = Want { lane: copy.lane, target: Target::Global, address: copy.from, count, kind: Kind::Load };
+            let want = Want {
+                lane: copy.lane,
+                target: Target::Global,
+                address: copy.from,
+                count,
+                kind: Kind::Load,
+            };
             let view = self.global_part(warp, at, want, u64::from(copy.source_bytes))?;
             // The address is aligned for the whole copy; whole words of what is read, then single bytes.
             let read = copy.source_bytes as usize;
             let words = read / 4 * 4;
             for k in (0..words).step_by(4) {
-                bytes[k..k + 4].copy_from_slice(&(view.load(copy.from + k as u64, 4) as u32).to_le_bytes());
+                bytes[k..k + 4]
+                    .copy_from_slice(&(view.load(copy.from + k as u64, 4) as u32).to_le_bytes());
             }
             for (k, byte) in bytes.iter_mut().enumerate().take(read).skip(words) {
                 *byte = view.load(copy.from + k as u64, 1) as u8;

@@ -61,7 +61,9 @@ impl<'a> Gang<'a> {
             index: [0; 3],
             rank: rank as u32,
             shared: vec![FRESH; launch.shared_bytes],
-            warps: (0..warps).map(|_| Some(Box::new(Warp::new(program)))).collect(),
+            warps: (0..warps)
+                .map(|_| Some(Box::new(Warp::new(program))))
+                .collect(),
             barriers: Barriers::default(),
             cluster_arrived: vec![],
             cluster_generation: 0,
@@ -93,10 +95,15 @@ impl<'a> Gang<'a> {
             let mut spinning = false;
             for b in 0..self.blocks.len() {
                 for w in 0..self.blocks[b].warps.len() {
-                    let Some(mut warp) = self.blocks[b].warps[w].take() else { continue };
+                    let Some(mut warp) = self.blocks[b].warps[w].take() else {
+                        continue;
+                    };
                     self.wake(&mut warp, b);
-                    let outcome =
-                        if warp.is_done() { Ok(Outcome::Waits { progress: false }) } else { self.turn(&mut warp, b) };
+                    let outcome = if warp.is_done() {
+                        Ok(Outcome::Waits { progress: false })
+                    } else {
+                        self.turn(&mut warp, b)
+                    };
                     alive |= !warp.is_done();
                     self.blocks[b].warps[w] = Some(warp);
                     progress |= match outcome? {
@@ -143,9 +150,14 @@ impl<'a> Gang<'a> {
         let outcome = self.run_warp(warp, block, SHARE)?;
         let spent = self.stats.warp_instructions - before;
         let budget = &self.launch.budget;
-        if budget.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(spent)).is_err() {
-            let message =
-                format!("the launch has used up its budget of instructions{}", report::warps(self, Some(warp)));
+        if budget
+            .fetch_update(Relaxed, Relaxed, |left| left.checked_sub(spent))
+            .is_err()
+        {
+            let message = format!(
+                "the launch has used up its budget of instructions{}",
+                report::warps(self, Some(warp))
+            );
             return Err(Fault::new(FaultKind::Budget, message));
         }
         Ok(outcome)
@@ -184,9 +196,15 @@ impl<'a> Gang<'a> {
 /// Index and cluster rank of a block by its linear index.
 fn place_in_grid(launch: &Launch, linear: u64) -> ([u32; 3], u32) {
     let grid = launch.call.config.grid.map(u64::from);
-    let index = [linear % grid[0], linear / grid[0] % grid[1], linear / grid[0] / grid[1]].map(|n| n as u32);
+    let index = [
+        linear % grid[0],
+        linear / grid[0] % grid[1],
+        linear / grid[0] / grid[1],
+    ]
+    .map(|n| n as u32);
     let cluster = launch.cluster;
-    let rank = index[0] % cluster[0] + cluster[0] * (index[1] % cluster[1] + cluster[1] * (index[2] % cluster[2]));
+    let rank = index[0] % cluster[0]
+        + cluster[0] * (index[1] % cluster[1] + cluster[1] * (index[2] % cluster[2]));
     (index, rank)
 }
 
@@ -194,12 +212,30 @@ fn place_in_grid(launch: &Launch, linear: u64) -> ([u32; 3], u32) {
 fn place_in_cluster(launch: &Launch, gang: u64, rank: u32) -> ([u32; 3], u32) {
     let (grid, cluster) = (launch.call.config.grid, launch.cluster);
     let clusters = [0, 1, 2].map(|k| u64::from(grid[k] / cluster[k]));
-    let first = [gang % clusters[0], gang / clusters[0] % clusters[1], gang / clusters[0] / clusters[1]];
-    let inside = [rank % cluster[0], rank / cluster[0] % cluster[1], rank / cluster[0] / cluster[1]];
-    ([0, 1, 2].map(|k| first[k] as u32 * cluster[k] + inside[k]), rank)
+    let first = [
+        gang % clusters[0],
+        gang / clusters[0] % clusters[1],
+        gang / clusters[0] / clusters[1],
+    ];
+    let inside = [
+        rank % cluster[0],
+        rank / cluster[0] % cluster[1],
+        rank / cluster[0] / cluster[1],
+    ];
+    (
+        [0, 1, 2].map(|k| first[k] as u32 * cluster[k] + inside[k]),
+        rank,
+    )
 }
 
-fn set_constant(launch: &Launch, warp: &mut Warp, slot: u32, constant: &Constant, block: [u32; 3], rank: u32) {
+fn set_constant(
+    launch: &Launch,
+    warp: &mut Warp,
+    slot: u32,
+    constant: &Constant,
+    block: [u32; 3],
+    rank: u32,
+) {
     match constant {
         Constant::Narrow(value) => warp.file.narrow_mut(slot).fill(*value),
         Constant::Wide(value) => warp.file.wide_mut(slot).fill(*value),
@@ -208,17 +244,28 @@ fn set_constant(launch: &Launch, warp: &mut Warp, slot: u32, constant: &Constant
         }
         Constant::Address(name, addend) => {
             let address = launch.call.globals.get(name).copied().unwrap_or(0);
-            warp.file.wide_mut(slot).fill(address.wrapping_add_signed(*addend));
+            warp.file
+                .wide_mut(slot)
+                .fill(address.wrapping_add_signed(*addend));
         }
         Constant::Special(special) => {
             let id = warp.id;
-            let values = std::array::from_fn(|lane| special_value(launch, *special, id, lane as u32, block, rank));
+            let values = std::array::from_fn(|lane| {
+                special_value(launch, *special, id, lane as u32, block, rank)
+            });
             *warp.file.narrow_mut(slot) = values;
         }
     }
 }
 
-fn special_value(launch: &Launch, special: Special, warp: u32, lane: u32, block: [u32; 3], rank: u32) -> u32 {
+fn special_value(
+    launch: &Launch,
+    special: Special,
+    warp: u32,
+    lane: u32,
+    block: [u32; 3],
+    rank: u32,
+) -> u32 {
     let (config, cluster) = (launch.call.config, launch.cluster);
     let thread = warp * LANES as u32 + lane;
     let bit = 1u32 << lane;

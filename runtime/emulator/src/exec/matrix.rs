@@ -24,13 +24,26 @@ impl Gang<'_> {
             return Ok(None);
         }
         if warp.live != u32::MAX {
-            let what = format!("all 32 lanes must execute this, but only {:#010x} are left", warp.live);
-            return Err(report::fault(self, FaultKind::Divergence, at.place(warp), what));
+            let what = format!(
+                "all 32 lanes must execute this, but only {:#010x} are left",
+                warp.live
+            );
+            return Err(report::fault(
+                self,
+                FaultKind::Divergence,
+                at.place(warp),
+                what,
+            ));
         }
         self.wait_for_lanes(warp, at, u32::MAX).map(Some)
     }
 
-    pub(super) fn load_matrix(&mut self, warp: &mut Warp, at: At, access: &MatrixAccess) -> Result<Flow> {
+    pub(super) fn load_matrix(
+        &mut self,
+        warp: &mut Warp,
+        at: At,
+        access: &MatrixAccess,
+    ) -> Result<Flow> {
         if let Some(flow) = self.need_all_lanes(warp, at)? {
             return Ok(flow);
         }
@@ -38,22 +51,33 @@ impl Gang<'_> {
         for (k, register) in access.registers.iter().enumerate() {
             let mut rows = [[0u16; 8]; 8];
             for (r, row) in rows.iter_mut().enumerate() {
-                let (block, start) = self.matrix_row(warp, at, access, from[8 * k + r], 8 * k + r, Kind::Load)?;
+                let (block, start) =
+                    self.matrix_row(warp, at, access, from[8 * k + r], 8 * k + r, Kind::Load)?;
                 let bytes = &self.blocks[block].shared[start..start + 16];
                 for (e, element) in row.iter_mut().enumerate() {
                     *element = u16::from_le_bytes([bytes[2 * e], bytes[2 * e + 1]]);
                 }
             }
             let pick = |row: usize, column: usize| {
-                u32::from(if access.transposed { rows[column][row] } else { rows[row][column] })
+                u32::from(if access.transposed {
+                    rows[column][row]
+                } else {
+                    rows[row][column]
+                })
             };
-            let values = std::array::from_fn(|i| pick(i / 4, i % 4 * 2) | pick(i / 4, i % 4 * 2 + 1) << 16);
+            let values =
+                std::array::from_fn(|i| pick(i / 4, i % 4 * 2) | pick(i / 4, i % 4 * 2 + 1) << 16);
             warp.file.put_narrow(*register, u32::MAX, &values);
         }
         Ok(Flow::Next)
     }
 
-    pub(super) fn store_matrix(&mut self, warp: &mut Warp, at: At, access: &MatrixAccess) -> Result<Flow> {
+    pub(super) fn store_matrix(
+        &mut self,
+        warp: &mut Warp,
+        at: At,
+        access: &MatrixAccess,
+    ) -> Result<Flow> {
         if let Some(flow) = self.need_all_lanes(warp, at)? {
             return Ok(flow);
         }
@@ -61,7 +85,8 @@ impl Gang<'_> {
         for (k, register) in access.registers.iter().enumerate() {
             let values = *warp.file.narrow(*register);
             for r in 0..8 {
-                let (block, start) = self.matrix_row(warp, at, access, to[8 * k + r], 8 * k + r, Kind::Store)?;
+                let (block, start) =
+                    self.matrix_row(warp, at, access, to[8 * k + r], 8 * k + r, Kind::Store)?;
                 for e in 0..8 {
                     let (row, column) = if access.transposed { (e, r) } else { (r, e) };
                     let half = (values[4 * row + column / 2] >> (16 * (column % 2))) as u16;
@@ -83,8 +108,12 @@ impl Gang<'_> {
         lane: usize,
         kind: Kind,
     ) -> Result<(usize, usize)> {
-        let at = At { active: 1 << lane, ..at };
-        let (block, start) = self.shared_range(warp, at, access.address.space, address, 16, kind)?;
+        let at = At {
+            active: 1 << lane,
+            ..at
+        };
+        let (block, start) =
+            self.shared_range(warp, at, access.address.space, address, 16, kind)?;
         self.race_warp(warp, at, (block, start as u64, 16), kind)?;
         Ok((block, start))
     }
@@ -135,14 +164,19 @@ fn mma_float(warp: &mut Warp, mma: &Mma) {
     });
     let packed = mma.accumulator == Type::F16;
     each_element(warp, fc, mma.accumulator, |lane, r, j, _, bits| {
-        let (row, column) = if packed { (lane / 4 + r * 8, lane % 4 * 2 + j) } else { place_c(lane, r) };
+        let (row, column) = if packed {
+            (lane / 4 + r * 8, lane % 4 * 2 + j)
+        } else {
+            place_c(lane, r)
+        };
         c[row * n + column] = to_f32(mma.accumulator, bits);
     });
     accumulate(&a[..m * k], &b[..k * n], &mut c[..m * n], k, n);
     for (r, register) in mma.d.iter().enumerate() {
         let values = std::array::from_fn(|lane| {
             if packed {
-                let half = |j| u32::from(F16::from_f32(c[(lane / 4 + r * 8) * n + lane % 4 * 2 + j]).0);
+                let half =
+                    |j| u32::from(F16::from_f32(c[(lane / 4 + r * 8) * n + lane % 4 * 2 + j]).0);
                 return half(0) | half(1) << 16;
             }
             let (row, column) = place_c(lane, r);
@@ -170,7 +204,11 @@ fn mma_integer(warp: &mut Warp, mma: &Mma) {
             let (row, column) = place_c(lane, r);
             let sum: i64 = (0..k).map(|q| a[row * k + q] * b[q * n + column]).sum();
             let sum = sum + i64::from(before[lane] as i32);
-            if mma.saturates { sum.clamp(i64::from(i32::MIN), i64::from(i32::MAX)) as u32 } else { sum as u32 }
+            if mma.saturates {
+                sum.clamp(i64::from(i32::MIN), i64::from(i32::MAX)) as u32
+            } else {
+                sum as u32
+            }
         });
         warp.file.put_narrow(*register, u32::MAX, &values);
     }
@@ -196,7 +234,11 @@ fn mma_f64(warp: &mut Warp, mma: &Mma) {
         let values = std::array::from_fn(|lane| {
             let (row, column) = place_c(lane, r);
             let start = f64::from_bits(before[lane]);
-            (0..k).fold(start, |sum, q| a[row * k + q].mul_add(b[q * n + column], sum)).to_bits()
+            (0..k)
+                .fold(start, |sum, q| {
+                    a[row * k + q].mul_add(b[q * n + column], sum)
+                })
+                .to_bits()
         });
         warp.file.put_wide(*register, u32::MAX, &values);
     }
@@ -204,7 +246,12 @@ fn mma_f64(warp: &mut Warp, mma: &Mma) {
 
 /// Calls `f(lane, register, element, elements per register, bits)` for each element of a fragment.
 #[inline(always)]
-pub(super) fn each_element(warp: &Warp, registers: &[u32], ty: Type, f: impl FnMut(usize, usize, usize, usize, u32)) {
+pub(super) fn each_element(
+    warp: &Warp,
+    registers: &[u32],
+    ty: Type,
+    f: impl FnMut(usize, usize, usize, usize, u32),
+) {
     match ty.size_bytes() {
         1 => each_sized::<4>(warp, registers, f),
         2 => each_sized::<2>(warp, registers, f),
@@ -213,10 +260,18 @@ pub(super) fn each_element(warp: &Warp, registers: &[u32], ty: Type, f: impl FnM
 }
 
 #[inline(always)]
-fn each_sized<const PER: usize>(warp: &Warp, registers: &[u32], mut f: impl FnMut(usize, usize, usize, usize, u32)) {
+fn each_sized<const PER: usize>(
+    warp: &Warp,
+    registers: &[u32],
+    mut f: impl FnMut(usize, usize, usize, usize, u32),
+) {
     let bits = 32 / PER;
     let mask = u32::MAX >> (32 - bits);
-    for (r, register) in registers.iter().enumerate().filter(|(_, register)| **register != NONE) {
+    for (r, register) in registers
+        .iter()
+        .enumerate()
+        .filter(|(_, register)| **register != NONE)
+    {
         for (lane, value) in warp.file.narrow(*register).iter().enumerate() {
             for j in 0..PER {
                 f(lane, r, j, PER, value >> (bits * j) & mask);
@@ -240,7 +295,11 @@ pub(super) fn to_f32(ty: Type, bits: u32) -> f32 {
 }
 
 pub(super) fn to_integer(ty: Type, bits: u32) -> i64 {
-    if ty == Type::S8 { i64::from(bits as i8) } else { i64::from(bits as u8) }
+    if ty == Type::S8 {
+        i64::from(bits as i8)
+    } else {
+        i64::from(bits as u8)
+    }
 }
 
 /// `c += a b`, row-major, `a` with `k` columns and `b` with `n`.

@@ -42,7 +42,11 @@ pub(super) struct State {
 impl State {
     fn pack(self) -> u64 {
         let bytes = (self.bytes + (1 << 20)) as u64 & 0x1f_ffff;
-        u64::from(self.pending) | u64::from(self.expected) << 20 | bytes << 40 | u64::from(self.phase) << 61 | 1 << 62
+        u64::from(self.pending)
+            | u64::from(self.expected) << 20
+            | bytes << 40
+            | u64::from(self.phase) << 61
+            | 1 << 62
     }
 
     fn unpack(bits: u64) -> Option<State> {
@@ -72,20 +76,35 @@ impl Gang<'_> {
     /// Where each active lane's mbarrier is, checked.
     fn mbarrier_spot(&self, warp: &Warp, at: At, address: &Address, lane: usize) -> Result<Spot> {
         let to = addresses(warp, address)[lane];
-        let at = At { active: 1 << lane, ..at };
+        let at = At {
+            active: 1 << lane,
+            ..at
+        };
         let (block, start) = self.shared_range(warp, at, address.space, to, 8, Kind::Mbarrier)?;
-        Ok(Spot { block, address: start as u64 })
+        Ok(Spot {
+            block,
+            address: start as u64,
+        })
     }
 
-    pub(super) fn mbarrier(&mut self, warp: &mut Warp, at: At, mbarrier: &Mbarrier) -> Result<Flow> {
+    pub(super) fn mbarrier(
+        &mut self,
+        warp: &mut Warp,
+        at: At,
+        mbarrier: &Mbarrier,
+    ) -> Result<Flow> {
         if let MbarrierOp::Wait { parity, blocking } = mbarrier.op {
             return self.mbarrier_wait(warp, at, mbarrier, parity, blocking);
         }
         let mut tokens = [0; LANES];
         for lane in lanes(at.active) {
             let spot = self.mbarrier_spot(warp, at, &mbarrier.address, lane)?;
-            let operand = (mbarrier.operand != NONE).then(|| warp.file.narrow(mbarrier.operand)[lane]);
-            let at = At { active: 1 << lane, ..at };
+            let operand =
+                (mbarrier.operand != NONE).then(|| warp.file.narrow(mbarrier.operand)[lane]);
+            let at = At {
+                active: 1 << lane,
+                ..at
+            };
             if mbarrier.op == MbarrierOp::Init {
                 self.mbarrier_init(warp, at, spot, operand.unwrap_or(0))?;
                 continue;
@@ -94,7 +113,9 @@ impl Gang<'_> {
             tokens[lane] = state.pack();
             match mbarrier.op {
                 MbarrierOp::Invalidate => self.set_mbarrier(spot, 0),
-                MbarrierOp::Expect => self.mbarrier_count(warp, at, spot, 0, i64::from(operand.unwrap_or(0)))?,
+                MbarrierOp::Expect => {
+                    self.mbarrier_count(warp, at, spot, 0, i64::from(operand.unwrap_or(0)))?
+                }
                 MbarrierOp::ArriveExpect => {
                     self.race_arrive(warp, at, spot);
                     self.mbarrier_count(warp, at, spot, 1, i64::from(operand.unwrap_or(0)))?;
@@ -122,9 +143,22 @@ impl Gang<'_> {
 
     fn mbarrier_init(&mut self, warp: &Warp, at: At, spot: Spot, count: u32) -> Result<()> {
         if count == 0 || count > MOST {
-            return Err(self.misuse(warp, at, format!("an mbarrier for {count} arrivals; 1 to {MOST} are possible")));
+            return Err(self.misuse(
+                warp,
+                at,
+                format!("an mbarrier for {count} arrivals; 1 to {MOST} are possible"),
+            ));
         }
-        self.set_mbarrier(spot, State { pending: count, expected: count, bytes: 0, phase: 0 }.pack());
+        self.set_mbarrier(
+            spot,
+            State {
+                pending: count,
+                expected: count,
+                bytes: 0,
+                phase: 0,
+            }
+            .pack(),
+        );
         Ok(())
     }
 
@@ -133,7 +167,10 @@ impl Gang<'_> {
             self.misuse(
                 warp,
                 at,
-                format!("no mbarrier at shared address {:#x}: not initialised, or overwritten", spot.address),
+                format!(
+                    "no mbarrier at shared address {:#x}: not initialised, or overwritten",
+                    spot.address
+                ),
             )
         })
     }
@@ -143,7 +180,14 @@ impl Gang<'_> {
     }
 
     /// Counts arrivals and bytes, and completes the phase when nothing is left.
-    fn mbarrier_count(&mut self, warp: &Warp, at: At, spot: Spot, arrivals: u32, bytes: i64) -> Result<()> {
+    fn mbarrier_count(
+        &mut self,
+        warp: &Warp,
+        at: At,
+        spot: Spot,
+        arrivals: u32,
+        bytes: i64,
+    ) -> Result<()> {
         let state = self.known_state(warp, at, spot)?;
         if arrivals > state.pending {
             let what = format!(
@@ -160,21 +204,40 @@ impl Gang<'_> {
                 format!("{total} bytes announced in one phase; at most {MOST} are possible"),
             ));
         }
-        self.mbarrier_settle(spot, State { pending: state.pending - arrivals, bytes: total as i32, ..state });
+        self.mbarrier_settle(
+            spot,
+            State {
+                pending: state.pending - arrivals,
+                bytes: total as i32,
+                ..state
+            },
+        );
         Ok(())
     }
 
     /// Bytes have come. `false` if there is no mbarrier.
     pub(super) fn mbarrier_complete(&mut self, spot: Spot, bytes: u64) -> bool {
-        let Some(state) = self.mbarrier_state(spot) else { return false };
-        self.mbarrier_settle(spot, State { bytes: state.bytes - bytes as i32, ..state });
+        let Some(state) = self.mbarrier_state(spot) else {
+            return false;
+        };
+        self.mbarrier_settle(
+            spot,
+            State {
+                bytes: state.bytes - bytes as i32,
+                ..state
+            },
+        );
         true
     }
 
     fn mbarrier_settle(&mut self, spot: Spot, state: State) {
         let mut state = state;
         if state.pending == 0 && state.bytes == 0 {
-            state = State { pending: state.expected, phase: state.phase ^ 1, ..state };
+            state = State {
+                pending: state.expected,
+                phase: state.phase ^ 1,
+                ..state
+            };
             if let Some(races) = &mut self.races {
                 races.mbarrier_flip(spot.key());
             }
@@ -194,7 +257,14 @@ impl Gang<'_> {
         let mut waits = None;
         for lane in lanes(at.active) {
             let spot = self.mbarrier_spot(warp, at, &mbarrier.address, lane)?;
-            let state = self.known_state(warp, At { active: 1 << lane, ..at }, spot)?;
+            let state = self.known_state(
+                warp,
+                At {
+                    active: 1 << lane,
+                    ..at
+                },
+                spot,
+            )?;
             let phase = if parity {
                 warp.file.narrow(mbarrier.operand)[lane] & 1
             } else {
@@ -223,11 +293,25 @@ impl Gang<'_> {
     }
 
     /// An arrival on behalf of copies that are complete.
-    pub(super) fn mbarrier_arrive_late(&mut self, warp: &Warp, at: At, address: &Address) -> Result<()> {
+    pub(super) fn mbarrier_arrive_late(
+        &mut self,
+        warp: &Warp,
+        at: At,
+        address: &Address,
+    ) -> Result<()> {
         for lane in lanes(at.active) {
             let spot = self.mbarrier_spot(warp, at, address, lane)?;
             self.race_arrive(warp, at, spot);
-            self.mbarrier_count(warp, At { active: 1 << lane, ..at }, spot, 1, 0)?;
+            self.mbarrier_count(
+                warp,
+                At {
+                    active: 1 << lane,
+                    ..at
+                },
+                spot,
+                1,
+                0,
+            )?;
         }
         Ok(())
     }
@@ -235,7 +319,9 @@ impl Gang<'_> {
     /// Whether what a group waits for has happened.
     pub(super) fn is_over(&self, block: usize, wait: Wait) -> bool {
         match wait {
-            Wait::Mbarrier { spot, phase } => self.mbarrier_state(spot).is_none_or(|s| s.phase != phase),
+            Wait::Mbarrier { spot, phase } => {
+                self.mbarrier_state(spot).is_none_or(|s| s.phase != phase)
+            }
             Wait::Cluster(generation) => self.blocks[block].cluster_generation > generation,
             Wait::WarpGroup { warp, group } => self.group_has_committed(block, warp, group),
             _ => false,

@@ -94,7 +94,11 @@ pub(crate) fn launch(call: &Call, limits: &Limits, files: &HashMap<u32, String>)
     if blocks == 0 || program.code.is_empty() {
         return Ok(Stats::default());
     }
-    let gang = if call.config.cooperative { blocks } else { product(cluster) };
+    let gang = if call.config.cooperative {
+        blocks
+    } else {
+        product(cluster)
+    };
     let gangs = blocks / gang;
     let threads = match limits.host_threads {
         0 => gristmill_runtime::cpu::n_cores(),
@@ -124,11 +128,19 @@ pub(crate) fn launch(call: &Call, limits: &Limits, files: &HashMap<u32, String>)
             }
         });
     }
-    result.into_inner().unwrap_or_else(PoisonError::into_inner).map_err(|(_, fault)| fault)
+    result
+        .into_inner()
+        .unwrap_or_else(PoisonError::into_inner)
+        .map_err(|(_, fault)| fault)
 }
 
 /// One thread's share: gangs from the common counter until none is left. A fault comes with the gang it is of.
-fn run_gangs(launch: &Launch, next: &AtomicU64, gangs: u64, size: u64) -> std::result::Result<Stats, (u64, Fault)> {
+fn run_gangs(
+    launch: &Launch,
+    next: &AtomicU64,
+    gangs: u64,
+    size: u64,
+) -> std::result::Result<Stats, (u64, Fault)> {
     let first = next.fetch_add(1, Relaxed);
     if first >= gangs {
         return Ok(Stats::default());
@@ -146,7 +158,9 @@ fn run_gangs(launch: &Launch, next: &AtomicU64, gangs: u64, size: u64) -> std::r
 }
 
 fn product(sizes: [u32; 3]) -> u64 {
-    sizes.iter().fold(1u64, |all, n| all.saturating_mul(u64::from(*n)))
+    sizes
+        .iter()
+        .fold(1u64, |all, n| all.saturating_mul(u64::from(*n)))
 }
 
 fn shared_bytes(call: &Call) -> usize {
@@ -160,42 +174,75 @@ fn shared_bytes(call: &Call) -> usize {
 /// Checks a launch against the kernel and the device; returns the cluster's shape.
 fn check(call: &Call, limits: &Limits) -> Result<[u32; 3]> {
     let (program, config) = (call.program, call.config);
-    let wrong = |what: String| Err(Fault::new(FaultKind::InvalidCall, format!("kernel `{}`: {what}", program.name)));
+    let wrong = |what: String| {
+        Err(Fault::new(
+            FaultKind::InvalidCall,
+            format!("kernel `{}`: {what}", program.name),
+        ))
+    };
     let threads = product(config.block);
     if threads == 0 || threads > MAX_THREADS {
-        return wrong(format!("{threads} threads per block; 1 to {MAX_THREADS} are possible"));
+        return wrong(format!(
+            "{threads} threads per block; 1 to {MAX_THREADS} are possible"
+        ));
     }
     let bounds = &program.bounds;
-    if let Some(most) = bounds.max_threads.map(product).filter(|most| threads > *most) {
-        return wrong(format!("{threads} threads per block, but its launch bounds say at most {most}"));
+    if let Some(most) = bounds
+        .max_threads
+        .map(product)
+        .filter(|most| threads > *most)
+    {
+        return wrong(format!(
+            "{threads} threads per block, but its launch bounds say at most {most}"
+        ));
     }
-    if let Some(required) = bounds.required_threads.filter(|required| *required != config.block) {
-        return wrong(format!("blocks of {:?} threads, but it requires {required:?}", config.block));
+    if let Some(required) = bounds
+        .required_threads
+        .filter(|required| *required != config.block)
+    {
+        return wrong(format!(
+            "blocks of {:?} threads, but it requires {required:?}",
+            config.block
+        ));
     }
     if config.grid.contains(&0) {
         return wrong(format!("a grid of {:?} blocks has none", config.grid));
     }
     if call.params.len() != program.param_bytes {
         let expected = program.param_bytes;
-        return wrong(format!("{} bytes of parameters given, {expected} expected", call.params.len()));
+        return wrong(format!(
+            "{} bytes of parameters given, {expected} expected",
+            call.params.len()
+        ));
     }
     if shared_bytes(call) > limits.shared_bytes_per_block {
         let (has, needs) = (limits.shared_bytes_per_block, shared_bytes(call));
-        let message = format!("kernel `{}`: needs {needs} bytes of shared memory, a block has {has}", program.name);
+        let message = format!(
+            "kernel `{}`: needs {needs} bytes of shared memory, a block has {has}",
+            program.name
+        );
         return Err(Fault::new(FaultKind::OutOfMemory, message));
     }
     let cluster = match bounds.cluster {
         Some(required) if config.cluster != [1; 3] && config.cluster != required => {
-            return wrong(format!("clusters of {:?} blocks, but it requires {required:?}", config.cluster));
+            return wrong(format!(
+                "clusters of {:?} blocks, but it requires {required:?}",
+                config.cluster
+            ));
         }
         Some(required) => required,
         None => config.cluster,
     };
     if product(cluster) == 0 || product(cluster) > MAX_CLUSTER {
-        return wrong(format!("clusters of {cluster:?} blocks; 1 to {MAX_CLUSTER} blocks are possible"));
+        return wrong(format!(
+            "clusters of {cluster:?} blocks; 1 to {MAX_CLUSTER} blocks are possible"
+        ));
     }
     if (0..3).any(|k| !config.grid[k].is_multiple_of(cluster[k])) {
-        return wrong(format!("a grid of {:?} blocks is not made of clusters of {cluster:?}", config.grid));
+        return wrong(format!(
+            "a grid of {:?} blocks is not made of clusters of {cluster:?}",
+            config.grid
+        ));
     }
     Ok(cluster)
 }

@@ -23,9 +23,17 @@ struct Span {
 
 fn span(addresses: &[u64; LANES], active: u32) -> Span {
     let first = addresses[active.trailing_zeros() as usize % LANES];
-    let mut span = Span { least: first, most: first, bits: 0 };
+    let mut span = Span {
+        least: first,
+        most: first,
+        bits: 0,
+    };
     for (lane, address) in addresses.iter().enumerate() {
-        let address = if active >> lane & 1 != 0 { *address } else { first };
+        let address = if active >> lane & 1 != 0 {
+            *address
+        } else {
+            first
+        };
         span.least = span.least.min(address);
         span.most = span.most.max(address);
         span.bits |= address;
@@ -35,9 +43,17 @@ fn span(addresses: &[u64; LANES], active: u32) -> Span {
 
 impl Gang<'_> {
     /// Whether it could be done here.
-    pub(super) fn quick_load(&mut self, warp: &mut Warp, at: At, access: &Access, from: &[u64; LANES]) -> Result<bool> {
+    pub(super) fn quick_load(
+        &mut self,
+        warp: &mut Warp,
+        at: At,
+        access: &Access,
+        from: &[u64; LANES],
+    ) -> Result<bool> {
         match self.quick_target(at, access, from, true) {
-            Some(Quick::Global(view)) => load_lanes(warp, at.active, access, from, |a, size| view.load(a, size)),
+            Some(Quick::Global(view)) => {
+                load_lanes(warp, at.active, access, from, |a, size| view.load(a, size))
+            }
             Some(Quick::Shared) => {
                 self.race_lanes(warp, at, access, from, Kind::Load)?;
                 let shared = &self.blocks[at.block].shared;
@@ -54,16 +70,25 @@ impl Gang<'_> {
     }
 
     /// Whether it could be done here.
-    pub(super) fn quick_store(&mut self, warp: &Warp, at: At, access: &Access, to: &[u64; LANES]) -> Result<bool> {
+    pub(super) fn quick_store(
+        &mut self,
+        warp: &Warp,
+        at: At,
+        access: &Access,
+        to: &[u64; LANES],
+    ) -> Result<bool> {
         match self.quick_target(at, access, to, false) {
             Some(Quick::Global(view)) => {
-                store_lanes(warp, at.active, access, to, |a, size, bits| view.store(a, size, bits))
+                store_lanes(warp, at.active, access, to, |a, size, bits| {
+                    view.store(a, size, bits)
+                })
             }
             Some(Quick::Shared) => {
                 self.race_lanes(warp, at, access, to, Kind::Store)?;
                 let shared = &mut self.blocks[at.block].shared;
                 store_lanes(warp, at.active, access, to, |a, size, bits| {
-                    shared[a as usize..a as usize + size].copy_from_slice(&bits.to_le_bytes()[..size]);
+                    shared[a as usize..a as usize + size]
+                        .copy_from_slice(&bits.to_le_bytes()[..size]);
                 });
             }
             None => return Ok(false),
@@ -72,7 +97,13 @@ impl Gang<'_> {
     }
 
     /// Where all active lanes go, if that is one buffer or the block's own shared memory, and aligned.
-    fn quick_target(&self, at: At, access: &Access, addresses: &[u64; LANES], is_load: bool) -> Option<Quick> {
+    fn quick_target(
+        &self,
+        at: At,
+        access: &Access,
+        addresses: &[u64; LANES],
+        is_load: bool,
+    ) -> Option<Quick> {
         let count = (access.size_bytes * access.parts.len()) as u64;
         if access.size_bytes > 8 || !count.is_power_of_two() {
             return None;
@@ -88,7 +119,9 @@ impl Gang<'_> {
             }
             AddressSpace::Global | AddressSpace::Generic if least >= window::GLOBAL => {
                 let view = self.views[at.pc as usize];
-                let inside = least >= view.start && view.holds(most, count) && (is_load || !view.is_constant);
+                let inside = least >= view.start
+                    && view.holds(most, count)
+                    && (is_load || !view.is_constant);
                 inside.then_some(Quick::Global(view))
             }
             _ => None,
@@ -97,12 +130,21 @@ impl Gang<'_> {
 
     /// Parameters at a fixed place: one value for all lanes. Whether it could be done here.
     pub(super) fn quick_param(&self, warp: &mut Warp, at: At, access: &Access) -> bool {
-        let (Base::Zero, [(slot, wide)], 1..=8) = (access.address.base, &access.parts[..], access.size_bytes) else {
+        let (Base::Zero, [(slot, wide)], 1..=8) =
+            (access.address.base, &access.parts[..], access.size_bytes)
+        else {
             return false;
         };
         let size = access.size_bytes;
         let start = access.address.offset as usize;
-        let Some(bytes) = self.launch.call.params.get(start..start.saturating_add(size)) else { return false };
+        let Some(bytes) = self
+            .launch
+            .call
+            .params
+            .get(start..start.saturating_add(size))
+        else {
+            return false;
+        };
         if !start.is_multiple_of(size) {
             return false;
         }
@@ -112,7 +154,8 @@ impl Gang<'_> {
         if *wide {
             warp.file.put_wide(*slot, at.active, &[bits; LANES]);
         } else {
-            warp.file.put_narrow(*slot, at.active, &[bits as u32; LANES]);
+            warp.file
+                .put_narrow(*slot, at.active, &[bits as u32; LANES]);
         }
         true
     }
@@ -135,7 +178,13 @@ fn extended(bits: u64, extend: Extend, size: usize) -> u64 {
 }
 
 #[inline(always)]
-fn load_lanes(warp: &mut Warp, active: u32, access: &Access, from: &[u64; LANES], read: impl Fn(u64, usize) -> u64) {
+fn load_lanes(
+    warp: &mut Warp,
+    active: u32,
+    access: &Access,
+    from: &[u64; LANES],
+    read: impl Fn(u64, usize) -> u64,
+) {
     // The size is a constant inside each branch.
     match access.size_bytes {
         1 => load_sized::<1>(warp, active, access, from, read),
@@ -153,7 +202,12 @@ fn load_sized<const SIZE: usize>(
     from: &[u64; LANES],
     read: impl Fn(u64, usize) -> u64,
 ) {
-    for (k, (slot, wide)) in access.parts.iter().enumerate().filter(|(_, (slot, _))| *slot != NONE) {
+    for (k, (slot, wide)) in access
+        .parts
+        .iter()
+        .enumerate()
+        .filter(|(_, (slot, _))| *slot != NONE)
+    {
         let offset = (k * SIZE) as u64;
         let value = |lane: usize| extended(read(from[lane] + offset, SIZE), access.extend, SIZE);
         if *wide {
@@ -175,7 +229,13 @@ fn load_sized<const SIZE: usize>(
 }
 
 #[inline(always)]
-fn store_lanes(warp: &Warp, active: u32, access: &Access, to: &[u64; LANES], write: impl FnMut(u64, usize, u64)) {
+fn store_lanes(
+    warp: &Warp,
+    active: u32,
+    access: &Access,
+    to: &[u64; LANES],
+    write: impl FnMut(u64, usize, u64),
+) {
     match access.size_bytes {
         1 => store_sized::<1>(warp, active, access, to, write),
         2 => store_sized::<2>(warp, active, access, to, write),
@@ -192,10 +252,19 @@ fn store_sized<const SIZE: usize>(
     to: &[u64; LANES],
     mut write: impl FnMut(u64, usize, u64),
 ) {
-    for (k, (slot, wide)) in access.parts.iter().enumerate().filter(|(_, (slot, _))| *slot != NONE) {
+    for (k, (slot, wide)) in access
+        .parts
+        .iter()
+        .enumerate()
+        .filter(|(_, (slot, _))| *slot != NONE)
+    {
         let offset = (k * SIZE) as u64;
         for lane in (0..LANES).filter(|lane| active >> lane & 1 != 0) {
-            let bits = if *wide { warp.file.wide(*slot)[lane] } else { u64::from(warp.file.narrow(*slot)[lane]) };
+            let bits = if *wide {
+                warp.file.wide(*slot)[lane]
+            } else {
+                u64::from(warp.file.narrow(*slot)[lane])
+            };
             write(to[lane] + offset, SIZE, bits);
         }
     }

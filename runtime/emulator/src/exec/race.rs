@@ -73,7 +73,13 @@ struct Stamp {
     is_atomic: bool,
 }
 
-const NO_STAMP: Stamp = Stamp { agent: NOBODY, time: 0, pc: 0, lane: 0, is_atomic: false };
+const NO_STAMP: Stamp = Stamp {
+    agent: NOBODY,
+    time: 0,
+    pc: 0,
+    lane: 0,
+    is_atomic: false,
+};
 
 /// What is known of one grain of memory: the last write, and the last read if all reads since are ordered.
 #[derive(Clone, Copy)]
@@ -86,7 +92,12 @@ struct Cell {
     more: u32,
 }
 
-const FRESH: Cell = Cell { run: 0, write: NO_STAMP, read: NO_STAMP, more: NOBODY };
+const FRESH: Cell = Cell {
+    run: 0,
+    write: NO_STAMP,
+    read: NO_STAMP,
+    more: NOBODY,
+};
 
 /// Kinds of asynchronous work that a warp waits for by groups.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -135,7 +146,10 @@ impl Races {
     /// Forgets everything, for the next blocks.
     pub fn start(&mut self) {
         self.run += 1;
-        let clock = |w: u32| Clock { seen: (0..=w).map(|k| u32::from(k == w)).collect(), fenced: vec![] };
+        let clock = |w: u32| Clock {
+            seen: (0..=w).map(|k| u32::from(k == w)).collect(),
+            fenced: vec![],
+        };
         self.clocks = (0..self.warps).map(clock).collect();
         self.barriers.clear();
         self.mbarriers.clear();
@@ -161,7 +175,10 @@ impl Races {
     /// A warp arrives at barrier `id`.
     pub fn arrive(&mut self, block: usize, warp: u32, id: u32) {
         let agent = self.agent(block, warp);
-        join(self.barriers.entry((block, id)).or_default(), &self.clocks[agent as usize]);
+        join(
+            self.barriers.entry((block, id)).or_default(),
+            &self.clocks[agent as usize],
+        );
         self.tick(agent);
     }
 
@@ -184,7 +201,10 @@ impl Races {
     /// A warp arrives at an mbarrier.
     pub fn mbarrier_arrive(&mut self, block: usize, warp: u32, at: (usize, u64)) {
         let agent = self.agent(block, warp);
-        join(&mut self.phases.entry(at).or_default().0[0], &self.clocks[agent as usize]);
+        join(
+            &mut self.phases.entry(at).or_default().0[0],
+            &self.clocks[agent as usize],
+        );
         self.tick(agent);
     }
 
@@ -198,7 +218,9 @@ impl Races {
     /// A warp has seen that a phase of an mbarrier is complete.
     pub fn mbarrier_pass(&mut self, block: usize, warp: u32, at: (usize, u64)) {
         let agent = self.agent(block, warp) as usize;
-        let Some((phases, completed)) = self.phases.get(&at) else { return };
+        let Some((phases, completed)) = self.phases.get(&at) else {
+            return;
+        };
         join(&mut self.clocks[agent], &phases[1]);
         if let Some(mbarrier) = self.mbarriers.get(&at) {
             see(&mut self.clocks[agent].seen, *mbarrier, *completed);
@@ -209,7 +231,10 @@ impl Races {
     pub fn mbarrier_agent(&mut self, at: (usize, u64)) -> (u32, u32) {
         let next = 4 * self.warps + self.mbarriers.len() as u32;
         let agent = *self.mbarriers.entry(at).or_insert(next);
-        (agent, self.phases.get(&at).map_or(0, |(_, completed)| *completed) + 1)
+        (
+            agent,
+            self.phases.get(&at).map_or(0, |(_, completed)| *completed) + 1,
+        )
     }
 
     /// The agent of a warp's groups.
@@ -224,29 +249,56 @@ impl Races {
     }
 
     /// Records an access to `count` bytes of the shared memory of `block`; the other access if there is a race.
-    fn access(&mut self, block: usize, range: (u64, u64), by: Stamp, issuer: u32, is_write: bool) -> Option<Conflict> {
-        let (first, last) = (range.0 as usize / self.grain, (range.0 + range.1 - 1) as usize / self.grain);
+    fn access(
+        &mut self,
+        block: usize,
+        range: (u64, u64),
+        by: Stamp,
+        issuer: u32,
+        is_write: bool,
+    ) -> Option<Conflict> {
+        let (first, last) = (
+            range.0 as usize / self.grain,
+            (range.0 + range.1 - 1) as usize / self.grain,
+        );
         for index in first..=last {
             let cell = self.cells[block].get_mut(index)?;
             if cell.run != self.run {
                 let more = cell.more;
-                *cell = Cell { run: self.run, more, ..FRESH };
+                *cell = Cell {
+                    run: self.run,
+                    more,
+                    ..FRESH
+                };
                 if let Some(reads) = self.reads.get_mut(more as usize) {
                     reads.clear();
                 }
             }
             let clock = &self.clocks[issuer as usize];
             let conflict = |other: &Stamp| conflicts(other, &by, issuer, clock);
-            let write = Conflict { other: cell.write, other_writes: true, unfenced: false };
+            let write = Conflict {
+                other: cell.write,
+                other_writes: true,
+                unfenced: false,
+            };
             let mut found = conflict(&cell.write).then_some(write);
             if !is_write && by.agent != issuer && cell.write.agent < self.warps {
                 let is_fenced = time(&clock.fenced, cell.write.agent) >= cell.write.time;
-                found = found.or((!is_fenced).then_some(Conflict { unfenced: true, ..write }));
+                found = found.or((!is_fenced).then_some(Conflict {
+                    unfenced: true,
+                    ..write
+                }));
             }
             if is_write {
                 let mut reads = self.reads.get(cell.more as usize).into_iter().flatten();
-                let read = conflict(&cell.read).then_some(&cell.read).or_else(|| reads.find(|r| conflict(r)));
-                found = found.or(read.map(|read| Conflict { other: *read, other_writes: false, unfenced: false }));
+                let read = conflict(&cell.read)
+                    .then_some(&cell.read)
+                    .or_else(|| reads.find(|r| conflict(r)));
+                found = found.or(read.map(|read| Conflict {
+                    other: *read,
+                    other_writes: false,
+                    unfenced: false,
+                }));
                 cell.write = by;
                 cell.read = NO_STAMP;
                 if let Some(reads) = self.reads.get_mut(cell.more as usize) {
@@ -266,7 +318,9 @@ impl Races {
                 }
                 let reads = &mut self.reads[cell.more as usize];
                 match reads.iter_mut().find(|r| r.agent == by.agent) {
-                    Some(read) if read.time == by.time && read.lane != by.lane => read.lane = ALL_LANES,
+                    Some(read) if read.time == by.time && read.lane != by.lane => {
+                        read.lane = ALL_LANES
+                    }
                     Some(read) => *read = by,
                     None => reads.push(by),
                 }
@@ -286,7 +340,8 @@ fn conflicts(other: &Stamp, by: &Stamp, issuer: u32, clock: &Clock) -> bool {
     }
     if other.agent != issuer {
         // Work of one group or phase is of one piece.
-        return seen(clock, other.agent) < other.time && !(other.agent == by.agent && other.pc == by.pc);
+        return seen(clock, other.agent) < other.time
+            && !(other.agent == by.agent && other.pc == by.pc);
     }
     // Lanes of one warp: another lane, another instruction, and no meeting in between.
     let other_lane = other.lane != by.lane || other.lane == ALL_LANES;
@@ -305,15 +360,30 @@ struct Conflict {
 impl Gang<'_> {
     /// Checks an access of one lane to shared memory.
     #[inline(always)]
-    pub(super) fn race_access(&mut self, warp: &Warp, at: At, want: Want, is_strong: bool) -> Result<()> {
+    pub(super) fn race_access(
+        &mut self,
+        warp: &Warp,
+        at: At,
+        want: Want,
+        is_strong: bool,
+    ) -> Result<()> {
         match (self.races.is_some(), want.target) {
             (true, Target::Shared(block)) => self.race_lane(warp, at, want, block, is_strong),
             _ => Ok(()),
         }
     }
 
-    fn race_lane(&mut self, warp: &Warp, at: At, want: Want, block: usize, is_strong: bool) -> Result<()> {
-        let Some(races) = &mut self.races else { return Ok(()) };
+    fn race_lane(
+        &mut self,
+        warp: &Warp,
+        at: At,
+        want: Want,
+        block: usize,
+        is_strong: bool,
+    ) -> Result<()> {
+        let Some(races) = &mut self.races else {
+            return Ok(());
+        };
         let agent = races.agent(at.block, warp.id);
         let stamp = Stamp {
             agent,
@@ -324,8 +394,13 @@ impl Gang<'_> {
         };
         let is_write = want.kind != Kind::Load;
         let conflict = races.access(block, (want.address, want.count), stamp, agent, is_write);
-        let place = report::Place { lanes: 1 << (want.lane % 32), ..at.place(warp) };
-        conflict.map_or(Ok(()), |c| Err(self.race_fault(place, want.address, is_write, &c)))
+        let place = report::Place {
+            lanes: 1 << (want.lane % 32),
+            ..at.place(warp)
+        };
+        conflict.map_or(Ok(()), |c| {
+            Err(self.race_fault(place, want.address, is_write, &c))
+        })
     }
 
     /// Checks the accesses of all active lanes to the block's own shared memory, neighbours at one address once.
@@ -337,7 +412,9 @@ impl Gang<'_> {
         addresses: &[u64; LANES],
         kind: Kind,
     ) -> Result<()> {
-        let Some(races) = &mut self.races else { return Ok(()) };
+        let Some(races) = &mut self.races else {
+            return Ok(());
+        };
         let count = (access.size_bytes * access.parts.len()) as u64;
         let agent = races.agent(at.block, warp.id);
         let time = seen(&races.clocks[agent as usize], agent);
@@ -352,9 +429,19 @@ impl Gang<'_> {
                 left &= left - 1;
                 lane = ALL_LANES;
             }
-            let stamp = Stamp { agent, time, pc: at.pc, lane, is_atomic: access.is_strong };
-            if let Some(conflict) = races.access(at.block, (address, count), stamp, agent, is_write) {
-                let place = report::Place { lanes: 1 << first, ..at.place(warp) };
+            let stamp = Stamp {
+                agent,
+                time,
+                pc: at.pc,
+                lane,
+                is_atomic: access.is_strong,
+            };
+            if let Some(conflict) = races.access(at.block, (address, count), stamp, agent, is_write)
+            {
+                let place = report::Place {
+                    lanes: 1 << first,
+                    ..at.place(warp)
+                };
                 return Err(self.race_fault(place, address, is_write, &conflict));
             }
         }
@@ -369,7 +456,13 @@ impl Gang<'_> {
         (block, address, count): (usize, u64, u64),
         kind: Kind,
     ) -> Result<()> {
-        let want = Want { lane: usize::from(ALL_LANES), target: Target::Shared(block), address, count, kind };
+        let want = Want {
+            lane: usize::from(ALL_LANES),
+            target: Target::Shared(block),
+            address,
+            count,
+            kind,
+        };
         self.race_access(warp, at, want, false)
     }
 
@@ -382,17 +475,33 @@ impl Gang<'_> {
         (block, address, count): (usize, u64, u64),
         is_write: bool,
     ) -> Result<()> {
-        let Some(races) = &mut self.races else { return Ok(()) };
+        let Some(races) = &mut self.races else {
+            return Ok(());
+        };
         if count == 0 {
             return Ok(());
         }
         let issuer = races.agent(at.block, warp.id);
-        let stamp = Stamp { agent, time, pc: at.pc, lane: ALL_LANES, is_atomic: false };
+        let stamp = Stamp {
+            agent,
+            time,
+            pc: at.pc,
+            lane: ALL_LANES,
+            is_atomic: false,
+        };
         let conflict = races.access(block, (address, count), stamp, issuer, is_write);
-        conflict.map_or(Ok(()), |c| Err(self.race_fault(at.place(warp), address, is_write, &c)))
+        conflict.map_or(Ok(()), |c| {
+            Err(self.race_fault(at.place(warp), address, is_write, &c))
+        })
     }
 
-    fn race_fault(&self, place: report::Place, address: u64, is_write: bool, conflict: &Conflict) -> Fault {
+    fn race_fault(
+        &self,
+        place: report::Place,
+        address: u64,
+        is_write: bool,
+        conflict: &Conflict,
+    ) -> Fault {
         let verb = |writes| if writes { "write" } else { "read" };
         let other = &conflict.other;
         let line = self.launch.call.program.code[other.pc as usize].line;
@@ -410,7 +519,11 @@ impl Gang<'_> {
         let what = format!(
             "race: {} of shared memory at {address:#x}, {} the {} {who} at PTX line {line}",
             verb(is_write),
-            if conflict.unfenced { "without a fence.proxy.async after" } else { "unordered with" },
+            if conflict.unfenced {
+                "without a fence.proxy.async after"
+            } else {
+                "unordered with"
+            },
             verb(conflict.other_writes),
         );
         report::fault(self, FaultKind::Race, place, what)

@@ -55,15 +55,30 @@ fn cuda_line(gang: &Gang, pc: u32) -> String {
 pub(super) fn stuck(gang: &Gang) -> Fault {
     let diverged = gang.blocks.iter().enumerate().find_map(|(b, block)| {
         let of_warp = |warp: &Warp| {
-            let group = warp.groups.iter().find(|g| matches!(g.wait, Wait::Lanes(_)))?;
-            let Wait::Lanes(need) = group.wait else { return None };
-            Some((Place { block: b, warp: warp.id, pc: group.pc, lanes: group.mask }, need & warp.live & !group.mask))
+            let group = warp
+                .groups
+                .iter()
+                .find(|g| matches!(g.wait, Wait::Lanes(_)))?;
+            let Wait::Lanes(need) = group.wait else {
+                return None;
+            };
+            Some((
+                Place {
+                    block: b,
+                    warp: warp.id,
+                    pc: group.pc,
+                    lanes: group.mask,
+                },
+                need & warp.live & !group.mask,
+            ))
         };
         block.warps.iter().flatten().find_map(|warp| of_warp(warp))
     });
     if let Some((place, missing)) = diverged {
-        let what =
-            format!("diverged at a synchronising instruction: lanes {missing:#010x} do not come{}", warps(gang, None));
+        let what = format!(
+            "diverged at a synchronising instruction: lanes {missing:#010x} do not come{}",
+            warps(gang, None)
+        );
         return fault(gang, FaultKind::Divergence, place, what);
     }
     let message = format!("deadlock: no warp can go on{}", warps(gang, None));
@@ -76,18 +91,26 @@ pub(super) fn warps(gang: &Gang, running: Option<&Warp>) -> String {
     let mut lines = Vec::new();
     for block in &gang.blocks {
         for warp in block.warps.iter().map(|w| w.as_deref().or(running)) {
-            let Some(warp) = warp.filter(|w| !w.is_done()) else { continue };
+            let Some(warp) = warp.filter(|w| !w.is_done()) else {
+                continue;
+            };
             for group in &warp.groups {
                 let ins = &gang.launch.call.program.code[group.pc as usize];
                 let state = match group.wait {
                     Wait::Ready => "can run".to_owned(),
-                    Wait::Lanes(need) => format!("waits for lanes {:#010x}", need & warp.live & !group.mask),
+                    Wait::Lanes(need) => {
+                        format!("waits for lanes {:#010x}", need & warp.live & !group.mask)
+                    }
                     Wait::Mbarrier { spot, phase } => format!(
                         "waits for phase {phase} of the mbarrier at {:#x}, {}",
                         spot.address,
-                        gang.mbarrier_state(spot).map_or("which is none".to_owned(), |s| {
-                            format!("{} of {} arrivals and {} bytes are missing", s.pending, s.expected, s.bytes)
-                        })
+                        gang.mbarrier_state(spot)
+                            .map_or("which is none".to_owned(), |s| {
+                                format!(
+                                    "{} of {} arrivals and {} bytes are missing",
+                                    s.pending, s.expected, s.bytes
+                                )
+                            })
                     ),
                     Wait::WarpGroup { group, .. } => {
                         format!("waits for its warp group to commit {group} groups of products")
@@ -98,7 +121,9 @@ pub(super) fn warps(gang: &Gang, running: Option<&Warp>) -> String {
                             block.cluster_arrived.len()
                         )
                     }
-                    Wait::Barrier(id) => format!("waits for barrier {id}, {}", block.barriers.describe(id)),
+                    Wait::Barrier(id) => {
+                        format!("waits for barrier {id}, {}", block.barriers.describe(id))
+                    }
                 };
                 lines.push(format!(
                     "\n  block {:?} warp {} lanes {:#010x} at PTX line {}{}: {state}",

@@ -58,7 +58,12 @@ pub(super) struct At {
 impl At {
     /// For reports.
     pub fn place(self, warp: &Warp) -> report::Place {
-        report::Place { block: self.block, warp: warp.id, pc: self.pc, lanes: self.active }
+        report::Place {
+            block: self.block,
+            warp: warp.id,
+            pc: self.pc,
+            lanes: self.active,
+        }
     }
 }
 
@@ -121,12 +126,20 @@ impl Warp {
     pub fn start(&mut self, id: u32, threads_per_block: usize) {
         let threads = (threads_per_block - id as usize * LANES).min(LANES);
         self.id = id;
-        self.live = if threads == LANES { u32::MAX } else { (1 << threads) - 1 };
+        self.live = if threads == LANES {
+            u32::MAX
+        } else {
+            (1 << threads) - 1
+        };
         self.groups.clear();
         self.copies = Copies::default();
         self.stores = Stores::default();
         self.products = Products::default();
-        self.groups.push(Group { pc: 0, mask: self.live, wait: Wait::Ready });
+        self.groups.push(Group {
+            pc: 0,
+            mask: self.live,
+            wait: Wait::Ready,
+        });
     }
 
     pub fn is_done(&self) -> bool {
@@ -172,7 +185,12 @@ impl Warp {
 
 impl Gang<'_> {
     /// Runs a warp until all its groups wait or `share` instructions are done.
-    pub(super) fn run_warp(&mut self, warp: &mut Warp, block: usize, share: u64) -> Result<Outcome> {
+    pub(super) fn run_warp(
+        &mut self,
+        warp: &mut Warp,
+        block: usize,
+        share: u64,
+    ) -> Result<Outcome> {
         let start = self.stats.warp_instructions;
         let mut progress = false;
         while let Some(group) = warp.pick() {
@@ -192,12 +210,24 @@ impl Gang<'_> {
     }
 
     /// Runs one group until it waits, splits, meets another, or has used its share; what its warp's turn ends with, if it does.
-    fn run_group(&mut self, warp: &mut Warp, block: usize, group: usize, share: u64) -> Result<Option<Outcome>> {
+    fn run_group(
+        &mut self,
+        warp: &mut Warp,
+        block: usize,
+        group: usize,
+        share: u64,
+    ) -> Result<Option<Outcome>> {
         let code: &[Instruction] = &self.launch.call.program.code;
         let Group { mut pc, mask, .. } = warp.groups[group];
         let several = warp.groups.len() > 1;
         // Where the next group is.
-        let meets = warp.groups.iter().map(|g| g.pc).filter(|other| *other > pc).min().unwrap_or(u32::MAX);
+        let meets = warp
+            .groups
+            .iter()
+            .map(|g| g.pc)
+            .filter(|other| *other > pc)
+            .min()
+            .unwrap_or(u32::MAX);
         let end = self.stats.warp_instructions + share;
         loop {
             let ins = &code[pc as usize];
@@ -219,14 +249,29 @@ impl Gang<'_> {
                             warp.groups[group].pc = pc;
                             return Ok(None);
                         }
-                        warp.groups[group] = Group { pc: pc + 1, mask: mask & !active, wait: Wait::Ready };
-                        warp.groups.push(Group { pc: *target, mask: active, wait: Wait::Ready });
+                        warp.groups[group] = Group {
+                            pc: pc + 1,
+                            mask: mask & !active,
+                            wait: Wait::Ready,
+                        };
+                        warp.groups.push(Group {
+                            pc: *target,
+                            mask: active,
+                            wait: Wait::Ready,
+                        });
                         return Ok(None);
                     }
                     Action::Exit => {
                         self.stats.warp_instructions += 1;
-                        if let Some((lane, _, _)) = warp.stores.pending.iter().find(|s| active >> s.0 & 1 != 0) {
-                            let at = At { block, pc, mask, active: 1 << lane };
+                        if let Some((lane, _, _)) =
+                            warp.stores.pending.iter().find(|s| active >> s.0 & 1 != 0)
+                        {
+                            let at = At {
+                                block,
+                                pc,
+                                mask,
+                                active: 1 << lane,
+                            };
                             let what = "the lane exits with a bulk copy from shared memory that it has not waited for";
                             return Err(self.misuse(warp, at, what.to_owned()));
                         }
@@ -234,7 +279,16 @@ impl Gang<'_> {
                         warp.groups[group].pc = pc + 1;
                         return Ok(None);
                     }
-                    _ => match self.step(warp, At { block, pc, mask, active }, ins)? {
+                    _ => match self.step(
+                        warp,
+                        At {
+                            block,
+                            pc,
+                            mask,
+                            active,
+                        },
+                        ins,
+                    )? {
                         Flow::Next => {}
                         Flow::Wait(wait) => {
                             warp.groups[group] = Group { pc, mask, wait };
@@ -242,8 +296,16 @@ impl Gang<'_> {
                         }
                         flow => {
                             self.stats.warp_instructions += 1;
-                            let wait = if let Flow::WaitBehind(wait) = flow { wait } else { Wait::Ready };
-                            warp.groups[group] = Group { pc: pc + 1, mask, wait };
+                            let wait = if let Flow::WaitBehind(wait) = flow {
+                                wait
+                            } else {
+                                Wait::Ready
+                            };
+                            warp.groups[group] = Group {
+                                pc: pc + 1,
+                                mask,
+                                wait,
+                            };
                             return Ok(match flow {
                                 Flow::Yield => Some(Outcome::Share),
                                 Flow::Spin => Some(Outcome::Spins),
@@ -272,20 +334,33 @@ impl Gang<'_> {
             Action::CopyLocal { from, to, bytes } => {
                 let stride = self.launch.call.program.local_bytes;
                 for lane in lanes(active) {
-                    warp.local.copy_within(lane * stride + from..lane * stride + from + bytes, lane * stride + to);
+                    warp.local.copy_within(
+                        lane * stride + from..lane * stride + from + bytes,
+                        lane * stride + to,
+                    );
                 }
             }
             Action::Sync(sync) => return self.warp_sync(warp, at, sync, slots),
             Action::Barrier(barrier) => return self.barrier(warp, at, barrier, slots),
             Action::ActiveMask => warp.file.put_narrow(slots.d, active, &[active; LANES]),
             Action::Clock { wide: false } => {
-                warp.file.put_narrow(slots.d, active, &[self.stats.warp_instructions as u32; LANES]);
+                warp.file.put_narrow(
+                    slots.d,
+                    active,
+                    &[self.stats.warp_instructions as u32; LANES],
+                );
             }
             Action::Clock { wide: true } => {
-                warp.file.put_wide(slots.d, active, &[self.stats.warp_instructions; LANES]);
+                warp.file
+                    .put_wide(slots.d, active, &[self.stats.warp_instructions; LANES]);
             }
             Action::Trap => {
-                return Err(report::fault(self, FaultKind::Trap, at.place(warp), "the kernel executed a trap"));
+                return Err(report::fault(
+                    self,
+                    FaultKind::Trap,
+                    at.place(warp),
+                    "the kernel executed a trap",
+                ));
             }
             Action::Nothing => return Ok(Flow::Yield),
             Action::Lanes(_) | Action::Branch(_) | Action::Exit => {}
@@ -304,7 +379,11 @@ impl Gang<'_> {
             Action::CopyCommit => self.copy_commit(warp, at),
             Action::CopyWait(left) => self.copy_wait(warp, at, *left)?,
             Action::CopyArrive(address) => {
-                self.deferred.push_back(Deferred::Arrive { warp: warp.id, at, address: *address });
+                self.deferred.push_back(Deferred::Arrive {
+                    warp: warp.id,
+                    at,
+                    address: *address,
+                });
             }
             Action::Mbarrier(mbarrier) => return self.mbarrier(warp, at, mbarrier),
             Action::Bulk(bulk) => self.bulk(warp, at, bulk)?,

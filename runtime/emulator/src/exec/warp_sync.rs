@@ -14,7 +14,13 @@ use crate::{
 
 impl Gang<'_> {
     /// Runs the instruction for each set of lanes that name the same members, once all are there.
-    pub(super) fn warp_sync(&mut self, warp: &mut Warp, at: At, sync: &WarpSync, slots: &Slots) -> Result<Flow> {
+    pub(super) fn warp_sync(
+        &mut self,
+        warp: &mut Warp,
+        at: At,
+        sync: &WarpSync,
+        slots: &Slots,
+    ) -> Result<Flow> {
         let masks = match sync.members {
             NONE => [warp.live; LANES],
             slot => *warp.file.narrow(slot),
@@ -23,8 +29,14 @@ impl Gang<'_> {
         for lane in lanes(at.active) {
             need |= masks[lane];
             if masks[lane] >> lane & 1 == 0 {
-                let place = report::Place { lanes: 1 << lane, ..at.place(warp) };
-                let what = format!("the lane is not in its own member mask {:#010x}", masks[lane]);
+                let place = report::Place {
+                    lanes: 1 << lane,
+                    ..at.place(warp)
+                };
+                let what = format!(
+                    "the lane is not in its own member mask {:#010x}",
+                    masks[lane]
+                );
                 return Err(report::fault(self, FaultKind::Divergence, place, what));
             }
         }
@@ -34,7 +46,9 @@ impl Gang<'_> {
         let mut left = at.active;
         while left != 0 {
             let members = masks[left.trailing_zeros() as usize];
-            let set = lanes(left).filter(|lane| masks[*lane] == members).fold(0, |set, lane| set | 1u32 << lane);
+            let set = lanes(left)
+                .filter(|lane| masks[*lane] == members)
+                .fold(0, |set, lane| set | 1u32 << lane);
             left &= !set;
             self.exchange(warp, At { active: set, ..at }, sync.op, slots)?;
         }
@@ -58,13 +72,20 @@ impl Gang<'_> {
                     _ => bits == set || bits == 0,
                 };
                 warp.file.put_narrow(slots.d, set, &[bits; LANES]);
-                warp.file.put_predicate(slots.p, set, u32::from(holds).wrapping_neg());
+                warp.file
+                    .put_predicate(slots.p, set, u32::from(holds).wrapping_neg());
             }
             WarpOp::Match { all, wide } => {
-                let values: [u64; LANES] =
-                    if wide { *warp.file.wide(slots.a) } else { warp.file.narrow(slots.a).map(u64::from) };
-                let same =
-                    |lane: usize| lanes(set).filter(|k| values[*k] == values[lane]).fold(0, |mask, k| mask | 1u32 << k);
+                let values: [u64; LANES] = if wide {
+                    *warp.file.wide(slots.a)
+                } else {
+                    warp.file.narrow(slots.a).map(u64::from)
+                };
+                let same = |lane: usize| {
+                    lanes(set)
+                        .filter(|k| values[*k] == values[lane])
+                        .fold(0, |mask, k| mask | 1u32 << k)
+                };
                 let first = same(set.trailing_zeros() as usize);
                 let is_all = first == set;
                 let result = match (all, is_all) {
@@ -73,7 +94,8 @@ impl Gang<'_> {
                     (false, _) => std::array::from_fn(same),
                 };
                 warp.file.put_narrow(slots.d, set, &result);
-                warp.file.put_predicate(slots.p, set, u32::from(is_all).wrapping_neg());
+                warp.file
+                    .put_predicate(slots.p, set, u32::from(is_all).wrapping_neg());
             }
             WarpOp::Reduce { op, ty } => {
                 let values = *warp.file.narrow(slots.a);
@@ -99,7 +121,10 @@ impl Gang<'_> {
             let (own, by) = (lane as u32, b[lane] & 31);
             let highest = own & segment | clamp & !segment;
             let (from, valid) = match mode {
-                Shuffle::Up => (own.wrapping_sub(by), own as i32 - by as i32 >= highest as i32),
+                Shuffle::Up => (
+                    own.wrapping_sub(by),
+                    own as i32 - by as i32 >= highest as i32,
+                ),
                 Shuffle::Down => (own + by, own + by <= highest),
                 Shuffle::Butterfly => (own ^ by, own ^ by <= highest),
                 Shuffle::Index => {
@@ -109,8 +134,14 @@ impl Gang<'_> {
             };
             let from = if valid { from } else { own };
             if at.active >> from & 1 == 0 {
-                let place = report::Place { lanes: 1 << lane, ..at.place(warp) };
-                let what = format!("a shuffle reads lane {from}, which does not take part ({:#010x} do)", at.active);
+                let place = report::Place {
+                    lanes: 1 << lane,
+                    ..at.place(warp)
+                };
+                let what = format!(
+                    "a shuffle reads lane {from}, which does not take part ({:#010x} do)",
+                    at.active
+                );
                 return Err(report::fault(self, FaultKind::Divergence, place, what));
             }
             result[lane] = a[from as usize];

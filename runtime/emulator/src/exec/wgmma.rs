@@ -59,7 +59,14 @@ impl Operand {
             _ => Swizzle::B32,
         };
         let element_bytes = ty.size_bytes() as u64;
-        Operand { start: field(0), leading: field(16), stride: field(32), swizzle, transposed, element_bytes }
+        Operand {
+            start: field(0),
+            leading: field(16),
+            stride: field(32),
+            swizzle,
+            transposed,
+            element_bytes,
+        }
     }
 
     /// Elements in 16 bytes.
@@ -81,7 +88,11 @@ impl Operand {
             }
         } else {
             let chunk = k / self.per_chunk();
-            let along = if self.swizzle == Swizzle::None { chunk * self.leading } else { chunk * 16 };
+            let along = if self.swizzle == Swizzle::None {
+                chunk * self.leading
+            } else {
+                chunk * 16
+            };
             outer / 8 * self.stride + outer % 8 * width + along
         };
         permuted(self.swizzle, self.start + address)
@@ -89,7 +100,13 @@ impl Operand {
 
     /// Calls `f(address, outer, k)` for each 16 bytes of `outer` rows from `first` on and `k` indices: those of its first
     /// element.
-    fn each_chunk(self, first: u64, outer: u64, k: u64, mut f: impl FnMut(u64, u64, u64) -> Result<()>) -> Result<()> {
+    fn each_chunk(
+        self,
+        first: u64,
+        outer: u64,
+        k: u64,
+        mut f: impl FnMut(u64, u64, u64) -> Result<()>,
+    ) -> Result<()> {
         let per = self.per_chunk();
         let (outer_step, k_step) = if self.transposed { (per, 1) } else { (1, per) };
         for o in (0..outer).step_by(outer_step as usize) {
@@ -107,16 +124,34 @@ impl Gang<'_> {
         if let Some(flow) = self.need_all_lanes(warp, at)? {
             return Ok(flow);
         }
-        let descriptor = |slot: u32| if slot == NONE { 0 } else { warp.file.wide(slot)[0] };
+        let descriptor = |slot: u32| {
+            if slot == NONE {
+                0
+            } else {
+                warp.file.wide(slot)[0]
+            }
+        };
         let keeps_sum = match wgmma.scale_d {
             (NONE, _) => true,
             (predicate, flip) => (warp.file.predicates[predicate as usize] ^ flip) & 1 != 0,
         };
-        let (a, b) = (descriptor(wgmma.a_descriptor), descriptor(wgmma.b_descriptor));
+        let (a, b) = (
+            descriptor(wgmma.a_descriptor),
+            descriptor(wgmma.b_descriptor),
+        );
         let group = warp.products.committed;
-        warp.products.pending.push(Pending { at, group, a, b, keeps_sum });
+        warp.products.pending.push(Pending {
+            at,
+            group,
+            a,
+            b,
+            keeps_sum,
+        });
         if let Some(races) = &self.races {
-            let by = (races.group_agent(at.block, first_of_group(warp.id), Async::Product), group + 1);
+            let by = (
+                races.group_agent(at.block, first_of_group(warp.id), Async::Product),
+                group + 1,
+            );
             for (operand, first, outer) in operands(warp, wgmma, a, b).into_iter().flatten() {
                 operand.each_chunk(first, outer, wgmma.shape.k as u64, |address, _, _| {
                     self.race_async(warp, at, by, (at.block, address, 16), false)
@@ -134,17 +169,31 @@ impl Gang<'_> {
         }
         let end = warp.products.committed.saturating_sub(left);
         if !self.group_has_committed(at.block, warp.id, end) {
-            return Ok(Flow::Wait(Wait::WarpGroup { warp: warp.id, group: end }));
+            return Ok(Flow::Wait(Wait::WarpGroup {
+                warp: warp.id,
+                group: end,
+            }));
         }
         self.complete_products(warp, end)?;
-        for other in (first_of_group(warp.id)..).take(4).filter(|other| *other != warp.id) {
-            let Some(mut other_warp) = self.blocks[at.block].warps[other as usize].take() else { continue };
+        for other in (first_of_group(warp.id)..)
+            .take(4)
+            .filter(|other| *other != warp.id)
+        {
+            let Some(mut other_warp) = self.blocks[at.block].warps[other as usize].take() else {
+                continue;
+            };
             let result = self.complete_products(&mut other_warp, end);
             self.blocks[at.block].warps[other as usize] = Some(other_warp);
             result?;
         }
         if let Some(races) = &mut self.races {
-            races.group_wait(at.block, warp.id, first_of_group(warp.id), Async::Product, end);
+            races.group_wait(
+                at.block,
+                warp.id,
+                first_of_group(warp.id),
+                Async::Product,
+                end,
+            );
         }
         Ok(Flow::Next)
     }
@@ -152,10 +201,16 @@ impl Gang<'_> {
     /// Whether the other warps of a warp group have committed as many groups of products; the running warp is out of its
     /// block.
     pub(super) fn group_has_committed(&self, block: usize, warp: u32, group: u32) -> bool {
-        let others = (first_of_group(warp)..).take(4).filter(|other| *other != warp);
+        let others = (first_of_group(warp)..)
+            .take(4)
+            .filter(|other| *other != warp);
         let warps = &self.blocks[block].warps;
-        let has =
-            |w: u32| warps.get(w as usize).and_then(Option::as_ref).is_some_and(|w| w.products.committed >= group);
+        let has = |w: u32| {
+            warps
+                .get(w as usize)
+                .and_then(Option::as_ref)
+                .is_some_and(|w| w.products.committed >= group)
+        };
         others.into_iter().all(has)
     }
 
@@ -172,7 +227,9 @@ impl Gang<'_> {
 
     fn make_product(&mut self, warp: &mut Warp, product: Pending) -> Result<()> {
         let code = &self.launch.call.program.code;
-        let Action::Wgmma(wgmma) = &code[product.at.pc as usize].action else { return Ok(()) };
+        let Action::Wgmma(wgmma) = &code[product.at.pc as usize].action else {
+            return Ok(());
+        };
         let Shape { n, k, .. } = wgmma.shape;
         let convert = |ty: Type, negative: bool| {
             move |bits: u32| match ty {
@@ -181,24 +238,44 @@ impl Gang<'_> {
                 _ => to_f32(ty, bits),
             }
         };
-        let (of_a, of_b) = (convert(wgmma.a, wgmma.negate[0]), convert(wgmma.b, wgmma.negate[1]));
+        let (of_a, of_b) = (
+            convert(wgmma.a, wgmma.negate[0]),
+            convert(wgmma.b, wgmma.negate[1]),
+        );
         let mut a = vec![0f32; 16 * k];
         let mut b = vec![0f32; k * n];
         let [of_shared_b, of_shared_a] = operands(warp, wgmma, product.a, product.b);
         if let Some((operand, first, outer)) = of_shared_b {
-            self.read_operand(warp, product.at, operand, (first, outer, k as u64), |outer, q, bits| {
-                b[q * n + outer] = of_b(bits);
-            })?;
+            self.read_operand(
+                warp,
+                product.at,
+                operand,
+                (first, outer, k as u64),
+                |outer, q, bits| {
+                    b[q * n + outer] = of_b(bits);
+                },
+            )?;
         }
         if let Some((operand, first, outer)) = of_shared_a {
-            self.read_operand(warp, product.at, operand, (first, outer, k as u64), |outer, q, bits| {
-                a[outer * k + q] = of_a(bits);
-            })?;
+            self.read_operand(
+                warp,
+                product.at,
+                operand,
+                (first, outer, k as u64),
+                |outer, q, bits| {
+                    a[outer * k + q] = of_a(bits);
+                },
+            )?;
         }
-        each_element(warp, &wgmma.a_registers, wgmma.a, |lane, r, j, per, bits| {
-            let (row, column) = place_a(lane, r, j, per);
-            a[row * k + column] = of_a(bits);
-        });
+        each_element(
+            warp,
+            &wgmma.a_registers,
+            wgmma.a,
+            |lane, r, j, per, bits| {
+                let (row, column) = place_a(lane, r, j, per);
+                a[row * k + column] = of_a(bits);
+            },
+        );
         sum_into(warp, wgmma, &a, &b, product.keeps_sum);
         Ok(())
     }
@@ -216,14 +293,28 @@ impl Gang<'_> {
         let size = operand.element_bytes as usize;
         operand.each_chunk(first, outer, k, |address, o, q| {
             let Some(chunk) = shared.get(address as usize..address as usize + 16) else {
-                let what =
-                    format!("out of bounds: wgmma reads shared address {address:#x}, of {:#x} bytes", shared.len());
-                return Err(report::fault(self, FaultKind::OutOfBounds, at.place(warp), what));
+                let what = format!(
+                    "out of bounds: wgmma reads shared address {address:#x}, of {:#x} bytes",
+                    shared.len()
+                );
+                return Err(report::fault(
+                    self,
+                    FaultKind::OutOfBounds,
+                    at.place(warp),
+                    what,
+                ));
             };
             for (e, bytes) in chunk.chunks_exact(size).enumerate() {
-                let bits = bytes.iter().rev().fold(0, |bits, byte| bits << 8 | u32::from(*byte));
+                let bits = bytes
+                    .iter()
+                    .rev()
+                    .fold(0, |bits, byte| bits << 8 | u32::from(*byte));
                 let (o, q) = (o as usize, q as usize);
-                if operand.transposed { f(o + e, q, bits) } else { f(o, q + e, bits) }
+                if operand.transposed {
+                    f(o + e, q, bits)
+                } else {
+                    f(o, q + e, bits)
+                }
             }
             Ok(())
         })
@@ -237,7 +328,11 @@ fn first_of_group(warp: u32) -> u32 {
 
 /// Operands `b` and, unless it is in registers, `a`: layout, first row (or column) of this warp, and how many.
 fn operands(warp: &Warp, wgmma: &Wgmma, a: u64, b: u64) -> [Option<(Operand, u64, u64)>; 2] {
-    let of_b = (Operand::new(b, wgmma.b, wgmma.transposed[1]), 0, wgmma.shape.n as u64);
+    let of_b = (
+        Operand::new(b, wgmma.b, wgmma.transposed[1]),
+        0,
+        wgmma.shape.n as u64,
+    );
     let first = u64::from(warp.id % 4) * 16;
     let of_a = (Operand::new(a, wgmma.a, wgmma.transposed[0]), first, 16);
     [Some(of_b), (wgmma.a_descriptor != NONE).then_some(of_a)]
@@ -253,7 +348,10 @@ fn sum_into(warp: &mut Warp, wgmma: &Wgmma, a: &[f32], b: &[f32], keeps_sum: boo
     // Row and column of element `j` of register `r`.
     let place = move |lane: usize, r: usize, j: usize| match packed {
         true => (lane / 4 + (r & 1) * 8, r / 2 * 8 + lane % 4 * 2 + j),
-        false => (lane / 4 + (r >> 1 & 1) * 8, r / 4 * 8 + lane % 4 * 2 + (r & 1)),
+        false => (
+            lane / 4 + (r >> 1 & 1) * 8,
+            r / 4 * 8 + lane % 4 * 2 + (r & 1),
+        ),
     };
     let mut c = vec![0f32; 16 * n];
     if keeps_sum {
@@ -269,7 +367,10 @@ fn sum_into(warp: &mut Warp, wgmma: &Wgmma, a: &[f32], b: &[f32], keeps_sum: boo
             c[row * n + column]
         };
         let values = std::array::from_fn(|lane| match packed {
-            true => u32::from(F16::from_f32(value(lane, 0)).0) | u32::from(F16::from_f32(value(lane, 1)).0) << 16,
+            true => {
+                u32::from(F16::from_f32(value(lane, 0)).0)
+                    | u32::from(F16::from_f32(value(lane, 1)).0) << 16
+            }
             false => value(lane, 0).to_bits(),
         });
         warp.file.put_narrow(*register, u32::MAX, &values);
@@ -284,9 +385,16 @@ fn sum_integers(warp: &mut Warp, wgmma: &Wgmma, a: &[f32], b: &[f32], keeps_sum:
     for (r, register) in wgmma.d.iter().enumerate() {
         let before = *warp.file.narrow(*register);
         let values = std::array::from_fn(|lane| {
-            let (row, column) = (lane / 4 + (r >> 1 & 1) * 8, r / 4 * 8 + lane % 4 * 2 + (r & 1));
+            let (row, column) = (
+                lane / 4 + (r >> 1 & 1) * 8,
+                r / 4 * 8 + lane % 4 * 2 + (r & 1),
+            );
             let sum = c[row * n + column] as i32;
-            if keeps_sum { before[lane].wrapping_add(sum as u32) } else { sum as u32 }
+            if keeps_sum {
+                before[lane].wrapping_add(sum as u32)
+            } else {
+                sum as u32
+            }
         });
         warp.file.put_narrow(*register, u32::MAX, &values);
     }

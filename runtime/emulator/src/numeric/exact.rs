@@ -50,24 +50,49 @@ impl Number {
         match exponent {
             0x7ff if fraction != 0 => Nan,
             0x7ff => Infinite { negative },
-            0 => Finite { negative, magnitude: u128::from(fraction), exponent: -1074 },
-            _ => Finite { negative, magnitude: u128::from(fraction | 1 << 52), exponent: exponent - 1075 },
+            0 => Finite {
+                negative,
+                magnitude: u128::from(fraction),
+                exponent: -1074,
+            },
+            _ => Finite {
+                negative,
+                magnitude: u128::from(fraction | 1 << 52),
+                exponent: exponent - 1075,
+            },
         }
     }
 
     /// The exact value of an integer.
     pub fn from_integer(x: i128) -> Number {
-        Finite { negative: x < 0, magnitude: x.unsigned_abs() << 1, exponent: -1 }.normalised()
+        Finite {
+            negative: x < 0,
+            magnitude: x.unsigned_abs() << 1,
+            exponent: -1,
+        }
+        .normalised()
     }
 
     fn normalised(self) -> Number {
         match self {
-            Finite { negative, magnitude, exponent } if magnitude != 0 => {
+            Finite {
+                negative,
+                magnitude,
+                exponent,
+            } if magnitude != 0 => {
                 let shift = TOP as i32 - (127 - magnitude.leading_zeros() as i32);
                 if shift < 0 {
-                    return Finite { negative, magnitude: magnitude >> 1 | magnitude & 1, exponent: exponent + 1 };
+                    return Finite {
+                        negative,
+                        magnitude: magnitude >> 1 | magnitude & 1,
+                        exponent: exponent + 1,
+                    };
                 }
-                Finite { negative, magnitude: magnitude << shift, exponent: exponent - shift }
+                Finite {
+                    negative,
+                    magnitude: magnitude << shift,
+                    exponent: exponent - shift,
+                }
             }
             other => other,
         }
@@ -76,8 +101,18 @@ impl Number {
     fn negated(self) -> Number {
         match self {
             Nan => Nan,
-            Infinite { negative } => Infinite { negative: !negative },
-            Finite { negative, magnitude, exponent } => Finite { negative: !negative, magnitude, exponent },
+            Infinite { negative } => Infinite {
+                negative: !negative,
+            },
+            Finite {
+                negative,
+                magnitude,
+                exponent,
+            } => Finite {
+                negative: !negative,
+                magnitude,
+                exponent,
+            },
         }
     }
 
@@ -89,12 +124,27 @@ impl Number {
             (Infinite { negative: x }, Infinite { negative: y }) if x != y => Nan,
             (Infinite { .. }, _) => a,
             (_, Infinite { .. }) => b,
-            (Finite { negative: x, magnitude: 0, .. }, Finite { negative: y, magnitude: 0, .. }) => {
-                Number::zero(if x == y { x } else { rounding == Rounding::Down })
-            }
+            (
+                Finite {
+                    negative: x,
+                    magnitude: 0,
+                    ..
+                },
+                Finite {
+                    negative: y,
+                    magnitude: 0,
+                    ..
+                },
+            ) => Number::zero(if x == y {
+                x
+            } else {
+                rounding == Rounding::Down
+            }),
             (Finite { magnitude: 0, .. }, _) => b,
             (_, Finite { magnitude: 0, .. }) => a,
-            (Finite { exponent: x, .. }, Finite { exponent: y, .. }) if x < y => add_finite(b, a, rounding),
+            (Finite { exponent: x, .. }, Finite { exponent: y, .. }) if x < y => {
+                add_finite(b, a, rounding)
+            }
             _ => add_finite(a, b, rounding),
         }
     }
@@ -106,12 +156,28 @@ impl Number {
     pub fn multiply(self, other: Number) -> Number {
         match (self, other) {
             (Nan, _) | (_, Nan) => Nan,
-            (Infinite { .. }, Finite { magnitude: 0, .. }) | (Finite { magnitude: 0, .. }, Infinite { .. }) => Nan,
+            (Infinite { .. }, Finite { magnitude: 0, .. })
+            | (Finite { magnitude: 0, .. }, Infinite { .. }) => Nan,
             (Infinite { negative: x }, Infinite { negative: y } | Finite { negative: y, .. })
-            | (Finite { negative: x, .. }, Infinite { negative: y }) => Infinite { negative: x != y },
-            (Finite { negative: x, magnitude: m, exponent: e }, Finite { negative: y, magnitude: n, exponent: f }) => {
-                Finite { negative: x != y, magnitude: m * n, exponent: e + f }
+            | (Finite { negative: x, .. }, Infinite { negative: y }) => {
+                Infinite { negative: x != y }
             }
+            (
+                Finite {
+                    negative: x,
+                    magnitude: m,
+                    exponent: e,
+                },
+                Finite {
+                    negative: y,
+                    magnitude: n,
+                    exponent: f,
+                },
+            ) => Finite {
+                negative: x != y,
+                magnitude: m * n,
+                exponent: e + f,
+            },
         }
     }
 
@@ -120,15 +186,44 @@ impl Number {
             (Nan, _) | (_, Nan) | (Infinite { .. }, Infinite { .. }) => Nan,
             (Finite { magnitude: 0, .. }, Finite { magnitude: 0, .. }) => Nan,
             (Infinite { negative: x }, Finite { negative: y, .. })
-            | (Finite { negative: x, .. }, Finite { negative: y, magnitude: 0, .. }) => Infinite { negative: x != y },
+            | (
+                Finite { negative: x, .. },
+                Finite {
+                    negative: y,
+                    magnitude: 0,
+                    ..
+                },
+            ) => Infinite { negative: x != y },
             (Finite { negative: x, .. }, Infinite { negative: y })
-            | (Finite { negative: x, magnitude: 0, .. }, Finite { negative: y, .. }) => Number::zero(x != y),
-            (Finite { negative: x, magnitude: m, exponent: e }, Finite { negative: y, magnitude: n, exponent: f }) => {
+            | (
+                Finite {
+                    negative: x,
+                    magnitude: 0,
+                    ..
+                },
+                Finite { negative: y, .. },
+            ) => Number::zero(x != y),
+            (
+                Finite {
+                    negative: x,
+                    magnitude: m,
+                    exponent: e,
+                },
+                Finite {
+                    negative: y,
+                    magnitude: n,
+                    exponent: f,
+                },
+            ) => {
                 // Operands have at most 53 bits, so the quotient has at least 73.
                 let up = m.leading_zeros() - 1;
                 let (m, e) = (m << up, e - up as i32);
                 let quotient = (m / n) << 1 | u128::from(!m.is_multiple_of(n));
-                Finite { negative: x != y, magnitude: quotient, exponent: e - f - 1 }
+                Finite {
+                    negative: x != y,
+                    magnitude: quotient,
+                    exponent: e - f - 1,
+                }
             }
         }
     }
@@ -138,17 +233,30 @@ impl Number {
             Finite { magnitude: 0, .. } => self,
             Nan | Infinite { negative: true } | Finite { negative: true, .. } => Nan,
             Infinite { .. } => self,
-            Finite { magnitude, exponent, .. } => {
-                let up = magnitude.leading_zeros() - ((exponent - magnitude.leading_zeros() as i32) & 1) as u32;
+            Finite {
+                magnitude,
+                exponent,
+                ..
+            } => {
+                let up = magnitude.leading_zeros()
+                    - ((exponent - magnitude.leading_zeros() as i32) & 1) as u32;
                 let (m, e) = (magnitude << up, exponent - up as i32);
                 let root = m.isqrt();
-                Finite { negative: false, magnitude: root << 1 | u128::from(root * root != m), exponent: e / 2 - 1 }
+                Finite {
+                    negative: false,
+                    magnitude: root << 1 | u128::from(root * root != m),
+                    exponent: e / 2 - 1,
+                }
             }
         }
     }
 
     fn zero(negative: bool) -> Number {
-        Finite { negative, magnitude: 0, exponent: 0 }
+        Finite {
+            negative,
+            magnitude: 0,
+            exponent: 0,
+        }
     }
 
     /// Rounds to `format` and returns its bits. Too large becomes infinite or, as mode and format ask, the largest
@@ -157,19 +265,26 @@ impl Number {
         let (negative, magnitude, exponent) = match self.normalised() {
             Nan => return format.nan,
             Infinite { negative } => return format.overflow(negative, Rounding::Nearest, saturate),
-            Finite { negative, magnitude, exponent } => (negative, magnitude, exponent),
+            Finite {
+                negative,
+                magnitude,
+                exponent,
+            } => (negative, magnitude, exponent),
         };
         if magnitude == 0 {
             return format.signed(negative, 0);
         }
         // Drop what lies below the last place of the format; subnormal numbers have a fixed last place.
-        let last = (exponent + TOP as i32 - format.fraction_bits as i32).max(format.last_exponent());
+        let last =
+            (exponent + TOP as i32 - format.fraction_bits as i32).max(format.last_exponent());
         let (kept, up) = drop_bits(magnitude, (last - exponent) as u32, negative, rounding);
         // A carry out of the fraction moves into the exponent field, as it should.
         let biased = (last - format.last_exponent()) as u64;
         let hidden = u64::from(kept >> format.fraction_bits != 0);
         let field = if hidden == 1 { biased + 1 } else { 0 };
-        let bits = (field << format.fraction_bits) + (kept as u64 - (hidden << format.fraction_bits)) + u64::from(up);
+        let bits = (field << format.fraction_bits)
+            + (kept as u64 - (hidden << format.fraction_bits))
+            + u64::from(up);
         if bits > format.largest {
             format.overflow(negative, rounding, saturate)
         } else {
@@ -182,7 +297,11 @@ impl Number {
         let (negative, magnitude, exponent) = match self {
             Nan => return None,
             Infinite { negative } => return Some(if negative { least } else { most }),
-            Finite { negative, magnitude, exponent } => (negative, magnitude, exponent),
+            Finite {
+                negative,
+                magnitude,
+                exponent,
+            } => (negative, magnitude, exponent),
         };
         if magnitude != 0 && exponent + (127 - magnitude.leading_zeros() as i32) > 100 {
             return Some(if negative { least } else { most });
@@ -202,7 +321,11 @@ fn drop_bits(magnitude: u128, drop: u32, negative: bool, rounding: Rounding) -> 
     let (kept, rest, half) = match drop {
         // Less than half of the last place, but more than nothing.
         128.. => (0, u128::from(magnitude != 0), 2),
-        _ => (magnitude >> drop, magnitude & ((1 << drop) - 1), 1 << (drop - 1)),
+        _ => (
+            magnitude >> drop,
+            magnitude & ((1 << drop) - 1),
+            1 << (drop - 1),
+        ),
     };
     let up = match rounding {
         Rounding::Nearest => rest > half || rest == half && kept & 1 == 1,
@@ -216,18 +339,45 @@ fn drop_bits(magnitude: u128, drop: u32, negative: bool, rounding: Rounding) -> 
 
 /// Sum of normalised, finite numbers that are not zero; `a` has the larger exponent, so the larger magnitude or nearly.
 fn add_finite(a: Number, b: Number, rounding: Rounding) -> Number {
-    let (Finite { negative, magnitude: m, exponent }, Finite { negative: other, magnitude: n, exponent: f }) = (a, b)
+    let (
+        Finite {
+            negative,
+            magnitude: m,
+            exponent,
+        },
+        Finite {
+            negative: other,
+            magnitude: n,
+            exponent: f,
+        },
+    ) = (a, b)
     else {
         return Nan;
     };
     let shift = (exponent - f) as u32;
-    let n = if shift > TOP { 1 } else { n >> shift | u128::from(n & ((1 << shift) - 1) != 0) };
+    let n = if shift > TOP {
+        1
+    } else {
+        n >> shift | u128::from(n & ((1 << shift) - 1) != 0)
+    };
     if negative == other {
-        return Finite { negative, magnitude: m + n, exponent };
+        return Finite {
+            negative,
+            magnitude: m + n,
+            exponent,
+        };
     }
     match m.cmp(&n) {
         std::cmp::Ordering::Equal => Number::zero(rounding == Rounding::Down),
-        std::cmp::Ordering::Greater => Finite { negative, magnitude: m - n, exponent },
-        std::cmp::Ordering::Less => Finite { negative: other, magnitude: n - m, exponent },
+        std::cmp::Ordering::Greater => Finite {
+            negative,
+            magnitude: m - n,
+            exponent,
+        },
+        std::cmp::Ordering::Less => Finite {
+            negative: other,
+            magnitude: n - m,
+            exponent,
+        },
     }
 }

@@ -22,11 +22,23 @@ impl Format {
     pub const F16: Format = Format::ieee(10, 5, 0x7fff);
     pub const BF16: Format = Format::ieee(7, 8, 0x7fff);
     pub const E5M2: Format = Format::ieee(2, 5, 0x7f);
-    pub const E4M3: Format = Format { fraction_bits: 3, exponent_bits: 4, largest: 0x7e, infinity: None, nan: 0x7f };
+    pub const E4M3: Format = Format {
+        fraction_bits: 3,
+        exponent_bits: 4,
+        largest: 0x7e,
+        infinity: None,
+        nan: 0x7f,
+    };
 
     const fn ieee(fraction_bits: u32, exponent_bits: u32, nan: u64) -> Format {
         let infinity = ((1 << exponent_bits) - 1) << fraction_bits;
-        Format { fraction_bits, exponent_bits, largest: infinity - 1, infinity: Some(infinity), nan }
+        Format {
+            fraction_bits,
+            exponent_bits,
+            largest: infinity - 1,
+            infinity: Some(infinity),
+            nan,
+        }
     }
 
     /// Exponent of the last place of the smallest numbers.
@@ -46,7 +58,11 @@ impl Format {
             Rounding::Down => !negative,
             Rounding::Up => negative,
         };
-        let bits = if saturate || stays_finite { self.largest } else { self.infinity.unwrap_or(self.nan) };
+        let bits = if saturate || stays_finite {
+            self.largest
+        } else {
+            self.infinity.unwrap_or(self.nan)
+        };
         self.signed(negative, bits)
     }
 
@@ -54,13 +70,20 @@ impl Format {
     pub fn to_f64(self, bits: u64) -> f64 {
         let negative = bits >> (self.fraction_bits + self.exponent_bits) & 1 != 0;
         let body = bits & ((1 << (self.fraction_bits + self.exponent_bits)) - 1);
-        let (field, fraction) = (body >> self.fraction_bits, body & ((1 << self.fraction_bits) - 1));
+        let (field, fraction) = (
+            body >> self.fraction_bits,
+            body & ((1 << self.fraction_bits) - 1),
+        );
         let magnitude = if Some(body) == self.infinity {
             f64::INFINITY
         } else if body > self.largest {
             return f64::NAN;
         } else {
-            let whole = if field == 0 { fraction } else { fraction | 1 << self.fraction_bits };
+            let whole = if field == 0 {
+                fraction
+            } else {
+                fraction | 1 << self.fraction_bits
+            };
             whole as f64 * power_of_two(self.last_exponent() + (field.max(1) as i32 - 1))
         };
         if negative { -magnitude } else { magnitude }
@@ -117,7 +140,9 @@ impl Half for F16 {
         let bits = x.to_bits();
         let (sign, body) = ((bits >> 16 & 0x8000) as u16, bits & 0x7fff_ffff);
         // Adding 2^(13 - 14) * .. lets the FPU round subnormal results; see Giesen, "float->half variants".
-        let subnormal = (f32::from_bits(body) + 0.5).to_bits().wrapping_sub(0x3f00_0000);
+        let subnormal = (f32::from_bits(body) + 0.5)
+            .to_bits()
+            .wrapping_sub(0x3f00_0000);
         let odd = body >> 13 & 1;
         let normal = body.wrapping_add(0xc800_0fff).wrapping_add(odd) >> 13;
         let large = if body > 0x7f80_0000 { 0x7fff } else { 0x7c00 };
@@ -169,7 +194,11 @@ pub(crate) fn half_fma<H: Half>(a: H, b: H, c: H) -> H {
     let error = (product - (sum - back)) + (c - back);
     let mut bits = sum.to_bits();
     if error != 0.0 && bits & 1 == 0 {
-        bits = if (error > 0.0) == (sum > 0.0) { bits + 1 } else { bits - 1 };
+        bits = if (error > 0.0) == (sum > 0.0) {
+            bits + 1
+        } else {
+            bits - 1
+        };
     }
     let rounded = Number::from_f64(f64::from_bits(bits)).round(H::FORMAT, Rounding::Nearest, false);
     H::from_bits(rounded as u16)

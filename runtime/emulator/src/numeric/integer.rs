@@ -43,7 +43,11 @@ macro_rules! integer {
             }
             #[inline(always)]
             fn shift_left(a: $ty, count: u32) -> $ty {
-                if count < <$ty>::BITS { a << (count % <$ty>::BITS) } else { 0 }
+                if count < <$ty>::BITS {
+                    a << (count % <$ty>::BITS)
+                } else {
+                    0
+                }
             }
             #[inline(always)]
             fn shift_right(a: $ty, count: u32) -> $ty {
@@ -82,22 +86,35 @@ macro_rules! integer {
                 let (position, length) = (position & 0xff, length & 0xff);
                 let most = <$ty>::BITS - 1;
                 let sign_at = (position + length).saturating_sub(1).min(most);
-                let negative = <$ty>::MIN != 0 && length != 0 && (a as $unsigned) >> sign_at & 1 != 0;
+                let negative =
+                    <$ty>::MIN != 0 && length != 0 && (a as $unsigned) >> sign_at & 1 != 0;
                 let fill: $unsigned = if negative { !0 } else { 0 };
                 let shifted = <$unsigned>::shift_right(a as $unsigned, position);
                 // Bits beyond the register, and beyond the field, are the fill.
                 let have = length.min(<$ty>::BITS.saturating_sub(position));
-                let mask = if have > most { !0 } else { ((1 as $unsigned) << have).wrapping_sub(1) };
+                let mask = if have > most {
+                    !0
+                } else {
+                    ((1 as $unsigned) << have).wrapping_sub(1)
+                };
                 (shifted & mask | fill & !mask) as $ty
             }
             #[inline(always)]
             fn find(a: $ty) -> u32 {
-                let bits = if <$ty>::MIN != 0 && a >> (<$ty>::BITS - 1) != 0 { !a } else { a };
+                let bits = if <$ty>::MIN != 0 && a >> (<$ty>::BITS - 1) != 0 {
+                    !a
+                } else {
+                    a
+                };
                 (<$ty>::BITS - 1).wrapping_sub(bits.leading_zeros())
             }
             #[inline(always)]
             fn absolute_difference(a: $ty, b: $ty, c: $ty) -> $ty {
-                let difference = if a < b { b.wrapping_sub(a) } else { a.wrapping_sub(b) };
+                let difference = if a < b {
+                    b.wrapping_sub(a)
+                } else {
+                    a.wrapping_sub(b)
+                };
                 difference.wrapping_add(c)
             }
         }
@@ -122,7 +139,11 @@ pub(crate) fn insert32(a: u32, b: u32, position: u32, length: u32) -> u32 {
 #[inline(always)]
 pub(crate) fn insert64(a: u64, b: u64, position: u32, length: u32) -> u64 {
     let (position, length) = (position & 0xff, length & 0xff);
-    let field = if length > 63 { !0 } else { (1u64 << length) - 1 };
+    let field = if length > 63 {
+        !0
+    } else {
+        (1u64 << length) - 1
+    };
     let mask = u64::shift_left(field, position);
     u64::shift_left(a, position) & mask | b & !mask
 }
@@ -135,7 +156,11 @@ pub(crate) fn permute(a: u32, b: u32, selector: u32) -> u32 {
     for k in 0..4 {
         let nibble = selector >> (4 * k) & 15;
         let byte = (bytes >> (8 * (nibble & 7))) as u8;
-        let byte = if nibble & 8 != 0 { (byte as i8 >> 7) as u8 } else { byte };
+        let byte = if nibble & 8 != 0 {
+            (byte as i8 >> 7) as u8
+        } else {
+            byte
+        };
         value |= u32::from(byte) << (8 * k);
     }
     value
@@ -146,8 +171,9 @@ pub(crate) fn permute(a: u32, b: u32, selector: u32) -> u32 {
 pub(crate) fn lookup(a: u32, b: u32, c: u32, table: u32) -> u32 {
     let mut value = 0;
     for k in 0..8 {
-        let term =
-            (if k & 4 != 0 { a } else { !a }) & (if k & 2 != 0 { b } else { !b }) & (if k & 1 != 0 { c } else { !c });
+        let term = (if k & 4 != 0 { a } else { !a })
+            & (if k & 2 != 0 { b } else { !b })
+            & (if k & 1 != 0 { c } else { !c });
         value |= term & (table >> k & 1).wrapping_neg();
     }
     value

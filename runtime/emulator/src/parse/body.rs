@@ -47,15 +47,24 @@ struct Body {
 impl Parser<'_> {
     /// From behind `{` to behind the `}` that matches.
     pub(super) fn body(&mut self, function: &mut Function) -> Result<()> {
-        let mut body = Body { scopes: vec![Scope::default()], scope_of: vec![], guards: vec![] };
+        let mut body = Body {
+            scopes: vec![Scope::default()],
+            scope_of: vec![],
+            guards: vec![],
+        };
         for (k, variable) in function.variables.iter().enumerate() {
-            body.scopes[0].names.insert(variable.name.clone(), Name::Variable(k));
+            body.scopes[0]
+                .names
+                .insert(variable.name.clone(), Name::Variable(k));
         }
         let mut loc = None;
         let mut current = 0;
         loop {
             if self.take('{') {
-                body.scopes.push(Scope { parent: Some(current), ..Scope::default() });
+                body.scopes.push(Scope {
+                    parent: Some(current),
+                    ..Scope::default()
+                });
                 current = body.scopes.len() - 1;
             } else if self.take('}') {
                 match body.scopes[current].parent {
@@ -89,16 +98,23 @@ impl Parser<'_> {
             ".const" => self.locals(Space::Const, f, &mut body.scopes[scope]),
             ".global" => self.locals(Space::Global, f, &mut body.scopes[scope]),
             ".loc" => {
-                *loc = Some((self.integer("a file number")? as u32, self.integer("a line")? as u32));
+                *loc = Some((
+                    self.integer("a file number")? as u32,
+                    self.integer("a line")? as u32,
+                ));
                 self.skip_line(line);
                 Ok(())
             }
             ".pragma" => self.skip_to(';'),
-            _ if word.starts_with('.') => {
-                Err(Fault::at(FaultKind::Unsupported, line, format!("unsupported directive `{word}`")))
-            }
+            _ if word.starts_with('.') => Err(Fault::at(
+                FaultKind::Unsupported,
+                line,
+                format!("unsupported directive `{word}`"),
+            )),
             _ if self.take(':') => {
-                body.scopes[scope].names.insert(word.to_owned(), Name::Label(f.labels.len()));
+                body.scopes[scope]
+                    .names
+                    .insert(word.to_owned(), Name::Label(f.labels.len()));
                 f.labels.push((word.to_owned(), f.body.len()));
                 Ok(())
             }
@@ -148,7 +164,13 @@ impl Parser<'_> {
         Ok(())
     }
 
-    fn statement(&mut self, f: &mut Function, body: &mut Body, scope: usize, loc: Option<(u32, u32)>) -> Result<()> {
+    fn statement(
+        &mut self,
+        f: &mut Function,
+        body: &mut Body,
+        scope: usize,
+        loc: Option<(u32, u32)>,
+    ) -> Result<()> {
         let line = self.line();
         let mut guard = None;
         if self.take('@') {
@@ -163,7 +185,13 @@ impl Parser<'_> {
             }
             operands.push(self.operand(0)?);
         }
-        f.body.push(Statement { line, loc, guard: None, opcode, operands });
+        f.body.push(Statement {
+            line,
+            loc,
+            guard: None,
+            opcode,
+            operands,
+        });
         body.scope_of.push(scope);
         body.guards.push(guard);
         Ok(())
@@ -228,7 +256,11 @@ impl Parser<'_> {
         if self.take('+') {
             return Ok(self.integer("an offset")? as i64);
         }
-        if self.peek_is('-') { Ok(self.integer("an offset")? as i64) } else { Ok(0) }
+        if self.peek_is('-') {
+            Ok(self.integer("an offset")? as i64)
+        } else {
+            Ok(0)
+        }
     }
 
     /// A literal or a name, with an optional offset behind the name of a variable.
@@ -249,7 +281,9 @@ impl Parser<'_> {
             return Ok(match word.as_bytes().get(1) {
                 Some(b'f' | b'F') => Operand::Float32(bits as u32),
                 Some(b'd' | b'D') => Operand::Float64(bits),
-                _ if !is_hexadecimal && (word.contains('.') || word.contains(['e', 'E'])) => Operand::Float64(bits),
+                _ if !is_hexadecimal && (word.contains('.') || word.contains(['e', 'E'])) => {
+                    Operand::Float64(bits)
+                }
                 _ => Operand::Integer(bits),
             });
         }
@@ -261,13 +295,19 @@ impl Body {
     /// Replaces names by what they stand for.
     fn resolve(self, f: &mut Function) -> Result<()> {
         let mut statements = std::mem::take(&mut f.body);
-        for ((statement, scope), guard) in statements.iter_mut().zip(&self.scope_of).zip(&self.guards) {
+        for ((statement, scope), guard) in
+            statements.iter_mut().zip(&self.scope_of).zip(&self.guards)
+        {
             for operand in &mut statement.operands {
                 self.resolve_operand(operand, *scope, statement.line)?;
             }
             if let Some((name, negated)) = guard {
                 let Some(Name::Register(register)) = self.find(name, *scope) else {
-                    return Err(Fault::at(FaultKind::Syntax, statement.line, format!("unknown predicate `{name}`")));
+                    return Err(Fault::at(
+                        FaultKind::Syntax,
+                        statement.line,
+                        format!("unknown predicate `{name}`"),
+                    ));
                 };
                 statement.guard = Some((register, *negated));
             }
@@ -282,12 +322,18 @@ impl Body {
                 Some(Name::Register(register)) => *operand = Operand::Register(register),
                 Some(Name::Variable(variable)) => *operand = Operand::Variable(variable, *offset),
                 Some(Name::Label(label)) => *operand = Operand::Label(label),
-                None if name.starts_with('%') || name == "WARP_SZ" => *operand = Operand::Special(name.clone()),
+                None if name.starts_with('%') || name == "WARP_SZ" => {
+                    *operand = Operand::Special(name.clone())
+                }
                 None => {}
             },
             Operand::Negated(name) => {
                 let Some(Name::Register(register)) = self.find(name, scope) else {
-                    return Err(Fault::at(FaultKind::Syntax, line, format!("unknown predicate `{name}`")));
+                    return Err(Fault::at(
+                        FaultKind::Syntax,
+                        line,
+                        format!("unknown predicate `{name}`"),
+                    ));
                 };
                 *operand = Operand::Not(register);
             }
@@ -321,7 +367,10 @@ impl Body {
             }
             let split = name.trim_end_matches(|c: char| c.is_ascii_digit()).len();
             if let Ok(number) = name[split..].parse::<u32>() {
-                let range = scope.ranges.iter().find(|(prefix, _, count)| prefix == &name[..split] && number < *count);
+                let range = scope
+                    .ranges
+                    .iter()
+                    .find(|(prefix, _, count)| prefix == &name[..split] && number < *count);
                 if let Some((_, first, _)) = range {
                     return Some(Name::Register(first + number));
                 }

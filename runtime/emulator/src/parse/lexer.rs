@@ -15,7 +15,11 @@ pub(crate) enum Token<'a> {
 
 /// All tokens of `text` with the lines they stand on, counted from 1.
 pub(crate) fn tokens(text: &str) -> Result<Vec<(Token<'_>, u32)>> {
-    let mut lexer = Lexer { text, at: 0, line: 1 };
+    let mut lexer = Lexer {
+        text,
+        at: 0,
+        line: 1,
+    };
     let mut found = Vec::new();
     while let Some(token) = lexer.next()? {
         found.push(token);
@@ -34,7 +38,9 @@ impl<'a> Lexer<'a> {
         self.skip_blank()?;
         let rest = &self.text[self.at..];
         let line = self.line;
-        let Some(c) = rest.chars().next() else { return Ok(None) };
+        let Some(c) = rest.chars().next() else {
+            return Ok(None);
+        };
         if is_word(c) {
             let word = &rest[..word_length(rest)];
             self.at += word.len();
@@ -57,13 +63,21 @@ impl<'a> Lexer<'a> {
             let rest = &self.text[self.at..];
             if let Some(comment) = rest.strip_prefix("/*") {
                 let Some(length) = comment.find("*/") else {
-                    return Err(Fault::at(FaultKind::Syntax, self.line, "a comment without end"));
+                    return Err(Fault::at(
+                        FaultKind::Syntax,
+                        self.line,
+                        "a comment without end",
+                    ));
                 };
                 self.line += comment[..length].matches('\n').count() as u32;
                 self.at += length + 4;
             } else if rest.starts_with("//") {
                 self.at += rest.find('\n').unwrap_or(rest.len());
-            } else if let Some(c) = rest.chars().next().filter(|c| c.is_whitespace() || *c == '\0') {
+            } else if let Some(c) = rest
+                .chars()
+                .next()
+                .filter(|c| c.is_whitespace() || *c == '\0')
+            {
                 self.line += u32::from(c == '\n');
                 self.at += c.len_utf8();
             } else {

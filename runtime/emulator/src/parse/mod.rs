@@ -22,7 +22,10 @@ const MAX_NESTING: usize = 8;
 
 /// Parses a module.
 pub(crate) fn parse(text: &str) -> Result<Source> {
-    let mut parser = Parser { tokens: lexer::tokens(text)?, at: 0 };
+    let mut parser = Parser {
+        tokens: lexer::tokens(text)?,
+        at: 0,
+    };
     let mut source = Source::default();
     while parser.at < parser.tokens.len() {
         parser.module_item(&mut source)?;
@@ -51,7 +54,11 @@ impl<'a> Parser<'a> {
             ".shared" => self.variables(Space::Shared, &mut source.variables)?,
             ".pragma" => self.skip_to(';')?,
             other => {
-                return Err(Fault::at(FaultKind::Unsupported, line, format!("unsupported module directive `{other}`")));
+                return Err(Fault::at(
+                    FaultKind::Unsupported,
+                    line,
+                    format!("unsupported module directive `{other}`"),
+                ));
             }
         }
         Ok(())
@@ -60,7 +67,9 @@ impl<'a> Parser<'a> {
     /// `.file 1 "kernel.cu"`, with an optional time and size.
     fn file(&mut self, source: &mut Source, line: u32) -> Result<()> {
         let number = self.integer("a file number")? as u32;
-        let Some(Token::Text(name)) = self.peek() else { return Err(self.unexpected("a file name")) };
+        let Some(Token::Text(name)) = self.peek() else {
+            return Err(self.unexpected("a file name"));
+        };
         source.files.insert(number, name.to_owned());
         self.skip_line(line);
         Ok(())
@@ -73,7 +82,11 @@ impl<'a> Parser<'a> {
 
     /// From behind `.entry` or `.func` to the end of the body, or of a declaration without one.
     fn function(&mut self, source: &mut Source, line: u32, is_entry: bool) -> Result<()> {
-        let mut function = Function { line, is_entry, ..Function::default() };
+        let mut function = Function {
+            line,
+            is_entry,
+            ..Function::default()
+        };
         if !is_entry && self.peek_is('(') {
             function.returns = self.parameters(&mut function.variables)?;
         }
@@ -159,7 +172,9 @@ impl<'a> Parser<'a> {
     fn type_and_alignment(&mut self) -> Result<(Type, usize, usize)> {
         let (mut found, mut vector, mut align) = (None, 1, 0);
         while let Some(Token::Word(word)) = self.peek() {
-            let Some(name) = word.strip_prefix('.') else { break };
+            let Some(name) = word.strip_prefix('.') else {
+                break;
+            };
             self.at += 1;
             match name {
                 "align" => align = self.alignment()?,
@@ -167,7 +182,12 @@ impl<'a> Parser<'a> {
                 "v2" => vector = 2,
                 "v4" => vector = 4,
                 "attribute" => self.skip_to(')')?,
-                _ => found = Some(Type::parse(name).ok_or_else(|| self.unsupported(&format!("type `{word}`")))?),
+                _ => {
+                    found = Some(
+                        Type::parse(name)
+                            .ok_or_else(|| self.unsupported(&format!("type `{word}`")))?,
+                    )
+                }
             }
         }
         let found = found.ok_or_else(|| self.unexpected("a type"))?;
@@ -176,19 +196,31 @@ impl<'a> Parser<'a> {
 
     fn alignment(&mut self) -> Result<usize> {
         let align = self.integer("an alignment")? as usize;
-        if align.is_power_of_two() && align <= 1 << 20 { Ok(align) } else { Err(self.unexpected("a power of two")) }
+        if align.is_power_of_two() && align <= 1 << 20 {
+            Ok(align)
+        } else {
+            Err(self.unexpected("a power of two"))
+        }
     }
 
     /// A name, an optional length and an optional initialiser. An alignment inside `.ptr` is that of the pointee: it only
     /// makes the layout stricter than it would be, which `parameters` undoes by the size of the type.
-    fn declarator(&mut self, space: Space, (ty, vector, align): (Type, usize, usize)) -> Result<Variable> {
+    fn declarator(
+        &mut self,
+        space: Space,
+        (ty, vector, align): (Type, usize, usize),
+    ) -> Result<Variable> {
         let name = self.word("a variable name")?.to_owned();
         let element = ty.size_bytes() * vector;
         let mut count = 1u64;
         let mut is_array = false;
         while self.take('[') {
             is_array = true;
-            let length = if self.peek_is(']') { 0 } else { self.integer("an array length")? };
+            let length = if self.peek_is(']') {
+                0
+            } else {
+                self.integer("an array length")?
+            };
             count = count.saturating_mul(length);
             self.expect(']')?;
         }
@@ -196,7 +228,11 @@ impl<'a> Parser<'a> {
         if size_bytes > MAX_VARIABLE_BYTES as u64 {
             return Err(self.unsupported(&format!("a variable of {size_bytes} bytes")));
         }
-        let align = if space == Space::Param && !is_array { element } else { align.max(element) };
+        let align = if space == Space::Param && !is_array {
+            element
+        } else {
+            align.max(element)
+        };
         let mut variable = Variable {
             name,
             space,
@@ -233,7 +269,9 @@ impl<'a> Parser<'a> {
                 0
             }
         };
-        variable.init.extend_from_slice(&bits.to_le_bytes()[..ty.size_bytes().min(8)]);
+        variable
+            .init
+            .extend_from_slice(&bits.to_le_bytes()[..ty.size_bytes().min(8)]);
         Ok(())
     }
 
@@ -247,7 +285,11 @@ impl<'a> Parser<'a> {
         } else {
             word.to_owned()
         };
-        let addend = if self.take('+') { self.integer("an offset")? as i64 } else { 0 };
+        let addend = if self.take('+') {
+            self.integer("an offset")? as i64
+        } else {
+            0
+        };
         variable.pointers.push((variable.init.len(), name, addend));
         Ok(())
     }
@@ -262,7 +304,10 @@ impl<'a> Parser<'a> {
 
     /// Line of the next token, or of the last one.
     fn line(&self) -> u32 {
-        self.tokens.get(self.at).or(self.tokens.last()).map_or(1, |(_, line)| *line)
+        self.tokens
+            .get(self.at)
+            .or(self.tokens.last())
+            .map_or(1, |(_, line)| *line)
     }
 
     fn take(&mut self, mark: char) -> bool {
@@ -272,11 +317,17 @@ impl<'a> Parser<'a> {
     }
 
     fn expect(&mut self, mark: char) -> Result<()> {
-        if self.take(mark) { Ok(()) } else { Err(self.unexpected(&format!("`{mark}`"))) }
+        if self.take(mark) {
+            Ok(())
+        } else {
+            Err(self.unexpected(&format!("`{mark}`")))
+        }
     }
 
     fn word(&mut self, what: &str) -> Result<&'a str> {
-        let Some(Token::Word(word)) = self.peek() else { return Err(self.unexpected(what)) };
+        let Some(Token::Word(word)) = self.peek() else {
+            return Err(self.unexpected(what));
+        };
         self.at += 1;
         Ok(word)
     }
@@ -285,11 +336,17 @@ impl<'a> Parser<'a> {
     fn integer(&mut self, what: &str) -> Result<u64> {
         let negative = self.take('-');
         let value = match self.peek() {
-            Some(Token::Word(word)) => number(word, Type::U64).ok_or_else(|| self.unexpected(what))?,
+            Some(Token::Word(word)) => {
+                number(word, Type::U64).ok_or_else(|| self.unexpected(what))?
+            }
             _ => return Err(self.unexpected(what)),
         };
         self.at += 1;
-        Ok(if negative { value.wrapping_neg() } else { value })
+        Ok(if negative {
+            value.wrapping_neg()
+        } else {
+            value
+        })
     }
 
     fn skip_line(&mut self, line: u32) {
@@ -316,11 +373,19 @@ impl<'a> Parser<'a> {
             Some(Token::Mark(mark)) => format!("`{mark}`"),
             None => "the end of the text".to_owned(),
         };
-        Fault::at(FaultKind::Syntax, self.line(), format!("expected {expected}, found {found}"))
+        Fault::at(
+            FaultKind::Syntax,
+            self.line(),
+            format!("expected {expected}, found {found}"),
+        )
     }
 
     fn unsupported(&self, what: &str) -> Fault {
-        Fault::at(FaultKind::Unsupported, self.line(), format!("unsupported: {what}"))
+        Fault::at(
+            FaultKind::Unsupported,
+            self.line(),
+            format!("unsupported: {what}"),
+        )
     }
 }
 
@@ -347,5 +412,9 @@ pub(crate) fn number(word: &str, ty: Type) -> Option<u64> {
         return Some(value);
     }
     let value: f64 = digits.parse().ok()?;
-    Some(if ty == Type::F32 { u64::from((value as f32).to_bits()) } else { value.to_bits() })
+    Some(if ty == Type::F32 {
+        u64::from((value as f32).to_bits())
+    } else {
+        value.to_bits()
+    })
 }

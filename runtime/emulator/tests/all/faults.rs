@@ -25,9 +25,20 @@ fn an_access_behind_a_buffer_names_lane_address_and_buffer() {
     let device = device();
     let x = upload(&device, &[1f32; 50]);
     let y = upload(&device, &[0f32; 60]);
-    let fault = caught("one_too_far", 64, &Args::new().u64(x).u64(y).u32(50), &device);
+    let fault = caught(
+        "one_too_far",
+        64,
+        &Args::new().u64(x).u64(y).u32(50),
+        &device,
+    );
     let nearest = format!("0 bytes behind the end of the buffer of 200 bytes at {x:#x}");
-    let parts = ["out of bounds: 4-byte load", "warp 1, lane 18", "CUDA basic.cu:6", "block [0, 0, 0]", &nearest];
+    let parts = [
+        "out of bounds: 4-byte load",
+        "warp 1, lane 18",
+        "CUDA basic.cu:6",
+        "block [0, 0, 0]",
+        &nearest,
+    ];
     assert_fault(&fault, FaultKind::OutOfBounds, &parts);
     assert!(fault.ptx_line().is_some());
 }
@@ -37,7 +48,11 @@ fn a_vector_access_must_be_aligned() {
     let device = device();
     let (x, y) = (upload(&device, &[1f32; 128]), upload(&device, &[0f32; 128]));
     let fault = caught("misaligned", 32, &Args::new().u64(x).u64(y), &device);
-    assert_fault(&fault, FaultKind::Misaligned, &["8-byte load", "lane 0", "CUDA basic.cu:10"]);
+    assert_fault(
+        &fault,
+        FaultKind::Misaligned,
+        &["8-byte load", "lane 0", "CUDA basic.cu:10"],
+    );
 }
 
 #[test]
@@ -48,53 +63,109 @@ fn lanes_that_a_shuffle_names_must_come() {
     assert_fault(
         &fault,
         FaultKind::Divergence,
-        &["diverged at a synchronising instruction", "lanes 0xffffff00 do not come"],
+        &[
+            "diverged at a synchronising instruction",
+            "lanes 0xffffff00 do not come",
+        ],
     );
 }
 
 #[test]
 fn a_barrier_in_a_divergent_branch() {
     let device = device();
-    let fault = caught("barrier_in_a_branch", 64, &Args::new().u64(upload(&device, &[0u32; 64])), &device);
-    assert_fault(&fault, FaultKind::Divergence, &["warp 1", "lanes 0xffffff00 do not come", "CUDA basic.cu:21"]);
+    let fault = caught(
+        "barrier_in_a_branch",
+        64,
+        &Args::new().u64(upload(&device, &[0u32; 64])),
+        &device,
+    );
+    assert_fault(
+        &fault,
+        FaultKind::Divergence,
+        &["warp 1", "lanes 0xffffff00 do not come", "CUDA basic.cu:21"],
+    );
 }
 
 #[test]
 fn a_barrier_that_too_few_reach_lists_the_warps() {
     let device = device();
-    let fault = caught("too_few_arrive", 128, &Args::new().u64(upload(&device, &[0u32; 128])), &device);
-    let parts =
-        ["deadlock", "warp 0 lanes 0xffffffff at PTX line", "warp 1", "barrier 1, 64 of 128 threads have arrived"];
+    let fault = caught(
+        "too_few_arrive",
+        128,
+        &Args::new().u64(upload(&device, &[0u32; 128])),
+        &device,
+    );
+    let parts = [
+        "deadlock",
+        "warp 0 lanes 0xffffffff at PTX line",
+        "warp 1",
+        "barrier 1, 64 of 128 threads have arrived",
+    ];
     assert_fault(&fault, FaultKind::Deadlock, &parts);
 }
 
 #[test]
 fn an_endless_loop_uses_up_the_budget() {
-    let device = Device::new(Limits { instruction_budget: 100_000, ..Limits::default() });
-    let fault = caught("endless", 32, &Args::new().u64(upload(&device, &[0u32])), &device);
-    assert_fault(&fault, FaultKind::Budget, &["budget of instructions", "warp 0", "can run"]);
+    let device = Device::new(Limits {
+        instruction_budget: 100_000,
+        ..Limits::default()
+    });
+    let fault = caught(
+        "endless",
+        32,
+        &Args::new().u64(upload(&device, &[0u32])),
+        &device,
+    );
+    assert_fault(
+        &fault,
+        FaultKind::Budget,
+        &["budget of instructions", "warp 0", "can run"],
+    );
 }
 
 #[test]
 fn traps_are_faults() {
     let device = device();
     let x: Vec<u32> = (0..32).collect();
-    let fault = caught("trapped", 32, &Args::new().u64(upload(&device, &x)), &device);
+    let fault = caught(
+        "trapped",
+        32,
+        &Args::new().u64(upload(&device, &x)),
+        &device,
+    );
     assert_fault(&fault, FaultKind::Trap, &["lane 3"]);
 }
 
 #[test]
 fn shared_memory_has_bounds() {
     let device = device();
-    let fault = caught("beyond_shared", 64, &Args::new().u64(upload(&device, &[0u32; 64])).u32(1), &device);
-    assert_fault(&fault, FaultKind::OutOfBounds, &["shared address 0x100, of 0x100 bytes", "warp 1, lane 31"]);
+    let fault = caught(
+        "beyond_shared",
+        64,
+        &Args::new().u64(upload(&device, &[0u32; 64])).u32(1),
+        &device,
+    );
+    assert_fault(
+        &fault,
+        FaultKind::OutOfBounds,
+        &["shared address 0x100, of 0x100 bytes", "warp 1, lane 31"],
+    );
 }
 
 #[test]
 fn constants_are_read_only() {
     let device = device();
-    let fault = caught("into_constants", 32, &Args::new().u64(upload(&device, &[0u32; 32])), &device);
-    assert_fault(&fault, FaultKind::Misuse, &["constant memory is read-only", "`table`"]);
+    let fault = caught(
+        "into_constants",
+        32,
+        &Args::new().u64(upload(&device, &[0u32; 32])),
+        &device,
+    );
+    assert_fault(
+        &fault,
+        FaultKind::Misuse,
+        &["constant memory is read-only", "`table`"],
+    );
 }
 
 #[test]
@@ -109,9 +180,24 @@ fn wrong_calls_are_refused_before_anything_runs() {
             y.clone(),
             "no kernel `nothing` in the module, which has [barrier_in_a_branch, beyond",
         ),
-        ("endless", line(1, 2048), y.clone(), "2048 threads per block"),
-        ("endless", line(0, 32), y.clone(), "a grid of [0, 1, 1] blocks has none"),
-        ("endless", line(1, 32), Args::new().u32(1), "4 bytes of parameters given, 8 expected"),
+        (
+            "endless",
+            line(1, 2048),
+            y.clone(),
+            "2048 threads per block",
+        ),
+        (
+            "endless",
+            line(0, 32),
+            y.clone(),
+            "a grid of [0, 1, 1] blocks has none",
+        ),
+        (
+            "endless",
+            line(1, 32),
+            Args::new().u32(1),
+            "4 bytes of parameters given, 8 expected",
+        ),
     ];
     for (kernel, config, args, part) in cases {
         let fault = try_run(&device, &module, kernel, &config, &args).expect_err("a wrong call");
@@ -119,20 +205,45 @@ fn wrong_calls_are_refused_before_anything_runs() {
     }
     let mut config = line(1, 32);
     config.dynamic_shared_bytes = 1 << 20;
-    let fault = try_run(&device, &module, "endless", &config, &y).expect_err("too much shared memory");
-    assert_fault(&fault, FaultKind::OutOfMemory, &["needs 1048576 bytes of shared memory"]);
+    let fault =
+        try_run(&device, &module, "endless", &config, &y).expect_err("too much shared memory");
+    assert_fault(
+        &fault,
+        FaultKind::OutOfMemory,
+        &["needs 1048576 bytes of shared memory"],
+    );
 }
 
 #[test]
 fn copies_and_frees_are_checked() {
     let device = device();
     let x = upload(&device, &[1u32; 8]);
-    assert_eq!(device.copy_in(x + 4, &[0; 32]).expect_err("too long").kind(), FaultKind::OutOfBounds);
-    assert_eq!(device.copy_out(&mut [0; 33], x).expect_err("too long").kind(), FaultKind::OutOfBounds);
-    assert_eq!(device.free(x + 1).expect_err("not a buffer").kind(), FaultKind::InvalidCall);
+    assert_eq!(
+        device
+            .copy_in(x + 4, &[0; 32])
+            .expect_err("too long")
+            .kind(),
+        FaultKind::OutOfBounds
+    );
+    assert_eq!(
+        device
+            .copy_out(&mut [0; 33], x)
+            .expect_err("too long")
+            .kind(),
+        FaultKind::OutOfBounds
+    );
+    assert_eq!(
+        device.free(x + 1).expect_err("not a buffer").kind(),
+        FaultKind::InvalidCall
+    );
     device.free(x).unwrap();
-    assert_eq!(device.free(x).expect_err("freed before").kind(), FaultKind::InvalidCall);
+    assert_eq!(
+        device.free(x).expect_err("freed before").kind(),
+        FaultKind::InvalidCall
+    );
     assert_eq!(device.used_bytes(), 0);
-    let fault = device.alloc(usize::MAX / 2).expect_err("more than the device has");
+    let fault = device
+        .alloc(usize::MAX / 2)
+        .expect_err("more than the device has");
     assert_fault(&fault, FaultKind::OutOfMemory, &["out of device memory"]);
 }

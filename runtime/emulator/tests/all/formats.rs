@@ -43,11 +43,16 @@ pub fn rounded_single(sum: f64, error: f64, mode: Mode) -> f32 {
         return near;
     }
     let wide = f64::from(near);
-    let (too_large, too_small) = (wide > sum || wide == sum && error < 0.0, wide < sum || wide == sum && error > 0.0);
+    let (too_large, too_small) = (
+        wide > sum || wide == sum && error < 0.0,
+        wide < sum || wide == sum && error > 0.0,
+    );
     let negative = sum < 0.0;
     match mode {
         Mode::Nearest => near,
-        Mode::Down | Mode::Zero if too_large && (mode == Mode::Down || !negative) => near.next_down(),
+        Mode::Down | Mode::Zero if too_large && (mode == Mode::Down || !negative) => {
+            near.next_down()
+        }
         Mode::Up | Mode::Zero if too_small && (mode == Mode::Up || negative) => near.next_up(),
         _ => near,
     }
@@ -61,7 +66,11 @@ pub fn value(bits: u64, exponent_bits: u32, fraction_bits: u32) -> f64 {
     let bias = (1 << (exponent_bits - 1)) - 1;
     let scale = |e: i32| f64::from(e - fraction_bits as i32).exp2();
     let magnitude = if exponent == (1 << exponent_bits) - 1 {
-        if fraction == 0 { f64::INFINITY } else { f64::NAN }
+        if fraction == 0 {
+            f64::INFINITY
+        } else {
+            f64::NAN
+        }
     } else if exponent == 0 {
         fraction as f64 * scale(1 - bias)
     } else {
@@ -77,7 +86,13 @@ pub fn small_float(x: f64, exponent_bits: u32, fraction_bits: u32, mode: Mode) -
 
 /// `a + b` rounded to nearest.
 pub fn small_sum(a: f64, b: f64, exponent_bits: u32, fraction_bits: u32) -> u64 {
-    rounded(a + b, error_of_sum(a, b), exponent_bits, fraction_bits, Mode::Nearest)
+    rounded(
+        a + b,
+        error_of_sum(a, b),
+        exponent_bits,
+        fraction_bits,
+        Mode::Nearest,
+    )
 }
 
 fn rounded(x: f64, error: f64, exponent_bits: u32, fraction_bits: u32, mode: Mode) -> u64 {
@@ -97,7 +112,11 @@ fn rounded(x: f64, error: f64, exponent_bits: u32, fraction_bits: u32, mode: Mod
     }
     while high - low > 1 {
         let middle = (low + high) / 2;
-        if not_above(middle) { low = middle } else { high = middle }
+        if not_above(middle) {
+            low = middle
+        } else {
+            high = middle
+        }
     }
     if x.is_infinite() {
         return sign | infinity;
@@ -111,7 +130,11 @@ fn rounded(x: f64, error: f64, exponent_bits: u32, fraction_bits: u32, mode: Mod
         Mode::Up => sign == 0,
         Mode::Nearest => {
             // Beyond the largest number, as if the next one existed.
-            let next = if high == infinity { 2.0 * of(infinity - 1) - of(infinity - 2) } else { of(high) };
+            let next = if high == infinity {
+                2.0 * of(infinity - 1) - of(infinity - 2)
+            } else {
+                of(high)
+            };
             let half = (of(low) + next) / 2.0;
             x > half || x == half && (error > 0.0 || error == 0.0 && low & 1 == 1)
         }
@@ -129,7 +152,11 @@ pub fn fp8(x: f64, exponent_bits: u32, fraction_bits: u32) -> u64 {
     let of = |b: u64| fp8_value(b, exponent_bits, fraction_bits);
     let x = x.abs().min(of(largest));
     let distance = |b: &u64| (of(*b) - x).abs();
-    let nearest = (0..=largest).min_by(|a, b| distance(a).total_cmp(&distance(b)).then((a & 1).cmp(&(b & 1))));
+    let nearest = (0..=largest).min_by(|a, b| {
+        distance(a)
+            .total_cmp(&distance(b))
+            .then((a & 1).cmp(&(b & 1)))
+    });
     sign | nearest.expect("a number")
 }
 
@@ -137,7 +164,11 @@ pub fn fp8(x: f64, exponent_bits: u32, fraction_bits: u32) -> u64 {
 pub fn fp8_value(bits: u64, exponent_bits: u32, fraction_bits: u32) -> f64 {
     if exponent_bits == 4 && bits & 0x78 == 0x78 && bits & 7 != 7 {
         let magnitude = f64::from(8 + (bits & 7) as u32) * 32.0;
-        return if bits & 0x80 != 0 { -magnitude } else { magnitude };
+        return if bits & 0x80 != 0 {
+            -magnitude
+        } else {
+            magnitude
+        };
     }
     value(bits, exponent_bits, fraction_bits)
 }

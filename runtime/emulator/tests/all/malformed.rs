@@ -19,34 +19,78 @@ fn fault(body: &str) -> (FaultKind, String) {
 fn messages_name_the_line_and_what_was_expected() {
     let cases = [
         ("add.s32 %r1, %r2;", FaultKind::Unsupported, "PTX line 8"),
-        ("add.s32 %r1, %r2, %rd1;", FaultKind::Syntax, "expected a register for s32, found one for b64"),
-        ("add.s32 %r1, %r2, %r9;", FaultKind::Unsupported, "special register `%r9`"),
+        (
+            "add.s32 %r1, %r2, %rd1;",
+            FaultKind::Syntax,
+            "expected a register for s32, found one for b64",
+        ),
+        (
+            "add.s32 %r1, %r2, %r9;",
+            FaultKind::Unsupported,
+            "special register `%r9`",
+        ),
         ("bra nowhere;", FaultKind::Syntax, "expected a label"),
-        ("ld.global.u32 %r1, %r2;", FaultKind::Syntax, "expected an address"),
-        ("ld.global.v2.u32 {%r1}, [%rd1];", FaultKind::Syntax, "expected 2 registers"),
-        ("frobnicate.b32 %r1, %r2;", FaultKind::Unsupported, "PTX line 8: frobnicate.b32"),
+        (
+            "ld.global.u32 %r1, %r2;",
+            FaultKind::Syntax,
+            "expected an address",
+        ),
+        (
+            "ld.global.v2.u32 {%r1}, [%rd1];",
+            FaultKind::Syntax,
+            "expected 2 registers",
+        ),
+        (
+            "frobnicate.b32 %r1, %r2;",
+            FaultKind::Unsupported,
+            "PTX line 8: frobnicate.b32",
+        ),
         ("mov.u32 %r1, [", FaultKind::Syntax, "expected"),
-        ("@%p9 bra L; L: ret;", FaultKind::Syntax, "unknown predicate `%p9`"),
-        (".surf x;", FaultKind::Unsupported, "unsupported directive `.surf`"),
-        (".local .b8 big[2000000000]; mov.u32 %r1, 0;", FaultKind::Unsupported, "bytes of local memory per thread"),
-        (".reg .b64 %big<900000>; mov.u32 %r1, 0;", FaultKind::Unsupported, "words per thread"),
+        (
+            "@%p9 bra L; L: ret;",
+            FaultKind::Syntax,
+            "unknown predicate `%p9`",
+        ),
+        (
+            ".surf x;",
+            FaultKind::Unsupported,
+            "unsupported directive `.surf`",
+        ),
+        (
+            ".local .b8 big[2000000000]; mov.u32 %r1, 0;",
+            FaultKind::Unsupported,
+            "bytes of local memory per thread",
+        ),
+        (
+            ".reg .b64 %big<900000>; mov.u32 %r1, 0;",
+            FaultKind::Unsupported,
+            "words per thread",
+        ),
         (
             "mma.sync.aligned.m16n8k64.row.col.s32.s8.s8.s32 {%r1,%r1,%r1,%r1}, {%r1,%r1,%r1,%r1,%r1,%r1,%r1,%r1}, \
              {%r1,%r1,%r1,%r1}, {%r1,%r1,%r1,%r1};",
             FaultKind::Unsupported,
             "this shape",
         ),
-        ("call (%r1), f, (%r2);", FaultKind::Unsupported, "no body of function `f`"),
+        (
+            "call (%r1), f, (%r2);",
+            FaultKind::Unsupported,
+            "no body of function `f`",
+        ),
     ];
     for (body, kind, part) in cases {
         let (found, message) = fault(body);
-        assert!(found == kind && message.contains(part), "{body}: {found:?}: {message}");
+        assert!(
+            found == kind && message.contains(part),
+            "{body}: {found:?}: {message}"
+        );
     }
 }
 
 #[test]
 fn all_unsupported_instructions_are_listed() {
-    let (kind, message) = fault("tcgen05.alloc.b32 %r1;\nadd.s32 %r1, %r1, 1;\nsured.b.1d.u32 %r1, %r2;");
+    let (kind, message) =
+        fault("tcgen05.alloc.b32 %r1;\nadd.s32 %r1, %r1, 1;\nsured.b.1d.u32 %r1, %r2;");
     assert_eq!(kind, FaultKind::Unsupported);
     assert_eq!(
         message,
@@ -96,7 +140,10 @@ fn garbled_modules_do_not_panic() {
 fn garbled_kernels_run_into_faults() {
     let mut random = Random(12);
     let text = ptx("histogram");
-    let limits = gristmill_emulator::Limits { instruction_budget: 20_000, ..*device().limits() };
+    let limits = gristmill_emulator::Limits {
+        instruction_budget: 20_000,
+        ..*device().limits()
+    };
     for _ in 0..150 {
         let lines: Vec<&str> = text.lines().collect();
         let drop = 20 + random.bits() as usize % (lines.len() - 21);
@@ -104,11 +151,27 @@ fn garbled_kernels_run_into_faults() {
         let mut garbled = lines.clone();
         garbled.swap(drop, swap);
         garbled.remove(drop);
-        let Ok(module) = Module::parse(&garbled.join("\n")) else { continue };
+        let Ok(module) = Module::parse(&garbled.join("\n")) else {
+            continue;
+        };
         let device = gristmill_emulator::Device::new(limits);
         let buffer = device.alloc(4096).unwrap();
-        let args = Args::new().u64(buffer).u64(buffer).u64(buffer).u64(buffer).u32(100);
-        let config = LaunchConfig { block: [128, 1, 1], ..LaunchConfig::default() };
-        let _ = device.launch(&module, "histogram", &config, args.bytes(), &Checks { races: true });
+        let args = Args::new()
+            .u64(buffer)
+            .u64(buffer)
+            .u64(buffer)
+            .u64(buffer)
+            .u32(100);
+        let config = LaunchConfig {
+            block: [128, 1, 1],
+            ..LaunchConfig::default()
+        };
+        let _ = device.launch(
+            &module,
+            "histogram",
+            &config,
+            args.bytes(),
+            &Checks { races: true },
+        );
     }
 }

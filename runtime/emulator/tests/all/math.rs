@@ -14,7 +14,12 @@ struct Row {
 }
 
 const fn row(name: &'static str, f: fn(f64) -> f64, ulps: f64) -> Row {
-    Row { name, f, ulps, absolute: 0.0 }
+    Row {
+        name,
+        f,
+        ulps,
+        absolute: 0.0,
+    }
 }
 
 /// Functions in the order of the rows of `math_f32.cu`.
@@ -50,16 +55,45 @@ const SINGLE: &[Row] = &[
     row("fmaxf", |x| if x.is_nan() { 0.0 } else { x.max(0.0) }, 0.0),
     row("fabsf", f64::abs, 0.0),
     // Two and floor(1.173 |x|) for `__expf`; results that underflow are flushed.
-    Row { name: "__expf", f: f64::exp, ulps: 110.0, absolute: 2e-38 },
-    Row { name: "__logf", f: f64::ln, ulps: 4.0, absolute: 4e-7 },
+    Row {
+        name: "__expf",
+        f: f64::exp,
+        ulps: 110.0,
+        absolute: 2e-38,
+    },
+    Row {
+        name: "__logf",
+        f: f64::ln,
+        ulps: 4.0,
+        absolute: 4e-7,
+    },
     row("__fdividef", |x| x / 3.0, 3.0),
-    Row { name: "erfcf", f: |x| 1.0 - erf(x), ulps: 5.0, absolute: 1e-12 },
+    Row {
+        name: "erfcf",
+        f: |x| 1.0 - erf(x),
+        ulps: 5.0,
+        absolute: 1e-12,
+    },
     row("atan2f", |x| x.atan2(2.0), 4.0),
     row("copysignf", |x| if x.is_nan() { x } else { -x.abs() }, 0.0),
     row("ldexpf", |x| x * 8.0, 0.51),
     row("hypotf", |x| x.hypot(2.0), 4.0),
-    row("remainderf", |x| if x.is_infinite() { f64::NAN } else { x - 2.0 * (x / 2.0).round_ties_even() }, 0.0),
-    row("fdimf", |x| if x.is_nan() { x } else { (x - 1.0).max(0.0) }, 0.51),
+    row(
+        "remainderf",
+        |x| {
+            if x.is_infinite() {
+                f64::NAN
+            } else {
+                x - 2.0 * (x / 2.0).round_ties_even()
+            }
+        },
+        0.0,
+    ),
+    row(
+        "fdimf",
+        |x| if x.is_nan() { x } else { (x - 1.0).max(0.0) },
+        0.51,
+    ),
 ];
 
 /// Arguments of every kind.
@@ -106,7 +140,9 @@ fn erf(x: f64) -> f64 {
     let n = 4000;
     let h = x / f64::from(n);
     let f = |t: f64| (-t * t).exp();
-    let inner: f64 = (1..n).map(|k| f(f64::from(k) * h) * if k % 2 == 1 { 4.0 } else { 2.0 }).sum();
+    let inner: f64 = (1..n)
+        .map(|k| f(f64::from(k) * h) * if k % 2 == 1 { 4.0 } else { 2.0 })
+        .sum();
     std::f64::consts::FRAC_2_SQRT_PI * h / 3.0 * (f(0.0) + inner + f(x))
 }
 
@@ -139,7 +175,12 @@ fn single_precision_functions() {
     for (k, row) in SINGLE.iter().enumerate() {
         for (i, x) in X.iter().enumerate() {
             let expected = (row.f)(f64::from(*x));
-            wrong.extend(check(row, f64::from(*x), f64::from(found[k * n + i]), ulp(expected)));
+            wrong.extend(check(
+                row,
+                f64::from(*x),
+                f64::from(found[k * n + i]),
+                ulp(expected),
+            ));
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
@@ -158,9 +199,21 @@ fn directed_rounding_brackets_the_exact_result() {
         let at = |row: usize| f64::from(found[row * n + i]);
         // Sums and products of floats are exact in double precision for these exponents, or off by far less than an ulp.
         let below = |found: f64, exact: f64| found <= exact && exact - found < 1.01 * ulp(exact);
-        assert!(below(at(50), wide + tenth), "{x:e} + 0.1 rounded down: {:e}", at(50));
-        assert!(below(-at(51), -(wide * tenth)), "{x:e} * 0.1 rounded up: {:e}", at(51));
-        assert!(below(at(52).abs(), (wide / 3.0).abs()), "{x:e} / 3 rounded to zero: {:e}", at(52));
+        assert!(
+            below(at(50), wide + tenth),
+            "{x:e} + 0.1 rounded down: {:e}",
+            at(50)
+        );
+        assert!(
+            below(-at(51), -(wide * tenth)),
+            "{x:e} * 0.1 rounded up: {:e}",
+            at(51)
+        );
+        assert!(
+            below(at(52).abs(), (wide / 3.0).abs()),
+            "{x:e} / 3 rounded to zero: {:e}",
+            at(52)
+        );
     }
 }
 
@@ -171,7 +224,12 @@ const DOUBLE: &[Row] = &[
     row("exp", f64::exp, 2.0),
     row("log", f64::ln, 2.0),
     row("pow", |x| x.powf(2.5), 3.0),
-    Row { name: "erf", f: erf, ulps: 0.0, absolute: 1e-12 },
+    Row {
+        name: "erf",
+        f: erf,
+        ulps: 0.0,
+        absolute: 1e-12,
+    },
     row("tanh", f64::tanh, 3.0),
     row("sqrt", f64::sqrt, 0.0),
     row("rsqrt", |x| 1.0 / x.sqrt(), 2.0),

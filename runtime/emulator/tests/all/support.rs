@@ -18,12 +18,19 @@ pub fn module(name: &str) -> Module {
 
 /// A small device.
 pub fn device() -> Device {
-    Device::new(Limits { memory_bytes: 1 << 30, ..Limits::default() })
+    Device::new(Limits {
+        memory_bytes: 1 << 30,
+        ..Limits::default()
+    })
 }
 
 /// A one-dimensional launch.
 pub fn line(blocks: u32, threads: u32) -> LaunchConfig {
-    LaunchConfig { grid: [blocks, 1, 1], block: [threads, 1, 1], ..LaunchConfig::default() }
+    LaunchConfig {
+        grid: [blocks, 1, 1],
+        block: [threads, 1, 1],
+        ..LaunchConfig::default()
+    }
 }
 
 /// A type with a fixed size in memory.
@@ -53,14 +60,18 @@ plain!(u8, u16, u32, u64, i32, i64, f32, f64);
 pub fn upload<T: Plain>(device: &Device, values: &[T]) -> u64 {
     let bytes: Vec<u8> = values.iter().flat_map(|v| v.bytes()).collect();
     let address = device.alloc(bytes.len()).expect("the device has room");
-    device.copy_in(address, &bytes).expect("the buffer is that long");
+    device
+        .copy_in(address, &bytes)
+        .expect("the buffer is that long");
     address
 }
 
 /// The first `count` values of a buffer.
 pub fn download<T: Plain>(device: &Device, address: u64, count: usize) -> Vec<T> {
     let mut bytes = vec![0; count * size_of::<T>()];
-    device.copy_out(&mut bytes, address).expect("the buffer is that long");
+    device
+        .copy_out(&mut bytes, address)
+        .expect("the buffer is that long");
     bytes.chunks_exact(size_of::<T>()).map(T::read).collect()
 }
 
@@ -72,7 +83,9 @@ pub fn try_run(
     config: &LaunchConfig,
     args: &Args,
 ) -> Result<(), Fault> {
-    device.launch(module, kernel, config, args.bytes(), &CHECKS).map(drop)
+    device
+        .launch(module, kernel, config, args.bytes(), &CHECKS)
+        .map(drop)
 }
 
 /// The same where nothing may go wrong.
@@ -107,7 +120,11 @@ impl Random {
 pub fn relative_error(found: &[f32], expected: &[f64]) -> f64 {
     assert_eq!(found.len(), expected.len());
     let square = |x: f64| x * x;
-    let error: f64 = found.iter().zip(expected).map(|(f, e)| square(f64::from(*f) - e)).sum();
+    let error: f64 = found
+        .iter()
+        .zip(expected)
+        .map(|(f, e)| square(f64::from(*f) - e))
+        .sum();
     let norm: f64 = expected.iter().map(|e| square(*e)).sum();
     assert!(error.is_finite(), "a result is not a finite number");
     (error / norm).sqrt()

@@ -12,8 +12,14 @@ fn the_grammar_as_a_table() {
         ("", ""),
         ("/", ""),
         ("/job:*/replica:*/task:*/device:*:*", ""),
-        ("/job:worker/replica:0/task:1/device:GPU:2", "/job:worker/replica:0/task:1/device:GPU:2"),
-        ("/device:GPU:2/task:1/job:worker", "/job:worker/task:1/device:GPU:2"),
+        (
+            "/job:worker/replica:0/task:1/device:GPU:2",
+            "/job:worker/replica:0/task:1/device:GPU:2",
+        ),
+        (
+            "/device:GPU:2/task:1/job:worker",
+            "/job:worker/task:1/device:GPU:2",
+        ),
         ("/job:ps/task:1", "/job:ps/task:1"),
         ("/device:gpu", "/device:GPU:*"),
         ("/device:gpu:*", "/device:GPU:*"),
@@ -61,9 +67,14 @@ fn errors_say_what_cannot_be_read() {
         "/gpu:",
         "/cpu:1x",
     ];
-    let errors: Vec<String> = bad.map(|t| DeviceSpec::parse(t).unwrap_err().to_string()).into();
+    let errors: Vec<String> = bad
+        .map(|t| DeviceSpec::parse(t).unwrap_err().to_string())
+        .into();
     let hint = "; whole names are like /job:worker/replica:0/task:1/device:GPU:0, /gpu:1 or cpu";
-    let text: Vec<&str> = errors.iter().map(|e| e.strip_suffix(hint).unwrap_or(e)).collect();
+    let text: Vec<&str> = errors
+        .iter()
+        .map(|e| e.strip_suffix(hint).unwrap_or(e))
+        .collect();
     assert_eq!(
         text,
         [
@@ -92,8 +103,18 @@ fn errors_say_what_cannot_be_read() {
 fn merging_as_a_table() {
     for (a, b, hard, soft) in [
         ("", "/gpu:0", "/device:GPU:0", "/device:GPU:0"),
-        ("/job:a", "/gpu", "/job:a/device:GPU:*", "/job:a/device:GPU:*"),
-        ("/job:a/gpu:0", "/task:1/gpu:*", "/job:a/task:1/device:GPU:0", "/job:a/task:1/device:GPU:0"),
+        (
+            "/job:a",
+            "/gpu",
+            "/job:a/device:GPU:*",
+            "/job:a/device:GPU:*",
+        ),
+        (
+            "/job:a/gpu:0",
+            "/task:1/gpu:*",
+            "/job:a/task:1/device:GPU:0",
+            "/job:a/task:1/device:GPU:0",
+        ),
         ("/job:a", "/job:b", "jobs", "jobs"),
         ("/replica:0", "/replica:1", "replicas", "replicas"),
         ("/task:0/gpu:0", "/task:1/gpu:0", "tasks", "tasks"),
@@ -107,7 +128,10 @@ fn merging_as_a_table() {
                 Ok(merged) => merged.to_string(),
                 Err(e) => {
                     let (what, names) = (expected, format!("'{}' and '{}'", spec(a), spec(b)));
-                    assert_eq!(e.to_string(), format!("Cannot merge devices with incompatible {what}: {names}"));
+                    assert_eq!(
+                        e.to_string(),
+                        format!("Cannot merge devices with incompatible {what}: {names}")
+                    );
                     continue;
                 }
             };
@@ -120,12 +144,20 @@ fn merging_as_a_table() {
 fn scopes_fill_field_by_field() {
     for (outer, inner, expected) in [
         ("/job:foo", "/device:gpu:1", "/job:foo/device:GPU:1"),
-        ("/job:worker/gpu:0", "/task:1", "/job:worker/task:1/device:GPU:0"),
+        (
+            "/job:worker/gpu:0",
+            "/task:1",
+            "/job:worker/task:1/device:GPU:0",
+        ),
         ("/gpu:1", "/cpu", "/device:CPU:1"),
         ("/gpu:1", "/gpu:*", "/device:GPU:1"),
         ("/gpu:1", "", "/device:GPU:1"),
     ] {
-        assert_eq!(spec(inner).fill(&spec(outer)).to_string(), expected, "{outer:?} around {inner:?}");
+        assert_eq!(
+            spec(inner).fill(&spec(outer)).to_string(),
+            expected,
+            "{outer:?} around {inner:?}"
+        );
     }
 }
 
@@ -144,7 +176,11 @@ fn what_fits_a_device() {
         ("/task:2/device:*:0", false, true),
         ("/device:TPU:0", false, false),
     ] {
-        assert_eq!((spec(text).fits(&local), spec(text).fits(&remote)), (fits_local, fits_remote), "{text:?}");
+        assert_eq!(
+            (spec(text).fits(&local), spec(text).fits(&remote)),
+            (fits_local, fits_remote),
+            "{text:?}"
+        );
     }
     assert!(DeviceSpec::from(&local).fits(&DeviceName::parse("/job:worker/cpu:1").unwrap()));
     assert!(!DeviceSpec::only(&local).fits(&DeviceName::parse("/job:worker/cpu:1").unwrap()));
@@ -180,7 +216,10 @@ fn all_specs() -> Vec<DeviceSpec> {
 #[test]
 fn merging_is_intersection() {
     let specs = all_specs();
-    let names: Vec<DeviceName> = specs.iter().filter_map(|s| DeviceName::parse(&s.to_string()).ok()).collect();
+    let names: Vec<DeviceName> = specs
+        .iter()
+        .filter_map(|s| DeviceName::parse(&s.to_string()).ok())
+        .collect();
     assert!(names.len() > 30);
     for a in &specs {
         assert_eq!(spec(&a.to_string()), *a);
@@ -192,14 +231,21 @@ fn merging_is_intersection() {
             match &hard {
                 Ok(merged) => {
                     assert_eq!(soft.as_ref(), Ok(merged));
-                    assert!(names.iter().all(|n| merged.fits(n) == (a.fits(n) && b.fits(n))));
+                    assert!(
+                        names
+                            .iter()
+                            .all(|n| merged.fits(n) == (a.fits(n) && b.fits(n)))
+                    );
                 }
                 Err(_) => assert!(!names.iter().any(|n| a.fits(n) && b.fits(n)), "{a} and {b}"),
             }
             // Soft merging fails exactly where job, replica or task contradict, and never changes them.
             assert_eq!(soft.is_ok(), a.relaxed().is_compatible(&b.relaxed()));
             if let Ok(soft) = soft {
-                assert_eq!(Ok(soft.relaxed()), a.relaxed().merge(&b.relaxed(), Merge::Hard));
+                assert_eq!(
+                    Ok(soft.relaxed()),
+                    a.relaxed().merge(&b.relaxed(), Merge::Hard)
+                );
             }
         }
     }
@@ -230,7 +276,9 @@ fn any_text_parses_or_fails_and_what_parses_prints_back() {
     for _ in 0..50_000 {
         let mut text = String::new();
         let mut next = |n: usize| {
-            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            state = state
+                .wrapping_mul(6364136223846793005)
+                .wrapping_add(1442695040888963407);
             (state >> 33) as usize % n
         };
         for _ in 0..next(9) {

@@ -46,8 +46,13 @@ impl Builder {
         let x = self.b.mul(x, scale).unwrap();
         let x = self.b.add_(x, bias).unwrap();
         let x = self.b.map(ScalarOp::Relu, &[x]).unwrap();
-        let Rest::Quantized(dtype) = rest else { return x };
-        let (step, zero) = (self.b.scalar(DType::F32, 0.013), self.b.scalar(DType::F32, 3.0));
+        let Rest::Quantized(dtype) = rest else {
+            return x;
+        };
+        let (step, zero) = (
+            self.b.scalar(DType::F32, 0.013),
+            self.b.scalar(DType::F32, 3.0),
+        );
         let x = self.b.div(x, step).unwrap();
         let x = self.b.map(ScalarOp::Round, &[x]).unwrap();
         let x = self.b.add_(x, zero).unwrap();
@@ -61,7 +66,11 @@ impl Builder {
 }
 
 fn bytes(rng: &mut Rng, dtype: DType, shape: &[usize]) -> Tensor {
-    let (lo, hi) = if dtype == DType::U8 { (0.0, 256.0) } else { (-128.0, 128.0) };
+    let (lo, hi) = if dtype == DType::U8 {
+        (0.0, 256.0)
+    } else {
+        (-128.0, 128.0)
+    };
     rng.tensor(dtype, shape, lo, hi)
 }
 
@@ -80,19 +89,37 @@ fn zero(build: &mut Builder, dtype: DType, rng: &mut Rng) -> Option<ValueId> {
 
 fn is_one_call(g: &Graph, symbol: &str) {
     let steps = steps(g);
-    assert!(matches!(&steps[..], [one] if one.ends_with(symbol)), "{steps:?} of\n{g}");
-    let product = g.nodes().find(|(_, n)| matches!(n.op, Op::MatMul | Op::Conv { .. })).unwrap().1;
+    assert!(
+        matches!(&steps[..], [one] if one.ends_with(symbol)),
+        "{steps:?} of\n{g}"
+    );
+    let product = g
+        .nodes()
+        .find(|(_, n)| matches!(n.op, Op::MatMul | Op::Conv { .. }))
+        .unwrap()
+        .1;
     assert!(is_native(g, product));
 }
 
-const RESTS: [Rest; 4] = [Rest::Sums, Rest::Scaled, Rest::Quantized(DType::U8), Rest::Quantized(DType::I8)];
+const RESTS: [Rest; 4] = [
+    Rest::Sums,
+    Rest::Scaled,
+    Rest::Quantized(DType::U8),
+    Rest::Quantized(DType::I8),
+];
 
 #[test]
 fn products() {
     let rng = &mut Rng(51);
-    for (dtype, rest) in [DType::U8, DType::I8].into_iter().flat_map(|d| RESTS.map(|r| (d, r))) {
+    for (dtype, rest) in [DType::U8, DType::I8]
+        .into_iter()
+        .flat_map(|d| RESTS.map(|r| (d, r)))
+    {
         for (m, k, n) in [(1, 32, 40), (7, 16, 65), (33, 96, 31)] {
-            let mut build = Builder { b: GraphBuilder::new("bytes"), inputs: vec![] };
+            let mut build = Builder {
+                b: GraphBuilder::new("bytes"),
+                inputs: vec![],
+            };
             let q = build.input("q", bytes(rng, dtype, &[2, m, k]));
             let zero = zero(&mut build, dtype, rng);
             let x = build.centred(q, zero);
@@ -109,16 +136,32 @@ fn products() {
 #[test]
 fn convolutions() {
     let rng = &mut Rng(52);
-    for (dtype, rest) in [DType::U8, DType::I8].into_iter().flat_map(|d| RESTS.map(|r| (d, r))) {
+    for (dtype, rest) in [DType::U8, DType::I8]
+        .into_iter()
+        .flat_map(|d| RESTS.map(|r| (d, r)))
+    {
         for (channels, n, size) in [(4, 33, [3, 3]), (64, 16, [1, 1]), (68, 8, [3, 1])] {
-            let mut build = Builder { b: GraphBuilder::new("bytes"), inputs: vec![] };
+            let mut build = Builder {
+                b: GraphBuilder::new("bytes"),
+                inputs: vec![],
+            };
             let q = build.input("q", bytes(rng, dtype, &[2, 9, 8, channels]));
             let zero = zero(&mut build, dtype, rng);
             let x = build.centred(q, zero);
-            let w = build.b.constant(weights(rng, &[size[0], size[1], channels, n]));
-            let window =
-                Window { strides: vec![2, 1], dilations: vec![1, 2], pads_low: vec![1, 2], pads_high: vec![1, 1] };
-            let op = Op::Conv { window, groups: 1, layout: Layout::ChannelsLast };
+            let w = build
+                .b
+                .constant(weights(rng, &[size[0], size[1], channels, n]));
+            let window = Window {
+                strides: vec![2, 1],
+                dilations: vec![1, 2],
+                pads_low: vec![1, 2],
+                pads_high: vec![1, 1],
+            };
+            let op = Op::Conv {
+                window,
+                groups: 1,
+                layout: Layout::ChannelsLast,
+            };
             let sum = build.b.add1(op, &[x, w]).unwrap();
             let y = build.rest(sum, n, rest, rng);
             let (g, inputs) = build.finish(y);
@@ -131,9 +174,14 @@ fn convolutions() {
 #[test]
 fn products_of_floats_are_stored_in_8_bits() {
     let rng = &mut Rng(53);
-    let mut build = Builder { b: GraphBuilder::new("quantised"), inputs: vec![] };
+    let mut build = Builder {
+        b: GraphBuilder::new("quantised"),
+        inputs: vec![],
+    };
     let x = build.input("x", rng.tensor(DType::F32, &[9, 20], -1.0, 1.0));
-    let w = build.b.constant(rng.tensor(DType::F32, &[20, 37], -1.0, 1.0));
+    let w = build
+        .b
+        .constant(rng.tensor(DType::F32, &[20, 37], -1.0, 1.0));
     let y = build.b.matmul(x, w).unwrap();
     let y = build.b.map(ScalarOp::Round, &[y]).unwrap();
     let y = build.b.cast(y, DType::I8).unwrap();
@@ -145,7 +193,10 @@ fn products_of_floats_are_stored_in_8_bits() {
 #[test]
 fn views_of_bytes_become_strides() {
     let rng = &mut Rng(54);
-    let mut build = Builder { b: GraphBuilder::new("views"), inputs: vec![] };
+    let mut build = Builder {
+        b: GraphBuilder::new("views"),
+        inputs: vec![],
+    };
     let q = build.input("q", bytes(rng, DType::U8, &[6, 5, 24]));
     let part = build.b.slice_axis(q, 2, 8usize, 16usize).unwrap();
     let x = build.centred(part, None);
@@ -161,18 +212,26 @@ fn views_of_bytes_become_strides() {
 fn other_products_of_integers() {
     let rng = &mut Rng(55);
     let product = |rng: &mut Rng, k: usize, weight: f64, zeros: &[i32]| {
-        let mut build = Builder { b: GraphBuilder::new("other"), inputs: vec![] };
+        let mut build = Builder {
+            b: GraphBuilder::new("other"),
+            inputs: vec![],
+        };
         let q = build.input("q", bytes(rng, DType::U8, &[3, k]));
         let mut x = build.b.cast(q, DType::I32).unwrap();
         for &zero in zeros {
             let zero = build.b.constant(Tensor::scalar(zero));
             x = build.b.sub(x, zero).unwrap();
         }
-        let w = build.b.constant(rng.tensor(DType::I32, &[k, 5], weight, weight + 3.0));
+        let w = build
+            .b
+            .constant(rng.tensor(DType::I32, &[k, 5], weight, weight + 3.0));
         let y = build.b.matmul(x, w).unwrap();
         let (g, inputs) = build.finish(y);
         check(&g, &inputs, 0.0, rng);
-        assert!(!steps(&g).iter().any(|s| s.ends_with("gm_gemm_f32")), "k {k}, weights from {weight}, zeros {zeros:?}");
+        assert!(
+            !steps(&g).iter().any(|s| s.ends_with("gm_gemm_f32")),
+            "k {k}, weights from {weight}, zeros {zeros:?}"
+        );
     };
     product(rng, 6, 1.0, &[3]);
     product(rng, 8, 126.0, &[3]);
@@ -184,7 +243,10 @@ fn other_products_of_integers() {
 #[test]
 fn constants_outside_of_the_cluster() {
     let rng = &mut Rng(56);
-    let mut build = Builder { b: GraphBuilder::new("whole"), inputs: vec![] };
+    let mut build = Builder {
+        b: GraphBuilder::new("whole"),
+        inputs: vec![],
+    };
     let q = build.input("q", bytes(rng, DType::U8, &[9, 64]));
     let zero = build.b.constant(Tensor::scalar(7u8));
     let x = build.centred(q, Some(zero));
@@ -193,8 +255,21 @@ fn constants_outside_of_the_cluster() {
     let y = build.rest(sum, 40, Rest::Quantized(DType::U8), rng);
     let (g, inputs) = build.finish(y);
     let lowered = crate::pipeline::lower(g.clone(), &crate::Options::default()).unwrap();
-    let kernels: Vec<&str> = lowered.program.partitions[0].kernels.iter().map(|k| k.name()).collect();
-    assert!(matches!(kernels[..], [one] if one.ends_with("gm_gemm_f32")), "{kernels:?}");
-    let found = crate::compile(&g, &crate::Options::default()).unwrap().run([("q", inputs[0].clone())]).unwrap();
-    assert_eq!(found["y"].as_bytes(), crate::interp::run(&g, &inputs).unwrap()[0].as_bytes());
+    let kernels: Vec<&str> = lowered.program.partitions[0]
+        .kernels
+        .iter()
+        .map(|k| k.name())
+        .collect();
+    assert!(
+        matches!(kernels[..], [one] if one.ends_with("gm_gemm_f32")),
+        "{kernels:?}"
+    );
+    let found = crate::compile(&g, &crate::Options::default())
+        .unwrap()
+        .run([("q", inputs[0].clone())])
+        .unwrap();
+    assert_eq!(
+        found["y"].as_bytes(),
+        crate::interp::run(&g, &inputs).unwrap()[0].as_bytes()
+    );
 }

@@ -66,25 +66,56 @@ fn views_of_operands_become_strides() {
     assert_eq!(steps(&g).len(), 2, "one packing, one product");
 }
 
-fn conv_graph(channels: usize, groups: usize, out: usize, layout: Layout, rng: &mut Rng) -> (Graph, Vec<Tensor>) {
+fn conv_graph(
+    channels: usize,
+    groups: usize,
+    out: usize,
+    layout: Layout,
+    rng: &mut Rng,
+) -> (Graph, Vec<Tensor>) {
     let (xs, ws, bias) = match layout {
-        Layout::ChannelsFirst => (vec![2, channels, 9, 8], vec![out, channels / groups, 3, 3], vec![out, 1, 1]),
-        Layout::ChannelsLast => (vec![2, 9, 8, channels], vec![3, 3, channels / groups, out], vec![out]),
+        Layout::ChannelsFirst => (
+            vec![2, channels, 9, 8],
+            vec![out, channels / groups, 3, 3],
+            vec![out, 1, 1],
+        ),
+        Layout::ChannelsLast => (
+            vec![2, 9, 8, channels],
+            vec![3, 3, channels / groups, out],
+            vec![out],
+        ),
     };
-    let window = Window { strides: vec![2, 1], dilations: vec![1, 2], pads_low: vec![1, 2], pads_high: vec![1, 1] };
+    let window = Window {
+        strides: vec![2, 1],
+        dilations: vec![1, 2],
+        pads_low: vec![1, 2],
+        pads_high: vec![1, 1],
+    };
     let mut b = GraphBuilder::new("conv");
     let x = b.input("x", DType::F32, xs.iter().copied());
     let w = b.constant(rng.tensor(DType::F32, &ws, -1.0, 1.0));
     let bias = b.constant(rng.tensor(DType::F32, &bias, -1.0, 1.0));
-    let y = b.add1(Op::Conv { window, groups, layout }, &[x, w]).unwrap();
+    let y = b
+        .add1(
+            Op::Conv {
+                window,
+                groups,
+                layout,
+            },
+            &[x, w],
+        )
+        .unwrap();
     let y = b.add_(y, bias).unwrap();
     let residual = b.input("residual", DType::F32, b.ty(y).static_shape().unwrap());
     let y = b.add_(y, residual).unwrap();
     let y = b.map(ScalarOp::HardSwish, &[y]).unwrap();
     b.output("y", y);
     let g = b.finish().unwrap();
-    let inputs =
-        g.inputs.iter().map(|&v| rng.tensor(DType::F32, &g.ty(v).static_shape().unwrap(), -1.0, 1.0)).collect();
+    let inputs = g
+        .inputs
+        .iter()
+        .map(|&v| rng.tensor(DType::F32, &g.ty(v).static_shape().unwrap(), -1.0, 1.0))
+        .collect();
     (g, inputs)
 }
 
@@ -115,25 +146,47 @@ fn repeated_layers_share_code_and_weights() {
     let layer = layer.finish().unwrap();
     let mut g = Graph::new("stack");
     let mut v = g.add_input("x", Type::new(DType::F32, [4usize, 40]));
-    let weights = [0, 1].map(|_| g.add_constant(rng.tensor(DType::F32, &[40, 40], -1.0, 1.0), &Origin::default()));
+    let weights = [0, 1].map(|_| {
+        g.add_constant(
+            rng.tensor(DType::F32, &[40, 40], -1.0, 1.0),
+            &Origin::default(),
+        )
+    });
     for w in [weights[0], weights[1], weights[0]] {
-        let op = Op::Cluster { kind: ClusterKind::Contract };
-        v = g.add_with_regions(op, &[v, w], vec![layer.clone()], &Origin::default()).unwrap()[0];
+        let op = Op::Cluster {
+            kind: ClusterKind::Contract,
+        };
+        v = g
+            .add_with_regions(op, &[v, w], vec![layer.clone()], &Origin::default())
+            .unwrap()[0];
     }
     g.add_output("y", v);
     let compiled = compile_clusters(&mut g.clone(), &Options::default()).unwrap();
     let plans: Vec<_> = compiled.plans.values().collect();
     let entries = |p: &KernelPlan| -> Vec<usize> {
-        p.steps.iter().map(|s| compiled.kernels[s.kernel].entry.get() as usize).collect()
+        p.steps
+            .iter()
+            .map(|s| compiled.kernels[s.kernel].entry.get() as usize)
+            .collect()
     };
     assert!(plans[0].steps.len() > 1, "a product and a map");
     assert!(entries(plans[0]) == entries(plans[1]) && entries(plans[0]) == entries(plans[2]));
-    let panels = |p: &KernelPlan| p.packed.iter().max_by_key(|t| t.size_bytes()).unwrap().as_ptr();
+    let panels = |p: &KernelPlan| {
+        p.packed
+            .iter()
+            .max_by_key(|t| t.size_bytes())
+            .unwrap()
+            .as_ptr()
+    };
     assert_eq!(panels(plans[0]), panels(plans[2]));
     assert_ne!(panels(plans[0]), panels(plans[1]));
     let x = rng.tensor(DType::F32, &[4, 40], -1.0, 1.0);
     let expected = crate::interp::run(&g, std::slice::from_ref(&x)).unwrap();
-    let options = crate::Options { opt_level: 0, check: true, ..crate::Options::default() };
+    let options = crate::Options {
+        opt_level: 0,
+        check: true,
+        ..crate::Options::default()
+    };
     let made = crate::compile(&g, &options).unwrap();
     let found = made.run([("x", x)]).unwrap().into_tensors();
     compare(&expected[0], &found[0], 1e-5).unwrap();
@@ -152,5 +205,8 @@ fn illegal_epilogues_say_why() {
     let y = b.matmul(x, x).unwrap();
     b.output("y", y);
     let why = legal_epilogue(b.graph()).unwrap_err();
-    assert_eq!(why.to_string(), "matmul of f64[4, 4]: only f32, and 8-bit integers by a constant, have packed kernels");
+    assert_eq!(
+        why.to_string(),
+        "matmul of f64[4, 4]: only f32, and 8-bit integers by a constant, have packed kernels"
+    );
 }

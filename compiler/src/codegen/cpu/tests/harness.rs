@@ -8,13 +8,28 @@ use gristmill_runtime::Tensor;
 use gristmill_runtime::tensor::AlignedBytes;
 
 /// Runs the plan of node 0 once; the error is a kernel's status.
-pub fn run(graph: &Graph, compiled: &CompiledKernels, inputs: &[Tensor], rng: &mut Rng) -> Result<Vec<Tensor>, u32> {
+pub fn run(
+    graph: &Graph,
+    compiled: &CompiledKernels,
+    inputs: &[Tensor],
+    rng: &mut Rng,
+) -> Result<Vec<Tensor>, u32> {
     let plan = &compiled.plans[&NodeId(0)];
     let mut results: Vec<Tensor> = (graph.outputs.iter())
-        .map(|o| Tensor::zeros(graph.ty(o.value).dtype, &graph.ty(o.value).static_shape().unwrap()).unwrap())
+        .map(|o| {
+            Tensor::zeros(
+                graph.ty(o.value).dtype,
+                &graph.ty(o.value).static_shape().unwrap(),
+            )
+            .unwrap()
+        })
         .collect();
     results.iter_mut().for_each(|t| t.as_bytes_mut().fill(1));
-    let scratch: Vec<AlignedBytes> = plan.scratch.iter().map(|&n| AlignedBytes::zeroed(n).unwrap()).collect();
+    let scratch: Vec<AlignedBytes> = plan
+        .scratch
+        .iter()
+        .map(|&n| AlignedBytes::zeroed(n).unwrap())
+        .collect();
     for step in &plan.steps {
         let kernel = &compiled.kernels[step.kernel];
         let workspace = AlignedBytes::zeroed(kernel.workspace_bytes_per_thread).unwrap();
@@ -29,8 +44,11 @@ pub fn run(graph: &Graph, compiled: &CompiledKernels, inputs: &[Tensor], rng: &m
         args.push(workspace.as_ptr());
         let mut begin = 0;
         while begin < step.items {
-            let end =
-                if step.grain == 0 { step.items } else { begin + 1 + rng.below((step.items - begin) as usize) as u64 };
+            let end = if step.grain == 0 {
+                step.items
+            } else {
+                begin + 1 + rng.below((step.items - begin) as usize) as u64
+            };
             // SAFETY: the buffers have the sizes of the plan, and all outlive the call.
             let status = unsafe { (kernel.entry.get())(args.as_ptr(), begin, end) };
             if status != 0 {
@@ -44,10 +62,20 @@ pub fn run(graph: &Graph, compiled: &CompiledKernels, inputs: &[Tensor], rng: &m
 
 /// Compiles `body`, runs it, and compares with the interpreter.
 pub fn check(body: &Graph, inputs: &[Tensor], tolerance: f64, rng: &mut Rng) {
-    let case = Case { body: body.clone(), inputs: inputs.to_vec(), tolerance };
+    let case = Case {
+        body: body.clone(),
+        inputs: inputs.to_vec(),
+        tolerance,
+    };
     case.check(|graph, inputs| {
-        let compiled = compile_clusters(&mut graph.clone(), &Options { n_threads: 2, ..Options::default() })
-            .map_err(|e| format!("compiler: {e}"))?;
+        let compiled = compile_clusters(
+            &mut graph.clone(),
+            &Options {
+                n_threads: 2,
+                ..Options::default()
+            },
+        )
+        .map_err(|e| format!("compiler: {e}"))?;
         run(graph, &compiled, inputs, rng).map_err(|s| format!("kernel status {s}"))
     });
 }
@@ -55,5 +83,9 @@ pub fn check(body: &Graph, inputs: &[Tensor], tolerance: f64, rng: &mut Rng) {
 /// Names of the kernels that a body's plan calls.
 pub fn steps(body: &Graph) -> Vec<String> {
     let compiled = compile_clusters(&mut as_cluster(body), &Options::default()).unwrap();
-    compiled.plans[&NodeId(0)].steps.iter().map(|s| compiled.kernels[s.kernel].name.clone()).collect()
+    compiled.plans[&NodeId(0)]
+        .steps
+        .iter()
+        .map(|s| compiled.kernels[s.kernel].name.clone())
+        .collect()
 }

@@ -14,7 +14,16 @@ fn all_bytes(dtype: DType, shape: &[usize]) -> Tensor {
 
 /// Ties, bounds of the integers and their neighbours, infinities, NaN, and random bits.
 fn floats(n: usize, rng: &mut Rng) -> Tensor {
-    let mut all = vec![0.0, -0.0, f32::INFINITY, f32::NEG_INFINITY, f32::NAN, -f32::NAN, f32::MAX, f32::MIN_POSITIVE];
+    let mut all = vec![
+        0.0,
+        -0.0,
+        f32::INFINITY,
+        f32::NEG_INFINITY,
+        f32::NAN,
+        -f32::NAN,
+        f32::MAX,
+        f32::MIN_POSITIVE,
+    ];
     for bound in [0.0f32, 127.0, 128.0, 255.0, 256.0, 2147483648.0] {
         for step in [-1.0, -0.75, -0.5, -0.25, 0.0, 0.25, 0.5, 0.75, 1.0] {
             all.extend([bound + step, -(bound + step)]);
@@ -46,7 +55,10 @@ fn dequantized(b: &mut GraphBuilder, q: ValueId, scale: f64, zero: f64) -> Value
 
 fn only_vectors(g: &Graph) {
     let steps = steps(g);
-    assert!(steps.iter().all(|s| s.ends_with("_vector")), "{g} {steps:?}");
+    assert!(
+        steps.iter().all(|s| s.ends_with("_vector")),
+        "{g} {steps:?}"
+    );
 }
 
 #[test]
@@ -55,14 +67,22 @@ fn quantised_sums_are_one_kernel() {
     for dtype in BYTES {
         let mut b = GraphBuilder::new("sum");
         let (p, q) = (b.input("p", dtype, [7, 331]), b.input("q", dtype, [331]));
-        let (x, y) = (dequantized(&mut b, p, 0.021, 3.0), dequantized(&mut b, q, 0.5, -7.0));
+        let (x, y) = (
+            dequantized(&mut b, p, 0.021, 3.0),
+            dequantized(&mut b, q, 0.5, -7.0),
+        );
         let sum = b.add_(x, y).unwrap();
         let sum = b.map(ScalarOp::Relu, &[sum]).unwrap();
         let sum = quantized(&mut b, sum, 0.31, 5.0, dtype);
         b.output("sum", sum);
         let g = b.finish().unwrap();
         assert_eq!(steps(&g), ["test_0_0_vector"]);
-        check(&g, &[all_bytes(dtype, &[7, 331]), all_bytes(dtype, &[331])], 0.0, rng);
+        check(
+            &g,
+            &[all_bytes(dtype, &[7, 331]), all_bytes(dtype, &[331])],
+            0.0,
+            rng,
+        );
     }
 }
 
@@ -116,13 +136,27 @@ fn integers_are_cast_as_the_interpreter_says() {
         let x = match from {
             DType::F32 => floats(999, rng),
             DType::I32 => {
-                let bits: Vec<i32> =
-                    (0..999).map(|i| if i < 600 { i - 300 } else { (rng.next() as i32) << 1 }).collect();
+                let bits: Vec<i32> = (0..999)
+                    .map(|i| {
+                        if i < 600 {
+                            i - 300
+                        } else {
+                            (rng.next() as i32) << 1
+                        }
+                    })
+                    .collect();
                 Tensor::from_slice(&bits, &[999]).unwrap()
             }
             _ => {
-                let bytes: Vec<u8> =
-                    (0..999).map(|i| if from == DType::Bool { i as u8 & 1 } else { i as u8 }).collect();
+                let bytes: Vec<u8> = (0..999)
+                    .map(|i| {
+                        if from == DType::Bool {
+                            i as u8 & 1
+                        } else {
+                            i as u8
+                        }
+                    })
+                    .collect();
                 Tensor::from_bytes(from, &[999], &bytes).unwrap()
             }
         };
@@ -160,16 +194,27 @@ fn random_bodies_of_bytes() {
     let rng = &mut Rng(46);
     for _ in 0..150 {
         let mut b = GraphBuilder::new("random");
-        let shape: Vec<usize> = (0..1 + rng.below(3)).map(|_| [1, 3, 16, 35, 70][rng.below(5)]).collect();
+        let shape: Vec<usize> = (0..1 + rng.below(3))
+            .map(|_| [1, 3, 16, 35, 70][rng.below(5)])
+            .collect();
         let mut inputs = Vec::new();
         let mut values = Vec::new();
-        for (i, dtype) in [DType::U8, DType::I8, DType::I32, DType::F32, DType::Bool].into_iter().enumerate() {
-            let own: Vec<usize> = shape.iter().map(|&d| if rng.below(4) == 0 { 1 } else { d }).collect();
+        for (i, dtype) in [DType::U8, DType::I8, DType::I32, DType::F32, DType::Bool]
+            .into_iter()
+            .enumerate()
+        {
+            let own: Vec<usize> = shape
+                .iter()
+                .map(|&d| if rng.below(4) == 0 { 1 } else { d })
+                .collect();
             values.push(b.input(&format!("x{i}"), dtype, own.iter().copied()));
             inputs.push(rng.tensor(dtype, &own, -200.0, 300.0));
         }
         for _ in 0..3 + rng.below(14) {
-            let (x, y) = (values[rng.below(values.len())], values[rng.below(values.len())]);
+            let (x, y) = (
+                values[rng.below(values.len())],
+                values[rng.below(values.len())],
+            );
             let to = [DType::U8, DType::I8, DType::I32, DType::F32, DType::Bool][rng.below(5)];
             let added = match rng.below(8) {
                 0 | 1 => b.cast(x, to),

@@ -8,7 +8,9 @@ use gristmill_runtime::DType;
 #[test]
 fn random_bodies() {
     let rng = &mut Rng(21);
-    random_maps(rng, 150).iter().for_each(|c| check(&c.body, &c.inputs, c.tolerance, rng));
+    random_maps(rng, 150)
+        .iter()
+        .for_each(|c| check(&c.body, &c.inputs, c.tolerance, rng));
 }
 
 #[test]
@@ -16,7 +18,10 @@ fn chains_over_broadcasts_are_one_kernel() {
     let rng = &mut Rng(22);
     let mut b = GraphBuilder::new("chain");
     let x = b.input("x", DType::F32, [6, 700]);
-    let (scale, shift) = (b.input("scale", DType::F32, [700]), b.input("shift", DType::F32, [6, 1]));
+    let (scale, shift) = (
+        b.input("scale", DType::F32, [700]),
+        b.input("shift", DType::F32, [6, 1]),
+    );
     let y = b.mul(x, scale).unwrap();
     let y = b.add_(y, shift).unwrap();
     let y = b.map(ScalarOp::Gelu, &[y]).unwrap();
@@ -43,7 +48,8 @@ fn results_do_not_depend_on_the_split() {
     b.output("y", y);
     let g = as_cluster(&b.finish().unwrap());
     let x = [rng.tensor(DType::F32, &[40_000], -9.0, 9.0)];
-    let compiled = crate::codegen::cpu::compile_clusters(&mut g.clone(), &Default::default()).unwrap();
+    let compiled =
+        crate::codegen::cpu::compile_clusters(&mut g.clone(), &Default::default()).unwrap();
     let first = super::harness::run(&g, &compiled, &x, rng).unwrap();
     for _ in 0..5 {
         assert_eq!(super::harness::run(&g, &compiled, &x, rng).unwrap(), first);
@@ -62,11 +68,18 @@ fn joins_of_views_and_expressions_write_in_place() {
     let y = b.concat(&[x, e, t], 1).unwrap();
     b.output("y", y);
     let g = b.finish().unwrap();
-    check(&g, &[rng.tensor(DType::F32, &[3, 4, 8], -1.0, 1.0)], 0.0, rng);
+    check(
+        &g,
+        &[rng.tensor(DType::F32, &[3, 4, 8], -1.0, 1.0)],
+        0.0,
+        rng,
+    );
 }
 
 #[test]
 fn random_bodies_of_many_phases() {
     let rng = &mut Rng(25);
-    random_phases(rng, 200).iter().for_each(|c| check(&c.body, &c.inputs, c.tolerance, rng));
+    random_phases(rng, 200)
+        .iter()
+        .for_each(|c| check(&c.body, &c.inputs, c.tolerance, rng));
 }

@@ -8,7 +8,9 @@ use gristmill_runtime::{DType, Tensor};
 
 fn check_all(seed: u64, cases: fn(&mut Rng) -> Vec<Case>) {
     let rng = &mut Rng(seed);
-    cases(rng).iter().for_each(|c| check(&c.body, &c.inputs, c.tolerance, rng));
+    cases(rng)
+        .iter()
+        .for_each(|c| check(&c.body, &c.inputs, c.tolerance, rng));
 }
 
 #[test]
@@ -52,7 +54,12 @@ fn transposed_convolutions_that_tile_their_output() {
     let rng = &mut Rng(7);
     for (op, operands) in cases("conv_transpose_tiles", rng) {
         let graph = graph_of(&op, &operands);
-        assert!(super::harness::steps(&graph).iter().any(|s| s.ends_with("gm_gemm_f32")), "{op:?}");
+        assert!(
+            super::harness::steps(&graph)
+                .iter()
+                .any(|s| s.ends_with("gm_gemm_f32")),
+            "{op:?}"
+        );
         check(&graph, &operands, 1e-6, rng);
     }
 }
@@ -63,7 +70,11 @@ fn faults_are_reported_as_status() {
     for (op, operands, expected) in testing::faults(rng) {
         let graph = as_cluster(&graph_of(&op, &operands));
         let compiled = compile_clusters(&mut graph.clone(), &Options::default()).unwrap();
-        assert_eq!(run(&graph, &compiled, &operands, rng), Err(expected), "{op:?}");
+        assert_eq!(
+            run(&graph, &compiled, &operands, rng),
+            Err(expected),
+            "{op:?}"
+        );
     }
 }
 
@@ -74,7 +85,11 @@ fn native_ops_are_those_without_element_loops() {
     let mut all: Vec<(Op, Vec<Tensor>)> = Vec::new();
     for (name, class, _) in Op::catalogue() {
         if in_clusters(class) {
-            all.extend(cases(name, rng).into_iter().chain(cases(&format!("{name}_tiles"), rng)));
+            all.extend(
+                cases(name, rng)
+                    .into_iter()
+                    .chain(cases(&format!("{name}_tiles"), rng)),
+            );
         }
     }
     for op in ScalarOp::samples() {
@@ -84,21 +99,38 @@ fn native_ops_are_those_without_element_loops() {
                 dtypes[0] = DType::Bool;
             }
             if op.result_dtype(&dtypes).is_ok() {
-                all.push((Op::Map(op), dtypes.iter().map(|&d| rng.tensor(d, &[7, 5], 1.0, 3.0)).collect()));
+                all.push((
+                    Op::Map(op),
+                    dtypes
+                        .iter()
+                        .map(|&d| rng.tensor(d, &[7, 5], 1.0, 3.0))
+                        .collect(),
+                ));
             }
         }
     }
-    for (op, operands) in all.into_iter().filter(|(op, o)| !o.iter().any(Tensor::is_empty) && op.name() != "constant") {
+    for (op, operands) in all
+        .into_iter()
+        .filter(|(op, o)| !o.iter().any(Tensor::is_empty) && op.name() != "constant")
+    {
         let g = graph_of(&op, &operands);
-        if g.outputs.iter().any(|o| g.ty(o.value).static_shape().unwrap().contains(&0)) {
+        if g.outputs
+            .iter()
+            .any(|o| g.ty(o.value).static_shape().unwrap().contains(&0))
+        {
             continue;
         }
         let steps = super::harness::steps(&g);
-        let kernel = |s: &String| s.contains("_gm_") || s.ends_with("_vector") || s.ends_with("_top_k");
+        let kernel =
+            |s: &String| s.contains("_gm_") || s.ends_with("_vector") || s.ends_with("_top_k");
         // A product whose result a loop puts in place counts.
         let expected = steps.iter().all(kernel)
             || op.name() == "conv_transpose" && steps.iter().any(|s| s.ends_with("gm_gemm_f32"));
         let (_, node) = g.nodes().next().unwrap();
-        assert_eq!(crate::codegen::cpu::is_native(&g, node), expected, "{g} {steps:?}");
+        assert_eq!(
+            crate::codegen::cpu::is_native(&g, node),
+            expected,
+            "{g} {steps:?}"
+        );
     }
 }

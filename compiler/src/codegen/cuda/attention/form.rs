@@ -29,7 +29,12 @@ pub(super) const ROWS: usize = 128;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Form {
     /// Each thread has `thread_m x thread_n` scores of an `m x n` tile, and multiplies elements.
-    Simt { m: usize, n: usize, thread_m: usize, thread_n: usize },
+    Simt {
+        m: usize,
+        n: usize,
+        thread_m: usize,
+        thread_n: usize,
+    },
     /// Each warp has 16 queries, in fragments of tensor cores. The block has `n` keys at a time.
     Tensor { warps: usize, n: usize },
     /// Two groups of four warps have 64 queries each, in fragments like those of [`Form::Tensor`]; there are 128 keys at a time, and so many tiles of
@@ -42,10 +47,30 @@ const TENSOR: [[usize; 2]; 5] = [[4, 64], [4, 32], [8, 64], [8, 32], [2, 64]];
 const STAGES: [usize; 3] = [4, 3, 6];
 
 const FORMS: [Form; 4] = [
-    Form::Simt { m: 16, n: 64, thread_m: 4, thread_n: 4 },
-    Form::Simt { m: 64, n: 32, thread_m: 8, thread_n: 4 },
-    Form::Simt { m: 32, n: 32, thread_m: 4, thread_n: 4 },
-    Form::Simt { m: 16, n: 32, thread_m: 4, thread_n: 4 },
+    Form::Simt {
+        m: 16,
+        n: 64,
+        thread_m: 4,
+        thread_n: 4,
+    },
+    Form::Simt {
+        m: 64,
+        n: 32,
+        thread_m: 8,
+        thread_n: 4,
+    },
+    Form::Simt {
+        m: 32,
+        n: 32,
+        thread_m: 4,
+        thread_n: 4,
+    },
+    Form::Simt {
+        m: 16,
+        n: 32,
+        thread_m: 4,
+        thread_n: 4,
+    },
 ];
 
 /// What decides about the form.
@@ -67,7 +92,11 @@ pub(super) enum Registers {
 
 /// What rows are computed in.
 pub(super) fn accumulator(dtype: DType) -> DType {
-    if dtype == DType::F64 { DType::F64 } else { DType::F32 }
+    if dtype == DType::F64 {
+        DType::F64
+    } else {
+        DType::F32
+    }
 }
 
 impl Extents {
@@ -75,18 +104,33 @@ impl Extents {
     pub(super) fn forms(&self, arch: Arch) -> Vec<Form> {
         let is_half = matches!(self.dtype, DType::F16 | DType::BF16);
         // Where most of a tile would be padding, elements are multiplied.
-        let fills = self.n_queries.min(self.n_keys).min(self.depth).min(self.value_depth) >= PER_WARP;
+        let fills = self
+            .n_queries
+            .min(self.n_keys)
+            .min(self.depth)
+            .min(self.value_depth)
+            >= PER_WARP;
         let is_tensor = is_half && fills && arch.capability() >= TENSOR_CAPABILITY;
-        let tensor = TENSOR.iter().filter(|_| is_tensor).map(|&[warps, n]| Form::Tensor { warps, n });
+        let tensor = TENSOR
+            .iter()
+            .filter(|_| is_tensor)
+            .map(|&[warps, n]| Form::Tensor { warps, n });
         let few = |f: &Form| f.n_keys() == 32 || self.n_queries <= f.n_queries();
         let (best, others): (Vec<Form>, Vec<Form>) = FORMS.into_iter().partition(few);
-        tensor.chain(best).chain(others).filter(|f| f.fits(self)).collect()
+        tensor
+            .chain(best)
+            .chain(others)
+            .filter(|f| f.fits(self))
+            .collect()
     }
 
     /// Those of warp groups.
     pub(super) fn group_forms(&self) -> Vec<Form> {
         let forms = STAGES.map(|stages| Form::Groups { stages });
-        forms.into_iter().filter(|f| f.group_bytes(self) <= GROUP_BYTES).collect()
+        forms
+            .into_iter()
+            .filter(|f| f.group_bytes(self) <= GROUP_BYTES)
+            .collect()
     }
 }
 
@@ -111,7 +155,9 @@ impl Form {
 
     /// Shared memory of a block of warp groups: its queries, the ring, and barriers of both.
     pub(super) fn group_bytes(&self, x: &Extents) -> usize {
-        let Form::Groups { stages } = self else { return 0 };
+        let Form::Groups { stages } = self else {
+            return 0;
+        };
         let [depth, value_depth] = [x.depth, x.value_depth].map(|d| self.padded_value_depth(d));
         let tiles = depth + stages * depth.max(value_depth);
         tiles * ROWS * x.dtype.size_bytes() + (2 * stages + 2) * BARRIER_BYTES
@@ -178,16 +224,27 @@ impl Form {
 
     /// Names and elements of what is declared in shared memory.
     pub(super) fn shared(&self, depth: usize, value_depth: usize) -> Vec<(&'static str, usize)> {
-        let (depth, value_depth) = (depth.next_multiple_of(STEP), self.padded_value_depth(value_depth));
+        let (depth, value_depth) = (
+            depth.next_multiple_of(STEP),
+            self.padded_value_depth(value_depth),
+        );
         let (m, n) = (self.n_queries(), self.n_keys());
         match self {
             Form::Simt { .. } => {
                 let keys = (depth * self.pitch(n)).max(n * self.pitch(value_depth));
-                vec![("queries", depth * self.pitch(m)), ("keys", keys), ("weights", n * self.pitch(m))]
+                vec![
+                    ("queries", depth * self.pitch(m)),
+                    ("keys", keys),
+                    ("weights", n * self.pitch(m)),
+                ]
             }
             Form::Tensor { .. } => {
                 let (row, value_row) = (self.pitch(depth), self.pitch(value_depth));
-                vec![("queries", m * row), ("keys", n * row), ("values", n * value_row)]
+                vec![
+                    ("queries", m * row),
+                    ("keys", n * row),
+                    ("values", n * value_row),
+                ]
             }
             Form::Groups { .. } => Vec::new(),
         }
@@ -195,9 +252,17 @@ impl Form {
 
     /// Whether a tile fits shared memory and registers.
     fn fits(&self, x: &Extents) -> bool {
-        let shared: usize = self.shared(x.depth, x.value_depth).iter().map(|s| s.1).sum();
+        let shared: usize = self
+            .shared(x.depth, x.value_depth)
+            .iter()
+            .map(|s| s.1)
+            .sum();
         let [a, b] = self.registers(Registers::Result, x.value_depth);
-        let queries = if matches!(self, Form::Tensor { .. }) { x.depth / 4 } else { 0 };
+        let queries = if matches!(self, Form::Tensor { .. }) {
+            x.depth / 4
+        } else {
+            0
+        };
         shared * self.shared_dtype(x.dtype).size_bytes() <= SHARED_BYTES
             && a * b * accumulator(x.dtype).size_bytes() / 4 + queries <= RESULT_REGISTERS
     }
@@ -205,11 +270,19 @@ impl Form {
     /// Extents of a thread's array of scores or results.
     pub(super) fn registers(&self, which: Registers, value_depth: usize) -> [usize; 2] {
         match (self, which) {
-            (Form::Simt { thread_m, thread_n, .. }, Registers::Scores) => [*thread_m, *thread_n],
-            (Form::Simt { thread_m, .. }, Registers::Result) => {
-                [*thread_m, self.padded_value_depth(value_depth) / self.per_query()]
+            (
+                Form::Simt {
+                    thread_m, thread_n, ..
+                },
+                Registers::Scores,
+            ) => [*thread_m, *thread_n],
+            (Form::Simt { thread_m, .. }, Registers::Result) => [
+                *thread_m,
+                self.padded_value_depth(value_depth) / self.per_query(),
+            ],
+            (Form::Tensor { .. } | Form::Groups { .. }, Registers::Scores) => {
+                [self.n_keys() / 8, 4]
             }
-            (Form::Tensor { .. } | Form::Groups { .. }, Registers::Scores) => [self.n_keys() / 8, 4],
             (Form::Tensor { .. } | Form::Groups { .. }, Registers::Result) => {
                 [self.padded_value_depth(value_depth) / 8, 4]
             }
@@ -225,10 +298,19 @@ impl Form {
     }
 
     /// Expressions of the row and column in the tile of element `[i][j]` of a thread's array, and of the number of its query in the thread.
-    pub(super) fn place(&self, which: Registers, value_depth: usize, [i, j]: [&str; 2]) -> [String; 3] {
+    pub(super) fn place(
+        &self,
+        which: Registers,
+        value_depth: usize,
+        [i, j]: [&str; 2],
+    ) -> [String; 3] {
         let (Form::Simt { m, thread_m, .. }, per_query) = (self, self.per_query()) else {
             // The first group of warps has no queries.
-            let warp = if matches!(self, Form::Groups { .. }) { "(threadIdx.x / 32 - 4)" } else { "threadIdx.x / 32" };
+            let warp = if matches!(self, Form::Groups { .. }) {
+                "(threadIdx.x / 32 - 4)"
+            } else {
+                "threadIdx.x / 32"
+            };
             return [
                 format!("{warp} * {PER_WARP} + threadIdx.x % 32 / 4 + {j} / 2 * 8"),
                 format!("{i} * 8 + threadIdx.x % 4 * 2 + {j} % 2"),
@@ -245,15 +327,30 @@ impl Form {
     }
 
     /// `c += a * b` of tiles of elements with `depth` outermost.
-    pub(super) fn multiply(&self, e: &mut Emitter, which: Registers, value_depth: usize, depth: usize) {
+    pub(super) fn multiply(
+        &self,
+        e: &mut Emitter,
+        which: Registers,
+        value_depth: usize,
+        depth: usize,
+    ) {
         let Form::Simt { m, .. } = *self else { return };
         let [tm, tn] = self.registers(which, value_depth);
         let n = tn * self.per_query();
-        let (a, c) = if which == Registers::Scores { ("queries", "scores") } else { ("weights", "result") };
+        let (a, c) = if which == Registers::Scores {
+            ("queries", "scores")
+        } else {
+            ("weights", "result")
+        };
         e.line("#pragma unroll 1");
         e.open(&format!("for (int d = 0; d < {depth}; d += {STEP})"));
-        let (a, b) = (format!("{a} + d * gm_pitch<{m}>()"), format!("keys + d * gm_pitch<{n}>()"));
-        e.line(&format!("gm_multiply<{m}, {n}, {STEP}, {tm}, {tn}>({a}, {b}, {c});"));
+        let (a, b) = (
+            format!("{a} + d * gm_pitch<{m}>()"),
+            format!("keys + d * gm_pitch<{n}>()"),
+        );
+        e.line(&format!(
+            "gm_multiply<{m}, {n}, {STEP}, {tm}, {tn}>({a}, {b}, {c});"
+        ));
         e.close();
     }
 }

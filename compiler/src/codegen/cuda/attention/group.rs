@@ -29,9 +29,15 @@ pub(super) fn find(
     arch: Arch,
 ) -> Option<(Operands, Vec<ValueId>)> {
     let is_deep = |d: usize| (COLUMNS / 2 + 1..=2 * COLUMNS).contains(&d);
-    let n_tiles = body.n_elements(node.outputs[0]) / (x.n_queries * x.value_depth) * x.n_queries.div_ceil(ROWS);
+    let n_tiles = body.n_elements(node.outputs[0]) / (x.n_queries * x.value_depth)
+        * x.n_queries.div_ceil(ROWS);
     let is_large = n_tiles >= LEAST_TILES && x.n_queries.min(x.n_keys) >= ROWS;
-    if !arch.has_wgmma() || x.dtype.size_bytes() != 2 || !is_large || !is_deep(x.depth) || !is_deep(x.value_depth) {
+    if !arch.has_wgmma()
+        || x.dtype.size_bytes() != 2
+        || !is_large
+        || !is_deep(x.depth)
+        || !is_deep(x.value_depth)
+    {
         return None;
     }
     let mut needs = Vec::new();
@@ -52,10 +58,14 @@ fn mapped(body: &Body, in_memory: &dyn Fn(ValueId) -> bool, v: ValueId) -> Optio
     if in_memory(view.base) {
         return Mapped::new(body, &view, view.shape.len() - 1, ROWS);
     }
-    let node = body.graph.def_node(v).filter(|n| matches!(n.op, Op::Reshape { .. }))?;
+    let node = body
+        .graph
+        .def_node(v)
+        .filter(|n| matches!(n.op, Op::Reshape { .. }))?;
     let matrix = |v: ValueId| body.shape(v).last_chunk::<2>().copied();
     let same = matrix(node.inputs[0]).is_some_and(|m| Some(m) == matrix(v));
-    same.then(|| mapped(body, in_memory, node.inputs[0])).flatten()
+    same.then(|| mapped(body, in_memory, node.inputs[0]))
+        .flatten()
 }
 
 impl Attention {
@@ -64,10 +74,19 @@ impl Attention {
     }
 
     /// Writes the kernel's body.
-    pub(super) fn by_groups(&self, stages: usize, p: &mut Puller<Value>, e: &mut Emitter, out: Value) -> Result<()> {
-        let [depth, value_depth] = [self.x.depth, self.x.value_depth].map(|d| self.form.padded_value_depth(d));
+    pub(super) fn by_groups(
+        &self,
+        stages: usize,
+        p: &mut Puller<Value>,
+        e: &mut Emitter,
+        out: Value,
+    ) -> Result<()> {
+        let [depth, value_depth] =
+            [self.x.depth, self.x.value_depth].map(|d| self.form.padded_value_depth(d));
         let instruction = format!("gm_wgmma_{}", self.x.dtype);
-        e.line(&format!("typedef gm_group_attention<{instruction}, {depth}, {value_depth}, {stages}> attention;"));
+        e.line(&format!(
+            "typedef gm_group_attention<{instruction}, {depth}, {value_depth}, {stages}> attention;"
+        ));
         e.line("extern __shared__ __align__(1024) u8 shared[];");
         e.line("auto tiles = attention::begin(shared);");
         let fetch = |_: &mut Puller<Value>, e: &mut Emitter| {
@@ -96,29 +115,44 @@ impl Attention {
     fn fetch(&self, e: &mut Emitter, here: &Here) {
         let first = e.val(here.first);
         let first = format!("int({}) + first", e.text(first));
-        let loads = [("queries", first.as_str()), ("keys", "first"), ("values", "first")];
+        let loads = [
+            ("queries", first.as_str()),
+            ("keys", "first"),
+            ("values", "first"),
+        ];
         for (i, (operand, (name, row))) in self.operands.iter().flatten().zip(loads).enumerate() {
             let lead = e.delinearise(here.batch, &operand.lead);
             let at = operand.coordinates(e, ["column", row], &lead);
-            e.open(&format!("const auto {name} = [&](u32 to, u32 barrier, int column, int first)"));
+            e.open(&format!(
+                "const auto {name} = [&](u32 to, u32 barrier, int column, int first)"
+            ));
             e.line(&format!("gm_load_tile(to, &map{i}, barrier, false{at});"));
             e.close_with("};");
         }
         let [start, end] = self.keys(e, here);
-        e.line(&format!("attention::fetch<ix>(tiles, {start}, {end}, queries, keys, values);"));
+        e.line(&format!(
+            "attention::fetch<ix>(tiles, {start}, {end}, queries, keys, values);"
+        ));
     }
 
     /// Computes the thread's results.
     fn weigh(&self, p: &mut Puller<Value>, e: &mut Emitter, here: &Here) -> Result<()> {
         let node = p.body.graph.node(self.node).clone();
-        let [n, m] = self.form.registers(super::Registers::Scores, self.x.value_depth);
+        let [n, m] = self
+            .form
+            .registers(super::Registers::Scores, self.x.value_depth);
         let [start, end] = self.keys(e, here);
-        e.open(&format!("const auto score = [&](f32 (&scores)[{n}][{m}], ix k0)"));
+        e.open(&format!(
+            "const auto score = [&](f32 (&scores)[{n}][{m}], ix k0)"
+        ));
         let k0 = e.named(Kind::Index, "k0");
         self.scores(p, e, here, k0, &node)?;
         e.close_with("};");
         e.line("attention own;");
-        e.line(&format!("own.run<ix>(tiles, {start}, {end}, score, {});", self.power()));
+        e.line(&format!(
+            "own.run<ix>(tiles, {start}, {end}, score, {});",
+            self.power()
+        ));
         e.line("const auto& result = own.result;");
         Ok(())
     }

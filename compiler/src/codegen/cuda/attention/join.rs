@@ -12,7 +12,11 @@ use crate::vecprog::real_bits;
 impl Attention {
     /// Elements of all partial results, if there are any.
     pub(super) fn partial_elements(&self) -> usize {
-        if self.n_parts > 1 { self.n_partial_rows() * (self.x.value_depth + 2) } else { 0 }
+        if self.n_parts > 1 {
+            self.n_partial_rows() * (self.x.value_depth + 2)
+        } else {
+            0
+        }
     }
 
     fn n_partial_rows(&self) -> usize {
@@ -24,7 +28,10 @@ impl Attention {
         let row = e.linearise(&at, &[self.n_parts, self.n_batch, self.x.n_queries]);
         let pair = e.mul(row, 2);
         let pairs = (self.n_partial_rows() * self.x.value_depth) as i64;
-        (e.mul(row, self.x.value_depth as i64), e.add(pair, Ix::C(pairs)))
+        (
+            e.mul(row, self.x.value_depth as i64),
+            e.add(pair, Ix::C(pairs)),
+        )
     }
 
     pub(super) fn store_part(&self, e: &mut Emitter, here: &Here, out: Value) -> Result<()> {
@@ -62,7 +69,11 @@ impl Attention {
         let greatest = e.for_loop(first, end, 1, &[lowest], |e, part, carried| {
             let (_, pair) = self.partial_at(e, [Ix::V(part), batch, at[rank - 2]]);
             let own = e.load(self.acc, partial, pair);
-            Ok(vec![e.scalar_op(ScalarOp::Max, &[self.acc; 2], &[carried[0], own])?])
+            Ok(vec![e.scalar_op(
+                ScalarOp::Max,
+                &[self.acc; 2],
+                &[carried[0], own],
+            )?])
         })?[0];
         let base = format!("gm_base({})", e.text(greatest));
         let base = e.define(Kind::Element(self.acc), &base);

@@ -31,35 +31,67 @@ pub(super) struct Tile {
 impl Attention {
     /// All threads of the block load a tile; what is outside of the operand is zero. Copies of memory to tiles for tensor cores may still be on
     /// their way afterwards.
-    pub(super) fn load(&self, p: &mut Puller<Value>, e: &mut Emitter, here: &Here, tile: &Tile) -> Result<()> {
+    pub(super) fn load(
+        &self,
+        p: &mut Puller<Value>,
+        e: &mut Emitter,
+        here: &Here,
+        tile: &Tile,
+    ) -> Result<()> {
         let axis = p.body.shape(tile.operand).len() - 1;
         let runs = Runs::of(p.body, tile.operand, axis, &|v| p.stored.contains_key(&v));
         let width = runs.width();
         let per_row = tile.padded / width;
-        let (items, threads) = ((tile.rows * per_row).to_string(), self.form.threads().to_string());
+        let (items, threads) = (
+            (tile.rows * per_row).to_string(),
+            self.form.threads().to_string(),
+        );
         e.counted(["ix(threadIdx.x)", &items, &threads], |e, i| {
             // Vectors that are turned go to different banks when neighbouring threads have neighbouring rows.
             let by_row = tile.turned && width > 1;
             let (outer, inner) = e.div_rem(Ix::V(i), if by_row { tile.rows } else { per_row });
-            let (row, run) = if by_row { (inner, outer) } else { (outer, inner) };
+            let (row, run) = if by_row {
+                (inner, outer)
+            } else {
+                (outer, inner)
+            };
             let (at, column) = (e.add(tile.first, row), e.mul(run, width as i64));
             let index: Vec<Ix<Value>> = here.lead.iter().copied().chain([at, column]).collect();
-            let inside = [e.below(at, tile.extent, tile.rows), e.below(column, tile.depth, tile.padded)];
+            let inside = [
+                e.below(at, tile.extent, tile.rows),
+                e.below(column, tile.depth, tile.padded),
+            ];
             let Some((base, from)) = self.copied(p, e, &runs, &index) else {
                 return self.run(p, e, tile, &runs, [row, column], &index, &inside);
             };
             let to = self.position(e, tile, row, column);
             let all: Vec<&str> = inside.iter().flatten().map(|&c| e.text(c)).collect();
-            let inside = if all.is_empty() { "true".to_owned() } else { all.join(" && ") };
-            let line = format!("gm_copy_chunk(gm_shared({to}), {} + {}, {inside});", e.text(base), e.text(from));
+            let inside = if all.is_empty() {
+                "true".to_owned()
+            } else {
+                all.join(" && ")
+            };
+            let line = format!(
+                "gm_copy_chunk(gm_shared({to}), {} + {}, {inside});",
+                e.text(base),
+                e.text(from)
+            );
             e.line(&line);
             Ok(())
         })
     }
 
     /// Buffer and position of a run that is copied as it is, without passing through registers.
-    fn copied(&self, p: &Puller<Value>, e: &mut Emitter, runs: &Runs, at: &[Ix<Value>]) -> Option<(Value, Value)> {
-        let leaf = runs.copied().filter(|_| matches!(self.form, Form::Tensor { .. }))?;
+    fn copied(
+        &self,
+        p: &Puller<Value>,
+        e: &mut Emitter,
+        runs: &Runs,
+        at: &[Ix<Value>],
+    ) -> Option<(Value, Value)> {
+        let leaf = runs
+            .copied()
+            .filter(|_| matches!(self.form, Form::Tensor { .. }))?;
         let is_whole = runs.width() * p.body.dtype(leaf.value).size_bytes() == WIDEST;
         is_whole.then(|| {
             let from = e.strided(leaf.offset, at, &leaf.strides);
@@ -69,8 +101,14 @@ impl Attention {
 
     /// Address of an element of the tile.
     fn position(&self, e: &mut Emitter, tile: &Tile, row: Ix<Value>, column: Ix<Value>) -> String {
-        let (outer, inner) = if tile.turned { (column, row) } else { (row, column) };
-        let pitch = self.form.pitch(if tile.turned { tile.rows } else { tile.padded });
+        let (outer, inner) = if tile.turned {
+            (column, row)
+        } else {
+            (row, column)
+        };
+        let pitch = self
+            .form
+            .pitch(if tile.turned { tile.rows } else { tile.padded });
         let from = e.mul(outer, pitch as i64);
         let at = e.add(from, inner);
         let at = e.val(at);

@@ -64,21 +64,47 @@ struct Attention {
 
 /// Whether an attention stays whole, because a tile of it fits on chip.
 pub(super) fn keeps(graph: &Graph, node: &Node, arch: Arch) -> bool {
-    let Op::Attention { .. } = node.op else { return false };
-    let shape = |i: usize| graph.ty(node.inputs[i]).static_shape().filter(|s| !s.contains(&0));
-    let (Some(q), Some(k), Some(v)) = (shape(0), shape(1), shape(2)) else { return false };
-    !extents(graph.ty(node.inputs[0]).dtype, &q, &k, &v).forms(arch).is_empty()
+    let Op::Attention { .. } = node.op else {
+        return false;
+    };
+    let shape = |i: usize| {
+        graph
+            .ty(node.inputs[i])
+            .static_shape()
+            .filter(|s| !s.contains(&0))
+    };
+    let (Some(q), Some(k), Some(v)) = (shape(0), shape(1), shape(2)) else {
+        return false;
+    };
+    !extents(graph.ty(node.inputs[0]).dtype, &q, &k, &v)
+        .forms(arch)
+        .is_empty()
 }
 
 fn extents(dtype: DType, q: &[usize], k: &[usize], v: &[usize]) -> Extents {
     let rank = q.len();
-    let (n_queries, n_keys, depth, value_depth) = (q[rank - 2], k[rank - 2], q[rank - 1], v[rank - 1]);
-    Extents { dtype, n_queries, n_keys, depth, value_depth }
+    let (n_queries, n_keys, depth, value_depth) =
+        (q[rank - 2], k[rank - 2], q[rank - 1], v[rank - 1]);
+    Extents {
+        dtype,
+        n_queries,
+        n_keys,
+        depth,
+        value_depth,
+    }
 }
 
 /// The attention that a node is; always for those that are kept whole.
-pub(super) fn find(body: &Body, around: &Around, id: NodeId, node: &Node, arch: Arch) -> Option<(Cover, Candidates)> {
-    let Op::Attention { scale, causal } = node.op else { return None };
+pub(super) fn find(
+    body: &Body,
+    around: &Around,
+    id: NodeId,
+    node: &Node,
+    arch: Arch,
+) -> Option<(Cover, Candidates)> {
+    let Op::Attention { scale, causal } = node.op else {
+        return None;
+    };
     let [q, k, v] = [0, 1, 2].map(|i| body.shape(node.inputs[i]));
     let dtype = body.dtype(node.inputs[0]);
     let x = extents(dtype, q, k, v);
@@ -106,11 +132,22 @@ pub(super) fn find(body: &Body, around: &Around, id: NodeId, node: &Node, arch: 
     let mut all = Vec::new();
     if let Some((mapped, stored)) = group::find(body, around, node, &x, arch) {
         let groups = x.group_forms().into_iter();
-        all.extend(groups.map(|form| Attention { form, operands: Some(mapped.clone()), ..first.clone() }));
+        all.extend(groups.map(|form| Attention {
+            form,
+            operands: Some(mapped.clone()),
+            ..first.clone()
+        }));
         needs.extend(stored);
     }
     all.extend(forms.into_iter().flat_map(|form| first.in_parts(form)));
-    Some((Cover { needs, nodes, results: vec![result] }, Candidates::new(all)?))
+    Some((
+        Cover {
+            needs,
+            nodes,
+            results: vec![result],
+        },
+        Candidates::new(all)?,
+    ))
 }
 
 /// Where a block is: its batch, as a number and as indices, its first query, and which part of the keys it has.
@@ -126,9 +163,22 @@ impl Attention {
     fn in_parts(&self, form: Form) -> Vec<Attention> {
         let n_blocks = self.n_batch * self.x.n_queries.div_ceil(form.n_queries());
         let n_tiles = self.x.n_keys.div_ceil(form.n_keys());
-        let n_parts = ENOUGH_BLOCKS.div_ceil(n_blocks).min(n_tiles / LEAST_KEY_TILES).max(1);
-        let others = [n_parts / 2, 2 * n_parts].into_iter().filter(|&n| n > 0 && n_tiles / n >= LEAST_KEY_TILES / 2);
-        [n_parts].into_iter().chain(others).map(|n_parts| Attention { form, n_parts, ..self.clone() }).collect()
+        let n_parts = ENOUGH_BLOCKS
+            .div_ceil(n_blocks)
+            .min(n_tiles / LEAST_KEY_TILES)
+            .max(1);
+        let others = [n_parts / 2, 2 * n_parts]
+            .into_iter()
+            .filter(|&n| n > 0 && n_tiles / n >= LEAST_KEY_TILES / 2);
+        [n_parts]
+            .into_iter()
+            .chain(others)
+            .map(|n_parts| Attention {
+                form,
+                n_parts,
+                ..self.clone()
+            })
+            .collect()
     }
 
     /// Tiles of queries, or parts of the keys for one.
@@ -137,12 +187,21 @@ impl Attention {
     }
 
     /// A loop over the tiles of a block.
-    fn each_tile(&self, e: &mut Emitter, f: impl FnOnce(&mut Emitter, &Here) -> Result<()>) -> Result<()> {
+    fn each_tile(
+        &self,
+        e: &mut Emitter,
+        f: impl FnOnce(&mut Emitter, &Here) -> Result<()>,
+    ) -> Result<()> {
         e.by_block(self.n_tiles(), |e, tile| {
             let (rest, part) = e.div_rem(Ix::V(tile), self.n_parts);
             let (batch, row) = e.div_rem(rest, self.x.n_queries.div_ceil(self.form.n_queries()));
             let first = e.mul(row, self.form.n_queries() as i64);
-            let here = Here { batch, lead: e.delinearise(batch, &self.lead), first, part };
+            let here = Here {
+                batch,
+                lead: e.delinearise(batch, &self.lead),
+                first,
+                part,
+            };
             f(e, &here)
         })
     }
@@ -151,7 +210,9 @@ impl Attention {
     fn declare(&self, e: &mut Emitter) {
         let (ty, n) = (element_type(self.acc), self.form.per_thread());
         let [a, b] = self.form.registers(Registers::Result, self.x.value_depth);
-        e.line(&format!("{ty} result[{a}][{b}] = {{}}, total[{n}] = {{}}, greatest[{n}];"));
+        e.line(&format!(
+            "{ty} result[{a}][{b}] = {{}}, total[{n}] = {{}}, greatest[{n}];"
+        ));
         let i = e.open_unrolled(n);
         let line = format!("greatest[{}] = gm_minus_infinity<{ty}>();", e.text(i));
         e.line(&line);
@@ -163,17 +224,53 @@ impl Attention {
         let turned = matches!(self.form, Form::Simt { .. });
         let (depth, padded) = (self.x.depth, self.x.depth.next_multiple_of(STEP));
         let (extent, rows, operand) = (self.x.n_queries, self.form.n_queries(), node.inputs[0]);
-        let queries = Tile { name: "queries", operand, first, extent, rows, depth, padded, turned };
+        let queries = Tile {
+            name: "queries",
+            operand,
+            first,
+            extent,
+            rows,
+            depth,
+            padded,
+            turned,
+        };
         let (extent, rows, operand) = (self.x.n_keys, self.form.n_keys(), node.inputs[1]);
-        let keys = Tile { name: "keys", operand, first: k0, extent, rows, depth, padded, turned };
+        let keys = Tile {
+            name: "keys",
+            operand,
+            first: k0,
+            extent,
+            rows,
+            depth,
+            padded,
+            turned,
+        };
         let name = if turned { "keys" } else { "values" };
-        let (depth, padded) = (self.x.value_depth, self.form.padded_value_depth(self.x.value_depth));
-        let values = Tile { name, operand: node.inputs[2], depth, padded, turned: false, ..keys };
+        let (depth, padded) = (
+            self.x.value_depth,
+            self.form.padded_value_depth(self.x.value_depth),
+        );
+        let values = Tile {
+            name,
+            operand: node.inputs[2],
+            depth,
+            padded,
+            turned: false,
+            ..keys
+        };
         [queries, keys, values]
     }
 
     fn by_elements(&self, p: &mut Puller<Value>, e: &mut Emitter, here: &Here) -> Result<()> {
-        let Form::Simt { m, n, thread_m, thread_n } = self.form else { return Ok(()) };
+        let Form::Simt {
+            m,
+            n,
+            thread_m,
+            thread_n,
+        } = self.form
+        else {
+            return Ok(());
+        };
         let node = p.body.graph.node(self.node).clone();
         let [queries, _, _] = self.tiles(here.first, Ix::C(0), &node);
         self.load(p, e, here, &queries)?;
@@ -183,16 +280,26 @@ impl Attention {
             let [_, keys, values] = self.tiles(here.first, Ix::V(k0), &node);
             self.load(p, e, here, &keys)?;
             e.line("__syncthreads();");
-            e.line(&format!("{} scores[{thread_m}][{thread_n}] = {{}};", element_type(self.acc)));
-            self.form.multiply(e, Registers::Scores, self.x.value_depth, keys.padded);
+            e.line(&format!(
+                "{} scores[{thread_m}][{thread_n}] = {{}};",
+                element_type(self.acc)
+            ));
+            self.form
+                .multiply(e, Registers::Scores, self.x.value_depth, keys.padded);
             self.scores(p, e, here, k0, &node)?;
             let [_, per_thread] = self.form.registers(Registers::Result, self.x.value_depth);
-            let (shape, power) = (format!("{m}, {n}, {thread_m}, {thread_n}, {per_thread}"), self.power());
-            e.line(&format!("gm_weigh<{shape}>(scores, greatest, total, result, weights, {power});"));
+            let (shape, power) = (
+                format!("{m}, {n}, {thread_m}, {thread_n}, {per_thread}"),
+                self.power(),
+            );
+            e.line(&format!(
+                "gm_weigh<{shape}>(scores, greatest, total, result, weights, {power});"
+            ));
             e.line("__syncthreads();");
             self.load(p, e, here, &values)?;
             e.line("__syncthreads();");
-            self.form.multiply(e, Registers::Result, self.x.value_depth, n);
+            self.form
+                .multiply(e, Registers::Result, self.x.value_depth, n);
             e.line("__syncthreads();");
             Ok(())
         })
@@ -222,7 +329,9 @@ impl Attention {
             arrived(e);
             self.load(p, e, here, &values)?;
             e.line(&format!("f32 scores[{}][4] = {{}};", n / 8));
-            e.line(&format!("gm_multiply_keys<{half}, {depth}, {n}>(query, keys, scores);"));
+            e.line(&format!(
+                "gm_multiply_keys<{half}, {depth}, {n}>(query, keys, scores);"
+            ));
             arrived(e);
             let next = e.add(Ix::V(k0), Ix::C(n as i64));
             let last = e.val(next);
@@ -233,9 +342,14 @@ impl Attention {
             e.close();
             self.scores(p, e, here, k0, &node)?;
             e.line("f32 rest[2];");
-            e.line(&format!("gm_weigh(scores, greatest, total, rest, {});", self.power()));
+            e.line(&format!(
+                "gm_weigh(scores, greatest, total, rest, {});",
+                self.power()
+            ));
             e.line("gm_scale(result, rest);");
-            e.line(&format!("gm_multiply_values<{half}, {value_depth}, {n}>(scores, values, result);"));
+            e.line(&format!(
+                "gm_multiply_values<{half}, {value_depth}, {n}>(scores, values, result);"
+            ));
             Ok(())
         })?;
         arrived(e);
@@ -244,7 +358,11 @@ impl Attention {
 
     /// First and last key that the block visits, as text.
     fn keys(&self, e: &mut Emitter, here: &Here) -> [String; 2] {
-        let per_part = self.x.n_keys.div_ceil(self.n_parts).next_multiple_of(self.form.n_keys());
+        let per_part = self
+            .x
+            .n_keys
+            .div_ceil(self.n_parts)
+            .next_multiple_of(self.form.n_keys());
         let start = e.mul(here.part, per_part as i64);
         let mut end = Ix::C(self.x.n_keys as i64);
         let mut limit = |e: &mut Emitter, to: Ix<Value>| {
@@ -276,7 +394,10 @@ impl Attention {
         if !self.scales_late() {
             return "gm_power_of_e()".to_owned();
         }
-        let factor = literal(DType::F32, real_bits(DType::F32, self.scale * std::f64::consts::LOG2_E));
+        let factor = literal(
+            DType::F32,
+            real_bits(DType::F32, self.scale * std::f64::consts::LOG2_E),
+        );
         format!("gm_power_scaled{{{factor}}}")
     }
 
@@ -292,7 +413,11 @@ impl Attention {
         let (i, j) = (e.text(i).to_owned(), e.text(j).to_owned());
         let [row, column, query] = self.form.place(which, self.x.value_depth, [&i, &j]);
         let (row, column) = (e.define(Kind::Index, &row), e.define(Kind::Index, &column));
-        let name = if which == Registers::Scores { "scores" } else { "result" };
+        let name = if which == Registers::Scores {
+            "scores"
+        } else {
+            "result"
+        };
         f(e, [&format!("{name}[{i}][{j}]"), &query], [row, column])?;
         e.close();
         e.close();
@@ -300,7 +425,14 @@ impl Attention {
     }
 
     /// Makes scores of the thread's products of queries and keys, as far as [`Attention::power`] does not; what must not be seen is minus infinity.
-    fn scores(&self, p: &mut Puller<Value>, e: &mut Emitter, here: &Here, k0: Value, node: &Node) -> Result<()> {
+    fn scores(
+        &self,
+        p: &mut Puller<Value>,
+        e: &mut Emitter,
+        here: &Here,
+        k0: Value,
+        node: &Node,
+    ) -> Result<()> {
         if self.scales_late() {
             return self.hide(e, here, k0);
         }
@@ -310,9 +442,11 @@ impl Attention {
             e.guarded(&seen, |e| {
                 p.scoped(|p| {
                     let product = e.named(Kind::Element(self.acc), name);
-                    let mut score = e.scalar_op(ScalarOp::Mul, &[self.acc; 2], &[product, scale])?;
+                    let mut score =
+                        e.scalar_op(ScalarOp::Mul, &[self.acc; 2], &[product, scale])?;
                     if let Some(&mask) = node.inputs.get(3) {
-                        let at: Vec<Ix<Value>> = here.lead.iter().copied().chain([row, column]).collect();
+                        let at: Vec<Ix<Value>> =
+                            here.lead.iter().copied().chain([row, column]).collect();
                         let added = p.broadcast_value(e, mask, &at)?;
                         let added = e.convert(added, p.body.dtype(mask), self.acc)?;
                         score = e.scalar_op(ScalarOp::Add, &[self.acc; 2], &[score, added])?;
@@ -323,14 +457,23 @@ impl Attention {
                 })
             })?;
             if seen.iter().any(Option::is_some) {
-                e.line(&format!("else {name} = gm_minus_infinity<{}>();", element_type(self.acc)));
+                e.line(&format!(
+                    "else {name} = gm_minus_infinity<{}>();",
+                    element_type(self.acc)
+                ));
             }
             Ok(())
         })
     }
 
     /// Row and column of a score, and what must hold for it to be seen.
-    fn seen(&self, e: &mut Emitter, here: &Here, k0: Value, place: [Value; 2]) -> (Vec<Option<Value>>, [Ix<Value>; 2]) {
+    fn seen(
+        &self,
+        e: &mut Emitter,
+        here: &Here,
+        k0: Value,
+        place: [Value; 2],
+    ) -> (Vec<Option<Value>>, [Ix<Value>; 2]) {
         let [row, column] = place.map(Ix::V);
         let (row, column) = (e.add(here.first, row), e.add(Ix::V(k0), column));
         let mut seen = vec![e.below(column, self.x.n_keys, self.form.n_keys())];
@@ -349,7 +492,8 @@ impl Attention {
         let end = e.add(Ix::V(k0), Ix::C(self.form.n_keys() as i64));
         let (end, first) = (e.val(end), e.val(here.first));
         let (end, first) = (e.text(end).to_owned(), e.text(first).to_owned());
-        let ragged = (!self.x.n_keys.is_multiple_of(self.form.n_keys())).then(|| format!("{end} > {}", self.x.n_keys));
+        let ragged = (!self.x.n_keys.is_multiple_of(self.form.n_keys()))
+            .then(|| format!("{end} > {}", self.x.n_keys));
         let causal = self.causal.then(|| format!("{end} > {first} + 1"));
         let some: Vec<String> = ragged.into_iter().chain(causal).collect();
         if some.is_empty() {
@@ -359,8 +503,11 @@ impl Attention {
         self.each(e, Registers::Scores, |e, [name, _], place| {
             let (seen, _) = self.seen(e, here, k0, place);
             let seen: Vec<&str> = seen.iter().flatten().map(|&c| e.text(c)).collect();
-            let line =
-                format!("if (!({})) {name} = gm_minus_infinity<{}>();", seen.join(" && "), element_type(self.acc));
+            let line = format!(
+                "if (!({})) {name} = gm_minus_infinity<{}>();",
+                seen.join(" && "),
+                element_type(self.acc)
+            );
             e.line(&line);
             Ok(())
         })?;
@@ -398,7 +545,14 @@ impl Attention {
     }
 
     /// Pulls what follows `value`, the result's element at `at`, and stores it.
-    fn follow(&self, p: &mut Puller<Value>, e: &mut Emitter, at: &[Ix<Value>], value: Value, out: Value) -> Result<()> {
+    fn follow(
+        &self,
+        p: &mut Puller<Value>,
+        e: &mut Emitter,
+        at: &[Ix<Value>],
+        value: Value,
+        out: Value,
+    ) -> Result<()> {
         p.scoped(|p| {
             let own = p.body.graph.node(self.node).outputs[0];
             let value = e.convert(value, self.acc, p.body.dtype(own))?;
@@ -418,8 +572,15 @@ impl Candidate for Attention {
 
     fn words(&self) -> String {
         let (by, m, n) = (self.form.words(), self.form.n_queries(), self.form.n_keys());
-        let stages = if let Form::Groups { stages } = self.form { format!(", {stages} stages") } else { String::new() };
-        format!("tiles of {m} queries and {n} keys by {by}{stages}{}", in_parts(self.n_parts))
+        let stages = if let Form::Groups { stages } = self.form {
+            format!(", {stages} stages")
+        } else {
+            String::new()
+        };
+        format!(
+            "tiles of {m} queries and {n} keys by {by}{stages}{}",
+            in_parts(self.n_parts)
+        )
     }
 
     fn result(&self) -> ValueId {
@@ -429,14 +590,24 @@ impl Candidate for Attention {
     fn resources(&self) -> Resources {
         match self.form {
             Form::Groups { .. } => self.group_resources(),
-            _ => Resources { per_multiprocessor: 1, ..Resources::new(self.n_tiles(), self.form.threads()) },
+            _ => Resources {
+                per_multiprocessor: 1,
+                ..Resources::new(self.n_tiles(), self.form.threads())
+            },
         }
     }
 
     fn work(&self) -> Work {
-        let Extents { dtype, n_queries, n_keys, depth, value_depth } = self.x;
+        let Extents {
+            dtype,
+            n_queries,
+            n_keys,
+            depth,
+            value_depth,
+        } = self.x;
         let (m, n) = (self.form.n_queries(), self.form.n_keys());
-        let pairs = (self.n_batch * n_queries.next_multiple_of(m)) as f64 * n_keys.next_multiple_of(n) as f64;
+        let pairs = (self.n_batch * n_queries.next_multiple_of(m)) as f64
+            * n_keys.next_multiple_of(n) as f64;
         let elements = depth.next_multiple_of(STEP) + self.form.padded_value_depth(value_depth);
         let products = pairs * elements as f64;
         Work {
@@ -449,7 +620,11 @@ impl Candidate for Attention {
     }
 
     fn maps(&self) -> Vec<(ValueId, TensorMap)> {
-        self.operands.iter().flatten().map(|o| (o.base, o.map.clone())).collect()
+        self.operands
+            .iter()
+            .flatten()
+            .map(|o| (o.base, o.map.clone()))
+            .collect()
     }
 
     fn partial(&self, _: &Body) -> Option<(DType, usize)> {
@@ -473,11 +648,21 @@ impl Candidate for Attention {
                 Form::Simt { .. } => self.by_elements(p, e, here)?,
                 _ => self.by_fragments(p, e, here)?,
             }
-            if self.n_parts > 1 { self.store_part(e, here, out) } else { self.store(p, e, here, out) }
+            if self.n_parts > 1 {
+                self.store_part(e, here, out)
+            } else {
+                self.store(p, e, here, out)
+            }
         })
     }
 
-    fn join(&self, p: &mut Puller<Value>, e: &mut Emitter, item: Value, buffers: [Value; 2]) -> Result<()> {
+    fn join(
+        &self,
+        p: &mut Puller<Value>,
+        e: &mut Emitter,
+        item: Value,
+        buffers: [Value; 2],
+    ) -> Result<()> {
         self.join_parts(p, e, item, buffers)
     }
 }

@@ -42,7 +42,12 @@ pub(super) fn staged(
     c: &Contract,
     p: &mut Puller<Value>,
     e: &mut Emitter,
-    Place { part, batch, row: m0, column: n0 }: Place,
+    Place {
+        part,
+        batch,
+        row: m0,
+        column: n0,
+    }: Place,
     Slabs { acc, columns, tile }: Slabs,
     out: Value,
 ) -> Result<()> {
@@ -57,8 +62,13 @@ pub(super) fn staged(
     e.line("#pragma unroll");
     e.open("for (int i = 0; i < product::slabs; ++i)");
     e.line("sums.put(slab, i);");
-    e.open(&format!("for (int v = threadIdx.x % 32; v < {}; v += 32)", 16 * per_row));
-    e.line(&format!("const int slab_row = {slab_row}, slab_column = {slab_column};"));
+    e.open(&format!(
+        "for (int v = threadIdx.x % 32; v < {}; v += 32)",
+        16 * per_row
+    ));
+    e.line(&format!(
+        "const int slab_row = {slab_row}, slab_column = {slab_column};"
+    ));
     let row = e.named(Kind::Index, "ix(product::slab_row(i) + slab_row)");
     let column = e.named(Kind::Index, "ix(product::slab_column(i) + slab_column)");
     let (row, column) = (e.add(m0, Ix::V(row)), e.add(n0, Ix::V(column)));
@@ -68,11 +78,23 @@ pub(super) fn staged(
         e.open(&condition);
     }
     let sum = "slab[slab_row * product::slab_pitch + slab_column]";
-    let place = Place { part, batch, row, column };
+    let place = Place {
+        part,
+        batch,
+        row,
+        column,
+    };
     if width > 1 {
         e.line(&format!("const auto sum = gm_read<{width}>(&{sum});"));
     }
-    stores.emit(c, p, e, place, (if width > 1 { "sum.v[k]" } else { sum }, acc), out)?;
+    stores.emit(
+        c,
+        p,
+        e,
+        place,
+        (if width > 1 { "sum.v[k]" } else { sum }, acc),
+        out,
+    )?;
     (0..2 + usize::from(inside.is_some())).for_each(|_| e.close());
     Ok(())
 }
@@ -94,10 +116,19 @@ pub(super) enum Stores {
 
 impl Stores {
     /// In runs of up to `most` columns; `in_memory` says which values are loaded.
-    pub(super) fn find(body: &Body, c: &Contract, in_memory: &dyn Fn(ValueId) -> bool, most: usize) -> Stores {
+    pub(super) fn find(
+        body: &Body,
+        c: &Contract,
+        in_memory: &dyn Fn(ValueId) -> bool,
+        most: usize,
+    ) -> Stores {
         if c.n_parts() > 1 {
             let width = WIDEST / c.acc().size_bytes();
-            return Stores::Partial(if c.sizes.n.is_multiple_of(width) { width } else { 1 });
+            return Stores::Partial(if c.sizes.n.is_multiple_of(width) {
+                width
+            } else {
+                1
+            });
         }
         Vectors::find(body, c, in_memory, most).map_or(Stores::Elements, Stores::Vectors)
     }
@@ -117,7 +148,12 @@ impl Stores {
         c: &Contract,
         p: &mut Puller<Value>,
         e: &mut Emitter,
-        Place { part, batch, row, column }: Place,
+        Place {
+            part,
+            batch,
+            row,
+            column,
+        }: Place,
         sum: (&str, DType),
         out: Value,
     ) -> Result<()> {
@@ -134,7 +170,10 @@ impl Stores {
                 }
                 e.line(&format!("gm_vector<{}, {width}> y;", element_type(sum.1)));
                 e.line("#pragma unroll");
-                e.line(&format!("for (int k = 0; k < {width}; ++k) y.v[k] = {};", sum.0));
+                e.line(&format!(
+                    "for (int k = 0; k < {width}; ++k) y.v[k] = {};",
+                    sum.0
+                ));
                 e.line(&format!("gm_store<{width}>({to}, y);"));
                 Ok(())
             }
@@ -144,7 +183,13 @@ impl Stores {
 
 /// Whether neighbouring columns of the product are neighbours in the result.
 fn columns_are_inner(body: &Body, c: &Contract) -> bool {
-    !matches!(body.graph.node(c.node).op, Op::Conv { layout: Layout::ChannelsFirst, .. })
+    !matches!(
+        body.graph.node(c.node).op,
+        Op::Conv {
+            layout: Layout::ChannelsFirst,
+            ..
+        }
+    )
 }
 
 /// What follows a product, in runs of columns whose operands lie side by side, or stand still, along them.
@@ -157,13 +202,30 @@ pub(super) struct Vectors {
 
 impl Vectors {
     /// For a product all of whose columns fall into runs; `in_memory` says which values are loaded.
-    fn find(body: &Body, c: &Contract, in_memory: &dyn Fn(ValueId) -> bool, most: usize) -> Option<Vectors> {
+    fn find(
+        body: &Body,
+        c: &Contract,
+        in_memory: &dyn Fn(ValueId) -> bool,
+        most: usize,
+    ) -> Option<Vectors> {
         let product = body.graph.node(c.node).outputs[0];
-        let expression = expression(body, &[c.result], &|v| v == product || in_memory(v), &|_, _| false)?;
+        let expression = expression(
+            body,
+            &[c.result],
+            &|v| v == product || in_memory(v),
+            &|_, _| false,
+        )?;
         let moving = |stride: i64| stride != 0;
-        let loaded: Vec<_> = expression.leaves.iter().filter(|l| l.value != product).collect();
+        let loaded: Vec<_> = expression
+            .leaves
+            .iter()
+            .filter(|l| l.value != product)
+            .collect();
         let last = body.shape(c.result).len() - 1;
-        let sizes = loaded.iter().filter(|l| moving(l.strides[last])).map(|l| body.dtype(l.value).size_bytes());
+        let sizes = loaded
+            .iter()
+            .filter(|l| moving(l.strides[last]))
+            .map(|l| body.dtype(l.value).size_bytes());
         let width = most.min(WIDEST / sizes.chain([body.dtype(c.result).size_bytes()]).max()?);
         let whole = |n: i64| n % width as i64 == 0;
         let fits = loaded.iter().all(|l| {
@@ -172,8 +234,13 @@ impl Vectors {
             let aligned = || whole(l.offset) && outer() && whole(body.n_elements(l.value) as i64);
             !moving(l.strides[last]) || l.strides[last] == 1 && aligned()
         });
-        let good = fits && columns_are_inner(body, c) && width > 1 && c.sizes.n.is_multiple_of(width);
-        good.then_some(Vectors { expression, product, width })
+        let good =
+            fits && columns_are_inner(body, c) && width > 1 && c.sizes.n.is_multiple_of(width);
+        good.then_some(Vectors {
+            expression,
+            product,
+            width,
+        })
     }
 
     /// Writes the code of the run that begins at a batch, row and column; `sum` is that of column `k`, an expression, and the dtype that it has.
@@ -188,8 +255,9 @@ impl Vectors {
     ) -> Result<()> {
         let node = p.body.graph.node(c.node).clone();
         let at = result_index(p.body, e, &node, batch, row, column);
-        let names: Vec<Result<Value, String>> =
-            (self.expression.leaves.iter().enumerate()).map(|(t, _)| self.load(p, e, t, &at, sum)).collect();
+        let names: Vec<Result<Value, String>> = (self.expression.leaves.iter().enumerate())
+            .map(|(t, _)| self.load(p, e, t, &at, sum))
+            .collect();
         let (to, width) = (p.body.dtype(c.result), self.width);
         e.line(&format!("gm_vector<{}, {width}> y;", memory_type(to)));
         e.line("#pragma unroll");
@@ -211,25 +279,51 @@ impl Vectors {
         e.close();
         let linear = e.linearise(&at, p.body.shape(c.result));
         let linear = e.val(linear);
-        e.line(&format!("gm_store<{width}>({} + {}, y);", e.text(out), e.text(linear)));
+        e.line(&format!(
+            "gm_store<{width}>({} + {}, y);",
+            e.text(out),
+            e.text(linear)
+        ));
         Ok(())
     }
 
     /// Loads an operand: a value that is the same for all columns, or in words element `k` of the run.
-    fn load(&self, p: &Puller<Value>, e: &mut Emitter, t: usize, at: &[Ix<Value>], sum: &str) -> Result<Value, String> {
+    fn load(
+        &self,
+        p: &Puller<Value>,
+        e: &mut Emitter,
+        t: usize,
+        at: &[Ix<Value>],
+        sum: &str,
+    ) -> Result<Value, String> {
         let leaf = &self.expression.leaves[t];
         if leaf.value == self.product {
             return Err(sum.to_owned());
         }
-        let steps: Vec<Ix<Value>> = at.iter().zip(&leaf.strides).map(|(&i, &s)| e.mul(i, s)).collect();
-        let from = steps.into_iter().fold(Ix::C(leaf.offset), |sum, s| e.add(sum, s));
+        let steps: Vec<Ix<Value>> = at
+            .iter()
+            .zip(&leaf.strides)
+            .map(|(&i, &s)| e.mul(i, s))
+            .collect();
+        let from = steps
+            .into_iter()
+            .fold(Ix::C(leaf.offset), |sum, s| e.add(sum, s));
         let (buffer, dtype) = (p.stored[&leaf.value], p.body.dtype(leaf.value));
         if leaf.strides.last() == Some(&0) {
             return Ok(e.load(dtype, buffer, from));
         }
         let from = e.val(from);
-        let load = format!("const auto x{t} = gm_load<{}>({} + {});", self.width, e.text(buffer), e.text(from));
+        let load = format!(
+            "const auto x{t} = gm_load<{}>({} + {});",
+            self.width,
+            e.text(buffer),
+            e.text(from)
+        );
         e.line(&load);
-        Err(if dtype == DType::Bool { format!("x{t}.v[k] != 0") } else { format!("x{t}.v[k]") })
+        Err(if dtype == DType::Bool {
+            format!("x{t}.v[k] != 0")
+        } else {
+            format!("x{t}.v[k]")
+        })
     }
 }

@@ -22,14 +22,28 @@ pub(in crate::codegen::cuda) struct Library {
 impl Library {
     /// The product that the cluster `node` is, if a library can be asked for it; `tf32` as in [`crate::codegen::cuda::Options`].
     pub(in crate::codegen::cuda) fn find(node: &Node, tf32: bool) -> Result<Option<Library>> {
-        let region = node.regions.first().ok_or_else(|| Error::internal("a cluster has no body"))?;
-        if region.nodes().filter(|(_, n)| matches!(n.op, Op::MatMul)).count() != 1 {
+        let region = node
+            .regions
+            .first()
+            .ok_or_else(|| Error::internal("a cluster has no body"))?;
+        if region
+            .nodes()
+            .filter(|(_, n)| matches!(n.op, Op::MatMul))
+            .count()
+            != 1
+        {
             return Ok(None);
         }
         // Composite ops stay: none of them is part of a library's product.
         let body = Body::new(region, &|_, _| true)?;
-        let Some((product, reads)) = find(&body, tf32) else { return Ok(None) };
-        Ok(Some(Library { body, product, reads }))
+        let Some((product, reads)) = find(&body, tf32) else {
+            return Ok(None);
+        };
+        Ok(Some(Library {
+            body,
+            product,
+            reads,
+        }))
     }
 
     /// What the library is asked for.
@@ -44,11 +58,16 @@ impl Library {
         kernel: usize,
         workspace_bytes: usize,
     ) -> Result<(Product, KernelPlan)> {
-        let product = Product { name, workspace_bytes, ..self.product };
+        let product = Product {
+            name,
+            workspace_bytes,
+            ..self.product
+        };
         let mut placed = Placed::new(&self.body)?;
         let found = self.reads.iter().map(|v| placed.location.get(v).copied());
-        let mut args: Vec<Arg> =
-            found.collect::<Option<_>>().ok_or_else(|| Error::internal("an operand of a library has no buffer"))?;
+        let mut args: Vec<Arg> = found
+            .collect::<Option<_>>()
+            .ok_or_else(|| Error::internal("an operand of a library has no buffer"))?;
         let n_reads = args.len();
         args.push(placed.destination(&self.body, self.body.graph.outputs[0].value));
         if workspace_bytes > 0 {
@@ -56,7 +75,13 @@ impl Library {
             args.push(Arg::Scratch(placed.plan.scratch.len() as u32 - 1));
         }
         let n_outputs = (args.len() - n_reads) as u32;
-        placed.plan.steps.push(PlanStep { kernel, args, n_outputs, items: 1, grain: 0 });
+        placed.plan.steps.push(PlanStep {
+            kernel,
+            args,
+            n_outputs,
+            items: 1,
+            grain: 0,
+        });
         Ok((product, placed.plan))
     }
 }
@@ -72,14 +97,25 @@ fn in_memory(body: &Body, v: ValueId) -> bool {
 
 /// The product that is all of a body, and the values that it reads.
 fn find(body: &Body, tf32: bool) -> Option<(Product, Vec<ValueId>)> {
-    let [output] = &body.graph.outputs[..] else { return None };
+    let [output] = &body.graph.outputs[..] else {
+        return None;
+    };
     let after = After::find(body, output.value)?;
-    let node = body.graph.def_node(after.product).filter(|n| matches!(n.op, Op::MatMul))?;
+    let node = body
+        .graph
+        .def_node(after.product)
+        .filter(|n| matches!(n.op, Op::MatMul))?;
     let shape = body.shape(after.product);
     let (batch, &[m, n]) = shape.split_last_chunk::<2>()?;
     let k = *body.shape(node.inputs[0]).last()?;
-    let [(lhs, of_lhs), (rhs, of_rhs)] = [operand(body, node.inputs[0], batch)?, operand(body, node.inputs[1], batch)?];
-    let out = Matrix { align_bytes: alignment(body, output.value, 0), ..Matrix::dense(body.dtype(output.value), n) };
+    let [(lhs, of_lhs), (rhs, of_rhs)] = [
+        operand(body, node.inputs[0], batch)?,
+        operand(body, node.inputs[1], batch)?,
+    ];
+    let out = Matrix {
+        align_bytes: alignment(body, output.value, 0),
+        ..Matrix::dense(body.dtype(output.value), n)
+    };
     let product = Product {
         name: String::new(),
         m,
@@ -88,7 +124,10 @@ fn find(body: &Body, tf32: bool) -> Option<(Product, Vec<ValueId>)> {
         n_batch: batch.iter().product(),
         lhs,
         rhs,
-        out: Matrix { batch_stride: m * n, ..out },
+        out: Matrix {
+            batch_stride: m * n,
+            ..out
+        },
         compute: compute(lhs.dtype, tf32)?,
         bias: None,
         relu: after.relu,
@@ -98,10 +137,19 @@ fn find(body: &Body, tf32: bool) -> Option<(Product, Vec<ValueId>)> {
     let mut reads = vec![of_lhs, of_rhs];
     if let Some(bias) = &after.bias {
         product.bias = Some(vector(bias, n)?);
-        product.out.align_bytes = product.out.align_bytes.min(alignment(body, bias.base, product.bias?));
+        product.out.align_bytes =
+            product
+                .out
+                .align_bytes
+                .min(alignment(body, bias.base, product.bias?));
         reads.push(bias.base);
     }
-    let size = |v: &ValueId| (body.dtype(*v), body.n_elements(*v) * body.dtype(*v).size_bytes());
+    let size = |v: &ValueId| {
+        (
+            body.dtype(*v),
+            body.n_elements(*v) * body.dtype(*v).size_bytes(),
+        )
+    };
     let args: Vec<_> = reads.iter().chain([&output.value]).map(size).collect();
     product.problem(&args).is_none().then_some((product, reads))
 }
@@ -119,14 +167,26 @@ fn compute(dtype: DType, tf32: bool) -> Option<Compute> {
 
 /// Several products by one right-hand side are one product of all their rows, where these follow each other.
 fn folded(p: Product) -> Product {
-    let apart = |matrix: Matrix| Matrix { batch_stride: 0, ..matrix };
+    let apart = |matrix: Matrix| Matrix {
+        batch_stride: 0,
+        ..matrix
+    };
     let follows = p.lhs.order == Order::Row && p.lhs.batch_stride == p.m * p.lhs.pitch;
     let p = match p.n_batch > 1 && p.rhs.batch_stride == 0 && follows {
-        true => Product { m: p.m * p.n_batch, n_batch: 1, ..p },
+        true => Product {
+            m: p.m * p.n_batch,
+            n_batch: 1,
+            ..p
+        },
         false => p,
     };
     match p.n_batch {
-        1 => Product { lhs: apart(p.lhs), rhs: apart(p.rhs), out: apart(p.out), ..p },
+        1 => Product {
+            lhs: apart(p.lhs),
+            rhs: apart(p.rhs),
+            out: apart(p.out),
+            ..p
+        },
         _ => p,
     }
 }
@@ -141,10 +201,21 @@ struct After {
 impl After {
     /// Undoes a relu, a bias and a rounding to a half type, in this order, each if it is there.
     fn find(body: &Body, result: ValueId) -> Option<After> {
-        let map =
-            |v: ValueId| body.graph.def_node(v).and_then(|n| if let Op::Map(op) = n.op { Some((op, n)) } else { None });
+        let map = |v: ValueId| {
+            body.graph.def_node(v).and_then(|n| {
+                if let Op::Map(op) = n.op {
+                    Some((op, n))
+                } else {
+                    None
+                }
+            })
+        };
         let mut v = unshaped(body, result);
-        let mut after = After { product: v, bias: None, relu: false };
+        let mut after = After {
+            product: v,
+            bias: None,
+            relu: false,
+        };
         if let Some((ScalarOp::Relu, node)) = map(v) {
             after.relu = true;
             v = unshaped(body, node.inputs[0]);
@@ -168,7 +239,11 @@ impl After {
 
 /// What a value is another shape of.
 fn unshaped(body: &Body, mut v: ValueId) -> ValueId {
-    while let Some(node) = body.graph.def_node(v).filter(|n| matches!(n.op, Op::Reshape { .. })) {
+    while let Some(node) = body
+        .graph
+        .def_node(v)
+        .filter(|n| matches!(n.op, Op::Reshape { .. }))
+    {
         v = node.inputs[0];
     }
     v
@@ -202,22 +277,49 @@ fn operand(body: &Body, v: ValueId, batch: &[usize]) -> Option<(Matrix, ValueId)
     let (order, pitch) = lines(*sides, [by_row, by_column])?;
     let offset = usize::try_from(view.offset).ok()?;
     let align_bytes = alignment(body, view.base, offset);
-    Some((Matrix { dtype, order, pitch, batch_stride, offset, align_bytes }, view.base))
+    Some((
+        Matrix {
+            dtype,
+            order,
+            pitch,
+            batch_stride,
+            offset,
+            align_bytes,
+        },
+        view.base,
+    ))
 }
 
 /// In which order the elements of a matrix lie, and how far its rows or columns are apart.
 fn lines([rows, columns]: [usize; 2], [by_row, by_column]: [i64; 2]) -> Option<(Order, usize)> {
     let pitch = |n_lines: usize, stride: i64, length: usize| {
-        if n_lines == 1 { Some(length) } else { usize::try_from(stride).ok().filter(|&s| s >= length) }
+        if n_lines == 1 {
+            Some(length)
+        } else {
+            usize::try_from(stride).ok().filter(|&s| s >= length)
+        }
     };
-    let in_rows = (by_column == 1 || columns == 1).then(|| pitch(rows, by_row, columns)).flatten();
-    let in_columns = || (by_row == 1 || rows == 1).then(|| pitch(columns, by_column, rows)).flatten();
-    in_rows.map(|p| (Order::Row, p)).or_else(|| in_columns().map(|p| (Order::Column, p)))
+    let in_rows = (by_column == 1 || columns == 1)
+        .then(|| pitch(rows, by_row, columns))
+        .flatten();
+    let in_columns = || {
+        (by_row == 1 || rows == 1)
+            .then(|| pitch(columns, by_column, rows))
+            .flatten()
+    };
+    in_rows
+        .map(|p| (Order::Row, p))
+        .or_else(|| in_columns().map(|p| (Order::Column, p)))
 }
 
 /// What an address is a multiple of that is `offset` elements into the buffer of a value, wherever a loop takes that from.
 fn alignment(body: &Body, v: ValueId, offset: usize) -> usize {
     let size = body.dtype(v).size_bytes();
     let multiples = [offset * size, body.n_elements(v) * size];
-    multiples.iter().filter(|m| **m > 0).fold(ALIGN_BYTES, |align, m| align.min(1 << m.trailing_zeros().min(30)))
+    multiples
+        .iter()
+        .filter(|m| **m > 0)
+        .fold(ALIGN_BYTES, |align, m| {
+            align.min(1 << m.trailing_zeros().min(30))
+        })
 }

@@ -29,7 +29,13 @@ struct Tile {
 }
 
 const fn tile(m: usize, n: usize, k_bytes: usize, warp_m: usize, warp_n: usize) -> Tile {
-    Tile { m, n, k_bytes, warp_m, warp_n }
+    Tile {
+        m,
+        n,
+        k_bytes,
+        warp_m,
+        warp_n,
+    }
 }
 
 /// Largest first. The sums of 64 x 64 per warp leave no registers to wait in, so those tiles are for copied operands.
@@ -84,13 +90,28 @@ impl Mma {
     pub(super) fn all(options: &Options, operands: Operands, sizes: Sizes) -> Vec<Mma> {
         let size_bytes = operands.instruction.size_bytes();
         let wide = operands.copied().is_some() && options.arch.capability() >= 80;
-        let fitting: Vec<Tile> = TILES.into_iter().filter(|t| t.waits_in_registers() || wide).collect();
+        let fitting: Vec<Tile> = TILES
+            .into_iter()
+            .filter(|t| t.waits_in_registers() || wide)
+            .collect();
         let extents = |t: &Tile| [t.m, t.n, t.k_bytes / size_bytes];
         let tiles = best_first(&fitting, |t| sizes.fills(extents(t)));
         let stages = stages(options.arch);
-        let of = |tile: Tile, n_parts: usize| Mma { operands: operands.clone(), tile, stages, n_parts };
-        let others = sizes.other_parts(extents(&tiles[0])).into_iter().map(|n| of(tiles[0], n));
-        tiles.iter().map(|t| of(*t, sizes.n_parts(extents(t)))).chain(others).collect()
+        let of = |tile: Tile, n_parts: usize| Mma {
+            operands: operands.clone(),
+            tile,
+            stages,
+            n_parts,
+        };
+        let others = sizes
+            .other_parts(extents(&tiles[0]))
+            .into_iter()
+            .map(|n| of(tiles[0], n));
+        tiles
+            .iter()
+            .map(|t| of(*t, sizes.n_parts(extents(t))))
+            .chain(others)
+            .collect()
     }
 
     fn k(&self) -> usize {
@@ -102,14 +123,27 @@ impl Mma {
     }
 
     pub(super) fn words(&self) -> String {
-        let Tile { m, n, warp_m, warp_n, .. } = self.tile;
+        let Tile {
+            m,
+            n,
+            warp_m,
+            warp_n,
+            ..
+        } = self.tile;
         let (parts, stages) = (in_parts(self.n_parts), self.stages);
-        format!("tiles of {m} x {n} by mma.sync, {warp_m} x {warp_n} per warp, {stages} stages{parts}")
+        format!(
+            "tiles of {m} x {n} by mma.sync, {warp_m} x {warp_n} per warp, {stages} stages{parts}"
+        )
     }
 
     pub(super) fn work(&self, sizes: Sizes) -> Work {
         let size_bytes = self.operands.instruction.size_bytes();
-        sizes.work([self.tile.m, self.tile.n], self.n_parts, size_bytes, PRODUCTS_PER_BYTE / size_bytes as f64)
+        sizes.work(
+            [self.tile.m, self.tile.n],
+            self.n_parts,
+            size_bytes,
+            PRODUCTS_PER_BYTE / size_bytes as f64,
+        )
     }
 
     pub(super) fn resources(&self, sizes: Sizes) -> Resources {
@@ -126,22 +160,43 @@ impl Mma {
 
     /// The prelude's type of the product.
     fn product(&self) -> String {
-        let Tile { m, n, warp_m, warp_n, .. } = self.tile;
+        let Tile {
+            m,
+            n,
+            warp_m,
+            warp_n,
+            ..
+        } = self.tile;
         let (name, k, stages) = (self.operands.instruction.name, self.k(), self.stages);
         let (lhs, rhs) = (self.operands.lhs.along_k(), self.operands.rhs.along_k());
-        format!("gm_block_product<gm_mma_{name}, {m}, {n}, {k}, {warp_m}, {warp_n}, {stages}, {lhs}, {rhs}>")
+        format!(
+            "gm_block_product<gm_mma_{name}, {m}, {n}, {k}, {warp_m}, {warp_n}, {stages}, {lhs}, {rhs}>"
+        )
     }
 
-    pub(super) fn emit(&self, c: &Contract, p: &mut Puller<Value>, e: &mut Emitter, out: Value) -> Result<()> {
+    pub(super) fn emit(
+        &self,
+        c: &Contract,
+        p: &mut Puller<Value>,
+        e: &mut Emitter,
+        out: Value,
+    ) -> Result<()> {
         let Sizes { m, n, k, .. } = c.sizes;
         e.line(&format!("typedef {} product;", self.product()));
         e.line("extern __shared__ __align__(128) u8 shared[];");
-        let (rows, columns, n_parts) = (m.div_ceil(self.tile.m), n.div_ceil(self.tile.n), c.n_parts());
+        let (rows, columns, n_parts) = (
+            m.div_ceil(self.tile.m),
+            n.div_ceil(self.tile.n),
+            c.n_parts(),
+        );
         let shape = [n_parts, c.sizes.n_batch, rows * columns];
         e.by_block(shape.iter().product(), |e, tile| {
             let at = e.delinearise(Ix::V(tile), &shape);
             let (part, batch, within_batch) = (at[0], at[1], e.val(at[2]));
-            let place = format!("const auto place = gm_raster<ix>({}, {rows}, {columns});", e.text(within_batch));
+            let place = format!(
+                "const auto place = gm_raster<ix>({}, {rows}, {columns});",
+                e.text(within_batch)
+            );
             e.line(&place);
             let m0 = e.define(Kind::Index, &format!("place.row * {}", self.tile.m));
             let n0 = e.define(Kind::Index, &format!("place.column * {}", self.tile.n));
@@ -154,10 +209,21 @@ impl Mma {
                 self.operands.lhs.verb(),
                 self.operands.rhs.verb()
             );
-            e.line(&format!("sums.run(gm_shared(shared), {first}, {steps}, {loaders});"));
+            e.line(&format!(
+                "sums.run(gm_shared(shared), {first}, {steps}, {loaders});"
+            ));
             let Tile { m, n, warp_n, .. } = self.tile;
-            let slabs = Slabs { acc: self.acc(), columns: warp_n, tile: [m, n] };
-            let place = Place { part, batch, row: Ix::V(m0), column: Ix::V(n0) };
+            let slabs = Slabs {
+                acc: self.acc(),
+                columns: warp_n,
+                tile: [m, n],
+            };
+            let place = Place {
+                part,
+                batch,
+                row: Ix::V(m0),
+                column: Ix::V(n0),
+            };
             epilogue::staged(c, p, e, place, slabs, out)?;
             e.line("__syncthreads();");
             Ok(())
@@ -182,11 +248,23 @@ impl Mma {
             Loading::Copied(_) => "gm_source",
             Loading::Pulled { .. } => element_type(element),
         };
-        e.open(&format!("const auto {} = [&](int row, int column, ix k0) -> {gives}", side.name()));
+        e.open(&format!(
+            "const auto {} = [&](int row, int column, ix k0) -> {gives}",
+            side.name()
+        ));
         p.scoped(|p| {
-            let [row, column, k0] = ["row", "column", "k0"].map(|name| Ix::V(e.named(Kind::Index, name)));
-            let (along, deep) = if loading.along_k() { (row, column) } else { (column, row) };
-            let at = At { batch, along: e.add(first, along), k: e.add(k0, deep) };
+            let [row, column, k0] =
+                ["row", "column", "k0"].map(|name| Ix::V(e.named(Kind::Index, name)));
+            let (along, deep) = if loading.along_k() {
+                (row, column)
+            } else {
+                (column, row)
+            };
+            let at = At {
+                batch,
+                along: e.add(first, along),
+                k: e.add(k0, deep),
+            };
             let inside = within(e, [(at.along, extent, tile), (at.k, c.sizes.k, self.k())])?;
             match loading {
                 Loading::Copied(chunks) => {

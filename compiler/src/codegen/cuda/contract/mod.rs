@@ -69,7 +69,9 @@ struct Sizes {
 impl Sizes {
     /// Multiplications of elements.
     fn n_products(&self) -> usize {
-        [self.m, self.n, self.k].into_iter().fold(self.n_batch, usize::saturating_mul)
+        [self.m, self.n, self.k]
+            .into_iter()
+            .fold(self.n_batch, usize::saturating_mul)
     }
 
     /// Blocks that have a tile of `m` x `n` each.
@@ -79,7 +81,9 @@ impl Sizes {
 
     /// Blocks that share the sums of such a tile, which are `depth` deep, where there are few tiles and much to sum up.
     fn n_parts(&self, [m, n, depth]: [usize; 3]) -> usize {
-        let most = (ENOUGH_BLOCKS / self.n_tiles(m, n)).min(self.k / LEAST_DEPTH).max(1);
+        let most = (ENOUGH_BLOCKS / self.n_tiles(m, n))
+            .min(self.k / LEAST_DEPTH)
+            .max(1);
         let steps = self.k.div_ceil(depth);
         steps.div_ceil(steps.div_ceil(most))
     }
@@ -87,18 +91,33 @@ impl Sizes {
     /// Numbers of blocks that may share the sums as well: half and twice as many.
     fn other_parts(&self, tile: [usize; 3]) -> Vec<usize> {
         let (n_parts, steps) = (self.n_parts(tile), self.k.div_ceil(tile[2]));
-        let twice = Some(2 * n_parts)
-            .filter(|n| self.k / n >= LEAST_DEPTH / 2 && self.n_tiles(tile[0], tile[1]) * n_parts < ENOUGH_BLOCKS);
+        let twice = Some(2 * n_parts).filter(|n| {
+            self.k / n >= LEAST_DEPTH / 2
+                && self.n_tiles(tile[0], tile[1]) * n_parts < ENOUGH_BLOCKS
+        });
         let half = Some(n_parts / 2).filter(|&n| n > 0);
-        half.into_iter().chain(twice).map(|n| steps.div_ceil(steps.div_ceil(n))).collect()
+        half.into_iter()
+            .chain(twice)
+            .map(|n| steps.div_ceil(steps.div_ceil(n)))
+            .collect()
     }
 
     /// What tiles have to do that are computed by so many products in the time of a byte, of operands of so many bytes.
-    fn work(&self, tile: [usize; 2], n_parts: usize, size_bytes: usize, products_per_byte: f64) -> Work {
+    fn work(
+        &self,
+        tile: [usize; 2],
+        n_parts: usize,
+        size_bytes: usize,
+        products_per_byte: f64,
+    ) -> Work {
         let [m, n] = tile;
         let n_tiles = self.n_tiles(m, n);
         let of_tiles = |per_tile: usize| (n_tiles * per_tile) as f64 * self.k as f64;
-        let partial = if n_parts > 1 { n_parts * n_tiles * m * n * 4 } else { 0 };
+        let partial = if n_parts > 1 {
+            n_parts * n_tiles * m * n * 4
+        } else {
+            0
+        };
         Work {
             n_tiles: n_tiles * n_parts,
             bytes: of_tiles(m + n) * size_bytes as f64,
@@ -127,26 +146,56 @@ pub(super) fn find(
     if m < LEAST_SIDE || n < LEAST_SIDE || k < LEAST_SIDE || n_batch == 0 {
         return None;
     }
-    let (forms, needs): (Vec<Form>, Vec<ValueId>) = match Operands::find(body, around, options, node, sizes) {
-        Some((operands, needs)) => {
-            let wgmma = Wgmma::all(body, options, node, &operands, sizes).into_iter().map(Form::Wgmma);
-            (wgmma.chain(Mma::all(options, operands, sizes).into_iter().map(Form::Mma)).collect(), needs)
-        }
-        None => {
-            let needs = stored_before(body, around, node.inputs.iter().map(|&v| (v, CHEAP_FLOPS)));
-            let all = Simt::all(node, body.dtype(node.inputs[0]), sizes);
-            (all.into_iter().map(Form::Simt).collect(), needs)
-        }
-    };
+    let (forms, needs): (Vec<Form>, Vec<ValueId>) =
+        match Operands::find(body, around, options, node, sizes) {
+            Some((operands, needs)) => {
+                let wgmma = Wgmma::all(body, options, node, &operands, sizes)
+                    .into_iter()
+                    .map(Form::Wgmma);
+                (
+                    wgmma
+                        .chain(
+                            Mma::all(options, operands, sizes)
+                                .into_iter()
+                                .map(Form::Mma),
+                        )
+                        .collect(),
+                    needs,
+                )
+            }
+            None => {
+                let needs =
+                    stored_before(body, around, node.inputs.iter().map(|&v| (v, CHEAP_FLOPS)));
+                let all = Simt::all(node, body.dtype(node.inputs[0]), sizes);
+                (all.into_iter().map(Form::Simt).collect(), needs)
+            }
+        };
     let (nodes, result) = followers(body, around, id);
-    let forms = forms.into_iter().map(|form| Contract { node: id, result, sizes, form });
-    Some((Cover { needs, nodes, results: vec![result] }, Candidates::new(forms)?))
+    let forms = forms.into_iter().map(|form| Contract {
+        node: id,
+        result,
+        sizes,
+        form,
+    });
+    Some((
+        Cover {
+            needs,
+            nodes,
+            results: vec![result],
+        },
+        Candidates::new(forms)?,
+    ))
 }
 
 /// The tile that `best` says, or the last, then the others.
 fn best_first<T: Copy + PartialEq>(tiles: &[T], best: impl Fn(&T) -> bool) -> Vec<T> {
-    let Some(first) = tiles.iter().find(|t| best(t)).or(tiles.last()) else { return Vec::new() };
-    std::iter::once(first).chain(tiles.iter().filter(|t| *t != first)).copied().collect()
+    let Some(first) = tiles.iter().find(|t| best(t)).or(tiles.last()) else {
+        return Vec::new();
+    };
+    std::iter::once(first)
+        .chain(tiles.iter().filter(|t| *t != first))
+        .copied()
+        .collect()
 }
 
 fn sizes(body: &Body, node: &Node) -> Option<Sizes> {
@@ -156,13 +205,27 @@ fn sizes(body: &Body, node: &Node) -> Option<Sizes> {
         Op::MatMul => {
             let (batch, sides) = out.split_at(out.len() - 2);
             let k = *body.shape(*lhs).last()?;
-            Some(Sizes { n_batch: batch.iter().product(), m: sides[0], n: sides[1], k })
+            Some(Sizes {
+                n_batch: batch.iter().product(),
+                m: sides[0],
+                n: sides[1],
+                k,
+            })
         }
         Op::Conv { groups, layout, .. } => {
-            let channels = if *layout == Layout::ChannelsFirst { out[1] } else { *out.last()? };
+            let channels = if *layout == Layout::ChannelsFirst {
+                out[1]
+            } else {
+                *out.last()?
+            };
             let k = body.shape(*rhs).iter().product::<usize>() / channels.max(1);
             let m = out.iter().product::<usize>() / channels.max(1);
-            Some(Sizes { n_batch: *groups, m, n: channels / groups, k })
+            Some(Sizes {
+                n_batch: *groups,
+                m,
+                n: channels / groups,
+                k,
+            })
         }
         _ => None,
     }
@@ -251,16 +314,32 @@ impl Candidate for Contract {
     }
 
     /// Adds partial sums.
-    fn join(&self, p: &mut Puller<Value>, e: &mut Emitter, item: Value, [partial, out]: [Value; 2]) -> Result<()> {
+    fn join(
+        &self,
+        p: &mut Puller<Value>,
+        e: &mut Emitter,
+        item: Value,
+        [partial, out]: [Value; 2],
+    ) -> Result<()> {
         let acc = self.acc();
         let [n_parts, n_batch, m, n] = self.partial_shape();
         let zero = e.constant(acc, 0);
-        let sum = e.for_loop(Ix::C(0), Ix::C(n_parts as i64), 1, &[zero], |e, part, carried| {
-            let from = e.mul(Ix::V(part), (n_batch * m * n) as i64);
-            let at = e.add(from, Ix::V(item));
-            let own = e.load(acc, partial, at);
-            Ok(vec![e.scalar_op(ScalarOp::Add, &[acc; 2], &[carried[0], own])?])
-        })?[0];
+        let sum = e.for_loop(
+            Ix::C(0),
+            Ix::C(n_parts as i64),
+            1,
+            &[zero],
+            |e, part, carried| {
+                let from = e.mul(Ix::V(part), (n_batch * m * n) as i64);
+                let at = e.add(from, Ix::V(item));
+                let own = e.load(acc, partial, at);
+                Ok(vec![e.scalar_op(
+                    ScalarOp::Add,
+                    &[acc; 2],
+                    &[carried[0], own],
+                )?])
+            },
+        )?[0];
         let at = e.delinearise(Ix::V(item), &[n_batch, m, n]);
         let sum = e.text(sum).to_owned();
         epilogue::element(self, p, e, [at[0], at[1], at[2]], (&sum, acc), out)
@@ -278,7 +357,12 @@ struct Place {
 }
 
 /// Where a sum begins, and over how many tiles it goes, as text: all of them, or the share `part` of `n_parts`.
-fn share(e: &mut Emitter, part: Ix<Value>, n_parts: usize, (k, depth): (usize, usize)) -> [String; 2] {
+fn share(
+    e: &mut Emitter,
+    part: Ix<Value>,
+    n_parts: usize,
+    (k, depth): (usize, usize),
+) -> [String; 2] {
     let steps = k.div_ceil(depth);
     if n_parts == 1 {
         return ["ix(0)".to_owned(), steps.to_string()];
@@ -293,9 +377,15 @@ fn share(e: &mut Emitter, part: Ix<Value>, n_parts: usize, (k, depth): (usize, u
 }
 
 /// Whether positions lie within their extents, of which tiles are so long; `None` when whole tiles fit exactly.
-fn within<const N: usize>(e: &mut Emitter, positions: [(Ix<Value>, usize, usize); N]) -> Result<Option<Value>> {
+fn within<const N: usize>(
+    e: &mut Emitter,
+    positions: [(Ix<Value>, usize, usize); N],
+) -> Result<Option<Value>> {
     let mut inside = None;
-    for (at, extent, _) in positions.into_iter().filter(|(_, extent, tile)| extent % tile != 0) {
+    for (at, extent, _) in positions
+        .into_iter()
+        .filter(|(_, extent, tile)| extent % tile != 0)
+    {
         let (at, limit) = (e.val(at), e.index(extent as i64));
         let here = e.index_compare(Order::Less, at, limit);
         inside = both(e, inside, Some(here))?;
@@ -326,7 +416,11 @@ fn result_index(
         at.extend([row, column]);
         return at;
     };
-    let channels = if *layout == Layout::ChannelsFirst { out[1] } else { out[out.len() - 1] };
+    let channels = if *layout == Layout::ChannelsFirst {
+        out[1]
+    } else {
+        out[out.len() - 1]
+    };
     let first = e.mul(batch, (channels / groups) as i64);
     let channel = e.add(first, column);
     match layout {

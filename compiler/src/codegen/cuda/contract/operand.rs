@@ -53,7 +53,11 @@ pub(super) struct Chunks {
 }
 
 /// The narrower dtype that all elements of `v` have, having been cast from it, and the value that was cast, of which `v` is at most a view.
-pub(super) fn narrowed(body: &Body, in_memory: &dyn Fn(ValueId) -> bool, v: ValueId) -> Option<(DType, ValueId)> {
+pub(super) fn narrowed(
+    body: &Body,
+    in_memory: &dyn Fn(ValueId) -> bool,
+    v: ValueId,
+) -> Option<(DType, ValueId)> {
     let node = body.graph.def_node(v).filter(|_| !in_memory(v))?;
     let x = *node.inputs.first()?;
     match &node.op {
@@ -78,13 +82,25 @@ fn is_plain_view(op: &Op) -> bool {
 }
 
 /// The elements of `v`, of dtype `element`, as positions in a buffer: through views, and through a cast from that dtype.
-pub(super) fn strided(body: &Body, in_memory: &dyn Fn(ValueId) -> bool, v: ValueId, element: DType) -> Option<Strided> {
-    let is_cast = |v: ValueId| body.graph.def_node(v).is_some_and(|n| matches!(n.op, Op::Map(ScalarOp::Cast(_))));
+pub(super) fn strided(
+    body: &Body,
+    in_memory: &dyn Fn(ValueId) -> bool,
+    v: ValueId,
+    element: DType,
+) -> Option<Strided> {
+    let is_cast = |v: ValueId| {
+        body.graph
+            .def_node(v)
+            .is_some_and(|n| matches!(n.op, Op::Map(ScalarOp::Cast(_))))
+    };
     let view = Strided::resolve(body, v, &|v| in_memory(v) || is_cast(v));
     if in_memory(view.base) {
         return (body.dtype(view.base) == element).then_some(view);
     }
-    let cast = body.graph.def_node(view.base).filter(|n| matches!(n.op, Op::Map(ScalarOp::Cast(_))))?;
+    let cast = body
+        .graph
+        .def_node(view.base)
+        .filter(|n| matches!(n.op, Op::Map(ScalarOp::Cast(_))))?;
     let below = Strided::resolve(body, cast.inputs[0], in_memory);
     let good = in_memory(below.base) && body.dtype(below.base) == element;
     if !good {
@@ -93,7 +109,10 @@ pub(super) fn strided(body: &Body, in_memory: &dyn Fn(ValueId) -> bool, v: Value
         Some(below)
     } else {
         // A view of a cast of a view: strides say what both do only when one of them does nothing.
-        (below == Strided::own(body, below.base)).then_some(Strided { base: below.base, ..view })
+        (below == Strided::own(body, below.base)).then_some(Strided {
+            base: below.base,
+            ..view
+        })
     }
 }
 
@@ -117,23 +136,47 @@ impl Chunks {
         let (k_axis, along_axis) = match (&node.op, side) {
             (Op::MatMul, Side::Lhs) => (rank - 1, Some((rank - 2, view.shape[rank - 2]))),
             (Op::MatMul, Side::Rhs) => (rank - 2, Some((rank - 1, view.shape[rank - 1]))),
-            (Op::Conv { layout: Layout::ChannelsLast, groups, .. }, Side::Lhs) => {
-                return Chunks { view, along_k: true }.aligned(
+            (
+                Op::Conv {
+                    layout: Layout::ChannelsLast,
+                    groups,
+                    ..
+                },
+                Side::Lhs,
+            ) => {
+                return Chunks {
+                    view,
+                    along_k: true,
+                }
+                .aligned(
                     body,
                     element,
                     rank - 1,
                     body.shape(node.inputs[0])[rank - 1] / groups,
                 );
             }
-            (Op::Conv { layout: Layout::ChannelsLast, groups, .. }, Side::Rhs) => {
-                (rank - 2, Some((rank - 1, view.shape[rank - 1] / groups)))
-            }
+            (
+                Op::Conv {
+                    layout: Layout::ChannelsLast,
+                    groups,
+                    ..
+                },
+                Side::Rhs,
+            ) => (rank - 2, Some((rank - 1, view.shape[rank - 1] / groups))),
             _ => return None,
         };
-        let k = Chunks { view: view.clone(), along_k: true }.aligned(body, element, k_axis, view.shape[k_axis]);
+        let k = Chunks {
+            view: view.clone(),
+            along_k: true,
+        }
+        .aligned(body, element, k_axis, view.shape[k_axis]);
         k.or_else(|| {
             let (axis, extent) = along_axis?;
-            Chunks { view, along_k: false }.aligned(body, element, axis, extent)
+            Chunks {
+                view,
+                along_k: false,
+            }
+            .aligned(body, element, axis, extent)
         })
     }
 
@@ -141,7 +184,12 @@ impl Chunks {
     fn aligned(self, body: &Body, element: DType, axis: usize, extent: usize) -> Option<Chunks> {
         let n = CHUNK_BYTES / element.size_bytes();
         let is_whole = |x: i64| x % n as i64 == 0;
-        let others = self.view.strides.iter().enumerate().filter(|(i, _)| *i != axis && self.view.shape[*i] != 1);
+        let others = self
+            .view
+            .strides
+            .iter()
+            .enumerate()
+            .filter(|(i, _)| *i != axis && self.view.shape[*i] != 1);
         // Loops hand slices of larger tensors to their bodies: such a buffer is as aligned as its own size.
         let good = self.view.strides[axis] == 1
             && extent.is_multiple_of(n)
@@ -161,8 +209,14 @@ impl Chunks {
         at: At,
     ) -> Result<(String, Option<Value>)> {
         let (index, inside) = index(p, e, node, side, at)?;
-        let steps: Vec<Ix<Value>> = index.iter().zip(&self.view.strides).map(|(&i, &s)| e.mul(i, s)).collect();
-        let position = steps.into_iter().fold(Ix::C(self.view.offset), |sum, s| e.add(sum, s));
+        let steps: Vec<Ix<Value>> = index
+            .iter()
+            .zip(&self.view.strides)
+            .map(|(&i, &s)| e.mul(i, s))
+            .collect();
+        let position = steps
+            .into_iter()
+            .fold(Ix::C(self.view.offset), |sum, s| e.add(sum, s));
         let (buffer, position) = (p.stored[&self.view.base], e.val(position));
         Ok((format!("{} + {}", e.text(buffer), e.text(position)), inside))
     }
@@ -180,10 +234,17 @@ fn index(
         (Op::MatMul, _) => {
             let out = p.body.shape(node.outputs[0]).to_vec();
             let lead = e.delinearise(batch, &out[..out.len() - 2]);
-            let pair = if side == Side::Lhs { [along, k] } else { [k, along] };
+            let pair = if side == Side::Lhs {
+                [along, k]
+            } else {
+                [k, along]
+            };
             let own = p.body.shape(side.operand(node));
             let skip = lead.len() + 2 - own.len();
-            let fixed = own.iter().zip(&lead[skip..]).map(|(&d, &i)| if d == 1 { Ix::C(0) } else { i });
+            let fixed = own
+                .iter()
+                .zip(&lead[skip..])
+                .map(|(&d, &i)| if d == 1 { Ix::C(0) } else { i });
             Ok((fixed.chain(pair).collect(), None))
         }
         (Op::Conv { .. }, Side::Lhs) => p.conv_input_at(e, node, batch, along, k),
@@ -221,17 +282,34 @@ impl Contract {
 
 /// What was cast to be multiplied need not be cast back and forth: the value before the cast, if that has dtype `to`.
 fn uncast(p: &Puller<Value>, v: ValueId, to: DType) -> ValueId {
-    let node =
-        p.body.graph.def_node(v).filter(|n| !p.stored.contains_key(&v) && matches!(n.op, Op::Map(ScalarOp::Cast(_))));
-    node.map(|n| n.inputs[0]).filter(|&x| p.body.dtype(x) == to).unwrap_or(v)
+    let node = p
+        .body
+        .graph
+        .def_node(v)
+        .filter(|n| !p.stored.contains_key(&v) && matches!(n.op, Op::Map(ScalarOp::Cast(_))));
+    node.map(|n| n.inputs[0])
+        .filter(|&x| p.body.dtype(x) == to)
+        .unwrap_or(v)
 }
 
 /// Whether an operand's elements lie side by side along what is summed over.
-pub(super) fn k_is_inner(body: &Body, in_memory: &dyn Fn(ValueId) -> bool, node: &Node, side: Side) -> bool {
+pub(super) fn k_is_inner(
+    body: &Body,
+    in_memory: &dyn Fn(ValueId) -> bool,
+    node: &Node,
+    side: Side,
+) -> bool {
     let mut v = side.operand(node);
     // Element-wise ops leave elements where they are.
-    while let Some(Node { op: Op::Map(_), inputs, .. }) = body.graph.def_node(v).filter(|_| !in_memory(v)) {
-        let Some(&same) = inputs.iter().find(|x| body.shape(**x) == body.shape(v)) else { break };
+    while let Some(Node {
+        op: Op::Map(_),
+        inputs,
+        ..
+    }) = body.graph.def_node(v).filter(|_| !in_memory(v))
+    {
+        let Some(&same) = inputs.iter().find(|x| body.shape(**x) == body.shape(v)) else {
+            break;
+        };
         v = same;
     }
     let view = Strided::resolve(body, v, in_memory);

@@ -25,9 +25,27 @@ struct Tile {
 }
 
 const TILES: [Tile; 3] = [
-    Tile { m: 128, n: 128, k: 8, thread_m: 8, thread_n: 8 },
-    Tile { m: 64, n: 64, k: 8, thread_m: 4, thread_n: 4 },
-    Tile { m: 32, n: 32, k: 16, thread_m: 4, thread_n: 4 },
+    Tile {
+        m: 128,
+        n: 128,
+        k: 8,
+        thread_m: 8,
+        thread_n: 8,
+    },
+    Tile {
+        m: 64,
+        n: 64,
+        k: 8,
+        thread_m: 4,
+        thread_n: 4,
+    },
+    Tile {
+        m: 32,
+        n: 32,
+        k: 16,
+        thread_m: 4,
+        thread_n: 4,
+    },
 ];
 
 /// Neighbouring columns that a thread has.
@@ -65,11 +83,23 @@ impl Simt {
         let tiles = best_first(fitting, |t| sizes.fills([t.m, t.n, t.k]));
         let per_multiprocessor = if matches!(node.op, Op::MatMul) { 2 } else { 1 };
         let acc = accumulator(dtype);
-        let of = |t: Tile, n_parts: usize| Simt { tile: t, acc, per_multiprocessor, n_parts };
+        let of = |t: Tile, n_parts: usize| Simt {
+            tile: t,
+            acc,
+            per_multiprocessor,
+            n_parts,
+        };
         let extents = |t: &Tile| [t.m, t.n, t.k];
         let others = tiles[0];
-        let others = sizes.other_parts(extents(&others)).into_iter().map(|n| of(others, n));
-        tiles.iter().map(|t| of(*t, sizes.n_parts(extents(t)))).chain(others).collect()
+        let others = sizes
+            .other_parts(extents(&others))
+            .into_iter()
+            .map(|n| of(others, n));
+        tiles
+            .iter()
+            .map(|t| of(*t, sizes.n_parts(extents(t))))
+            .chain(others)
+            .collect()
     }
 
     fn threads(&self) -> usize {
@@ -83,29 +113,57 @@ impl Simt {
 
     pub(super) fn work(&self, sizes: Sizes) -> Work {
         let size_bytes = self.acc.size_bytes();
-        sizes.work([self.tile.m, self.tile.n], self.n_parts, size_bytes, 4.0 * PRODUCTS_PER_BYTE / size_bytes as f64)
+        sizes.work(
+            [self.tile.m, self.tile.n],
+            self.n_parts,
+            size_bytes,
+            4.0 * PRODUCTS_PER_BYTE / size_bytes as f64,
+        )
     }
 
     pub(super) fn resources(&self, sizes: Sizes) -> Resources {
         let blocks = sizes.n_tiles(self.tile.m, self.tile.n) * self.n_parts;
-        Resources { per_multiprocessor: self.per_multiprocessor, ..Resources::new(blocks, self.threads()) }
+        Resources {
+            per_multiprocessor: self.per_multiprocessor,
+            ..Resources::new(blocks, self.threads())
+        }
     }
 
-    pub(super) fn emit(&self, c: &Contract, p: &mut Puller<Value>, e: &mut Emitter, out: Value) -> Result<()> {
-        let Tile { m, n, k, thread_m, thread_n } = self.tile;
+    pub(super) fn emit(
+        &self,
+        c: &Contract,
+        p: &mut Puller<Value>,
+        e: &mut Emitter,
+        out: Value,
+    ) -> Result<()> {
+        let Tile {
+            m,
+            n,
+            k,
+            thread_m,
+            thread_n,
+        } = self.tile;
         let ty = element_type(self.acc);
         let node = p.body.graph.node(c.node).clone();
-        let [lhs, rhs] = Side::BOTH.map(|side| k_is_inner(p.body, &|v| p.stored.contains_key(&v), &node, side));
+        let [lhs, rhs] =
+            Side::BOTH.map(|side| k_is_inner(p.body, &|v| p.stored.contains_key(&v), &node, side));
         e.line(&format!(
             "typedef gm_thread_product<{ty}, {m}, {n}, {k}, {thread_m}, {thread_n}, {lhs}, {rhs}> product;"
         ));
-        e.line(&format!("__shared__ __align__(16) {ty} shared[2 * product::stage_size];"));
+        e.line(&format!(
+            "__shared__ __align__(16) {ty} shared[2 * product::stage_size];"
+        ));
         let (rows, columns, n_parts) = (c.sizes.m.div_ceil(m), c.sizes.n.div_ceil(n), c.n_parts());
         let shape = [n_parts, c.sizes.n_batch, rows, columns];
         e.by_block(shape.iter().product(), |e, tile| {
             let at = e.delinearise(Ix::V(tile), &shape);
             let (row, column) = (e.mul(at[2], m as i64), e.mul(at[3], n as i64));
-            let place = Place { part: at[0], batch: at[1], row, column };
+            let place = Place {
+                part: at[0],
+                batch: at[1],
+                row,
+                column,
+            };
             let [first, steps] = share(e, place.part, n_parts, (c.sizes.k, k));
             self.load(c, p, e, Side::Lhs, place)?;
             self.load(c, p, e, Side::Rhs, place)?;
@@ -116,18 +174,40 @@ impl Simt {
     }
 
     /// Writes the function that gives an element of an operand's tile, zero outside of the operand.
-    fn load(&self, c: &Contract, p: &mut Puller<Value>, e: &mut Emitter, side: Side, place: Place) -> Result<()> {
+    fn load(
+        &self,
+        c: &Contract,
+        p: &mut Puller<Value>,
+        e: &mut Emitter,
+        side: Side,
+        place: Place,
+    ) -> Result<()> {
         let (first, extent, width) = match side {
             Side::Lhs => (place.row, c.sizes.m, self.tile.m),
             Side::Rhs => (place.column, c.sizes.n, self.tile.n),
         };
         let ty = element_type(self.acc);
-        e.open(&format!("const auto {} = [&](int along, int deep, ix k0) -> {ty}", side.name()));
-        let [along, deep, k0] = ["along", "deep", "k0"].map(|name| Ix::V(e.named(Kind::Index, name)));
-        let at = At { batch: place.batch, along: e.add(first, along), k: e.add(k0, deep) };
-        if let Some(inside) = within(e, [(at.along, extent, width), (at.k, c.sizes.k, self.tile.k)])? {
+        e.open(&format!(
+            "const auto {} = [&](int along, int deep, ix k0) -> {ty}",
+            side.name()
+        ));
+        let [along, deep, k0] =
+            ["along", "deep", "k0"].map(|name| Ix::V(e.named(Kind::Index, name)));
+        let at = At {
+            batch: place.batch,
+            along: e.add(first, along),
+            k: e.add(k0, deep),
+        };
+        if let Some(inside) = within(
+            e,
+            [(at.along, extent, width), (at.k, c.sizes.k, self.tile.k)],
+        )? {
             let zero = e.constant(self.acc, 0);
-            e.line(&format!("if (!{}) return {};", e.text(inside), e.text(zero)));
+            e.line(&format!(
+                "if (!{}) return {};",
+                e.text(inside),
+                e.text(zero)
+            ));
         }
         let value = p.scoped(|p| c.element(p, e, side, at, self.acc))?;
         e.line(&format!("return {};", e.text(value)));
@@ -141,10 +221,21 @@ impl Simt {
         c: &Contract,
         p: &mut Puller<Value>,
         e: &mut Emitter,
-        Place { part, batch, row: m0, column: n0 }: Place,
+        Place {
+            part,
+            batch,
+            row: m0,
+            column: n0,
+        }: Place,
         out: Value,
     ) -> Result<()> {
-        let Tile { m, n, thread_m, thread_n, .. } = self.tile;
+        let Tile {
+            m,
+            n,
+            thread_m,
+            thread_n,
+            ..
+        } = self.tile;
         let per_row = n / thread_n;
         let stores = Stores::find(p.body, c, &|v| p.stored.contains_key(&v), RUN);
         let width = stores.width();
@@ -152,16 +243,38 @@ impl Simt {
         e.open(&format!("for (int i = 0; i < {thread_m}; ++i)"));
         e.line("#pragma unroll");
         e.open(&format!("for (int j = 0; j < {thread_n}; j += {width})"));
-        let row = e.define(Kind::Index, &format!("gm_of_tile<{m}, {thread_m}>(threadIdx.x / {per_row}, i)"));
-        let column = e.define(Kind::Index, &format!("gm_of_tile<{n}, {thread_n}>(threadIdx.x % {per_row}, j)"));
+        let row = e.define(
+            Kind::Index,
+            &format!("gm_of_tile<{m}, {thread_m}>(threadIdx.x / {per_row}, i)"),
+        );
+        let column = e.define(
+            Kind::Index,
+            &format!("gm_of_tile<{n}, {thread_n}>(threadIdx.x % {per_row}, j)"),
+        );
         let (row, column) = (e.add(m0, Ix::V(row)), e.add(n0, Ix::V(column)));
         let inside = within(e, [(row, c.sizes.m, m), (column, c.sizes.n, n)])?;
         if let Some(inside) = inside {
             let condition = format!("if ({})", e.text(inside));
             e.open(&condition);
         }
-        let sum = if width == 1 { "sums.acc[i][j]" } else { "sums.acc[i][j + k]" };
-        stores.emit(c, p, e, Place { part, batch, row, column }, (sum, self.acc), out)?;
+        let sum = if width == 1 {
+            "sums.acc[i][j]"
+        } else {
+            "sums.acc[i][j + k]"
+        };
+        stores.emit(
+            c,
+            p,
+            e,
+            Place {
+                part,
+                batch,
+                row,
+                column,
+            },
+            (sum, self.acc),
+            out,
+        )?;
         (0..2 + usize::from(inside.is_some())).for_each(|_| e.close());
         Ok(())
     }

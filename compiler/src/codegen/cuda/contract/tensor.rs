@@ -34,11 +34,19 @@ impl Instruction {
 }
 
 /// The instruction for the product of two values, if the architecture has one, and the values that must be in memory for it.
-fn instruction(body: &Body, around: &Around, options: &Options, node: &Node) -> Option<(Instruction, Vec<ValueId>)> {
+fn instruction(
+    body: &Body,
+    around: &Around,
+    options: &Options,
+    node: &Node,
+) -> Option<(Instruction, Vec<ValueId>)> {
     use DType::{BF16, F16, F32, I8, I32, U8};
     let own = body.dtype(node.inputs[0]);
-    let narrow: Vec<(DType, ValueId)> =
-        node.inputs.iter().map(|&v| narrowed(body, around.in_memory, v).unwrap_or((own, v))).collect();
+    let narrow: Vec<(DType, ValueId)> = node
+        .inputs
+        .iter()
+        .map(|&v| narrowed(body, around.in_memory, v).unwrap_or((own, v)))
+        .collect();
     let elements = widened([narrow[0].0, narrow[1].0]);
     let capability = options.arch.capability();
     let name = match (elements, own) {
@@ -54,13 +62,23 @@ fn instruction(body: &Body, around: &Around, options: &Options, node: &Node) -> 
         _ => return None,
     };
     let acc = if elements[0].is_float() { F32 } else { I32 };
-    Some((Instruction { name, elements, acc }, narrow.into_iter().map(|n| n.1).collect()))
+    Some((
+        Instruction {
+            name,
+            elements,
+            acc,
+        },
+        narrow.into_iter().map(|n| n.1).collect(),
+    ))
 }
 
 /// Floats of 8 bits are multiplied as the half type of the other operand, which holds them all: the products of tensor cores of their own are summed
 /// up in fewer bits than `f32` has.
 fn widened(elements: [DType; 2]) -> [DType; 2] {
-    let half = elements.into_iter().find(|d| matches!(d, DType::F16 | DType::BF16)).unwrap_or(DType::F16);
+    let half = elements
+        .into_iter()
+        .find(|d| matches!(d, DType::F16 | DType::BF16))
+        .unwrap_or(DType::F16);
     elements.map(|d| if d.is_float8() { half } else { d })
 }
 
@@ -112,17 +130,37 @@ impl Operands {
             let element = instruction.element(side);
             let dear = flops(body, around, v).is_none_or(|f| f > CHEAP_FLOPS);
             let now = || chunks(body, around.in_memory, node, side, element).is_some();
-            let then = || chunks(body, &|x| x == v || (around.in_memory)(x), node, side, element).is_some();
+            let then = || {
+                chunks(
+                    body,
+                    &|x| x == v || (around.in_memory)(x),
+                    node,
+                    side,
+                    element,
+                )
+                .is_some()
+            };
             if dear || sizes.n_products() >= MANY_PRODUCTS && !now() && then() {
                 needs.push(v);
             }
         }
         let lies = |v: ValueId| (around.in_memory)(v) || needs.contains(&v);
-        let [lhs, rhs] = Side::BOTH.map(|side| match chunks(body, &lies, node, side, instruction.element(side)) {
-            Some(chunks) => Loading::Copied(chunks),
-            None => Loading::Pulled { along_k: instruction.size_bytes() != 2 || k_is_inner(body, &lies, node, side) },
+        let [lhs, rhs] = Side::BOTH.map(|side| {
+            match chunks(body, &lies, node, side, instruction.element(side)) {
+                Some(chunks) => Loading::Copied(chunks),
+                None => Loading::Pulled {
+                    along_k: instruction.size_bytes() != 2 || k_is_inner(body, &lies, node, side),
+                },
+            }
         });
-        Some((Operands { instruction, lhs, rhs }, needs))
+        Some((
+            Operands {
+                instruction,
+                lhs,
+                rhs,
+            },
+            needs,
+        ))
     }
 
     /// Both operands, if both are copied.
@@ -135,6 +173,13 @@ impl Operands {
 }
 
 /// Where an operand can be copied from. Only 16-bit elements can be transposed on their way out of a tile.
-fn chunks(body: &Body, in_memory: &dyn Fn(ValueId) -> bool, node: &Node, side: Side, element: DType) -> Option<Chunks> {
-    Chunks::find(body, in_memory, node, side, element).filter(|c| c.along_k || element.size_bytes() == 2)
+fn chunks(
+    body: &Body,
+    in_memory: &dyn Fn(ValueId) -> bool,
+    node: &Node,
+    side: Side,
+    element: DType,
+) -> Option<Chunks> {
+    Chunks::find(body, in_memory, node, side, element)
+        .filter(|c| c.along_k || element.size_bytes() == 2)
 }

@@ -52,7 +52,11 @@ impl Operand {
     fn new(body: &Body, side: Side, chunks: &Chunks, rows: usize) -> Option<Operand> {
         let (view, along_k) = (chunks.view(), chunks.along_k);
         let rank = view.shape.len();
-        let inner = if along_k == (side == Side::Lhs) { rank - 1 } else { rank - 2 };
+        let inner = if along_k == (side == Side::Lhs) {
+            rank - 1
+        } else {
+            rank - 2
+        };
         let mapped = Mapped::new(body, view, inner, if along_k { rows } else { DEPTH })?;
         Some(Operand { along_k, mapped })
     }
@@ -60,28 +64,55 @@ impl Operand {
 
 impl Wgmma {
     /// For a product whose operands are these, if it is large and the GPU has such instructions: the form that predicted times choose, then others.
-    pub(super) fn all(body: &Body, options: &Options, node: &Node, operands: &Operands, sizes: Sizes) -> Vec<Wgmma> {
+    pub(super) fn all(
+        body: &Body,
+        options: &Options,
+        node: &Node,
+        operands: &Operands,
+        sizes: Sizes,
+    ) -> Vec<Wgmma> {
         let enough = sizes.n_tiles(ROWS, NARROW) >= LEAST_TILES && sizes.k >= DEPTH;
         let is_half = operands.instruction.size_bytes() == 2;
         if !enough || !options.arch.has_wgmma() || !matches!(node.op, Op::MatMul) || !is_half {
             return Vec::new();
         }
-        let columns = if sizes.n_tiles(ROWS, WIDE) >= MULTIPROCESSORS { WIDE } else { NARROW };
+        let columns = if sizes.n_tiles(ROWS, WIDE) >= MULTIPROCESSORS {
+            WIDE
+        } else {
+            NARROW
+        };
         let rows = sizes.m.div_ceil(ROWS);
         // An odd row of tiles leaves half a pair without work.
-        let cluster = if rows.is_multiple_of(2) || rows > 8 { 2 } else { 1 };
+        let cluster = if rows.is_multiple_of(2) || rows > 8 {
+            2
+        } else {
+            1
+        };
         let clusters = [cluster, 3 - cluster].into_iter().filter(|&c| c <= rows);
         let all = clusters.flat_map(|c| RINGS.map(|(columns, stages)| (columns, stages, c)));
         let mut all: Vec<_> = all.collect();
         all.sort_by_key(|&(own, _, c)| (c != cluster, own != columns));
-        all.into_iter().filter_map(|form| Wgmma::new(body, operands, form)).collect()
+        all.into_iter()
+            .filter_map(|form| Wgmma::new(body, operands, form))
+            .collect()
     }
 
-    fn new(body: &Body, operands: &Operands, (columns, stages, cluster): (usize, usize, usize)) -> Option<Wgmma> {
+    fn new(
+        body: &Body,
+        operands: &Operands,
+        (columns, stages, cluster): (usize, usize, usize),
+    ) -> Option<Wgmma> {
         let [lhs, rhs] = operands.copied()?;
         let lhs = Operand::new(body, Side::Lhs, lhs, ROWS)?;
         let rhs = Operand::new(body, Side::Rhs, rhs, columns / cluster)?;
-        Some(Wgmma { instruction: operands.instruction, columns, stages, cluster, lhs, rhs })
+        Some(Wgmma {
+            instruction: operands.instruction,
+            columns,
+            stages,
+            cluster,
+            lhs,
+            rhs,
+        })
     }
 
     /// Pairs of tiles, or tiles.
@@ -90,33 +121,62 @@ impl Wgmma {
     }
 
     pub(super) fn words(&self) -> String {
-        let Wgmma { columns, stages, cluster, .. } = self;
-        format!("tiles of {ROWS} x {columns} by warp groups, {stages} stages, clusters of {cluster}")
+        let Wgmma {
+            columns,
+            stages,
+            cluster,
+            ..
+        } = self;
+        format!(
+            "tiles of {ROWS} x {columns} by warp groups, {stages} stages, clusters of {cluster}"
+        )
     }
 
     pub(super) fn work(&self, sizes: Sizes) -> Work {
         let pair = [ROWS * self.cluster, self.columns];
         let work = sizes.work(pair, 1, self.instruction.size_bytes(), PRODUCTS_PER_BYTE);
-        Work { n_tiles: work.n_tiles * self.cluster, ..work }
+        Work {
+            n_tiles: work.n_tiles * self.cluster,
+            ..work
+        }
     }
 
     pub(super) fn resources(&self, sizes: Sizes) -> Resources {
         let ring = self.stages * ((ROWS + self.columns) * DEPTH * 2 + 2 * BARRIER_BYTES);
-        groups::resources(self.n_places(sizes) * self.cluster, ring + SLABS_BYTES, self.cluster)
+        groups::resources(
+            self.n_places(sizes) * self.cluster,
+            ring + SLABS_BYTES,
+            self.cluster,
+        )
     }
 
     pub(super) fn maps(&self) -> Vec<(ValueId, TensorMap)> {
-        [&self.lhs, &self.rhs].map(|o| (o.mapped.base, o.mapped.map.clone())).into()
+        [&self.lhs, &self.rhs]
+            .map(|o| (o.mapped.base, o.mapped.map.clone()))
+            .into()
     }
 
     /// The prelude's type of the product.
     fn product(&self) -> String {
-        let Wgmma { instruction, columns, stages, cluster, lhs, rhs } = self;
+        let Wgmma {
+            instruction,
+            columns,
+            stages,
+            cluster,
+            lhs,
+            rhs,
+        } = self;
         let (name, lhs, rhs) = (instruction.name, lhs.along_k, rhs.along_k);
         format!("gm_group_product<gm_wgmma_{name}, {columns}, {stages}, {lhs}, {rhs}, {cluster}>")
     }
 
-    pub(super) fn emit(&self, c: &Contract, p: &mut Puller<Value>, e: &mut Emitter, out: Value) -> Result<()> {
+    pub(super) fn emit(
+        &self,
+        c: &Contract,
+        p: &mut Puller<Value>,
+        e: &mut Emitter,
+        out: Value,
+    ) -> Result<()> {
         let steps = c.sizes.k.div_ceil(DEPTH);
         e.line(&format!("typedef {} product;", self.product()));
         e.line("extern __shared__ __align__(1024) u8 shared[];");
@@ -135,8 +195,24 @@ impl Wgmma {
                 e.line(&format!("sums.run(ring, {steps});"));
                 // The last tile of an odd row of tiles may lie outside as a whole.
                 let tile = [ROWS * self.cluster, self.columns];
-                let place = Place { part: Ix::C(0), batch, row, column };
-                epilogue::staged(c, p, e, place, Slabs { acc: self.instruction.acc, columns: COLUMNS, tile }, out)
+                let place = Place {
+                    part: Ix::C(0),
+                    batch,
+                    row,
+                    column,
+                };
+                epilogue::staged(
+                    c,
+                    p,
+                    e,
+                    place,
+                    Slabs {
+                        acc: self.instruction.acc,
+                        columns: COLUMNS,
+                        tile,
+                    },
+                    out,
+                )
             })
         };
         groups::split(p, e, "product", fetch, multiply)?;
@@ -152,31 +228,49 @@ impl Wgmma {
         f: impl FnOnce(&mut Emitter, [Ix<Value>; 3]) -> Result<()>,
     ) -> Result<()> {
         let cluster = self.cluster;
-        let (rows, columns) = (c.sizes.m.div_ceil(ROWS * cluster), c.sizes.n.div_ceil(self.columns));
+        let (rows, columns) = (
+            c.sizes.m.div_ceil(ROWS * cluster),
+            c.sizes.n.div_ceil(self.columns),
+        );
         let [first, step] = ["blockIdx", "gridDim"].map(|v| match cluster {
             1 => format!("ix({v}.x)"),
             n => format!("ix({v}.x / {n})"),
         });
-        e.counted([&first, &self.n_places(c.sizes).to_string(), &step], |e, place| {
-            let (batch, place) = e.div_rem(Ix::V(place), rows * columns);
-            let place = e.val(place);
-            let place = format!("const auto place = gm_raster<ix>({}, {rows}, {columns});", e.text(place));
-            e.line(&place);
-            let row = format!("(place.row * {cluster} + product::block_row()) * {ROWS}");
-            let m0 = e.define(Kind::Index, &row);
-            let n0 = e.define(Kind::Index, &format!("place.column * {}", self.columns));
-            f(e, [batch, Ix::V(m0), Ix::V(n0)])
-        })
+        e.counted(
+            [&first, &self.n_places(c.sizes).to_string(), &step],
+            |e, place| {
+                let (batch, place) = e.div_rem(Ix::V(place), rows * columns);
+                let place = e.val(place);
+                let place = format!(
+                    "const auto place = gm_raster<ix>({}, {rows}, {columns});",
+                    e.text(place)
+                );
+                e.line(&place);
+                let row = format!("(place.row * {cluster} + product::block_row()) * {ROWS}");
+                let m0 = e.define(Kind::Index, &row);
+                let n0 = e.define(Kind::Index, &format!("place.column * {}", self.columns));
+                f(e, [batch, Ix::V(m0), Ix::V(n0)])
+            },
+        )
     }
 
     /// Writes the function that asks for a tile of an operand.
-    fn fetch(&self, c: &Contract, p: &Puller<Value>, e: &mut Emitter, side: Side, [batch, m0, n0]: [Ix<Value>; 3]) {
+    fn fetch(
+        &self,
+        c: &Contract,
+        p: &Puller<Value>,
+        e: &mut Emitter,
+        side: Side,
+        [batch, m0, n0]: [Ix<Value>; 3],
+    ) {
         let (operand, start, map) = match side {
             Side::Lhs => (&self.lhs, m0, "map0"),
             Side::Rhs => (&self.rhs, n0, "map1"),
         };
         let name = side.name();
-        e.open(&format!("const auto {name} = [&](u32 to, u32 barrier, bool shares, int first, int k0)"));
+        e.open(&format!(
+            "const auto {name} = [&](u32 to, u32 barrier, bool shares, int first, int k0)"
+        ));
         let node = p.body.graph.node(c.node);
         let out = p.body.shape(node.outputs[0]);
         let index = e.delinearise(batch, &out[..out.len() - 2]);
@@ -184,7 +278,11 @@ impl Wgmma {
         let skip = out.len() - p.body.shape(side.operand(node)).len();
         let start = e.val(start);
         let along = format!("int({}) + first", e.text(start));
-        let at = if operand.along_k { ["k0", &along] } else { [&along, "k0"] };
+        let at = if operand.along_k {
+            ["k0", &along]
+        } else {
+            [&along, "k0"]
+        };
         let at = operand.mapped.coordinates(e, at, &index[skip..]);
         e.line(&format!("gm_load_tile(to, &{map}, barrier, shares{at});"));
         e.close_with("};");

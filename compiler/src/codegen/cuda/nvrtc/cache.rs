@@ -61,7 +61,11 @@ pub(super) fn key(unit: &Unit, options: &[String], build: &str) -> String {
 impl Cache {
     /// A cache in a folder, which is made when the first entry is written.
     pub fn new(folder: PathBuf) -> Cache {
-        Cache { folder, written: AtomicU64::new(0), warnings: Mutex::new(Vec::new()) }
+        Cache {
+            folder,
+            written: AtomicU64::new(0),
+            warnings: Mutex::new(Vec::new()),
+        }
     }
 
     /// The one in the user's cache folder; none when that is turned off.
@@ -92,7 +96,10 @@ impl Cache {
             Ok(bytes) => bytes,
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => return None,
             Err(e) => {
-                self.warn(format!("{}: {e}; the kernel is compiled again", path.display()));
+                self.warn(format!(
+                    "{}: {e}; the kernel is compiled again",
+                    path.display()
+                ));
                 return None;
             }
         };
@@ -103,7 +110,10 @@ impl Cache {
                 Some(compiled)
             }
             Err(why) => {
-                self.warn(format!("{}: {why}; the kernel is compiled again", path.display()));
+                self.warn(format!(
+                    "{}: {why}; the kernel is compiled again",
+                    path.display()
+                ));
                 None
             }
         }
@@ -112,10 +122,17 @@ impl Cache {
     pub(super) fn put(&self, key: &str, compiled: &Compiled) {
         let path = self.path(key);
         if let Err(e) = self.write(&path, &print(key, compiled)) {
-            self.warn(format!("{}: {e}; compiled kernels are not kept", path.display()));
+            self.warn(format!(
+                "{}: {e}; compiled kernels are not kept",
+                path.display()
+            ));
             return;
         }
-        if self.written.fetch_add(1, Ordering::Relaxed).is_multiple_of(WRITES_PER_LOOK) {
+        if self
+            .written
+            .fetch_add(1, Ordering::Relaxed)
+            .is_multiple_of(WRITES_PER_LOOK)
+        {
             self.shrink(LIMIT_BYTES, KEPT_BYTES);
         }
     }
@@ -124,7 +141,11 @@ impl Cache {
         static SERIAL: AtomicU64 = AtomicU64::new(0);
         std::fs::create_dir_all(path.parent().unwrap_or(&self.folder))?;
         let mut beside = path.as_os_str().to_owned();
-        beside.push(format!(".{}.{}.new", std::process::id(), SERIAL.fetch_add(1, Ordering::Relaxed)));
+        beside.push(format!(
+            ".{}.{}.new",
+            std::process::id(),
+            SERIAL.fetch_add(1, Ordering::Relaxed)
+        ));
         let written = std::fs::write(&beside, bytes).and_then(|()| std::fs::rename(&beside, path));
         written.inspect_err(|_| drop(std::fs::remove_file(&beside)))
     }
@@ -133,9 +154,14 @@ impl Cache {
     /// removes meanwhile is passed over.
     pub(super) fn shrink(&self, limit: u64, kept: u64) {
         let list = |folder: &Path| std::fs::read_dir(folder).into_iter().flatten().flatten();
-        let mut entries: Vec<(SystemTime, PathBuf, u64)> = (list(&self.folder).flat_map(|e| list(&e.path())))
-            .filter_map(|e| e.metadata().ok().and_then(|m| Some((m.modified().ok()?, e.path(), m.len()))))
-            .collect();
+        let mut entries: Vec<(SystemTime, PathBuf, u64)> = (list(&self.folder)
+            .flat_map(|e| list(&e.path())))
+        .filter_map(|e| {
+            e.metadata()
+                .ok()
+                .and_then(|m| Some((m.modified().ok()?, e.path(), m.len())))
+        })
+        .collect();
         let mut bytes: u64 = entries.iter().map(|e| e.2).sum();
         if bytes <= limit {
             return;
@@ -170,10 +196,16 @@ fn print(key: &str, compiled: &Compiled) -> Vec<u8> {
 }
 
 fn parse(bytes: &[u8], key: &str) -> Result<Compiled, String> {
-    let end = bytes.iter().position(|&b| b == b'\n').ok_or("it has no head")?;
+    let end = bytes
+        .iter()
+        .position(|&b| b == b'\n')
+        .ok_or("it has no head")?;
     let head: Head = serde_json::from_slice(&bytes[..end]).map_err(|e| format!("its head: {e}"))?;
     if head.format != FORMAT || head.key != key {
-        return Err(format!("format {:?} and key {:?} are another entry's", head.format, head.key));
+        return Err(format!(
+            "format {:?} and key {:?} are another entry's",
+            head.format, head.key
+        ));
     }
     let payload = &bytes[end + 1..];
     if head.ptx_bytes.checked_add(head.cubin_bytes) != Some(payload.len())
@@ -184,5 +216,11 @@ fn parse(bytes: &[u8], key: &str) -> Result<Compiled, String> {
     let (ptx, cubin) = payload.split_at(head.ptx_bytes);
     let ptx = String::from_utf8(ptx.to_vec()).map_err(|e| e.to_string())?;
     let resources = resources::parse(&head.log);
-    Ok(Compiled { ptx, cubin: cubin.to_vec(), log: head.log, resources, compile_ns: head.compile_ns })
+    Ok(Compiled {
+        ptx,
+        cubin: cubin.to_vec(),
+        log: head.log,
+        resources,
+        compile_ns: head.compile_ns,
+    })
 }

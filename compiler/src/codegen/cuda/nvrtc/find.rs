@@ -54,7 +54,11 @@ pub(super) type Environment<'a> = &'a dyn Fn(&str) -> Option<OsString>;
 pub(super) fn find(env: Environment, driver: Option<u32>) -> Result<Found, Vec<String>> {
     let [fitting, later] = by_driver(driver);
     let found = find_among(env, &fitting);
-    if later.is_empty() || found.is_ok() { found } else { find_among(env, &later).or(found) }
+    if later.is_empty() || found.is_ok() {
+        found
+    } else {
+        find_among(env, &later).or(found)
+    }
 }
 
 /// The versions whose code the driver takes, then the others.
@@ -68,16 +72,27 @@ fn find_among(env: Environment, majors: &[u32]) -> Result<Found, Vec<String>> {
     let open = |place: &Place| open(place, majors);
     if let Some(own) = env("GRISTMILL_NVRTC") {
         if own.is_empty() {
-            return Err(vec!["$GRISTMILL_NVRTC is empty, which turns NVRTC off".to_owned()]);
+            return Err(vec![
+                "$GRISTMILL_NVRTC is empty, which turns NVRTC off".to_owned(),
+            ]);
         }
         // What was asked for by name is used or refused, never replaced.
         let path = PathBuf::from(own);
-        let place = if path.is_dir() { Place::Folder(path) } else { Place::File(path) };
+        let place = if path.is_dir() {
+            Place::Folder(path)
+        } else {
+            Place::File(path)
+        };
         return open(&place).map_err(|why| vec![format!("$GRISTMILL_NVRTC: {place}: {why}")]);
     }
     let mut tried = Vec::new();
-    let mut first =
-        |places: Vec<Place>| places.iter().find_map(|p| open(p).map_err(|why| tried.push(format!("{p}: {why}"))).ok());
+    let mut first = |places: Vec<Place>| {
+        places.iter().find_map(|p| {
+            open(p)
+                .map_err(|why| tried.push(format!("{p}: {why}")))
+                .ok()
+        })
+    };
     if let Some(found) = first(installed(env, majors)) {
         return Ok(found);
     }
@@ -93,12 +108,19 @@ fn find_among(env: Environment, majors: &[u32]) -> Result<Found, Vec<String>> {
 
 /// Every place but the packages of the Python on the path.
 fn installed(env: Environment, majors: &[u32]) -> Vec<Place> {
-    let mut places: Vec<Place> = majors.iter().map(|m| Place::Name(format!("libnvrtc.so.{m}"))).collect();
+    let mut places: Vec<Place> = majors
+        .iter()
+        .map(|m| Place::Name(format!("libnvrtc.so.{m}")))
+        .collect();
     let folder = |name: &str| env(name).filter(|v| !v.is_empty()).map(PathBuf::from);
     for home in ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(folder) {
         places.extend(["lib64", "lib"].map(|lib| Place::Folder(home.join(lib))));
     }
-    places.extend(toolkits(Path::new("/usr/local")).into_iter().map(|t| Place::Folder(t.join("lib64"))));
+    places.extend(
+        toolkits(Path::new("/usr/local"))
+            .into_iter()
+            .map(|t| Place::Folder(t.join("lib64"))),
+    );
     places.extend(folder("CONDA_PREFIX").map(|p| Place::Folder(p.join("lib"))));
     if let Some(venv) = folder("VIRTUAL_ENV") {
         places.extend(wheels(&virtual_packages(&venv)));
@@ -110,19 +132,35 @@ fn installed(env: Environment, majors: &[u32]) -> Vec<Place> {
 fn toolkits(root: &Path) -> Vec<PathBuf> {
     let mut found: Vec<PathBuf> = entries(root, |name| name.starts_with("cuda-"));
     found.sort_by_key(|p| {
-        let version = p.to_string_lossy().rsplit('-').next().unwrap_or_default().to_owned();
-        std::cmp::Reverse(version.split('.').map(|n| n.parse::<u32>().unwrap_or(0)).collect::<Vec<_>>())
+        let version = p
+            .to_string_lossy()
+            .rsplit('-')
+            .next()
+            .unwrap_or_default()
+            .to_owned();
+        std::cmp::Reverse(
+            version
+                .split('.')
+                .map(|n| n.parse::<u32>().unwrap_or(0))
+                .collect::<Vec<_>>(),
+        )
     });
     [root.join("cuda")].into_iter().chain(found).collect()
 }
 
 fn virtual_packages(venv: &Path) -> Vec<PathBuf> {
     let pythons = entries(&venv.join("lib"), |name| name.starts_with("python3"));
-    pythons.into_iter().map(|p| p.join("site-packages")).collect()
+    pythons
+        .into_iter()
+        .map(|p| p.join("site-packages"))
+        .collect()
 }
 
 fn wheels(packages: &[PathBuf]) -> Vec<Place> {
-    packages.iter().flat_map(|p| WHEELS.map(|w| Place::Folder(p.join(w)))).collect()
+    packages
+        .iter()
+        .flat_map(|p| WHEELS.map(|w| Place::Folder(p.join(w))))
+        .collect()
 }
 
 /// Folders that the `python3` on the path imports from.
@@ -134,14 +172,20 @@ fn python_packages() -> Result<Vec<PathBuf>, String> {
         .output();
     let output = asked.map_err(|e| format!("python3 does not start: {e}"))?;
     let text = String::from_utf8_lossy(&output.stdout);
-    Ok(text.lines().map(PathBuf::from).filter(|p| p.is_absolute() && p.is_dir()).collect())
+    Ok(text
+        .lines()
+        .map(PathBuf::from)
+        .filter(|p| p.is_absolute() && p.is_dir())
+        .collect())
 }
 
 /// Entries of a folder whose names `takes` accepts, sorted; none when it cannot be read.
 fn entries(folder: &Path, takes: impl Fn(&str) -> bool) -> Vec<PathBuf> {
     let listed = std::fs::read_dir(folder).into_iter().flatten().flatten();
-    let mut found: Vec<PathBuf> =
-        listed.filter(|e| takes(&e.file_name().to_string_lossy())).map(|e| e.path()).collect();
+    let mut found: Vec<PathBuf> = listed
+        .filter(|e| takes(&e.file_name().to_string_lossy()))
+        .map(|e| e.path())
+        .collect();
     found.sort();
     found
 }
@@ -153,9 +197,20 @@ fn library(place: &Place, majors: &[u32]) -> Result<PathBuf, String> {
         Place::File(path) if path.is_file() => Ok(path.clone()),
         Place::File(_) => Err("no such file".to_owned()),
         Place::Folder(folder) => {
-            let in_folder = majors.iter().map(|m| folder.join(format!("libnvrtc.so.{m}")));
-            let wanted = || majors.iter().map(u32::to_string).collect::<Vec<_>>().join(" or .");
-            in_folder.into_iter().find(|p| p.is_file()).ok_or_else(|| format!("no libnvrtc.so.{} there", wanted()))
+            let in_folder = majors
+                .iter()
+                .map(|m| folder.join(format!("libnvrtc.so.{m}")));
+            let wanted = || {
+                majors
+                    .iter()
+                    .map(u32::to_string)
+                    .collect::<Vec<_>>()
+                    .join(" or .")
+            };
+            in_folder
+                .into_iter()
+                .find(|p| p.is_file())
+                .ok_or_else(|| format!("no libnvrtc.so.{} there", wanted()))
         }
     }
 }
@@ -169,7 +224,8 @@ fn open(place: &Place, majors: &[u32]) -> Result<Found, String> {
     let mut libraries = Vec::new();
     for path in beside.iter().chain([&library]) {
         // SAFETY: opening a library runs its constructors; these are NVIDIA's, at a place that the user's system or variables name.
-        libraries.push(unsafe { Library::new(path) }.map_err(|e| format!("cannot be opened: {e}"))?);
+        libraries
+            .push(unsafe { Library::new(path) }.map_err(|e| format!("cannot be opened: {e}"))?);
     }
     // SAFETY: a library of this name is NVRTC.
     let api = unsafe { Api::resolve(libraries) }?;
@@ -182,8 +238,12 @@ fn open(place: &Place, majors: &[u32]) -> Result<Found, String> {
 
 /// The built-in functions beside a library. Wheels hold a second set under names with `alt`.
 fn builtins(library: &Path) -> Vec<PathBuf> {
-    let Some(folder) = library.parent() else { return Vec::new() };
-    entries(folder, |name| name.starts_with("libnvrtc-builtins.so.") && !name.contains(".alt."))
+    let Some(folder) = library.parent() else {
+        return Vec::new();
+    };
+    entries(folder, |name| {
+        name.starts_with("libnvrtc-builtins.so.") && !name.contains(".alt.")
+    })
 }
 
 #[cfg(test)]
@@ -192,9 +252,14 @@ mod tests {
 
     #[test]
     fn a_library_that_was_named_is_used_or_refused() {
-        let absent = |name: &str| (name == "GRISTMILL_NVRTC").then(|| OsString::from("no/such/libnvrtc.so.13"));
+        let absent = |name: &str| {
+            (name == "GRISTMILL_NVRTC").then(|| OsString::from("no/such/libnvrtc.so.13"))
+        };
         let tried = find(&absent, None).err().expect("there is no such file");
-        assert_eq!(tried, ["$GRISTMILL_NVRTC: no/such/libnvrtc.so.13: no such file"]);
+        assert_eq!(
+            tried,
+            ["$GRISTMILL_NVRTC: no/such/libnvrtc.so.13: no such file"]
+        );
         let off = |name: &str| (name == "GRISTMILL_NVRTC").then(OsString::new);
         let tried = find(&off, Some(12)).err().expect("it is turned off");
         assert_eq!(tried, ["$GRISTMILL_NVRTC is empty, which turns NVRTC off"]);
@@ -213,8 +278,15 @@ mod tests {
             "VIRTUAL_ENV" => Some(venv.clone().into_os_string()),
             _ => None,
         };
-        let text: Vec<String> = installed(&env, &MAJORS).iter().map(Place::to_string).collect();
-        let position = |want: &str| text.iter().position(|t| t == want).unwrap_or_else(|| panic!("{want}: {text:?}"));
+        let text: Vec<String> = installed(&env, &MAJORS)
+            .iter()
+            .map(Place::to_string)
+            .collect();
+        let position = |want: &str| {
+            text.iter()
+                .position(|t| t == want)
+                .unwrap_or_else(|| panic!("{want}: {text:?}"))
+        };
         let wheel = packages.join("nvidia/cu13/lib").display().to_string();
         let order = [
             "libnvrtc.so.13 on the loader's paths",
@@ -232,18 +304,35 @@ mod tests {
     #[test]
     fn the_driver_chooses_the_major_version() {
         let folder = tempfile::tempdir().unwrap();
-        let add = |major: u32| std::fs::write(folder.path().join(format!("libnvrtc.so.{major}")), "text").unwrap();
+        let add = |major: u32| {
+            std::fs::write(folder.path().join(format!("libnvrtc.so.{major}")), "text").unwrap()
+        };
         let chosen = |driver: Option<u32>| {
             let place = Place::Folder(folder.path().to_path_buf());
-            let file = by_driver(driver).iter().find_map(|majors| library(&place, majors).ok())?;
+            let file = by_driver(driver)
+                .iter()
+                .find_map(|majors| library(&place, majors).ok())?;
             Some(file.file_name()?.to_string_lossy().into_owned())
         };
         assert_eq!(chosen(Some(12)), None);
         add(13);
-        assert_eq!(chosen(Some(12)).as_deref(), Some("libnvrtc.so.13"), "for the emulator");
+        assert_eq!(
+            chosen(Some(12)).as_deref(),
+            Some("libnvrtc.so.13"),
+            "for the emulator"
+        );
         add(12);
-        for (driver, expected) in [(None, "13"), (Some(13), "13"), (Some(14), "13"), (Some(12), "12")] {
-            assert_eq!(chosen(driver), Some(format!("libnvrtc.so.{expected}")), "driver {driver:?}");
+        for (driver, expected) in [
+            (None, "13"),
+            (Some(13), "13"),
+            (Some(14), "13"),
+            (Some(12), "12"),
+        ] {
+            assert_eq!(
+                chosen(driver),
+                Some(format!("libnvrtc.so.{expected}")),
+                "driver {driver:?}"
+            );
         }
     }
 
@@ -254,18 +343,25 @@ mod tests {
             std::fs::create_dir(root.path().join(name)).unwrap();
         }
         let found = toolkits(root.path());
-        let names: Vec<_> = found.iter().map(|p| p.file_name().unwrap().to_string_lossy().into_owned()).collect();
+        let names: Vec<_> = found
+            .iter()
+            .map(|p| p.file_name().unwrap().to_string_lossy().into_owned())
+            .collect();
         assert_eq!(names, ["cuda", "cuda-12.10", "cuda-12.4", "cuda-9.2"]);
     }
 
     #[test]
     fn a_folder_without_the_library_says_so() {
         let folder = tempfile::tempdir().unwrap();
-        let why = open(&Place::Folder(folder.path().to_path_buf()), &MAJORS).err().expect("it is empty");
+        let why = open(&Place::Folder(folder.path().to_path_buf()), &MAJORS)
+            .err()
+            .expect("it is empty");
         assert_eq!(why, "no libnvrtc.so.13 or .12 there");
         let file = folder.path().join("libnvrtc.so.13");
         std::fs::write(&file, "not a library").unwrap();
-        let why = open(&Place::Folder(folder.path().to_path_buf()), &MAJORS).err().expect("it is text");
+        let why = open(&Place::Folder(folder.path().to_path_buf()), &MAJORS)
+            .err()
+            .expect("it is text");
         assert!(why.starts_with("cannot be opened: "), "{why}");
     }
 }

@@ -64,22 +64,39 @@ pub struct Compiled {
 /// Errors with `Unsupported` when there is none, naming every place that was looked in.
 pub fn get() -> Result<&'static Nvrtc> {
     static OPENED: OnceLock<Result<Nvrtc>> = OnceLock::new();
-    let driver = || gristmill_runtime::cuda::driver_version().ok().map(|(major, _)| major);
-    OPENED.get_or_init(|| Nvrtc::open(&|name| std::env::var_os(name), driver())).as_ref().map_err(Error::clone)
+    let driver = || {
+        gristmill_runtime::cuda::driver_version()
+            .ok()
+            .map(|(major, _)| major)
+    };
+    OPENED
+        .get_or_init(|| Nvrtc::open(&|name| std::env::var_os(name), driver()))
+        .as_ref()
+        .map_err(Error::clone)
 }
 
 impl Nvrtc {
     fn open(env: find::Environment, driver: Option<u32>) -> Result<Nvrtc> {
         let found = find::find(env, driver).map_err(|tried| {
             let places: String = tried.iter().map(|t| format!("\n  {t}")).collect();
-            Error::unsupported(format!("NVRTC, the run-time compiler of CUDA, was not found; looked in:{places}"))
-                .hint("pip install nvidia-cuda-nvrtc, or GRISTMILL_NVRTC with the path of libnvrtc.so")
+            Error::unsupported(format!(
+                "NVRTC, the run-time compiler of CUDA, was not found; looked in:{places}"
+            ))
+            .hint("pip install nvidia-cuda-nvrtc, or GRISTMILL_NVRTC with the path of libnvrtc.so")
         })?;
-        let broken = |f: Failure| Error::unsupported(format!("{}: {} failed: {}", found.place, f.call, f.message));
+        let broken = |f: Failure| {
+            Error::unsupported(format!("{}: {} failed: {}", found.place, f.call, f.message))
+        };
         let version = found.api.get_version().map_err(broken)?;
         let mut archs = found.api.get_archs().map_err(broken)?;
         archs.sort_unstable();
-        Ok(Nvrtc { version, archs, place: found.place, api: found.api, build: OnceLock::new() })
+        Ok(Nvrtc {
+            version,
+            archs,
+            place: found.place,
+            api: found.api,
+            build: OnceLock::new(),
+        })
     }
 
     /// Path of the library, or the name under which the loader found it.
@@ -101,13 +118,22 @@ impl Nvrtc {
     pub fn build(&self) -> Result<&str> {
         let build = self.build.get_or_init(|| {
             let least = self.archs.first().copied().unwrap_or(75);
-            let empty =
-                Unit { source: String::new(), name: "empty.cu".to_owned(), arch: Arch::new(least, None).ptx_only() };
+            let empty = Unit {
+                source: String::new(),
+                name: "empty.cu".to_owned(),
+                arch: Arch::new(least, None).ptx_only(),
+            };
             let ptx = self.compile(&empty)?.ptx;
-            let said =
-                |line: &&str| line.starts_with("// Compiler Build ID") || line.starts_with("// Cuda compilation");
+            let said = |line: &&str| {
+                line.starts_with("// Compiler Build ID") || line.starts_with("// Cuda compilation")
+            };
             let lines: Vec<&str> = ptx.lines().filter(said).collect();
-            Ok(format!("{}.{} {}", self.version.0, self.version.1, lines.join(" ")))
+            Ok(format!(
+                "{}.{} {}",
+                self.version.0,
+                self.version.1,
+                lines.join(" ")
+            ))
         });
         build.as_ref().map(String::as_str).map_err(Error::clone)
     }
@@ -120,32 +146,54 @@ impl Nvrtc {
         if !self.archs.contains(&unit.arch.capability()) {
             let known: Vec<String> = self.archs.iter().map(u32::to_string).collect();
             let (major, minor) = self.version;
-            let message =
-                format!("NVRTC {major}.{minor} does not compile for {}, only for {}", unit.arch, known.join(", "));
-            return Err(
-                Error::unsupported(message).hint("another --gpu-arch, or another NVRTC through GRISTMILL_NVRTC")
+            let message = format!(
+                "NVRTC {major}.{minor} does not compile for {}, only for {}",
+                unit.arch,
+                known.join(", ")
             );
+            return Err(Error::unsupported(message)
+                .hint("another --gpu-arch, or another NVRTC through GRISTMILL_NVRTC"));
         }
         let started = Instant::now();
-        let text = |s: &str| CString::new(s).map_err(|_| Error::internal("a CUDA source holds a NUL"));
-        let options = options(unit.arch).iter().map(|o| text(o)).collect::<Result<Vec<_>>>()?;
-        let fail = |f: Failure| Error::internal(format!("{}: {}: {}", unit.name, f.call, f.message));
-        let program = Program::new(&self.api, &text(&unit.source)?, &text(&unit.name)?).map_err(fail)?;
+        let text =
+            |s: &str| CString::new(s).map_err(|_| Error::internal("a CUDA source holds a NUL"));
+        let options = options(unit.arch)
+            .iter()
+            .map(|o| text(o))
+            .collect::<Result<Vec<_>>>()?;
+        let fail =
+            |f: Failure| Error::internal(format!("{}: {}: {}", unit.name, f.call, f.message));
+        let program =
+            Program::new(&self.api, &text(&unit.source)?, &text(&unit.name)?).map_err(fail)?;
         let compiled = program.compile(&options);
         let log = program.log().map_err(fail)?;
         compiled.map_err(|f| {
             let log = log.trim_end();
-            Error::internal(format!("{} does not compile for {}: {}\n{log}", unit.name, unit.arch, f.message))
+            Error::internal(format!(
+                "{} does not compile for {}: {}\n{log}",
+                unit.name, unit.arch, f.message
+            ))
         })?;
         let (ptx, cubin) = (program.ptx().map_err(fail)?, program.cubin().map_err(fail)?);
         let compile_ns = started.elapsed().as_nanos() as u64;
-        Ok(Compiled { ptx, cubin, resources: resources::parse(&log), log, compile_ns })
+        Ok(Compiled {
+            ptx,
+            cubin,
+            resources: resources::parse(&log),
+            log,
+            compile_ns,
+        })
     }
 }
 
 /// What every source is compiled with: results are those of the op table, so nothing is contracted, flushed or approximated.
 fn options(arch: Arch) -> Vec<String> {
-    vec![format!("--gpu-architecture={arch}"), "--std=c++17".into(), "--fmad=false".into(), "--ptxas-options=-v".into()]
+    vec![
+        format!("--gpu-architecture={arch}"),
+        "--std=c++17".into(),
+        "--fmad=false".into(),
+        "--ptxas-options=-v".into(),
+    ]
 }
 
 /// Compiles sources, equal ones once, on all cores, taking from the cache what it holds and leaving the rest there. Results are in the order
@@ -154,31 +202,41 @@ pub fn build(nvrtc: &Nvrtc, cache: Option<&Cache>, units: &[Unit]) -> Vec<Result
     let mut distinct: Vec<&Unit> = Vec::new();
     let mut of_unit: BTreeMap<(&str, &str, Arch), usize> = BTreeMap::new();
     for u in units {
-        of_unit.entry((&u.source, &u.name, u.arch)).or_insert_with(|| {
-            distinct.push(u);
-            distinct.len() - 1
-        });
+        of_unit
+            .entry((&u.source, &u.name, u.arch))
+            .or_insert_with(|| {
+                distinct.push(u);
+                distinct.len() - 1
+            });
     }
-    let made: Vec<Mutex<Option<Result<Compiled>>>> = distinct.iter().map(|_| Mutex::new(None)).collect();
+    let made: Vec<Mutex<Option<Result<Compiled>>>> =
+        distinct.iter().map(|_| Mutex::new(None)).collect();
     let next = AtomicUsize::new(0);
     let work = || {
         loop {
             let i = next.fetch_add(1, Ordering::Relaxed);
             let Some(unit) = distinct.get(i) else { break };
-            *made[i].lock().unwrap_or_else(|p| p.into_inner()) = Some(build_one(nvrtc, cache, unit));
+            *made[i].lock().unwrap_or_else(|p| p.into_inner()) =
+                Some(build_one(nvrtc, cache, unit));
         }
     };
     let n_threads = gristmill_runtime::cpu::n_cores().min(distinct.len());
     std::thread::scope(|s| (0..n_threads).for_each(|_| drop(s.spawn(work))));
     let result = |u: &Unit| {
         let i = of_unit[&(u.source.as_str(), u.name.as_str(), u.arch)];
-        made[i].lock().unwrap_or_else(|p| p.into_inner()).clone().expect("every distinct unit is compiled")
+        made[i]
+            .lock()
+            .unwrap_or_else(|p| p.into_inner())
+            .clone()
+            .expect("every distinct unit is compiled")
     };
     units.iter().map(result).collect()
 }
 
 fn build_one(nvrtc: &Nvrtc, cache: Option<&Cache>, unit: &Unit) -> Result<Compiled> {
-    let Some(cache) = cache else { return nvrtc.compile(unit) };
+    let Some(cache) = cache else {
+        return nvrtc.compile(unit);
+    };
     let key = cache::key(unit, &options(unit.arch), nvrtc.build()?);
     if let Some(found) = cache.get(&key) {
         return Ok(found);

@@ -22,14 +22,19 @@ impl Api {
         }
         // SAFETY: the function takes any status and gives a string that is never freed.
         let text = unsafe { CStr::from_ptr((self.error_string)(status)) };
-        Err(Failure { call, message: text.to_string_lossy().into_owned() })
+        Err(Failure {
+            call,
+            message: text.to_string_lossy().into_owned(),
+        })
     }
 
     /// Major and minor number.
     pub(super) fn get_version(&self) -> Call<(u32, u32)> {
         let (mut major, mut minor) = (0, 0);
         // SAFETY: both point to integers of this frame.
-        self.done("nvrtcVersion", unsafe { (self.version)(&mut major, &mut minor) })?;
+        self.done("nvrtcVersion", unsafe {
+            (self.version)(&mut major, &mut minor)
+        })?;
         Ok((major as u32, minor as u32))
     }
 
@@ -37,10 +42,14 @@ impl Api {
     pub(super) fn get_archs(&self) -> Call<Vec<u32>> {
         let mut n: c_int = 0;
         // SAFETY: points to an integer of this frame.
-        self.done("nvrtcGetNumSupportedArchs", unsafe { (self.n_archs)(&mut n) })?;
+        self.done("nvrtcGetNumSupportedArchs", unsafe {
+            (self.n_archs)(&mut n)
+        })?;
         let mut archs = vec![0; n.max(0) as usize];
         // SAFETY: as many integers as the library said it would write.
-        self.done("nvrtcGetSupportedArchs", unsafe { (self.archs)(archs.as_mut_ptr()) })?;
+        self.done("nvrtcGetSupportedArchs", unsafe {
+            (self.archs)(archs.as_mut_ptr())
+        })?;
         Ok(archs.into_iter().map(|a| a as u32).collect())
     }
 }
@@ -64,7 +73,8 @@ impl<'a> Program<'a> {
         let mut handle = ptr::null_mut();
         let (source, name) = (source.as_ptr(), name.as_ptr());
         // SAFETY: the strings outlive the call, which copies them; no headers are passed.
-        let status = unsafe { (api.create)(&mut handle, source, name, 0, ptr::null(), ptr::null()) };
+        let status =
+            unsafe { (api.create)(&mut handle, source, name, 0, ptr::null(), ptr::null()) };
         api.done("nvrtcCreateProgram", status)?;
         Ok(Program { api, handle })
     }
@@ -73,7 +83,8 @@ impl<'a> Program<'a> {
     pub(super) fn compile(&self, options: &[CString]) -> Call<()> {
         let options: Vec<*const c_char> = options.iter().map(|o| o.as_ptr()).collect();
         // SAFETY: the handle is alive, and the strings outlive the call.
-        let status = unsafe { (self.api.compile)(self.handle, options.len() as c_int, options.as_ptr()) };
+        let status =
+            unsafe { (self.api.compile)(self.handle, options.len() as c_int, options.as_ptr()) };
         self.api.done("nvrtcCompileProgram", status)
     }
 
@@ -84,7 +95,9 @@ impl<'a> Program<'a> {
         let mut bytes = vec![0u8; n];
         if n > 0 {
             // SAFETY: as many bytes as the library said it would write.
-            self.api.done(call, unsafe { fill(self.handle, bytes.as_mut_ptr().cast()) })?;
+            self.api.done(call, unsafe {
+                fill(self.handle, bytes.as_mut_ptr().cast())
+            })?;
         }
         Ok(bytes)
     }

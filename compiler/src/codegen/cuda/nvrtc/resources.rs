@@ -29,7 +29,9 @@ pub(super) fn parse(log: &str) -> BTreeMap<String, Resources> {
         if let Some(name) = between(line, "Function properties for ", "\n") {
             // Device functions that were not inlined have properties of their own.
             let name = name.trim();
-            current = current.filter(|c| c == name).or_else(|| found.contains_key(name).then(|| name.to_owned()));
+            current = current
+                .filter(|c| c == name)
+                .or_else(|| found.contains_key(name).then(|| name.to_owned()));
             continue;
         }
         let Some(name) = &current else { continue };
@@ -57,7 +59,11 @@ fn between<'a>(line: &'a str, before: &str, after: &str) -> Option<&'a str> {
 /// The number right before `unit`.
 fn number_before(line: &str, unit: &str) -> Option<u32> {
     let text = &line[..line.find(unit)?];
-    text[text.rfind(|c: char| !c.is_ascii_digit()).map_or(0, |i| i + 1)..].parse().ok()
+    text[text
+        .rfind(|c: char| !c.is_ascii_digit())
+        .map_or(0, |i| i + 1)..]
+        .parse()
+        .ok()
 }
 
 #[cfg(test)]
@@ -88,7 +94,13 @@ ptxas info    : Function properties for __internal_sin
             spill_store_bytes: 16,
             spill_load_bytes: 24,
         };
-        let b = Resources { registers: 20, ..Resources::default() };
-        assert_eq!(found, BTreeMap::from([("gm_a".to_owned(), a), ("gm_b".to_owned(), b)]));
+        let b = Resources {
+            registers: 20,
+            ..Resources::default()
+        };
+        assert_eq!(
+            found,
+            BTreeMap::from([("gm_a".to_owned(), a), ("gm_b".to_owned(), b)])
+        );
     }
 }

@@ -35,7 +35,12 @@ impl Rows {
     }
 
     /// For each element that the thread keeps: `f` gets its name.
-    fn each(&self, e: &mut Emitter, here: &Here, f: impl FnOnce(&mut Emitter, &str) -> Result<()>) -> Result<()> {
+    fn each(
+        &self,
+        e: &mut Emitter,
+        here: &Here,
+        f: impl FnOnce(&mut Emitter, &str) -> Result<()>,
+    ) -> Result<()> {
         self.each_run(e, here, |e, j, _, inside| {
             e.guarded(&inside, |e| {
                 let w = e.open_unrolled(self.width);
@@ -60,8 +65,18 @@ impl Rows {
         let x = p.body.graph.node(self.node).inputs[0];
         let (dtype, shape) = (p.body.dtype(x), p.body.shape(x).to_vec());
         let acc = wide(dtype);
-        let runs = Runs::of_width(p.body, x, shape.len() - 1, &|v| p.stored.contains_key(&v), self.width);
-        e.line(&format!("{} row[{}] = {{}};", element_type(acc), self.n_runs() * self.width));
+        let runs = Runs::of_width(
+            p.body,
+            x,
+            shape.len() - 1,
+            &|v| p.stored.contains_key(&v),
+            self.width,
+        );
+        e.line(&format!(
+            "{} row[{}] = {{}};",
+            element_type(acc),
+            self.n_runs() * self.width
+        ));
         self.each_run(e, here, |e, j, k, inside| {
             e.guarded(&inside, |e| {
                 p.scoped(|p| {
@@ -97,7 +112,15 @@ impl Rows {
             e.assign(&[sum], &[next]);
             Ok(())
         })?;
-        Ok(self.joined(e, sum, if op == ScalarOp::Max { "gm_greatest" } else { "gm_sum" }))
+        Ok(self.joined(
+            e,
+            sum,
+            if op == ScalarOp::Max {
+                "gm_greatest"
+            } else {
+                "gm_sum"
+            },
+        ))
     }
 
     /// Stores `value` of each kept element, given the element.
@@ -154,14 +177,30 @@ impl Rows {
         // The row becomes what is summed, or with `log` what is left over its logarithm.
         self.each(e, here, |e, x| {
             let shifted = format!("{x} - {max}");
-            e.line(&if log { format!("{x} = {shifted};") } else { format!("{x} = {exp}({shifted});") });
+            e.line(&if log {
+                format!("{x} = {shifted};")
+            } else {
+                format!("{x} = {exp}({shifted});")
+            });
             Ok(())
         })?;
-        let term = |x: &str| if log { format!("{exp}({x})") } else { x.to_owned() };
+        let term = |x: &str| {
+            if log {
+                format!("{exp}({x})")
+            } else {
+                x.to_owned()
+            }
+        };
         let sum = self.total(e, here, acc, (ScalarOp::Add, 0), &term)?;
-        let divisor = if log { e.scalar_op(ScalarOp::Log, &[acc], &[sum])? } else { sum };
+        let divisor = if log {
+            e.scalar_op(ScalarOp::Log, &[acc], &[sum])?
+        } else {
+            sum
+        };
         let last = if log { ScalarOp::Sub } else { ScalarOp::Div };
-        self.store_each(p, e, here, acc, out, |_, e, x, _| e.scalar_op(last, &[acc, acc], &[x, divisor]))
+        self.store_each(p, e, here, acc, out, |_, e, x, _| {
+            e.scalar_op(last, &[acc, acc], &[x, divisor])
+        })
     }
 
     /// `(x - mean) / sqrt(variance + epsilon) * gamma + beta`; without `centred`, mean and beta are zero.

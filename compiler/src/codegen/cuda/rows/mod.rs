@@ -70,12 +70,18 @@ struct Rows {
 
 /// Whether a composite op stays whole, because its row fits a group's registers or need not.
 pub(super) fn keeps(graph: &Graph, node: &Node) -> bool {
-    let Some(&x) = node.inputs.first() else { return false };
+    let Some(&x) = node.inputs.first() else {
+        return false;
+    };
     let ty = graph.ty(x);
-    let Some(shape) = ty.static_shape().filter(|s| !s.contains(&0)) else { return false };
+    let Some(shape) = ty.static_shape().filter(|s| !s.contains(&0)) else {
+        return false;
+    };
     match &node.op {
         Op::Softmax { axis, .. } => axis + 1 == shape.len(),
-        Op::LayerNorm { axis, .. } | Op::RmsNorm { axis, .. } => fits_registers(&shape[*axis..], ty.dtype),
+        Op::LayerNorm { axis, .. } | Op::RmsNorm { axis, .. } => {
+            fits_registers(&shape[*axis..], ty.dtype)
+        }
         _ => false,
     }
 }
@@ -86,13 +92,26 @@ fn fits_registers(row: &[usize], dtype: DType) -> bool {
 
 /// What rows are kept and computed in.
 fn wide(dtype: DType) -> DType {
-    if dtype == DType::F64 { DType::F64 } else { DType::F32 }
+    if dtype == DType::F64 {
+        DType::F64
+    } else {
+        DType::F32
+    }
 }
 
 /// The reduction that a node is, if groups suit it; always for those that are kept whole.
-pub(super) fn find(body: &Body, around: &Around, id: NodeId, node: &Node) -> Option<(Cover, Candidates)> {
+pub(super) fn find(
+    body: &Body,
+    around: &Around,
+    id: NodeId,
+    node: &Node,
+) -> Option<(Cover, Candidates)> {
     let x = *node.inputs.first()?;
-    let needs = stored_before(body, around, node.inputs.iter().map(|&v| (v, PROLOGUE_FLOPS)));
+    let needs = stored_before(
+        body,
+        around,
+        node.inputs.iter().map(|&v| (v, PROLOGUE_FLOPS)),
+    );
     let in_memory = |v: ValueId| (around.in_memory)(v) || needs.contains(&v);
     let shape = body.shape(x);
     let last = shape.len().checked_sub(1)?;
@@ -102,23 +121,54 @@ pub(super) fn find(body: &Body, around: &Around, id: NodeId, node: &Node) -> Opt
         Op::ArgReduce { axis, .. } => {
             let (n_rows, length, sharing, width) = plain(body, node, &[*axis], runs())?;
             // Positions are compared one by one.
-            (n_rows, length, sharing, if sharing == Sharing::Warps { 1 } else { width })
+            (
+                n_rows,
+                length,
+                sharing,
+                if sharing == Sharing::Warps { 1 } else { width },
+            )
         }
         Op::Softmax { axis, .. } | Op::LayerNorm { axis, .. } | Op::RmsNorm { axis, .. } => {
             let (lead, row) = shape.split_at(*axis);
             let (n_rows, length, width) = (lead.iter().product(), row.iter().product(), runs());
-            (n_rows, length, Sharing::Group(kept_group(body.dtype(x), length, width)), width)
+            (
+                n_rows,
+                length,
+                Sharing::Group(kept_group(body.dtype(x), length, width)),
+                width,
+            )
         }
         _ => return None,
     };
     let (nodes, result) = followers(body, around, id);
     let dtype = body.dtype(x);
-    let rows = Rows { node: id, result, dtype, n_rows, length, sharing, width, n_parts: 1 };
-    Some((Cover { needs, nodes, results: vec![result] }, Candidates::new(rows.all(&node.op))?))
+    let rows = Rows {
+        node: id,
+        result,
+        dtype,
+        n_rows,
+        length,
+        sharing,
+        width,
+        n_parts: 1,
+    };
+    Some((
+        Cover {
+            needs,
+            nodes,
+            results: vec![result],
+        },
+        Candidates::new(rows.all(&node.op))?,
+    ))
 }
 
 /// Rows, their length, and how threads share them, for a reduction over `axes` whose operand has runs of `width` along its last axis.
-fn plain(body: &Body, node: &Node, axes: &[usize], width: usize) -> Option<(usize, usize, Sharing, usize)> {
+fn plain(
+    body: &Body,
+    node: &Node,
+    axes: &[usize],
+    width: usize,
+) -> Option<(usize, usize, Sharing, usize)> {
     let shape = body.shape(node.inputs[0]);
     let length: usize = axes.iter().map(|&a| shape[a]).product();
     let n_rows = body.n_elements(node.outputs[0]);
@@ -128,11 +178,24 @@ fn plain(body: &Body, node: &Node, axes: &[usize], width: usize) -> Option<(usiz
     let last = shape.iter().rposition(|&d| d != 1)?;
     if !axes.contains(&last) && n_rows >= 32 {
         let few = length < LEAST_COLUMN && n_rows >= MANY_ROWS;
-        return (!few).then_some((n_rows, length, Sharing::Warps, if last + 1 == shape.len() { width } else { 1 }));
+        return (!few).then_some((
+            n_rows,
+            length,
+            Sharing::Warps,
+            if last + 1 == shape.len() { width } else { 1 },
+        ));
     }
-    let width = if axes.contains(&(shape.len() - 1)) { width } else { 1 };
+    let width = if axes.contains(&(shape.len() - 1)) {
+        width
+    } else {
+        1
+    };
     let least = (length / width).next_power_of_two().clamp(1, 32);
-    let group = if n_rows >= MANY_ROWS || length <= 4 * least * width { least } else { BLOCK };
+    let group = if n_rows >= MANY_ROWS || length <= 4 * least * width {
+        least
+    } else {
+        BLOCK
+    };
     Some((n_rows, length, Sharing::Group(group), width))
 }
 
@@ -140,7 +203,10 @@ fn plain(body: &Body, node: &Node, axes: &[usize], width: usize) -> Option<(usiz
 fn kept_group(dtype: DType, length: usize, width: usize) -> usize {
     let least = (length / width).next_power_of_two().clamp(1, 32);
     let fits = |g: &usize| *g >= least && keeps_row(*g, dtype, length, width);
-    [least, 64, 128, BLOCK].into_iter().find(fits).unwrap_or(BLOCK)
+    [least, 64, 128, BLOCK]
+        .into_iter()
+        .find(fits)
+        .unwrap_or(BLOCK)
 }
 
 /// Whether a group keeps a row in registers.
@@ -164,15 +230,29 @@ impl Rows {
     /// only groups that keep a row of those that are kept.
     fn all(self, op: &Op) -> Vec<Rows> {
         let is_split = matches!(op, Op::Reduce { .. });
-        let in_parts = |r: &Rows, n_parts: usize| Rows { n_parts, ..r.clone() };
+        let in_parts = |r: &Rows, n_parts: usize| Rows {
+            n_parts,
+            ..r.clone()
+        };
         let parts = |r: &Rows| {
-            let most = if is_split { self.length / (r.step() * LEAST_RUNS) } else { 1 };
-            in_parts(r, (ENOUGH_BLOCKS / in_parts(r, 1).n_blocks().max(1)).min(most).max(1))
+            let most = if is_split {
+                self.length / (r.step() * LEAST_RUNS)
+            } else {
+                1
+            };
+            in_parts(
+                r,
+                (ENOUGH_BLOCKS / in_parts(r, 1).n_blocks().max(1))
+                    .min(most)
+                    .max(1),
+            )
         };
         let first = parts(&self);
         let runs = |n: usize| self.length / (self.step() * n);
         let others = [first.n_parts / 2, 2 * first.n_parts];
-        let others = others.into_iter().filter(|&n| is_split && n > 0 && runs(n) >= LEAST_RUNS / 4);
+        let others = others
+            .into_iter()
+            .filter(|&n| is_split && n > 0 && runs(n) >= LEAST_RUNS / 4);
         let mut all = vec![first.clone()];
         all.extend(others.map(|n| in_parts(&first, n)));
         let is_kept = !matches!(op, Op::Reduce { .. } | Op::ArgReduce { .. });
@@ -180,7 +260,12 @@ impl Rows {
         let fits = |g: &usize| !kept || keeps_row(*g, self.dtype, self.length, self.width);
         if let Sharing::Group(_) = self.sharing {
             let groups = [8, 16, 32, 64, 128, BLOCK].into_iter().filter(fits);
-            all.extend(groups.map(|g| parts(&Rows { sharing: Sharing::Group(g), ..self.clone() })));
+            all.extend(groups.map(|g| {
+                parts(&Rows {
+                    sharing: Sharing::Group(g),
+                    ..self.clone()
+                })
+            }));
         }
         all
     }
@@ -195,7 +280,11 @@ impl Rows {
 
     /// Rows of a thread, and of a block.
     fn rows_per_thread(&self) -> usize {
-        if self.sharing == Sharing::Warps { self.width } else { 1 }
+        if self.sharing == Sharing::Warps {
+            self.width
+        } else {
+            1
+        }
     }
 
     fn rows_per_block(&self) -> usize {
@@ -216,7 +305,10 @@ impl Rows {
         let (number, part) = e.div_rem(Ix::V(block), self.n_parts);
         let first = e.mul(number, self.rows_per_block() as i64);
         let (own, lane) = match self.sharing {
-            Sharing::Group(group) => (format!("ix(threadIdx.x / {group})"), format!("ix(threadIdx.x % {group})")),
+            Sharing::Group(group) => (
+                format!("ix(threadIdx.x / {group})"),
+                format!("ix(threadIdx.x % {group})"),
+            ),
             Sharing::Warps => {
                 let own = format!("ix(threadIdx.x % 32) * {}", self.width);
                 (own, "ix(threadIdx.x / 32)".to_owned())
@@ -225,7 +317,12 @@ impl Rows {
         let (own, lane) = (e.define(Kind::Index, &own), e.define(Kind::Index, &lane));
         let row = e.add(first, Ix::V(own));
         let has_row = e.below(row, self.n_rows, self.rows_per_block());
-        Here { row: e.val(row), lane, has_row, part }
+        Here {
+            row: e.val(row),
+            lane,
+            has_row,
+            part,
+        }
     }
 
     /// The value that `op` makes of those of all threads that share the row.
@@ -239,7 +336,14 @@ impl Rows {
     }
 
     /// Pulls what follows `value`, the result's element at `at`, and stores it.
-    fn store(&self, p: &mut Puller<Value>, e: &mut Emitter, at: &[Ix<Value>], value: Value, out: Value) -> Result<()> {
+    fn store(
+        &self,
+        p: &mut Puller<Value>,
+        e: &mut Emitter,
+        at: &[Ix<Value>],
+        value: Value,
+        out: Value,
+    ) -> Result<()> {
         let value = self.followed(p, e, at, value)?;
         let linear = e.linearise(at, p.body.shape(self.result));
         e.store(p.body.dtype(self.result), value, out, linear);
@@ -247,7 +351,13 @@ impl Rows {
     }
 
     /// What follows `value`, the own result's element at `at`.
-    fn followed(&self, p: &mut Puller<Value>, e: &mut Emitter, at: &[Ix<Value>], value: Value) -> Result<Value> {
+    fn followed(
+        &self,
+        p: &mut Puller<Value>,
+        e: &mut Emitter,
+        at: &[Ix<Value>],
+        value: Value,
+    ) -> Result<Value> {
         p.scoped(|p| {
             let own = p.body.graph.node(self.node).outputs[0];
             p.remember(own, at, value);
@@ -279,7 +389,11 @@ impl Candidate for Rows {
         let parts = in_parts(self.n_parts);
         match self.sharing {
             Sharing::Group(group) => format!("{group} threads per row{parts}"),
-            Sharing::Warps => format!("{} threads per row, {} rows each{parts}", self.sharers(), self.width),
+            Sharing::Warps => format!(
+                "{} threads per row, {} rows each{parts}",
+                self.sharers(),
+                self.width
+            ),
         }
     }
 
@@ -293,12 +407,23 @@ impl Candidate for Rows {
 
     fn work(&self) -> Work {
         let rows = self.n_rows.next_multiple_of(self.rows_per_block());
-        let length = self.length.div_ceil(self.n_parts).next_multiple_of(self.step()) * self.n_parts;
+        let length = self
+            .length
+            .div_ceil(self.n_parts)
+            .next_multiple_of(self.step())
+            * self.n_parts;
         let elements = rows as f64 * length as f64;
         // Groups of several warps meet in shared memory.
-        let meetings =
-            if self.sharers() > 32 { (rows * self.n_parts * self.sharers() * MEETING_BYTES) as f64 } else { 0.0 };
-        let partial = if self.n_parts > 1 { self.n_parts * self.n_rows * wide(self.dtype).size_bytes() } else { 0 };
+        let meetings = if self.sharers() > 32 {
+            (rows * self.n_parts * self.sharers() * MEETING_BYTES) as f64
+        } else {
+            0.0
+        };
+        let partial = if self.n_parts > 1 {
+            self.n_parts * self.n_rows * wide(self.dtype).size_bytes()
+        } else {
+            0
+        };
         Work {
             n_tiles: self.n_blocks(),
             bytes: elements * self.dtype.size_bytes() as f64 + meetings,
@@ -310,7 +435,9 @@ impl Candidate for Rows {
 
     fn partial(&self, body: &Body) -> Option<(DType, usize)> {
         let node = body.graph.node(self.node);
-        let reduction = Reduction::of(body, node).ok().filter(|_| self.n_parts > 1)?;
+        let reduction = Reduction::of(body, node)
+            .ok()
+            .filter(|_| self.n_parts > 1)?;
         Some((reduction.acc, self.n_parts * self.n_rows))
     }
 
@@ -338,7 +465,13 @@ impl Candidate for Rows {
         })
     }
 
-    fn join(&self, p: &mut Puller<Value>, e: &mut Emitter, item: Value, buffers: [Value; 2]) -> Result<()> {
+    fn join(
+        &self,
+        p: &mut Puller<Value>,
+        e: &mut Emitter,
+        item: Value,
+        buffers: [Value; 2],
+    ) -> Result<()> {
         self.join_parts(p, e, item, buffers)
     }
 }

@@ -34,7 +34,11 @@ impl Rows {
         let own = format!("total * {exp}(greatest - {})", e.text(base));
         let own = e.define(Kind::Element(acc), &own);
         let total = self.joined(e, own, "gm_sum");
-        let total = if log { e.scalar_op(ScalarOp::Log, &[acc], &[total])? } else { total };
+        let total = if log {
+            e.scalar_op(ScalarOp::Log, &[acc], &[total])?
+        } else {
+            total
+        };
         let body = p.body;
         let y = body.graph.node(self.node).outputs[0];
         self.each_loaded(p, e, here, |p, e, at| {
@@ -47,7 +51,11 @@ impl Rows {
                     *last = e.add(*last, Ix::V(w));
                 }
                 let shifted = format!("x[{}] - {}", e.text(w), e.text(base));
-                let shifted = if log { shifted } else { format!("{exp}({shifted})") };
+                let shifted = if log {
+                    shifted
+                } else {
+                    format!("{exp}({shifted})")
+                };
                 let shifted = e.define(Kind::Element(acc), &shifted);
                 let last = if log { ScalarOp::Sub } else { ScalarOp::Div };
                 let value = e.scalar_op(last, &[acc, acc], &[shifted, total])?;
@@ -73,25 +81,34 @@ impl Rows {
         let x = p.body.graph.node(self.node).inputs[0];
         let (dtype, shape) = (p.body.dtype(x), p.body.shape(x).to_vec());
         let acc = wide(dtype);
-        let runs = Runs::of_width(p.body, x, shape.len() - 1, &|v| p.stored.contains_key(&v), self.width);
+        let runs = Runs::of_width(
+            p.body,
+            x,
+            shape.len() - 1,
+            &|v| p.stored.contains_key(&v),
+            self.width,
+        );
         let own = e.mul(Ix::V(here.lane), self.width as i64);
         let first = e.val(own);
         let first = e.text(first).to_owned();
         e.guarded(&[here.has_row], |e| {
-            e.counted([&first, &self.length.to_string(), &self.step().to_string()], |e, k| {
-                p.scoped(|p| {
-                    let at = self.position(e, here, k, &shape);
-                    e.line(&format!("{} x[{}];", element_type(acc), self.width));
-                    runs.each(p, e, x, &at, |e, w, v| {
-                        let v = e.convert(v, dtype, acc)?;
-                        let w = e.val(w);
-                        let line = format!("x[{}] = {};", e.text(w), e.text(v));
-                        e.line(&line);
-                        Ok(())
-                    })?;
-                    f(p, e, &at)
-                })
-            })
+            e.counted(
+                [&first, &self.length.to_string(), &self.step().to_string()],
+                |e, k| {
+                    p.scoped(|p| {
+                        let at = self.position(e, here, k, &shape);
+                        e.line(&format!("{} x[{}];", element_type(acc), self.width));
+                        runs.each(p, e, x, &at, |e, w, v| {
+                            let v = e.convert(v, dtype, acc)?;
+                            let w = e.val(w);
+                            let line = format!("x[{}] = {};", e.text(w), e.text(v));
+                            e.line(&line);
+                            Ok(())
+                        })?;
+                        f(p, e, &at)
+                    })
+                },
+            )
         })
     }
 }

@@ -5,7 +5,9 @@ use super::super::runs::Runs;
 use super::super::text::element_type;
 use super::{BLOCK, Here, Rows, Sharing, wide};
 use crate::codegen::body::Body;
-use crate::codegen::pull::{Emit, Ix, Kind, Order, Puller, accumulator, extreme_bits, mean, reduced_index};
+use crate::codegen::pull::{
+    Emit, Ix, Kind, Order, Puller, accumulator, extreme_bits, mean, reduced_index,
+};
 use crate::error::{Error, Result};
 use crate::ir::{Extremum, Node, Op, ReduceKind, ScalarOp, ValueId};
 use crate::vecprog::real_bits;
@@ -24,7 +26,11 @@ pub(super) struct Reduction {
 
 enum Kinds {
     /// A functor that joins values of threads, and the op that does the same; whether the result is divided by the length.
-    Values { op: ScalarOp, functor: &'static str, is_mean: bool },
+    Values {
+        op: ScalarOp,
+        functor: &'static str,
+        is_mean: bool,
+    },
     /// Positions of extremes: a functor that says which of two comes first.
     Positions { better: String, last: bool },
 }
@@ -34,18 +40,52 @@ impl Reduction {
         let x = node.inputs[0];
         let dtype = body.dtype(x);
         match &node.op {
-            Op::Reduce { kind, axes, keepdims } => {
+            Op::Reduce {
+                kind,
+                axes,
+                keepdims,
+            } => {
                 let (acc, op, functor, initial) = combination(*kind, dtype);
-                let kind = Kinds::Values { op, functor, is_mean: *kind == ReduceKind::Mean };
-                Ok(Reduction { x, axes: axes.clone(), keepdims: *keepdims, acc, initial, kind })
+                let kind = Kinds::Values {
+                    op,
+                    functor,
+                    is_mean: *kind == ReduceKind::Mean,
+                };
+                Ok(Reduction {
+                    x,
+                    axes: axes.clone(),
+                    keepdims: *keepdims,
+                    acc,
+                    initial,
+                    kind,
+                })
             }
-            Op::ArgReduce { kind, axis, keepdims, select_last } => {
+            Op::ArgReduce {
+                kind,
+                axis,
+                keepdims,
+                select_last,
+            } => {
                 let (acc, last) = (exchanged(dtype), *select_last);
                 let better = format!("gm_better<{}, {last}>()", *kind == Extremum::Max);
-                let (axes, kind, initial) = (vec![*axis], Kinds::Positions { better, last }, extreme_bits(acc, *kind));
-                Ok(Reduction { x, axes, keepdims: *keepdims, acc, initial, kind })
+                let (axes, kind, initial) = (
+                    vec![*axis],
+                    Kinds::Positions { better, last },
+                    extreme_bits(acc, *kind),
+                );
+                Ok(Reduction {
+                    x,
+                    axes,
+                    keepdims: *keepdims,
+                    acc,
+                    initial,
+                    kind,
+                })
             }
-            op => Err(Error::internal(format!("{} is no plain reduction", op.name()))),
+            op => Err(Error::internal(format!(
+                "{} is no plain reduction",
+                op.name()
+            ))),
         }
     }
 }
@@ -66,8 +106,18 @@ fn combination(kind: ReduceKind, dtype: DType) -> (DType, ScalarOp, &'static str
     match kind {
         ReduceKind::Sum | ReduceKind::Mean => (sum, ScalarOp::Add, "gm_sum", 0),
         ReduceKind::Prod => (sum, ScalarOp::Mul, "gm_product", real_bits(sum, 1.0)),
-        ReduceKind::Max => (extreme, ScalarOp::Max, "gm_greatest", extreme_bits(extreme, Extremum::Max)),
-        ReduceKind::Min => (extreme, ScalarOp::Min, "gm_least", extreme_bits(extreme, Extremum::Min)),
+        ReduceKind::Max => (
+            extreme,
+            ScalarOp::Max,
+            "gm_greatest",
+            extreme_bits(extreme, Extremum::Max),
+        ),
+        ReduceKind::Min => (
+            extreme,
+            ScalarOp::Min,
+            "gm_least",
+            extreme_bits(extreme, Extremum::Min),
+        ),
     }
 }
 
@@ -100,8 +150,17 @@ impl Rows {
         let at = e.delinearise(Ix::V(here.row), p.body.shape(node.outputs[0]));
         let extents: Vec<usize> = r.axes.iter().map(|&a| shape[a]).collect();
         let stored = |v: ValueId| p.stored.contains_key(&v);
-        let runs = Runs::of_width(p.body, r.x, shape.len().saturating_sub(1), &stored, self.width);
-        let per_part = self.length.div_ceil(self.n_parts).next_multiple_of(self.step());
+        let runs = Runs::of_width(
+            p.body,
+            r.x,
+            shape.len().saturating_sub(1),
+            &stored,
+            self.width,
+        );
+        let per_part = self
+            .length
+            .div_ceil(self.n_parts)
+            .next_multiple_of(self.step());
         let start = e.mul(here.part, per_part as i64);
         let mut end = Ix::C(self.length as i64);
         if self.n_parts > 1 {
@@ -118,17 +177,24 @@ impl Rows {
         });
         e.guarded(&[here.has_row], |e| {
             e.line("#pragma unroll 4");
-            e.counted([&bounds[0], &bounds[1], &self.step().to_string()], |e, k| {
-                p.scoped(|p| {
-                    let inner = e.delinearise(Ix::V(k), &extents);
-                    let from = reduced_index(&at, &inner, &r.axes, shape.len(), r.keepdims);
-                    runs.each(p, e, r.x, &from, |e, number, v| {
-                        let v = e.convert(v, dtype, r.acc)?;
-                        let position = if along > 1 { e.add(Ix::V(k), number) } else { Ix::V(k) };
-                        f(e, number, position, v)
+            e.counted(
+                [&bounds[0], &bounds[1], &self.step().to_string()],
+                |e, k| {
+                    p.scoped(|p| {
+                        let inner = e.delinearise(Ix::V(k), &extents);
+                        let from = reduced_index(&at, &inner, &r.axes, shape.len(), r.keepdims);
+                        runs.each(p, e, r.x, &from, |e, number, v| {
+                            let v = e.convert(v, dtype, r.acc)?;
+                            let position = if along > 1 {
+                                e.add(Ix::V(k), number)
+                            } else {
+                                Ix::V(k)
+                            };
+                            f(e, number, position, v)
+                        })
                     })
-                })
-            })
+                },
+            )
         })
     }
 
@@ -161,7 +227,10 @@ impl Rows {
         })?;
         if self.sharing != Sharing::Warps && self.width > 1 {
             e.line("#pragma unroll");
-            e.line(&format!("for (int w = 1; w < {}; ++w) acc[0] = {functor}()(acc[0], acc[w]);", self.width));
+            e.line(&format!(
+                "for (int w = 1; w < {}; ++w) acc[0] = {functor}()(acc[0], acc[w]);",
+                self.width
+            ));
         }
         let w = e.open_unrolled(self.rows_per_thread());
         let own = e.named(Kind::Element(r.acc), format!("acc[{}]", e.text(w)));
@@ -180,7 +249,12 @@ impl Rows {
     }
 
     /// What the first of the threads that share a row does.
-    fn leading(&self, e: &mut Emitter, here: &Here, f: impl FnOnce(&mut Emitter) -> Result<()>) -> Result<()> {
+    fn leading(
+        &self,
+        e: &mut Emitter,
+        here: &Here,
+        f: impl FnOnce(&mut Emitter) -> Result<()>,
+    ) -> Result<()> {
         let zero = e.index(0);
         let leads = e.index_compare(Order::Equal, here.lane, zero);
         e.guarded(&[Some(leads), here.has_row], f)
@@ -199,7 +273,11 @@ impl Rows {
         let own = p.body.graph.node(self.node).outputs[0];
         let at = e.delinearise(row, p.body.shape(own));
         let is_mean = matches!(r.kind, Kinds::Values { is_mean: true, .. });
-        let value = if is_mean { mean(e, total, r.acc, self.length)? } else { total };
+        let value = if is_mean {
+            mean(e, total, r.acc, self.length)?
+        } else {
+            total
+        };
         let value = e.convert(value, r.acc, p.body.dtype(own))?;
         self.store(p, e, &at, value, out)
     }
@@ -213,13 +291,21 @@ impl Rows {
         [partial, out]: [Value; 2],
     ) -> Result<()> {
         let r = Reduction::of(p.body, p.body.graph.node(self.node))?;
-        let Kinds::Values { op, .. } = r.kind else { return Err(Error::internal("positions are not split")) };
+        let Kinds::Values { op, .. } = r.kind else {
+            return Err(Error::internal("positions are not split"));
+        };
         let initial = e.constant(r.acc, r.initial);
-        let total = e.for_loop(Ix::C(0), Ix::C(self.n_parts as i64), 1, &[initial], |e, part, carried| {
-            let at = e.linearise(&[Ix::V(part), Ix::V(item)], &[self.n_parts, self.n_rows]);
-            let own = e.load(r.acc, partial, at);
-            Ok(vec![e.scalar_op(op, &[r.acc; 2], &[carried[0], own])?])
-        })?[0];
+        let total = e.for_loop(
+            Ix::C(0),
+            Ix::C(self.n_parts as i64),
+            1,
+            &[initial],
+            |e, part, carried| {
+                let at = e.linearise(&[Ix::V(part), Ix::V(item)], &[self.n_parts, self.n_rows]);
+                let own = e.load(r.acc, partial, at);
+                Ok(vec![e.scalar_op(op, &[r.acc; 2], &[carried[0], own])?])
+            },
+        )?[0];
         self.finish(p, e, &r, Ix::V(item), total, out)
     }
 
@@ -245,12 +331,21 @@ impl Rows {
         self.each_element(p, e, here, r, |e, _, position, v| {
             let position = e.val(position);
             let (v, position) = (e.text(v).to_owned(), e.text(position).to_owned());
-            e.line(&format!("gm_keep_better({}, {}, {v}, {position}, {better});", names[0], names[1]));
+            e.line(&format!(
+                "gm_keep_better({}, {}, {v}, {position}, {better});",
+                names[0], names[1]
+            ));
             Ok(())
         })?;
         e.line(&match self.sharing {
-            Sharing::Group(group) => format!("gm_group_best<{group}, {BLOCK}>({}, {}, {better});", names[0], names[1]),
-            Sharing::Warps => format!("gm_warps_best<{BLOCK}>({}, {}, {better});", names[0], names[1]),
+            Sharing::Group(group) => format!(
+                "gm_group_best<{group}, {BLOCK}>({}, {}, {better});",
+                names[0], names[1]
+            ),
+            Sharing::Warps => format!(
+                "gm_warps_best<{BLOCK}>({}, {}, {better});",
+                names[0], names[1]
+            ),
         });
         self.leading(e, here, |e| {
             let own = p.body.graph.node(self.node).outputs[0];

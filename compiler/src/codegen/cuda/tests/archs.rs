@@ -19,9 +19,15 @@ fn tables() -> Vec<Case> {
 /// Whether a kernel of a unit calls a subroutine that keeps something on the stack: ptxas has one for divisions in double precision, and the library's
 /// sine, cosine and tangent reduce great arguments by a table in an array. The prelude's own functions are in registers.
 fn calls_subroutines(unit: &nvrtc::Unit, entry: &str) -> bool {
-    let kernel = unit.source.split(&format!("\n{entry}(")).nth(1).expect("the unit holds the kernel");
+    let kernel = unit
+        .source
+        .split(&format!("\n{entry}("))
+        .nth(1)
+        .expect("the unit holds the kernel");
     let body = kernel.split("\n}\n").next().unwrap_or_default();
-    ["f64", "sinf(", "cosf(", "tanf("].iter().any(|name| body.contains(name))
+    ["f64", "sinf(", "cosf(", "tanf("]
+        .iter()
+        .any(|name| body.contains(name))
 }
 
 /// Panics unless all units compile to machine code. Gives the kernels that keep something on the stack, spilled registers or other, but for those of
@@ -32,9 +38,14 @@ fn compile(nvrtc: &nvrtc::Nvrtc, batches: &[Batch]) -> Vec<String> {
     for (unit, made) in units.iter().zip(nvrtc::build(nvrtc, None, &units)) {
         let made = made.unwrap_or_else(|e| panic!("{} {}: {e}", unit.arch, unit.name));
         assert!(!made.cubin.is_empty() && !made.resources.is_empty());
-        let stacked = made.resources.iter().filter(|(_, r)| r.spill_store_bytes > 0 || r.stack_bytes > 0);
+        let stacked = made
+            .resources
+            .iter()
+            .filter(|(_, r)| r.spill_store_bytes > 0 || r.stack_bytes > 0);
         found.extend(
-            stacked.filter(|(e, _)| !calls_subroutines(unit, e)).map(|(e, r)| format!("{} {e}: {r:?}", unit.arch)),
+            stacked
+                .filter(|(e, _)| !calls_subroutines(unit, e))
+                .map(|(e, r)| format!("{} {e}: {r:?}", unit.arch)),
         );
     }
     found
@@ -47,7 +58,9 @@ fn batches() -> [Batch; 7] {
 /// Architectures take turns, so that every kind of case meets every one of them.
 #[test]
 fn tables_compile_for_an_architecture_each() {
-    let Some(nvrtc) = nvrtc_or_left_out("machine code of the tables of cases") else { return };
+    let Some(nvrtc) = nvrtc_or_left_out("machine code of the tables of cases") else {
+        return;
+    };
     let mut batches = batches();
     let n = batches.len();
     for (i, case) in tables().iter().enumerate() {
@@ -62,17 +75,67 @@ fn large_kinds(rng: &mut Rng) -> Vec<Case> {
     let mut cases = Vec::new();
     for dtype in [DType::F32, DType::F16, DType::BF16, DType::F64] {
         let mut x = |shape: &[usize]| rng.tensor(dtype, shape, -1.0, 1.0);
-        let attention = Op::Attention { scale: Real(0.125), causal: true };
-        cases.push(Case::of_op(&attention, vec![x(&[4, 64, 64]), x(&[4, 64, 64]), x(&[4, 64, 64])], 0.0));
-        cases.push(Case::of_op(&attention, vec![x(&[4, 1, 64]), x(&[4, 600, 64]), x(&[4, 600, 64])], 0.0));
-        cases.push(Case::of_op(&Op::MatMul, vec![x(&[64, 64]), x(&[64, 64])], 0.0));
-        cases.push(Case::of_op(&Op::MatMul, vec![x(&[2, 9000]), x(&[9000, 16])], 0.0));
-        cases.push(Case::of_op(&Op::Softmax { axis: 1, log: false }, vec![x(&[2, 20_000])], 0.0));
-        let sum = Op::Reduce { kind: ReduceKind::Sum, axes: vec![1], keepdims: false };
+        let attention = Op::Attention {
+            scale: Real(0.125),
+            causal: true,
+        };
+        cases.push(Case::of_op(
+            &attention,
+            vec![x(&[4, 64, 64]), x(&[4, 64, 64]), x(&[4, 64, 64])],
+            0.0,
+        ));
+        cases.push(Case::of_op(
+            &attention,
+            vec![x(&[4, 1, 64]), x(&[4, 600, 64]), x(&[4, 600, 64])],
+            0.0,
+        ));
+        cases.push(Case::of_op(
+            &Op::MatMul,
+            vec![x(&[64, 64]), x(&[64, 64])],
+            0.0,
+        ));
+        cases.push(Case::of_op(
+            &Op::MatMul,
+            vec![x(&[2, 9000]), x(&[9000, 16])],
+            0.0,
+        ));
+        cases.push(Case::of_op(
+            &Op::Softmax {
+                axis: 1,
+                log: false,
+            },
+            vec![x(&[2, 20_000])],
+            0.0,
+        ));
+        let sum = Op::Reduce {
+            kind: ReduceKind::Sum,
+            axes: vec![1],
+            keepdims: false,
+        };
         cases.push(Case::of_op(&sum, vec![x(&[1, 200_000])], 0.0));
-        cases.push(Case::of_op(&Op::TopK { k: 5.into(), axis: 0, largest: true }, vec![x(&[1000])], 0.0));
-        cases.push(Case::of_op(&Op::CumSum { axis: 0, exclusive: false, reverse: false }, vec![x(&[1000])], 0.0));
-        cases.push(Case::of_op(&Op::Transpose { perm: vec![1, 0] }, vec![x(&[40, 50])], 0.0));
+        cases.push(Case::of_op(
+            &Op::TopK {
+                k: 5.into(),
+                axis: 0,
+                largest: true,
+            },
+            vec![x(&[1000])],
+            0.0,
+        ));
+        cases.push(Case::of_op(
+            &Op::CumSum {
+                axis: 0,
+                exclusive: false,
+                reverse: false,
+            },
+            vec![x(&[1000])],
+            0.0,
+        ));
+        cases.push(Case::of_op(
+            &Op::Transpose { perm: vec![1, 0] },
+            vec![x(&[40, 50])],
+            0.0,
+        ));
     }
     cases
 }
@@ -80,7 +143,9 @@ fn large_kinds(rng: &mut Rng) -> Vec<Case> {
 /// The first cases that have a kernel of some kind, by the dtype of what it reads first.
 #[test]
 fn kinds_compile_for_every_architecture() {
-    let Some(nvrtc) = nvrtc_or_left_out("machine code of every kind of kernel") else { return };
+    let Some(nvrtc) = nvrtc_or_left_out("machine code of every kind of kernel") else {
+        return;
+    };
     let mut cases = large_kinds(&mut Rng(32));
     cases.extend(tables());
     let mut seen = BTreeSet::new();
@@ -94,7 +159,9 @@ fn kinds_compile_for_every_architecture() {
     cases.retain(|c| is_new(c));
     let mut batches = batches();
     for batch in &mut batches {
-        cases.iter().for_each(|c| drop(batch.add(&as_cluster(&c.body), 0)));
+        cases
+            .iter()
+            .for_each(|c| drop(batch.add(&as_cluster(&c.body), 0)));
     }
     let stacked = compile(nvrtc, &batches);
     assert!(stacked.is_empty(), "{}", stacked.join("\n"));
@@ -111,5 +178,10 @@ fn kinds_compile_for_every_architecture() {
         "skinny_join",
         "turned",
     ];
-    own.iter().for_each(|k| assert!(kinds.contains(format!("gm_{k}").as_str()), "{k} of {kinds:?}"));
+    own.iter().for_each(|k| {
+        assert!(
+            kinds.contains(format!("gm_{k}").as_str()),
+            "{k} of {kinds:?}"
+        )
+    });
 }

@@ -8,7 +8,13 @@ use crate::codegen::cuda::disassemble;
 type Extents = [usize; 5];
 
 /// One attention; the mask's shape is broadcast.
-fn attention(rng: &mut Rng, dtype: DType, x: Extents, mask: Option<&[usize]>, causal: bool) -> Case {
+fn attention(
+    rng: &mut Rng,
+    dtype: DType,
+    x: Extents,
+    mask: Option<&[usize]>,
+    causal: bool,
+) -> Case {
     let [batch, n_queries, n_keys, depth, value_depth] = x;
     let mut operands = vec![
         rng.tensor(dtype, &[batch, n_queries, depth], -2.0, 2.0),
@@ -16,7 +22,10 @@ fn attention(rng: &mut Rng, dtype: DType, x: Extents, mask: Option<&[usize]>, ca
         rng.tensor(dtype, &[batch, n_keys, value_depth], -2.0, 2.0),
     ];
     operands.extend(mask.map(|shape| rng.tensor(dtype, shape, -1.0, 1.0)));
-    let op = Op::Attention { scale: Real(1.0 / (depth as f64).sqrt()), causal };
+    let op = Op::Attention {
+        scale: Real(1.0 / (depth as f64).sqrt()),
+        causal,
+    };
     // Tensor cores take weights rounded to the dtype: half a unit in the last place of each.
     let tolerance = match dtype {
         DType::F16 => 2f64.powi(-11),
@@ -28,7 +37,12 @@ fn attention(rng: &mut Rng, dtype: DType, x: Extents, mask: Option<&[usize]>, ca
 }
 
 fn entries(body: &Graph) -> Vec<String> {
-    generate(&as_cluster(body), Arch::COMMON).unwrap().kernels.into_iter().map(|k| k.entry).collect()
+    generate(&as_cluster(body), Arch::COMMON)
+        .unwrap()
+        .kernels
+        .into_iter()
+        .map(|k| k.entry)
+        .collect()
 }
 
 #[test]
@@ -37,18 +51,39 @@ fn tiles_whole_and_ragged() {
     let mut all = Vec::new();
     for dtype in [DType::F32, DType::F64, DType::F16, DType::BF16] {
         let deep = if dtype == DType::F64 { 64 } else { 128 };
-        for x in
-            [[2, 1, 1, 1, 1], [3, 5, 7, 20, 12], [1, 64, 64, 64, 64], [2, 70, 100, 24, 40], [1, 33, 40, deep, deep]]
-        {
+        for x in [
+            [2, 1, 1, 1, 1],
+            [3, 5, 7, 20, 12],
+            [1, 64, 64, 64, 64],
+            [2, 70, 100, 24, 40],
+            [1, 33, 40, deep, deep],
+        ] {
             for causal in [false, true] {
-                let mask = if x[0] == 2 { Some(vec![x[1], x[2]]) } else { None };
+                let mask = if x[0] == 2 {
+                    Some(vec![x[1], x[2]])
+                } else {
+                    None
+                };
                 all.push(attention(rng, dtype, x, mask.as_deref(), causal));
             }
         }
     }
-    all.push(attention(rng, DType::F32, [1, 9, 40, 160, 160], None, false));
-    all.push(attention(rng, DType::F32, [4, 20, 30, 16, 16], Some(&[4, 1, 30]), true));
-    all.iter().for_each(|c| assert_eq!(entries(&c.body), ["gm_attention"], "{}", c.body));
+    all.push(attention(
+        rng,
+        DType::F32,
+        [1, 9, 40, 160, 160],
+        None,
+        false,
+    ));
+    all.push(attention(
+        rng,
+        DType::F32,
+        [4, 20, 30, 16, 16],
+        Some(&[4, 1, 30]),
+        true,
+    ));
+    all.iter()
+        .for_each(|c| assert_eq!(entries(&c.body), ["gm_attention"], "{}", c.body));
     // Too deep for a tile: products and a softmax.
     let deep = attention(rng, DType::F32, [1, 9, 12, 512, 512], None, false);
     assert!(!entries(&deep.body).contains(&"gm_attention".to_owned()));
@@ -62,14 +97,22 @@ fn keys_are_split_among_blocks() {
     let rng = &mut Rng(72);
     let mut all = Vec::new();
     for dtype in [DType::F32, DType::F64, DType::BF16] {
-        for (x, causal) in [([2, 1, 1000, 16, 16], false), ([1, 300, 900, 32, 16], true), ([3, 17, 600, 64, 64], false)]
-        {
+        for (x, causal) in [
+            ([2, 1, 1000, 16, 16], false),
+            ([1, 300, 900, 32, 16], true),
+            ([3, 17, 600, 64, 64], false),
+        ] {
             all.push(attention(rng, dtype, x, None, causal));
             all.push(attention(rng, dtype, x, Some(&[1, x[2]]), causal));
         }
     }
     for case in &all {
-        assert_eq!(entries(&case.body), ["gm_attention", "gm_attention_join"], "{}", case.body);
+        assert_eq!(
+            entries(&case.body),
+            ["gm_attention", "gm_attention_join"],
+            "{}",
+            case.body
+        );
     }
     check_all("attention with split keys", &all);
 }
@@ -88,8 +131,20 @@ fn heads(rng: &mut Rng, dtype: DType, [len, heads, kv_heads, depth]: [usize; 4])
         let y = b.broadcast(y, [2, n, heads / n, len, depth]).unwrap();
         b.reshape(y, [2, heads, len, depth]).unwrap()
     };
-    let (q, k, v) = (part(&mut b, 0, heads), part(&mut b, heads, kv_heads), part(&mut b, heads + kv_heads, kv_heads));
-    let y = b.add1(Op::Attention { scale: Real(0.25), causal: false }, &[q, k, v, mask]).unwrap();
+    let (q, k, v) = (
+        part(&mut b, 0, heads),
+        part(&mut b, heads, kv_heads),
+        part(&mut b, heads + kv_heads, kv_heads),
+    );
+    let y = b
+        .add1(
+            Op::Attention {
+                scale: Real(0.25),
+                causal: false,
+            },
+            &[q, k, v, mask],
+        )
+        .unwrap();
     let y = b.cast(y, DType::F32).unwrap();
     let y = b.add_(y, residual).unwrap();
     b.output("y", y);
@@ -98,15 +153,25 @@ fn heads(rng: &mut Rng, dtype: DType, [len, heads, kv_heads, depth]: [usize; 4])
         rng.tensor(DType::F32, &[2, heads, len, depth], -1.0, 1.0),
         rng.tensor(dtype, &[2, 1, 1, len], -1.0, 1.0),
     ];
-    let tolerance = if dtype == DType::F32 { 1e-6 } else { 2f64.powi(-8) };
-    Case { body: b.finish().unwrap(), inputs, tolerance }
+    let tolerance = if dtype == DType::F32 {
+        1e-6
+    } else {
+        2f64.powi(-8)
+    };
+    Case {
+        body: b.finish().unwrap(),
+        inputs,
+        tolerance,
+    }
 }
 
 #[test]
 fn neighbours_join_the_attention() {
     let rng = &mut Rng(73);
     let cases = [DType::F32, DType::F16, DType::BF16].map(|d| heads(rng, d, [37, 4, 2, 16]));
-    cases.iter().for_each(|c| assert_eq!(entries(&c.body), ["gm_attention"], "{}", c.body));
+    cases
+        .iter()
+        .for_each(|c| assert_eq!(entries(&c.body), ["gm_attention"], "{}", c.body));
     check_all("attention with neighbours", &cases);
 }
 
@@ -120,7 +185,12 @@ fn canonical_attention() {
     let fragments = attention(rng, DType::F16, [2, 80, 64, 64, 64], Some(&[80, 64]), false);
     insta::assert_snapshot!("attention_fragments", listing(&fragments.body));
     let groups = attention(rng, DType::F16, [64, 130, 140, 64, 128], None, true);
-    insta::assert_snapshot!("attention_groups", generate(&as_cluster(&groups.body), hopper()).unwrap().listing);
+    insta::assert_snapshot!(
+        "attention_groups",
+        generate(&as_cluster(&groups.body), hopper())
+            .unwrap()
+            .listing
+    );
     insta::assert_snapshot!(
         "attention_split",
         listing(&attention(rng, DType::F32, [2, 1, 600, 64, 64], None, false).body)
@@ -145,10 +215,22 @@ fn for_groups(rng: &mut Rng) -> Vec<Case> {
     let shape = [64, 128, 64];
     let [q, k, v] = ["q", "k", "v"].map(|name| b.input(name, f16, shape));
     let q = b.map(ScalarOp::Neg, &[q]).unwrap();
-    let y = b.add1(Op::Attention { scale: Real(-0.125), causal: false }, &[q, k, v]).unwrap();
+    let y = b
+        .add1(
+            Op::Attention {
+                scale: Real(-0.125),
+                causal: false,
+            },
+            &[q, k, v],
+        )
+        .unwrap();
     b.output("y", y);
     let inputs = (0..3).map(|_| rng.tensor(f16, &shape, -2.0, 2.0)).collect();
-    all.push(Case { body: b.finish().unwrap(), inputs, tolerance: 2f64.powi(-11) });
+    all.push(Case {
+        body: b.finish().unwrap(),
+        inputs,
+        tolerance: 2f64.powi(-11),
+    });
     all
 }
 
@@ -158,7 +240,10 @@ fn attention_of_warp_groups() {
     let mut forms = Vec::new();
     for case in &cases {
         let text = generate(&as_cluster(&case.body), hopper()).unwrap().listing;
-        let form = text.split("gm_group_attention<").nth(1).unwrap_or_else(|| panic!("{text}"));
+        let form = text
+            .split("gm_group_attention<")
+            .nth(1)
+            .unwrap_or_else(|| panic!("{text}"));
         forms.push(form.split('>').next().unwrap_or_default().to_owned());
     }
     insta::assert_snapshot!(forms.join("\n"), @r"
@@ -171,9 +256,18 @@ fn attention_of_warp_groups() {
     ");
     check_with(hopper().into(), "attention of warp groups", &cases);
     // Few queries, and deep ones.
-    for x in [[64, 64, 128, 64, 64], [64, 128, 128, 32, 32], [20, 128, 128, 64, 64]] {
+    for x in [
+        [64, 64, 128, 64, 64],
+        [64, 128, 128, 32, 32],
+        [20, 128, 128, 64, 64],
+    ] {
         let small = attention(&mut Rng(77), DType::BF16, x, None, false);
-        assert!(!generate(&as_cluster(&small.body), hopper()).unwrap().listing.contains("gm_group_attention<"));
+        assert!(
+            !generate(&as_cluster(&small.body), hopper())
+                .unwrap()
+                .listing
+                .contains("gm_group_attention<")
+        );
     }
 }
 
@@ -181,11 +275,18 @@ fn attention_of_warp_groups() {
 /// are under way, the next one's weights are computed.
 #[test]
 fn warp_groups_multiply_and_weigh_at_once() {
-    let Some(nvrtc) = nvrtc_or_left_out("machine code of attention by warp groups") else { return };
+    let Some(nvrtc) = nvrtc_or_left_out("machine code of attention by warp groups") else {
+        return;
+    };
     let mut n_loops = Vec::new();
     for case in for_groups(&mut Rng(78)) {
         let made = generate(&as_cluster(&case.body), hopper()).unwrap();
-        let i = made.kernels.iter().find(|k| k.entry == "gm_attention").unwrap().code;
+        let i = made
+            .kernels
+            .iter()
+            .find(|k| k.entry == "gm_attention")
+            .unwrap()
+            .code;
         let compiled = nvrtc.compile(&made.units[i]).unwrap();
         let r = compiled.resources["gm_attention"];
         assert!(r.stack_bytes == 0 && r.spill_store_bytes == 0, "{r:?}");
@@ -199,13 +300,21 @@ fn warp_groups_multiply_and_weigh_at_once() {
             Err(e) => eprintln!("left out: machine code of attention: {e}"),
         }
     } // The first and the last case have a single tile of keys.
-    assert!(n_loops.is_empty() || n_loops == [false, true, true, true, true, false], "{n_loops:?}");
+    assert!(
+        n_loops.is_empty() || n_loops == [false, true, true, true, true, false],
+        "{n_loops:?}"
+    );
 }
 
 /// Whether there is a loop over the tiles of keys. Then the powers of a whole tile are between the wait for the scores and that for the results.
 fn overlaps(text: &str) -> bool {
-    assert!(text.contains("HGMMA") && !text.contains("LDL") && !text.contains("STL"), "{text}");
-    let Some(after) = text.split("WARPGROUP.DEPBAR.LE gsb0, 0x1").nth(1) else { return false };
+    assert!(
+        text.contains("HGMMA") && !text.contains("LDL") && !text.contains("STL"),
+        "{text}"
+    );
+    let Some(after) = text.split("WARPGROUP.DEPBAR.LE gsb0, 0x1").nth(1) else {
+        return false;
+    };
     let between = after.split("WARPGROUP.DEPBAR").next().unwrap_or_default();
     let n = between.matches("MUFU.EX2").count();
     assert!(n >= 64, "{n} powers while values are multiplied");
@@ -215,7 +324,9 @@ fn overlaps(text: &str) -> bool {
 /// No architecture spills; copies and products are those of tensor cores from sm_80 on.
 #[test]
 fn tiles_stay_on_chip() {
-    let Some(nvrtc) = nvrtc_or_left_out("resources of attention") else { return };
+    let Some(nvrtc) = nvrtc_or_left_out("resources of attention") else {
+        return;
+    };
     let rng = &mut Rng(75);
     let forms = [
         (DType::F32, [128, 64, 64, 64, 64]),
@@ -230,10 +341,17 @@ fn tiles_stay_on_chip() {
             let made = generate(&g, arch).unwrap();
             let compiled = nvrtc.compile(&made.units[0]).unwrap();
             let r = compiled.resources["gm_attention"];
-            assert!(r.stack_bytes == 0 && r.spill_store_bytes == 0, "{arch} {dtype}: {r:?}");
+            assert!(
+                r.stack_bytes == 0 && r.spill_store_bytes == 0,
+                "{arch} {dtype}: {r:?}"
+            );
             let tensor = dtype != DType::F32 && arch.capability() >= 80;
             for instruction in ["mma.sync", "ldmatrix", "cp.async"] {
-                assert_eq!(compiled.ptx.contains(instruction), tensor, "{arch} {dtype}: {instruction}");
+                assert_eq!(
+                    compiled.ptx.contains(instruction),
+                    tensor,
+                    "{arch} {dtype}: {instruction}"
+                );
             }
         }
     }

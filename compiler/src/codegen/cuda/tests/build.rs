@@ -31,16 +31,33 @@ struct Open {
 
 impl Batch {
     pub fn new(options: impl Into<Options>) -> Batch {
-        Batch { options: options.into(), known: HashMap::new(), units: Vec::new() }
+        Batch {
+            options: options.into(),
+            known: HashMap::new(),
+            units: Vec::new(),
+        }
     }
 
     /// Generates a graph's kernels in one of their forms; gives them, and the place of each of their sources.
     pub fn add(&mut self, graph: &Graph, form: u8) -> (Generated, Vec<Place>) {
-        let options = Options { form, ..self.options };
+        let options = Options {
+            form,
+            ..self.options
+        };
         let made = generate_with(graph, options).unwrap_or_else(|e| panic!("{graph}\n{e}"));
-        let entry_of = |code: usize| made.kernels.iter().find(|k| k.code == code).expect("a source has a kernel");
+        let entry_of = |code: usize| {
+            made.kernels
+                .iter()
+                .find(|k| k.code == code)
+                .expect("a source has a kernel")
+        };
         let places = (made.units.iter().enumerate())
-            .map(|(i, u)| self.place(u.source.strip_prefix(PRELUDE).expect("it begins so"), &entry_of(i).entry))
+            .map(|(i, u)| {
+                self.place(
+                    u.source.strip_prefix(PRELUDE).expect("it begins so"),
+                    &entry_of(i).entry,
+                )
+            })
             .collect();
         (made, places)
     }
@@ -49,14 +66,21 @@ impl Batch {
         if let Some(found) = self.known.get(kernel) {
             return found.clone();
         }
-        let (index_type, rest) = kernel.trim_start().split_once("\n\n").expect("index types come first");
+        let (index_type, rest) = kernel
+            .trim_start()
+            .split_once("\n\n")
+            .expect("index types come first");
         let name = format!("{entry}_{}", self.known.len());
         let declared = format!("\n{entry}(");
         assert_eq!(rest.matches(&declared).count(), 1, "{kernel}");
         let text = rest.replace(&declared, &format!("\n{name}("));
         let fits = |u: &Open| u.n_kernels < PER_UNIT && u.index_type == index_type;
         let unit = self.units.iter().position(fits).unwrap_or_else(|| {
-            self.units.push(Open { index_type: index_type.to_owned(), text: String::new(), n_kernels: 0 });
+            self.units.push(Open {
+                index_type: index_type.to_owned(),
+                text: String::new(),
+                n_kernels: 0,
+            });
             self.units.len() - 1
         });
         self.units[unit].text.push_str(&text);

@@ -4,19 +4,33 @@ use super::*;
 use crate::codegen::cuda::{Options, generate_with};
 
 fn zeros(dtype: DType, shapes: &[&[usize]]) -> Vec<Tensor> {
-    shapes.iter().map(|s| Tensor::zeros(dtype, s).unwrap()).collect()
+    shapes
+        .iter()
+        .map(|s| Tensor::zeros(dtype, s).unwrap())
+        .collect()
 }
 
 /// Large kernels of every family, and whether they use tensor cores.
 fn kernels() -> Vec<(Graph, bool)> {
     let (f32, f16, bf16) = (DType::F32, DType::F16, DType::BF16);
-    let product = |dtype, a: [usize; 2], b: [usize; 2]| graph_of(&Op::MatMul, &zeros(dtype, &[&a, &b]));
+    let product =
+        |dtype, a: [usize; 2], b: [usize; 2]| graph_of(&Op::MatMul, &zeros(dtype, &[&a, &b]));
     let attention = |dtype, q: [usize; 3], k: [usize; 3]| {
-        let op = Op::Attention { scale: Real(0.125), causal: true };
+        let op = Op::Attention {
+            scale: Real(0.125),
+            causal: true,
+        };
         graph_of(&op, &zeros(dtype, &[&q, &k, &k]))
     };
-    let sum = Op::Reduce { kind: ReduceKind::Sum, axes: vec![1], keepdims: false };
-    let softmax = Op::Softmax { axis: 1, log: false };
+    let sum = Op::Reduce {
+        kind: ReduceKind::Sum,
+        axes: vec![1],
+        keepdims: false,
+    };
+    let softmax = Op::Softmax {
+        axis: 1,
+        log: false,
+    };
     let by_tensors = vec![
         product(bf16, [4096, 512], [512, 4096]),
         product(f16, [1000, 512], [512, 1032]),
@@ -32,7 +46,11 @@ fn kernels() -> Vec<(Graph, bool)> {
         graph_of(&softmax, &zeros(f16, &[&[4096, 1000]])),
         attention(f32, [16, 200, 64], [16, 200, 64]),
     ];
-    by_tensors.into_iter().map(|g| (g, true)).chain(others.into_iter().map(|g| (g, false))).collect()
+    by_tensors
+        .into_iter()
+        .map(|g| (g, true))
+        .chain(others.into_iter().map(|g| (g, false)))
+        .collect()
 }
 
 /// No form spills or has a stack, whether products go by `mma.sync` or by warp groups. Says how many there are of each.
@@ -41,17 +59,25 @@ fn all_stay_in_registers() {
     let mut n_forms = Vec::new();
     for arch in ["sm_80", "sm_90a"].map(|a| Arch::parse(a).unwrap()) {
         let mut batch = Batch::new(arch);
-        for (g, _) in kernels().iter().filter(|(_, by_tensors)| arch.has_wgmma() || *by_tensors) {
+        for (g, _) in kernels()
+            .iter()
+            .filter(|(_, by_tensors)| arch.has_wgmma() || *by_tensors)
+        {
             let g = as_cluster(g);
             let n = generate(&g, arch).unwrap().forms[&NodeId(0)].n;
             (0..n).for_each(|form| drop(batch.add(&g, form)));
             n_forms.push(n);
         }
-        let Some(nvrtc) = nvrtc_or_left_out("resources of all forms of kernels") else { continue };
+        let Some(nvrtc) = nvrtc_or_left_out("resources of all forms of kernels") else {
+            continue;
+        };
         for made in nvrtc::build(nvrtc, None, &batch.units()) {
             let made = made.unwrap_or_else(|e| panic!("{e}"));
             for (name, r) in &made.resources {
-                assert!(r.stack_bytes == 0 && r.spill_store_bytes == 0, "{arch} {name}: {r:?}");
+                assert!(
+                    r.stack_bytes == 0 && r.spill_store_bytes == 0,
+                    "{arch} {name}: {r:?}"
+                );
             }
             // ptxas says so when it waits for each product of a warp group by itself.
             assert!(!made.log.contains("(C75"), "{}", made.log);
@@ -64,19 +90,39 @@ fn all_stay_in_registers() {
 #[test]
 fn forms_of_several_kernels_are_numbered_one_after_the_other() {
     let mut b = GraphBuilder::new("two");
-    let (x, w) = (b.input("x", DType::F32, [100, 80]), b.input("w", DType::F32, [80, 80]));
+    let (x, w) = (
+        b.input("x", DType::F32, [100, 80]),
+        b.input("w", DType::F32, [80, 80]),
+    );
     let y = b.matmul(x, w).unwrap();
     let y = b.matmul(y, w).unwrap();
     b.output("y", y);
     let g = as_cluster(&b.finish().unwrap());
     let of = |form: u8| {
-        let options = Options { form, ..Arch::COMMON.into() };
-        generate_with(&g, options).unwrap().forms.remove(&NodeId(0)).unwrap()
+        let options = Options {
+            form,
+            ..Arch::COMMON.into()
+        };
+        generate_with(&g, options)
+            .unwrap()
+            .forms
+            .remove(&NodeId(0))
+            .unwrap()
     };
     let first = of(0);
-    let [a, b] = &first.choices[..] else { panic!("{first:?}") };
-    assert!(a.n > 1 && b.n > 1 && usize::from(first.n) == a.n + b.n - 1, "{first:?}");
-    let numbers: Vec<Vec<usize>> = (0..=first.n).map(|f| of(f).choices.iter().map(|c| c.number).collect()).collect();
-    let expected = (0..a.n).map(|i| vec![i, 0]).chain((1..b.n).map(|i| vec![0, i])).chain([vec![0, 0]]);
+    let [a, b] = &first.choices[..] else {
+        panic!("{first:?}")
+    };
+    assert!(
+        a.n > 1 && b.n > 1 && usize::from(first.n) == a.n + b.n - 1,
+        "{first:?}"
+    );
+    let numbers: Vec<Vec<usize>> = (0..=first.n)
+        .map(|f| of(f).choices.iter().map(|c| c.number).collect())
+        .collect();
+    let expected = (0..a.n)
+        .map(|i| vec![i, 0])
+        .chain((1..b.n).map(|i| vec![0, i]))
+        .chain([vec![0, 0]]);
     assert_eq!(numbers, expected.collect::<Vec<_>>());
 }

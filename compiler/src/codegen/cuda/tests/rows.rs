@@ -21,7 +21,12 @@ fn shapes() -> Vec<Vec<usize>> {
 }
 
 fn entries(body: &Graph) -> Vec<String> {
-    generate(&as_cluster(body), Arch::COMMON).unwrap().kernels.into_iter().map(|k| k.entry).collect()
+    generate(&as_cluster(body), Arch::COMMON)
+        .unwrap()
+        .kernels
+        .into_iter()
+        .map(|k| k.entry)
+        .collect()
 }
 
 #[test]
@@ -29,25 +34,52 @@ fn sums_and_extremes() {
     let rng = &mut Rng(61);
     let mut all = Vec::new();
     for shape in shapes() {
-        for kind in [ReduceKind::Sum, ReduceKind::Mean, ReduceKind::Max, ReduceKind::Min, ReduceKind::Prod] {
+        for kind in [
+            ReduceKind::Sum,
+            ReduceKind::Mean,
+            ReduceKind::Max,
+            ReduceKind::Min,
+            ReduceKind::Prod,
+        ] {
             let dtypes = [DType::F32, DType::BF16, DType::I16, DType::U64, DType::F64];
             for dtype in dtypes.into_iter().skip(shape[0] % 2).step_by(2) {
                 let mut x = rng.tensor(dtype, &shape, -2.0, 2.0);
                 if dtype.is_float() && matches!(kind, ReduceKind::Max | ReduceKind::Min) {
                     plant_specials(&mut x, rng);
                 }
-                all.push(Case::of_op(&Op::Reduce { kind, axes: vec![1], keepdims: false }, vec![x], 1e-6));
+                all.push(Case::of_op(
+                    &Op::Reduce {
+                        kind,
+                        axes: vec![1],
+                        keepdims: false,
+                    },
+                    vec![x],
+                    1e-6,
+                ));
             }
         }
     }
     // Axes that lie apart, and few columns of many rows.
-    for (shape, axes) in [(vec![4, 5, 6], vec![0, 2]), (vec![600, 3], vec![0]), (vec![2, 40, 1], vec![1, 2])] {
+    for (shape, axes) in [
+        (vec![4, 5, 6], vec![0, 2]),
+        (vec![600, 3], vec![0]),
+        (vec![2, 40, 1], vec![1, 2]),
+    ] {
         for keepdims in [false, true] {
-            let op = Op::Reduce { kind: ReduceKind::Sum, axes: axes.clone(), keepdims };
-            all.push(Case::of_op(&op, vec![rng.tensor(DType::F32, &shape, -2.0, 2.0)], 1e-6));
+            let op = Op::Reduce {
+                kind: ReduceKind::Sum,
+                axes: axes.clone(),
+                keepdims,
+            };
+            all.push(Case::of_op(
+                &op,
+                vec![rng.tensor(DType::F32, &shape, -2.0, 2.0)],
+                1e-6,
+            ));
         }
     }
-    all.iter().for_each(|c| assert_eq!(entries(&c.body), ["gm_rows"], "{}", c.body));
+    all.iter()
+        .for_each(|c| assert_eq!(entries(&c.body), ["gm_rows"], "{}", c.body));
     check_all("reductions by groups", &all);
 }
 
@@ -65,13 +97,26 @@ fn reductions_across_rows() {
             (vec![40, 3, 64], vec![0]),
         ] {
             let x = rng.tensor(dtype, &shape, -2.0, 2.0);
-            let kinds = if dtype == DType::Bool { [ReduceKind::Max; 2] } else { [ReduceKind::Mean, ReduceKind::Min] };
+            let kinds = if dtype == DType::Bool {
+                [ReduceKind::Max; 2]
+            } else {
+                [ReduceKind::Mean, ReduceKind::Min]
+            };
             for kind in kinds {
-                all.push(Case::of_op(&Op::Reduce { kind, axes: axes.clone(), keepdims: false }, vec![x.clone()], 1e-6));
+                all.push(Case::of_op(
+                    &Op::Reduce {
+                        kind,
+                        axes: axes.clone(),
+                        keepdims: false,
+                    },
+                    vec![x.clone()],
+                    1e-6,
+                ));
             }
         }
     }
-    all.iter().for_each(|c| assert_eq!(entries(&c.body), ["gm_rows"], "{}", c.body));
+    all.iter()
+        .for_each(|c| assert_eq!(entries(&c.body), ["gm_rows"], "{}", c.body));
     check_all("reductions across rows", &all);
 }
 
@@ -80,20 +125,40 @@ fn reductions_across_rows() {
 fn long_rows_are_split_among_blocks() {
     let rng = &mut Rng(65);
     let mut all = Vec::new();
-    for (shape, axes) in [(vec![140_000], vec![0]), (vec![2, 70, 2000], vec![1, 2]), (vec![2100, 33], vec![0])] {
-        for (kind, dtype) in
-            [(ReduceKind::Mean, DType::F32), (ReduceKind::Max, DType::BF16), (ReduceKind::Prod, DType::I64)]
-        {
+    for (shape, axes) in [
+        (vec![140_000], vec![0]),
+        (vec![2, 70, 2000], vec![1, 2]),
+        (vec![2100, 33], vec![0]),
+    ] {
+        for (kind, dtype) in [
+            (ReduceKind::Mean, DType::F32),
+            (ReduceKind::Max, DType::BF16),
+            (ReduceKind::Prod, DType::I64),
+        ] {
             let mut b = GraphBuilder::new("sums");
             let x = b.input("x", dtype, shape.iter().copied());
-            let y = b.add1(Op::Reduce { kind, axes: axes.clone(), keepdims: true }, &[x]).unwrap();
+            let y = b
+                .add1(
+                    Op::Reduce {
+                        kind,
+                        axes: axes.clone(),
+                        keepdims: true,
+                    },
+                    &[x],
+                )
+                .unwrap();
             let y = b.map(ScalarOp::Neg, &[y]).unwrap();
             b.output("y", y);
             let inputs = vec![rng.tensor(dtype, &shape, -2.0, 2.0)];
-            all.push(Case { body: b.finish().unwrap(), inputs, tolerance: 1e-6 });
+            all.push(Case {
+                body: b.finish().unwrap(),
+                inputs,
+                tolerance: 1e-6,
+            });
         }
     }
-    all.iter().for_each(|c| assert_eq!(entries(&c.body), ["gm_rows", "gm_rows_join"], "{}", c.body));
+    all.iter()
+        .for_each(|c| assert_eq!(entries(&c.body), ["gm_rows", "gm_rows_join"], "{}", c.body));
     check_all("reductions of long rows", &all);
 }
 
@@ -103,21 +168,35 @@ fn positions_of_extremes() {
     let rng = &mut Rng(66);
     let mut all = Vec::new();
     for dtype in [DType::F32, DType::BF16, DType::I8, DType::U64] {
-        for (shape, axis) in [(vec![3, 8], 1), (vec![1, 5000], 1), (vec![50, 100], 0), (vec![4, 40, 33], 1)] {
-            for (kind, select_last) in
-                [(Extremum::Max, false), (Extremum::Max, true), (Extremum::Min, false), (Extremum::Min, true)]
-            {
+        for (shape, axis) in [
+            (vec![3, 8], 1),
+            (vec![1, 5000], 1),
+            (vec![50, 100], 0),
+            (vec![4, 40, 33], 1),
+        ] {
+            for (kind, select_last) in [
+                (Extremum::Max, false),
+                (Extremum::Max, true),
+                (Extremum::Min, false),
+                (Extremum::Min, true),
+            ] {
                 // Few values, so that most have equals.
                 let mut x = rng.tensor(dtype, &shape, -4.0, 4.0);
                 if dtype.is_float() && select_last {
                     plant_specials(&mut x, rng);
                 }
-                let op = Op::ArgReduce { kind, axis, keepdims: select_last, select_last };
+                let op = Op::ArgReduce {
+                    kind,
+                    axis,
+                    keepdims: select_last,
+                    select_last,
+                };
                 all.push(Case::of_op(&op, vec![x], 0.0));
             }
         }
     }
-    all.iter().for_each(|c| assert_eq!(entries(&c.body), ["gm_rows"], "{}", c.body));
+    all.iter()
+        .for_each(|c| assert_eq!(entries(&c.body), ["gm_rows"], "{}", c.body));
     check_all("positions of extremes", &all);
 }
 
@@ -133,23 +212,65 @@ fn rows_that_are_kept() {
             let row = &shape[1..];
             let epsilon = Real(1e-5);
             let mut cases = vec![
-                Case::of_op(&Op::Softmax { axis: 1, log: false }, vec![x(rng, &shape)], 1e-6),
-                Case::of_op(&Op::Softmax { axis: 1, log: true }, vec![x(rng, &shape)], 1e-6),
-                Case::of_op(&Op::RmsNorm { axis: 1, epsilon }, vec![x(rng, &shape), x(rng, row)], 1e-6),
+                Case::of_op(
+                    &Op::Softmax {
+                        axis: 1,
+                        log: false,
+                    },
+                    vec![x(rng, &shape)],
+                    1e-6,
+                ),
+                Case::of_op(
+                    &Op::Softmax { axis: 1, log: true },
+                    vec![x(rng, &shape)],
+                    1e-6,
+                ),
+                Case::of_op(
+                    &Op::RmsNorm { axis: 1, epsilon },
+                    vec![x(rng, &shape), x(rng, row)],
+                    1e-6,
+                ),
             ];
             let operands = vec![x(rng, &shape), x(rng, row), x(rng, row)];
-            cases.push(Case::of_op(&Op::LayerNorm { axis: 1, epsilon }, operands, 2e-6));
+            cases.push(Case::of_op(
+                &Op::LayerNorm { axis: 1, epsilon },
+                operands,
+                2e-6,
+            ));
             for case in &cases {
-                let is_softmax = case.body.nodes().any(|(_, n)| matches!(n.op, Op::Softmax { .. }));
-                assert_eq!(entries(&case.body) == ["gm_rows"], fits || is_softmax, "{}", case.body);
+                let is_softmax = case
+                    .body
+                    .nodes()
+                    .any(|(_, n)| matches!(n.op, Op::Softmax { .. }));
+                assert_eq!(
+                    entries(&case.body) == ["gm_rows"],
+                    fits || is_softmax,
+                    "{}",
+                    case.body
+                );
             }
             all.extend(cases);
         }
     }
-    let norm = Op::LayerNorm { axis: 1, epsilon: Real(1e-5) };
+    let norm = Op::LayerNorm {
+        axis: 1,
+        epsilon: Real(1e-5),
+    };
     let x = |rng: &mut Rng, shape: &[usize]| rng.tensor(DType::F32, shape, -3.0, 3.0);
-    all.push(Case::of_op(&norm, vec![x(rng, &[3, 1, 4, 9]), x(rng, &[1, 4, 9]), x(rng, &[1, 4, 9])], 2e-6));
-    all.push(Case::of_op(&norm, vec![x(rng, &[6, 1]), x(rng, &[1]), x(rng, &[1])], 2e-6));
+    all.push(Case::of_op(
+        &norm,
+        vec![
+            x(rng, &[3, 1, 4, 9]),
+            x(rng, &[1, 4, 9]),
+            x(rng, &[1, 4, 9]),
+        ],
+        2e-6,
+    ));
+    all.push(Case::of_op(
+        &norm,
+        vec![x(rng, &[6, 1]), x(rng, &[1]), x(rng, &[1])],
+        2e-6,
+    ));
     check_all("rows in registers", &all);
 }
 
@@ -158,37 +279,84 @@ fn rows_that_are_kept() {
 fn neighbours_join_the_row() {
     let rng = &mut Rng(63);
     let mut b = GraphBuilder::new("block");
-    let (x, r) = (b.input("x", DType::F32, [7, 100]), b.input("r", DType::F32, [7, 100]));
-    let (gamma, beta) = (b.input("gamma", DType::F32, [100]), b.input("beta", DType::F32, [100]));
+    let (x, r) = (
+        b.input("x", DType::F32, [7, 100]),
+        b.input("r", DType::F32, [7, 100]),
+    );
+    let (gamma, beta) = (
+        b.input("gamma", DType::F32, [100]),
+        b.input("beta", DType::F32, [100]),
+    );
     let scale = b.input("scale", DType::F32, [7, 1]);
     let y = b.add_(x, r).unwrap();
-    let y = b.add1(Op::LayerNorm { axis: 1, epsilon: Real(1e-5) }, &[y, gamma, beta]).unwrap();
+    let y = b
+        .add1(
+            Op::LayerNorm {
+                axis: 1,
+                epsilon: Real(1e-5),
+            },
+            &[y, gamma, beta],
+        )
+        .unwrap();
     let y = b.map(ScalarOp::Relu, &[y]).unwrap();
     let y = b.mul(y, scale).unwrap();
     b.output("y", y);
     let body = b.finish().unwrap();
     insta::assert_snapshot!("rows_layer_norm", listing(&body));
-    let inputs = [&[7, 100][..], &[7, 100], &[100], &[100], &[7, 1]].map(|s| rng.tensor(DType::F32, s, -1.0, 1.0));
-    let mut cases = vec![Case { body, inputs: inputs.to_vec(), tolerance: 1e-5 }];
+    let inputs = [&[7, 100][..], &[7, 100], &[100], &[100], &[7, 1]]
+        .map(|s| rng.tensor(DType::F32, s, -1.0, 1.0));
+    let mut cases = vec![Case {
+        body,
+        inputs: inputs.to_vec(),
+        tolerance: 1e-5,
+    }];
     let mut b = GraphBuilder::new("scores");
-    let (x, mask) = (b.input("x", DType::F16, [2, 3, 5, 60]), b.input("mask", DType::F16, [5, 60]));
+    let (x, mask) = (
+        b.input("x", DType::F16, [2, 3, 5, 60]),
+        b.input("mask", DType::F16, [5, 60]),
+    );
     let y = b.add_(x, mask).unwrap();
-    let y = b.add1(Op::Softmax { axis: 3, log: false }, &[y]).unwrap();
+    let y = b
+        .add1(
+            Op::Softmax {
+                axis: 3,
+                log: false,
+            },
+            &[y],
+        )
+        .unwrap();
     b.output("y", y);
     let inputs = [&[2, 3, 5, 60][..], &[5, 60]].map(|s| rng.tensor(DType::F16, s, -1.0, 1.0));
-    cases.push(Case { body: b.finish().unwrap(), inputs: inputs.to_vec(), tolerance: 1e-5 });
-    cases.iter().for_each(|c| assert_eq!(entries(&c.body), ["gm_rows"], "{}", c.body));
+    cases.push(Case {
+        body: b.finish().unwrap(),
+        inputs: inputs.to_vec(),
+        tolerance: 1e-5,
+    });
+    cases
+        .iter()
+        .for_each(|c| assert_eq!(entries(&c.body), ["gm_rows"], "{}", c.body));
     check_all("rows with neighbours", &cases);
 }
 
 #[test]
 fn kept_rows_stay_in_registers() {
-    let Some(nvrtc) = nvrtc_or_left_out("resources of kept rows") else { return };
+    let Some(nvrtc) = nvrtc_or_left_out("resources of kept rows") else {
+        return;
+    };
     let x = Tensor::zeros(DType::F32, &[64, 8192]).unwrap();
-    let g = as_cluster(&graph_of(&Op::Softmax { axis: 1, log: false }, &[x]));
+    let g = as_cluster(&graph_of(
+        &Op::Softmax {
+            axis: 1,
+            log: false,
+        },
+        &[x],
+    ));
     for arch in ARCHS {
         let made = generate(&g, Arch::parse(arch).unwrap()).unwrap();
         let r = nvrtc.compile(&made.units[0]).unwrap().resources["gm_rows"];
-        assert!(r.stack_bytes == 0 && r.spill_store_bytes == 0, "{arch}: {r:?}");
+        assert!(
+            r.stack_bytes == 0 && r.spill_store_bytes == 0,
+            "{arch}: {r:?}"
+        );
     }
 }

@@ -4,11 +4,22 @@ use super::run::check_all;
 use super::*;
 
 fn entries(body: &Graph) -> Vec<String> {
-    generate(&as_cluster(body), Arch::COMMON).unwrap().kernels.into_iter().map(|k| k.entry).collect()
+    generate(&as_cluster(body), Arch::COMMON)
+        .unwrap()
+        .kernels
+        .into_iter()
+        .map(|k| k.entry)
+        .collect()
 }
 
 /// `lhs rhs`, each as it is or stored transposed.
-fn product(rng: &mut Rng, dtype: DType, lead: &[usize], [m, k, n]: [usize; 3], turned: [bool; 2]) -> Case {
+fn product(
+    rng: &mut Rng,
+    dtype: DType,
+    lead: &[usize],
+    [m, k, n]: [usize; 3],
+    turned: [bool; 2],
+) -> Case {
     let mut b = GraphBuilder::new("product");
     let mut inputs = Vec::new();
     let mut operand = |b: &mut GraphBuilder, name: &str, shape: [usize; 2], turned: bool| {
@@ -18,31 +29,63 @@ fn product(rng: &mut Rng, dtype: DType, lead: &[usize], [m, k, n]: [usize; 3], t
         let v = b.input(name, dtype, stored.iter().copied());
         let mut perm: Vec<usize> = (0..stored.len()).collect();
         perm.swap(lead.len(), lead.len() + 1);
-        if turned { b.transpose(v, &perm).unwrap() } else { v }
+        if turned {
+            b.transpose(v, &perm).unwrap()
+        } else {
+            v
+        }
     };
-    let (lhs, rhs) = (operand(&mut b, "lhs", [m, k], turned[0]), operand(&mut b, "rhs", [k, n], turned[1]));
+    let (lhs, rhs) = (
+        operand(&mut b, "lhs", [m, k], turned[0]),
+        operand(&mut b, "rhs", [k, n], turned[1]),
+    );
     let y = b.matmul(lhs, rhs).unwrap();
     b.output("y", y);
-    Case { body: b.finish().unwrap(), inputs, tolerance: 1e-6 }
+    Case {
+        body: b.finish().unwrap(),
+        inputs,
+        tolerance: 1e-6,
+    }
 }
 
 #[test]
 fn few_rows_and_few_columns() {
     let rng = &mut Rng(81);
     let mut all = Vec::new();
-    for dtype in [DType::F32, DType::F64, DType::F16, DType::BF16, DType::I8, DType::U64] {
-        for extents in [[1, 64, 200], [3, 100, 37], [8, 33, 64], [200, 64, 1], [65, 48, 5], [1, 300, 1]] {
+    for dtype in [
+        DType::F32,
+        DType::F64,
+        DType::F16,
+        DType::BF16,
+        DType::I8,
+        DType::U64,
+    ] {
+        for extents in [
+            [1, 64, 200],
+            [3, 100, 37],
+            [8, 33, 64],
+            [200, 64, 1],
+            [65, 48, 5],
+            [1, 300, 1],
+        ] {
             for turned in [[false, false], [false, true], [true, false]] {
                 all.push(product(rng, dtype, &[], extents, turned));
             }
         }
     }
     // Odd extents, whose elements are read one by one; batches; so many lines that a group has several.
-    all.push(product(rng, DType::F32, &[3, 2], [2, 40, 50], [false, true]));
+    all.push(product(
+        rng,
+        DType::F32,
+        &[3, 2],
+        [2, 40, 50],
+        [false, true],
+    ));
     all.push(product(rng, DType::F32, &[], [2, 50, 333], [false, false]));
     all.push(product(rng, DType::F32, &[6], [50, 40, 1], [false, false]));
     all.push(product(rng, DType::F32, &[], [2, 32, 16500], [false, true]));
-    all.iter().for_each(|c| assert_eq!(entries(&c.body)[0], "gm_skinny", "{}", c.body));
+    all.iter()
+        .for_each(|c| assert_eq!(entries(&c.body)[0], "gm_skinny", "{}", c.body));
     check_all("skinny products", &all);
 }
 
@@ -60,7 +103,12 @@ fn long_sums_are_split_among_blocks() {
         all.push(product(rng, dtype, &[], extents, turned));
     }
     for case in &all {
-        assert_eq!(entries(&case.body), ["gm_skinny", "gm_skinny_join"], "{}", case.body);
+        assert_eq!(
+            entries(&case.body),
+            ["gm_skinny", "gm_skinny_join"],
+            "{}",
+            case.body
+        );
     }
     check_all("skinny products with long sums", &all);
 }
@@ -72,8 +120,14 @@ fn neighbours_join_the_product() {
     let mut cases = Vec::new();
     for (k, n) in [(96usize, 80usize), (70000, 8)] {
         let mut b = GraphBuilder::new("layer");
-        let (x, w) = (b.input("x", DType::F32, [1, 2, k]), b.input("w", DType::F16, [n, k]));
-        let (scale, bias) = (b.input("scale", DType::F32, [n, 1]), b.input("bias", DType::F32, [n]));
+        let (x, w) = (
+            b.input("x", DType::F32, [1, 2, k]),
+            b.input("w", DType::F16, [n, k]),
+        );
+        let (scale, bias) = (
+            b.input("scale", DType::F32, [n, 1]),
+            b.input("bias", DType::F32, [n]),
+        );
         let w = b.cast(w, DType::F32).unwrap();
         let w = b.mul(w, scale).unwrap();
         let w = b.transpose(w, &[1, 0]).unwrap();
@@ -87,7 +141,11 @@ fn neighbours_join_the_product() {
             rng.tensor(DType::F32, &[n, 1], -1.0, 1.0),
             rng.tensor(DType::F32, &[n], -1.0, 1.0),
         ];
-        cases.push(Case { body: b.finish().unwrap(), inputs, tolerance: 1e-6 });
+        cases.push(Case {
+            body: b.finish().unwrap(),
+            inputs,
+            tolerance: 1e-6,
+        });
     }
     insta::assert_snapshot!("skinny_layer", listing(&cases[0].body));
     assert_eq!(entries(&cases[0].body), ["gm_skinny"]);
@@ -98,14 +156,23 @@ fn neighbours_join_the_product() {
 /// Weights are read 16 bytes at a time, stored either way.
 #[test]
 fn weights_are_read_in_vectors() {
-    let Some(nvrtc) = nvrtc_or_left_out("the accesses of skinny products") else { return };
+    let Some(nvrtc) = nvrtc_or_left_out("the accesses of skinny products") else {
+        return;
+    };
     let rng = &mut Rng(84);
     for turned in [false, true] {
         let case = product(rng, DType::F32, &[], [4, 1024, 4096], [false, turned]);
         let made = generate(&as_cluster(&case.body), Arch::COMMON).unwrap();
         let compiled = nvrtc.compile(&made.units[0]).unwrap();
-        assert!(compiled.ptx.contains("ld.global.nc.v4.u32"), "{turned}: {}", compiled.ptx);
+        assert!(
+            compiled.ptx.contains("ld.global.nc.v4.u32"),
+            "{turned}: {}",
+            compiled.ptx
+        );
         let r = compiled.resources["gm_skinny"];
-        assert!(r.stack_bytes == 0 && r.spill_store_bytes == 0, "{turned}: {r:?}");
+        assert!(
+            r.stack_bytes == 0 && r.spill_store_bytes == 0,
+            "{turned}: {r:?}"
+        );
     }
 }

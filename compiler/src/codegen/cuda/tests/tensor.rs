@@ -46,7 +46,11 @@ impl Product<'_> {
         let mut operands = Vec::new();
         for (i, (rows, columns)) in [(m, k), (k, n)].into_iter().enumerate() {
             let stored = self.stored[i];
-            let pair = if stored == Stored::Columns { [columns, rows] } else { [rows, columns] };
+            let pair = if stored == Stored::Columns {
+                [columns, rows]
+            } else {
+                [rows, columns]
+            };
             let shape: Vec<usize> = self.lead[i].iter().copied().chain(pair).collect();
             inputs.push(rng.tensor(self.dtype, &shape, -2.0, 2.0));
             let v = b.input(&format!("x{i}"), self.dtype, shape.iter().copied());
@@ -69,7 +73,11 @@ impl Product<'_> {
         let y = b.map(ScalarOp::Relu, &[y]).unwrap();
         let y = b.add_(y, residual).unwrap();
         b.output("y", y);
-        Case { body: b.finish().unwrap(), inputs, tolerance: tolerance(self.dtype) }
+        Case {
+            body: b.finish().unwrap(),
+            inputs,
+            tolerance: tolerance(self.dtype),
+        }
     }
 }
 
@@ -78,16 +86,52 @@ fn layouts(rng: &mut Rng, dtypes: &[DType]) -> Vec<Case> {
     use Stored::*;
     let mut all = Vec::new();
     for &dtype in dtypes {
-        for (i, stored) in [[Rows, Rows], [Rows, Columns], [Columns, Rows], [Columns, Columns]].into_iter().enumerate()
+        for (i, stored) in [
+            [Rows, Rows],
+            [Rows, Columns],
+            [Columns, Rows],
+            [Columns, Columns],
+        ]
+        .into_iter()
+        .enumerate()
         {
             for sizes in [[64, 64, 64], [72, 40, 88], [33, 70, 65]] {
-                all.push(Product { dtype, lead: [&[], &[]], sizes, stored }.case(rng));
+                all.push(
+                    Product {
+                        dtype,
+                        lead: [&[], &[]],
+                        sizes,
+                        stored,
+                    }
+                    .case(rng),
+                );
             }
-            let lead: [&[usize]; 2] = [[&[2, 3][..], &[3]], [&[2, 1], &[3]], [&[3], &[]], [&[2, 1], &[2, 3]]][i];
-            all.push(Product { dtype, lead, sizes: [40, 24, 16], stored }.case(rng));
+            let lead: [&[usize]; 2] = [
+                [&[2, 3][..], &[3]],
+                [&[2, 1], &[3]],
+                [&[3], &[]],
+                [&[2, 1], &[2, 3]],
+            ][i];
+            all.push(
+                Product {
+                    dtype,
+                    lead,
+                    sizes: [40, 24, 16],
+                    stored,
+                }
+                .case(rng),
+            );
         }
         for stored in [[Computed, Rows], [Columns, Computed], [Computed, Computed]] {
-            all.push(Product { dtype, lead: [&[], &[]], sizes: [40, 72, 64], stored }.case(rng));
+            all.push(
+                Product {
+                    dtype,
+                    lead: [&[], &[]],
+                    sizes: [40, 72, 64],
+                    stored,
+                }
+                .case(rng),
+            );
         }
     }
     all
@@ -96,7 +140,12 @@ fn layouts(rng: &mut Rng, dtypes: &[DType]) -> Vec<Case> {
 /// So many tiles that they are of the three larger sizes.
 fn large_tiles(rng: &mut Rng) -> Vec<Case> {
     use Stored::*;
-    let product = |batch, n, stored| Product { dtype: DType::F16, lead: [batch, &[]], sizes: [100, 72, n], stored };
+    let product = |batch, n, stored| Product {
+        dtype: DType::F16,
+        lead: [batch, &[]],
+        sizes: [100, 72, n],
+        stored,
+    };
     vec![
         product(&[128], 200, [Rows, Rows]).case(rng),
         product(&[64, 2], 120, [Rows, Columns]).case(rng),
@@ -105,7 +154,9 @@ fn large_tiles(rng: &mut Rng) -> Vec<Case> {
 }
 
 fn listing_with(options: Options, case: &Case) -> String {
-    generate_with(&as_cluster(&case.body), options).unwrap().listing
+    generate_with(&as_cluster(&case.body), options)
+        .unwrap()
+        .listing
 }
 
 #[test]
@@ -114,7 +165,11 @@ fn operands_of_every_layout() {
     let mut cases = layouts(rng, &[DType::F16, DType::BF16]);
     cases.extend(large_tiles(rng));
     for case in &cases {
-        assert!(listing_with(Arch::COMMON.into(), case).contains("gm_block_product<"), "{}", case.body);
+        assert!(
+            listing_with(Arch::COMMON.into(), case).contains("gm_block_product<"),
+            "{}",
+            case.body
+        );
     }
     check_with(Arch::COMMON.into(), "products by tensor cores", &cases);
 }
@@ -125,9 +180,18 @@ fn operands_of_every_layout_on_turing() {
     let turing = Arch::parse("sm_75").unwrap().into();
     let mut cases = layouts(&mut Rng(62), &[DType::F16]);
     for case in &cases {
-        assert!(listing_with(turing, case).contains("gm_mma_f16"), "{}", case.body);
+        assert!(
+            listing_with(turing, case).contains("gm_mma_f16"),
+            "{}",
+            case.body
+        );
     }
-    let bf16 = Product { dtype: DType::BF16, lead: [&[], &[]], sizes: [32, 32, 32], stored: [Stored::Rows; 2] };
+    let bf16 = Product {
+        dtype: DType::BF16,
+        lead: [&[], &[]],
+        sizes: [32, 32, 32],
+        stored: [Stored::Rows; 2],
+    };
     let bf16 = bf16.case(&mut Rng(63));
     assert!(!listing_with(turing, &bf16).contains("gm_block_product<"));
     cases.truncate(11);
@@ -138,23 +202,41 @@ fn operands_of_every_layout_on_turing() {
 #[test]
 fn tf32_and_bytes() {
     let rng = &mut Rng(64);
-    let tf32 = Options { tf32: true, ..Arch::COMMON.into() };
+    let tf32 = Options {
+        tf32: true,
+        ..Arch::COMMON.into()
+    };
     let floats = layouts(rng, &[DType::F32]);
     for case in &floats {
-        assert!(listing_with(tf32, case).contains("gm_mma_tf32"), "{}", case.body);
-        assert!(!listing_with(Arch::COMMON.into(), case).contains("gm_block_product<"), "{}", case.body);
+        assert!(
+            listing_with(tf32, case).contains("gm_mma_tf32"),
+            "{}",
+            case.body
+        );
+        assert!(
+            !listing_with(Arch::COMMON.into(), case).contains("gm_block_product<"),
+            "{}",
+            case.body
+        );
     }
     check_with(tf32, "products in tf32", &floats);
     let mut bytes = layouts(rng, &[DType::I8]);
     let (i8, u8) = (DType::I8, DType::U8);
-    for (dtypes, sizes) in
-        [([i8, i8], [40, 96, 24]), ([u8, i8], [40, 96, 24]), ([i8, u8], [33, 70, 20]), ([u8, u8], [64, 64, 64])]
-    {
+    for (dtypes, sizes) in [
+        ([i8, i8], [40, 96, 24]),
+        ([u8, i8], [40, 96, 24]),
+        ([i8, u8], [33, 70, 20]),
+        ([u8, u8], [64, 64, 64]),
+    ] {
         bytes.push(of_casts(rng, dtypes, DType::I32, sizes));
     }
     for case in &bytes {
         let text = listing_with(Arch::COMMON.into(), case);
-        assert!(text.contains("gm_mma_i8") || text.contains("gm_mma_u8"), "{}", case.body);
+        assert!(
+            text.contains("gm_mma_i8") || text.contains("gm_mma_u8"),
+            "{}",
+            case.body
+        );
     }
     check_with(Arch::COMMON.into(), "products of bytes", &bytes);
 }
@@ -162,15 +244,26 @@ fn tf32_and_bytes() {
 /// `cast(x) cast(w)^T`, in a dtype that holds all products of such numbers and their sums.
 fn of_casts(rng: &mut Rng, [x, w]: [DType; 2], to: DType, [m, k, n]: [usize; 3]) -> Case {
     let mut b = GraphBuilder::new("quantised");
-    let inputs = vec![rng.tensor(x, &[m, k], -128.0, 255.0), rng.tensor(w, &[n, k], -128.0, 255.0)];
+    let inputs = vec![
+        rng.tensor(x, &[m, k], -128.0, 255.0),
+        rng.tensor(w, &[n, k], -128.0, 255.0),
+    ];
     let (x, w) = (b.input("x", x, [m, k]), b.input("w", w, [n, k]));
     let (x, w) = (b.cast(x, to).unwrap(), b.cast(w, to).unwrap());
     let w = b.transpose(w, &[1, 0]).unwrap();
     let y = b.matmul(x, w).unwrap();
     b.output("y", y);
     // Products and sums of f32 round.
-    let tolerance = if to == DType::I32 { 0.0 } else { 2f64.powi(-18) };
-    Case { body: b.finish().unwrap(), inputs, tolerance }
+    let tolerance = if to == DType::I32 {
+        0.0
+    } else {
+        2f64.powi(-18)
+    };
+    Case {
+        body: b.finish().unwrap(),
+        inputs,
+        tolerance,
+    }
 }
 
 /// Floats of 8 bits that were cast to be multiplied go through the half type that holds them, without rounding.
@@ -178,13 +271,24 @@ fn of_casts(rng: &mut Rng, [x, w]: [DType; 2], to: DType, [m, k, n]: [usize; 3])
 fn floats_of_8_bits() {
     let rng = &mut Rng(69);
     let (e4m3, e5m2) = (DType::F8E4M3FN, DType::F8E5M2);
-    let pairs =
-        [([e4m3, e4m3], "f16"), ([e5m2, e4m3], "f16"), ([DType::BF16, e4m3], "bf16"), ([e5m2, DType::F16], "f16")];
-    let cases: Vec<Case> = pairs.iter().map(|(d, _)| of_casts(rng, *d, DType::F32, [40, 72, 24])).collect();
+    let pairs = [
+        ([e4m3, e4m3], "f16"),
+        ([e5m2, e4m3], "f16"),
+        ([DType::BF16, e4m3], "bf16"),
+        ([e5m2, DType::F16], "f16"),
+    ];
+    let cases: Vec<Case> = pairs
+        .iter()
+        .map(|(d, _)| of_casts(rng, *d, DType::F32, [40, 72, 24]))
+        .collect();
     for arch in ["sm_80", "sm_89"] {
         let arch = Arch::parse(arch).unwrap();
         for (case, (_, name)) in cases.iter().zip(&pairs) {
-            assert!(listing_with(arch.into(), case).contains(&format!("gm_mma_{name}")), "{}", case.body);
+            assert!(
+                listing_with(arch.into(), case).contains(&format!("gm_mma_{name}")),
+                "{}",
+                case.body
+            );
         }
         check_with(arch.into(), "products of floats of 8 bits", &cases);
     }
@@ -202,12 +306,32 @@ fn convolutions_by_tensor_cores() {
                 Layout::ChannelsLast => (vec![2, 9, 8, c_in], vec![3, 2, c_in / groups, c_out]),
             };
             let (strides, dilations) = (vec![2, 1], vec![1, 2]);
-            let window = Window { strides, dilations, pads_low: vec![1, 0], pads_high: vec![2, 1] };
-            let operands = vec![rng.tensor(DType::F16, &x, -2.0, 2.0), rng.tensor(DType::F16, &w, -2.0, 2.0)];
-            let case = Case::of_op(&Op::Conv { window, groups, layout }, operands, tolerance(DType::F16));
+            let window = Window {
+                strides,
+                dilations,
+                pads_low: vec![1, 0],
+                pads_high: vec![2, 1],
+            };
+            let operands = vec![
+                rng.tensor(DType::F16, &x, -2.0, 2.0),
+                rng.tensor(DType::F16, &w, -2.0, 2.0),
+            ];
+            let case = Case::of_op(
+                &Op::Conv {
+                    window,
+                    groups,
+                    layout,
+                },
+                operands,
+                tolerance(DType::F16),
+            );
             let text = listing_with(Arch::COMMON.into(), &case);
             let copies = layout == Layout::ChannelsLast && c_in > 3;
-            assert!(text.contains("gm_block_product<") && text.contains("product::copied_lhs") == copies, "{text}");
+            assert!(
+                text.contains("gm_block_product<")
+                    && text.contains("product::copied_lhs") == copies,
+                "{text}"
+            );
             cases.push(case);
         }
     }
@@ -217,12 +341,23 @@ fn convolutions_by_tensor_cores() {
 /// Large products of every layout on `sm_90a`: single blocks and pairs, narrow and wide tiles, ragged sizes, followers and batches.
 fn group_products(rng: &mut Rng) -> Vec<Case> {
     use Stored::*;
-    let product = |dtype, lead, sizes, stored| Product { dtype, lead, sizes, stored };
+    let product = |dtype, lead, sizes, stored| Product {
+        dtype,
+        lead,
+        sizes,
+        stored,
+    };
     let weights: [&[usize]; 2] = [&[66], &[]];
     vec![
         product(DType::BF16, weights, [200, 72, 200], [Rows, Rows]).case(rng),
         product(DType::BF16, weights, [200, 72, 200], [Columns, Rows]).case(rng),
-        product(DType::F16, [&[17, 2, 2], &[2, 1]], [104, 72, 120], [Columns, Columns]).case(rng),
+        product(
+            DType::F16,
+            [&[17, 2, 2], &[2, 1]],
+            [104, 72, 120],
+            [Columns, Columns],
+        )
+        .case(rng),
         product(DType::BF16, [&[32], &[32]], [250, 328, 128], [Rows, Rows]).case(rng),
         product(DType::F16, [&[24], &[24]], [270, 72, 128], [Rows, Columns]).case(rng),
     ]
@@ -235,7 +370,10 @@ fn products_of_warp_groups() {
     let mut forms = Vec::new();
     for case in &cases {
         let text = listing_with(hopper, case);
-        let form = text.split("gm_group_product<").nth(1).unwrap_or_else(|| panic!("{text}"));
+        let form = text
+            .split("gm_group_product<")
+            .nth(1)
+            .unwrap_or_else(|| panic!("{text}"));
         forms.push(form.split('>').next().unwrap_or_default().to_owned());
     }
     insta::assert_snapshot!(forms.join("\n"), @r"
@@ -253,19 +391,42 @@ fn products_of_warp_groups() {
 fn canonical_tensor_products() {
     let rng = &mut Rng(67);
     let stored = [Stored::Rows, Stored::Columns];
-    let small = Product { dtype: DType::BF16, lead: [&[], &[]], sizes: [70, 72, 64], stored };
-    insta::assert_snapshot!("tensor_mma", listing_with(Arch::COMMON.into(), &small.case(rng)));
-    let large = Product { dtype: DType::BF16, lead: [&[], &[]], sizes: [4096, 72, 2048], stored };
-    insta::assert_snapshot!("tensor_wgmma", listing_with(Arch::parse("sm_90a").unwrap().into(), &large.case(rng)));
+    let small = Product {
+        dtype: DType::BF16,
+        lead: [&[], &[]],
+        sizes: [70, 72, 64],
+        stored,
+    };
+    insta::assert_snapshot!(
+        "tensor_mma",
+        listing_with(Arch::COMMON.into(), &small.case(rng))
+    );
+    let large = Product {
+        dtype: DType::BF16,
+        lead: [&[], &[]],
+        sizes: [4096, 72, 2048],
+        stored,
+    };
+    insta::assert_snapshot!(
+        "tensor_wgmma",
+        listing_with(Arch::parse("sm_90a").unwrap().into(), &large.case(rng))
+    );
 }
 
 /// Tensor kernels keep all in registers on every architecture, and those of warp groups use their instruction.
 #[test]
 fn tensor_kernels_stay_in_registers() {
     use Stored::*;
-    let Some(nvrtc) = nvrtc_or_left_out("resources of tensor kernels") else { return };
+    let Some(nvrtc) = nvrtc_or_left_out("resources of tensor kernels") else {
+        return;
+    };
     let rng = &mut Rng(68);
-    let of = |dtype, sizes, stored| Product { dtype, lead: [&[], &[]], sizes, stored };
+    let of = |dtype, sizes, stored| Product {
+        dtype,
+        lead: [&[], &[]],
+        sizes,
+        stored,
+    };
     let cases = [
         of(DType::F16, [4096, 512, 4096], [Rows, Rows]),
         of(DType::F16, [2048, 512, 1024], [Rows, Columns]),
@@ -276,13 +437,19 @@ fn tensor_kernels_stay_in_registers() {
     ]
     .map(|p| as_cluster(&p.case(rng).body));
     for arch in ARCHS.map(|a| Arch::parse(a).unwrap()) {
-        let mut batch = Batch::new(Options { tf32: true, ..arch.into() });
+        let mut batch = Batch::new(Options {
+            tf32: true,
+            ..arch.into()
+        });
         cases.iter().for_each(|g| drop(batch.add(g, 0)));
         let units = batch.units();
         for made in nvrtc::build(nvrtc, None, &units) {
             let made = made.unwrap_or_else(|e| panic!("{e}"));
             for (name, r) in &made.resources {
-                assert!(r.stack_bytes == 0 && r.spill_store_bytes == 0, "{arch} {name}: {r:?}");
+                assert!(
+                    r.stack_bytes == 0 && r.spill_store_bytes == 0,
+                    "{arch} {name}: {r:?}"
+                );
             }
             if arch.has_wgmma() {
                 check_shares(&units, &made);
@@ -298,8 +465,15 @@ fn check_shares(units: &[nvrtc::Unit], made: &nvrtc::Compiled) {
     assert!(!made.log.contains("(C75"), "{}", made.log);
     let mut n = 0;
     for (name, r) in &made.resources {
-        let text = units.iter().find_map(|u| u.source.split(&format!("\n{name}(")).nth(1)).expect("a kernel's text");
-        if text.split("\n}\n").next().is_some_and(|body| body.contains("gm_more_registers")) {
+        let text = units
+            .iter()
+            .find_map(|u| u.source.split(&format!("\n{name}(")).nth(1))
+            .expect("a kernel's text");
+        if text
+            .split("\n}\n")
+            .next()
+            .is_some_and(|body| body.contains("gm_more_registers"))
+        {
             assert_eq!(r.registers, 168, "{name}");
             n += 1;
         }
@@ -311,7 +485,10 @@ fn check_machine_code(nvrtc: &nvrtc::Nvrtc, cubin: &[u8]) {
     match disassemble(nvrtc, cubin) {
         Ok(text) => {
             let n = text.matches("HGMMA").count();
-            assert!(n >= 8 && !text.contains("LDL") && !text.contains("STL"), "{n} products of warp groups");
+            assert!(
+                n >= 8 && !text.contains("LDL") && !text.contains("STL"),
+                "{n} products of warp groups"
+            );
         }
         Err(e) if std::env::var_os("GRISTMILL_NVDISASM").is_some() => panic!("{e}"),
         Err(e) => eprintln!("left out: machine code of tensor kernels: {e}"),

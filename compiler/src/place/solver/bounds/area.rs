@@ -37,34 +37,70 @@ pub(super) fn area(p: &Problem) -> Nanos {
 /// Least time in which all work could be divided among the devices such that what is resident fits.
 pub(super) fn area_within_memory(p: &Problem) -> Nanos {
     let limited = p.devices.iter().any(|d| d.memory.is_some());
-    if limited { best(&Work::new(p, true)) } else { Nanos::ZERO }
+    if limited {
+        best(&Work::new(p, true))
+    } else {
+        Nanos::ZERO
+    }
 }
 
 impl Work {
     fn new(p: &Problem, memory: bool) -> Work {
         let n = p.n_devices();
-        let sum = |g: usize, d: usize| p.members.row(g).iter().map(|&t| p.cost(t as usize, d)).sum::<Nanos>().0;
-        let time = (0..p.n_groups()).flat_map(|g| (0..n).map(move |d| sum(g, d))).collect();
-        let bytes = if memory { resident_shares(p) } else { vec![0; p.n_groups()] };
-        let limits = p.devices.iter().map(|d| d.memory.filter(|_| memory).map(|b| b.0)).collect();
-        Work { n_devices: n, time, bytes, limits }
+        let sum = |g: usize, d: usize| {
+            p.members
+                .row(g)
+                .iter()
+                .map(|&t| p.cost(t as usize, d))
+                .sum::<Nanos>()
+                .0
+        };
+        let time = (0..p.n_groups())
+            .flat_map(|g| (0..n).map(move |d| sum(g, d)))
+            .collect();
+        let bytes = if memory {
+            resident_shares(p)
+        } else {
+            vec![0; p.n_groups()]
+        };
+        let limits = p
+            .devices
+            .iter()
+            .map(|d| d.memory.filter(|_| memory).map(|b| b.0))
+            .collect();
+        Work {
+            n_devices: n,
+            time,
+            bytes,
+            limits,
+        }
     }
 
     /// The bound that the prices prove, rounded up: times are whole.
     fn value(&self, class: &[usize], prices: &Prices) -> u64 {
         let weight: u128 = class.iter().map(|&c| u128::from(prices.time[c])).sum();
         let price = |times: &[u64], bytes: u64, d: usize| {
-            let time = if times[d] == u64::MAX { return u128::MAX } else { times[d] };
+            let time = if times[d] == u64::MAX {
+                return u128::MAX;
+            } else {
+                times[d]
+            };
             u128::from(prices.time[class[d]]) * u128::from(time)
                 + u128::from(prices.memory[class[d]]) * u128::from(bytes)
         };
         let rows = self.time.chunks_exact(self.n_devices).zip(&self.bytes);
-        let least = |(times, &bytes): (&[u64], &u64)| (0..self.n_devices).map(|d| price(times, bytes, d)).min();
+        let least = |(times, &bytes): (&[u64], &u64)| {
+            (0..self.n_devices).map(|d| price(times, bytes, d)).min()
+        };
         let paid: u128 = rows.filter_map(least).fold(0, u128::saturating_add);
         let held: u128 = (0..self.n_devices)
             .map(|d| u128::from(prices.memory[class[d]]) * u128::from(self.limits[d].unwrap_or(0)))
             .fold(0, u128::saturating_add);
-        if weight == 0 { 0 } else { u64::try_from(paid.saturating_sub(held).div_ceil(weight)).unwrap_or(u64::MAX) }
+        if weight == 0 {
+            0
+        } else {
+            u64::try_from(paid.saturating_sub(held).div_ceil(weight)).unwrap_or(u64::MAX)
+        }
     }
 
     /// Devices with equal columns get one price: the bound is concave in the prices and does not change when such devices change places.
@@ -118,13 +154,23 @@ fn best(work: &Work) -> Nanos {
         (evaluations > 0).then(|| work.value(&class, prices))
     };
     let no_memory = vec![0; n_classes];
-    let mut starts = vec![Prices { time: vec![SCALE; n_classes], memory: no_memory.clone() }];
+    let mut starts = vec![Prices {
+        time: vec![SCALE; n_classes],
+        memory: no_memory.clone(),
+    }];
     for c in (0..n_classes).filter(|_| n_classes > 1) {
-        let time = (0..n_classes).map(|k| if k == c { SCALE } else { 0 }).collect();
-        starts.push(Prices { time, memory: no_memory.clone() });
+        let time = (0..n_classes)
+            .map(|k| if k == c { SCALE } else { 0 })
+            .collect();
+        starts.push(Prices {
+            time,
+            memory: no_memory.clone(),
+        });
     }
     let tried = starts.into_iter().filter_map(|s| Some((value(&s)?, s)));
-    let Some((mut least, mut prices)) = tried.max_by_key(|(v, _)| *v) else { return Nanos::ZERO };
+    let Some((mut least, mut prices)) = tried.max_by_key(|(v, _)| *v) else {
+        return Nanos::ZERO;
+    };
     // One price only scales both sides.
     let is_settled = n_classes == 1 && work.limits.iter().all(Option::is_none);
     let mut step = if is_settled { 0 } else { SCALE / 2 };
@@ -148,12 +194,23 @@ fn improve(
     class: &[usize],
 ) -> Option<u64> {
     for c in 0..prices.time.len() {
-        let limited = class.iter().zip(limits).any(|(&k, l)| k == c && l.is_some());
+        let limited = class
+            .iter()
+            .zip(limits)
+            .any(|(&k, l)| k == c && l.is_some());
         for memory in [false, true].into_iter().take(1 + usize::from(limited)) {
             for up in [true, false] {
                 let mut tried = prices.clone();
-                let price = if memory { &mut tried.memory[c] } else { &mut tried.time[c] };
-                *price = if up { *price + step } else { price.saturating_sub(step) };
+                let price = if memory {
+                    &mut tried.memory[c]
+                } else {
+                    &mut tried.time[c]
+                };
+                *price = if up {
+                    *price + step
+                } else {
+                    price.saturating_sub(step)
+                };
                 let v = value(&tried)?;
                 if v > least {
                     (least, *prices) = (v, tried);

@@ -36,11 +36,17 @@ pub struct Slack {
 pub(super) fn energetic(p: &Problem, slack: impl Fn(usize) -> Slack, least: Nanos) -> Nanos {
     let mut total = least;
     // What cannot be placed at all has no times either.
-    for set in if least.is_finite() { device_sets(p) } else { Vec::new() } {
+    for set in if least.is_finite() {
+        device_sets(p)
+    } else {
+        Vec::new()
+    } {
         let inside = |t: usize| p.feasible(t).all(|d| set[d]);
         let n_devices = set.iter().filter(|d| **d).count() as u64;
-        let tasks: Vec<Slack> =
-            (0..p.n_tasks()).filter(|&t| p.least_cost(t) > Nanos::ZERO && inside(t)).map(&slack).collect();
+        let tasks: Vec<Slack> = (0..p.n_tasks())
+            .filter(|&t| p.least_cost(t) > Nanos::ZERO && inside(t))
+            .map(&slack)
+            .collect();
         total = total.max(Nanos(raise(&tasks, n_devices, total.0, WORK)));
     }
     total
@@ -48,17 +54,35 @@ pub(super) fn energetic(p: &Problem, slack: impl Fn(usize) -> Slack, least: Nano
 
 /// When tasks can run by the longest ways.
 pub(super) fn of_windows<'a>(p: &'a Problem, w: &'a Windows) -> impl Fn(usize) -> Slack + 'a {
-    |t| Slack { head: w.least_head(t).0, length: p.least_cost(t).0, tail: w.least_tail(t).0 }
+    |t| Slack {
+        head: w.least_head(t).0,
+        length: p.least_cost(t).0,
+        tail: w.least_tail(t).0,
+    }
 }
 
 /// When tasks can run by the longest ways with leaps.
 pub(super) fn of_leaps<'a>(p: &'a Problem, leaps: &'a Leaps) -> impl Fn(usize) -> Slack + 'a {
     move |t| {
         // A task that ends no earlier may take longer than the least, and so begin earlier.
-        let most = p.costs(t).iter().copied().filter(|c| c.is_finite()).max().unwrap_or_default();
-        let before = p.predecessors(t).map(|q| leaps.ends[q as usize]).max().unwrap_or_default();
+        let most = p
+            .costs(t)
+            .iter()
+            .copied()
+            .filter(|c| c.is_finite())
+            .max()
+            .unwrap_or_default();
+        let before = p
+            .predecessors(t)
+            .map(|q| leaps.ends[q as usize])
+            .max()
+            .unwrap_or_default();
         let head = leaps.ends[t].saturating_sub(most).max(before);
-        Slack { head: head.0, length: p.least_cost(t).0, tail: (p.least_cost(t) + leaps.rests[t]).0 }
+        Slack {
+            head: head.0,
+            length: p.least_cost(t).0,
+            tail: (p.least_cost(t) + leaps.rests[t]).0,
+        }
     }
 }
 
@@ -66,7 +90,9 @@ pub(super) fn of_leaps<'a>(p: &'a Problem, leaps: &'a Leaps) -> impl Fn(usize) -
 fn device_sets(p: &Problem) -> Vec<Vec<bool>> {
     let mut sets = vec![vec![true; p.n_devices()]];
     for g in 0..p.n_groups() {
-        let Some(&t) = p.members.row(g).first() else { continue };
+        let Some(&t) = p.members.row(g).first() else {
+            continue;
+        };
         let costs = p.costs(t as usize);
         let same = |set: &Vec<bool>| set.iter().zip(costs).all(|(&s, c)| s == c.is_finite());
         if sets.len() < SETS && !sets.iter().any(same) {
@@ -78,7 +104,10 @@ fn device_sets(p: &Problem) -> Vec<Vec<bool>> {
 
 /// Least end of all, `total` or later, at which no stretch has more work than `n_devices` can do. `work` bounds begins times tasks of a pass.
 pub fn raise(tasks: &[Slack], n_devices: u64, mut total: u64, work: usize) -> u64 {
-    let mut begins: Vec<u64> = tasks.iter().flat_map(|t| [t.head, total.saturating_sub(t.tail)]).collect();
+    let mut begins: Vec<u64> = tasks
+        .iter()
+        .flat_map(|t| [t.head, total.saturating_sub(t.tail)])
+        .collect();
     begins.sort_unstable();
     begins.dedup();
     let step = (begins.len() * tasks.len()).div_ceil(work.max(1)).max(1);
@@ -111,7 +140,12 @@ impl Stretches {
         let (mut by_tail, mut by_rest) = (tasks.to_vec(), tasks.to_vec());
         by_tail.sort_unstable_by_key(|t| Reverse(t.tail));
         by_rest.sort_unstable_by_key(|t| Reverse(t.tail - t.length));
-        Stretches { by_tail, by_rest, from: Vec::new(), until: Vec::new() }
+        Stretches {
+            by_tail,
+            by_rest,
+            from: Vec::new(),
+            until: Vec::new(),
+        }
     }
 
     /// Most work that a stretch from `begin` misses when all ends by `total`.
@@ -119,15 +153,33 @@ impl Stretches {
         self.straddle(total, begin);
         // A task that starts at `begin` or later at the earliest is forced as a whole, from its latest start to its latest end. All ends of the
         // stretch at which the slope changes come in order from four lists.
-        let mut from = self.by_tail.iter().filter(|t| t.head >= begin).map(|t| total - t.tail).peekable();
-        let mut until = self.by_rest.iter().filter(|t| t.head >= begin).map(|t| total - (t.tail - t.length)).peekable();
-        let (mut more_from, mut more_until) =
-            (self.from.iter().copied().peekable(), self.until.iter().copied().peekable());
+        let mut from = self
+            .by_tail
+            .iter()
+            .filter(|t| t.head >= begin)
+            .map(|t| total - t.tail)
+            .peekable();
+        let mut until = self
+            .by_rest
+            .iter()
+            .filter(|t| t.head >= begin)
+            .map(|t| total - (t.tail - t.length))
+            .peekable();
+        let (mut more_from, mut more_until) = (
+            self.from.iter().copied().peekable(),
+            self.until.iter().copied().peekable(),
+        );
         let (mut at, mut slope, mut work, mut most) = (begin, 0i64, 0i128, 0i128);
-        let next =
-            |a: Option<&u64>, b: Option<&u64>| a.copied().unwrap_or(u64::MAX).min(b.copied().unwrap_or(u64::MAX));
+        let next = |a: Option<&u64>, b: Option<&u64>| {
+            a.copied()
+                .unwrap_or(u64::MAX)
+                .min(b.copied().unwrap_or(u64::MAX))
+        };
         loop {
-            let (rise, fall) = (next(from.peek(), more_from.peek()), next(until.peek(), more_until.peek()));
+            let (rise, fall) = (
+                next(from.peek(), more_from.peek()),
+                next(until.peek(), more_until.peek()),
+            );
             let end = rise.min(fall);
             if end == u64::MAX {
                 return u64::try_from(most).unwrap_or(u64::MAX);
@@ -153,7 +205,11 @@ impl Stretches {
     fn straddle(&mut self, total: u64, begin: u64) {
         self.from.clear();
         self.until.clear();
-        for t in self.by_tail.iter().filter(|t| t.head < begin && t.head + t.length > begin) {
+        for t in self
+            .by_tail
+            .iter()
+            .filter(|t| t.head < begin && t.head + t.length > begin)
+        {
             let from = (total - t.tail).max(begin);
             self.from.push(from);
             self.until.push(from + t.head + t.length - begin);
@@ -170,10 +226,17 @@ mod tests {
     fn plain(tasks: &[Slack], n_devices: u64, total: u64, begin: u64) -> u64 {
         let forced = |t: &Slack, end: u64| {
             let left = (t.head + t.length).saturating_sub(begin);
-            left.min(end.saturating_sub(total - t.tail)).min(t.length).min(end - begin)
+            left.min(end.saturating_sub(total - t.tail))
+                .min(t.length)
+                .min(end - begin)
         };
-        let missed =
-            |end: u64| tasks.iter().map(|t| forced(t, end)).sum::<u64>().saturating_sub(n_devices * (end - begin));
+        let missed = |end: u64| {
+            tasks
+                .iter()
+                .map(|t| forced(t, end))
+                .sum::<u64>()
+                .saturating_sub(n_devices * (end - begin))
+        };
         (begin..=total).map(missed).max().unwrap_or(0)
     }
 
@@ -181,20 +244,29 @@ mod tests {
     fn stretches_agree_with_the_definition() {
         let mut state = 5u64;
         let mut next = |n: u64| {
-            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            state = state
+                .wrapping_mul(6364136223846793005)
+                .wrapping_add(1442695040888963407);
             (state >> 33) % n
         };
         let mut n_missed = 0;
         for _ in 0..600 {
             let mut task = |_| {
                 let (head, length) = (next(20), 1 + next(9));
-                Slack { head, length, tail: length + next(20) }
+                Slack {
+                    head,
+                    length,
+                    tail: length + next(20),
+                }
             };
             let tasks: Vec<Slack> = (0..12).map(&mut task).collect();
             let least = tasks.iter().map(|t| t.head + t.tail).max().unwrap();
             let (total, begin, n_devices) = (least + next(6), next(30), 1 + next(4));
             let expected = plain(&tasks, n_devices, total, begin.min(total));
-            assert_eq!(Stretches::new(&tasks).overflow(n_devices, total, begin.min(total)), expected);
+            assert_eq!(
+                Stretches::new(&tasks).overflow(n_devices, total, begin.min(total)),
+                expected
+            );
             n_missed += usize::from(expected > 0);
         }
         assert!(n_missed > 50, "{n_missed}");

@@ -48,7 +48,12 @@ pub(super) struct Leaps {
 impl Leaps {
     /// Least makespan by the longest way.
     pub(super) fn longest(&self) -> Nanos {
-        self.ends.iter().zip(&self.rests).map(|(end, rest)| *end + *rest).max().unwrap_or_default()
+        self.ends
+            .iter()
+            .zip(&self.rests)
+            .map(|(end, rest)| *end + *rest)
+            .max()
+            .unwrap_or_default()
     }
 }
 
@@ -61,28 +66,58 @@ pub(super) fn leaps(p: &Problem, mut budget: u64) -> Leaps {
     let mut from: Vec<Vec<(u32, Nanos)>> = vec![Vec::new(); p.n_tasks()];
     for (i, part) in parts.iter().enumerate() {
         let share = budget / (parts.len() - i) as u64;
-        let (start, join) = (part.tasks.first().copied().filter(|_| part.has_start), part.tasks.last());
+        let (start, join) = (
+            part.tasks.first().copied().filter(|_| part.has_start),
+            part.tasks.last(),
+        );
         let Some(&join) = join else { continue };
         let time = least_time(p, part, share, &mut budget);
         to[join as usize].push((start, time));
-        start.into_iter().for_each(|u| from[u as usize].push((join, time)));
+        start
+            .into_iter()
+            .for_each(|u| from[u as usize].push((join, time)));
     }
     let w = Windows::new(p);
     let on_all = |t: usize| (0..p.n_devices()).map(move |d| (t, d));
-    let least_end = |t: usize| on_all(t).map(|(t, d)| w.head(t, d) + p.cost(t, d)).min().unwrap_or_default();
-    let least_rest = |t: usize| on_all(t).map(|(t, d)| w.tail(t, d).saturating_sub(p.cost(t, d))).min();
+    let least_end = |t: usize| {
+        on_all(t)
+            .map(|(t, d)| w.head(t, d) + p.cost(t, d))
+            .min()
+            .unwrap_or_default()
+    };
+    let least_rest = |t: usize| {
+        on_all(t)
+            .map(|(t, d)| w.tail(t, d).saturating_sub(p.cost(t, d)))
+            .min()
+    };
     let mut ends: Vec<Nanos> = (0..p.n_tasks()).map(least_end).collect();
-    let mut rests: Vec<Nanos> = (0..p.n_tasks()).map(|t| least_rest(t).unwrap_or_default()).collect();
+    let mut rests: Vec<Nanos> = (0..p.n_tasks())
+        .map(|t| least_rest(t).unwrap_or_default())
+        .collect();
     for &t in &p.order {
         let t = t as usize;
-        let before = p.predecessors(t).map(|q| ends[q as usize]).max().unwrap_or_default();
-        let over = to[t].iter().map(|&(u, time)| u.map_or(Nanos::ZERO, |u| ends[u as usize]) + time);
-        ends[t] = ends[t].max(before + p.least_cost(t)).max(over.max().unwrap_or_default());
+        let before = p
+            .predecessors(t)
+            .map(|q| ends[q as usize])
+            .max()
+            .unwrap_or_default();
+        let over = to[t]
+            .iter()
+            .map(|&(u, time)| u.map_or(Nanos::ZERO, |u| ends[u as usize]) + time);
+        ends[t] = ends[t]
+            .max(before + p.least_cost(t))
+            .max(over.max().unwrap_or_default());
     }
     for &t in p.order.iter().rev() {
         let t = t as usize;
-        let after = p.successors(t).map(|c| p.least_cost(c as usize) + rests[c as usize]).max().unwrap_or_default();
-        let over = from[t].iter().map(|&(join, time)| time + rests[join as usize]);
+        let after = p
+            .successors(t)
+            .map(|c| p.least_cost(c as usize) + rests[c as usize])
+            .max()
+            .unwrap_or_default();
+        let over = from[t]
+            .iter()
+            .map(|&(join, time)| time + rests[join as usize]);
         rests[t] = rests[t].max(after).max(over.max().unwrap_or_default());
     }
     Leaps { ends, rests }
@@ -92,7 +127,9 @@ pub(super) fn leaps(p: &Problem, mut budget: u64) -> Leaps {
 fn least_time(p: &Problem, part: &Part, share: u64, budget: &mut u64) -> Nanos {
     let alone = cut_out(p, &part.tasks, part.has_start);
     let longest = super::windows::critical_path(&alone, &super::join::joined(&alone));
-    let quick = algorithms::heft(&alone, Insertion::Gaps).makespan.min(algorithms::etf(&alone).makespan);
+    let quick = algorithms::heft(&alone, Insertion::Gaps)
+        .makespan
+        .min(algorithms::etf(&alone).makespan);
     if longest >= quick || share == 0 {
         return longest.min(quick);
     }
@@ -104,18 +141,32 @@ fn least_time(p: &Problem, part: &Part, share: u64, budget: &mut u64) -> Nanos {
 /// Parts that no task cuts in two: those that one does are no longer than their halves one after the other.
 fn parts(p: &Problem) -> Vec<Part> {
     let mut position = vec![0u32; p.n_tasks()];
-    p.order.iter().enumerate().for_each(|(i, &t)| position[t as usize] = i as u32);
+    p.order
+        .iter()
+        .enumerate()
+        .for_each(|(i, &t)| position[t as usize] = i as u32);
     let joins = p.order.iter().copied().filter(|&t| is_join(p, t));
-    joins.flat_map(|t| Behind::new(p, &position, t).parts()).collect()
+    joins
+        .flat_map(|t| Behind::new(p, &position, t).parts())
+        .collect()
 }
 
 /// The problem of these tasks alone, in topological order; the first takes no time if it is the start.
 pub(in super::super) fn cut_out(p: &Problem, part: &[u32], has_start: bool) -> Problem {
     let places = places(part);
-    let place = |t: u32| places.binary_search_by_key(&t, |&(u, _)| u).ok().map(|k| places[k].1 as usize);
+    let place = |t: u32| {
+        places
+            .binary_search_by_key(&t, |&(u, _)| u)
+            .ok()
+            .map(|k| places[k].1 as usize)
+    };
     let cost = |i: usize, d: usize| {
         let cost = p.cost(part[i] as usize, d);
-        if has_start && i == 0 && cost.is_finite() { Nanos::ZERO } else { cost }
+        if has_start && i == 0 && cost.is_finite() {
+            Nanos::ZERO
+        } else {
+            cost
+        }
     };
     let task = |i: usize| Task {
         cost: (0..p.n_devices()).map(|d| cost(i, d)).collect(),
@@ -125,15 +176,33 @@ pub(in super::super) fn cut_out(p: &Problem, part: &[u32], has_start: bool) -> P
     let tensor = |&x: &u32| {
         let x = x as usize;
         let producer = place(p.tensors[x].producer)? as u32;
-        let consumers = p.consumers.row(x).iter().filter_map(|&c| Some(place(c)? as u32)).collect();
-        Some((Tensor { producer, ..p.tensors[x] }, consumers))
+        let consumers = p
+            .consumers
+            .row(x)
+            .iter()
+            .filter_map(|&c| Some(place(c)? as u32))
+            .collect();
+        Some((
+            Tensor {
+                producer,
+                ..p.tensors[x]
+            },
+            consumers,
+        ))
     };
     let tensors = tensors_of(p, part).iter().filter_map(tensor).collect();
     let mut devices = p.devices.clone();
     devices.iter_mut().for_each(|d| d.memory = None);
     let tasks = (0..part.len()).map(task).collect();
-    let parts = Parts { devices, links: p.links.clone(), tasks, tensors, constants: Vec::new() };
-    Problem::new(parts).expect("a part of a problem has no ring, and its groups have the devices that they had")
+    let parts = Parts {
+        devices,
+        links: p.links.clone(),
+        tasks,
+        tensors,
+        constants: Vec::new(),
+    };
+    Problem::new(parts)
+        .expect("a part of a problem has no ring, and its groups have the devices that they had")
 }
 
 /// Tensors that go from one of these tasks to another, in the order in which [`cut_out`] numbers them.
@@ -141,12 +210,18 @@ pub(in super::super) fn tensors_of(p: &Problem, part: &[u32]) -> Vec<u32> {
     let places = places(part);
     let is_inside = |t: &u32| places.binary_search_by_key(t, |&(u, _)| u).is_ok();
     let is_used = |x: &u32| p.consumers.row(*x as usize).iter().any(is_inside);
-    part.iter().flat_map(|&t| p.outputs.row(t as usize).iter().copied().filter(is_used)).collect()
+    part.iter()
+        .flat_map(|&t| p.outputs.row(t as usize).iter().copied().filter(is_used))
+        .collect()
 }
 
 /// Tasks with their indices, by task.
 fn places(part: &[u32]) -> Vec<(u32, u32)> {
-    let mut places: Vec<(u32, u32)> = part.iter().enumerate().map(|(i, &t)| (t, i as u32)).collect();
+    let mut places: Vec<(u32, u32)> = part
+        .iter()
+        .enumerate()
+        .map(|(i, &t)| (t, i as u32))
+        .collect();
     places.sort_unstable();
     places
 }
@@ -154,7 +229,9 @@ fn places(part: &[u32]) -> Vec<(u32, u32)> {
 /// True for a task with several predecessors.
 fn is_join(p: &Problem, t: u32) -> bool {
     let mut before = p.predecessors(t as usize);
-    before.next().is_some_and(|first| before.any(|q| q != first))
+    before
+        .next()
+        .is_some_and(|first| before.any(|q| q != first))
 }
 
 impl Behind {
@@ -164,7 +241,10 @@ impl Behind {
         while tasks.len() < MOST {
             let Some((_, t)) = open.pop_last() else { break };
             tasks.push(t);
-            open.extend(p.predecessors(t as usize).map(|q| (position[q as usize], q)));
+            open.extend(
+                p.predecessors(t as usize)
+                    .map(|q| (position[q as usize], q)),
+            );
         }
         let mut behind = Behind {
             ancestors: vec![0; tasks.len()],
@@ -188,7 +268,9 @@ impl Behind {
 
     /// Parts that end at the join and that no task cuts in two: the smallest, and the largest others.
     fn parts(&self) -> Vec<Part> {
-        let all = (1..self.tasks.len()).map(Some).chain(self.whole.then_some(None));
+        let all = (1..self.tasks.len())
+            .map(Some)
+            .chain(self.whole.then_some(None));
         let mut sets: Vec<(u32, bool, u128)> = Vec::new();
         for start in all {
             let set = self.between(start);
@@ -199,14 +281,32 @@ impl Behind {
         sets.sort_unstable();
         sets.dedup();
         let n = sets.len();
-        let chosen = sets.into_iter().enumerate().filter(|(i, _)| *i == 0 || i + PER_JOIN > n).map(|(_, s)| s);
-        let tasks = |set: u128| (0..self.tasks.len()).rev().filter(move |i| set >> i & 1 == 1).map(|i| self.tasks[i]);
-        chosen.map(|(_, has_start, set)| Part { has_start, tasks: tasks(set).collect() }).collect()
+        let chosen = sets
+            .into_iter()
+            .enumerate()
+            .filter(|(i, _)| *i == 0 || i + PER_JOIN > n)
+            .map(|(_, s)| s);
+        let tasks = |set: u128| {
+            (0..self.tasks.len())
+                .rev()
+                .filter(move |i| set >> i & 1 == 1)
+                .map(|i| self.tasks[i])
+        };
+        chosen
+            .map(|(_, has_start, set)| Part {
+                has_start,
+                tasks: tasks(set).collect(),
+            })
+            .collect()
     }
 
     /// Tasks on ways from the start to the join, as bits.
     fn between(&self, start: Option<usize>) -> u128 {
-        let all = if self.tasks.len() == 128 { u128::MAX } else { (1 << self.tasks.len()) - 1 };
+        let all = if self.tasks.len() == 128 {
+            u128::MAX
+        } else {
+            (1 << self.tasks.len()) - 1
+        };
         match start {
             Some(u) => self.descendants[u] & (self.ancestors[0] | 1) | 1 << u,
             None => all,

@@ -54,25 +54,49 @@ fn producers(p: &Problem, w: &Windows, t: usize, d: usize) -> Option<Vec<Neighbo
     let mut by_task: Vec<(u32, Neighbour)> = Vec::with_capacity(inputs.len());
     for &x in inputs {
         let q = p.tensors[x as usize].producer;
-        let elsewhere = p.feasible(q as usize).filter(|&e| e != d && p.group_of[q as usize] != p.group_of[t]);
-        let arrivals = elsewhere.map(|e| w.head(q as usize, e) + p.cost(q as usize, e) + p.transfer(x as usize, e, d));
+        let elsewhere = p
+            .feasible(q as usize)
+            .filter(|&e| e != d && p.group_of[q as usize] != p.group_of[t]);
+        let arrivals = elsewhere
+            .map(|e| w.head(q as usize, e) + p.cost(q as usize, e) + p.transfer(x as usize, e, d));
         let away = arrivals.min().unwrap_or(Nanos::INFINITY);
-        by_task.push((q, Neighbour { away, ready: w.head(q as usize, d), length: p.cost(q as usize, d) }));
+        by_task.push((
+            q,
+            Neighbour {
+                away,
+                ready: w.head(q as usize, d),
+                length: p.cost(q as usize, d),
+            },
+        ));
     }
     Some(merged(by_task))
 }
 
 fn consumers(p: &Problem, w: &Windows, t: usize, d: usize) -> Option<Vec<Neighbour>> {
-    let uses = || p.outputs.row(t).iter().flat_map(|&x| p.consumers.row(x as usize).iter().map(move |&c| (x, c)));
+    let uses = || {
+        p.outputs
+            .row(t)
+            .iter()
+            .flat_map(|&x| p.consumers.row(x as usize).iter().map(move |&c| (x, c)))
+    };
     if !(2..=MOST).contains(&uses().take(MOST + 1).count()) {
         return None;
     }
     let neighbour = |(x, c): (u32, u32)| {
-        let elsewhere = p.feasible(c as usize).filter(|&e| e != d && p.group_of[c as usize] != p.group_of[t]);
+        let elsewhere = p
+            .feasible(c as usize)
+            .filter(|&e| e != d && p.group_of[c as usize] != p.group_of[t]);
         let ways = elsewhere.map(|e| p.transfer(x as usize, d, e) + w.tail(c as usize, e));
         let away = ways.min().unwrap_or(Nanos::INFINITY);
         let length = p.cost(c as usize, d);
-        (c, Neighbour { away, ready: w.tail(c as usize, d).saturating_sub(length), length })
+        (
+            c,
+            Neighbour {
+                away,
+                ready: w.tail(c as usize, d).saturating_sub(length),
+                length,
+            },
+        )
     };
     Some(merged(uses().map(neighbour).collect()))
 }
@@ -97,7 +121,9 @@ fn turns(neighbours: &mut [Neighbour]) -> Option<Nanos> {
     let mut least = None;
     for k in 0..=neighbours.len() {
         let away = neighbours.get(k).map_or(Nanos::ZERO, |n| n.away);
-        let one_by_one = near.iter().fold(Nanos::ZERO, |now, n| now.max(n.ready) + n.length);
+        let one_by_one = near
+            .iter()
+            .fold(Nanos::ZERO, |now, n| now.max(n.ready) + n.length);
         let total = away.max(one_by_one);
         least = Some(least.map_or(total, |l: Nanos| l.min(total)));
         if one_by_one >= away {
@@ -115,11 +141,24 @@ mod tests {
 
     #[test]
     fn late_producers_take_turns() {
-        let n = |away, ready, length| Neighbour { away: Nanos(away), ready: Nanos(ready), length: Nanos(length) };
+        let n = |away, ready, length| Neighbour {
+            away: Nanos(away),
+            ready: Nanos(ready),
+            length: Nanos(length),
+        };
         // All here: 3 + 3 + 3. One away: max(8, 6).
-        assert_eq!(turns(&mut [n(8, 0, 3), n(20, 0, 3), n(20, 0, 3)]), Some(Nanos(8)));
-        assert_eq!(turns(&mut [n(30, 0, 3), n(20, 0, 3), n(20, 0, 3)]), Some(Nanos(9)));
-        assert_eq!(turns(&mut [n(30, 5, 3), n(20, 9, 1), n(4, 0, 3)]), Some(Nanos(10)));
+        assert_eq!(
+            turns(&mut [n(8, 0, 3), n(20, 0, 3), n(20, 0, 3)]),
+            Some(Nanos(8))
+        );
+        assert_eq!(
+            turns(&mut [n(30, 0, 3), n(20, 0, 3), n(20, 0, 3)]),
+            Some(Nanos(9))
+        );
+        assert_eq!(
+            turns(&mut [n(30, 5, 3), n(20, 9, 1), n(4, 0, 3)]),
+            Some(Nanos(10))
+        );
         assert_eq!(turns(&mut [n(u64::MAX, 0, u64::MAX), n(20, 9, 1)]), None);
     }
 }

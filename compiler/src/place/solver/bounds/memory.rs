@@ -13,8 +13,16 @@ pub(super) fn forced_crossing(p: &Problem, w: &Windows) -> Nanos {
     let part = parts(p);
     let n_parts = part.iter().max().map_or(0, |m| m + 1);
     let mut members: Vec<Vec<u32>> = vec![Vec::new(); n_parts];
-    part.iter().enumerate().for_each(|(t, &c)| members[c].push(t as u32));
-    let bound = |tasks: &Vec<u32>| if fits_somewhere(p, tasks) { Nanos::ZERO } else { cheapest_crossing(p, w, tasks) };
+    part.iter()
+        .enumerate()
+        .for_each(|(t, &c)| members[c].push(t as u32));
+    let bound = |tasks: &Vec<u32>| {
+        if fits_somewhere(p, tasks) {
+            Nanos::ZERO
+        } else {
+            cheapest_crossing(p, w, tasks)
+        }
+    };
     members.iter().map(bound).max().unwrap_or_default()
 }
 
@@ -30,8 +38,16 @@ fn parts(p: &Problem) -> Vec<usize> {
         part[t] = n_parts;
         open.push(t as u32);
         while let Some(u) = open.pop() {
-            let group = p.members.row(p.group_of[u as usize] as usize).iter().copied();
-            for v in p.successors(u as usize).chain(p.predecessors(u as usize)).chain(group) {
+            let group = p
+                .members
+                .row(p.group_of[u as usize] as usize)
+                .iter()
+                .copied();
+            for v in p
+                .successors(u as usize)
+                .chain(p.predecessors(u as usize))
+                .chain(group)
+            {
                 if part[v as usize] == usize::MAX {
                     part[v as usize] = n_parts;
                     open.push(v);
@@ -45,7 +61,10 @@ fn parts(p: &Problem) -> Vec<usize> {
 
 /// True when one device may run and hold all of these tasks.
 fn fits_somewhere(p: &Problem, tasks: &[u32]) -> bool {
-    let mut constants: Vec<u32> = tasks.iter().flat_map(|&t| p.constants_of.row(t as usize).iter().copied()).collect();
+    let mut constants: Vec<u32> = tasks
+        .iter()
+        .flat_map(|&t| p.constants_of.row(t as usize).iter().copied())
+        .collect();
     constants.sort_unstable();
     constants.dedup();
     let own: Bytes = tasks.iter().map(|&t| p.resident[t as usize]).sum();
@@ -68,7 +87,8 @@ fn cheapest_crossing(p: &Problem, w: &Windows, tasks: &[u32]) -> Nanos {
                 for from in p.feasible(t) {
                     let made = w.head(t, from) + p.cost(t, from);
                     for to in p.feasible(c as usize).filter(|&to| to != from) {
-                        least = least.min(made + p.transfer(x as usize, from, to) + w.tail(c as usize, to));
+                        least = least
+                            .min(made + p.transfer(x as usize, from, to) + w.tail(c as usize, to));
                     }
                 }
             }

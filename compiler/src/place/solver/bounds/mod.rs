@@ -34,24 +34,53 @@ pub fn all(p: &Problem) -> Vec<Bound> {
     let longest = Windows::new(p);
     let joined = join::joined(p);
     let mut bounds = vec![
-        Bound { name: "critical-path", value: windows::critical_path(p, &longest) },
-        Bound { name: "area", value: area::area(p) },
-        Bound { name: "memory", value: area::area_within_memory(p).max(memory::forced_crossing(p, &longest)) },
-        Bound { name: "link", value: one_machine::busiest_link(p, &longest) },
-        Bound { name: "device", value: one_machine::busiest_device(p, &longest) },
-        Bound { name: "join", value: windows::critical_path(p, &joined) },
+        Bound {
+            name: "critical-path",
+            value: windows::critical_path(p, &longest),
+        },
+        Bound {
+            name: "area",
+            value: area::area(p),
+        },
+        Bound {
+            name: "memory",
+            value: area::area_within_memory(p).max(memory::forced_crossing(p, &longest)),
+        },
+        Bound {
+            name: "link",
+            value: one_machine::busiest_link(p, &longest),
+        },
+        Bound {
+            name: "device",
+            value: one_machine::busiest_device(p, &longest),
+        },
+        Bound {
+            name: "join",
+            value: windows::critical_path(p, &joined),
+        },
     ];
     let least = bounds.iter().map(|b| b.value).max().unwrap_or_default();
-    bounds.push(Bound { name: "energetic", value: energetic::energetic(p, energetic::of_windows(p, &joined), least) });
+    bounds.push(Bound {
+        name: "energetic",
+        value: energetic::energetic(p, energetic::of_windows(p, &joined), least),
+    });
     let unit = unit(p);
-    bounds.iter_mut().for_each(|b| b.value = whole(b.value, unit));
+    bounds
+        .iter_mut()
+        .for_each(|b| b.value = whole(b.value, unit));
     bounds
 }
 
 /// The greatest of the bounds that are linear in the problem, for problems too large for the others.
 pub fn quick(p: &Problem) -> Bound {
-    let path = Bound { name: "critical-path", value: windows::critical_path(p, &Windows::new(p)) };
-    let area = Bound { name: "area", value: area::area(p) };
+    let path = Bound {
+        name: "critical-path",
+        value: windows::critical_path(p, &Windows::new(p)),
+    };
+    let area = Bound {
+        name: "area",
+        value: area::area(p),
+    };
     if area.value > path.value { area } else { path }
 }
 
@@ -62,7 +91,10 @@ pub fn blocks(p: &Problem, budget: u64) -> [Bound; 2] {
     let longest = leaps.longest();
     let work = energetic::energetic(p, energetic::of_leaps(p, &leaps), longest);
     let unit = unit(p);
-    [("series-blocks", longest), ("energetic", work)].map(|(name, value)| Bound { name, value: whole(value, unit) })
+    [("series-blocks", longest), ("energetic", work)].map(|(name, value)| Bound {
+        name,
+        value: whole(value, unit),
+    })
 }
 
 /// The greatest bound; of equal ones the one that comes first. `budget` counts nodes of search for [`blocks`]; with none they are left out.
@@ -73,13 +105,19 @@ pub fn best(p: &Problem, budget: u64) -> Bound {
     }
     let greatest = bounds.iter().map(|b| b.value).max().unwrap_or_default();
     let first = bounds.into_iter().find(|b| b.value == greatest);
-    first.unwrap_or(Bound { name: "critical-path", value: Nanos::ZERO })
+    first.unwrap_or(Bound {
+        name: "critical-path",
+        value: Nanos::ZERO,
+    })
 }
 
 /// True when no device holds more than it may at any time.
 pub fn fits(p: &Problem, timeline: &Timeline) -> bool {
     let peaks = timeline.peak_bytes(p);
-    p.devices.iter().zip(peaks).all(|(d, peak)| d.memory.is_none_or(|m| peak <= m))
+    p.devices
+        .iter()
+        .zip(peaks)
+        .all(|(d, peak)| d.memory.is_none_or(|m| peak <= m))
 }
 
 /// A time of which all task and transfer times are multiples. So are then all times of some best schedule: each start waits for the end of something,
@@ -107,10 +145,18 @@ pub(super) fn unit(p: &Problem) -> u64 {
 }
 
 fn greatest_common_divisor(a: u64, b: u64) -> u64 {
-    if b == 0 { a } else { greatest_common_divisor(b, a % b) }
+    if b == 0 {
+        a
+    } else {
+        greatest_common_divisor(b, a % b)
+    }
 }
 
 /// The next multiple of `unit`.
 pub(super) fn whole(value: Nanos, unit: u64) -> Nanos {
-    if value.is_finite() { Nanos(value.0.div_ceil(unit).saturating_mul(unit)) } else { value }
+    if value.is_finite() {
+        Nanos(value.0.div_ceil(unit).saturating_mul(unit))
+    } else {
+        value
+    }
 }

@@ -27,14 +27,18 @@ pub fn preemptive(jobs: &mut [Job]) -> Nanos {
     let (mut now, mut next, mut makespan) = (Nanos::ZERO, 0, Nanos::ZERO);
     loop {
         if waiting.is_empty() {
-            let Some(job) = jobs.get(next) else { return makespan };
+            let Some(job) = jobs.get(next) else {
+                return makespan;
+            };
             now = now.max(job.head);
         }
         while let Some(job) = jobs.get(next).filter(|j| j.head <= now) {
             waiting.push((job.rest, Reverse(next)));
             next += 1;
         }
-        let Some(&(rest, Reverse(i))) = waiting.peek() else { continue };
+        let Some(&(rest, Reverse(i))) = waiting.peek() else {
+            continue;
+        };
         let until = jobs.get(next).map_or(Nanos::INFINITY, |j| j.head);
         let runs = left[i].min(until.0.saturating_sub(now.0));
         left[i] -= runs;
@@ -55,10 +59,17 @@ pub(super) fn busiest_device(p: &Problem, w: &Windows) -> Nanos {
     for t in 0..p.n_tasks() {
         if let Some(d) = only_device(p, t) {
             let length = p.cost(t, d);
-            jobs[d].push(Job { head: w.head(t, d), length, rest: w.tail(t, d).saturating_sub(length) });
+            jobs[d].push(Job {
+                head: w.head(t, d),
+                length,
+                rest: w.tail(t, d).saturating_sub(length),
+            });
         }
     }
-    jobs.iter_mut().map(|jobs| preemptive(jobs)).max().unwrap_or_default()
+    jobs.iter_mut()
+        .map(|jobs| preemptive(jobs))
+        .max()
+        .unwrap_or_default()
 }
 
 /// The link that must carry most: tensors made on the one device that can make them and used on another that alone can use them.
@@ -67,17 +78,30 @@ pub(super) fn busiest_link(p: &Problem, w: &Windows) -> Nanos {
     let mut jobs: Vec<Vec<Job>> = vec![Vec::new(); n * n];
     for x in 0..p.tensors.len() {
         let producer = p.tensors[x].producer as usize;
-        let Some(from) = only_device(p, producer) else { continue };
+        let Some(from) = only_device(p, producer) else {
+            continue;
+        };
         let head = w.head(producer, from) + p.cost(producer, from);
-        let uses = p.consumers.row(x).iter().filter_map(|&c| Some((only_device(p, c as usize)?, c as usize)));
+        let uses = p
+            .consumers
+            .row(x)
+            .iter()
+            .filter_map(|&c| Some((only_device(p, c as usize)?, c as usize)));
         let mut rests: Vec<(usize, Nanos)> = uses.map(|(to, c)| (to, w.tail(c, to))).collect();
         rests.sort_unstable_by_key(|&(to, rest)| (to, Reverse(rest)));
         rests.dedup_by_key(|r| r.0);
         for (to, rest) in rests.into_iter().filter(|r| r.0 != from) {
-            jobs[from * n + to].push(Job { head, length: p.transfer(x, from, to), rest });
+            jobs[from * n + to].push(Job {
+                head,
+                length: p.transfer(x, from, to),
+                rest,
+            });
         }
     }
-    jobs.iter_mut().map(|jobs| preemptive(jobs)).max().unwrap_or_default()
+    jobs.iter_mut()
+        .map(|jobs| preemptive(jobs))
+        .max()
+        .unwrap_or_default()
 }
 
 fn only_device(p: &Problem, task: usize) -> Option<usize> {
@@ -104,7 +128,18 @@ mod tests {
         check(&[], 0);
         check(&[(3, 0, 4)], 7);
         // Carlier's example of seven jobs: the preemptive bound is 49 and the best sequence 50.
-        check(&[(10, 5, 7), (13, 6, 26), (11, 7, 24), (20, 4, 21), (30, 3, 8), (0, 6, 17), (30, 2, 0)], 49);
+        check(
+            &[
+                (10, 5, 7),
+                (13, 6, 26),
+                (11, 7, 24),
+                (20, 4, 21),
+                (30, 3, 8),
+                (0, 6, 17),
+                (30, 2, 0),
+            ],
+            49,
+        );
         check(&[(0, 10, 0), (4, 2, 9)], 15);
     }
 }

@@ -34,7 +34,11 @@ impl Windows {
     /// Tables of no knowledge but feasibility.
     pub(super) fn empty(p: &Problem) -> Windows {
         let n = p.n_tasks() * p.n_devices();
-        Windows { n_devices: p.n_devices(), head: vec![Nanos::ZERO; n], tail: vec![Nanos::ZERO; n] }
+        Windows {
+            n_devices: p.n_devices(),
+            head: vec![Nanos::ZERO; n],
+            tail: vec![Nanos::ZERO; n],
+        }
     }
 
     /// Earliest start of a task on a device.
@@ -49,12 +53,20 @@ impl Windows {
 
     /// Earliest start wherever it runs.
     pub fn least_head(&self, task: usize) -> Nanos {
-        self.head[task * self.n_devices..][..self.n_devices].iter().copied().min().unwrap_or_default()
+        self.head[task * self.n_devices..][..self.n_devices]
+            .iter()
+            .copied()
+            .min()
+            .unwrap_or_default()
     }
 
     /// Least time from the start of a task to the end of all, wherever it runs.
     pub fn least_tail(&self, task: usize) -> Nanos {
-        self.tail[task * self.n_devices..][..self.n_devices].iter().copied().min().unwrap_or_default()
+        self.tail[task * self.n_devices..][..self.n_devices]
+            .iter()
+            .copied()
+            .min()
+            .unwrap_or_default()
     }
 
     /// Least makespan with a task on a device, by its longest way.
@@ -65,7 +77,13 @@ impl Windows {
     /// Sets the head of a task from those of its predecessors, at least `least`.
     pub(super) fn set_head(&mut self, p: &Problem, ways: &Ways, t: usize, least: Nanos) {
         let n = self.n_devices;
-        let start = |d: usize| if p.cost(t, d).is_finite() { least } else { Nanos::INFINITY };
+        let start = |d: usize| {
+            if p.cost(t, d).is_finite() {
+                least
+            } else {
+                Nanos::INFINITY
+            }
+        };
         let mut heads: Vec<Nanos> = (0..n).map(start).collect();
         for &x in p.inputs.row(t) {
             let q = p.tensors[x as usize].producer as usize;
@@ -75,7 +93,9 @@ impl Windows {
                 let arrival = if p.group_of[q] == p.group_of[t] {
                     ends(d)
                 } else {
-                    ends(d).min(ways.shortest(p, x as usize, soonest, d, ends, |x, from| p.transfer(x, from, d)))
+                    ends(d).min(ways.shortest(p, x as usize, soonest, d, ends, |x, from| {
+                        p.transfer(x, from, d)
+                    }))
                 };
                 *head = (*head).max(arrival);
             }
@@ -96,7 +116,9 @@ impl Windows {
                     let way = if p.group_of[c] == p.group_of[t] {
                         tails(d)
                     } else {
-                        tails(d).min(ways.shortest(p, x as usize, shortest, d, tails, |x, to| p.transfer(x, d, to)))
+                        tails(d).min(ways.shortest(p, x as usize, shortest, d, tails, |x, to| {
+                            p.transfer(x, d, to)
+                        }))
                     };
                     *rest = (*rest).max(way);
                 }
@@ -115,7 +137,9 @@ pub(super) struct Ways {
 
 impl Ways {
     pub(super) fn new(p: &Problem) -> Ways {
-        Ways { uniform: p.n_devices() > 1 && uniform_links(p) }
+        Ways {
+            uniform: p.n_devices() > 1 && uniform_links(p),
+        }
     }
 
     /// Least of `of(other) + transfer` over other devices; `least` is the least of `of` over all devices.
@@ -133,7 +157,10 @@ impl Ways {
             return least + transfer(x, usize::from(device == 0));
         }
         let others = (0..p.n_devices()).filter(|&d| d != device);
-        others.map(|d| of(d) + transfer(x, d)).min().unwrap_or(Nanos::INFINITY)
+        others
+            .map(|d| of(d) + transfer(x, d))
+            .min()
+            .unwrap_or(Nanos::INFINITY)
     }
 }
 
@@ -142,14 +169,28 @@ fn uniform_links(p: &Problem) -> bool {
     let n = p.n_devices();
     let alike = p.devices.windows(2).all(|d| d[0].is_host == d[1].is_host);
     let mut pairs = (0..n).flat_map(|a| (0..n).filter(move |&b| b != a).map(move |b| (a, b)));
-    let Some((a, b)) = pairs.next() else { return true };
+    let Some((a, b)) = pairs.next() else {
+        return true;
+    };
     let first = p.links.get(a, b);
     alike && pairs.all(|(a, b)| p.links.get(a, b) == first)
 }
 
 /// Critical path: the longest way, each task of a group on the device that is best for the group.
 pub(super) fn critical_path(p: &Problem, w: &Windows) -> Nanos {
-    let on = |g: usize, d: usize| p.members.row(g).iter().map(|&t| w.through(t as usize, d)).max().unwrap_or_default();
-    let least = |g: usize| (0..p.n_devices()).map(|d| on(g, d)).min().unwrap_or_default();
+    let on = |g: usize, d: usize| {
+        p.members
+            .row(g)
+            .iter()
+            .map(|&t| w.through(t as usize, d))
+            .max()
+            .unwrap_or_default()
+    };
+    let least = |g: usize| {
+        (0..p.n_devices())
+            .map(|d| on(g, d))
+            .min()
+            .unwrap_or_default()
+    };
     (0..p.n_groups()).map(least).max().unwrap_or_default()
 }

@@ -36,10 +36,16 @@ pub(super) fn contract(p: &Problem, backward: &[bool], fits_anyway: bool) -> Con
 }
 
 /// Edges between units among forward tasks, and turned round among backward tasks where one end has no forward task.
-fn forward_edges(p: &Problem, unit_of: &[u32], is_back: &impl Fn(usize) -> bool) -> BTreeSet<(u32, u32)> {
+fn forward_edges(
+    p: &Problem,
+    unit_of: &[u32],
+    is_back: &impl Fn(usize) -> bool,
+) -> BTreeSet<(u32, u32)> {
     let n = unit_of.iter().map(|&u| u as usize + 1).max().unwrap_or(0);
     let mut has_forward = vec![false; n];
-    (0..p.n_tasks()).filter(|&t| !is_back(t)).for_each(|t| has_forward[unit_of[t] as usize] = true);
+    (0..p.n_tasks())
+        .filter(|&t| !is_back(t))
+        .for_each(|t| has_forward[unit_of[t] as usize] = true);
     let mut edges = BTreeSet::new();
     for t in 0..p.n_tasks() {
         for c in p.successors(t) {
@@ -119,7 +125,9 @@ fn join_leaves(
         }
     };
     (0..p.n_tasks()).for_each(|t| p.successors(t).for_each(|c| link(unit(t as u32), unit(c))));
-    edges.iter().for_each(|&(a, b)| link(ring[a as usize], ring[b as usize]));
+    edges
+        .iter()
+        .for_each(|&(a, b)| link(ring[a as usize], ring[b as usize]));
     let mut busy = vec![false; ring.len()];
     for t in 0..p.n_tasks() {
         let idle = p.costs(t).iter().all(|&c| c == Nanos::ZERO);
@@ -162,7 +170,10 @@ fn numbered(unit_of: Vec<u32>, edges: BTreeSet<(u32, u32)>) -> Contracted {
     let renumber = |u: u32| number.get(&u).copied().unwrap_or(0);
     Contracted {
         n_units: units.len(),
-        edges: edges.into_iter().map(|(a, b)| (renumber(a), renumber(b))).collect(),
+        edges: edges
+            .into_iter()
+            .map(|(a, b)| (renumber(a), renumber(b)))
+            .collect(),
         unit_of: unit_of.into_iter().map(renumber).collect(),
     }
 }

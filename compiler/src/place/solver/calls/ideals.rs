@@ -32,9 +32,16 @@ pub(super) struct Search {
 pub(super) fn search(calls: &Calls, goal: Goal, limit: Nanos, budget: u64) -> Search {
     let most = MOST_IDEALS.min(usize::try_from(budget / PAIRS_PER_IDEAL).unwrap_or(usize::MAX));
     let Some(ideals) = Ideals::of(calls, &calls.bound_units(), most) else {
-        return Search { better: None, complete: false };
+        return Search {
+            better: None,
+            complete: false,
+        };
     };
-    let n_hosts = if goal == Goal::Sum { 0 } else { calls.hosts.len() };
+    let n_hosts = if goal == Goal::Sum {
+        0
+    } else {
+        calls.hosts.len()
+    };
     let states = (calls.accelerators.len() + 1) * (n_hosts + 1);
     let mut table = Table {
         calls,
@@ -58,10 +65,16 @@ pub(super) fn search(calls: &Calls, goal: Goal, limit: Nanos, budget: u64) -> Se
             continue;
         }
         if !table.grow(&ideals, ideal, ideal, &mut part) {
-            return Search { better: None, complete: false };
+            return Search {
+                better: None,
+                complete: false,
+            };
         }
     }
-    Search { better: table.best(&ideals), complete: true }
+    Search {
+        better: table.best(&ideals),
+        complete: true,
+    }
 }
 
 /// All ideals of the forward graph, or of a part of it that lies between two of them, smaller ones first.
@@ -83,9 +96,17 @@ impl Ideals {
         let words = calls.units.len().div_ceil(64).max(1);
         let is_ready = |u: u32, set: &[u64]| {
             let has = |v: u32| set[v as usize / 64] >> (v % 64) & 1 == 1;
-            is_part[u as usize] && calls.units[u as usize].before.iter().all(|&v| has(v) || !is_part[v as usize])
+            is_part[u as usize]
+                && calls.units[u as usize]
+                    .before
+                    .iter()
+                    .all(|&v| has(v) || !is_part[v as usize])
         };
-        let time = |u: u32| Some(calls.units[u as usize].accelerator).filter(|t| t.is_finite()).unwrap_or_default();
+        let time = |u: u32| {
+            Some(calls.units[u as usize].accelerator)
+                .filter(|t| t.is_finite())
+                .unwrap_or_default()
+        };
         let mut index: HashMap<Vec<u64>, u32> = HashMap::from([(vec![0; words], 0)]);
         let mut ideals = Ideals {
             next: Vec::new(),
@@ -94,7 +115,13 @@ impl Ideals {
             rest: vec![units.iter().map(|&u| time(u)).sum()],
         };
         // Units that can be added to each set.
-        let mut ready = vec![units.iter().copied().filter(|&u| is_ready(u, &ideals.sets[0])).collect::<Vec<u32>>()];
+        let mut ready = vec![
+            units
+                .iter()
+                .copied()
+                .filter(|&u| is_ready(u, &ideals.sets[0]))
+                .collect::<Vec<u32>>(),
+        ];
         // Ideals come in order of size, for each is found from one that has a unit less.
         while ideals.next.len() < ideals.sets.len() {
             let at = ideals.next.len();
@@ -103,13 +130,25 @@ impl Ideals {
             for &u in &open {
                 let mut larger = ideals.sets[at].clone();
                 larger[u as usize / 64] |= 1 << (u % 64);
-                let id = *index.entry(larger.clone()).or_insert(ideals.sets.len() as u32);
+                let id = *index
+                    .entry(larger.clone())
+                    .or_insert(ideals.sets.len() as u32);
                 if id as usize == ideals.sets.len() {
                     if id as usize == most {
                         return None;
                     }
-                    let fresh = calls.units[u as usize].after.iter().copied().filter(|&v| is_ready(v, &larger));
-                    ready.push(open.iter().copied().filter(|&v| v != u).chain(fresh).collect());
+                    let fresh = calls.units[u as usize]
+                        .after
+                        .iter()
+                        .copied()
+                        .filter(|&v| is_ready(v, &larger));
+                    ready.push(
+                        open.iter()
+                            .copied()
+                            .filter(|&v| v != u)
+                            .chain(fresh)
+                            .collect(),
+                    );
                     ideals.rest.push(ideals.rest[at].saturating_sub(time(u)));
                     ideals.size.push(ideals.size[at] + 1);
                     ideals.sets.push(larger);
@@ -125,15 +164,21 @@ impl Ideals {
     pub(super) fn previous(&self) -> Vec<Vec<(u32, u32)>> {
         let mut previous = vec![Vec::new(); self.next.len()];
         for (id, next) in self.next.iter().enumerate() {
-            next.iter().for_each(|&(unit, larger)| previous[larger as usize].push((unit, id as u32)));
+            next.iter()
+                .for_each(|&(unit, larger)| previous[larger as usize].push((unit, id as u32)));
         }
         previous
     }
 
     /// Those of `units` that are in the larger of two ideals and not in the smaller.
     pub(super) fn difference(&self, units: &[u32], small: u32, large: u32) -> Vec<u32> {
-        let has = |ideal: u32, u: u32| self.sets[ideal as usize][u as usize / 64] >> (u % 64) & 1 == 1;
-        units.iter().copied().filter(|&u| has(large, u) && !has(small, u)).collect()
+        let has =
+            |ideal: u32, u: u32| self.sets[ideal as usize][u as usize / 64] >> (u % 64) & 1 == 1;
+        units
+            .iter()
+            .copied()
+            .filter(|&u| has(large, u) && !has(small, u))
+            .collect()
     }
 }
 
@@ -191,10 +236,18 @@ impl Table<'_> {
     }
 
     fn relax(&mut self, ideals: &Ideals, first: u32, to: u32, part: &Part) {
-        let on_host = if self.goal == Goal::Sum { part.on_many_hosts() } else { part.on_host() };
+        let on_host = if self.goal == Goal::Sum {
+            part.on_many_hosts()
+        } else {
+            part.on_host()
+        };
         let loads = [(part.on_accelerator(), false), (on_host, true)];
         // A sum begins at the least value of where the part begins.
-        let before = if self.goal == Goal::Sum { self.least } else { Nanos::ZERO };
+        let before = if self.goal == Goal::Sum {
+            self.least
+        } else {
+            Nanos::ZERO
+        };
         for (load, on_host) in loads.into_iter().filter(|l| before + l.0 < self.limit) {
             let step = match (on_host, self.goal) {
                 (false, _) => self.n_hosts + 1,
@@ -208,8 +261,15 @@ impl Table<'_> {
                     continue;
                 }
                 let entry = to as usize * self.states + state + step;
-                let value = if self.goal == Goal::Sum { here + load } else { here.max(load) };
-                let can_finish = || self.goal == Goal::Sum || self.can_finish(ideals.rest[to as usize], state + step);
+                let value = if self.goal == Goal::Sum {
+                    here + load
+                } else {
+                    here.max(load)
+                };
+                let can_finish = || {
+                    self.goal == Goal::Sum
+                        || self.can_finish(ideals.rest[to as usize], state + step)
+                };
                 if value < self.value[entry] && value < self.limit && can_finish() {
                     (self.value[entry], self.from[entry]) = (value, (first, on_host));
                 }
@@ -221,7 +281,9 @@ impl Table<'_> {
     fn can_finish(&self, rest: Nanos, state: usize) -> bool {
         let n_hosts = self.n_hosts;
         let (accelerators, hosts) = (state / (n_hosts + 1), state % (n_hosts + 1));
-        let Some((gain, per)) = self.absorbed else { return true };
+        let Some((gain, per)) = self.absorbed else {
+            return true;
+        };
         let limit = u128::from(self.limit.0);
         let left = limit * (self.calls.accelerators.len() - accelerators) as u128;
         let on_hosts = (limit * (n_hosts - hosts) as u128 * gain).div_ceil(per);
@@ -284,7 +346,11 @@ impl Ideals {
 /// The most accelerator time that a host takes over in how much of its own time; `None` when there is no limit to that.
 fn most_absorbed(calls: &Calls) -> Option<(u128, u128)> {
     let mut most = (0u128, 1u128);
-    for u in calls.units.iter().filter(|u| u.host.is_finite() && u.accelerator.is_finite()) {
+    for u in calls
+        .units
+        .iter()
+        .filter(|u| u.host.is_finite() && u.accelerator.is_finite())
+    {
         let ratio = (u128::from(u.accelerator.0), u128::from(u.host.0));
         if ratio.1 == 0 && ratio.0 > 0 {
             return None;

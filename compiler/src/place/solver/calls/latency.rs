@@ -24,7 +24,11 @@ pub struct Budget {
 
 impl Default for Budget {
     fn default() -> Budget {
-        Budget { orders: 8, pairs: 500_000, tasks: 20_000_000 }
+        Budget {
+            orders: 8,
+            pairs: 500_000,
+            tasks: 20_000_000,
+        }
     }
 }
 
@@ -50,13 +54,24 @@ pub fn solve(calls: &Calls, budget: Budget) -> Option<Solution> {
     if evaluate(calls, &of_unit)? > lower_bound {
         let walk = |(seed, &part): (usize, &u128)| {
             let mut walked = of_unit.clone();
-            let value = wander(calls, &mut walked, budget.tasks / WALKS.len() as u64, part, seed as u64);
+            let value = wander(
+                calls,
+                &mut walked,
+                budget.tasks / WALKS.len() as u64,
+                part,
+                seed as u64,
+            );
             (value, walked)
         };
         of_unit = WALKS.iter().enumerate().map(walk).min()?.1;
     }
     let value = improve(calls, &mut of_unit, budget.tasks)?;
-    Some(Solution { device: calls.devices(&of_unit), value, lower_bound, bound: "path" })
+    Some(Solution {
+        device: calls.devices(&of_unit),
+        value,
+        lower_bound,
+        bound: "path",
+    })
 }
 
 fn keep_better(calls: &Calls, best: &mut Option<(Nanos, Vec<u32>)>, of_unit: Vec<u32>) {
@@ -96,11 +111,20 @@ const NONE: u32 = u32::MAX;
 impl<'c> Evaluator<'c> {
     fn new(calls: &'c Calls) -> Evaluator<'c> {
         let n = calls.tasks.len();
-        let n_devices = calls.accelerators.iter().chain(&calls.hosts).map(|&d| d as usize + 1).max().unwrap_or(0);
-        let inputs = |(t, task): (usize, &'c CallTask)| task.inputs.iter().map(move |&q| (q, t as u32));
+        let n_devices = calls
+            .accelerators
+            .iter()
+            .chain(&calls.hosts)
+            .map(|&d| d as usize + 1)
+            .max()
+            .unwrap_or(0);
+        let inputs =
+            |(t, task): (usize, &'c CallTask)| task.inputs.iter().map(move |&q| (q, t as u32));
         Evaluator {
             calls,
-            is_host: (0..n_devices as u32).map(|d| calls.hosts.contains(&d)).collect(),
+            is_host: (0..n_devices as u32)
+                .map(|d| calls.hosts.contains(&d))
+                .collect(),
             consumers: Rows::from_pairs(n, calls.tasks.iter().enumerate().flat_map(inputs)),
             parts: Vec::new(),
             seen: Vec::new(),
@@ -115,7 +139,9 @@ impl<'c> Evaluator<'c> {
     fn run(&mut self, of_unit: &[u32]) -> Option<Nanos> {
         self.weigh(of_unit);
         let over = |&d: &u32| self.parts[d as usize].1 > self.calls.memory;
-        if self.parts.iter().any(|part| !part.0.is_finite()) || self.calls.accelerators.iter().any(over) {
+        if self.parts.iter().any(|part| !part.0.is_finite())
+            || self.calls.accelerators.iter().any(over)
+        {
             return None;
         }
         self.finish(of_unit)
@@ -128,7 +154,11 @@ impl<'c> Evaluator<'c> {
         self.parts.resize(self.is_host.len(), (Nanos::ZERO, 0));
         for (unit, &d) in calls.units.iter().zip(of_unit) {
             let part = &mut self.parts[d as usize];
-            part.0 += if self.is_host[d as usize] { unit.host } else { unit.accelerator };
+            part.0 += if self.is_host[d as usize] {
+                unit.host
+            } else {
+                unit.accelerator
+            };
             part.1 += unit.bytes;
         }
         self.seen.clear();
@@ -143,10 +173,18 @@ impl<'c> Evaluator<'c> {
                 if self.seen[d] != x as u32 {
                     self.seen[d] = x as u32;
                     crosses = true;
-                    self.parts[d].0 += if self.is_host[d] { Nanos::ZERO } else { copied.copy };
+                    self.parts[d].0 += if self.is_host[d] {
+                        Nanos::ZERO
+                    } else {
+                        copied.copy
+                    };
                 }
             }
-            self.parts[home].0 += if crosses && !self.is_host[home] { copied.copy } else { Nanos::ZERO };
+            self.parts[home].0 += if crosses && !self.is_host[home] {
+                copied.copy
+            } else {
+                Nanos::ZERO
+            };
         }
     }
 
@@ -173,11 +211,25 @@ impl<'c> Evaluator<'c> {
             } else {
                 n_left += 1;
             }
-            self.waiting[to] += calls.tasks[t as usize].inputs.iter().filter(|&&q| block(q) != to).count() as u32;
+            self.waiting[to] += calls.tasks[t as usize]
+                .inputs
+                .iter()
+                .filter(|&&q| block(q) != to)
+                .count() as u32;
         }
         self.ready.clear();
-        let used = |b: &usize| if *b < n_parts { self.first[*b] != NONE } else { block((*b - n_parts) as u32) == *b };
-        self.ready.extend((0..self.waiting.len()).filter(|&b| self.waiting[b] == 0).filter(used));
+        let used = |b: &usize| {
+            if *b < n_parts {
+                self.first[*b] != NONE
+            } else {
+                block((*b - n_parts) as u32) == *b
+            }
+        };
+        self.ready.extend(
+            (0..self.waiting.len())
+                .filter(|&b| self.waiting[b] == 0)
+                .filter(used),
+        );
         let mut last = Nanos::ZERO;
         while let Some(b) = self.ready.pop() {
             n_left -= 1;
@@ -198,7 +250,11 @@ impl<'c> Evaluator<'c> {
                         }
                     }
                 }
-                t = if b < n_parts { self.next[t as usize] } else { NONE };
+                t = if b < n_parts {
+                    self.next[t as usize]
+                } else {
+                    NONE
+                };
             }
         }
         (n_left == 0).then_some(last)
@@ -215,7 +271,9 @@ const MOST_STEPS: u64 = 100;
 /// Dueck and Scheuer 1990). The best that was seen is left in `of_unit`; returns its latency.
 fn wander(calls: &Calls, of_unit: &mut Vec<u32>, budget: u64, part: u128, seed: u64) -> Nanos {
     let mut evaluator = Evaluator::new(calls);
-    let Some(mut value) = evaluator.run(of_unit) else { return Nanos::INFINITY };
+    let Some(mut value) = evaluator.run(of_unit) else {
+        return Nanos::INFINITY;
+    };
     let mut best = (value, of_unit.clone());
     let affordable = budget / (calls.order.len() + calls.copied.len()).max(1) as u64;
     let steps = affordable.min(MOST_STEPS * calls.units.len() as u64);
@@ -223,7 +281,9 @@ fn wander(calls: &Calls, of_unit: &mut Vec<u32>, budget: u64, part: u128, seed: 
     for step in 0..steps {
         let left = u128::from(steps - step) * 1000 / u128::from(steps);
         let threshold = Nanos((u128::from(best.0.0) * left * left / (part * 1_000_000)) as u64);
-        let Some((cluster, to)) = cluster(calls, of_unit, &mut rng) else { continue };
+        let Some((cluster, to)) = cluster(calls, of_unit, &mut rng) else {
+            continue;
+        };
         let from = of_unit[cluster[0] as usize];
         cluster.iter().for_each(|&u| of_unit[u as usize] = to);
         match evaluator.run(of_unit).filter(|v| *v <= value + threshold) {
@@ -246,9 +306,14 @@ fn cluster(calls: &Calls, of_unit: &[u32], rng: &mut Rng) -> Option<(Vec<u32>, u
     let around = |u: u32, way: usize| {
         let unit = &calls.units[u as usize];
         let before = unit.before.iter().filter(move |_| way != 1);
-        before.chain(unit.after.iter().filter(move |_| way != 0)).copied()
+        before
+            .chain(unit.after.iter().filter(move |_| way != 0))
+            .copied()
     };
-    let mut homes: Vec<u32> = around(first as u32, 2).map(|v| of_unit[v as usize]).filter(|d| *d != from).collect();
+    let mut homes: Vec<u32> = around(first as u32, 2)
+        .map(|v| of_unit[v as usize])
+        .filter(|d| *d != from)
+        .collect();
     homes.extend(calls.hosts.first());
     homes.push(rng.pick(&calls.accelerators));
     let to = rng.pick(&homes);
@@ -269,7 +334,10 @@ fn cluster(calls: &Calls, of_unit: &[u32], rng: &mut Rng) -> Option<(Vec<u32>, u
 fn border(calls: &Calls, of_unit: &[u32], rng: &mut Rng) -> usize {
     let is_inner = |u: usize| {
         let unit = &calls.units[u];
-        unit.before.iter().chain(&unit.after).all(|&v| of_unit[v as usize] == of_unit[u])
+        unit.before
+            .iter()
+            .chain(&unit.after)
+            .all(|&v| of_unit[v as usize] == of_unit[u])
     };
     let mut unit = rng.below(calls.units.len());
     let mut tries = if rng.one_in(8) { 0 } else { 16 };
@@ -290,9 +358,16 @@ fn improve(calls: &Calls, of_unit: &mut [u32], budget: u64) -> Option<Nanos> {
     let mut u = 0;
     while quiet < calls.units.len() && left > 0 {
         let unit = &calls.units[u];
-        let neighbours = unit.before.iter().chain(&unit.after).map(|&v| of_unit[v as usize]);
+        let neighbours = unit
+            .before
+            .iter()
+            .chain(&unit.after)
+            .map(|&v| of_unit[v as usize]);
         let idle = calls.accelerators.iter().find(|d| !of_unit.contains(d));
-        let mut homes: Vec<u32> = neighbours.chain(calls.hosts.first().copied()).chain(idle.copied()).collect();
+        let mut homes: Vec<u32> = neighbours
+            .chain(calls.hosts.first().copied())
+            .chain(idle.copied())
+            .collect();
         homes.sort_unstable();
         homes.dedup();
         quiet += 1;
@@ -347,7 +422,11 @@ fn slice(calls: &Calls, order: &[u32]) -> Option<(Nanos, Vec<u32>)> {
     let (mut end, mut slices) = (n, Vec::new());
     while end > 0 {
         let (first, on_host) = from[end * states + a];
-        let device = if on_host { calls.hosts[0] } else { calls.accelerators[a - 1] };
+        let device = if on_host {
+            calls.hosts[0]
+        } else {
+            calls.accelerators[a - 1]
+        };
         slices.push((device, order[first..end].to_vec()));
         a -= usize::from(!on_host);
         end = first;
@@ -366,22 +445,35 @@ pub fn path_bound(calls: &Calls) -> Nanos {
     let reach = Reach::new(calls);
     let least = |t: usize| calls.tasks[t].accelerator.min(calls.tasks[t].host);
     let bytes = |t: usize| calls.units[calls.unit_of[t] as usize].bytes;
-    let weights: [&dyn Fn(usize) -> Nanos; 4] =
-        [&least, &|t| least(t) + calls.tasks[t].copy, &|t| Nanos(bytes(t).min(1 << 40) as u64) + least(t), &|t| {
-            calls.tasks[t].host.min(Nanos(1 << 60))
-        }];
-    weights.iter().map(|weight| division(calls, &reach, &longest_path(calls, weight))).max().unwrap_or_default()
+    let weights: [&dyn Fn(usize) -> Nanos; 4] = [
+        &least,
+        &|t| least(t) + calls.tasks[t].copy,
+        &|t| Nanos(bytes(t).min(1 << 40) as u64) + least(t),
+        &|t| calls.tasks[t].host.min(Nanos(1 << 60)),
+    ];
+    weights
+        .iter()
+        .map(|weight| division(calls, &reach, &longest_path(calls, weight)))
+        .max()
+        .unwrap_or_default()
 }
 
 /// The tasks of a path of most weight.
 fn longest_path(calls: &Calls, weight: &dyn Fn(usize) -> Nanos) -> Vec<u32> {
     let mut head = vec![(Nanos::ZERO, u32::MAX); calls.order.len()];
     for &t in &calls.order {
-        let inputs = calls.tasks[t as usize].inputs.iter().map(|&q| (head[q as usize].0, q));
+        let inputs = calls.tasks[t as usize]
+            .inputs
+            .iter()
+            .map(|&q| (head[q as usize].0, q));
         let (before, q) = inputs.max().unwrap_or((Nanos::ZERO, u32::MAX));
         head[t as usize] = (before + weight(t as usize), q);
     }
-    let last = calls.order.iter().copied().max_by_key(|&t| head[t as usize].0);
+    let last = calls
+        .order
+        .iter()
+        .copied()
+        .max_by_key(|&t| head[t as usize].0);
     let before = |t: &u32| Some(head[*t as usize].1).filter(|q| *q != u32::MAX);
     let mut path: Vec<u32> = std::iter::successors(last, before).collect();
     path.reverse();
@@ -436,7 +528,10 @@ fn division(calls: &Calls, reach: &Reach, path: &[u32]) -> Nanos {
         }
         let mut block = Block::new(calls, reach, before);
         for end in first + 1..=n {
-            block.extend(calls.unit_of[path[first] as usize], calls.unit_of[path[end - 1] as usize]);
+            block.extend(
+                calls.unit_of[path[first] as usize],
+                calls.unit_of[path[end - 1] as usize],
+            );
             if block.bytes > calls.memory || !block.time.is_finite() {
                 break;
             }
@@ -496,7 +591,10 @@ impl<'c> Block<'c> {
             self.bytes += unit.bytes;
             for &x in &unit.tensors {
                 let producer = self.calls.copied[x as usize].producer;
-                let comes = producer != u && self.before.is_some_and(|b| self.reach.is_after(b, producer));
+                let comes = producer != u
+                    && self
+                        .before
+                        .is_some_and(|b| self.reach.is_after(b, producer));
                 if comes && !std::mem::replace(&mut self.is_in[x as usize], true) {
                     self.copies_in += self.calls.copied[x as usize].copy;
                 }
@@ -509,9 +607,14 @@ impl<'c> Block<'c> {
     fn copies_out(&self, next: Option<u32>) -> Nanos {
         let Some(next) = next else { return Nanos::ZERO };
         let own = self.inside.iter().flat_map(|&u| {
-            let tensors = self.calls.units[u as usize].tensors.iter().map(|&x| &self.calls.copied[x as usize]);
+            let tensors = self.calls.units[u as usize]
+                .tensors
+                .iter()
+                .map(|&x| &self.calls.copied[x as usize]);
             tensors.filter(move |c| c.producer == u)
         });
-        own.filter(|c| c.consumers.iter().any(|&v| self.reach.is_after(v, next))).map(|c| c.copy).sum()
+        own.filter(|c| c.consumers.iter().any(|&v| self.reach.is_after(v, next)))
+            .map(|c| c.copy)
+            .sum()
     }
 }

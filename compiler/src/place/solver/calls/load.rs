@@ -17,7 +17,10 @@ pub struct Budget {
 
 impl Default for Budget {
     fn default() -> Budget {
-        Budget { orders: 8, pairs: 20_000_000 }
+        Budget {
+            orders: 8,
+            pairs: 20_000_000,
+        }
     }
 }
 
@@ -44,7 +47,12 @@ pub fn solve(calls: &Calls, budget: Budget) -> Option<Solution> {
     }
     let (value, of_unit) = best?;
     debug_assert_eq!(calls.largest_load(&of_unit), Some(value));
-    Some(Solution { device: calls.devices(&of_unit), value, lower_bound, bound: name })
+    Some(Solution {
+        device: calls.devices(&of_unit),
+        value,
+        lower_bound,
+        bound: name,
+    })
 }
 
 /// What a set of units costs as a call, kept up to date as units come and go.
@@ -71,17 +79,36 @@ impl<'c> Part<'c> {
         let ends = vec![0; calls.copied.len()];
         let ends_at = vec![None; calls.units.len()];
         let (strangers, latest) = ([0; 2], Vec::new());
-        Part { calls, ends, accelerator: zero, host: zero, bytes: 0, copies: zero, strangers, ends_at, latest }
+        Part {
+            calls,
+            ends,
+            accelerator: zero,
+            host: zero,
+            bytes: 0,
+            copies: zero,
+            strangers,
+            ends_at,
+            latest,
+        }
     }
 
     /// Adds a unit, of which nothing that comes after it is inside.
     pub(super) fn add(&mut self, unit: u32) {
         let u = &self.calls.units[unit as usize];
         for (time, sum, strangers) in self.times(u.accelerator, u.host) {
-            if time.is_finite() { *sum += time } else { *strangers += 1 }
+            if time.is_finite() {
+                *sum += time
+            } else {
+                *strangers += 1
+            }
         }
         self.bytes += u.bytes;
-        let before = u.before.iter().filter_map(|&v| self.ends_at[v as usize]).max().unwrap_or_default();
+        let before = u
+            .before
+            .iter()
+            .filter_map(|&v| self.ends_at[v as usize])
+            .max()
+            .unwrap_or_default();
         self.ends_at[unit as usize] = Some(before + u.host);
         self.latest.push(self.on_many_hosts().max(before + u.host));
         u.tensors.iter().for_each(|&x| self.end(x, 1));
@@ -91,7 +118,11 @@ impl<'c> Part<'c> {
     pub(super) fn remove(&mut self, unit: u32) {
         let u = &self.calls.units[unit as usize];
         for (time, sum, strangers) in self.times(u.accelerator, u.host) {
-            if time.is_finite() { sum.0 -= time.0 } else { *strangers -= 1 }
+            if time.is_finite() {
+                sum.0 -= time.0
+            } else {
+                *strangers -= 1
+            }
         }
         self.bytes -= u.bytes;
         self.ends_at[unit as usize] = None;
@@ -101,7 +132,10 @@ impl<'c> Part<'c> {
 
     fn times(&mut self, accelerator: Nanos, host: Nanos) -> [(Nanos, &mut Nanos, &mut u32); 2] {
         let [a, h] = &mut self.strangers;
-        [(accelerator, &mut self.accelerator, a), (host, &mut self.host, h)]
+        [
+            (accelerator, &mut self.accelerator, a),
+            (host, &mut self.host, h),
+        ]
     }
 
     /// A tensor is copied once when some but not all of its ends are inside: in when it is made outside, out when it is made here.
@@ -122,7 +156,11 @@ impl<'c> Part<'c> {
     /// Load of an accelerator that has this part; infinite when it cannot.
     pub(super) fn on_accelerator(&self) -> Nanos {
         let fits = self.strangers[0] == 0 && self.bytes <= self.calls.memory;
-        if fits { self.accelerator + self.copies } else { Nanos::INFINITY }
+        if fits {
+            self.accelerator + self.copies
+        } else {
+            Nanos::INFINITY
+        }
     }
 
     /// Load of a host.
@@ -155,7 +193,9 @@ pub(super) fn order(calls: &Calls, seed: u64) -> Vec<u32> {
     let mut ready: Vec<u32> = (0..n as u32).rev().filter(is_source).collect();
     let mut state = seed;
     let mut dice = |below: u64| {
-        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        state = state
+            .wrapping_mul(6364136223846793005)
+            .wrapping_add(1442695040888963407);
         (state >> 33) % below
     };
     let mut order = Vec::with_capacity(n);
@@ -229,7 +269,11 @@ fn slice(calls: &Calls, order: &[u32]) -> Option<(Nanos, Vec<u32>)> {
     let mut slices = Vec::new();
     while end > 0 {
         let (first, on_host) = from[end * states + state(a, h)];
-        let device = if on_host { calls.hosts[h - 1] } else { calls.accelerators[a - 1] };
+        let device = if on_host {
+            calls.hosts[h - 1]
+        } else {
+            calls.accelerators[a - 1]
+        };
         slices.push((device, order[first..end].to_vec()));
         *(if on_host { &mut h } else { &mut a }) -= 1;
         end = first;
@@ -242,8 +286,19 @@ fn slice(calls: &Calls, order: &[u32]) -> Option<(Nanos, Vec<u32>)> {
 /// can do in that time counts as a whole.
 pub fn fractional(calls: &Calls) -> Nanos {
     let mut units: Vec<(u128, u128)> = Vec::new();
-    let finite = |n: Nanos| if n.is_finite() { u128::from(n.0) } else { u128::MAX };
-    units.extend(calls.units.iter().map(|u| (finite(u.accelerator), finite(u.host))));
+    let finite = |n: Nanos| {
+        if n.is_finite() {
+            u128::from(n.0)
+        } else {
+            u128::MAX
+        }
+    };
+    units.extend(
+        calls
+            .units
+            .iter()
+            .map(|u| (finite(u.accelerator), finite(u.host))),
+    );
     // By what an accelerator gains for each unit of host time, most first. Work for hosts only goes before all.
     units.sort_by(|a, b| compare(*b, *a));
     let enough = |limit: u128| {
@@ -270,7 +325,11 @@ pub fn fractional(calls: &Calls) -> Nanos {
     let (mut low, mut high) = (0u128, 1u128 << 63);
     while low < high {
         let middle = (low + high) / 2;
-        if enough(middle) { high = middle } else { low = middle + 1 }
+        if enough(middle) {
+            high = middle
+        } else {
+            low = middle + 1
+        }
     }
     Nanos(low as u64)
 }
@@ -280,8 +339,10 @@ fn compare(a: (u128, u128), b: (u128, u128)) -> std::cmp::Ordering {
     let only = |x: (u128, u128)| x.0 == u128::MAX;
     let key = |x: (u128, u128)| if x.1 == u128::MAX { (0, 1) } else { x };
     let ((a0, a1), (b0, b1)) = (key(a), key(b));
-    only(a).cmp(&only(b)).then_with(|| match (only(a), only(b)) {
-        (false, false) => (a0 * b1).cmp(&(b0 * a1)),
-        _ => std::cmp::Ordering::Equal,
-    })
+    only(a)
+        .cmp(&only(b))
+        .then_with(|| match (only(a), only(b)) {
+            (false, false) => (a0 * b1).cmp(&(b0 * a1)),
+            _ => std::cmp::Ordering::Equal,
+        })
 }

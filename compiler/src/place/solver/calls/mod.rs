@@ -108,18 +108,35 @@ pub struct Solution {
 impl Calls {
     /// The units of a problem. `backward` tells which tasks are of the backward pass.
     pub fn new(p: &Problem, backward: &[bool]) -> Result<Calls, Unsuited> {
-        let of = |is_host: bool| (0..p.n_devices()).filter(move |&d| p.devices[d].is_host == is_host);
-        let (accelerators, hosts): (Vec<usize>, Vec<usize>) = (of(false).collect(), of(true).collect());
-        let Some(&first) = accelerators.first() else { return Err(Unsuited::NoAccelerator) };
+        let of =
+            |is_host: bool| (0..p.n_devices()).filter(move |&d| p.devices[d].is_host == is_host);
+        let (accelerators, hosts): (Vec<usize>, Vec<usize>) =
+            (of(false).collect(), of(true).collect());
+        let Some(&first) = accelerators.first() else {
+            return Err(Unsuited::NoAccelerator);
+        };
         for t in 0..p.n_tasks() {
-            let alike = |devices: &[usize]| devices.windows(2).all(|w| p.cost(t, w[0]) == p.cost(t, w[1]));
+            let alike = |devices: &[usize]| {
+                devices
+                    .windows(2)
+                    .all(|w| p.cost(t, w[0]) == p.cost(t, w[1]))
+            };
             if !alike(&accelerators) || !alike(&hosts) {
                 return Err(Unsuited::Unlike(t as u32));
             }
         }
-        let memory = accelerators.iter().filter_map(|&d| p.devices[d].memory).min();
+        let memory = accelerators
+            .iter()
+            .filter_map(|&d| p.devices[d].memory)
+            .min();
         let memory = memory.map_or(u128::MAX, |m| u128::from(m.0));
-        let fits_anyway = p.resident.iter().chain(&p.constants).map(|b| u128::from(b.0)).sum::<u128>() <= memory;
+        let fits_anyway = p
+            .resident
+            .iter()
+            .chain(&p.constants)
+            .map(|b| u128::from(b.0))
+            .sum::<u128>()
+            <= memory;
         let contracted = contract::contract(p, backward, fits_anyway);
         let mut calls = Calls {
             units: vec![Unit::default(); contracted.n_units],
@@ -155,14 +172,20 @@ impl Calls {
             unit.accelerator += p.cost(t, accelerator);
             unit.host += host.map_or(Nanos::INFINITY, |d| p.cost(t, d));
             unit.bytes += u128::from(p.resident[t].0);
-            let constants = p.constants_of.row(t).iter().map(|&c| u128::from(p.constants[c as usize].0));
+            let constants = p
+                .constants_of
+                .row(t)
+                .iter()
+                .map(|&c| u128::from(p.constants[c as usize].0));
             unit.bytes += constants.sum::<u128>();
         }
     }
 
     /// Tensors between units.
     fn connect(&mut self, p: &Problem, accelerator: usize, host: Option<usize>) {
-        let other = host.or(self.accelerators.get(1).map(|&d| d as usize)).unwrap_or(accelerator);
+        let other = host
+            .or(self.accelerators.get(1).map(|&d| d as usize))
+            .unwrap_or(accelerator);
         let copy = |x: usize| match p.tensors[x].payload {
             Payload::HostCopy(time) => time,
             Payload::Bytes(Bytes(_)) => p.transfer(x, accelerator, other),
@@ -176,7 +199,12 @@ impl Calls {
         self.tasks = (0..p.n_tasks()).map(task).collect();
         for (x, tensor) in p.tensors.iter().enumerate() {
             let producer = self.unit_of[tensor.producer as usize];
-            let mut consumers: Vec<u32> = p.consumers.row(x).iter().map(|&c| self.unit_of[c as usize]).collect();
+            let mut consumers: Vec<u32> = p
+                .consumers
+                .row(x)
+                .iter()
+                .map(|&c| self.unit_of[c as usize])
+                .collect();
             consumers.sort_unstable();
             consumers.dedup();
             consumers.retain(|&c| c != producer);
@@ -184,8 +212,15 @@ impl Calls {
                 continue;
             }
             let index = self.copied.len() as u32;
-            consumers.iter().chain([&producer]).for_each(|&u| self.units[u as usize].tensors.push(index));
-            self.copied.push(Copied { producer, consumers, copy: copy(x) });
+            consumers
+                .iter()
+                .chain([&producer])
+                .for_each(|&u| self.units[u as usize].tensors.push(index));
+            self.copied.push(Copied {
+                producer,
+                consumers,
+                copy: copy(x),
+            });
         }
     }
 
@@ -195,7 +230,10 @@ impl Calls {
             let unit = &self.units[u];
             let idle = unit.accelerator == Nanos::ZERO && unit.host == Nanos::ZERO;
             let light = unit.bytes == 0 || self.memory == u128::MAX;
-            let copies = unit.tensors.iter().any(|&x| self.copied[x as usize].copy > Nanos::ZERO);
+            let copies = unit
+                .tensors
+                .iter()
+                .any(|&x| self.copied[x as usize].copy > Nanos::ZERO);
             if idle && light && !copies && unit.before.is_empty() {
                 self.units[u].is_free = true;
                 for v in self.units[u].after.clone() {
@@ -207,7 +245,9 @@ impl Calls {
 
     /// Units that are not free, in topological order.
     fn bound_units(&self) -> Vec<u32> {
-        (0..self.units.len() as u32).filter(|&u| !self.units[u as usize].is_free).collect()
+        (0..self.units.len() as u32)
+            .filter(|&u| !self.units[u as usize].is_free)
+            .collect()
     }
 
     /// Device of each unit from slices in order; a free unit goes with the first slice that needs it.
@@ -216,9 +256,15 @@ impl Calls {
         for (device, units) in slices {
             units.iter().for_each(|&u| of_unit[u as usize] = *device);
         }
-        for u in (0..self.units.len()).rev().filter(|&u| self.units[u].is_free) {
+        for u in (0..self.units.len())
+            .rev()
+            .filter(|&u| self.units[u].is_free)
+        {
             let needs = |s: &&(u32, Vec<u32>)| s.1.iter().any(|v| self.units[u].after.contains(v));
-            of_unit[u] = slices.iter().find(needs).map_or(self.accelerators[0], |s| s.0);
+            of_unit[u] = slices
+                .iter()
+                .find(needs)
+                .map_or(self.accelerators[0], |s| s.0);
         }
         of_unit
     }
@@ -239,11 +285,20 @@ impl Calls {
     /// The largest load of a device when units run on `of_unit`, devices of the problem: an accelerator pays for its copies, a host does not. `None` when
     /// an accelerator is over its memory or a unit is where it cannot run.
     pub(super) fn largest_load(&self, of_unit: &[u32]) -> Option<Nanos> {
-        let n = self.accelerators.iter().chain(&self.hosts).map(|&d| d as usize + 1).max()?;
+        let n = self
+            .accelerators
+            .iter()
+            .chain(&self.hosts)
+            .map(|&d| d as usize + 1)
+            .max()?;
         let (mut load, mut bytes) = (vec![Nanos::ZERO; n], vec![0u128; n]);
         for (u, unit) in self.units.iter().enumerate() {
             let d = of_unit[u] as usize;
-            load[d] += if self.hosts.contains(&(d as u32)) { unit.host } else { unit.accelerator };
+            load[d] += if self.hosts.contains(&(d as u32)) {
+                unit.host
+            } else {
+                unit.accelerator
+            };
             bytes[d] += unit.bytes;
         }
         for x in 0..self.copied.len() as u32 {
@@ -251,7 +306,10 @@ impl Calls {
                 load[d as usize] += self.copy_time(x, |u| of_unit[u as usize] == d);
             }
         }
-        let fits = self.accelerators.iter().all(|&d| bytes[d as usize] <= self.memory);
+        let fits = self
+            .accelerators
+            .iter()
+            .all(|&d| bytes[d as usize] <= self.memory);
         let most = load.into_iter().max()?;
         (fits && most.is_finite()).then_some(most)
     }

@@ -94,7 +94,8 @@ impl Nested<'_> {
         }
         let parts = self.parts(units);
         let times: Times = match parts.len() {
-            0 => vec![(Nanos::ZERO, Some(Rc::new(Plan::All(Vec::new())))); self.n_accelerators + 1].into(),
+            0 => vec![(Nanos::ZERO, Some(Rc::new(Plan::All(Vec::new())))); self.n_accelerators + 1]
+                .into(),
             1 => self.series(units, is_whole),
             _ => self.side_by_side(units, &parts, is_whole),
         };
@@ -137,7 +138,10 @@ impl Nested<'_> {
 
     /// Parts that run side by side, or all of them in one call.
     fn side_by_side(&mut self, units: &[u32], parts: &[Vec<u32>], is_whole: bool) -> Times {
-        let all: Vec<Times> = parts.iter().map(|part| self.times(part, is_whole)).collect();
+        let all: Vec<Times> = parts
+            .iter()
+            .map(|part| self.times(part, is_whole))
+            .collect();
         let shares = share(&all, self.n_accelerators);
         let load = self.call(units);
         let call = Rc::new(Plan::Call(units.into()));
@@ -153,12 +157,20 @@ impl Nested<'_> {
 
     /// Items between cuts, of units that hang together.
     fn items(&self, units: &[u32]) -> Vec<Vec<u32>> {
-        let is_cut = |u: u32| units.iter().all(|&v| self.reach.is_after(u, v) || self.reach.is_after(v, u));
+        let is_cut = |u: u32| {
+            units
+                .iter()
+                .all(|&v| self.reach.is_after(u, v) || self.reach.is_after(v, u))
+        };
         let cuts: Vec<u32> = units.iter().copied().filter(|&u| is_cut(u)).collect();
         let mut items: Vec<Vec<u32>> = vec![Vec::new(); 2 * cuts.len() + 1];
         for &u in units {
             let before = cuts.partition_point(|&c| c < u);
-            let at = if cuts.get(before) == Some(&u) { 2 * before + 1 } else { 2 * before };
+            let at = if cuts.get(before) == Some(&u) {
+                2 * before + 1
+            } else {
+                2 * before
+            };
             items[at].push(u);
         }
         items.retain(|item| !item.is_empty());
@@ -169,9 +181,15 @@ impl Nested<'_> {
     fn series(&mut self, units: &[u32], is_whole: bool) -> Times {
         let items = self.items(units);
         let may_divide = is_whole || units.len() <= MOST_UNITS;
-        let most_ideals = if is_whole { MOST_IDEALS.0 } else { MOST_IDEALS.1 };
+        let most_ideals = if is_whole {
+            MOST_IDEALS.0
+        } else {
+            MOST_IDEALS.1
+        };
         let is_open = may_divide && self.known.len() < MOST_PARTS && self.left > 0;
-        let ideals = is_open.then(|| Ideals::of(self.calls, units, most_ideals)).flatten();
+        let ideals = is_open
+            .then(|| Ideals::of(self.calls, units, most_ideals))
+            .flatten();
         let (n, most) = (items.len(), self.n_accelerators);
         let mut spans: Vec<Option<Span>> = vec![None; (n + 1) * (n + 1)];
         match &ideals {
@@ -182,7 +200,9 @@ impl Nested<'_> {
         let single: Vec<Option<Times>> = items.iter().map(single).collect();
         let hosts: Vec<Nanos> = items.iter().map(|item| self.hosts(item)).collect();
         let step = |i: usize, j: usize, m: usize| {
-            let call = spans[i * (n + 1) + j].as_ref().map_or(Nanos::INFINITY, |s| s.value[m]);
+            let call = spans[i * (n + 1) + j]
+                .as_ref()
+                .map_or(Nanos::INFINITY, |s| s.value[m]);
             let alone = || single[i].as_ref().map_or(hosts[i], |times| times[m].0);
             if i + 1 == j { call.min(alone()) } else { call }
         };
@@ -190,9 +210,13 @@ impl Nested<'_> {
         let mut plan = |k: usize| {
             let mut plans = Vec::new();
             for ((i, j), m, value) in chain.steps(k) {
-                let span = spans[i * (n + 1) + j].as_ref().filter(|s| s.value[m] == value);
+                let span = spans[i * (n + 1) + j]
+                    .as_ref()
+                    .filter(|s| s.value[m] == value);
                 plans.extend(match (span, &single[i]) {
-                    (Some(span), _) => Some(self.span_plan(&items, ideals.as_ref(), (i, j), span.ends[m], m)),
+                    (Some(span), _) => {
+                        Some(self.span_plan(&items, ideals.as_ref(), (i, j), span.ends[m], m))
+                    }
                     (None, Some(times)) => times[m].1.clone(),
                     (None, None) => Some(Rc::new(Plan::Hosts(items[i].clone().into()))),
                 });
@@ -207,7 +231,11 @@ impl Nested<'_> {
     fn hosts(&mut self, units: &[u32]) -> Nanos {
         units.iter().for_each(|&u| self.part.add(u));
         let runs = self.part.on_host().is_finite();
-        let time = if runs { self.part.on_many_hosts() } else { Nanos::INFINITY };
+        let time = if runs {
+            self.part.on_many_hosts()
+        } else {
+            Nanos::INFINITY
+        };
         units.iter().rev().for_each(|&u| self.part.remove(u));
         time
     }
@@ -221,8 +249,13 @@ impl Nested<'_> {
                 units.extend(&items[j - 1]);
                 items[j - 1].iter().for_each(|&u| self.part.add(u));
                 let load = self.part.on_accelerator();
-                let value = (0..=self.n_accelerators).map(|m| if m == 0 { Nanos::INFINITY } else { load }).collect();
-                spans[i * (n + 1) + j] = Some(Span { value, ends: vec![(0, 0); self.n_accelerators + 1] });
+                let value = (0..=self.n_accelerators)
+                    .map(|m| if m == 0 { Nanos::INFINITY } else { load })
+                    .collect();
+                spans[i * (n + 1) + j] = Some(Span {
+                    value,
+                    ends: vec![(0, 0); self.n_accelerators + 1],
+                });
                 if !self.part.may_grow_on_accelerator(Nanos::INFINITY) {
                     break;
                 }
@@ -232,7 +265,13 @@ impl Nested<'_> {
     }
 
     /// Calls that begin or end at a cut and have an ideal as their other end.
-    fn grow_spans(&mut self, units: &[u32], items: &[Vec<u32>], ideals: &Ideals, spans: &mut [Option<Span>]) {
+    fn grow_spans(
+        &mut self,
+        units: &[u32],
+        items: &[Vec<u32>],
+        ideals: &Ideals,
+        spans: &mut [Option<Span>],
+    ) {
         let (n, places) = (items.len(), places(items, ideals));
         let size = |id: u32| ideals.size[id as usize];
         for is_up in [true, false] {
@@ -242,17 +281,32 @@ impl Nested<'_> {
             let mut sides: Vec<Option<Vec<Nanos>>> = vec![None; ideals.next.len()];
             for i in 0..=n {
                 let mut found = Vec::new();
-                self.reach_ideals(next, places[i], &mut vec![false; ideals.next.len()], &mut found);
+                self.reach_ideals(
+                    next,
+                    places[i],
+                    &mut vec![false; ideals.next.len()],
+                    &mut found,
+                );
                 for (id, load) in found {
                     let j = match is_up {
                         true => places.partition_point(|&p| size(p) < size(id)),
                         false => places.partition_point(|&p| size(p) <= size(id)) - 1,
                     };
-                    let (small, large) = if is_up { (id, places[j]) } else { (places[j], id) };
-                    let side = sides[id as usize].get_or_insert_with(|| self.side(units, ideals, small, large));
-                    let (at, ends) =
-                        if is_up { (i * (n + 1) + j, (places[i], id)) } else { (j * (n + 1) + i, (id, places[i])) };
-                    spans[at].get_or_insert_with(|| Span::new(self.n_accelerators)).offer(load, side, ends);
+                    let (small, large) = if is_up {
+                        (id, places[j])
+                    } else {
+                        (places[j], id)
+                    };
+                    let side = sides[id as usize]
+                        .get_or_insert_with(|| self.side(units, ideals, small, large));
+                    let (at, ends) = if is_up {
+                        (i * (n + 1) + j, (places[i], id))
+                    } else {
+                        (j * (n + 1) + i, (id, places[i]))
+                    };
+                    spans[at]
+                        .get_or_insert_with(|| Span::new(self.n_accelerators))
+                        .offer(load, side, ends);
                 }
             }
         }
@@ -262,11 +316,19 @@ impl Nested<'_> {
     fn side(&mut self, units: &[u32], ideals: &Ideals, small: u32, large: u32) -> Vec<Nanos> {
         let all = self.times_of_parts(&ideals.difference(units, small, large));
         let none = vec![Nanos::ZERO; self.n_accelerators + 1];
-        share(&all, self.n_accelerators).last().map_or(none, |s| s.iter().map(|s| s.0).collect())
+        share(&all, self.n_accelerators)
+            .last()
+            .map_or(none, |s| s.iter().map(|s| s.0).collect())
     }
 
     /// Ideals that a call can reach from one, with its load.
-    fn reach_ideals(&mut self, next: &[Vec<(u32, u32)>], at: u32, seen: &mut [bool], found: &mut Vec<(u32, Nanos)>) {
+    fn reach_ideals(
+        &mut self,
+        next: &[Vec<(u32, u32)>],
+        at: u32,
+        seen: &mut [bool],
+        found: &mut Vec<(u32, Nanos)>,
+    ) {
         for &(unit, id) in &next[at as usize] {
             if std::mem::replace(&mut seen[id as usize], true) || self.left == 0 {
                 continue;
@@ -290,7 +352,9 @@ impl Nested<'_> {
         (small, large): (u32, u32),
         m: usize,
     ) -> Rc<Plan> {
-        let Some(ideals) = ideals else { return Rc::new(Plan::Call(items[i..j].concat().into())) };
+        let Some(ideals) = ideals else {
+            return Rc::new(Plan::Call(items[i..j].concat().into()));
+        };
         let units: Vec<u32> = items.concat();
         let places = places(items, ideals);
         let inside = ideals.difference(&units, small, large);
@@ -300,18 +364,28 @@ impl Nested<'_> {
             let all = s.times_of_parts(units);
             shared(&all, &share(&all, s.n_accelerators), m - 1)
         };
-        Rc::new(Plan::All(vec![side(self, &before), Rc::new(Plan::Call(inside.into())), side(self, &after)]))
+        Rc::new(Plan::All(vec![
+            side(self, &before),
+            Rc::new(Plan::Call(inside.into())),
+            side(self, &after),
+        ]))
     }
 
     /// Times of the parts of some units.
     fn times_of_parts(&mut self, units: &[u32]) -> Vec<Times> {
-        self.parts(units).iter().map(|part| self.times(part, false)).collect()
+        self.parts(units)
+            .iter()
+            .map(|part| self.times(part, false))
+            .collect()
     }
 }
 
 impl Span {
     fn new(n_accelerators: usize) -> Span {
-        Span { value: vec![Nanos::INFINITY; n_accelerators + 1], ends: vec![(0, 0); n_accelerators + 1] }
+        Span {
+            value: vec![Nanos::INFINITY; n_accelerators + 1],
+            ends: vec![(0, 0); n_accelerators + 1],
+        }
     }
 
     /// Takes a call and the times of what it leaves where they are better.
@@ -371,7 +445,10 @@ fn places(items: &[Vec<u32>], ideals: &Ideals) -> Vec<u32> {
     let mut places = vec![0];
     for item in items {
         for &u in item {
-            let step = ideals.next[at as usize].iter().find(|n| n.0 == u).map(|n| n.1);
+            let step = ideals.next[at as usize]
+                .iter()
+                .find(|n| n.0 == u)
+                .map(|n| n.1);
             at = step.unwrap_or(at);
         }
         places.push(at);
@@ -385,7 +462,10 @@ fn share(all: &[Times], n_accelerators: usize) -> Vec<Vec<(Nanos, usize)>> {
     for times in all {
         let row = (0..=n_accelerators).map(|k| match shares.last() {
             None => (times[k].0, k),
-            Some(before) => (0..=k).map(|own| (before[k - own].0.max(times[own].0), own)).min().unwrap_or_default(),
+            Some(before) => (0..=k)
+                .map(|own| (before[k - own].0.max(times[own].0), own))
+                .min()
+                .unwrap_or_default(),
         });
         let row = row.collect();
         shares.push(row);

@@ -66,7 +66,11 @@ pub(super) fn search(p: &Problem, limit: u64, budget: u64) -> Found {
     let open = search.s.open.clone();
     search.descend(open, 0);
     let bound = bounds::whole(Nanos(search.limit.min(search.open)), search.s.unit).0;
-    Found { bound, best: search.best, budget: search.budget }
+    Found {
+        bound,
+        best: search.best,
+        budget: search.budget,
+    }
 }
 
 /// First of the devices that may change places with each device.
@@ -76,24 +80,39 @@ pub(super) fn twins(p: &Problem) -> Vec<usize> {
         let others = (0..n).filter(|&e| e != a && e != b);
         p.devices[a] == p.devices[b]
             && p.links.get(a, b) == p.links.get(b, a)
-            && others
-                .into_iter()
-                .all(|e| p.links.get(a, e) == p.links.get(b, e) && p.links.get(e, a) == p.links.get(e, b))
+            && others.into_iter().all(|e| {
+                p.links.get(a, e) == p.links.get(b, e) && p.links.get(e, a) == p.links.get(e, b)
+            })
             && (0..p.n_tasks()).all(|t| p.cost(t, a) == p.cost(t, b))
     };
-    (0..n).map(|d| (0..d).find(|&e| alike(e, d)).unwrap_or(d)).collect()
+    (0..n)
+        .map(|d| (0..d).find(|&e| alike(e, d)).unwrap_or(d))
+        .collect()
 }
 
 /// Operands, results and scratch of the largest task of each group, by device. What takes no time holds nothing for any time.
 fn footprints(p: &Problem) -> Vec<u128> {
     let bytes = |x: &u32| u128::from(p.tensors[*x as usize].bytes().0);
-    let of =
-        |t: usize| p.inputs.row(t).iter().chain(p.outputs.row(t)).map(bytes).sum::<u128>() + u128::from(p.scratch[t].0);
+    let of = |t: usize| {
+        p.inputs
+            .row(t)
+            .iter()
+            .chain(p.outputs.row(t))
+            .map(bytes)
+            .sum::<u128>()
+            + u128::from(p.scratch[t].0)
+    };
     let largest = |g: usize, d: usize| {
-        let long = p.members.row(g).iter().filter(|&&t| p.cost(t as usize, d) > Nanos::ZERO);
+        let long = p
+            .members
+            .row(g)
+            .iter()
+            .filter(|&&t| p.cost(t as usize, d) > Nanos::ZERO);
         long.map(|&t| of(t as usize)).max().unwrap_or(0)
     };
-    (0..p.n_groups()).flat_map(|g| (0..p.n_devices()).map(move |d| largest(g, d))).collect()
+    (0..p.n_groups())
+        .flat_map(|g| (0..p.n_devices()).map(move |d| largest(g, d)))
+        .collect()
 }
 
 impl Search<'_> {
@@ -106,8 +125,12 @@ impl Search<'_> {
             return;
         }
         self.budget -= 1;
-        let Some(bound) = self.close(&mut open).map(|b| b.max(bound)) else { return };
-        let Some(group) = self.choose(&open) else { return self.leaf(&open, bound) };
+        let Some(bound) = self.close(&mut open).map(|b| b.max(bound)) else {
+            return;
+        };
+        let Some(group) = self.choose(&open) else {
+            return self.leaf(&open, bound);
+        };
         let empty = self.empty_devices(&open);
         let mut branches: Vec<(u64, usize)> = devices(open[group])
             .filter(|&d| !self.has_empty_twin(d, empty))
@@ -167,12 +190,22 @@ impl Search<'_> {
         }
         let n = self.s.n_devices;
         self.tables.device_jobs(&self.s, open, &mut self.jobs[..n]);
-        let busiest = self.jobs[..n].iter_mut().map(|jobs| preemptive(jobs).0).max().unwrap_or(0);
+        let busiest = self.jobs[..n]
+            .iter_mut()
+            .map(|jobs| preemptive(jobs).0)
+            .max()
+            .unwrap_or(0);
         busiest.max(links).max(shared)
     }
 
     fn work(&self, group: usize, device: usize) -> u64 {
-        self.s.p.members.row(group).iter().map(|&t| self.s.cost(t as usize, device)).sum()
+        self.s
+            .p
+            .members
+            .row(group)
+            .iter()
+            .map(|&t| self.s.cost(t as usize, device))
+            .sum()
     }
 
     /// Closes devices that a group would fill too much, with work or memory. `None` when a group has none left, else whether any closed.
@@ -187,7 +220,11 @@ impl Search<'_> {
             (head.0, work.0, rest.0)
         };
         let load: Vec<(u64, u64, u64)> = self.jobs[..n].iter().map(|jobs| fullest(jobs)).collect();
-        for (g, bits) in open.iter_mut().enumerate().filter(|(_, bits)| bits.count_ones() > 1) {
+        for (g, bits) in open
+            .iter_mut()
+            .enumerate()
+            .filter(|(_, bits)| bits.count_ones() > 1)
+        {
             for d in devices(*bits) {
                 let (mut head, work, mut rest) = load[d];
                 for &t in self.s.p.members.row(g) {
@@ -214,7 +251,11 @@ impl Search<'_> {
     /// Bytes that groups with one device left hold there for the whole step; shared constants left out.
     fn held(&self, open: &[u64]) -> Vec<u128> {
         let mut held = vec![0; self.s.n_devices];
-        for (g, bits) in open.iter().enumerate().filter(|(_, bits)| bits.count_ones() == 1) {
+        for (g, bits) in open
+            .iter()
+            .enumerate()
+            .filter(|(_, bits)| bits.count_ones() == 1)
+        {
             held[bits.trailing_zeros() as usize] += self.s.resident[g];
         }
         held
@@ -223,8 +264,15 @@ impl Search<'_> {
     /// Whether a device cannot hold what is resident there, or run a group that must be there beside that.
     fn is_over(&self, held: &[u128], open: &[u64]) -> bool {
         let n = self.s.n_devices;
-        let limit = |d: usize| self.s.p.devices[d].memory.map_or(u128::MAX, |m| u128::from(m.0));
-        let runs = open.iter().enumerate().filter(|(_, bits)| bits.count_ones() == 1);
+        let limit = |d: usize| {
+            self.s.p.devices[d]
+                .memory
+                .map_or(u128::MAX, |m| u128::from(m.0))
+        };
+        let runs = open
+            .iter()
+            .enumerate()
+            .filter(|(_, bits)| bits.count_ones() == 1);
         let lacks = |(g, bits): (usize, &u64)| {
             let d = bits.trailing_zeros() as usize;
             held[d] + self.footprint[g * n + d] > limit(d)
@@ -235,7 +283,10 @@ impl Search<'_> {
     fn too_big(&self, held: &[u128], group: usize, device: usize) -> bool {
         let limit = self.s.p.devices[device].memory;
         limit.is_some_and(|m| {
-            held[device] + self.s.resident[group] + self.footprint[group * self.s.n_devices + device] > u128::from(m.0)
+            held[device]
+                + self.s.resident[group]
+                + self.footprint[group * self.s.n_devices + device]
+                > u128::from(m.0)
         })
     }
 
@@ -245,7 +296,11 @@ impl Search<'_> {
         let weight = |g: &usize| {
             let (mut first, mut second) = (NEVER, NEVER);
             for through in devices(open[*g]).map(|d| self.tables.through(&self.s, *g, d)) {
-                (first, second) = if through < first { (through, first) } else { (first, second.min(through)) };
+                (first, second) = if through < first {
+                    (through, first)
+                } else {
+                    (first, second.min(through))
+                };
             }
             (first, second, std::cmp::Reverse(*g))
         };
@@ -254,7 +309,10 @@ impl Search<'_> {
 
     /// Devices that no group is bound to.
     fn empty_devices(&self, open: &[u64]) -> u64 {
-        let bound = open.iter().filter(|bits| bits.count_ones() == 1).fold(0, |all, bits| all | bits);
+        let bound = open
+            .iter()
+            .filter(|bits| bits.count_ones() == 1)
+            .fold(0, |all, bits| all | bits);
         !bound
     }
 
@@ -265,10 +323,18 @@ impl Search<'_> {
 
     fn leaf(&mut self, open: &[u64], bound: u64) {
         let p = self.s.p;
-        let device: Vec<u32> = p.group_of.iter().map(|&g| open[g as usize].trailing_zeros()).collect();
+        let device: Vec<u32> = p
+            .group_of
+            .iter()
+            .map(|&g| open[g as usize].trailing_zeros())
+            .collect();
         let keys = ranks::keys_of(p, &ranks::placed_tails(p, &device));
         let quick = simulate(p, &device, &keys, LinkOrder::Urgent);
-        let timed = if self.capped { Timed::new(&self.s, &device) } else { None };
+        let timed = if self.capped {
+            Timed::new(&self.s, &device)
+        } else {
+            None
+        };
         if timed.is_none() || bounds::fits(p, &quick) {
             let at_best = quick.makespan.0 <= bound;
             self.offer(quick);

@@ -44,15 +44,27 @@ pub struct Proof {
 ///
 /// Looks at `budget` nodes at most; problems too large for a search are left as they are. An incumbent over its memory limits counts for nothing.
 pub fn solve(p: &Problem, incumbent: &Timeline, known: Nanos, budget: u64) -> Proof {
-    let limit = if bounds::fits(p, incumbent) { incumbent.makespan } else { Nanos::INFINITY };
+    let limit = if bounds::fits(p, incumbent) {
+        incumbent.makespan
+    } else {
+        Nanos::INFINITY
+    };
     if known >= limit || budget == 0 {
-        return Proof { timeline: None, lower_bound: known.min(limit), complete: known >= limit };
+        return Proof {
+            timeline: None,
+            lower_bound: known.min(limit),
+            complete: known >= limit,
+        };
     }
     if parallel::applies(p) {
         return parallel::solve(p, known, limit, budget);
     }
     if p.n_tasks() > MOST_TASKS || p.n_devices() > MOST_DEVICES {
-        return Proof { timeline: None, lower_bound: known, complete: false };
+        return Proof {
+            timeline: None,
+            lower_bound: known,
+            complete: false,
+        };
     }
     narrow(p, known, limit, budget).0
 }
@@ -74,7 +86,11 @@ pub(super) fn narrow(p: &Problem, known: Nanos, limit: Nanos, mut budget: u64) -
     };
     budget -= ask(limit.0, budget / 2, &mut low, &mut high);
     let share = (budget / 8).max(1);
-    let mut step = if limit.is_finite() { half(high.saturating_sub(low)) } else { 0 };
+    let mut step = if limit.is_finite() {
+        half(high.saturating_sub(low))
+    } else {
+        0
+    };
     while low < high && step > 0 && budget >= share {
         let before = low;
         budget -= ask((low + step).min(high), share, &mut low, &mut high);
@@ -82,7 +98,18 @@ pub(super) fn narrow(p: &Problem, known: Nanos, limit: Nanos, mut budget: u64) -
             step = half(step);
         }
     }
-    let lower_bound = if low >= tables::NEVER && best.is_none() { Nanos::INFINITY } else { Nanos(low.min(high)) };
+    let lower_bound = if low >= tables::NEVER && best.is_none() {
+        Nanos::INFINITY
+    } else {
+        Nanos(low.min(high))
+    };
     let complete = low >= high || !lower_bound.is_finite();
-    (Proof { timeline: best, lower_bound, complete }, budget)
+    (
+        Proof {
+            timeline: best,
+            lower_bound,
+            complete,
+        },
+        budget,
+    )
 }

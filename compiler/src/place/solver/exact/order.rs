@@ -73,7 +73,10 @@ impl Orders {
                     o.next[producer as usize].push(c);
                     continue;
                 }
-                let known = o.transfers[first..].iter().position(|t| t.2 == to).map(|i| first + i);
+                let known = o.transfers[first..]
+                    .iter()
+                    .position(|t| t.2 == to)
+                    .map(|i| first + i);
                 let i = known.unwrap_or_else(|| o.add_transfer(s, x as u32, from, to));
                 o.next[n + i].push(c);
             }
@@ -86,7 +89,8 @@ impl Orders {
         let i = self.transfers.len();
         let op = (self.n_tasks + i) as u32;
         self.transfers.push((x, from, to));
-        self.length.push(s.transfer(x as usize, from as usize, to as usize));
+        self.length
+            .push(s.transfer(x as usize, from as usize, to as usize));
         self.next.push(Vec::new());
         self.next[s.p.tensors[x as usize].producer as usize].push(op);
         self.shared[s.n_devices * (1 + from as usize) + to as usize].push(op);
@@ -112,7 +116,11 @@ impl Orders {
         let mut added = Vec::new();
         if let Some(conflict) = self.settle(bound, *limit, &mut added) {
             match conflict {
-                Ok(Conflict { pair: (i, j), forward, backward }) => {
+                Ok(Conflict {
+                    pair: (i, j),
+                    forward,
+                    backward,
+                }) => {
                     let mut branches = [(forward, i, j), (backward, j, i)];
                     branches.sort_unstable();
                     for (bound, i, j) in branches {
@@ -134,7 +142,12 @@ impl Orders {
     }
 
     /// Adds all forced arcs. `None` if no order ends before `limit`, else the conflict to branch on, or the makespan when there is none.
-    fn settle(&mut self, bound: u64, limit: u64, added: &mut Vec<u32>) -> Option<Result<Conflict, u64>> {
+    fn settle(
+        &mut self,
+        bound: u64,
+        limit: u64,
+        added: &mut Vec<u32>,
+    ) -> Option<Result<Conflict, u64>> {
         loop {
             let longest = self.times()?.max(bound);
             if longest >= limit || self.busiest() >= limit {
@@ -146,7 +159,8 @@ impl Orders {
                 for k in 0..self.shared[r].len() {
                     for l in 0..k {
                         let (i, j) = (self.shared[r][k], self.shared[r][l]);
-                        let (forward, backward) = (self.with(i, j).max(longest), self.with(j, i).max(longest));
+                        let (forward, backward) =
+                            (self.with(i, j).max(longest), self.with(j, i).max(longest));
                         match (forward >= limit, backward >= limit) {
                             (true, true) => return None,
                             (true, false) => self.force(j, i, added),
@@ -155,7 +169,14 @@ impl Orders {
                                 // The pair whose worse order costs most decides most.
                                 let weight = forward + backward;
                                 if worst.as_ref().is_none_or(|w| weight > w.0) {
-                                    worst = Some((weight, Conflict { pair: (i, j), forward, backward }));
+                                    worst = Some((
+                                        weight,
+                                        Conflict {
+                                            pair: (i, j),
+                                            forward,
+                                            backward,
+                                        },
+                                    ));
                                 }
                             }
                             (false, false) => {}
@@ -171,7 +192,9 @@ impl Orders {
 
     /// Adds an arc unless the times already keep it.
     fn force(&mut self, i: u32, j: u32, added: &mut Vec<u32>) {
-        if self.head[j as usize] < self.head[i as usize] + self.length[i as usize] || self.overlap(i, j) {
+        if self.head[j as usize] < self.head[i as usize] + self.length[i as usize]
+            || self.overlap(i, j)
+        {
             self.next[i as usize].push(j);
             added.push(i);
         }
@@ -185,7 +208,10 @@ impl Orders {
 
     fn overlap(&self, i: u32, j: u32) -> bool {
         let (i, j) = (i as usize, j as usize);
-        let (a, b) = ((self.head[i], self.head[i] + self.length[i]), (self.head[j], self.head[j] + self.length[j]));
+        let (a, b) = (
+            (self.head[i], self.head[i] + self.length[i]),
+            (self.head[j], self.head[j] + self.length[j]),
+        );
         a.0 < b.1 && b.0 < a.1
     }
 
@@ -202,7 +228,8 @@ impl Orders {
         self.tail.clear();
         self.tail.resize(n, 0);
         self.sequence.clear();
-        self.sequence.extend((0..n as u32).filter(|&i| self.n_before[i as usize] == 0));
+        self.sequence
+            .extend((0..n as u32).filter(|&i| self.n_before[i as usize] == 0));
         let (mut at, mut longest) = (0, 0);
         while at < self.sequence.len() {
             let i = self.sequence[at] as usize;
@@ -218,7 +245,11 @@ impl Orders {
             at += 1;
         }
         for &i in self.sequence.iter().rev() {
-            let rest = self.next[i as usize].iter().map(|&j| self.tail[j as usize]).max().unwrap_or(0);
+            let rest = self.next[i as usize]
+                .iter()
+                .map(|&j| self.tail[j as usize])
+                .max()
+                .unwrap_or(0);
             self.tail[i as usize] = self.length[i as usize] + rest;
         }
         (at == n).then_some(longest)
@@ -227,10 +258,22 @@ impl Orders {
     /// The device or link that needs longest, if it could be interrupted.
     fn busiest(&self) -> u64 {
         let job = |&i: &u32| {
-            let (head, tail, length) = (self.head[i as usize], self.tail[i as usize], self.length[i as usize]);
-            Job { head: Nanos(head), length: Nanos(length), rest: Nanos(tail - length) }
+            let (head, tail, length) = (
+                self.head[i as usize],
+                self.tail[i as usize],
+                self.length[i as usize],
+            );
+            Job {
+                head: Nanos(head),
+                length: Nanos(length),
+                rest: Nanos(tail - length),
+            }
         };
-        self.shared.iter().map(|ops| preemptive(&mut ops.iter().map(job).collect::<Vec<_>>()).0).max().unwrap_or(0)
+        self.shared
+            .iter()
+            .map(|ops| preemptive(&mut ops.iter().map(job).collect::<Vec<_>>()).0)
+            .max()
+            .unwrap_or(0)
     }
 
     fn timeline(&self, makespan: u64) -> Timeline {
@@ -238,9 +281,16 @@ impl Orders {
         let span = |i: usize| (Nanos(self.head[i]), Nanos(self.head[i] + self.length[i]));
         let transfer = |(i, &(tensor, from, to)): (usize, &(u32, u32, u32))| {
             let (start, end) = span(n + i);
-            Transfer { tensor, from, to, start, end }
+            Transfer {
+                tensor,
+                from,
+                to,
+                start,
+                end,
+            }
         };
-        let mut transfers: Vec<Transfer> = self.transfers.iter().enumerate().map(transfer).collect();
+        let mut transfers: Vec<Transfer> =
+            self.transfers.iter().enumerate().map(transfer).collect();
         transfers.sort_by_key(|t| (t.start, t.tensor, t.to));
         Timeline {
             device: self.device.clone(),

@@ -21,7 +21,11 @@ const PAIRED_WORK: usize = 20_000;
 
 /// Tasks of large blocks, for each pair of devices.
 fn paired_work(p: &Problem, blocks: &[Block]) -> usize {
-    let large = blocks.iter().map(|b| b.tasks.len()).filter(|&n| n > MOST_TASKS).sum::<usize>();
+    let large = blocks
+        .iter()
+        .map(|b| b.tasks.len())
+        .filter(|&n| n > MOST_TASKS)
+        .sum::<usize>();
     large * p.n_devices() * p.n_devices()
 }
 
@@ -62,13 +66,24 @@ pub fn series(p: &Problem, budget: u64) -> Option<Proof> {
 fn blocks(p: &Problem) -> Vec<Block> {
     let n = p.n_tasks();
     let mut position = vec![0usize; n];
-    p.order.iter().enumerate().for_each(|(i, &t)| position[t as usize] = i);
+    p.order
+        .iter()
+        .enumerate()
+        .for_each(|(i, &t)| position[t as usize] = i);
     let ties = |t: usize| {
         let group = p.members.row(p.group_of[t] as usize);
-        p.successors(t).chain(group.iter().copied()).map(|c| position[c as usize]).max().unwrap_or(0)
+        p.successors(t)
+            .chain(group.iter().copied())
+            .map(|c| position[c as usize])
+            .max()
+            .unwrap_or(0)
     };
     let (mut cuts, mut farthest) = (Vec::new(), 0);
-    let last_source = (0..n).filter(|&t| p.inputs.row(t).is_empty()).map(|t| position[t]).max().unwrap_or(0);
+    let last_source = (0..n)
+        .filter(|&t| p.inputs.row(t).is_empty())
+        .map(|t| position[t])
+        .max()
+        .unwrap_or(0);
     for (i, &t) in p.order.iter().enumerate() {
         let alone = p.members.row(p.group_of[t as usize] as usize).len() == 1;
         if farthest <= i && last_source <= i && alone {
@@ -86,7 +101,11 @@ fn blocks(p: &Problem) -> Vec<Block> {
         let range = from.unwrap_or(0)..to.map_or(n, |to| to + 1);
         if range.len() > usize::from(from.is_some()) {
             let tasks = p.order[range].to_vec();
-            blocks.push(Block { has_start: from.is_some(), has_end: to.is_some(), tasks });
+            blocks.push(Block {
+                has_start: from.is_some(),
+                has_end: to.is_some(),
+                tasks,
+            });
         }
         from = to;
     }
@@ -94,7 +113,14 @@ fn blocks(p: &Problem) -> Vec<Block> {
 }
 
 /// Solves a block with its start and end on given devices.
-fn solve(p: &Problem, block: &Block, start: Option<usize>, end: Option<usize>, share: u64, budget: &mut u64) -> Solved {
+fn solve(
+    p: &Problem,
+    block: &Block,
+    start: Option<usize>,
+    end: Option<usize>,
+    share: u64,
+    budget: &mut u64,
+) -> Solved {
     let mut alone = bounds::cut_out(p, &block.tasks, block.has_start);
     let mut pin = |i: usize, to: Option<usize>| to.map(|to| alone.restrict(i, |d| d == to));
     pin(0, start.filter(|_| block.has_start));
@@ -105,46 +131,87 @@ fn solve(p: &Problem, block: &Block, start: Option<usize>, end: Option<usize>, s
         algorithms::greedy(&alone),
         together(&alone),
     ];
-    let quick = tried.into_iter().min_by_key(|t| t.makespan).unwrap_or_default();
+    let quick = tried
+        .into_iter()
+        .min_by_key(|t| t.makespan)
+        .unwrap_or_default();
     let is_large = block.tasks.len() > MOST_TASKS || p.n_devices() > MOST_DEVICES;
-    let known = if is_large { bounds::quick(&alone).value } else { bounds::best(&alone, 0).value };
+    let known = if is_large {
+        bounds::quick(&alone).value
+    } else {
+        bounds::best(&alone, 0).value
+    };
     if known >= quick.makespan || share == 0 || is_large {
-        return Solved { bound: known.min(quick.makespan), timeline: quick };
+        return Solved {
+            bound: known.min(quick.makespan),
+            timeline: quick,
+        };
     }
     let (proof, left) = narrow(&alone, known, quick.makespan, share);
     *budget -= share - left;
-    Solved { bound: proof.lower_bound, timeline: proof.timeline.unwrap_or(quick) }
+    Solved {
+        bound: proof.lower_bound,
+        timeline: proof.timeline.unwrap_or(quick),
+    }
 }
 
 /// All on the device that is best for all, tasks that cannot be there elsewhere.
 fn together(p: &Problem) -> Timeline {
     let keys = super::super::ranks::keys_of_order(&p.order);
-    let on = |d: usize| simulate::simulate(p, &algorithms::single(p, d), &keys, simulate::LinkOrder::Urgent);
-    (0..p.n_devices()).map(on).min_by_key(|t| t.makespan).unwrap_or_default()
+    let on = |d: usize| {
+        simulate::simulate(
+            p,
+            &algorithms::single(p, d),
+            &keys,
+            simulate::LinkOrder::Urgent,
+        )
+    };
+    (0..p.n_devices())
+        .map(on)
+        .min_by_key(|t| t.makespan)
+        .unwrap_or_default()
 }
 
 /// An empty timeline of all tasks.
 fn unfilled(p: &Problem) -> Timeline {
     let n = p.n_tasks();
-    Timeline { device: vec![0; n], start: vec![Nanos::ZERO; n], end: vec![Nanos::ZERO; n], ..Timeline::default() }
+    Timeline {
+        device: vec![0; n],
+        start: vec![Nanos::ZERO; n],
+        end: vec![Nanos::ZERO; n],
+        ..Timeline::default()
+    }
 }
 
 /// Puts a block's schedule behind what is there, its devices renamed.
-fn append(p: &Problem, whole: &mut Timeline, block: &Block, solved: &Timeline, name: impl Fn(u32) -> u32) {
+fn append(
+    p: &Problem,
+    whole: &mut Timeline,
+    block: &Block,
+    solved: &Timeline,
+    name: impl Fn(u32) -> u32,
+) {
     let after = whole.makespan;
-    for (i, &t) in block.tasks.iter().enumerate().skip(usize::from(block.has_start)) {
+    for (i, &t) in block
+        .tasks
+        .iter()
+        .enumerate()
+        .skip(usize::from(block.has_start))
+    {
         whole.device[t as usize] = name(solved.device[i]);
         whole.start[t as usize] = after + solved.start[i];
         whole.end[t as usize] = after + solved.end[i];
     }
     let sent = bounds::tensors_of(p, &block.tasks);
-    whole.transfers.extend(solved.transfers.iter().map(|t| Transfer {
-        tensor: sent[t.tensor as usize],
-        from: name(t.from),
-        to: name(t.to),
-        start: after + t.start,
-        end: after + t.end,
-    }));
+    whole
+        .transfers
+        .extend(solved.transfers.iter().map(|t| Transfer {
+            tensor: sent[t.tensor as usize],
+            from: name(t.from),
+            to: name(t.to),
+            start: after + t.start,
+            end: after + t.end,
+        }));
     whole.makespan = after + solved.makespan;
 }
 
@@ -176,19 +243,35 @@ fn paired(p: &Problem, blocks: &[Block], mut budget: u64) -> Proof {
     let mut ends: Vec<Option<(Nanos, Nanos)>> = vec![Some((Nanos::ZERO, Nanos::ZERO)); 1];
     let mut ways: Vec<Vec<Option<(usize, Timeline)>>> = Vec::new();
     for (i, block) in blocks.iter().enumerate() {
-        let exits: Vec<Option<usize>> = if block.has_end { (0..n).map(Some).collect() } else { vec![None] };
+        let exits: Vec<Option<usize>> = if block.has_end {
+            (0..n).map(Some).collect()
+        } else {
+            vec![None]
+        };
         let last = *block.tasks.last().expect("a block has a task") as usize;
         let (mut next, mut way) = (vec![None; exits.len()], vec![None; exits.len()]);
         let pairs = ((blocks.len() - i) * n * n) as u64;
         let mut n_solved = 0;
-        for (e, exit) in exits.iter().enumerate().filter(|(_, x)| x.is_none_or(|d| p.cost(last, d).is_finite())) {
+        for (e, exit) in exits
+            .iter()
+            .enumerate()
+            .filter(|(_, x)| x.is_none_or(|d| p.cost(last, d).is_finite()))
+        {
             for (s, from) in ends.iter().enumerate() {
                 let Some((end, bound)) = *from else { continue };
                 let share = budget / (pairs - n_solved).max(1);
                 n_solved += 1;
-                let solved = solve(p, block, block.has_start.then_some(s), *exit, share, &mut budget);
+                let solved = solve(
+                    p,
+                    block,
+                    block.has_start.then_some(s),
+                    *exit,
+                    share,
+                    &mut budget,
+                );
                 let (end, bound) = (end + solved.timeline.makespan, bound + solved.bound);
-                let (known_end, known_bound) = next[e].unwrap_or((Nanos::INFINITY, Nanos::INFINITY));
+                let (known_end, known_bound) =
+                    next[e].unwrap_or((Nanos::INFINITY, Nanos::INFINITY));
                 if end < known_end {
                     way[e] = Some((s, solved.timeline));
                 }
@@ -198,7 +281,11 @@ fn paired(p: &Problem, blocks: &[Block], mut budget: u64) -> Proof {
         ends = next;
         ways.push(way);
     }
-    let best = ends.iter().enumerate().filter_map(|(d, e)| Some((e.as_ref()?.0, d))).min();
+    let best = ends
+        .iter()
+        .enumerate()
+        .filter_map(|(d, e)| Some((e.as_ref()?.0, d)))
+        .min();
     let bound = ends.iter().flatten().map(|e| e.1).min().unwrap_or_default();
     let mut at = best.map_or(0, |b| b.1);
     let mut chosen = Vec::new();
@@ -209,12 +296,20 @@ fn paired(p: &Problem, blocks: &[Block], mut budget: u64) -> Proof {
         }
     }
     let mut whole = unfilled(p);
-    chosen.iter().rev().zip(blocks).for_each(|(timeline, block)| append(p, &mut whole, block, timeline, |d| d));
+    chosen
+        .iter()
+        .rev()
+        .zip(blocks)
+        .for_each(|(timeline, block)| append(p, &mut whole, block, timeline, |d| d));
     finish(whole, bound)
 }
 
 fn finish(mut whole: Timeline, bound: Nanos) -> Proof {
     whole.transfers.sort_by_key(|t| (t.start, t.tensor, t.to));
     let complete = bound >= whole.makespan;
-    Proof { timeline: Some(whole), lower_bound: bound, complete }
+    Proof {
+        timeline: Some(whole),
+        lower_bound: bound,
+        complete,
+    }
 }

@@ -38,12 +38,18 @@ impl<'p> Dense<'p> {
         let finite = |ns: Nanos| ns.0.min(NEVER);
         let pairs = |x: usize| (0..n * n).map(move |ab| finite(p.transfer(x, ab / n, ab % n)));
         let members = |g: usize| p.members.row(g).iter().map(|&t| t as usize);
-        let open = |g: usize| members(g).next().map_or(0, |t| p.feasible(t).fold(0, |bits, d| bits | 1 << d));
+        let open = |g: usize| {
+            members(g)
+                .next()
+                .map_or(0, |t| p.feasible(t).fold(0, |bits, d| bits | 1 << d))
+        };
         let resident = |g: usize| members(g).map(|t| u128::from(p.resident[t].0)).sum();
         Dense {
             p,
             n_devices: n,
-            cost: (0..p.n_tasks()).flat_map(|t| p.costs(t).iter().map(|&c| finite(c))).collect(),
+            cost: (0..p.n_tasks())
+                .flat_map(|t| p.costs(t).iter().map(|&c| finite(c)))
+                .collect(),
             transfer: (0..p.tensors.len()).flat_map(pairs).collect(),
             open: (0..p.n_groups()).map(open).collect(),
             resident: (0..p.n_groups()).map(resident).collect(),
@@ -126,7 +132,11 @@ impl Tables {
 
     /// Least makespan with a group on a device, by its longest way.
     pub fn through(&self, s: &Dense, group: usize, device: usize) -> u64 {
-        let ways = s.p.members.row(group).iter().map(|&t| t as usize * s.n_devices + device);
+        let ways =
+            s.p.members
+                .row(group)
+                .iter()
+                .map(|&t| t as usize * s.n_devices + device);
         ways.map(|i| self.head[i] + self.tail[i]).max().unwrap_or(0)
     }
 
@@ -144,7 +154,11 @@ impl Tables {
 
     fn job(&self, s: &Dense, t: usize, d: usize) -> Job {
         let (i, length) = (t * s.n_devices + d, s.cost(t, d));
-        Job { head: Nanos(self.head[i]), length: Nanos(length), rest: Nanos(self.tail[i] - length) }
+        Job {
+            head: Nanos(self.head[i]),
+            length: Nanos(length),
+            rest: Nanos(self.tail[i] - length),
+        }
     }
 
     /// Least makespan by the links: tensors between groups that have one device each left.
@@ -169,12 +183,24 @@ impl Tables {
                     rests[to] = rests[to].max(Some(self.tail[c as usize * n + to]));
                 }
             }
-            for (to, rest) in rests.iter().enumerate().filter_map(|(to, rest)| Some((to, (*rest)?))) {
+            for (to, rest) in rests
+                .iter()
+                .enumerate()
+                .filter_map(|(to, rest)| Some((to, (*rest)?)))
+            {
                 let length = Nanos(s.transfer(x, from, to));
-                jobs[from * n + to].push(Job { head, length, rest: Nanos(rest) });
+                jobs[from * n + to].push(Job {
+                    head,
+                    length,
+                    rest: Nanos(rest),
+                });
             }
         }
-        jobs.iter_mut().filter(|j| j.len() > 1).map(|j| preemptive(j).0).max().unwrap_or(0)
+        jobs.iter_mut()
+            .filter(|j| j.len() > 1)
+            .map(|j| preemptive(j).0)
+            .max()
+            .unwrap_or(0)
     }
 
     /// Least makespan by work that may still go to several devices. A set of tasks keeps a device from the earliest head of any of them there, and until

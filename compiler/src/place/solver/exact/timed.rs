@@ -116,8 +116,15 @@ impl Timed {
                 room.push(u128::MAX);
                 continue;
             };
-            let Some(left) = u128::from(limit.0).checked_sub(lasting) else { return Some(Err(Full)) };
-            is_short |= holds.iter().filter(|h| h.device == d).map(|h| h.bytes).sum::<u128>() > left;
+            let Some(left) = u128::from(limit.0).checked_sub(lasting) else {
+                return Some(Err(Full));
+            };
+            is_short |= holds
+                .iter()
+                .filter(|h| h.device == d)
+                .map(|h| h.bytes)
+                .sum::<u128>()
+                > left;
             room.push(left);
         }
         if !is_short {
@@ -126,14 +133,19 @@ impl Timed {
         tails(&mut ops);
         let (ops, holds) = by_tail(ops, holds);
         let set = |belongs: &dyn Fn(&Op) -> bool| {
-            ops.iter().enumerate().filter(|(_, o)| belongs(o)).fold(0, |all: Set, (i, _)| all | 1 << i)
+            ops.iter()
+                .enumerate()
+                .filter(|(_, o)| belongs(o))
+                .fold(0, |all: Set, (i, _)| all | 1 << i)
         };
         let n_resources = s.n_devices * (s.n_devices + 1);
         let takes = |o: &Op, d: usize| o.begins.iter().any(|&h| holds[h as usize].device == d);
         Some(Ok(Timed {
             n_devices: s.n_devices,
             device: device.to_vec(),
-            of_resource: (0..n_resources).map(|r| set(&|o| o.resource == r)).collect(),
+            of_resource: (0..n_resources)
+                .map(|r| set(&|o| o.resource == r))
+                .collect(),
             of_memory: (0..s.n_devices).map(|d| set(&|o| takes(o, d))).collect(),
             is_strict: ops.iter().all(|o| o.length > 0),
             start: vec![0; ops.len()],
@@ -152,9 +164,22 @@ impl Timed {
     /// Searches for schedules that end before `limit` and keep the memory limits; each node takes one from `budget`.
     pub fn search(mut self, limit: u64, budget: &mut u64) -> Outcome {
         self.limit = limit;
-        self.descend(At { now: 0, started: 0, ended: 0, passed: 0, first: 0, bound: 0 }, budget);
+        self.descend(
+            At {
+                now: 0,
+                started: 0,
+                ended: 0,
+                passed: 0,
+                first: 0,
+                bound: 0,
+            },
+            budget,
+        );
         let best = self.best.take().map(|start| self.timeline(&start));
-        Outcome { best, open: self.open }
+        Outcome {
+            best,
+            open: self.open,
+        }
     }
 
     fn descend(&mut self, mut at: At, budget: &mut u64) {
@@ -187,8 +212,13 @@ impl Timed {
         let can_wait = self.is_strict || self.fits(&self.held(&at), None);
         if self.n_states < MOST_STATES && *budget > 0 && can_wait {
             self.n_states += 1;
-            let running = members(at.started & !at.ended).map(|i| (i, self.end(i))).collect();
-            self.seen.entry(at.started).or_default().push(State { now: at.now, running });
+            let running = members(at.started & !at.ended)
+                .map(|i| (i, self.end(i)))
+                .collect();
+            self.seen.entry(at.started).or_default().push(State {
+                now: at.now,
+                running,
+            });
         }
     }
 
@@ -198,8 +228,15 @@ impl Timed {
 
     /// Whether the same had been started before, with everything no later.
     fn is_seen(&self, at: &At) -> bool {
-        let as_soon = |s: &State| s.now <= at.now && s.running.iter().all(|&(i, end)| end <= self.end(i).max(at.now));
-        self.seen.get(&at.started).is_some_and(|states| states.iter().any(as_soon))
+        let as_soon = |s: &State| {
+            s.now <= at.now
+                && s.running
+                    .iter()
+                    .all(|&(i, end)| end <= self.end(i).max(at.now))
+        };
+        self.seen
+            .get(&at.started)
+            .is_some_and(|states| states.iter().any(as_soon))
     }
 
     /// What could start now.
@@ -212,8 +249,14 @@ impl Timed {
                 && self.of_resource[op.resource] & running == 0
                 && (!self.is_strict || self.fits(&held, Some(op)))
         };
-        let all = if self.ops.len() == MOST_OPS { Set::MAX } else { (1 << self.ops.len()) - 1 };
-        members(all & !at.started).filter(can).fold(0, |all, i| all | 1 << i)
+        let all = if self.ops.len() == MOST_OPS {
+            Set::MAX
+        } else {
+            (1 << self.ops.len()) - 1
+        };
+        members(all & !at.started)
+            .filter(can)
+            .fold(0, |all, i| all | 1 << i)
     }
 
     /// What devices hold from now on, until something starts or ends.
@@ -231,8 +274,14 @@ impl Timed {
     /// Whether there is room for what is held and for what one operation more takes.
     fn fits(&self, held: &[u128], more: Option<&Op>) -> bool {
         let begun = |d: usize| {
-            let holds = more.into_iter().flat_map(|op| &op.begins).map(|&h| &self.holds[h as usize]);
-            holds.filter(|h| h.device == d).map(|h| h.bytes).sum::<u128>()
+            let holds = more
+                .into_iter()
+                .flat_map(|op| &op.begins)
+                .map(|&h| &self.holds[h as usize]);
+            holds
+                .filter(|h| h.device == d)
+                .map(|h| h.bytes)
+                .sum::<u128>()
         };
         (0..held.len()).all(|d| held[d] + begun(d) <= self.room[d])
     }
@@ -240,7 +289,10 @@ impl Timed {
     fn started(&mut self, at: &At, i: usize) -> At {
         let op = &self.ops[i];
         self.start[i] = at.now;
-        let taken = op.begins.iter().map(|&h| self.of_memory[self.holds[h as usize].device]);
+        let taken = op
+            .begins
+            .iter()
+            .map(|&h| self.of_memory[self.holds[h as usize].device]);
         let touched = taken.fold(self.of_resource[op.resource], |all, more| all | more);
         let is_over = op.length == 0;
         At {
@@ -259,10 +311,18 @@ impl Timed {
         if !self.is_strict && !self.fits(&self.held(at), None) {
             return None;
         }
-        let over = members(running).filter(|&i| self.end(i) == now).fold(0, |all: Set, i| all | 1 << i);
+        let over = members(running)
+            .filter(|&i| self.end(i) == now)
+            .fold(0, |all: Set, i| all | 1 << i);
         // Where something takes no time more may fit later at this instant: nothing was passed over for good.
         let passed = if self.is_strict { at.passed | can } else { 0 };
-        Some(At { now, ended: at.ended | over, passed, first: 0, ..*at })
+        Some(At {
+            now,
+            ended: at.ended | over,
+            passed,
+            first: 0,
+            ..*at
+        })
     }
 
     /// Least makespan from here on.
@@ -272,8 +332,16 @@ impl Timed {
         for i in members(at.started) {
             bound = bound.max(self.start[i] + self.ops[i].tail);
         }
-        for set in self.of_resource.iter().filter(|set| **set & !at.started != 0) {
-            let free = members(set & running).map(|i| self.end(i)).max().unwrap_or(0).max(at.now);
+        for set in self
+            .of_resource
+            .iter()
+            .filter(|set| **set & !at.started != 0)
+        {
+            let free = members(set & running)
+                .map(|i| self.end(i))
+                .max()
+                .unwrap_or(0)
+                .max(at.now);
             let (mut work, mut rest, mut longest) = (0, u64::MAX, 0);
             for i in members(set & !at.started) {
                 let op = &self.ops[i];
@@ -288,13 +356,22 @@ impl Timed {
 
     fn timeline(&self, start: &[u64]) -> Timeline {
         let n = self.device.len();
-        let mut t = Timeline { device: self.device.clone(), ..Timeline::default() };
+        let mut t = Timeline {
+            device: self.device.clone(),
+            ..Timeline::default()
+        };
         (t.start, t.end) = (vec![Nanos::ZERO; n], vec![Nanos::ZERO; n]);
         for (op, &start) in self.ops.iter().zip(start) {
             let (start, end) = (Nanos(start), Nanos(start + op.length));
             match op.what {
                 What::Task(task) => (t.start[task as usize], t.end[task as usize]) = (start, end),
-                What::Transfer(tensor, from, to) => t.transfers.push(Transfer { tensor, from, to, start, end }),
+                What::Transfer(tensor, from, to) => t.transfers.push(Transfer {
+                    tensor,
+                    from,
+                    to,
+                    start,
+                    end,
+                }),
             }
         }
         t.makespan = t.end.iter().copied().max().unwrap_or_default();
@@ -319,8 +396,14 @@ fn members(set: Set) -> impl Iterator<Item = usize> {
 
 /// Bytes that devices hold for the whole step.
 fn resident(p: &Problem, device: &[u32]) -> Vec<u128> {
-    let t = Timeline { device: device.to_vec(), ..Timeline::default() };
-    t.resident_bytes(p).iter().map(|b| u128::from(b.0)).collect()
+    let t = Timeline {
+        device: device.to_vec(),
+        ..Timeline::default()
+    };
+    t.resident_bytes(p)
+        .iter()
+        .map(|b| u128::from(b.0))
+        .collect()
 }
 
 /// Tasks on their devices, the transfers between them, and what they hold. `None` when there are too many.
@@ -341,7 +424,11 @@ fn operations(s: &Dense, device: &[u32]) -> Option<(Vec<Op>, Vec<Hold>)> {
     let mut hold = |ops: &mut Vec<Op>, by: usize, device: usize, bytes: u64, users: Set| {
         if bytes > 0 {
             ops[by].begins.push(holds.len() as u32);
-            holds.push(Hold { device, bytes: u128::from(bytes), users: users | 1 << by });
+            holds.push(Hold {
+                device,
+                bytes: u128::from(bytes),
+                users: users | 1 << by,
+            });
         }
     };
     for t in 0..n {
@@ -389,7 +476,8 @@ fn operations(s: &Dense, device: &[u32]) -> Option<(Vec<Op>, Vec<Hold>)> {
 fn tails(ops: &mut [Op]) {
     let n = ops.len();
     let mut left: Vec<u32> = vec![0; n];
-    ops.iter().for_each(|op| members(op.after).for_each(|q| left[q] += 1));
+    ops.iter()
+        .for_each(|op| members(op.after).for_each(|q| left[q] += 1));
     let mut ready: Vec<usize> = (0..n).filter(|&i| left[i] == 0).collect();
     while let Some(i) = ready.pop() {
         ops[i].tail += ops[i].length;
@@ -412,9 +500,19 @@ fn by_tail(ops: Vec<Op>, mut holds: Vec<Hold>) -> (Vec<Op>, Vec<Hold>) {
     order.iter().enumerate().for_each(|(k, &i)| place[i] = k);
     let moved = |set: Set| members(set).fold(0, |all: Set, i| all | 1 << place[i]);
     holds.iter_mut().for_each(|h| h.users = moved(h.users));
-    let mut sorted: Vec<(usize, Op)> = ops.into_iter().enumerate().map(|(i, op)| (place[i], op)).collect();
+    let mut sorted: Vec<(usize, Op)> = ops
+        .into_iter()
+        .enumerate()
+        .map(|(i, op)| (place[i], op))
+        .collect();
     sorted.sort_by_key(|(k, _)| *k);
-    let ops = sorted.into_iter().map(|(_, op)| Op { after: moved(op.after), ..op }).collect();
+    let ops = sorted
+        .into_iter()
+        .map(|(_, op)| Op {
+            after: moved(op.after),
+            ..op
+        })
+        .collect();
     (ops, holds)
 }
 

@@ -32,24 +32,45 @@ pub(in super::super::super) fn applies(p: &Problem) -> bool {
         return false;
     }
     let n = p.n_devices();
-    let free = |x: usize| p.consumers.row(x).is_empty() || (0..n).all(|a| (0..n).all(|b| p.transfer(x, a, b).0 == 0));
+    let free = |x: usize| {
+        p.consumers.row(x).is_empty() || (0..n).all(|a| (0..n).all(|b| p.transfer(x, a, b).0 == 0))
+    };
     p.n_groups() == p.n_tasks()
         && p.devices.iter().all(|d| d.memory.is_none())
-        && (0..p.n_tasks()).all(|t| p.costs(t).iter().all(|c| c.is_finite() && *c == p.cost(t, 0)))
+        && (0..p.n_tasks()).all(|t| {
+            p.costs(t)
+                .iter()
+                .all(|c| c.is_finite() && *c == p.cost(t, 0))
+        })
         && (0..p.tensors.len()).all(free)
 }
 
 /// The jobs of a problem, the task of each, and the unit of their times.
 pub(super) fn from_problem(p: &Problem) -> (Jobs, Vec<u32>, u64) {
-    let tasks: Vec<u32> = p.order.iter().copied().filter(|&t| p.cost(t as usize, 0).0 > 0).collect();
-    let unit = tasks.iter().map(|&t| p.cost(t as usize, 0).0).fold(0, gcd).max(1);
+    let tasks: Vec<u32> = p
+        .order
+        .iter()
+        .copied()
+        .filter(|&t| p.cost(t as usize, 0).0 > 0)
+        .collect();
+    let unit = tasks
+        .iter()
+        .map(|&t| p.cost(t as usize, 0).0)
+        .fold(0, gcd)
+        .max(1);
     let mut job_of = vec![u32::MAX; p.n_tasks()];
-    tasks.iter().enumerate().for_each(|(j, &t)| job_of[t as usize] = j as u32);
+    tasks
+        .iter()
+        .enumerate()
+        .for_each(|(j, &t)| job_of[t as usize] = j as u32);
     // Jobs that a task of no time passes on.
     let mut passes: Vec<Vec<u32>> = vec![Vec::new(); p.n_tasks()];
     let mut before = vec![Vec::new(); tasks.len()];
     for &t in &p.order {
-        let mut jobs: Vec<u32> = p.predecessors(t as usize).flat_map(|q| passes[q as usize].iter().copied()).collect();
+        let mut jobs: Vec<u32> = p
+            .predecessors(t as usize)
+            .flat_map(|q| passes[q as usize].iter().copied())
+            .collect();
         jobs.sort_unstable();
         jobs.dedup();
         match job_of[t as usize] {
@@ -60,7 +81,10 @@ pub(super) fn from_problem(p: &Problem) -> (Jobs, Vec<u32>, u64) {
             }
         }
     }
-    let length = tasks.iter().map(|&t| p.cost(t as usize, 0).0 / unit).collect();
+    let length = tasks
+        .iter()
+        .map(|&t| p.cost(t as usize, 0).0 / unit)
+        .collect();
     (Jobs::new(p.n_devices(), length, before), tasks, unit)
 }
 
@@ -74,9 +98,18 @@ impl Jobs {
         let n = length.len();
         let mut after = vec![Vec::new(); n];
         for (j, before) in before.iter().enumerate() {
-            before.iter().for_each(|&i| after[i as usize].push(j as u32));
+            before
+                .iter()
+                .for_each(|&i| after[i as usize].push(j as u32));
         }
-        let mut jobs = Jobs { n_devices, length, before, after, head: vec![0; n], tail: vec![0; n] };
+        let mut jobs = Jobs {
+            n_devices,
+            length,
+            before,
+            after,
+            head: vec![0; n],
+            tail: vec![0; n],
+        };
         jobs.longest_ways();
         jobs
     }
@@ -87,11 +120,17 @@ impl Jobs {
 
     fn longest_ways(&mut self) {
         for j in 0..self.n() {
-            let ends = self.before[j].iter().map(|&i| self.head[i as usize] + self.length[i as usize]);
+            let ends = self.before[j]
+                .iter()
+                .map(|&i| self.head[i as usize] + self.length[i as usize]);
             self.head[j] = ends.max().unwrap_or(0).max(self.head[j]);
         }
         for j in (0..self.n()).rev() {
-            let rest = self.after[j].iter().map(|&k| self.tail[k as usize]).max().unwrap_or(0);
+            let rest = self.after[j]
+                .iter()
+                .map(|&k| self.tail[k as usize])
+                .max()
+                .unwrap_or(0);
             self.tail[j] = (self.length[j] + rest).max(self.tail[j]);
         }
     }
@@ -104,7 +143,11 @@ impl Jobs {
             rows.iter().rev().map(row).collect()
         };
         let ends = |from: &[u64], length: &[u64], less: bool| -> Vec<u64> {
-            from.iter().zip(length).rev().map(|(f, l)| if less { f - l } else { f + l }).collect()
+            from.iter()
+                .zip(length)
+                .rev()
+                .map(|(f, l)| if less { f - l } else { f + l })
+                .collect()
         };
         Jobs {
             n_devices: self.n_devices,
@@ -125,17 +168,30 @@ impl Jobs {
         let mut back = self.reversed();
         back.sharpen_heads();
         *self = back.reversed();
-        let slack = |j: usize| Slack { head: self.head[j], length: self.length[j], tail: self.tail[j] };
+        let slack = |j: usize| Slack {
+            head: self.head[j],
+            length: self.length[j],
+            tail: self.tail[j],
+        };
         let all: Vec<Slack> = (0..self.n()).map(slack).collect();
-        let least = (0..self.n()).map(|j| self.head[j] + self.tail[j]).max().unwrap_or(0);
-        let area = self.length.iter().sum::<u64>().div_ceil(self.n_devices as u64);
+        let least = (0..self.n())
+            .map(|j| self.head[j] + self.tail[j])
+            .max()
+            .unwrap_or(0);
+        let area = self
+            .length
+            .iter()
+            .sum::<u64>()
+            .div_ceil(self.n_devices as u64);
         raise(&all, self.n_devices as u64, least.max(area), usize::MAX)
     }
 
     fn sharpen_heads(&mut self) {
         let mut rest = vec![u64::MAX; self.n()];
         for j in 0..self.n() {
-            let ends = self.before[j].iter().map(|&i| self.head[i as usize] + self.length[i as usize]);
+            let ends = self.before[j]
+                .iter()
+                .map(|&i| self.head[i as usize] + self.length[i as usize]);
             let head = ends.max().unwrap_or(0).max(self.head[j]);
             self.head[j] = head;
             if self.before[j].len() < 2 {
@@ -147,11 +203,19 @@ impl Jobs {
             for i in (0..j).rev() {
                 let next = self.after[i].iter().filter(|&&k| k as usize <= j);
                 let ways = next.filter_map(|&k| {
-                    if k as usize == j { Some(0) } else { Some(rest[k as usize]).filter(|r| *r < u64::MAX) }
+                    if k as usize == j {
+                        Some(0)
+                    } else {
+                        Some(rest[k as usize]).filter(|r| *r < u64::MAX)
+                    }
                 });
                 if let Some(way) = ways.max() {
                     rest[i] = way + self.length[i];
-                    slacks.push(Slack { head: self.head[i], length: self.length[i], tail: rest[i] });
+                    slacks.push(Slack {
+                        head: self.head[i],
+                        length: self.length[i],
+                        tail: rest[i],
+                    });
                 }
             }
             if slacks.len() > self.n_devices {

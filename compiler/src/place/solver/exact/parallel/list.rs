@@ -25,7 +25,8 @@ impl Lists {
     /// Whenever a device is idle and jobs are ready, the one of greatest weight starts.
     pub fn run(&mut self, jobs: &Jobs, weight: &[u64], start: &mut Vec<u64>) -> u64 {
         self.waiting.clear();
-        self.waiting.extend(jobs.before.iter().map(|b| b.len() as u32));
+        self.waiting
+            .extend(jobs.before.iter().map(|b| b.len() as u32));
         start.clear();
         start.resize(jobs.n(), 0);
         for j in (0..jobs.n()).filter(|&j| jobs.before[j].is_empty()) {
@@ -37,10 +38,13 @@ impl Lists {
                 && let Some((_, Reverse(j))) = self.ready.pop()
             {
                 start[j as usize] = now;
-                self.running.push(Reverse((now + jobs.length[j as usize], j)));
+                self.running
+                    .push(Reverse((now + jobs.length[j as usize], j)));
                 idle -= 1;
             }
-            let Some(&Reverse((end, _))) = self.running.peek() else { return now };
+            let Some(&Reverse((end, _))) = self.running.peek() else {
+                return now;
+            };
             now = end;
             while let Some(&Reverse((end, j))) = self.running.peek().filter(|r| r.0.0 == now) {
                 debug_assert_eq!(end, now);
@@ -66,7 +70,11 @@ impl Lists {
         let (mut makespan, mut full) = (0, 0);
         for &j in order {
             let j = j as usize;
-            let ready = jobs.before[j].iter().map(|&i| start[i as usize] + jobs.length[i as usize]).max().unwrap_or(0);
+            let ready = jobs.before[j]
+                .iter()
+                .map(|&i| start[i as usize] + jobs.length[i as usize])
+                .max()
+                .unwrap_or(0);
             // Before this index all devices are busy.
             while self.load[full].1 as usize >= jobs.n_devices {
                 full += 1;
@@ -80,13 +88,18 @@ impl Lists {
     /// Takes the earliest time at which a device is idle for `length`, from index `full` of the load on.
     fn place(&mut self, n_devices: u32, full: usize, ready: u64, length: u64) -> u64 {
         let load = &mut self.load;
-        let mut first = (full + load[full..].partition_point(|l| l.0 <= ready)).saturating_sub(1).max(full);
+        let mut first = (full + load[full..].partition_point(|l| l.0 <= ready))
+            .saturating_sub(1)
+            .max(full);
         let mut last = first;
         // The last stretch never ends and is idle.
         loop {
             if load[last].1 >= n_devices {
                 first = last + 1;
-            } else if load.get(last + 1).is_none_or(|next| next.0 >= load[first].0.max(ready) + length) {
+            } else if load
+                .get(last + 1)
+                .is_none_or(|next| next.0 >= load[first].0.max(ready) + length)
+            {
                 break;
             }
             last += 1;
@@ -109,7 +122,14 @@ impl Lists {
 /// shifted to the end and back to the start as long as that helps (Tormos and Lova, Annals of Operations Research 102, 2001: forward-backward improvement).
 pub(super) fn improve(jobs: &Jobs, target: u64, rounds: u64) -> Starts {
     let back = jobs.reversed();
-    let mut search = Improve { jobs, back, lists: Lists::default(), random: 1, best: Vec::new(), makespan: u64::MAX };
+    let mut search = Improve {
+        jobs,
+        back,
+        lists: Lists::default(),
+        random: 1,
+        best: Vec::new(),
+        makespan: u64::MAX,
+    };
     let mut start = Vec::new();
     for weight in weights(jobs) {
         search.lists.run(jobs, &weight, &mut start);
@@ -132,7 +152,10 @@ pub(super) fn improve(jobs: &Jobs, target: u64, rounds: u64) -> Starts {
             (at, current) = (search.makespan, search.best.clone());
         }
     }
-    Starts { start: search.best, makespan: search.makespan }
+    Starts {
+        start: search.best,
+        makespan: search.makespan,
+    }
 }
 
 /// Weights of classic rules: longest way to the end, the same with ties to many successors, with work behind it.
@@ -141,13 +164,20 @@ fn weights(jobs: &Jobs) -> Vec<Vec<u64>> {
     let mut work = vec![0u64; n];
     for j in (0..n).rev() {
         work[j] = jobs.length[j]
-            + jobs.after[j].iter().map(|&k| work[k as usize] / jobs.before[k as usize].len() as u64).sum::<u64>();
+            + jobs.after[j]
+                .iter()
+                .map(|&k| work[k as usize] / jobs.before[k as usize].len() as u64)
+                .sum::<u64>();
     }
     let most = work.iter().copied().max().unwrap_or(0) + 1;
     let tails = jobs.tail.clone();
-    let successors = (0..n).map(|j| jobs.tail[j] * (n as u64 + 1) + jobs.after[j].len() as u64).collect();
+    let successors = (0..n)
+        .map(|j| jobs.tail[j] * (n as u64 + 1) + jobs.after[j].len() as u64)
+        .collect();
     let shared = (0..n).map(|j| jobs.tail[j] * most + work[j]).collect();
-    let mixed = (0..n).map(|j| jobs.tail[j] * jobs.n_devices as u64 + work[j]).collect();
+    let mixed = (0..n)
+        .map(|j| jobs.tail[j] * jobs.n_devices as u64 + work[j])
+        .collect();
     vec![tails, successors, shared, mixed, work]
 }
 
@@ -162,7 +192,10 @@ struct Improve<'a> {
 
 impl Improve<'_> {
     fn below(&mut self, n: u64) -> u64 {
-        self.random = self.random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        self.random = self
+            .random
+            .wrapping_mul(6364136223846793005)
+            .wrapping_add(1442695040888963407);
         (self.random >> 33) % n
     }
 
@@ -175,8 +208,14 @@ impl Improve<'_> {
             // Takes a job out and puts it as far forward or back as it may go, or less.
             let from = self.below(n as u64) as usize;
             let j = order[from];
-            let first = (0..from).rev().find(|&k| self.jobs.after[order[k] as usize].contains(&j)).map_or(0, |k| k + 1);
-            let last = (from + 1..n).find(|&k| self.jobs.before[order[k] as usize].contains(&j)).unwrap_or(n) - 1;
+            let first = (0..from)
+                .rev()
+                .find(|&k| self.jobs.after[order[k] as usize].contains(&j))
+                .map_or(0, |k| k + 1);
+            let last = (from + 1..n)
+                .find(|&k| self.jobs.before[order[k] as usize].contains(&j))
+                .unwrap_or(n)
+                - 1;
             let to = first + self.below((last - first + 1) as u64) as usize;
             order.remove(from);
             order.insert(to, j);
@@ -199,7 +238,8 @@ impl Improve<'_> {
             let end = |j: u32| start[n - 1 - j as usize] + self.jobs.length[n - 1 - j as usize];
             order.sort_by_key(|&j| (Reverse(end(j)), j));
             let makespan = self.lists.insert(&self.back, &order, &mut mirrored);
-            let from_start = |j: u32| makespan - mirrored[n - 1 - j as usize] - self.jobs.length[j as usize];
+            let from_start =
+                |j: u32| makespan - mirrored[n - 1 - j as usize] - self.jobs.length[j as usize];
             order.sort_by_key(|&j| (from_start(j), j));
             let makespan = self.lists.insert(self.jobs, &order, start);
             self.keep(start, makespan);
@@ -212,7 +252,12 @@ impl Improve<'_> {
     }
 
     fn end(&self, start: &[u64]) -> u64 {
-        start.iter().zip(&self.jobs.length).map(|(s, l)| s + l).max().unwrap_or(0)
+        start
+            .iter()
+            .zip(&self.jobs.length)
+            .map(|(s, l)| s + l)
+            .max()
+            .unwrap_or(0)
     }
 
     fn keep(&mut self, start: &[u64], makespan: u64) {

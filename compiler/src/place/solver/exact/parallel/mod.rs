@@ -31,7 +31,11 @@ const FIRST_NODES: u64 = 2_000;
 pub(super) fn solve(p: &Problem, known: Nanos, limit: Nanos, budget: u64) -> Proof {
     let (mut jobs, tasks, unit) = graph::from_problem(p);
     if jobs.n() == 0 {
-        return Proof { timeline: None, lower_bound: known, complete: known >= limit };
+        return Proof {
+            timeline: None,
+            lower_bound: known,
+            complete: known >= limit,
+        };
     }
     let mut low = jobs.sharpen().max(known.0.div_ceil(unit));
     let found = list::improve(&jobs, low, budget / NODES_PER_TRY);
@@ -47,7 +51,11 @@ pub(super) fn solve(p: &Problem, known: Nanos, limit: Nanos, budget: u64) -> Pro
     }
     let lower_bound = Nanos(low.min(high).saturating_mul(unit)).min(limit);
     let timeline = best.map(|b| timeline(p, &tasks, &b, unit));
-    Proof { timeline, lower_bound, complete: low >= high }
+    Proof {
+        timeline,
+        lower_bound,
+        complete: low >= high,
+    }
 }
 
 /// Searches forwards and backwards with growing budgets. The best schedule before `high`, and whether nothing is left.
@@ -61,7 +69,11 @@ fn both_ways(jobs: &Jobs, low: u64, mut high: u64, mut budget: u64) -> (Option<S
             budget -= share - found.budget;
             if let Some(better) = found.best {
                 high = better.makespan;
-                best = Some(if backwards { mirrored(jobs, &better) } else { better });
+                best = Some(if backwards {
+                    mirrored(jobs, &better)
+                } else {
+                    better
+                });
             }
             if found.complete || high <= low {
                 return (best, true);
@@ -75,8 +87,13 @@ fn both_ways(jobs: &Jobs, low: u64, mut high: u64, mut budget: u64) -> (Option<S
 /// A schedule with time running the other way.
 fn mirrored(jobs: &Jobs, back: &Starts) -> Starts {
     let n = jobs.n();
-    let start = (0..n).map(|j| back.makespan - back.start[n - 1 - j] - jobs.length[j]).collect();
-    Starts { start, makespan: back.makespan }
+    let start = (0..n)
+        .map(|j| back.makespan - back.start[n - 1 - j] - jobs.length[j])
+        .collect();
+    Starts {
+        start,
+        makespan: back.makespan,
+    }
 }
 
 /// Gives jobs to devices in order of their starts, and tasks of no time to the device of what they wait for longest.
@@ -100,11 +117,21 @@ fn timeline(p: &Problem, tasks: &[u32], starts: &Starts, unit: u64) -> Timeline 
         idle[device] = end;
         (t.device[task], t.start[task], t.end[task]) = (device as u32, start, end);
     }
-    for &task in p.order.iter().filter(|&&task| p.cost(task as usize, 0) == Nanos::ZERO) {
-        let last = p.predecessors(task as usize).max_by_key(|&q| t.end[q as usize]);
+    for &task in p
+        .order
+        .iter()
+        .filter(|&&task| p.cost(task as usize, 0) == Nanos::ZERO)
+    {
+        let last = p
+            .predecessors(task as usize)
+            .max_by_key(|&q| t.end[q as usize]);
         if let Some(last) = last {
             let (device, end) = (t.device[last as usize], t.end[last as usize]);
-            (t.device[task as usize], t.start[task as usize], t.end[task as usize]) = (device, end, end);
+            (
+                t.device[task as usize],
+                t.start[task as usize],
+                t.end[task as usize],
+            ) = (device, end, end);
         }
     }
     add_transfers(p, &mut t);
@@ -116,11 +143,22 @@ fn add_transfers(p: &Problem, t: &mut Timeline) {
     for x in 0..p.tensors.len() {
         let producer = p.tensors[x].producer as usize;
         let (from, end) = (t.device[producer], t.end[producer]);
-        let mut to: Vec<u32> =
-            p.consumers.row(x).iter().map(|&c| t.device[c as usize]).filter(|&d| d != from).collect();
+        let mut to: Vec<u32> = p
+            .consumers
+            .row(x)
+            .iter()
+            .map(|&c| t.device[c as usize])
+            .filter(|&d| d != from)
+            .collect();
         to.sort_unstable();
         to.dedup();
-        t.transfers.extend(to.into_iter().map(|to| Transfer { tensor: x as u32, from, to, start: end, end }));
+        t.transfers.extend(to.into_iter().map(|to| Transfer {
+            tensor: x as u32,
+            from,
+            to,
+            start: end,
+            end,
+        }));
     }
     t.transfers.sort_by_key(|t| (t.start, t.tensor, t.to));
 }

@@ -11,14 +11,39 @@ use crate::cost::{Bytes, LinkProfile, Nanos};
 /// Tasks on identical devices with free links; some take no time. Times are multiples of `unit`.
 fn problem(r: &mut Numbers, n: usize, n_devices: usize, unit: u64) -> Problem {
     let often = 2 + r.below(6);
-    let task = |cost: u64| Task { cost: vec![Nanos(cost * unit); n_devices], ..Task::default() };
+    let task = |cost: u64| Task {
+        cost: vec![Nanos(cost * unit); n_devices],
+        ..Task::default()
+    };
     let tasks = (0..n).map(|_| task(r.below(9))).collect();
-    let mut waits = |producer: u32| (producer + 1..n as u32).filter(|_| r.below(often) == 0).collect();
-    let free = |producer| Tensor { producer, payload: Payload::Bytes(Bytes::ZERO) };
+    let mut waits = |producer: u32| {
+        (producer + 1..n as u32)
+            .filter(|_| r.below(often) == 0)
+            .collect()
+    };
+    let free = |producer| Tensor {
+        producer,
+        payload: Payload::Bytes(Bytes::ZERO),
+    };
     let tensors = (0..n as u32).map(|q| (free(q), waits(q))).collect();
-    let link = LinkProfile { latency: Nanos::ZERO, bytes_per_second: 1 };
-    let devices = vec![Device { memory: None, is_host: false }; n_devices];
-    let parts = Parts { devices, links: Links::uniform(n_devices, link), tasks, tensors, constants: Vec::new() };
+    let link = LinkProfile {
+        latency: Nanos::ZERO,
+        bytes_per_second: 1,
+    };
+    let devices = vec![
+        Device {
+            memory: None,
+            is_host: false
+        };
+        n_devices
+    ];
+    let parts = Parts {
+        devices,
+        links: Links::uniform(n_devices, link),
+        tasks,
+        tensors,
+        constants: Vec::new(),
+    };
     Problem::new(parts).expect("later tasks wait for earlier ones")
 }
 
@@ -29,9 +54,14 @@ fn agrees_with_the_general_search() {
         let (n, n_devices) = (4 + r.below(6) as usize, 2 + r.below(2) as usize);
         let p = problem(&mut r, n, n_devices, 1 + round % 3);
         let general = assign::search(&p, u64::MAX, u64::MAX);
-        let least = general.best.map(|t| t.makespan).expect("a search with no limit finds a schedule");
+        let least = general
+            .best
+            .map(|t| t.makespan)
+            .expect("a search with no limit finds a schedule");
         let proof = solve(&p, Nanos::ZERO, Nanos::INFINITY, 100_000);
-        let found = proof.timeline.expect("the first schedule is below infinity");
+        let found = proof
+            .timeline
+            .expect("the first schedule is below infinity");
         check_valid(&p, &found);
         assert!(proof.complete, "round {round}: not proven");
         assert_eq!(

@@ -84,8 +84,16 @@ pub(super) fn search(jobs: &Jobs, limit: u64, target: u64, budget: u64) -> Searc
         n_seen: 0,
         best: None,
     };
-    tree.descend(&Frontier { idle: vec![0; jobs.n_devices], last: (0, 0), total: 0 });
-    Searched { best: tree.best, complete: !tree.spent, budget: tree.budget }
+    tree.descend(&Frontier {
+        idle: vec![0; jobs.n_devices],
+        last: (0, 0),
+        total: 0,
+    });
+    Searched {
+        best: tree.best,
+        complete: !tree.spent,
+        budget: tree.budget,
+    }
 }
 
 impl Tree<'_> {
@@ -97,7 +105,10 @@ impl Tree<'_> {
             let makespan = at.idle.last().copied().unwrap_or(0);
             if makespan < self.limit {
                 self.limit = makespan;
-                self.best = Some(Starts { start: self.start.clone(), makespan });
+                self.best = Some(Starts {
+                    start: self.start.clone(),
+                    makespan,
+                });
             }
             return;
         }
@@ -121,14 +132,19 @@ impl Tree<'_> {
         let end = start + jobs.length[i];
         let mut next = at.clone();
         next.idle.remove(0);
-        next.idle.insert(next.idle.partition_point(|&t| t <= end), end);
+        next.idle
+            .insert(next.idle.partition_point(|&t| t <= end), end);
         next.last = (start, j);
         next.total += start;
         self.started |= 1 << j;
         (self.start[i], self.end[i]) = (start, end);
-        jobs.after[i].iter().for_each(|&k| self.waiting[k as usize] -= 1);
+        jobs.after[i]
+            .iter()
+            .for_each(|&k| self.waiting[k as usize] -= 1);
         self.descend(&next);
-        jobs.after[i].iter().for_each(|&k| self.waiting[k as usize] += 1);
+        jobs.after[i]
+            .iter()
+            .for_each(|&k| self.waiting[k as usize] += 1);
         self.started &= !(1 << j);
     }
 
@@ -138,17 +154,29 @@ impl Tree<'_> {
 
     /// When all that a job waits for has ended; jobs that it waits for have started.
     fn ready(&self, j: usize) -> u64 {
-        self.jobs.before[j].iter().map(|&i| self.end[i as usize]).max().unwrap_or(0)
+        self.jobs.before[j]
+            .iter()
+            .map(|&i| self.end[i as usize])
+            .max()
+            .unwrap_or(0)
     }
 
     /// Jobs that may start next, with their starts, the most urgent first.
     fn branches(&self, at: &Frontier) -> Vec<(u64, u32)> {
         let jobs = self.jobs;
-        let open = (0..jobs.n() as u32).filter(|&j| !self.has_started(j) && self.waiting[j as usize] == 0);
-        let mut found: Vec<(u64, u32)> = open.map(|j| (self.ready(j as usize).max(at.idle[0]), j)).collect();
-        let fits = found.iter().map(|&(start, j)| start + jobs.length[j as usize]).min().unwrap_or(0);
+        let open =
+            (0..jobs.n() as u32).filter(|&j| !self.has_started(j) && self.waiting[j as usize] == 0);
+        let mut found: Vec<(u64, u32)> = open
+            .map(|j| (self.ready(j as usize).max(at.idle[0]), j))
+            .collect();
+        let fits = found
+            .iter()
+            .map(|&(start, j)| start + jobs.length[j as usize])
+            .min()
+            .unwrap_or(0);
         found.retain(|&(start, j)| start < fits && (start, j) >= at.last);
-        let urgency = |&(start, j): &(u64, u32)| (std::cmp::Reverse(start + jobs.tail[j as usize]), start, j);
+        let urgency =
+            |&(start, j): &(u64, u32)| (std::cmp::Reverse(start + jobs.tail[j as usize]), start, j);
         found.sort_by_key(urgency);
         found
     }
@@ -163,7 +191,11 @@ impl Tree<'_> {
             let mut earliest = now.max(jobs.head[j]);
             for &i in &jobs.before[j] {
                 let i = i as usize;
-                let end = if self.started >> i & 1 == 1 { self.end[i] } else { self.earliest[i] + jobs.length[i] };
+                let end = if self.started >> i & 1 == 1 {
+                    self.end[i]
+                } else {
+                    self.earliest[i] + jobs.length[i]
+                };
                 earliest = earliest.max(end);
             }
             if earliest + jobs.tail[j] >= self.limit {
@@ -179,7 +211,11 @@ impl Tree<'_> {
             let i = j as usize;
             work += jobs.length[i];
             let until = self.limit - 1 - (jobs.tail[i] - jobs.length[i]);
-            let room: u64 = at.idle.iter().map(|&t| until.saturating_sub(t.max(now))).sum();
+            let room: u64 = at
+                .idle
+                .iter()
+                .map(|&t| until.saturating_sub(t.max(now)))
+                .sum();
             if work > room {
                 return false;
             }
@@ -192,9 +228,17 @@ impl Tree<'_> {
         let mut state: Vec<u64> = at.idle.iter().map(|&t| t.max(now)).collect();
         state.push(at.total);
         for j in 0..self.jobs.n() {
-            if self.started >> j & 1 == 0 && self.jobs.before[j].iter().any(|&i| self.has_started(i)) {
+            if self.started >> j & 1 == 0
+                && self.jobs.before[j].iter().any(|&i| self.has_started(i))
+            {
                 let started = self.jobs.before[j].iter().filter(|&&i| self.has_started(i));
-                state.push(started.map(|&i| self.end[i as usize]).max().unwrap_or(0).max(now));
+                state.push(
+                    started
+                        .map(|&i| self.end[i as usize])
+                        .max()
+                        .unwrap_or(0)
+                        .max(now),
+                );
             }
         }
         let known = self.seen.entry(self.started).or_default();
