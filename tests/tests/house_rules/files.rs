@@ -27,7 +27,6 @@ const TOP_LEVEL: &[&str] = &[
     "compiler",
     "kernels",
     "runtime",
-    "rustfmt.toml",
     "target",
     "tests",
 ];
