@@ -175,6 +175,14 @@ impl Tensor {
         Ok(t)
     }
 
+    /// A tensor from elements in row-major order. Errors as [`Tensor::from_slice`].
+    ///
+    /// Copies: the elements of a tensor begin at a multiple of [`ALIGN_BYTES`], those of a vector need not. To fill a
+    /// tensor without a copy, write to [`Tensor::as_mut_slice`] of [`Tensor::zeros`].
+    pub fn from_vec<T: Element>(values: Vec<T>, shape: &[usize]) -> Result<Tensor, Error> {
+        Tensor::from_slice(&values, shape)
+    }
+
     /// A tensor of rank 0.
     pub fn scalar<T: Element>(value: T) -> Tensor {
         Tensor::from_slice(&[value], &[]).expect("one element fits rank 0")
@@ -279,20 +287,52 @@ impl Tensor {
         self.data.as_ptr()
     }
 
-    /// The elements. Panics when `T` is not the tensor's dtype: check [`Tensor::dtype`] first.
+    /// The elements.
+    ///
+    /// # Panics
+    /// When `T` is not the tensor's dtype; [`Tensor::try_as_slice`] returns an error instead.
     pub fn as_slice<T: Element>(&self) -> &[T] {
-        assert_eq!(T::DTYPE, self.dtype, "tensor holds another dtype");
-        // SAFETY: the buffer is aligned to 64 bytes, holds `len` elements of T, and bool bytes are 0 or 1.
-        unsafe { std::slice::from_raw_parts(self.data.as_ptr() as *const T, self.len()) }
+        match self.try_as_slice() {
+            Ok(elements) => elements,
+            Err(e) => panic!("{e}"),
+        }
     }
 
-    /// The elements, writable; a shared buffer is copied first. Panics when `T` is not the tensor's dtype.
+    /// The elements, writable; a shared buffer is copied first.
+    ///
+    /// # Panics
+    /// When `T` is not the tensor's dtype; [`Tensor::try_as_mut_slice`] returns an error instead.
     pub fn as_mut_slice<T: Element>(&mut self) -> &mut [T] {
-        assert_eq!(T::DTYPE, self.dtype, "tensor holds another dtype");
+        match self.try_as_mut_slice() {
+            Ok(elements) => elements,
+            Err(e) => panic!("{e}"),
+        }
+    }
+
+    /// The elements. Errors with `InvalidInput` when `T` is not the tensor's dtype.
+    pub fn try_as_slice<T: Element>(&self) -> Result<&[T], Error> {
+        self.check_dtype(T::DTYPE)?;
+        // SAFETY: the buffer is aligned to 64 bytes, holds `len` elements of T, and bool bytes are 0 or 1.
+        Ok(unsafe { std::slice::from_raw_parts(self.data.as_ptr() as *const T, self.len()) })
+    }
+
+    /// The elements, writable; a shared buffer is copied first. Errors as [`Tensor::try_as_slice`].
+    pub fn try_as_mut_slice<T: Element>(&mut self) -> Result<&mut [T], Error> {
+        self.check_dtype(T::DTYPE)?;
         let n = self.len();
         let ptr = self.as_bytes_mut().as_mut_ptr();
-        // SAFETY: as in `as_slice`; `as_bytes_mut` made the buffer unique.
-        unsafe { std::slice::from_raw_parts_mut(ptr as *mut T, n) }
+        // SAFETY: as in `try_as_slice`; `as_bytes_mut` made the buffer unique.
+        Ok(unsafe { std::slice::from_raw_parts_mut(ptr as *mut T, n) })
+    }
+
+    fn check_dtype(&self, asked: DType) -> Result<(), Error> {
+        if asked == self.dtype {
+            return Ok(());
+        }
+        let (dtype, shape) = (self.dtype, &self.shape);
+        Err(Error::invalid(format!(
+            "cannot read the elements of a tensor {dtype}{shape:?} as {asked}; Tensor::dtype gives its dtype"
+        )))
     }
 
     /// The same bits under another dtype of the same size: what a `.npy` file holds as `u16` may be `bf16`. To `bool`, other values than 0 become 1.
@@ -329,6 +369,14 @@ impl Tensor {
     }
 }
 
+impl<T: Element> From<Vec<T>> for Tensor {
+    /// A tensor of rank 1; copies as [`Tensor::from_vec`] does.
+    fn from(values: Vec<T>) -> Tensor {
+        let shape = [values.len()];
+        Tensor::from_vec(values, &shape).expect("the elements fitted in memory once")
+    }
+}
+
 impl PartialEq for Tensor {
     /// Same dtype, shape and bits.
     fn eq(&self, other: &Tensor) -> bool {
@@ -362,6 +410,30 @@ mod tests {
         b.as_mut_slice::<f32>()[0] = 9.0;
         assert_eq!(a.as_slice::<f32>(), [1.0, 2.0]);
         assert_eq!(b.as_slice::<f32>(), [9.0, 2.0]);
+    }
+
+    #[test]
+    fn another_dtype_is_an_error() {
+        let mut t = Tensor::from(vec![1f32, 2.0]);
+        assert_eq!(t.shape(), [2]);
+        assert_eq!(t.try_as_slice::<f32>().unwrap(), [1.0, 2.0]);
+        t.try_as_mut_slice::<f32>().unwrap()[0] = 3.0;
+        let e = t.try_as_slice::<i64>().unwrap_err();
+        assert_eq!(e.kind(), crate::ErrorKind::InvalidInput);
+        assert_eq!(
+            e.to_string(),
+            "cannot read the elements of a tensor f32[2] as i64; Tensor::dtype gives its dtype"
+        );
+        assert!(t.try_as_mut_slice::<bool>().is_err());
+        let m = Tensor::from_vec(vec![1u8, 2, 3, 4], &[2, 2]).unwrap();
+        assert_eq!(m.as_slice::<u8>(), [1, 2, 3, 4]);
+        assert!(Tensor::from_vec(vec![1u8], &[2]).is_err());
+    }
+
+    #[test]
+    #[should_panic(expected = "a tensor f32[1] as i32")]
+    fn another_dtype_is_a_panic_that_names_both() {
+        Tensor::from(vec![1f32]).as_slice::<i32>();
     }
 
     #[test]
