@@ -13,6 +13,7 @@ pub mod driver;
 pub mod dtype;
 pub mod error;
 pub mod exec;
+pub mod files;
 pub mod gpu;
 pub mod npy;
 pub mod product;

@@ -10,10 +10,12 @@
 
 use crate::dtype::DType;
 use crate::error::{Error, ErrorKind};
+use crate::files;
 use crate::tensor::{Tensor, checked_size_bytes};
 use std::fs::File;
-use std::io::{BufReader, BufWriter, Read, Write};
+use std::io::{self, BufReader, Read, Seek, SeekFrom, Write};
 use std::path::Path;
+use zip::result::ZipError;
 use zip::write::{FileOptions, ZipWriter};
 use zip::{CompressionMethod, ZipArchive};
 
@@ -33,12 +35,8 @@ impl Tensor {
     /// Writes a `.npy` file.
     pub fn to_npy(&self, path: impl AsRef<Path>) -> Result<(), Error> {
         let path = path.as_ref();
-        let write = || {
-            let mut file = BufWriter::new(File::create(path)?);
-            write_npy(&mut file, self)?;
-            file.flush()
-        };
-        write().map_err(|e| io_error("cannot write it", e).context(path.display()))
+        files::replace(path, |file| write_npy(file, self))
+            .map_err(|e| io_error("cannot write it", e).context(path.display()))
     }
 }
 
@@ -72,7 +70,7 @@ pub fn read_npy(mut from: impl Read) -> Result<Tensor, Error> {
 }
 
 /// Writes one array in `.npy` format, version 1.0.
-pub fn write_npy(to: &mut impl Write, tensor: &Tensor) -> std::io::Result<()> {
+pub fn write_npy(to: &mut impl Write, tensor: &Tensor) -> io::Result<()> {
     let shape = match tensor.shape() {
         [n] => format!("({n},)"),
         shape => format!(
@@ -90,7 +88,7 @@ pub fn write_npy(to: &mut impl Write, tensor: &Tensor) -> std::io::Result<()> {
     let padding = (10 + header.len() + 1).next_multiple_of(64) - (10 + header.len() + 1);
     header.extend(std::iter::repeat_n(' ', padding));
     header.push('\n');
-    let too_long = |_| std::io::Error::other("the shape has too many axes for the format");
+    let too_long = |_| io::Error::other("the shape has too many axes for the format");
     let length = u16::try_from(header.len()).map_err(too_long)?;
     to.write_all(MAGIC)?;
     to.write_all(&[1, 0])?;
@@ -100,50 +98,136 @@ pub fn write_npy(to: &mut impl Write, tensor: &Tensor) -> std::io::Result<()> {
 }
 
 /// Reads a `.npz` file: names and arrays in the archive's order.
+///
+/// Members that are not arrays are skipped. Errors where the checksum of an array disagrees with its bytes.
 pub fn read_npz(path: impl AsRef<Path>) -> Result<Vec<(String, Tensor)>, Error> {
     let path = path.as_ref();
-    let read = || {
-        let file = File::open(path).map_err(|e| io_error("cannot open it", e))?;
-        let mut zip = ZipArchive::new(BufReader::new(file))
-            .map_err(|e| Error::invalid(format!("cannot open it as a zip archive: {e}")))?;
-        let mut arrays = Vec::new();
-        for i in 0..zip.len() {
-            let member = zip
-                .by_index(i)
-                .map_err(|e| Error::invalid(format!("member {i}: {e}")))?;
-            let Some(name) = member.name().strip_suffix(".npy").map(str::to_owned) else {
-                continue;
-            };
-            let tensor = read_npy(member).map_err(|e| e.context(format!("array {name:?}")))?;
-            arrays.push((name, tensor));
-        }
-        Ok(arrays)
-    };
-    read().map_err(|e: Error| e.context(path.display()))
+    read_archive(path).map_err(|e| e.context(path.display()))
+}
+
+fn read_archive(path: &Path) -> Result<Vec<(String, Tensor)>, Error> {
+    let file = File::open(path).map_err(|e| io_error("cannot open it", e))?;
+    let mut zip = ZipArchive::new(BufReader::new(file))
+        .map_err(|e| Error::invalid(format!("cannot open it as a zip archive: {e}")))?;
+    let mut arrays = Vec::new();
+    for i in 0..zip.len() {
+        let member = zip
+            .by_index(i)
+            .map_err(|e| Error::invalid(format!("member {i}: {e}")))?;
+        let Some(name) = member.name().strip_suffix(".npy").map(str::to_owned) else {
+            continue;
+        };
+        let tensor = read_member(member).map_err(|e| e.context(format!("array {name:?}")))?;
+        arrays.push((name, tensor));
+    }
+    Ok(arrays)
+}
+
+/// Reads an array to the end of its member, where the archive's reader compares the checksum.
+fn read_member(mut member: impl Read) -> Result<Tensor, Error> {
+    let tensor = read_npy(&mut member)?;
+    match member.read(&mut [0]) {
+        Ok(0) => Ok(tensor),
+        Ok(_) => Err(malformed("there are bytes after the last element")),
+        Err(e) => Err(io_error("cannot read its data", e)),
+    }
 }
 
 /// Writes a `.npz` file, uncompressed as `numpy.savez` does. The bytes depend on names and values only.
+///
+/// A file that is there is replaced once all is written; an error leaves it as it is.
 pub fn write_npz<'a>(
     path: impl AsRef<Path>,
     arrays: impl IntoIterator<Item = (&'a str, &'a Tensor)>,
 ) -> Result<(), Error> {
     let path = path.as_ref();
-    let write = || {
-        let mut zip = ZipWriter::new(BufWriter::new(File::create(path)?));
-        for (name, tensor) in arrays {
-            let large = tensor.size_bytes() > u32::MAX as usize / 2;
-            let options = FileOptions::default()
-                .compression_method(CompressionMethod::Stored)
-                .large_file(large);
-            zip.start_file(format!("{name}.npy"), options)?;
-            write_npy(&mut zip, tensor)?;
-        }
-        zip.finish()?.flush()
-    };
-    write().map_err(|e: std::io::Error| io_error("cannot write it", e).context(path.display()))
+    files::replace(path, |file| write_archive(FailsOnce::new(file), arrays))
+        .map_err(|e| io_error("cannot write it", e).context(path.display()))
 }
 
-fn io_error(what: &str, e: std::io::Error) -> Error {
+fn write_archive<'a>(
+    to: impl Write + Seek,
+    arrays: impl IntoIterator<Item = (&'a str, &'a Tensor)>,
+) -> io::Result<()> {
+    let mut zip = ZipWriter::new(to);
+    for (name, tensor) in arrays {
+        let large = tensor.size_bytes() > u32::MAX as usize / 2;
+        let options = FileOptions::default()
+            .compression_method(CompressionMethod::Stored)
+            .large_file(large);
+        zip.start_file(format!("{name}.npy"), options)
+            .map_err(without_wrapper)?;
+        write_npy(&mut zip, tensor)?;
+    }
+    zip.finish().map_err(without_wrapper)?.flush()
+}
+
+fn without_wrapper(e: ZipError) -> io::Error {
+    match e {
+        ZipError::Io(e) => e,
+        e => e.into(),
+    }
+}
+
+/// A writer that reports its first error and ignores all writes after it.
+///
+/// A [`ZipWriter`] that is dropped after an error tries to write the archive's directory, and prints to stderr
+/// when that fails too.
+struct FailsOnce<W> {
+    inner: W,
+    has_failed: bool,
+    /// Offset from the start, which goes on after a failure: the archive's sizes are differences of it.
+    position: u64,
+}
+
+impl<W> FailsOnce<W> {
+    fn new(inner: W) -> FailsOnce<W> {
+        FailsOnce {
+            inner,
+            has_failed: false,
+            position: 0,
+        }
+    }
+}
+
+impl<W: Write> Write for FailsOnce<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let written = if self.has_failed {
+            Ok(bytes.len())
+        } else {
+            self.inner.write(bytes)
+        };
+        match &written {
+            Ok(n) => self.position += *n as u64,
+            Err(e) => self.has_failed = e.kind() != io::ErrorKind::Interrupted,
+        }
+        written
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        if self.has_failed {
+            return Ok(());
+        }
+        self.inner.flush().inspect_err(|_| self.has_failed = true)
+    }
+}
+
+impl<W: Seek> Seek for FailsOnce<W> {
+    fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
+        if !self.has_failed {
+            let position = self
+                .inner
+                .seek(to)
+                .inspect_err(|_| self.has_failed = true)?;
+            self.position = position;
+        } else if let SeekFrom::Start(position) = to {
+            self.position = position;
+        }
+        Ok(self.position)
+    }
+}
+
+fn io_error(what: &str, e: io::Error) -> Error {
     Error::invalid(format!("{what}: {e}"))
 }
 
@@ -448,5 +532,86 @@ mod tests {
                 .contains("none.npy: cannot open it")
         );
         std::fs::remove_dir_all(&folder).unwrap();
+    }
+
+    /// An archive of the array `x: [1, 2]`.
+    fn archive() -> Vec<u8> {
+        let x = Tensor::from_slice(&[1f32, 2.0], &[2]).unwrap();
+        let mut bytes = io::Cursor::new(Vec::new());
+        write_archive(&mut bytes, [("x", &x)]).unwrap();
+        bytes.into_inner()
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "writes files")]
+    fn checksums_of_archives_are_verified() {
+        let name = format!("gristmill-npz-checksum-{}.npz", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        let elements = [0, 0, 0x80, 0x3f, 0, 0, 0, 0x40];
+        let mut bytes = archive();
+        let start = bytes.windows(8).position(|w| w == elements).unwrap();
+        for bit in [0, 35, 63] {
+            bytes[start + bit / 8] ^= 1 << (bit % 8);
+            std::fs::write(&path, &bytes).unwrap();
+            let e = read_npz(&path).unwrap_err().to_string();
+            assert!(e.contains("array \"x\": ") && e.contains("checksum"), "{e}");
+            bytes[start + bit / 8] ^= 1 << (bit % 8);
+        }
+        std::fs::write(&path, &bytes).unwrap();
+        assert_eq!(read_npz(&path).unwrap()[0].1.as_slice::<f32>(), [1.0, 2.0]);
+        std::fs::remove_file(&path).unwrap();
+    }
+
+    #[test]
+    fn a_member_with_bytes_after_its_array_is_refused() {
+        let mut bytes = bytes_of(&Tensor::scalar(1f32));
+        assert!(read_member(&*bytes).is_ok());
+        bytes.push(0);
+        let e = read_member(&*bytes).unwrap_err().to_string();
+        assert!(e.contains("bytes after the last element"), "{e}");
+    }
+
+    /// A disk with room for `room` bytes, which counts the writes that it refuses.
+    struct Full {
+        bytes: io::Cursor<Vec<u8>>,
+        room: usize,
+        n_refused: usize,
+    }
+
+    impl Write for Full {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            if self.bytes.position() as usize + bytes.len() > self.room {
+                self.n_refused += 1;
+                return Err(io::ErrorKind::StorageFull.into());
+            }
+            self.bytes.write(bytes)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    impl Seek for Full {
+        fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
+            self.bytes.seek(to)
+        }
+    }
+
+    /// Each further error would be printed by the archive's writer when it is dropped.
+    #[test]
+    fn an_archive_on_a_full_disk_fails_once() {
+        let x = Tensor::from_slice(&[1f32, 2.0], &[2]).unwrap();
+        for room in 0..archive().len() {
+            let mut full = Full {
+                bytes: io::Cursor::new(Vec::new()),
+                room,
+                n_refused: 0,
+            };
+            let to = FailsOnce::new(&mut full);
+            let e = write_archive(to, [("x", &x), ("y", &x)]).unwrap_err();
+            assert_eq!(e.kind(), io::ErrorKind::StorageFull, "{room} bytes");
+            assert_eq!(full.n_refused, 1, "{room} bytes");
+        }
     }
 }

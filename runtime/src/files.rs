@@ -1,0 +1,128 @@
+//! Files that are replaced as a whole: readers see the old content or the new one, never a part.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Writes a file beside `path` and renames it to `path` once `write` has succeeded.
+///
+/// An error leaves what is at `path` as it is, and no other file. A link keeps pointing to the same file, which is
+/// replaced. Devices and pipes cannot be replaced, and are written directly.
+pub fn replace(
+    path: &Path,
+    write: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>,
+) -> io::Result<()> {
+    let target = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    let existing = fs::metadata(&target).ok();
+    if existing.as_ref().is_some_and(|m| !m.is_file()) {
+        return write_to(OpenOptions::new().write(true).open(&target)?, write);
+    }
+    let (beside, file) = create_beside(&target)?;
+    let written = write_to(file, write)
+        .and_then(|()| match existing {
+            Some(m) => fs::set_permissions(&beside, m.permissions()),
+            None => Ok(()),
+        })
+        .and_then(|()| fs::rename(&beside, &target));
+    // The first error is the one to report.
+    written.inspect_err(|_| drop(fs::remove_file(&beside)))
+}
+
+fn write_to(
+    file: File,
+    write: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>,
+) -> io::Result<()> {
+    let mut file = BufWriter::new(file);
+    let written = write(&mut file).and_then(|()| file.flush());
+    // What is left in the buffer after an error is not worth another attempt.
+    drop(file.into_parts());
+    written
+}
+
+/// Creates a file in the folder of `path` whose name was free. Never opens a file or link that is there.
+fn create_beside(path: &Path) -> io::Result<(PathBuf, File)> {
+    static SERIAL: AtomicU64 = AtomicU64::new(0);
+    loop {
+        let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
+        let name = format!(".gristmill-{}-{serial}.new", std::process::id());
+        let beside = path.with_file_name(name);
+        match OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .open(&beside)
+        {
+            Ok(file) => return Ok((beside, file)),
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => continue,
+            Err(e) => return Err(e),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An empty folder of the test's own.
+    fn folder(name: &str) -> PathBuf {
+        let folder = std::env::temp_dir().join(format!("gristmill-{name}-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        folder
+    }
+
+    fn names(folder: &Path) -> Vec<std::ffi::OsString> {
+        let mut names: Vec<_> = fs::read_dir(folder)
+            .unwrap()
+            .map(|e| e.unwrap().file_name())
+            .collect();
+        names.sort();
+        names
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "writes files")]
+    fn a_failed_write_leaves_the_old_file_and_no_other() {
+        let folder = folder("failed-write");
+        let path = folder.join("a");
+        let fail = |file: &mut BufWriter<File>| {
+            file.write_all(b"half")?;
+            Err(io::ErrorKind::StorageFull.into())
+        };
+        assert!(replace(&path, fail).is_err());
+        assert!(names(&folder).is_empty());
+
+        replace(&path, |file| file.write_all(b"old")).unwrap();
+        assert!(replace(&path, fail).is_err());
+        assert_eq!(fs::read(&path).unwrap(), b"old");
+        replace(&path, |file| file.write_all(b"new")).unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"new");
+        assert_eq!(names(&folder), ["a"]);
+        fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
+    #[cfg(unix)]
+    #[cfg_attr(miri, ignore = "writes files")]
+    fn links_devices_and_permissions_stay() {
+        use std::os::unix::fs::{PermissionsExt, symlink};
+        let folder = folder("replaced-link");
+        let (path, link) = (folder.join("a"), folder.join("link"));
+        fs::write(&path, b"old").unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o640)).unwrap();
+        symlink("a", &link).unwrap();
+        replace(&link, |file| file.write_all(b"new")).unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"new");
+        assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
+        assert_eq!(
+            fs::metadata(&path).unwrap().permissions().mode() & 0o777,
+            0o640
+        );
+
+        let full = Path::new("/dev/full");
+        if cfg!(target_os = "linux") {
+            assert!(replace(full, |file| file.write_all(b"new")).is_err());
+            assert!(!fs::metadata(full).unwrap().is_file());
+        }
+        fs::remove_dir_all(&folder).unwrap();
+    }
+}
