@@ -281,12 +281,10 @@ fn convolutions(peak: f64) {
         let (y, bias) = (ramp(window.n_pixels() * cout), ramp(cout));
         let workspace = ramp(desc.workspace_bytes() / 4);
         let ptrs = [x.ptr(), weights.ptr(), y.ptr(), workspace.ptr(), bias.ptr()];
-        // SAFETY: the buffers have the sizes that the descriptor describes; nothing else uses them now.
         let seconds = best(|| {
-            assert_eq!(
-                unsafe { gm_conv_f32(&desc, ptrs.as_ptr(), 0, desc.n_items()) },
-                OK
-            )
+            // SAFETY: the buffers have the sizes that the descriptor describes; nothing else uses them now.
+            let status = unsafe { gm_conv_f32(&desc, ptrs.as_ptr(), 0, desc.n_items()) };
+            assert_eq!(status, OK);
         });
         black_box(&y.data);
         let flops = 2.0 * (window.n_pixels() * cin * cout * kernel * kernel) as f64;
@@ -335,12 +333,10 @@ fn depthwise(peak: f64) {
             std::ptr::null_mut(),
             bias.ptr(),
         ];
-        // SAFETY: the buffers have the sizes that the descriptor describes; nothing else uses them now.
         let seconds = best(|| {
-            assert_eq!(
-                unsafe { gm_depthwise_f32(&desc, ptrs.as_ptr(), 0, desc.n_items()) },
-                OK
-            )
+            // SAFETY: the buffers have the sizes that the descriptor describes; nothing else uses them now.
+            let status = unsafe { gm_depthwise_f32(&desc, ptrs.as_ptr(), 0, desc.n_items()) };
+            assert_eq!(status, OK);
         });
         let flops = 18.0 * (window.n_pixels() * channels) as f64;
         let gb = 4.0 * ((window.n_pixels() + side * side) * channels) as f64 / seconds / 1e9;
@@ -355,10 +351,11 @@ fn depthwise(peak: f64) {
 fn functions() {
     let (x, y) = (ramp(1024), ramp(1024));
     for function in FUNCTIONS {
-        // SAFETY: both arrays have 1024 elements.
         let seconds = best(|| {
-            (0..100)
-                .for_each(|_| unsafe { (function.kernel)(1024, x.ptr().cast(), y.ptr().cast()) })
+            for _ in 0..100 {
+                // SAFETY: both arrays have 1024 elements.
+                unsafe { (function.kernel)(1024, x.ptr().cast(), y.ptr().cast()) };
+            }
         });
         println!(
             "{}: {:.0} ns per 1000 elements",
@@ -380,12 +377,10 @@ fn rows() {
     ];
     let softmax = SoftmaxDesc::new(Isa::current(), SoftmaxKind::Softmax, n_rows, n_cols);
     let norm = NormDesc::new(Isa::current(), NormKind::Layer, n_rows, n_cols, 1e-5);
-    // SAFETY: the buffers have the sizes that the descriptors describe.
     let seconds = best(|| {
-        assert_eq!(
-            unsafe { gm_softmax_f32(&softmax, ptrs.as_ptr(), 0, n_rows) },
-            OK
-        )
+        // SAFETY: the buffers have the sizes that the descriptors describe.
+        let status = unsafe { gm_softmax_f32(&softmax, ptrs.as_ptr(), 0, n_rows) };
+        assert_eq!(status, OK);
     });
     println!(
         "softmax {n_rows} x {n_cols}: {:.1} us, {:.0} ns per 1000",

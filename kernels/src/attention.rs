@@ -500,10 +500,8 @@ mod tests {
                 let n = d.n_items();
                 for (begin, end) in [(n / 2, n), (0, n / 2)] {
                     // SAFETY: the buffers have the sizes that the descriptor describes.
-                    assert_eq!(
-                        unsafe { gm_attention_f32(&d, ptrs.as_ptr(), begin, end) },
-                        OK
-                    );
+                    let status = unsafe { gm_attention_f32(&d, ptrs.as_ptr(), begin, end) };
+                    assert_eq!(status, OK);
                 }
                 let want = reference(&d, &q, &k, &v, with_mask.then_some(&mask[..]), o.len());
                 assert_close(&o, &want, 2e-5, &format!("{isa} mask {with_mask} {d:?}"));

@@ -349,10 +349,8 @@ mod tests {
                     residual.as_ptr() as *mut u8,
                 ];
                 // SAFETY: the buffers have the sizes that the descriptor describes.
-                assert_eq!(
-                    unsafe { gm_depthwise_f32(&d, ptrs.as_ptr(), 0, d.n_items()) },
-                    OK
-                );
+                let status = unsafe { gm_depthwise_f32(&d, ptrs.as_ptr(), 0, d.n_items()) };
+                assert_eq!(status, OK);
                 assert_close(&y, &want, 1e-5, &format!("{isa} round {round} {d:?}"));
             }
         }

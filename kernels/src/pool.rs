@@ -285,10 +285,8 @@ mod tests {
                     y.as_mut_ptr().cast(),
                 ];
                 // SAFETY: the buffers have the sizes that the descriptor describes.
-                assert_eq!(
-                    unsafe { gm_pool_f32(&d, ptrs.as_ptr(), 0, d.n_items()) },
-                    OK
-                );
+                let status = unsafe { gm_pool_f32(&d, ptrs.as_ptr(), 0, d.n_items()) };
+                assert_eq!(status, OK);
                 let want = reference(&d, &x);
                 assert_close(&y, &want, 1e-6, &format!("{isa} {d:?}"));
                 let sign_differs = |(y, w): (&f32, &f64)| {

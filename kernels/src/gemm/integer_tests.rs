@@ -236,10 +236,8 @@ fn convolution(rng: &mut Rng, isa: Isa) {
         (&raw const zero).cast_mut(),
     ];
     // SAFETY: the buffers have the sizes that the descriptor describes.
-    assert_eq!(
-        unsafe { gm_conv_f32(&desc, ptrs.as_ptr(), 0, desc.n_items()) },
-        OK
-    );
+    let status = unsafe { gm_conv_f32(&desc, ptrs.as_ptr(), 0, desc.n_items()) };
+    assert_eq!(status, OK);
     assert!(y == want, "{isa} {rest:?} {desc:?}");
 }
 
@@ -292,10 +290,8 @@ fn bytes_saturate_and_what_is_no_number_is_zero() {
                 std::ptr::null_mut(),
             ];
             // SAFETY: the buffers have the sizes that the descriptor describes.
-            assert_eq!(
-                unsafe { gm_gemm_f32(&desc, ptrs.as_ptr(), 0, desc.n_items()) },
-                OK
-            );
+            let status = unsafe { gm_gemm_f32(&desc, ptrs.as_ptr(), 0, desc.n_items()) };
+            assert_eq!(status, OK);
             assert_eq!(
                 (&c[..10], c[10]),
                 (&want.map(|x: i32| x as u8)[..], 7),

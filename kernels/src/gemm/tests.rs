@@ -149,10 +149,8 @@ fn run(case: &mut Case, isa: Isa, splits: usize) {
         packed.as_mut_ptr().cast(),
     ];
     // SAFETY: the buffers have the sizes that the descriptor describes.
-    assert_eq!(
-        unsafe { gm_pack_b_f32(&pack, ptrs.as_ptr(), 0, pack.n_items()) },
-        OK
-    );
+    let status = unsafe { gm_pack_b_f32(&pack, ptrs.as_ptr(), 0, pack.n_items()) };
+    assert_eq!(status, OK);
     let mut ptrs = vec![
         case.a.as_ptr() as *mut u8,
         packed.as_ptr() as *mut u8,
@@ -342,10 +340,8 @@ fn packing_agrees_with_pack_b_for_any_strides() {
                     got.as_mut_ptr().cast(),
                 ];
                 // SAFETY: the buffers have the sizes that the descriptor describes.
-                assert_eq!(
-                    unsafe { gm_pack_b_f32(&desc, ptrs.as_ptr(), 0, desc.n_items()) },
-                    OK
-                );
+                let status = unsafe { gm_pack_b_f32(&desc, ptrs.as_ptr(), 0, desc.n_items()) };
+                assert_eq!(status, OK);
                 assert_eq!(got, want, "{isa} {k} x {n} transposed {transposed}");
             }
         }
@@ -383,8 +379,6 @@ fn nonsense_is_refused() {
         ..GemmDesc::new(Isa::current(), 1, 1, 1)
     };
     // SAFETY: as above.
-    assert_eq!(
-        unsafe { gm_gemm_f32(&desc, ptrs.as_ptr(), 0, 1) },
-        UNSUPPORTED_ISA
-    );
+    let status = unsafe { gm_gemm_f32(&desc, ptrs.as_ptr(), 0, 1) };
+    assert_eq!(status, UNSUPPORTED_ISA);
 }

@@ -111,10 +111,8 @@ impl Stream {
         context.bind()?;
         let flags = CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
         // SAFETY: the driver writes one handle.
-        context.check(
-            unsafe { (context.api.create_stream)(&mut handle, flags) },
-            "making a stream",
-        )?;
+        let code = unsafe { (context.api.create_stream)(&mut handle, flags) };
+        context.check(code, "making a stream")?;
         Ok(Stream {
             context: context.clone(),
             handle,
@@ -203,10 +201,8 @@ impl Event {
         let (mut handle, flags) = (ptr::null_mut(), flags as u32);
         context.bind()?;
         // SAFETY: the driver writes one handle.
-        context.check(
-            unsafe { (context.api.create_event)(&mut handle, flags) },
-            "making an event",
-        )?;
+        let code = unsafe { (context.api.create_event)(&mut handle, flags) };
+        context.check(code, "making an event")?;
         Ok(Event {
             context: context.clone(),
             handle,

@@ -275,10 +275,8 @@ impl CudaGpu {
         let context = self.context();
         let mut n = 0;
         // SAFETY: the driver writes one number.
-        context.check(
-            unsafe { (context.api.device_count)(&mut n) },
-            "counting devices",
-        )?;
+        let code = unsafe { (context.api.device_count)(&mut n) };
+        context.check(code, "counting devices")?;
         for other in (0..n as u32).filter(|&o| o != context.ordinal) {
             let mut can = 0;
             // SAFETY: the driver writes one number.

@@ -50,11 +50,8 @@ pub fn probe() -> Result<Vec<CudaDevice>, String> {
     let api = api::get()?;
     let mut n = 0;
     // SAFETY: the driver writes one number.
-    check(
-        api,
-        unsafe { (api.device_count)(&mut n) },
-        "counting devices",
-    )?;
+    let code = unsafe { (api.device_count)(&mut n) };
+    check(api, code, "counting devices")?;
     (0..n).map(|i| describe(api, i)).collect()
 }
 
@@ -63,11 +60,8 @@ pub fn driver_version() -> Result<(u32, u32), String> {
     let api = api::opened()?;
     let mut version = 0;
     // SAFETY: as in `probe`.
-    check(
-        api,
-        unsafe { (api.driver_version)(&mut version) },
-        "asking for the driver's version",
-    )?;
+    let code = unsafe { (api.driver_version)(&mut version) };
+    check(api, code, "asking for the driver's version")?;
     let version = u32::try_from(version).unwrap_or(0);
     Ok((version / 1000, version % 1000 / 10))
 }
@@ -100,11 +94,8 @@ fn describe(api: &Api, ordinal: c_int) -> Result<CudaDevice, String> {
     let attribute = |which: A| {
         let mut value = 0;
         // SAFETY: the driver writes one number.
-        check(
-            api,
-            unsafe { (api.device_attribute)(&mut value, which as c_int, device) },
-            &what,
-        )?;
+        let code = unsafe { (api.device_attribute)(&mut value, which as c_int, device) };
+        check(api, code, &what)?;
         Ok::<_, String>(u32::try_from(value).unwrap_or(0))
     };
     let told = |which: A| attribute(which).unwrap_or(0);
