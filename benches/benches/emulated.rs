@@ -8,11 +8,11 @@
 //! The median of these is the measured makespan. The table says by how much of it kernels of the most disturbed device still overran.
 
 use gristmill::cost::Nanos;
-use gristmill::place::solver::ranks::{keys_of, placed_tails};
-use gristmill::place::solver::{LinkOrder, Problem, Timeline, simulate};
 use gristmill::testing::Rng;
 use gristmill::testing::emulate::Emulator;
 use gristmill_benches::placed::{problem, random_placement, structures};
+use gristmill_solver::schedule::ranks::{keys_of, placed_tails};
+use gristmill_solver::{LinkOrder, Problem, Timeline, simulate};
 
 /// How much to measure.
 struct Effort {

@@ -4,10 +4,10 @@
 //! Times of planning are of this machine; makespans are of the simulator and the same everywhere.
 
 use gristmill::cost::{Bytes, LinkProfile, Nanos};
-use gristmill::place::solver::portfolio::{self, Algorithm, Options, Solution};
-use gristmill::place::solver::{Device, Links, Parts, Payload, Problem, Task, Tensor};
 use gristmill::place::task_graph::{TaskGraph, Topology};
 use gristmill::rng::Rng;
+use gristmill_solver::search::portfolio::{self, Algorithm, Options, Solution};
+use gristmill_solver::{Device, Links, Parts, Payload, Problem, Task, Tensor};
 use std::path::Path;
 use std::time::Instant;
 

@@ -1,8 +1,8 @@
 //! Task graphs of several structures with random costs, machines for them, and random placements.
 
 use gristmill::cost::{Bytes, LinkProfile, Nanos};
-use gristmill::place::solver::{Device, Links, Parts, Payload, Problem, Task, Tensor};
 use gristmill::testing::Rng;
+use gristmill_solver::{Device, Links, Parts, Payload, Problem, Task, Tensor};
 
 /// Edges `(from, to)` of a graph of tasks.
 pub type Edges = Vec<(usize, usize)>;

@@ -2,12 +2,12 @@
 //! fails nothing; how close they come is measured by the bench `emulated`.
 
 use gristmill::cost::{Bytes, LinkProfile, Nanos};
-use gristmill::place::solver::ranks::{keys_of, placed_tails};
-use gristmill::place::solver::{
-    Device, LinkOrder, Links, Parts, Payload, Problem, Task, Tensor, Timeline, Transfer, simulate,
-};
 use gristmill::testing::Rng;
 use gristmill::testing::emulate::Emulator;
+use gristmill_solver::schedule::ranks::{keys_of, placed_tails};
+use gristmill_solver::{
+    Device, LinkOrder, Links, Parts, Payload, Problem, Task, Tensor, Timeline, Transfer, simulate,
+};
 use std::collections::BTreeMap;
 
 /// A random problem: tasks of up to 0.3 ms, of no length too; tensors of up to 9 kB, of no bytes too, at 50 to 100 MB/s.

@@ -4,11 +4,12 @@ use super::outln;
 use crate::cost::{Bytes, Nanos};
 use crate::error::{Error, ErrorKind, Result};
 use crate::place;
-use crate::place::solver::calls::{self, Calls, Unsuited};
-use crate::place::solver::pipeline::{self, Periodic};
-use crate::place::solver::{Problem, bounds, check, fit};
 use crate::place::task_graph::{TaskGraph, Topology, Verdict, answer, over_memory};
 use clap::ValueEnum;
+use gristmill_solver::calls::{self, Calls, Unsuited};
+use gristmill_solver::memory::repair;
+use gristmill_solver::schedule::pipeline::{self, Periodic};
+use gristmill_solver::{Problem, bounds, check};
 use serde_json::{Value, json};
 use std::time::Instant;
 
@@ -211,7 +212,7 @@ impl Asked<'_> {
     /// Finds the schedule with the least highest peak and prints it as `placement/1`.
     pub fn least_memory(&self) -> Result<()> {
         let timeline = pipeline::least_memory(self.problem);
-        if fit::excess(self.problem, &timeline) > Bytes::ZERO {
+        if repair::excess(self.problem, &timeline) > Bytes::ZERO {
             let peaks = timeline.peak_bytes(self.problem);
             return Err(over_memory(self.graph, self.topology, self.problem, &peaks));
         }

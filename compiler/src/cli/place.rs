@@ -10,13 +10,13 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::nearest::nearest;
 use crate::place::explain::{self, Explanation, Subject, html, trace};
 use crate::place::plan::{self, Names, Plan, Planned};
-use crate::place::solver::copies::Freedom;
-use crate::place::solver::portfolio::{self, Algorithm, Solution};
-use crate::place::solver::{Problem, check};
 use crate::place::task_graph::{
     PlacementFile, TaskGraph, Topology, Verdict, answer, over_memory, subject,
 };
 use clap::Args;
+use gristmill_solver::memory::remat::Freedom;
+use gristmill_solver::search::portfolio::{self, Algorithm, Solution};
+use gristmill_solver::{Problem, check};
 use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::time::Instant;

@@ -8,7 +8,7 @@
 //!
 //! So clusters that nobody has measured gain from those that were.
 
-use super::units::Nanos;
+use super::Nanos;
 use super::{DeviceProfile, signature};
 use crate::ir::{Graph, Node, Op};
 use std::collections::BTreeMap;

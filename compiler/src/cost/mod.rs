@@ -3,17 +3,14 @@
 //! `time = launch + max(arithmetic, bytes / bandwidth)`, where arithmetic is the sum over the ops of a cluster of `flops / (peak * efficiency of
 //! the class)`, and bytes are what the cluster must read and write. Measured times, once there are any, correct estimates: see [`measured`].
 
-mod link;
 pub mod measured;
 mod profile;
 pub mod store;
-mod units;
 pub mod work;
 
-pub use link::LinkProfile;
+pub use gristmill_solver::{Bytes, LinkProfile, Nanos, Picos};
 pub use measured::Measured;
 pub use profile::DeviceProfile;
-pub use units::{Bytes, Nanos, Picos};
 pub use work::{Extents, Work, WorkClass};
 
 use crate::ir::{Graph, Layout, Node, NodeId, Op, Type};

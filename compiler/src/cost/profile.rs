@@ -1,7 +1,7 @@
 //! What devices and links can do.
 
-use super::units::{Bytes, Nanos};
 use super::work::WorkClass;
+use super::{Bytes, Nanos};
 use gristmill_kernels::Isa;
 use gristmill_runtime::DType;
 use gristmill_runtime::device::DeviceKind;

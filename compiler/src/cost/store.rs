@@ -4,8 +4,8 @@
 //! turns the cache off. Files are replaced as a whole, so a reader never sees half of one; of two writers at a time the last one's measurements
 //! stay. A file that cannot be read, or comes from another version, is named in a warning and counts as absent.
 
+use super::Nanos;
 use super::measured::{KEPT, Measured, ProfileKey, Sample};
-use super::units::Nanos;
 use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};

@@ -1,6 +1,6 @@
 //! How much work an op is: arithmetic operations by class, and bytes that must be read and written.
 
-use super::units::Bytes;
+use super::Bytes;
 use crate::ir::{Bindings, Dim, Graph, Layout, Node, Op, OpClass, Shape, Type, ValueId};
 use gristmill_runtime::DType;
 use std::borrow::Borrow;

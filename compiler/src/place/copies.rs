@@ -3,9 +3,6 @@
 
 use super::pins::{paths, wishes};
 use super::resolve::Resolved;
-use super::solver::copies::{self, Copied, Freedom};
-use super::solver::portfolio::Solution;
-use super::solver::{Problem, bounds, fit};
 use super::{Placed, Placement, Reason, Request, Stream};
 use crate::cost::{Bytes, LinkProfile, Nanos};
 use crate::error::{Error, Result};
@@ -15,6 +12,10 @@ use crate::ir::{
 use crate::passes::Rebuild;
 use crate::schedule::variable_uses;
 use gristmill_runtime::device::DeviceKind;
+use gristmill_solver::memory::remat::{self, Copied, Freedom};
+use gristmill_solver::memory::repair;
+use gristmill_solver::search::portfolio::Solution;
+use gristmill_solver::{Problem, bounds};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -64,9 +65,9 @@ const MAX_COPY_TASKS: u64 = 300_000;
 pub(super) fn settle(p: &Problem, solution: Solution, freedom: &Freedom) -> Settled {
     let tasks = (COPY_TASKS * p.n_tasks() as u64).min(MAX_COPY_TASKS);
     let find = if solution.score.0 == Bytes::ZERO {
-        copies::replicate
+        remat::replicate
     } else {
-        copies::make_room
+        remat::make_room
     };
     let copied = find(p, &solution.timeline, freedom, tasks);
     settled(p, solution, copied, true)
@@ -76,12 +77,12 @@ pub(super) fn settle(p: &Problem, solution: Solution, freedom: &Freedom) -> Sett
 pub(super) fn replay(
     p: &Problem,
     solution: Solution,
-    copies: Vec<copies::Copy>,
+    copies: Vec<remat::Copy>,
     freedom: &Freedom,
 ) -> Settled {
     let copied = match copies.is_empty() {
         true => None,
-        false => copies::replay_copies(p, &solution.timeline, freedom, copies),
+        false => remat::replay_copies(p, &solution.timeline, freedom, copies),
     };
     settled(p, solution, copied, false)
 }
@@ -111,7 +112,7 @@ fn settled(p: &Problem, mut solution: Solution, copied: Option<Copied>, is_found
                 .filter(|s| s.1)
                 .for_each(|s| solution.algorithm.push_str(s.0));
         }
-        solution.score = fit::key(&c.problem, &c.timeline);
+        solution.score = repair::key(&c.problem, &c.timeline);
         solution.timeline = c.timeline.clone();
         if !solution.moved.is_empty() {
             solution.moved.resize(c.problem.n_groups(), None);
@@ -214,7 +215,7 @@ pub(super) fn nodes(
         Some(&id) => User::Node(id),
         None => User::Copy(u as usize - nodes.len()),
     };
-    let node = |(i, copy): (usize, &copies::Copy)| {
+    let node = |(i, copy): (usize, &remat::Copy)| {
         let at = nodes.len() + i;
         let (task, device) = (copy.task as usize, copy.device as usize);
         let cost = copied.problem.cost(at, device);

@@ -5,12 +5,12 @@
 //! times the decision was made; by others the placer decides anew. A file that cannot be used is named in a warning and ignored.
 
 use super::plan::{Plan, Planned};
-use super::solver::Problem;
 use super::{DeviceSet, Objective, Placement, Request};
 use crate::cost::{Fnv, Nanos, store};
 use crate::error::{Error, Result};
 use crate::ir::Graph;
 use gristmill_runtime::device::DeviceName;
+use gristmill_solver::Problem;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 

@@ -1,6 +1,6 @@
 //! Placement: which logical device runs each cluster.
 //!
-//! [`model`] makes a bare problem of a graph of clusters, [`solver`] solves it: every algorithm of a portfolio proposes, one simulator predicts what
+//! [`model`] makes a bare problem of a graph of clusters, [`gristmill_solver`] solves it: every algorithm of a portfolio proposes, one simulator predicts what
 //! that costs, the best is refined, and a lower bound says how far it can be from optimal. Pins and requests hold for every candidate.
 //! Constants are not placed: each consumer's device has a copy. [`task_graph`] reads bare problems from files.
 
@@ -26,7 +26,6 @@ mod resolve;
 pub mod setter;
 mod shortage;
 mod solved;
-pub mod solver;
 pub mod target;
 pub mod task_graph;
 
@@ -34,13 +33,13 @@ pub use copies::{CopiedNode, User};
 pub use device::{Device, DeviceSet};
 pub use follow::follow_operands;
 pub use gristmill_runtime::device::DeviceSpec;
+pub use gristmill_solver::search::portfolio::Candidate;
 pub use kernels::Kernels;
 pub use objective::{Objective, Stream};
 pub use pins::{Fallback, Pin, PinTarget, Request, apply_pins};
 pub use plan::Plan;
 pub use replace::{Horizon, LEAST_GAIN_PERCENT, Replacement, replace};
 pub use solved::Solved;
-pub use solver::portfolio::Candidate;
 pub use target::Target;
 
 use crate::cost::{Bytes, CostModel, Nanos};
@@ -48,10 +47,10 @@ use crate::error::{Error, Result};
 use crate::ir::{Graph, NodeId, Op, ValueId};
 use copies::Settled;
 use gristmill_runtime::device::{DeviceKind, DeviceName};
+use gristmill_solver::Problem;
+use gristmill_solver::search::portfolio::{self, Algorithm};
 use model::ModelProblem;
 use plan::Planned;
-use solver::Problem;
-use solver::portfolio::{self, Algorithm};
 use std::fmt;
 use std::sync::Arc;
 

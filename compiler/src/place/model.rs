@@ -2,12 +2,12 @@
 
 use super::device::DeviceSet;
 use super::resolve::Resolved;
-use super::solver::{Device, Links, Parts, Payload, Problem, Refused, Task, Tensor};
 use crate::cost::{Bytes, CostModel, Nanos};
 use crate::error::{Error, Result};
 use crate::ir::{Def, Graph, NodeId, Op, OpClass, ValueId};
 use crate::schedule::node_deps;
 use gristmill_runtime::device::DeviceKind;
+use gristmill_solver::{Device, Links, Parts, Payload, Problem, Refused, Task, Tensor};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A problem whose tasks are the nodes of a graph, constants left out.

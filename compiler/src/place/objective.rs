@@ -1,10 +1,11 @@
 //! What a placement is chosen for, and the solution of each.
 
 use super::plan::{self, Planned};
-use super::solver::pipeline::{self, Periodic};
-use super::solver::portfolio::{self, Algorithm, Options, Solution};
-use super::solver::{Problem, bounds, fit};
 use crate::cost::{Bytes, Nanos};
+use gristmill_solver::memory::repair;
+use gristmill_solver::schedule::pipeline::{self, Periodic};
+use gristmill_solver::search::portfolio::{self, Algorithm, Options, Solution};
+use gristmill_solver::{Problem, bounds};
 
 /// What a placement is chosen for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -128,7 +129,7 @@ pub(super) fn solve(
         _ => (pipeline::least_memory(problem), "least-memory", None),
     };
     let solution = Solution {
-        score: fit::key(p, &timeline),
+        score: repair::key(p, &timeline),
         timeline,
         algorithm: if planned.is_some() { "plan" } else { algorithm }.to_owned(),
         lower_bound: bound.value,

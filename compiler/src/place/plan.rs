@@ -15,13 +15,13 @@
 mod again;
 
 use super::explain::Subject;
-use super::solver::Problem;
-use super::solver::copies::{Copy, Freedom};
-use super::solver::portfolio::{self, Algorithm, Options, Solution};
 use crate::cost::Nanos;
 use crate::error::{Error, Result};
 use crate::nearest::nearest;
 use again::Again;
+use gristmill_solver::Problem;
+use gristmill_solver::memory::remat::{Copy, Freedom};
+use gristmill_solver::search::portfolio::{self, Algorithm, Options, Solution};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 

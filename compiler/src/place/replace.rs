@@ -5,12 +5,13 @@
 
 use super::copies::{self, Settled};
 use super::model::{self, ModelProblem};
-use super::solver::copies::Freedom;
-use super::solver::{Problem, portfolio};
 use super::{Placement, Request, Solved, resolve};
 use crate::cost::{Bytes, CostModel, Nanos};
 use crate::error::{Error, Result};
 use crate::ir::{Graph, NodeId};
+use gristmill_solver::Problem;
+use gristmill_solver::memory::remat::Freedom;
+use gristmill_solver::search::portfolio;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 

@@ -1,10 +1,13 @@
 //! What to say when no placement keeps the memory limits: what is short, and the cheapest way out.
 
-use super::solver::fit::{self, Unfit};
-use super::solver::portfolio::{self, Algorithm, Options};
-use super::solver::{Problem, Timeline, exact};
+use gristmill_solver::memory::repair;
+
 use crate::cost::{Bytes, Nanos};
 use crate::error::{Error, ErrorKind};
+use gristmill_solver::memory::repair::Unfit;
+use gristmill_solver::search::exact;
+use gristmill_solver::search::portfolio::{self, Algorithm, Options};
+use gristmill_solver::{Problem, Timeline};
 
 /// What things are called.
 pub struct Names<'a> {
@@ -38,7 +41,7 @@ pub fn error(p: &Problem, peaks: &[Bytes], names: &Names) -> Error {
         .iter()
         .map(|&(d, peak)| format!("{} needs {peak} of {}", names.devices[d], limit(d)))
         .collect();
-    let unfit = fit::unfit(p);
+    let unfit = repair::unfit(p);
     let why = match &unfit {
         Some(why) => proof(p, why, names),
         None if none_fits(p) => "a search of all schedules shows that none does".to_owned(),
@@ -100,7 +103,7 @@ fn alone(p: &Problem) -> Vec<Raises> {
         free.devices[d].memory = None;
         let timeline = quick(&free)?;
         let peak = timeline.peak_bytes(p)[d];
-        let is_way = fit::excess(&free, &timeline) == Bytes::ZERO
+        let is_way = repair::excess(&free, &timeline) == Bytes::ZERO
             && p.devices[d].memory.is_some_and(|m| peak > m);
         is_way.then(|| vec![(d, peak)])
     };

@@ -4,13 +4,13 @@ use super::copies::Settled;
 use super::explain::{Label, Subject, unique_names};
 use super::plan::{self, Names, Plan, Planned};
 use super::resolve::Resolved;
-use super::solver::copies::{Copy, Freedom};
-use super::solver::portfolio::{Options, Solution};
-use super::solver::{Problem, Timeline, Transfer};
 use super::{DeviceSet, Objective, Placement, Reason, Request};
 use crate::error::{Error, Result};
 use crate::ir::{Graph, NodeId};
 use gristmill_runtime::device::{DeviceName, DeviceSpec};
+use gristmill_solver::memory::remat::{Copy, Freedom};
+use gristmill_solver::search::portfolio::{Options, Solution};
+use gristmill_solver::{Problem, Timeline, Transfer};
 
 /// A solved problem of a model.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -2,12 +2,12 @@
 
 use super::explain::{Explanation, Label, Subject};
 use super::shortage;
-use super::solver::copies::Freedom;
-use super::solver::portfolio::{Options, Solution};
-use super::solver::{Device, Links, Parts, Payload, Problem, Refused, Task, Tensor, Timeline};
 use crate::cost::{Bytes, LinkProfile, Nanos};
 use crate::error::{Error, Result};
 use crate::nearest::nearest;
+use gristmill_solver::memory::remat::Freedom;
+use gristmill_solver::search::portfolio::{Options, Solution};
+use gristmill_solver::{Device, Links, Parts, Payload, Problem, Refused, Task, Tensor, Timeline};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 

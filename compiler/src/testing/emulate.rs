@@ -5,7 +5,6 @@
 
 use crate::cost::{Bytes, Nanos};
 use crate::error::{Error, Result};
-use crate::place::solver::{Payload, Problem, Timeline, Transfer};
 use crate::{DType, DeviceName};
 use gristmill_runtime::device::DeviceKind;
 use gristmill_runtime::exec::emulate::{LinkRate, Transport, wait_kernel};
@@ -14,6 +13,7 @@ use gristmill_runtime::program::{
     Buffer, BufferId, KernelId, Key, Loc, Partition, Program, Step, StepId, StepKind,
 };
 use gristmill_runtime::tensor::ALIGN_BYTES;
+use gristmill_solver::{Payload, Problem, Timeline, Transfer};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;

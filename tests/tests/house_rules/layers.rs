@@ -33,6 +33,11 @@ fn the_emulator_knows_the_runtime_only_and_is_not_linked_below_the_compiler() {
 }
 
 #[test]
+fn the_solver_knows_nothing_but_the_standard_library() {
+    assert_eq!(dependencies("gristmill-solver"), BTreeSet::new());
+}
+
+#[test]
 fn the_check_sees_edges() {
     let tree = dependencies("gristmill-runtime");
     assert!(

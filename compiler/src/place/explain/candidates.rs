@@ -3,8 +3,9 @@
 use super::Subject;
 use crate::cost::{Bytes, Nanos};
 use crate::place::Objective;
-use crate::place::solver::singles::{Singles, looked_at};
-use crate::place::solver::{Timeline, fit};
+use gristmill_solver::Timeline;
+use gristmill_solver::memory::repair;
+use gristmill_solver::search::singles::{Singles, looked_at};
 use serde::Serialize;
 
 /// Where a node is, and why.
@@ -122,7 +123,7 @@ fn of(s: &Subject, singles: &mut Singles, group: usize) -> Vec<Alternative> {
             table.push(row(s, t, first, s.solution.score.0));
         } else if let Some(moved) = singles.moved(group, to, Nanos::INFINITY) {
             let run = moved.last_run();
-            table.push(row(s, run, first, fit::excess(p, run)));
+            table.push(row(s, run, first, repair::excess(p, run)));
         }
     }
     table

@@ -1,7 +1,7 @@
 //! The critical chain in words.
 
 use super::Subject;
-use crate::place::solver::chain::{Chain, Step, Wait};
+use gristmill_solver::schedule::critical_chain::{Chain, Step, Wait};
 use serde::Serialize;
 
 /// A link of the chain, for people.

@@ -18,11 +18,11 @@ pub use load::{DeviceUse, LinkUse, Live};
 pub use stream::{Stage, StreamUse};
 pub use whatif::{Scaling, WhatIf};
 
-use super::solver::Problem;
-use super::solver::chain::critical_chain;
-use super::solver::copies::{Copy, Freedom};
-use super::solver::portfolio::{Options, Solution};
 use super::{Objective, Stream};
+use gristmill_solver::Problem;
+use gristmill_solver::memory::remat::{Copy, Freedom};
+use gristmill_solver::schedule::critical_chain::critical_chain;
+use gristmill_solver::search::portfolio::{Options, Solution};
 use serde::Serialize;
 use std::collections::BTreeSet;
 

@@ -3,11 +3,12 @@
 use super::*;
 use crate::cost::{Bytes, Nanos};
 use crate::place::plan;
-use crate::place::solver::portfolio::{self, Algorithm};
-use crate::place::solver::samples::{Shape, random};
-use crate::place::solver::{LinkOrder, ranks, simulate};
 use crate::place::task_graph::{TaskGraph, Topology, subject};
 use crate::rng::Rng;
+use gristmill_solver::samples::{Shape, random};
+use gristmill_solver::schedule::ranks;
+use gristmill_solver::search::portfolio::{self, Algorithm};
+use gristmill_solver::{LinkOrder, simulate};
 use std::collections::BTreeMap;
 
 /// Two branches that meet; the host must read; `b1` and `b2` stay together.
@@ -293,7 +294,7 @@ fn traces_are_json_with_the_times_of_the_timeline() {
                 assert_eq!(thread, s.device_of(i));
                 tasks += 1;
             } else {
-                let is_it = |x: &&crate::place::solver::Transfer| {
+                let is_it = |x: &&gristmill_solver::Transfer| {
                     e["name"] == s.maker(x.tensor) && thread.ends_with(&s.devices[x.to as usize])
                 };
                 let x = t.transfers.iter().find(is_it).unwrap();

@@ -3,8 +3,8 @@
 use super::Subject;
 use crate::cost::{Bytes, LinkProfile, Nanos};
 use crate::place::copies;
-use crate::place::solver::portfolio::{self, Algorithm, Options};
-use crate::place::solver::{Payload, Problem, Timeline};
+use gristmill_solver::search::portfolio::{self, Algorithm, Options};
+use gristmill_solver::{Payload, Problem, Timeline};
 use serde::Serialize;
 
 /// Parts of the work of the answer itself that each question may take.

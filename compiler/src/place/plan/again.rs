@@ -3,8 +3,8 @@
 use super::{Line, Names, Plan, name, quoted};
 use crate::error::{Error, Result};
 use crate::nearest::nearest;
-use crate::place::solver::Problem;
-use crate::place::solver::copies::Copy;
+use gristmill_solver::Problem;
+use gristmill_solver::memory::remat::Copy;
 use std::collections::BTreeMap;
 
 /// What the line of a copy says beside name and device.

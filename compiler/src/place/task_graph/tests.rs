@@ -2,10 +2,12 @@
 
 use super::*;
 use crate::error::ErrorKind;
-use crate::place::solver::calls::{self, Calls};
-use crate::place::solver::portfolio::{self, Algorithm};
-use crate::place::solver::{check, fit, pipeline};
 use crate::rng::Rng;
+use gristmill_solver::calls::{self, Calls};
+use gristmill_solver::check;
+use gristmill_solver::memory::repair;
+use gristmill_solver::schedule::pipeline;
+use gristmill_solver::search::portfolio::{self, Algorithm};
 use serde_json::{Value, json};
 
 fn graph() -> Value {
@@ -170,7 +172,7 @@ fn solve(graph: &str, topology: &str) -> Result<()> {
         check::check(&p, &pipeline::least_memory(&p)),
         Vec::<String>::new()
     );
-    assert_eq!(solution.score, fit::key(&p, t));
+    assert_eq!(solution.score, repair::key(&p, t));
     let backward: Vec<bool> = graph.nodes.iter().map(|n| n.backward).collect();
     if let Ok(calls) = Calls::new(&p, &backward) {
         let usual = calls::latency::Budget::default();
