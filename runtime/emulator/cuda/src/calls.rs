@@ -3,33 +3,17 @@
 use crate::codes::*;
 use crate::log::{self, Argument};
 use crate::world::{self, Settings, World};
-use crate::{capture, execute::Op, memory, modules, streams};
+use crate::{capture, execute::Op, exports, memory, modules, streams};
 use gristmill_emulator::{
     LaunchConfig, Swizzle, TENSOR_MAP_BYTES, TensorElement, TensorMap, encode_tensor_map,
 };
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// Handles of all kinds.
 type Handle = usize;
 
-/// What a function returns; a panic of ours is an error of the caller's.
-fn code(run: impl FnOnce() -> Outcome) -> Code {
-    match catch_unwind(AssertUnwindSafe(run)) {
-        Ok(Ok(())) => SUCCESS,
-        Ok(Err(code)) => code,
-        Err(_) => UNKNOWN,
-    }
-}
-
-/// Writes a result where the caller wants it.
 fn give<T>(to: *mut T, value: T) -> Outcome {
-    if to.is_null() {
-        return Err(INVALID_VALUE);
-    }
-    // SAFETY: the caller of the C function promised a pointer to a `T`.
-    unsafe { to.write(value) };
-    Ok(())
+    exports::give(to, value, INVALID_VALUE)
 }
 
 macro_rules! exports {
@@ -37,7 +21,7 @@ macro_rules! exports {
         #[unsafe(no_mangle)]
         unsafe extern "C" fn $name($($arg: $ty),*) -> Code {
             log::call(stringify!($name), &[$((stringify!($arg), $arg.number())),*]);
-            code(|| $body)
+            exports::code(UNKNOWN, || $body)
         }
     )*};
 }

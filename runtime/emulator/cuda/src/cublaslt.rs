@@ -4,12 +4,12 @@
 
 use crate::codes::{self, Outcome as DriverOutcome};
 use crate::execute::Op;
+use crate::exports::{self, exports};
 use crate::product::{Epilogue, Matrix, ProductCall};
 use crate::world;
 use std::collections::BTreeMap;
 use std::ffi::{c_char, c_int, c_void};
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// `cublasStatus_t`.
@@ -109,14 +109,6 @@ fn objects() -> MutexGuard<'static, (usize, BTreeMap<Handle, Object>)> {
     OBJECTS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn status(run: impl FnOnce() -> Outcome) -> Status {
-    match catch_unwind(AssertUnwindSafe(run)) {
-        Ok(Ok(())) => SUCCESS,
-        Ok(Err(status)) => status,
-        Err(_) => INTERNAL_ERROR,
-    }
-}
-
 /// Makes an object, and writes its handle where the caller wants it.
 fn create(to: *mut Handle, object: Object) -> Outcome {
     let mut objects = objects();
@@ -127,12 +119,7 @@ fn create(to: *mut Handle, object: Object) -> Outcome {
 }
 
 fn give<T>(to: *mut T, value: T) -> Outcome {
-    if to.is_null() {
-        return Err(INVALID_VALUE);
-    }
-    // SAFETY: the caller of the C function promised a pointer to a `T`.
-    unsafe { to.write(value) };
-    Ok(())
+    exports::give(to, value, INVALID_VALUE)
 }
 
 /// The value of an attribute, of which the caller states the size.
@@ -170,15 +157,6 @@ getters! {
     preference(Preference) -> Preference;
 }
 
-macro_rules! exports {
-    ($($name:ident($($arg:ident: $ty:ty),* $(,)?) => $body:expr;)*) => {$(
-        #[unsafe(no_mangle)]
-        unsafe extern "C" fn $name($($arg: $ty),*) -> Status {
-            status(|| $body)
-        }
-    )*};
-}
-
 #[unsafe(no_mangle)]
 extern "C" fn cublasLtGetVersion() -> usize {
     VERSION
@@ -193,6 +171,7 @@ extern "C" fn cublasLtGetStatusName(status: Status) -> *const c_char {
 }
 
 exports! {
+    INTERNAL_ERROR;
     cublasLtCreate(handle: *mut Handle) => {
         let context = world::current();
         if context == 0 { Err(NOT_INITIALIZED) } else { create(handle, Object::Library { context }) }

@@ -19,6 +19,7 @@ mod capture;
 mod codes;
 mod cublaslt;
 mod execute;
+mod exports;
 mod log;
 mod memory;
 mod modules;

@@ -7,12 +7,12 @@
 
 use crate::codes::{self, DEVICE_UNAVAILABLE, LAUNCH_FAILED};
 use crate::execute::Op;
+use crate::exports::exports;
 use crate::world::{self, World};
 use half::{bf16, f16};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{c_char, c_int, c_uint};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// `ncclResult_t`.
 type Code = c_int;
@@ -141,24 +141,8 @@ thread_local! {
 /// Ranks of a clique are numbered from its handle on.
 const MOST_RANKS: usize = 0x10;
 
-fn code(run: impl FnOnce() -> Result<(), Code>) -> Code {
-    match catch_unwind(AssertUnwindSafe(run)) {
-        Ok(Ok(())) => SUCCESS,
-        Ok(Err(code)) => code,
-        Err(_) => INTERNAL_ERROR,
-    }
-}
-
-macro_rules! exports {
-    ($($name:ident($($arg:ident: $ty:ty),* $(,)?) => $body:expr;)*) => {$(
-        #[unsafe(no_mangle)]
-        unsafe extern "C" fn $name($($arg: $ty),*) -> Code {
-            code(|| $body)
-        }
-    )*};
-}
-
 exports! {
+    INTERNAL_ERROR;
     ncclGetVersion(version: *mut c_int) => {
         // SAFETY: the caller's promise: room for a number.
         unsafe { version.write(world::Settings::of_process().map_err(|_| INVALID_USAGE)?.nccl) };
