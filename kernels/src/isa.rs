@@ -32,17 +32,6 @@ impl Isa {
         }
     }
 
-    /// Puts `self` in force for kernels that take no descriptor, and for descriptors made from now on.
-    ///
-    /// Returns false, and changes nothing, if this CPU lacks it.
-    pub fn make_current(self) -> bool {
-        let available = self.is_available();
-        if available {
-            CURRENT.store(self as u32, Ordering::Relaxed);
-        }
-        available
-    }
-
     /// The instruction set with this number.
     pub fn from_u32(value: u32) -> Option<Isa> {
         Isa::ALL.into_iter().find(|&isa| isa as u32 == value)

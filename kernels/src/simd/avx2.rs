@@ -145,7 +145,6 @@ impl Simd for Avx2 {
             (_mm256_cvtps_pd(_mm256_castps256_ps128(a)), _mm256_cvtps_pd(_mm256_extractf128_ps::<1>(a)))
         }
         fn narrow(a: Self::D) -> __m256 { _mm256_set_m128(_mm256_cvtpd_ps(a.1), _mm256_cvtpd_ps(a.0)) }
-        fn add_d(a: Self::D, b: Self::D) -> Self::D { (_mm256_add_pd(a.0, b.0), _mm256_add_pd(a.1, b.1)) }
         fn sub_d(a: Self::D, b: Self::D) -> Self::D { (_mm256_sub_pd(a.0, b.0), _mm256_sub_pd(a.1, b.1)) }
         fn mul_d(a: Self::D, b: Self::D) -> Self::D { (_mm256_mul_pd(a.0, b.0), _mm256_mul_pd(a.1, b.1)) }
         fn fma_d(a: Self::D, b: Self::D, c: Self::D) -> Self::D {
@@ -156,13 +155,6 @@ impl Simd for Avx2 {
                 let half = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps::<1>(a));
                 let pair = _mm_add_ps(half, _mm_movehl_ps(half, half));
                 _mm_cvtss_f32(_mm_add_ss(pair, _mm_movehdup_ps(pair)))
-            }
-        }
-        fn max_lanes(a: __m256) -> f32 {
-            {
-                let half = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps::<1>(a));
-                let pair = _mm_max_ps(half, _mm_movehl_ps(half, half));
-                _mm_cvtss_f32(_mm_max_ss(pair, _mm_movehdup_ps(pair)))
             }
         }
     }

@@ -158,14 +158,12 @@ impl Simd for Avx512 {
         fn narrow(a: Self::D) -> __m512 {
             _mm512_insertf32x8::<1>(_mm512_castps256_ps512(_mm512_cvtpd_ps(a.0)), _mm512_cvtpd_ps(a.1))
         }
-        fn add_d(a: Self::D, b: Self::D) -> Self::D { (_mm512_add_pd(a.0, b.0), _mm512_add_pd(a.1, b.1)) }
         fn sub_d(a: Self::D, b: Self::D) -> Self::D { (_mm512_sub_pd(a.0, b.0), _mm512_sub_pd(a.1, b.1)) }
         fn mul_d(a: Self::D, b: Self::D) -> Self::D { (_mm512_mul_pd(a.0, b.0), _mm512_mul_pd(a.1, b.1)) }
         fn fma_d(a: Self::D, b: Self::D, c: Self::D) -> Self::D {
             (_mm512_fmadd_pd(a.0, b.0, c.0), _mm512_fmadd_pd(a.1, b.1, c.1))
         }
         fn sum(a: __m512) -> f32 { _mm512_reduce_add_ps(a) }
-        fn max_lanes(a: __m512) -> f32 { _mm512_reduce_max_ps(a) }
     }
 }
 

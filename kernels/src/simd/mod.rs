@@ -19,7 +19,6 @@ pub(crate) use portable::Portable;
 use crate::isa::Isa;
 
 /// Vector arithmetic of one instruction set: f32 and i32 lanes, masks, and pairs of f64 vectors with as many lanes.
-#[allow(dead_code)] // A complete set serves kernels to come; each instruction set must implement all of it.
 pub(crate) trait Simd: Copy + 'static {
     /// Lanes of an f32 vector.
     const LANES: usize;
@@ -105,7 +104,6 @@ pub(crate) trait Simd: Copy + 'static {
 
     fn widen(self, a: Self::F) -> Self::D;
     fn narrow(self, a: Self::D) -> Self::F;
-    fn add_d(self, a: Self::D, b: Self::D) -> Self::D;
     fn sub_d(self, a: Self::D, b: Self::D) -> Self::D;
     fn mul_d(self, a: Self::D, b: Self::D) -> Self::D;
     /// `a * b + c`; one rounding except in the portable form.
@@ -116,8 +114,6 @@ pub(crate) trait Simd: Copy + 'static {
 
     /// Sum of the lanes, by halves.
     fn sum(self, a: Self::F) -> f32;
-    /// Maximum of the lanes; NaN lanes count as absent unless they come last.
-    fn max_lanes(self, a: Self::F) -> f32;
 
     /// `x * 2^n`, rounded once, for |n| <= 252 given as float and integer, and 1/2 <= |x| <= 2 or NaN.
     #[inline(always)]

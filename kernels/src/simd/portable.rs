@@ -118,7 +118,6 @@ impl Simd for Portable {
         fn select(m: M, a: F, b: F) -> F = |i| if m[i] { a[i] } else { b[i] };
         fn widen(a: F) -> D = |i| f64::from(a[i]);
         fn narrow(a: D) -> F = |i| a[i] as f32;
-        fn add_d(a: D, b: D) -> D = |i| a[i] + b[i];
         fn sub_d(a: D, b: D) -> D = |i| a[i] - b[i];
         fn mul_d(a: D, b: D) -> D = |i| a[i] * b[i];
         fn fma_d(a: D, b: D, c: D) -> D = |i| if HAS_FMA { a[i].mul_add(b[i], c[i]) } else { a[i] * b[i] + c[i] };
@@ -135,10 +134,5 @@ impl Simd for Portable {
     #[inline(always)]
     fn sum(self, a: F) -> f32 {
         (a[0] + a[2]) + (a[1] + a[3])
-    }
-    #[inline(always)]
-    fn max_lanes(self, a: F) -> f32 {
-        let larger = |x: f32, y: f32| if x > y { x } else { y };
-        larger(larger(a[0], a[2]), larger(a[1], a[3]))
     }
 }
