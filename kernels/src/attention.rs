@@ -7,6 +7,7 @@
 //! `o: [batch, heads, n_queries, value_depth]`; strides of the first three axes are free, the last is contiguous. Item `i` is
 //! block `(batch, head, query block)`, query blocks varying fastest.
 
+use crate::descriptor::descriptor;
 use crate::epilogue::{Epilogue, MAX_BATCH, Quantize};
 use crate::gemm::Product;
 use crate::gemm::tile::Lhs;
@@ -61,6 +62,27 @@ pub struct AttentionDesc {
     /// Query rows per item.
     pub query_block: usize,
 }
+
+descriptor!(AttentionDesc {
+    isa,
+    causal,
+    causal_offset,
+    scale,
+    reserved,
+    batch,
+    heads,
+    kv_group,
+    n_queries,
+    n_keys,
+    depth,
+    value_depth,
+    q_stride,
+    k_stride,
+    v_stride,
+    o_stride,
+    mask_stride,
+    query_block,
+});
 
 impl AttentionDesc {
     /// An attention over contiguous `[batch, heads, rows, depth]` tensors for an instruction set, scaled by `1 / sqrt(depth)`.

@@ -4,6 +4,7 @@
 //! output's order, with rows copied whole where both tensors are contiguous, and as tiles of a transposition where they
 //! are contiguous along different dimensions. Items are blocks of the walk.
 
+use crate::descriptor::descriptor;
 use crate::isa::Isa;
 use crate::transpose::{Transpose, transpose};
 use crate::{INVALID, LHS, OK, OUT, UNSUPPORTED_ISA};
@@ -31,6 +32,15 @@ pub struct CopyDesc {
     /// Output elements between neighbours.
     pub dst_stride: [isize; MAX_RANK],
 }
+
+descriptor!(CopyDesc {
+    isa,
+    element_bytes,
+    rank,
+    extent,
+    src_stride,
+    dst_stride
+});
 
 impl CopyDesc {
     /// A copy for an instruction set; `dims` are (extent, source stride, output stride).

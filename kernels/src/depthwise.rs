@@ -4,6 +4,7 @@
 //! `y: [batch, out_h, out_w, channels]` with `ldy` elements between pixels. Item `i` is output row `i % out_h` of image `i / out_h`.
 //! For the epilogue, a row is an output pixel and a column a channel.
 
+use crate::descriptor::descriptor;
 use crate::epilogue::{ApplyRest, Epilogue, EpilogueOp, Fast, MAX_BATCH, MAX_EPILOGUE, Rect};
 use crate::isa::Isa;
 use crate::simd::{Simd, Task, dispatch};
@@ -30,6 +31,15 @@ pub struct DepthwiseDesc {
     /// Applied to `y`.
     pub epilogue: [EpilogueOp; MAX_EPILOGUE],
 }
+
+descriptor!(DepthwiseDesc {
+    isa,
+    n_epilogue,
+    window,
+    channels,
+    ldy,
+    epilogue
+});
 
 impl DepthwiseDesc {
     /// A depthwise convolution for an instruction set, with contiguous output.

@@ -7,6 +7,7 @@
 //! The sequences [multiply by row vector or scalar] [add row vector] [add tensor] [relu or clamp], each part optional, are applied to registers and cost next to
 //! nothing; everything else is one pass over the hot tile per op.
 
+use crate::descriptor::plain;
 use crate::simd::{Simd, Task};
 use crate::vmath;
 
@@ -127,6 +128,16 @@ pub struct EpilogueOp {
     /// Operand elements between batch elements, per batch dimension of the descriptor.
     pub batch_stride: [isize; MAX_BATCH],
 }
+
+plain!(EpilogueOp {
+    kind,
+    operand,
+    p0,
+    p1,
+    row_stride,
+    col_stride,
+    batch_stride
+});
 
 impl EpilogueOp {
     /// An op without an operand.
@@ -382,6 +393,13 @@ pub struct Quantize {
     /// Unused, zero.
     pub reserved: u32,
 }
+
+plain!(Quantize {
+    to,
+    zero,
+    divisor,
+    reserved
+});
 
 impl Quantize {
     /// To `u8`, or to `i8`.

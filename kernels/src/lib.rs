@@ -18,6 +18,7 @@ pub mod convert;
 pub mod copy;
 pub mod cuda;
 pub mod depthwise;
+mod descriptor;
 pub mod epilogue;
 pub mod float8;
 pub mod gemm;
@@ -35,6 +36,7 @@ pub mod transpose;
 pub mod vmath;
 pub mod window;
 
+pub use descriptor::{Descriptor, Plain};
 pub use isa::Isa;
 pub use symbols::{Symbol, symbols};
 

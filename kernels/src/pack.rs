@@ -3,6 +3,8 @@
 //! `b: [k, n]` with any strides becomes `ceil(n / nr)` panels of `k x nr` elements, each row of a panel contiguous, the last panel's
 //! missing columns zero. Panels should start at a multiple of 64 bytes, so the buffer should.
 
+use crate::descriptor::descriptor;
+use crate::descriptor::plain;
 use crate::epilogue::MAX_BATCH;
 use crate::gemm::batch_index;
 use crate::isa::Isa;
@@ -25,6 +27,12 @@ pub struct PackBatchDim {
     /// Packed; normally a multiple of [`packed_len`].
     pub packed_stride: isize,
 }
+
+plain!(PackBatchDim {
+    extent,
+    b_stride,
+    packed_stride
+});
 
 impl Default for PackBatchDim {
     fn default() -> PackBatchDim {
@@ -55,6 +63,16 @@ pub struct PackBDesc {
     /// Batch dimensions, outermost first; unused ones have extent 1.
     pub batch: [PackBatchDim; MAX_BATCH],
 }
+
+descriptor!(PackBDesc {
+    isa,
+    reserved,
+    k,
+    n,
+    row_stride,
+    col_stride,
+    batch
+});
 
 impl PackBDesc {
     /// One `[k, n]` matrix for an instruction set.

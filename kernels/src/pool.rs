@@ -4,6 +4,7 @@
 //! `i % out_h` of image `i / out_h`. The output's size is given, so rounding up is the caller's affair. Global pooling is a window
 //! as large as the image.
 
+use crate::descriptor::descriptor;
 use crate::isa::Isa;
 use crate::rows::{Fold, Largest};
 use crate::simd::{Simd, Task, dispatch};
@@ -41,6 +42,16 @@ pub struct PoolDesc {
     /// See `pad_bottom`.
     pub pad_right: usize,
 }
+
+descriptor!(PoolDesc {
+    isa,
+    kind,
+    window,
+    channels,
+    ldy,
+    pad_bottom,
+    pad_right
+});
 
 impl PoolDesc {
     /// A pooling for an instruction set with contiguous output.

@@ -1,5 +1,6 @@
 //! The geometry that convolutions and pooling share.
 
+use crate::descriptor::plain;
 use std::ops::Range;
 
 /// How a kernel window moves over NHWC images. Sizes are in pixels, strides of `x` in elements; the channel stride is 1.
@@ -42,6 +43,25 @@ pub struct Window {
     /// Input elements between pixels of a row.
     pub x_w_stride: usize,
 }
+
+plain!(Window {
+    batch,
+    in_h,
+    in_w,
+    out_h,
+    out_w,
+    kernel_h,
+    kernel_w,
+    stride_h,
+    stride_w,
+    dilation_h,
+    dilation_w,
+    pad_top,
+    pad_left,
+    x_n_stride,
+    x_h_stride,
+    x_w_stride,
+});
 
 impl Window {
     /// A `kernel_h x kernel_w` window over contiguous images `[batch, in_h, in_w, channels]`, stride and dilation 1, no padding.

@@ -16,6 +16,7 @@ mod lookup;
 #[cfg(test)]
 pub(crate) mod tests;
 
+use crate::descriptor::descriptor;
 use crate::epilogue::{Epilogue, EpilogueOp, MAX_BATCH, MAX_EPILOGUE, Quantize};
 use crate::gemm::integer::{Integers, Resolved};
 use crate::gemm::tile::Lhs;
@@ -60,6 +61,21 @@ pub struct ConvDesc {
     /// How `y` is stored; its strides count stored elements.
     pub quantize: Quantize,
 }
+
+descriptor!(ConvDesc {
+    isa,
+    n_epilogue,
+    window,
+    groups,
+    in_channels,
+    out_channels,
+    ldy,
+    row_block,
+    panel_block,
+    epilogue,
+    integers,
+    quantize,
+});
 
 /// How the left-hand rows are found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -9,6 +9,7 @@
 //! Inference, 2018, section 2.3.)
 
 use super::tile::{Tile, finish};
+use crate::descriptor::plain;
 use crate::epilogue::{Fast, Quantize};
 use crate::isa::Isa;
 use crate::simd::Simd;
@@ -52,6 +53,13 @@ pub struct Integers {
     /// Left-hand zero point.
     pub zero: i32,
 }
+
+plain!(Integers {
+    operands,
+    keeps_sums,
+    zero_operand,
+    zero
+});
 
 /// A product of integers whose zero point is known.
 #[derive(Clone, Copy)]

@@ -19,6 +19,8 @@ mod tests;
 
 pub(crate) use block::Product;
 
+use crate::descriptor::descriptor;
+use crate::descriptor::plain;
 use crate::epilogue::{Epilogue, EpilogueOp, MAX_BATCH, MAX_EPILOGUE, Quantize};
 use crate::isa::Isa;
 use crate::{INVALID, LHS, OK, OPERANDS, RHS, UNSUPPORTED_ISA, output, pointer};
@@ -43,6 +45,13 @@ pub struct BatchDim {
     /// Output.
     pub c_stride: isize,
 }
+
+plain!(BatchDim {
+    extent,
+    a_stride,
+    b_stride,
+    c_stride
+});
 
 impl Default for BatchDim {
     fn default() -> BatchDim {
@@ -86,6 +95,22 @@ pub struct GemmDesc {
     /// How `c` is stored; its strides count stored elements.
     pub quantize: Quantize,
 }
+
+descriptor!(GemmDesc {
+    isa,
+    n_epilogue,
+    m,
+    n,
+    k,
+    lda,
+    ldc,
+    row_block,
+    panel_block,
+    batch,
+    epilogue,
+    integers,
+    quantize,
+});
 
 impl GemmDesc {
     /// A product of contiguous matrices for an instruction set, one item.

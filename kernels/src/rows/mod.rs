@@ -14,6 +14,7 @@ pub use reduce::{ReduceDesc, ReduceKind, gm_reduce_f32};
 pub(crate) use softmax::softmax_block;
 pub use softmax::{SoftmaxDesc, SoftmaxKind, gm_softmax_f32};
 
+use crate::descriptor::plain;
 use crate::epilogue::MAX_BATCH;
 use crate::gemm::batch_index;
 use crate::simd::Simd;
@@ -31,6 +32,13 @@ pub struct RowDim {
     /// Softmax's mask; 0 broadcasts. Unused elsewhere.
     pub mask_stride: isize,
 }
+
+plain!(RowDim {
+    extent,
+    x_stride,
+    y_stride,
+    mask_stride
+});
 
 impl Default for RowDim {
     fn default() -> RowDim {

@@ -1,6 +1,7 @@
 //! Layer and root-mean-square normalisation.
 
 use super::{RowDim, Sum, SumSquares, fold, n_rows, row_at, row_dims};
+use crate::descriptor::descriptor;
 use crate::epilogue::MAX_BATCH;
 use crate::isa::Isa;
 use crate::simd::{Simd, Task, dispatch};
@@ -33,6 +34,15 @@ pub struct NormDesc {
     /// Which rows.
     pub rows: [RowDim; MAX_BATCH],
 }
+
+descriptor!(NormDesc {
+    isa,
+    kind,
+    eps,
+    reserved,
+    n_cols,
+    rows
+});
 
 impl NormDesc {
     /// A normalisation of the rows of a contiguous matrix, for an instruction set.

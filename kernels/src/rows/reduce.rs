@@ -1,6 +1,7 @@
 //! One value per row.
 
 use super::{Fold, Largest, RowDim, Smallest, Sum, SumSquares, fold, n_rows, row_at, row_dims};
+use crate::descriptor::descriptor;
 use crate::epilogue::MAX_BATCH;
 use crate::isa::Isa;
 use crate::simd::{Simd, Task, dispatch};
@@ -61,6 +62,13 @@ pub struct ReduceDesc {
     /// Which rows.
     pub rows: [RowDim; MAX_BATCH],
 }
+
+descriptor!(ReduceDesc {
+    isa,
+    kind,
+    n_cols,
+    rows
+});
 
 impl ReduceDesc {
     /// A reduction of the rows of a contiguous matrix, for an instruction set.

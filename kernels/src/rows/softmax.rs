@@ -2,6 +2,7 @@
 
 use super::{Fold, Largest, RowDim, fold, lanes_below, n_rows, row_at, row_dims};
 use crate::attention::BlockRow;
+use crate::descriptor::descriptor;
 use crate::epilogue::MAX_BATCH;
 use crate::isa::Isa;
 use crate::simd::{Simd, Task, dispatch};
@@ -36,6 +37,16 @@ pub struct SoftmaxDesc {
     /// Which rows.
     pub rows: [RowDim; MAX_BATCH],
 }
+
+descriptor!(SoftmaxDesc {
+    isa,
+    kind,
+    scale,
+    causal,
+    causal_offset,
+    n_cols,
+    rows
+});
 
 impl SoftmaxDesc {
     /// A softmax of the rows of a contiguous matrix, for an instruction set.

@@ -7,7 +7,7 @@ use super::strided::Strided;
 use super::weights::Weights;
 use crate::ir::{Graph, Node, NodeId, ValueId};
 use gristmill_kernels::epilogue::{EpilogueKind, EpilogueOp, MAX_BATCH};
-use gristmill_kernels::{Isa, OPERANDS, OUT, RHS, WORKSPACE};
+use gristmill_kernels::{Descriptor, Isa, OPERANDS, OUT, RHS, WORKSPACE};
 use gristmill_runtime::{DType, Tensor};
 
 /// What a pointer of a call points into.
@@ -78,11 +78,9 @@ impl Task {
 }
 
 /// A descriptor as a constant of bytes.
-pub(super) fn descriptor<D: Copy>(d: &D) -> Tensor {
-    let mut t = Tensor::zeros(DType::U8, &[size_of::<D>()]).expect("descriptors are small");
-    // SAFETY: the tensor is as large as a `D` and aligned to 64 bytes; the kernel reads it as a `D` again.
-    unsafe { t.as_mut_ptr().cast::<D>().write(*d) };
-    t
+pub(super) fn descriptor(d: &impl Descriptor) -> Tensor {
+    let bytes = d.bytes();
+    Tensor::from_bytes(DType::U8, &[bytes.len()], bytes).expect("descriptors are small")
 }
 
 /// What matching a node needs to know.
