@@ -19,6 +19,7 @@ pub mod npy;
 pub mod product;
 pub mod program;
 pub mod status;
+mod sync;
 pub mod tensor;
 
 pub use device::DeviceName;

@@ -6,20 +6,22 @@
 use super::CudaGpu;
 use super::context::Context;
 use super::gpu::Streams;
+use super::library::{SystemLibrary, functions};
 use crate::driver::{Driver, LoadedProduct, ProductArgs};
 use crate::dtype::DType;
 use crate::error::{Error, ErrorKind};
 use crate::product::{Compute, MOST_WORKSPACE_BYTES, Matrix, Order, Product};
-use libloading::Library;
-use std::ffi::{CStr, OsString, c_char, c_int, c_void};
+use crate::sync::lock;
+use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
-/// Names the library, instead of the places where the system's loader looks.
-const VARIABLE: &str = "GRISTMILL_CUBLASLT";
-/// What the loader is asked for.
-const NAMES: [&str; 3] = ["libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"];
+const CUBLASLT: SystemLibrary = SystemLibrary {
+    title: "cuBLASLt",
+    variable: "GRISTMILL_CUBLASLT",
+    names: &["libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"],
+};
 
 type Status = c_int;
 /// Any object of the library.
@@ -60,48 +62,38 @@ struct Heuristic {
     reserved: [c_int; 4],
 }
 
-macro_rules! api {
-    ($($(#[$doc:meta])* $field:ident = $symbol:literal fn($($ty:ty),*) -> $result:ty;)*) => {
-        struct Api {
-            $($(#[$doc])* $field: unsafe extern "C" fn($($ty),*) -> $result,)*
-            _library: Library,
-        }
-
-        impl Api {
-            /// # Safety
-            /// The library is cuBLASLt: its symbols have the signatures of `cublasLt.h`.
-            unsafe fn resolve(library: Library) -> Result<Api, String> {
-                $(
-                    // SAFETY: by contract the symbol has this signature.
-                    let found = unsafe { library.get::<unsafe extern "C" fn($($ty),*) -> $result>($symbol) };
-                    let $field = *found.map_err(|_| format!("symbol {} is missing", $symbol))?;
-                )*
-                Ok(Api { $($field,)* _library: library })
-            }
-        }
-    };
-}
-
-api! {
+functions! {
+    struct Api, missing: |symbol| format!("cuBLASLt lacks {symbol}; version 12 or later is needed");
     version = "cublasLtGetVersion" fn() -> usize;
     status_name = "cublasLtGetStatusName" fn(Status) -> *const c_char;
     create = "cublasLtCreate" fn(*mut Object) -> Status;
     destroy = "cublasLtDestroy" fn(Object) -> Status;
     /// Compute type, then the type of the factors.
     create_product = "cublasLtMatmulDescCreate" fn(*mut Object, c_int, c_int) -> Status;
-    set_product = "cublasLtMatmulDescSetAttribute" fn(Object, c_int, *const c_void, usize) -> Status;
+    set_product = "cublasLtMatmulDescSetAttribute" fn(
+        Object, c_int, *const c_void, usize,
+    ) -> Status;
     destroy_product = "cublasLtMatmulDescDestroy" fn(Object) -> Status;
     /// Element type, rows, columns, leading dimension.
     create_layout = "cublasLtMatrixLayoutCreate" fn(*mut Object, c_int, u64, u64, i64) -> Status;
-    set_layout = "cublasLtMatrixLayoutSetAttribute" fn(Object, c_int, *const c_void, usize) -> Status;
+    set_layout = "cublasLtMatrixLayoutSetAttribute" fn(
+        Object, c_int, *const c_void, usize,
+    ) -> Status;
     destroy_layout = "cublasLtMatrixLayoutDestroy" fn(Object) -> Status;
     create_preference = "cublasLtMatmulPreferenceCreate" fn(*mut Object) -> Status;
-    set_preference = "cublasLtMatmulPreferenceSetAttribute" fn(Object, c_int, *const c_void, usize) -> Status;
+    set_preference = "cublasLtMatmulPreferenceSetAttribute" fn(
+        Object, c_int, *const c_void, usize,
+    ) -> Status;
     destroy_preference = "cublasLtMatmulPreferenceDestroy" fn(Object) -> Status;
     /// Handle, product, layouts of A, B, C and D, preference, how many are wanted, results, how many there are.
-    heuristic = "cublasLtMatmulAlgoGetHeuristic" fn(Object, Object, Object, Object, Object, Object, Object, c_int, *mut Heuristic, *mut c_int) -> Status;
+    heuristic = "cublasLtMatmulAlgoGetHeuristic" fn(
+        Object, Object, Object, Object, Object, Object, Object, c_int, *mut Heuristic, *mut c_int,
+    ) -> Status;
     /// Handle, product, alpha, A, B, beta, C, D, each matrix with its layout, algorithm, workspace, its size, stream.
-    product = "cublasLtMatmul" fn(Object, Object, *const c_void, u64, Object, u64, Object, *const c_void, u64, Object, u64, Object, *const [u64; 8], u64, usize, Object) -> Status;
+    product = "cublasLtMatmul" fn(
+        Object, Object, *const c_void, u64, Object, u64, Object, *const c_void, u64, Object, u64,
+        Object, *const [u64; 8], u64, usize, Object,
+    ) -> Status;
 }
 
 /// The library of this machine, opened once; or in words why there is none.
@@ -111,22 +103,8 @@ fn get() -> Result<&'static Api, String> {
 }
 
 fn open() -> Result<Api, String> {
-    let names = match std::env::var_os(VARIABLE) {
-        Some(path) => vec![path],
-        None => NAMES.iter().map(OsString::from).collect(),
-    };
-    // SAFETY: loading the library runs its constructors, which is what opening it at run time means.
-    let library = names
-        .iter()
-        .find_map(|name| unsafe { Library::new(name) }.ok());
-    let library = library.ok_or_else(|| {
-        let names: Vec<_> = names.iter().map(|n| n.to_string_lossy()).collect();
-        format!(
-            "cuBLASLt was not found ({}; {VARIABLE} names it)",
-            names.join(", ")
-        )
-    })?;
-    // SAFETY: a library of one of these names is cuBLASLt, and so is what the user names as such.
+    let library = CUBLASLT.open(std::env::var_os(CUBLASLT.variable))?;
+    // SAFETY: a library of these names is cuBLASLt, and so is one that the user names as such.
     unsafe { Api::resolve(library) }
 }
 
@@ -478,10 +456,7 @@ impl LoadedProduct for CudaProduct {
     fn start(&self, args: &ProductArgs) -> Result<(), Error> {
         let (api, stream) = (self.blas.api, self.streams.compute());
         self.streams.context.bind()?;
-        let described = self
-            .described
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let described = lock(&self.described);
         let ([lhs, rhs, bias, out], [a, b, d]) = (self.offsets, described.layouts);
         if args.bias != 0 {
             described.set_product(BIAS_POINTER, &(args.bias + bias))?;

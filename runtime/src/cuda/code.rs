@@ -5,11 +5,12 @@ use super::gpu::Streams;
 use crate::driver::Loaded;
 use crate::error::{Error, ErrorKind};
 use crate::gpu::{GpuArg, GpuCode, Launch};
+use crate::sync::lock;
 use cudarc::driver::sys::{CUfunction, CUfunction_attribute, CUjit_option, CUmodule};
 use std::collections::HashMap;
 use std::ffi::{CStr, CString, c_int, c_void};
 use std::ptr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 /// Launches with no more arguments than this allocate nothing.
 const USUAL_ARGS: usize = 64;
@@ -68,7 +69,7 @@ impl LoadedCode {
     /// The kernel of a name, which may have so much dynamic shared memory.
     fn kernel(&self, entry: &str, shared_bytes: u32) -> Result<CUfunction, Error> {
         let context = &self.streams.context;
-        let mut kernels = self.kernels.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kernels = lock(&self.kernels);
         let known = kernels.get(entry).copied();
         let kernel = match known {
             Some(kernel) => kernel,

@@ -13,12 +13,13 @@ use crate::dtype::DType;
 use crate::error::{Error, ErrorKind};
 use crate::gpu::{EncodedTensorMap, GpuCode, Swizzle, TENSOR_MAP_BYTES, TensorMap};
 use crate::product::Product;
+use crate::sync::lock;
 use cudarc::driver::sys::{self, CUgraph, CUgraphExec, CUmemPool_attribute, CUmemoryPool};
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::ffi::c_int;
 use std::ptr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 /// How a device is used.
@@ -92,10 +93,7 @@ impl Streams {
                 CAPTURES.set(self.0);
             }
         }
-        let _turn = self
-            .capturing
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let _turn = lock(&self.capturing);
         let _before = Before(CAPTURES.replace(ptr::from_ref(self).addr()));
         ask(&self.captured)
     }
@@ -202,7 +200,7 @@ impl Pool {
     }
 
     fn lock(&self) -> MutexGuard<'_, Allocated> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     /// Lets another device copy to the memory of this pool. Memory from elsewhere is copied to without that, perhaps through the host.
@@ -253,7 +251,7 @@ impl CudaGpu {
 
     /// The library of products on this device.
     fn blas(&self) -> Result<Arc<Blas>, Error> {
-        let mut blas = self.blas.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut blas = lock(&self.blas);
         if let Some(blas) = &*blas {
             return Ok(blas.clone());
         }
@@ -267,7 +265,7 @@ impl CudaGpu {
     }
 
     fn lock_ring(&self) -> MutexGuard<'_, Ring> {
-        self.ring.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.ring)
     }
 
     /// Lets all devices that can write to the pool do so. Those that cannot get at it through the host.

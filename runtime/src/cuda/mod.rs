@@ -9,6 +9,7 @@ mod blas;
 mod code;
 mod context;
 mod gpu;
+mod library;
 mod nccl;
 mod rates;
 mod ring;

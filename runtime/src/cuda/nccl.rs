@@ -5,21 +5,24 @@
 //! failed, each of the others aborts its communicator, which ends its kernel.
 
 use super::context::{Context, Event};
+use super::library::{SystemLibrary, functions};
 use crate::driver::{self, Group, Peer, Reduce, Reduction};
 use crate::dtype::DType;
 use crate::error::{Error, ErrorKind};
-use libloading::Library;
+use crate::sync::lock;
 use std::ffi::{CStr, OsString, c_char, c_int, c_uint, c_void};
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Names the library, instead of the places where the system's loader looks; empty: there is none.
-const VARIABLE: &str = "GRISTMILL_NCCL";
-/// What the loader is asked for. There is none for other systems.
-const NAMES: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
+/// There is none for other systems.
+const NCCL: SystemLibrary = SystemLibrary {
+    title: "NCCL",
+    variable: "GRISTMILL_NCCL",
+    names: &["libnccl.so.2", "libnccl.so"],
+};
 /// The first version with communicators that do not block, as `ncclGetVersion` gives it.
 const LEAST: c_int = 21_400;
 /// Making communicators takes seconds; after this, it is taken to hang.
@@ -53,33 +56,8 @@ const NON_BLOCKING: Config = Config {
     blocking: 0,
 };
 
-macro_rules! api {
-    ($($field:ident = $symbol:literal fn($($ty:ty),*) -> $result:ty;)*) => {
-        struct Api {
-            $($field: unsafe extern "C" fn($($ty),*) -> $result,)*
-            /// As [`version`] gives it.
-            version: (u32, u32, u32),
-            _library: Library,
-        }
-
-        impl Api {
-            /// Finds every function.
-            ///
-            /// # Safety
-            /// The library is NCCL: its symbols have the signatures of `nccl.h`.
-            unsafe fn resolve(library: Library) -> Result<Api, String> {
-                $(
-                    // SAFETY: by contract the symbol has this signature.
-                    let found = unsafe { library.get::<unsafe extern "C" fn($($ty),*) -> $result>($symbol) };
-                    let $field = *found.map_err(|_| format!("NCCL lacks {}; 2.14 or later is needed", $symbol))?;
-                )*
-                Api { $($field,)* version: (0, 0, 0), _library: library }.with_version()
-            }
-        }
-    };
-}
-
-api! {
+functions! {
+    struct Functions, missing: |symbol| format!("NCCL lacks {symbol}; 2.14 or later is needed");
     get_version = "ncclGetVersion" fn(*mut c_int) -> Code;
     unique_id = "ncclGetUniqueId" fn(*mut UniqueId) -> Code;
     group_start = "ncclGroupStart" fn() -> Code;
@@ -88,8 +66,24 @@ api! {
     abort = "ncclCommAbort" fn(Comm) -> Code;
     async_error = "ncclCommGetAsyncError" fn(Comm, *mut Code) -> Code;
     error_string = "ncclGetErrorString" fn(Code) -> *const c_char;
-    // From, to, number of elements, type, operation, communicator, stream.
-    all_reduce = "ncclAllReduce" fn(*const c_void, *mut c_void, usize, c_int, c_int, Comm, *mut c_void) -> Code;
+    /// From, to, number of elements, type, operation, communicator, stream.
+    all_reduce = "ncclAllReduce" fn(
+        *const c_void, *mut c_void, usize, c_int, c_int, Comm, *mut c_void,
+    ) -> Code;
+}
+
+/// The library with its version.
+struct Api {
+    functions: Functions,
+    version: (u32, u32, u32),
+}
+
+impl std::ops::Deref for Api {
+    type Target = Functions;
+
+    fn deref(&self) -> &Functions {
+        &self.functions
+    }
 }
 
 /// Version of the NCCL that is found: `(2, 28, 9)`; or in words why there is none.
@@ -111,49 +105,31 @@ fn parts(code: c_int) -> (u32, u32, u32) {
 fn get() -> Result<&'static Api, String> {
     static OPENED: OnceLock<Result<Api, String>> = OnceLock::new();
     OPENED
-        .get_or_init(|| open(std::env::var_os(VARIABLE)))
+        .get_or_init(|| open(std::env::var_os(NCCL.variable)))
         .as_ref()
         .map_err(String::clone)
 }
 
-fn open(stated: Option<OsString>) -> Result<Api, String> {
-    let names = match stated {
-        Some(path) if path.is_empty() => {
-            return Err(format!("{VARIABLE} is empty, so NCCL is not used"));
-        }
-        Some(path) => vec![path],
-        None => NAMES.iter().map(OsString::from).collect(),
-    };
-    // SAFETY: loading the library runs its constructors, which is what opening it at run time means.
-    let library = names
-        .iter()
-        .find_map(|name| unsafe { Library::new(name) }.ok())
-        .ok_or_else(|| {
-            let names: Vec<_> = names.iter().map(|n| n.to_string_lossy()).collect();
-            format!(
-                "NCCL was not found ({}; {VARIABLE} names it)",
-                names.join(", ")
-            )
-        })?;
-    // SAFETY: a library of one of these names is NCCL, and so is what the user names as such.
-    unsafe { Api::resolve(library) }
+fn open(file: Option<OsString>) -> Result<Api, String> {
+    let variable = NCCL.variable;
+    if file.as_ref().is_some_and(|f| f.is_empty()) {
+        return Err(format!("{variable} is empty, so NCCL is not used"));
+    }
+    // SAFETY: a library of these names is NCCL, and so is one that the user names as such.
+    let functions = unsafe { Functions::resolve(NCCL.open(file)?)? };
+    let mut code = 0;
+    // SAFETY: the library writes one number.
+    let status = unsafe { (functions.get_version)(&mut code) };
+    let version @ (major, minor, patch) = parts(code);
+    if status != SUCCESS || code < LEAST {
+        return Err(format!(
+            "NCCL {major}.{minor}.{patch} was found; 2.14 or later is needed"
+        ));
+    }
+    Ok(Api { functions, version })
 }
 
 impl Api {
-    /// Errors with the version when it is too old.
-    fn with_version(self) -> Result<Api, String> {
-        let mut code = 0;
-        // SAFETY: the library writes one number.
-        let asked = unsafe { (self.get_version)(&mut code) };
-        let version @ (major, minor, patch) = parts(code);
-        if asked != SUCCESS || code < LEAST {
-            return Err(format!(
-                "NCCL {major}.{minor}.{patch} was found; 2.14 or later is needed"
-            ));
-        }
-        Ok(Api { version, ..self })
-    }
-
     fn text(&self, code: Code) -> String {
         // SAFETY: the library gives a NUL-terminated text of its own.
         let text = unsafe { CStr::from_ptr((self.error_string)(code)) };
@@ -207,9 +183,7 @@ impl Clique {
     }
 
     fn lock(&self, rank: usize) -> MutexGuard<'_, Rank> {
-        self.ranks[rank]
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        lock(&self.ranks[rank])
     }
 }
 
@@ -521,10 +495,8 @@ mod tests {
     #[cfg_attr(miri, ignore = "looks for a shared library")]
     fn a_library_that_is_not_there_not_wanted_or_another_is_an_answer() {
         let why = |name: &str| open(Some(name.into())).err().unwrap();
-        assert_eq!(
-            why("libno-such.so"),
-            "NCCL was not found (libno-such.so; GRISTMILL_NCCL names it)"
-        );
+        let absent = "no NCCL: libno-such.so was not found; GRISTMILL_NCCL names another file";
+        assert_eq!(why("libno-such.so"), absent);
         assert_eq!(why(""), "GRISTMILL_NCCL is empty, so NCCL is not used");
         if cfg!(target_os = "linux") {
             assert_eq!(

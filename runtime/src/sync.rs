@@ -1,0 +1,24 @@
+//! Locks whose data stays valid when a holder panics, so that poison is ignored.
+
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+pub(crate) fn wait_on<'a, T>(condvar: &Condvar, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
+    condvar.wait(guard).unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Also returns true when the time has passed.
+pub(crate) fn wait_timeout<'a, T>(
+    condvar: &Condvar,
+    guard: MutexGuard<'a, T>,
+    at_most: Duration,
+) -> (MutexGuard<'a, T>, bool) {
+    let (guard, result) = condvar
+        .wait_timeout(guard, at_most)
+        .unwrap_or_else(PoisonError::into_inner);
+    (guard, result.timed_out())
+}
