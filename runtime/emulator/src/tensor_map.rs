@@ -2,9 +2,7 @@
 
 use crate::fault::{Fault, FaultKind, Result};
 use gristmill_runtime::gpu::Swizzle;
-
-/// Bytes of an encoded map, as CUDA's `CUtensorMap` has.
-pub const TENSOR_MAP_BYTES: usize = 128;
+pub use gristmill_runtime::gpu::TENSOR_MAP_BYTES;
 
 /// First bytes of an encoding, so that anything else is recognised.
 const MAGIC: u64 = 0x7061_6d5f_6c75_6d65;

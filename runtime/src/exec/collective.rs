@@ -6,7 +6,8 @@ use super::step::{Context, Stop};
 use crate::driver::Reduce;
 use crate::error::{Error, ErrorKind};
 use crate::program::{Program, StepKind};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use crate::sync::{lock, wait_on};
+use std::sync::{Arc, Condvar, Mutex};
 
 /// Runs on devices that may reduce together, over all executors of the process.
 ///
@@ -76,10 +77,7 @@ impl Runs {
     /// Waits for the runs of other programs that came before and exclude this one; the result lets later ones go when it is dropped. `program` tells
     /// programs apart.
     pub(crate) fn enter(&self, program: usize, devices: &Arc<Devices>) -> Entered<'_> {
-        let mut runs = self
-            .under_way
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut runs = lock(&self.under_way);
         let ticket = runs.iter().map(|run| run.ticket + 1).max().unwrap_or(0);
         runs.push(Run {
             ticket,
@@ -90,7 +88,7 @@ impl Runs {
             run.ticket < ticket && run.program != program && run.devices.excludes(devices)
         };
         while runs.iter().any(is_in_the_way) {
-            runs = self.left.wait(runs).unwrap_or_else(PoisonError::into_inner);
+            runs = wait_on(&self.left, runs);
         }
         Entered { runs: self, ticket }
     }
@@ -104,11 +102,7 @@ pub(crate) struct Entered<'a> {
 
 impl Drop for Entered<'_> {
     fn drop(&mut self) {
-        self.runs
-            .under_way
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .retain(|run| run.ticket != self.ticket);
+        lock(&self.runs.under_way).retain(|run| run.ticket != self.ticket);
         self.runs.left.notify_all();
     }
 }

@@ -8,9 +8,10 @@ use crate::device::DeviceName;
 use crate::error::{Error, ErrorKind};
 use crate::program::{CpuKernel, Kernel, KernelEntry, Key};
 use crate::status;
+use crate::sync::{lock, wait_on, wait_timeout};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 /// How tensors cross between devices.
@@ -157,7 +158,7 @@ impl Courier {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     /// Forgets the epoch before. Called while no worker runs.
@@ -187,10 +188,7 @@ impl Courier {
         let mut state = self.lock();
         while !state.closed {
             let Some(&Reverse((due, slot, epoch))) = state.under_way.peek() else {
-                state = self
-                    .changed
-                    .wait(state)
-                    .unwrap_or_else(PoisonError::into_inner);
+                state = wait_on(&self.changed, state);
                 continue;
             };
             let left = due.saturating_duration_since(Instant::now());
@@ -200,11 +198,7 @@ impl Courier {
                 deliver(slot, epoch);
                 state = self.lock();
             } else if left > SPIN {
-                state = self
-                    .changed
-                    .wait_timeout(state, left - SPIN)
-                    .unwrap_or_else(PoisonError::into_inner)
-                    .0;
+                state = wait_timeout(&self.changed, state, left - SPIN).0;
             } else {
                 // Others may post while this one spins.
                 drop(state);

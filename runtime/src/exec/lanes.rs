@@ -8,9 +8,10 @@ use super::wait::{Event, Patience};
 use super::{ExecOptions, Executor};
 use crate::error::Error;
 use crate::program::Program;
+use crate::sync::{lock, wait_on};
 use crate::tensor::Tensor;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex};
 
 /// Executors of one program that run side by side.
 ///
@@ -58,16 +59,11 @@ impl Lanes {
     }
 
     fn on_free<T>(&self, run: impl FnOnce(&Executor) -> T) -> T {
-        let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut free = lock(&self.free);
         let lane = loop {
             match free.pop() {
                 Some(lane) => break lane,
-                None => {
-                    free = self
-                        .freed
-                        .wait(free)
-                        .unwrap_or_else(PoisonError::into_inner)
-                }
+                None => free = wait_on(&self.freed, free),
             }
         };
         drop(free);
@@ -84,11 +80,7 @@ struct Taken<'a> {
 
 impl Drop for Taken<'_> {
     fn drop(&mut self) {
-        self.lanes
-            .free
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .push(self.lane);
+        lock(&self.lanes.free).push(self.lane);
         self.lanes.freed.notify_one();
     }
 }

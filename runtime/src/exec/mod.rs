@@ -56,6 +56,7 @@ use crate::device::{DeviceKind, DeviceName};
 use crate::driver::{Driver, Group};
 use crate::error::{Error, ErrorKind};
 use crate::program::{IoSpec, Key, Program, StepKind};
+use crate::sync::lock;
 use crate::tensor::Tensor;
 use caller::CallerTensors;
 use emulate::{Courier, Crossing, Transport};
@@ -66,7 +67,7 @@ use profile::Profile;
 use rendezvous::{Rendezvous, SlotSpec};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use step::Scratch;
 use team::{Leader, Team};
@@ -136,10 +137,6 @@ struct Shared {
     groups: Vec<Arc<dyn Group>>,
     /// What other runs of the process may not share.
     devices: Arc<collective::Devices>,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Executor {

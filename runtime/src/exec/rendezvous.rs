@@ -11,8 +11,9 @@ use super::transfer::Staging;
 use super::wait::{Event as Wakeup, Patience};
 use crate::driver::{Driver, Event};
 use crate::error::{Error, ErrorKind};
+use crate::sync::lock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// How often a worker that waits looks whether its device is still there.
@@ -52,10 +53,6 @@ pub(crate) struct Rendezvous {
     epoch: AtomicU64,
     aborted: AtomicBool,
     failure: Mutex<Option<Error>>,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Rendezvous {

@@ -3,13 +3,10 @@
 use crate::dtype::DType;
 use crate::error::{Error, ErrorKind};
 use crate::program::VariableSpec;
+use crate::sync::lock;
 use crate::tensor::Tensor;
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
+use std::sync::{Arc, Mutex};
 
 /// A set of variables keyed (container, name). Clone the `Arc` to share it between executors; each read and each assignment is
 /// indivisible, sequences of them are not.

@@ -7,11 +7,12 @@
 //! larger than the machine merely falls back to what the leader does by itself.
 
 use super::wait::{Event, Patience};
+use crate::sync::lock;
 use std::any::Any;
 use std::cell::UnsafeCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 /// Chunks per thread: more balances better, fewer cost less.
 const CHUNKS_PER_THREAD: u64 = 4;
@@ -133,7 +134,7 @@ impl Team {
 
     fn record(&self, outcome: std::thread::Result<u32>) {
         let status = outcome.unwrap_or_else(|payload| {
-            let mut slot = self.panic.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut slot = lock(&self.panic);
             slot.get_or_insert(panic_message(&*payload));
             PANICKED
         });
@@ -263,11 +264,7 @@ impl Leader {
         match team.status.load(Ordering::Relaxed) {
             0 => Ok(()),
             PANICKED => {
-                let message = team
-                    .panic
-                    .lock()
-                    .unwrap_or_else(PoisonError::into_inner)
-                    .take();
+                let message = lock(&team.panic).take();
                 Err(JobFailure::Panic(message.unwrap_or_default()))
             }
             status => Err(JobFailure::Status(status)),

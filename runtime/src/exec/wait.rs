@@ -1,7 +1,8 @@
 //! Waiting: spin, then yield, then sleep.
 
+use crate::sync::{lock, wait_on, wait_timeout};
 use std::sync::atomic::{AtomicUsize, Ordering, fence};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 /// How long a waiting thread keeps its core before it sleeps. It decides when a thread sleeps, never what is computed.
@@ -43,13 +44,7 @@ pub(crate) struct Event {
 impl Event {
     /// Returns once `done()` holds.
     pub(crate) fn wait_until(&self, patience: Patience, done: impl FnMut() -> bool) {
-        self.wait(patience, done, |guard| {
-            Some(
-                self.condvar
-                    .wait(guard)
-                    .unwrap_or_else(PoisonError::into_inner),
-            )
-        });
+        self.wait(patience, done, |guard| Some(wait_on(&self.condvar, guard)));
     }
 
     /// Returns once `done()` holds, or after about so long without: then false.
@@ -60,11 +55,8 @@ impl Event {
         done: impl FnMut() -> bool,
     ) -> bool {
         self.wait(patience, done, |guard| {
-            let (guard, timeout) = self
-                .condvar
-                .wait_timeout(guard, at_most)
-                .unwrap_or_else(PoisonError::into_inner);
-            (!timeout.timed_out()).then_some(guard)
+            let (guard, timed_out) = wait_timeout(&self.condvar, guard, at_most);
+            (!timed_out).then_some(guard)
         })
     }
 
@@ -78,7 +70,7 @@ impl Event {
         if done() || spin(patience, &mut done) {
             return true;
         }
-        let mut guard = self.mutex.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut guard = lock(&self.mutex);
         self.sleepers.fetch_add(1, Ordering::Relaxed);
         // Pairs with the fence in `notify`: either the notifier sees this sleeper, or this thread sees the condition.
         fence(Ordering::SeqCst);
@@ -100,7 +92,7 @@ impl Event {
         fence(Ordering::SeqCst);
         if self.sleepers.load(Ordering::Relaxed) > 0 {
             // Taking the lock orders this wake-up after the sleeper's last look at its condition.
-            drop(self.mutex.lock().unwrap_or_else(PoisonError::into_inner));
+            drop(lock(&self.mutex));
             self.condvar.notify_all();
         }
     }
