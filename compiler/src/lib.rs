@@ -20,14 +20,14 @@ pub mod place;
 pub mod report;
 pub mod rewrite;
 pub mod schedule;
+pub mod target;
 pub mod testing;
 pub mod tune;
 pub mod units;
-pub mod vecprog;
 
-pub use codegen::target::TargetCpu;
 pub use compiled::{Compiled, Executable, Outputs, Source, StepTime, compile, prepare};
 pub use error::{Error, ErrorKind, Result};
 pub use gristmill_runtime::{DType, DeviceName, Tensor};
 pub use gristmill_solver::rng;
 pub use options::{AllReduce, DimRange, Options, Precision, Tuning};
+pub use target::TargetCpu;

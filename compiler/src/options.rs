@@ -1,10 +1,10 @@
 //! What a caller can ask of the compiler.
 
-use crate::codegen::cuda::Arch;
-use crate::codegen::target::TargetCpu;
 use crate::cost::Measured;
 use crate::ir::Bindings;
 use crate::place::{DeviceSet, Fallback, Objective, Pin, Plan};
+use crate::target::Arch;
+use crate::target::TargetCpu;
 use gristmill_runtime::DType;
 use std::collections::BTreeMap;
 use std::fmt;

@@ -16,6 +16,7 @@ use crate::place::{Horizon, Placement, Replacement, Request};
 use crate::report::Report;
 use crate::rewrite::Pricing;
 use crate::schedule::Schedule;
+use crate::target::Arch;
 use crate::units::time_ns;
 use crate::{partition, passes, place, rewrite, tune};
 use gristmill_runtime::device::{DeviceKind, DeviceName};
@@ -514,7 +515,7 @@ fn fusion(options: &Options) -> Fusion {
 
 /// How CUDA code is generated, and for what where no GPU decides it.
 fn gpu_options(options: &Options) -> cuda::Options {
-    let arch = options.gpu_arch.unwrap_or(cuda::Arch::COMMON);
+    let arch = options.gpu_arch.unwrap_or(Arch::COMMON);
     cuda::Options {
         tf32: options.precision == Precision::Tf32,
         ..arch.into()

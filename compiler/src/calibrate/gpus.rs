@@ -7,12 +7,12 @@ use super::{Effort, conv, device_text, flops, launch_on, link_text, map, softmax
 use crate::compiled::compile;
 use crate::cost::{Bytes, DeviceProfile, LinkProfile, Nanos, WorkClass, store};
 use crate::error::{Error, Result};
+use crate::ir::vecprog::real_bits;
 use crate::ir::{Graph, ScalarOp};
 use crate::options::Options;
 use crate::place::gpus::{described, ordinal};
 use crate::place::{DeviceSet, Target};
 use crate::rng::Rng;
-use crate::vecprog::real_bits;
 use crate::{DType, Tensor};
 use gristmill_runtime::cuda::{self, CudaDevice, CudaGpu};
 use gristmill_runtime::device::DeviceKind;

@@ -2,13 +2,13 @@
 
 use super::objective::Objective;
 use super::{calibrate, load};
-use crate::codegen::cuda::Arch;
-use crate::codegen::target::TargetCpu;
 use crate::cost::{Bytes, store};
 use crate::error::{Error, Result};
 use crate::ir::{Bindings, Graph};
 use crate::options::{AllReduce, DimRange, Options, Precision, Tuning};
 use crate::place::{DeviceSet, DeviceSpec, Fallback, Pin, Placement, Plan, Target, gpus};
+use crate::target::Arch;
+use crate::target::TargetCpu;
 use clap::{Args, ValueEnum};
 use gristmill_runtime::DeviceName;
 use gristmill_runtime::device::DeviceKind;

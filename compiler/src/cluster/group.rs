@@ -1,8 +1,8 @@
 //! Decides which nodes share a cluster.
 
+use super::fuse::Kernel;
 use super::{bytes, legal};
 use crate::ir::{ClusterKind, Graph, NodeId, Op, ValueId};
-use crate::rewrite::Kernel;
 use std::collections::BTreeSet;
 
 /// A producer of at most this many operations per element may be computed again in each consumer.

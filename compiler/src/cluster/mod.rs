@@ -9,6 +9,7 @@
 
 mod body;
 pub(crate) mod bytes;
+mod fuse;
 pub(crate) mod gpu;
 mod group;
 pub(crate) mod legal;
@@ -16,8 +17,10 @@ pub mod strided;
 
 use crate::error::Result;
 use crate::ir::{ClusterKind, Graph, Op};
-use crate::rewrite::{self, Fused, Pricing};
+use crate::rewrite::Pricing;
 use std::collections::BTreeMap;
+
+pub use fuse::{Fused, Kernel, fuse_rules};
 
 /// What the pass did, for the compile report.
 #[derive(Clone, Debug, Default)]
@@ -58,7 +61,7 @@ pub fn cluster(g: &Graph, fusion: &Fusion) -> Result<(Graph, Report)> {
             body::build(g, &grouping)?
         }
         Fusion::Priced(pricing) => {
-            let mut fused = rewrite::fuse(g, pricing);
+            let mut fused = fuse::fuse(g, pricing);
             report.missed = std::mem::take(&mut fused.missed);
             let clustered = of_kernels(g, &fused.kernels)?;
             report.fused = Some(fused);
@@ -82,7 +85,7 @@ pub fn cluster(g: &Graph, fusion: &Fusion) -> Result<(Graph, Report)> {
 }
 
 /// The clustered graph of chosen kernels.
-pub(crate) fn of_kernels(g: &Graph, kernels: &[rewrite::Kernel]) -> Result<Graph> {
+pub(crate) fn of_kernels(g: &Graph, kernels: &[Kernel]) -> Result<Graph> {
     body::build(g, &group::Grouping::chosen(g, kernels))
 }
 

@@ -2,8 +2,8 @@
 
 use super::body::{Body, const_dim};
 use super::strided::Strided;
+use crate::ir::vecprog::{Inst, Reg, VecOp, VecProg};
 use crate::ir::{Node, Op, OpClass, ScalarOp, ValueId};
-use crate::vecprog::{Inst, Reg, VecOp, VecProg};
 use gristmill_runtime::DType;
 use std::collections::HashMap;
 

@@ -10,6 +10,7 @@ use crate::ir::{Graph, Node, NodeId, Op, ReduceKind, ValueId};
 use crate::partition::Part;
 use crate::passes;
 use crate::schedule::{self, Action, Needs, Place, Schedule};
+use crate::target::Arch;
 use gristmill_runtime::device::DeviceKind;
 use gristmill_runtime::driver::Reduction;
 use gristmill_runtime::program::{
@@ -27,7 +28,7 @@ pub struct Settings {
     /// Options of the CPU's code generator.
     pub codegen: cpu::Options,
     /// What CUDA code for each GPU is made for.
-    pub gpu_archs: BTreeMap<DeviceName, cuda::Arch>,
+    pub gpu_archs: BTreeMap<DeviceName, Arch>,
     /// Options of the CUDA generator, with the architecture of all other devices.
     pub gpu: cuda::Options,
     /// Forms of kernels on each GPU.

@@ -1,8 +1,8 @@
 //! A cluster's body ready for emission: static shapes at hand, composite ops that have no kernel of their own written out.
 
 use crate::error::{Error, Result};
+use crate::ir::vecprog::real_bits;
 use crate::ir::{Dim, Graph, Layout, Node, Op, Origin, ReduceKind, ScalarOp, Shape, ValueId};
-use crate::vecprog::real_bits;
 use gristmill_runtime::tensor::checked_size_bytes;
 use gristmill_runtime::{DType, Tensor};
 

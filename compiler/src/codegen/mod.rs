@@ -14,6 +14,5 @@ mod placed;
 pub mod plan;
 mod pull;
 mod strided;
-pub mod target;
 #[cfg(test)]
 mod testing;

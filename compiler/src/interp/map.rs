@@ -4,7 +4,7 @@ use super::scalar::{Scalar, comparison, from_bits};
 use super::view;
 use crate::error::{Error, Result};
 use crate::ir::ScalarOp;
-use crate::vecprog::{VecOp, VecProg};
+use crate::ir::vecprog::{VecOp, VecProg};
 use gristmill_runtime::{DType, Tensor, with_dtype};
 
 /// Runs a program over operands that broadcast together, and gives its results broadcast to `shape`.

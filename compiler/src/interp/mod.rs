@@ -26,8 +26,8 @@ pub use erf::erf;
 pub use map::run_program;
 
 use crate::error::{Error, ErrorKind, Result};
+use crate::ir::vecprog::VecProg;
 use crate::ir::{Bindings, Dim, Graph, Node, Op, Shape, Type};
-use crate::vecprog::VecProg;
 use gristmill_runtime::Tensor;
 use gristmill_runtime::tensor::checked_size_bytes;
 use std::collections::BTreeMap;

@@ -7,7 +7,7 @@
 use super::erf::erf;
 use crate::error::{Error, Result};
 use crate::ir::ScalarOp;
-use crate::vecprog::real_bits;
+use crate::ir::vecprog::real_bits;
 use gristmill_runtime::float8::{F8E4M3FN, F8E4M3FNUZ, F8E5M2, F8E5M2FNUZ};
 use gristmill_runtime::half::{bf16, f16};
 use gristmill_runtime::{DType, Element, Tensor};
@@ -59,7 +59,7 @@ pub fn comparison<T: Scalar>(op: ScalarOp) -> Option<fn(T, T) -> bool> {
 }
 
 /// Evaluates one primitive op on elements given as the bits of their dtype, zero extended (as in
-/// [`VecOp::Const`](crate::vecprog::VecOp::Const)). Errors when the dtypes do not fit and for an integer division by 0.
+/// [`VecOp::Const`](crate::ir::vecprog::VecOp::Const)). Errors when the dtypes do not fit and for an integer division by 0.
 pub fn eval(op: ScalarOp, args: &[(DType, u64)]) -> Result<(DType, u64)> {
     let dtypes: Vec<DType> = args.iter().map(|a| a.0).collect();
     op.result_dtype(&dtypes)

@@ -21,7 +21,7 @@ use super::scope::{NewNode, Scopes};
 use super::types::{Shape, Type};
 use super::verify::verify;
 use crate::error::Result;
-use crate::vecprog::real_bits;
+use crate::ir::vecprog::real_bits;
 use gristmill_runtime::device::DeviceSpec;
 use gristmill_runtime::{DType, Tensor};
 use std::panic::Location;

@@ -13,6 +13,7 @@ pub mod request;
 pub mod scalar;
 pub mod scope;
 pub mod types;
+pub mod vecprog;
 pub mod verify;
 
 pub use builder::GraphBuilder;

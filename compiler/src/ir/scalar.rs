@@ -5,7 +5,7 @@
 //! Arithmetic on `f16` and `bf16` is defined as: widen to `f32`, compute, round once; so primitives other than casts,
 //! comparisons of equal bits and selects never see half types.
 
-use crate::vecprog::{Reg, VecProg};
+use crate::ir::vecprog::{Reg, VecProg};
 use gristmill_runtime::DType;
 use std::fmt;
 

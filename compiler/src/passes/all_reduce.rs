@@ -14,8 +14,8 @@
 
 use super::Rebuild;
 use crate::error::Result;
+use crate::ir::vecprog::real_bits;
 use crate::ir::{Def, Graph, Node, Op, Origin, ReduceKind, Requested, ScalarOp, Type, ValueId};
-use crate::vecprog::real_bits;
 use crate::{DType, Tensor};
 
 /// Tensors of fewer bytes are reduced as a whole at each place.

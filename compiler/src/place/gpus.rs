@@ -2,11 +2,11 @@
 
 use super::device::DeviceSet;
 use super::emulated;
-use crate::codegen::cuda::Arch;
 use crate::cost::{Bytes, DeviceProfile, LinkProfile, Nanos};
 use crate::error::{Error, Result};
 use crate::ir::Requested;
 use crate::options::{AllReduce, Options};
+use crate::target::Arch;
 use gristmill_runtime::DeviceName;
 use gristmill_runtime::cuda::{self, CudaDevice, CudaGpu};
 use gristmill_runtime::device::DeviceKind;

@@ -8,7 +8,6 @@ mod chunks;
 mod convert;
 mod cost;
 mod extract;
-mod fuse;
 mod lang;
 mod report;
 mod rules;
@@ -18,7 +17,6 @@ mod terms;
 mod tests;
 
 pub use cost::{Pricing, Work};
-pub use fuse::{Fused, Kernel, fuse, fuse_rules};
 pub use report::{PhaseReport, Report, StopReason};
 pub use rules::{Phase, RuleInfo, rule_list};
 pub use run::{Exactness, Limits};
@@ -33,7 +31,7 @@ use std::collections::BTreeMap;
 #[derive(Clone, Debug, PartialEq)]
 pub struct Options {
     /// 0: not at all. 1: simplify and recognise. 2 and above: also layouts. Which ops share a kernel is the phase of its own
-    /// that [`fuse`] runs, after merged products and folded constants.
+    /// that clustering runs, after merged products and folded constants.
     pub opt_level: u8,
     /// Limits of each phase.
     pub limits: Limits,

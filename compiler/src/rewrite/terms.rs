@@ -1,8 +1,8 @@
 //! [`Terms`]: the e-graph of one tensor graph, with what rules need to match and to build terms.
 
 use super::lang::{EGraph, ENode, Facts, OpId, PlacedOp, Sym, Tables, TypesId, derive};
+use crate::ir::vecprog::real_bits;
 use crate::ir::{Dim, Op, Origin, Requested, ScalarOp, Type};
-use crate::vecprog::real_bits;
 use egg::{Id, Language};
 use gristmill_runtime::{DType, Tensor};
 use std::borrow::Cow;

@@ -1,8 +1,8 @@
 //! The JIT module of one graph: declares, defines and links functions, and owns their memory.
 
 use super::emit::Emitter;
-use crate::codegen::target::TargetCpu;
 use crate::error::{Error, Result};
+use crate::target::TargetCpu;
 use cranelift_codegen::Context;
 use cranelift_codegen::ir::function::FunctionStencil;
 use cranelift_codegen::ir::{AbiParam, Function, Signature, UserExternalName, UserFuncName, types};

@@ -9,7 +9,7 @@ use super::pull::Emit;
 use super::vector::{VectorMap, call_of, tile_function};
 use crate::error::{Error, Result};
 use crate::ir::ScalarOp;
-use crate::vecprog::{Inst, VecOp};
+use crate::ir::vecprog::{Inst, VecOp};
 use cranelift_codegen::ir::condcodes::{FloatCC, IntCC};
 use cranelift_codegen::ir::{Endianness, InstBuilder, MemFlagsData, Type, Value, types};
 use gristmill_runtime::DType;

@@ -22,10 +22,10 @@ mod vector;
 mod weights;
 
 use super::plan::{Arg, CompiledKernels, KernelPlan};
-use super::target::TargetCpu;
 use super::{access, body, phases, pull, strided};
 use crate::error::{Error, Result};
 use crate::ir::{Graph, NodeId, Op, ValueId};
+use crate::target::TargetCpu;
 use cluster::ClusterCompiler;
 use cranelift_module::FuncId;
 pub use epilogue::{Rejected, legal_epilogue};

@@ -82,7 +82,7 @@ impl Emitter<'_> {
     fn float_sign(&mut self, dtype: DType, x: Value) -> Value {
         let (zero, one) = (
             self.constant(dtype, 0),
-            self.constant(dtype, crate::vecprog::real_bits(dtype, 1.0)),
+            self.constant(dtype, crate::ir::vecprog::real_bits(dtype, 1.0)),
         );
         let minus = self.b.ins().fneg(one);
         let above = self.b.ins().fcmp(FloatCC::GreaterThan, x, zero);

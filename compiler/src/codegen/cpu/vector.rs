@@ -11,8 +11,8 @@ use super::lanes::{GROUPS, Lanes, has_lanes, is_byte, is_lane, memory};
 use super::pull::{Emit, Ix};
 use super::strided::{Axis, collapse};
 use crate::error::{Error, Result};
+use crate::ir::vecprog::{Inst, VecOp, VecProg};
 use crate::ir::{ScalarOp, ValueId};
-use crate::vecprog::{Inst, VecOp, VecProg};
 use cranelift_codegen::ir::{InstBuilder, Value, types};
 use gristmill_runtime::DType;
 
@@ -147,7 +147,7 @@ pub(super) fn plan(
 fn stages(insts: &[Inst]) -> Vec<usize> {
     let mut stages: Vec<usize> = Vec::with_capacity(insts.len());
     for inst in insts {
-        let after = |r: &crate::vecprog::Reg| {
+        let after = |r: &crate::ir::vecprog::Reg| {
             let i = r.0 as usize;
             stages[i] + usize::from(call_of(&insts[i]).is_some())
         };
@@ -379,7 +379,7 @@ impl Row<'_> {
     }
 
     /// Whether a result register is written in this stage: its own, or the stage after the call that makes it.
-    fn result_here(&self, r: usize, stage: usize, outputs: &[crate::vecprog::Reg]) -> bool {
+    fn result_here(&self, r: usize, stage: usize, outputs: &[crate::ir::vecprog::Reg]) -> bool {
         let is_output = outputs.iter().any(|o| o.0 as usize == r);
         is_output
             && if self.map.is_free(r) {

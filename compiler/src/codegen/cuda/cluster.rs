@@ -9,7 +9,7 @@ use super::lines::{self, Lines};
 use super::map::{self, Map};
 use super::source::{Parameters, source};
 use super::turned::{self, Turned};
-use super::{Arch, Options, Session, attention, contract, rows, skinny};
+use super::{Options, Session, attention, contract, rows, skinny};
 use crate::codegen::access::Expression;
 use crate::codegen::body::Body;
 use crate::codegen::forms::{Choice, Preferred, Why};
@@ -19,6 +19,7 @@ use crate::codegen::plan::{Arg, KernelPlan, PlanStep};
 use crate::codegen::pull::{Emit, Ix, Kind, Order, Puller, beats};
 use crate::error::{Error, Result};
 use crate::ir::{Extremum, Graph, Node, NodeId, Op, ValueId, Window};
+use crate::target::Arch;
 use gristmill_runtime::DType;
 use gristmill_runtime::gpu::{Launch, TensorMap};
 

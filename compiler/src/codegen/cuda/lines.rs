@@ -6,8 +6,8 @@ use super::text::element_type;
 use crate::codegen::body::Body;
 use crate::codegen::pull::{Emit, Ix, Kind, Puller, extreme_bits};
 use crate::error::{Error, Result};
+use crate::ir::vecprog::real_bits;
 use crate::ir::{Extremum, Node, Op};
-use crate::vecprog::real_bits;
 use gristmill_runtime::DType;
 
 /// Threads of a block.

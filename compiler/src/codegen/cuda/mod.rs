@@ -4,7 +4,6 @@
 //! pulls values element by element ([`super::pull`]) and takes every op and dtype; fast forms stand in front of it. A kernel is one source
 //! of its own, which says nothing of the place in the model that it is for: repeated layers share it, and so do models through the cache.
 
-pub mod arch;
 mod attention;
 mod candidates;
 mod cluster;
@@ -32,7 +31,7 @@ use super::plan::KernelPlan;
 use crate::cost::signature;
 use crate::error::Result;
 use crate::ir::{Graph, Node, NodeId, Op};
-pub use arch::Arch;
+use crate::target::Arch;
 use cluster::ClusterCompiler;
 use contract::Library;
 pub use disassemble::disassemble;

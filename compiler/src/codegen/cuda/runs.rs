@@ -6,7 +6,7 @@ use crate::codegen::body::Body;
 use crate::codegen::pull::{Emit, Ix, Kind, Puller};
 use crate::error::Result;
 use crate::ir::ValueId;
-use crate::vecprog::VecOp;
+use crate::ir::vecprog::VecOp;
 use gristmill_runtime::DType;
 
 /// Bytes of the widest access.

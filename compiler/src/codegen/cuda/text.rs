@@ -69,7 +69,7 @@ fn signed(v: i64, suffix: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::vecprog::real_bits;
+    use crate::ir::vecprog::real_bits;
 
     #[test]
     fn literals() {

@@ -2,7 +2,7 @@
 
 use crate::error::Result;
 use crate::ir::ScalarOp;
-use crate::vecprog::{VecOp, VecProg};
+use crate::ir::vecprog::{VecOp, VecProg};
 use gristmill_runtime::DType;
 use std::fmt::Debug;
 use std::hash::Hash;

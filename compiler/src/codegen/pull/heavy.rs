@@ -20,7 +20,7 @@ pub(in crate::codegen) fn accumulator(dtype: DType) -> DType {
 
 /// Bits of the least (`max`'s identity) or greatest (`min`'s) element of a dtype.
 pub(in crate::codegen) fn extreme_bits(dtype: DType, identity_of: Extremum) -> u64 {
-    use crate::vecprog::real_bits;
+    use crate::ir::vecprog::real_bits;
     use gristmill_runtime::float8::F8E5M2;
     let max = identity_of == Extremum::Max;
     match dtype {
@@ -182,7 +182,7 @@ impl<V: Copy + Eq + Hash> Puller<'_, V> {
         let init = match kind {
             ReduceKind::Max => e.constant(acc, extreme_bits(acc, Extremum::Max)),
             ReduceKind::Min => e.constant(acc, extreme_bits(acc, Extremum::Min)),
-            ReduceKind::Prod => e.constant(acc, crate::vecprog::real_bits(acc, 1.0)),
+            ReduceKind::Prod => e.constant(acc, crate::ir::vecprog::real_bits(acc, 1.0)),
             ReduceKind::Sum | ReduceKind::Mean => e.constant(acc, 0),
         };
         let sum = self.nested(

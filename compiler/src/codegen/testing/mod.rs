@@ -77,7 +77,7 @@ impl Rng {
             lo
         };
         for bytes in t.as_bytes_mut().chunks_exact_mut(size) {
-            let bits = crate::vecprog::real_bits(dtype, self.real(lo, hi));
+            let bits = crate::ir::vecprog::real_bits(dtype, self.real(lo, hi));
             bytes.copy_from_slice(&bits.to_le_bytes()[..size]);
         }
         if dtype == DType::Bool {
@@ -135,7 +135,7 @@ pub fn plant_specials(t: &mut Tensor, rng: &mut Rng) {
     let (dtype, n, size) = (t.dtype(), t.len(), t.dtype().size_bytes());
     for v in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY, 0.0, -0.0, 1.0] {
         let at = rng.below(n) * size;
-        let bits = crate::vecprog::real_bits(dtype, v).to_le_bytes();
+        let bits = crate::ir::vecprog::real_bits(dtype, v).to_le_bytes();
         t.as_bytes_mut()[at..at + size].copy_from_slice(&bits[..size]);
     }
 }

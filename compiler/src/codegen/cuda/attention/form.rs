@@ -3,7 +3,7 @@
 use super::super::emit::Emitter;
 use super::super::groups::BARRIER_BYTES;
 use super::super::mapped::COLUMNS;
-use crate::codegen::cuda::Arch;
+use crate::target::Arch;
 use gristmill_runtime::DType;
 
 /// Most 32-bit registers for a thread's share of the result.

@@ -7,7 +7,7 @@ use super::{Attention, Here};
 use crate::codegen::pull::{Emit, Ix, Kind, Order, Puller};
 use crate::error::Result;
 use crate::ir::ScalarOp;
-use crate::vecprog::real_bits;
+use crate::ir::vecprog::real_bits;
 
 impl Attention {
     /// Elements of all partial results, if there are any.

@@ -6,7 +6,6 @@
 //! measured.
 
 use super::super::Options;
-use super::super::arch::Arch;
 use super::super::candidates::{Resources, Work, in_parts};
 use super::super::emit::{Emitter, Value};
 use super::super::text::element_type;
@@ -16,6 +15,7 @@ use super::tensor::{Loading, Operands};
 use super::{Contract, Place, Sizes, best_first, both, share, within};
 use crate::codegen::pull::{Emit, Ix, Kind, Puller};
 use crate::error::Result;
+use crate::target::Arch;
 use gristmill_runtime::DType;
 
 /// Shape of a block's tile and of a warp's part of it; the depth is in bytes.

@@ -12,8 +12,8 @@ mod sys;
 #[cfg(test)]
 mod tests;
 
-use super::arch::Arch;
 use crate::error::{Error, Result};
+use crate::target::Arch;
 pub use cache::Cache;
 use program::{Failure, Program};
 pub use resources::Resources;

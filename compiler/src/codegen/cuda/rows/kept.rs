@@ -6,8 +6,8 @@ use super::super::text::element_type;
 use super::{Here, Rows, wide};
 use crate::codegen::pull::{Emit, Ix, Kind, Puller, extreme_bits};
 use crate::error::{Error, Result};
+use crate::ir::vecprog::real_bits;
 use crate::ir::{Extremum, ScalarOp};
-use crate::vecprog::real_bits;
 use gristmill_runtime::DType;
 
 impl Rows {

@@ -9,8 +9,8 @@ use crate::codegen::pull::{
     Emit, Ix, Kind, Order, Puller, accumulator, extreme_bits, mean, reduced_index,
 };
 use crate::error::{Error, Result};
+use crate::ir::vecprog::real_bits;
 use crate::ir::{Extremum, Node, Op, ReduceKind, ScalarOp, ValueId};
-use crate::vecprog::real_bits;
 use gristmill_runtime::DType;
 
 /// What is computed of each row.

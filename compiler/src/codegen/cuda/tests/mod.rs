@@ -12,9 +12,10 @@ mod run;
 mod skinny;
 mod tensor;
 
-use super::{Arch, generate, nvrtc};
+use super::{generate, nvrtc};
 use crate::codegen::testing::{self, Case, Rng, as_cluster, graph_of};
 use crate::ir::*;
+use crate::target::Arch;
 use crate::testing::nvrtc_or_left_out;
 use build::Batch;
 use gristmill_runtime::{DType, Tensor};

@@ -1,10 +1,11 @@
 //! Generated kernels on the emulator, compared with the interpreter: the same tables of cases as the CPU's.
 
 use super::build::{Batch, Place};
-use crate::codegen::cuda::{Arch, Generated, Options, generate_with, nvrtc};
+use crate::codegen::cuda::{Generated, Options, generate_with, nvrtc};
 use crate::codegen::plan::{Arg, KernelPlan};
 use crate::codegen::testing::{self, Case, Rng, as_cluster, graph_of};
 use crate::ir::{Graph, NodeId};
+use crate::target::Arch;
 use crate::testing::nvrtc_or_left_out;
 use gristmill_emulator::{
     Args, Checks, Device, LaunchConfig, Limits, Module, TensorMap, encode_tensor_map,

@@ -16,7 +16,7 @@ fn cases() -> Vec<(String, Graph)> {
             .unwrap_or_else(|e| panic!("{rule}: {e}"));
         (rule.to_owned(), g)
     };
-    include_str!("../cases/fuse.txt")
+    include_str!("cases.txt")
         .split("## ")
         .skip(1)
         .map(case)

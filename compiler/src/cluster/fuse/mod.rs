@@ -16,11 +16,11 @@ mod select;
 #[cfg(test)]
 mod tests;
 
-use super::cost::Pricing;
-use super::report::{PhaseReport, StopReason};
 use crate::cluster::legal;
 use crate::cost::{Nanos, Picos};
 use crate::ir::{ClusterKind, Def, Graph, NodeId, ValueId};
+use crate::rewrite::Pricing;
+use crate::rewrite::{PhaseReport, StopReason};
 use cone::Cone;
 use egg::{Id, Language};
 use std::collections::BTreeMap;
