@@ -1,6 +1,6 @@
 //! How far two tensors are apart.
 
-use super::scalar::{Scalar, Wide};
+use crate::ir::eval::scalar::{Scalar, Wide};
 use gristmill_runtime::{Tensor, with_dtype};
 use std::fmt;
 

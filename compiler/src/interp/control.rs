@@ -1,8 +1,9 @@
 //! Regions: if, loop, scan.
 
-use super::{Machine, view};
+use super::{Machine, mismatch};
 use crate::error::{Error, Result};
-use crate::ir::{Bindings, Graph};
+use crate::ir::eval::{concrete, view};
+use crate::ir::{Bindings, Dim, Graph, Op};
 use gristmill_runtime::Tensor;
 
 /// One element along axis 0, without the axis.
@@ -19,7 +20,7 @@ fn row(t: &Tensor, i: usize) -> Result<Tensor> {
 fn stack(rows: &[Tensor], region: &Graph, output: usize, bindings: &Bindings) -> Result<Tensor> {
     let Some(first) = rows.first() else {
         let ty = region.ty(region.outputs[output].value);
-        let shape = super::concrete(&ty.shape, bindings)?;
+        let shape = concrete(&ty.shape, bindings)?;
         return Ok(Tensor::zeros(ty.dtype, &[&[0], shape.as_slice()].concat())?);
     };
     let one = [&[1], first.shape()].concat();
@@ -36,6 +37,20 @@ fn truth(t: &Tensor) -> bool {
     t.as_slice::<bool>()[0]
 }
 
+fn extent(dim: &Dim, bindings: &Bindings) -> Result<usize> {
+    Ok(concrete(std::slice::from_ref(dim), bindings)?[0])
+}
+
+/// Errors when a loop with stacked results ends after another number of iterations than these have rows.
+fn check_trip(iterations: i64, rows: usize) -> Result<()> {
+    if iterations == rows as i64 {
+        return Ok(());
+    }
+    Err(Error::unsupported(format!(
+        "loop ended after {iterations} iterations, but its stacked results have {rows} rows"
+    )))
+}
+
 impl Machine<'_> {
     pub(super) fn branch(
         &mut self,
@@ -50,11 +65,15 @@ impl Machine<'_> {
     /// A loop that stacks results must run exactly as often as its `trip` says, because that is their extent.
     pub(super) fn repeat(
         &mut self,
-        (carried, trip): (usize, usize),
+        op: &Op,
         inputs: &[&Tensor],
         body: &Graph,
         bindings: &Bindings,
     ) -> Result<Vec<Tensor>> {
+        let Op::Loop { carried, trip } = op else {
+            return Err(mismatch(op));
+        };
+        let carried = *carried;
         let limit = inputs[0].as_slice::<i64>()[0];
         let mut condition = inputs[1].clone();
         let mut values: Vec<Tensor> = inputs[2..2 + carried].iter().map(|&t| t.clone()).collect();
@@ -70,10 +89,8 @@ impl Machine<'_> {
             stacks.iter_mut().zip(results).for_each(|(s, r)| s.push(r));
             i += 1;
         }
-        if !stacks.is_empty() && i != trip as i64 {
-            return Err(Error::unsupported(format!(
-                "loop ended after {i} iterations, but its stacked results have {trip} rows"
-            )));
+        if !stacks.is_empty() {
+            check_trip(i, extent(trip, bindings)?)?;
         }
         for (n, rows) in stacks.iter().enumerate() {
             values.push(stack(rows, body, 1 + carried + n, bindings)?);
@@ -83,17 +100,27 @@ impl Machine<'_> {
 
     pub(super) fn scan(
         &mut self,
-        (carried, scanned, length, reverse): (usize, usize, usize, bool),
+        op: &Op,
         inputs: &[&Tensor],
         body: &Graph,
         bindings: &Bindings,
     ) -> Result<Vec<Tensor>> {
+        let Op::Scan {
+            carried,
+            scanned,
+            length,
+            reverse,
+        } = op
+        else {
+            return Err(mismatch(op));
+        };
+        let (carried, length) = (*carried, extent(length, bindings)?);
         let (init, rest) = inputs.split_at(carried);
-        let (sequences, invariant) = rest.split_at(scanned);
+        let (sequences, invariant) = rest.split_at(*scanned);
         let mut values: Vec<Tensor> = init.iter().map(|&t| t.clone()).collect();
         let mut stacks: Vec<Vec<Tensor>> = vec![Vec::new(); body.outputs.len() - carried];
         for step in 0..length {
-            let i = if reverse { length - 1 - step } else { step };
+            let i = if *reverse { length - 1 - step } else { step };
             let mut args = std::mem::take(&mut values);
             for s in sequences {
                 args.push(row(s, i)?);
@@ -104,7 +131,7 @@ impl Machine<'_> {
             stacks.iter_mut().zip(results).for_each(|(s, r)| s.push(r));
         }
         for (n, mut rows) in stacks.into_iter().enumerate() {
-            if reverse {
+            if *reverse {
                 rows.reverse();
             }
             values.push(stack(&rows, body, carried + n, bindings)?);

@@ -140,7 +140,7 @@ impl Deferred {
                     .iter()
                     .map(ConstData::tensor)
                     .collect::<Result<Vec<_>>>()?;
-                crate::interp::eval(op, &operands.iter().collect::<Vec<_>>(), &[])?.swap_remove(0)
+                super::eval::eval_tensors(op, &operands.iter().collect::<Vec<_>>())?.swap_remove(0)
             }
         };
         *made = Some(t.downgrade());

@@ -4,6 +4,7 @@ pub mod attr;
 pub mod builder;
 pub mod constant;
 pub mod dim;
+pub mod eval;
 pub mod graph;
 mod infer;
 pub mod ops;

@@ -6,6 +6,7 @@
 use super::attr::Attr;
 use super::constant::ConstData;
 use super::dim::{Bindings, Dim};
+use super::eval::{self, Evaluator};
 use super::graph::Graph;
 use super::infer;
 use super::scalar::{Real, ScalarOp};
@@ -62,6 +63,8 @@ pub struct OpSpec {
     pub class: OpClass,
     /// Type rule.
     pub infer: Infer,
+    /// Reference evaluator.
+    pub eval: Evaluator,
 }
 
 /// Any number of operands.
@@ -194,7 +197,7 @@ pub struct Window {
 }
 
 macro_rules! ops {
-    ($( $(#[doc = $doc:literal])* $variant:ident $({ $($attr:ident : $ty:ty),* })? $name:literal $min:literal..$max:tt $class:ident $infer:path; )*) => {
+    ($( $(#[doc = $doc:literal])* $variant:ident $({ $($attr:ident : $ty:ty),* })? $name:literal $min:literal..$max:tt $class:ident { infer: $infer:path, eval: $eval:expr, } )*) => {
         /// A tensor op with its attributes.
         #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
         pub enum Op {
@@ -207,8 +210,8 @@ macro_rules! ops {
             /// The row of the table.
             pub fn spec(&self) -> OpSpec {
                 match self {
-                    Op::Map(s) => OpSpec { name: s.spec().name, doc: s.spec().doc, arity: (s.spec().arity, s.spec().arity), class: OpClass::Map, infer: infer::map },
-                    $( Op::$variant { .. } => OpSpec { name: $name, doc: concat!($($doc),*), arity: ($min, ops!(@max $max)), class: OpClass::$class, infer: $infer }, )*
+                    Op::Map(s) => OpSpec { name: s.spec().name, doc: s.spec().doc, arity: (s.spec().arity, s.spec().arity), class: OpClass::Map, infer: infer::map, eval: Evaluator::Tensors(eval::map) },
+                    $( Op::$variant { .. } => OpSpec { name: $name, doc: concat!($($doc),*), arity: ($min, ops!(@max $max)), class: OpClass::$class, infer: $infer, eval: $eval }, )*
                 }
             }
 
@@ -267,79 +270,153 @@ fn read<T: Attr>(
 
 ops! {
     /// A tensor known at compile time.
-    Constant { value: ConstData } "constant" 0..0 Source infer::constant;
+    Constant { value: ConstData } "constant" 0..0 Source {
+        infer: infer::constant, eval: Evaluator::Tensors(eval::constant),
+    }
     /// Position along `axis`, as `dtype`, in a tensor of `shape`.
-    Iota { dtype: DType, shape: Vec<Dim>, axis: usize } "iota" 0..0 Source infer::iota;
+    Iota { dtype: DType, shape: Vec<Dim>, axis: usize } "iota" 0..0 Source {
+        infer: infer::iota, eval: Evaluator::Tensors(eval::iota),
+    }
     /// Repeats axes of extent 1, and new leading axes, up to exactly `shape` (NumPy `broadcast_to`).
-    Broadcast { shape: Vec<Dim> } "broadcast" 1..1 View infer::broadcast;
+    Broadcast { shape: Vec<Dim> } "broadcast" 1..1 View {
+        infer: infer::broadcast, eval: Evaluator::Tensors(eval::broadcast),
+    }
     /// The same elements in row-major order under another shape.
-    Reshape { shape: Vec<Dim> } "reshape" 1..1 View infer::reshape;
+    Reshape { shape: Vec<Dim> } "reshape" 1..1 View {
+        infer: infer::reshape, eval: Evaluator::Tensors(eval::reshape),
+    }
     /// Output axis `i` is input axis `perm[i]`.
-    Transpose { perm: Vec<usize> } "transpose" 1..1 View infer::transpose;
+    Transpose { perm: Vec<usize> } "transpose" 1..1 View {
+        infer: infer::transpose, eval: Evaluator::Tensors(eval::transpose),
+    }
     /// Along each axis, elements `start + i * step` for `i` in `0..size`. Steps may be negative, not zero.
-    Slice { starts: Vec<Dim>, sizes: Vec<Dim>, steps: Vec<i64> } "slice" 1..1 View infer::slice;
+    Slice { starts: Vec<Dim>, sizes: Vec<Dim>, steps: Vec<i64> } "slice" 1..1 View {
+        infer: infer::slice, eval: Evaluator::Tensors(eval::slice),
+    }
     /// Adds `low` and `high` border elements per axis. The second operand is the scalar of `constant` mode; it is absent in the others.
-    Pad { low: Vec<usize>, high: Vec<usize>, mode: PadMode } "pad" 1..2 View infer::pad;
+    Pad { low: Vec<usize>, high: Vec<usize>, mode: PadMode } "pad" 1..2 View {
+        infer: infer::pad, eval: Evaluator::Tensors(eval::pad),
+    }
     /// Joins along `axis`.
-    Concat { axis: usize } "concat" 1..many View infer::concat;
+    Concat { axis: usize } "concat" 1..many View {
+        infer: infer::concat, eval: Evaluator::Tensors(eval::concat),
+    }
     /// `out[.., i.., ..] = data[.., indices[i..], ..]` at `axis` (NumPy `take`). Negative indices count from the end; one out of range is a run-time error.
-    Gather { axis: usize } "gather" 2..2 Gather infer::gather;
+    Gather { axis: usize } "gather" 2..2 Gather {
+        infer: infer::gather, eval: Evaluator::Tensors(eval::gather),
+    }
     /// `out[i, j, k] = data[i, indices[i, j, k], k]` for axis 1 (NumPy `take_along_axis`).
-    GatherElements { axis: usize } "gather_elements" 2..2 Gather infer::gather_elements;
+    GatherElements { axis: usize } "gather_elements" 2..2 Gather {
+        infer: infer::gather_elements, eval: Evaluator::Tensors(eval::gather_elements),
+    }
     /// Index tuples in the last axis of `indices` select slices of `data`; the first `batch_dims` axes are shared.
-    GatherNd { batch_dims: usize } "gather_nd" 2..2 Gather infer::gather_nd;
+    GatherNd { batch_dims: usize } "gather_nd" 2..2 Gather {
+        infer: infer::gather_nd, eval: Evaluator::Tensors(eval::gather_nd),
+    }
     /// A copy of `data` with `updates` written at `indices` along `axis`; of several for one element, each joins in row-major order.
-    ScatterElements { axis: usize, kind: ScatterKind } "scatter_elements" 3..3 Scatter infer::scatter_elements;
+    ScatterElements { axis: usize, kind: ScatterKind } "scatter_elements" 3..3 Scatter {
+        infer: infer::scatter_elements, eval: Evaluator::Tensors(eval::scatter_elements),
+    }
     /// A copy of `data` with slices `updates` written at the index tuples of `indices`, joining in row-major order.
-    ScatterNd { kind: ScatterKind } "scatter_nd" 3..3 Scatter infer::scatter_nd;
+    ScatterNd { kind: ScatterKind } "scatter_nd" 3..3 Scatter {
+        infer: infer::scatter_nd, eval: Evaluator::Tensors(eval::scatter_nd),
+    }
     /// Reduces `axes`. Empty: sum 0, prod 1, mean NaN (0 for integers), max and min the dtype's least and greatest (infinities). Integer means accumulate in 64 bits and truncate.
-    Reduce { kind: ReduceKind, axes: Vec<usize>, keepdims: bool } "reduce" 1..1 Reduce infer::reduce;
+    Reduce { kind: ReduceKind, axes: Vec<usize>, keepdims: bool } "reduce" 1..1 Reduce {
+        infer: infer::reduce, eval: Evaluator::Tensors(eval::reduce),
+    }
     /// Index (`i64`) of the first, or last, extreme element along `axis`; NaN counts as extreme.
-    ArgReduce { kind: Extremum, axis: usize, keepdims: bool, select_last: bool } "arg_reduce" 1..1 Reduce infer::arg_reduce;
+    ArgReduce { kind: Extremum, axis: usize, keepdims: bool, select_last: bool } "arg_reduce" 1..1 Reduce {
+        infer: infer::arg_reduce, eval: Evaluator::Tensors(eval::arg_reduce),
+    }
     /// `softmax` along `axis`, the maximum subtracted first. With `log`, its logarithm.
-    Softmax { axis: usize, log: bool } "softmax" 1..1 Reduce infer::softmax;
+    Softmax { axis: usize, log: bool } "softmax" 1..1 Reduce {
+        infer: infer::softmax, eval: Evaluator::Tensors(eval::softmax),
+    }
     /// `(x - mean) / sqrt(var + epsilon) * gamma + beta` over axes from `axis` on (Ba et al., arXiv:1607.06450). Operands x, gamma, beta; the latter two have the shape of the normalised axes.
-    LayerNorm { axis: usize, epsilon: Real } "layer_norm" 3..3 Reduce infer::norm;
+    LayerNorm { axis: usize, epsilon: Real } "layer_norm" 3..3 Reduce {
+        infer: infer::norm, eval: Evaluator::Tensors(eval::layer_norm),
+    }
     /// `x / sqrt(mean(x^2) + epsilon) * gamma` over axes from `axis` on (Zhang and Sennrich, arXiv:1910.07467).
-    RmsNorm { axis: usize, epsilon: Real } "rms_norm" 2..2 Reduce infer::norm;
+    RmsNorm { axis: usize, epsilon: Real } "rms_norm" 2..2 Reduce {
+        infer: infer::norm, eval: Evaluator::Tensors(eval::rms_norm),
+    }
     /// Matrix product of `[.., m, k]` and `[.., k, n]`; leading axes broadcast. Half types accumulate in `f32`.
-    MatMul "matmul" 2..2 Contract infer::matmul;
+    MatMul "matmul" 2..2 Contract {
+        infer: infer::matmul, eval: Evaluator::Tensors(eval::matmul),
+    }
     /// Convolution of `x` and weights, `groups` groups, layout as named.
-    Conv { window: Window, groups: usize, layout: Layout } "conv" 2..2 Contract infer::conv;
+    Conv { window: Window, groups: usize, layout: Layout } "conv" 2..2 Contract {
+        infer: infer::conv, eval: Evaluator::Tensors(eval::conv),
+    }
     /// Transposed convolution, channels first, weights `[in, out / groups, spatial..]`; `output_pads` extends the high side.
-    ConvTranspose { window: Window, output_pads: Vec<usize>, groups: usize } "conv_transpose" 2..2 Contract infer::conv_transpose;
+    ConvTranspose { window: Window, output_pads: Vec<usize>, groups: usize } "conv_transpose" 2..2 Contract {
+        infer: infer::conv_transpose, eval: Evaluator::Tensors(eval::conv_transpose),
+    }
     /// Pooling with windows of extent `size`. With `ceil`, windows that start inside the input or its low padding are kept, and what sticks out of the padded input is not counted. A window over padding alone gives the least element, or a mean of NaN (0 for integers).
-    Pool { kind: PoolKind, size: Vec<usize>, window: Window, ceil: bool, layout: Layout } "pool" 1..1 Window infer::pool;
+    Pool { kind: PoolKind, size: Vec<usize>, window: Window, ceil: bool, layout: Layout } "pool" 1..1 Window {
+        infer: infer::pool, eval: Evaluator::Tensors(eval::pool),
+    }
     /// Max pooling, channels first, with a second result: the row-major position (`i64`) of each first maximum in the whole input, -1 where there is none.
-    MaxPoolIndices { size: Vec<usize>, window: Window, ceil: bool } "max_pool_indices" 1..1 Window infer::max_pool_indices;
+    MaxPoolIndices { size: Vec<usize>, window: Window, ceil: bool } "max_pool_indices" 1..1 Window {
+        infer: infer::max_pool_indices, eval: Evaluator::Tensors(eval::max_pool_indices),
+    }
     /// `softmax(scale * q k^T + mask) v` over `[.., len, head]` operands q, k, v and an optional additive mask (Vaswani et al., arXiv:1706.03762, eq. 1). `causal` lets query `i` see keys `0..=i` only. A query that sees no key gives NaN.
-    Attention { scale: Real, causal: bool } "attention" 3..4 Attention infer::attention;
+    Attention { scale: Real, causal: bool } "attention" 3..4 Attention {
+        infer: infer::attention, eval: Evaluator::Tensors(eval::attention),
+    }
     /// The `k` greatest (or least) along `axis`, sorted, and their positions (`i64`); equal elements keep their order. NaN is greater than all.
-    TopK { k: Dim, axis: usize, largest: bool } "top_k" 1..1 Sort infer::top_k;
+    TopK { k: Dim, axis: usize, largest: bool } "top_k" 1..1 Sort {
+        infer: infer::top_k, eval: Evaluator::Tensors(eval::top_k),
+    }
     /// Running sum along `axis`.
-    CumSum { axis: usize, exclusive: bool, reverse: bool } "cum_sum" 1..1 Scan infer::cum_sum;
+    CumSum { axis: usize, exclusive: bool, reverse: bool } "cum_sum" 1..1 Scan {
+        infer: infer::cum_sum, eval: Evaluator::Tensors(eval::cum_sum),
+    }
     /// Operands: condition (`bool`, one element), then what both regions take. Region 0 runs when true, else region 1.
-    If "if" 1..many Control infer::if_;
+    If "if" 1..many Control {
+        infer: infer::if_, eval: Evaluator::Branch,
+    }
     /// Operands: trip count (`i64`), condition (`bool`), `carried` values, then invariants. The region takes iteration number, condition, carried, invariants and gives condition, carried, then one value per stacked result. Results: carried, stacked (`trip` rows: a loop with stacked results that ends after another count is a run-time error).
-    Loop { carried: usize, trip: Dim } "loop" 2..many Control infer::loop_;
+    Loop { carried: usize, trip: Dim } "loop" 2..many Control {
+        infer: infer::loop_, eval: Evaluator::Repeat,
+    }
     /// Operands: `carried` values, `scanned` sequences (axis 0), then invariants. The region takes carried, one element of each sequence, invariants and gives carried, then stacked elements. `reverse` walks from the end; results are stacked in the same direction.
-    Scan { carried: usize, scanned: usize, length: Dim, reverse: bool } "scan" 1..many Control infer::scan;
+    Scan { carried: usize, scanned: usize, length: Dim, reverse: bool } "scan" 1..many Control {
+        infer: infer::scan, eval: Evaluator::Scan,
+    }
     /// Current value of a variable in a resource container.
-    ReadVariable { container: String, name: String, dtype: DType, shape: Vec<Dim> } "read_variable" 0..0 State infer::read_variable;
+    ReadVariable { container: String, name: String, dtype: DType, shape: Vec<Dim> } "read_variable" 0..0 State {
+        infer: infer::read_variable, eval: Evaluator::Read,
+    }
     /// Sets a variable; the result is the new value.
-    AssignVariable { container: String, name: String } "assign_variable" 1..1 State infer::same;
+    AssignVariable { container: String, name: String } "assign_variable" 1..1 State {
+        infer: infer::same, eval: Evaluator::Assign,
+    }
     /// Gives the operand to device `to` under `key`; the result is the operand itself.
-    Send { key: String, to: String } "send" 1..1 Transfer infer::same;
+    Send { key: String, to: String } "send" 1..1 Transfer {
+        infer: infer::same, eval: Evaluator::Send,
+    }
     /// The tensor sent by device `from` under `key`.
-    Recv { key: String, from: String, dtype: DType, shape: Vec<Dim> } "recv" 0..0 Transfer infer::recv;
+    Recv { key: String, from: String, dtype: DType, shape: Vec<Dim> } "recv" 0..0 Transfer {
+        infer: infer::recv, eval: Evaluator::Receive,
+    }
     /// Element-wise reduction of operands of one type, in their order. As many results, all the same: result `i` is for where operand `i` is made.
-    AllReduce { kind: ReduceKind } "all_reduce" 1..many Transfer infer::all_reduce;
+    AllReduce { kind: ReduceKind } "all_reduce" 1..many Transfer {
+        infer: infer::all_reduce, eval: Evaluator::Tensors(eval::all_reduce),
+    }
     /// The part of one rank in an all-reduce by a library: element-wise reduction of operands of one type, where operand `rank` is made. The other operands only have to be made before. Ranks of one all-reduce have the same `group`, and no two a device in common.
-    AllReduceRank { kind: ReduceKind, group: usize, rank: usize } "all_reduce_rank" 1..many Transfer infer::all_reduce_rank;
+    AllReduceRank { kind: ReduceKind, group: usize, rank: usize } "all_reduce_rank" 1..many Transfer {
+        infer: infer::all_reduce_rank, eval: Evaluator::Tensors(eval::all_reduce_rank),
+    }
     /// The same in the graph of one device, with the operand that is there: its reduction with those of the other `devices`, of which this is number `rank`.
-    Collective { kind: ReduceKind, key: String, rank: usize, devices: Vec<String> } "collective" 1..1 Transfer infer::collective;
+    Collective { kind: ReduceKind, key: String, rank: usize, devices: Vec<String> } "collective" 1..1 Transfer {
+        infer: infer::collective, eval: Evaluator::Elsewhere,
+    }
     /// One kernel: the region computes the results from the operands.
-    Cluster { kind: ClusterKind } "cluster" 0..many Cluster infer::cluster;
+    Cluster { kind: ClusterKind } "cluster" 0..many Cluster {
+        infer: infer::cluster, eval: Evaluator::Body,
+    }
 }
 
 impl Op {

@@ -1,7 +1,7 @@
 //! Element-wise ops: broadcasting, dtypes and division by zero.
 
-use super::super::scalar;
 use super::*;
+use crate::ir::eval::scalar;
 use crate::ir::{Real, ScalarOp};
 use gristmill_runtime::DType;
 use gristmill_runtime::half::{bf16, f16};
@@ -349,10 +349,10 @@ fn formula(op: ScalarOp, x: f64) -> Option<f64> {
         Asinh => x.asinh(),
         Acosh => x.acosh(),
         Atanh => x.atanh(),
-        Erf => crate::interp::erf(x),
+        Erf => crate::ir::eval::erf(x),
         Relu => x.max(0.0),
         Sigmoid => sigmoid(x),
-        Gelu => 0.5 * x * (1.0 + crate::interp::erf(x / 2f64.sqrt())),
+        Gelu => 0.5 * x * (1.0 + crate::ir::eval::erf(x / 2f64.sqrt())),
         GeluTanh => {
             0.5 * x
                 * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3))).tanh())
