@@ -17,6 +17,7 @@ pub mod partition;
 pub mod passes;
 pub mod pipeline;
 pub mod place;
+mod random;
 pub mod report;
 pub mod rewrite;
 pub mod schedule;

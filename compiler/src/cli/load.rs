@@ -5,7 +5,7 @@ use crate::error::{Error, Result};
 use crate::ir::{Graph, Type};
 use crate::nearest::unknown;
 use crate::onnx;
-use crate::testing::Rng;
+use crate::rng::Rng;
 use crate::{DType, Tensor};
 use gristmill_runtime::npy;
 use std::path::{Path, PathBuf};
