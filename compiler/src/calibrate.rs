@@ -6,7 +6,7 @@
 pub mod gpus;
 
 use crate::compiled::{Compiled, compile};
-use crate::cost::{Bytes, CostModel, DeviceProfile, LinkProfile, Nanos, WorkClass, store};
+use crate::cost::{Bytes, DeviceProfile, LinkProfile, Nanos, WorkClass, flops, store};
 use crate::error::{Error, Result};
 use crate::ir::{Graph, GraphBuilder, Layout, Op, ScalarOp, ValueId, Window};
 use crate::options::Options;
@@ -257,22 +257,6 @@ fn rates_of_cpu(n_threads: usize, effort: Effort) -> Result<DeviceProfile> {
             .insert((class, Some(DType::F32)), share.clamp(1e-4, 1.0));
     }
     Ok(profile)
-}
-
-/// Operations of a graph as the model counts them.
-pub(crate) fn flops(g: &Graph) -> f64 {
-    // On a device of one operation per second, at full efficiency, seconds are operations.
-    let mut unit = DeviceProfile {
-        flops_f32: 1.0,
-        ..DeviceProfile::this_cpu(1)
-    };
-    unit.efficiencies = WorkClass::NAMES
-        .iter()
-        .map(|(class, _)| ((*class, None), 1.0))
-        .collect();
-    g.nodes()
-        .map(|(_, n)| CostModel::default().arithmetic_seconds(g, n, &unit))
-        .sum()
 }
 
 /// Least time of a run, in seconds.

@@ -6,8 +6,10 @@ use crate::ir::{Bindings, Graph, NodeId, Type};
 use crate::nearest::unknown;
 use crate::onnx;
 use crate::options::Options;
-use crate::pipeline::{Lowered, Planned, costs, lower, plan, replan};
+use crate::pipeline::{Lowered, Planned, costs, generate, partitioned, plan, replan};
 use crate::place::{Horizon, Objective, Replacement, gpus};
+use crate::report::Pass;
+use crate::tune::tune;
 use gristmill_runtime::driver::Driver;
 use gristmill_runtime::exec::{ExecOptions, Lanes, LaunchTime};
 use gristmill_runtime::program::{Partition, Program, Step, StepKind};
@@ -220,11 +222,8 @@ impl Compiled {
         }
         let executable = self.for_inputs(tensors)?;
         let report = &executable.lowered.report;
-        let rebuild = report
-            .stages
-            .iter()
-            .find(|(stage, _)| *stage == "codegen")
-            .map_or(0, |(_, ns)| *ns);
+        let generated = report.time_ns(Pass::Codegen);
+        let rebuild = generated.ok_or_else(|| Error::internal("code generation has no time"))?;
         let (shapes, values) = self.shapes_and_values(tensors);
         let options = Options {
             measured: measured.clone(),
@@ -329,7 +328,9 @@ impl Compiled {
             return Ok(found.clone());
         }
         let graph = self.specialised_graph(&key.0, values)?;
-        let lowered = lower(graph, &self.options)?;
+        let mut partitioned = partitioned(graph, &self.options)?;
+        tune(&mut partitioned, &self.options)?;
+        let lowered = generate(partitioned, &self.options)?;
         let threads = self
             .options
             .threads
@@ -355,7 +356,12 @@ impl Compiled {
         let mut drivers = self.drivers.lock().unwrap_or_else(PoisonError::into_inner);
         for device in program.partitions.iter().map(|p| &p.device) {
             if !drivers.contains_key(device)
-                && let Some(driver) = gpus::driver(device, &self.options)?
+                && let Some(driver) = gpus::driver(
+                    device,
+                    &self.options.devices,
+                    &self.options.gpus,
+                    self.options.check,
+                )?
             {
                 drivers.insert(device.clone(), driver);
             }

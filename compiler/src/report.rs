@@ -5,12 +5,49 @@ use crate::options::Precision;
 use crate::units::{count, size, time_ns};
 use crate::{cluster, rewrite};
 use std::fmt::Write;
+use std::time::Duration;
+
+macro_rules! passes {
+    ($($(#[doc = $doc:literal])* $pass:ident $name:literal;)*) => {
+        /// A part of compilation whose time is reported.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum Pass { $($(#[doc = $doc])* $pass),* }
+
+        impl Pass {
+            /// Name in reports.
+            pub fn name(self) -> &'static str {
+                match self { $(Pass::$pass => $name),* }
+            }
+        }
+    };
+}
+
+passes! {
+    /// Constant folding, common subexpressions, quantised forms.
+    Fold "fold";
+    /// Equality saturation.
+    Rewrite "rewrite";
+    /// Products of one operand become one.
+    Merge "merge";
+    /// Products of lower precision.
+    Precision "precision";
+    /// Fusion into kernels.
+    Cluster "cluster";
+    /// Devices of all clusters.
+    Place "place";
+    /// One graph per device.
+    Partition "partition";
+    /// Variants of GPU kernels, by their times.
+    Tune "tune";
+    /// Schedules, memory plans and machine code.
+    Codegen "codegen";
+}
 
 /// What compilation did.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
-    /// Time of each stage in ns, in order.
-    pub stages: Vec<(&'static str, u64)>,
+    /// Time of each pass in ns, in the order of their first runs.
+    pub passes: Vec<(Pass, u64)>,
     /// What rewriting did.
     pub rewrite: rewrite::Report,
     /// Products that compute in a lower precision than the model's, and which; none where none was asked for.
@@ -43,6 +80,21 @@ pub struct Tuned {
 }
 
 impl Report {
+    /// Adds to the time of a pass.
+    pub fn add_time(&mut self, pass: Pass, time: Duration) {
+        let ns = time.as_nanos() as u64;
+        match self.passes.iter_mut().find(|(p, _)| *p == pass) {
+            Some((_, total)) => *total += ns,
+            None => self.passes.push((pass, ns)),
+        }
+    }
+
+    /// Time of a pass in ns; `None` when it did not run.
+    pub fn time_ns(&self, pass: Pass) -> Option<u64> {
+        let found = self.passes.iter().find(|(p, _)| *p == pass);
+        found.map(|(_, ns)| *ns)
+    }
+
     /// A table of the forms that were timed; nothing without any.
     pub fn tuned_text(&self) -> String {
         let time = |ns: Option<u64>| ns.map_or("failed".to_owned(), time_ns);
@@ -67,9 +119,9 @@ impl Report {
     /// Text for people: 1 = stages and times, 2 = rewrites, 3 = kernels and missed fusions.
     pub fn text(&self, verbosity: u8) -> String {
         let mut out = String::new();
-        let total: u64 = self.stages.iter().map(|(_, ns)| ns).sum();
-        for (name, ns) in &self.stages {
-            let _ = writeln!(out, "{name:<12} {}", time_ns(*ns));
+        let total: u64 = self.passes.iter().map(|(_, ns)| ns).sum();
+        for (pass, ns) in &self.passes {
+            let _ = writeln!(out, "{:<12} {}", pass.name(), time_ns(*ns));
         }
         let _ = writeln!(out, "{:<12} {}", "total", time_ns(total));
         let c = &self.cluster;

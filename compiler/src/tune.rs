@@ -8,21 +8,22 @@
 
 mod library;
 
-use crate::calibrate::flops;
 use crate::codegen::assemble::{Settings, assemble};
 use crate::codegen::cuda::{self, Generated};
 use crate::codegen::forms::{Forms, Preferred, Why};
-use crate::cost::{Fnv, signature, store};
+use crate::cost::{Fnv, flops, signature, store};
 use crate::error::{Error, Result};
 use crate::interp;
 use crate::interp::compare::allclose;
 use crate::ir::{Graph, NodeId, Op};
 use crate::options::Options;
 use crate::partition::Part;
-use crate::place::gpus;
-use crate::report::{Report, Tuned};
+use crate::pipeline::Partitioned;
+use crate::place;
+use crate::random::random_tensor;
+use crate::report::{Pass, Report, Tuned};
 use crate::rng::Rng;
-use crate::testing::random_tensor;
+
 use crate::{DType, DeviceName, Tensor};
 use gristmill_runtime::device::DeviceKind;
 use gristmill_runtime::driver::Driver;
@@ -35,7 +36,7 @@ use std::collections::btree_map::Entry;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// The format of the file of winners.
 const FORMAT: &str = concat!("gristmill/tuned/2 of ", env!("CARGO_PKG_VERSION"));
@@ -127,10 +128,19 @@ fn parse(text: &str) -> Result<Vec<Winner>, String> {
     }
 }
 
-/// The forms of clusters on each GPU: what is kept, or, if that is asked for, what wins now. All others are as predicted.
+/// Chooses the forms of clusters on each GPU: those that are cached, or, if that is asked for, those that win now. All others are
+/// as predicted.
 ///
 /// Errors with `Unsupported` when a GPU is not there, and when the winners cannot be written.
-pub(crate) fn choose(
+pub(crate) fn tune(lowered: &mut Partitioned, options: &Options) -> Result<()> {
+    let started = Instant::now();
+    let (settings, report) = (&mut lowered.settings, &mut lowered.report);
+    settings.forms = choose(&lowered.partitions, options, settings, report)?;
+    report.add_time(Pass::Tune, started.elapsed());
+    Ok(())
+}
+
+fn choose(
     parts: &[Part],
     options: &Options,
     settings: &Settings,
@@ -218,7 +228,7 @@ impl<'a> Bench<'a> {
         let (major, minor) = gristmill_runtime::cuda::driver_version().unwrap_or_default();
         let gpu = format!(
             "{}, driver {major}.{minor}",
-            gpus::product(device, &options.gpus)?
+            place::gpus::product(device, &options.gpus)?
         );
         Ok(Bench {
             device,
@@ -398,7 +408,13 @@ impl<'a> Bench<'a> {
     /// The GPU's driver.
     fn driver(&mut self) -> Result<Arc<dyn Driver>> {
         if self.driver.is_none() {
-            self.driver = gpus::driver(self.device, self.options)?;
+            let Options {
+                devices,
+                gpus,
+                check,
+                ..
+            } = self.options;
+            self.driver = place::gpus::driver(self.device, devices, gpus, *check)?;
         }
         self.driver
             .clone()

@@ -248,5 +248,21 @@ impl std::fmt::Write for Fnv {
     }
 }
 
+/// Operations of a graph as the model counts them.
+pub(crate) fn flops(g: &Graph) -> f64 {
+    // On a device of one operation per second, at full efficiency, seconds are operations.
+    let mut unit = DeviceProfile {
+        flops_f32: 1.0,
+        ..DeviceProfile::this_cpu(1)
+    };
+    unit.efficiencies = WorkClass::NAMES
+        .iter()
+        .map(|(class, _)| ((*class, None), 1.0))
+        .collect();
+    g.nodes()
+        .map(|(_, n)| CostModel::default().arithmetic_seconds(g, n, &unit))
+        .sum()
+}
+
 #[cfg(test)]
 mod tests;

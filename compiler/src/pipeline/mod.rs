@@ -1,118 +1,31 @@
 //! The way of a model, as one list: every stage is a function, every stage has a text.
 
+mod stage;
+mod timing;
+
+pub use stage::Stage;
+
 use crate::cluster::{Fusion, cluster};
 use crate::codegen::assemble::{Settings, assemble};
-use crate::codegen::cuda::nvrtc::{self, Cache};
 use crate::codegen::{cpu, cuda};
 use crate::cost::CostModel;
 use crate::deadline::Deadline;
-use crate::error::{Error, Result};
-use crate::ir::print::PrintOptions;
-use crate::ir::verify::verify;
-use crate::ir::{Graph, Node, NodeId, Op};
-use crate::options::{Options, Precision};
+use crate::error::Result;
+use crate::ir::{Graph, Node, NodeId, Requested};
+use crate::options::{AllReduce, Options, Precision};
 use crate::partition::Part;
-use crate::place::{Horizon, Placement, Replacement, Request};
-use crate::report::Report;
+use crate::place::{DeviceSet, Horizon, Placement, Replacement, Request};
+use crate::report::{Pass, Report};
 use crate::rewrite::Pricing;
 use crate::schedule::Schedule;
 use crate::target::Arch;
-use crate::units::time_ns;
-use crate::{partition, passes, place, rewrite, tune};
-use gristmill_runtime::device::{DeviceKind, DeviceName};
-use gristmill_runtime::gpu::GpuCode;
+use crate::{partition, passes, place, rewrite};
+use gristmill_runtime::device::DeviceKind;
 use gristmill_runtime::program::Program;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
-
-/// A stage whose text can be dumped.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Stage {
-    /// The imported graph, constants folded.
-    Graph,
-    /// After equality saturation.
-    Rewritten,
-    /// One node per kernel.
-    Clusters,
-    /// Device of each cluster, and why.
-    Placed,
-    /// One graph per device, send and recv inserted.
-    Partitions,
-    /// Order, dependencies and arena offsets.
-    Schedule,
-    /// Cranelift IR.
-    Clif,
-    /// Disassembly.
-    Asm,
-    /// CUDA C++.
-    Cuda,
-    /// PTX.
-    Ptx,
-    /// Disassembly of the CUDA kernels.
-    Sass,
-}
-
-impl Stage {
-    /// All stages in order.
-    pub const ALL: &'static [Stage] = &[
-        Stage::Graph,
-        Stage::Rewritten,
-        Stage::Clusters,
-        Stage::Placed,
-        Stage::Partitions,
-        Stage::Schedule,
-        Stage::Clif,
-        Stage::Asm,
-        Stage::Cuda,
-        Stage::Ptx,
-        Stage::Sass,
-    ];
-
-    /// Name on the command line.
-    pub fn name(self) -> &'static str {
-        match self {
-            Stage::Graph => "graph",
-            Stage::Rewritten => "rewritten",
-            Stage::Clusters => "clusters",
-            Stage::Placed => "placed",
-            Stage::Partitions => "partitions",
-            Stage::Schedule => "schedule",
-            Stage::Clif => "clif",
-            Stage::Asm => "asm",
-            Stage::Cuda => "cuda",
-            Stage::Ptx => "ptx",
-            Stage::Sass => "sass",
-        }
-    }
-
-    /// One line on what it shows.
-    pub fn doc(self) -> &'static str {
-        match self {
-            Stage::Graph => "the imported graph, constants folded",
-            Stage::Rewritten => "after equality saturation",
-            Stage::Clusters => "one node per kernel",
-            Stage::Placed => "device of each cluster, and why",
-            Stage::Partitions => "one graph per device, with send and recv",
-            Stage::Schedule => "order, dependencies and arena offsets",
-            Stage::Clif => "Cranelift IR of the generated kernels",
-            Stage::Asm => "disassembly of the generated kernels",
-            Stage::Cuda => "CUDA C++ that the clusters would be on a GPU",
-            Stage::Ptx => "PTX of the same, compiled by NVRTC",
-            Stage::Sass => "disassembly of the same, by nvdisasm",
-        }
-    }
-
-    /// The stage of a name.
-    pub fn parse(name: &str) -> Option<Stage> {
-        Stage::ALL.iter().copied().find(|s| s.name() == name)
-    }
-
-    /// False for stages that need a compiler of their own, which runs only when one of them is asked for by name.
-    pub fn is_cheap(self) -> bool {
-        !matches!(self, Stage::Ptx | Stage::Sass)
-    }
-}
+use timing::Passes;
 
 /// The results of all stages for one set of shapes.
 pub struct Lowered {
@@ -138,76 +51,10 @@ pub struct Lowered {
     pub asm: String,
     /// How the code was generated.
     settings: Settings,
-    /// Whether the graphs above still have their constants, and the texts are there.
-    kept: bool,
+    /// True when the graphs above still have their constants, and the texts are there.
+    has_stages: bool,
     /// What happened on the way.
     pub report: Report,
-}
-
-/// Times stages and checks what they give.
-struct Stages<'o> {
-    options: &'o Options,
-    deadline: Deadline,
-    report: Report,
-}
-
-impl Stages<'_> {
-    fn new(options: &Options) -> Stages<'_> {
-        Stages {
-            options,
-            deadline: Deadline::after(options.budget),
-            report: Report::default(),
-        }
-    }
-
-    /// Whether the budget is over; a warning says what that leaves out.
-    fn is_late(&mut self, left_out: &str) -> bool {
-        let late = self.deadline.has_passed();
-        if late {
-            self.warn_late(left_out);
-        }
-        late
-    }
-
-    fn warn_late(&mut self, left_out: &str) {
-        let budget = time_ns(self.options.budget.map_or(0, |b| b.as_nanos() as u64));
-        self.report
-            .warnings
-            .push(format!("the budget of {budget} was over: {left_out}"));
-    }
-
-    /// Runs a stage; its time is added to earlier ones of the same name.
-    fn run<T>(
-        &mut self,
-        name: &'static str,
-        stage: impl FnOnce(&mut Report) -> Result<T>,
-    ) -> Result<T> {
-        let started = Instant::now();
-        let result = stage(&mut self.report)?;
-        let ns = started.elapsed().as_nanos() as u64;
-        match self.report.stages.iter_mut().find(|(n, _)| *n == name) {
-            Some((_, total)) => *total += ns,
-            None => self.report.stages.push((name, ns)),
-        }
-        Ok(result)
-    }
-
-    /// The graph if stages are kept, or nothing, so that its weights can go.
-    fn keep(&self, g: Graph) -> Graph {
-        if self.options.keep_stages {
-            g
-        } else {
-            Graph::default()
-        }
-    }
-
-    fn check(&self, g: &Graph) -> Result<()> {
-        if self.options.check {
-            verify(g)
-        } else {
-            Ok(())
-        }
-    }
 }
 
 /// The way of a graph as far as its placement; devices need no code generator.
@@ -222,15 +69,15 @@ pub struct Planned {
 
 /// The way of a graph of static shapes to a placement: what can be said about machines that are not there.
 pub fn plan(graph: Graph, options: &Options) -> Result<Planned> {
-    let mut s = Stages::new(options);
-    let front = front(graph, None, &mut s)?;
+    let mut p = Passes::new(options);
+    let front = front(graph, None, &mut p)?;
     if options.check {
         place::check::check(&front.clusters, &front.request, &front.placement)?;
     }
     Ok(Planned {
         clusters: front.clusters,
         placement: front.placement,
-        report: s.report,
+        report: p.report,
     })
 }
 
@@ -241,8 +88,8 @@ pub fn replan(
     previous: &Placement,
     horizon: Horizon,
 ) -> Result<Replacement> {
-    let mut s = Stages::new(options);
-    let front = front(graph, Some(previous), &mut s)?;
+    let mut p = Passes::new(options);
+    let front = front(graph, Some(previous), &mut p)?;
     place::replace(
         &front.clusters,
         &front.request,
@@ -263,61 +110,14 @@ struct Front {
 }
 
 /// Placement begins from `previous`, if there is one.
-fn front(graph: Graph, previous: Option<&Placement>, s: &mut Stages) -> Result<Front> {
-    let options = s.options;
-    let mut request = Request {
-        devices: options.devices.clone(),
-        pins: options.pins.clone(),
-        fallback: options.fallback,
-        plan: options.plan.clone(),
-        objective: options.objective,
-        kept: options.kept.clone(),
-        previous: previous.cloned().map(Arc::new),
-        ..Request::default()
-    };
-    let graph = s.run("fold", |_| {
-        // Pins become requests of the model's own nodes, so that no pass joins nodes of different devices.
-        let mut pinned = graph.clone();
-        place::apply_pins(&mut pinned, &mut request)?;
-        let mut cleaned = passes::clean(&quantized(pinned, options)?)?;
-        place::follow_operands(&mut cleaned, &request);
-        passes::expand_all_reduce(&cleaned, &|places| place::gpus::nccl_joins(places, options))
-    })?;
-    s.check(&graph)?;
-    let deadline = s.deadline;
-    let mut rewritten = s.run("rewrite", |report| {
-        rewrite(&graph, options, deadline, report)
-    })?;
-    if s.report.rewrite.ran_out_of_time() {
-        s.warn_late("not all rewrite rules were tried");
-    }
-    rewritten = s.run("fold", |_| passes::clean(&rewritten))?;
-    if options.opt_level > 0 {
-        rewritten = s.run("merge", |_| {
-            passes::clean(&passes::merge_matmuls(&rewritten)?)
-        })?;
-    }
-    rewritten = lower_precision(rewritten, &request, s)?;
-    s.check(&rewritten)?;
-    let graph = s.keep(graph);
-    let mut fusion = fusion(options);
-    if matches!(fusion, Fusion::Priced(_)) && s.is_late("kernels are fused as at --opt-level 1") {
-        fusion = Fusion::Grouped;
-    }
-    let clusters = s.run("cluster", |report| {
-        let (clusters, r) = cluster(&rewritten, &fusion)?;
-        report.cluster = r;
-        Ok(clusters)
-    })?;
-    s.check(&clusters)?;
-    let rewritten = s.keep(rewritten);
-    request.is_brief =
-        options.devices.devices.len() > 1 && s.is_late("the placement is not refined");
-    let placement = s.run("place", |report| {
-        let placement = place::place(&clusters, &request, &costs(options))?;
-        report.warnings.extend(placement.warnings.iter().cloned());
-        Ok(placement)
-    })?;
+fn front(graph: Graph, previous: Option<&Placement>, p: &mut Passes) -> Result<Front> {
+    let mut request = request(p.options, previous);
+    let graph = prepared(graph, &mut request, p)?;
+    let rewritten = simplified(&graph, &request, p)?;
+    let graph = p.keep(graph);
+    let clusters = clustered(&rewritten, p)?;
+    let rewritten = p.keep(rewritten);
+    let placement = placed(&clusters, &mut request, p)?;
     Ok(Front {
         graph,
         rewritten,
@@ -327,78 +127,178 @@ fn front(graph: Graph, previous: Option<&Placement>, s: &mut Stages) -> Result<F
     })
 }
 
+fn request(options: &Options, previous: Option<&Placement>) -> Request {
+    Request {
+        devices: options.devices.clone(),
+        pins: options.pins.clone(),
+        fallback: options.fallback,
+        plan: options.plan.clone(),
+        objective: options.objective,
+        kept: options.kept.clone(),
+        previous: previous.cloned().map(Arc::new),
+        ..Request::default()
+    }
+}
+
+/// Pins become requests of the model's own nodes, so that no pass joins nodes of different devices; then constants are folded.
+fn prepared(mut graph: Graph, request: &mut Request, p: &mut Passes) -> Result<Graph> {
+    let options = p.options;
+    let joins = |places: &[Requested]| {
+        options.all_reduce == AllReduce::Auto
+            && place::gpus::nccl_joins(places, &options.devices, &options.gpus)
+    };
+    let prepared = p.run(Pass::Fold, |_| {
+        place::apply_pins(&mut graph, request)?;
+        let mut cleaned = passes::clean(&quantized(graph, options)?)?;
+        place::follow_operands(&mut cleaned, request);
+        passes::expand_all_reduce(&cleaned, &joins)
+    })?;
+    p.check(&prepared)?;
+    Ok(prepared)
+}
+
+/// Equality saturation, and the plain passes that follow it.
+fn simplified(graph: &Graph, request: &Request, p: &mut Passes) -> Result<Graph> {
+    let (options, deadline) = (p.options, p.deadline);
+    let rewritten = p.run(Pass::Rewrite, |r| rewrite(graph, options, deadline, r))?;
+    if p.report.rewrite.ran_out_of_time() {
+        p.warn_late("not all rewrite rules were tried");
+    }
+    let mut simplified = p.run(Pass::Fold, |_| passes::clean(&rewritten))?;
+    if options.opt_level > 0 {
+        let merged = p.run(Pass::Merge, |_| passes::merge_matmuls(&simplified))?;
+        simplified = p.run(Pass::Merge, |_| passes::clean(&merged))?;
+    }
+    simplified = lower_precision(simplified, request, p)?;
+    p.check(&simplified)?;
+    Ok(simplified)
+}
+
+fn clustered(rewritten: &Graph, p: &mut Passes) -> Result<Graph> {
+    let mut fusion = fusion(p.options);
+    if matches!(fusion, Fusion::Priced(_)) && p.is_late("kernels are fused as at --opt-level 1") {
+        fusion = Fusion::Grouped;
+    }
+    let clusters = p.run(Pass::Cluster, |report| {
+        let (clusters, fused) = cluster(rewritten, &fusion)?;
+        report.cluster = fused;
+        Ok(clusters)
+    })?;
+    p.check(&clusters)?;
+    Ok(clusters)
+}
+
+fn placed(clusters: &Graph, request: &mut Request, p: &mut Passes) -> Result<Placement> {
+    let options = p.options;
+    let has_choice = options.devices.devices.len() > 1;
+    request.is_brief = has_choice && p.is_late("the placement is not refined");
+    p.run(Pass::Place, |report| {
+        let placement = place::place(clusters, request, &costs(options))?;
+        report.warnings.extend(placement.warnings.iter().cloned());
+        Ok(placement)
+    })
+}
+
+/// The way of a graph as far as one graph per device, from where code is generated.
+pub struct Partitioned {
+    graph: Graph,
+    rewritten: Graph,
+    clusters: Graph,
+    placement: Placement,
+    /// One graph per device.
+    pub partitions: Vec<Part>,
+    /// Options of the code generators.
+    pub settings: Settings,
+    /// What happened on the way.
+    pub report: Report,
+}
+
 /// The way of a graph of static shapes to a program.
 pub fn lower(graph: Graph, options: &Options) -> Result<Lowered> {
-    let mut s = Stages::new(options);
-    let Front {
-        graph,
-        rewritten,
-        mut clusters,
-        request,
-        placement,
-    } = front(graph, None, &mut s)?;
-    check_presence(&placement, options)?;
-    // Where nodes run more than once, each copy becomes a node.
-    let expanded = if placement.copies.is_empty() {
-        None
-    } else {
-        Some(placement.expand(&clusters)?)
+    generate(partitioned(graph, options)?, options)
+}
+
+/// The way of a graph of static shapes to one graph per device.
+pub fn partitioned(graph: Graph, options: &Options) -> Result<Partitioned> {
+    let mut p = Passes::new(options);
+    let mut front = front(graph, None, &mut p)?;
+    check_presence(&front.placement, options)?;
+    let partitions = partition_checked(&front, &mut p)?;
+    let mut settings = settings(options);
+    if settings.codegen.release_constants {
+        front.clusters.release_constants();
+    }
+    let stream = front.placement.stream;
+    settings.n_in_flight = stream.map_or(1, |stream| stream.in_flight as usize);
+    Ok(Partitioned {
+        graph: front.graph,
+        rewritten: front.rewritten,
+        clusters: front.clusters,
+        placement: front.placement,
+        partitions,
+        settings,
+        report: p.report,
+    })
+}
+
+/// Where nodes run more than once, each copy becomes a node before the graph is partitioned.
+fn partition_checked(front: &Front, p: &mut Passes) -> Result<Vec<Part>> {
+    let (clusters, placement) = (&front.clusters, &front.placement);
+    let expanded = match placement.copies.is_empty() {
+        true => None,
+        false => Some(placement.expand(clusters)?),
     };
-    let (whole, placed) = expanded
-        .as_ref()
-        .map_or((&clusters, &placement), |(g, p)| (g, p));
-    let mut partitions = s.run("partition", |_| partition::partition(whole, placed))?;
-    if options.check {
-        place::check::check(&clusters, &request, &placement)?;
+    let (whole, placed) = match &expanded {
+        Some((whole, placed)) => (whole, placed),
+        None => (clusters, placement),
+    };
+    let partitions = p.run(Pass::Partition, |_| partition::partition(whole, placed))?;
+    if p.options.check {
+        place::check::check(clusters, &front.request, placement)?;
         partition::check::check(whole, placed, &partitions)?;
     }
-    drop(expanded);
-    if settings(options).codegen.release_constants {
-        clusters.release_constants();
-    }
-    let mut settings = settings(options);
-    settings.forms = s.run("tune", |report| {
-        tune::choose(&partitions, options, &settings, report)
-    })?;
-    settings.n_in_flight = placement
-        .stream
-        .map_or(1, |stream| stream.in_flight as usize);
-    let mut made = s.run("codegen", |_| {
-        assemble(&clusters, &mut partitions, &settings)
-    })?;
-    if options.check {
-        partition::check::check_schedules(&clusters, &partitions, &made.schedules)?;
-    }
-    s.report.arenas = made.arenas();
-    s.report.choices = std::mem::take(&mut made.choices);
-    s.report.warnings.append(&mut made.warnings);
-    s.report.constant_bytes = made
-        .program
-        .partitions
-        .iter()
-        .flat_map(|p| &p.constants)
-        .map(|t| t.size_bytes())
-        .sum();
-    let (clif, asm) = (
-        std::mem::take(&mut made.clif),
-        std::mem::take(&mut made.asm),
-    );
-    let program = Arc::new(made.program);
-    Ok(Lowered {
-        graph,
-        rewritten,
+    Ok(partitions)
+}
+
+/// Code, schedules and memory plans of the partitions, as a program.
+pub fn generate(partitioned: Partitioned, options: &Options) -> Result<Lowered> {
+    let Partitioned {
         clusters,
-        placement,
-        partitions,
-        schedules: made.schedules,
-        step_nodes: made.step_nodes,
-        program,
-        clif,
-        asm,
+        mut partitions,
         settings,
-        kept: options.keep_stages,
-        report: s.report,
+        mut report,
+        ..
+    } = partitioned;
+    let started = Instant::now();
+    let assembled = assemble(&clusters, &mut partitions, &settings)?;
+    report.add_time(Pass::Codegen, started.elapsed());
+    if options.check {
+        partition::check::check_schedules(&clusters, &partitions, &assembled.schedules)?;
+    }
+    report.arenas = assembled.arenas();
+    report.choices = assembled.choices;
+    report.warnings.extend(assembled.warnings);
+    report.constant_bytes = constant_bytes(&assembled.program);
+    Ok(Lowered {
+        graph: partitioned.graph,
+        rewritten: partitioned.rewritten,
+        clusters,
+        placement: partitioned.placement,
+        partitions,
+        schedules: assembled.schedules,
+        step_nodes: assembled.step_nodes,
+        program: Arc::new(assembled.program),
+        clif: assembled.clif,
+        asm: assembled.asm,
+        settings,
+        has_stages: options.keep_stages,
+        report,
     })
+}
+
+fn constant_bytes(program: &Program) -> usize {
+    let constants = program.partitions.iter().flat_map(|p| &p.constants);
+    constants.map(|t| t.size_bytes()).sum()
 }
 
 /// Errors with `Unsupported` when nodes are on GPUs that are not there, as plans for absent machines may have them.
@@ -432,34 +332,37 @@ fn quantized(g: Graph, options: &Options) -> Result<Graph> {
 }
 
 /// Products that must run on GPUs in the precision that was asked for; those that could run on a CPU stay as they are.
-fn lower_precision(g: Graph, request: &Request, s: &mut Stages) -> Result<Graph> {
-    let precision = s.options.precision;
-    let set = &request.devices;
-    let is_gpu = |d: &place::Device| d.name.kind != DeviceKind::Cpu;
+fn lower_precision(g: Graph, request: &Request, p: &mut Passes) -> Result<Graph> {
+    let (precision, set) = (p.options.precision, &request.devices);
     let useless =
         format!("--precision {precision} changes nothing: no f32 product has to run on a GPU");
     if precision == Precision::Tf32 && !set.devices.iter().any(is_gpu) {
-        s.report.warnings.push(useless.clone());
+        p.report.warnings.push(useless.clone());
     }
     let Some(to) = precision.dtype() else {
         return Ok(g);
     };
-    let anywhere = set.devices.iter().all(is_gpu);
-    let on_gpu = |node: &Node| match &node.device {
-        Some(asked) => set
-            .matching(&asked.spec)
-            .into_iter()
-            .all(|d| is_gpu(&set.devices[d])),
-        None => anywhere,
-    };
-    s.run("precision", |report| {
-        let (lowered, n) = passes::lower_precision(&g, to, &on_gpu)?;
+    p.run(Pass::Precision, |report| {
+        let (lowered, n) = passes::lower_precision(&g, to, &|node| must_be_on_gpu(node, set))?;
         report.lowered = Some((precision, n));
         if n == 0 {
             report.warnings.push(useless);
         }
         passes::clean(&lowered)
     })
+}
+
+fn is_gpu(device: &place::Device) -> bool {
+    device.name.kind != DeviceKind::Cpu
+}
+
+/// True when no device that a node may be placed on is a CPU.
+fn must_be_on_gpu(node: &Node, set: &DeviceSet) -> bool {
+    let Some(asked) = &node.device else {
+        return set.devices.iter().all(is_gpu);
+    };
+    let matching = set.matching(&asked.spec);
+    matching.into_iter().all(|d| is_gpu(&set.devices[d]))
 }
 
 fn rewrite(g: &Graph, options: &Options, deadline: Deadline, report: &mut Report) -> Result<Graph> {
@@ -537,141 +440,13 @@ fn settings(options: &Options) -> Settings {
             listings: options.keep_stages,
             release_constants: !options.keep_stages && !options.check,
         },
-        gpu_archs: place::gpus::archs(options),
+        gpu_archs: place::gpus::archs(&options.devices, &options.gpus, options.gpu_arch),
         gpu: gpu_options(options),
         forms: BTreeMap::new(),
         memory_limits: options.devices.devices.iter().filter_map(limit).collect(),
         n_in_flight: 1,
         fusion: fusion(options),
         check: options.check,
-    }
-}
-
-impl Lowered {
-    /// The text of a stage. `full` prints constants so that graphs parse back.
-    ///
-    /// Errors with `Unsupported` for stages whose compiler or disassembler is not installed, with `InvalidInput` when
-    /// [`Options::keep_stages`] was off.
-    pub fn text(&self, stage: Stage, full: bool) -> Result<String> {
-        if !self.kept {
-            return Err(Error::invalid("the stages were not kept").hint("Options::keep_stages"));
-        }
-        let print = if full {
-            PrintOptions::FULL
-        } else {
-            PrintOptions::SHORT
-        };
-        let schedule = |(part, schedule): (&Part, &Schedule)| {
-            format!("// {}\n{}", part.device, schedule.to_text(&part.graph))
-        };
-        Ok(match stage {
-            Stage::Graph => self.graph.to_text(print),
-            Stage::Rewritten => self.rewritten.to_text(print),
-            Stage::Clusters => self.clusters.to_text(print),
-            Stage::Placed => self.placement.to_text(&self.clusters),
-            Stage::Partitions => partition::to_text(&self.partitions, print),
-            Stage::Schedule => {
-                let choices = self
-                    .report
-                    .choices
-                    .iter()
-                    .map(|c| format!("// {}: {c}\n", c.kernel));
-                self.partitions
-                    .iter()
-                    .zip(&self.schedules)
-                    .map(schedule)
-                    .chain(choices)
-                    .collect::<String>()
-                    + &self.program.to_string()
-            }
-            Stage::Clif => self.clif.clone(),
-            Stage::Asm => self.asm.clone(),
-            Stage::Cuda => self.cuda_text()?,
-            Stage::Ptx => self.compiled_cuda(|_, code| Ok(code.ptx.clone()))?,
-            Stage::Sass => {
-                self.compiled_cuda(|nvrtc, code| cuda::disassemble(nvrtc, &code.cubin))?
-            }
-        })
-    }
-
-    fn cuda_text(&self) -> Result<String> {
-        let (mut text, mut before) = (String::new(), String::new());
-        for (what, generated) in self.cuda()? {
-            if text.is_empty() {
-                text = format!("// for {what}\n{}\n", cuda::PRELUDE);
-            } else if what != before {
-                text += &format!("// for {what}\n\n");
-            }
-            text += &generated.listing;
-            before = what;
-        }
-        Ok(text)
-    }
-
-    /// CUDA sources of what runs on GPUs, as it runs there; where nothing does, of all clusters, as they would. Those in regions come last. In front
-    /// of each, what they are for.
-    fn cuda(&self) -> Result<Vec<(String, cuda::Generated)>> {
-        let on_gpus = || {
-            self.partitions
-                .iter()
-                .filter(|p| p.device.kind != DeviceKind::Cpu)
-        };
-        let mut todo: Vec<(String, &DeviceName, Graph)> = on_gpus()
-            .map(|p| {
-                (
-                    format!(
-                        "{}, {}",
-                        p.device,
-                        self.settings.gpu_options(&p.device).arch
-                    ),
-                    &p.device,
-                    p.graph.clone(),
-                )
-            })
-            .collect();
-        if todo.is_empty() {
-            let device = &self.partitions[0].device;
-            todo.push((
-                self.settings.gpu.arch.to_string(),
-                device,
-                self.clusters.clone(),
-            ));
-        }
-        let mut made = Vec::new();
-        todo.reverse();
-        while let Some((what, device, g)) = todo.pop() {
-            for (_, node) in g
-                .nodes()
-                .filter(|(_, n)| !matches!(n.op, Op::Cluster { .. }))
-            {
-                for region in node.regions.iter().rev() {
-                    todo.push((what.clone(), device, self.settings.clustered(region)?));
-                }
-            }
-            made.push((what, self.settings.cuda(&g, device)?));
-        }
-        Ok(made)
-    }
-
-    /// What `show` gives for every distinct kernel, compiled by NVRTC.
-    fn compiled_cuda(
-        &self,
-        show: impl Fn(&nvrtc::Nvrtc, &GpuCode) -> Result<String>,
-    ) -> Result<String> {
-        let nvrtc = nvrtc::get()?;
-        let cache = Cache::of_user();
-        let mut text = String::new();
-        for (_, generated) in self.cuda()? {
-            for code in generated.compile(nvrtc, cache.as_ref())? {
-                text.push_str(&show(nvrtc, &code)?);
-                text.push('\n');
-            }
-        }
-        let warnings = cache
-            .iter()
-            .flat_map(Cache::take_warnings)
-            .map(|w| format!("// warning: {w}\n"));
-        Ok(warnings.collect::<String>() + &text)
     }
 }
 

@@ -5,7 +5,6 @@ use super::emulated;
 use crate::cost::{Bytes, DeviceProfile, LinkProfile, Nanos};
 use crate::error::{Error, Result};
 use crate::ir::Requested;
-use crate::options::{AllReduce, Options};
 use crate::target::Arch;
 use gristmill_runtime::DeviceName;
 use gristmill_runtime::cuda::{self, CudaDevice, CudaGpu};
@@ -73,20 +72,21 @@ pub fn total_memory(device: &DeviceName, gpus: &[u32]) -> Result<u64> {
     }
 }
 
-/// What machine code for each GPU of a request is made for: what the options say, or what the GPU is.
-pub fn archs(options: &Options) -> BTreeMap<DeviceName, Arch> {
-    let gpus = options
-        .devices
-        .devices
-        .iter()
-        .filter(|d| d.name.kind == DeviceKind::Gpu);
-    let arch = |name: &DeviceName| {
-        let found = find(name, &options.gpus)
-            .ok()
-            .map(|d| Arch::of_device(d.compute_capability.0, d.compute_capability.1));
-        options.gpu_arch.or(found).unwrap_or(Arch::COMMON)
+/// The architecture that machine code for each GPU of a set is made for: `asked`, or else the GPU's own.
+pub fn archs(set: &DeviceSet, gpus: &[u32], asked: Option<Arch>) -> BTreeMap<DeviceName, Arch> {
+    let own = |name: &DeviceName| {
+        let (major, minor) = find(name, gpus).ok()?.compute_capability;
+        Some(Arch::of_device(major, minor))
     };
-    gpus.map(|d| (d.name.clone(), arch(&d.name))).collect()
+    let names = set.devices.iter().map(|d| &d.name);
+    let gpus = names.filter(|name| name.kind == DeviceKind::Gpu);
+    gpus.map(|name| {
+        (
+            name.clone(),
+            asked.or_else(|| own(name)).unwrap_or(Arch::COMMON),
+        )
+    })
+    .collect()
 }
 
 /// Errors with `Unsupported` when a device is a GPU that is not there.
@@ -100,49 +100,59 @@ pub fn check_presence(device: &DeviceName, gpus: &[u32]) -> Result<()> {
 
 /// The driver of a device that has memory of its own, with its memory limit; none for a CPU.
 ///
-/// [`Options::check`] makes the emulator look for races, and a GPU's driver wait for each launch. Errors with `Unsupported` when a GPU is not there.
-pub fn driver(device: &DeviceName, options: &Options) -> Result<Option<Arc<dyn Driver>>> {
-    let known = options.devices.devices.iter().find(|d| d.name == *device);
-    let limit_bytes = known
-        .and_then(|d| d.memory_limit)
-        .map(|limit| limit.0 as usize);
+/// `check` makes the emulator look for races, and a GPU's driver wait for each launch. Errors with `Unsupported` when a GPU is
+/// not there.
+pub fn driver(
+    device: &DeviceName,
+    set: &DeviceSet,
+    gpus: &[u32],
+    check: bool,
+) -> Result<Option<Arc<dyn Driver>>> {
+    let known = set.devices.iter().find(|d| d.name == *device);
+    let limit = known.and_then(|d| d.memory_limit);
+    let limit_bytes = limit.map(|limit| limit.0 as usize);
     Ok(match device.kind {
         DeviceKind::Cpu => None,
-        DeviceKind::Emu => Some(emulated::open(limit_bytes, options.check)?),
-        DeviceKind::Gpu => {
-            check_presence(device, &options.gpus)?;
-            let settings = cuda::Settings {
-                limit_bytes,
-                checks: options.check,
-            };
-            let opened = CudaGpu::open(ordinal(device, &options.gpus)?, settings);
-            Some(Arc::new(
-                opened.map_err(|e| Error::from(e).context(device))?,
-            ))
-        }
+        DeviceKind::Emu => Some(emulated::open(limit_bytes, check)?),
+        DeviceKind::Gpu => Some(open_gpu(device, gpus, limit_bytes, check)?),
     })
 }
 
-/// Whether NCCL is there and joins these places: each is one GPU of the request, and no two are parts of one GPU.
-pub fn nccl_joins(places: &[Requested], options: &Options) -> bool {
-    let set = &options.devices;
-    let gpu = |place: &Requested| {
-        let asked = place.as_ref().filter(|asked| asked.groups.is_empty())?;
-        let [only] = set.matching(&asked.spec)[..] else {
-            return None;
-        };
-        let name = &set.devices[only].name;
-        if name.kind == DeviceKind::Gpu {
-            ordinal(name, &options.gpus).ok()
-        } else {
-            None
-        }
+fn open_gpu(
+    device: &DeviceName,
+    gpus: &[u32],
+    limit_bytes: Option<usize>,
+    checks: bool,
+) -> Result<Arc<dyn Driver>> {
+    check_presence(device, gpus)?;
+    let settings = cuda::Settings {
+        limit_bytes,
+        checks,
     };
-    let gpus: Option<BTreeSet<u32>> = places.iter().map(gpu).collect();
+    let opened = CudaGpu::open(ordinal(device, gpus)?, settings);
+    Ok(Arc::new(
+        opened.map_err(|e| Error::from(e).context(device))?,
+    ))
+}
+
+/// True when NCCL is there and joins these places: each is one GPU of the set, and no two are parts of one GPU.
+pub fn nccl_joins(places: &[Requested], set: &DeviceSet, gpus: &[u32]) -> bool {
+    let ordinals = places.iter().map(|place| only_gpu(place, set, gpus));
+    let distinct: Option<BTreeSet<u32>> = ordinals.collect();
     places.len() > 1
-        && gpus.is_some_and(|gpus| gpus.len() == places.len())
-        && options.all_reduce == AllReduce::Auto
+        && distinct.is_some_and(|gpus| gpus.len() == places.len())
         && cuda::nccl_version().is_ok()
+}
+
+/// The driver's number of the only device that fits a request, if that is a GPU.
+fn only_gpu(place: &Requested, set: &DeviceSet, gpus: &[u32]) -> Option<u32> {
+    let asked = place.as_ref().filter(|asked| asked.groups.is_empty())?;
+    let [only] = set.matching(&asked.spec)[..] else {
+        return None;
+    };
+    let name = &set.devices[only].name;
+    let is_gpu = name.kind == DeviceKind::Gpu;
+    is_gpu.then(|| ordinal(name, gpus).ok())?
 }
 
 impl DeviceSet {
