@@ -435,10 +435,10 @@ fn errors_name_the_lines_of_scopes() {
             "(asked for /device:CPU:0 by scope \"/device:CPU:0\" at {})",
             at(1)
         ),
-        format!("by colocate_with at {} -- ", at(2)),
+        format!("by colocate_with at {} -- ", at(3)),
         format!(
             "(asked for /device:CPU:1 by scope \"/device:CPU:1\" at {})",
-            at(2)
+            at(3)
         ),
     ] {
         assert!(e.contains(&part), "{part:?} in {e}");

@@ -90,15 +90,18 @@ fn functions_replace_and_clear_stops() {
 #[test]
 fn requests_know_the_line_of_their_scopes() {
     let mut s = sample();
-    let line = line!() + 1;
-    s.b.with_device("/job:a", |b| {
-        b.with_device("/gpu:1", |b| b.with_device("/gpu:*", exp))
-    })
-    .unwrap();
+    let inner = |b: &mut GraphBuilder| b.with_device("/gpu:1", |b| b.with_device("/gpu:*", exp));
+    let inner_line = line!() - 1;
+    s.b.with_device("/job:a", inner).unwrap();
+    let line = line!() - 1;
     let file = file!();
-    let wanted = format!(
-        "scope \"/device:GPU:*\" at {file}:{line}, scope \"/device:GPU:1\" at {file}:{line}, scope \"/job:a\" at {file}:{line}"
-    );
+    let scope = |name: &str, line| format!("scope \"{name}\" at {file}:{line}");
+    let wanted = [
+        scope("/device:GPU:*", inner_line),
+        scope("/device:GPU:1", inner_line),
+        scope("/job:a", line),
+    ]
+    .join(", ");
     assert_eq!(last(&s.b).asked_by.as_str(), wanted);
     let text = s.b.finish().unwrap().to_string();
     assert!(
@@ -120,13 +123,9 @@ fn errors_name_the_scope() {
             file!()
         )
     );
+    let full = DeviceScope::function(|_| Err(Error::invalid("no more room")));
     let line = line!() + 1;
-    let e =
-        s.b.with_device(
-            DeviceScope::function(|_| Err(Error::invalid("no more room"))),
-            exp,
-        )
-        .unwrap_err();
+    let e = s.b.with_device(full, exp).unwrap_err();
     assert!(
         e.to_string().contains(&format!(
             "device function at {}:{line}: no more room",
