@@ -6,6 +6,7 @@ mod cuda_calls;
 mod emulated;
 mod hostile;
 mod house_rules;
+mod ir_cases;
 mod libraries;
 mod memory;
 mod models;

@@ -4,7 +4,7 @@ use gristmill::cost::{Bytes, LinkProfile, Nanos};
 use gristmill::interp;
 use gristmill::interp::compare::allclose;
 use gristmill::ir::{
-    AskedBy, DeviceRequest, Graph, GraphBuilder, NodeId, Op, ReduceKind, ScalarOp,
+    AskedBy, DeviceRequest, Graph, GraphBuilder, Node, NodeId, Op, OpClass, ReduceKind, ScalarOp,
 };
 use gristmill::onnx;
 use gristmill::place::{DeviceSet, Objective, Pin, Placement, Plan};
@@ -210,6 +210,7 @@ fn random_graphs_on_random_devices() {
         let sizes = RandomOptions {
             n_nodes: 4 + seed as usize % 20,
             allow_empty_axes: seed % 4 == 0,
+            n_variables: (seed % 3) as usize,
             ..RandomOptions::default()
         };
         let (graph, tensors) = random_graph(seed, &sizes);
@@ -217,7 +218,7 @@ fn random_graphs_on_random_devices() {
             graph.input_names.iter().cloned().zip(tensors).collect();
         let n_devices = 2 + rng.below(2);
         let mut placed = graph.clone();
-        for id in (0..graph.n_nodes() as u32).map(NodeId) {
+        for id in stateless(&graph) {
             // Some nodes are left to the placer, some of these together.
             let mut asked = DeviceRequest::default();
             if !rng.one_in(3) {
@@ -364,6 +365,13 @@ fn random_graphs_on_emulated_gpus() {
     }
 }
 
+/// Nodes that may be on any device: those that use one variable must be together.
+fn stateless(g: &Graph) -> Vec<NodeId> {
+    let is_free = |n: &Node| n.op.class() != OpClass::State && n.regions.is_empty();
+    let free = g.nodes().filter(|(_, n)| is_free(n));
+    free.map(|(id, _)| id).collect()
+}
+
 /// Puts the nodes of random graphs on random ones of three devices, and compares with one CPU.
 pub fn check_random_graphs(
     seed: u64,
@@ -378,13 +386,14 @@ pub fn check_random_graphs(
             seed,
             &RandomOptions {
                 n_nodes: 12,
+                n_variables: (seed % 3) as usize,
                 ..RandomOptions::default()
             },
         );
         let inputs: Vec<(String, Tensor)> =
             graph.input_names.iter().cloned().zip(tensors).collect();
         let mut placed = graph.clone();
-        for id in (0..graph.n_nodes() as u32).map(NodeId) {
+        for id in stateless(&graph) {
             let device = devices[rng.below(3)];
             placed.node_mut(id).device = DeviceRequest::parse(device).unwrap().into_requested();
         }

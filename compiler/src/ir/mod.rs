@@ -13,6 +13,7 @@ pub mod print;
 pub mod request;
 pub mod scalar;
 pub mod scope;
+mod state;
 pub mod types;
 pub mod vecprog;
 pub mod verify;

@@ -140,7 +140,8 @@ fn request(options: &Options, previous: Option<&Placement>) -> Request {
     }
 }
 
-/// Pins become requests of the model's own nodes, so that no pass joins nodes of different devices; then constants are folded.
+/// State is ordered and pins become requests of the model's own nodes, so that no pass reorders the one or joins nodes of
+/// different devices; then constants are folded.
 fn prepared(mut graph: Graph, request: &mut Request, p: &mut Passes) -> Result<Graph> {
     let options = p.options;
     let joins = |places: &[Requested]| {
@@ -148,6 +149,7 @@ fn prepared(mut graph: Graph, request: &mut Request, p: &mut Passes) -> Result<G
             && place::gpus::nccl_joins(places, &options.devices, &options.gpus)
     };
     let prepared = p.run(Pass::Fold, |_| {
+        graph.order_state();
         place::apply_pins(&mut graph, request)?;
         let mut cleaned = passes::clean(&quantized(graph, options)?)?;
         place::follow_operands(&mut cleaned, request);

@@ -267,9 +267,11 @@ fn random_graphs_are_equal_before_and_after() {
             n_nodes: 16,
             dtypes: vec![DType::F32],
             allow_empty_axes: seed % 5 == 0,
+            n_variables: (seed % 3) as usize,
             ..Default::default()
         };
-        let (g, inputs) = crate::testing::random_graph(seed, &options);
+        let (mut g, inputs) = crate::testing::random_graph(seed, &options);
+        g.order_state();
         let mut ins = convert::insert(&g).unwrap();
         saturate(
             &mut ins,
@@ -312,9 +314,11 @@ fn pieces_of_a_graph_are_equal_before_and_after() {
         let options = crate::testing::RandomOptions {
             n_nodes: 30,
             dtypes: vec![DType::F32],
+            n_variables: (seed % 3) as usize,
             ..Default::default()
         };
-        let (g, inputs) = crate::testing::random_graph(seed, &options);
+        let (mut g, inputs) = crate::testing::random_graph(seed, &options);
+        g.order_state();
         let limits = Limits {
             chunk: 3 + (seed as usize % 9),
             ..Limits::default()

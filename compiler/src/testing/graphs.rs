@@ -1,7 +1,8 @@
 //! Random graphs: grown node by node, each evaluated as it is added, so that a graph always runs.
 
+use super::state::Variable;
 use super::{Rng, random_indices, random_tensor};
-use crate::interp::{self, compare};
+use crate::interp::{self, Store, compare};
 use crate::ir::{
     Dim, Extremum, Graph, Layout, Op, Origin, PadMode, PoolKind, ReduceKind, ScalarOp, ScatterKind,
     Type, ValueId, Window,
@@ -21,6 +22,8 @@ pub struct RandomOptions {
     pub max_extent: usize,
     /// Whether an input's axis may be empty.
     pub allow_empty_axes: bool,
+    /// Variables that are read and assigned, in regions too.
+    pub n_variables: usize,
     /// Whether inputs hold NaN, infinities and extreme values. Without, no value is beyond 1e4.
     pub special_values: bool,
 }
@@ -34,6 +37,7 @@ impl Default for RandomOptions {
             max_rank: 4,
             max_extent: 7,
             allow_empty_axes: false,
+            n_variables: 0,
             special_values: false,
         }
     }
@@ -47,12 +51,15 @@ pub fn random_graph(seed: u64, options: &RandomOptions) -> (Graph, Vec<Tensor>) 
         graph: Graph::new(&format!("random {seed}")),
         inputs: Vec::new(),
         values: Vec::new(),
+        store: Store::new(),
+        variables: Vec::new(),
         options,
     };
     for _ in 0..2 {
         let t = g.fresh_value();
         g.add_operand(Operand::New(t, true));
     }
+    (0..options.n_variables).for_each(|_| g.add_variable());
     let mut left = options.n_nodes;
     // Proposals that do not fit are dropped; element-wise ones always fit somewhere, so this ends early.
     for _ in 0..options.n_nodes * 200 {
@@ -60,26 +67,31 @@ pub fn random_graph(seed: u64, options: &RandomOptions) -> (Graph, Vec<Tensor>) 
             break;
         }
         let x = g.recent();
-        if let Some((op, operands)) = g.propose(x) {
-            left -= usize::from(g.try_add(op, operands));
+        if !g.variables.is_empty() && g.rng.one_in(3) {
+            left -= usize::from(g.try_add_state(x));
+        } else if let Some((op, operands)) = g.propose(x) {
+            left -= usize::from(g.try_add(op, operands, Vec::new()));
         }
     }
     g.finish()
 }
 
 /// A value of the graph, or a tensor that becomes an input (`true`) or a constant if the proposal is accepted.
-enum Operand {
+pub(super) enum Operand {
     Value(usize),
     New(Tensor, bool),
 }
 
-type Proposal = Option<(Op, Vec<Operand>)>;
+pub(super) type Proposal = Option<(Op, Vec<Operand>)>;
 
-struct Generator<'a> {
-    rng: Rng,
+pub(super) struct Generator<'a> {
+    pub(super) rng: Rng,
     graph: Graph,
     inputs: Vec<Tensor>,
-    values: Vec<(ValueId, Tensor)>,
+    pub(super) values: Vec<(ValueId, Tensor)>,
+    /// Values of variables after the nodes so far.
+    store: Store,
+    pub(super) variables: Vec<Variable>,
     options: &'a RandomOptions,
 }
 
@@ -148,7 +160,7 @@ fn dims(shape: &[usize]) -> Vec<Dim> {
 }
 
 impl Generator<'_> {
-    fn fresh_value(&mut self) -> Tensor {
+    pub(super) fn fresh_value(&mut self) -> Tensor {
         let dtype = self.rng.pick(&self.options.dtypes);
         let rank = self.rng.below(self.options.max_rank + 1);
         let shape: Vec<usize> = (0..rank).map(|_| self.extent()).collect();
@@ -163,12 +175,12 @@ impl Generator<'_> {
         }
     }
 
-    fn tensor(&mut self, dtype: DType, shape: &[usize]) -> Tensor {
+    pub(super) fn tensor(&mut self, dtype: DType, shape: &[usize]) -> Tensor {
         random_tensor(&mut self.rng, dtype, shape, self.options.special_values)
     }
 
     /// A new operand, an input or a constant.
-    fn new_operand(&mut self, dtype: DType, shape: &[usize]) -> Operand {
+    pub(super) fn new_operand(&mut self, dtype: DType, shape: &[usize]) -> Operand {
         let t = self.tensor(dtype, shape);
         Operand::New(t, self.rng.one_in(2))
     }
@@ -198,7 +210,7 @@ impl Generator<'_> {
     }
 
     /// Adds the op if it fits its operands and its results are not too large.
-    fn try_add(&mut self, op: Op, operands: Vec<Operand>) -> bool {
+    pub(super) fn try_add(&mut self, op: Op, operands: Vec<Operand>, regions: Vec<Graph>) -> bool {
         let tensors: Vec<&Tensor> = operands
             .iter()
             .map(|o| match o {
@@ -206,7 +218,8 @@ impl Generator<'_> {
                 Operand::New(t, _) => t,
             })
             .collect();
-        let Ok(results) = interp::eval(&op, &tensors, &[]) else {
+        let mut store = self.store.clone();
+        let Ok(results) = interp::eval_with_state(&op, &tensors, &regions, &mut store) else {
             return false;
         };
         let tame = |t: &Tensor| {
@@ -230,11 +243,12 @@ impl Generator<'_> {
         }) {
             return false;
         }
+        self.store = store;
         let args: Vec<ValueId> = operands.into_iter().map(|o| self.add_operand(o)).collect();
         let origin = Origin::new(&format!("/{}_{}", op.name(), self.graph.n_nodes()));
         let ids = self
             .graph
-            .add(op, &args, &origin)
+            .add_with_regions(op, &args, regions, &origin)
             .expect("it was evaluated");
         self.values.extend(ids.into_iter().zip(results));
         true

@@ -4,6 +4,7 @@
 
 pub mod emulate;
 mod graphs;
+mod state;
 mod wiring;
 
 pub use graphs::{RandomOptions, random_graph};
