@@ -29,6 +29,46 @@ pub enum Level {
     V4,
 }
 
+const V2: &[&str] = &[
+    "has_sse3",
+    "has_ssse3",
+    "has_cmpxchg16b",
+    "has_sse41",
+    "has_sse42",
+    "has_popcnt",
+];
+const V3: &[&str] = &[
+    "has_sse3",
+    "has_ssse3",
+    "has_cmpxchg16b",
+    "has_sse41",
+    "has_sse42",
+    "has_popcnt",
+    "has_avx",
+    "has_avx2",
+    "has_bmi1",
+    "has_bmi2",
+    "has_fma",
+    "has_lzcnt",
+];
+const V4: &[&str] = &[
+    "has_sse3",
+    "has_ssse3",
+    "has_cmpxchg16b",
+    "has_sse41",
+    "has_sse42",
+    "has_popcnt",
+    "has_avx",
+    "has_avx2",
+    "has_bmi1",
+    "has_bmi2",
+    "has_fma",
+    "has_lzcnt",
+    "has_avx512f",
+    "has_avx512dq",
+    "has_avx512vl",
+];
+
 impl TargetCpu {
     const NAMED: [(&'static str, TargetCpu); 4] = [
         ("native", TargetCpu::Native),
@@ -59,6 +99,19 @@ impl TargetCpu {
             TargetCpu::X86_64(Level::V2) => Isa::Portable,
             TargetCpu::X86_64(Level::V3) => Isa::Avx2,
             TargetCpu::X86_64(Level::V4) => Isa::Avx512,
+        }
+    }
+
+    /// The features of Cranelift's x86-64 back end that code may use; none for [`TargetCpu::Native`], whose features are detected.
+    ///
+    /// They are named one by one, since Cranelift's presets `x86-64-v3` and `-v4` leave out `has_avx`, without which its vector code
+    /// is that of SSE.
+    pub fn features(self) -> &'static [&'static str] {
+        match self {
+            TargetCpu::Native => &[],
+            TargetCpu::X86_64(Level::V2) => V2,
+            TargetCpu::X86_64(Level::V3) => V3,
+            TargetCpu::X86_64(Level::V4) => V4,
         }
     }
 

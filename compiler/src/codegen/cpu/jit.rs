@@ -82,7 +82,9 @@ fn target_isa(target: TargetCpu) -> Result<OwnedTargetIsa> {
         builder.map_err(|m| Error::unsupported(format!("no code for this CPU: {m}")))?;
     if !is_native {
         target.check_runs_here()?;
-        builder.enable(&target.to_string()).map_err(internal)?;
+        for feature in target.features() {
+            builder.enable(feature).map_err(internal)?;
+        }
     }
     builder
         .finish(settings::Flags::new(flags))

@@ -6,3 +6,4 @@ mod harness;
 mod lanes;
 mod maps;
 mod ops;
+mod target;
