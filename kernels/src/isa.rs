@@ -47,6 +47,15 @@ impl Isa {
         Isa::from_u32(value).filter(|isa| isa.is_available())
     }
 
+    /// The instruction set itself if this CPU has it, else the portable one.
+    pub(crate) fn or_portable(self) -> Isa {
+        if self.is_available() {
+            self
+        } else {
+            Isa::Portable
+        }
+    }
+
     /// Whether this CPU can run it.
     pub fn is_available(self) -> bool {
         match self {

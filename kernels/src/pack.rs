@@ -129,7 +129,8 @@ pub fn pack_b(
 
 /// Computes items `begin..end` of a [`PackBDesc`]: `ptrs[LHS]` is the source, `ptrs[OUT]` the packed matrix.
 ///
-/// Returns `OK` or `UNSUPPORTED_ISA`.
+/// Panels are laid out for the descriptor's instruction set also on a CPU that lacks it, so that weights can be packed for
+/// another machine. Returns `OK`, or `UNSUPPORTED_ISA` for an unknown instruction set.
 ///
 /// # Safety
 /// The pointers cover what the descriptor describes; no other thread writes these panels.
@@ -142,7 +143,7 @@ pub unsafe extern "C" fn gm_pack_b_f32(
 ) -> u32 {
     // SAFETY: the descriptor is valid by contract.
     let desc = unsafe { &*desc };
-    let Some(isa) = Isa::usable(desc.isa) else {
+    let Some(isa) = Isa::from_u32(desc.isa) else {
         return UNSUPPORTED_ISA;
     };
     let (n_panels, nr) = (desc.n_panels(), isa.nr());
@@ -172,7 +173,7 @@ pub unsafe extern "C" fn gm_pack_b_f32(
 /// Packs a whole `[k, n]` matrix.
 ///
 /// # Safety
-/// `b` is readable where the strides say, `packed` writable for [`packed_len`] elements; `isa` is available.
+/// `b` is readable where the strides say, `packed` writable for [`packed_len`] elements.
 pub(crate) unsafe fn pack_matrix(
     isa: Isa,
     k: usize,
@@ -216,7 +217,7 @@ unsafe fn pack_panel(isa: Isa, desc: &PackBDesc, b: *const f32, cols: usize, pac
         if desc.row_stride == 1 && desc.col_stride != 1 {
             let (src_stride, dst_stride) = (desc.col_stride, nr as isize);
             transpose(
-                isa,
+                isa.or_portable(),
                 Transpose {
                     rows: cols,
                     cols: desc.k,
