@@ -137,7 +137,8 @@ fn exec_options(
         ..ExecOptions::default()
     };
     for device in program.partitions.iter().map(|p| &p.device) {
-        if let Some(driver) = gpus::driver(device, options)? {
+        if let Some(driver) = gpus::driver(device, &options.devices, &options.gpus, options.check)?
+        {
             made.drivers.insert(device.clone(), driver);
         }
     }
