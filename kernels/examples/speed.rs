@@ -1,6 +1,7 @@
 //! Single-thread speed of the kernels as a fraction of this core's measured multiply-add peak.
 //!
-//! `cargo run --release -p gristmill-kernels --example speed [filter]`. Best of several runs; f32; one thread; caches warm.
+//! `cargo run --release -p gristmill-kernels --example speed [filter]`. Best of several runs; f32;
+//! one thread; caches warm.
 
 use gristmill_kernels::conv::{ConvDesc, gm_conv_f32, pack_weights};
 use gristmill_kernels::depthwise::{DepthwiseDesc, gm_depthwise_f32};
@@ -57,7 +58,8 @@ fn main() {
     }
 }
 
-/// Seconds that this thread has run; other processes on the machine disturb it less than they do the wall clock.
+/// Seconds that this thread has run; other processes on the machine disturb it less than they do
+/// the wall clock.
 #[cfg(target_os = "linux")]
 fn seconds() -> f64 {
     unsafe extern "C" {
@@ -121,7 +123,7 @@ fn multiply_add_peak() -> f64 {
     }
 }
 
-/// What the portable form has instead of a multiply-add.
+/// Multiply-add of the portable form.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "sse2")]
 fn mul_add(
@@ -187,7 +189,8 @@ impl Gemm {
 
     fn run(&self) {
         let ptrs: Vec<*mut u8> = self.buffers.iter().map(Aligned::ptr).collect();
-        // SAFETY: the buffers have the sizes that the descriptor describes; nothing else uses them now.
+        // SAFETY: the buffers have the sizes that the descriptor describes; nothing else uses them
+        // now.
         let status = unsafe { gm_gemm_f32(&self.desc, ptrs.as_ptr(), 0, self.desc.n_items()) };
         assert_eq!(status, OK);
         black_box(&self.buffers[2].data);
@@ -231,7 +234,8 @@ fn gemms(peak: f64) {
     }
 }
 
-/// ResNet-50's convolutions at batch 1: (input side, input channels, output channels, kernel, stride, occurrences).
+/// ResNet-50's convolutions at batch 1: (input side, input channels, output channels, kernel,
+/// stride, occurrences).
 const RESNET50: [(usize, usize, usize, usize, usize, usize); 22] = [
     (224, 3, 64, 7, 2, 1),
     (56, 64, 64, 1, 1, 1),
@@ -282,7 +286,8 @@ fn convolutions(peak: f64) {
         let workspace = ramp(desc.workspace_bytes() / 4);
         let ptrs = [x.ptr(), weights.ptr(), y.ptr(), workspace.ptr(), bias.ptr()];
         let seconds = best(|| {
-            // SAFETY: the buffers have the sizes that the descriptor describes; nothing else uses them now.
+            // SAFETY: the buffers have the sizes that the descriptor describes; nothing else uses
+            // them now.
             let status = unsafe { gm_conv_f32(&desc, ptrs.as_ptr(), 0, desc.n_items()) };
             assert_eq!(status, OK);
         });
@@ -334,7 +339,8 @@ fn depthwise(peak: f64) {
             bias.ptr(),
         ];
         let seconds = best(|| {
-            // SAFETY: the buffers have the sizes that the descriptor describes; nothing else uses them now.
+            // SAFETY: the buffers have the sizes that the descriptor describes; nothing else uses
+            // them now.
             let status = unsafe { gm_depthwise_f32(&desc, ptrs.as_ptr(), 0, desc.n_items()) };
             assert_eq!(status, OK);
         });

@@ -1,11 +1,18 @@
-//! Attention in f32: `o = softmax(q k^T * scale + mask) v`, without the scores ever leaving the cache.
+//! Attention in f32: `o = softmax(q k^T * scale + mask) v`. The scores never leave the cache.
 //!
-//! Keys and values pass in blocks; each query row keeps the largest score so far and the sum of exponentials relative to it, and its
-//! output is rescaled when a block raises the maximum (Milakov and Gimelshein, arXiv:1805.02867; Dao et al., arXiv:2205.14135).
+//! Keys and values pass in blocks; each query row keeps its largest score so far and the sum of
+//! exponentials relative to it, and its output is rescaled when a block raises the maximum (Milakov
+//! and Gimelshein, arXiv:1805.02867; Dao et al., arXiv:2205.14135).
 //!
-//! `q: [batch, heads, n_queries, depth]`, `k: [batch, heads / kv_group, n_keys, depth]`, `v: [batch, heads / kv_group, n_keys, value_depth]`,
-//! `o: [batch, heads, n_queries, value_depth]`; strides of the first three axes are free, the last is contiguous. Item `i` is
-//! block `(batch, head, query block)`, query blocks varying fastest.
+//! | operand | shape |
+//! |---|---|
+//! | `q` | `[batch, heads, n_queries, depth]` |
+//! | `k` | `[batch, heads / kv_group, n_keys, depth]` |
+//! | `v` | `[batch, heads / kv_group, n_keys, value_depth]` |
+//! | `o` | `[batch, heads, n_queries, value_depth]` |
+//!
+//! Strides of the first three axes are free, the last is contiguous. Item `i` is block
+//! `(batch, head, query block)`, query blocks varying fastest.
 
 use crate::descriptor::descriptor;
 use crate::epilogue::{Epilogue, MAX_BATCH, Quantize};
@@ -18,7 +25,8 @@ use crate::{INVALID, LHS, OK, OPERANDS, OUT, RHS, UNSUPPORTED_ISA, WORKSPACE, po
 
 /// Query rows per item, at most: packing a block of keys and values costs about as much as 2 rows.
 const QUERY_BLOCK: usize = 64;
-/// Keys per block: scores, packed keys and packed values of usual depths fit the second-level cache.
+/// Keys per block: scores, packed keys and packed values of usual depths fit the second-level
+/// cache.
 const KEY_BLOCK: usize = 256;
 
 /// An attention. Strides are (batch, head, row), in elements.
@@ -85,7 +93,8 @@ descriptor!(AttentionDesc {
 });
 
 impl AttentionDesc {
-    /// An attention over contiguous `[batch, heads, rows, depth]` tensors for an instruction set, scaled by `1 / sqrt(depth)`.
+    /// An attention over contiguous `[batch, heads, rows, depth]` tensors for an instruction set,
+    /// scaled by `1 / sqrt(depth)`.
     pub fn new(
         isa: Isa,
         batch: usize,
@@ -153,7 +162,7 @@ impl Layout {
         let round = |n: usize| n.next_multiple_of(16);
         let values = round(packed_len(isa, desc.depth, keys));
         let scores = values + round(packed_len(isa, keys, desc.value_depth));
-        // Rows a power of two apart would compete for the same cache sets.
+        // Rows at distances of a power of two would compete for the same cache sets.
         let score_ld = round(keys) + 16;
         let largest = scores + desc.query_block * score_ld;
         let sums = largest + round(desc.query_block);
@@ -170,12 +179,13 @@ impl Layout {
 
 /// Computes items `begin..end` of an [`AttentionDesc`].
 ///
-/// `ptrs[LHS]` is `q`, `ptrs[RHS]` is `k`, `ptrs[OPERANDS]` is `v`, `ptrs[OPERANDS + 1]` is the mask or null, `ptrs[OUT]` is `o`,
-/// `ptrs[WORKSPACE]` this call's own workspace. A query that sees no key gives NaN, as arithmetic has it.
-/// Returns `OK`, `INVALID` or `UNSUPPORTED_ISA`.
+/// `ptrs[LHS]` is `q`, `ptrs[RHS]` is `k`, `ptrs[OPERANDS]` is `v`, `ptrs[OPERANDS + 1]` is the
+/// mask or null, `ptrs[OUT]` is `o`, `ptrs[WORKSPACE]` this call's own workspace. A query that sees
+/// no key gives NaN, as arithmetic has it. Returns `OK`, `INVALID` or `UNSUPPORTED_ISA`.
 ///
 /// # Safety
-/// The pointers cover what the descriptor describes; no other thread writes these items' part of `o`, or uses the workspace.
+/// The pointers cover the descriptor's operands; no other thread writes these items' part of `o`,
+/// or uses the workspace.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gm_attention_f32(
     desc: *const AttentionDesc,
@@ -193,37 +203,11 @@ pub unsafe extern "C" fn gm_attention_f32(
     }
     let n_blocks = desc.n_queries.div_ceil(desc.query_block);
     for item in begin..end.min(desc.n_items()) {
-        let (head, block) = (item / n_blocks, item % n_blocks);
-        let (batch, head) = (head / desc.heads, head % desc.heads);
-        let at = |stride: [isize; 3], head: usize| {
-            batch as isize * stride[0] + head as isize * stride[1]
-        };
-        // SAFETY: the pointers cover what the descriptor describes.
+        let first = item % n_blocks * desc.query_block;
+        // SAFETY: the pointers cover the descriptor's operands.
         unsafe {
-            let mask = pointer(ptrs, OPERANDS + 1).cast_const();
-            let one = Head {
-                isa,
-                desc,
-                layout: Layout::new(desc, isa),
-                q: pointer(ptrs, LHS)
-                    .cast_const()
-                    .wrapping_offset(at(desc.q_stride, head)),
-                k: pointer(ptrs, RHS)
-                    .cast_const()
-                    .wrapping_offset(at(desc.k_stride, head / desc.kv_group)),
-                v: pointer(ptrs, OPERANDS)
-                    .cast_const()
-                    .wrapping_offset(at(desc.v_stride, head / desc.kv_group)),
-                o: pointer(ptrs, OUT).wrapping_offset(at(desc.o_stride, head)),
-                mask: if mask.is_null() {
-                    mask
-                } else {
-                    mask.wrapping_offset(at(desc.mask_stride, head))
-                },
-                workspace: pointer(ptrs, WORKSPACE),
-            };
-            let first = block * desc.query_block;
-            one.queries(first, desc.query_block.min(desc.n_queries - first));
+            let head = Head::new(isa, desc, ptrs, item / n_blocks);
+            head.queries(first, desc.query_block.min(desc.n_queries - first));
         }
     }
     OK
@@ -242,9 +226,9 @@ struct Head<'a> {
     workspace: *mut f32,
 }
 
-/// What one block of keys does to one row of scores.
+/// One query's scores for one block of keys, with the query's running maximum and sum.
 pub(crate) struct BlockRow {
-    /// Scores; become exponentials.
+    /// Scores, which exponentials replace.
     pub(crate) scores: *mut f32,
     pub(crate) n: usize,
     /// Null if there is none.
@@ -257,8 +241,59 @@ pub(crate) struct BlockRow {
     pub(crate) n_out: usize,
 }
 
+/// A product of the attention, as [`Head::product`] takes it: `c[m, n] (+)= a[m, k] @ b`.
+struct MatMul {
+    m: usize,
+    n: usize,
+    k: usize,
+    a: *const f32,
+    lda: isize,
+    /// Packed.
+    b: *const f32,
+    c: *mut f32,
+    ldc: usize,
+    /// Adds to `c` instead of overwriting it.
+    accumulate: bool,
+}
+
+impl<'a> Head<'a> {
+    /// Head `index` of the `batch * heads` ones.
+    ///
+    /// # Safety
+    /// The pointers cover the descriptor's operands.
+    unsafe fn new(
+        isa: Isa,
+        desc: &'a AttentionDesc,
+        ptrs: *const *mut u8,
+        index: usize,
+    ) -> Head<'a> {
+        let (batch, head) = (index / desc.heads, index % desc.heads);
+        let kv_head = head / desc.kv_group;
+        let offset = |[b, h, _]: [isize; 3], head: usize| batch as isize * b + head as isize * h;
+        // SAFETY: by contract.
+        unsafe {
+            let mask = pointer(ptrs, OPERANDS + 1).cast_const();
+            Head {
+                isa,
+                desc,
+                layout: Layout::new(desc, isa),
+                q: pointer(ptrs, LHS).wrapping_offset(offset(desc.q_stride, head)),
+                k: pointer(ptrs, RHS).wrapping_offset(offset(desc.k_stride, kv_head)),
+                v: pointer(ptrs, OPERANDS).wrapping_offset(offset(desc.v_stride, kv_head)),
+                o: pointer(ptrs, OUT).wrapping_offset(offset(desc.o_stride, head)),
+                mask: if mask.is_null() {
+                    mask
+                } else {
+                    mask.wrapping_offset(offset(desc.mask_stride, head))
+                },
+                workspace: pointer(ptrs, WORKSPACE),
+            }
+        }
+    }
+}
+
 impl Head<'_> {
-    /// Keys that query `i` sees.
+    /// Number of keys that query `i` sees.
     fn visible(&self, i: usize) -> usize {
         if self.desc.causal == 0 {
             return self.desc.n_keys;
@@ -271,6 +306,8 @@ impl Head<'_> {
         self.o.wrapping_offset(i as isize * self.desc.o_stride[2])
     }
 
+    /// Computes the output of queries `first..first + n`.
+    ///
     /// # Safety
     /// The pointers cover the head; the workspace is this call's own.
     unsafe fn queries(&self, first: usize, n: usize) {
@@ -298,7 +335,7 @@ impl Head<'_> {
         }
     }
 
-    /// Takes in keys `start..start + n_keys`.
+    /// Adds the part of keys `start..start + n_keys` to the output of queries `first..first + n`.
     ///
     /// # Safety
     /// As for [`Head::queries`].
@@ -309,93 +346,95 @@ impl Head<'_> {
         let scores = self.workspace.wrapping_add(layout.scores);
         let k = self.k.wrapping_offset(start as isize * d.k_stride[2]);
         let v = self.v.wrapping_offset(start as isize * d.v_stride[2]);
+        let dot = MatMul {
+            m: n,
+            n: n_keys,
+            k: d.depth,
+            a: self.q.wrapping_offset(first as isize * d.q_stride[2]),
+            lda: d.q_stride[2],
+            b: keys,
+            c: scores,
+            ldc: layout.score_ld,
+            accumulate: false,
+        };
+        let weigh = MatMul {
+            m: n,
+            n: d.value_depth,
+            k: n_keys,
+            a: scores,
+            lda: layout.score_ld as isize,
+            b: values,
+            c: self.out_row(first),
+            ldc: d.o_stride[2] as usize,
+            accumulate: true,
+        };
         // SAFETY: rows of the inputs, and parts of the workspace as large as the layout counted.
         unsafe {
             pack_matrix(self.isa, d.depth, n_keys, k, 1, d.k_stride[2], keys);
             pack_matrix(self.isa, n_keys, d.value_depth, v, d.v_stride[2], 1, values);
-            let q = self.q.wrapping_offset(first as isize * d.q_stride[2]);
-            self.product(
-                n,
-                n_keys,
-                d.depth,
-                (q, d.q_stride[2]),
-                keys,
-                (scores, layout.score_ld),
-                false,
-            );
+            self.product(&dot);
             for i in 0..n {
-                let row = scores.add(i * layout.score_ld);
-                let n_seen = self.visible(first + i).saturating_sub(start).min(n_keys);
-                (n_seen..n_keys).for_each(|j| *row.add(j) = 0.0);
-                if n_seen == 0 {
-                    continue;
-                }
-                let mask = match self.mask.is_null() {
-                    true => self.mask,
-                    false => self
-                        .mask
-                        .wrapping_offset((first + i) as isize * d.mask_stride[2])
-                        .wrapping_add(start),
-                };
-                let block_row = BlockRow {
-                    scores: row,
-                    n: n_seen,
-                    mask,
-                    scale: d.scale,
-                    largest: self.workspace.add(layout.largest + i),
-                    sum: self.workspace.add(layout.sums + i),
-                    out: self.out_row(first + i),
-                    n_out: d.value_depth,
-                };
-                softmax_block(self.isa, block_row);
+                self.softmax_row(first, i, start, n_keys);
             }
-            let lhs = (scores.cast_const(), layout.score_ld as isize);
-            let out = (self.out_row(first), d.o_stride[2] as usize);
-            self.product(n, d.value_depth, n_keys, lhs, values, out, true);
+            self.product(&weigh);
         }
     }
 
-    /// `c (+)= a @ b` with packed `b`; `a` and `c` come with their row strides.
+    /// Turns the block's scores of query `first + i` into weights; keys that it does not see get 0.
     ///
     /// # Safety
+    /// As for [`Head::queries`].
+    unsafe fn softmax_row(&self, first: usize, i: usize, start: usize, n_keys: usize) {
+        let (d, layout) = (self.desc, &self.layout);
+        let n_seen = self.visible(first + i).saturating_sub(start).min(n_keys);
+        let mask = if self.mask.is_null() {
+            self.mask
+        } else {
+            let row = (first + i) as isize * d.mask_stride[2];
+            self.mask.wrapping_offset(row).wrapping_add(start)
+        };
+        // SAFETY: the row's own part of the workspace and of the output.
+        unsafe {
+            let scores = self.workspace.add(layout.scores + i * layout.score_ld);
+            (n_seen..n_keys).for_each(|j| *scores.add(j) = 0.0);
+            if n_seen == 0 {
+                return;
+            }
+            let row = BlockRow {
+                scores,
+                n: n_seen,
+                mask,
+                scale: d.scale,
+                largest: self.workspace.add(layout.largest + i),
+                sum: self.workspace.add(layout.sums + i),
+                out: self.out_row(first + i),
+                n_out: d.value_depth,
+            };
+            softmax_block(self.isa, row);
+        }
+    }
+
+    /// # Safety
     /// The operands are readable and the output is writable.
-    #[allow(clippy::too_many_arguments)]
-    unsafe fn product(
-        &self,
-        m: usize,
-        n: usize,
-        k: usize,
-        (a, lda): (*const f32, isize),
-        b: *const f32,
-        (c, ldc): (*mut f32, usize),
-        accumulate: bool,
-    ) {
+    unsafe fn product(&self, p: &MatMul) {
         // SAFETY: no ops, so no operands.
         let epilogue = unsafe { Epilogue::resolve(&[], std::ptr::null(), [0; MAX_BATCH]) };
-        let lhs = Lhs {
-            a,
-            lda: lda as usize,
-            rows: std::ptr::null(),
-            tap_stride: 0,
-            taps: 0,
-            offset: 0,
-        };
         let product = Product {
             isa: self.isa,
-            n,
-            k,
-            lhs,
-            b,
-            c,
-            ldc,
-            accumulate,
+            n: p.n,
+            k: p.k,
+            lhs: Lhs::strided(p.a, p.lda as usize),
+            b: p.b,
+            c: p.c,
+            ldc: p.ldc,
+            accumulate: p.accumulate,
             epilogue: &epilogue,
             epilogue_col: 0,
             integers: None,
             quantize: Quantize::default(),
         };
         // SAFETY: by contract.
-        unsafe { product.block(0..m, 0..n.div_ceil(self.isa.nr())) }
+        unsafe { product.block(0..p.m, 0..p.n.div_ceil(self.isa.nr())) }
     }
 }
 

@@ -51,7 +51,7 @@ pub unsafe extern "C" fn gm_f32_to_bf16(n: usize, src: *const f32, dst: *mut u16
 #[inline(always)]
 fn narrow_bf16_bits(x: f32) -> u16 {
     let bits = x.to_bits();
-    // Half of the dropped part, and a bit more where the kept part is odd.
+    // Ties to even: half of the dropped part, less one where the remaining part is even.
     let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16;
     // Rounding could turn a NaN into an infinity.
     if x.is_nan() {
@@ -143,7 +143,8 @@ unsafe fn narrow_f16(isa: Isa, n: usize, src: *const f32, dst: *mut u16) {
 mod x86 {
     use std::arch::x86_64::*;
 
-    /// Converts whole vectors and returns how many elements that were. Eight lanes: the conversion's throughput is the memory's.
+    /// Converts whole vectors and returns how many elements that were. Eight lanes: the
+    /// conversion's throughput is the memory's.
     ///
     /// # Safety
     /// `src` is readable and `dst` writable for `n` elements; the CPU has F16C.

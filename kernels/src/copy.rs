@@ -1,8 +1,10 @@
-//! Strided copies: transposes, permutations, slices, broadcasts and concatenations of any element size.
+//! Strided copies: transposes, permutations, slices, broadcasts and concatenations of any element
+//! size.
 //!
-//! Dimensions of extent 1 are dropped and dimensions that are contiguous in both tensors are joined first. What is left is walked in the
-//! output's order, with rows copied whole where both tensors are contiguous, and as tiles of a transposition where they
-//! are contiguous along different dimensions. Items are blocks of the walk.
+//! Dimensions of extent 1 are dropped and dimensions that are contiguous in both tensors are joined
+//! first. The rest is walked in the output's order, with rows copied whole where both tensors are
+//! contiguous, and as tiles of a transposition where they are contiguous along different
+//! dimensions. Items are blocks of the walk.
 
 use crate::descriptor::descriptor;
 use crate::isa::Isa;
@@ -63,7 +65,8 @@ impl CopyDesc {
         Some(desc)
     }
 
-    /// The copy of a contiguous tensor to a contiguous one whose axis `i` is the source's axis `perm[i]`.
+    /// The copy of a contiguous tensor to a contiguous one whose axis `i` is the source's axis
+    /// `perm[i]`.
     ///
     /// None if there are more than [`MAX_RANK`] axes, or `perm` is no permutation of them.
     pub fn permute(element_bytes: u32, shape: &[usize], perm: &[usize]) -> Option<CopyDesc> {
@@ -74,17 +77,11 @@ impl CopyDesc {
                 .filter(|seen| axis < shape.len() && !**seen)?;
             *entry = true;
         }
-        let stride =
-            |shape: &mut dyn Iterator<Item = usize>| -> isize { shape.product::<usize>() as isize };
-        let dims: Vec<_> = (0..perm.len())
-            .map(|i| {
-                let src_stride = stride(&mut shape[perm[i] + 1..].iter().copied());
-                (
-                    shape[perm[i]],
-                    src_stride,
-                    stride(&mut perm[i + 1..].iter().map(|&axis| shape[axis])),
-                )
-            })
+        let permuted: Vec<usize> = perm.iter().map(|&axis| shape[axis]).collect();
+        let dims: Vec<_> = perm
+            .iter()
+            .enumerate()
+            .map(|(i, &axis)| (shape[axis], stride_of(shape, axis), stride_of(&permuted, i)))
             .collect();
         if perm.len() == shape.len() {
             CopyDesc::new(Isa::current(), element_bytes, &dims)
@@ -97,6 +94,11 @@ impl CopyDesc {
     pub fn n_items(&self) -> usize {
         Walk::new(self).n_items()
     }
+}
+
+/// Elements between neighbours along an axis of a contiguous tensor.
+fn stride_of(shape: &[usize], axis: usize) -> isize {
+    shape[axis + 1..].iter().product::<usize>() as isize
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -116,7 +118,7 @@ const UNIT: Dim = Dim {
 struct Walk {
     outer: [Dim; MAX_RANK],
     rows: Dim,
-    /// Contiguous in the output, where anything is.
+    /// Contiguous in the output, if any dimension is.
     cols: Dim,
     /// Rows of one item.
     row_block: usize,
@@ -127,22 +129,18 @@ struct Walk {
 impl Walk {
     fn new(desc: &CopyDesc) -> Walk {
         let (mut dims, n) = simplify(desc);
-        let (cols, n) = if n > 0 {
-            (dims[n - 1], n - 1)
-        } else {
-            (UNIT, 0)
-        };
-        // Rows are the dimension contiguous in the source, if another than the columns is; else the next.
+        let cols = if n > 0 { dims[n - 1] } else { UNIT };
+        let n = n.saturating_sub(1);
+        // Rows are the dimension contiguous in the source, if another than the columns is; else the
+        // next.
         let is_rows = |dim: &Dim| cols.src != 1 && dim.src == 1;
-        let rows_idx = dims[..n]
-            .iter()
-            .position(is_rows)
-            .unwrap_or(n.saturating_sub(1));
-        let rows = if n > 0 { dims[rows_idx] } else { UNIT };
+        let mut rows = UNIT;
         if n > 0 {
-            dims[rows_idx] = UNIT;
+            let idx = dims[..n].iter().position(is_rows).unwrap_or(n - 1);
+            rows = std::mem::replace(&mut dims[idx], UNIT);
         }
-        // Whole rows if they are copied whole, else squares that keep the lines of both tensors in the first-level cache.
+        // Whole rows if they are copied whole, else squares that keep the lines of both tensors in
+        // the first-level cache.
         let item_elements = ITEM_BYTES / desc.element_bytes.max(1) as usize;
         let (longest, unit) = if cols.src == 1 && cols.dst == 1 {
             (item_elements, 1)
@@ -181,14 +179,10 @@ impl Walk {
 
     /// An item's offset in the source and the output, its rows and its columns.
     fn item(&self, item: usize) -> (isize, isize, usize, usize) {
-        let (rest, col) = (
-            item / self.col_blocks(),
-            item % self.col_blocks() * self.col_block,
-        );
-        let (mut rest, row) = (
-            rest / self.row_blocks(),
-            rest % self.row_blocks() * self.row_block,
-        );
+        let col = item % self.col_blocks() * self.col_block;
+        let rest = item / self.col_blocks();
+        let row = rest % self.row_blocks() * self.row_block;
+        let mut rest = rest / self.row_blocks();
         let mut src = row as isize * self.rows.src + col as isize * self.cols.src;
         let mut dst = row as isize * self.rows.dst + col as isize * self.cols.dst;
         for dim in self.outer.iter().rev() {
@@ -207,7 +201,8 @@ impl Walk {
     }
 }
 
-/// Dimensions in the output's order, outermost first, without those of extent 1, joined where both tensors allow; and their number.
+/// Dimensions of more than one element in the output's order, outermost first, joined where both
+/// tensors are contiguous; and their number.
 fn simplify(desc: &CopyDesc) -> ([Dim; MAX_RANK], usize) {
     let mut dims = [UNIT; MAX_RANK];
     let mut n = 0;
@@ -230,29 +225,32 @@ fn simplify(desc: &CopyDesc) -> ([Dim; MAX_RANK], usize) {
             j -= 1;
         }
     }
-    let mut kept = 0;
+    // Joins each dimension with the one outside of it, if both tensors are contiguous over the two.
+    let mut last = 0;
     for i in 1..n {
-        let (outer, inner) = (dims[kept], dims[i]);
+        let (outer, inner) = (dims[last], dims[i]);
         let size = inner.extent as isize;
         if outer.src == inner.src * size && outer.dst == inner.dst * size {
-            dims[kept] = Dim {
+            dims[last] = Dim {
                 extent: outer.extent * inner.extent,
                 ..inner
             };
         } else {
-            kept += 1;
-            dims[kept] = inner;
+            last += 1;
+            dims[last] = inner;
         }
     }
-    (dims, if n == 0 { 0 } else { kept + 1 })
+    (dims, if n == 0 { 0 } else { last + 1 })
 }
 
-/// Computes items `begin..end` of a [`CopyDesc`]: `ptrs[LHS]` is the source, `ptrs[OUT]` the output.
+/// Computes items `begin..end` of a [`CopyDesc`]: `ptrs[LHS]` is the source, `ptrs[OUT]` the
+/// output.
 ///
 /// Returns `OK`, `INVALID` or `UNSUPPORTED_ISA`.
 ///
 /// # Safety
-/// The pointers cover what the descriptor describes and do not overlap; no other thread writes these items' output.
+/// The pointers cover the descriptor's operands and do not overlap; no other thread writes these
+/// items' output.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gm_copy(
     desc: *const CopyDesc,
@@ -265,7 +263,7 @@ pub unsafe extern "C" fn gm_copy(
     let Some(isa) = Isa::usable(desc.isa) else {
         return UNSUPPORTED_ISA;
     };
-    // SAFETY: the pointers cover what the descriptor describes.
+    // SAFETY: the pointers cover the descriptor's operands.
     unsafe {
         let (src, dst) = ((*ptrs.add(LHS)).cast_const(), *ptrs.add(OUT));
         match desc.element_bytes {
@@ -416,7 +414,7 @@ mod tests {
         ];
         let n = desc.n_items();
         for (begin, end) in [(n / 2, n), (0, n / 2)] {
-            // SAFETY: the buffers cover what the descriptor describes.
+            // SAFETY: the buffers cover the descriptor's operands.
             assert_eq!(unsafe { gm_copy(desc, ptrs.as_ptr(), begin, end) }, OK);
         }
         let got: Vec<u64> = dst.into_iter().map(Into::into).collect();

@@ -1,8 +1,9 @@
 //! Depthwise convolution of NHWC images in f32: each channel has its own window.
 //!
-//! `x: [batch, in_h, in_w, channels]`, weights `[kernel_h, kernel_w, channels]` (plain, for every instruction set),
-//! `y: [batch, out_h, out_w, channels]` with `ldy` elements between pixels. Item `i` is output row `i % out_h` of image `i / out_h`.
-//! For the epilogue, a row is an output pixel and a column a channel.
+//! `x: [batch, in_h, in_w, channels]`, weights `[kernel_h, kernel_w, channels]` (plain, for every
+//! instruction set), `y: [batch, out_h, out_w, channels]` with `ldy` elements between pixels. Item
+//! `i` is output row `i % out_h` of image `i / out_h`. For the epilogue, a row is an output pixel
+//! and a column a channel.
 
 use crate::descriptor::descriptor;
 use crate::epilogue::{ApplyRest, Epilogue, EpilogueOp, Fast, MAX_BATCH, MAX_EPILOGUE, Rect};
@@ -74,11 +75,11 @@ impl DepthwiseDesc {
 
 /// Computes items `begin..end` of a [`DepthwiseDesc`].
 ///
-/// `ptrs[LHS]` is `x`, `ptrs[RHS]` the weights, `ptrs[OUT]` is `y`, `ptrs[OPERANDS..]` are the epilogue's operands.
-/// Returns `OK`, `INVALID` or `UNSUPPORTED_ISA`.
+/// `ptrs[LHS]` is `x`, `ptrs[RHS]` the weights, `ptrs[OUT]` is `y`, `ptrs[OPERANDS..]` are the
+/// epilogue's operands. Returns `OK`, `INVALID` or `UNSUPPORTED_ISA`.
 ///
 /// # Safety
-/// The pointers cover what the descriptor describes; no other thread writes these items' part of `y`.
+/// The pointers cover the descriptor's operands; no other thread writes these items' part of `y`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gm_depthwise_f32(
     desc: *const DepthwiseDesc,
@@ -94,40 +95,52 @@ pub unsafe extern "C" fn gm_depthwise_f32(
     if !Epilogue::valid(&desc.epilogue, desc.n_epilogue) || !desc.window.valid() {
         return INVALID;
     }
-    // SAFETY: the pointers cover what the descriptor describes.
+    // SAFETY: the pointers cover the descriptor's operands.
     unsafe {
         let ops = &desc.epilogue[..desc.n_epilogue as usize];
         let epilogue = Epilogue::resolve(ops, ptrs.add(OPERANDS), [0; MAX_BATCH]);
         for item in begin..end.min(desc.n_items()) {
-            let (n, oh) = (item / desc.window.out_h, item % desc.window.out_h);
-            let first_pixel = item * desc.window.out_w;
-            let row = Row {
-                desc,
-                x: pointer(ptrs, LHS)
-                    .cast_const()
-                    .wrapping_add(n * desc.window.x_n_stride),
-                weights: pointer(ptrs, RHS),
-                y: pointer(ptrs, OUT).wrapping_add(first_pixel * desc.ldy),
-                oh,
-                fast: epilogue.fast.at(first_pixel, 0),
-            };
-            let y = row.y;
-            dispatch(isa, row);
-            if epilogue.has_rest() {
-                let (rows, cols) = (desc.window.out_w, desc.channels);
-                let rect = Rect {
-                    c: y,
-                    ldc: desc.ldy,
-                    row: first_pixel,
-                    col: 0,
-                    rows,
-                    cols,
-                };
-                dispatch(isa, ApplyRest(&epilogue, rect));
-            }
+            run_row(isa, desc, ptrs, &epilogue, item);
         }
     }
     OK
+}
+
+/// # Safety
+/// As for [`gm_depthwise_f32`], with a valid descriptor.
+unsafe fn run_row(
+    isa: Isa,
+    desc: &DepthwiseDesc,
+    ptrs: *const *mut u8,
+    epilogue: &Epilogue,
+    item: usize,
+) {
+    let w = &desc.window;
+    let first_pixel = item * w.out_w;
+    // SAFETY: the pointers cover the row.
+    unsafe {
+        let y = pointer(ptrs, OUT).wrapping_add(first_pixel * desc.ldy);
+        let row = Row {
+            desc,
+            x: pointer(ptrs, LHS).wrapping_add(item / w.out_h * w.x_n_stride),
+            weights: pointer(ptrs, RHS),
+            y,
+            oh: item % w.out_h,
+            fast: epilogue.fast.at(first_pixel, 0),
+        };
+        dispatch(isa, row);
+        if epilogue.has_rest() {
+            let rect = Rect {
+                c: y,
+                ldc: desc.ldy,
+                row: first_pixel,
+                col: 0,
+                rows: w.out_w,
+                cols: desc.channels,
+            };
+            dispatch(isa, ApplyRest(epilogue, rect));
+        }
+    }
 }
 
 /// One output row.
@@ -143,7 +156,7 @@ struct Row<'a> {
 impl Task for Row<'_> {
     type Out = ();
 
-    /// Safety: the pointers cover the row and what it depends on.
+    /// Safety: the pointers cover the row and the inputs that it depends on.
     #[inline(always)]
     unsafe fn run<S: Simd>(self, s: S) {
         let mut channel = 0;
@@ -174,16 +187,19 @@ impl Row<'_> {
     #[inline(always)]
     unsafe fn strip<S: Simd, const V: usize, const MASKED: bool>(&self, s: S, channel: usize) {
         let (inside, inside_end) = self.desc.window.columns_all_inside();
-        // The last tile may overlap the one before, unless it would add a residual that the output replaced.
+        // The last tile may overlap the one before, unless it would add a residual that the output
+        // replaced.
         let may_overlap = self.fast.residual.is_null() && inside + TILE <= inside_end;
         let mut ow = 0;
-        // SAFETY: tiles lie inside the row; those of several pixels only where the whole window is inside the image.
+        // SAFETY: tiles lie inside the row; those of several pixels only where the whole window is
+        // inside the image.
         unsafe {
             while ow < self.desc.window.out_w {
                 let is_inside = ow >= inside && ow < inside_end;
                 if is_inside && (ow + TILE <= inside_end || may_overlap) {
                     let start = ow.min(inside_end - TILE);
-                    // Two vectors of four pixels are as many sums as the smallest register file takes.
+                    // Two vectors of four pixels are as many sums as the smallest register file
+                    // takes.
                     if V == 4 {
                         self.tile::<S, TILE, 2, MASKED>(s, start, channel);
                         self.tile::<S, TILE, 2, MASKED>(s, start, channel + 2 * S::LANES);
@@ -199,8 +215,8 @@ impl Row<'_> {
         }
     }
 
-    /// `P` pixels from `ow` on by `V` vectors of channels; a masked tile has one, perhaps partial. With one pixel, window columns beyond
-    /// the image are skipped.
+    /// `P` pixels from `ow` on by `V` vectors of channels; a masked tile has one, perhaps partial.
+    /// With one pixel, window columns beyond the image are skipped.
     ///
     /// # Safety
     /// As for `run`.
@@ -211,6 +227,36 @@ impl Row<'_> {
         ow: usize,
         channel: usize,
     ) {
+        let n = self.desc.channels - channel;
+        // SAFETY: by contract; masks keep channels in range.
+        unsafe {
+            let sums = self.sums::<S, P, V, MASKED>(s, ow, channel);
+            for (p, sums) in sums.iter().enumerate() {
+                for (v, &sum) in sums.iter().enumerate() {
+                    let col = channel + v * S::LANES;
+                    let sum = self.finish::<S, MASKED>(s, ow + p, col, n, sum);
+                    let y = self.y.add((ow + p) * self.desc.ldy + col);
+                    if MASKED {
+                        s.store_n(y, n, sum)
+                    } else {
+                        s.store(y, sum)
+                    }
+                }
+            }
+        }
+    }
+
+    /// Sums of products of a tile.
+    ///
+    /// # Safety
+    /// As for `run`.
+    #[inline(always)]
+    unsafe fn sums<S: Simd, const P: usize, const V: usize, const MASKED: bool>(
+        &self,
+        s: S,
+        ow: usize,
+        channel: usize,
+    ) -> [[S::F; V]; P] {
         let w = &self.desc.window;
         let n = self.desc.channels - channel;
         let (pixel_step, tap_step) = (w.stride_w * w.x_w_stride, w.dilation_w * w.x_w_stride);
@@ -222,18 +268,16 @@ impl Row<'_> {
         };
         let first_column = ow * w.stride_w + taps.start * w.dilation_w;
         let mut acc = [[s.zero(); V]; P];
-        // SAFETY: `input_row` and `taps` keep to the image, and masks keep channels in range.
-        unsafe {
-            for i in 0..w.kernel_h {
-                let Some(ih) = w.input_row(self.oh, i).filter(|_| !taps.is_empty()) else {
-                    continue;
-                };
-                let mut x = self
-                    .x
-                    .add(ih * w.x_h_stride + (first_column - w.pad_left) * w.x_w_stride + channel);
-                let mut weights = self
-                    .weights
-                    .add((i * w.kernel_w + taps.start) * self.desc.channels + channel);
+        for i in 0..w.kernel_h {
+            let Some(ih) = w.input_row(self.oh, i).filter(|_| !taps.is_empty()) else {
+                continue;
+            };
+            let column = (first_column - w.pad_left) * w.x_w_stride + channel;
+            let tap = i * w.kernel_w + taps.start;
+            // SAFETY: `input_row` and `taps` keep to the image, and masks keep channels in range.
+            unsafe {
+                let mut x = self.x.add(ih * w.x_h_stride + column);
+                let mut weights = self.weights.add(tap * self.desc.channels + channel);
                 for _ in taps.clone() {
                     for v in 0..V {
                         let weight = load::<S, MASKED>(s, weights.add(v * S::LANES), n);
@@ -246,19 +290,8 @@ impl Row<'_> {
                     weights = weights.wrapping_add(self.desc.channels);
                 }
             }
-            for (p, acc) in acc.iter().enumerate() {
-                for (v, &sum) in acc.iter().enumerate() {
-                    let col = channel + v * S::LANES;
-                    let sum = self.finish::<S, MASKED>(s, ow + p, col, n, sum);
-                    let y = self.y.add((ow + p) * self.desc.ldy + col);
-                    if MASKED {
-                        s.store_n(y, n, sum)
-                    } else {
-                        s.store(y, sum)
-                    }
-                }
-            }
         }
+        acc
     }
 
     /// # Safety

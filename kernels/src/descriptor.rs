@@ -1,9 +1,10 @@
 //! Plain data that is copied into a program byte by byte.
 
-/// Data without padding whose bytes can be stored and compared.
+/// Data without padding, whose bytes can be stored and compared.
 ///
 /// # Safety
-/// Every byte of a value is initialised, and a copy of the bytes at an aligned address is the same value.
+/// Every byte of a value is initialised, and a copy of the bytes at an aligned address is the same
+/// value.
 pub unsafe trait Plain: Copy + 'static {}
 
 macro_rules! plain_numbers {
@@ -21,8 +22,8 @@ unsafe impl<T: Plain, const N: usize> Plain for [T; N] {}
 /// The descriptor of a task kernel, the `D` of its [`TaskFn`](crate::TaskFn).
 ///
 /// # Safety
-/// As [`Plain`]. Implemented by `descriptor!`, which lists the fields and checks at compile time that no padding is
-/// between them.
+/// As [`Plain`]. Implemented by `descriptor!`, which lists the fields and checks at compile time
+/// that no padding is between them.
 pub unsafe trait Descriptor: Plain {
     /// The bytes that a program stores.
     fn bytes(&self) -> &[u8] {
@@ -38,7 +39,8 @@ pub(crate) const fn field_bytes<S: Copy, F: Plain>(_: fn(S) -> F) -> usize {
 
 /// Implements [`Plain`] for a struct of plain fields.
 ///
-/// All fields are listed: a missing one, like padding, makes the sum of their sizes less than the size of the struct.
+/// All fields are listed: a missing one, like padding, makes the sum of their sizes less than the
+/// size of the struct.
 macro_rules! plain {
     ($struct:ty { $($field:ident),* $(,)? }) => {
         const _: () = assert!(
@@ -47,7 +49,8 @@ macro_rules! plain {
             concat!(stringify!($struct), " has padding, or fields that are not listed"),
         );
 
-        // SAFETY: the fields are plain, and the assertion above proves that nothing else is in the struct.
+        // SAFETY: the fields are plain, and the assertion above proves that nothing else is in the
+        // struct.
         unsafe impl $crate::descriptor::Plain for $struct {}
     };
 }

@@ -1,13 +1,18 @@
-//! What is done to a tile of the output while it is still in registers or in the first-level cache.
+//! Element-wise ops that are applied to a tile of the output while it is in registers or in the
+//! first-level cache.
 //!
-//! A descriptor holds up to [`MAX_EPILOGUE`] ops, applied in order to each element `x = c[row, col]`. An op with an operand reads
-//! `t = ptrs[OPERANDS + operand][batch * batch_stride + row * row_stride + col * col_stride]`. Rows and columns are those of the whole
-//! output: for a convolution, a row is an output pixel (n, oh, ow) and a column is an output channel over all groups.
+//! A descriptor holds up to [`MAX_EPILOGUE`] ops, applied in order to each element
+//! `x = c[row, col]`. An op with an operand reads `t = ptrs[OPERANDS + operand][batch *
+//! batch_stride + row * row_stride + col * col_stride]`. Rows and columns are those of the whole
+//! output: for a convolution, a row is an output pixel (n, oh, ow) and a column is an output
+//! channel over all groups.
 //!
-//! The sequences [multiply by row vector or scalar] [add row vector] [add tensor] [relu or clamp], each part optional, are applied to registers and cost next to
-//! nothing; everything else is one pass over the hot tile per op.
+//! The sequence [multiply by row vector or scalar] [add row vector] [add tensor] [relu or clamp],
+//! each part optional, is applied to registers and costs next to nothing; each op after it is one
+//! pass over the hot tile.
 
 use crate::descriptor::plain;
+use crate::gemm::batch_offset;
 use crate::simd::{Simd, Task};
 use crate::vmath;
 
@@ -19,7 +24,8 @@ pub const MAX_BATCH: usize = 4;
 
 macro_rules! kinds {
     ($($(#[doc = $doc:literal])* $name:ident = $value:literal,)*) => {
-        /// What an [`EpilogueOp`] computes. Elements are `x`, the operand is `t`, the parameters are `p0` and `p1`.
+        /// The function of an [`EpilogueOp`]: `x` is the element, `t` the operand, `p0` and `p1`
+        /// are the parameters.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         #[repr(u32)]
         pub enum EpilogueKind {
@@ -115,7 +121,7 @@ kinds! {
 pub struct EpilogueOp {
     /// An [`EpilogueKind`] as its number.
     pub kind: u32,
-    /// Which of `ptrs[OPERANDS..]` a kind with an operand reads.
+    /// Index in `ptrs[OPERANDS..]`, for kinds with an operand.
     pub operand: u32,
     /// First parameter.
     pub p0: f32,
@@ -186,7 +192,7 @@ impl EpilogueOp {
     }
 }
 
-/// An op whose operand's address is known for one batch element.
+/// An op with the address of its operand for one batch element.
 #[derive(Clone, Copy)]
 struct Resolved {
     kind: EpilogueKind,
@@ -197,7 +203,7 @@ struct Resolved {
     p1: f32,
 }
 
-/// What a tile is multiplied with.
+/// Factor of a tile.
 #[derive(Clone, Copy)]
 pub(crate) enum Scale {
     One,
@@ -231,7 +237,7 @@ impl Scale {
 /// The part of an epilogue that micro-kernels apply to registers.
 #[derive(Clone, Copy)]
 pub(crate) struct Fast {
-    /// Comes first.
+    /// Applied first.
     pub(crate) scale: Scale,
     /// Added to every row; null if absent.
     pub(crate) bias: *const f32,
@@ -254,7 +260,7 @@ impl Fast {
         hi: 0.0,
     };
 
-    /// The same for the tile that starts at `row`, `col`.
+    /// The part for the tile that starts at `row`, `col`.
     #[inline]
     pub(crate) fn at(&self, row: usize, col: usize) -> Fast {
         let mut out = *self;
@@ -273,7 +279,7 @@ impl Fast {
         out
     }
 
-    /// Takes `op` if it continues the sequence scale, bias, residual, clamp.
+    /// Absorbs `op` if it continues the sequence scale, bias, residual, clamp.
     fn accept(&mut self, op: &Resolved) -> bool {
         let is_first = matches!(self.scale, Scale::One)
             && self.bias.is_null()
@@ -312,7 +318,7 @@ pub(crate) struct Epilogue {
 }
 
 impl Epilogue {
-    /// Whether every op is known and its column stride allowed.
+    /// True when every op is known and its column stride allowed.
     pub(crate) fn valid(ops: &[EpilogueOp; MAX_EPILOGUE], n_ops: u32) -> bool {
         n_ops as usize <= MAX_EPILOGUE
             && ops[..n_ops as usize].iter().all(|op| {
@@ -345,22 +351,15 @@ impl Epilogue {
             let Some(kind) = EpilogueKind::from_u32(op.kind) else {
                 continue;
             };
-            let mut operand = std::ptr::null();
+            let mut operand = std::ptr::null_mut();
             if op.has_operand() {
-                let offset: isize = batch_idx
-                    .iter()
-                    .zip(op.batch_stride)
-                    .map(|(&i, stride)| i as isize * stride)
-                    .sum();
                 // SAFETY: the caller has a pointer for each operand.
-                operand = unsafe { *operands.add(op.operand as usize) }
-                    .cast::<f32>()
-                    .wrapping_offset(offset)
-                    .cast_const();
+                let base = unsafe { *operands.add(op.operand as usize) }.cast::<f32>();
+                operand = base.wrapping_offset(batch_offset(batch_idx, op.batch_stride));
             }
             let resolved = Resolved {
                 kind,
-                operand,
+                operand: operand.cast_const(),
                 row_stride: op.row_stride,
                 col_stride: op.col_stride,
                 p0: op.p0,
@@ -374,13 +373,14 @@ impl Epilogue {
         out
     }
 
-    /// Whether [`Epilogue::apply_rest`] has anything to do.
+    /// True when [`ApplyRest`] has an op to apply.
     pub(crate) fn has_rest(&self) -> bool {
         self.n_rest > 0
     }
 }
 
-/// How results are stored: as `f32`, or as 8-bit integers `saturate(round(x / divisor) + zero)`, ties to even, NaN as 0.
+/// Storage of results: as `f32`, or as 8-bit integers `saturate(round(x / divisor) + zero)`, ties
+/// to even, NaN as 0.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Quantize {
@@ -412,7 +412,7 @@ impl Quantize {
         }
     }
 
-    /// Whether the numbers are known ones.
+    /// True when `to` is known and `zero` is one of its values.
     pub fn is_valid(&self) -> bool {
         let range = match self.to {
             0 => return true,
@@ -440,21 +440,10 @@ pub(crate) struct StoreBytes {
 impl Task for StoreBytes {
     type Out = ();
 
-    /// Safety: the rectangle is readable, as many bytes of rows `ld` apart are writable.
+    /// Safety: the rectangle is readable, and as many bytes are writable in rows of `ld` bytes.
     #[inline(always)]
     unsafe fn run<S: Simd>(self, s: S) {
-        let Quantize {
-            to, zero, divisor, ..
-        } = self.quantize;
-        let (lo, hi) = if to == 1 { (0, 255) } else { (-128, 127) };
-        // Whole numbers, so that clamping before rounding is the same.
-        let (lo, hi, none) = (
-            s.splat((lo - zero) as f32),
-            s.splat((hi - zero) as f32),
-            s.splat(-zero as f32),
-        );
-        let divides = divisor != 1.0;
-        let (divisor, zero) = (s.splat(divisor), s.splat_i(zero));
+        let rounding = Rounding::new(s, self.quantize);
         for r in 0..self.from.rows {
             let mut j = 0;
             while j < self.from.cols {
@@ -467,13 +456,56 @@ impl Task for StoreBytes {
                     } else {
                         s.load_n(from, n)
                     };
-                    let x = if divides { s.div(x, divisor) } else { x };
-                    let x = s.select(s.eq(x, x), s.min(hi, s.max(lo, x)), none);
-                    s.store_bytes(self.to.add(r * self.ld + j), n, s.add_i(s.to_int(x), zero));
+                    s.store_bytes(self.to.add(r * self.ld + j), n, rounding.apply(s, x));
                 }
                 j += S::LANES;
             }
         }
+    }
+}
+
+/// [`Quantize`] in vectors.
+struct Rounding<S: Simd> {
+    /// Range of the quotient before `zero` is added. Whole numbers, so that clamping before
+    /// rounding is the same as after.
+    lo: S::F,
+    hi: S::F,
+    /// The quotient of NaN, whose result is 0.
+    nan: S::F,
+    divisor: S::F,
+    divides: bool,
+    zero: S::I,
+}
+
+impl<S: Simd> Rounding<S> {
+    #[inline(always)]
+    fn new(s: S, quantize: Quantize) -> Rounding<S> {
+        let zero = quantize.zero;
+        let (lo, hi) = if quantize.to == 1 {
+            (0, 255)
+        } else {
+            (-128, 127)
+        };
+        Rounding {
+            lo: s.splat((lo - zero) as f32),
+            hi: s.splat((hi - zero) as f32),
+            nan: s.splat(-zero as f32),
+            divisor: s.splat(quantize.divisor),
+            divides: quantize.divisor != 1.0,
+            zero: s.splat_i(zero),
+        }
+    }
+
+    #[inline(always)]
+    fn apply(&self, s: S, x: S::F) -> S::I {
+        let x = if self.divides {
+            s.div(x, self.divisor)
+        } else {
+            x
+        };
+        let clamped = s.min(self.hi, s.max(self.lo, x));
+        let x = s.select(s.eq(x, x), clamped, self.nan);
+        s.add_i(s.to_int(x), self.zero)
     }
 }
 
@@ -516,7 +548,7 @@ trait Zip: Copy {
 }
 
 macro_rules! map {
-    ($name:ident $(($($p:ident),*))? |$s:ident, $x:ident| $body:expr) => {
+    ($name:ident $(($($p:ident),*))?, |$s:ident, $x:ident| $body:expr) => {
         #[derive(Clone, Copy)]
         struct $name $(($(map!(@ty $p)),*))?;
         impl Map for $name {
@@ -531,7 +563,7 @@ macro_rules! map {
 }
 
 macro_rules! zip {
-    ($name:ident |$s:ident, $x:ident, $t:ident| $body:expr) => {
+    ($name:ident, |$s:ident, $x:ident, $t:ident| $body:expr) => {
         #[derive(Clone, Copy)]
         struct $name;
         impl Zip for $name {
@@ -543,84 +575,82 @@ macro_rules! zip {
     };
 }
 
-zip!(Add | s, x, t | s.add(x, t));
-zip!(Sub | s, x, t | s.sub(x, t));
-zip!(RSub | s, x, t | s.sub(t, x));
-zip!(Mul | s, x, t | s.mul(x, t));
-zip!(Div | s, x, t | s.div(x, t));
-zip!(RDiv | s, x, t | s.div(t, x));
-// `max` returns its second operand if either is NaN: that loses a NaN in `t` only if it comes first.
-zip!(Max | s, x, t | s.select(s.eq(t, t), s.max(t, x), t));
-zip!(Min | s, x, t | s.select(s.eq(t, t), s.min(t, x), t));
-map!(AddScalar(a) | s, x | s.add(x, s.splat(a)));
-map!(MulScalar(a) | s, x | s.mul(x, s.splat(a)));
-map!(
-    Clamp(lo, hi) | s,
-    x | s.min(s.splat(hi), s.max(s.splat(lo), x))
-);
-map!(
-    LeakyRelu(a) | s,
-    x | s.select(s.lt(x, s.zero()), s.mul(x, s.splat(a)), x)
-);
-map!(
-    HardSigmoid(a, b) | s,
-    x | s.min(
-        s.splat(1.0),
-        s.max(s.zero(), s.fma(x, s.splat(a), s.splat(b)))
-    )
-);
-map!(
-    HardSwish(a, b) | s,
-    x | s.mul(x, HardSigmoid(a, b).map(s, x))
-);
-map!(Neg | s, x | s.neg(x));
-map!(Abs | s, x | s.abs(x));
-map!(Square | s, x | s.mul(x, x));
-map!(
-    Elu(a) | s,
-    x | s.select(s.lt(x, s.zero()), s.mul(vmath::expm1(s, x), s.splat(a)), x)
-);
+zip!(Add, |s, x, t| s.add(x, t));
+zip!(Sub, |s, x, t| s.sub(x, t));
+zip!(RSub, |s, x, t| s.sub(t, x));
+zip!(Mul, |s, x, t| s.mul(x, t));
+zip!(Div, |s, x, t| s.div(x, t));
+zip!(RDiv, |s, x, t| s.div(t, x));
+// `max` returns its second operand if either is NaN: that loses a NaN in `t` only if it comes
+// first.
+zip!(Max, |s, x, t| s.select(s.eq(t, t), s.max(t, x), t));
+zip!(Min, |s, x, t| s.select(s.eq(t, t), s.min(t, x), t));
+map!(AddScalar(a), |s, x| s.add(x, s.splat(a)));
+map!(MulScalar(a), |s, x| s.mul(x, s.splat(a)));
+map!(Clamp(lo, hi), |s, x| s
+    .min(s.splat(hi), s.max(s.splat(lo), x)));
+map!(LeakyRelu(a), |s, x| {
+    s.select(s.lt(x, s.zero()), s.mul(x, s.splat(a)), x)
+});
+map!(HardSigmoid(a, b), |s, x| {
+    let line = s.fma(x, s.splat(a), s.splat(b));
+    s.min(s.splat(1.0), s.max(s.zero(), line))
+});
+map!(HardSwish(a, b), |s, x| {
+    s.mul(x, HardSigmoid(a, b).map(s, x))
+});
+map!(Neg, |s, x| s.neg(x));
+map!(Abs, |s, x| s.abs(x));
+map!(Square, |s, x| s.mul(x, x));
+map!(Elu(a), |s, x| {
+    let negative = s.mul(vmath::expm1(s, x), s.splat(a));
+    s.select(s.lt(x, s.zero()), negative, x)
+});
+
+/// Chooses the function of an op: kinds with an operand have a `Zip` of the same name, others a
+/// `Map`.
+macro_rules! by_kind {
+    ($s:ident, $op:ident, $rect:ident; $($zip:ident)*; $($kind:ident => $map:expr,)*) => {
+        match $op.kind {
+            $(EpilogueKind::$zip => zip_rect($s, $op, $rect, $zip),)*
+            $(EpilogueKind::$kind => map_rect($s, $rect, $map),)*
+        }
+    };
+}
 
 /// # Safety
 /// As for [`ApplyRest`].
 #[inline(always)]
 unsafe fn apply<S: Simd>(s: S, op: &Resolved, rect: Rect) {
-    use EpilogueKind as K;
+    let (p0, p1) = (op.p0, op.p1);
     // SAFETY: as the caller promised.
     unsafe {
-        match op.kind {
-            K::Add => zip_rect(s, op, rect, Add),
-            K::Sub => zip_rect(s, op, rect, Sub),
-            K::RSub => zip_rect(s, op, rect, RSub),
-            K::Mul => zip_rect(s, op, rect, Mul),
-            K::Div => zip_rect(s, op, rect, Div),
-            K::RDiv => zip_rect(s, op, rect, RDiv),
-            K::Max => zip_rect(s, op, rect, Max),
-            K::Min => zip_rect(s, op, rect, Min),
-            K::AddScalar => map_rect(s, rect, AddScalar(op.p0)),
-            K::MulScalar => map_rect(s, rect, MulScalar(op.p0)),
-            K::Relu => map_rect(s, rect, Clamp(0.0, f32::INFINITY)),
-            K::Clamp => map_rect(s, rect, Clamp(op.p0, op.p1)),
-            K::LeakyRelu => map_rect(s, rect, LeakyRelu(op.p0)),
-            K::HardSigmoid => map_rect(s, rect, HardSigmoid(op.p0, op.p1)),
-            K::HardSwish => map_rect(s, rect, HardSwish(op.p0, op.p1)),
-            K::Neg => map_rect(s, rect, Neg),
-            K::Abs => map_rect(s, rect, Abs),
-            K::Square => map_rect(s, rect, Square),
-            K::Sqrt => map_rect(s, rect, vmath::Sqrt),
-            K::Reciprocal => map_rect(s, rect, vmath::Reciprocal),
-            K::Rsqrt => map_rect(s, rect, vmath::Rsqrt),
-            K::Exp => map_rect(s, rect, vmath::Exp),
-            K::Log => map_rect(s, rect, vmath::Log),
-            K::Tanh => map_rect(s, rect, vmath::Tanh),
-            K::Erf => map_rect(s, rect, vmath::Erf),
-            K::Sigmoid => map_rect(s, rect, vmath::Sigmoid),
-            K::Silu => map_rect(s, rect, vmath::Silu),
-            K::Gelu => map_rect(s, rect, vmath::Gelu),
-            K::GeluTanh => map_rect(s, rect, vmath::GeluTanh),
-            K::Softplus => map_rect(s, rect, vmath::Softplus),
-            K::Mish => map_rect(s, rect, vmath::Mish),
-            K::Elu => map_rect(s, rect, Elu(op.p0)),
+        by_kind! { s, op, rect;
+            Add Sub RSub Mul Div RDiv Max Min;
+            AddScalar => AddScalar(p0),
+            MulScalar => MulScalar(p0),
+            Relu => Clamp(0.0, f32::INFINITY),
+            Clamp => Clamp(p0, p1),
+            LeakyRelu => LeakyRelu(p0),
+            HardSigmoid => HardSigmoid(p0, p1),
+            HardSwish => HardSwish(p0, p1),
+            Neg => Neg,
+            Abs => Abs,
+            Square => Square,
+            Sqrt => vmath::Sqrt,
+            Reciprocal => vmath::Reciprocal,
+            Rsqrt => vmath::Rsqrt,
+            Elu => Elu(p0),
+            Exp => vmath::Exp,
+            Log => vmath::Log,
+            Tanh => vmath::Tanh,
+            Erf => vmath::Erf,
+            Sigmoid => vmath::Sigmoid,
+            Silu => vmath::Silu,
+            Gelu => vmath::Gelu,
+            GeluTanh => vmath::GeluTanh,
+            Softplus => vmath::Softplus,
+            Mish => vmath::Mish,
         }
     }
 }

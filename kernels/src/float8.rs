@@ -1,18 +1,20 @@
-//! The four 8-bit floats of ONNX. `e4m3fn` and `e5m2` are those of the OCP 8-bit Floating Point Specification (OFP8, revision 1.0), which
-//! GPUs compute with; the `fnuz` forms (Noune et al., "8-bit numerical formats for deep neural networks") have one more binade of
-//! small numbers, a single zero and no infinity.
+//! The four 8-bit floats of ONNX. `e4m3fn` and `e5m2` are those of the OCP 8-bit Floating Point
+//! Specification (OFP8, revision 1.0), which GPUs compute with; the `fnuz` forms (Noune et al.,
+//! "8-bit numerical formats for deep neural networks") have one more binade of small numbers, a
+//! single zero and no infinity.
 //!
-//! Conversion to them rounds to nearest, ties to even, and saturates: beyond the largest number, and at an infinity, the result is
-//! the largest number, as CUDA's `satfinite` and ONNX's `saturate` say. NaN stays NaN, in the one form that a format has or CUDA gives.
+//! Conversion to them rounds to nearest, ties to even, and saturates: beyond the largest number,
+//! and at an infinity, the result is the largest number, as CUDA's `satfinite` and ONNX's
+//! `saturate` say. NaN stays NaN, in the one form that a format has or CUDA gives.
 
 use crate::symbols::Symbol;
 
-/// What tells the formats apart.
+/// Parameters of a format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Format {
     /// Bits of the fraction.
     pub fraction_bits: u32,
-    /// What is subtracted from the exponent field.
+    /// Subtracted from the exponent field.
     pub bias: i32,
     /// Code of the largest number.
     pub largest: u8,
@@ -23,13 +25,13 @@ pub struct Format {
 }
 
 impl Format {
-    /// Whether there is a negative zero; without it, its code is that of NaN.
+    /// True when there is a negative zero; without one, its code is that of NaN.
     pub const fn has_negative_zero(self) -> bool {
         self.nan != 0x80
     }
 
-    /// From which magnitude on numbers do not round to one of the format, and whether that magnitude itself does not: half a step beyond
-    /// the largest number, a tie that goes to the largest number where its fraction is even.
+    /// The magnitude beyond which numbers overflow, and true if it overflows itself: half a step
+    /// beyond the largest number, a tie that goes to the largest number where its fraction is even.
     pub const fn overflow(self) -> (f64, bool) {
         let (most, below) = (self.decode(self.largest), self.decode(self.largest - 1));
         ((most + (most - below) / 2.0) as f64, self.largest & 1 == 1)
@@ -60,7 +62,8 @@ impl Format {
         if negative { -magnitude } else { magnitude }
     }
 
-    /// The code of the number nearest to `x`, ties to even; the largest one for what lies beyond it.
+    /// The code of the number nearest to `x`, ties to even; that of the largest number for all
+    /// beyond it.
     pub fn encode(self, x: f64) -> u8 {
         if x.is_nan() {
             return self.nan;
@@ -68,7 +71,8 @@ impl Format {
         let magnitude = x.abs();
         let least_exponent = 1 - self.bias;
         let exponent = ((magnitude.to_bits() >> 52) as i32 - 1023).max(least_exponent);
-        // Codes of a binade count its steps, so a carry out of the fraction is the next binade's first code.
+        // Codes of a binade count its steps, so a carry out of the fraction is the next binade's
+        // first code.
         let step = f64::from_bits(((exponent - self.fraction_bits as i32 + 1023) as u64) << 52);
         let below = (i64::from(exponent - least_exponent)) << self.fraction_bits;
         let steps = (magnitude / step).round_ties_even();
@@ -92,9 +96,9 @@ macro_rules! float8 {
             pub struct $name(u8);
 
             impl $name {
-                /// How codes are read.
+                /// Meaning of the codes.
                 pub const FORMAT: Format = $format;
-                /// Minus infinity, or the least number of a format without infinities.
+                /// Minus infinity, or the smallest number of a format without infinities.
                 pub const LEAST: $name = $name(0x80 | match $name::FORMAT.infinity {
                     Some(code) => code,
                     None => $name::FORMAT.largest,
@@ -180,7 +184,8 @@ float8! {
     /// As [`F8E4M3FN`] with one zero and half of its values: up to 240.
     F8E4M3FNUZ gm_scalar_f64_to_f8e4m3fnuz gm_scalar_f8e4m3fnuz_to_f32
         Format { fraction_bits: 3, bias: 8, largest: 0x7f, nan: 0x80, infinity: None };
-    /// 5 bits of exponent, 2 of fraction, with infinities: up to 57344 in steps of 2^-16 and more. The upper half of an `f16`.
+    /// 5 bits of exponent, 2 of fraction, with infinities: up to 57344 in steps of 2^-16 and more.
+    /// The upper half of an `f16`.
     F8E5M2 gm_scalar_f64_to_f8e5m2 gm_scalar_f8e5m2_to_f32
         Format { fraction_bits: 2, bias: 15, largest: 0x7b, nan: 0x7f, infinity: Some(0x7c) };
     /// As [`F8E5M2`] with one zero and no infinity, up to 57344.

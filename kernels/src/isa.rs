@@ -3,8 +3,8 @@
 use std::fmt;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// An instruction set that the kernels are compiled for. Descriptors hold the numeric value (`isa as u32`), since the
-/// layout of packed weights depends on it.
+/// An instruction set that the kernels are compiled for. Descriptors hold the numeric value
+/// (`isa as u32`), since the layout of packed weights depends on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u32)]
 pub enum Isa {
@@ -16,15 +16,15 @@ pub enum Isa {
     Avx512 = 3,
 }
 
-/// The `Isa` in force, as its number; 0 before the first use.
+/// The `Isa` in use, as its number; 0 before the first use.
 static CURRENT: AtomicU32 = AtomicU32::new(0);
 
 impl Isa {
     /// Every instruction set, weakest first.
     pub const ALL: [Isa; 3] = [Isa::Portable, Isa::Avx2, Isa::Avx512];
 
-    /// The instruction set in force: the best that this CPU has, or what `GRISTMILL_ISA` (`portable`, `avx2`, `avx512`) names,
-    /// if the CPU has it. Looked up once.
+    /// The instruction set in use: the best that this CPU has, or the one that `GRISTMILL_ISA`
+    /// (`portable`, `avx2`, `avx512`) names, if the CPU has it. Looked up once.
     pub fn current() -> Isa {
         match Isa::from_u32(CURRENT.load(Ordering::Relaxed)) {
             Some(isa) => isa,
@@ -56,7 +56,7 @@ impl Isa {
         }
     }
 
-    /// Whether this CPU can run it.
+    /// True when this CPU can run it.
     pub fn is_available(self) -> bool {
         match self {
             Isa::Portable => true,

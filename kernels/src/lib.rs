@@ -2,11 +2,13 @@
 //!
 //! # Calling convention
 //!
-//! A *task kernel* is a [`TaskFn`]: `fn(desc, ptrs, begin, end) -> status`. `desc` is plain `#[repr(C)]` data, fixed when code is
-//! generated (dynamic extents are patched into a copy). `ptrs` is an array of addresses, indexed by [`LHS`], [`RHS`], [`OUT`],
-//! [`WORKSPACE`] and, from [`OPERANDS`] on, the epilogue's operands. Work is a range of items, `0..desc.n_items()`; callers split that range
-//! over threads as they like, since items write disjoint memory. Kernels never allocate, never panic on a valid descriptor, and
-//! start no threads. A kernel with `workspace_bytes()` wants that much memory, 64-byte aligned, per concurrent call.
+//! A *task kernel* is a [`TaskFn`]: `fn(desc, ptrs, begin, end) -> status`. `desc` is a
+//! [`Descriptor`], plain `#[repr(C)]` data that is fixed when code is generated. `ptrs` is an array
+//! of addresses, indexed by [`LHS`], [`RHS`], [`OUT`], [`WORKSPACE`] and, from [`OPERANDS`] on, the
+//! epilogue's operands. Work is a range of items, `0..desc.n_items()`; callers split that range
+//! over threads as they like, since items write disjoint memory. Kernels never allocate, never
+//! panic on a valid descriptor, and start no threads. A kernel with `workspace_bytes()` wants that
+//! much memory, 64-byte aligned, per concurrent call.
 //!
 //! A *leaf kernel* takes raw pointers and lengths, for use from generated loops.
 //!

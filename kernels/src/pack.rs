@@ -1,12 +1,12 @@
 //! Packing of right-hand sides into panels.
 //!
-//! `b: [k, n]` with any strides becomes `ceil(n / nr)` panels of `k x nr` elements, each row of a panel contiguous, the last panel's
-//! missing columns zero. Panels should start at a multiple of 64 bytes, so the buffer should.
+//! `b: [k, n]` with any strides becomes `ceil(n / nr)` panels of `k x nr` elements, each row of a
+//! panel contiguous, the last panel's missing columns zero. Panels should start at a multiple of 64
+//! bytes, so the buffer should.
 
-use crate::descriptor::descriptor;
-use crate::descriptor::plain;
+use crate::descriptor::{descriptor, plain};
 use crate::epilogue::MAX_BATCH;
-use crate::gemm::batch_index;
+use crate::gemm::{batch_index, batch_offset};
 use crate::isa::Isa;
 use crate::transpose::{Transpose, transpose};
 use crate::{LHS, OK, OUT, UNSUPPORTED_ISA, pointer};
@@ -127,13 +127,15 @@ pub fn pack_b(
     out
 }
 
-/// Computes items `begin..end` of a [`PackBDesc`]: `ptrs[LHS]` is the source, `ptrs[OUT]` the packed matrix.
+/// Computes items `begin..end` of a [`PackBDesc`]: `ptrs[LHS]` is the source, `ptrs[OUT]` the
+/// packed matrix.
 ///
-/// Panels are laid out for the descriptor's instruction set also on a CPU that lacks it, so that weights can be packed for
-/// another machine. Returns `OK`, or `UNSUPPORTED_ISA` for an unknown instruction set.
+/// Panels are laid out for the descriptor's instruction set also on a CPU that lacks it, so that
+/// weights can be packed for another machine. Returns `OK`, or `UNSUPPORTED_ISA` for an unknown
+/// instruction set.
 ///
 /// # Safety
-/// The pointers cover what the descriptor describes; no other thread writes these panels.
+/// The pointers cover the descriptor's operands; no other thread writes these panels.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gm_pack_b_f32(
     desc: *const PackBDesc,
@@ -150,19 +152,14 @@ pub unsafe extern "C" fn gm_pack_b_f32(
     for item in begin..end.min(desc.n_items()) {
         let (batch, panel) = (item / n_panels, item % n_panels);
         let idx = batch_index(batch, desc.batch.map(|dim| dim.extent));
-        let offset = |stride: fn(&PackBatchDim) -> isize| -> isize {
-            idx.iter()
-                .zip(&desc.batch)
-                .map(|(&i, dim)| i as isize * stride(dim))
-                .sum()
-        };
+        let b_offset = batch_offset(idx, desc.batch.map(|dim| dim.b_stride));
+        let packed_offset = batch_offset(idx, desc.batch.map(|dim| dim.packed_stride));
+        let col = panel * nr;
         // SAFETY: the pointers cover this panel.
         unsafe {
-            let col = panel * nr;
-            let b = pointer(ptrs, LHS)
-                .wrapping_offset(offset(|dim| dim.b_stride) + col as isize * desc.col_stride);
+            let b = pointer(ptrs, LHS).wrapping_offset(b_offset + col as isize * desc.col_stride);
             let packed = pointer(ptrs, OUT)
-                .wrapping_offset(offset(|dim| dim.packed_stride))
+                .wrapping_offset(packed_offset)
                 .wrapping_add(col * desc.k);
             pack_panel(isa, desc, b, (desc.n - col).min(nr), packed);
         }
@@ -183,28 +180,12 @@ pub(crate) unsafe fn pack_matrix(
     col_stride: isize,
     packed: *mut f32,
 ) {
-    let batch = [PackBatchDim::default(); MAX_BATCH];
-    let desc = PackBDesc {
-        isa: isa as u32,
-        reserved: 0,
-        k,
-        n,
-        row_stride,
-        col_stride,
-        batch,
-    };
+    let desc = PackBDesc::new(isa, k, n, row_stride, col_stride);
     for col in (0..n).step_by(isa.nr()) {
         let b = b.wrapping_offset(col as isize * col_stride);
+        let (cols, packed) = ((n - col).min(isa.nr()), packed.wrapping_add(col * k));
         // SAFETY: one panel of the whole.
-        unsafe {
-            pack_panel(
-                isa,
-                &desc,
-                b,
-                (n - col).min(isa.nr()),
-                packed.wrapping_add(col * k),
-            )
-        };
+        unsafe { pack_panel(isa, &desc, b, cols, packed) };
     }
 }
 
@@ -215,18 +196,15 @@ unsafe fn pack_panel(isa: Isa, desc: &PackBDesc, b: *const f32, cols: usize, pac
     // SAFETY: inside the ranges that the caller promised.
     unsafe {
         if desc.row_stride == 1 && desc.col_stride != 1 {
-            let (src_stride, dst_stride) = (desc.col_stride, nr as isize);
-            transpose(
-                isa.or_portable(),
-                Transpose {
-                    rows: cols,
-                    cols: desc.k,
-                    src: b,
-                    src_stride,
-                    dst: packed,
-                    dst_stride,
-                },
-            );
+            let columns = Transpose {
+                rows: cols,
+                cols: desc.k,
+                src: b,
+                src_stride: desc.col_stride,
+                dst: packed,
+                dst_stride: nr as isize,
+            };
+            transpose(isa.or_portable(), columns);
         } else if desc.col_stride == 1 && cols == nr {
             // A constant length, so that the copy is a few vector moves and not a call.
             match isa {

@@ -1,8 +1,8 @@
 //! Pooling of NHWC images in f32.
 //!
-//! `x: [batch, in_h, in_w, channels]`, `y: [batch, out_h, out_w, channels]` with `ldy` elements between pixels. Item `i` is output row
-//! `i % out_h` of image `i / out_h`. The output's size is given, so rounding up is the caller's affair. Global pooling is a window
-//! as large as the image.
+//! `x: [batch, in_h, in_w, channels]`, `y: [batch, out_h, out_w, channels]` with `ldy` elements
+//! between pixels. Item `i` is output row `i % out_h` of image `i / out_h`. The output's size is
+//! given: the caller chooses how it is rounded. Global pooling is a window as large as the image.
 
 use crate::descriptor::descriptor;
 use crate::isa::Isa;
@@ -11,15 +11,17 @@ use crate::simd::{Simd, Task, dispatch};
 use crate::window::Window;
 use crate::{INVALID, LHS, OK, OUT, UNSUPPORTED_ISA, pointer};
 
-/// What a [`PoolDesc`] computes from the pixels of each window.
+/// The function of each window that a [`PoolDesc`] computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum PoolKind {
-    /// The largest, NaN if any is; minus infinity if the window holds padding only. Of zeros of both signs the first counts.
+    /// The largest, NaN if any is; minus infinity if the window holds padding only. Of zeros of
+    /// both signs the first counts.
     Max = 1,
     /// The mean of the pixels on the image; NaN if there are none.
     AverageValid = 2,
-    /// The mean over window positions inside the padded image (ONNX `count_include_pad`), padding being zero.
+    /// The mean over window positions inside the padded image (ONNX `count_include_pad`), padding
+    /// being zero.
     AveragePadded = 3,
 }
 
@@ -37,7 +39,8 @@ pub struct PoolDesc {
     pub channels: usize,
     /// Elements between output pixels.
     pub ldy: usize,
-    /// Padding below and to the right: it counts for `AveragePadded`, and windows reaching beyond it (rounding up) do not.
+    /// Padding below and to the right: it counts for `AveragePadded`, and windows reaching beyond
+    /// it (rounding up) do not.
     pub pad_bottom: usize,
     /// See `pad_bottom`.
     pub pad_right: usize,
@@ -73,7 +76,7 @@ impl PoolDesc {
         self.window.batch * self.window.out_h
     }
 
-    /// What the sum of the window at (oh, ow) is divided by, given its number of pixels on the image.
+    /// Divisor of the sum of the window at (oh, ow), which has `n_inside` pixels on the image.
     fn divisor(&self, oh: usize, ow: usize, n_inside: usize) -> f32 {
         if self.kind == PoolKind::AverageValid as u32 {
             return n_inside as f32;
@@ -84,20 +87,10 @@ impl PoolDesc {
                 .filter(|i| out * stride + i * dilation < size)
                 .count()
         };
-        let rows = count(
-            oh,
-            w.stride_h,
-            w.dilation_h,
-            w.kernel_h,
-            w.pad_top + w.in_h + self.pad_bottom,
-        );
-        let cols = count(
-            ow,
-            w.stride_w,
-            w.dilation_w,
-            w.kernel_w,
-            w.pad_left + w.in_w + self.pad_right,
-        );
+        let height = w.pad_top + w.in_h + self.pad_bottom;
+        let width = w.pad_left + w.in_w + self.pad_right;
+        let rows = count(oh, w.stride_h, w.dilation_h, w.kernel_h, height);
+        let cols = count(ow, w.stride_w, w.dilation_w, w.kernel_w, width);
         (rows * cols) as f32
     }
 }
@@ -107,7 +100,7 @@ impl PoolDesc {
 /// Returns `OK`, `INVALID` or `UNSUPPORTED_ISA`.
 ///
 /// # Safety
-/// The pointers cover what the descriptor describes; no other thread writes these items' part of `y`.
+/// The pointers cover the descriptor's operands; no other thread writes these items' part of `y`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gm_pool_f32(
     desc: *const PoolDesc,
@@ -126,7 +119,7 @@ pub unsafe extern "C" fn gm_pool_f32(
     for item in begin..end.min(desc.n_items()) {
         let (n, oh) = (item / desc.window.out_h, item % desc.window.out_h);
         for ow in 0..desc.window.out_w {
-            // SAFETY: the pointers cover what the descriptor describes.
+            // SAFETY: the pointers cover the descriptor's operands.
             unsafe {
                 let x = pointer(ptrs, LHS)
                     .cast_const()
@@ -165,12 +158,11 @@ impl Task for Pixel<'_> {
                 } else {
                     self.sum(s, channel, n)
                 };
-                let result = match is_max {
-                    true => result,
-                    false => s.div(
-                        result,
-                        s.splat(self.desc.divisor(self.oh, self.ow, n_inside)),
-                    ),
+                let result = if is_max {
+                    result
+                } else {
+                    let divisor = self.desc.divisor(self.oh, self.ow, n_inside);
+                    s.div(result, s.splat(divisor))
                 };
                 s.store_n(self.y.add(channel), n, result);
             }
@@ -269,7 +261,8 @@ mod tests {
             for _ in 0..400 {
                 let channels = rng.pick(&[1, 3, 8, 16, 17, 33]);
                 let mut window = window(&mut rng, channels);
-                // Rounding up: one more column and row than fit, as long as they begin on the padded image.
+                // Rounding up: one more column and row than fit, as long as they begin on the
+                // padded image.
                 let (bottom, right) = (rng.below(2), rng.below(2));
                 (window.out_h, window.out_w) =
                     (window.out_h + rng.below(2), window.out_w + rng.below(2));

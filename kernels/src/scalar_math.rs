@@ -1,15 +1,15 @@
 //! Scalar mathematics for generated code: one element per call, where no vector path applies.
 //!
-//! All take and give plain floats, except the half-precision conversions, which carry the bits in the low half of a `u32`. Those of `f32`
-//! compute in `f64` and round once.
+//! All take and give plain floats, except the half-precision conversions, which carry the bits in
+//! the low half of a `u32`. Those of `f32` compute in `f64` and round once.
 
 use crate::symbols::Symbol;
 use half::{bf16, f16};
 
 /// Error function, to within a few ulps in `f64`.
 ///
-/// Below 2.5 the series `erf x = 2/sqrt(pi) e^(-x^2) sum 2^n x^(2n+1) / (2n+1)!!` (Abramowitz and Stegun, 7.1.6; all terms of one sign),
-/// beyond it the continued fraction of `erfc` (7.1.14).
+/// Below 2.5 the series `erf x = 2/sqrt(pi) e^(-x^2) sum 2^n x^(2n+1) / (2n+1)!!` (Abramowitz and
+/// Stegun, 7.1.6; all terms of one sign), beyond it the continued fraction of `erfc` (7.1.14).
 pub fn erf(x: f64) -> f64 {
     let a = x.abs();
     if a.is_nan() {
@@ -24,7 +24,8 @@ pub fn erf(x: f64) -> f64 {
         }
         std::f64::consts::FRAC_2_SQRT_PI * (-a * a).exp() * sum
     } else if a < 6.0 {
-        // erfc x = e^(-x^2)/sqrt(pi) * 1/(x + (1/2)/(x + 1/(x + (3/2)/(x + ...)))), evaluated from the far end.
+        // erfc x = e^(-x^2)/sqrt(pi) * 1/(x + (1/2)/(x + 1/(x + (3/2)/(x + ...)))), evaluated from
+        // the far end.
         let tail = (1..=60).rev().fold(a, |t, i| a + 0.5 * f64::from(i) / t);
         1.0 - (-a * a).exp() / (tail * std::f64::consts::PI.sqrt())
     } else {
@@ -76,12 +77,15 @@ float_functions! {
     gm_tanh_f32 gm_tanh_f64(x) "Hyperbolic tangent" f64::from(x).tanh() as f32, x.tanh();
     gm_asinh_f32 gm_asinh_f64(x) "Inverse hyperbolic sine" f64::from(x).asinh() as f32, x.asinh();
     gm_acosh_f32 gm_acosh_f64(x) "Inverse hyperbolic cosine" f64::from(x).acosh() as f32, x.acosh();
-    gm_atanh_f32 gm_atanh_f64(x) "Inverse hyperbolic tangent" f64::from(x).atanh() as f32, x.atanh();
+    gm_atanh_f32 gm_atanh_f64(x) "Inverse hyperbolic tangent"
+        f64::from(x).atanh() as f32, x.atanh();
     gm_erf_f32 gm_erf_f64(x) "Error function" erf(f64::from(x)) as f32, erf(x);
     gm_pow_f32 gm_pow_f64(x, y) "`x^y`" f64::from(x).powf(y.into()) as f32, x.powf(y);
     gm_rem_f32 gm_rem_f64(x, y) "Remainder with the sign of the dividend" x % y, x % y;
-    gm_mod_f32 gm_mod_f64(x, y) "Remainder with the sign of the divisor" floored_mod(f64::from(x), f64::from(y)) as f32, floored_mod(x, y);
-    gm_atan2_f32 gm_atan2_f64(y, x) "Angle of the point (x, y)" f64::from(y).atan2(x.into()) as f32, y.atan2(x);
+    gm_mod_f32 gm_mod_f64(x, y) "Remainder with the sign of the divisor"
+        floored_mod(x.into(), y.into()) as f32, floored_mod(x, y);
+    gm_atan2_f32 gm_atan2_f64(y, x) "Angle of the point (x, y)"
+        f64::from(y).atan2(x.into()) as f32, y.atan2(x);
 }
 
 /// Wrapping `x^y`; a negative exponent gives the truncated quotient.

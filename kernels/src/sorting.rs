@@ -1,4 +1,4 @@
-//! Selection of the greatest or least elements of a line, for every dtype.
+//! Selection of the largest or smallest elements of a line, for every dtype.
 
 use crate::float8::{F8E4M3FN, F8E4M3FNUZ, F8E5M2, F8E5M2FNUZ};
 use crate::symbols::Symbol;
@@ -6,22 +6,23 @@ use crate::{INVALID, OK};
 use half::{bf16, f16};
 use std::cmp::Ordering;
 
-/// One line to select from, and where the selection goes. Strides are in elements.
+/// One line to select from. Strides are in elements, for source and results.
 #[repr(C)]
 pub struct TopKLine {
-    /// Number of the dtype, in the order f32 f64 f16 bf16 f8e4m3fn f8e4m3fnuz f8e5m2 f8e5m2fnuz i8 i16 i32 i64 u8 u16 u32 u64 bool.
+    /// Number of the dtype, in the order f32 f64 f16 bf16 f8e4m3fn f8e4m3fnuz f8e5m2 f8e5m2fnuz i8
+    /// i16 i32 i64 u8 u16 u32 u64 bool.
     pub dtype: u32,
-    /// 1 for the greatest, 0 for the least.
+    /// 1 for the largest, 0 for the smallest.
     pub largest: u32,
     /// Elements of the line.
     pub n: usize,
     /// Selected elements, at most `n`.
     pub k: usize,
-    /// Between elements of the line, and between those of either result.
+    /// Elements between neighbours of the line, and of both results.
     pub stride: usize,
 }
 
-/// NaN above everything.
+/// Ascending order, NaN last.
 fn ascending<T: PartialOrd>(a: &T, b: &T) -> Ordering {
     #[allow(clippy::eq_op)]
     let (a_nan, b_nan) = (a != a, b != b);
@@ -42,13 +43,13 @@ unsafe fn select<T: PartialOrd + Copy>(
     let at = |i: u32| unsafe { *src.add(i as usize * line.stride) };
     let before = |&a: &u32, &b: &u32| {
         let by_value = ascending(&at(a), &at(b));
-        // The position decides between equal elements, which makes the in-place sort stable.
-        (if line.largest == 1 {
+        let by_value = if line.largest == 1 {
             by_value.reverse()
         } else {
             by_value
-        })
-        .then(a.cmp(&b))
+        };
+        // The position decides between equal elements, which makes the in-place sort stable.
+        by_value.then(a.cmp(&b))
     };
     if line.k < line.n {
         order.select_nth_unstable_by(line.k, before);
@@ -64,13 +65,14 @@ unsafe fn select<T: PartialOrd + Copy>(
     }
 }
 
-/// Writes the `k` greatest or least elements of a line in order, and their positions; equal elements keep their order.
+/// Writes the `k` largest or smallest elements of a line in order, and their positions; equal
+/// elements keep their order.
 ///
 /// `workspace` holds `n` times 4 bytes. Returns `OK`, or `INVALID` for an unknown dtype or `k > n`.
 ///
 /// # Safety
-/// `src` is readable for `n` elements of the dtype and `values` and `positions` writable for `k`, all `stride` elements apart;
-/// `workspace` is writable for `n` `u32`s.
+/// `src` is readable for `n` elements of the dtype and `values` and `positions` writable for `k`,
+/// all `stride` elements apart; `workspace` is writable for `n` `u32`s.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gm_top_k(
     line: *const TopKLine,

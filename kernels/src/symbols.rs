@@ -18,7 +18,9 @@ macro_rules! symbols {
     ($($path:path as $ty:ty = $name:literal;)*) => {
         /// Every exported kernel.
         pub fn symbols() -> &'static [Symbol] {
-            static SYMBOLS: &[Symbol] = &[$(Symbol { name: $name, address: $path as $ty as *const u8 }),*];
+            static SYMBOLS: &[Symbol] = &[$(
+                Symbol { name: $name, address: $path as $ty as *const u8 }
+            ),*];
             SYMBOLS
         }
     };
@@ -32,7 +34,8 @@ symbols! {
     crate::gemm::gm_gemm_f32 as TaskFn<crate::gemm::GemmDesc> = "gm_gemm_f32";
     crate::pack::gm_pack_b_f32 as TaskFn<crate::pack::PackBDesc> = "gm_pack_b_f32";
     crate::conv::gm_conv_f32 as TaskFn<crate::conv::ConvDesc> = "gm_conv_f32";
-    crate::depthwise::gm_depthwise_f32 as TaskFn<crate::depthwise::DepthwiseDesc> = "gm_depthwise_f32";
+    crate::depthwise::gm_depthwise_f32
+        as TaskFn<crate::depthwise::DepthwiseDesc> = "gm_depthwise_f32";
     crate::pool::gm_pool_f32 as TaskFn<crate::pool::PoolDesc> = "gm_pool_f32";
     crate::rows::gm_softmax_f32 as TaskFn<crate::rows::SoftmaxDesc> = "gm_softmax_f32";
     crate::rows::gm_norm_f32 as TaskFn<crate::rows::NormDesc> = "gm_norm_f32";
@@ -43,7 +46,8 @@ symbols! {
     crate::convert::gm_bf16_to_f32 as WidenFn = "gm_bf16_to_f32";
     crate::convert::gm_f32_to_f16 as NarrowFn = "gm_f32_to_f16";
     crate::convert::gm_f32_to_bf16 as NarrowFn = "gm_f32_to_bf16";
-    crate::attention::gm_attention_f32 as TaskFn<crate::attention::AttentionDesc> = "gm_attention_f32";
+    crate::attention::gm_attention_f32
+        as TaskFn<crate::attention::AttentionDesc> = "gm_attention_f32";
     crate::vmath::gm_vexp_f32 as UnaryFn = "gm_vexp_f32";
     crate::vmath::gm_vexp2_f32 as UnaryFn = "gm_vexp2_f32";
     crate::vmath::gm_vexpm1_f32 as UnaryFn = "gm_vexpm1_f32";
@@ -94,7 +98,7 @@ mod tests {
 
     #[test]
     fn every_exported_function_is_listed() {
-        // The sources are the list of what is exported; forgetting one here would show only at link time.
+        // A function that is missing from the table would show only at link time.
         let sources = [
             include_str!("attention.rs"),
             include_str!("conv/mod.rs"),

@@ -33,7 +33,8 @@ impl Rng {
     }
 }
 
-/// Fails unless `|got - want| <= tolerance * (1 + |want|)` for each element, or both are NaN or the same infinity.
+/// Fails unless `|got - want| <= tolerance * (1 + |want|)` for each element, or both are NaN or the
+/// same infinity.
 #[track_caller]
 pub(crate) fn assert_close(got: &[f32], want: &[f64], tolerance: f64, what: &str) {
     assert_eq!(got.len(), want.len(), "{what}: length");

@@ -3,8 +3,8 @@
 use crate::isa::Isa;
 use crate::simd::{Simd, Task, dispatch};
 
-/// A transposition: `dst[j * dst_stride + i] = src[i * src_stride + j]` for `rows` values of `i` and `cols` of `j`. Elements are 32-bit
-/// patterns of any type.
+/// A transposition: `dst[j * dst_stride + i] = src[i * src_stride + j]` for `rows` values of `i`
+/// and `cols` of `j`. Elements are 32-bit patterns of any type.
 #[derive(Clone, Copy)]
 pub(crate) struct Transpose {
     pub(crate) rows: usize,
@@ -16,7 +16,8 @@ pub(crate) struct Transpose {
 }
 
 /// # Safety
-/// `src` is readable and `dst` writable where [`Transpose`] says; they do not overlap; `isa` is available.
+/// `src` is readable and `dst` writable where [`Transpose`] says; they do not overlap; `isa` is
+/// available.
 pub(crate) unsafe fn transpose(isa: Isa, transpose: Transpose) {
     // SAFETY: by contract.
     unsafe { dispatch(isa, transpose) }
@@ -42,16 +43,14 @@ impl Task for Transpose {
                     .wrapping_add(i);
                 // SAFETY: a rectangle inside the whole.
                 unsafe {
-                    square(
-                        s,
-                        Transpose {
-                            rows,
-                            cols,
-                            src,
-                            dst,
-                            ..self
-                        },
-                    )
+                    let part = Transpose {
+                        rows,
+                        cols,
+                        src,
+                        dst,
+                        ..self
+                    };
+                    square(s, part)
                 };
                 j += S::LANES;
             }
@@ -77,13 +76,10 @@ unsafe fn square<S: Simd>(s: S, t: Transpose) {
             }
         } else {
             for i in 0..t.rows {
+                let src = t.src.offset(i as isize * t.src_stride).cast::<u32>();
                 for j in 0..t.cols {
-                    let bits: *const u32 = t.src.offset(i as isize * t.src_stride).add(j).cast();
-                    t.dst
-                        .offset(j as isize * t.dst_stride)
-                        .add(i)
-                        .cast::<u32>()
-                        .write(*bits);
+                    let dst = t.dst.offset(j as isize * t.dst_stride).cast::<u32>();
+                    *dst.add(i) = *src.add(j);
                 }
             }
         }
@@ -93,7 +89,8 @@ unsafe fn square<S: Simd>(s: S, t: Transpose) {
 /// Transposes a matrix of 32-bit elements: `dst[j * dst_stride + i] = src[i * src_stride + j]`.
 ///
 /// # Safety
-/// `src` is readable for `rows` rows of `cols` elements, `dst` writable for `cols` rows of `rows`; they do not overlap.
+/// `src` is readable for `rows` rows of `cols` elements, `dst` writable for `cols` rows of `rows`;
+/// they do not overlap.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gm_transpose_f32(
     rows: usize,

@@ -3,10 +3,11 @@
 use crate::descriptor::plain;
 use std::ops::Range;
 
-/// How a kernel window moves over NHWC images. Sizes are in pixels, strides of `x` in elements; the channel stride is 1.
+/// Geometry of a kernel window that moves over NHWC images. Sizes are in pixels, strides of `x` in
+/// elements; the channel stride is 1.
 ///
-/// Output pixel (oh, ow) sees input pixels (oh * stride_h + i * dilation_h - pad_top, ow * stride_w + j * dilation_w - pad_left).
-/// Bottom and right padding follow from the output's size.
+/// Output pixel (oh, ow) sees input pixels (oh * stride_h + i * dilation_h - pad_top, ow * stride_w
+/// + j * dilation_w - pad_left). Bottom and right padding follow from the output's size.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Window {
@@ -64,7 +65,8 @@ plain!(Window {
 });
 
 impl Window {
-    /// A `kernel_h x kernel_w` window over contiguous images `[batch, in_h, in_w, channels]`, stride and dilation 1, no padding.
+    /// A `kernel_h x kernel_w` window over contiguous images `[batch, in_h, in_w, channels]`,
+    /// stride and dilation 1, no padding.
     pub fn new(
         batch: usize,
         in_h: usize,
@@ -93,7 +95,8 @@ impl Window {
         }
     }
 
-    /// The same with strides, dilations (rows, columns) and pads (top, left, bottom, right); the output's size follows, rounded down.
+    /// The same with strides, dilations (rows, columns) and pads (top, left, bottom, right); the
+    /// output's size follows, rounded down.
     #[must_use]
     pub fn with(mut self, stride: [usize; 2], dilation: [usize; 2], pads: [usize; 4]) -> Window {
         let out = |size: usize, window: usize, stride: usize, dilation: usize, pad: usize| {
@@ -105,20 +108,9 @@ impl Window {
         [self.stride_h, self.stride_w] = stride;
         [self.dilation_h, self.dilation_w] = dilation;
         (self.pad_top, self.pad_left) = (pads[0], pads[1]);
-        self.out_h = out(
-            self.in_h,
-            self.kernel_h,
-            stride[0],
-            dilation[0],
-            pads[0] + pads[2],
-        );
-        self.out_w = out(
-            self.in_w,
-            self.kernel_w,
-            stride[1],
-            dilation[1],
-            pads[1] + pads[3],
-        );
+        let (pad_h, pad_w) = (pads[0] + pads[2], pads[1] + pads[3]);
+        self.out_h = out(self.in_h, self.kernel_h, stride[0], dilation[0], pad_h);
+        self.out_w = out(self.in_w, self.kernel_w, stride[1], dilation[1], pad_w);
         self
     }
 
@@ -127,7 +119,7 @@ impl Window {
         self.batch * self.out_h * self.out_w
     }
 
-    /// Whether the kernels can run it.
+    /// True when the kernels can run it.
     pub(crate) fn valid(&self) -> bool {
         [
             self.stride_h,
@@ -173,7 +165,8 @@ impl Window {
         (first.min(self.out_w), end.min(self.out_w))
     }
 
-    /// The output columns for which the whole window row falls on the image; empty ranges have their end at or before their start.
+    /// The output columns for which the whole window row falls on the image; empty ranges have
+    /// their end at or before their start.
     #[inline]
     pub(crate) fn columns_all_inside(&self) -> (usize, usize) {
         (

@@ -1,4 +1,5 @@
-//! Where each output pixel of a block finds its input. Elements are `f32` or words of four bytes, which are only moved.
+//! Addresses of the input pixels that each output pixel of a block sees. Elements are `f32` or
+//! words of four bytes, which are only moved.
 
 use super::{ConvDesc, Form};
 use crate::gemm::tile::Lhs;
@@ -14,7 +15,8 @@ pub(super) struct Layout {
     pub(super) bytes: usize,
 }
 
-/// A block's table of addresses: entry `tap * row_block + r` is where the run of `tap` starts for the block's row `r`.
+/// A block's table of addresses: entry `tap * row_block + r` is where the run of `tap` starts for
+/// the block's row `r`.
 pub(super) struct Lookup<'a> {
     desc: &'a ConvDesc,
     form: Form,
@@ -24,7 +26,7 @@ pub(super) struct Lookup<'a> {
     zeros: *mut f32,
     table: *mut *const f32,
     image: *mut f32,
-    /// The byte that padding consists of.
+    /// Byte of all padding.
     padding: u8,
     prepared: Range<usize>,
 }
@@ -126,11 +128,8 @@ impl<'a> Lookup<'a> {
         // SAFETY: each run of pixels stays inside its image, the table and the copy.
         unsafe {
             while row < rows.end {
-                let (n, oh, ow) = (
-                    row / (w.out_h * w.out_w),
-                    row / w.out_w % w.out_h,
-                    row % w.out_w,
-                );
+                let n = row / (w.out_h * w.out_w);
+                let (oh, ow) = (row / w.out_w % w.out_h, row % w.out_w);
                 let x = self.x.wrapping_add(n * w.x_n_stride);
                 match self.form {
                     Form::PaddedRows => {
@@ -160,6 +159,8 @@ impl<'a> Lookup<'a> {
         }
     }
 
+    /// Fills the table from `entry` on for output pixels `ow` of output row `oh`.
+    ///
     /// # Safety
     /// As for [`Lookup::prepare`].
     unsafe fn point_into_input(
@@ -245,8 +246,10 @@ impl<'a> Lookup<'a> {
         image.wrapping_add(height * width * channels)
     }
 
+    /// Fills one entry per tap for output pixel (`oh`, `ow`), `oh` counted from `first`.
+    ///
     /// # Safety
-    /// `end` is what [`Lookup::copy_rows`] returned for `first` and `last`; `oh` counts from `first`.
+    /// `end` was returned by [`Lookup::copy_rows`] for `first` and `last`.
     unsafe fn point_into_copy(
         &mut self,
         entry: usize,

@@ -1,16 +1,22 @@
-//! Convolution of NHWC images in f32, or of 8-bit integers, as a matrix product whose left-hand rows are looked up instead of copied.
+//! Convolution of NHWC images in f32, or of 8-bit integers: a matrix product whose left-hand rows
+//! are found by address, not copied.
 //!
-//! `x: [batch, in_h, in_w, groups * in_channels]`, weights packed by [`pack_weights`], `y: [batch, out_h, out_w, groups * out_channels]` with
-//! `ldy` elements between pixels. For the epilogue, a row is an output pixel and a column an output channel over all groups.
+//! `x: [batch, in_h, in_w, groups * in_channels]`, weights packed by [`pack_weights`],
+//! `y: [batch, out_h, out_w, groups * out_channels]` with `ldy` elements between pixels. For the
+//! epilogue, a row is an output pixel and a column an output channel over all groups.
 //!
-//! Three forms, chosen by the descriptor's numbers: a plain product for 1x1 windows without stride; for few input channels, a copy of
-//! the block's input rows with their padding, in which a whole window row is one contiguous run; else a table with the address of
-//! each input pixel that each output pixel sees, padding being an address of zeros.
+//! The descriptor's numbers choose between three forms:
+//! - 1x1 windows without stride: a plain product.
+//! - Few input channels: the block's input rows are copied with their padding, so that a window row
+//!   is contiguous.
+//! - Otherwise: a table with the address of each input pixel that each output pixel sees; padding
+//!   is the address of zeros.
 //!
-//! Images of bytes are words of four channels ([`crate::gemm::integer`]): `in_channels` and the strides of `x` count words. Padding is then the zero
-//! point.
+//! Images of bytes are words of four channels ([`crate::gemm::integer`]): `in_channels` and the
+//! strides of `x` count words, and padding is the zero point.
 //!
-//! Item `i` is block `(group, panel block, row block)`, row blocks (of output pixels) varying fastest.
+//! Item `i` is block `(group, panel block, row block)`, row blocks (of output pixels) varying
+//! fastest.
 
 mod lookup;
 #[cfg(test)]
@@ -26,8 +32,10 @@ use crate::pack::{pack_b, packed_len};
 use crate::window::Window;
 use crate::{INVALID, LHS, OK, OPERANDS, RHS, UNSUPPORTED_ISA, WORKSPACE, output, pointer};
 use lookup::Lookup;
+use std::ops::Range;
 
-/// Output pixels per block, at most: what keeps the block's input and table in the second-level cache.
+/// Output pixels per block, at most, so that the block's input and table stay in the second-level
+/// cache.
 const ROW_BLOCK: usize = 256;
 /// With fewer input channels than this, a pixel is too short a run.
 const FEW_CHANNELS: usize = 16;
@@ -58,7 +66,7 @@ pub struct ConvDesc {
     pub epilogue: [EpilogueOp; MAX_EPILOGUE],
     /// For images of 8-bit integers.
     pub integers: Integers,
-    /// How `y` is stored; its strides count stored elements.
+    /// Storage of `y`; its strides count stored elements.
     pub quantize: Quantize,
 }
 
@@ -77,7 +85,7 @@ descriptor!(ConvDesc {
     quantize,
 });
 
-/// How the left-hand rows are found.
+/// Addressing of the left-hand rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Form {
     Pointwise,
@@ -123,7 +131,8 @@ impl ConvDesc {
         has_room
     }
 
-    /// Chooses `row_block` and `panel_block` so that `n_threads` threads are busy and each item is worth its call.
+    /// Chooses `row_block` and `panel_block` so that `n_threads` threads are busy and each item is
+    /// worth its call.
     pub fn plan(&mut self, n_threads: usize) {
         let (m, k) = (self.window.n_pixels(), self.n_taps() * self.in_channels);
         let nr = Isa::from_u32(self.isa).map_or(1, Isa::nr);
@@ -192,8 +201,9 @@ impl ConvDesc {
     }
 }
 
-/// Packs ONNX weights `[groups * out_channels, in_channels, kernel_h, kernel_w]` for a convolution of `groups` groups, each `n_taps`
-/// (`kernel_h * kernel_w`) x `in_channels` rows by `out_channels` columns.
+/// Packs ONNX weights `[groups * out_channels, in_channels, kernel_h, kernel_w]` for a convolution
+/// of `groups` groups, each `n_taps` (`kernel_h * kernel_w`) x `in_channels` rows by `out_channels`
+/// columns.
 ///
 /// Panics if `weights` is too short.
 pub fn pack_weights(
@@ -218,11 +228,13 @@ pub fn pack_weights(
 
 /// Computes items `begin..end` of a [`ConvDesc`].
 ///
-/// `ptrs[LHS]` is `x`, `ptrs[RHS]` the packed weights, `ptrs[OUT]` is `y`, `ptrs[WORKSPACE]` this call's own workspace,
-/// `ptrs[OPERANDS..]` are the epilogue's operands. Returns `OK`, `INVALID` or `UNSUPPORTED_ISA`.
+/// `ptrs[LHS]` is `x`, `ptrs[RHS]` the packed weights, `ptrs[OUT]` is `y`, `ptrs[WORKSPACE]` this
+/// call's own workspace, `ptrs[OPERANDS..]` are the epilogue's operands. Returns `OK`, `INVALID` or
+/// `UNSUPPORTED_ISA`.
 ///
 /// # Safety
-/// The pointers cover what the descriptor describes; no other thread writes these items' part of `y`, or uses the workspace.
+/// The pointers cover the descriptor's operands; no other thread writes these items' part of `y`,
+/// or uses the workspace.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gm_conv_f32(
     desc: *const ConvDesc,
@@ -241,55 +253,59 @@ pub unsafe extern "C" fn gm_conv_f32(
     if !epilogue_valid || !desc.window.valid() || !blocks_valid {
         return INVALID;
     }
-    // SAFETY: the pointers cover what the descriptor describes.
+    // SAFETY: the pointers cover the descriptor's operands.
     unsafe { run(isa, desc, ptrs, begin, end.min(desc.n_items())) };
     OK
+}
+
+/// Part of the output that an item computes.
+struct Block {
+    group: usize,
+    rows: Range<usize>,
+    panels: Range<usize>,
+}
+
+impl Block {
+    fn new(desc: &ConvDesc, isa: Isa, item: usize) -> Block {
+        let (row_blocks, panel_blocks) = (desc.n_row_blocks(), desc.n_panel_blocks());
+        let row = item % row_blocks * desc.row_block;
+        let panel = item / row_blocks % panel_blocks * desc.panel_block;
+        let n_panels = desc.out_channels.div_ceil(isa.nr());
+        Block {
+            group: item / (row_blocks * panel_blocks),
+            rows: row..(row + desc.row_block).min(desc.window.n_pixels()),
+            panels: panel..(panel + desc.panel_block).min(n_panels),
+        }
+    }
 }
 
 /// # Safety
 /// As for [`gm_conv_f32`], with a valid descriptor.
 unsafe fn run(isa: Isa, desc: &ConvDesc, ptrs: *const *mut u8, begin: usize, end: usize) {
-    let form = desc.form();
-    let (row_blocks, panel_blocks) = (desc.n_row_blocks(), desc.n_panel_blocks());
-    let (n_panels, m) = (desc.out_channels.div_ceil(isa.nr()), desc.window.n_pixels());
+    let is_pointwise = desc.form() == Form::Pointwise;
     let packed_group = desc.packed_len() / desc.groups.max(1);
-    // SAFETY: the pointers cover what the descriptor describes.
+    let ops = &desc.epilogue[..desc.n_epilogue as usize];
+    // SAFETY: the pointers cover the descriptor's operands.
     unsafe {
-        let x = pointer(ptrs, LHS).cast_const();
-        let epilogue = Epilogue::resolve(
-            &desc.epilogue[..desc.n_epilogue as usize],
-            ptrs.add(OPERANDS),
-            [0; MAX_BATCH],
-        );
+        let (x, weights) = (pointer(ptrs, LHS), pointer(ptrs, RHS));
+        let epilogue = Epilogue::resolve(ops, ptrs.add(OPERANDS), [0; MAX_BATCH]);
         let integers = desc.integers.resolve(ptrs.add(OPERANDS));
-        let workspace = if form == Form::Pointwise {
+        let workspace = if is_pointwise {
             std::ptr::null_mut()
         } else {
             *ptrs.add(WORKSPACE)
         };
-        let mut lookup = Lookup::new(
-            desc,
-            x,
-            workspace,
-            integers.as_ref().map_or(0, Resolved::zero_byte),
-        );
+        let padding = integers.as_ref().map_or(0, Resolved::zero_byte);
+        let mut lookup = Lookup::new(desc, x, workspace, padding);
         for item in begin..end {
-            let (row_block, rest) = (item % row_blocks, item / row_blocks);
-            let (panel_block, group) = (rest % panel_blocks, rest / panel_blocks);
-            let rows = row_block * desc.row_block..((row_block + 1) * desc.row_block).min(m);
-            let panels = panel_block * desc.panel_block
-                ..((panel_block + 1) * desc.panel_block).min(n_panels);
-            let (k, lhs) = if form == Form::Pointwise {
+            let Block {
+                group,
+                rows,
+                panels,
+            } = Block::new(desc, isa, item);
+            let (k, lhs) = if is_pointwise {
                 let a = x.wrapping_add(group * desc.in_channels);
-                let lhs = Lhs {
-                    a,
-                    lda: desc.window.x_w_stride,
-                    rows: std::ptr::null(),
-                    tap_stride: 0,
-                    taps: 0,
-                    offset: 0,
-                };
-                (desc.in_channels, lhs)
+                (desc.in_channels, Lhs::strided(a, desc.window.x_w_stride))
             } else {
                 lookup.prepare(rows.clone());
                 (lookup.span(), lookup.lhs(group))
@@ -300,9 +316,7 @@ unsafe fn run(isa: Isa, desc: &ConvDesc, ptrs: *const *mut u8, begin: usize, end
                 n: desc.out_channels,
                 k,
                 lhs,
-                b: pointer(ptrs, RHS)
-                    .cast_const()
-                    .wrapping_add(group * packed_group),
+                b: weights.wrapping_add(group * packed_group),
                 c: output(ptrs, desc.quantize, col as isize),
                 ldc: desc.ldy,
                 accumulate: false,

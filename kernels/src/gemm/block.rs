@@ -1,7 +1,7 @@
 //! A block of the output: walks row panels and column panels, calling tiles.
 
 use super::integer::Resolved;
-use super::tile::{Lhs, MAX_COLS, MAX_MR, Tile, Tiles};
+use super::tile::{Lhs, MAX_COLS, MAX_MR, Tile, TileFn, Tiles};
 use crate::epilogue::{ApplyRest, Epilogue, Fast, Quantize, Rect, Scale, StoreBytes};
 use crate::isa::Isa;
 use crate::simd::{Simd, Task, dispatch};
@@ -10,7 +10,7 @@ use std::ops::Range;
 /// Elements of a panel that stay in the second-level cache while row panels pass: 512 KiB.
 const PANEL_ELEMENTS: usize = 128 * 1024;
 
-/// One matrix product whose blocks are computed piecewise.
+/// One matrix product, computed by blocks.
 pub(crate) struct Product<'a> {
     pub(crate) isa: Isa,
     /// Columns of the output.
@@ -29,8 +29,21 @@ pub(crate) struct Product<'a> {
     pub(crate) epilogue_col: usize,
     /// For words of bytes instead of `f32`.
     pub(crate) integers: Option<Resolved>,
-    /// How the output is stored; when as bytes, `c` is their address.
+    /// Storage of the output; `c` is the address of bytes when it is in bytes.
     pub(crate) quantize: Quantize,
+}
+
+/// Position of a tile in the product.
+struct Cell {
+    row: usize,
+    n_rows: usize,
+    /// First row of the block, for which the first entries of a table of rows are.
+    first_row: usize,
+    panel: usize,
+    /// More than 1 only for full panels and at most 4 rows.
+    n_panels: usize,
+    /// Range of the summed dimension.
+    k: Range<usize>,
 }
 
 #[repr(align(64))]
@@ -60,15 +73,24 @@ impl Product<'_> {
             for k in self.k_blocks(tiles) {
                 for panel in panels.clone() {
                     for p in 0..n_row_panels {
-                        let row = rows.start + p * m / n_row_panels;
-                        let end = rows.start + (p + 1) * m / n_row_panels;
-                        self.tile(tiles, row, end - row, rows.start, panel, 1, k.clone());
+                        let (start, end) = (p * m / n_row_panels, (p + 1) * m / n_row_panels);
+                        let cell = Cell {
+                            row: rows.start + start,
+                            n_rows: end - start,
+                            first_row: rows.start,
+                            panel,
+                            n_panels: 1,
+                            k: k.clone(),
+                        };
+                        self.tile(tiles, &cell);
                     }
                 }
             }
         }
     }
 
+    /// Computes fewer rows than a tile has, several panels at a time.
+    ///
     /// # Safety
     /// As for [`Product::block`].
     unsafe fn few_rows(&self, tiles: &Tiles, rows: Range<usize>, panels: Range<usize>) {
@@ -77,26 +99,24 @@ impl Product<'_> {
             let mut panel = panels.start;
             while panel < panels.end {
                 let wide = tiles.wide_panels[rows.len()];
-                let n_panels = if panel + wide <= n_full { wide } else { 1 };
-                // SAFETY: the caller's contract covers the whole block.
-                unsafe {
-                    self.tile(
-                        tiles,
-                        rows.start,
-                        rows.len(),
-                        rows.start,
-                        panel,
-                        n_panels,
-                        k.clone(),
-                    )
+                let cell = Cell {
+                    row: rows.start,
+                    n_rows: rows.len(),
+                    first_row: rows.start,
+                    panel,
+                    n_panels: if panel + wide <= n_full { wide } else { 1 },
+                    k: k.clone(),
                 };
-                panel += n_panels;
+                // SAFETY: the caller's contract covers the whole block.
+                unsafe { self.tile(tiles, &cell) };
+                panel += cell.n_panels;
             }
         }
     }
 
-    /// Rows per tile. Rows a power of two apart share their sets of the first-level cache, which has 12 ways on the CPUs with AVX-512
-    /// that this was measured on: no more than 12 of them.
+    /// Rows per tile. Rows at distances of a power of two share their sets of the first-level
+    /// cache, which has 12 ways on the CPUs with AVX-512 that this was measured on: no more than 12
+    /// of them.
     fn max_rows(&self, tiles: &Tiles) -> usize {
         if self.lhs.taps > 0 {
             return tiles.indirect.len() - 1;
@@ -109,7 +129,8 @@ impl Product<'_> {
         }
     }
 
-    /// Ranges of the summed dimension: one, unless a panel is too large for the cache. Where what is stored is not the sum, it is one.
+    /// Ranges of the summed dimension: several if a panel is too large for the cache, and the sums
+    /// are stored as they are.
     fn k_blocks(&self, tiles: &Tiles) -> impl Iterator<Item = Range<usize>> + use<> {
         let k = self.k;
         let is_whole = self.lhs.taps > 0 || self.integers.is_some() || self.quantize.to != 0;
@@ -122,101 +143,96 @@ impl Product<'_> {
     }
 
     /// # Safety
-    /// As for [`Product::block`]; `n_panels` is 1, or the panels are full and there are at most 4 rows.
-    #[allow(clippy::too_many_arguments)]
+    /// As for [`Product::block`].
     #[inline]
-    unsafe fn tile(
-        &self,
-        tiles: &Tiles,
-        row: usize,
-        mr: usize,
-        first_row: usize,
-        panel: usize,
-        n_panels: usize,
-        k: Range<usize>,
-    ) {
-        let col = panel * tiles.nr;
-        let cols = (self.n - col).min(n_panels * tiles.nr);
-        let (first, last) = (k.start == 0, k.end == self.k);
-        let full = cols == n_panels * tiles.nr;
+    unsafe fn tile(&self, tiles: &Tiles, cell: &Cell) {
+        let col = cell.panel * tiles.nr;
+        let width = cell.n_panels * tiles.nr;
+        let is_last = cell.k.end == self.k;
+        let mut scratch = std::mem::MaybeUninit::<Scratch>::uninit();
+        let (c, ldc) = if self.quantize.to == 0 {
+            (self.c.wrapping_add(cell.row * self.ldc + col), self.ldc)
+        } else {
+            // Sums of bytes are computed beside the output, then narrowed.
+            let sums = scratch.as_mut_ptr();
+            // SAFETY: only the address of the field is taken.
+            let sums = unsafe { &raw mut (*sums).0 };
+            (sums.cast(), width)
+        };
+        let rect = Rect {
+            c,
+            ldc,
+            row: cell.row,
+            col: self.epilogue_col + col,
+            rows: cell.n_rows,
+            cols: (self.n - col).min(width),
+        };
+        let tile = self.describe(tiles, cell, &rect);
+        let kernel = self.kernel(tiles, cell);
+        // SAFETY: the tile lies in the block, whose operands and output the caller vouches for.
+        unsafe {
+            if rect.cols == width {
+                kernel(&tile);
+            } else {
+                self.ragged(kernel, tile, rect);
+            }
+            if is_last && self.epilogue.has_rest() {
+                dispatch(self.isa, ApplyRest(self.epilogue, rect));
+            }
+            if self.quantize.to != 0 {
+                let to = self.c.cast::<u8>();
+                let narrow = StoreBytes {
+                    quantize: self.quantize,
+                    from: rect,
+                    to: to.wrapping_add(cell.row * self.ldc + col),
+                    ld: self.ldc,
+                };
+                dispatch(self.isa, narrow);
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn kernel(&self, tiles: &Tiles, cell: &Cell) -> TileFn {
+        let table = match (self.lhs.taps > 0, cell.n_panels > 1) {
+            (true, _) => tiles.indirect,
+            (_, true) => tiles.wide,
+            _ => tiles.strided,
+        };
+        table[cell.n_rows]
+    }
+
+    /// The operands of a tile whose sums go to `rect`.
+    #[inline(always)]
+    fn describe(&self, tiles: &Tiles, cell: &Cell, rect: &Rect) -> Tile {
         let n_words = self.k * self.lhs.taps.max(1);
         // Panels of bytes end with the sums of their columns.
         let panel_stride = (n_words + usize::from(self.integers.is_some())) * tiles.nr;
         let mut lhs = self.lhs;
         if lhs.taps > 0 {
-            lhs.rows = lhs.rows.wrapping_add(row - first_row);
+            lhs.rows = lhs.rows.wrapping_add(cell.row - cell.first_row);
         } else {
-            lhs.a = lhs.a.wrapping_add(row * lhs.lda + k.start);
+            lhs.a = lhs.a.wrapping_add(cell.row * lhs.lda + cell.k.start);
         }
-        let table = match (lhs.taps > 0, n_panels > 1) {
-            (true, _) => tiles.indirect,
-            (_, true) => tiles.wide,
-            _ => tiles.strided,
-        };
-        let mut scratch = std::mem::MaybeUninit::<Scratch>::uninit();
-        let (c, ldc) = match self.quantize.to {
-            0 => (self.c.wrapping_add(row * self.ldc + col), self.ldc),
-            // SAFETY: only the address of the field is taken.
-            _ => (
-                unsafe { &raw mut (*scratch.as_mut_ptr()).0 }.cast(),
-                n_panels * tiles.nr,
-            ),
-        };
-        let fast = if last {
-            self.epilogue.fast.at(row, self.epilogue_col + col)
+        let fast = if cell.k.end == self.k {
+            self.epilogue.fast.at(cell.row, rect.col)
         } else {
             Fast::NONE
         };
-        let b = self
-            .b
-            .wrapping_add(panel * panel_stride + k.start * tiles.nr);
-        let accumulate = self.accumulate || !first;
-        let (zero, flip, keeps_sums) = self.integers.map_or((0, 0, false), |i| {
-            (i.unsigned_zero(), i.flip(), i.keeps_sums)
-        });
-        let tile = Tile {
-            k: k.len(),
+        let panel = self.b.wrapping_add(cell.panel * panel_stride);
+        let integers = self.integers.as_ref();
+        Tile {
+            k: cell.k.len(),
             lhs,
-            b,
+            b: panel.wrapping_add(cell.k.start * tiles.nr),
             panel_stride,
-            c,
-            ldc,
-            accumulate,
+            c: rect.c,
+            ldc: rect.ldc,
+            accumulate: self.accumulate || cell.k.start > 0,
             fast,
-            zero,
-            flip,
-            keeps_sums,
-        };
-        let rect = Rect {
-            c,
-            ldc,
-            row,
-            col: self.epilogue_col + col,
-            rows: mr,
-            cols,
-        };
-        // SAFETY: the tile lies in the block, whose operands and output the caller vouches for.
-        unsafe {
-            if full {
-                table[mr](&tile);
-            } else {
-                self.ragged(table[mr], tile, rect);
-            }
-            if last && self.epilogue.has_rest() {
-                dispatch(self.isa, ApplyRest(self.epilogue, rect));
-            }
-            if self.quantize.to != 0 {
-                let to = self.c.cast::<u8>().wrapping_add(row * self.ldc + col);
-                dispatch(
-                    self.isa,
-                    StoreBytes {
-                        quantize: self.quantize,
-                        from: rect,
-                        to,
-                        ld: self.ldc,
-                    },
-                );
-            }
+            zero: integers.map_or(0, Resolved::unsigned_zero),
+            flip: integers.map_or(0, Resolved::flip),
+            keeps_sums: integers.is_some_and(|i| i.keeps_sums),
         }
     }
 
@@ -226,7 +242,7 @@ impl Product<'_> {
     /// As for [`Product::block`].
     #[cold]
     #[inline(never)]
-    unsafe fn ragged(&self, kernel: super::tile::TileFn, tile: Tile, rect: Rect) {
+    unsafe fn ragged(&self, kernel: TileFn, tile: Tile, rect: Rect) {
         let mut scratch = std::mem::MaybeUninit::<Scratch>::uninit();
         // SAFETY: only the address of the field is taken.
         let sums: *mut f32 = unsafe { &raw mut (*scratch.as_mut_ptr()).0 }.cast();
@@ -238,15 +254,17 @@ impl Product<'_> {
             fast: Fast::NONE,
             ..tile
         };
-        // SAFETY: the scratch tile has room for the largest tile, and the kernel fills what `Ragged` reads.
+        // SAFETY: the scratch tile has room for the largest tile, and the kernel fills the part
+        // that `Ragged` reads.
         unsafe {
             kernel(&whole);
+            let tile = &tile;
             dispatch(
                 self.isa,
                 Ragged {
                     sums,
                     ld,
-                    tile: &tile,
+                    tile,
                     rect,
                 },
             );
@@ -254,7 +272,7 @@ impl Product<'_> {
     }
 }
 
-/// Moves a tile's valid columns to the output, doing what [`Tile`] asks on the way.
+/// Moves a tile's valid columns to the output, with the part of the epilogue that [`Tile`] holds.
 struct Ragged<'a> {
     sums: *const f32,
     ld: usize,
@@ -286,13 +304,8 @@ impl Task for Ragged<'_> {
                         x = s.add(x, s.load_n(fast.bias.add(j), n));
                     }
                     if !fast.residual.is_null() {
-                        x = s.add(
-                            x,
-                            s.load_n(
-                                fast.residual.offset(r as isize * fast.residual_ld).add(j),
-                                n,
-                            ),
-                        );
+                        let row = fast.residual.offset(r as isize * fast.residual_ld);
+                        x = s.add(x, s.load_n(row.add(j), n));
                     }
                     if fast.clamp {
                         x = s.min(s.splat(fast.hi), s.max(s.splat(fast.lo), x));

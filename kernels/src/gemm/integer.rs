@@ -1,12 +1,15 @@
 //! Products of 8-bit integers, exact in `i32`.
 //!
-//! They go the way of `f32` products in words of four bytes: a left-hand row of `k` words holds `4 k` elements, and a panel of the right-hand side has
-//! `k` rows of `nr` words, each with four elements of one column, then one row with the `i32` sum of each column. A step multiplies a word of the
-//! left-hand side, as unsigned bytes, with a word of the right-hand side, as signed ones, and adds the four products to a 32-bit sum.
+//! They take the path of `f32` products in words of four bytes: a left-hand row of `k` words holds
+//! `4 k` elements, and a panel of the right-hand side has `k` rows of `nr` words, each with four
+//! elements of one column, then one row with the `i32` sum of each column. A step multiplies a
+//! left-hand word, as unsigned bytes, with a right-hand word, as signed ones, and adds the four
+//! products to a 32-bit sum.
 //!
-//! The left-hand side may have a zero point: `sum((a - zero) b) = sum(a b) - zero sum(b)`. Signed left-hand bytes are taken as unsigned ones
-//! 128 above, with a zero point 128 above. (Jacob et al., Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only
-//! Inference, 2018, section 2.3.)
+//! The left-hand side may have a zero point: `sum((a - zero) b) = sum(a b) - zero sum(b)`. Signed
+//! left-hand bytes become unsigned by adding 128 to them and to the zero point. (Jacob et al.,
+//! Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only Inference,
+//! 2018, section 2.3.)
 
 use super::tile::{Tile, finish};
 use crate::descriptor::plain;
@@ -16,7 +19,8 @@ use crate::simd::Simd;
 
 /// Elements of a word.
 pub const WORD: usize = 4;
-/// Changes between signed bytes and unsigned ones 128 above, and back.
+/// Adds 128 to each byte of a word by exclusive or, which makes signed bytes unsigned and unsigned
+/// ones signed.
 pub(crate) const FLIP: i32 = 0x8080_8080_u32 as i32;
 
 /// Elements of the operands of a product.
@@ -40,7 +44,7 @@ impl Operands {
     }
 }
 
-/// What a descriptor says of a product of integers; all zero for one of `f32`.
+/// The part of a descriptor for products of integers; all zero for products of `f32`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Integers {
@@ -48,7 +52,8 @@ pub struct Integers {
     pub operands: u32,
     /// 1 when the result stays `i32`, and has no epilogue; otherwise it is rounded to `f32`.
     pub keeps_sums: u32,
-    /// Which of `ptrs[OPERANDS..]` has the left-hand zero point as one byte, counted from 1; 0 when it is [`Integers::zero`].
+    /// Index in `ptrs[OPERANDS..]`, counted from 1, of the left-hand zero point, one byte; 0 when
+    /// [`Integers::zero`] holds it.
     pub zero_operand: u32,
     /// Left-hand zero point.
     pub zero: i32,
@@ -61,17 +66,17 @@ plain!(Integers {
     zero
 });
 
-/// A product of integers whose zero point is known.
+/// The zero point and form of one product of integers.
 #[derive(Clone, Copy)]
 pub(crate) struct Resolved {
     pub(crate) is_signed: bool,
     pub(crate) keeps_sums: bool,
-    /// Of the bytes as they lie in memory.
+    /// Zero point of the bytes in memory, signed or not.
     zero: i32,
 }
 
 impl Integers {
-    /// Whether the numbers are known ones, and sums that are kept are stored as they are.
+    /// True when the numbers are known, and `i32` results are stored without an epilogue.
     pub(crate) fn valid(&self, n_epilogue: u32, quantize: Quantize) -> bool {
         let stores_sums = n_epilogue == 0 && quantize.to == 0;
         Operands::from_u32(self.operands).is_some()
@@ -114,7 +119,7 @@ impl Resolved {
         self.zero as u8
     }
 
-    /// What makes unsigned bytes of a left-hand word.
+    /// Changes a left-hand word to unsigned bytes by exclusive or.
     pub(crate) fn flip(&self) -> i32 {
         if self.is_signed { FLIP } else { 0 }
     }
@@ -130,7 +135,8 @@ pub fn packed_words(isa: Isa, k: usize, n: usize) -> usize {
     n.div_ceil(isa.nr()) * (k / WORD + 1) * isa.nr()
 }
 
-/// Packs the `[k, n]` matrix whose element `(i, j)` is `b(i, j)`. `None` when `k` is no multiple of [`WORD`].
+/// Packs the `[k, n]` matrix whose element `(i, j)` is `b(i, j)`. `None` when `k` is no multiple of
+/// [`WORD`].
 pub fn pack_bytes(
     isa: Isa,
     k: usize,
@@ -150,19 +156,18 @@ pub fn pack_bytes(
                 0
             }
         };
-        for word in 0..k / WORD {
-            out.extend(
-                (0..nr).map(|j| {
-                    i32::from_le_bytes([0, 1, 2, 3].map(|i| at(word * WORD + i, j) as u8))
-                }),
-            );
+        for row in (0..k).step_by(WORD) {
+            out.extend((0..nr).map(|j| {
+                let bytes = [0, 1, 2, 3].map(|i| at(row + i, j) as u8);
+                i32::from_le_bytes(bytes)
+            }));
         }
         out.extend((0..nr).map(|j| (0..k).map(|i| i32::from(at(i, j))).sum::<i32>()));
     }
     Some(out)
 }
 
-/// How words of bytes are multiplied.
+/// Multiplication of words of bytes.
 pub(crate) trait Dot<S: Simd>: Copy {
     /// A left-hand word in every lane, as unsigned bytes.
     fn spread(self, s: S, t: &Tile, word: i32) -> S::I;
@@ -170,7 +175,7 @@ pub(crate) trait Dot<S: Simd>: Copy {
     fn dot(self, s: S, acc: S::I, a: S::I, b: S::I) -> S::I;
 }
 
-/// With the instructions of `S` alone.
+/// Multiplication by the instructions of `S` alone.
 #[derive(Clone, Copy)]
 pub(crate) struct Plain;
 
@@ -207,7 +212,8 @@ pub(super) unsafe fn strided<S: Simd, D: Dot<S>, const MR: usize, const NV: usiz
 ) {
     let mut acc = [[s.splat_i(0); NV]; MR];
     let (a, lda, mut b) = (t.lhs.a, t.lhs.lda, t.b);
-    // SAFETY: `k` words of each row and `k` rows of the panel are readable; prefetches need no validity.
+    // SAFETY: `k` words of each row and `k` rows of the panel are readable; prefetches need no
+    // validity.
     unsafe {
         for kk in 0..t.k {
             let mut bv = [s.splat_i(0); NV];
@@ -270,7 +276,8 @@ pub(super) unsafe fn wide<S: Simd, D: Dot<S>, const MR: usize, const NV: usize>(
     t: &Tile,
 ) {
     let mut acc = [[s.splat_i(0); NV]; MR];
-    // SAFETY: `k` words of each row and `k` rows of each panel are readable; prefetches need no validity.
+    // SAFETY: `k` words of each row and `k` rows of each panel are readable; prefetches need no
+    // validity.
     unsafe {
         for kk in 0..t.k {
             let mut x = [s.splat_i(0); MR];
@@ -291,7 +298,7 @@ pub(super) unsafe fn wide<S: Simd, D: Dot<S>, const MR: usize, const NV: usize>(
     }
 }
 
-/// Takes the zero point off the sums, and stores them or goes on in `f32`.
+/// Subtracts the zero point's part from the sums, then stores them as `i32` or finishes in `f32`.
 ///
 /// # Safety
 /// As for `finish`; the panels end with their columns' sums.
@@ -305,15 +312,15 @@ unsafe fn end<S: Simd, const MR: usize, const NV: usize>(
     // SAFETY: by contract.
     unsafe {
         for v in 0..NV {
-            let sums = t
-                .b
-                .add((v / 2) * t.panel_stride + (2 * t.k * t.lhs.taps.max(1) + v % 2) * S::LANES);
+            let vector = 2 * t.k * t.lhs.taps.max(1) + v % 2;
+            let sums = t.b.add((v / 2) * t.panel_stride + vector * S::LANES);
             let correction = s.mul_i(zero, s.bits(s.load(sums)));
             for row in acc.iter_mut() {
                 row[v] = s.sub_i(row[v], correction);
             }
         }
-        // Loops, since closures of `array::map` are functions of their own, without the instructions of this one.
+        // Loops, since closures of `array::map` are functions of their own, without the
+        // instructions of this one.
         let mut out = [[s.zero(); NV]; MR];
         for (out, sums) in out.iter_mut().zip(&acc) {
             for (out, &x) in out.iter_mut().zip(sums) {
@@ -325,16 +332,13 @@ unsafe fn end<S: Simd, const MR: usize, const NV: usize>(
             }
         }
         if t.keeps_sums {
-            finish(
-                s,
-                &Tile {
-                    fast: Fast::NONE,
-                    ..*t
-                },
-                out,
-            );
+            let fast = Fast::NONE;
+            finish(s, &Tile { fast, ..*t }, out);
         } else {
             finish(s, t, out);
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,33 +1,35 @@
 //! Matrix products `c = epilogue(a @ b)` in f32, batched, with `b` packed into panels.
 //!
-//! `a: [m, k]` has `lda` elements between rows, `c: [m, n]` has `ldc`; both have unit column stride. `b: [k, n]` was packed by
-//! [`pack_b`](crate::pack::pack_b) or `gm_pack_b_f32` for the same [`Isa`]. Batch strides are free, so permuted attention layouts need no copies.
+//! `a: [m, k]` has `lda` elements between rows, `c: [m, n]` has `ldc`; both have unit column
+//! stride. `b: [k, n]` was packed by [`pack_b`](crate::pack::pack_b) or `gm_pack_b_f32` for the
+//! same [`Isa`]. Batch strides are free, so permuted attention layouts need no copies.
 //!
-//! Operands are `f32`, or 8-bit integers ([`integer`]): then `k`, `lda` and strides of `a` and `b` count words of four elements.
+//! Operands are `f32`, or 8-bit integers ([`integer`]): then `k`, `lda` and strides of `a` and `b`
+//! count words of four elements.
 //!
-//! Work is split by items: item `i` is block `(batch, panel block, row block)`, row blocks varying fastest. Any split of
-//! `0..desc.n_items()` over threads is right; [`GemmDesc::plan`] chooses block sizes for a thread count.
+//! Work is split by items: item `i` is block `(batch, panel block, row block)`, row blocks varying
+//! fastest. Any split of `0..desc.n_items()` over threads is right; [`GemmDesc::plan`] chooses
+//! block sizes for a thread count.
 
 mod block;
 pub mod integer;
 pub(crate) mod tile;
 
 #[cfg(test)]
-mod integer_tests;
-#[cfg(test)]
 mod tests;
 
 pub(crate) use block::Product;
 
-use crate::descriptor::descriptor;
-use crate::descriptor::plain;
+use crate::descriptor::{descriptor, plain};
 use crate::epilogue::{Epilogue, EpilogueOp, MAX_BATCH, MAX_EPILOGUE, Quantize};
 use crate::isa::Isa;
 use crate::{INVALID, LHS, OK, OPERANDS, RHS, UNSUPPORTED_ISA, output, pointer};
 use integer::Integers;
+use std::ops::Range;
 use tile::Lhs;
 
-/// Rows of a block, at most, when the whole left-hand side would not stay in the second-level cache.
+/// Rows of a block, at most, when the whole left-hand side would not stay in the second-level
+/// cache.
 const ROW_BLOCK: usize = 448;
 /// Multiply-adds that are worth an item of their own: some 10 us.
 const ITEM_MULTIPLY_ADDS: usize = 1 << 20;
@@ -92,7 +94,7 @@ pub struct GemmDesc {
     pub epilogue: [EpilogueOp; MAX_EPILOGUE],
     /// For operands of 8-bit integers.
     pub integers: Integers,
-    /// How `c` is stored; its strides count stored elements.
+    /// Storage of `c`; its strides count stored elements.
     pub quantize: Quantize,
 }
 
@@ -143,7 +145,8 @@ impl GemmDesc {
         has_room
     }
 
-    /// Chooses `row_block` and `panel_block` so that `n_threads` threads are busy and each item is worth its call.
+    /// Chooses `row_block` and `panel_block` so that `n_threads` threads are busy and each item is
+    /// worth its call.
     pub fn plan(&mut self, n_threads: usize) {
         let nr = self.nr();
         let (rows, panels) = plan_blocks(self.m, self.n, self.k, self.n_batch(), nr, n_threads);
@@ -184,7 +187,8 @@ pub(crate) fn plan_blocks(
     n_threads: usize,
 ) -> (usize, usize) {
     let (m, n_panels, n_batch) = (m.max(1), n.div_ceil(nr).max(1), n_batch.max(1));
-    // A left-hand side beyond 2 MiB is cut so that its part stays in the second-level cache while panels pass.
+    // A left-hand side beyond 2 MiB is split, so that a block of it stays in the second-level cache
+    // while panels pass.
     let cache_blocks = if m * k * 4 > 2 << 20 {
         m.div_ceil(ROW_BLOCK)
     } else {
@@ -201,7 +205,7 @@ pub(crate) fn plan_blocks(
     let mut panel_blocks = wanted.div_ceil(n_batch * row_blocks).min(n_panels).max(1);
     let divides_evenly = n_panels.is_multiple_of(n_threads.max(1)) || n_panels >= 4 * n_threads;
     if wanted > 1 && !divides_evenly && m >= 16 {
-        // Too few panels to go round: split rows, 8 or more at a time.
+        // Too few panels for all threads: split rows, 8 or more at a time.
         panel_blocks = 1;
         row_blocks = wanted
             .div_ceil(n_batch)
@@ -210,7 +214,7 @@ pub(crate) fn plan_blocks(
     (m.div_ceil(row_blocks), n_panels.div_ceil(panel_blocks))
 }
 
-/// Splits a batch number into indices, the last dimension varying fastest.
+/// Indices of batch element `batch`, the last dimension varying fastest.
 pub(crate) fn batch_index(mut batch: usize, extents: [usize; MAX_BATCH]) -> [usize; MAX_BATCH] {
     let mut out = [0; MAX_BATCH];
     for (i, extent) in extents.into_iter().enumerate().rev() {
@@ -220,13 +224,22 @@ pub(crate) fn batch_index(mut batch: usize, extents: [usize; MAX_BATCH]) -> [usi
     out
 }
 
+/// Offset of the batch element at `idx`.
+pub(crate) fn batch_offset(
+    idx: [usize; MAX_BATCH],
+    strides: impl IntoIterator<Item = isize>,
+) -> isize {
+    let terms = idx.into_iter().zip(strides);
+    terms.map(|(i, stride)| i as isize * stride).sum()
+}
+
 /// Computes items `begin..end` of a [`GemmDesc`].
 ///
-/// `ptrs[LHS]` is `a`, `ptrs[RHS]` the packed `b`, `ptrs[OUT]` is `c`, `ptrs[OPERANDS..]` are the epilogue's operands.
-/// Returns `OK`, `INVALID` or `UNSUPPORTED_ISA`.
+/// `ptrs[LHS]` is `a`, `ptrs[RHS]` the packed `b`, `ptrs[OUT]` is `c`, `ptrs[OPERANDS..]` are the
+/// epilogue's operands. Returns `OK`, `INVALID` or `UNSUPPORTED_ISA`.
 ///
 /// # Safety
-/// The pointers cover what the descriptor describes; no other thread writes these items' part of `c`.
+/// The pointers cover the descriptor's operands; no other thread writes these items' part of `c`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gm_gemm_f32(
     desc: *const GemmDesc,
@@ -246,66 +259,68 @@ pub unsafe extern "C" fn gm_gemm_f32(
     {
         return INVALID;
     }
-    let (row_blocks, panel_blocks) = (desc.n_row_blocks(), desc.n_panel_blocks());
-    let n_panels = desc.n.div_ceil(isa.nr());
+    let n_blocks = desc.n_row_blocks() * desc.n_panel_blocks();
+    let end = end.min(desc.n_items());
     let mut item = begin;
-    while item < end.min(desc.n_items()) {
+    while item < end {
         // Items of one batch element share its addresses.
-        let batch = item / (row_blocks * panel_blocks);
-        let batch_end = ((batch + 1) * row_blocks * panel_blocks).min(end);
-        let idx = batch_index(batch, desc.batch.map(|dim| dim.extent));
-        let offset = |stride: fn(&BatchDim) -> isize| -> isize {
-            idx.iter()
-                .zip(&desc.batch)
-                .map(|(&i, dim)| i as isize * stride(dim))
-                .sum()
-        };
+        let batch = item / n_blocks;
+        let batch_end = ((batch + 1) * n_blocks).min(end);
+        let blocks = item % n_blocks..item % n_blocks + batch_end - item;
         // SAFETY: `ptrs` holds the operands, and they cover this batch element's blocks.
-        unsafe {
-            let epilogue = Epilogue::resolve(
-                &desc.epilogue[..desc.n_epilogue as usize],
-                ptrs.add(OPERANDS),
-                idx,
-            );
-            let a = pointer(ptrs, LHS)
-                .cast_const()
-                .wrapping_offset(offset(|dim| dim.a_stride));
-            let product = Product {
-                isa,
-                n: desc.n,
-                k: desc.k,
-                lhs: Lhs {
-                    a,
-                    lda: desc.lda,
-                    rows: std::ptr::null(),
-                    tap_stride: 0,
-                    taps: 0,
-                    offset: 0,
-                },
-                b: pointer(ptrs, RHS)
-                    .cast_const()
-                    .wrapping_offset(offset(|dim| dim.b_stride)),
-                c: output(ptrs, desc.quantize, offset(|dim| dim.c_stride)),
-                ldc: desc.ldc,
-                accumulate: false,
-                epilogue: &epilogue,
-                epilogue_col: 0,
-                integers: desc.integers.resolve(ptrs.add(OPERANDS)),
-                quantize: desc.quantize,
-            };
-            while item < batch_end {
-                let cell = item % (row_blocks * panel_blocks);
-                let (row, panel) = (
-                    cell % row_blocks * desc.row_block,
-                    cell / row_blocks * desc.panel_block,
-                );
-                product.block(
-                    row..(row + desc.row_block).min(desc.m),
-                    panel..(panel + desc.panel_block).min(n_panels),
-                );
-                item += 1;
-            }
-        }
+        unsafe { run_blocks(isa, desc, ptrs, batch, blocks) };
+        item = batch_end;
     }
     OK
+}
+
+/// Computes some blocks of one batch element.
+///
+/// # Safety
+/// As for [`gm_gemm_f32`], with a valid descriptor.
+unsafe fn run_blocks(
+    isa: Isa,
+    desc: &GemmDesc,
+    ptrs: *const *mut u8,
+    batch: usize,
+    blocks: Range<usize>,
+) {
+    let idx = batch_index(batch, desc.batch.map(|dim| dim.extent));
+    let ops = &desc.epilogue[..desc.n_epilogue as usize];
+    // SAFETY: `ptrs` holds the operands.
+    let (epilogue, a, b, c, integers) = unsafe {
+        (
+            Epilogue::resolve(ops, ptrs.add(OPERANDS), idx),
+            pointer(ptrs, LHS).wrapping_offset(batch_offset(idx, desc.batch.map(|d| d.a_stride))),
+            pointer(ptrs, RHS).wrapping_offset(batch_offset(idx, desc.batch.map(|d| d.b_stride))),
+            output(
+                ptrs,
+                desc.quantize,
+                batch_offset(idx, desc.batch.map(|d| d.c_stride)),
+            ),
+            desc.integers.resolve(ptrs.add(OPERANDS)),
+        )
+    };
+    let product = Product {
+        isa,
+        n: desc.n,
+        k: desc.k,
+        lhs: Lhs::strided(a, desc.lda),
+        b,
+        c,
+        ldc: desc.ldc,
+        accumulate: false,
+        epilogue: &epilogue,
+        epilogue_col: 0,
+        integers,
+        quantize: desc.quantize,
+    };
+    let (row_blocks, n_panels) = (desc.n_row_blocks(), desc.n.div_ceil(isa.nr()));
+    for block in blocks {
+        let row = block % row_blocks * desc.row_block;
+        let panel = block / row_blocks * desc.panel_block;
+        let rows = row..(row + desc.row_block).min(desc.m);
+        // SAFETY: the operands cover the block.
+        unsafe { product.block(rows, panel..(panel + desc.panel_block).min(n_panels)) };
+    }
 }

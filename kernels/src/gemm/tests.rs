@@ -1,4 +1,5 @@
-//! Matrix products over random shapes, strides and epilogues, on every instruction set of this machine.
+//! Matrix products over random shapes, strides and epilogues, on every instruction set of this
+//! machine.
 
 use super::*;
 use crate::epilogue::EpilogueKind;
@@ -77,7 +78,7 @@ fn dim(extent: usize, sizes: [usize; 3]) -> BatchDim {
     }
 }
 
-/// What the kernel should leave in `c`.
+/// Expected contents of `c`.
 fn reference(case: &Case) -> Vec<f64> {
     let d = &case.desc;
     let mut out = vec![f64::from(UNTOUCHED); case.c.len()];
@@ -198,7 +199,7 @@ fn products_agree_with_the_reference() {
     }
 }
 
-/// What a kind computes of `x`, the operand `t` and its parameters.
+/// Function of a kind: of `x`, the operand `t` and the parameters.
 fn reference_kind(kind: EpilogueKind, x: f64, t: f64, p0: f64, p1: f64) -> f64 {
     use EpilogueKind as K;
     let function = |symbol: &str| {

@@ -13,15 +13,30 @@ pub(crate) const MAX_COLS: usize = 128;
 /// The left-hand side of a tile.
 #[derive(Clone, Copy)]
 pub(crate) struct Lhs {
-    /// First row, when rows are `lda` apart.
+    /// First row, where rows are at a distance of `lda`.
     pub(crate) a: *const f32,
     pub(crate) lda: usize,
-    /// Row addresses, when they are not: `rows[tap * tap_stride + r]` starts `span` elements.
+    /// Row addresses, where rows lie anywhere: `rows[tap * tap_stride + r]` is the start of `k`
+    /// elements.
     pub(crate) rows: *const *const f32,
     pub(crate) tap_stride: usize,
     pub(crate) taps: usize,
     /// Added to each of `rows`.
     pub(crate) offset: usize,
+}
+
+impl Lhs {
+    /// Rows that follow each other at a distance of `lda` elements.
+    pub(crate) fn strided(a: *const f32, lda: usize) -> Lhs {
+        Lhs {
+            a,
+            lda,
+            rows: std::ptr::null(),
+            tap_stride: 0,
+            taps: 0,
+            offset: 0,
+        }
+    }
 }
 
 /// One tile: `MR` rows by `NV` vectors of full columns. Elements are words of four bytes.
@@ -39,11 +54,11 @@ pub(crate) struct Tile {
     /// Adds to `c` instead of overwriting it.
     pub(crate) accumulate: bool,
     pub(crate) fast: Fast,
-    /// Of integers: the left-hand zero point as unsigned bytes have it.
+    /// Integers: the zero point of the unsigned left-hand bytes.
     pub(crate) zero: i32,
-    /// Of integers: what makes unsigned bytes of a left-hand word.
+    /// Integers: changes a left-hand word to unsigned bytes by exclusive or.
     pub(crate) flip: i32,
-    /// Of integers: stores `i32`.
+    /// Integers: stores `i32`.
     pub(crate) keeps_sums: bool,
 }
 
@@ -53,11 +68,12 @@ pub(crate) type TileFn = unsafe fn(&Tile);
 /// The tiles of one instruction set. Tables are indexed by row count; entry 0 is never called.
 pub(crate) struct Tiles {
     pub(crate) nr: usize,
-    /// Two vectors wide, rows `lda` apart.
+    /// Two vectors wide, rows at a distance of `lda`.
     pub(crate) strided: &'static [TileFn],
     /// Two vectors wide, rows anywhere.
     pub(crate) indirect: &'static [TileFn],
-    /// For few rows: several panels at once, to keep enough sums in flight and read the right-hand side as streams.
+    /// For few rows: several panels at once, to keep enough sums in flight and read the right-hand
+    /// side as streams.
     pub(crate) wide: &'static [TileFn],
     /// Panels of each of `wide`.
     pub(crate) wide_panels: &'static [usize],
@@ -74,7 +90,7 @@ impl Tiles {
         }
     }
 
-    /// Of words of unsigned or signed bytes.
+    /// Tiles of words of unsigned or signed bytes.
     pub(crate) fn of_bytes(isa: Isa, is_signed: bool) -> &'static Tiles {
         match isa {
             #[cfg(target_arch = "x86_64")]
@@ -92,7 +108,8 @@ impl Tiles {
 unsafe fn strided<S: Simd, const MR: usize, const NV: usize>(s: S, t: &Tile) {
     let mut acc = [[s.zero(); NV]; MR];
     let (a, lda, mut b) = (t.lhs.a, t.lhs.lda, t.b);
-    // SAFETY: `k` elements of each row and `k` rows of the panel are readable; prefetches need no validity.
+    // SAFETY: `k` elements of each row and `k` rows of the panel are readable; prefetches need no
+    // validity.
     unsafe {
         for kk in 0..t.k {
             let mut bv = [s.zero(); NV];
@@ -148,7 +165,8 @@ unsafe fn indirect<S: Simd, const MR: usize, const NV: usize>(s: S, t: &Tile) {
 unsafe fn wide<S: Simd, const MR: usize, const NV: usize>(s: S, t: &Tile) {
     let mut acc = [[s.zero(); NV]; MR];
     let (a, lda) = (t.lhs.a, t.lhs.lda);
-    // SAFETY: `k` elements of each row and `k` rows of each panel are readable; prefetches need no validity.
+    // SAFETY: `k` elements of each row and `k` rows of each panel are readable; prefetches need no
+    // validity.
     unsafe {
         for kk in 0..t.k {
             let x: [S::F; MR] = std::array::from_fn(|r| s.splat(*a.add(r * lda + kk)));
@@ -166,7 +184,8 @@ unsafe fn wide<S: Simd, const MR: usize, const NV: usize>(s: S, t: &Tile) {
     }
 }
 
-/// Adds, clamps and stores the sums. Each step is a branch over the whole tile, so that the common ones cost one comparison.
+/// Adds, clamps and stores the sums. Each step is a branch over the whole tile, so that the common
+/// ones cost one comparison.
 ///
 /// # Safety
 /// The output and the operands of `t.fast` cover the tile.
@@ -185,48 +204,57 @@ pub(super) unsafe fn finish<S: Simd, const MR: usize, const NV: usize>(
                 }
             }
         }
-        if !matches!(t.fast.scale, Scale::One) {
+        add_epilogue(s, &t.fast, &mut acc);
+        for (r, row) in acc.iter().enumerate() {
+            for (v, &x) in row.iter().enumerate() {
+                s.store(t.c.add(r * t.ldc + v * S::LANES), x);
+            }
+        }
+    }
+}
+
+/// Scale, bias, residual and clamp, each if it is there.
+///
+/// # Safety
+/// The operands cover the tile.
+#[inline(always)]
+unsafe fn add_epilogue<S: Simd, const MR: usize, const NV: usize>(
+    s: S,
+    fast: &Fast,
+    acc: &mut [[S::F; NV]; MR],
+) {
+    // SAFETY: by contract.
+    unsafe {
+        if !matches!(fast.scale, Scale::One) {
             for v in 0..NV {
-                let scale = t.fast.scale.at(s, v * S::LANES, S::LANES);
+                let scale = fast.scale.at(s, v * S::LANES, S::LANES);
                 for row in acc.iter_mut() {
                     row[v] = s.mul(row[v], scale);
                 }
             }
         }
-        if !t.fast.bias.is_null() {
+        if !fast.bias.is_null() {
             for v in 0..NV {
-                let bias = s.load(t.fast.bias.add(v * S::LANES));
+                let bias = s.load(fast.bias.add(v * S::LANES));
                 for row in acc.iter_mut() {
                     row[v] = s.add(row[v], bias);
                 }
             }
         }
-        if !t.fast.residual.is_null() {
+        if !fast.residual.is_null() {
             for (r, row) in acc.iter_mut().enumerate() {
+                let residual = fast.residual.offset(r as isize * fast.residual_ld);
                 for (v, x) in row.iter_mut().enumerate() {
-                    *x = s.add(
-                        *x,
-                        s.load(
-                            t.fast
-                                .residual
-                                .offset(r as isize * t.fast.residual_ld)
-                                .add(v * S::LANES),
-                        ),
-                    );
+                    *x = s.add(*x, s.load(residual.add(v * S::LANES)));
                 }
             }
         }
-        if t.fast.clamp {
-            let (lo, hi) = (s.splat(t.fast.lo), s.splat(t.fast.hi));
+        if fast.clamp {
+            let (lo, hi) = (s.splat(fast.lo), s.splat(fast.hi));
             for row in acc.iter_mut() {
                 for x in row.iter_mut() {
                     *x = s.min(hi, s.max(lo, *x));
                 }
-            }
-        }
-        for (r, row) in acc.iter().enumerate() {
-            for (v, &x) in row.iter().enumerate() {
-                s.store(t.c.add(r * t.ldc + v * S::LANES), x);
             }
         }
     }
@@ -265,7 +293,7 @@ static PORTABLE: Tiles = Tiles {
     wide_panels: &[0, 2, 2],
 };
 
-/// Signed or not is asked at run time.
+/// Both signed and unsigned: [`Plain`] reads the sign from the tile.
 static PORTABLE_BYTES: Tiles = Tiles {
     nr: 8,
     strided: table!(portable_strided_bytes: 1, 2, 3, 4),
@@ -276,7 +304,7 @@ static PORTABLE_BYTES: Tiles = Tiles {
 
 #[cfg(test)]
 thread_local! {
-    /// Leaves out the instruction for sums of four products, so that what older CPUs run is tested too.
+    /// Leaves out the instruction for sums of four products, to test the code of older CPUs.
     pub(crate) static PLAIN: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
 }
 
@@ -287,12 +315,13 @@ mod x86 {
     use crate::simd::{Avx2, Avx512};
     use std::arch::x86_64::{__m256i, __m512i, _mm256_dpbusd_avx_epi32, _mm512_dpbusd_epi32};
 
-    /// Compiles one generic tile for one instruction set.
+    /// Compiles generic tiles for one instruction set.
     macro_rules! compile {
-        ($($name:ident = $tile:ident<$simd:ident, $nv:literal>, $features:literal;)*) => {
+        ($features:literal: $($name:ident = $tile:ident<$simd:ident, $nv:literal>;)*) => {
             $(#[target_feature(enable = $features)]
             unsafe fn $name<const MR: usize>(t: &Tile) {
-                // SAFETY: this function's features are those of the token; the tile's contract is the caller's.
+                // SAFETY: this function's features are those of the token; the tile's contract is
+                // the caller's.
                 unsafe { $tile::<$simd, MR, $nv>($simd::new(), t) }
             })*
         };
@@ -300,16 +329,18 @@ mod x86 {
 
     /// The same for words of bytes.
     macro_rules! compile_bytes {
-        ($($name:ident = $tile:ident<$simd:ident, $nv:literal>, $dot:expr, $features:literal;)*) => {
+        ($features:literal: $($name:ident = $tile:ident<$simd:ident, $nv:literal>, $dot:expr;)*) => {
             $(#[target_feature(enable = $features)]
             unsafe fn $name<const MR: usize>(t: &Tile) {
-                // SAFETY: this function's features are those of both tokens; the tile's contract is the caller's.
+                // SAFETY: this function's features are those of both tokens; the tile's contract is
+                // the caller's.
                 unsafe { integer::$tile::<$simd, _, MR, $nv>($simd::new(), $dot, t) }
             })*
         };
     }
 
-    /// `vpdpbusd`, for signed left-hand bytes or unsigned ones. Used only in functions that enable it: AVX-512 VNNI for 16 lanes, AVX-VNNI for 8.
+    /// `vpdpbusd`, for signed or unsigned left-hand bytes. Used only in functions that enable it:
+    /// AVX-512 VNNI for 16 lanes, AVX-VNNI for 8.
     #[derive(Clone, Copy)]
     struct Vnni<const SIGNED: bool>;
 
@@ -335,32 +366,44 @@ mod x86 {
         Avx2: __m256i = _mm256_dpbusd_avx_epi32;
     }
 
-    compile! {
-        avx512_strided = strided<Avx512, 2>, "avx512f,avx512vl,avx512bw,avx512dq,avx2,fma";
-        avx512_indirect = indirect<Avx512, 2>, "avx512f,avx512vl,avx512bw,avx512dq,avx2,fma";
-        avx512_wide = wide<Avx512, 8>, "avx512f,avx512vl,avx512bw,avx512dq,avx2,fma";
-        avx512_wide6 = wide<Avx512, 6>, "avx512f,avx512vl,avx512bw,avx512dq,avx2,fma";
-        avx2_strided = strided<Avx2, 2>, "avx2,fma";
-        avx2_indirect = indirect<Avx2, 2>, "avx2,fma";
-        avx2_wide = wide<Avx2, 8>, "avx2,fma";
-        avx2_wide4 = wide<Avx2, 4>, "avx2,fma";
+    compile! { "avx512f,avx512vl,avx512bw,avx512dq,avx2,fma":
+        avx512_strided = strided<Avx512, 2>;
+        avx512_indirect = indirect<Avx512, 2>;
+        avx512_wide = wide<Avx512, 8>;
+        avx512_wide6 = wide<Avx512, 6>;
     }
 
-    compile_bytes! {
-        avx512_strided_bytes = strided<Avx512, 2>, Plain, "avx512f,avx512vl,avx512bw,avx512dq,avx2,fma";
-        avx512_indirect_bytes = indirect<Avx512, 2>, Plain, "avx512f,avx512vl,avx512bw,avx512dq,avx2,fma";
-        vnni512_strided_u8 = strided<Avx512, 2>, Vnni::<false>, "avx512vnni,avx512f,avx512vl,avx512bw,avx512dq,avx2,fma";
-        vnni512_indirect_u8 = indirect<Avx512, 2>, Vnni::<false>, "avx512vnni,avx512f,avx512vl,avx512bw,avx512dq,avx2,fma";
-        vnni512_wide_u8 = wide<Avx512, 8>, Vnni::<false>, "avx512vnni,avx512f,avx512vl,avx512bw,avx512dq,avx2,fma";
-        vnni512_strided_i8 = strided<Avx512, 2>, Vnni::<true>, "avx512vnni,avx512f,avx512vl,avx512bw,avx512dq,avx2,fma";
-        vnni512_indirect_i8 = indirect<Avx512, 2>, Vnni::<true>, "avx512vnni,avx512f,avx512vl,avx512bw,avx512dq,avx2,fma";
-        vnni512_wide_i8 = wide<Avx512, 8>, Vnni::<true>, "avx512vnni,avx512f,avx512vl,avx512bw,avx512dq,avx2,fma";
-        avx2_strided_bytes = strided<Avx2, 2>, Plain, "avx2,fma";
-        avx2_indirect_bytes = indirect<Avx2, 2>, Plain, "avx2,fma";
-        vnni256_strided_u8 = strided<Avx2, 2>, Vnni::<false>, "avxvnni,avx2,fma";
-        vnni256_indirect_u8 = indirect<Avx2, 2>, Vnni::<false>, "avxvnni,avx2,fma";
-        vnni256_strided_i8 = strided<Avx2, 2>, Vnni::<true>, "avxvnni,avx2,fma";
-        vnni256_indirect_i8 = indirect<Avx2, 2>, Vnni::<true>, "avxvnni,avx2,fma";
+    compile! { "avx2,fma":
+        avx2_strided = strided<Avx2, 2>;
+        avx2_indirect = indirect<Avx2, 2>;
+        avx2_wide = wide<Avx2, 8>;
+        avx2_wide4 = wide<Avx2, 4>;
+    }
+
+    compile_bytes! { "avx512f,avx512vl,avx512bw,avx512dq,avx2,fma":
+        avx512_strided_bytes = strided<Avx512, 2>, Plain;
+        avx512_indirect_bytes = indirect<Avx512, 2>, Plain;
+    }
+
+    compile_bytes! { "avx512vnni,avx512f,avx512vl,avx512bw,avx512dq,avx2,fma":
+        vnni512_strided_u8 = strided<Avx512, 2>, Vnni::<false>;
+        vnni512_indirect_u8 = indirect<Avx512, 2>, Vnni::<false>;
+        vnni512_wide_u8 = wide<Avx512, 8>, Vnni::<false>;
+        vnni512_strided_i8 = strided<Avx512, 2>, Vnni::<true>;
+        vnni512_indirect_i8 = indirect<Avx512, 2>, Vnni::<true>;
+        vnni512_wide_i8 = wide<Avx512, 8>, Vnni::<true>;
+    }
+
+    compile_bytes! { "avx2,fma":
+        avx2_strided_bytes = strided<Avx2, 2>, Plain;
+        avx2_indirect_bytes = indirect<Avx2, 2>, Plain;
+    }
+
+    compile_bytes! { "avxvnni,avx2,fma":
+        vnni256_strided_u8 = strided<Avx2, 2>, Vnni::<false>;
+        vnni256_indirect_u8 = indirect<Avx2, 2>, Vnni::<false>;
+        vnni256_strided_i8 = strided<Avx2, 2>, Vnni::<true>;
+        vnni256_indirect_i8 = indirect<Avx2, 2>, Vnni::<true>;
     }
 
     pub(super) static AVX512: Tiles = Tiles {
@@ -390,7 +433,8 @@ mod x86 {
         wide_panels: &[0, 4, 2, 2],
     };
 
-    /// Eight rows by two vectors are enough sums to hide the instruction's latency; more would be more code.
+    /// Eight rows by two vectors are enough sums to hide the instruction's latency; more would be
+    /// more code.
     macro_rules! bytes512 {
         ($strided:ident, $indirect:ident $(, $wide:ident)?) => {
             Tiles {

@@ -1,7 +1,7 @@
 //! Kernels over rows: the last axis, contiguous, of tensors whose other axes have any strides.
 //!
-//! A descriptor gives the other axes as up to [`MAX_BATCH`] dimensions; item `i` is row `i`, the last dimension varying fastest. In-place
-//! use (`y` is `x`, with equal strides) is allowed.
+//! A descriptor gives the other axes as up to [`MAX_BATCH`] dimensions; item `i` is row `i`, the
+//! last dimension varying fastest. In-place use (`y` is `x`, with equal strides) is allowed.
 
 mod norm;
 mod reduce;
@@ -16,7 +16,7 @@ pub use softmax::{SoftmaxDesc, SoftmaxKind, gm_softmax_f32};
 
 use crate::descriptor::plain;
 use crate::epilogue::MAX_BATCH;
-use crate::gemm::batch_index;
+use crate::gemm::{batch_index, batch_offset};
 use crate::simd::Simd;
 
 /// One dimension that rows are counted along. Strides are in elements.
@@ -51,7 +51,7 @@ impl Default for RowDim {
     }
 }
 
-/// `n` rows, `x_stride` and `y_stride` elements apart.
+/// `n` rows at distances of `x_stride` and `y_stride` elements.
 pub fn row_dims(n: usize, x_stride: usize, y_stride: usize) -> [RowDim; MAX_BATCH] {
     let mut rows = [RowDim::default(); MAX_BATCH];
     rows[MAX_BATCH - 1] = RowDim {
@@ -67,8 +67,8 @@ fn n_rows(rows: &[RowDim; MAX_BATCH]) -> usize {
     rows.iter().map(|dim| dim.extent).product()
 }
 
-/// Where a row lies.
-struct RowAt {
+/// Offsets of a row in its operands.
+struct RowOffsets {
     x: isize,
     y: isize,
     mask: isize,
@@ -76,27 +76,21 @@ struct RowAt {
     last: usize,
 }
 
-fn row_at(rows: &[RowDim; MAX_BATCH], item: usize) -> RowAt {
+fn row_offsets(rows: &[RowDim; MAX_BATCH], item: usize) -> RowOffsets {
     let idx = batch_index(item, rows.map(|dim| dim.extent));
-    let offset = |stride: fn(&RowDim) -> isize| -> isize {
-        idx.iter()
-            .zip(rows)
-            .map(|(&i, dim)| i as isize * stride(dim))
-            .sum()
-    };
-    RowAt {
-        x: offset(|dim| dim.x_stride),
-        y: offset(|dim| dim.y_stride),
-        mask: offset(|dim| dim.mask_stride),
+    RowOffsets {
+        x: batch_offset(idx, rows.map(|dim| dim.x_stride)),
+        y: batch_offset(idx, rows.map(|dim| dim.y_stride)),
+        mask: batch_offset(idx, rows.map(|dim| dim.mask_stride)),
         last: idx[MAX_BATCH - 1],
     }
 }
 
 /// An associative combination of a row's elements, four vectors at a time.
 pub(crate) trait Fold: Copy {
-    /// What combines with nothing.
+    /// Identity of the combination.
     const EMPTY: f32;
-    /// Takes in elements.
+    /// Accumulates elements.
     fn step<S: Simd>(self, s: S, acc: S::F, x: S::F) -> S::F;
     /// Joins partial results.
     fn join(self, a: f32, b: f32) -> f32;
@@ -172,7 +166,7 @@ fn lanes_below<S: Simd>(s: S, n: usize) -> S::M {
     s.lt(unsafe { s.load(IOTA.as_ptr()) }, s.splat(n.min(16) as f32))
 }
 
-/// Sum of `x + c`, to a power: what means and variances need.
+/// Sum of the elements.
 #[derive(Clone, Copy)]
 struct Sum;
 

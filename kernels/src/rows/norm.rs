@@ -1,13 +1,13 @@
 //! Layer and root-mean-square normalisation.
 
-use super::{RowDim, Sum, SumSquares, fold, n_rows, row_at, row_dims};
+use super::{RowDim, Sum, SumSquares, fold, n_rows, row_dims, row_offsets};
 use crate::descriptor::descriptor;
 use crate::epilogue::MAX_BATCH;
 use crate::isa::Isa;
 use crate::simd::{Simd, Task, dispatch};
 use crate::{INVALID, LHS, OK, OPERANDS, OUT, RHS, UNSUPPORTED_ISA, pointer};
 
-/// What a [`NormDesc`] computes of each row.
+/// The function of each row that a [`NormDesc`] computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum NormKind {
@@ -31,7 +31,7 @@ pub struct NormDesc {
     pub reserved: u32,
     /// Elements of a row.
     pub n_cols: usize,
-    /// Which rows.
+    /// Extents and strides of the rows.
     pub rows: [RowDim; MAX_BATCH],
 }
 
@@ -66,11 +66,11 @@ impl NormDesc {
 
 /// Computes items `begin..end` of a [`NormDesc`].
 ///
-/// `ptrs[LHS]` is `x`, `ptrs[OUT]` is `y`; `ptrs[RHS]` is `gamma` and `ptrs[OPERANDS]` is `beta`, one value per column each, either
-/// may be null. Returns `OK`, `INVALID` or `UNSUPPORTED_ISA`.
+/// `ptrs[LHS]` is `x`, `ptrs[OUT]` is `y`; `ptrs[RHS]` is `gamma` and `ptrs[OPERANDS]` is `beta`,
+/// one value per column each, either may be null. Returns `OK`, `INVALID` or `UNSUPPORTED_ISA`.
 ///
 /// # Safety
-/// The pointers cover what the descriptor describes; no other thread writes these items' part of `y`.
+/// The pointers cover the descriptor's operands; no other thread writes these items' part of `y`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gm_norm_f32(
     desc: *const NormDesc,
@@ -87,7 +87,7 @@ pub unsafe extern "C" fn gm_norm_f32(
         return INVALID;
     }
     for item in begin..end.min(desc.n_items()) {
-        let at = row_at(&desc.rows, item);
+        let at = row_offsets(&desc.rows, item);
         // SAFETY: the pointers cover the row.
         unsafe {
             let row = Row {

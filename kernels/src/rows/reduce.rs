@@ -1,13 +1,15 @@
 //! One value per row.
 
-use super::{Fold, Largest, RowDim, Smallest, Sum, SumSquares, fold, n_rows, row_at, row_dims};
+use super::{
+    Fold, Largest, RowDim, Smallest, Sum, SumSquares, fold, n_rows, row_dims, row_offsets,
+};
 use crate::descriptor::descriptor;
 use crate::epilogue::MAX_BATCH;
 use crate::isa::Isa;
 use crate::simd::{Simd, Task, dispatch};
 use crate::{INVALID, LHS, OK, OUT, UNSUPPORTED_ISA, pointer};
 
-/// What a [`ReduceDesc`] computes of each row.
+/// The function of each row that a [`ReduceDesc`] computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum ReduceKind {
@@ -59,7 +61,7 @@ pub struct ReduceDesc {
     pub kind: u32,
     /// Elements of a row.
     pub n_cols: usize,
-    /// Which rows.
+    /// Extents and strides of the rows.
     pub rows: [RowDim; MAX_BATCH],
 }
 
@@ -122,7 +124,7 @@ impl Fold for Product {
 /// Returns `OK`, `INVALID` or `UNSUPPORTED_ISA`.
 ///
 /// # Safety
-/// The pointers cover what the descriptor describes; no other thread writes these items' part of `y`.
+/// The pointers cover the descriptor's operands; no other thread writes these items' part of `y`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gm_reduce_f32(
     desc: *const ReduceDesc,
@@ -142,18 +144,12 @@ pub unsafe extern "C" fn gm_reduce_f32(
         return INVALID;
     };
     for item in begin..end.min(desc.n_items()) {
-        let at = row_at(&desc.rows, item);
+        let at = row_offsets(&desc.rows, item);
         // SAFETY: the pointers cover the row and its value.
         unsafe {
             let x = pointer(ptrs, LHS).cast_const().wrapping_offset(at.x);
-            *pointer(ptrs, OUT).wrapping_offset(at.y) = dispatch(
-                isa,
-                Row {
-                    kind,
-                    x,
-                    n: desc.n_cols,
-                },
-            );
+            let n = desc.n_cols;
+            *pointer(ptrs, OUT).wrapping_offset(at.y) = dispatch(isa, Row { kind, x, n });
         }
     }
     OK

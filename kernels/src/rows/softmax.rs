@@ -1,6 +1,6 @@
 //! Softmax and its logarithm.
 
-use super::{Fold, Largest, RowDim, fold, lanes_below, n_rows, row_at, row_dims};
+use super::{Fold, Largest, RowDim, fold, lanes_below, n_rows, row_dims, row_offsets};
 use crate::attention::BlockRow;
 use crate::descriptor::descriptor;
 use crate::epilogue::MAX_BATCH;
@@ -8,7 +8,7 @@ use crate::isa::Isa;
 use crate::simd::{Simd, Task, dispatch};
 use crate::{INVALID, LHS, OK, OUT, RHS, UNSUPPORTED_ISA, pointer, vmath};
 
-/// What a [`SoftmaxDesc`] computes of each row `t = x * scale + mask`.
+/// The function of each row `t = x * scale + mask` that a [`SoftmaxDesc`] computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum SoftmaxKind {
@@ -28,13 +28,14 @@ pub struct SoftmaxDesc {
     pub kind: u32,
     /// Factor of `x`.
     pub scale: f32,
-    /// Nonzero if column `j` counts only where `j <= i + causal_offset`, `i` being the row's index along the last dimension of `rows`.
+    /// Nonzero if column `j` counts only where `j <= i + causal_offset`, `i` being the row's index
+    /// along the last dimension of `rows`.
     pub causal: u32,
     /// See `causal`.
     pub causal_offset: isize,
     /// Elements of a row.
     pub n_cols: usize,
-    /// Which rows.
+    /// Extents and strides of the rows.
     pub rows: [RowDim; MAX_BATCH],
 }
 
@@ -70,12 +71,13 @@ impl SoftmaxDesc {
 
 /// Computes items `begin..end` of a [`SoftmaxDesc`].
 ///
-/// `ptrs[LHS]` is `x`, `ptrs[OUT]` is `y`, `ptrs[RHS]` is the mask to add, with unit column stride, or null. A row that is masked
-/// throughout with minus infinity becomes NaN, as arithmetic has it; columns beyond the causal limit become 0 (softmax) or minus infinity.
-/// Returns `OK`, `INVALID` or `UNSUPPORTED_ISA`.
+/// `ptrs[LHS]` is `x`, `ptrs[OUT]` is `y`, `ptrs[RHS]` is the mask to add, with unit column stride,
+/// or null. A row that is masked throughout with minus infinity becomes NaN, as arithmetic has it;
+/// columns beyond the causal limit become 0 (softmax) or minus infinity. Returns `OK`, `INVALID` or
+/// `UNSUPPORTED_ISA`.
 ///
 /// # Safety
-/// The pointers cover what the descriptor describes; no other thread writes these items' part of `y`.
+/// The pointers cover the descriptor's operands; no other thread writes these items' part of `y`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gm_softmax_f32(
     desc: *const SoftmaxDesc,
@@ -92,7 +94,7 @@ pub unsafe extern "C" fn gm_softmax_f32(
         return INVALID;
     }
     for item in begin..end.min(desc.n_items()) {
-        let at = row_at(&desc.rows, item);
+        let at = row_offsets(&desc.rows, item);
         let visible = if desc.causal == 0 {
             desc.n_cols
         } else {
@@ -145,17 +147,13 @@ impl Task for Row {
     unsafe fn run<S: Simd>(self, s: S) {
         // SAFETY: at most `n_cols` elements of each.
         unsafe {
-            let largest = if self.scale == 1.0 && self.mask.is_null() {
-                fold(s, self.x, self.n, Largest)
-            } else {
-                self.scale_and_mask(s);
-                fold(s, self.y, self.n, Largest)
-            };
             let source = if self.scale == 1.0 && self.mask.is_null() {
                 self.x
             } else {
+                self.scale_and_mask(s);
                 self.y.cast_const()
             };
+            let largest = fold(s, source, self.n, Largest);
             let sum = self.exponentials(s, source, largest);
             if self.is_log {
                 let shift = s.splat(largest + sum.ln());
@@ -237,8 +235,8 @@ impl Row {
     }
 }
 
-/// One row's part of a softmax over blocks: scores become exponentials relative to the largest score so far, and what was summed
-/// before is rescaled to it.
+/// One row's part of a softmax over blocks: scores become exponentials relative to the largest
+/// score so far, and the earlier sum and output are rescaled to it.
 ///
 /// # Safety
 /// The pointers cover the row, except a null mask; `isa` is available.
@@ -269,7 +267,8 @@ impl Task for BlockRow {
             let before = *self.largest;
             let largest = Largest.join(before, fold(s, self.scores, n, Largest));
             if largest == f32::NEG_INFINITY {
-                // Nothing seen yet: no weight, and no difference of infinities.
+                // All scores so far are minus infinity: weights of 0, instead of the NaN of their
+                // difference.
                 (0..n).for_each(|j| *self.scores.add(j) = 0.0);
                 return;
             }

@@ -1,4 +1,5 @@
-//! Softmax, normalisation and reduction of rows against `f64`, on every instruction set of this machine.
+//! Softmax, normalisation and reduction of rows against `f64`, on every instruction set of this
+//! machine.
 
 use super::*;
 use crate::OK;
@@ -7,7 +8,8 @@ use crate::testing::{Rng, assert_close};
 
 const COLS: [usize; 14] = [1, 2, 3, 7, 15, 16, 17, 31, 64, 65, 100, 128, 1000, 20_000];
 
-/// Rows along two dimensions, the outer one permuted inside; returns the dims and the elements of input and output.
+/// Rows along two dimensions, the outer one permuted inside; returns the dims and the elements of
+/// input and output.
 fn dims(rng: &mut Rng, n_cols: usize, per_row: usize) -> ([RowDim; MAX_BATCH], usize, usize) {
     let (outer, inner) = (rng.pick(&[1, 2, 3]), rng.pick(&[1, 2, 5]));
     let ld = n_cols + rng.pick(&[0, 3]);
@@ -32,9 +34,9 @@ fn each_row<'a>(
     rows: &'a [RowDim; MAX_BATCH],
     x: &'a [f32],
     n_cols: usize,
-) -> impl Iterator<Item = (Vec<f64>, RowAt)> + 'a {
+) -> impl Iterator<Item = (Vec<f64>, RowOffsets)> + 'a {
     (0..n_rows(rows)).map(move |item| {
-        let at = row_at(rows, item);
+        let at = row_offsets(rows, item);
         (
             x[at.x as usize..at.x as usize + n_cols]
                 .iter()

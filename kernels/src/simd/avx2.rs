@@ -76,7 +76,8 @@ impl Simd for Avx2 {
 
     #[inline(always)]
     unsafe fn store_bytes(self, p: *mut u8, n: usize, x: __m256i) {
-        // SAFETY: the lowest bytes of four lanes go to the start of each half; at most 8 bytes, which are writable by contract, are stored.
+        // SAFETY: the lowest bytes of four lanes go to the start of each half; at most 8 bytes,
+        // which are writable by contract, are stored.
         unsafe {
             let lowest = _mm256_shuffle_epi8(x, _mm256_set1_epi32(0x0c08_0400));
             let low = _mm_cvtsi128_si32(_mm256_castsi256_si128(lowest)) as u32;
@@ -142,11 +143,20 @@ impl Simd for Avx2 {
         fn or_m(a: __m256, b: __m256) -> __m256 { _mm256_or_ps(a, b) }
         fn any(m: __m256) -> bool { _mm256_movemask_ps(m) != 0 }
         fn widen(a: __m256) -> Self::D {
-            (_mm256_cvtps_pd(_mm256_castps256_ps128(a)), _mm256_cvtps_pd(_mm256_extractf128_ps::<1>(a)))
+            {
+                let (low, high) = (_mm256_castps256_ps128(a), _mm256_extractf128_ps::<1>(a));
+                (_mm256_cvtps_pd(low), _mm256_cvtps_pd(high))
+            }
         }
-        fn narrow(a: Self::D) -> __m256 { _mm256_set_m128(_mm256_cvtpd_ps(a.1), _mm256_cvtpd_ps(a.0)) }
-        fn sub_d(a: Self::D, b: Self::D) -> Self::D { (_mm256_sub_pd(a.0, b.0), _mm256_sub_pd(a.1, b.1)) }
-        fn mul_d(a: Self::D, b: Self::D) -> Self::D { (_mm256_mul_pd(a.0, b.0), _mm256_mul_pd(a.1, b.1)) }
+        fn narrow(a: Self::D) -> __m256 {
+            _mm256_set_m128(_mm256_cvtpd_ps(a.1), _mm256_cvtpd_ps(a.0))
+        }
+        fn sub_d(a: Self::D, b: Self::D) -> Self::D {
+            (_mm256_sub_pd(a.0, b.0), _mm256_sub_pd(a.1, b.1))
+        }
+        fn mul_d(a: Self::D, b: Self::D) -> Self::D {
+            (_mm256_mul_pd(a.0, b.0), _mm256_mul_pd(a.1, b.1))
+        }
         fn fma_d(a: Self::D, b: Self::D, c: Self::D) -> Self::D {
             (_mm256_fmadd_pd(a.0, b.0, c.0), _mm256_fmadd_pd(a.1, b.1, c.1))
         }

@@ -132,7 +132,8 @@ impl Simd for Avx512 {
         fn sub_i(a: __m512i, b: __m512i) -> __m512i { _mm512_sub_epi32(a, b) }
         fn mul_i(a: __m512i, b: __m512i) -> __m512i { _mm512_mullo_epi32(a, b) }
         fn dot_bytes(acc: __m512i, a: __m512i, b: __m512i) -> __m512i {
-            // Bytes as halves of 16 bits: odd ones by a shift, even ones by a mask or two shifts. Pairs of products are exact in 32 bits.
+            // Bytes as halves of 16 bits: odd ones by a shift, even ones by a mask or two shifts.
+            // Pairs of products are exact in 32 bits.
             {
                 let even = _mm512_madd_epi16(
                     _mm512_and_si512(a, _mm512_set1_epi16(255)),
@@ -153,13 +154,23 @@ impl Simd for Avx512 {
         fn eq_i(a: __m512i, b: __m512i) -> __mmask16 { _mm512_cmpeq_epi32_mask(a, b) }
         fn select(m: __mmask16, a: __m512, b: __m512) -> __m512 { _mm512_mask_blend_ps(m, b, a) }
         fn widen(a: __m512) -> Self::D {
-            (_mm512_cvtps_pd(_mm512_castps512_ps256(a)), _mm512_cvtps_pd(_mm512_extractf32x8_ps::<1>(a)))
+            {
+                let (low, high) = (_mm512_castps512_ps256(a), _mm512_extractf32x8_ps::<1>(a));
+                (_mm512_cvtps_pd(low), _mm512_cvtps_pd(high))
+            }
         }
         fn narrow(a: Self::D) -> __m512 {
-            _mm512_insertf32x8::<1>(_mm512_castps256_ps512(_mm512_cvtpd_ps(a.0)), _mm512_cvtpd_ps(a.1))
+            {
+                let low = _mm512_castps256_ps512(_mm512_cvtpd_ps(a.0));
+                _mm512_insertf32x8::<1>(low, _mm512_cvtpd_ps(a.1))
+            }
         }
-        fn sub_d(a: Self::D, b: Self::D) -> Self::D { (_mm512_sub_pd(a.0, b.0), _mm512_sub_pd(a.1, b.1)) }
-        fn mul_d(a: Self::D, b: Self::D) -> Self::D { (_mm512_mul_pd(a.0, b.0), _mm512_mul_pd(a.1, b.1)) }
+        fn sub_d(a: Self::D, b: Self::D) -> Self::D {
+            (_mm512_sub_pd(a.0, b.0), _mm512_sub_pd(a.1, b.1))
+        }
+        fn mul_d(a: Self::D, b: Self::D) -> Self::D {
+            (_mm512_mul_pd(a.0, b.0), _mm512_mul_pd(a.1, b.1))
+        }
         fn fma_d(a: Self::D, b: Self::D, c: Self::D) -> Self::D {
             (_mm512_fmadd_pd(a.0, b.0, c.0), _mm512_fmadd_pd(a.1, b.1, c.1))
         }

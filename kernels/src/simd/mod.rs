@@ -1,8 +1,10 @@
-//! One interface over the vector instruction sets. A kernel is written once, generic over [`Simd`], and compiled for each set.
+//! One interface over the vector instruction sets. A kernel is written once, generic over [`Simd`],
+//! and compiled for each set.
 //!
-//! A value of a `Simd` type is a token: it exists only where the CPU was found to have the instructions, so arithmetic through it is
-//! safe, and only memory access is not. Everything is `inline(always)`, so that the code lands in the `target_feature` function that
-//! [`dispatch`] enters; a generic function over `Simd` that is not inlined would call the intrinsics one by one.
+//! A value of a `Simd` type is a token: it exists only where the CPU was found to have the
+//! instructions, so arithmetic through it is safe, and only memory access is not. Everything is
+//! `inline(always)`, so that the code lands in the `target_feature` function that [`dispatch`]
+//! enters; a generic function over `Simd` that is not inlined would call the intrinsics one by one.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -18,7 +20,8 @@ pub(crate) use portable::Portable;
 
 use crate::isa::Isa;
 
-/// Vector arithmetic of one instruction set: f32 and i32 lanes, masks, and pairs of f64 vectors with as many lanes.
+/// Vector arithmetic of one instruction set: f32 and i32 lanes, masks, and pairs of f64 vectors
+/// with as many lanes.
 pub(crate) trait Simd: Copy + 'static {
     /// Lanes of an f32 vector.
     const LANES: usize;
@@ -58,7 +61,7 @@ pub(crate) trait Simd: Copy + 'static {
     fn sqrt(self, a: Self::F) -> Self::F;
     /// `a * b + c`, rounded once.
     fn fma(self, a: Self::F, b: Self::F, c: Self::F) -> Self::F;
-    /// `a * b + c`, with whatever rounding is fast.
+    /// `a * b + c`, rounded once or twice, whichever is faster.
     fn mul_acc(self, a: Self::F, b: Self::F, c: Self::F) -> Self::F;
     /// `a > b ? a : b`: the second operand if either is NaN.
     fn max(self, a: Self::F, b: Self::F) -> Self::F;
@@ -80,7 +83,8 @@ pub(crate) trait Simd: Copy + 'static {
     fn sub_i(self, a: Self::I, b: Self::I) -> Self::I;
     /// The low halves of the products.
     fn mul_i(self, a: Self::I, b: Self::I) -> Self::I;
-    /// `acc + a0 b0 + a1 b1 + a2 b2 + a3 b3` of the bytes of each lane, `a`'s unsigned and `b`'s signed; wraps.
+    /// `acc + a0 b0 + a1 b1 + a2 b2 + a3 b3` of the bytes of each lane, `a`'s unsigned and `b`'s
+    /// signed; wraps.
     fn dot_bytes(self, acc: Self::I, a: Self::I, b: Self::I) -> Self::I;
     fn and(self, a: Self::I, b: Self::I) -> Self::I;
     fn or(self, a: Self::I, b: Self::I) -> Self::I;
@@ -115,7 +119,8 @@ pub(crate) trait Simd: Copy + 'static {
     /// Sum of the lanes, by halves.
     fn sum(self, a: Self::F) -> f32;
 
-    /// `x * 2^n`, rounded once, for |n| <= 252 given as float and integer, and 1/2 <= |x| <= 2 or NaN.
+    /// `x * 2^n`, rounded once, for |n| <= 252 given as float and integer, and 1/2 <= |x| <= 2 or
+    /// NaN.
     #[inline(always)]
     fn scale(self, x: Self::F, _: Self::F, n: Self::I) -> Self::F {
         // Two factors, since one alone may be no normal number; the first product is exact.
@@ -146,17 +151,17 @@ pub(crate) trait Simd: Copy + 'static {
 
 /// Code generic over the instruction set. `run` must be `inline(always)`.
 pub(crate) trait Task {
-    /// What it returns.
+    /// Type of the result.
     type Out;
     /// # Safety
-    /// What the implementation asks of its fields.
+    /// The contract of the implementation, which speaks of its fields.
     unsafe fn run<S: Simd>(self, s: S) -> Self::Out;
 }
 
 /// Runs `task` compiled for `isa`.
 ///
 /// # Safety
-/// What `task` asks, and `isa.is_available()`.
+/// The task's contract holds, and `isa` is available.
 #[inline]
 pub(crate) unsafe fn dispatch<T: Task>(isa: Isa, task: T) -> T::Out {
     // SAFETY: the caller vouches for the task's contract and for the instructions of `isa`.

@@ -7,7 +7,7 @@ use std::array::from_fn;
 #[derive(Clone, Copy)]
 pub(crate) struct Portable;
 
-/// Whether `f32::mul_add` is an instruction on the target that this is compiled for.
+/// True when `f32::mul_add` is an instruction of the target.
 const HAS_FMA: bool = cfg!(any(target_feature = "fma", target_arch = "aarch64"));
 
 macro_rules! lanes {
@@ -86,11 +86,14 @@ impl Simd for Portable {
         fn mul(a: F, b: F) -> F = |i| a[i] * b[i];
         fn div(a: F, b: F) -> F = |i| a[i] / b[i];
         fn sqrt(a: F) -> F = |i| a[i].sqrt();
-        // Without the instruction, the product in f64 is exact, so only a tie of the second rounding can differ.
-        fn fma(a: F, b: F, c: F) -> F = |i| {
-            if HAS_FMA { a[i].mul_add(b[i], c[i]) } else { (f64::from(a[i]) * f64::from(b[i]) + f64::from(c[i])) as f32 }
+        // Without the instruction, the product in f64 is exact, so only a tie of the second
+        // rounding can differ.
+        fn fma(a: F, b: F, c: F) -> F = |i| if HAS_FMA { a[i].mul_add(b[i], c[i]) } else {
+            (f64::from(a[i]) * f64::from(b[i]) + f64::from(c[i])) as f32
         };
-        fn mul_acc(a: F, b: F, c: F) -> F = |i| if HAS_FMA { a[i].mul_add(b[i], c[i]) } else { a[i] * b[i] + c[i] };
+        fn mul_acc(a: F, b: F, c: F) -> F = |i| if HAS_FMA { a[i].mul_add(b[i], c[i]) } else {
+            a[i] * b[i] + c[i]
+        };
         fn max(a: F, b: F) -> F = |i| if a[i] > b[i] { a[i] } else { b[i] };
         fn min(a: F, b: F) -> F = |i| if a[i] < b[i] { a[i] } else { b[i] };
         fn bits(a: F) -> I = |i| a[i].to_bits() as i32;
@@ -120,7 +123,9 @@ impl Simd for Portable {
         fn narrow(a: D) -> F = |i| a[i] as f32;
         fn sub_d(a: D, b: D) -> D = |i| a[i] - b[i];
         fn mul_d(a: D, b: D) -> D = |i| a[i] * b[i];
-        fn fma_d(a: D, b: D, c: D) -> D = |i| if HAS_FMA { a[i].mul_add(b[i], c[i]) } else { a[i] * b[i] + c[i] };
+        fn fma_d(a: D, b: D, c: D) -> D = |i| if HAS_FMA { a[i].mul_add(b[i], c[i]) } else {
+            a[i] * b[i] + c[i]
+        };
     }
 
     #[inline(always)]

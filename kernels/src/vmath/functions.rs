@@ -159,7 +159,8 @@ pub(crate) fn expm1<S: Simd>(s: S, x: S::F) -> S::F {
 fn split<S: Simd>(s: S, x: S::F) -> (S::F, S::F) {
     let denormal = s.lt(x, s.splat(f32::MIN_POSITIVE));
     let x = s.select(denormal, s.mul(x, s.splat(16_777_216.0)), x);
-    // Subtracting sqrt(1/2)'s bits carries into the exponent exactly where the mantissa is beyond sqrt(2).
+    // Subtracting sqrt(1/2)'s bits carries into the exponent exactly where the mantissa is beyond
+    // sqrt(2).
     let root = s.splat_i(std::f32::consts::FRAC_1_SQRT_2.to_bits() as i32);
     let shifted = s.sub_i(s.bits(x), root);
     let e = s.to_float(s.sar(shifted, 23));
@@ -170,7 +171,7 @@ fn split<S: Simd>(s: S, x: S::F) -> (S::F, S::F) {
     )
 }
 
-/// Replaces a logarithm `y` of `x` by what C99 says of zero, negative numbers, infinity and NaN.
+/// Replaces the logarithm `y` of `x` by C99's result where `x` is zero, negative, infinite or NaN.
 #[inline(always)]
 fn log_special<S: Simd>(s: S, x: S::F, y: S::F) -> S::F {
     let y = s.select(s.lt(x, s.splat(f32::INFINITY)), y, x);
@@ -216,7 +217,7 @@ fn log2_wide<S: Simd>(s: S, x: S::F) -> S::D {
 #[inline(always)]
 pub(crate) fn log1p<S: Simd>(s: S, x: S::F) -> S::F {
     let u = s.add(x, s.splat(1.0));
-    // What rounding took from `u`: the smaller addend is compared, so that the difference is exact.
+    // Rounding error of `u`: the difference to the smaller addend is exact.
     let from_one = s.sub(x, s.sub(u, s.splat(1.0)));
     let from_x = s.sub(s.splat(1.0), s.sub(u, x));
     let lost = s.select(s.lt(x, s.splat(1.0)), from_one, from_x);
@@ -303,7 +304,8 @@ const MAX_ANGLE: f32 = 1e6;
 fn reduce_angle<S: Simd>(s: S, x: S::F) -> (S::F, S::I) {
     let (n, quadrant) = round_product(s, x, s.splat(std::f32::consts::FRAC_2_PI));
     let n = s.widen(s.neg(n));
-    // The first constant has 33 bits, so that its product with `n` is exact even without a fused multiply-add.
+    // The first constant has 33 bits, so that its product with `n` is exact even without a fused
+    // multiply-add.
     let r = s.fma_d(n, s.splat_d(1.570_796_326_734_125_6), s.widen(x));
     (
         s.narrow(s.fma_d(n, s.splat_d(6.077_100_506_506_192e-11), r)),
@@ -311,11 +313,11 @@ fn reduce_angle<S: Simd>(s: S, x: S::F) -> (S::F, S::I) {
     )
 }
 
-/// Sine of `x + turn` quadrants.
+/// Sine of `x` plus a number of quarter turns.
 #[inline(always)]
-fn sin_turned<S: Simd>(s: S, x: S::F, turn: i32) -> S::F {
+fn sin_plus<S: Simd>(s: S, x: S::F, quarters: i32) -> S::F {
     let (r, quadrant) = reduce_angle(s, x);
-    let quadrant = s.add_i(quadrant, s.splat_i(turn));
+    let quadrant = s.add_i(quadrant, s.splat_i(quarters));
     let z = s.mul(r, r);
     let sine = s.fma(s.mul(r, z), poly(s, z, SIN), r);
     let cosine = s.fma(
@@ -330,13 +332,13 @@ fn sin_turned<S: Simd>(s: S, x: S::F, turn: i32) -> S::F {
 
 #[inline(always)]
 pub(crate) fn sin<S: Simd>(s: S, x: S::F) -> S::F {
-    let y = s.select(s.eq(x, s.zero()), x, sin_turned(s, x, 0));
+    let y = s.select(s.eq(x, s.zero()), x, sin_plus(s, x, 0));
     large_angles(s, x, y, f64::sin)
 }
 
 #[inline(always)]
 pub(crate) fn cos<S: Simd>(s: S, x: S::F) -> S::F {
-    large_angles(s, x, sin_turned(s, x, 1), f64::cos)
+    large_angles(s, x, sin_plus(s, x, 1), f64::cos)
 }
 
 /// `y`, or where the angle is too large for the reduction, `f(x)`.
@@ -394,7 +396,8 @@ pub(crate) fn reciprocal<S: Simd>(s: S, x: S::F) -> S::F {
     s.div(s.splat(1.0), x)
 }
 
-/// `a^b`, as C99's `powf`: the logarithm has f64's precision, since the power multiplies its error by up to 128.
+/// `a^b`, as C99's `powf`: the logarithm has f64's precision, since the power multiplies its error
+/// by up to 128.
 #[inline(always)]
 pub(crate) fn pow<S: Simd>(s: S, a: S::F, b: S::F) -> S::F {
     let (infinity, one) = (s.splat(f32::INFINITY), s.splat(1.0));
@@ -425,12 +428,13 @@ pub(crate) fn pow<S: Simd>(s: S, a: S::F, b: S::F) -> S::F {
 /// Gives `y = |a|^b` the sign, or NaN, that a negative `a` brings.
 #[inline(always)]
 fn pow_sign<S: Simd>(s: S, a: S::F, b: S::F, y: S::F) -> S::F {
-    // From 2^24 on every float is an even integer; below, halving keeps the rounding trick in range.
+    // From 2^24 on every float is an even integer; below, halving keeps the rounding trick in
+    // range.
     let magnitude = s.abs(b);
     let is_large = s.le(s.splat(16_777_216.0), magnitude);
     let b = s.select(is_large, s.zero(), b);
     let (half, _) = round_product(s, b, s.splat(0.25));
-    // |rest| <= 2, and exact: what is left of `b` beyond multiples of 4.
+    // The remainder of `b` by 4, exact: |rest| <= 2.
     let rest = s.fma(half, s.splat(-4.0), b);
     let (whole, whole_int) = round_product(s, rest, s.splat(1.0));
     let is_integer = s.eq(whole, rest);

@@ -1,9 +1,11 @@
 //! Elementary functions of f32 vectors, and the leaf kernels that map them over arrays.
 //!
-//! Each function is one polynomial and one order of operations for every instruction set: AVX-512 and AVX2 agree bit for bit, the portable
-//! form up to double rounding where the target has no fused multiply-add. NaN gives NaN; infinities, overflow, denormal numbers and the
-//! sign of zero follow C99's functions unless a function's comment says otherwise. [`FUNCTIONS`] states each function's error bound, which
-//! the tests measure against f64. Polynomials were fitted for this crate (weighted minimax over the reduced range).
+//! Each function is one polynomial and one order of operations for every instruction set: AVX-512
+//! and AVX2 agree bit for bit, the portable form up to double rounding where the target has no
+//! fused multiply-add. NaN gives NaN; infinities, overflow, denormal numbers and the sign of zero
+//! follow C99's functions unless a function's comment says otherwise. [`FUNCTIONS`] states each
+//! function's error bound, which the tests measure against f64. Polynomials were fitted for this
+//! crate (weighted minimax over the reduced range).
 
 mod functions;
 #[cfg(test)]
@@ -15,10 +17,12 @@ use crate::epilogue::Map;
 use crate::isa::Isa;
 use crate::simd::{Simd, Task, dispatch};
 
-/// `fn(n, x, y)`: `y[i] = f(x[i])`. `x` and `y` may be the same array, and may not overlap otherwise.
+/// `fn(n, x, y)`: `y[i] = f(x[i])`. `x` and `y` may be the same array, and may not overlap
+/// otherwise.
 pub type UnaryFn = unsafe extern "C" fn(n: usize, x: *const f32, y: *mut f32);
 
-/// `fn(n, a, b, y)`: `y[i] = f(a[i], b[i])`. `y` may be one of the inputs, and may not overlap them otherwise.
+/// `fn(n, a, b, y)`: `y[i] = f(a[i], b[i])`. `y` may be one of the inputs, and may not overlap them
+/// otherwise.
 pub type BinaryFn = unsafe extern "C" fn(n: usize, a: *const f32, b: *const f32, y: *mut f32);
 
 /// A function of one variable, as tests and documentation see it.
@@ -67,7 +71,10 @@ impl<T: Map> Task for MapArray<T> {
 }
 
 macro_rules! unary {
-    ($($(#[doc = $doc:literal])* $name:ident = $f:ident, $symbol:ident, $for:ident, $reference:expr, ulp $ulp:literal, abs $abs:literal;)*) => {
+    ($(
+        $(#[doc = $doc:literal])*
+        $name:ident = $f:ident, $symbol:ident, $for:ident, $reference:expr, ulp $ulp:literal, abs $abs:literal;
+    )*) => {
         $(
             $(#[doc = $doc])*
             #[derive(Clone, Copy)]
@@ -93,7 +100,8 @@ macro_rules! unary {
             /// `x` is readable and `y` writable for `n` elements; they are equal or do not overlap.
             #[unsafe(no_mangle)]
             pub unsafe extern "C" fn $symbol(n: usize, x: *const f32, y: *mut f32) {
-                // SAFETY: the caller's contract is the task's; the current instruction set is available.
+                // SAFETY: the caller's contract is the task's; the current instruction set is
+                // available.
                 unsafe { $for(Isa::current(), n, x, y) }
             }
         )*
@@ -187,12 +195,9 @@ impl Task for PowArray {
             let n = self.n - i;
             // SAFETY: at most `n` elements from `i` on.
             unsafe {
-                s.store_n(
-                    self.y.add(i),
-                    n,
-                    pow(s, s.load_n(self.a.add(i), n), s.load_n(self.b.add(i), n)),
-                )
-            };
+                let (a, b) = (s.load_n(self.a.add(i), n), s.load_n(self.b.add(i), n));
+                s.store_n(self.y.add(i), n, pow(s, a, b));
+            }
             i += S::LANES;
         }
     }

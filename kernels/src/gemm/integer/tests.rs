@@ -1,14 +1,15 @@
-//! Products and convolutions of 8-bit integers against plain loops: every instruction set of this machine, with and without the instruction for them.
+//! Products and convolutions of 8-bit integers against plain loops: every instruction set of this
+//! machine, with and without the instruction for sums of four products.
 
-use super::integer::{Integers, Operands, WORD, pack_bytes, packed_words};
-use super::tile::PLAIN;
-use super::*;
+use super::{Integers, Operands, WORD, pack_bytes, packed_words};
 use crate::conv::tests::{pixels, window};
 use crate::conv::{ConvDesc, gm_conv_f32};
 use crate::epilogue::{EpilogueKind, Quantize};
+use crate::gemm::tile::PLAIN;
+use crate::gemm::*;
 use crate::testing::Rng;
 
-/// What no kernel may overwrite.
+/// Bytes around the output, which no kernel may overwrite.
 const UNTOUCHED: u8 = 0xa5;
 
 fn bytes(rng: &mut Rng, n: usize) -> Vec<u8> {
@@ -32,7 +33,7 @@ fn value(byte: u8, is_signed: bool) -> i32 {
     }
 }
 
-/// What follows the exact sums.
+/// Ops after the exact sums.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Rest {
     Sums,
@@ -255,7 +256,7 @@ fn products_and_convolutions_are_exact() {
 }
 
 #[test]
-fn bytes_saturate_and_what_is_no_number_is_zero() {
+fn bytes_saturate_and_nan_is_zero() {
     let values = [
         f32::NAN,
         f32::INFINITY,
