@@ -26,6 +26,27 @@ fn run_survives_every_hostile_model() {
     survive("run");
 }
 
+/// A model without an end is compiled like any other: only a run computes it.
+#[test]
+fn only_run_computes_a_loop() {
+    let endless = expected()
+        .into_iter()
+        .filter(|(_, about)| about["run"].is_null());
+    let files: Vec<String> = endless.map(|(file, _)| file).collect();
+    assert!(!files.is_empty());
+    for file in &files {
+        for args in [
+            &["inspect", file][..],
+            &["dump", file, "--stage", "placed"],
+            &["dump", file, "--stage", "asm"],
+            &["place", file],
+        ] {
+            let ended = gristmill(&folder(), args);
+            assert_eq!(ended.code, Some(0), "{args:?}: {}", ended.stderr);
+        }
+    }
+}
+
 #[test]
 fn every_hostile_model_is_listed() {
     let files = std::fs::read_dir(folder())
@@ -42,9 +63,11 @@ fn every_hostile_model_is_listed() {
     assert_eq!(files, expected().into_keys().collect::<Vec<_>>());
 }
 
-/// Runs `gristmill VERB FILE` on the whole corpus, two at a time, and reports every wrong end together.
+/// Runs `gristmill VERB FILE` on the corpus, two at a time, and reports every wrong end together. Models that list no exit code for the verb
+/// are left out.
 fn survive(verb: &str) {
-    let cases: Vec<_> = expected().into_iter().collect();
+    let listed = expected().into_iter();
+    let cases: Vec<_> = listed.filter(|(_, about)| !about[verb].is_null()).collect();
     let (next, wrong) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     thread::scope(|scope| {
         for _ in 0..2 {

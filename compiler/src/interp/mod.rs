@@ -7,14 +7,18 @@
 //! data shows (an index out of range, an integer division by zero), `OutOfMemory` for impossible sizes, and name the
 //! node's origin.
 
+mod budget;
 pub mod compare;
 mod control;
 #[cfg(test)]
 mod tests;
 
+pub use budget::WorkBudget;
+
 use crate::error::{Error, ErrorKind, Result};
 use crate::ir::eval::{Evaluator, eval_tensors};
 use crate::ir::{Bindings, Graph, Node, Op, Type};
+use budget::Meter;
 use gristmill_runtime::Tensor;
 use std::collections::BTreeMap;
 
@@ -49,11 +53,16 @@ pub fn run(graph: &Graph, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
 
 /// Runs a graph that reads and assigns the variables of `store`.
 pub fn run_with_state(graph: &Graph, inputs: &[Tensor], store: &mut Store) -> Result<Vec<Tensor>> {
-    Machine {
-        store,
-        mail: BTreeMap::new(),
-    }
-    .run(graph, inputs, &Bindings::new())
+    Machine::new(store, Meter::unlimited()).run(graph, inputs, &Bindings::new())
+}
+
+/// Runs a graph as [`run`] does; `None` when that takes more work than `budget` allows.
+pub fn run_within(
+    graph: &Graph,
+    inputs: &[Tensor],
+    budget: &mut WorkBudget,
+) -> Result<Option<Vec<Tensor>>> {
+    within(budget, |m| m.run(graph, inputs, &Bindings::new()))
 }
 
 /// Evaluates one op. Attributes must be constant, except that symbols of a region's inputs are bound by the operands.
@@ -68,8 +77,32 @@ pub fn eval_with_state(
     regions: &[Graph],
     store: &mut Store,
 ) -> Result<Vec<Tensor>> {
-    let mail = BTreeMap::new();
-    Machine { store, mail }.eval(op, inputs, regions, &Bindings::new())
+    Machine::new(store, Meter::unlimited()).eval(op, inputs, regions, &Bindings::new())
+}
+
+/// Evaluates one op as [`eval`] does; `None` when that takes more work than `budget` allows.
+pub fn eval_within(
+    op: &Op,
+    inputs: &[&Tensor],
+    regions: &[Graph],
+    budget: &mut WorkBudget,
+) -> Result<Option<Vec<Tensor>>> {
+    within(budget, |m| m.eval(op, inputs, regions, &Bindings::new()))
+}
+
+/// The results of `evaluate`, unless it exceeds the budget.
+fn within(
+    budget: &mut WorkBudget,
+    evaluate: impl FnOnce(&mut Machine) -> Result<Vec<Tensor>>,
+) -> Result<Option<Vec<Tensor>>> {
+    let mut store = Store::new();
+    let mut machine = Machine::new(&mut store, budget.meter());
+    let results = evaluate(&mut machine);
+    budget.charge(&machine.meter);
+    match results {
+        Err(_) if machine.meter.exceeded() => Ok(None),
+        results => results.map(Some),
+    }
 }
 
 /// State during a run.
@@ -77,10 +110,22 @@ struct Machine<'a> {
     store: &'a mut Store,
     /// Tensors sent so far, by key.
     mail: BTreeMap<String, Tensor>,
+    meter: Meter,
+}
+
+impl<'a> Machine<'a> {
+    fn new(store: &'a mut Store, meter: Meter) -> Machine<'a> {
+        Machine {
+            store,
+            mail: BTreeMap::new(),
+            meter,
+        }
+    }
 }
 
 impl Machine<'_> {
     fn run(&mut self, graph: &Graph, inputs: &[Tensor], outer: &Bindings) -> Result<Vec<Tensor>> {
+        self.meter.take(graph.n_values() as u64)?;
         let shapes: Vec<Vec<usize>> = inputs.iter().map(|t| t.shape().to_vec()).collect();
         let mut bindings = outer.clone();
         bindings.extend(graph.bindings_for(&shapes)?);
@@ -191,7 +236,10 @@ impl Machine<'_> {
         bindings: &Bindings,
     ) -> Result<Vec<Tensor>> {
         match op.spec().eval {
-            Evaluator::Tensors(_) => eval_tensors(op, inputs),
+            Evaluator::Tensors(_) => {
+                self.meter.take_op(op, inputs)?;
+                eval_tensors(op, inputs)
+            }
             Evaluator::Branch => self.branch(inputs, regions, bindings),
             Evaluator::Repeat => self.repeat(op, inputs, only_region(regions)?, bindings),
             Evaluator::Scan => self.scan(op, inputs, only_region(regions)?, bindings),

@@ -11,9 +11,10 @@
 //! left operand is `sub(cast(q), z)` or `cast(q)` below views, the right one an `i32` constant whose elements are signed bytes.
 
 use super::Rebuild;
+use super::fold::ALWAYS_FOLD_BYTES;
 use crate::error::Result;
 use crate::interp;
-use crate::ir::{Graph, Node, NodeId, Op, ScalarOp, ValueId};
+use crate::ir::{Graph, Node, NodeId, Op, ScalarOp, Type, ValueId};
 use gristmill_runtime::{DType, Tensor};
 
 /// Elements of the reduced axes are whole words of four bytes, which are multiplied at once.
@@ -222,6 +223,9 @@ fn evaluated(g: &Graph, v: ValueId, depth: usize) -> Result<Option<Tensor>> {
             None => return Ok(None),
         }
     }
+    if !is_proportionate(g.ty(v), &operands) {
+        return Ok(None);
+    }
     let shape = operands[0].shape().to_vec();
     Ok(match (&node.op, &operands[..]) {
         (Op::Map(ScalarOp::Cast(DType::I32)), [x]) if x.dtype() == DType::I8 => {
@@ -244,6 +248,14 @@ fn evaluated(g: &Graph, v: ValueId, depth: usize) -> Result<Option<Tensor>> {
             .ok()
             .map(|mut results| results.remove(0)),
     })
+}
+
+/// True for a result that is not much larger than the operands. Bytes are widened to four; more is a broadcast, which may be larger than the
+/// model by any factor.
+fn is_proportionate(result: &Type, operands: &[Tensor]) -> bool {
+    let operand_bytes: usize = operands.iter().map(Tensor::size_bytes).sum();
+    let limit = operand_bytes.saturating_mul(4).max(ALWAYS_FOLD_BYTES);
+    result.size_bytes().is_some_and(|bytes| bytes <= limit)
 }
 
 fn widened<T: gristmill_runtime::Element + Into<i32>>(

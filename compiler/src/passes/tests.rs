@@ -48,6 +48,20 @@ fn constants_fold_and_dead_code_goes() {
 }
 
 #[test]
+fn a_fold_beyond_the_limit_of_work_stays() {
+    let product = |n: usize| {
+        let mut b = GraphBuilder::new("g");
+        let w = b.constant(Tensor::zeros(DType::F32, &[n, n]).unwrap());
+        let y = b.matmul(w, w).unwrap();
+        b.output("y", y);
+        let folded = fold_constants(&b.finish().unwrap()).unwrap();
+        names(&dce(&folded).unwrap())
+    };
+    assert_eq!(product(8), ["constant"]);
+    assert_eq!(product(1024), ["constant", "matmul"]);
+}
+
+#[test]
 fn equal_nodes_merge_but_devices_keep_apart() {
     let mut b = GraphBuilder::new("g");
     let x = b.input("x", DType::F32, [2usize]);

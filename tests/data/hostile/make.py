@@ -5,7 +5,8 @@ needs: tests/python/requirements.txt
 
 `expected.json` maps each file to what it tries and to the exit codes that `gristmill check` and `gristmill run` may end with: 2 (bad
 file) or 3 (unsupported) for models that are wrong; 0 as well for odd ones that a careful program can still take. A crash, a
-hang and unbounded memory are never allowed. Files are small: what is large in them is a number, or their nesting.
+hang and unbounded memory are never allowed. A `run` of null marks a model whose run has no end by right: there `check`, `dump` and
+`place` end at once. Files are small: what is large in them is a number, or their nesting.
 """
 
 import json
@@ -36,6 +37,12 @@ def odd(name, why, content):
 def fails_late(name, why, content):
     """Wrong only once values are looked at."""
     case(name, why, content, ODD, WRONG)
+
+
+def endless(name, why, content):
+    """Right, and `gristmill run` computes it for ever, or for years."""
+    case(name, why, content, (0,))
+    CASES[name][1]["run"] = None
 
 
 def value(name, shape, dtype=F):
@@ -330,6 +337,28 @@ def control_flow():
     case("scan_too_many_inputs", "Scan over more inputs than it has", model([node("Scan", body=branch, num_scan_inputs=9)]))
     case("if_nested_2000", "2,000 branches within each other", nested_ifs(2000))
     odd("if_nested_24", "24 branches within each other", nested_branches(24))
+    go = helper.make_tensor("t", TensorProto.BOOL, [], [True])
+    endless("loop_without_end", "Loop without a count on a condition that stays true", counting(["", "t", "z"], go))
+    endless("loop_of_10_12", "Loop of 10^12 iterations", counting(["n", "", "z"], ints("n", 10**12)))
+    endless("loops_nested", "10^7 iterations of a loop of 10^7", nested_loops())
+
+
+def loop_body(*nodes):
+    """A body that keeps its condition and makes `s1` of `s` by `nodes`."""
+    takes = [value("i", [], I), value("c", [], TensorProto.BOOL), value("s", [])]
+    return helper.make_graph([node("Identity", "c", "co"), *nodes], "body", takes, [value("co", [], TensorProto.BOOL), value("s1", [])], [floats("one", [])])
+
+
+def counting(takes, decides):
+    """A loop over constants alone that adds one in each iteration."""
+    loop = helper.make_node("Loop", takes, ["y"], body=loop_body(node("Add", "s one", "s1")))
+    return model([loop], inputs=[], outputs=[value("y", [])], initializers=[decides, floats("z", [])])
+
+
+def nested_loops():
+    inner = helper.make_node("Loop", ["n", "", "s"], ["s1"], body=loop_body(node("Add", "s one", "s1")))
+    outer = helper.make_node("Loop", ["n", "", "z"], ["y"], body=loop_body(inner))
+    return model([outer], inputs=[], outputs=[value("y", [])], initializers=[ints("n", 10**7), floats("z", [])])
 
 
 def unknown_outer(cond):

@@ -1,6 +1,6 @@
 //! Branches, loops, scans, variables, send and receive.
 
-use super::super::{Store, run, run_with_state};
+use super::super::{Store, WorkBudget, eval_within, run, run_with_state};
 use super::*;
 use crate::ir::{ClusterKind, Dim, Graph, Origin, ReduceKind, ScalarOp, Type};
 use gristmill_runtime::DType;
@@ -319,4 +319,51 @@ fn errors_name_the_node() {
     b.output("y", y);
     let e = run(&b.finish().unwrap(), &[t(&[1i32, 0], &[2])]).unwrap_err();
     insta::assert_snapshot!(e, @r#"in node "/layer/0/Div": div: integer division by zero at element 1 of the divisor i32[2]"#);
+}
+
+/// A loop that goes on for ever, over one number.
+fn endless_loop() -> Graph {
+    let types: [(DType, &[usize]); 3] = [(DType::I64, &[]), (DType::Bool, &[]), (DType::F32, &[])];
+    region(&types, |_, a| vec![a[1], a[2]])
+}
+
+#[test]
+fn a_budget_ends_a_loop_and_is_spent() {
+    let op = Op::Loop {
+        carried: 1,
+        trip: Dim::constant(0),
+    };
+    let (count, go, x) = (t(&[i64::MAX], &[]), t(&[true], &[]), t(&[0f32], &[]));
+    let inputs = [&count, &go, &x];
+    let mut budget = WorkBudget::new(1 << 16, 3 << 15);
+    for _ in 0..3 {
+        let results = eval_within(&op, &inputs, &[endless_loop()], &mut budget).unwrap();
+        assert_eq!(results, None);
+    }
+    // Nothing is left for a small op either.
+    let neg = eval_within(&Op::Map(ScalarOp::Neg), &[&x], &[], &mut budget);
+    assert_eq!(neg.unwrap(), None);
+}
+
+#[test]
+fn a_budget_counts_a_large_op_before_it_runs() {
+    let mut budget = WorkBudget::new(1 << 20, 1 << 20);
+    let (a, b) = (
+        t(&vec![1f32; 1 << 14], &[1 << 14, 1]),
+        t(&vec![1f32; 1 << 14], &[1, 1 << 14]),
+    );
+    assert_eq!(
+        eval_within(&Op::MatMul, &[&a, &b], &[], &mut budget).unwrap(),
+        None
+    );
+    let mut budget = WorkBudget::new(1 << 20, 1 << 20);
+    let neg = eval_within(&Op::Map(ScalarOp::Neg), &[&a], &[], &mut budget);
+    assert_eq!(neg.unwrap().unwrap()[0].as_slice::<f32>()[0], -1.0);
+}
+
+#[test]
+fn an_error_of_the_data_is_not_taken_for_an_exceeded_budget() {
+    let mut budget = WorkBudget::new(1 << 20, 1 << 20);
+    let (x, zero) = (t(&[1i32], &[]), t(&[0i32], &[]));
+    eval_within(&Op::Map(ScalarOp::Div), &[&x, &zero], &[], &mut budget).unwrap_err();
 }

@@ -2,13 +2,28 @@
 
 use super::FOLD_LIMIT_BYTES;
 use crate::error::Result;
+use crate::interp::{WorkBudget, run_within};
 use crate::ir::constant::DEFER_BYTES;
 use crate::ir::{Def, Graph, NodeId, ValueId};
 use gristmill_runtime::Tensor;
 use std::collections::{BTreeSet, HashMap};
 
-/// The value of `id` when it is computed from constants alone and every tensor on the way is small.
-pub(super) fn constant_value(g: &Graph, id: ValueId) -> Result<Option<Tensor>> {
+/// Work of one fold, in units of [`WorkBudget`]: some tenths of a second.
+const FOLD_WORK: u64 = 1 << 24;
+/// Work of all folds of a model: some seconds.
+const TOTAL_WORK: u64 = 1 << 28;
+
+/// The budget of one import. A value that takes more, such as that of a long loop, is computed when the model runs.
+pub(super) fn budget() -> WorkBudget {
+    WorkBudget::new(FOLD_WORK, TOTAL_WORK)
+}
+
+/// The value of `id` when it is computed from constants alone, every tensor on the way is small, and `budget` suffices.
+pub(super) fn constant_value(
+    g: &Graph,
+    id: ValueId,
+    budget: &mut WorkBudget,
+) -> Result<Option<Tensor>> {
     if let Some(c) = g.constant(id) {
         return Ok(c.in_memory().cloned());
     }
@@ -32,7 +47,7 @@ pub(super) fn constant_value(g: &Graph, id: ValueId) -> Result<Option<Tensor>> {
         map.extend(node.outputs.iter().copied().zip(outputs));
     }
     part.add_output("value", map[&id]);
-    evaluate(&part)
+    Ok(run_within(&part, &[], budget)?.and_then(|mut results| results.pop()))
 }
 
 /// The nodes that `id` is computed from, in order; `None` when an input or a large tensor is among them.
@@ -56,9 +71,4 @@ fn constant_slice(g: &Graph, id: ValueId) -> Option<BTreeSet<NodeId>> {
         open.extend(&g.node(n).inputs);
     }
     Some(nodes)
-}
-
-/// The only result of a graph without inputs.
-fn evaluate(g: &Graph) -> Result<Option<Tensor>> {
-    Ok(crate::interp::run(g, &[])?.pop())
 }

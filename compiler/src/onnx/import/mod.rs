@@ -19,6 +19,7 @@ use super::proto::{
 use super::proto::{SparseTensorProto, TensorProto};
 use super::tensor::{constant_of, dense_of, dtype_of, shape_of, tensor_of};
 use crate::error::{Error, ErrorKind, Result};
+use crate::interp::WorkBudget;
 use crate::ir::{Bindings, Def, Dim, Graph, GraphBuilder, Shape, Type, ValueId, verify::verify};
 use gristmill_runtime::{DType, Tensor};
 use std::collections::{BTreeSet, HashMap};
@@ -151,6 +152,7 @@ pub(super) struct Importer<'m> {
     errors: Vec<Error>,
     visits: Vec<Visit>,
     needs: BTreeSet<String>,
+    folding: WorkBudget,
     n_nodes: usize,
     depth: usize,
 }
@@ -227,6 +229,7 @@ impl<'m> Importer<'m> {
             errors: Vec::new(),
             visits: Vec::new(),
             needs: BTreeSet::new(),
+            folding: fold::budget(),
             n_nodes: 0,
             depth: 0,
         };
@@ -667,7 +670,8 @@ impl<'m> Importer<'m> {
                 Out::Value(id) => {
                     let ty = possible(self.b().ty(id).clone())?;
                     let known = if foldable {
-                        fold::constant_value(self.b().graph(), id)?
+                        let graph = self.frames[home].b.graph();
+                        fold::constant_value(graph, id, &mut self.folding)?
                     } else {
                         None
                     };

@@ -249,3 +249,30 @@ fn a_scan_walks_backwards_and_stacks_from_the_end() {
     let inputs = [Tensor::scalar(0f32), f32s(&[1.0, 2.0, 4.0])];
     assert_eq!(run(g, &inputs, &[]).unwrap(), [7.0, 6.0, 4.0]);
 }
+
+/// `while true { v = v + v }` over a constant, `n` times or for ever.
+fn endless(n: Option<i64>) -> GraphProto {
+    let body_nodes = vec![
+        node("Identity", &["go"], &["again"]),
+        node("Add", &["v", "v"], &["w"]),
+    ];
+    let formals = vec![info("i", 7, &[]), info("go", 9, &[]), info("v", 7, &[])];
+    let body = graph(body_nodes, formals, &["again", "w"]);
+    let count = if n.is_some() { "n" } else { "" };
+    let inputs = [count, "", "one"];
+    let turn = control("Loop", &inputs, &["z"], vec![attr("body", Some(body), 0)]);
+    let mut g = graph(vec![turn], vec![], &["z"]);
+    g.initializer = vec![i64s("one", &[], &[1]), i64s("n", &[], &[n.unwrap_or(0)])];
+    g
+}
+
+#[test]
+fn a_loop_over_constants_is_folded_within_the_limit_of_work() {
+    let ops = |n| {
+        let g = model(endless(n)).graph(&Specialisation::default()).unwrap();
+        g.nodes().map(|(_, n)| n.op.name()).collect::<Vec<_>>()
+    };
+    assert_eq!(ops(Some(5)), ["constant"]);
+    assert!(ops(Some(1_000_000_000_000)).contains(&"loop"));
+    assert!(ops(None).contains(&"loop"));
+}

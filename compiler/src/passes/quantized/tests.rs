@@ -333,3 +333,19 @@ fn elements_are_looked_up_before_they_are_dequantised() {
         interp::run(&g, &at).unwrap()
     );
 }
+
+#[test]
+fn weights_that_a_broadcast_would_make_large_are_not_computed() {
+    let n = 1 << 10;
+    let mut b = GraphBuilder::new("g");
+    let x = b.input("x", DType::U8, [4, n]);
+    let x = b.cast(x, DType::I32).unwrap();
+    let ones = Tensor::from_slice(&vec![1i32; n], &[n, 1]).unwrap();
+    let column = b.constant(ones.clone());
+    let row = b.constant(ones.reshaped(&[1, n]).unwrap());
+    let w = b.mul(column, row).unwrap();
+    let y = b.matmul(x, w).unwrap();
+    b.output("y", y);
+    let g = b.finish().unwrap();
+    assert_eq!(text(&integer_products(&g).unwrap()), text(&g));
+}
