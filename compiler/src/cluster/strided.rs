@@ -178,14 +178,14 @@ mod tests {
 
     #[test]
     fn attention_heads_split_without_a_copy_and_do_not_merge() {
-        let qkv = Strided::whole(ValueId(0), vec![1, 128, 768]);
+        let qkv = Strided::whole(ValueId::new(0), vec![1, 128, 768]);
         let heads = qkv
             .reshape(&[1, 128, 12, 64])
             .unwrap()
             .transpose(&[0, 2, 1, 3]);
         assert_eq!(heads.strides, [98304, 64, 768, 1]);
         assert!(heads.has_unit_inner_stride());
-        let out = Strided::whole(ValueId(0), vec![1, 12, 128, 64]).transpose(&[0, 2, 1, 3]);
+        let out = Strided::whole(ValueId::new(0), vec![1, 12, 128, 64]).transpose(&[0, 2, 1, 3]);
         assert_eq!(out.reshape(&[1, 128, 768]), None);
     }
 
@@ -203,7 +203,7 @@ mod tests {
                 })
                 .collect()
         };
-        let base = Strided::whole(ValueId(0), vec![2, 3, 4, 1]);
+        let base = Strided::whole(ValueId::new(0), vec![2, 3, 4, 1]);
         let views = [
             base.clone(),
             base.transpose(&[3, 0, 1, 2]),

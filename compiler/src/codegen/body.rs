@@ -18,7 +18,7 @@ impl Body {
         let graph = expand(source, keep)?;
         let shapes = (0..graph.n_values() as u32)
             .map(|v| {
-                let ty = graph.ty(ValueId(v));
+                let ty = graph.ty(ValueId::new(v));
                 let shape = ty.static_shape().ok_or_else(|| {
                     Error::internal(format!(
                         "shape of {ty} in {:?} is not static: specialise first",
@@ -53,7 +53,7 @@ pub(super) fn const_dim(d: &Dim) -> Result<i64> {
 
 fn expand(source: &Graph, keep: &dyn Fn(&Graph, &Node) -> bool) -> Result<Graph> {
     let mut out = Graph::new(&source.name);
-    let mut map = vec![ValueId(0); source.n_values()];
+    let mut map = vec![ValueId::new(0); source.n_values()];
     for (&v, name) in source.inputs.iter().zip(&source.input_names) {
         map[v.0 as usize] = out.add_input(name, source.ty(v).clone());
     }

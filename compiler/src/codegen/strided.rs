@@ -186,7 +186,7 @@ mod tests {
 
     fn at(shape: &[usize], strides: &[i64]) -> Strided {
         Strided {
-            base: ValueId(0),
+            base: ValueId::new(0),
             offset: 0,
             shape: shape.into(),
             strides: strides.into(),

@@ -14,26 +14,40 @@
 
 use super::constant::ConstData;
 use super::dim::Dim;
-use super::graph::{Graph, NodeId, Origin, ValueId};
+use super::graph::{BuilderId, Graph, NodeId, Origin, ValueId};
 use super::ops::{Op, ReduceKind};
 use super::scalar::ScalarOp;
 use super::scope::{NewNode, Scopes};
 use super::types::{Shape, Type};
 use super::verify::verify;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::ir::vecprog::real_bits;
 use gristmill_runtime::device::DeviceSpec;
 use gristmill_runtime::{DType, Tensor};
 use std::panic::Location;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Builds a [`Graph`] node by node.
 ///
-/// Every method that adds a node returns an error when the operands do not fit. Nodes carry the innermost origin set by
+/// Every method that adds a node returns an error when the operands do not fit, or are values of another builder. Nodes carry the innermost origin set by
 /// [`GraphBuilder::set_origin`], or else file and line of the calling Rust code.
 pub struct GraphBuilder {
     pub(super) graph: Graph,
     pub(super) scopes: Scopes,
     origin: Option<Origin>,
+    id: BuilderId,
+    /// The first result that is no value of this builder.
+    misfit: Option<Error>,
+}
+
+/// A number that no other builder of the process has.
+fn next_id() -> BuilderId {
+    static LAST: AtomicU32 = AtomicU32::new(0);
+    BuilderId(LAST.fetch_add(1, Ordering::Relaxed).wrapping_add(1))
+}
+
+fn line_of(at: &Location<'_>) -> Origin {
+    Origin::new(&format!("{}:{}", at.file(), at.line()))
 }
 
 impl GraphBuilder {
@@ -43,6 +57,8 @@ impl GraphBuilder {
             graph: Graph::new(name),
             scopes: Scopes::default(),
             origin: None,
+            id: next_id(),
+            misfit: None,
         }
     }
 
@@ -51,9 +67,34 @@ impl GraphBuilder {
         &self.graph
     }
 
-    /// Type of a value.
+    /// Type of a value. Panics when it is a value of another builder.
+    #[track_caller]
     pub fn ty(&self, v: ValueId) -> &Type {
+        if let Err(message) = self.own(v) {
+            panic!("{message}");
+        }
         self.graph.ty(v)
+    }
+
+    /// Errors when a value cannot be of this builder.
+    pub(super) fn own(&self, v: ValueId) -> Result<(), String> {
+        if v.may_be_of(self.id) && (v.0 as usize) < self.graph.n_values() {
+            return Ok(());
+        }
+        Err(format!(
+            "value {} is not of graph {:?}, but of another builder's",
+            v.0, self.graph.name
+        ))
+    }
+
+    /// The type of an operand; an error that names the caller's line when it is no value of this builder.
+    #[track_caller]
+    fn operand(&self, v: ValueId) -> Result<&Type> {
+        let at = Location::caller();
+        match self.own(v) {
+            Ok(()) => Ok(self.graph.ty(v)),
+            Err(message) => Err(Error::invalid(message).at_origin(&line_of(at))),
+        }
     }
 
     /// Origin of the nodes to come, e.g. a node path of the user's model.
@@ -68,16 +109,27 @@ impl GraphBuilder {
         dtype: DType,
         shape: impl IntoIterator<Item = D>,
     ) -> ValueId {
-        self.graph.add_input(name, Type::new(dtype, shape))
+        let v = self.graph.add_input(name, Type::new(dtype, shape));
+        v.of(self.id)
     }
 
-    /// Names a result.
+    /// Names a result. That it is a value of this builder is for [`GraphBuilder::finish`] to say.
+    #[track_caller]
     pub fn output(&mut self, name: &str, value: ValueId) {
-        self.graph.add_output(name, value);
+        match self.operand(value) {
+            Ok(_) => self.graph.add_output(name, value),
+            Err(e) => {
+                let e = e.context(format!("output {name:?}"));
+                self.misfit.get_or_insert(e);
+            }
+        }
     }
 
     /// The finished graph, verified.
     pub fn finish(self) -> Result<Graph> {
+        if let Some(e) = self.misfit {
+            return Err(e);
+        }
         verify(&self.graph)?;
         Ok(self.graph)
     }
@@ -109,14 +161,17 @@ impl GraphBuilder {
     ) -> Result<Vec<ValueId>> {
         // Asked here, since a closure would be its own caller.
         let at = Location::caller();
-        let origin = self
-            .origin
-            .clone()
-            .unwrap_or_else(|| Origin::new(&format!("{}:{}", at.file(), at.line())));
+        for &v in inputs {
+            self.operand(v).map_err(|e| e.context(op.name()))?;
+        }
+        let origin = self.origin.clone().unwrap_or_else(|| line_of(at));
         let is_placed = !matches!(op, Op::Constant { .. });
-        let results = self.graph.add_with_regions(op, inputs, regions, &origin)?;
+        let mut results = self.graph.add_with_regions(op, inputs, regions, &origin)?;
         if is_placed && self.scopes.is_any() {
             self.apply_scopes()?;
+        }
+        for v in &mut results {
+            *v = v.of(self.id);
         }
         Ok(results)
     }
@@ -175,7 +230,7 @@ impl GraphBuilder {
     /// Conversion to `dtype`; nothing when the value has it already.
     #[track_caller]
     pub fn cast(&mut self, x: ValueId, dtype: DType) -> Result<ValueId> {
-        if self.ty(x).dtype == dtype {
+        if self.operand(x)?.dtype == dtype {
             Ok(x)
         } else {
             self.map(ScalarOp::Cast(dtype), &[x])
@@ -190,7 +245,7 @@ impl GraphBuilder {
         shape: impl IntoIterator<Item = D>,
     ) -> Result<ValueId> {
         let shape: Vec<Dim> = shape.into_iter().map(Into::into).collect();
-        if *self.ty(x).shape == shape {
+        if *self.operand(x)?.shape == shape {
             Ok(x)
         } else {
             self.add1(Op::Reshape { shape }, &[x])
@@ -200,8 +255,8 @@ impl GraphBuilder {
     /// Permutes axes; nothing for the identity.
     #[track_caller]
     pub fn transpose(&mut self, x: ValueId, perm: &[usize]) -> Result<ValueId> {
-        let identity =
-            perm.iter().enumerate().all(|(i, &p)| i == p) && perm.len() == self.ty(x).rank();
+        let rank = self.operand(x)?.rank();
+        let identity = perm.len() == rank && perm.iter().enumerate().all(|(i, &p)| i == p);
         if identity {
             Ok(x)
         } else {
@@ -222,7 +277,7 @@ impl GraphBuilder {
         shape: impl IntoIterator<Item = D>,
     ) -> Result<ValueId> {
         let shape: Vec<Dim> = shape.into_iter().map(Into::into).collect();
-        if *self.ty(x).shape == shape {
+        if *self.operand(x)?.shape == shape {
             Ok(x)
         } else {
             self.add1(Op::Broadcast { shape }, &[x])
@@ -238,7 +293,7 @@ impl GraphBuilder {
         start: impl Into<Dim>,
         size: impl Into<Dim>,
     ) -> Result<ValueId> {
-        let Shape(mut sizes) = self.ty(x).shape.clone();
+        let Shape(mut sizes) = self.operand(x)?.shape.clone();
         let mut starts = vec![Dim::constant(0); sizes.len()];
         let steps = vec![1; sizes.len()];
         if axis < sizes.len() {

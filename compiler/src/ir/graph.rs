@@ -7,7 +7,9 @@ use super::request::Requested;
 use super::types::Type;
 use crate::error::{Error, Result};
 use gristmill_runtime::Tensor;
+use std::cmp::Ordering;
 use std::fmt;
+use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
 /// Id of a node within its graph.
@@ -15,8 +17,60 @@ use std::sync::Arc;
 pub struct NodeId(pub u32);
 
 /// Id of a value within its graph.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct ValueId(pub u32);
+///
+/// One that a [`GraphBuilder`](super::GraphBuilder) gives out remembers the builder, which finds values of another one by it. The builder
+/// is no part of an id's identity.
+#[derive(Clone, Copy)]
+pub struct ValueId(pub u32, BuilderId);
+
+/// Number of a graph builder; 0 for a value that none gave out.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) struct BuilderId(pub(super) u32);
+
+impl ValueId {
+    /// The value at `index` of its graph's table.
+    pub fn new(index: u32) -> ValueId {
+        ValueId(index, BuilderId(0))
+    }
+
+    /// The same value, given out by a builder.
+    pub(super) fn of(self, builder: BuilderId) -> ValueId {
+        ValueId(self.0, builder)
+    }
+
+    /// True when `builder` gave the value out, or none did.
+    pub(super) fn may_be_of(self, builder: BuilderId) -> bool {
+        self.1 == builder || self.1 == BuilderId(0)
+    }
+}
+
+impl fmt::Debug for ValueId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("ValueId").field(&self.0).finish()
+    }
+}
+
+impl PartialEq for ValueId {
+    fn eq(&self, other: &ValueId) -> bool {
+        self.0 == other.0
+    }
+}
+impl Eq for ValueId {}
+impl Hash for ValueId {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.0.hash(state);
+    }
+}
+impl PartialOrd for ValueId {
+    fn partial_cmp(&self, other: &ValueId) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+impl Ord for ValueId {
+    fn cmp(&self, other: &ValueId) -> Ordering {
+        self.0.cmp(&other.0)
+    }
+}
 
 /// Where a node comes from: its path in the user's model, or file and line of the Rust call that built it. May be empty.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
@@ -207,7 +261,7 @@ impl Graph {
 
     fn push_value(&mut self, ty: Type, def: Def) -> ValueId {
         self.values.push(Value { ty, def });
-        ValueId(self.values.len() as u32 - 1)
+        ValueId::new(self.values.len() as u32 - 1)
     }
 
     /// Nodes in topological order.
@@ -295,7 +349,7 @@ impl Graph {
 
     /// [`Graph::release_constant`] of all.
     pub(crate) fn release_constants(&mut self) {
-        (0..self.values.len() as u32).for_each(|v| self.release_constant(ValueId(v)));
+        (0..self.values.len() as u32).for_each(|v| self.release_constant(ValueId::new(v)));
     }
 
     /// Which nodes have a control edge or are named by one: passes neither join nor copy them, so that the order keeps its meaning.

@@ -269,12 +269,7 @@ impl GraphBuilder {
 
     /// The node that makes a value; none for graph inputs. Errors when the value is of another graph.
     fn node_of(&self, value: ValueId) -> Result<Option<NodeId>> {
-        if value.0 as usize >= self.graph.n_values() {
-            return Err(Error::invalid(format!(
-                "value {} is not of this graph",
-                value.0
-            )));
-        }
+        self.own(value).map_err(Error::invalid)?;
         match self.graph.value(value).def {
             Def::Input(_) => Ok(None),
             Def::Node(id, _) => Ok(Some(id)),

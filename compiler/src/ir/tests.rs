@@ -74,3 +74,31 @@ fn malformed_text_names_the_line() {
         assert!(e.starts_with("line "), "{bad:?}: {e}");
     }
 }
+
+#[test]
+fn a_value_of_another_builder_is_an_error_at_the_callers_line() {
+    let mut other = GraphBuilder::new("other");
+    let foreign = other.input("y", DType::F32, [4usize]);
+    let mut b = GraphBuilder::new("g");
+    let x = b.input("x", DType::F32, [4usize]);
+    let line = line!() + 1;
+    let e = b.add_(x, foreign).unwrap_err();
+    assert_eq!(e.node(), Some(format!("{}:{line}", file!()).as_str()));
+    insta::assert_snapshot!(without_node(&e), @r#"add: value 0 is not of graph "g", but of another builder's"#);
+    let line = line!() + 1;
+    let e = b.reshape(foreign, [2usize, 2]).unwrap_err();
+    assert_eq!(e.node(), Some(format!("{}:{line}", file!()).as_str()));
+    b.colocate_with(foreign, |b| b.map(ScalarOp::Exp, &[x]))
+        .unwrap_err();
+    let line = line!() + 1;
+    b.output("y", foreign);
+    let e = b.finish().unwrap_err();
+    assert_eq!(e.node(), Some(format!("{}:{line}", file!()).as_str()));
+    insta::assert_snapshot!(without_node(&e), @r#"output "y": value 0 is not of graph "g", but of another builder's"#);
+}
+
+/// The message after the place.
+fn without_node(e: &crate::Error) -> String {
+    let place = format!("in node {:?}: ", e.node().unwrap_or_default());
+    e.to_string().replace(&place, "")
+}

@@ -383,7 +383,7 @@ fn out_of_memory(
 fn largest_tensors(g: &Graph) -> Vec<String> {
     const NAMED: usize = 3;
     let mut values: Vec<(u64, ValueId)> = (0..g.n_values() as u32)
-        .map(ValueId)
+        .map(ValueId::new)
         .filter_map(|v| Some((g.ty(v).size_bytes()? as u64, v)))
         .collect();
     values.sort_unstable_by_key(|&(size, v)| (std::cmp::Reverse(size), v));

@@ -127,10 +127,10 @@ pub fn schedule(g: &Graph, needs: &Needs) -> Result<Schedule> {
 /// Bytes of each value, rounded up to the alignment.
 fn value_sizes(g: &Graph) -> Result<Vec<usize>> {
     let size = |v: usize| {
-        let ty = g.ty(ValueId(v as u32));
+        let ty = g.ty(ValueId::new(v as u32));
         let bytes = ty.size_bytes().ok_or_else(|| {
             let origin = g
-                .def_node(ValueId(v as u32))
+                .def_node(ValueId::new(v as u32))
                 .map(|n| n.origin.clone())
                 .unwrap_or_default();
             Error::unsupported(format!("memory of a value of type {ty} cannot be planned"))
@@ -149,7 +149,7 @@ fn aligned(bytes: usize) -> usize {
 
 /// The value whose bytes each value is: itself but for results that are their operand.
 pub(crate) fn roots(g: &Graph) -> Vec<ValueId> {
-    let mut roots: Vec<ValueId> = (0..g.n_values() as u32).map(ValueId).collect();
+    let mut roots: Vec<ValueId> = (0..g.n_values() as u32).map(ValueId::new).collect();
     for (_, node) in g.nodes() {
         if matches!(node.op, Op::Send { .. } | Op::AssignVariable { .. }) {
             roots[node.outputs[0].0 as usize] = roots[node.inputs[0].0 as usize];

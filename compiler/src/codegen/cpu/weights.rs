@@ -258,7 +258,7 @@ mod tests {
         let to: Vec<usize> = perm.iter().map(|&p| from[p]).collect();
         assert_eq!(to, [3, 2, 4, 5]);
         let view = |offset, shape: &[usize], strides: &[i64]| Strided {
-            base: ValueId(0),
+            base: ValueId::new(0),
             offset,
             shape: shape.into(),
             strides: strides.into(),

@@ -659,7 +659,7 @@ fn wrong_phase(node: &Node) -> Error {
 /// Whether some position in a body may not fit 32 bits.
 fn needs_wide_indices(body: &Body) -> bool {
     let large_value =
-        (0..body.graph.n_values() as u32).any(|v| body.n_elements(ValueId(v)) >= NARROW);
+        (0..body.graph.n_values() as u32).any(|v| body.n_elements(ValueId::new(v)) >= NARROW);
     let reach = |w: &Window, spatial: &[usize], taps: &[usize]| {
         (0..w.strides.len()).any(|d| {
             let extent = spatial

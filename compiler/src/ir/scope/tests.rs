@@ -22,7 +22,7 @@ impl Sample {
 }
 
 fn exp(b: &mut GraphBuilder) -> Result<ValueId> {
-    b.map(ScalarOp::Exp, &[ValueId(0)])
+    b.map(ScalarOp::Exp, &[ValueId::new(0)])
 }
 
 /// The request of the last node.
@@ -217,8 +217,8 @@ fn colocation_joins_two_nodes_and_resets_devices() {
         "a constant is on every device that uses it"
     );
     assert_eq!(
-        text(s.b.colocate_with(ValueId(99), exp).unwrap_err()),
-        "value 99 is not of this graph"
+        text(s.b.colocate_with(ValueId::new(99), exp).unwrap_err()),
+        "value 99 is not of graph \"g\", but of another builder's"
     );
     let e = s.b.enter_colocation(None, false).unwrap_err();
     assert_eq!(
@@ -241,5 +241,8 @@ fn control_dependencies_order_nodes() {
     })
     .unwrap();
     assert_eq!(after(&s.b), [NodeId(1)]);
-    assert!(s.b.with_control_dependencies(&[ValueId(99)], exp).is_err());
+    assert!(
+        s.b.with_control_dependencies(&[ValueId::new(99)], exp)
+            .is_err()
+    );
 }
