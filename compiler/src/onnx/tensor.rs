@@ -232,7 +232,7 @@ impl External {
         Ok(file)
     }
 
-    /// A path below the model's folder: relative, without `..`, and not led out by a symbolic link.
+    /// The regular file at a path below the model's folder: relative, without `..`, and not led out by a symbolic link.
     fn resolve(&self, location: &str) -> Result<PathBuf> {
         if let (IN_MODEL, Some(model)) = (location, &self.model) {
             return Ok(model.clone());
@@ -253,16 +253,37 @@ impl External {
             )));
         }
         let io = |e: std::io::Error| Error::invalid(format!("external data {location:?}: {e}"));
-        let (root, path) = (
-            folder.canonicalize().map_err(io)?,
-            folder.join(relative).canonicalize().map_err(io)?,
-        );
-        if !path.starts_with(&root) || !path.is_file() {
+        let path = folder.join(relative).canonicalize().map_err(io)?;
+        if !self.is_inside(&path, folder).map_err(io)? {
             return Err(Error::invalid(format!(
                 "external data {location:?} leads out of the model's folder"
+            ))
+            .hint("copy the file there"));
+        }
+        if !path.is_file() {
+            let kind = if path.is_dir() {
+                "a folder"
+            } else {
+                "a device, pipe or socket"
+            };
+            return Err(Error::invalid(format!(
+                "external data {location:?} is {kind}, not a regular file"
             )));
         }
         Ok(path)
+    }
+
+    /// True for a resolved path below the model's folder, or below that of the file which the model is a link to: caches of
+    /// models keep files in one folder and links to them in another.
+    fn is_inside(&self, path: &Path, folder: &Path) -> std::io::Result<bool> {
+        if path.starts_with(folder.canonicalize()?) {
+            return Ok(true);
+        }
+        let Some(model) = &self.model else {
+            return Ok(false);
+        };
+        let resolved = model.canonicalize()?;
+        Ok(resolved.parent().is_some_and(|f| path.starts_with(f)))
     }
 }
 

@@ -311,45 +311,53 @@ fn symbolic_contents_can_be_operands() {
     assert_eq!(run(&model(g), &[1.0, 2.0, 3.0]), [3.0, 6.0, 9.0]);
 }
 
+/// 1, 2, 3, 4 as `f32`.
+fn one_to_four() -> Vec<u8> {
+    [1f32, 2.0, 3.0, 4.0]
+        .iter()
+        .flat_map(|f| f.to_le_bytes())
+        .collect()
+}
+
+/// The file of a model that adds the four numbers at `location` to its input.
+fn external_model(location: &str, length: &str) -> Vec<u8> {
+    let entry = |key: &str, value: &str| StringStringEntryProto {
+        key: key.to_owned(),
+        value: value.to_owned(),
+    };
+    let w = TensorProto {
+        name: "w".to_owned(),
+        data_type: 1,
+        dims: vec![4],
+        data_location: 1,
+        external_data: vec![entry("location", location), entry("length", length)],
+        ..Default::default()
+    };
+    let graph = GraphProto {
+        initializer: vec![w],
+        ..unary(vec![node("Add", &["x", "w"], &["y"])])
+    };
+    let opset_import = vec![OperatorSetIdProto {
+        domain: String::new(),
+        version: 18,
+    }];
+    prost::Message::encode_to_vec(&ModelProto {
+        graph: Some(graph),
+        opset_import,
+        ..Default::default()
+    })
+}
+
 #[test]
 fn external_data_stays_in_the_folder() {
     let folder = tempfile::tempdir().unwrap();
     let inside = folder.path().join("inside");
     std::fs::create_dir(&inside).unwrap();
-    let floats: Vec<u8> = [1f32, 2.0, 3.0, 4.0]
-        .iter()
-        .flat_map(|f| f.to_le_bytes())
-        .collect();
-    std::fs::write(inside.join("w.bin"), &floats).unwrap();
-    std::fs::write(folder.path().join("secret.bin"), &floats).unwrap();
+    std::fs::write(inside.join("w.bin"), one_to_four()).unwrap();
+    std::fs::write(folder.path().join("secret.bin"), one_to_four()).unwrap();
     let path = inside.join("model.onnx");
     let load_with = |location: &str, length: &str| {
-        let entry = |key: &str, value: &str| StringStringEntryProto {
-            key: key.to_owned(),
-            value: value.to_owned(),
-        };
-        let w = TensorProto {
-            name: "w".to_owned(),
-            data_type: 1,
-            dims: vec![4],
-            data_location: 1,
-            external_data: vec![entry("location", location), entry("length", length)],
-            ..Default::default()
-        };
-        let graph = GraphProto {
-            initializer: vec![w],
-            ..unary(vec![node("Add", &["x", "w"], &["y"])])
-        };
-        let opset_import = vec![OperatorSetIdProto {
-            domain: String::new(),
-            version: 18,
-        }];
-        let proto = ModelProto {
-            graph: Some(graph),
-            opset_import,
-            ..Default::default()
-        };
-        std::fs::write(&path, prost::Message::encode_to_vec(&proto)).unwrap();
+        std::fs::write(&path, external_model(location, length)).unwrap();
         load(&path).unwrap()
     };
     assert_eq!(
@@ -375,5 +383,37 @@ fn external_data_stays_in_the_folder() {
         std::os::unix::fs::symlink(folder.path().join("secret.bin"), inside.join("link.bin"))
             .unwrap();
         assert!(error("link.bin", "16").contains("leads out of the model's folder"));
+        let _socket = std::os::unix::net::UnixListener::bind(inside.join("socket")).unwrap();
+        assert!(error("socket", "16").contains("is a device, pipe or socket, not a regular file"));
     }
+    assert!(error(".", "16").contains("is a folder, not a regular file"));
+}
+
+/// The layout of Hugging Face's cache: a folder of links to files that lie side by side in another folder.
+#[cfg(unix)]
+#[test]
+fn external_data_may_lie_beside_the_file_that_the_model_is_a_link_to() {
+    use std::os::unix::fs::symlink;
+    let folder = tempfile::tempdir().unwrap();
+    let (blobs, snapshot) = (
+        folder.path().join("blobs"),
+        folder.path().join("snapshots/x"),
+    );
+    std::fs::create_dir_all(&blobs).unwrap();
+    std::fs::create_dir_all(&snapshot).unwrap();
+    std::fs::write(blobs.join("a"), external_model("model.onnx_data", "16")).unwrap();
+    std::fs::write(blobs.join("b"), one_to_four()).unwrap();
+    std::fs::write(folder.path().join("secret"), one_to_four()).unwrap();
+    let (model, data) = (
+        snapshot.join("model.onnx"),
+        snapshot.join("model.onnx_data"),
+    );
+    symlink("../../blobs/a", &model).unwrap();
+    symlink("../../blobs/b", &data).unwrap();
+    assert_eq!(run(&load(&model).unwrap(), &[0.0; 4]), [1.0, 2.0, 3.0, 4.0]);
+    std::fs::remove_file(&data).unwrap();
+    symlink("../../secret", &data).unwrap();
+    let e = load(&model).unwrap().graph(&Specialisation::default());
+    let e = e.unwrap_err().to_string();
+    assert!(e.contains("leads out of the model's folder"), "{e}");
 }
