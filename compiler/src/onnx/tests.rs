@@ -417,3 +417,16 @@ fn external_data_may_lie_beside_the_file_that_the_model_is_a_link_to() {
     let e = e.unwrap_err().to_string();
     assert!(e.contains("leads out of the model's folder"), "{e}");
 }
+
+#[test]
+fn logarithms_of_integer_sums_are_unsupported() {
+    for op in ["ReduceLogSum", "ReduceLogSumExp"] {
+        let g = GraphProto {
+            input: vec![info("x", 6, &["4"])],
+            ..unary(vec![node(op, &["x"], &["y"])])
+        };
+        let e = model(g).graph(&Specialisation::default()).unwrap_err();
+        assert_eq!(e.kind(), crate::ErrorKind::Unsupported);
+        assert!(e.to_string().contains("a logarithm of i32"), "{e}");
+    }
+}
