@@ -5,6 +5,7 @@ use super::super::tensor::{dense_of, tensor_of, to_i64s};
 use super::{FOLD_LIMIT_BYTES, Importer, Known, Region, Slot, V};
 use crate::error::{Error, Result};
 use crate::ir::{Dim, GraphBuilder, Op, ReduceKind, ScalarOp, Shape, Type, ValueId};
+use crate::nearest::unknown;
 use gristmill_runtime::{DType, Tensor};
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -353,6 +354,33 @@ impl<'c, 'm> Ctx<'c, 'm> {
             .map_or(default.to_owned(), |a| {
                 String::from_utf8_lossy(&a.s).into_owned()
             }))
+    }
+
+    /// String attribute that is one of `names`; `default` when absent.
+    pub fn name<'t>(
+        &self,
+        attribute: &'static str,
+        default: &str,
+        names: &[&'t str],
+    ) -> Result<&'t str> {
+        let given = self.s(attribute, default)?;
+        let found = names.iter().find(|name| **name == given);
+        found
+            .copied()
+            .ok_or_else(|| Error::invalid(unknown(attribute, &given, names.iter().copied())))
+    }
+
+    /// The value that `choices` has for a string attribute; for `default` when it is absent.
+    pub fn choice<T: Copy>(
+        &self,
+        attribute: &'static str,
+        default: &str,
+        choices: &[(&str, T)],
+    ) -> Result<T> {
+        let names: Vec<&str> = choices.iter().map(|c| c.0).collect();
+        let name = self.name(attribute, default, &names)?;
+        let at = names.iter().position(|n| *n == name);
+        Ok(choices[at.expect("the name is one of the choices")].1)
     }
 
     /// List of integers; `None` when absent.

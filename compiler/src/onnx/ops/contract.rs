@@ -116,12 +116,12 @@ impl Geometry {
             Ok(v)
         };
         let pads = list("pads", 0, 2 * n)?;
-        let padding = match cx.s("auto_pad", "NOTSET")?.as_str() {
-            "NOTSET" => Padding::Given(pads),
-            "VALID" => Padding::Given(vec![0; 2 * n]),
+        let choices = &["NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER"];
+        let padding = match cx.name("auto_pad", "NOTSET", choices)? {
             "SAME_UPPER" => Padding::SameUpper,
             "SAME_LOWER" => Padding::SameLower,
-            other => return Err(Error::invalid(format!("auto_pad {other:?}"))),
+            "VALID" => Padding::Given(vec![0; 2 * n]),
+            _ => Padding::Given(pads),
         };
         let (strides, dilations) = (list("strides", 1, n)?, list("dilations", 1, n)?);
         if strides.iter().chain(&dilations).any(|&s| s == 0) {

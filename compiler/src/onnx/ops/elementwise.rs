@@ -196,15 +196,8 @@ fn modulo<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
 }
 
 fn shift<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
-    let op = match cx.s("direction", "")?.as_str() {
-        "LEFT" => ScalarOp::Shl,
-        "RIGHT" => ScalarOp::Shr,
-        other => {
-            return Err(Error::invalid(format!(
-                "direction must be LEFT or RIGHT, is {other:?}"
-            )));
-        }
-    };
+    let directions = &[("LEFT", ScalarOp::Shl), ("RIGHT", ScalarOp::Shr)];
+    let op = cx.choice("direction", "", directions)?;
     let args = cx.vals()?;
     one(cx.map(op, &args)?)
 }
@@ -415,15 +408,8 @@ fn shrink<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
 }
 
 fn gelu<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
-    let op = match cx.s("approximate", "none")?.as_str() {
-        "none" => ScalarOp::Gelu,
-        "tanh" => ScalarOp::GeluTanh,
-        other => {
-            return Err(Error::invalid(format!(
-                "approximate must be none or tanh, is {other:?}"
-            )));
-        }
-    };
+    let forms = &[("none", ScalarOp::Gelu), ("tanh", ScalarOp::GeluTanh)];
+    let op = cx.choice("approximate", "none", forms)?;
     let x = cx.val(0)?;
     one(cx.map(op, &[x])?)
 }

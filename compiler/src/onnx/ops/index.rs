@@ -38,14 +38,14 @@ fn gather_nd<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
 }
 
 fn scatter_kind(cx: &Ctx<'_, '_>) -> Result<ScatterKind> {
-    Ok(match cx.s("reduction", "none")?.as_str() {
-        "none" => ScatterKind::Set,
-        "add" => ScatterKind::Add,
-        "mul" => ScatterKind::Mul,
-        "max" => ScatterKind::Max,
-        "min" => ScatterKind::Min,
-        other => return Err(Error::invalid(format!("reduction {other:?}"))),
-    })
+    let kinds = &[
+        ("none", ScatterKind::Set),
+        ("add", ScatterKind::Add),
+        ("mul", ScatterKind::Mul),
+        ("max", ScatterKind::Max),
+        ("min", ScatterKind::Min),
+    ];
+    cx.choice("reduction", "none", kinds)
 }
 
 fn scatter_elements<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {

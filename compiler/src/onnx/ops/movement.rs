@@ -450,13 +450,13 @@ fn pad_by(
 }
 
 fn pad<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
-    let mode = match cx.s("mode", "constant")?.as_str() {
-        "constant" => PadMode::Constant,
-        "reflect" => PadMode::Reflect,
-        "edge" => PadMode::Edge,
-        "wrap" => PadMode::Wrap,
-        other => return Err(Error::invalid(format!("mode {other:?}"))),
-    };
+    let modes = &[
+        ("constant", PadMode::Constant),
+        ("reflect", PadMode::Reflect),
+        ("edge", PadMode::Edge),
+        ("wrap", PadMode::Wrap),
+    ];
+    let mode = cx.choice("mode", "constant", modes)?;
     let x = cx.val(0)?;
     let (dtype, rank) = (cx.dtype_of(x), cx.shape_of(x).rank());
     let (pads, fill) = if cx.opset < 11 {
@@ -539,36 +539,13 @@ fn depth_to_space<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
     let ([n, c, h, w], b) = image_and_block(cx)?;
     let depth = exact(&c, &b.product(&b))?;
     let x = cx.val(0)?;
-    let (split, perm) = match cx.s("mode", "DCR")?.as_str() {
-        "DCR" => (
-            [
-                n.clone(),
-                b.clone(),
-                b.clone(),
-                depth.clone(),
-                h.clone(),
-                w.clone(),
-            ],
-            [0, 3, 4, 1, 5, 2],
-        ),
-        "CRD" => (
-            [
-                n.clone(),
-                depth.clone(),
-                b.clone(),
-                b.clone(),
-                h.clone(),
-                w.clone(),
-            ],
-            [0, 1, 4, 2, 5, 3],
-        ),
-        other => {
-            return Err(Error::invalid(format!(
-                "mode must be DCR or CRD, is {other:?}"
-            )));
-        }
+    let columns_first = cx.choice("mode", "DCR", &[("DCR", false), ("CRD", true)])?;
+    let (split, perm) = if columns_first {
+        ([&n, &depth, &b, &b, &h, &w], [0, 1, 4, 2, 5, 3])
+    } else {
+        ([&n, &b, &b, &depth, &h, &w], [0, 3, 4, 1, 5, 2])
     };
-    let x = cx.b().reshape(x, split)?;
+    let x = cx.b().reshape(x, split.map(Dim::clone))?;
     let x = cx.b().transpose(x, &perm)?;
     one(cx
         .b()
@@ -590,15 +567,8 @@ fn space_to_depth<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
             b.clone(),
         ],
     )?;
-    let perm = match cx.s("mode", "DCR")?.as_str() {
-        "DCR" => [0, 3, 5, 1, 2, 4],
-        "CRD" => [0, 1, 3, 5, 2, 4],
-        other => {
-            return Err(Error::invalid(format!(
-                "mode must be DCR or CRD, is {other:?}"
-            )));
-        }
-    };
+    let orders = &[("DCR", [0, 3, 5, 1, 2, 4]), ("CRD", [0, 1, 3, 5, 2, 4])];
+    let perm = cx.choice("mode", "DCR", orders)?;
     let x = cx.b().transpose(x, &perm)?;
     one(cx.b().reshape(x, [n, c.product(&b).product(&b), h, w])?)
 }

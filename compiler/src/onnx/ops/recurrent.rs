@@ -7,6 +7,7 @@
 use super::super::import::{Ctx, OpDef, Out, Outs};
 use crate::error::{Error, Result};
 use crate::ir::{Dim, GraphBuilder, Op, Real, ScalarOp, ValueId};
+use crate::nearest::unknown;
 use gristmill_runtime::DType;
 
 pub(super) const OPS: &[OpDef] = &[
@@ -92,12 +93,12 @@ fn rnn<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
 }
 
 fn config(cx: &Ctx<'_, '_>, cell: Cell) -> Result<Config> {
-    let reverse = match cx.s("direction", "forward")?.as_str() {
-        "forward" => vec![false],
-        "reverse" => vec![true],
-        "bidirectional" => vec![false, true],
-        other => return Err(Error::invalid(format!("direction {other:?}"))),
-    };
+    let directions: &[(&str, &[bool])] = &[
+        ("forward", &[false]),
+        ("reverse", &[true]),
+        ("bidirectional", &[false, true]),
+    ];
+    let reverse = cx.choice("direction", "forward", directions)?.to_vec();
     cx.ignore(&["output_sequence"]);
     Ok(Config {
         cell,
@@ -107,6 +108,21 @@ fn config(cx: &Ctx<'_, '_>, cell: Cell) -> Result<Config> {
         batch_first: cx.flag("layout", false)?,
     })
 }
+
+/// Names of activations, which are read without regard to case, with the defaults of their alpha and beta.
+const ACTIVATIONS: [(&str, Option<f32>, Option<f32>); 11] = [
+    ("Relu", None, None),
+    ("Tanh", None, None),
+    ("Sigmoid", None, None),
+    ("Softsign", None, None),
+    ("Softplus", None, None),
+    ("LeakyRelu", Some(0.01), None),
+    ("ThresholdedRelu", Some(1.0), None),
+    ("Elu", Some(1.0), None),
+    ("Affine", Some(1.0), Some(0.0)),
+    ("ScaledTanh", Some(1.0), Some(1.0)),
+    ("HardSigmoid", Some(0.2), Some(0.5)),
+];
 
 /// Parameters are handed out in order to the activations that have them.
 fn activations(cx: &Ctx<'_, '_>, cell: Cell, n_directions: usize) -> Result<Vec<Vec<Activation>>> {
@@ -136,22 +152,15 @@ fn activations(cx: &Ctx<'_, '_>, cell: Cell, n_directions: usize) -> Result<Vec<
         .unwrap_or_default()
         .into_iter();
     let mut all = Vec::new();
-    for name in names {
-        let name = name.to_lowercase();
-        let (alpha, beta) = match name.as_str() {
-            "relu" | "tanh" | "sigmoid" | "softsign" | "softplus" => (None, None),
-            "leakyrelu" => (Some(0.01f32.into()), None),
-            "thresholdedrelu" | "elu" => (Some(1.0), None),
-            "affine" | "scaledtanh" => (Some(1.0), Some(if name == "affine" { 0.0 } else { 1.0 })),
-            "hardsigmoid" => (Some(0.2f32.into()), Some(0.5)),
-            other => {
-                return Err(Error::unsupported(format!(
-                    "activation {other:?} is not supported"
-                )));
-            }
+    for given in names {
+        let name = given.to_lowercase();
+        let known = ACTIVATIONS.iter().find(|a| a.0.to_lowercase() == name);
+        let Some(&(_, alpha, beta)) = known else {
+            let names = ACTIVATIONS.iter().map(|a| a.0);
+            return Err(Error::unsupported(unknown("activation", &given, names)));
         };
-        let alpha = alpha.map_or(0.0, |default| alphas.next().unwrap_or(default));
-        let beta = beta.map_or(0.0, |default| betas.next().unwrap_or(default));
+        let alpha = alpha.map_or(0.0, |default: f32| alphas.next().unwrap_or(default.into()));
+        let beta = beta.map_or(0.0, |default: f32| betas.next().unwrap_or(default.into()));
         all.push(Activation { name, alpha, beta });
     }
     Ok(all

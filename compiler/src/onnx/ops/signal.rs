@@ -129,7 +129,8 @@ fn dft<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
         .as_usize()
         .ok_or_else(|| Error::unsupported(format!("a transform along {}", s[axis])))?;
     let n = match cx.opt_ints_in(1)?.and_then(|n| n.first().copied()) {
-        Some(n) => usize::try_from(n).map_err(|_| Error::invalid(format!("dft_length {n}")))?,
+        Some(n) => usize::try_from(n)
+            .map_err(|_| Error::invalid(format!("dft_length must be a positive number, is {n}")))?,
         None if onesided && inverse => 2 * extent.saturating_sub(1),
         None => extent,
     };

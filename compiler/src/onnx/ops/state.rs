@@ -25,13 +25,13 @@ fn per_step(cx: &mut Ctx<'_, '_>, x: ValueId, heads: &Dim, dtype: DType) -> Resu
 /// `s'` is the decayed state, and is absent without the delta rule (Yang et al., arXiv:2412.06464, eq. 10).
 fn linear_attention<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
     cx.ignore(&["chunk_size"]); // A hint.
-    let (gated, delta) = match cx.s("update_rule", "gated_delta")?.as_str() {
-        "linear" => (false, false),
-        "gated" => (true, false),
-        "delta" => (false, true),
-        "gated_delta" => (true, true),
-        other => return Err(Error::invalid(format!("update_rule {other:?}"))),
-    };
+    let rules = &[
+        ("linear", (false, false)),
+        ("gated", (true, false)),
+        ("delta", (false, true)),
+        ("gated_delta", (true, true)),
+    ];
+    let (gated, delta) = cx.choice("update_rule", "gated_delta", rules)?;
     let (heads, kv_heads) = (
         head_count(cx, "q_num_heads")?,
         head_count(cx, "kv_num_heads")?,
@@ -154,7 +154,8 @@ fn linear_attention<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
 
 /// Depthwise convolution over the last `taps` positions, those before the first being the given state.
 fn causal_conv<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
-    let activation = cx.s("activation", "none")?;
+    let activations = &[("none", false), ("silu", true), ("swish", true)];
+    let is_silu = cx.choice("activation", "none", activations)?;
     let (x, w) = (cx.val(0)?, cx.val(1)?);
     let (sx, sw, dtype) = (cx.shape_of(x), cx.shape_of(w), cx.dtype_of(x));
     let taps = sw
@@ -196,22 +197,16 @@ fn causal_conv<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
         let bias = per_channel(cx, bias, 3)?;
         y = cx.b().add_(y, bias)?;
     }
-    y = match activation.as_str() {
-        "none" => y,
-        "silu" | "swish" => cx.map(ScalarOp::Silu, &[y])?,
-        other => return Err(Error::invalid(format!("activation {other:?}"))),
-    };
+    if is_silu {
+        y = cx.map(ScalarOp::Silu, &[y])?;
+    }
     let state = cx.b().slice_axis(all, 2, sx[2].clone(), taps - 1)?;
     Ok(vec![Out::Value(y), Out::Value(state)])
 }
 
 /// Writes `update` into the cache along `axis`, from a position per batch element on.
 fn tensor_scatter<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
-    let circular = match cx.s("mode", "linear")?.as_str() {
-        "linear" => false,
-        "circular" => true,
-        other => return Err(Error::invalid(format!("mode {other:?}"))),
-    };
+    let circular = cx.choice("mode", "linear", &[("linear", false), ("circular", true)])?;
     let (cache, update) = (cx.val(0)?, cx.val(1)?);
     let (s, new) = (cx.shape_of(cache), cx.shape_of(update));
     let axis = axis_of(cx.i("axis", -2)?, s.rank())?;
