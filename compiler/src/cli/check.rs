@@ -6,7 +6,7 @@ use super::{outln, print_json};
 use crate::compiled::Source;
 use crate::error::{Error, Result};
 use crate::ir::Bindings;
-use crate::onnx::{Capabilities, Model, OperatorReport, Problem, Specialisation, Treatment};
+use crate::onnx::{Capabilities, Model, OperatorReport, Specialisation, Treatment};
 use clap::Args;
 use serde_json::json;
 use std::collections::BTreeMap;
@@ -65,6 +65,11 @@ fn check_model(m: &Model, dims: Bindings, json: bool) -> Result<()> {
             .iter()
             .map(|p| json!({ "kind": format!("{:?}", p.kind), "message": p.message, "nodes": p.nodes }))
             .collect();
+        let notes: Vec<_> = report
+            .notes
+            .iter()
+            .map(|n| json!({ "rule": n.rule, "nodes": n.nodes }))
+            .collect();
         let ops: BTreeMap<&String, usize> = report
             .operators
             .iter()
@@ -72,7 +77,7 @@ fn check_model(m: &Model, dims: Bindings, json: bool) -> Result<()> {
             .collect();
         print_json(
             "check",
-            json!({ "nodes": total, "problems": list, "shape_inputs": values, "ops": ops, "capabilities": as_json(&report) }),
+            json!({ "nodes": total, "problems": list, "shape_inputs": values, "ops": ops, "capabilities": as_json(&report), "notes": notes }),
         );
     } else {
         outln!(
@@ -82,7 +87,10 @@ fn check_model(m: &Model, dims: Bindings, json: bool) -> Result<()> {
         );
         print_table(&report);
         for p in problems {
-            outln!("  {}", describe(p));
+            outln!("  {}", describe(&p.message, &p.nodes));
+        }
+        for n in &report.notes {
+            outln!("note: {}", describe(n.rule, &n.nodes));
         }
         for name in &values {
             outln!(
@@ -145,12 +153,12 @@ fn print_table(report: &Capabilities) {
 }
 
 /// `message (3 nodes: /a, /b, ..)`.
-fn describe(p: &Problem) -> String {
-    let shown: Vec<&str> = p.nodes.iter().take(3).map(String::as_str).collect();
-    let dots = if p.nodes.len() > 3 { ", .." } else { "" };
-    match p.nodes.len() {
-        0 => p.message.clone(),
-        1 => format!("{} (node {})", p.message, shown[0]),
-        n => format!("{} ({n} nodes: {}{dots})", p.message, shown.join(", ")),
+fn describe(message: &str, nodes: &[String]) -> String {
+    let shown: Vec<&str> = nodes.iter().take(3).map(String::as_str).collect();
+    let dots = if nodes.len() > 3 { ", .." } else { "" };
+    match nodes.len() {
+        0 => message.to_owned(),
+        1 => format!("{message} (node {})", shown[0]),
+        n => format!("{message} ({n} nodes: {}{dots})", shown.join(", ")),
     }
 }

@@ -62,6 +62,17 @@ pub struct Capabilities {
     pub operators: BTreeMap<String, OperatorReport>,
     /// Everything that stands in the way.
     pub problems: Vec<Problem>,
+    /// Nodes whose results follow a rule of PyTorch and onnxruntime where the ONNX reference implementation has another.
+    pub notes: Vec<Note>,
+}
+
+/// A rule that decides results of nodes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Note {
+    /// The rule, and the one that it replaces.
+    pub rule: &'static str,
+    /// Paths of the nodes.
+    pub nodes: Vec<String>,
 }
 
 impl Model {
@@ -92,8 +103,28 @@ impl Model {
         Ok(Capabilities {
             operators,
             problems: Problem::group(&imported.errors),
+            notes: notes(&imported.visits),
         })
     }
+}
+
+/// The rules that nodes follow, in order of first appearance.
+fn notes(visits: &[Visit]) -> Vec<Note> {
+    let mut notes: Vec<Note> = Vec::new();
+    for visit in visits {
+        for &rule in &visit.rules {
+            let at = notes.iter().position(|n| n.rule == rule);
+            let at = at.unwrap_or_else(|| {
+                let nodes = Vec::new();
+                notes.push(Note { rule, nodes });
+                notes.len() - 1
+            });
+            if notes[at].nodes.last() != Some(&visit.path) {
+                notes[at].nodes.push(visit.path.clone());
+            }
+        }
+    }
+    notes
 }
 
 /// An IR node that computes something.

@@ -22,7 +22,7 @@ mod shape_value;
 mod skim;
 mod tensor;
 
-pub use capability::{Capabilities, OperatorReport, Treatment};
+pub use capability::{Capabilities, Note, OperatorReport, Treatment};
 pub use check::{InputInfo, Problem, Summary};
 pub use load::{Model, Specialisation, load};
 pub use tensor::{dtype_of, tensor_from_pb};

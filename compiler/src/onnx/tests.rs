@@ -3,6 +3,7 @@
 mod capability;
 mod contrib;
 mod control;
+mod image;
 
 use super::proto::*;
 use super::*;

@@ -383,6 +383,11 @@ impl<'c, 'm> Ctx<'c, 'm> {
         Ok(choices[at.expect("the name is one of the choices")].1)
     }
 
+    /// Notes for the capability report that the node follows a rule beside the ONNX reference.
+    pub fn note(&mut self, rule: &'static str) {
+        self.im.rules.push(rule);
+    }
+
     /// List of integers; `None` when absent.
     pub fn ints(&self, name: &'static str) -> Result<Option<Vec<i64>>> {
         Ok(self.attr(name, &[at::INTS])?.map(|a| a.ints.clone()))

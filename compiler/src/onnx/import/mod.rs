@@ -123,6 +123,8 @@ pub(super) struct Visit {
     pub operator: String,
     /// What came of it.
     pub outcome: Visited,
+    /// Rules beside the ONNX reference that decide some of its results.
+    pub rules: Vec<&'static str>,
 }
 
 /// A region as imported.
@@ -151,6 +153,8 @@ pub(super) struct Importer<'m> {
     scopes: Vec<Scope<'m>>,
     errors: Vec<Error>,
     visits: Vec<Visit>,
+    /// Rules that the node being imported follows beside the ONNX reference.
+    rules: Vec<&'static str>,
     needs: BTreeSet<String>,
     folding: WorkBudget,
     n_nodes: usize,
@@ -228,6 +232,7 @@ impl<'m> Importer<'m> {
             }],
             errors: Vec::new(),
             visits: Vec::new(),
+            rules: Vec::new(),
             needs: BTreeSet::new(),
             folding: fold::budget(),
             n_nodes: 0,
@@ -494,10 +499,12 @@ impl<'m> Importer<'m> {
                 }
             };
             let operator = super::check::operator_name(node);
+            let rules = std::mem::take(&mut self.rules);
             self.visits.push(Visit {
                 path,
                 operator,
                 outcome,
+                rules,
             });
             for (i, name) in node
                 .output

@@ -60,13 +60,34 @@ fn affine_grid<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
     one(cx.b().reshape(grid, shape)?)
 }
 
-/// What a sample outside the image is.
+#[derive(Clone, Copy, PartialEq)]
+enum Mode {
+    Nearest,
+    Linear,
+    Cubic,
+}
+
+const MODES: &[(&str, Mode)] = &[
+    ("linear", Mode::Linear),
+    ("nearest", Mode::Nearest),
+    ("cubic", Mode::Cubic),
+    ("bilinear", Mode::Linear),
+    ("bicubic", Mode::Cubic),
+];
+
+/// Samples outside the image.
 #[derive(Clone, Copy, PartialEq)]
 enum Border {
     Zeros,
     Nearest,
     Reflection,
 }
+
+const BORDERS: &[(&str, Border)] = &[
+    ("zeros", Border::Zeros),
+    ("border", Border::Nearest),
+    ("reflection", Border::Reflection),
+];
 
 /// One spatial axis of the image.
 struct Axis {
@@ -159,27 +180,29 @@ impl Axis {
     }
 
     /// The taps that interpolate at normalised coordinates.
-    fn taps(&self, cx: &mut Ctx<'_, '_>, coordinate: ValueId, mode: &str) -> Result<Vec<Tap>> {
+    ///
+    /// Cubic taps are brought inside one by one, while their weights are of the position outside: so PyTorch and onnxruntime do it. (The
+    /// ONNX reference clamps the position too where `padding_mode` is `border`.)
+    fn taps(&self, cx: &mut Ctx<'_, '_>, coordinate: ValueId, mode: Mode) -> Result<Vec<Tap>> {
         let mut x = self.pixel(cx, coordinate)?;
-        if mode == "nearest" {
+        if mode == Mode::Nearest {
             x = cx.map(ScalarOp::Round, &[x])?;
         }
         x = match self.border {
-            Border::Zeros => x,
-            Border::Nearest => self.clamp(cx, x)?,
+            Border::Nearest if mode != Mode::Cubic => self.clamp(cx, x)?,
             Border::Reflection => self.reflect(cx, x)?,
+            _ => x,
         };
-        if mode == "nearest" {
+        if mode == Mode::Nearest {
             return Ok(vec![self.tap(cx, x, None)?]);
         }
         let base = cx.map(ScalarOp::Floor, &[x])?;
         let t = cx.b().sub(x, base)?;
-        let (first, weights) = match mode {
-            "linear" => {
-                let rest = cx.map(ScalarOp::Neg, &[t])?;
-                (0.0, vec![cx.with_real(ScalarOp::Add, rest, 1.0)?, t])
-            }
-            _ => (-1.0, cubic_weights(cx, t)?),
+        let (first, weights) = if mode == Mode::Linear {
+            let rest = cx.map(ScalarOp::Neg, &[t])?;
+            (0.0, vec![cx.with_real(ScalarOp::Add, rest, 1.0)?, t])
+        } else {
+            (-1.0, cubic_weights(cx, t)?)
         };
         let mut taps = Vec::new();
         for (i, w) in weights.into_iter().enumerate() {
@@ -217,18 +240,11 @@ fn cubic_weights(cx: &mut Ctx<'_, '_>, t: ValueId) -> Result<Vec<ValueId>> {
 
 /// Samples `x: [n, c, spatial..]` at the normalised points of `grid: [n, out.., k]`.
 fn grid_sample<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
-    let mode = match cx.s("mode", "linear")?.as_str() {
-        "linear" | "bilinear" => "linear",
-        "cubic" | "bicubic" => "cubic",
-        "nearest" => "nearest",
-        other => return Err(Error::invalid(format!("mode {other:?}"))),
-    };
-    let border = match cx.s("padding_mode", "zeros")?.as_str() {
-        "zeros" => Border::Zeros,
-        "border" => Border::Nearest,
-        "reflection" => Border::Reflection,
-        other => return Err(Error::invalid(format!("padding_mode {other:?}"))),
-    };
+    let mode = cx.choice("mode", "linear", MODES)?;
+    let border = cx.choice("padding_mode", "zeros", BORDERS)?;
+    if (mode, border) == (Mode::Cubic, Border::Nearest) {
+        cx.note("cubic taps are clamped to the border one by one, as in PyTorch and onnxruntime; the ONNX reference clamps the position");
+    }
     let align = cx.flag("align_corners", false)?;
     let (x, grid) = (cx.val(0)?, cx.val(1)?);
     let (sx, sg) = (cx.shape_of(x), cx.shape_of(grid));

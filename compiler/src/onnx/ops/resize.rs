@@ -1,8 +1,12 @@
 //! Resizing: interpolation per axis as a product with a constant matrix, or as a gather for nearest neighbours.
+//!
+//! Lengths and positions are computed in `f32`, and `align_corners` aligns the last element of the rounded-down length, as PyTorch and
+//! onnxruntime do. The ONNX reference implementation computes in `f64`, and divides by the length before it is rounded down. Where the two
+//! rules give different results, `check` says so for the node.
 
 use super::super::import::{Ctx, OpDef, Out, Outs, axis_of, one};
 use crate::error::{Error, Result};
-use crate::ir::{Dim, Op, ValueId};
+use crate::ir::{Dim, Op, ScalarOp, Shape, ValueId};
 use gristmill_runtime::Tensor;
 
 pub(super) const OPS: &[OpDef] = &[
@@ -20,191 +24,137 @@ enum Mode {
     Cubic,
 }
 
-/// How positions and weights are chosen.
+const MODES: &[(&str, Mode)] = &[
+    ("nearest", Mode::Nearest),
+    ("linear", Mode::Linear),
+    ("cubic", Mode::Cubic),
+    ("bilinear", Mode::Linear),
+];
+
+/// `coordinate_transformation_mode`.
+#[derive(Clone, Copy, PartialEq)]
+enum Coordinates {
+    HalfPixel,
+    HalfPixelSymmetric,
+    PytorchHalfPixel,
+    AlignCorners,
+    Asymmetric,
+    TfHalfPixelForNn,
+    TfCropAndResize,
+}
+
+const COORDINATES: &[(&str, Coordinates)] = &[
+    ("half_pixel", Coordinates::HalfPixel),
+    ("half_pixel_symmetric", Coordinates::HalfPixelSymmetric),
+    ("pytorch_half_pixel", Coordinates::PytorchHalfPixel),
+    ("align_corners", Coordinates::AlignCorners),
+    ("asymmetric", Coordinates::Asymmetric),
+    ("tf_half_pixel_for_nn", Coordinates::TfHalfPixelForNn),
+    ("tf_crop_and_resize", Coordinates::TfCropAndResize),
+];
+
+/// `nearest_mode`.
+#[derive(Clone, Copy, PartialEq)]
+enum Rounding {
+    HalfDown,
+    HalfUp,
+    Floor,
+    Ceil,
+}
+
+const ROUNDINGS: &[(&str, Rounding)] = &[
+    ("round_prefer_floor", Rounding::HalfDown),
+    ("round_prefer_ceil", Rounding::HalfUp),
+    ("floor", Rounding::Floor),
+    ("ceil", Rounding::Ceil),
+];
+
+/// `keep_aspect_ratio_policy`.
+#[derive(Clone, Copy, PartialEq)]
+enum Policy {
+    Stretch,
+    NotLarger,
+    NotSmaller,
+}
+
+const POLICIES: &[(&str, Policy)] = &[
+    ("stretch", Policy::Stretch),
+    ("not_larger", Policy::NotLarger),
+    ("not_smaller", Policy::NotSmaller),
+];
+
+/// Choice of positions and weights.
 struct Sampling {
     mode: Mode,
-    coordinates: String,
-    rounding: String,
+    coordinates: Coordinates,
+    rounding: Rounding,
     antialias: bool,
     exclude_outside: bool,
     cubic_a: f64,
     extrapolation: f64,
 }
 
+/// New length of an axis.
+#[derive(Clone, Copy)]
+struct Target {
+    to: usize,
+    scale: f32,
+    /// True when the length comes from the scale.
+    scaled: bool,
+}
+
 /// One axis to resize.
 struct AxisPlan {
     axis: usize,
     from: usize,
-    to: usize,
-    scale: f64,
+    target: Target,
     /// Region of interest, as fractions of the axis.
-    roi: (f64, f64),
+    roi: (f32, f32),
 }
 
-fn mode_of(text: &str) -> Result<Mode> {
-    match text {
-        "nearest" => Ok(Mode::Nearest),
-        "linear" | "bilinear" => Ok(Mode::Linear),
-        "cubic" => Ok(Mode::Cubic),
-        other => Err(Error::invalid(format!("mode {other:?}"))),
-    }
+/// Operands `roi`, `scales` and `sizes`, with the axes that they are for.
+struct Request {
+    axes: Vec<usize>,
+    roi: Option<Vec<f64>>,
+    scales: Option<Vec<f64>>,
+    sizes: Option<Vec<Dim>>,
+    policy: Policy,
 }
 
 fn resize<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
-    let old = cx.opset < 11;
-    let sampling = Sampling {
-        mode: mode_of(&cx.s("mode", "nearest")?)?,
-        coordinates: cx.s(
-            "coordinate_transformation_mode",
-            if old { "asymmetric" } else { "half_pixel" },
-        )?,
-        rounding: cx.s(
-            "nearest_mode",
-            if old { "floor" } else { "round_prefer_floor" },
-        )?,
-        antialias: cx.flag("antialias", false)?,
-        exclude_outside: cx.flag("exclude_outside", false)?,
-        cubic_a: cx.f("cubic_coeff_a", -0.75)?,
-        extrapolation: cx.f("extrapolation_value", 0.0)?,
-    };
-    let policy = cx.s("keep_aspect_ratio_policy", "stretch")?;
+    let sampling = sampling(cx)?;
+    let request = request(cx, &sampling)?;
     let shape = cx.ty(0)?.shape;
-    let axes: Vec<usize> = match cx.ints("axes")? {
-        Some(a) => a
-            .iter()
-            .map(|&a| axis_of(a, shape.rank()))
-            .collect::<Result<_>>()?,
-        None => (0..shape.rank()).collect(),
-    };
-    let (roi_at, scales_at, sizes_at) = if old { (9, 1, 9) } else { (1, 2, 3) };
-    cx.require(match (old, sampling.coordinates.as_str()) {
-        (true, _) => &[1],
-        (false, "tf_crop_and_resize") => &[1, 2, 3],
-        _ => &[2, 3],
-    })?;
-    let roi = match sampling.coordinates.as_str() {
-        "tf_crop_and_resize" => Some(cx.reals_in(roi_at)?),
-        _ => None,
-    };
-    let roi_of = |i: usize| {
-        roi.as_ref()
-            .map_or((0.0, 1.0), |r| (r[i], r[i + axes.len()]))
-    };
-    if roi.as_ref().is_some_and(|r| r.len() != 2 * axes.len()) {
-        return Err(Error::invalid("roi does not fit the axes"));
-    }
-    let scales = if cx.has(scales_at) {
-        Some(cx.reals_in(scales_at)?).filter(|s| !s.is_empty())
-    } else {
-        None
-    };
-    let sizes = if cx.has(sizes_at) {
-        Some(cx.dims(sizes_at)?)
-    } else {
-        None
-    };
+    let targets = request.targets(&shape)?;
     let mut plans = Vec::new();
-    let wanted = wanted_sizes(&shape, &axes, scales.as_deref(), sizes.as_deref(), &policy)?;
-    for (i, (&axis, want)) in axes.iter().zip(wanted).enumerate() {
-        let Some((to, scale)) = want else { continue };
-        let from = shape[axis]
-            .as_usize()
-            .ok_or_else(|| unknown_extent(&shape[axis]))?;
-        let to = match scales.is_some() && roi.is_some() {
-            true => (from as f64 * (roi_of(i).1 - roi_of(i).0) * scale).floor() as usize,
-            false => to,
-        };
+    for (i, (&axis, target)) in request.axes.iter().zip(targets).enumerate() {
+        let Some(mut target) = target else { continue };
+        let from = extent(&shape, axis)?;
+        let roi = request.roi_of(i);
+        if target.scaled && request.roi.is_some() {
+            target.to = scaled_length(from, (roi.1 - roi.0) * target.scale);
+        }
         plans.push(AxisPlan {
             axis,
             from,
-            to,
-            scale,
-            roi: roi_of(i),
+            target,
+            roi,
         });
     }
     resample(cx, &sampling, &plans)
 }
 
-fn unknown_extent(d: &Dim) -> Error {
-    Error::unsupported(format!("an axis of {d} elements must have a known extent"))
-        .hint("give its dims: --set NAME=N")
-}
-
-/// Size and scale of each axis; `None` for one that stays.
-fn wanted_sizes(
-    shape: &[Dim],
-    axes: &[usize],
-    scales: Option<&[f64]>,
-    sizes: Option<&[Dim]>,
-    policy: &str,
-) -> Result<Vec<Option<(usize, f64)>>> {
-    let bad = |n: usize| Error::invalid(format!("{n} scales or sizes for {} axes", axes.len()));
-    let extent = |axis: usize| {
-        shape[axis]
-            .as_usize()
-            .ok_or_else(|| unknown_extent(&shape[axis]))
-    };
-    match (scales, sizes) {
-        (Some(scales), None) => {
-            if scales.len() != axes.len() || scales.iter().any(|s| !s.is_finite() || *s <= 0.0) {
-                return Err(bad(scales.len()));
-            }
-            let one_axis = |(&s, &a): (&f64, &usize)| match s {
-                1.0 => Ok(None),
-                s => extent(a).map(|n| Some(((n as f64 * s).floor() as usize, s))),
-            };
-            scales.iter().zip(axes).map(one_axis).collect()
-        }
-        (None, Some(sizes)) => {
-            if sizes.len() != axes.len() {
-                return Err(bad(sizes.len()));
-            }
-            let mut out = Vec::new();
-            for (d, &a) in sizes.iter().zip(axes) {
-                if *d == shape[a] && policy == "stretch" {
-                    out.push(None);
-                    continue;
-                }
-                let to = d
-                    .as_usize()
-                    .ok_or_else(|| Error::unsupported(format!("to the size {d}")))?;
-                out.push(Some((to, to as f64 / extent(a)?.max(1) as f64)));
-            }
-            keep_aspect(&mut out, shape, axes, policy)?;
-            Ok(out)
-        }
-        _ => Err(Error::invalid("expected either scales or sizes")),
-    }
-}
-
-/// With a policy other than `stretch`, one scale for all axes.
-fn keep_aspect(
-    plans: &mut [Option<(usize, f64)>],
-    shape: &[Dim],
-    axes: &[usize],
-    policy: &str,
-) -> Result<()> {
-    let scales = plans.iter().flatten().map(|p| p.1);
-    let scale = match policy {
-        "stretch" => return Ok(()),
-        "not_larger" => scales.fold(f64::INFINITY, f64::min),
-        "not_smaller" => scales.fold(0.0, f64::max),
-        other => {
-            return Err(Error::invalid(format!(
-                "keep_aspect_ratio_policy {other:?}"
-            )));
-        }
-    };
-    for (plan, &a) in plans.iter_mut().zip(axes) {
-        let from = shape[a].as_usize().unwrap_or(0) as f64;
-        *plan = Some(((from * scale + 0.5).floor() as usize, scale));
-    }
-    Ok(())
-}
-
 /// Version 7 and 9: nearest and linear by scales; positions are `i / scale`.
 fn upsample<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
-    let mode = mode_of(&cx.s("mode", "nearest")?)?;
+    let sampling = Sampling {
+        mode: cx.choice("mode", "nearest", MODES)?,
+        coordinates: Coordinates::Asymmetric,
+        rounding: Rounding::Floor,
+        antialias: false,
+        exclude_outside: false,
+        cubic_a: -0.75,
+        extrapolation: 0.0,
+    };
     let scales = if cx.opset < 9 {
         cx.floats("scales")?.unwrap_or_default()
     } else {
@@ -212,30 +162,197 @@ fn upsample<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
     };
     let shape = cx.ty(0)?.shape;
     let axes: Vec<usize> = (0..shape.rank()).collect();
-    let sampling = Sampling {
-        mode,
-        coordinates: "asymmetric".to_owned(),
-        rounding: "floor".to_owned(),
-        antialias: false,
-        exclude_outside: false,
-        cubic_a: -0.75,
-        extrapolation: 0.0,
-    };
+    let targets = by_scales(&shape, &axes, &scales)?;
     let mut plans = Vec::new();
-    for (axis, want) in wanted_sizes(&shape, &axes, Some(&scales), None, "stretch")?
-        .into_iter()
-        .enumerate()
-    {
-        let Some((to, scale)) = want else { continue };
+    for (axis, target) in targets.into_iter().enumerate() {
+        let Some(target) = target else { continue };
         plans.push(AxisPlan {
             axis,
-            from: shape[axis].as_usize().unwrap_or(0),
-            to,
-            scale,
+            from: extent(&shape, axis)?,
+            target,
             roi: (0.0, 1.0),
         });
     }
     resample(cx, &sampling, &plans)
+}
+
+fn sampling(cx: &Ctx<'_, '_>) -> Result<Sampling> {
+    let (coordinates, rounding) = if cx.opset < 11 {
+        ("asymmetric", "floor")
+    } else {
+        ("half_pixel", "round_prefer_floor")
+    };
+    Ok(Sampling {
+        mode: cx.choice("mode", "nearest", MODES)?,
+        coordinates: cx.choice("coordinate_transformation_mode", coordinates, COORDINATES)?,
+        rounding: cx.choice("nearest_mode", rounding, ROUNDINGS)?,
+        antialias: cx.flag("antialias", false)?,
+        exclude_outside: cx.flag("exclude_outside", false)?,
+        cubic_a: cx.f("cubic_coeff_a", -0.75)?,
+        extrapolation: cx.f("extrapolation_value", 0.0)?,
+    })
+}
+
+/// Before version 11 the operands are `x, scales`; since, `x, roi, scales, sizes`.
+fn request(cx: &mut Ctx<'_, '_>, sampling: &Sampling) -> Result<Request> {
+    let policy = cx.choice("keep_aspect_ratio_policy", "stretch", POLICIES)?;
+    let axes = resized_axes(cx)?;
+    let crops = sampling.coordinates == Coordinates::TfCropAndResize;
+    let old = cx.opset < 11;
+    cx.require(match (old, crops) {
+        (true, _) => &[1],
+        (false, true) => &[1, 2, 3],
+        (false, false) => &[2, 3],
+    })?;
+    let roi = if crops && !old {
+        Some(cx.reals_in(1)?)
+    } else {
+        None
+    };
+    if roi.as_ref().is_some_and(|r| r.len() != 2 * axes.len()) {
+        return Err(Error::invalid("roi does not fit the axes"));
+    }
+    let scales_at = if old { 1 } else { 2 };
+    let scales = if cx.has(scales_at) {
+        Some(cx.reals_in(scales_at)?).filter(|s| !s.is_empty())
+    } else {
+        None
+    };
+    let sizes = if !old && cx.has(3) {
+        Some(cx.dims(3)?)
+    } else {
+        None
+    };
+    Ok(Request {
+        axes,
+        roi,
+        scales,
+        sizes,
+        policy,
+    })
+}
+
+fn resized_axes(cx: &mut Ctx<'_, '_>) -> Result<Vec<usize>> {
+    let rank = cx.ty(0)?.rank();
+    match cx.ints("axes")? {
+        Some(axes) => axes.iter().map(|&a| axis_of(a, rank)).collect(),
+        None => Ok((0..rank).collect()),
+    }
+}
+
+impl Request {
+    fn roi_of(&self, i: usize) -> (f32, f32) {
+        match &self.roi {
+            Some(roi) => (roi[i] as f32, roi[i + self.axes.len()] as f32),
+            None => (0.0, 1.0),
+        }
+    }
+
+    /// The new length of each axis; `None` for one that stays.
+    fn targets(&self, shape: &Shape) -> Result<Vec<Option<Target>>> {
+        match (&self.scales, &self.sizes) {
+            (Some(scales), None) => by_scales(shape, &self.axes, scales),
+            (None, Some(sizes)) if self.policy == Policy::Stretch => {
+                by_sizes(shape, &self.axes, sizes)
+            }
+            (None, Some(sizes)) => by_aspect(shape, &self.axes, sizes, self.policy),
+            _ => Err(Error::invalid("expected either scales or sizes")),
+        }
+    }
+}
+
+fn extent(shape: &Shape, axis: usize) -> Result<usize> {
+    let d = &shape[axis];
+    d.as_usize().ok_or_else(|| {
+        Error::unsupported(format!("an axis of {d} elements must have a known extent"))
+            .hint("give its dims: --set NAME=N")
+    })
+}
+
+fn misfit(n: usize, axes: &[usize]) -> Error {
+    Error::invalid(format!("{n} scales or sizes for {} axes", axes.len()))
+}
+
+/// `from * scale` rounded down, in `f32` as ONNX's shape inference and onnxruntime have it: 10 times 0.7 is 7.
+fn scaled_length(from: usize, scale: f32) -> usize {
+    (from as f32 * scale).floor() as usize
+}
+
+fn by_scales(shape: &Shape, axes: &[usize], scales: &[f64]) -> Result<Vec<Option<Target>>> {
+    let possible = |s: &f64| s.is_finite() && *s > 0.0;
+    if scales.len() != axes.len() || !scales.iter().all(possible) {
+        return Err(misfit(scales.len(), axes));
+    }
+    let mut targets = Vec::new();
+    for (&scale, &axis) in scales.iter().zip(axes) {
+        let scale = scale as f32;
+        targets.push(if scale == 1.0 {
+            None
+        } else {
+            Some(Target {
+                to: scaled_length(extent(shape, axis)?, scale),
+                scale,
+                scaled: true,
+            })
+        });
+    }
+    Ok(targets)
+}
+
+fn by_sizes(shape: &Shape, axes: &[usize], sizes: &[Dim]) -> Result<Vec<Option<Target>>> {
+    if sizes.len() != axes.len() {
+        return Err(misfit(sizes.len(), axes));
+    }
+    let mut targets = Vec::new();
+    for (size, &axis) in sizes.iter().zip(axes) {
+        targets.push(if *size == shape[axis] {
+            None
+        } else {
+            Some(by_size(size, extent(shape, axis)?)?)
+        });
+    }
+    Ok(targets)
+}
+
+fn by_size(size: &Dim, from: usize) -> Result<Target> {
+    let to = size
+        .as_usize()
+        .ok_or_else(|| Error::unsupported(format!("to the size {size}")))?;
+    Ok(Target {
+        to,
+        scale: to as f32 / from.max(1) as f32,
+        scaled: false,
+    })
+}
+
+/// One scale for all axes: the smallest or largest that the sizes ask for.
+fn by_aspect(
+    shape: &Shape,
+    axes: &[usize],
+    sizes: &[Dim],
+    policy: Policy,
+) -> Result<Vec<Option<Target>>> {
+    if sizes.len() != axes.len() {
+        return Err(misfit(sizes.len(), axes));
+    }
+    let mut scales = Vec::new();
+    for (size, &axis) in sizes.iter().zip(axes) {
+        scales.push(by_size(size, extent(shape, axis)?)?.scale);
+    }
+    let scale = match policy {
+        Policy::NotLarger => scales.into_iter().fold(f32::INFINITY, f32::min),
+        _ => scales.into_iter().fold(0.0, f32::max),
+    };
+    let mut targets = Vec::new();
+    for &axis in axes {
+        let from = extent(shape, axis)? as f32;
+        targets.push(Some(Target {
+            to: (from * scale + 0.5).floor() as usize,
+            scale,
+            scaled: false,
+        }));
+    }
+    Ok(targets)
 }
 
 fn resample<'m>(cx: &mut Ctx<'_, 'm>, sampling: &Sampling, plans: &[AxisPlan]) -> Result<Outs<'m>> {
@@ -244,67 +361,93 @@ fn resample<'m>(cx: &mut Ctx<'_, 'm>, sampling: &Sampling, plans: &[AxisPlan]) -
     }
     let mut x = cx.val(0)?;
     for plan in plans {
-        if plan.from == 0
-            || plan
-                .from
-                .checked_mul(plan.to)
-                .is_none_or(|n| n > MAX_MATRIX)
-        {
-            return Err(Error::unsupported(format!(
-                "from {} to {} elements",
-                plan.from, plan.to
-            )));
+        let (from, to) = (plan.from, plan.target.to);
+        if from == 0 || from.checked_mul(to).is_none_or(|n| n > MAX_MATRIX) {
+            return Err(Error::unsupported(format!("from {from} to {to} elements")));
         }
+        sampling.note_rules(cx, plan);
         x = match sampling.mode {
             Mode::Nearest => nearest(cx, x, sampling, plan)?,
             _ => interpolated(cx, x, sampling, plan)?,
         };
     }
-    if sampling.coordinates == "tf_crop_and_resize" {
+    if sampling.coordinates == Coordinates::TfCropAndResize {
         x = extrapolated(cx, x, sampling, plans)?;
     }
     one(x)
 }
 
-impl Sampling {
-    /// Position in the source of element `i` of the result.
-    fn position(&self, p: &AxisPlan, i: usize) -> Result<f64> {
-        // The size of the result as the scale gives it, before rounding down.
-        let (i, from, to) = (i as f64, p.from as f64, p.from as f64 * p.scale);
-        Ok(match self.coordinates.as_str() {
-            "half_pixel" => (i + 0.5) / p.scale - 0.5,
-            "half_pixel_symmetric" => {
-                let adjustment = p.to as f64 / to;
-                let centre = from / 2.0;
-                centre * (1.0 - adjustment) + (i + 0.5) / p.scale - 0.5
-            }
-            "pytorch_half_pixel" if p.to > 1 => (i + 0.5) / p.scale - 0.5,
-            "pytorch_half_pixel" => 0.0,
-            "align_corners" if p.to > 1 => i * (from - 1.0) / (to - 1.0),
-            "align_corners" => 0.0,
-            "asymmetric" => i / p.scale,
-            "tf_half_pixel_for_nn" => (i + 0.5) / p.scale,
-            "tf_crop_and_resize" if p.to > 1 => {
-                p.roi.0 * (from - 1.0)
-                    + i * (p.roi.1 - p.roi.0) * (from - 1.0) / (p.to as f64 - 1.0)
-            }
-            "tf_crop_and_resize" => 0.5 * (p.roi.0 + p.roi.1) * (from - 1.0),
-            other => {
-                return Err(Error::invalid(format!(
-                    "coordinate_transformation_mode {other:?}"
-                )));
-            }
-        })
+impl AxisPlan {
+    /// True when the length in `f64` is another than that in `f32`.
+    fn length_is_rounded(&self) -> bool {
+        let exact = self.from as f64 * f64::from(self.target.scale);
+        self.target.scaled && self.roi == (0.0, 1.0) && exact.floor() != self.target.to as f64
     }
 
-    fn round(&self, x: f64) -> Result<f64> {
-        Ok(match self.rounding.as_str() {
-            "round_prefer_floor" => (x - 0.5).ceil(),
-            "round_prefer_ceil" => (x + 0.5).floor(),
-            "floor" => x.floor(),
-            "ceil" => x.ceil(),
-            other => return Err(Error::invalid(format!("nearest_mode {other:?}"))),
+    /// True when the length is not a whole number before it is rounded down.
+    fn length_is_cut(&self) -> bool {
+        let exact = self.from as f64 * f64::from(self.target.scale);
+        self.target.scaled && exact != self.target.to as f64
+    }
+
+    /// True when the quotient of an element's index and the scale is a whole number in `f32` only.
+    fn quotient_is_rounded(&self) -> bool {
+        let scale = self.target.scale;
+        (0..self.target.to).any(|i| {
+            let at = i as f32 / scale;
+            at.fract() == 0.0 && f64::from(at) * f64::from(scale) != i as f64
         })
+    }
+}
+
+impl Sampling {
+    /// Notes where the ONNX reference gives other results.
+    fn note_rules(&self, cx: &mut Ctx<'_, '_>, plan: &AxisPlan) {
+        if plan.length_is_rounded() {
+            cx.note("lengths are products in f32, as in PyTorch and onnxruntime; the ONNX reference multiplies in f64");
+        }
+        if self.coordinates == Coordinates::AlignCorners && plan.length_is_cut() {
+            cx.note("align_corners aligns the last element of the rounded-down length, as in PyTorch and onnxruntime; the ONNX reference does not round first");
+        }
+        let steps = matches!(self.rounding, Rounding::Floor | Rounding::Ceil);
+        let divides = self.mode == Mode::Nearest && self.coordinates == Coordinates::Asymmetric;
+        if divides && steps && plan.quotient_is_rounded() {
+            cx.note("positions are quotients in f32, as in PyTorch and onnxruntime; the ONNX reference divides in f64");
+        }
+    }
+
+    /// Position in the source of element `i` of the result.
+    fn position(&self, p: &AxisPlan, i: usize) -> f32 {
+        let (i, from) = (i as f32, p.from as f32);
+        let Target { to, scale, .. } = p.target;
+        let (is_single, to) = (to <= 1, to as f32);
+        let half_pixel = (i + 0.5) / scale - 0.5;
+        match self.coordinates {
+            Coordinates::HalfPixel => half_pixel,
+            Coordinates::HalfPixelSymmetric => {
+                let adjustment = to / (from * scale);
+                from / 2.0 * (1.0 - adjustment) + half_pixel
+            }
+            Coordinates::PytorchHalfPixel if is_single => 0.0,
+            Coordinates::PytorchHalfPixel => half_pixel,
+            Coordinates::AlignCorners if is_single => 0.0,
+            Coordinates::AlignCorners => i * (from - 1.0) / (to - 1.0),
+            Coordinates::Asymmetric => i / scale,
+            Coordinates::TfHalfPixelForNn => (i + 0.5) / scale,
+            Coordinates::TfCropAndResize if is_single => 0.5 * (p.roi.0 + p.roi.1) * (from - 1.0),
+            Coordinates::TfCropAndResize => {
+                p.roi.0 * (from - 1.0) + i * (p.roi.1 - p.roi.0) * (from - 1.0) / (to - 1.0)
+            }
+        }
+    }
+
+    fn round(&self, x: f32) -> f32 {
+        match self.rounding {
+            Rounding::HalfDown => (x - 0.5).ceil(),
+            Rounding::HalfUp => (x + 0.5).floor(),
+            Rounding::Floor => x.floor(),
+            Rounding::Ceil => x.ceil(),
+        }
     }
 
     /// Weight of a tap at distance `d` from the position, in source elements divided by the filter's stretch.
@@ -318,14 +461,18 @@ impl Sampling {
         }
     }
 
-    /// Weights of the source elements for one position. Taps outside fall on the edge, or are left out.
-    fn weights(&self, p: &AxisPlan, at: f64, row: &mut [f64]) {
-        // When shrinking with antialiasing the filter is stretched to cover the elements that are merged.
-        let stretch = if self.antialias {
-            (1.0 / p.scale).max(1.0)
+    /// Factor by which the filter is stretched: when shrinking with antialiasing it covers the elements that are merged.
+    fn stretch(&self, p: &AxisPlan) -> f64 {
+        if self.antialias {
+            (1.0 / f64::from(p.target.scale)).max(1.0)
         } else {
             1.0
-        };
+        }
+    }
+
+    /// Weights of the source elements for one position. Taps outside fall on the edge, or are left out.
+    fn weights(&self, p: &AxisPlan, at: f64, row: &mut [f64]) {
+        let stretch = self.stretch(p);
         let reach = if self.mode == Mode::Cubic { 2.0 } else { 1.0 } * stretch;
         let last = p.from as i64 - 1;
         let mut total = 0.0;
@@ -341,6 +488,21 @@ impl Sampling {
             row.iter_mut().for_each(|w| *w /= total);
         }
     }
+
+    /// The interpolation matrix `[from, to]`: column `i` holds the weights of element `i` of the result.
+    fn matrix(&self, p: &AxisPlan) -> Vec<f64> {
+        let to = p.target.to;
+        let mut columns = vec![0f64; p.from * to];
+        let mut row = vec![0f64; p.from];
+        for i in 0..to {
+            row.fill(0.0);
+            self.weights(p, self.position(p, i).into(), &mut row);
+            for (j, w) in row.iter().enumerate() {
+                columns[j * to + i] = *w;
+            }
+        }
+        columns
+    }
 }
 
 fn nearest(
@@ -349,66 +511,43 @@ fn nearest(
     sampling: &Sampling,
     plan: &AxisPlan,
 ) -> Result<ValueId> {
-    let at = |i| {
-        let p = sampling.round(sampling.position(plan, i)?)?;
-        Ok((p as i64).clamp(0, plan.from as i64 - 1))
+    let to = plan.target.to;
+    let source = |i| {
+        let at = sampling.round(sampling.position(plan, i));
+        (at as i64).clamp(0, plan.from as i64 - 1)
     };
-    let indices = (0..plan.to).map(at).collect::<Result<Vec<i64>>>()?;
-    let indices = cx.i64s(&indices, &[plan.to])?;
+    let indices: Vec<i64> = (0..to).map(source).collect();
+    let indices = cx.i64s(&indices, &[to])?;
     cx.add(Op::Gather { axis: plan.axis }, &[x, indices])
 }
 
-/// `x` with `axis` last, times the transposed interpolation matrix `[from, to]`, and back.
+/// `x` with `axis` last, times the transposed interpolation matrix, and back.
 fn interpolated(
     cx: &mut Ctx<'_, '_>,
     x: ValueId,
     sampling: &Sampling,
     plan: &AxisPlan,
 ) -> Result<ValueId> {
-    let mut columns = vec![0f64; plan.from * plan.to];
-    let mut row = vec![0f64; plan.from];
-    for i in 0..plan.to {
-        row.fill(0.0);
-        sampling.weights(plan, sampling.position(plan, i)?, &mut row);
-        row.iter()
-            .enumerate()
-            .for_each(|(j, w)| columns[j * plan.to + i] = *w);
-    }
     let ty = cx.type_of(x);
-    let t = if ty.dtype.is_float() {
-        gristmill_runtime::Tensor::from_f64s(ty.dtype, &[plan.from, plan.to], &columns)?
+    let (rank, to) = (ty.rank(), plan.target.to);
+    let columns = sampling.matrix(plan);
+    let compute = if ty.dtype.is_float() {
+        ty.dtype
     } else {
-        Tensor::from_slice(
-            &columns.iter().map(|&v| v as f32).collect::<Vec<f32>>(),
-            &[plan.from, plan.to],
-        )?
+        gristmill_runtime::DType::F32
     };
-    let compute = t.dtype();
-    let matrix = cx.b().constant(t);
-    let rank = ty.rank();
-    let swap: Vec<usize> = (0..rank)
-        .map(|i| {
-            if i == plan.axis {
-                rank - 1
-            } else if i == rank - 1 {
-                plan.axis
-            } else {
-                i
-            }
-        })
-        .collect();
+    let matrix = Tensor::from_f64s(compute, &[plan.from, to], &columns)?;
+    let matrix = cx.b().constant(matrix);
     let wide = cx.b().cast(x, compute)?;
-    let moved = cx.b().transpose(wide, &swap)?;
-    let moved = if rank == 1 {
-        cx.b()
-            .reshape(moved, [Dim::constant(1), plan.from.into()])?
-    } else {
-        moved
-    };
-    let y = cx.b().matmul(moved, matrix)?;
     let y = if rank == 1 {
-        cx.b().reshape(y, [plan.to])?
+        let row = cx.b().reshape(wide, [1, plan.from])?;
+        let y = cx.b().matmul(row, matrix)?;
+        cx.b().reshape(y, [to])?
     } else {
+        let mut swap: Vec<usize> = (0..rank).collect();
+        swap.swap(plan.axis, rank - 1);
+        let moved = cx.b().transpose(wide, &swap)?;
+        let y = cx.b().matmul(moved, matrix)?;
         cx.b().transpose(y, &swap)?
     };
     cx.b().cast(y, ty.dtype)
@@ -424,16 +563,14 @@ fn extrapolated(
     let ty = cx.type_of(x);
     let mut y = x;
     for plan in plans {
-        let outside = |i| {
-            let p = sampling.position(plan, i)?;
-            Ok(p < 0.0 || p > plan.from as f64 - 1.0)
-        };
-        let mask = (0..plan.to).map(outside).collect::<Result<Vec<bool>>>()?;
+        let last = plan.from as f32 - 1.0;
+        let outside = |i| !(0.0..=last).contains(&sampling.position(plan, i));
+        let mask: Vec<bool> = (0..plan.target.to).map(outside).collect();
         let mut dims = vec![1; ty.rank()];
-        dims[plan.axis] = plan.to;
+        dims[plan.axis] = plan.target.to;
         let mask = cx.b().constant(Tensor::from_slice(&mask, &dims)?);
         let fill = cx.b().scalar(ty.dtype, sampling.extrapolation);
-        y = cx.map(crate::ir::ScalarOp::Select, &[mask, fill, y])?;
+        y = cx.map(ScalarOp::Select, &[mask, fill, y])?;
     }
     Ok(y)
 }
