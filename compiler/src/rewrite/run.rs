@@ -69,6 +69,29 @@ pub(crate) struct PhaseLimits {
     pub deadline: Deadline,
 }
 
+/// The number of e-nodes during a pass.
+///
+/// Counting them takes a walk over all classes. Until congruence is restored, though, classes are only added, one e-node with each, or
+/// joined; so the size of the hash table tells how many came since the last count.
+struct NodeCount {
+    counted: usize,
+    table_size: usize,
+}
+
+impl NodeCount {
+    /// Counts the e-nodes of a graph whose congruence is restored.
+    fn new(terms: &Terms) -> NodeCount {
+        NodeCount {
+            counted: terms.eg.total_number_of_nodes(),
+            table_size: terms.eg.total_size(),
+        }
+    }
+
+    fn get(&self, terms: &Terms) -> usize {
+        self.counted + (terms.eg.total_size() - self.table_size)
+    }
+}
+
 /// Applies `rules` until saturation or a limit.
 pub(crate) fn run_phase(
     terms: &mut Terms,
@@ -110,6 +133,7 @@ fn pass(
 ) -> Result<bool, StopReason> {
     let mut ids: Vec<Id> = terms.eg.classes().map(|c| c.id).collect();
     ids.sort_unstable();
+    let n_nodes = NodeCount::new(terms);
     let mut changed = false;
     for id in ids {
         // The class may have been merged into another since the list was made; that one is visited under its own id.
@@ -139,7 +163,7 @@ fn pass(
             }
             let placed: Arc<_> = terms.eg.analysis.op(op).clone();
             for &i in &by_op[op.0 as usize] {
-                if terms.eg.total_number_of_nodes() > limits.nodes {
+                if n_nodes.get(terms) > limits.nodes {
                     return Err(StopReason::Nodes);
                 }
                 terms.origin = terms.facts(id).origin;
@@ -161,6 +185,7 @@ fn pass(
             }
         }
     }
+    debug_assert_eq!(n_nodes.get(terms), terms.eg.total_number_of_nodes());
     Ok(changed)
 }
 
