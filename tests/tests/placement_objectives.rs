@@ -1,4 +1,4 @@
-//! `place --objective` and `--semantics` through the command line.
+//! `place --objective` through the command line.
 
 use crate::placement::{expect_schedule, expect_valid, load, place, solve, topology};
 use crate::process::gristmill;
@@ -9,41 +9,6 @@ use std::path::Path;
 fn pair() -> Value {
     let node = |name: &str| json!({ "name": name, "cost_ns": { "gpu": 10, "cpu": 100 }, "output_host_copy_ns": 3 });
     json!({ "format": "task-graph/1", "name": "pair", "nodes": [node("a"), node("b")], "edges": [[0, 1]] })
-}
-
-#[test]
-fn calls_copy_through_the_host() {
-    let (graph, machine) = (pair(), topology(2, 12, None));
-    let call = |objective: &str| {
-        solve(
-            &graph,
-            &machine,
-            &["--semantics", "call", "--objective", objective],
-        )
-    };
-    let latency = call("latency");
-    assert_eq!(
-        (&latency["format"], &latency["value_ns"]),
-        (&json!("call-placement/1"), &json!(20))
-    );
-    assert_eq!(latency["nodes"][0]["device"], latency["nodes"][1]["device"]);
-    // One call each: 10 and the copy out, the copy in and 10.
-    let throughput = call("throughput");
-    assert_eq!(
-        (&throughput["value_ns"], &throughput["optimal"]),
-        (&json!(13), &json!(true))
-    );
-    assert_ne!(
-        throughput["nodes"][0]["device"],
-        throughput["nodes"][1]["device"]
-    );
-    let flags = ["--semantics", "call", "--objective", "throughput"];
-    let (code, out, err) = place(&graph.to_string(), &machine.to_string(), &flags);
-    assert_eq!(code, 0, "{err}");
-    assert!(
-        out.contains("largest load 13 ns, optimal") && out.contains("/gpu:1: 1 nodes"),
-        "{out}"
-    );
 }
 
 #[test]
@@ -257,10 +222,7 @@ fn models_are_placed_for_the_least_memory_and_run_so() {
 #[test]
 fn what_an_objective_cannot_do_is_said() {
     let (graph, machine) = (pair().to_string(), topology(2, 12, None).to_string());
-    let hosts = json!({ "format": "topology/1", "devices": [{ "name": "/cpu:0", "kind": "cpu" }] })
-        .to_string();
-    let cases: [(&str, &[&str]); 6] = [
-        (&machine, &["--semantics", "call", "--objective", "memory"]),
+    let cases: [(&str, &[&str]); 4] = [
         (
             &machine,
             &["--objective", "throughput", "--algorithm", "heft"],
@@ -268,7 +230,6 @@ fn what_an_objective_cannot_do_is_said() {
         (&machine, &["--objective", "memory", "--explain"]),
         (&machine, &["--objective", "speed"]),
         (&machine, &["--objective", "throughput", "--samples", "0"]),
-        (&hosts, &["--semantics", "call"]),
     ];
     let mut told = String::new();
     for (topology, flags) in cases {
@@ -277,14 +238,5 @@ fn what_an_objective_cannot_do_is_said() {
         told += err.lines().next().unwrap_or_default();
         told += "\n";
     }
-    let folder = tempfile::tempdir().unwrap();
-    let model =
-        std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("data/models/mlp_script/model.onnx");
-    let ended = gristmill(
-        folder.path(),
-        &["place", model.to_str().unwrap(), "--semantics", "call"],
-    );
-    assert_eq!(ended.code, Some(2), "{}", ended.stderr);
-    told += &ended.stderr;
     insta::assert_snapshot!(told);
 }

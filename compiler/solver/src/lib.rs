@@ -5,7 +5,6 @@
 //! how good any can be, and [`mod@check`] judges an answer independently of all that made it.
 
 pub mod bounds;
-pub mod calls;
 pub mod check;
 mod link;
 pub mod memory;

@@ -1,14 +1,13 @@
-//! `--objective`, and what `gristmill place --task-graph` does for other objectives than latency, and under call semantics.
+//! `--objective`, and answers of `gristmill place --task-graph` for other objectives than latency.
 
 use super::outln;
 use crate::cost::{Bytes, Nanos};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::place;
 use crate::place::task_graph::{TaskGraph, Topology, Verdict, answer, over_memory};
 use clap::ValueEnum;
-use gristmill_solver::calls::{self, Calls, Unsuited};
 use gristmill_solver::memory::repair;
-use gristmill_solver::schedule::pipeline::{self, Periodic};
+use gristmill_solver::search::pipeline::{self, Periodic};
 use gristmill_solver::{Problem, bounds, check};
 use serde_json::{Value, json};
 use std::time::Instant;
@@ -35,15 +34,6 @@ impl Objective {
     }
 }
 
-/// How a placement runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Semantics {
-    /// Devices and links side by side, task by task.
-    Overlap,
-    /// An accelerator runs its whole part as one call, and copies in and out through the host, as the dnn-partitioning problems have it.
-    Call,
-}
-
 /// A bare problem to answer.
 pub struct Asked<'a> {
     /// The graph.
@@ -61,73 +51,6 @@ pub struct Asked<'a> {
 }
 
 impl Asked<'_> {
-    /// Solves under call semantics and prints the answer.
-    pub fn call(&self, objective: Objective) -> Result<()> {
-        let backward: Vec<bool> = self.graph.nodes.iter().map(|n| n.backward).collect();
-        let calls = Calls::new(self.problem, &backward).map_err(|why| self.unsuited(why))?;
-        let solved = match objective {
-            Objective::Latency => {
-                let usual = calls::latency::Budget::default();
-                let (pairs, tasks) = (self.share(usual.pairs), self.share(usual.tasks));
-                calls::latency::solve(
-                    &calls,
-                    calls::latency::Budget {
-                        pairs,
-                        tasks,
-                        ..usual
-                    },
-                )
-            }
-            Objective::Throughput => {
-                let usual = calls::load::Budget::default();
-                calls::load::solve(
-                    &calls,
-                    calls::load::Budget {
-                        pairs: self.share(usual.pairs),
-                        ..usual
-                    },
-                )
-            }
-            Objective::Memory => {
-                return Err(Error::invalid(
-                    "--objective memory has no meaning under --semantics call",
-                )
-                .hint("--objective latency or throughput"));
-            }
-        };
-        let Some(s) = solved else {
-            let message = "no division into calls found that fits the memory of the accelerators";
-            return Err(Error::new(ErrorKind::OutOfMemory, message)
-                .hint("a higher memory_bytes, or one more device"));
-        };
-        let what = if objective == Objective::Latency {
-            "latency"
-        } else {
-            "largest load"
-        };
-        let nodes = self.graph.nodes.iter().zip(&s.device);
-        let nodes = nodes.map(
-            |(n, &d)| json!({ "name": n.name, "device": self.topology.devices[d as usize].name }),
-        );
-        let value = json!({ "format": "call-placement/1", "objective": name(objective), "value_ns": s.value.0,
-            "lower_bound_ns": s.lower_bound.0, "bound": s.bound, "gap": gap(s.value, s.lower_bound),
-            "optimal": s.value == s.lower_bound, "plan_time_ns": self.plan_time().0, "nodes": nodes.collect::<Vec<_>>() });
-        if self.json {
-            return print(&value);
-        }
-        outln!(
-            "{:?}: {what} {}, {}",
-            self.graph.name,
-            s.value,
-            verdict(s.value, s.lower_bound, s.bound)
-        );
-        for (d, device) in self.topology.devices.iter().enumerate() {
-            let n = s.device.iter().filter(|&&home| home as usize == d).count();
-            outln!("  {}: {n} nodes", device.name);
-        }
-        Ok(())
-    }
-
     /// Finds the schedule of a stream of `samples` and prints it.
     pub fn stream(&self, samples: u64) -> Result<()> {
         let options = pipeline::Options {
@@ -258,29 +181,6 @@ impl Asked<'_> {
 
     fn plan_time(&self) -> Nanos {
         Nanos(self.started.elapsed().as_nanos() as u64)
-    }
-
-    fn unsuited(&self, why: Unsuited) -> Error {
-        let at =
-            |t: u32, message: &str| Error::invalid(message).at(&self.graph.nodes[t as usize].name);
-        match why {
-            Unsuited::NoAccelerator => Error::invalid("--semantics call needs a device of another kind than \"cpu\"")
-                .hint("an accelerator in the topology"),
-            Unsuited::Unlike(t) => {
-                at(t, "--semantics call needs all accelerators alike, and all hosts; its times differ, or it is pinned")
-                    .hint("--semantics overlap")
-            }
-            Unsuited::NoDevice(t) => at(t, "its constants fit on no accelerator, and no host can run it")
-                .hint("a higher memory_bytes, or a device of kind \"cpu\""),
-        }
-    }
-}
-
-fn name(objective: Objective) -> &'static str {
-    match objective {
-        Objective::Latency => "latency",
-        Objective::Throughput => "throughput",
-        Objective::Memory => "memory",
     }
 }
 

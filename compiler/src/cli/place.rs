@@ -2,7 +2,7 @@
 
 use super::args::CompileArgs;
 use super::load::{self, InputFlags};
-use super::objective::{Asked, Objective, Semantics};
+use super::objective::{Asked, Objective};
 use super::{outln, print_json};
 use crate::compiled::prepare;
 use crate::cost::{Bytes, Nanos};
@@ -51,9 +51,6 @@ pub struct PlaceArgs {
         default_value_t = 100
     )]
     effort: u64,
-    /// Of a bare problem: how a placement runs.
-    #[arg(long, value_enum, default_value = "overlap")]
-    semantics: Semantics,
     /// Say why: alternatives of every node, loads, memory, the critical chain, and what would be on other machines.
     #[arg(long)]
     explain: bool,
@@ -89,11 +86,6 @@ pub fn place(args: &PlaceArgs) -> Result<()> {
 }
 
 fn place_model(args: &PlaceArgs, model: &Path) -> Result<()> {
-    if args.semantics != Semantics::Overlap {
-        let message =
-            "models run with devices and links side by side; --semantics call is for bare problems";
-        return Err(Error::invalid(message).hint("--task-graph FILE, or without it"));
-    }
     let compiled = prepare(load::model(model)?, &args.compile.options()?)?;
     // Shapes decide costs; random inputs stand for real ones, values do not matter.
     let (inputs, _) = load::inputs(
@@ -184,19 +176,18 @@ fn place_task_graph(args: &PlaceArgs, file: &Path, topology: Option<&Path>) -> R
         effort: args.effort,
         json: args.json,
     };
-    if (args.semantics, args.compile.objective) != (Semantics::Overlap, Objective::Latency) {
+    if args.compile.objective != Objective::Latency {
         if let Some(name) = &args.algorithm {
-            let message =
-                format!("--algorithm {name} is for --objective latency under --semantics overlap");
+            let message = format!("--algorithm {name} is for --objective latency");
             return Err(Error::invalid(message).hint("without --algorithm"));
         }
         if args.is_explained() || args.compile.plan.is_some() {
-            let message = "--explain, --trace, --html, --plan-out and --plan are for --objective latency under --semantics overlap";
+            let message =
+                "--explain, --trace, --html, --plan-out and --plan are for --objective latency";
             return Err(Error::invalid(message).hint("without them"));
         }
-        return match (args.semantics, args.compile.objective) {
-            (Semantics::Call, objective) => asked.call(objective),
-            (_, Objective::Throughput) => asked.stream(args.compile.samples),
+        return match args.compile.objective {
+            Objective::Throughput => asked.stream(args.compile.samples),
             _ => asked.least_memory(),
         };
     }

@@ -3,7 +3,7 @@
 use super::plan::{self, Planned};
 use crate::cost::{Bytes, Nanos};
 use gristmill_solver::memory::repair;
-use gristmill_solver::schedule::pipeline::{self, Periodic};
+use gristmill_solver::search::pipeline::{self, Periodic};
 use gristmill_solver::search::portfolio::{self, Algorithm, Options, Solution};
 use gristmill_solver::{Problem, bounds};
 

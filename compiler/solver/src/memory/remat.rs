@@ -347,7 +347,7 @@ impl<'p> Search<'p> {
         let mut order: Vec<u32> = problem.order.clone();
         // Stable: what begins at one time stays in topological order.
         order.sort_by_key(|&t| (late.start[t as usize], !is_parked(t)));
-        let order = crate::schedule::pipeline::topological(problem, &order);
+        let order = crate::search::pipeline::topological(problem, &order);
         repair::schedule(problem, &late.device, &order)
     }
 

@@ -5,7 +5,6 @@ pub mod baechi;
 pub mod critical_chain;
 mod gaps;
 pub mod list;
-pub mod pipeline;
 pub mod previous;
 pub mod ranks;
 pub mod receive;

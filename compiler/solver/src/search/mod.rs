@@ -2,6 +2,7 @@
 
 pub mod exact;
 pub mod fold;
+pub mod pipeline;
 pub mod portfolio;
 pub mod refine;
 pub mod singles;

@@ -3,10 +3,9 @@
 use super::*;
 use crate::error::ErrorKind;
 use crate::rng::Rng;
-use gristmill_solver::calls::{self, Calls};
 use gristmill_solver::check;
 use gristmill_solver::memory::repair;
-use gristmill_solver::schedule::pipeline;
+use gristmill_solver::search::pipeline;
 use gristmill_solver::search::portfolio::{self, Algorithm};
 use serde_json::{Value, json};
 
@@ -173,18 +172,6 @@ fn solve(graph: &str, topology: &str) -> Result<()> {
         Vec::<String>::new()
     );
     assert_eq!(solution.score, repair::key(&p, t));
-    let backward: Vec<bool> = graph.nodes.iter().map(|n| n.backward).collect();
-    if let Ok(calls) = Calls::new(&p, &backward) {
-        let usual = calls::latency::Budget::default();
-        calls::latency::solve(
-            &calls,
-            calls::latency::Budget {
-                pairs: 100,
-                tasks: 1_000,
-                ..usual
-            },
-        );
-    }
     Ok(())
 }
 
