@@ -445,16 +445,15 @@ fn errors_name_the_lines_of_scopes() {
     }
     let mut b = GraphBuilder::new("g");
     let x = b.input("x", DType::F32, [2usize]);
-    let line = line!() + 1;
-    let y = b
-        .with_device("/job:localhost", |b| {
-            b.with_device("/cpu:7", |b| b.map(ScalarOp::Neg, &[x]))
-        })
-        .unwrap();
+    let neg = |b: &mut GraphBuilder| b.map(ScalarOp::Neg, &[x]);
+    let inner = |b: &mut GraphBuilder| b.with_device("/cpu:7", neg);
+    let inner_line = line!() - 1;
+    let y = b.with_device("/job:localhost", inner).unwrap();
+    let line = line!() - 1;
     b.output("y", y);
     let e = place_err(&b.finish().unwrap(), &request("cpu:2")).to_string();
     let scopes = format!(
-        "scope \"/device:CPU:7\" at {0}:{line}, scope \"/job:localhost\" at {0}:{line}: ",
+        "scope \"/device:CPU:7\" at {0}:{inner_line}, scope \"/job:localhost\" at {0}:{line}: ",
         file!()
     );
     assert!(
