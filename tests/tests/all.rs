@@ -16,4 +16,5 @@ mod onnx_cases;
 mod placement;
 mod placement_files;
 mod placement_objectives;
+mod placement_scale;
 mod process;

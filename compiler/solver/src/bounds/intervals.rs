@@ -10,7 +10,7 @@ use crate::Nanos;
 use crate::problem::{Parts, Problem, Task, Tensor};
 use crate::schedule::algorithms;
 use crate::schedule::list::Insertion;
-use crate::search::exact;
+use crate::search::{exact, symmetry};
 use std::collections::BTreeSet;
 
 /// Most tasks of a part, its ends included.
@@ -127,13 +127,19 @@ pub(super) fn leaps(p: &Problem, mut budget: u64) -> Leaps {
 
 /// Lower bound of the time from the end of the start of a part to the end of its join.
 fn least_time(p: &Problem, part: &Part, share: u64, budget: &mut u64) -> Nanos {
-    let alone = cut_out(p, &part.tasks, part.has_start);
+    let mut alone = cut_out(p, &part.tasks, part.has_start);
+    if let Some(reduced) = symmetry::reduced(&alone, &[]) {
+        alone = reduced.problem;
+    }
     let longest = super::windows::critical_path(&alone, &super::join::joined(&alone));
     let quick = algorithms::heft(&alone, Insertion::Gaps)
         .makespan
         .min(algorithms::etf(&alone).makespan);
     if longest >= quick || share == 0 {
         return longest.min(quick);
+    }
+    if alone.n_devices() > exact::MOST_DEVICES {
+        return longest;
     }
     let (proof, left) = exact::narrow(&alone, longest, quick, share);
     *budget -= share - left;

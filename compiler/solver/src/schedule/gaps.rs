@@ -14,6 +14,7 @@ const CHUNK: usize = 64;
 /// The idle times of a resource; the last never ends. Chunked, so that a search skips what is too short and an insertion moves little.
 #[derive(Clone, Debug)]
 pub struct Gaps {
+    /// Empty while nothing is taken: of the links between many devices few are ever used.
     chunks: Vec<Chunk>,
     /// Start of the last gap.
     last: u64,
@@ -24,12 +25,8 @@ pub struct Gaps {
 impl Gaps {
     /// All time is idle. Gaps below `shortest` are not kept.
     pub fn new(shortest: Nanos) -> Gaps {
-        let all = Chunk {
-            longest: u64::MAX,
-            gaps: vec![(0, u64::MAX)],
-        };
         Gaps {
-            chunks: vec![all],
+            chunks: Vec::new(),
             last: 0,
             shortest: shortest.0.max(1),
         }
@@ -70,6 +67,9 @@ impl Gaps {
     /// Latest start of an idle time of `length` that is at `ready` or later and ends by `deadline`; `None` if there is none.
     pub fn latest(&self, ready: Nanos, deadline: Nanos, length: Nanos) -> Option<Nanos> {
         let last = deadline.0.checked_sub(length.0)?;
+        if self.chunks.is_empty() {
+            return (last >= ready.0).then_some(Nanos(last));
+        }
         for chunk in self.chunks.iter().rev() {
             for &(from, to) in chunk.gaps.iter().rev() {
                 if to <= ready.0 {
@@ -88,6 +88,12 @@ impl Gaps {
     /// may be under way at that time.
     pub fn take(&mut self, start: Nanos, length: Nanos) {
         let (start, end) = (start.0, start.0.saturating_add(length.0));
+        if self.chunks.is_empty() {
+            self.chunks.push(Chunk {
+                longest: u64::MAX,
+                gaps: vec![(0, u64::MAX)],
+            });
+        }
         let at = self
             .chunks
             .partition_point(|c| c.gaps.last().is_some_and(|g| g.1 <= start));

@@ -75,6 +75,15 @@ struct Queue {
     busy: bool,
     /// Listed for the next look.
     listed: bool,
+    /// A link in [`Simulator::used_links`].
+    used: bool,
+}
+
+impl Queue {
+    fn clear(&mut self) {
+        self.waiting.clear();
+        (self.busy, self.listed, self.used) = (false, false, false);
+    }
 }
 
 /// When a run is given up.
@@ -127,6 +136,8 @@ pub struct Simulator<'p> {
     missing: Vec<u32>,
     devices: Vec<Queue>,
     link: Vec<Queue>,
+    /// Links that this run has used.
+    used_links: Vec<u32>,
     look: Vec<usize>,
     events: BinaryHeap<Event>,
     /// Destinations of the tensor at hand: for each device the tensor that saw it last, and its least key there.
@@ -174,6 +185,7 @@ impl<'p> Simulator<'p> {
             missing: vec![0; n_tasks],
             devices: vec![Queue::default(); n],
             link: vec![Queue::default(); n * n],
+            used_links: Vec::new(),
             look: Vec::new(),
             events: BinaryHeap::new(),
             seen: vec![(u32::MAX, 0); n],
@@ -312,9 +324,9 @@ impl<'p> Simulator<'p> {
     fn clear(&mut self) {
         self.events.clear();
         self.look.clear();
-        for queue in self.devices.iter_mut().chain(&mut self.link) {
-            queue.waiting.clear();
-            (queue.busy, queue.listed) = (false, false);
+        self.devices.iter_mut().for_each(Queue::clear);
+        for l in self.used_links.drain(..) {
+            self.link[l as usize].clear();
         }
         self.coming.iter_mut().for_each(Vec::clear);
         if self.is_patient {
@@ -392,7 +404,7 @@ impl<'p> Simulator<'p> {
             if self.run.end[p.tensors[t.tensor as usize].producer as usize] < now {
                 let key = self.link_key(t.tensor, t.to, queued);
                 let link = t.from as usize * p.n_devices() + t.to as usize;
-                self.link[link].waiting.push(Reverse((key, t.tensor)));
+                self.use_link(link).waiting.push(Reverse((key, t.tensor)));
                 self.list(p.n_devices() + link);
             }
         }
@@ -402,7 +414,8 @@ impl<'p> Simulator<'p> {
             let t = self.run.transfers[i];
             let has_come = t.end < now;
             if !has_come {
-                self.link[t.from as usize * p.n_devices() + t.to as usize].busy = true;
+                let link = t.from as usize * p.n_devices() + t.to as usize;
+                self.use_link(link).busy = true;
                 self.events
                     .push(Reverse((t.end, Done::Transfer(i as u32).pack())));
             }
@@ -500,9 +513,18 @@ impl<'p> Simulator<'p> {
                 self.seen[to as usize].1
             };
             let link = from as usize * p.n_devices() + to as usize;
-            self.link[link].waiting.push(Reverse((key, x)));
+            self.use_link(link).waiting.push(Reverse((key, x)));
             self.list(p.n_devices() + link);
         }
+    }
+
+    fn use_link(&mut self, link: usize) -> &mut Queue {
+        let queue = &mut self.link[link];
+        if !queue.used {
+            queue.used = true;
+            self.used_links.push(link as u32);
+        }
+        queue
     }
 
     fn link_key(&self, x: u32, to: u32, queued: Nanos) -> u64 {

@@ -7,3 +7,4 @@ pub mod portfolio;
 pub mod refine;
 pub mod singles;
 pub mod slices;
+pub mod symmetry;

@@ -10,6 +10,7 @@ use crate::problem::Problem;
 use crate::schedule::timeline::{Timeline, Transfer};
 use crate::schedule::{algorithms, ranks};
 use crate::search::slices::{self, Goal};
+use crate::search::symmetry::{self, Reduced, distinct_devices};
 use crate::{Bytes, LinkOrder, Nanos, simulate};
 
 /// A schedule that repeats.
@@ -67,8 +68,33 @@ impl Default for Options {
 /// The schedule that takes least time for `options.samples` samples, of slices and single devices, as they are and with groups moved while the
 /// largest load falls; bytes over the memory limits go before time.
 pub fn solve(p: &Problem, options: Options) -> Periodic {
+    match symmetry::reduced(p, &[]) {
+        Some(reduced) => expanded(&reduced, solve_whole(&reduced.problem, options)),
+        None => solve_whole(p, options),
+    }
+}
+
+/// The schedule as the whole problem has it.
+fn expanded(reduced: &Reduced, found: Periodic) -> Periodic {
+    let n_devices = reduced.n_devices_of_whole;
+    let mut peak_bytes = vec![Bytes::ZERO; n_devices];
+    for (&d, peak) in reduced.devices.iter().zip(found.peak_bytes) {
+        peak_bytes[d] = peak;
+    }
+    Periodic {
+        sample: reduced.expand(found.sample),
+        peak_bytes,
+        ..found
+    }
+}
+
+fn solve_whole(p: &Problem, options: Options) -> Periodic {
     let mut starts = slices::cuts(p, Goal::Bottleneck);
-    starts.extend((0..p.n_devices()).map(|d| algorithms::single(p, d)));
+    starts.extend(
+        distinct_devices(p)
+            .into_iter()
+            .map(|d| algorithms::single(p, d as usize)),
+    );
     let share = options.tasks / starts.len() as u64;
     let lower_bound = lower_bound(p, options.samples);
     let mut best: Option<((Bytes, Nanos), Periodic)> = None;
@@ -113,33 +139,78 @@ pub fn lower_bound(p: &Problem, samples: u64) -> Nanos {
 
 /// Loads of devices, then of links.
 fn loads(p: &Problem, device: &[u32]) -> Vec<Nanos> {
-    let n = p.n_devices();
-    let mut load = vec![Nanos::ZERO; n + n * n];
-    for t in 0..p.n_tasks() {
-        load[device[t] as usize] += p.cost(t, device[t] as usize);
+    let mut loads = Loads::new(p);
+    loads.measure(p, device);
+    loads.of
+}
+
+/// Loads of devices, then of links.
+struct Loads {
+    of: Vec<Nanos>,
+    /// Resources that have a load.
+    loaded: Vec<u32>,
+    /// By device the tensor that was seen there last.
+    seen: Vec<u32>,
+}
+
+impl Loads {
+    fn new(p: &Problem) -> Loads {
+        let n = p.n_devices();
+        Loads {
+            of: vec![Nanos::ZERO; n + n * n],
+            loaded: Vec::new(),
+            seen: vec![u32::MAX; n],
+        }
     }
-    let mut seen = vec![u32::MAX; n];
-    for x in 0..p.tensors.len() {
-        let from = device[p.tensors[x].producer as usize] as usize;
-        for &c in p.consumers.row(x) {
-            let to = device[c as usize] as usize;
-            if to != from && seen[to] != x as u32 {
-                seen[to] = x as u32;
-                load[n + from * n + to] += p.transfer(x, from, to);
+
+    fn measure(&mut self, p: &Problem, device: &[u32]) {
+        let n = p.n_devices();
+        for r in self.loaded.drain(..) {
+            self.of[r as usize] = Nanos::ZERO;
+        }
+        self.seen.fill(u32::MAX);
+        for (t, &d) in device.iter().enumerate() {
+            self.add(d as usize, p.cost(t, d as usize));
+        }
+        for (x, tensor) in p.tensors.iter().enumerate() {
+            let from = device[tensor.producer as usize] as usize;
+            for &c in p.consumers.row(x) {
+                let to = device[c as usize] as usize;
+                if to != from && self.seen[to] != x as u32 {
+                    self.seen[to] = x as u32;
+                    self.add(n + from * n + to, p.transfer(x, from, to));
+                }
             }
         }
     }
-    load
+
+    fn add(&mut self, resource: usize, load: Nanos) {
+        if load > Nanos::ZERO {
+            if self.of[resource] == Nanos::ZERO {
+                self.loaded.push(resource as u32);
+            }
+            self.of[resource] += load;
+        }
+    }
+
+    /// Loads of a placement above zero, largest first.
+    fn sorted(&mut self, p: &Problem, device: &[u32]) -> Vec<Nanos> {
+        self.measure(p, device);
+        let mut sorted: Vec<Nanos> = self.loaded.iter().map(|&r| self.of[r as usize]).collect();
+        sorted.sort_unstable_by(|a, b| b.cmp(a));
+        sorted
+    }
+
+    fn least_loaded_device(&mut self, p: &Problem, device: &[u32]) -> Option<u32> {
+        self.measure(p, device);
+        (0..p.n_devices() as u32).min_by_key(|&d| self.of[d as usize])
+    }
 }
 
 /// Moves groups of the busiest device, or of the ends of the busiest link, to other devices as long as the loads, largest first, fall.
 fn spread(p: &Problem, device: &mut [u32], budget: u64) {
-    let sorted = |device: &[u32]| {
-        let mut loads = loads(p, device);
-        loads.sort_unstable_by(|a, b| b.cmp(a));
-        loads
-    };
-    let mut best = sorted(device);
+    let mut loads = Loads::new(p);
+    let mut best = loads.sorted(p, device);
     let cost = (p.n_tasks() + p.consumers.n_items()) as u64;
     let mut left = budget / cost.max(1);
     let mut group = 0;
@@ -148,13 +219,13 @@ fn spread(p: &Problem, device: &mut [u32], budget: u64) {
         let members = p.members.row(group);
         let old = device[members[0] as usize];
         quiet += 1;
-        for d in neighbours(p, device, members) {
+        for d in neighbours(p, device, members, &mut loads) {
             if left == 0 || !p.cost(members[0] as usize, d as usize).is_finite() {
                 continue;
             }
             left -= 1;
             members.iter().for_each(|&t| device[t as usize] = d);
-            let moved = sorted(device);
+            let moved = loads.sorted(p, device);
             if moved < best {
                 (best, quiet) = (moved, 0);
                 break;
@@ -166,13 +237,12 @@ fn spread(p: &Problem, device: &mut [u32], budget: u64) {
 }
 
 /// Other devices with which tasks exchange tensors, and the least loaded device.
-fn neighbours(p: &Problem, device: &[u32], members: &[u32]) -> Vec<u32> {
+fn neighbours(p: &Problem, device: &[u32], members: &[u32], loads: &mut Loads) -> Vec<u32> {
     let around = members
         .iter()
         .flat_map(|&t| p.predecessors(t as usize).chain(p.successors(t as usize)));
     let mut found: Vec<u32> = around.map(|t| device[t as usize]).collect();
-    let loads = loads(p, device);
-    found.extend((0..p.n_devices() as u32).min_by_key(|&d| loads[d as usize]));
+    found.extend(loads.least_loaded_device(p, device));
     found.sort_unstable();
     found.dedup();
     found.retain(|&d| d != device[members[0] as usize]);
@@ -394,6 +464,13 @@ fn folded_peaks(p: &Problem, sample: &Timeline, period: Nanos) -> Vec<Bytes> {
 /// The schedule of one sample with the smallest highest peak that is found, then the least makespan: the limit of all devices is halved between what
 /// is proven to be too little and what was seen to be enough.
 pub fn least_memory(p: &Problem) -> Timeline {
+    match symmetry::reduced(p, &[]) {
+        Some(reduced) => reduced.expand(least_memory_of_whole(&reduced.problem)),
+        None => least_memory_of_whole(p),
+    }
+}
+
+fn least_memory_of_whole(p: &Problem) -> Timeline {
     let own = |limit: Bytes| {
         let mut limited = p.clone();
         limited

@@ -10,6 +10,7 @@ use crate::schedule::simulate::{LinkOrder, simulate};
 use crate::schedule::timeline::Timeline;
 use crate::schedule::{baechi, ranks, receive};
 use crate::search::refine::{self, Budget, Move, Moves, refine_logged};
+use crate::search::symmetry::{self, Reduced, distinct_devices};
 use crate::search::{exact, fold, singles, slices};
 use crate::{Bytes, Nanos};
 use std::collections::BTreeMap;
@@ -191,6 +192,40 @@ impl Options {
         }
     }
 
+    /// Devices that an answer may have to name: those of the earlier answer, and of the one algorithm.
+    fn wanted_devices(&self) -> Vec<u32> {
+        let mut wanted = self
+            .previous
+            .as_ref()
+            .map_or(Vec::new(), |t| t.device.clone());
+        if let Some(Algorithm::Single(d)) = self.only {
+            wanted.push(d);
+        }
+        wanted.sort_unstable();
+        wanted.dedup();
+        wanted
+    }
+
+    /// The same for a problem of fewer devices.
+    fn reduced(&self, reduced: &Reduced) -> Options {
+        let index = |d: u32| reduced.index_of(d);
+        let only = self.only.map(|only| match only {
+            Algorithm::Single(d) => Algorithm::Single(index(d).unwrap_or_default()),
+            other => other,
+        });
+        let preference = self
+            .preference
+            .iter()
+            .filter_map(|&d| index(d as u32))
+            .map(|d| d as usize);
+        Options {
+            only,
+            preference: preference.collect(),
+            previous: self.previous.as_ref().and_then(|t| reduced.contract(t)),
+            ..self.clone()
+        }
+    }
+
     /// The same with budgets of so many percent.
     pub fn with_effort(self, percent: u64) -> Options {
         let part =
@@ -251,6 +286,35 @@ const SMALL_STARTS: (usize, u64) = (10, 6);
 /// Stops as soon as the best is proven to be optimal. `name` gives the names under which algorithms are reported. Nothing when the one
 /// algorithm asked for finds no placement that keeps the limits.
 pub fn solve(
+    p: &Problem,
+    options: &Options,
+    name: &dyn Fn(Algorithm) -> String,
+) -> Option<Solution> {
+    match symmetry::reduced(p, &options.wanted_devices()) {
+        Some(reduced) => solve_reduced(&reduced, options, name),
+        None => solve_whole(p, options, name),
+    }
+}
+
+/// Solves the problem without the devices that no schedule needs, and answers for the whole.
+fn solve_reduced(
+    reduced: &Reduced,
+    options: &Options,
+    name: &dyn Fn(Algorithm) -> String,
+) -> Option<Solution> {
+    let whole_name = |algorithm: Algorithm| match algorithm {
+        Algorithm::Single(d) => name(Algorithm::Single(reduced.devices[d as usize] as u32)),
+        other => name(other),
+    };
+    let mut solution = solve_whole(&reduced.problem, &options.reduced(reduced), &whole_name)?;
+    solution.timeline = reduced.expand(solution.timeline);
+    for moved in solution.moved.iter_mut().flatten() {
+        moved.from = reduced.devices[moved.from as usize] as u32;
+    }
+    Some(solution)
+}
+
+fn solve_whole(
     p: &Problem,
     options: &Options,
     name: &dyn Fn(Algorithm) -> String,
@@ -530,20 +594,6 @@ fn members(p: &Problem, options: &Options) -> Vec<Algorithm> {
         }
     }
     members
-}
-
-/// One device of each sort: of devices with equal times for all tasks and equal limits the first.
-fn distinct_devices(p: &Problem) -> Vec<u32> {
-    let same = |a: usize, b: usize| {
-        p.devices[a] == p.devices[b] && (0..p.n_tasks()).all(|t| p.cost(t, a) == p.cost(t, b))
-    };
-    let mut distinct: Vec<u32> = Vec::new();
-    for d in 0..p.n_devices() {
-        if !distinct.iter().any(|&e| same(e as usize, d)) {
-            distinct.push(d as u32);
-        }
-    }
-    distinct
 }
 
 /// Refines the best few starts briefly, then the best of them for the rest of the budget. The best comes first in the end.

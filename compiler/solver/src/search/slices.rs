@@ -144,7 +144,8 @@ struct Table<'p> {
 impl<'p> Table<'p> {
     fn new(p: &'p Problem, line: &[u32], order: &[u32]) -> Table<'p> {
         let n_pieces = (WORK / (p.n_tasks() + p.consumers.n_items()).max(1))
-            .clamp(4 * p.n_devices(), MOST_PIECES);
+            .max(4 * p.n_devices())
+            .min(MOST_PIECES);
         let pieces = chop(p, line, n_pieces);
         let bytes = estimates(p, &pieces, order);
         let time = |piece: &[u32], d: usize| -> Nanos {

@@ -24,9 +24,10 @@ use crate::{Nanos, bounds};
 pub(crate) use parallel::applies as is_parallel;
 pub use series::series;
 
-/// Most tasks, transfers and devices of a problem that is searched.
+/// Most tasks, and most transfers, of a problem that is searched.
 const MOST_TASKS: usize = 128;
-const MOST_DEVICES: usize = 32;
+/// Most devices of a problem that is searched; sets of devices are kept in 64 bits.
+pub(crate) const MOST_DEVICES: usize = 32;
 
 /// What a search has found out.
 #[derive(Clone, Debug, PartialEq, Eq)]
