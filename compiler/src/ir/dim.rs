@@ -274,6 +274,11 @@ impl std::ops::Sub for Dim {
     }
 }
 
+impl From<&Dim> for Dim {
+    fn from(d: &Dim) -> Dim {
+        d.clone()
+    }
+}
 impl From<usize> for Dim {
     fn from(value: usize) -> Dim {
         Dim::constant(i64::try_from(value).unwrap_or(i64::MAX))
