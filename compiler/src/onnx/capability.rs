@@ -9,7 +9,7 @@ use crate::ir::{Graph, Node, Op, OpClass};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 
-/// How a node is computed.
+/// Treatment of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Treatment {
     /// At import, or by indices alone: nothing is left to compute.
@@ -51,18 +51,38 @@ impl Treatment {
 pub struct OperatorReport {
     /// Number of nodes by treatment.
     pub nodes: BTreeMap<Treatment, usize>,
-    /// What falls back, such as `gather of f32`, and how often.
+    /// Ops that fall back, such as `gather of f32`, and how often.
     pub loops: BTreeMap<String, usize>,
 }
 
-/// How a model's nodes are computed on the CPU, and what stands in the way of the others.
+impl OperatorReport {
+    fn add(&mut self, treatment: Treatment, made: &[&Made]) {
+        *self.nodes.entry(treatment).or_insert(0) += 1;
+        for slow in made.iter().filter_map(|m| m.slow.as_ref()) {
+            *self.loops.entry(slow.clone()).or_insert(0) += 1;
+        }
+    }
+}
+
+fn treatment_of(visit: &Visit, made: &[&Made], bad: &BTreeSet<&str>) -> Treatment {
+    match visit.outcome {
+        Visited::Failed => Treatment::Impossible,
+        Visited::Unreached if bad.contains(visit.path.as_str()) => Treatment::Impossible,
+        Visited::Unreached => Treatment::Undecided,
+        Visited::Imported => treatment(made),
+    }
+}
+
+/// Treatments of a model's nodes on the CPU, and the problems of those that cannot be computed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Capabilities {
-    /// By operator; those of another domain are named `domain::operator`. Bodies of functions and subgraphs count once per use.
+    /// By operator; those of another domain are named `domain::operator`. Bodies of functions and
+    /// subgraphs count once per use.
     pub operators: BTreeMap<String, OperatorReport>,
     /// Everything that stands in the way.
     pub problems: Vec<Problem>,
-    /// Nodes whose results follow a rule of PyTorch and onnxruntime where the ONNX reference implementation has another.
+    /// Nodes whose results follow a rule of PyTorch and onnxruntime where the ONNX reference
+    /// implementation has another.
     pub notes: Vec<Note>,
 }
 
@@ -76,9 +96,9 @@ pub struct Note {
 }
 
 impl Model {
-    /// How each node would be computed on the CPU, named dims bound as `spec` says.
+    /// The treatment of each node on the CPU, named dims bound as `spec` says.
     ///
-    /// Errors when `spec` does not fit the model; what is wrong with nodes is in the report.
+    /// Errors when `spec` does not fit the model; problems of nodes are in the report.
     pub fn capabilities(&self, spec: &Specialisation) -> Result<Capabilities> {
         let imported = Importer::run(self, spec, Weights::Skip)?;
         let mut made: BTreeMap<&str, Vec<Made>> = BTreeMap::new();
@@ -87,18 +107,9 @@ impl Model {
         let bad: BTreeSet<&str> = imported.errors.iter().filter_map(|e| e.node()).collect();
         let mut operators: BTreeMap<String, OperatorReport> = BTreeMap::new();
         for visit in &imported.visits {
-            let report = operators.entry(visit.operator.clone()).or_default();
             let made = made_by(visit, &made);
-            let treatment = match visit.outcome {
-                Visited::Failed => Treatment::Impossible,
-                Visited::Unreached if bad.contains(visit.path.as_str()) => Treatment::Impossible,
-                Visited::Unreached => Treatment::Undecided,
-                Visited::Imported => treatment(&made),
-            };
-            *report.nodes.entry(treatment).or_insert(0) += 1;
-            for slow in made.iter().filter_map(|m| m.slow.as_ref()) {
-                *report.loops.entry(slow.clone()).or_insert(0) += 1;
-            }
+            let report = operators.entry(visit.operator.clone()).or_default();
+            report.add(treatment_of(visit, &made, &bad), &made);
         }
         Ok(Capabilities {
             operators,
@@ -156,7 +167,8 @@ fn slow(g: &Graph, node: &Node) -> Option<String> {
     (!is_native(g, node)).then(|| format!("{} of {of}", node.op.name()))
 }
 
-/// What a node became; a call, and a node with subgraphs, is what its inner nodes became too.
+/// The IR nodes that a node became; those of a call, and of a node with subgraphs, are those of its
+/// inner nodes too.
 fn made_by<'m>(visit: &Visit, made: &'m BTreeMap<&str, Vec<Made>>) -> Vec<&'m Made> {
     let inner = format!("{}/", visit.path);
     let mut found: Vec<&Made> = made

@@ -1,8 +1,8 @@
-//! Reports on a model that need no compilation: what is in it, and what stands in the way.
+//! Reports on a model that need no compilation: its contents and its problems.
 
 use super::import::declared_type;
 use super::load::Model;
-use super::proto::{GraphProto, NodeProto};
+use super::proto::{GraphProto, NodeProto, TensorProto, ValueInfoProto};
 use super::tensor::{dtype_of, shape_of};
 use crate::error::{Error, ErrorKind, Result};
 use crate::ir::Type;
@@ -13,26 +13,19 @@ use std::collections::{BTreeMap, BTreeSet};
 pub struct Problem {
     /// Category.
     pub kind: ErrorKind,
-    /// What is wrong, and what to try.
+    /// The problem, and one thing to try.
     pub message: String,
     /// Paths of the nodes concerned; empty for the model as a whole.
     pub nodes: Vec<String>,
 }
 
 impl Problem {
-    /// Errors with the same message, whatever the node, as one problem; in order of first appearance.
+    /// Errors with the same message, whatever the node, as one problem; in order of first
+    /// appearance.
     pub(super) fn group(errors: &[Error]) -> Vec<Problem> {
         let mut problems: Vec<Problem> = Vec::new();
         for e in errors {
-            let node = e.node().map(str::to_owned);
-            let text = e.to_string();
-            let message = match &node {
-                Some(n) => text
-                    .strip_prefix(&format!("in node {n:?}: "))
-                    .unwrap_or(&text)
-                    .to_owned(),
-                None => text,
-            };
+            let (node, message) = (e.node().map(str::to_owned), message_of(e));
             match problems.iter_mut().find(|p| p.message == message) {
                 Some(p) => p.nodes.extend(node),
                 None => problems.push(Problem {
@@ -47,19 +40,36 @@ impl Problem {
 
     /// The problems as one error; nodes with the same problem are counted after the first.
     pub(super) fn joined(errors: &[Error]) -> Error {
-        let each = |p: Problem| {
-            let more = match p.nodes.len() {
-                0 | 1 => String::new(),
-                n => format!(" (and {} more nodes)", n - 1),
-            };
-            let e = Error::new(p.kind, p.message + &more);
-            if let Some(first) = p.nodes.first() {
-                e.at(first)
-            } else {
-                e
-            }
+        let problems = Problem::group(errors).into_iter();
+        Error::join(problems.map(Problem::into_error).collect())
+    }
+
+    fn into_error(self) -> Error {
+        let more = match self.nodes.len() {
+            0 | 1 => String::new(),
+            n => format!(" (and {} more nodes)", n - 1),
         };
-        Error::join(Problem::group(errors).into_iter().map(each).collect())
+        let e = Error::new(self.kind, self.message + &more);
+        match self.nodes.first() {
+            Some(first) => e.at(first),
+            None => e,
+        }
+    }
+}
+
+/// The text of an error without its node.
+fn message_of(e: &Error) -> String {
+    let text = e.to_string();
+    let place = e.node().map(|n| format!("in node {n:?}: "));
+    let message = place.and_then(|p| text.strip_prefix(&p).map(str::to_owned));
+    message.unwrap_or(text)
+}
+
+fn info_of(v: &ValueInfoProto) -> InputInfo {
+    let declared = declared_type(v).ok();
+    InputInfo {
+        name: v.name.clone(),
+        ty: declared.map(|(dtype, dims)| Type::new(dtype, dims)),
     }
 }
 
@@ -72,7 +82,7 @@ pub struct InputInfo {
     pub ty: Option<Type>,
 }
 
-/// What is in a model.
+/// Facts about a model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Summary {
     /// Name of the graph.
@@ -98,58 +108,48 @@ pub struct Summary {
 }
 
 impl Model {
-    /// What is in the model.
+    /// Facts about the model, without importing it.
     pub fn summary(&self) -> Summary {
-        let g = self.graph_proto();
+        let (p, g) = (self.proto(), self.graph_proto());
         let initialised: BTreeSet<&str> = g.initializer.iter().map(|t| t.name.as_str()).collect();
-        let info = |v: &super::proto::ValueInfoProto| InputInfo {
-            name: v.name.clone(),
-            ty: declared_type(v)
-                .ok()
-                .map(|(dtype, dims)| Type::new(dtype, dims)),
-        };
+        let is_free = |v: &&ValueInfoProto| !initialised.contains(v.name.as_str());
+        let producer = format!("{} {}", p.producer_name, p.producer_version);
         let mut op_counts = BTreeMap::new();
         count_ops(&g.node, &mut op_counts);
-        self.proto()
-            .functions
-            .iter()
-            .for_each(|f| count_ops(&f.node, &mut op_counts));
-        let sizes: Vec<(u64, u64)> = g
-            .initializer
-            .iter()
-            .filter_map(|t| size_of(t).ok())
-            .collect();
-        let p = self.proto();
+        for f in &p.functions {
+            count_ops(&f.node, &mut op_counts);
+        }
+        let (n_parameters, parameter_bytes) = total_size(&g.initializer);
         Summary {
             name: g.name.clone(),
-            producer: format!("{} {}", p.producer_name, p.producer_version)
-                .trim()
-                .to_owned(),
+            producer: producer.trim().to_owned(),
             ir_version: p.ir_version,
             opsets: self.opsets.clone(),
-            inputs: g
-                .input
-                .iter()
-                .filter(|v| !initialised.contains(v.name.as_str()))
-                .map(info)
-                .collect(),
-            outputs: g.output.iter().map(info).collect(),
-            n_parameters: sizes.iter().map(|s| s.0).fold(0, u64::saturating_add),
-            parameter_bytes: sizes.iter().map(|s| s.1).fold(0, u64::saturating_add),
+            inputs: g.input.iter().filter(is_free).map(info_of).collect(),
+            outputs: g.output.iter().map(info_of).collect(),
+            n_parameters,
+            parameter_bytes,
             op_counts,
             n_functions: p.functions.len(),
         }
     }
 }
 
-fn size_of(t: &super::proto::TensorProto) -> Result<(u64, u64)> {
-    let n = shape_of(t)?
-        .into_iter()
-        .fold(1u64, |n, d| n.saturating_mul(d as u64));
-    Ok((
-        n,
-        n.saturating_mul(dtype_of(t.data_type)?.size_bytes() as u64),
-    ))
+/// Elements and bytes of all tensors whose sizes are possible.
+fn total_size(tensors: &[TensorProto]) -> (u64, u64) {
+    let (mut elements, mut bytes) = (0u64, 0u64);
+    for (n, width) in tensors.iter().filter_map(|t| size_of(t).ok()) {
+        elements = elements.saturating_add(n);
+        bytes = bytes.saturating_add(n.saturating_mul(width));
+    }
+    (elements, bytes)
+}
+
+/// Number of elements, and bytes of each.
+fn size_of(t: &TensorProto) -> Result<(u64, u64)> {
+    let extents = shape_of(t)?.into_iter().map(|d| d as u64);
+    let n = extents.fold(1, u64::saturating_mul);
+    Ok((n, dtype_of(t.data_type)?.size_bytes() as u64))
 }
 
 /// The operator of a node, with its domain unless it is a standard one.

@@ -14,8 +14,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::path::Path;
 
-/// Versions of the standard operator set that are taken: up to that of ONNX 1.23. Below 6 only operators that have not
-/// changed since are taken.
+/// Versions of the standard operator set that are taken: up to that of ONNX 1.23. Below 6 only
+/// operators that have not changed since are taken.
 pub(super) const OPSETS: std::ops::RangeInclusive<i64> = 1..=28;
 
 /// Versions of operator sets by domain; the standard domain is the empty string.
@@ -35,22 +35,24 @@ pub struct Model {
 /// Inputs with their types, and names of outputs.
 pub type Interface = (Vec<(String, Type)>, Vec<String>);
 
-/// What is known of the inputs when a model is imported.
+/// Facts about the inputs that are known when a model is imported.
 #[derive(Clone, Debug, Default)]
 pub struct Specialisation {
     /// Values of named dims.
     pub dims: BTreeMap<String, usize>,
     /// Shapes of inputs by name.
     pub shapes: BTreeMap<String, Vec<usize>>,
-    /// Values of inputs by name, for inputs that determine shapes. The imported graph is right for these values only.
+    /// Values of inputs by name, for inputs that determine shapes. The imported graph is right for
+    /// these values only.
     pub values: BTreeMap<String, Tensor>,
 }
 
-/// Reads a model file, but not its large weights: the file stays open, and each is read when code is generated for its use. Bytes that
-/// change in the meantime change the weights.
-/// External data is looked for in its folder.
+/// Reads a model file, but not its large weights: the file stays open, and each is read when code
+/// is generated for its use. Bytes that change in the meantime change the weights. External data is
+/// looked for in its folder.
 ///
-/// Errors with `InvalidInput` when the file is not a model, `Unsupported` when its operator sets are not taken.
+/// Errors with `InvalidInput` when the file is not a model, `Unsupported` when its operator sets
+/// are not taken.
 pub fn load(path: impl AsRef<Path>) -> Result<Model> {
     let path = path.as_ref();
     let read = || -> Result<Model> {
@@ -136,7 +138,8 @@ impl Model {
 
     /// Imports the model. Named dims that `spec` leaves open become symbols.
     ///
-    /// Errors list all problems found: `InvalidInput` for a malformed model, `Unsupported` for what is not taken.
+    /// Errors list all problems found: `InvalidInput` for a malformed model, `Unsupported` for one
+    /// that is not taken.
     pub fn graph(&self, spec: &Specialisation) -> Result<Graph> {
         let imported = Importer::run(self, spec, Weights::Read)?;
         match imported.graph {
@@ -145,12 +148,14 @@ impl Model {
         }
     }
 
-    /// Names of the inputs whose values, not given by `spec`, determine shapes or other things fixed at import.
+    /// Names of the inputs whose values, not given by `spec`, determine shapes or other things
+    /// fixed at import.
     pub fn required_values(&self, spec: &Specialisation) -> Result<BTreeSet<String>> {
         Ok(Importer::run(self, spec, Weights::Skip)?.needs)
     }
 
-    /// Names and types of the inputs that a run takes, dims bound as `spec` says, and names of the outputs.
+    /// Names and types of the inputs that a run takes, dims bound as `spec` says, and names of the
+    /// outputs.
     pub fn interface(&self, spec: &Specialisation) -> Result<Interface> {
         let initialised: BTreeSet<&str> = self
             .graph
@@ -174,7 +179,8 @@ impl Model {
         ))
     }
 
-    /// Everything that stands in the way of importing the model, grouped. Empty when [`Model::graph`] succeeds.
+    /// Everything that stands in the way of importing the model, grouped. Empty when
+    /// [`Model::graph`] succeeds.
     pub fn check(&self, spec: &Specialisation) -> Result<Vec<Problem>> {
         let imported = Importer::run(self, spec, Weights::Skip)?;
         Ok(Problem::group(&imported.errors))

@@ -1,7 +1,9 @@
-//! The messages of `onnx.proto` that importing needs, written by hand; field numbers are those of ONNX 1.23.
+//! The messages of `onnx.proto` that importing needs, written by hand; field numbers are those of
+//! ONNX 1.23.
 //!
-//! `raw_data` is [`Bytes`], so decoding from a mapped file copies no weights. Fields that nothing reads are left out;
-//! protobuf skips them. Nesting is bounded by prost's recursion limit of 100 messages.
+//! `raw_data` is [`Bytes`], so decoding from a mapped file copies no weights. Fields that nothing
+//! reads are left out; protobuf skips them. Nesting is bounded by prost's recursion limit of 100
+//! messages.
 
 use prost::Message;
 use prost::bytes::Bytes;
@@ -87,7 +89,7 @@ pub struct NodeProto {
     /// Domain of the operator.
     #[prost(string, tag = "7")]
     pub domain: String,
-    /// Which of several functions of one name.
+    /// Tells functions of one name apart.
     #[prost(string, tag = "8")]
     pub overload: String,
 }
@@ -128,7 +130,7 @@ pub struct AttributeProto {
     /// Graphs.
     #[prost(message, repeated, tag = "11")]
     pub graphs: Vec<GraphProto>,
-    /// Which field holds the value: see [`attribute_type`].
+    /// The field that holds the value: see [`attribute_type`].
     #[prost(int32, tag = "20")]
     pub r#type: i32,
     /// Inside functions: the attribute of the caller that gives the value.
@@ -249,7 +251,7 @@ pub struct ValueInfoProto {
 /// Type of a value.
 #[derive(Clone, PartialEq, Message)]
 pub struct TypeProto {
-    /// Which type.
+    /// The type.
     #[prost(oneof = "TypeValue", tags = "1, 4, 5, 8, 9")]
     pub value: Option<TypeValue>,
 }
@@ -343,7 +345,7 @@ pub struct FunctionProto {
     /// Attributes with their defaults.
     #[prost(message, repeated, tag = "11")]
     pub attribute_proto: Vec<AttributeProto>,
-    /// Which of several functions of one name.
+    /// Tells functions of one name apart.
     #[prost(string, tag = "13")]
     pub overload: String,
 }

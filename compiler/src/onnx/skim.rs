@@ -1,7 +1,7 @@
 //! Reading a model file without its weights.
 //!
-//! The large `raw_data` of initialisers stays in the file: each is replaced by a reference to its place there, in the form
-//! of external data, and read when it is needed.
+//! The large `raw_data` of initialisers stays in the file: each is replaced by a reference to its
+//! place there, in the form of external data, and read when it is needed.
 
 use crate::error::{Error, Result};
 use std::io::{BufReader, Read, Seek};
@@ -98,47 +98,68 @@ impl<R: Read + Seek> Source<R> {
 
     /// Copies the fields of a message that ends at `end`.
     fn copy(&mut self, end: u64, level: Level, out: &mut Vec<u8>) -> Result<()> {
-        let mut kept_in_file = None;
+        let mut left_in_file = None;
         while self.at < end {
             let tag = self.varint(end)?;
-            let start = out.len();
-            put(tag, out);
             match tag & 7 {
-                VARINT => put(self.varint(end)?, out),
-                FIXED64 => self.bytes(8, end, out)?,
-                FIXED32 => self.bytes(4, end, out)?,
+                VARINT => {
+                    put(tag, out);
+                    put(self.varint(end)?, out);
+                }
+                FIXED64 => {
+                    put(tag, out);
+                    self.bytes(8, end, out)?;
+                }
+                FIXED32 => {
+                    put(tag, out);
+                    self.bytes(4, end, out)?;
+                }
                 LENGTH => {
-                    let n = self.varint(end)?;
-                    if n > end - self.at {
-                        return Err(malformed(self.at));
-                    }
-                    let inner = match (level, tag >> 3) {
-                        (Level::Model, 7) => Level::Graph,
-                        (Level::Graph, 5) => Level::Tensor,
-                        (Level::Tensor, 9) if n >= MIN_BYTES => {
-                            kept_in_file = Some((self.at, n));
-                            out.truncate(start);
-                            self.skip(n)?;
-                            continue;
-                        }
-                        _ => {
-                            put(n, out);
-                            self.bytes(n, end, out)?;
-                            continue;
-                        }
-                    };
-                    let mut message = Vec::new();
-                    self.copy(self.at + n, inner, &mut message)?;
-                    put(message.len() as u64, out);
-                    out.append(&mut message);
+                    let skipped = self.copy_field(tag, end, level, out)?;
+                    left_in_file = skipped.or(left_in_file);
                 }
                 _ => return Err(malformed(self.at)),
             }
         }
-        if let Some((offset, length)) = kept_in_file {
+        if let Some((offset, length)) = left_in_file {
             put_reference(offset, length, out);
         }
         Ok(())
+    }
+
+    /// Copies a field of some length, or skips a large payload and gives its offset and length.
+    fn copy_field(
+        &mut self,
+        tag: u64,
+        end: u64,
+        level: Level,
+        out: &mut Vec<u8>,
+    ) -> Result<Option<(u64, u64)>> {
+        let n = self.varint(end)?;
+        if n > end - self.at {
+            return Err(malformed(self.at));
+        }
+        let inner = match (level, tag >> 3) {
+            (Level::Model, 7) => Level::Graph,
+            (Level::Graph, 5) => Level::Tensor,
+            (Level::Tensor, 9) if n >= MIN_BYTES => {
+                let offset = self.at;
+                self.skip(n)?;
+                return Ok(Some((offset, n)));
+            }
+            _ => {
+                put(tag, out);
+                put(n, out);
+                self.bytes(n, end, out)?;
+                return Ok(None);
+            }
+        };
+        let mut message = Vec::new();
+        self.copy(self.at + n, inner, &mut message)?;
+        put(tag, out);
+        put(message.len() as u64, out);
+        out.append(&mut message);
+        Ok(None)
     }
 }
 
@@ -156,7 +177,8 @@ fn put_text(field: u64, text: &[u8], out: &mut Vec<u8>) {
     out.extend_from_slice(text);
 }
 
-/// `external_data` entries (field 13) and `data_location` (field 14) of a payload in the model file.
+/// `external_data` entries (field 13) and `data_location` (field 14) of a payload in the model
+/// file.
 fn put_reference(offset: u64, length: u64, out: &mut Vec<u8>) {
     for (key, value) in [
         ("location", IN_MODEL.to_owned()),

@@ -12,7 +12,8 @@ use std::collections::BTreeMap;
 use std::path::{Component, Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// The dtype of an ONNX `TensorProto.DataType`. Strings, complex numbers and types below 8 bits are unsupported.
+/// The dtype of an ONNX `TensorProto.DataType`. Strings, complex numbers and types below 8 bits are
+/// unsupported.
 pub fn dtype_of(data_type: i32) -> Result<DType> {
     Ok(match data_type {
         1 => DType::F32,
@@ -60,7 +61,8 @@ fn dtype_name(data_type: i32) -> Option<&'static str> {
     })
 }
 
-/// The tensor of a serialised `TensorProto`, as in the `.pb` files of ONNX test data, with its name.
+/// The tensor of a serialised `TensorProto`, as in the `.pb` files of ONNX test data, with its
+/// name.
 pub fn tensor_from_pb(bytes: &[u8]) -> Result<(String, Tensor)> {
     let proto = TensorProto::decode(bytes)
         .map_err(|e| Error::invalid(format!("not a TensorProto: {e}")))?;
@@ -70,17 +72,13 @@ pub fn tensor_from_pb(bytes: &[u8]) -> Result<(String, Tensor)> {
 
 /// Extents of a tensor, checked to be possible.
 pub(super) fn shape_of(proto: &TensorProto) -> Result<Vec<usize>> {
-    let bad = || {
-        Error::invalid(format!(
-            "tensor {:?} has impossible dims {:?}",
-            proto.name, proto.dims
-        ))
-    };
-    proto
-        .dims
-        .iter()
-        .map(|&d| usize::try_from(d).map_err(|_| bad()))
-        .collect()
+    let (name, dims) = (&proto.name, &proto.dims);
+    extents_of(dims)
+        .ok_or_else(|| Error::invalid(format!("tensor {name:?} has impossible dims {dims:?}")))
+}
+
+fn extents_of(dims: &[i64]) -> Option<Vec<usize>> {
+    dims.iter().map(|&d| usize::try_from(d).ok()).collect()
 }
 
 /// The tensor as a constant: a large one whose bytes lie in a file is read when it is needed.
@@ -88,14 +86,13 @@ pub(super) fn constant_of(proto: &TensorProto, external: &External) -> Result<Co
     if proto.data_location != 1 {
         return Ok(tensor_of(proto, external)?.into());
     }
-    let decode = || {
-        external.constant(
-            &proto.external_data,
-            dtype_of(proto.data_type)?,
-            &shape_of(proto)?,
-        )
-    };
-    decode().map_err(|e: Error| e.context(format!("tensor {:?}", proto.name)))
+    stored(proto, external).map_err(|e| e.context(format!("tensor {:?}", proto.name)))
+}
+
+/// A tensor whose bytes lie in a file.
+fn stored(proto: &TensorProto, external: &External) -> Result<ConstData> {
+    let (dtype, shape) = (dtype_of(proto.data_type)?, shape_of(proto)?);
+    external.constant(&proto.external_data, dtype, &shape)
 }
 
 /// Decodes a tensor. Nothing is allocated before the bytes for it are known to exist.
@@ -104,23 +101,19 @@ pub(super) fn tensor_of(proto: &TensorProto, external: &External) -> Result<Tens
 }
 
 fn decode(proto: &TensorProto, external: &External) -> Result<Tensor> {
-    let dtype = dtype_of(proto.data_type)?;
-    let shape = shape_of(proto)?;
-    let size = checked_size_bytes(dtype, &shape).map_err(|e| Error::invalid(e.to_string()))?;
     if proto.data_location == 1 {
-        return external
-            .constant(&proto.external_data, dtype, &shape)?
-            .tensor();
+        return stored(proto, external)?.tensor();
     }
+    let (dtype, shape) = (dtype_of(proto.data_type)?, shape_of(proto)?);
+    let size = checked_size_bytes(dtype, &shape).map_err(|e| Error::invalid(e.to_string()))?;
     if !proto.raw_data.is_empty() {
         return Ok(Tensor::from_bytes(dtype, &shape, &proto.raw_data)?);
     }
-    let n = size / dtype.size_bytes();
     let bytes = typed_data(proto, dtype);
     if bytes.len() != size {
+        let (n, held) = (size / dtype.size_bytes(), bytes.len() / dtype.size_bytes());
         return Err(Error::invalid(format!(
-            "{dtype}{shape:?} needs {n} elements, the file has {}",
-            bytes.len() / dtype.size_bytes()
+            "{dtype}{shape:?} needs {n} elements, the file has {held}"
         )));
     }
     Ok(Tensor::from_bytes(dtype, &shape, &bytes)?)
@@ -128,32 +121,24 @@ fn decode(proto: &TensorProto, external: &External) -> Result<Tensor> {
 
 /// The elements of the typed data field of `dtype`, little-endian.
 fn typed_data(p: &TensorProto, dtype: DType) -> Vec<u8> {
-    let ints = |keep: usize| {
-        p.int32_data
-            .iter()
-            .flat_map(|v| v.to_le_bytes().into_iter().take(keep))
-            .collect()
-    };
-    let unsigned = |keep: usize| {
-        p.uint64_data
-            .iter()
-            .flat_map(|v| v.to_le_bytes().into_iter().take(keep))
-            .collect()
-    };
+    let ints = |width| low_bytes(p.int32_data.iter().map(|v| v.to_le_bytes()), width);
+    let unsigned = |width| low_bytes(p.uint64_data.iter().map(|v| v.to_le_bytes()), width);
     match dtype {
-        DType::F32 => p.float_data.iter().flat_map(|v| v.to_le_bytes()).collect(),
-        DType::F64 => p.double_data.iter().flat_map(|v| v.to_le_bytes()).collect(),
-        DType::I64 => p.int64_data.iter().flat_map(|v| v.to_le_bytes()).collect(),
-        DType::U64 => unsigned(8),
-        DType::U32 => unsigned(4),
-        DType::I32 => ints(4),
-        DType::I16 | DType::U16 | DType::F16 | DType::BF16 => ints(2),
+        DType::F32 => low_bytes(p.float_data.iter().map(|v| v.to_le_bytes()), 4),
+        DType::F64 => low_bytes(p.double_data.iter().map(|v| v.to_le_bytes()), 8),
+        DType::I64 => low_bytes(p.int64_data.iter().map(|v| v.to_le_bytes()), 8),
+        DType::U64 | DType::U32 => unsigned(dtype.size_bytes()),
         DType::Bool => p.int32_data.iter().map(|&v| (v != 0) as u8).collect(),
-        _ => ints(1),
+        _ => ints(dtype.size_bytes()),
     }
 }
 
-/// Where external data may lie.
+/// The first `width` bytes of each element.
+fn low_bytes<const N: usize>(elements: impl Iterator<Item = [u8; N]>, width: usize) -> Vec<u8> {
+    elements.flat_map(|b| b.into_iter().take(width)).collect()
+}
+
+/// Files and folders of external data.
 #[derive(Clone, Default)]
 pub struct External {
     /// The folder that external data files must lie in.
@@ -162,6 +147,68 @@ pub struct External {
     model: Option<PathBuf>,
     /// Files opened so far.
     files: Arc<Mutex<BTreeMap<PathBuf, Arc<DataFile>>>>,
+}
+
+/// Entries of `external_data`.
+struct Place<'a> {
+    location: &'a str,
+    offset: u64,
+    length: Option<u64>,
+}
+
+impl<'a> Place<'a> {
+    fn read(entries: &'a [StringStringEntryProto]) -> Result<Place<'a>> {
+        let mut place = Place {
+            location: "",
+            offset: 0,
+            length: None,
+        };
+        for e in entries {
+            match e.key.as_str() {
+                "location" => place.location = &e.value,
+                "offset" => place.offset = number(e)?,
+                "length" => place.length = Some(number(e)?),
+                _ => {}
+            }
+        }
+        Ok(place)
+    }
+}
+
+fn number(e: &StringStringEntryProto) -> Result<u64> {
+    let (key, value) = (&e.key, &e.value);
+    value
+        .parse()
+        .map_err(|_| Error::invalid(format!("external data: {key} {value:?} is not a number")))
+}
+
+fn unreadable(location: &str, e: std::io::Error) -> Error {
+    Error::invalid(format!("external data {location:?}: {e}"))
+}
+
+/// Errors unless a path is relative and stays in its folder.
+fn check_plain(location: &str) -> Result<()> {
+    let mut parts = Path::new(location).components();
+    let plain = parts.all(|c| matches!(c, Component::Normal(_) | Component::CurDir));
+    if !location.is_empty() && plain {
+        return Ok(());
+    }
+    Err(Error::invalid(format!(
+        "external data {location:?} must be a relative path inside the model's folder"
+    )))
+}
+
+fn check_regular(location: &str, path: &Path) -> Result<()> {
+    if path.is_file() {
+        return Ok(());
+    }
+    let kind = if path.is_dir() {
+        "a folder"
+    } else {
+        "a device, pipe or socket"
+    };
+    let message = format!("external data {location:?} is {kind}, not a regular file");
+    Err(Error::invalid(message))
 }
 
 impl External {
@@ -183,7 +230,8 @@ impl External {
         }
     }
 
-    /// The tensor that the entries of `external_data` describe. Errors when the file cannot hold it.
+    /// The tensor that the entries of `external_data` describe. Errors when the file cannot hold
+    /// it.
     fn constant(
         &self,
         entries: &[StringStringEntryProto],
@@ -191,28 +239,15 @@ impl External {
         shape: &[usize],
     ) -> Result<ConstData> {
         let size = checked_size_bytes(dtype, shape).map_err(|e| Error::invalid(e.to_string()))?;
-        let entry: BTreeMap<&str, &str> = entries
-            .iter()
-            .map(|e| (e.key.as_str(), e.value.as_str()))
-            .collect();
-        let number = |key: &str| match entry.get(key) {
-            None => Ok(None),
-            Some(v) => v
-                .parse::<u64>()
-                .map(Some)
-                .map_err(|_| Error::invalid(format!("external data: {key} {v:?} is not a number"))),
-        };
-        let location = entry.get("location").copied().unwrap_or("");
-        let (offset, length) = (number("offset")?.unwrap_or(0), number("length")?);
-        if length.is_some_and(|l| l != size as u64) {
+        let place = Place::read(entries)?;
+        let (location, offset) = (place.location, place.offset);
+        if let Some(length) = place.length.filter(|l| *l != size as u64) {
             return Err(Error::invalid(format!(
-                "external data {location:?}: {dtype}{shape:?} takes {size} bytes, length says {}",
-                length.unwrap_or(0)
+                "external data {location:?}: {dtype}{shape:?} takes {size} bytes, length says {length}"
             )));
         }
         let path = self.resolve(location)?;
-        let io = |e: std::io::Error| Error::invalid(format!("external data {location:?}: {e}"));
-        let file = self.open(&path).map_err(io)?;
+        let file = self.open(&path).map_err(|e| unreadable(location, e))?;
         let held = file.len_bytes();
         if offset.checked_add(size as u64).is_none_or(|end| end > held) {
             return Err(Error::invalid(format!(
@@ -232,7 +267,8 @@ impl External {
         Ok(file)
     }
 
-    /// The regular file at a path below the model's folder: relative, without `..`, and not led out by a symbolic link.
+    /// The regular file at a path below the model's folder: relative, without `..`, and not led out
+    /// by a symbolic link.
     fn resolve(&self, location: &str) -> Result<PathBuf> {
         if let (IN_MODEL, Some(model)) = (location, &self.model) {
             return Ok(model.clone());
@@ -243,38 +279,21 @@ impl External {
             ))
             .hint("load the model by its path"));
         };
-        let relative = Path::new(location);
-        let plain = relative
-            .components()
-            .all(|c| matches!(c, Component::Normal(_) | Component::CurDir));
-        if location.is_empty() || !plain {
-            return Err(Error::invalid(format!(
-                "external data {location:?} must be a relative path inside the model's folder"
-            )));
-        }
-        let io = |e: std::io::Error| Error::invalid(format!("external data {location:?}: {e}"));
-        let path = folder.join(relative).canonicalize().map_err(io)?;
+        check_plain(location)?;
+        let io = |e| unreadable(location, e);
+        let path = folder.join(location).canonicalize().map_err(io)?;
         if !self.is_inside(&path, folder).map_err(io)? {
             return Err(Error::invalid(format!(
                 "external data {location:?} leads out of the model's folder"
             ))
             .hint("copy the file there"));
         }
-        if !path.is_file() {
-            let kind = if path.is_dir() {
-                "a folder"
-            } else {
-                "a device, pipe or socket"
-            };
-            return Err(Error::invalid(format!(
-                "external data {location:?} is {kind}, not a regular file"
-            )));
-        }
+        check_regular(location, &path)?;
         Ok(path)
     }
 
-    /// True for a resolved path below the model's folder, or below that of the file which the model is a link to: caches of
-    /// models keep files in one folder and links to them in another.
+    /// True for a resolved path below the model's folder, or below that of the file which the model
+    /// is a link to: caches of models keep files in one folder and links to them in another.
     fn is_inside(&self, path: &Path, folder: &Path) -> std::io::Result<bool> {
         if path.starts_with(folder.canonicalize()?) {
             return Ok(true);
@@ -298,55 +317,58 @@ pub(super) fn dense_of(
     let values = tensor_of(values, external)?;
     let indices = tensor_of(indices, external)?;
     let bad = || {
+        let given = indices.shape();
         Error::invalid(format!(
-            "sparse tensor with dims {dims:?} and indices {:?}",
-            indices.shape()
+            "sparse tensor with dims {dims:?} and indices {given:?}"
         ))
     };
-    let shape: Vec<usize> = dims
-        .iter()
-        .map(|&d| usize::try_from(d))
-        .collect::<std::result::Result<_, _>>()
-        .map_err(|_| bad())?;
+    let shape = extents_of(dims).ok_or_else(bad)?;
     let size = checked_size_bytes(values.dtype(), &shape).map_err(|_| bad())?;
     if size > limit_bytes {
-        return Err(Error::unsupported(format!(
-            "a sparse tensor of {size} bytes when dense"
-        )));
+        let message = format!("a sparse tensor of {size} bytes when dense");
+        return Err(Error::unsupported(message));
     }
-    if indices.dtype() != DType::I64
-        || indices.shape().first() != Some(&values.len())
-        || indices.shape().len() > 2
-    {
-        return Err(bad());
-    }
-    let per_index = indices.shape().get(1).copied();
-    if per_index.is_some_and(|k| k != shape.len()) {
-        return Err(bad());
-    }
+    let places = places_of(&indices, values.len(), &shape).ok_or_else(bad)?;
     let mut dense = Tensor::zeros(values.dtype(), &shape)?;
-    let (n, width) = (dense.len(), values.dtype().size_bytes());
-    for i in 0..values.len() {
-        let linear = match per_index {
-            None => usize::try_from(indices.as_slice::<i64>()[i]).ok(),
-            Some(k) => indices.as_slice::<i64>()[i * k..(i + 1) * k]
-                .iter()
-                .zip(&shape)
-                .try_fold(0usize, |at, (&j, &d)| {
-                    usize::try_from(j)
-                        .ok()
-                        .filter(|j| *j < d)
-                        .map(|j| at * d + j)
-                }),
-        };
-        let at = linear.filter(|&at| at < n).ok_or_else(bad)? * width;
-        dense.as_bytes_mut()[at..at + width]
-            .copy_from_slice(&values.as_bytes()[i * width..(i + 1) * width]);
+    let width = values.dtype().size_bytes();
+    let elements = values.as_bytes().chunks_exact(width);
+    for (element, place) in elements.zip(places) {
+        dense.as_bytes_mut()[place * width..][..width].copy_from_slice(element);
     }
     Ok(dense)
 }
 
-/// Elements of an integer or `bool` tensor as `i64`; `None` for other dtypes and for `u64` beyond `i64`.
+/// Row-major positions of `n` elements; `None` when the indices do not fit them or the shape.
+fn places_of(indices: &Tensor, n: usize, shape: &[usize]) -> Option<Vec<usize>> {
+    if indices.dtype() != DType::I64 || indices.shape().first() != Some(&n) {
+        return None;
+    }
+    let indices_per_element = match indices.shape() {
+        [_] => 1,
+        [_, k] if *k == shape.len() => *k,
+        _ => return None,
+    };
+    let flat = [shape.iter().product()];
+    let extents = if indices.shape().len() == 1 {
+        &flat[..]
+    } else {
+        shape
+    };
+    let all = indices.as_slice::<i64>();
+    let of_element = |i: usize| &all[i * indices_per_element..][..indices_per_element];
+    (0..n).map(|i| row_major(of_element(i), extents)).collect()
+}
+
+/// Row-major position of coordinates; `None` when one is out of range.
+fn row_major(coordinates: &[i64], shape: &[usize]) -> Option<usize> {
+    coordinates.iter().zip(shape).try_fold(0, |at, (&c, &d)| {
+        let c = usize::try_from(c).ok().filter(|c| *c < d)?;
+        Some(at * d + c)
+    })
+}
+
+/// Elements of an integer or `bool` tensor as `i64`; `None` for other dtypes and for `u64` beyond
+/// `i64`.
 pub(super) fn to_i64s(t: &Tensor) -> Option<Vec<i64>> {
     macro_rules! by {
         ($T:ty) => {

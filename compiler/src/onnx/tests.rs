@@ -390,7 +390,8 @@ fn external_data_stays_in_the_folder() {
     assert!(error(".", "16").contains("is a folder, not a regular file"));
 }
 
-/// The layout of Hugging Face's cache: a folder of links to files that lie side by side in another folder.
+/// The layout of Hugging Face's cache: a folder of links to files that lie side by side in another
+/// folder.
 #[cfg(unix)]
 #[test]
 fn external_data_may_lie_beside_the_file_that_the_model_is_a_link_to() {

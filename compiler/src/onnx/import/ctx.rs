@@ -1,39 +1,39 @@
-//! What a handler sees: the node's operands and attributes, and the builder.
+//! The view of a handler: the node's operands and attributes, and the builder.
 
 use super::super::proto::{AttributeProto, GraphProto, NodeProto, attribute_type as at};
 use super::super::tensor::{dense_of, tensor_of, to_i64s};
 use super::{FOLD_LIMIT_BYTES, Importer, Known, Region, Slot, V};
 use crate::error::{Error, Result};
-use crate::ir::{Dim, GraphBuilder, Op, ReduceKind, ScalarOp, Shape, Type, ValueId};
+use crate::ir::{Dim, GraphBuilder, Type, ValueId};
 use crate::nearest::unknown;
-use gristmill_runtime::{DType, Tensor};
+use gristmill_runtime::Tensor;
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 
 /// Imports one node.
-pub(in crate::onnx) type Handler = for<'c, 'm> fn(&mut Ctx<'c, 'm>) -> Result<Outs<'m>>;
+pub(in crate::onnx) type Handler = fn(&mut Ctx) -> Result<Outs>;
 
 /// Results of a handler, in order.
-pub(in crate::onnx) type Outs<'m> = Vec<Out<'m>>;
+pub(in crate::onnx) type Outs = Vec<Out>;
 
 /// A result of a handler.
-pub(in crate::onnx) enum Out<'m> {
+pub(in crate::onnx) enum Out {
     /// An IR value of the current frame.
     Value(ValueId),
     /// Contents known now.
-    Known(Type, Known<'m>),
+    Known(Type, Known<'static>),
     /// An operand itself.
     Same(V),
 }
 
 /// A single IR value as results.
-pub(in crate::onnx) fn one<'m>(id: ValueId) -> Result<Outs<'m>> {
+pub(in crate::onnx) fn one(id: ValueId) -> Result<Outs> {
     Ok(vec![Out::Value(id)])
 }
 
-impl Out<'_> {
+impl Out {
     /// A constant as a result.
-    pub fn tensor<'m>(t: Tensor) -> Out<'m> {
+    pub fn tensor(t: Tensor) -> Out {
         Out::Known(
             Type::new(t.dtype(), t.shape().iter().copied()),
             Known::Tensor(t),
@@ -45,11 +45,11 @@ impl Out<'_> {
 pub(in crate::onnx) struct OpDef {
     /// `op_type`.
     pub name: &'static str,
-    /// Least and greatest number of operands.
+    /// Smallest and largest number of operands.
     pub inputs: (usize, usize),
     /// The handler.
     pub run: Handler,
-    /// Whether constant operands make a constant result.
+    /// True when constant operands make a constant result.
     pub fold: bool,
 }
 
@@ -134,6 +134,15 @@ impl<'c, 'm> Ctx<'c, 'm> {
         (0..self.inputs.len()).map(|i| self.val(i)).collect()
     }
 
+    /// The first operands as IR values.
+    pub fn first<const N: usize>(&mut self) -> Result<[ValueId; N]> {
+        let mut values = [ValueId::new(0); N];
+        for (i, v) in values.iter_mut().enumerate() {
+            *v = self.val(i)?;
+        }
+        Ok(values)
+    }
+
     /// Operand `i` as an IR value, `None` when absent.
     pub fn opt(&mut self, i: usize) -> Result<Option<ValueId>> {
         if self.has(i) {
@@ -149,20 +158,6 @@ impl<'c, 'm> Ctx<'c, 'm> {
             Some(Known::List(elements)) => Ok(elements.clone()),
             _ => Err(Error::invalid(format!("operand {i} must be a sequence"))),
         }
-    }
-
-    /// An IR value of the current frame as a value of the model.
-    pub fn value(&mut self, id: ValueId) -> V {
-        let ty = self.type_of(id);
-        let home = self.im.frames.len() - 1;
-        let v = self.im.slot(Slot {
-            name: "",
-            ty: Some(ty),
-            known: None,
-            home,
-        });
-        self.im.frames[home].ids.insert(v, id);
-        v
     }
 
     /// True when all operands that are given are constants.
@@ -204,7 +199,8 @@ impl<'c, 'm> Ctx<'c, 'm> {
         }
     }
 
-    /// Errors when one of these operands is given but not known; all such are reported as needing a value.
+    /// Errors when one of these operands is given but not known; all such are reported as needing a
+    /// value.
     pub fn require(&mut self, operands: &[usize]) -> Result<()> {
         let mut first = None;
         for &i in operands {
@@ -223,11 +219,14 @@ impl<'c, 'm> Ctx<'c, 'm> {
             Err(e) => return e,
         };
         match &self.im.slots[v.0 as usize].known {
-            Some(Known::Dims(dims)) => super::depends_on_symbols(&format!("operand {i}"), dims),
+            Some(Known::Dims(dims)) => {
+                super::symbolic::depends_on_symbols(&format!("operand {i}"), dims)
+            }
             _ => self.im.needs_value(v, &format!("operand {i}")),
         }
     }
-    /// Row-major elements of the integer operand `i`, symbols allowed; `None` when absent or not known.
+    /// Row-major elements of the integer operand `i`, symbols allowed; `None` when absent or not
+    /// known.
     pub fn try_dims(&mut self, i: usize) -> Result<Option<Vec<Dim>>> {
         if !self.has(i) {
             return Ok(None);
@@ -260,6 +259,13 @@ impl<'c, 'm> Ctx<'c, 'm> {
         } else {
             Ok(None)
         }
+    }
+
+    /// First element of the integer operand `i`, which must be a constant; `None` when it is absent
+    /// or empty.
+    pub fn first_int(&mut self, i: usize) -> Result<Option<i64>> {
+        let ints = self.opt_ints_in(i)?;
+        Ok(ints.and_then(|v| v.first().copied()))
     }
 
     /// Elements of the integer operand `i`, which must be a constant.
@@ -335,6 +341,11 @@ impl<'c, 'm> Ctx<'c, 'm> {
     /// Integer attribute that is 0 or 1.
     pub fn flag(&self, name: &'static str, default: bool) -> Result<bool> {
         Ok(self.i(name, default.into())? != 0)
+    }
+
+    /// Attribute `axis`, of operand 0.
+    pub fn axis(&self, default: i64) -> Result<usize> {
+        axis_of(self.i("axis", default)?, self.ty(0)?.rank())
     }
 
     /// Float attribute.
@@ -544,64 +555,6 @@ impl<'c, 'm> Ctx<'c, 'm> {
     /// A value of the model as an IR value of the current frame.
     pub fn materialise(&mut self, v: V) -> Result<ValueId> {
         self.im.materialise(v)
-    }
-
-    // ---- building
-
-    /// Type of an IR value.
-    pub fn type_of(&mut self, id: ValueId) -> Type {
-        self.b().ty(id).clone()
-    }
-
-    /// Dtype of an IR value.
-    pub fn dtype_of(&mut self, id: ValueId) -> DType {
-        self.b().ty(id).dtype
-    }
-
-    /// Shape of an IR value.
-    pub fn shape_of(&mut self, id: ValueId) -> Shape {
-        self.b().ty(id).shape.clone()
-    }
-
-    /// An element-wise op.
-    pub fn map(&mut self, op: ScalarOp, args: &[ValueId]) -> Result<ValueId> {
-        self.b().map(op, args)
-    }
-
-    /// Any op with one result.
-    pub fn add(&mut self, op: Op, args: &[ValueId]) -> Result<ValueId> {
-        self.b().add1(op, args)
-    }
-
-    /// An element-wise op of a value and a constant converted to its dtype.
-    pub fn with_real(&mut self, op: ScalarOp, x: ValueId, constant: f64) -> Result<ValueId> {
-        let d = self.dtype_of(x);
-        let c = self.b().scalar(d, constant);
-        self.map(op, &[x, c])
-    }
-
-    /// A reduction.
-    pub fn reduce(
-        &mut self,
-        kind: ReduceKind,
-        x: ValueId,
-        axes: &[usize],
-        keepdims: bool,
-    ) -> Result<ValueId> {
-        self.b().reduce(kind, x, axes, keepdims)
-    }
-
-    /// A constant of floats converted to `dtype`.
-    pub fn reals(&mut self, dtype: DType, values: &[f64], shape: &[usize]) -> Result<ValueId> {
-        let t = Tensor::from_slice(values, shape)?;
-        let c = self.b().constant(t);
-        self.b().cast(c, dtype)
-    }
-
-    /// A constant of integers.
-    pub fn i64s(&mut self, values: &[i64], shape: &[usize]) -> Result<ValueId> {
-        let t = Tensor::from_slice(values, shape)?;
-        Ok(self.b().constant(t))
     }
 }
 

@@ -10,72 +10,72 @@ use std::collections::BTreeSet;
 const MAX_SYMBOLIC: usize = 64;
 
 /// The error for contents that must be known, but contain symbols.
-pub(super) fn depends_on_symbols(what: &str, dims: &[Dim]) -> Error {
+pub(super) fn depends_on_symbols(part: &str, dims: &[Dim]) -> Error {
     let mut symbols = BTreeSet::new();
-    dims.iter()
-        .for_each(|d| d.visit_symbols(&mut |s| symbols.extend([s.to_owned()])));
-    let list = |f: &dyn Fn(&String) -> String, with: &str| {
-        symbols.iter().map(f).collect::<Vec<_>>().join(with)
-    };
+    for d in dims {
+        d.visit_symbols(&mut |s| symbols.extend([s.to_owned()]));
+    }
+    let names: Vec<&str> = symbols.iter().map(String::as_str).collect();
+    let flags: Vec<String> = names.iter().map(|s| format!("--set {s}=N")).collect();
     Error::unsupported(format!(
-        "{what} computed from the dims {} must be known",
-        list(&String::clone, ", ")
+        "{part} computed from the dims {} must be known",
+        names.join(", ")
     ))
-    .hint(format!(
-        "give the dims: {}",
-        list(&|s| format!("--set {s}=N"), " ")
-    ))
+    .hint(format!("give the dims: {}", flags.join(" ")))
 }
 
-/// A tensor whose elements are expressions over symbols, computed from the extents when the graph runs.
+/// A tensor whose elements are expressions over symbols, computed from the extents when the graph
+/// runs.
 ///
-/// The value of a symbol is a sum of that many ones. Binding the symbols makes all of this constant.
+/// The value of a symbol is a sum of that many ones. Binding the symbols makes all of this
+/// constant.
 pub(super) fn symbolic_tensor(b: &mut GraphBuilder, dims: &[Dim], ty: &Type) -> Result<ValueId> {
-    if dims.len() > MAX_SYMBOLIC {
-        return Err(depends_on_symbols(
-            &format!("{} elements", dims.len()),
-            dims,
-        ));
+    let n = dims.len();
+    if n > MAX_SYMBOLIC {
+        return Err(depends_on_symbols(&format!("{n} elements"), dims));
     }
     let mut elements = Vec::new();
     for d in dims {
         let e = symbolic_scalar(b, d)?;
         elements.push(b.reshape(e, [1usize])?);
     }
-    let all = if elements.len() == 1 {
-        elements[0]
-    } else {
-        b.concat(&elements, 0)?
+    let all = match elements[..] {
+        [only] => only,
+        _ => b.concat(&elements, 0)?,
     };
     let all = b.cast(all, ty.dtype)?;
-    b.reshape(all, ty.shape.0.iter().cloned())
+    b.reshape(all, ty.shape.0.iter())
 }
 
 fn symbolic_scalar(b: &mut GraphBuilder, d: &Dim) -> Result<ValueId> {
     let (constant, atoms) = d.parts();
     let mut sum = b.constant(Tensor::scalar(constant));
     for (atom, k) in atoms {
-        let value = match atom {
-            Atom::Symbol(s) => {
-                let one = b.constant(Tensor::scalar(1i64));
-                let ones = b.broadcast(one, [Dim::symbol(s)])?;
-                b.reduce(ReduceKind::Sum, ones, &[0], false)?
-            }
-            Atom::FloorDiv(d, by) => {
-                // Floor by way of the remainder that has the sign of the divisor: division truncates.
-                let (x, by) = (symbolic_scalar(b, d)?, b.constant(Tensor::scalar(*by)));
-                let rest = b.map(ScalarOp::Mod, &[x, by])?;
-                let exact = b.sub(x, rest)?;
-                b.div(exact, by)?
-            }
-            Atom::Mul(x, y) => {
-                let (x, y) = (symbolic_scalar(b, x)?, symbolic_scalar(b, y)?);
-                b.mul(x, y)?
-            }
-        };
+        let value = symbolic_atom(b, atom)?;
         let k = b.constant(Tensor::scalar(k));
         let term = b.mul(value, k)?;
         sum = b.add_(sum, term)?;
     }
     Ok(sum)
+}
+
+fn symbolic_atom(b: &mut GraphBuilder, atom: &Atom) -> Result<ValueId> {
+    match atom {
+        Atom::Symbol(s) => {
+            let one = b.constant(Tensor::scalar(1i64));
+            let ones = b.broadcast(one, [Dim::symbol(s)])?;
+            b.reduce(ReduceKind::Sum, ones, &[0], false)
+        }
+        Atom::FloorDiv(d, by) => {
+            // Floor by way of the remainder that has the sign of the divisor: division truncates.
+            let (x, by) = (symbolic_scalar(b, d)?, b.constant(Tensor::scalar(*by)));
+            let rest = b.map(ScalarOp::Mod, &[x, by])?;
+            let exact = b.sub(x, rest)?;
+            b.div(exact, by)
+        }
+        Atom::Mul(x, y) => {
+            let (x, y) = (symbolic_scalar(b, x)?, symbolic_scalar(b, y)?);
+            b.mul(x, y)
+        }
+    }
 }

@@ -4,7 +4,6 @@ use super::super::import::{Ctx, FOLD_LIMIT_BYTES, Known, OpDef, Out, Outs, one};
 use super::MANY;
 use crate::error::{Error, Result};
 use crate::ir::{Dim, Op, ScalarOp, Shape, Type};
-use gristmill_runtime::tensor::checked_size_bytes;
 use gristmill_runtime::{DType, Tensor};
 
 pub(super) const OPS: &[OpDef] = &[
@@ -22,35 +21,40 @@ pub(super) const OPS: &[OpDef] = &[
     OpDef::new("Sum", (1, MANY), sum),
 ];
 
-fn constant<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
-    if let Some(t) = cx.tensor_attr("value")? {
-        return Ok(vec![Out::tensor(t)]);
+fn constant(cx: &mut Ctx) -> Result<Outs> {
+    for name in ["value", "sparse_value"] {
+        if let Some(t) = cx.tensor_attr(name)? {
+            return Ok(vec![Out::tensor(t)]);
+        }
     }
-    if let Some(t) = cx.tensor_attr("sparse_value")? {
-        return Ok(vec![Out::tensor(t)]);
+    match plain_constant(cx)? {
+        Some(t) => Ok(vec![Out::tensor(t)]),
+        None if cx.has_attr("value_string") || cx.has_attr("value_strings") => {
+            Err(Error::unsupported("strings are not supported"))
+        }
+        None => Err(Error::invalid("a constant needs a value")),
     }
-    if cx.has_attr("value_float") {
-        return Ok(vec![Out::tensor(Tensor::scalar(
-            cx.f("value_float", 0.0)? as f32
-        ))]);
+}
+
+/// The value of an attribute that is no tensor.
+fn plain_constant(cx: &Ctx) -> Result<Option<Tensor>> {
+    if let Some(v) = cx.opt_f("value_float")? {
+        return Ok(Some(Tensor::scalar(v as f32)));
     }
-    if cx.has_attr("value_int") {
-        return Ok(vec![Out::tensor(Tensor::scalar(cx.i("value_int", 0)?))]);
+    if let Some(v) = cx.opt_i("value_int")? {
+        return Ok(Some(Tensor::scalar(v)));
     }
     if let Some(v) = cx.floats("value_floats")? {
         let v: Vec<f32> = v.into_iter().map(|f| f as f32).collect();
-        return Ok(vec![Out::tensor(Tensor::from_slice(&v, &[v.len()])?)]);
+        return Ok(Some(Tensor::from_slice(&v, &[v.len()])?));
     }
     if let Some(v) = cx.ints("value_ints")? {
-        return Ok(vec![Out::tensor(Tensor::from_slice(&v, &[v.len()])?)]);
+        return Ok(Some(Tensor::from_slice(&v, &[v.len()])?));
     }
-    if cx.has_attr("value_string") || cx.has_attr("value_strings") {
-        return Err(Error::unsupported("strings are not supported"));
-    }
-    Err(Error::invalid("a constant needs a value"))
+    Ok(None)
 }
 
-fn constant_of_shape<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
+fn constant_of_shape(cx: &mut Ctx) -> Result<Outs> {
     let value = cx.tensor_attr("value")?.unwrap_or(Tensor::scalar(0f32));
     if value.len() != 1 {
         return Err(Error::invalid(format!(
@@ -63,35 +67,34 @@ fn constant_of_shape<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
         return Err(Error::invalid(format!("extent {d} is negative")));
     }
     let scalar = cx.b().constant(value.reshaped(&[])?);
-    one(cx.b().broadcast(scalar, shape)?)
+    one(cx.broadcast(scalar, shape)?)
 }
 
-fn identity<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
+fn identity(cx: &mut Ctx) -> Result<Outs> {
     Ok(vec![Out::Same(cx.v(0)?)])
 }
 
 /// At inference, or when nothing is dropped, the operand itself and an all-true mask.
-fn dropout<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
+fn dropout(cx: &mut Ctx) -> Result<Outs> {
     cx.ignore(&["ratio", "seed"]);
     cx.require(&[2])?;
-    let before_7 = cx.opset < 7 && !cx.flag("is_test", false)?;
     if cx.has(2) && cx.constant(2)?.is_none() {
         cx.require(&[1, 2])?;
     }
+    let before_7 = cx.opset < 7 && !cx.flag("is_test", false)?;
     let training = before_7 || cx.has(2) && cx.tensor(2)?.as_bytes() != [0];
     if training && (cx.opset < 12 || cx.real_in(1, 0.5)? != 0.0) {
-        return Err(
-            Error::unsupported("training_mode is not supported").hint("export for inference")
-        );
+        let e = Error::unsupported("training_mode is not supported");
+        return Err(e.hint("export for inference"));
     }
     let shape = cx.ty(0)?.shape;
-    let yes = cx.b().scalar(DType::Bool, 1.0);
-    let mask = cx.b().broadcast(yes, shape.0)?;
+    let yes = cx.scalar(DType::Bool, 1.0);
+    let mask = cx.broadcast(yes, shape.0)?;
     Ok(vec![Out::Same(cx.v(0)?), Out::Value(mask)])
 }
 
 /// A vector of dims as a result.
-fn dims_out<'m>(dims: Vec<Dim>, shape: &[usize]) -> Result<Out<'m>> {
+fn dims_out(dims: Vec<Dim>, shape: &[usize]) -> Result<Out> {
     let ty = Type {
         dtype: DType::I64,
         shape: Shape::of(shape),
@@ -103,7 +106,7 @@ fn dims_out<'m>(dims: Vec<Dim>, shape: &[usize]) -> Result<Out<'m>> {
     Ok(Out::Known(ty, known))
 }
 
-fn shape<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
+fn shape(cx: &mut Ctx) -> Result<Outs> {
     let dims = cx.ty(0)?.shape.0;
     let rank = dims.len() as i64;
     let at = |i: i64| (if i < 0 { i.saturating_add(rank) } else { i }).clamp(0, rank) as usize;
@@ -113,12 +116,12 @@ fn shape<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
     Ok(vec![dims_out(part, &[n])?])
 }
 
-fn size<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
+fn size(cx: &mut Ctx) -> Result<Outs> {
     let n = cx.ty(0)?.shape.n_elements();
     Ok(vec![dims_out(vec![n], &[])?])
 }
 
-fn range<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
+fn range(cx: &mut Ctx) -> Result<Outs> {
     cx.ignore(&["stash_type"]);
     cx.require(&[0, 1, 2])?;
     let dtype = cx.ty(0)?.dtype;
@@ -127,45 +130,38 @@ fn range<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
     }
     let (start, limit, step) = (scalar_dim(cx, 0)?, scalar_dim(cx, 1)?, scalar_dim(cx, 2)?);
     let Some(step) = step.as_const().filter(|s| *s != 0) else {
-        return Err(Error::unsupported(format!(
-            "delta {step} must be a constant other than 0"
-        )));
+        let message = format!("delta {step} must be a constant other than 0");
+        return Err(Error::unsupported(message));
     };
+    let op = Op::Iota {
+        dtype,
+        shape: vec![range_length(&start, limit, step)?],
+        axis: 0,
+    };
+    let mut x = cx.add(op, &[])?;
+    if step != 1 {
+        x = cx.mul_real(x, step as f64)?;
+    }
+    match start.as_const() {
+        Some(0) => one(x),
+        Some(c) => one(cx.add_real(x, c as f64)?),
+        None => Err(cx.unknown(0)),
+    }
+}
+
+fn range_length(start: &Dim, limit: Dim, step: i64) -> Result<Dim> {
     let span = if step > 0 {
         limit - start.clone()
     } else {
         start.clone() - limit
     };
-    let n = span.ceil_div(
-        step.checked_abs()
-            .ok_or_else(|| Error::invalid("delta is out of range"))?,
-    );
-    let n = if n.as_const().is_some_and(|c| c < 0) {
-        Dim::constant(0)
-    } else {
-        n
-    };
-    let x = cx.add(
-        Op::Iota {
-            dtype,
-            shape: vec![n],
-            axis: 0,
-        },
-        &[],
-    )?;
-    let x = if step == 1 {
-        x
-    } else {
-        cx.with_real(ScalarOp::Mul, x, step as f64)?
-    };
-    match start.as_const() {
-        Some(0) => one(x),
-        Some(c) => one(cx.with_real(ScalarOp::Add, x, c as f64)?),
-        None => Err(cx.unknown(0)),
-    }
+    let pace = step.checked_abs();
+    let n = span.ceil_div(pace.ok_or_else(|| Error::invalid("delta is out of range"))?);
+    let is_negative = n.as_const().is_some_and(|c| c < 0);
+    Ok(if is_negative { Dim::constant(0) } else { n })
 }
 
-fn scalar_dim(cx: &mut Ctx<'_, '_>, i: usize) -> Result<Dim> {
+fn scalar_dim(cx: &mut Ctx, i: usize) -> Result<Dim> {
     match cx.dims(i)?.as_slice() {
         [d] => Ok(d.clone()),
         d => Err(Error::invalid(format!(
@@ -176,7 +172,7 @@ fn scalar_dim(cx: &mut Ctx<'_, '_>, i: usize) -> Result<Dim> {
 }
 
 /// `start + i * delta`, computed in `f64` and rounded once.
-fn float_range<'m>(cx: &mut Ctx<'_, 'm>, dtype: DType) -> Result<Outs<'m>> {
+fn float_range(cx: &mut Ctx, dtype: DType) -> Result<Outs> {
     let (start, limit, step) = (
         cx.real_in(0, 0.0)?,
         cx.real_in(1, 0.0)?,
@@ -192,7 +188,7 @@ fn float_range<'m>(cx: &mut Ctx<'_, 'm>, dtype: DType) -> Result<Outs<'m>> {
     one(cx.reals(dtype, &values, &[values.len()])?)
 }
 
-fn eye_like<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
+fn eye_like(cx: &mut Ctx) -> Result<Outs> {
     let ty = cx.ty(0)?;
     let dtype = match cx.opt_i("dtype")? {
         Some(d) => super::super::tensor::dtype_of(d as i32)?,
@@ -202,35 +198,19 @@ fn eye_like<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
     if ty.rank() != 2 {
         return Err(Error::invalid(format!("expected a matrix, got {ty}")));
     }
-    let row = cx.add(
-        Op::Iota {
-            dtype: DType::I64,
-            shape: ty.shape.0.clone(),
-            axis: 0,
-        },
-        &[],
-    )?;
-    let column = cx.add(
-        Op::Iota {
-            dtype: DType::I64,
-            shape: ty.shape.0,
-            axis: 1,
-        },
-        &[],
-    )?;
-    let row = cx.with_real(ScalarOp::Add, row, k as f64)?;
-    let eye = cx.map(ScalarOp::Eq, &[row, column])?;
-    one(cx.b().cast(eye, dtype)?)
+    let row = cx.iota(ty.shape.0.clone(), 0)?;
+    let column = cx.iota(ty.shape.0, 1)?;
+    let row = cx.add_real(row, k as f64)?;
+    let eye = cx.eq(row, column)?;
+    one(cx.cast(eye, dtype)?)
 }
 
 /// Hann, Hamming and Blackman windows of constant length, as sums of cosines.
-fn window<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
+fn window(cx: &mut Ctx) -> Result<Outs> {
     let dtype = super::super::tensor::dtype_of(cx.i("output_datatype", 1)? as i32)?;
     let periodic = cx.flag("periodic", true)?;
-    let n = cx.ints_in(0)?.first().copied().unwrap_or(-1);
-    let n = usize::try_from(n)
-        .ok()
-        .filter(|n| checked_size_bytes(DType::F64, &[*n]).is_ok_and(|b| b <= FOLD_LIMIT_BYTES));
+    let n = usize::try_from(cx.first_int(0)?.unwrap_or(-1)).ok();
+    let n = n.filter(|n| *n <= FOLD_LIMIT_BYTES / 8);
     let n =
         n.ok_or_else(|| Error::unsupported("the length of the window is negative or too large"))?;
     let coefficients: &[f64] = match cx.node.op_type.as_str() {
@@ -239,18 +219,22 @@ fn window<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
         _ => &[0.42, -0.5, 0.08],
     };
     let period = if periodic { n as f64 } else { n as f64 - 1.0 };
-    let at = |i: usize, k: usize| 2.0 * std::f64::consts::PI * (i * k) as f64 / period;
-    let value = |i| {
-        coefficients
-            .iter()
-            .enumerate()
-            .map(|(k, c)| if k == 0 { *c } else { c * at(i, k).cos() })
-            .sum()
-    };
-    let values: Vec<f64> = (0..n).map(value).collect();
+    let values: Vec<f64> = (0..n)
+        .map(|i| sum_of_cosines(coefficients, i, period))
+        .collect();
     one(cx.reals(dtype, &values, &[n])?)
 }
 
-fn sum<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
+/// `c0 + c1 cos(2 pi i / period) + c2 cos(4 pi i / period)`.
+fn sum_of_cosines(coefficients: &[f64], i: usize, period: f64) -> f64 {
+    let mut sum = coefficients[0];
+    for (k, c) in coefficients.iter().enumerate().skip(1) {
+        let angle = 2.0 * std::f64::consts::PI * (i * k) as f64 / period;
+        sum += c * angle.cos();
+    }
+    sum
+}
+
+fn sum(cx: &mut Ctx) -> Result<Outs> {
     super::elementwise::variadic(cx, ScalarOp::Add)
 }

@@ -3,7 +3,7 @@
 use super::super::import::{Ctx, OpDef, Outs, one};
 use super::norm::per_channel;
 use crate::error::{Error, Result};
-use crate::ir::{Dim, Layout, Op, ScalarOp, Shape, ValueId, Window};
+use crate::ir::{Dim, Layout, Op, Shape, ValueId, Window};
 
 pub(super) const OPS: &[OpDef] = &[
     OpDef::new("MatMul", (2, 2), matmul),
@@ -12,78 +12,76 @@ pub(super) const OPS: &[OpDef] = &[
     OpDef::new("ConvTranspose", (2, 3), conv_transpose),
 ];
 
-fn matmul<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
-    let (a, b) = (cx.val(0)?, cx.val(1)?);
+fn matmul(cx: &mut Ctx) -> Result<Outs> {
+    let [a, b] = cx.first()?;
     one(matmul_of(cx, a, b)?)
 }
 
 /// NumPy `matmul`: a vector on the left is a row, on the right a column, and its axis disappears.
-pub(super) fn matmul_of(cx: &mut Ctx<'_, '_>, a: ValueId, b: ValueId) -> Result<ValueId> {
+pub(super) fn matmul_of(cx: &mut Ctx, mut a: ValueId, mut b: ValueId) -> Result<ValueId> {
     let (sa, sb) = (cx.shape_of(a), cx.shape_of(b));
     if sa.rank() == 0 || sb.rank() == 0 {
         return Err(Error::invalid("expected rank 1 or more, got a scalar"));
     }
-    let one = Dim::constant(1);
-    let a = if sa.rank() == 1 {
-        cx.b().reshape(a, [one.clone(), sa[0].clone()])?
-    } else {
-        a
-    };
-    let b = if sb.rank() == 1 {
-        cx.b().reshape(b, [sb[0].clone(), one])?
-    } else {
-        b
-    };
-    let r = cx.b().matmul(a, b)?;
-    let mut shape = cx.shape_of(r).0;
+    if sa.rank() == 1 {
+        a = cx.reshape(a, [&1.into(), &sa[0]])?;
+    }
     if sb.rank() == 1 {
+        b = cx.reshape(b, [&sb[0], &1.into()])?;
+    }
+    let r = cx.matmul(a, b)?;
+    let mut shape = cx.shape_of(r).0;
+    let columns = shape.pop().expect("a product is a matrix");
+    if sa.rank() == 1 {
         shape.pop();
     }
-    if sa.rank() == 1 {
-        shape.remove(shape.len() - if sb.rank() == 1 { 1 } else { 2 });
+    if sb.rank() != 1 {
+        shape.push(columns);
     }
-    cx.b().reshape(r, shape)
+    cx.reshape(r, shape)
 }
 
-fn gemm<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
+fn gemm(cx: &mut Ctx) -> Result<Outs> {
     let (alpha, beta) = (cx.f("alpha", 1.0)?, cx.f("beta", 1.0)?);
     if cx.opset < 7 {
         cx.flag("broadcast", false)?;
     }
-    let transposed = [cx.flag("transA", false)?, cx.flag("transB", false)?];
-    let mut args = [cx.val(0)?, cx.val(1)?];
-    for i in 0..2 {
-        let shape = cx.shape_of(args[i]);
-        if shape.rank() != 2 {
-            return Err(Error::invalid(format!(
-                "operand {i} must be a matrix, got {shape}"
-            )));
-        }
-        if transposed[i] {
-            args[i] = cx.b().transpose(args[i], &[1, 0])?;
-        }
-    }
-    let mut y = cx.b().matmul(args[0], args[1])?;
+    let (a, b) = (
+        gemm_operand(cx, 0, "transA")?,
+        gemm_operand(cx, 1, "transB")?,
+    );
+    let mut y = cx.matmul(a, b)?;
     if alpha != 1.0 {
-        y = cx.with_real(ScalarOp::Mul, y, alpha)?;
+        y = cx.mul_real(y, alpha)?;
     }
-    let Some(c) = cx.opt(2)?.filter(|_| beta != 0.0) else {
+    let Some(mut c) = cx.opt(2)?.filter(|_| beta != 0.0) else {
         return one(y);
     };
-    let c = if beta == 1.0 {
-        c
-    } else {
-        cx.with_real(ScalarOp::Mul, c, beta)?
-    };
-    let shape = cx.shape_of(y);
-    let y2 = cx.map(ScalarOp::Add, &[y, c])?;
-    if cx.shape_of(y2) != shape {
-        return Err(Error::invalid(format!(
-            "C {} does not broadcast to {shape}",
-            cx.shape_of(c)
-        )));
+    if beta != 1.0 {
+        c = cx.mul_real(c, beta)?;
     }
-    one(y2)
+    let (shape, sc) = (cx.shape_of(y), cx.shape_of(c));
+    let sum = cx.add_(y, c)?;
+    if cx.shape_of(sum) != shape {
+        let message = format!("C {sc} does not broadcast to {shape}");
+        return Err(Error::invalid(message));
+    }
+    one(sum)
+}
+
+/// A matrix, transposed when the attribute says so.
+fn gemm_operand(cx: &mut Ctx, i: usize, transposed: &'static str) -> Result<ValueId> {
+    let x = cx.val(i)?;
+    let shape = cx.shape_of(x);
+    if shape.rank() != 2 {
+        let message = format!("operand {i} must be a matrix, got {shape}");
+        return Err(Error::invalid(message));
+    }
+    if cx.flag(transposed, false)? {
+        cx.transpose(x, &[1, 0])
+    } else {
+        Ok(x)
+    }
 }
 
 /// Where windows are padded: as numbers, or so that the output has a wanted size.
@@ -105,25 +103,17 @@ pub(super) struct Geometry {
 
 impl Geometry {
     /// Reads `strides`, `dilations`, `pads` and `auto_pad`.
-    pub fn read(cx: &Ctx<'_, '_>, n: usize) -> Result<Geometry> {
-        let list = |name: &'static str, default: usize, len: usize| -> Result<Vec<usize>> {
-            let v = cx.usizes(name)?.unwrap_or_else(|| vec![default; len]);
-            if v.len() != len {
-                return Err(Error::invalid(format!(
-                    "attribute {name} = {v:?} needs {len} entries"
-                )));
-            }
-            Ok(v)
-        };
-        let pads = list("pads", 0, 2 * n)?;
-        let choices = &["NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER"];
-        let padding = match cx.name("auto_pad", "NOTSET", choices)? {
+    pub fn read(cx: &Ctx, n: usize) -> Result<Geometry> {
+        let pads = list(cx, "pads", 0, 2 * n)?;
+        let names = &["NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER"];
+        let padding = match cx.name("auto_pad", "NOTSET", names)? {
             "SAME_UPPER" => Padding::SameUpper,
             "SAME_LOWER" => Padding::SameLower,
             "VALID" => Padding::Given(vec![0; 2 * n]),
             _ => Padding::Given(pads),
         };
-        let (strides, dilations) = (list("strides", 1, n)?, list("dilations", 1, n)?);
+        let strides = list(cx, "strides", 1, n)?;
+        let dilations = list(cx, "dilations", 1, n)?;
         if strides.iter().chain(&dilations).any(|&s| s == 0) {
             return Err(Error::invalid("strides and dilations must be positive"));
         }
@@ -137,42 +127,55 @@ impl Geometry {
     /// The windows of extent `size` over `spatial`.
     pub fn window(self, spatial: &[Dim], size: &[usize]) -> Result<Window> {
         let n = spatial.len();
-        let (low, high) = match &self.padding {
-            Padding::Given(p) => (p[..n].to_vec(), p[n..].to_vec()),
-            same => {
-                let mut pads = (Vec::new(), Vec::new());
-                for i in 0..n {
-                    let extent = spatial[i].as_usize();
-                    let extent = extent.ok_or_else(|| {
-                        Error::unsupported(format!("auto_pad over the extent {}", spatial[i]))
-                    })?;
-                    let out = extent.div_ceil(self.strides[i]);
-                    let reach = (out.max(1) - 1) * self.strides[i]
-                        + (size[i].max(1) - 1) * self.dilations[i]
-                        + 1;
-                    let total = reach.saturating_sub(extent);
-                    let low = if matches!(same, Padding::SameUpper) {
-                        total / 2
-                    } else {
-                        total - total / 2
-                    };
-                    pads.0.push(low);
-                    pads.1.push(total - low);
-                }
-                pads
+        let (mut low, mut high) = self.given_pads(n);
+        if !matches!(self.padding, Padding::Given(_)) {
+            for i in 0..n {
+                let extent = spatial[i].as_usize();
+                let extent = extent.ok_or_else(|| {
+                    Error::unsupported(format!("auto_pad over the extent {}", spatial[i]))
+                })?;
+                let steps = extent.div_ceil(self.strides[i]).max(1) - 1;
+                let reach = steps * self.strides[i] + self.reach(i, size[i]);
+                (low[i], high[i]) = self.shared(reach.saturating_sub(extent));
             }
-        };
-        Ok(Window {
+        }
+        Ok(self.padded(low, high))
+    }
+
+    /// Pads given as numbers, 0 without.
+    fn given_pads(&self, n: usize) -> (Vec<usize>, Vec<usize>) {
+        match &self.padding {
+            Padding::Given(p) => (p[..n].to_vec(), p[n..].to_vec()),
+            _ => (vec![0; n], vec![0; n]),
+        }
+    }
+
+    /// Elements from the first to the last tap of a window.
+    fn reach(&self, axis: usize, size: usize) -> usize {
+        (size.max(1) - 1) * self.dilations[axis] + 1
+    }
+
+    /// The parts of a padding on the low and the high side.
+    fn shared(&self, total: usize) -> (usize, usize) {
+        let half = total / 2;
+        match self.padding {
+            Padding::SameUpper => (half, total - half),
+            _ => (total - half, half),
+        }
+    }
+
+    fn padded(self, pads_low: Vec<usize>, pads_high: Vec<usize>) -> Window {
+        Window {
             strides: self.strides,
             dilations: self.dilations,
-            pads_low: low,
-            pads_high: high,
-        })
+            pads_low,
+            pads_high,
+        }
     }
 }
 
 /// Static extents of the spatial axes of weights, checked against `kernel_shape`.
-fn kernel_extents(cx: &Ctx<'_, '_>, weights: &Shape) -> Result<Vec<usize>> {
+fn kernel_extents(cx: &Ctx, weights: &Shape) -> Result<Vec<usize>> {
     let size: Option<Vec<usize>> = weights.iter().skip(2).map(Dim::as_usize).collect();
     let size = size.ok_or_else(|| Error::unsupported(format!("weights of shape {weights}")))?;
     match cx.usizes("kernel_shape")? {
@@ -183,7 +186,7 @@ fn kernel_extents(cx: &Ctx<'_, '_>, weights: &Shape) -> Result<Vec<usize>> {
     }
 }
 
-fn group_count(cx: &Ctx<'_, '_>) -> Result<usize> {
+fn group_count(cx: &Ctx) -> Result<usize> {
     let groups = cx.i("group", 1)?;
     usize::try_from(groups)
         .ok()
@@ -192,70 +195,68 @@ fn group_count(cx: &Ctx<'_, '_>) -> Result<usize> {
 }
 
 /// The convolution of `x` and `w` by the node's attributes, without bias.
-pub(super) fn conv_of(cx: &mut Ctx<'_, '_>, x: ValueId, w: ValueId) -> Result<ValueId> {
+pub(super) fn conv_of(cx: &mut Ctx, x: ValueId, w: ValueId) -> Result<ValueId> {
+    let (sx, size) = conv_shapes(cx, x, w)?;
+    let groups = group_count(cx)?;
+    let window = Geometry::read(cx, size.len())?.window(&sx[2..], &size)?;
+    let op = Op::Conv {
+        window,
+        groups,
+        layout: Layout::ChannelsFirst,
+    };
+    cx.add(op, &[x, w])
+}
+
+/// Shape of `x`, and extents of the kernel.
+fn conv_shapes(cx: &mut Ctx, x: ValueId, w: ValueId) -> Result<(Shape, Vec<usize>)> {
     let (sx, sw) = (cx.shape_of(x), cx.shape_of(w));
     if sx.rank() < 3 || sx.rank() != sw.rank() {
         return Err(Error::invalid(format!(
             "expected x and weights of one rank of at least 3, got {sx} and {sw}"
         )));
     }
-    let groups = group_count(cx)?;
     let size = kernel_extents(cx, &sw)?;
-    let window = Geometry::read(cx, size.len())?.window(&sx[2..], &size)?;
-    cx.add(
-        Op::Conv {
-            window,
-            groups,
-            layout: Layout::ChannelsFirst,
-        },
-        &[x, w],
-    )
+    Ok((sx, size))
 }
 
-fn with_bias(cx: &mut Ctx<'_, '_>, y: ValueId) -> Result<ValueId> {
+fn with_bias(cx: &mut Ctx, y: ValueId) -> Result<ValueId> {
     let Some(bias) = cx.opt(2)? else { return Ok(y) };
     let rank = cx.shape_of(y).rank();
     let bias = per_channel(cx, bias, rank)?;
-    cx.map(ScalarOp::Add, &[y, bias])
+    cx.add_(y, bias)
 }
 
-fn conv<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
-    let (x, w) = (cx.val(0)?, cx.val(1)?);
+fn conv(cx: &mut Ctx) -> Result<Outs> {
+    let [x, w] = cx.first()?;
     let y = conv_of(cx, x, w)?;
     one(with_bias(cx, y)?)
 }
 
-fn conv_transpose<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
-    let (x, w) = (cx.val(0)?, cx.val(1)?);
-    let (sx, sw) = (cx.shape_of(x), cx.shape_of(w));
-    if sx.rank() < 3 || sx.rank() != sw.rank() {
-        return Err(Error::invalid(format!(
-            "expected x and weights of one rank of at least 3, got {sx} and {sw}"
-        )));
-    }
+fn conv_transpose(cx: &mut Ctx) -> Result<Outs> {
+    let [x, w] = cx.first()?;
+    let (sx, size) = conv_shapes(cx, x, w)?;
     let groups = group_count(cx)?;
-    let size = kernel_extents(cx, &sw)?;
     let geometry = Geometry::read(cx, size.len())?;
-    let mut output_pads = cx
-        .usizes("output_padding")?
-        .unwrap_or_else(|| vec![0; size.len()]);
-    let output_shape = cx.usizes("output_shape")?;
-    if output_pads.len() != size.len() {
-        return Err(Error::invalid(format!(
-            "output_padding {output_pads:?} needs {} entries",
-            size.len()
-        )));
-    }
-    let window = transposed_window(geometry, &sx[2..], &size, output_shape, &mut output_pads)?;
-    let y = cx.add(
-        Op::ConvTranspose {
-            window,
-            output_pads,
-            groups,
-        },
-        &[x, w],
-    )?;
+    let mut output_pads = list(cx, "output_padding", 0, size.len())?;
+    let wanted = cx.usizes("output_shape")?;
+    let window = transposed_window(geometry, &sx[2..], &size, wanted, &mut output_pads)?;
+    let op = Op::ConvTranspose {
+        window,
+        output_pads,
+        groups,
+    };
+    let y = cx.add(op, &[x, w])?;
     one(with_bias(cx, y)?)
+}
+
+/// A list attribute of `n` entries.
+pub(super) fn list(cx: &Ctx, name: &'static str, default: usize, n: usize) -> Result<Vec<usize>> {
+    let v = cx.usizes(name)?.unwrap_or_else(|| vec![default; n]);
+    if v.len() == n {
+        return Ok(v);
+    }
+    let message = format!("attribute {name} = {v:?} needs {n} entries");
+    Err(Error::invalid(message))
 }
 
 /// Padding of a transposed convolution, from the wanted output where one is given.
@@ -267,43 +268,24 @@ fn transposed_window(
     output_pads: &mut [usize],
 ) -> Result<Window> {
     let n = size.len();
-    let upper = matches!(g.padding, Padding::SameUpper);
-    let wanted = match (wanted, &g.padding) {
-        (Some(w), _) => Some(w[w.len().saturating_sub(n)..].to_vec()),
-        (None, Padding::Given(_)) => None,
-        (None, _) => Some(
-            (0..n)
-                .map(|i| spatial[i].as_usize().map(|d| d * g.strides[i]))
-                .collect::<Option<Vec<usize>>>()
-                .ok_or_else(|| Error::unsupported("auto_pad over symbolic extents"))?,
-        ),
-    };
-    let (mut low, mut high) = match &g.padding {
-        Padding::Given(p) => (p[..n].to_vec(), p[n..].to_vec()),
-        _ => (vec![0; n], vec![0; n]),
-    };
-    if let Some(wanted) = wanted {
-        for i in 0..n {
-            let extent = spatial[i].as_usize();
-            let extent =
-                extent.ok_or_else(|| Error::unsupported("output_shape over symbolic extents"))?;
-            let out = *wanted
-                .get(i)
-                .ok_or_else(|| Error::invalid("output_shape is too short"))?;
-            let full = g.strides[i] * extent.saturating_sub(1)
-                + output_pads[i]
-                + (size[i].max(1) - 1) * g.dilations[i]
-                + 1;
-            let total = full.saturating_sub(out);
-            output_pads[i] += out.saturating_sub(full);
-            low[i] = if upper { total / 2 } else { total - total / 2 };
-            high[i] = total - low[i];
-        }
+    let (mut low, mut high) = g.given_pads(n);
+    if wanted.is_none() && matches!(g.padding, Padding::Given(_)) {
+        return Ok(g.padded(low, high));
     }
-    Ok(Window {
-        strides: g.strides,
-        dilations: g.dilations,
-        pads_low: low,
-        pads_high: high,
-    })
+    // Axes of the batch and the channels may be among those of the wanted shape.
+    let wanted = wanted.map(|w| w[w.len().saturating_sub(n)..].to_vec());
+    for i in 0..n {
+        let extent = spatial[i]
+            .as_usize()
+            .ok_or_else(|| Error::unsupported("output_shape or auto_pad over symbolic extents"))?;
+        let to = match &wanted {
+            Some(w) => w.get(i).copied(),
+            None => Some(extent * g.strides[i]),
+        };
+        let to = to.ok_or_else(|| Error::invalid("output_shape is too short"))?;
+        let full = g.strides[i] * extent.saturating_sub(1) + output_pads[i] + g.reach(i, size[i]);
+        output_pads[i] += to.saturating_sub(full);
+        (low[i], high[i]) = g.shared(full.saturating_sub(to));
+    }
+    Ok(g.padded(low, high))
 }

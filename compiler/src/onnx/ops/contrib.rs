@@ -1,7 +1,9 @@
-//! Operators of domain `com.microsoft` that ONNX Runtime's optimiser puts in place of common patterns.
+//! Operators of domain `com.microsoft` that ONNX Runtime's optimiser puts in place of common
+//! patterns.
 
-use super::super::import::{Ctx, OpDef, Out, Outs, one};
+use super::super::import::{Ctx, OpDef, Out, Outs, moved_axis, one};
 use super::contract::matmul_of;
+use super::norm::filled;
 use crate::error::{Error, Result};
 use crate::ir::{Op, Real, ReduceKind, ScalarOp, ValueId};
 use gristmill_runtime::DType;
@@ -17,88 +19,87 @@ pub(super) const OPS: &[OpDef] = &[
 ];
 
 /// The sum of operand 0 and the optional operand 1.
-fn biased(cx: &mut Ctx<'_, '_>) -> Result<ValueId> {
+fn biased(cx: &mut Ctx) -> Result<ValueId> {
     let x = cx.val(0)?;
     match cx.opt(1)? {
-        Some(bias) => cx.b().add_(x, bias),
+        Some(bias) => cx.add_(x, bias),
         None => Ok(x),
     }
 }
 
-fn gelu<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
+fn gelu(cx: &mut Ctx) -> Result<Outs> {
     let x = biased(cx)?;
     one(cx.map(ScalarOp::Gelu, &[x])?)
 }
 
-fn fast_gelu<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
+fn fast_gelu(cx: &mut Ctx) -> Result<Outs> {
     let x = biased(cx)?;
     one(cx.map(ScalarOp::GeluTanh, &[x])?)
 }
 
 /// `x * sigmoid(alpha x)`.
-fn quick_gelu<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
+fn quick_gelu(cx: &mut Ctx) -> Result<Outs> {
     let alpha = cx.f("alpha", 1.702f32.into())?;
     let x = cx.val(0)?;
-    let t = cx.with_real(ScalarOp::Mul, x, alpha)?;
-    let s = cx.map(ScalarOp::Sigmoid, &[t])?;
-    one(cx.b().mul(x, s)?)
+    let t = cx.mul_real(x, alpha)?;
+    let s = cx.sigmoid(t)?;
+    one(cx.mul(x, s)?)
 }
 
 /// `alpha a b`, the last two axes of either operand swapped where asked.
-fn fused_matmul<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
+fn fused_matmul(cx: &mut Ctx) -> Result<Outs> {
     let alpha = cx.f("alpha", 1.0)?;
-    let swaps = [cx.flag("transA", false)?, cx.flag("transB", false)?];
     if cx.flag("transBatchA", false)? || cx.flag("transBatchB", false)? {
         return Err(Error::unsupported(
             "transposed batch axes are not supported",
         ));
     }
-    let mut args = [cx.val(0)?, cx.val(1)?];
-    for (arg, _) in args.iter_mut().zip(swaps).filter(|(_, swap)| *swap) {
-        let rank = cx.shape_of(*arg).rank();
-        if rank >= 2 {
-            let mut perm: Vec<usize> = (0..rank).collect();
-            perm.swap(rank - 2, rank - 1);
-            *arg = cx.b().transpose(*arg, &perm)?;
-        }
-    }
-    let y = matmul_of(cx, args[0], args[1])?;
-    one(if alpha == 1.0 {
-        y
-    } else {
-        cx.with_real(ScalarOp::Mul, y, alpha)?
+    let a = swapped(cx, 0, "transA")?;
+    let b = swapped(cx, 1, "transB")?;
+    let y = matmul_of(cx, a, b)?;
+    one(match alpha {
+        1.0 => y,
+        _ => cx.mul_real(y, alpha)?,
     })
 }
 
+/// Operand `i`, its last two axes swapped when the attribute says so.
+fn swapped(cx: &mut Ctx, i: usize, attribute: &'static str) -> Result<ValueId> {
+    let swap = cx.flag(attribute, false)?;
+    let x = cx.val(i)?;
+    let rank = cx.shape_of(x).rank();
+    if !swap || rank < 2 {
+        return Ok(x);
+    }
+    cx.transpose(x, &moved_axis(rank, rank - 2, rank - 1))
+}
+
 /// The sum of operands 0 and 1 and, where given, the bias at operand `bias`.
-fn skip_sum(cx: &mut Ctx<'_, '_>, bias: usize) -> Result<ValueId> {
-    let (x, skip) = (cx.val(0)?, cx.val(1)?);
-    let sum = cx.b().add_(x, skip)?;
+fn skip_sum(cx: &mut Ctx, bias: usize) -> Result<ValueId> {
+    let [x, skip] = cx.first()?;
+    let sum = cx.add_(x, skip)?;
     match cx.opt(bias)? {
-        Some(b) => cx.b().add_(sum, b),
+        Some(b) => cx.add_(sum, b),
         None => Ok(sum),
     }
 }
 
-/// Results of a normalisation with a skip connection: `y`, mean and inverse deviation (in `f32`), and the sum.
-fn skip_results<'m>(
-    cx: &mut Ctx<'_, 'm>,
+/// Results of a normalisation with a skip connection: `y`, mean and inverse deviation (in `f32`),
+/// and the sum.
+fn skip_results(
+    cx: &mut Ctx,
     y: ValueId,
     sum: ValueId,
     epsilon: f64,
     centre: bool,
-) -> Result<Outs<'m>> {
+) -> Result<Outs> {
     let axis = cx.shape_of(sum).rank() - 1;
-    let wide = cx.b().cast(sum, DType::F32)?;
+    let wide = cx.cast(sum, DType::F32)?;
     let mean = cx.reduce(ReduceKind::Mean, wide, &[axis], true)?;
-    let centred = if centre {
-        cx.b().sub(wide, mean)?
-    } else {
-        wide
-    };
-    let squares = cx.b().mul(centred, centred)?;
+    let centred = if centre { cx.sub(wide, mean)? } else { wide };
+    let squares = cx.mul(centred, centred)?;
     let var = cx.reduce(ReduceKind::Mean, squares, &[axis], true)?;
-    let var = cx.with_real(ScalarOp::Add, var, epsilon)?;
+    let var = cx.add_real(var, epsilon)?;
     let inverse = cx.map(ScalarOp::Rsqrt, &[var])?;
     Ok([y, mean, inverse, sum]
         .into_iter()
@@ -106,43 +107,39 @@ fn skip_results<'m>(
         .collect())
 }
 
-fn last_axis(cx: &mut Ctx<'_, '_>, x: ValueId) -> Result<usize> {
+fn last_axis(cx: &mut Ctx, x: ValueId) -> Result<usize> {
     let rank = cx.shape_of(x).rank();
     rank.checked_sub(1)
         .ok_or_else(|| Error::invalid("expected rank 1 or more, got a scalar"))
 }
 
-fn skip_layer_norm<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
+fn skip_layer_norm(cx: &mut Ctx) -> Result<Outs> {
     let epsilon = cx.f("epsilon", 1e-12f32.into())?;
     let sum = skip_sum(cx, 4)?;
     let (axis, dtype, gamma) = (last_axis(cx, sum)?, cx.dtype_of(sum), cx.val(2)?);
     let beta = match cx.opt(3)? {
         Some(b) => b,
         None => {
-            let (zero, shape) = (cx.b().scalar(dtype, 0.0), cx.shape_of(gamma));
-            cx.b().broadcast(zero, shape.0)?
+            let shape = cx.shape_of(gamma);
+            filled(cx, dtype, 0.0, &shape)?
         }
     };
-    let y = cx.add(
-        Op::LayerNorm {
-            axis,
-            epsilon: Real(epsilon),
-        },
-        &[sum, gamma, beta],
-    )?;
+    let op = Op::LayerNorm {
+        axis,
+        epsilon: Real(epsilon),
+    };
+    let y = cx.add(op, &[sum, gamma, beta])?;
     skip_results(cx, y, sum, epsilon, true)
 }
 
-fn skip_rms_norm<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
+fn skip_rms_norm(cx: &mut Ctx) -> Result<Outs> {
     let epsilon = cx.f("epsilon", 1e-12f32.into())?;
     let sum = skip_sum(cx, 3)?;
-    let (axis, gamma) = (last_axis(cx, sum)?, cx.val(2)?);
-    let y = cx.add(
-        Op::RmsNorm {
-            axis,
-            epsilon: Real(epsilon),
-        },
-        &[sum, gamma],
-    )?;
+    let op = Op::RmsNorm {
+        axis: last_axis(cx, sum)?,
+        epsilon: Real(epsilon),
+    };
+    let gamma = cx.val(2)?;
+    let y = cx.add(op, &[sum, gamma])?;
     skip_results(cx, y, sum, epsilon, false)
 }

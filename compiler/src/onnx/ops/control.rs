@@ -1,10 +1,10 @@
-//! If, loop and scan: subgraphs as regions, or inlined where what decides is known.
+//! If, loop and scan: subgraphs as regions, or inlined where conditions and trip counts are known.
 
-use super::super::import::{Ctx, OpDef, Out, Outs, Region, V, axis_of};
+use super::super::import::{Ctx, OpDef, Out, Outs, Region, V, axis_of, moved_axis};
 use super::super::proto::GraphProto;
 use super::MANY;
 use crate::error::{Error, Result};
-use crate::ir::{Def, Dim, Graph, GraphBuilder, Op, Origin, Shape, Type, ValueId};
+use crate::ir::{Def, Dim, Graph, GraphBuilder, Op, Origin, Type, ValueId};
 use gristmill_runtime::{DType, Tensor};
 
 pub(super) const OPS: &[OpDef] = &[
@@ -17,7 +17,7 @@ pub(super) const OPS: &[OpDef] = &[
 const UNROLL_LIMIT: i64 = 1024;
 
 /// A known condition leaves one branch, inlined.
-fn branch<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
+fn branch(cx: &mut Ctx) -> Result<Outs> {
     let (then, other) = (cx.graph_attr("then_branch")?, cx.graph_attr("else_branch")?);
     if let Some(condition) = cx.constant(0)? {
         let taken = if truth(&condition)? { then } else { other };
@@ -25,7 +25,8 @@ fn branch<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
     }
     let made = both_branches(cx, then, other);
     if made.is_err() {
-        // Knowing the condition would leave one branch only: the inputs that it depends on are reported as needed.
+        // Knowing the condition would leave one branch only: the inputs that it depends on are
+        // reported as needed.
         cx.unknown(0);
     }
     Ok(made?.into_iter().map(Out::Value).collect())
@@ -49,29 +50,26 @@ fn both_branches<'m>(
 }
 
 /// Outer values that a region uses, as IR values.
-fn captured(cx: &mut Ctx<'_, '_>, region: &Region) -> Result<Vec<ValueId>> {
+fn captured(cx: &mut Ctx, region: &Region) -> Result<Vec<ValueId>> {
     region.captures.iter().map(|&v| cx.materialise(v)).collect()
 }
 
 fn truth(t: &Tensor) -> Result<bool> {
-    match (t.dtype(), t.len()) {
-        (DType::Bool, 1) => Ok(t.as_bytes()[0] != 0),
-        _ => Err(Error::invalid(format!(
-            "a condition must be one bool, is {}{:?}",
-            t.dtype(),
-            t.shape()
-        ))),
+    let (dtype, shape) = (t.dtype(), t.shape());
+    if (dtype, t.len()) == (DType::Bool, 1) {
+        return Ok(t.as_bytes()[0] != 0);
     }
+    let message = format!("a condition must be one bool, is {dtype}{shape:?}");
+    Err(Error::invalid(message))
 }
 
 /// A loop as a region; when its body cannot be one and the trip count is known, unrolled.
-fn repeat<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
+fn repeat(cx: &mut Ctx) -> Result<Outs> {
     let body = cx.graph_attr("body")?;
-    let n_carried = cx.n_inputs().max(2) - 2;
-    if body.output.len() < 1 + n_carried {
+    let (n_results, n_carried) = (body.output.len(), cx.n_inputs().max(2) - 2);
+    if n_results < 1 + n_carried {
         return Err(Error::invalid(format!(
-            "the body has {} outputs for {n_carried} values",
-            body.output.len()
+            "the body has {n_results} outputs for {n_carried} values"
         )));
     }
     let why = match region_loop(cx, body, n_carried) {
@@ -79,20 +77,24 @@ fn repeat<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
         Err(e) => e,
     };
     cx.require(&[0, 1])?;
-    let trips = if cx.has(0) {
-        cx.ints_in(0)?.first().copied().unwrap_or(0)
-    } else {
-        i64::MAX
+    let trips = match cx.has(0) {
+        true => cx.first_int(0)?.unwrap_or(0),
+        false => i64::MAX,
     };
-    let condition = if cx.has(1) {
-        truth(&cx.tensor(1)?)?
-    } else {
-        true
-    };
+    let condition = known_condition(cx)?;
     if trips > UNROLL_LIMIT && !cx.has(1) {
         return Err(why);
     }
     unrolled(cx, body, n_carried, trips, condition)
+}
+
+/// The condition that the loop begins with, true without an operand for it.
+fn known_condition(cx: &mut Ctx) -> Result<bool> {
+    if cx.has(1) {
+        truth(&cx.tensor(1)?)
+    } else {
+        Ok(true)
+    }
 }
 
 fn region_loop<'m>(
@@ -100,64 +102,58 @@ fn region_loop<'m>(
     body: &'m GraphProto,
     n_carried: usize,
 ) -> Result<Vec<ValueId>> {
-    let mut formals = vec![
-        Type::new(DType::I64, [0usize; 0]),
-        Type::new(DType::Bool, [0usize; 0]),
-    ];
+    let mut formals = vec![scalar_type(DType::I64), scalar_type(DType::Bool)];
     for i in 0..n_carried {
         formals.push(cx.ty(2 + i)?);
     }
     let region = cx.try_region(body, &formals, &[], "body")?;
     let mut graph = region.graph.clone();
-    let last = graph
-        .outputs
-        .first()
-        .map(|o| o.value)
-        .ok_or_else(|| Error::invalid("the body has no results"))?;
+    let condition = graph.outputs.first().map(|o| o.value);
+    let condition = condition.ok_or_else(|| Error::invalid("the body has no results"))?;
     if !cx.has(1) {
         // Without a condition operand that of the body does not count.
         let yes = graph.add_constant(Tensor::scalar(true), &Origin::default());
         graph.outputs[0].value = yes;
     }
-    let n_stacked = graph.outputs.len().saturating_sub(1 + n_carried);
-    let trip = if n_stacked == 0 {
-        Dim::constant(0)
-    } else {
-        exact_trips(cx, &graph, last)?
-    };
-    let scalar = |cx: &mut Ctx<'_, '_>, i: usize, default: Tensor| match cx.opt(i)? {
-        Some(v) => cx.b().reshape(v, Vec::<Dim>::new()),
-        None => Ok(cx.b().constant(default)),
+    let trip = match graph.outputs.len() > 1 + n_carried {
+        true => exact_trips(cx, &graph, condition)?,
+        false => Dim::constant(0),
     };
     let mut args = vec![
-        scalar(cx, 0, Tensor::scalar(i64::MAX))?,
-        scalar(cx, 1, Tensor::scalar(true))?,
+        scalar_operand(cx, 0, Tensor::scalar(i64::MAX))?,
+        scalar_operand(cx, 1, Tensor::scalar(true))?,
     ];
     for i in 0..n_carried {
         args.push(cx.val(2 + i)?);
     }
     args.extend(captured(cx, &region)?);
-    cx.b().add_with_regions(
-        Op::Loop {
-            carried: n_carried,
-            trip,
-        },
-        &args,
-        vec![graph],
-    )
+    let op = Op::Loop {
+        carried: n_carried,
+        trip,
+    };
+    cx.b().add_with_regions(op, &args, vec![graph])
 }
 
-/// The number of iterations, which stacked results have as their extent: known only if no condition can end the loop.
-fn exact_trips(cx: &mut Ctx<'_, '_>, body: &Graph, condition: ValueId) -> Result<Dim> {
-    let kept = body.value(condition).def == Def::Input(1)
-        || body
-            .single(condition)
-            .is_some_and(|t| t.as_bytes().first() == Some(&1));
-    let begun = match cx.has(1) {
-        true => truth(&cx.tensor(1)?)?,
-        false => true,
-    };
-    if cx.has(1) && !(kept && begun) {
+fn scalar_type(dtype: DType) -> Type {
+    Type::new(dtype, [0usize; 0])
+}
+
+/// Operand `i` as a tensor of rank 0.
+fn scalar_operand(cx: &mut Ctx, i: usize, default: Tensor) -> Result<ValueId> {
+    match cx.opt(i)? {
+        Some(v) => cx.reshape(v, Vec::<Dim>::new()),
+        None => Ok(cx.b().constant(default)),
+    }
+}
+
+/// The number of iterations, which stacked results have as their extent: known only if no condition
+/// can end the loop.
+fn exact_trips(cx: &mut Ctx, body: &Graph, condition: ValueId) -> Result<Dim> {
+    let is_true = |t: &Tensor| t.as_bytes().first() == Some(&1);
+    let goes_on =
+        body.value(condition).def == Def::Input(1) || body.single(condition).is_some_and(is_true);
+    let begins = known_condition(cx)?;
+    if cx.has(1) && !(goes_on && begins) {
         return Err(Error::unsupported(
             "how often the loop runs, and so the shape of its results, depends on the data",
         ));
@@ -178,10 +174,10 @@ fn unrolled<'m>(
     n_carried: usize,
     trips: i64,
     condition: bool,
-) -> Result<Outs<'m>> {
+) -> Result<Outs> {
     let n_stacked = body.output.len().saturating_sub(1 + n_carried);
     let mut carried: Vec<V> = (0..n_carried).map(|i| cx.v(2 + i)).collect::<Result<_>>()?;
-    let mut rows: Vec<Vec<ValueId>> = vec![Vec::new(); n_stacked];
+    let mut stacks: Vec<Vec<ValueId>> = vec![Vec::new(); n_stacked];
     let (mut i, mut go) = (0, condition);
     while go && i < trips {
         if i == UNROLL_LIMIT {
@@ -192,41 +188,44 @@ fn unrolled<'m>(
         let mut args = vec![cx.known(Tensor::scalar(i)), cx.known(Tensor::scalar(true))];
         args.append(&mut carried);
         let results = cx.inline(body, &args)?;
-        if cx.has(1) {
-            let last = cx.constant_of(results[0])?;
-            go = truth(&last.ok_or_else(|| {
-                Error::unsupported(
-                    "the condition of the loop depends on the data, as do shapes in its body",
-                )
-            })?)?;
-        }
+        go = !cx.has(1) || goes_on(cx, results[0])?;
         carried = results[1..=n_carried].to_vec();
-        for (rows, &v) in rows.iter_mut().zip(&results[1 + n_carried..]) {
+        for (rows, &v) in stacks.iter_mut().zip(&results[1 + n_carried..]) {
             rows.push(cx.materialise(v)?);
         }
         i += 1;
     }
-    let mut outs: Outs<'m> = carried.into_iter().map(Out::Same).collect();
-    for rows in rows {
+    let mut outs: Outs = carried.into_iter().map(Out::Same).collect();
+    for rows in stacks {
         outs.push(stacked(cx, &rows)?);
     }
     Ok(outs)
 }
 
+/// The condition that an iteration ends with.
+fn goes_on(cx: &mut Ctx, condition: V) -> Result<bool> {
+    match cx.constant_of(condition)? {
+        Some(t) => truth(&t),
+        None => Err(Error::unsupported(
+            "the condition of the loop depends on the data, as do shapes in its body",
+        )),
+    }
+}
+
 /// Values joined along a new axis 0.
-fn stacked<'m>(cx: &mut Ctx<'_, 'm>, rows: &[ValueId]) -> Result<Out<'m>> {
-    let Some(&first) = rows.first() else {
+fn stacked(cx: &mut Ctx, values: &[ValueId]) -> Result<Out> {
+    let Some(&first) = values.first() else {
         return Err(Error::unsupported(
             "the shape of a result that is stacked zero times is not known",
         ));
     };
     let mut shape = cx.shape_of(first).0;
     shape.insert(0, Dim::constant(1));
-    let rows: Vec<ValueId> = rows
-        .iter()
-        .map(|&r| cx.b().reshape(r, shape.clone()))
-        .collect::<Result<_>>()?;
-    cx.b().concat(&rows, 0).map(Out::Value)
+    let mut rows = Vec::new();
+    for &v in values {
+        rows.push(cx.reshape(v, shape.clone())?);
+    }
+    cx.concat(&rows, 0).map(Out::Value)
 }
 
 /// Axis and direction of the scanned operands or of the stacked results.
@@ -235,12 +234,7 @@ struct Track {
     backwards: bool,
 }
 
-fn tracks(
-    cx: &Ctx<'_, '_>,
-    axes: &'static str,
-    directions: &'static str,
-    n: usize,
-) -> Result<Vec<Track>> {
+fn tracks(cx: &Ctx, axes: &'static str, directions: &'static str, n: usize) -> Result<Vec<Track>> {
     let axes = cx.ints(axes)?.unwrap_or_else(|| vec![0; n]);
     let directions = cx.ints(directions)?.unwrap_or_else(|| vec![0; n]);
     if axes.len() != n || directions.len() != n {
@@ -248,26 +242,22 @@ fn tracks(
             "axes {axes:?} and directions {directions:?} for {n} sequences"
         )));
     }
-    Ok(axes
-        .into_iter()
-        .zip(directions)
-        .map(|(axis, d)| Track {
-            axis,
-            backwards: d != 0,
-        })
-        .collect())
+    let track = |(axis, d)| Track {
+        axis,
+        backwards: d != 0,
+    };
+    Ok(axes.into_iter().zip(directions).map(track).collect())
 }
 
-fn scan<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
+fn scan(cx: &mut Ctx) -> Result<Outs> {
     if cx.opset < 9 {
         return Err(Error::unsupported(
             "scans before operator set 9 are not supported",
         ));
     }
     let body = cx.graph_attr("body")?;
-    let n = usize::try_from(cx.i("num_scan_inputs", 0)?)
-        .ok()
-        .filter(|n| (1..=cx.n_inputs()).contains(n));
+    let n = usize::try_from(cx.i("num_scan_inputs", 0)?).ok();
+    let n = n.filter(|n| (1..=cx.n_inputs()).contains(n));
     let n = n.ok_or_else(|| Error::invalid("num_scan_inputs does not fit the operands"))?;
     let carried = cx.n_inputs() - n;
     let n_stacked = body.output.len().saturating_sub(carried);
@@ -275,27 +265,12 @@ fn scan<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
     let tracks_out = tracks(cx, "scan_output_axes", "scan_output_directions", n_stacked)?;
     // When all operands are walked backwards the op does that; otherwise single ones are flipped.
     let reverse = tracks_in.iter().all(|t| t.backwards);
-    let mut args = Vec::new();
-    for i in 0..carried {
-        args.push(cx.val(i)?);
-    }
-    let mut length = None;
-    for (i, t) in tracks_in.iter().enumerate() {
-        let x = cx.val(carried + i)?;
-        let axis = axis_of(t.axis, cx.shape_of(x).rank())?;
-        let x = moved(cx, x, axis, 0)?;
-        length.get_or_insert(cx.shape_of(x)[0].clone());
-        args.push(if t.backwards == reverse {
-            x
-        } else {
-            flipped(cx, x, 0)?
-        });
-    }
-    let length = length.expect("there is a scanned operand");
+    let mut args = scan_operands(cx, carried, &tracks_in, reverse)?;
+    let length = cx.shape_of(args[carried])[0].clone();
     let mut formals: Vec<Type> = args.iter().map(|&a| cx.type_of(a)).collect();
-    formals[carried..]
-        .iter_mut()
-        .for_each(|t| drop(t.shape.0.remove(0)));
+    for scanned in &mut formals[carried..] {
+        scanned.shape.0.remove(0);
+    }
     let region = cx.region(body, &formals, &[], "body")?;
     args.extend(captured(cx, &region)?);
     let op = Op::Scan {
@@ -307,45 +282,63 @@ fn scan<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
     let mut results = cx.b().add_with_regions(op, &args, vec![region.graph])?;
     for (r, t) in results[carried..].iter_mut().zip(&tracks_out) {
         let axis = axis_of(t.axis, cx.shape_of(*r).rank())?;
-        let y = if t.backwards == reverse {
-            *r
-        } else {
-            flipped(cx, *r, 0)?
-        };
+        let y = walked(cx, *r, t.backwards != reverse)?;
         *r = moved(cx, y, 0, axis)?;
     }
     Ok(results.into_iter().map(Out::Value).collect())
 }
 
+/// The state, then the scanned operands with their axes first and in the direction of the op.
+fn scan_operands(
+    cx: &mut Ctx,
+    carried: usize,
+    tracks: &[Track],
+    reverse: bool,
+) -> Result<Vec<ValueId>> {
+    let mut args = Vec::new();
+    for i in 0..carried {
+        args.push(cx.val(i)?);
+    }
+    for (i, t) in tracks.iter().enumerate() {
+        let x = cx.val(carried + i)?;
+        let axis = axis_of(t.axis, cx.shape_of(x).rank())?;
+        let x = moved(cx, x, axis, 0)?;
+        args.push(walked(cx, x, t.backwards != reverse)?);
+    }
+    Ok(args)
+}
+
+/// The value, its first axis flipped if asked for.
+fn walked(cx: &mut Ctx, x: ValueId, is_flipped: bool) -> Result<ValueId> {
+    if is_flipped { flipped(cx, x, 0) } else { Ok(x) }
+}
+
 /// Axis `from` moved to place `to`.
-fn moved(cx: &mut Ctx<'_, '_>, x: ValueId, from: usize, to: usize) -> Result<ValueId> {
-    let mut perm: Vec<usize> = (0..cx.shape_of(x).rank()).filter(|&a| a != from).collect();
-    perm.insert(to, from);
-    cx.b().transpose(x, &perm)
+fn moved(cx: &mut Ctx, x: ValueId, from: usize, to: usize) -> Result<ValueId> {
+    let rank = cx.shape_of(x).rank();
+    cx.transpose(x, &moved_axis(rank, from, to))
 }
 
 /// The elements along `axis` in reverse order.
-pub(super) fn flipped(cx: &mut Ctx<'_, '_>, x: ValueId, axis: usize) -> Result<ValueId> {
-    let Shape(sizes) = cx.shape_of(x);
-    let (mut starts, mut steps) = (vec![Dim::constant(0); sizes.len()], vec![1; sizes.len()]);
+pub(super) fn flipped(cx: &mut Ctx, x: ValueId, axis: usize) -> Result<ValueId> {
+    let sizes = cx.shape_of(x).0;
     if sizes[axis].is(0) {
         return Ok(x);
     }
+    let (mut starts, mut steps) = (vec![Dim::constant(0); sizes.len()], vec![1; sizes.len()]);
     (starts[axis], steps[axis]) = (sizes[axis].clone() - 1.into(), -1);
-    cx.add(
-        Op::Slice {
-            starts,
-            sizes,
-            steps,
-        },
-        &[x],
-    )
+    let op = Op::Slice {
+        starts,
+        sizes,
+        steps,
+    };
+    cx.add(op, &[x])
 }
 
-/// A scan along axis 0 of `scanned`, its body built by `body` from the state and one element of each sequence; `body`
-/// gives the new state, then what is stacked.
+/// A scan along axis 0 of `scanned`, its body built by `body` from the state and one element of
+/// each sequence; `body` gives the new state, then the elements that are stacked.
 pub(super) fn scan_over(
-    cx: &mut Ctx<'_, '_>,
+    cx: &mut Ctx,
     state: &[ValueId],
     scanned: &[ValueId],
     reverse: bool,
@@ -353,26 +346,32 @@ pub(super) fn scan_over(
 ) -> Result<Vec<ValueId>> {
     let mut b = GraphBuilder::new("step");
     b.set_origin(&cx.path());
-    let mut formals = Vec::new();
-    for (i, &v) in state.iter().chain(scanned).enumerate() {
-        let ty = cx.type_of(v);
-        let shape = if i < state.len() {
-            ty.shape.0
-        } else {
-            ty.shape[1..].to_vec()
-        };
-        formals.push(b.input(&format!("a{i}"), ty.dtype, shape));
-    }
+    let formals = step_inputs(cx, &mut b, state, scanned);
     for (i, v) in body(&mut b, &formals)?.into_iter().enumerate() {
         b.output(&format!("r{i}"), v);
     }
-    let length = cx.shape_of(scanned[0])[0].clone();
     let op = Op::Scan {
         carried: state.len(),
         scanned: scanned.len(),
-        length,
+        length: cx.shape_of(scanned[0])[0].clone(),
         reverse,
     };
-    cx.b()
-        .add_with_regions(op, &[state, scanned].concat(), vec![b.into_graph()])
+    let args = [state, scanned].concat();
+    cx.b().add_with_regions(op, &args, vec![b.into_graph()])
+}
+
+/// Inputs of a body: the state, and one element of each sequence.
+pub(super) fn step_inputs(
+    cx: &mut Ctx,
+    b: &mut GraphBuilder,
+    state: &[ValueId],
+    scanned: &[ValueId],
+) -> Vec<ValueId> {
+    let mut formals = Vec::new();
+    for (i, &v) in state.iter().chain(scanned).enumerate() {
+        let ty = cx.type_of(v);
+        let element = &ty.shape[usize::from(i >= state.len())..];
+        formals.push(b.input(&format!("a{i}"), ty.dtype, element.to_vec()));
+    }
+    formals
 }

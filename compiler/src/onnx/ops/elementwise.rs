@@ -93,7 +93,7 @@ pub(super) const OPS: &[OpDef] = &[
     OpDef::new("SwiGLU", (2, 2), swiglu),
 ];
 
-fn plain<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
+fn plain(cx: &mut Ctx) -> Result<Outs> {
     let name = cx.node.op_type.as_str();
     let op = PLAIN
         .iter()
@@ -107,8 +107,9 @@ fn plain<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
     one(cx.map(op, &args)?)
 }
 
-/// Before version 7: with `broadcast`, the axes of `y` are those of `x` from `axis` on (default: the last ones).
-fn aligned(cx: &mut Ctx<'_, '_>, x: ValueId, y: ValueId) -> Result<ValueId> {
+/// Before version 7: with `broadcast`, the axes of `y` are those of `x` from `axis` on (default:
+/// the last ones).
+fn aligned(cx: &mut Ctx, x: ValueId, y: ValueId) -> Result<ValueId> {
     let axis = cx.opt_i("axis")?;
     let (from, mut dims) = (cx.shape_of(x), cx.shape_of(y).0);
     if !cx.flag("broadcast", false)? {
@@ -124,11 +125,11 @@ fn aligned(cx: &mut Ctx<'_, '_>, x: ValueId, y: ValueId) -> Result<ValueId> {
     let axis = axis_of(axis, from.rank())?;
     let trailing = from.rank().saturating_sub(axis + dims.len());
     dims.extend(vec![Dim::constant(1); trailing]);
-    cx.b().reshape(y, dims)
+    cx.reshape(y, dims)
 }
 
 /// An associative op over any number of operands.
-pub(super) fn variadic<'m>(cx: &mut Ctx<'_, 'm>, op: ScalarOp) -> Result<Outs<'m>> {
+pub(super) fn variadic(cx: &mut Ctx, op: ScalarOp) -> Result<Outs> {
     if cx.n_inputs() == 1 {
         return Ok(vec![Out::Same(cx.v(0)?)]);
     }
@@ -140,32 +141,32 @@ pub(super) fn variadic<'m>(cx: &mut Ctx<'_, 'm>, op: ScalarOp) -> Result<Outs<'m
     one(acc)
 }
 
-fn max<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
+fn max(cx: &mut Ctx) -> Result<Outs> {
     variadic(cx, ScalarOp::Max)
 }
 
-fn min<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
+fn min(cx: &mut Ctx) -> Result<Outs> {
     variadic(cx, ScalarOp::Min)
 }
 
-fn mean<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
+fn mean(cx: &mut Ctx) -> Result<Outs> {
     let n = cx.n_inputs();
     let args = cx.vals()?;
     let mut acc = args[0];
     for &a in &args[1..] {
-        acc = cx.map(ScalarOp::Add, &[acc, a])?;
+        acc = cx.add_(acc, a)?;
     }
     one(cx.with_real(ScalarOp::Div, acc, n as f64)?)
 }
 
-fn select<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
+fn select(cx: &mut Ctx) -> Result<Outs> {
     let args = cx.vals()?;
     one(cx.map(ScalarOp::Select, &args)?)
 }
 
 /// The result has the dtype of the base; mixed dtypes compute in a dtype that holds both.
-fn pow<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
-    let (x, mut y) = (cx.val(0)?, cx.val(1)?);
+fn pow(cx: &mut Ctx) -> Result<Outs> {
+    let [x, mut y] = cx.first()?;
     if cx.opset < 7 {
         y = aligned(cx, x, y)?;
     }
@@ -173,20 +174,25 @@ fn pow<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
     if dx == dy {
         return one(cx.map(ScalarOp::Pow, &[x, y])?);
     }
-    let wide = match (dx.is_float(), dy.is_float()) {
-        (true, false) => dx,
-        (false, true) if dx.size_bytes() > 2 || dy == DType::F64 => DType::F64,
-        (false, true) => DType::F32,
-        (true, true) if dx == DType::F64 || dy == DType::F64 => DType::F64,
-        (true, true) => DType::F32,
-        (false, false) => DType::I64,
-    };
-    let (x, y) = (cx.b().cast(x, wide)?, cx.b().cast(y, wide)?);
+    let wide = power_dtype(dx, dy);
+    let (x, y) = (cx.cast(x, wide)?, cx.cast(y, wide)?);
     let r = cx.map(ScalarOp::Pow, &[x, y])?;
-    one(cx.b().cast(r, dx)?)
+    one(cx.cast(r, dx)?)
 }
 
-fn modulo<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
+/// A dtype that holds a base and an exponent of different dtypes.
+fn power_dtype(base: DType, exponent: DType) -> DType {
+    let is_wide = base == DType::F64 || exponent == DType::F64;
+    match (base.is_float(), exponent.is_float()) {
+        (true, false) => base,
+        (false, false) => DType::I64,
+        (false, true) if base.size_bytes() > 2 || is_wide => DType::F64,
+        (true, true) if is_wide => DType::F64,
+        _ => DType::F32,
+    }
+}
+
+fn modulo(cx: &mut Ctx) -> Result<Outs> {
     let fmod = cx.flag("fmod", false)?;
     let args = cx.vals()?;
     if !fmod && cx.opset < 28 && cx.dtype_of(args[0]).is_float() {
@@ -195,35 +201,33 @@ fn modulo<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
     one(cx.map(if fmod { ScalarOp::Rem } else { ScalarOp::Mod }, &args)?)
 }
 
-fn shift<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
+fn shift(cx: &mut Ctx) -> Result<Outs> {
     let directions = &[("LEFT", ScalarOp::Shl), ("RIGHT", ScalarOp::Shr)];
     let op = cx.choice("direction", "", directions)?;
     let args = cx.vals()?;
     one(cx.map(op, &args)?)
 }
 
-fn is_inf<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
-    let (neg, pos) = (
-        cx.flag("detect_negative", true)?,
-        cx.flag("detect_positive", true)?,
-    );
+fn is_inf(cx: &mut Ctx) -> Result<Outs> {
+    let below = cx.flag("detect_negative", true)?;
+    let above = cx.flag("detect_positive", true)?;
     let x = cx.val(0)?;
-    one(match (neg, pos) {
+    one(match (below, above) {
         (true, true) => {
-            let x = cx.map(ScalarOp::Abs, &[x])?;
+            let x = cx.abs(x)?;
             cx.map(ScalarOp::IsPosInf, &[x])?
         }
         (true, false) => cx.map(ScalarOp::IsNegInf, &[x])?,
         (false, true) => cx.map(ScalarOp::IsPosInf, &[x])?,
         (false, false) => {
             let shape = cx.shape_of(x);
-            let no = cx.b().scalar(DType::Bool, 0.0);
-            cx.b().broadcast(no, shape.0)?
+            let no = cx.scalar(DType::Bool, 0.0);
+            cx.broadcast(no, shape.0)?
         }
     })
 }
 
-fn convert<'m>(cx: &mut Ctx<'_, 'm>, to: DType) -> Result<Outs<'m>> {
+fn convert(cx: &mut Ctx, to: DType) -> Result<Outs> {
     cx.ignore(&["round_mode"]); // For the power-of-two scales of float8e8m0, which are refused.
     let saturates = cx.i("saturate", 1)? != 0;
     if cx.ty(0)?.dtype == to {
@@ -233,93 +237,79 @@ fn convert<'m>(cx: &mut Ctx<'_, 'm>, to: DType) -> Result<Outs<'m>> {
     one(narrowed(cx, x, to, saturates)?)
 }
 
-/// `x` as `to`. Casts to floats of 8 bits saturate; where the model asks for it, what would have to is infinite or, in formats without
-/// infinities, NaN.
-pub(super) fn narrowed(
-    cx: &mut Ctx<'_, '_>,
-    x: ValueId,
-    to: DType,
-    saturates: bool,
-) -> Result<ValueId> {
-    let y = cx.b().cast(x, to)?;
+/// `x` as `to`. Casts to floats of 8 bits saturate; where the model asks for it, elements that
+/// would have to are infinite or, in formats without infinities, NaN.
+pub(super) fn narrowed(cx: &mut Ctx, x: ValueId, to: DType, saturates: bool) -> Result<ValueId> {
+    let mut y = cx.cast(x, to)?;
     let Some(format) = to.float8().filter(|_| !saturates) else {
         return Ok(y);
     };
     let (limit, inclusive) = format.overflow();
-    let [above, below] = if inclusive {
-        [ScalarOp::Ge, ScalarOp::Le]
-    } else {
-        [ScalarOp::Gt, ScalarOp::Lt]
+    let [above, below] = match inclusive {
+        true => [ScalarOp::Ge, ScalarOp::Le],
+        false => [ScalarOp::Gt, ScalarOp::Lt],
     };
-    let wide = if cx.dtype_of(x) == DType::F64 {
-        DType::F64
-    } else {
-        DType::F32
+    let [plus, minus] = match format.infinity {
+        Some(code) => [code, code | 0x80],
+        None => [format.nan; 2],
     };
-    let x = cx.b().cast(x, wide)?;
-    let special = format
-        .infinity
-        .map_or([format.nan; 2], |code| [code, code | 0x80]);
-    [(above, limit, special[0]), (below, -limit, special[1])]
-        .into_iter()
-        .try_fold(y, |y, (op, limit, code)| {
-            let limit = cx.b().scalar(wide, limit);
-            let is_beyond = cx.map(op, &[x, limit])?;
-            let special = cx.b().constant(Tensor::from_bytes(to, &[], &[code])?);
-            cx.map(ScalarOp::Select, &[is_beyond, special, y])
-        })
+    let wide = match cx.dtype_of(x) {
+        DType::F64 => DType::F64,
+        _ => DType::F32,
+    };
+    let x = cx.cast(x, wide)?;
+    for (op, limit, code) in [(above, limit, plus), (below, -limit, minus)] {
+        let is_beyond = cx.with_real(op, x, limit)?;
+        let special = Tensor::from_bytes(to, &[], &[code])?;
+        let special = cx.b().constant(special);
+        y = cx.select(is_beyond, special, y)?;
+    }
+    Ok(y)
 }
 
-fn cast<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
+fn cast(cx: &mut Ctx) -> Result<Outs> {
     let to = dtype_of(cx.i("to", 0)? as i32)?;
     convert(cx, to)
 }
 
-fn cast_like<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
+fn cast_like(cx: &mut Ctx) -> Result<Outs> {
     let to = cx.ty(1)?.dtype;
     convert(cx, to)
 }
 
 /// Limits are attributes before version 11, operands since.
-fn clip<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
+fn clip(cx: &mut Ctx) -> Result<Outs> {
     let x = cx.val(0)?;
     let (lo, hi) = if cx.opset < 11 {
         (cx.opt_f("min")?, cx.opt_f("max")?)
+    } else if cx.dtype_of(x).is_float() && is_constant(cx, 1) && is_constant(cx, 2) {
+        (constant_limit(cx, 1)?, constant_limit(cx, 2)?)
     } else {
-        let dtype = cx.dtype_of(x);
-        let constants = [1, 2].map(|i| !cx.has(i) || cx.constant(i).is_ok_and(|c| c.is_some()));
-        if constants != [true; 2] || !dtype.is_float() {
-            return clip_values(cx, x);
-        }
-        let limit = |cx: &mut Ctx<'_, '_>, i| {
-            if cx.has(i) {
-                cx.real_in(i, 0.0).map(Some)
-            } else {
-                Ok(None)
-            }
-        };
-        (limit(cx, 1)?, limit(cx, 2)?)
+        return clip_values(cx, x);
     };
-    one(match (lo, hi) {
+    one(match (lo.map(Real), hi.map(Real)) {
         (None, None) => return Ok(vec![Out::Same(cx.v(0)?)]),
-        (Some(0.0), None) => cx.map(ScalarOp::Relu, &[x])?,
-        (Some(lo), None) => cx.with_real(ScalarOp::Max, x, lo)?,
-        (None, Some(hi)) => cx.with_real(ScalarOp::Min, x, hi)?,
-        (Some(lo), Some(hi)) => cx.map(
-            ScalarOp::ClampTo {
-                lo: Real(lo),
-                hi: Real(hi),
-            },
-            &[x],
-        )?,
+        (Some(Real(0.0)), None) => cx.map(ScalarOp::Relu, &[x])?,
+        (Some(lo), None) => cx.with_real(ScalarOp::Max, x, lo.0)?,
+        (None, Some(hi)) => cx.with_real(ScalarOp::Min, x, hi.0)?,
+        (Some(lo), Some(hi)) => cx.map(ScalarOp::ClampTo { lo, hi }, &[x])?,
     })
 }
 
-fn clip_values<'m>(cx: &mut Ctx<'_, 'm>, x: ValueId) -> Result<Outs<'m>> {
+/// True for an operand that is a constant or absent.
+fn is_constant(cx: &mut Ctx, i: usize) -> bool {
+    !cx.has(i) || cx.constant(i).is_ok_and(|c| c.is_some())
+}
+
+fn constant_limit(cx: &mut Ctx, i: usize) -> Result<Option<f64>> {
+    cx.has(i).then(|| cx.real_in(i, 0.0)).transpose()
+}
+
+fn clip_values(cx: &mut Ctx, x: ValueId) -> Result<Outs> {
     let mut r = x;
     for (i, op) in [(1, ScalarOp::Max), (2, ScalarOp::Min)] {
         if let Some(limit) = cx.opt(i)? {
-            let limit = cx.b().reshape(limit, Vec::<Dim>::new())?;
+            let limit = cx.reshape(limit, Vec::<Dim>::new())?;
             r = cx.map(op, &[r, limit])?;
         }
     }
@@ -327,8 +317,8 @@ fn clip_values<'m>(cx: &mut Ctx<'_, 'm>, x: ValueId) -> Result<Outs<'m>> {
 }
 
 /// Before version 7 the slope is one number or one per channel; since, it broadcasts.
-fn prelu<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
-    let (x, mut slope) = (cx.val(0)?, cx.val(1)?);
+fn prelu(cx: &mut Ctx) -> Result<Outs> {
+    let [x, mut slope] = cx.first()?;
     if cx.opset < 7 && !cx.shape_of(slope).n_elements().is(1) {
         let rank = cx.shape_of(x).rank();
         slope = super::norm::per_channel(cx, slope, rank)?;
@@ -336,33 +326,29 @@ fn prelu<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
     one(cx.map(ScalarOp::Prelu, &[x, slope])?)
 }
 
-fn with_alpha<'m>(
-    cx: &mut Ctx<'_, 'm>,
-    default: f64,
-    op: fn(Real) -> ScalarOp,
-) -> Result<Outs<'m>> {
+fn with_alpha(cx: &mut Ctx, default: f64, op: fn(Real) -> ScalarOp) -> Result<Outs> {
     let alpha = cx.f("alpha", default)?;
     let x = cx.val(0)?;
     one(cx.map(op(Real(alpha)), &[x])?)
 }
 
-fn leaky_relu<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
+fn leaky_relu(cx: &mut Ctx) -> Result<Outs> {
     with_alpha(cx, 0.01f32.into(), |alpha| ScalarOp::LeakyRelu { alpha })
 }
 
-fn thresholded_relu<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
+fn thresholded_relu(cx: &mut Ctx) -> Result<Outs> {
     with_alpha(cx, 1.0, |alpha| ScalarOp::ThresholdedRelu { alpha })
 }
 
-fn elu<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
+fn elu(cx: &mut Ctx) -> Result<Outs> {
     with_alpha(cx, 1.0, |alpha| ScalarOp::Elu { alpha })
 }
 
-fn celu<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
+fn celu(cx: &mut Ctx) -> Result<Outs> {
     with_alpha(cx, 1.0, |alpha| ScalarOp::Celu { alpha })
 }
 
-fn selu<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
+fn selu(cx: &mut Ctx) -> Result<Outs> {
     let alpha = cx.f("alpha", f64::from(1.673_263_2_f32))?;
     let gamma = cx.f("gamma", f64::from(1.050_701_f32))?;
     let x = cx.val(0)?;
@@ -375,7 +361,7 @@ fn selu<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
     )?)
 }
 
-fn hard_sigmoid<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
+fn hard_sigmoid(cx: &mut Ctx) -> Result<Outs> {
     let (alpha, beta) = (cx.f("alpha", 0.2f32.into())?, cx.f("beta", 0.5)?);
     let x = cx.val(0)?;
     one(cx.map(
@@ -388,14 +374,14 @@ fn hard_sigmoid<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
 }
 
 /// `x + bias` below `-lambd`, `x - bias` above `lambd`, 0 in between.
-fn shrink<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
+fn shrink(cx: &mut Ctx) -> Result<Outs> {
     let (bias, lambd) = (cx.f("bias", 0.0)?, cx.f("lambd", 0.5)?);
     let x = cx.val(0)?;
     let dtype = cx.dtype_of(x);
     let wide = if dtype.is_float() {
         x
     } else {
-        cx.b().cast(x, DType::F64)?
+        cx.cast(x, DType::F64)?
     };
     let r = cx.map(
         ScalarOp::Shrink {
@@ -404,10 +390,10 @@ fn shrink<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
         },
         &[wide],
     )?;
-    one(cx.b().cast(r, dtype)?)
+    one(cx.cast(r, dtype)?)
 }
 
-fn gelu<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
+fn gelu(cx: &mut Ctx) -> Result<Outs> {
     let forms = &[("none", ScalarOp::Gelu), ("tanh", ScalarOp::GeluTanh)];
     let op = cx.choice("approximate", "none", forms)?;
     let x = cx.val(0)?;
@@ -415,23 +401,23 @@ fn gelu<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
 }
 
 /// `x * sigmoid(alpha x)`.
-fn swish<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
+fn swish(cx: &mut Ctx) -> Result<Outs> {
     one(swish_of(cx)?)
 }
 
-fn swish_of(cx: &mut Ctx<'_, '_>) -> Result<ValueId> {
+fn swish_of(cx: &mut Ctx) -> Result<ValueId> {
     let alpha = cx.f("alpha", 1.0)?;
     let x = cx.val(0)?;
     if alpha == 1.0 {
         return cx.map(ScalarOp::Silu, &[x]);
     }
-    let t = cx.with_real(ScalarOp::Mul, x, alpha)?;
-    let s = cx.map(ScalarOp::Sigmoid, &[t])?;
-    cx.map(ScalarOp::Mul, &[x, s])
+    let t = cx.mul_real(x, alpha)?;
+    let s = cx.sigmoid(t)?;
+    cx.mul(x, s)
 }
 
 /// `swish(a) * b` (Shazeer, arXiv:2002.05202).
-fn swiglu<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
+fn swiglu(cx: &mut Ctx) -> Result<Outs> {
     let (gate, x) = (swish_of(cx)?, cx.val(1)?);
-    one(cx.map(ScalarOp::Mul, &[gate, x])?)
+    one(cx.mul(gate, x)?)
 }

@@ -1,8 +1,8 @@
-//! Gathers, scatters and what is built on them.
+//! Gathers, scatters and operators built on them.
 
 use super::super::import::{Ctx, FOLD_LIMIT_BYTES, OpDef, Out, Outs, axis_of, one};
 use crate::error::{Error, Result};
-use crate::ir::{Dim, Op, ScalarOp, ScatterKind, Shape, ValueId};
+use crate::ir::{Dim, Op, ScalarOp, ScatterKind, ValueId};
 use gristmill_runtime::{DType, Tensor};
 
 pub(super) const OPS: &[OpDef] = &[
@@ -18,26 +18,26 @@ pub(super) const OPS: &[OpDef] = &[
     OpDef::new("ReverseSequence", (2, 2), reverse_sequence),
 ];
 
-fn gather<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
-    let axis = axis_of(cx.i("axis", 0)?, cx.ty(0)?.rank())?;
-    let (x, indices) = (cx.val(0)?, cx.val(1)?);
-    one(cx.add(Op::Gather { axis }, &[x, indices])?)
+fn gather(cx: &mut Ctx) -> Result<Outs> {
+    let axis = cx.axis(0)?;
+    let [x, indices] = cx.first()?;
+    one(cx.gather(x, indices, axis)?)
 }
 
-fn gather_elements<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
-    let axis = axis_of(cx.i("axis", 0)?, cx.ty(0)?.rank())?;
-    let (x, indices) = (cx.val(0)?, cx.val(1)?);
+fn gather_elements(cx: &mut Ctx) -> Result<Outs> {
+    let axis = cx.axis(0)?;
+    let [x, indices] = cx.first()?;
     one(cx.add(Op::GatherElements { axis }, &[x, indices])?)
 }
 
-fn gather_nd<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
+fn gather_nd(cx: &mut Ctx) -> Result<Outs> {
     let batch_dims = usize::try_from(cx.i("batch_dims", 0)?)
         .map_err(|_| Error::invalid("batch_dims is negative"))?;
-    let (x, indices) = (cx.val(0)?, cx.val(1)?);
+    let [x, indices] = cx.first()?;
     one(cx.add(Op::GatherNd { batch_dims }, &[x, indices])?)
 }
 
-fn scatter_kind(cx: &Ctx<'_, '_>) -> Result<ScatterKind> {
+fn scatter_kind(cx: &Ctx) -> Result<ScatterKind> {
     let kinds = &[
         ("none", ScatterKind::Set),
         ("add", ScatterKind::Add),
@@ -48,137 +48,113 @@ fn scatter_kind(cx: &Ctx<'_, '_>) -> Result<ScatterKind> {
     cx.choice("reduction", "none", kinds)
 }
 
-fn scatter_elements<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
-    let axis = axis_of(cx.i("axis", 0)?, cx.ty(0)?.rank())?;
+fn scatter_elements(cx: &mut Ctx) -> Result<Outs> {
+    let axis = cx.axis(0)?;
     let kind = scatter_kind(cx)?;
     let args = cx.vals()?;
     one(cx.add(Op::ScatterElements { axis, kind }, &args)?)
 }
 
-fn scatter_nd<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
+fn scatter_nd(cx: &mut Ctx) -> Result<Outs> {
     let kind = scatter_kind(cx)?;
     let args = cx.vals()?;
     one(cx.add(Op::ScatterNd { kind }, &args)?)
 }
 
 /// `values = [off, on]`; an index outside the depth makes no hot element.
-fn one_hot<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
+fn one_hot(cx: &mut Ctx) -> Result<Outs> {
     let ty = cx.ty(0)?;
     let axis = axis_of(cx.i("axis", -1)?, ty.rank() + 1)?;
-    let depth = match cx.constant(1)? {
-        Some(t) if t.len() == 1 => Dim::constant(t.to_f64s()[0] as i64),
-        _ => cx
-            .dims(1)?
-            .first()
-            .cloned()
-            .ok_or_else(|| Error::invalid("depth is empty"))?,
-    };
-    if depth.as_const().is_some_and(|d| d < 0) {
-        return Err(Error::invalid(format!("depth {depth} is negative")));
-    }
+    let depth = one_hot_depth(cx)?;
     let (x, values) = (cx.val(0)?, cx.val(2)?);
-    let x = cx.b().cast(x, DType::I64)?;
+    let x = cx.cast(x, DType::I64)?;
     let mut dims = ty.shape.0;
     dims.insert(axis, Dim::constant(1));
-    let x = cx.b().reshape(x, dims.clone())?;
+    let x = cx.reshape(x, dims.clone())?;
     // Negative indices count from the end.
-    let zero = cx.b().scalar(DType::I64, 0.0);
+    let zero = cx.scalar(DType::I64, 0.0);
     let negative = cx.map(ScalarOp::Lt, &[x, zero])?;
-    let Some(n) = depth.as_const() else {
-        return Err(cx.unknown(1));
+    let wrapped = cx.add_real(x, depth as f64)?;
+    let x = cx.select(negative, wrapped, x)?;
+    dims[axis] = depth.into();
+    let position = cx.iota(dims, axis)?;
+    let hot = cx.eq(x, position)?;
+    let (off, on) = (pick(cx, values, 0)?, pick(cx, values, 1)?);
+    one(cx.select(hot, on, off)?)
+}
+
+fn one_hot_depth(cx: &mut Ctx) -> Result<i64> {
+    let depth = match cx.constant(1)? {
+        Some(t) if t.len() == 1 => Dim::constant(t.to_f64s()[0] as i64),
+        _ => {
+            let first = cx.dims(1)?.first().cloned();
+            first.ok_or_else(|| Error::invalid("depth is empty"))?
+        }
     };
-    let wrapped = cx.with_real(ScalarOp::Add, x, n as f64)?;
-    let x = cx.map(ScalarOp::Select, &[negative, wrapped, x])?;
-    dims[axis] = depth;
-    let position = cx.add(
-        Op::Iota {
-            dtype: DType::I64,
-            shape: dims,
-            axis,
-        },
-        &[],
-    )?;
-    let hot = cx.map(ScalarOp::Eq, &[x, position])?;
-    let [off, on] = [0usize, 1].map(|i| pick(cx, values, i));
-    one(cx.map(ScalarOp::Select, &[hot, on?, off?])?)
+    match depth.as_const() {
+        Some(n) if n < 0 => Err(Error::invalid(format!("depth {n} is negative"))),
+        Some(n) => Ok(n),
+        None => Err(cx.unknown(1)),
+    }
 }
 
 /// Element `i` of a vector as a scalar.
-fn pick(cx: &mut Ctx<'_, '_>, v: ValueId, i: usize) -> Result<ValueId> {
-    let e = cx.b().slice_axis(v, 0, i, 1)?;
-    cx.b().reshape(e, Vec::<Dim>::new())
+fn pick(cx: &mut Ctx, v: ValueId, i: usize) -> Result<ValueId> {
+    let e = cx.slice_axis(v, 0, i, 1)?;
+    cx.reshape(e, Vec::<Dim>::new())
 }
 
 /// The shape of the result depends on the values: a constant operand only.
-fn non_zero<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
+fn non_zero(cx: &mut Ctx) -> Result<Outs> {
     let t = cx.tensor(0)?;
     if t.size_bytes() > FOLD_LIMIT_BYTES {
-        return Err(Error::unsupported(format!(
-            "of a tensor of {} bytes",
-            t.size_bytes()
-        )));
+        let message = format!("of a tensor of {} bytes", t.size_bytes());
+        return Err(Error::unsupported(message));
     }
-    let rank = t.shape().len();
-    let hits: Vec<usize> = t
-        .to_f64s()
-        .iter()
-        .enumerate()
-        .filter(|(_, v)| **v != 0.0)
-        .map(|(i, _)| i)
-        .collect();
-    let mut out = vec![0i64; rank * hits.len()];
+    let values = t.to_f64s();
+    let hits: Vec<usize> = (0..t.len()).filter(|&i| values[i] != 0.0).collect();
+    let (rank, n) = (t.shape().len(), hits.len());
+    let mut out = vec![0i64; rank * n];
     for (k, &hit) in hits.iter().enumerate() {
         let mut rest = hit;
-        for axis in (0..rank).rev() {
-            out[axis * hits.len() + k] = (rest % t.shape()[axis]) as i64;
-            rest /= t.shape()[axis];
+        for (axis, &extent) in t.shape().iter().enumerate().rev() {
+            out[axis * n + k] = (rest % extent) as i64;
+            rest /= extent;
         }
     }
-    Ok(vec![Out::tensor(Tensor::from_slice(
-        &out,
-        &[rank, hits.len()],
-    )?)])
+    let places = Tensor::from_slice(&out, &[rank, n])?;
+    Ok(vec![Out::tensor(places)])
 }
 
 /// The slices along `axis` (of the flat tensor without it) for which the constant condition holds.
-fn compress<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
+fn compress(cx: &mut Ctx) -> Result<Outs> {
     let condition = cx.ints_in(1)?;
     let shape = cx.ty(0)?.shape;
     let x = cx.val(0)?;
     let (x, axis) = match cx.opt_i("axis")? {
         Some(a) => (x, axis_of(a, shape.rank())?),
-        None => (cx.b().reshape(x, [shape.n_elements()])?, 0),
+        None => (cx.reshape(x, [shape.n_elements()])?, 0),
     };
-    let keep: Vec<i64> = (0..condition.len() as i64)
-        .filter(|&i| condition[i as usize] != 0)
-        .collect();
-    let indices = cx.i64s(&keep, &[keep.len()])?;
-    one(cx.add(Op::Gather { axis }, &[x, indices])?)
+    let chosen = (0i64..).zip(&condition).filter(|(_, c)| **c != 0);
+    let places: Vec<i64> = chosen.map(|(i, _)| i).collect();
+    let indices = cx.i64s(&places, &[places.len()])?;
+    one(cx.gather(x, indices, axis)?)
 }
 
 /// Reverses the first `lens[b]` elements along `time_axis` of each batch element.
-fn reverse_sequence<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
+fn reverse_sequence(cx: &mut Ctx) -> Result<Outs> {
     let shape = cx.ty(0)?.shape;
-    let (batch, time) = (cx.i("batch_axis", 1)?, cx.i("time_axis", 0)?);
-    let (batch, time) = (axis_of(batch, shape.rank())?, axis_of(time, shape.rank())?);
-    let (x, lens) = (cx.val(0)?, cx.val(1)?);
-    let lens = cx.b().cast(lens, DType::I64)?;
-    let n = shape[batch].clone();
+    let batch = axis_of(cx.i("batch_axis", 1)?, shape.rank())?;
+    let time = axis_of(cx.i("time_axis", 0)?, shape.rank())?;
+    let [x, lens] = cx.first()?;
+    let lens = cx.cast(lens, DType::I64)?;
     let mut along = vec![Dim::constant(1); shape.rank()];
-    along[batch] = n;
-    let lens = cx.b().reshape(lens, along)?;
-    let t = cx.add(
-        Op::Iota {
-            dtype: DType::I64,
-            shape: shape.0.clone(),
-            axis: time,
-        },
-        &[],
-    )?;
+    along[batch] = shape[batch].clone();
+    let lens = cx.reshape(lens, along)?;
+    let t = cx.iota(shape.0, time)?;
     let last = cx.with_real(ScalarOp::Sub, lens, 1.0)?;
-    let mirrored = cx.map(ScalarOp::Sub, &[last, t])?;
+    let mirrored = cx.sub(last, t)?;
     let inside = cx.map(ScalarOp::Lt, &[t, lens])?;
-    let indices = cx.map(ScalarOp::Select, &[inside, mirrored, t])?;
-    debug_assert_eq!(cx.shape_of(indices), Shape(shape.0));
+    let indices = cx.select(inside, mirrored, t)?;
     one(cx.add(Op::GatherElements { axis: time }, &[x, indices])?)
 }

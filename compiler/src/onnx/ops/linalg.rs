@@ -1,9 +1,9 @@
 //! Determinants, distinct elements, and casts of bits.
 
-use super::super::import::{Ctx, FOLD_LIMIT_BYTES, OpDef, Out, Outs, axis_of, one};
+use super::super::import::{Ctx, FOLD_LIMIT_BYTES, OpDef, Out, Outs, axis_of, one, product};
 use super::super::tensor::dtype_of;
 use crate::error::{Error, Result};
-use crate::ir::{Dim, Extremum, Op, ScalarOp, ValueId};
+use crate::ir::{Dim, Extremum, Op, Shape, ValueId};
 use gristmill_runtime::{DType, Tensor};
 use std::cmp::Ordering;
 
@@ -17,169 +17,133 @@ pub(super) const OPS: &[OpDef] = &[
 const MAX_EXTENT: usize = 32;
 
 /// By elimination with partial pivoting, one step per column.
-fn determinant<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
+fn determinant(cx: &mut Ctx) -> Result<Outs> {
     let x = cx.val(0)?;
     let (s, dtype) = (cx.shape_of(x), cx.dtype_of(x));
+    let n = matrix_extent(&s)?;
+    let wide = match dtype {
+        DType::F64 => DType::F64,
+        _ => DType::F32,
+    };
+    let outer = &s[..s.rank() - 2];
+    let batch = product(outer);
+    let x = cx.cast(x, wide)?;
+    let mut rest = cx.reshape(x, [batch.clone(), n.into(), n.into()])?;
+    let unit = cx.scalar(wide, 1.0);
+    let mut det = cx.broadcast(unit, [batch, 1.into(), 1.into()])?;
+    for size in (1..=n).rev() {
+        let pivoted = pivot_first(cx, rest, size)?;
+        det = cx.mul(det, pivoted.value)?;
+        det = cx.mul(det, pivoted.sign)?;
+        if size > 1 {
+            rest = eliminated(cx, &pivoted, size)?;
+        }
+    }
+    let y = cx.reshape(det, outer.to_vec())?;
+    one(cx.cast(y, dtype)?)
+}
+
+/// Rows and columns of square matrices.
+fn matrix_extent(s: &Shape) -> Result<usize> {
     let r = s.rank();
-    let n = s
-        .last()
-        .and_then(Dim::as_usize)
-        .filter(|n| r >= 2 && s[r - 2].is(*n as i64) && *n <= MAX_EXTENT);
-    let n = n.ok_or_else(|| {
+    let n = s.last().and_then(Dim::as_usize);
+    let square = n.filter(|n| r >= 2 && s[r - 2].is(*n as i64) && *n <= MAX_EXTENT);
+    square.ok_or_else(|| {
         Error::unsupported(format!(
             "determinants of {s}: square up to {MAX_EXTENT} are taken"
         ))
-    })?;
-    let wide = if dtype == DType::F64 {
-        DType::F64
-    } else {
-        DType::F32
-    };
-    let batch = s[..r - 2]
-        .iter()
-        .fold(Dim::constant(1), |n, d| n.product(d));
-    let x = cx.b().cast(x, wide)?;
-    let mut rest = cx.b().reshape(x, [batch.clone(), n.into(), n.into()])?;
-    let unit = cx.b().scalar(wide, 1.0);
-    let mut det = cx
-        .b()
-        .broadcast(unit, [batch.clone(), 1.into(), 1.into()])?;
-    for size in (1..=n).rev() {
-        let column = cx.b().slice_axis(rest, 2, 0usize, 1)?;
-        let (pivot, row, others) = pivot_first(cx, rest, column, size)?;
-        det = cx.b().mul(det, pivot.value)?;
-        det = cx.b().mul(det, pivot.sign)?;
-        if size == 1 {
-            break;
-        }
-        // A pivot of 0 makes the determinant 0 whatever the rest is, as long as that is finite.
-        let zero = cx.b().scalar(wide, 0.0);
-        let singular = cx.map(ScalarOp::Eq, &[pivot.value, zero])?;
-        let divisor = cx.map(ScalarOp::Select, &[singular, unit, pivot.value])?;
-        let factors = cx.b().slice_axis(others, 2, 0usize, 1)?;
-        let factors = cx.b().div(factors, divisor)?;
-        let row = cx.b().slice_axis(row, 2, 1usize, size - 1)?;
-        let others = cx.b().slice_axis(others, 2, 1usize, size - 1)?;
-        let change = cx.b().mul(factors, row)?;
-        rest = cx.b().sub(others, change)?;
-    }
-    let y = cx.b().reshape(det, s[..r - 2].to_vec())?;
-    one(cx.b().cast(y, dtype)?)
+    })
 }
 
-/// The greatest element of a column and the sign of moving its row to the top, `[batch, 1, 1]`.
-struct Pivot {
+/// The matrix without the pivot's row and column, multiples of the row subtracted from the others.
+fn eliminated(cx: &mut Ctx, pivoted: &Pivoted, size: usize) -> Result<ValueId> {
+    let dtype = cx.dtype_of(pivoted.value);
+    // A pivot of 0 makes the determinant 0 whatever the rest is, as long as that is finite.
+    let (zero, unit) = (cx.scalar(dtype, 0.0), cx.scalar(dtype, 1.0));
+    let singular = cx.eq(pivoted.value, zero)?;
+    let divisor = cx.select(singular, unit, pivoted.value)?;
+    let factors = cx.slice_axis(pivoted.others, 2, 0usize, 1)?;
+    let factors = cx.div(factors, divisor)?;
+    let row = cx.slice_axis(pivoted.row, 2, 1usize, size - 1)?;
+    let others = cx.slice_axis(pivoted.others, 2, 1usize, size - 1)?;
+    let change = cx.mul(factors, row)?;
+    cx.sub(others, change)
+}
+
+/// A matrix whose first element is the pivot.
+struct Pivoted {
+    /// The pivot: `[batch, 1, 1]`.
     value: ValueId,
+    /// Factor of the determinant for the exchange of rows: `[batch, 1, 1]`.
     sign: ValueId,
+    /// The pivot's row: `[batch, 1, size]`.
+    row: ValueId,
+    /// The other rows: `[batch, size - 1, size]`.
+    others: ValueId,
 }
 
-/// Pivot, its row `[batch, 1, size]` and the other rows: the first row takes the place of the pivot's.
-fn pivot_first(
-    cx: &mut Ctx<'_, '_>,
-    rest: ValueId,
-    column: ValueId,
-    size: usize,
-) -> Result<(Pivot, ValueId, ValueId)> {
-    let (s, dtype) = (cx.shape_of(rest), cx.dtype_of(rest));
-    let magnitude = cx.map(ScalarOp::Abs, &[column])?;
+/// Moves the row with the largest element of the first column to the top; the first row takes its
+/// place.
+fn pivot_first(cx: &mut Ctx, rest: ValueId, size: usize) -> Result<Pivoted> {
+    let dtype = cx.dtype_of(rest);
+    let best = pivot_row(cx, rest)?;
+    let places = cx.iota([size.into(), 1.into()], 0)?;
+    let zero = cx.scalar(DType::I64, 0.0);
+    let (at_best, first) = (cx.eq(places, best)?, cx.eq(places, zero)?);
+    let moved = cx.select(at_best, zero, places)?;
+    let order = cx.select(first, best, moved)?;
+    let shape = cx.shape_of(rest);
+    let order = cx.broadcast(order, shape.0)?;
+    let swapped = cx.add(Op::GatherElements { axis: 1 }, &[rest, order])?;
+    let row = cx.slice_axis(swapped, 1, 0usize, 1)?;
+    let stays = cx.eq(best, zero)?;
+    let (plus, minus) = (cx.scalar(dtype, 1.0), cx.scalar(dtype, -1.0));
+    Ok(Pivoted {
+        value: cx.slice_axis(row, 2, 0usize, 1)?,
+        sign: cx.select(stays, plus, minus)?,
+        others: cx.slice_axis(swapped, 1, 1usize, size - 1)?,
+        row,
+    })
+}
+
+/// Index of the row with the largest magnitude in the first column: `[batch, 1, 1]`.
+fn pivot_row(cx: &mut Ctx, rest: ValueId) -> Result<ValueId> {
+    let column = cx.slice_axis(rest, 2, 0usize, 1)?;
+    let magnitude = cx.abs(column)?;
     let best = Op::ArgReduce {
         kind: Extremum::Max,
         axis: 1,
         keepdims: true,
         select_last: false,
     };
-    let best = cx.add(best, &[magnitude])?;
-    let places = cx.add(
-        Op::Iota {
-            dtype: DType::I64,
-            shape: vec![size.into(), 1.into()],
-            axis: 0,
-        },
-        &[],
-    )?;
-    let zero = cx.b().scalar(DType::I64, 0.0);
-    let (at_best, first) = (
-        cx.map(ScalarOp::Eq, &[places, best])?,
-        cx.map(ScalarOp::Eq, &[places, zero])?,
-    );
-    let moved = cx.map(ScalarOp::Select, &[at_best, zero, places])?;
-    let order = cx.map(ScalarOp::Select, &[first, best, moved])?;
-    let order = cx.b().broadcast(order, s.0.clone())?;
-    let swapped = cx.add(Op::GatherElements { axis: 1 }, &[rest, order])?;
-    let row = cx.b().slice_axis(swapped, 1, 0usize, 1)?;
-    let others = cx.b().slice_axis(swapped, 1, 1usize, size - 1)?;
-    let value = cx.b().slice_axis(row, 2, 0usize, 1)?;
-    let kept = cx.map(ScalarOp::Eq, &[best, zero])?;
-    let (plus, minus) = (cx.b().scalar(dtype, 1.0), cx.b().scalar(dtype, -1.0));
-    let sign = cx.map(ScalarOp::Select, &[kept, plus, minus])?;
-    Ok((Pivot { value, sign }, row, others))
+    cx.add(best, &[magnitude])
 }
 
-/// The shape of the results depends on the values: a constant operand only. Results: distinct elements (or slices),
-/// where each comes first, which one each element is, and how often each comes.
-fn unique<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
+/// The shape of the results depends on the values: a constant operand only. Results: distinct
+/// elements (or slices), where each comes first, which one each element is, and how often each
+/// comes.
+fn unique(cx: &mut Ctx) -> Result<Outs> {
     let sorted = cx.flag("sorted", true)?;
     let axis = cx.opt_i("axis")?;
     let t = cx.tensor(0)?;
     if t.size_bytes() > FOLD_LIMIT_BYTES {
-        return Err(Error::unsupported(format!(
-            "of a tensor of {} bytes",
-            t.size_bytes()
-        )));
+        let message = format!("of a tensor of {} bytes", t.size_bytes());
+        return Err(Error::unsupported(message));
     }
-    let shape = t.shape().to_vec();
-    let (outer, n, inner) = match axis {
-        Some(a) => {
-            let a = axis_of(a, shape.len())?;
-            (
-                shape[..a].iter().product::<usize>(),
-                shape[a],
-                shape[a + 1..].iter().product::<usize>(),
-            )
-        }
-        None => (1, t.len(), 1),
-    };
-    let values = t.to_f64s();
-    let slice = |i: usize| (0..outer * inner).map(move |e| (e / inner * n + i) * inner + e % inner);
-    let compare = |&a: &usize, &b: &usize| {
-        let pairs = slice(a).zip(slice(b));
-        let mut orders =
-            pairs.map(|(x, y)| values[x].partial_cmp(&values[y]).unwrap_or(Ordering::Less));
-        orders.find(|o| o.is_ne()).unwrap_or(Ordering::Equal)
-    };
-    let mut order: Vec<usize> = (0..n).collect();
-    order.sort_by(|a, b| {
-        match values_are_nan(&values, slice(*a)).cmp(&values_are_nan(&values, slice(*b))) {
-            Ordering::Equal => compare(a, b),
-            other => other,
-        }
-    });
-    let mut groups: Vec<Vec<usize>> = Vec::new();
-    for i in order {
-        match groups.last_mut() {
-            Some(g) if compare(&g[0], &i).is_eq() => g.push(i),
-            _ => groups.push(vec![i]),
-        }
-    }
-    groups.iter_mut().for_each(|g| g.sort_unstable());
-    if !sorted {
-        groups.sort_by_key(|g| g[0]);
-    }
+    let slices = Slices::new(&t, axis)?;
+    let groups = slices.groups(sorted);
     let firsts: Vec<i64> = groups.iter().map(|g| g[0] as i64).collect();
     let counts: Vec<i64> = groups.iter().map(|g| g.len() as i64).collect();
-    let mut inverse = vec![0i64; n];
-    groups
-        .iter()
-        .enumerate()
-        .for_each(|(k, g)| g.iter().for_each(|&i| inverse[i] = k as i64));
-    let x = cx.val(0)?;
-    let (x, axis) = match axis {
-        Some(a) => (x, axis_of(a, shape.len())?),
-        None => (cx.b().reshape(x, [n])?, 0),
-    };
+    let mut inverse = vec![0i64; slices.n];
+    for (k, group) in groups.iter().enumerate() {
+        group.iter().for_each(|&i| inverse[i] = k as i64);
+    }
+    let mut x = cx.val(0)?;
+    if axis.is_none() {
+        x = cx.reshape(x, [slices.n])?;
+    }
     let places = cx.i64s(&firsts, &[firsts.len()])?;
-    let y = cx.add(Op::Gather { axis }, &[x, places])?;
-    let list = |v: &[i64]| Tensor::from_slice(v, &[v.len()]).map(Out::tensor);
+    let y = cx.gather(x, places, slices.axis)?;
     Ok(vec![
         Out::Value(y),
         list(&firsts)?,
@@ -188,13 +152,80 @@ fn unique<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
     ])
 }
 
-/// NaN sorts last.
-fn values_are_nan(values: &[f64], mut slice: impl Iterator<Item = usize>) -> bool {
-    slice.next().is_some_and(|e| values[e].is_nan())
+fn list(v: &[i64]) -> Result<Out> {
+    Ok(Out::tensor(Tensor::from_slice(v, &[v.len()])?))
 }
 
-/// Between integers of one width a conversion wraps, which keeps the bits; others only as constants.
-fn bit_cast<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
+/// The slices of a tensor along one axis; its elements without one.
+struct Slices {
+    values: Vec<f64>,
+    axis: usize,
+    outer: usize,
+    n: usize,
+    inner: usize,
+}
+
+impl Slices {
+    fn new(t: &Tensor, axis: Option<i64>) -> Result<Slices> {
+        let shape = match axis {
+            Some(_) => t.shape().to_vec(),
+            None => vec![t.len()],
+        };
+        let axis = axis_of(axis.unwrap_or(0), shape.len())?;
+        Ok(Slices {
+            values: t.to_f64s(),
+            axis,
+            outer: shape[..axis].iter().product(),
+            n: shape[axis],
+            inner: shape[axis + 1..].iter().product(),
+        })
+    }
+
+    /// The elements of slice `i`.
+    fn elements(&self, i: usize) -> impl Iterator<Item = f64> {
+        let places = 0..self.outer * self.inner;
+        places.map(move |e| {
+            let row = e / self.inner * self.n + i;
+            self.values[row * self.inner + e % self.inner]
+        })
+    }
+
+    fn compare(&self, a: usize, b: usize) -> Ordering {
+        let pairs = self.elements(a).zip(self.elements(b));
+        let mut orders = pairs.map(|(x, y)| x.partial_cmp(&y).unwrap_or(Ordering::Less));
+        orders.find(|o| o.is_ne()).unwrap_or(Ordering::Equal)
+    }
+
+    fn begins_with_nan(&self, i: usize) -> bool {
+        self.elements(i).next().is_some_and(f64::is_nan)
+    }
+
+    /// Equal slices together, each group ascending; groups by value, NaN last, or by first
+    /// occurrence.
+    fn groups(&self, sorted: bool) -> Vec<Vec<usize>> {
+        let mut order: Vec<usize> = (0..self.n).collect();
+        order.sort_by(|&a, &b| {
+            let nan_last = self.begins_with_nan(a).cmp(&self.begins_with_nan(b));
+            nan_last.then_with(|| self.compare(a, b))
+        });
+        let mut groups: Vec<Vec<usize>> = Vec::new();
+        for i in order {
+            match groups.last_mut() {
+                Some(g) if self.compare(g[0], i).is_eq() => g.push(i),
+                _ => groups.push(vec![i]),
+            }
+        }
+        groups.iter_mut().for_each(|g| g.sort_unstable());
+        if !sorted {
+            groups.sort_by_key(|g| g[0]);
+        }
+        groups
+    }
+}
+
+/// Between integers of one width a conversion wraps, which keeps the bits; others only as
+/// constants.
+fn bit_cast(cx: &mut Ctx) -> Result<Outs> {
     let to = dtype_of(cx.i("to", 0)? as i32)?;
     let from = cx.ty(0)?.dtype;
     if from == to {
@@ -204,16 +235,13 @@ fn bit_cast<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
         return Err(Error::invalid(format!("{from} and {to} differ in width")));
     }
     if let Some(t) = cx.constant(0)?.filter(|_| to != DType::Bool) {
-        return Ok(vec![Out::tensor(Tensor::from_bytes(
-            to,
-            t.shape(),
-            t.as_bytes(),
-        )?)]);
+        let bits = Tensor::from_bytes(to, t.shape(), t.as_bytes())?;
+        return Ok(vec![Out::tensor(bits)]);
     }
-    let whole = |d: DType| d.is_int() || d == DType::Bool;
-    if !whole(from) || !to.is_int() {
+    let is_whole = from.is_int() || from == DType::Bool;
+    if !is_whole || !to.is_int() {
         return Err(Error::unsupported(format!("the bits of {from} as {to}")));
     }
     let x = cx.val(0)?;
-    one(cx.b().cast(x, to)?)
+    one(cx.cast(x, to)?)
 }

@@ -1,12 +1,14 @@
 //! LSTM, GRU and RNN as scans over time.
 //!
-//! The products with the input weights are one matrix product over all steps, outside the scan; the scan's body holds the
-//! recurrent product and the gates. Sequences shorter than the longest are masked: a step beyond the end leaves the state
-//! as it is, and gives 0.
+//! The products with the input weights are one matrix product over all steps, outside the scan; the
+//! scan's body holds the recurrent product and the gates. Sequences shorter than the longest are
+//! masked: a step beyond the end leaves the state as it is, and gives 0.
 
 use super::super::import::{Ctx, OpDef, Out, Outs};
+use super::control::step_inputs;
+use super::norm::filled;
 use crate::error::{Error, Result};
-use crate::ir::{Dim, GraphBuilder, Op, Real, ScalarOp, ValueId};
+use crate::ir::{Dim, Graph, GraphBuilder, Op, Real, ScalarOp, ValueId};
 use crate::nearest::unknown;
 use gristmill_runtime::DType;
 
@@ -16,7 +18,7 @@ pub(super) const OPS: &[OpDef] = &[
     OpDef::new("RNN", (3, 6), rnn),
 ];
 
-/// Which cell, with what distinguishes its variants.
+/// A cell and its variants.
 #[derive(Clone, Copy, PartialEq)]
 enum Cell {
     /// Gates i, o, f, c. With `coupled`, the forget gate is one minus the input gate.
@@ -33,6 +35,13 @@ impl Cell {
             Cell::Lstm { .. } => 4,
             Cell::Gru { .. } => 3,
             Cell::Rnn => 1,
+        }
+    }
+
+    fn n_states(self) -> usize {
+        match self {
+            Cell::Lstm { .. } => 2,
+            _ => 1,
         }
     }
 
@@ -53,10 +62,11 @@ struct Activation {
     beta: f64,
 }
 
-/// What the operator's attributes say.
+/// The operator's attributes.
 struct Config {
     cell: Cell,
-    /// Per direction: whether it walks backwards.
+    hidden: usize,
+    /// Per direction: true when it walks backwards.
     reverse: Vec<bool>,
     /// Per direction.
     activations: Vec<Vec<Activation>>,
@@ -76,23 +86,25 @@ struct Direction {
     state: Vec<ValueId>,
     /// `[3 * hidden]` peephole weights i, o, f.
     peepholes: Option<ValueId>,
+    /// `[batch]`: lengths of the sequences.
+    lens: Option<ValueId>,
 }
 
-fn lstm<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
+fn lstm(cx: &mut Ctx) -> Result<Outs> {
     let coupled = cx.flag("input_forget", false)?;
     recurrent(cx, Cell::Lstm { coupled })
 }
 
-fn gru<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
+fn gru(cx: &mut Ctx) -> Result<Outs> {
     let late_reset = cx.flag("linear_before_reset", false)?;
     recurrent(cx, Cell::Gru { late_reset })
 }
 
-fn rnn<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
+fn rnn(cx: &mut Ctx) -> Result<Outs> {
     recurrent(cx, Cell::Rnn)
 }
 
-fn config(cx: &Ctx<'_, '_>, cell: Cell) -> Result<Config> {
+fn config(cx: &mut Ctx, cell: Cell) -> Result<Config> {
     let directions: &[(&str, &[bool])] = &[
         ("forward", &[false]),
         ("reverse", &[true]),
@@ -102,6 +114,7 @@ fn config(cx: &Ctx<'_, '_>, cell: Cell) -> Result<Config> {
     cx.ignore(&["output_sequence"]);
     Ok(Config {
         cell,
+        hidden: hidden_size(cx, cell.gates(), reverse.len())?,
         activations: activations(cx, cell, reverse.len())?,
         reverse,
         clip: cx.opt_f("clip")?,
@@ -109,7 +122,8 @@ fn config(cx: &Ctx<'_, '_>, cell: Cell) -> Result<Config> {
     })
 }
 
-/// Names of activations, which are read without regard to case, with the defaults of their alpha and beta.
+/// Names of activations, which are read without regard to case, with the defaults of their alpha
+/// and beta.
 const ACTIVATIONS: [(&str, Option<f32>, Option<f32>); 11] = [
     ("Relu", None, None),
     ("Tanh", None, None),
@@ -125,148 +139,119 @@ const ACTIVATIONS: [(&str, Option<f32>, Option<f32>); 11] = [
 ];
 
 /// Parameters are handed out in order to the activations that have them.
-fn activations(cx: &Ctx<'_, '_>, cell: Cell, n_directions: usize) -> Result<Vec<Vec<Activation>>> {
+fn activations(cx: &Ctx, cell: Cell, n_directions: usize) -> Result<Vec<Vec<Activation>>> {
     let defaults = cell.default_activations();
-    let names = cx.strings("activations")?;
-    let names = names.unwrap_or_else(|| {
-        defaults
-            .iter()
-            .map(|s| s.to_string())
-            .cycle()
-            .take(defaults.len() * n_directions)
-            .collect()
+    let n = defaults.len() * n_directions;
+    let names = cx.strings("activations")?.unwrap_or_else(|| {
+        let all = defaults.iter().cycle().take(n);
+        all.map(|s| s.to_string()).collect()
     });
-    if names.len() != defaults.len() * n_directions {
-        return Err(Error::invalid(format!(
-            "{} activations, expected {}",
-            names.len(),
-            defaults.len() * n_directions
-        )));
+    if names.len() != n {
+        let message = format!("{} activations, expected {n}", names.len());
+        return Err(Error::invalid(message));
     }
-    let mut alphas = cx
-        .floats("activation_alpha")?
-        .unwrap_or_default()
-        .into_iter();
-    let mut betas = cx
-        .floats("activation_beta")?
-        .unwrap_or_default()
-        .into_iter();
+    let alphas = cx.floats("activation_alpha")?.unwrap_or_default();
+    let betas = cx.floats("activation_beta")?.unwrap_or_default();
+    let (mut alphas, mut betas) = (alphas.into_iter(), betas.into_iter());
     let mut all = Vec::new();
-    for given in names {
-        let name = given.to_lowercase();
-        let known = ACTIVATIONS.iter().find(|a| a.0.to_lowercase() == name);
-        let Some(&(_, alpha, beta)) = known else {
-            let names = ACTIVATIONS.iter().map(|a| a.0);
-            return Err(Error::unsupported(unknown("activation", &given, names)));
+    for name in names {
+        let (alpha, beta) = default_parameters(&name)?;
+        let given = |default: Option<f32>, rest: &mut std::vec::IntoIter<f64>| {
+            default.map_or(0.0, |d| rest.next().unwrap_or(d.into()))
         };
-        let alpha = alpha.map_or(0.0, |default: f32| alphas.next().unwrap_or(default.into()));
-        let beta = beta.map_or(0.0, |default: f32| betas.next().unwrap_or(default.into()));
-        all.push(Activation { name, alpha, beta });
+        all.push(Activation {
+            name: name.to_lowercase(),
+            alpha: given(alpha, &mut alphas),
+            beta: given(beta, &mut betas),
+        });
     }
-    Ok(all
-        .chunks(defaults.len())
-        .map(<[Activation]>::to_vec)
-        .collect())
+    let per_direction = all.chunks(defaults.len());
+    Ok(per_direction.map(<[Activation]>::to_vec).collect())
 }
 
-fn recurrent<'m>(cx: &mut Ctx<'_, 'm>, cell: Cell) -> Result<Outs<'m>> {
+fn default_parameters(name: &str) -> Result<(Option<f32>, Option<f32>)> {
+    let mut known = ACTIVATIONS.iter();
+    match known.find(|a| a.0.eq_ignore_ascii_case(name)) {
+        Some(&(_, alpha, beta)) => Ok((alpha, beta)),
+        None => {
+            let names = ACTIVATIONS.iter().map(|a| a.0);
+            Err(Error::unsupported(unknown("activation", name, names)))
+        }
+    }
+}
+
+fn recurrent(cx: &mut Ctx, cell: Cell) -> Result<Outs> {
     let config = config(cx, cell)?;
-    let weights = cx.ty(2)?;
-    let (gates, n) = (cell.gates(), config.reverse.len());
-    let hidden = weights.shape.last().and_then(Dim::as_usize).unwrap_or(0);
-    if weights.rank() != 3
-        || !weights.shape[0].is(n as i64)
-        || !weights.shape[1].is((gates * hidden) as i64)
-    {
-        return Err(Error::invalid(format!(
-            "R must be [{n}, {gates} * hidden, hidden], got {weights}"
-        )));
-    }
-    if cx.opt_i("hidden_size")?.is_some_and(|h| h != hidden as i64) {
-        return Err(Error::invalid(format!(
-            "hidden_size differs from that of R {weights}"
-        )));
-    }
     let mut x = cx.val(0)?;
-    if cx.shape_of(x).rank() != 3 {
-        return Err(Error::invalid(format!(
-            "X must have rank 3, is {}",
-            cx.type_of(x)
-        )));
+    let ty = cx.type_of(x);
+    if ty.rank() != 3 {
+        return Err(Error::invalid(format!("X must have rank 3, is {ty}")));
     }
     if config.batch_first {
-        x = cx.b().transpose(x, &[1, 0, 2])?;
+        x = cx.transpose(x, &[1, 0, 2])?;
     }
     let lens = match cx.opt(4)? {
-        Some(l) => Some(cx.b().cast(l, DType::I64)?),
+        Some(l) => Some(cx.cast(l, DType::I64)?),
         None => None,
     };
     let mut sequences = Vec::new();
     let mut states: Vec<Vec<ValueId>> = vec![Vec::new(); 2];
-    for d in 0..n {
-        let direction = direction(cx, &config, x, d, hidden)?;
-        let results = scan(cx, &config, &direction, d, x, lens, hidden)?;
+    for d in 0..config.reverse.len() {
+        let mut direction = direction(cx, &config, x, d)?;
+        direction.lens = lens;
+        let results = scan(cx, &config, &direction, d)?;
         let (state, sequence) = results.split_at(direction.state.len());
-        state
-            .iter()
-            .enumerate()
-            .for_each(|(i, &s)| states[i].push(s));
+        for (all, &s) in states.iter_mut().zip(state) {
+            all.push(s);
+        }
         sequences.push(sequence[0]);
     }
     results(cx, &config, &sequences, &states)
 }
 
-/// Row `d` of a stacked operand, its first axis dropped.
-fn of_direction(cx: &mut Ctx<'_, '_>, v: ValueId, d: usize) -> Result<ValueId> {
-    let shape = cx.shape_of(v);
-    let row = if shape.first().is_some_and(|n| n.is(1)) {
-        v
-    } else {
-        cx.b().slice_axis(v, 0, d, 1)?
-    };
-    cx.b()
-        .reshape(row, shape.iter().skip(1).cloned().collect::<Vec<_>>())
+/// Units of the cell, by the weights `R` of the recurrence.
+fn hidden_size(cx: &mut Ctx, gates: usize, n: usize) -> Result<usize> {
+    let r = cx.ty(2)?;
+    let hidden = r.shape.last().and_then(Dim::as_usize).unwrap_or(0);
+    let rows = (gates * hidden) as i64;
+    if r.rank() != 3 || !r.shape[0].is(n as i64) || !r.shape[1].is(rows) {
+        return Err(Error::invalid(format!(
+            "R must be [{n}, {gates} * hidden, hidden], got {r}"
+        )));
+    }
+    if cx.opt_i("hidden_size")?.is_some_and(|h| h != hidden as i64) {
+        let message = format!("hidden_size differs from that of R {r}");
+        return Err(Error::invalid(message));
+    }
+    Ok(hidden)
 }
 
-fn direction(
-    cx: &mut Ctx<'_, '_>,
-    config: &Config,
-    x: ValueId,
-    d: usize,
-    hidden: usize,
-) -> Result<Direction> {
-    let gates = config.cell.gates();
+/// Row `d` of a stacked operand, its first axis dropped.
+fn of_direction(cx: &mut Ctx, v: ValueId, d: usize) -> Result<ValueId> {
+    let shape = cx.shape_of(v);
+    let row = match shape.first() {
+        Some(n) if n.is(1) => v,
+        _ => cx.slice_axis(v, 0, d, 1)?,
+    };
+    let rest: Vec<Dim> = shape.iter().skip(1).cloned().collect();
+    cx.reshape(row, rest)
+}
+
+fn direction(cx: &mut Ctx, config: &Config, x: ValueId, d: usize) -> Result<Direction> {
     let (w, r) = (cx.val(1)?, cx.val(2)?);
     let (w, r) = (of_direction(cx, w, d)?, of_direction(cx, r, d)?);
-    let (w, recurrent) = (cx.b().transpose(w, &[1, 0])?, cx.b().transpose(r, &[1, 0])?);
-    let mut inputs = cx.b().matmul(x, w)?;
+    let (w, recurrent) = (cx.transpose(w, &[1, 0])?, cx.transpose(r, &[1, 0])?);
+    let mut inputs = cx.matmul(x, w)?;
     let mut recurrent_bias = None;
     if let Some(b) = cx.opt(3)? {
         let b = of_direction(cx, b, d)?;
-        let wide = gates * hidden;
-        let (input_bias, mut rest) = (
-            cx.b().slice_axis(b, 0, 0, wide)?,
-            cx.b().slice_axis(b, 0, wide, wide)?,
-        );
-        if config.cell == (Cell::Gru { late_reset: true }) {
-            // The recurrent bias of the hidden gate is added before the reset gate applies.
-            recurrent_bias = Some(cx.b().slice_axis(rest, 0, 2 * hidden, hidden)?);
-            let early = cx.b().slice_axis(rest, 0, 0, 2 * hidden)?;
-            let dtype = cx.dtype_of(b);
-            let zero = super::norm::filled(cx, dtype, 0.0, &[hidden.into()])?;
-            rest = cx.b().concat(&[early, zero], 0)?;
-        }
-        let bias = cx.map(ScalarOp::Add, &[input_bias, rest])?;
-        inputs = cx.map(ScalarOp::Add, &[inputs, bias])?;
+        let (bias, late) = biases(cx, config, b)?;
+        inputs = cx.add_(inputs, bias)?;
+        recurrent_bias = late;
     }
-    let n_states = if matches!(config.cell, Cell::Lstm { .. }) {
-        2
-    } else {
-        1
-    };
     let mut state = Vec::new();
-    for i in 0..n_states {
-        state.push(initial_state(cx, config, x, 5 + i, d, hidden)?);
+    for i in 0..config.cell.n_states() {
+        state.push(initial_state(cx, config, x, 5 + i, d)?);
     }
     let peepholes = match cx.opt(7)? {
         Some(p) => Some(of_direction(cx, p, d)?),
@@ -278,258 +263,237 @@ fn direction(
         recurrent_bias,
         state,
         peepholes,
+        lens: None,
     })
 }
 
+/// The sum of the biases of inputs and recurrence; and that of the recurrence which waits for the
+/// reset gate.
+fn biases(cx: &mut Ctx, config: &Config, b: ValueId) -> Result<(ValueId, Option<ValueId>)> {
+    let hidden = config.hidden;
+    let wide = config.cell.gates() * hidden;
+    let input = cx.slice_axis(b, 0, 0, wide)?;
+    let mut rest = cx.slice_axis(b, 0, wide, wide)?;
+    let mut late = None;
+    if config.cell == (Cell::Gru { late_reset: true }) {
+        // The recurrent bias of the hidden gate is added before the reset gate applies.
+        late = Some(cx.slice_axis(rest, 0, 2 * hidden, hidden)?);
+        let early = cx.slice_axis(rest, 0, 0, 2 * hidden)?;
+        let dtype = cx.dtype_of(b);
+        let zero = filled(cx, dtype, 0.0, &[hidden.into()])?;
+        rest = cx.concat(&[early, zero], 0)?;
+    }
+    Ok((cx.add_(input, rest)?, late))
+}
+
 fn initial_state(
-    cx: &mut Ctx<'_, '_>,
+    cx: &mut Ctx,
     config: &Config,
     x: ValueId,
     operand: usize,
     d: usize,
-    hidden: usize,
 ) -> Result<ValueId> {
-    let x_ty = cx.type_of(x);
-    let dims = [x_ty.shape[1].clone(), hidden.into()];
-    let Some(s) = cx.opt(operand)? else {
-        return super::norm::filled(cx, x_ty.dtype, 0.0, &dims);
+    let ty = cx.type_of(x);
+    let dims = [ty.shape[1].clone(), config.hidden.into()];
+    let Some(mut s) = cx.opt(operand)? else {
+        return filled(cx, ty.dtype, 0.0, &dims);
     };
-    let s = if config.batch_first {
-        cx.b().transpose(s, &[1, 0, 2])?
-    } else {
-        s
-    };
+    if config.batch_first {
+        s = cx.transpose(s, &[1, 0, 2])?;
+    }
     let s = of_direction(cx, s, d)?;
-    cx.b().broadcast(s, dims)
+    cx.broadcast(s, dims)
 }
 
 /// The scan of one direction. Results: final state, then the hidden states of all steps.
-fn scan(
-    cx: &mut Ctx<'_, '_>,
-    config: &Config,
-    dir: &Direction,
-    d: usize,
-    x: ValueId,
-    lens: Option<ValueId>,
-    hidden: usize,
-) -> Result<Vec<ValueId>> {
-    let time = cx.shape_of(x)[0].clone();
-    let mut operands = dir.state.clone();
-    operands.push(dir.inputs);
-    if lens.is_some() {
-        operands.push(cx.add(
-            Op::Iota {
-                dtype: DType::I64,
-                shape: vec![time.clone()],
-                axis: 0,
-            },
-            &[],
-        )?);
+fn scan(cx: &mut Ctx, config: &Config, dir: &Direction, d: usize) -> Result<Vec<ValueId>> {
+    let time = cx.shape_of(dir.inputs)[0].clone();
+    let mut scanned = vec![dir.inputs];
+    if dir.lens.is_some() {
+        scanned.push(cx.iota([time.clone()], 0)?);
     }
-    let scanned = operands.len() - dir.state.len();
-    operands.push(dir.recurrent);
-    operands.extend(dir.peepholes.iter().chain(&dir.recurrent_bias).chain(&lens));
+    let mut invariants = vec![dir.recurrent];
+    invariants.extend(
+        dir.peepholes
+            .iter()
+            .chain(&dir.recurrent_bias)
+            .chain(&dir.lens),
+    );
     let mut b = GraphBuilder::new("step");
     b.set_origin(&cx.path());
-    let mut formals = Vec::new();
-    for (i, &v) in operands.iter().enumerate() {
-        let ty = cx.type_of(v);
-        let per_step = (dir.state.len()..dir.state.len() + scanned).contains(&i);
-        let shape = if per_step {
-            ty.shape[1..].to_vec()
-        } else {
-            ty.shape.0
-        };
-        formals.push(b.input(&format!("a{i}"), ty.dtype, shape));
+    let mut formals = step_inputs(cx, &mut b, &dir.state, &scanned);
+    for &v in &invariants {
+        let (name, ty) = (format!("a{}", formals.len()), cx.type_of(v));
+        formals.push(b.input(&name, ty.dtype, ty.shape.0));
     }
     let body = Body {
         config,
         activations: &config.activations[d],
-        hidden,
-        n_states: dir.state.len(),
-        scanned,
+        n_scanned: scanned.len(),
+        b,
     };
-    let extras = (
-        dir.peepholes.is_some(),
-        dir.recurrent_bias.is_some(),
-        lens.is_some(),
-    );
-    body.build(&mut b, &formals, extras)?;
+    let graph = body.build(&formals, dir)?;
     let op = Op::Scan {
         carried: dir.state.len(),
-        scanned,
+        scanned: scanned.len(),
         length: time,
         reverse: config.reverse[d],
     };
-    cx.b().add_with_regions(op, &operands, vec![b.into_graph()])
+    let operands = [&dir.state[..], &scanned, &invariants].concat();
+    cx.b().add_with_regions(op, &operands, vec![graph])
 }
 
-/// Builds the body of the scan: one step for all sequences.
+/// The body of the scan under construction: one step for all sequences.
 struct Body<'a> {
     config: &'a Config,
     activations: &'a [Activation],
-    hidden: usize,
-    n_states: usize,
-    scanned: usize,
+    n_scanned: usize,
+    b: GraphBuilder,
 }
 
 impl Body<'_> {
-    /// `formals`: state, input products, (step number), recurrent weights, (peepholes), (recurrent bias), (lengths).
-    fn build(
-        &self,
-        b: &mut GraphBuilder,
-        formals: &[ValueId],
-        extras: (bool, bool, bool),
-    ) -> Result<()> {
-        let (state, rest) = formals.split_at(self.n_states);
-        let (inputs, mut invariants) = (rest[0], rest[self.scanned..].iter().copied());
-        let recurrent = invariants
-            .next()
-            .expect("recurrent weights are always there");
+    /// `formals`: state, input products, (step number), recurrent weights, (peepholes), (recurrent
+    /// bias), (lengths).
+    fn build(mut self, formals: &[ValueId], dir: &Direction) -> Result<Graph> {
+        let (state, rest) = formals.split_at(dir.state.len());
+        let mut invariants = rest[self.n_scanned..].iter().copied();
         let mut next = |given: bool| if given { invariants.next() } else { None };
-        let (peepholes, recurrent_bias, lens) = (next(extras.0), next(extras.1), next(extras.2));
-        let new = match self.config.cell {
-            Cell::Lstm { coupled } => self.lstm(b, state, inputs, recurrent, peepholes, coupled)?,
-            Cell::Gru { late_reset } => {
-                vec![self.gru(b, state[0], inputs, recurrent, recurrent_bias, late_reset)?]
-            }
+        let step = Step {
+            inputs: rest[0],
+            recurrent: next(true).expect("recurrent weights are always there"),
+            peepholes: next(dir.peepholes.is_some()),
+            recurrent_bias: next(dir.recurrent_bias.is_some()),
+        };
+        let lens = next(dir.lens.is_some());
+        let mut new = self.cell(&step, state)?;
+        let mut h = new[0];
+        if let Some(lens) = lens {
+            (new, h) = self.masked(state, &new, rest[1], lens)?;
+        }
+        for (i, &v) in new.iter().enumerate() {
+            self.b.output(&format!("state_{i}"), v);
+        }
+        self.b.output("h", h);
+        Ok(self.b.into_graph())
+    }
+
+    /// The new state.
+    fn cell(&mut self, step: &Step, state: &[ValueId]) -> Result<Vec<ValueId>> {
+        match self.config.cell {
+            Cell::Lstm { coupled } => self.lstm(step, state[0], state[1], coupled),
+            Cell::Gru { late_reset } => Ok(vec![self.gru(step, state[0], late_reset)?]),
             Cell::Rnn => {
-                let product = b.matmul(state[0], recurrent)?;
-                let sum = b.add_(inputs, product)?;
-                vec![self.activate(b, 0, sum)?]
+                let product = self.b.matmul(state[0], step.recurrent)?;
+                let sum = self.b.add_(step.inputs, product)?;
+                Ok(vec![self.activate(0, sum)?])
             }
-        };
-        let (new, out) = match lens {
-            Some(lens) => masked(b, state, &new, rest[1], lens)?,
-            None => (new.clone(), new[0]),
-        };
-        new.iter()
-            .enumerate()
-            .for_each(|(i, &v)| b.output(&format!("state_{i}"), v));
-        b.output("h", out);
-        Ok(())
+        }
     }
 
-    fn gate(&self, b: &mut GraphBuilder, all: ValueId, i: usize) -> Result<ValueId> {
-        b.slice_axis(all, 1, i * self.hidden, self.hidden)
+    /// Gate `i` of all of them.
+    fn gate(&mut self, all: ValueId, i: usize) -> Result<ValueId> {
+        let hidden = self.config.hidden;
+        self.b.slice_axis(all, 1, i * hidden, hidden)
     }
 
-    fn lstm(
-        &self,
-        b: &mut GraphBuilder,
-        state: &[ValueId],
-        inputs: ValueId,
-        recurrent: ValueId,
-        peepholes: Option<ValueId>,
-        coupled: bool,
-    ) -> Result<Vec<ValueId>> {
-        let (h, c) = (state[0], state[1]);
-        let product = b.matmul(h, recurrent)?;
-        let all = b.add_(inputs, product)?;
-        let peep = |b: &mut GraphBuilder, gate: ValueId, c: ValueId, i: usize| match peepholes {
-            Some(p) => {
-                let p = b.slice_axis(p, 0, i * self.hidden, self.hidden)?;
-                let t = b.mul(p, c)?;
-                b.add_(gate, t)
-            }
-            None => Ok(gate),
-        };
-        let [i, o, f, g] = [
-            self.gate(b, all, 0)?,
-            self.gate(b, all, 1)?,
-            self.gate(b, all, 2)?,
-            self.gate(b, all, 3)?,
-        ];
-        let i = peep(b, i, c, 0)?;
-        let i = self.activate(b, 0, i)?;
+    fn lstm(&mut self, step: &Step, h: ValueId, c: ValueId, coupled: bool) -> Result<Vec<ValueId>> {
+        let product = self.b.matmul(h, step.recurrent)?;
+        let all = self.b.add_(step.inputs, product)?;
+        let i = self.gate(all, 0)?;
+        let i = self.peep(step, i, c, 0)?;
+        let i = self.activate(0, i)?;
         let f = if coupled {
-            let one = b.scalar(b.ty(i).dtype, 1.0);
-            b.sub(one, i)?
+            self.one_minus(i)?
         } else {
-            let f = peep(b, f, c, 2)?;
-            self.activate(b, 0, f)?
+            let f = self.gate(all, 2)?;
+            let f = self.peep(step, f, c, 2)?;
+            self.activate(0, f)?
         };
-        let g = self.activate(b, 1, g)?;
-        let (kept, new) = (b.mul(f, c)?, b.mul(i, g)?);
-        let c = b.add_(kept, new)?;
-        let o = peep(b, o, c, 1)?;
-        let o = self.activate(b, 0, o)?;
-        let t = self.apply(b, 2, c)?;
-        Ok(vec![b.mul(o, t)?, c])
+        let g = self.gate(all, 3)?;
+        let g = self.activate(1, g)?;
+        let (kept, new) = (self.b.mul(f, c)?, self.b.mul(i, g)?);
+        let c = self.b.add_(kept, new)?;
+        let o = self.gate(all, 1)?;
+        let o = self.peep(step, o, c, 1)?;
+        let o = self.activate(0, o)?;
+        let t = self.apply(2, c)?;
+        Ok(vec![self.b.mul(o, t)?, c])
     }
 
-    fn gru(
-        &self,
-        b: &mut GraphBuilder,
-        h: ValueId,
-        inputs: ValueId,
-        recurrent: ValueId,
-        recurrent_bias: Option<ValueId>,
-        late_reset: bool,
-    ) -> Result<ValueId> {
-        let k = self.hidden;
-        let [xz, xr, xh] = [
-            self.gate(b, inputs, 0)?,
-            self.gate(b, inputs, 1)?,
-            self.gate(b, inputs, 2)?,
-        ];
-        let (z, fresh) = if late_reset {
-            let all = b.matmul(h, recurrent)?;
-            let [z, r, t] = [
-                self.gate(b, all, 0)?,
-                self.gate(b, all, 1)?,
-                self.gate(b, all, 2)?,
-            ];
-            let (z, r) = (b.add_(xz, z)?, b.add_(xr, r)?);
-            let r = self.activate(b, 0, r)?;
-            let t = match recurrent_bias {
-                Some(bias) => b.add_(t, bias)?,
-                None => t,
-            };
-            (z, b.mul(r, t)?)
-        } else {
-            let (early, last) = (
-                b.slice_axis(recurrent, 1, 0, 2 * k)?,
-                b.slice_axis(recurrent, 1, 2 * k, k)?,
-            );
-            let zr = b.matmul(h, early)?;
-            let [z, r] = [self.gate(b, zr, 0)?, self.gate(b, zr, 1)?];
-            let (z, r) = (b.add_(xz, z)?, b.add_(xr, r)?);
-            let r = self.activate(b, 0, r)?;
-            let reset = b.mul(r, h)?;
-            (z, b.matmul(reset, last)?)
+    /// A gate with the part of the cell state that it sees, by peephole weights `i`.
+    fn peep(&mut self, step: &Step, gate: ValueId, c: ValueId, i: usize) -> Result<ValueId> {
+        let Some(p) = step.peepholes else {
+            return Ok(gate);
         };
-        let z = self.activate(b, 0, z)?;
-        let sum = b.add_(xh, fresh)?;
-        let fresh = self.activate(b, 1, sum)?;
-        let one = b.scalar(b.ty(z).dtype, 1.0);
-        let other = b.sub(one, z)?;
-        let (new, kept) = (b.mul(other, fresh)?, b.mul(z, h)?);
-        b.add_(new, kept)
+        let hidden = self.config.hidden;
+        let p = self.b.slice_axis(p, 0, i * hidden, hidden)?;
+        let seen = self.b.mul(p, c)?;
+        self.b.add_(gate, seen)
+    }
+
+    fn gru(&mut self, step: &Step, h: ValueId, late_reset: bool) -> Result<ValueId> {
+        let (z, fresh) = if late_reset {
+            self.late_reset(step, h)?
+        } else {
+            self.early_reset(step, h)?
+        };
+        let z = self.activate(0, z)?;
+        let x = self.gate(step.inputs, 2)?;
+        let sum = self.b.add_(x, fresh)?;
+        let fresh = self.activate(1, sum)?;
+        let other = self.one_minus(z)?;
+        let (new, kept) = (self.b.mul(other, fresh)?, self.b.mul(z, h)?);
+        self.b.add_(new, kept)
+    }
+
+    /// Update gate before its activation, and `r (h R + b)`.
+    fn late_reset(&mut self, step: &Step, h: ValueId) -> Result<(ValueId, ValueId)> {
+        let all = self.b.matmul(h, step.recurrent)?;
+        let z = self.gate_sum(step.inputs, all, 0)?;
+        let r = self.gate_sum(step.inputs, all, 1)?;
+        let r = self.activate(0, r)?;
+        let mut t = self.gate(all, 2)?;
+        if let Some(bias) = step.recurrent_bias {
+            t = self.b.add_(t, bias)?;
+        }
+        Ok((z, self.b.mul(r, t)?))
+    }
+
+    /// Update gate before its activation, and `(r h) R`.
+    fn early_reset(&mut self, step: &Step, h: ValueId) -> Result<(ValueId, ValueId)> {
+        let k = self.config.hidden;
+        let early = self.b.slice_axis(step.recurrent, 1, 0, 2 * k)?;
+        let last = self.b.slice_axis(step.recurrent, 1, 2 * k, k)?;
+        let zr = self.b.matmul(h, early)?;
+        let z = self.gate_sum(step.inputs, zr, 0)?;
+        let r = self.gate_sum(step.inputs, zr, 1)?;
+        let r = self.activate(0, r)?;
+        let reset = self.b.mul(r, h)?;
+        Ok((z, self.b.matmul(reset, last)?))
+    }
+
+    fn gate_sum(&mut self, inputs: ValueId, recurrent: ValueId, i: usize) -> Result<ValueId> {
+        let (x, h) = (self.gate(inputs, i)?, self.gate(recurrent, i)?);
+        self.b.add_(x, h)
+    }
+
+    fn one_minus(&mut self, x: ValueId) -> Result<ValueId> {
+        let one = self.b.scalar(self.b.ty(x).dtype, 1.0);
+        self.b.sub(one, x)
     }
 
     /// Clips, then applies activation `i`.
-    fn activate(&self, b: &mut GraphBuilder, i: usize, x: ValueId) -> Result<ValueId> {
-        let x = match self.config.clip {
-            Some(c) if c > 0.0 => b.map(
-                ScalarOp::ClampTo {
-                    lo: Real(-c),
-                    hi: Real(c),
-                },
-                &[x],
-            )?,
-            _ => x,
-        };
-        self.apply(b, i, x)
+    fn activate(&mut self, i: usize, mut x: ValueId) -> Result<ValueId> {
+        if let Some(c) = self.config.clip.filter(|c| *c > 0.0) {
+            let (lo, hi) = (Real(-c), Real(c));
+            x = self.b.map(ScalarOp::ClampTo { lo, hi }, &[x])?;
+        }
+        self.apply(i, x)
     }
 
-    fn apply(&self, b: &mut GraphBuilder, i: usize, x: ValueId) -> Result<ValueId> {
+    fn apply(&mut self, i: usize, x: ValueId) -> Result<ValueId> {
         let Activation { name, alpha, beta } = &self.activations[i];
         let (a, c) = (Real(*alpha), Real(*beta));
-        let times = |b: &mut GraphBuilder, x: ValueId, k: f64| {
-            let k = b.scalar(b.ty(x).dtype, k);
-            b.mul(x, k)
-        };
         let op = match name.as_str() {
             "relu" => ScalarOp::Relu,
             "sigmoid" => ScalarOp::Sigmoid,
@@ -540,75 +504,88 @@ impl Body<'_> {
             "elu" => ScalarOp::Elu { alpha: a },
             "hardsigmoid" => ScalarOp::HardSigmoid { alpha: a, beta: c },
             "affine" => {
-                let t = times(b, x, *alpha)?;
-                let offset = b.scalar(b.ty(x).dtype, *beta);
-                return b.add_(t, offset);
+                let t = self.times(x, *alpha)?;
+                let offset = self.b.scalar(self.b.ty(x).dtype, *beta);
+                return self.b.add_(t, offset);
             }
             "scaledtanh" => {
-                let t = times(b, x, *beta)?;
-                let t = b.map(ScalarOp::Tanh, &[t])?;
-                return times(b, t, *alpha);
+                let t = self.times(x, *beta)?;
+                let t = self.b.map(ScalarOp::Tanh, &[t])?;
+                return self.times(t, *alpha);
             }
             _ => ScalarOp::Tanh,
         };
-        b.map(op, &[x])
+        self.b.map(op, &[x])
+    }
+
+    fn times(&mut self, x: ValueId, factor: f64) -> Result<ValueId> {
+        let factor = self.b.scalar(self.b.ty(x).dtype, factor);
+        self.b.mul(x, factor)
+    }
+
+    /// State and result where step `t` lies within each sequence; the old state and 0 elsewhere.
+    fn masked(
+        &mut self,
+        old: &[ValueId],
+        new: &[ValueId],
+        t: ValueId,
+        lens: ValueId,
+    ) -> Result<(Vec<ValueId>, ValueId)> {
+        let b = &mut self.b;
+        let inside = b.map(ScalarOp::Lt, &[t, lens])?;
+        let batch = b.ty(lens).shape[0].clone();
+        let inside = b.reshape(inside, [batch, 1.into()])?;
+        let mut state = Vec::new();
+        for (&o, &n) in old.iter().zip(new) {
+            state.push(b.map(ScalarOp::Select, &[inside, n, o])?);
+        }
+        let zero = b.scalar(b.ty(new[0]).dtype, 0.0);
+        let h = b.map(ScalarOp::Select, &[inside, new[0], zero])?;
+        Ok((state, h))
     }
 }
 
-/// State and result where step `t` lies within each sequence; the old state and 0 elsewhere.
-fn masked(
-    b: &mut GraphBuilder,
-    old: &[ValueId],
-    new: &[ValueId],
-    t: ValueId,
-    lens: ValueId,
-) -> Result<(Vec<ValueId>, ValueId)> {
-    let inside = b.map(ScalarOp::Lt, &[t, lens])?;
-    let batch = b.ty(lens).shape[0].clone();
-    let inside = b.reshape(inside, [batch, 1.into()])?;
-    let mut state = Vec::new();
-    for (&o, &n) in old.iter().zip(new) {
-        state.push(b.map(ScalarOp::Select, &[inside, n, o])?);
-    }
-    let zero = b.scalar(b.ty(new[0]).dtype, 0.0);
-    let out = b.map(ScalarOp::Select, &[inside, new[0], zero])?;
-    Ok((state, out))
+/// Operands of a step beside the state.
+struct Step {
+    inputs: ValueId,
+    recurrent: ValueId,
+    peepholes: Option<ValueId>,
+    recurrent_bias: Option<ValueId>,
 }
 
-/// `Y [time, directions, batch, hidden]`, `Y_h` and `Y_c [directions, batch, hidden]`; batch comes first with layout 1.
-fn results<'m>(
-    cx: &mut Ctx<'_, 'm>,
+/// `Y [time, directions, batch, hidden]`, `Y_h` and `Y_c [directions, batch, hidden]`; batch comes
+/// first with layout 1.
+fn results(
+    cx: &mut Ctx,
     config: &Config,
     sequences: &[ValueId],
     states: &[Vec<ValueId>],
-) -> Result<Outs<'m>> {
-    let stack = |cx: &mut Ctx<'_, 'm>, parts: &[ValueId], axis: usize| -> Result<ValueId> {
-        let mut expanded = Vec::new();
-        for &p in parts {
-            let mut dims = cx.shape_of(p).0;
-            dims.insert(axis, Dim::constant(1));
-            expanded.push(cx.b().reshape(p, dims)?);
-        }
-        if expanded.len() == 1 {
-            Ok(expanded[0])
-        } else {
-            cx.b().concat(&expanded, axis)
-        }
-    };
-    let y = stack(cx, sequences, 1)?;
-    let y = if config.batch_first {
-        cx.b().transpose(y, &[2, 0, 1, 3])?
-    } else {
-        y
-    };
+) -> Result<Outs> {
+    let mut y = stacked(cx, sequences, 1)?;
+    if config.batch_first {
+        y = cx.transpose(y, &[2, 0, 1, 3])?;
+    }
     let mut outs = vec![Out::Value(y)];
     for s in states.iter().filter(|s| !s.is_empty()) {
-        let s = stack(cx, s, 0)?;
-        outs.push(Out::Value(if config.batch_first {
-            cx.b().transpose(s, &[1, 0, 2])?
-        } else {
-            s
-        }));
+        let mut s = stacked(cx, s, 0)?;
+        if config.batch_first {
+            s = cx.transpose(s, &[1, 0, 2])?;
+        }
+        outs.push(Out::Value(s));
     }
     Ok(outs)
+}
+
+/// Values joined along a new axis.
+fn stacked(cx: &mut Ctx, parts: &[ValueId], axis: usize) -> Result<ValueId> {
+    let mut expanded = Vec::new();
+    for &p in parts {
+        let mut dims = cx.shape_of(p).0;
+        dims.insert(axis, Dim::constant(1));
+        expanded.push(cx.reshape(p, dims)?);
+    }
+    match expanded[..] {
+        [only] => Ok(only),
+        _ => cx.concat(&expanded, axis),
+    }
 }

@@ -1,12 +1,14 @@
-//! Resizing: interpolation per axis as a product with a constant matrix, or as a gather for nearest neighbours.
+//! Resizing: interpolation per axis as a product with a constant matrix, or as a gather for nearest
+//! neighbours.
 //!
-//! Lengths and positions are computed in `f32`, and `align_corners` aligns the last element of the rounded-down length, as PyTorch and
-//! onnxruntime do. The ONNX reference implementation computes in `f64`, and divides by the length before it is rounded down. Where the two
-//! rules give different results, `check` says so for the node.
+//! Lengths and positions are computed in `f32`, and `align_corners` aligns the last element of the
+//! rounded-down length, as PyTorch and onnxruntime do. The ONNX reference implementation computes
+//! in `f64`, and divides by the length before it is rounded down. Where the two rules give
+//! different results, `check` says so for the node.
 
 use super::super::import::{Ctx, OpDef, Out, Outs, axis_of, one};
 use crate::error::{Error, Result};
-use crate::ir::{Dim, Op, ScalarOp, Shape, ValueId};
+use crate::ir::{Dim, Shape, ValueId};
 use gristmill_runtime::Tensor;
 
 pub(super) const OPS: &[OpDef] = &[
@@ -121,7 +123,7 @@ struct Request {
     policy: Policy,
 }
 
-fn resize<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
+fn resize(cx: &mut Ctx) -> Result<Outs> {
     let sampling = sampling(cx)?;
     let request = request(cx, &sampling)?;
     let shape = cx.ty(0)?.shape;
@@ -145,7 +147,7 @@ fn resize<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
 }
 
 /// Version 7 and 9: nearest and linear by scales; positions are `i / scale`.
-fn upsample<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
+fn upsample(cx: &mut Ctx) -> Result<Outs> {
     let sampling = Sampling {
         mode: cx.choice("mode", "nearest", MODES)?,
         coordinates: Coordinates::Asymmetric,
@@ -176,7 +178,7 @@ fn upsample<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
     resample(cx, &sampling, &plans)
 }
 
-fn sampling(cx: &Ctx<'_, '_>) -> Result<Sampling> {
+fn sampling(cx: &Ctx) -> Result<Sampling> {
     let (coordinates, rounding) = if cx.opset < 11 {
         ("asymmetric", "floor")
     } else {
@@ -194,7 +196,7 @@ fn sampling(cx: &Ctx<'_, '_>) -> Result<Sampling> {
 }
 
 /// Before version 11 the operands are `x, scales`; since, `x, roi, scales, sizes`.
-fn request(cx: &mut Ctx<'_, '_>, sampling: &Sampling) -> Result<Request> {
+fn request(cx: &mut Ctx, sampling: &Sampling) -> Result<Request> {
     let policy = cx.choice("keep_aspect_ratio_policy", "stretch", POLICIES)?;
     let axes = resized_axes(cx)?;
     let crops = sampling.coordinates == Coordinates::TfCropAndResize;
@@ -232,7 +234,7 @@ fn request(cx: &mut Ctx<'_, '_>, sampling: &Sampling) -> Result<Request> {
     })
 }
 
-fn resized_axes(cx: &mut Ctx<'_, '_>) -> Result<Vec<usize>> {
+fn resized_axes(cx: &mut Ctx) -> Result<Vec<usize>> {
     let rank = cx.ty(0)?.rank();
     match cx.ints("axes")? {
         Some(axes) => axes.iter().map(|&a| axis_of(a, rank)).collect(),
@@ -273,7 +275,8 @@ fn misfit(n: usize, axes: &[usize]) -> Error {
     Error::invalid(format!("{n} scales or sizes for {} axes", axes.len()))
 }
 
-/// `from * scale` rounded down, in `f32` as ONNX's shape inference and onnxruntime have it: 10 times 0.7 is 7.
+/// `from * scale` rounded down, in `f32` as ONNX's shape inference and onnxruntime have it: 10
+/// times 0.7 is 7.
 fn scaled_length(from: usize, scale: f32) -> usize {
     (from as f32 * scale).floor() as usize
 }
@@ -355,7 +358,7 @@ fn by_aspect(
     Ok(targets)
 }
 
-fn resample<'m>(cx: &mut Ctx<'_, 'm>, sampling: &Sampling, plans: &[AxisPlan]) -> Result<Outs<'m>> {
+fn resample(cx: &mut Ctx, sampling: &Sampling, plans: &[AxisPlan]) -> Result<Outs> {
     if plans.is_empty() {
         return Ok(vec![Out::Same(cx.v(0)?)]);
     }
@@ -402,7 +405,7 @@ impl AxisPlan {
 
 impl Sampling {
     /// Notes where the ONNX reference gives other results.
-    fn note_rules(&self, cx: &mut Ctx<'_, '_>, plan: &AxisPlan) {
+    fn note_rules(&self, cx: &mut Ctx, plan: &AxisPlan) {
         if plan.length_is_rounded() {
             cx.note("lengths are products in f32, as in PyTorch and onnxruntime; the ONNX reference multiplies in f64");
         }
@@ -450,7 +453,8 @@ impl Sampling {
         }
     }
 
-    /// Weight of a tap at distance `d` from the position, in source elements divided by the filter's stretch.
+    /// Weight of a tap at distance `d` from the position, in source elements divided by the
+    /// filter's stretch.
     fn kernel(&self, d: f64) -> f64 {
         let (d, a) = (d.abs(), self.cubic_a);
         match self.mode {
@@ -461,7 +465,8 @@ impl Sampling {
         }
     }
 
-    /// Factor by which the filter is stretched: when shrinking with antialiasing it covers the elements that are merged.
+    /// Factor by which the filter is stretched: when shrinking with antialiasing it covers the
+    /// elements that are merged.
     fn stretch(&self, p: &AxisPlan) -> f64 {
         if self.antialias {
             (1.0 / f64::from(p.target.scale)).max(1.0)
@@ -470,7 +475,8 @@ impl Sampling {
         }
     }
 
-    /// Weights of the source elements for one position. Taps outside fall on the edge, or are left out.
+    /// Weights of the source elements for one position. Taps outside fall on the edge, or are left
+    /// out.
     fn weights(&self, p: &AxisPlan, at: f64, row: &mut [f64]) {
         let stretch = self.stretch(p);
         let reach = if self.mode == Mode::Cubic { 2.0 } else { 1.0 } * stretch;
@@ -489,7 +495,8 @@ impl Sampling {
         }
     }
 
-    /// The interpolation matrix `[from, to]`: column `i` holds the weights of element `i` of the result.
+    /// The interpolation matrix `[from, to]`: column `i` holds the weights of element `i` of the
+    /// result.
     fn matrix(&self, p: &AxisPlan) -> Vec<f64> {
         let to = p.target.to;
         let mut columns = vec![0f64; p.from * to];
@@ -505,12 +512,7 @@ impl Sampling {
     }
 }
 
-fn nearest(
-    cx: &mut Ctx<'_, '_>,
-    x: ValueId,
-    sampling: &Sampling,
-    plan: &AxisPlan,
-) -> Result<ValueId> {
+fn nearest(cx: &mut Ctx, x: ValueId, sampling: &Sampling, plan: &AxisPlan) -> Result<ValueId> {
     let to = plan.target.to;
     let source = |i| {
         let at = sampling.round(sampling.position(plan, i));
@@ -518,16 +520,11 @@ fn nearest(
     };
     let indices: Vec<i64> = (0..to).map(source).collect();
     let indices = cx.i64s(&indices, &[to])?;
-    cx.add(Op::Gather { axis: plan.axis }, &[x, indices])
+    cx.gather(x, indices, plan.axis)
 }
 
 /// `x` with `axis` last, times the transposed interpolation matrix, and back.
-fn interpolated(
-    cx: &mut Ctx<'_, '_>,
-    x: ValueId,
-    sampling: &Sampling,
-    plan: &AxisPlan,
-) -> Result<ValueId> {
+fn interpolated(cx: &mut Ctx, x: ValueId, sampling: &Sampling, plan: &AxisPlan) -> Result<ValueId> {
     let ty = cx.type_of(x);
     let (rank, to) = (ty.rank(), plan.target.to);
     let columns = sampling.matrix(plan);
@@ -538,24 +535,24 @@ fn interpolated(
     };
     let matrix = Tensor::from_f64s(compute, &[plan.from, to], &columns)?;
     let matrix = cx.b().constant(matrix);
-    let wide = cx.b().cast(x, compute)?;
+    let wide = cx.cast(x, compute)?;
     let y = if rank == 1 {
-        let row = cx.b().reshape(wide, [1, plan.from])?;
-        let y = cx.b().matmul(row, matrix)?;
-        cx.b().reshape(y, [to])?
+        let row = cx.reshape(wide, [1, plan.from])?;
+        let y = cx.matmul(row, matrix)?;
+        cx.reshape(y, [to])?
     } else {
         let mut swap: Vec<usize> = (0..rank).collect();
         swap.swap(plan.axis, rank - 1);
-        let moved = cx.b().transpose(wide, &swap)?;
-        let y = cx.b().matmul(moved, matrix)?;
-        cx.b().transpose(y, &swap)?
+        let moved = cx.transpose(wide, &swap)?;
+        let y = cx.matmul(moved, matrix)?;
+        cx.transpose(y, &swap)?
     };
-    cx.b().cast(y, ty.dtype)
+    cx.cast(y, ty.dtype)
 }
 
 /// Elements whose position lies outside the source get the extrapolation value.
 fn extrapolated(
-    cx: &mut Ctx<'_, '_>,
+    cx: &mut Ctx,
     x: ValueId,
     sampling: &Sampling,
     plans: &[AxisPlan],
@@ -569,8 +566,8 @@ fn extrapolated(
         let mut dims = vec![1; ty.rank()];
         dims[plan.axis] = plan.target.to;
         let mask = cx.b().constant(Tensor::from_slice(&mask, &dims)?);
-        let fill = cx.b().scalar(ty.dtype, sampling.extrapolation);
-        y = cx.map(ScalarOp::Select, &[mask, fill, y])?;
+        let fill = cx.scalar(ty.dtype, sampling.extrapolation);
+        y = cx.select(mask, fill, y)?;
     }
     Ok(y)
 }

@@ -3,7 +3,7 @@
 use super::super::import::{Ctx, Known, OpDef, Out, Outs, V, axis_of, one};
 use super::MANY;
 use crate::error::{Error, Result};
-use crate::ir::{Dim, ValueId};
+use crate::ir::Dim;
 use gristmill_runtime::Tensor;
 
 pub(super) const OPS: &[OpDef] = &[
@@ -20,33 +20,28 @@ pub(super) const OPS: &[OpDef] = &[
     OpDef::new("OptionalHasElement", (0, 1), has_element),
 ];
 
-fn list<'m>(elements: Vec<V>) -> Result<Outs<'m>> {
+fn list(elements: Vec<V>) -> Result<Outs> {
     Ok(vec![Out::Known(Known::list_type(), Known::List(elements))])
 }
 
-fn empty<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
+fn empty(cx: &mut Ctx) -> Result<Outs> {
     cx.i("dtype", 1)?;
     list(Vec::new())
 }
 
-fn construct<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
+fn construct(cx: &mut Ctx) -> Result<Outs> {
     list((0..cx.n_inputs()).map(|i| cx.v(i)).collect::<Result<_>>()?)
 }
 
-/// Position from operand `i`, `default` when absent; one up to `most` is valid, negative ones count from the end.
-fn position(
-    cx: &mut Ctx<'_, '_>,
-    i: usize,
-    n: usize,
-    most: usize,
-    default: usize,
-) -> Result<usize> {
+/// Position from operand `i`, `default` when absent; one up to `most` is valid, negative ones count
+/// from the end.
+fn position(cx: &mut Ctx, i: usize, n: usize, most: usize, default: usize) -> Result<usize> {
     let Some(p) = cx.opt_ints_in(i)? else {
         return Ok(default);
     };
-    let p = *p
-        .first()
-        .ok_or_else(|| Error::invalid("the position is empty"))?;
+    let Some(&p) = p.first() else {
+        return Err(Error::invalid("the position is empty"));
+    };
     let wrapped = if p < 0 { p.saturating_add(n as i64) } else { p };
     let inside = usize::try_from(wrapped).ok().filter(|p| *p <= most);
     inside.ok_or_else(|| {
@@ -56,7 +51,7 @@ fn position(
     })
 }
 
-fn insert<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
+fn insert(cx: &mut Ctx) -> Result<Outs> {
     let mut elements = cx.list(0)?;
     let n = elements.len();
     let at = position(cx, 2, n, n, n)?;
@@ -64,109 +59,107 @@ fn insert<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
     list(elements)
 }
 
-fn erase<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
+fn erase(cx: &mut Ctx) -> Result<Outs> {
     let mut elements = cx.list(0)?;
-    let n = elements.len();
-    let last = n
-        .checked_sub(1)
-        .ok_or_else(|| Error::invalid("the sequence is empty"))?;
-    let at = position(cx, 1, n, last, last)?;
+    let last = last_of(&elements)?;
+    let at = position(cx, 1, elements.len(), last, last)?;
     elements.remove(at);
     list(elements)
 }
 
-fn at<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
+fn last_of(elements: &[V]) -> Result<usize> {
+    let last = elements.len().checked_sub(1);
+    last.ok_or_else(|| Error::invalid("the sequence is empty"))
+}
+
+fn at(cx: &mut Ctx) -> Result<Outs> {
     let elements = cx.list(0)?;
-    let last = elements
-        .len()
-        .checked_sub(1)
-        .ok_or_else(|| Error::invalid("the sequence is empty"))?;
+    let last = last_of(&elements)?;
     let at = position(cx, 1, elements.len(), last, last)?;
     Ok(vec![Out::Same(elements[at])])
 }
 
-fn length<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
+fn length(cx: &mut Ctx) -> Result<Outs> {
     let n = cx.list(0)?.len() as i64;
     Ok(vec![Out::tensor(Tensor::scalar(n))])
 }
 
 /// Parts of given sizes, of one given size (the last may be smaller), or of one element.
-fn split<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
+fn split(cx: &mut Ctx) -> Result<Outs> {
     let keepdims = cx.flag("keepdims", true)?;
     let shape = cx.ty(0)?.shape;
-    let axis = axis_of(cx.i("axis", 0)?, shape.rank())?;
-    let extent = shape[axis].as_const();
-    let extent = extent.ok_or_else(|| {
-        Error::unsupported(format!(
-            "an axis of {} elements must have a known extent",
-            shape[axis]
-        ))
-        .hint("give its dims: --set NAME=N")
-    })?;
-    let even = |size: i64| {
-        (0..extent)
-            .step_by(size.max(1) as usize)
-            .map(|at| size.min(extent - at))
-            .collect::<Vec<i64>>()
-    };
-    let sizes = match cx.has(1) {
-        false => even(1),
-        true => match (cx.ty(1)?.rank(), cx.ints_in(1)?) {
-            (0, s) if s[0] > 0 => even(s[0]),
-            (0, s) => return Err(Error::invalid(format!("split {}", s[0]))),
-            (_, s) => s,
-        },
-    };
-    if sizes.iter().any(|&s| s < 0)
-        || sizes.iter().try_fold(0i64, |n, &s| n.checked_add(s)) != Some(extent)
-    {
-        return Err(Error::invalid(format!(
-            "parts {sizes:?} do not make up {extent} elements"
-        )));
-    }
-    if sizes.len() > 4096 {
-        return Err(Error::unsupported(format!(
-            "a sequence of {} tensors",
-            sizes.len()
-        )));
-    }
+    let axis = cx.axis(0)?;
+    let sizes = part_sizes(cx, &shape[axis])?;
     let x = cx.val(0)?;
     let (mut start, mut elements) = (0, Vec::new());
     for size in sizes {
-        let mut part = cx.b().slice_axis(x, axis, start, size)?;
+        let mut part = cx.slice_axis(x, axis, start, size)?;
         if !cx.has(1) && !keepdims {
             let mut dims = shape.0.clone();
             dims.remove(axis);
-            part = cx.b().reshape(part, dims)?;
+            part = cx.reshape(part, dims)?;
         }
-        elements.push(cx.value(part));
+        elements.push(cx.made(part));
         start += size;
     }
     list(elements)
 }
 
-fn concat<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
+/// Sizes of the parts of an axis.
+fn part_sizes(cx: &mut Ctx, axis: &Dim) -> Result<Vec<i64>> {
+    let extent = axis.as_const().ok_or_else(|| {
+        Error::unsupported(format!(
+            "an axis of {axis} elements must have a known extent"
+        ))
+        .hint("give its dims: --set NAME=N")
+    })?;
+    let sizes = match cx.has(1) {
+        false => even_parts(extent, 1),
+        true => match (cx.ty(1)?.rank(), cx.ints_in(1)?) {
+            (0, s) if s[0] > 0 => even_parts(extent, s[0]),
+            (0, s) => return Err(Error::invalid(format!("split {}", s[0]))),
+            (_, s) => s,
+        },
+    };
+    let sum = sizes.iter().try_fold(0i64, |n, &s| n.checked_add(s));
+    if sizes.iter().any(|&s| s < 0) || sum != Some(extent) {
+        let message = format!("parts {sizes:?} do not make up {extent} elements");
+        return Err(Error::invalid(message));
+    }
+    if sizes.len() > 4096 {
+        let message = format!("a sequence of {} tensors", sizes.len());
+        return Err(Error::unsupported(message));
+    }
+    Ok(sizes)
+}
+
+/// Parts of `size` elements, the last of the rest.
+fn even_parts(extent: i64, size: i64) -> Vec<i64> {
+    let starts = (0..extent).step_by(size as usize);
+    starts.map(|at| size.min(extent - at)).collect()
+}
+
+fn concat(cx: &mut Ctx) -> Result<Outs> {
     let (axis, new_axis) = (cx.i("axis", 0)?, cx.flag("new_axis", false)?);
-    let elements = cx.list(0)?;
-    let mut parts: Vec<ValueId> = elements
-        .iter()
-        .map(|&v| cx.materialise(v))
-        .collect::<Result<_>>()?;
-    let first = *parts
-        .first()
-        .ok_or_else(|| Error::invalid("the sequence is empty"))?;
+    let mut parts = Vec::new();
+    for v in cx.list(0)? {
+        parts.push(cx.materialise(v)?);
+    }
+    let Some(&first) = parts.first() else {
+        return Err(Error::invalid("the sequence is empty"));
+    };
     let axis = axis_of(axis, cx.shape_of(first).rank() + usize::from(new_axis))?;
     if new_axis {
         for p in &mut parts {
             let mut dims = cx.shape_of(*p).0;
             dims.insert(axis.min(dims.len()), Dim::constant(1));
-            *p = cx.b().reshape(*p, dims)?;
+            *p = cx.reshape(*p, dims)?;
         }
     }
-    one(cx.b().concat(&parts, axis)?)
+    one(cx.concat(&parts, axis)?)
 }
 
-fn optional<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
+fn optional(cx: &mut Ctx) -> Result<Outs> {
     cx.ignore(&["type"]);
     if !cx.has(0) {
         return Err(Error::unsupported("an optional value without element"));
@@ -174,6 +167,6 @@ fn optional<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
     Ok(vec![Out::Same(cx.v(0)?)])
 }
 
-fn has_element<'m>(cx: &mut Ctx<'_, 'm>) -> Result<Outs<'m>> {
+fn has_element(cx: &mut Ctx) -> Result<Outs> {
     Ok(vec![Out::tensor(Tensor::scalar(cx.has(0)))])
 }

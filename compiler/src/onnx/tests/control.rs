@@ -62,7 +62,8 @@ fn run(g: GraphProto, inputs: &[Tensor], known: &[(&str, Tensor)]) -> Result<Vec
     Ok(interp::run(&g, inputs)?[0].as_slice::<f32>().to_vec())
 }
 
-/// `if c { if d { x + y } else { x } } else { y }`: each branch captures other values of two levels up.
+/// `if c { if d { x + y } else { x } } else { y }`: each branch captures other values of two levels
+/// up.
 fn nested() -> GraphProto {
     let inner = control(
         "If",

@@ -1,4 +1,5 @@
-//! Resizing and sampling against results of PyTorch 2.15 and onnxruntime, which agree on all that is here.
+//! Resizing and sampling against results of PyTorch 2.15 and onnxruntime, which agree on all that
+//! is here.
 
 use super::*;
 use crate::interp;

@@ -1,0 +1,131 @@
+//! Values of the model as constants and as IR values.
+
+use super::super::tensor::{constant_of, tensor_of};
+use super::symbolic::symbolic_tensor;
+use super::{FOLD_LIMIT_BYTES, Importer, Known, V, Weights, not_a_tensor};
+use crate::error::{Error, Result};
+use crate::ir::{Def, Graph, Type, ValueId};
+use gristmill_runtime::Tensor;
+use std::collections::BTreeSet;
+
+impl Importer<'_> {
+    /// The constant that a value is, decoded; `None` when it is not known or contains symbols.
+    pub fn constant(&mut self, v: V) -> Result<Option<Tensor>> {
+        let slot = &mut self.slots[v.0 as usize];
+        match &slot.known {
+            Some(Known::Tensor(t)) => Ok(Some(t.clone())),
+            Some(Known::Proto(p)) => {
+                let t = tensor_of(p, &self.model.external)?;
+                slot.known = Some(Known::Tensor(t.clone()));
+                Ok(Some(t))
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// The IR value of a value in the current frame.
+    pub fn materialise(&mut self, v: V) -> Result<ValueId> {
+        self.materialise_in(v, self.frames.len() - 1)
+    }
+
+    fn materialise_in(&mut self, v: V, frame: usize) -> Result<ValueId> {
+        if let Some(&id) = self.frames[frame].ids.get(&v) {
+            return Ok(id);
+        }
+        let id = match self.skipped(v) {
+            Some(ty) if frame == 0 => {
+                let name = format!("\0weight {}", v.0);
+                self.frames[0].b.input(&name, ty.dtype, ty.shape.0)
+            }
+            Some(_) => self.capture(v, frame)?,
+            None => self.made_in(v, frame)?,
+        };
+        self.frames[frame].ids.insert(v, id);
+        Ok(id)
+    }
+
+    /// An IR value for contents that are known, or for a value of an outer frame.
+    fn made_in(&mut self, v: V, frame: usize) -> Result<ValueId> {
+        let slot = &self.slots[v.0 as usize];
+        let (name, home) = (slot.name, slot.home);
+        match &slot.known {
+            Some(Known::Proto(p)) => {
+                let value = constant_of(p, &self.model.external)?;
+                Ok(self.frames[frame].b.constant(value))
+            }
+            Some(Known::Tensor(t)) => {
+                let t = t.clone();
+                Ok(self.frames[frame].b.constant(t))
+            }
+            Some(Known::Dims(dims)) => {
+                let (dims, ty) = (dims.clone(), self.ty(v)?.clone());
+                symbolic_tensor(&mut self.frames[frame].b, &dims, &ty)
+                    .map_err(|e| e.context(format!("{name:?}")))
+            }
+            Some(Known::List(_)) => Err(not_a_tensor(name)),
+            None if frame > home => self.capture(v, frame),
+            None => Err(Error::internal(format!("value {name:?} has no IR value"))),
+        }
+    }
+
+    /// Makes a value of the outer frame an input of a region.
+    fn capture(&mut self, v: V, frame: usize) -> Result<ValueId> {
+        self.materialise_in(v, frame - 1)?;
+        let ty = self.ty(v)?.clone();
+        let f = &mut self.frames[frame];
+        f.captures.push(v);
+        let name = format!("outer_{}", f.captures.len() - 1);
+        Ok(f.b.input(&name, ty.dtype, ty.shape.0))
+    }
+
+    /// Type of a large initialiser that is not to be read.
+    fn skipped(&self, v: V) -> Option<Type> {
+        let slot = &self.slots[v.0 as usize];
+        let unread = self.weights == Weights::Skip && matches!(slot.known, Some(Known::Proto(_)));
+        let ty = slot.ty.as_ref().filter(|_| unread)?;
+        let is_large = ty.size_bytes().is_some_and(|b| b > FOLD_LIMIT_BYTES);
+        is_large.then(|| ty.clone())
+    }
+
+    /// Names the graph inputs that a value is computed from, as needing a value, in the error and
+    /// for the report.
+    pub fn needs_value(&mut self, v: V, part: &str) -> Error {
+        let mut inputs = BTreeSet::new();
+        // The innermost frame that has the value decides: only the main graph has inputs of the
+        // model.
+        let inner = self.frames[1..].iter().any(|f| f.ids.contains_key(&v));
+        let id = self.frames[0].ids.get(&v).filter(|_| !inner);
+        if let Some(&id) = id {
+            inputs_of(self.frames[0].b.graph(), id, &mut inputs);
+        }
+        let name = self.slots[v.0 as usize].name;
+        if inputs.is_empty() {
+            return Error::unsupported(format!(
+                "{part} {name:?} must be known when the model is compiled"
+            ));
+        }
+        let list: Vec<String> = inputs.iter().map(|n| format!("{n:?}")).collect();
+        let list = list.join(", ");
+        self.needs.extend(inputs);
+        Error::unsupported(format!(
+            "{part} {name:?} depends on the values of the inputs {list}"
+        ))
+        .hint("give the values of these inputs when compiling")
+    }
+}
+
+/// Inputs that a value is computed from.
+fn inputs_of(g: &Graph, id: ValueId, inputs: &mut BTreeSet<String>) {
+    let mut seen = BTreeSet::new();
+    let mut open = vec![id];
+    while let Some(id) = open.pop() {
+        if !seen.insert(id) {
+            continue;
+        }
+        match g.value(id).def {
+            Def::Input(i) if g.input_names[i as usize].starts_with('\0') => {}
+            Def::Input(i) => inputs.extend([g.input_names[i as usize].clone()]),
+            Def::Node(n, _) => open.extend(&g.node(n).inputs),
+        }
+    }
+}
