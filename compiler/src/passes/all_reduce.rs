@@ -1,16 +1,20 @@
-//! All-reduce in terms of other ops, so that placement, partition and memory plan see what crosses between devices.
+//! All-reduce in terms of other ops, so that placement, partition and memory plan see the transfers
+//! between devices.
 //!
-//! A place is what was asked of the devices of the nodes that make operands. Each place reduces one share of the elements, for which it gets that
-//! share of the operands of all others (reduce-scatter), and gets the other shares of the result from the others (all-gather): over each place's
-//! links go `2 (n - 1) / n` of a tensor each way, as in a ring, in two steps instead of `2 (n - 1)`. (Thakur, Rabenseifner and Gropp, Optimization
-//! of collective communication operations in MPICH, 2005, section 4.5, "long messages", with direct exchange in both halves.) Of what is too small
-//! for its bytes to count, each place gets all and reduces it by itself.
+//! A place is the request of the node that makes an operand. Each place reduces one share of the
+//! elements, for which it gets that share of the operands of all others (reduce-scatter), and gets
+//! the other shares of the result from the others (all-gather): over each place's links go
+//! `2 (n - 1) / n` of a tensor each way, as in a ring, in two steps instead of `2 (n - 1)`.
+//! (Thakur, Rabenseifner and Gropp, Optimization of collective communication operations in MPICH,
+//! 2005, section 4.5, "long messages", with direct exchange in both halves.) Of tensors too small
+//! for their bytes to count, each place gets all and reduces them by itself.
 //!
-//! Every element is reduced in the order of the operands, and in the second case by the same kernel everywhere: results are the same bits at all
-//! places and in every run. Narrow floats are summed in `f32`, and rounded once.
+//! Every element is reduced in the order of the operands, and in the second case by the same kernel
+//! everywhere: results are the same bits at all places and in every run. Narrow floats are summed
+//! in `f32`, and rounded once.
 //!
-//! Where a library joins the places and gives what the interpreter gives, but for the order of a sum, large tensors are left to it: one
-//! [`Op::AllReduceRank`] for each place.
+//! A library that joins the places and gives the interpreter's results, but for the order of a sum,
+//! does large tensors: one [`Op::AllReduceRank`] for each place.
 
 use super::Rebuild;
 use crate::error::Result;
@@ -21,12 +25,13 @@ use crate::{DType, Tensor};
 /// Tensors of fewer bytes are reduced as a whole at each place.
 const SHARED_BYTES: usize = 64 << 10;
 
-/// Whether a library joins the places of several operands.
+/// True when a library joins the places of several operands.
 pub type HasLibrary<'a> = &'a dyn Fn(&[Requested]) -> bool;
 
 /// Replaces every all-reduce, in regions too, where it is one reduction.
 ///
-/// A request of its own is one place for all of it. The new nodes have the request of their place, so that they share kernels with what is there.
+/// A request of its own is one place for all of it. The new nodes have the request of their place,
+/// so that they share kernels with the nodes there.
 pub fn expand_all_reduce(g: &Graph, has_library: HasLibrary<'_>) -> Result<Graph> {
     expand_graph(g, Some(has_library))
 }
@@ -40,27 +45,15 @@ fn expand_graph(g: &Graph, placed: Option<HasLibrary<'_>>) -> Result<Graph> {
     let mut n_groups = 0;
     for (id, node) in g.nodes() {
         let Op::AllReduce { kind } = node.op else {
-            let regions = node
-                .regions
-                .iter()
-                .map(|region| expand_graph(region, None))
-                .collect::<Result<_>>()?;
-            r.copy(
-                id,
-                &Node {
-                    regions,
-                    ..node.clone()
-                },
-            )?;
+            r.copy_with_regions(id, node, &|region| expand_graph(region, None))?;
             continue;
         };
-        let places = if placed.is_some() {
-            places(g, node)
-        } else {
-            vec![node.device.clone(); node.inputs.len()]
+        let places = match placed {
+            Some(_) => places(g, node),
+            None => vec![node.device.clone(); node.inputs.len()],
         };
-        let by_library = is_for_library(kind, g.ty(node.inputs[0]), places.len())
-            && placed.is_some_and(|has_library| has_library(&places));
+        let library = placed.filter(|_| is_for_library(kind, g.ty(node.inputs[0]), places.len()));
+        let by_library = library.is_some_and(|has_library| has_library(&places));
         let operands = r.inputs(node);
         let mut e = Expansion {
             g: &mut r.graph,
@@ -84,22 +77,22 @@ fn has_any(g: &Graph) -> bool {
         .any(|(_, n)| matches!(n.op, Op::AllReduce { .. }) || n.regions.iter().any(has_any))
 }
 
-/// What was asked of the device of each operand.
+/// The request of each operand's place.
 fn places(g: &Graph, node: &Node) -> Vec<Requested> {
     let of_maker = |&v: &ValueId| match g.value(v).def {
         Def::Node(maker, _) => g.node(maker).device.clone(),
         Def::Input(_) => None,
     };
-    node.inputs
-        .iter()
-        .map(|v| node.device.clone().or_else(|| of_maker(v)))
-        .collect()
+    let place = |v| node.device.clone().or_else(|| of_maker(v));
+    node.inputs.iter().map(place).collect()
 }
 
-/// Whether an all-reduce is worth a library's launches, and whether a library gives what the interpreter gives, but for the order of a sum.
+/// True when an all-reduce is worth a library's launches, and a library gives the interpreter's
+/// results, but for the order of a sum.
 ///
-/// Libraries round narrow floats after each operand, so the sums of two are right and those of more are not; their greatest and least of floats may
-/// lose a NaN. A mean is a sum that each place divides, which integers and narrow floats do not bear.
+/// Libraries round narrow floats after each operand, so the sums of two are right and those of more
+/// are not; their maxima and minima of floats may lose a NaN. A mean is a sum that each place
+/// divides, which integers and narrow floats do not bear.
 fn is_for_library(kind: ReduceKind, ty: &Type, n: usize) -> bool {
     use DType::*;
     let is_large = ty.static_shape().is_some() && ty.size_bytes() >= Some(SHARED_BYTES);
@@ -110,6 +103,32 @@ fn is_for_library(kind: ReduceKind, ty: &Type, n: usize) -> bool {
             ReduceKind::Sum | ReduceKind::Prod if matches!(ty.dtype, F16 | BF16) => n == 2,
             _ => matches!(ty.dtype, I8 | U8 | I32 | U32 | I64 | U64),
         }
+}
+
+fn reshape(shape: &[usize]) -> Op {
+    let shape = shape.iter().map(|&d| d.into()).collect();
+    Op::Reshape { shape }
+}
+
+/// Elements of a vector.
+fn slice(begin: usize, end: usize) -> Op {
+    Op::Slice {
+        starts: vec![begin.into()],
+        sizes: vec![(end - begin).into()],
+        steps: vec![1],
+    }
+}
+
+/// The element-wise op of a reduction.
+fn joining(kind: ReduceKind, dtype: DType) -> ScalarOp {
+    match (kind, dtype) {
+        (ReduceKind::Sum | ReduceKind::Mean, _) => ScalarOp::Add,
+        (ReduceKind::Prod, _) => ScalarOp::Mul,
+        (ReduceKind::Max, DType::Bool) => ScalarOp::Or,
+        (ReduceKind::Min, DType::Bool) => ScalarOp::And,
+        (ReduceKind::Max, _) => ScalarOp::Max,
+        (ReduceKind::Min, _) => ScalarOp::Min,
+    }
 }
 
 /// One all-reduce on its way into a graph.
@@ -125,29 +144,25 @@ impl Expansion<'_> {
     /// The result for each operand.
     fn results(&mut self, operands: &[ValueId]) -> Result<Vec<ValueId>> {
         let mut places: Vec<Requested> = Vec::new();
-        self.places.iter().for_each(|p| {
+        for p in &self.places {
             if !places.contains(p) {
-                places.push(p.clone())
+                places.push(p.clone());
             }
-        });
+        }
         let ty = self.g.ty(operands[0]).clone();
-        let shared = ty
-            .static_shape()
-            .filter(|_| places.len() > 1 && ty.size_bytes() >= Some(SHARED_BYTES));
-        let results = match shared {
+        let is_shared = places.len() > 1 && ty.size_bytes() >= Some(SHARED_BYTES);
+        let results = match ty.static_shape().filter(|_| is_shared) {
             Some(shape) => self.in_shares(operands, &places, &shape)?,
             None => places
                 .iter()
                 .map(|place| self.reduce(operands, place))
                 .collect::<Result<_>>()?,
         };
-        let of = |place| {
-            places
-                .iter()
-                .position(|p| p == place)
-                .expect("every operand's place is listed")
+        let result_at = |place| {
+            let i = places.iter().position(|p| p == place);
+            results[i.expect("every operand's place is listed")]
         };
-        Ok(self.places.iter().map(|place| results[of(place)]).collect())
+        Ok(self.places.iter().map(result_at).collect())
     }
 
     /// The result at each place, by a library that joins them all.
@@ -173,60 +188,35 @@ impl Expansion<'_> {
         places: &[Requested],
         shape: &[usize],
     ) -> Result<Vec<ValueId>> {
-        let (n, of_operands) = (shape.iter().product::<usize>(), self.places.clone());
-        let flat: Vec<ValueId> = operands
-            .iter()
-            .zip(&of_operands)
-            .map(|(&x, place)| {
-                self.add(
-                    Op::Reshape {
-                        shape: vec![n.into()],
-                    },
-                    &[x],
-                    place,
-                )
-            })
-            .collect::<Result<_>>()?;
+        let n = shape.iter().product::<usize>();
+        let flat = self.each(operands, reshape(&[n]))?;
         let mut shares = Vec::with_capacity(places.len());
         for (i, place) in places.iter().enumerate() {
             let (begin, end) = (n * i / places.len(), n * (i + 1) / places.len());
-            let share = || Op::Slice {
-                starts: vec![begin.into()],
-                sizes: vec![(end - begin).into()],
-                steps: vec![1],
-            };
-            let cut: Vec<ValueId> = flat
-                .iter()
-                .zip(&of_operands)
-                .map(|(&x, at)| self.add(share(), &[x], at))
-                .collect::<Result<_>>()?;
+            let cut = self.each(&flat, slice(begin, end))?;
             shares.push(self.reduce(&cut, place)?);
         }
-        let whole = |place: &Requested| {
+        let mut results = Vec::with_capacity(places.len());
+        for place in places {
             let joined = self.add(Op::Concat { axis: 0 }, &shares, place)?;
-            self.add(
-                Op::Reshape {
-                    shape: shape.iter().map(|&d| d.into()).collect(),
-                },
-                &[joined],
-                place,
-            )
-        };
-        places.iter().map(whole).collect()
+            results.push(self.add(reshape(shape), &[joined], place)?);
+        }
+        Ok(results)
+    }
+
+    /// An op of each value, at its own place.
+    fn each(&mut self, values: &[ValueId], op: Op) -> Result<Vec<ValueId>> {
+        let places = self.places.clone();
+        let each = values.iter().zip(&places);
+        each.map(|(&x, place)| self.add(op.clone(), &[x], place))
+            .collect()
     }
 
     /// The reduction of values, in their order, at one place.
     fn reduce(&mut self, values: &[ValueId], place: &Requested) -> Result<ValueId> {
         let dtype = self.g.ty(values[0]).dtype;
         let wide = self.accumulator(dtype);
-        let join = match (self.kind, dtype) {
-            (ReduceKind::Sum | ReduceKind::Mean, _) => ScalarOp::Add,
-            (ReduceKind::Prod, _) => ScalarOp::Mul,
-            (ReduceKind::Max, DType::Bool) => ScalarOp::Or,
-            (ReduceKind::Min, DType::Bool) => ScalarOp::And,
-            (ReduceKind::Max, _) => ScalarOp::Max,
-            (ReduceKind::Min, _) => ScalarOp::Min,
-        };
+        let join = joining(self.kind, dtype);
         let mut sum = self.cast(values[0], wide, place)?;
         for &v in &values[1..] {
             let v = self.cast(v, wide, place)?;
@@ -241,14 +231,12 @@ impl Expansion<'_> {
     fn divided(&mut self, v: ValueId, n: usize, place: &Requested) -> Result<ValueId> {
         let dtype = self.g.ty(v).dtype;
         let bits = real_bits(dtype, n as f64).to_le_bytes();
-        let n = self.g.add_constant(
-            Tensor::from_bytes(dtype, &[], &bits[..dtype.size_bytes()])?,
-            self.origin,
-        );
+        let n = Tensor::from_bytes(dtype, &[], &bits[..dtype.size_bytes()])?;
+        let n = self.g.add_constant(n, self.origin);
         self.add(Op::Map(ScalarOp::Div), &[v, n], place)
     }
 
-    /// What values of a type are reduced in: as the interpreter reduces, but for `f32`, whose sums stay so.
+    /// The dtype of accumulators: that of the interpreter, but for `f32`, whose sums stay so.
     fn accumulator(&self, dtype: DType) -> DType {
         let is_mean = self.kind == ReduceKind::Mean;
         match dtype {

@@ -5,7 +5,8 @@ use crate::error::Result;
 use crate::ir::{Graph, Node, Op, OpClass, Requested, ValueId};
 use std::collections::HashMap;
 
-/// True for nodes that must stay even when their results are not used, or that differ although they look the same.
+/// True for nodes that must stay even when their results are not used, or that differ although they
+/// look the same.
 fn has_effect(node: &Node) -> bool {
     matches!(node.op.class(), OpClass::State | OpClass::Transfer)
         || node
@@ -14,7 +15,7 @@ fn has_effect(node: &Node) -> bool {
             .any(|r| r.nodes().any(|(_, n)| has_effect(n)))
 }
 
-/// Drops nodes whose results are not used. Nodes with effects and what they need stay.
+/// Drops nodes whose results are not used. Nodes with effects and their operands stay.
 pub fn dce(g: &Graph) -> Result<Graph> {
     let mut live = vec![false; g.n_values()];
     g.outputs
@@ -34,10 +35,11 @@ pub fn dce(g: &Graph) -> Result<Graph> {
     Ok(r.finish(g))
 }
 
-/// Merges nodes of the same op, attributes, operands and device; nodes with regions, effects or control edges are left alone.
+/// Merges nodes of the same op, attributes, operands and device; nodes with regions, effects or
+/// control edges are left alone.
 pub fn cse(g: &Graph) -> Result<Graph> {
     type Key = (Op, Vec<ValueId>, Requested);
-    // What is behind the lock of a constant's file has no part in its equality.
+    // The data behind the lock of a constant's file has no part in its equality.
     #[allow(clippy::mutable_key_type)]
     let mut seen: HashMap<Key, Vec<ValueId>> = HashMap::new();
     let mut r = Rebuild::new(g);
@@ -48,15 +50,14 @@ pub fn cse(g: &Graph) -> Result<Graph> {
             continue;
         }
         let key = (node.op.clone(), r.inputs(node), node.device.clone());
-        if let Some(found) = seen.get(&key) {
-            node.outputs
-                .iter()
-                .zip(found)
-                .for_each(|(&old, &new)| r.set(old, new));
-            continue;
+        match seen.get(&key) {
+            Some(found) => r.set_all(&node.outputs, found),
+            None => {
+                r.copy(id, node)?;
+                let results = node.outputs.iter().map(|&v| r.get(v));
+                seen.insert(key, results.collect());
+            }
         }
-        r.copy(id, node)?;
-        seen.insert(key, node.outputs.iter().map(|&v| r.get(v)).collect());
     }
     Ok(r.finish(g))
 }

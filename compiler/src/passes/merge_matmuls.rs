@@ -1,10 +1,14 @@
-//! Merges matrix products of one left-hand side with constant right-hand sides (query, key and value; gate and up) into one.
+//! Merges matrix products of one left-hand side with constant right-hand sides (query, key and
+//! value; gate and up) into one.
 
 use super::Rebuild;
 use crate::error::Result;
 use crate::interp;
 use crate::ir::constant::DEFER_BYTES;
-use crate::ir::{ConstData, Dim, Graph, Node, NodeId, Op, OpClass, Requested, ScalarOp, ValueId};
+use crate::ir::{
+    ConstData, Dim, Graph, Node, NodeId, Op, OpClass, Origin, Requested, ScalarOp, Shape, ValueId,
+};
+use gristmill_runtime::Tensor;
 use std::collections::BTreeMap;
 
 /// One product and the bias that follows it alone, if any.
@@ -15,11 +19,13 @@ struct Member {
     bias: Option<(NodeId, ConstData)>,
 }
 
-/// Replaces products `x w1, x w2, ..` with constant weights `[k, n_i]` by slices of one `x [w1 w2 ..]`; biases are merged when all have one.
+/// Replaces products `x w1, x w2, ..` with constant weights `[k, n_i]` by slices of one
+/// `x [w1 w2 ..]`; biases are merged when all have one.
 ///
-/// One wide product reads `x` once and fills the register tiles better; its consumers read the slices by strides. Large weights that
-/// something else reads too stay apart, since merging would copy them; so do products of integers, whose scales and quantisation follow on their
-/// tiles but not behind a slice.
+/// One wide product reads `x` once and fills the register tiles better; its consumers read the
+/// slices by strides. Large weights that something else reads too stay apart, since merging would
+/// copy them; so do products of integers, whose scales and quantisation follow on their tiles but
+/// not behind a slice.
 pub fn merge_matmuls(g: &Graph) -> Result<Graph> {
     let groups = find_groups(g);
     if groups.is_empty() {
@@ -47,76 +53,78 @@ pub fn merge_matmuls(g: &Graph) -> Result<Graph> {
     Ok(r.finish(g))
 }
 
-/// Groups of at least two products without control edges; each group shares its left-hand side, dtype and device.
+/// Groups of at least two products without control edges; each group shares its left-hand side,
+/// dtype and device.
 fn find_groups(g: &Graph) -> Vec<Vec<Member>> {
-    let users = g.users();
-    let ordered = g.ordered();
-    let is_output = |v: ValueId| g.outputs.iter().any(|o| o.value == v);
+    let uses = Uses {
+        users: g.users(),
+        ordered: g.ordered(),
+    };
     let mut by_lhs: BTreeMap<(ValueId, Requested), Vec<Member>> = BTreeMap::new();
     for (id, node) in g.nodes() {
-        if node.op != Op::MatMul || ordered[id.0 as usize] || g.ty(node.outputs[0]).dtype.is_int() {
-            continue;
+        if let Some(member) = uses.member(g, id, node) {
+            let key = (node.inputs[0], node.device.clone());
+            by_lhs.entry(key).or_default().push(member);
         }
-        let Some(weights) = g
-            .constant(node.inputs[1])
-            .filter(|w| w.shape().len() == 2 && !w.is_empty())
-        else {
-            continue;
-        };
-        if users[node.inputs[1].0 as usize].len() > 1 && weights.size_bytes() >= DEFER_BYTES {
-            continue;
-        }
-        let out = node.outputs[0];
-        let bias = match users[out.0 as usize].as_slice() {
-            [(user, _)] if !is_output(out) && !ordered[user.0 as usize] => {
-                bias_of(g, *user, out, weights.shape()[1], &node.device)
-            }
-            _ => None,
-        };
-        let member = Member {
-            node: id,
-            n_columns: weights.shape()[1],
-            weights: weights.clone(),
-            bias,
-        };
-        by_lhs
-            .entry((node.inputs[0], node.device.clone()))
-            .or_default()
-            .push(member);
     }
-    by_lhs
-        .into_values()
-        .filter(|m| m.len() > 1)
-        .map(|mut members| {
-            // A partial set of biases stays with the slices.
-            if members.iter().any(|m| m.bias.is_none()) {
-                members.iter_mut().for_each(|m| m.bias = None);
-            }
-            members
-        })
-        .collect()
+    let mut groups: Vec<Vec<Member>> = by_lhs.into_values().filter(|m| m.len() > 1).collect();
+    for members in &mut groups {
+        // A partial set of biases stays with the slices.
+        if members.iter().any(|m| m.bias.is_none()) {
+            members.iter_mut().for_each(|m| m.bias = None);
+        }
+    }
+    groups
 }
 
-/// The addition of a constant row of `n` columns to `product`, if `user` is one.
-fn bias_of(
-    g: &Graph,
-    user: NodeId,
-    product: ValueId,
-    n: usize,
-    device: &Requested,
-) -> Option<(NodeId, ConstData)> {
-    let node = g.node(user);
-    if node.op != Op::Map(ScalarOp::Add)
-        || node.device != *device
-        || g.ty(node.outputs[0]) != g.ty(product)
-    {
-        return None;
+/// Users of each value, and the nodes with control edges.
+struct Uses {
+    users: Vec<Vec<(NodeId, usize)>>,
+    ordered: Vec<bool>,
+}
+
+impl Uses {
+    /// The product that a node is, if it may be merged.
+    fn member(&self, g: &Graph, id: NodeId, node: &Node) -> Option<Member> {
+        let is_int = |v: ValueId| g.ty(v).dtype.is_int();
+        if node.op != Op::MatMul || self.ordered[id.0 as usize] || is_int(node.outputs[0]) {
+            return None;
+        }
+        let weights = g.constant(node.inputs[1])?;
+        let &[_, n_columns] = weights.shape() else {
+            return None;
+        };
+        let is_shared = self.users[node.inputs[1].0 as usize].len() > 1;
+        if weights.is_empty() || is_shared && weights.size_bytes() >= DEFER_BYTES {
+            return None;
+        }
+        Some(Member {
+            node: id,
+            n_columns,
+            weights: weights.clone(),
+            bias: self.bias_of(g, node, n_columns),
+        })
     }
-    let other = *node.inputs.iter().find(|&&v| v != product)?;
-    let row = g
-        .constant(other)
-        .filter(|t| t.len() == n && t.shape().last() == Some(&n))?;
-    Some((user, row.clone()))
+
+    /// The addition of a constant row of `n` columns that alone uses a product.
+    fn bias_of(&self, g: &Graph, product: &Node, n: usize) -> Option<(NodeId, ConstData)> {
+        let y = product.outputs[0];
+        let &[(user, _)] = self.users[y.0 as usize].as_slice() else {
+            return None;
+        };
+        if g.outputs.iter().any(|o| o.value == y) || self.ordered[user.0 as usize] {
+            return None;
+        }
+        let node = g.node(user);
+        let is_sum = node.op == Op::Map(ScalarOp::Add) && node.device == product.device;
+        if !is_sum || g.ty(node.outputs[0]) != g.ty(y) {
+            return None;
+        }
+        let other = *node.inputs.iter().find(|&&v| v != y)?;
+        let row = g.constant(other)?;
+        let is_row = row.len() == n && row.shape().last() == Some(&n);
+        is_row.then(|| (user, row.clone()))
+    }
 }
 
 /// The constants joined along their last axis.
@@ -128,59 +136,68 @@ fn joined(parts: &[&ConstData]) -> Result<ConstData> {
     if let Some(made) = ConstData::made(&op, parts, parts[0].dtype(), &shape) {
         return Ok(made);
     }
-    let tensors = parts
-        .iter()
-        .map(|c| c.tensor())
-        .collect::<Result<Vec<_>>>()?;
-    Ok(interp::eval(&op, &tensors.iter().collect::<Vec<_>>(), &[])?
-        .remove(0)
-        .into())
+    let tensors: Vec<Tensor> = parts.iter().map(|c| c.tensor()).collect::<Result<_>>()?;
+    let tensors: Vec<&Tensor> = tensors.iter().collect();
+    Ok(interp::eval(&op, &tensors, &[])?.remove(0).into())
 }
 
 fn emit(g: &Graph, r: &mut Rebuild, first: &Node, members: &[Member]) -> Result<()> {
     debug_assert_eq!(first.op.class(), OpClass::Contract);
-    let origin = &first.origin;
-    let weights = joined(&members.iter().map(|m| &m.weights).collect::<Vec<_>>())?;
-    let w = r.graph.add_constant(weights, origin);
+    let weights: Vec<&ConstData> = members.iter().map(|m| &m.weights).collect();
+    let w = r.graph.add_constant(joined(&weights)?, &first.origin);
     let lhs = r.get(first.inputs[0]);
-    let mut y = r.graph.add1(Op::MatMul, &[lhs, w], origin)?;
-    r.graph.node_mut(last(&r.graph)).device = first.device.clone();
-    if members.iter().all(|m| m.bias.is_some()) {
-        let rows = members
-            .iter()
-            .filter_map(|m| m.bias.as_ref())
-            .map(|(_, c)| Ok(c.tensor()?.reshaped(&[c.len()])?.into()))
-            .collect::<Result<Vec<ConstData>>>()?;
-        let b = r
-            .graph
-            .add_constant(joined(&rows.iter().collect::<Vec<_>>())?, origin);
-        y = r.graph.add1(Op::Map(ScalarOp::Add), &[y, b], origin)?;
-        r.graph.node_mut(last(&r.graph)).device = first.device.clone();
+    let mut y = add_like(r, first, Op::MatMul, &[lhs, w], &first.origin)?;
+    if let Some(rows) = bias_rows(members)? {
+        let rows: Vec<&ConstData> = rows.iter().collect();
+        let b = r.graph.add_constant(joined(&rows)?, &first.origin);
+        y = add_like(r, first, Op::Map(ScalarOp::Add), &[y, b], &first.origin)?;
     }
     let mut start = 0;
     for m in members {
-        let shape = r.graph.ty(y).shape.clone();
-        let rank = shape.rank();
-        let (mut starts, mut sizes) = (vec![Dim::constant(0); rank], shape.0);
-        starts[rank - 1] = start.into();
-        sizes[rank - 1] = m.n_columns.into();
+        let op = columns(&r.graph.ty(y).shape, start, m.n_columns);
         start += m.n_columns;
-        let slice = r.graph.add1(
-            Op::Slice {
-                starts,
-                sizes,
-                steps: vec![1; rank],
-            },
-            &[y],
-            &g.node(m.node).origin,
-        )?;
-        r.graph.node_mut(last(&r.graph)).device = first.device.clone();
+        let slice = add_like(r, first, op, &[y], &g.node(m.node).origin)?;
         let stands_for = m.bias.as_ref().map_or(m.node, |(id, _)| *id);
         r.set(g.node(stands_for).outputs[0], slice);
     }
     Ok(())
 }
 
-fn last(g: &Graph) -> NodeId {
-    NodeId(g.n_nodes() as u32 - 1)
+/// The biases as vectors, when all members have one.
+fn bias_rows(members: &[Member]) -> Result<Option<Vec<ConstData>>> {
+    let mut rows = Vec::new();
+    for m in members {
+        let Some((_, bias)) = &m.bias else {
+            return Ok(None);
+        };
+        rows.push(bias.tensor()?.reshaped(&[bias.len()])?.into());
+    }
+    Ok(Some(rows))
+}
+
+/// `n` columns of the last axis, from `start` on.
+fn columns(shape: &Shape, start: usize, n: usize) -> Op {
+    let rank = shape.rank();
+    let (mut starts, mut sizes) = (vec![Dim::constant(0); rank], shape.0.clone());
+    starts[rank - 1] = start.into();
+    sizes[rank - 1] = n.into();
+    Op::Slice {
+        starts,
+        sizes,
+        steps: vec![1; rank],
+    }
+}
+
+/// A new node on the device of `like`.
+fn add_like(
+    r: &mut Rebuild,
+    like: &Node,
+    op: Op,
+    inputs: &[ValueId],
+    origin: &Origin,
+) -> Result<ValueId> {
+    let y = r.graph.add1(op, inputs, origin)?;
+    let last = NodeId(r.graph.n_nodes() as u32 - 1);
+    r.graph.node_mut(last).device = like.device.clone();
+    Ok(y)
 }

@@ -1,5 +1,6 @@
-//! Plain passes `Graph -> Graph`: specialisation, constant folding, dead code, common subexpressions, merged products, products of integers, lower precision,
-//! all-reduce as what crosses between devices.
+//! Plain passes `Graph -> Graph`: specialisation, constant folding, dead code, common
+//! subexpressions, merged products, products of integers, lower precision, all-reduce as transfers
+//! between devices.
 
 mod all_reduce;
 mod cse;

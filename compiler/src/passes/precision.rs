@@ -2,15 +2,17 @@
 
 use super::Rebuild;
 use crate::error::Result;
-use crate::ir::{Graph, Node, Op, ScalarOp, ValueId};
+use crate::ir::{Graph, Node, NodeId, Op, ScalarOp, ValueId};
 use gristmill_runtime::DType;
 use std::collections::BTreeMap;
 
-/// Rounds the operands of the `f32` products, convolutions and attentions that `is_meant` takes to `to`, which their results have as well; all
-/// else stays `f32`, as in mixed precision (Micikevicius and others, arXiv:1710.03740, section 3): sums are `f32`. An operand that several
-/// products share is rounded once, one that another such product made is taken as it is. Regions are gone through too.
+/// Rounds the operands of the `f32` products, convolutions and attentions that `is_meant` takes to
+/// `to`, which their results have as well; all else stays `f32`, as in mixed precision
+/// (Micikevicius and others, arXiv:1710.03740, section 3): sums are `f32`. An operand that several
+/// products share is rounded once, one that another such product made is taken as it is. Regions
+/// are gone through too.
 ///
-/// Returns the new graph and how many nodes have other operands than before.
+/// Returns the new graph and the number of nodes whose operands differ.
 pub fn lower_precision(
     g: &Graph,
     to: DType,
@@ -24,40 +26,50 @@ pub fn lower_precision(
     };
     let ordered = g.ordered();
     for (id, node) in g.nodes() {
-        if takes(g, node) && !ordered[id.0 as usize] && is_meant(node) {
+        if is_tensor_product(g, node) && !ordered[id.0 as usize] && is_meant(node) {
             lowering.lower(g, node)?;
         } else if node.regions.is_empty() || matches!(node.op, Op::Cluster { .. }) {
             lowering.rebuild.copy(id, node)?;
         } else {
-            let mut node = node.clone();
-            for region in &mut node.regions {
-                let (lowered, n) = lower_precision(region, to, is_meant)?;
-                *region = lowered;
-                lowering.n += n;
-            }
-            lowering.rebuild.copy(id, &node)?;
+            lowering.lower_regions(id, node, is_meant)?;
         }
     }
     Ok((lowering.rebuild.finish(g), lowering.n))
 }
 
-/// Whether a node is one that tensor cores compute.
-fn takes(g: &Graph, node: &Node) -> bool {
-    matches!(
+/// True for a node that tensor cores compute.
+fn is_tensor_product(g: &Graph, node: &Node) -> bool {
+    let is_product = matches!(
         node.op,
         Op::MatMul | Op::Conv { .. } | Op::ConvTranspose { .. } | Op::Attention { .. }
-    ) && g.ty(node.outputs[0]).dtype == DType::F32
+    );
+    is_product && g.ty(node.outputs[0]).dtype == DType::F32
 }
 
 struct Lowering {
     to: DType,
     rebuild: Rebuild,
-    /// Old `f32` values as they are rounded.
+    /// Rounded values by the old `f32` ones.
     rounded: BTreeMap<ValueId, ValueId>,
     n: usize,
 }
 
 impl Lowering {
+    fn lower_regions(
+        &mut self,
+        id: NodeId,
+        node: &Node,
+        is_meant: &dyn Fn(&Node) -> bool,
+    ) -> Result<()> {
+        let mut node = node.clone();
+        for region in &mut node.regions {
+            let (lowered, n) = lower_precision(region, self.to, is_meant)?;
+            *region = lowered;
+            self.n += n;
+        }
+        self.rebuild.copy(id, &node)
+    }
+
     fn lower(&mut self, g: &Graph, node: &Node) -> Result<()> {
         let inputs = node
             .inputs
@@ -72,7 +84,7 @@ impl Lowering {
         Ok(())
     }
 
-    /// An operand of `node`, rounded; where it is made, so that products on one device share it.
+    /// An operand of `node`, rounded on the device of `node`.
     fn round(&mut self, g: &Graph, v: ValueId, node: &Node) -> Result<ValueId> {
         if g.ty(v).dtype != DType::F32 {
             return Ok(self.rebuild.get(v));

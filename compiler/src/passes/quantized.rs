@@ -1,14 +1,19 @@
-//! Quantised models: products of dequantised operands become products of integers, and quantisation that changes nothing goes.
+//! Quantised models: products of dequantised operands become products of integers, and quantisation
+//! that changes nothing goes.
 //!
-//! A dequantised tensor is `(q - z) * s` of integers `q` of 8 bits. With one scale and one zero point of the left operand, and a scale per output
-//! channel of a constant right operand, `sum((a - za) sa (b - zb) sb) = sa sb sum((a - za)(b - zb))` (Jacob and others,
-//! arXiv:1712.05877, section 2.3). The sum on the right is of integers: its terms are within 2^15 and it is exact while it fits 32 bits, which is
-//! checked. Three roundings are left: the sum's when it becomes a float, that of the product of the scales, and the result's; so the error is within
-//! `3 * 2^-24` of the result itself. The sum on the left rounds each operand, each product and each partial sum, and its error is bounded by a
-//! multiple of the sum of all magnitudes only, however much of that cancels.
+//! A dequantised tensor is `(q - z) * s` of integers `q` of 8 bits. With one scale and one zero
+//! point of the left operand, and a scale per output channel of a constant right operand,
+//! `sum((a - za) sa (b - zb) sb) = sa sb sum((a - za)(b - zb))` (Jacob and others,
+//! arXiv:1712.05877, section 2.3). The sum on the right is of integers: its terms are within 2^15
+//! and it is exact while it fits 32 bits, which is checked. Three roundings are left: the sum's
+//! when it becomes a float, that of the product of the scales, and the result's; so the error is
+//! within `3 * 2^-24` of the result itself. The sum on the left rounds each operand, each product
+//! and each partial sum, and its error is bounded by a multiple of the sum of all magnitudes only,
+//! however much of that cancels.
 //!
-//! Requires constants as they were imported: folding would make floats of small weights. What holds after, for each product that was taken: the
-//! left operand is `sub(cast(q), z)` or `cast(q)` below views, the right one an `i32` constant whose elements are signed bytes.
+//! Requires constants as they were imported: folding would make floats of small weights. What holds
+//! after, for each product that was taken: the left operand is `sub(cast(q), z)` or `cast(q)` below
+//! views, the right one an `i32` constant whose elements are signed bytes.
 
 use super::Rebuild;
 use super::fold::ALWAYS_FOLD_BYTES;
@@ -20,17 +25,19 @@ use gristmill_runtime::{DType, Tensor};
 /// Elements of the reduced axes are whole words of four bytes, which are multiplied at once.
 const WORD: usize = 4;
 
-/// A sum of this many products of a centred byte (up to 255) and a signed byte (up to 128) fits `i32`.
+/// A sum of this many products of a centred byte (up to 255) and a signed byte (up to 128) fits
+/// `i32`.
 const MAX_TERMS: usize = i32::MAX as usize / (255 * 128);
 
-/// Nodes between a constant and what is computed of it.
+/// Nodes between a constant and a value computed from it.
 const MAX_DEPTH: usize = 8;
 
-/// Products of integers for products of dequantised operands, for CPUs: `f32` products whose left operand is dequantised with one scale and whose right
-/// operand is a dequantised constant. Weights of products that are of integers already become constants of the same form.
+/// Products of integers for products of dequantised operands, for CPUs: `f32` products whose left
+/// operand is dequantised with one scale and whose right operand is a dequantised constant. Weights
+/// of products that are of integers already become constants of the same form.
 ///
-/// Grouped convolutions, and products whose reduced axes are no multiple of four, stay as they are: there are no kernels for them. Regions are
-/// gone through too.
+/// Grouped convolutions, and products whose reduced axes are no multiple of four, stay as they are:
+/// there are no kernels for them. Regions are gone through too.
 pub fn integer_products(g: &Graph) -> Result<Graph> {
     each_node(g, &integer_products, &mut |r, g, id, node| {
         let made = match node.op {
@@ -48,11 +55,11 @@ pub fn integer_products(g: &Graph) -> Result<Graph> {
     })
 }
 
-/// Removes quantisation that undoes a dequantisation with the same scale and zero point, views between them included, and looks elements up before
-/// they are dequantised.
+/// Removes quantisation that undoes a dequantisation with the same scale and zero point, views
+/// between them included, and looks elements up before they are dequantised.
 ///
-/// The first changes no bit while the scale is a normal number: `(q - z) s / s` is within two roundings, far less than a half, of an integer. Regions
-/// are gone through too.
+/// The first changes no bit while the scale is a normal number: `(q - z) s / s` is within two
+/// roundings, far less than a half, of an integer. Regions are gone through too.
 pub fn merge_quantization(g: &Graph) -> Result<Graph> {
     each_node(g, &merge_quantization, &mut |r, g, id, node| {
         let made = match node.op {
@@ -78,14 +85,7 @@ fn each_node(
     let ordered = g.ordered();
     for (id, node) in g.nodes() {
         if !node.regions.is_empty() && !matches!(node.op, Op::Cluster { .. }) {
-            let regions = node.regions.iter().map(pass).collect::<Result<_>>()?;
-            r.copy(
-                id,
-                &Node {
-                    regions,
-                    ..node.clone()
-                },
-            )?;
+            r.copy_with_regions(id, node, pass)?;
         } else if ordered[id.0 as usize] || node.outputs.len() != 1 {
             r.copy(id, node)?;
         } else {
@@ -105,7 +105,7 @@ struct Dequantized {
     centred: ValueId,
     /// In `f32`.
     scale: ValueId,
-    /// What it is seen through, last first.
+    /// Views of the product, last first.
     views: Vec<NodeId>,
 }
 
@@ -131,7 +131,7 @@ impl Dequantized {
         })
     }
 
-    /// Whether one scale and one zero point are for all elements, which the views then do not move.
+    /// True when one scale and one zero point are for all elements: views do not move these.
     fn is_uniform(&self, g: &Graph) -> bool {
         let single = |v: ValueId| g.ty(v).shape.n_elements().is(1);
         single(self.scale) && self.zero.is_none_or(single)
@@ -145,6 +145,25 @@ impl Dequantized {
             None => Some(0.0),
         };
         Ok(zero.zip(scale).map(|(z, s)| (z as i32, s as f32)))
+    }
+}
+
+impl Dequantized {
+    /// True when a quantisation with this zero point and divisor gives the bytes back.
+    fn has_parameters(&self, g: &Graph, zero: Option<ValueId>, divisor: ValueId) -> Result<bool> {
+        let zero = match zero {
+            Some(z) => number(g, z)?,
+            None => Some(0.0),
+        };
+        let (Some(zero), Some(divisor)) = (zero, number(g, divisor)?) else {
+            return Ok(false);
+        };
+        let Some((z, s)) = self.parameters(g)? else {
+            return Ok(false);
+        };
+        let same = zero == f64::from(z) && divisor == f64::from(s);
+        // The largest product must be finite too.
+        Ok(same && s.is_normal() && (s * 512.0).is_finite())
     }
 }
 
@@ -167,7 +186,7 @@ fn bytes_of(g: &Graph, v: ValueId) -> Option<ValueId> {
     matches!(g.ty(x).dtype, DType::U8 | DType::I8).then_some(x)
 }
 
-/// The views that make `v`, last first, and what they are of.
+/// The views that make `v`, last first, and the value below them.
 fn below_views(g: &Graph, mut v: ValueId) -> (Vec<NodeId>, ValueId) {
     let mut views = Vec::new();
     while let crate::ir::Def::Node(id, _) = g.value(v).def {
@@ -202,15 +221,24 @@ fn add(r: &mut Rebuild, like: &Node, op: Op, inputs: &[ValueId]) -> Result<Value
     Ok(r.graph.add_copy(&node, inputs)?[0])
 }
 
-/// The elements of a value that constants alone determine.
+fn add_map(r: &mut Rebuild, like: &Node, op: ScalarOp, inputs: &[ValueId]) -> Result<ValueId> {
+    add(r, like, Op::Map(op), inputs)
+}
+
+/// The only element of an old value, of rank 0.
+fn add_single(r: &mut Rebuild, like: &Node, v: ValueId) -> Result<ValueId> {
+    let v = r.get(v);
+    add(r, like, Op::Reshape { shape: vec![] }, &[v])
+}
+
+/// The elements of a value that constants alone determine, by at most `depth` element-wise ops and
+/// views.
 fn evaluated(g: &Graph, v: ValueId, depth: usize) -> Result<Option<Tensor>> {
     if let Some(c) = g.constant(v) {
         return c.tensor().map(Some);
     }
-    let Some(node) = g
-        .def_node(v)
-        .filter(|n| depth > 0 && n.outputs.len() == 1 && n.regions.is_empty())
-    else {
+    let is_plain = |n: &&Node| n.outputs.len() == 1 && n.regions.is_empty();
+    let Some(node) = g.def_node(v).filter(|n| depth > 0 && is_plain(n)) else {
         return Ok(None);
     };
     if node.inputs.is_empty() || !matches!(node.op, Op::Map(_)) && below_views(g, v).0.is_empty() {
@@ -226,44 +254,49 @@ fn evaluated(g: &Graph, v: ValueId, depth: usize) -> Result<Option<Tensor>> {
     if !is_proportionate(g.ty(v), &operands) {
         return Ok(None);
     }
-    let shape = operands[0].shape().to_vec();
-    Ok(match (&node.op, &operands[..]) {
-        (Op::Map(ScalarOp::Cast(DType::I32)), [x]) if x.dtype() == DType::I8 => {
-            Some(widened::<i8>(x, &shape)?)
-        }
-        (Op::Map(ScalarOp::Cast(DType::I32)), [x]) if x.dtype() == DType::U8 => {
-            Some(widened::<u8>(x, &shape)?)
-        }
-        // Weights are large, and their zero points mostly 0.
-        (Op::Map(ScalarOp::Sub), [x, z])
-            if z.dtype().is_int() && z.as_bytes().iter().all(|&b| b == 0) =>
-        {
-            g.ty(v)
-                .static_shape()
-                .filter(|s| *s == shape)
-                .map(|_| x.clone())
-        }
-        // An element that the interpreter refuses fails at run time.
-        (op, operands) => interp::eval(op, &operands.iter().collect::<Vec<_>>(), &[])
-            .ok()
-            .map(|mut results| results.remove(0)),
-    })
+    applied(&node.op, &operands, g.ty(v))
 }
 
-/// True for a result that is not much larger than the operands. Bytes are widened to four; more is a broadcast, which may be larger than the
-/// model by any factor.
+/// The result of an op on constants; `None` for an element that the interpreter refuses, which
+/// fails at run time.
+fn applied(op: &Op, operands: &[Tensor], result: &Type) -> Result<Option<Tensor>> {
+    match (op, operands) {
+        (Op::Map(ScalarOp::Cast(DType::I32)), [x]) if x.dtype() == DType::I8 => {
+            widened::<i8>(x).map(Some)
+        }
+        (Op::Map(ScalarOp::Cast(DType::I32)), [x]) if x.dtype() == DType::U8 => {
+            widened::<u8>(x).map(Some)
+        }
+        // Weights are large, and their zero points mostly 0.
+        (Op::Map(ScalarOp::Sub), [x, z]) if is_zero(z) => {
+            let is_whole = result.static_shape().is_some_and(|s| s == x.shape());
+            Ok(is_whole.then(|| x.clone()))
+        }
+        _ => Ok(interpreted(op, operands)),
+    }
+}
+
+fn is_zero(integers: &Tensor) -> bool {
+    integers.dtype().is_int() && integers.as_bytes().iter().all(|&b| b == 0)
+}
+
+fn interpreted(op: &Op, operands: &[Tensor]) -> Option<Tensor> {
+    let operands: Vec<&Tensor> = operands.iter().collect();
+    let results = interp::eval(op, &operands, &[]).ok();
+    results.map(|mut results| results.remove(0))
+}
+
+/// True for a result that is not much larger than the operands. Bytes are widened to four; more is
+/// a broadcast, which may be larger than the model by any factor.
 fn is_proportionate(result: &Type, operands: &[Tensor]) -> bool {
     let operand_bytes: usize = operands.iter().map(Tensor::size_bytes).sum();
     let limit = operand_bytes.saturating_mul(4).max(ALWAYS_FOLD_BYTES);
     result.size_bytes().is_some_and(|bytes| bytes <= limit)
 }
 
-fn widened<T: gristmill_runtime::Element + Into<i32>>(
-    x: &Tensor,
-    shape: &[usize],
-) -> Result<Tensor> {
+fn widened<T: gristmill_runtime::Element + Into<i32>>(x: &Tensor) -> Result<Tensor> {
     let wide: Vec<i32> = x.as_slice::<T>().iter().map(|&v| v.into()).collect();
-    Ok(Tensor::from_slice(&wide, shape)?)
+    Ok(Tensor::from_slice(&wide, x.shape())?)
 }
 
 /// The number that a value of one element is, if constants determine it.
@@ -274,29 +307,65 @@ fn number(g: &Graph, v: ValueId) -> Result<Option<f64>> {
     Ok(evaluated(g, v, MAX_DEPTH)?.map(|t| t.to_f64s()[0]))
 }
 
-/// The axis of a product's result that counts output channels, and that of its weights; with the number of terms of its sums. `None` for what
-/// has no integer kernel.
-fn product_axes(g: &Graph, node: &Node) -> Option<(usize, usize, usize)> {
+/// Axes of a product.
+struct ProductAxes {
+    /// Axis of the result that counts output channels.
+    channel: usize,
+    /// Axis of the weights that counts output channels.
+    weight_channel: usize,
+    /// Terms of each sum.
+    n_terms: usize,
+}
+
+impl ProductAxes {
+    /// Shape of `n` scales that broadcasts along the channels of a result of a rank.
+    fn scale_shape(&self, n: usize, rank: usize) -> Vec<usize> {
+        match n {
+            1 => vec![],
+            // The last axis needs no others behind it.
+            _ if self.channel + 1 == rank => vec![n],
+            _ => {
+                let mut shape = vec![1; rank];
+                shape[self.channel] = n;
+                shape
+            }
+        }
+    }
+}
+
+/// The axes of a product with an integer kernel; `None` for other nodes.
+fn product_axes(g: &Graph, node: &Node) -> Option<ProductAxes> {
     let (x, w) = (*node.inputs.first()?, *node.inputs.get(1)?);
     let weights = g.ty(w).static_shape()?;
     let rank = g.ty(x).rank();
-    let (axes, depth, n_terms) = match node.op {
-        Op::MatMul if weights.len() == 2 && rank >= 2 => (
-            (g.ty(node.outputs[0]).rank() - 1, 1),
-            weights[0],
-            weights[0],
-        ),
+    let (axes, depth) = match node.op {
+        Op::MatMul if weights.len() == 2 && rank >= 2 => {
+            let axes = ProductAxes {
+                channel: g.ty(node.outputs[0]).rank() - 1,
+                weight_channel: 1,
+                n_terms: weights[0],
+            };
+            (axes, weights[0])
+        }
         Op::Conv {
             groups: 1,
             layout: crate::ir::Layout::ChannelsFirst,
             ..
-        } if matches!(rank, 3 | 4) => ((1, 0), weights[1], weights[1..].iter().product()),
+        } if matches!(rank, 3 | 4) => {
+            let axes = ProductAxes {
+                channel: 1,
+                weight_channel: 0,
+                n_terms: weights[1..].iter().product(),
+            };
+            (axes, weights[1])
+        }
         _ => return None,
     };
-    (depth > 0 && depth % WORD == 0 && n_terms <= MAX_TERMS).then_some((axes.0, axes.1, n_terms))
+    let fits = depth > 0 && depth % WORD == 0 && axes.n_terms <= MAX_TERMS;
+    fits.then_some(axes)
 }
 
-/// A product of dequantised operands, and what it becomes.
+/// A product of dequantised operands as one of integers.
 struct Product {
     left: Dequantized,
     /// Signed bytes, in `i32`.
@@ -309,49 +378,33 @@ struct Product {
 
 impl Product {
     fn of(g: &Graph, node: &Node) -> Result<Option<Product>> {
-        let Some((channel, weight_channel, _)) = product_axes(g, node) else {
+        let Some(axes) = product_axes(g, node) else {
             return Ok(None);
         };
-        let (Some(left), Some(right)) = (
-            Dequantized::of(g, node.inputs[0]),
-            Dequantized::of(g, node.inputs[1]),
-        ) else {
+        let left = Dequantized::of(g, node.inputs[0]).filter(|d| d.is_uniform(g));
+        let (Some(left), Some(right)) = (left, Dequantized::of(g, node.inputs[1])) else {
             return Ok(None);
         };
-        if !left.is_uniform(g) {
-            return Ok(None);
-        }
-        let Some(weights) =
-            constant_below_views(g, right.centred, &right.views)?.filter(are_signed_bytes)
-        else {
+        let weights = constant_below_views(g, right.centred, &right.views)?;
+        let Some(weights) = weights.filter(are_signed_bytes) else {
             return Ok(None);
         };
-        let rank = g.ty(node.outputs[0]).rank();
-        let Some(scales) = channel_scales(g, &right, weight_channel)? else {
+        let Some(mut scales) = channel_scales(g, &right, axes.weight_channel)? else {
             return Ok(None);
         };
         let known = number(g, left.scale)?;
-        let scales: Vec<f32> = scales
-            .iter()
-            .map(|&s| s * known.unwrap_or(1.0) as f32)
-            .collect();
+        for s in &mut scales {
+            *s *= known.unwrap_or(1.0) as f32;
+        }
         if scales.iter().any(|s| !s.is_normal()) {
             return Ok(None);
         }
-        let shape: Vec<usize> = match (scales.len(), node.op == Op::MatMul) {
-            (1, _) => vec![],
-            (n, true) => vec![n],
-            (n, false) => (0..rank)
-                .map(|axis| if axis == channel { n } else { 1 })
-                .collect(),
-        };
-        let scale = Tensor::from_slice(&scales, &shape)?;
-        let left_scale = known.is_none().then_some(left.scale);
+        let shape = axes.scale_shape(scales.len(), g.ty(node.outputs[0]).rank());
         Ok(Some(Product {
-            left,
             weights,
-            scale,
-            left_scale,
+            scale: Tensor::from_slice(&scales, &shape)?,
+            left_scale: known.is_none().then_some(left.scale),
+            left,
         }))
     }
 
@@ -360,14 +413,14 @@ impl Product {
         let x = through(g, r, &self.left.views, centred)?;
         let w = r.graph.add_constant(self.weights, &node.origin);
         let sum = add(r, node, node.op.clone(), &[x, w])?;
-        let sum = add(r, node, Op::Map(ScalarOp::Cast(DType::F32)), &[sum])?;
+        let sum = add_map(r, node, ScalarOp::Cast(DType::F32), &[sum])?;
         let scale = r.graph.add_constant(self.scale, &node.origin);
-        let y = add(r, node, Op::Map(ScalarOp::Mul), &[sum, scale])?;
+        let y = add_map(r, node, ScalarOp::Mul, &[sum, scale])?;
         let Some(s) = self.left_scale else {
             return Ok(y);
         };
-        let s = add(r, node, Op::Reshape { shape: vec![] }, &[r.get(s)])?;
-        add(r, node, Op::Map(ScalarOp::Mul), &[y, s])
+        let s = add_single(r, node, s)?;
+        add_map(r, node, ScalarOp::Mul, &[y, s])
     }
 }
 
@@ -379,15 +432,13 @@ fn are_signed_bytes(t: &Tensor) -> bool {
 fn constant_below_views(g: &Graph, v: ValueId, views: &[NodeId]) -> Result<Option<Tensor>> {
     let mut t = evaluated(g, v, MAX_DEPTH)?;
     for &view in views.iter().rev() {
-        let Some(below) = t else { return Ok(None) };
-        t = interp::eval(&g.node(view).op, &[&below], &[])
-            .ok()
-            .map(|mut results| results.remove(0));
+        t = t.and_then(|below| interpreted(&g.node(view).op, &[below]));
     }
     Ok(t)
 }
 
-/// The scales of the output channels of constant weights, or the one of all; `None` when scales are along another axis.
+/// The scales of the output channels of constant weights, or the one of all; `None` when scales are
+/// along another axis.
 fn channel_scales(g: &Graph, weights: &Dequantized, channel: usize) -> Result<Option<Vec<f32>>> {
     let Some(mut scale) = evaluated(g, weights.scale, MAX_DEPTH)? else {
         return Ok(None);
@@ -395,13 +446,11 @@ fn channel_scales(g: &Graph, weights: &Dequantized, channel: usize) -> Result<Op
     if scale.len() == 1 {
         return Ok(Some(scale.as_slice::<f32>().to_vec()));
     }
-    let mut shape = vec![
-        1;
-        g.ty(weights.bytes)
-            .rank()
-            .saturating_sub(scale.shape().len())
-    ];
-    shape.extend(scale.shape());
+    let leading = g
+        .ty(weights.bytes)
+        .rank()
+        .saturating_sub(scale.shape().len());
+    let shape = [&vec![1; leading], scale.shape()].concat();
     scale = scale.reshaped(&shape)?;
     for &view in weights.views.iter().rev() {
         // Other views would move the scales of an axis in ways that shapes do not tell.
@@ -410,11 +459,8 @@ fn channel_scales(g: &Graph, weights: &Dequantized, channel: usize) -> Result<Op
         };
         scale = interp::eval(op, &[&scale], &[])?.remove(0);
     }
-    let along = scale
-        .shape()
-        .iter()
-        .enumerate()
-        .all(|(axis, &extent)| axis == channel || extent == 1);
+    let mut extents = scale.shape().iter().enumerate();
+    let along = extents.all(|(axis, &extent)| axis == channel || extent == 1);
     Ok(along.then(|| scale.as_slice::<f32>().to_vec()))
 }
 
@@ -432,37 +478,22 @@ fn constant_weights(g: &Graph, r: &mut Rebuild, node: &Node) -> Result<Option<Va
     add(r, node, node.op.clone(), &[x, w]).map(Some)
 }
 
-/// The bytes, if `node` quantises what was dequantised with the same parameters.
+/// The bytes, if `node` quantises a value that was dequantised with the same parameters.
 fn requantized(g: &Graph, r: &mut Rebuild, node: &Node) -> Result<Option<ValueId>> {
-    let (shifted, mut zero) = (node.inputs[0], Some(0.0));
-    let rounded = match map_of(g, shifted, ScalarOp::Add) {
-        Some(add) => {
-            zero = number(g, add[1])?;
-            add[0]
-        }
-        None => shifted,
+    let (rounded, offset) = match map_of(g, node.inputs[0], ScalarOp::Add) {
+        Some(add) => (add[0], Some(add[1])),
+        None => (node.inputs[0], None),
     };
     let quotient = map_of(g, rounded, ScalarOp::Round).and_then(|x| map_of(g, x[0], ScalarOp::Div));
     let Some(&[x, divisor]) = quotient else {
         return Ok(None);
     };
-    let Some(q) =
-        Dequantized::of(g, x).filter(|q| g.ty(q.bytes).dtype == g.ty(node.outputs[0]).dtype)
-    else {
-        return Ok(None);
-    };
-    let (Some(zero), Some(divisor), Some((z, s))) = (zero, number(g, divisor)?, q.parameters(g)?)
-    else {
+    let dtype = g.ty(node.outputs[0]).dtype;
+    let Some(q) = Dequantized::of(g, x).filter(|q| g.ty(q.bytes).dtype == dtype) else {
         return Ok(None);
     };
     let whole = g.ty(x).shape == g.ty(node.outputs[0]).shape;
-    // The greatest product must be finite too.
-    if !whole
-        || zero != f64::from(z)
-        || divisor != f64::from(s)
-        || !s.is_normal()
-        || !(s * 512.0).is_finite()
-    {
+    if !whole || !q.has_parameters(g, offset, divisor)? {
         return Ok(None);
     }
     let bytes = r.get(q.bytes);
@@ -471,23 +502,21 @@ fn requantized(g: &Graph, r: &mut Rebuild, node: &Node) -> Result<Option<ValueId
 
 /// Elements of a constant that are dequantised after they are looked up.
 fn gathered(g: &Graph, r: &mut Rebuild, node: &Node) -> Result<Option<ValueId>> {
-    let table =
-        Dequantized::of(g, node.inputs[0]).filter(|t| t.views.is_empty() && t.is_uniform(g));
-    let Some(table) = table.filter(|t| g.constant(t.bytes).is_some()) else {
+    let is_table =
+        |t: &Dequantized| t.views.is_empty() && t.is_uniform(g) && g.constant(t.bytes).is_some();
+    let Some(table) = Dequantized::of(g, node.inputs[0]).filter(is_table) else {
         return Ok(None);
     };
     let inputs = [r.get(table.bytes), r.get(node.inputs[1])];
     let mut x = add(r, node, node.op.clone(), &inputs)?;
-    x = add(r, node, Op::Map(ScalarOp::Cast(DType::I32)), &[x])?;
-    let single =
-        |r: &mut Rebuild, v: ValueId| add(r, node, Op::Reshape { shape: vec![] }, &[r.get(v)]);
+    x = add_map(r, node, ScalarOp::Cast(DType::I32), &[x])?;
     if let Some(zero) = table.zero {
-        let zero = single(r, zero)?;
-        x = add(r, node, Op::Map(ScalarOp::Sub), &[x, zero])?;
+        let zero = add_single(r, node, zero)?;
+        x = add_map(r, node, ScalarOp::Sub, &[x, zero])?;
     }
-    x = add(r, node, Op::Map(ScalarOp::Cast(DType::F32)), &[x])?;
-    let scale = single(r, table.scale)?;
-    add(r, node, Op::Map(ScalarOp::Mul), &[x, scale]).map(Some)
+    x = add_map(r, node, ScalarOp::Cast(DType::F32), &[x])?;
+    let scale = add_single(r, node, table.scale)?;
+    add_map(r, node, ScalarOp::Mul, &[x, scale]).map(Some)
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Copies a graph node by node while a pass decides what each node becomes.
+//! Copies a graph node by node while a pass replaces some of them.
 
 use crate::error::Result;
 use crate::ir::{Graph, Node, NodeId, ValueId};
@@ -31,12 +31,20 @@ impl Rebuild {
         r
     }
 
-    /// Declares that old value `v` is now `new`.
+    /// Maps old value `v` to `new`.
     pub fn set(&mut self, v: ValueId, new: ValueId) {
         self.values[v.0 as usize] = Some(new);
     }
 
-    /// What an old value is now. Panics when it was not mapped yet, which a topological walk excludes.
+    /// Maps old values to new ones.
+    pub fn set_all(&mut self, old: &[ValueId], new: &[ValueId]) {
+        for (&old, &new) in old.iter().zip(new) {
+            self.set(old, new);
+        }
+    }
+
+    /// The new value for an old one. Panics when it was not mapped yet, which a topological walk
+    /// excludes.
     pub fn get(&self, v: ValueId) -> ValueId {
         self.values[v.0 as usize].expect("operands are mapped before their users")
     }
@@ -54,11 +62,23 @@ impl Rebuild {
         Ok(())
     }
 
+    /// Copies a node whose regions `pass` replaces.
+    pub fn copy_with_regions(
+        &mut self,
+        id: NodeId,
+        node: &Node,
+        pass: &dyn Fn(&Graph) -> Result<Graph>,
+    ) -> Result<()> {
+        let mut node = node.clone();
+        for region in &mut node.regions {
+            *region = pass(region)?;
+        }
+        self.copy(id, &node)
+    }
+
     /// Declares that the last node added to the new graph stands for old node `id`.
     pub fn mapped(&mut self, id: NodeId, node: &Node, outputs: &[ValueId]) {
-        for (&old, &new) in node.outputs.iter().zip(outputs) {
-            self.set(old, new);
-        }
+        self.set_all(&node.outputs, outputs);
         let last = NodeId(self.graph.n_nodes() as u32 - 1);
         self.nodes[id.0 as usize] = Some(last);
         let control: Vec<NodeId> = node

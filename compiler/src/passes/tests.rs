@@ -129,7 +129,8 @@ fn large_weights_with_other_uses_are_not_merged() {
     assert_eq!((products(true), products(false)), (3, 1));
 }
 
-/// Two products and a softmax between them, the second in a region's place beside an integer product.
+/// Two products and a softmax between them, the second in a region's place beside an integer
+/// product.
 #[test]
 fn products_round_their_operands_once_and_keep_sums_wide() {
     let mut b = GraphBuilder::new("g");
@@ -143,7 +144,8 @@ fn products_round_their_operands_once_and_keep_sums_wide() {
     let (lowered, n) = lower_precision(&g, DType::BF16, &|_| true).unwrap();
     let lowered = dce(&lowered).unwrap();
     assert_eq!(n, 3);
-    // The inputs `x`, `w` and `u` and the transposed product are rounded once each; the product `y` is taken as it is.
+    // The inputs `x`, `w` and `u` and the transposed product are rounded once each; the product `y`
+    // is taken as it is.
     let rounds = |to: &str| {
         lowered
             .to_text(crate::ir::print::PrintOptions::SHORT)
@@ -162,7 +164,8 @@ fn products_round_their_operands_once_and_keep_sums_wide() {
         interp::run(&g, std::slice::from_ref(&input)).unwrap(),
         interp::run(&lowered, &[input]).unwrap(),
     );
-    // Three roundings to 8 bits on the way to each result, and results of two products are at most as large as their sums of magnitudes.
+    // Three roundings to 8 bits on the way to each result, and results of two products are at most
+    // as large as their sums of magnitudes.
     let error = |(a, b): (&f32, &f32)| (a - b).abs();
     let worst = exact[0]
         .as_slice::<f32>()
@@ -175,7 +178,8 @@ fn products_round_their_operands_once_and_keep_sums_wide() {
     assert_eq!((names(&same), none), (names(&g), 0));
 }
 
-/// Operands `x0`, `x1`, .. that `neg` makes on devices in turn (none for those after), and the results.
+/// Operands `x0`, `x1`, .. that `neg` makes on devices in turn (none for those after), and the
+/// results.
 fn towers(kind: ReduceKind, dtype: DType, shape: &[usize], n: usize, devices: &[&str]) -> Graph {
     let mut b = GraphBuilder::new("towers");
     b.set_origin("/tower");

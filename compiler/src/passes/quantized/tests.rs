@@ -91,7 +91,8 @@ fn in_doubles(g: &Graph) -> Graph {
     r.finish(g)
 }
 
-/// The graph with its products of integers, each of whose results must be within three roundings of the true one.
+/// The graph with its products of integers, each of whose results must be within three roundings of
+/// the true one.
 fn check(g: &Graph, inputs: &[Tensor]) -> Graph {
     let after = integer_products(g).unwrap();
     crate::ir::verify::verify(&after).unwrap();
