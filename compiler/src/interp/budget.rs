@@ -57,7 +57,8 @@ impl Meter {
         self.exceeded
     }
 
-    /// Takes the units of an op without regions. Operands that do not fit it are for its type rule to report.
+    /// Takes the units of an op without regions. Operands that do not fit it are for its type rule
+    /// to report.
     pub fn take_op(&mut self, op: &Op, inputs: &[&Tensor]) -> Result<()> {
         if self.left.is_none() {
             return Ok(());

@@ -1,36 +1,52 @@
-//! How far two tensors are apart.
+//! Distances of tensors.
 
 use crate::ir::eval::scalar::{Scalar, Wide};
 use gristmill_runtime::{Tensor, with_dtype};
 use std::fmt;
 
-/// What a comparison found. Errors of elements that are equal, NaN against NaN and equal infinities included, are 0.
+/// Result of a comparison. Errors of elements that are equal, NaN against NaN and equal infinities
+/// included, are 0.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Comparison {
     /// True when dtype, shape and all elements agree within the tolerance.
     pub ok: bool,
-    /// Greatest `|actual - expected|`; infinite where just one is NaN or infinite.
+    /// Largest `|actual - expected|`; infinite where just one is NaN or infinite.
     pub max_abs_err: f64,
-    /// Greatest `|actual - expected| / |expected|` of the elements that differ.
+    /// Largest `|actual - expected| / |expected|` of the elements that differ.
     pub max_rel_err: f64,
-    /// Greatest finite `|expected|`.
+    /// Largest finite `|expected|`.
     pub max_abs_expected: f64,
     /// Number of elements beyond the tolerance.
     pub n_bad: usize,
-    /// Index of the element that is farthest beyond the tolerance (or nearest to it), unless all are equal.
+    /// Index of the element that is farthest beyond the tolerance (or nearest to it), unless all
+    /// are equal.
     pub worst: Option<Vec<usize>>,
-    /// Expected and actual value there, or what differs otherwise.
+    /// Expected and actual value there, or another difference.
     pub detail: String,
 }
 
 impl Comparison {
-    /// Greatest absolute error over the greatest absolute expected value: the error relative to the tensor's scale. 0
-    /// when there is no error.
+    /// Largest absolute error over the largest absolute expected value: the error relative to the
+    /// tensor's scale. 0 when there is no error.
     pub fn scaled_err(&self) -> f64 {
         if self.max_abs_err == 0.0 {
             0.0
         } else {
             self.max_abs_err / self.max_abs_expected
+        }
+    }
+
+    /// Counts the error of an element; returns it as a multiple of the allowed one.
+    fn add(&mut self, magnitude: f64, error: f64, allowed: f64) -> f64 {
+        let is_finite = error.is_finite();
+        let relative = if is_finite { error / magnitude } else { error };
+        self.max_abs_err = self.max_abs_err.max(error);
+        self.max_rel_err = self.max_rel_err.max(relative);
+        self.n_bad += usize::from(error > allowed);
+        if is_finite {
+            error / allowed.max(f64::MIN_POSITIVE)
+        } else {
+            f64::MAX
         }
     }
 
@@ -67,8 +83,8 @@ impl fmt::Display for Comparison {
     }
 }
 
-/// Compares element-wise: floating-point elements agree when `|actual - expected| <= atol + rtol * |expected|`, or both
-/// are NaN or the same infinity; integers and truth values must be equal.
+/// Compares element-wise: floating-point elements agree when `|actual - expected| <= atol + rtol *
+/// |expected|`, or both are NaN or the same infinity; integers and truth values must be equal.
 pub fn allclose(expected: &Tensor, actual: &Tensor, rtol: f64, atol: f64) -> Comparison {
     if expected.dtype() != actual.dtype() || expected.shape() != actual.shape() {
         let show = |t: &Tensor| format!("{}{:?}", t.dtype(), t.shape());
@@ -88,12 +104,8 @@ fn compare<T: Scalar>(expected: &Tensor, actual: &Tensor, rtol: f64, atol: f64) 
         detail: String::new(),
     };
     let mut worst_excess = 0.0;
-    for (i, (&e, &a)) in expected
-        .as_slice::<T>()
-        .iter()
-        .zip(actual.as_slice::<T>())
-        .enumerate()
-    {
+    let pairs = expected.as_slice::<T>().iter().zip(actual.as_slice::<T>());
+    for (i, (&e, &a)) in pairs.enumerate() {
         let magnitude = e.to_f64().abs();
         if magnitude.is_finite() {
             c.max_abs_expected = c.max_abs_expected.max(magnitude);
@@ -101,36 +113,28 @@ fn compare<T: Scalar>(expected: &Tensor, actual: &Tensor, rtol: f64, atol: f64) 
         if e == a || e.is_nan() && a.is_nan() {
             continue;
         }
-        let (error, allowed) = match (e.to_wide(), a.to_wide()) {
-            (Wide::Float(e), Wide::Float(a)) if e.is_finite() && a.is_finite() => {
-                ((a - e).abs(), atol + rtol * e.abs())
-            }
-            (Wide::Int(e), Wide::Int(a)) => ((a - e).unsigned_abs() as f64, 0.0),
-            _ => (f64::INFINITY, 0.0),
-        };
-        c.max_abs_err = c.max_abs_err.max(error);
-        c.max_rel_err = c.max_rel_err.max(if error.is_finite() {
-            error / magnitude
-        } else {
-            error
-        });
-        c.n_bad += usize::from(error > allowed);
-        let excess = if error.is_infinite() {
-            f64::MAX
-        } else {
-            error / allowed.max(f64::MIN_POSITIVE)
-        };
+        let (error, allowed) = error_and_tolerance(e, a, rtol, atol);
+        let excess = c.add(magnitude, error, allowed);
         if excess > worst_excess {
             worst_excess = excess;
-            c.worst = Some(unravel(i, expected.shape()));
-            c.detail = format!(
-                "worst at {:?}: expected {e:?}, got {a:?}",
-                unravel(i, expected.shape())
-            );
+            let at = unravel(i, expected.shape());
+            c.detail = format!("worst at {at:?}: expected {e:?}, got {a:?}");
+            c.worst = Some(at);
         }
     }
     c.ok = c.n_bad == 0;
     c
+}
+
+/// The error of an element that differs, and the largest that is allowed.
+fn error_and_tolerance<T: Scalar>(expected: T, actual: T, rtol: f64, atol: f64) -> (f64, f64) {
+    match (expected.to_wide(), actual.to_wide()) {
+        (Wide::Float(e), Wide::Float(a)) if e.is_finite() && a.is_finite() => {
+            ((a - e).abs(), atol + rtol * e.abs())
+        }
+        (Wide::Int(e), Wide::Int(a)) => ((a - e).unsigned_abs() as f64, 0.0),
+        _ => (f64::INFINITY, 0.0),
+    }
 }
 
 /// The index of row-major position `i`.

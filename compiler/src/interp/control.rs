@@ -32,6 +32,42 @@ fn stack(rows: &[Tensor], region: &Graph, output: usize, bindings: &Bindings) ->
     view::concat(&rows.iter().collect::<Vec<_>>(), 0, &shape)
 }
 
+/// Values that a loop carries, and rows that it stacks.
+struct State {
+    values: Vec<Tensor>,
+    stacks: Vec<Vec<Tensor>>,
+}
+
+impl State {
+    fn new(initial: &[&Tensor], n_stacks: usize) -> State {
+        State {
+            values: owned(initial).collect(),
+            stacks: vec![Vec::new(); n_stacks],
+        }
+    }
+
+    /// Takes the results of an iteration: `carried` values, then one row for each stack.
+    fn take(&mut self, carried: usize, mut results: impl Iterator<Item = Tensor>) {
+        self.values.extend(results.by_ref().take(carried));
+        for (rows, row) in self.stacks.iter_mut().zip(results) {
+            rows.push(row);
+        }
+    }
+
+    /// The carried values, then the stacks; the body has `before` outputs before them.
+    fn results(mut self, body: &Graph, before: usize, bindings: &Bindings) -> Result<Vec<Tensor>> {
+        let first = before + self.values.len();
+        for (n, rows) in self.stacks.iter().enumerate() {
+            self.values.push(stack(rows, body, first + n, bindings)?);
+        }
+        Ok(self.values)
+    }
+}
+
+fn owned<'a>(tensors: &'a [&Tensor]) -> impl Iterator<Item = Tensor> + 'a {
+    tensors.iter().map(|&t| t.clone())
+}
+
 /// The truth value of a one-element `bool` tensor.
 fn truth(t: &Tensor) -> bool {
     t.as_slice::<bool>()[0]
@@ -41,7 +77,8 @@ fn extent(dim: &Dim, bindings: &Bindings) -> Result<usize> {
     Ok(concrete(std::slice::from_ref(dim), bindings)?[0])
 }
 
-/// Errors when a loop with stacked results ends after another number of iterations than these have rows.
+/// Errors when a loop with stacked results ends after another number of iterations than these have
+/// rows.
 fn check_trip(iterations: i64, rows: usize) -> Result<()> {
     if iterations == rows as i64 {
         return Ok(());
@@ -58,11 +95,12 @@ impl Machine<'_> {
         regions: &[Graph],
         bindings: &Bindings,
     ) -> Result<Vec<Tensor>> {
-        let args: Vec<Tensor> = inputs[1..].iter().map(|&t| t.clone()).collect();
+        let args: Vec<Tensor> = owned(&inputs[1..]).collect();
         self.run(&regions[usize::from(!truth(inputs[0]))], &args, bindings)
     }
 
-    /// A loop that stacks results must run exactly as often as its `trip` says, because that is their extent.
+    /// A loop that stacks results must run exactly as often as its `trip` says, because that is
+    /// their extent.
     pub(super) fn repeat(
         &mut self,
         op: &Op,
@@ -73,29 +111,24 @@ impl Machine<'_> {
         let Op::Loop { carried, trip } = op else {
             return Err(mismatch(op));
         };
-        let carried = *carried;
         let limit = inputs[0].as_slice::<i64>()[0];
         let mut condition = inputs[1].clone();
-        let mut values: Vec<Tensor> = inputs[2..2 + carried].iter().map(|&t| t.clone()).collect();
-        let mut stacks: Vec<Vec<Tensor>> = vec![Vec::new(); body.outputs.len() - 1 - carried];
+        let (initial, invariant) = inputs[2..].split_at(*carried);
+        let mut state = State::new(initial, body.outputs.len() - 1 - carried);
         let mut i = 0;
         while i < limit && truth(&condition) {
             let mut args = vec![Tensor::scalar(i), condition];
-            args.append(&mut values);
-            args.extend(inputs[2 + carried..].iter().map(|&t| t.clone()));
+            args.append(&mut state.values);
+            args.extend(owned(invariant));
             let mut results = self.run(body, &args, bindings)?.into_iter();
             condition = results.next().expect("the type rule asks for a condition");
-            values.extend(results.by_ref().take(carried));
-            stacks.iter_mut().zip(results).for_each(|(s, r)| s.push(r));
+            state.take(*carried, results);
             i += 1;
         }
-        if !stacks.is_empty() {
+        if !state.stacks.is_empty() {
             check_trip(i, extent(trip, bindings)?)?;
         }
-        for (n, rows) in stacks.iter().enumerate() {
-            values.push(stack(rows, body, 1 + carried + n, bindings)?);
-        }
-        Ok(values)
+        state.results(body, 1, bindings)
     }
 
     pub(super) fn scan(
@@ -114,28 +147,23 @@ impl Machine<'_> {
         else {
             return Err(mismatch(op));
         };
-        let (carried, length) = (*carried, extent(length, bindings)?);
-        let (init, rest) = inputs.split_at(carried);
+        let length = extent(length, bindings)?;
+        let (initial, rest) = inputs.split_at(*carried);
         let (sequences, invariant) = rest.split_at(*scanned);
-        let mut values: Vec<Tensor> = init.iter().map(|&t| t.clone()).collect();
-        let mut stacks: Vec<Vec<Tensor>> = vec![Vec::new(); body.outputs.len() - carried];
+        let mut state = State::new(initial, body.outputs.len() - carried);
         for step in 0..length {
             let i = if *reverse { length - 1 - step } else { step };
-            let mut args = std::mem::take(&mut values);
+            let mut args = std::mem::take(&mut state.values);
             for s in sequences {
                 args.push(row(s, i)?);
             }
-            args.extend(invariant.iter().map(|&t| t.clone()));
-            let mut results = self.run(body, &args, bindings)?.into_iter();
-            values.extend(results.by_ref().take(carried));
-            stacks.iter_mut().zip(results).for_each(|(s, r)| s.push(r));
+            args.extend(owned(invariant));
+            let results = self.run(body, &args, bindings)?;
+            state.take(*carried, results.into_iter());
         }
-        for (n, mut rows) in stacks.into_iter().enumerate() {
-            if *reverse {
-                rows.reverse();
-            }
-            values.push(stack(&rows, body, carried + n, bindings)?);
+        if *reverse {
+            state.stacks.iter_mut().for_each(|rows| rows.reverse());
         }
-        Ok(values)
+        state.results(body, 0, bindings)
     }
 }

@@ -1,11 +1,11 @@
 //! The reference interpreter: every other execution is compared with it.
 //!
-//! It runs graphs node by node with the evaluators of the op table ([`crate::ir::eval`]), which define the ops; regions, variables
-//! and transfers are its own.
+//! It runs graphs node by node with the evaluators of the op table ([`crate::ir::eval`]), which
+//! define the ops; regions, variables and transfers are its own.
 //!
-//! Errors carry [`ErrorKind::InvalidInput`](crate::ErrorKind) for operands that do not fit and for what only the
-//! data shows (an index out of range, an integer division by zero), `OutOfMemory` for impossible sizes, and name the
-//! node's origin.
+//! Errors carry [`ErrorKind::InvalidInput`](crate::ErrorKind) for operands that do not fit and for
+//! errors that only the data shows (an index out of range, an integer division by zero),
+//! `OutOfMemory` for impossible sizes, and name the node's origin.
 
 mod budget;
 pub mod compare;
@@ -17,7 +17,7 @@ pub use budget::WorkBudget;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::ir::eval::{Evaluator, eval_tensors};
-use crate::ir::{Bindings, Graph, Node, Op, Type};
+use crate::ir::{Bindings, Graph, Node, Op, Type, ValueId};
 use budget::Meter;
 use gristmill_runtime::Tensor;
 use std::collections::BTreeMap;
@@ -65,7 +65,8 @@ pub fn run_within(
     within(budget, |m| m.run(graph, inputs, &Bindings::new()))
 }
 
-/// Evaluates one op. Attributes must be constant, except that symbols of a region's inputs are bound by the operands.
+/// Evaluates one op. Attributes must be constant, except that symbols of a region's inputs are
+/// bound by the operands.
 pub fn eval(op: &Op, inputs: &[&Tensor], regions: &[Graph]) -> Result<Vec<Tensor>> {
     eval_with_state(op, inputs, regions, &mut Store::new())
 }
@@ -129,41 +130,13 @@ impl Machine<'_> {
         let shapes: Vec<Vec<usize>> = inputs.iter().map(|t| t.shape().to_vec()).collect();
         let mut bindings = outer.clone();
         bindings.extend(graph.bindings_for(&shapes)?);
-        let mut values: Vec<Option<Tensor>> = vec![None; graph.n_values()];
-        for (i, (&v, t)) in graph.inputs.iter().zip(inputs).enumerate() {
-            if graph.ty(v).dtype != t.dtype() {
-                let (name, expected) = (&graph.input_names[i], graph.ty(v).dtype);
-                return Err(Error::invalid(format!(
-                    "input {name:?}: expected dtype {expected}, got {}",
-                    t.dtype()
-                )));
-            }
-            values[v.0 as usize] = Some(t.clone());
-        }
-        let mut uses = vec![0usize; graph.n_values()];
-        graph
-            .nodes()
-            .flat_map(|(_, n)| &n.inputs)
-            .for_each(|v| uses[v.0 as usize] += 1);
-        graph
-            .outputs
-            .iter()
-            .for_each(|o| uses[o.value.0 as usize] += 1);
+        let mut values = Values::new(graph, inputs)?;
         for (_, node) in graph.nodes() {
             self.step(graph, node, &mut values, &bindings)?;
-            for v in &node.inputs {
-                uses[v.0 as usize] -= 1;
-                if uses[v.0 as usize] == 0 {
-                    values[v.0 as usize] = None;
-                }
-            }
+            values.release_operands(node);
         }
-        let read = |v: u32| {
-            values[v as usize]
-                .clone()
-                .ok_or_else(|| Error::internal("an output has no value"))
-        };
-        graph.outputs.iter().map(|o| read(o.value.0)).collect()
+        let outputs = graph.outputs.iter();
+        outputs.map(|o| values.get(o.value).cloned()).collect()
     }
 
     /// Evaluates one node and stores its results, whose types must be the declared ones.
@@ -171,32 +144,21 @@ impl Machine<'_> {
         &mut self,
         graph: &Graph,
         node: &Node,
-        values: &mut [Option<Tensor>],
+        values: &mut Values,
         bindings: &Bindings,
     ) -> Result<()> {
-        let results = {
-            let operand = |v: &crate::ir::ValueId| {
-                values[v.0 as usize]
-                    .as_ref()
-                    .ok_or_else(|| Error::internal("an operand has no value"))
-            };
-            let inputs: Vec<&Tensor> = node.inputs.iter().map(operand).collect::<Result<_>>()?;
-            self.eval(&node.op, &inputs, &node.regions, bindings)
-                .map_err(|e| e.at_origin(&node.origin))?
-        };
+        let inputs = node.inputs.iter().map(|&v| values.get(v));
+        let inputs: Vec<&Tensor> = inputs.collect::<Result<_>>()?;
+        let results = self
+            .eval(&node.op, &inputs, &node.regions, bindings)
+            .map_err(|e| e.at_origin(&node.origin))?;
         for (&v, t) in node.outputs.iter().zip(results) {
-            let ty = graph.ty(v);
-            let declared = ty.shape.bind(bindings);
-            if ty.dtype != t.dtype() || declared.as_static().is_some_and(|s| s != t.shape()) {
-                let got = Type::new(t.dtype(), t.shape().iter().copied());
-                let message = format!(
-                    "{}: declared {}{declared}, got {got}",
-                    node.op.name(),
-                    ty.dtype
-                );
-                return Err(Error::internal(message).at_origin(&node.origin));
-            }
-            values[v.0 as usize] = Some(t);
+            check_type(graph.ty(v), &t, bindings).map_err(|m| {
+                Error::internal(m)
+                    .context(node.op.name())
+                    .at_origin(&node.origin)
+            })?;
+            values.tensors[v.0 as usize] = Some(t);
         }
         Ok(())
     }
@@ -295,6 +257,61 @@ impl Machine<'_> {
             Error::internal(message)
         })
     }
+}
+
+/// Values of a graph during a run, each until its last use.
+struct Values {
+    tensors: Vec<Option<Tensor>>,
+    /// Uses to come.
+    uses: Vec<usize>,
+}
+
+impl Values {
+    /// Errors when an input has another dtype than the graph declares.
+    fn new(graph: &Graph, inputs: &[Tensor]) -> Result<Values> {
+        let mut tensors = vec![None; graph.n_values()];
+        for ((&v, name), t) in graph.inputs.iter().zip(&graph.input_names).zip(inputs) {
+            let (expected, got) = (graph.ty(v).dtype, t.dtype());
+            if expected != got {
+                let message = format!("input {name:?}: expected dtype {expected}, got {got}");
+                return Err(Error::invalid(message));
+            }
+            tensors[v.0 as usize] = Some(t.clone());
+        }
+        let mut uses = vec![0; graph.n_values()];
+        let operands = graph.nodes().flat_map(|(_, n)| n.inputs.iter().copied());
+        for v in operands.chain(graph.outputs.iter().map(|o| o.value)) {
+            uses[v.0 as usize] += 1;
+        }
+        Ok(Values { tensors, uses })
+    }
+
+    fn get(&self, v: ValueId) -> Result<&Tensor> {
+        let t = self.tensors[v.0 as usize].as_ref();
+        t.ok_or_else(|| Error::internal("a value is used before it is computed"))
+    }
+
+    /// Frees the operands of a node that nothing else uses.
+    fn release_operands(&mut self, node: &Node) {
+        for v in &node.inputs {
+            let i = v.0 as usize;
+            self.uses[i] -= 1;
+            if self.uses[i] == 0 {
+                self.tensors[i] = None;
+            }
+        }
+    }
+}
+
+/// Errors when a result has another type than the graph declares.
+fn check_type(ty: &Type, t: &Tensor, bindings: &Bindings) -> Result<(), String> {
+    let declared = ty.shape.bind(bindings);
+    let fits = declared.as_static().is_none_or(|s| s == t.shape());
+    if fits && ty.dtype == t.dtype() {
+        return Ok(());
+    }
+    let got = Type::new(t.dtype(), t.shape().iter().copied());
+    Err(format!("declared {}{declared}, got {got}", ty.dtype))
 }
 
 fn only_region(regions: &[Graph]) -> Result<&Graph> {

@@ -87,7 +87,8 @@ fn matmul_accumulates_beyond_its_dtype() {
     assert!(ev(Op::MatMul, &[&a, &b]).as_slice::<f32>()[0].is_nan());
 }
 
-/// Sum over channels and taps by definition, one output element at a time; two spatial axes, channels first.
+/// Sum over channels and taps by definition, one output element at a time; two spatial axes,
+/// channels first.
 fn conv_by_definition(
     x: &Tensor,
     w: &Tensor,
@@ -225,7 +226,8 @@ fn dot(a: &Tensor, b: &Tensor) -> f64 {
         .sum()
 }
 
-/// `<conv(x, w), y> = <x, conv_transpose(y, w)>` for all `x` and `y`: each is the other's transpose.
+/// `<conv(x, w), y> = <x, conv_transpose(y, w)>` for all `x` and `y`: each is the other's
+/// transpose.
 #[test]
 fn conv_transpose_is_the_transpose_of_conv() {
     for (groups, w) in [

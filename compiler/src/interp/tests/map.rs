@@ -316,7 +316,8 @@ fn one_scalar_at_a_time() {
     scalar::eval(ScalarOp::Div, &[(DType::I8, 1), (DType::I8, 0)]).unwrap_err();
 }
 
-/// The formula of a one-operand op, straightforward in `f64`; attributes as in [`ScalarOp::samples`].
+/// The formula of a one-operand op, straightforward in `f64`; attributes as in
+/// [`ScalarOp::samples`].
 fn formula(op: ScalarOp, x: f64) -> Option<f64> {
     use ScalarOp::*;
     let sigmoid = |x: f64| 1.0 / (1.0 + (-x).exp());
