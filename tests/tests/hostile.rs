@@ -1,6 +1,8 @@
-//! Malformed, truncated and hostile models end in an error a person can act on: never a crash, a hang or unbounded memory.
+//! Malformed, truncated and hostile models end in an error a person can act on: never a crash, a
+//! hang or unbounded memory.
 //!
-//! The models and what may become of each are in `tests/data/hostile/`; `make.py` there says how they were made.
+//! The models and what may become of each are in `tests/data/hostile/`; `make.py` there says how
+//! they were made.
 
 use std::{
     collections::BTreeMap,
@@ -63,8 +65,8 @@ fn every_hostile_model_is_listed() {
     assert_eq!(files, expected().into_keys().collect::<Vec<_>>());
 }
 
-/// Runs `gristmill VERB FILE` on the corpus, two at a time, and reports every wrong end together. Models that list no exit code for the verb
-/// are left out.
+/// Runs `gristmill VERB FILE` on the corpus, two at a time, and reports every wrong end together.
+/// Models that list no exit code for the verb are left out.
 fn survive(verb: &str) {
     let listed = expected().into_iter();
     let cases: Vec<_> = listed.filter(|(_, about)| !about[verb].is_null()).collect();

@@ -1,8 +1,9 @@
 //! The ONNX package's own backend test cases, as `tests/python/export_onnx_cases.py` writes them.
 //!
-//! `tests/data/onnx_cases_passing.txt` lists the cases that pass and may only grow: a listed case that fails is an error, and so
-//! is a passing case that is not listed; what fails by decision is in [`EXCEPTIONS`]. `GRISTMILL_UPDATE_CASES=1` rewrites the list, refusing to drop a line. The cases are
-//! found through `GRISTMILL_ONNX_CASES`; without it the test says what it left out.
+//! `tests/data/onnx_cases_passing.txt` lists the cases that pass and may only grow: a listed case
+//! that fails is an error, and so is a passing case that is not listed; what fails by decision is
+//! in [`EXCEPTIONS`]. `GRISTMILL_UPDATE_CASES=1` rewrites the list, refusing to drop a line. The
+//! cases are found through `GRISTMILL_ONNX_CASES`; without it the test says what it left out.
 
 use gristmill::interp::compare::allclose;
 use gristmill::place::DeviceSet;
@@ -16,7 +17,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Cases that fail by decision, and the rule that is followed instead.
 ///
-/// PyTorch and onnxruntime agree on both; the models that PyTorch exports need what it computes. `check` notes such nodes.
+/// PyTorch and onnxruntime agree on both; the models that PyTorch exports need what it computes.
+/// `check` notes such nodes.
 const EXCEPTIONS: [(&str, &str); 2] = [
     (
         "node/test_resize_downsample_scales_cubic_align_corners",
@@ -139,8 +141,8 @@ fn root_or_left_out() -> Option<PathBuf> {
     root
 }
 
-/// What passes on the CPU passes through CUDA kernels too. Every eighth case, or all with `GRISTMILL_EMULATE_ALL_CASES=1`, which takes minutes;
-/// without the large ones.
+/// What passes on the CPU passes through CUDA kernels too. Every eighth case, or all with
+/// `GRISTMILL_EMULATE_ALL_CASES=1`, which takes minutes; without the large ones.
 #[test]
 fn listed_cases_pass_on_an_emulated_gpu() {
     let Some(root) = root_or_left_out() else {

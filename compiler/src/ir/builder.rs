@@ -29,8 +29,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Builds a [`Graph`] node by node.
 ///
-/// Every method that adds a node returns an error when the operands do not fit, or are values of another builder. Nodes carry the innermost origin set by
-/// [`GraphBuilder::set_origin`], or else file and line of the calling Rust code.
+/// Every method that adds a node returns an error when the operands do not fit, or are values of
+/// another builder. Nodes carry the innermost origin set by [`GraphBuilder::set_origin`], or else
+/// file and line of the calling Rust code.
 pub struct GraphBuilder {
     pub(super) graph: Graph,
     pub(super) scopes: Scopes,
@@ -87,7 +88,8 @@ impl GraphBuilder {
         ))
     }
 
-    /// The type of an operand; an error that names the caller's line when it is no value of this builder.
+    /// The type of an operand; an error that names the caller's line when it is no value of this
+    /// builder.
     #[track_caller]
     fn operand(&self, v: ValueId) -> Result<&Type> {
         let at = Location::caller();
@@ -338,8 +340,8 @@ impl GraphBuilder {
         )
     }
 
-    /// Reduces values of one type element by element, and gives each the result where it is made: see [`Op::AllReduce`]. In a device scope all
-    /// happens there.
+    /// Reduces values of one type element by element, and gives each the result where it is made:
+    /// see [`Op::AllReduce`]. In a device scope all happens there.
     #[track_caller]
     pub fn all_reduce(&mut self, kind: ReduceKind, values: &[ValueId]) -> Result<Vec<ValueId>> {
         self.add(Op::AllReduce { kind }, values)
@@ -373,8 +375,8 @@ binary_methods! {
     mul Mul;
     /// Quotient.
     div Div;
-    /// Greatest.
+    /// Maximum.
     max Max;
-    /// Least.
+    /// Minimum.
     min Min;
 }
