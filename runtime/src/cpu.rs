@@ -1,6 +1,9 @@
 //! Facts about this machine's CPU and memory.
 
+mod cgroup;
+
 use std::fs;
+use std::path::Path;
 
 /// What [`probe`] found.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -11,9 +14,9 @@ pub struct CpuFacts {
     pub logical_cores: usize,
     /// Instruction-set extensions that matter for kernels, in a fixed order.
     pub features: Vec<&'static str>,
-    /// Physical memory, if the system tells.
+    /// Memory that this process may use, if the system tells: what the machine has, or the limit of its control group if that is less.
     pub total_memory_bytes: Option<u64>,
-    /// Memory that can be had without swapping, if the system tells.
+    /// Memory that can be had without swapping, if the system tells; within the limit as well.
     pub available_memory_bytes: Option<u64>,
 }
 
@@ -26,6 +29,8 @@ pub fn n_cores() -> usize {
 pub fn probe() -> CpuFacts {
     let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let membership = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let limit = cgroup::memory(Path::new("/sys/fs/cgroup"), &membership);
     let model = field(&cpuinfo, "model name")
         .unwrap_or(std::env::consts::ARCH)
         .to_owned();
@@ -33,9 +38,14 @@ pub fn probe() -> CpuFacts {
         model,
         logical_cores: n_cores(),
         features: features(),
-        total_memory_bytes: kib_field(&meminfo, "MemTotal"),
-        available_memory_bytes: kib_field(&meminfo, "MemAvailable"),
+        total_memory_bytes: smaller(kib_field(&meminfo, "MemTotal"), limit.limit_bytes),
+        available_memory_bytes: smaller(kib_field(&meminfo, "MemAvailable"), limit.free_bytes),
     }
+}
+
+/// The smaller of two amounts, of which one may be unknown.
+fn smaller(a: Option<u64>, b: Option<u64>) -> Option<u64> {
+    a.into_iter().chain(b).min()
 }
 
 /// Value of the first `name : value` line.
