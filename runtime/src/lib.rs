@@ -15,6 +15,7 @@ pub mod error;
 pub mod exec;
 pub mod files;
 pub mod gpu;
+pub mod heap;
 pub mod npy;
 pub mod product;
 pub mod program;
