@@ -1,9 +1,13 @@
-//! Files that are replaced as a whole: readers see the old content or the new one, never a part.
+//! Files that are replaced as a whole: readers see the old content or the new one, never a part. They are read up to a limit.
 
-use std::fs::{self, File, OpenOptions};
+mod read;
+
+pub use read::{MAX_MESSAGE_BYTES, MAX_TEXT_BYTES, MAX_TOML_BYTES, lock, open, read, read_text};
+
+use std::fs::{self, File, OpenOptions, Permissions};
+use std::hash::{BuildHasher, RandomState};
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Writes a file beside `path` and renames it to `path` once `write` has succeeded.
 ///
@@ -18,13 +22,30 @@ pub fn replace(
     if existing.as_ref().is_some_and(|m| !m.is_file()) {
         return write_to(OpenOptions::new().write(true).open(&target)?, write);
     }
-    let (beside, file) = create_beside(&target)?;
+    let permissions = existing.map(|m| m.permissions());
+    replace_target(&target, permissions, write)
+}
+
+/// The same for folders in which others may put links: whatever is at `path` is replaced itself, and nothing that it leads to is changed.
+pub fn replace_entry(
+    path: &Path,
+    write: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>,
+) -> io::Result<()> {
+    replace_target(path, None, write)
+}
+
+fn replace_target(
+    target: &Path,
+    permissions: Option<Permissions>,
+    write: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>,
+) -> io::Result<()> {
+    let (beside, file) = create_beside(target)?;
     let written = write_to(file, write)
-        .and_then(|()| match existing {
-            Some(m) => fs::set_permissions(&beside, m.permissions()),
+        .and_then(|()| match permissions {
+            Some(permissions) => fs::set_permissions(&beside, permissions),
             None => Ok(()),
         })
-        .and_then(|()| fs::rename(&beside, &target));
+        .and_then(|()| fs::rename(&beside, target));
     // The first error is the one to report.
     written.inspect_err(|_| drop(fs::remove_file(&beside)))
 }
@@ -40,23 +61,22 @@ fn write_to(
     written
 }
 
-/// Creates a file in the folder of `path` whose name was free. Never opens a file or link that is there.
+/// Attempts at a free name. Names are random, so that more than one attempt means trouble.
+const MAX_ATTEMPTS: usize = 16;
+
+/// Creates a file in the folder of `path`, under a name that nobody can foresee. Never opens a file or link that is there.
 fn create_beside(path: &Path) -> io::Result<(PathBuf, File)> {
-    static SERIAL: AtomicU64 = AtomicU64::new(0);
-    loop {
-        let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
-        let name = format!(".gristmill-{}-{serial}.new", std::process::id());
-        let beside = path.with_file_name(name);
-        match OpenOptions::new()
-            .write(true)
-            .create_new(true)
-            .open(&beside)
-        {
-            Ok(file) => return Ok((beside, file)),
-            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => continue,
-            Err(e) => return Err(e),
+    let mut taken = io::Error::from(io::ErrorKind::AlreadyExists);
+    for attempt in 0..MAX_ATTEMPTS {
+        let random = RandomState::new().hash_one(attempt);
+        let beside = path.with_file_name(format!(".gristmill-{random:016x}.new"));
+        let mut new = OpenOptions::new();
+        match new.write(true).create_new(true).open(&beside) {
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => taken = e,
+            opened => return Ok((beside, opened?)),
         }
     }
+    Err(taken)
 }
 
 #[cfg(test)]
@@ -64,7 +84,7 @@ mod tests {
     use super::*;
 
     /// An empty folder of the test's own.
-    fn folder(name: &str) -> PathBuf {
+    pub fn folder(name: &str) -> PathBuf {
         let folder = std::env::temp_dir().join(format!("gristmill-{name}-{}", std::process::id()));
         fs::create_dir_all(&folder).unwrap();
         folder
@@ -117,6 +137,11 @@ mod tests {
             fs::metadata(&path).unwrap().permissions().mode() & 0o777,
             0o640
         );
+
+        replace_entry(&link, |file| file.write_all(b"entry")).unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"new");
+        assert_eq!(fs::read(&link).unwrap(), b"entry");
+        assert!(!fs::symlink_metadata(&link).unwrap().is_symlink());
 
         let full = Path::new("/dev/full");
         if cfg!(target_os = "linux") {
