@@ -14,6 +14,7 @@ use crate::place::{DeviceSet, Target};
 use crate::{DType, Tensor};
 use gristmill_runtime::cpu;
 use gristmill_runtime::device::DeviceKind;
+use gristmill_runtime::files::MAX_TOML_BYTES;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -51,22 +52,22 @@ pub fn name(machine: &str) -> String {
 
 /// The calibration that a file holds, if it is of `name`. A file that is corrupt or foreign counts as none, with a warning that names it.
 pub fn load(path: &Path, name: &str) -> (Option<Calibration>, Option<String>) {
-    let text = match std::fs::read_to_string(path) {
-        Ok(text) => text,
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return (None, None),
-        Err(e) => return (None, Some(store::ignored(path, e))),
+    let parse = |text: &str| {
+        let c = Calibration::parse(text).map_err(|e| e.to_string())?;
+        belongs(&c.name, name).map(|()| c)
     };
-    match Calibration::parse(&text) {
-        Ok(c) if c.name == name => (Some(c), None),
-        Ok(c) => (
-            None,
-            Some(store::ignored(
-                path,
-                format!("it is of {:?}, not of {name:?}", c.name),
-            )),
-        ),
-        Err(e) => (None, Some(store::ignored(path, e))),
+    match store::load(path, MAX_TOML_BYTES, parse) {
+        Ok(found) => (found, None),
+        Err(warning) => (None, Some(warning)),
     }
+}
+
+/// Errors when a calibration has another name than that of this machine.
+fn belongs(found: &str, expected: &str) -> Result<(), String> {
+    if found == expected {
+        return Ok(());
+    }
+    Err(format!("it is of {found:?}, not of {expected:?}"))
 }
 
 impl Calibration {

@@ -28,6 +28,7 @@ use crate::{DType, DeviceName, Tensor};
 use gristmill_runtime::device::DeviceKind;
 use gristmill_runtime::driver::Driver;
 use gristmill_runtime::exec::{ExecOptions, Executor};
+use gristmill_runtime::files::MAX_TEXT_BYTES;
 use gristmill_runtime::product::Product;
 use library::{Library, Timed};
 use serde::{Deserialize, Serialize};
@@ -76,43 +77,52 @@ struct Winner {
 struct Kept {
     path: Option<PathBuf>,
     winners: BTreeMap<(String, String), Winner>,
-    is_new: bool,
+    /// Those that the file does not have yet.
+    new: Vec<Winner>,
 }
 
 impl Kept {
     /// Those of the folder. A file that cannot be read is named in a warning.
     fn load(folder: Option<&Path>, warnings: &mut Vec<String>) -> Kept {
         let path = folder.map(path);
-        let text = path.as_ref().and_then(|p| std::fs::read_to_string(p).ok());
-        let read = text.as_deref().map_or(Ok(Vec::new()), parse);
-        if let (Err(why), Some(path)) = (&read, &path) {
-            warnings.push(store::ignored(path, why));
-        }
-        let winners = read
-            .unwrap_or_default()
-            .into_iter()
-            .map(|w| ((w.forms.clone(), w.gpu.clone()), w))
-            .collect();
-        Kept {
+        let read = match &path {
+            Some(path) => store::load(path, MAX_TEXT_BYTES, parse),
+            None => Ok(None),
+        };
+        let read = read.map_err(|warning| warnings.push(warning));
+        let mut kept = Kept {
             path,
-            winners,
-            is_new: false,
+            winners: BTreeMap::new(),
+            new: Vec::new(),
+        };
+        for winner in read.ok().flatten().unwrap_or_default() {
+            kept.insert(winner);
         }
+        kept
+    }
+
+    fn insert(&mut self, winner: Winner) {
+        self.winners
+            .insert((winner.forms.clone(), winner.gpu.clone()), winner);
     }
 
     fn add(&mut self, winner: Winner) {
-        self.winners
-            .insert((winner.forms.clone(), winner.gpu.clone()), winner);
-        self.is_new = true;
+        self.new.push(winner.clone());
+        self.insert(winner);
     }
 
+    /// Adds the new winners to those in the file, where other processes may have added theirs.
     fn save(self) -> Result<()> {
-        let Some(path) = self.path.filter(|_| self.is_new) else {
+        let Some(path) = self.path.filter(|_| !self.new.is_empty()) else {
             return Ok(());
         };
+        let _lock = store::lock(&path)?;
+        let folder = path.parent();
+        let mut all = Kept::load(folder, &mut Vec::new());
+        self.new.into_iter().for_each(|winner| all.insert(winner));
         let file = File {
             format: FORMAT.to_owned(),
-            winners: self.winners.into_values().collect(),
+            winners: all.winners.into_values().collect(),
         };
         let text = serde_json::to_string(&file)
             .map_err(|e| Error::internal(format!("writing winners: {e}")))?;

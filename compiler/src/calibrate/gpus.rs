@@ -3,7 +3,7 @@
 //! The file is a profile as `--target` reads it: the host's CPU, then the GPUs in the driver's order, and a link for each ordered pair. Its name says
 //! which machine, GPUs, driver and version it is of.
 
-use super::{Effort, conv, device_text, flops, launch_on, link_text, map, softmax};
+use super::{Effort, belongs, conv, device_text, flops, launch_on, link_text, map, softmax};
 use crate::compiled::compile;
 use crate::cost::{Bytes, DeviceProfile, LinkProfile, Nanos, WorkClass, store};
 use crate::error::{Error, Result};
@@ -16,6 +16,7 @@ use crate::rng::Rng;
 use crate::{DType, Tensor};
 use gristmill_runtime::cuda::{self, CudaDevice, CudaGpu};
 use gristmill_runtime::device::DeviceKind;
+use gristmill_runtime::files::MAX_TOML_BYTES;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -55,22 +56,13 @@ fn name(machine: &str, n_gpus: usize) -> Result<String, String> {
 
 /// The calibration that a file holds, if it is of this machine's GPUs. A file that is corrupt or foreign counts as none, with a warning that names it.
 pub fn load(path: &Path, machine: &str) -> (Option<GpuCalibration>, Option<String>) {
-    let text = match std::fs::read_to_string(path) {
-        Ok(text) => text,
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return (None, None),
-        Err(e) => return (None, Some(store::ignored(path, e))),
+    let parse = |text: &str| {
+        let c = GpuCalibration::parse(text).map_err(|e| e.to_string())?;
+        belongs(&c.target.name, &name(machine, c.n_gpus())?).map(|()| c)
     };
-    let read = GpuCalibration::parse(&text).map_err(|e| e.to_string());
-    match read.and_then(|c| Ok((name(machine, c.n_gpus())?, c))) {
-        Ok((name, c)) if c.target.name == name => (Some(c), None),
-        Ok((name, c)) => (
-            None,
-            Some(store::ignored(
-                path,
-                format!("it is of {:?}, not of {name:?}", c.target.name),
-            )),
-        ),
-        Err(why) => (None, Some(store::ignored(path, why))),
+    match store::load(path, MAX_TOML_BYTES, parse) {
+        Ok(found) => (found, None),
+        Err(warning) => (None, Some(warning)),
     }
 }
 

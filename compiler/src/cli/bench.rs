@@ -6,7 +6,7 @@ use super::{dump, outln, print_json};
 use crate::Tensor;
 use crate::calibrate::machine;
 use crate::compiled::{Compiled, Executable, StepTime, compile};
-use crate::cost::measured::KEPT;
+use crate::cost::measured::MAX_RECENT;
 use crate::cost::store;
 use crate::error::{Error, Result};
 use crate::options::Options;
@@ -135,7 +135,7 @@ pub fn bench(args: &BenchArgs) -> Result<()> {
 }
 
 /// Runs that are measured cluster by cluster.
-const RECORDED_RUNS: usize = KEPT;
+const RECORDED_RUNS: usize = MAX_RECENT;
 /// Steps over which another placement must repay its cost.
 const HORIZON_STEPS: u64 = 100;
 
@@ -147,13 +147,13 @@ fn record(
     inputs: &[Tensor],
     options: &Options,
 ) -> Result<()> {
-    let mut measured = (*options.measured).clone();
-    let n_clusters = compiled.measure(inputs, RECORDED_RUNS, &mut measured)?;
+    let mut new = crate::cost::Measured::default();
+    let n_clusters = compiled.measure(inputs, RECORDED_RUNS, &mut new)?;
     let Some(folder) = store::folder() else {
         return Ok(());
     };
     let path = store::times_path(&folder);
-    store::save_times(&path, &machine(), &measured)?;
+    let (measured, _) = store::add_times(&path, &machine(), &new)?;
     eprintln!(
         "times of {n_clusters} clusters, {RECORDED_RUNS} runs each, added to {}",
         path.display()

@@ -15,8 +15,8 @@ use std::collections::BTreeMap;
 
 /// As many runs is the model's own opinion worth, `k0`.
 pub const PRIOR_RUNS: u64 = 2;
-/// So many of the latest times are kept one by one.
-pub const KEPT: usize = 16;
+/// Number of the latest times that are kept one by one.
+pub const MAX_RECENT: usize = 16;
 
 /// A stable hash of the rates that predict a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -42,7 +42,7 @@ pub struct Sample {
     pub sum: Nanos,
     /// The least of them.
     pub min: Nanos,
-    /// The latest, oldest first, at most [`KEPT`].
+    /// The latest, oldest first, at most [`MAX_RECENT`].
     pub recent: Vec<Nanos>,
 }
 
@@ -68,6 +68,16 @@ impl Measured {
     /// Takes over samples as they were; those that were there under the same key go.
     pub fn extend(&mut self, samples: impl IntoIterator<Item = ((ProfileKey, u64), Sample)>) {
         self.samples.extend(samples);
+        self.ratios = ratios(&self.samples);
+    }
+
+    /// Adds the runs of other measurements.
+    pub fn merge(&mut self, other: &Measured) {
+        for (key, sample) in &other.samples {
+            let empty = || Sample::new(sample.class.clone(), sample.analytic);
+            let own = self.samples.entry(*key).or_insert_with(empty);
+            own.merge(sample);
+        }
         self.ratios = ratios(&self.samples);
     }
 
@@ -128,17 +138,28 @@ impl Sample {
 
     /// Adds a run.
     pub fn add(&mut self, time: Nanos) {
-        self.count += 1;
-        self.sum += time;
-        self.min = self.min.min(time);
-        self.recent.push(time);
-        let old = self.recent.len().saturating_sub(KEPT);
-        self.recent.drain(..old);
+        self.merge(&Sample {
+            count: 1,
+            sum: time,
+            min: time,
+            recent: vec![time],
+            ..Sample::new(String::new(), Nanos::ZERO)
+        });
+    }
+
+    /// Adds later runs of the same cluster.
+    fn merge(&mut self, later: &Sample) {
+        self.count = self.count.saturating_add(later.count);
+        self.sum += later.sum;
+        self.min = self.min.min(later.min);
+        self.recent.extend(&later.recent);
+        let n_old = self.recent.len().saturating_sub(MAX_RECENT);
+        self.recent.drain(..n_old);
     }
 
     /// Mean of this and [`PRIOR_RUNS`] times what the model says, in whole ns, rounded to the nearest.
     fn joined_with(&self, prior: Nanos) -> Nanos {
-        let n = u128::from(PRIOR_RUNS + self.count);
+        let n = u128::from(PRIOR_RUNS) + u128::from(self.count);
         let sum = u128::from(PRIOR_RUNS) * u128::from(prior.0) + u128::from(self.sum.0);
         Nanos(u64::try_from((sum + n / 2) / n).unwrap_or(u64::MAX))
     }

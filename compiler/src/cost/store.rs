@@ -1,13 +1,16 @@
 //! Files under the user's cache folder: what was measured on this machine, kept from one process to the next.
 //!
 //! The folder is `$GRISTMILL_CACHE_DIR`, otherwise `gristmill` under `$XDG_CACHE_HOME` or `$HOME/.cache`. An empty `GRISTMILL_CACHE_DIR`
-//! turns the cache off. Files are replaced as a whole, so a reader never sees half of one; of two writers at a time the last one's measurements
-//! stay. A file that cannot be read, or comes from another version, is named in a warning and counts as absent.
+//! turns the cache off. Files are replaced as a whole, so a reader never sees half of one; processes that add to a file do so one after the
+//! other. A file that cannot be read, or comes from another version, is named in a warning and counts as absent.
 
 use super::Nanos;
-use super::measured::{KEPT, Measured, ProfileKey, Sample};
+use super::measured::{MAX_RECENT, Measured, ProfileKey, Sample};
 use crate::error::{Error, Result};
+use gristmill_runtime::files::{self, MAX_TEXT_BYTES};
 use serde::{Deserialize, Serialize};
+use std::fs::File;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 /// The format of the file of measured times. It changes with what a kernel is: times of other code generators do not apply.
@@ -68,15 +71,24 @@ pub fn placements_path(folder: &Path) -> PathBuf {
 
 /// Measured times of `machine`. A missing file is empty; one that is corrupt or foreign is empty with a warning that names it.
 pub fn load_times(path: &Path, machine: &str) -> (Measured, Option<String>) {
-    let text = match std::fs::read_to_string(path) {
+    load(path, MAX_TEXT_BYTES, |text| parse_times(text, machine)).map_or_else(
+        |warning| (Measured::default(), Some(warning)),
+        |m| (m.unwrap_or_default(), None),
+    )
+}
+
+/// Reads a file of the cache folder. `None` when it is missing; the error is a warning that names it.
+pub(crate) fn load<T, E: std::fmt::Display>(
+    path: &Path,
+    limit_bytes: u64,
+    parse: impl FnOnce(&str) -> Result<T, E>,
+) -> Result<Option<T>, String> {
+    let text = match files::read_text(path, limit_bytes) {
         Ok(text) => text,
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return (Measured::default(), None),
-        Err(e) => return (Measured::default(), Some(ignored(path, e))),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(e) => return Err(ignored(path, e)),
     };
-    match parse_times(&text, machine) {
-        Ok(measured) => (measured, None),
-        Err(why) => (Measured::default(), Some(ignored(path, why))),
-    }
+    parse(&text).map(Some).map_err(|why| ignored(path, why))
 }
 
 /// The warning about a file that is not used.
@@ -116,7 +128,7 @@ impl Row {
         let n = self.recent_ns.len();
         if self.count == 0
             || n == 0
-            || n > KEPT
+            || n > MAX_RECENT
             || n as u64 > self.count
             || self.min_ns > self.sum_ns / self.count
         {
@@ -135,6 +147,16 @@ impl Row {
         };
         Ok((key, sample))
     }
+}
+
+/// Adds measured times to those in a file, and returns both together. Other processes that do the same wait for each other, so that no time is
+/// lost. The warning is that of [`load_times`].
+pub fn add_times(path: &Path, machine: &str, new: &Measured) -> Result<(Measured, Option<String>)> {
+    let _lock = lock(path)?;
+    let (mut all, warning) = load_times(path, machine);
+    all.merge(new);
+    save_times(path, machine, &all)?;
+    Ok((all, warning))
 }
 
 /// Writes measured times of `machine`. Errors name the file.
@@ -162,18 +184,24 @@ pub fn save_times(path: &Path, machine: &str, measured: &Measured) -> Result<()>
 
 /// Writes a file so that readers see the old or the new one, never a part.
 pub fn replace(path: &Path, text: &str) -> Result<()> {
-    let fail = |e: std::io::Error| {
-        Error::invalid(format!("{}: {e}", path.display()))
-            .hint("GRISTMILL_CACHE_DIR with a folder that can be written, or empty for no cache")
-    };
-    if let Some(folder) = path.parent().filter(|f| !f.as_os_str().is_empty()) {
-        std::fs::create_dir_all(folder).map_err(fail)?;
-    }
-    let mut beside = path.as_os_str().to_owned();
-    beside.push(format!(".{}.new", std::process::id()));
-    let written = std::fs::write(&beside, text).and_then(|()| std::fs::rename(&beside, path));
-    written.map_err(|e| {
-        let _ = std::fs::remove_file(&beside);
-        fail(e)
-    })
+    create_folder(path)
+        .and_then(|()| files::replace_entry(path, |file| file.write_all(text.as_bytes())))
+        .map_err(|e| not_written(path, e))
+}
+
+/// Takes the lock of a file of the cache folder; see [`files::lock`].
+pub(crate) fn lock(path: &Path) -> Result<File> {
+    create_folder(path)
+        .and_then(|()| files::lock(path))
+        .map_err(|e| not_written(path, e))
+}
+
+fn create_folder(path: &Path) -> io::Result<()> {
+    let folder = path.parent().filter(|f| !f.as_os_str().is_empty());
+    folder.map_or(Ok(()), std::fs::create_dir_all)
+}
+
+fn not_written(path: &Path, e: io::Error) -> Error {
+    Error::invalid(format!("{}: {e}", path.display()))
+        .hint("GRISTMILL_CACHE_DIR with a folder that can be written, or empty for no cache")
 }

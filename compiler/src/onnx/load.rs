@@ -8,10 +8,10 @@ use super::tensor::External;
 use crate::error::{Error, Result};
 use crate::ir::{Graph, Type};
 use gristmill_runtime::Tensor;
+use gristmill_runtime::files;
 use prost::Message;
 use prost::bytes::Bytes;
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::File;
 use std::path::Path;
 
 /// Versions of the standard operator set that are taken: up to that of ONNX 1.23. Below 6 only
@@ -57,12 +57,9 @@ pub fn load(path: impl AsRef<Path>) -> Result<Model> {
     let path = path.as_ref();
     let read = || -> Result<Model> {
         let io = |e: std::io::Error| Error::invalid(e.to_string());
-        let file = File::open(path).map_err(io)?;
-        let held = file.metadata().map_err(io)?;
-        if !held.is_file() {
-            return Err(Error::invalid("not a file"));
-        }
-        Model::decode(skim(file, held.len())?.into(), External::beside(path))
+        let file = files::open(path).map_err(io)?;
+        let n_bytes = file.metadata().map_err(io)?.len();
+        Model::decode(skim(file, n_bytes)?.into(), External::beside(path))
     };
     read().map_err(|e| e.context(format!("cannot load {}", path.display())))
 }

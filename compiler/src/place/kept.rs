@@ -10,6 +10,7 @@ use crate::cost::{Fnv, Nanos, store};
 use crate::error::{Error, Result};
 use crate::ir::Graph;
 use gristmill_runtime::device::DeviceName;
+use gristmill_runtime::files::{self, MAX_TEXT_BYTES};
 use gristmill_solver::Problem;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -80,7 +81,7 @@ impl Place {
         &self,
         resolve: impl Fn(&Plan) -> Result<Planned>,
     ) -> Result<Option<Planned>, String> {
-        let text = match std::fs::read_to_string(&self.path) {
+        let text = match files::read_text(&self.path, MAX_TEXT_BYTES) {
             Ok(text) => text,
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
             Err(e) => return Err(self.ignored(e)),

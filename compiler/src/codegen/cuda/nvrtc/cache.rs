@@ -9,7 +9,9 @@
 use super::sha256::{self, hex};
 use super::{Compiled, Unit, resources};
 use crate::cost::store;
+use gristmill_runtime::files::{self, MAX_TEXT_BYTES};
 use serde::{Deserialize, Serialize};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -92,7 +94,7 @@ impl Cache {
 
     pub(super) fn get(&self, key: &str) -> Option<Compiled> {
         let path = self.path(key);
-        let bytes = match std::fs::read(&path) {
+        let bytes = match files::read(&path, MAX_TEXT_BYTES) {
             Ok(bytes) => bytes,
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => return None,
             Err(e) => {
@@ -138,16 +140,8 @@ impl Cache {
     }
 
     fn write(&self, path: &Path, bytes: &[u8]) -> std::io::Result<()> {
-        static SERIAL: AtomicU64 = AtomicU64::new(0);
         std::fs::create_dir_all(path.parent().unwrap_or(&self.folder))?;
-        let mut beside = path.as_os_str().to_owned();
-        beside.push(format!(
-            ".{}.{}.new",
-            std::process::id(),
-            SERIAL.fetch_add(1, Ordering::Relaxed)
-        ));
-        let written = std::fs::write(&beside, bytes).and_then(|()| std::fs::rename(&beside, path));
-        written.inspect_err(|_| drop(std::fs::remove_file(&beside)))
+        files::replace_entry(path, |file| file.write_all(bytes))
     }
 
     /// Removes the entries that were not used for longest until `kept` bytes are left, if there are more than `limit`. What another process
