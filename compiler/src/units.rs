@@ -1,4 +1,6 @@
-//! Numbers for people: times with units, sizes in binary units, rates.
+//! Numbers and names for people: times with units, sizes in binary units, names that stay on their line.
+
+pub use gristmill_runtime::printable::printable;
 
 /// `3.81 ms`, `412 ns`, `1.20 s`.
 pub fn time_ns(ns: u64) -> String {
@@ -24,6 +26,12 @@ fn scaled(mut value: f64, step: f64, units: &[&str]) -> String {
         _ => 2,
     };
     format!("{value:.digits$} {}", units[unit])
+}
+
+/// `1 node`, `2 nodes`.
+pub fn plural(n: usize, noun: &str) -> String {
+    let s = if n == 1 { "" } else { "s" };
+    format!("{n} {noun}{s}")
 }
 
 /// `25,557,032`.

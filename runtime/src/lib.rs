@@ -17,6 +17,7 @@ pub mod files;
 pub mod gpu;
 pub mod heap;
 pub mod npy;
+pub mod printable;
 pub mod product;
 pub mod program;
 pub mod status;

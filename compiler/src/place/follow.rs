@@ -5,6 +5,7 @@
 
 use super::Request;
 use crate::ir::{AskedBy, Def, DeviceRequest, Graph, NodeId, Op, OpClass};
+use crate::units::printable;
 use std::sync::Arc;
 
 /// Gives element-wise nodes, views and poolings the request that all nodes have that make their operands (constants and graph inputs left out).
@@ -32,7 +33,7 @@ pub fn follow_operands(g: &mut Graph, request: &Request) {
             let by = if by.starts_with("follows ") {
                 by
             } else {
-                format!("follows '{}' ({by})", leader.origin)
+                format!("follows '{}' ({by})", printable(leader.origin.as_str()))
             };
             let own = DeviceRequest::of(asked.spec.clone(), AskedBy::new(&by));
             g.node_mut(id).device = Some(Arc::new(own));

@@ -2,6 +2,7 @@
 
 use super::Placement;
 use crate::ir::{Graph, Node, NodeId, Op};
+use crate::units::printable;
 
 impl Placement {
     /// `name: (op): /job:localhost/replica:0/task:0/device:CPU:0` for every op of the placed graph in order, those inside clusters and other
@@ -38,7 +39,7 @@ fn log_node(out: &mut String, id: NodeId, node: &Node, device: &str) {
     if !matches!(node.op, Op::Cluster { .. }) {
         let name = match node.origin.as_str() {
             "" => format!("{op}#{}", id.0),
-            path => path.to_owned(),
+            path => printable(path).into_owned(),
         };
         out.push_str(&format!("{name}: ({op}): {device}\n"));
     }

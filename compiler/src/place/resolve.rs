@@ -12,6 +12,7 @@ use super::pins::{Fallback, Request, named, paths, unused, wishes};
 use crate::error::{Error, Result};
 use crate::ir::{DeviceRequest, Graph, Node, NodeId, Op};
 use crate::schedule::{Variable, variable_uses};
+use crate::units::printable;
 use gristmill_runtime::device::{DeviceName, DeviceSpec, Merge};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -163,7 +164,7 @@ fn same_kernels(set: &DeviceSet) -> Vec<usize> {
 fn name_of(id: NodeId, node: &Node) -> String {
     match node.origin.as_str() {
         "" => format!("{}#{}", node.op.name(), id.0),
-        path => path.to_owned(),
+        path => printable(path).into_owned(),
     }
 }
 

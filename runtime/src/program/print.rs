@@ -3,6 +3,7 @@
 use super::{
     BufferId, If, IoSpec, Kernel, Loc, Loop, Partition, Program, Step, StepKind, TripCount,
 };
+use crate::printable::printable;
 use std::fmt;
 
 impl fmt::Display for Program {
@@ -148,7 +149,7 @@ fn print_step(
         let deps: Vec<String> = step.deps.iter().map(|d| format!("s{}", d.0)).collect();
         write!(f, " after {}", deps.join(" "))?;
     }
-    writeln!(f, "  // {}", step.origin)?;
+    writeln!(f, "  // {}", printable(&step.origin))?;
     Partition::sub_programs(&step.kind)
         .into_iter()
         .try_for_each(|sub| print(sub, f, indent + 1))

@@ -6,6 +6,7 @@ use super::stream::{Stage, StreamUse};
 use super::whatif::{Scaling, WhatIf};
 use super::{ChainStep, Explanation};
 use crate::cost::{Bytes, Nanos};
+use crate::units::printable;
 use std::fmt::{self, Display, Formatter, Write};
 
 /// Steps of the critical chain that are printed.
@@ -22,7 +23,7 @@ impl Display for Explanation {
         self.scaling.iter().try_for_each(|s| scaling(f, s))?;
         self.downgrades
             .iter()
-            .try_for_each(|d| writeln!(f, "let go: {d}"))?;
+            .try_for_each(|d| writeln!(f, "let go: {}", d))?;
         writeln!(f, "nodes:")?;
         self.nodes.iter().try_for_each(|n| node(f, n))
     }
@@ -53,9 +54,9 @@ fn stage_text(s: &Stage, what: &str) -> String {
     let plural = if s.n_items == 1 { "" } else { "s" };
     let (place, n, load) = (&s.place, s.n_items, Nanos(s.load_ns));
     let items = if s.first == s.last {
-        s.first.clone()
+        printable(&s.first).into_owned()
     } else {
-        format!("{} to {}", s.first, s.last)
+        format!("{} to {}", printable(&s.first), printable(&s.last))
     };
     format!(
         "{place}: {n} {what}{plural}, {items}; {load} of a period, {} %",
@@ -81,7 +82,7 @@ fn device(f: &mut Formatter<'_>, d: &DeviceUse) -> fmt::Result {
     let live: Vec<String> = d
         .live
         .iter()
-        .map(|l| format!("{} {}", l.what, Bytes(l.bytes)))
+        .map(|l| format!("{} {}", printable(&l.what), Bytes(l.bytes)))
         .collect();
     let more = d.n_live - d.live.len();
     let more = if more == 0 {
@@ -98,7 +99,7 @@ fn link(f: &mut Formatter<'_>, l: &LinkUse) -> fmt::Result {
     writeln!(
         f,
         "{from} -> {to}: {n} transfer{plural}, {bytes}, busy {busy} %, longest: {}",
-        l.longest
+        printable(&l.longest)
     )
 }
 
@@ -133,7 +134,9 @@ fn chain(f: &mut Formatter<'_>, steps: &[ChainStep]) -> fmt::Result {
         writeln!(
             f,
             "  {start}..{end} {kind}{} on {}, waited for {}",
-            s.name, s.place, s.waited_for
+            printable(&s.name),
+            s.place,
+            printable(&s.waited_for)
         )?;
     }
     Ok(())
@@ -189,10 +192,12 @@ fn node(f: &mut Formatter<'_>, n: &NodeReason) -> fmt::Result {
     write!(
         f,
         "{} {start}..{end} {}{op}: {}",
-        n.device, n.name, n.reason
+        n.device,
+        printable(&n.name),
+        printable(&n.reason)
     )?;
     match &n.group {
-        Some(first) => writeln!(f, "; alternatives: see {first}")?,
+        Some(first) => writeln!(f, "; alternatives: see {}", printable(first))?,
         None => writeln!(f)?,
     }
     let now = n
