@@ -66,6 +66,9 @@ impl Comparison {
 
 impl fmt::Display for Comparison {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if !self.ok && self.n_bad == 0 {
+            return f.write_str(&self.detail);
+        }
         let (abs, rel) = (self.max_abs_err, self.max_rel_err);
         write!(
             f,
@@ -192,6 +195,8 @@ mod tests {
     fn integers_are_exact() {
         let big = |v: i64| Tensor::from_slice(&[v], &[1]).unwrap();
         assert!(!allclose(&big(1 << 60), &big((1 << 60) + 1), 1.0, 10.0).ok);
-        assert!(!allclose(&big(1), &Tensor::scalar(1i64), 0.0, 0.0).ok);
+        let c = allclose(&big(1), &Tensor::scalar(1i64), 0.0, 0.0);
+        assert!(!c.ok);
+        assert_eq!(c.to_string(), "expected i64[1], got i64[]");
     }
 }

@@ -296,7 +296,7 @@ impl<'t> Cursor<'t> {
             .any(|(k, v)| *k == "value" && v.starts_with("elided"))
         {
             return Err(
-                self.error("the constant's value is elided; print the graph with full constants")
+                self.error("the constant's value is elided; print the graph with all constants, as `dump --full` does")
             );
         }
         let mut used = 0;

@@ -57,7 +57,7 @@ fn text_round_trips() {
 #[test]
 fn elided_constants_are_refused() {
     let text = sample().to_text(print::PrintOptions::SHORT);
-    insta::assert_snapshot!(Graph::parse(&text).unwrap_err(), @"line 4: the constant's value is elided; print the graph with full constants");
+    insta::assert_snapshot!(Graph::parse(&text).unwrap_err(), @"line 4: the constant's value is elided; print the graph with all constants, as `dump --full` does");
 }
 
 #[test]
