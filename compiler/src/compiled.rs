@@ -5,8 +5,8 @@ use crate::error::{Error, Result};
 use crate::ir::{Bindings, Graph, NodeId, Type};
 use crate::nearest::unknown;
 use crate::onnx;
-use crate::options::Options;
-use crate::pipeline::{Lowered, Planned, costs, generate, partitioned, plan, replan};
+use crate::options::{MAX_DIM_SIZE, Options};
+use crate::pipeline::{self, Lowered, Planned, Stage, costs, generate, partitioned, plan, replan};
 use crate::place::{Horizon, Objective, Replacement, gpus};
 use crate::report::Pass;
 use crate::tune::tune;
@@ -41,6 +41,15 @@ impl From<&Graph> for Source {
 
 /// Shapes, and contents of shape-determining inputs, that one specialisation was made for.
 type Key = (Vec<Vec<usize>>, Vec<(usize, Vec<u8>)>);
+
+/// All that compilation needs to know of inputs.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct InputShapes {
+    /// Shape of each input, in order.
+    pub shapes: Vec<Vec<usize>>,
+    /// Inputs whose values decide shapes, by name.
+    pub values: BTreeMap<String, Tensor>,
+}
 
 /// A model ready to run.
 ///
@@ -81,7 +90,8 @@ pub fn compile(source: impl Into<Source>, options: &Options) -> Result<Compiled>
         .map(|(_, t)| t.static_shape())
         .collect();
     if let (Some(shapes), true) = (shapes, compiled.value_inputs.is_empty()) {
-        compiled.specialise(shapes, &BTreeMap::new())?;
+        let values = BTreeMap::new();
+        compiled.specialise(InputShapes { shapes, values })?;
     }
     Ok(compiled)
 }
@@ -115,8 +125,15 @@ pub fn prepare(source: impl Into<Source>, options: &Options) -> Result<Compiled>
     })
 }
 
-/// Ranges must name dims of the inputs, be no contradiction in themselves, and hold the values that are set.
+/// Sizes must be possible; ranges must name dims of the inputs, be no contradiction in themselves, and hold the values that are set.
 fn check_ranges(inputs: &[(String, Type)], options: &Options) -> Result<()> {
+    for (dim, &size) in &options.dims {
+        if size > MAX_DIM_SIZE {
+            return Err(Error::invalid(format!(
+                "dim {dim:?}: {size} is too large, sizes go up to {MAX_DIM_SIZE}"
+            )));
+        }
+    }
     let mut known: BTreeSet<&str> = options.dims.keys().map(String::as_str).collect();
     known.extend(
         inputs
@@ -202,8 +219,12 @@ impl Compiled {
 
     /// Which device would run what for given inputs, in the order of [`Compiled::inputs`]. The devices need not exist.
     pub fn plan(&self, tensors: &[Tensor]) -> Result<Planned> {
-        let (shapes, values) = self.shapes_and_values(tensors);
-        plan(self.specialised_graph(&shapes, &values)?, &self.options)
+        self.plan_shapes(&self.shapes_of(tensors))
+    }
+
+    /// The same without the tensors.
+    pub(crate) fn plan_shapes(&self, inputs: &InputShapes) -> Result<Planned> {
+        plan(self.graph(inputs)?, &self.options)
     }
 
     /// What would become of the placement with the times of `measured`: the one that was compiled for given inputs, or a better one where
@@ -224,7 +245,6 @@ impl Compiled {
         let report = &executable.lowered.report;
         let generated = report.time_ns(Pass::Codegen);
         let rebuild = generated.ok_or_else(|| Error::internal("code generation has no time"))?;
-        let (shapes, values) = self.shapes_and_values(tensors);
         let options = Options {
             measured: measured.clone(),
             ..self.options.clone()
@@ -234,7 +254,7 @@ impl Compiled {
             rebuild: Nanos(rebuild),
         };
         replan(
-            self.specialised_graph(&shapes, &values)?,
+            self.graph(&self.shapes_of(tensors))?,
             &options,
             &executable.lowered.placement,
             horizon,
@@ -243,22 +263,21 @@ impl Compiled {
 
     /// The specialisation for given inputs, in the order of [`Compiled::inputs`]; made now if it is not there yet.
     pub fn for_inputs(&self, tensors: &[Tensor]) -> Result<Arc<Executable>> {
-        let (shapes, values) = self.shapes_and_values(tensors);
-        self.specialise(shapes, &values)
+        self.specialise(self.shapes_of(tensors))
     }
 
-    /// Shapes of inputs, and those whose contents decide shapes, by name.
-    fn shapes_and_values(&self, tensors: &[Tensor]) -> (Vec<Vec<usize>>, BTreeMap<String, Tensor>) {
-        let shapes = tensors.iter().map(|t| t.shape().to_vec()).collect();
-        let named = self
-            .inputs
-            .iter()
-            .zip(tensors)
-            .filter(|((n, _), _)| self.value_inputs.contains(n));
-        (
-            shapes,
-            named.map(|((n, _), t)| (n.clone(), t.clone())).collect(),
-        )
+    /// Names of the inputs whose values decide shapes.
+    pub(crate) fn value_inputs(&self) -> &BTreeSet<String> {
+        &self.value_inputs
+    }
+
+    fn shapes_of(&self, tensors: &[Tensor]) -> InputShapes {
+        let named = self.inputs.iter().map(|(name, _)| name).zip(tensors);
+        let deciding = named.filter(|(name, _)| self.value_inputs.contains(*name));
+        InputShapes {
+            shapes: tensors.iter().map(|t| t.shape().to_vec()).collect(),
+            values: deciding.map(|(n, t)| (n.clone(), t.clone())).collect(),
+        }
     }
 
     /// Inputs by name, put in order and checked against the declared types.
@@ -277,60 +296,61 @@ impl Compiled {
                 return Err(Error::invalid(format!("input {name:?} is given twice")));
             }
         }
-        self.inputs
-            .iter()
-            .map(|(name, ty)| {
-                let t = given
-                    .remove(name)
-                    .ok_or_else(|| Error::invalid(format!("input {name:?} ({ty}) is missing")))?;
-                let fits = t.dtype() == ty.dtype
-                    && t.shape().len() == ty.rank()
-                    && ty
-                        .shape
-                        .iter()
-                        .zip(t.shape())
-                        .all(|(d, &n)| d.as_usize().is_none_or(|d| d == n));
-                if !fits {
-                    let got = format!("{}{:?}", t.dtype(), t.shape());
-                    return Err(Error::invalid(format!(
-                        "input {name:?}: expected {ty}, got {got}"
-                    )));
-                }
-                for (d, &size) in ty.shape.iter().zip(t.shape()) {
-                    let symbol = d.as_symbol().unwrap_or_default();
-                    in_range(symbol, Some(size), &self.options)
-                        .map_err(|e| e.context(format!("input {name:?}")))?;
-                }
-                Ok(t)
-            })
-            .collect()
+        let mut ordered = Vec::new();
+        for (name, ty) in &self.inputs {
+            let tensor = given
+                .remove(name)
+                .ok_or_else(|| Error::invalid(format!("input {name:?} ({ty}) is missing")))?;
+            self.check_input(name, &tensor)?;
+            ordered.push(tensor);
+        }
+        Ok(ordered)
     }
 
-    fn specialise(
-        &self,
-        shapes: Vec<Vec<usize>>,
-        values: &BTreeMap<String, Tensor>,
-    ) -> Result<Arc<Executable>> {
+    /// Errors when dtype or shape of an input do not fit the declared type, or a dim is outside of its range.
+    pub(crate) fn check_input(&self, name: &str, tensor: &Tensor) -> Result<()> {
+        let declared = self.inputs.iter().find(|(known, _)| known == name);
+        let Some((_, ty)) = declared else {
+            let known = self.inputs.iter().map(|(known, _)| known.as_str());
+            return Err(Error::invalid(unknown("input", name, known)));
+        };
+        let extents = ty.shape.iter().zip(tensor.shape());
+        let fits = tensor.dtype() == ty.dtype
+            && tensor.shape().len() == ty.rank()
+            && extents
+                .clone()
+                .all(|(d, &n)| d.as_usize().is_none_or(|d| d == n));
+        if !fits {
+            let got = format!("{}{:?}", tensor.dtype(), tensor.shape());
+            return Err(Error::invalid(format!(
+                "input {name:?}: expected {ty}, got {got}"
+            )));
+        }
+        for (d, &size) in extents {
+            let symbol = d.as_symbol().unwrap_or_default();
+            in_range(symbol, Some(size), &self.options)
+                .map_err(|e| e.context(format!("input {name:?}")))?;
+        }
+        Ok(())
+    }
+
+    fn specialise(&self, inputs: InputShapes) -> Result<Arc<Executable>> {
         let position = |name: &String| {
             self.inputs
                 .iter()
                 .position(|(n, _)| n == name)
                 .unwrap_or(usize::MAX)
         };
-        let key: Key = (
-            shapes,
-            values
-                .iter()
-                .map(|(n, t)| (position(n), t.as_bytes().to_vec()))
-                .collect(),
-        );
+        let InputShapes { shapes, values } = inputs;
+        let contents = values
+            .iter()
+            .map(|(n, t)| (position(n), t.as_bytes().to_vec()));
+        let key: Key = (shapes, contents.collect());
         if let Some(found) = self.lock().get(&key) {
             return Ok(found.clone());
         }
-        let graph = self.specialised_graph(&key.0, values)?;
-        let mut partitioned = partitioned(graph, &self.options)?;
-        tune(&mut partitioned, &self.options)?;
-        let lowered = generate(partitioned, &self.options)?;
+        let shapes = key.0.clone();
+        let lowered = self.lower(self.graph(&InputShapes { shapes, values })?)?;
         let threads = self
             .options
             .threads
@@ -369,27 +389,51 @@ impl Compiled {
         Ok(drivers.clone())
     }
 
-    fn specialised_graph(
-        &self,
-        shapes: &[Vec<usize>],
-        values: &BTreeMap<String, Tensor>,
-    ) -> Result<Graph> {
+    /// The stages as far as the text of one of them needs. Code is generated, and devices must exist, where that text is about code.
+    pub(crate) fn lower_for(&self, stage: Stage, inputs: &InputShapes) -> Result<Lowered> {
+        let graph = self.graph(inputs)?;
+        if stage.needs_code() {
+            return self.lower(graph);
+        }
+        let mut parts = pipeline::partitioned_anywhere(graph, &self.options)?;
+        if stage > Stage::Partitions && parts.check_presence(&self.options).is_ok() {
+            tune(&mut parts, &self.options)?;
+        }
+        Ok(parts.without_code(&self.options))
+    }
+
+    fn lower(&self, graph: Graph) -> Result<Lowered> {
+        let mut parts = partitioned(graph, &self.options)?;
+        tune(&mut parts, &self.options)?;
+        generate(parts, &self.options)
+    }
+
+    /// The text of [`Stage::Graph`] where sizes of dims are not known.
+    pub(crate) fn symbolic_text(&self, full: bool) -> Result<String> {
+        let dims = self.options.dims.clone();
+        let graph = match &self.source {
+            Source::Onnx(m) => m.graph(&onnx::Specialisation {
+                dims,
+                ..Default::default()
+            })?,
+            Source::Graph(g) => crate::passes::specialise(g, &dims)?,
+        };
+        pipeline::symbolic_text(graph, &self.options, full)
+    }
+
+    /// The graph for given shapes, not yet rewritten.
+    pub(crate) fn graph(&self, inputs: &InputShapes) -> Result<Graph> {
         match &self.source {
             Source::Onnx(m) => {
-                let shapes = self
-                    .inputs
-                    .iter()
-                    .zip(shapes)
-                    .map(|((n, _), s)| (n.clone(), s.clone()))
-                    .collect();
+                let names = self.inputs.iter().map(|(name, _)| name.clone());
                 m.graph(&onnx::Specialisation {
                     dims: self.options.dims.clone(),
-                    shapes,
-                    values: values.clone(),
+                    shapes: names.zip(inputs.shapes.iter().cloned()).collect(),
+                    values: inputs.values.clone(),
                 })
             }
             Source::Graph(g) => {
-                let mut bindings = g.bindings_for(shapes)?;
+                let mut bindings = g.bindings_for(&inputs.shapes)?;
                 bindings.extend(self.options.dims.clone());
                 crate::passes::specialise(g, &bindings)
             }

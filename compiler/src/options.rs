@@ -160,6 +160,9 @@ impl fmt::Display for Precision {
     }
 }
 
+/// Largest size of a dim: no tensor may have more bytes than this.
+pub const MAX_DIM_SIZE: usize = 1 << 40;
+
 /// Sizes that a symbolic dim may have, both ends included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DimRange {

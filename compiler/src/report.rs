@@ -2,7 +2,7 @@
 
 use crate::codegen::forms::Choice;
 use crate::options::Precision;
-use crate::units::{count, size, time_ns};
+use crate::units::{count, printable, size, time_ns};
 use crate::{cluster, rewrite};
 use std::fmt::Write;
 use std::time::Duration;
@@ -100,7 +100,8 @@ impl Report {
         let time = |ns: Option<u64>| ns.map_or("failed".to_owned(), time_ns);
         let row = |t: &Tuned| {
             let [chosen, predicted] = t.ns.map(time);
-            format!("{chosen:>10}  {predicted:>10}  {}  ({})\n", t.form, t.node)
+            let node = printable(&t.node);
+            format!("{chosen:>10}  {predicted:>10}  {}  ({node})\n", t.form)
         };
         match self.tuned.is_empty() {
             true => String::new(),
@@ -109,11 +110,6 @@ impl Report {
                     + &self.tuned.iter().map(row).collect::<String>()
             }
         }
-    }
-
-    /// Prints warnings to stderr.
-    pub fn print_warnings(&self) {
-        self.warnings.iter().for_each(|w| eprintln!("warning: {w}"));
     }
 
     /// Text for people: 1 = stages and times, 2 = rewrites, 3 = kernels and missed fusions.
@@ -174,7 +170,7 @@ impl Report {
                 let _ = writeln!(out, "{}: {choice}", choice.kernel);
             }
             for (node, reason) in &c.missed {
-                let _ = writeln!(out, "not fused: {node}: {reason}");
+                let _ = writeln!(out, "not fused: {}: {reason}", printable(node));
             }
         }
         out

@@ -46,7 +46,7 @@ pub use memory::MemoryUse;
 pub const MAX_NESTING: usize = 32;
 
 /// A compiled program.
-#[derive(Clone)]
+#[derive(Clone, Default)]
 pub struct Program {
     /// Name of the model, or of the region for a sub-program.
     pub name: String,

@@ -1,5 +1,10 @@
 //! The command line as users and scripts meet it: output forms, exit codes, errors.
 
+mod files;
+mod inputs;
+mod limits;
+mod streams;
+
 use crate::process::{gristmill, gristmill_with, gristmill_with_cache};
 use std::path::{Path, PathBuf};
 

@@ -26,6 +26,31 @@ pub struct Ended {
     pub stderr: String,
 }
 
+/// How a process starts.
+pub struct Start<'a> {
+    /// Its working folder.
+    pub folder: &'a Path,
+    /// Environment variables besides those of this process.
+    pub variables: &'a [(&'a str, &'a Path)],
+    /// Commands of the shell that starts it, such as further limits.
+    pub shell: &'a str,
+    /// Where it writes, instead of to files whose text is in [`Ended`].
+    pub stdout: Option<File>,
+    pub stderr: Option<File>,
+}
+
+impl Default for Start<'_> {
+    fn default() -> Self {
+        Start {
+            folder: Path::new("."),
+            variables: &[],
+            shell: "",
+            stdout: None,
+            stderr: None,
+        }
+    }
+}
+
 /// Runs `gristmill ARGS` in `folder`, without a cache.
 pub fn gristmill(folder: &Path, args: &[&str]) -> Ended {
     gristmill_with_cache(folder, Path::new(""), args)
@@ -38,11 +63,24 @@ pub fn gristmill_with_cache(folder: &Path, cache: &Path, args: &[&str]) -> Ended
 
 /// Runs `gristmill ARGS` in `folder` with these environment variables besides its own.
 pub fn gristmill_with(folder: &Path, variables: &[(&str, &Path)], args: &[&str]) -> Ended {
-    let (mut stdout, mut stderr) = (scratch(), scratch());
-    let status = limited(binary())
+    start(
+        Start {
+            folder,
+            variables,
+            ..Start::default()
+        },
+        args,
+    )
+}
+
+/// Runs `gristmill ARGS`.
+pub fn start(how: Start, args: &[&str]) -> Ended {
+    let mut stdout = how.stdout.unwrap_or_else(scratch);
+    let mut stderr = how.stderr.unwrap_or_else(scratch);
+    let status = limited(binary(), how.shell)
         .args(args)
-        .current_dir(folder)
-        .envs(variables.iter().copied())
+        .current_dir(how.folder)
+        .envs(how.variables.iter().copied())
         .stdin(Stdio::null())
         .stdout(stdout.try_clone().expect("a file handle can be cloned"))
         .stderr(stderr.try_clone().expect("a file handle can be cloned"))
@@ -63,7 +101,7 @@ pub fn gristmill_with(folder: &Path, variables: &[(&str, &Path)], args: &[&str])
 }
 
 /// The command, under `ulimit` where there is one.
-fn limited(program: &Path) -> Command {
+fn limited(program: &Path, commands: &str) -> Command {
     if cfg!(not(unix)) {
         return Command::new(program);
     }
@@ -71,7 +109,7 @@ fn limited(program: &Path) -> Command {
     shell
         .arg("-c")
         .arg(format!(
-            "ulimit -c 0; ulimit -v {ADDRESS_SPACE_KIB}; exec \"$0\" \"$@\""
+            "ulimit -c 0; ulimit -v {ADDRESS_SPACE_KIB}; {commands}\nexec \"$0\" \"$@\""
         ))
         .arg(program);
     shell
@@ -94,12 +132,14 @@ fn scratch() -> File {
     tempfile::tempfile().expect("the system has a folder for scratch files")
 }
 
-/// Everything written so far; bytes that are not UTF-8 are replaced.
+/// Everything written so far, if the file is a scratch file; bytes that are not UTF-8 are replaced.
 fn text(file: &mut File) -> String {
     let mut bytes = Vec::new();
-    file.rewind()
-        .and_then(|()| file.read_to_end(&mut bytes))
-        .expect("a scratch file is readable");
+    if file.metadata().is_ok_and(|m| m.is_file()) {
+        file.rewind()
+            .and_then(|()| file.read_to_end(&mut bytes))
+            .expect("a scratch file is readable");
+    }
     String::from_utf8_lossy(&bytes).into_owned()
 }
 

@@ -1,16 +1,18 @@
 //! Flags that the compiling verbs share, and how they become [`Options`].
 
 use super::objective::Objective;
-use super::{calibrate, load};
+use super::output::{self, errln};
+use super::{calibrate, dump, load, parse};
 use crate::cost::{Bytes, store};
 use crate::error::{Error, Result};
 use crate::ir::{Bindings, Graph};
-use crate::options::{AllReduce, DimRange, Options, Precision, Tuning};
+use crate::options::{AllReduce, DimRange, Options, Tuning};
+use crate::pipeline::Lowered;
 use crate::place::{DeviceSet, DeviceSpec, Fallback, Pin, Placement, Plan, Target, gpus};
 use crate::target::Arch;
 use crate::target::TargetCpu;
 use clap::{Args, ValueEnum};
-use gristmill_runtime::DeviceName;
+use gristmill_runtime::cpu::n_cores;
 use gristmill_runtime::device::DeviceKind;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -103,43 +105,45 @@ pub struct DimFlags {
     pub shape: Vec<String>,
 }
 
+const SET_FORM: &str = "DIM=N";
+const SHAPE_FORM: &str = "DIM=MIN..MAX or DIM=N";
+
 impl DimFlags {
     /// Values and ranges by dim. A dim may have one of each.
     pub fn parse(&self) -> Result<(Bindings, BTreeMap<String, DimRange>)> {
-        let (mut dims, mut ranges) = (Bindings::new(), BTreeMap::new());
-        let set = self.set.iter().map(|text| (text, "--set", "DIM=N"));
-        for (text, flag, form) in set.chain(
-            self.shape
-                .iter()
-                .map(|text| (text, "--shape", "DIM=MIN..MAX or DIM=N")),
-        ) {
-            let (dim, value) = split(text, flag, form)?;
-            let number = |n: &str| {
-                let wrong = || {
-                    Error::invalid(format!(
-                        "{flag} {text:?}: {n:?} is not a size; expected {form}"
-                    ))
-                };
-                n.parse::<usize>().map_err(|_| wrong())
+        let (mut sizes, mut ranges) = (DimFlags::sizes(&self.set)?, BTreeMap::new());
+        for text in &self.shape {
+            let (dim, value) = parse::pair(text, "--shape", SHAPE_FORM)?;
+            let inserted = match value.split_once("..") {
+                Some(ends) => insert_once(&mut ranges, dim, parse::dim_range(ends)),
+                None => insert_once(&mut sizes, dim, parse::dim_size(value)),
             };
-            let earlier = match value.split_once("..").filter(|_| flag == "--shape") {
-                Some((min, max)) => {
-                    let range = DimRange {
-                        min: number(min)?,
-                        max: number(max)?,
-                    };
-                    ranges.insert(dim.to_owned(), range).is_some()
-                }
-                None => dims.insert(dim.to_owned(), number(value)?).is_some(),
-            };
-            if earlier {
-                return Err(Error::invalid(format!(
-                    "{flag} {text}: {dim:?} is given twice"
-                )));
-            }
+            inserted.map_err(|e| wrong("--shape", text, e))?;
         }
-        Ok((dims, ranges))
+        Ok((sizes, ranges))
     }
+
+    /// Values by dim, from texts of `--set`.
+    pub fn sizes(set: &[String]) -> Result<Bindings> {
+        let mut sizes = Bindings::new();
+        for text in set {
+            let (dim, size) = parse::pair(text, "--set", SET_FORM)?;
+            let inserted = insert_once(&mut sizes, dim, parse::dim_size(size));
+            inserted.map_err(|e| wrong("--set", text, e))?;
+        }
+        Ok(sizes)
+    }
+}
+
+fn insert_once<T>(map: &mut BTreeMap<String, T>, dim: &str, value: Result<T>) -> Result<()> {
+    match map.insert(dim.to_owned(), value?) {
+        Some(_) => Err(Error::invalid(format!("{dim:?} is given twice"))),
+        None => Ok(()),
+    }
+}
+
+fn wrong(flag: &str, text: &str, e: Error) -> Error {
+    e.context(format!("{flag} {text:?}"))
 }
 
 /// `--fallback`.
@@ -153,6 +157,16 @@ pub enum FallbackArg {
     Allow,
 }
 
+impl FallbackArg {
+    fn of_model(self) -> Fallback {
+        match self {
+            FallbackArg::Error => Fallback::Error,
+            FallbackArg::Warn => Fallback::Warn,
+            FallbackArg::Allow => Fallback::Allow,
+        }
+    }
+}
+
 /// `--all-reduce`.
 #[derive(Clone, Copy, ValueEnum)]
 pub enum AllReduceArg {
@@ -163,101 +177,60 @@ pub enum AllReduceArg {
 }
 
 impl CompileArgs {
-    /// Prints to stderr what `--log-device-placement` asks for.
+    /// Prints warnings of compilation, and on request its stages and the device of every op; writes the texts of the stages.
+    pub fn report(&self, lowered: &Lowered) -> Result<()> {
+        lowered.report.warnings.iter().for_each(output::warning);
+        self.log_placement(&lowered.placement, &lowered.clusters);
+        if let Some(folder) = &self.dump_dir {
+            dump::write_all(lowered, folder)?;
+        }
+        if self.verbose > 0 {
+            errln!("{}", lowered.report.text(self.verbose).trim_end());
+        }
+        Ok(())
+    }
+
+    /// Prints the device of every op where `--log-device-placement` asks for it.
     pub fn log_placement(&self, placement: &Placement, clusters: &Graph) {
         if self.log_device_placement {
-            eprint!("{}", placement.device_log(clusters));
+            errln!("{}", placement.device_log(clusters).trim_end());
         }
-    }
-
-    /// The devices of `--target`, or of `--devices` on this machine.
-    fn device_set(&self, threads: usize) -> Result<DeviceSet> {
-        let Some(path) = &self.target else {
-            let mut set = DeviceSet::parse(&self.devices, threads)?;
-            self.limits(&mut set)?;
-            calibrate::calibration()
-                .iter()
-                .for_each(|c| c.apply(&mut set));
-            set.look_at_gpus(&self.visible_gpus)?;
-            if set.devices.iter().any(|d| d.name.kind == DeviceKind::Gpu) {
-                calibrate::gpu_calibration()
-                    .iter()
-                    .for_each(|c| c.apply(&mut set, &self.visible_gpus));
-            }
-            return Ok(set);
-        };
-        let mut target =
-            Target::parse(&load::text(path)?).map_err(|e| e.context(path.display()))?;
-        self.limits(&mut target.devices)?;
-        Ok(target.devices)
-    }
-
-    fn limits(&self, devices: &mut DeviceSet) -> Result<()> {
-        self.mem.iter().try_for_each(|mem| self.limit(mem, devices))
-    }
-
-    /// Bytes that one `--mem` gives each device that it is for.
-    fn limit(&self, mem: &str, devices: &mut DeviceSet) -> Result<()> {
-        let (spec, size) = split(mem, "--mem", "DEVICE=SIZE or DEVICE=SHARE%")?;
-        let Some(share) = size.strip_suffix('%') else {
-            let size = parse_size(size).map_err(|e| e.context(format!("--mem {mem:?}")))?;
-            return devices.limit_memory(spec, Bytes(size as u64));
-        };
-        let share = share
-            .trim()
-            .parse::<f64>()
-            .ok()
-            .filter(|s| *s > 0.0 && *s <= 100.0)
-            .ok_or_else(|| {
-                Error::invalid(format!(
-                    "--mem {mem:?}: {size:?} is not a share; expected more than 0% and at most 100%"
-                ))
-            })?;
-        let names: Vec<DeviceName> = devices.devices.iter().map(|d| d.name.clone()).collect();
-        let fitting = devices.matching(&DeviceSpec::parse(spec)?);
-        for name in fitting.iter().map(|&d| &names[d]) {
-            let total = gpus::total_memory(name, &self.visible_gpus)?;
-            devices.limit_memory(
-                &name.to_string(),
-                Bytes((total as f64 * share / 100.0) as u64),
-            )?;
-        }
-        // It says which devices there are when none fits.
-        if fitting.is_empty() {
-            devices.limit_memory(spec, Bytes::ZERO)
-        } else {
-            Ok(())
-        }
-    }
-
-    /// The plan that `--plan` names.
-    pub fn plan(&self) -> Result<Option<Plan>> {
-        let read = |path: &PathBuf| Plan::parse(&load::text(path)?, &path.display().to_string());
-        self.plan.as_ref().map(read).transpose()
     }
 
     /// The options that the flags say.
     pub fn options(&self) -> Result<Options> {
-        let threads = self
-            .threads
-            .map_or_else(gristmill_runtime::cpu::n_cores, usize::from);
+        let threads = self.threads.map_or_else(n_cores, usize::from);
         let mut options = Options {
             devices: self.device_set(threads)?,
             measured: calibrate::measured(),
             kept: store::folder().map(|folder| store::placements_path(&folder)),
             objective: self.objective.of_model(self.samples),
-            fallback: match self.fallback {
-                FallbackArg::Error => Fallback::Error,
-                FallbackArg::Warn => Fallback::Warn,
-                FallbackArg::Allow => Fallback::Allow,
-            },
+            fallback: self.fallback.of_model(),
             opt_level: self.opt_level,
-            budget: self.budget.as_deref().map(parse_time).transpose()?,
+            budget: self.parsed_budget()?,
             threads: Some(threads),
             target_cpu: TargetCpu::parse(&self.target_cpu)?,
+            pins: self
+                .pin
+                .iter()
+                .map(|p| Pin::parse(p))
+                .collect::<Result<_>>()?,
+            plan: self.plan()?,
+            keep_stages: self.dump_dir.is_some(),
+            ..self.gpu_options()?
+        };
+        options.check |= self.verify;
+        (options.dims, options.ranges) = self.dims.parse()?;
+        self.warn_of_useless_flags(&options.devices);
+        Ok(options)
+    }
+
+    /// The options that concern GPUs.
+    fn gpu_options(&self) -> Result<Options> {
+        Ok(Options {
             gpu_arch: self.gpu_arch.as_deref().map(Arch::parse).transpose()?,
             gpus: self.visible_gpus.clone(),
-            precision: parse_precision(&self.precision)?,
+            precision: parse::precision(&self.precision)?,
             all_reduce: match self.all_reduce {
                 AllReduceArg::Auto => AllReduce::Auto,
                 AllReduceArg::Exchange => AllReduce::Exchange,
@@ -267,127 +240,94 @@ impl CompileArgs {
                 measures: self.tune,
                 libraries: !self.no_libraries,
             },
-            keep_stages: self.dump_dir.is_some(),
             ..Options::default()
-        };
-        options.check |= self.verify;
-        options.pins = self
-            .pin
-            .iter()
-            .map(|p| Pin::parse(p))
-            .collect::<Result<_>>()?;
-        options.plan = self.plan()?;
-        (options.dims, options.ranges) = self.dims.parse()?;
-        Ok(options)
+        })
     }
-}
 
-/// Splits at the last `=`, since regular expressions may hold one.
-fn split<'a>(text: &'a str, flag: &str, form: &str) -> Result<(&'a str, &'a str)> {
-    text.rsplit_once('=')
-        .filter(|(a, b)| !a.is_empty() && !b.is_empty())
-        .ok_or_else(|| Error::invalid(format!("{flag} {text:?}: expected {form}")))
-}
-
-/// Far more than any device has, and few enough to be exact as a floating-point number.
-const MOST_BYTES: f64 = (1u64 << 52) as f64;
-
-/// `512MiB`, `1.5GiB`, `1000000`.
-fn parse_size(text: &str) -> Result<usize> {
-    let digits = text
-        .find(|c: char| !c.is_ascii_digit() && c != '.')
-        .unwrap_or(text.len());
-    let (number, unit) = text.split_at(digits);
-    let factor: Option<usize> = match unit.trim() {
-        "" | "B" => Some(1),
-        "KiB" | "K" => Some(1 << 10),
-        "MiB" | "M" => Some(1 << 20),
-        "GiB" | "G" => Some(1 << 30),
-        _ => None,
-    };
-    let whole = || {
-        number
-            .parse::<usize>()
-            .ok()
-            .zip(factor)
-            .and_then(|(n, f)| n.checked_mul(f))
-    };
-    // Parts of a unit, down to whole bytes.
-    let broken = || {
-        let bytes = number.parse::<f64>().ok()? * factor.filter(|&f| f > 1)? as f64;
-        (bytes < MOST_BYTES).then_some(bytes as usize)
-    };
-    whole().or_else(broken).ok_or_else(|| {
-        Error::invalid(format!(
-            "size {text:?}: expected a form like 512MiB, 1.5GiB or a number of bytes"
-        ))
-    })
-}
-
-fn parse_precision(text: &str) -> Result<Precision> {
-    let found = Precision::NAMES.iter().find(|(name, _)| *name == text);
-    let names = || Precision::NAMES.map(|(name, _)| name).join(", ");
-    found
-        .map(|(_, p)| *p)
-        .ok_or_else(|| Error::invalid(format!("--precision {text:?}: expected one of {}", names())))
-}
-
-/// `10s`, `1.5s`, `250ms`, `2m`.
-fn parse_time(text: &str) -> Result<Duration> {
-    let digits = text
-        .find(|c: char| !c.is_ascii_digit() && c != '.')
-        .unwrap_or(text.len());
-    let (number, unit) = text.split_at(digits);
-    let seconds = match unit {
-        "ms" => Some(1e-3),
-        "s" => Some(1.0),
-        "m" | "min" => Some(60.0),
-        _ => None,
-    };
-    let time = number
-        .parse::<f64>()
-        .ok()
-        .zip(seconds)
-        .and_then(|(n, s)| Duration::try_from_secs_f64(n * s).ok());
-    time.ok_or_else(|| {
-        Error::invalid(format!(
-            "--budget {text:?}: expected a time like 10s, 250ms or 2m"
-        ))
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn sizes_and_pairs() {
-        assert_eq!(parse_size("4GiB").unwrap(), 4 << 30);
-        assert_eq!(parse_size("1.5KiB").unwrap(), 1536);
-        assert!(
-            [
-                "1.5",
-                "1.2.3GiB",
-                ".",
-                "1e3GiB",
-                "-1GiB",
-                "1.5B",
-                "9999999999.5GiB"
-            ]
+    /// Says which flags are for GPUs where there is none.
+    fn warn_of_useless_flags(&self, devices: &DeviceSet) {
+        let has_gpu = devices
+            .devices
             .iter()
-            .all(|t| parse_size(t).is_err())
-        );
-        assert!(
-            parse_size("40%").is_err()
-                && parse_size("").is_err()
-                && parse_size("99999999999999GiB").is_err()
-        );
-        assert_eq!(parse_time("1.5s").unwrap(), Duration::from_millis(1500));
-        assert_eq!(parse_time("250ms").unwrap(), Duration::from_millis(250));
-        for wrong in ["", "s", "10", "10 s", "-1s", "1e99s", "1.2.3s", "10h"] {
-            assert!(parse_time(wrong).is_err(), "{wrong}");
+            .any(|d| d.name.kind == DeviceKind::Gpu);
+        let given = [
+            ("--tune", self.tune),
+            ("--visible-gpus", !self.visible_gpus.is_empty()),
+        ];
+        for (flag, _) in given.iter().filter(|(_, is_given)| *is_given && !has_gpu) {
+            output::warning(format_args!("{flag} changes nothing: no device is a GPU"));
         }
-        assert_eq!(split("a=b=cpu:0", "--pin", "").unwrap(), ("a=b", "cpu:0"));
-        assert!(split("cpu:0", "--pin", "").is_err());
     }
+
+    fn parsed_budget(&self) -> Result<Option<Duration>> {
+        let budget = self.budget.as_deref().map(parse::time).transpose();
+        budget.map_err(|e| e.context("--budget"))
+    }
+
+    /// The plan that `--plan` names.
+    pub fn plan(&self) -> Result<Option<Plan>> {
+        let read = |path: &PathBuf| Plan::parse(&load::text(path)?, &path.display().to_string());
+        self.plan.as_ref().map(read).transpose()
+    }
+
+    /// The devices of `--target`, or of `--devices` on this machine.
+    fn device_set(&self, threads: usize) -> Result<DeviceSet> {
+        let Some(path) = &self.target else {
+            return self.present_devices(threads);
+        };
+        let parsed = Target::parse(&load::toml(path)?);
+        let mut devices = parsed.map_err(|e| e.context(path.display()))?.devices;
+        self.limit(&mut devices)?;
+        Ok(devices)
+    }
+
+    fn present_devices(&self, threads: usize) -> Result<DeviceSet> {
+        let mut set = devices(&self.devices, threads)?;
+        self.limit(&mut set)?;
+        if let Some(calibration) = calibrate::calibration() {
+            calibration.apply(&mut set);
+        }
+        set.look_at_gpus(&self.visible_gpus)?;
+        let has_gpu = set.devices.iter().any(|d| d.name.kind == DeviceKind::Gpu);
+        if let Some(calibration) = has_gpu.then(calibrate::gpu_calibration).flatten() {
+            calibration.apply(&mut set, &self.visible_gpus);
+        }
+        Ok(set)
+    }
+
+    /// Sets the memory limits of `--mem`.
+    fn limit(&self, devices: &mut DeviceSet) -> Result<()> {
+        for mem in &self.mem {
+            let (spec, size) = parse::pair(mem, "--mem", "DEVICE=SIZE or DEVICE=SHARE%")?;
+            let limited = match parse::share(size) {
+                Some(share) => share.and_then(|share| self.limit_share(devices, spec, share)),
+                None => parse::bytes(size).and_then(|n| devices.limit_memory(spec, Bytes(n))),
+            };
+            limited.map_err(|e| e.context(format!("--mem {mem:?}")))?;
+        }
+        Ok(())
+    }
+
+    /// Limits each matching device to a share of the memory that it has.
+    fn limit_share(&self, devices: &mut DeviceSet, spec: &str, share: f64) -> Result<()> {
+        let matching = devices.matching(&DeviceSpec::parse(spec)?);
+        if matching.is_empty() {
+            // It says which devices there are.
+            return devices.limit_memory(spec, Bytes::ZERO);
+        }
+        for d in matching {
+            let device = &mut devices.devices[d];
+            let total = gpus::total_memory(&device.name, &self.visible_gpus)?;
+            device.memory_limit = Some(Bytes((total as f64 * share) as u64));
+        }
+        Ok(())
+    }
+}
+
+/// The devices that `--devices` names. Errors when it names none.
+pub fn devices(text: &str, threads: usize) -> Result<DeviceSet> {
+    if text.trim().is_empty() {
+        return Err(Error::invalid("--devices \"\" names no device").hint("cpu:1"));
+    }
+    DeviceSet::parse(text, threads)
 }

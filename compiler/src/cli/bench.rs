@@ -1,20 +1,22 @@
 //! `gristmill bench`: time repeated runs.
 
 use super::args::CompileArgs;
-use super::load::{self, InputFlags};
-use super::{dump, outln, print_json};
+use super::inputs::{self, InputArgs, Inputs};
+use super::output::{self, errln, outln};
+use super::{load, parse, print_json};
 use crate::Tensor;
 use crate::calibrate::machine;
 use crate::compiled::{Compiled, Executable, StepTime, compile};
+use crate::cost::Measured;
 use crate::cost::measured::MAX_RECENT;
 use crate::cost::store;
 use crate::error::{Error, Result};
 use crate::options::Options;
-use crate::place::Objective;
-use crate::units as format;
+use crate::place::{Objective, Replacement};
+use crate::units::{printable, size, time_ns};
 use clap::Args;
-use serde_json::json;
-use std::path::PathBuf;
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -26,22 +28,15 @@ pub struct BenchArgs {
     model: PathBuf,
     #[command(flatten)]
     compile: CompileArgs,
+    #[command(flatten)]
+    inputs: InputArgs,
     /// Seconds to measure, after the warm-up.
-    #[arg(long, default_value_t = 2.0, value_name = "S")]
-    duration: f64,
-    /// Exactly so many runs instead.
+    #[arg(long, default_value = "2", value_name = "S", value_parser = parse::seconds)]
+    duration: Duration,
+    /// Measure exactly this number of runs instead.
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
     iters: Option<u64>,
-    /// Inputs by name from a NumPy archive; random ones otherwise.
-    #[arg(long, value_name = "FILE.npz")]
-    inputs: Option<PathBuf>,
-    /// Inputs of an ONNX test-data directory.
-    #[arg(long, value_name = "DIR", conflicts_with = "inputs")]
-    test_data: Option<PathBuf>,
-    /// Seed of random inputs.
-    #[arg(long, default_value_t = 0)]
-    seed: u64,
-    /// Measure each kernel too: list the slowest, and keep the times, and the placement that pays by them, for processes to come.
+    /// Measure each kernel too: list the slowest, and keep the times, and the placement that pays by them, for later processes.
     #[arg(long)]
     profile: bool,
     /// Print JSON.
@@ -49,89 +44,104 @@ pub struct BenchArgs {
     json: bool,
 }
 
+/// A model that is ready to run.
+struct Prepared {
+    options: Options,
+    compiled: Compiled,
+    executable: Arc<Executable>,
+    inputs: Inputs,
+    load_ns: u64,
+    compile_ns: u64,
+}
+
 /// Runs the verb.
 pub fn bench(args: &BenchArgs) -> Result<()> {
+    let p = prepare(args)?;
+    args.compile.report(&p.executable.lowered)?;
+    if args.compile.tune {
+        errln!("{}", p.executable.lowered.report.tuned_text().trim_end());
+    }
+    let times = measure(args, &p).map_err(|e| p.inputs.explain(e))?;
+    let rss = peak_rss_bytes();
+    if args.profile {
+        print_profile(&p.executable.profile());
+    }
+    if args.json {
+        print_json("bench", times.json(args, &p, rss));
+    } else {
+        times.print(&p, rss);
+    }
+    if args.profile { keep(&p) } else { Ok(()) }
+}
+
+fn prepare(args: &BenchArgs) -> Result<Prepared> {
     let options = args.compile.options()?;
     let started = Instant::now();
     let source = load::model(&args.model)?;
     let load_ns = started.elapsed().as_nanos() as u64;
     let started = Instant::now();
     let compiled = compile(source, &options)?;
-    let inputs = match &args.test_data {
-        Some(dir) => compiled.bind(load::test_data(dir, "input")?)?,
-        None => {
-            load::inputs(
-                &compiled,
-                &InputFlags {
-                    npz: args.inputs.as_deref(),
-                    npy: &[],
-                    seed: args.seed,
-                },
-            )?
-            .0
+    let inputs = inputs::gather(&args.inputs, &compiled)?;
+    let executable = compiled.for_inputs(&inputs.tensors)?;
+    Ok(Prepared {
+        options,
+        compiled,
+        executable,
+        inputs,
+        load_ns,
+        compile_ns: started.elapsed().as_nanos() as u64,
+    })
+}
+
+/// Times of runs in ns.
+struct Times {
+    /// Time of each run, shortest first. There is at least one.
+    sorted: Vec<u64>,
+    /// From the start of the first run to the end of the last.
+    total: u64,
+}
+
+impl Times {
+    fn quantile(&self, q: f64) -> u64 {
+        self.sorted[((self.sorted.len() - 1) as f64 * q).round() as usize]
+    }
+
+    /// Time between the ends of two runs.
+    fn period(&self) -> u64 {
+        self.total / self.sorted.len() as u64
+    }
+
+    fn print(&self, p: &Prepared, rss: Option<u64>) {
+        let (load, compile) = (time_ns(p.load_ns), time_ns(p.compile_ns));
+        outln!("load {load}  compile {compile}");
+        let [p50, p90, p99, min] = [0.5, 0.9, 0.99, 0.0].map(|q| time_ns(self.quantile(q)));
+        let n = self.sorted.len();
+        outln!("p50 {p50}  p90 {p90}  p99 {p99}  min {min}  ({n} runs)");
+        if let Some(stream) = p.executable.lowered.placement.stream {
+            let (period, n) = (time_ns(self.period()), p.executable.n_in_flight());
+            let predicted = stream.period;
+            outln!("one run every {period} with {n} in flight, predicted {predicted}");
         }
-    };
-    let executable = compiled.for_inputs(&inputs)?;
-    let compile_ns = started.elapsed().as_nanos() as u64;
-    executable.lowered.report.print_warnings();
-    if args.compile.tune {
-        eprint!("{}", executable.lowered.report.tuned_text());
+        outln!("peak memory {}", rss.map_or("unknown".into(), size));
     }
-    args.compile
-        .log_placement(&executable.lowered.placement, &executable.lowered.clusters);
-    if let Some(dir) = &args.compile.dump_dir {
-        dump::write_all(&executable.lowered, dir)?;
+
+    fn json(&self, args: &BenchArgs, p: &Prepared, rss: Option<u64>) -> Value {
+        let is_random = !p.inputs.random.is_empty();
+        json!({
+            "p50_ns": self.quantile(0.5),
+            "p90_ns": self.quantile(0.9),
+            "p99_ns": self.quantile(0.99),
+            "min_ns": self.sorted[0],
+            "iters": self.sorted.len(),
+            "in_flight": p.executable.n_in_flight(),
+            "period_ns": self.period(),
+            "load_ns": p.load_ns,
+            "compile_ns": p.compile_ns,
+            "peak_rss_bytes": rss,
+            "seed": is_random.then_some(args.inputs.seed),
+            "random_inputs": p.inputs.random,
+        })
     }
-    if args.compile.verbose > 0 {
-        eprint!("{}", executable.lowered.report.text(args.compile.verbose));
-    }
-    executable.run(&inputs)?;
-    if args.profile {
-        executable.start_profile()?;
-    }
-    let Measured {
-        mut times,
-        total_ns,
-    } = measure(args, &executable, &inputs)?;
-    times.sort_unstable();
-    let at = |q: f64| times[((times.len() - 1) as f64 * q).round() as usize];
-    let rss = peak_rss_bytes();
-    if args.profile {
-        print_profile(&executable.profile());
-        record(&compiled, &executable, &inputs, &options)?;
-    }
-    if args.json {
-        print_json(
-            "bench",
-            json!({ "p50_ns": at(0.5), "p90_ns": at(0.9), "p99_ns": at(0.99), "min_ns": times[0], "iters": times.len(), "in_flight": executable.n_in_flight(), "period_ns": total_ns / times.len() as u64, "load_ns": load_ns, "compile_ns": compile_ns, "peak_rss_bytes": rss }),
-        );
-    } else {
-        outln!(
-            "load {}  compile {}",
-            format::time_ns(load_ns),
-            format::time_ns(compile_ns)
-        );
-        outln!(
-            "p50 {}  p90 {}  p99 {}  min {}  ({} runs)",
-            format::time_ns(at(0.5)),
-            format::time_ns(at(0.9)),
-            format::time_ns(at(0.99)),
-            format::time_ns(times[0]),
-            times.len()
-        );
-        if let Some(stream) = executable.lowered.placement.stream {
-            let (period, predicted) = (
-                format::time_ns(total_ns / times.len() as u64),
-                stream.period,
-            );
-            outln!(
-                "one run every {period} with {} in flight, predicted {predicted}",
-                executable.n_in_flight()
-            );
-        }
-        outln!("peak memory {}", rss.map_or("unknown".into(), format::size));
-    }
-    Ok(())
 }
 
 /// Runs that are measured cluster by cluster.
@@ -139,134 +149,178 @@ const RECORDED_RUNS: usize = MAX_RECENT;
 /// Steps over which another placement must repay its cost.
 const HORIZON_STEPS: u64 = 100;
 
-/// Adds the times of each cluster to those in the cache folder, and keeps there the placement that follows from them, if there is a choice; says on
-/// stderr what it does.
-fn record(
-    compiled: &Compiled,
-    executable: &Executable,
-    inputs: &[Tensor],
-    options: &Options,
-) -> Result<()> {
-    let mut new = crate::cost::Measured::default();
-    let n_clusters = compiled.measure(inputs, RECORDED_RUNS, &mut new)?;
+/// Adds the times of each cluster to those in the cache folder, and keeps there the placement that follows from them, if there is a choice.
+fn keep(p: &Prepared) -> Result<()> {
     let Some(folder) = store::folder() else {
+        output::warning("there is no cache folder: the times of clusters are not kept");
+        errln!("(try: GRISTMILL_CACHE_DIR with a folder that can be written)");
         return Ok(());
     };
+    let mut new = Measured::default();
+    let n_clusters = p
+        .compiled
+        .measure(&p.inputs.tensors, RECORDED_RUNS, &mut new)?;
     let path = store::times_path(&folder);
-    let (measured, _) = store::add_times(&path, &machine(), &new)?;
-    eprintln!(
-        "times of {n_clusters} clusters, {RECORDED_RUNS} runs each, added to {}",
-        path.display()
-    );
-    // A plan is not the placer's to change, and other objectives are not decided by the time of a run.
-    let is_open = options.plan.is_none() && options.objective == Objective::Latency;
-    let Some(kept) = options
-        .kept
-        .as_deref()
-        .filter(|_| options.devices.devices.len() > 1 && is_open)
-    else {
-        return Ok(());
-    };
-    let r = compiled.replan(inputs, &Arc::new(measured), HORIZON_STEPS)?;
+    let (measured, warning) = store::add_times(&path, &machine(), &new)?;
+    warning.iter().for_each(output::warning);
+    let path = path.display();
+    errln!("times of {n_clusters} clusters, {RECORDED_RUNS} runs each, added to {path}");
+    match placements_folder(&p.options) {
+        Some(placements) => keep_placement(p, measured, placements),
+        None => Ok(()),
+    }
+}
+
+/// The folder of kept placements where the placer decides, by the time of a run.
+fn placements_folder(options: &Options) -> Option<&Path> {
+    let has_choice = options.devices.devices.len() > 1 && options.plan.is_none();
+    let is_decided_by_time = options.objective == Objective::Latency;
+    let folder = options.kept.as_deref()?;
+    (has_choice && is_decided_by_time).then_some(folder)
+}
+
+fn keep_placement(p: &Prepared, measured: Measured, folder: &Path) -> Result<()> {
+    let (inputs, measured) = (&p.inputs.tensors, Arc::new(measured));
+    let replacement = p.compiled.replan(inputs, &measured, HORIZON_STEPS)?;
+    print_replacement(&replacement);
+    let clusters = &p.executable.lowered.clusters;
+    let path = replacement.placement.keep(clusters, folder)?;
+    errln!("the placement is kept in {}", path.display());
+    Ok(())
+}
+
+fn print_replacement(r: &Replacement) {
     let verdict = match (r.adopted, r.n_moved) {
         (true, _) => "it is adopted from the next process on",
         (false, 0) => "nothing changes",
         (false, _) => "it is not adopted",
     };
-    eprintln!(
+    errln!(
         "by these times a step takes {} as placed; a placement that moves {} nodes takes {} and costs {} once: {verdict}",
-        r.kept, r.n_moved, r.proposed, r.cost
+        r.kept,
+        r.n_moved,
+        r.proposed,
+        r.cost
     );
-    let path = r.placement.keep(&executable.lowered.clusters, kept)?;
-    eprintln!("the placement is kept in {}", path.display());
-    Ok(())
 }
 
-/// The slowest steps, and time by kernel, to stderr: stdout may be JSON.
+/// Number of steps that a profile lists.
+const N_SLOWEST: usize = 30;
+
+/// Prints the slowest steps on standard error, since standard output may be JSON.
 fn print_profile(steps: &[StepTime]) {
     let total = steps.iter().map(|s| s.ns).sum::<u64>().max(1) as f64;
     let mut slowest: Vec<&StepTime> = steps.iter().collect();
     slowest.sort_by_key(|s| std::cmp::Reverse(s.ns));
-    for s in slowest.iter().take(30) {
-        eprintln!(
-            "{:>6.2} %  {:<28} {}",
-            100.0 * s.ns as f64 / total,
-            s.what,
-            s.node
-        );
+    for s in slowest.iter().take(N_SLOWEST) {
+        let percent = 100.0 * s.ns as f64 / total;
+        errln!("{percent:>6.2} %  {:<28} {}", s.what, printable(&s.node));
     }
-}
-
-/// Times of runs in ns: of each, and from the start of the first to the end of the last.
-struct Measured {
-    times: Vec<u64>,
-    total_ns: u64,
 }
 
 /// Measures after a warm-up of a tenth of the duration, with as many runs in flight as there can be.
-fn measure(args: &BenchArgs, executable: &Executable, inputs: &[Tensor]) -> Result<Measured> {
-    let duration = Duration::from_secs_f64(args.duration.clamp(0.0, 3600.0));
-    let n_threads = executable.n_in_flight();
-    let mut outputs: Vec<Vec<Tensor>> = (0..n_threads)
-        .map(|_| Ok(executable.run(inputs)?.into_tensors()))
-        .collect::<Result<_>>()?;
-    let mut go = |most: Option<u64>, duration: Duration| -> Result<Vec<u64>> {
-        let (begun, started) = (AtomicU64::new(0), Instant::now());
-        // The first run is made whatever the duration is.
-        let is_due = || {
-            let earlier = begun.fetch_add(1, Ordering::Relaxed);
-            most.map_or(earlier == 0 || started.elapsed() < duration, |n| {
-                earlier < n
-            })
-        };
-        let repeat = |outputs: &mut Vec<Tensor>| -> Result<Vec<u64>> {
-            let mut times = Vec::new();
-            while is_due() {
-                let run = Instant::now();
-                executable.run_into(inputs, outputs)?;
-                times.push(run.elapsed().as_nanos() as u64);
-            }
-            Ok(times)
-        };
-        let [outputs] = &mut outputs[..] else {
-            return side_by_side(&mut outputs, repeat);
-        };
-        repeat(outputs)
-    };
+fn measure(args: &BenchArgs, p: &Prepared) -> Result<Times> {
+    let (executable, inputs) = (&p.executable, &p.inputs.tensors);
+    executable.run(inputs)?;
+    if args.profile {
+        executable.start_profile()?;
+    }
+    let mut lanes = Vec::new();
+    for _ in 0..executable.n_in_flight() {
+        lanes.push(executable.run(inputs)?.into_tensors());
+    }
     if args.iters.is_none() {
-        go(None, duration / 10)?;
+        let until = Until::elapsed(args.duration / 10);
+        run_lanes(executable, inputs, &mut lanes, &until)?;
     }
     let started = Instant::now();
-    let times = go(args.iters, duration)?;
-    Ok(Measured {
-        times,
-        total_ns: started.elapsed().as_nanos() as u64,
-    })
+    let until = match args.iters {
+        Some(n) => Until::count(n),
+        None => Until::elapsed(args.duration),
+    };
+    let mut sorted = run_lanes(executable, inputs, &mut lanes, &until)?;
+    let total = started.elapsed().as_nanos() as u64;
+    sorted.sort_unstable();
+    Ok(Times { sorted, total })
 }
 
-/// What `repeat` gives for each set of outputs, each on a thread of its own.
-fn side_by_side(
-    outputs: &mut [Vec<Tensor>],
-    repeat: impl Fn(&mut Vec<Tensor>) -> Result<Vec<u64>> + Sync,
+/// The end of a measurement, which its threads share.
+struct Until {
+    started: Instant,
+    duration: Duration,
+    /// Runs to make, whatever the time.
+    count: Option<u64>,
+    n_begun: AtomicU64,
+}
+
+impl Until {
+    fn count(n: u64) -> Until {
+        Until {
+            count: Some(n),
+            ..Until::elapsed(Duration::ZERO)
+        }
+    }
+
+    fn elapsed(duration: Duration) -> Until {
+        Until {
+            started: Instant::now(),
+            duration,
+            count: None,
+            n_begun: AtomicU64::new(0),
+        }
+    }
+
+    /// True when another run is to begin. The first is made even if the duration is zero.
+    fn begins_another(&self) -> bool {
+        let n_earlier = self.n_begun.fetch_add(1, Ordering::Relaxed);
+        match self.count {
+            Some(n) => n_earlier < n,
+            None => n_earlier == 0 || self.started.elapsed() < self.duration,
+        }
+    }
+}
+
+/// Times of repeated runs, in each lane on a thread of its own.
+fn run_lanes(
+    executable: &Executable,
+    inputs: &[Tensor],
+    lanes: &mut [Vec<Tensor>],
+    until: &Until,
 ) -> Result<Vec<u64>> {
-    let repeat = &repeat;
+    if let [lane] = lanes {
+        return run_lane(executable, inputs, lane, until);
+    }
     std::thread::scope(|scope| {
-        let threads: Vec<_> = outputs
+        let threads: Vec<_> = lanes
             .iter_mut()
-            .map(|own| scope.spawn(move || repeat(own)))
+            .map(|lane| scope.spawn(move || run_lane(executable, inputs, lane, until)))
             .collect();
         let mut times = Vec::new();
         for thread in threads {
-            let own = thread.join().unwrap_or_else(|_| {
-                Err(Error::internal("a thread that runs the model panicked"))
-            })?;
-            times.extend(own);
+            let panicked = |_| Err(Error::internal("a thread that runs the model panicked"));
+            times.extend(thread.join().unwrap_or_else(panicked)?);
         }
         Ok(times)
     })
 }
 
-/// Greatest resident size of this process so far, where the system tells.
+/// Times of repeated runs, one after the other, into the same tensors.
+fn run_lane(
+    executable: &Executable,
+    inputs: &[Tensor],
+    outputs: &mut [Tensor],
+    until: &Until,
+) -> Result<Vec<u64>> {
+    let mut times = Vec::new();
+    while until.begins_another() {
+        let started = Instant::now();
+        executable.run_into(inputs, outputs)?;
+        times.push(started.elapsed().as_nanos() as u64);
+    }
+    Ok(times)
+}
+
+/// Largest resident size of this process so far, where the system tells.
 fn peak_rss_bytes() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|l| l.strip_prefix("VmHWM:"))?;

@@ -1,19 +1,20 @@
 //! `gristmill calibrate`, and what other verbs take from the cache folder.
 
-use super::load::file_error;
-use super::{outln, print_json};
+use super::output::{self, outln};
+use super::{args, load, print_json};
+use crate::DType;
 use crate::calibrate::gpus::{self, GpuCalibration};
 use crate::calibrate::{self, Calibration, Effort, machine};
 use crate::cost::store::{self, load_times, times_path};
 use crate::cost::{DeviceProfile, LinkProfile, Measured, WorkClass};
 use crate::error::{Error, Result};
 use crate::place::DeviceSet;
-use crate::{DType, units as format};
+use crate::units::{plural, time_ns};
 use clap::Args;
 use gristmill_runtime::cpu;
 use gristmill_runtime::device::DeviceKind;
 use serde_json::{Value, json};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// Arguments of `calibrate`.
@@ -35,21 +36,11 @@ pub struct CalibrateArgs {
 
 /// Runs the verb.
 pub fn calibrate(args: &CalibrateArgs) -> Result<()> {
-    let n_threads = args
-        .threads
-        .map_or_else(|| cpu::probe().logical_cores, usize::from);
-    let set = DeviceSet::parse(&args.devices, n_threads)?;
-    let of = |kind| set.devices.iter().filter(move |d| d.name.kind == kind);
-    if let Some(d) = of(DeviceKind::Emu).next() {
-        return Err(
-            Error::invalid(format!("{} is emulated: its rates mean nothing", d.name))
-                .hint("cpu:1, gpu:1"),
-        );
-    }
-    let n_gpus = of(DeviceKind::Gpu)
-        .map(|d| d.name.index as usize + 1)
-        .max()
-        .unwrap_or(0);
+    let n_threads = args.threads.map_or_else(cpu::n_cores, usize::from);
+    let set = args::devices(&args.devices, n_threads)?;
+    let n_gpus = n_gpus(&set)?;
+    let has_cpu = set.devices.iter().any(|d| d.name.kind == DeviceKind::Cpu);
+    // The folder is looked for before anything is measured.
     let folder = match &args.output {
         Some(_) => PathBuf::new(),
         None => store::folder().ok_or_else(|| {
@@ -57,57 +48,92 @@ pub fn calibrate(args: &CalibrateArgs) -> Result<()> {
                 .hint("-o FILE, or GRISTMILL_CACHE_DIR with a folder")
         })?,
     };
-    let (mut report, mut files) = (
-        Report {
-            json: args.json,
-            value: json!({}),
-        },
-        Vec::new(),
-    );
-    let cpu = match of(DeviceKind::Cpu).next() {
-        Some(_) => {
-            let made = calibrate::calibrate(&machine(), n_threads, Effort::default())?;
-            report.cpu(&made);
-            files.push((calibrate::path(&folder), made.to_text()));
-            Some(made)
-        }
-        None => calibration(),
+    let mut report = Report::new(args.json);
+    let cpu = match has_cpu {
+        true => Some(calibrate::calibrate(
+            &machine(),
+            n_threads,
+            Effort::default(),
+        )?),
+        false => None,
     };
-    let mut whole = cpu
-        .as_ref()
-        .map(Calibration::target_text)
-        .unwrap_or_default();
-    if n_gpus > 0 {
-        let host = cpu
-            .as_ref()
-            .map_or_else(|| DeviceProfile::this_cpu(n_threads), |c| c.cpu(n_threads));
-        let link = cpu.map_or(LinkProfile::IN_PROCESS, |c| c.link);
-        let made = gpus::calibrate(&machine(), n_gpus, &host, link, Effort::default())?;
-        report.gpus(&made);
-        whole = made.to_text();
-        files.push((gpus::path(&folder), whole.clone()));
-    }
-    match &args.output {
-        Some(path) => std::fs::write(path, whole).map_err(|e| file_error(path, e))?,
-        None => files
-            .iter()
-            .try_for_each(|(path, text)| store::replace(path, text))?,
-    }
-    let written: Vec<&PathBuf> = args
-        .output
-        .as_ref()
-        .map_or_else(|| files.iter().map(|f| &f.0).collect(), |o| vec![o]);
+    cpu.iter().for_each(|made| report.cpu(made));
+    let known = cpu.clone().or_else(calibration);
+    let gpus = match n_gpus {
+        0 => None,
+        n => Some(calibrate_gpus(n, n_threads, known.as_ref())?),
+    };
+    gpus.iter().for_each(|made| report.gpus(made));
+    let written = match &args.output {
+        Some(path) => {
+            let cpu_alone = || known.map(|c| c.target_text()).unwrap_or_default();
+            let text = gpus.map_or_else(cpu_alone, |made| made.to_text());
+            load::write(path, &text)?;
+            vec![path.clone()]
+        }
+        None => keep(&folder, cpu.as_ref(), gpus.as_ref())?,
+    };
     report.finish(&written);
     Ok(())
 }
 
-/// What was measured, for people as it comes, or for machines at the end.
+/// Number of GPUs to measure: those up to the last that is named. Errors for emulated ones.
+fn n_gpus(set: &DeviceSet) -> Result<usize> {
+    let mut n = 0;
+    for device in &set.devices {
+        match device.name.kind {
+            DeviceKind::Cpu => {}
+            DeviceKind::Gpu => n = n.max(device.name.index as usize + 1),
+            DeviceKind::Emu => {
+                let message = format!("{} is emulated: its rates mean nothing", device.name);
+                return Err(Error::invalid(message).hint("cpu:1, gpu:1"));
+            }
+        }
+    }
+    Ok(n)
+}
+
+/// Measures GPUs, and their links to a host with the rates of `cpu`, or with assumed ones.
+fn calibrate_gpus(n: usize, n_threads: usize, cpu: Option<&Calibration>) -> Result<GpuCalibration> {
+    let (host, link) = match cpu {
+        Some(c) => (c.cpu(n_threads), c.link),
+        None => (DeviceProfile::this_cpu(n_threads), LinkProfile::IN_PROCESS),
+    };
+    gpus::calibrate(&machine(), n, &host, link, Effort::default())
+}
+
+/// Writes calibrations to the cache folder. Returns their files.
+fn keep(
+    folder: &Path,
+    cpu: Option<&Calibration>,
+    gpus: Option<&GpuCalibration>,
+) -> Result<Vec<PathBuf>> {
+    let mut written = Vec::new();
+    if let Some(made) = cpu {
+        written.push(calibrate::path(folder));
+        store::replace(&calibrate::path(folder), &made.to_text())?;
+    }
+    if let Some(made) = gpus {
+        written.push(gpus::path(folder));
+        store::replace(&gpus::path(folder), &made.to_text())?;
+    }
+    Ok(written)
+}
+
+/// Rates, for people as they are measured, or for machines at the end.
 struct Report {
     json: bool,
     value: Value,
 }
 
 impl Report {
+    fn new(json: bool) -> Report {
+        Report {
+            json,
+            value: json!({}),
+        }
+    }
+
     fn cpu(&mut self, made: &Calibration) {
         if self.json {
             self.value["one"] = rates_json(&made.one);
@@ -116,40 +142,35 @@ impl Report {
             return;
         }
         for p in [&made.one, &made.all] {
-            outln!(
-                "{} thread{}: {}",
-                p.n_threads,
-                if p.n_threads == 1 { "" } else { "s" },
-                rates(p)
-            );
+            outln!("{}: {}", plural(p.n_threads, "thread"), rates(p));
         }
         outln!("link: {}", link(&made.link));
     }
 
     fn gpus(&mut self, made: &GpuCalibration) {
+        let all = 0..made.n_gpus();
         if self.json {
-            self.value["gpus"] = (0..made.n_gpus())
-                .filter_map(|i| gpu_json(made, i))
-                .collect();
-            return;
+            self.value["gpus"] = all.filter_map(|i| gpu_json(made, i)).collect();
+        } else {
+            all.for_each(|i| outln!("GPU {i}: {}", gpu_rates(made, i)));
         }
-        (0..made.n_gpus()).for_each(|i| outln!("GPU {i}: {}", gpu_rates(made, i)));
     }
 
-    fn finish(mut self, files: &[&PathBuf]) {
+    fn finish(mut self, files: &[PathBuf]) {
         let files: Vec<String> = files.iter().map(|f| f.display().to_string()).collect();
         if self.json {
             self.value["file"] = json!(files.join(", "));
-            return print_json("calibrate", self.value);
+            print_json("calibrate", self.value);
+        } else {
+            outln!("written to {}", files.join(" and "));
         }
-        outln!("written to {}", files.join(" and "));
     }
 }
 
 fn link(l: &LinkProfile) -> String {
     format!(
         "{} and {:.1} GB/s",
-        format::time_ns(l.latency.0),
+        time_ns(l.latency.0),
         l.bytes_per_second as f64 / 1e9
     )
 }
@@ -186,14 +207,14 @@ pub fn calibration() -> Option<Calibration> {
         &calibrate::path(&store::folder()?),
         &calibrate::name(&machine()),
     );
-    warning.iter().for_each(|w| eprintln!("warning: {w}"));
+    warning.iter().for_each(output::warning);
     found
 }
 
 /// The calibration of this machine's GPUs, if there is one. Warns about a file that does not fit.
 pub fn gpu_calibration() -> Option<GpuCalibration> {
     let (found, warning) = gpus::load(&gpus::path(&store::folder()?), &machine());
-    warning.iter().for_each(|w| eprintln!("warning: {w}"));
+    warning.iter().for_each(output::warning);
     found
 }
 
@@ -203,27 +224,39 @@ pub fn measured() -> Arc<Measured> {
         return Arc::default();
     };
     let (measured, warning) = load_times(&times_path(&folder), &machine());
-    warning.iter().for_each(|w| eprintln!("warning: {w}"));
+    warning.iter().for_each(output::warning);
     Arc::new(measured)
 }
 
 /// Rates for people.
 pub fn rates(p: &DeviceProfile) -> String {
-    let share = |class| p.peak_flops(DType::F32) * p.efficiency(class, DType::F32) / 1e9;
+    let [products, convolutions] = [WorkClass::MatMul, WorkClass::Conv].map(|c| gflops(p, c));
+    let [memory, cache] = [p.memory_bandwidth, p.cache_bandwidth].map(|rate| rate / 1e9);
+    let launch = time_ns(p.launch.0);
     format!(
-        "products {:.0} GFLOP/s f32, convolutions {:.0}, memory {:.1} GB/s, cache {:.0} GB/s, launch {}",
-        share(WorkClass::MatMul),
-        share(WorkClass::Conv),
-        p.memory_bandwidth / 1e9,
-        p.cache_bandwidth / 1e9,
-        format::time_ns(p.launch.0)
+        "products {products:.0} GFLOP/s f32, convolutions {convolutions:.0}, \
+         memory {memory:.1} GB/s, cache {cache:.0} GB/s, launch {launch}"
     )
 }
 
-/// Rates for machines.
+/// Rate that kernels of a class reach in `f32`.
+fn gflops(p: &DeviceProfile, class: WorkClass) -> f64 {
+    p.peak_flops(DType::F32) * p.efficiency(class, DType::F32) / 1e9
+}
+
+/// The same for machines.
 pub fn rates_json(p: &DeviceProfile) -> Value {
-    let share = |class| p.efficiency(class, DType::F32);
-    json!({ "threads": p.n_threads, "flops_f32": p.flops_f32, "memory_bytes_per_second": p.memory_bandwidth,
-        "cache_bytes_per_second": p.cache_bandwidth, "cache_bytes": p.cache_bytes.0, "launch_ns": p.launch.0,
-        "efficiency_f32": WorkClass::NAMES.iter().map(|(c, n)| ((*n).to_owned(), json!(share(*c)))).collect::<serde_json::Map<_, _>>() })
+    let mut efficiency = serde_json::Map::new();
+    for (class, name) in WorkClass::NAMES {
+        efficiency.insert(name.to_owned(), json!(p.efficiency(class, DType::F32)));
+    }
+    json!({
+        "threads": p.n_threads,
+        "flops_f32": p.flops_f32,
+        "memory_bytes_per_second": p.memory_bandwidth,
+        "cache_bytes_per_second": p.cache_bandwidth,
+        "cache_bytes": p.cache_bytes.0,
+        "launch_ns": p.launch.0,
+        "efficiency_f32": efficiency,
+    })
 }

@@ -1,15 +1,16 @@
-//! `gristmill check`: how each node would be computed, and all that a model needs and gristmill lacks, before any compilation.
+//! `gristmill check`: the treatment of each node, and everything that a model needs and gristmill lacks, before any compilation.
 
 use super::args::DimFlags;
-use super::load;
-use super::{outln, print_json};
+use super::output::outln;
+use super::{load, print_json};
 use crate::compiled::Source;
 use crate::error::{Error, Result};
-use crate::ir::Bindings;
+use crate::ir::{Bindings, Graph};
 use crate::onnx::{Capabilities, Model, OperatorReport, Specialisation, Treatment};
+use crate::units::{plural, printable};
 use clap::Args;
-use serde_json::json;
-use std::collections::BTreeMap;
+use serde_json::{Value, json};
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
 /// Arguments of `check`.
@@ -27,18 +28,28 @@ pub struct CheckArgs {
 
 /// Runs the verb. Problems are an error of the most severe category among them.
 pub fn check(args: &CheckArgs) -> Result<()> {
-    let (dims, _) = DimFlags {
-        set: args.set.clone(),
-        shape: Vec::new(),
-    }
-    .parse()?;
+    let dims = DimFlags::sizes(&args.set)?;
     match load::model(&args.model)? {
         Source::Onnx(m) => check_model(&m, dims, args.json),
         Source::Graph(g) => {
-            crate::passes::specialise(&g, &dims)?;
-            outln!("{} nodes, all of known ops", g.n_nodes());
+            check_graph(&crate::passes::specialise(&g, &dims)?, args.json);
             Ok(())
         }
+    }
+}
+
+/// A graph in text form has been checked when it was read.
+fn check_graph(g: &Graph, json: bool) {
+    let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+    for (_, node) in g.nodes() {
+        *counts.entry(node.op.name()).or_default() += 1;
+    }
+    if json {
+        let problems: [Value; 0] = [];
+        let report = json!({ "nodes": g.n_nodes(), "problems": problems, "ops": counts });
+        print_json("check", report);
+    } else {
+        outln!("{} nodes, all of known ops", g.n_nodes());
     }
 }
 
@@ -47,118 +58,144 @@ fn check_model(m: &Model, dims: Bindings, json: bool) -> Result<()> {
         dims,
         ..Specialisation::default()
     };
-    let report = m.capabilities(&spec)?;
-    let problems = &report.problems;
-    let values = if problems.is_empty() {
-        m.required_values(&spec)?
-    } else {
-        Default::default()
+    let capabilities = m.capabilities(&spec)?;
+    let shape_inputs = match capabilities.problems.is_empty() {
+        true => m.required_values(&spec)?,
+        false => BTreeSet::new(),
     };
-    let total: usize = report
-        .operators
-        .values()
-        .flat_map(|o| o.nodes.values())
-        .sum();
-    let bad: usize = problems.iter().map(|p| p.nodes.len()).sum();
+    let report = Report {
+        n_nodes: capabilities.operators.values().map(n_nodes).sum(),
+        n_bad: capabilities.problems.iter().map(|p| p.nodes.len()).sum(),
+        capabilities,
+        shape_inputs,
+    };
     if json {
-        let list: Vec<_> = problems
-            .iter()
-            .map(|p| json!({ "kind": format!("{:?}", p.kind), "message": p.message, "nodes": p.nodes }))
-            .collect();
-        let notes: Vec<_> = report
-            .notes
-            .iter()
-            .map(|n| json!({ "rule": n.rule, "nodes": n.nodes }))
-            .collect();
-        let ops: BTreeMap<&String, usize> = report
-            .operators
-            .iter()
-            .map(|(name, o)| (name, o.nodes.values().sum()))
-            .collect();
-        print_json(
-            "check",
-            json!({ "nodes": total, "problems": list, "shape_inputs": values, "ops": ops, "capabilities": as_json(&report), "notes": notes }),
-        );
+        print_json("check", report.json());
     } else {
-        outln!(
-            "{total} nodes of {} operators; {} cannot be compiled",
-            report.operators.len(),
-            bad
-        );
-        print_table(&report);
-        for p in problems {
-            outln!("  {}", describe(&p.message, &p.nodes));
+        report.print();
+    }
+    report.verdict()
+}
+
+fn n_nodes(operator: &OperatorReport) -> usize {
+    operator.nodes.values().sum()
+}
+
+/// Findings about a model.
+struct Report {
+    capabilities: Capabilities,
+    /// Inputs whose values decide shapes.
+    shape_inputs: BTreeSet<String>,
+    n_nodes: usize,
+    /// Nodes that cannot be compiled.
+    n_bad: usize,
+}
+
+impl Report {
+    fn print(&self) {
+        let (n, n_bad) = (self.n_nodes, self.n_bad);
+        let n_operators = self.capabilities.operators.len();
+        outln!("{n} nodes of {n_operators} operators; {n_bad} cannot be compiled");
+        print_table(&self.capabilities);
+        for problem in &self.capabilities.problems {
+            outln!("  {}", describe(&problem.message, &problem.nodes));
         }
-        for n in &report.notes {
-            outln!("note: {}", describe(n.rule, &n.nodes));
+        for note in &self.capabilities.notes {
+            outln!("note: {}", describe(note.rule, &note.nodes));
         }
-        for name in &values {
-            outln!(
-                "  input {name:?} decides shapes: code is specialised for each value it is given"
-            );
+        for name in &self.shape_inputs {
+            outln!("  input {name:?} decides shapes: code is specialised for each of its values");
         }
         outln!(
             "devices: /device:CPU, and /device:GPU (CUDA) and /device:EMU where NVRTC is installed"
         );
     }
-    match problems.iter().map(|p| p.kind).min() {
-        None => Ok(()),
-        Some(kind) => Err(Error::new(
-            kind,
-            format!("{} problems in {bad} of {total} nodes", problems.len()),
-        )),
+
+    fn json(&self) -> Value {
+        let problems = self.capabilities.problems.iter();
+        let problems = problems.map(
+            |p| json!({ "kind": format!("{:?}", p.kind), "message": p.message, "nodes": p.nodes }),
+        );
+        let notes = self.capabilities.notes.iter();
+        let notes = notes.map(|n| json!({ "rule": n.rule, "nodes": n.nodes }));
+        let operators = self.capabilities.operators.iter();
+        let counts: BTreeMap<_, _> = operators.map(|(name, o)| (name, n_nodes(o))).collect();
+        json!({
+            "nodes": self.n_nodes,
+            "problems": problems.collect::<Vec<_>>(),
+            "shape_inputs": self.shape_inputs,
+            "ops": counts,
+            "capabilities": operators_json(&self.capabilities),
+            "notes": notes.collect::<Vec<_>>(),
+        })
+    }
+
+    /// An error of the most severe kind among the problems.
+    fn verdict(&self) -> Result<()> {
+        let problems = &self.capabilities.problems;
+        let Some(kind) = problems.iter().map(|p| p.kind).min() else {
+            return Ok(());
+        };
+        let n = plural(problems.len(), "problem");
+        let message = format!("{n} in {} of {} nodes", self.n_bad, self.n_nodes);
+        Err(Error::new(kind, message))
     }
 }
 
 /// Treatments and fallbacks of each operator.
-fn as_json(report: &Capabilities) -> serde_json::Value {
-    let one = |o: &OperatorReport| {
+fn operators_json(capabilities: &Capabilities) -> Value {
+    let mut operators = serde_json::Map::new();
+    for (name, o) in &capabilities.operators {
         let nodes: BTreeMap<&str, usize> = o.nodes.iter().map(|(t, &n)| (t.name(), n)).collect();
-        json!({ "nodes": nodes, "loops": o.loops })
-    };
-    report
-        .operators
-        .iter()
-        .map(|(name, o)| (name.clone(), one(o)))
-        .collect::<serde_json::Map<_, _>>()
-        .into()
+        operators.insert(name.clone(), json!({ "nodes": nodes, "loops": o.loops }));
+    }
+    operators.into()
 }
 
-/// A row per operator, a column per treatment that occurs; then what falls back.
-fn print_table(report: &Capabilities) {
-    let rows = &report.operators;
+/// A row per operator, a column per treatment that occurs; then the operators that fall back.
+fn print_table(capabilities: &Capabilities) {
+    let rows = &capabilities.operators;
     let occurs = |t: &Treatment| rows.values().any(|o| o.nodes.contains_key(t));
     let columns: Vec<Treatment> = Treatment::ALL.into_iter().filter(occurs).collect();
     let width = rows.keys().map(String::len).max().unwrap_or(0).max(8);
-    let head: String = columns
-        .iter()
-        .map(|t| format!("  {:>10}", t.name()))
-        .collect();
-    outln!("  {:<width$}{head}", "operator");
+    let heads = columns.iter().map(|t| cell(t.name()));
+    outln!("  {:<width$}{}", "operator", heads.collect::<String>());
     for (name, o) in rows {
-        let count = |t: &Treatment| o.nodes.get(t).map_or(String::new(), usize::to_string);
-        let cells: String = columns
-            .iter()
-            .map(|t| format!("  {:>10}", count(t)))
-            .collect();
-        outln!("  {name:<width$}{cells}");
+        let counts = columns.iter().map(|t| o.nodes.get(t));
+        let cells = counts.map(|n| cell(&n.map_or(String::new(), usize::to_string)));
+        let name = printable(name);
+        outln!("  {name:<width$}{}", cells.collect::<String>());
     }
     if columns.contains(&Treatment::Fallback) {
-        outln!("fallback: loops over single elements, right but slow on large tensors");
-        for (name, o) in rows.iter().filter(|(_, o)| !o.loops.is_empty()) {
-            let what: Vec<String> = o.loops.iter().map(|(op, n)| format!("{n} {op}")).collect();
-            outln!("  {name}: {}", what.join(", "));
+        print_fallbacks(capabilities);
+    }
+}
+
+fn cell(text: &str) -> String {
+    format!("  {text:>10}")
+}
+
+fn print_fallbacks(capabilities: &Capabilities) {
+    outln!("fallback: loops over single elements, right but slow on large tensors");
+    for (name, o) in &capabilities.operators {
+        let loops: Vec<String> = o.loops.iter().map(|(op, n)| format!("{n} {op}")).collect();
+        if !loops.is_empty() {
+            outln!("  {}: {}", printable(name), loops.join(", "));
         }
     }
 }
 
+/// Number of nodes that a line about a problem names.
+const N_NAMED: usize = 3;
+
 /// `message (3 nodes: /a, /b, ..)`.
 fn describe(message: &str, nodes: &[String]) -> String {
-    let shown: Vec<&str> = nodes.iter().take(3).map(String::as_str).collect();
-    let dots = if nodes.len() > 3 { ", .." } else { "" };
+    let named = nodes.iter().take(N_NAMED).map(|name| printable(name));
+    let named = named.collect::<Vec<_>>().join(", ");
     match nodes.len() {
         0 => message.to_owned(),
-        1 => format!("{message} (node {})", shown[0]),
-        n => format!("{message} ({n} nodes: {}{dots})", shown.join(", ")),
+        1 => format!("{message} (node {named})"),
+        n if n > N_NAMED => format!("{message} ({n} nodes: {named}, ..)"),
+        n => format!("{message} ({n} nodes: {named})"),
     }
 }

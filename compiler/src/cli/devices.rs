@@ -1,16 +1,20 @@
-//! `gristmill devices`: what this machine has.
+//! `gristmill devices`: physical devices of this machine, and logical ones.
 
 use super::calibrate::{calibration, gpu_calibration, gpu_json, gpu_rates, rates, rates_json};
-use super::{outln, print_json};
-use crate::calibrate::{self, gpus};
-use crate::codegen::cuda::nvrtc;
+use super::output::outln;
+use super::{args, print_json};
+use crate::calibrate;
+use crate::calibrate::gpus::{self, GpuCalibration};
+use crate::codegen::cuda::nvrtc::{self, Nvrtc};
 use crate::cost::{DeviceProfile, store};
 use crate::error::Result;
+use crate::place::DeviceSet;
 use crate::place::gpus::described;
-use crate::units as format;
+use crate::units::size;
 use clap::Args;
-use gristmill_runtime::{cpu, cuda};
-use serde_json::json;
+use gristmill_runtime::cpu::{self, CpuFacts};
+use gristmill_runtime::cuda::{self, CudaDevice};
+use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 
 /// Arguments of `devices`.
@@ -26,98 +30,155 @@ pub struct DevicesArgs {
 
 /// Runs the verb.
 pub fn devices(args: &DevicesArgs) -> Result<()> {
-    let cpu = cpu::probe();
-    let logical = crate::place::DeviceSet::parse(&args.devices, cpu.logical_cores)?;
-    let found = cuda::probe();
-    let compiler = nvrtc::get();
-    let calibration = calibration();
-    let profile = match &calibration {
-        Some(c) => c.cpu(cpu.logical_cores),
-        None => DeviceProfile::this_cpu(cpu.logical_cores),
-    };
-    let measured = |path: fn(&Path) -> PathBuf| {
-        store::folder().map(|folder| format!("measured: {}", path(&folder).display()))
-    };
-    let source = calibration.as_ref().and_then(|_| measured(calibrate::path));
-    let source = source.unwrap_or_else(|| "assumed; `gristmill calibrate` measures".to_owned());
-    let gpu_calibration = found.as_ref().ok().and_then(|_| gpu_calibration());
+    let machine = Machine::probe(args)?;
     if args.json {
-        let gpus = match &found {
-            Ok(list) => json!(list.iter().enumerate().map(|(i, g)| json!({ "name": g.name, "memory_bytes": g.memory_bytes, "compute_capability": [g.compute_capability.0, g.compute_capability.1],
-                "measured": gpu_calibration.as_ref().and_then(|c| gpu_json(c, i)) })).collect::<Vec<_>>()),
-            Err(_) => json!([]),
-        };
-        print_json(
-            "devices",
-            json!({ "cpu": { "model": cpu.model, "cores": cpu.logical_cores, "features": cpu.features, "memory_bytes": cpu.total_memory_bytes, "available_bytes": cpu.available_memory_bytes },
-            "rates": rates_json(&profile), "rates_from": source, "gpus": gpus, "cuda": cuda::probe().err(), "nvrtc": nvrtc_json(&compiler), "nccl": nccl_json(), "logical": logical.devices.iter().map(|d| d.name.to_string()).collect::<Vec<_>>() }),
-        );
-        return Ok(());
+        print_json("devices", machine.json());
+    } else {
+        machine.print();
     }
-    outln!("physical");
-    outln!(
-        "  CPU  {}  {} cores  {} ({} free)",
-        cpu.model,
-        cpu.logical_cores,
-        memory(cpu.total_memory_bytes),
-        memory(cpu.available_memory_bytes)
-    );
-    outln!("       features {}", cpu.features.join(" "));
-    outln!("       {} ({source})", rates(&profile));
-    match &found {
-        Ok(list) => list.iter().enumerate().for_each(|(i, g)| {
-            outln!(
-                "  GPU:{i}  {}  {}  compute capability {}.{}",
-                g.name,
-                format::size(g.memory_bytes as u64),
-                g.compute_capability.0,
-                g.compute_capability.1
-            );
-            match gpu_calibration.as_ref().filter(|c| i < c.n_gpus()) {
-                Some(c) => outln!(
-                    "       {} ({})",
-                    gpu_rates(c, i),
-                    measured(gpus::path).unwrap_or_default()
-                ),
-                None => outln!(
-                    "       {} (assumed; `gristmill calibrate --devices gpu:{}` measures)",
-                    rates(&described(g)),
-                    i + 1
-                ),
-            }
-        }),
-        Err(why) => outln!("  GPU  none: {why}"),
-    }
-    match &compiler {
-        Ok(n) => {
-            let (major, minor) = n.version();
-            let archs: Vec<String> = n.archs().iter().map(|a| format!("sm_{a}")).collect();
-            outln!(
-                "  CUDA compiler  NVRTC {major}.{minor} for {}\n       {}",
-                archs.join(" "),
-                n.place()
-            );
-        }
-        Err(why) => outln!("  CUDA compiler  none: {why}"),
-    }
-    match cuda::nccl_version() {
-        Ok((major, minor, patch)) => outln!("  all-reduce  NCCL {major}.{minor}.{patch}"),
-        Err(why) => outln!("  all-reduce  by exchange: {why}"),
-    }
-    outln!(
-        "  EMU  a PTX emulator on this CPU{}",
-        if compiler.is_ok() {
-            ""
-        } else {
-            ", which needs the CUDA compiler"
-        }
-    );
-    outln!("logical");
-    logical.devices.iter().for_each(|d| outln!("  {}", d.name));
     Ok(())
 }
 
-fn nvrtc_json(compiler: &Result<&nvrtc::Nvrtc>) -> serde_json::Value {
+/// Everything that is known of this machine.
+struct Machine {
+    cpu: CpuFacts,
+    /// Rates of the CPU, and where they come from.
+    profile: DeviceProfile,
+    source: String,
+    /// The error says why there is none.
+    gpus: Result<Vec<CudaDevice>, String>,
+    gpu_calibration: Option<GpuCalibration>,
+    compiler: Result<&'static Nvrtc>,
+    logical: DeviceSet,
+}
+
+impl Machine {
+    fn probe(args: &DevicesArgs) -> Result<Machine> {
+        let cpu = cpu::probe();
+        let logical = args::devices(&args.devices, cpu.logical_cores)?;
+        let calibration = calibration();
+        let source = match &calibration {
+            Some(_) => measured(calibrate::path),
+            None => "assumed; `gristmill calibrate` measures".to_owned(),
+        };
+        let gpus = cuda::probe();
+        Ok(Machine {
+            profile: match &calibration {
+                Some(c) => c.cpu(cpu.logical_cores),
+                None => DeviceProfile::this_cpu(cpu.logical_cores),
+            },
+            source,
+            gpu_calibration: gpus.as_ref().ok().and_then(|_| gpu_calibration()),
+            gpus,
+            compiler: nvrtc::get(),
+            logical,
+            cpu,
+        })
+    }
+
+    fn json(&self) -> Value {
+        let cpu = &self.cpu;
+        let gpus = self.gpus.iter().flatten().enumerate();
+        let logical = self.logical.devices.iter().map(|d| d.name.to_string());
+        json!({
+            "cpu": {
+                "model": cpu.model,
+                "cores": cpu.logical_cores,
+                "features": cpu.features,
+                "memory_bytes": cpu.total_memory_bytes,
+                "available_bytes": cpu.available_memory_bytes,
+            },
+            "rates": rates_json(&self.profile),
+            "rates_from": self.source,
+            "gpus": gpus.map(|(i, gpu)| self.gpu_json(i, gpu)).collect::<Vec<_>>(),
+            "cuda": self.gpus.as_ref().err(),
+            "nvrtc": nvrtc_json(&self.compiler),
+            "nccl": nccl_json(),
+            "logical": logical.collect::<Vec<_>>(),
+        })
+    }
+
+    fn gpu_json(&self, i: usize, gpu: &CudaDevice) -> Value {
+        let measured = self.gpu_calibration.as_ref().and_then(|c| gpu_json(c, i));
+        let (major, minor) = gpu.compute_capability;
+        json!({
+            "name": gpu.name,
+            "memory_bytes": gpu.memory_bytes,
+            "compute_capability": [major, minor],
+            "measured": measured,
+        })
+    }
+
+    fn print(&self) {
+        outln!("physical");
+        self.print_cpu();
+        match &self.gpus {
+            Ok(list) => list
+                .iter()
+                .enumerate()
+                .for_each(|(i, gpu)| self.print_gpu(i, gpu)),
+            Err(why) => outln!("  GPU  none: {why}"),
+        }
+        self.print_compiler();
+        match cuda::nccl_version() {
+            Ok((major, minor, patch)) => outln!("  all-reduce  NCCL {major}.{minor}.{patch}"),
+            Err(why) => outln!("  all-reduce  by exchange: {why}"),
+        }
+        let needs = match &self.compiler {
+            Ok(_) => "",
+            Err(_) => ", which needs the CUDA compiler",
+        };
+        outln!("  EMU  a PTX emulator on this CPU{needs}");
+        outln!("logical");
+        for device in &self.logical.devices {
+            outln!("  {}", device.name);
+        }
+    }
+
+    fn print_cpu(&self) {
+        let cpu = &self.cpu;
+        let [total, free] = [cpu.total_memory_bytes, cpu.available_memory_bytes].map(memory);
+        let (model, n_cores) = (&cpu.model, cpu.logical_cores);
+        outln!("  CPU  {model}  {n_cores} cores  {total} ({free} free)");
+        outln!("       features {}", cpu.features.join(" "));
+        outln!("       {} ({})", rates(&self.profile), self.source);
+    }
+
+    fn print_gpu(&self, i: usize, gpu: &CudaDevice) {
+        let (name, memory) = (&gpu.name, size(gpu.memory_bytes as u64));
+        let (major, minor) = gpu.compute_capability;
+        outln!("  GPU:{i}  {name}  {memory}  compute capability {major}.{minor}");
+        let calibration = self.gpu_calibration.as_ref().filter(|c| i < c.n_gpus());
+        match calibration {
+            Some(c) => outln!("       {} ({})", gpu_rates(c, i), measured(gpus::path)),
+            None => outln!(
+                "       {} (assumed; `gristmill calibrate --devices gpu:{}` measures)",
+                rates(&described(gpu)),
+                i + 1
+            ),
+        }
+    }
+
+    fn print_compiler(&self) {
+        let nvrtc = match &self.compiler {
+            Ok(nvrtc) => nvrtc,
+            Err(why) => return outln!("  CUDA compiler  none: {why}"),
+        };
+        let (major, minor) = nvrtc.version();
+        let archs: Vec<String> = nvrtc.archs().iter().map(|a| format!("sm_{a}")).collect();
+        let archs = archs.join(" ");
+        outln!("  CUDA compiler  NVRTC {major}.{minor} for {archs}");
+        outln!("       {}", nvrtc.place());
+    }
+}
+
+/// The file of the cache folder that rates come from.
+fn measured(path: fn(&Path) -> PathBuf) -> String {
+    let folder = store::folder().unwrap_or_default();
+    format!("measured: {}", path(&folder).display())
+}
+
+fn nvrtc_json(compiler: &Result<&Nvrtc>) -> Value {
     match compiler {
         Ok(n) => {
             json!({ "version": [n.version().0, n.version().1], "library": n.place(), "archs": n.archs() })
@@ -126,7 +187,7 @@ fn nvrtc_json(compiler: &Result<&nvrtc::Nvrtc>) -> serde_json::Value {
     }
 }
 
-fn nccl_json() -> serde_json::Value {
+fn nccl_json() -> Value {
     match cuda::nccl_version() {
         Ok((major, minor, patch)) => json!({ "version": [major, minor, patch] }),
         Err(why) => json!({ "error": why }),
@@ -134,5 +195,5 @@ fn nccl_json() -> serde_json::Value {
 }
 
 fn memory(bytes: Option<u64>) -> String {
-    bytes.map_or("unknown memory".to_owned(), format::size)
+    bytes.map_or("unknown memory".to_owned(), size)
 }

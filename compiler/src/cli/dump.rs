@@ -1,9 +1,10 @@
 //! `gristmill dump`: the text of a compilation stage.
 
 use super::args::CompileArgs;
-use super::load::{self, InputFlags, file_error};
-use super::outln;
-use crate::compiled::compile;
+use super::inputs;
+use super::load;
+use super::output::{self, outln};
+use crate::compiled::{Compiled, prepare};
 use crate::error::{Error, Result};
 use crate::nearest::unknown;
 use crate::pipeline::{Lowered, Stage};
@@ -16,7 +17,7 @@ pub struct DumpArgs {
     /// An ONNX model, or a graph in text form (`.ir`).
     #[arg(required_unless_present = "stages")]
     model: Option<PathBuf>,
-    /// Which stage; `--stages` lists them.
+    /// The stage; `--stages` lists them.
     #[arg(long, default_value = "graph")]
     stage: String,
     /// List the stages.
@@ -32,48 +33,44 @@ pub struct DumpArgs {
 /// Runs the verb.
 pub fn dump(args: &DumpArgs) -> Result<()> {
     if args.stages {
-        Stage::ALL
-            .iter()
-            .for_each(|s| outln!("{:<11} {}", s.name(), s.doc()));
+        for stage in Stage::ALL {
+            outln!("{:<11} {}", stage.name(), stage.doc());
+        }
         return Ok(());
     }
     let stage = Stage::parse(&args.stage).ok_or_else(|| {
-        Error::invalid(unknown(
-            "stage",
-            &args.stage,
-            Stage::ALL.iter().map(|s| s.name()),
-        ))
+        let known = Stage::ALL.iter().map(|s| s.name());
+        Error::invalid(unknown("stage", &args.stage, known))
     })?;
-    let model = args
-        .model
-        .as_ref()
-        .ok_or_else(|| Error::invalid("which model?"))?;
+    let model = args.model.as_ref();
+    let model = model.ok_or_else(|| Error::invalid("dump needs a model"))?;
     let mut options = args.compile.options()?;
     options.keep_stages = true;
-    let compiled = compile(load::model(model)?, &options)?;
-    // Shapes decide the code; random inputs stand for real ones, values do not matter.
-    let (inputs, _) = load::inputs(
-        &compiled,
-        &InputFlags {
-            npz: None,
-            npy: &[],
-            seed: 0,
-        },
-    )?;
-    let executable = compiled.for_inputs(&inputs)?;
-    if let Some(dir) = &args.compile.dump_dir {
-        write_all(&executable.lowered, dir)?;
-    }
-    outln!("{}", executable.lowered.text(stage, args.full)?.trim_end());
+    let compiled = prepare(load::model(model)?, &options)?;
+    output::text(text(args, stage, &compiled)?.trim_end());
     Ok(())
 }
 
-/// Writes every stage's text to `DIR/NN-stage.txt`.
-pub fn write_all(lowered: &Lowered, dir: &Path) -> Result<()> {
-    std::fs::create_dir_all(dir).map_err(|e| file_error(dir, e))?;
+fn text(args: &DumpArgs, stage: Stage, compiled: &Compiled) -> Result<String> {
+    let shapes = inputs::shapes(compiled);
+    if let Some(folder) = &args.compile.dump_dir {
+        // All stages are written, so that code is generated for all.
+        let lowered = compiled.lower_for(Stage::Asm, &shapes?)?;
+        write_all(&lowered, folder)?;
+        return lowered.text(stage, args.full);
+    }
+    match shapes {
+        Err(_) if stage == Stage::Graph => compiled.symbolic_text(args.full),
+        shapes => compiled.lower_for(stage, &shapes?)?.text(stage, args.full),
+    }
+}
+
+/// Writes every stage's text to `FOLDER/NN-stage.txt`.
+pub fn write_all(lowered: &Lowered, folder: &Path) -> Result<()> {
+    std::fs::create_dir_all(folder).map_err(|e| load::file_error(folder, e))?;
     for (i, stage) in Stage::ALL.iter().enumerate().filter(|(_, s)| s.is_cheap()) {
-        let path = dir.join(format!("{i:02}-{}.txt", stage.name()));
-        std::fs::write(&path, lowered.text(*stage, false)?).map_err(|e| file_error(&path, e))?;
+        let path = folder.join(format!("{i:02}-{}.txt", stage.name()));
+        load::write(&path, &lowered.text(*stage, false)?)?;
     }
     Ok(())
 }

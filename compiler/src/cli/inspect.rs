@@ -1,15 +1,17 @@
-//! `gristmill inspect`: what is in a model.
+//! `gristmill inspect`: inputs, outputs, parameters and op counts of a model.
 
-use super::load::{self};
-use super::{outln, print_json};
+use super::args::DimFlags;
+use super::output::outln;
+use super::{load, print_json};
 use crate::compiled::Source;
-use crate::error::Result;
-use crate::ir::{Graph, Op};
+use crate::error::{Error, Result};
+use crate::ir::{Bindings, Graph, Op, Type};
+use crate::nearest::unknown;
 use crate::onnx::{InputInfo, Summary};
-use crate::units as format;
+use crate::units::{count, printable, size};
 use clap::Args;
 use serde_json::{Value, json};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
 /// Arguments of `inspect`.
@@ -17,6 +19,9 @@ use std::path::PathBuf;
 pub struct InspectArgs {
     /// An ONNX model, or a graph in text form (`.ir`).
     model: PathBuf,
+    /// Value of a symbolic dim, e.g. `batch=8`.
+    #[arg(long, value_name = "DIM=N")]
+    set: Vec<String>,
     /// Print JSON.
     #[arg(long)]
     json: bool,
@@ -24,14 +29,38 @@ pub struct InspectArgs {
 
 /// Runs the verb.
 pub fn inspect(args: &InspectArgs) -> Result<()> {
-    let summary = match load::model(&args.model)? {
+    let dims = DimFlags::sizes(&args.set)?;
+    let mut summary = match load::model(&args.model)? {
         Source::Onnx(m) => m.summary(),
         Source::Graph(g) => summary_of(&g),
     };
+    bind(&mut summary, &dims)?;
     if args.json {
         print_json("inspect", to_json(&summary));
     } else {
         print(&summary);
+    }
+    Ok(())
+}
+
+/// Puts sizes in the place of symbols. Errors with a dim that no input or output has.
+fn bind(summary: &mut Summary, dims: &Bindings) -> Result<()> {
+    let mut types: Vec<&mut Type> = summary
+        .inputs
+        .iter_mut()
+        .chain(&mut summary.outputs)
+        .filter_map(|i| i.ty.as_mut())
+        .collect();
+    let mut known = BTreeSet::new();
+    for dim in types.iter().flat_map(|t| t.shape.iter()) {
+        dim.visit_symbols(&mut |symbol| known.extend([symbol.to_owned()]));
+    }
+    if let Some(dim) = dims.keys().find(|dim| !known.contains(*dim)) {
+        let known = known.iter().map(String::as_str);
+        return Err(Error::invalid(unknown("dim", dim, known)));
+    }
+    for ty in &mut types {
+        ty.shape = ty.shape.bind(dims);
     }
     Ok(())
 }
@@ -42,84 +71,86 @@ fn summary_of(g: &Graph) -> Summary {
         name: name.to_owned(),
         ty: Some(g.ty(v).clone()),
     };
-    let constants = g.nodes().filter_map(|(_, n)| match &n.op {
-        Op::Constant { value } => Some(value),
-        _ => None,
-    });
-    let (n, bytes) = constants.fold((0, 0), |(n, b), t| {
-        (n + t.len() as u64, b + t.size_bytes() as u64)
-    });
+    let (mut n_parameters, mut parameter_bytes) = (0, 0);
     let mut op_counts = BTreeMap::new();
-    g.nodes()
-        .for_each(|(_, n)| *op_counts.entry(n.op.name().to_owned()).or_default() += 1);
+    for (_, node) in g.nodes() {
+        *op_counts.entry(node.op.name().to_owned()).or_default() += 1;
+        if let Op::Constant { value } = &node.op {
+            n_parameters += value.len() as u64;
+            parameter_bytes += value.size_bytes() as u64;
+        }
+    }
+    let inputs = g.inputs.iter().zip(&g.input_names);
     Summary {
         name: g.name.clone(),
         producer: String::new(),
         ir_version: 0,
         opsets: BTreeMap::new(),
-        inputs: g
-            .inputs
-            .iter()
-            .zip(&g.input_names)
-            .map(|(&v, n)| info(n, v))
-            .collect(),
+        inputs: inputs.map(|(&v, n)| info(n, v)).collect(),
         outputs: g.outputs.iter().map(|o| info(&o.name, o.value)).collect(),
-        n_parameters: n,
-        parameter_bytes: bytes,
+        n_parameters,
+        parameter_bytes,
         op_counts,
         n_functions: 0,
     }
 }
 
-fn type_text(i: &InputInfo) -> String {
-    i.ty.as_ref()
-        .map_or("unknown type".to_owned(), |t| t.to_string())
-}
-
 fn print(s: &Summary) {
-    outln!("model {:?}  {}", s.name, s.producer);
-    let opsets: Vec<String> = s
-        .opsets
-        .iter()
-        .map(|(d, v)| format!("{} {v}", if d.is_empty() { "ai.onnx" } else { d }))
-        .collect();
-    if !opsets.is_empty() {
+    outln!("model {:?}  {}", s.name, printable(&s.producer));
+    if !s.opsets.is_empty() {
+        let opsets = s.opsets.iter().map(|(d, v)| format!("{} {v}", domain(d)));
+        let opsets: Vec<String> = opsets.collect();
         outln!("opset {}  (IR version {})", opsets.join(", "), s.ir_version);
     }
-    s.inputs
-        .iter()
-        .for_each(|i| outln!("input  {}: {}", i.name, type_text(i)));
-    s.outputs
-        .iter()
-        .for_each(|i| outln!("output {}: {}", i.name, type_text(i)));
-    outln!(
-        "parameters {}  ({})",
-        format::count(s.n_parameters),
-        format::size(s.parameter_bytes)
-    );
+    s.inputs.iter().for_each(|i| print_value("input ", i));
+    s.outputs.iter().for_each(|o| print_value("output", o));
+    let (parameters, bytes) = (count(s.n_parameters), size(s.parameter_bytes));
+    outln!("parameters {parameters}  ({bytes})");
     let mut ops: Vec<(&String, &usize)> = s.op_counts.iter().collect();
     ops.sort_by(|a, b| b.1.cmp(a.1).then(a.0.cmp(b.0)));
-    outln!(
-        "nodes {}",
-        format::count(ops.iter().map(|(_, n)| **n as u64).sum())
-    );
-    ops.iter().for_each(|(name, n)| outln!("  {n:>6}  {name}"));
+    let n_nodes = ops.iter().map(|(_, n)| **n as u64).sum();
+    outln!("nodes {}", count(n_nodes));
+    for (name, n) in ops {
+        outln!("  {n:>6}  {}", printable(name));
+    }
+}
+
+fn domain(name: &str) -> std::borrow::Cow<'_, str> {
+    match name {
+        "" => "ai.onnx".into(),
+        other => printable(other),
+    }
+}
+
+fn print_value(role: &str, i: &InputInfo) {
+    let ty = match &i.ty {
+        Some(ty) => ty.to_string(),
+        None => "unknown type".to_owned(),
+    };
+    outln!("{role} {}: {}", printable(&i.name), printable(&ty));
 }
 
 fn to_json(s: &Summary) -> Value {
-    let io = |list: &[InputInfo]| -> Vec<Value> {
-        let shape = |i: &InputInfo| {
-            i.ty.as_ref().map(|t| {
-                t.shape
-                    .iter()
-                    .map(|d| d.as_const().map_or(json!(d.to_string()), |c| json!(c)))
-                    .collect::<Vec<_>>()
-            })
-        };
-        list.iter()
-            .map(|i| json!({ "name": i.name, "dtype": i.ty.as_ref().map(|t| t.dtype.name()), "shape": shape(i) }))
+    json!({
+        "name": s.name,
+        "producer": s.producer,
+        "ir_version": s.ir_version,
+        "opsets": s.opsets,
+        "inputs": s.inputs.iter().map(value_json).collect::<Vec<_>>(),
+        "outputs": s.outputs.iter().map(value_json).collect::<Vec<_>>(),
+        "parameters": s.n_parameters,
+        "parameter_bytes": s.parameter_bytes,
+        "ops": s.op_counts,
+        "functions": s.n_functions,
+    })
+}
+
+/// Sizes are numbers, symbols texts.
+fn value_json(i: &InputInfo) -> Value {
+    let shape = i.ty.as_ref().map(|ty| -> Vec<Value> {
+        let dims = ty.shape.iter();
+        dims.map(|d| d.as_const().map_or(json!(d.to_string()), |c| json!(c)))
             .collect()
-    };
-    json!({ "name": s.name, "producer": s.producer, "ir_version": s.ir_version, "opsets": s.opsets, "inputs": io(&s.inputs), "outputs": io(&s.outputs),
-        "parameters": s.n_parameters, "parameter_bytes": s.parameter_bytes, "ops": s.op_counts, "functions": s.n_functions })
+    });
+    json!({ "name": i.name, "dtype": i.ty.as_ref().map(|t| t.dtype.name()), "shape": shape })
 }

@@ -6,14 +6,20 @@ mod calibrate;
 mod check;
 mod devices;
 mod dump;
+mod inputs;
 mod inspect;
 mod load;
 mod objective;
+mod output;
+mod parse;
 mod place;
 mod run;
+mod summary;
 
-use crate::error::{Error, ErrorKind};
-use clap::{Parser, Subcommand};
+use crate::error::{Error, ErrorKind, Result};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+use output::{Color, errln};
+use std::panic::{AssertUnwindSafe, PanicHookInfo, catch_unwind};
 use std::process::ExitCode;
 
 /// Compile ONNX models, or gristmill graphs, to native code for this machine, and run them.
@@ -22,10 +28,22 @@ use std::process::ExitCode;
 struct Cli {
     #[command(subcommand)]
     verb: Verb,
+    /// Colours of labels, help and errors of the command line.
+    #[arg(
+        long,
+        value_enum,
+        default_value = "auto",
+        global = true,
+        value_name = "WHEN"
+    )]
+    color: Color,
 }
 
 const EXIT_CODES: &str = "Exit codes: 0 good; 1 internal error; 2 bad command line or input file; 3 unsupported op, dtype or device; \
 4 results differ; 5 out of memory or over a declared limit; 6 a device failed.";
+
+/// Follows every internal error.
+const REPORT_IT: &str = "this is a bug in gristmill: please report it with the command line and, if possible, the model";
 
 #[derive(Subcommand)]
 enum Verb {
@@ -49,14 +67,23 @@ enum Verb {
 
 /// Runs the command line of this process.
 pub fn main() -> ExitCode {
-    let cli = match Cli::try_parse() {
-        Ok(cli) => cli,
-        Err(e) => {
-            let _ = e.print();
-            return ExitCode::from(if e.use_stderr() { 2 } else { 0 });
-        }
+    std::panic::set_hook(Box::new(print_panic));
+    let color = Color::of_arguments(std::env::args_os());
+    color.apply();
+    let command = Cli::command().color(color.choice());
+    let parsed = command
+        .try_get_matches()
+        .and_then(|matches| Cli::from_arg_matches(&matches));
+    let code = match parsed {
+        Ok(cli) => exit_code_of(|| run_verb(cli.verb)),
+        Err(e) => print_usage(&e),
     };
-    let result = match cli.verb {
+    output::flush();
+    ExitCode::from(code)
+}
+
+fn run_verb(verb: Verb) -> Result<()> {
+    match verb {
         Verb::Run(a) => run::run(&a),
         Verb::Inspect(a) => inspect::inspect(&a),
         Verb::Check(a) => check::check(&a),
@@ -65,39 +92,68 @@ pub fn main() -> ExitCode {
         Verb::Place(a) => place::place(&a),
         Verb::Calibrate(a) => calibrate::calibrate(&a),
         Verb::Devices(a) => devices::devices(&a),
-    };
-    match result {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(e) => report(&e),
     }
 }
 
-fn report(e: &Error) -> ExitCode {
-    eprintln!("error: {e}");
-    if e.kind() == ErrorKind::Internal {
-        eprintln!(
-            "this is a bug in gristmill: please report it with the command line and, if possible, the model"
-        );
+/// Prints help, or an error of the command line, and returns its exit code.
+fn print_usage(e: &clap::Error) -> u8 {
+    match e.print() {
+        Err(failed) if !e.use_stderr() => output::stop(&failed),
+        _ if e.use_stderr() => ErrorKind::InvalidInput.exit_code(),
+        _ => 0,
     }
-    ExitCode::from(e.kind().exit_code())
 }
 
-/// Prints to stdout; a closed pipe ends the program quietly instead of panicking.
-macro_rules! outln {
-    ($($arg:tt)*) => {{
-        use std::io::Write;
-        if writeln!(std::io::stdout(), $($arg)*).is_err() {
-            std::process::exit(0);
+/// Runs a verb, prints its error, and returns the exit code. A panic is an internal error, which [`print_panic`] has printed.
+fn exit_code_of(verb: impl FnOnce() -> Result<()>) -> u8 {
+    match catch_unwind(AssertUnwindSafe(verb)) {
+        Ok(Ok(())) => 0,
+        Ok(Err(e)) => {
+            print_error(&e);
+            e.kind().exit_code()
         }
-    }};
+        Err(_) => ErrorKind::Internal.exit_code(),
+    }
 }
-pub(crate) use outln;
+
+fn print_error(e: &Error) {
+    output::error(e);
+    if e.kind() == ErrorKind::Internal {
+        errln!("{REPORT_IT}");
+    }
+}
+
+/// Reports a panic as any other internal error, with its backtrace where RUST_BACKTRACE asks for one.
+fn print_panic(info: &PanicHookInfo) {
+    let message = info.payload_as_str().unwrap_or("a panic without a message");
+    let place = info.location().map(ToString::to_string).unwrap_or_default();
+    output::error(format_args!("internal error at {place}: {message}"));
+    let backtrace = std::backtrace::Backtrace::capture();
+    if backtrace.status() == std::backtrace::BacktraceStatus::Captured {
+        errln!("{backtrace}");
+    }
+    errln!("{REPORT_IT}");
+}
 
 /// Prints a JSON value that carries its format's name.
 fn print_json(name: &str, mut value: serde_json::Value) {
     value["format"] = format!("gristmill/{name}/1").into();
-    outln!(
-        "{}",
-        serde_json::to_string_pretty(&value).expect("a JSON value serialises")
-    );
+    print_value(&value);
+}
+
+/// Prints a JSON value, indented.
+fn print_value(value: &serde_json::Value) {
+    output::unescaped(&format!("{value:#}"));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn panics_are_internal_errors() {
+        assert_eq!(exit_code_of(|| panic!("a panic that a test asks for")), 1);
+        assert_eq!(exit_code_of(|| Err(Error::invalid("wrong"))), 2);
+        assert_eq!(exit_code_of(|| Ok(())), 0);
+    }
 }

@@ -1,6 +1,7 @@
 //! `--objective`, and answers of `gristmill place --task-graph` for other objectives than latency.
 
-use super::outln;
+use super::output::outln;
+use super::print_value;
 use crate::cost::{Bytes, Nanos};
 use crate::error::{Error, Result};
 use crate::place;
@@ -203,6 +204,6 @@ fn verdict(value: Nanos, bound: Nanos, name: &str) -> String {
 }
 
 fn print(value: &Value) -> Result<()> {
-    outln!("{value}");
+    print_value(value);
     Ok(())
 }

@@ -1,9 +1,9 @@
 //! `gristmill place`: which device runs what, and why; of a model, or of a bare task graph.
 
 use super::args::CompileArgs;
-use super::load::{self, InputFlags};
 use super::objective::{Asked, Objective};
-use super::{outln, print_json};
+use super::output::{self, outln};
+use super::{inputs, load, print_json, print_value};
 use crate::compiled::prepare;
 use crate::cost::{Bytes, Nanos};
 use crate::error::{Error, ErrorKind, Result};
@@ -87,17 +87,9 @@ pub fn place(args: &PlaceArgs) -> Result<()> {
 
 fn place_model(args: &PlaceArgs, model: &Path) -> Result<()> {
     let compiled = prepare(load::model(model)?, &args.compile.options()?)?;
-    // Shapes decide costs; random inputs stand for real ones, values do not matter.
-    let (inputs, _) = load::inputs(
-        &compiled,
-        &InputFlags {
-            npz: None,
-            npy: &[],
-            seed: 0,
-        },
-    )?;
-    let lowered = &compiled.plan(&inputs)?;
-    lowered.report.print_warnings();
+    // Shapes decide costs; no input is made but for values that decide shapes.
+    let lowered = &compiled.plan_shapes(&inputs::shapes(&compiled)?)?;
+    lowered.report.warnings.iter().for_each(output::warning);
     args.compile
         .log_placement(&lowered.placement, &lowered.clusters);
     let explanation = explain_and_write(args, &lowered.placement.subject(&lowered.clusters)?)?;
@@ -142,18 +134,15 @@ fn place_model(args: &PlaceArgs, model: &Path) -> Result<()> {
 
 /// Writes the files that the flags ask for; gives the explanation if it is to be printed.
 fn explain_and_write(args: &PlaceArgs, subject: &Subject) -> Result<Option<Explanation>> {
-    let write = |path: &Path, text: String| {
-        std::fs::write(path, text).map_err(|e| load::file_error(path, e))
-    };
     if let Some(path) = &args.trace {
-        write(path, trace::trace(subject))?;
+        load::write(path, &trace::trace(subject))?;
     }
     if let Some(path) = &args.plan_out {
-        write(path, plan::of(subject))?;
+        load::write(path, &plan::of(subject))?;
     }
     let explanation = (args.explain || args.html.is_some()).then(|| explain::explain(subject));
     if let (Some(path), Some(explanation)) = (&args.html, &explanation) {
-        write(path, html::page(subject, explanation))?;
+        load::write(path, &html::page(subject, explanation))?;
     }
     Ok(explanation.filter(|_| args.explain))
 }
@@ -245,9 +234,9 @@ fn place_task_graph(args: &PlaceArgs, file: &Path, topology: Option<&Path>) -> R
             explain: explanation,
             ..answer(&graph, &topology, &p, &solution.timeline, verdict)
         };
-        let text = serde_json::to_string(&answer)
+        let value = serde_json::to_value(&answer)
             .map_err(|e| Error::internal(format!("writing the answer: {e}")))?;
-        outln!("{text}");
+        print_value(&value);
     } else {
         print_solution(&graph, &topology, &p, &solution, plan_time);
         if let Some(e) = explanation {

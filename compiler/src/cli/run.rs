@@ -1,18 +1,21 @@
 //! `gristmill run`: compile for this machine and run once.
 
 use super::args::CompileArgs;
-use super::load::{self, InputFlags};
-use super::{dump, outln, print_json};
-use crate::compiled::{Compiled, Outputs, Source, compile};
+use super::inputs::{self, InputArgs, Inputs};
+use super::output::{errln, outln};
+use super::{load, parse, print_json, summary};
+use crate::Tensor;
+use crate::compiled::{Executable, Outputs, Source, compile};
 use crate::error::{Error, ErrorKind, Result};
 use crate::interp::compare::{Comparison, allclose};
 use crate::options::{Options, Precision};
-use crate::units as format;
-use crate::{DType, Tensor};
+use crate::units::{printable, time_ns};
 use clap::Args;
-use gristmill_runtime::npy;
-use serde_json::json;
-use std::path::PathBuf;
+use gristmill_runtime::dtype::Element;
+use gristmill_runtime::{npy, with_dtype};
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Instant;
 
 /// Arguments of `run`.
@@ -22,101 +25,123 @@ pub struct RunArgs {
     model: PathBuf,
     #[command(flatten)]
     compile: CompileArgs,
-    /// Inputs by name from a NumPy archive.
-    #[arg(long, value_name = "FILE.npz")]
-    inputs: Option<PathBuf>,
-    /// One input from a NumPy file.
-    #[arg(long, value_name = "NAME=FILE.npy")]
-    input: Vec<String>,
-    /// Inputs `input_N.pb` and expected outputs `output_N.pb` of an ONNX test-data directory; results are compared.
-    #[arg(long, value_name = "DIR", conflicts_with_all = ["inputs", "input"])]
-    test_data: Option<PathBuf>,
+    #[command(flatten)]
+    inputs: InputArgs,
     /// Class labels (integers) to compare with the arg-max of the first output over its last axis; prints the accuracy.
     #[arg(long, value_name = "FILE.npy")]
     labels: Option<PathBuf>,
     /// Write the outputs to a NumPy archive.
     #[arg(long, value_name = "FILE.npz")]
     outputs: Option<PathBuf>,
-    /// Seed of random inputs.
-    #[arg(long, default_value_t = 0)]
-    seed: u64,
-    /// Largest allowed relative difference from expected outputs.
-    #[arg(long, default_value_t = 1e-3)]
+    /// Largest allowed relative difference from the expected outputs of --test-data.
+    #[arg(long, default_value = "1e-3", value_parser = parse::tolerance)]
     rtol: f64,
-    /// Largest allowed absolute difference; by default 1e-5 of the greatest expected magnitude of each output.
-    #[arg(long)]
+    /// Largest allowed absolute difference; by default 1e-5 of the largest expected magnitude of each output.
+    #[arg(long, value_parser = parse::tolerance)]
     atol: Option<f64>,
     /// Print JSON.
     #[arg(long)]
     json: bool,
 }
 
-/// Runs the verb.
-pub fn run(args: &RunArgs) -> Result<()> {
-    let started = Instant::now();
-    let source = load::model(&args.model)?;
-    let options = args.compile.options()?;
-    let compiled = compile(source.clone(), &options)?;
-    let inputs = gather_inputs(args, &compiled)?;
-    let executable = compiled.for_inputs(&inputs)?;
-    let compile_ns = started.elapsed().as_nanos() as u64;
-    executable.lowered.report.print_warnings();
-    args.compile
-        .log_placement(&executable.lowered.placement, &executable.lowered.clusters);
-    if let Some(dir) = &args.compile.dump_dir {
-        dump::write_all(&executable.lowered, dir)?;
-    }
-    if args.compile.verbose > 0 {
-        eprint!("{}", executable.lowered.report.text(args.compile.verbose));
-    }
-    let started = Instant::now();
-    let outputs = executable.run(&inputs)?;
-    let run_ns = started.elapsed().as_nanos() as u64;
-    if let Some(path) = &args.outputs {
-        npy::write_npz(path, outputs.iter())?;
-    }
-    let accuracy = args
-        .labels
-        .as_ref()
-        .map(|path| accuracy(&outputs, path))
-        .transpose()?;
-    let changes = if options.precision == Precision::F32 {
-        Vec::new()
-    } else {
-        changes(source, &options, &inputs, &outputs)?
-    };
-    if args.json {
-        print_json(
-            "run",
-            json!({ "compile_ns": compile_ns, "run_ns": run_ns, "outputs": outputs.iter().map(summary_json).collect::<Vec<_>>(), "accuracy": accuracy.map(|(r, n)| r as f64 / n.max(1) as f64),
-                "precision": options.precision.to_string(), "changes": changes.iter().map(change_json).collect::<Vec<_>>() }),
-        );
-    } else {
-        outputs
-            .iter()
-            .for_each(|(name, t)| outln!("{}", summary(name, t)));
-        if let Some((right, total)) = accuracy {
-            outln!(
-                "accuracy {:.2} % ({right} of {total})",
-                100.0 * right as f64 / total.max(1) as f64
-            );
-        }
-        outln!(
-            "compiled in {}, ran in {}",
-            format::time_ns(compile_ns),
-            format::time_ns(run_ns)
-        );
-    }
-    for (name, change) in &changes {
-        eprintln!(
-            "{name}: {} instead of the model's precision: {change}",
-            options.precision
-        );
-    }
-    compare_with_expected(args, &outputs)
+/// Results of the run, and times in ns.
+struct Ran {
+    inputs: Inputs,
+    outputs: Outputs,
+    compile_ns: u64,
+    run_ns: u64,
+    /// Right answers and their total.
+    accuracy: Option<(usize, usize)>,
+    /// Differences that a lower precision makes, by output.
+    changes: Vec<(String, Comparison)>,
 }
 
-/// How far the results of a lower precision are from those of the model's own, by output.
+/// Runs the verb.
+pub fn run(args: &RunArgs) -> Result<()> {
+    let options = args.compile.options()?;
+    let ran = compile_and_run(args, &options)?;
+    if let Some(path) = &args.outputs {
+        npy::write_npz(path, ran.outputs.iter())?;
+    }
+    if args.json {
+        print_json("run", ran.json(args, options.precision));
+    } else {
+        ran.print();
+    }
+    for (name, change) in &ran.changes {
+        let (name, precision) = (printable(name), options.precision);
+        errln!("{name}: {precision} instead of the model's precision: {change}");
+    }
+    compare_with_expected(args, &ran.outputs)
+}
+
+fn compile_and_run(args: &RunArgs, options: &Options) -> Result<Ran> {
+    let started = Instant::now();
+    let source = load::model(&args.model)?;
+    let compiled = compile(source.clone(), options)?;
+    let inputs = inputs::gather(&args.inputs, &compiled)?;
+    inputs.announce(args.inputs.seed);
+    let executable = compiled.for_inputs(&inputs.tensors)?;
+    let compile_ns = started.elapsed().as_nanos() as u64;
+    args.compile.report(&executable.lowered)?;
+    let (outputs, run_ns) = timed_run(&executable, &inputs)?;
+    let labels = args.labels.as_deref();
+    let accuracy = labels.map(|path| accuracy(&outputs, path)).transpose()?;
+    let changes = match options.precision {
+        Precision::F32 => Vec::new(),
+        _ => changes(source, options, &inputs.tensors, &outputs)?,
+    };
+    Ok(Ran {
+        inputs,
+        outputs,
+        compile_ns,
+        run_ns,
+        accuracy,
+        changes,
+    })
+}
+
+fn timed_run(executable: &Arc<Executable>, inputs: &Inputs) -> Result<(Outputs, u64)> {
+    let started = Instant::now();
+    let outputs = executable.run(&inputs.tensors);
+    let run_ns = started.elapsed().as_nanos() as u64;
+    Ok((outputs.map_err(|e| inputs.explain(e))?, run_ns))
+}
+
+impl Ran {
+    fn print(&self) {
+        for (name, tensor) in self.outputs.iter() {
+            outln!("{}", summary::text(name, tensor));
+        }
+        if let Some((right, total)) = self.accuracy {
+            let percent = 100.0 * right as f64 / total.max(1) as f64;
+            outln!("accuracy {percent:.2} % ({right} of {total})");
+        }
+        let (compiled, ran) = (time_ns(self.compile_ns), time_ns(self.run_ns));
+        outln!("compiled in {compiled}, ran in {ran}");
+    }
+
+    fn json(&self, args: &RunArgs, precision: Precision) -> Value {
+        let outputs = self.outputs.iter().map(|(n, t)| summary::json(n, t));
+        let changes = self.changes.iter().map(change_json);
+        let accuracy = self
+            .accuracy
+            .map(|(right, n)| right as f64 / n.max(1) as f64);
+        let is_random = !self.inputs.random.is_empty();
+        json!({
+            "compile_ns": self.compile_ns,
+            "run_ns": self.run_ns,
+            "outputs": outputs.collect::<Vec<_>>(),
+            "accuracy": accuracy,
+            "precision": precision.to_string(),
+            "changes": changes.collect::<Vec<_>>(),
+            "seed": is_random.then_some(args.inputs.seed),
+            "random_inputs": self.inputs.random,
+        })
+    }
+}
+
+/// Differences of the results of a lower precision from those of the model's own, by output.
 fn changes(
     source: Source,
     options: &Options,
@@ -129,102 +154,76 @@ fn changes(
     };
     let exact = compile(source, &exact)?.for_inputs(inputs)?.run(inputs)?;
     let change = |((name, want), (_, got)): ((&str, &Tensor), (&str, &Tensor))| {
-        (
-            name.to_owned(),
-            allclose(want, got, f64::INFINITY, f64::INFINITY),
-        )
+        (name.to_owned(), allclose(want, got, 0.0, 0.0))
     };
     Ok(exact.iter().zip(outputs.iter()).map(change).collect())
 }
 
-fn change_json((name, c): &(String, Comparison)) -> serde_json::Value {
-    json!({ "name": name, "max_abs": c.max_abs_err, "max_rel": c.max_rel_err, "max_abs_of_scale": c.scaled_err() })
+fn change_json((name, c): &(String, Comparison)) -> Value {
+    json!({
+        "name": name,
+        "max_abs": c.max_abs_err,
+        "max_rel": c.max_rel_err,
+        "max_abs_of_scale": c.scaled_err(),
+    })
 }
 
-fn gather_inputs(args: &RunArgs, compiled: &Compiled) -> Result<Vec<Tensor>> {
-    let Some(dir) = &args.test_data else {
-        let flags = InputFlags {
-            npz: args.inputs.as_deref(),
-            npy: &args.input,
-            seed: args.seed,
-        };
-        let (inputs, random) = load::inputs(compiled, &flags)?;
-        if !random.is_empty() {
-            eprintln!(
-                "random inputs (--seed {}): {}",
-                args.seed,
-                random.join(", ")
-            );
-        }
-        return Ok(inputs);
-    };
-    let mut given = load::test_data(dir, "input")?;
-    // Names in the files may be missing; then they stand for the inputs in order.
-    for ((name, _), (declared, _)) in given.iter_mut().zip(compiled.inputs()) {
-        if name.is_empty() {
-            name.clone_from(declared);
-        }
-    }
-    compiled.bind(given).map_err(|e| e.context(dir.display()))
-}
-
+/// Compares with the expected outputs of `--test-data`. Errors with `Mismatch` when they differ.
 fn compare_with_expected(args: &RunArgs, outputs: &Outputs) -> Result<()> {
-    let Some(dir) = &args.test_data else {
+    let Some(folder) = &args.inputs.test_data else {
         return Ok(());
     };
-    let expected = load::test_data(dir, "output")?;
+    let expected = load::test_data(folder, "output")?;
     if expected.is_empty() {
         return Err(Error::invalid(format!(
             "{}: there is no output_0.pb to compare with",
-            dir.display()
+            folder.display()
         )));
     }
     let mut failed = Vec::new();
     for (i, (name, want)) in expected.iter().enumerate() {
-        let got = outputs
-            .get(name)
-            .or_else(|| outputs.iter().nth(i).map(|(_, t)| t));
+        let named = outputs.get(name);
+        let got = named.or_else(|| outputs.iter().nth(i).map(|(_, t)| t));
         let got = got.ok_or_else(|| {
             Error::invalid(format!(
                 "expected output {name:?} is not an output of the model"
             ))
         })?;
-        let scale = allclose(want, got, args.rtol, 0.0).max_abs_expected;
-        let c = allclose(
-            want,
-            got,
-            args.rtol,
-            args.atol.unwrap_or((1e-5 * scale).max(1e-7)),
-        );
+        let comparison = compare(args, want, got);
         if !args.json {
-            outln!("{name}: {c}");
+            outln!("{}: {comparison}", printable(name));
         }
-        if !c.ok {
-            failed.push(name.as_str());
+        if !comparison.ok {
+            failed.push(printable(name));
         }
     }
     if failed.is_empty() {
-        Ok(())
-    } else {
-        Err(Error::new(
-            ErrorKind::Mismatch,
-            format!(
-                "outputs differ from the expected ones: {}",
-                failed.join(", ")
-            ),
-        ))
+        return Ok(());
     }
+    let failed = failed.join(", ");
+    Err(Error::new(
+        ErrorKind::Mismatch,
+        format!("outputs differ from the expected ones: {failed}"),
+    ))
+}
+
+fn compare(args: &RunArgs, want: &Tensor, got: &Tensor) -> Comparison {
+    let atol = args.atol.unwrap_or_else(|| {
+        let scale = allclose(want, got, args.rtol, 0.0).max_abs_expected;
+        (1e-5 * scale).max(1e-7)
+    });
+    allclose(want, got, args.rtol, atol)
 }
 
 /// Right answers and total: arg-max over the last axis of the first output against labels.
-fn accuracy(outputs: &Outputs, path: &std::path::Path) -> Result<(usize, usize)> {
+fn accuracy(outputs: &Outputs, path: &Path) -> Result<(usize, usize)> {
     let labels = Tensor::from_npy(path)?.to_f64s();
     let (name, scores) = outputs
         .iter()
         .next()
         .ok_or_else(|| Error::invalid("the model has no output to compare with labels"))?;
-    let classes = scores.shape().last().copied().unwrap_or(0);
-    if classes == 0 || scores.len() / classes != labels.len() {
+    let n_classes = scores.shape().last().copied().unwrap_or(0);
+    if n_classes == 0 || scores.len() / n_classes != labels.len() {
         return Err(Error::invalid(format!(
             "{}: {} labels do not fit output {name:?} of shape {:?}",
             path.display(),
@@ -232,67 +231,20 @@ fn accuracy(outputs: &Outputs, path: &std::path::Path) -> Result<(usize, usize)>
             scores.shape()
         )));
     }
-    let values = scores.to_f64s();
-    let best = |row: &[f64]| {
-        row.iter()
-            .enumerate()
-            .fold(
-                (0, f64::NEG_INFINITY),
-                |b, (i, &v)| if v > b.1 { (i, v) } else { b },
-            )
-            .0
-    };
-    let right = values
-        .chunks(classes)
-        .zip(&labels)
-        .filter(|(row, label)| best(row) as f64 == **label)
-        .count();
-    Ok((right, labels.len()))
+    let n_right = with_dtype!(scores.dtype(), T => {
+        let rows = scores.as_slice::<T>().chunks(n_classes).zip(&labels);
+        rows.filter(|(row, label)| arg_max(row) as f64 == **label).count()
+    });
+    Ok((n_right, labels.len()))
 }
 
-fn statistics(t: &Tensor) -> (f64, f64, f64) {
-    let v = t.to_f64s();
-    let (min, max) = v
-        .iter()
-        .fold((f64::INFINITY, f64::NEG_INFINITY), |(a, b), &x| {
-            (a.min(x), b.max(x))
-        });
-    (min, v.iter().sum::<f64>() / v.len() as f64, max)
-}
-
-/// `name: f32[2, 3]  min -1.2  mean 0.1  max 3.4  [0.1, 0.2, ..]`.
-fn summary(name: &str, t: &Tensor) -> String {
-    let mut text = format!("{name}: {}{:?}", t.dtype(), t.shape());
-    if t.is_empty() {
-        return text;
+/// Position of the first largest element; NaN is never the largest.
+fn arg_max<T: Element>(row: &[T]) -> usize {
+    let (mut best, mut largest) = (0, f64::NEG_INFINITY);
+    for (i, element) in row.iter().enumerate() {
+        if element.to_f64() > largest {
+            (best, largest) = (i, element.to_f64());
+        }
     }
-    let (min, mean, max) = statistics(t);
-    let first: Vec<String> = t
-        .to_f64s()
-        .iter()
-        .take(6)
-        .map(|v| number(*v, t.dtype()))
-        .collect();
-    let dots = if t.len() > 6 { ", .." } else { "" };
-    text.push_str(&format!(
-        "  min {}  mean {mean:.6}  max {}  [{}{dots}]",
-        number(min, t.dtype()),
-        number(max, t.dtype()),
-        first.join(", ")
-    ));
-    text
-}
-
-fn number(v: f64, dtype: DType) -> String {
-    if dtype.is_float() {
-        format!("{v:.6}")
-    } else {
-        format!("{v}")
-    }
-}
-
-fn summary_json((name, t): (&str, &Tensor)) -> serde_json::Value {
-    let (min, mean, max) = statistics(t);
-    let first: Vec<f64> = t.to_f64s().into_iter().take(6).collect();
-    json!({ "name": name, "dtype": t.dtype().name(), "shape": t.shape(), "min": min, "mean": mean, "max": max, "first": first })
+    best
 }

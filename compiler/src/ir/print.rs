@@ -39,6 +39,15 @@ impl PrintOptions {
         origins: true,
         asked_by: false,
     };
+
+    /// Constants in full, or for people.
+    pub fn of(full: bool) -> PrintOptions {
+        if full {
+            PrintOptions::FULL
+        } else {
+            PrintOptions::SHORT
+        }
+    }
 }
 
 impl fmt::Display for Graph {

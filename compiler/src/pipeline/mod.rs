@@ -11,6 +11,7 @@ use crate::codegen::{cpu, cuda};
 use crate::cost::CostModel;
 use crate::deadline::Deadline;
 use crate::error::Result;
+use crate::ir::print::PrintOptions;
 use crate::ir::{Graph, Node, NodeId, Requested};
 use crate::options::{AllReduce, Options, Precision};
 use crate::partition::Part;
@@ -220,11 +221,24 @@ pub fn lower(graph: Graph, options: &Options) -> Result<Lowered> {
     generate(partitioned(graph, options)?, options)
 }
 
+/// The text of [`Stage::Graph`] of a graph whose shapes may be symbolic.
+pub(crate) fn symbolic_text(graph: Graph, options: &Options, full: bool) -> Result<String> {
+    let mut request = request(options, None);
+    let prepared = prepared(graph, &mut request, &mut Passes::new(options))?;
+    Ok(prepared.to_text(PrintOptions::of(full)))
+}
+
 /// The way of a graph of static shapes to one graph per device.
 pub fn partitioned(graph: Graph, options: &Options) -> Result<Partitioned> {
+    let parts = partitioned_anywhere(graph, options)?;
+    parts.check_presence(options)?;
+    Ok(parts)
+}
+
+/// The same for devices that need not exist.
+pub(crate) fn partitioned_anywhere(graph: Graph, options: &Options) -> Result<Partitioned> {
     let mut p = Passes::new(options);
     let mut front = front(graph, None, &mut p)?;
-    check_presence(&front.placement, options)?;
     let partitions = partition_checked(&front, &mut p)?;
     let mut settings = settings(options);
     if settings.codegen.release_constants {
@@ -241,6 +255,40 @@ pub fn partitioned(graph: Graph, options: &Options) -> Result<Partitioned> {
         settings,
         report: p.report,
     })
+}
+
+impl Partitioned {
+    /// The stages up to partitions. There is no program.
+    pub(crate) fn without_code(self, options: &Options) -> Lowered {
+        Lowered {
+            graph: self.graph,
+            rewritten: self.rewritten,
+            clusters: self.clusters,
+            placement: self.placement,
+            partitions: self.partitions,
+            schedules: Vec::new(),
+            step_nodes: Vec::new(),
+            program: Arc::default(),
+            clif: String::new(),
+            asm: String::new(),
+            settings: self.settings,
+            has_stages: options.keep_stages,
+            report: self.report,
+        }
+    }
+
+    /// Errors with `Unsupported` when nodes are on GPUs that are not there, as plans for absent machines may have them.
+    pub(crate) fn check_presence(&self, options: &Options) -> Result<()> {
+        let mut used: BTreeMap<usize, usize> = BTreeMap::new();
+        for placed in self.placement.nodes.iter().flatten() {
+            *used.entry(placed.device).or_default() += 1;
+        }
+        used.into_iter().try_for_each(|(device, n_nodes)| {
+            let device = &self.placement.devices[device];
+            let checked = place::gpus::check_presence(device, &options.gpus);
+            checked.map_err(|e| e.context(format!("the plan has {n_nodes} nodes on a GPU")))
+        })
+    }
 }
 
 /// Where nodes run more than once, each copy becomes a node before the graph is partitioned.
@@ -301,18 +349,6 @@ pub fn generate(partitioned: Partitioned, options: &Options) -> Result<Lowered> 
 fn constant_bytes(program: &Program) -> usize {
     let constants = program.partitions.iter().flat_map(|p| &p.constants);
     constants.map(|t| t.size_bytes()).sum()
-}
-
-/// Errors with `Unsupported` when nodes are on GPUs that are not there, as plans for absent machines may have them.
-fn check_presence(placement: &Placement, options: &Options) -> Result<()> {
-    let mut used: BTreeMap<usize, usize> = BTreeMap::new();
-    for placed in placement.nodes.iter().flatten() {
-        *used.entry(placed.device).or_default() += 1;
-    }
-    used.into_iter().try_for_each(|(device, n_nodes)| {
-        let checked = place::gpus::check_presence(&placement.devices[device], &options.gpus);
-        checked.map_err(|e| e.context(format!("the plan has {n_nodes} nodes on a GPU")))
-    })
 }
 
 /// Quantised models as their kernels take them, before weights are folded. GPUs multiply dequantised floats.

@@ -88,6 +88,11 @@ impl Stage {
         Stage::ALL.iter().copied().find(|s| s.name() == name)
     }
 
+    /// True for stages whose text shows generated code or what follows from it.
+    pub(crate) fn needs_code(self) -> bool {
+        matches!(self, Stage::Schedule | Stage::Clif | Stage::Asm)
+    }
+
     /// False for stages that need a compiler of their own, which runs only when one of them is asked for by name.
     pub fn is_cheap(self) -> bool {
         self.maker() == Maker::Compilation
@@ -117,11 +122,7 @@ impl Lowered {
             let hint = "Options::keep_stages";
             return Err(Error::invalid("the stages were not kept").hint(hint));
         }
-        let print = match full {
-            true => PrintOptions::FULL,
-            false => PrintOptions::SHORT,
-        };
-        stage.text()(self, print)
+        stage.text()(self, PrintOptions::of(full))
     }
 
     fn schedule_text(&self) -> String {

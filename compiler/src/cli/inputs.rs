@@ -1,0 +1,411 @@
+//! The inputs of a run: tensors that the user gives, and random ones for the others.
+
+use super::load;
+use super::output::errln;
+use crate::compiled::{Compiled, InputShapes};
+use crate::error::{Error, ErrorKind, Result};
+use crate::ir::{Graph, Node, Op, ScalarOp, Type};
+use crate::nearest::unknown;
+use crate::rng::Rng;
+use crate::units::printable;
+use crate::{DType, Tensor};
+use clap::Args;
+use gristmill_runtime::dtype::Element;
+use gristmill_runtime::{npy, with_dtype};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+/// Flags that say where the inputs of a run come from.
+#[derive(Args)]
+pub struct InputArgs {
+    /// Inputs by name from a NumPy archive; those that nothing gives are random.
+    #[arg(long, value_name = "FILE.npz")]
+    pub inputs: Option<PathBuf>,
+    /// One input from a NumPy file.
+    #[arg(long, value_name = "NAME=FILE.npy")]
+    pub input: Vec<String>,
+    /// Inputs `input_N.pb` of an ONNX test-data directory.
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["inputs", "input"])]
+    pub test_data: Option<PathBuf>,
+    /// Seed of random inputs.
+    #[arg(long, default_value_t = 0)]
+    pub seed: u64,
+    /// Range of the random values of an input, both ends included, e.g. `token_type_ids=0..1`.
+    ///
+    /// By default floats are normal, truth values true, and integers in the axis that they index, or else from 0 to 63.
+    #[arg(long, value_name = "NAME=LOW..HIGH")]
+    pub input_range: Vec<String>,
+}
+
+/// The inputs of one run, in the model's order.
+pub struct Inputs {
+    /// The tensors.
+    pub tensors: Vec<Tensor>,
+    /// Names of the random ones.
+    pub random: Vec<String>,
+}
+
+impl Inputs {
+    /// Says which inputs are random.
+    pub fn announce(&self, seed: u64) {
+        if !self.random.is_empty() {
+            let names: Vec<_> = self.random.iter().map(|name| printable(name)).collect();
+            errln!("random inputs (--seed {seed}): {}", names.join(", "));
+        }
+    }
+
+    /// An error of a run, with a hint where random values may be the cause.
+    pub fn explain(&self, e: Error) -> Error {
+        if self.random.is_empty() || e.kind() != ErrorKind::InvalidInput {
+            return e;
+        }
+        e.hint("real values with --inputs, or other random ones with --input-range NAME=LOW..HIGH")
+    }
+}
+
+/// Collects the inputs of one run.
+pub fn gather(args: &InputArgs, compiled: &Compiled) -> Result<Inputs> {
+    let given = match &args.test_data {
+        Some(folder) => return test_data(folder, compiled),
+        None => given(args, compiled)?,
+    };
+    let mut source = RandomInputs::new(compiled, args.seed, &args.input_range)?;
+    let shapes = source.shapes(&given)?;
+    let mut inputs = Inputs {
+        tensors: Vec::new(),
+        random: Vec::new(),
+    };
+    for (i, (name, _)) in compiled.inputs().iter().enumerate() {
+        let tensor = match given.get(name) {
+            Some(tensor) => tensor.clone(),
+            None => {
+                inputs.random.push(name.clone());
+                source.tensor(i, &shapes)?
+            }
+        };
+        inputs.tensors.push(tensor);
+    }
+    Ok(inputs)
+}
+
+/// Shapes of random inputs, and the values of those that decide shapes: enough for compilation, and no large tensor is made.
+pub fn shapes(compiled: &Compiled) -> Result<InputShapes> {
+    RandomInputs::new(compiled, 0, &[])?.shapes(&BTreeMap::new())
+}
+
+/// The inputs of a test-data folder. Files without a name stand for the inputs in order.
+fn test_data(folder: &Path, compiled: &Compiled) -> Result<Inputs> {
+    let mut tensors = load::test_data(folder, "input")?;
+    for ((name, _), (declared, _)) in tensors.iter_mut().zip(compiled.inputs()) {
+        if name.is_empty() {
+            name.clone_from(declared);
+        }
+    }
+    let bound = compiled.bind(tensors);
+    Ok(Inputs {
+        tensors: bound.map_err(|e| e.context(folder.display()))?,
+        random: Vec::new(),
+    })
+}
+
+/// Tensors of `--inputs` and `--input` by name, checked against the declared types.
+fn given(args: &InputArgs, compiled: &Compiled) -> Result<BTreeMap<String, Tensor>> {
+    let mut list = match &args.inputs {
+        Some(path) => npy::read_npz(path)?,
+        None => Vec::new(),
+    };
+    for flag in &args.input {
+        let (name, path) = flag
+            .split_once('=')
+            .ok_or_else(|| Error::invalid(format!("--input {flag:?}: expected NAME=FILE.npy")))?;
+        input_type(compiled, name)?;
+        list.push((name.to_owned(), Tensor::from_npy(path)?));
+    }
+    let mut given = BTreeMap::new();
+    for (name, tensor) in list {
+        let tensor = as_declared(tensor, input_type(compiled, &name)?)?;
+        compiled.check_input(&name, &tensor)?;
+        if given.insert(name.clone(), tensor).is_some() {
+            return Err(Error::invalid(format!("input {name:?} is given twice")));
+        }
+    }
+    Ok(given)
+}
+
+/// Declared type of an input.
+fn input_type<'c>(compiled: &'c Compiled, name: &str) -> Result<&'c Type> {
+    let found = compiled.inputs().iter().find(|(known, _)| known == name);
+    found.map(|(_, ty)| ty).ok_or_else(|| {
+        let known = compiled.inputs().iter().map(|(name, _)| name.as_str());
+        Error::invalid(unknown("input", name, known))
+    })
+}
+
+/// Restores narrow floats that NumPy has no name for: they come as unsigned integers of the same bits.
+fn as_declared(tensor: Tensor, ty: &Type) -> Result<Tensor> {
+    let (given, declared) = (tensor.dtype(), ty.dtype);
+    let same_size = given.size_bytes() == declared.size_bytes();
+    if declared.is_narrow_float() && given.is_unsigned_int() && same_size {
+        return Ok(tensor.with_bits_as(declared)?);
+    }
+    Ok(tensor)
+}
+
+/// Makes the inputs that nothing gives. Each has a stream of random numbers of its own, so that its values do not depend on the others.
+struct RandomInputs<'c> {
+    compiled: &'c Compiled,
+    /// Seed of each input.
+    seeds: Vec<u64>,
+    /// Ranges that the user gives, by input.
+    ranges: BTreeMap<usize, (f64, f64)>,
+    /// Extent of the axis that each input indexes, once it is known.
+    extents: Option<Vec<Option<u64>>>,
+}
+
+impl<'c> RandomInputs<'c> {
+    fn new(compiled: &'c Compiled, seed: u64, flags: &[String]) -> Result<RandomInputs<'c>> {
+        let mut seeds = Rng(seed);
+        let mut ranges = BTreeMap::new();
+        for flag in flags {
+            let (input, range) = input_range(flag, compiled)?;
+            ranges.insert(input, range);
+        }
+        Ok(RandomInputs {
+            compiled,
+            seeds: compiled.inputs().iter().map(|_| seeds.bits()).collect(),
+            ranges,
+            extents: None,
+        })
+    }
+
+    /// Shapes of all inputs, and values of those that decide shapes.
+    fn shapes(&self, given: &BTreeMap<String, Tensor>) -> Result<InputShapes> {
+        let mut shapes = InputShapes::default();
+        for (i, (name, _)) in self.compiled.inputs().iter().enumerate() {
+            let shape = match given.get(name) {
+                Some(tensor) => tensor.shape().to_vec(),
+                None => self.shape(i)?,
+            };
+            if self.compiled.value_inputs().contains(name) {
+                let value = match given.get(name) {
+                    Some(tensor) => tensor.clone(),
+                    None => self.filled(i, &shape, None)?,
+                };
+                shapes.values.insert(name.clone(), value);
+            }
+            shapes.shapes.push(shape);
+        }
+        Ok(shapes)
+    }
+
+    /// Shape of an input that nothing gives. Errors when a symbol has no value.
+    fn shape(&self, i: usize) -> Result<Vec<usize>> {
+        let (name, ty) = &self.compiled.inputs()[i];
+        let bound = ty.shape.bind(&self.compiled.largest_dims());
+        bound.as_static().ok_or_else(|| {
+            let open = bound.iter().filter(|d| d.as_const().is_none());
+            let symbols: Vec<String> = open.map(ToString::to_string).collect();
+            Error::invalid(format!(
+                "input {name:?} has type {ty}: give the tensor, or a value for {}",
+                symbols.join(", ")
+            ))
+            .hint(format!("--set {}=1", symbols.join("=1 --set ")))
+        })
+    }
+
+    /// A random tensor for an input.
+    fn tensor(&mut self, i: usize, shapes: &InputShapes) -> Result<Tensor> {
+        let (name, ty) = &self.compiled.inputs()[i];
+        if let Some(value) = shapes.values.get(name) {
+            return Ok(value.clone());
+        }
+        let is_index = matches!(ty.dtype, DType::I32 | DType::I64);
+        let extent = if is_index && !self.ranges.contains_key(&i) {
+            self.extents(shapes)[i]
+        } else {
+            None
+        };
+        self.filled(i, &shapes.shapes[i], extent)
+    }
+
+    /// Extents that inputs index. None are known where the graph cannot be made: compilation says why.
+    fn extents(&mut self, shapes: &InputShapes) -> &[Option<u64>] {
+        let (compiled, n) = (self.compiled, self.seeds.len());
+        self.extents.get_or_insert_with(|| {
+            let graph = compiled.graph(shapes);
+            graph.map_or_else(|_| vec![None; n], |g| indexed_extents(&g))
+        })
+    }
+
+    fn filled(&self, i: usize, shape: &[usize], extent: Option<u64>) -> Result<Tensor> {
+        let dtype = self.compiled.inputs()[i].1.dtype;
+        let mut tensor = Tensor::zeros(dtype, shape)?;
+        let mut rng = Rng(self.seeds[i]);
+        let last = extent.map_or(63.0, |n| n.saturating_sub(1) as f64);
+        let range = self.ranges.get(&i).copied();
+        with_dtype!(dtype, T => {
+            let elements = tensor.as_mut_slice::<T>();
+            match range {
+                Some(range) => fill(elements, || between(&mut rng, dtype, range)),
+                None if dtype.is_float() => fill(elements, || rng.normal()),
+                None if dtype == DType::Bool => fill(elements, || 1.0),
+                None => fill(elements, || between(&mut rng, dtype, (0.0, last))),
+            }
+        });
+        Ok(tensor)
+    }
+}
+
+fn fill<T: Element>(elements: &mut [T], mut next: impl FnMut() -> f64) {
+    for element in elements {
+        *element = T::from_f64(next());
+    }
+}
+
+/// A uniform number: whole unless the dtype is a float.
+fn between(rng: &mut Rng, dtype: DType, (low, high): (f64, f64)) -> f64 {
+    if dtype.is_float() {
+        let unit = (rng.bits() >> 11) as f64 / (1u64 << 53) as f64;
+        return low + unit * (high - low);
+    }
+    low + rng.number((high - low) as u64 + 1) as f64
+}
+
+/// The input that `--input-range` names, and its range.
+fn input_range(flag: &str, compiled: &Compiled) -> Result<(usize, (f64, f64))> {
+    let wrong = |why: &str| Error::invalid(format!("--input-range {flag:?}: {why}"));
+    let (name, range) = flag
+        .rsplit_once('=')
+        .ok_or_else(|| wrong("expected NAME=LOW..HIGH"))?;
+    let ty = input_type(compiled, name).map_err(|e| e.context("--input-range"))?;
+    let input = compiled.inputs().iter().position(|(n, _)| n == name);
+    let (low, high) = range
+        .split_once("..")
+        .and_then(|(low, high)| Some((low.parse::<f64>().ok()?, high.parse::<f64>().ok()?)))
+        .ok_or_else(|| wrong("expected two numbers, LOW..HIGH"))?;
+    if !holds(ty.dtype, low) || !holds(ty.dtype, high) {
+        return Err(wrong(&format!("not a range of {} values", ty.dtype)));
+    }
+    if low > high {
+        return Err(wrong("the range is empty").hint("the smaller number first"));
+    }
+    let input = input.ok_or_else(|| Error::internal("an input has a type and no position"))?;
+    Ok((input, (low, high)))
+}
+
+/// True when a dtype has a number: whole for integers, and in a range in which every whole number is exact.
+fn holds(dtype: DType, value: f64) -> bool {
+    if dtype.is_float() {
+        return value.is_finite();
+    }
+    let is_exact = value.abs() <= (1u64 << 53) as f64;
+    is_exact && with_dtype!(dtype, T => T::from_f64(value).to_f64() == value)
+}
+
+/// Extent of the axis that each input of a graph indexes, the smallest where there are several. Indices are followed back through ops that
+/// only move elements; inside regions they are not looked for.
+fn indexed_extents(g: &Graph) -> Vec<Option<u64>> {
+    let mut extents: Vec<Option<u64>> = vec![None; g.n_values()];
+    let nodes: Vec<&Node> = g.nodes().map(|(_, node)| node).collect();
+    for node in nodes.into_iter().rev() {
+        if let Some(extent) = indexed_extent(g, node) {
+            bound(&mut extents[node.inputs[1].0 as usize], extent);
+        }
+        if moves_elements(&node.op)
+            && let Some(extent) = extents[node.outputs[0].0 as usize]
+        {
+            for input in &node.inputs {
+                bound(&mut extents[input.0 as usize], extent);
+            }
+        }
+    }
+    g.inputs.iter().map(|v| extents[v.0 as usize]).collect()
+}
+
+fn bound(extent: &mut Option<u64>, limit: u64) {
+    *extent = Some(extent.map_or(limit, |known| known.min(limit)));
+}
+
+/// Extent that operand 1 of a gather or scatter indexes.
+fn indexed_extent(g: &Graph, node: &Node) -> Option<u64> {
+    let shape = &g.ty(*node.inputs.first()?).shape;
+    let extents: Vec<u64> = shape
+        .iter()
+        .map(|d| d.as_usize().map_or(0, |n| n as u64))
+        .collect();
+    let axes = match node.op {
+        Op::Gather { axis } | Op::GatherElements { axis } | Op::ScatterElements { axis, .. } => {
+            axis..axis + 1
+        }
+        Op::GatherNd { batch_dims } => batch_dims..batch_dims + tuple_length(g, node)?,
+        Op::ScatterNd { .. } => 0..tuple_length(g, node)?,
+        _ => return None,
+    };
+    extents.get(axes)?.iter().copied().min().filter(|&n| n > 0)
+}
+
+/// Length of the index tuples of operand 1.
+fn tuple_length(g: &Graph, node: &Node) -> Option<usize> {
+    g.ty(*node.inputs.get(1)?).shape.last()?.as_usize()
+}
+
+/// True for ops whose results are elements of their operands. A cast counts: it keeps indices.
+fn moves_elements(op: &Op) -> bool {
+    matches!(
+        op,
+        Op::Broadcast { .. }
+            | Op::Reshape { .. }
+            | Op::Transpose { .. }
+            | Op::Slice { .. }
+            | Op::Concat { .. }
+            | Op::Map(ScalarOp::Cast(DType::I32 | DType::I64))
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn indices_are_followed_back_to_inputs() {
+        let text = r#"graph "g" {
+            %0 = input "table": f32[5, 4]
+            %1 = input "ids": i32[2, 3]
+            %2 = input "free": i64[6]
+            %3: i64[2, 3] = cast(%1) {to = i64}
+            %4: i64[6] = reshape(%3) {shape = [6]}
+            %5: f32[6, 4] = gather(%0, %4) {axis = 0}
+            %6: f32[5, 6] = gather(%0, %4) {axis = 1}
+            output "y" %5
+            output "z" %6
+            output "n" %2
+        }"#;
+        let g = Graph::parse(text).unwrap();
+        assert_eq!(indexed_extents(&g), [None, Some(4), None]);
+    }
+
+    #[test]
+    fn index_tuples_are_bounded_by_the_smallest_of_their_axes() {
+        let text = r#"graph "g" {
+            %0 = input "x": f32[9, 5, 7, 2]
+            %1 = input "at": i64[9, 3, 2]
+            %2: f32[9, 3, 2] = gather_nd(%0, %1) {batch_dims = 1}
+            output "y" %2
+        }"#;
+        let g = Graph::parse(text).unwrap();
+        assert_eq!(indexed_extents(&g), [None, Some(5)]);
+    }
+
+    #[test]
+    fn ranges_must_be_values_of_the_dtype() {
+        assert!(holds(DType::F32, -0.5) && !holds(DType::F32, f64::INFINITY));
+        assert!(holds(DType::I8, -128.0) && !holds(DType::I8, 128.0));
+        assert!(!holds(DType::I64, 0.5) && !holds(DType::I64, 1e17) && !holds(DType::U8, -1.0));
+        assert!(holds(DType::Bool, 1.0) && !holds(DType::Bool, 2.0));
+        let mut rng = Rng(1);
+        for dtype in [DType::I32, DType::F32] {
+            let values = (0..200).map(|_| between(&mut rng, dtype, (-1.0, 2.0)));
+            assert!(values.into_iter().all(|v| (-1.0..=2.0).contains(&v)));
+        }
+    }
+}

@@ -1,0 +1,135 @@
+//! Random inputs, test data, and what a run tells about its values.
+
+use super::{data, run};
+use crate::process::gristmill;
+
+/// Two embeddings: a table of 2 rows, and one of 1000.
+const EMBEDDINGS: &str = r#"graph "g" {
+  %0 = input "types": f32[2, 4]
+  %1 = input "type_ids": i64[3, 50]
+  %2 = input "words": f32[1000, 4]
+  %3 = input "word_ids": i32[3, 50]
+  %4: i64[3, 50] = cast(%3) {to = i64}
+  %5: f32[3, 50, 4] = gather(%0, %1) {axis = 0}
+  %6: f32[3, 50, 4] = gather(%2, %4) {axis = 0}
+  %7: f32[3, 50, 4] = add(%5, %6)
+  output "y" %7
+  output "type_ids" %1
+  output "word_ids" %3
+}
+"#;
+
+#[test]
+fn random_indices_are_in_their_tables() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("m.ir"), EMBEDDINGS).unwrap();
+    let json = |flags: &[&str]| {
+        let args = [&["run", "m.ir", "--json"], flags].concat();
+        let ended = gristmill(folder.path(), &args);
+        assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+        let value: serde_json::Value = serde_json::from_str(&ended.stdout).unwrap();
+        value
+    };
+    let value = json(&["--seed", "7"]);
+    assert_eq!(
+        (&value["seed"], &value["random_inputs"][1]),
+        (&7.into(), &"type_ids".into())
+    );
+    let ends = |value: &serde_json::Value, i: usize| {
+        let output = &value["outputs"][i];
+        (
+            output["min"].as_f64().unwrap(),
+            output["max"].as_f64().unwrap(),
+        )
+    };
+    assert_eq!(ends(&value, 1), (0.0, 1.0));
+    let (low, high) = ends(&value, 2);
+    assert!(
+        (0.0..100.0).contains(&low) && (900.0..1000.0).contains(&high),
+        "{low} {high}"
+    );
+    let value = json(&["--input-range", "word_ids=5..7"]);
+    assert_eq!(ends(&value, 2), (5.0, 7.0));
+    for (range, text) in [
+        ("nothing=0..1", "type_ids"),
+        ("word_ids=0..0.5", "i32"),
+        ("word_ids=2..1", "empty"),
+        ("word_ids=many", "LOW..HIGH"),
+    ] {
+        let ended = gristmill(folder.path(), &["run", "m.ir", "--input-range", range]);
+        assert_eq!(ended.code, Some(2), "{range}");
+        assert!(ended.stderr.contains(text), "{range}: {}", ended.stderr);
+    }
+}
+
+#[test]
+fn a_run_that_fails_on_random_values_says_so() {
+    let folder = tempfile::tempdir().unwrap();
+    // The index is computed, so that its range is not known.
+    let text = EMBEDDINGS
+        .replace(
+            "%4: i64[3, 50] = cast(%3) {to = i64}",
+            "%4: i64[3, 50] = add(%1, %1)",
+        )
+        .replace("gather(%0, %1)", "gather(%0, %4)");
+    std::fs::write(folder.path().join("m.ir"), text).unwrap();
+    let ended = gristmill(folder.path(), &["run", "m.ir"]);
+    assert_eq!(ended.code, Some(2), "{}", ended.stderr);
+    assert!(ended.stderr.contains("out of range"), "{}", ended.stderr);
+    assert!(ended.stderr.contains("--inputs") && ended.stderr.contains("--input-range"));
+}
+
+#[test]
+fn test_data_must_be_a_folder() {
+    let (code, _, err) = run(&["run", &data("digits/model.onnx"), "--test-data", "nosuch"]);
+    assert_eq!(code, 2, "{err}");
+    assert!(err.contains("nosuch: not a folder"), "{err}");
+}
+
+#[test]
+fn values_without_a_number_are_counted() {
+    let folder = tempfile::tempdir().unwrap();
+    let text =
+        "graph \"g\" {\n%0 = input \"x\": f32[1000]\n%1: f32[1000] = log(%0)\noutput \"y\" %1\n}\n";
+    std::fs::write(folder.path().join("m.ir"), text).unwrap();
+    let ended = gristmill(folder.path(), &["run", "m.ir", "--json"]);
+    let value: serde_json::Value = serde_json::from_str(&ended.stdout).unwrap();
+    let n_nan = value["outputs"][0]["nan"].as_u64().unwrap();
+    assert!((300..700).contains(&n_nan), "{value}");
+    let ended = gristmill(folder.path(), &["run", "m.ir"]);
+    assert!(
+        ended.stdout.contains(&format!("  {n_nan} NaN\n")),
+        "{}",
+        ended.stdout
+    );
+}
+
+#[test]
+fn graphs_are_checked_in_json_too() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("m.ir"), EMBEDDINGS).unwrap();
+    let ended = gristmill(folder.path(), &["check", "m.ir", "--json"]);
+    let value: serde_json::Value = serde_json::from_str(&ended.stdout).unwrap();
+    assert_eq!(value["format"], "gristmill/check/1");
+    assert_eq!(
+        (&value["nodes"], &value["ops"]["gather"]),
+        (&4.into(), &2.into())
+    );
+}
+
+#[test]
+fn symbolic_models_are_shown_without_sizes() {
+    let model = data("digits/model.onnx");
+    let (code, out, err) = run(&["dump", &model, "--stage", "graph"]);
+    assert_eq!(code, 0, "{err}");
+    assert!(out.contains("f32[batch, 10]"), "{out}");
+    let (code, _, err) = run(&["dump", &model, "--stage", "clusters"]);
+    assert!(code == 2 && err.contains("--set batch=1"), "{err}");
+    let (code, out, err) = run(&["inspect", &model, "--set", "batch=3"]);
+    assert!(
+        code == 0 && out.contains("output probabilities: f32[3, 10]"),
+        "{out}{err}"
+    );
+    let (code, _, err) = run(&["inspect", &model, "--set", "bach=3"]);
+    assert!(code == 2 && err.contains("did you mean \"batch\""), "{err}");
+}
