@@ -1,77 +1,94 @@
-//! Writes the clustered graph: one `cluster` node with a closed body per group, in topological order.
+//! Writes the clustered graph: one `cluster` node with a closed body per kernel, in topological order.
 
-use super::group::Grouping;
+use super::{Kernel, legal};
 use crate::error::{Error, Result};
 use crate::ir::{Def, Graph, Node, NodeId, Op, Origin, ValueId};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What becomes one top-level node.
+/// A top-level node of the clustered graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Unit {
-    Group(usize),
+    /// A kernel, by index.
+    Kernel(usize),
+    /// A node that no kernel computes.
     Node(NodeId),
 }
 
 struct Builder<'g> {
     g: &'g Graph,
-    grouping: &'g Grouping,
+    kernels: &'g [Kernel],
+    /// The kernel that stores the results of each node.
+    stored_by: Vec<Option<usize>>,
     out: Graph,
     values: BTreeMap<ValueId, ValueId>,
     made: BTreeMap<Unit, NodeId>,
 }
 
-/// The clustered graph.
-pub fn build(g: &Graph, grouping: &Grouping) -> Result<Graph> {
+/// The clustered graph of some kernels. What they read is stored by a kernel, or computed by no kernel at all.
+///
+/// Errors are internal: kernels that wait for each other, or read what nothing stores.
+pub fn build(g: &Graph, kernels: &[Kernel]) -> Result<Graph> {
+    let mut stored_by = vec![None; g.n_nodes()];
+    for (i, kernel) in kernels.iter().enumerate() {
+        stored_by[kernel.root.0 as usize] = Some(i);
+    }
     let mut b = Builder {
         g,
-        grouping,
+        kernels,
+        stored_by,
         out: Graph::new(&g.name),
         values: BTreeMap::new(),
         made: BTreeMap::new(),
     };
-    for (&v, name) in g.inputs.iter().zip(&g.input_names) {
-        let new = b.out.add_input(name, g.ty(v).clone());
-        b.values.insert(v, new);
-    }
+    b.inputs();
     let exported = b.exported();
     for unit in b.order()? {
-        match unit {
-            Unit::Node(id) => b.copy(id)?,
-            Unit::Group(group) => b.emit(group, &exported)?,
-        }
-        b.order_last(unit);
+        b.emit(unit, &exported)?;
     }
-    for o in &g.outputs {
-        let v = b.get(o.value)?;
-        b.out.add_output(&o.name, v);
-    }
+    b.outputs()?;
     Ok(b.out)
 }
 
 impl Builder<'_> {
+    fn inputs(&mut self) {
+        for (&v, name) in self.g.inputs.iter().zip(&self.g.input_names) {
+            let new = self.out.add_input(name, self.g.ty(v).clone());
+            self.values.insert(v, new);
+        }
+    }
+
+    fn outputs(&mut self) -> Result<()> {
+        for o in &self.g.outputs {
+            let v = self.get(o.value)?;
+            self.out.add_output(&o.name, v);
+        }
+        Ok(())
+    }
+
+    /// The unit that stores the results of a node, if one does.
     fn unit(&self, id: NodeId) -> Unit {
-        self.grouping.home[id.0 as usize].map_or(Unit::Node(id), Unit::Group)
+        self.stored_by[id.0 as usize].map_or(Unit::Node(id), Unit::Kernel)
     }
 
-    fn members(&self, group: usize) -> impl Iterator<Item = (NodeId, &Node)> {
-        self.grouping.groups[group]
-            .members
-            .iter()
-            .map(|&id| (id, self.g.node(id)))
+    fn members(&self, kernel: usize) -> impl Iterator<Item = (NodeId, &Node)> {
+        let members = self.kernels[kernel].members.iter();
+        members.map(|&id| (id, self.g.node(id)))
     }
 
-    /// Operands of a group that are not computed inside, in order of first use. Inlined scalars are not among them.
-    fn operands(&self, group: usize) -> Vec<ValueId> {
-        let members = &self.grouping.groups[group].members;
+    /// Operands of a kernel that it does not compute, in order of first use. Inlined scalars are not among them.
+    fn operands(&self, kernel: usize) -> Vec<ValueId> {
         let mut seen = BTreeSet::new();
-        let inside = |v: ValueId| {
-            matches!(self.g.value(v).def, Def::Node(d, _) if members.contains(&d))
-                || self.is_inlined(v)
-        };
-        self.members(group)
-            .flat_map(|(_, n)| n.inputs.iter().copied())
-            .filter(|&v| !inside(v) && seen.insert(v))
+        let read = self.members(kernel).flat_map(|(_, n)| &n.inputs);
+        read.copied()
+            .filter(|&v| !self.is_inside(kernel, v) && seen.insert(v))
             .collect()
+    }
+
+    fn is_inside(&self, kernel: usize, v: ValueId) -> bool {
+        let members = &self.kernels[kernel].members;
+        let is_computed =
+            matches!(self.g.value(v).def, Def::Node(d, _) if members.binary_search(&d).is_ok());
+        is_computed || self.is_inlined(v)
     }
 
     /// Constants of one element live inside the bodies that use them.
@@ -79,120 +96,115 @@ impl Builder<'_> {
         self.g.constant(v).is_some_and(|t| t.len() == 1)
     }
 
-    /// Nodes that stay at top level and are not constants.
-    fn top_level(&self) -> impl Iterator<Item = NodeId> {
-        let is_top = |(id, n): &(NodeId, &Node)| {
-            super::legal::kind_of(&n.op).is_none() && self.grouping.home[id.0 as usize].is_none()
-        };
-        self.g.nodes().filter(is_top).map(|(id, _)| id)
+    /// Nodes that stay at top level: constants, control flow, state, transfers.
+    fn top_level(&self) -> impl Iterator<Item = (NodeId, &Node)> {
+        let nodes = self.g.nodes();
+        nodes.filter(|(_, n)| legal::kind_of(&n.op).is_none())
     }
 
-    /// Values that some unit other than their own, or the outside, reads.
+    /// Values that another unit, or the outside, reads.
     fn exported(&self) -> BTreeSet<ValueId> {
         let mut values: BTreeSet<ValueId> = self.g.outputs.iter().map(|o| o.value).collect();
-        for group in 0..self.grouping.groups.len() {
-            values.extend(self.operands(group));
+        for kernel in 0..self.kernels.len() {
+            values.extend(self.operands(kernel));
         }
-        for id in self.top_level() {
-            values.extend(self.g.node(id).inputs.iter().copied());
+        for (_, node) in self.top_level() {
+            values.extend(&node.inputs);
         }
         values
     }
 
-    fn needs(&self, unit: Unit) -> Vec<ValueId> {
-        match unit {
-            Unit::Group(group) => self.operands(group),
-            Unit::Node(id) => self.g.node(id).inputs.clone(),
-        }
-    }
-
-    /// Units in topological order; among the ready ones that with the least last member comes first.
+    /// Units in topological order; of the ready ones the one with the earliest last member comes first.
     fn order(&self) -> Result<Vec<Unit>> {
-        let units: BTreeSet<Unit> = (0..self.grouping.groups.len())
-            .map(Unit::Group)
-            .chain(self.top_level().map(Unit::Node))
-            .collect();
+        let kernels = (0..self.kernels.len()).map(Unit::Kernel);
+        let nodes = self.top_level().map(|(id, _)| Unit::Node(id));
+        let units: BTreeSet<Unit> = kernels.chain(nodes).collect();
         let mut waiting: BTreeMap<Unit, usize> = BTreeMap::new();
         let mut users: BTreeMap<Unit, Vec<Unit>> = BTreeMap::new();
         for &unit in &units {
-            let mut deps: BTreeSet<Unit> = self
-                .needs(unit)
-                .iter()
-                .filter_map(|&v| self.defining_unit(v))
-                .collect();
-            // What no unit computes is not run, so there is nothing to wait for.
-            deps.extend(self.control_deps(unit).intersection(&units));
-            deps.remove(&unit);
-            waiting.insert(unit, deps.len());
-            deps.iter()
-                .for_each(|d| users.entry(*d).or_default().push(unit));
+            let dependencies = self.dependencies(unit, &units);
+            waiting.insert(unit, dependencies.len());
+            for d in dependencies {
+                users.entry(d).or_default().push(unit);
+            }
         }
-        let rank = |u: Unit| match u {
-            Unit::Group(group) => (
-                *self.grouping.groups[group]
-                    .members
-                    .last()
-                    .expect("a group has members"),
-                u,
-            ),
-            Unit::Node(id) => (id, u),
-        };
-        let mut ready: BTreeSet<(NodeId, Unit)> = waiting
-            .iter()
-            .filter(|(_, n)| **n == 0)
-            .map(|(u, _)| rank(*u))
-            .collect();
+        let order = self.released(waiting, &users);
+        if order.len() < units.len() {
+            return Err(Error::internal("kernels wait for each other"));
+        }
+        Ok(order)
+    }
+
+    /// Units in the order in which nothing that they wait for is left (Kahn's algorithm).
+    fn released(
+        &self,
+        mut waiting: BTreeMap<Unit, usize>,
+        users: &BTreeMap<Unit, Vec<Unit>>,
+    ) -> Vec<Unit> {
+        let first = waiting.iter().filter(|(_, n)| **n == 0);
+        let mut ready: BTreeSet<_> = first.map(|(&u, _)| (self.last_member(u), u)).collect();
         let mut order = Vec::new();
         while let Some((_, unit)) = ready.pop_first() {
             order.push(unit);
-            for user in users.get(&unit).into_iter().flatten() {
-                let n = waiting.get_mut(user).expect("every unit waits");
+            for &user in users.get(&unit).into_iter().flatten() {
+                let n = waiting.get_mut(&user).expect("every unit waits");
                 *n -= 1;
                 if *n == 0 {
-                    ready.insert(rank(*user));
+                    ready.insert((self.last_member(user), user));
                 }
             }
         }
-        if order.len() == units.len() {
-            Ok(order)
-        } else {
-            Err(Error::internal("the grouping is not convex"))
+        order
+    }
+
+    fn last_member(&self, unit: Unit) -> NodeId {
+        match unit {
+            Unit::Kernel(kernel) => {
+                let members = &self.kernels[kernel].members;
+                *members.last().expect("a kernel has members")
+            }
+            Unit::Node(id) => id,
         }
     }
 
-    fn defining_unit(&self, v: ValueId) -> Option<Unit> {
-        match self.g.value(v).def {
+    /// The units that must run before another. What no unit computes is not run, so there is nothing to wait for.
+    fn dependencies(&self, unit: Unit, units: &BTreeSet<Unit>) -> BTreeSet<Unit> {
+        let needs = match unit {
+            Unit::Kernel(kernel) => self.operands(kernel),
+            Unit::Node(id) => self.g.node(id).inputs.clone(),
+        };
+        let defining = needs.iter().filter_map(|&v| match self.g.value(v).def {
             Def::Node(d, _) => Some(self.unit(d)),
             Def::Input(_) => None,
-        }
+        });
+        let mut all: BTreeSet<Unit> = defining.collect();
+        all.extend(self.control_dependencies(unit).intersection(units));
+        all.remove(&unit);
+        all
     }
 
-    /// Units that must run before one although it reads nothing of theirs. Groups of several nodes have none.
-    fn control_deps(&self, unit: Unit) -> BTreeSet<Unit> {
-        let of = |id: NodeId| self.g.node(id).control.iter().map(|&c| self.unit(c));
-        match unit {
-            Unit::Node(id) => of(id).collect(),
-            Unit::Group(group) => self.grouping.groups[group]
-                .members
-                .iter()
-                .flat_map(|&id| of(id))
-                .collect(),
-        }
+    /// Units that must run before one although it reads nothing of theirs. Kernels of several nodes have none.
+    fn control_dependencies(&self, unit: Unit) -> BTreeSet<Unit> {
+        let nodes = match unit {
+            Unit::Node(id) => vec![id],
+            Unit::Kernel(kernel) => self.kernels[kernel].members.clone(),
+        };
+        let control = nodes.iter().flat_map(|&id| &self.g.node(id).control);
+        control.map(|&c| self.unit(c)).collect()
     }
 
-    /// Notes which node the unit became, if it did, and gives it the unit's control edges.
-    fn order_last(&mut self, unit: Unit) {
-        let last = NodeId((self.out.n_nodes() as u32).saturating_sub(1));
-        if self.out.n_nodes() == self.made.len() {
-            return;
+    fn emit(&mut self, unit: Unit, exported: &BTreeSet<ValueId>) -> Result<()> {
+        let made = match unit {
+            Unit::Node(id) => self.copy(id)?,
+            Unit::Kernel(kernel) => Some(self.emit_kernel(kernel, exported)?),
+        };
+        if let Some(id) = made {
+            let earlier = self.control_dependencies(unit);
+            let control = earlier.iter().filter_map(|u| self.made.get(u).copied());
+            self.out.node_mut(id).control = control.collect();
+            self.made.insert(unit, id);
         }
-        let control = self
-            .control_deps(unit)
-            .iter()
-            .filter_map(|u| self.made.get(u).copied())
-            .collect();
-        self.out.node_mut(last).control = control;
-        self.made.insert(unit, last);
+        Ok(())
     }
 
     fn get(&self, v: ValueId) -> Result<ValueId> {
@@ -204,86 +216,111 @@ impl Builder<'_> {
         })
     }
 
-    /// Top-level nodes: constants, control flow (whose regions are clustered when they are compiled), state.
-    fn copy(&mut self, id: NodeId) -> Result<()> {
+    fn get_all(&self, values: &[ValueId]) -> Result<Vec<ValueId>> {
+        values.iter().map(|&v| self.get(v)).collect()
+    }
+
+    fn last_node(&self) -> NodeId {
+        NodeId(self.out.n_nodes() as u32 - 1)
+    }
+
+    /// Copies a top-level node; regions of control flow are clustered when they are compiled. A constant that lives in the
+    /// bodies of its users alone gives none.
+    fn copy(&mut self, id: NodeId) -> Result<Option<NodeId>> {
         let node = self.g.node(id);
-        let is_used = |v: &ValueId| {
-            !self.is_inlined(*v)
-                || self.g.outputs.iter().any(|o| o.value == *v)
-                || self.read_at_top_level(*v)
-        };
-        if matches!(node.op, Op::Constant { .. }) && !node.outputs.iter().any(is_used) {
-            return Ok(());
+        if matches!(node.op, Op::Constant { .. }) && !self.is_read_outside_bodies(node.outputs[0]) {
+            return Ok(None);
         }
-        let inputs = node
-            .inputs
-            .iter()
-            .map(|&v| self.get(v))
-            .collect::<Result<Vec<_>>>()?;
+        let inputs = self.get_all(&node.inputs)?;
         let outputs = self.out.add_copy(node, &inputs)?;
         self.values
             .extend(node.outputs.iter().copied().zip(outputs));
-        Ok(())
+        Ok(Some(self.last_node()))
     }
 
-    fn read_at_top_level(&self, v: ValueId) -> bool {
-        self.top_level()
-            .any(|id| self.g.node(id).inputs.contains(&v))
+    fn is_read_outside_bodies(&self, v: ValueId) -> bool {
+        !self.is_inlined(v)
+            || self.g.outputs.iter().any(|o| o.value == v)
+            || self.top_level().any(|(_, node)| node.inputs.contains(&v))
     }
 
-    fn emit(&mut self, group: usize, exported: &BTreeSet<ValueId>) -> Result<()> {
-        let operands = self.operands(group);
-        let anchor = self.g.node(self.grouping.groups[group].anchor);
-        let kind = self.grouping.groups[group].kind;
-        let mut body = Graph::new("body");
-        let mut inner: BTreeMap<ValueId, ValueId> = BTreeMap::new();
-        for (i, &v) in operands.iter().enumerate() {
-            let new = body.add_input(&format!("a{i}"), self.g.ty(v).clone());
-            inner.insert(v, new);
+    fn emit_kernel(&mut self, kernel: usize, exported: &BTreeSet<ValueId>) -> Result<NodeId> {
+        let (g, k) = (self.g, &self.kernels[kernel]);
+        let operands = self.operands(kernel);
+        let mut body = Body::new(g, &operands);
+        for &id in &k.members {
+            body.add(id)?;
         }
-        let mut results = Vec::new();
-        for (id, node) in self.members(group) {
-            let mut inputs = Vec::new();
-            for v in &node.inputs {
-                if let Some(t) = self.g.single(*v) {
-                    inner
-                        .entry(*v)
-                        .or_insert_with(|| body.add_constant(t.clone(), &Origin::default()));
-                }
-                inputs.push(inner[v]);
-            }
-            let outputs = body.add_copy(node, &inputs)?;
-            inner.extend(node.outputs.iter().copied().zip(outputs));
-            if self.grouping.home[id.0 as usize] == Some(group) {
-                results.extend(
-                    node.outputs
-                        .iter()
-                        .copied()
-                        .filter(|v| exported.contains(v)),
-                );
-            }
-        }
-        results
-            .iter()
-            .enumerate()
-            .for_each(|(i, v)| body.add_output(&format!("r{i}"), inner[v]));
-        let inputs = operands
-            .iter()
-            .map(|&v| self.get(v))
-            .collect::<Result<Vec<_>>>()?;
-        let origin = self.origin(group);
-        let outputs =
-            self.out
-                .add_with_regions(Op::Cluster { kind }, &inputs, vec![body], &origin)?;
-        let last = NodeId(self.out.n_nodes() as u32 - 1);
-        self.out.node_mut(last).device = anchor.device.clone();
+        let results: Vec<ValueId> = g.node(k.root).outputs.clone();
+        let results: Vec<ValueId> = results
+            .into_iter()
+            .filter(|v| exported.contains(v))
+            .collect();
+        body.finish(&results);
+        let op = Op::Cluster {
+            kind: k.kind,
+            anchor: body.nodes[&k.anchor].0 as usize,
+            root: body.nodes[&k.root].0 as usize,
+        };
+        let anchor = g.node(k.anchor);
+        let inputs = self.get_all(&operands)?;
+        let outputs = self
+            .out
+            .add_with_regions(op, &inputs, vec![body.graph], &anchor.origin)?;
+        let id = self.last_node();
+        self.out.node_mut(id).device = anchor.device.clone();
         self.values.extend(results.into_iter().zip(outputs));
+        Ok(id)
+    }
+}
+
+/// The body of a cluster under construction.
+struct Body<'g> {
+    g: &'g Graph,
+    graph: Graph,
+    values: BTreeMap<ValueId, ValueId>,
+    nodes: BTreeMap<NodeId, NodeId>,
+}
+
+impl<'g> Body<'g> {
+    fn new(g: &'g Graph, operands: &[ValueId]) -> Body<'g> {
+        let mut graph = Graph::new("body");
+        let mut values = BTreeMap::new();
+        for (i, &v) in operands.iter().enumerate() {
+            let new = graph.add_input(&format!("a{i}"), g.ty(v).clone());
+            values.insert(v, new);
+        }
+        Body {
+            g,
+            graph,
+            values,
+            nodes: BTreeMap::new(),
+        }
+    }
+
+    fn add(&mut self, id: NodeId) -> Result<()> {
+        let node = self.g.node(id);
+        let inputs: Vec<ValueId> = node.inputs.iter().map(|&v| self.operand(v)).collect();
+        let outputs = self.graph.add_copy(node, &inputs)?;
+        self.values
+            .extend(node.outputs.iter().copied().zip(outputs));
+        let last = NodeId(self.graph.n_nodes() as u32 - 1);
+        self.nodes.insert(id, last);
         Ok(())
     }
 
-    /// The anchor's origin; for element-wise groups that of the last member.
-    fn origin(&self, group: usize) -> Origin {
-        let group = &self.grouping.groups[group];
-        self.g.node(group.anchor).origin.clone()
+    /// A value inside; a constant of one element is added when it is first read.
+    fn operand(&mut self, v: ValueId) -> ValueId {
+        if let (Some(t), false) = (self.g.single(v), self.values.contains_key(&v)) {
+            let constant = self.graph.add_constant(t.clone(), &Origin::default());
+            self.values.insert(v, constant);
+        }
+        self.values[&v]
+    }
+
+    fn finish(&mut self, results: &[ValueId]) {
+        for (i, v) in results.iter().enumerate() {
+            self.graph.add_output(&format!("r{i}"), self.values[v]);
+        }
     }
 }

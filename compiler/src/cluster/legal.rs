@@ -1,11 +1,9 @@
 //! Which ops may join which kind of cluster.
 
 use super::bytes::{self, Quantizing};
+use super::coverage::{self, KernelFamily};
 use super::strided::Strided;
-use crate::ir::{
-    ClusterKind, Def, Graph, Layout, Node, NodeId, Op, OpClass, ReduceKind, ScalarOp, Shape,
-    ValueId,
-};
+use crate::ir::{ClusterKind, Def, Graph, Node, NodeId, Op, OpClass, ScalarOp, Shape, ValueId};
 use gristmill_kernels::epilogue::{EpilogueKind, MAX_BATCH, MAX_EPILOGUE};
 use gristmill_runtime::DType;
 
@@ -37,9 +35,15 @@ pub fn may_share(g: &Graph, ordered: &[bool], a: NodeId, b: NodeId) -> Result<()
     Ok(())
 }
 
-/// Number of elements of a value; 0 when a shape is not static, which the pass excludes.
-pub fn n_elements(g: &Graph, v: ValueId) -> usize {
-    g.ty(v).static_shape().map_or(0, |s| s.iter().product())
+/// Number of elements of a value; `None` when its shape is not static.
+pub fn n_elements(g: &Graph, v: ValueId) -> Option<usize> {
+    let shape = g.ty(v).static_shape()?;
+    Some(shape.iter().product())
+}
+
+/// Number of elements of a value. Errors when its shape is not static.
+pub fn known_elements(g: &Graph, v: ValueId) -> Result<usize, String> {
+    n_elements(g, v).ok_or_else(|| format!("the shape of {} is not static", g.ty(v)))
 }
 
 /// True for ops that cost nothing as an index map of a loop: an affine read whose innermost axis stays innermost.
@@ -190,18 +194,9 @@ fn steps_with_rows(anchor: &Node, other: &Shape, to: &Shape) -> bool {
     }
 }
 
-/// Whether `anchor` is of the kind that takes element-wise epilogues on its tiles.
+/// True when the kernel of `anchor` applies element-wise ops to its tiles.
 pub fn takes_epilogue(g: &Graph, anchor: &Node) -> bool {
-    let of_floats = g.ty(anchor.outputs[0]).dtype == DType::F32
-        && matches!(
-            &anchor.op,
-            Op::MatMul
-                | Op::Conv {
-                    layout: Layout::ChannelsLast,
-                    ..
-                }
-        );
-    of_floats || bytes::product(g, anchor).is_some()
+    coverage::kernels(g, anchor).is_ok_and(KernelFamily::takes_epilogue)
 }
 
 /// Whether the tiles of `anchor` can be stored as 8-bit integers.
@@ -292,8 +287,8 @@ pub fn loops_over(g: &Graph, anchor: &Node) -> Result<usize, String> {
         Op::Transpose { perm } if !keeps_inner_axis(g, anchor.inputs[0], perm) => {
             Err("a tiled transpose takes no producers".into())
         }
-        Op::Reduce { .. } | Op::ArgReduce { .. } => Ok(n_elements(g, anchor.inputs[0])),
-        op if kind_of(op) == Some(ClusterKind::Map) => Ok(n_elements(g, anchor.outputs[0])),
+        Op::Reduce { .. } | Op::ArgReduce { .. } => known_elements(g, anchor.inputs[0]),
+        op if kind_of(op) == Some(ClusterKind::Map) => known_elements(g, anchor.outputs[0]),
         op => Err(format!("{} takes no producers", op.name())),
     }
 }
@@ -324,15 +319,7 @@ pub fn is_pulled(
     }
 }
 
-/// Whether a kernel of its own computes a reduction from a stored operand, so that what it would pull is stored before.
+/// True when a kernel of its own computes a reduction from a stored operand, so that pulled operands are stored before it.
 pub fn reduces_stored(g: &Graph, node: &Node) -> bool {
-    let x = g.ty(node.inputs[0]);
-    let Op::Reduce { kind, axes, .. } = &node.op else {
-        return false;
-    };
-    let (Some(first), Some(last)) = (axes.first(), axes.last()) else {
-        return false;
-    };
-    let adjacent = last - first + 1 == axes.len();
-    x.dtype == DType::F32 && adjacent && (last + 1 == x.rank() || *kind == ReduceKind::Mean)
+    coverage::kernels(g, node) == Ok(KernelFamily::Reduction)
 }

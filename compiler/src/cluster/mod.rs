@@ -1,26 +1,24 @@
 //! A graph of ops becomes a graph of clusters, one kernel each.
 //!
-//! Requires static shapes. After: every top-level node is a [`Op::Cluster`], a constant, control flow, state or transfer.
-//! The kernels that the fuse phase of rewriting chose by predicted time are taken as they are. Where it does not run (below
-//! optimisation level 2), a grouping pass decides in three steps: views are folded into the contractions that can read them by
-//! strides; contractions and reductions take element-wise epilogues; element-wise producers join their consumers. Each group
-//! stays convex: a node joins only when all its other uses are inside, or as a duplicate. What code generation can compute in
-//! one kernel is said in `legal` alone.
+//! Requires static shapes. After: every top-level node is an [`Op::Cluster`], a constant, control flow, state or transfer. A cluster
+//! knows its anchor, the op that decides how its kernel loops, and its root, the op whose results it stores; members are what the root
+//! needs of its producers. Kernels are chosen by predicted time ([`fuse`]), among several alternatives or greedily (optimisation
+//! level 1). The ops that code generation can compute in one kernel are listed in `legal` and `coverage` alone.
 
 mod body;
 pub(crate) mod bytes;
+pub(crate) mod coverage;
 mod fuse;
 pub(crate) mod gpu;
-mod group;
 pub(crate) mod legal;
 pub mod strided;
 
 use crate::error::Result;
-use crate::ir::{ClusterKind, Graph, Op};
+use crate::ir::{ClusterKind, Graph, Node, NodeId, Op};
 use crate::rewrite::Pricing;
 use std::collections::BTreeMap;
 
-pub use fuse::{Fused, Kernel, fuse_rules};
+pub use fuse::{Fused, fuse_rules};
 
 /// What the pass did, for the compile report.
 #[derive(Clone, Debug, Default)]
@@ -39,58 +37,108 @@ pub struct Report {
     pub fused: Option<Fused>,
 }
 
-/// Which nodes share clusters.
+/// How nodes come to share clusters.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Fusion {
     /// One cluster per op.
     Off,
-    /// As the grouping pass decides.
-    Grouped,
-    /// As extraction from the e-graph decides by predicted time.
-    Priced(Pricing),
+    /// By predicted time.
+    Priced {
+        /// The target's predicted times.
+        pricing: Pricing,
+        /// Alternatives that are kept per op: more of them find better kernels, one is found in a fraction of the time.
+        n_alternatives: usize,
+    },
 }
 
-/// Groups the nodes of `g` into clusters.
+impl Fusion {
+    /// Fusion among the usual number of alternatives.
+    pub fn priced(pricing: Pricing) -> Fusion {
+        Fusion::Priced {
+            pricing,
+            n_alternatives: fuse::MAX_ALTERNATIVES,
+        }
+    }
+
+    /// Fusion without alternatives.
+    pub fn greedy(pricing: Pricing) -> Fusion {
+        Fusion::Priced {
+            pricing,
+            n_alternatives: 1,
+        }
+    }
+}
+
+/// One kernel to be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Kernel {
+    /// Kind of its anchor.
+    pub kind: ClusterKind,
+    /// The op that decides how it loops.
+    pub anchor: NodeId,
+    /// The op whose results it stores.
+    pub root: NodeId,
+    /// All that it computes, in order.
+    pub members: Vec<NodeId>,
+}
+
+/// Fuses the nodes of `g` into clusters.
 pub fn cluster(g: &Graph, fusion: &Fusion) -> Result<(Graph, Report)> {
     let mut report = Report::default();
-    let clustered = match fusion {
-        Fusion::Off => body::build(g, &group::Grouping::singletons(g))?,
-        Fusion::Grouped => {
-            let grouping = group::Grouping::of(g);
-            report.missed = grouping.missed.clone();
-            body::build(g, &grouping)?
-        }
-        Fusion::Priced(pricing) => {
-            let mut fused = fuse::fuse(g, pricing);
+    let kernels = match fusion {
+        Fusion::Off => singletons(g),
+        Fusion::Priced {
+            pricing,
+            n_alternatives,
+        } => {
+            let mut fused = fuse::fuse(g, pricing, *n_alternatives);
             report.missed = std::mem::take(&mut fused.missed);
-            let clustered = of_kernels(g, &fused.kernels)?;
+            let kernels = std::mem::take(&mut fused.kernels);
             report.fused = Some(fused);
-            clustered
+            kernels
         }
     };
-    for (_, node) in g
-        .nodes()
-        .filter(|(_, n)| !matches!(n.op, Op::Constant { .. }))
-    {
-        report.ops_before += 1;
-        report.bytes_before += traffic(g, node);
-    }
-    for (_, node) in clustered.nodes() {
-        if let Op::Cluster { kind } = node.op {
-            *report.kernels.entry(kind).or_default() += 1;
-            report.bytes_after += traffic(&clustered, node);
-        }
-    }
+    let clustered = body::build(g, &kernels)?;
+    report.count_ops(g);
+    report.count_clusters(&clustered);
     Ok((clustered, report))
 }
 
-/// The clustered graph of chosen kernels.
-pub(crate) fn of_kernels(g: &Graph, kernels: &[Kernel]) -> Result<Graph> {
-    body::build(g, &group::Grouping::chosen(g, kernels))
+/// One kernel per op.
+fn singletons(g: &Graph) -> Vec<Kernel> {
+    let single = |(id, node): (NodeId, &Node)| {
+        Some(Kernel {
+            kind: legal::kind_of(&node.op)?,
+            anchor: id,
+            root: id,
+            members: vec![id],
+        })
+    };
+    g.nodes().filter_map(single).collect()
+}
+
+impl Report {
+    fn count_ops(&mut self, g: &Graph) {
+        for (_, node) in g.nodes() {
+            if !matches!(node.op, Op::Constant { .. }) {
+                self.ops_before += 1;
+                self.bytes_before += traffic(g, node);
+            }
+        }
+    }
+
+    fn count_clusters(&mut self, clustered: &Graph) {
+        for (_, node) in clustered.nodes() {
+            if let Op::Cluster { kind, .. } = node.op {
+                *self.kernels.entry(kind).or_default() += 1;
+                self.bytes_after += traffic(clustered, node);
+            }
+        }
+    }
 }
 
 /// Bytes of all operands and results of a node.
-fn traffic(g: &Graph, node: &crate::ir::Node) -> u64 {
+fn traffic(g: &Graph, node: &Node) -> u64 {
     node.inputs
         .iter()
         .chain(&node.outputs)

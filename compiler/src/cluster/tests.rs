@@ -29,7 +29,7 @@ fn linear_layer_takes_bias_and_activation() {
     let y = b.add_(y, c).unwrap();
     let y = b.map(ScalarOp::Gelu, &[y]).unwrap();
     b.output("y", y);
-    let (g, report) = cluster(&b.finish().unwrap(), &Fusion::Grouped).unwrap();
+    let (g, report) = cluster(&b.finish().unwrap(), &Fusion::greedy(Default::default())).unwrap();
     crate::ir::verify::verify(&g).unwrap();
     assert_eq!(kinds(&g), ["matmul+add+gelu"]);
     assert_eq!(
@@ -63,7 +63,7 @@ fn attention_heads_are_read_and_written_by_strides() {
     let o = b.transpose(o, &[0, 2, 1, 3]).unwrap();
     let o = b.reshape(o, [1usize, 8, 32]).unwrap();
     b.output("y", o);
-    let (g, _) = cluster(&b.finish().unwrap(), &Fusion::Grouped).unwrap();
+    let (g, _) = cluster(&b.finish().unwrap(), &Fusion::greedy(Default::default())).unwrap();
     assert_eq!(
         kinds(&g),
         [
@@ -96,7 +96,7 @@ fn residual_joins_the_convolution_and_shared_values_are_stored() {
     let z = b.add1(conv, &[y, w]).unwrap();
     let z = b.add_(z, y).unwrap();
     b.output("z", z);
-    let (g, _) = cluster(&b.finish().unwrap(), &Fusion::Grouped).unwrap();
+    let (g, _) = cluster(&b.finish().unwrap(), &Fusion::greedy(Default::default())).unwrap();
     assert_eq!(kinds(&g), ["conv+add+relu", "conv+add"]);
 }
 
@@ -106,9 +106,9 @@ fn control_edges_survive() {
     let mut n_edges = 0;
     for n in 0..200 {
         let whole = crate::testing::random_wiring(&mut rng, 1 + n % 40);
-        cluster(&whole, &Fusion::Grouped).unwrap();
+        cluster(&whole, &Fusion::greedy(Default::default())).unwrap();
         let g = crate::passes::dce(&whole).unwrap();
-        let (clustered, _) = cluster(&g, &Fusion::Grouped).unwrap();
+        let (clustered, _) = cluster(&g, &Fusion::greedy(Default::default())).unwrap();
         crate::ir::verify::verify(&clustered).unwrap();
         for (_, node) in g
             .nodes()

@@ -168,7 +168,7 @@ impl Sample {
 /// The class of a node that has kernels of its own: kind of cluster, or name of the control flow.
 fn class(node: &Node) -> Option<String> {
     match &node.op {
-        Op::Cluster { kind } => Some(format!("{kind:?}").to_lowercase()),
+        Op::Cluster { kind, .. } => Some(format!("{kind:?}").to_lowercase()),
         Op::If | Op::Loop { .. } | Op::Scan { .. } => Some(node.op.name().to_owned()),
         _ => None,
     }

@@ -83,7 +83,8 @@ fn a_gather_does_not_read_its_whole_table() {
     let rows = b.add1(Op::Gather { axis: 0 }, &[table, ids]).unwrap();
     b.output("rows", rows);
     let g = b.finish().unwrap();
-    let (clustered, _) = cluster::cluster(&g, &cluster::Fusion::Grouped).unwrap();
+    let (clustered, _) =
+        cluster::cluster(&g, &cluster::Fusion::greedy(Default::default())).unwrap();
     for g in [&g, &clustered] {
         let (_, node) = g.nodes().next().unwrap();
         assert_eq!(
@@ -102,7 +103,8 @@ fn a_fused_epilogue_is_cheaper_than_two_kernels() {
     let y = b.map(ScalarOp::Relu, &[y]).unwrap();
     b.output("y", y);
     let g = b.finish().unwrap();
-    let (clustered, _) = cluster::cluster(&g, &cluster::Fusion::Grouped).unwrap();
+    let (clustered, _) =
+        cluster::cluster(&g, &cluster::Fusion::greedy(Default::default())).unwrap();
     let model = CostModel::default();
     assert!(model.graph_ns(&clustered, &device()) < model.graph_ns(&g, &device()));
     let bigger = DeviceProfile::cpu(Isa::Avx2, 1);
@@ -115,7 +117,11 @@ fn map_of(name: &str, op: ScalarOp, n: usize) -> crate::ir::Graph {
     let x = b.input(name, DType::F32, [n]);
     let y = b.map(op, &[x]).unwrap();
     b.output(name, y);
-    let (clustered, _) = cluster::cluster(&b.finish().unwrap(), &cluster::Fusion::Grouped).unwrap();
+    let (clustered, _) = cluster::cluster(
+        &b.finish().unwrap(),
+        &cluster::Fusion::greedy(Default::default()),
+    )
+    .unwrap();
     clustered
 }
 

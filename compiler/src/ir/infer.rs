@@ -903,10 +903,17 @@ pub(super) fn collective(op: &Op, args: &[Type], regions: &[Graph]) -> Inferred 
     all_reduce(&Op::AllReduce { kind: *kind }, args, regions)
 }
 
-pub(super) fn cluster(_: &Op, args: &[Type], regions: &[Graph]) -> Inferred {
+pub(super) fn cluster(op: &Op, args: &[Type], regions: &[Graph]) -> Inferred {
+    attrs!(op, Cluster { anchor, root });
     let [body] = regions else {
         return Err(format!("expected 1 region, got {}", regions.len()));
     };
     check_region("body", body, args)?;
+    for (name, node) in [("anchor", *anchor), ("root", *root)] {
+        if node >= body.n_nodes().max(1) {
+            let n = body.n_nodes();
+            return Err(format!("the {name} is node {node} of a body of {n} nodes"));
+        }
+    }
     Ok(region_results(body))
 }

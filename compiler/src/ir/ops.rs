@@ -413,8 +413,8 @@ ops! {
     Collective { kind: ReduceKind, key: String, rank: usize, devices: Vec<String> } "collective" 1..1 Transfer {
         infer: infer::collective, eval: Evaluator::Elsewhere,
     }
-    /// One kernel: the region computes the results from the operands.
-    Cluster { kind: ClusterKind } "cluster" 0..many Cluster {
+    /// One kernel: the region computes the results from the operands. Its node number `anchor` decides how the kernel loops; number `root` defines the results.
+    Cluster { kind: ClusterKind, anchor: usize, root: usize } "cluster" 0..many Cluster {
         infer: infer::cluster, eval: Evaluator::Body,
     }
 }

@@ -329,6 +329,8 @@ impl Placement {
         region.add_output("r0", y);
         let op = Op::Cluster {
             kind: ClusterKind::Map,
+            anchor: 0,
+            root: 0,
         };
         let made = r
             .graph

@@ -243,9 +243,12 @@ mod tests {
         }
         let y = b.add_(ends[0], ends[1]).unwrap();
         b.output("y", y);
-        cluster::cluster(&b.finish().unwrap(), &cluster::Fusion::Grouped)
-            .unwrap()
-            .0
+        cluster::cluster(
+            &b.finish().unwrap(),
+            &cluster::Fusion::greedy(Default::default()),
+        )
+        .unwrap()
+        .0
     }
 
     fn two(latency_ns: u64) -> Request {

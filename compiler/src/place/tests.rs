@@ -68,7 +68,11 @@ fn random_placements_are_right() {
 
 #[test]
 fn branches_run_side_by_side_unless_the_link_is_slow() {
-    let (g, _) = cluster::cluster(&two_branches(), &cluster::Fusion::Grouped).unwrap();
+    let (g, _) = cluster::cluster(
+        &two_branches(),
+        &cluster::Fusion::greedy(Default::default()),
+    )
+    .unwrap();
     let mut r = request("cpu:2");
     let p = place(&g, &r, &CostModel::default()).unwrap();
     let used: BTreeSet<usize> = p.nodes.iter().flatten().map(|n| n.device).collect();
@@ -90,7 +94,7 @@ fn pins_hold_and_keep_clusters_apart() {
         Pin::parse("/b/MatMul$=/device:CPU:0").unwrap(),
     ];
     apply_pins(&mut g, &mut r).unwrap();
-    let (g, _) = cluster::cluster(&g, &cluster::Fusion::Grouped).unwrap();
+    let (g, _) = cluster::cluster(&g, &cluster::Fusion::greedy(Default::default())).unwrap();
     let p = place(&g, &r, &CostModel::default()).unwrap();
     check::check(&g, &r, &p).unwrap();
     for (id, node) in g.nodes() {
@@ -105,7 +109,11 @@ fn pins_hold_and_keep_clusters_apart() {
 
 #[test]
 fn requests_that_cannot_be_had_are_errors() {
-    let (g, _) = cluster::cluster(&two_branches(), &cluster::Fusion::Grouped).unwrap();
+    let (g, _) = cluster::cluster(
+        &two_branches(),
+        &cluster::Fusion::greedy(Default::default()),
+    )
+    .unwrap();
     let mut pinned = request("cpu:2");
     pinned.pins = vec![Pin::parse("^/lift/a/MatMul$=cpu:0").unwrap()];
     let mut elsewhere = request("cpu:2,gpu:1");
@@ -130,7 +138,11 @@ fn requests_that_cannot_be_had_are_errors() {
 
 #[test]
 fn memory_limits_are_kept_or_named() {
-    let (g, _) = cluster::cluster(&two_branches(), &cluster::Fusion::Grouped).unwrap();
+    let (g, _) = cluster::cluster(
+        &two_branches(),
+        &cluster::Fusion::greedy(Default::default()),
+    )
+    .unwrap();
     let mut r = request("cpu:2");
     r.devices.limit_memory("cpu:0", Bytes(1 << 20)).unwrap();
     let p = place(&g, &r, &CostModel::default()).unwrap();
@@ -151,7 +163,11 @@ fn a_model_too_large_for_one_device_is_split() {
         x = b.matmul(x, w).unwrap();
     }
     b.output("y", x);
-    let (g, _) = cluster::cluster(&b.finish().unwrap(), &cluster::Fusion::Grouped).unwrap();
+    let (g, _) = cluster::cluster(
+        &b.finish().unwrap(),
+        &cluster::Fusion::greedy(Default::default()),
+    )
+    .unwrap();
     let mut r = request("cpu:3");
     // Weights take 16 KiB each, 128 KiB in all.
     r.devices.limit_memory("cpu", Bytes(50 << 10)).unwrap();
@@ -393,7 +409,11 @@ fn users_of_a_variable_stay_together() {
 
 #[test]
 fn text_form() {
-    let (g, _) = cluster::cluster(&two_branches(), &cluster::Fusion::Grouped).unwrap();
+    let (g, _) = cluster::cluster(
+        &two_branches(),
+        &cluster::Fusion::greedy(Default::default()),
+    )
+    .unwrap();
     let mut r = request("cpu:2");
     for d in &mut r.devices.devices {
         d.profile = crate::cost::DeviceProfile::cpu(gristmill_kernels::Isa::Avx2, 1);
@@ -464,7 +484,11 @@ fn errors_name_the_lines_of_scopes() {
 
 #[test]
 fn plans_of_models_are_replayed() {
-    let (g, _) = cluster::cluster(&two_branches(), &cluster::Fusion::Grouped).unwrap();
+    let (g, _) = cluster::cluster(
+        &two_branches(),
+        &cluster::Fusion::greedy(Default::default()),
+    )
+    .unwrap();
     let mut r = request("cpu:2");
     let first = place(&g, &r, &CostModel::default()).unwrap();
     let text = first.plan_text(&g).unwrap();
@@ -498,7 +522,11 @@ fn plans_of_models_are_replayed() {
 
 #[test]
 fn plans_against_a_pin_or_of_another_model_are_errors() {
-    let (g, _) = cluster::cluster(&two_branches(), &cluster::Fusion::Grouped).unwrap();
+    let (g, _) = cluster::cluster(
+        &two_branches(),
+        &cluster::Fusion::greedy(Default::default()),
+    )
+    .unwrap();
     let mut r = request("cpu:2");
     let text = place(&g, &r, &CostModel::default())
         .unwrap()

@@ -16,9 +16,9 @@ mod select;
 #[cfg(test)]
 mod tests;
 
-use crate::cluster::legal;
+use crate::cluster::{Kernel, legal};
 use crate::cost::{Nanos, Picos};
-use crate::ir::{ClusterKind, Def, Graph, NodeId, ValueId};
+use crate::ir::{Def, Graph, NodeId, ValueId};
 use crate::rewrite::Pricing;
 use crate::rewrite::{PhaseReport, StopReason};
 use cone::Cone;
@@ -28,23 +28,10 @@ use std::collections::BTreeMap;
 pub use rules::fuse_rules;
 
 /// Most alternatives of a class; large graphs get by with fewer.
-const MAX_ALTERNATIVES: usize = 8;
+pub(super) const MAX_ALTERNATIVES: usize = 8;
 
 /// From this many nodes on, two alternatives are kept per class.
 const LARGE_GRAPH: usize = 4000;
-
-/// One kernel to be.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Kernel {
-    /// Kind of its anchor.
-    pub kind: ClusterKind,
-    /// The op that decides how it loops.
-    pub anchor: NodeId,
-    /// The op whose results it stores.
-    pub root: NodeId,
-    /// All that it computes, in order.
-    pub members: Vec<NodeId>,
-}
 
 /// The kernels of a graph, in order of their roots, and how they were chosen.
 #[derive(Clone, Debug)]
@@ -61,10 +48,10 @@ pub struct Fused {
     pub after: Nanos,
 }
 
-/// Chooses the kernels of `g` by predicted time.
-pub fn fuse(g: &Graph, pricing: &Pricing) -> Fused {
+/// Chooses the kernels of `g` by predicted time, keeping at most `n_alternatives` per op.
+pub fn fuse(g: &Graph, pricing: &Pricing, n_alternatives: usize) -> Fused {
     let mut fuser = Fuser::new(g, pricing);
-    fuser.enumerate();
+    fuser.enumerate(n_alternatives);
     let mut selection = select::select(&fuser);
     let plain = |id: NodeId| fuser.price(&fuser.plain(id));
     let before: Picos = fuser.fusible().map(plain).sum();
@@ -177,11 +164,11 @@ impl<'g> Fuser<'g> {
     }
 
     /// Adds the e-nodes of every class, operands first.
-    fn enumerate(&mut self) {
+    fn enumerate(&mut self, n_alternatives: usize) {
         let limit = if self.g.n_nodes() < LARGE_GRAPH {
-            MAX_ALTERNATIVES
+            n_alternatives
         } else {
-            2
+            n_alternatives.min(2)
         };
         for i in 0..self.g.n_nodes() as u32 {
             let cones = if self.is_fusible(NodeId(i)) {

@@ -143,11 +143,12 @@ impl Fuser<'_> {
             return true;
         }
         let n = |id: NodeId| legal::n_elements(self.g, self.g.node(id).outputs[0]);
+        let is_as_large = n(p).is_some() && n(p) == n(reader);
         let founds_map = self.cones_of(p).all(|c| c.kind == ClusterKind::Map);
         let op = &self.g.node(reader).op;
         let is_free = match op.class() {
             OpClass::Contract | OpClass::Attention => self.g.node(p).op.class() == OpClass::View,
-            OpClass::Map | OpClass::View => n(p) == n(reader),
+            OpClass::Map | OpClass::View => is_as_large,
             _ => false,
         };
         founds_map && is_free && self.is_only_reader(p, reader)
@@ -228,13 +229,12 @@ impl Fuser<'_> {
         } else {
             legal::loops_over(g, anchor)?
         };
-        let is_behind = cone.root != cone.anchor;
-        let loops = if is_behind {
-            legal::n_elements(g, g.node(cone.root).outputs[0])
-        } else {
-            loops
+        let loops = match cone.root == cone.anchor {
+            true => loops,
+            false => legal::known_elements(g, g.node(cone.root).outputs[0])?,
         };
-        let times = (loops / legal::n_elements(g, g.node(q.root).outputs[0]).max(1)).max(1) as u64;
+        let computed = legal::known_elements(g, g.node(q.root).outputs[0])?;
+        let times = (loops / computed.max(1)).max(1) as u64;
         let is_member = |m: NodeId| cone.contains(m) || q.contains(m);
         for m in q.nodes().filter(|m| !cone.contains(*m)) {
             legal::is_pulled(g, &self.users, m, &is_member)?;

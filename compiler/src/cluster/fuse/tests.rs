@@ -1,7 +1,7 @@
 //! Each rule has a case that fires it; whatever is chosen computes what the graph does; prices decide between storing and computing again.
 
 use super::*;
-use crate::cluster::of_kernels;
+use crate::cluster::body::build;
 use crate::ir::print::PrintOptions;
 use crate::ir::{GraphBuilder, Op, ReduceKind, ScalarOp};
 use crate::testing::Rng;
@@ -63,7 +63,7 @@ fn every_rule_has_a_case_that_fires_it() {
     assert_eq!(names, cases.iter().map(|(rule, _)| rule.as_str()).collect());
     let mut out = String::new();
     for (rule, g) in &cases {
-        let fused = fuse(g, &Pricing::default());
+        let fused = fuse(g, &Pricing::default(), MAX_ALTERNATIVES);
         assert!(
             fused.phase.fired.contains_key(rule.as_str()),
             "{rule} did not fire: {:?}",
@@ -72,7 +72,7 @@ fn every_rule_has_a_case_that_fires_it() {
         assert!(fused.after <= fused.before, "{rule}");
         out += &format!(
             "{}\n",
-            of_kernels(g, &fused.kernels)
+            build(g, &fused.kernels)
                 .unwrap()
                 .to_text(PrintOptions::SHORT)
         );
@@ -84,10 +84,10 @@ fn every_rule_has_a_case_that_fires_it() {
 fn check_alternatives(g: &Graph, inputs: &[Tensor], seed: u64, what: &str) {
     let pricing = Pricing::default();
     let mut fuser = Fuser::new(g, &pricing);
-    fuser.enumerate();
+    fuser.enumerate(MAX_ALTERNATIVES);
     assert_same(
         g,
-        &of_kernels(g, &fuse(g, &pricing).kernels).unwrap(),
+        &build(g, &fuse(g, &pricing, MAX_ALTERNATIVES).kernels).unwrap(),
         inputs,
         what,
     );
@@ -96,7 +96,7 @@ fn check_alternatives(g: &Graph, inputs: &[Tensor], seed: u64, what: &str) {
         let random = select::Selection::by(&fuser, |s, id| rng.below(s.n_alternatives(id)));
         assert_same(
             g,
-            &of_kernels(g, &kernels(&fuser, &random)).unwrap(),
+            &build(g, &kernels(&fuser, &random)).unwrap(),
             inputs,
             what,
         );
@@ -145,7 +145,7 @@ fn shared(op: ScalarOp, n: usize) -> Graph {
 }
 
 fn n_kernels(g: &Graph) -> usize {
-    fuse(g, &Pricing::default()).kernels.len()
+    fuse(g, &Pricing::default(), MAX_ALTERNATIVES).kernels.len()
 }
 
 #[test]
@@ -194,7 +194,7 @@ fn a_value_that_is_stored_anyway_is_read() {
     b.output("p", p);
     b.output("y", y);
     let g = b.finish().unwrap();
-    let fused = fuse(&g, &Pricing::default());
+    let fused = fuse(&g, &Pricing::default(), MAX_ALTERNATIVES);
     assert_eq!(fused.kernels.len(), 2);
     assert!(
         fused
@@ -215,7 +215,7 @@ fn one_of_two_products_takes_their_sum() {
     let y = b.add_(p, q).unwrap();
     let y = b.map(ScalarOp::Relu, &[y]).unwrap();
     b.output("y", y);
-    let sizes: Vec<usize> = fuse(&b.finish().unwrap(), &Pricing::default())
+    let sizes: Vec<usize> = fuse(&b.finish().unwrap(), &Pricing::default(), MAX_ALTERNATIVES)
         .kernels
         .iter()
         .map(|k| k.members.len())
@@ -243,7 +243,7 @@ fn missed_fusions_have_reasons() {
     let y = b.matmul(y, w).unwrap();
     let y = b.map(ScalarOp::Sin, &[y]).unwrap();
     b.output("y", y);
-    let missed = fuse(&b.finish().unwrap(), &Pricing::default()).missed;
+    let missed = fuse(&b.finish().unwrap(), &Pricing::default(), MAX_ALTERNATIVES).missed;
     let reasons: Vec<String> = missed
         .iter()
         .map(|(_, why)| {
@@ -291,7 +291,7 @@ fn long_chains_and_large_graphs_take_linear_time() {
     }
     b.output("y", y);
     let g = b.finish().unwrap();
-    let fused = fuse(&g, &Pricing::default());
+    let fused = fuse(&g, &Pricing::default(), MAX_ALTERNATIVES);
     assert!(
         fused
             .kernels
@@ -301,7 +301,7 @@ fn long_chains_and_large_graphs_take_linear_time() {
     assert!(fused.kernels.len() < 1500, "{}", fused.kernels.len());
     assert_same(
         &g,
-        &of_kernels(&g, &fused.kernels).unwrap(),
+        &build(&g, &fused.kernels).unwrap(),
         &[Tensor::from_slice(&[0.5f32; 16], &[16]).unwrap()],
         "chain",
     );
@@ -335,6 +335,7 @@ fn clusters_of_gpus_hold_more() {
                 only_gpus,
                 ..Pricing::default()
             },
+            MAX_ALTERNATIVES,
         );
         let of_kernel = |k: &Kernel| {
             k.members

@@ -3,8 +3,9 @@
 mod bodies;
 mod cases;
 
+use crate::cluster::{bytes, coverage};
 use crate::interp;
-use crate::ir::{ClusterKind, Graph, Op, Origin, Type};
+use crate::ir::{ClusterKind, Def, Graph, Node, Op, OpClass, Origin, Type};
 pub use bodies::{random_maps, random_phases};
 pub use cases::*;
 use gristmill_runtime::{DType, Tensor};
@@ -115,8 +116,11 @@ pub fn as_cluster(body: &Graph) -> Graph {
     let inputs: Vec<_> = (body.inputs.iter().zip(&body.input_names))
         .map(|(&v, name)| g.add_input(name, body.ty(v).clone()))
         .collect();
+    let (anchor, root) = anchor_and_root(body);
     let op = Op::Cluster {
         kind: ClusterKind::Map,
+        anchor,
+        root,
     };
     let outputs = g
         .add_with_regions(op, &inputs, vec![body.clone()], &Origin::new("/cluster"))
@@ -125,6 +129,29 @@ pub fn as_cluster(body: &Graph) -> Graph {
         g.add_output(&o.name, v);
     }
     g
+}
+
+/// The first node that has a kernel, or else the last one, and the node of the first result.
+fn anchor_and_root(body: &Graph) -> (usize, usize) {
+    let last = body.n_nodes().saturating_sub(1);
+    let covered = body
+        .nodes()
+        .find(|(_, n)| is_covered(body, n))
+        .map_or(last, |(id, _)| id.0 as usize);
+    let root = match body.outputs.first().map(|o| body.value(o.value).def) {
+        Some(Def::Node(id, _)) => id.0 as usize,
+        _ => last,
+    };
+    (covered, root)
+}
+
+fn is_covered(body: &Graph, node: &Node) -> bool {
+    bytes::left_side(body, node).is_some()
+        || coverage::kernels_after_transposition(body, node).is_ok()
+        || !matches!(
+            node.op.class(),
+            OpClass::Map | OpClass::View | OpClass::Source
+        )
 }
 
 /// Puts a NaN, infinities and zeros of both signs at random places.

@@ -177,6 +177,8 @@ fn symbols_bind_in_regions_too() {
         .add_with_regions(
             Op::Cluster {
                 kind: ClusterKind::Reduce,
+                anchor: 1,
+                root: 1,
             },
             &[x],
             vec![body.finish().unwrap()],

@@ -194,6 +194,8 @@ fn repeated_layers_share_their_source() {
     for _ in 0..3 {
         let op = Op::Cluster {
             kind: ClusterKind::Map,
+            anchor: 0,
+            root: 0,
         };
         v = g
             .add_with_regions(op, &[v], vec![body.clone()], &Origin::new("/layer"))

@@ -1,0 +1,279 @@
+//! Coverage: the one table of precompiled CPU kernels, by op, dtype, rank and layout.
+//!
+//! Fusion asks it which results stay on a tile, code generation which kernel to call, and capability reports which ops run in loops
+//! over single elements. It speaks of types alone, so that reports can ask before shapes are known; code generation may still find
+//! operands in memory that a kernel cannot address, and reports that with a reason of its own.
+
+use super::bytes;
+use crate::ir::{Graph, Layout, Node, Op, ReduceKind};
+use gristmill_runtime::DType;
+use std::fmt;
+
+/// A family of precompiled kernels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KernelFamily {
+    /// Matrix products.
+    Product,
+    /// Matrix products of 8-bit integers by constants.
+    ByteProduct,
+    /// Convolutions.
+    Convolution,
+    /// Convolutions of 8-bit integers by constants.
+    ByteConvolution,
+    /// Poolings.
+    Pooling,
+    /// Softmax and its logarithm, by rows.
+    Softmax,
+    /// Layer and root-mean-square normalisation, by rows.
+    Normalisation,
+    /// Reductions of neighbouring axes.
+    Reduction,
+    /// Fused attention.
+    Attention,
+}
+
+impl KernelFamily {
+    /// True for families whose kernels apply element-wise ops to their tiles.
+    pub fn takes_epilogue(self) -> bool {
+        use KernelFamily::*;
+        matches!(self, Product | ByteProduct | Convolution | ByteConvolution)
+    }
+}
+
+/// Why no kernel computes an op.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Uncovered {
+    /// No kernel computes the op, whatever its operands are.
+    Op,
+    /// Kernels of the op take other dtypes.
+    Dtype(DType),
+    /// Kernels of the op take other ranks.
+    Rank(usize),
+    /// Kernels of the op take channels last.
+    ChannelsFirst,
+    /// Rows must lie along these axes for a kernel: a description of them.
+    Axes(&'static str),
+    /// Keys must be the last axis of a mask, not broadcast.
+    Mask,
+}
+
+impl fmt::Display for Uncovered {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Uncovered::Op => f.write_str("no kernel computes this op"),
+            Uncovered::Dtype(dtype) => write!(f, "no kernel for {dtype}"),
+            Uncovered::Rank(rank) => write!(f, "no kernel for rank {rank}"),
+            Uncovered::ChannelsFirst => f.write_str("kernels take channels last"),
+            Uncovered::Axes(axes) => write!(f, "kernels take {axes} only"),
+            Uncovered::Mask => f.write_str("the mask is broadcast along the keys"),
+        }
+    }
+}
+
+/// One row of the table: the kernels of an op.
+struct Row {
+    family: KernelFamily,
+    /// True for the ops of the row.
+    is_op: fn(&Op) -> bool,
+    /// Ranks of the first operand.
+    ranks: std::ops::RangeInclusive<usize>,
+    /// Conditions beyond dtype and rank.
+    fits: fn(&Graph, &Node) -> Result<(), Uncovered>,
+    /// True where code generation transposes channels-first operands for the kernel.
+    transposes: bool,
+}
+
+const ANY_RANK: std::ops::RangeInclusive<usize> = 0..=usize::MAX;
+
+/// Kernels of `f32` operands; those of 8-bit integers are [`bytes`]' matter.
+const TABLE: &[Row] = &[
+    Row {
+        family: KernelFamily::Product,
+        is_op: |op| matches!(op, Op::MatMul),
+        ranks: ANY_RANK,
+        fits: always,
+        transposes: false,
+    },
+    Row {
+        family: KernelFamily::Convolution,
+        is_op: |op| matches!(op, Op::Conv { .. }),
+        ranks: 3..=4,
+        fits: channels_last,
+        transposes: true,
+    },
+    Row {
+        family: KernelFamily::Pooling,
+        is_op: |op| matches!(op, Op::Pool { .. }),
+        ranks: 3..=4,
+        fits: channels_last,
+        transposes: true,
+    },
+    Row {
+        family: KernelFamily::Softmax,
+        is_op: |op| matches!(op, Op::Softmax { .. }),
+        ranks: ANY_RANK,
+        fits: along_last_axis,
+        transposes: false,
+    },
+    Row {
+        family: KernelFamily::Normalisation,
+        is_op: |op| matches!(op, Op::LayerNorm { .. } | Op::RmsNorm { .. }),
+        ranks: ANY_RANK,
+        fits: always,
+        transposes: false,
+    },
+    Row {
+        family: KernelFamily::Reduction,
+        is_op: |op| matches!(op, Op::Reduce { .. }),
+        ranks: ANY_RANK,
+        fits: neighbouring_axes,
+        transposes: false,
+    },
+    Row {
+        family: KernelFamily::Attention,
+        is_op: |op| matches!(op, Op::Attention { .. }),
+        ranks: 0..=4,
+        fits: mask_with_keys,
+        transposes: false,
+    },
+];
+
+/// The kernels that compute a node as it is.
+///
+/// Errors tell why there are none.
+pub fn kernels(g: &Graph, node: &Node) -> Result<KernelFamily, Uncovered> {
+    if let Some(family) = byte_kernels(g, node) {
+        return Ok(family);
+    }
+    let row = row(&node.op)?;
+    let x = g.ty(node.inputs[0]);
+    if x.dtype != DType::F32 {
+        return Err(Uncovered::Dtype(x.dtype));
+    }
+    if !row.ranks.contains(&x.rank()) {
+        return Err(Uncovered::Rank(x.rank()));
+    }
+    (row.fits)(g, node)?;
+    Ok(row.family)
+}
+
+/// The kernels that compute a node, perhaps between transpositions of channels.
+///
+/// Errors tell why there are none.
+pub fn kernels_after_transposition(g: &Graph, node: &Node) -> Result<KernelFamily, Uncovered> {
+    let found = kernels(g, node);
+    match row(&node.op) {
+        Ok(row) if row.transposes && found == Err(Uncovered::ChannelsFirst) => Ok(row.family),
+        _ => found,
+    }
+}
+
+fn row(op: &Op) -> Result<&'static Row, Uncovered> {
+    let found = TABLE.iter().find(|row| (row.is_op)(op));
+    found.ok_or(Uncovered::Op)
+}
+
+fn byte_kernels(g: &Graph, node: &Node) -> Option<KernelFamily> {
+    bytes::product(g, node)?;
+    Some(match node.op {
+        Op::MatMul => KernelFamily::ByteProduct,
+        _ => KernelFamily::ByteConvolution,
+    })
+}
+
+fn always(_: &Graph, _: &Node) -> Result<(), Uncovered> {
+    Ok(())
+}
+
+fn channels_last(_: &Graph, node: &Node) -> Result<(), Uncovered> {
+    match &node.op {
+        Op::Conv { layout, .. } | Op::Pool { layout, .. } if *layout == Layout::ChannelsFirst => {
+            Err(Uncovered::ChannelsFirst)
+        }
+        _ => Ok(()),
+    }
+}
+
+fn along_last_axis(g: &Graph, node: &Node) -> Result<(), Uncovered> {
+    let rank = g.ty(node.inputs[0]).rank();
+    match node.op {
+        Op::Softmax { axis, .. } if axis + 1 != rank => Err(Uncovered::Axes("the last axis")),
+        _ => Ok(()),
+    }
+}
+
+/// The last axes, or any of a mean.
+fn neighbouring_axes(g: &Graph, node: &Node) -> Result<(), Uncovered> {
+    let Op::Reduce { kind, axes, .. } = &node.op else {
+        return Err(Uncovered::Op);
+    };
+    let rank = g.ty(node.inputs[0]).rank();
+    let (Some(first), Some(last)) = (axes.first(), axes.last()) else {
+        return Err(Uncovered::Axes("one axis or several"));
+    };
+    if last - first + 1 != axes.len() {
+        return Err(Uncovered::Axes("neighbouring axes"));
+    }
+    if last + 1 != rank && *kind != ReduceKind::Mean {
+        return Err(Uncovered::Axes("the last axes"));
+    }
+    Ok(())
+}
+
+/// The kernel reads masks with contiguous key axes.
+fn mask_with_keys(g: &Graph, node: &Node) -> Result<(), Uncovered> {
+    let keys = &g.ty(node.inputs[1]).shape;
+    let n_keys = keys.get(keys.len().wrapping_sub(2));
+    match node.inputs.get(3) {
+        Some(&mask) if g.ty(mask).shape.last() != n_keys => Err(Uncovered::Mask),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ir::{GraphBuilder, ScalarOp};
+
+    fn family_of(dtype: DType, op: Op, shapes: &[&[usize]]) -> Result<KernelFamily, Uncovered> {
+        let mut b = GraphBuilder::new("g");
+        let mut operands = Vec::new();
+        for (i, shape) in shapes.iter().enumerate() {
+            operands.push(b.input(&format!("x{i}"), dtype, shape.iter().copied()));
+        }
+        let y = b.add1(op, &operands).unwrap();
+        b.output("y", y);
+        let g = b.finish().unwrap();
+        let (_, node) = g.nodes().last().unwrap();
+        kernels_after_transposition(&g, node)
+    }
+
+    #[test]
+    fn products_have_kernels_for_floats_of_32_bits() {
+        let shapes: [&[usize]; 2] = [&[2, 3], &[3, 4]];
+        assert_eq!(
+            family_of(DType::F32, Op::MatMul, &shapes),
+            Ok(KernelFamily::Product)
+        );
+        let of_doubles = family_of(DType::F64, Op::MatMul, &shapes);
+        assert_eq!(of_doubles, Err(Uncovered::Dtype(DType::F64)));
+    }
+
+    #[test]
+    fn softmax_has_a_kernel_along_the_last_axis() {
+        let along = |axis| Op::Softmax { axis, log: false };
+        let x: [&[usize]; 1] = [&[2, 3]];
+        assert_eq!(
+            family_of(DType::F32, along(1), &x),
+            Ok(KernelFamily::Softmax)
+        );
+        let along_first = family_of(DType::F32, along(0), &x);
+        assert_eq!(along_first, Err(Uncovered::Axes("the last axis")));
+    }
+
+    #[test]
+    fn element_wise_ops_have_none() {
+        let relu = family_of(DType::F32, Op::Map(ScalarOp::Relu), &[&[2]]);
+        assert_eq!(relu, Err(Uncovered::Op));
+    }
+}
