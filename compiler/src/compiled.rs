@@ -9,13 +9,15 @@ use crate::options::{MAX_DIM_SIZE, Options};
 use crate::pipeline::{self, Lowered, Planned, Stage, costs, generate, partitioned, plan, replan};
 use crate::place::{Horizon, Objective, Replacement, gpus};
 use crate::report::Pass;
+use crate::specialisations::{Key, Specialisations};
 use crate::tune::tune;
+use crate::units::size;
 use gristmill_runtime::driver::Driver;
 use gristmill_runtime::exec::{ExecOptions, Lanes, LaunchTime};
 use gristmill_runtime::program::{Partition, Program, Step, StepKind};
 use gristmill_runtime::{DeviceName, Tensor};
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 /// What can be compiled.
@@ -39,9 +41,6 @@ impl From<&Graph> for Source {
     }
 }
 
-/// Shapes, and contents of shape-determining inputs, that one specialisation was made for.
-type Key = (Vec<Vec<usize>>, Vec<(usize, Vec<u8>)>);
-
 /// All that compilation needs to know of inputs.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct InputShapes {
@@ -54,7 +53,8 @@ pub(crate) struct InputShapes {
 /// A model ready to run.
 ///
 /// Code is specialised per concrete input shape. A model whose shapes are all constant is compiled at once; one with
-/// symbolic dims when a run first shows their values. [`Compiled::specialisations`] reports how many there are.
+/// symbolic dims when a run first shows their values. [`Compiled::specialisations`] reports how many there are, and
+/// [`Options::specialisation_bytes`] bounds the memory that they hold.
 pub struct Compiled {
     source: Source,
     options: Options,
@@ -62,7 +62,7 @@ pub struct Compiled {
     outputs: Vec<String>,
     /// Inputs whose contents decide shapes.
     value_inputs: BTreeSet<String>,
-    cache: Mutex<BTreeMap<Key, Arc<Executable>>>,
+    specialisations: Specialisations,
     /// Drivers of the devices that have memory of their own; specialisations share them, and the limits of their memory.
     drivers: Mutex<BTreeMap<DeviceName, Arc<dyn Driver>>>,
 }
@@ -120,7 +120,7 @@ pub fn prepare(source: impl Into<Source>, options: &Options) -> Result<Compiled>
         inputs: symbolic.0,
         outputs: symbolic.1,
         value_inputs,
-        cache: Mutex::new(BTreeMap::new()),
+        specialisations: Specialisations::new(options.specialisation_bytes),
         drivers: Mutex::default(),
     })
 }
@@ -196,13 +196,14 @@ impl Compiled {
         &self.outputs
     }
 
-    /// Number of specialisations made so far.
+    /// Number of specialisations that are held: those made so far without those evicted.
     pub fn specialisations(&self) -> usize {
-        self.lock().len()
+        self.specialisations.len()
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<Key, Arc<Executable>>> {
-        self.cache.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Number of specialisations that were evicted to keep [`Options::specialisation_bytes`].
+    pub fn evictions(&self) -> usize {
+        self.specialisations.n_evicted()
     }
 
     /// Runs the model once. Inputs are given by name, each exactly once.
@@ -346,29 +347,44 @@ impl Compiled {
             .iter()
             .map(|(n, t)| (position(n), t.as_bytes().to_vec()));
         let key: Key = (shapes, contents.collect());
-        if let Some(found) = self.lock().get(&key) {
-            return Ok(found.clone());
+        if let Some(found) = self.specialisations.get(&key) {
+            return Ok(found);
         }
         let shapes = key.0.clone();
-        let lowered = self.lower(self.graph(&InputShapes { shapes, values })?)?;
-        let threads = self
-            .options
-            .threads
-            .unwrap_or_else(gristmill_runtime::cpu::n_cores);
-        let drivers = self.drivers(&lowered.program)?;
-        let n_lanes = lowered
-            .placement
-            .stream
-            .map_or(1, |stream| stream.in_flight as usize);
+        let mut made = self.compile(self.graph(&InputShapes { shapes, values })?)?;
+        let bytes = made.held_bytes();
+        if self.specialisations.must_evict(bytes) {
+            let warning = self.eviction_warning(bytes);
+            made.lowered.report.warnings.push(warning);
+        }
+        let made = Arc::new(made);
+        self.specialisations.insert(key, made.clone(), bytes);
+        Ok(made)
+    }
+
+    fn eviction_warning(&self, bytes: u64) -> String {
+        let limit = self.options.specialisation_bytes;
+        format!(
+            "code and weights for these shapes take {}, and all that are held may take {}: those of the shapes that were used longest \
+             ago are dropped, and compiled again when they come back (Options::specialisation_bytes)",
+            size(bytes),
+            size(limit)
+        )
+    }
+
+    /// Compiles a graph of static shapes.
+    fn compile(&self, graph: Graph) -> Result<Executable> {
+        let lowered = self.lower(graph)?;
+        let n_threads = self.options.threads;
         let exec_options = ExecOptions {
-            threads,
-            drivers,
+            threads: n_threads.unwrap_or_else(gristmill_runtime::cpu::n_cores),
+            drivers: self.drivers(&lowered.program)?,
             ..Default::default()
         };
+        let stream = lowered.placement.stream;
+        let n_lanes = stream.map_or(1, |stream| stream.in_flight as usize);
         let lanes = Lanes::new(lowered.program.clone(), &exec_options, n_lanes)?;
-        let made = Arc::new(Executable { lowered, lanes });
-        self.lock().insert(key, made.clone());
-        Ok(made)
+        Ok(Executable { lowered, lanes })
     }
 
     /// A driver for each device of a program that has memory of its own, opened when it is first used.
@@ -442,6 +458,13 @@ impl Compiled {
 }
 
 impl Executable {
+    /// Bytes of constants, packed weights included, and of the arenas of all runs in flight.
+    fn held_bytes(&self) -> u64 {
+        let partitions = &self.lowered.program.partitions;
+        let arenas: usize = partitions.iter().map(|p| p.arena_bytes).sum();
+        (self.lowered.report.constant_bytes + arenas * self.lanes.n_lanes()) as u64
+    }
+
     /// Runs with inputs in the model's order.
     pub fn run(&self, inputs: &[Tensor]) -> Result<Outputs> {
         let results = self.lanes.run(inputs)?;

@@ -21,6 +21,7 @@ mod random;
 pub mod report;
 pub mod rewrite;
 pub mod schedule;
+mod specialisations;
 pub mod target;
 pub mod testing;
 pub mod tune;

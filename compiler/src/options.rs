@@ -37,6 +37,9 @@ pub struct Options {
     pub budget: Option<Duration>,
     /// What products on GPUs may round their operands to.
     pub precision: Precision,
+    /// Bytes of weights and memory plans that the code for all shapes of one model may hold together; beyond them, that of the shapes
+    /// used longest ago is dropped, and compiled again when it is needed. Code for one shape is held whatever its size.
+    pub specialisation_bytes: u64,
     /// CPU threads over all logical CPU devices; `None`: one per available core.
     pub threads: Option<usize>,
     /// The CPU that code is made for.
@@ -74,6 +77,7 @@ impl Default for Options {
             opt_level: 2,
             budget: None,
             precision: Precision::F32,
+            specialisation_bytes: 2 << 30,
             threads: None,
             target_cpu: TargetCpu::Native,
             measured: Arc::default(),

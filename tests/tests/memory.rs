@@ -1,7 +1,9 @@
 //! Peak memory of a process that compiles a model and runs it: at most 1.3 times the weights, the activations and 50 MiB.
 
 use crate::process::gristmill;
+use gristmill::ir::{Dim, Graph, GraphBuilder};
 use gristmill::onnx::proto::*;
+use gristmill::{DType, Options, Tensor, compile};
 use prost::Message;
 
 const MIB: usize = 1 << 20;
@@ -120,4 +122,38 @@ fn weights_are_in_memory_once() {
         peak / MIB,
         limit / MIB
     );
+}
+
+/// `x w` with `x: [batch, 256]` and 256 KiB of weights.
+fn product_of_any_batch() -> Graph {
+    let mut b = GraphBuilder::new("product");
+    let x = b.input("x", DType::F32, [Dim::from("batch"), 256.into()]);
+    let w = b.constant(Tensor::zeros(DType::F32, &[256, 256]).unwrap());
+    let y = b.matmul(x, w).unwrap();
+    b.output("y", y);
+    b.finish().unwrap()
+}
+
+#[test]
+fn code_for_many_shapes_is_bounded() {
+    let options = Options {
+        specialisation_bytes: MIB as u64,
+        ..Options::default()
+    };
+    let compiled = compile(&product_of_any_batch(), &options).unwrap();
+    for batch in 1..=8 {
+        let x = Tensor::zeros(DType::F32, &[batch, 256]).unwrap();
+        let outputs = compiled.run([("x", x)]).unwrap();
+        assert_eq!(outputs["y"].shape(), [batch, 256]);
+        assert!(compiled.specialisations() <= 4, "1 MiB of 256 KiB each");
+    }
+    assert_eq!(compiled.specialisations() + compiled.evictions(), 8);
+    assert!(compiled.evictions() >= 4);
+    let last = Tensor::zeros(DType::F32, &[8, 256]).unwrap();
+    let executable = compiled.for_inputs(&[last]).unwrap();
+    let warnings = &executable.lowered.report.warnings;
+    let is_told = warnings
+        .iter()
+        .any(|w| w.contains("Options::specialisation_bytes"));
+    assert!(is_told, "{warnings:?}");
 }
