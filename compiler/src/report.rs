@@ -1,10 +1,11 @@
 //! The compile report: what each stage did and how long it took.
 
 use crate::codegen::forms::Choice;
+use crate::cost::Nanos;
 use crate::options::Precision;
 use crate::units::{count, printable, size, time_ns};
 use crate::{cluster, rewrite};
-use std::fmt::Write;
+use std::fmt::{self, Write};
 use std::time::Duration;
 
 macro_rules! passes {
@@ -58,6 +59,8 @@ pub struct Report {
     pub warnings: Vec<String>,
     /// Things that explain a choice and need no action.
     pub notes: Vec<String>,
+    /// Ops that run in generated loops on a CPU although they have a kernel.
+    pub fallbacks: Vec<Fallback>,
     /// Arena bytes of each device, and the least possible.
     pub arenas: Vec<(String, usize, usize)>,
     /// Forms of the GPU kernels that there is a choice for.
@@ -66,6 +69,38 @@ pub struct Report {
     pub tuned: Vec<Tuned>,
     /// Bytes of constants, packed weights included.
     pub constant_bytes: usize,
+}
+
+/// An op that runs in generated loops although it has a kernel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fallback {
+    /// Path of the node in the user's model.
+    pub node: String,
+    /// Name of the op.
+    pub op: &'static str,
+    /// Device that computes it.
+    pub device: String,
+    /// Why no kernel does.
+    pub why: String,
+    /// Predicted loss of time per execution, compared with a kernel.
+    pub loss: Nanos,
+}
+
+/// Fallbacks that are predicted to lose this much are warned of.
+const WORTH_A_WARNING: Nanos = Nanos(1_000_000);
+
+impl fmt::Display for Fallback {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} ({} on {}) runs in generated loops: {}; {} slower than by a kernel, as predicted",
+            printable(&self.node),
+            self.op,
+            self.device,
+            self.why,
+            self.loss
+        )
+    }
 }
 
 /// The form of a cluster that took the least time on its GPU.
@@ -112,6 +147,14 @@ impl Report {
         }
     }
 
+    /// Adds a fallback, with a warning where it is predicted to cost a millisecond or more.
+    pub fn add_fallback(&mut self, fallback: Fallback) {
+        if fallback.loss >= WORTH_A_WARNING {
+            self.warnings.push(fallback.to_string());
+        }
+        self.fallbacks.push(fallback);
+    }
+
     /// Text for people: 1 = stages and times, 2 = rewrites, 3 = kernels and missed fusions.
     pub fn text(&self, verbosity: u8) -> String {
         let mut out = String::new();
@@ -153,6 +196,9 @@ impl Report {
             );
         }
         let _ = writeln!(out, "constants    {}", size(self.constant_bytes as u64));
+        for fallback in &self.fallbacks {
+            let _ = writeln!(out, "fallback     {fallback}");
+        }
         for note in &self.notes {
             let _ = writeln!(out, "note         {note}");
         }

@@ -4,6 +4,7 @@ mod cli;
 mod cuda;
 mod cuda_calls;
 mod emulated;
+mod fallbacks;
 mod hostile;
 mod house_rules;
 mod ir_cases;

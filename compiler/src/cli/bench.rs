@@ -13,6 +13,7 @@ use crate::cost::store;
 use crate::error::{Error, Result};
 use crate::options::Options;
 use crate::place::{Objective, Replacement};
+use crate::report::{Fallback, Report};
 use crate::units::{printable, size, time_ns};
 use clap::Args;
 use serde_json::{Value, json};
@@ -93,6 +94,20 @@ fn prepare(args: &BenchArgs) -> Result<Prepared> {
     })
 }
 
+/// Ops that run in generated loops although they have a kernel.
+fn fallbacks(report: &Report) -> Vec<Value> {
+    let row = |f: &Fallback| {
+        json!({
+            "node": f.node,
+            "op": f.op,
+            "device": f.device,
+            "why": f.why,
+            "loss_ns": f.loss.0,
+        })
+    };
+    report.fallbacks.iter().map(row).collect()
+}
+
 /// Times of runs in ns.
 struct Times {
     /// Time of each run, shortest first. There is at least one.
@@ -140,6 +155,7 @@ impl Times {
             "peak_rss_bytes": rss,
             "seed": is_random.then_some(args.inputs.seed),
             "random_inputs": p.inputs.random,
+            "fallbacks": fallbacks(&p.executable.lowered.report),
         })
     }
 }

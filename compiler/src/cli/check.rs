@@ -3,6 +3,7 @@
 use super::args::DimFlags;
 use super::output::outln;
 use super::{load, print_json};
+use crate::codegen::cpu::why_loops;
 use crate::compiled::Source;
 use crate::error::{Error, Result};
 use crate::ir::{Bindings, Graph};
@@ -58,7 +59,7 @@ fn check_model(m: &Model, dims: Bindings, json: bool) -> Result<()> {
         dims,
         ..Specialisation::default()
     };
-    let capabilities = m.capabilities(&spec)?;
+    let capabilities = m.capabilities(&spec, why_loops)?;
     let shape_inputs = match capabilities.problems.is_empty() {
         true => m.required_values(&spec)?,
         false => BTreeSet::new(),

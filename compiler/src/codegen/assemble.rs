@@ -1,6 +1,6 @@
 //! Joins kernels, schedules and partitions into the runtime's [`Program`].
 
-use super::cpu;
+use super::cpu::{self, Fallback};
 use super::cuda::{self, nvrtc};
 use super::forms::{Choice, Forms};
 use super::plan::{Arg, DeviceKernels};
@@ -83,6 +83,8 @@ pub struct Assembled {
     pub choices: Vec<Choice>,
     /// What went wrong without stopping assembly.
     pub warnings: Vec<String>,
+    /// Ops that run in generated loops on a CPU although they have a kernel.
+    pub fallbacks: Vec<(DeviceName, Fallback)>,
 }
 
 impl Assembled {
@@ -112,6 +114,7 @@ pub fn assemble(whole: &Graph, parts: &mut [Part], settings: &Settings) -> Resul
         asm: String::new(),
         choices: Vec::new(),
         warnings: Vec::new(),
+        fallbacks: Vec::new(),
     };
     let mut made = Vec::new();
     let mut schedules = Vec::new();
@@ -136,6 +139,7 @@ pub fn assemble(whole: &Graph, parts: &mut [Part], settings: &Settings) -> Resul
         asm,
         choices,
         warnings,
+        fallbacks,
         ..
     } = a;
     Ok(Assembled {
@@ -146,6 +150,7 @@ pub fn assemble(whole: &Graph, parts: &mut [Part], settings: &Settings) -> Resul
         asm,
         choices,
         warnings,
+        fallbacks,
     })
 }
 
@@ -185,6 +190,7 @@ struct Assembler<'s> {
     asm: String,
     choices: Vec<Choice>,
     warnings: Vec<String>,
+    fallbacks: Vec<(DeviceName, Fallback)>,
 }
 
 /// One partition under construction.
@@ -282,6 +288,9 @@ impl Assembler<'_> {
 
     fn cpu_kernels(&mut self, part: &mut Part) -> Result<DeviceKernels> {
         let compiled = cpu::compile_clusters(&mut part.graph, &self.settings.codegen)?;
+        let fallbacks = compiled.fallbacks.into_iter();
+        self.fallbacks
+            .extend(fallbacks.map(|f| (part.device.clone(), f)));
         self.code.push(compiled.code);
         self.clif.push_str(&compiled.clif);
         self.asm.push_str(&compiled.asm);
@@ -545,6 +554,7 @@ impl Assembler<'_> {
         self.clif.push_str(&made.clif);
         self.asm.push_str(&made.asm);
         self.warnings.extend(made.warnings);
+        self.fallbacks.extend(made.fallbacks);
         Ok(made.program)
     }
 }

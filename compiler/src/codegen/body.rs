@@ -2,34 +2,41 @@
 
 use crate::error::{Error, Result};
 use crate::ir::vecprog::real_bits;
-use crate::ir::{Dim, Graph, Layout, Node, Op, Origin, ReduceKind, ScalarOp, Shape, ValueId};
+use crate::ir::{
+    Dim, Graph, Layout, Node, NodeId, Op, Origin, ReduceKind, ScalarOp, Shape, ValueId,
+};
 use gristmill_runtime::tensor::checked_size_bytes;
 use gristmill_runtime::{DType, Tensor};
+use std::collections::BTreeSet;
 
 /// A body graph and the static shape of each of its values.
 pub(super) struct Body {
     pub(super) graph: Graph,
+    /// The nodes that the cluster's anchor became.
+    pub(super) anchor: BTreeSet<NodeId>,
     shapes: Vec<Vec<usize>>,
 }
 
 impl Body {
-    /// Expands `source`; `keep` says which composite nodes have a kernel of their own and stay.
-    pub(super) fn new(source: &Graph, keep: &dyn Fn(&Graph, &Node) -> bool) -> Result<Body> {
-        let graph = expand(source, keep)?;
-        let shapes = (0..graph.n_values() as u32)
-            .map(|v| {
-                let ty = graph.ty(ValueId::new(v));
-                let shape = ty.static_shape().ok_or_else(|| {
-                    Error::internal(format!(
-                        "shape of {ty} in {:?} is not static: specialise first",
-                        graph.name
-                    ))
-                })?;
-                checked_size_bytes(ty.dtype, &shape)?;
-                Ok(shape)
-            })
-            .collect::<Result<_>>()?;
-        Ok(Body { graph, shapes })
+    /// Expands the body of `cluster`; a composite anchor that `keep` accepts has a kernel of its own and stays.
+    ///
+    /// Errors are internal: a node that is no cluster, or has a shape that is not static.
+    pub(super) fn new(cluster: &Node, keep: &dyn Fn(&Graph, &Node) -> bool) -> Result<Body> {
+        let (Op::Cluster { anchor, .. }, [source]) = (&cluster.op, &cluster.regions[..]) else {
+            return Err(Error::internal(format!(
+                "{} is not a cluster with a body",
+                cluster.op.name()
+            )));
+        };
+        let (graph, anchor) = expand(source, NodeId(*anchor as u32), keep)?;
+        let values = (0..graph.n_values() as u32).map(ValueId::new);
+        let shapes = values.map(|v| static_shape(&graph, v));
+        let shapes = shapes.collect::<Result<_>>()?;
+        Ok(Body {
+            graph,
+            anchor,
+            shapes,
+        })
     }
 
     pub(super) fn shape(&self, v: ValueId) -> &[usize] {
@@ -45,57 +52,44 @@ impl Body {
     }
 }
 
+fn static_shape(graph: &Graph, v: ValueId) -> Result<Vec<usize>> {
+    let ty = graph.ty(v);
+    let shape = ty.static_shape().ok_or_else(|| {
+        Error::internal(format!(
+            "shape of {ty} in {:?} is not static: specialise first",
+            graph.name
+        ))
+    })?;
+    checked_size_bytes(ty.dtype, &shape)?;
+    Ok(shape)
+}
+
 /// The value of a static dim that may be negative (a slice's start).
 pub(super) fn const_dim(d: &Dim) -> Result<i64> {
     d.as_const()
         .ok_or_else(|| Error::internal(format!("extent {d} is not static: specialise first")))
 }
 
-fn expand(source: &Graph, keep: &dyn Fn(&Graph, &Node) -> bool) -> Result<Graph> {
+/// The body with composites written out, and the nodes that its node `anchor` became.
+fn expand(
+    source: &Graph,
+    anchor: NodeId,
+    keep: &dyn Fn(&Graph, &Node) -> bool,
+) -> Result<(Graph, BTreeSet<NodeId>)> {
     let mut out = Graph::new(&source.name);
     let mut map = vec![ValueId::new(0); source.n_values()];
+    let mut anchored = BTreeSet::new();
     for (&v, name) in source.inputs.iter().zip(&source.input_names) {
         map[v.0 as usize] = out.add_input(name, source.ty(v).clone());
     }
-    for (_, node) in source.nodes() {
+    for (id, node) in source.nodes() {
         let inputs: Vec<ValueId> = node.inputs.iter().map(|v| map[v.0 as usize]).collect();
-        let mut w = Writer {
-            graph: &mut out,
-            origin: &node.origin,
-        };
-        let results = match &node.op {
-            Op::Softmax { axis, log } if !keep(source, node) => {
-                vec![w.softmax(inputs[0], *axis, *log)?]
-            }
-            Op::LayerNorm { axis, epsilon } if !keep(source, node) => {
-                vec![w.layer_norm(&inputs, *axis, epsilon.0)?]
-            }
-            Op::RmsNorm { axis, epsilon } if !keep(source, node) => {
-                vec![w.rms_norm(&inputs, *axis, epsilon.0)?]
-            }
-            Op::Attention { scale, causal } if !keep(source, node) => {
-                vec![w.attention(&inputs, scale.0, *causal)?]
-            }
-            Op::ConvTranspose { .. } if tiles_output(w.graph, &node.op, &inputs) => {
-                vec![w.tiled_conv_transpose(&inputs)?]
-            }
-            Op::MatMul if is_half(w.graph, inputs[0]) => vec![w.in_f32(&node.op, &inputs)?],
-            Op::Conv { .. } if is_half(w.graph, inputs[0]) => vec![w.in_f32(&node.op, &inputs)?],
-            Op::Conv {
-                layout: Layout::ChannelsFirst,
-                ..
-            }
-            | Op::Pool {
-                layout: Layout::ChannelsFirst,
-                ..
-            } if !keep(source, node)
-                && w.graph.ty(inputs[0]).dtype == DType::F32
-                && matches!(w.graph.ty(inputs[0]).rank(), 3 | 4) =>
-            {
-                vec![w.channels_last(&node.op, &inputs)?]
-            }
-            _ => out.add_copy(node, &inputs)?,
-        };
+        let first = out.n_nodes() as u32;
+        let is_kept = id == anchor && keep(source, node);
+        let results = expand_node(&mut out, node, &inputs, is_kept)?;
+        if id == anchor {
+            anchored.extend((first..out.n_nodes() as u32).map(NodeId));
+        }
         for (&v, r) in node.outputs.iter().zip(results) {
             map[v.0 as usize] = r;
         }
@@ -103,14 +97,39 @@ fn expand(source: &Graph, keep: &dyn Fn(&Graph, &Node) -> bool) -> Result<Graph>
     for o in &source.outputs {
         out.add_output(&o.name, map[o.value.0 as usize]);
     }
-    Ok(out)
+    Ok((out, anchored))
+}
+
+/// Adds a node, written out unless it is kept.
+fn expand_node(
+    out: &mut Graph,
+    node: &Node,
+    inputs: &[ValueId],
+    is_kept: bool,
+) -> Result<Vec<ValueId>> {
+    let mut w = Writer {
+        graph: out,
+        origin: &node.origin,
+    };
+    let result = match &node.op {
+        op if w.has_half_kernel(op, inputs) => w.in_f32(op, inputs)?,
+        op if tiles_output(w.graph, op, inputs) => w.tiled_conv_transpose(inputs)?,
+        _ if is_kept => return out.add_copy(node, inputs),
+        Op::Softmax { axis, log } => w.softmax(inputs[0], *axis, *log)?,
+        Op::LayerNorm { axis, epsilon } => w.layer_norm(inputs, *axis, epsilon.0)?,
+        Op::RmsNorm { axis, epsilon } => w.rms_norm(inputs, *axis, epsilon.0)?,
+        Op::Attention { scale, causal } => w.attention(inputs, scale.0, *causal)?,
+        op if w.is_channels_first_f32(op, inputs) => w.channels_last(op, inputs)?,
+        _ => return out.add_copy(node, inputs),
+    };
+    Ok(vec![result])
 }
 
 fn is_half(graph: &Graph, v: ValueId) -> bool {
     graph.ty(v).dtype.is_narrow_float()
 }
 
-/// Whether the windows of a transposed convolution of `f32` tile its output: extents equal to the strides, nothing cut or added.
+/// True when the windows of a transposed convolution of `f32` tile its output: extents equal to the strides, nothing cut or added.
 pub(super) fn tiles_output(graph: &Graph, op: &Op, inputs: &[ValueId]) -> bool {
     let Op::ConvTranspose {
         window,
@@ -140,6 +159,19 @@ struct Writer<'a> {
 }
 
 impl Writer<'_> {
+    fn has_half_kernel(&self, op: &Op, inputs: &[ValueId]) -> bool {
+        matches!(op, Op::MatMul | Op::Conv { .. }) && is_half(self.graph, inputs[0])
+    }
+
+    /// True for windows of one or two spatial axes, which have kernels for channels last.
+    fn is_channels_first_f32(&self, op: &Op, inputs: &[ValueId]) -> bool {
+        let (Op::Conv { layout, .. } | Op::Pool { layout, .. }) = op else {
+            return false;
+        };
+        let x = self.graph.ty(inputs[0]);
+        *layout == Layout::ChannelsFirst && x.dtype == DType::F32 && matches!(x.rank(), 3 | 4)
+    }
+
     fn op(&mut self, op: Op, inputs: &[ValueId]) -> Result<ValueId> {
         self.graph.add1(op, inputs, self.origin)
     }

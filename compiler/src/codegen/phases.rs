@@ -29,27 +29,27 @@ pub(super) enum Phase<T> {
     Scatter(NodeId),
 }
 
-/// What a task is to the rest of the body.
+/// The interface of a task to the rest of the body.
 #[derive(Clone, Debug)]
 pub(super) struct Cover {
     /// Values that must be in memory before.
     pub(super) needs: Vec<ValueId>,
     /// Nodes that the task computes, in order.
     pub(super) nodes: Vec<NodeId>,
-    /// What it writes.
+    /// Values that it writes.
     pub(super) results: Vec<ValueId>,
 }
 
-/// What matching a task may ask of the nodes around it.
-pub(super) struct Around<'a> {
+/// The surroundings of a node that a task is matched to.
+pub(super) struct MatchContext<'a> {
     /// Users of each value.
     pub(super) users: &'a [Vec<(NodeId, usize)>],
-    /// Whether a value has a buffer when the node runs.
+    /// True for values that have a buffer when the node runs.
     pub(super) in_memory: &'a dyn Fn(ValueId) -> bool,
 }
 
-/// Says which task computes a node, and maybe what follows it, and what the task is to the rest.
-type Find<'f, T> = dyn FnMut(&Around, NodeId, &Node) -> Option<(Cover, T)> + 'f;
+/// Finds the task that computes a node, and perhaps its readers, with the task's interface.
+type Find<'f, T> = dyn FnMut(&MatchContext, NodeId, &Node) -> Option<(Cover, T)> + 'f;
 
 /// Cuts a body into phases, in order of computation.
 pub(super) fn cut<T>(body: &Body, find: &mut Find<T>) -> Vec<Phase<T>> {
@@ -61,7 +61,7 @@ pub(super) fn cut<T>(body: &Body, find: &mut Find<T>) -> Vec<Phase<T>> {
         }
         let in_memory = |v| planner.in_memory(v);
         match find(
-            &Around {
+            &MatchContext {
                 users: &planner.users,
                 in_memory: &in_memory,
             },

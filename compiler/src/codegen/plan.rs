@@ -1,5 +1,6 @@
 //! What code generation hands on: kernels, and per cluster the steps that compute it.
 
+use super::cpu::Fallback;
 use crate::ir::NodeId;
 use gristmill_runtime::Tensor;
 use gristmill_runtime::gpu::GpuCode;
@@ -69,6 +70,8 @@ pub struct CompiledKernels {
     pub plans: BTreeMap<NodeId, KernelPlan>,
     /// Owner of the machine code.
     pub code: Arc<dyn Any + Send + Sync>,
+    /// Ops that run in generated loops although they have a kernel.
+    pub fallbacks: Vec<Fallback>,
     /// Cranelift IR of all generated functions, when asked for; without addresses.
     pub clif: String,
     /// Disassembly of the same.

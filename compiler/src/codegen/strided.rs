@@ -154,6 +154,17 @@ pub(super) struct Axis {
     pub(super) strides: Vec<i64>,
 }
 
+impl Axis {
+    /// The loop of a copy: extent, and strides of source and destination.
+    pub(super) fn copied(&self) -> (usize, isize, isize) {
+        (
+            self.extent,
+            self.strides[0] as isize,
+            self.strides[1] as isize,
+        )
+    }
+}
+
 /// The loops over `shape` for tensors with these strides, outermost first: axes of extent 1 dropped, neighbours joined where every
 /// tensor allows it.
 pub(super) fn collapse(shape: &[usize], tensors: &[&[i64]]) -> Vec<Axis> {

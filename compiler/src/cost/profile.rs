@@ -1,6 +1,6 @@
 //! What devices and links can do.
 
-use super::work::WorkClass;
+use super::work::{Work, WorkClass};
 use super::{Bytes, Nanos};
 use gristmill_kernels::Isa;
 use gristmill_runtime::DType;
@@ -113,12 +113,26 @@ impl DeviceProfile {
             (WorkClass::Conv, DType::F32) => 0.60,
             (WorkClass::Attention, DType::F32) => 0.60,
             (WorkClass::Map | WorkClass::Reduce, DType::F32) => 0.12,
-            (WorkClass::MatMul | WorkClass::Conv | WorkClass::Attention, _) => 0.015,
-            (WorkClass::Map | WorkClass::Reduce, _) => 0.02,
-            (WorkClass::Window, _) => 0.02,
-            (WorkClass::Gather | WorkClass::Scatter, _) => 0.01,
-            (WorkClass::Sort | WorkClass::Scan, _) => 0.005,
+            (class, _) => loop_share(class),
         }
+    }
+
+    /// Time that a CPU loses where generated loops compute an op, compared with a kernel for `f32`.
+    pub fn loop_penalty(&self, work: &Work) -> Nanos {
+        let operations = work.flops as f64 / self.flops_f32;
+        let in_loops = operations / loop_share(work.class);
+        let by_kernel = operations / self.efficiency(work.class, DType::F32);
+        Nanos(((in_loops - by_kernel).max(0.0) * 1e9) as u64)
+    }
+}
+
+/// Share of a CPU's peak that generated loops over single elements reach.
+fn loop_share(class: WorkClass) -> f64 {
+    match class {
+        WorkClass::MatMul | WorkClass::Conv | WorkClass::Attention => 0.015,
+        WorkClass::Map | WorkClass::Reduce | WorkClass::Window => 0.02,
+        WorkClass::Gather | WorkClass::Scatter => 0.01,
+        WorkClass::Sort | WorkClass::Scan => 0.005,
     }
 }
 

@@ -3,7 +3,6 @@
 use super::check::Problem;
 use super::import::{Importer, Visit, Visited, Weights};
 use super::load::{Model, Specialisation};
-use crate::codegen::cpu::is_native;
 use crate::error::Result;
 use crate::ir::{Graph, Node, Op, OpClass};
 use std::collections::{BTreeMap, BTreeSet};
@@ -51,7 +50,7 @@ impl Treatment {
 pub struct OperatorReport {
     /// Number of nodes by treatment.
     pub nodes: BTreeMap<Treatment, usize>,
-    /// Ops that fall back, such as `gather of f32`, and how often.
+    /// Fallbacks, such as `matmul of f64: no kernel for f64`, and how often.
     pub loops: BTreeMap<String, usize>,
 }
 
@@ -72,6 +71,10 @@ fn treatment_of(visit: &Visit, made: &[&Made], bad: &BTreeSet<&str>) -> Treatmen
         Visited::Imported => treatment(made),
     }
 }
+
+/// Tells why generated loops over single elements compute a node; `None` where something faster
+/// does.
+pub type WhyLoops = fn(&Graph, &Node) -> Option<String>;
 
 /// Treatments of a model's nodes on the CPU, and the problems of those that cannot be computed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -96,14 +99,15 @@ pub struct Note {
 }
 
 impl Model {
-    /// The treatment of each node on the CPU, named dims bound as `spec` says.
+    /// The treatment of each node on the CPU, named dims bound as `spec` says. `why_loops` tells why
+    /// generated loops compute a node of the graph, where they do.
     ///
     /// Errors when `spec` does not fit the model; problems of nodes are in the report.
-    pub fn capabilities(&self, spec: &Specialisation) -> Result<Capabilities> {
+    pub fn capabilities(&self, spec: &Specialisation, why_loops: WhyLoops) -> Result<Capabilities> {
         let imported = Importer::run(self, spec, Weights::Skip)?;
         let mut made: BTreeMap<&str, Vec<Made>> = BTreeMap::new();
         let graph = imported.graph.as_ref().unwrap_or(&imported.draft);
-        collect(graph, &mut made);
+        collect(graph, why_loops, &mut made);
         let bad: BTreeSet<&str> = imported.errors.iter().filter_map(|e| e.node()).collect();
         let mut operators: BTreeMap<String, OperatorReport> = BTreeMap::new();
         for visit in &imported.visits {
@@ -145,26 +149,30 @@ struct Made {
 }
 
 /// The IR nodes by origin, regions included, but those that only rename elements.
-fn collect<'g>(g: &'g Graph, made: &mut BTreeMap<&'g str, Vec<Made>>) {
+fn collect<'g>(g: &'g Graph, why_loops: WhyLoops, made: &mut BTreeMap<&'g str, Vec<Made>>) {
     for (_, node) in g.nodes() {
-        node.regions.iter().for_each(|r| collect(r, made));
+        for region in &node.regions {
+            collect(region, why_loops, made);
+        }
         let is_view = node.op.class() == OpClass::View
             && !matches!(node.op, Op::Pad { .. } | Op::Concat { .. });
         if !is_view && !matches!(node.op, Op::Constant { .. }) {
             made.entry(node.origin.as_str()).or_default().push(Made {
-                slow: slow(g, node),
+                slow: slow(g, node, why_loops),
             });
         }
     }
 }
 
-fn slow(g: &Graph, node: &Node) -> Option<String> {
+/// Op, dtype and reason of a node that loops compute.
+fn slow(g: &Graph, node: &Node, why_loops: WhyLoops) -> Option<String> {
     let of = node
         .inputs
         .first()
         .or(node.outputs.first())
         .map(|&v| g.ty(v).dtype)?;
-    (!is_native(g, node)).then(|| format!("{} of {of}", node.op.name()))
+    let why = why_loops(g, node)?;
+    Some(format!("{} of {of}: {why}", node.op.name()))
 }
 
 /// The IR nodes that a node became; those of a call, and of a node with subgraphs, are those of its

@@ -7,8 +7,9 @@ pub use stage::Stage;
 
 use crate::cluster::{Fusion, cluster};
 use crate::codegen::assemble::{Settings, assemble};
+use crate::codegen::cpu::Fallback;
 use crate::codegen::{cpu, cuda};
-use crate::cost::CostModel;
+use crate::cost::{CostModel, Nanos};
 use crate::deadline::Deadline;
 use crate::error::Result;
 use crate::ir::print::PrintOptions;
@@ -16,11 +17,12 @@ use crate::ir::{Graph, Node, NodeId, Requested};
 use crate::options::{AllReduce, Options, Precision};
 use crate::partition::Part;
 use crate::place::{DeviceSet, Horizon, Placement, Replacement, Request};
-use crate::report::{Pass, Report};
+use crate::report::{self, Pass, Report};
 use crate::rewrite::Pricing;
 use crate::schedule::Schedule;
 use crate::target::Arch;
 use crate::{partition, passes, place, rewrite};
+use gristmill_runtime::DeviceName;
 use gristmill_runtime::device::DeviceKind;
 use gristmill_runtime::program::Program;
 use std::collections::BTreeMap;
@@ -179,8 +181,15 @@ fn simplified(graph: &Graph, request: &Request, p: &mut Passes) -> Result<Graph>
 
 fn clustered(rewritten: &Graph, p: &mut Passes) -> Result<Graph> {
     let mut fusion = fusion(p.options);
-    if matches!(fusion, Fusion::Priced(_)) && p.is_late("kernels are fused as at --opt-level 1") {
-        fusion = Fusion::Grouped;
+    let has_choice = matches!(
+        fusion,
+        Fusion::Priced {
+            n_alternatives: 2..,
+            ..
+        }
+    );
+    if has_choice && p.is_late("kernels are fused as at --opt-level 1") {
+        fusion = Fusion::greedy(pricing(p.options));
     }
     let clusters = p.run(Pass::Cluster, |report| {
         let (clusters, fused) = cluster(rewritten, &fusion)?;
@@ -326,6 +335,9 @@ pub fn generate(partitioned: Partitioned, options: &Options) -> Result<Lowered> 
         partition::check::check_schedules(&clusters, &partitions, &assembled.schedules)?;
     }
     report.arenas = assembled.arenas();
+    for (device, fallback) in assembled.fallbacks {
+        report.add_fallback(priced(&device, fallback, options));
+    }
     report.choices = assembled.choices;
     report.warnings.extend(assembled.warnings);
     report.constant_bytes = constant_bytes(&assembled.program);
@@ -344,6 +356,19 @@ pub fn generate(partitioned: Partitioned, options: &Options) -> Result<Lowered> 
         has_stages: options.keep_stages,
         report,
     })
+}
+
+fn priced(device: &DeviceName, fallback: Fallback, options: &Options) -> report::Fallback {
+    let mut known = options.devices.devices.iter();
+    let profile = known.find(|d| d.name == *device).map(|d| &d.profile);
+    let loss = profile.map_or(Nanos::ZERO, |p| p.loop_penalty(&fallback.work));
+    report::Fallback {
+        node: fallback.node,
+        op: fallback.op,
+        device: device.to_string(),
+        why: fallback.why.to_string(),
+        loss,
+    }
 }
 
 fn constant_bytes(program: &Program) -> usize {
@@ -449,8 +474,8 @@ fn pricing(options: &Options) -> Pricing {
 fn fusion(options: &Options) -> Fusion {
     match options.opt_level {
         0 => Fusion::Off,
-        1 => Fusion::Grouped,
-        _ => Fusion::Priced(pricing(options)),
+        1 => Fusion::greedy(pricing(options)),
+        _ => Fusion::priced(pricing(options)),
     }
 }
 

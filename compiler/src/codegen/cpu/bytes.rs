@@ -1,8 +1,9 @@
 //! Operands of products of 8-bit integers: words of four elements, as `gristmill_kernels::gemm::integer` has them.
 
+use super::rejected::Rejected;
 use super::strided::Strided;
 use super::task::{Context, Place, Ptr};
-use crate::cluster::bytes::{self, Zero};
+use crate::cluster::bytes::{self, Centred, Zero};
 use crate::ir::{Node, NodeId, OpClass};
 use gristmill_kernels::gemm::integer::{Integers, Operands, WORD};
 use gristmill_runtime::DType;
@@ -15,64 +16,35 @@ pub(super) struct BytesProduct {
     pub(super) n_words: usize,
     /// The packed right-hand side.
     pub(super) right: Ptr,
-    /// Says that the operands are bytes.
+    /// Type and zero point of the left-hand side.
     pub(super) integers: Integers,
     /// The left-hand zero point, when only memory has it.
     pub(super) zero: Option<Ptr>,
-    /// What the product computes besides itself.
+    /// Nodes that the product computes besides itself.
     pub(super) nodes: Vec<NodeId>,
 }
 
 impl BytesProduct {
-    /// `None` when `node` is another op, its operands lie otherwise, or the constant does not fit.
-    pub(super) fn find(cx: &Context, node: &Node) -> Option<BytesProduct> {
-        let g = &cx.body.graph;
-        let centred = bytes::left_side(g, node)?;
-        let left = Strided::resolve(cx.body, node.inputs[0], cx.in_memory);
-        // A view that strides cannot express would be stored in 32 bits.
-        let is_below = |&&n: &&NodeId| {
-            g.node(n).op.class() != OpClass::View && g.node(n).outputs.contains(&left.base)
-        };
-        centred.nodes.iter().find(is_below)?;
-        if left.strides.last() != Some(&1) {
-            return None;
+    /// The operands of `node` if it multiplies bytes; `None` when it multiplies others.
+    ///
+    /// Errors when the left-hand side is no row of words in memory, or the constant does not fit.
+    pub(super) fn find(cx: &Context, node: &Node) -> Result<Option<BytesProduct>, Rejected> {
+        match bytes::left_side(&cx.body.graph, node) {
+            Some(centred) => BytesProduct::of(cx, node, centred).map(Some),
+            None => Ok(None),
         }
-        let words = |x: i64| (x >= 0 && x % WORD as i64 == 0).then_some(x / WORD as i64);
-        let last = left.strides.len() - 1;
-        let mut strides: Vec<i64> = left.strides[..last]
-            .iter()
-            .map(|&s| words(s))
-            .collect::<Option<_>>()?;
-        strides.push(1);
-        let n_words = left.shape[last] / WORD;
-        let left = Strided {
-            base: centred.bytes,
-            offset: words(left.offset)?,
-            strides,
-            ..left
-        };
-        let is_signed = cx.body.dtype(centred.bytes) == DType::I8;
-        let mut integers = Integers {
-            operands: if is_signed {
-                Operands::I8
-            } else {
-                Operands::U8
-            } as u32,
-            ..Integers::default()
-        };
-        let zero = match centred.zero {
-            Zero::Known(zero) => {
-                integers.zero = zero;
-                None
-            }
-            Zero::Value(v) => Some(Ptr::Read(Place::Value(v), 0)),
-        };
-        let source = cx.source(
-            &Strided::resolve(cx.body, node.inputs[1], cx.in_memory),
-            DType::I32,
-        )?;
+    }
+
+    fn of(cx: &Context, node: &Node, centred: Centred) -> Result<BytesProduct, Rejected> {
+        let left = left_words(cx, node, &centred).ok_or(Rejected::Strides(0))?;
+        let n_words = left.shape[left.shape.len() - 1] / WORD;
+        let (integers, zero) = operands(cx, &centred);
+        let resolved = Strided::resolve(cx.body, node.inputs[1], cx.in_memory);
+        let source = cx
+            .source(&resolved, DType::I32)
+            .ok_or(Rejected::Strides(1))?;
         let right = Ptr::Read(Place::Packed(cx.constant_bytes(&source)?), 0);
-        Some(BytesProduct {
+        Ok(BytesProduct {
             left,
             n_words,
             right,
@@ -87,7 +59,8 @@ impl BytesProduct {
         Ptr::Read(Place::Value(self.left.base), self.left.offset * WORD as i64)
     }
 
-    /// What the descriptor says of the integers, with the zero point behind the operands of the epilogue. `keeps_sums` when results stay `i32`.
+    /// The descriptor's entry for integers, with the zero point behind the operands of the epilogue. `keeps_sums` when results stay
+    /// `i32`.
     pub(super) fn describe(&self, operands: &mut Vec<Ptr>, keeps_sums: bool) -> Integers {
         let mut integers = Integers {
             keeps_sums: u32::from(keeps_sums),
@@ -98,5 +71,53 @@ impl BytesProduct {
             integers.zero_operand = operands.len() as u32;
         }
         integers
+    }
+}
+
+/// The left-hand side in words. `None` when rows are not contiguous, or do not start at words.
+fn left_words(cx: &Context, node: &Node, centred: &Centred) -> Option<Strided> {
+    let g = &cx.body.graph;
+    let left = Strided::resolve(cx.body, node.inputs[0], cx.in_memory);
+    // A view that strides cannot express would be stored in 32 bits.
+    let defines_base = |&&n: &&NodeId| {
+        g.node(n).op.class() != OpClass::View && g.node(n).outputs.contains(&left.base)
+    };
+    centred.nodes.iter().find(defines_base)?;
+    let (&last, outer) = left.strides.split_last()?;
+    if last != 1 {
+        return None;
+    }
+    let mut strides: Vec<i64> = outer.iter().map(|&s| words(s)).collect::<Option<_>>()?;
+    strides.push(1);
+    Some(Strided {
+        base: centred.bytes,
+        offset: words(left.offset)?,
+        strides,
+        ..left
+    })
+}
+
+/// A number of bytes in words; `None` when it is negative or no whole number.
+fn words(bytes: i64) -> Option<i64> {
+    let word = WORD as i64;
+    (bytes >= 0 && bytes % word == 0).then_some(bytes / word)
+}
+
+/// The left-hand operands' type and zero point; the address of the zero point where only memory has it.
+fn operands(cx: &Context, centred: &Centred) -> (Integers, Option<Ptr>) {
+    let operands = match cx.body.dtype(centred.bytes) {
+        DType::I8 => Operands::I8,
+        _ => Operands::U8,
+    };
+    let mut integers = Integers {
+        operands: operands as u32,
+        ..Integers::default()
+    };
+    match centred.zero {
+        Zero::Known(zero) => {
+            integers.zero = zero;
+            (integers, None)
+        }
+        Zero::Value(v) => (integers, Some(Ptr::Read(Place::Value(v), 0))),
     }
 }

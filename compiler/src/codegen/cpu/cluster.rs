@@ -2,18 +2,22 @@
 
 use super::body::Body;
 use super::emit::Emitter;
-use super::fast::match_task;
-use super::phases::{Around, Phase, cut};
+use super::match_kernels::{has_kernel, is_composite, match_task};
+use super::phases::MatchContext;
+use super::phases::{Phase, cut};
 use super::pull::{Emit, Ix, Puller, inner_iterations};
+use super::rejected::{Fallback, Rejected};
 use super::strided::{Strided, row_major};
 use super::task::{Call, Context, Place, Ptr, Task};
 use super::thunk::Slot;
 use super::vector::{self, Destination, VectorMap};
 use super::{PendingKernel, Session, kernel_name};
+use crate::cluster::coverage;
 use crate::codegen::placed::Placed;
 use crate::codegen::plan::{Arg, KernelPlan, PlanStep};
+use crate::cost::{Extents, Work, work};
 use crate::error::{Error, Result};
-use crate::ir::{Graph, Node, NodeId, Op, ValueId};
+use crate::ir::{Graph, Node, NodeId, Op, Type, ValueId};
 use cranelift_codegen::ir::{
     InstBuilder, MemFlagsData, StackSlotData, StackSlotKind, Value, types,
 };
@@ -30,6 +34,9 @@ pub(super) struct ClusterCompiler<'s, 'o> {
     body: Body,
     placed: Placed,
 }
+
+/// A node that no kernel computes, and why.
+type Miss = (NodeId, Rejected);
 
 /// A piece of a result.
 enum Part {
@@ -50,11 +57,7 @@ impl<'s, 'o> ClusterCompiler<'s, 'o> {
         id: NodeId,
         node: &Node,
     ) -> Result<KernelPlan> {
-        let region = node
-            .regions
-            .first()
-            .ok_or_else(|| Error::internal("a cluster has no body"))?;
-        let body = Body::new(region, &super::fast::has_kernel)?;
+        let body = Body::new(node, &has_kernel)?;
         let placed = Placed::new(&body)?;
         let mut compiler = ClusterCompiler {
             session,
@@ -63,7 +66,8 @@ impl<'s, 'o> ClusterCompiler<'s, 'o> {
             body,
             placed,
         };
-        for phase in compiler.phases(node) {
+        let phases = compiler.phases_with_reports(node)?;
+        for phase in phases {
             compiler.phase(&phase)?;
         }
         compiler.copy_repeated_results()?;
@@ -75,32 +79,65 @@ impl<'s, 'o> ClusterCompiler<'s, 'o> {
         self.placed.destination(&self.body, v)
     }
 
-    /// The phases of the body of `cluster`.
-    fn phases(&self, cluster: &Node) -> Vec<Phase<Task>> {
-        let (body, outer, session) = (&self.body, self.outer, &self.session);
-        let (isa, n_threads, weights) = (
-            session.options.target.isa(),
-            session.options.n_threads,
-            &session.weights,
-        );
-        cut(body, &mut |around, id, node| {
-            let Around { users, in_memory } = *around;
-            let task = match_task(
-                &Context {
-                    body,
-                    outer,
-                    cluster,
-                    users,
-                    in_memory,
-                    isa,
-                    n_threads,
-                    weights,
-                },
-                id,
-                node,
-            )?;
-            Some((task.cover(), task))
-        })
+    /// The phases of the body of `cluster`. Where the kernel of a composite op cannot compute it, the op is written out.
+    fn phases_with_reports(&mut self, cluster: &Node) -> Result<Vec<Phase<Task>>> {
+        let (phases, misses) = self.phases(cluster);
+        if let Some((body, anchor)) = anchor_of(cluster)
+            && let Some(why) = written_out(body, anchor)
+        {
+            // The misses are parts of the composite op.
+            let fallback = fallback(body, anchor, why)?;
+            self.session.fallbacks.extend(fallback);
+            return Ok(phases);
+        }
+        let mut must_write_out = false;
+        for (id, why) in misses {
+            let node = self.body.graph.node(id);
+            must_write_out |= is_composite(&node.op);
+            let fallback = fallback(&self.body.graph, node, why)?;
+            self.session.fallbacks.extend(fallback);
+        }
+        if !must_write_out {
+            return Ok(phases);
+        }
+        self.body = Body::new(cluster, &|_, _| false)?;
+        self.placed = Placed::new(&self.body)?;
+        Ok(self.phases(cluster).0)
+    }
+
+    /// The phases of the body of `cluster`, and the nodes of its anchor that no kernel computes.
+    fn phases(&self, cluster: &Node) -> (Vec<Phase<Task>>, Vec<Miss>) {
+        let mut misses = Vec::new();
+        let phases = cut(&self.body, &mut |around, id, node| {
+            if !self.body.anchor.contains(&id) {
+                return None;
+            }
+            match match_task(&self.context(cluster, around), id, node) {
+                Ok(task) => {
+                    misses.extend(task.apart.clone());
+                    Some((task.cover(), task))
+                }
+                Err(why) => {
+                    misses.push((id, why));
+                    None
+                }
+            }
+        });
+        (phases, misses)
+    }
+
+    fn context<'c>(&'c self, cluster: &'c Node, around: &'c MatchContext) -> Context<'c> {
+        let options = self.session.options;
+        Context {
+            body: &self.body,
+            outer: self.outer,
+            cluster,
+            users: around.users,
+            in_memory: around.in_memory,
+            isa: options.target.isa(),
+            n_threads: options.n_threads,
+            weights: &self.session.weights,
+        }
     }
 
     fn phase(&mut self, phase: &Phase<Task>) -> Result<()> {
@@ -583,6 +620,44 @@ impl<'s, 'o> ClusterCompiler<'s, 'o> {
         }
         Ok(())
     }
+}
+
+/// The body of a cluster and the op that decides how it loops; `None` for a body without nodes.
+fn anchor_of(cluster: &Node) -> Option<(&Graph, &Node)> {
+    let (Op::Cluster { anchor, .. }, [body]) = (&cluster.op, &cluster.regions[..]) else {
+        return None;
+    };
+    let mut nodes = body.nodes();
+    nodes.nth(*anchor).map(|(_, node)| (body, node))
+}
+
+/// Why the anchor of a cluster is written out, if it is a composite op that no kernel takes.
+fn written_out(body: &Graph, anchor: &Node) -> Option<Rejected> {
+    if !is_composite(&anchor.op) || has_kernel(body, anchor) {
+        return None;
+    }
+    let why = coverage::kernels(body, anchor).err();
+    Some(why.map_or(Rejected::Empty, Rejected::Uncovered))
+}
+
+/// A record of a node that runs in loops, if it has a kernel for other operands. Errors when that is because a constant cannot be read.
+fn fallback(g: &Graph, node: &Node, why: Rejected) -> Result<Option<Fallback>> {
+    if let Rejected::Failed(e) = why {
+        return Err(e.at_origin(&node.origin));
+    }
+    let is_fallback = why.is_fallback();
+    Ok(is_fallback.then(|| Fallback {
+        node: node.origin.to_string(),
+        op: node.op.name(),
+        why,
+        work: work_of(g, node),
+    }))
+}
+
+fn work_of(g: &Graph, node: &Node) -> Work {
+    let types = |values: &[ValueId]| -> Vec<&Type> { values.iter().map(|&v| g.ty(v)).collect() };
+    let (operands, results) = (types(&node.inputs), types(&node.outputs));
+    work::of_op(&node.op, &operands, &results, &Extents::default())
 }
 
 fn wrong_phase(node: &Node) -> Error {

@@ -3,15 +3,19 @@
 //! A cluster's body is cut into phases ([`phases`]), each of which becomes one kernel. The generic code of a phase pulls values element by
 //! element ([`pull`]) and takes every op and dtype; the fast paths stand in front of it.
 
+mod attention;
 mod bytes;
 mod cluster;
-mod contract;
+mod convolution;
 mod emit;
 mod epilogue;
-mod fast;
 mod jit;
 mod lanes;
+mod match_kernels;
 mod native;
+mod pack;
+mod product;
+mod rejected;
 mod rows;
 mod scalar;
 mod task;
@@ -20,6 +24,7 @@ mod tests;
 mod thunk;
 mod vector;
 mod weights;
+mod windows;
 
 use super::plan::{Arg, CompiledKernels, KernelPlan};
 use super::{access, body, phases, pull, strided};
@@ -28,10 +33,10 @@ use crate::ir::{Graph, NodeId, Op, ValueId};
 use crate::target::TargetCpu;
 use cluster::ClusterCompiler;
 use cranelift_module::FuncId;
-pub use epilogue::{Rejected, legal_epilogue};
 use gristmill_runtime::program::{CpuKernel, KernelEntry};
 use jit::Jit;
-pub use native::is_native;
+pub use native::why_loops;
+pub use rejected::{Fallback, Rejected};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use weights::Weights;
@@ -74,6 +79,7 @@ struct Session<'a> {
     /// Functions that arrange the addresses of a task kernel, by what they do.
     thunks: BTreeMap<String, FuncId>,
     weights: Weights,
+    fallbacks: Vec<Fallback>,
     options: &'a Options,
 }
 
@@ -86,6 +92,7 @@ pub fn compile_clusters(graph: &mut Graph, options: &Options) -> Result<Compiled
         kernels: Vec::new(),
         thunks: BTreeMap::new(),
         weights: Weights::default(),
+        fallbacks: Vec::new(),
         options,
     };
     let mut plans = BTreeMap::new();
@@ -129,6 +136,7 @@ pub fn compile_clusters(graph: &mut Graph, options: &Options) -> Result<Compiled
         kernels,
         plans,
         code: Arc::new(code),
+        fallbacks: session.fallbacks,
         clif,
         asm,
     })

@@ -1,8 +1,9 @@
 //! Calls of precompiled task kernels: a descriptor, which is plain data, and the addresses it speaks of.
 
 use super::body::Body;
-use super::epilogue::{EpilogueTerm, Term};
+use super::epilogue::{Chain, EpilogueTerm, Term};
 use super::phases::Cover;
+use super::rejected::Rejected;
 use super::strided::Strided;
 use super::weights::Weights;
 use crate::ir::{Graph, Node, NodeId, ValueId};
@@ -46,7 +47,7 @@ pub(super) struct Call {
     pub(super) cost_ns: u64,
 }
 
-/// What precompiled kernels compute of a body.
+/// A part of a body that precompiled kernels compute.
 #[derive(Clone, Debug)]
 pub(super) struct Task {
     pub(super) calls: Vec<Call>,
@@ -54,8 +55,10 @@ pub(super) struct Task {
     pub(super) temps: Vec<usize>,
     /// Nodes that the task computes, in order; the last one's result is written.
     pub(super) nodes: Vec<NodeId>,
-    /// What is written.
+    /// The value that is written.
     pub(super) result: ValueId,
+    /// An op that fusion put into the kernel and that runs apart, and why.
+    pub(super) apart: Option<(NodeId, Rejected)>,
 }
 
 impl Task {
@@ -83,7 +86,7 @@ pub(super) fn descriptor(d: &impl Descriptor) -> Tensor {
     Tensor::from_bytes(DType::U8, &[bytes.len()], bytes).expect("descriptors are small")
 }
 
-/// What matching a node needs to know.
+/// A body, its surroundings, and the target: all that matching a node needs.
 pub(super) struct Context<'a> {
     pub(super) body: &'a Body,
     pub(super) outer: &'a Graph,
@@ -97,7 +100,32 @@ pub(super) struct Context<'a> {
     pub(super) weights: &'a Weights,
 }
 
+impl Call {
+    /// A call without workspace, of an estimated time on one thread.
+    pub(super) fn simple(
+        symbol: &'static str,
+        descriptor: Tensor,
+        ptrs: Vec<Ptr>,
+        items: usize,
+        ns: f64,
+    ) -> Call {
+        Call {
+            symbol,
+            descriptor,
+            ptrs,
+            workspace_bytes: 0,
+            items,
+            cost_ns: ns as u64,
+        }
+    }
+}
+
 impl Context<'_> {
+    /// True for the nodes that the cluster's anchor became.
+    pub(super) fn is_anchored(&self, id: NodeId) -> bool {
+        self.body.anchor.contains(&id)
+    }
+
     /// `v` through its views, where `fits` accepts it, else `v` in a buffer of its own.
     pub(super) fn view(&self, v: ValueId, fits: impl Fn(&Strided) -> bool) -> Strided {
         let view = Strided::resolve(self.body, v, self.in_memory);
@@ -175,18 +203,22 @@ fn one(value: f32) -> Tensor {
     Tensor::scalar(value)
 }
 
-/// The tensor operands of an epilogue, in order.
-pub(super) fn tensors(terms: &[EpilogueTerm]) -> Vec<&Strided> {
-    (terms.iter())
-        .filter_map(|t| match &t.term {
-            Term::Tensor(view) => Some(view),
-            _ => None,
-        })
-        .collect()
+/// The address of a node's first result.
+pub(super) fn result(node: &Node) -> Ptr {
+    Ptr::Write(Place::Value(node.outputs[0]), 0)
+}
+
+/// Picoseconds per multiply-add of the contractions' kernels, for splitting only.
+const PS_PER_MULTIPLY_ADD: u64 = 12;
+
+/// Estimated time of a contraction and its epilogue on one thread.
+pub(super) fn contraction_ns(multiply_adds: usize, n_elements: usize, chain: &Chain) -> u64 {
+    let products = multiply_adds as u64 * PS_PER_MULTIPLY_ADD / 1000;
+    products + (n_elements as f64 * epilogue_ns(&chain.terms)) as u64
 }
 
 /// Extra time of an epilogue in ns per element.
-pub(super) fn epilogue_ns(terms: &[EpilogueTerm]) -> f64 {
+fn epilogue_ns(terms: &[EpilogueTerm]) -> f64 {
     terms
         .iter()
         .map(|t| {

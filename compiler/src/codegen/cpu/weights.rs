@@ -1,8 +1,10 @@
 //! Constant operands of the precompiled kernels: packed or copied once while compiling, straight from what folding noted down.
 
-use super::strided::{Strided, collapse, row_major};
+use super::rejected::Rejected;
+use super::strided::{Axis, Strided, collapse, row_major};
 use super::task::Context;
 use crate::cluster::bytes::fits_bytes;
+use crate::error::Error;
 use crate::ir::constant::{Identity, Viewed};
 use crate::ir::{ConstData, ValueId};
 use gristmill_kernels::Isa;
@@ -13,25 +15,26 @@ use gristmill_runtime::{DType, Tensor};
 use std::cell::RefCell;
 use std::collections::HashMap;
 
-/// What was made of constants so far, by constant and by what was done: a weight that several clusters read alike is there once.
+/// Packed and copied constants so far, by constant and by a description of the packing: a weight that several clusters read alike is
+/// there once.
 #[derive(Default)]
 pub(super) struct Weights(RefCell<HashMap<(Identity, String), Tensor>>);
 
 impl Weights {
-    /// What `make` gives for the constant's elements, or gave before for the same `what`. `None` when it cannot be made.
+    /// The constant as `make` packs it, or as it was packed before under the same description.
     fn of(
         &self,
         data: &ConstData,
-        what: String,
-        make: impl FnOnce(&Tensor) -> Option<Tensor>,
-    ) -> Option<Tensor> {
-        let key = (data.identity(), what);
+        description: String,
+        make: impl FnOnce(&Tensor) -> Result<Tensor, Rejected>,
+    ) -> Result<Tensor, Rejected> {
+        let key = (data.identity(), description);
         if let Some(found) = self.0.borrow().get(&key) {
-            return Some(found.clone());
+            return Ok(found.clone());
         }
-        let made = make(&data.tensor().ok()?)?;
+        let made = make(&data.tensor()?)?;
         self.0.borrow_mut().insert(key, made.clone());
-        Some(made)
+        Ok(made)
     }
 }
 
@@ -77,11 +80,11 @@ impl Context<'_> {
         Some(Source { data, view })
     }
 
-    /// The view's elements in row-major order; `None` when they cannot be read or copied.
-    pub(super) fn constant_copy(&self, s: &Source) -> Option<Tensor> {
-        self.weights.of(&s.data, format!("copy {:?}", s.view), |t| {
-            copied(t, &s.view)
-        })
+    /// The view's elements in row-major order.
+    pub(super) fn constant_copy(&self, s: &Source) -> Result<Tensor, Rejected> {
+        let description = format!("copy {:?}", s.view);
+        self.weights
+            .of(&s.data, description, |t| copied(t, &s.view))
     }
 
     /// The panels that `desc`, whose strides are those of the source's view, describes.
@@ -90,24 +93,21 @@ impl Context<'_> {
         s: &Source,
         desc: &PackBDesc,
         n_elements: usize,
-    ) -> Option<Tensor> {
-        let what = format!("{desc:?} from {}", s.view.offset);
-        self.weights.of(&s.data, what, |t| {
-            panels(
-                &t.as_slice::<f32>()[s.view.offset as usize..],
-                desc,
-                n_elements,
-            )
-        })
+    ) -> Result<Tensor, Rejected> {
+        let description = format!("{desc:?} from {}", s.view.offset);
+        let start = s.view.offset as usize;
+        let pack = |t: &Tensor| panels(&t.as_slice::<f32>()[start..], desc, n_elements);
+        self.weights.of(&s.data, description, pack)
     }
 
-    /// The panels of a matrix of `i32` elements as bytes: its last axis are columns, the others rows. `None` when some are no bytes.
-    pub(super) fn constant_bytes(&self, s: &Source) -> Option<Tensor> {
+    /// The panels of a matrix of `i32` elements as bytes: its last axis are columns, the others rows.
+    ///
+    /// Errors when some elements are no bytes.
+    pub(super) fn constant_bytes(&self, s: &Source) -> Result<Tensor, Rejected> {
         let isa = self.isa;
+        let description = format!("bytes {isa} {:?}", s.view);
         self.weights
-            .of(&s.data, format!("bytes {isa} {:?}", s.view), |t| {
-                byte_panels(isa, t, &s.view)
-            })
+            .of(&s.data, description, |t| byte_panels(isa, t, &s.view))
     }
 
     /// The panels of a row-major copy of the view, for views that no descriptor of panels can express.
@@ -116,10 +116,11 @@ impl Context<'_> {
         s: &Source,
         desc: &PackBDesc,
         n_elements: usize,
-    ) -> Option<Tensor> {
-        let what = format!("{desc:?} of {:?}", s.view);
-        self.weights.of(&s.data, what, |t| {
-            panels(copied(t, &s.view)?.as_slice::<f32>(), desc, n_elements)
+    ) -> Result<Tensor, Rejected> {
+        let description = format!("{desc:?} of {:?}", s.view);
+        self.weights.of(&s.data, description, |t| {
+            let copy = copied(t, &s.view)?;
+            panels(copy.as_slice::<f32>(), desc, n_elements)
         })
     }
 }
@@ -165,62 +166,71 @@ fn through_transpose(
     })
 }
 
-fn copied(t: &Tensor, view: &Strided) -> Option<Tensor> {
-    let mut out = Tensor::zeros(DType::F32, &view.shape).ok()?;
+/// The elements of a view in row-major order.
+fn copied(t: &Tensor, view: &Strided) -> Result<Tensor, Rejected> {
+    let mut out = Tensor::zeros(DType::F32, &view.shape)?;
     let axes = collapse(&view.shape, &[&view.strides, &row_major(&view.shape)]);
-    let dims: Vec<_> = axes
-        .iter()
-        .map(|a| (a.extent, a.strides[0] as isize, a.strides[1] as isize))
-        .collect();
-    let desc = CopyDesc::new(Isa::current(), 4, &dims)?;
-    let from = t
-        .as_ptr()
-        .wrapping_offset(view.offset as isize * 4)
-        .cast_mut();
+    let dims: Vec<_> = axes.iter().map(Axis::copied).collect();
+    let desc = CopyDesc::new(Isa::current(), 4, &dims).ok_or(Rejected::Strides(1))?;
+    let from = t.as_ptr().wrapping_offset(view.offset as isize * 4);
     let ptrs = [
-        from,
+        from.cast_mut(),
         std::ptr::null_mut(),
         out.as_mut_ptr(),
         std::ptr::null_mut(),
     ];
     // SAFETY: the view lies within its constant, which the verifier checked; the output has the view's shape.
     let status = unsafe { gm_copy(&desc, ptrs.as_ptr(), 0, desc.n_items()) };
-    (status == gristmill_kernels::OK).then_some(out)
+    checked("gm_copy", status)?;
+    Ok(out)
 }
 
-fn byte_panels(isa: Isa, t: &Tensor, view: &Strided) -> Option<Tensor> {
+/// Errors are internal: descriptors are made for this machine.
+fn checked(kernel: &str, status: u32) -> Result<(), Rejected> {
+    if status == gristmill_kernels::OK {
+        return Ok(());
+    }
+    let message = format!("{kernel} gave status {status} for a constant");
+    Err(Rejected::Failed(Error::internal(message)))
+}
+
+fn byte_panels(isa: Isa, t: &Tensor, view: &Strided) -> Result<Tensor, Rejected> {
     if !fits_bytes(t) {
-        return None;
+        return Err(Rejected::Bytes);
     }
-    let (&n, rows) = view.shape.split_last()?;
-    let (&step, strides) = view.strides.split_last()?;
-    let mut starts = vec![view.offset];
-    for (&extent, &stride) in rows.iter().zip(strides) {
-        starts = starts
-            .iter()
-            .flat_map(|&at| (0..extent as i64).map(move |i| at + i * stride))
-            .collect();
-    }
+    let last = view.shape.len() - 1;
+    let (n, step) = (view.shape[last], view.strides[last]);
+    let rows = row_offsets(view);
     let elements = t.as_slice::<i32>();
-    let packed = pack_bytes(isa, starts.len(), n, |i, j| {
-        elements[(starts[i] + j as i64 * step) as usize] as i8
-    })?;
-    Tensor::from_slice(&packed, &[packed.len()]).ok()
+    let byte = |i: usize, j: usize| elements[(rows[i] + j as i64 * step) as usize] as i8;
+    let packed = pack_bytes(isa, rows.len(), n, byte).ok_or(Rejected::Bytes)?;
+    Ok(Tensor::from_slice(&packed, &[packed.len()])?)
 }
 
-/// Packs what `desc` describes of `from`, which must cover it, by a call of the kernel that packs at run time.
-fn panels(from: &[f32], desc: &PackBDesc, n_elements: usize) -> Option<Tensor> {
-    let mut out = Tensor::zeros(DType::F32, &[n_elements]).ok()?;
-    let from = from.as_ptr().cast::<u8>().cast_mut();
+/// Positions of the first elements of all rows, in order.
+fn row_offsets(view: &Strided) -> Vec<i64> {
+    let last = view.shape.len() - 1;
+    let mut offsets = vec![view.offset];
+    for (&extent, &stride) in view.shape[..last].iter().zip(&view.strides) {
+        let along = |&at: &i64| (0..extent as i64).map(move |i| at + i * stride);
+        offsets = offsets.iter().flat_map(along).collect();
+    }
+    offsets
+}
+
+/// Packs the elements that `desc` describes of `from`, which must cover them, by a call of the kernel that packs at run time.
+fn panels(from: &[f32], desc: &PackBDesc, n_elements: usize) -> Result<Tensor, Rejected> {
+    let mut out = Tensor::zeros(DType::F32, &[n_elements])?;
     let ptrs = [
-        from,
+        from.as_ptr().cast::<u8>().cast_mut(),
         std::ptr::null_mut(),
         out.as_mut_ptr(),
         std::ptr::null_mut(),
     ];
     // SAFETY: `from` covers the matrices, as views lie within their constants; the output has room for all panels.
     let status = unsafe { gm_pack_b_f32(desc, ptrs.as_ptr(), 0, desc.n_items()) };
-    (status == gristmill_kernels::OK).then_some(out)
+    checked("gm_pack_b_f32", status)?;
+    Ok(out)
 }
 
 #[cfg(test)]

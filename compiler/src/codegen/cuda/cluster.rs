@@ -13,7 +13,7 @@ use super::{Options, Session, attention, contract, rows, skinny};
 use crate::codegen::access::Expression;
 use crate::codegen::body::Body;
 use crate::codegen::forms::{Choice, Preferred, Why};
-use crate::codegen::phases::{Around, Cover, Phase, cut};
+use crate::codegen::phases::{Cover, MatchContext, Phase, cut};
 use crate::codegen::placed::Placed;
 use crate::codegen::plan::{Arg, KernelPlan, PlanStep};
 use crate::codegen::pull::{Emit, Ix, Kind, Order, Puller, beats};
@@ -52,7 +52,7 @@ fn keeps(graph: &Graph, node: &Node, arch: Arch) -> bool {
 /// What computes a node by other means than by single elements.
 fn find(
     body: &Body,
-    around: &Around,
+    around: &MatchContext,
     options: &Options,
     id: NodeId,
     node: &Node,
@@ -89,11 +89,7 @@ impl<'s> ClusterCompiler<'s> {
         Preferred { form, why, .. }: Preferred,
     ) -> Result<KernelPlan> {
         let options = session.options;
-        let region = node
-            .regions
-            .first()
-            .ok_or_else(|| Error::internal("a cluster has no body"))?;
-        let body = Body::new(region, &|graph, node| keeps(graph, node, options.arch))?;
+        let body = Body::new(node, &|graph, node| keeps(graph, node, options.arch))?;
         let placed = Placed::new(&body)?;
         let forms = Chooser::new(form);
         let mut compiler = ClusterCompiler {

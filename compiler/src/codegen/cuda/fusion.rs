@@ -1,7 +1,7 @@
 //! What a kernel with barriers takes along: operands that it pulls on the way, and the element-wise ops that follow its result.
 
 use crate::codegen::body::Body;
-use crate::codegen::phases::Around;
+use crate::codegen::phases::MatchContext;
 use crate::ir::{NodeId, Op, OpClass, ValueId};
 
 /// Most ops that one pulled value may stand for.
@@ -10,7 +10,7 @@ const MAX_OPS: u32 = 64;
 const EPILOGUE_FLOPS: u32 = 128;
 
 /// Operations per element that pulling `v` takes; `None` when it cannot be pulled between the barriers of a block, or is large.
-pub(super) fn flops(body: &Body, around: &Around, v: ValueId) -> Option<u32> {
+pub(super) fn flops(body: &Body, around: &MatchContext, v: ValueId) -> Option<u32> {
     let mut left = MAX_OPS;
     flops_within(body, around, v, &mut left)
 }
@@ -18,14 +18,14 @@ pub(super) fn flops(body: &Body, around: &Around, v: ValueId) -> Option<u32> {
 /// Of operands and the operations per element up to which each is computed on the way, those that are stored before.
 pub(super) fn stored_before(
     body: &Body,
-    around: &Around,
+    around: &MatchContext,
     operands: impl IntoIterator<Item = (ValueId, u32)>,
 ) -> Vec<ValueId> {
     let is_dear = |&(v, most): &(ValueId, u32)| flops(body, around, v).is_none_or(|f| f > most);
     operands.into_iter().filter(is_dear).map(|o| o.0).collect()
 }
 
-fn flops_within(body: &Body, around: &Around, v: ValueId, left: &mut u32) -> Option<u32> {
+fn flops_within(body: &Body, around: &MatchContext, v: ValueId, left: &mut u32) -> Option<u32> {
     if (around.in_memory)(v) {
         return Some(0);
     }
@@ -43,7 +43,7 @@ fn flops_within(body: &Body, around: &Around, v: ValueId, left: &mut u32) -> Opt
 
 /// The element-wise ops that alone use the result of node `id`, one after the other, and the last one's result. The first of the nodes is
 /// `id` itself.
-pub(super) fn followers(body: &Body, around: &Around, id: NodeId) -> (Vec<NodeId>, ValueId) {
+pub(super) fn followers(body: &Body, around: &MatchContext, id: NodeId) -> (Vec<NodeId>, ValueId) {
     let (mut nodes, mut value, mut budget) =
         (vec![id], body.graph.node(id).outputs[0], EPILOGUE_FLOPS);
     while let Some((user, cost)) = follower(body, around, value).filter(|f| f.1 <= budget) {
@@ -54,7 +54,7 @@ pub(super) fn followers(body: &Body, around: &Around, id: NodeId) -> (Vec<NodeId
     (nodes, value)
 }
 
-fn follower(body: &Body, around: &Around, value: ValueId) -> Option<(NodeId, u32)> {
+fn follower(body: &Body, around: &MatchContext, value: ValueId) -> Option<(NodeId, u32)> {
     let users = &around.users[value.0 as usize];
     let user = users.first()?.0;
     let is_output = body.graph.outputs.iter().any(|o| o.value == value);

@@ -12,7 +12,7 @@ use super::fusion::{followers, stored_before};
 use super::runs::{Runs, is_dense};
 use super::text::{element_type, literal};
 use crate::codegen::body::Body;
-use crate::codegen::phases::{Around, Cover};
+use crate::codegen::phases::{Cover, MatchContext};
 use crate::codegen::pull::{Emit, Ix, Kind, Puller};
 use crate::error::Result;
 use crate::ir::{Node, NodeId, Op, ScalarOp, ValueId};
@@ -75,7 +75,7 @@ struct Skinny {
 /// The skinny product that a node is, if it is one.
 pub(super) fn find(
     body: &Body,
-    around: &Around,
+    around: &MatchContext,
     id: NodeId,
     node: &Node,
 ) -> Option<(Cover, Candidates)> {

@@ -79,7 +79,8 @@ impl<'a, V: Copy + Eq + Hash> Puller<'a, V> {
             .graph
             .def_node(v)
             .ok_or_else(|| Error::internal("a cluster operand has no buffer"))?;
-        let which = node.outputs.iter().position(|&o| o == v).unwrap_or(0);
+        let which = node.outputs.iter().position(|&o| o == v);
+        let which = which.ok_or_else(|| Error::internal("a value is no result of its node"))?;
         self.node_value(e, node, which, at)
             .map_err(|err| err.context(node.op.name()).at_origin(&node.origin))
     }

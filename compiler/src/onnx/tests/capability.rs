@@ -16,7 +16,7 @@ fn graph(nodes: Vec<NodeProto>) -> GraphProto {
 /// Treatments of each operator as one line per operator.
 fn lines(nodes: Vec<NodeProto>) -> String {
     let report = model(graph(nodes))
-        .capabilities(&Specialisation::default())
+        .capabilities(&Specialisation::default(), crate::codegen::cpu::why_loops)
         .unwrap();
     let mut text = String::new();
     for (name, o) in &report.operators {
@@ -51,7 +51,7 @@ fn nodes_are_native_decomposed_folded_or_fall_back() {
     ];
     insta::assert_snapshot!(lines(nodes), @r"
     Elu: 1 native
-    Gather: 1 fallback (1 gather of f32)
+    Gather: 1 fallback (1 gather of f32: no kernel computes this op)
     MatMul: 1 native
     ReduceL2: 1 decomposed
     Shape: 1 folded

@@ -42,7 +42,9 @@ fn of_ramp(m: &Model, n: usize) -> Vec<f32> {
 }
 
 fn rules(m: &Model) -> Vec<&'static str> {
-    let report = m.capabilities(&Specialisation::default()).unwrap();
+    let report = m
+        .capabilities(&Specialisation::default(), |_, _| None)
+        .unwrap();
     report.notes.iter().map(|n| n.rule).collect()
 }
 

@@ -1,9 +1,9 @@
 //! Contractions with views, epilogues and constant weights.
 
 use super::harness::{check, steps};
-use crate::codegen::cpu::{Options, Rejected, compile_clusters, legal_epilogue};
+use crate::codegen::cpu::{Fallback, Options, Rejected, compile_clusters};
 use crate::codegen::plan::KernelPlan;
-use crate::codegen::testing::{Rng, compare};
+use crate::codegen::testing::{Rng, as_cluster, compare};
 use crate::ir::*;
 use gristmill_runtime::{DType, Tensor};
 
@@ -38,7 +38,6 @@ fn products_with_epilogues() {
             let y = b.sub(vres, y).unwrap();
             b.output("y", y);
             let g = b.finish().unwrap();
-            assert_eq!(legal_epilogue(&g), Ok(4));
             check(&g, &inputs, 1e-5, rng);
             assert_eq!(steps(&g).len(), if constant { 1 } else { 2 });
         }
@@ -155,6 +154,8 @@ fn repeated_layers_share_code_and_weights() {
     for w in [weights[0], weights[1], weights[0]] {
         let op = Op::Cluster {
             kind: ClusterKind::Contract,
+            anchor: 0,
+            root: 1,
         };
         v = g
             .add_with_regions(op, &[v, w], vec![layer.clone()], &Origin::default())
@@ -192,21 +193,62 @@ fn repeated_layers_share_code_and_weights() {
     compare(&expected[0], &found[0], 1e-5).unwrap();
 }
 
+/// The fallbacks of a body as a cluster.
+fn fallbacks(b: GraphBuilder) -> Vec<Fallback> {
+    let body = b.finish().unwrap();
+    let compiled = compile_clusters(&mut as_cluster(&body), &Options::default());
+    compiled.unwrap().fallbacks
+}
+
 #[test]
-fn illegal_epilogues_say_why() {
+fn ops_without_a_form_on_the_tile_are_reported() {
     let mut b = GraphBuilder::new("g");
     let x = b.input("x", DType::F32, [4, 4]);
     let y = b.matmul(x, x).unwrap();
     let y = b.map(ScalarOp::Sin, &[y]).unwrap();
     b.output("y", y);
-    assert_eq!(legal_epilogue(b.graph()), Err(Rejected::Op("sin")));
+    let found = fallbacks(b);
+    assert_eq!(found.len(), 1);
+    assert_eq!(found[0].op, "sin");
+    assert!(matches!(found[0].why, Rejected::Epilogue("sin")));
+}
+
+#[test]
+fn products_that_run_in_loops_are_reported_with_their_work() {
     let mut b = GraphBuilder::new("g");
+    b.set_origin("/layer/product");
     let x = b.input("x", DType::F64, [4, 4]);
     let y = b.matmul(x, x).unwrap();
     b.output("y", y);
-    let why = legal_epilogue(b.graph()).unwrap_err();
-    assert_eq!(
-        why.to_string(),
-        "matmul of f64[4, 4]: only f32, and 8-bit integers by a constant, have packed kernels"
-    );
+    let found = fallbacks(b);
+    assert_eq!(found.len(), 1);
+    assert_eq!(found[0].node, "/layer/product");
+    assert_eq!(found[0].why.to_string(), "no kernel for f64");
+    assert_eq!(found[0].work.flops, 128);
+}
+
+#[test]
+fn products_by_a_kernel_are_no_fallback() {
+    let mut b = GraphBuilder::new("g");
+    let x = b.input("x", DType::F32, [4, 4]);
+    let y = b.matmul(x, x).unwrap();
+    let y = b.map(ScalarOp::Relu, &[y]).unwrap();
+    b.output("y", y);
+    assert!(fallbacks(b).is_empty());
+}
+
+#[test]
+fn composite_ops_that_are_written_out_are_one_fallback() {
+    let mut b = GraphBuilder::new("g");
+    let x = b.input("x", DType::F32, [4, 6]);
+    let softmax = Op::Softmax {
+        axis: 0,
+        log: false,
+    };
+    let y = b.add1(softmax, &[x]).unwrap();
+    b.output("y", y);
+    let found = fallbacks(b);
+    assert_eq!(found.len(), 1);
+    assert_eq!(found[0].op, "softmax");
+    assert_eq!(found[0].why.to_string(), "kernels take the last axis only");
 }

@@ -128,7 +128,7 @@ fn native_ops_are_those_without_element_loops() {
             || op.name() == "conv_transpose" && steps.iter().any(|s| s.ends_with("gm_gemm_f32"));
         let (_, node) = g.nodes().next().unwrap();
         assert_eq!(
-            crate::codegen::cpu::is_native(&g, node),
+            crate::codegen::cpu::why_loops(&g, node).is_none(),
             expected,
             "{g} {steps:?}"
         );

@@ -11,7 +11,7 @@ use super::super::mapped::{COLUMNS, Mapped};
 use super::form::{Extents, ROWS};
 use super::{Attention, Here};
 use crate::codegen::body::Body;
-use crate::codegen::phases::Around;
+use crate::codegen::phases::MatchContext;
 use crate::codegen::pull::{Emit, Kind, Puller};
 use crate::codegen::strided::Strided;
 use crate::error::Result;
@@ -23,7 +23,7 @@ pub(super) type Operands = [Mapped; 3];
 /// The operands of an attention that is for warp groups, and those that must be in memory before.
 pub(super) fn find(
     body: &Body,
-    around: &Around,
+    around: &MatchContext,
     node: &Node,
     x: &Extents,
     arch: Arch,

@@ -24,7 +24,7 @@ use super::emit::{Emitter, Value};
 use super::fusion::{followers, stored_before};
 use super::text::{element_type, literal};
 use crate::codegen::body::Body;
-use crate::codegen::phases::{Around, Cover};
+use crate::codegen::phases::{Cover, MatchContext};
 use crate::codegen::pull::{Emit, Ix, Kind, Order, Puller};
 use crate::error::{Error, Result};
 use crate::ir::vecprog::real_bits;
@@ -97,7 +97,7 @@ fn extents(dtype: DType, q: &[usize], k: &[usize], v: &[usize]) -> Extents {
 /// The attention that a node is; always for those that are kept whole.
 pub(super) fn find(
     body: &Body,
-    around: &Around,
+    around: &MatchContext,
     id: NodeId,
     node: &Node,
     arch: Arch,

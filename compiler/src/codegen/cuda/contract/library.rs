@@ -35,7 +35,7 @@ impl Library {
             return Ok(None);
         }
         // Composite ops stay: none of them is part of a library's product.
-        let body = Body::new(region, &|_, _| true)?;
+        let body = Body::new(node, &|_, _| true)?;
         let Some((product, reads)) = find(&body, tf32) else {
             return Ok(None);
         };

@@ -18,7 +18,7 @@ use super::candidates::{Candidate, Candidates, Resources, Work};
 use super::emit::{Emitter, Value};
 use super::fusion::{followers, stored_before};
 use crate::codegen::body::Body;
-use crate::codegen::phases::{Around, Cover};
+use crate::codegen::phases::{Cover, MatchContext};
 use crate::codegen::pull::{Emit, Ix, Kind, Order, Puller};
 use crate::error::Result;
 use crate::ir::{Layout, Node, NodeId, Op, ScalarOp, ValueId};
@@ -136,7 +136,7 @@ impl Sizes {
 /// The product that a node is, if tiles suit it.
 pub(super) fn find(
     body: &Body,
-    around: &Around,
+    around: &MatchContext,
     options: &Options,
     id: NodeId,
     node: &Node,

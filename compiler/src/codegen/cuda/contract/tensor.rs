@@ -5,7 +5,7 @@ use super::super::fusion::flops;
 use super::operand::{Chunks, Side, k_is_inner, narrowed};
 use super::{CHEAP_FLOPS, Sizes};
 use crate::codegen::body::Body;
-use crate::codegen::phases::Around;
+use crate::codegen::phases::MatchContext;
 use crate::ir::{Node, ValueId};
 use gristmill_runtime::DType;
 
@@ -36,7 +36,7 @@ impl Instruction {
 /// The instruction for the product of two values, if the architecture has one, and the values that must be in memory for it.
 fn instruction(
     body: &Body,
-    around: &Around,
+    around: &MatchContext,
     options: &Options,
     node: &Node,
 ) -> Option<(Instruction, Vec<ValueId>)> {
@@ -119,7 +119,7 @@ impl Operands {
     /// Of a product, if there are tensor cores for it, and what must be in memory before.
     pub(super) fn find(
         body: &Body,
-        around: &Around,
+        around: &MatchContext,
         options: &Options,
         node: &Node,
         sizes: Sizes,

@@ -15,7 +15,7 @@ use super::emit::{Emitter, Value};
 use super::fusion::{followers, stored_before};
 use super::runs::Runs;
 use crate::codegen::body::Body;
-use crate::codegen::phases::{Around, Cover};
+use crate::codegen::phases::{Cover, MatchContext};
 use crate::codegen::pull::{Emit, Ix, Kind, Puller};
 use crate::error::{Error, Result};
 use crate::ir::{Graph, Node, NodeId, Op, ValueId};
@@ -102,7 +102,7 @@ fn wide(dtype: DType) -> DType {
 /// The reduction that a node is, if groups suit it; always for those that are kept whole.
 pub(super) fn find(
     body: &Body,
-    around: &Around,
+    around: &MatchContext,
     id: NodeId,
     node: &Node,
 ) -> Option<(Cover, Candidates)> {

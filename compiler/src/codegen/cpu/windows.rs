@@ -1,0 +1,95 @@
+//! Channels-last windows over one or two spatial axes: their geometry, and pooling.
+
+use super::rejected::Rejected;
+use super::rows::single;
+use super::strided::Strided;
+use super::task::{Call, Context, Ptr, Task, descriptor, pointers, read, result};
+use crate::ir::{Node, NodeId, Op, PoolKind, Window};
+use gristmill_kernels::pool::{self, PoolDesc};
+use gristmill_kernels::window::Window as KernelWindow;
+
+/// Geometry of a channels-last window op, in the kernels' terms. One spatial axis is a row of pixels.
+pub(super) fn kernel_window(
+    x: &Strided,
+    out: &[usize],
+    size: &[usize],
+    window: &Window,
+) -> KernelWindow {
+    let n_axes = x.shape.len();
+    let [in_h, in_w] = height_and_width(&x.shape[1..n_axes - 1], 1);
+    let [out_h, out_w] = height_and_width(&out[1..n_axes - 1], 1);
+    let [kernel_h, kernel_w] = height_and_width(size, 1);
+    let [stride_h, stride_w] = height_and_width(&window.strides, 1);
+    let [dilation_h, dilation_w] = height_and_width(&window.dilations, 1);
+    let [pad_top, pad_left] = height_and_width(&window.pads_low, 0);
+    let x_w_stride = x.strides[n_axes - 2] as usize;
+    let x_h_stride = match n_axes {
+        4 => x.strides[1] as usize,
+        _ => in_w * x_w_stride,
+    };
+    KernelWindow {
+        batch: x.shape[0],
+        in_h,
+        in_w,
+        out_h,
+        out_w,
+        kernel_h,
+        kernel_w,
+        stride_h,
+        stride_w,
+        dilation_h,
+        dilation_w,
+        pad_top,
+        pad_left,
+        x_n_stride: x.strides[0] as usize,
+        x_h_stride,
+        x_w_stride,
+    }
+}
+
+/// Values of the two spatial axes; `missing` where there is one axis only.
+fn height_and_width(values: &[usize], missing: usize) -> [usize; 2] {
+    match *values {
+        [height, width] => [height, width],
+        _ => [missing, values[0]],
+    }
+}
+
+/// True for views that a window op can read: channels contiguous, nothing reversed.
+pub(super) fn window_input_fits(v: &Strided) -> bool {
+    v.strides.last() == Some(&1) && v.strides.iter().all(|&s| s >= 0)
+}
+
+/// The task of a pooling.
+pub(super) fn pooling(cx: &Context, id: NodeId, node: &Node) -> Result<Task, Rejected> {
+    let Op::Pool {
+        kind, size, window, ..
+    } = &node.op
+    else {
+        return Err(Rejected::Empty);
+    };
+    if cx.body.shape(node.inputs[0]).contains(&0) {
+        return Err(Rejected::Empty);
+    }
+    let x = cx.view(node.inputs[0], window_input_fits);
+    let out = cx.body.shape(node.outputs[0]);
+    let channels = x.shape[x.shape.len() - 1];
+    let geometry = kernel_window(&x, out, size, window);
+    let mut desc = PoolDesc::new(cx.isa, kernel_kind(*kind), geometry, channels);
+    [desc.pad_bottom, desc.pad_right] = height_and_width(&window.pads_high, 0);
+    let n_taps: usize = size.iter().product();
+    let n_elements: usize = out.iter().product();
+    let ptrs = pointers(read(&x), Ptr::Null, result(node), false, vec![]);
+    let descriptor = descriptor(&desc);
+    let ns = (n_elements * n_taps) as f64 * 0.1;
+    let call = Call::simple("gm_pool_f32", descriptor, ptrs, desc.n_items(), ns);
+    single(cx, id, node, call)
+}
+
+fn kernel_kind(kind: PoolKind) -> pool::PoolKind {
+    match kind {
+        PoolKind::Max => pool::PoolKind::Max,
+        PoolKind::Avg => pool::PoolKind::AverageValid,
+        PoolKind::AvgIncludePad => pool::PoolKind::AveragePadded,
+    }
+}
