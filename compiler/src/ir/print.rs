@@ -10,6 +10,7 @@
 //!
 //! Values are numbered in order of appearance; `#n` is the n-th node line. Regions are nested graphs with their own numbers.
 
+use super::attr::Attr;
 use super::graph::{Graph, Node, ValueId};
 use super::ops::Op;
 use super::types::Shape;
@@ -169,6 +170,22 @@ impl Printer<'_> {
             .into_iter()
             .map(|(n, v)| format!("{n} = {v}"))
             .collect()
+    }
+}
+
+impl Op {
+    /// Name and attributes in a few words, for lists that people read: `map neg`,
+    /// `cluster contract`.
+    pub(crate) fn label(&self) -> String {
+        if let Op::Cluster { kind, .. } = self {
+            return format!("{} {}", self.name(), kind.print());
+        }
+        let mut label = self.name().to_owned();
+        for (_, value) in self.attrs() {
+            label.push(' ');
+            label.push_str(&value);
+        }
+        label
     }
 }
 

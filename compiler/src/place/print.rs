@@ -102,21 +102,20 @@ impl Placement {
                 },
             };
             let node = g.node(id);
-            let attrs: Vec<String> = node.op.attrs().into_iter().map(|(_, v)| v).collect();
             let is_parked = i
                 .checked_sub(self.nodes.len())
                 .is_some_and(|copy| self.copies[copy].parked.is_some());
-            let (device, name) = (
-                &self.devices[p.device],
-                if is_parked { "keep" } else { node.op.name() },
-            );
-            let attrs = if is_parked { Vec::new() } else { attrs };
+            let device = &self.devices[p.device];
+            let label = if is_parked {
+                "keep".to_owned()
+            } else {
+                node.op.label()
+            };
             writeln!(
                 out,
-                "{device} {}..{} {name} {} @ {:?}: {}",
+                "{device} {}..{} {label} @ {:?}: {}",
                 p.start,
                 p.end,
-                attrs.join(" "),
                 node.origin.as_str(),
                 p.reason
             )?;

@@ -175,12 +175,9 @@ impl Placement {
                 .or(self.nodes[id.0 as usize].as_ref());
             let reason = placed.map(|p| &p.reason);
             let node = g.node(id);
-            let attrs: Vec<String> = node.op.attrs().into_iter().map(|(_, v)| v).collect();
             let op = match copy.is_some_and(|c| c.parked.is_some()) {
                 true => "kept for another device".to_owned(),
-                false => format!("{} {}", node.op.name(), attrs.join(" "))
-                    .trim()
-                    .to_owned(),
+                false => node.op.label(),
             };
             Label {
                 name: name.clone(),

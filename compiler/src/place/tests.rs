@@ -327,7 +327,7 @@ fn what_a_device_has_no_room_for_is_parked_on_the_host() {
         "{listed}"
     );
     assert!(
-        listed.contains(" keep  @ \"/y\": parked: ")
+        listed.contains(" keep @ \"/y\": parked: ")
             && listed.contains("instead of holding 16.0 KiB"),
         "{listed}"
     );

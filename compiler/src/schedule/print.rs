@@ -64,7 +64,6 @@ impl Schedule {
                 .collect::<Vec<_>>()
                 .join(", ")
         };
-        let attrs: Vec<String> = node.op.attrs().into_iter().map(|(_, v)| v).collect();
         let scratch = match self.scratch.get(&id) {
             Some(at) if !at.is_empty() => {
                 format!(
@@ -78,10 +77,9 @@ impl Schedule {
             _ => String::new(),
         };
         format!(
-            "{} = {} {}({}){scratch}",
+            "{} = {}({}){scratch}",
             list(&node.outputs),
-            node.op.name(),
-            attrs.join(" "),
+            node.op.label(),
             list(&node.inputs)
         )
     }

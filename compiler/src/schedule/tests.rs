@@ -87,11 +87,11 @@ fn a_chain_uses_two_buffers_in_turn() {
     let s = schedule(&g, &Needs::default()).unwrap();
     insta::assert_snapshot!(s.to_text(&g), @r#"
     schedule "chain": 5 steps, arena 2.0 KiB, live peak 2.0 KiB, ratio 1.000
-       0: %1+0 = exp (%0:in0) @ "/exp"
-       1: %2+1024 = exp (%1+0) after 0 @ "/exp"
-       2: %3+0 = exp (%2+1024) after 1 @ "/exp"
-       3: %4+1024 = exp (%3+0) after 2 @ "/exp"
-       4: %5:out0 = exp (%4+1024) after 3 @ "/exp"
+       0: %1+0 = exp(%0:in0) @ "/exp"
+       1: %2+1024 = exp(%1+0) after 0 @ "/exp"
+       2: %3+0 = exp(%2+1024) after 1 @ "/exp"
+       3: %4+1024 = exp(%3+0) after 2 @ "/exp"
+       4: %5:out0 = exp(%4+1024) after 3 @ "/exp"
     "#);
     let in_place = (0..5).map(|i| (NodeId(i), vec![(0, 0)])).collect();
     let s = schedule(
@@ -149,7 +149,7 @@ fn outputs_inputs_and_constants_stay_outside_the_arena() {
     assert_eq!(s.arena_bytes, 0);
     insta::assert_snapshot!(s.to_text(&g), @r#"
     schedule "io": 4 steps, arena 0 B, live peak 0 B, ratio 1.000
-       0: %2:out0 = add (%0:in0, %1:const)
+       0: %2:out0 = add(%0:in0, %1:const)
        1: output 1 = copy(%2:out0) after 0
        2: output 2 = copy(%0:in0)
        3: output 3 = copy(%1:const)

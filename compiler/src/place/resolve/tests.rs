@@ -380,7 +380,7 @@ fn errors_have_what_tensorflow_says() {
 fn requests_inside_a_region_count_for_the_node() {
     let body = |spec: &str| {
         format!(
-            "cluster(%0) {{kind = map}} (graph \"body\" {{\n%0 = input \"a\": f32[2]\n%1: f32[2] = neg(%0) {spec} @ \"/inner\"\noutput \"r\" %1\n}})"
+            "cluster(%0) {{kind = map, anchor = 0, root = 0}} (graph \"body\" {{\n%0 = input \"a\": f32[2]\n%1: f32[2] = neg(%0) {spec} @ \"/inner\"\noutput \"r\" %1\n}})"
         )
     };
     let inside = body("on \"/gpu:1\"");
