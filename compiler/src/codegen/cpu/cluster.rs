@@ -216,6 +216,7 @@ impl<'s, 'o> ClusterCompiler<'s, 'o> {
     /// Appends a call of a task kernel. The generated kernel arranges the addresses and passes the items on; kernels of one symbol that
     /// arrange them alike share it.
     fn call(&mut self, call: &Call, first_temp: u32, destination: Arg) -> Result<()> {
+        self.session.jit.note(call);
         let mut reads = vec![self.placed.pack(call.descriptor.clone())];
         let (mut writes, mut slots) = (Vec::new(), Vec::new());
         for ptr in &call.ptrs {
@@ -340,6 +341,7 @@ impl<'s, 'o> ClusterCompiler<'s, 'o> {
     fn vector_map(&mut self, map: VectorMap, writes: Vec<(ValueId, Arg)>) -> Result<()> {
         let shape = self.body.shape(writes[0].0);
         let items = map.n_items();
+        self.session.jit.note(&map);
         debug_assert!(items <= shape.iter().product());
         let grain = (SERIAL_NS * 1000).div_ceil(map.cost_ps());
         let split = (

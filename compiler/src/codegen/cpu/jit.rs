@@ -119,6 +119,16 @@ impl Jit {
         })
     }
 
+    /// Puts lines before the next function of the listing.
+    pub(super) fn note(&mut self, lines: impl std::fmt::Display) {
+        let Some((clif, _)) = &mut self.listings else {
+            return;
+        };
+        for line in lines.to_string().lines() {
+            let _ = writeln!(clif, "; {line}");
+        }
+    }
+
     /// Defines a kernel; `body` emits it into an [`Emitter`] placed after the entry, and the function then returns status 0. Kernels
     /// that come out alike, as those of repeated layers do, are one function.
     pub(super) fn kernel(

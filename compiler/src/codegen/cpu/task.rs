@@ -10,8 +10,9 @@ use crate::ir::{Graph, Node, NodeId, ValueId};
 use gristmill_kernels::epilogue::{EpilogueKind, EpilogueOp, MAX_BATCH};
 use gristmill_kernels::{Descriptor, Isa, OPERANDS, OUT, RHS, WORKSPACE};
 use gristmill_runtime::{DType, Tensor};
+use std::fmt;
 
-/// What a pointer of a call points into.
+/// Memory that an address of a call points into.
 #[derive(Clone, Debug)]
 pub(super) enum Place {
     /// The buffer of a value.
@@ -45,6 +46,63 @@ pub(super) struct Call {
     pub(super) items: usize,
     /// Estimated time of all items on one thread.
     pub(super) cost_ns: u64,
+}
+
+/// The call as text: kernel, items, addresses and the descriptor's bytes as hexadecimal words of 8.
+impl fmt::Display for Call {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Call {
+            symbol,
+            items,
+            cost_ns,
+            workspace_bytes,
+            ..
+        } = self;
+        writeln!(
+            f,
+            "{symbol} items {items} cost {cost_ns} ns workspace {workspace_bytes} bytes"
+        )?;
+        for (i, ptr) in self.ptrs.iter().enumerate() {
+            writeln!(f, "address {i}: {ptr}")?;
+        }
+        for line in self.descriptor.as_bytes().chunks(64) {
+            let words: Vec<String> = line.chunks(8).map(hexadecimal).collect();
+            writeln!(f, "{}", words.join(" "))?;
+        }
+        Ok(())
+    }
+}
+
+fn hexadecimal(little_endian: &[u8]) -> String {
+    let digits = little_endian.iter().rev().map(|b| format!("{b:02x}"));
+    let digits: String = digits.collect();
+    let short = digits.trim_start_matches('0');
+    if short.is_empty() {
+        "0".into()
+    } else {
+        short.into()
+    }
+}
+
+impl fmt::Display for Ptr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Ptr::Null => f.write_str("none"),
+            Ptr::Workspace => f.write_str("workspace"),
+            Ptr::Read(place, offset) => write!(f, "read {place} + {offset}"),
+            Ptr::Write(place, offset) => write!(f, "write {place} + {offset}"),
+        }
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Place::Value(v) => write!(f, "value {}", v.0),
+            Place::Packed(t) => write!(f, "constant {}{:?}", t.dtype(), t.shape()),
+            Place::Temp(i) => write!(f, "intermediate {i}"),
+        }
+    }
 }
 
 /// A part of a body that precompiled kernels compute.

@@ -15,6 +15,7 @@ use crate::ir::vecprog::{Inst, VecOp, VecProg};
 use crate::ir::{ScalarOp, ValueId};
 use cranelift_codegen::ir::{InstBuilder, Value, types};
 use gristmill_runtime::DType;
+use std::fmt;
 
 /// Floats of a tile: 1 KiB, which amortises the call and avoids stalls between narrow stores and wide loads.
 const TILE: usize = 256;
@@ -38,6 +39,23 @@ pub(super) struct VectorMap {
     /// Tile of the workspace that holds a register between stages.
     tiles: Vec<Option<usize>>,
     n_tiles: usize,
+}
+
+/// The plan as text: loops with the strides of leaves and outputs, then the program by stages.
+impl fmt::Display for VectorMap {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for axis in &self.outer {
+            writeln!(f, "loop {} strides {:?}", axis.extent, axis.strides)?;
+        }
+        let inner = &self.inner;
+        writeln!(f, "vectors {} strides {:?}", inner.extent, inner.strides)?;
+        for (i, leaf) in self.expression.leaves.iter().enumerate() {
+            writeln!(f, "leaf {i} from element {}", leaf.offset)?;
+        }
+        writeln!(f, "output from element {}", self.out_offset)?;
+        writeln!(f, "stages {:?} tiles {:?}", self.stages, self.tiles)?;
+        write!(f, "{}", self.expression.program)
+    }
 }
 
 /// Leaf kernels that compute a whole tile.

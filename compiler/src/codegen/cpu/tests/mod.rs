@@ -6,4 +6,5 @@ mod harness;
 mod lanes;
 mod maps;
 mod ops;
+mod pinned;
 mod target;
