@@ -62,7 +62,7 @@ pub struct Compiled {
     outputs: Vec<String>,
     /// Inputs whose contents decide shapes.
     value_inputs: BTreeSet<String>,
-    specialisations: Specialisations,
+    specialisations: Specialisations<Executable>,
     /// Drivers of the devices that have memory of their own; specialisations share them, and the limits of their memory.
     drivers: Mutex<BTreeMap<DeviceName, Arc<dyn Driver>>>,
 }

@@ -1,6 +1,5 @@
 //! The executables of a compiled model, one per set of input shapes, bounded by the bytes that they hold.
 
-use crate::compiled::Executable;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -8,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 pub(crate) type Key = (Vec<Vec<usize>>, Vec<(usize, Vec<u8>)>);
 
 /// Executables by shapes; beyond a number of bytes, the least recently used ones are evicted.
-pub(crate) struct Specialisations<T = Executable> {
+pub(crate) struct Specialisations<T> {
     limit_bytes: u64,
     entries: Mutex<Entries<T>>,
 }
