@@ -154,7 +154,8 @@ pub fn emulated_driver() -> PathBuf {
     test.with_file_name(file)
 }
 
-/// Builds the binary in the profile and target folder of this test, once. Cargo names no binary of another package to a test.
+/// Builds the binary, with the emulator, in the profile and target folder of this test, once. Cargo names no binary
+/// of another package to a test.
 fn binary() -> &'static Path {
     static BINARY: OnceLock<PathBuf> = OnceLock::new();
     BINARY.get_or_init(|| {
@@ -180,6 +181,8 @@ fn binary() -> &'static Path {
                 "gristmill",
                 "--bin",
                 "gristmill",
+                "--features",
+                "emulator",
             ])
             .args(["--profile", if name == "debug" { "dev" } else { name }])
             .arg("--target-dir")
