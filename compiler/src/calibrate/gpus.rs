@@ -1,7 +1,8 @@
-//! What this machine's GPUs and the links to and between them really do: measured through the driver, and kept beside the CPU's rates.
+//! Measured rates of this machine's GPUs and of the links to and between them, kept beside the
+//! CPU's rates.
 //!
-//! The file is a profile as `--target` reads it: the host's CPU, then the GPUs in the driver's order, and a link for each ordered pair. Its name says
-//! which machine, GPUs, driver and version it is of.
+//! The file is a profile as `--target` reads it: the host's CPU, then the GPUs in the driver's
+//! order, and a link for each ordered pair. Its name holds machine, GPUs, driver and version.
 
 use super::{Effort, belongs, conv, device_text, flops, launch_on, link_text, map, softmax};
 use crate::compiled::compile;
@@ -67,7 +68,7 @@ pub fn load(path: &Path, machine: &str) -> (Option<GpuCalibration>, Option<Strin
 }
 
 impl GpuCalibration {
-    /// Reads what [`GpuCalibration::to_text`] wrote.
+    /// Parses the output of [`GpuCalibration::to_text`].
     pub fn parse(text: &str) -> Result<GpuCalibration> {
         let target = Target::parse(text)?;
         let kinds: Vec<DeviceKind> = target.devices.devices.iter().map(|d| d.name.kind).collect();
@@ -101,7 +102,7 @@ impl GpuCalibration {
         out
     }
 
-    /// How many GPUs were measured.
+    /// Number of measured GPUs.
     pub fn n_gpus(&self) -> usize {
         self.target.devices.devices.len() - 1
     }
@@ -164,8 +165,8 @@ impl GpuCalibration {
     }
 }
 
-/// Measures the first `n_gpus` GPUs of this machine, each product once, and all links. `host` is what the CPU does, and `host_link` the link
-/// between logical CPUs.
+/// Measures the first `n_gpus` GPUs of this machine, each product once, and all links. `host` has
+/// the rates of the CPU, and `host_link` those of the link between logical CPUs.
 ///
 /// Errors with `Unsupported` when a GPU is not there or nothing compiles for it.
 pub fn calibrate(
@@ -235,7 +236,8 @@ fn link([small, large]: [Duration; 2]) -> LinkProfile {
     }
 }
 
-/// What crosses to or from a GPU is also copied once by the host, whose own link counts two copies, and wakes up a worker.
+/// Transfers to or from a GPU are also copied once by the host, whose own link counts two copies,
+/// and wake up a worker.
 fn through_host(gpu: LinkProfile, host: LinkProfile) -> LinkProfile {
     let copy = LinkProfile {
         bytes_per_second: host.bytes_per_second.saturating_mul(2),

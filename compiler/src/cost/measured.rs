@@ -1,10 +1,12 @@
 //! Measured times of clusters, and the estimates that follow from them.
 //!
-//! A cluster is known by its [`signature`]: what it computes, not where it stands or what it is called. Its device is known by the profile that
-//! predicts it, threads included. The estimate of a cluster joins what was measured with what the model says, the latter corrected by how the
-//! model did on other clusters of the class on that device, and worth [`PRIOR_RUNS`] runs:
+//! A cluster is known by its [`signature`]: its computation, regardless of position and name. Its
+//! device is known by the profile that predicts it, threads included. The estimate of a cluster
+//! joins measured times with the model's prediction, the latter corrected by how the model did on
+//! other clusters of the class on that device, and worth [`PRIOR_RUNS`] runs:
 //!
-//! `estimate = (k0 * analytic * r + sum of measured) / (k0 + number of measured)`, `r` the geometric mean of measured / analytic of the class.
+//! `estimate = (k0 * analytic * r + sum of measured) / (k0 + number of measured)`, `r` the
+//! geometric mean of measured / analytic of the class.
 //!
 //! So clusters that nobody has measured gain from those that were.
 
@@ -23,7 +25,8 @@ pub const MAX_RECENT: usize = 16;
 pub struct ProfileKey(pub u64);
 
 impl ProfileKey {
-    /// Of a profile. Other rates or another number of threads give another key: what was learnt against them does not apply.
+    /// The key of a profile. Other rates or another number of threads give another key, since times
+    /// and corrections learnt for them do not apply.
     pub fn of(profile: &DeviceProfile) -> ProfileKey {
         ProfileKey(super::fnv(format!("{profile:?}").as_bytes()))
     }
@@ -34,13 +37,13 @@ impl ProfileKey {
 pub struct Sample {
     /// Clusters of one class share a correction: the kind of cluster.
     pub class: String,
-    /// What the model says without any measurement.
+    /// The model's prediction without any measurement.
     pub analytic: Nanos,
     /// Number of measured runs.
     pub count: u64,
     /// Their sum.
     pub sum: Nanos,
-    /// The least of them.
+    /// The smallest of them.
     pub min: Nanos,
     /// The latest, oldest first, at most [`MAX_RECENT`].
     pub recent: Vec<Nanos>,
@@ -55,7 +58,7 @@ pub struct Measured {
 }
 
 impl Measured {
-    /// Whether nothing was measured.
+    /// True if nothing was measured.
     pub fn is_empty(&self) -> bool {
         self.samples.is_empty()
     }
@@ -65,7 +68,7 @@ impl Measured {
         self.samples.iter()
     }
 
-    /// Takes over samples as they were; those that were there under the same key go.
+    /// Takes over samples unchanged; they replace samples with the same key.
     pub fn extend(&mut self, samples: impl IntoIterator<Item = ((ProfileKey, u64), Sample)>) {
         self.samples.extend(samples);
         self.ratios = ratios(&self.samples);
@@ -81,7 +84,8 @@ impl Measured {
         self.ratios = ratios(&self.samples);
     }
 
-    /// Adds runs of nodes on a device: times by node. What has no kernel of its own (constants, transfers, variables) is left out.
+    /// Adds runs of nodes on a device: times by node. Nodes without a kernel of their own
+    /// (constants, transfers, variables) are skipped.
     pub fn record<'g>(
         &mut self,
         profile: &DeviceProfile,
@@ -157,7 +161,8 @@ impl Sample {
         self.recent.drain(..n_old);
     }
 
-    /// Mean of this and [`PRIOR_RUNS`] times what the model says, in whole ns, rounded to the nearest.
+    /// Mean of this and [`PRIOR_RUNS`] times the model's prediction, in whole ns, rounded to the
+    /// nearest.
     fn joined_with(&self, prior: Nanos) -> Nanos {
         let n = u128::from(PRIOR_RUNS) + u128::from(self.count);
         let sum = u128::from(PRIOR_RUNS) * u128::from(prior.0) + u128::from(self.sum.0);

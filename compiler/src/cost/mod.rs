@@ -1,7 +1,9 @@
 //! Predicted times: a roofline over clusters and ops.
 //!
-//! `time = launch + max(arithmetic, bytes / bandwidth)`, where arithmetic is the sum over the ops of a cluster of `flops / (peak * efficiency of
-//! the class)`, and bytes are what the cluster must read and write. Measured times, once there are any, correct estimates: see [`measured`].
+//! `time = launch + max(arithmetic, bytes / bandwidth)`, where arithmetic is the sum over the ops
+//! of a cluster of `flops / (peak * efficiency of the class)`, and bytes is the memory traffic that
+//! the cluster cannot avoid. Measured times, once there are any, correct estimates: see
+//! [`measured`].
 
 pub mod measured;
 mod profile;
@@ -20,9 +22,9 @@ use std::sync::Arc;
 /// Predicts times of nodes on devices.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct CostModel {
-    /// How symbolic extents are read.
+    /// Values of symbolic extents.
     pub extents: Extents,
-    /// Measured times; they correct and, run by run, replace what the roofline says.
+    /// Measured times; they correct and, run by run, replace the prediction of the roofline.
     pub measured: Arc<Measured>,
 }
 
@@ -160,8 +162,8 @@ impl CostModel {
     }
 }
 
-/// How many times longer an op takes because of the layout of its operands: the kernels of convolutions and pools are channels-last, so that
-/// code generation copies operand and result.
+/// Slowdown of an op by the layout of its operands: the kernels of convolutions and pools are
+/// channels-last, so that code generation copies operand and result.
 pub fn layout_factor(op: &Op) -> u64 {
     match op {
         Op::Conv {
@@ -181,7 +183,8 @@ fn seconds(w: Work, device: &DeviceProfile) -> f64 {
         / (device.peak_flops(w.dtype) * device.efficiency(w.class, w.dtype))
 }
 
-/// A stable hash of what a node computes: op, attributes, body, operand and result types; no names and no contents of constants. Keys measured times.
+/// A stable hash of a node's computation: op, attributes, body, operand and result types; no names
+/// and no contents of constants. Keys measured times.
 pub fn signature(g: &Graph, node: &Node) -> u64 {
     let mut text = String::new();
     write_node(&mut text, g, node).expect("writing to a String does not fail");
@@ -229,7 +232,7 @@ impl Fnv {
         }))
     }
 
-    /// The hash of what was written so far.
+    /// The hash of all text so far.
     pub fn value(self) -> u64 {
         self.0
     }

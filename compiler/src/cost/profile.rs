@@ -1,4 +1,4 @@
-//! What devices and links can do.
+//! Rates of devices and links.
 
 use super::work::{Work, WorkClass};
 use super::{Bytes, Nanos};
@@ -7,17 +7,19 @@ use gristmill_runtime::DType;
 use gristmill_runtime::device::DeviceKind;
 use std::collections::BTreeMap;
 
-/// Operations and bytes per second of one thread of the PTX emulator, roughly: what matters is that any CPU is predicted to be faster.
+/// Operations and bytes per second of one thread of the PTX emulator, roughly: any CPU must be
+/// predicted to be faster.
 const EMULATED_RATE: f64 = 0.3e9;
 /// Clock assumed for a CPU whose rates were not measured.
 const CPU_HZ: f64 = 3.9e9;
-/// Read bandwidth of one core from memory, and what all cores of a server share, bytes per second (measured on Zen 5: 42e9 and 52e9).
+/// Read bandwidth of one core from memory, and of all cores of a server together, bytes per second
+/// (measured on Zen 5: 42e9 and 52e9).
 const CORE_MEMORY_BANDWIDTH: f64 = 42e9;
 const SHARED_MEMORY_BANDWIDTH: f64 = 52e9;
 /// Read bandwidth of one core from its second-level cache, bytes per second (measured: 253e9 with AVX-512, 130e9 with 128-bit loads).
 const CORE_CACHE_BANDWIDTH: f64 = 130e9;
 
-/// What one logical device can do.
+/// Rates of one logical device.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DeviceProfile {
     /// CPU, GPU or emulator.
@@ -92,12 +94,13 @@ impl DeviceProfile {
         }
     }
 
-    /// Share of the peak that kernels of a class reach: what the profile says, otherwise as measured for ours on the CPU, or
-    /// [`accelerator_share`].
+    /// Share of the peak that kernels of a class reach: as the profile says, otherwise as measured
+    /// for ours on the CPU, or [`accelerator_share`].
     ///
-    /// Contractions in `f32` use packed micro-kernels; other dtypes and the index-bound classes run generated scalar code. Fused attention
-    /// takes about the time of its parts or less (measured at 12 heads of depth 64, least of two runs: 1.07 of it at 64 keys, 0.97 at 128, 0.76
-    /// at 512), which its number must keep.
+    /// Contractions in `f32` use packed micro-kernels; other dtypes and the index-bound classes run
+    /// generated scalar code. Fused attention takes about the time of its parts or less (measured
+    /// at 12 heads of depth 64, faster of two runs: 1.07 of it at 64 keys, 0.97 at 128, 0.76 at
+    /// 512), which its number must keep.
     pub fn efficiency(&self, class: WorkClass, dtype: DType) -> f64 {
         let stated = [Some(dtype), None]
             .into_iter()

@@ -1,8 +1,11 @@
-//! Files under the user's cache folder: what was measured on this machine, kept from one process to the next.
+//! Files under the user's cache folder: measurements of this machine, kept from one process to the
+//! next.
 //!
-//! The folder is `$GRISTMILL_CACHE_DIR`, otherwise `gristmill` under `$XDG_CACHE_HOME` or `$HOME/.cache`. An empty `GRISTMILL_CACHE_DIR`
-//! turns the cache off. Files are replaced as a whole, so a reader never sees half of one; processes that add to a file do so one after the
-//! other. A file that cannot be read, or comes from another version, is named in a warning and counts as absent.
+//! The folder is `$GRISTMILL_CACHE_DIR`, otherwise `gristmill` under `$XDG_CACHE_HOME` or
+//! `$HOME/.cache`. An empty `GRISTMILL_CACHE_DIR` turns the cache off. Files are replaced as a
+//! whole, so a reader never sees half of one; processes that add to a file do so one after the
+//! other. A file that cannot be read, or comes from another version, is named in a warning and
+//! counts as absent.
 
 use super::Nanos;
 use super::measured::{MAX_RECENT, Measured, ProfileKey, Sample};
@@ -13,7 +16,8 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-/// The format of the file of measured times. It changes with what a kernel is: times of other code generators do not apply.
+/// The format of the file of measured times. It changes with the code generator, since times of
+/// other kernels do not apply.
 pub const TIMES_FORMAT: &str = concat!(
     "gristmill/times/1 of ",
     env!("CARGO_PKG_VERSION"),

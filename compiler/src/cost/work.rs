@@ -1,4 +1,4 @@
-//! How much work an op is: arithmetic operations by class, and bytes that must be read and written.
+//! Work of an op: arithmetic operations by class, and bytes that must be read and written.
 
 use super::Bytes;
 use crate::ir::{Bindings, Dim, Graph, Layout, Node, Op, OpClass, Shape, Type, ValueId};
@@ -49,7 +49,7 @@ impl WorkClass {
 /// Arithmetic of one op.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Work {
-    /// Which efficiency applies.
+    /// Class that selects the efficiency.
     pub class: WorkClass,
     /// Dtype of the arithmetic.
     pub dtype: DType,
@@ -63,7 +63,8 @@ pub struct Work {
 /// (Measured: batches of depth 64 run at two thirds of the speed of those of depth 768.)
 const PRODUCT_OVERHEAD_DEPTH: u64 = 32;
 
-/// How symbolic extents are read when work is counted: as `unknown_extent`, the lower end of what a dim can be.
+/// Values of symbolic extents when work is counted. Unknown ones count as `unknown_extent`, the
+/// lower end of a dim's range.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Extents {
     /// Known symbols.
@@ -208,8 +209,8 @@ fn attention_flops(operands: &[&Type], extents: &Extents) -> u64 {
     scores.saturating_mul(2 * last(q) + 2 * last(v) + 14)
 }
 
-/// Bytes that a node must read and write at least: its results, and of its operands what it looks at. A table of which only gathered rows or
-/// a slice are read counts with those.
+/// Bytes that a node cannot avoid to read and write: its results, and the accessed parts of its
+/// operands. Of a table, only gathered rows or a slice count.
 pub fn traffic(g: &Graph, node: &Node, extents: &Extents) -> Bytes {
     let body = match (&node.op, node.regions.first()) {
         (Op::Cluster { .. }, Some(body)) => Some((body, body.users())),

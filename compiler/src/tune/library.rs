@@ -1,5 +1,5 @@
-//! A library as one more form of a product, after all of ours: timed and checked as they are, and taken only where the very library that was timed is
-//! there again.
+//! A library as one more variant of a product, after all of ours: timed and checked as they are,
+//! and taken only where the library that was timed is present again.
 
 use super::{Bench, agree};
 use crate::codegen::forms::{LibraryForm, Preferred, Why};
@@ -11,7 +11,7 @@ use gristmill_runtime::cuda;
 use gristmill_runtime::product::{MOST_WORKSPACE_BYTES, Product};
 use serde::{Deserialize, Serialize};
 
-/// What a library was timed at.
+/// Timing of a library.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Timed {
@@ -26,7 +26,7 @@ pub(super) struct Timed {
 pub(super) struct Library {
     /// Name and version, or why none is taken.
     there: Result<String, String>,
-    /// Whether the user wants one.
+    /// True if the user allows libraries.
     is_wanted: bool,
 }
 
@@ -46,13 +46,14 @@ impl Library {
         self.there.as_deref().ok()
     }
 
-    /// Whether there is a library now of which this does not say how fast it is.
+    /// True if the library on this machine has not been timed.
     pub(super) fn is_news(&self, timed: Option<&Timed>) -> bool {
         self.name()
             .is_some_and(|name| timed.is_none_or(|t| t.name != name))
     }
 
-    /// The library instead of our best form, if it took less time. Errors in words when it did and cannot be had; `None` where nobody wants it.
+    /// The library in place of our best variant, if it took less time. The error explains why a
+    /// faster library cannot be used; `None` where libraries are not wanted.
     pub(super) fn instead(
         &self,
         timed: Option<&Timed>,
@@ -79,7 +80,8 @@ impl Library {
 }
 
 impl Bench<'_> {
-    /// Times the library `name`, as form `form` of the cluster that `g` is. The error says why it is none.
+    /// Times the library `name`, as variant `form` of the cluster that `g` is. The error says why
+    /// it cannot be used.
     pub(super) fn time_library(
         &mut self,
         g: &Graph,
@@ -119,7 +121,7 @@ impl Bench<'_> {
         (timed, result.map_err(|e| e.context(name)))
     }
 
-    /// What a library's relu makes of what is no number is not documented: here it must stay what it is, as it does in ours.
+    /// Checks that a library's relu propagates NaN, as ours does: its documentation does not say.
     fn check_nan(&mut self, g: &Graph, library: Preferred, inputs: &[Tensor]) -> Result<()> {
         let mut inputs = inputs.to_vec();
         if let Some(input) = inputs.iter_mut().find(|t| t.dtype().is_float()) {
@@ -139,7 +141,7 @@ impl Bench<'_> {
     }
 }
 
-/// Whether an error says no more than that a library lacks something.
+/// True if the library does not support something, which is no fault.
 pub(super) fn is_lack(e: &Error) -> bool {
     e.kind() == ErrorKind::Unsupported
 }

@@ -1,4 +1,4 @@
-//! Kernels whose blocks share the work in a form of their own, and the forms that there are to choose from.
+//! Kernels that divide work among blocks in several variants, and the choice between variants.
 
 use super::emit::{Emitter, Value};
 use crate::codegen::body::Body;
@@ -8,12 +8,12 @@ use crate::ir::ValueId;
 use gristmill_runtime::DType;
 use gristmill_runtime::gpu::TensorMap;
 
-/// What a kernel takes of a GPU.
+/// Launch extents and on-chip resources of a kernel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Resources {
     pub(super) blocks: u64,
     pub(super) threads: u64,
-    /// Shared memory of a block, beyond what the code declares.
+    /// Dynamic shared memory of a block, beyond the arrays that the code declares.
     pub(super) shared_bytes: u32,
     /// Blocks that a multiprocessor must have registers for: 1 lets threads take all. 0 leaves that to ptxas, which may spill some to fit more blocks.
     pub(super) per_multiprocessor: u32,
@@ -32,20 +32,21 @@ impl Resources {
     }
 }
 
-/// One form of a kernel whose blocks each compute a part of one result; a second kernel joins their parts where several share an element.
+/// One variant of a kernel whose blocks each compute a part of one result. Where several blocks
+/// share an element, a second kernel joins their partial results.
 pub(super) trait Candidate {
     /// Name of the kernel.
     fn name(&self) -> &'static str;
 
-    /// What tells it from the other forms, in words.
+    /// Description that distinguishes it from the other variants.
     fn words(&self) -> String;
 
-    /// What it writes.
+    /// The value that the kernel writes.
     fn result(&self) -> ValueId;
 
     fn resources(&self) -> Resources;
 
-    /// What there is to do, of all blocks together.
+    /// Work of all blocks together.
     fn work(&self) -> Work;
 
     /// Tensor maps that the kernel takes, of values in memory; their buffers are the caller's affair.
@@ -62,7 +63,7 @@ pub(super) trait Candidate {
     /// Writes the kernel's body; the result, or partial results if there are any, go to `out`.
     fn emit(&self, p: &mut Puller<Value>, e: &mut Emitter, out: Value) -> Result<()>;
 
-    /// Joins partial results for item `item`, in order, and stores what follows.
+    /// Joins partial results for item `item`, in order, and stores the epilogue.
     fn join(
         &self,
         p: &mut Puller<Value>,
@@ -72,21 +73,24 @@ pub(super) trait Candidate {
     ) -> Result<()>;
 }
 
-/// What tells the times of forms apart, all blocks together; with padding, and with what is loaded more than once.
+/// Work of all blocks together, with padding and repeated loads: the terms by which the times of
+/// variants differ.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Work {
     /// Parts that blocks share evenly.
     pub(super) n_tiles: usize,
     /// Bytes loaded.
     pub(super) bytes: f64,
-    /// Multiplications, and how many the GPU does in the time in which its memory moves a byte.
+    /// Multiplications, and the number that the GPU does in the time in which its memory moves a
+    /// byte.
     pub(super) n_products: f64,
     pub(super) products_per_byte: f64,
     /// Bytes of partial results.
     pub(super) partial_bytes: f64,
 }
 
-/// What a multiprocessor of sm_90 has; those of other architectures differ by less than what is predicted.
+/// Resources of a multiprocessor of sm_90. Other architectures differ by less than the error of the
+/// prediction.
 pub(super) const MULTIPROCESSORS: usize = 132;
 const REGISTERS: usize = 65536;
 const THREADS: usize = 2048;
@@ -122,7 +126,8 @@ impl Work {
     }
 }
 
-/// All forms of a kernel, at least one; the first is what is taken without timing any. They read the same values from memory.
+/// All variants of a kernel, at least one, which read the same values from memory. The first is
+/// taken without timing.
 pub(super) struct Candidates(Vec<Box<dyn Candidate>>);
 
 /// Forms of a kernel that are worth timing: no more than this, and none that is predicted to take so many times as long as the best.
@@ -130,7 +135,8 @@ const MOST_FORMS: usize = 6;
 const FAR_WORSE: f64 = 3.0;
 
 impl Candidates {
-    /// Of forms of which some may be equal, the first, and those others that may be faster, the best predicted ones first. `None` when there are none.
+    /// The first of the given variants, then distinct ones that may be faster, best predicted
+    /// first. `None` when there are none.
     pub(super) fn new<C: Candidate + 'static>(
         forms: impl IntoIterator<Item = C>,
     ) -> Option<Candidates> {
@@ -154,7 +160,7 @@ impl Candidates {
     }
 }
 
-/// Chooses among the forms of a cluster's kernels by one number: see [`crate::codegen::forms`].
+/// Picks a variant of each of a cluster's kernels from one number: see [`crate::codegen::forms`].
 pub(super) struct Chooser {
     form: usize,
     /// Forms of the cluster so far.
@@ -169,7 +175,7 @@ impl Chooser {
         }
     }
 
-    /// The form of the cluster's next kernel, its number among the kernel's, and how many these are.
+    /// Variant of the cluster's next kernel, its index, and the kernel's number of variants.
     pub(super) fn next<'c>(
         &mut self,
         Candidates(forms): &'c Candidates,
@@ -185,7 +191,7 @@ impl Chooser {
     }
 }
 
-/// How many blocks share results, in words.
+/// Text of the number of blocks that share results.
 pub(super) fn in_parts(n_parts: usize) -> String {
     if n_parts > 1 {
         format!(", in {n_parts} parts")

@@ -1,7 +1,8 @@
 //! Generates one cluster: a kernel per phase, and the plan that launches them.
 //!
-//! What is no product in tiles ([`super::contract`]) is computed by pulling its elements: a thread computes one result element, or one
-//! line, in strides of the whole grid.
+//! Results without a kernel of their own ([`super::contract`], [`super::rows`]) are computed by
+//! pulling their elements: a thread computes one result element, or one line, in strides of the
+//! whole grid.
 
 use super::candidates::{Candidates, Chooser, Resources};
 use super::emit::{Emitter, Value};
@@ -41,7 +42,7 @@ pub(super) struct ClusterCompiler<'s> {
     why: Why,
 }
 
-/// Whether a composite op stays whole, because a task computes it as it is.
+/// True if one task computes a composite op, so that it is not expanded.
 fn keeps(graph: &Graph, node: &Node, arch: Arch) -> bool {
     // Poolings go by elements in either layout.
     matches!(node.op, Op::Pool { .. })
@@ -49,7 +50,7 @@ fn keeps(graph: &Graph, node: &Node, arch: Arch) -> bool {
         || attention::keeps(graph, node, arch)
 }
 
-/// What computes a node by other means than by single elements.
+/// The kernel, in all variants, that computes a node by other means than single elements.
 fn find(
     body: &Body,
     around: &MatchContext,
@@ -152,7 +153,7 @@ impl<'s> ClusterCompiler<'s> {
         arg
     }
 
-    /// What reshapes make of `v`, and of that.
+    /// Values that are reshapes of `v`, directly or through other reshapes.
     fn other_shapes(&self, v: ValueId) -> Vec<ValueId> {
         let reshapes = |x: ValueId| {
             let nodes = self.body.graph.nodes().map(|(_, n)| n);
@@ -264,7 +265,8 @@ impl<'s> ClusterCompiler<'s> {
         Ok(())
     }
 
-    /// A kernel in one of its forms, which writes a result or, where several blocks share one, partial results, which a thread per result then joins.
+    /// Appends one variant of a kernel. It writes a result or, where several blocks share one,
+    /// partial results, which a second kernel joins with one thread per result.
     fn form(&mut self, candidates: &Candidates) -> Result<()> {
         let (form, number, n) = self.forms.next(candidates);
         let name = self.name(form.name());
@@ -404,7 +406,7 @@ impl<'s> ClusterCompiler<'s> {
         )
     }
 
-    /// What an expression loads, each once.
+    /// Distinct values that an expression loads.
     fn reads(&self, expression: &Expression) -> Vec<(ValueId, Arg)> {
         let mut reads: Vec<(ValueId, Arg)> = Vec::new();
         for leaf in &expression.leaves {
@@ -492,7 +494,7 @@ impl<'s> ClusterCompiler<'s> {
         )
     }
 
-    /// A thread per element: how many come before it is where it goes.
+    /// A thread per element: its rank is the number of elements that come before it.
     fn top_k(&mut self, id: NodeId) -> Result<()> {
         let node = self.body.graph.node(id).clone();
         if let Some(done) = self.lines(&node) {
@@ -560,7 +562,8 @@ impl<'s> ClusterCompiler<'s> {
         )
     }
 
-    /// A copy, then a thread for all updates that can meet: those that differ only in the axes that the indices decide about.
+    /// A copy, then a thread for all updates that may hit the same element: updates that differ
+    /// only in the axes that indices select.
     fn scatter(&mut self, id: NodeId) -> Result<()> {
         let node = self.body.graph.node(id).clone();
         let (data, indices, updates) = (node.inputs[0], node.inputs[1], node.inputs[2]);
@@ -623,10 +626,10 @@ impl<'s> ClusterCompiler<'s> {
     }
 }
 
-/// A buffer and what its elements are.
+/// A buffer and the dtype of its elements.
 type Typed = (Value, DType);
 
-/// Buffers of an expression's leaves, and of what it becomes.
+/// Buffers of an expression's leaves and of its results.
 fn buffers_of(
     p: &Puller<Value>,
     expression: &Expression,
@@ -652,7 +655,7 @@ fn wrong_phase(node: &Node) -> Error {
     Error::internal(format!("{} is in a phase of another kind", node.op.name()))
 }
 
-/// Whether some position in a body may not fit 32 bits.
+/// True if some position in a body may not fit 32 bits.
 fn needs_wide_indices(body: &Body) -> bool {
     let large_value =
         (0..body.graph.n_values() as u32).any(|v| body.n_elements(ValueId::new(v)) >= NARROW);

@@ -54,7 +54,7 @@ impl Drop for Temporary {
 
 fn find(nvrtc: &Nvrtc) -> Result<PathBuf> {
     if let Some(own) = std::env::var_os("GRISTMILL_NVDISASM") {
-        // What was asked for by name is used or refused, never replaced.
+        // A path named by the user is used or refused, never replaced.
         let path = PathBuf::from(own);
         let absent = || {
             Error::unsupported(format!(

@@ -10,7 +10,7 @@ use gristmill_runtime::DType;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct Value(u32);
 
-/// What a value is written as, and what it is.
+/// Text and kind of a value.
 struct Known {
     text: String,
     kind: Kind,
@@ -22,13 +22,13 @@ pub(super) struct Emitter {
     depth: usize,
     known: Vec<Known>,
     n_names: usize,
-    /// Whether an index takes 64 bits.
+    /// True if indices have 64 bits.
     wide: bool,
-    /// Whether some statement may report a fault.
+    /// True if some statement may report a fault.
     faults: bool,
 }
 
-/// What a kernel's body became.
+/// A kernel's finished body.
 pub(super) struct Body {
     pub(super) text: String,
     pub(super) faults: bool,
@@ -83,7 +83,7 @@ impl Emitter {
         self.depth += 1;
     }
 
-    /// What a value is written as.
+    /// The expression for a value.
     pub(super) fn text(&self, v: Value) -> &str {
         &self.known[v.0 as usize].text
     }
@@ -158,7 +158,7 @@ impl Emitter {
         Ok(())
     }
 
-    /// Whether `i < extent`; `None` when `i` goes in whole steps that end there exactly.
+    /// The condition `i < extent`; `None` when `i` goes in whole steps that end there exactly.
     pub(super) fn below(&mut self, i: Ix<Value>, extent: usize, step: usize) -> Option<Value> {
         if extent.is_multiple_of(step) {
             return None;

@@ -1,4 +1,5 @@
-//! What a kernel with barriers takes along: operands that it pulls on the way, and the element-wise ops that follow its result.
+//! Fusion around a kernel with barriers: operands that it pulls, and the element-wise ops of its
+//! epilogue.
 
 use crate::codegen::body::Body;
 use crate::codegen::phases::MatchContext;
@@ -15,7 +16,8 @@ pub(super) fn flops(body: &Body, around: &MatchContext, v: ValueId) -> Option<u3
     flops_within(body, around, v, &mut left)
 }
 
-/// Of operands and the operations per element up to which each is computed on the way, those that are stored before.
+/// The operands that are stored first: each is given with the operations per element up to which it
+/// is fused.
 pub(super) fn stored_before(
     body: &Body,
     around: &MatchContext,

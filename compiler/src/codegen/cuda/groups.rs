@@ -1,4 +1,5 @@
-//! What kernels of warp groups share (`sm_90a`): a group whose first thread asks for tiles, and two that compute with the registers it gives up.
+//! Common parts of warp-group kernels (`sm_90a`): a group whose first thread asks for tiles, and
+//! two that compute with the registers it gives up.
 
 use super::candidates::{MULTIPROCESSORS, Resources};
 use super::emit::{Emitter, Value};
@@ -24,7 +25,8 @@ pub(super) fn resources(n_tiles: usize, shared_bytes: usize, cluster: usize) -> 
     }
 }
 
-/// Writes what one thread fetches, and what all threads of the other groups compute; `of` is the prelude's type that says which group is which.
+/// Writes the code of the fetching thread and of the computing groups; `of` is the prelude's type
+/// that tells a thread its group.
 pub(super) fn split(
     p: &mut Puller<Value>,
     e: &mut Emitter,

@@ -1,4 +1,4 @@
-//! Running sums and the greatest or least of lines, a block per line.
+//! Running sums and top-k of lines, a block per line.
 
 use super::emit::{Emitter, Value};
 use super::rows::exchanged;
@@ -12,10 +12,12 @@ use gristmill_runtime::DType;
 
 /// Threads of a block.
 pub(super) const BLOCK: usize = 256;
-/// Least length of a line whose running sums a block computes, and the lines from which on a thread each keeps a GPU busy.
+/// Smallest length of a line whose running sums a block computes, and the number of lines from
+/// which on a thread each keeps a GPU busy.
 const LEAST_SUMS: usize = 64;
 const MANY_LINES: usize = 16_384;
-/// Least length of a line whose greatest elements are selected; in shorter ones each element counts those that come before it.
+/// Smallest length of a line whose top-k a block selects; in shorter ones each element counts those
+/// that come before it.
 const LEAST_SELECTION: usize = 512;
 /// Candidates that a block keeps. At most half of them are wanted.
 const CANDIDATES: usize = 2048;
@@ -29,7 +31,7 @@ pub(super) struct Lines<'n> {
 }
 
 impl<'n> Lines<'n> {
-    /// The block form of a cumulative sum or a top-k, if lines are long enough for it.
+    /// The block variant of a cumulative sum or a top-k, if lines are long enough for it.
     pub(super) fn find(body: &Body, node: &'n Node) -> Option<Lines<'n>> {
         let shape = body.shape(node.inputs[0]).to_vec();
         let n: usize = shape.iter().product();
@@ -140,8 +142,9 @@ impl<'n> Lines<'n> {
         })
     }
 
-    /// The best elements of a line in order: those better than the worst of the best so far become candidates, which are sorted when there is no
-    /// room for more. The order in which they come does not matter, since no two are equal: positions differ.
+    /// The best elements of a line, in order. Elements better than the worst of the best so far
+    /// become candidates, which are sorted when there is no room for more. The order in which they
+    /// come does not matter, since no two are equal: positions differ.
     fn select(
         &self,
         p: &mut Puller<Value>,

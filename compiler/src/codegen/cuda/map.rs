@@ -13,7 +13,7 @@ use gristmill_runtime::DType;
 /// Bytes of the widest access.
 const WIDEST: usize = 16;
 
-/// An expression whose operands lie side by side, or stand still, along the innermost loop.
+/// An expression whose operands are contiguous or constant along the innermost loop.
 pub(super) struct Map {
     pub(super) expression: Expression,
     /// Loops over vectors, outermost first; strides of the leaves, then of the outputs.
@@ -21,7 +21,7 @@ pub(super) struct Map {
     width: usize,
 }
 
-/// The vector form of `roots`, if there is one.
+/// The vector variant of `roots`, if there is one.
 pub(super) fn plan(
     body: &Body,
     roots: &[ValueId],

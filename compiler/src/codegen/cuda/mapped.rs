@@ -19,7 +19,7 @@ pub(super) struct Mapped {
     pub(super) map: TensorMap,
     /// Extents of the leading axes.
     pub(super) lead: Vec<usize>,
-    /// Those that the map has, innermost first.
+    /// Leading axes that the map has, innermost first.
     axes: Vec<usize>,
 }
 

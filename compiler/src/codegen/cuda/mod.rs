@@ -1,8 +1,10 @@
 //! CUDA code: kernels in CUDA C++ for every cluster, compiled by NVRTC.
 //!
-//! As on the CPU, a cluster's body is cut into phases ([`super::phases`]), each of which becomes one kernel. The general kernel of a phase
-//! pulls values element by element ([`super::pull`]) and takes every op and dtype; fast forms stand in front of it. A kernel is one source
-//! of its own, which says nothing of the place in the model that it is for: repeated layers share it, and so do models through the cache.
+//! As on the CPU, a cluster's body is cut into phases ([`super::phases`]), each of which becomes
+//! one kernel. The general kernel of a phase pulls values element by element ([`super::pull`]) and
+//! takes every op and dtype; faster kernels are tried first. A kernel is one source of its own,
+//! independent of its place in the model: repeated layers share it, and so do models through the
+//! cache.
 
 mod attention;
 mod candidates;
@@ -43,7 +45,7 @@ use source::Source;
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write;
 
-/// The kernels of a graph's clusters as sources, and how to launch them.
+/// The kernels of a graph's clusters as sources, with their launches.
 #[derive(Clone, Debug)]
 pub struct Generated {
     /// Sources; [`GpuKernel::code`] is an index into it.
@@ -52,31 +54,32 @@ pub struct Generated {
     pub kernels: Vec<GpuKernel>,
     /// Products of libraries; their numbers come after those of the kernels.
     pub products: Vec<Product>,
-    /// A plan for each cluster node. Steps have one item: how much a launch computes is the kernel's affair.
+    /// A plan for each cluster node. Steps have one item: the launch extents are part of the
+    /// kernel.
     pub plans: BTreeMap<NodeId, KernelPlan>,
-    /// What forms each cluster can have, and has.
+    /// Number of variants of each cluster, and the chosen ones.
     pub forms: BTreeMap<NodeId, ClusterForms>,
     /// Kernels without the prelude, with their names and launches.
     pub listing: String,
 }
 
-/// What code is generated for, and how.
+/// Target and settings of code generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
     /// GPUs that the code is for.
     pub arch: Arch,
     /// Let products of `f32` round their operands to 10 bits of fraction, for tensor cores (from `sm_80` on).
     pub tf32: bool,
-    /// Which of its forms a cluster gets of which nothing else is said.
+    /// Variant of clusters for which none is preferred.
     pub form: u8,
 }
 
-/// The forms of one cluster.
+/// The variants of one cluster.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ClusterForms {
-    /// How many there are.
+    /// Number of variants.
     pub n: u8,
-    /// Those of its kernels that there is a choice for.
+    /// Chosen variants of the kernels that have several.
     pub choices: Vec<Choice>,
 }
 
@@ -114,7 +117,7 @@ pub fn generate_with(graph: &Graph, options: Options) -> Result<Generated> {
     generate_forms(graph, options, &Forms::new())
 }
 
-/// [`generate_with`], with forms of some clusters chosen.
+/// [`generate_with`], with preferred variants of some clusters.
 pub fn generate_forms(graph: &Graph, options: Options, forms: &Forms) -> Result<Generated> {
     let mut session = Session {
         options,
@@ -188,7 +191,7 @@ impl Session {
         )
     }
 
-    /// Notes the form of the next kernel.
+    /// Notes the variant of the next kernel.
     fn chosen(&mut self, id: NodeId, choice: Choice) {
         let _ = writeln!(self.listing, "// {choice}");
         self.forms.entry(id).or_default().choices.push(choice);

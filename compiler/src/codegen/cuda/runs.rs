@@ -12,7 +12,7 @@ use gristmill_runtime::DType;
 /// Bytes of the widest access.
 const WIDEST: usize = 16;
 
-/// How the elements of a value along an axis are pulled.
+/// Access to the elements of a value along an axis.
 pub(super) enum Runs {
     /// So many by so many pulls.
     Elements { width: usize, axis: usize },
@@ -80,7 +80,7 @@ impl Runs {
         }
     }
 
-    /// What a run is a copy of, if nothing is computed.
+    /// The leaf that runs are copies of, if nothing is computed.
     pub(super) fn copied(&self) -> Option<&Leaf> {
         let Runs::Vector {
             expression, axis, ..
@@ -97,8 +97,8 @@ impl Runs {
             .filter(|l| matches!(inst.op, VecOp::Input(0)) && l.strides[*axis] == 1)
     }
 
-    /// Pulls the run of `v` that begins at `at`, whose index along the axis is a multiple of the width. `f` writes what is done with each element, given
-    /// its number in the run and its value.
+    /// Pulls the run of `v` that begins at `at`, whose index along the axis is a multiple of the
+    /// width. `f` gets each element's number in the run and its value.
     pub(super) fn each(
         &self,
         p: &mut Puller<Value>,
@@ -178,7 +178,7 @@ fn operands(
     expression(body, &[v], in_memory, &|_, _| false).filter(|_| has_axis)
 }
 
-/// Whether what is loaded for neighbours of `v` along `axis` lies side by side.
+/// True if the leaves of `v` are contiguous or constant along `axis`.
 pub(super) fn is_dense(
     body: &Body,
     v: ValueId,
@@ -189,7 +189,7 @@ pub(super) fn is_dense(
     operands(body, v, axis, in_memory).is_some_and(|x| along(&x))
 }
 
-/// Whether every operand stands still along the axis or has whole, aligned vectors of `width` there.
+/// True if every operand is constant along the axis or has whole, aligned vectors of `width` there.
 fn fits(body: &Body, v: ValueId, expression: &Expression, axis: usize, width: usize) -> bool {
     let aligned = |n: i64| n % width as i64 == 0;
     let leaf_fits = |leaf: &Leaf| {

@@ -1,4 +1,5 @@
-//! Primitive element-wise ops as CUDA expressions. What C++'s operators do not mean is a function of the prelude.
+//! Primitive element-wise ops as CUDA expressions: an operator of C++ where it has the op's
+//! meaning, otherwise a function of the prelude.
 
 use super::emit::{Emitter, Value};
 use super::text::element_type;

@@ -1,9 +1,11 @@
-//! Matrix products with few rows or columns: time goes into reading the other operand once, in wide accesses.
+//! Matrix products with few rows or columns: time goes into reading the other operand once, in wide
+//! accesses.
 //!
-//! Of the two operands, one has few lines (up to [`FEW`]), the other many. Where the latter's elements lie side by side along what is summed over, a
-//! group of threads computes the results of a few of its lines; where they lie side by side across lines, a block computes those of
-//! neighbouring lines, its threads sharing the sum. Where that gives too few blocks, several share a sum, and a second kernel adds theirs, in
-//! order. Accumulation is as in [`super::contract`].
+//! Of the two operands, one has few lines (up to [`FEW`]), the other many. Where the latter's
+//! elements are contiguous along the summed axis, a group of threads computes the results of a few
+//! of its lines; where they lie side by side across lines, a block computes those of neighbouring
+//! lines, its threads sharing the sum. Where that gives too few blocks, several share a sum, and a
+//! second kernel adds theirs, in order. Accumulation is as in [`super::contract`].
 
 use super::candidates::{Candidate, Candidates, Resources, Work, in_parts};
 use super::contract::accumulator;
@@ -22,11 +24,12 @@ use gristmill_runtime::DType;
 const BLOCK: usize = 256;
 /// Most lines of the operand that has few.
 const FEW: usize = 8;
-/// Least extent of what is summed over for which threads share a sum.
+/// Smallest depth for which threads share a sum.
 const LEAST_DEPTH: usize = 16;
 /// Blocks that keep every GPU of today busy.
 const ENOUGH_BLOCKS: usize = 256;
-/// Least runs of a thread for which a sum is split further: a second kernel takes as long as a block takes to read so much.
+/// Fewest runs of a thread for which a sum is split further: a second kernel takes as long as a
+/// block takes to read so much.
 const LEAST_RUNS: usize = 16;
 /// Operations per element up to which the operand with many lines is computed on the way.
 const PROLOGUE_FLOPS: u32 = 64;
@@ -42,7 +45,7 @@ const SHARED_BYTES: usize = 48 << 10;
 /// Multiplications in the time of a byte.
 const PRODUCTS_PER_BYTE: f64 = 8.0;
 
-/// How threads share the work.
+/// Division of the work among threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Form {
     /// `group` threads go along the depth for `lines` lines at a time.
@@ -61,7 +64,7 @@ struct Skinny {
     n_few: usize,
     n_many: usize,
     depth: usize,
-    /// Whether the left-hand operand is the one with few.
+    /// True if the left-hand operand is the one with few lines.
     few_is_lhs: bool,
     /// Elements of a run of the operand with many lines.
     width: usize,
@@ -167,7 +170,8 @@ struct Here {
 }
 
 impl Skinny {
-    /// With as many parts as predicted times choose, then with half and twice as many, then in the other forms.
+    /// Variants with as many parts as predicted times choose, then with half and twice as many,
+    /// then with other divisions of the work.
     fn all(self) -> Vec<Skinny> {
         let in_parts = |s: &Skinny, n_parts: usize| Skinny {
             n_parts,
@@ -196,7 +200,7 @@ impl Skinny {
         all
     }
 
-    /// All forms for operands that lie as these do, as far as registers and shared memory go.
+    /// Divisions of the work for the same memory layout, as far as registers and shared memory go.
     fn forms(&self) -> Vec<Form> {
         let all: Vec<Form> = match self.form {
             Form::Along { .. } => [32, 64, 128, BLOCK, 16]
@@ -232,7 +236,7 @@ impl Skinny {
         }
     }
 
-    /// What all threads of a block, or of a group, read of the depth at once.
+    /// Elements of the depth that all threads of a block, or of a group, read at once.
     fn depth_step(&self) -> usize {
         match self.form {
             Form::Along { group, .. } => group * self.width,
@@ -456,7 +460,7 @@ impl Skinny {
         )
     }
 
-    /// Pulls what follows `sum`, the product's element of these lines, and stores it.
+    /// Stores the epilogue of `sum`, the product's element of these lines.
     fn follow(
         &self,
         p: &mut Puller<Value>,

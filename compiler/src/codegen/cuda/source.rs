@@ -41,7 +41,7 @@ impl Parameters {
 
 /// One kernel as text.
 pub(super) struct Source {
-    /// What follows the prelude: index type and kernel.
+    /// Text after the prelude: index type and kernel.
     pub(super) kernel: String,
     pub(super) params: Vec<GpuParam>,
 }

@@ -1,4 +1,5 @@
-//! Element-wise results of operands that lie across them: tiles go through shared memory, so that both sides are read and written along rows.
+//! Element-wise results of transposed operands: tiles go through shared memory, so that both sides
+//! are read and written along rows.
 
 use super::emit::{Emitter, Value};
 use super::text::memory_type;
@@ -13,7 +14,7 @@ use gristmill_runtime::DType;
 /// Threads of a block, and rows and columns of a tile.
 pub(super) const BLOCK: usize = 256;
 const SIDE: usize = 32;
-/// Least extent of both axes for which a tile is worth its synchronisation.
+/// Smallest extent of both axes for which a tile is worth its synchronisation.
 const LEAST_SIDE: usize = 8;
 /// Most operands that go through shared memory.
 const MAX_TURNED: usize = 4;
@@ -23,11 +24,11 @@ pub(super) struct Turned {
     pub(super) expression: Expression,
     /// Loops over tiles and within them, outermost first; strides of the leaves, then of the outputs.
     axes: Vec<Axis>,
-    /// The axis along which the turned operands lie side by side; results do along the last.
+    /// The axis along which the transposed operands are contiguous; results are along the last.
     across: usize,
 }
 
-/// The form in tiles of `roots`, if there is one.
+/// The tiled variant of `roots`, if there is one.
 pub(super) fn plan(
     body: &Body,
     roots: &[ValueId],

@@ -1,4 +1,4 @@
-//! Which thread has which scores and results: in the two ways of computing products of tiles.
+//! Tile shapes of attention, and the layout of scores and results in threads.
 
 use super::super::emit::Emitter;
 use super::super::groups::BARRIER_BYTES;
@@ -25,7 +25,7 @@ const PER_WARP: usize = 16;
 /// Queries of a block of warp groups, and keys of a tile.
 pub(super) const ROWS: usize = 128;
 
-/// How a block computes products of tiles.
+/// Instructions and tile shape of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Form {
     /// Each thread has `thread_m x thread_n` scores of an `m x n` tile, and multiplies elements.
@@ -37,12 +37,13 @@ pub(super) enum Form {
     },
     /// Each warp has 16 queries, in fragments of tensor cores. The block has `n` keys at a time.
     Tensor { warps: usize, n: usize },
-    /// Two groups of four warps have 64 queries each, in fragments like those of [`Form::Tensor`]; there are 128 keys at a time, and so many tiles of
-    /// keys or values on chip.
+    /// Two groups of four warps have 64 queries each, in fragments like those of [`Form::Tensor`].
+    /// A tile has 128 keys; `stages` tiles of keys or values are on chip at a time.
     Groups { stages: usize },
 }
 
-/// Warps and keys, and stages, that there are: those that predicted times choose of come first.
+/// Warps and keys of tensor-core variants, then stages of warp-group variants. The first is taken
+/// by prediction.
 const TENSOR: [[usize; 2]; 5] = [[4, 64], [4, 32], [8, 64], [8, 32], [2, 64]];
 const STAGES: [usize; 3] = [4, 3, 6];
 
@@ -73,7 +74,7 @@ const FORMS: [Form; 4] = [
     },
 ];
 
-/// What decides about the form.
+/// Dtype and extents of an attention: they decide which variants exist.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Extents {
     pub(super) dtype: DType,
@@ -83,14 +84,14 @@ pub(super) struct Extents {
     pub(super) value_depth: usize,
 }
 
-/// Which of a thread's registers are meant.
+/// A thread's array of registers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Registers {
     Scores,
     Result,
 }
 
-/// What rows are computed in.
+/// Accumulator dtype of scores, sums and results.
 pub(super) fn accumulator(dtype: DType) -> DType {
     if dtype == DType::F64 {
         DType::F64
@@ -100,7 +101,7 @@ pub(super) fn accumulator(dtype: DType) -> DType {
 }
 
 impl Extents {
-    /// The forms for these extents, if a tile fits on chip; the first is what predicted times choose.
+    /// Variants whose tiles fit on chip, best predicted first. Empty when no tile fits.
     pub(super) fn forms(&self, arch: Arch) -> Vec<Form> {
         let is_half = matches!(self.dtype, DType::F16 | DType::BF16);
         // Where most of a tile would be padding, elements are multiplied.
@@ -124,7 +125,7 @@ impl Extents {
             .collect()
     }
 
-    /// Those of warp groups.
+    /// Warp-group variants whose ring of tiles fits in shared memory.
     pub(super) fn group_forms(&self) -> Vec<Form> {
         let forms = STAGES.map(|stages| Form::Groups { stages });
         forms
@@ -135,7 +136,7 @@ impl Extents {
 }
 
 impl Form {
-    /// What multiplies, in words.
+    /// Name of the instructions, for the listing.
     pub(super) fn words(&self) -> &'static str {
         match self {
             Form::Simt { .. } => "threads",
@@ -206,7 +207,7 @@ impl Form {
         })
     }
 
-    /// What elements are in shared memory.
+    /// Element type of tiles in shared memory.
     pub(super) fn shared_dtype(&self, dtype: DType) -> DType {
         match self {
             Form::Simt { .. } => accumulator(dtype),
@@ -222,7 +223,7 @@ impl Form {
         }
     }
 
-    /// Names and elements of what is declared in shared memory.
+    /// Name and number of elements of each array in shared memory.
     pub(super) fn shared(&self, depth: usize, value_depth: usize) -> Vec<(&'static str, usize)> {
         let (depth, value_depth) = (
             depth.next_multiple_of(STEP),
@@ -250,7 +251,7 @@ impl Form {
         }
     }
 
-    /// Whether a tile fits shared memory and registers.
+    /// True if a tile fits shared memory and registers.
     fn fits(&self, x: &Extents) -> bool {
         let shared: usize = self
             .shared(x.depth, x.value_depth)

@@ -1,7 +1,9 @@
-//! Attention by warp groups on `sm_90a`, for half types and many queries and keys of a depth of up to 128: see `group_attention.cuh`.
+//! Attention by warp groups on `sm_90a`, for half types and many queries and keys of a depth of up
+//! to 128: see `group_attention.cuh`.
 //!
-//! Operands are copied by tile, so they lie in memory; those that strides cannot express are stored first. Blocks stay, and go through the
-//! tiles of queries. Rates on a real GPU have not been measured: see `benches/NOTES.md` for what is expected.
+//! Operands are copied by tile, so they lie in memory; operands that strides cannot express are
+//! stored first. Blocks stay, and go through the tiles of queries. Rates on a real GPU have not
+//! been measured: see `benches/NOTES.md` for the expected rates.
 
 use super::super::Arch;
 use super::super::candidates::Resources;
@@ -20,7 +22,7 @@ use crate::ir::{Node, Op, ValueId};
 /// Queries, keys and values as the copy engine sees them.
 pub(super) type Operands = [Mapped; 3];
 
-/// The operands of an attention that is for warp groups, and those that must be in memory before.
+/// The operands of an attention that suits warp groups, and the operands that must be stored first.
 pub(super) fn find(
     body: &Body,
     around: &MatchContext,
@@ -52,7 +54,8 @@ pub(super) fn find(
     Some((operands, needs))
 }
 
-/// The matrices of `v` in memory. Reshapes of leading axes alone leave matrices what they are, and their order.
+/// The matrices of `v` in memory. A reshape of leading axes alone keeps the matrices and their
+/// order.
 fn mapped(body: &Body, in_memory: &dyn Fn(ValueId) -> bool, v: ValueId) -> Option<Mapped> {
     let view = Strided::resolve(body, v, in_memory);
     if in_memory(view.base) {

@@ -1,6 +1,7 @@
-//! Partial results of blocks that share queries, and how they are joined.
+//! Partial results of blocks that share queries, and the kernel that joins them.
 //!
-//! All are of the accumulator's dtype: results of every part, batch and query, not divided yet; then pairs of its greatest score and sum.
+//! All are of the accumulator's dtype: results of every part, batch and query, not divided yet;
+//! then, for each row, its largest score and its sum of weights.
 
 use super::super::emit::{Emitter, Value};
 use super::{Attention, Here};
@@ -23,7 +24,7 @@ impl Attention {
         self.n_parts * self.n_batch * self.x.n_queries
     }
 
-    /// Positions of a partial result's first element and of its greatest score.
+    /// Positions of a row's first partial result and of its largest score.
     fn partial_at(&self, e: &mut Emitter, at: [Ix<Value>; 3]) -> (Ix<Value>, Ix<Value>) {
         let row = e.linearise(&at, &[self.n_parts, self.n_batch, self.x.n_queries]);
         let pair = e.mul(row, 2);
@@ -53,7 +54,7 @@ impl Attention {
         })
     }
 
-    /// Joins the partial results of element `item` of the result, and stores what follows it.
+    /// Joins the partial results of element `item`, and stores the epilogue of the result.
     pub(super) fn join_parts(
         &self,
         p: &mut Puller<Value>,

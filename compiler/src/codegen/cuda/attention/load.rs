@@ -24,13 +24,13 @@ pub(super) struct Tile {
     /// Elements of a row, and of a row of the tile.
     pub(super) depth: usize,
     pub(super) padded: usize,
-    /// Whether neighbours in shared memory are of neighbouring rows.
+    /// True if the tile is transposed: neighbours in shared memory belong to neighbouring rows.
     pub(super) turned: bool,
 }
 
 impl Attention {
-    /// All threads of the block load a tile; what is outside of the operand is zero. Copies of memory to tiles for tensor cores may still be on
-    /// their way afterwards.
+    /// All threads of the block load a tile, padded with zeros outside the operand. Asynchronous
+    /// copies into tiles for tensor cores may still be in flight afterwards.
     pub(super) fn load(
         &self,
         p: &mut Puller<Value>,
@@ -47,7 +47,8 @@ impl Attention {
             self.form.threads().to_string(),
         );
         e.counted(["ix(threadIdx.x)", &items, &threads], |e, i| {
-            // Vectors that are turned go to different banks when neighbouring threads have neighbouring rows.
+            // Stores of transposed vectors avoid bank conflicts when neighbouring threads have
+            // neighbouring rows.
             let by_row = tile.turned && width > 1;
             let (outer, inner) = e.div_rem(Ix::V(i), if by_row { tile.rows } else { per_row });
             let (row, run) = if by_row {

@@ -1,17 +1,20 @@
 //! Attention in one pass over the keys: scores and their weights stay on chip.
 //!
-//! A block holds a tile of queries and goes through the keys a tile at a time, keeping per query the greatest score, the sum of the weights
-//! relative to it and the weighted sum of values so far (Dao, arXiv:2307.08691). Where queries are too few to keep a GPU busy, the keys are
-//! split among blocks, whose partial results a second kernel joins, in order. Operands are pulled into the tiles and followers from
-//! the result, as in [`super::contract`].
+//! A block holds a tile of queries and goes through the keys a tile at a time, keeping per query
+//! the largest score, the sum of the weights relative to it and the weighted sum of values so far
+//! (Dao, arXiv:2307.08691). Where queries are too few to keep a GPU busy, the keys are split among
+//! blocks, whose partial results a second kernel joins, in order. Operands are pulled into the
+//! tiles, and the epilogue is computed from the result, as in [`super::contract`].
 //!
-//! `f32` and `f64` are computed in their own dtype. Half types accumulate in `f32`; where tiles are large enough for tensor cores, the weights of the
-//! values, which lie between 0 and 1, are rounded to the operands' dtype (the sum that divides them is not), which is an error of at most half a unit in
-//! the last place of the greatest value.
+//! `f32` and `f64` are computed in their own dtype. Half types accumulate in `f32`; where tiles are
+//! large enough for tensor cores, the weights of the values, which lie between 0 and 1, are rounded
+//! to the operands' dtype (the sum that divides them is not), which is an error of at most half a
+//! unit in the last place of the largest value.
 //!
 //! On `sm_90a` large attentions of half types go by warp groups ([`group`]).
 //!
-//! Keys that `causal` hides from all queries of a tile are not visited: what is not finite in their values does not reach the result.
+//! Keys that `causal` hides from all queries of a tile are not visited, so that infinities and NaNs
+//! in their values do not reach the result.
 
 mod form;
 mod group;
@@ -38,7 +41,7 @@ use load::Tile;
 const CHEAP_FLOPS: u32 = 8;
 /// Blocks that keep every GPU of today busy: keys are split until there are so many.
 const ENOUGH_BLOCKS: usize = 128;
-/// Least tiles of keys that are worth a block of their own.
+/// Fewest tiles of keys that are worth a block of their own.
 const LEAST_KEY_TILES: usize = 4;
 
 /// An attention, and the element-wise ops that follow it.
@@ -56,13 +59,13 @@ struct Attention {
     /// Dtype of scores and results.
     acc: DType,
     form: Form,
-    /// What warp groups copy.
+    /// Tensor maps of warp-group variants.
     operands: Option<group::Operands>,
     /// Blocks that share a tile of queries.
     n_parts: usize,
 }
 
-/// Whether an attention stays whole, because a tile of it fits on chip.
+/// True if an attention is kept as one op because a tile of it fits on chip.
 pub(super) fn keeps(graph: &Graph, node: &Node, arch: Arch) -> bool {
     let Op::Attention { .. } = node.op else {
         return false;
@@ -94,7 +97,7 @@ fn extents(dtype: DType, q: &[usize], k: &[usize], v: &[usize]) -> Extents {
     }
 }
 
-/// The attention that a node is; always for those that are kept whole.
+/// The attention that a node is. Attentions for which [`keeps`] is true always have one.
 pub(super) fn find(
     body: &Body,
     around: &MatchContext,
@@ -159,7 +162,8 @@ struct Here {
 }
 
 impl Attention {
-    /// In a form, with as many parts of the keys as predicted times choose, then with half and twice as many.
+    /// One variant with as many parts of the keys as predicted times choose, then with half and
+    /// twice as many.
     fn in_parts(&self, form: Form) -> Vec<Attention> {
         let n_blocks = self.n_batch * self.x.n_queries.div_ceil(form.n_queries());
         let n_tiles = self.x.n_keys.div_ceil(form.n_keys());
@@ -206,7 +210,7 @@ impl Attention {
         })
     }
 
-    /// The thread's results and what its queries have seen so far.
+    /// Declares the thread's results, sums of weights and largest scores so far.
     fn declare(&self, e: &mut Emitter) {
         let (ty, n) = (element_type(self.acc), self.form.per_thread());
         let [a, b] = self.form.registers(Registers::Result, self.x.value_depth);
@@ -383,8 +387,8 @@ impl Attention {
         })
     }
 
-    /// Whether products of queries and keys stay as they are, and weights are computed from them: a factor that is not negative keeps their order,
-    /// and what is added to scores would have to be divided by it.
+    /// True if the scale is applied together with the exponential: a positive factor keeps the
+    /// order of scores. A mask rules this out, because it is added after scaling.
     fn scales_late(&self) -> bool {
         self.acc == DType::F32 && !self.has_mask && self.scale > 0.0
     }
@@ -424,7 +428,8 @@ impl Attention {
         Ok(())
     }
 
-    /// Makes scores of the thread's products of queries and keys, as far as [`Attention::power`] does not; what must not be seen is minus infinity.
+    /// Turns the thread's products of queries and keys into scores, except for a scale that
+    /// [`Attention::power`] applies. Hidden scores become minus infinity.
     fn scores(
         &self,
         p: &mut Puller<Value>,
@@ -466,7 +471,7 @@ impl Attention {
         })
     }
 
-    /// Row and column of a score, and what must hold for it to be seen.
+    /// Conditions under which a score is visible, and its row and column.
     fn seen(
         &self,
         e: &mut Emitter,
@@ -487,7 +492,7 @@ impl Attention {
         (seen, [row, column])
     }
 
-    /// Hides what must not be seen, in tiles that have something of that.
+    /// Sets hidden scores to minus infinity, in tiles that contain any.
     fn hide(&self, e: &mut Emitter, here: &Here, k0: Value) -> Result<()> {
         let end = e.add(Ix::V(k0), Ix::C(self.form.n_keys() as i64));
         let (end, first) = (e.val(end), e.val(here.first));
@@ -531,7 +536,7 @@ impl Attention {
         })
     }
 
-    /// Each thread computes what follows its elements of the result, and stores it.
+    /// Each thread stores the epilogue of its elements of the result.
     fn store(&self, p: &mut Puller<Value>, e: &mut Emitter, here: &Here, out: Value) -> Result<()> {
         self.each_result(e, here, |e, [name, query], [row, column]| {
             // Warp groups have divided their results.
@@ -544,7 +549,7 @@ impl Attention {
         })
     }
 
-    /// Pulls what follows `value`, the result's element at `at`, and stores it.
+    /// Stores the epilogue of `value`, the result's element at `at`.
     fn follow(
         &self,
         p: &mut Puller<Value>,

@@ -1,4 +1,5 @@
-//! What follows a product, computed from its sums and stored: an element at a time, or several neighbours.
+//! Epilogues of products, computed from the sums and stored: an element at a time, or several
+//! neighbours.
 
 use super::super::emit::{Emitter, Value};
 use super::super::text::{element_type, memory_type};
@@ -36,8 +37,8 @@ pub(super) fn element(
     })
 }
 
-/// Writes what follows a product whose sums, of dtype `acc`, leave through shared memory: `sums` holds them, slab by slab, each 16 rows of
-/// `columns` columns of a warp.
+/// Writes the epilogue of a product whose sums, of dtype `acc`, leave through shared memory: `sums`
+/// holds them, slab by slab, each 16 rows of `columns` columns of a warp.
 pub(super) fn staged(
     c: &Contract,
     p: &mut Puller<Value>,
@@ -99,14 +100,15 @@ pub(super) fn staged(
     Ok(())
 }
 
-/// How sums leave: see [`staged`]. `tile` is what rows and columns come in.
+/// Layout of sums in shared memory: see [`staged`]. `tile` has the rows and columns of a block's
+/// tile.
 pub(super) struct Slabs {
     pub(super) acc: DType,
     pub(super) columns: usize,
     pub(super) tile: [usize; 2],
 }
 
-/// How results, or partial sums, are stored.
+/// Granularity of stores of results or partial sums.
 pub(super) enum Stores {
     Elements,
     Vectors(Vectors),
@@ -181,7 +183,7 @@ impl Stores {
     }
 }
 
-/// Whether neighbouring columns of the product are neighbours in the result.
+/// True if neighbouring columns of the product are neighbours in the result.
 fn columns_are_inner(body: &Body, c: &Contract) -> bool {
     !matches!(
         body.graph.node(c.node).op,
@@ -192,7 +194,8 @@ fn columns_are_inner(body: &Body, c: &Contract) -> bool {
     )
 }
 
-/// What follows a product, in runs of columns whose operands lie side by side, or stand still, along them.
+/// The epilogue of a product in runs of columns whose operands lie side by side, or are constant,
+/// along them.
 pub(super) struct Vectors {
     expression: Expression,
     product: ValueId,

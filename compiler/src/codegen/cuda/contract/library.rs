@@ -1,5 +1,5 @@
-//! Products that a library of the device may compute instead of a kernel of ours: one matrix product of whole buffers, in orders that it can say,
-//! with what it can do to the result.
+//! Products that a library of the device may compute instead of a kernel of ours: one matrix
+//! product of whole buffers, in row or column order, with an optional bias and relu.
 
 use super::operand::{narrowed, strided};
 use crate::codegen::body::Body;
@@ -46,7 +46,7 @@ impl Library {
         }))
     }
 
-    /// What the library is asked for.
+    /// The product to request from the library, without name and workspace.
     pub(in crate::codegen::cuda) fn product(&self) -> &Product {
         &self.product
     }
@@ -86,11 +86,11 @@ impl Library {
     }
 }
 
-/// Whether a value has a buffer before the product is computed.
+/// True if a value has a buffer before the product is computed.
 fn in_memory(body: &Body, v: ValueId) -> bool {
     match body.graph.def_node(v) {
         None => true,
-        // Those of one element are part of the code.
+        // Constants of one element are literals in the code.
         Some(node) => matches!(&node.op, Op::Constant { value } if value.len() != 1),
     }
 }
@@ -154,7 +154,7 @@ fn find(body: &Body, tf32: bool) -> Option<(Product, Vec<ValueId>)> {
     product.problem(&args).is_none().then_some((product, reads))
 }
 
-/// In what elements of a dtype are multiplied.
+/// Dtype in which elements are multiplied and accumulated.
 fn compute(dtype: DType, tf32: bool) -> Option<Compute> {
     match dtype {
         DType::F32 if tf32 => Some(Compute::Tf32),
@@ -191,7 +191,7 @@ fn folded(p: Product) -> Product {
     }
 }
 
-/// What follows a product, from the last of it on.
+/// Epilogue of a product, from the result back to the product.
 struct After {
     product: ValueId,
     bias: Option<Strided>,
@@ -237,7 +237,7 @@ impl After {
     }
 }
 
-/// What a value is another shape of.
+/// The value that `v` is a reshape of.
 fn unshaped(body: &Body, mut v: ValueId) -> ValueId {
     while let Some(node) = body
         .graph
@@ -252,7 +252,7 @@ fn unshaped(body: &Body, mut v: ValueId) -> ValueId {
 /// Where a vector of `n` elements begins that is repeated along all but the last axes.
 fn vector(view: &Strided, n: usize) -> Option<usize> {
     match &collapse(&view.shape, &[&view.strides])[..] {
-        // The same element for all, of which there is only one column.
+        // A single column: every row has the same element.
         [] if n == 1 => {}
         [axis] if axis.strides == [0] && n == 1 => {}
         [axis] if axis.strides == [1] && axis.extent == n => {}
@@ -290,7 +290,7 @@ fn operand(body: &Body, v: ValueId, batch: &[usize]) -> Option<(Matrix, ValueId)
     ))
 }
 
-/// In which order the elements of a matrix lie, and how far its rows or columns are apart.
+/// Order of a matrix in memory, and the pitch of its rows or columns.
 fn lines([rows, columns]: [usize; 2], [by_row, by_column]: [i64; 2]) -> Option<(Order, usize)> {
     let pitch = |n_lines: usize, stride: i64, length: usize| {
         if n_lines == 1 {
@@ -312,7 +312,8 @@ fn lines([rows, columns]: [usize; 2], [by_row, by_column]: [i64; 2]) -> Option<(
         .or_else(|| in_columns().map(|p| (Order::Column, p)))
 }
 
-/// What an address is a multiple of that is `offset` elements into the buffer of a value, wherever a loop takes that from.
+/// Largest power of two that divides the address of element `offset` of a value's buffer, wherever
+/// a loop places the buffer.
 fn alignment(body: &Body, v: ValueId, offset: usize) -> usize {
     let size = body.dtype(v).size_bytes();
     let multiples = [offset * size, body.n_elements(v) * size];

@@ -1,9 +1,10 @@
 //! Products by tensor cores through `mma.sync`, for GPUs from `sm_75` on: see `mma.cuh`.
 //!
-//! Operands that lie in memory in runs of 16 bytes are copied asynchronously into a ring of tiles; others are pulled element by element and wait in
-//! registers. Sums are `f32` (`i32` for bytes of either sign, which wraps as products in their own dtype do); products of half types are exact, so
-//! results differ from those of the SIMT form only by the order of summation and by how the hardware rounds sums. Rates on a real GPU have not been
-//! measured.
+//! Operands that lie in memory in runs of 16 bytes are copied asynchronously into a ring of tiles;
+//! others are pulled element by element and wait in registers. Sums are `f32` (`i32` for bytes of
+//! either sign, which wraps as products in their own dtype do); products of half types are exact,
+//! so results differ from those of the SIMT variant only by the order of summation and by how the
+//! hardware rounds sums. Rates on a real GPU have not been measured.
 
 use super::super::Options;
 use super::super::candidates::{Resources, Work, in_parts};
@@ -38,7 +39,8 @@ const fn tile(m: usize, n: usize, k_bytes: usize, warp_m: usize, warp_n: usize) 
     }
 }
 
-/// Largest first. The sums of 64 x 64 per warp leave no registers to wait in, so those tiles are for copied operands.
+/// Largest first. Sums of 64 x 64 per warp leave no registers for operands in flight, so these
+/// tiles take copied operands only.
 const TILES: [Tile; 5] = [
     tile(128, 256, 64, 64, 64),
     tile(128, 128, 64, 64, 64),
@@ -86,7 +88,7 @@ pub(super) struct Mma {
 const PRODUCTS_PER_BYTE: f64 = 100.0;
 
 impl Mma {
-    /// With each tile that there is for such operands, the one that suits the sizes first.
+    /// One variant per tile that fits the operands, best suited to the sizes first.
     pub(super) fn all(options: &Options, operands: Operands, sizes: Sizes) -> Vec<Mma> {
         let size_bytes = operands.instruction.size_bytes();
         let wide = operands.copied().is_some() && options.arch.capability() >= 80;

@@ -1,9 +1,11 @@
-//! Products in tiles of shared memory: matrix products and convolutions (as implicit products) of every dtype, with what leads up to the
-//! operands and what follows the result computed on the way.
+//! Products in tiles of shared memory: matrix products and convolutions (as implicit products) of
+//! every dtype, with prologues of the operands and epilogues of the result fused.
 //!
-//! Operands are loaded or pulled into the tiles and the result's followers are computed from the accumulators, so views, casts and cheap
-//! element-wise ops on either side cost no memory traffic. Three main loops: threads that multiply ([`simt`]), for every dtype, in its own
-//! precision; and tensor cores ([`mma`], [`wgmma`]), for operands of half types and bytes, and for `f32` when `tf32` is asked for.
+//! Operands are loaded or pulled into the tiles and the epilogue is computed from the accumulators,
+//! so views, casts and cheap element-wise ops on either side cost no memory traffic. Three main
+//! loops: threads that multiply ([`simt`]), for every dtype, in its own precision; and tensor cores
+//! ([`mma`], [`wgmma`]), for operands of half types and bytes, and for `f32` when `tf32` is asked
+//! for.
 
 mod epilogue;
 mod library;
@@ -33,11 +35,11 @@ use wgmma::Wgmma;
 
 /// Operations per element up to which an operand is computed again in every tile that needs it.
 const CHEAP_FLOPS: u32 = 8;
-/// Least extent of each side for which a tile is worth its synchronisation.
+/// Smallest extent of each side for which a tile is worth its synchronisation.
 const LEAST_SIDE: usize = 4;
 /// Blocks that keep every GPU of today busy: a smaller tile is taken until there are so many.
 const ENOUGH_BLOCKS: usize = 128;
-/// Least share of a block in a sum that several have to themselves: joining their parts takes about as long.
+/// Smallest depth of a block's share of a sum: joining shares takes about as long as computing one.
 const LEAST_DEPTH: usize = 512;
 
 /// A product, and the element-wise ops that follow it.
@@ -49,7 +51,7 @@ struct Contract {
     form: Form,
 }
 
-/// How its tiles are computed.
+/// Main loop of a variant.
 #[derive(Clone, Debug)]
 enum Form {
     Simt(Simt),
@@ -57,7 +59,7 @@ enum Form {
     Wgmma(Wgmma),
 }
 
-/// Extents of what both operands share outside of the product, of the rows, the columns, and what is summed over.
+/// Extents of a product: batches, rows, columns and the summed axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Sizes {
     n_batch: usize,
@@ -102,7 +104,7 @@ impl Sizes {
             .collect()
     }
 
-    /// What tiles have to do that are computed by so many products in the time of a byte, of operands of so many bytes.
+    /// Work of tiles, given the multiplications in the time of a byte and the size of an element.
     fn work(
         &self,
         tile: [usize; 2],
@@ -127,7 +129,7 @@ impl Sizes {
         }
     }
 
-    /// Whether such tiles come near to giving every multiprocessor a block.
+    /// True if such tiles give nearly every multiprocessor a block.
     fn fills(&self, tile: [usize; 3]) -> bool {
         self.n_tiles(tile[0], tile[1]) * self.n_parts(tile) * 8 >= ENOUGH_BLOCKS * 7
     }
@@ -241,7 +243,7 @@ impl Contract {
         }
     }
 
-    /// What partial sums have: parts, batches, rows, columns.
+    /// Extents of partial sums: parts, batches, rows, columns.
     fn partial_shape(&self) -> [usize; 4] {
         let Sizes { n_batch, m, n, .. } = self.sizes;
         [self.n_parts(), n_batch, m, n]
@@ -356,7 +358,8 @@ struct Place {
     column: Ix<Value>,
 }
 
-/// Where a sum begins, and over how many tiles it goes, as text: all of them, or the share `part` of `n_parts`.
+/// Start of a block's share of the summed axis, and its number of tiles, as text: all of them, or
+/// the share `part` of `n_parts`.
 fn share(
     e: &mut Emitter,
     part: Ix<Value>,
@@ -376,7 +379,8 @@ fn share(
     [e.text(start).to_owned(), count]
 }
 
-/// Whether positions lie within their extents, of which tiles are so long; `None` when whole tiles fit exactly.
+/// Condition that positions lie within their extents, each with the length of its tiles; `None`
+/// when whole tiles fit exactly.
 fn within<const N: usize>(
     e: &mut Emitter,
     positions: [(Ix<Value>, usize, usize); N],
@@ -393,7 +397,7 @@ fn within<const N: usize>(
     Ok(inside)
 }
 
-/// Whether both hold; `None` holds always.
+/// Conjunction of two conditions; `None` always holds.
 fn both(e: &mut Emitter, a: Option<Value>, b: Option<Value>) -> Result<Option<Value>> {
     match (a, b) {
         (Some(a), Some(b)) => e.both(a, b).map(Some),

@@ -12,7 +12,7 @@ use gristmill_runtime::DType;
 /// Bytes of an asynchronous copy.
 const CHUNK_BYTES: usize = 16;
 
-/// What a tile is loaded from.
+/// Side of a product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Side {
     Lhs,
@@ -35,8 +35,8 @@ impl Side {
     }
 }
 
-/// Where an element of an operand is: in which product of the batch, which row of the left-hand side or column of the right-hand side, and
-/// where along what is summed over.
+/// Position of an operand's element: product of the batch, row (left-hand side) or column
+/// (right-hand side), and index along the summed axis.
 #[derive(Clone, Copy)]
 pub(super) struct At {
     pub(super) batch: Ix<Value>,
@@ -44,11 +44,12 @@ pub(super) struct At {
     pub(super) k: Ix<Value>,
 }
 
-/// An operand that lies in memory so that 16 bytes side by side belong to one row or column, or to one position along what is summed over.
+/// An operand whose memory layout lets 16 contiguous bytes belong to one row or column, or to one
+/// index along the summed axis.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Chunks {
     view: Strided,
-    /// Whether neighbours are neighbours along what is summed over.
+    /// True if contiguous elements are neighbours along the summed axis.
     pub(super) along_k: bool,
 }
 
@@ -108,7 +109,8 @@ pub(super) fn strided(
     } else if view == Strided::own(body, view.base) {
         Some(below)
     } else {
-        // A view of a cast of a view: strides say what both do only when one of them does nothing.
+        // A view of a cast of a view: strides express both views only when one of them is the
+        // identity.
         (below == Strided::own(body, below.base)).then_some(Strided {
             base: below.base,
             ..view
@@ -132,7 +134,7 @@ impl Chunks {
     ) -> Option<Chunks> {
         let view = strided(body, in_memory, side.operand(node), element)?;
         let rank = view.shape.len();
-        // Axes whose neighbours may lie side by side, and what their extent counts as.
+        // Axes that may be contiguous, and their extents as runs see them.
         let (k_axis, along_axis) = match (&node.op, side) {
             (Op::MatMul, Side::Lhs) => (rank - 1, Some((rank - 2, view.shape[rank - 2]))),
             (Op::MatMul, Side::Rhs) => (rank - 2, Some((rank - 1, view.shape[rank - 1]))),
@@ -199,7 +201,7 @@ impl Chunks {
         good.then_some(self)
     }
 
-    /// Writes where an element is: its address, and whether it is one (`None`: always).
+    /// Writes the address of an element, and the condition that it exists (`None`: always).
     pub(super) fn source(
         &self,
         p: &mut Puller<Value>,
@@ -222,7 +224,8 @@ impl Chunks {
     }
 }
 
-/// Index of an element in its operand, and whether it is there and not in a convolution's padding (`None`: always).
+/// Index of an element in its operand, and the condition that it lies there and not in a
+/// convolution's padding (`None`: always).
 fn index(
     p: &mut Puller<Value>,
     e: &mut Emitter,
@@ -280,7 +283,7 @@ impl Contract {
     }
 }
 
-/// What was cast to be multiplied need not be cast back and forth: the value before the cast, if that has dtype `to`.
+/// The value before a cast if it already has dtype `to`, which saves casting it there and back.
 fn uncast(p: &Puller<Value>, v: ValueId, to: DType) -> ValueId {
     let node = p
         .body
@@ -292,7 +295,7 @@ fn uncast(p: &Puller<Value>, v: ValueId, to: DType) -> ValueId {
         .unwrap_or(v)
 }
 
-/// Whether an operand's elements lie side by side along what is summed over.
+/// True if an operand's elements are contiguous along the summed axis.
 pub(super) fn k_is_inner(
     body: &Body,
     in_memory: &dyn Fn(ValueId) -> bool,

@@ -51,7 +51,7 @@ const TILES: [Tile; 3] = [
 /// Neighbouring columns that a thread has.
 const RUN: usize = 4;
 
-/// A tile, and what it is summed up in.
+/// A tile and its accumulator dtype.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Simt {
     tile: Tile,
@@ -65,7 +65,7 @@ pub(super) struct Simt {
 /// Multiplications of 32 bits in the time of a byte; of 64, half as many.
 const PRODUCTS_PER_BYTE: f64 = 8.0;
 
-/// What products of a dtype accumulate in.
+/// Accumulator dtype of products.
 pub(in crate::codegen::cuda) fn accumulator(dtype: DType) -> DType {
     match dtype {
         DType::F64 => DType::F64,
@@ -215,7 +215,7 @@ impl Simt {
         Ok(())
     }
 
-    /// Each thread computes what follows the product from its accumulators, in runs of up to four columns, and stores it.
+    /// Each thread stores the epilogue of its accumulators, in runs of up to four columns.
     fn epilogue(
         &self,
         c: &Contract,

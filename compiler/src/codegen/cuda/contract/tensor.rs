@@ -1,4 +1,4 @@
-//! What tensor cores take: which instruction a product can use, and how its operands get into tiles.
+//! Operands of tensor cores: the instruction for a product, and the way operands get into tiles.
 
 use super::super::Options;
 use super::super::fusion::flops;
@@ -82,7 +82,7 @@ fn widened(elements: [DType; 2]) -> [DType; 2] {
     elements.map(|d| if d.is_float8() { half } else { d })
 }
 
-/// How an operand gets into its tile.
+/// Source of an operand's tile.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Loading {
     Copied(Chunks),
@@ -90,7 +90,7 @@ pub(super) enum Loading {
 }
 
 impl Loading {
-    /// Whether rows of the tile lie along what is summed over.
+    /// True if rows of the tile lie along the summed axis.
     pub(super) fn along_k(&self) -> bool {
         match self {
             Loading::Copied(chunks) => chunks.along_k,
@@ -98,7 +98,7 @@ impl Loading {
         }
     }
 
-    /// How the prelude calls it.
+    /// Part of the prelude's name of the loader.
     pub(super) fn verb(&self) -> &'static str {
         match self {
             Loading::Copied(_) => "copied",
@@ -116,7 +116,8 @@ pub(super) struct Operands {
 }
 
 impl Operands {
-    /// Of a product, if there are tensor cores for it, and what must be in memory before.
+    /// The operands of a product for tensor cores, if the GPU has them, and the values that must be
+    /// stored first.
     pub(super) fn find(
         body: &Body,
         around: &MatchContext,

@@ -16,12 +16,13 @@ use crate::error::Result;
 use crate::ir::{Node, Op, ValueId};
 use gristmill_runtime::gpu::TensorMap;
 
-/// Extents of a tile: rows, columns in the wide and in the narrow form, and what is summed over at a time.
+/// Extents of a tile: rows, columns of the wide and of the narrow variant, and depth of a step.
 const ROWS: usize = 128;
 const WIDE: usize = 256;
 const NARROW: usize = 128;
 const DEPTH: usize = COLUMNS;
-/// Columns of a tile, and stages of the ring, that there are; the first are taken of those that predicted times choose.
+/// Columns of a tile and stages of the ring, per variant. For each width, the first is taken by
+/// prediction.
 const RINGS: [(usize, usize); 3] = [(WIDE, 4), (NARROW, 4), (NARROW, 6)];
 /// Sums of warps on their way through shared memory: see `gm_group_product`.
 const SLABS_BYTES: usize = 8 * 16 * (64 + 4) * 4;
@@ -63,7 +64,8 @@ impl Operand {
 }
 
 impl Wgmma {
-    /// For a product whose operands are these, if it is large and the GPU has such instructions: the form that predicted times choose, then others.
+    /// Variants for a product of these operands, best predicted first. Empty when it is small or
+    /// the GPU lacks the instructions.
     pub(super) fn all(
         body: &Body,
         options: &Options,

@@ -1,10 +1,12 @@
 //! Compiled kernels on disk, from one process to the next.
 //!
-//! An entry is a file `ab/abcd..` named after the SHA-256 of everything that decides the result: the source with its prelude, the options, the
-//! architecture, NVRTC's version and build, and this compiler's version. It is a line of JSON, then the PTX, then the machine code. Entries are
-//! written beside their place and renamed into it, so any number of processes may read and write at once and none sees half an entry. An entry
-//! that cannot be read, or whose contents do not match its checksum, counts as absent, with a warning. When the folder grows past its limit,
-//! the entries that were not used for longest go.
+//! An entry is a file `ab/abcd..` named after the SHA-256 of everything that decides the result:
+//! the source with its prelude, the options, the architecture, NVRTC's version and build, and this
+//! compiler's version. It is a line of JSON, then the PTX, then the machine code. Entries are
+//! written beside their place and renamed into it, so any number of processes may read and write at
+//! once and none sees half an entry. An entry that cannot be read, or whose contents do not match
+//! its checksum, counts as absent, with a warning. When the folder grows past its limit, the least
+//! recently used entries are removed.
 
 use super::sha256::{self, hex};
 use super::{Compiled, Unit, resources};
@@ -17,14 +19,14 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::SystemTime;
 
-/// Format of the entries, and version of what is generated.
+/// Format of the entries, and version of the generated code.
 const FORMAT: &str = concat!("gristmill/cuda/1 of ", env!("CARGO_PKG_VERSION"));
 
-/// Size from which the oldest entries go, and what is left of it then.
+/// Size above which the least recently used entries are removed, and the size that is left.
 const LIMIT_BYTES: u64 = 512 << 20;
 const KEPT_BYTES: u64 = 384 << 20;
 
-/// How many entries one process writes between two looks at the folder's size.
+/// Entries that one process writes between two checks of the folder's size.
 const WRITES_PER_LOOK: u64 = 256;
 
 /// A folder of compiled kernels.
@@ -75,7 +77,7 @@ impl Cache {
         Some(Cache::new(store::folder()?.join("cuda")))
     }
 
-    /// What went wrong since this was last asked: entries that were ignored, or could not be written.
+    /// Takes the warnings since the last call: entries that were ignored, or could not be written.
     pub fn take_warnings(&self) -> Vec<String> {
         std::mem::take(&mut self.warnings.lock().unwrap_or_else(|p| p.into_inner()))
     }
@@ -144,8 +146,8 @@ impl Cache {
         files::replace_entry(path, |file| file.write_all(bytes))
     }
 
-    /// Removes the entries that were not used for longest until `kept` bytes are left, if there are more than `limit`. What another process
-    /// removes meanwhile is passed over.
+    /// Removes the least recently used entries until `kept` bytes are left, if there are more than
+    /// `limit`. Entries that another process removes meanwhile are skipped.
     pub(super) fn shrink(&self, limit: u64, kept: u64) {
         let list = |folder: &Path| std::fs::read_dir(folder).into_iter().flatten().flatten();
         let mut entries: Vec<(SystemTime, PathBuf, u64)> = (list(&self.folder)

@@ -29,7 +29,7 @@ pub(super) struct Found {
 /// A place to look in.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Place {
-    /// What the loader finds under a name.
+    /// A name that the loader resolves.
     Name(String),
     /// A library.
     File(PathBuf),
@@ -49,8 +49,8 @@ impl std::fmt::Display for Place {
 /// Value of an environment variable.
 pub(super) type Environment<'a> = &'a dyn Fn(&str) -> Option<OsString>;
 
-/// Opens the first library that is found and usable; otherwise one line per place, with what was wrong there. `driver` is the driver's major
-/// version, if there is one.
+/// Opens the first library that is found and usable; otherwise one line per place with the reason.
+/// `driver` is the driver's major version, if there is one.
 pub(super) fn find(env: Environment, driver: Option<u32>) -> Result<Found, Vec<String>> {
     let [fitting, later] = by_driver(driver);
     let found = find_among(env, &fitting);
@@ -76,7 +76,7 @@ fn find_among(env: Environment, majors: &[u32]) -> Result<Found, Vec<String>> {
                 "$GRISTMILL_NVRTC is empty, which turns NVRTC off".to_owned(),
             ]);
         }
-        // What was asked for by name is used or refused, never replaced.
+        // A path named by the user is used or refused, never replaced.
         let path = PathBuf::from(own);
         let place = if path.is_dir() {
             Place::Folder(path)

@@ -33,25 +33,25 @@ pub struct Nvrtc {
     build: OnceLock<Result<String>>,
 }
 
-/// What is compiled: one translation unit for one architecture.
+/// One translation unit for one architecture.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Unit {
     /// CUDA C++ that includes nothing.
     pub source: String,
-    /// What messages call the source.
+    /// Name of the source in messages.
     pub name: String,
     /// For which GPUs.
     pub arch: Arch,
 }
 
-/// What a source became.
+/// Code of a compiled source.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Compiled {
     /// PTX for the unit's architecture.
     pub ptx: String,
     /// Machine code; empty when the architecture asks for PTX only.
     pub cubin: Vec<u8>,
-    /// What compiler and assembler said.
+    /// Output of compiler and assembler.
     pub log: String,
     /// Resources of each kernel, out of the log.
     pub resources: BTreeMap<String, Resources>,
@@ -186,7 +186,8 @@ impl Nvrtc {
     }
 }
 
-/// What every source is compiled with: results are those of the op table, so nothing is contracted, flushed or approximated.
+/// Options of every source: results are those of the op table, so nothing is contracted, flushed or
+/// approximated.
 fn options(arch: Arch) -> Vec<String> {
     vec![
         format!("--gpu-architecture={arch}"),
@@ -196,8 +197,8 @@ fn options(arch: Arch) -> Vec<String> {
     ]
 }
 
-/// Compiles sources, equal ones once, on all cores, taking from the cache what it holds and leaving the rest there. Results are in the order
-/// of `units`.
+/// Compiles sources, equal ones once, on all cores, through the cache. Results are in the order of
+/// `units`.
 pub fn build(nvrtc: &Nvrtc, cache: Option<&Cache>, units: &[Unit]) -> Vec<Result<Compiled>> {
     let mut distinct: Vec<&Unit> = Vec::new();
     let mut of_unit: BTreeMap<(&str, &str, Arch), usize> = BTreeMap::new();

@@ -4,7 +4,7 @@ use super::sys::{Api, Handle, Status};
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::ptr;
 
-/// What NVRTC says when a call fails.
+/// A failed call, with NVRTC's message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Failure {
     pub(super) call: &'static str,
@@ -68,7 +68,7 @@ impl Drop for Program<'_> {
 }
 
 impl<'a> Program<'a> {
-    /// A program of one source; `name` is what messages call it.
+    /// A program of one source; messages call it `name`.
     pub(super) fn new(api: &'a Api, source: &CStr, name: &CStr) -> Call<Program<'a>> {
         let mut handle = ptr::null_mut();
         let (source, name) = (source.as_ptr(), name.as_ptr());
@@ -79,7 +79,7 @@ impl<'a> Program<'a> {
         Ok(Program { api, handle })
     }
 
-    /// Compiles; whether it succeeded or not, the log is there afterwards.
+    /// Compiles. The log is available afterwards, after failures too.
     pub(super) fn compile(&self, options: &[CString]) -> Call<()> {
         let options: Vec<*const c_char> = options.iter().map(|o| o.as_ptr()).collect();
         // SAFETY: the handle is alive, and the strings outlive the call.

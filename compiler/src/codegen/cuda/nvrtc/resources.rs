@@ -1,4 +1,4 @@
-//! What `ptxas` reports of each kernel with `-v`.
+//! The report of `ptxas -v` on each kernel.
 
 use std::collections::BTreeMap;
 

@@ -13,7 +13,7 @@ macro_rules! api {
         /// The functions of one NVRTC library, which stays open as long as this lives.
         pub(super) struct Api {
             $($(#[$doc])* pub(super) $field: unsafe extern "C" fn($($ty),*) -> $ret,)*
-            /// The library, and what it needs beside it.
+            /// The library, after the libraries that it needs.
             _libraries: Vec<Library>,
         }
 

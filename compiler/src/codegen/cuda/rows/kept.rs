@@ -16,7 +16,8 @@ impl Rows {
         self.length.div_ceil(self.step())
     }
 
-    /// For each run that the thread keeps: `f` gets its number, its position in the row, and whether there is such a run.
+    /// For each run that the thread keeps: `f` gets its number, its position in the row, and the
+    /// conditions under which it exists.
     fn each_run(
         &self,
         e: &mut Emitter,
@@ -174,7 +175,7 @@ impl Rows {
         let lowest = (ScalarOp::Max, extreme_bits(acc, Extremum::Max));
         let max = self.total(e, here, acc, lowest, &|x| x.to_owned())?;
         let max = e.text(max).to_owned();
-        // The row becomes what is summed, or with `log` what is left over its logarithm.
+        // Each element becomes its exponential, or with `log` its difference from the largest.
         self.each(e, here, |e, x| {
             let shifted = format!("{x} - {max}");
             e.line(&if log {

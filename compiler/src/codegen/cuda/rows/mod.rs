@@ -1,10 +1,13 @@
 //! Reductions by groups of threads, each of which reads its row once, in wide accesses.
 //!
-//! A group has a row, or where elements lie side by side across rows, a lane of every warp has a few neighbouring ones. Sums, extremes
-//! and their positions go through rows in strides of the group ([`reduce`]); where rows are few and long, several blocks share one and a second kernel
-//! joins their results, in order. Softmax and the two normalisations keep the row in registers, so that it is read once however often they go
-//! through it ([`kept`]); the softmax of longer rows reads them twice ([`online`]). The row is pulled and what follows the result is
-//! pulled from it, as in [`super::contract`]. Plain reductions accumulate as the general code does, the others in `f32` or `f64`.
+//! A group has a row, or where elements lie side by side across rows, a lane of every warp has a
+//! few neighbouring ones. Sums, extremes and their positions go through rows in strides of the
+//! group ([`reduce`]); where rows are few and long, several blocks share one and a second kernel
+//! joins their results, in order. Softmax and the two normalisations keep the row in registers, so
+//! that it is read once however often they go through it ([`kept`]); the softmax of longer rows
+//! reads them twice ([`online`]). The row is pulled, and the epilogue is computed from the result,
+//! as in [`super::contract`]. Plain reductions accumulate as the general code does, the others in
+//! `f32` or `f64`.
 
 mod kept;
 mod online;
@@ -31,19 +34,20 @@ const KEPT_BYTES: usize = 128;
 const MANY_ROWS: usize = 2048;
 /// Blocks that keep a GPU busy: rows are split until there are so many.
 const ENOUGH_BLOCKS: usize = 256;
-/// Least runs of a thread for which a row is split further: a second kernel takes as long as a block takes to read so much.
+/// Fewest runs of a thread for which a row is split further: a second kernel takes as long as a
+/// block takes to read so much.
 const LEAST_RUNS: usize = 32;
-/// Least length of a row for which a group is worth its exchanges.
+/// Smallest length of a row for which a group is worth its exchanges.
 const LEAST_LENGTH: usize = 8;
 /// The same where elements lie side by side across many rows, which a thread per row reads well, too.
 const LEAST_COLUMN: usize = 32;
 /// Most operations per element of a row that are done again rather than stored.
 const PROLOGUE_FLOPS: u32 = 128;
 
-/// What a thread could load while it waits for the other warps of its group.
+/// Bytes that a thread could load while it waits for the other warps of its group.
 const MEETING_BYTES: usize = 16;
 
-/// Which threads share a row.
+/// Threads that share a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Sharing {
     /// So many neighbours.
@@ -57,7 +61,7 @@ enum Sharing {
 struct Rows {
     node: NodeId,
     result: ValueId,
-    /// What is reduced.
+    /// Dtype of the operand.
     dtype: DType,
     n_rows: usize,
     length: usize,
@@ -68,7 +72,7 @@ struct Rows {
     n_parts: usize,
 }
 
-/// Whether a composite op stays whole, because its row fits a group's registers or need not.
+/// True if a composite op is kept as one op because its row fits a group's registers or need not.
 pub(super) fn keeps(graph: &Graph, node: &Node) -> bool {
     let Some(&x) = node.inputs.first() else {
         return false;
@@ -90,7 +94,7 @@ fn fits_registers(row: &[usize], dtype: DType) -> bool {
     row.iter().product::<usize>() * wide(dtype).size_bytes() <= BLOCK * KEPT_BYTES
 }
 
-/// What rows are kept and computed in.
+/// Accumulator dtype of rows that are kept whole.
 fn wide(dtype: DType) -> DType {
     if dtype == DType::F64 {
         DType::F64
@@ -99,7 +103,8 @@ fn wide(dtype: DType) -> DType {
     }
 }
 
-/// The reduction that a node is, if groups suit it; always for those that are kept whole.
+/// The reduction that a node is, if groups suit it. Ops for which [`keeps`] is true always have
+/// one.
 pub(super) fn find(
     body: &Body,
     around: &MatchContext,
@@ -162,7 +167,8 @@ pub(super) fn find(
     ))
 }
 
-/// Rows, their length, and how threads share them, for a reduction over `axes` whose operand has runs of `width` along its last axis.
+/// Rows, their length and their threads, for a reduction over `axes` whose operand has runs of
+/// `width` along its last axis.
 fn plain(
     body: &Body,
     node: &Node,
@@ -199,7 +205,7 @@ fn plain(
     Some((n_rows, length, Sharing::Group(group), width))
 }
 
-/// The least group that keeps a row in registers, or the largest when none does.
+/// The smallest group that keeps a row in registers, or the largest when none does.
 fn kept_group(dtype: DType, length: usize, width: usize) -> usize {
     let least = (length / width).next_power_of_two().clamp(1, 32);
     let fits = |g: &usize| *g >= least && keeps_row(*g, dtype, length, width);
@@ -209,7 +215,7 @@ fn kept_group(dtype: DType, length: usize, width: usize) -> usize {
         .unwrap_or(BLOCK)
 }
 
-/// Whether a group keeps a row in registers.
+/// True if a group keeps a row in registers.
 fn keeps_row(group: usize, dtype: DType, length: usize, width: usize) -> bool {
     length.div_ceil(group * width) * width * wide(dtype).size_bytes() <= KEPT_BYTES
 }
@@ -219,15 +225,16 @@ struct Here {
     /// Number of the group's row, or of the first of the thread's rows, and of the thread among those that share it.
     row: Value,
     lane: Value,
-    /// Whether there is such a row; `None` when there always is.
+    /// Condition that this row exists; `None` when it always does.
     has_row: Option<Value>,
     /// The block's part of the row.
     part: Ix<Value>,
 }
 
 impl Rows {
-    /// With as many parts as predicted times choose, then with half and twice as many, then with other groups. Only plain reductions are split, and
-    /// only groups that keep a row of those that are kept.
+    /// Variants with as many parts as predicted times choose, then with half and twice as many,
+    /// then with other groups. Only plain reductions are split; rows that are kept need a group
+    /// that keeps them.
     fn all(self, op: &Op) -> Vec<Rows> {
         let is_split = matches!(op, Op::Reduce { .. });
         let in_parts = |r: &Rows, n_parts: usize| Rows {
@@ -325,7 +332,7 @@ impl Rows {
         }
     }
 
-    /// The value that `op` makes of those of all threads that share the row.
+    /// Reduces the values of all threads that share the row with `op`.
     fn joined(&self, e: &mut Emitter, value: Value, op: &str) -> Value {
         let value_text = e.text(value);
         let expression = match self.sharing {
@@ -335,7 +342,7 @@ impl Rows {
         e.define(e.kind(value), &expression)
     }
 
-    /// Pulls what follows `value`, the result's element at `at`, and stores it.
+    /// Stores the epilogue of `value`, the result's element at `at`.
     fn store(
         &self,
         p: &mut Puller<Value>,
@@ -350,7 +357,7 @@ impl Rows {
         Ok(())
     }
 
-    /// What follows `value`, the own result's element at `at`.
+    /// Epilogue of `value`, the reduction's element at `at`.
     fn followed(
         &self,
         p: &mut Puller<Value>,

@@ -13,19 +13,20 @@ use crate::ir::vecprog::real_bits;
 use crate::ir::{Extremum, Node, Op, ReduceKind, ScalarOp, ValueId};
 use gristmill_runtime::DType;
 
-/// What is computed of each row.
+/// Operand, axes and combination of a plain reduction.
 pub(super) struct Reduction {
     x: ValueId,
     axes: Vec<usize>,
     keepdims: bool,
-    /// What values accumulate in, or are compared in, and what they begin with.
+    /// Accumulator dtype and identity.
     pub(super) acc: DType,
     initial: u64,
     kind: Kinds,
 }
 
 enum Kinds {
-    /// A functor that joins values of threads, and the op that does the same; whether the result is divided by the length.
+    /// The op that combines values, its functor in the prelude, and a flag that divides the result
+    /// by the length.
     Values {
         op: ScalarOp,
         functor: &'static str,
@@ -100,7 +101,8 @@ pub(in crate::codegen::cuda) fn exchanged(dtype: DType) -> DType {
     }
 }
 
-/// What a reduction accumulates in, how two values join, in the thread and in the group, and what it begins with.
+/// Accumulator dtype, combining op (as op and as functor of the prelude) and identity of a
+/// reduction.
 fn combination(kind: ReduceKind, dtype: DType) -> (DType, ScalarOp, &'static str, u64) {
     let (sum, extreme) = (accumulator(dtype), exchanged(dtype));
     match kind {
@@ -248,7 +250,7 @@ impl Rows {
         Ok(())
     }
 
-    /// What the first of the threads that share a row does.
+    /// Runs `f` in the first of the threads that share a row.
     fn leading(
         &self,
         e: &mut Emitter,
@@ -260,7 +262,7 @@ impl Rows {
         e.guarded(&[Some(leads), here.has_row], f)
     }
 
-    /// Stores what follows from the joined value of a row.
+    /// Stores the epilogue of a row's reduced value.
     fn finish(
         &self,
         p: &mut Puller<Value>,
@@ -282,7 +284,7 @@ impl Rows {
         self.store(p, e, &at, value, out)
     }
 
-    /// Joins the partial results of row `item`, and stores what follows.
+    /// Joins the partial results of row `item`, and stores the epilogue.
     pub(super) fn join_parts(
         &self,
         p: &mut Puller<Value>,
