@@ -1,11 +1,13 @@
 //! Predicted against measured makespan on emulated devices: the placer's simulator against the real executor and rendezvous.
 //!
-//! `cargo bench -p gristmill-benches --bench emulated -- [PLACEMENTS [RUNS [DIVISOR]]]`: random placements per graph (12), runs of each (9), and
-//! what all times are divided by (1).
+//! `cargo bench -p gristmill-benches --bench emulated -- [PLACEMENTS [RUNS [DIVISOR]]]`: random
+//! placements per graph (12), runs of each (9), and a divisor of all times (1).
 //!
-//! A machine that is busy with other work wakes kernels too late, and then they are not of known length. Placements take turns, so that a busy moment
-//! does not hit all runs of one; and of the runs of each only the third counts in which kernels overran their lengths least, whatever their makespans.
-//! The median of these is the measured makespan. The table says by how much of it kernels of the most disturbed device still overran.
+//! A machine that is busy with other work wakes kernels too late, so that they overrun their known
+//! lengths. Placements take turns, so that a busy moment does not hit all runs of one. Of the runs of
+//! each, only the third with the smallest overrun counts, whatever their makespans; the median of
+//! these is the measured makespan. The table shows the overrun that is left on the most disturbed
+//! device, in percent of the makespan.
 
 use gristmill::cost::Nanos;
 use gristmill::testing::Rng;
@@ -14,7 +16,7 @@ use gristmill_benches::placed::{problem, random_placement, structures};
 use gristmill_solver::schedule::ranks::{keys_of, placed_tails};
 use gristmill_solver::{LinkOrder, Problem, Timeline, simulate};
 
-/// How much to measure.
+/// Extent of the measurements.
 struct Effort {
     placements: usize,
     runs: usize,
@@ -39,7 +41,7 @@ struct Row {
     urgent: Nanos,
     /// Median of the least disturbed runs.
     measured: Nanos,
-    /// By how much kernels overran in these, the mean.
+    /// Mean overrun of kernels in these.
     overrun: Nanos,
     n_transfers: usize,
 }
@@ -132,7 +134,7 @@ impl<'p> Case<'p> {
     }
 }
 
-/// By how much longer than their tasks kernels ran on the device where that is most.
+/// Overrun of kernels over the lengths of their tasks, on the device where it is largest.
 fn overrun(p: &Problem, run: &Timeline) -> Nanos {
     let mut by_device = vec![Nanos::ZERO; p.n_devices()];
     for t in 0..p.n_tasks() {

@@ -1,5 +1,7 @@
-//! The placement study: makespans against the classic list schedulers and against proven bounds, memory caps, graphs without communication, and how
-//! planning time grows. `cargo bench --bench placement [-- SECTION ..]`; sections: links, caps, identical, scale. Under `cargo test` one small row.
+//! The placement study: makespans against the classic list schedulers and against proven bounds,
+//! memory caps, graphs without communication, and the growth of planning time. `cargo bench --bench
+//! placement [-- SECTION ..]`; sections: links, caps, identical, scale. Under `cargo test` one small
+//! row.
 //!
 //! Times of planning are of this machine; makespans are of the simulator and the same everywhere.
 
@@ -138,7 +140,7 @@ fn links(rows: &[(&str, usize, u64)]) {
     );
 }
 
-/// Devices that hold a share of what the whole graph needs: against Baechi's placers.
+/// Devices with a share of the memory that the whole graph needs: against Baechi's placers.
 fn caps() {
     println!("graph, devices, cap (%) | m-etf, m-sct (ms) | ours (ms), by | plan (s)");
     let mut names: Vec<String> = std::fs::read_dir(folder().join("pipedream"))
@@ -215,7 +217,7 @@ fn identical() {
     println!("proven optimal: {all_proven} of {all}");
 }
 
-/// Tasks of 1 to 20 us with random edges forward, three ways to draw them; links cost nothing.
+/// Tasks of 1 to 20 us with random forward edges, drawn in three ways; links cost nothing.
 fn random_graph(n: usize, processors: usize, seed: u64) -> Problem {
     let mut rng = Rng(seed * 7919 + n as u64);
     let free = LinkProfile {
@@ -281,7 +283,7 @@ fn make(
     .expect("edges go forward")
 }
 
-/// How planning time grows, on 8 devices.
+/// Growth of planning time, on 8 devices.
 fn scale() {
     println!("tasks, edges | problem | heft | etf | whole run (ms) | makespan of bound");
     for n in [1_000, 10_000, 100_000, 1_000_000] {

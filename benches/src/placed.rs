@@ -88,7 +88,7 @@ fn wavefront(side: usize) -> (usize, Edges) {
     (side * side, right.chain(down).collect())
 }
 
-/// A chain with skips of four forward, and the way back that needs what was saved.
+/// A forward chain with skips of four, and the backward pass, which needs the saved activations.
 fn training(depth: usize) -> (usize, Edges) {
     let mut edges: Edges = (1..depth).map(|i| (i - 1, i)).collect();
     edges.extend((4..depth).step_by(4).map(|i| (i - 4, i)));

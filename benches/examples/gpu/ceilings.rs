@@ -1,4 +1,5 @@
-//! What the GPU can do at best, measured in the same run: a large copy, the link to the host, and cuBLASLt's products.
+//! Ceilings of the GPU, measured in the same run: a large copy, the link to the host, and cuBLASLt's
+//! products.
 
 use gristmill::Result;
 use gristmill::testing::Rng;
@@ -10,7 +11,7 @@ const COPY_BYTES: usize = 1 << 30;
 /// Bytes that cross between host and device.
 const LINK_BYTES: usize = 256 << 20;
 
-/// What other rates are held against.
+/// Upper bounds of the other rates.
 pub struct Ceilings {
     /// Bytes read and written by a copy on the device, in GB/s. Not a number where it was not measured.
     pub copy_gb_s: f64,

@@ -60,7 +60,7 @@ fn check(family: &Family, device: u32) -> Result<Check> {
     })
 }
 
-/// The greatest error relative to the tensors' scale, and whether it is allowed.
+/// The largest error relative to the tensors' scale, as text, and true when it is tolerated.
 fn compare(expected: &[Tensor], found: &[Tensor], tolerance: f64) -> (String, bool) {
     let compare = |(e, f)| {
         let c = allclose(e, f, 0.0, 0.0);

@@ -6,7 +6,7 @@ use gristmill::ir::{
 };
 use gristmill::{DType, Result};
 
-/// What bounds a kernel of the family, and so what is reported.
+/// The resource that bounds a kernel of the family, and so the unit of its rate.
 pub enum Work {
     /// Bytes read and written.
     Bytes(f64),
@@ -16,11 +16,11 @@ pub enum Work {
 
 /// One graph of a family.
 pub struct Family {
-    /// What the tables call it.
+    /// Name in the tables.
     pub name: &'static str,
     /// Error that is allowed, relative to the scale of a tensor.
     pub tolerance: f64,
-    /// Makes the graph, and tells what it does; `scale` is 1 for the small one.
+    /// Makes the graph of a scale, 1 for the small one, and counts its work.
     pub make: fn(usize) -> Result<(Graph, Work)>,
     /// Scale of the large one.
     pub large: usize,
@@ -273,7 +273,7 @@ fn layer_norm(scale: usize) -> Result<(Graph, Work)> {
     Ok((graph, Work::Bytes((8 * shape[0] * shape[1]) as f64)))
 }
 
-/// Extents of a square product; of the small one, such as make as many tiles as warp groups ask for.
+/// Extents of a square product; the small one has as many tiles as warp groups require.
 fn square(scale: usize) -> [usize; 3] {
     if scale == 1 {
         [1024, 128, 1024]
@@ -314,7 +314,8 @@ fn narrow(dtype: DType, wide: DType, scale: usize) -> Result<(Graph, Work)> {
     Ok((graph, Work::Flops(2.0 * (side as f64).powi(3))))
 }
 
-/// One new query per head, as language models ask for token after token: what counts is how fast keys and values are read.
+/// One new query per head, as a language model decodes token by token: the rate at which keys and
+/// values are read counts.
 fn one_query(scale: usize) -> Result<(Graph, Work)> {
     let (heads, length, depth) = (32, 64 * scale, 128);
     let graph = one("one_query", |b| {

@@ -1,14 +1,19 @@
-//! What this machine's GPU does with gristmill's kernels: are they right, and how fast are they.
+//! Correctness and speed of gristmill's kernels on this machine's GPU.
 //!
-//! `gpu [--device N] [--quick] [--models FOLDER]`. One program, built elsewhere and carried as it is: it needs the CUDA driver and NVRTC, and
-//! prints a table of
+//! `gpu [--device N] [--quick] [--models FOLDER]`. One program, which can be built elsewhere and
+//! copied: it needs the CUDA driver and NVRTC, and prints a table of
 //!
-//! - every family of kernels on the GPU against the interpreter and against the PTX emulator, on the same inputs;
-//! - its rates on large inputs beside what a large copy on the device, and cuBLASLt where it is found, reach in the same run;
-//! - partitions on the CPU and the GPU: pieces that are captured against the same step by step, and a stream of runs against one after the other;
-//! - whole models: each `NAME/model.onnx` of the folder, on random inputs, against the CPU and timed, as they are and with products in `bf16`.
+//! - every family of kernels on the GPU against the interpreter and against the PTX emulator, on the
+//!   same inputs;
+//! - its rates on large inputs beside those of a large copy on the device and, where it is found, of
+//!   cuBLASLt in the same run;
+//! - partitions on the CPU and the GPU: captured pieces against the same step by step, and a stream
+//!   of runs against one after the other;
+//! - whole models: each `NAME/model.onnx` of the folder, on random inputs, against the CPU and timed,
+//!   as they are and with products in `bf16`.
 //!
-//! `--quick` leaves the large inputs out: for a GPU that is an emulated one. `benches/peers/gpu.py` prints the same rows for PyTorch.
+//! `--quick` leaves the large inputs out, for an emulated GPU. `benches/peers/gpu.py` prints the same
+//! rows for PyTorch.
 
 mod ceilings;
 mod checks;
@@ -23,7 +28,7 @@ use gristmill_runtime::cuda;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-/// What the command line says.
+/// Arguments of the command line.
 struct Arguments {
     device: u32,
     quick: bool,

@@ -85,7 +85,8 @@ fn all_batches(name: &str, path: &Path, arguments: &Arguments) -> Result<bool> {
     Ok(good)
 }
 
-/// Random inputs; the symbol of the batch has its size. Errors when another dim is a symbol: what it should be is not known.
+/// Random inputs; the symbol of the batch has its size. Errors when another dim is a symbol, for
+/// there is no size for it.
 fn inputs(compiled: &Compiled, symbol: Option<&str>, batch: usize) -> Result<Vec<Tensor>> {
     let rng = &mut Rng(5);
     let mut tensor = |(name, ty): &(String, Type)| {
@@ -125,7 +126,7 @@ fn one(
         executable.run_into(tensors, &mut outputs)?;
         times.push(begun.elapsed());
     }
-    // What the last run computed: by then it is launched as a graph.
+    // Results of the last run: by then it is launched as a graph.
     let errors = expected.iter().zip(&outputs).map(|(e, f)| {
         let c = allclose(e, f, 0.0, 0.0);
         if c.ok { 0.0 } else { c.scaled_err() }

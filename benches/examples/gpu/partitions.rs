@@ -1,4 +1,5 @@
-//! What a CPU and the GPU compute together: runs by captured pieces against runs step by step, and streams of runs against single ones.
+//! Programs on the CPU and the GPU together: runs by captured pieces against runs step by step, and
+//! streams of runs against single ones.
 
 use super::{Arguments, options};
 use gristmill::interp::compare::allclose;
@@ -11,7 +12,7 @@ use std::time::{Duration, Instant};
 
 /// Error that is allowed, relative to the scale of a tensor.
 const TOLERANCE: f64 = 1e-4;
-/// Layers on either side of what crosses.
+/// Layers before and after the tensor that crosses.
 const LAYERS: usize = 12;
 
 /// Rows in the file, columns of each layer, time that is spent, and runs of a stream: on a GPU, and with `--quick`.
@@ -145,7 +146,7 @@ fn exec_options(
     Ok(made)
 }
 
-/// Median time of a run, after three that do not count, and what it computes.
+/// Median time of a run, after three that do not count, and its results.
 fn p50(executor: &Executor, inputs: &[Tensor], spent: Duration) -> Result<(Duration, Vec<Tensor>)> {
     let mut outputs = executor.run(inputs)?;
     for _ in 0..2 {

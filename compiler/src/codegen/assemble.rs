@@ -22,12 +22,12 @@ use std::any::Any;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// What assembly needs to know beyond the graphs.
+/// Options of assembly, by device where devices differ.
 #[derive(Clone)]
 pub struct Settings {
     /// Options of the CPU's code generator.
     pub codegen: cpu::Options,
-    /// What CUDA code for each GPU is made for.
+    /// Target architecture of the CUDA code for each GPU.
     pub gpu_archs: BTreeMap<DeviceName, Arch>,
     /// Options of the CUDA generator, with the architecture of all other devices.
     pub gpu: cuda::Options,
@@ -37,14 +37,14 @@ pub struct Settings {
     pub memory_limits: BTreeMap<DeviceName, usize>,
     /// Runs that are in flight at a time, each with memory of its own.
     pub n_in_flight: usize,
-    /// How regions are clustered.
+    /// Options of the clusterer, for regions.
     pub fusion: Fusion,
     /// Run the independent checker of schedules.
     pub check: bool,
 }
 
 impl Settings {
-    /// What CUDA code for a device is made for.
+    /// Options of the CUDA generator for a device.
     pub fn gpu_options(&self, device: &DeviceName) -> cuda::Options {
         cuda::Options {
             arch: self.gpu_archs.get(device).copied().unwrap_or(self.gpu.arch),
@@ -61,34 +61,34 @@ impl Settings {
         )
     }
 
-    /// What runs where a region does: its clusters.
+    /// A region as it is compiled: cleaned and clustered.
     pub fn clustered(&self, region: &Graph) -> Result<Graph> {
         Ok(cluster(&passes::clean(region)?, &self.fusion)?.0)
     }
 }
 
-/// A program and what is worth showing of how it was made.
+/// A program, and records of its assembly for reports and dumps.
 pub struct Assembled {
-    /// What the executor runs.
+    /// Input of the executor.
     pub program: Program,
     /// Schedule of each partition, in order.
     pub schedules: Vec<Schedule>,
-    /// The node of its part's graph that each step of each partition computes; none for copies to outputs.
+    /// Node of its part's graph for each step of each partition; none for copies to outputs.
     pub step_nodes: Vec<Vec<Option<NodeId>>>,
     /// Cranelift IR of all kernels, when kept.
     pub clif: String,
     /// Disassembly of all kernels, when kept.
     pub asm: String,
-    /// Forms of the kernels that there is a choice for.
+    /// Chosen forms of the kernels that have several.
     pub choices: Vec<Choice>,
-    /// What went wrong without stopping assembly.
+    /// Failures that did not stop assembly.
     pub warnings: Vec<String>,
     /// Ops that run in generated loops on a CPU although they have a kernel.
     pub fallbacks: Vec<(DeviceName, Fallback)>,
 }
 
 impl Assembled {
-    /// Device, arena bytes and least possible arena bytes of each partition.
+    /// Device, arena bytes and peak of live bytes (a lower bound of the arena) of each partition.
     pub fn arenas(&self) -> Vec<(String, usize, usize)> {
         let row =
             |(p, s): (&Partition, &Schedule)| (p.device.to_string(), p.arena_bytes, s.live_bytes);
@@ -559,7 +559,7 @@ impl Assembler<'_> {
     }
 }
 
-/// What devices do together; a mean is a sum, and a division on each.
+/// The reduction of a collective; `None` for a mean, which is a sum and a division on each device.
 fn reduction(kind: ReduceKind) -> Option<Reduction> {
     match kind {
         ReduceKind::Sum => Some(Reduction::Sum),

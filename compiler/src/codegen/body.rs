@@ -18,7 +18,8 @@ pub(super) struct Body {
 }
 
 impl Body {
-    /// Expands the body of `cluster`; a composite anchor that `keep` accepts has a kernel of its own and stays.
+    /// Expands the body of `cluster`; a composite anchor that `keep` accepts has its own kernel and
+    /// stays.
     ///
     /// Errors are internal: a node that is no cluster, or has a shape that is not static.
     pub(super) fn new(cluster: &Node, keep: &dyn Fn(&Graph, &Node) -> bool) -> Result<Body> {
@@ -233,7 +234,8 @@ impl Writer<'_> {
         self.cast(y, own)
     }
 
-    /// A channels-first convolution or pooling as a channels-last one between transposes, which is what the kernels compute.
+    /// A channels-first convolution or pooling as a channels-last one between transposes: kernels
+    /// exist for channels last only.
     fn channels_last(&mut self, op: &Op, inputs: &[ValueId]) -> Result<ValueId> {
         let rank = self.graph.ty(inputs[0]).rank();
         let to_last: Vec<usize> = [0].into_iter().chain(2..rank).chain([1]).collect();

@@ -1,8 +1,9 @@
-//! Which of its forms a kernel gets, and why.
+//! The choice among the forms (variants) of a kernel, and its reason.
 //!
-//! A kernel can have several forms: tiles of other shapes, other main loops, more or fewer threads. They are numbered per cluster: 0 is what
-//! predicted times choose for all of its kernels, and each further number stands for another form of one of them, the others being as predicted.
-//! A library that computes all of the cluster comes after them.
+//! Forms differ in tile shape, main loop or number of threads. They are numbered per cluster: in
+//! form 0 all kernels are as predicted times choose, and each further number stands for another
+//! form of one of them, the others being as predicted. Libraries that compute the whole cluster
+//! have the last numbers.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -26,14 +27,14 @@ impl fmt::Display for Why {
     }
 }
 
-/// The form that a cluster is to have. One that is not there stands for the first.
+/// The requested form of a cluster. A number that does not exist stands for the first.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Preferred {
     /// Number of the form.
     pub form: u8,
     /// Why it is preferred.
     pub why: Why,
-    /// The library that the form is, where it is none of ours.
+    /// The library that computes the cluster, if it is not our own kernels.
     pub library: Option<LibraryForm>,
 }
 
@@ -56,11 +57,11 @@ pub type Forms = BTreeMap<u64, Preferred>;
 pub struct Choice {
     /// The kernel's name.
     pub kernel: String,
-    /// Its number among those of this kernel, from 0, and how many these are.
+    /// Number among the forms of this kernel, from 0.
     pub number: usize,
-    /// How many forms there are.
+    /// Number of forms of this kernel.
     pub n: usize,
-    /// In words.
+    /// Description.
     pub form: String,
     /// Why it was chosen.
     pub why: Why,

@@ -1,7 +1,8 @@
-//! Code generation: each cluster of a partition becomes kernels and a plan of how to call them.
+//! Code generation: each cluster of a partition becomes kernels and a plan of their calls.
 //!
-//! [`cpu::compile_clusters`] takes a graph whose top-level nodes are clusters with static shapes and gives [`plan::CompiledKernels`]. What
-//! the buffers of a plan are, and when its steps run, is decided later by the schedule.
+//! [`cpu::compile_clusters`] takes a graph whose top-level nodes are clusters with static shapes and
+//! returns [`plan::CompiledKernels`]. The schedule later decides the addresses of a plan's buffers
+//! and the order of its steps.
 
 mod access;
 pub mod assemble;

@@ -1,4 +1,4 @@
-//! Decides which values of a body get a buffer, and so into which phases a cluster is cut.
+//! Decides which values of a body get a buffer, and so cuts a cluster into phases.
 //!
 //! A phase computes one or more values over their whole index range and stores them. Between phases everything is in memory; within a
 //! phase everything is pulled. Values get a buffer of their own when pulling would compute them many times over, or when an op reads or
@@ -11,10 +11,10 @@ use std::collections::{BTreeMap, BTreeSet};
 /// Most ops that one pulled value may stand for, shared ones counted each time, and their longest chain.
 const MAX_PULLED: usize = 512;
 const MAX_DEPTH: usize = 96;
-/// Flops per element from which recomputing is dearer than a load and a store.
+/// Flops per element from which recomputation costs more than a store and a load.
 const EXPENSIVE_FLOPS: u32 = 8;
 
-/// One unit of emission; see the module doc. `T` is how a back end computes several nodes at once.
+/// One unit of emission; see the module doc. `T` is a back end's own kernel for several nodes.
 #[derive(Clone, Debug)]
 pub(super) enum Phase<T> {
     /// A kernel of the back end's own.
@@ -82,9 +82,9 @@ struct Planner<'a> {
     body: &'a Body,
     users: Vec<Vec<(NodeId, usize)>>,
     is_output: Vec<bool>,
-    /// Values with a buffer, apart from operands and constants.
+    /// Values with a buffer, except operands and constants.
     stored: BTreeSet<ValueId>,
-    /// What is pulled with a value when it is not stored.
+    /// Size of the expression of each value; zero when it is stored.
     pulled: Vec<Pulled>,
     /// All nodes that tasks compute.
     absorbed: BTreeSet<NodeId>,
@@ -210,7 +210,7 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// Whether every element reaches one element of a result by maps and permutations alone.
+    /// True when every element reaches one element of a result by maps and permutations alone.
     fn is_pulled_once(&self, v: ValueId) -> bool {
         let users = &self.users[v.0 as usize];
         if self.is_output[v.0 as usize] {

@@ -1,4 +1,4 @@
-//! What code generation hands on: kernels, and per cluster the steps that compute it.
+//! Output of code generation: kernels, and for each cluster the steps that compute it.
 
 use super::cpu::Fallback;
 use crate::ir::NodeId;
@@ -27,17 +27,17 @@ pub enum Arg {
 pub struct PlanStep {
     /// Index into [`CompiledKernels::kernels`].
     pub kernel: usize,
-    /// Buffers in the kernel's order: what it reads, then what it writes. A kernel may also read what it writes.
+    /// Buffers in the kernel's order: first those that it only reads, then those that it writes.
     pub args: Vec<Arg>,
-    /// How many of the last `args` are written.
+    /// Number of written buffers, the last ones of `args`.
     pub n_outputs: u32,
     /// Work items, at least 1; all are independent.
     pub items: u64,
-    /// Fewest items worth giving to a thread; 0 = serial.
+    /// Smallest number of items for a thread; 0 is serial.
     pub grain: u64,
 }
 
-/// How one cluster is computed: steps in order, each of which may read what earlier ones wrote.
+/// The computation of one cluster: steps in order, each of which may read results of earlier ones.
 ///
 /// Operands that no step names (weights that were packed, for instance) need no buffer. A result with no elements is written by no step.
 #[derive(Clone, Debug, Default)]
@@ -50,7 +50,7 @@ pub struct KernelPlan {
     pub packed: Vec<Tensor>,
 }
 
-/// What a device's code generator made of its part: kernels in the runtime's form.
+/// Kernels of one part in the runtime's types, from any back end.
 #[derive(Clone)]
 pub struct DeviceKernels {
     /// Entry points.
@@ -72,8 +72,8 @@ pub struct CompiledKernels {
     pub code: Arc<dyn Any + Send + Sync>,
     /// Ops that run in generated loops although they have a kernel.
     pub fallbacks: Vec<Fallback>,
-    /// Cranelift IR of all generated functions, when asked for; without addresses.
+    /// Cranelift IR of all generated functions, without addresses; empty unless requested.
     pub clif: String,
-    /// Disassembly of the same.
+    /// Disassembly of the same functions.
     pub asm: String,
 }

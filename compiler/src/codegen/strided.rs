@@ -132,7 +132,7 @@ impl Strided {
         })
     }
 
-    /// Whether the elements lie row-major without gaps from `offset` on.
+    /// True when the elements lie row-major without gaps from `offset` on.
     pub(super) fn is_contiguous(&self) -> bool {
         let mut expected = 1;
         self.shape

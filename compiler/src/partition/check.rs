@@ -7,7 +7,8 @@
 //! 3. each output is that of the whole graph, in exactly one part; inputs have the right types;
 //! 4. every ordering of the whole graph (control edges, uses of a variable) holds across the union of the parts;
 //! 5. of each all-reduce by a library every rank is there once, on the device that all name for it, with its own operand, of one type;
-//! 6. no ring: all nodes of the union can run. With schedules, their dependencies included ([`check_schedules`]).
+//! 6. no cycle: all nodes of the union can run. With schedules, their dependencies included
+//!    ([`check_schedules`]).
 
 use super::Part;
 use crate::error::{Error, Result};
@@ -30,7 +31,7 @@ pub fn check(g: &Graph, placement: &Placement, parts: &[Part]) -> Result<()> {
     finish(g, problems)
 }
 
-/// Checks that steps of all parts, run by the dependencies of their schedules, never wait for each other in a ring.
+/// Checks that the dependencies of all parts' steps, as scheduled, have no cycle.
 pub fn check_schedules(g: &Graph, parts: &[Part], schedules: &[Schedule]) -> Result<()> {
     let mut problems = Vec::new();
     let transfers = match_transfers(parts, &mut problems);
@@ -65,8 +66,8 @@ pub fn check_schedules(g: &Graph, parts: &[Part], schedules: &[Schedule]) -> Res
             )),
         }
     }
-    if let Err(ring) = topological(&edges) {
-        problems.push(ring);
+    if let Err(cycle) = topological(&edges) {
+        problems.push(cycle);
     }
     finish(g, problems)
 }
@@ -84,7 +85,7 @@ fn finish(g: &Graph, problems: Vec<String>) -> Result<()> {
 
 /// Part and node (or step) within it.
 type At = (usize, usize);
-/// What each waits for.
+/// Dependencies of each node or step.
 type Edges = BTreeMap<At, BTreeSet<At>>;
 
 fn all_nodes(parts: &[Part]) -> impl Iterator<Item = (At, &crate::ir::Node)> {
@@ -146,7 +147,7 @@ fn check_nodes(g: &Graph, placement: &Placement, parts: &[Part], problems: &mut 
     }
 }
 
-/// Whether a node of a part has the op of the node that it stands for.
+/// True when a node of a part has the op of the node that it stands for.
 fn is_of(whole: &Op, node: &Node, part: &Part) -> bool {
     match (whole, &node.op) {
         (
@@ -212,7 +213,7 @@ fn match_collectives(parts: &[Part], problems: &mut Vec<String>) -> Vec<Vec<At>>
     groups
 }
 
-/// Lets each member of a group wait for what any of them waits for: none is done before all have begun.
+/// Gives each member of a group the dependencies of all: none ends before all have begun.
 fn join(edges: &mut Edges, groups: &[Vec<At>]) {
     for group in groups {
         let all: BTreeSet<At> = group
@@ -282,7 +283,7 @@ fn match_transfers(parts: &[Part], problems: &mut Vec<String>) -> BTreeMap<At, A
     transfers
 }
 
-/// The value of the whole graph that each value of each part is; `None` for tokens.
+/// The value of the whole graph for each value of each part; `None` for tokens.
 fn original_values(
     g: &Graph,
     parts: &[Part],
@@ -399,7 +400,7 @@ fn check_order(
     join(&mut edges, groups);
     let order = match topological(&edges) {
         Ok(order) => order,
-        Err(ring) => return problems.push(ring),
+        Err(cycle) => return problems.push(cycle),
     };
     let before = ancestors(&edges, &order);
     for (id, deps) in node_deps(g).iter().enumerate() {
@@ -412,7 +413,7 @@ fn check_order(
     }
 }
 
-/// An order in which everything comes after what it waits for, or which of them are in, or behind, a ring.
+/// An order in which everything comes after its dependencies, or the nodes in or behind a cycle.
 fn topological(edges: &Edges) -> Result<Vec<At>, String> {
     let mut waiting: BTreeMap<At, usize> =
         edges.iter().map(|(&at, deps)| (at, deps.len())).collect();
@@ -450,7 +451,7 @@ fn topological(edges: &Edges) -> Result<Vec<At>, String> {
         Ok(order)
     } else {
         Err(format!(
-            "parts wait for each other in a ring: {}",
+            "parts wait for each other in a cycle: {}",
             stuck.join(" ")
         ))
     }

@@ -11,7 +11,7 @@ pub(super) type Ranks = BTreeMap<usize, Vec<String>>;
 
 /// Devices by rank of each group.
 ///
-/// Errors when a rank is missing, or two are on one device, as a plan may want it.
+/// Errors when a rank is missing, or when two are on one device, as a user's plan may ask for.
 pub(super) fn ranks(g: &Graph, placement: &Placement) -> Result<Ranks> {
     let mut found: BTreeMap<usize, BTreeMap<usize, usize>> = BTreeMap::new();
     for (id, node) in g.nodes() {
@@ -60,7 +60,7 @@ pub(super) fn ranks(g: &Graph, placement: &Placement) -> Result<Ranks> {
     Ok(ranks)
 }
 
-/// What a rank is in the graph of its device; none for other ops.
+/// The op of a rank in the graph of its device; none for other ops.
 pub(super) fn in_part(op: &Op, ranks: &Ranks) -> Option<Op> {
     let Op::AllReduceRank { kind, group, rank } = *op else {
         return None;
@@ -78,7 +78,8 @@ pub(super) fn key(group: usize) -> String {
     format!("all-reduce {group}")
 }
 
-/// The order with the ranks of each all-reduce one after the other, as late as the last of them, and all else where it was if what it needs is there.
+/// The order with the ranks of each all-reduce made adjacent, where the last of them was. Other
+/// nodes keep their place unless they depend on a rank that moved.
 pub(super) fn side_by_side(g: &Graph, order: Vec<NodeId>) -> Result<Vec<NodeId>> {
     let group_of = |id: NodeId| {
         if let Op::AllReduceRank { group, .. } = g.node(id).op {
@@ -137,6 +138,8 @@ pub(super) fn side_by_side(g: &Graph, order: Vec<NodeId>) -> Result<Vec<NodeId>>
     if joined.len() == order.len() {
         Ok(joined)
     } else {
-        Err(Error::internal("all-reduces wait for each other in a ring"))
+        Err(Error::internal(
+            "all-reduces wait for each other in a cycle",
+        ))
     }
 }

@@ -27,7 +27,7 @@ use std::sync::Arc;
 
 pub use print::to_text;
 
-/// What one device does.
+/// The share of one device.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Part {
     /// The device.
@@ -38,7 +38,7 @@ pub struct Part {
     pub inputs: Vec<u32>,
     /// Index in the whole graph of each output.
     pub outputs: Vec<u32>,
-    /// The node of the whole graph that each node stands for; `None` for transfers and what only they need.
+    /// The node of the whole graph for each node; `None` for transfers and their tokens.
     pub nodes: Vec<Option<NodeId>>,
 }
 
@@ -131,7 +131,7 @@ struct Splitter<'g> {
     new_ids: Vec<Option<NodeId>>,
     /// Devices but its own on which each value is needed.
     wanted: BTreeMap<ValueId, BTreeSet<usize>>,
-    /// Devices on which only the end of a node is waited for.
+    /// Devices that wait for the end of a node but need none of its results.
     signals: BTreeMap<NodeId, BTreeSet<usize>>,
     /// `recv` nodes by source node and device, the first one each.
     received: BTreeMap<(NodeId, usize), NodeId>,

@@ -27,7 +27,8 @@ fn random_placement(rng: &mut Rng, g: &Graph, n_devices: usize) -> Placement {
     Placement::by_hand(cpus(n_devices), &devices)
 }
 
-/// Whether receives wait for nothing, and nothing for a send, but for control edges, variables, and collectives, which nothing passes.
+/// True when receives have no dependencies and sends no dependants, except through control edges,
+/// variables and collectives.
 fn crossing_waits_for_producers_only(part: &Part, s: &schedule::Schedule) -> bool {
     let node = |i: usize| match s.steps[i].action {
         schedule::Action::Node(id) => Some(part.graph.node(id)),
@@ -217,7 +218,8 @@ fn the_checker_sees_rings_through_reused_memory() {
             .iter()
             .map(|p| schedule(&p.graph, &Needs::default()).unwrap())
             .collect();
-        // Each part waits for all that it receives before it sends anything: a ring as soon as tensors go both ways.
+        // Each part waits for all that it receives before it sends anything: a cycle as soon as tensors
+        // go both ways.
         for (part, s) in parts.iter().zip(&mut schedules) {
             let is = |action: schedule::Action, send: bool| match action {
                 schedule::Action::Node(id) => match part.graph.node(id).op {
@@ -331,7 +333,7 @@ fn random_reductions(rng: &mut Rng, n: usize, n_devices: usize) -> Graph {
     crate::passes::expand_all_reduce(&b.finish().unwrap(), &|_| true).unwrap()
 }
 
-/// Devices that are asked for, or random ones; starts in a random legal order.
+/// Requested devices, or random ones; starts in a random legal order.
 fn shuffled_placement(rng: &mut Rng, g: &Graph, n_devices: usize) -> Placement {
     let names = cpus(n_devices);
     let device = |(_, n): (NodeId, &Node)| {

@@ -11,9 +11,9 @@
 //! and each partial sum, and its error is bounded by a multiple of the sum of all magnitudes only,
 //! however much of that cancels.
 //!
-//! Requires constants as they were imported: folding would make floats of small weights. What holds
-//! after, for each product that was taken: the left operand is `sub(cast(q), z)` or `cast(q)` below
-//! views, the right one an `i32` constant whose elements are signed bytes.
+//! Requires constants as they were imported: folding would make floats of small weights. After, for
+//! each product that was taken, the left operand is `sub(cast(q), z)` or `cast(q)` below views, the
+//! right one an `i32` constant whose elements are signed bytes.
 
 use super::Rebuild;
 use super::fold::ALWAYS_FOLD_BYTES;

@@ -1,4 +1,4 @@
-//! What each pass does to a small graph, and that results stay the same.
+//! Effects of each pass on a small graph, and equality of results.
 
 use super::*;
 use crate::interp;

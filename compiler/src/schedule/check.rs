@@ -305,7 +305,8 @@ fn arena_buffers(
     all
 }
 
-/// Whether `new` may take exactly the bytes of `old`: its writer has leave to overwrite that operand, and all other uses of `old` come before.
+/// True when `new` may take exactly the bytes of `old`: its writer is permitted to overwrite that
+/// operand, and all other uses of `old` come before.
 fn overwrites(
     g: &Graph,
     needs: &Needs,

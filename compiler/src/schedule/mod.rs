@@ -3,9 +3,10 @@
 //! Requires static shapes. The result is a legal serial order together with dependencies that make *every* order which respects them
 //! legal: a step that overwrites bytes depends on all that still read their old content.
 //!
-//! Where a partition sends and receives, its nodes keep their order, which [`crate::partition`] took from one order of the whole graph.
-//! That is what keeps partitions from waiting for each other in a ring: every dependency, those through reused memory included, points
-//! backwards in an order that all of them share. A partition without transfers is reordered when that lowers its peak of live bytes.
+//! Where a partition sends and receives, its nodes keep their order, which [`crate::partition`] took
+//! from one order of the whole graph. So partitions cannot wait for each other in a cycle: every
+//! dependency, through reused memory too, points backwards in an order that all of them share. A
+//! partition without transfers is reordered when that lowers its peak of live bytes.
 
 mod arena;
 pub mod check;
@@ -18,7 +19,7 @@ use arena::Block;
 use gristmill_runtime::tensor::ALIGN_BYTES;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What the schedule must know beyond the graph.
+/// Requirements of kernels and devices that the graph does not show.
 #[derive(Clone, Debug, Default)]
 pub struct Needs {
     /// Sizes in bytes of the buffers that a node needs while it runs, and only then.
@@ -27,7 +28,8 @@ pub struct Needs {
     pub in_place: BTreeMap<NodeId, Vec<(u32, u32)>>,
     /// Most bytes that the arena may have.
     pub limit_bytes: Option<usize>,
-    /// Whether tensors that are sent and received share their bytes with nothing, so that nothing waits until they have crossed.
+    /// True when buffers of sent and received tensors are disjoint from all others, so that no step
+    /// waits until a transfer has ended.
     pub is_apart: bool,
 }
 
@@ -44,7 +46,7 @@ pub enum Place {
     Constant(NodeId),
 }
 
-/// What a step does.
+/// The work of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Action {
     /// Runs a node.
@@ -61,7 +63,7 @@ pub enum Action {
 /// A step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Step {
-    /// What to do.
+    /// Its work.
     pub action: Action,
     /// Earlier steps (indices into [`Schedule::steps`]) that must be done before: sorted, each once.
     pub deps: Vec<u32>,
@@ -339,7 +341,7 @@ impl Storage<'_> {
         last
     }
 
-    /// The block of an operand that result `i` may and can overwrite: of the same size, and dying at this step.
+    /// The block of an operand that result `i` may overwrite: of the same size, and last used here.
     fn overwritten(
         &self,
         id: NodeId,
@@ -377,8 +379,9 @@ impl Storage<'_> {
     }
 }
 
-/// Steps that must come before a node whatever its memory: producers of its operands, control edges, and uses of the same variable, of
-/// which reads may pass each other only. Constants are there from the start: they wait for nothing and nothing waits for them.
+/// Dependencies of each node apart from memory: producers of its operands, control edges, and
+/// earlier uses of the same variable, of which only reads may pass each other. Constants are there
+/// from the start, so they have no dependencies and are none.
 pub(crate) fn node_deps(g: &Graph) -> Vec<BTreeSet<NodeId>> {
     let mut deps: Vec<BTreeSet<NodeId>> = vec![BTreeSet::new(); g.n_nodes()];
     let mut variables: BTreeMap<Variable, Accesses> = BTreeMap::new();
@@ -495,21 +498,23 @@ fn dependencies(
     steps
 }
 
-/// Whether a step waits on its device for other devices.
+/// True when a step waits on its device for other devices.
 pub(crate) fn is_collective(g: &Graph, action: Action) -> bool {
     matches!(action, Action::Node(id) if matches!(g.node(id).op, Op::Collective { .. }))
 }
 
 /// Keeps every step on its side of every collective.
 ///
-/// A device that has come to a collective does nothing else until all its ranks have come to it. Whatever one of them still needs must therefore have
-/// been asked for before, on every device, and nothing may have been asked for that waits for what another does after it. Partitions list their nodes in
-/// one common order in which the ranks of a collective stand side by side; if no step passes a collective, everything before it, on all
-/// devices, is asked for before it and waits for nothing behind it, so all ranks come to it. The order of collectives is the same everywhere, too.
+/// A device that has reached a collective does nothing else until all its ranks have reached it. So
+/// every step that one of the ranks still depends on must be enqueued before, on every device, and
+/// no step before may depend on one that another device runs after it. Partitions list their nodes
+/// in one common order in which the ranks of a collective are adjacent. If no step passes a
+/// collective, all steps before it, on all devices, are enqueued before it and depend on none behind
+/// it, so all ranks reach it. The order of collectives is the same on all devices, too.
 #[derive(Default)]
 struct Barriers {
     last: Option<u32>,
-    /// Steps since then that no later one depends on.
+    /// Steps since the last collective that no later one depends on.
     ends: BTreeSet<u32>,
 }
 

@@ -22,8 +22,8 @@ pub fn choose(s: &Storage) -> Vec<NodeId> {
     if peak < own_peak { greedy } else { own }
 }
 
-/// List scheduling by memory: of the ready nodes that which adds the least to the live bytes, the earliest on ties; or the given order.
-/// Returns the order and its peak of live bytes.
+/// List scheduling by memory: the next node is the ready one that adds least to the live bytes, the
+/// earliest on ties; or that of the given order. Returns the order and its peak of live bytes.
 fn memory_aware(s: &Storage, given: Option<&[NodeId]>) -> (Vec<NodeId>, usize) {
     let deps = node_deps(s.g);
     let mut users: Vec<Vec<NodeId>> = vec![Vec::new(); s.g.n_nodes()];
@@ -61,7 +61,7 @@ fn memory_aware(s: &Storage, given: Option<&[NodeId]>) -> (Vec<NodeId>, usize) {
     (order, live.peak)
 }
 
-/// What a node does to the live bytes.
+/// Effect of a node on the live bytes.
 struct Effect {
     /// Bytes of the results.
     created: usize,

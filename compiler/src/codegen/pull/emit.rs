@@ -1,4 +1,4 @@
-//! What pull-based code is written with: the building blocks that every back end emits, and index arithmetic over them.
+//! The instructions that pull-based code needs from a back end, and index arithmetic over them.
 
 use crate::error::Result;
 use crate::ir::ScalarOp;
@@ -16,7 +16,7 @@ pub(in crate::codegen) enum Ix<V> {
     V(V),
 }
 
-/// What a value is.
+/// Type of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::codegen) enum Kind {
     /// An element of a tensor, or a truth value (`bool`).
@@ -25,7 +25,7 @@ pub(in crate::codegen) enum Kind {
     Index,
 }
 
-/// How two indices are compared.
+/// A comparison of two indices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::codegen) enum Order {
     /// `a < b`.
@@ -38,16 +38,16 @@ pub(in crate::codegen) enum Order {
     Equal,
 }
 
-/// Emits one function; the code goes where the last call left off. Elements of half types are held as their bits, indices as signed
+/// Appends code to one function. Elements of half types are held as their bits, indices as signed
 /// integers wide enough for every position that occurs.
 pub(in crate::codegen) trait Emit: Sized {
-    /// What holds an element or an index while the code runs; for [`Emit::load`] and [`Emit::store`], a buffer.
+    /// A register with an element, an index or the address of a buffer.
     type Value: Copy + Eq + Hash + Debug;
 
     /// An element given by the bits of its dtype, zero extended.
     fn constant(&mut self, dtype: DType, bits: u64) -> Self::Value;
-    /// A primitive op on elements of dtype `from` (that of the last operand), giving `to`. Integer division by zero leaves the function with
-    /// a status.
+    /// A primitive op on elements of dtype `from` (that of the last operand) with result `to`.
+    /// Integer division by zero leaves the function with a status.
     fn primitive(
         &mut self,
         op: ScalarOp,
@@ -57,9 +57,9 @@ pub(in crate::codegen) trait Emit: Sized {
     ) -> Result<Self::Value>;
     /// The truncated quotient of two `i64` or `u64`; the divisor is at least 1.
     fn quotient(&mut self, dtype: DType, a: Self::Value, b: Self::Value) -> Self::Value;
-    /// Whether a float is NaN.
+    /// True for NaN.
     fn is_nan(&mut self, x: Self::Value) -> Self::Value;
-    /// Whether a float is not NaN.
+    /// True for any float but NaN.
     fn is_number(&mut self, x: Self::Value) -> Self::Value;
     /// `yes` where `condition` is true, else `no`; both of one kind, and both computed already.
     fn choose(&mut self, condition: Self::Value, yes: Self::Value, no: Self::Value) -> Self::Value;
@@ -84,15 +84,15 @@ pub(in crate::codegen) trait Emit: Sized {
     fn index_mul(&mut self, a: Self::Value, b: Self::Value) -> Self::Value;
     /// `a * b` for a known `b`.
     fn index_mul_const(&mut self, a: Self::Value, b: i64) -> Self::Value;
-    /// `a / b` for `b >= 1`. A negative `a` gives something that is not [`Order::Within`] any extent.
+    /// `a / b` for `b >= 1`. The quotient of a negative `a` is not [`Order::Within`] any extent.
     fn index_div(&mut self, a: Self::Value, b: Self::Value) -> Self::Value;
     /// `a / b` for `a >= 0` and a known `b >= 1`.
     fn index_div_const(&mut self, a: Self::Value, b: i64) -> Self::Value;
-    /// The lesser.
+    /// The smaller one.
     fn index_min(&mut self, a: Self::Value, b: Self::Value) -> Self::Value;
-    /// The greater.
+    /// The larger one.
     fn index_max(&mut self, a: Self::Value, b: Self::Value) -> Self::Value;
-    /// A truth value.
+    /// The truth value of a comparison.
     fn index_compare(&mut self, order: Order, a: Self::Value, b: Self::Value) -> Self::Value;
 
     /// The element of `buffer` at position `at`.
@@ -101,7 +101,7 @@ pub(in crate::codegen) trait Emit: Sized {
     fn store(&mut self, dtype: DType, value: Self::Value, buffer: Self::Value, at: Ix<Self::Value>);
     /// Leaves the function with `status` when `condition` is true.
     fn fault_if(&mut self, condition: Self::Value, status: u32);
-    /// `for i in start..end step by step`, carrying values round; gives the carried values after the loop.
+    /// `for i in (start..end).step_by(step)` with carried values; returns them after the loop.
     fn for_loop(
         &mut self,
         start: Ix<Self::Value>,
@@ -120,7 +120,7 @@ pub(in crate::codegen) trait Emit: Sized {
         no: impl FnOnce(&mut S, &mut Self) -> Result<Vec<Self::Value>>,
     ) -> Result<Vec<Self::Value>>;
 
-    /// Evaluates a scalar program; `inputs[n]` is what `VecOp::Input(n)` reads.
+    /// Evaluates a scalar program; `VecOp::Input(n)` reads `inputs[n]`.
     fn program(&mut self, p: &VecProg, inputs: &[Self::Value]) -> Result<Vec<Self::Value>> {
         let mut registers: Vec<Self::Value> = Vec::with_capacity(p.insts.len());
         for inst in &p.insts {
@@ -158,17 +158,17 @@ pub(in crate::codegen) trait Emit: Sized {
         }
     }
 
-    /// Whether both are true.
+    /// True when both operands are.
     fn both(&mut self, a: Self::Value, b: Self::Value) -> Result<Self::Value> {
         self.primitive(ScalarOp::And, DType::Bool, DType::Bool, &[a, b])
     }
 
-    /// Whether one of them is true.
+    /// True when one of the operands is.
     fn either(&mut self, a: Self::Value, b: Self::Value) -> Result<Self::Value> {
         self.primitive(ScalarOp::Or, DType::Bool, DType::Bool, &[a, b])
     }
 
-    /// Whether it is false.
+    /// True when the operand is false.
     fn negated(&mut self, a: Self::Value) -> Result<Self::Value> {
         self.primitive(ScalarOp::Not, DType::Bool, DType::Bool, &[a])
     }
@@ -218,7 +218,7 @@ pub(in crate::codegen) trait Emit: Sized {
     fn delinearise(&mut self, linear: Ix<Self::Value>, shape: &[usize]) -> Vec<Ix<Self::Value>> {
         let mut coords = vec![Ix::C(0); shape.len()];
         let mut rest = linear;
-        // The outermost axis that is not 1 takes what is left without a division.
+        // The outermost axis that is not 1 takes the last quotient as it is.
         let first = shape.iter().position(|&d| d != 1);
         for i in (0..shape.len()).rev() {
             if Some(i) == first {

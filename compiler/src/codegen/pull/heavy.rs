@@ -1,6 +1,7 @@
 //! Pull-based code of ops with inner loops: reductions, products, convolutions, pooling.
 //!
-//! Slow but right for every dtype: floats accumulate in `f64` and round once, integers in 64 bits, wrapping.
+//! Slow but correct for every dtype: floats accumulate in `f64` and round once, integers in 64 bits,
+//! wrapping.
 
 use super::{Emit, Ix, Kind, Order, Puller};
 use crate::codegen::body::Body;
@@ -9,7 +10,7 @@ use crate::ir::{Extremum, Layout, Node, Op, PoolKind, ReduceKind, ScalarOp, Valu
 use gristmill_runtime::DType;
 use std::hash::Hash;
 
-/// What sums and products of a dtype accumulate in.
+/// Accumulator dtype of sums and products of a dtype.
 pub(in crate::codegen) fn accumulator(dtype: DType) -> DType {
     match dtype {
         d if d.is_float() => DType::F64,
@@ -18,14 +19,14 @@ pub(in crate::codegen) fn accumulator(dtype: DType) -> DType {
     }
 }
 
-/// Bits of the least (`max`'s identity) or greatest (`min`'s) element of a dtype.
+/// Bits of the identity of `max` or `min`: the smallest or largest element of a dtype.
 pub(in crate::codegen) fn extreme_bits(dtype: DType, identity_of: Extremum) -> u64 {
     use crate::ir::vecprog::real_bits;
     use gristmill_runtime::float8::F8E5M2;
     let max = identity_of == Extremum::Max;
     match dtype {
         DType::Bool => u64::from(!max),
-        // Numbers saturate to a float of 8 bits; its infinities, where it has some, are asked for as such.
+        // Conversion to a float of 8 bits saturates, so `real_bits` would give a finite number.
         DType::F8E5M2 => if max { F8E5M2::LEAST } else { F8E5M2::GREATEST }
             .to_bits()
             .into(),
@@ -58,7 +59,8 @@ type NestedBody<'f, S, E> =
 /// Body of a loop nest that carries one accumulator.
 type ProductBody<'f, S, E> = dyn FnMut(&mut S, &mut E, &[Ix<Of<E>>], Of<E>) -> Result<Of<E>> + 'f;
 
-/// Input positions of a window's tap, and whether they lie inside; `None` when they always do.
+/// Input positions of a window's tap, and the condition that they lie inside; `None` when they
+/// always do.
 type Tap<E> = (Vec<Ix<Of<E>>>, Option<Of<E>>);
 
 /// The values of an emitter.
@@ -394,7 +396,7 @@ impl<V: Copy + Eq + Hash> Puller<'_, V> {
         self.guarded(e, inside, dtype, zero, |s, e, _| s.value(e, x, &from))
     }
 
-    /// The index of the same element in the input, and whether it is inside of it (`None`: always).
+    /// The index of the same element in the input, and the condition that it lies inside.
     pub(in crate::codegen) fn conv_input_at<E: Emit<Value = V>>(
         &mut self,
         e: &mut E,
@@ -571,7 +573,8 @@ impl<V: Copy + Eq + Hash> Puller<'_, V> {
         e.convert(result, acc, dtype)
     }
 
-    /// Greatest element of a window and its row-major position in the whole input (-1 when the window holds only padding).
+    /// Largest element of a window and its row-major position in the whole input (-1 when the window
+    /// holds only padding).
     fn max_pool<E: Emit<Value = V>>(
         &mut self,
         e: &mut E,
@@ -715,7 +718,7 @@ pub(in crate::codegen) fn mean<E: Emit>(
     })
 }
 
-/// Whether `a` is strictly better than `b`; NaN is better than anything but NaN.
+/// True when `a` is strictly better than `b`; NaN is better than anything but NaN.
 pub(in crate::codegen) fn beats<E: Emit>(
     e: &mut E,
     a: E::Value,
@@ -746,7 +749,7 @@ pub(in crate::codegen) fn beats<E: Emit>(
     e.either(strict, by_nan)
 }
 
-/// Input positions of a window's tap, and whether they lie inside; `None` when they always do.
+/// The input positions of a window's tap.
 fn tap_positions<E: Emit>(
     e: &mut E,
     outer: &[Ix<E::Value>],
@@ -775,7 +778,7 @@ fn tap_positions<E: Emit>(
     Ok((position, inside))
 }
 
-/// Whether a tap lies inside the input and its padding.
+/// True when a tap lies inside the input and its padding; `None` when it always does.
 fn padded_inside<E: Emit>(
     e: &mut E,
     outer: &[Ix<E::Value>],
@@ -793,7 +796,7 @@ fn padded_inside<E: Emit>(
     Ok(tap_positions(e, outer, tap, &bare, &padded)?.1)
 }
 
-/// Input positions whose window's tap falls on an output position, and whether there is one.
+/// The input positions from which a tap of the transposed window falls on an output position.
 fn transposed_positions<E: Emit>(
     e: &mut E,
     outer: &[Ix<E::Value>],
@@ -823,7 +826,7 @@ fn transposed_positions<E: Emit>(
     Ok((position, inside))
 }
 
-/// How often an op with an inner loop pulls its operands for one element.
+/// Number of operand elements that an op with an inner loop pulls for one result element.
 pub(in crate::codegen) fn inner_iterations(body: &Body, op: &Op, node: &Node) -> usize {
     let n = |i: usize| body.n_elements(node.inputs[i]);
     let out = body.n_elements(node.outputs[0]).max(1);

@@ -1,8 +1,8 @@
 //! Pull-based scalar code: the value of a tensor at an index, emitted recursively through maps, views and reductions.
 //!
-//! A value that a buffer holds is loaded; everything else is computed on the spot. What is worth a buffer is decided in
-//! [`super::phases`]. Equal requests within one straight piece of code are answered once. What the code is written in is the
-//! back end's affair ([`Emit`]): Cranelift's for the CPU, CUDA's for the GPU.
+//! A value with a buffer is loaded; everything else is computed where it is used. [`super::phases`]
+//! decides which values have buffers. Equal requests within one basic block share their code. The
+//! target is the back end's [`Emit`]: Cranelift IR for the CPU, CUDA source for the GPU.
 
 mod emit;
 mod heavy;
@@ -38,7 +38,7 @@ impl<'a, V: Copy + Eq + Hash> Puller<'a, V> {
         }
     }
 
-    /// Runs `f` for code that does not dominate what follows: a loop body or one side of a branch.
+    /// Runs `f` for code that does not dominate the code after it: a loop body or a side of a branch.
     pub(super) fn scoped<T>(&mut self, f: impl FnOnce(&mut Self) -> T) -> T {
         self.known.push(HashMap::new());
         let result = f(self);

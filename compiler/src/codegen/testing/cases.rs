@@ -75,7 +75,8 @@ pub fn casts(rng: &mut Rng) -> Vec<Case> {
     all
 }
 
-/// Casts of every code of the floats of 8 bits, and to them of what lies on, below and above each tie.
+/// Casts of every code of the floats of 8 bits, and casts to them of numbers on, below and above
+/// each tie.
 pub fn float8_casts() -> Vec<Case> {
     let mut all = Vec::new();
     for &d in DType::ALL {
@@ -149,7 +150,7 @@ pub fn tensor_ops(rng: &mut Rng) -> Vec<Case> {
     all
 }
 
-/// What is selected, ordered or normalised, over NaN, infinities and zeros of both signs.
+/// Ops that select, order or normalise, over NaN, infinities and zeros of both signs.
 pub fn special_selections(rng: &mut Rng) -> Vec<Case> {
     let mut all = Vec::new();
     for name in [
@@ -224,7 +225,7 @@ pub fn unary_shapes(rng: &mut Rng) -> Vec<Case> {
     all
 }
 
-/// What fails at run time, and the status that says so.
+/// Ops that fail at run time, and their status.
 pub fn faults(rng: &mut Rng) -> Vec<(Op, Vec<Tensor>, u32)> {
     let at = Tensor::from_slice(&[0i64, 4], &[2]).unwrap();
     let data = rng.tensor(DType::F32, &[4], -1.0, 1.0);
@@ -735,7 +736,7 @@ pub fn cases(name: &str, rng: &mut Rng) -> Vec<(Op, Vec<Tensor>)> {
     out
 }
 
-/// Whether a cluster may hold ops of this class. Element-wise ops have a test of their own.
+/// True when a cluster may hold ops of this class. Element-wise ops have their own test.
 pub fn in_clusters(class: OpClass) -> bool {
     !matches!(
         class,

@@ -1,4 +1,4 @@
-//! What the tests of all back ends share: cases, and the comparison with the interpreter.
+//! Tests of all back ends: their cases, and the comparison with the interpreter.
 
 mod bodies;
 mod cases;
@@ -10,7 +10,8 @@ pub use bodies::{random_maps, random_phases};
 pub use cases::*;
 use gristmill_runtime::{DType, Tensor};
 
-/// A body, its operands, and how far results may be off, relative to the greatest finite magnitude and on top of what the dtype can resolve; 0 for not at all.
+/// A body, its operands, and the tolerated error of results: relative to the largest finite
+/// magnitude and on top of the resolution of the dtype; 0 for none.
 pub struct Case {
     pub body: Graph,
     pub inputs: Vec<Tensor>,

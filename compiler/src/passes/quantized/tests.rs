@@ -1,4 +1,4 @@
-//! What becomes of quantised graphs, and how near results are to the true ones.
+//! Snapshots of quantised graphs after the passes, and the error of their results.
 
 use super::*;
 use crate::ir::{GraphBuilder, Layout, Window};
@@ -242,7 +242,7 @@ fn convolutions_are_of_integers() {
     assert_eq!(text(&integer_products(&g).unwrap()), text(&g));
 }
 
-/// What `MatMulInteger` with a dynamic zero point is; its weights are too large for folding.
+/// `MatMulInteger` with a dynamic zero point; its weights are too large for folding.
 #[test]
 fn weights_of_integer_products_become_constants() {
     let rng = &mut Rng(6);
