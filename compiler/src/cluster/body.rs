@@ -24,9 +24,9 @@ struct Builder<'g> {
     made: BTreeMap<Unit, NodeId>,
 }
 
-/// The clustered graph of some kernels. What they read is stored by a kernel, or computed by no kernel at all.
+/// The clustered graph of some kernels, whose operands are stored by a kernel or computed by none.
 ///
-/// Errors are internal: kernels that wait for each other, or read what nothing stores.
+/// Errors are internal: kernels that wait for each other, or read a value that nothing stores.
 pub fn build(g: &Graph, kernels: &[Kernel]) -> Result<Graph> {
     let mut stored_by = vec![None; g.n_nodes()];
     for (i, kernel) in kernels.iter().enumerate() {
@@ -167,7 +167,7 @@ impl Builder<'_> {
         }
     }
 
-    /// The units that must run before another. What no unit computes is not run, so there is nothing to wait for.
+    /// The units that must run before another. Values that no unit computes need no wait.
     fn dependencies(&self, unit: Unit, units: &BTreeSet<Unit>) -> BTreeSet<Unit> {
         let needs = match unit {
             Unit::Kernel(kernel) => self.operands(kernel),

@@ -1,4 +1,5 @@
-//! Products of 8-bit integers: what CPUs have instructions for, four products at a time, summed in 32 bits.
+//! Products of 8-bit integers, for which CPUs have instructions: four products at a time, summed in
+//! 32 bits.
 
 use super::legal::views_below;
 use crate::ir::{Graph, Layout, Node, NodeId, Op, ScalarOp, ValueId};
@@ -14,7 +15,7 @@ pub struct Centred {
     pub bytes: ValueId,
     /// The zero point.
     pub zero: Zero,
-    /// What computes it of them.
+    /// Nodes that compute the elements from bytes and zero point.
     pub nodes: Vec<NodeId>,
 }
 
@@ -27,7 +28,7 @@ pub enum Zero {
     Value(ValueId),
 }
 
-/// What `v` is if it is `i32` and made of bytes, with or without a zero point.
+/// The bytes and the zero point of an `i32` value made of bytes; `None` for any other value.
 pub fn centred(g: &Graph, v: ValueId) -> Option<Centred> {
     let (id, node) = defined(g, v)?;
     match (&node.op, &node.inputs[..]) {
@@ -89,8 +90,9 @@ fn zero_point(g: &Graph, v: ValueId, negated: bool, dtype: DType) -> Option<(Zer
     of_byte.then(|| (Zero::Value(node.inputs[0]), vec![id]))
 }
 
-/// The left-hand side of a product of bytes by a constant, which has a kernel, with the views that it is read through; `None` when `node` is another
-/// op. Only the constant's elements tell whether they are bytes.
+/// The left-hand side of a product of bytes by a constant, which has a kernel, with the views that
+/// it is read through; `None` when `node` is another op. The constant's elements are not examined:
+/// see [`fits_bytes`].
 pub fn product(g: &Graph, node: &Node) -> Option<Centred> {
     left_side(g, node).filter(|_| is_constant(g, node.inputs[1]))
 }
@@ -127,7 +129,7 @@ pub fn left_side(g: &Graph, node: &Node) -> Option<Centred> {
     Some(centred)
 }
 
-/// Whether a value is a constant, or a view of one.
+/// True when a value is a constant or a view of one.
 fn is_constant(g: &Graph, v: ValueId) -> bool {
     let below = views_below(g, v)
         .last()
@@ -135,12 +137,12 @@ fn is_constant(g: &Graph, v: ValueId) -> bool {
     g.constant(below).is_some()
 }
 
-/// Whether all elements of an `i32` tensor are signed bytes.
+/// True when all elements of an `i32` tensor are signed bytes.
 pub fn fits_bytes(t: &Tensor) -> bool {
     t.as_slice::<i32>().iter().all(|&x| i8::try_from(x).is_ok())
 }
 
-/// How far a result has come on its way to 8-bit integers: `cast(round(x) + zero)`.
+/// Progress of a result towards 8-bit integers: `cast(round(x) + zero)`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Quantizing {
     /// Not begun.

@@ -1,15 +1,16 @@
-//! What may share a kernel where all devices are GPUs, real or emulated.
+//! Conditions of fusion where all devices are GPUs, real or emulated.
 //!
-//! The CUDA back end pulls operands through any view and in any dtype, and computes what follows from the registers that hold a result, whatever
-//! element-wise op it is. Where a CPU may have to run a cluster too, [`super::legal`] decides alone: its clusters are fast on both.
+//! The CUDA back end pulls operands through any view and in any dtype, and computes any element-wise
+//! epilogue from the registers that hold a result. Where a CPU may have to run a cluster too,
+//! [`super::legal`] decides alone: its clusters are fast on both.
 
 use super::legal::{self, Tail};
 use crate::ir::{Graph, Node, Op, OpClass, ValueId};
 
-/// Most ops that follow on a result.
+/// Most ops of an epilogue.
 const MAX_FOLLOWERS: usize = 16;
 
-/// Whether results of `anchor` stay in registers for what follows.
+/// True when results of `anchor` stay in registers for an epilogue.
 pub fn holds_result(anchor: &Node) -> bool {
     let product = matches!(anchor.op, Op::MatMul | Op::Conv { .. });
     product || matches!(anchor.op.class(), OpClass::Attention | OpClass::Reduce)
@@ -46,13 +47,13 @@ pub fn with(
     }
 }
 
-/// How often the threads of a kernel compute what they pull for `anchor`. Errors say why they pull nothing.
+/// Number of elements that the threads of a kernel pull for `anchor`. Errors say why they pull none.
 pub fn loops_over(g: &Graph, anchor: &Node) -> Result<usize, String> {
     match &anchor.op {
         Op::Softmax { .. } | Op::LayerNorm { .. } | Op::RmsNorm { .. } => {
             legal::known_elements(g, anchor.inputs[0])
         }
-        // Tiles of shared memory turn what was computed on the way.
+        // Pulled elements are transposed through tiles of shared memory.
         Op::Transpose { .. } => legal::known_elements(g, anchor.outputs[0]),
         _ => legal::loops_over(g, anchor),
     }

@@ -1,4 +1,4 @@
-//! Which ops may join which kind of cluster.
+//! Conditions under which an op may join a cluster.
 
 use super::bytes::{self, Quantizing};
 use super::coverage::{self, KernelFamily};
@@ -24,7 +24,8 @@ pub fn kind_of(op: &Op) -> Option<ClusterKind> {
     })
 }
 
-/// Whether two nodes may share a cluster: their requests are the same, and neither has control edges (`ordered`). Errors say why not.
+/// Checks that two nodes may share a cluster: their device requests are the same, and neither has
+/// control edges (`ordered`).
 pub fn may_share(g: &Graph, ordered: &[bool], a: NodeId, b: NodeId) -> Result<(), String> {
     if ordered[a.0 as usize] || ordered[b.0 as usize] {
         return Err("a control edge orders them".into());
@@ -81,7 +82,8 @@ pub fn views_below(g: &Graph, mut v: ValueId) -> Vec<NodeId> {
     views
 }
 
-/// Whether the contraction or attention `node` can read operand `i` through the views that define it, by strides.
+/// True when the contraction or attention `node` can read operand `i` through the views that define
+/// it, by strides.
 pub fn reads_by_strides(g: &Graph, node: &Node, i: usize) -> bool {
     if g.ty(node.inputs[i]).dtype != DType::F32 {
         return false;
@@ -97,7 +99,8 @@ pub fn reads_by_strides(g: &Graph, node: &Node, i: usize) -> bool {
     }
 }
 
-/// Whether element-wise `node`, one operand of which is `chain`, can run on the result tile of the contraction `anchor`. Errors say why not.
+/// Checks that element-wise `node`, one operand of which is `chain`, can run on the result tile of the
+/// contraction `anchor`.
 pub fn is_epilogue(g: &Graph, anchor: &Node, node: &Node, chain: ValueId) -> Result<(), String> {
     let Op::Map(op) = node.op else {
         return Err(format!("{} is not element-wise", node.op.name()));
@@ -134,8 +137,9 @@ pub fn is_epilogue(g: &Graph, anchor: &Node, node: &Node, chain: ValueId) -> Res
     }
 }
 
-/// The kernels' epilogue op, with its parameters, for a scalar op whose operand number `position` is the product; `None` when they have none.
-/// The one list of what can follow on a tile: grouping and fusion ask it too.
+/// The kernels' epilogue op, with its parameters, for a scalar op whose operand number `position` is
+/// the product; `None` when they have none. It is the one list of ops that can follow on a tile, for
+/// fusion and code generation.
 pub fn epilogue_kind(op: ScalarOp, position: usize) -> Option<(EpilogueKind, f32, f32)> {
     use EpilogueKind as K;
     use ScalarOp as S;
@@ -176,8 +180,8 @@ pub fn epilogue_kind(op: ScalarOp, position: usize) -> Option<(EpilogueKind, f32
     }
 }
 
-/// Whether the kernel can address an epilogue operand of shape `other` beside each row of its result: a convolution's rows are pixels
-/// with one stride, a product's have one per axis.
+/// True when the kernel can address an epilogue operand of shape `other` beside each row of its
+/// result: a convolution's rows are pixels with one stride, a product's have one per axis.
 fn steps_with_rows(anchor: &Node, other: &Shape, to: &Shape) -> bool {
     let Some(lead) = to.rank().checked_sub(other.rank()) else {
         return false;
@@ -199,19 +203,19 @@ pub fn takes_epilogue(g: &Graph, anchor: &Node) -> bool {
     coverage::kernels(g, anchor).is_ok_and(KernelFamily::takes_epilogue)
 }
 
-/// Whether the tiles of `anchor` can be stored as 8-bit integers.
+/// True when the tiles of `anchor` can be stored as 8-bit integers.
 fn stores_bytes(anchor: &Node) -> bool {
     matches!(&anchor.op, Op::MatMul | Op::Conv { groups: 1, .. })
 }
 
-/// What follows the contraction `anchor` in its cluster so far.
+/// Ops behind the anchor of a contraction in its cluster.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tail {
     /// Element-wise ops on the tile.
     pub n_epilogue: usize,
-    /// Whether a view follows them, after which no element-wise op can.
+    /// True when a view follows them, after which no element-wise op can.
     pub viewed: bool,
-    /// Whether results become 8-bit integers, after which no other element-wise op can follow.
+    /// Conversion of results to 8-bit integers, after which no other element-wise op can follow.
     pub quantizing: Quantizing,
 }
 
@@ -264,7 +268,7 @@ impl Tail {
     }
 }
 
-/// Whether `node` can follow a reduction whose result is `chain`: element-wise, of the same shape. Errors say why not.
+/// Checks that `node` can follow a reduction whose result is `chain`: element-wise, of the same shape.
 pub fn follows_reduction(g: &Graph, node: &Node, chain: ValueId) -> Result<(), String> {
     if !matches!(node.op, Op::Map(_)) {
         return Err(format!("{} is not element-wise", node.op.name()));
@@ -280,7 +284,8 @@ pub fn follows_reduction(g: &Graph, node: &Node, chain: ValueId) -> Result<(), S
 /// Most nodes of a cluster: code generation visits a body recursively, and a longer chain gains nothing.
 pub const MAX_MEMBERS: usize = 128;
 
-/// How often the loops of a cluster founded by `anchor` compute what they pull. Errors say why it pulls nothing.
+/// Number of elements that the loops of a cluster founded by `anchor` pull. Errors say why they pull
+/// none.
 pub fn loops_over(g: &Graph, anchor: &Node) -> Result<usize, String> {
     match &anchor.op {
         Op::Concat { .. } | Op::Pad { .. } => Err("a copy takes no producers".into()),
@@ -293,7 +298,7 @@ pub fn loops_over(g: &Graph, anchor: &Node) -> Result<usize, String> {
     }
 }
 
-/// Whether the loops of a cluster with the given members can compute `id` where they read it. Errors say why not.
+/// Checks that the loops of a cluster with the given members can compute `id` where they read it.
 pub fn is_pulled(
     g: &Graph,
     users: &[Vec<(NodeId, usize)>],

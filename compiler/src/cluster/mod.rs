@@ -1,8 +1,8 @@
 //! A graph of ops becomes a graph of clusters, one kernel each.
 //!
 //! Requires static shapes. After: every top-level node is an [`Op::Cluster`], a constant, control flow, state or transfer. A cluster
-//! knows its anchor, the op that decides how its kernel loops, and its root, the op whose results it stores; members are what the root
-//! needs of its producers. Kernels are chosen by predicted time ([`fuse`]), among several alternatives or greedily (optimisation
+//! knows its anchor, the op that decides how its kernel loops, and its root, the op whose results it stores; members are those of the
+//! root's producers that it computes. Kernels are chosen by predicted time ([`fuse`]), among several alternatives or greedily (optimisation
 //! level 1). The ops that code generation can compute in one kernel are listed in `legal` and `coverage` alone.
 
 mod body;
@@ -20,7 +20,7 @@ use std::collections::BTreeMap;
 
 pub use fuse::{Fused, fuse_rules};
 
-/// What the pass did, for the compile report.
+/// Number and traffic of clusters, for the compile report.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
     /// Number of clusters of each kind.
@@ -33,11 +33,11 @@ pub struct Report {
     pub bytes_after: u64,
     /// Fusions that were wanted and refused: origin of the producer, reason.
     pub missed: Vec<(String, String)>,
-    /// How the clusters were chosen, when predicted time decided.
+    /// The fusion phase, when predicted time decided.
     pub fused: Option<Fused>,
 }
 
-/// How nodes come to share clusters.
+/// Policy of fusion.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Fusion {
     /// One cluster per op.
@@ -69,7 +69,7 @@ impl Fusion {
     }
 }
 
-/// One kernel to be.
+/// A kernel, as nodes of the graph.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Kernel {
     /// Kind of its anchor.

@@ -1,4 +1,4 @@
-//! Strided views: what a chain of transposes, reshapes, broadcasts and slices reads of one contiguous tensor.
+//! Strided views: chains of transposes, reshapes, broadcasts and slices of one contiguous tensor.
 
 use crate::ir::{Graph, Op, ValueId};
 

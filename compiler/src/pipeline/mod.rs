@@ -1,4 +1,4 @@
-//! The way of a model, as one list: every stage is a function, every stage has a text.
+//! The stages of compilation, as one list: every stage is a function, every stage has a text.
 
 mod stage;
 mod timing;
@@ -46,31 +46,31 @@ pub struct Lowered {
     pub schedules: Vec<Schedule>,
     /// The node of its partition's graph that each step computes, by partition; none for copies to outputs.
     pub step_nodes: Vec<Vec<Option<NodeId>>>,
-    /// What the executor runs.
+    /// The executable program.
     pub program: Arc<Program>,
     /// Text of the generated code, when the options asked for it.
     pub clif: String,
     /// Disassembly of the generated code, when the options asked for it.
     pub asm: String,
-    /// How the code was generated.
+    /// Options of the code generators.
     settings: Settings,
     /// True when the graphs above still have their constants, and the texts are there.
     has_stages: bool,
-    /// What happened on the way.
+    /// Times, choices and warnings of the stages.
     pub report: Report,
 }
 
-/// The way of a graph as far as its placement; devices need no code generator.
+/// Results of the stages up to placement; devices need no code generator.
 pub struct Planned {
     /// One node per kernel.
     pub clusters: Graph,
     /// Device of each cluster.
     pub placement: Placement,
-    /// What happened on the way.
+    /// Times, choices and warnings of the stages.
     pub report: Report,
 }
 
-/// The way of a graph of static shapes to a placement: what can be said about machines that are not there.
+/// Lowers a graph of static shapes to a placement, on machines that need not exist.
 pub fn plan(graph: Graph, options: &Options) -> Result<Planned> {
     let mut p = Passes::new(options);
     let front = front(graph, None, &mut p)?;
@@ -84,7 +84,8 @@ pub fn plan(graph: Graph, options: &Options) -> Result<Planned> {
     })
 }
 
-/// What becomes of an earlier placement of a graph by today's measured times. Rewriting and clustering do not depend on these.
+/// Compares an earlier placement of a graph with a new one under the present measured times, on which
+/// rewriting and clustering do not depend.
 pub fn replan(
     graph: Graph,
     options: &Options,
@@ -211,7 +212,7 @@ fn placed(clusters: &Graph, request: &mut Request, p: &mut Passes) -> Result<Pla
     })
 }
 
-/// The way of a graph as far as one graph per device, from where code is generated.
+/// Results of the stages up to one graph per device, from which code is generated.
 pub struct Partitioned {
     graph: Graph,
     rewritten: Graph,
@@ -221,11 +222,11 @@ pub struct Partitioned {
     pub partitions: Vec<Part>,
     /// Options of the code generators.
     pub settings: Settings,
-    /// What happened on the way.
+    /// Times, choices and warnings of the stages.
     pub report: Report,
 }
 
-/// The way of a graph of static shapes to a program.
+/// Compiles a graph of static shapes to a program.
 pub fn lower(graph: Graph, options: &Options) -> Result<Lowered> {
     generate(partitioned(graph, options)?, options)
 }
@@ -237,14 +238,14 @@ pub(crate) fn symbolic_text(graph: Graph, options: &Options, full: bool) -> Resu
     Ok(prepared.to_text(PrintOptions::of(full)))
 }
 
-/// The way of a graph of static shapes to one graph per device.
+/// Lowers a graph of static shapes to one graph per device.
 pub fn partitioned(graph: Graph, options: &Options) -> Result<Partitioned> {
     let parts = partitioned_anywhere(graph, options)?;
     parts.check_presence(options)?;
     Ok(parts)
 }
 
-/// The same for devices that need not exist.
+/// [`partitioned`] for devices that need not exist.
 pub(crate) fn partitioned_anywhere(graph: Graph, options: &Options) -> Result<Partitioned> {
     let mut p = Passes::new(options);
     let mut front = front(graph, None, &mut p)?;
@@ -448,7 +449,7 @@ fn rewrite_options(options: &Options) -> rewrite::Options {
     }
 }
 
-/// The model that placement asks: with what was measured.
+/// The cost model of placement, with measured times.
 pub(crate) fn costs(options: &Options) -> CostModel {
     CostModel {
         measured: options.measured.clone(),
@@ -456,8 +457,8 @@ pub(crate) fn costs(options: &Options) -> CostModel {
     }
 }
 
-/// Rewriting and fusion price for the device that computes fastest, the first of equals, since that is where most will run. Clusters suit every
-/// device of the set: where there is a CPU, they are fused as its kernels can be.
+/// Rewriting and fusion price for the fastest device, the first of equals, since most ops will run
+/// there. Clusters suit every device of the set: where there is a CPU, fusion keeps to its kernels.
 fn pricing(options: &Options) -> Pricing {
     let devices = &options.devices.devices;
     let faster = |a: &place::Device, b: &place::Device| b.profile.flops_f32 > a.profile.flops_f32;
@@ -479,7 +480,7 @@ fn fusion(options: &Options) -> Fusion {
     }
 }
 
-/// How CUDA code is generated, and for what where no GPU decides it.
+/// Options of CUDA code generation, with the architecture for clusters that no GPU runs.
 fn gpu_options(options: &Options) -> cuda::Options {
     let arch = options.gpu_arch.unwrap_or(Arch::COMMON);
     cuda::Options {

@@ -15,7 +15,7 @@ use gristmill_runtime::gpu::GpuCode;
 /// The text of a stage.
 type Text = fn(&Lowered, PrintOptions) -> Result<String>;
 
-/// Who makes the text.
+/// Origin of the text.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Maker {
     /// Compilation, on its way.
@@ -41,7 +41,7 @@ macro_rules! stages {
                 match self { $(Stage::$stage => $name),* }
             }
 
-            /// One line on what it shows.
+            /// Description in one line.
             pub fn doc(self) -> &'static str {
                 match self { $(Stage::$stage => concat!($($doc),*).trim_ascii()),* }
             }
@@ -88,7 +88,7 @@ impl Stage {
         Stage::ALL.iter().copied().find(|s| s.name() == name)
     }
 
-    /// True for stages whose text shows generated code or what follows from it.
+    /// True for stages whose text shows generated code or depends on it.
     pub(crate) fn needs_code(self) -> bool {
         matches!(self, Stage::Schedule | Stage::Clif | Stage::Asm)
     }

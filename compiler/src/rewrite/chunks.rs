@@ -1,7 +1,7 @@
 //! Large graphs are rewritten piece by piece, since extraction keeps a bitset of the e-graph for every e-class.
 //!
 //! A piece is a run of nodes in topological order. It ends where few values are alive, so that few terms are cut, and never
-//! inside the span of a control edge. Pieces saturate one after the other; what a rule would match across a cut is not found.
+//! inside the span of a control edge. Pieces saturate one after the other; no rule matches across a cut.
 
 use crate::error::Result;
 use crate::ir::{Def, Graph, Node, NodeId, Op, ValueId};
@@ -12,8 +12,9 @@ use std::ops::Range;
 /// A piece of a graph as a graph of its own.
 pub(crate) struct Chunk {
     pub graph: Graph,
-    /// What its inputs and outputs are in the whole graph.
+    /// Values of the whole graph that the inputs stand for.
     pub inputs: Vec<ValueId>,
+    /// Values of the whole graph that the outputs stand for.
     pub outputs: Vec<ValueId>,
 }
 

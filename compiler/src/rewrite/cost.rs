@@ -1,7 +1,8 @@
 //! Predicted time of single ops, before clusters are formed, from the one cost model.
 //!
-//! Views that fold into their users cost nothing; element-wise ops cost what is left of them in a cluster; what depends on
-//! constants only costs nothing, since constant folding computes it once.
+//! Views that fold into their users cost nothing. Element-wise ops cost the share of their traffic
+//! that remains in a cluster. Ops on constants cost nothing, since constant folding computes them
+//! once.
 
 use super::lang::{ENode, Sym};
 use super::terms::Terms;
@@ -16,11 +17,11 @@ const SYMBOL_EXTENT: usize = 32;
 /// The target and the model that predicts its times.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Pricing {
-    /// What the target can do.
+    /// Rates of the target.
     pub device: DeviceProfile,
     /// Predicts times.
     pub costs: CostModel,
-    /// Whether only GPUs, real or emulated, will run the clusters, so that they need to suit no CPU.
+    /// True when only GPUs, real or emulated, run the clusters, so that these need to suit no CPU.
     pub only_gpus: bool,
 }
 

@@ -1,7 +1,7 @@
 //! Equality saturation over the tensor DAG, with egg: Graph -> e-graph -> phases of rules -> cheapest DAG -> Graph.
 //!
-//! Rules are named, directed and grouped by family in [`rules`]; each says what it does to floating-point results
-//! ([`Exactness`]). There is no associativity and no bare commutativity. A phase ends by saturation or by a limit on e-nodes
+//! Rules are named, directed and grouped by family in [`rules`]; each names its effect on
+//! floating-point results ([`Exactness`]). There is no associativity and no bare commutativity. A phase ends by saturation or by a limit on e-nodes
 //! and iterations, and by time only where a [`Deadline`] is set. Extraction prices whole DAGs by predicted time ([`Pricing`]).
 
 mod chunks;
@@ -27,11 +27,11 @@ use crate::error::Result;
 use crate::ir::Graph;
 use std::collections::BTreeMap;
 
-/// How to rewrite.
+/// Phases, limits and prices of rewriting.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Options {
-    /// 0: not at all. 1: simplify and recognise. 2 and above: also layouts. Which ops share a kernel is the phase of its own
-    /// that clustering runs, after merged products and folded constants.
+    /// 0: not at all. 1: simplify and recognise. 2 and above: also layouts. Fusion is a phase of its
+    /// own, run by clustering after products are merged and constants folded.
     pub opt_level: u8,
     /// Limits of each phase.
     pub limits: Limits,
@@ -39,7 +39,7 @@ pub struct Options {
     pub phases: Vec<Phase>,
     /// The target's predicted times.
     pub pricing: Pricing,
-    /// When to stop before a limit is met.
+    /// Time at which saturation stops even before a limit is met.
     pub deadline: Deadline,
 }
 

@@ -1,4 +1,4 @@
-//! What rewriting did, for the compile report.
+//! Fired rules, sizes and predicted times of rewriting, for the compile report.
 
 use super::cost::Work;
 use super::run::Counts;
@@ -20,7 +20,7 @@ pub enum StopReason {
     Time,
 }
 
-/// What one phase did.
+/// Outcome of one phase.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PhaseReport {
     /// Name of the phase.
@@ -98,7 +98,7 @@ impl PhaseReport {
     }
 }
 
-/// What rewriting a graph did.
+/// Outcome of rewriting a graph.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Report {
     /// One entry per phase, of the graph itself.
@@ -129,13 +129,13 @@ impl Report {
         }
     }
 
-    /// Whether a phase ran out of time, in a region or outside.
+    /// True when a phase ran out of time, in a region or outside.
     pub fn ran_out_of_time(&self) -> bool {
         self.phases.iter().any(|p| p.stop == StopReason::Time)
             || self.regions.iter().any(|(_, r)| r.ran_out_of_time())
     }
 
-    /// Adds what rewriting another piece of the same graph did.
+    /// Adds the report of another piece of the same graph.
     pub(crate) fn add(&mut self, piece: Report) {
         for new in piece.phases {
             match self.phases.iter_mut().find(|p| p.name == new.name) {

@@ -12,7 +12,7 @@ use egg::Id;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// How the result of a rule may differ from what it replaces.
+/// Permitted difference between the result of a rule and the term that it replaces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Exactness {
     /// The same bits, NaN and infinities included.
@@ -24,7 +24,7 @@ pub enum Exactness {
     Rounding,
 }
 
-/// What a rule sees: the op at the root, its class and its operands.
+/// The matched term: the op at the root, its class and its operands.
 pub(crate) struct Root<'a> {
     pub op: &'a Op,
     pub class: Id,
@@ -62,7 +62,7 @@ impl Default for Limits {
     }
 }
 
-/// When one phase stops at the latest.
+/// Upper bounds of one phase.
 pub(crate) struct PhaseLimits {
     pub iterations: usize,
     pub nodes: usize,

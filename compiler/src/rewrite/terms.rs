@@ -1,4 +1,4 @@
-//! [`Terms`]: the e-graph of one tensor graph, with what rules need to match and to build terms.
+//! [`Terms`]: the e-graph of one tensor graph, with lookups and constructors for rules.
 
 use super::lang::{EGraph, ENode, Facts, OpId, PlacedOp, Sym, Tables, TypesId, derive};
 use crate::ir::vecprog::real_bits;
@@ -18,7 +18,7 @@ pub enum Miss {
     Rejected(Cow<'static, str>),
 }
 
-/// What a rule gives: the class equal to the matched one.
+/// Result of a rule: the class equal to the matched one.
 pub(crate) type Applied = Result<Id, Miss>;
 
 /// A rejection with a fixed reason.

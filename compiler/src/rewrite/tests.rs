@@ -81,7 +81,8 @@ const SPECIAL: [f32; 8] = [
     3e38,
     -1.5,
 ];
-/// Those of [`SPECIAL`] that make no intermediate result overflow or underflow, and ordinary numbers.
+/// Values of [`SPECIAL`] that make no intermediate result overflow or underflow, and ordinary
+/// numbers.
 const SPECIAL_IN_RANGE: [f32; 8] = [
     f32::NAN,
     f32::INFINITY,
@@ -127,7 +128,7 @@ fn random_tensor(
     .unwrap()
 }
 
-/// How two results differ beyond what `exactness` allows.
+/// A difference of two results that `exactness` does not permit.
 fn difference(a: &Tensor, b: &Tensor, exactness: Exactness) -> Option<String> {
     if a.shape() != b.shape() || a.dtype() != b.dtype() {
         return Some(format!("{a:?} against {b:?}"));
@@ -163,7 +164,8 @@ fn exactness_of(report: &Report) -> Exactness {
         .unwrap_or(Exactness::Bits)
 }
 
-/// Any choice of e-nodes, not only the cheapest, must compute what the source graph does: random prices choose.
+/// Any choice of e-nodes, not only the cheapest, must compute the same as the source graph: random
+/// prices choose.
 #[test]
 fn every_alternative_is_right() {
     let mut wrong = BTreeSet::new();
@@ -187,7 +189,7 @@ fn every_alternative_is_right() {
                     } else {
                         &SPECIAL_IN_RANGE
                     };
-                    // Its doc names what it does to hidden scores that are not finite.
+                    // Its doc names its effect on hidden scores that are not finite.
                     let special = (seed % 2 == 0 && rule != "attention").then_some(values);
                     let inputs: Vec<Tensor> = g
                         .inputs

@@ -5,10 +5,11 @@ use crate::nearest::unknown;
 use gristmill_kernels::Isa;
 use std::fmt;
 
-/// The CPU that code is made for: instructions that it lacks are in no generated function, and kernels that are told their instruction set
-/// are told no better one. Weights are packed for it too.
+/// The CPU that code is made for: generated functions use no instruction that it lacks, kernels that
+/// are given an instruction set are given its own, and weights are packed for it.
 ///
-/// Kernels that look at the CPU themselves when they run (vector math, copies of views) still use all that is there.
+/// Kernels that detect the CPU when they run (vector math, copies of views) still use all of its
+/// instructions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum TargetCpu {
     /// This machine's CPU.
@@ -92,7 +93,7 @@ impl TargetCpu {
         })
     }
 
-    /// The instruction set of kernels that are told theirs.
+    /// The instruction set of kernels that are given one.
     pub fn isa(self) -> Isa {
         match self {
             TargetCpu::Native => Isa::current(),

@@ -4,8 +4,8 @@ use crate::error::{Error, Result};
 use crate::nearest::unknown;
 use std::fmt;
 
-/// An architecture that machine code is made for. With a suffix the code uses what only GPUs of exactly this capability (`a`), or of its
-/// family (`f`), have, and runs on no others.
+/// An architecture that machine code is made for. With a suffix the code uses features of GPUs of
+/// exactly this capability (`a`), or of its family (`f`), and runs on no others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Arch {
     capability: u32,
@@ -13,14 +13,14 @@ pub struct Arch {
     ptx_only: bool,
 }
 
-/// What [`Arch::parse`] takes.
+/// Names accepted by [`Arch::parse`].
 const KNOWN: [&str; 17] = [
     "sm_75", "sm_80", "sm_86", "sm_87", "sm_88", "sm_89", "sm_90", "sm_90a", "sm_100", "sm_100a",
     "sm_103", "sm_103a", "sm_110", "sm_110a", "sm_120", "sm_120a", "sm_121",
 ];
 
 impl Arch {
-    /// What kernels are made for when nothing says which GPU will run them: every GPU since 2020 does.
+    /// The architecture of kernels whose GPU is unknown: every GPU since 2020 runs them.
     pub const COMMON: Arch = Arch::new(80, None);
 
     /// The architecture of a compute capability, times ten, with or without a suffix.
@@ -51,7 +51,7 @@ impl Arch {
         ))
     }
 
-    /// The same, for PTX without machine code, which takes half the time to compile: what emulated devices run.
+    /// The same, for PTX without machine code, as emulated devices run it: half the time to compile.
     pub const fn ptx_only(self) -> Arch {
         Arch {
             ptx_only: true,
@@ -59,7 +59,7 @@ impl Arch {
         }
     }
 
-    /// Whether code may use products of warp groups (`wgmma`).
+    /// True when code may use products of warp groups (`wgmma`).
     pub fn has_wgmma(self) -> bool {
         self.capability == 90 && self.suffix == Some('a')
     }

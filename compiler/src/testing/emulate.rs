@@ -1,7 +1,9 @@
-//! Runs placed problems on emulated devices: the executor and its rendezvous are the real ones, a kernel waits for as long as its task is said to
-//! take, and a tensor crosses a link that is as slow as the problem says. What is measured can then be held against what the simulator predicts.
+//! Runs placed problems on emulated devices, so that measured times can be compared with simulated
+//! ones: the executor and its rendezvous are the real ones, a kernel waits for the duration of its
+//! task, and a tensor crosses a link at the rate of the problem.
 //!
-//! All tensors are kept for the whole run; what tasks hold beside them (resident bytes, constants, scratch) is not allocated.
+//! All tensors are kept for the whole run; other memory of tasks (resident bytes, constants, scratch)
+//! is not allocated.
 
 use crate::cost::{Bytes, Nanos};
 use crate::error::{Error, Result};

@@ -9,22 +9,22 @@ use crate::ir::{
 };
 use gristmill_runtime::{DType, Tensor};
 
-/// What random graphs may contain.
+/// Size and contents of random graphs.
 #[derive(Clone, Debug)]
 pub struct RandomOptions {
     /// Number of ops, constants not counted.
     pub n_nodes: usize,
     /// Dtypes of inputs and casts.
     pub dtypes: Vec<DType>,
-    /// Greatest rank of a value.
+    /// Largest rank of a value.
     pub max_rank: usize,
-    /// Greatest extent of an input's axis.
+    /// Largest extent of an input's axis.
     pub max_extent: usize,
-    /// Whether an input's axis may be empty.
+    /// True when an input's axis may be empty.
     pub allow_empty_axes: bool,
     /// Variables that are read and assigned, in regions too.
     pub n_variables: usize,
-    /// Whether inputs hold NaN, infinities and extreme values. Without, no value is beyond 1e4.
+    /// True when inputs hold NaN, infinities and extreme values. Otherwise no value is beyond 1e4.
     pub special_values: bool,
 }
 

@@ -15,8 +15,8 @@ use crate::codegen::cuda::nvrtc::{self, Nvrtc};
 pub use crate::random::{random_indices, random_tensor};
 pub use crate::rng::Rng;
 
-/// NVRTC for a test of `what`. Without it the test prints what it leaves out; where `GRISTMILL_NVRTC` names it, as in continuous integration,
-/// it must be there, and this panics.
+/// NVRTC for a test of `what`. Where it is absent, a line names the test as left out; where
+/// `GRISTMILL_NVRTC` names it, as in continuous integration, its absence panics.
 pub fn nvrtc_or_left_out(what: &str) -> Option<&'static Nvrtc> {
     match nvrtc::get() {
         Ok(found) => Some(found),

@@ -1,4 +1,4 @@
-//! Cones: what one kernel computes, what it reads, and its predicted time.
+//! Cones: members and leaves of one kernel, and its predicted time.
 
 use super::Fuser;
 use crate::cluster::legal::{self, Tail};
@@ -6,18 +6,18 @@ use crate::cost::{Bytes, Picos, layout_factor, work};
 use crate::ir::{ClusterKind, NodeId, OpClass, ValueId};
 use std::collections::BTreeMap;
 
-/// A kernel that computes its root and some of what the root needs.
+/// A kernel that computes its root and some of the root's producers.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Cone {
     pub(super) kind: ClusterKind,
     /// The op that decides how the kernel loops.
     pub(super) anchor: NodeId,
     pub(super) root: NodeId,
-    /// What it computes, in order, and the arithmetic of each, repetitions included.
+    /// Computed nodes, in order, and the arithmetic of each, repetitions included.
     pub(super) members: Vec<(NodeId, Picos)>,
     /// Values that it reads from memory, in order, and how many bytes of each.
     pub(super) leaves: Vec<(ValueId, Bytes)>,
-    /// What follows the anchor of a contraction.
+    /// Ops behind the anchor of a contraction.
     pub(super) tail: Tail,
 }
 
@@ -148,8 +148,8 @@ impl Fuser<'_> {
         )
     }
 
-    /// Bytes that the kernel's parts pass on through memory: what a reduction kernel pulls is stored for it, and a view behind a
-    /// contraction is copied out of its result.
+    /// Bytes that the kernel's parts pass on through memory: a reduction kernel reads its pulled operand
+    /// from memory, and a view behind a contraction is copied out of its result.
     fn scratch(&self, cone: &Cone) -> Bytes {
         let anchor = self.g.node(cone.anchor);
         let twice = |v: ValueId| self.pricing.costs.bytes(self.g.ty(v)).times(2);

@@ -1,10 +1,10 @@
-//! The last phase: which ops share a kernel, as alternative e-nodes; extraction by predicted time picks.
+//! Fusion: kernels of several ops as alternative e-nodes, chosen by predicted time.
 //!
 //! Every op of the graph is an e-class. Its e-nodes are [`Cone`]s: one kernel that computes the op and, on the way, some of its
 //! producers; the children of the e-node are the classes that this kernel reads from memory. So epilogues, prologues, folded views
-//! and producers computed again in each reader compete with storing the value, and what no chosen e-node reads is never computed
-//! alone. Rules ([`rules`]) grow the cones of a class from those of its operands; `cluster::legal` says what code generation can
-//! do. A class keeps the [`MAX_ALTERNATIVES`] best, as in technology mapping with priority cuts (Mishchenko, Cho, Chatterjee and
+//! and producers recomputed in each reader compete with storing the value, and a value that no chosen
+//! e-node reads is never stored. Rules ([`rules`]) grow the cones of a class from those of its
+//! operands, within the limits of code generation (`cluster::legal`). A class keeps the [`MAX_ALTERNATIVES`] best, as in technology mapping with priority cuts (Mishchenko, Cho, Chatterjee and
 //! Brayton, ICCAD 2007), whose area flow and exact area [`select`] uses for extraction. All of it is linear in the graph.
 //!
 //! Requires static shapes, folded constants and no common subexpressions; runs on its own e-graph, since merged products and
@@ -36,7 +36,7 @@ const LARGE_GRAPH: usize = 4000;
 /// The kernels of a graph, in order of their roots, and how they were chosen.
 #[derive(Clone, Debug)]
 pub struct Fused {
-    /// What is computed and stored. Ops that no kernel stores are computed inside others, or not at all.
+    /// The chosen kernels. Ops that no kernel stores are computed inside others, or not at all.
     pub kernels: Vec<Kernel>,
     /// Fusions that would have been possible or wanted and are not there: origin of the producer, reason.
     pub missed: Vec<(String, String)>,
@@ -103,14 +103,16 @@ struct Fuser<'g> {
     g: &'g Graph,
     pricing: &'g Pricing,
     users: Vec<Vec<(NodeId, usize)>>,
-    /// Values that must be stored: results of the graph, and what control flow, state or transfers read.
+    /// Values that must be stored: results of the graph, and operands of control flow, state and
+    /// transfers.
     is_needed: Vec<bool>,
     /// Nodes with control edges.
     ordered: Vec<bool>,
     eg: egg::EGraph<Alternative, ()>,
     classes: Vec<Id>,
     cones: Vec<Cone>,
-    /// Least predicted time of a node with all that it needs, what is shared divided among its readers.
+    /// Area flow: smallest predicted time of a node with all that it needs, where shared producers are
+    /// divided among their readers.
     flow: Vec<Picos>,
     /// Why a producer (first) is not computed in the kernel of its reader (second).
     refused: BTreeMap<(NodeId, NodeId), String>,
@@ -233,7 +235,7 @@ impl<'g> Fuser<'g> {
         nodes.into_iter()
     }
 
-    /// Price of a cone and its share of what it reads.
+    /// Area flow of a cone: its price and its share of the flow of its leaves.
     fn flow_of(&self, cone: &Cone) -> Picos {
         let share = |p: NodeId| Picos(self.flow[p.0 as usize].0 / self.n_readers(p).max(1) as u64);
         self.price(cone) + self.leaf_nodes(cone).map(share).sum::<Picos>()
@@ -247,7 +249,7 @@ impl<'g> Fuser<'g> {
         all.len()
     }
 
-    /// True when all that reads the node's results is `reader`.
+    /// True when nothing but `reader` reads the node's results.
     fn is_only_reader(&self, id: NodeId, reader: NodeId) -> bool {
         let only = |v: &ValueId| {
             !self.is_needed[v.0 as usize] && self.users[v.0 as usize].iter().all(|u| u.0 == reader)

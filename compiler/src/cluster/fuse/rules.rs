@@ -1,4 +1,4 @@
-//! How cones grow: named rules, each with what code generation allows.
+//! Growth of cones: named rules, each within the limits of code generation.
 
 use super::Fuser;
 use super::cone::Cone;
@@ -6,7 +6,8 @@ use crate::cluster::{bytes, gpu, legal};
 use crate::cost::Picos;
 use crate::ir::{ClusterKind, NodeId, Op, OpClass, ValueId};
 
-/// What a rule gives: nothing when the term has another form, an error when the form is right but a condition fails.
+/// Result of a rule: `None` when the term has another form, an error when the form is right but a
+/// condition fails.
 type Grown = Option<Result<Cone, String>>;
 
 /// A rule that adds e-nodes.
@@ -14,7 +15,7 @@ type Grown = Option<Result<Cone, String>>;
 enum Step {
     /// The reader of a cone's root joins it: (cone, the value read, reader).
     Extend(fn(&Fuser, &Cone, ValueId, NodeId) -> Grown),
-    /// A cone takes in what it reads: (cone, cone of a producer that it reads).
+    /// A cone absorbs a producer: (cone, cone of a producer that it reads).
     Absorb(fn(&Fuser, &Cone, &Cone) -> Grown),
 }
 
@@ -42,11 +43,11 @@ rules! {
     "views-into-contraction" Step::Absorb(views_into_contraction);
     /// A product of 8-bit integers reads bytes, and takes the zero point off the sums.
     "bytes-into-contraction" Step::Absorb(bytes_into_contraction);
-    /// An element-wise loop computes what only it reads.
+    /// An element-wise loop computes a producer that has no other reader.
     "producer-into-map" Step::Absorb(producer_into_map);
-    /// A reduction computes what only it reads.
+    /// A reduction computes a producer that has no other reader.
     "prologue-into-reduction" Step::Absorb(prologue_into_reduction);
-    /// A loop computes again what others read too, instead of reading it.
+    /// Each reader of a shared producer recomputes it instead of reading it.
     "recompute-in-each-reader" Step::Absorb(recompute_in_each_reader);
 }
 
@@ -116,7 +117,7 @@ impl Fuser<'_> {
         RULES.iter().filter_map(apply).collect()
     }
 
-    /// Counts what fired, notes what was refused, and gives the new cones.
+    /// Counts fired rules, notes refusals, and returns the new cones.
     fn record(
         &mut self,
         p: NodeId,
@@ -137,7 +138,7 @@ impl Fuser<'_> {
         cones
     }
 
-    /// Whether computing `p` in the kernel of `reader` cannot take longer than storing it.
+    /// True when computing `p` in the kernel of `reader` cannot take longer than storing it.
     fn has_no_choice(&self, p: NodeId, reader: NodeId) -> bool {
         if self.multiplies_bytes(p, reader) {
             return true;
@@ -154,14 +155,16 @@ impl Fuser<'_> {
         founds_map && is_free && self.is_only_reader(p, reader)
     }
 
-    /// Whether `reader` is a product that has a kernel for the bytes below `p`, however many read these, but none for its 32-bit integers.
+    /// True when `reader` is a product that has a kernel for the bytes below `p`, whatever else reads
+    /// them, but none for its 32-bit integers.
     fn multiplies_bytes(&self, p: NodeId, reader: NodeId) -> bool {
         let node = self.g.node(reader);
         let is_product = !self.pricing.only_gpus && bytes::product(self.g, node).is_some();
         is_product && self.producer(node.inputs[0]) == Some(p)
     }
 
-    /// Keeps the cones of least flow; of equal ones those that compute less, then those that take in more.
+    /// Keeps the cones of the smallest flow; ties go to the smallest arithmetic, then to the most
+    /// members.
     fn keep_best(&self, cones: &mut Vec<Cone>, limit: usize) {
         if cones.len() <= limit {
             return;
@@ -173,7 +176,7 @@ impl Fuser<'_> {
                 usize::MAX - c.members.len(),
             )
         });
-        // One of each kind stays, so that readers of all kinds find what they can extend.
+        // One of each kind stays, so that readers of all kinds find a cone that they can extend.
         let kept: Vec<ClusterKind> = cones[..limit].iter().map(|c| c.kind).collect();
         let mut extra: Vec<Cone> = Vec::new();
         for c in cones.drain(limit..) {
@@ -184,7 +187,7 @@ impl Fuser<'_> {
         cones.extend(extra);
     }
 
-    /// Whether `reader` may join a cone whose root only it reads. Errors say why not.
+    /// Checks that `reader` may join a cone of which it is the only reader.
     fn may_join(&self, cone: &Cone, reader: NodeId) -> Result<(), String> {
         legal::may_share(self.g, &self.ordered, cone.anchor, reader)?;
         if !self.is_only_reader(cone.root, reader) {
@@ -260,7 +263,7 @@ fn view_after_contraction(f: &Fuser, cone: &Cone, v: ValueId, reader: NodeId) ->
     (is_view && has_tail(f, cone)).then(|| onto_contraction(f, cone, v, reader))
 }
 
-/// Whether what follows the anchor of a cone is a matter of its tail.
+/// True when the ops behind the anchor of a cone are its tail.
 fn has_tail(f: &Fuser, cone: &Cone) -> bool {
     cone.kind == ClusterKind::Contract
         || f.pricing.only_gpus && gpu::holds_result(f.g.node(cone.anchor))
@@ -304,7 +307,7 @@ fn epilogue_onto_reduction(f: &Fuser, cone: &Cone, v: ValueId, reader: NodeId) -
 fn views_into_contraction(f: &Fuser, cone: &Cone, q: &Cone) -> Grown {
     let anchor = f.g.node(cone.anchor);
     let reads = matches!(anchor.op, Op::MatMul | Op::Attention { .. }) && cone.root == cone.anchor;
-    // Whatever the cone of the producer, what is taken in is its chain of views.
+    // Only the chain of views is absorbed, whatever the producer's cone holds.
     if !reads || f.g.node(q.root).op.class() != OpClass::View {
         return None;
     }
@@ -366,7 +369,7 @@ fn recompute_in_each_reader(f: &Fuser, cone: &Cone, q: &Cone) -> Grown {
     (fits && !reads_views(f, cone, q)).then(|| f.absorbed(cone, q))
 }
 
-/// Whether another rule decides about a view that a product or attention reads.
+/// True for views read by a product or attention, which another rule decides about.
 fn reads_views(f: &Fuser, cone: &Cone, q: &Cone) -> bool {
     let is_view = f.g.node(q.root).op.class() == OpClass::View;
     is_view && matches!(f.g.node(cone.anchor).op, Op::MatMul | Op::Attention { .. })

@@ -1,8 +1,9 @@
-//! Extraction: one cone for each node that has to be stored, of least total predicted time.
+//! Extraction: one cone for each node that has to be stored, with the smallest total predicted time.
 //!
-//! The first choice of each node is that of least area flow. Then, as long as it helps and within a fixed number of steps, single
-//! nodes change to the alternative that adds the least given all other choices (exact area), and shared producers are stored or
-//! computed in all their readers at once, which no single change can reach. Cones only read earlier nodes, so any choice is acyclic.
+//! The first choice of each node has the smallest area flow. Then, as long as it helps and within a
+//! fixed number of steps, single nodes change to the alternative that adds the least given all other
+//! choices (exact area), and shared producers are stored or computed in all their readers at once,
+//! which no single change can reach. Cones only read earlier nodes, so any choice is acyclic.
 
 use super::Fuser;
 use super::cone::Cone;
@@ -24,7 +25,7 @@ pub(super) struct Selection {
     choices: Vec<Vec<Choice>>,
     /// Index of the chosen alternative of each node.
     chosen: Vec<usize>,
-    /// How many chosen cones that are needed read a node; results of the graph count as one more.
+    /// Number of needed cones that read a node; results of the graph count as one more.
     refs: Vec<u32>,
     /// Predicted time of all needed cones.
     total: Picos,
@@ -41,7 +42,7 @@ struct Choice {
     reads: Vec<NodeId>,
 }
 
-/// Chooses.
+/// Chooses the cones with the smallest total predicted time that refinement finds.
 pub(super) fn select(f: &Fuser) -> Selection {
     let least_flow = |s: &Selection, id: NodeId| {
         let key = |i: &usize| {
@@ -143,7 +144,8 @@ impl Selection {
         self.refs[id.0 as usize] > 0
     }
 
-    /// One more reader of a node: when it is the first, the node's cone is paid for, and what that reads.
+    /// Counts one more reader of a node. The first reader pays for the node's cone, which then reads
+    /// its own leaves.
     fn reference(&mut self, id: NodeId) {
         let mut stack = vec![id];
         while let Some(id) = stack.pop() {
@@ -215,8 +217,8 @@ impl Selection {
         }
     }
 
-    /// Takes the alternative of a needed node that gives the least total; of equal ones the one that computes least, then the one
-    /// that takes in most.
+    /// Chooses the alternative of a needed node with the smallest total; ties go to the smallest
+    /// arithmetic, then to the most members.
     fn change_one(&mut self, f: &Fuser, id: NodeId) {
         let n = self.choices[id.0 as usize].len();
         if !self.is_needed(id) || n < 2 {
@@ -235,7 +237,8 @@ impl Selection {
         self.switch(id, best.map_or(old, |(_, i)| i));
     }
 
-    /// Stores a producer that its readers compute, or lets them compute it, all of them at once, when that is cheaper.
+    /// Stores a producer that its readers compute, or lets all of them compute it, when that is
+    /// cheaper.
     fn change_readers(&mut self, f: &Fuser, p: NodeId) {
         let stored = self.is_needed(p);
         let touches = |c: &Choice| {
@@ -319,7 +322,8 @@ impl Selection {
         missed
     }
 
-    /// Why `p`, which `reader` in the kernel of `root` reads, is stored: by how much that is faster, or what was refused.
+    /// Why `p`, which `reader` in the kernel of `root` reads, is stored: the time that storing saves,
+    /// or the condition that failed.
     fn reason(&mut self, f: &Fuser, p: NodeId, reader: NodeId, root: NodeId) -> Option<String> {
         let takes =
             |i: &usize| f.cones[self.choices[root.0 as usize][*i].cone as usize].contains(p);

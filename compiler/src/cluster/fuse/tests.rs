@@ -1,4 +1,5 @@
-//! Each rule has a case that fires it; whatever is chosen computes what the graph does; prices decide between storing and computing again.
+//! Each rule has a case that fires it; any choice computes the same as the graph; prices decide
+//! between storing and recomputing.
 
 use super::*;
 use crate::cluster::body::build;
@@ -307,7 +308,7 @@ fn long_chains_and_large_graphs_take_linear_time() {
     );
 }
 
-/// Where no CPU has to run a cluster, what precedes and follows a GPU's kernels joins them in every dtype.
+/// Where no CPU has to run a cluster, ops before and after a GPU's kernels join them in every dtype.
 #[test]
 fn clusters_of_gpus_hold_more() {
     let text = r#"graph "block" {

@@ -1,4 +1,4 @@
-//! Matrix products, convolutions and attention with what surrounds them.
+//! Matrix products, convolutions and attention with the ops around them.
 
 use super::rules;
 use crate::ir::{Dim, Layout, Op, Real, ScalarOp as S};
@@ -55,7 +55,7 @@ fn scaled(t: &Terms, id: Id) -> Vec<Scaled> {
     ways
 }
 
-/// How scores are masked.
+/// The mask of scores.
 #[derive(Clone, Copy)]
 enum Mask {
     None,
@@ -215,7 +215,8 @@ fn scale_past_bias(t: &mut Terms, r: &Root) -> Applied {
     let (y, s) = constant_factor(t, r).ok_or(NoMatch)?;
     let (product, b) = inner_constant(t, y, S::Add).ok_or(NoMatch)?;
     let factor_below = inner_constant(t, product, S::Mul).is_some();
-    // Else channel parameters only: after adding one large number the scale would magnify what rounding left.
+    // Otherwise only channel parameters: after adding one large number, the scale would magnify the
+    // rounding error.
     if weighted(t, product).is_none() && !factor_below && t.uniform(b).is_some() {
         return Err(NoMatch);
     }

@@ -42,7 +42,7 @@ rules! {
     "reshape-out-of-map" Bits at Op::Map(_) => reshape_out_of_map;
     /// `R(f(R'(x), b)) -> f(x, R(b))` for element-wise `f` when `R` undoes `R'`, or can move into a product.
     "reshape-into-map" Bits at Op::Reshape { .. } => reshape_into_map;
-    /// `R(x w) -> R'(x) w` for a weight matrix and a reshape of the other axes: what reads the reshaped product can then follow on its tiles.
+    /// `R(x w) -> R'(x) w` for a weight matrix and a reshape of the other axes: readers of the reshaped product can then follow on its tiles.
     "reshape-into-matmul" Rounding at Op::Reshape { .. } => reshape_into_matmul;
 }
 

@@ -48,7 +48,7 @@ impl Phase {
         }
     }
 
-    /// Least optimisation level that runs it.
+    /// Lowest optimisation level that runs it.
     pub fn least_level(self) -> u8 {
         match self {
             Phase::Simplify | Phase::Recognise => 1,
@@ -84,9 +84,9 @@ pub struct RuleInfo {
     pub phase: Phase,
     /// Name.
     pub name: &'static str,
-    /// What it does.
+    /// The rewrite, as a formula or in a sentence.
     pub doc: &'static str,
-    /// What it does to results.
+    /// Effect on results.
     pub exactness: Exactness,
 }
 

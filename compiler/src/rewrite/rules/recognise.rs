@@ -148,7 +148,7 @@ fn hard_swish(t: &mut Terms, r: &Root) -> Applied {
     like(t, r, S::HardSwish, x.ok_or(NoMatch)?)
 }
 
-/// Which GELU has `factor = 1 + g(x)` as its factor.
+/// The GELU with the factor `factor = 1 + g(x)`: by the error function or by `tanh`.
 fn gelu_factor(t: &Terms, factor: Id, x: Id) -> Option<S> {
     let g = plus_number(t, factor, 1.0)?;
     if let Some(y) = t.unary(g, S::Erf) {
