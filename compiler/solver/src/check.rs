@@ -1,15 +1,18 @@
-//! Independent checker of timelines: looks at the problem and the answer only, and shares nothing with the solver.
+//! Independent checker of timelines: looks at the problem and the answer only, and shares nothing
+//! with the solver.
 //!
-//! A valid timeline: every task on a feasible device for exactly its time there; groups on one device; no two tasks overlap on a device, no two
-//! transfers on a link; each tensor crosses to a device at most once, from its producer's device, after its producer's end, for exactly its
-//! transfer time, and only where a consumer is; no task starts before all its operands are on its device; the makespan is the last end.
+//! A valid timeline: every task on a feasible device for exactly its time there; groups on one
+//! device; no two tasks overlap on a device, no two transfers on a link; each tensor crosses to a
+//! device at most once, from its producer's device, after its producer's end, for exactly its
+//! transfer time, and only where a consumer is; no task starts before all its operands are on its
+//! device; the makespan is the last end.
 
 use crate::Nanos;
 use crate::problem::Problem;
 use crate::schedule::timeline::Timeline;
 use std::collections::BTreeMap;
 
-/// Start, end, and what.
+/// Start, end, and the index of a task or transfer.
 type Interval = (Nanos, Nanos, usize);
 
 /// All violations.
@@ -68,7 +71,8 @@ fn check_tasks(p: &Problem, t: &Timeline, wrong: &mut Vec<String>) {
         .for_each(|(device, times)| overlaps(&format!("device {device}"), times, wrong));
 }
 
-/// Intervals that overlap another. One of no length overlaps those that begin before and end after it.
+/// Intervals that overlap another. One of no length overlaps those that begin before and end after
+/// it.
 fn overlaps(what: &str, times: &mut [Interval], wrong: &mut Vec<String>) {
     times.sort_unstable();
     for pair in times.windows(2).filter(|w| w[0].1 > w[1].0) {

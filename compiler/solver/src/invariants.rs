@@ -1,17 +1,22 @@
-//! What holds of every answer, on random problems with all that a problem may have. The numbers are those of the placer's list of invariants:
+//! Invariants of every answer, on random problems with all features that a problem may have. The
+//! numbers are those of the placer's list of invariants:
 //!
-//! 1 each task is on one device that can run it; 2 groups are on one device; 3 pins hold; 4 the same problem gives the same answer; 5 timelines are
-//! valid; 6 no bound is above an answer, and a proven optimum is between; 7 the answer is no worse than any member of the portfolio; 8 refinement
-//! makes nothing worse; 9 delta simulation is full simulation; 10 peaks keep the limits, or the answer says that they do not; 11 one transfer per
-//! tensor and destination, and no bytes but theirs; 14 late transfers neither lengthen anything nor raise a peak; 15 a device more, or more
-//! bandwidth, makes nothing worse when the search starts from the old answer; 16 all times `k` times as long make everything `k` times as long; 17
-//! names do not matter, as far as ties let them; 18 an answer placed again is that answer; 19 and nothing is adopted; 20 ordering edges of no bytes
-//! hold across devices.
+//! 1 each task is on one device that can run it; 2 groups are on one device; 3 pins hold; 4 the
+//! same problem gives the same answer; 5 timelines are valid; 6 no bound is above an answer, and a
+//! proven optimum is between; 7 the answer is no worse than any member of the portfolio; 8
+//! refinement makes nothing worse; 9 delta simulation is full simulation; 10 peaks keep the limits,
+//! or the answer says that they do not; 11 one transfer per tensor and destination, and no bytes
+//! but theirs; 14 late transfers neither lengthen anything nor raise a peak; 15 a device more, or
+//! more bandwidth, makes nothing worse when the search starts from the old answer; 16 all times `k`
+//! times as long make everything `k` times as long; 17 names do not matter, as far as ties let
+//! them; 18 an answer placed again is that answer; 19 and nothing is adopted; 20 ordering edges of
+//! no bytes hold across devices.
 //!
-//! Of graphs: 3 and 10 with their errors in `place/resolve/tests.rs` and `tests/tests/placement.rs`, 11 to 13 and 20 in `partition/tests.rs` and
+//! Of graphs: 3 and 10 with their errors in `place/resolve/tests.rs` and
+//! `tests/tests/placement.rs`, 11 to 13 and 20 in `partition/tests.rs` and
 //! `tests/tests/multi_device.rs`.
 //!
-//! `GRISTMILL_FUZZ_ROUNDS` is how many times as many problems as usual are tried.
+//! `GRISTMILL_FUZZ_ROUNDS` multiplies the number of problems tried.
 
 use crate::memory::repair;
 use crate::rng::Rng;
@@ -213,7 +218,8 @@ fn bounds_are_below_and_members_above_the_answer() {
                 continue;
             };
             expect_valid(&c.p, &timeline, &format!("{what}: {name}"));
-            // By itself that one searches with the budget of a whole run; as a member it is among the candidates below.
+            // By itself that one searches with the budget of a whole run; as a member it is among
+            // the candidates below.
             assert!(
                 algorithm == Algorithm::Fold || s.score <= repair::key(&c.p, &timeline),
                 "7: {what}: {name}"
@@ -539,7 +545,8 @@ fn times_that_are_longer_by_a_factor_make_all_longer_by_that_factor() {
         let k = rng.pick(&[2, 5, 10, 1_000]);
         let p = Problem::new(scaled(&c.parts, k)).expect("a problem at another scale");
         for (before, after) in bounds::all(&c.p).into_iter().zip(bounds::all(&p)) {
-            // How unlike devices share work is searched for in whole ns, and there are `k` times as many.
+            // The shares of unlike devices are searched for in whole ns, and there are `k` times as
+            // many.
             if !["area", "memory", "energetic"].contains(&after.name) {
                 assert_eq!(
                     before.value.times(k),
@@ -571,7 +578,8 @@ fn times_that_are_longer_by_a_factor_make_all_longer_by_that_factor() {
     }
 }
 
-/// The same problem with its tasks, tensors, groups, constants and devices in another order; and the new index of each device.
+/// The same problem with its tasks, tensors, groups, constants and devices in another order; and
+/// the new index of each device.
 fn relabelled(parts: &Parts, rng: &mut Rng) -> (Parts, Vec<usize>) {
     let mut shuffled = |n: usize| {
         let mut place: Vec<usize> = (0..n).collect();
@@ -623,8 +631,9 @@ fn relabelled(parts: &Parts, rng: &mut Rng) -> (Parts, Vec<usize>) {
     (parts, device)
 }
 
-/// Where two choices are equal the first index decides, so an answer of a search that did not end can depend on names. What cannot: bounds, optima, the
-/// best single device, and that bounds of one are below the answers of the other.
+/// Where two choices are equal the first index decides, so an answer of a search that did not end
+/// can depend on names. Bounds, optima and the best single device cannot, and bounds of one problem
+/// are below the answers of the other.
 #[test]
 fn names_do_not_matter_but_in_ties() {
     let mut n_optimal = 0;
@@ -632,7 +641,7 @@ fn names_do_not_matter_but_in_ties() {
         let (parts, device) = relabelled(&c.parts, &mut rng);
         let p = Problem::new(parts).expect("the same problem");
         for (a, b) in bounds::all(&c.p).into_iter().zip(bounds::all(&p)) {
-            // How unlike devices share work is searched for task by task.
+            // The shares of unlike devices are searched for task by task.
             assert!(
                 a == b || ["area", "memory", "energetic"].contains(&a.name),
                 "17: {}: {a:?} {b:?}",
@@ -670,8 +679,9 @@ fn names_do_not_matter_but_in_ties() {
     assert!(n_optimal > 20, "only {n_optimal} pairs are optimal");
 }
 
-/// Without ties list schedulers give the same makespan whatever the names. Tasks have one operand: of several the first index goes over a link first.
-/// The white paper's greedy, Baechi's and slices are left out: they take tasks that are ready at one time, as all are at the start, by index.
+/// Without ties list schedulers give the same makespan whatever the names. Tasks have one operand:
+/// of several the first index goes over a link first. The white paper's greedy, Baechi's and slices
+/// are left out: they take tasks that are ready at one time, as all are at the start, by index.
 #[test]
 fn names_do_not_matter_without_ties() {
     const LISTS: [&str; 6] = ["simple", "heft", "heft-append", "heft-vote", "peft", "etf"];

@@ -1,8 +1,9 @@
 //! Solver of bare placement problems: plain data in, a plan and a lower bound out.
 //!
-//! It knows tasks, tensors, devices and links; nothing of graphs, ops or drivers of devices. [`problem`] states the problem,
-//! [`schedule`] predicts and builds schedules, [`memory`] makes them keep limits, [`search`] looks for better ones, [`bounds`] says
-//! how good any can be, and [`mod@check`] judges an answer independently of all that made it.
+//! It knows tasks, tensors, devices and links; nothing of graphs, ops or drivers of devices.
+//! [`problem`] states the problem, [`schedule`] predicts and builds schedules, [`memory`] makes
+//! them keep limits, [`search`] looks for better ones, [`bounds`] says how good any can be, and
+//! [`mod@check`] judges an answer independently of all that made it.
 
 pub mod bounds;
 pub mod check;

@@ -1,4 +1,4 @@
-//! What the connection between two devices can do.
+//! Rates of the connection between two devices.
 
 use crate::{Bytes, Nanos};
 
@@ -21,7 +21,7 @@ impl LinkProfile {
     /// Time of one transfer on an idle link.
     pub fn transfer(&self, size: Bytes) -> Nanos {
         let rate = self.bytes_per_second.max(1);
-        // The product of what fits in 34 bits with 1e9 fits in 64; larger tensors take the slow way.
+        // The product of 34 bits with 1e9 fits in 64; larger tensors take the slow way.
         let ns = match size.0.checked_mul(1_000_000_000) {
             Some(product) => product.div_ceil(rate),
             None => {

@@ -1,25 +1,29 @@
-//! The bare placement problem: tasks with a time on each device, tensors between them, groups that stay together, links, memory limits.
+//! The bare placement problem: tasks with a time on each device, tensors between them, groups that
+//! stay together, links, memory limits.
 //!
-//! The compiler makes one from a graph of clusters or from a task-graph file. Tasks, tensors, groups and devices are dense indices.
+//! The compiler makes one from a graph of clusters or from a task-graph file. Tasks, tensors,
+//! groups and devices are dense indices.
 
 use crate::rows::Rows;
 use crate::{Bytes, LinkProfile, Nanos};
 
-/// What a device is to the solver.
+/// A device, as the solver sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Device {
     /// Most bytes that it may hold at a time.
     pub memory: Option<Bytes>,
-    /// True for host memory, false for an accelerator: a tensor with a host copy time pays it once for each accelerator at an end of its way.
+    /// True for host memory, false for an accelerator: a tensor with a host copy time pays it once
+    /// for each accelerator at an end of its way.
     pub is_host: bool,
 }
 
-/// How long a tensor takes over a link.
+/// Duration of a tensor's transfer over a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Payload {
     /// Latency and bandwidth of the link.
     Bytes(Bytes),
-    /// One copy between an accelerator and its host, whatever the link; between two accelerators two copies.
+    /// One copy between an accelerator and its host, whatever the link; between two accelerators
+    /// two copies.
     HostCopy(Nanos),
 }
 
@@ -28,12 +32,12 @@ pub enum Payload {
 pub struct Tensor {
     /// Task that makes it.
     pub producer: u32,
-    /// What a transfer costs.
+    /// Cost of a transfer.
     pub payload: Payload,
 }
 
 impl Tensor {
-    /// What it takes in memory; nothing is known of the size of a tensor with a host copy time.
+    /// Its size in memory; zero for a tensor with a host copy time, as its size is unknown.
     pub fn bytes(&self) -> Bytes {
         match self.payload {
             Payload::Bytes(bytes) => bytes,
@@ -97,7 +101,7 @@ impl Links {
 /// Why tasks do not make a problem.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Refused {
-    /// These tasks wait for each other in a ring.
+    /// These tasks wait for each other in a cycle.
     Cycle(Vec<u32>),
     /// No device can run this task.
     NoDevice(u32),
@@ -112,7 +116,8 @@ pub struct Task {
     pub cost: Vec<Nanos>,
     /// Bytes that its device holds for the whole step on its account.
     pub resident: Bytes,
-    /// Constants that its device holds for the whole step, each once for all tasks that use it there: indices into [`Parts::constants`].
+    /// Constants that its device holds for the whole step, each once for all tasks that use it
+    /// there: indices into [`Parts::constants`].
     pub constants: Vec<u32>,
     /// Bytes of results that no task waits for, held while it runs.
     pub scratch: Bytes,
@@ -172,7 +177,8 @@ pub struct Problem {
 }
 
 impl Problem {
-    /// Checks and indexes the parts. The devices of a group are narrowed to those on which all its tasks can run.
+    /// Checks and indexes the parts. The devices of a group are narrowed to those on which all its
+    /// tasks can run.
     pub fn new(parts: Parts) -> Result<Problem, Refused> {
         let (n, n_devices) = (parts.tasks.len(), parts.devices.len());
         let pairs = |(x, (_, consumers)): (usize, &(Tensor, Vec<u32>))| {
@@ -226,7 +232,7 @@ impl Problem {
         Ok(p)
     }
 
-    /// What it is made of, groups as narrow as they are.
+    /// The parts of the problem, groups as narrow as they are.
     pub fn parts(&self) -> Parts {
         let task = |t: usize| Task {
             cost: self.costs(t).to_vec(),
@@ -304,7 +310,8 @@ impl Problem {
             .unwrap_or(Nanos::INFINITY)
     }
 
-    /// Time of a tensor over the idle link between two devices; nothing between a device and itself.
+    /// Time of a tensor over the idle link between two devices; nothing between a device and
+    /// itself.
     pub fn transfer(&self, tensor: usize, from: usize, to: usize) -> Nanos {
         if from == to {
             return Nanos::ZERO;
@@ -333,7 +340,8 @@ impl Problem {
             .map(|&x| self.tensors[x as usize].producer)
     }
 
-    /// The problem with these devices alone, numbered in this order. Errors with the first task that none of them can run.
+    /// The problem with these devices alone, numbered in this order. Errors with the first task
+    /// that none of them can run.
     pub fn only(&self, devices: &[usize]) -> Result<Problem, usize> {
         let n = self.devices.len();
         let lost = |t: &usize| devices.iter().all(|&d| !self.cost(*t, d).is_finite());
@@ -392,7 +400,8 @@ impl Problem {
         }
     }
 
-    /// A ring among the tasks that still wait: go back along tasks that wait until one comes again.
+    /// A cycle among the tasks that still wait: go back along tasks that wait until one comes
+    /// again.
     fn ring(&self, waiting: &[u32]) -> Vec<u32> {
         let stuck = |t: u32| waiting[t as usize] > 0;
         let mut way: Vec<u32> = (0..waiting.len() as u32)

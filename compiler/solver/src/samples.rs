@@ -4,7 +4,7 @@ use crate::problem::{Device, Links, Parts, Payload, Problem, Task, Tensor};
 use crate::rng::Rng;
 use crate::{Bytes, LinkProfile, Nanos};
 
-/// What a random problem is like.
+/// Size and features of a random problem.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
     /// Number of tasks.
@@ -13,8 +13,9 @@ pub struct Shape {
     pub n_devices: usize,
     /// Memory limit of the devices; when constrained, some have none or half as much more.
     pub memory: Option<u64>,
-    /// Kinds of devices that some tasks lack, pins, groups, shared constants, ordering edges of no bytes, host copies, views. Without, all tasks
-    /// can run everywhere, as times differ by task and device.
+    /// Kinds of devices that some tasks lack, pins, groups, shared constants, ordering edges of no
+    /// bytes, host copies, views. Without, all tasks can run everywhere, as times differ by task
+    /// and device.
     pub constrained: bool,
     /// Times of tasks, in ns, and sizes of results, in bytes, are below this.
     pub most: u64,
@@ -53,7 +54,8 @@ pub fn random(rng: &mut Rng, shape: Shape) -> Problem {
 
 /// The parts of a random problem. Tensors go from tasks to later ones.
 ///
-/// Times of transfers have no fractions: a byte takes a whole number of ns, of which latencies are free.
+/// Times of transfers have no fractions: a byte takes a whole number of ns, of which latencies are
+/// free.
 pub fn parts(rng: &mut Rng, shape: Shape) -> Parts {
     let Shape {
         n_tasks,
@@ -114,7 +116,8 @@ pub fn parts(rng: &mut Rng, shape: Shape) -> Parts {
     }
 }
 
-/// Times of a task: near each other, nothing now and then; some kinds lack it, but not that of its home.
+/// Times of a task: near each other, nothing now and then; some kinds lack it, but not that of its
+/// home.
 fn times(rng: &mut Rng, shape: Shape, kind: &[usize], home: usize) -> Vec<Nanos> {
     let base = rng.number(shape.most);
     let mut of_kind = |k: usize| match rng.below(10) {

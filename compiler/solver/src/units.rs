@@ -58,7 +58,8 @@ quantity! {
     Nanos
 }
 quantity! {
-    /// A duration in picoseconds: alternatives are compared in these, since theirs may differ by less than a nanosecond.
+    /// A duration in picoseconds: alternatives are compared in these, since theirs may differ by
+    /// less than a nanosecond.
     Picos
 }
 quantity! {

@@ -1,13 +1,18 @@
 //! Independent checker of placements.
 //!
 //! Invariants:
+//!
 //! 1. every node but constants has one device of the set, on which it can run;
-//! 2. pins and requests hold, unless the fallback let them go and the reason says so; job, replica and task hold even then. Of a node that
-//!    uses a variable, that of another user may count instead, if the reason says so;
+//! 2. pins and requests hold, unless the fallback released them and the reason says so; job,
+//!    replica and task hold even then. Of a node that uses a variable, that of another user may
+//!    count instead, if the reason says so;
 //! 3. nodes that use the same variable are on one device, where its state is if there is any;
-//! 4. nodes of one colocation group are on one device, unless the fallback let one go and a warning or the log says so;
-//! 5. predicted times: nodes of one device do not overlap, and no node starts before its operands are made;
-//! 6. all of this of the graph in which each copy is a node; and nodes with copies have no effect but their results.
+//! 4. nodes of one colocation group are on one device, unless the fallback released one and a
+//!    warning or the log says so;
+//! 5. predicted times: nodes of one device do not overlap, and no node starts before its operands
+//!    are made;
+//! 6. all of this of the graph in which each copy is a node; and nodes with copies have no effect
+//!    but their results.
 
 use super::pins::{paths, wishes};
 use super::{Fallback, Placed, Placement, Reason, Request};

@@ -1,7 +1,9 @@
-//! Colocation: union-find over the nodes to place, with three specifications per group, as TensorFlow's `ColocationGraph` has them.
+//! Colocation: union-find over the nodes to place, with three specifications per group, as
+//! TensorFlow's `ColocationGraph` has them.
 //!
-//! *Assigned* is where state is already; *resource* is what was asked of a node that makes a variable's value; *requested* is what was asked of
-//! any member, and always at least as specific as the other two. Requests that differ are merged by [`Merge`]; the other two never give way.
+//! *Assigned* is the device that already holds state; *resource* is requested of a node that makes
+//! a variable's value; *requested* is requested of any member, and always at least as specific as
+//! the other two. Requests that differ are merged by [`Merge`]; the other two never give way.
 
 use super::conflict;
 use crate::error::{Error, Result};
@@ -12,17 +14,17 @@ use std::rc::Rc;
 /// A node to place.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Member {
-    /// Its path, or what else names it.
+    /// Its path, or another name where it has none.
     pub name: String,
     /// Its op.
     pub op: &'static str,
-    /// Whether each device of the set has kernels for it.
+    /// By device of the set, true where the device has kernels for it.
     pub supports: Vec<bool>,
     /// Where its state is.
     pub assigned: DeviceSpec,
-    /// What was asked of it as the maker of a variable's value.
+    /// Request made of it as the maker of a variable's value.
     pub resource: DeviceSpec,
-    /// What was asked of it.
+    /// Request made of it.
     pub requested: DeviceSpec,
     /// Who asked.
     pub asked_by: String,
@@ -39,9 +41,9 @@ pub(super) struct Group {
     pub supports: Vec<bool>,
     /// Where state of a member is.
     pub assigned: DeviceSpec,
-    /// What was asked of members that make a variable's value.
+    /// Requests made of members that make a variable's value, merged.
     pub resource: DeviceSpec,
-    /// What was asked of any member, merged.
+    /// Requests made of any member, merged.
     pub requested: DeviceSpec,
 }
 
@@ -107,8 +109,9 @@ impl Colocation {
 
     /// Joins two groups through an edge between `a` and `b`.
     ///
-    /// Errors, and changes nothing, when their specifications cannot be merged or no device has kernels for both; the message has the groups'
-    /// members and the shortest chain of edges between two members that contradict each other.
+    /// Errors, and changes nothing, when their specifications cannot be merged or no device has
+    /// kernels for both; the message has the groups' members and the shortest chain of edges
+    /// between two members that contradict each other.
     pub fn join(&mut self, a: usize, b: usize, why: &str) -> Result<()> {
         let (x, y) = (self.root(a), self.root(b));
         if x != y {
@@ -165,7 +168,8 @@ impl Colocation {
         })
     }
 
-    /// Joins a use of a variable to the node that stands for it. Where their requests contradict, that of the user does not count.
+    /// Joins a use of a variable to the node that stands for it. Where their requests contradict,
+    /// that of the user does not count.
     ///
     /// Returns the log line, if a request was dropped. Errors as [`Colocation::join`].
     pub fn join_reference(
@@ -201,7 +205,8 @@ impl Colocation {
         Ok(line)
     }
 
-    /// Members by distance in edges from the nearest of `starts`, each with the way back: (member, previous member, edge).
+    /// Members by distance in edges from the nearest of `starts`, each with the way back: (member,
+    /// previous member, edge).
     pub fn reach(&self, starts: &[usize]) -> Vec<(usize, usize, Rc<str>)> {
         let mut seen: BTreeSet<usize> = starts.iter().copied().collect();
         let mut found: Vec<(usize, usize, Rc<str>)> =

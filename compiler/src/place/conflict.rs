@@ -1,5 +1,5 @@
-//! Messages about nodes that no device can take: TensorFlow's contents, and who asked and the shortest chain of edges between two nodes that
-//! contradict each other.
+//! Messages about nodes that no device can take: TensorFlow's contents, and who asked and the
+//! shortest chain of edges between two nodes that contradict each other.
 
 use super::colocate::{Colocation, Group, Member};
 use super::device::DeviceSet;
@@ -38,7 +38,8 @@ pub(super) fn cannot_colocate(
     )
 }
 
-/// The members on the way from one member back to another, each with the edge that leads on from it.
+/// The members on the way from one member back to another, each with the edge that leads on from
+/// it.
 type Way = Vec<(usize, Rc<str>)>;
 
 /// A member of each distinct demand, nearest first, with its way back to `start`.
@@ -74,7 +75,8 @@ fn contradict(a: &Member, b: &Member) -> bool {
         || !a.supports.iter().zip(&b.supports).any(|(x, y)| *x && *y)
 }
 
-/// The shortest chain from a member on the side of `a` to one on the side of `b` that contradicts it, through the edge between them.
+/// The shortest chain from a member on the side of `a` to one on the side of `b` that contradicts
+/// it, through the edge between them.
 fn chain_across(c: &Colocation, a: usize, b: usize, why: &str) -> Option<String> {
     let (left, right) = (demands(c, a), demands(c, b));
     let pairs = left.iter().flat_map(|l| right.iter().map(move |r| (l, r)));
@@ -101,7 +103,7 @@ fn chain_across(c: &Colocation, a: usize, b: usize, why: &str) -> Option<String>
     Some(text)
 }
 
-/// An end of a chain: the name, and what is demanded.
+/// An end of a chain: the name and its demand.
 fn link(c: &Colocation, member: usize) -> String {
     let m = &c.members[member];
     format!("'{}' ({})", m.name, demand(c, m))
@@ -238,7 +240,8 @@ pub(super) fn no_kernel_at_all(g: &Graph, id: NodeId, set: &DeviceSet) -> Error 
     .hint("--devices with a device that has the kernel")
 }
 
-/// The nearest member that has no kernel on any of `devices`, else that asks for something else, and the shortest chain to it.
+/// The nearest member that has no kernel on any of `devices`, else that asks for something else,
+/// and the shortest chain to it.
 fn blocker(c: &Colocation, member: usize, devices: &[usize]) -> (usize, String) {
     let demands = demands(c, member);
     let lacks = |m: &Member| !devices.is_empty() && !devices.iter().any(|&d| m.supports[d]);
@@ -266,7 +269,8 @@ fn available(set: &DeviceSet) -> String {
     names.join(", ")
 }
 
-/// The error of a specification that fits no device; `what` comes before the devices that there are.
+/// The error of a specification that fits no device; the message opens with `what`, and ends with
+/// the devices there are.
 pub(super) fn unknown(what: &str, spec: &DeviceSpec, set: &DeviceSet) -> Error {
     let cuda = match spec.device_type.as_deref() {
         Some("GPU") if !set.devices.iter().any(|d| d.name.kind == DeviceKind::Gpu) => {
@@ -281,7 +285,7 @@ pub(super) fn unknown(what: &str, spec: &DeviceSpec, set: &DeviceSet) -> Error {
     error.hint(near_device(spec, set))
 }
 
-/// What to try instead of a specification that fits no device.
+/// An alternative to a specification that fits no device.
 fn near_device(spec: &DeviceSpec, set: &DeviceSet) -> String {
     let names: Vec<String> = set.devices.iter().map(|d| d.name.to_string()).collect();
     let near = nearest(&spec.to_string(), names.iter().map(String::as_str), 1);
@@ -302,7 +306,8 @@ fn no_kernel(spec: &DeviceSpec, details: &str) -> Error {
     .hint("--devices with a CPU in it, or --fallback allow")
 }
 
-/// `matmul(f32[2, 3], f32[3, 4]) {attributes} -> f32[2, 4]`, with the devices there are and their kernels.
+/// `matmul(f32[2, 3], f32[3, 4]) {attributes} -> f32[2, 4]`, with the devices there are and their
+/// kernels.
 fn signature(g: &Graph, id: NodeId) -> String {
     let node = g.node(id);
     let types = |values: &[crate::ir::ValueId]| -> String {

@@ -1,5 +1,5 @@
-//! Nodes that run more than once, and results that are parked on another device: which may, which do, and the graph in which each copy is a node of
-//! its own.
+//! Nodes that run more than once, and results that are offloaded on another device: which may,
+//! which do, and the graph in which each copy is a node of its own.
 
 use super::pins::{paths, wishes};
 use super::resolve::Resolved;
@@ -19,20 +19,21 @@ use gristmill_solver::{Problem, bounds};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-/// A node that runs again, or a result of it that is parked.
+/// A node that runs again, or a result of it that is offloaded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CopiedNode {
     /// The node.
     pub node: NodeId,
-    /// The result that is sent to the device below and from there to the users, instead of being held until then; none where the node runs again.
+    /// The result that is sent to the device below and from there to the users, instead of being
+    /// held until then; none where the node runs again.
     pub parked: Option<ValueId>,
     /// Where, when and why the copy runs.
     pub placed: Placed,
-    /// What takes the results of the copy.
+    /// Consumers of the copy's results.
     pub users: Vec<User>,
 }
 
-/// What takes the results of a copy.
+/// A consumer of a copy's results.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum User {
     /// A node of the graph.
@@ -45,7 +46,7 @@ pub enum User {
 pub(super) struct Settled {
     pub solution: Solution,
     pub copied: Option<Copied>,
-    /// How runs follow each other, if that was asked.
+    /// Period and depth of the stream, if throughput was the objective.
     pub stream: Option<Stream>,
 }
 
@@ -60,8 +61,8 @@ impl Settled {
 const COPY_TASKS: u64 = 100;
 const MAX_COPY_TASKS: u64 = 300_000;
 
-/// Adds the copies that help: cheap nodes instead of transfers, or, where memory limits are not kept, nodes that run again, or tensors that are parked,
-/// instead of holding results.
+/// Adds the copies that help: cheap nodes instead of transfers, or, where memory limits are not
+/// kept, nodes that run again, or tensors that are offloaded, instead of holding results.
 pub(super) fn settle(p: &Problem, solution: Solution, freedom: &Freedom) -> Settled {
     let tasks = (COPY_TASKS * p.n_tasks() as u64).min(MAX_COPY_TASKS);
     let find = if solution.score.0 == Bytes::ZERO {
@@ -125,8 +126,8 @@ fn settled(p: &Problem, mut solution: Solution, copied: Option<Copied>, is_found
     }
 }
 
-/// Which tasks may run more than once, and which devices keep tensors of others: those whose memory is the host's, where a tensor that is on its way
-/// takes no room of the device that it belongs to.
+/// Tasks that may run more than once, and devices that keep tensors of others. Only host memory is
+/// offered for offloading: a tensor in flight takes no room there of the device that it belongs to.
 pub(super) fn freedom(
     g: &Graph,
     nodes: &[NodeId],
@@ -148,7 +149,8 @@ pub(super) fn freedom(
     }
 }
 
-/// Which tasks may run more than once: those whose only effect is their results, of which nothing is asked, and that nothing is ordered by.
+/// Tasks that may be rematerialised: their only effect is their results, no request names them, and
+/// no ordering edge touches them.
 fn may_copy(g: &Graph, nodes: &[NodeId], request: &Request, resolved: &Resolved) -> Vec<bool> {
     let mut ordered: BTreeSet<NodeId> = g
         .nodes()
@@ -259,10 +261,11 @@ pub(super) fn nodes(
 }
 
 impl Placement {
-    /// The graph in which each copy is a node, in the order of the predicted starts, and its placement, which has no copies. `g` is the graph that was
-    /// placed.
+    /// The graph in which each copy is a node, in the order of the predicted starts, and its
+    /// placement, which has no copies. `g` is the graph that was placed.
     ///
-    /// The order is what keeps a memory limit where a node runs again late: the partition of a single device is run in the order of its graph.
+    /// The order keeps a memory limit where a node runs again late: the partition of a single
+    /// device is run in the order of its graph.
     pub fn expand(&self, g: &Graph) -> Result<(Graph, Placement)> {
         let mut r = Rebuild::new(g);
         let mut nodes: Vec<Option<Placed>> = Vec::new();
@@ -296,8 +299,8 @@ impl Placement {
         Ok((r.finish(g), placement))
     }
 
-    /// Nodes, and copies by their place, by predicted start; constants first. What takes no time comes before what starts then, and of equals the node
-    /// that the graph has first.
+    /// Nodes, and copies by their index, by predicted start; constants first. A node without
+    /// duration comes before nodes that start at the same time; ties keep the order of the graph.
     fn order(&self, g: &Graph) -> Vec<(NodeId, Option<usize>)> {
         let times = |placed: Option<&Placed>| placed.map(|p| (p.start, p.end));
         let own = g
@@ -313,7 +316,7 @@ impl Placement {
         order.into_iter().map(|(_, id, copy)| (id, copy)).collect()
     }
 
-    /// Adds the node that keeps a parked value on its device, and gives what it gives back.
+    /// Adds the node that keeps an offloaded value on its device, and returns its result.
     fn park(&self, g: &Graph, r: &mut Rebuild, copy: &CopiedNode, v: ValueId) -> Result<ValueId> {
         let (node, ty) = (g.node(copy.node), g.ty(v).clone());
         let mut region = Graph::new("");
@@ -335,7 +338,7 @@ impl Placement {
         let made = r
             .graph
             .add_with_regions(op, &[r.get(v)], vec![region], &node.origin)?;
-        // What is asked of the node is not asked of this one.
+        // A request made of the node does not hold for its copy.
         let id = NodeId(r.graph.n_nodes() as u32 - 1);
         r.graph.node_mut(id).device = Some(Arc::new(DeviceRequest::from(
             &self.devices[copy.placed.device],
@@ -343,7 +346,7 @@ impl Placement {
         Ok(made[0])
     }
 
-    /// What a user takes: results of the copies that are for it, and of the nodes themselves.
+    /// Operands of a user: results of the copies that are for it, and of the nodes themselves.
     fn operands(
         &self,
         g: &Graph,

@@ -12,11 +12,12 @@ use std::collections::BTreeMap;
 pub struct Device {
     /// Its name.
     pub name: DeviceName,
-    /// What it can do.
+    /// Rates and capacities, by which costs are predicted.
     pub profile: DeviceProfile,
     /// Most bytes that it may hold at a time.
     pub memory_limit: Option<Bytes>,
-    /// Bytes that there are where it is, which logical devices of one GPU share; `None` where that is not known.
+    /// Bytes that there are where it is, which logical devices of one GPU share; `None` where that
+    /// is not known.
     pub memory: Option<Bytes>,
     /// The ops that it can run.
     pub kernels: Kernels,
@@ -67,9 +68,11 @@ impl DeviceSet {
         }
     }
 
-    /// Reads `cpu:2,emu:1` (counts of each kind), `/device:CPU:0,/device:CPU:1` (single devices), or a mixture; empty is one CPU.
+    /// Reads `cpu:2,emu:1` (counts of each kind), `/device:CPU:0,/device:CPU:1` (single devices),
+    /// or a mixture; empty is one CPU.
     ///
-    /// Errors with the part that cannot be read, a kind that does not exist, or a device named twice.
+    /// Errors with the part that cannot be read, a kind that does not exist, or a device named
+    /// twice.
     pub fn parse(text: &str, n_threads: usize) -> Result<DeviceSet> {
         let mut names: Vec<DeviceName> = Vec::new();
         for part in text.split(',').map(str::trim).filter(|p| !p.is_empty()) {

@@ -1,10 +1,12 @@
-//! Emulated GPUs: in builds with the feature `emulator` only, since it is a tenth of a build that models on CPUs and GPUs do not need.
+//! Emulated GPUs: in builds with the feature `emulator` only, since it is a tenth of a build that
+//! models on CPUs and GPUs do not need.
 
 use crate::error::Result;
 use gristmill_runtime::driver::Driver;
 use std::sync::Arc;
 
-/// Bytes of memory of an emulated GPU without a limit. Errors with `Unsupported` in a build without the emulator.
+/// Bytes of memory of an emulated GPU without a limit. Errors with `Unsupported` in a build without
+/// the emulator.
 #[cfg(any(test, feature = "emulator"))]
 pub(super) fn memory_bytes() -> Result<u64> {
     Ok(gristmill_emulator::Limits::default().memory_bytes as u64)
@@ -31,7 +33,8 @@ fn absent() -> crate::Error {
         .hint("cargo run --release --features emulator -- ..")
 }
 
-/// Bytes of memory of an emulated GPU without a limit. Errors with `Unsupported` in a build without the emulator.
+/// Bytes of memory of an emulated GPU without a limit. Errors with `Unsupported` in a build without
+/// the emulator.
 #[cfg(not(any(test, feature = "emulator")))]
 pub(super) fn memory_bytes() -> Result<u64> {
     Err(absent())

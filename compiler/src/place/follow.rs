@@ -1,17 +1,21 @@
-//! Cheap nodes of which nothing is asked follow the node that makes their operands, so that a pin does not cut kernels in two.
+//! Cheap nodes of which nothing is asked follow the node that makes their operands, so that a pin
+//! does not cut kernels in two.
 //!
-//! Passes join only nodes of equal requests. Without this, a pinned convolution keeps its bias and activation, of which nobody asked anything,
-//! out of its kernel, and its layout cannot go further than itself.
+//! Passes join only nodes of equal requests. Without this, a pinned convolution keeps its bias and
+//! activation, of which nobody asked anything, out of its kernel, and its layout cannot go further
+//! than itself.
 
 use super::Request;
 use crate::ir::{AskedBy, Def, DeviceRequest, Graph, NodeId, Op, OpClass};
 use crate::units::printable;
 use std::sync::Arc;
 
-/// Gives element-wise nodes, views and poolings the request that all nodes have that make their operands (constants and graph inputs left out).
+/// Gives element-wise nodes, views and poolings the request that all nodes have that make their
+/// operands (constants and graph inputs left out).
 ///
-/// Only requests for devices alone spread, and only where every device that fits has kernels for both nodes: nothing that could be placed before
-/// becomes an error. Nodes with control edges are left alone, since they share no kernel.
+/// Only requests for devices alone spread, and only where every device that fits has kernels for
+/// both nodes: nothing that could be placed before becomes an error. Nodes with control edges are
+/// left alone, since they share no kernel.
 pub fn follow_operands(g: &mut Graph, request: &Request) {
     let ordered = g.ordered();
     for id in (0..g.n_nodes() as u32).map(NodeId) {

@@ -1,4 +1,4 @@
-//! GPUs of this machine as logical devices: which one each is, what it can do, and its driver.
+//! GPUs of this machine as logical devices: index, profile and driver.
 
 use super::device::DeviceSet;
 use super::emulated;
@@ -13,15 +13,18 @@ use gristmill_runtime::driver::Driver;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// Between the host and a GPU, or two GPUs, before anything was measured: PCIe of the fourth generation.
+/// Between the host and a GPU, or two GPUs, before anything was measured: PCIe of the fourth
+/// generation.
 const ASSUMED_LINK: LinkProfile = LinkProfile {
     latency: Nanos(10_000),
     bytes_per_second: 24_000_000_000,
 };
-/// Rates of a GPU whose driver does not tell them: multiprocessors, their clock, and bytes per second of its memory.
+/// Rates of a GPU whose driver does not tell them: multiprocessors, their clock, and bytes per
+/// second of its memory.
 const ASSUMED: (f64, f64, f64) = (108.0, 1.4e9, 1.5e12);
 
-/// The driver's number of a GPU: `gpus` names those of `/device:GPU:0` and so on; they are numbered as the driver does when it is empty.
+/// The driver's number of a GPU: `gpus` names those of `/device:GPU:0` and so on; they are numbered
+/// as the driver does when it is empty.
 ///
 /// Errors with `InvalidInput` when the list is too short.
 pub fn ordinal(device: &DeviceName, gpus: &[u32]) -> Result<u32> {
@@ -58,7 +61,8 @@ pub fn product(device: &DeviceName, gpus: &[u32]) -> Result<String> {
     Ok(find(device, gpus)?.name)
 }
 
-/// Bytes of memory that a device has: of a CPU, this machine's. Errors when it is not there or does not tell.
+/// Bytes of memory that a device has: of a CPU, this machine's. Errors when it is not there or does
+/// not tell.
 pub fn total_memory(device: &DeviceName, gpus: &[u32]) -> Result<u64> {
     match device.kind {
         DeviceKind::Gpu => Ok(find(device, gpus)?.memory_bytes as u64),
@@ -72,7 +76,8 @@ pub fn total_memory(device: &DeviceName, gpus: &[u32]) -> Result<u64> {
     }
 }
 
-/// The architecture that machine code for each GPU of a set is made for: `asked`, or else the GPU's own.
+/// The architecture that machine code for each GPU of a set is made for: `asked`, or else the GPU's
+/// own.
 pub fn archs(set: &DeviceSet, gpus: &[u32], asked: Option<Arch>) -> BTreeMap<DeviceName, Arch> {
     let own = |name: &DeviceName| {
         let (major, minor) = find(name, gpus).ok()?.compute_capability;
@@ -100,8 +105,8 @@ pub fn check_presence(device: &DeviceName, gpus: &[u32]) -> Result<()> {
 
 /// The driver of a device that has memory of its own, with its memory limit; none for a CPU.
 ///
-/// `check` makes the emulator look for races, and a GPU's driver wait for each launch. Errors with `Unsupported` when a GPU is
-/// not there.
+/// `check` makes the emulator look for races, and a GPU's driver wait for each launch. Errors with
+/// `Unsupported` when a GPU is not there.
 pub fn driver(
     device: &DeviceName,
     set: &DeviceSet,
@@ -135,7 +140,8 @@ fn open_gpu(
     ))
 }
 
-/// True when NCCL is there and joins these places: each is one GPU of the set, and no two are parts of one GPU.
+/// True when NCCL is there and joins these places: each is one GPU of the set, and no two are parts
+/// of one GPU.
 pub fn nccl_joins(places: &[Requested], set: &DeviceSet, gpus: &[u32]) -> bool {
     let ordinals = places.iter().map(|place| only_gpu(place, set, gpus));
     let distinct: Option<BTreeSet<u32>> = ordinals.collect();
@@ -156,10 +162,11 @@ fn only_gpu(place: &Requested, set: &DeviceSet, gpus: &[u32]) -> Option<u32> {
 }
 
 impl DeviceSet {
-    /// Takes rates and memory of GPUs from their driver, and links to them as assumed for PCIe. Logical devices of one GPU that have no limit share
-    /// evenly what the others leave.
+    /// Takes rates and memory of GPUs from their driver, and links to them as assumed for PCIe.
+    /// Logical devices of one GPU that have no limit share evenly the memory that the others leave.
     ///
-    /// Errors with `Unsupported` when one is not there, with `InvalidInput` when limits are more than a GPU has.
+    /// Errors with `Unsupported` when one is not there, with `InvalidInput` when limits are more
+    /// than a GPU has.
     pub fn look_at_gpus(&mut self, gpus: &[u32]) -> Result<()> {
         for i in 0..self.devices.len() {
             let device = &mut self.devices[i];
@@ -219,7 +226,7 @@ impl DeviceSet {
     }
 }
 
-/// What a GPU can do by what its driver says of it.
+/// Profile of a GPU by the figures of its driver.
 pub(crate) fn described(device: &CudaDevice) -> DeviceProfile {
     let or = |stated: f64, assumed: f64| if stated > 0.0 { stated } else { assumed };
     let multiprocessors = or(f64::from(device.multiprocessors), ASSUMED.0);

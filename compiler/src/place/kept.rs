@@ -1,8 +1,11 @@
-//! Placements kept between processes: what re-placement decided by measured times holds wherever the same problem comes again.
+//! Cache of placements between processes: a decision of re-placement by measured times holds
+//! wherever the same problem comes again.
 //!
-//! A kept placement is a plan (see [`super::plan`]) in the cache folder. The file is named by what was placed: nodes, tensors, devices, links,
-//! limits, and which devices each node may be on, so that another model, device set or option looks for another file. A comment in it says by which
-//! times the decision was made; by others the placer decides anew. A file that cannot be used is named in a warning and ignored.
+//! A cached placement is a plan (see [`super::plan`]) in the cache folder. The file is named by a
+//! hash of the problem: nodes, tensors, devices, links, limits, and the devices allowed for each
+//! node, so that another model, device set or option looks for another file. A comment in it holds
+//! the times by which the decision was made; by others the placer decides anew. A file that cannot
+//! be used is named in a warning and ignored.
 
 use super::plan::{Plan, Planned};
 use super::{DeviceSet, Objective, Placement, Request};
@@ -15,7 +18,7 @@ use gristmill_solver::Problem;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
-/// What stands before the hash of the problem with its times.
+/// Prefix of the line with the hash of the problem and its times.
 const TIMES: &str = "# decided by times ";
 
 /// Where the placement of a problem is kept.
@@ -26,7 +29,8 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// For a request that may take a kept placement: for latency, with a folder, something to decide, no plan, and no earlier placement to begin from.
+    /// For a request that may take a kept placement: for latency, with a folder, something to
+    /// decide, no plan, and no earlier placement to begin from.
     pub fn of_request(request: &Request, p: &Problem, names: &[String]) -> Option<Place> {
         let DeviceSet { devices, .. } = &request.devices;
         let has_choice = devices.len() > 1
@@ -76,7 +80,8 @@ impl Place {
         }
     }
 
-    /// What is kept, as `resolve` reads it: nothing where there is no file, or one of other times; a warning where it cannot be used.
+    /// The cached plan, as `resolve` reads it: nothing where there is no file, or one of other
+    /// times; a warning where it cannot be used.
     pub fn find(
         &self,
         resolve: impl Fn(&Plan) -> Result<Planned>,
@@ -95,7 +100,7 @@ impl Place {
         let plan = Plan::parse(&text, &source).map_err(|e| self.ignored(e))?;
         let times = text.lines().find_map(|l| l.strip_prefix(TIMES));
         let times = times.ok_or_else(|| self.ignored(format!("no line says {TIMES:?}")))?;
-        // It is read whatever its times are, so that what is wrong is said at once.
+        // It is read even if its times are stale, so that a broken file is reported at once.
         let planned = resolve(&plan).map_err(|e| self.ignored(e))?;
         Ok((times == self.times).then_some(planned))
     }

@@ -1,4 +1,4 @@
-//! Which ops a device has kernels for.
+//! Ops that a device has kernels for.
 
 use crate::ir::Node;
 use std::collections::BTreeMap;
@@ -10,7 +10,8 @@ pub struct Kernels {
 }
 
 impl Kernels {
-    /// What the back ends have, whatever the kind of device, and what a device that is only planned for is taken to have: everything.
+    /// The kernels of the back ends, the same for every kind of device. A device that is only
+    /// planned for is taken to have them all.
     pub fn all() -> Kernels {
         Kernels::default()
     }

@@ -1,12 +1,14 @@
-//! The placement log: one line per op of the model, as TensorFlow's `log_device_placement` prints it.
+//! The placement log: one line per op of the model, as TensorFlow's `log_device_placement` prints
+//! it.
 
 use super::Placement;
 use crate::ir::{Graph, Node, NodeId, Op};
 use crate::units::printable;
 
 impl Placement {
-    /// `name: (op): /job:localhost/replica:0/task:0/device:CPU:0` for every op of the placed graph in order, those inside clusters and other
-    /// regions too; then the requests that were let go. Constants, which have no device of their own, are not listed.
+    /// `name: (op): /job:localhost/replica:0/task:0/device:CPU:0` for every op of the placed graph
+    /// in order, those inside clusters and other regions too; then the requests that were released.
+    /// Constants, which have no device of their own, are not listed.
     pub fn device_log(&self, g: &Graph) -> String {
         let mut out = String::new();
         for (id, node) in g.nodes() {

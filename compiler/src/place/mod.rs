@@ -1,8 +1,10 @@
 //! Placement: which logical device runs each cluster.
 //!
-//! [`model`] makes a bare problem of a graph of clusters, [`gristmill_solver`] solves it: every algorithm of a portfolio proposes, one simulator predicts what
-//! that costs, the best is refined, and a lower bound says how far it can be from optimal. Pins and requests hold for every candidate.
-//! Constants are not placed: each consumer's device has a copy. [`task_graph`] reads bare problems from files.
+//! [`model`] makes a bare problem of a graph of clusters, [`gristmill_solver`] solves it: every
+//! algorithm of a portfolio proposes, one simulator predicts the cost of each proposal, the best is
+//! refined, and a lower bound says how far it can be from optimal. Pins and requests hold for every
+//! candidate. Constants are not placed: each consumer's device has a copy. [`task_graph`] reads
+//! bare problems from files.
 
 pub mod check;
 mod colocate;
@@ -59,13 +61,14 @@ use std::sync::Arc;
 pub enum Reason {
     /// A pin, a scope or the graph asked for it: who.
     Asked(String),
-    /// What was asked could not be had, and the fallback allowed another device.
+    /// The request could not be kept, and the fallback allowed another device.
     Fallback(String),
-    /// Another use of the same variable asked for a different device, and counts more: the line that says so.
+    /// Another use of the same variable asked for a different device, and counts more: the line
+    /// that says so.
     Overridden(String),
     /// No other device can run it.
     OnlyDevice,
-    /// It must be with another node: through what, and which.
+    /// It must be with another node: the kind of tie, and the node.
     Colocated(String),
     /// The winning algorithm chose it.
     Chosen,
@@ -73,12 +76,12 @@ pub enum Reason {
     ChosenFor(Objective),
     /// An earlier process decided so by measured times.
     Kept,
-    /// It runs again, or is parked: what that saves.
+    /// It is rematerialised or offloaded: the saving.
     Copy(String),
 }
 
 impl Reason {
-    /// Whether nothing but the placer narrowed the devices.
+    /// True if only the placer narrowed the devices.
     fn is_choice(&self) -> bool {
         matches!(
             self,
@@ -124,7 +127,7 @@ pub struct Placement {
     pub devices: Vec<DeviceName>,
     /// By node; `None` for constants, which are wherever they are used.
     pub nodes: Vec<Option<Placed>>,
-    /// Second runs of nodes, and what is parked, beside these.
+    /// Rematerialised and offloaded nodes, beside these.
     pub copies: Vec<CopiedNode>,
     /// Name of the winning algorithm.
     pub algorithm: String,
@@ -132,15 +135,15 @@ pub struct Placement {
     pub makespan: Nanos,
     /// No placement is predicted faster than this, with the name of the bound.
     pub lower_bound: (Nanos, String),
-    /// How runs follow each other, where that is what the placement is for.
+    /// Period and depth of the stream, where the placement is for one.
     pub stream: Option<Stream>,
     /// Predicted most bytes on each device.
     pub peak_bytes: Vec<Bytes>,
     /// The portfolio.
     pub candidates: Vec<Candidate>,
-    /// Requests that were let go.
+    /// Requests that were released.
     pub warnings: Vec<String>,
-    /// Requests that were let go quietly, as [`Fallback::Allow`] wants it.
+    /// Requests that were released quietly, as [`Fallback::Allow`] wants it.
     pub log: Vec<String>,
     /// The problem and its solution, for explanations; none of a placement by hand.
     pub solved: Option<Arc<Solved>>,
@@ -179,7 +182,8 @@ impl Placement {
     }
 }
 
-/// Tasks that refinement simulates for a model, by task of the model and at most: a small part of what a bare problem gets, since people wait.
+/// Tasks that refinement simulates for a model, by task of the model and at most: a small part of a
+/// bare problem's budget, since people wait.
 const REFINE_TASKS: u64 = 300;
 const MAX_REFINE_TASKS: u64 = 300_000;
 /// Nodes that searches for a bound or an optimum look at for a model.
@@ -187,8 +191,9 @@ const MODEL_SEARCH_NODES: u64 = 2_000;
 
 /// Places the nodes of a graph, usually of clusters.
 ///
-/// Errors, all at once, when a pin finds nothing, a request names a device that is not in the set or that has no kernel for the node, nodes that
-/// must be together cannot be, memory limits cannot be kept, or a plan does not fit.
+/// Errors, all at once, when a pin finds nothing, a request names a device that is not in the set
+/// or that has no kernel for the node, nodes that must be together cannot be, memory limits cannot
+/// be kept, or a plan does not fit.
 pub fn place(g: &Graph, request: &Request, costs: &CostModel) -> Result<Placement> {
     let resolved = resolve::resolve(g, request)?;
     let ModelProblem {
@@ -222,7 +227,8 @@ pub fn place(g: &Graph, request: &Request, costs: &CostModel) -> Result<Placemen
         let found = objective::solve(&problem, request.objective, planned, &options, &name);
         let (solution, stream) =
             found.ok_or_else(|| Error::internal("the portfolio proposes nothing"))?;
-        // Copies are for time, or for limits that are not kept without them; a plan says which there are.
+        // Copies are for time, or for limits that are not kept without them; a plan says which
+        // there are.
         let needs_none = request.objective != Objective::Latency && solution.score.0 == Bytes::ZERO;
         let settled = match planned {
             Some(planned) => copies::replay(&problem, solution, planned.copies.clone(), &freedom),
@@ -308,7 +314,8 @@ pub fn place(g: &Graph, request: &Request, costs: &CostModel) -> Result<Placemen
     })
 }
 
-/// The solution that is kept for a problem, if there is one that keeps the memory limits; a warning where what is kept cannot be used.
+/// The cached solution of a problem, if there is one that keeps the memory limits; a warning where
+/// the cached plan cannot be used.
 fn kept_solution(
     place: &kept::Place,
     resolve: impl Fn(&Plan) -> Result<Planned>,
@@ -379,7 +386,8 @@ fn out_of_memory(
     shortage::error(p, peaks, &names)
 }
 
-/// The largest tensors of a graph, by what the user knows them by: `f32[64, 1000] weights of "/fc/MatMul" (256000 bytes)`.
+/// The largest tensors of a graph, by names that the user knows: `f32[64, 1000] weights of
+/// "/fc/MatMul" (256000 bytes)`.
 fn largest_tensors(g: &Graph) -> Vec<String> {
     const NAMED: usize = 3;
     let mut values: Vec<(u64, ValueId)> = (0..g.n_values() as u32)

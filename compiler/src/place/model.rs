@@ -22,7 +22,7 @@ pub struct ModelProblem {
 
 /// The problem of a graph whose nodes (but constants) may be on the given devices.
 ///
-/// Errors only on what [`super::resolve`] and the verifier should have refused.
+/// Errors only on graphs that [`super::resolve`] and the verifier should have refused.
 pub(super) fn problem(
     g: &Graph,
     resolved: &Resolved,
@@ -134,7 +134,8 @@ impl Constants {
 /// A tensor, the tasks that wait for it, and the value that it is.
 type Sent = (Option<ValueId>, (Tensor, Vec<u32>));
 
-/// Time of one rank of an all-reduce in a ring: `2 (n - 1)` steps, each of which sends an `n`th of the tensor over every link of the ring.
+/// Time of one rank of an all-reduce in a ring: `2 (n - 1)` steps, each of which sends an `n`th of
+/// the tensor over every link of the ring.
 ///
 /// The device computes nothing meanwhile, so this is time of its own and not that of transfers.
 fn ring_time(

@@ -1,4 +1,4 @@
-//! What a placement is chosen for, and the solution of each.
+//! Objectives of a placement, and the solution of each.
 
 use super::plan::{self, Planned};
 use crate::cost::{Bytes, Nanos};
@@ -7,13 +7,14 @@ use gristmill_solver::search::pipeline::{self, Periodic};
 use gristmill_solver::search::portfolio::{self, Algorithm, Options, Solution};
 use gristmill_solver::{Problem, bounds};
 
-/// What a placement is chosen for.
+/// The quantity that a placement minimises or maximises.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Objective {
     /// The time of one run.
     #[default]
     Latency,
-    /// The time of a stream of runs, which go through the devices one behind the other, as through the stages of a pipeline.
+    /// The time of a stream of runs, which go through the devices one behind the other, as through
+    /// the stages of a pipeline.
     Throughput {
         /// Runs of the stream, at least one.
         samples: u64,
@@ -22,7 +23,7 @@ pub enum Objective {
     Memory,
 }
 
-/// How the runs of a stream follow each other.
+/// Period and depth of a stream of runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stream {
     /// Runs that the placement was chosen for.
@@ -43,8 +44,8 @@ impl Stream {
         self.latency + self.period.times(self.samples.saturating_sub(1))
     }
 
-    /// Of a schedule that repeats: as many runs are under way as its latency has periods, or as many as the limits have room for, since each has
-    /// memory of its own beside constants.
+    /// Of a schedule that repeats: as many runs are under way as its latency has periods, or as
+    /// many as the limits have room for, since each has memory of its own beside constants.
     fn of(p: &Problem, found: &Periodic, samples: u64) -> Stream {
         let latency = found.sample.makespan;
         let wanted = latency
@@ -77,7 +78,7 @@ impl Stream {
         }
     }
 
-    /// What devices hold at most while runs are under way, given what one run holds.
+    /// Peak memory of devices while runs overlap, given the peak of one run.
     pub(super) fn peak_bytes(&self, peaks: Vec<Bytes>, resident: &[Bytes]) -> Vec<Bytes> {
         let all = |(peak, resident): (Bytes, &Bytes)| {
             let own = peak.saturating_sub(*resident);
@@ -90,7 +91,8 @@ impl Stream {
 /// Work of the search for the stages of a model's pipeline, in tasks looked at.
 const STREAM_TASKS: u64 = 2_000_000;
 
-/// Solves a problem for an objective; devices are those of the plan, if there is one. Of a stream, the timeline is that of its first run.
+/// Solves a problem for an objective; devices are those of the plan, if there is one. Of a stream,
+/// the timeline is that of its first run.
 pub(super) fn solve(
     p: &Problem,
     objective: Objective,

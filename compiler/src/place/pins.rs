@@ -1,4 +1,4 @@
-//! Pins, and what they and the graph's own requests ask of each node.
+//! Pins, and the requests that they and the graph itself make of each node.
 
 use super::device::DeviceSet;
 use super::plan::Plan;
@@ -13,7 +13,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// How the device of a pin, or a group, is written when it is that of another node.
+/// Prefix of the device of a pin, or of a group, that is the device of another node.
 const COLOCATION_PREFIX: &str = "loc:@";
 
 /// Puts every node whose path the pattern finds on a device, or together with another node.
@@ -59,7 +59,7 @@ impl Pin {
         })
     }
 
-    /// What it asks, by whom.
+    /// Its request, by its author.
     fn asked_by(&self) -> AskedBy {
         AskedBy::new(&format!("pin {:?}", self.to_string()))
     }
@@ -85,7 +85,7 @@ impl fmt::Display for Pin {
     }
 }
 
-/// What to do when a request cannot be had.
+/// The treatment of a request that cannot be kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub enum Fallback {
     /// Refuse (hard placement).
@@ -97,22 +97,26 @@ pub enum Fallback {
     Allow,
 }
 
-/// What is asked of placement. Pins and the requests in the graph (`Node::device`) always hold unless `fallback` lets them go.
+/// Requests for a placement. Pins and the requests in the graph (`Node::device`) always hold unless
+/// `fallback` releases them.
 #[derive(Clone, Debug, Default)]
 pub struct Request {
     /// The logical devices.
     pub devices: DeviceSet,
-    /// Pins; of several that find a node the last one counts. A pin goes before the node's own request.
+    /// Pins; of several that find a node the last one counts. A pin goes before the node's own
+    /// request.
     pub pins: Vec<Pin>,
-    /// What to do when a request cannot be had.
+    /// The treatment of a request that cannot be kept.
     pub fallback: Fallback,
-    /// Variables, by container and name, that exist already, and where; their users are placed there whatever `fallback` says.
+    /// Variables, by container and name, that exist already, and where; their users are placed
+    /// there whatever `fallback` says.
     pub state: BTreeMap<(String, String), DeviceName>,
     /// Devices of all nodes; pins and requests still hold, so that a plan against them is an error.
     pub plan: Option<Plan>,
-    /// What the placement is for.
+    /// The quantity to optimise.
     pub objective: Objective,
-    /// Folder of placements that were decided by measured times, see [`Placement::keep`]; one that fits goes before a search, but not before a plan.
+    /// Folder of placements that were decided by measured times, see [`Placement::keep`]; one that
+    /// fits goes before a search, but not before a plan.
     pub kept: Option<PathBuf>,
     /// An earlier placement of the same graph, from which the search begins.
     pub previous: Option<Arc<Placement>>,
@@ -120,9 +124,11 @@ pub struct Request {
     pub is_brief: bool,
 }
 
-/// Writes the pins into the device requests of the nodes they find, so that no cluster joins nodes of different devices.
+/// Writes the pins into the device requests of the nodes they find, so that no cluster joins nodes
+/// of different devices.
 ///
-/// Errors when a pin finds no node, naming the nearest paths, or names a device that is not in the set (unless `fallback` lets it go).
+/// Errors when a pin finds no node, naming the nearest paths, or names a device that is not in the
+/// set (unless `fallback` lets it go).
 pub fn apply_pins(g: &mut Graph, request: &mut Request) -> Result<()> {
     let mut errors = Vec::new();
     let ids: Vec<_> = g.nodes().map(|(id, _)| id).collect();
@@ -218,10 +224,11 @@ pub(super) fn paths(node: &Node) -> Vec<&str> {
     std::iter::once(node.origin.as_str()).chain(inner).collect()
 }
 
-/// What is asked of a node and of the nodes of its regions, each with its path.
+/// Requests made of a node and of the nodes of its regions, each with its path.
 ///
-/// A pin that [`apply_pins`] wrote into the graph is the request of its nodes already, and more exact than paths: passes keep the request of a
-/// node, while a path may name a node that became several.
+/// A pin that [`apply_pins`] wrote into the graph is the request of its nodes already, and more
+/// exact than paths: passes keep the request of a node, while a path may name a node that became
+/// several.
 pub(super) fn wishes<'g>(node: &'g Node, pins: &[Pin]) -> Vec<(&'g str, DeviceRequest)> {
     let mut own = node.device.as_deref().cloned().unwrap_or_default();
     let path = node.origin.as_str();
@@ -244,7 +251,7 @@ pub(super) fn wishes<'g>(node: &'g Node, pins: &[Pin]) -> Vec<(&'g str, DeviceRe
         .collect()
 }
 
-/// How a wish is named in reasons and messages: by who asked, if that is known.
+/// Name of a request in reasons and messages: by its author, if known.
 pub(super) fn named(spec: &DeviceSpec, asked_by: &str) -> String {
     if asked_by.is_empty() {
         format!("requested device \"{spec}\"")

@@ -1,7 +1,8 @@
-//! Plans: text files that say which device runs what, to be read, compared, changed and replayed.
+//! Plans: text files that map nodes to devices, to be read, compared, changed and replayed.
 //!
-//! The first line is `plan/1`; `#` begins a comment line. Every node has a line `node = device`. A copy has a name of its own, and says what it is and
-//! who takes it instead of the node's own results, nodes or other copies:
+//! The first line is `plan/1`; `#` begins a comment line. Every node has a line `node = device`. A
+//! copy has a name of its own, and says its kind and its consumers, nodes or other copies, which
+//! take its results instead of the node's own:
 //!
 //! ```text
 //! /a = /device:EMU:0
@@ -9,8 +10,8 @@
 //! "/a (parked)" = /device:CPU:0 parks /a for /d
 //! ```
 //!
-//! A node `runs` again; of one that `parks`, a result goes to the device and back (`parks result 1 of /a` where it has several). Names that hold
-//! spaces, quotes, `#`, `,` or `=` are JSON strings.
+//! A node `runs` again; of one that `parks`, a result goes to the device and back (`parks result 1
+//! of /a` where it has several). Names that hold spaces, quotes, `#`, `,` or `=` are JSON strings.
 
 mod again;
 
@@ -54,13 +55,13 @@ pub struct Names<'a> {
     pub devices: &'a [String],
     /// The device that a text means.
     pub find: &'a dyn Fn(&str) -> Option<usize>,
-    /// What narrowed the devices of a task.
+    /// The request or rule that narrowed the devices of a task.
     pub reason: &'a dyn Fn(usize) -> String,
-    /// Which copies there can be.
+    /// Copies that are allowed.
     pub freedom: &'a Freedom,
 }
 
-/// What a plan says of a problem.
+/// A plan matched with a problem.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Planned {
     /// Device of each task, and the line that says so.
@@ -121,8 +122,8 @@ impl Plan {
 
     /// The device of every task of a problem, and its copies.
     ///
-    /// Errors, all at once and with line numbers, on unknown nodes and devices, devices that a node may not be on, groups that are torn, nodes without a
-    /// line, and copies that cannot be.
+    /// Errors, all at once and with line numbers, on unknown nodes and devices, devices that a node
+    /// may not be on, groups that are torn, nodes without a line, and copies that cannot be.
     pub fn resolve(&self, p: &Problem, names: &Names) -> Result<Planned> {
         let index: BTreeMap<&str, usize> = names
             .tasks
@@ -276,7 +277,7 @@ impl Plan {
     }
 }
 
-/// `node = device`, and what follows for a copy.
+/// `node = device`, and the rest of the line for a copy.
 fn entry(line: &str) -> Result<(String, String, Option<Again>), String> {
     let (node, rest) = name(line)?;
     let rest = rest
@@ -318,8 +319,8 @@ fn quoted(name: &str) -> String {
     }
 }
 
-/// The text of a plan: graph, devices and predicted makespan as comments, then a line for each task and copy, by name; `again` is what the lines of
-/// copies, which are the last tasks, say beside the device.
+/// The text of a plan: graph, devices and predicted makespan as comments, then a line for each task
+/// and copy, by name; `again` is the rest of the lines of copies, which are the last tasks.
 fn write(
     graph: &str,
     tasks: &[String],
@@ -363,7 +364,8 @@ pub fn of(s: &Subject) -> String {
     write(s.name, &names, &s.devices, &t.device, t.makespan, &again)
 }
 
-/// Solves a problem whose devices are planned: only orders are searched. The bound is that of the problem without the plan.
+/// Solves a problem whose devices are planned: only orders are searched. The bound is that of the
+/// problem without the plan.
 pub fn solve(
     p: &Problem,
     planned: &Planned,

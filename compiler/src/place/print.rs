@@ -6,7 +6,8 @@ use crate::ir::Graph;
 use std::fmt::Write;
 
 impl Placement {
-    /// The prediction, then one line per node in order of start: device, start, end, op, origin, reason. Constants are not listed.
+    /// The prediction, then one line per node in order of start: device, start, end, op, origin,
+    /// reason. Constants are not listed.
     pub fn to_text(&self, g: &Graph) -> String {
         let mut out = self.summary(g);
         self.write_nodes(g, &mut out)

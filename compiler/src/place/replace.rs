@@ -1,7 +1,8 @@
-//! Placement again, once times were measured: what is better is adopted only where it pays.
+//! Placement again, once times were measured: a better placement is adopted only where it pays.
 //!
-//! The decision depends on the old placement and the cost model alone. A proposal whose search began from the old placement ([`Request::previous`])
-//! differs from it only where it is better; so with costs that stay as they are, decisions come to an end.
+//! The decision depends on the old placement and the cost model alone. A proposal whose search
+//! began from the old placement ([`Request::previous`]) differs from it only where it is better; so
+//! with costs that stay as they are, decisions come to an end.
 
 use super::copies::{self, Settled};
 use super::model::{self, ModelProblem};
@@ -18,7 +19,7 @@ use std::sync::Arc;
 /// Least predicted gain that is worth a change, in percent of the predicted step.
 pub const LEAST_GAIN_PERCENT: u64 = 3;
 
-/// What a change of placement costs, and how long it lasts.
+/// Cost of a change of placement, and the time it lasts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Horizon {
     /// Steps over which a change must repay its cost.
@@ -36,28 +37,31 @@ impl Default for Horizon {
     }
 }
 
-/// What became of a proposal.
+/// Outcome of a proposal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Replacement {
     /// The placement from now on.
     pub placement: Placement,
-    /// Whether it is the proposed one.
+    /// True if it is the proposed one.
     pub adopted: bool,
-    /// Predicted step of the old placement, by today's costs; infinite where it is not possible any more.
+    /// Predicted step of the old placement, by today's costs; infinite where it is not possible any
+    /// more.
     pub kept: Nanos,
     /// Predicted step of the proposal.
     pub proposed: Nanos,
-    /// What the change costs once.
+    /// Cost of the change, once.
     pub cost: Nanos,
     /// Nodes that the proposal moves.
     pub n_moved: usize,
 }
 
-/// Decides between the old placement of a graph and the one that the placer proposes by today's costs.
+/// Decides between the old placement of a graph and the one that the placer proposes by today's
+/// costs.
 ///
-/// The old one is scheduled anew on its devices. The proposal is adopted when it gains more than [`LEAST_GAIN_PERCENT`] and, over the horizon, more
-/// than it costs to move constants and to make changed partitions; or when the old one is not possible any more. Errors when `previous` is
-/// of another graph.
+/// The old one is scheduled anew on its devices. The proposal is adopted when it gains more than
+/// [`LEAST_GAIN_PERCENT`] and, over the horizon, more than it costs to move constants and to make
+/// changed partitions; or when the old one is not possible any more. Errors when `previous` is of
+/// another graph.
 pub fn replace(
     g: &Graph,
     request: &Request,
@@ -329,7 +333,8 @@ mod tests {
         let costs = CostModel::default();
         let placement = place(&g, &slow, &costs).unwrap();
         let one = decide(&g, &fast, &costs, &placement, Horizon::default());
-        // Every weight on a device that did not have it, 256 KiB, crosses a link of 10 GB/s and 1 us.
+        // Every weight on a device that did not have it, 256 KiB, crosses a link of 10 GB/s and 1
+        // us.
         let weighs = |n: &crate::ir::Node| n.inputs.iter().any(|&v| g.constant(v).is_some());
         let moved = |id: NodeId| one.placement.device_of(id) != placement.device_of(id);
         let n_weights = g.nodes().filter(|(id, n)| weighs(n) && moved(*id)).count() as u64;

@@ -1,8 +1,11 @@
-//! From requests to the devices that each node may be on: TensorFlow's rules for colocation, hard and soft placement.
+//! From requests to the devices that each node may be on: TensorFlow's rules for colocation, hard
+//! and soft placement.
 //!
-//! In order: requests of a node and of its regions; users of one variable (reference edges); colocation groups. Then each group gets the devices
-//! that (1) fit its request and have kernels; with soft placement else those that (2) fit without type and index, except where state or a
-//! variable's maker fixed them, (3) fit without those of a variable's maker; else (4) it is an error.
+//! In order: requests of a node and of its regions; users of one variable (reference edges);
+//! colocation groups. Then each group gets the devices that (1) fit its request and have kernels;
+//! with soft placement else those that (2) fit without type and index, except where state or a
+//! variable's maker fixed them, (3) fit without those of a variable's maker; else (4) it is an
+//! error.
 
 use super::Reason;
 use super::colocate::{Colocation, Group, Member};
@@ -17,7 +20,8 @@ use gristmill_runtime::device::{DeviceName, DeviceSpec, Merge};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// Errors that are told in full; a model that asks for a missing device everywhere would repeat itself.
+/// Errors that are told in full; a model that asks for a missing device everywhere would repeat
+/// itself.
 const MAX_ERRORS: usize = 10;
 
 /// Devices that a node may be on.
@@ -25,22 +29,22 @@ const MAX_ERRORS: usize = 10;
 pub(super) struct Allowed {
     /// By index into the device set; not empty.
     pub devices: Vec<usize>,
-    /// What narrowed them.
+    /// The request or rule that narrowed them.
     pub reason: Reason,
     /// Nodes of one group are on one device, and have the same `devices`.
     pub group: Option<usize>,
 }
 
-/// What [`resolve`] gives.
+/// Result of [`resolve`].
 #[derive(Debug, Default)]
 pub(super) struct Resolved {
     /// By node; none for constants.
     pub allowed: Vec<Option<Allowed>>,
     /// Number of groups.
     pub n_groups: usize,
-    /// Requests that were let go.
+    /// Requests that were released.
     pub warnings: Vec<String>,
-    /// Requests that were let go quietly.
+    /// Requests that were released quietly.
     pub log: Vec<String>,
 }
 
@@ -177,7 +181,7 @@ impl<'g> Resolver<'g> {
         }
     }
 
-    /// A line about a request that was let go.
+    /// A line about a request that was released.
     fn note(&mut self, line: String) {
         match self.request.fallback {
             Fallback::Allow => self.resolved.log.push(line),
@@ -236,7 +240,8 @@ impl<'g> Resolver<'g> {
         self.g.nodes().flat_map(of_node).collect()
     }
 
-    /// Whether each device of the set has kernels for a node; devices with the same kernels are asked once.
+    /// By device of the set, true where it has kernels for a node; devices with the same kernels
+    /// are asked once.
     fn supports(&self, node: &Node) -> Vec<bool> {
         let devices = &self.request.devices.devices;
         let mut supports: Vec<bool> = Vec::with_capacity(devices.len());
@@ -293,7 +298,8 @@ impl<'g> Resolver<'g> {
         Ok(m)
     }
 
-    /// Users of one variable are on one device. The first read stands for the variable; nodes that use it in their regions keep their requests.
+    /// Users of one variable are on one device. The first read stands for the variable; nodes that
+    /// use it in their regions keep their requests.
     fn join_variables(&mut self, c: &mut Colocation) -> Vec<Error> {
         let mut users: BTreeMap<Variable<'g>, Vec<usize>> = BTreeMap::new();
         for (member, &id) in self.node_of.iter().enumerate() {
@@ -493,7 +499,7 @@ impl<'g> Resolver<'g> {
         Ok(devices)
     }
 
-    /// Says of which members the request no longer counts, and of the `culprit` what the problem is.
+    /// Records the members whose request no longer counts, and the problem of the `culprit`.
     fn note_let_go(
         &mut self,
         c: &Colocation,
@@ -552,7 +558,8 @@ impl<'g> Resolver<'g> {
     }
 }
 
-/// The member to name when a group cannot be placed: the first whose own request has no device, or else that asked for something.
+/// The member to name when a group cannot be placed: the first whose own request has no device, or
+/// else that asked for something.
 fn culprit(c: &Colocation, group: &Group, set: &DeviceSet) -> usize {
     let cannot = |&&m: &&usize| {
         let m = &c.members[m];
@@ -568,7 +575,8 @@ fn culprit(c: &Colocation, group: &Group, set: &DeviceSet) -> usize {
     found.copied().unwrap_or_else(|| group.first())
 }
 
-/// Of each member of a group that asked for nothing: the edge that brought it there, and the member that asked.
+/// Of each member of a group that asked for nothing: the edge that brought it there, and the member
+/// that asked.
 fn colocated_through(c: &Colocation) -> BTreeMap<usize, String> {
     let mut whys = BTreeMap::new();
     for root in (0..c.members.len()).filter(|&m| c.root(m) == m && c.group(m).members.len() > 1) {

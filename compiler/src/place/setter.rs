@@ -1,4 +1,5 @@
-//! Device functions for scopes: variables on parameter servers with the rest on workers, and ops spread over devices.
+//! Device functions for scopes: variables on parameter servers with the rest on workers, and ops
+//! spread over devices.
 
 use crate::error::{Error, Result};
 use crate::ir::{DeviceScope, NewNode, Op, Type};
@@ -6,10 +7,10 @@ use gristmill_runtime::device::DeviceSpec;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-/// What a node weighs when the least loaded choice takes it; see [`Strategy::Greedy`].
+/// Weight of a node for the least loaded choice; see [`Strategy::Greedy`].
 pub type Load = Box<dyn FnMut(NewNode<'_>) -> Result<u64> + Send>;
 
-/// How nodes are dealt out over tasks or devices.
+/// Distribution of nodes over tasks or devices.
 #[derive(Default)]
 pub enum Strategy {
     /// In turn.
@@ -122,13 +123,14 @@ pub struct ReplicaDeviceSetter {
     pub ps_device: String,
     /// Device of everything else.
     pub worker_device: String,
-    /// Whether nodes that have a device from inner scopes get the fields that are still open.
+    /// True if nodes that have a device from inner scopes get the fields that are still open.
     pub merge_devices: bool,
-    /// Addresses of the tasks of each job. When given, it says how many parameter servers there are.
+    /// Addresses of the tasks of each job. When given, it says how many parameter servers there
+    /// are.
     pub cluster: Option<BTreeMap<String, Vec<String>>>,
     /// Ops that go to parameter servers.
     pub ps_ops: BTreeSet<String>,
-    /// Which task a variable goes to.
+    /// Choice of the task of a variable.
     pub ps_strategy: Strategy,
 }
 
@@ -148,11 +150,13 @@ impl Default for ReplicaDeviceSetter {
     }
 }
 
-/// A scope that puts variables on parameter servers and the rest on workers (TensorFlow's `replica_device_setter`).
+/// A scope that puts variables on parameter servers and the rest on workers (TensorFlow's
+/// `replica_device_setter`).
 ///
-/// A variable gets `ps_device` with the task that the strategy chooses, which is asked only when `ps_device` has a job that the node's own device
-/// does not change; the node's own fields then count more. Other nodes are merged with `worker_device` the same way. Without parameter
-/// servers, or when the cluster lacks their job, the scope asks for nothing.
+/// A variable gets `ps_device` with the task that the strategy chooses, which is asked only when
+/// `ps_device` has a job that the node's own device does not change; the node's own fields then
+/// count more. Other nodes are merged with `worker_device` the same way. Without parameter servers,
+/// or when the cluster lacks their job, the scope asks for nothing.
 ///
 /// Errors when a device cannot be read.
 pub fn replica_device_setter(setter: ReplicaDeviceSetter) -> Result<DeviceScope> {
@@ -192,7 +196,8 @@ pub fn replica_device_setter(setter: ReplicaDeviceSetter) -> Result<DeviceScope>
     }))
 }
 
-/// A scope that deals nodes out over devices. Nodes that have a device type or index from inner scopes are left alone and not counted.
+/// A scope that deals nodes out over devices. Nodes that have a device type or index from inner
+/// scopes are left alone and not counted.
 ///
 /// Errors when there is no device, or one cannot be read.
 pub fn spread(devices: &[&str], strategy: Strategy) -> Result<DeviceScope> {

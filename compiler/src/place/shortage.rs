@@ -1,4 +1,5 @@
-//! What to say when no placement keeps the memory limits: what is short, and the cheapest way out.
+//! The error when no placement keeps the memory limits: the device that is short, and the cheapest
+//! remedy.
 
 use gristmill_solver::memory::repair;
 
@@ -9,7 +10,7 @@ use gristmill_solver::search::exact;
 use gristmill_solver::search::portfolio::{self, Algorithm, Options};
 use gristmill_solver::{Problem, Timeline};
 
-/// What things are called.
+/// Names of tasks, groups and devices for the message.
 pub struct Names<'a> {
     /// A task.
     pub task: &'a dyn Fn(usize) -> String,
@@ -17,11 +18,11 @@ pub struct Names<'a> {
     pub group: &'a dyn Fn(usize) -> Option<String>,
     /// All devices.
     pub devices: Vec<String>,
-    /// How the limit of a device is set to so many bytes.
+    /// The option that sets the limit of a device to so many bytes.
     pub limit: &'a dyn Fn(usize, Bytes) -> String,
     /// The largest tensors, where tasks have them.
     pub tensors: Vec<String>,
-    /// What else may help.
+    /// Other remedies.
     pub other_ways: &'a str,
 }
 
@@ -33,7 +34,8 @@ const SMALL: usize = 3_000;
 /// Devices whose limit is tried alone.
 const MOST_TRIES: usize = 8;
 
-/// The error of a problem none of whose placements found keeps the limits; the nearest one needs `peaks`.
+/// The error of a problem none of whose placements found keeps the limits; the nearest one needs
+/// `peaks`.
 pub fn error(p: &Problem, peaks: &[Bytes], names: &Names) -> Error {
     let nearest = over(p, peaks);
     let limit = |d: usize| p.devices[d].memory.unwrap_or(Bytes::INFINITY);
@@ -90,7 +92,7 @@ fn over(p: &Problem, peaks: &[Bytes]) -> Raises {
     peaks.iter().copied().enumerate().filter(is_over).collect()
 }
 
-/// What one device needs when its limit is the only one to go.
+/// Memory that one device needs if only its limit is raised.
 fn alone(p: &Problem) -> Vec<Raises> {
     let limited: Vec<usize> = (0..p.n_devices())
         .filter(|&d| p.devices[d].memory.is_some())
@@ -125,7 +127,7 @@ fn quick(p: &Problem) -> Option<Timeline> {
     portfolio::solve(p, &options, &Algorithm::name).map(|s| s.timeline)
 }
 
-/// Whether a search of the usual length shows that no schedule keeps the limits.
+/// True if a search of the usual length shows that no schedule keeps the limits.
 fn none_fits(p: &Problem) -> bool {
     let budget = Options::new(p).search_nodes;
     quick(p).is_some_and(|t| {

@@ -1,4 +1,5 @@
-//! What a placement of a model came from: the problem, its solution, and the names of nodes in plans and explanations.
+//! Origin of a model's placement: the problem, its solution, and the names of nodes in plans and
+//! explanations.
 
 use super::copies::Settled;
 use super::explain::{Label, Subject, unique_names};
@@ -21,17 +22,18 @@ pub struct Solved {
     pub copied: Option<Problem>,
     /// The copies, which are its last tasks.
     pub copies: Vec<Copy>,
-    /// What it was solved for.
+    /// The objective it was solved for.
     pub objective: Objective,
-    /// What could be done beside running each task once.
+    /// Rematerialisation and offloading that were allowed.
     pub freedom: Freedom,
     /// Its solution.
     pub solution: Solution,
-    /// How it was solved.
+    /// Options of the solution.
     pub options: Options,
     /// Node of each task.
     pub nodes: Vec<NodeId>,
-    /// Name of each task: the path of the node, or op and number; what comes again has a number behind. Those of copies come last.
+    /// Name of each task: the path of the node, or op and number; repeated names have a number
+    /// behind. Those of copies come last.
     pub names: Vec<String>,
 }
 
@@ -89,7 +91,7 @@ pub(super) fn names(g: &Graph, nodes: &[NodeId]) -> Vec<String> {
     unique_names(nodes.iter().map(name))
 }
 
-/// What a plan says of the nodes of a request.
+/// A plan matched with the nodes of a request.
 pub(super) fn planned(
     plan: &Plan,
     problem: &Problem,
@@ -122,7 +124,8 @@ pub(super) fn planned(
 }
 
 impl Placement {
-    /// Where and when these nodes ran, on the devices of a set; nothing where a device is gone, or a node was not placed.
+    /// Where and when these nodes ran, on the devices of a set; nothing where a device is gone, or
+    /// a node was not placed.
     pub(super) fn timeline_on(&self, nodes: &[NodeId], set: &DeviceSet) -> Option<Timeline> {
         let place = |name: &DeviceName| {
             set.devices
@@ -158,7 +161,7 @@ impl Placement {
         Some(timeline)
     }
 
-    /// What explanations are about; `g` is the graph that was placed.
+    /// The subject of explanations; `g` is the graph that was placed.
     ///
     /// Errors for placements by hand, which have no prediction.
     pub fn subject<'a>(&'a self, g: &'a Graph) -> Result<Subject<'a>> {

@@ -1,4 +1,5 @@
-//! Device profiles as files: what a machine can do, present or not, so that a plan for it can be made anywhere.
+//! Device profiles as files: rates and limits of a machine, present or not, so that a plan for it
+//! can be made anywhere.
 //!
 //! ```toml
 //! format = "gristmill/profile/1"
@@ -22,8 +23,9 @@
 //! bytes_per_second = 5.5e10
 //! ```
 //!
-//! Peaks count a fused multiply-add as two operations. An efficiency is the share of the peak that kernels of a class reach, for one dtype
-//! (`matmul_f32`) or all. Nothing is guessed about links: each ordered pair of devices needs one. Unknown keys are errors.
+//! Peaks count a fused multiply-add as two operations. An efficiency is the share of the peak that
+//! kernels of a class reach, for one dtype (`matmul_f32`) or all. Nothing is guessed about links:
+//! each ordered pair of devices needs one. Unknown keys are errors.
 
 use super::device::{Device, DeviceSet};
 use super::kernels::Kernels;
@@ -42,7 +44,7 @@ pub const FORMAT: &str = "gristmill/profile/1";
 /// A machine to plan for.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Target {
-    /// What its author calls it.
+    /// The name that its author gave it.
     pub name: String,
     /// Its devices and links.
     pub devices: DeviceSet,
@@ -92,10 +94,11 @@ const MAX_COUNT: u32 = 1024;
 const MAX_RATE: f64 = 1e18;
 
 impl Target {
-    /// Reads a profile. Devices have all kernels, whether or not there is a code generator: a plan can be made, not always run.
+    /// Reads a profile. Devices have all kernels, whether or not there is a code generator: a plan
+    /// can be made, not always run.
     ///
-    /// Errors with the line: text that is not TOML, unknown or missing keys, rates that are not positive, unknown kinds, dtypes and classes,
-    /// pairs of devices without a link.
+    /// Errors with the line: text that is not TOML, unknown or missing keys, rates that are not
+    /// positive, unknown kinds, dtypes and classes, pairs of devices without a link.
     pub fn parse(text: &str) -> Result<Target> {
         let reader = Reader { text };
         let file: File = toml::from_str(text).map_err(|e| {

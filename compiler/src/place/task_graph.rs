@@ -1,4 +1,5 @@
-//! The files of bare placement problems: `task-graph/1` and `topology/1` in, `placement/1` out. JSON; times in nanoseconds, sizes in bytes.
+//! The files of bare placement problems: `task-graph/1` and `topology/1` in, `placement/1` out.
+//! JSON; times in nanoseconds, sizes in bytes.
 
 use super::explain::{Explanation, Label, Subject};
 use super::shortage;
@@ -13,7 +14,7 @@ use std::collections::BTreeMap;
 
 /// Longest time of a task or transfer, so that sums over a million of them fit.
 const MOST_NS: u64 = 1 << 44;
-/// Most bytes of an output or of what is resident: 16 TiB.
+/// Largest size of an output or of resident bytes: 16 TiB.
 const MOST_BYTES: u64 = 1 << 44;
 
 /// A task graph as the file has it.
@@ -39,7 +40,7 @@ pub struct TaskGraph {
 pub struct Node {
     /// Its name.
     pub name: String,
-    /// What it does, for people.
+    /// Its op, for people.
     #[serde(default)]
     pub op: String,
     /// Run time by kind of device; no kernel on kinds that are absent.
@@ -127,7 +128,7 @@ pub struct PlacementFile<'a> {
     pub makespan_ns: u64,
     /// No placement is faster than this.
     pub lower_bound_ns: u64,
-    /// Which lower bound that is.
+    /// Name of the lower bound.
     pub bound: String,
     /// `makespan / lower bound - 1`.
     pub gap: f64,
@@ -135,7 +136,7 @@ pub struct PlacementFile<'a> {
     pub optimal: bool,
     /// The winning algorithm.
     pub algorithm: String,
-    /// How long the answer took.
+    /// Time to solve.
     pub plan_time_ns: u64,
     /// Every task.
     pub nodes: Vec<PlacedNode<'a>>,
@@ -187,7 +188,8 @@ impl TaskGraph {
         Ok(graph)
     }
 
-    /// The machine that this problem was published with: accelerators of kind `gpu` with their memory, and CPUs.
+    /// The machine that this problem was published with: accelerators of kind `gpu` with their
+    /// memory, and CPUs.
     ///
     /// Errors when the file has no `limits`, or outputs with a size: it says nothing of links.
     pub fn published_topology(&self) -> Result<Topology> {
@@ -247,7 +249,8 @@ impl TaskGraph {
 
     /// The problem of this graph on a topology. Task `i` is node `i`; tensor `i` is its output.
     ///
-    /// Errors, naming nodes and devices, on edges to nowhere, names that come twice, unknown devices, rings, and nodes or groups that no device can run.
+    /// Errors, naming nodes and devices, on edges to nowhere, names that come twice, unknown
+    /// devices, cycles, and nodes or groups that no device can run.
     pub fn problem(&self, topology: &Topology) -> Result<Problem> {
         expect_unique("node", self.nodes.iter().map(|n| n.name.as_str()))?;
         self.nodes.iter().try_for_each(Node::expect_sizes)?;
@@ -393,7 +396,8 @@ impl TaskGraph {
         }
     }
 
-    /// What the file says about the device of a node: its own pin, else its group with the pin of another node there.
+    /// The reason in the file for the device of a node: its own pin, else its group with the pin of
+    /// another node there.
     pub fn reason(&self, p: &Problem, task: usize) -> Option<String> {
         let node = &self.nodes[task];
         if let Some(pin) = &node.device {
@@ -484,7 +488,8 @@ impl Node {
 impl Topology {
     /// Reads `topology/1`.
     ///
-    /// Errors with line and column where the text is not such a file, on names that come twice, and on links of no bandwidth.
+    /// Errors with line and column where the text is not such a file, on names that come twice, and
+    /// on links of no bandwidth.
     pub fn parse(text: &str) -> Result<Topology> {
         let topology: Topology =
             serde_json::from_str(text).map_err(|e| Error::invalid(format!("topology: {e}")))?;
@@ -552,7 +557,8 @@ impl Topology {
         Ok(self.devices.iter().map(cost).collect())
     }
 
-    /// Whether a pin names a device: its name, or `/KIND:*` for all devices of a kind. Where no device is of that kind the wildcard is one of names.
+    /// True if a pin names a device: its name, or `/KIND:*` for all devices of a kind. Where no
+    /// device is of that kind the wildcard is one of names.
     fn fits(&self, pin: &str, device: &TopologyDevice) -> bool {
         let Some(prefix) = pin.strip_suffix('*').filter(|p| p.ends_with(':')) else {
             return pin == device.name;
@@ -657,11 +663,11 @@ fn expect_unique<'a>(what: &str, names: impl Iterator<Item = &'a str>) -> Result
 pub struct Verdict {
     /// No placement is faster than this.
     pub lower_bound: Nanos,
-    /// Which lower bound that is.
+    /// Name of the lower bound.
     pub bound: String,
     /// The winning algorithm.
     pub algorithm: String,
-    /// How long the answer took.
+    /// Time to solve.
     pub plan_time: Nanos,
 }
 
@@ -713,7 +719,7 @@ pub fn answer<'a>(
     }
 }
 
-/// What explanations of a solved task graph are about.
+/// The subject of explanations of a solved task graph.
 pub fn subject<'a>(
     graph: &'a TaskGraph,
     topology: &Topology,
@@ -749,7 +755,8 @@ static NO_FREEDOM: Freedom = Freedom {
     parking: Vec::new(),
 };
 
-/// The error of a problem whose memory limits no placement was found to keep; the nearest one needs `peaks`.
+/// The error of a problem whose memory limits no placement was found to keep; the nearest one needs
+/// `peaks`.
 pub fn over_memory(graph: &TaskGraph, topology: &Topology, p: &Problem, peaks: &[Bytes]) -> Error {
     let group = |task: usize| {
         let name = graph.nodes[task].colocate.as_ref()?;

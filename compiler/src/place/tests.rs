@@ -1,4 +1,5 @@
-//! Random placements pass the checker, the portfolio finds parallelism, and requests hold or fail loudly.
+//! Random placements pass the checker, the portfolio finds parallelism, and requests hold or fail
+//! loudly.
 
 use super::*;
 use crate::DType;
@@ -191,7 +192,8 @@ fn a_model_too_large_for_one_device_is_split() {
     assert_eq!(e.kind(), ErrorKind::OutOfMemory);
 }
 
-/// `y` is used early, then what is between needs much memory, then `y` is used again: only a second run of it keeps the limit.
+/// `y` is used early, then what is between needs much memory, then `y` is used again: only a second
+/// run of it keeps the limit.
 fn early_and_late() -> Graph {
     let mut g = Graph::new("early and late");
     let x = g.add_input("x", crate::ir::Type::new(DType::F32, [4096usize]));
@@ -352,7 +354,7 @@ fn what_a_device_has_no_room_for_is_parked_on_the_host() {
     };
     let schedule = crate::schedule::schedule(&parts[emu].graph, &needs).unwrap();
     assert!(schedule.arena_bytes < 7 << 14, "{}", schedule.arena_bytes);
-    // A plan says what is parked; without that line it does not keep the limit.
+    // A plan says what is offloaded; without that line it does not keep the limit.
     let plan = p.plan_text(&g).unwrap();
     let line = "\"/y (parked)\" = /device:CPU:0 parks /y for /late\n";
     assert!(plan.contains(line), "{plan}");

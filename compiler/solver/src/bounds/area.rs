@@ -1,9 +1,11 @@
 //! Work divided by devices.
 //!
-//! The least time `T` in which work can be divided among devices that differ is a linear program: each group is spread over devices, no device gets
-//! more than `T`, and none holds more than its memory. Any weights of its dual give a valid bound: with a price `a_d` for time on device `d` and
-//! `b_d` for memory there, each group pays at least `min_d (a_d w_gd + b_d m_g)`, so `T sum_d a_d >= sum_g min_d (..) - sum_d b_d M_d`. Weights
-//! are found by search and are whole numbers, so that the bound is exact whatever the search found.
+//! The least time `T` in which work can be divided among devices that differ is a linear program:
+//! each group is spread over devices, no device gets more than `T`, and none holds more than its
+//! memory. Any weights of its dual give a valid bound: with a price `a_d` for time on device `d`
+//! and `b_d` for memory there, each group pays at least `min_d (a_d w_gd + b_d m_g)`, so `T sum_d
+//! a_d >= sum_g min_d (..) - sum_d b_d M_d`. Weights are found by search and are whole numbers, so
+//! that the bound is exact whatever the search found.
 
 use crate::Nanos;
 use crate::problem::Problem;
@@ -34,7 +36,7 @@ pub(super) fn area(p: &Problem) -> Nanos {
     best(&Work::new(p, false))
 }
 
-/// Least time in which all work could be divided among the devices such that what is resident fits.
+/// Least time in which all work could be divided among the devices such that resident bytes fit.
 pub(super) fn area_within_memory(p: &Problem) -> Nanos {
     let limited = p.devices.iter().any(|d| d.memory.is_some());
     if limited {
@@ -103,7 +105,8 @@ impl Work {
         }
     }
 
-    /// Devices with equal columns get one price: the bound is concave in the prices and does not change when such devices change places.
+    /// Devices with equal columns get one price: the bound is concave in the prices and does not
+    /// change when such devices change places.
     fn classes(&self) -> Vec<usize> {
         let column = |d: usize| self.time.iter().skip(d).step_by(self.n_devices);
         let same = |a: usize, b: usize| self.limits[a] == self.limits[b] && column(a).eq(column(b));
@@ -120,7 +123,8 @@ impl Work {
     }
 }
 
-/// Resident bytes of each group. A constant that several groups share counts for each with its share: a device that has one of them holds all of it.
+/// Resident bytes of each group. A constant that several groups share counts for each with its
+/// share: a device that has one of them holds all of it.
 fn resident_shares(p: &Problem) -> Vec<u64> {
     let mut pairs: Vec<(u32, u32)> = Vec::new();
     for t in 0..p.n_tasks() {
@@ -184,7 +188,8 @@ fn best(work: &Work) -> Nanos {
     Nanos(least)
 }
 
-/// One pass over all prices, each moved by `step` either way where that proves more; `None` when no evaluations are left.
+/// One pass over all prices, each moved by `step` either way where that proves more; `None` when no
+/// evaluations are left.
 fn improve(
     value: &mut impl FnMut(&Prices) -> Option<u64>,
     prices: &mut Prices,

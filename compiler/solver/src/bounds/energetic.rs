@@ -1,9 +1,12 @@
-//! Work that must be done in a stretch of time whatever the schedule (Fernandez and Bussell, "Bounds on the number of processors and time for
-//! multiprocessor optimal schedules", IEEE TC C-22, 1973, theorem 2).
+//! Work that must be done in a stretch of time under every schedule (Fernandez and Bussell, "Bounds
+//! on the number of processors and time for multiprocessor optimal schedules", IEEE TC C-22, 1973,
+//! theorem 2).
 //!
-//! If all is to end by `T`, a task starts between its head and `T` less its tail. Of a stretch `[a, b)` it takes at least what both the leftmost
-//! and the rightmost start leave in it. If `m` devices cannot give that much, `T` is too short: by the missing work divided by `m`, for then the
-//! same stretch, longer at its end by what `T` grew, still misses nothing less. That is repeated until no stretch overflows.
+//! If all is to end by `T`, a task starts between its head and `T` less its tail. Of a stretch `[a,
+//! b)` it takes at least the part that both the leftmost and the rightmost start leave in it. If
+//! `m` devices cannot give that much, `T` is too short: by the missing work divided by `m`, for
+//! then the same stretch, longer at its end by the growth of `T`, still misses nothing less. That
+//! is repeated until no stretch overflows.
 
 use super::intervals::Leaps;
 use super::windows::Windows;
@@ -31,11 +34,11 @@ pub struct Slack {
     pub tail: u64,
 }
 
-/// Least makespan by the work that falls in stretches: over all devices, and over each set of devices that some tasks cannot leave. `slack` tells when
-/// each task can run.
+/// Least makespan by the work that falls in stretches: over all devices, and over each set of
+/// devices that some tasks cannot leave. `slack` tells when each task can run.
 pub(super) fn energetic(p: &Problem, slack: impl Fn(usize) -> Slack, least: Nanos) -> Nanos {
     let mut total = least;
-    // What cannot be placed at all has no times either.
+    // A task that fits on no device has no times either.
     for set in if least.is_finite() {
         device_sets(p)
     } else {
@@ -52,7 +55,7 @@ pub(super) fn energetic(p: &Problem, slack: impl Fn(usize) -> Slack, least: Nano
     total
 }
 
-/// When tasks can run by the longest ways.
+/// When tasks can run by the longest paths.
 pub(super) fn of_windows<'a>(p: &'a Problem, w: &'a Windows) -> impl Fn(usize) -> Slack + 'a {
     |t| Slack {
         head: w.least_head(t).0,
@@ -61,7 +64,7 @@ pub(super) fn of_windows<'a>(p: &'a Problem, w: &'a Windows) -> impl Fn(usize) -
     }
 }
 
-/// When tasks can run by the longest ways with leaps.
+/// When tasks can run by the longest paths with leaps.
 pub(super) fn of_leaps<'a>(p: &'a Problem, leaps: &'a Leaps) -> impl Fn(usize) -> Slack + 'a {
     move |t| {
         // A task that ends no earlier may take longer than the least, and so begin earlier.
@@ -102,7 +105,8 @@ fn device_sets(p: &Problem) -> Vec<Vec<bool>> {
     sets
 }
 
-/// Least end of all, `total` or later, at which no stretch has more work than `n_devices` can do. `work` bounds begins times tasks of a pass.
+/// Least end of all, `total` or later, at which no stretch has more work than `n_devices` can do.
+/// `work` bounds begins times tasks of a pass.
 pub fn raise(tasks: &[Slack], n_devices: u64, mut total: u64, work: usize) -> u64 {
     let mut begins: Vec<u64> = tasks
         .iter()
@@ -125,12 +129,13 @@ pub fn raise(tasks: &[Slack], n_devices: u64, mut total: u64, work: usize) -> u6
     total
 }
 
-/// Tasks in the orders in which their forced work begins and stops to grow with the end of a stretch.
+/// Tasks in the orders in which their forced work begins and stops to grow with the end of a
+/// stretch.
 struct Stretches {
     by_tail: Vec<Slack>,
     /// By the time from their ends to the end of all.
     by_rest: Vec<Slack>,
-    /// Room for what the tasks that may begin before a stretch add to these orders.
+    /// Room for the tasks that may begin before a stretch, which are merged into these orders.
     from: Vec<u64>,
     until: Vec<u64>,
 }
@@ -151,8 +156,9 @@ impl Stretches {
     /// Most work that a stretch from `begin` misses when all ends by `total`.
     fn overflow(&mut self, n_devices: u64, total: u64, begin: u64) -> u64 {
         self.straddle(total, begin);
-        // A task that starts at `begin` or later at the earliest is forced as a whole, from its latest start to its latest end. All ends of the
-        // stretch at which the slope changes come in order from four lists.
+        // A task that starts at `begin` or later at the earliest is forced as a whole, from its
+        // latest start to its latest end. All ends of the stretch at which the slope changes come
+        // in order from four lists.
         let mut from = self
             .by_tail
             .iter()
@@ -201,7 +207,7 @@ impl Stretches {
         }
     }
 
-    /// Tasks that may be under way at `begin`: what they cannot have done before is forced.
+    /// Tasks that may be under way at `begin`: the part that cannot have run before is forced.
     fn straddle(&mut self, total: u64, begin: u64) {
         self.from.clear();
         self.until.clear();
@@ -274,7 +280,8 @@ mod tests {
 
     #[test]
     fn a_crowded_middle_raises_the_end() {
-        // One task of 4, then five of 4 that are free, then one of 4, on two devices: the five need 12 where the longest way gives them 4.
+        // One task of 4, then five of 4 that are free, then one of 4, on two devices: the five need
+        // 12 where the longest path gives them 4.
         let slack = |head, length, tail| Slack { head, length, tail };
         let mut tasks = vec![slack(0, 4, 12), slack(8, 4, 4)];
         tasks.extend([slack(4, 4, 8); 5]);

@@ -1,9 +1,11 @@
 //! Parts between a fork and a join, solved by themselves.
 //!
-//! Whatever the schedule, between the end of `u` and the end of `w` all tasks on ways from `u` to `w` run. The best schedule of these tasks alone, all
-//! devices and links idle and `u` just done wherever it likes, is a lower bound of that time, often far above the longest way: the tasks either take
-//! turns on a device or pay for transfers. A way through the graph that leaps from `u` to `w` in that time is a bound for the whole. Where
-//! tasks that all others come before or after cut the graph into blocks, this is the sum of the blocks' best makespans.
+//! Whatever the schedule, between the end of `u` and the end of `w` all tasks on ways from `u` to
+//! `w` run. The best schedule of these tasks alone, all devices and links idle and `u` just done
+//! wherever it likes, is a lower bound of that time, often far above the longest path: the tasks
+//! either take turns on a device or pay for transfers. A way through the graph that leaps from `u`
+//! to `w` in that time is a bound for the whole. Where tasks that all others come before or after
+//! cut the graph into blocks, this is the sum of the blocks' best makespans.
 
 use super::windows::Windows;
 use crate::Nanos;
@@ -39,7 +41,7 @@ struct Part {
     tasks: Vec<u32>,
 }
 
-/// Longest ways with leaps over parts that were solved.
+/// Longest paths with leaps over parts that were solved.
 pub(super) struct Leaps {
     /// Least end of each task.
     pub ends: Vec<Nanos>,
@@ -48,7 +50,7 @@ pub(super) struct Leaps {
 }
 
 impl Leaps {
-    /// Least makespan by the longest way.
+    /// Least makespan by the longest path.
     pub(super) fn longest(&self) -> Nanos {
         self.ends
             .iter()
@@ -146,7 +148,8 @@ fn least_time(p: &Problem, part: &Part, share: u64, budget: &mut u64) -> Nanos {
     proof.lower_bound
 }
 
-/// Parts that no task cuts in two: those that one does are no longer than their halves one after the other.
+/// Parts that no task cuts in two: those that one does are no longer than their halves one after
+/// the other.
 fn parts(p: &Problem) -> Vec<Part> {
     let mut position = vec![0u32; p.n_tasks()];
     p.order
@@ -159,7 +162,8 @@ fn parts(p: &Problem) -> Vec<Part> {
         .collect()
 }
 
-/// The problem of these tasks alone, in topological order; the first takes no time if it is the start.
+/// The problem of these tasks alone, in topological order; the first takes no time if it is the
+/// start.
 pub(crate) fn cut_out(p: &Problem, part: &[u32], has_start: bool) -> Problem {
     let places = places(part);
     let place = |t: u32| {
@@ -213,7 +217,8 @@ pub(crate) fn cut_out(p: &Problem, part: &[u32], has_start: bool) -> Problem {
         .expect("a part of a problem has no ring, and its groups have the devices that they had")
 }
 
-/// Tensors that go from one of these tasks to another, in the order in which [`cut_out`] numbers them.
+/// Tensors that go from one of these tasks to another, in the order in which [`cut_out`] numbers
+/// them.
 pub(crate) fn tensors_of(p: &Problem, part: &[u32]) -> Vec<u32> {
     let places = places(part);
     let is_inside = |t: &u32| places.binary_search_by_key(t, |&(u, _)| u).is_ok();
@@ -274,7 +279,8 @@ impl Behind {
         behind
     }
 
-    /// Parts that end at the join and that no task cuts in two: the smallest, and the largest others.
+    /// Parts that end at the join and that no task cuts in two: the smallest, and the largest
+    /// others.
     fn parts(&self) -> Vec<Part> {
         let all = (1..self.tasks.len())
             .map(Some)

@@ -1,18 +1,22 @@
-//! Windows in which a task with several operands waits for them: those made on its own device were made one after another, the others came over links.
+//! Windows in which a task with several operands waits for them: those made on its own device were
+//! made one after another, the others came over links.
 //!
-//! A task on `d` whose operands come from `k` producers has each either on `d` or elsewhere. Producers elsewhere cost an arrival, producers on `d` take
-//! their turns there. If it starts before the arrival of some producer, that producer is on `d`; so only the sets of the latest arrivals need be
-//! tried, and the least of them is a bound. Tails take the same bound with time reversed.
+//! A task on `d` whose operands come from `k` producers has each either on `d` or elsewhere.
+//! Producers elsewhere cost an arrival, producers on `d` take their turns there. If it starts
+//! before the arrival of some producer, that producer is on `d`; so only the sets of the latest
+//! arrivals need be tried, and the least of them is a bound. Tails take the same bound with time
+//! reversed.
 
 use super::windows::Ways;
 use super::windows::Windows;
 use crate::Nanos;
 use crate::problem::Problem;
 
-/// Producers or consumers of a task beyond which it is left to the longest way.
+/// Producers or consumers of a task beyond which it is left to the longest path.
 const MOST: usize = 64;
 
-/// A neighbour of a task: when it would be heard of from elsewhere, or else what it takes on the same device.
+/// A neighbour of a task: the time at which its result would come from another device, or its
+/// duration on the same one.
 #[derive(Clone, Copy, Debug)]
 struct Neighbour {
     away: Nanos,
@@ -115,7 +119,8 @@ fn merged(mut by_task: Vec<(u32, Neighbour)>) -> Vec<Neighbour> {
     merged.into_iter().map(|(_, n)| n).collect()
 }
 
-/// Least time at which all neighbours are done with, the latest of them taking turns on the device. `None` if none can be.
+/// Least time at which all neighbours are done with, the latest of them taking turns on the device.
+/// `None` if none can be.
 fn turns(neighbours: &mut [Neighbour]) -> Option<Nanos> {
     neighbours.sort_by_key(|n| std::cmp::Reverse(n.away));
     let mut near: Vec<Neighbour> = Vec::with_capacity(neighbours.len());

@@ -1,11 +1,12 @@
-//! What memory limits force: more than one device, and so a tensor that crosses.
+//! Consequences of memory limits: more than one device is needed, and so a tensor crosses.
 
 use super::windows::Windows;
 use crate::problem::Problem;
 use crate::{Bytes, Nanos};
 
-/// Least makespan when some connected part of the graph holds more for the whole step than any of its devices may: one of its tensors crosses, and
-/// the longest way over the cheapest crossing is a bound.
+/// Least makespan when some connected part of the graph holds more for the whole step than any of
+/// its devices may: one of its tensors crosses, and the longest path over the cheapest crossing is
+/// a bound.
 pub(super) fn forced_crossing(p: &Problem, w: &Windows) -> Nanos {
     if p.devices.iter().any(|d| d.memory.is_none()) {
         return Nanos::ZERO;
@@ -26,7 +27,8 @@ pub(super) fn forced_crossing(p: &Problem, w: &Windows) -> Nanos {
     members.iter().map(bound).max().unwrap_or_default()
 }
 
-/// Connected part of each task; groups connect as tensors do, for neither end of such a tie can leave alone.
+/// Connected part of each task; groups connect as tensors do, for neither end of such a tie can
+/// leave alone.
 fn parts(p: &Problem) -> Vec<usize> {
     let mut part = vec![usize::MAX; p.n_tasks()];
     let mut n_parts = 0;
@@ -73,8 +75,8 @@ fn fits_somewhere(p: &Problem, tasks: &[u32]) -> bool {
     (0..p.n_devices()).any(|d| p.devices[d].memory.is_none_or(|m| held <= m) && can(d))
 }
 
-/// Least over all tensors of these tasks and pairs of devices of the way through the producer, the link and the consumer. A part with no tensor that may
-/// cross has no schedule.
+/// Least over all tensors of these tasks and pairs of devices of the way through the producer, the
+/// link and the consumer. A part with no tensor that may cross has no schedule.
 fn cheapest_crossing(p: &Problem, w: &Windows, tasks: &[u32]) -> Nanos {
     let mut least = Nanos::INFINITY;
     for &t in tasks {

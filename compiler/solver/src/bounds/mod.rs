@@ -1,8 +1,10 @@
 //! Lower bounds: makespans below which no valid schedule of a problem ends.
 //!
-//! A valid schedule runs each task once, on a feasible device, without interruption; a device runs one task at a time and a link moves one
-//! tensor at a time; a tensor goes from the device of its producer straight to each device where it is needed, once. Tasks and transfers may wait, in
-//! any order. Each bound drops some of these rules; none takes more than the rules give, so the greatest of them is a bound too.
+//! A valid schedule runs each task once, on a feasible device, without interruption; a device runs
+//! one task at a time and a link moves one tensor at a time; a tensor goes from the device of its
+//! producer straight to each device where it is needed, once. Tasks and transfers may wait, in any
+//! order. Each bound drops some of these rules; none takes more than the rules give, so the largest
+//! of them is a bound too.
 
 mod area;
 mod energetic;
@@ -23,7 +25,7 @@ pub use windows::Windows;
 /// A makespan below which no valid schedule ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bound {
-    /// Which relaxation gives it.
+    /// Name of the relaxation.
     pub name: &'static str,
     /// The makespan.
     pub value: Nanos,
@@ -71,7 +73,7 @@ pub fn all(p: &Problem) -> Vec<Bound> {
     bounds
 }
 
-/// The greatest of the bounds that are linear in the problem, for problems too large for the others.
+/// The largest of the bounds that are linear in the problem, for problems too large for the others.
 pub fn quick(p: &Problem) -> Bound {
     let path = Bound {
         name: "critical-path",
@@ -84,8 +86,9 @@ pub fn quick(p: &Problem) -> Bound {
     if area.value > path.value { area } else { path }
 }
 
-/// The bounds by the parts between forks and joins, each solved by itself with `budget` nodes of search for all of them: the longest way over them,
-/// and the work that falls in stretches of time, with what these ways leave to each task.
+/// The bounds by the parts between forks and joins, each solved by itself with `budget` nodes of
+/// search for all of them: the longest path over them, and the work in stretches of time, with the
+/// heads and tails that these paths leave to each task.
 pub fn blocks(p: &Problem, budget: u64) -> [Bound; 2] {
     let leaps = intervals::leaps(p, budget);
     let longest = leaps.longest();
@@ -97,7 +100,8 @@ pub fn blocks(p: &Problem, budget: u64) -> [Bound; 2] {
     })
 }
 
-/// The greatest bound; of equal ones the one that comes first. `budget` counts nodes of search for [`blocks`]; with none they are left out.
+/// The largest bound; of equal ones the one that comes first. `budget` counts nodes of search for
+/// [`blocks`]; with none they are left out.
 pub fn best(p: &Problem, budget: u64) -> Bound {
     let mut bounds = all(p);
     if budget > 0 {
@@ -120,8 +124,8 @@ pub fn fits(p: &Problem, timeline: &Timeline) -> bool {
         .all(|(d, peak)| d.memory.is_none_or(|m| peak <= m))
 }
 
-/// A time of which all task and transfer times are multiples. So are then all times of some best schedule: each start waits for the end of something,
-/// or for nothing.
+/// A time of which all task and transfer times are multiples. So are then all times of some best
+/// schedule: each start waits for the end of something, or for nothing.
 pub(crate) fn unit(p: &Problem) -> u64 {
     let n = p.n_devices();
     let mut unit = 0;

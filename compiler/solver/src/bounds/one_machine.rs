@@ -1,4 +1,5 @@
-//! One resource that does one thing at a time: a device with the tasks that no other can run, a link with the tensors that must cross it.
+//! One resource that does one thing at a time: a device with the tasks that no other can run, a
+//! link with the tensors that must cross it.
 
 use super::windows::Windows;
 use crate::Nanos;
@@ -17,8 +18,9 @@ pub struct Job {
     pub rest: Nanos,
 }
 
-/// Makespan of Jackson's preemptive schedule: at each time the waiting job with the longest rest runs. It is the optimum if jobs may be interrupted,
-/// so no schedule without interruption is shorter (Carlier, "The one-machine sequencing problem", EJOR 11, 1982, section 2). Sorts `jobs`;
+/// Makespan of Jackson's preemptive schedule: at each time the waiting job with the longest rest
+/// runs. It is the optimum if jobs may be interrupted, so no schedule without interruption is
+/// shorter (Carlier, "The one-machine sequencing problem", EJOR 11, 1982, section 2). Sorts `jobs`;
 /// O(n log n).
 pub fn preemptive(jobs: &mut [Job]) -> Nanos {
     jobs.sort_unstable();
@@ -72,7 +74,8 @@ pub(super) fn busiest_device(p: &Problem, w: &Windows) -> Nanos {
         .unwrap_or_default()
 }
 
-/// The link that must carry most: tensors made on the one device that can make them and used on another that alone can use them.
+/// The link that must carry most: tensors made on the one device that can make them and used on
+/// another that alone can use them.
 pub(super) fn busiest_link(p: &Problem, w: &Windows) -> Nanos {
     let n = p.n_devices();
     let mut jobs: Vec<Vec<Job>> = vec![Vec::new(); n * n];

@@ -1,15 +1,17 @@
-//! When each task can start at the earliest, and how long it takes from there to the end of all, by device.
+//! When each task can start at the earliest, and how long it takes from there to the end of all, by
+//! device.
 //!
-//! Both tables relax the problem: each operand is made on whichever device lets it arrive first, apart from the others. A transfer is paid where
-//! it cannot be avoided: when the devices that are open to both ends are disjoint, when staying means a slower device, or between groups.
+//! Both tables relax the problem: each operand is made on whichever device lets it arrive first,
+//! apart from the others. A transfer is paid where it cannot be avoided: when the devices that are
+//! open to both ends are disjoint, when staying means a slower device, or between groups.
 
 use crate::Nanos;
 use crate::problem::Problem;
 
 /// Earliest starts and least remaining times by task and device; infinite where a task may not run.
 ///
-/// For every valid schedule that has task `t` on device `d`: `t` starts at `head(t, d)` or later, and the end of all comes `tail(t, d)` or more after
-/// its start.
+/// For every valid schedule that has task `t` on device `d`: `t` starts at `head(t, d)` or later,
+/// and the end of all comes `tail(t, d)` or more after its start.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Windows {
     n_devices: usize,
@@ -18,7 +20,8 @@ pub struct Windows {
 }
 
 impl Windows {
-    /// Longest ways through the graph. O(tensors x consumers x devices), times devices where links differ.
+    /// Longest paths through the graph. O(tensors x consumers x devices), times devices where links
+    /// differ.
     pub fn new(p: &Problem) -> Windows {
         let ways = Ways::new(p);
         let mut w = Windows::empty(p);
@@ -69,7 +72,7 @@ impl Windows {
             .unwrap_or_default()
     }
 
-    /// Least makespan with a task on a device, by its longest way.
+    /// Least makespan with a task on a device, by its longest path.
     pub fn through(&self, task: usize, device: usize) -> Nanos {
         self.head(task, device) + self.tail(task, device)
     }
@@ -103,7 +106,8 @@ impl Windows {
         self.head[t * n..][..n].copy_from_slice(&heads);
     }
 
-    /// Sets the tail of a task from those of its successors, at least `least` more than its own time.
+    /// Sets the tail of a task from those of its successors, at least `least` more than its own
+    /// time.
     pub(super) fn set_tail(&mut self, p: &Problem, ways: &Ways, t: usize, least: Nanos) {
         let n = self.n_devices;
         let mut rest = vec![least; n];
@@ -128,7 +132,7 @@ impl Windows {
     }
 }
 
-/// What is known of the links that makes the tables cheaper to fill.
+/// Properties of the links that make the tables cheaper to fill.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Ways {
     /// A tensor takes the same time between any two devices.
@@ -142,7 +146,8 @@ impl Ways {
         }
     }
 
-    /// Least of `of(other) + transfer` over other devices; `least` is the least of `of` over all devices.
+    /// Least of `of(other) + transfer` over other devices; `least` is the least of `of` over all
+    /// devices.
     fn shortest(
         self,
         p: &Problem,
@@ -176,7 +181,7 @@ fn uniform_links(p: &Problem) -> bool {
     alike && pairs.all(|(a, b)| p.links.get(a, b) == first)
 }
 
-/// Critical path: the longest way, each task of a group on the device that is best for the group.
+/// Critical path: the longest path, each task of a group on the device that is best for the group.
 pub(super) fn critical_path(p: &Problem, w: &Windows) -> Nanos {
     let on = |g: usize, d: usize| {
         p.members

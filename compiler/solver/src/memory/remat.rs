@@ -1,8 +1,10 @@
-//! Second runs of tasks: cheap ones run again where their results are needed, instead of sending them; others run again late, instead of holding
-//! their results for long. And tensors that are parked: sent to another device for as long as theirs has no room for them, and back. Every copy is
-//! judged by what the whole schedule becomes.
+//! Rematerialisation: cheap tasks run again where their results are needed, instead of sending
+//! them; others run again late, instead of holding their results for long. And offloading: tensors
+//! are sent to another device for as long as theirs has no room for them, and back. Every copy is
+//! judged by the schedule of the whole problem.
 //!
-//! Answers to bare problems have every task once; copies are for models, whose graph can have a node twice.
+//! Answers to bare problems have every task once; copies are for models, whose graph can have a
+//! node twice.
 
 use crate::memory::repair::{self, Key};
 use crate::problem::{Parts, Problem, Task};
@@ -13,18 +15,19 @@ use crate::search::portfolio;
 use crate::{Bytes, LinkOrder, LinkProfile, Nanos, simulate};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What may be done beside running each task once.
+/// Rematerialisation and offloading that are allowed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Freedom {
     /// By task: its only effect is its results, so it may run again. Tasks beyond the end may not.
     pub may_copy: Vec<bool>,
-    /// By device: how it keeps tensors of others for a while, if it does: the time to take one and give it on. Nothing is parked that such a device
-    /// has itself. Devices beyond the end keep none.
+    /// By device: how it keeps tensors of others for a while, if it does: the time to take one and
+    /// give it on. Nothing is offloaded that such a device has itself. Devices beyond the end keep
+    /// none.
     pub parking: Vec<Option<LinkProfile>>,
 }
 
 impl Freedom {
-    /// How a device keeps tensors of others.
+    /// The link to a device that keeps offloaded tensors of others, if it does.
     pub fn parking(&self, device: usize) -> Option<LinkProfile> {
         self.parking.get(device).copied().flatten()
     }
@@ -42,16 +45,17 @@ impl Freedom {
     }
 }
 
-/// A second run of a task, or a tensor of it that is parked.
+/// A second run of a task, or a tensor of it that is offloaded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Copy {
-    /// What runs again, or makes the tensor.
+    /// The task that runs again, or the one that makes the offloaded tensor.
     pub task: u32,
-    /// The tensor that is parked; none for a second run.
+    /// The tensor that is offloaded; none for a second run.
     pub parked: Option<u32>,
     /// Where.
     pub device: u32,
-    /// Tasks that take its results instead of those of the task itself; a copy is the task of its place behind all tasks of the problem.
+    /// Tasks that take its results instead of those of the task itself; a copy is the task of its
+    /// place behind all tasks of the problem.
     pub users: Vec<u32>,
 }
 
@@ -66,8 +70,8 @@ pub struct Copied {
     pub timeline: Timeline,
 }
 
-/// The problem with copies. A copy can run on its device only, and takes the operands of its task, or the tensor that it parks. Copies that use others
-/// come before these.
+/// The problem with copies. A copy can run on its device only, and takes the operands of its task,
+/// or the tensor that it parks. Copies that use others come before these.
 fn with_copies(p: &Problem, copies: &[Copy], freedom: &Freedom) -> Option<Problem> {
     let mut parts = p.parts();
     for copy in copies {
@@ -145,7 +149,7 @@ fn add_copy(parts: &mut Parts, copy: &Copy) {
     parts.tensors.extend(made);
 }
 
-/// What decides between schedules: bytes over the limits, time, bytes moved.
+/// Order of schedules: bytes over the limits, time, bytes moved.
 type Score = (Key, Bytes);
 
 fn score(p: &Problem, t: &Timeline) -> Score {
@@ -164,8 +168,9 @@ struct Search<'p> {
 /// Ancestors that are copied together with a task.
 const MOST_DEEP: usize = 3;
 
-/// Runs tasks again on devices that wait for their results, where that and what it misses there take less time than the transfers, and the
-/// whole gets better by it: sooner, or as soon with fewer bytes moved.
+/// Runs tasks again on devices that wait for their results, where the task and its missing operands
+/// take less time there than the transfers, and the makespan falls, or stays with fewer bytes
+/// moved.
 ///
 /// `tasks` is how many may be simulated. Nothing when no copy helps.
 pub fn replicate(p: &Problem, start: &Timeline, freedom: &Freedom, tasks: u64) -> Option<Copied> {
@@ -183,8 +188,10 @@ pub fn replicate(p: &Problem, start: &Timeline, freedom: &Freedom, tasks: u64) -
     (!search.best.copies.is_empty()).then_some(search.best)
 }
 
-/// Runs tasks again shortly before their late uses, or parks their results until then, so that these need not be held: victims with the most bytes held
-/// for the longest time, by time to compute, or to send there and back, come first. Nothing when the limits are not kept in the end either.
+/// Runs tasks again shortly before their late uses, or parks their results until then, so that
+/// these need not be held: victims with the most bytes held for the longest time, by time to
+/// compute, or to send there and back, come first. Nothing when the limits are not kept in the end
+/// either.
 ///
 /// `tasks` as for [`replicate`].
 pub fn make_room(p: &Problem, start: &Timeline, freedom: &Freedom, tasks: u64) -> Option<Copied> {
@@ -203,7 +210,8 @@ pub fn make_room(p: &Problem, start: &Timeline, freedom: &Freedom, tasks: u64) -
     (search.score.0.0 == Bytes::ZERO).then_some(search.best)
 }
 
-/// The best schedule that is found with these copies, tasks and copies on the devices of `start` and of the copies; nothing if they make no problem.
+/// The best schedule that is found with these copies, tasks and copies on the devices of `start`
+/// and of the copies; nothing if they make no problem.
 pub fn replay_copies(
     p: &Problem,
     start: &Timeline,
@@ -233,7 +241,7 @@ pub fn replay_copies(
     })
 }
 
-/// How a trial is scheduled.
+/// The scheduler of a trial.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Ways {
     /// For time: the order that there is, with copies early or late, or anew.
@@ -275,7 +283,7 @@ impl<'p> Search<'p> {
             return;
         };
         if score < self.score {
-            // Copies of what takes the results of a copy take them too.
+            // Copies of the consumers of a copy take its results too.
             for (i, copy) in copies.iter_mut().enumerate() {
                 copy.users = problem.successors(self.p.n_tasks() + i).collect();
                 copy.users.sort_unstable();
@@ -290,7 +298,8 @@ impl<'p> Search<'p> {
         }
     }
 
-    /// The timeline that there is, with copies that begin at the given times; new ones have no length yet.
+    /// The timeline that there is, with copies that begin at the given times; new ones have no
+    /// length yet.
     fn extended(&self, copies: &[Copy], start: impl Fn(&Copy) -> Nanos) -> Timeline {
         let mut t = self.best.timeline.clone();
         for copy in &copies[self.best.copies.len()..] {
@@ -302,7 +311,8 @@ impl<'p> Search<'p> {
         t
     }
 
-    /// When the first user of a copy starts, as things are; users that are copies themselves start with theirs.
+    /// When the first user of a copy starts, as things are; users that are copies themselves start
+    /// with theirs.
     fn first_use(&self, copies: &[Copy], copy: &Copy) -> Nanos {
         let known = self.best.timeline.start.len();
         let start = |&u: &u32| match (u as usize) < known {
@@ -330,7 +340,7 @@ impl<'p> Search<'p> {
     }
 
     fn late(&self, problem: &Problem, copies: &[Copy]) -> Timeline {
-        // What is parked goes as soon as it is made, before what needs its room.
+        // An offloaded tensor is sent as soon as it is made, before the tasks that need its room.
         let is_parked = |t: u32| {
             copies
                 .get((t as usize).wrapping_sub(self.p.n_tasks()))
@@ -345,13 +355,14 @@ impl<'p> Search<'p> {
             }
         });
         let mut order: Vec<u32> = problem.order.clone();
-        // Stable: what begins at one time stays in topological order.
+        // The sort is stable: tasks with the same start stay in topological order.
         order.sort_by_key(|&t| (late.start[t as usize], !is_parked(t)));
         let order = crate::search::pipeline::topological(problem, &order);
         repair::schedule(problem, &late.device, &order)
     }
 
-    /// Tasks whose results cross to a device in more time than they need there: time gained, task, device.
+    /// Tasks whose results cross to a device in more time than they need there: time gained, task,
+    /// device.
     fn cheap(&self) -> Vec<(Nanos, u32, u32)> {
         let (p, t) = (&self.best.problem, &self.best.timeline);
         let mut crossing: BTreeMap<(u32, u32), Nanos> = BTreeMap::new();
@@ -378,14 +389,15 @@ impl<'p> Search<'p> {
             .unwrap_or(false)
     }
 
-    /// Whether a tensor is on a device anyway.
+    /// True if a tensor is on a device without a copy.
     fn is_there(&self, x: u32, device: u32) -> bool {
         let (p, t) = (&self.best.problem, &self.best.timeline);
         t.device[p.tensors[x as usize].producer as usize] == device
             || t.transfers.iter().any(|s| s.tensor == x && s.to == device)
     }
 
-    /// Time to have the results of a task on a device by running it there, with what it misses; nothing if it cannot run there.
+    /// Time to have the results of a task on a device by running it there, with its missing
+    /// operands; `None` if it cannot run there.
     fn need(&self, task: u32, device: u32, depth: usize) -> Option<Nanos> {
         if !self.is_copyable(task) {
             return None;
@@ -421,7 +433,8 @@ impl<'p> Search<'p> {
             .map_or((sent, false), |m| (m, true))
     }
 
-    /// The copy of a task on a device for all its consumers there, and of ancestors that are sooner made there than sent.
+    /// The copy of a task on a device for all its consumers there, and of ancestors that are sooner
+    /// made there than sent.
     fn copied_to(&self, task: u32, device: u32) -> Vec<Copy> {
         let t = &self.best.timeline;
         let here = self
@@ -462,7 +475,8 @@ impl<'p> Search<'p> {
         copies
     }
 
-    /// Copies that would shorten how long something is held over the peak of a device that is over its limit, best first.
+    /// Copies that would shorten how long something is held over the peak of a device that is over
+    /// its limit, best first.
     fn victims(&self) -> Vec<Copy> {
         let (p, t) = (&self.best.problem, &self.best.timeline);
         let mut victims: Vec<(u128, Copy)> = Vec::new();
@@ -519,7 +533,8 @@ impl<'p> Search<'p> {
         victims.into_iter().map(|v| v.1).collect()
     }
 
-    /// Devices that can keep a tensor for `device`, and the time to send it there and back. Only what the problem had from the start is parked.
+    /// Devices that can keep a tensor for `device`, and the time to send it there and back. Only
+    /// tensors of the original problem are offloaded.
     fn parks(&self, x: usize, device: u32) -> impl Iterator<Item = (u32, Nanos)> {
         let (p, d) = (self.p, device as usize);
         let is_open = x < p.tensors.len()
@@ -775,7 +790,8 @@ mod tests {
         assert!(n_kept > 3, "only {n_kept} problems were made to fit");
     }
 
-    /// A cheap task with a large result that two devices need, and an expensive one with a small result.
+    /// A cheap task with a large result that two devices need, and an expensive one with a small
+    /// result.
     #[test]
     fn a_large_result_is_made_where_it_is_needed() {
         let task = |cost: [u64; 2]| Task {

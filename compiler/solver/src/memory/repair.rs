@@ -1,4 +1,5 @@
-//! Schedules that keep memory limits: for a placement that is given, and for one that is changed until it fits.
+//! Schedules that keep memory limits: for a placement that is given, and for one that is changed
+//! until it fits.
 
 use crate::problem::Problem;
 use crate::schedule::list::{Insertion, List, Sending};
@@ -6,7 +7,7 @@ use crate::schedule::timeline::Timeline;
 use crate::{Bytes, Nanos};
 use std::collections::BTreeSet;
 
-/// What is least about a good schedule: bytes over the limits of all devices, then time.
+/// The order of schedules, smallest first: bytes over the limits of all devices, then time.
 pub type Key = (Bytes, Nanos);
 
 /// Bytes over the limits, summed over devices, and the makespan.
@@ -27,8 +28,8 @@ pub fn excess(p: &Problem, timeline: &Timeline) -> Bytes {
     peaks.iter().zip(&p.devices).map(over).sum()
 }
 
-/// The best schedule of a placement under memory limits, of a few: tasks in `order`, which is topological, each as soon as it fits; transfers early
-/// or late.
+/// The best schedule of a placement under memory limits, of a few: tasks in `order`, which is
+/// topological, each as soon as it fits; transfers early or late.
 pub fn schedule(p: &Problem, device: &[u32], order: &[u32]) -> Timeline {
     let run = |sending: Sending| {
         let mut list = List::planned(p, Insertion::Gaps, sending, device);
@@ -50,7 +51,8 @@ pub fn schedule(p: &Problem, device: &[u32], order: &[u32]) -> Timeline {
     }
 }
 
-/// A topological order that goes on with what the last task made ready: little is live at a time.
+/// A topological order that continues with tasks that the last one made ready: little is live at a
+/// time.
 pub fn depth_first(p: &Problem) -> Vec<u32> {
     let mut waiting: Vec<u32> = (0..p.n_tasks())
         .map(|t| p.inputs.row(t).len() as u32)
@@ -75,8 +77,8 @@ pub fn depth_first(p: &Problem) -> Vec<u32> {
     order
 }
 
-/// A topological order that keeps little live: of the ready tasks always the one that leaves least behind, results less operands that it is the last
-/// to use; ties to the task made ready last.
+/// A topological order that keeps little live: of the ready tasks always the one that leaves least
+/// behind, results less operands that it is the last to use; ties to the task made ready last.
 pub fn least_live(p: &Problem) -> Vec<u32> {
     let mut waiting: Vec<u32> = (0..p.n_tasks())
         .map(|t| p.inputs.row(t).len() as u32)
@@ -145,7 +147,8 @@ pub fn least_live(p: &Problem) -> Vec<u32> {
 /// Why no placement keeps the limits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Unfit {
-    /// While this task runs, it alone holds that much on its device: operands, results and what its group holds for the whole step.
+    /// While this task runs, its operands, its results and the memory of its group for the whole
+    /// step exceed its device.
     Task {
         /// The task.
         task: u32,
@@ -154,21 +157,23 @@ pub enum Unfit {
         /// Most bytes that a device that it can be on may hold.
         most: Bytes,
     },
-    /// While this task runs, in whatever order and wherever, that much is live on all devices together.
+    /// While this task runs, in whatever order and wherever, that much is live on all devices
+    /// together.
     Together {
         /// The task.
         task: u32,
         /// Bytes that are live.
         needs: Bytes,
-        /// What the devices may hold together.
+        /// Sum of the devices' limits.
         most: Bytes,
     },
 }
 
-/// Tasks times tensors above which [`unfit`] does not look for what is live together.
+/// Tasks times tensors above which [`unfit`] does not look for tensors that are live together.
 const TOGETHER_WORK: usize = 400_000_000;
 
-/// A proof that no valid schedule keeps the memory limits, if one is found. Tasks that take no time prove nothing: they hold nothing for any time.
+/// A proof that no valid schedule keeps the memory limits, if one is found. Tasks that take no time
+/// prove nothing: they hold nothing for any time.
 pub fn unfit(p: &Problem) -> Option<Unfit> {
     let limit = |d: usize| p.devices[d].memory.unwrap_or(Bytes::INFINITY);
     for t in (0..p.n_tasks()).filter(|&t| p.least_cost(t) > Nanos::ZERO) {
@@ -190,7 +195,7 @@ pub fn unfit(p: &Problem) -> Option<Unfit> {
     (needs > most).then_some(Unfit::Together { task, needs, most })
 }
 
-/// What a task needs on its device while it runs.
+/// Memory of a task on its device while it runs.
 fn footprint(p: &Problem, task: usize) -> Bytes {
     let tensors = p.inputs.row(task).iter().chain(p.outputs.row(task));
     let group = p.members.row(p.group_of[task] as usize);
@@ -207,7 +212,8 @@ fn footprint(p: &Problem, task: usize) -> Bytes {
         + p.scratch[task]
 }
 
-/// The task during which most is live in every order: all that an ancestor or it has made and a descendant or it still needs, beside what is resident.
+/// The task during which most is live in every order: all results that an ancestor or the task has
+/// made and a descendant or the task still needs, beside resident bytes.
 fn most_live(p: &Problem) -> Option<(u32, Bytes)> {
     let resident: Bytes = p.resident.iter().copied().sum();
     let mut used = vec![false; p.constants.len()];

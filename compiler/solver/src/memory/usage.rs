@@ -1,8 +1,11 @@
-//! What devices hold over time while a schedule grows: list scheduling waits until a task and its copies fit.
+//! Memory of devices over time while a schedule grows: list scheduling waits until a task and its
+//! copies fit.
 //!
-//! Held are, as [`crate::schedule::timeline::Timeline::peak_bytes`] counts: resident bytes and constants for the whole step; a result from the start of its
-//! task; a copy from the start of its transfer. When the last use of either is not scheduled yet it is held for good; once it is known
-//! that no unscheduled task can come for it, it is given back at the end of its last use. So no schedule that fits here is over a limit.
+//! Counted, as in [`crate::schedule::timeline::Timeline::peak_bytes`], are resident bytes and
+//! constants for the whole step, a result from the start of its task, and a copy from the start of
+//! its transfer. While the last use of either is not scheduled yet it is held for good; once it is
+//! known that no unscheduled task can come for it, it is released at the end of its last use. So no
+//! schedule that fits here is over a limit.
 
 use crate::problem::Problem;
 use crate::{Bytes, Nanos};
@@ -13,7 +16,8 @@ struct Held {
     limit: Option<u64>,
     /// For the whole step: resident bytes and constants.
     lasting: u128,
-    /// `(from, level)`: the level beside the lasting bytes from then on. Levels never fall below zero.
+    /// `(from, level)`: the level beside the lasting bytes from then on. Levels never fall below
+    /// zero.
     steps: Vec<(Nanos, i128)>,
     /// Highest level up to and with each step.
     highest: Vec<i128>,
@@ -35,7 +39,8 @@ impl Held {
         }
     }
 
-    /// Bytes over the limit that stay when `lasting` bytes and `more` at the end of all that is known are added.
+    /// Bytes over the limit that stay when `lasting` bytes and `more` at the end of all that is
+    /// known are added.
     fn excess(&self, lasting: u128, more: u128) -> u128 {
         let Some(limit) = self.limit else { return 0 };
         let end = self.steps.last().map_or(0, |s| s.1).max(0) as u128 + more;
@@ -43,7 +48,8 @@ impl Held {
         (self.lasting + lasting + end.max(peak)).saturating_sub(u128::from(limit))
     }
 
-    /// First time, at `from` or later, from which `more` bytes fit for good beside `lasting` new ones; `from` where they never do.
+    /// First time, at `from` or later, from which `more` bytes fit for good beside `lasting` new
+    /// ones; `from` where they never do.
     fn fits(&self, from: Nanos, lasting: u128, more: u128) -> Nanos {
         let Some(limit) = self.limit else { return from };
         let Some(room) = u128::from(limit).checked_sub(self.lasting + lasting + more) else {
@@ -113,14 +119,15 @@ impl Memory {
         }
     }
 
-    /// Gives back at a time what was held.
+    /// Releases bytes at a time.
     pub(crate) fn release(&mut self, device: usize, at: Nanos, bytes: Bytes) {
         if bytes > Bytes::ZERO {
             self.devices[device].add(at, -i128::from(bytes.0));
         }
     }
 
-    /// Bytes over the limit of `device`, even after all that is known to be given back, with `lasting` and `more` bytes added.
+    /// Bytes over the limit of `device`, even after all that is known to be given back, with
+    /// `lasting` and `more` bytes added.
     pub(crate) fn excess(&self, device: usize, lasting: u128, more: u128) -> Bytes {
         Bytes(u64::try_from(self.devices[device].excess(lasting, more)).unwrap_or(u64::MAX))
     }

@@ -20,8 +20,8 @@ pub fn single(p: &Problem, device: usize) -> Vec<u32> {
     (0..p.n_tasks()).map(|t| home(t) as u32).collect()
 }
 
-/// TensorFlow's simple placer: the first device of `preference`; a task that only moves data stays with its operand; a task without operands
-/// whose consumers are all on one device joins them.
+/// TensorFlow's simple placer: the first device of `preference`; a task that only moves data stays
+/// with its operand; a task without operands whose consumers are all on one device joins them.
 pub fn simple(p: &Problem, preference: &[usize]) -> Vec<u32> {
     let mut device = vec![u32::MAX; p.n_tasks()];
     let mut of_group: Vec<Option<u32>> = vec![None; p.n_groups()];
@@ -61,8 +61,9 @@ pub fn simple(p: &Problem, preference: &[usize]) -> Vec<u32> {
     device
 }
 
-/// Fills devices one after another in topological order, each until its constants and the largest working set so far (operands and results of a
-/// task) take `percent` of its memory limit (m-TOPO of Baechi, arXiv:2301.08695). Finds a split when no single device can hold all.
+/// Fills devices one after another in topological order, each until its constants and the largest
+/// working set so far (operands and results of a task) take `percent` of its memory limit (m-TOPO
+/// of Baechi, arXiv:2301.08695). Finds a split when no single device can hold all.
 pub fn fill(p: &Problem, percent: u128) -> Vec<u32> {
     let mut held = vec![(0u128, 0u128); p.n_devices()];
     let mut copied: BTreeSet<(usize, u32)> = BTreeSet::new();
@@ -119,8 +120,9 @@ pub fn fill(p: &Problem, percent: u128) -> Vec<u32> {
     device
 }
 
-/// The greedy simulation of the TensorFlow white paper (Abadi et al. 2015, 3.2.1): tasks in the order in which they become ready, each to the device
-/// where it finishes soonest, after all that is there.
+/// The greedy simulation of the TensorFlow white paper (Abadi et al. 2015, 3.2.1): tasks in the
+/// order in which they become ready, each to the device where it finishes soonest, after all that
+/// is there.
 pub fn greedy(p: &Problem) -> Timeline {
     let mut list = List::new(p, Insertion::Append);
     let mut waiting: Vec<u32> = (0..p.n_tasks())
@@ -157,14 +159,16 @@ pub fn greedy(p: &Problem) -> Timeline {
     list.timeline()
 }
 
-/// HEFT (Topcuoglu, Hariri and Wu 2002): tasks by falling upward rank, each to the device where it finishes earliest.
+/// HEFT (Topcuoglu, Hariri and Wu 2002): tasks by falling upward rank, each to the device where it
+/// finishes earliest.
 pub fn heft(p: &Problem, insertion: Insertion) -> Timeline {
     let ranks = ranks::upward(p);
     in_order(p, &by_tail(p, &ranks), insertion, 1, |_, _| 0)
 }
 
-/// HEFT that lets groups vote: each task first goes where it would finish soonest, whatever its group; then each group goes where its tasks
-/// spend most of their time. Of use where a group has members far apart, as the two passes of a training step have.
+/// HEFT that lets groups vote: each task first goes where it would finish soonest, whatever its
+/// group; then each group goes where its tasks spend most of their time. Of use where a group has
+/// members far apart, as the two passes of a training step have.
 pub fn heft_by_vote(p: &Problem) -> Vec<u32> {
     let mut list = List::new(p, Insertion::Gaps).ignore_groups();
     let mut room = Vec::new();
@@ -200,8 +204,9 @@ pub fn by_tail(p: &Problem, tails: &[u128]) -> Vec<u32> {
     order
 }
 
-/// HEFT that looks ahead: adds to the end on a device the optimistic cost table of PEFT (Arabnejad and Barbosa 2014, eq. 3): the least time from
-/// there to the end of all, every later task where it is fastest.
+/// HEFT that looks ahead: adds to the end on a device the optimistic cost table of PEFT (Arabnejad
+/// and Barbosa 2014, eq. 3): the least time from there to the end of all, every later task where it
+/// is fastest.
 pub fn peft(p: &Problem) -> Timeline {
     let means = ranks::Means::new(p);
     let table = optimistic_costs(p, &means);
@@ -216,7 +221,8 @@ pub fn peft(p: &Problem) -> Timeline {
     )
 }
 
-/// For each task and device the longest way to the end when each later task is where that way is shortest, in the fractions of the means.
+/// For each task and device the longest path to the end when each later task is where that way is
+/// shortest, in the fractions of the means.
 fn optimistic_costs(p: &Problem, means: &ranks::Means) -> Vec<u128> {
     let n = p.n_devices();
     let mean = means.transfers();
@@ -238,7 +244,8 @@ fn optimistic_costs(p: &Problem, means: &ranks::Means) -> Vec<u128> {
     table
 }
 
-/// Tasks in the given order, each to the open device with the least end plus `look`, which has `per_ns` parts in a nanosecond.
+/// Tasks in the given order, each to the open device with the least end plus `look`, which has
+/// `per_ns` parts in a nanosecond.
 fn in_order(
     p: &Problem,
     order: &[u32],
@@ -258,8 +265,9 @@ fn in_order(
 /// Ready tasks that ETF looks at in one step.
 const ETF_WINDOW: usize = 48;
 
-/// ETF (Hwang et al. 1989): of all pairs of a ready task and a device the one that can start earliest; ties to the longer upward rank. Of more ready tasks
-/// than [`ETF_WINDOW`] only those of longest rank are looked at.
+/// ETF (Hwang et al. 1989): of all pairs of a ready task and a device the one that can start
+/// earliest; ties to the longer upward rank. Of more ready tasks than [`ETF_WINDOW`] only those of
+/// longest rank are looked at.
 pub fn etf(p: &Problem) -> Timeline {
     let ranks = ranks::upward(p);
     let mut list = List::new(p, Insertion::Append);

@@ -1,8 +1,10 @@
-//! Baechi's memory-constrained placers, as baselines: m-TOPO, m-ETF, m-SCT (Jeon et al., "Baechi: Fast Device Placement of Machine Learning
-//! Graphs", arXiv:2301.08695, section 3), written from the paper.
+//! Baechi's memory-constrained placers, as baselines: m-TOPO, m-ETF, m-SCT (Jeon et al., "Baechi:
+//! Fast Device Placement of Machine Learning Graphs", arXiv:2301.08695, section 3), written from
+//! the paper.
 //!
-//! Memory is counted as [`crate::schedule::timeline::Timeline::peak_bytes`] does, copies included, which the paper does not; a task may also wait until memory
-//! is given back. Both only help them: where one of these answers, its schedule keeps every limit. A group lands as a whole.
+//! Memory is counted as [`crate::schedule::timeline::Timeline::peak_bytes`] does, copies included,
+//! which the paper does not; a task may also wait until memory is given back. Both only help them:
+//! where one of these answers, its schedule keeps every limit. A group lands as a whole.
 
 use crate::problem::Problem;
 use crate::schedule::list::{Insertion, List, Sending};
@@ -17,10 +19,12 @@ const WINDOW: usize = 256;
 /// Slots that all steps together look at, about: large problems have a smaller window.
 const SLOTS: usize = 4_000_000;
 
-/// m-TOPO: groups in topological order of their first task fill device after device up to the mean need of a device plus the largest need of a
-/// group. A task needs its resident bytes and its results.
+/// m-TOPO: groups in topological order of their first task fill device after device up to the mean
+/// need of a device plus the largest need of a group. A task needs its resident bytes and its
+/// results.
 ///
-/// `None` when the devices are full before all tasks are placed, or when the schedule passes a limit.
+/// `None` when the devices are full before all tasks are placed, or when the schedule passes a
+/// limit.
 pub fn m_topo(p: &Problem) -> Option<Timeline> {
     let need = |g: usize| -> u128 { p.members.row(g).iter().map(|&t| need(p, t as usize)).sum() };
     let needs: Vec<u128> = (0..p.n_groups()).map(need).collect();
@@ -66,27 +70,31 @@ fn need(p: &Problem, task: usize) -> u128 {
     u128::from(p.resident[task].0) + results
 }
 
-/// m-ETF: of all pairs of a ready task and a device where it fits, the one that can start earliest; ties to the task first in topological order.
+/// m-ETF: of all pairs of a ready task and a device where it fits, the one that can start earliest;
+/// ties to the task first in topological order.
 ///
 /// `None` when no ready task fits anywhere.
 pub fn m_etf(p: &Problem) -> Option<Timeline> {
     earliest(p, &vec![u32::MAX; p.n_tasks()])
 }
 
-/// m-SCT: m-ETF in which a device that ran a task waits for the favourite child of that task, unless an urgent task comes: one whose operands could be
-/// anywhere by then.
+/// m-SCT: m-ETF in which a device that ran a task waits for the favourite child of that task,
+/// unless an urgent task comes: one whose operands could be anywhere by then.
 ///
-/// In the paper the favourite children come from a rounded linear program; here from [`favourites`], a combinatorial stand-in for it.
-/// `None` when no ready task fits anywhere.
+/// In the paper the favourite children come from a rounded linear program; here from
+/// [`favourites`], a combinatorial stand-in for it. `None` when no ready task fits anywhere.
 pub fn m_sct(p: &Problem) -> Option<Timeline> {
     earliest(p, &favourites(p))
 }
 
-/// At most one favourite child for each task, and each the favourite of one task at most, so chosen that the critical path over endlessly many
-/// devices, on which the edge to a favourite child takes no time, gets short: as long as the critical path has an edge whose ends are both free, its
-/// longest transfer becomes a favourite. The paper minimises the same length by a linear program (section 3.3), relaxed and rounded.
+/// At most one favourite child for each task, and each the favourite of one task at most, so chosen
+/// that the critical path over endlessly many devices, on which the edge to a favourite child takes
+/// no time, gets short: as long as the critical path has an edge whose ends are both free, its
+/// longest transfer becomes a favourite. The paper minimises the same length by a linear program
+/// (section 3.3), relaxed and rounded.
 ///
-/// `u32::MAX` stands for none. Each round costs a pass over the graph; after [`FAVOURITE_WORK`] the rest is left.
+/// `u32::MAX` stands for none. Each round costs a pass over the graph; after [`FAVOURITE_WORK`] the
+/// rest is left.
 pub fn favourites(p: &Problem) -> Vec<u32> {
     let means = Means::new(p);
     let transfer = means.transfers();
@@ -107,7 +115,8 @@ pub fn favourites(p: &Problem) -> Vec<u32> {
 /// Tasks and edges that the choice of favourites may look at.
 const FAVOURITE_WORK: usize = 40_000_000;
 
-/// On the critical path: the edge with the longest transfer of those whose ends have no favourite yet.
+/// On the critical path: the edge with the longest transfer of those whose ends have no favourite
+/// yet.
 ///
 /// `mean` has the mean times of tasks and of transfers.
 fn longest_free_edge(
@@ -231,7 +240,8 @@ fn earliest(p: &Problem, favourite: &[u32]) -> Option<Timeline> {
     Some(list.timeline())
 }
 
-/// The favourite child that a device waits for: that of its last task, if it is ready and can start here as early as anywhere.
+/// The favourite child that a device waits for: that of its last task, if it is ready and can start
+/// here as early as anywhere.
 fn awaited(list: &List, ready: &Ready, favourite: &[u32], last: u32, device: usize) -> u32 {
     let child = favourite.get(last as usize).copied().unwrap_or(u32::MAX);
     if child == u32::MAX

@@ -1,4 +1,4 @@
-//! The critical chain: back from the end, what each step waited for.
+//! The critical chain: back from the end, the cause of each step's start.
 
 use crate::Nanos;
 use crate::problem::Problem;
@@ -59,7 +59,7 @@ impl Chain {
     }
 }
 
-/// Steps by what they occupy and when they end.
+/// Steps by resource and end.
 struct Ends<'a> {
     p: &'a Problem,
     t: &'a Timeline,
@@ -68,14 +68,14 @@ struct Ends<'a> {
     arrival: BTreeMap<(u32, u32), u32>,
 }
 
-/// What the end of the timeline waited for.
+/// The chain of causes of the timeline's end.
 pub fn critical_chain(p: &Problem, t: &Timeline) -> Chain {
     let ends = Ends::new(p, t);
     let last = (0..p.n_tasks() as u32).max_by_key(|&i| (t.end[i as usize], std::cmp::Reverse(i)));
     let mut current = last.map(Step::Task);
     let mut seen: BTreeSet<Step> = BTreeSet::new();
     let mut steps = Vec::new();
-    // Steps of no length could wait for each other in a ring.
+    // Steps of no length could wait for each other in a cycle.
     while let Some(step) = current.filter(|step| seen.insert(*step)) {
         let (before, wait) = ends.cause(step);
         steps.push((step, wait));
@@ -116,7 +116,8 @@ impl<'a> Ends<'a> {
         }
     }
 
-    /// The operand that came last, if the task started when it was there; else what its device did before.
+    /// The operand that came last, if the task started when it was there; else the step before on
+    /// its device.
     fn cause_of_task(&self, task: usize, start: Nanos) -> (Option<Step>, Wait) {
         let (p, t) = (self.p, self.t);
         if start == Nanos::ZERO {
@@ -164,7 +165,8 @@ impl<'a> Ends<'a> {
         )
     }
 
-    /// Of the operand and the step before on the same device or link the one that ended last, operands first.
+    /// Of the operand and the step before on the same device or link the one that ended last,
+    /// operands first.
     fn pick(
         &self,
         start: Nanos,

@@ -11,7 +11,8 @@ struct Chunk {
 
 const CHUNK: usize = 64;
 
-/// The idle times of a resource; the last never ends. Chunked, so that a search skips what is too short and an insertion moves little.
+/// The idle times of a resource; the last never ends. Chunked, so that a search skips chunks that
+/// are too short and an insertion moves little.
 #[derive(Clone, Debug)]
 pub struct Gaps {
     /// Empty while nothing is taken: of the links between many devices few are ever used.
@@ -64,7 +65,8 @@ impl Gaps {
         self.last().max(ready)
     }
 
-    /// Latest start of an idle time of `length` that is at `ready` or later and ends by `deadline`; `None` if there is none.
+    /// Latest start of an idle time of `length` that is at `ready` or later and ends by `deadline`;
+    /// `None` if there is none.
     pub fn latest(&self, ready: Nanos, deadline: Nanos, length: Nanos) -> Option<Nanos> {
         let last = deadline.0.checked_sub(length.0)?;
         if self.chunks.is_empty() {
@@ -84,8 +86,8 @@ impl Gaps {
         None
     }
 
-    /// Takes `[start, start + length)`, which lies in one gap, or begins where a forgotten one was. Of no length, it still divides the gap: nothing
-    /// may be under way at that time.
+    /// Takes `[start, start + length)`, which lies in one gap, or begins where a forgotten one was.
+    /// Of no length, it still divides the gap: nothing may be under way at that time.
     pub fn take(&mut self, start: Nanos, length: Nanos) {
         let (start, end) = (start.0, start.0.saturating_add(length.0));
         if self.chunks.is_empty() {

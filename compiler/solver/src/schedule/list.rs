@@ -1,4 +1,5 @@
-//! A schedule that grows task by task, as list scheduling makes it: what each device and link does so far, and when a task could run where.
+//! A schedule that grows task by task, as in list scheduling: intervals of each device and link so
+//! far, and the earliest start of a task on each device.
 
 use crate::memory::usage::Memory;
 use crate::problem::Problem;
@@ -13,7 +14,7 @@ const NOWHERE: u32 = u32::MAX;
 /// Consumers above which a tensor is given back only when all of them are scheduled.
 const LONG_LIST: usize = 64;
 
-/// Whether a task may start in a gap before what is already there.
+/// Insertion policy: a task may or may not start in a gap before tasks that are already scheduled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Insertion {
     /// The earliest gap that holds it, on devices and on links.
@@ -116,7 +117,7 @@ impl<'p> List<'p> {
         }
     }
 
-    /// Lets each task of a group be where it likes: what the group would choose if it could be torn apart.
+    /// Lets each task of a group choose its own device, as if the group could be split.
     pub fn ignore_groups(mut self) -> List<'p> {
         self.ignores_groups = true;
         self
@@ -131,7 +132,8 @@ impl<'p> List<'p> {
         (device != NOWHERE).then_some(device as usize)
     }
 
-    /// Devices that are open to a task: that of its plan or group if there is one, else all feasible ones.
+    /// Devices that are open to a task: that of its plan or group if there is one, else all
+    /// feasible ones.
     pub fn open(&self, task: usize) -> impl Iterator<Item = usize> + '_ {
         let home = self.home(task);
         self.p
@@ -149,7 +151,8 @@ impl<'p> List<'p> {
         Some(self.device[task] as usize).filter(|_| self.device[task] != NOWHERE)
     }
 
-    /// When `task` would run on `device`. Transfers that it would need are planned, not made. Under a memory limit it waits until it fits.
+    /// When `task` would run on `device`. Transfers that it would need are planned, not made. Under
+    /// a memory limit it waits until it fits.
     pub fn slot(&self, task: usize, device: usize) -> Slot {
         let (mut ready, mut brought) = (Nanos::ZERO, 0);
         self.arrivals(task, device, |x, arrival, is_new| {
@@ -159,8 +162,9 @@ impl<'p> List<'p> {
         self.slot_at(task, device, ready, brought)
     }
 
-    /// The open device where a task would end first, `look` added to its end in parts of a nanosecond, of which it has `per_ns`; of equal ones the first.
-    /// Excess over memory limits goes before. `room` is room to work in.
+    /// The open device where a task would end first, `look` added to its end in parts of a
+    /// nanosecond, of which it has `per_ns`; of equal ones the first. Excess over memory limits
+    /// goes before. `room` is room to work in.
     pub fn soonest(
         &self,
         task: usize,
@@ -207,7 +211,8 @@ impl<'p> List<'p> {
         ready
     }
 
-    /// The slot of a task whose operands are there at `ready`; `brought` bytes of them are not held yet.
+    /// The slot of a task whose operands are there at `ready`; `brought` bytes of them are not held
+    /// yet.
     fn slot_at(&self, task: usize, device: usize, ready: Nanos, brought: u128) -> Slot {
         let cost = self.p.cost(task, device);
         let fits = match self.memory.limited {
@@ -271,7 +276,8 @@ impl<'p> List<'p> {
         }
     }
 
-    /// When a transfer of `x` to `device` can start, at `from` or later, so that `brought` bytes fit there beside `lasting` new ones.
+    /// When a transfer of `x` to `device` can start, at `from` or later, so that `brought` bytes
+    /// fit there beside `lasting` new ones.
     fn transfer_start(
         &self,
         x: u32,
@@ -353,7 +359,8 @@ impl<'p> List<'p> {
         slot
     }
 
-    /// Makes the transfers of tensors that can be on `device` at the given times, for a task that starts at `deadline`.
+    /// Makes the transfers of tensors that can be on `device` at the given times, for a task that
+    /// starts at `deadline`.
     fn send(&mut self, new: &[(u32, Nanos)], device: usize, deadline: Nanos) {
         // From the last to the first: each must end before the one after it on its link begins.
         let mut begun: Vec<(u32, Nanos)> = Vec::new();
@@ -388,7 +395,7 @@ impl<'p> List<'p> {
         }
     }
 
-    /// Holds what came and was made with a task.
+    /// Holds the operands that came with a task, and its results.
     fn hold(&mut self, task: usize, device: usize, first_new: usize) {
         let p = self.p;
         self.memory
@@ -434,7 +441,7 @@ impl<'p> List<'p> {
             && !self.released.contains(&(x, device as u32))
     }
 
-    /// Whether a task that is not scheduled could use `x` on `device`, or have it sent from there.
+    /// True if an unscheduled task could use `x` on `device`, or have it sent from there.
     fn is_needed(&self, x: u32, device: usize) -> bool {
         let source = self.device[self.p.tensors[x as usize].producer as usize] as usize;
         let comes = |c: usize| match self.home(c) {
@@ -471,7 +478,8 @@ impl<'p> List<'p> {
         uses.chain(sent).fold(made, Nanos::max)
     }
 
-    /// Bytes that a device would hold for good when `task` came to it: with the first task of a group all of the group's.
+    /// Bytes that a device would hold for good when `task` came to it: with the first task of a
+    /// group all of the group's.
     fn lasting_bytes(&self, task: usize, device: usize) -> u128 {
         self.lasting_group(task) + self.memory.missing_constants(self.p, task, device)
     }
@@ -489,7 +497,8 @@ impl<'p> List<'p> {
             .sum()
     }
 
-    /// Bytes by which a device would be over its limit when `task` came to it, however long it waited.
+    /// Bytes by which a device would be over its limit when `task` came to it, however long it
+    /// waited.
     pub fn excess(&self, task: usize, device: usize) -> Bytes {
         if self.p.devices[device].memory.is_none() {
             return Bytes::ZERO;

@@ -1,7 +1,9 @@
-//! An earlier answer on a problem that may have changed since: replayed as it was, to be the start of a search and what that may not fall behind.
+//! An earlier answer on a problem that may have changed since: replayed as it was, as the start of
+//! a search and an upper bound of its result.
 //!
-//! A replay keeps the devices and, on every device and link, the order of the earlier answer. So where no task or transfer takes longer than before,
-//! nothing starts later than before; list scheduling gives no such promise (Graham 1969).
+//! A replay keeps the devices and, on every device and link, the order of the earlier answer. So
+//! where no task or transfer takes longer than before, nothing starts later than before; list
+//! scheduling gives no such promise (Graham 1969).
 
 use crate::Nanos;
 use crate::memory::repair::{self, Key};
@@ -10,18 +12,19 @@ use crate::schedule::timeline::{Timeline, Transfer};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 
-/// What an earlier answer is worth now.
+/// An earlier answer under the current costs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Kept {
     /// The better of its two replays.
     pub timeline: Timeline,
-    /// What that scores.
+    /// Its score.
     pub key: Key,
     /// It is an answer to this very problem: all its times hold.
     pub is_exact: bool,
 }
 
-/// An earlier answer on this problem; nothing where a task cannot be on its device any more, or must now be with others.
+/// An earlier answer on this problem; nothing where a task cannot be on its device any more, or
+/// must now be with others.
 pub fn keep(p: &Problem, previous: &Timeline) -> Option<Kept> {
     let held = replay(p, previous, Starting::NotBefore)?;
     if same_times(&held, previous) {
@@ -50,7 +53,7 @@ pub fn keep(p: &Problem, previous: &Timeline) -> Option<Kept> {
 pub enum Starting {
     /// At once.
     AtOnce,
-    /// Not before they did: what was held for a while then is held no longer now.
+    /// No earlier than they did: results held for a while then are held no longer now.
     NotBefore,
 }
 
@@ -70,7 +73,8 @@ fn same_times(a: &Timeline, b: &Timeline) -> bool {
         }
 }
 
-/// The timeline on the devices and in the orders of `previous`. Transfers that it does not know go as they come.
+/// The timeline on the devices and in the orders of `previous`. Transfers that it does not know go
+/// as they come.
 pub fn replay(p: &Problem, previous: &Timeline, starting: Starting) -> Option<Timeline> {
     if !is_possible(p, previous) {
         return None;
@@ -128,7 +132,8 @@ struct Replay<'a> {
     starting: Starting,
     /// Earlier starts and ends of transfers, by tensor and destination.
     sent: BTreeMap<(u32, u32), (Nanos, Nanos)>,
-    /// What can go next: by earlier start and end, so that what took no time comes before what began then; tasks in topological order.
+    /// Steps that can go next: by earlier start and end, so that a step without duration comes
+    /// before steps that began at its time; tasks in topological order.
     ready: BinaryHeap<Reverse<(Nanos, Nanos, u32, What)>>,
     position: Vec<u32>,
     /// Operands that are not there yet.
@@ -188,7 +193,8 @@ impl<'a> Replay<'a> {
         )));
     }
 
-    /// When something of a length starts that could at `from` and did at `before`; its place is taken until `free`.
+    /// When something of a length starts that could at `from` and did at `before`; its place is
+    /// taken until `free`.
     fn take(
         starting: Starting,
         from: Nanos,

@@ -1,15 +1,17 @@
-//! Priorities of tasks: longest ways to the end, under several notions of length.
+//! Priorities of tasks: longest paths to the end, under several notions of length.
 
 use crate::Nanos;
 use crate::problem::{Payload, Problem};
 use std::ops::Add;
 
-/// Least time from the start of each task to the end of all: no transfers, each task where it is fastest.
+/// Least time from the start of each task to the end of all: no transfers, each task where it is
+/// fastest.
 pub fn least_tails(p: &Problem) -> Vec<Nanos> {
     tails(p, |t| p.least_cost(t), |_, _| Nanos::ZERO)
 }
 
-/// Least time from the start of all to the start of each task: no transfers, each task where it is fastest.
+/// Least time from the start of all to the start of each task: no transfers, each task where it is
+/// fastest.
 pub fn least_heads(p: &Problem) -> Vec<Nanos> {
     let mut heads = vec![Nanos::ZERO; p.n_tasks()];
     for &t in &p.order {
@@ -21,15 +23,17 @@ pub fn least_heads(p: &Problem) -> Vec<Nanos> {
     heads
 }
 
-/// Upward rank: the mean time of the longest way from the start of a task to the end, a mean transfer on every edge (Topcuoglu, Hariri and Wu
-/// 2002, eq. 2). The mean over pairs of devices counts pairs of the same device as nothing. In the fractions of [`Means`].
+/// Upward rank: the mean time of the longest path from the start of a task to the end, a mean
+/// transfer on every edge (Topcuoglu, Hariri and Wu 2002, eq. 2). The mean over pairs of devices
+/// counts pairs of the same device as nothing. In the fractions of [`Means`].
 pub fn upward(p: &Problem) -> Vec<u128> {
     let means = Means::new(p);
     let transfer = means.transfers();
     tails(p, |t| means.cost(t), |x, _| transfer[x])
 }
 
-/// The time of the longest way from the start of a task to the end when each task is on its device; links are idle.
+/// The time of the longest path from the start of a task to the end when each task is on its
+/// device; links are idle.
 pub fn placed_tails(p: &Problem, device: &[u32]) -> Vec<Nanos> {
     let own = |t: usize| p.cost(t, device[t] as usize);
     tails(p, own, |x, c| {
@@ -38,7 +42,7 @@ pub fn placed_tails(p: &Problem, device: &[u32]) -> Vec<Nanos> {
     })
 }
 
-/// Longest ways to the end by the time of a task and that of a tensor to one of its consumers.
+/// Longest paths to the end by the time of a task and that of a tensor to one of its consumers.
 fn tails<T>(p: &Problem, own: impl Fn(usize) -> T, way: impl Fn(usize, usize) -> T) -> Vec<T>
 where
     T: Copy + Ord + Default + Add<Output = T>,
@@ -56,19 +60,22 @@ where
     tails
 }
 
-/// Mean times over devices, as whole numbers of fractions of a nanosecond that are so small that nothing is rounded. So the order of sums of means
-/// is the same whatever the unit of time: rounded to nanoseconds, ties come and go with it.
+/// Mean times over devices, as whole numbers of fractions of a nanosecond that are so small that
+/// nothing is rounded. So the order of sums of means is the same whatever the unit of time: rounded
+/// to nanoseconds, ties come and go with it.
 pub struct Means<'p> {
     p: &'p Problem,
     /// Fractions in a nanosecond.
     pub per_ns: u128,
 }
 
-/// Most fractions of a nanosecond; machines on which that is not enough get rounded means. Sums over a million tasks fit into 128 bits.
+/// Most fractions of a nanosecond; machines on which that is not enough get rounded means. Sums
+/// over a million tasks fit into 128 bits.
 const MOST_FRACTIONS: u128 = 1 << 24;
 
 impl<'p> Means<'p> {
-    /// A nanosecond is divided by the number of pairs of devices and each number of devices that a task can run on.
+    /// A nanosecond is divided by the number of pairs of devices and each number of devices that a
+    /// task can run on.
     pub fn new(p: &'p Problem) -> Means<'p> {
         let mut numbers: Vec<usize> = (0..p.n_tasks()).map(|t| p.feasible(t).count()).collect();
         numbers.push(p.n_devices() * p.n_devices());
@@ -92,7 +99,8 @@ impl<'p> Means<'p> {
         sum * self.per_ns / n.max(1)
     }
 
-    /// Of the transfer of each tensor, over all ordered pairs of devices, a device with itself included.
+    /// Of the transfer of each tensor, over all ordered pairs of devices, a device with itself
+    /// included.
     pub fn transfers(&self) -> Vec<u128> {
         let p = self.p;
         let n = p.n_devices();
@@ -123,7 +131,8 @@ fn greatest_common_divisor(a: u128, b: u128) -> u128 {
     }
 }
 
-/// Keys under which a device prefers tasks with long tails; ties go to the task that comes first in the topological order.
+/// Keys under which a device prefers tasks with long tails; ties go to the task that comes first in
+/// the topological order.
 pub fn keys_of(p: &Problem, tails: &[Nanos]) -> Vec<u64> {
     let mut order: Vec<u32> = p.order.clone();
     order.sort_by_key(|&t| std::cmp::Reverse(tails[t as usize]));

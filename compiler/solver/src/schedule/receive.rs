@@ -1,7 +1,8 @@
-//! When transfers go: as soon as they can, or as late as their first use allows where that lowers the peak of the destination and raises no other.
+//! When transfers go: as soon as they can, or as late as their first use allows where that lowers
+//! the peak of the destination and raises no other.
 //!
-//! Tasks stay where they are in time, so the makespan does too: only slack is used, as TensorFlow's white paper does with receives (Abadi et al. 2015,
-//! 5.2), and only where it saves memory.
+//! Tasks stay where they are in time, so the makespan does too: only slack is used, as TensorFlow's
+//! white paper does with receives (Abadi et al. 2015, 5.2), and only where it saves memory.
 
 use crate::problem::Problem;
 use crate::schedule::timeline::Timeline;
@@ -12,7 +13,8 @@ const MOST_TRIES: usize = 48;
 /// Tasks and transfers above which nothing is tried.
 const LARGE: usize = 20_000;
 
-/// The timeline with transfers delayed where that saves memory: no task moves, no peak is higher. Links keep their order.
+/// The timeline with transfers delayed where that saves memory: no task moves, no peak is higher.
+/// Links keep their order.
 pub fn delay(p: &Problem, timeline: Timeline) -> Timeline {
     if timeline.transfers.is_empty() || p.n_tasks() + timeline.transfers.len() > LARGE {
         return timeline;
@@ -65,10 +67,11 @@ impl Delay<'_> {
         }
     }
 
-    /// Moves transfers to the latest time before their first use and the next transfer of their link. False when none moves.
+    /// Moves transfers to the latest time before their first use and the next transfer of their
+    /// link. False when none moves.
     fn push_back(&mut self, is_meant: impl Fn(&crate::Transfer) -> bool) -> bool {
         let n = self.p.n_devices();
-        // What a link does next, from the end of time backwards.
+        // The next transfer of each link, from the end of time backwards.
         let mut next = vec![Nanos::INFINITY; n * n];
         let mut order: Vec<usize> = (0..self.timeline.transfers.len()).collect();
         order.sort_by_key(|&i| {

@@ -1,13 +1,16 @@
 //! Simulated execution of a placement: the one measure by which placements are compared.
 //!
-//! A device runs one task at a time; whenever it is idle and tasks wait, it starts the one whose key is least; a patient one ([`Simulator::set_patient`])
-//! stays idle for a task of lesser key that is about to come when that costs less than coming too late for it. Each ordered pair of devices has a link
-//! that moves one tensor at a time: of those that wait the one whose most urgent consumer there has the least key ([`LinkOrder::Urgent`]; TicTac,
-//! Hashemi et al. 2019), or the first that came ([`LinkOrder::Fifo`]). A tensor crosses a link once, however many tasks wait there. Devices
-//! compute while links transfer. Times are integer nanoseconds.
+//! A device runs one task at a time; whenever it is idle and tasks wait, it starts the one whose
+//! key is least; a patient one ([`Simulator::set_patient`]) stays idle for a task of lesser key
+//! that is about to come when that costs less than coming too late for it. Each ordered pair of
+//! devices has a link that moves one tensor at a time: of those that wait the one whose most urgent
+//! consumer there has the least key ([`LinkOrder::Urgent`]; TicTac, Hashemi et al. 2019), or the
+//! first that came ([`LinkOrder::Fifo`]). A tensor crosses a link once, however many tasks wait
+//! there. Devices compute while links transfer. Times are integer nanoseconds.
 //!
-//! [`Simulator::rerun`] is the delta simulation: after a change of a few devices it takes over all that happened before the change could have shown,
-//! and simulates the rest only. Its result equals that of a full run.
+//! [`Simulator::rerun`] is the delta simulation: after a change of a few devices it takes over all
+//! that happened before the change could have shown, and simulates the rest only. Its result equals
+//! that of a full run.
 
 use crate::Nanos;
 use crate::problem::Problem;
@@ -17,7 +20,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::sync::Arc;
 
-/// Which of the waiting tensors a link takes.
+/// Order in which a link takes waiting tensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LinkOrder {
     /// The one whose most urgent consumer has the least key.
@@ -26,10 +29,10 @@ pub enum LinkOrder {
     Fifo,
 }
 
-/// An end of something: when, and what as [`Done`] packs it.
+/// An end of a task or transfer: the time, and the [`Done`] packed.
 type Event = Reverse<(Nanos, u64)>;
 
-/// What ended: tasks come before transfers.
+/// A task or transfer that ended: tasks come before transfers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Done {
     Task(u32),
@@ -93,8 +96,8 @@ pub struct Limits<'a> {
     pub makespan: Nanos,
     /// As soon as a task starts after its time here; empty for no such times.
     pub latest: &'a [Nanos],
-    /// Least time from the start of each task to the end of all on the devices of the run before, or empty when that is not known: what comes after all
-    /// changed tasks still takes that long.
+    /// Least time from the start of each task to the end of all on the devices of the run before,
+    /// or empty when that is not known: the successors of all changed tasks still take that long.
     pub tails: &'a [Nanos],
 }
 
@@ -109,7 +112,7 @@ impl Limits<'_> {
     }
 }
 
-/// What simulations of one problem look up.
+/// Tables of one problem, for its simulations.
 #[derive(Debug)]
 struct Known {
     transfers: TransferTimes,
@@ -140,7 +143,8 @@ pub struct Simulator<'p> {
     used_links: Vec<u32>,
     look: Vec<usize>,
     events: BinaryHeap<Event>,
-    /// Destinations of the tensor at hand: for each device the tensor that saw it last, and its least key there.
+    /// Destinations of the tensor at hand: for each device the tensor that saw it last, and its
+    /// least key there.
     seen: Vec<(u32, u64)>,
     destinations: Vec<u32>,
     n_started: u64,
@@ -199,7 +203,8 @@ impl<'p> Simulator<'p> {
         }
     }
 
-    /// Simulates tasks on `device`, each device preferring small keys (ties: small index). Every task must be on a feasible device.
+    /// Simulates tasks on `device`, each device preferring small keys (ties: small index). Every
+    /// task must be on a feasible device.
     ///
     /// `None` as soon as the makespan is seen to be `limit` or more.
     pub fn run(&mut self, device: &[u32], key: &[u64], limit: Nanos) -> Option<Nanos> {
@@ -214,9 +219,11 @@ impl<'p> Simulator<'p> {
         self.go_on(Nanos::ZERO, &Limits::below(limit))
     }
 
-    /// The run just made, from the start, with other devices or keys for some tasks: those of all tasks but `changed` are as in the last run.
+    /// The run just made, from the start, with other devices or keys for some tasks: those of all
+    /// tasks but `changed` are as in the last run.
     ///
-    /// `None` as soon as the run passes a limit. A run that ended so cannot be rerun: [`Self::run`] or [`Self::restore`] first.
+    /// `None` as soon as the run passes a limit. A run that ended so cannot be rerun: [`Self::run`]
+    /// or [`Self::restore`] first.
     pub fn rerun(
         &mut self,
         device: &[u32],
@@ -271,7 +278,8 @@ impl<'p> Simulator<'p> {
         }
     }
 
-    /// The last complete run; its transfers come in the order in which they began, those of one instant in no certain order.
+    /// The last complete run; its transfers come in the order in which they began, those of one
+    /// instant in no certain order.
     pub fn last_run(&self) -> &Timeline {
         &self.run
     }
@@ -281,7 +289,7 @@ impl<'p> Simulator<'p> {
         &self.sequence
     }
 
-    /// Whether devices wait for urgent tasks that are about to come, from the next run on.
+    /// Lets devices wait for urgent tasks that are about to come, or not, from the next run on.
     pub fn set_patient(&mut self, is_patient: bool) {
         self.is_patient = is_patient;
     }
@@ -291,7 +299,7 @@ impl<'p> Simulator<'p> {
         (self.run.start[task], self.run.end[task])
     }
 
-    /// Tasks that the last run started itself: what a rerun took over is not counted.
+    /// Tasks that the last run started itself, without the prefix that a rerun took over.
     pub fn n_started(&self) -> u64 {
         self.n_started
     }
@@ -305,8 +313,8 @@ impl<'p> Simulator<'p> {
         self.is_patient = from.is_patient;
     }
 
-    /// Before this time nothing can differ when `task` runs elsewhere: its operands leave for its device when they are made, and are known to come
-    /// when their making begins.
+    /// Before this time nothing can differ when `task` runs elsewhere: its operands leave for its
+    /// device when they are made, and are known to come when their making begins.
     fn first_sign(&self, task: usize) -> Nanos {
         let known = if self.is_patient {
             &self.run.start
@@ -320,7 +328,7 @@ impl<'p> Simulator<'p> {
             .unwrap_or(Nanos::ZERO)
     }
 
-    /// Forgets what waits.
+    /// Empties all queues.
     fn clear(&mut self) {
         self.events.clear();
         self.look.clear();
@@ -338,7 +346,7 @@ impl<'p> Simulator<'p> {
         self.n_started = 0;
     }
 
-    /// Keeps what started before `now` and simulates the rest.
+    /// Keeps the tasks that started before `now` and simulates the rest.
     fn go_on(&mut self, now: Nanos, limits: &Limits) -> Option<Nanos> {
         self.clear();
         let kept = if now == Nanos::ZERO {
@@ -373,7 +381,8 @@ impl<'p> Simulator<'p> {
             .partition_point(|&t| self.run.start[t as usize] < now)
     }
 
-    /// Counts the inputs of a task that will start at `now` or later, but for those that come over links.
+    /// Counts the inputs of a task that will start at `now` or later, but for those that come over
+    /// links.
     fn await_inputs(&mut self, task: usize, now: Nanos) {
         let p = self.p;
         let inputs = p.inputs.row(task);
@@ -394,8 +403,8 @@ impl<'p> Simulator<'p> {
         }
     }
 
-    /// Keeps the transfers that began before `now`. Of the others those whose tensor was made before `now` wait: what is made at `now` or later is sent
-    /// when it is made.
+    /// Keeps the transfers that began before `now`. Other tensors made before `now` wait; one made
+    /// at `now` or later is sent when it is made.
     fn resume_transfers(&mut self, now: Nanos) {
         let p = self.p;
         let kept = self.run.transfers.partition_point(|t| t.start < now);
@@ -487,7 +496,8 @@ impl<'p> Simulator<'p> {
         }
     }
 
-    /// Hands a new tensor to local tasks and puts it on the links to all other devices where it is needed.
+    /// Hands a new tensor to local tasks and puts it on the links to all other devices where it is
+    /// needed.
     fn deliver(&mut self, x: u32, from: u32, now: Nanos) {
         let p = self.p;
         self.destinations.clear();
@@ -605,7 +615,7 @@ impl<'p> Simulator<'p> {
 
     fn start_listed(&mut self, now: Nanos, limits: &Limits) -> Option<()> {
         let n = self.p.n_devices();
-        // In a fixed order: what one starts another may wait for.
+        // In a fixed order: a task that starts may be one that another waits for.
         self.look.sort_unstable_by(|a, b| b.cmp(a));
         while let Some(resource) = self.look.pop() {
             if resource < n {
@@ -681,7 +691,8 @@ impl<'p> Simulator<'p> {
         chosen
     }
 
-    /// False when a more urgent task comes while this one would run, sooner than this one would have half done with it.
+    /// False when a more urgent task comes while this one would run, sooner than this one would
+    /// have half done with it.
     fn may_go(&self, device: usize, task: u32, key: u64, now: Nanos) -> bool {
         let end = now + self.p.cost(task as usize, device);
         let is_hindered = |c: &Coming| {

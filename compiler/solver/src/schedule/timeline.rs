@@ -6,7 +6,7 @@ use crate::{Bytes, Nanos};
 /// A tensor on its way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Transfer {
-    /// Which tensor of the problem.
+    /// Index of the tensor in the problem.
     pub tensor: u32,
     /// Source device.
     pub from: u32,
@@ -55,8 +55,9 @@ impl Timeline {
             .sum()
     }
 
-    /// Most bytes that each device holds at a time: what is resident, results from the start of their task to the last local use or the end of
-    /// the last transfer away, copies from the start of their transfer to the last local use.
+    /// Peak memory of each device: resident bytes, results from the start of their task to the last
+    /// local use or the end of the last transfer away, copies from the start of their transfer to
+    /// the last local use.
     pub fn peak_bytes(&self, p: &Problem) -> Vec<Bytes> {
         let mut changes = self.memory_changes(p);
         let resident = self.resident_bytes(p);
@@ -83,7 +84,7 @@ impl Timeline {
         held
     }
 
-    /// What each device takes (positive) and gives back at which time.
+    /// Bytes that each device takes (positive) and releases, by time.
     fn memory_changes(&self, p: &Problem) -> Vec<Vec<(Nanos, i128)>> {
         let mut changes: Vec<Vec<(Nanos, i128)>> = vec![Vec::new(); p.n_devices()];
         for (d, from, to, bytes) in self.holds(p) {
@@ -93,7 +94,8 @@ impl Timeline {
         changes
     }
 
-    /// Bytes that devices hold for a while: device, from, to, bytes; nothing that is held for no time.
+    /// Bytes that devices hold for a while: device, from, to, bytes; nothing that is held for no
+    /// time.
     pub fn holds(&self, p: &Problem) -> Vec<(u32, Nanos, Nanos, Bytes)> {
         let mut holds = Vec::new();
         let last_use = |tensor: u32, d: u32| {

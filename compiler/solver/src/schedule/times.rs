@@ -1,4 +1,5 @@
-//! Times of transfers, computed once for each sort of link: simulation and list scheduling ask for them over and over.
+//! Times of transfers, computed once for each sort of link: simulation and list scheduling ask for
+//! them over and over.
 
 use crate::problem::Problem;
 use crate::{LinkProfile, Nanos};
@@ -20,7 +21,8 @@ pub(crate) struct TransferTimes {
 impl TransferTimes {
     pub(crate) fn new(p: &Problem) -> TransferTimes {
         let n = p.n_devices();
-        // A link and the number of its ends that are accelerators decide all times. An example pair for each sort.
+        // A link and the number of its ends that are accelerators decide all times. An example pair
+        // for each sort.
         let mut sorts: Vec<Option<(LinkProfile, u32)>> = vec![None];
         let mut examples: Vec<(usize, usize)> = vec![(0, 0)];
         let mut sort = vec![0u32; n * n];

@@ -1,8 +1,9 @@
 //! Problems folded at their groups: all tasks of a group as one task.
 //!
-//! The backward part of a training step runs like its forward part with time running the other way: what is made early is needed late, on the same
-//! device. So a good placement of the whole is one of half the problem, in which a task takes the time of all tasks of its group, in the order of
-//! their first ones, and what is sent back counts as sent forth. The folded problem is smaller, and its moves are whole.
+//! The backward part of a training step mirrors its forward part in time: a result made early is
+//! needed late, on the same device. So a good placement of the whole is one of half the problem, in
+//! which a task takes the time of all tasks of its group, in the order of their first ones, and
+//! tensors sent back count as sent forth. The folded problem is smaller, and its moves are whole.
 
 use crate::Nanos;
 use crate::problem::{Parts, Problem, Task, Tensor};
@@ -24,9 +25,10 @@ pub struct Folded {
     pub task_of: Vec<u32>,
 }
 
-/// A task for each group and for what belongs to it.
+/// A task for each group and its followers.
 ///
-/// Nothing when that leaves most tasks alone, or when memory is limited: what is kept from the first task of a group to its last is not seen any more.
+/// `None` when that leaves most tasks alone, or when memory is limited: the folded problem does not
+/// see results that are kept from the first task of a group to its last.
 pub fn folded(p: &Problem) -> Option<Folded> {
     if p.n_groups() == p.n_tasks() || p.devices.iter().any(|d| d.memory.is_some()) {
         return None;
@@ -54,7 +56,7 @@ pub fn folded(p: &Problem) -> Option<Folded> {
                 later.into_iter().collect(),
             ));
         }
-        // What is sent back: from the one that comes first, with time running the other way.
+        // Tensors sent back: from the task that comes first, in reversed time.
         tensors.extend(earlier.into_iter().map(|u| {
             (
                 Tensor {
@@ -91,8 +93,9 @@ pub fn folded(p: &Problem) -> Option<Folded> {
     })
 }
 
-/// For each task the number of its sheet, in topological order of the first task of each; and how many there are. A sheet is a group, with the tasks
-/// behind the first task of any group that are alone in theirs and use what the sheet's first half has made.
+/// For each task the number of its sheet, in topological order of the first task of each; and how
+/// many there are. A sheet is a group, with the tasks behind the first task of any group that are
+/// alone in theirs and use results of the sheet's first half.
 fn sheets(p: &Problem) -> (Vec<u32>, usize) {
     let is_first = |t: u32| p.members.row(p.group_of[t as usize] as usize)[0] == t;
     let alone = |t: u32| p.members.row(p.group_of[t as usize] as usize).len() == 1;
@@ -132,7 +135,8 @@ fn sheets(p: &Problem) -> (Vec<u32>, usize) {
     )
 }
 
-/// The placement that is best for the folded problem, of a few list schedules refined with a budget of simulated tasks.
+/// The placement that is best for the folded problem, of a few list schedules refined with a budget
+/// of simulated tasks.
 pub fn place(p: &Problem, tasks: u64, seed: u64) -> Option<Timeline> {
     let Folded {
         problem: folded,
@@ -163,8 +167,8 @@ pub fn place(p: &Problem, tasks: u64, seed: u64) -> Option<Timeline> {
     Some(unfolded(p, &task_of, &best))
 }
 
-/// The whole on the devices of the folded timeline: the first tasks of its tasks in their order, the others in the reverse of it, or each device as longest
-/// remaining ways have it.
+/// The whole on the devices of the folded timeline: the first tasks of its tasks in their order,
+/// the others in the reverse of it, or each device as longest remaining ways have it.
 fn unfolded(p: &Problem, task_of: &[u32], folded: &Timeline) -> Timeline {
     let device: Vec<u32> = task_of.iter().map(|&f| folded.device[f as usize]).collect();
     let mut is_first = vec![false; p.n_tasks()];

@@ -1,4 +1,5 @@
-//! Search for good placements: a portfolio of starts, refinement by moves, and branch and bound for small problems.
+//! Search for good placements: a portfolio of starts, refinement by moves, and branch and bound for
+//! small problems.
 
 pub mod exact;
 pub mod fold;

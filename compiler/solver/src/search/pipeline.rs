@@ -1,9 +1,12 @@
-//! Throughput of ordinary problems: samples (micro-batches) follow each other, every one the same, a period apart.
+//! Throughput of ordinary problems: samples (micro-batches) follow each other, every one the same,
+//! a period apart.
 //!
-//! Every sample runs like the one before it, a period later: `M` samples take `latency + (M - 1) * period`. No schedule of a placement has a shorter
-//! period than the largest load of a resource: of a device, the times of its tasks; of a link, the times of its transfers. That period can always be
-//! had, but a longer one may have so much less latency that it is better for `M` samples. A device holds the tensors of all samples that are
-//! under way on it; in a training step that is what the 1F1B order of PipeDream (Narayanan et al., SOSP 2019) keeps.
+//! Every sample runs like the one before it, a period later: `M` samples take `latency + (M - 1) *
+//! period`. No schedule of a placement has a shorter period than the largest load of a resource: of
+//! a device, the times of its tasks; of a link, the times of its transfers. That period can always
+//! be had, but a longer one may have so much less latency that it is better for `M` samples. A
+//! device holds the tensors of all samples in flight on it; for a training step the 1F1B order of
+//! PipeDream (Narayanan et al., SOSP 2019) keeps these few.
 
 use crate::memory::repair;
 use crate::problem::Problem;
@@ -47,7 +50,7 @@ impl Periodic {
     }
 }
 
-/// What is asked for.
+/// Number of samples, and the effort of the search.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
     /// Samples that follow each other, at least one.
@@ -65,8 +68,9 @@ impl Default for Options {
     }
 }
 
-/// The schedule that takes least time for `options.samples` samples, of slices and single devices, as they are and with groups moved while the
-/// largest load falls; bytes over the memory limits go before time.
+/// The schedule that takes least time for `options.samples` samples, of slices and single devices,
+/// as they are and with groups moved while the largest load falls; bytes over the memory limits go
+/// before time.
 pub fn solve(p: &Problem, options: Options) -> Periodic {
     match symmetry::reduced(p, &[]) {
         Some(reduced) => expanded(&reduced, solve_whole(&reduced.problem, options)),
@@ -115,8 +119,9 @@ fn solve_whole(p: &Problem, options: Options) -> Periodic {
         .expect("a problem has a device, and so a start")
 }
 
-/// No placement takes less time for `samples` samples: the longest way through one, each task where it is fastest, and a period for each of the
-/// others, which is at least the mean work of a device and the work of each group.
+/// No placement takes less time for `samples` samples: the longest path through one, each task
+/// where it is fastest, and a period for each of the others, which is at least the mean work of a
+/// device and the work of each group.
 pub fn lower_bound(p: &Problem, samples: u64) -> Nanos {
     let all: u128 = (0..p.n_tasks())
         .map(|t| u128::from(p.least_cost(t).0))
@@ -207,7 +212,8 @@ impl Loads {
     }
 }
 
-/// Moves groups of the busiest device, or of the ends of the busiest link, to other devices as long as the loads, largest first, fall.
+/// Moves groups of the busiest device, or of the ends of the busiest link, to other devices as long
+/// as the loads, largest first, fall.
 fn spread(p: &Problem, device: &mut [u32], budget: u64) {
     let mut loads = Loads::new(p);
     let mut best = loads.sorted(p, device);
@@ -275,15 +281,17 @@ pub fn periodic(p: &Problem, device: &[u32], lower_bound: Nanos) -> Vec<Periodic
 /// Periods that are tried, in percent of the shortest.
 const STRETCHES: [u128; 6] = [100, 102, 105, 110, 125, 150];
 
-/// Resources round a wheel of one period: what runs at a time runs at every period after it.
+/// Resources round a wheel of one period: work that runs at a time runs at every period after it.
 struct Wheel<'a> {
     p: &'a Problem,
     /// The order in which tasks and transfers come.
     like: &'a Timeline,
     period: u64,
-    /// Tasks take the first gap; else each comes on its resource right after the one before it, round the wheel.
+    /// Tasks take the first gap; else each comes on its resource right after the one before it,
+    /// round the wheel.
     in_gaps: bool,
-    /// By resource: start on the wheel and length; in gaps in order of start, else in the order in which they came.
+    /// By resource: start on the wheel and length; in gaps in order of start, else in the order in
+    /// which they came.
     taken: Vec<Vec<(u64, u64)>>,
 }
 
@@ -363,7 +371,8 @@ impl<'a> Wheel<'a> {
         }
         let taken = &mut self.taken[resource];
         if !self.in_gaps {
-            // The place is fixed by what came before; the turn of the wheel is the first that is late enough.
+            // The place is fixed by the predecessors; the turn of the wheel is the first that is
+            // late enough.
             let place = taken
                 .last()
                 .map_or(ready % period, |l| (l.0 + l.1) % period);
@@ -378,14 +387,15 @@ impl<'a> Wheel<'a> {
     }
 }
 
-/// How long after `place` the first gap of `length` begins between what is taken, in order of start, on a wheel of one period.
+/// Delay after `place` of the first gap of `length` between taken intervals, in order of start, on
+/// a wheel of one period.
 fn first_gap(taken: &[(u64, u64)], place: u64, length: u64, period: u64) -> Option<u64> {
     let Some(&last) = taken.last() else {
         return (length <= period).then_some(0);
     };
     let n = taken.len();
     let next = taken.partition_point(|t| t.0 <= place);
-    // What began last before `place` may have begun in the turn before.
+    // The last interval before `place` may have begun in the turn before.
     let before = if next > 0 {
         taken[next - 1].0 + taken[next - 1].1
     } else {
@@ -461,8 +471,9 @@ fn folded_peaks(p: &Problem, sample: &Timeline, period: Nanos) -> Vec<Bytes> {
     base.into_iter().zip(changes).map(peak).collect()
 }
 
-/// The schedule of one sample with the smallest highest peak that is found, then the least makespan: the limit of all devices is halved between what
-/// is proven to be too little and what was seen to be enough.
+/// The schedule of one sample with the smallest peak that is found, then the least makespan: the
+/// limit of all devices is bisected between one that is proven too small and one that was seen to
+/// be enough.
 pub fn least_memory(p: &Problem) -> Timeline {
     match symmetry::reduced(p, &[]) {
         Some(reduced) => reduced.expand(least_memory_of_whole(&reduced.problem)),
@@ -510,7 +521,7 @@ fn least_memory_of_whole(p: &Problem) -> Timeline {
     best
 }
 
-/// Steps of [`least_memory`]: to a thousandth of what one device needs.
+/// Steps of [`least_memory`]: to a thousandth of one device's need.
 const HALVINGS: usize = 10;
 
 #[cfg(test)]
@@ -608,7 +619,8 @@ mod tests {
             let long = unrolled(&p, n as usize);
             let timeline = repeated(&p, &found, n as usize);
             assert_eq!(check(&long, &timeline), Vec::<String>::new());
-            // Once the first sample is gone before the last comes, as many are under way as ever will be.
+            // Once the first sample is gone before the last comes, as many are under way as ever
+            // will be.
             let peaks = timeline.peak_bytes(&long);
             assert!(
                 peaks

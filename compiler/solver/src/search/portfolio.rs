@@ -1,4 +1,5 @@
-//! The portfolio: every algorithm proposes, one simulator judges, the best is refined, and a lower bound says how far it can be from optimal.
+//! The portfolio: every algorithm proposes, one simulator judges, the best is refined, and a lower
+//! bound says how far it can be from optimal.
 
 use crate::bounds::{self, Bound};
 use crate::memory::repair::{self, Key};
@@ -81,8 +82,8 @@ impl Algorithm {
         })
     }
 
-    /// What it proposes; nothing when it is one that keeps memory limits and finds no way to. Proposals without times of their own are simulated,
-    /// longest remaining way first.
+    /// Its proposal; `None` when it is one that keeps memory limits and finds no way to. Proposals
+    /// without times of their own are simulated, longest remaining path first.
     pub fn run(self, p: &Problem, preference: &[usize]) -> Option<Timeline> {
         let placed = |device: Vec<u32>| {
             let keys = ranks::keys_of(p, &ranks::placed_tails(p, &device));
@@ -108,7 +109,7 @@ impl Algorithm {
     }
 }
 
-/// How to solve a problem.
+/// Effort and inputs of a solution.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
     /// Only this algorithm, without refinement.
@@ -123,12 +124,14 @@ pub struct Options {
     pub seed: u64,
     /// Devices as the simple placer prefers them.
     pub preference: Vec<usize>,
-    /// An earlier answer, on devices of this problem: the new one is never worse than that is now ([`previous::keep`]), and is that one where nothing
-    /// better is found. Not for [`Options::only`].
+    /// An earlier answer, on devices of this problem: the new one is never worse than that is now
+    /// ([`previous::keep`]), and is that one where nothing better is found. Not for
+    /// [`Options::only`].
     pub previous: Option<Timeline>,
 }
 
-/// Tasks that refinement simulates unless told otherwise: with them a run on a thousand tasks takes one to three seconds (`benches/NOTES.md`).
+/// Tasks that refinement simulates unless told otherwise: with them a run on a thousand tasks takes
+/// one to three seconds (`benches/NOTES.md`).
 pub const REFINE_TASKS: u64 = 5_000_000;
 /// Of small problems as many runs of the whole are enough.
 const REFINE_RUNS: u64 = 20_000;
@@ -148,17 +151,20 @@ const FEWEST_RUNS: u64 = 12;
 pub const BOUND_NODES: u64 = 10_000;
 /// Nodes that the search for an optimum looks at unless told otherwise.
 pub const SEARCH_NODES: u64 = 100_000;
-/// Of problems of more tasks than this the search for an optimum looks at as many fewer as each takes longer, which goes with the square of the tasks:
-/// refinement makes better use of the time.
+/// Of problems of more tasks than this the search for an optimum looks at as many fewer as each
+/// takes longer, which goes with the square of the tasks: refinement makes better use of the time.
 const QUICK_TASKS: u64 = 24;
-/// Under memory limits nodes are quick, and searches of small problems find what nothing else does: they may look at more, the more the fewer tasks.
+/// Under memory limits nodes are quick, and searches of small problems find answers that no other
+/// member does: they may look at more, the more the fewer tasks.
 const LIMITED_NODES: u64 = 200 * SEARCH_NODES;
 const MOST_LIMITED_NODES: u64 = 8 * SEARCH_NODES;
-/// Nodes that the search of blocks one after the other looks at; the default run gives it that part of its own.
+/// Nodes that the search of blocks one after the other looks at; the default run gives it that part
+/// of its own.
 const SERIES_NODES: u64 = SEARCH_NODES / 10;
 
 impl Options {
-    /// The whole portfolio with refinement; the simple placer prefers accelerators, then low indices.
+    /// The whole portfolio with refinement; the simple placer prefers accelerators, then low
+    /// indices.
     pub fn new(p: &Problem) -> Options {
         let mut preference: Vec<usize> = (0..p.n_devices()).collect();
         preference.sort_by_key(|&d| (p.devices[d].is_host, d));
@@ -192,7 +198,8 @@ impl Options {
         }
     }
 
-    /// Devices that an answer may have to name: those of the earlier answer, and of the one algorithm.
+    /// Devices that an answer may have to name: those of the earlier answer, and of the one
+    /// algorithm.
     fn wanted_devices(&self) -> Vec<u32> {
         let mut wanted = self
             .previous
@@ -239,7 +246,7 @@ impl Options {
     }
 }
 
-/// A member of the portfolio and what became of it.
+/// A member of the portfolio and its result.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Candidate {
     /// Name of the algorithm.
@@ -261,7 +268,7 @@ pub struct Solution {
     pub algorithm: String,
     /// No placement is faster than this.
     pub lower_bound: Nanos,
-    /// Which bound that is.
+    /// Name of that bound.
     pub bound: String,
     /// All that was tried.
     pub candidates: Vec<Candidate>,
@@ -276,15 +283,17 @@ type MovesOf = BTreeMap<String, Moves>;
 const SMALL: usize = 3_000;
 /// Problems of more tasks get a smaller portfolio.
 const LARGE: usize = 20_000;
-/// Starts that refinement tries before it settles on one, and how many ninths of its budget it gives them: more of both for small problems, where
-/// long searches from one start end near where they begin.
+/// Starts that refinement tries before it settles on one, and how many ninths of its budget it
+/// gives them: more of both for small problems, where long searches from one start end near where
+/// they begin.
 const STARTS: (usize, u64) = (3, 3);
 const SMALL_STARTS: (usize, u64) = (10, 6);
 
-/// Places all tasks: the best of the portfolio, refined; of small problems the optimum, if a search proves it.
+/// Places all tasks: the best of the portfolio, refined; of small problems the optimum, if a search
+/// proves it.
 ///
-/// Stops as soon as the best is proven to be optimal. `name` gives the names under which algorithms are reported. Nothing when the one
-/// algorithm asked for finds no placement that keeps the limits.
+/// Stops as soon as the best is proven to be optimal. `name` gives the names under which algorithms
+/// are reported. Nothing when the one algorithm asked for finds no placement that keeps the limits.
 pub fn solve(
     p: &Problem,
     options: &Options,
@@ -346,17 +355,19 @@ struct Run<'a> {
     /// The earlier answer.
     kept: Option<Kept>,
     bound: Bound,
-    /// What is proposed: in the end the best first.
+    /// Proposals; in the end the best first.
     proposals: Vec<(Key, String, Timeline)>,
     candidates: Vec<Candidate>,
     moves: MovesOf,
 }
 
 impl Run<'_> {
-    /// Lets all members propose, blocks one after the other first, until one is proven to be optimal.
+    /// Lets all members propose, blocks one after the other first, until one is proven to be
+    /// optimal.
     fn propose(&mut self) {
         let (p, options) = (self.p, self.options);
-        // An exact one was searched around when it was found; another search would not be the same as the one without it.
+        // An exact one was searched around when it was found; another search would not be the same
+        // as the one without it.
         if let Some(kept) = self.kept.as_ref().filter(|k| !k.is_exact) {
             self.offer(PREVIOUS.into(), kept.timeline.clone());
         }
@@ -387,7 +398,7 @@ impl Run<'_> {
         self.proposals.sort_by_key(rank);
     }
 
-    /// Improves the best proposals, and proves what can be proven.
+    /// Improves the best proposals, and proves optimality where it can.
     fn search(&mut self) {
         let (p, options) = (self.p, self.options);
         if exact::is_parallel(p) {
@@ -514,7 +525,7 @@ impl Run<'_> {
     }
 }
 
-/// The greatest bound that the options have time for.
+/// The largest bound that the options have time for.
 pub fn lower_bound(p: &Problem, options: &Options) -> Bound {
     if p.n_tasks() > LARGE {
         quick_bound(p)
@@ -528,7 +539,8 @@ fn for_devices(nodes: u64, p: &Problem) -> u64 {
     nodes.saturating_mul(4) / p.n_devices().max(4) as u64
 }
 
-/// The budget of branch and bound. Without communication nodes are quick; under memory limits there are fewer already for more tasks.
+/// The budget of branch and bound. Without communication nodes are quick; under memory limits there
+/// are fewer already for more tasks.
 fn tree_nodes(p: &Problem, options: &Options) -> u64 {
     let n = (p.n_tasks() as u64).max(QUICK_TASKS);
     let part = |nodes: u64| nodes.saturating_mul(QUICK_TASKS) / n;
@@ -543,7 +555,7 @@ fn tree_nodes(p: &Problem, options: &Options) -> u64 {
     }
 }
 
-/// The greatest bound that takes no search.
+/// The largest bound that takes no search.
 fn quick_bound(p: &Problem) -> Bound {
     if p.n_tasks() > LARGE {
         bounds::quick(p)
@@ -596,7 +608,8 @@ fn members(p: &Problem, options: &Options) -> Vec<Algorithm> {
     members
 }
 
-/// Refines the best few starts briefly, then the best of them for the rest of the budget. The best comes first in the end.
+/// Refines the best few starts briefly, then the best of them for the rest of the budget. The best
+/// comes first in the end.
 fn refine_best(
     p: &Problem,
     proposals: &mut Vec<(Key, String, Timeline)>,
@@ -650,7 +663,7 @@ fn refine_best(
 
 /// Name of an earlier answer.
 const PREVIOUS: &str = "previous";
-/// What the names of algorithms end in after refinement.
+/// Suffix of an algorithm's name after refinement.
 const REFINED: &str = "+refine";
 
 fn improve(

@@ -1,10 +1,12 @@
 //! Refinement: local search on the critical chain, every trial measured by re-simulation.
 //!
-//! A trial moves groups of tasks to another device: one group of the critical chain, a run of the chain between two transfers, or a connected cluster
-//! around it. It is simulated from the first event that it can change ([`Simulator::rerun`]) and given up as soon as it cannot be taken. Late
-//! acceptance (Burke and Bykov 2017) decides: a trial is taken when it is no worse than the current placement or than the one some steps ago.
-//! The budget is counted in simulated tasks, so that the answer is the same on every machine. Small problems ([`SMALL`]) leave time to look away from
-//! the critical chain now and then, and to accept what is worse for longer.
+//! A trial moves groups of tasks to another device: one group of the critical chain, a run of the
+//! chain between two transfers, or a connected cluster around it. It is simulated from the first
+//! event that it can change ([`Simulator::rerun`]) and given up as soon as it cannot be taken. Late
+//! acceptance (Burke and Bykov 2017) decides: a trial is taken when it is no worse than the current
+//! placement or than the one some steps ago. The budget is counted in simulated tasks, so that the
+//! answer is the same on every machine. Small problems ([`SMALL`]) leave time to look away from the
+//! critical chain now and then, and to accept worse placements for longer.
 
 use crate::memory::repair::{self, Key};
 use crate::problem::Problem;
@@ -14,7 +16,7 @@ use crate::schedule::simulate::{Limits, LinkOrder, Simulator};
 use crate::schedule::timeline::{Timeline, Transfer};
 use crate::{Bytes, Nanos};
 
-/// How long and with which seed to search.
+/// Length and seed of a search.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Budget {
     /// Tasks whose simulation may be begun, over all trials.
@@ -26,13 +28,13 @@ pub struct Budget {
 /// The last move of a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Move {
-    /// Which step of the search made it, from 1.
+    /// The step of the search that made it, from 1.
     pub step: u64,
     /// Where the group was before.
     pub from: u32,
 }
 
-/// What a search did to get from its start to the best placement.
+/// Record of a search from its start to the best placement.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Moves {
     /// The last move of each group, if it moved.
@@ -44,7 +46,8 @@ pub struct Moves {
 /// Tasks of a small problem.
 pub(crate) const SMALL: usize = 100;
 
-/// One of so many moves of a small problem is of any group, and one of so many changes of order of any task.
+/// One of so many moves of a small problem is of any group, and one of so many changes of order of
+/// any task.
 const ANY_MOVE: usize = 10;
 const ANY_ORDER: usize = 5;
 
@@ -53,7 +56,7 @@ fn history_runs(p: &Problem) -> i64 {
     if p.n_tasks() <= SMALL { 10 } else { 400 }
 }
 
-/// What the peaks of a run cost, in simulations of as many tasks.
+/// Cost of the peaks of a run, in simulations of as many tasks.
 const PEAKS: i64 = 1;
 
 struct Search<'p> {
@@ -74,16 +77,17 @@ struct Search<'p> {
     limited: bool,
     lower_bound: Nanos,
     latest: Vec<Nanos>,
-    /// Longest ways from tasks to the end on the current devices.
+    /// Longest paths from tasks to the end on the current devices.
     tails: Vec<Nanos>,
 }
 
-/// The best placement found near `start` within a budget; never worse than `start`. Stops when `lower_bound` is reached.
+/// The best placement found near `start` within a budget; never worse than `start`. Stops when
+/// `lower_bound` is reached.
 pub fn refine(p: &Problem, start: &Timeline, lower_bound: Nanos, budget: Budget) -> Timeline {
     refine_logged(p, start, lower_bound, budget, &mut Moves::default())
 }
 
-/// [`refine`], which adds what it did to what earlier searches did to the same placement.
+/// [`refine`], which appends its record to the one of earlier searches from the same placement.
 pub fn refine_logged(
     p: &Problem,
     start: &Timeline,
@@ -134,7 +138,8 @@ impl<'p> Search<'p> {
         order.sort_by_key(|&t| start.start[t as usize]);
         let own = ranks::keys_of_order(&order);
         let tails = search.tail_keys();
-        // Of the ways to run the start the best: patient or not, in the order of its own timeline or longest remaining way first.
+        // Of the ways to run the start the best: patient or not, in the order of its own timeline
+        // or longest remaining way first.
         let mut best: Option<(Key, &Vec<u64>)> = None;
         for (is_patient, keys) in [(false, &own), (false, &tails), (true, &own), (true, &tails)] {
             search.base.set_patient(is_patient);
@@ -264,7 +269,8 @@ impl<'p> Search<'p> {
         taken
     }
 
-    /// Lets a task of the chain that waited for its device go before the one that it waited for, or lets a neighbour of the chain wait.
+    /// Lets a task of the chain that waited for its device go before the one that it waited for, or
+    /// lets a neighbour of the chain wait.
     fn reorder(&mut self, bar: Key) -> bool {
         if self.chain.len() < 2 {
             return false;
@@ -305,7 +311,8 @@ impl<'p> Search<'p> {
         taken
     }
 
-    /// Simulates with changed devices or keys of some tasks; takes the result if it is no worse than `bar`.
+    /// Simulates with changed devices or keys of some tasks; takes the result if it is no worse
+    /// than `bar`.
     fn measure(&mut self, changed: &[u32], bar: Key) -> bool {
         let p = self.p;
         self.trial.restore(&self.base);
@@ -413,7 +420,7 @@ impl<'p> Search<'p> {
         }
     }
 
-    /// Those of the groups that can be on a device.
+    /// The groups that can be on a device.
     fn that_can(&self, mut groups: Vec<u32>, to: usize) -> Vec<u32> {
         groups.retain(|&g| {
             self.p
@@ -486,7 +493,8 @@ impl<'p> Search<'p> {
         groups
     }
 
-    /// Tasks whose delay would delay the end, from the last to the first: each started when the one before it let it.
+    /// Tasks whose delay would delay the end, from the last to the first: each started when the one
+    /// before it let it.
     fn critical_chain(&self) -> Vec<u32> {
         let p = self.p;
         let mut causes = Causes {
@@ -518,7 +526,8 @@ impl<'p> Search<'p> {
         chain
     }
 
-    /// The task whose end let `t` start: the maker of its last operand, through a transfer or not, else the one before it on its device.
+    /// The task whose end let `t` start: the maker of its last operand, through a transfer or not,
+    /// else the one before it on its device.
     fn cause(&self, t: u32, causes: &Causes) -> Option<u32> {
         let p = self.p;
         let start = self.base.times(t as usize).0;
@@ -554,7 +563,7 @@ impl<'p> Search<'p> {
 
 const NONE: u32 = u32::MAX;
 
-/// What the current run did on each device and with each tensor.
+/// Causes of waiting of the current run, by device and tensor.
 struct Causes {
     /// Tasks in order of their starts, and so of their ends.
     on_device: Vec<Vec<u32>>,

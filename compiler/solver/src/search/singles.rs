@@ -1,7 +1,9 @@
-//! Moves of single groups, everything else left where it is: what explanations show beside a placement, and the descent that ends a search.
+//! Moves of single groups, everything else left where it is: the alternatives in explanations, and
+//! the descent that ends a search.
 //!
-//! A move is measured by simulating the placement in the order of its own timeline, with the group elsewhere. [`descend`] makes such moves as long as
-//! one of those that an explanation would show is an improvement, so that none of them is in the end.
+//! A move is measured by simulating the placement in the order of its own timeline, with the group
+//! elsewhere. [`descend`] makes such moves as long as one of those that an explanation would show
+//! is an improvement, so that none of them is in the end.
 
 use crate::memory::repair::{self, Key};
 use crate::problem::Problem;
@@ -12,7 +14,8 @@ use crate::schedule::timeline::Timeline;
 use crate::search::refine::{Move, Moves};
 use crate::{Bytes, Nanos};
 
-/// Tasks that measuring all moves of all groups may simulate; where it would take more only the groups of the critical chain are looked at.
+/// Tasks that measuring all moves of all groups may simulate; where it would take more only the
+/// groups of the critical chain are looked at.
 const ALL: u64 = 2_000_000;
 
 /// Measures moves from one timeline.
@@ -50,7 +53,8 @@ impl<'p> Singles<'p> {
         &self.base
     }
 
-    /// The placement with a group on another device; `None` as soon as it is seen to take `limit` or more.
+    /// The placement with a group on another device; `None` as soon as it is seen to take `limit`
+    /// or more.
     pub fn moved(&mut self, group: usize, to: usize, limit: Nanos) -> Option<&Simulator<'p>> {
         let members = self.p.members.row(group);
         let from = self.device[members[0] as usize];
@@ -69,7 +73,8 @@ impl<'p> Singles<'p> {
     }
 }
 
-/// Groups whose moves are looked at: those of the critical chain, its first step first, then, where that is not too much, all others.
+/// Groups whose moves are looked at: those of the critical chain, its first step first, then, where
+/// that is not too much, all others.
 pub fn looked_at(p: &Problem, timeline: &Timeline) -> Vec<u32> {
     let mut is_listed = vec![false; p.n_groups()];
     let mut groups = Vec::new();
@@ -88,8 +93,8 @@ pub fn looked_at(p: &Problem, timeline: &Timeline) -> Vec<u32> {
     groups
 }
 
-/// Moves groups while that is an improvement. Ends when no move of [`looked_at`] is one, when `lower_bound` is reached, or when `budget`, in
-/// tasks that are simulated, is spent.
+/// Moves groups while that is an improvement. Ends when no move of [`looked_at`] is one, when
+/// `lower_bound` is reached, or when `budget`, in tasks that are simulated, is spent.
 pub(crate) fn descend(
     p: &Problem,
     start: &Timeline,

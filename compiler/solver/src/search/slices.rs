@@ -1,8 +1,11 @@
-//! Placements as slices: the tasks in a line, cut into one piece per device, by dynamic programming over the cuts.
+//! Placements as slices: the tasks in a line, cut into one piece per device, by dynamic programming
+//! over the cuts.
 //!
-//! The baseline of max-throughput partitioning (Archer et al., arXiv:2311.03703, section 4) and the natural shape of a model that is too large for one
-//! device. A training step is folded first, so that the backward part of a layer lies beside its forward part. How much a slice holds is
-//! estimated with all its tasks run one after the other ([`Load`]); the schedules made from the slices are judged by themselves.
+//! The baseline of max-throughput partitioning (Archer et al., arXiv:2311.03703, section 4) and the
+//! natural shape of a model that is too large for one device. A training step is folded first, so
+//! that the backward part of a layer lies beside its forward part. How much a slice holds is
+//! estimated with all its tasks run one after the other ([`Load`]); the schedules made from the
+//! slices are judged by themselves.
 
 use crate::memory::repair;
 use crate::problem::Problem;
@@ -11,10 +14,11 @@ use crate::schedule::timeline::Timeline;
 use crate::{Bytes, Nanos};
 use std::collections::BTreeSet;
 
-/// What the cuts make small.
+/// The objective of the cuts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Goal {
-    /// Time of all tasks and all transfers, one after the other: for chains that are cut because they must be.
+    /// Time of all tasks and all transfers, one after the other: for chains that are cut because
+    /// they must be.
     Sum,
     /// The largest load of a device or link: for streams of samples.
     Bottleneck,
@@ -26,8 +30,8 @@ const WORK: usize = 3_000_000;
 /// Most pieces that the line is chopped into before it is sliced.
 const MOST_PIECES: usize = 160;
 
-/// The best schedule of several slicings: two lines, two goals, three degrees of caution in the estimate of memory. Tasks run depth first, or where
-/// that does not fit so that little is live.
+/// The best schedule of several slicings: two lines, two goals, three degrees of caution in the
+/// estimate of memory. Tasks run depth first, or where that does not fit so that little is live.
 pub fn place(p: &Problem) -> Option<Timeline> {
     let mut best: Option<(repair::Key, Timeline)> = None;
     let mut tried: BTreeSet<Vec<u32>> = BTreeSet::new();
@@ -108,7 +112,8 @@ fn line(p: &Problem, place: &[Nanos]) -> Vec<u32> {
     groups
 }
 
-/// Places at which a task that uses an old result lies beside the task that made it, and what comes after it no later.
+/// Places at which a task that uses an old result lies beside the task that made it, and its
+/// successors no later.
 fn folded(p: &Problem, heads: &[Nanos]) -> Vec<Nanos> {
     let all = (0..p.n_tasks())
         .map(|t| heads[t] + p.least_cost(t))
@@ -158,7 +163,8 @@ impl<'p> Table<'p> {
         let before = |d: usize| {
             let mut sum = Nanos::ZERO;
             let mut before = vec![Nanos::ZERO];
-            // A piece that may not be on the device is told apart below; it does not spoil the sums after it.
+            // A piece that may not be on the device is told apart below; it does not spoil the sums
+            // after it.
             for piece in &pieces {
                 let own = time(piece, d);
                 sum += if own.is_finite() { own } else { Nanos::ZERO };
@@ -177,7 +183,8 @@ impl<'p> Table<'p> {
         }
     }
 
-    /// Device of each task for the best cuts, devices in their order, any number of them left out at any place.
+    /// Device of each task for the best cuts, devices in their order, any number of them left out
+    /// at any place.
     fn cut(&self, goal: Goal, percent: u128) -> Option<Vec<u32>> {
         let n = self.pieces.len();
         let n_devices = self.p.n_devices();
@@ -282,7 +289,8 @@ fn chop(p: &Problem, line: &[u32], n: usize) -> Vec<Vec<u32>> {
     pieces
 }
 
-/// Time of one transfer of each tensor that is made before a cut and used after it, or the other way, by cut; over the first link.
+/// Time of one transfer of each tensor that is made before a cut and used after it, or the other
+/// way, by cut; over the first link.
 fn crossing(p: &Problem, pieces: &[Vec<u32>]) -> Vec<Nanos> {
     let mut piece_of = vec![0u32; p.n_tasks()];
     for (i, piece) in pieces.iter().enumerate() {
@@ -305,7 +313,8 @@ fn crossing(p: &Problem, pieces: &[Vec<u32>]) -> Vec<Nanos> {
     crossing
 }
 
-/// Bytes that each slice holds: `[first][end - first - 1]`, up to the first that is over every limit.
+/// Bytes that each slice holds: `[first][end - first - 1]`, up to the first that is over every
+/// limit.
 fn estimates(p: &Problem, pieces: &[Vec<u32>], order: &[u32]) -> Vec<Vec<u128>> {
     let most = p
         .devices
@@ -340,8 +349,9 @@ fn estimates(p: &Problem, pieces: &[Vec<u32>], order: &[u32]) -> Vec<Vec<u128>> 
     (0..pieces.len()).map(from).collect()
 }
 
-/// What a set of tasks holds at most when it runs alone on a device, in a given order of all tasks: its results from their task to the last use in the
-/// set, sent away at once; what comes from outside from its first use in the set to the last.
+/// Peak memory of a set of tasks that runs alone on a device, in a given order of all tasks: its
+/// results from their task to the last use in the set, sent away at once; operands from outside
+/// from their first use in the set to the last.
 struct Load<'p> {
     p: &'p Problem,
     position: Vec<u32>,
@@ -408,7 +418,8 @@ impl<'p> Load<'p> {
             .add(at, at, i128::from(p.scratch[task as usize].0));
     }
 
-    /// Holds a tensor at a place too, and at all between. One that waits for its producer to come in begins there.
+    /// Holds a tensor at a place too, and at all between. One that waits for its producer to come
+    /// in begins there.
     fn hold(&mut self, x: u32, at: u32) {
         let bytes = i128::from(self.p.tensors[x as usize].bytes().0);
         match self.held[x as usize] {

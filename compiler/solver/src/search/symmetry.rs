@@ -1,7 +1,9 @@
-//! Devices that are interchangeable: with equal times, limits and links, so that renaming them changes no schedule but its names.
+//! Devices that are interchangeable: with equal times, limits and links, so that renaming them
+//! changes no schedule but its names.
 //!
-//! A group of tasks is on one device, so no schedule uses more devices than there are groups. Of a class of interchangeable devices as many as groups
-//! are enough: the others are left out of the problem before it is searched, and every answer for the rest is one for the whole.
+//! A group of tasks is on one device, so no schedule uses more devices than there are groups. Of a
+//! class of interchangeable devices as many as groups are enough: the others are left out of the
+//! problem before it is searched, and every answer for the rest is one for the whole.
 
 use crate::Problem;
 use crate::schedule::timeline::Timeline;
@@ -53,8 +55,8 @@ pub struct Reduced {
     pub n_devices_of_whole: usize,
 }
 
-/// The problem without the devices that no schedule needs; `None` where all may be needed. Devices in `wanted` are kept rather than others of their
-/// class.
+/// The problem without the devices that no schedule needs; `None` where all may be needed. Devices
+/// in `wanted` are kept rather than others of their class.
 pub fn reduced(p: &Problem, wanted: &[u32]) -> Option<Reduced> {
     let most = p.n_groups().max(1);
     if p.n_devices() <= most {
@@ -97,7 +99,8 @@ impl Reduced {
         timeline
     }
 
-    /// The same timeline with devices as the reduced problem has them; `None` where one of them is left out.
+    /// The same timeline with devices as the reduced problem has them; `None` where one of them is
+    /// left out.
     pub fn contract(&self, timeline: &Timeline) -> Option<Timeline> {
         let mut timeline = timeline.clone();
         for d in &mut timeline.device {

@@ -1,4 +1,5 @@
-//! Why each node is where it is, and what would be if only it, with its group, were elsewhere.
+//! Reasons for the device of each node, and the predicted makespan if only it, with its group, were
+//! elsewhere.
 
 use super::Subject;
 use crate::cost::{Bytes, Nanos};
@@ -13,7 +14,7 @@ use serde::Serialize;
 pub struct NodeReason {
     /// Its name.
     pub name: String,
-    /// What it does.
+    /// Its op, for people.
     pub op: String,
     /// Its device.
     pub device: String,
@@ -23,9 +24,11 @@ pub struct NodeReason {
     pub end_ns: u64,
     /// Why it is there.
     pub reason: String,
-    /// First node of its colocation group, if it has one and is not that itself: the alternatives are listed there.
+    /// First node of its colocation group, if it has one and is not that itself: the alternatives
+    /// are listed there.
     pub group: Option<String>,
-    /// All devices that it may be on, its own among them; empty when there is only one, and of large problems off the critical chain.
+    /// All devices that it may be on, its own among them; empty when there is only one, and of
+    /// large problems off the critical chain.
     pub alternatives: Vec<Alternative>,
 }
 
@@ -48,7 +51,8 @@ pub struct Alternative {
     pub excess_bytes: u64,
 }
 
-/// Reasons of all nodes, by start. Tables are made for the nodes of the critical chain, and of small problems for all others.
+/// Reasons of all nodes, by start. Tables are made for the nodes of the critical chain, and of
+/// small problems for all others.
 pub(super) fn reasons(s: &Subject) -> Vec<NodeReason> {
     let (p, t) = (s.problem, &s.solution.timeline);
     let mut order: Vec<u32> = (0..p.n_tasks() as u32).collect();
@@ -87,7 +91,8 @@ pub(super) fn reasons(s: &Subject) -> Vec<NodeReason> {
     reasons
 }
 
-/// What narrowed the devices of a task; where that left a choice, who made it.
+/// The request or rule that narrowed the devices of a task; where it left a choice, also who made
+/// it.
 fn reason(s: &Subject, task: usize) -> String {
     let p = s.problem;
     let has_choice = p.feasible(task).nth(1).is_some();

@@ -1,4 +1,4 @@
-//! What devices and links do, and what memory holds when most is held.
+//! Load of devices and links, and the contents of memory at its peak.
 
 use super::Subject;
 use crate::cost::{Bytes, Nanos};
@@ -26,7 +26,7 @@ pub struct DeviceUse {
     pub limit_bytes: Option<u64>,
     /// When it first holds the most.
     pub peak_at_ns: u64,
-    /// What it holds then, largest first; the rest is counted in `n_live`.
+    /// The largest values held at the peak, largest first; the rest is counted in `n_live`.
     pub live: Vec<Live>,
     /// Number of things that it holds then.
     pub n_live: usize,
@@ -60,7 +60,7 @@ pub struct LinkUse {
     pub longest: String,
 }
 
-/// What is held, by task; constants by their index.
+/// A holder of memory: a task, or a constant by its index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum What {
     Weights(u32),
@@ -136,8 +136,9 @@ pub(super) fn links(s: &Subject) -> Vec<LinkUse> {
     by_link.into_iter().map(load).collect()
 }
 
-/// What each device holds when: weights and constants all the time, outputs to their last local use or the end of their last transfer, copies
-/// from the start of their transfer to their last local use.
+/// Intervals of memory by device: weights and constants all the time, outputs to their last local
+/// use or the end of their last transfer, copies from the start of their transfer to their last
+/// local use.
 fn held(s: &Subject) -> Vec<Vec<Held>> {
     let (p, t) = (s.problem, &s.solution.timeline);
     let mut held: Vec<Vec<Held>> = vec![Vec::new(); p.n_devices()];
@@ -227,7 +228,7 @@ fn peak(held: &[Held]) -> (Bytes, Nanos) {
     (Bytes(u64::try_from(peak).unwrap_or(u64::MAX)), at)
 }
 
-/// What is held at a time, largest first.
+/// Values held at a time, largest first.
 fn live_at(s: &Subject, held: &[Held], at: Nanos) -> Vec<Live> {
     let mut live: Vec<&Held> = held.iter().filter(|h| h.from <= at && at < h.to).collect();
     live.sort_by_key(|h| (Reverse(h.bytes), h.what));

@@ -1,7 +1,9 @@
-//! Why a placement is as it is: reasons and alternatives of each node, the load of devices and links, memory, the critical chain, what would be if.
+//! Explanation of a placement: reasons and alternatives of each node, the load of devices and
+//! links, memory, the critical chain, and other machines for comparison.
 //!
-//! One implementation for models and bare task graphs: a [`Subject`] is a solved problem with names. [`explain`] looks at it, [`text`] and serde
-//! write what it found; [`trace`] and [`html`] show the timeline.
+//! One implementation for models and bare task graphs: a [`Subject`] is a solved problem with
+//! names. [`explain`] analyses it, [`text`] and serde write the result; [`trace`] and [`html`] show
+//! the timeline.
 
 mod candidates;
 mod chain;
@@ -34,13 +36,13 @@ pub struct Subject<'a> {
     pub problem: &'a Problem,
     /// The problem without copies: questions of other machines are about it.
     pub base: &'a Problem,
-    /// What may be done beside running each task once; nothing for a bare problem.
+    /// Rematerialisation and offloading that were allowed; none for a bare problem.
     pub freedom: &'a Freedom,
     /// The copies, which are the last tasks of the problem.
     pub copies: &'a [Copy],
-    /// What it was solved for.
+    /// The objective it was solved for.
     pub objective: Objective,
-    /// How runs follow each other, if that is what it was solved for.
+    /// Period and depth of the stream, if it was solved for one.
     pub stream: Option<Stream>,
     /// Its solution, which keeps the memory limits.
     pub solution: &'a Solution,
@@ -48,40 +50,41 @@ pub struct Subject<'a> {
     pub devices: Vec<String>,
     /// Names of the tasks.
     pub tasks: Vec<Label>,
-    /// Requests that were let go.
+    /// Requests that were released.
     pub downgrades: Vec<String>,
-    /// How the problem was solved, for what would be if.
+    /// Options of the solution, with which other machines are solved too.
     pub options: Options,
 }
 
-/// What a task is called.
+/// Name and operation of a task.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Label {
     /// A name that no other task has.
     pub name: String,
-    /// What it does.
+    /// Its op, for people.
     pub op: String,
-    /// What narrowed its devices, if anything.
+    /// The request or rule that narrowed its devices, if any.
     pub reason: Option<String>,
-    /// It runs again what another task runs too, or keeps what another task has made.
+    /// True for a rematerialised node and for one that keeps an offloaded value.
     pub is_copy: bool,
 }
 
-/// All that there is to say about a placement. Times in nanoseconds, sizes in bytes, shares in percent of the makespan.
+/// All that there is to say about a placement. Times in nanoseconds, sizes in bytes, shares in
+/// percent of the makespan.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Explanation {
-    /// How runs follow each other, of a stream.
+    /// Period and depth of a stream.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stream: Option<StreamUse>,
     /// Every node, by start.
     pub nodes: Vec<NodeReason>,
-    /// Requests that were let go.
+    /// Requests that were released.
     pub downgrades: Vec<String>,
     /// Every device.
     pub devices: Vec<DeviceUse>,
     /// Every link that is used.
     pub links: Vec<LinkUse>,
-    /// What the end waited for, first step first.
+    /// The chain that determines the makespan, first step first.
     pub critical_chain: Vec<ChainStep>,
     /// The makespan on other machines; like alternatives of nodes, of placements for latency only.
     pub what_if: Vec<WhatIf>,

@@ -1,4 +1,4 @@
-//! The stages of a stream, and what limits it.
+//! The stages of a stream, and its bottleneck.
 
 use super::{Subject, percent};
 use crate::cost::Nanos;
@@ -66,7 +66,7 @@ pub(super) fn stream(s: &Subject, stream: &Stream) -> StreamUse {
     }
 }
 
-/// What comes to one place: start, name and length.
+/// One use of a resource: start, name and length.
 type Item<'a> = (Nanos, &'a str, Nanos);
 
 fn stage(place: String, mut items: Vec<Item>, stream: &Stream) -> Option<(Nanos, Stage)> {

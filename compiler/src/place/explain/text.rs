@@ -13,7 +13,8 @@ use std::fmt::{self, Display, Formatter, Write};
 const N_STEPS: usize = 40;
 
 impl Display for Explanation {
-    /// The stream, devices, links, the critical chain, what would be if, and every node with its alternatives.
+    /// The stream, devices, links, the critical chain, other machines, and every node with its
+    /// alternatives.
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         self.stream.iter().try_for_each(|s| stream(f, s))?;
         self.devices.iter().try_for_each(|d| device(f, d))?;

@@ -1,4 +1,5 @@
-//! Chrome's trace format (catapult's "Trace Event Format"): devices and links are threads; opens in Perfetto and `chrome://tracing`.
+//! Chrome's trace format (catapult's "Trace Event Format"): devices and links are threads; opens in
+//! Perfetto and `chrome://tracing`.
 
 use super::Subject;
 use crate::cost::Nanos;
@@ -9,7 +10,8 @@ use std::collections::BTreeMap;
 const DEVICES: u32 = 1;
 const LINKS: u32 = 2;
 
-/// The predicted timeline: complete events with `ts` and `dur` in microseconds, and exact nanoseconds in `args`.
+/// The predicted timeline: complete events with `ts` and `dur` in microseconds, and exact
+/// nanoseconds in `args`.
 pub fn trace(s: &Subject) -> String {
     let t = &s.solution.timeline;
     let mut events = vec![

@@ -1,4 +1,5 @@
-//! What would be if: the same graph on a machine with a device less, other links, no memory limits, or on some of the devices only.
+//! Other machines for comparison: the same graph on a machine with a device less, other links, no
+//! memory limits, or on some of the devices only.
 
 use super::Subject;
 use crate::cost::{Bytes, LinkProfile, Nanos};
@@ -67,7 +68,7 @@ pub(super) fn what_if(s: &Subject) -> Vec<WhatIf> {
     answers
 }
 
-/// How the makespan falls with the number of devices.
+/// Makespan by number of devices.
 pub(super) fn scaling(s: &Subject) -> Option<Scaling> {
     let (p, t) = (s.base, &s.solution.timeline);
     let n = p.n_devices();
@@ -89,7 +90,7 @@ pub(super) fn scaling(s: &Subject) -> Option<Scaling> {
         } else {
             on_some(s, &order[..k])
         };
-        // Fewer devices are a part of more: what is possible there is possible here.
+        // Fewer devices are a subset of more, so an answer for them holds here too.
         let before = rows.last().map_or(u64::MAX, |r| r.1);
         rows.extend(time.map(|ns| (k, ns.min(before))));
     }
@@ -163,7 +164,8 @@ fn with_links(p: &Problem, numerator: u64, denominator: u64) -> Problem {
     other
 }
 
-/// The best makespan found on some devices with an eighth of the work, no worse than that of `previous`.
+/// The best makespan found on some devices with an eighth of the work, no worse than that of
+/// `previous`.
 fn best_on(
     s: &Subject,
     part: &Problem,
@@ -190,7 +192,7 @@ fn best(s: &Subject, p: &Problem) -> Option<Nanos> {
     best_on(s, p, &all, Some(s.solution.timeline.clone()))
 }
 
-/// Whether exchanging two devices changes nothing.
+/// True if exchanging two devices changes nothing.
 fn are_alike(p: &Problem, a: usize, b: usize) -> bool {
     let others = (0..p.n_devices()).filter(|&d| d != a && d != b);
     p.devices[a] == p.devices[b]

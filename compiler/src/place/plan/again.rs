@@ -1,4 +1,4 @@
-//! Lines of plans that are copies: nodes that run again, and results that are parked.
+//! Lines of plans that are copies: nodes that run again, and results that are offloaded.
 
 use super::{Line, Names, Plan, name, quoted};
 use crate::error::{Error, Result};
@@ -7,25 +7,26 @@ use gristmill_solver::Problem;
 use gristmill_solver::memory::remat::Copy;
 use std::collections::BTreeMap;
 
-/// What the line of a copy says beside name and device.
+/// The line of a copy behind name and device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Again {
-    /// The node that runs again, or whose result is parked.
+    /// The node that runs again, or whose result is offloaded.
     node: String,
-    /// Whether and which result is parked.
+    /// The offloaded result, if the copy offloads.
     parked: Option<Parked>,
     /// Nodes and copies that take it.
     users: Vec<String>,
 }
 
-/// A result that is parked: its number where one is given.
+/// A result that is offloaded: its number where one is given.
 type Parked = Option<usize>;
 
-/// What is expected behind a device.
+/// The forms accepted behind a device.
 const EXPECTED: &str = "expected nothing, `runs NODE for USER, ...` or `parks NODE for USER, ...`";
 
 impl Again {
-    /// `runs NODE for USER, ...`, `parks NODE for USER, ...`, `parks result N of NODE for USER, ...`; nothing of nothing.
+    /// `runs NODE for USER, ...`, `parks NODE for USER, ...`, `parks result N of NODE for USER,
+    /// ...`; `None` of an empty text.
     pub fn parse(text: &str) -> Result<Option<Again>, String> {
         if text.is_empty() {
             return Ok(None);
@@ -74,7 +75,7 @@ fn word(text: &str) -> Option<(&str, &str)> {
     Some((word, rest.trim_start()))
 }
 
-/// What the line of a copy says beside name and device; names are those of all tasks, copies last.
+/// The line of a copy behind name and device; names are those of all tasks, copies last.
 pub(super) fn text(p: &Problem, copy: &Copy, names: &[String]) -> String {
     let node = quoted(&names[copy.task as usize]);
     let made = p.outputs.row(copy.task as usize);
@@ -103,7 +104,7 @@ struct Found<'a> {
     device: u32,
 }
 
-/// What the copies of a plan are read against.
+/// Names and tasks that the copies of a plan refer to.
 pub(super) struct Reader<'a> {
     /// The plan.
     pub plan: &'a Plan,
@@ -233,7 +234,7 @@ impl Reader<'_> {
         }
     }
 
-    /// Copies that use others before these. Errors where they use each other in a ring.
+    /// Copies that use others before these. Errors where they use each other in a cycle.
     fn ordered<'l>(&self, mut waiting: Vec<Found<'l>>) -> Result<Vec<Found<'l>>> {
         let mut ordered: Vec<Found> = Vec::new();
         while !waiting.is_empty() {
@@ -255,7 +256,8 @@ impl Reader<'_> {
         Ok(ordered)
     }
 
-    /// The users of a copy as tasks; `taken` says which operands come from copies already, and from which line.
+    /// The users of a copy as tasks; `taken` says which operands come from copies already, and from
+    /// which line.
     fn users(
         &self,
         f: &Found,

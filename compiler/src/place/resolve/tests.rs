@@ -71,7 +71,8 @@ fn text(nodes: &[&str], fallback: Fallback) -> String {
 
 #[test]
 fn soft_placement_as_a_table() {
-    // Request of an `exp`, which GPUs cannot run, and of a `neg`, which all can: devices by hard and by soft placement.
+    // Request of an `exp`, which GPUs cannot run, and of a `neg`, which all can: devices by hard
+    // and by soft placement.
     let all = "CPU:0 CPU:1 GPU:0 GPU:1";
     for (op, spec, hard, soft) in [
         ("exp", "", "CPU:0 CPU:1", "CPU:0 CPU:1"),
@@ -173,7 +174,7 @@ fn existing_state_pins_the_users_of_a_variable() {
     };
     let free = graph(&[format!("{READ} @ \"/read\"")]);
     insta::assert_snapshot!(resolved(&free, &r).unwrap(), @"/read [GPU:1] where its variable is");
-    // What was asked of the variable's maker cannot be let go; what was asked of others can.
+    // What was asked of the variable's maker cannot be released; what was asked of others can.
     insta::assert_snapshot!(resolved(&at("/cpu:0"), &r).unwrap_err(), @r#"in node "/read": its variable is on /job:localhost/replica:0/task:0/device:GPU:1 already: Cannot merge devices with incompatible types: '/device:CPU:0' and '/job:localhost/replica:0/task:0/device:GPU:1'"#);
     let user = graph(&[format!("{ASSIGN} on \"/cpu:0\" @ \"/assign\"")]);
     insta::assert_snapshot!(resolved(&user, &r).unwrap(), @r#"
@@ -434,7 +435,8 @@ fn pins_put_nodes_on_devices_and_together() {
     insta::assert_snapshot!(Pin::parse("/a=loc:@").unwrap_err(), @r#"--pin "/a=loc:@": no node path after loc:@ (try: --pin '^/encoder/=/device:CPU:1')"#);
 }
 
-/// Random specifications, groups and kernels on random graphs: either a placement that the checker accepts, or an error.
+/// Random specifications, groups and kernels on random graphs: either a placement that the checker
+/// accepts, or an error.
 #[test]
 fn random_requests_hold_or_fail() {
     let mut rng = Rng(29);
@@ -522,8 +524,8 @@ fn random_request(rng: &mut Rng, n_nodes: usize) -> (Graph, Request) {
     (g, r)
 }
 
-/// What the checker says, said again without its code: hard specifications are kept, soft placement changes type and index only, groups are
-/// uniform unless a line names the node that left.
+/// What the checker says, said again without its code: hard specifications are kept, soft placement
+/// changes type and index only, groups are uniform unless a line names the node that left.
 fn holds(g: &Graph, r: &Request, p: &Placement) {
     let mut groups: BTreeMap<&str, BTreeSet<usize>> = BTreeMap::new();
     for (id, node) in g.nodes() {

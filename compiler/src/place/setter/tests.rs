@@ -4,7 +4,8 @@ use super::*;
 use crate::DType;
 use crate::ir::{Dim, GraphBuilder, ScalarOp};
 
-/// Adds a read of a variable, an assignment to it, or (without a name) a plain node, and gives its device.
+/// Adds a read of a variable, an assignment to it, or (without a name) a plain node, and gives its
+/// device.
 enum Step {
     Read(&'static str, DType, usize),
     Assign(&'static str),

@@ -240,7 +240,8 @@ fn pins_of_a_kind_go_by_kinds_whatever_the_names() {
     assert!(open("/gpu:7*").is_err());
 }
 
-/// Two tasks that must be apart, since one device cannot hold what both keep; then the copy that the second one needs does not fit beside.
+/// Two tasks that must be apart, since one device cannot hold what both keep; then the copy that
+/// the second one needs does not fit beside.
 #[test]
 fn a_search_shows_that_nothing_fits() {
     let node = |name: &str, output: u64| json!({ "name": name, "cost_ns": { "gpu": 5 }, "resident_bytes": 60, "output_bytes": output });

@@ -1,7 +1,9 @@
-//! The first half of the search: groups are given devices one by one, the group on the longest way first.
+//! The first half of the search: groups are given devices one by one, the group on the longest path
+//! first.
 //!
-//! Each node keeps the devices that are open to each group. A device closes for a group when the longest way through it ends too late, when the device
-//! would have too much to do, or hold too much for the whole step. Of devices that nothing tells apart and that are still empty only the
+//! Each node keeps the devices that are open to each group. A device closes for a group when the
+//! longest path through it ends too late, when the device would have too much to do, or hold too
+//! much for the whole step. Of devices that nothing tells apart and that are still empty only the
 //! first is tried. When every group has one device, [`super::order`] searches the orders.
 
 use super::order::Orders;
@@ -19,7 +21,7 @@ use crate::schedule::simulate::{LinkOrder, simulate};
 use crate::schedule::timeline::Timeline;
 use crate::{Nanos, bounds};
 
-/// A search below a limit, and what it has found.
+/// A search below a limit, and its findings.
 pub(super) struct Search<'p> {
     s: Dense<'p>,
     tables: Tables,
@@ -35,14 +37,15 @@ pub(super) struct Search<'p> {
     most_timed: u64,
     jobs: Vec<Vec<Job>>,
     capped: bool,
-    /// Bytes that a device holds while it runs some task of a group, resident ones aside; by group and device.
+    /// Bytes that a device holds while it runs some task of a group, resident ones aside; by group
+    /// and device.
     footprint: Vec<u128>,
 }
 
 /// A placement may take this part of the budget for its schedules.
 const TIMED_SHARE: u64 = 16;
 
-/// What a search proves.
+/// Result of a search.
 pub(super) struct Found {
     /// The best schedule that ends before the limit.
     pub best: Option<Timeline>,
@@ -95,7 +98,8 @@ pub(super) fn twins(p: &Problem) -> Vec<usize> {
         .collect()
 }
 
-/// Operands, results and scratch of the largest task of each group, by device. What takes no time holds nothing for any time.
+/// Operands, results and scratch of the largest task of each group, by device. A task without
+/// duration holds nothing for any time.
 fn footprints(p: &Problem) -> Vec<u128> {
     let bytes = |x: &u32| u128::from(p.tensors[*x as usize].bytes().0);
     let of = |t: usize| {
@@ -149,7 +153,8 @@ impl Search<'_> {
         }
     }
 
-    /// Closes devices until nothing changes. The bound of what is left, or `None` if nothing is.
+    /// Closes devices until nothing changes. The lower bound of the remaining assignments, or
+    /// `None` if there are none.
     fn close(&mut self, open: &mut [u64]) -> Option<u64> {
         loop {
             self.tables.fill(&self.s, open);
@@ -183,7 +188,7 @@ impl Search<'_> {
         }
     }
 
-    /// Least makespan by what devices and links have to do.
+    /// Least makespan by the loads of devices and links.
     fn loads(&mut self, open: &[u64]) -> u64 {
         let links = self.tables.links(&self.s, open, &mut self.jobs);
         if links >= self.limit {
@@ -213,7 +218,8 @@ impl Search<'_> {
             .sum()
     }
 
-    /// Closes devices that a group would fill too much, with work or memory. `None` when a group has none left, else whether any closed.
+    /// Closes devices that a group would fill too much, with work or memory. `None` when a group
+    /// has none left, else whether any closed.
     fn close_full(&mut self, open: &mut [u64]) -> Option<bool> {
         let n = self.s.n_devices;
         let held = self.capped.then(|| self.held(open));
@@ -253,7 +259,8 @@ impl Search<'_> {
         Some(changed)
     }
 
-    /// Bytes that groups with one device left hold there for the whole step; shared constants left out.
+    /// Bytes that groups with one device left hold there for the whole step; shared constants left
+    /// out.
     fn held(&self, open: &[u64]) -> Vec<u128> {
         let mut held = vec![0; self.s.n_devices];
         for (g, bits) in open
@@ -266,7 +273,8 @@ impl Search<'_> {
         held
     }
 
-    /// Whether a device cannot hold what is resident there, or run a group that must be there beside that.
+    /// True if a device cannot hold its resident bytes, or run beside them a group that must be
+    /// there.
     fn is_over(&self, held: &[u128], open: &[u64]) -> bool {
         let n = self.s.n_devices;
         let limit = |d: usize| {
@@ -295,7 +303,8 @@ impl Search<'_> {
         })
     }
 
-    /// The open group whose longest way is longest; of equal ones that which loses most by its second device.
+    /// The open group whose longest path is longest; of equal ones that which loses most by its
+    /// second device.
     fn choose(&self, open: &[u64]) -> Option<usize> {
         let undecided = (0..open.len()).filter(|&g| open[g].count_ones() > 1);
         let weight = |g: &usize| {
@@ -364,7 +373,8 @@ impl Search<'_> {
         }
     }
 
-    /// Takes a schedule that is better than all before. One that needs too much memory proves nothing but that its branch is not below it.
+    /// Takes a schedule that is better than all before. One that needs too much memory proves
+    /// nothing but that its branch is not below it.
     fn offer(&mut self, found: Timeline) {
         if found.makespan.0 >= self.limit {
             return;

@@ -1,9 +1,10 @@
 //! Branch and bound: schedules with a proof that none is shorter.
 //!
-//! The proof holds for every valid schedule as [`crate::bounds`] describes them, those with idle times and late transfers included: whatever the
-//! order in which devices and links do their work, starting everything as early as that order allows ends no later, and all orders are
-//! searched or excluded. Where devices have memory limits starting early may need more memory than waiting: then schedules are built in order of
-//! time, and what they hold is counted ([`timed`]).
+//! The proof holds for every valid schedule as [`crate::bounds`] describes them, those with idle
+//! times and late transfers included: under any order of work on devices and links, starting
+//! everything as early as possible ends no later, and all orders are searched or excluded. Where
+//! devices have memory limits starting early may need more memory than waiting: then schedules are
+//! built in order of time, and their memory is counted ([`timed`]).
 //!
 //! Budgets count nodes of the search, so that results do not depend on the machine.
 
@@ -29,7 +30,7 @@ const MOST_TASKS: usize = 128;
 /// Most devices of a problem that is searched; sets of devices are kept in 64 bits.
 pub(crate) const MOST_DEVICES: usize = 32;
 
-/// What a search has found out.
+/// Outcome of a search.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Proof {
     /// A valid schedule shorter than the incumbent.
@@ -40,9 +41,11 @@ pub struct Proof {
     pub complete: bool,
 }
 
-/// Searches for a schedule shorter than `incumbent`, or a proof that there is none. `known` is a lower bound to start from.
+/// Searches for a schedule shorter than `incumbent`, or a proof that there is none. `known` is a
+/// lower bound to start from.
 ///
-/// Looks at `budget` nodes at most; problems too large for a search are left as they are. An incumbent over its memory limits counts for nothing.
+/// Looks at `budget` nodes at most; problems too large for a search are left as they are. An
+/// incumbent over its memory limits counts for nothing.
 pub fn solve(p: &Problem, incumbent: &Timeline, known: Nanos, budget: u64) -> Proof {
     let limit = if bounds::fits(p, incumbent) {
         incumbent.makespan
@@ -69,8 +72,8 @@ pub fn solve(p: &Problem, incumbent: &Timeline, known: Nanos, budget: u64) -> Pr
     narrow(p, known, limit, budget).0
 }
 
-/// Searches below the limit with half of the budget; if that proves nothing, asks for less: that no schedule ends before some earlier time.
-/// Returns what is left of the budget as well.
+/// Searches below the limit with half of the budget; if that proves nothing, searches for a weaker
+/// proof: that no schedule ends before some earlier time. Returns the rest of the budget as well.
 pub(crate) fn narrow(p: &Problem, known: Nanos, limit: Nanos, mut budget: u64) -> (Proof, u64) {
     let unit = bounds::unit(p);
     let half = |n: u64| n / 2 / unit * unit;

@@ -1,9 +1,12 @@
-//! The second half of the search: devices are chosen, what is left is the order in which each device and each link does its work.
+//! The second half of the search: devices are chosen, the order of work on each device and each
+//! link is open.
 //!
-//! Tasks and transfers start as soon as the arcs between them allow: those of the graph, and those chosen so far between two that share a device or
-//! link. If nothing then overlaps, that schedule is the best under these arcs. Else two that overlap are taken, and each of them goes first in
-//! one branch. An order that would end too late is excluded at once (Carlier and Pinson, "An algorithm for solving the job-shop problem", Management
-//! Science 35, 1989, section 3: immediate selection).
+//! Tasks and transfers start as soon as the arcs between them allow: those of the graph, and those
+//! chosen so far between two that share a device or link. If nothing then overlaps, that schedule
+//! is the best under these arcs. Else two that overlap are taken, and each of them goes first in
+//! one branch. An order that would end too late is excluded at once (Carlier and Pinson, "An
+//! algorithm for solving the job-shop problem", Management Science 35, 1989, section 3: immediate
+//! selection).
 
 use super::tables::Dense;
 use super::tables::before;
@@ -30,7 +33,7 @@ pub(super) struct Orders {
     unit: u64,
 }
 
-/// What ends the search of orders.
+/// Result of the search of orders.
 #[derive(Debug, Default)]
 pub(super) struct Outcome {
     /// The best schedule below the limit.
@@ -142,7 +145,8 @@ impl Orders {
         }
     }
 
-    /// Adds all forced arcs. `None` if no order ends before `limit`, else the conflict to branch on, or the makespan when there is none.
+    /// Adds all forced arcs. `None` if no order ends before `limit`, else the conflict to branch
+    /// on, or the makespan when there is none.
     fn settle(
         &mut self,
         bound: u64,
@@ -216,7 +220,8 @@ impl Orders {
         a.0 < b.1 && b.0 < a.1
     }
 
-    /// Longest ways to and from each operation; the longest of all, or `None` if arcs form a ring.
+    /// Longest paths to and from each operation; the longest of all, or `None` if arcs form a
+    /// cycle.
     fn times(&mut self) -> Option<u64> {
         let n = self.length.len();
         self.n_before.clear();

@@ -1,9 +1,11 @@
 //! Graphs that single tasks cut into blocks: one block after the other.
 //!
-//! A task that all others come before or after, and that no tensor passes by, cuts the schedule as well as the graph: when it ends, all before it has
-//! ended, links are empty, and all devices wait. So only its device joins the block before it with the block after it, and a table over (task,
-//! device) puts the best schedules of the blocks together. Where nothing tells the devices apart not even that matters: the devices of a
-//! block are renamed, and each block is solved once. If the blocks are solved to proof, so is the whole.
+//! A task that all others come before or after, and that no tensor passes by, cuts the schedule as
+//! well as the graph: when it ends, all before it has ended, links are empty, and all devices wait.
+//! So only its device joins the block before it with the block after it, and a table over (task,
+//! device) puts the best schedules of the blocks together. Where nothing tells the devices apart
+//! not even that matters: the devices of a block are renamed, and each block is solved once. If the
+//! blocks are solved to proof, so is the whole.
 
 use super::MOST_DEVICES;
 use super::MOST_TASKS;
@@ -16,7 +18,8 @@ use crate::schedule::timeline::{Timeline, Transfer};
 use crate::schedule::{algorithms, simulate};
 use crate::{Nanos, bounds};
 
-/// Most devices, when something tells them apart, for which all pairs of the devices of two cuts are solved.
+/// Most devices, when something tells them apart, for which all pairs of the devices of two cuts
+/// are solved.
 const MOST_PAIRED: usize = 8;
 
 /// Tasks of blocks too large for a search that may be scheduled for all pairs together.
@@ -45,9 +48,11 @@ struct Solved {
     bound: Nanos,
 }
 
-/// The best schedules of the blocks one after the other, with a lower bound. `budget` counts nodes of search for all blocks.
+/// The best schedules of the blocks one after the other, with a lower bound. `budget` counts nodes
+/// of search for all blocks.
 ///
-/// `None` for a graph that nothing cuts, for more than [`MOST_PAIRED`] devices that differ, and where memory limits forbid the result.
+/// `None` for a graph that nothing cuts, for more than [`MOST_PAIRED`] devices that differ, and
+/// where memory limits forbid the result.
 pub fn series(p: &Problem, budget: u64) -> Option<Proof> {
     let blocks = blocks(p);
     if blocks.len() < 2 {
@@ -65,7 +70,8 @@ pub fn series(p: &Problem, budget: u64) -> Option<Proof> {
     Some(proof)
 }
 
-/// Cuts the graph at each task that all others come before or after, that no tensor passes, and whose group and those of others it does not part.
+/// Cuts the graph at each task that all others come before or after, that no tensor passes, and
+/// whose group and those of others it does not part.
 fn blocks(p: &Problem) -> Vec<Block> {
     let n = p.n_tasks();
     let mut position = vec![0usize; n];
@@ -93,7 +99,7 @@ fn blocks(p: &Problem) -> Vec<Block> {
             cuts.push(i);
         }
         if p.successors(t as usize).next().is_none() {
-            // What comes after a sink does not come after all.
+            // Successors of a sink do not come after all.
             break;
         }
         farthest = farthest.max(ties(t as usize));
@@ -186,7 +192,7 @@ fn unfilled(p: &Problem) -> Timeline {
     }
 }
 
-/// Puts a block's schedule behind what is there, its devices renamed.
+/// Appends a block's schedule, its devices renamed.
 fn append(
     p: &Problem,
     whole: &mut Timeline,

@@ -1,4 +1,5 @@
-//! Earliest starts and least remaining times under partial decisions: each group may still go to some devices.
+//! Earliest starts and least remaining times under partial decisions: each group may still go to
+//! some devices.
 
 use crate::bounds::one_machine::{Job, preemptive};
 use crate::problem::Problem;
@@ -65,7 +66,8 @@ impl<'p> Dense<'p> {
     }
 }
 
-/// Just past the last multiple of `unit` below a makespan: what ends before the makespan ends before this, if all ends are multiples.
+/// Just past the last multiple of `unit` below a makespan: a task that ends before the makespan
+/// ends before this, if all ends are multiples.
 pub(super) fn before(makespan: u64, unit: u64) -> u64 {
     makespan.saturating_sub(1) / unit * unit + makespan.min(1)
 }
@@ -129,7 +131,7 @@ impl Tables {
         }
     }
 
-    /// Least makespan with a group on a device, by its longest way.
+    /// Least makespan with a group on a device, by its longest path.
     pub fn through(&self, s: &Dense, group: usize, device: usize) -> u64 {
         let ways =
             s.p.members
@@ -139,7 +141,7 @@ impl Tables {
         ways.map(|i| self.head[i] + self.tail[i]).max().unwrap_or(0)
     }
 
-    /// What the tasks that have one device left make each device do.
+    /// Jobs of each device by the tasks that have one device left.
     pub fn device_jobs(&self, s: &Dense, open: &[u64], jobs: &mut [Vec<Job>]) {
         jobs.iter_mut().for_each(Vec::clear);
         for t in 0..s.p.n_tasks() {
@@ -202,9 +204,10 @@ impl Tables {
             .unwrap_or(0)
     }
 
-    /// Least makespan by work that may still go to several devices. A set of tasks keeps a device from the earliest head of any of them there, and until
-    /// the least rest before the end; what is between, on all devices together, must hold the work. The sets are those of the latest heads and those
-    /// of the longest rests.
+    /// Least makespan by work that may still go to several devices. A set of tasks keeps a device
+    /// from the earliest head of any of them there, and until the least rest before the end; the
+    /// time between, on all devices together, must hold the work. The sets are those of the latest
+    /// heads and those of the longest rests.
     pub fn shared_work(&self, s: &Dense, open: &[u64]) -> u64 {
         let n = s.n_devices;
         let mut tasks: Vec<(u64, u64, u32)> = Vec::with_capacity(s.p.n_tasks());
@@ -243,7 +246,7 @@ impl Tables {
     }
 }
 
-/// Least time of which `work` fits in what devices do not lose.
+/// Least time in which the free time of the devices holds `work`.
 fn level(lost: &mut [u64], work: u64) -> u64 {
     lost.sort_unstable();
     let (mut sum, mut used) = (0, 0);

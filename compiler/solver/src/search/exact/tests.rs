@@ -1,4 +1,5 @@
-//! Searches and bounds against plain enumeration of all devices and orders, on random problems of a few tasks.
+//! Searches and bounds against plain enumeration of all devices and orders, on random problems of a
+//! few tasks.
 
 use super::Proof;
 use super::assign;
@@ -106,7 +107,8 @@ fn random_problem(seed: u64) -> Problem {
     Problem::new(parts).unwrap_or_else(|_| random_problem(seed + 1_000_003))
 }
 
-/// Least makespan over all devices and all orders of tasks and transfers, each started as soon as it can. Resident bytes count, others do not.
+/// Least makespan over all devices and all orders of tasks and transfers, each started as soon as
+/// it can. Resident bytes count, others do not.
 fn enumerate(p: &Problem) -> Nanos {
     let (n, n_devices) = (p.n_tasks(), p.n_devices());
     let mut least = Nanos::INFINITY;

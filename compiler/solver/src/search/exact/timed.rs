@@ -1,9 +1,12 @@
-//! The second half of the search where memory is short: devices are chosen, and schedules are built in order of time.
+//! The second half of the search where memory is short: devices are chosen, and schedules are built
+//! in order of time.
 //!
-//! At each instant some of the tasks and transfers that could start do, the others wait until something ends. Some best schedule is of this kind: one
-//! in which nothing can start earlier while all else stays, for what starts waits for an operand, its device or link, or memory, and each of them comes
-//! when something ends. Three rules cut branches, each in favour of one that was looked at before: what could have started when it was
-//! passed over must not start before something took its place or memory there; what starts at one instant does so in one order; and a state is left when
+//! At each instant some of the tasks and transfers that could start do, the others wait until
+//! something ends. Some best schedule is of this kind: one in which nothing can start earlier while
+//! all else stays, for a start waits for an operand, its device or link, or memory, and each of
+//! them comes when something ends. Three rules cut branches, each in favour of one that was looked
+//! at before: an operation that was passed over must not start before another took its place or
+//! memory there; operations that start at one instant do so in one order; and a state is left when
 //! the same had been started no later before.
 
 use super::order::Outcome;
@@ -30,7 +33,7 @@ struct Op {
     length: u64,
     /// Its device or link.
     resource: usize,
-    /// What it waits for.
+    /// Operations that it waits for.
     after: Set,
     /// Time from its start to the end of all, at least.
     tail: u64,
@@ -66,7 +69,7 @@ pub(super) struct Timed {
     /// Longest tails first.
     ops: Vec<Op>,
     holds: Vec<Hold>,
-    /// Bytes that each device may hold beside what it holds for the whole step.
+    /// Bytes that each device may hold beside its holdings of the whole step.
     room: Vec<u128>,
     /// Operations of each resource.
     of_resource: Vec<Set>,
@@ -80,7 +83,8 @@ pub(super) struct Timed {
     limit: u64,
     best: Option<Vec<u64>>,
     open: Option<u64>,
-    /// States that were looked at with all that follows: for each set of started operations when, and what still ran until when.
+    /// States that were searched to the end: for each set of started operations the time, and the
+    /// ends of those still running.
     seen: HashMap<Set, Vec<State>>,
     n_states: usize,
 }
@@ -91,7 +95,7 @@ struct State {
     running: Vec<(usize, u64)>,
 }
 
-/// What changes on the way down.
+/// The state that changes on the way down.
 #[derive(Clone, Copy, Debug)]
 struct At {
     now: u64,
@@ -105,8 +109,9 @@ struct At {
 }
 
 impl Timed {
-    /// The operations of a placement. `None` when there are too many, when a device cannot even hold what is resident, or when all of it fits in
-    /// whatever order, so that memory does not matter.
+    /// The operations of a placement. `None` when there are too many, or when all of it fits in
+    /// whatever order, so that memory does not matter; `Full` when a device cannot even hold its
+    /// resident bytes.
     pub fn new(s: &Dense, device: &[u32]) -> Option<Result<Timed, Full>> {
         let p = s.p;
         let (mut ops, holds) = operations(s, device)?;
@@ -162,7 +167,8 @@ impl Timed {
         }))
     }
 
-    /// Searches for schedules that end before `limit` and keep the memory limits; each node takes one from `budget`.
+    /// Searches for schedules that end before `limit` and keep the memory limits; each node takes
+    /// one from `budget`.
     pub fn search(mut self, limit: u64, budget: &mut u64) -> Outcome {
         self.limit = limit;
         self.descend(
@@ -209,7 +215,8 @@ impl Timed {
         if let Some(later) = self.waited(&at, can) {
             self.descend(later, budget);
         }
-        // A state that holds too much until something that takes no time ends cannot wait, as a later one with the same started can.
+        // A state that holds too much until something that takes no time ends cannot wait, as a
+        // later one with the same started can.
         let can_wait = self.is_strict || self.fits(&self.held(&at), None);
         if self.n_states < MOST_STATES && *budget > 0 && can_wait {
             self.n_states += 1;
@@ -227,7 +234,7 @@ impl Timed {
         self.start[i] + self.ops[i].length
     }
 
-    /// Whether the same had been started before, with everything no later.
+    /// True if the same had been started before, with everything no later.
     fn is_seen(&self, at: &At) -> bool {
         let as_soon = |s: &State| {
             s.now <= at.now
@@ -240,7 +247,7 @@ impl Timed {
             .is_some_and(|states| states.iter().any(as_soon))
     }
 
-    /// What could start now.
+    /// Operations that could start now.
     fn startable(&self, at: &At) -> Set {
         let running = at.started & !at.ended;
         let held = self.held(at);
@@ -260,7 +267,7 @@ impl Timed {
             .fold(0, |all, i| all | 1 << i)
     }
 
-    /// What devices hold from now on, until something starts or ends.
+    /// Bytes that devices hold from now on, until something starts or ends.
     fn held(&self, at: &At) -> Vec<u128> {
         let mut held = vec![0u128; self.n_devices];
         for &h in members(at.started).flat_map(|i| &self.ops[i].begins) {
@@ -272,7 +279,7 @@ impl Timed {
         held
     }
 
-    /// Whether there is room for what is held and for what one operation more takes.
+    /// True if there is room for the bytes held and one operation more.
     fn fits(&self, held: &[u128], more: Option<&Op>) -> bool {
         let begun = |d: usize| {
             let holds = more
@@ -305,7 +312,8 @@ impl Timed {
         }
     }
 
-    /// The next instant at which something ends; nothing when nothing runs, or when devices hold too much until then.
+    /// The next instant at which something ends; nothing when nothing runs, or when devices hold
+    /// too much until then.
     fn waited(&self, at: &At, can: Set) -> Option<At> {
         let running = at.started & !at.ended;
         let now = members(running).map(|i| self.end(i)).min()?;
@@ -315,7 +323,8 @@ impl Timed {
         let over = members(running)
             .filter(|&i| self.end(i) == now)
             .fold(0, |all: Set, i| all | 1 << i);
-        // Where something takes no time more may fit later at this instant: nothing was passed over for good.
+        // Where something takes no time more may fit later at this instant: nothing was passed over
+        // for good.
         let passed = if self.is_strict { at.passed | can } else { 0 };
         Some(At {
             now,
@@ -381,7 +390,7 @@ impl Timed {
     }
 }
 
-/// A device cannot hold what is resident there.
+/// A device cannot hold its resident bytes.
 #[derive(Debug)]
 pub(super) struct Full;
 
@@ -407,7 +416,8 @@ fn resident(p: &Problem, device: &[u32]) -> Vec<u128> {
         .collect()
 }
 
-/// Tasks on their devices, the transfers between them, and what they hold. `None` when there are too many.
+/// Tasks on their devices, the transfers between them, and the memory of both. `None` when there
+/// are too many.
 fn operations(s: &Dense, device: &[u32]) -> Option<(Vec<Op>, Vec<Hold>)> {
     let (p, n) = (s.p, s.p.n_tasks());
     if n > MOST_OPS {

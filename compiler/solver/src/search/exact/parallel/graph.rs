@@ -26,7 +26,8 @@ pub(super) struct Jobs {
 /// Most tasks for which heads and tails are sharpened, and schedules improved.
 const MOST_TASKS: usize = 1_000;
 
-/// True when devices differ in nothing, links take no time, no groups hold tasks together, memory has no limits, and tasks are not too many.
+/// True when devices differ in nothing, links take no time, no groups hold tasks together, memory
+/// has no limits, and tasks are not too many.
 pub(crate) fn applies(p: &Problem) -> bool {
     if p.n_tasks() > MOST_TASKS {
         return false;
@@ -93,7 +94,7 @@ fn gcd(a: u64, b: u64) -> u64 {
 }
 
 impl Jobs {
-    /// Jobs in topological order by what each waits for. Heads and tails are longest ways.
+    /// Jobs in topological order by their predecessors. Heads and tails are longest paths.
     fn new(n_devices: usize, length: Vec<u64>, before: Vec<Vec<u32>>) -> Jobs {
         let n = length.len();
         let mut after = vec![Vec::new(); n];
@@ -159,10 +160,12 @@ impl Jobs {
         }
     }
 
-    /// Raises heads by the work that must be done before each job, then tails by what must be done after it, and returns a lower bound of the makespan.
+    /// Raises heads by the work that must be done before each job, then tails by the work that must
+    /// be done after it, and returns a lower bound of the makespan.
     ///
-    /// Before a job starts all jobs that it waits for have run: a problem of its own, to which the energetic bound applies, each job with the time from
-    /// its end to the start of that one as its rest.
+    /// Before a job starts all jobs that it waits for have run: a problem of its own, to which the
+    /// energetic bound applies, each job with the time from its end to the start of that one as its
+    /// rest.
     pub fn sharpen(&mut self) -> u64 {
         self.sharpen_heads();
         let mut back = self.reversed();

@@ -1,4 +1,5 @@
-//! Good schedules of jobs on identical devices: list scheduling under many orders, forwards and backwards.
+//! Good schedules of jobs on identical devices: list scheduling under many orders, forwards and
+//! backwards.
 
 use super::graph::Jobs;
 use std::cmp::Reverse;
@@ -22,7 +23,7 @@ pub(super) struct Lists {
 }
 
 impl Lists {
-    /// Whenever a device is idle and jobs are ready, the one of greatest weight starts.
+    /// Whenever a device is idle and jobs are ready, the one of largest weight starts.
     pub fn run(&mut self, jobs: &Jobs, weight: &[u64], start: &mut Vec<u64>) -> u64 {
         self.waiting.clear();
         self.waiting
@@ -60,8 +61,9 @@ impl Lists {
         }
     }
 
-    /// Jobs one after another by rising `order`, each at the earliest time at which all it waits for has ended and a device is idle for as long as it
-    /// takes. Unlike [`Self::run`] this leaves devices idle for jobs that come soon.
+    /// Jobs one after another by rising `order`, each at the earliest time at which all it waits
+    /// for has ended and a device is idle for as long as it takes. Unlike [`Self::run`] this leaves
+    /// devices idle for jobs that come soon.
     pub fn insert(&mut self, jobs: &Jobs, order: &[u32], start: &mut Vec<u64>) -> u64 {
         start.clear();
         start.resize(jobs.n(), 0);
@@ -85,7 +87,8 @@ impl Lists {
         makespan
     }
 
-    /// Takes the earliest time at which a device is idle for `length`, from index `full` of the load on.
+    /// Takes the earliest time at which a device is idle for `length`, from index `full` of the
+    /// load on.
     fn place(&mut self, n_devices: u32, full: usize, ready: u64, length: u64) -> u64 {
         let load = &mut self.load;
         let mut first = (full + load[full..].partition_point(|l| l.0 <= ready))
@@ -118,8 +121,9 @@ impl Lists {
     }
 }
 
-/// Searches orders for a schedule that ends at `target`, with `rounds` tries. A try perturbs the best order so far; the schedule is then
-/// shifted to the end and back to the start as long as that helps (Tormos and Lova, Annals of Operations Research 102, 2001: forward-backward improvement).
+/// Searches orders for a schedule that ends at `target`, with `rounds` tries. A try perturbs the
+/// best order so far; the schedule is then shifted to the end and back to the start as long as that
+/// helps (Tormos and Lova, Annals of Operations Research 102, 2001: forward-backward improvement).
 pub(super) fn improve(jobs: &Jobs, target: u64, rounds: u64) -> Starts {
     let back = jobs.reversed();
     let mut search = Improve {
@@ -158,7 +162,8 @@ pub(super) fn improve(jobs: &Jobs, target: u64, rounds: u64) -> Starts {
     }
 }
 
-/// Weights of classic rules: longest way to the end, the same with ties to many successors, with work behind it.
+/// Weights of classic rules: longest path to the end, the same with ties to many successors, with
+/// work behind it.
 fn weights(jobs: &Jobs) -> Vec<Vec<u64>> {
     let n = jobs.n();
     let mut work = vec![0u64; n];
@@ -199,7 +204,8 @@ impl Improve<'_> {
         (self.random >> 33) % n
     }
 
-    /// Jobs by start, some exchanged with one that starts a little later; the graph's order is kept.
+    /// Jobs by start, some exchanged with one that starts a little later; the graph's order is
+    /// kept.
     fn perturbed(&mut self, start: &[u64], reach: u64) -> Vec<u32> {
         let n = self.jobs.n();
         let mut order: Vec<u32> = (0..n as u32).collect();
@@ -223,7 +229,8 @@ impl Improve<'_> {
         order
     }
 
-    /// Shifts a schedule to its end and back until that gains nothing. `start` becomes the last one; returns its makespan.
+    /// Shifts a schedule to its end and back until that gains nothing. `start` becomes the last
+    /// one; returns its makespan.
     fn settle(&mut self, start: &mut Vec<u64>, target: u64) -> u64 {
         let n = self.jobs.n();
         let mut best = self.end(start);

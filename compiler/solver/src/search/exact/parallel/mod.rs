@@ -1,7 +1,7 @@
 //! Identical devices and free links: `P | prec | Cmax` of scheduling theory.
 //!
-//! Strong lower bounds, strong schedules, and a tree search between them, forwards and backwards in turn: one of the two directions is
-//! often far easier.
+//! Strong lower bounds, strong schedules, and a tree search between them, forwards and backwards in
+//! turn: one of the two directions is often far easier.
 
 mod graph;
 mod list;
@@ -58,7 +58,8 @@ pub(super) fn solve(p: &Problem, known: Nanos, limit: Nanos, budget: u64) -> Pro
     }
 }
 
-/// Searches forwards and backwards with growing budgets. The best schedule before `high`, and whether nothing is left.
+/// Searches forwards and backwards with growing budgets. The best schedule before `high`, and
+/// whether nothing is left.
 fn both_ways(jobs: &Jobs, low: u64, mut high: u64, mut budget: u64) -> (Option<Starts>, bool) {
     let back = jobs.reversed();
     let (mut best, mut share) = (None, FIRST_NODES);
@@ -96,7 +97,8 @@ fn mirrored(jobs: &Jobs, back: &Starts) -> Starts {
     }
 }
 
-/// Gives jobs to devices in order of their starts, and tasks of no time to the device of what they wait for longest.
+/// Gives jobs to devices in order of their starts, and tasks of no time to the device of their
+/// latest predecessor.
 fn timeline(p: &Problem, tasks: &[u32], starts: &Starts, unit: u64) -> Timeline {
     let n = p.n_tasks();
     let mut t = Timeline {

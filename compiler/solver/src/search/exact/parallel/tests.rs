@@ -1,4 +1,5 @@
-//! The search for identical devices against the general one, which knows nothing of it, on random graphs.
+//! The search for identical devices against the general one, which knows nothing of it, on random
+//! graphs.
 
 use super::super::assign;
 use super::super::tests::Numbers;

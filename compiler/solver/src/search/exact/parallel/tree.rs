@@ -1,16 +1,20 @@
 //! The tree of schedules of jobs on identical devices, in order of their starts.
 //!
-//! A node is a partial schedule; a branch starts one more job, at the earliest time at which all it waits for has ended and a device is idle. Starts
-//! never fall along a branch, and of jobs that start together the one of lower index comes first, so that each schedule comes once. Left out are
+//! A node is a partial schedule; a branch starts one more job, at the earliest time at which all it
+//! waits for has ended and a device is idle. Starts never fall along a branch, and of jobs that
+//! start together the one of lower index comes first, so that each schedule comes once. Left out
+//! are
 //!
-//! * nodes whose longest way or remaining work ends too late;
+//! * nodes whose longest path or remaining work ends too late;
 //! * branches that leave a device idle for so long that some other job fits in before: moving it there makes no job later. So no optimal
 //!   schedule of least total start time is lost;
-//! * nodes with the same jobs started as in an earlier one, in which nothing was later: neither device nor job, nor the sum of all starts. What completes
-//!   the later node completes the earlier one, with a total of starts that is no greater.
+//! * nodes with the same jobs started as in an earlier one, in which nothing was later: neither
+//!   device nor job, nor the sum of all starts. Any completion of the later node completes the
+//!   earlier one, with a total of starts that is no greater.
 //!
-//! (Sprecher, Kolisch and Drexl, "Semi-active, active and non-delay schedules for the resource-constrained project scheduling problem", EJOR 80, 1995;
-//! Demeulemeester and Herroelen, Management Science 38, 1992, for the left shift and the cutset rule.)
+//! (Sprecher, Kolisch and Drexl, "Semi-active, active and non-delay schedules for the
+//! resource-constrained project scheduling problem", EJOR 80, 1995; Demeulemeester and Herroelen,
+//! Management Science 38, 1992, for the left shift and the cutset rule.)
 
 use super::graph::Jobs;
 use super::list::Starts;
@@ -25,7 +29,7 @@ const REMEMBERED: usize = 400_000;
 /// Partial schedules that are remembered for one set of jobs.
 const PER_SET: usize = 24;
 
-/// What is known of the makespan after a search.
+/// Bounds of the makespan after a search.
 pub(super) struct Searched {
     /// The best schedule below the limit.
     pub best: Option<Starts>,
@@ -55,7 +59,8 @@ struct Tree<'a> {
     best: Option<Starts>,
 }
 
-/// Where a branch stands: times when devices become idle, rising; start and index of the last job; sum of starts.
+/// Where a branch stands: times when devices become idle, rising; start and index of the last job;
+/// sum of starts.
 #[derive(Clone)]
 struct Frontier {
     idle: Vec<u64>,
@@ -181,7 +186,7 @@ impl Tree<'_> {
         found
     }
 
-    /// False if the longest way or the remaining work ends at the limit or later.
+    /// False if the longest path or the remaining work ends at the limit or later.
     fn can_end(&mut self, at: &Frontier, now: u64) -> bool {
         let jobs = self.jobs;
         for j in 0..jobs.n() {

@@ -1,4 +1,5 @@
-//! The search under memory limits against plain enumeration of devices and of starts in order of time, on problems of a few tasks.
+//! The search under memory limits against plain enumeration of devices and of starts in order of
+//! time, on problems of a few tasks.
 
 use super::super::Proof;
 use super::super::solve;
@@ -11,7 +12,8 @@ use crate::schedule::algorithms;
 use crate::schedule::list::Insertion;
 use crate::search::portfolio::{self, Algorithm, Options};
 
-/// All schedules in which each start is at the end of something, on given devices; memory is looked at when a schedule is whole.
+/// All schedules in which each start is at the end of something, on given devices; memory is looked
+/// at when a schedule is whole.
 struct Plain<'p> {
     p: &'p Problem,
     device: Vec<u32>,
@@ -214,7 +216,8 @@ fn searches_under_limits_find_the_best_of_all_schedules() {
     );
 }
 
-/// What the whole portfolio says, against all schedules. `GRISTMILL_FUZZ_ROUNDS` times as many problems are tried.
+/// What the whole portfolio says, against all schedules. `GRISTMILL_FUZZ_ROUNDS` times as many
+/// problems are tried.
 #[test]
 fn answers_that_are_called_optimal_are_the_best_of_all_schedules() {
     let rounds = std::env::var("GRISTMILL_FUZZ_ROUNDS").map_or(1, |n| n.parse().expect("a number"));
