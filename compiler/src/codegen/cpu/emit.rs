@@ -5,14 +5,14 @@ use crate::error::{Error, Result};
 use crate::ir::ScalarOp;
 use cranelift_codegen::ir::condcodes::{FloatCC, IntCC};
 use cranelift_codegen::ir::{
-    AbiParam, Block, BlockArg, FuncRef, Function, InstBuilder, MemFlagsData, Signature, Type,
-    Value, types,
+    AbiParam, Block, BlockArg, FuncRef, Function, InstBuilder, MemFlagsData, Signature,
+    StackSlotData, StackSlotKind, Type, Value, types,
 };
 use cranelift_codegen::isa::TargetFrontendConfig;
-use cranelift_frontend::{FunctionBuilder, FunctionBuilderContext};
+use cranelift_frontend::{FuncInstBuilder, FunctionBuilder, FunctionBuilderContext};
 use cranelift_jit::JITModule;
 use cranelift_module::{Linkage, Module};
-use gristmill_runtime::DType;
+use gristmill_runtime::{DType, status};
 use std::collections::BTreeMap;
 
 /// A function being emitted.
@@ -25,6 +25,16 @@ pub(super) struct Emitter<'a> {
     pub(super) args: Value,
     pub(super) begin: Value,
     pub(super) end: Value,
+}
+
+/// Consecutive items of a kernel that lie in one row.
+pub(super) struct Run {
+    /// Number of the row, and column of the first item.
+    pub(super) row: Value,
+    pub(super) col: Value,
+    /// Linear position of the first item.
+    pub(super) first: Value,
+    pub(super) n: Value,
 }
 
 /// Register type of an element. Narrow floats are held as their bits.
@@ -73,23 +83,25 @@ impl<'a> Emitter<'a> {
         self.b.finalize(config);
     }
 
+    /// Instructions are appended to the current block.
+    pub(super) fn ins(&mut self) -> FuncInstBuilder<'_, 'a> {
+        self.b.ins()
+    }
+
     fn return_status(&mut self, status: u32) {
-        let s = self.b.ins().iconst(types::I32, i64::from(status));
-        self.b.ins().return_(&[s]);
+        let s = self.ins().iconst(types::I32, i64::from(status));
+        self.ins().return_(&[s]);
     }
 
     /// Address of argument `i`.
     pub(super) fn arg(&mut self, i: usize) -> Value {
-        self.b.ins().load(
-            types::I64,
-            MemFlagsData::trusted(),
-            self.args,
-            (i * 8) as i32,
-        )
+        let (args, offset) = (self.args, (i * 8) as i32);
+        self.ins()
+            .load(types::I64, MemFlagsData::trusted(), args, offset)
     }
 
     pub(super) fn iconst(&mut self, v: i64) -> Value {
-        self.b.ins().iconst(types::I64, v)
+        self.ins().iconst(types::I64, v)
     }
 
     fn address(&mut self, dtype: DType, base: Value, at: Ix<Value>) -> (Value, i32) {
@@ -97,48 +109,83 @@ impl<'a> Emitter<'a> {
         match at {
             Ix::C(c) => match i32::try_from(c.wrapping_mul(size)) {
                 Ok(offset) => (base, offset),
-                Err(_) => (self.b.ins().iadd_imm_s(base, c.wrapping_mul(size)), 0),
+                Err(_) => (self.ins().iadd_imm_s(base, c.wrapping_mul(size)), 0),
             },
             Ix::V(v) => {
                 let bytes = if size == 1 {
                     v
                 } else {
-                    self.b.ins().ishl_imm_s(v, i64::from(size.trailing_zeros()))
+                    self.ins().ishl_imm_s(v, i64::from(size.trailing_zeros()))
                 };
-                (self.b.ins().iadd(base, bytes), 0)
+                (self.ins().iadd(base, bytes), 0)
             }
         }
     }
 
-    /// `while i < end`; the body gives the next `i` and carried values.
+    fn blocks<const N: usize>(&mut self) -> [Block; N] {
+        std::array::from_fn(|_| self.b.create_block())
+    }
+
+    /// `while i < end`; the body gives the next `i` and carried values. Gives the last carried values.
     pub(super) fn while_less(
         &mut self,
         start: Value,
         end: Value,
         carried: &[Value],
         body: impl FnOnce(&mut Self, Value, &[Value]) -> Result<(Value, Vec<Value>)>,
-    ) -> Result<()> {
-        let (head, inside, exit) = (
-            self.b.create_block(),
-            self.b.create_block(),
-            self.b.create_block(),
-        );
+    ) -> Result<Vec<Value>> {
+        let [head, inside, exit] = self.blocks();
         let i = self.b.append_block_param(head, types::I64);
-        let state: Vec<Value> = carried
-            .iter()
-            .map(|_| self.b.append_block_param(head, types::I64))
-            .collect();
-        let enter = block_args(start, carried);
-        self.b.ins().jump(head, &enter);
+        let mut state = Vec::with_capacity(carried.len());
+        for &value in carried {
+            let ty = self.b.func.dfg.value_type(value);
+            state.push(self.b.append_block_param(head, ty));
+        }
+        self.iterate(head, start, carried);
         self.b.switch_to_block(head);
-        let more = self.b.ins().icmp(IntCC::SignedLessThan, i, end);
-        self.b.ins().brif(more, inside, &[], exit, &[]);
+        let more = self.ins().icmp(IntCC::SignedLessThan, i, end);
+        self.ins().brif(more, inside, &[], exit, &[]);
         self.b.switch_to_block(inside);
-        let (i_next, next) = body(self, i, &state)?;
-        let again = block_args(i_next, &next);
-        self.b.ins().jump(head, &again);
+        let (next, carried) = body(self, i, &state)?;
+        self.iterate(head, next, &carried);
         self.b.switch_to_block(exit);
+        Ok(state)
+    }
+
+    /// Jumps to the head of a loop with the next index and carried values.
+    fn iterate(&mut self, head: Block, index: Value, carried: &[Value]) {
+        let values = [index].into_iter().chain(carried.iter().copied());
+        let args: Vec<BlockArg> = values.map(BlockArg::from).collect();
+        self.ins().jump(head, &args);
+    }
+
+    /// Emits `body` for the runs that the kernel's items are, in rows of `width` items.
+    pub(super) fn rows(
+        &mut self,
+        width: usize,
+        body: impl FnOnce(&mut Self, &Run) -> Result<()>,
+    ) -> Result<()> {
+        let (begin, end) = (self.begin, self.end);
+        let (row, col) = self.div_rem(Ix::V(begin), width);
+        let (row, col) = (self.val(row), self.val(col));
+        self.while_less(begin, end, &[row, col], |e, first, carried| {
+            let run = e.run(first, carried, width);
+            body(e, &run)?;
+            let next = e.ins().iadd(first, run.n);
+            let (row, zero) = (e.ins().iadd_imm_s(run.row, 1), e.iconst(0));
+            Ok((next, vec![row, zero]))
+        })?;
         Ok(())
+    }
+
+    /// The run that begins at item `first`, whose row and column are carried.
+    fn run(&mut self, first: Value, carried: &[Value], width: usize) -> Run {
+        let (row, col, end) = (carried[0], carried[1], self.end);
+        let width = self.iconst(width as i64);
+        let in_row = self.ins().isub(width, col);
+        let in_range = self.ins().isub(end, first);
+        let n = self.ins().umin(in_row, in_range);
+        Run { row, col, first, n }
     }
 
     /// Calls a precompiled function by its linker name.
@@ -149,25 +196,78 @@ impl<'a> Emitter<'a> {
         result: Option<Type>,
     ) -> Result<Option<Value>> {
         let callee = match self.imports.get(name) {
-            Some(&f) => f,
-            None => {
-                let mut signature = Signature::new(self.module.isa().default_call_conv());
-                signature.params.extend(
-                    args.iter()
-                        .map(|&a| AbiParam::new(self.b.func.dfg.value_type(a))),
-                );
-                signature.returns.extend(result.map(AbiParam::new));
-                let id = self
-                    .module
-                    .declare_function(name, Linkage::Import, &signature)
-                    .map_err(|e| Error::internal(format!("cranelift: {e}")))?;
-                let f = self.module.declare_func_in_func(id, self.b.func);
-                self.imports.insert(name, f);
-                f
-            }
+            Some(&callee) => callee,
+            None => self.import(name, args, result)?,
         };
-        let inst = self.b.ins().call(callee, args);
+        let inst = self.ins().call(callee, args);
         Ok(self.b.inst_results(inst).first().copied())
+    }
+
+    /// Calls a precompiled function that has a result.
+    pub(super) fn call_for(
+        &mut self,
+        result: Type,
+        name: &'static str,
+        args: &[Value],
+    ) -> Result<Value> {
+        let value = self.call(name, args, Some(result))?;
+        value.ok_or_else(|| Error::internal(format!("{name} has no result")))
+    }
+
+    /// Calls a task kernel; the function returns when the kernel refuses its descriptor.
+    pub(super) fn call_task(&mut self, name: &'static str, args: &[Value]) -> Result<()> {
+        let failed = self.call_for(types::I32, name, args)?;
+        self.fault_if(failed, status::BAD_DESCRIPTOR);
+        Ok(())
+    }
+
+    /// Declares a precompiled function with the types of `args`.
+    fn import(
+        &mut self,
+        name: &'static str,
+        args: &[Value],
+        result: Option<Type>,
+    ) -> Result<FuncRef> {
+        let mut signature = Signature::new(self.module.isa().default_call_conv());
+        let types = args.iter().map(|&a| self.b.func.dfg.value_type(a));
+        signature.params.extend(types.map(AbiParam::new));
+        signature.returns.extend(result.map(AbiParam::new));
+        let id = self
+            .module
+            .declare_function(name, Linkage::Import, &signature)
+            .map_err(|e| Error::internal(format!("cranelift: {e}")))?;
+        let callee = self.module.declare_func_in_func(id, self.b.func);
+        self.imports.insert(name, callee);
+        Ok(callee)
+    }
+
+    /// Address of an array of `n` words on the stack.
+    pub(super) fn stack_array(&mut self, n: usize) -> Value {
+        let bytes = (n * 8) as u32;
+        let slot = StackSlotData::new(StackSlotKind::ExplicitSlot, bytes, 3);
+        let slot = self.b.create_sized_stack_slot(slot);
+        self.ins().stack_addr(types::I64, slot, 0)
+    }
+
+    /// Stores word `i` of an array on the stack.
+    pub(super) fn store_word(&mut self, word: Value, array: Value, i: usize) {
+        let offset = (i * 8) as i32;
+        self.ins()
+            .store(MemFlagsData::trusted(), word, array, offset);
+    }
+
+    /// Emits one side of a branch, which ends at `join` with its values.
+    fn side<S>(
+        &mut self,
+        [block, join]: [Block; 2],
+        state: &mut S,
+        body: impl FnOnce(&mut S, &mut Self) -> Result<Vec<Value>>,
+    ) -> Result<()> {
+        self.b.switch_to_block(block);
+        let values = body(state, self)?;
+        let values: Vec<BlockArg> = values.into_iter().map(BlockArg::from).collect();
+        self.ins().jump(join, &values);
+        Ok(())
     }
 }
 
@@ -184,22 +284,22 @@ impl Emit for Emitter<'_> {
 
     fn quotient(&mut self, dtype: DType, a: Value, b: Value) -> Value {
         if dtype == DType::U64 {
-            self.b.ins().udiv(a, b)
+            self.ins().udiv(a, b)
         } else {
-            self.b.ins().sdiv(a, b)
+            self.ins().sdiv(a, b)
         }
     }
 
     fn is_nan(&mut self, x: Value) -> Value {
-        self.b.ins().fcmp(FloatCC::Unordered, x, x)
+        self.ins().fcmp(FloatCC::Unordered, x, x)
     }
 
     fn is_number(&mut self, x: Value) -> Value {
-        self.b.ins().fcmp(FloatCC::Ordered, x, x)
+        self.ins().fcmp(FloatCC::Ordered, x, x)
     }
 
     fn choose(&mut self, condition: Value, yes: Value, no: Value) -> Value {
-        self.b.ins().select(condition, yes, no)
+        self.ins().select(condition, yes, no)
     }
 
     fn index(&mut self, i: i64) -> Value {
@@ -215,48 +315,48 @@ impl Emit for Emitter<'_> {
     }
 
     fn truth_to_index(&mut self, x: Value) -> Value {
-        self.b.ins().uextend(types::I64, x)
+        self.ins().uextend(types::I64, x)
     }
 
     fn index_add(&mut self, a: Value, b: Value) -> Value {
-        self.b.ins().iadd(a, b)
+        self.ins().iadd(a, b)
     }
 
     fn index_add_const(&mut self, a: Value, b: i64) -> Value {
-        self.b.ins().iadd_imm_s(a, b)
+        self.ins().iadd_imm_s(a, b)
     }
 
     fn index_sub(&mut self, a: Value, b: Value) -> Value {
-        self.b.ins().isub(a, b)
+        self.ins().isub(a, b)
     }
 
     fn index_neg(&mut self, a: Value) -> Value {
-        self.b.ins().ineg(a)
+        self.ins().ineg(a)
     }
 
     fn index_mul(&mut self, a: Value, b: Value) -> Value {
-        self.b.ins().imul(a, b)
+        self.ins().imul(a, b)
     }
 
     fn index_mul_const(&mut self, a: Value, b: i64) -> Value {
-        self.b.ins().imul_imm_s(a, b)
+        self.ins().imul_imm_s(a, b)
     }
 
     fn index_div(&mut self, a: Value, b: Value) -> Value {
         // A negative dividend is a huge unsigned one, whose quotient no extent reaches.
-        self.b.ins().udiv(a, b)
+        self.ins().udiv(a, b)
     }
 
     fn index_div_const(&mut self, a: Value, b: i64) -> Value {
-        self.b.ins().udiv_imm_s(a, b)
+        self.ins().udiv_imm_s(a, b)
     }
 
     fn index_min(&mut self, a: Value, b: Value) -> Value {
-        self.b.ins().smin(a, b)
+        self.ins().smin(a, b)
     }
 
     fn index_max(&mut self, a: Value, b: Value) -> Value {
-        self.b.ins().smax(a, b)
+        self.ins().smax(a, b)
     }
 
     fn index_compare(&mut self, order: Order, a: Value, b: Value) -> Value {
@@ -267,12 +367,12 @@ impl Emit for Emitter<'_> {
             Order::Within => IntCC::UnsignedLessThan,
             Order::Equal => IntCC::Equal,
         };
-        self.b.ins().icmp(condition, a, b)
+        self.ins().icmp(condition, a, b)
     }
 
     fn load(&mut self, dtype: DType, buffer: Value, at: Ix<Value>) -> Value {
         let (address, offset) = self.address(dtype, buffer, at);
-        self.b.ins().load(
+        self.ins().load(
             clif_type(dtype),
             MemFlagsData::new().with_notrap(),
             address,
@@ -282,8 +382,7 @@ impl Emit for Emitter<'_> {
 
     fn store(&mut self, dtype: DType, value: Value, buffer: Value, at: Ix<Value>) {
         let (address, offset) = self.address(dtype, buffer, at);
-        self.b
-            .ins()
+        self.ins()
             .store(MemFlagsData::new().with_notrap(), value, address, offset);
     }
 
@@ -298,7 +397,7 @@ impl Emit for Emitter<'_> {
             }
         };
         let next = self.b.create_block();
-        self.b.ins().brif(condition, fault, &[], next, &[]);
+        self.ins().brif(condition, fault, &[], next, &[]);
         self.b.switch_to_block(next);
     }
 
@@ -311,29 +410,10 @@ impl Emit for Emitter<'_> {
         body: impl FnOnce(&mut Self, Value, &[Value]) -> Result<Vec<Value>>,
     ) -> Result<Vec<Value>> {
         let (start, end) = (self.val(start), self.val(end));
-        let (head, inside, exit) = (
-            self.b.create_block(),
-            self.b.create_block(),
-            self.b.create_block(),
-        );
-        let i = self.b.append_block_param(head, types::I64);
-        let mut state = Vec::new();
-        for &c in carried {
-            let ty = self.b.func.dfg.value_type(c);
-            state.push(self.b.append_block_param(head, ty));
-        }
-        let enter = block_args(start, carried);
-        self.b.ins().jump(head, &enter);
-        self.b.switch_to_block(head);
-        let more = self.b.ins().icmp(IntCC::SignedLessThan, i, end);
-        self.b.ins().brif(more, inside, &[], exit, &[]);
-        self.b.switch_to_block(inside);
-        let next = body(self, i, &state)?;
-        let i_next = self.b.ins().iadd_imm_s(i, step);
-        let again = block_args(i_next, &next);
-        self.b.ins().jump(head, &again);
-        self.b.switch_to_block(exit);
-        Ok(state)
+        self.while_less(start, end, carried, |e, i, state| {
+            let carried = body(e, i, state)?;
+            Ok((e.ins().iadd_imm_s(i, step), carried))
+        })
     }
 
     fn branch<S>(
@@ -344,34 +424,19 @@ impl Emit for Emitter<'_> {
         yes: impl FnOnce(&mut S, &mut Self) -> Result<Vec<Value>>,
         no: impl FnOnce(&mut S, &mut Self) -> Result<Vec<Value>>,
     ) -> Result<Vec<Value>> {
-        let (then, other, join) = (
-            self.b.create_block(),
-            self.b.create_block(),
-            self.b.create_block(),
-        );
-        let ty = |kind: &Kind| match kind {
-            Kind::Element(dtype) => clif_type(*dtype),
-            Kind::Index => types::I64,
-        };
-        let results: Vec<Value> = kinds
-            .iter()
-            .map(|k| self.b.append_block_param(join, ty(k)))
-            .collect();
-        self.b.ins().brif(condition, then, &[], other, &[]);
-        self.b.switch_to_block(then);
-        let values: Vec<BlockArg> = yes(state, self)?.into_iter().map(BlockArg::from).collect();
-        self.b.ins().jump(join, &values);
-        self.b.switch_to_block(other);
-        let values: Vec<BlockArg> = no(state, self)?.into_iter().map(BlockArg::from).collect();
-        self.b.ins().jump(join, &values);
+        let [then, other, join] = self.blocks();
+        let mut results = Vec::with_capacity(kinds.len());
+        for kind in kinds {
+            let ty = match kind {
+                Kind::Element(dtype) => clif_type(*dtype),
+                Kind::Index => types::I64,
+            };
+            results.push(self.b.append_block_param(join, ty));
+        }
+        self.ins().brif(condition, then, &[], other, &[]);
+        self.side([then, join], state, yes)?;
+        self.side([other, join], state, no)?;
         self.b.switch_to_block(join);
         Ok(results)
     }
-}
-
-fn block_args(first: Value, rest: &[Value]) -> Vec<BlockArg> {
-    std::iter::once(first)
-        .chain(rest.iter().copied())
-        .map(BlockArg::from)
-        .collect()
 }

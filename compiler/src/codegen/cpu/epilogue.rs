@@ -37,9 +37,9 @@ pub(super) struct Chain {
     pub(super) absorbed: Vec<NodeId>,
     /// The value that is written to memory.
     pub(super) result: ValueId,
-    /// How it is written.
+    /// Quantisation of the result as it is written.
     pub(super) quantize: Quantize,
-    /// An op that fusion put on the tile and that runs apart, and why.
+    /// An op that fusion put on the tile and that runs apart, and the reason.
     pub(super) apart: Option<(NodeId, Rejected)>,
 }
 
@@ -91,7 +91,7 @@ impl Chain {
         self.result = cx.body.graph.node(id).outputs[0];
     }
 
-    /// The form of a reader of the result on the tile. Errors tell why it has none, if fusion expects one.
+    /// The epilogue op that a reader of the result is. Errors give the reason why it is none, if fusion expects one.
     fn term(
         &self,
         cx: &Context,

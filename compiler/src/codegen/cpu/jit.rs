@@ -17,7 +17,7 @@ use std::fmt::Write;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Mutex;
 
-/// Address space reserved per graph; only what is used is backed by memory.
+/// Address space reserved per graph; only used pages are backed by memory.
 const ARENA_BYTES: usize = 64 << 20;
 
 /// Functions under construction and their module.
@@ -26,11 +26,11 @@ pub(super) struct Jit {
     context: Context,
     builder: FunctionBuilderContext,
     listings: Option<(String, String)>,
-    /// Functions defined so far, by hash of what they do and call.
+    /// Functions defined so far, by hash of their code and callees.
     defined: HashMap<u64, Vec<Defined>>,
 }
 
-/// A function that others may turn out to be.
+/// A function that is defined, for comparison with later ones.
 struct Defined {
     stencil: FunctionStencil,
     calls: Vec<UserExternalName>,
@@ -55,27 +55,12 @@ impl Drop for Code {
     }
 }
 
-fn internal(what: impl std::fmt::Display) -> Error {
-    Error::internal(format!("cranelift: {what}"))
+fn internal(problem: impl std::fmt::Display) -> Error {
+    Error::internal(format!("cranelift: {problem}"))
 }
 
 /// The target with the features that its CPU has.
 fn target_isa(target: TargetCpu) -> Result<OwnedTargetIsa> {
-    let mut flags = settings::builder();
-    let verifier = if cfg!(debug_assertions) {
-        "true"
-    } else {
-        "false"
-    };
-    for (name, value) in [
-        ("opt_level", "speed"),
-        ("is_pic", "false"),
-        ("use_colocated_libcalls", "false"),
-        ("enable_verifier", verifier),
-        ("enable_probestack", "false"),
-    ] {
-        flags.set(name, value).map_err(internal)?;
-    }
     let is_native = target == TargetCpu::Native;
     let builder = cranelift_native::builder_with_options(is_native);
     let mut builder =
@@ -86,9 +71,25 @@ fn target_isa(target: TargetCpu) -> Result<OwnedTargetIsa> {
             builder.enable(feature).map_err(internal)?;
         }
     }
-    builder
-        .finish(settings::Flags::new(flags))
-        .map_err(internal)
+    builder.finish(flags()?).map_err(internal)
+}
+
+fn flags() -> Result<settings::Flags> {
+    let mut flags = settings::builder();
+    let verifier = match cfg!(debug_assertions) {
+        true => "true",
+        false => "false",
+    };
+    for (name, value) in [
+        ("opt_level", "speed"),
+        ("is_pic", "false"),
+        ("use_colocated_libcalls", "false"),
+        ("enable_verifier", verifier),
+        ("enable_probestack", "false"),
+    ] {
+        flags.set(name, value).map_err(internal)?;
+    }
+    Ok(settings::Flags::new(flags))
 }
 
 impl Jit {
@@ -96,10 +97,8 @@ impl Jit {
     pub(super) fn new(target: TargetCpu, listings: bool) -> Result<Jit> {
         let mut builder = JITBuilder::with_isa(target_isa(target)?, default_libcall_names());
         let arena = ArenaMemoryProvider::new_with_size(ARENA_BYTES).map_err(|e| {
-            Error::new(
-                crate::ErrorKind::OutOfMemory,
-                format!("cannot reserve code memory: {e}"),
-            )
+            let message = format!("cannot reserve code memory: {e}");
+            Error::new(crate::ErrorKind::OutOfMemory, message)
         })?;
         builder.memory_provider(Box::new(arena));
         let symbols = gristmill_kernels::symbols()
@@ -136,63 +135,82 @@ impl Jit {
         name: &str,
         body: impl FnOnce(&mut Emitter) -> Result<()>,
     ) -> Result<FuncId> {
+        let (stencil, calls) = self.emitted(body)?;
+        let mut hasher = DefaultHasher::new();
+        (&stencil, &calls).hash(&mut hasher);
+        let hash = hasher.finish();
+        let alike = self.defined.get(&hash).map_or(&[][..], Vec::as_slice);
+        let same = alike
+            .iter()
+            .find(|d| d.stencil == stencil && d.calls == calls);
+        let id = match same {
+            Some(same) => {
+                if let Some((clif, _)) = &mut self.listings {
+                    let _ = writeln!(clif, "; {name} is {}\n", same.name);
+                }
+                same.id
+            }
+            None => {
+                let id = self.define(name)?;
+                let name = name.to_owned();
+                let defined = Defined {
+                    stencil,
+                    calls,
+                    id,
+                    name,
+                };
+                self.defined.entry(hash).or_default().push(defined);
+                id
+            }
+        };
+        self.module.clear_context(&mut self.context);
+        Ok(id)
+    }
+
+    /// Emits a kernel into the context; gives its code and its callees.
+    fn emitted(
+        &mut self,
+        body: impl FnOnce(&mut Emitter) -> Result<()>,
+    ) -> Result<(FunctionStencil, Vec<UserExternalName>)> {
+        let signature = self.signature();
+        let function = &mut self.context.func;
+        *function = Function::with_name_signature(UserFuncName::default(), signature);
+        let frontend_config = self.module.isa().frontend_config();
+        let mut emitter = Emitter::new(function, &mut self.builder, &mut self.module);
+        body(&mut emitter)?;
+        emitter.finish(frontend_config);
+        let function = &self.context.func;
+        let calls = function.params.user_named_funcs().values().cloned();
+        Ok((function.stencil.clone(), calls.collect()))
+    }
+
+    /// The signature of [`KernelFn`].
+    fn signature(&self) -> Signature {
         let mut signature = Signature::new(self.module.isa().default_call_conv());
         signature.params.extend([types::I64; 3].map(AbiParam::new));
         signature.returns.push(AbiParam::new(types::I32));
-        self.context.func =
-            Function::with_name_signature(UserFuncName::default(), signature.clone());
-        let frontend_config = self.module.isa().frontend_config();
-        let mut emitter = Emitter::new(&mut self.context.func, &mut self.builder, &mut self.module);
-        body(&mut emitter)?;
-        emitter.finish(frontend_config);
-        let stencil = self.context.func.stencil.clone();
-        let calls: Vec<_> = self
-            .context
-            .func
-            .params
-            .user_named_funcs()
-            .values()
-            .cloned()
-            .collect();
-        let mut hasher = DefaultHasher::new();
-        (&stencil, &calls).hash(&mut hasher);
-        let alike = self.defined.entry(hasher.finish()).or_default();
-        if let Some(same) = alike
-            .iter()
-            .find(|d| d.stencil == stencil && d.calls == calls)
-        {
-            if let Some((clif, _)) = &mut self.listings {
-                let _ = writeln!(clif, "; {name} is {}\n", same.name);
-            }
-            self.module.clear_context(&mut self.context);
-            return Ok(same.id);
-        }
-        let id = self
+        signature
+    }
+
+    /// Compiles the function in the context.
+    fn define(&mut self, name: &str) -> Result<FuncId> {
+        let signature = self.signature();
+        let declared = self
             .module
-            .declare_function(name, Linkage::Export, &signature)
-            .map_err(internal)?;
+            .declare_function(name, Linkage::Export, &signature);
+        let id = declared.map_err(internal)?;
         self.context.func.name = UserFuncName::user(0, id.as_u32());
-        alike.push(Defined {
-            stencil,
-            calls,
-            id,
-            name: name.to_owned(),
-        });
         if let Some((clif, _)) = &mut self.listings {
             let _ = writeln!(clif, "; {name}\n{}", self.context.func.display());
             self.context.set_disasm(true);
         }
-        self.module
-            .define_function(id, &mut self.context)
-            .map_err(|e| internal(format!("{e:?}")).context(name))?;
+        let defined = self.module.define_function(id, &mut self.context);
+        defined.map_err(|e| internal(format!("{e:?}")).context(name))?;
         if let Some((_, asm)) = &mut self.listings {
-            let code = self
-                .context
-                .compiled_code()
-                .and_then(|c| c.vcode.as_deref());
-            let _ = writeln!(asm, "; {name}\n{}", code.unwrap_or(""));
+            let compiled = self.context.compiled_code();
+            let code = compiled.and_then(|c| c.vcode.as_deref()).unwrap_or("");
+            let _ = writeln!(asm, "; {name}\n{code}");
         }
-        self.module.clear_context(&mut self.context);
         Ok(id)
     }
 

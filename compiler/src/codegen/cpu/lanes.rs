@@ -6,6 +6,7 @@
 
 use super::emit::Emitter;
 use super::pull::Emit;
+use super::scalar::{float_instruction, int_instruction};
 use super::vector::{VectorMap, call_of, tile_function};
 use crate::error::{Error, Result};
 use crate::ir::ScalarOp;
@@ -17,17 +18,17 @@ use gristmill_runtime::DType;
 /// Groups of lanes that a vector of bytes fills.
 pub(super) const GROUPS: usize = 4;
 
-/// Whether elements of a dtype can be in lanes.
+/// True if elements of a dtype can be in lanes.
 pub(super) fn is_lane(dtype: DType) -> bool {
     matches!(dtype, DType::F32 | DType::I32) || is_byte(dtype)
 }
 
-/// Whether an element in memory is one byte, which a lane holds extended.
+/// True if an element in memory is one byte, which a lane holds extended.
 pub(super) fn is_byte(dtype: DType) -> bool {
     matches!(dtype, DType::U8 | DType::I8 | DType::Bool)
 }
 
-/// Whether the lanes code has an instruction sequence for it, given the dtype of the last operand.
+/// True if an instruction has code in lanes, given the dtype of its last operand.
 pub(super) fn has_lanes(inst: &Inst, operand: DType) -> bool {
     use ScalarOp::*;
     let VecOp::Op(op) = inst.op else {
@@ -101,7 +102,7 @@ impl Lanes<'_> {
             .collect()
     }
 
-    /// Computes and stores what the stage owes at byte offset `at` of tensors of 4-byte elements.
+    /// Computes and stores the stage's registers at byte offset `at` of tensors of 4-byte elements.
     pub(super) fn body(
         &self,
         e: &mut Emitter,
@@ -110,12 +111,11 @@ impl Lanes<'_> {
         fixed: &[Option<Value>],
     ) -> Result<()> {
         let n_groups = if vector { self.map.n_groups() } else { 1 };
-        let bytes = vec![[None; 3]; fixed.len()];
         let mut iteration = Iteration {
             at,
             vector,
             groups: vec![fixed.to_vec(); n_groups],
-            bytes,
+            bytes: vec![[None; 3]; fixed.len()],
         };
         for &r in self.stored {
             let mut values = Vec::with_capacity(n_groups);
@@ -131,32 +131,22 @@ impl Lanes<'_> {
     fn store(&self, e: &mut Emitter, r: usize, values: &[Value], iteration: &Iteration) {
         let (dtype, at) = (self.map.insts()[r].dtype, iteration.at);
         if let Some(tile) = self.tiles[r] {
-            for (group, &value) in values.iter().enumerate() {
-                let wide = if iteration.vector {
-                    value
-                } else {
-                    lane_of_truth(e, value, dtype)
-                };
-                let address = e.b.ins().iadd(tile, at);
-                e.b.ins().store(memory(), wide, address, 16 * group as i32);
-            }
+            store_tile(e, tile, values, dtype, iteration);
         }
         if call_of(&self.map.insts()[r]).is_some() {
             return;
         }
         let first = self.map.expression.leaves.len();
-        let outputs = self.map.expression.program.outputs.iter().enumerate();
-        for (i, _) in outputs.filter(|(_, o)| o.0 as usize == r) {
+        for i in self.map.outputs_of(r) {
             let sink = self.pointers[first + i];
             if is_byte(dtype) {
                 let bytes = narrow(e, values, dtype, iteration.vector);
                 let address = byte_address(e, sink, at);
-                e.b.ins().store(memory(), bytes, address, 0);
+                e.ins().store(memory(), bytes, address, 0);
                 continue;
             }
             for (group, &value) in values.iter().enumerate() {
-                let address = e.b.ins().iadd(sink, at);
-                e.b.ins().store(memory(), value, address, 16 * group as i32);
+                store_group(e, sink, at, group, value);
             }
         }
     }
@@ -172,67 +162,93 @@ impl Lanes<'_> {
             return Ok(v);
         }
         let inst = &self.map.insts()[r];
-        let (at, vector) = (iteration.at, iteration.vector);
-        let ty = lane_type(inst.dtype, vector);
-        let offset = 16 * group as i32;
         let value = match inst.op {
-            VecOp::Input(n) if is_byte(inst.dtype) && vector => {
-                self.bytes(e, r, n as usize, group, iteration)
-            }
-            VecOp::Input(n) if is_byte(inst.dtype) => {
-                self.element(e, n as usize, inst.dtype, Some(at))
-            }
-            VecOp::Input(n) => {
-                let address = e.b.ins().iadd(self.pointers[n as usize], at);
-                e.b.ins().load(ty, memory(), address, offset)
-            }
+            VecOp::Input(n) => self.input(e, r, n as usize, group, iteration),
             _ if call_of(inst).is_some() || self.map.is_earlier(r, self.stage) => {
-                let tile = self.tiles[r]
-                    .ok_or_else(|| Error::internal("a register between stages has no tile"))?;
-                let address = e.b.ins().iadd(tile, at);
-                if inst.dtype == DType::Bool && !vector {
-                    let mask = e.b.ins().load(types::I32, memory(), address, offset);
-                    e.b.ins().icmp_imm_s(IntCC::NotEqual, mask, 0)
-                } else {
-                    e.b.ins().load(ty, memory(), address, offset)
-                }
+                self.from_tile(e, r, group, iteration)?
             }
-            VecOp::Op(op) => {
-                let mut args = Vec::with_capacity(inst.args.len());
-                for a in &inst.args {
-                    args.push(self.register(e, a.0 as usize, group, iteration)?);
-                }
-                let operand = |i: usize| &self.map.insts()[inst.args[i].0 as usize];
-                let lanes = LaneOp {
-                    vector,
-                    from: operand(inst.args.len() - 1).dtype,
-                    to: inst.dtype,
-                    constant_rhs: inst.args.len() > 1 && matches!(operand(1).op, VecOp::Const(_)),
-                };
-                lanes.emit(e, op, &args)?
-            }
+            VecOp::Op(op) => self.computed(e, inst, op, group, iteration)?,
             VecOp::Const(_) => return Err(Error::internal("a constant is fixed before the loop")),
         };
         iteration.groups[group][r] = Some(value);
         Ok(value)
     }
 
+    /// Input `n`, which is register `r` and changes in the loop.
+    fn input(
+        &self,
+        e: &mut Emitter,
+        r: usize,
+        n: usize,
+        group: usize,
+        iteration: &mut Iteration,
+    ) -> Value {
+        let (dtype, vector) = (self.map.insts()[r].dtype, iteration.vector);
+        match (is_byte(dtype), vector) {
+            (true, true) => self.bytes(e, r, n, group, iteration),
+            (true, false) => self.element(e, n, dtype, Some(iteration.at)),
+            (false, _) => {
+                let ty = lane_type(dtype, vector);
+                load_group(e, ty, self.pointers[n], iteration.at, group)
+            }
+        }
+    }
+
+    /// A register that an earlier stage or a call left in its tile.
+    fn from_tile(
+        &self,
+        e: &mut Emitter,
+        r: usize,
+        group: usize,
+        iteration: &Iteration,
+    ) -> Result<Value> {
+        let tile = self.tiles[r];
+        let tile = tile.ok_or_else(|| Error::internal("a register between stages has no tile"))?;
+        let (dtype, at) = (self.map.insts()[r].dtype, iteration.at);
+        if dtype == DType::Bool && !iteration.vector {
+            let mask = load_group(e, types::I32, tile, at, group);
+            return Ok(e.ins().icmp_imm_s(IntCC::NotEqual, mask, 0));
+        }
+        let ty = lane_type(dtype, iteration.vector);
+        Ok(load_group(e, ty, tile, at, group))
+    }
+
+    fn computed(
+        &self,
+        e: &mut Emitter,
+        inst: &Inst,
+        op: ScalarOp,
+        group: usize,
+        iteration: &mut Iteration,
+    ) -> Result<Value> {
+        let mut args = Vec::with_capacity(inst.args.len());
+        for a in &inst.args {
+            args.push(self.register(e, a.0 as usize, group, iteration)?);
+        }
+        let operand = |i: usize| &self.map.insts()[inst.args[i].0 as usize];
+        let lanes = LaneOp {
+            vector: iteration.vector,
+            from: operand(inst.args.len() - 1).dtype,
+            to: inst.dtype,
+            constant_rhs: inst.args.len() > 1 && matches!(operand(1).op, VecOp::Const(_)),
+        };
+        lanes.emit(e, op, &args)
+    }
+
     /// One element of input `n`: at an offset, or its only one.
     fn element(&self, e: &mut Emitter, n: usize, dtype: DType, at: Option<Value>) -> Value {
         let base = self.pointers[n];
         if !is_byte(dtype) {
-            let address = at.map_or(base, |at| e.b.ins().iadd(base, at));
-            return e
-                .b
-                .ins()
-                .load(lane_type(dtype, false), memory(), address, 0);
+            let address = at.map_or(base, |at| e.ins().iadd(base, at));
+            let ty = lane_type(dtype, false);
+            return e.ins().load(ty, memory(), address, 0);
         }
         let address = at.map_or(base, |at| byte_address(e, base, at));
-        let byte = e.b.ins().load(types::I8, memory(), address, 0);
+        let byte = e.ins().load(types::I8, memory(), address, 0);
         match dtype {
             DType::Bool => byte,
-            DType::I8 => e.b.ins().sextend(types::I32, byte),
-            _ => e.b.ins().uextend(types::I32, byte),
+            DType::I8 => e.ins().sextend(types::I32, byte),
+            _ => e.ins().uextend(types::I32, byte),
         }
     }
 
@@ -248,7 +264,7 @@ impl Lanes<'_> {
         let dtype = self.map.insts()[r].dtype;
         let whole = *iteration.bytes[r][2].get_or_insert_with(|| {
             let address = byte_address(e, self.pointers[n], iteration.at);
-            e.b.ins().load(types::I8X16, memory(), address, 0)
+            e.ins().load(types::I8X16, memory(), address, 0)
         });
         let half = *iteration.bytes[r][group / 2]
             .get_or_insert_with(|| widen(e, whole, dtype, group / 2 == 1));
@@ -257,23 +273,46 @@ impl Lanes<'_> {
             return lanes;
         }
         let zero = lane_integer(e, 0, true);
-        e.b.ins().icmp(IntCC::NotEqual, lanes, zero)
+        e.ins().icmp(IntCC::NotEqual, lanes, zero)
     }
+}
+
+/// Stores a register to its tile; truth values are masks there.
+fn store_tile(e: &mut Emitter, tile: Value, values: &[Value], dtype: DType, iteration: &Iteration) {
+    for (group, &value) in values.iter().enumerate() {
+        let value = match iteration.vector {
+            true => value,
+            false => lane_of_truth(e, value, dtype),
+        };
+        store_group(e, tile, iteration.at, group, value);
+    }
+}
+
+/// Loads a group of lanes at byte offset `at` of a tensor of 4-byte elements.
+fn load_group(e: &mut Emitter, ty: Type, base: Value, at: Value, group: usize) -> Value {
+    let address = e.ins().iadd(base, at);
+    e.ins().load(ty, memory(), address, 16 * group as i32)
+}
+
+/// Stores a group of lanes there.
+fn store_group(e: &mut Emitter, base: Value, at: Value, group: usize, value: Value) {
+    let address = e.ins().iadd(base, at);
+    e.ins().store(memory(), value, address, 16 * group as i32);
 }
 
 /// Address of the byte beside the 4-byte element at offset `at`.
 fn byte_address(e: &mut Emitter, base: Value, at: Value) -> Value {
-    let index = e.b.ins().ushr_imm_s(at, 2);
-    e.b.ins().iadd(base, index)
+    let index = e.ins().ushr_imm_s(at, 2);
+    e.ins().iadd(base, index)
 }
 
 /// Half of the lanes of a vector in twice their width.
 fn widen(e: &mut Emitter, v: Value, dtype: DType, high: bool) -> Value {
     match (dtype == DType::I8, high) {
-        (true, false) => e.b.ins().swiden_low(v),
-        (true, true) => e.b.ins().swiden_high(v),
-        (false, false) => e.b.ins().uwiden_low(v),
-        (false, true) => e.b.ins().uwiden_high(v),
+        (true, false) => e.ins().swiden_low(v),
+        (true, true) => e.ins().swiden_high(v),
+        (false, false) => e.ins().uwiden_low(v),
+        (false, true) => e.ins().uwiden_high(v),
     }
 }
 
@@ -283,33 +322,33 @@ fn narrow(e: &mut Emitter, values: &[Value], dtype: DType, vector: bool) -> Valu
         return if dtype == DType::Bool {
             values[0]
         } else {
-            e.b.ins().ireduce(types::I8, values[0])
+            e.ins().ireduce(types::I8, values[0])
         };
     }
     let mut lanes = values.to_vec();
     if dtype == DType::Bool {
         let one = lane_integer(e, 1, true);
-        lanes.iter_mut().for_each(|v| *v = e.b.ins().band(*v, one));
+        lanes.iter_mut().for_each(|v| *v = e.ins().band(*v, one));
     }
     let (low, high) = (
-        e.b.ins().snarrow(lanes[0], lanes[1]),
-        e.b.ins().snarrow(lanes[2], lanes[3]),
+        e.ins().snarrow(lanes[0], lanes[1]),
+        e.ins().snarrow(lanes[2], lanes[3]),
     );
     // Lanes are in the dtype's range, so that nothing saturates.
     if dtype == DType::I8 {
-        e.b.ins().snarrow(low, high)
+        e.ins().snarrow(low, high)
     } else {
-        e.b.ins().unarrow(low, high)
+        e.ins().unarrow(low, high)
     }
 }
 
-/// What a tile holds for a scalar register: truth values are masks there.
+/// A scalar register as lanes hold it: truth values become masks.
 fn lane_of_truth(e: &mut Emitter, value: Value, dtype: DType) -> Value {
     if dtype != DType::Bool {
         return value;
     }
-    let wide = e.b.ins().uextend(types::I32, value);
-    e.b.ins().ineg(wide)
+    let wide = e.ins().uextend(types::I32, value);
+    e.ins().ineg(wide)
 }
 
 fn splat(e: &mut Emitter, value: Value, dtype: DType, vector: bool) -> Value {
@@ -317,7 +356,7 @@ fn splat(e: &mut Emitter, value: Value, dtype: DType, vector: bool) -> Value {
         return value;
     }
     let lane = lane_of_truth(e, value, dtype);
-    e.b.ins().splat(lane_type(dtype, true), lane)
+    e.ins().splat(lane_type(dtype, true), lane)
 }
 
 /// A scalar constant as a register holds it.
@@ -330,18 +369,18 @@ fn constant(e: &mut Emitter, dtype: DType, bits: u64) -> Value {
 }
 
 fn lane_constant(e: &mut Emitter, v: f32, vector: bool) -> Value {
-    let c = e.b.ins().f32const(v);
+    let c = e.ins().f32const(v);
     if vector {
-        e.b.ins().splat(types::F32X4, c)
+        e.ins().splat(types::F32X4, c)
     } else {
         c
     }
 }
 
 fn lane_integer(e: &mut Emitter, v: u32, vector: bool) -> Value {
-    let c = e.b.ins().iconst(types::I32, i64::from(v));
+    let c = e.ins().iconst(types::I32, i64::from(v));
     if vector {
-        e.b.ins().splat(types::I32X4, c)
+        e.ins().splat(types::I32X4, c)
     } else {
         c
     }
@@ -369,51 +408,35 @@ impl LaneOp {
 
     fn truth(&self, e: &mut Emitter, op: ScalarOp, args: &[Value]) -> Result<Value> {
         Ok(match op {
-            ScalarOp::And => e.b.ins().band(args[0], args[1]),
-            ScalarOp::Or => e.b.ins().bor(args[0], args[1]),
-            ScalarOp::Xor => e.b.ins().bxor(args[0], args[1]),
-            ScalarOp::Not if self.vector => e.b.ins().bnot(args[0]),
-            ScalarOp::Not => e.b.ins().icmp_imm_s(IntCC::Equal, args[0], 0),
+            ScalarOp::And => e.ins().band(args[0], args[1]),
+            ScalarOp::Or => e.ins().bor(args[0], args[1]),
+            ScalarOp::Xor => e.ins().bxor(args[0], args[1]),
+            ScalarOp::Not if self.vector => e.ins().bnot(args[0]),
+            ScalarOp::Not => e.ins().icmp_imm_s(IntCC::Equal, args[0], 0),
             _ => return Err(no_code(op)),
         })
     }
 
     fn float(&self, e: &mut Emitter, op: ScalarOp, args: &[Value]) -> Result<Value> {
-        use ScalarOp::*;
-        let (x, vector) = (args[0], self.vector);
+        let x = args[0];
         let y = *args.get(1).unwrap_or(&x);
-        Ok(match op {
-            Neg => e.b.ins().fneg(x),
-            Abs => e.b.ins().fabs(x),
-            Sign => {
-                let (zero, one) = (lane_constant(e, 0.0, vector), lane_constant(e, 1.0, vector));
-                let minus = e.b.ins().fneg(one);
-                let above = e.b.ins().fcmp(FloatCC::GreaterThan, x, zero);
-                let below = e.b.ins().fcmp(FloatCC::LessThan, x, zero);
-                let rest = choose(e, below, minus, x, vector);
-                choose(e, above, one, rest, vector)
-            }
-            Floor => e.b.ins().floor(x),
-            Ceil => e.b.ins().ceil(x),
-            Round => e.b.ins().nearest(x),
-            Trunc => e.b.ins().trunc(x),
-            Sqrt => e.b.ins().sqrt(x),
-            Add => e.b.ins().fadd(x, y),
-            Sub => e.b.ins().fsub(x, y),
-            Mul => e.b.ins().fmul(x, y),
-            Div => e.b.ins().fdiv(x, y),
-            Max if self.constant_rhs => at_least(e, x, y, vector),
-            Min if self.constant_rhs => at_most(e, x, y, vector),
-            Max => e.b.ins().fmax(x, y),
-            Min => e.b.ins().fmin(x, y),
-            Eq => e.b.ins().fcmp(FloatCC::Equal, x, y),
-            Ne => e.b.ins().fcmp(FloatCC::NotEqual, x, y),
-            Lt => e.b.ins().fcmp(FloatCC::LessThan, x, y),
-            Le => e.b.ins().fcmp(FloatCC::LessThanOrEqual, x, y),
-            Gt => e.b.ins().fcmp(FloatCC::GreaterThan, x, y),
-            Ge => e.b.ins().fcmp(FloatCC::GreaterThanOrEqual, x, y),
-            _ => return Err(no_code(op)),
-        })
+        match op {
+            ScalarOp::Sign => Ok(self.float_sign(e, x)),
+            ScalarOp::Max if self.constant_rhs => Ok(at_least(e, x, y, self.vector)),
+            ScalarOp::Min if self.constant_rhs => Ok(at_most(e, x, y, self.vector)),
+            _ => float_instruction(e, op, x, y).ok_or_else(|| no_code(op)),
+        }
+    }
+
+    fn float_sign(&self, e: &mut Emitter, x: Value) -> Value {
+        let vector = self.vector;
+        let zero = lane_constant(e, 0.0, vector);
+        let one = lane_constant(e, 1.0, vector);
+        let minus = e.ins().fneg(one);
+        let above = e.ins().fcmp(FloatCC::GreaterThan, x, zero);
+        let below = e.ins().fcmp(FloatCC::LessThan, x, zero);
+        let rest = choose(e, below, minus, x, vector);
+        choose(e, above, one, rest, vector)
     }
 
     /// Lanes hold integers extended by their sign, so that order is that of signed lanes.
@@ -421,22 +444,7 @@ impl LaneOp {
         use ScalarOp::*;
         let x = args[0];
         let y = *args.get(1).unwrap_or(&x);
-        let result = match op {
-            Neg => e.b.ins().ineg(x),
-            Abs => e.b.ins().iabs(x),
-            Add => e.b.ins().iadd(x, y),
-            Sub => e.b.ins().isub(x, y),
-            Mul => e.b.ins().imul(x, y),
-            Min => e.b.ins().smin(x, y),
-            Max => e.b.ins().smax(x, y),
-            Eq => e.b.ins().icmp(IntCC::Equal, x, y),
-            Ne => e.b.ins().icmp(IntCC::NotEqual, x, y),
-            Lt => e.b.ins().icmp(IntCC::SignedLessThan, x, y),
-            Le => e.b.ins().icmp(IntCC::SignedLessThanOrEqual, x, y),
-            Gt => e.b.ins().icmp(IntCC::SignedGreaterThan, x, y),
-            Ge => e.b.ins().icmp(IntCC::SignedGreaterThanOrEqual, x, y),
-            _ => return Err(no_code(op)),
-        };
+        let result = int_instruction(e, op, true, x, y).ok_or_else(|| no_code(op))?;
         Ok(match op {
             Neg | Abs | Add | Sub | Mul => self.wrapped(e, result),
             _ => result,
@@ -448,11 +456,11 @@ impl LaneOp {
         match self.to {
             DType::U8 => {
                 let low = lane_integer(e, 0xff, self.vector);
-                e.b.ins().band(x, low)
+                e.ins().band(x, low)
             }
             DType::I8 => {
-                let top = e.b.ins().ishl_imm_s(x, 24);
-                e.b.ins().sshr_imm_s(top, 24)
+                let top = e.ins().ishl_imm_s(x, 24);
+                e.ins().sshr_imm_s(top, 24)
             }
             _ => x,
         }
@@ -464,70 +472,71 @@ impl LaneOp {
             (from, to) if from == to => x,
             (DType::F32, DType::Bool) => {
                 let zero = lane_constant(e, 0.0, vector);
-                e.b.ins().fcmp(FloatCC::NotEqual, x, zero)
+                e.ins().fcmp(FloatCC::NotEqual, x, zero)
             }
             (_, DType::Bool) => {
                 let zero = lane_integer(e, 0, vector);
-                e.b.ins().icmp(IntCC::NotEqual, x, zero)
+                e.ins().icmp(IntCC::NotEqual, x, zero)
             }
             (DType::Bool, to) => {
-                let one = lane_integer(e, 1, vector);
-                let bit = if vector {
-                    e.b.ins().band(x, one)
-                } else {
-                    e.b.ins().uextend(types::I32, x)
-                };
-                if to == DType::F32 {
-                    e.b.ins().fcvt_from_sint(lane_type(to, vector), bit)
-                } else {
-                    bit
+                let bit = self.bit_of_truth(e, x);
+                match to {
+                    DType::F32 => e.ins().fcvt_from_sint(lane_type(to, vector), bit),
+                    _ => bit,
                 }
             }
-            (_, DType::F32) => e.b.ins().fcvt_from_sint(lane_type(DType::F32, vector), x),
-            (DType::F32, DType::I32) => {
-                e.b.ins().fcvt_to_sint_sat(lane_type(DType::I32, vector), x)
-            }
+            (_, DType::F32) => e.ins().fcvt_from_sint(lane_type(DType::F32, vector), x),
+            (DType::F32, DType::I32) => e.ins().fcvt_to_sint_sat(lane_type(DType::I32, vector), x),
             (DType::F32, to) => saturated(e, x, to, vector),
             _ => self.wrapped(e, x),
         })
+    }
+
+    /// A truth value as the integer 0 or 1.
+    fn bit_of_truth(&self, e: &mut Emitter, x: Value) -> Value {
+        let one = lane_integer(e, 1, self.vector);
+        match self.vector {
+            true => e.ins().band(x, one),
+            false => e.ins().uextend(types::I32, x),
+        }
     }
 }
 
 /// A float as an integer of 8 bits: the nearest in range, towards zero, and 0 for NaN.
 fn saturated(e: &mut Emitter, x: Value, to: DType, vector: bool) -> Value {
-    let (lo, hi) = if to == DType::U8 {
-        (0.0, 255.0)
-    } else {
-        (-128.0, 127.0)
+    let (smallest, largest) = match to {
+        DType::U8 => (0.0, 255.0),
+        _ => (-128.0, 127.0),
     };
-    let (lo, hi) = (lane_constant(e, lo, vector), lane_constant(e, hi, vector));
+    let smallest = lane_constant(e, smallest, vector);
+    let largest = lane_constant(e, largest, vector);
     let x = if to == DType::U8 {
         // A NaN is not above 0.
-        let above = e.b.ins().fcmp(FloatCC::LessThan, lo, x);
-        choose(e, above, x, lo, vector)
+        let is_above = e.ins().fcmp(FloatCC::LessThan, smallest, x);
+        choose(e, is_above, x, smallest, vector)
     } else {
         let zero = lane_constant(e, 0.0, vector);
-        let number = e.b.ins().fcmp(FloatCC::Equal, x, x);
-        let x = choose(e, number, x, zero, vector);
-        at_least(e, x, lo, vector)
+        let is_number = e.ins().fcmp(FloatCC::Equal, x, x);
+        let x = choose(e, is_number, x, zero, vector);
+        at_least(e, x, smallest, vector)
     };
-    let x = at_most(e, x, hi, vector);
+    let x = at_most(e, x, largest, vector);
     match vector && cfg!(target_arch = "x86_64") {
         // In range: the machine's own conversion does.
-        true => e.b.ins().x86_cvtt2dq(types::I32X4, x),
-        false => e.b.ins().fcvt_to_sint_sat(lane_type(DType::I32, vector), x),
+        true => e.ins().x86_cvtt2dq(types::I32X4, x),
+        false => e.ins().fcvt_to_sint_sat(lane_type(DType::I32, vector), x),
     }
 }
 
 /// Against a constant one machine instruction does: a NaN in `x` fails the comparison and stays.
 fn at_least(e: &mut Emitter, x: Value, y: Value, vector: bool) -> Value {
-    let less = e.b.ins().fcmp(FloatCC::LessThan, x, y);
+    let less = e.ins().fcmp(FloatCC::LessThan, x, y);
     choose(e, less, y, x, vector)
 }
 
 /// As [`at_least`].
 fn at_most(e: &mut Emitter, x: Value, y: Value, vector: bool) -> Value {
-    let greater = e.b.ins().fcmp(FloatCC::LessThan, y, x);
+    let greater = e.ins().fcmp(FloatCC::LessThan, y, x);
     choose(e, greater, y, x, vector)
 }
 
@@ -537,13 +546,13 @@ fn no_code(op: ScalarOp) -> Error {
 
 fn choose(e: &mut Emitter, condition: Value, yes: Value, no: Value, vector: bool) -> Value {
     if !vector {
-        return e.b.ins().select(condition, yes, no);
+        return e.ins().select(condition, yes, no);
     }
     match e.b.func.dfg.value_type(yes) {
         types::F32X4 => {
-            let mask = e.b.ins().bitcast(types::F32X4, little_endian(), condition);
-            e.b.ins().bitselect(mask, yes, no)
+            let mask = e.ins().bitcast(types::F32X4, little_endian(), condition);
+            e.ins().bitselect(mask, yes, no)
         }
-        _ => e.b.ins().bitselect(condition, yes, no),
+        _ => e.ins().bitselect(condition, yes, no),
     }
 }

@@ -11,6 +11,7 @@ mod emit;
 mod epilogue;
 mod jit;
 mod lanes;
+mod lines;
 mod match_kernels;
 mod native;
 mod pack;
@@ -29,7 +30,7 @@ mod windows;
 use super::plan::{Arg, CompiledKernels, KernelPlan};
 use super::{access, body, phases, pull, strided};
 use crate::error::{Error, Result};
-use crate::ir::{Graph, NodeId, Op, ValueId};
+use crate::ir::{Graph, Node, NodeId, Op, ValueId};
 use crate::target::TargetCpu;
 use cluster::ClusterCompiler;
 use cranelift_module::FuncId;
@@ -41,7 +42,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use weights::Weights;
 
-/// What the generator should assume and emit.
+/// Target and outputs of the code generator.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// The CPU that code is made for.
@@ -50,7 +51,7 @@ pub struct Options {
     pub n_threads: usize,
     /// Collect [`CompiledKernels::clif`] and [`CompiledKernels::asm`].
     pub listings: bool,
-    /// Let go of constants that were packed, as soon as they are: the graph is of no further use but for its types.
+    /// Release constants as soon as they are packed: the graph is of no further use but for its types.
     pub release_constants: bool,
 }
 
@@ -76,11 +77,23 @@ struct PendingKernel {
 struct Session<'a> {
     jit: Jit,
     kernels: Vec<PendingKernel>,
-    /// Functions that arrange the addresses of a task kernel, by what they do.
+    /// Functions that arrange the addresses of a task kernel, by symbol and slots.
     thunks: BTreeMap<String, FuncId>,
     weights: Weights,
     fallbacks: Vec<Fallback>,
     options: &'a Options,
+}
+
+impl Session<'_> {
+    /// Adds a kernel of the program; gives its index.
+    fn add_kernel(&mut self, name: String, function: FuncId, workspace_bytes: usize) -> usize {
+        self.kernels.push(PendingKernel {
+            name,
+            function,
+            workspace_bytes,
+        });
+        self.kernels.len() - 1
+    }
 }
 
 /// Compiles every `Op::Cluster` node of `graph` (not those inside control-flow regions). All shapes must be static.
@@ -97,32 +110,16 @@ pub fn compile_clusters(graph: &mut Graph, options: &Options) -> Result<Compiled
     };
     let mut plans = BTreeMap::new();
     let mut uses = constant_uses(graph);
-    let ids: Vec<NodeId> = graph
-        .nodes()
-        .filter(|(_, n)| matches!(n.op, Op::Cluster { .. }))
-        .map(|(id, _)| id)
-        .collect();
+    let is_cluster = |n: &Node| matches!(n.op, Op::Cluster { .. });
+    let clusters = graph.nodes().filter(|(_, n)| is_cluster(n));
+    let ids: Vec<NodeId> = clusters.map(|(id, _)| id).collect();
     for id in ids {
         let node = graph.node(id);
-        let inputs = node.inputs.clone();
+        let operands = node.inputs.clone();
         let plan: KernelPlan = ClusterCompiler::compile(&mut session, graph, id, node)
             .map_err(|e| e.at_origin(&node.origin))?;
-        for (i, v) in inputs.into_iter().enumerate() {
-            let is_read = plan
-                .steps
-                .iter()
-                .any(|s| s.args.contains(&Arg::Operand(i as u32)));
-            if is_read && options.release_constants {
-                // The program keeps it, so that a later cluster that packs it need not have it twice.
-                graph.hold_constant(v)?;
-            }
-            let Some(left) = uses.get_mut(&v).filter(|_| !is_read) else {
-                continue;
-            };
-            *left -= 1;
-            if *left == 0 && options.release_constants {
-                graph.release_constant(v);
-            }
+        if options.release_constants {
+            release_constants(graph, &operands, &plan, &mut uses)?;
         }
         plans.insert(id, plan);
     }
@@ -142,15 +139,40 @@ pub fn compile_clusters(graph: &mut Graph, options: &Options) -> Result<Compiled
     })
 }
 
+/// Releases those operands of a compiled cluster that were packed and have no other use; `uses` are those that are left.
+fn release_constants(
+    graph: &mut Graph,
+    operands: &[ValueId],
+    plan: &KernelPlan,
+    uses: &mut BTreeMap<ValueId, usize>,
+) -> Result<()> {
+    for (i, &v) in operands.iter().enumerate() {
+        let operand = Arg::Operand(i as u32);
+        if plan.steps.iter().any(|s| s.args.contains(&operand)) {
+            // The program keeps it, so that a later cluster that packs it need not have it twice.
+            graph.hold_constant(v)?;
+            continue;
+        }
+        let Some(left) = uses.get_mut(&v) else {
+            continue;
+        };
+        *left -= 1;
+        if *left == 0 {
+            graph.release_constant(v);
+        }
+    }
+    Ok(())
+}
+
 /// Number of uses of each constant; being a result of the graph is one.
 fn constant_uses(graph: &Graph) -> BTreeMap<ValueId, usize> {
     let mut uses = BTreeMap::new();
     let operands = graph.nodes().flat_map(|(_, n)| n.inputs.iter().copied());
-    for v in operands
-        .chain(graph.outputs.iter().map(|o| o.value))
-        .filter(|&v| graph.constant(v).is_some())
-    {
-        *uses.entry(v).or_insert(0) += 1;
+    let results = graph.outputs.iter().map(|o| o.value);
+    for v in operands.chain(results) {
+        if graph.constant(v).is_some() {
+            *uses.entry(v).or_insert(0) += 1;
+        }
     }
     uses
 }
@@ -172,11 +194,11 @@ fn link(
 }
 
 /// Name of a cluster's kernels, from its position: the same in every run.
-fn kernel_name(graph: &Graph, id: NodeId, step: usize, what: &str) -> String {
-    let clean = |s: &str| {
-        s.chars()
-            .map(|c| if c.is_ascii_alphanumeric() { c } else { '_' })
-            .collect::<String>()
-    };
-    format!("{}_{}_{step}_{what}", clean(&graph.name), id.0)
+fn kernel_name(graph: &Graph, id: NodeId, step: usize, purpose: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric();
+    let graph_name = graph.name.chars();
+    let graph_name: String = graph_name
+        .map(|c| if is_plain(c) { c } else { '_' })
+        .collect();
+    format!("{graph_name}_{}_{step}_{purpose}", id.0)
 }

@@ -12,10 +12,9 @@ impl Emitter<'_> {
     /// A constant given by its bits, zero extended.
     pub(super) fn scalar_constant(&mut self, dtype: DType, bits: u64) -> Value {
         match dtype {
-            DType::F32 => self.b.ins().f32const(f32::from_bits(bits as u32)),
-            DType::F64 => self.b.ins().f64const(f64::from_bits(bits)),
+            DType::F32 => self.ins().f32const(f32::from_bits(bits as u32)),
+            DType::F64 => self.ins().f64const(f64::from_bits(bits)),
             _ => self
-                .b
                 .ins()
                 .iconst(clif_type(dtype), bits as i64 & mask(clif_type(dtype))),
         }
@@ -33,7 +32,7 @@ impl Emitter<'_> {
             return self.cast(args[0], from, to);
         }
         if op == ScalarOp::Select {
-            return Ok(self.b.ins().select(args[0], args[1], args[2]));
+            return Ok(self.ins().select(args[0], args[1], args[2]));
         }
         if from.is_narrow_float() {
             return Err(Error::internal(format!("{op} of {from} was not widened")));
@@ -46,37 +45,16 @@ impl Emitter<'_> {
     }
 
     fn float_op(&mut self, op: ScalarOp, dtype: DType, args: &[Value]) -> Result<Value> {
-        use ScalarOp::*;
         let x = args[0];
         let y = *args.get(1).unwrap_or(&x);
-        Ok(match op {
-            Neg => self.b.ins().fneg(x),
-            Abs => self.b.ins().fabs(x),
-            Sign => self.float_sign(dtype, x),
-            Floor => self.b.ins().floor(x),
-            Ceil => self.b.ins().ceil(x),
-            Round => self.b.ins().nearest(x),
-            Trunc => self.b.ins().trunc(x),
-            Sqrt => self.b.ins().sqrt(x),
-            Add => self.b.ins().fadd(x, y),
-            Sub => self.b.ins().fsub(x, y),
-            Mul => self.b.ins().fmul(x, y),
-            Div => self.b.ins().fdiv(x, y),
-            Min => self.b.ins().fmin(x, y),
-            Max => self.b.ins().fmax(x, y),
-            Eq => self.b.ins().fcmp(FloatCC::Equal, x, y),
-            Ne => self.b.ins().fcmp(FloatCC::NotEqual, x, y),
-            Lt => self.b.ins().fcmp(FloatCC::LessThan, x, y),
-            Le => self.b.ins().fcmp(FloatCC::LessThanOrEqual, x, y),
-            Gt => self.b.ins().fcmp(FloatCC::GreaterThan, x, y),
-            Ge => self.b.ins().fcmp(FloatCC::GreaterThanOrEqual, x, y),
-            _ => {
-                let name = float_function(op, dtype)
-                    .ok_or_else(|| Error::internal(format!("no code for {op} of {dtype}")))?;
-                self.call(name, args, Some(clif_type(dtype)))?
-                    .expect("declared with a result")
-            }
-        })
+        if op == ScalarOp::Sign {
+            return Ok(self.float_sign(dtype, x));
+        }
+        if let Some(value) = float_instruction(self, op, x, y) {
+            return Ok(value);
+        }
+        let name = float_function(op, dtype).ok_or_else(|| no_code(op, dtype))?;
+        self.call_for(clif_type(dtype), name, args)
     }
 
     fn float_sign(&mut self, dtype: DType, x: Value) -> Value {
@@ -84,64 +62,31 @@ impl Emitter<'_> {
             self.constant(dtype, 0),
             self.constant(dtype, crate::ir::vecprog::real_bits(dtype, 1.0)),
         );
-        let minus = self.b.ins().fneg(one);
-        let above = self.b.ins().fcmp(FloatCC::GreaterThan, x, zero);
-        let below = self.b.ins().fcmp(FloatCC::LessThan, x, zero);
-        let rest = self.b.ins().select(below, minus, x);
-        self.b.ins().select(above, one, rest)
+        let minus = self.ins().fneg(one);
+        let above = self.ins().fcmp(FloatCC::GreaterThan, x, zero);
+        let below = self.ins().fcmp(FloatCC::LessThan, x, zero);
+        let rest = self.ins().select(below, minus, x);
+        self.ins().select(above, one, rest)
     }
 
     fn int_op(&mut self, op: ScalarOp, dtype: DType, args: &[Value]) -> Result<Value> {
         use ScalarOp::*;
         let x = args[0];
         let y = *args.get(1).unwrap_or(&x);
-        let signed = dtype.is_signed_int();
-        let cc = |s: IntCC, u: IntCC| if signed { s } else { u };
+        let is_signed = dtype.is_signed_int();
         Ok(match op {
-            Neg => self.b.ins().ineg(x),
-            Abs if signed => self.b.ins().iabs(x),
-            Abs => x,
+            Abs if !is_signed => x,
+            Min if !is_signed => self.ins().umin(x, y),
+            Max if !is_signed => self.ins().umax(x, y),
             Sign => self.int_sign(dtype, x),
-            Not => self.b.ins().bxor_imm_s(x, 1),
-            BitNot => self.b.ins().bnot(x),
-            Add => self.b.ins().iadd(x, y),
-            Sub => self.b.ins().isub(x, y),
-            Mul => self.b.ins().imul(x, y),
+            Not => self.ins().bxor_imm_s(x, 1),
             Div | Rem | Mod => self.int_division(op, dtype, x, y),
             Pow => self.int_pow(dtype, x, y)?,
-            Min if signed => self.b.ins().smin(x, y),
-            Min => self.b.ins().umin(x, y),
-            Max if signed => self.b.ins().smax(x, y),
-            Max => self.b.ins().umax(x, y),
-            And | BitAnd => self.b.ins().band(x, y),
-            Or | BitOr => self.b.ins().bor(x, y),
-            Xor | BitXor => self.b.ins().bxor(x, y),
             Shl | Shr => self.int_shift(op, dtype, x, y),
-            Eq => self.b.ins().icmp(IntCC::Equal, x, y),
-            Ne => self.b.ins().icmp(IntCC::NotEqual, x, y),
-            Lt => self
-                .b
-                .ins()
-                .icmp(cc(IntCC::SignedLessThan, IntCC::UnsignedLessThan), x, y),
-            Le => self.b.ins().icmp(
-                cc(IntCC::SignedLessThanOrEqual, IntCC::UnsignedLessThanOrEqual),
-                x,
-                y,
-            ),
-            Gt => self.b.ins().icmp(
-                cc(IntCC::SignedGreaterThan, IntCC::UnsignedGreaterThan),
-                x,
-                y,
-            ),
-            Ge => self.b.ins().icmp(
-                cc(
-                    IntCC::SignedGreaterThanOrEqual,
-                    IntCC::UnsignedGreaterThanOrEqual,
-                ),
-                x,
-                y,
-            ),
-            _ => return Err(Error::internal(format!("no code for {op} of {dtype}"))),
+            _ => {
+                let value = int_instruction(self, op, is_signed, x, y);
+                value.ok_or_else(|| no_code(op, dtype))?
+            }
         })
     }
 
@@ -153,68 +98,68 @@ impl Emitter<'_> {
             IntCC::UnsignedGreaterThan
         };
         let (zero, one, minus) = (
-            self.b.ins().iconst(ty, 0),
-            self.b.ins().iconst(ty, 1),
-            self.b.ins().iconst(ty, mask(ty)),
+            self.ins().iconst(ty, 0),
+            self.ins().iconst(ty, 1),
+            self.ins().iconst(ty, mask(ty)),
         );
-        let above = self.b.ins().icmp(positive, x, zero);
-        let is_zero = self.b.ins().icmp(IntCC::Equal, x, zero);
-        let rest = self.b.ins().select(is_zero, zero, minus);
-        self.b.ins().select(above, one, rest)
+        let above = self.ins().icmp(positive, x, zero);
+        let is_zero = self.ins().icmp(IntCC::Equal, x, zero);
+        let rest = self.ins().select(is_zero, zero, minus);
+        self.ins().select(above, one, rest)
     }
 
-    /// Truncating division and both remainders. Zero divisors fault; the least integer divided by -1 wraps.
+    /// Truncating division and both remainders. Zero divisors fault; the smallest integer divided by -1 wraps.
     fn int_division(&mut self, op: ScalarOp, dtype: DType, x: Value, y: Value) -> Value {
         let ty = clif_type(dtype);
-        let zero = self.b.ins().iconst(ty, 0);
-        let by_zero = self.b.ins().icmp(IntCC::Equal, y, zero);
+        let zero = self.ins().iconst(ty, 0);
+        let by_zero = self.ins().icmp(IntCC::Equal, y, zero);
         self.fault_if(by_zero, status::DIVISION_BY_ZERO);
         if !dtype.is_signed_int() {
             return match op {
-                ScalarOp::Div => self.b.ins().udiv(x, y),
-                _ => self.b.ins().urem(x, y),
+                ScalarOp::Div => self.ins().udiv(x, y),
+                _ => self.ins().urem(x, y),
             };
         }
-        // A divisor of -1 is replaced by 1, since the machine traps on the one quotient that does not fit.
-        let (one, minus) = (
-            self.b.ins().iconst(ty, 1),
-            self.b.ins().iconst(ty, mask(ty)),
-        );
-        let by_minus = self.b.ins().icmp(IntCC::Equal, y, minus);
-        let safe = self.b.ins().select(by_minus, one, y);
+        self.signed_division(op, [x, y, zero])
+    }
+
+    /// `x` by `y`, which is not zero. A divisor of -1 is replaced by 1, since the machine traps on the one quotient that does not fit.
+    fn signed_division(&mut self, op: ScalarOp, [x, y, zero]: [Value; 3]) -> Value {
+        let ty = self.b.func.dfg.value_type(x);
+        let one = self.ins().iconst(ty, 1);
+        let minus = self.ins().iconst(ty, mask(ty));
+        let by_minus = self.ins().icmp(IntCC::Equal, y, minus);
+        let safe = self.ins().select(by_minus, one, y);
         if op == ScalarOp::Div {
-            let quotient = self.b.ins().sdiv(x, safe);
-            let negated = self.b.ins().ineg(x);
-            return self.b.ins().select(by_minus, negated, quotient);
+            let quotient = self.ins().sdiv(x, safe);
+            let negated = self.ins().ineg(x);
+            return self.ins().select(by_minus, negated, quotient);
         }
-        let rem = self.b.ins().srem(x, safe);
+        let remainder = self.ins().srem(x, safe);
         if op == ScalarOp::Rem {
-            return rem;
+            return remainder;
         }
-        let differ = self.b.ins().bxor(rem, y);
-        let opposite = self.b.ins().icmp(IntCC::SignedLessThan, differ, zero);
-        let inexact = self.b.ins().icmp(IntCC::NotEqual, rem, zero);
-        let adjust = self.b.ins().band(opposite, inexact);
-        let moved = self.b.ins().iadd(rem, y);
-        self.b.ins().select(adjust, moved, rem)
+        self.floored(remainder, y, zero)
+    }
+
+    /// The remainder of a division rounded towards minus infinity, from that of a truncating one.
+    fn floored(&mut self, remainder: Value, divisor: Value, zero: Value) -> Value {
+        let differ = self.ins().bxor(remainder, divisor);
+        let opposite = self.ins().icmp(IntCC::SignedLessThan, differ, zero);
+        let inexact = self.ins().icmp(IntCC::NotEqual, remainder, zero);
+        let adjust = self.ins().band(opposite, inexact);
+        let moved = self.ins().iadd(remainder, divisor);
+        self.ins().select(adjust, moved, remainder)
     }
 
     fn int_pow(&mut self, dtype: DType, x: Value, y: Value) -> Result<Value> {
         // Wrapping arithmetic in 64 bits agrees with the narrower width in its low bits.
-        let wide = if dtype.is_signed_int() {
-            DType::I64
-        } else {
-            DType::U64
-        };
-        let name = if dtype.is_signed_int() {
-            "gm_pow_i64"
-        } else {
-            "gm_pow_u64"
+        let (wide, name) = match dtype.is_signed_int() {
+            true => (DType::I64, "gm_pow_i64"),
+            false => (DType::U64, "gm_pow_u64"),
         };
         let (x, y) = (self.cast(x, dtype, wide)?, self.cast(y, dtype, wide)?);
-        let power = self
-            .call(name, &[x, y], Some(types::I64))?
-            .expect("declared with a result");
+        let power = self.call_for(types::I64, name, &[x, y])?;
         self.cast(power, wide, dtype)
     }
 
@@ -222,125 +167,132 @@ impl Emitter<'_> {
     fn int_shift(&mut self, op: ScalarOp, dtype: DType, x: Value, y: Value) -> Value {
         let ty = clif_type(dtype);
         let width = i64::from(ty.bits());
-        let limit = self.b.ins().iconst(ty, width);
-        let fits = self.b.ins().icmp(IntCC::UnsignedLessThan, y, limit);
+        let limit = self.ins().iconst(ty, width);
+        let fits = self.ins().icmp(IntCC::UnsignedLessThan, y, limit);
         let arithmetic = op == ScalarOp::Shr && dtype.is_signed_int();
-        let most = self.b.ins().iconst(ty, width - 1);
+        let most = self.ins().iconst(ty, width - 1);
         if arithmetic {
-            let count = self.b.ins().select(fits, y, most);
-            return self.b.ins().sshr(x, count);
+            let count = self.ins().select(fits, y, most);
+            return self.ins().sshr(x, count);
         }
         let shifted = match op {
-            ScalarOp::Shl => self.b.ins().ishl(x, y),
-            _ => self.b.ins().ushr(x, y),
+            ScalarOp::Shl => self.ins().ishl(x, y),
+            _ => self.ins().ushr(x, y),
         };
-        let zero = self.b.ins().iconst(ty, 0);
-        self.b.ins().select(fits, shifted, zero)
+        let zero = self.ins().iconst(ty, 0);
+        self.ins().select(fits, shifted, zero)
     }
 
     fn cast(&mut self, x: Value, from: DType, to: DType) -> Result<Value> {
         if from == to {
             return Ok(x);
         }
+        let is_wide = |dtype| matches!(dtype, DType::F32 | DType::F64);
         Ok(match (from, to) {
-            (DType::F16, DType::F32) => {
-                let bits = self.b.ins().uextend(types::I32, x);
-                self.call("gm_scalar_f16_to_f32", &[bits], Some(types::F32))?
-                    .expect("declared with a result")
-            }
-            (DType::BF16, DType::F32) => {
-                let bits = self.b.ins().uextend(types::I32, x);
-                let bits = self.b.ins().ishl_imm_s(bits, 16);
-                self.b.ins().bitcast(types::F32, MemFlagsData::new(), bits)
-            }
-            (d, DType::F32) if d.is_float8() => {
-                let bits = self.b.ins().uextend(types::I32, x);
-                self.call(float8_function(d).1, &[bits], Some(types::F32))?
-                    .expect("declared with a result")
-            }
-            (DType::F32 | DType::F64, d) if d.is_float8() => {
-                let x = self.cast(x, from, DType::F64)?;
-                self.narrow_call(float8_function(d).0, x, types::I8)?
-            }
-            (DType::F32, DType::BF16) => self.round_to_bf16(x),
-            (DType::F32, DType::F16) => self.narrow_call("gm_scalar_f32_to_f16", x, types::I16)?,
-            (DType::F64, DType::F16) => self.narrow_call("gm_scalar_f64_to_f16", x, types::I16)?,
-            (DType::F64, DType::BF16) => {
-                self.narrow_call("gm_scalar_f64_to_bf16", x, types::I16)?
-            }
-            (DType::F32, DType::F64) => self.b.ins().fpromote(types::F64, x),
-            (DType::F64, DType::F32) => self.b.ins().fdemote(types::F32, x),
-            (_, DType::Bool) if from.is_float() => {
-                let zero = self.constant(from, 0);
-                self.b.ins().fcmp(FloatCC::NotEqual, x, zero)
-            }
-            (_, DType::Bool) => {
-                let zero = self.constant(from, 0);
-                self.b.ins().icmp(IntCC::NotEqual, x, zero)
-            }
-            (DType::F32 | DType::F64, _) if !to.is_float() => self.float_to_int(x, to),
-            (_, DType::F32 | DType::F64) if !from.is_float() => self.int_to_float(x, from, to),
+            (DType::F32, DType::F64) => self.ins().fpromote(types::F64, x),
+            (DType::F64, DType::F32) => self.ins().fdemote(types::F32, x),
+            (_, DType::F32) if from.is_narrow_float() => self.widened(x, from)?,
+            (_, DType::Bool) => self.is_nonzero(x, from),
+            _ if is_wide(from) && to.is_narrow_float() => self.narrowed(x, from, to)?,
+            _ if is_wide(from) && !to.is_float() => self.float_to_int(x, to),
+            _ if !from.is_float() && is_wide(to) => self.int_to_float(x, from, to),
             _ if !from.is_float() && !to.is_float() => self.resize(x, from, clif_type(to)),
             _ => {
-                return Err(Error::internal(format!(
-                    "cast of {from} to {to} was not expanded"
-                )));
+                let message = format!("cast of {from} to {to} was not expanded");
+                return Err(Error::internal(message));
             }
         })
     }
 
+    fn is_nonzero(&mut self, x: Value, dtype: DType) -> Value {
+        let zero = self.constant(dtype, 0);
+        match dtype.is_float() {
+            true => self.ins().fcmp(FloatCC::NotEqual, x, zero),
+            false => self.ins().icmp(IntCC::NotEqual, x, zero),
+        }
+    }
+
+    /// A float of 8 or 16 bits as `f32`.
+    fn widened(&mut self, x: Value, from: DType) -> Result<Value> {
+        let bits = self.ins().uextend(types::I32, x);
+        let name = match from {
+            DType::BF16 => {
+                let bits = self.ins().ishl_imm_s(bits, 16);
+                return Ok(self.ins().bitcast(types::F32, MemFlagsData::new(), bits));
+            }
+            DType::F16 => "gm_scalar_f16_to_f32",
+            _ => float8_function(from).1,
+        };
+        self.call_for(types::F32, name, &[bits])
+    }
+
+    /// An `f32` or `f64` as a float of 8 or 16 bits.
+    fn narrowed(&mut self, x: Value, from: DType, to: DType) -> Result<Value> {
+        if to.is_float8() {
+            let x = self.cast(x, from, DType::F64)?;
+            return self.narrow_call(float8_function(to).0, x, types::I8);
+        }
+        let name = match (from, to) {
+            (DType::F32, DType::BF16) => return Ok(self.round_to_bf16(x)),
+            (DType::F32, _) => "gm_scalar_f32_to_f16",
+            (_, DType::BF16) => "gm_scalar_f64_to_bf16",
+            _ => "gm_scalar_f64_to_f16",
+        };
+        self.narrow_call(name, x, types::I16)
+    }
+
     fn narrow_call(&mut self, name: &'static str, x: Value, to: Type) -> Result<Value> {
-        let bits = self
-            .call(name, &[x], Some(types::I32))?
-            .expect("declared with a result");
-        Ok(self.b.ins().ireduce(to, bits))
+        let bits = self.call_for(types::I32, name, &[x])?;
+        Ok(self.ins().ireduce(to, bits))
     }
 
     /// Round to nearest even; NaN keeps its sign and upper bits and becomes quiet.
     fn round_to_bf16(&mut self, x: Value) -> Value {
-        let bits = self.b.ins().bitcast(types::I32, MemFlagsData::new(), x);
-        let upper = self.b.ins().ushr_imm_s(bits, 16);
-        let odd = self.b.ins().band_imm_s(upper, 1);
-        let bias = self.b.ins().iadd_imm_s(odd, 0x7fff);
-        let sum = self.b.ins().iadd(bits, bias);
-        let rounded = self.b.ins().ushr_imm_s(sum, 16);
-        let quiet = self.b.ins().bor_imm_s(upper, 0x40);
-        let nan = self.b.ins().fcmp(FloatCC::Unordered, x, x);
-        let bits = self.b.ins().select(nan, quiet, rounded);
-        self.b.ins().ireduce(types::I16, bits)
+        let bits = self.ins().bitcast(types::I32, MemFlagsData::new(), x);
+        let upper = self.ins().ushr_imm_s(bits, 16);
+        let odd = self.ins().band_imm_s(upper, 1);
+        let bias = self.ins().iadd_imm_s(odd, 0x7fff);
+        let sum = self.ins().iadd(bits, bias);
+        let rounded = self.ins().ushr_imm_s(sum, 16);
+        let quiet = self.ins().bor_imm_s(upper, 0x40);
+        let nan = self.ins().fcmp(FloatCC::Unordered, x, x);
+        let bits = self.ins().select(nan, quiet, rounded);
+        self.ins().ireduce(types::I16, bits)
     }
 
+    /// Saturates; a NaN becomes 0.
     fn float_to_int(&mut self, x: Value, to: DType) -> Value {
         let ty = clif_type(to);
-        let wide = if ty.bits() < 32 { types::I32 } else { ty };
-        if ty.bits() >= 32 && to.is_unsigned_int() {
-            return self.b.ins().fcvt_to_uint_sat(wide, x);
+        match (ty.bits() >= 32, to.is_unsigned_int()) {
+            (true, true) => self.ins().fcvt_to_uint_sat(ty, x),
+            (true, false) => self.ins().fcvt_to_sint_sat(ty, x),
+            (false, _) => self.float_to_small_int(x, to),
         }
-        let v = self.b.ins().fcvt_to_sint_sat(wide, x);
-        if ty.bits() >= 32 {
-            return v;
-        }
-        let (lo, hi) = match to.is_signed_int() {
+    }
+
+    /// The same for integers of 8 and 16 bits.
+    fn float_to_small_int(&mut self, x: Value, to: DType) -> Value {
+        let (ty, wide) = (clif_type(to), types::I32);
+        let (smallest, largest) = match to.is_signed_int() {
             true => (-1i64 << (ty.bits() - 1), (1i64 << (ty.bits() - 1)) - 1),
             false => (0, (1i64 << ty.bits()) - 1),
         };
-        let (lo, hi) = (
-            self.b.ins().iconst(wide, lo & mask(wide)),
-            self.b.ins().iconst(wide, hi),
-        );
-        let v = self.b.ins().smax(v, lo);
-        let v = self.b.ins().smin(v, hi);
-        self.b.ins().ireduce(ty, v)
+        let value = self.ins().fcvt_to_sint_sat(wide, x);
+        let smallest = self.ins().iconst(wide, smallest & mask(wide));
+        let largest = self.ins().iconst(wide, largest);
+        let value = self.ins().smax(value, smallest);
+        let value = self.ins().smin(value, largest);
+        self.ins().ireduce(ty, value)
     }
 
     fn int_to_float(&mut self, x: Value, from: DType, to: DType) -> Value {
         let ty = clif_type(to);
         if from == DType::U64 {
-            return self.b.ins().fcvt_from_uint(ty, x);
+            return self.ins().fcvt_from_uint(ty, x);
         }
         // Every other integer fits i64 with its sign.
         let wide = self.resize(x, from, types::I64);
-        self.b.ins().fcvt_from_sint(ty, wide)
+        self.ins().fcvt_from_sint(ty, wide)
     }
 
     /// An integer in another width, wrapping or extended by the source's sign.
@@ -348,11 +300,97 @@ impl Emitter<'_> {
         let have = clif_type(from);
         match have.bits().cmp(&to.bits()) {
             std::cmp::Ordering::Equal => x,
-            std::cmp::Ordering::Greater => self.b.ins().ireduce(to, x),
-            std::cmp::Ordering::Less if from.is_signed_int() => self.b.ins().sextend(to, x),
-            std::cmp::Ordering::Less => self.b.ins().uextend(to, x),
+            std::cmp::Ordering::Greater => self.ins().ireduce(to, x),
+            std::cmp::Ordering::Less if from.is_signed_int() => self.ins().sextend(to, x),
+            std::cmp::Ordering::Less => self.ins().uextend(to, x),
         }
     }
+}
+
+/// The instruction for an op on floats, scalar or in lanes, if there is one that does all of it.
+pub(super) fn float_instruction(
+    e: &mut Emitter,
+    op: ScalarOp,
+    x: Value,
+    y: Value,
+) -> Option<Value> {
+    use ScalarOp::*;
+    if let Some(order) = float_comparison(op) {
+        return Some(e.ins().fcmp(order, x, y));
+    }
+    Some(match op {
+        Neg => e.ins().fneg(x),
+        Abs => e.ins().fabs(x),
+        Floor => e.ins().floor(x),
+        Ceil => e.ins().ceil(x),
+        Round => e.ins().nearest(x),
+        Trunc => e.ins().trunc(x),
+        Sqrt => e.ins().sqrt(x),
+        Add => e.ins().fadd(x, y),
+        Sub => e.ins().fsub(x, y),
+        Mul => e.ins().fmul(x, y),
+        Div => e.ins().fdiv(x, y),
+        Min => e.ins().fmin(x, y),
+        Max => e.ins().fmax(x, y),
+        _ => return None,
+    })
+}
+
+fn float_comparison(op: ScalarOp) -> Option<FloatCC> {
+    Some(match op {
+        ScalarOp::Eq => FloatCC::Equal,
+        ScalarOp::Ne => FloatCC::NotEqual,
+        ScalarOp::Lt => FloatCC::LessThan,
+        ScalarOp::Le => FloatCC::LessThanOrEqual,
+        ScalarOp::Gt => FloatCC::GreaterThan,
+        ScalarOp::Ge => FloatCC::GreaterThanOrEqual,
+        _ => return None,
+    })
+}
+
+/// The instruction for an op on integers, scalar or in lanes, if there is one that does all of it. `is_signed` decides comparisons.
+pub(super) fn int_instruction(
+    e: &mut Emitter,
+    op: ScalarOp,
+    is_signed: bool,
+    x: Value,
+    y: Value,
+) -> Option<Value> {
+    use ScalarOp::*;
+    if let Some(order) = int_comparison(op, is_signed) {
+        return Some(e.ins().icmp(order, x, y));
+    }
+    Some(match op {
+        Neg => e.ins().ineg(x),
+        Abs => e.ins().iabs(x),
+        BitNot => e.ins().bnot(x),
+        Add => e.ins().iadd(x, y),
+        Sub => e.ins().isub(x, y),
+        Mul => e.ins().imul(x, y),
+        Min => e.ins().smin(x, y),
+        Max => e.ins().smax(x, y),
+        And | BitAnd => e.ins().band(x, y),
+        Or | BitOr => e.ins().bor(x, y),
+        Xor | BitXor => e.ins().bxor(x, y),
+        _ => return None,
+    })
+}
+
+fn int_comparison(op: ScalarOp, is_signed: bool) -> Option<IntCC> {
+    let signed = match op {
+        ScalarOp::Eq => IntCC::Equal,
+        ScalarOp::Ne => IntCC::NotEqual,
+        ScalarOp::Lt => IntCC::SignedLessThan,
+        ScalarOp::Le => IntCC::SignedLessThanOrEqual,
+        ScalarOp::Gt => IntCC::SignedGreaterThan,
+        ScalarOp::Ge => IntCC::SignedGreaterThanOrEqual,
+        _ => return None,
+    };
+    Some(if is_signed { signed } else { signed.unsigned() })
+}
+
+fn no_code(op: ScalarOp, dtype: DType) -> Error {
+    Error::internal(format!("no code for {op} of {dtype}"))
 }
 
 /// All ones in the width of an integer type: constants must not have bits beyond it.

@@ -115,12 +115,12 @@ pub(super) struct Task {
     pub(super) nodes: Vec<NodeId>,
     /// The value that is written.
     pub(super) result: ValueId,
-    /// An op that fusion put into the kernel and that runs apart, and why.
+    /// An op that fusion put into the kernel and that runs apart, and the reason.
     pub(super) apart: Option<(NodeId, Rejected)>,
 }
 
 impl Task {
-    /// What the task is to the rest of the body.
+    /// Nodes that the task computes, for the cut of the body.
     pub(super) fn cover(&self) -> Cover {
         let needs = self
             .calls
@@ -152,7 +152,7 @@ pub(super) struct Context<'a> {
     pub(super) cluster: &'a Node,
     pub(super) users: &'a [Vec<(NodeId, usize)>],
     pub(super) in_memory: &'a dyn Fn(ValueId) -> bool,
-    /// What kernels are told to use, and weights are packed for.
+    /// Instruction set of kernels and of packed weights.
     pub(super) isa: Isa,
     pub(super) n_threads: usize,
     pub(super) weights: &'a Weights,

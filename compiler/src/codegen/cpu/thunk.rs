@@ -1,14 +1,13 @@
 //! Functions between the program's kernel ABI and the task kernels': they arrange addresses and hand the items on.
 
 use super::Session;
-use super::pull::Emit;
+use super::emit::Emitter;
 use crate::error::Result;
-use cranelift_codegen::ir::{InstBuilder, MemFlagsData, StackSlotData, StackSlotKind, types};
+use cranelift_codegen::ir::{InstBuilder, Value};
 use cranelift_module::FuncId;
-use gristmill_runtime::status;
 use std::fmt::Write;
 
-/// What an entry of a task kernel's address array is made from; offsets are in bytes.
+/// Source of an entry of a task kernel's address array; offsets are in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Slot {
     /// Absent.
@@ -36,41 +35,30 @@ impl Session<'_> {
         }
         let name = format!("task_{}_{symbol}", self.thunks.len());
         let function = self.jit.kernel(&name, |e| {
-            let bytes = (slots.len() * 8) as u32;
-            let array = e.b.create_sized_stack_slot(StackSlotData::new(
-                StackSlotKind::ExplicitSlot,
-                bytes,
-                3,
-            ));
-            let base = e.b.ins().stack_addr(types::I64, array, 0);
-            for (i, slot) in slots.iter().enumerate() {
-                let (argument, offset) = match *slot {
-                    Slot::Null => (None, 0),
-                    Slot::Workspace => (Some(n_reads + n_writes), 0),
-                    Slot::Read(n, offset) => (Some(n), offset),
-                    Slot::Write(n, offset) => (Some(n_reads + n), offset),
-                };
-                let mut address = match argument {
-                    Some(n) => e.arg(n),
-                    None => e.iconst(0),
-                };
-                if offset != 0 {
-                    address = e.b.ins().iadd_imm_s(address, offset);
-                }
-                e.b.ins()
-                    .store(MemFlagsData::trusted(), address, base, (i * 8) as i32);
+            let array = e.stack_array(slots.len());
+            for (i, &slot) in slots.iter().enumerate() {
+                let address = slot_address(e, slot, n_reads, n_writes);
+                e.store_word(address, array, i);
             }
-            let descriptor = e.arg(0);
-            let (begin, end) = (e.begin, e.end);
-            let failed = e.call(symbol, &[descriptor, base, begin, end], Some(types::I32))?;
-            e.fault_if(
-                failed.expect("declared with a result"),
-                status::BAD_DESCRIPTOR,
-            );
-            Ok(())
+            let (descriptor, begin, end) = (e.arg(0), e.begin, e.end);
+            e.call_task(symbol, &[descriptor, array, begin, end])
         })?;
         self.thunks.insert(key, function);
         Ok(function)
+    }
+}
+
+fn slot_address(e: &mut Emitter, slot: Slot, n_reads: usize, n_writes: usize) -> Value {
+    let (argument, offset) = match slot {
+        Slot::Null => return e.iconst(0),
+        Slot::Workspace => (n_reads + n_writes, 0),
+        Slot::Read(n, offset) => (n, offset),
+        Slot::Write(n, offset) => (n_reads + n, offset),
+    };
+    let address = e.arg(argument);
+    match offset {
+        0 => address,
+        _ => e.ins().iadd_imm_s(address, offset),
     }
 }
 

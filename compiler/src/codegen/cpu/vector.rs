@@ -4,23 +4,23 @@
 //! do not depend on how items are split. Transcendental functions are calls on tiles of [`TILE`] floats in the workspace, which cut
 //! the program into stages.
 
-use super::access::{Expression, Leaf, expression};
+use super::access::{Expression, expression};
 use super::body::Body;
-use super::emit::Emitter;
+use super::emit::{Emitter, Run};
 use super::lanes::{GROUPS, Lanes, has_lanes, is_byte, is_lane, memory};
 use super::pull::{Emit, Ix};
 use super::strided::{Axis, collapse};
 use crate::error::{Error, Result};
-use crate::ir::vecprog::{Inst, VecOp, VecProg};
+use crate::ir::vecprog::{Inst, Reg, VecOp, VecProg};
 use crate::ir::{ScalarOp, ValueId};
-use cranelift_codegen::ir::{InstBuilder, Value, types};
+use cranelift_codegen::ir::{InstBuilder, Type, Value, types};
 use gristmill_runtime::DType;
 use std::fmt;
 
 /// Floats of a tile: 1 KiB, which amortises the call and avoids stalls between narrow stores and wide loads.
 const TILE: usize = 256;
 
-/// Where the elements of a result go: from element `offset` of its buffer on, with a stride per axis.
+/// Layout of a result in its buffer: from element `offset` on, with a stride per axis.
 pub(super) struct Destination {
     pub(super) offset: i64,
     pub(super) strides: Vec<i64>,
@@ -34,7 +34,7 @@ pub(super) struct VectorMap {
     inner: Axis,
     out_offset: i64,
     stages: Vec<usize>,
-    /// Whether an element of each leaf, then of each output, is one byte; else it has 4.
+    /// True for leaves, then outputs, whose elements have one byte; the others have 4.
     bytes: Vec<bool>,
     /// Tile of the workspace that holds a register between stages.
     tiles: Vec<Option<usize>>,
@@ -97,17 +97,28 @@ pub(super) fn call_of(inst: &Inst) -> Option<&'static str> {
     }
 }
 
-/// Whether vector code computes the op alone on operands of these dtypes.
+/// True if vector code computes the op alone on operands of these dtypes.
 pub(super) fn takes(op: ScalarOp, dtypes: &[DType]) -> bool {
-    if dtypes[0] == DType::F32 && tile_function(op).is_some() {
+    if is_tile_call(op, dtypes[0]) {
         return true;
     }
     let p = VecProg::of_op(op, dtypes);
-    let supported = |i: &Inst| has_lanes(i, i.args.last().map_or(i.dtype, |&a| p.dtype(a)));
-    is_lane(p.dtype(p.outputs[0])) && p.insts.iter().all(supported)
+    is_lane(p.dtype(p.outputs[0])) && is_supported(&p)
 }
 
-/// Plans the kernel of `roots`, whose elements go where `out` says; `None` when the generic code must do it.
+/// True for an op on floats that a precompiled function computes on tiles.
+fn is_tile_call(op: ScalarOp, dtype: DType) -> bool {
+    dtype == DType::F32 && tile_function(op).is_some()
+}
+
+fn is_supported(p: &VecProg) -> bool {
+    p.insts.iter().all(|inst| {
+        let operand = inst.args.last().map_or(inst.dtype, |&a| p.dtype(a));
+        has_lanes(inst, operand)
+    })
+}
+
+/// Plans the kernel of `roots`, laid out as `out` in their buffers; `None` when the generic code must do it.
 pub(super) fn plan(
     body: &Body,
     roots: &[ValueId],
@@ -117,55 +128,46 @@ pub(super) fn plan(
     if roots.iter().any(|&v| !is_lane(body.dtype(v))) {
         return None;
     }
-    let e = expression(body, roots, in_memory, &|op, dtype| {
-        dtype == DType::F32 && tile_function(op).is_some()
-    })?;
-    let p = &e.program;
-    let supported = |i: &Inst| has_lanes(i, i.args.last().map_or(i.dtype, |&a| p.dtype(a)));
-    if !p.insts.iter().all(supported) {
+    let expression = expression(body, roots, in_memory, &is_tile_call)?;
+    if !is_supported(&expression.program) {
         return None;
     }
-    let shape = body.shape(roots[0]);
-    let strides = e.all_strides(&out.strides);
-    let mut outer = collapse(
-        shape,
-        &strides.iter().map(Vec::as_slice).collect::<Vec<_>>(),
-    );
+    let (outer, inner) = loops(body.shape(roots[0]), &expression.all_strides(&out.strides));
+    if inner.strides.iter().any(|&s| s != 0 && s != 1) {
+        return None;
+    }
+    let leaves = expression.leaves.iter().map(|l| l.value);
+    let tensors = leaves.chain(roots.iter().copied());
+    let mut map = VectorMap {
+        stages: stages(&expression.program.insts),
+        bytes: tensors.map(|v| is_byte(body.dtype(v))).collect(),
+        expression,
+        outer,
+        inner,
+        out_offset: out.offset,
+        tiles: Vec::new(),
+        n_tiles: 0,
+    };
+    map.place_tiles();
+    Some(map)
+}
+
+/// The loops over `shape` with as many axes collapsed as the tensors' strides allow: all but the innermost, and that one.
+fn loops(shape: &[usize], strides: &[Vec<i64>]) -> (Vec<Axis>, Axis) {
+    let tensors: Vec<&[i64]> = strides.iter().map(Vec::as_slice).collect();
+    let mut outer = collapse(shape, &tensors);
     let inner = outer.pop().unwrap_or_else(|| Axis {
         extent: 1,
         strides: vec![1; strides.len()],
     });
-    if inner.strides.iter().any(|&s| s != 0 && s != 1) {
-        return None;
-    }
-    let stages = stages(&p.insts);
-    let bytes = e
-        .leaves
-        .iter()
-        .map(|l| l.value)
-        .chain(roots.iter().copied())
-        .map(|v| is_byte(body.dtype(v)))
-        .collect();
-    let (tiles, n_tiles) = (vec![], 0);
-    let mut map = VectorMap {
-        expression: e,
-        outer,
-        inner,
-        out_offset: out.offset,
-        stages,
-        bytes,
-        tiles,
-        n_tiles,
-    };
-    map.place_tiles();
-    Some(map)
+    (outer, inner)
 }
 
 /// The stage in which each instruction runs; a call runs at the end of its stage. Inputs and constants run in every stage.
 fn stages(insts: &[Inst]) -> Vec<usize> {
     let mut stages: Vec<usize> = Vec::with_capacity(insts.len());
     for inst in insts {
-        let after = |r: &crate::ir::vecprog::Reg| {
+        let after = |r: &Reg| {
             let i = r.0 as usize;
             stages[i] + usize::from(call_of(&insts[i]).is_some())
         };
@@ -187,12 +189,8 @@ impl VectorMap {
 
     /// Rough picoseconds per element.
     pub(super) fn cost_ps(&self) -> u64 {
-        let insts = &self.expression.program.insts;
-        insts
-            .iter()
-            .map(|i| if call_of(i).is_some() { 400 } else { 60 })
-            .sum::<u64>()
-            + 100
+        let cost = |inst| if call_of(inst).is_some() { 400 } else { 60 };
+        100 + self.insts().iter().map(cost).sum::<u64>()
     }
 
     pub(super) fn insts(&self) -> &[Inst] {
@@ -203,22 +201,19 @@ impl VectorMap {
         matches!(self.insts()[r].op, VecOp::Input(_) | VecOp::Const(_))
     }
 
-    /// Whether input `n` is one element for the whole of the innermost loop.
+    /// True if input `n` is one element for the whole of the innermost loop.
     pub(super) fn is_broadcast(&self, n: usize) -> bool {
         self.inner.strides[n] == 0
     }
 
     /// Groups of four lanes that an iteration computes.
     pub(super) fn n_groups(&self) -> usize {
-        let streamed = self
-            .bytes
-            .iter()
-            .zip(&self.inner.strides)
-            .any(|(&byte, &stride)| byte && stride == 1);
-        if streamed { GROUPS } else { 1 }
+        let mut tensors = self.bytes.iter().zip(&self.inner.strides);
+        let has_streamed_bytes = tensors.any(|(&is_byte, &stride)| is_byte && stride == 1);
+        if has_streamed_bytes { GROUPS } else { 1 }
     }
 
-    /// Whether a stage before `stage` computed register `r`.
+    /// True if a stage before `stage` computed register `r`.
     pub(super) fn is_earlier(&self, r: usize, stage: usize) -> bool {
         !self.is_free(r) && self.stages[r] < stage
     }
@@ -241,15 +236,16 @@ impl VectorMap {
                 needed[a] |= (is_call && !in_place) || self.is_earlier(a, self.stages[i]);
             }
         }
-        self.tiles = needed
-            .into_iter()
-            .map(|needed| {
-                needed.then(|| {
-                    self.n_tiles += 1;
-                    self.n_tiles - 1
-                })
-            })
-            .collect();
+        self.tiles = vec![None; n];
+        for (tile, _) in self
+            .tiles
+            .iter_mut()
+            .zip(needed)
+            .filter(|(_, needed)| *needed)
+        {
+            *tile = Some(self.n_tiles);
+            self.n_tiles += 1;
+        }
     }
 
     /// The leaf that a register reads, when neighbours in the loop are neighbours in memory.
@@ -268,55 +264,62 @@ impl VectorMap {
         outputs: &[Value],
         workspace: usize,
     ) -> Result<()> {
-        let bases: Vec<Value> = (leaves.iter().zip(&self.expression.leaves))
-            .map(|(&base, Leaf { offset, .. })| (base, *offset))
-            .chain(outputs.iter().map(|&base| (base, self.out_offset)))
-            .enumerate()
-            .map(|(t, (base, offset))| match offset * self.size_bytes(t) {
-                0 => base,
-                bytes => e.b.ins().iadd_imm_s(base, bytes),
-            })
-            .collect();
-        let tiles = if self.n_tiles > 0 {
-            Some(e.arg(workspace))
-        } else {
-            None
-        };
+        let bases = self.bases(e, leaves, outputs);
+        let tiles = (self.n_tiles > 0).then(|| e.arg(workspace));
         let extents: Vec<usize> = self.outer.iter().map(|a| a.extent).collect();
-        let (begin, end, width) = (e.begin, e.end, self.inner.extent);
-        let (row, col) = e.div_rem(Ix::V(begin), width);
-        let (row, col) = (e.val(row), e.val(col));
-        e.while_less(begin, end, &[row, col], |e, i, carried| {
-            let (row, col) = (carried[0], carried[1]);
-            let full = e.iconst(width as i64);
-            let (in_row, in_range) = (e.b.ins().isub(full, col), e.b.ins().isub(end, i));
-            let n = e.b.ins().umin(in_row, in_range);
-            let at = e.delinearise(Ix::V(row), &extents);
-            let pointers: Vec<Value> = (0..bases.len())
-                .map(|t| self.row_pointer(e, bases[t], t, &at, col))
-                .collect();
+        e.rows(self.inner.extent, |e, run| {
+            let at = e.delinearise(Ix::V(run.row), &extents);
+            let mut pointers = Vec::with_capacity(bases.len());
+            for (t, &base) in bases.iter().enumerate() {
+                pointers.push(self.row_pointer(e, base, t, &at, run.col));
+            }
             let row = Row {
                 map: self,
                 pointers: &pointers,
                 tiles,
             };
-            if self.n_tiles == 0 {
-                row.stage(e, 0, n, None)?;
-            } else {
-                e.for_loop(Ix::C(0), Ix::V(n), TILE as i64, &[], |e, start, _| {
-                    let (rest, most) = (e.b.ins().isub(n, start), e.iconst(TILE as i64));
-                    let m = e.b.ins().umin(rest, most);
-                    for stage in 0..=self.last_stage() {
-                        row.stage(e, stage, m, Some(start))?;
-                        row.calls(e, stage, m, start)?;
-                    }
-                    Ok(vec![])
-                })?;
-            }
-            let next = e.b.ins().iadd(i, n);
-            let (row, zero) = (e.b.ins().iadd_imm_s(carried[0], 1), e.iconst(0));
-            Ok((next, vec![row, zero]))
+            row.emit(e, run)
         })
+    }
+
+    /// Address of the first element of each leaf, then of each output.
+    fn bases(&self, e: &mut Emitter, leaves: &[Value], outputs: &[Value]) -> Vec<Value> {
+        let leaf_offsets = self.expression.leaves.iter().map(|leaf| leaf.offset);
+        let offsets = leaf_offsets.chain(outputs.iter().map(|_| self.out_offset));
+        let mut bases = Vec::with_capacity(leaves.len() + outputs.len());
+        for (&base, offset) in leaves.iter().chain(outputs).zip(offsets) {
+            bases.push(match offset * self.size_bytes(bases.len()) {
+                0 => base,
+                bytes => e.ins().iadd_imm_s(base, bytes),
+            });
+        }
+        bases
+    }
+
+    /// True if the loops of `stage` write register `r` to its tile. Free registers are written when a call of the stage reads them.
+    fn is_tiled_in(&self, r: usize, stage: usize) -> bool {
+        if self.tiles[r].is_none() || !self.is_free(r) {
+            return self.tiles[r].is_some() && self.stages[r] == stage;
+        }
+        let mut insts = self.insts().iter().zip(&self.stages);
+        insts.any(|(inst, &at)| {
+            let reads = || inst.args.iter().any(|a| a.0 as usize == r);
+            at == stage && call_of(inst).is_some() && reads()
+        })
+    }
+
+    /// True if the loops of `stage` write register `r` to a result.
+    fn is_result_of(&self, r: usize, stage: usize) -> bool {
+        let own = if self.is_free(r) { 0 } else { self.stages[r] };
+        own == stage && self.outputs_of(r).next().is_some()
+    }
+
+    /// Numbers of the outputs that register `r` is.
+    pub(super) fn outputs_of(&self, r: usize) -> impl Iterator<Item = usize> {
+        let outputs = self.expression.program.outputs.iter().enumerate();
+        outputs
+            .filter(move |(_, o)| o.0 as usize == r)
+            .map(|(i, _)| i)
     }
 
     fn last_stage(&self) -> usize {
@@ -342,7 +345,7 @@ impl VectorMap {
     }
 }
 
-/// One run of the innermost loop.
+/// A run of the innermost loop.
 struct Row<'a> {
     map: &'a VectorMap,
     /// Addresses of the leaves and outputs at the first element.
@@ -352,59 +355,51 @@ struct Row<'a> {
 }
 
 impl Row<'_> {
+    /// All stages: at once, or tile by tile.
+    fn emit(&self, e: &mut Emitter, run: &Run) -> Result<()> {
+        if self.map.n_tiles == 0 {
+            return self.stage(e, 0, run.n, None);
+        }
+        e.for_loop(Ix::C(0), Ix::V(run.n), TILE as i64, &[], |e, start, _| {
+            let (rest, most) = (e.ins().isub(run.n, start), e.iconst(TILE as i64));
+            let m = e.ins().umin(rest, most);
+            for stage in 0..=self.map.last_stage() {
+                self.stage(e, stage, m, Some(start))?;
+                self.calls(e, stage, m, start)?;
+            }
+            Ok(vec![])
+        })?;
+        Ok(())
+    }
+
     /// Address of a tensor's element `start`, or of its only element.
     fn pointer(&self, e: &mut Emitter, tensor: usize, start: Option<Value>) -> Value {
         match start {
             Some(start) if self.map.inner.strides[tensor] == 1 && self.map.bytes[tensor] => {
-                e.b.ins().iadd(self.pointers[tensor], start)
+                e.ins().iadd(self.pointers[tensor], start)
             }
             Some(start) if self.map.inner.strides[tensor] == 1 => {
-                let bytes = e.b.ins().ishl_imm_s(start, 2);
-                e.b.ins().iadd(self.pointers[tensor], bytes)
+                let bytes = e.ins().ishl_imm_s(start, 2);
+                e.ins().iadd(self.pointers[tensor], bytes)
             }
             _ => self.pointers[tensor],
         }
     }
 
     fn tile(&self, e: &mut Emitter, r: usize) -> Result<Value> {
-        let n = self.map.tiles[r]
-            .ok_or_else(|| Error::internal("a register between stages has no tile"))?;
-        let base = self
-            .tiles
-            .ok_or_else(|| Error::internal("a kernel with tiles has no workspace"))?;
-        Ok(e.b.ins().iadd_imm_s(base, (n * TILE * 4) as i64))
+        let (Some(n), Some(base)) = (self.map.tiles[r], self.tiles) else {
+            return Err(Error::internal("a register between stages has no tile"));
+        };
+        Ok(e.ins().iadd_imm_s(base, (n * TILE * 4) as i64))
     }
 
-    /// What a stage must leave in memory: registers with tiles, and results. A call's result is both written by the call.
+    /// Registers that the loops of a stage write: to tiles, and to results. A call's result is written by the call.
     fn stored(&self, stage: usize) -> Vec<usize> {
         let map = self.map;
-        let outputs = &map.expression.program.outputs;
         (0..map.insts().len())
             .filter(|&r| call_of(&map.insts()[r]).is_none())
-            .filter(|&r| {
-                // Free registers are stored where they are wanted: as call operands of this stage, or as results at the end.
-                let call_operand = (map.insts().iter().zip(&map.stages)).any(|(i, &s)| {
-                    s == stage && call_of(i).is_some() && i.args.iter().any(|a| a.0 as usize == r)
-                });
-                let here = if map.is_free(r) {
-                    call_operand
-                } else {
-                    map.stages[r] == stage
-                };
-                here && map.tiles[r].is_some() || self.result_here(r, stage, outputs)
-            })
+            .filter(|&r| map.is_tiled_in(r, stage) || map.is_result_of(r, stage))
             .collect()
-    }
-
-    /// Whether a result register is written in this stage: its own, or the stage after the call that makes it.
-    fn result_here(&self, r: usize, stage: usize, outputs: &[crate::ir::vecprog::Reg]) -> bool {
-        let is_output = outputs.iter().any(|o| o.0 as usize == r);
-        is_output
-            && if self.map.is_free(r) {
-                stage == 0
-            } else {
-                self.map.stages[r] == stage
-            }
     }
 
     /// The loops of one stage over `m` elements from `start` on: vectors, then single elements.
@@ -413,17 +408,9 @@ impl Row<'_> {
         if stored.is_empty() {
             return Ok(());
         }
-        let pointers: Vec<Value> = (0..self.pointers.len())
-            .map(|t| self.pointer(e, t, start))
-            .collect();
-        let mut tiles = vec![None; self.map.insts().len()];
-        for (r, tile) in tiles
-            .iter_mut()
-            .enumerate()
-            .filter(|(r, _)| self.map.tiles[*r].is_some())
-        {
-            *tile = Some(self.tile(e, r)?);
-        }
+        let tensors = 0..self.pointers.len();
+        let pointers: Vec<Value> = tensors.map(|t| self.pointer(e, t, start)).collect();
+        let tiles = self.tile_addresses(e)?;
         let lanes = Lanes {
             map: self.map,
             stage,
@@ -431,9 +418,9 @@ impl Row<'_> {
             tiles: &tiles,
             stored: &stored,
         };
-        let bytes = e.b.ins().ishl_imm_s(m, 2);
+        let bytes = e.ins().ishl_imm_s(m, 2);
         let step = 16 * self.map.n_groups() as i64;
-        let whole = e.b.ins().band_imm_s(bytes, -step);
+        let whole = e.ins().band_imm_s(bytes, -step);
         let fixed = lanes.fixed(e, true);
         e.for_loop(Ix::C(0), Ix::V(whole), step, &[], |e, at, _| {
             lanes.body(e, at, true, &fixed)?;
@@ -445,6 +432,14 @@ impl Row<'_> {
             Ok(vec![])
         })?;
         Ok(())
+    }
+
+    /// Addresses of the registers' tiles.
+    fn tile_addresses(&self, e: &mut Emitter) -> Result<Vec<Option<Value>>> {
+        let tiles = self.map.tiles.iter().enumerate();
+        tiles
+            .map(|(r, tile)| tile.map(|_| self.tile(e, r)).transpose())
+            .collect()
     }
 
     /// The calls at the end of a stage.
@@ -477,27 +472,32 @@ impl Row<'_> {
         m: Value,
         start: Value,
     ) -> Result<()> {
-        let outputs = self.map.expression.program.outputs.clone();
-        for (i, _) in outputs
-            .iter()
-            .enumerate()
-            .filter(|(_, o)| o.0 as usize == r)
-        {
-            let to = self.pointer(e, self.map.expression.leaves.len() + i, Some(start));
-            let bytes = e.b.ins().ishl_imm_s(m, 2);
-            let whole = e.b.ins().band_imm_s(bytes, !15);
-            for (ty, from, end, step) in [
-                (types::F32X4, Ix::C(0), whole, 16),
-                (types::F32, Ix::V(whole), bytes, 4),
-            ] {
-                e.for_loop(from, Ix::V(end), step, &[], |e, at, _| {
-                    let (source, sink) = (e.b.ins().iadd(tile, at), e.b.ins().iadd(to, at));
-                    let v = e.b.ins().load(ty, memory(), source, 0);
-                    e.b.ins().store(memory(), v, sink, 0);
-                    Ok(vec![])
-                })?;
-            }
+        let first = self.map.expression.leaves.len();
+        for i in self.map.outputs_of(r) {
+            let to = self.pointer(e, first + i, Some(start));
+            let bytes = e.ins().ishl_imm_s(m, 2);
+            let whole = e.ins().band_imm_s(bytes, !15);
+            copy(e, types::F32X4, [tile, to], Ix::C(0), whole)?;
+            copy(e, types::F32, [tile, to], Ix::V(whole), bytes)?;
         }
         Ok(())
     }
+}
+
+/// Copies the bytes from offset `begin` to `end`, as registers of type `ty`.
+fn copy(
+    e: &mut Emitter,
+    ty: Type,
+    [source, sink]: [Value; 2],
+    begin: Ix<Value>,
+    end: Value,
+) -> Result<()> {
+    let step = i64::from(ty.bytes());
+    e.for_loop(begin, Ix::V(end), step, &[], |e, at, _| {
+        let (source, sink) = (e.ins().iadd(source, at), e.ins().iadd(sink, at));
+        let value = e.ins().load(ty, memory(), source, 0);
+        e.ins().store(memory(), value, sink, 0);
+        Ok(vec![])
+    })?;
+    Ok(())
 }

@@ -1,4 +1,4 @@
-//! Constant operands of the precompiled kernels: packed or copied once while compiling, straight from what folding noted down.
+//! Constant operands of the precompiled kernels: packed or copied once while compiling, straight from the views that folding keeps.
 
 use super::rejected::Rejected;
 use super::strided::{Axis, Strided, collapse, row_major};
@@ -54,8 +54,8 @@ impl Context<'_> {
         self.outer.constant(self.cluster.inputs[i])
     }
 
-    /// The constant under a view, and the view as one of it. Transposes and reshapes that folding noted down are followed, so that
-    /// they need not be done.
+    /// The constant under a view, and the view as one of it. Transposes and reshapes that folding kept as views are followed, so that
+    /// none is executed.
     pub(super) fn source(&self, view: &Strided, dtype: DType) -> Option<Source> {
         let mut data = self
             .constant(view.base)
@@ -134,7 +134,7 @@ fn through_transpose(
     perm: &[usize],
 ) -> Option<Strided> {
     let (to_strides, from_strides) = (row_major(to), row_major(from));
-    // The greatest index that the view reaches along each axis.
+    // The largest index that the view reaches along each axis.
     let mut reach: Vec<i64> = (0..to.len())
         .map(|axis| view.offset / to_strides[axis] % to[axis] as i64)
         .collect();
