@@ -5,6 +5,7 @@ mod cuda;
 mod cuda_calls;
 mod emulated;
 mod fallbacks;
+mod guide;
 mod hostile;
 mod house_rules;
 mod ir_cases;

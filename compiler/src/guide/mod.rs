@@ -1,0 +1,32 @@
+//! The guide: a page per subject, for those who use gristmill and for those who work on it.
+//!
+//! - [`devices`]: logical devices, requests by scope and by pin, memory limits, all-reduce.
+//! - [`placement`]: choice and explanation of devices, objectives, plans, machines that are not here,
+//!   bare problems and their files.
+//! - [`gpus`]: CUDA kernels without a GPU, the emulator, GPUs, precision.
+//! - [`quantised`]: models in 8-bit integers.
+//! - [`caching`]: code per shape, measured times, the cache folder, tuning.
+//! - [`command_line`]: inputs, dims, limits of the search, exit codes, JSON.
+//! - [`internals`]: for contributors, the code map, invariants, and how to add an op, a pass, a
+//!   back end.
+
+#[doc = include_str!("caching.md")]
+pub mod caching {}
+
+#[doc = include_str!("command_line.md")]
+pub mod command_line {}
+
+#[doc = include_str!("devices.md")]
+pub mod devices {}
+
+#[doc = include_str!("gpus.md")]
+pub mod gpus {}
+
+#[doc = include_str!("internals.md")]
+pub mod internals {}
+
+#[doc = include_str!("placement.md")]
+pub mod placement {}
+
+#[doc = include_str!("quantised.md")]
+pub mod quantised {}
