@@ -5,7 +5,7 @@ mod cgroup;
 use std::fs;
 use std::path::Path;
 
-/// What [`probe`] found.
+/// The machine as [`probe`] found it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CpuFacts {
     /// Model name, or the architecture's name where the system does not tell.
@@ -14,7 +14,7 @@ pub struct CpuFacts {
     pub logical_cores: usize,
     /// Instruction-set extensions that matter for kernels, in a fixed order.
     pub features: Vec<&'static str>,
-    /// Memory that this process may use, if the system tells: what the machine has, or the limit of its control group if that is less.
+    /// Memory that this process may use, if the system tells: the machine's memory, or the limit of its control group if that is less.
     pub total_memory_bytes: Option<u64>,
     /// Memory that can be had without swapping, if the system tells; within the limit as well.
     pub available_memory_bytes: Option<u64>,
@@ -25,7 +25,7 @@ pub fn n_cores() -> usize {
     std::thread::available_parallelism().map_or(1, |n| n.get())
 }
 
-/// Looks at the machine. What cannot be found out is left empty.
+/// Looks at the machine. Facts that cannot be found out are left empty.
 pub fn probe() -> CpuFacts {
     let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();

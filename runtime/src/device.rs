@@ -22,7 +22,7 @@ impl DeviceKind {
     /// All kinds.
     pub const ALL: [DeviceKind; 3] = [DeviceKind::Cpu, DeviceKind::Gpu, DeviceKind::Emu];
 
-    /// Whether its buffers are elsewhere than the host's memory.
+    /// True when its buffers are elsewhere than in the host's memory.
     pub fn has_own_memory(self) -> bool {
         self != DeviceKind::Cpu
     }
@@ -101,7 +101,7 @@ impl DeviceName {
         self.job.as_deref().unwrap_or(LOCAL_JOB)
     }
 
-    /// Whether it is a device of this process.
+    /// True for a device of this process.
     pub fn is_local(&self) -> bool {
         self.job.is_none() && self.replica == 0 && self.task == 0
     }

@@ -1,7 +1,7 @@
-//! What the executor asks of a device that has memory of its own: the CUDA driver, or an emulator of one.
+//! Interface of the executor to a device that has memory of its own: the CUDA driver, or an emulator of one.
 //!
 //! A device has three queues: one computes, one copies from the host or from staging to the device, one copies from the device. Each does what
-//! it is asked in the order of the calls; nothing orders them among each other but [`Event`]s, and what each method says.
+//! it is asked in the order of the calls; nothing orders them among each other but [`Event`]s, and the order that a method states.
 
 use crate::dtype::DType;
 use crate::error::{Error, ErrorKind};
@@ -18,13 +18,13 @@ use std::time::Duration;
 /// Blocking: [`Driver::read`] and [`Driver::finish`] wait, others may return before the device is done. A failure of asynchronous work is an
 /// error of a later call. Every call may come from any thread; a device that is gone makes calls fail, none waits for ever.
 pub trait Driver: Send + Sync {
-    /// What it is, for people: `NVIDIA H200, sm_90`.
+    /// Description for people: `NVIDIA H200, sm_90`.
     fn describe(&self) -> String;
 
     /// Memory of at least one byte, aligned to 256 bytes, contents undefined. Errors with `OutOfMemory`.
     fn allocate(&self, size_bytes: usize) -> Result<u64, Error>;
 
-    /// Gives back what [`Driver::allocate`] gave, once all that was asked before is done.
+    /// Frees memory of [`Driver::allocate`], once all earlier requests are done.
     fn free(&self, address: u64);
 
     /// Copies from the host in the queue that computes; `bytes` may be changed when it returns.
@@ -63,12 +63,12 @@ pub trait Driver: Send + Sync {
         Ok(Arc::new(Passed))
     }
 
-    /// Makes the queue wait until what `event` marks is done. It may be of another device.
+    /// Makes the queue wait until the last mark of `event` has passed. The event may be of another device.
     fn wait(&self, _queue: Queue, _event: &dyn Event) -> Result<(), Error> {
         Ok(())
     }
 
-    /// Copies all of `to`'s bytes from the device, after what computes was asked before, beside what it is asked later. Marks the end in
+    /// Copies all of `to`'s bytes from the device, after earlier requests of the queue that computes and beside later ones. Marks the end in
     /// `event`, and then calls `arrival`.
     ///
     /// # Safety
@@ -89,12 +89,13 @@ pub trait Driver: Send + Sync {
         Ok(())
     }
 
-    /// Makes [`Driver::receive`] and [`Driver::unstage`] come after what computes was asked before: where it uses the memory that they write.
+    /// Makes [`Driver::receive`] and [`Driver::unstage`] come after earlier requests of the queue that computes: for when these use the memory that
+    /// the copies write.
     fn receive_after_computing(&self) -> Result<(), Error> {
         Ok(())
     }
 
-    /// Copies all of `from`'s bytes to the device, beside what is computed, and marks the end in `event`.
+    /// Copies all of `from`'s bytes to the device, beside the kernels, and marks the end in `event`.
     ///
     /// # Safety
     ///
@@ -122,12 +123,12 @@ pub trait Driver: Send + Sync {
         self.copy(from, to, size_bytes)
     }
 
-    /// Which of the driver's devices it is, if the driver copies between devices' memories.
+    /// The device's name among those of the driver, if the driver copies between devices' memories.
     fn peer(&self) -> Option<Peer> {
         None
     }
 
-    /// Whether [`Driver::push`] copies straight to memory of `peer`.
+    /// True when [`Driver::push`] copies straight to memory of `peer`.
     fn reaches(&self, _peer: Peer) -> bool {
         false
     }
@@ -159,7 +160,7 @@ pub trait Driver: Send + Sync {
         Ok(None)
     }
 
-    /// Whether a kernel is done when the call that starts it returns, so that an error of that call is the kernel's own. Otherwise it may be that
+    /// True when a kernel is done as the call that starts it returns, so that an error of that call is the kernel's own. Otherwise it may be that
     /// of any kernel before it.
     fn waits_for_kernels(&self) -> bool {
         true
@@ -175,8 +176,8 @@ pub trait Driver: Send + Sync {
         Ok(())
     }
 
-    /// What `ask` asks for, without doing it: kernels, copies on the device, and, `with_copies`, sends and receives with their events, all in one
-    /// thread. `None` when this device, or what was asked, cannot be replayed.
+    /// The requests that `ask` makes, not carried out: kernels, copies on the device, and, `with_copies`, sends and receives with their events, all in
+    /// one thread. `None` when this device, or one of the requests, cannot be replayed.
     fn capture(
         &self,
         _with_copies: bool,
@@ -208,7 +209,7 @@ pub struct Peer {
     pub compute: u64,
 }
 
-/// How elements of several devices become one.
+/// Operator of an all-reduce.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reduction {
     /// Their sum; integers wrap.
@@ -221,10 +222,10 @@ pub enum Reduction {
     Min,
 }
 
-/// What a rank of a [`Group`] is asked for.
+/// Operands of one rank of an all-reduce.
 #[derive(Clone, Copy, Debug)]
 pub struct Reduce {
-    /// How.
+    /// The operator.
     pub reduction: Reduction,
     /// Type of the elements.
     pub dtype: DType,
@@ -232,14 +233,14 @@ pub struct Reduce {
     pub from: u64,
     /// Where the result goes.
     pub to: u64,
-    /// How many there are.
+    /// Number of elements.
     pub n_elements: usize,
 }
 
 /// Devices that reduce together. All ranks must be asked for the same in the same order, each by one thread at a time.
 ///
-/// What waits looks at `is_over` all the time: once that holds, or something has failed, it releases the rank's queue, whatever the other ranks do, and
-/// what the queue was asked is undefined. A group of which that is true must be renewed before it is asked again.
+/// A call that waits polls `is_over`: once that holds, or something has failed, it releases the rank's queue, whatever the other ranks do, and the
+/// results of the queue's requests are undefined. The group must then be renewed before it is asked again.
 pub trait Group: Send + Sync {
     /// Asks the queue that computes of a rank's device, and waits until it was asked. False when that was over before.
     fn all_reduce(
@@ -249,7 +250,7 @@ pub trait Group: Send + Sync {
         is_over: &dyn Fn() -> bool,
     ) -> Result<bool, Error>;
 
-    /// Waits until a rank has done what it was asked. False when that was over before.
+    /// Waits until a rank has done its all-reduces. False when the run was over before.
     fn settle(&self, rank: usize, is_over: &dyn Fn() -> bool) -> Result<bool, Error>;
 
     /// Makes the group as good as new, if it has to. No rank is being asked.
@@ -288,7 +289,7 @@ pub trait HostMemory: Send + Sync {
     /// The first byte, aligned to 64 bytes.
     fn as_ptr(&self) -> *mut u8;
 
-    /// How many there are.
+    /// Their number.
     fn size_bytes(&self) -> usize;
 }
 
@@ -306,7 +307,7 @@ impl HostMemory for AlignedBytes {
 pub trait Loaded: Send + Sync {
     /// Starts the kernel `entry` with arguments in the order of [`crate::gpu::GpuKernel::params`].
     ///
-    /// Errors with `Internal` when there is no such kernel, with `DeviceFailed` when it does what it must not (now or in a later call).
+    /// Errors with `Internal` when there is no such kernel, with `DeviceFailed` when it faults (now or in a later call).
     fn launch(&self, entry: &str, launch: &Launch, args: &[GpuArg]) -> Result<(), Error>;
 }
 
@@ -319,7 +320,7 @@ pub trait LoadedProduct: Send + Sync {
     fn workspace_bytes(&self) -> usize;
 }
 
-/// Addresses of a product's buffers; 0 for what it does not have.
+/// Addresses of a product's buffers; 0 for a buffer that it does not have.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ProductArgs {
     /// Buffer of the left-hand side.

@@ -139,7 +139,7 @@ impl DType {
         self.float8().is_some()
     }
 
-    /// What tells the floats of 8 bits apart.
+    /// Format of a float of 8 bits; `None` for other types.
     pub fn float8(self) -> Option<Format> {
         match self {
             DType::F8E4M3FN => Some(F8E4M3FN::FORMAT),

@@ -2,11 +2,11 @@
 
 use std::fmt;
 
-/// What went wrong, as a category that a caller can act on.
+/// Category of an error, for callers to act on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// A tensor, file or argument given by the caller does not fit what was asked for.
+    /// A tensor, file or argument given by the caller does not fit the request.
     InvalidInput,
     /// The program needs something that this runtime does not have.
     Unsupported,

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 /// Writes a file beside `path` and renames it to `path` once `write` has succeeded.
 ///
-/// An error leaves what is at `path` as it is, and no other file. A link keeps pointing to the same file, which is
+/// An error leaves `path` as it is, and no other file. A link keeps pointing to the same file, which is
 /// replaced. Devices and pipes cannot be replaced, and are written directly.
 pub fn replace(
     path: &Path,
@@ -56,7 +56,7 @@ fn write_to(
 ) -> io::Result<()> {
     let mut file = BufWriter::new(file);
     let written = write(&mut file).and_then(|()| file.flush());
-    // What is left in the buffer after an error is not worth another attempt.
+    // Bytes left in the buffer after an error are not worth another attempt.
     drop(file.into_parts());
     written
 }

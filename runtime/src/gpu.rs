@@ -1,8 +1,8 @@
-//! Kernels for GPUs as plain data: what a compiler makes and a device, real or emulated, launches.
+//! Kernels for GPUs as plain data, made by a compiler and launched by a device, real or emulated.
 //!
 //! A kernel takes one value per entry of [`GpuKernel::params`]: a 64-bit address, or a tensor map. Buffers are dense and aligned as the module
 //! doc of [`crate::program`] says. The status word is a `u32` that is 0 before the launch; a kernel that fails leaves a code of [`crate::status`]
-//! there, the greatest of those that its threads met, and what it wrote has no meaning then. Any number of blocks in `x` computes the same:
+//! there, the greatest of those that its threads met, and its outputs have no meaning then. Any number of blocks in `x` computes the same:
 //! kernels go through their items in strides of the whole grid; where blocks form clusters, any multiple of a cluster's blocks.
 
 use crate::dtype::DType;
@@ -10,7 +10,7 @@ use crate::dtype::DType;
 /// The code of one or more kernels for one architecture.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GpuCode {
-    /// What it is made for: `sm_90a`.
+    /// Target architecture: `sm_90a`.
     pub arch: String,
     /// PTX, as text.
     pub ptx: String,
@@ -23,13 +23,13 @@ pub struct GpuCode {
 pub struct GpuKernel {
     /// Name in dumps and profiles; unique in a program.
     pub name: String,
-    /// Which code, as an index into the list beside the kernels.
+    /// Index of its code in the list beside the kernels.
     pub code: usize,
     /// Entry point there.
     pub entry: String,
     /// Threads that run it.
     pub launch: Launch,
-    /// What it takes, in order.
+    /// Parameters, in order.
     pub params: Vec<GpuParam>,
 }
 
@@ -40,7 +40,7 @@ pub struct Launch {
     pub grid: [u32; 3],
     /// Threads of a block in x, y and z.
     pub block: [u32; 3],
-    /// Shared memory of a block in bytes, beyond what the code declares.
+    /// Dynamic shared memory of a block in bytes, beyond the static part that the code declares.
     pub shared_bytes: u32,
 }
 
@@ -56,7 +56,7 @@ pub enum GpuParam {
 }
 
 /// A tensor in a buffer, and the tile of it that one bulk copy moves, as `cuTensorMapEncodeTiled` takes them: axes are innermost first, and the
-/// innermost has stride 1. What a tile has outside of the tensor reads as zero and is not written.
+/// innermost has stride 1. Elements of a tile outside of the tensor read as zero and are not written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorMap {
     /// Index into the arguments of the step that launches the kernel.
@@ -75,7 +75,7 @@ pub struct TensorMap {
     pub swizzle: Swizzle,
 }
 
-/// How 16-byte chunks of a tile are permuted in shared memory, by the width of the pattern in bytes.
+/// Permutation of a tile's 16-byte chunks in shared memory, by the width of the pattern in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Swizzle {
     /// In order.
@@ -126,7 +126,7 @@ const MAX_STRIDE_BYTES: u64 = 1 << 40;
 const CHUNK_BYTES: u64 = 16;
 
 impl TensorMap {
-    /// What is wrong with the map for a buffer of this size, if anything.
+    /// First violation of the map's rules for a buffer of this size.
     pub fn problem(&self, buffer_bytes: u64) -> Option<String> {
         let TensorMap {
             sizes,

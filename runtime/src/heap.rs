@@ -24,7 +24,7 @@ impl<const CODE: i32> ExitingHeap<CODE> {
 }
 
 // SAFETY: all methods pass the caller's arguments, for which the caller keeps `GlobalAlloc`'s contract, to the system's allocator, and
-// return what it returns. Where it fails they do not return, and do not unwind.
+// return its results. Where it fails they do not return, and do not unwind.
 unsafe impl<const CODE: i32> GlobalAlloc for ExitingHeap<CODE> {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         // SAFETY: the caller's contract.

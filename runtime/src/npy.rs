@@ -1,6 +1,6 @@
 //! NumPy files: tensors from and to `.npy` (one array) and `.npz` (a zip archive of named arrays).
 //!
-//! Read: booleans, integers and floats of every size that a [`DType`] has, either byte order, C or Fortran order. `V2` (what NumPy writes for
+//! Read: booleans, integers and floats of every size that a [`DType`] has, either byte order, C or Fortran order. `V2` (as NumPy writes
 //! the `bfloat16` of `ml_dtypes`) is read as `bf16`, `V1` (its 8-bit floats) as `u8`. Written: little-endian, C order. NumPy has no `bf16` and no
 //! 8-bit floats of its own: such a tensor is *stored as `u16` or `u8` with the same bits*, and comes back as that;
 //! [`Tensor::with_bits_as`] restores it.
@@ -45,7 +45,7 @@ pub fn read_npy(mut from: impl Read) -> Result<Tensor, Error> {
     let header = read_header(&mut from)?;
     let size = checked_size_bytes(header.dtype, &header.shape)?;
     let mut bytes = Vec::new();
-    // Grows with what is really there: the header alone must not cause a large allocation.
+    // Grows with the bytes really there: the header alone must not cause a large allocation.
     from.take(size as u64)
         .read_to_end(&mut bytes)
         .map_err(|e| io_error("cannot read its data", e))?;

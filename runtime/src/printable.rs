@@ -18,7 +18,7 @@ pub fn printable(name: &str) -> Cow<'_, str> {
     Cow::Owned(out)
 }
 
-/// True for characters that move what is printed after them.
+/// True for characters that move the text after them.
 fn is_hidden(c: char) -> bool {
     c.is_control() || matches!(c, '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }

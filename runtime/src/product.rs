@@ -1,4 +1,4 @@
-//! Matrix products as plain data, for a library of the device: what a compiler asks for instead of a kernel of its own.
+//! Matrix products as plain data, for a library of the device: a compiler's alternative to a kernel of its own.
 //!
 //! The arguments of a step that computes a [`Product`] are the buffers of the left-hand side, the right-hand side and the bias, if there is one,
 //! which it reads; then those of the result and of the workspace, if that has any bytes, which it writes. The result overlaps none of the others.
@@ -9,7 +9,7 @@ use std::fmt;
 
 /// Addresses of workspaces are multiples of this; buffers need not be, so theirs are [`Product::workspace_buffer_bytes`] long.
 pub const WORKSPACE_ALIGN_BYTES: usize = 256;
-/// The most workspace that it is worth giving a library: what cuBLAS takes by default on Hopper.
+/// The most workspace that it is worth giving a library: the default of cuBLAS on Hopper.
 pub const MOST_WORKSPACE_BYTES: usize = 32 << 20;
 
 /// `out[b] = act(lhs[b] x rhs[b] + bias)` for every `b` below `n_batch`.
@@ -21,9 +21,9 @@ pub struct Product {
     pub m: usize,
     /// Columns of the right-hand side and of the result.
     pub n: usize,
-    /// What is summed over.
+    /// Extent of the sum.
     pub k: usize,
-    /// How many products there are.
+    /// Number of products in the batch.
     pub n_batch: usize,
     /// `[m, k]`.
     pub lhs: Matrix,
@@ -31,11 +31,11 @@ pub struct Product {
     pub rhs: Matrix,
     /// `[m, n]`, row-major.
     pub out: Matrix,
-    /// In what the elements are multiplied and added up.
+    /// Type in which elements are multiplied and accumulated.
     pub compute: Compute,
     /// Where in its buffer the vector begins, in elements of the result's dtype, that is added to every row of the result.
     pub bias: Option<usize>,
-    /// Whether what is negative becomes zero at the end.
+    /// True when negative elements become zero at the end.
     pub relu: bool,
     /// Memory that the library may use beside the operands.
     pub workspace_bytes: usize,
@@ -46,7 +46,7 @@ pub struct Product {
 pub struct Matrix {
     /// Element type, which the buffer has as well.
     pub dtype: DType,
-    /// Which neighbours lie side by side.
+    /// Order of the elements.
     pub order: Order,
     /// From one row, or column, to the next.
     pub pitch: usize,
@@ -54,7 +54,7 @@ pub struct Matrix {
     pub batch_stride: usize,
     /// The first element.
     pub offset: usize,
-    /// What the addresses of first elements are multiples of, in bytes; of the result, that of the bias too. It divides [`ALIGN_BYTES`], the offset
+    /// Alignment of first elements in bytes; that of the result is the bias's too. It divides [`ALIGN_BYTES`], the offset
     /// and the size of the buffer, so that it holds for a slice of a larger tensor, which loops hand to their bodies.
     pub align_bytes: usize,
 }
@@ -62,9 +62,9 @@ pub struct Matrix {
 /// Order of the elements of a matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
-    /// Those of a row lie side by side.
+    /// Elements of a row are contiguous.
     Row,
-    /// Those of a column do.
+    /// Elements of a column are contiguous.
     Column,
 }
 
@@ -108,7 +108,7 @@ impl Matrix {
             .checked_add(self.offset)
     }
 
-    /// What is wrong with the matrix in a buffer of this dtype and size, if anything.
+    /// First violation of the rules of a matrix in a buffer of this dtype and size.
     fn problem(
         &self,
         shape: [usize; 2],
@@ -138,7 +138,7 @@ impl Matrix {
         }
     }
 
-    /// What is wrong with [`Matrix::align_bytes`] for an offset into a buffer, if anything.
+    /// First violation of [`Matrix::align_bytes`] by an offset into a buffer.
     fn bad_alignment(&self, offset: usize, size_bytes: usize) -> Option<String> {
         let multiples = [ALIGN_BYTES, offset * self.dtype.size_bytes(), size_bytes];
         let good =
@@ -163,12 +163,12 @@ impl Product {
         }
     }
 
-    /// How many buffers it reads and writes.
+    /// Number of buffers that it reads and writes.
     pub fn n_args(&self) -> usize {
         3 + usize::from(self.bias.is_some()) + usize::from(self.workspace_bytes > 0)
     }
 
-    /// What is wrong with the product for arguments of these dtypes and sizes in bytes, if anything.
+    /// First violation of the product's rules by arguments of these dtypes and sizes in bytes.
     pub fn problem(&self, args: &[(DType, usize)]) -> Option<String> {
         if args.len() != self.n_args() {
             return Some(format!(

@@ -50,9 +50,9 @@ pub const MAX_NESTING: usize = 32;
 pub struct Program {
     /// Name of the model, or of the region for a sub-program.
     pub name: String,
-    /// What a run takes, in order.
+    /// Inputs of a run, in order.
     pub inputs: Vec<IoSpec>,
-    /// What it gives, in order. Every output is written by exactly one partition.
+    /// Outputs of a run, in order. Every output is written by exactly one partition.
     pub outputs: Vec<IoSpec>,
     /// State that outlives a run, named by `ReadVariable` and `AssignVariable` steps.
     pub variables: Vec<VariableSpec>,
@@ -88,7 +88,7 @@ pub struct VariableSpec {
     pub initial: Option<Tensor>,
 }
 
-/// What one logical device does.
+/// The part of one logical device.
 #[derive(Clone, Debug)]
 pub struct Partition {
     /// The device; unique within the program.
@@ -220,11 +220,11 @@ pub struct CpuKernel {
 /// One step of a partition.
 #[derive(Clone, Debug)]
 pub struct Step {
-    /// What to do.
+    /// Operation and operands.
     pub kind: StepKind,
     /// Path of the node in the user's model, for errors.
     pub origin: String,
-    /// Steps of the same partition that must be done before: those that write what this one reads, and those that still use memory which
+    /// Steps of the same partition that must be done before: those that write operands of this one, and those that still use memory which
     /// this one writes. All ids are smaller than this step's own.
     pub deps: Vec<StepId>,
 }
@@ -240,16 +240,16 @@ pub struct Key {
     pub tensor: String,
 }
 
-/// What a step does.
+/// Operation of a step.
 #[derive(Clone, Debug)]
 pub enum StepKind {
     /// Runs a kernel over `items` work items.
     Kernel {
-        /// Which kernel.
+        /// The kernel.
         kernel: KernelId,
         /// Inputs, then outputs (without workspace, which the executor appends).
         args: Vec<BufferId>,
-        /// How many of the last `args` the kernel writes.
+        /// Number of outputs: the last ones of `args`.
         n_outputs: u32,
         /// Number of work items; 0 makes the step a no-op. A GPU's kernel has one, whatever it launches.
         items: u64,
@@ -260,7 +260,7 @@ pub enum StepKind {
     Send {
         /// The transfer; its source is this partition's device.
         key: Key,
-        /// What to send.
+        /// The tensor.
         buffer: BufferId,
     },
     /// Waits for `key` and writes it into `buffer`. Waiting before the tensor was sent is legal and does not hold up other ready steps.
@@ -306,11 +306,11 @@ pub enum StepKind {
 pub struct AllReduce {
     /// Name, the same for all ranks; unique per program.
     pub key: String,
-    /// Which of `devices` this one is.
+    /// Index of this device among `devices`.
     pub rank: u32,
     /// Devices of all ranks, in order.
     pub devices: Vec<DeviceName>,
-    /// How.
+    /// The operator.
     pub kind: Reduction,
     /// This device's elements.
     pub src: BufferId,
@@ -333,7 +333,7 @@ pub struct If {
     pub results: Vec<BufferId>,
 }
 
-/// How often a loop runs, and whether its body sees and decides it.
+/// Number of iterations of a loop, or the operands that decide it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TripCount {
     /// Exactly so many times (ONNX `Scan`). The body has neither iteration number nor condition.
@@ -374,9 +374,9 @@ pub struct Scanned {
 /// Body outputs: \[condition\] (only `While`), carried values, slices of `scan_outputs`.
 #[derive(Clone, Debug)]
 pub struct Loop {
-    /// How often.
+    /// Number of iterations.
     pub trips: TripCount,
-    /// What to run.
+    /// Sub-program of one iteration.
     pub body: Arc<Program>,
     /// Values carried between iterations.
     pub carried: Vec<Carried>,

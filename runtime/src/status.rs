@@ -1,6 +1,6 @@
 //! Status codes that kernels return.
 //!
-//! A kernel never panics and never allocates; what it cannot do it says with a number, which the executor turns into an [`Error`] that
+//! A kernel never panics and never allocates; it reports a failure by a number, which the executor turns into an [`Error`] that
 //! names the node and the device.
 
 use crate::error::{Error, ErrorKind};

@@ -335,7 +335,7 @@ impl Tensor {
         )))
     }
 
-    /// The same bits under another dtype of the same size: what a `.npy` file holds as `u16` may be `bf16`. To `bool`, other values than 0 become 1.
+    /// The same bits under another dtype of the same size: the `u16` of a `.npy` file may be `bf16`. To `bool`, other values than 0 become 1.
     pub fn with_bits_as(&self, dtype: DType) -> Result<Tensor, Error> {
         if dtype.size_bytes() != self.dtype.size_bytes() {
             return Err(Error::invalid(format!(

@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 /// Amounts in bytes; `None` where nothing limits them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Memory {
-    /// What the processes of the group may use together.
+    /// Memory that the processes of the group may use together.
     pub limit_bytes: Option<u64>,
-    /// What is left of it. Caches of files count as free.
+    /// Memory left of the limit. Caches of files count as free.
     pub free_bytes: Option<u64>,
 }
 

@@ -142,7 +142,7 @@ fn open(file: Option<OsString>) -> Result<Api, String> {
 }
 
 impl Api {
-    /// What a result means: `CUDA_ERROR_OUT_OF_MEMORY, out of memory`.
+    /// Name and description of a result: `CUDA_ERROR_OUT_OF_MEMORY, out of memory`.
     pub(super) fn text(&self, code: Code) -> String {
         let ask = |f: unsafe extern "C" fn(Code, *mut *const c_char) -> Code| {
             let mut text = std::ptr::null();

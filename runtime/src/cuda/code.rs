@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex};
 
 /// Launches with no more arguments than this allocate nothing.
 const USUAL_ARGS: usize = 64;
-/// Room for what the driver's compiler says.
+/// Size of the log of the driver's compiler.
 const LOG_BYTES: usize = 8 << 10;
 
 /// A module of the driver.
@@ -29,7 +29,7 @@ pub(super) struct LoadedCode {
 #[derive(Clone, Copy)]
 struct Kernel {
     function: CUfunction,
-    /// Dynamic shared memory that was asked for. What it may have without that is 48 KiB less what the code declares.
+    /// Dynamic shared memory that was asked for. Without asking, a kernel may have 48 KiB less the static part.
     shared_bytes: u32,
 }
 
@@ -41,7 +41,7 @@ unsafe impl Sync for LoadedCode {}
 impl LoadedCode {
     /// Loads the machine code, or compiles the PTX if that is for another GPU or missing.
     ///
-    /// Errors with `Unsupported` when the driver takes neither; the message has what its compiler says, and which driver is needed.
+    /// Errors with `Unsupported` when the driver takes neither; the message has its compiler's log, and which driver is needed.
     pub(super) fn new(
         streams: Arc<Streams>,
         code: &GpuCode,
@@ -132,8 +132,8 @@ impl LoadedCode {
         let (context, stream) = (&self.streams.context, self.streams.compute());
         let ([gx, gy, gz], [bx, by, bz], shared) = (launch.grid, launch.block, launch.shared_bytes);
         let (params, extra) = (params.as_mut_ptr(), ptr::null_mut());
-        // SAFETY: one argument per parameter of the kernel, by the maker of the program; they are read before this returns. What the kernel does
-        // with its buffers is as the program says.
+        // SAFETY: one argument per parameter of the kernel, by the maker of the program; they are read before this returns. The kernel uses
+        // its buffers as the program says.
         let code = unsafe {
             (context.api.launch)(
                 function,
@@ -190,7 +190,7 @@ impl Drop for LoadedCode {
     }
 }
 
-/// Loads an image. The error is the result and what the compiler says.
+/// Loads an image. The error is the result and the compiler's log.
 fn load(context: &Context, image: &[u8]) -> Result<CUmodule, (c_int, String)> {
     let mut log = vec![0u8; LOG_BYTES];
     let mut options = [
@@ -238,7 +238,7 @@ fn load_text(context: &Context, code: &GpuCode) -> Result<CUmodule, Error> {
     })
 }
 
-/// `; it was made by CUDA 13.0, the driver is for CUDA 12.4: ..`, when that is what is wrong.
+/// `; it was made by CUDA 13.0, the driver is for CUDA 12.4: ..`, when that is the cause.
 fn version_note(ptx: &str) -> String {
     let made = made_by(ptx);
     let (Some(made), Ok(driver)) = (made, super::driver_version()) else {

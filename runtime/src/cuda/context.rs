@@ -89,7 +89,7 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // SAFETY: retained once, in `open`. What the driver says no longer matters.
+        // SAFETY: retained once, in `open`. The result no longer matters.
         unsafe { (self.api.release_context)(self.ordinal as c_int) };
     }
 }
@@ -119,7 +119,7 @@ impl Stream {
         })
     }
 
-    /// Waits for all that was asked of it, and says what went wrong.
+    /// Waits until all enqueued work is done. Errors with the first failure among it.
     pub(super) fn synchronize(&self) -> Result<(), Error> {
         self.context.bind()?;
         // SAFETY: the stream lives.
@@ -138,7 +138,7 @@ impl Stream {
         }
     }
 
-    /// What is asked from now on waits for the last record of an event, of any device.
+    /// Makes later work wait for the last record of an event, of any device.
     pub(super) fn wait(&self, event: u64) -> Result<(), Error> {
         self.context.bind()?;
         let event = ptr::with_exposed_provenance_mut(event as usize);
@@ -160,7 +160,7 @@ impl Stream {
         }
         self.context.bind()?;
         let data = ptr::from_ref(arrival).cast_mut().cast();
-        // SAFETY: the stream lives; the function takes what `data` points to.
+        // SAFETY: the stream lives; the function takes the value that `data` points to.
         let code = unsafe { (self.context.api.host_function)(self.handle, arrived, data) };
         self.context.check(code, "asking for a call")
     }
@@ -209,7 +209,7 @@ impl Event {
         })
     }
 
-    /// Marks what was asked of a stream of the same context so far.
+    /// Records the event after the work enqueued so far on a stream of the same context.
     pub(super) fn record(&self, stream: &Stream) -> Result<(), Error> {
         record(stream, driver::Event::raw(self))
     }
@@ -224,7 +224,7 @@ impl Event {
         Ok(Duration::from_secs_f64(f64::from(ms.max(0.0)) / 1e3))
     }
 
-    /// Whether what was marked last is done.
+    /// True once the work before the last record is done.
     pub(super) fn is_done(&self) -> Result<bool, Error> {
         self.context.bind()?;
         // SAFETY: the event lives.
@@ -245,7 +245,7 @@ impl Event {
     }
 }
 
-/// Marks in an event what was asked of a stream so far.
+/// Records an event after the work enqueued on a stream so far.
 pub(super) fn record(stream: &Stream, event: u64) -> Result<(), Error> {
     stream.context.bind()?;
     let event = ptr::with_exposed_provenance_mut(event as usize);

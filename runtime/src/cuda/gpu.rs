@@ -22,7 +22,7 @@ use std::ptr;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-/// How a device is used.
+/// Options of a device.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Settings {
     /// Most bytes that may be allocated; no limit but the device's when `None`.
@@ -44,8 +44,8 @@ pub struct CudaGpu {
     settings: Settings,
 }
 
-/// The queues of a device: those that work, and others for what a thread asks while that is captured. So what other threads ask meanwhile is done, and
-/// does not get into the graph.
+/// The queues of a device: one set that works, and another for requests that a thread makes while they are captured. So requests of other threads are
+/// carried out meanwhile and do not get into the graph.
 pub(super) struct Streams {
     pub(super) context: Arc<Context>,
     working: Queues,
@@ -84,9 +84,9 @@ impl Streams {
         &self.queues().compute
     }
 
-    /// Calls `ask` with what this thread asks going into the queues for captures. Captures take turns.
+    /// Calls `ask` while this thread's requests go into the queues for captures. Captures take turns.
     fn while_captured<T>(&self, ask: impl FnOnce(&Queues) -> T) -> T {
-        /// Goes back to what was before, however `ask` ends.
+        /// Restores the queues of before, however `ask` ends.
         struct Before(usize);
         impl Drop for Before {
             fn drop(&mut self) {
@@ -104,7 +104,7 @@ struct Queues {
     compute: Stream,
     inward: Stream,
     outward: Stream,
-    /// How far each has come when another has to wait for it: computing, in, out.
+    /// Position of each queue when another has to wait for it: computing, in, out.
     marks: [Event; 3],
 }
 
@@ -128,7 +128,7 @@ impl Queues {
         }
     }
 
-    /// The copying queue waits for what computes.
+    /// Makes the copying queue wait for the one that computes.
     fn fork(&self, queue: Queue) -> Result<&Stream, Error> {
         self.marks[0].record(&self.compute)?;
         let stream = self.of(queue);
@@ -136,7 +136,7 @@ impl Queues {
         Ok(stream)
     }
 
-    /// What computes waits for the copies.
+    /// Makes the queue that computes wait for the copies.
     fn join(&self) -> Result<(), Error> {
         for (queue, mark) in [(Queue::In, &self.marks[1]), (Queue::Out, &self.marks[2])] {
             mark.record(self.of(queue))?;
@@ -188,7 +188,7 @@ impl Pool {
             handle,
             state: Mutex::default(),
         };
-        // Keep what was given back: a run allocates nothing, and the next model finds it.
+        // Keep freed memory in the pool: a run allocates nothing, and the next model finds it.
         let mut threshold = u64::MAX;
         let attribute = CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD as c_int;
         // SAFETY: the attribute has 64 bits.
@@ -311,7 +311,7 @@ impl CudaGpu {
         Error::new(ErrorKind::OutOfMemory, message)
     }
 
-    /// Asks the pool, again after it gave back what it does not use; or the driver where there is none. The error is the driver's.
+    /// Asks the pool, again after it gave back its unused memory; or the driver where there is none. The error is the driver's.
     fn allocate_here(&self, size_bytes: usize) -> Result<u64, Error> {
         let context = self.context();
         let mut address = 0;
@@ -360,7 +360,7 @@ impl Driver for CudaGpu {
             ErrorKind::OutOfMemory => self.out_of_memory(size_bytes, used_bytes),
             _ => e,
         })?;
-        // It is there in the order of what computes, from now on for the copies as well.
+        // The memory is there in the order of the queue that computes, from now on for the copies as well.
         [Queue::In, Queue::Out]
             .into_iter()
             .try_for_each(|queue| self.streams.queues().fork(queue).map(drop))?;
@@ -705,7 +705,7 @@ impl CudaGpu {
     }
 }
 
-/// What `ask` asks of these queues; null when that cannot be captured.
+/// Graph of the requests that `ask` makes of these queues; null when they cannot be captured.
 fn capture(
     api: &Api,
     queues: &Queues,
@@ -719,7 +719,7 @@ fn capture(
     if unsafe { (api.begin_capture)(compute.handle, mode) } != 0 {
         return graph;
     }
-    // The queues for copies take part from the start, so that what they are asked first belongs to the capture.
+    // The queues for copies take part from the start, so that their first requests belong to the capture.
     let fork = |queue| {
         if with_copies {
             queues.fork(queue).map(drop)

@@ -42,7 +42,7 @@ pub struct CudaDevice {
     pub memory_bus_bits: u32,
     /// Second-level cache in bytes.
     pub cache_bytes: u32,
-    /// Whether memory comes from pools, in the order of a stream; otherwise each allocation waits for the device.
+    /// True when memory comes from pools, in the order of a stream; otherwise each allocation waits for the device.
     pub has_pools: bool,
 }
 

@@ -1,6 +1,6 @@
 //! NCCL where it is found: all-reduces of GPUs, each of which has a communicator.
 //!
-//! Communicators are non-blocking: no call waits for other ranks, and what has to wait asks again and again, with an eye on whether the run is over. A
+//! Communicators are non-blocking: no call waits for other ranks, and a thread that has to wait polls, with an eye on whether the run is over. A
 //! kernel of NCCL waits on its device until all ranks have come; when one does not come, because its device is lost or another part of the run has
 //! failed, each of the others aborts its communicator, which ends its kernel.
 
@@ -40,7 +40,7 @@ type Comm = *mut c_void;
 #[derive(Clone, Copy)]
 struct UniqueId([c_char; 128]);
 
-/// `ncclConfig_t` of version 2.14, which has what is set here; later ones take it by its size and version.
+/// `ncclConfig_t` of version 2.14, which has all fields that are set here; later ones take it by its size and version.
 #[repr(C)]
 struct Config {
     size: usize,
@@ -154,7 +154,7 @@ struct Rank {
     comm: Comm,
     /// Marks the last all-reduce.
     asked: Event,
-    /// Whether that has been waited for.
+    /// True once that has been waited for.
     is_settled: bool,
 }
 
@@ -216,7 +216,7 @@ impl Group for Clique {
         }
         let mut ranks: Vec<_> = (0..self.ranks.len()).map(|rank| self.lock(rank)).collect();
         ranks.iter_mut().for_each(|rank| rank.abort(self.api));
-        // What a lost device does to the others says less than the device itself.
+        // The device that is lost gives a better message than the failures it causes on others.
         let lost = |ranks: &[MutexGuard<'_, Rank>]| {
             ranks
                 .iter()
@@ -238,7 +238,7 @@ impl Drop for Clique {
 }
 
 impl Rank {
-    /// Errors with what has happened to the device, if it says so, or else with what NCCL says.
+    /// Errors with the device's own failure if it has one, or else with NCCL's message.
     fn check(&self, api: &Api, code: Code, what: &str) -> Result<(), Error> {
         if code == SUCCESS {
             return Ok(());
@@ -285,7 +285,7 @@ impl Rank {
         if code != IN_PROGRESS {
             self.check(api, code, "ncclAllReduce")?;
         }
-        // What is asked next comes after it only once it is in the stream.
+        // A later request comes after this one only once this one is in the stream.
         let mut pause = Pause::default();
         while !self.is_idle(api)? {
             if is_over() {
@@ -319,7 +319,7 @@ impl Rank {
         Ok(true)
     }
 
-    /// Whether no call is in progress. Errors with what has gone wrong since.
+    /// True when no call is in progress. Errors with a failure since the last call.
     fn is_idle(&self, api: &Api) -> Result<bool, Error> {
         let mut state = SUCCESS;
         // SAFETY: the communicator lives; the library writes one number.
@@ -333,7 +333,7 @@ impl Rank {
         }
     }
 
-    /// Gives what was done; lets go of the stream when that is not to be waited for.
+    /// Returns `done`; unless it is a success, aborts the communicator, which releases the stream.
     fn abort_unless(&mut self, done: Result<bool, Error>, api: &Api) -> Result<bool, Error> {
         if !matches!(done, Ok(true)) {
             self.abort(api);
@@ -341,7 +341,7 @@ impl Rank {
         done
     }
 
-    /// Ends what the stream was asked, and the communicator.
+    /// Ends the work in the stream, and the communicator.
     fn abort(&mut self, api: &Api) {
         let comm = std::mem::replace(&mut self.comm, ptr::null_mut());
         self.is_settled = true;

@@ -1,4 +1,4 @@
-//! What a GPU's memory and its link to the host can do, measured.
+//! Measured rates of a GPU's memory and of its link to the host.
 
 use super::CudaGpu;
 use crate::driver::Driver;

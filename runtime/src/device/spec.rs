@@ -1,4 +1,4 @@
-//! Partly named devices, after TensorFlow's grammar: what a user asks for, how two wishes merge, and which devices fit.
+//! Partly named devices, after TensorFlow's grammar: a user's request, how two of them merge, and which devices fit.
 
 use super::{DeviceKind, DeviceName};
 use crate::error::Error;
@@ -19,7 +19,7 @@ pub struct DeviceSpec {
     pub index: Option<u32>,
 }
 
-/// What [`DeviceSpec::merge`] does about types and indices that differ. Jobs, replicas and tasks that differ are always an error.
+/// Rule of [`DeviceSpec::merge`] for types and indices that differ. Jobs, replicas and tasks that differ are always an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Merge {
     /// Refuse.
@@ -32,7 +32,7 @@ impl DeviceSpec {
     /// Reads `""`, `/`, or parts in any order, of one attribute the last winning: `/job:NAME`, `/replica:N`, `/task:N`, `/device:TYPE[:N]`, the
     /// short forms `/cpu:N`, `/gpu` and, without the slash, `gpu:0`. `*` leaves a field open. Case of the type does not matter.
     ///
-    /// Errors with what cannot be read; two different types are an error, while the last index of one type wins.
+    /// Errors with the part that cannot be read; two different types are an error, while the last index of one type wins.
     pub fn parse(text: &str) -> Result<DeviceSpec, Error> {
         let mut spec = DeviceSpec::default();
         for part in text.split('/').filter(|p| !p.is_empty()) {
@@ -92,7 +92,7 @@ impl DeviceSpec {
         }
     }
 
-    /// Whether a device is one of those meant.
+    /// True when the device has all fields that are given.
     pub fn fits(&self, name: &DeviceName) -> bool {
         self.job.as_deref().is_none_or(|j| j == name.job())
             && self.replica.is_none_or(|r| r == name.replica)
@@ -104,7 +104,7 @@ impl DeviceSpec {
             && self.index.is_none_or(|i| i == name.index)
     }
 
-    /// Whether nothing is asked for.
+    /// True when no field is given.
     pub fn is_open(&self) -> bool {
         *self == DeviceSpec::default()
     }
@@ -118,7 +118,7 @@ impl DeviceSpec {
         }
     }
 
-    /// Each field that is absent is taken from `outer`: what a scope inside another asks for.
+    /// Each field that is absent is taken from `outer`, as for a scope inside another.
     pub fn fill(self, outer: &DeviceSpec) -> DeviceSpec {
         DeviceSpec {
             job: self.job.or_else(|| outer.job.clone()),
@@ -129,12 +129,12 @@ impl DeviceSpec {
         }
     }
 
-    /// Whether no field that both have differs.
+    /// True when no field that both have differs.
     pub fn is_compatible(&self, other: &DeviceSpec) -> bool {
         self.merge(other, Merge::Hard).is_ok()
     }
 
-    /// What fits both (TensorFlow's `DeviceNameUtils::MergeDevNames`).
+    /// The specification that fits both (TensorFlow's `DeviceNameUtils::MergeDevNames`).
     ///
     /// Errors with `Cannot merge devices with incompatible jobs|replicas|tasks|types|ids: 'x' and 'y'`; types and ids only when `mode` is hard.
     pub fn merge(&self, other: &DeviceSpec, mode: Merge) -> Result<DeviceSpec, Error> {

@@ -112,7 +112,7 @@ impl CallerTensors {
         }
     }
 
-    /// Asks for the inputs' copies to the device, for which what computes waits.
+    /// Enqueues the inputs' copies to the device; the queue that computes waits for them.
     pub(crate) fn upload(&self) -> Result<(), Error> {
         self.inputs.iter().try_for_each(|c| {
             // SAFETY: the pinned memory lives as long as this, which outlives its runs, and is only changed between them.

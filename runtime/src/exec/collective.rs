@@ -12,7 +12,7 @@ use std::sync::{Arc, Condvar, Mutex};
 /// Runs on devices that may reduce together, over all executors of the process.
 ///
 /// A device that has come to an all-reduce does nothing else in that queue, and its kernel keeps its place. So if two devices came to the all-reduces of
-/// two programs in different orders, or one of them to other work that waits for what the other does behind an all-reduce, they could wait for each other.
+/// two programs in different orders, or one of them to other work that waits for a step of the other behind an all-reduce, they could wait for each other.
 /// Therefore a program with all-reduces shares neither its GPUs with another one that has them, nor its queues with any other. Those that came
 /// first go first; runs of one program, which take turns on each device ([`super::Lanes`]), go together.
 #[derive(Default)]
@@ -27,7 +27,7 @@ struct Run {
     devices: Arc<Devices>,
 }
 
-/// What the runs of a program use.
+/// Devices that the runs of a program use.
 #[derive(Default)]
 pub(crate) struct Devices {
     /// Ordinals of the GPUs that reduce together.
@@ -176,7 +176,7 @@ impl Frame {
     }
 }
 
-/// Whether the host waits for the device in a step.
+/// True for a step in which the host waits for the device.
 pub(crate) fn waits_for_device(step: &Prepared) -> bool {
     matches!(
         step,

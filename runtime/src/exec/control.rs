@@ -170,7 +170,7 @@ impl PreparedLoop {
         }
     }
 
-    /// Points the body's inputs and outputs at what iteration `i` reads and writes.
+    /// Points the body's inputs and outputs at the operands of iteration `i`.
     fn bind_iteration(&mut self, i: u64, flip: bool, addresses: &Addresses) {
         let mut inputs = std::mem::take(&mut self.body.inputs);
         let mut outputs = std::mem::take(&mut self.body.outputs);

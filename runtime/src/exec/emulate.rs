@@ -1,8 +1,8 @@
-//! Emulated devices: kernels of known length and links of known speed, so that what placement predicts can be held against what the executor does.
+//! Emulated devices: kernels of known length and links of known speed, so that placement's prediction can be compared with the executor's run.
 //!
 //! Order: a link moves one tensor at a time, in the order in which they were sent; links are independent of each other. Blocking: `post` never
-//! blocks, one thread of the executor hands over what is due. Bound: a tensor waits at most once per key and run. Peer gone: what an aborted run
-//! sent is forgotten when the next one begins.
+//! blocks, one thread of the executor delivers tensors that are due. Bound: a tensor waits at most once per key and run. Peer gone: tensors of an
+//! aborted run are dropped when the next one begins.
 
 use crate::device::DeviceName;
 use crate::error::{Error, ErrorKind};
@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, BinaryHeap};
 use std::sync::{Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-/// How tensors cross between devices.
+/// Transport of tensors between devices.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Transport {
     /// Through the memory of this process, as fast as it is.
@@ -49,7 +49,7 @@ impl LinkRate {
 /// A tensor that crossed an emulated link.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Crossing {
-    /// Which tensor, from where to where.
+    /// The tensor, its source and its destination.
     pub key: Key,
     /// Its size.
     pub size_bytes: usize,
@@ -214,7 +214,7 @@ impl Courier {
         self.changed.notify_one();
     }
 
-    /// What was sent in this epoch, in that order.
+    /// Tensors sent in this epoch, in the order of sending.
     pub(crate) fn crossings(&self) -> Vec<Crossing> {
         let crossing = |&(slot, start, end): &(usize, Instant, Instant)| {
             let (key, _, size_bytes) = &self.slots[slot];

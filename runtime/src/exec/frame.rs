@@ -17,7 +17,7 @@ use crate::tensor::Tensor;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// What instantiation needs to know beside the program.
+/// Environment of an instance beside the program.
 #[derive(Clone, Copy)]
 pub(crate) struct Links<'a> {
     /// Holder of the variables.
@@ -54,17 +54,17 @@ pub(crate) struct Frame {
     bound_args: Vec<(usize, usize)>,
     /// Times of the steps, when the executor profiles.
     pub(crate) profile: Option<Profile>,
-    /// Whether launches failed.
+    /// Status words of the launches.
     pub(crate) statuses: Statuses,
-    /// What marks the end of each step that is a device's copy from or to another partition.
+    /// Event at the end of each step that is a device's copy from or to another partition.
     events: Vec<Option<Arc<dyn Event>>>,
-    /// Those of the dependencies of each step that are such copies.
+    /// Dependencies of each step that are such copies.
     copies_before: Vec<Vec<u32>>,
     /// The steps that are all-reduces.
     pub(crate) collectives: Vec<usize>,
-    /// Whether there are others: of a step that receives, they use the bytes that it writes.
+    /// True for a step with other dependencies: those of a step that receives use the bytes that it writes.
     computes_before: Vec<bool>,
-    /// Owners of what addresses of the arena and of constants on the device point to.
+    /// Owners of the memory that addresses of the arena and of constants on the device point to.
     _blocks: Vec<Block>,
 }
 
@@ -78,7 +78,7 @@ pub(crate) struct Addresses {
     pub(crate) buffers: Vec<*mut u8>,
     /// Kernel argument lists, one after the other.
     pub(crate) args: Vec<*mut u8>,
-    /// What the addresses belong to.
+    /// Memory that the addresses belong to.
     pub(crate) memory: Memory,
 }
 
@@ -355,12 +355,12 @@ impl Frame {
             .try_for_each(|event| driver.wait(queue, &**event))
     }
 
-    /// What marks the end of a step that is a device's copy.
+    /// Event at the end of a step that is a device's copy.
     pub(crate) fn event(&self, step: usize) -> &dyn Event {
         self.events[step].as_deref().unwrap_or(&Passed)
     }
 
-    /// Whether all it asks of its device can be asked for again as one: kernels, copies, and sends to the host.
+    /// True when all its requests can be replayed as one: kernels, copies, and sends to the host.
     pub(crate) fn is_replayable(&self) -> bool {
         self.steps.iter().all(|step| match step {
             Prepared::Launch(_) | Prepared::Copy { .. } => true,

@@ -43,7 +43,7 @@ impl Lanes {
         self.lanes.len()
     }
 
-    /// The first lane, for what is done once: profiles and lists of steps. Its runs take their turns among the others.
+    /// The first lane, for profiles and lists of steps, of which one is enough. Its runs take their turns among the others.
     pub fn first(&self) -> &Executor {
         &self.lanes[0]
     }

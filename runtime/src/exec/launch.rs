@@ -21,7 +21,7 @@ pub(crate) struct PreparedLaunch {
     work: Work,
 }
 
-/// What is launched.
+/// Code of a launch.
 enum Work {
     Kernel(KernelWork),
     Product(ProductWork),
@@ -218,7 +218,7 @@ impl Frame {
     }
 }
 
-/// Time of what is asked of the queue that computes.
+/// Time of the requests that `ask` makes of the queue that computes.
 fn time_series(
     driver: &dyn Driver,
     stamps: Option<&dyn Stamps>,
@@ -253,7 +253,7 @@ struct Words {
     words: Block,
     /// As many bytes, all zero.
     zeros: Block,
-    /// What [`Statuses::ask`] found.
+    /// Status words as [`Statuses::ask`] copied them.
     found: Box<dyn HostMemory>,
     asked: Arc<dyn Event>,
 }

@@ -20,7 +20,7 @@
 //!
 //! Their workers ask a [`Driver`] and do not wait: for kernels in one queue, for copies from and to other partitions in two others, ordered by
 //! events where a step depends on a copy. The caller's tensors cross through pinned memory. A run of such a partition ends when its device has
-//! finished, failed or not; then the status words of its launches are looked at. What a partition asks is captured when it runs for the second time,
+//! finished, failed or not; then the status words of its launches are looked at. A partition's requests are captured when it runs for the second time,
 //! and replayed from then on: as a whole, or, where it receives, sends to other devices, or has control flow or variables, piece by piece between
 //! these (`segments`), its steps in program order. Not while it is profiled.
 //!
@@ -78,18 +78,18 @@ use worker::{Replaying, Schedule, Worker};
 pub use lanes::Lanes;
 pub use resources::Resources;
 
-/// How to run a program.
+/// Options of an executor.
 #[derive(Clone, Default)]
 pub struct ExecOptions {
     /// Threads for kernels, over all devices; 0 = one per core that this process may use.
     pub threads: usize,
     /// Where variables live. The default is a fresh set of containers.
     pub resources: Arc<Resources>,
-    /// How tensors cross between devices.
+    /// Transport of tensors between devices.
     pub transport: Transport,
     /// Devices that have memory of their own.
     pub drivers: BTreeMap<DeviceName, Arc<dyn Driver>>,
-    /// Asks them for every step in every run, and captures nothing: to see what capturing gains.
+    /// Makes their requests one by one in every run, without captures, to measure the gain of these.
     pub step_by_step: bool,
 }
 
@@ -114,7 +114,7 @@ pub struct LaunchTime {
     pub time: Duration,
 }
 
-/// What the threads of an executor share.
+/// State that the threads of an executor share.
 struct Shared {
     program: Arc<Program>,
     rendezvous: Arc<Rendezvous>,
@@ -135,7 +135,7 @@ struct Shared {
     number: AtomicU64,
     /// Devices that reduce together.
     groups: Vec<Arc<dyn Group>>,
-    /// What other runs of the process may not share.
+    /// Devices that runs of other programs may not use at the same time.
     devices: Arc<collective::Devices>,
 }
 
@@ -219,7 +219,7 @@ impl Executor {
     }
 
     /// Time of each step in ns, summed over the runs since [`Executor::start_profile`], by partition and step. Steps of
-    /// sub-programs count for the step that runs them. What a GPU computes is timed by its own events, from where its queue comes to the step to
+    /// sub-programs count for the step that runs them. Kernels of a GPU are timed by its own events, from where its queue comes to the step to
     /// where it is done with it; copies from and to other partitions by the time to ask for them.
     pub fn step_times(&self) -> Vec<Vec<u64>> {
         let _turn = lock(&self.turn);
@@ -256,10 +256,10 @@ impl Executor {
             .collect()
     }
 
-    /// Time of each kernel of the devices that have memory of their own, started again and again for at least `at_least`, with what the last run
-    /// left in its buffers.
+    /// Time of each kernel of the devices that have memory of their own, started again and again for at least `at_least`, on the contents
+    /// that the last run left in its buffers.
     ///
-    /// Errors with what the device says. The next run is not disturbed.
+    /// Errors with the device's message. The next run is not disturbed.
     pub fn time_launches(&self, at_least: Duration) -> Result<Vec<LaunchTime>, Error> {
         let _turn = lock(&self.turn);
         let mut times = Vec::new();
@@ -285,7 +285,7 @@ impl Executor {
             .collect()
     }
 
-    /// What crossed emulated links in the last run, in the order in which it was sent.
+    /// Tensors that crossed emulated links in the last run, in the order of sending.
     pub fn crossings(&self) -> Vec<Crossing> {
         let _turn = lock(&self.turn);
         self.shared
@@ -309,7 +309,7 @@ impl Executor {
 
     /// Runs once and writes the outputs into `outputs`, whose contents are undefined after an error.
     ///
-    /// Errors: `InvalidInput` when a count, dtype or shape is not the program's; otherwise what the failing step says. Allocates nothing
+    /// Errors: `InvalidInput` when a count, dtype or shape is not the program's; otherwise the error of the failing step. Allocates nothing
     /// unless an output shares its bytes with another tensor.
     pub fn run_into(&self, inputs: &[Tensor], outputs: &mut [Tensor]) -> Result<(), Error> {
         check_tensors("input", &self.program().inputs, inputs)?;
@@ -413,7 +413,7 @@ impl Shared {
         let workers = (0..program.partitions.len())
             .map(worker)
             .collect::<Result<Vec<_>, Error>>()?;
-        // What was asked for so far is on its devices, or they say that it is not.
+        // Uploads of constants may still be in flight; their errors belong to the constructor.
         memories
             .iter()
             .filter_map(Memory::driver)

@@ -1,4 +1,4 @@
-//! Times of the steps of one partition: by the host's clock, and of what a device computes by its own.
+//! Times of the steps of one partition: by the host's clock, and for a device's kernels by its own.
 
 use crate::driver::{Driver, Stamps};
 use crate::error::Error;
@@ -54,7 +54,7 @@ impl Profile {
         Ok(())
     }
 
-    /// Adds what the device's clock says of this run. The device has finished.
+    /// Adds the times of this run by the device's clock. The device has finished.
     pub(crate) fn settle(&mut self) -> Result<(), Error> {
         let Some(stamps) = &self.stamps else {
             return Ok(());

@@ -3,7 +3,7 @@
 //! Order: each key carries at most one tensor per epoch (one run); keys are independent of each other. Blocking: `send` never blocks, it
 //! copies into the key's staging memory, allocated once, or asks its device to; `receive` does not block either, a worker that has nothing else
 //! to do waits on its mailbox. A tensor that a device sends to another has arrived as soon as the copy was asked for: the receiver's copy waits
-//! for it on the device. Peer gone: a failing worker aborts the epoch, which ends every wait; the next epoch starts clean, and what the old one sent is
+//! for it on the device. Peer gone: a failing worker aborts the epoch, which ends every wait; the next epoch starts clean, and tensors of the old one are
 //! never received because a slot remembers its epoch.
 
 use super::emulate::Courier;
@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// How often a worker that waits looks whether its device is still there.
+/// Interval at which a worker that waits checks its device.
 const LOOKED_AFTER: Duration = Duration::from_millis(20);
 
 /// Staging of one key.
@@ -28,14 +28,14 @@ struct Slot {
     staging: Mutex<Staging>,
 }
 
-/// What a slot is made of.
+/// Receiver and staging memory of a slot.
 pub(crate) struct SlotSpec {
     /// Index of the receiving worker.
     pub(crate) destination: usize,
     pub(crate) staging: Staging,
 }
 
-/// One per worker: counts what has arrived for it, over all epochs.
+/// One per worker: counts the tensors that have arrived for it, over all epochs.
 #[derive(Default)]
 struct Mailbox {
     arrivals: AtomicU64,
@@ -90,7 +90,7 @@ impl Rendezvous {
         self.aborted.store(false, Ordering::Release);
     }
 
-    /// Publishes what `fill` writes, `size_bytes` bytes, under `slot` and wakes the receiver. Errors when the slot was sent to in this epoch, sizes
+    /// Publishes the `size_bytes` bytes that `fill` writes under `slot` and wakes the receiver. Errors when the slot was sent to in this epoch, sizes
     /// differ, or `fill` fails.
     pub(crate) fn send(
         &self,
@@ -150,7 +150,7 @@ impl Rendezvous {
         mailbox.event.notify();
     }
 
-    /// Lets the receiver see what was sent over an emulated link, or by a device. One that was taken off the link before its run was aborted may come here after
+    /// Lets the receiver see a tensor sent over an emulated link, or by a device. One that was taken off the link before its run was aborted may come here after
     /// the next run began: its epoch never hides a later one.
     pub(crate) fn deliver(&self, slot: usize, epoch: u64) {
         self.slots[slot].epoch.fetch_max(epoch, Ordering::Release);
@@ -190,7 +190,7 @@ impl Rendezvous {
         ask(&lock(&self.slots[slot].staging))
     }
 
-    /// What marks the copies of a device that sends under `slot`.
+    /// Event at the end of the copy of a device that sends under `slot`.
     pub(crate) fn sent(&self, slot: usize) -> Option<Arc<dyn Event>> {
         lock(&self.slots[slot].staging).sent().cloned()
     }
@@ -200,8 +200,8 @@ impl Rendezvous {
         self.mailboxes[worker].arrivals.load(Ordering::Acquire)
     }
 
-    /// Waits until [`Rendezvous::arrivals`] differs from `seen` or the epoch is aborted. A worker of a device looks after it now and then: what it
-    /// waits for may have to come from that device first. Errors when the device can do nothing more.
+    /// Waits until [`Rendezvous::arrivals`] differs from `seen` or the epoch is aborted. A worker of a device checks it now and then: the
+    /// awaited tensor may have to come from that device first. Errors when the device can do nothing more.
     pub(crate) fn wait_for_arrival(
         &self,
         worker: usize,

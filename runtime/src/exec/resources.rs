@@ -140,7 +140,7 @@ impl Variable {
         take(state.value.as_bytes())
     }
 
-    /// Sets the value to what `fill` writes into its bytes; after an error it counts as never assigned.
+    /// Sets the value by `fill`, which writes its bytes; after an error it counts as never assigned.
     pub(crate) fn assign(
         &self,
         fill: impl FnOnce(&mut [u8]) -> Result<(), Error>,

@@ -1,8 +1,8 @@
 //! A device's partition that sends or receives on its way, asked for in program order and in pieces: runs of steps that only compute are captured once,
 //! and replayed from then on.
 //!
-//! Copies from and to other partitions stay outside: the host waits for what it must see before it asks for them, they are ordered by events that
-//! others wait for too, and so they go on beside what is computed next.
+//! Copies from and to other partitions stay outside: the host may have to wait for a tensor before it enqueues one, they are ordered by events that
+//! others wait for too, and so they go on beside the kernels that follow.
 
 use super::frame::{Frame, Prepared};
 use super::step::{Context, Stop};
@@ -56,7 +56,7 @@ impl Segments {
             .then_some(Segments { pieces })
     }
 
-    /// How many pieces are replayed.
+    /// Number of pieces that are replayed.
     pub(crate) fn n_captured(&self) -> usize {
         self.pieces
             .iter()

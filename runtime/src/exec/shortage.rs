@@ -1,13 +1,13 @@
-//! What to say when a device's memory does not suffice: what is needed, which tensors are largest, and what may help.
+//! Message for a device whose memory does not suffice: the need, the largest tensors, and possible remedies.
 
 use crate::error::{Error, ErrorKind};
 use crate::program::{BufferId, Loc, Partition, Program, StepKind};
 use std::collections::BTreeMap;
 
-/// How many tensors are named.
+/// Number of tensors that are named.
 const NAMED: usize = 4;
 
-/// An error of allocation for partition `index`, with what that partition needs. Others stay as they are.
+/// An error of allocation for partition `index`, with that partition's need. Other errors stay as they are.
 pub(crate) fn explain(error: Error, program: &Program, index: usize) -> Error {
     match error.kind() {
         ErrorKind::OutOfMemory => {
@@ -41,7 +41,7 @@ pub(crate) fn describe(message: &str, program: &Program, partition: &Partition) 
     Error::new(ErrorKind::OutOfMemory, message)
 }
 
-/// The largest tensors, one for each place in memory, by what the user knows them by.
+/// The largest tensors, one for each place in memory, by their names in the user's model.
 fn largest(program: &Program, partition: &Partition) -> Vec<String> {
     let mut of_place: BTreeMap<Loc, usize> = BTreeMap::new();
     for (i, buffer) in partition.buffers.iter().enumerate() {

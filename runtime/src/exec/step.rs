@@ -38,7 +38,7 @@ impl From<Error> for Stop {
     }
 }
 
-/// What steps need beside their frame.
+/// Environment of steps beside their frame.
 pub(crate) struct Context<'a> {
     pub(crate) device: &'a DeviceName,
     pub(crate) leader: &'a mut Leader,
@@ -157,7 +157,7 @@ impl Frame {
             .map_or(Ok(()), |profile| Ok(profile.end(i, started, computes)?))
     }
 
-    /// Starts step `i`; what it depends on was waited for.
+    /// Starts step `i`, whose dependencies are done.
     pub(crate) fn start_step(&mut self, i: usize, context: &mut Context<'_>) -> Result<(), Stop> {
         let is_copy = matches!(
             self.steps[i],
@@ -264,7 +264,7 @@ fn run(
 
 /// The argument list of a kernel, shareable between the threads that run it.
 struct Args(*const *mut u8);
-// SAFETY: the list is only read while the kernel runs; what its pointers are used for is governed by the kernel ABI.
+// SAFETY: the list is only read while the kernel runs; the kernel ABI governs the use of its pointers.
 unsafe impl Sync for Args {}
 
 fn run_kernel(

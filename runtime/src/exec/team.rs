@@ -4,7 +4,7 @@
 //! `[front, back)` packed with the job's epoch into one atomic word: the leader claims from the front, followers from the back, each by
 //! compare-and-swap. That balances load dynamically and yet gives the leader the same end of the data in every kernel, which keeps its
 //! cache warm. A follower that comes late finds nothing to claim and delays nobody: the leader waits for claimed chunks only, so a team
-//! larger than the machine merely falls back to what the leader does by itself.
+//! larger than the machine merely falls back to the leader's own work.
 
 use super::wait::{Event, Patience};
 use crate::sync::lock;
@@ -22,7 +22,7 @@ pub(crate) const MAX_THREADS: usize = 1000;
 /// Status in [`Team::status`] that stands for a caught panic.
 const PANICKED: u32 = u32::MAX;
 
-/// What a failed job reports.
+/// Failure of a job.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum JobFailure {
     /// The first non-zero status.

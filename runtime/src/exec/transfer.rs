@@ -1,7 +1,7 @@
-//! Where a tensor is on its way from one partition to another, and how it gets there beside what both compute.
+//! Staging of tensors between partitions, and their copies beside the kernels of both.
 //!
 //! A tensor that crosses is staged once: in memory of the host, pinned if either end is a device, or, when the sending device reaches the
-//! receiving one, in memory of the latter. A device's copies are asked of its queues for copies; events order them with what it computes, so
+//! receiving one, in memory of the latter. A device's copies go into its queues for copies; events order them with its kernels, so
 //! neither end waits for them.
 
 use super::memory::{Block, Memory};
@@ -105,7 +105,7 @@ impl Staging {
         }
     }
 
-    /// Asks a device to copy what was sent into one of its buffers, and to mark the end in `received`.
+    /// Enqueues a device's copy of the staged tensor into one of its buffers, and marks the end in `received`.
     ///
     /// # Safety
     ///

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering, fence};
 use std::sync::{Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-/// How long a waiting thread keeps its core before it sleeps. It decides when a thread sleeps, never what is computed.
+/// Time for which a waiting thread keeps its core before it sleeps. It affects no result.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Patience {
     spin: Duration,

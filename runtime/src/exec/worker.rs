@@ -26,7 +26,7 @@ pub(crate) struct Worker {
     pub(crate) caller: Option<CallerTensors>,
     /// `None` when no step can be held up: then program order is the schedule.
     pub(crate) schedule: Option<Schedule>,
-    /// Whether the device is asked for a whole run at once.
+    /// State of captures and replays of the device's requests.
     pub(crate) replay: Replaying,
 }
 
@@ -133,7 +133,7 @@ impl Worker {
     }
 }
 
-/// How a device is asked for a run. The first one loads code and finds faults that concern a single request: its requests are made one by one.
+/// Mode in which a device is asked for a run. The first run loads code and finds faults that concern a single request: its requests are made one by one.
 pub(crate) enum Replaying {
     /// All at once, from the second run on.
     Whole(Progress),
@@ -143,7 +143,7 @@ pub(crate) enum Replaying {
     Never,
 }
 
-/// How often requests were made one by one, until they are captured, and replayed from then on.
+/// Progress of requests, which are made one by one at first, then captured, and replayed from then on.
 pub(crate) enum Progress {
     NotYet,
     Next,
@@ -167,7 +167,7 @@ impl Replaying {
         }
     }
 
-    /// How many requests for more than one step there are.
+    /// Number of requests for more than one step.
     pub(crate) fn n_captured(&self) -> usize {
         match self {
             Replaying::Whole(Progress::Always(_)) => 1,
@@ -243,7 +243,7 @@ impl DeviceRun<'_> {
                     *replay = Replaying::Whole(Progress::Always(captured));
                     return Ok(());
                 }
-                // What cannot be captured once is not tried again.
+                // A capture that failed once is not tried again.
                 *replay = Replaying::Never;
             }
         }
@@ -261,7 +261,7 @@ impl DeviceRun<'_> {
         })
     }
 
-    /// Uploads what the caller gives, runs the steps, and downloads what the caller gets.
+    /// Uploads the caller's inputs, runs the steps, and downloads the outputs.
     fn around(
         &self,
         frame: &mut Frame,

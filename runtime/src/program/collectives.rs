@@ -1,4 +1,4 @@
-//! What devices do together: all ranks are there, and no other step can come between them.
+//! Check of collectives: all ranks are there, and no other step can come between them.
 
 use super::validate::Place;
 use super::{AllReduce, Partition, Program, StepKind};
@@ -76,7 +76,7 @@ pub(super) fn check_collectives(p: &Program, violations: &mut Vec<String>) {
     }
 }
 
-/// How many steps come before or after one by their dependencies.
+/// Number of steps that come before or after one by their dependencies.
 fn n_ordered(partition: &Partition, at: usize) -> usize {
     let n = partition.steps.len();
     let deps = |i: usize| {

@@ -25,7 +25,7 @@ fn place(b: &Buffer) -> Option<(Space, Range<usize>)> {
     }
 }
 
-/// Whether two buffers share bytes, and if so whether they are exactly the same bytes.
+/// `None` for disjoint buffers; otherwise true when both are exactly the same bytes.
 pub(super) fn overlap(a: &Buffer, b: &Buffer) -> Option<bool> {
     let ((space_a, a), (space_b, b)) = (place(a)?, place(b)?);
     (space_a == space_b && a.start < b.end && b.start < a.end).then_some(a == b)

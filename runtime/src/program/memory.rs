@@ -31,7 +31,7 @@ impl MemoryUse {
 }
 
 impl Program {
-    /// What each device needs, in partition order.
+    /// Memory use of each device, in partition order.
     pub fn memory_use(&self) -> Vec<(DeviceName, MemoryUse)> {
         self.partitions
             .iter()
@@ -41,7 +41,7 @@ impl Program {
 }
 
 impl Partition {
-    /// What this partition's device needs.
+    /// Memory use of this partition's device.
     pub fn memory_use(&self) -> MemoryUse {
         let mut total = MemoryUse::default();
         add(self, &mut total, &mut BTreeSet::new());

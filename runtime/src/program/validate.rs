@@ -251,7 +251,7 @@ fn check_buffer(p: &Program, partition: &Partition, b: &Buffer) -> Result<(), St
     }
 }
 
-/// Collects what is wrong with one step.
+/// Collects violations of one step.
 struct StepCheck<'a> {
     p: &'a Program,
     partition: &'a Partition,
@@ -609,8 +609,8 @@ fn check_transfers(p: &Program, violations: &mut Vec<String>) {
 }
 
 impl Program {
-    /// Whether devices with memory of their own may run their steps one after the other in program order, without waiting for each other in a ring.
-    /// Of a valid program.
+    /// True when devices with memory of their own may run their steps one after the other in program order, without waiting for each other in a cycle.
+    /// The program is valid.
     pub(crate) fn runs_in_order(&self) -> bool {
         let mut edges = Vec::new();
         let mut sends: BTreeMap<&Key, Place> = BTreeMap::new();
@@ -639,8 +639,8 @@ impl Program {
 /// Partition and step.
 pub(super) type Place = (usize, usize);
 
-/// Kahn's algorithm over the steps of all partitions, with these edges beside their dependencies: how many steps wait for themselves, and of how many.
-/// Each rank of an all-reduce waits for what any of them waits for.
+/// Kahn's algorithm over the steps of all partitions, with these edges beside their dependencies: the number of steps on or behind a cycle, and of all
+/// steps. Each rank of an all-reduce waits for the dependencies of all ranks.
 fn stuck(p: &Program, edges: &[(Place, Place)]) -> (usize, usize) {
     let first: Vec<usize> = p
         .partitions
