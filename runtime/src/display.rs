@@ -240,32 +240,42 @@ fn columns(numbers: &[Number]) -> Vec<String> {
     let (min, max) = magnitudes().fold((f64::INFINITY, 0.0f64), |(lo, hi), m| {
         (lo.min(m), hi.max(m))
     });
-    let words: Vec<String> = if max > 0.0 && (max >= 1e8 || min < 1e-4 || max / min > 1000.0) {
-        let finite = || {
-            numbers
-                .iter()
-                .filter(|n| n.special().is_none())
-                .map(Number::scientific)
-        };
-        let n_digits = finite().map(|p| p.0.len()).max().unwrap_or(0);
-        let n_exponent = finite().map(|p| p.1.len()).max().unwrap_or(0);
-        let word = |n: &Number| {
-            n.special()
-                .unwrap_or_else(|| n.scientific_with(n_digits, n_exponent))
-        };
-        numbers.iter().map(word).collect()
+    let is_scientific = max > 0.0 && (max >= 1e8 || min < 1e-4 || max / min > 1000.0);
+    pad_left(if is_scientific {
+        scientific_column(numbers)
     } else {
-        let parts: Vec<_> = numbers
+        positional_column(numbers)
+    })
+}
+
+/// Mantissas and exponents of one length.
+fn scientific_column(numbers: &[Number]) -> Vec<String> {
+    let finite = || {
+        numbers
             .iter()
-            .map(|n| n.special().map_or_else(|| Ok(n.positional()), Err))
-            .collect();
-        let n_digits = parts.iter().flatten().map(|p| p.1.len()).max().unwrap_or(0);
-        let word = |p: Result<(String, String), String>| {
-            p.map_or_else(|s| s, |(i, f)| format!("{i}.{f:<n_digits$}"))
-        };
-        parts.into_iter().map(word).collect()
+            .filter(|n| n.special().is_none())
+            .map(Number::scientific)
     };
-    pad_left(words)
+    let n_digits = finite().map(|p| p.0.len()).max().unwrap_or(0);
+    let n_exponent = finite().map(|p| p.1.len()).max().unwrap_or(0);
+    let word = |n: &Number| {
+        n.special()
+            .unwrap_or_else(|| n.scientific_with(n_digits, n_exponent))
+    };
+    numbers.iter().map(word).collect()
+}
+
+/// Fractions of one length.
+fn positional_column(numbers: &[Number]) -> Vec<String> {
+    let parts: Vec<_> = numbers
+        .iter()
+        .map(|n| n.special().map_or_else(|| Ok(n.positional()), Err))
+        .collect();
+    let n_digits = parts.iter().flatten().map(|p| p.1.len()).max().unwrap_or(0);
+    let word = |p: Result<(String, String), String>| {
+        p.map_or_else(|s| s, |(i, f)| format!("{i}.{f:<n_digits$}"))
+    };
+    parts.into_iter().map(word).collect()
 }
 
 /// Arranges words in nested brackets.

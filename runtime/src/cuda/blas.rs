@@ -215,9 +215,16 @@ impl Described {
                 "cublasLtMatmulPreferenceCreate",
             )?;
         }
+        d.describe_epilogue(p)?;
+        d.describe_matrices(p)?;
+        d.describe_preference(p)?;
+        Ok(d)
+    }
+
+    fn describe_epilogue(&self, p: &Product) -> Result<(), Error> {
         let epilogue = if p.relu { EPILOGUE_RELU } else { 0 }
             | if p.bias.is_some() { EPILOGUE_BIAS } else { 0 };
-        d.set_product(
+        self.set_product(
             EPILOGUE,
             &(if epilogue == 0 {
                 EPILOGUE_DEFAULT
@@ -227,8 +234,12 @@ impl Described {
         )?;
         if p.bias.is_some() {
             // Until the real one is known: algorithms are chosen by the alignment that they see.
-            d.set_product(BIAS_POINTER, &(p.out.align_bytes as u64))?;
+            self.set_product(BIAS_POINTER, &(p.out.align_bytes as u64))?;
         }
+        Ok(())
+    }
+
+    fn describe_matrices(&mut self, p: &Product) -> Result<(), Error> {
         let matrices = [
             (&p.rhs, [p.k, p.n]),
             (&p.lhs, [p.m, p.k]),
@@ -237,16 +248,20 @@ impl Described {
         for (i, (matrix, shape)) in matrices.into_iter().enumerate() {
             let is_transposed = matrix.order == Order::Column;
             if is_transposed {
-                d.set_product([TRANSPOSE_A, TRANSPOSE_B][i], &TRANSPOSED)?;
+                self.set_product([TRANSPOSE_A, TRANSPOSE_B][i], &TRANSPOSED)?;
             }
-            d.layouts[i] = layout(api, matrix, shape, p.n_batch)?;
+            self.layouts[i] = layout(self.api, matrix, shape, p.n_batch)?;
         }
-        d.set_preference(MAX_WORKSPACE, &(p.workspace_bytes as u64))?;
+        Ok(())
+    }
+
+    fn describe_preference(&self, p: &Product) -> Result<(), Error> {
+        self.set_preference(MAX_WORKSPACE, &(p.workspace_bytes as u64))?;
         // C is D, whose former elements count for nothing.
         for (i, matrix) in [&p.rhs, &p.lhs, &p.out, &p.out].into_iter().enumerate() {
-            d.set_preference(MIN_ALIGNMENT + i as c_int, &(matrix.align_bytes as u32))?;
+            self.set_preference(MIN_ALIGNMENT + i as c_int, &(matrix.align_bytes as u32))?;
         }
-        Ok(d)
+        Ok(())
     }
 
     fn set_product<T>(&self, attribute: c_int, value: &T) -> Result<(), Error> {

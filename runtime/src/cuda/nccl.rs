@@ -282,9 +282,7 @@ impl Rank {
             )
         };
         self.is_settled = false;
-        if code != IN_PROGRESS {
-            self.check(api, code, "ncclAllReduce")?;
-        }
+        self.check_started(api, code, "ncclAllReduce")?;
         // A later request comes after this one only once this one is in the stream.
         let mut pause = Pause::default();
         while !self.is_idle(api)? {
@@ -333,6 +331,15 @@ impl Rank {
         }
     }
 
+    /// As [`Rank::check`], for a call that may be in progress when it returns.
+    fn check_started(&self, api: &Api, code: Code, call: &str) -> Result<(), Error> {
+        if code == IN_PROGRESS {
+            Ok(())
+        } else {
+            self.check(api, code, call)
+        }
+    }
+
     /// Returns `done`; unless it is a success, aborts the communicator, which releases the stream.
     fn abort_unless(&mut self, done: Result<bool, Error>, api: &Api) -> Result<bool, Error> {
         if !matches!(done, Ok(true)) {
@@ -356,42 +363,15 @@ impl Rank {
 
 /// One communicator for each rank.
 fn init(api: &Api, ranks: &[MutexGuard<'_, Rank>]) -> Result<Vec<Comm>, Error> {
-    let Some(first) = ranks.first() else {
+    if ranks.is_empty() {
         return Ok(Vec::new());
-    };
-    let mut id = UniqueId([0; 128]);
-    first.context.bind()?;
-    // SAFETY: the library writes one id.
-    first.check(api, unsafe { (api.unique_id)(&mut id) }, "ncclGetUniqueId")?;
+    }
     // Threads of the library may write them later.
     let comms: Vec<AtomicPtr<c_void>> = ranks
         .iter()
         .map(|_| AtomicPtr::new(ptr::null_mut()))
         .collect();
-    let n = ranks.len() as c_int;
-    // SAFETY: each call has a communicator of its own to write, which lives until it is written (below), and a good configuration.
-    let asked = unsafe {
-        first.check(api, (api.group_start)(), "ncclGroupStart")?;
-        let mut config = NON_BLOCKING;
-        let init = |(i, rank): (usize, &MutexGuard<'_, Rank>)| {
-            rank.context.bind()?;
-            let code = (api.init_rank)(comms[i].as_ptr(), n, id, i as c_int, &mut config);
-            if code == IN_PROGRESS {
-                Ok(())
-            } else {
-                rank.check(api, code, "ncclCommInitRankConfig")
-            }
-        };
-        let asked = ranks.iter().enumerate().try_for_each(init);
-        let code = (api.group_end)();
-        let ended = if code == IN_PROGRESS {
-            Ok(())
-        } else {
-            first.check(api, code, "ncclGroupEnd")
-        };
-        asked.and(ended)
-    };
-    let made = asked.and_then(|()| wait_for(api, ranks, &comms));
+    let made = start_init(api, ranks, &comms).and_then(|()| wait_for(api, ranks, &comms));
     let handles: Vec<Comm> = comms
         .iter()
         .map(|comm| comm.load(Ordering::Acquire))
@@ -406,6 +386,32 @@ fn init(api: &Api, ranks: &[MutexGuard<'_, Rank>]) -> Result<Vec<Comm>, Error> {
         return Err(e);
     }
     Ok(handles)
+}
+
+/// Asks for a communicator of each rank, which the library writes to `comms`, maybe after this returns.
+fn start_init(
+    api: &Api,
+    ranks: &[MutexGuard<'_, Rank>],
+    comms: &[AtomicPtr<c_void>],
+) -> Result<(), Error> {
+    let (first, n) = (&ranks[0], ranks.len() as c_int);
+    let mut id = UniqueId([0; 128]);
+    first.context.bind()?;
+    // SAFETY: the library writes one id.
+    first.check(api, unsafe { (api.unique_id)(&mut id) }, "ncclGetUniqueId")?;
+    // SAFETY: each call has a communicator of its own to write, which `init` keeps until it is written, and a good configuration.
+    unsafe {
+        first.check(api, (api.group_start)(), "ncclGroupStart")?;
+        let mut config = NON_BLOCKING;
+        let init = |(i, rank): (usize, &MutexGuard<'_, Rank>)| {
+            rank.context.bind()?;
+            let code = (api.init_rank)(comms[i].as_ptr(), n, id, i as c_int, &mut config);
+            rank.check_started(api, code, "ncclCommInitRankConfig")
+        };
+        let asked = ranks.iter().enumerate().try_for_each(init);
+        let ended = first.check_started(api, (api.group_end)(), "ncclGroupEnd");
+        asked.and(ended)
+    }
 }
 
 /// Waits until all communicators are made.

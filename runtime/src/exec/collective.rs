@@ -1,7 +1,7 @@
 //! All-reduces of several devices: a rank's part, and waiting for it without hanging when another rank never comes.
 
 use super::ExecOptions;
-use super::frame::{Addresses, Frame, Groups, Prepared, PreparedAllReduce};
+use super::frame::{Addresses, Frame, Groups, PreparedAllReduce, PreparedStep};
 use super::step::{Context, Stop};
 use crate::driver::Reduce;
 use crate::error::{Error, ErrorKind};
@@ -168,7 +168,7 @@ impl Frame {
     pub(crate) fn settle(&self, is_over: &dyn Fn() -> bool) -> Result<bool, Error> {
         let mut all = true;
         for &i in &self.collectives {
-            if let Prepared::AllReduce(s) = &self.steps[i] {
+            if let PreparedStep::AllReduce(s) = &self.steps[i] {
                 all &= s.group.settle(s.rank, is_over)?;
             }
         }
@@ -177,15 +177,15 @@ impl Frame {
 }
 
 /// True for a step in which the host waits for the device.
-pub(crate) fn waits_for_device(step: &Prepared) -> bool {
+pub(crate) fn waits_for_device(step: &PreparedStep) -> bool {
     matches!(
         step,
-        Prepared::If(_)
-            | Prepared::Loop(_)
-            | Prepared::ReadVariable { .. }
-            | Prepared::AssignVariable { .. }
-            | Prepared::Send { .. }
-            | Prepared::Recv { .. }
+        PreparedStep::If(_)
+            | PreparedStep::Loop(_)
+            | PreparedStep::ReadVariable { .. }
+            | PreparedStep::AssignVariable { .. }
+            | PreparedStep::Send { .. }
+            | PreparedStep::Recv { .. }
     )
 }
 

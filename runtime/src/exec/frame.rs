@@ -11,10 +11,12 @@ use crate::driver::{Arrival, Event, Group, Loaded, Passed, Queue, Reduction};
 use crate::dtype::DType;
 use crate::error::{Error, ErrorKind};
 use crate::program::{
-    Buffer, BufferId, Kernel, KernelFn, Key, Loc, Partition, Program, Step, StepId, StepKind,
+    AllReduce, Buffer, BufferId, Kernel, KernelFn, Key, Loc, Partition, Program, Step, StepId,
+    StepKind,
 };
 use crate::tensor::Tensor;
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// Environment of an instance beside the program.
@@ -42,7 +44,7 @@ pub(crate) struct Frame {
     program: Arc<Program>,
     partition_idx: usize,
     /// Steps with their operands resolved, in program order.
-    pub(crate) steps: Vec<Prepared>,
+    pub(crate) steps: Vec<PreparedStep>,
     /// Where the program's inputs are; set before [`Frame::bind`].
     pub(crate) inputs: Vec<*mut u8>,
     /// Where the program's outputs are; set before [`Frame::bind`].
@@ -82,8 +84,28 @@ pub(crate) struct Addresses {
     pub(crate) memory: Memory,
 }
 
+impl Addresses {
+    /// Allocates the arena and places the constants. The second value owns the memory of both.
+    fn allocate(partition: &Partition, memory: &Memory) -> Result<(Addresses, Vec<Block>), Error> {
+        let arena = memory.allocate(partition.arena_bytes)?;
+        let (constants, mut blocks) = place_constants(partition, memory)?;
+        let address = |b: &Buffer| match b.loc {
+            Loc::Arena { offset_bytes } => arena.as_ptr().wrapping_add(offset_bytes),
+            Loc::Constant(c) => constants[c as usize],
+            Loc::Input(_) | Loc::Output(_) => std::ptr::null_mut(),
+        };
+        let addresses = Addresses {
+            buffers: partition.buffers.iter().map(address).collect(),
+            args: Vec::new(),
+            memory: memory.clone(),
+        };
+        blocks.push(arena);
+        Ok((addresses, blocks))
+    }
+}
+
 /// A step with its operands resolved.
-pub(crate) enum Prepared {
+pub(crate) enum PreparedStep {
     Kernel(PreparedKernel),
     Launch(PreparedLaunch),
     Send { slot: usize, buffer: Span },
@@ -121,8 +143,7 @@ pub(crate) struct PreparedAllReduce {
 pub(crate) struct PreparedKernel {
     pub(crate) entry: KernelFn,
     /// Range in [`Addresses::args`].
-    pub(crate) first_arg: usize,
-    pub(crate) n_args: usize,
+    pub(crate) args: Range<usize>,
     pub(crate) items: u64,
     pub(crate) grain: u64,
     pub(crate) has_workspace: bool,
@@ -152,78 +173,48 @@ impl Frame {
         links: &Links<'_>,
     ) -> Result<Frame, Error> {
         let partition = &program.partitions[partition_idx];
-        let arena = links.memory.allocate(partition.arena_bytes)?;
-        let (constants, mut blocks) = place_constants(partition, links.memory)?;
-        let address = |b: &Buffer| match b.loc {
-            Loc::Arena { offset_bytes } => arena.as_ptr().wrapping_add(offset_bytes),
-            Loc::Constant(c) => constants[c as usize],
-            Loc::Input(_) | Loc::Output(_) => std::ptr::null_mut(),
-        };
-        let bound = |(i, b): (usize, &Buffer)| {
-            matches!(b.loc, Loc::Input(_) | Loc::Output(_)).then_some((i, b.loc))
-        };
+        let (addresses, blocks) = Addresses::allocate(partition, links.memory)?;
+        let n_steps = partition.steps.len();
         let mut frame = Frame {
             program: program.clone(),
             partition_idx,
-            steps: Vec::with_capacity(partition.steps.len()),
+            steps: Vec::with_capacity(n_steps),
             inputs: vec![std::ptr::null_mut(); program.inputs.len()],
             outputs: vec![std::ptr::null_mut(); program.outputs.len()],
-            addresses: Addresses {
-                buffers: partition.buffers.iter().map(address).collect(),
-                args: Vec::new(),
-                memory: links.memory.clone(),
-            },
-            bound_buffers: partition
-                .buffers
-                .iter()
-                .enumerate()
-                .filter_map(bound)
-                .collect(),
+            addresses,
+            bound_buffers: bound_buffers(&partition.buffers),
             bound_args: Vec::new(),
             profile: None,
             statuses: Statuses::default(),
-            events: Vec::with_capacity(partition.steps.len()),
-            copies_before: Vec::with_capacity(partition.steps.len()),
+            events: Vec::with_capacity(n_steps),
+            copies_before: Vec::with_capacity(n_steps),
             collectives: Vec::new(),
-            computes_before: Vec::with_capacity(partition.steps.len()),
-            _blocks: Vec::new(),
+            computes_before: Vec::with_capacity(n_steps),
+            _blocks: blocks,
         };
-        blocks.push(arena);
-        frame._blocks = blocks;
-        let code = match links.memory {
-            Memory::Host => Vec::new(),
-            Memory::Device(driver) => launch::load(&**driver, &partition.gpu_code)?,
-        };
+        let source = StepSource::new(program, partition, links)?;
         for step in &partition.steps {
-            let prepared = frame.prepare(program, step, links, &code)?;
-            let is_copy = |d: &&StepId| frame.events[d.0 as usize].is_some();
-            let copies: Vec<u32> = step.deps.iter().filter(is_copy).map(|d| d.0).collect();
-            frame.computes_before.push(copies.len() < step.deps.len());
-            frame.copies_before.push(copies);
-            frame.events.push(match (&prepared, links.memory) {
-                (Prepared::SendFromDevice(send), _) => links.rendezvous.sent(send.slot),
-                (Prepared::RecvOnDevice { .. }, Memory::Device(driver)) => Some(driver.event()?),
-                _ => None,
-            });
-            if let Prepared::AllReduce(_) = prepared {
-                frame.collectives.push(frame.steps.len());
-            }
-            frame.steps.push(prepared);
+            frame.add_step(&source, step)?;
         }
         frame.statuses.allocate(links.memory)?;
         Ok(frame)
     }
 
-    fn prepare(
-        &mut self,
-        program: &Arc<Program>,
-        step: &Step,
-        links: &Links<'_>,
-        code: &[Arc<dyn Loaded>],
-    ) -> Result<Prepared, Error> {
-        let partition = &program.partitions[self.partition_idx];
-        let span = |id: &BufferId| Span::of(&partition.buffers, *id);
-        let variable = |index: &u32| links.resources.declare(&program.variables[*index as usize]);
+    fn add_step(&mut self, source: &StepSource<'_>, step: &Step) -> Result<(), Error> {
+        let prepared = self.prepare(source, step)?;
+        let is_copy = |d: &&StepId| self.events[d.0 as usize].is_some();
+        let copies: Vec<u32> = step.deps.iter().filter(is_copy).map(|d| d.0).collect();
+        self.computes_before.push(copies.len() < step.deps.len());
+        self.copies_before.push(copies);
+        self.events.push(source.end_of_copy(&prepared)?);
+        if let PreparedStep::AllReduce(_) = prepared {
+            self.collectives.push(self.steps.len());
+        }
+        self.steps.push(prepared);
+        Ok(())
+    }
+
+    fn prepare(&mut self, source: &StepSource<'_>, step: &Step) -> Result<PreparedStep, Error> {
         Ok(match &step.kind {
             StepKind::Kernel {
                 kernel,
@@ -232,65 +223,47 @@ impl Frame {
                 grain,
                 ..
             } => {
-                let first_arg = self.push_args(args, &partition.buffers);
-                let kernel = match &partition.kernels[kernel.0 as usize] {
-                    Kernel::Cpu(kernel) => kernel,
-                    Kernel::Gpu(kernel) => {
-                        return Ok(Prepared::Launch(PreparedLaunch::new(
-                            kernel,
-                            code,
-                            first_arg,
-                            &mut self.statuses,
-                        )));
-                    }
+                let first_arg = self.push_args(args, &source.partition.buffers);
+                match &source.partition.kernels[kernel.0 as usize] {
+                    Kernel::Cpu(kernel) => PreparedStep::Kernel(PreparedKernel {
+                        entry: kernel.entry.get(),
+                        args: first_arg..first_arg + args.len(),
+                        items: *items,
+                        grain: *grain,
+                        has_workspace: kernel.workspace_bytes_per_thread > 0,
+                    }),
+                    Kernel::Gpu(kernel) => PreparedStep::Launch(PreparedLaunch::new(
+                        kernel,
+                        &source.code,
+                        first_arg,
+                        &mut self.statuses,
+                    )),
                     Kernel::Product(product) => {
-                        let made = PreparedLaunch::of_product(product, links.memory, first_arg);
-                        return made.map(Prepared::Launch).map_err(|e| e.at(&step.origin));
+                        let made =
+                            PreparedLaunch::of_product(product, source.links.memory, first_arg);
+                        PreparedStep::Launch(made.map_err(|e| e.at(&step.origin))?)
                     }
-                };
-                Prepared::Kernel(PreparedKernel {
-                    entry: kernel.entry.get(),
-                    first_arg,
-                    n_args: args.len(),
-                    items: *items,
-                    grain: *grain,
-                    has_workspace: kernel.workspace_bytes_per_thread > 0,
-                })
+                }
             }
-            StepKind::Send { key, buffer } => prepare_send(links, links.slots[key], span(buffer)),
-            StepKind::Recv { key, buffer } => match links.memory {
-                Memory::Host => Prepared::Recv {
-                    slot: links.slots[key],
-                    buffer: span(buffer),
-                },
-                Memory::Device(_) => Prepared::RecvOnDevice {
-                    slot: links.slots[key],
-                    buffer: span(buffer),
-                },
+            StepKind::Send { key, buffer } => source.send(key, *buffer),
+            StepKind::Recv { key, buffer } => source.recv(key, *buffer),
+            StepKind::Copy { src, dst } => PreparedStep::Copy {
+                src: source.span(*src),
+                dst: source.span(*dst),
             },
-            StepKind::Copy { src, dst } => Prepared::Copy {
-                src: span(src),
-                dst: span(dst),
-            },
-            StepKind::AllReduce(s) => Prepared::AllReduce(PreparedAllReduce {
-                group: links.groups[&s.devices].clone(),
-                rank: s.rank as usize,
-                reduction: s.kind,
-                dtype: partition.buffers[s.src.0 as usize].dtype,
-                src: span(&s.src),
-                dst: span(&s.dst),
-            }),
-            StepKind::If(s) => Prepared::If(Box::new(PreparedIf::new(s, links)?)),
+            StepKind::AllReduce(s) => PreparedStep::AllReduce(source.all_reduce(s)),
+            StepKind::If(s) => PreparedStep::If(Box::new(PreparedIf::new(s, source.links)?)),
             StepKind::Loop(s) => {
-                Prepared::Loop(Box::new(PreparedLoop::new(s, &partition.buffers, links)?))
+                let prepared = PreparedLoop::new(s, &source.partition.buffers, source.links)?;
+                PreparedStep::Loop(Box::new(prepared))
             }
-            StepKind::ReadVariable { variable: v, dst } => Prepared::ReadVariable {
-                variable: variable(v)?,
-                dst: span(dst),
+            StepKind::ReadVariable { variable, dst } => PreparedStep::ReadVariable {
+                variable: source.variable(*variable)?,
+                dst: source.span(*dst),
             },
-            StepKind::AssignVariable { variable: v, src } => Prepared::AssignVariable {
-                variable: variable(v)?,
-                src: span(src),
+            StepKind::AssignVariable { variable, src } => PreparedStep::AssignVariable {
+                variable: source.variable(*variable)?,
+                src: source.span(*src),
             },
         })
     }
@@ -340,8 +313,8 @@ impl Frame {
             return Ok(());
         };
         let queue = match self.steps[step] {
-            Prepared::SendFromDevice(_) => Queue::Out,
-            Prepared::RecvOnDevice { .. } => Queue::In,
+            PreparedStep::SendFromDevice(_) => Queue::Out,
+            PreparedStep::RecvOnDevice { .. } => Queue::In,
             _ => Queue::Compute,
         };
         if queue == Queue::In && self.computes_before[step] {
@@ -363,8 +336,8 @@ impl Frame {
     /// True when all its requests can be replayed as one: kernels, copies, and sends to the host.
     pub(crate) fn is_replayable(&self) -> bool {
         self.steps.iter().all(|step| match step {
-            Prepared::Launch(_) | Prepared::Copy { .. } => true,
-            Prepared::SendFromDevice(send) => send.arrival.is_some(),
+            PreparedStep::Launch(_) | PreparedStep::Copy { .. } => true,
+            PreparedStep::SendFromDevice(send) => send.arrival.is_some(),
             _ => false,
         })
     }
@@ -372,10 +345,12 @@ impl Frame {
     /// A fault that the device noticed when all had been asked for: it says which kernels may be to blame.
     pub(crate) fn explain_fault(&self, error: Error) -> Error {
         let launches: Vec<usize> = (0..self.steps.len())
-            .filter(|&i| matches!(self.steps[i], Prepared::Launch(_)))
+            .filter(|&i| matches!(self.steps[i], PreparedStep::Launch(_)))
             .collect();
         let name = |&i: &usize| match &self.steps[i] {
-            Prepared::Launch(launch) => format!("{} (node {:?})", launch.entry(), self.origin(i)),
+            PreparedStep::Launch(launch) => {
+                format!("{} (node {:?})", launch.entry(), self.origin(i))
+            }
             _ => String::new(),
         };
         match launches.as_slice() {
@@ -398,34 +373,108 @@ impl Frame {
 
     /// The most arguments of any kernel, here and in sub-programs.
     pub(crate) fn max_args(&self) -> usize {
-        let own = |s: &Prepared| match s {
-            Prepared::Kernel(k) => k.n_args,
-            Prepared::If(s) => s.branches.iter().map(Frame::max_args).max().unwrap_or(0),
-            Prepared::Loop(s) => s.body.max_args(),
+        let own = |s: &PreparedStep| match s {
+            PreparedStep::Kernel(k) => k.args.len(),
+            PreparedStep::If(s) => s.branches.iter().map(Frame::max_args).max().unwrap_or(0),
+            PreparedStep::Loop(s) => s.body.max_args(),
             _ => 0,
         };
         self.steps.iter().map(own).max().unwrap_or(0)
     }
 }
 
-/// Over emulated links a device sends through its host.
-fn prepare_send(links: &Links<'_>, slot: usize, buffer: Span) -> Prepared {
-    if matches!(links.memory, Memory::Host) || links.rendezvous.courier().is_some() {
-        return Prepared::Send { slot, buffer };
+/// The partition and environment that a frame's steps are prepared from.
+struct StepSource<'a> {
+    program: &'a Program,
+    partition: &'a Partition,
+    links: &'a Links<'a>,
+    /// Loaded [`Partition::gpu_code`]; empty on the host.
+    code: Vec<Arc<dyn Loaded>>,
+}
+
+impl<'a> StepSource<'a> {
+    fn new(
+        program: &'a Program,
+        partition: &'a Partition,
+        links: &'a Links<'a>,
+    ) -> Result<StepSource<'a>, Error> {
+        let code = match links.memory {
+            Memory::Host => Vec::new(),
+            Memory::Device(driver) => launch::load(&**driver, &partition.gpu_code)?,
+        };
+        Ok(StepSource {
+            program,
+            partition,
+            links,
+            code,
+        })
     }
-    let target = links.targets[slot].clone();
-    let rendezvous = links.rendezvous.clone();
-    let arrived = move || rendezvous.deliver(slot, rendezvous.epoch());
-    let arrival: Option<Arrival> = target
-        .driver()
-        .is_none()
-        .then(|| Box::new(arrived) as Arrival);
-    Prepared::SendFromDevice(SendFromDevice {
-        slot,
-        buffer,
-        target,
-        arrival,
-    })
+
+    fn span(&self, id: BufferId) -> Span {
+        Span::of(&self.partition.buffers, id)
+    }
+
+    fn variable(&self, index: u32) -> Result<Arc<Variable>, Error> {
+        let spec = &self.program.variables[index as usize];
+        self.links.resources.declare(spec)
+    }
+
+    /// Over emulated links a device sends through its host.
+    fn send(&self, key: &Key, buffer: BufferId) -> PreparedStep {
+        let (links, slot, buffer) = (self.links, self.links.slots[key], self.span(buffer));
+        if matches!(links.memory, Memory::Host) || links.rendezvous.courier().is_some() {
+            return PreparedStep::Send { slot, buffer };
+        }
+        let target = links.targets[slot].clone();
+        let rendezvous = links.rendezvous.clone();
+        let arrived = move || rendezvous.deliver(slot, rendezvous.epoch());
+        let arrival: Option<Arrival> = target
+            .driver()
+            .is_none()
+            .then(|| Box::new(arrived) as Arrival);
+        PreparedStep::SendFromDevice(SendFromDevice {
+            slot,
+            buffer,
+            target,
+            arrival,
+        })
+    }
+
+    fn recv(&self, key: &Key, buffer: BufferId) -> PreparedStep {
+        let (slot, buffer) = (self.links.slots[key], self.span(buffer));
+        match self.links.memory {
+            Memory::Host => PreparedStep::Recv { slot, buffer },
+            Memory::Device(_) => PreparedStep::RecvOnDevice { slot, buffer },
+        }
+    }
+
+    fn all_reduce(&self, s: &AllReduce) -> PreparedAllReduce {
+        PreparedAllReduce {
+            group: self.links.groups[&s.devices].clone(),
+            rank: s.rank as usize,
+            reduction: s.kind,
+            dtype: self.partition.buffers[s.src.0 as usize].dtype,
+            src: self.span(s.src),
+            dst: self.span(s.dst),
+        }
+    }
+
+    /// Event that marks the end of a step that is a device's copy.
+    fn end_of_copy(&self, step: &PreparedStep) -> Result<Option<Arc<dyn Event>>, Error> {
+        Ok(match (step, self.links.memory) {
+            (PreparedStep::SendFromDevice(send), _) => self.links.rendezvous.sent(send.slot),
+            (PreparedStep::RecvOnDevice { .. }, Memory::Device(driver)) => Some(driver.event()?),
+            _ => None,
+        })
+    }
+}
+
+/// Buffers at inputs and outputs, whose addresses the caller of a run decides.
+fn bound_buffers(buffers: &[Buffer]) -> Vec<(usize, Loc)> {
+    let bound = |(i, b): (usize, &Buffer)| {
+        matches!(b.loc, Loc::Input(_) | Loc::Output(_)).then_some((i, b.loc))
+    };
+    buffers.iter().enumerate().filter_map(bound).collect()
 }
 
 /// Addresses of the constants: on the host where they are, on a device those of copies, which the blocks own.

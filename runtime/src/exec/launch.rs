@@ -1,6 +1,6 @@
 //! Launches of GPU kernels, and of a library's.
 
-use super::frame::{Addresses, Frame, Prepared};
+use super::frame::{Addresses, Frame, PreparedStep};
 use super::memory::{Block, Memory};
 use super::transfer::bytes_of;
 use crate::driver::{Driver, Event, HostMemory, Loaded, LoadedProduct, ProductArgs, Stamps};
@@ -192,7 +192,7 @@ impl Frame {
         let stamps = driver.stamps(2)?;
         let mut times = Vec::new();
         for (i, step) in self.steps.iter_mut().enumerate() {
-            let Prepared::Launch(launch) = step else {
+            let PreparedStep::Launch(launch) = step else {
                 continue;
             };
             let mut series = |n: u32| {

@@ -60,7 +60,7 @@ use crate::sync::lock;
 use crate::tensor::Tensor;
 use caller::CallerTensors;
 use emulate::{Courier, Crossing, Transport};
-use frame::{Frame, Links};
+use frame::{Frame, Groups, Links};
 use lanes::Turns;
 use memory::Memory;
 use profile::Profile;
@@ -358,69 +358,19 @@ impl Shared {
         threads: usize,
         patience: Patience,
     ) -> Result<Shared, Error> {
-        let (slots, ends) = number_keys(&program);
-        let courier = Courier::new(&slots, &ends, &options.transport)?;
-        let memories: Vec<Memory> = program
-            .partitions
-            .iter()
-            .map(|p| memory_of(&p.device, options))
-            .collect();
-        let (specs, targets) = stage(&program, &slots, &ends, &memories, courier.is_some())?;
-        let rendezvous = Arc::new(Rendezvous::new(
-            program.partitions.len(),
-            specs,
-            patience,
-            courier,
-        ));
-        let (resources, rendezvous_of) = (&*options.resources, &rendezvous);
-        let groups = collective::groups(&program, options)?;
-        let links = |memory| Links {
-            resources,
-            slots: &slots,
-            memory,
-            rendezvous: rendezvous_of,
-            targets: &targets,
-            groups: &groups,
-        };
-        let in_order = program.runs_in_order();
-        let worker = |index: usize| {
-            let partition = &program.partitions[index];
-            let memory = &memories[index];
-            let explain = |e: Error| shortage::explain(e, &program, index);
-            let mut frame = Frame::new(&program, index, &links(memory)).map_err(explain)?;
-            let caller = memory
-                .driver()
-                .map(|driver| CallerTensors::new(&program, index, driver))
-                .transpose();
-            let caller = caller.map_err(explain)?;
-            caller.iter().for_each(|c| frame.use_copies(c.addresses()));
-            let workspace_bytes = program.memory_use()[index].1.workspace_bytes_per_thread;
-            Ok(Mutex::new(Worker {
-                device: partition.device.clone(),
-                index,
-                leader: Leader::new(threads, patience),
-                scratch: Scratch::new(threads, workspace_bytes, frame.max_args())?,
-                caller,
-                schedule: Schedule::new(partition),
-                replay: if options.step_by_step {
-                    Replaying::Never
-                } else {
-                    Replaying::of(&frame, in_order)
-                },
-                frame,
-            }))
-        };
+        let setup = Setup::new(&program, options, threads, patience)?;
         let workers = (0..program.partitions.len())
-            .map(worker)
+            .map(|index| Ok(Mutex::new(setup.worker(index)?)))
             .collect::<Result<Vec<_>, Error>>()?;
         // Uploads of constants may still be in flight; their errors belong to the constructor.
-        memories
+        setup
+            .memories
             .iter()
             .filter_map(Memory::driver)
             .try_for_each(|driver| driver.finish())?;
+        let devices = collective::Devices::of(&program, &setup.groups, options);
         Ok(Shared {
-            rendezvous,
-            program: program.clone(),
+            rendezvous: setup.rendezvous,
             workers,
             patience,
             epoch: AtomicU64::new(0),
@@ -431,8 +381,9 @@ impl Shared {
             closed: AtomicBool::new(false),
             turns: None,
             number: AtomicU64::new(0),
-            devices: Arc::new(collective::Devices::of(&program, &groups, options)),
-            groups: groups.into_values().collect(),
+            devices: Arc::new(devices),
+            groups: setup.groups.into_values().collect(),
+            program,
         })
     }
 
@@ -498,6 +449,90 @@ fn number_keys(program: &Program) -> (BTreeMap<Key, usize>, Vec<(usize, usize)>)
         }
     }
     (slots, staging)
+}
+
+/// Parts from which the workers of an executor are made.
+struct Setup<'a> {
+    program: &'a Arc<Program>,
+    options: &'a ExecOptions,
+    threads: usize,
+    patience: Patience,
+    /// Memory of each partition.
+    memories: Vec<Memory>,
+    slots: BTreeMap<Key, usize>,
+    /// Memory that the tensor of each slot goes to.
+    targets: Vec<Memory>,
+    rendezvous: Arc<Rendezvous>,
+    groups: Groups,
+    /// True when devices may run their steps in program order.
+    in_order: bool,
+}
+
+impl<'a> Setup<'a> {
+    fn new(
+        program: &'a Arc<Program>,
+        options: &'a ExecOptions,
+        threads: usize,
+        patience: Patience,
+    ) -> Result<Setup<'a>, Error> {
+        let (slots, ends) = number_keys(program);
+        let courier = Courier::new(&slots, &ends, &options.transport)?;
+        let partitions = program.partitions.iter();
+        let memories: Vec<Memory> = partitions.map(|p| memory_of(&p.device, options)).collect();
+        let (specs, targets) = stage(program, &slots, &ends, &memories, courier.is_some())?;
+        let rendezvous = Rendezvous::new(program.partitions.len(), specs, patience, courier);
+        Ok(Setup {
+            program,
+            options,
+            threads,
+            patience,
+            memories,
+            slots,
+            targets,
+            rendezvous: Arc::new(rendezvous),
+            groups: collective::groups(program, options)?,
+            in_order: program.runs_in_order(),
+        })
+    }
+
+    /// The worker of a partition. Errors of allocation name the need of the partition.
+    fn worker(&self, index: usize) -> Result<Worker, Error> {
+        let explain = |e: Error| shortage::explain(e, self.program, index);
+        let memory = &self.memories[index];
+        let links = Links {
+            resources: &self.options.resources,
+            slots: &self.slots,
+            memory,
+            rendezvous: &self.rendezvous,
+            targets: &self.targets,
+            groups: &self.groups,
+        };
+        let mut frame = Frame::new(self.program, index, &links).map_err(explain)?;
+        let caller = memory
+            .driver()
+            .map(|driver| CallerTensors::new(self.program, index, driver))
+            .transpose()
+            .map_err(explain)?;
+        caller.iter().for_each(|c| frame.use_copies(c.addresses()));
+        let workspace_bytes = self.program.memory_use()[index]
+            .1
+            .workspace_bytes_per_thread;
+        let partition = &self.program.partitions[index];
+        Ok(Worker {
+            device: partition.device.clone(),
+            index,
+            leader: Leader::new(self.threads, self.patience),
+            scratch: Scratch::new(self.threads, workspace_bytes, frame.max_args())?,
+            caller,
+            schedule: Schedule::new(partition),
+            replay: if self.options.step_by_step {
+                Replaying::Never
+            } else {
+                Replaying::of(&frame, self.in_order)
+            },
+            frame,
+        })
+    }
 }
 
 /// Allocates where each tensor that crosses is on its way, and tells the memory that it goes to. Emulated links join memories of the host.
@@ -592,56 +627,69 @@ fn start_threads(
     shared: &Arc<Shared>,
     threads_per_device: usize,
 ) -> Result<Option<rayon::ThreadPool>, Error> {
-    enum Role {
-        Leader(usize),
-        Follower(Arc<Team>, usize),
-        Courier,
-    }
-    let mut roles: Vec<Role> = shared
-        .rendezvous
-        .courier()
-        .map(|_| Role::Courier)
-        .into_iter()
-        .collect();
-    for (index, worker) in shared.workers.iter().enumerate() {
-        roles.extend((index > 0).then_some(Role::Leader(index)));
-        let team = lock(worker).leader.team().clone();
-        roles.extend((1..threads_per_device).map(|thread| Role::Follower(team.clone(), thread)));
-    }
-    if roles.is_empty() {
+    let roles = roles(shared, threads_per_device);
+    let n_roles = roles.len();
+    if n_roles == 0 {
         return Ok(None);
     }
     let builder = rayon::ThreadPoolBuilder::new()
-        .num_threads(roles.len())
+        .num_threads(n_roles)
         .thread_name(|i| format!("gristmill-{i}"));
     let pool = builder.build().map_err(|e| {
         Error::new(
             ErrorKind::OutOfMemory,
-            format!("cannot start {} threads: {e}; ask for fewer", roles.len()),
+            format!("cannot start {n_roles} threads: {e}; ask for fewer"),
         )
     })?;
-    let n_roles = roles.len();
     let own = shared.clone();
     pool.spawn_broadcast(move |context| {
         if own.started.fetch_add(1, Ordering::Release) + 1 == n_roles {
             own.finished.notify();
         }
-        match &roles[context.index()] {
-            Role::Leader(index) => own.lead(*index),
-            Role::Follower(team, thread) => team.follow(*thread),
-            Role::Courier => {
-                own.rendezvous
-                    .courier()
-                    .iter()
-                    .for_each(|c| c.run(|slot, epoch| own.rendezvous.deliver(slot, epoch)));
-            }
-        }
+        roles[context.index()].play(&own);
     });
     // A run must not find threads that are still setting themselves up (and allocate while they do).
     shared.finished.wait_until(shared.patience, || {
         shared.started.load(Ordering::Acquire) == n_roles
     });
     Ok(Some(pool))
+}
+
+/// Task of a pool thread until the executor is dropped.
+enum Role {
+    /// Leads the worker of this index.
+    Leader(usize),
+    /// Helps a team, as the thread of this number.
+    Follower(Arc<Team>, usize),
+    /// Delivers tensors that cross emulated links.
+    Courier,
+}
+
+impl Role {
+    fn play(&self, shared: &Shared) {
+        match self {
+            Role::Leader(index) => shared.lead(*index),
+            Role::Follower(team, thread) => team.follow(*thread),
+            Role::Courier => {
+                let rendezvous = &shared.rendezvous;
+                let courier = rendezvous.courier();
+                courier
+                    .iter()
+                    .for_each(|c| c.run(|slot, epoch| rendezvous.deliver(slot, epoch)));
+            }
+        }
+    }
+}
+
+fn roles(shared: &Shared, threads_per_device: usize) -> Vec<Role> {
+    let courier = shared.rendezvous.courier();
+    let mut roles: Vec<Role> = courier.map(|_| Role::Courier).into_iter().collect();
+    for (index, worker) in shared.workers.iter().enumerate() {
+        roles.extend((index > 0).then_some(Role::Leader(index)));
+        let team = lock(worker).leader.team().clone();
+        roles.extend((1..threads_per_device).map(|thread| Role::Follower(team.clone(), thread)));
+    }
+    roles
 }
 
 fn check_tensors(what: &str, specs: &[IoSpec], tensors: &[Tensor]) -> Result<(), Error> {

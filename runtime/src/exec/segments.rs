@@ -4,7 +4,7 @@
 //! Copies from and to other partitions stay outside: the host may have to wait for a tensor before it enqueues one, they are ordered by events that
 //! others wait for too, and so they go on beside the kernels that follow.
 
-use super::frame::{Frame, Prepared};
+use super::frame::{Frame, PreparedStep};
 use super::step::{Context, Stop};
 use crate::driver::{Driver, Replay};
 use crate::error::Error;
@@ -34,8 +34,12 @@ enum State {
 impl Segments {
     /// Of a partition whose steps may run in program order. `None` when there is nothing to capture.
     pub(crate) fn of(frame: &Frame) -> Option<Segments> {
-        let computes =
-            |i: usize| matches!(frame.steps[i], Prepared::Launch(_) | Prepared::Copy { .. });
+        let computes = |i: usize| {
+            matches!(
+                frame.steps[i],
+                PreparedStep::Launch(_) | PreparedStep::Copy { .. }
+            )
+        };
         let (mut pieces, mut i) = (Vec::new(), 0);
         while i < frame.steps.len() {
             let end = (i..frame.steps.len())
@@ -135,7 +139,7 @@ fn run_step(
 ) -> Result<(), Stop> {
     let (rendezvous, device) = (context.rendezvous, context.device);
     let on_device = |e: Error| e.context(format!("on {device}"));
-    if let Prepared::RecvOnDevice { slot, .. } = frame.steps[i] {
+    if let PreparedStep::RecvOnDevice { slot, .. } = frame.steps[i] {
         loop {
             // Read before looking, so that no arrival is missed.
             let seen = rendezvous.arrivals(worker);

@@ -2,7 +2,7 @@
 
 use super::collective::waits_for_device;
 use super::control::{run_if, run_loop};
-use super::frame::{Addresses, Frame, Prepared, PreparedKernel, SendFromDevice, Span};
+use super::frame::{Addresses, Frame, PreparedKernel, PreparedStep, SendFromDevice, Span};
 use super::launch::Statuses;
 use super::memory::Memory;
 use super::rendezvous::Rendezvous;
@@ -107,7 +107,7 @@ impl Frame {
         let Some((word, error)) = self.statuses.failure() else {
             return Ok(());
         };
-        let is_it = |step: &Prepared| matches!(step, Prepared::Launch(launch) if launch.status() == Some(word));
+        let is_it = |step: &PreparedStep| matches!(step, PreparedStep::Launch(launch) if launch.status() == Some(word));
         let step = self
             .steps
             .iter()
@@ -148,7 +148,7 @@ impl Frame {
         };
         let computes = !matches!(
             self.steps[i],
-            Prepared::SendFromDevice(_) | Prepared::RecvOnDevice { .. }
+            PreparedStep::SendFromDevice(_) | PreparedStep::RecvOnDevice { .. }
         );
         let started = profile.begin(i, computes)?;
         self.start_step(i, context)?;
@@ -161,7 +161,7 @@ impl Frame {
     pub(crate) fn start_step(&mut self, i: usize, context: &mut Context<'_>) -> Result<(), Stop> {
         let is_copy = matches!(
             self.steps[i],
-            Prepared::SendFromDevice(_) | Prepared::RecvOnDevice { .. }
+            PreparedStep::SendFromDevice(_) | PreparedStep::RecvOnDevice { .. }
         );
         if is_copy {
             return Ok(self
@@ -178,7 +178,7 @@ impl Frame {
         };
         let address = |buffer: &Span| self.addresses.buffers[buffer.buffer].addr() as u64;
         match &self.steps[i] {
-            Prepared::SendFromDevice(SendFromDevice {
+            PreparedStep::SendFromDevice(SendFromDevice {
                 slot,
                 buffer,
                 target,
@@ -196,7 +196,7 @@ impl Frame {
                     ask,
                 )
             }
-            Prepared::RecvOnDevice { slot, buffer } => {
+            PreparedStep::RecvOnDevice { slot, buffer } => {
                 // SAFETY: sizes are equal (checked when it was sent); steps that use the buffer wait for the event, and the worker waits for the
                 // device before the run ends.
                 let ask = |staging: &Staging| unsafe {
@@ -210,56 +210,65 @@ impl Frame {
 }
 
 fn run(
-    step: &mut Prepared,
+    step: &mut PreparedStep,
     addresses: &Addresses,
     statuses: &Statuses,
     context: &mut Context<'_>,
 ) -> Result<(), Stop> {
-    let on_device = |e: Error| e.context(format!("on {}", context.device));
-    let (buffers, memory) = (&addresses.buffers, &addresses.memory);
     match step {
-        Prepared::Launch(launch) => launch.start(addresses, statuses).map_err(on_device)?,
-        Prepared::AllReduce(s) => s.start(addresses, context)?,
-        Prepared::Kernel(kernel) => run_kernel(kernel, addresses, context)?,
-        Prepared::If(s) => run_if(s, addresses, context)?,
-        Prepared::Loop(s) => run_loop(s, addresses, context)?,
-        // SAFETY: steps that touch overlapping memory are ordered by their dependencies (validated), and this worker runs one at a time,
-        // so no one else uses these buffers now; a copy's operands are the same bytes or apart, and `copy` allows even overlap.
-        _ => unsafe {
-            match step {
-                Prepared::Send { slot, buffer } => {
-                    let fill = |staging: &mut [u8]| memory.read(buffers[buffer.buffer], staging);
-                    context
-                        .rendezvous
-                        .send(*slot, context.epoch, buffer.size_bytes, fill)
-                        .map_err(on_device)?;
-                }
-                Prepared::Recv { slot, buffer } => {
-                    let take = |staged: &[u8]| memory.write(buffers[buffer.buffer], staged);
-                    context.rendezvous.receive(*slot, take).map_err(on_device)?;
-                }
-                Prepared::Copy { src, dst } => {
-                    memory
-                        .copy(buffers[src.buffer], buffers[dst.buffer], dst.size_bytes)
-                        .map_err(on_device)?;
-                }
-                Prepared::ReadVariable { variable, dst } => variable
-                    .read(|value| memory.write(buffers[dst.buffer], value))
-                    .map_err(on_device)?,
-                Prepared::AssignVariable { variable, src } => variable
-                    .assign(|value| memory.read(buffers[src.buffer], value))
-                    .map_err(on_device)?,
-                Prepared::Kernel(_)
-                | Prepared::Launch(_)
-                | Prepared::AllReduce(_)
-                | Prepared::If(_)
-                | Prepared::Loop(_)
-                | Prepared::SendFromDevice(_)
-                | Prepared::RecvOnDevice { .. } => unreachable!("matched before"),
-            }
-        },
+        PreparedStep::Launch(launch) => launch
+            .start(addresses, statuses)
+            .map_err(|e| e.context(format!("on {}", context.device)))?,
+        PreparedStep::AllReduce(s) => s.start(addresses, context)?,
+        PreparedStep::Kernel(kernel) => run_kernel(kernel, addresses, context)?,
+        PreparedStep::If(s) => run_if(s, addresses, context)?,
+        PreparedStep::Loop(s) => run_loop(s, addresses, context)?,
+        _ => move_tensor(step, addresses, context)
+            .map_err(|e| e.context(format!("on {}", context.device)))?,
     }
     Ok(())
+}
+
+/// Runs a step that only moves bytes: from or to the rendezvous, a variable or another buffer.
+fn move_tensor(
+    step: &PreparedStep,
+    addresses: &Addresses,
+    context: &Context<'_>,
+) -> Result<(), Error> {
+    let memory = &addresses.memory;
+    let address = |span: &Span| addresses.buffers[span.buffer];
+    // SAFETY: steps that touch overlapping memory are ordered by their dependencies (validated), and this worker runs one at a time,
+    // so no one else uses these buffers now; a copy's operands are the same bytes or apart, and `copy` allows even overlap.
+    unsafe {
+        match step {
+            PreparedStep::Send { slot, buffer } => {
+                let fill = |staging: &mut [u8]| memory.read(address(buffer), staging);
+                context
+                    .rendezvous
+                    .send(*slot, context.epoch, buffer.size_bytes, fill)
+            }
+            PreparedStep::Recv { slot, buffer } => {
+                let take = |staged: &[u8]| memory.write(address(buffer), staged);
+                context.rendezvous.receive(*slot, take)
+            }
+            PreparedStep::Copy { src, dst } => {
+                memory.copy(address(src), address(dst), dst.size_bytes)
+            }
+            PreparedStep::ReadVariable { variable, dst } => {
+                variable.read(|value| memory.write(address(dst), value))
+            }
+            PreparedStep::AssignVariable { variable, src } => {
+                variable.assign(|value| memory.read(address(src), value))
+            }
+            PreparedStep::Kernel(_)
+            | PreparedStep::Launch(_)
+            | PreparedStep::AllReduce(_)
+            | PreparedStep::If(_)
+            | PreparedStep::Loop(_)
+            | PreparedStep::SendFromDevice(_)
+            | PreparedStep::RecvOnDevice { .. } => unreachable!("`run` and `start_copy` do these"),
+        }
+    }
 }
 
 /// The argument list of a kernel, shareable between the threads that run it.
@@ -272,9 +281,9 @@ fn run_kernel(
     addresses: &Addresses,
     context: &mut Context<'_>,
 ) -> Result<(), Stop> {
-    let list = &addresses.args[kernel.first_arg..kernel.first_arg + kernel.n_args];
-    let args = Args(list.as_ptr());
-    let (args, entry, n_args, scratch) = (&args, kernel.entry, kernel.n_args, context.scratch);
+    let args = Args(addresses.args[kernel.args.clone()].as_ptr());
+    let (args, entry, n_args) = (&args, kernel.entry, kernel.args.len());
+    let scratch = context.scratch;
     let run_range = |begin: u64, end: u64, thread: usize| {
         let list = if kernel.has_workspace {
             scratch.args_with_workspace(args, n_args, thread)

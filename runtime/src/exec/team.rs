@@ -146,6 +146,18 @@ impl Team {
         }
     }
 
+    /// Result of the job, whose chunks are all done.
+    fn outcome(&self) -> Result<(), JobFailure> {
+        match self.status.load(Ordering::Relaxed) {
+            0 => Ok(()),
+            PANICKED => {
+                let message = lock(&self.panic).take();
+                Err(JobFailure::Panic(message.unwrap_or_default()))
+            }
+            status => Err(JobFailure::Status(status)),
+        }
+    }
+
     /// The life of follower `thread` (1 up to size - 1): returns when the team is closed.
     pub(crate) fn follow(&self, thread: usize) {
         let mut roll_calls = self.roll_calls.load(Ordering::Relaxed);
@@ -219,15 +231,14 @@ impl Leader {
     where
         F: Fn(u64, u64, usize) -> u32 + Sync,
     {
-        let team = &*self.team;
         if items == 0 {
             return Ok(());
         }
         let chunk = items
-            .div_ceil(CHUNKS_PER_THREAD * team.size as u64)
+            .div_ceil(CHUNKS_PER_THREAD * self.team.size as u64)
             .max(grain);
         let n_chunks = items.div_ceil(chunk);
-        if grain == 0 || team.size == 1 || n_chunks == 1 {
+        if grain == 0 || self.team.size == 1 || n_chunks == 1 {
             return match f(0, items, 0) {
                 0 => Ok(()),
                 status => Err(JobFailure::Status(status)),
@@ -242,33 +253,37 @@ impl Leader {
             // SAFETY: `data` was made from a `&F` that is alive during the job.
             unsafe { (*(data as *const F))(begin, end, thread) }
         }
-        // SAFETY: `&mut self` means that no other job is published, and the last one's chunks are all done (see `Sync`).
-        unsafe {
-            *team.job.get() = Job {
-                run: call::<F>,
-                data: f as *const F as *const (),
-                items,
-                chunk,
-            }
+        let job = Job {
+            run: call::<F>,
+            data: f as *const F as *const (),
+            items,
+            chunk,
         };
+        // SAFETY: `call::<F>` takes a pointer to an `F`, and `f` is borrowed until this returns, after all chunks are done.
+        unsafe { self.publish(job, n_chunks) };
+        let team = &*self.team;
+        team.work(0, true);
+        team.done.wait_until(team.patience, || {
+            team.chunks_done.load(Ordering::Acquire) == n_chunks
+        });
+        team.outcome()
+    }
+
+    /// Lets followers claim the chunks of a job.
+    ///
+    /// # Safety
+    ///
+    /// `job.run` may be called with `job.data`, from any thread, until `n_chunks` chunks are done.
+    unsafe fn publish(&mut self, job: Job, n_chunks: u64) {
+        let team = &*self.team;
+        // SAFETY: `&mut self` means that no other job is published, and the last one's chunks are all done (see `Sync`).
+        unsafe { *team.job.get() = job };
         team.chunks_done.store(0, Ordering::Relaxed);
         team.status.store(0, Ordering::Relaxed);
         let (epoch, _, _) = unpack(team.state.load(Ordering::Relaxed));
         team.state
             .store(pack(epoch + 1, 0, n_chunks), Ordering::Release);
         team.work.notify();
-        team.work(0, true);
-        team.done.wait_until(team.patience, || {
-            team.chunks_done.load(Ordering::Acquire) == n_chunks
-        });
-        match team.status.load(Ordering::Relaxed) {
-            0 => Ok(()),
-            PANICKED => {
-                let message = lock(&team.panic).take();
-                Err(JobFailure::Panic(message.unwrap_or_default()))
-            }
-            status => Err(JobFailure::Status(status)),
-        }
     }
 }
 

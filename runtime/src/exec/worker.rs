@@ -1,7 +1,7 @@
 //! The worker of one logical device: runs its partition's steps in dependency order.
 
 use super::caller::CallerTensors;
-use super::frame::{Frame, Prepared};
+use super::frame::{Frame, PreparedStep};
 use super::memory::Memory;
 use super::rendezvous::Rendezvous;
 use super::segments::Segments;
@@ -77,14 +77,9 @@ impl Worker {
             rendezvous,
             epoch,
         };
-        let on_device = |e: Error| e.context(format!("on {device}"));
-        let Memory::Device(driver) = self.frame.addresses.memory.clone() else {
-            return run_frame(
-                self.index,
-                &mut self.frame,
-                &mut self.schedule,
-                &mut context,
-            );
+        let (frame, schedule) = (&mut self.frame, &mut self.schedule);
+        let Memory::Device(driver) = frame.addresses.memory.clone() else {
+            return run_frame(self.index, frame, schedule, &mut context);
         };
         let Some(caller) = &self.caller else {
             unreachable!("a device has copies of the caller's tensors")
@@ -95,39 +90,9 @@ impl Worker {
             caller,
             index: self.index,
         };
-        let started = run.start(
-            &mut self.frame,
-            &mut self.schedule,
-            &mut self.replay,
-            &mut context,
-        );
-        // In a collective the device waits for others, which may never come once this or another worker has failed.
-        let is_over = || started.is_err() || rendezvous.is_aborted();
-        let settled = match self.frame.settle(&is_over) {
-            Ok(true) => Ok(()),
-            Ok(false) => Err(Stop::Aborted),
-            Err(e) => Err(Stop::Failed(on_device(e))),
-        };
-        let started = started.and(settled);
-        // Whatever happened: copies of this run use memory that the next one does.
-        let finished = driver
-            .finish()
-            .map_err(|e| on_device(self.frame.explain_fault(e)));
-        if let Some(profile) = &mut self.frame.profile {
-            if started.is_err() || finished.is_err() {
-                profile.forget()
-            } else {
-                profile.settle().map_err(on_device)?
-            }
-        }
-        match (started, finished) {
-            // The request that noticed a fault is not to blame for it.
-            (Err(Stop::Failed(_)), Err(fault)) if !driver.waits_for_kernels() => {
-                return Err(fault.into());
-            }
-            (started, finished) => started.and(finished.map_err(Stop::from))?,
-        }
-        self.frame.check_launches(&context)?;
+        let started = run.start(frame, schedule, &mut self.replay, &mut context);
+        run.finish(started, frame, &context)?;
+        frame.check_launches(&context)?;
         caller.unstage();
         Ok(())
     }
@@ -248,6 +213,40 @@ impl DeviceRun<'_> {
             }
         }
         self.ask(frame, schedule, context)
+    }
+
+    /// Waits for the device, whatever became of the requests: copies of this run use memory that the next one does.
+    fn finish(
+        &self,
+        started: Result<(), Stop>,
+        frame: &mut Frame,
+        context: &Context<'_>,
+    ) -> Result<(), Stop> {
+        let on_device = |e: Error| e.context(format!("on {}", context.device));
+        // In a collective the device waits for others, which may never come once this or another worker has failed.
+        let is_over = || started.is_err() || context.rendezvous.is_aborted();
+        let settled = match frame.settle(&is_over) {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(Stop::Aborted),
+            Err(e) => Err(Stop::Failed(on_device(e))),
+        };
+        let started = started.and(settled);
+        let finished = self.driver.finish();
+        let finished = finished.map_err(|e| on_device(frame.explain_fault(e)));
+        if let Some(profile) = &mut frame.profile {
+            if started.is_err() || finished.is_err() {
+                profile.forget()
+            } else {
+                profile.settle().map_err(on_device)?
+            }
+        }
+        match (started, finished) {
+            // The request that noticed a fault is not to blame for it.
+            (Err(Stop::Failed(_)), Err(fault)) if !self.driver.waits_for_kernels() => {
+                Err(fault.into())
+            }
+            (started, finished) => started.and(finished.map_err(Stop::from)),
+        }
     }
 
     fn ask(
@@ -385,7 +384,7 @@ impl Schedule {
         for step in 0..self.pending.len() {
             if self.pending[step] == 0 {
                 match frame.steps[step] {
-                    Prepared::Recv { .. } | Prepared::RecvOnDevice { .. } => {
+                    PreparedStep::Recv { .. } | PreparedStep::RecvOnDevice { .. } => {
                         self.waiting.push(step as u32)
                     }
                     _ => self.set_ready(step, frame),
@@ -396,7 +395,7 @@ impl Schedule {
     }
 
     fn set_ready(&mut self, step: usize, frame: &Frame) {
-        if let Prepared::Send { .. } | Prepared::SendFromDevice(_) = frame.steps[step] {
+        if let PreparedStep::Send { .. } | PreparedStep::SendFromDevice(_) = frame.steps[step] {
             self.ready_sends.push(step as u32);
             return;
         }
@@ -453,7 +452,7 @@ impl Schedule {
 /// True for a `Recv` whose tensor is there, and for every other step.
 fn has_arrived(frame: &Frame, step: usize, context: &Context<'_>) -> bool {
     match frame.steps[step] {
-        Prepared::Recv { slot, .. } | Prepared::RecvOnDevice { slot, .. } => {
+        PreparedStep::Recv { slot, .. } | PreparedStep::RecvOnDevice { slot, .. } => {
             context.rendezvous.has_arrived(slot, context.epoch)
         }
         _ => true,

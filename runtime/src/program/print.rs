@@ -1,7 +1,8 @@
 //! Text of a program: the `schedule` stage of dumps. Addresses never appear, so the text is the same on every run.
 
 use super::{
-    BufferId, If, IoSpec, Kernel, Loc, Loop, Partition, Program, Step, StepKind, TripCount,
+    AllReduce, BufferId, If, IoSpec, Kernel, Loc, Loop, Partition, Program, Step, StepKind,
+    TripCount,
 };
 use crate::printable::printable;
 use std::fmt;
@@ -97,54 +98,7 @@ fn print_step(
 ) -> fmt::Result {
     pad(f, indent)?;
     write!(f, "s{i} = ")?;
-    match &step.kind {
-        StepKind::Kernel {
-            kernel,
-            args,
-            n_outputs,
-            items,
-            grain,
-        } => {
-            let name = p.kernels.get(kernel.0 as usize).map_or("?", |k| k.name());
-            let (ins, outs) = args.split_at(args.len().saturating_sub(*n_outputs as usize));
-            write!(
-                f,
-                "{name}({}) -> {} items {items} grain {grain}",
-                ids(ins.to_vec()),
-                ids(outs.to_vec())
-            )?;
-            if let Some(Kernel::Product(product)) = p.kernels.get(kernel.0 as usize) {
-                write!(f, " by a library: {product}")?;
-            }
-        }
-        StepKind::Send { key, buffer } => write!(
-            f,
-            "send b{} {:?} to {}",
-            buffer.0, key.tensor, key.destination
-        )?,
-        StepKind::Recv { key, buffer } => write!(
-            f,
-            "recv {:?} from {} -> b{}",
-            key.tensor, key.source, buffer.0
-        )?,
-        StepKind::Copy { src, dst } => write!(f, "copy b{} -> b{}", src.0, dst.0)?,
-        StepKind::AllReduce(s) => {
-            let (of, kind) = (s.devices.len(), format!("{:?}", s.kind).to_lowercase());
-            write!(
-                f,
-                "{kind} b{} -> b{} {:?} rank {} of {of}",
-                s.src.0, s.dst.0, s.key, s.rank
-            )?
-        }
-        StepKind::If(s) => print_if(s, f)?,
-        StepKind::Loop(s) => print_loop(s, f)?,
-        StepKind::ReadVariable { variable, dst } => {
-            write!(f, "read variable {variable} -> b{}", dst.0)?
-        }
-        StepKind::AssignVariable { variable, src } => {
-            write!(f, "assign variable {variable} = b{}", src.0)?
-        }
-    }
+    print_kind(p, &step.kind, f)?;
     if !step.deps.is_empty() {
         let deps: Vec<String> = step.deps.iter().map(|d| format!("s{}", d.0)).collect();
         write!(f, " after {}", deps.join(" "))?;
@@ -153,6 +107,61 @@ fn print_step(
     Partition::sub_programs(&step.kind)
         .into_iter()
         .try_for_each(|sub| print(sub, f, indent + 1))
+}
+
+fn print_kind(p: &Partition, kind: &StepKind, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    match kind {
+        StepKind::Kernel {
+            kernel,
+            args,
+            n_outputs,
+            items,
+            grain,
+        } => {
+            let kernel = p.kernels.get(kernel.0 as usize);
+            let (ins, outs) = args.split_at(args.len().saturating_sub(*n_outputs as usize));
+            write!(
+                f,
+                "{}({}) -> {} items {items} grain {grain}",
+                kernel.map_or("?", |k| k.name()),
+                ids(ins.to_vec()),
+                ids(outs.to_vec())
+            )?;
+            match kernel {
+                Some(Kernel::Product(product)) => write!(f, " by a library: {product}"),
+                _ => Ok(()),
+            }
+        }
+        StepKind::Send { key, buffer } => write!(
+            f,
+            "send b{} {:?} to {}",
+            buffer.0, key.tensor, key.destination
+        ),
+        StepKind::Recv { key, buffer } => write!(
+            f,
+            "recv {:?} from {} -> b{}",
+            key.tensor, key.source, buffer.0
+        ),
+        StepKind::Copy { src, dst } => write!(f, "copy b{} -> b{}", src.0, dst.0),
+        StepKind::AllReduce(s) => print_all_reduce(s, f),
+        StepKind::If(s) => print_if(s, f),
+        StepKind::Loop(s) => print_loop(s, f),
+        StepKind::ReadVariable { variable, dst } => {
+            write!(f, "read variable {variable} -> b{}", dst.0)
+        }
+        StepKind::AssignVariable { variable, src } => {
+            write!(f, "assign variable {variable} = b{}", src.0)
+        }
+    }
+}
+
+fn print_all_reduce(s: &AllReduce, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    let (of, kind) = (s.devices.len(), format!("{:?}", s.kind).to_lowercase());
+    write!(
+        f,
+        "{kind} b{} -> b{} {:?} rank {} of {of}",
+        s.src.0, s.dst.0, s.key, s.rank
+    )
 }
 
 fn print_if(s: &If, f: &mut fmt::Formatter<'_>) -> fmt::Result {

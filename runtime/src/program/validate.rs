@@ -18,9 +18,10 @@
 use super::collectives::{check_collectives, ranks};
 use super::hazards::{check_hazards, overlap};
 use super::{
-    Buffer, BufferId, IoSpec, Kernel, Key, Loc, MAX_NESTING, Partition, Program, Step, StepKind,
-    TripCount,
+    AllReduce, Buffer, BufferId, If, IoSpec, Kernel, Key, Loc, Loop, MAX_NESTING, Partition,
+    Program, Scanned, Step, StepKind, TripCount,
 };
+use crate::device::DeviceName;
 use crate::dtype::DType;
 use crate::gpu::GpuParam;
 use crate::tensor::{ALIGN_BYTES, checked_size_bytes};
@@ -51,39 +52,36 @@ impl StepKind {
             StepKind::Recv { buffer, .. } => (vec![], vec![*buffer]),
             StepKind::Copy { src, dst } => (vec![*src], vec![*dst]),
             StepKind::AllReduce(s) => (vec![s.src], vec![s.dst]),
-            StepKind::If(s) => (
-                std::iter::once(s.cond)
-                    .chain(s.args.iter().copied())
-                    .collect(),
-                s.results.clone(),
-            ),
-            StepKind::Loop(s) => {
-                let header = match s.trips {
-                    TripCount::Fixed(_) => vec![],
-                    TripCount::While {
-                        max_trips,
-                        condition,
-                    } => max_trips.into_iter().chain(condition).collect(),
-                };
-                let scanned = s.scan_inputs.iter().map(|x| x.buffer);
-                let reads = header
-                    .into_iter()
-                    .chain(s.carried.iter().map(|c| c.init))
-                    .chain(scanned);
-                let writes = s
-                    .carried
-                    .iter()
-                    .map(|c| c.result)
-                    .chain(s.scan_outputs.iter().map(|x| x.buffer));
-                (
-                    reads.chain(s.args.iter().copied()).collect(),
-                    writes.collect(),
-                )
+            StepKind::If(s) => {
+                let reads = std::iter::once(s.cond).chain(s.args.iter().copied());
+                (reads.collect(), s.results.clone())
             }
+            StepKind::Loop(s) => (loop_reads(s), loop_writes(s)),
             StepKind::ReadVariable { dst, .. } => (vec![], vec![*dst]),
             StepKind::AssignVariable { src, .. } => (vec![*src], vec![]),
         }
     }
+}
+
+fn loop_reads(s: &Loop) -> Vec<BufferId> {
+    let mut reads: Vec<BufferId> = match s.trips {
+        TripCount::Fixed(_) => vec![],
+        TripCount::While {
+            max_trips,
+            condition,
+        } => max_trips.into_iter().chain(condition).collect(),
+    };
+    reads.extend(s.carried.iter().map(|c| c.init));
+    reads.extend(s.scan_inputs.iter().map(|x| x.buffer));
+    reads.extend(&s.args);
+    reads
+}
+
+fn loop_writes(s: &Loop) -> Vec<BufferId> {
+    let carried = s.carried.iter().map(|c| c.result);
+    carried
+        .chain(s.scan_outputs.iter().map(|x| x.buffer))
+        .collect()
 }
 
 fn check_program(p: &Program, violations: &mut Vec<String>, depth: usize) {
@@ -341,28 +339,17 @@ impl StepCheck<'_> {
                 n_outputs,
                 ..
             } => {
-                let n_kernels = self.partition.kernels.len();
-                self.expect((kernel.0 as usize) < n_kernels, || {
-                    format!("kernel {} does not exist", kernel.0)
-                });
                 let n_args = args.len();
-                if let Some(kernel) = self.partition.kernels.get(kernel.0 as usize) {
-                    self.kernel(kernel, args, *n_outputs as usize);
+                match self.partition.kernels.get(kernel.0 as usize) {
+                    Some(kernel) => self.kernel(kernel, args, *n_outputs as usize),
+                    None => self.problem(format!("kernel {} does not exist", kernel.0)),
                 }
                 self.expect(*n_outputs as usize <= n_args, || {
                     format!("{n_outputs} outputs among {n_args} arguments")
                 });
             }
-            StepKind::Send { key, .. } | StepKind::Recv { key, .. } => {
-                let here = if matches!(kind, StepKind::Send { .. }) {
-                    &key.source
-                } else {
-                    &key.destination
-                };
-                let good = *here == self.partition.device && key.source != key.destination;
-                self.expect(good, || format!("key {key:?} does not belong here"));
-                self.expect(self.depth == 0, || "transfers in a sub-program".to_owned());
-            }
+            StepKind::Send { key, .. } => self.transfer(key, &key.source),
+            StepKind::Recv { key, .. } => self.transfer(key, &key.destination),
             StepKind::Copy { src, dst } => {
                 let (from, to) = (
                     self.buffer(*src).size_bytes(),
@@ -370,27 +357,8 @@ impl StepCheck<'_> {
                 );
                 self.expect(from == to, || format!("copies {from} bytes to {to} bytes"));
             }
-            StepKind::AllReduce(s) => {
-                let here = s.devices.get(s.rank as usize) == Some(&self.partition.device);
-                let good = here && self.partition.device.kind.has_own_memory() && self.depth == 0;
-                self.expect(good, || {
-                    format!("rank {} of {:?} does not belong here", s.rank, s.key)
-                });
-                let (from, to) = (self.type_of(s.src), self.type_of(s.dst));
-                self.expect(same_type(&from, &to), || {
-                    format!("reduces {from:?} to {to:?}")
-                });
-            }
-            StepKind::If(s) => {
-                self.scalar("condition", Some(s.cond), DType::Bool);
-                for branch in [&s.then_branch, &s.else_branch] {
-                    let types = |ids: &[BufferId]| {
-                        ids.iter().map(|&id| self.type_of(id)).collect::<Vec<_>>()
-                    };
-                    let (args, results) = (types(&s.args), types(&s.results));
-                    self.sub_program(branch, &args, &results);
-                }
-            }
+            StepKind::AllReduce(s) => self.all_reduce(s),
+            StepKind::If(s) => self.branches(s),
             StepKind::Loop(s) => self.loop_operands(s),
             StepKind::ReadVariable {
                 variable,
@@ -399,21 +367,50 @@ impl StepCheck<'_> {
             | StepKind::AssignVariable {
                 variable,
                 src: buffer,
-            } => {
-                let found = self
-                    .p
-                    .variables
-                    .get(*variable as usize)
-                    .map(|v| (v.dtype, v.shape.clone()));
-                let expected = self.type_of(*buffer);
-                let good = found
-                    .as_ref()
-                    .is_some_and(|found| same_type(found, &expected));
-                self.expect(good, || {
-                    format!("variable {variable} is {found:?}, the buffer {expected:?}")
-                });
-            }
+            } => self.variable(*variable, *buffer),
         }
+    }
+
+    /// `own` is the end of the transfer that is to be this device.
+    fn transfer(&mut self, key: &Key, own: &DeviceName) {
+        let good = *own == self.partition.device && key.source != key.destination;
+        self.expect(good, || format!("key {key:?} does not belong here"));
+        self.expect(self.depth == 0, || "transfers in a sub-program".to_owned());
+    }
+
+    fn all_reduce(&mut self, s: &AllReduce) {
+        let here = s.devices.get(s.rank as usize) == Some(&self.partition.device);
+        let good = here && self.partition.device.kind.has_own_memory() && self.depth == 0;
+        self.expect(good, || {
+            format!("rank {} of {:?} does not belong here", s.rank, s.key)
+        });
+        let (from, to) = (self.type_of(s.src), self.type_of(s.dst));
+        self.expect(same_type(&from, &to), || {
+            format!("reduces {from:?} to {to:?}")
+        });
+    }
+
+    fn branches(&mut self, s: &If) {
+        self.scalar("condition", Some(s.cond), DType::Bool);
+        let (args, results) = (self.types_of(&s.args), self.types_of(&s.results));
+        for branch in [&s.then_branch, &s.else_branch] {
+            self.sub_program(branch, &args, &results);
+        }
+    }
+
+    fn variable(&mut self, index: u32, buffer: BufferId) {
+        let found = self
+            .p
+            .variables
+            .get(index as usize)
+            .map(|v| (v.dtype, v.shape.clone()));
+        let expected = self.type_of(buffer);
+        let good = found
+            .as_ref()
+            .is_some_and(|found| same_type(found, &expected));
+        self.expect(good, || {
+            format!("variable {index} is {found:?}, the buffer {expected:?}")
+        });
     }
 
     /// A kernel fits the device's kind, and a GPU's its code and its arguments.
@@ -467,7 +464,7 @@ impl StepCheck<'_> {
         });
     }
 
-    fn loop_operands(&mut self, s: &super::Loop) {
+    fn loop_operands(&mut self, s: &Loop) {
         let (mut inputs, mut outputs) = (vec![], vec![]);
         if let TripCount::While {
             max_trips,
@@ -490,29 +487,35 @@ impl StepCheck<'_> {
             inputs.push(init);
             outputs.push(result);
         }
-        for (list, types) in [
-            (&s.scan_inputs, &mut inputs),
-            (&s.scan_outputs, &mut outputs),
-        ] {
-            for x in list {
-                let (dtype, shape) = self.type_of(x.buffer);
-                let n = shape.first().copied();
-                let good = match (n, s.trips) {
-                    (Some(n), TripCount::Fixed(trips)) => n as u64 == trips,
-                    (n, _) => n.is_some(),
-                };
-                self.expect(good, || {
-                    format!("scanned tensor {shape:?} does not fit {:?}", s.trips)
-                });
-                types.push((dtype, shape.get(1..).unwrap_or_default().to_vec()));
-            }
+        for x in &s.scan_inputs {
+            inputs.push(self.slice_type(x, s.trips));
         }
-        inputs.extend(s.args.iter().map(|&id| self.type_of(id)));
+        for x in &s.scan_outputs {
+            outputs.push(self.slice_type(x, s.trips));
+        }
+        inputs.extend(self.types_of(&s.args));
         self.sub_program(&s.body, &inputs, &outputs);
+    }
+
+    /// Type of one iteration's slice of a tensor, whose axis 0 is that of the iterations.
+    fn slice_type(&mut self, x: &Scanned, trips: TripCount) -> (DType, Vec<usize>) {
+        let (dtype, shape) = self.type_of(x.buffer);
+        let good = match (shape.first(), trips) {
+            (Some(&n), TripCount::Fixed(trips)) => n as u64 == trips,
+            (n, _) => n.is_some(),
+        };
+        self.expect(good, || {
+            format!("scanned tensor {shape:?} does not fit {trips:?}")
+        });
+        (dtype, shape.get(1..).unwrap_or_default().to_vec())
     }
 
     fn type_of(&self, id: BufferId) -> (DType, Vec<usize>) {
         (self.buffer(id).dtype, self.buffer(id).shape.clone())
+    }
+
+    fn types_of(&self, ids: &[BufferId]) -> Vec<(DType, Vec<usize>)> {
+        ids.iter().map(|&id| self.type_of(id)).collect()
     }
 
     fn scalar(&mut self, what: &str, id: Option<BufferId>, dtype: DType) {
@@ -560,42 +563,25 @@ type End<'a> = (usize, usize, Option<&'a Buffer>);
 
 /// Sends and receives match one to one, and no step waits for itself through other devices.
 fn check_transfers(p: &Program, violations: &mut Vec<String>) {
-    let mut ends: BTreeMap<&Key, [Vec<End<'_>>; 2]> = BTreeMap::new();
-    for (d, partition) in p.partitions.iter().enumerate() {
-        for (i, step) in partition.steps.iter().enumerate() {
-            let (key, buffer, side) = match &step.kind {
-                StepKind::Send { key, buffer } => (key, buffer, 0),
-                StepKind::Recv { key, buffer } => (key, buffer, 1),
-                _ => continue,
-            };
-            ends.entry(key).or_default()[side].push((
-                d,
-                i,
-                partition.buffers.get(buffer.0 as usize),
-            ));
-        }
-    }
     let mut edges = Vec::new();
-    for (key, [sends, recvs]) in &ends {
+    for (key, [sends, recvs]) in transfer_ends(p) {
         let label = format!(
             "tensor {:?} from {} to {}",
             key.tensor, key.source, key.destination
         );
-        match (sends.as_slice(), recvs.as_slice()) {
-            ([send], [recv]) => {
-                edges.push(((send.0, send.1), (recv.0, recv.1)));
-                let types = |end: &End<'_>| end.2.map(|b| (b.dtype, b.shape.clone()));
-                if let (Some(a), Some(b)) = (types(send), types(recv))
-                    && !same_type(&a, &b)
-                {
-                    violations.push(format!("{label}: sent as {a:?}, received as {b:?}"));
-                }
-            }
-            _ => violations.push(format!(
-                "{label}: sent {} times, received {} times",
-                sends.len(),
-                recvs.len()
-            )),
+        let (&[send], &[recv]) = (sends.as_slice(), recvs.as_slice()) else {
+            let (n_sent, n_received) = (sends.len(), recvs.len());
+            violations.push(format!(
+                "{label}: sent {n_sent} times, received {n_received} times"
+            ));
+            continue;
+        };
+        edges.push(((send.0, send.1), (recv.0, recv.1)));
+        let types = |end: End<'_>| end.2.map(|b| (b.dtype, b.shape.clone()));
+        if let (Some(a), Some(b)) = (types(send), types(recv))
+            && !same_type(&a, &b)
+        {
+            violations.push(format!("{label}: sent as {a:?}, received as {b:?}"));
         }
     }
     if violations.is_empty() {
@@ -606,6 +592,23 @@ fn check_transfers(p: &Program, violations: &mut Vec<String>) {
             ));
         }
     }
+}
+
+/// Sends and receives of each key.
+fn transfer_ends(p: &Program) -> BTreeMap<&Key, [Vec<End<'_>>; 2]> {
+    let mut ends: BTreeMap<&Key, [Vec<End<'_>>; 2]> = BTreeMap::new();
+    for (d, partition) in p.partitions.iter().enumerate() {
+        for (i, step) in partition.steps.iter().enumerate() {
+            let (key, buffer, side) = match &step.kind {
+                StepKind::Send { key, buffer } => (key, buffer, 0),
+                StepKind::Recv { key, buffer } => (key, buffer, 1),
+                _ => continue,
+            };
+            let buffer = partition.buffers.get(buffer.0 as usize);
+            ends.entry(key).or_default()[side].push((d, i, buffer));
+        }
+    }
+    ends
 }
 
 impl Program {
@@ -642,51 +645,78 @@ pub(super) type Place = (usize, usize);
 /// Kahn's algorithm over the steps of all partitions, with these edges beside their dependencies: the number of steps on or behind a cycle, and of all
 /// steps. Each rank of an all-reduce waits for the dependencies of all ranks.
 fn stuck(p: &Program, edges: &[(Place, Place)]) -> (usize, usize) {
-    let first: Vec<usize> = p
-        .partitions
-        .iter()
-        .scan(0, |sum, part| {
-            Some(std::mem::replace(sum, *sum + part.steps.len()))
-        })
-        .collect();
-    let n: usize = p.partitions.iter().map(|part| part.steps.len()).sum();
-    let (mut n_before, mut after) = (vec![0u32; n], vec![Vec::new(); n]);
-    let number = |(d, i): Place| first[d] + i;
-    let mut together: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
-    for group in ranks(p).into_values() {
-        let numbers: Vec<usize> = group.into_iter().map(number).collect();
-        numbers
-            .iter()
-            .for_each(|&n| drop(together.insert(n, numbers.clone())));
-    }
-    let mut edge = |from: usize, to: usize| {
-        for &to in together.get(&to).unwrap_or(&vec![to]) {
-            n_before[to] += 1;
-            after[from].push(to);
-        }
-    };
+    let mut graph = StepGraph::new(p);
     for (d, partition) in p.partitions.iter().enumerate() {
         for (i, step) in partition.steps.iter().enumerate() {
             step.deps
                 .iter()
-                .for_each(|dep| edge(first[d] + dep.0 as usize, first[d] + i));
+                .for_each(|dep| graph.add_edge((d, dep.0 as usize), (d, i)));
         }
     }
     edges
         .iter()
-        .for_each(|&(from, to)| edge(number(from), number(to)));
-    let mut ready: Vec<usize> = (0..n).filter(|&i| n_before[i] == 0).collect();
-    let mut done = 0;
-    while let Some(i) = ready.pop() {
-        done += 1;
-        for &next in &after[i] {
-            n_before[next] -= 1;
-            if n_before[next] == 0 {
-                ready.push(next);
-            }
+        .for_each(|&(from, to)| graph.add_edge(from, to));
+    let n = graph.after.len();
+    (n - graph.n_sorted(), n)
+}
+
+/// Steps of all partitions, numbered in one sequence.
+struct StepGraph {
+    /// Number of the first step of each partition.
+    first: Vec<usize>,
+    /// Edges into each step that are not yet removed.
+    n_before: Vec<u32>,
+    after: Vec<Vec<usize>>,
+    /// All ranks of the all-reduce that a step is a rank of.
+    ranks: BTreeMap<usize, Vec<usize>>,
+}
+
+impl StepGraph {
+    fn new(p: &Program) -> StepGraph {
+        let next = |sum: &mut usize, part: &Partition| {
+            Some(std::mem::replace(sum, *sum + part.steps.len()))
+        };
+        let first: Vec<usize> = p.partitions.iter().scan(0, next).collect();
+        let n: usize = p.partitions.iter().map(|part| part.steps.len()).sum();
+        let mut of_step = BTreeMap::new();
+        for group in ranks(p).into_values() {
+            let numbers: Vec<usize> = group.into_iter().map(|(d, i)| first[d] + i).collect();
+            of_step.extend(numbers.iter().map(|&n| (n, numbers.clone())));
+        }
+        StepGraph {
+            first,
+            n_before: vec![0; n],
+            after: vec![Vec::new(); n],
+            ranks: of_step,
         }
     }
-    (n - done, n)
+
+    fn add_edge(&mut self, from: Place, to: Place) {
+        let number = |(d, i): Place| self.first[d] + i;
+        let (from, to) = (number(from), number(to));
+        for &to in self.ranks.get(&to).unwrap_or(&vec![to]) {
+            self.n_before[to] += 1;
+            self.after[from].push(to);
+        }
+    }
+
+    /// Number of steps that have a place in a topological order.
+    fn n_sorted(mut self) -> usize {
+        let mut ready: Vec<usize> = (0..self.after.len())
+            .filter(|&i| self.n_before[i] == 0)
+            .collect();
+        let mut n_sorted = 0;
+        while let Some(i) = ready.pop() {
+            n_sorted += 1;
+            for &next in &self.after[i] {
+                self.n_before[next] -= 1;
+                if self.n_before[next] == 0 {
+                    ready.push(next);
+                }
+            }
+        }
+        n_sorted
+    }
 }
 
 #[cfg(test)]
