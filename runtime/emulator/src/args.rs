@@ -50,7 +50,7 @@ impl Args {
         self
     }
 
-    /// What [`Device::launch`](crate::Device::launch) takes.
+    /// Parameters for [`Device::launch`](crate::Device::launch).
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }

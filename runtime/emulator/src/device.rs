@@ -80,7 +80,7 @@ impl Module {
     }
 }
 
-/// What a device has.
+/// Resources of a device.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// Device memory in bytes.
@@ -114,7 +114,7 @@ pub struct LaunchConfig {
     pub block: [u32; 3],
     /// Length of `extern __shared__` arrays.
     pub dynamic_shared_bytes: usize,
-    /// Blocks per cluster by axis; `[1, 1, 1]` takes what the kernel's `__cluster_dims__` says.
+    /// Blocks per cluster by axis; `[1, 1, 1]` takes the kernel's `__cluster_dims__`.
     pub cluster: [u32; 3],
     /// All blocks run at the same time, so that they may wait for each other (`cudaLaunchCooperativeKernel`). On one
     /// thread of the host, so slower.
@@ -134,7 +134,7 @@ impl Default for LaunchConfig {
     }
 }
 
-/// What is checked beyond bounds, alignment, divergence and deadlock, which always are.
+/// Checks beside those of bounds, alignment, divergence and deadlock, which are always made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Checks {
     /// Conflicting accesses to shared memory that nothing orders: [`FaultKind::Race`]. Makes such accesses a few times
@@ -161,7 +161,7 @@ impl Device {
         }
     }
 
-    /// What the device was made with.
+    /// Resources that the device was made with.
     pub fn limits(&self) -> &Limits {
         &self.limits
     }
@@ -174,8 +174,8 @@ impl Device {
             .used_bytes()
     }
 
-    /// Allocates `size_bytes` bytes, aligned to 256. Fresh memory is all ones (NaN as a float), so that what is read
-    /// before it is written shows. Errors with [`FaultKind::OutOfMemory`].
+    /// Allocates `size_bytes` bytes, aligned to 256. Fresh memory is all ones (NaN as a float), so that a read
+    /// before the first write shows. Errors with [`FaultKind::OutOfMemory`].
     pub fn alloc(&self, size_bytes: usize) -> Result<u64> {
         self.memory_mut(|memory| memory.allocate(size_bytes, None, false))
     }
@@ -229,8 +229,8 @@ impl Device {
     /// Runs `kernel` to its end. `params` are the parameters' bytes, laid out as [`Module::parameters`] says
     /// ([`Args`](crate::Args) does it for the usual types).
     ///
-    /// Whatever is wrong with the call or with what the kernel does is a [`Fault`]; buffers then hold what had been
-    /// written until then.
+    /// Whatever is wrong with the call or with the kernel is a [`Fault`]; buffers then hold the stores made until
+    /// then.
     pub fn launch(
         &self,
         module: &Module,

@@ -43,7 +43,7 @@ impl Driver for EmulatedGpu {
     }
 
     fn free(&self, address: u64) {
-        // Only what `allocate` gave comes here, once.
+        // The address is of `allocate`, and comes here once.
         let _ = self.device.free(address);
     }
 

@@ -1,4 +1,4 @@
-//! What can go wrong: in the text of a module, in a call, and in a kernel that runs.
+//! Errors: in the text of a module, in a call, and in a kernel that runs.
 
 use std::fmt;
 
@@ -16,7 +16,7 @@ pub enum FaultKind {
     OutOfMemory,
     /// An access outside every buffer, or outside the block's shared, local or parameter space.
     OutOfBounds,
-    /// An address that is not a multiple of what the access needs.
+    /// An address without the alignment that the access needs.
     Misaligned,
     /// Two accesses to shared or global memory with nothing that orders them, one of them a write.
     Race,
@@ -32,8 +32,8 @@ pub enum FaultKind {
     Misuse,
 }
 
-/// An error of the emulator. Its text says where (PTX line, and CUDA line where the module has one), what was attempted
-/// and what was found.
+/// An error of the emulator. Its text has the place (PTX line, and CUDA line where the module has one), the attempt and the
+/// finding.
 #[derive(Clone, Debug)]
 pub struct Fault {
     kind: FaultKind,
@@ -59,7 +59,7 @@ impl Fault {
         }
     }
 
-    /// What kind of fault this is.
+    /// Kind of the fault.
     pub fn kind(&self) -> FaultKind {
         self.kind
     }

@@ -25,7 +25,7 @@ pub(crate) struct File {
     pub predicates: Vec<u32>,
 }
 
-/// Which registers an instruction uses; what is which, its lane function knows.
+/// Registers of an instruction; its lane function knows their roles.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Slots {
     pub d: u32,
@@ -63,7 +63,7 @@ static FAST: LazyLock<bool> = LazyLock::new(|| {
     }
 });
 
-/// Whether this machine has AVX2, FMA, BMI, LZCNT and POPCNT.
+/// True when this machine has AVX2, FMA, BMI, LZCNT and POPCNT.
 pub(crate) fn fast() -> bool {
     *FAST
 }
@@ -357,7 +357,7 @@ lane_functions! {
     }
 }
 
-/// `d = f(a, b, c, variant)` without vector code, for what is rare: one function serves many instructions by the number in
+/// `d = f(a, b, c, variant)` without vector code, for rare instructions: one function serves many instructions by the number in
 /// slot `e`, which is no register here.
 pub(crate) fn rare<T: Lane, D: Lane>(f: impl Fn(T, T, T, u32) -> D + Copy + 'static) -> LaneFn {
     fn run<T: Lane, D: Lane, F: Fn(T, T, T, u32) -> D + Copy>(

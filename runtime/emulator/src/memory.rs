@@ -103,7 +103,7 @@ impl View {
         pointer: NonNull::dangling(),
     };
 
-    /// Whether `count` bytes from `address` on are inside.
+    /// True when `count` bytes from `address` on are inside.
     #[inline(always)]
     pub fn holds(&self, address: u64, count: u64) -> bool {
         let offset = address.wrapping_sub(self.start);
@@ -155,7 +155,7 @@ impl View {
         }
     }
 
-    /// Replaces 4 or 8 bytes by `f` of them, atomically, and returns what was there.
+    /// Replaces 4 or 8 bytes by `f` of them, atomically, and returns the old contents.
     pub fn update(&self, address: u64, size_bytes: usize, f: impl Fn(u64) -> u64) -> u64 {
         use std::sync::atomic::Ordering::{AcqRel, Acquire};
         let p = self.pointer(address);

@@ -1,4 +1,4 @@
-//! Special registers: what a thread knows of itself and of the launch.
+//! Special registers: indices of a thread, extents of the launch, clocks.
 
 /// A special register with a value fixed for the life of a thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -1,4 +1,4 @@
-//! Tensor maps: what `cuTensorMapEncodeTiled` takes, in an encoding of the emulator's own.
+//! Tensor maps of `cuTensorMapEncodeTiled`, in an encoding of the emulator's own.
 
 use crate::fault::{Fault, FaultKind, Result};
 use gristmill_runtime::gpu::Swizzle;
@@ -88,7 +88,7 @@ pub struct TensorMap {
 
 /// Encodes a map for [`Device::launch`](crate::Device::launch), as a parameter of 128 bytes aligned to 64.
 ///
-/// Checks what `cuTensorMapEncodeTiled` does, and errors with [`FaultKind::InvalidCall`]: the address and strides are
+/// Makes the checks of `cuTensorMapEncodeTiled`, and errors with [`FaultKind::InvalidCall`]: the address and strides are
 /// multiples of 16, sizes at most 2^32, tiles at most 256 along each axis, the innermost side of a tile a multiple of 16
 /// bytes and no wider than the swizzle. Element strides other than 1 and interleaved layouts are not there.
 pub fn encode_tensor_map(map: &TensorMap) -> Result<[u8; TENSOR_MAP_BYTES]> {

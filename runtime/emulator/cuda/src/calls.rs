@@ -284,7 +284,7 @@ fn attribute_of(world: &World, gpu: usize, attribute: c_int) -> Outcome<c_int> {
     })
 }
 
-/// What a result means; of the last fault, what the emulator says.
+/// Description of a result; for the last fault, the emulator's message.
 fn error_string(code: Code) -> *const c_char {
     let said = world::with(|w| {
         let own = w

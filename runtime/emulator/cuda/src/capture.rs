@@ -7,14 +7,14 @@ use crate::world::{self, World};
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Instant;
 
-/// A capture under way: what each stream was asked.
+/// A capture in progress: the requests of each stream.
 pub struct Capture {
     origin: usize,
     branches: BTreeMap<usize, Vec<Op>>,
     is_valid: bool,
 }
 
-/// What a capture gave: the branch of the stream that it began in, then the others.
+/// Result of a capture: the branch of the stream that it began in, then the others.
 #[derive(Clone)]
 pub struct Graph {
     branches: Vec<Vec<Op>>,
@@ -29,7 +29,7 @@ impl Capture {
         Ok(())
     }
 
-    /// Whether all branches come together in the first.
+    /// True when all branches join the first.
     fn is_joined(&self) -> bool {
         let is_waited_for = |op: &Op| {
             let Op::Record { event, generation } = op else {
@@ -94,7 +94,7 @@ pub fn end(stream: usize) -> Outcome<usize> {
     })
 }
 
-/// Whether the stream takes part in a capture.
+/// True when the stream takes part in a capture.
 pub fn is_capturing(stream: usize) -> Outcome<bool> {
     world::with_stream(stream, |world, _| {
         Ok(world.streams[&stream].capture.is_some())
@@ -170,7 +170,7 @@ impl World {
         }
     }
 
-    /// What would wait for a stream that is being captured is an error, which ends the capture.
+    /// A call that would wait for a stream in capture is an error, which ends the capture.
     pub fn refuse_in_capture(&mut self, stream: usize) -> Outcome {
         match self.streams.get(&stream).and_then(|s| s.capture) {
             None => Ok(()),

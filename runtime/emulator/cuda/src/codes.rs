@@ -5,7 +5,7 @@ use std::ffi::c_int;
 /// `CUresult`.
 pub type Code = c_int;
 
-/// What the functions behind the C interface give.
+/// Result of the functions behind the C interface.
 pub type Outcome<T = ()> = Result<T, Code>;
 
 pub const SUCCESS: Code = 0;

@@ -37,7 +37,7 @@ const NAMES: [(Status, &str); 6] = [
 const VERSION: usize = 130_000;
 /// Workspaces begin at multiples of this.
 const WORKSPACE_ALIGN_BYTES: u64 = 256;
-/// What an algorithm takes for a long sum, if it may.
+/// Workspace of an algorithm for a long sum, if it may have one.
 const WORKSPACE_BYTES: u64 = 1000;
 /// From so many terms on a sum is long.
 const LONG_SUM: u64 = 48;
@@ -96,7 +96,7 @@ struct Algorithm {
     /// Hash of the product that it is for.
     product: u64,
     workspace_bytes: u64,
-    /// What the addresses of A, B, C and D are multiples of.
+    /// Alignments of A, B, C and D in bytes.
     alignments: [u32; 4],
     /// The same of the bias, as it was seen; 0 when there was none.
     bias_alignment: u64,
@@ -257,7 +257,7 @@ exports! {
     };
 }
 
-/// What a failed call of the driver is to a user of the library.
+/// Status of the library for a failed call of the driver.
 fn of_driver(code: codes::Code) -> Status {
     match code {
         codes::INVALID_HANDLE | codes::INVALID_CONTEXT => INVALID_VALUE,
@@ -355,7 +355,7 @@ const COMPUTE_I32: c_int = 72;
 const COMPUTE_TF32: c_int = 77;
 
 impl Problem {
-    /// Rows and columns of D, and what is summed over.
+    /// Rows and columns of D, and the extent of the sums.
     fn sizes(&self) -> [u64; 3] {
         let [a, _, _, d] = &self.layouts;
         [

@@ -1,4 +1,4 @@
-//! Does what streams were asked: no more than what someone waits for.
+//! Carries out requests of streams: no more than those that someone waits for.
 
 use crate::codes::*;
 use crate::modules::{self, LaunchCall};
@@ -87,7 +87,7 @@ impl World {
             .for_each(|s| self.finish_stream(s));
     }
 
-    /// Does what an event stands for.
+    /// Does the requests before the record of an event.
     pub fn finish_event(&mut self, event: usize, generation: u64) {
         let records = |op: &Op| matches!(op, Op::Record { event: e, generation: g } if (*e, *g) == (event, generation));
         while !self.is_done(event, generation) {
@@ -97,7 +97,7 @@ impl World {
                 .find(|(_, s)| s.queue.iter().any(|(_, op)| records(op)));
             match holder.map(|(handle, _)| *handle) {
                 Some(stream) if self.step(stream) => {}
-                // It waits for what has still to be asked.
+                // It waits for a request that is still to come.
                 _ => return,
             };
         }
@@ -107,7 +107,7 @@ impl World {
         self.events.get(&event).is_none_or(|e| e.done >= generation)
     }
 
-    /// Does the first request of a stream; false when there is none, or when it waits for what has still to be asked.
+    /// Does the first request of a stream; false when there is none, or when it waits for one that is still to come.
     pub fn step(&mut self, stream: usize) -> bool {
         if !self.stepping.insert(stream) {
             return false;
@@ -267,7 +267,7 @@ impl World {
         }
     }
 
-    /// From now on every call about the device fails; what it was asked is dropped, and others that wait for it go on.
+    /// From now on every call about the device fails; its requests are dropped, and others that wait for it go on.
     pub fn break_gpu(&mut self, gpu: usize, code: Code, text: &str) {
         self.gpus[gpu].broken = Some(code);
         let name = modules::text_of(code).1.trim_end_matches('\0');

@@ -1,4 +1,4 @@
-//! What the driver was asked, call by call, in a file that tests read.
+//! Log of the driver's calls in a file that tests read.
 //!
 //! A line is the name of a function and those of its arguments that are numbers or handles, with the number of the current context:
 //! `cuGraphLaunch context=1 graph=4352 stream=4112`. A launch is followed by `kernel NAME`, a copy from or to memory that is not pinned by `pageable`
@@ -36,7 +36,7 @@ pub fn call(name: &str, arguments: &[(&str, Option<u64>)]) {
     );
 }
 
-/// Adds what belongs to the last call.
+/// Adds a note to the last call.
 pub fn note(what: &str, text: &str) {
     file()
         .iter()

@@ -44,7 +44,7 @@ pub fn text_of(code: Code) -> (&'static str, &'static str) {
     )
 }
 
-/// Loads PTX, or refuses machine code. The error comes with what the compiler says.
+/// Loads PTX, or refuses machine code. The error comes with the compiler's log.
 ///
 /// # Safety
 ///

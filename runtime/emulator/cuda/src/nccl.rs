@@ -1,8 +1,8 @@
 //! The functions of `nccl.h` that all-reduces need, over streams of the emulated driver.
 //!
 //! As strict as NCCL, and stricter: a rank's part is done only once the streams of all ranks have come to theirs, each rank's result is written no
-//! sooner than its stream is waited for, and elements are summed around a ring. Communicators must not block; what they are asked is in progress for a
-//! few looks at them (the first all-reduce until all ranks have asked for it), and in the stream only then. Ranks that ask for different things in the
+//! sooner than its stream is waited for, and elements are summed around a ring. Communicators must not block; a request is in progress for a
+//! few polls (the first all-reduce until all ranks have asked for it), and in the stream only then. Ranks that ask for different operations in the
 //! same place break their devices.
 
 use crate::codes::{self, DEVICE_UNAVAILABLE, LAUNCH_FAILED};
@@ -34,7 +34,7 @@ const TEXTS: [&str; 8] = [
     "NCCL operation in progress\0",
 ];
 
-/// How often a communicator is found in progress before what it was asked is so far.
+/// Polls that find a request in progress before it is in its stream.
 const LOOKS: u32 = 3;
 
 /// `ncclUniqueId`.
@@ -54,7 +54,7 @@ struct Config {
 /// Communicators that were made together.
 pub struct Clique {
     ranks: Vec<Rank>,
-    /// What is under way, by its number.
+    /// All-reduces in flight, by number.
     collectives: BTreeMap<u64, Collective>,
 }
 
@@ -62,7 +62,7 @@ struct Rank {
     gpu: usize,
     /// Looks left until it is not in progress.
     looks: u32,
-    /// What will be in the stream then.
+    /// The request that will be in the stream then.
     pending: Option<(usize, Part)>,
     n_asked: u64,
     is_aborted: bool,
@@ -72,12 +72,12 @@ struct Rank {
 struct Collective {
     what: What,
     from: BTreeMap<usize, u64>,
-    /// What all ranks get, once all have come.
+    /// Result of all ranks, once all have come.
     result: Option<Vec<u8>>,
     n_taken: usize,
 }
 
-/// What all ranks must agree on.
+/// Description of an all-reduce, the same for all ranks.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct What {
     n: usize,
@@ -134,7 +134,7 @@ struct Wanted {
 }
 
 thread_local! {
-    /// Depth of groups, and what was asked for in them.
+    /// Depth of groups, and their requests.
     static GROUP: RefCell<(usize, Vec<Wanted>)> = const { RefCell::new((0, Vec::new())) };
 }
 
@@ -296,7 +296,7 @@ fn make(wanted: Vec<Wanted>) -> Result<(), Code> {
     Err(IN_PROGRESS)
 }
 
-/// The state of a communicator; what it was asked gets on by being looked at.
+/// The state of a communicator; its request makes progress by being polled.
 fn look(world: &mut World, clique: usize, rank: usize) -> Result<Code, Code> {
     let found = world.cliques.get_mut(&clique).ok_or(INVALID_ARGUMENT)?;
     let have_begun = found.ranks.iter().all(|r| r.n_asked > 0);
@@ -359,7 +359,7 @@ impl World {
             .get_mut(&part.number)
     }
 
-    /// Does what another rank's stream was asked before its part, as far as that was asked.
+    /// Does the requests of another rank's stream up to its part, as far as they were made.
     fn bring(&mut self, rank: usize, part: &Part) {
         let is_its = |op: &Op| matches!(op, Op::Collective(p) if (p.clique, p.number, p.rank) == (part.clique, part.number, rank));
         while self

@@ -10,7 +10,7 @@ use std::ffi::c_int;
 /// `D[b] = act(op(A[b]) x op(B[b]) + bias)`, all column-major.
 #[derive(Clone)]
 pub struct ProductCall {
-    /// Rows and columns of D, and what is summed over.
+    /// Rows and columns of D, and the extent of the sums.
     pub sizes: [u64; 3],
     pub n_batch: u64,
     pub a: Matrix,
@@ -20,7 +20,7 @@ pub struct ProductCall {
     /// Elements are cut to 10 bits of fraction.
     pub rounds: bool,
     pub epilogue: Epilogue,
-    /// Address and bytes; what is there is overwritten.
+    /// Address and bytes; the contents are overwritten.
     pub workspace: (u64, u64),
 }
 
@@ -33,7 +33,7 @@ pub struct Matrix {
     pub batch_stride: u64,
 }
 
-/// What follows the sums.
+/// Operations after the sums.
 #[derive(Clone)]
 pub struct Epilogue {
     /// An element of D's type for every row of D.
@@ -41,7 +41,7 @@ pub struct Epilogue {
     pub relu: bool,
 }
 
-/// What the workspace is filled with.
+/// Byte that the workspace is filled with.
 const USED: u8 = 0xa5;
 
 impl Matrix {

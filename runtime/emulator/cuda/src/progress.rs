@@ -5,7 +5,7 @@ use crate::world;
 use std::thread;
 use std::time::Duration;
 
-/// How often it is looked for them.
+/// Interval at which it looks for them.
 const PERIOD: Duration = Duration::from_millis(1);
 
 /// Starts the thread that lives as long as the process.
@@ -20,7 +20,7 @@ pub fn start() {
         .spawn(run);
 }
 
-/// Does one request that is old enough, of the stream made last that does not wait for what has still to be asked; false when there is none.
+/// Does one request that is old enough, of the stream made last that waits for no request still to come; false when there is none.
 fn do_one() -> bool {
     let done = world::with(|world| {
         let delay = world.settings.delay;

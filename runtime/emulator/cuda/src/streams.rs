@@ -1,4 +1,4 @@
-//! Streams and events: queues of what was asked for and has not been done.
+//! Streams and events: queues of requests that have not been carried out.
 
 use crate::codes::*;
 use crate::execute::Op;
@@ -53,7 +53,7 @@ pub fn create_stream() -> Outcome<usize> {
     })
 }
 
-/// What was asked of it is still done.
+/// Its requests are still carried out.
 pub fn destroy_stream(stream: usize) -> Outcome {
     world::with(|world| {
         let found = world.streams.get_mut(&stream).ok_or(INVALID_HANDLE)?;
@@ -189,7 +189,7 @@ pub fn elapsed_ms(start: usize, end: usize) -> Outcome<f32> {
 }
 
 impl World {
-    /// Whether all that a stream was asked is done.
+    /// True when all requests of a stream are done.
     pub fn is_empty(&self, stream: usize) -> bool {
         self.streams.get(&stream).is_none_or(|s| s.queue.is_empty())
     }

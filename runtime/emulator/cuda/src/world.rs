@@ -14,7 +14,7 @@ use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// What `EMULATED_CUDA` says, as `name=value` separated by commas.
+/// Contents of `EMULATED_CUDA`: `name=value` separated by commas.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
     /// `devices`: how many there are; 1.
@@ -45,11 +45,11 @@ pub struct Settings {
     pub fault: Option<(usize, u64)>,
     /// `product`: how many threads the clock that counts them takes for a product of cuBLASLt; one for each element.
     pub product_threads: Option<u64>,
-    /// `wrong_product=sum` when cuBLASLt's sums are not what they should be, `relu` when it takes what is no number for negative.
+    /// `wrong_product=sum` when cuBLASLt's sums are wrong, `relu` when it takes NaN for negative.
     pub wrong_product: Option<Wrong>,
 }
 
-/// What a library does wrongly.
+/// An error that a library makes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wrong {
     Sum,
@@ -79,7 +79,7 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// What the environment says. Errors with `INVALID_VALUE` when that is not understood.
+    /// Settings from the environment. Errors with `INVALID_VALUE` when they are malformed.
     pub fn of_process() -> Outcome<Settings> {
         Settings::parse(&std::env::var("EMULATED_CUDA").unwrap_or_default()).map_err(|why| {
             eprintln!("{why}");
@@ -146,7 +146,7 @@ pub struct Gpu {
     pub n_launches: u64,
     /// Threads of all launches so far.
     pub n_threads: u64,
-    /// What every later call gives, once something has gone wrong.
+    /// Result of every later call, once one has failed.
     pub broken: Option<Code>,
     /// Devices whose memory this one may reach.
     pub peers: BTreeSet<usize>,
@@ -169,7 +169,7 @@ pub struct World {
     pub cliques: BTreeMap<usize, Clique>,
     /// Streams whose first request is being looked at.
     pub stepping: BTreeSet<usize>,
-    /// What went wrong last, for `cuGetErrorString`.
+    /// The last failure, for `cuGetErrorString`.
     pub fault: Option<(Code, CString)>,
     last_handle: usize,
 }
@@ -179,7 +179,7 @@ static WORLD: Mutex<Option<World>> = Mutex::new(None);
 thread_local! {
     /// The context that calls of this thread are for: the number of its device, plus 1.
     static CURRENT: Cell<usize> = const { Cell::new(0) };
-    /// Whether this thread runs a host function.
+    /// True while this thread runs a host function.
     static IN_HOST_FUNCTION: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -274,7 +274,7 @@ pub fn with_stream<T>(
     })
 }
 
-/// Calls until it is done, and lets other calls come in between: streams may wait for what another thread has still to ask.
+/// Calls until it is done, and lets other calls come in between: streams may wait for a request that another thread has still to make.
 pub fn until(mut call: impl FnMut() -> Outcome<bool>) -> Outcome {
     while !call()? {
         std::thread::sleep(Duration::from_micros(100));
@@ -309,7 +309,7 @@ impl World {
         self.gpus.get_mut(gpu).ok_or(INVALID_DEVICE)
     }
 
-    /// Errors with what broke the device.
+    /// Errors with the failure that broke the device.
     pub fn check(&mut self, gpu: usize) -> Outcome {
         self.gpu(gpu)?.broken.map_or(Ok(()), Err)
     }

@@ -819,7 +819,7 @@ fn dot_products(ins: &Ins, four: bool) -> Option<LaneFn> {
 }
 
 /// Comparison by name; `None` if there is none for the type.
-// Negations are what makes a comparison true for NaN.
+// Negations make a comparison true for NaN.
 #[allow(
     clippy::neg_cmp_op_on_partial_ord,
     clippy::double_comparisons,

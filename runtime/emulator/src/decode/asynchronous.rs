@@ -174,7 +174,7 @@ impl<'a> Decoder<'a> {
         Ok(true)
     }
 
-    /// Which way a bulk copy goes, by the order of the state spaces in the opcode.
+    /// Direction of a bulk copy, by the order of the state spaces in the opcode.
     fn bulk_kind(&self, ins: &Ins<'a>) -> Result<BulkKind> {
         let spaces: Vec<&str> = ins
             .parts

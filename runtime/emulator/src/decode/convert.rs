@@ -338,7 +338,7 @@ fn is_plain(ins: &Ins) -> bool {
         .all(|p| *p == "rn" || Type::parse(p).is_some())
 }
 
-/// Whether a type is a floating-point number on its own.
+/// True for a type of a single floating-point number.
 fn is_float(ty: Type) -> bool {
     format(ty).is_some()
 }
@@ -517,7 +517,7 @@ impl Plan {
             .unwrap_or(nan) as u64
     }
 
-    /// What happens to a float before it is rounded to the target's format.
+    /// A float with the modifiers that apply before it is rounded to the target's format.
     fn prepared(self, value: f64) -> f64 {
         let value = if self.ftz { flushed(value) } else { value };
         let value = match self.rounding {
@@ -552,7 +552,7 @@ fn range(ty: Type) -> (i128, i128) {
     }
 }
 
-/// `.ftz` of a conversion: what is subnormal in single precision becomes zero.
+/// `.ftz` of a conversion: numbers that are subnormal in single precision become zero.
 fn flushed(x: f64) -> f64 {
     if x.abs() < f64::from(f32::MIN_POSITIVE) {
         0f64.copysign(x)

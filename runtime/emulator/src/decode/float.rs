@@ -92,7 +92,7 @@ impl<'a> Decoder<'a> {
         Ok(true)
     }
 
-    /// What `.sat` and `.relu`, and `.ftz` of halves, do to the result, as instructions of their own.
+    /// Applies `.sat` and `.relu`, and `.ftz` of halves, to the result by instructions of their own.
     fn emit_modifiers(&mut self, ins: &Ins<'a>, ty: Type) -> Result<()> {
         let d = self.target(ins.operand(0)?, ty)?;
         let of_half = |f16, f16x2, bf16, bf16x2| match ty {

@@ -25,9 +25,9 @@ use crate::{
 
 /// Instructions of one kernel with its functions inlined, at most.
 const MAX_INSTRUCTIONS: usize = 4 << 20;
-/// Local memory of one thread in bytes, at most: what CUDA gives.
+/// Local memory of one thread in bytes, at most: CUDA's limit.
 const MAX_LOCAL_BYTES: usize = 512 << 10;
-/// Registers of a kernel, at most: far beyond what compiled code has.
+/// Registers of a kernel, at most: far more than compiled code has.
 const MAX_UNITS: u32 = 1 << 17;
 /// Unsupported instructions that a message lists, at most.
 const MAX_LISTED: usize = 20;
@@ -113,7 +113,7 @@ struct Decoder<'a> {
     units: u32,
     predicates: u32,
     constants: Vec<(u32, Constant)>,
-    /// Registers of constants that exist already, by what they hold.
+    /// Registers of constants that exist already, by their contents.
     known: HashMap<String, u32>,
     frames: HashMap<String, Frame>,
     /// Functions that are being inlined, outermost first.
@@ -164,7 +164,7 @@ impl<'a> Decoder<'a> {
         }
     }
 
-    /// Refuses what no device would run, before memory is asked for.
+    /// Refuses kernels that no device would run, before memory is asked for.
     fn check_sizes(&self, name: &str) -> Result<()> {
         if self.local_bytes > MAX_LOCAL_BYTES {
             let message = format!(

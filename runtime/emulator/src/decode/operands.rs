@@ -94,7 +94,7 @@ impl Decoder<'_> {
         }
     }
 
-    /// A predicate that may be negated: its slot, and what to combine its bits with by exclusive or.
+    /// A predicate that may be negated: its slot, and a mask for its bits, by exclusive or.
     pub(super) fn condition(&mut self, operand: &Operand) -> Result<(u32, u32)> {
         match operand {
             Operand::Not(register) => Ok((self.register(*register, Type::Pred)?, u32::MAX)),
@@ -273,7 +273,7 @@ pub(super) fn parts(operand: &Operand) -> &[Operand] {
     }
 }
 
-/// What an operand is, in a message.
+/// Description of an operand in a message.
 pub(super) fn describe(operand: &Operand) -> String {
     match operand {
         Operand::Register(_) => "a register".to_owned(),

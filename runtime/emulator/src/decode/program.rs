@@ -1,4 +1,4 @@
-//! What the interpreter runs: one entry, functions inlined, operands as register slots.
+//! The interpreter's program: one entry, functions inlined, operands as register slots.
 
 use crate::{
     lanes::{LaneFn, Slots},
@@ -39,7 +39,7 @@ pub(crate) struct ParamLayout {
     pub size_bytes: usize,
 }
 
-/// What a register holds before a block starts.
+/// Contents of a register before a block starts.
 #[derive(Clone, Debug)]
 pub(crate) enum Constant {
     /// A value in a 32-bit register.
@@ -78,7 +78,7 @@ impl Guard {
     };
 }
 
-/// What an instruction does. Operands are in the instruction's slots unless they are here.
+/// Operation of an instruction. Operands are in the instruction's slots unless they are here.
 pub(crate) enum Action {
     /// Arithmetic without side effects.
     Lanes(LaneFn),
@@ -179,7 +179,7 @@ pub(crate) struct Mbarrier {
     pub operand: u32,
     /// Token (64 bits) that arrivals return, or [`NONE`].
     pub token: u32,
-    /// Whether it is done: a predicate.
+    /// Predicate: true once the phase is complete.
     pub done: u32,
 }
 
@@ -222,7 +222,7 @@ pub(crate) enum BulkKind {
     Load,
     /// Shared to global.
     Store,
-    /// Shared to global, combined with what is there; a range names its element type.
+    /// Shared to global, combined with the contents there; a range names its element type.
     Reduce(AtomicOp, Option<Type>),
     /// Shared to shared memory of another block: `global` is the source.
     Across,
@@ -264,7 +264,7 @@ pub(crate) enum Base {
     Wide(u32),
 }
 
-/// How an element shorter than its register fills it.
+/// Extension of an element that is shorter than its register.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Extend {
     Zero,
@@ -319,7 +319,7 @@ pub(crate) struct Atomic {
     pub c: u32,
 }
 
-/// Which barrier, and who takes part.
+/// Number and participants of a barrier.
 #[derive(Clone, Debug)]
 pub(crate) struct Barrier {
     /// Barrier number: a register.
@@ -368,7 +368,7 @@ pub(crate) struct WarpSync {
     pub members: u32,
 }
 
-/// What those lanes do when they have met.
+/// Operation of the lanes when they have met.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum WarpOp {
     /// `bar.warp.sync`

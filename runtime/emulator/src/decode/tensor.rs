@@ -85,7 +85,7 @@ impl<'a> Decoder<'a> {
         {
             return Err(unsupported("these types and layouts"));
         }
-        // What 256 bits of a row hold; twice that for doubles, whose rows are spread over more registers.
+        // Elements in 256 bits of a row; twice as many for doubles, whose rows are spread over more registers.
         let most = if a == Type::F64 {
             16
         } else {

@@ -22,7 +22,7 @@ pub(super) enum Target {
     Param,
 }
 
-/// What an access wants, for messages.
+/// Kind of an access, for messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Load,
@@ -44,7 +44,7 @@ impl Kind {
     }
 }
 
-/// What one lane wants of memory.
+/// Access of one lane to memory.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Want {
     pub lane: usize,

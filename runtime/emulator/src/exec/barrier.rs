@@ -74,7 +74,7 @@ impl State {
 }
 
 impl Barriers {
-    /// How far barrier `id` is, for reports.
+    /// Progress of barrier `id`, for reports.
     pub fn describe(&self, id: u32) -> String {
         let state = &self.states[id as usize];
         let arrived: u32 = state

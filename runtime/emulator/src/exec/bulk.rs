@@ -20,7 +20,7 @@ use crate::{
     types::Type,
 };
 
-/// What is in memory outside the shared memory that a copy fills or reads.
+/// The end of a copy that is outside the shared memory it fills or reads.
 #[derive(Clone, Debug)]
 enum Source {
     Range {
@@ -367,7 +367,7 @@ impl Gang<'_> {
         })
     }
 
-    /// The elements of a tile in order, with what lies outside the tensor filled.
+    /// The elements of a tile in order; those outside the tensor are filled.
     fn read_tile(&self, copy: &Pending, map: &TensorMap, first: &[i32; 5]) -> Result<Vec<u8>> {
         let size = map.element.size_bytes();
         let fill = if map.fills_with_nan {

@@ -50,7 +50,7 @@ impl Gang<'_> {
                 slot => warp.file.narrow(slot)[lane].min(copy.bytes),
             };
             if source_bytes > 0 {
-                // The address must be good for what is read, and aligned for the whole.
+                // The address must be valid for the bytes that are read, and aligned for the whole.
                 let want = Want {
                     lane,
                     target: Target::Global,
@@ -132,7 +132,7 @@ impl Gang<'_> {
                 kind: Kind::Load,
             };
             let view = self.global_part(warp, at, want, u64::from(copy.source_bytes))?;
-            // The address is aligned for the whole copy; whole words of what is read, then single bytes.
+            // The address is aligned for the whole copy; whole words first, then single bytes.
             let read = copy.source_bytes as usize;
             let words = read / 4 * 4;
             for k in (0..words).step_by(4) {

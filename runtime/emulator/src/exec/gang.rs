@@ -163,7 +163,7 @@ impl<'a> Gang<'a> {
         Ok(outcome)
     }
 
-    /// Sets all registers and memory to what a block starts with.
+    /// Sets all registers and memory to their initial contents for a block.
     fn start(&mut self, index: u64) {
         let launch = self.launch;
         self.deferred.clear();

@@ -286,7 +286,7 @@ pub(super) fn to_f32(ty: Type, bits: u32) -> f32 {
     match ty {
         Type::F16 => F16(bits as u16).to_f32(),
         Type::BF16 => Bf16(bits as u16).to_f32(),
-        // The hardware ignores what tf32 does not have.
+        // The hardware ignores the bits that tf32 does not have.
         Type::TF32 => f32::from_bits(bits & 0xffff_e000),
         Type::E4M3 => Format::E4M3.to_f64(u64::from(bits)) as f32,
         Type::E5M2 => Format::E5M2.to_f64(u64::from(bits)) as f32,

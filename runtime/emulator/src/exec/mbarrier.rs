@@ -316,7 +316,7 @@ impl Gang<'_> {
         Ok(())
     }
 
-    /// Whether what a group waits for has happened.
+    /// True when a group no longer has to wait.
     pub(super) fn is_over(&self, block: usize, wait: Wait) -> bool {
         match wait {
             Wait::Mbarrier { spot, phase } => {

@@ -63,7 +63,7 @@ pub(crate) struct Call<'a> {
     pub checks: &'a Checks,
 }
 
-/// What all threads of a launch share.
+/// State shared by all threads of a launch.
 struct Launch<'a> {
     call: &'a Call<'a>,
     /// Blocks per cluster by axis.

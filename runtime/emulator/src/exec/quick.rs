@@ -42,7 +42,7 @@ fn span(addresses: &[u64; LANES], active: u32) -> Span {
 }
 
 impl Gang<'_> {
-    /// Whether it could be done here.
+    /// False when the access is not of a kind that is done here.
     pub(super) fn quick_load(
         &mut self,
         warp: &mut Warp,
@@ -69,7 +69,7 @@ impl Gang<'_> {
         Ok(true)
     }
 
-    /// Whether it could be done here.
+    /// False when the access is not of a kind that is done here.
     pub(super) fn quick_store(
         &mut self,
         warp: &Warp,

@@ -1,10 +1,10 @@
 //! The race check of shared memory: vector clocks, after FastTrack (Flanagan and Freund, PLDI 2009).
 //!
-//! Agents are the warps of a gang and, for asynchronous work, what it completes on: the `cp.async` groups, product groups
+//! Agents are the warps of a gang and, for asynchronous work, its completion mechanisms: the `cp.async` groups, product groups
 //! and bulk groups of each warp, and every mbarrier. An access is stamped with its agent's clock; two accesses are ordered
 //! if the later agent has seen that clock, through a barrier it has passed or a wait it has made. Lanes of one warp
-//! are ordered by `bar.warp.sync` and by barriers only, not by running in step. Asynchronous reads of what ordinary
-//! stores have written need a `fence.proxy.async` in between.
+//! are ordered by `bar.warp.sync` and by barriers only, not by running in step. Asynchronous reads of bytes that
+//! ordinary stores have written need a `fence.proxy.async` in between.
 
 use std::collections::HashMap;
 
@@ -28,11 +28,11 @@ const NOBODY: u32 = u32::MAX;
 /// A time per agent; those beyond the end are 0.
 type Times = Vec<u32>;
 
-/// What an agent has seen of each other one.
+/// Vector clock of an agent.
 #[derive(Clone, Default)]
 struct Clock {
     seen: Times,
-    /// What of it was seen before a `fence.proxy.async`, its own or one that it has seen: asynchronous reads see the
+    /// Times that were seen before a `fence.proxy.async`, its own or one that it has seen: asynchronous reads see the
     /// ordinary writes until then.
     fenced: Times,
 }
@@ -81,7 +81,7 @@ const NO_STAMP: Stamp = Stamp {
     is_atomic: false,
 };
 
-/// What is known of one grain of memory: the last write, and the last read if all reads since are ordered.
+/// History of one grain of memory: the last write, and the last read if all reads since are ordered.
 #[derive(Clone, Copy)]
 struct Cell {
     /// Block that it is of: others start afresh.
@@ -119,11 +119,11 @@ pub(super) struct Races {
     /// Reads that are not ordered with each other, one per agent.
     reads: Vec<Vec<Stamp>>,
     clocks: Vec<Clock>,
-    /// What those who arrived at a barrier have seen, by block and number.
+    /// Joined clocks of the arrivals at a barrier, by block and number.
     barriers: HashMap<(usize, u32), Clock>,
     /// Agents of mbarriers, by block and address.
     mbarriers: HashMap<(usize, u64), u32>,
-    /// What the arrivals of each mbarrier's phase have seen, of the phase before, and how many phases are complete.
+    /// Joined clocks of the arrivals at each mbarrier in this phase and in the one before, and the number of complete phases.
     phases: HashMap<(usize, u64), ([Clock; 2], u32)>,
 }
 
@@ -333,7 +333,7 @@ impl Races {
     }
 }
 
-/// Whether `other` is unordered with an access `by` an agent on behalf of warp `issuer`, which has seen `clock`.
+/// True when `other` is unordered with an access `by` an agent on behalf of warp `issuer`, which has seen `clock`.
 fn conflicts(other: &Stamp, by: &Stamp, issuer: u32, clock: &Clock) -> bool {
     if other.agent == NOBODY || other.is_atomic && by.is_atomic {
         return false;

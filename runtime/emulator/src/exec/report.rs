@@ -1,4 +1,4 @@
-//! Faults of running kernels: where they happened, and what every warp waits for.
+//! Faults of running kernels: where they happened, and the state of every warp.
 
 use super::{
     gang::Gang,
@@ -85,7 +85,7 @@ pub(super) fn stuck(gang: &Gang) -> Fault {
     Fault::new(FaultKind::Deadlock, message)
 }
 
-/// A line per group of each warp that is not done: where it is and what it waits for. `running` is a warp that is out
+/// A line per group of each warp that is not done: its line and the reason of its wait. `running` is a warp that is out
 /// of its block.
 pub(super) fn warps(gang: &Gang, running: Option<&Warp>) -> String {
     let mut lines = Vec::new();

@@ -18,7 +18,7 @@ use crate::{
     memory::FRESH,
 };
 
-/// What a group waits for.
+/// Reason for which a group waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Wait {
     /// Nothing.
@@ -51,7 +51,7 @@ pub(super) struct At {
     pub pc: u32,
     /// Lanes of the group.
     pub mask: u32,
-    /// Those that the guard lets through.
+    /// Lanes that the guard lets through.
     pub active: u32,
 }
 
@@ -78,7 +78,7 @@ pub(super) enum Outcome {
     Spins,
 }
 
-/// What an instruction asks of the loop.
+/// Control flow after an instruction.
 pub(super) enum Flow {
     Next,
     /// The group waits here, and executes the instruction again.
@@ -153,7 +153,7 @@ impl Warp {
             let mut k = 1;
             while k < self.groups.len() {
                 let (a, b) = (self.groups[k - 1], self.groups[k]);
-                // Those that wait for a barrier have arrived at it already: nobody joins them.
+                // Groups that wait for a barrier have arrived at it already: no other group joins them.
                 let settled = |g: Group| matches!(g.wait, Wait::Barrier(_));
                 // (Others execute their instruction again.)
                 if a.pc == b.pc && !settled(a) && !settled(b) {
@@ -209,7 +209,7 @@ impl Gang<'_> {
         Ok(Outcome::Waits { progress })
     }
 
-    /// Runs one group until it waits, splits, meets another, or has used its share; what its warp's turn ends with, if it does.
+    /// Runs one group until it waits, splits, meets another, or has used its share; returns the outcome if the warp's turn ends.
     fn run_group(
         &mut self,
         warp: &mut Warp,

@@ -119,7 +119,7 @@ impl Operand {
 }
 
 impl Gang<'_> {
-    /// Takes note of a product; what it reads must not be written until it is waited for.
+    /// Enqueues a product; its operands must not be written until it is waited for.
     pub(super) fn wgmma(&mut self, warp: &mut Warp, at: At, wgmma: &Wgmma) -> Result<Flow> {
         if let Some(flow) = self.need_all_lanes(warp, at)? {
             return Ok(flow);
@@ -162,7 +162,7 @@ impl Gang<'_> {
     }
 
     /// Computes the products of all groups but the last `left`. A product is one operation of four warps, so all of them
-    /// must have committed it, and what they read may be overwritten once one of them has waited.
+    /// must have committed it, and its operands may be overwritten once one of them has waited.
     pub(super) fn wgmma_wait(&mut self, warp: &mut Warp, at: At, left: u32) -> Result<Flow> {
         if let Some(flow) = self.need_all_lanes(warp, at)? {
             return Ok(flow);
@@ -198,7 +198,7 @@ impl Gang<'_> {
         Ok(Flow::Next)
     }
 
-    /// Whether the other warps of a warp group have committed as many groups of products; the running warp is out of its
+    /// True when the other warps of a warp group have committed as many groups of products; the running warp is out of its
     /// block.
     pub(super) fn group_has_committed(&self, block: usize, warp: u32, group: u32) -> bool {
         let others = (first_of_group(warp)..)
@@ -338,7 +338,7 @@ fn operands(warp: &Warp, wgmma: &Wgmma, a: u64, b: u64) -> [Option<(Operand, u64
     [Some(of_b), (wgmma.a_descriptor != NONE).then_some(of_a)]
 }
 
-/// `d = a b`, added to what is in the registers if that is kept.
+/// `d = a b`, added to the contents of the registers if `keeps_sum`.
 fn sum_into(warp: &mut Warp, wgmma: &Wgmma, a: &[f32], b: &[f32], keeps_sum: bool) {
     let Shape { n, k, .. } = wgmma.shape;
     if wgmma.accumulator == Type::S32 {

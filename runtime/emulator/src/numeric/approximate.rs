@@ -158,7 +158,7 @@ pub(crate) fn rsqrt_f64(x: f64) -> f64 {
     upper_word(1.0 / upper_word(x).sqrt())
 }
 
-/// Clears the lower word, and flushes what is subnormal.
+/// Clears the lower word, and flushes subnormal numbers.
 #[inline(always)]
 fn upper_word(x: f64) -> f64 {
     let bits = x.to_bits() & 0xffff_ffff_0000_0000;

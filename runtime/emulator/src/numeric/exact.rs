@@ -1,6 +1,6 @@
 //! Floating-point operations in every rounding mode and format, by integer arithmetic.
 //!
-//! Slow and plain: what Rust's `f32` and `f64` do natively is done natively; the rest comes here. A value is a sign, an
+//! Slow and plain: operations that Rust's `f32` and `f64` have are done natively; the rest comes here. A value is a sign, an
 //! exponent and a 128-bit magnitude whose last bit also stands for everything below it ("sticky"), so that rounding
 //! once at the end is rounding the exact result (Muller et al., Handbook of Floating-Point Arithmetic, chapter 7).
 
@@ -274,7 +274,7 @@ impl Number {
         if magnitude == 0 {
             return format.signed(negative, 0);
         }
-        // Drop what lies below the last place of the format; subnormal numbers have a fixed last place.
+        // Drop the bits below the last place of the format; subnormal numbers have a fixed last place.
         let last =
             (exponent + TOP as i32 - format.fraction_bits as i32).max(format.last_exponent());
         let (kept, up) = drop_bits(magnitude, (last - exponent) as u32, negative, rounding);

@@ -50,7 +50,7 @@ impl Format {
         bits | u64::from(negative) << (self.fraction_bits + self.exponent_bits)
     }
 
-    /// What a number beyond the largest one becomes.
+    /// Result for a number beyond the largest one.
     pub fn overflow(self, negative: bool, rounding: Rounding, saturate: bool) -> u64 {
         let stays_finite = match rounding {
             Rounding::Nearest | Rounding::NearestAway => false,
@@ -106,7 +106,7 @@ pub(crate) struct F16(pub u16);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Bf16(pub u16);
 
-/// A 16-bit float: what PTX's half-precision instructions are generic over.
+/// A 16-bit float: PTX's half-precision instructions are generic over it.
 pub(crate) trait Half: Copy + Default + Send + Sync + 'static {
     const FORMAT: Format;
     fn from_bits(bits: u16) -> Self;
@@ -183,7 +183,7 @@ impl Half for Bf16 {
 /// `a * b + c` rounded once.
 pub(crate) fn half_fma<H: Half>(a: H, b: H, c: H) -> H {
     // The product of two 11-bit fractions is exact in f64; the sum may not be, so it is rounded to odd, which keeps
-    // what the second rounding needs to know (Boldo and Melquiond, "Emulation of FMA and correctly rounded sums").
+    // the information that the second rounding needs (Boldo and Melquiond, "Emulation of FMA and correctly rounded sums").
     let product = f64::from(a.to_f32()) * f64::from(b.to_f32());
     let c = f64::from(c.to_f32());
     let sum = product + c;

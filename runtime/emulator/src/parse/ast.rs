@@ -74,7 +74,7 @@ pub(crate) struct Statement {
     pub operands: Vec<Operand>,
 }
 
-/// What the directives of an entry say about its launch.
+/// Directives of an entry about its launch.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct LaunchBounds {
     /// Threads per block at most, by `.maxntid`.
@@ -94,7 +94,7 @@ pub(crate) struct Function {
     pub bounds: LaunchBounds,
     /// Types of the virtual registers.
     pub registers: Vec<Type>,
-    /// Parameters, return values, and what the body declares; `params` and `returns` index it.
+    /// Parameters, return values, and declarations of the body; `params` and `returns` index it.
     pub variables: Vec<Variable>,
     pub params: Vec<usize>,
     pub returns: Vec<usize>,

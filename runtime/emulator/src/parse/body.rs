@@ -18,7 +18,7 @@ const MAX_REGISTERS: u64 = 1 << 20;
 /// Operands nest no deeper than a list of vectors of registers.
 const MAX_NESTING: usize = 4;
 
-/// What a name stands for inside `{ }`.
+/// Meaning of a name inside `{ }`.
 #[derive(Clone, Copy)]
 enum Name {
     Register(u32),
@@ -292,7 +292,7 @@ impl Parser<'_> {
 }
 
 impl Body {
-    /// Replaces names by what they stand for.
+    /// Replaces names by the operands that they stand for.
     fn resolve(self, f: &mut Function) -> Result<()> {
         let mut statements = std::mem::take(&mut f.body);
         for ((statement, scope), guard) in

@@ -1,6 +1,6 @@
 //! PTX text to [`Source`]: module level.
 //!
-//! Covers what NVRTC writes, with the blocks that inline assembly adds. Errors name the PTX line.
+//! Covers the output of NVRTC, with the blocks that inline assembly adds. Errors name the PTX line.
 
 pub(crate) mod ast;
 mod body;
