@@ -35,47 +35,26 @@ fn is_constant(node: &Node) -> bool {
 fn last_uses(g: &Graph) -> Vec<usize> {
     let mut last = vec![0; g.n_values()];
     for (id, node) in g.nodes() {
-        node.inputs
-            .iter()
-            .for_each(|v| last[v.0 as usize] = id.0 as usize);
+        for v in &node.inputs {
+            last[v.0 as usize] = id.0 as usize;
+        }
     }
-    g.outputs
-        .iter()
-        .for_each(|o| last[o.value.0 as usize] = usize::MAX);
+    for output in &g.outputs {
+        last[output.value.0 as usize] = usize::MAX;
+    }
     last
 }
 
 fn ranges(g: &Graph, last_use: &[usize], max_nodes: usize) -> Vec<Range<usize>> {
     let n = g.n_nodes();
-    // Values that live across a cut before node `i`, and whether a control edge crosses it, as differences.
-    let (mut alive, mut crossing) = (vec![0i64; n + 2], vec![0i64; n + 2]);
-    for (id, node) in g.nodes() {
-        let at = id.0 as usize;
-        for v in node.outputs.iter().filter(|_| !is_constant(node)) {
-            alive[at + 1] += 1;
-            alive[(last_use[v.0 as usize].min(n)).max(at) + 1] -= 1;
-        }
-        for c in &node.control {
-            crossing[c.0 as usize + 1] += 1;
-            crossing[at + 1] -= 1;
-        }
-    }
-    for i in 1..=n {
-        (alive[i], crossing[i]) = (alive[i] + alive[i - 1], crossing[i] + crossing[i - 1]);
-    }
+    let cuts = Cuts::of(g, last_use);
     let mut ranges = Vec::new();
     let mut start = 0;
     while start < n {
-        let window = start + (max_nodes / 2).max(1)..=start + max_nodes;
-        let best = window
-            .clone()
-            .filter(|&i| i < n && crossing[i] == 0)
-            .min_by_key(|&i| alive[i]);
-        let later = || (*window.end()..n).find(|&i| crossing[i] == 0);
         let end = if start + max_nodes >= n {
             n
         } else {
-            best.or_else(later).unwrap_or(n)
+            cuts.best(start, max_nodes)
         };
         ranges.push(start..end);
         start = end;
@@ -83,49 +62,73 @@ fn ranges(g: &Graph, last_use: &[usize], max_nodes: usize) -> Vec<Range<usize>> 
     ranges
 }
 
-/// Nodes `range` of `g`, with copies of the constants that they read.
-fn chunk(g: &Graph, last_use: &[usize], range: Range<usize>) -> Result<Chunk> {
-    let inside = |id: NodeId| range.contains(&(id.0 as usize));
-    let nodes = || {
-        range
-            .clone()
-            .map(|i| (NodeId(i as u32), g.node(NodeId(i as u32))))
-    };
-    let mut part = Graph::new(&g.name);
-    let mut inputs: Vec<ValueId> = Vec::new();
-    let mut constants = BTreeSet::new();
-    let mut seen = BTreeSet::new();
-    for &v in nodes().flat_map(|(_, n)| &n.inputs) {
-        match g.value(v).def {
-            Def::Node(id, _) if is_constant(g.node(id)) => {
-                constants.insert(id);
+/// Places for a cut, by the node behind it.
+struct Cuts {
+    /// Values that live across each cut.
+    n_alive: Vec<i64>,
+    /// Control edges across each cut.
+    n_crossing: Vec<i64>,
+    n_nodes: usize,
+}
+
+impl Cuts {
+    fn of(g: &Graph, last_use: &[usize]) -> Cuts {
+        let n = g.n_nodes();
+        let (mut alive, mut crossing) = (vec![0; n + 2], vec![0; n + 2]);
+        for (id, node) in g.nodes() {
+            let at = id.0 as usize;
+            for v in node.outputs.iter().filter(|_| !is_constant(node)) {
+                let last = last_use[v.0 as usize].min(n).max(at);
+                add_span(&mut alive, at, last);
             }
-            Def::Node(id, _) if inside(id) => {}
-            _ if seen.insert(v) => inputs.push(v),
-            _ => {}
+            for earlier in &node.control {
+                add_span(&mut crossing, earlier.0 as usize, at);
+            }
+        }
+        Cuts {
+            n_alive: running_sums(alive),
+            n_crossing: running_sums(crossing),
+            n_nodes: n,
         }
     }
-    let new_inputs: Vec<ValueId> = inputs
-        .iter()
-        .map(|&v| part.add_input(&format!("v{}", v.0), g.ty(v).clone()))
-        .collect();
-    let mut copy = Rebuild::onto(g, part);
-    inputs
-        .iter()
-        .zip(new_inputs)
-        .for_each(|(&old, new)| copy.set(old, new));
-    for id in constants.into_iter().filter(|&id| !inside(id)) {
+
+    /// End of a piece that begins at `start`: of the cuts that no control edge crosses, the one with
+    /// the fewest live values.
+    fn best(&self, start: usize, max_nodes: usize) -> usize {
+        let (first, last) = (start + (max_nodes / 2).max(1), start + max_nodes);
+        let is_allowed = |&i: &usize| self.n_crossing[i] == 0;
+        let window = (first..=last).filter(is_allowed);
+        let best = window.min_by_key(|&i| self.n_alive[i]);
+        best.or_else(|| (last..self.n_nodes).find(is_allowed))
+            .unwrap_or(self.n_nodes)
+    }
+}
+
+/// Counts a span from node `first` to node `last` at the cuts between them, as differences of
+/// neighbouring cuts.
+fn add_span(differences: &mut [i64], first: usize, last: usize) {
+    differences[first + 1] += 1;
+    differences[last + 1] -= 1;
+}
+
+fn running_sums(mut differences: Vec<i64>) -> Vec<i64> {
+    for i in 1..differences.len() {
+        differences[i] += differences[i - 1];
+    }
+    differences
+}
+
+/// Nodes `range` of `g`, with copies of the constants that they read.
+fn chunk(g: &Graph, last_use: &[usize], range: Range<usize>) -> Result<Chunk> {
+    let (inputs, constants) = outer_operands(g, &range);
+    let nodes = range.clone().map(|i| NodeId(i as u32));
+    let mut copy = with_inputs(g, &inputs);
+    for id in constants.into_iter().chain(nodes.clone()) {
         copy.copy(id, g.node(id))?;
     }
-    for (id, node) in nodes() {
-        copy.copy(id, node)?;
-    }
-    let leaves = |v: &ValueId| last_use[v.0 as usize] >= range.end;
-    let outputs: Vec<ValueId> = nodes()
-        .flat_map(|(_, n)| &n.outputs)
-        .copied()
-        .filter(leaves)
-        .collect();
+    let results = nodes.flat_map(|id| &g.node(id).outputs).copied();
+    let is_read_behind = |v: &ValueId| last_use[v.0 as usize] >= range.end;
+    let outputs: Vec<ValueId> = results.filter(is_read_behind).collect();
     for &v in &outputs {
         let new = copy.get(v);
         copy.graph.add_output(&format!("v{}", v.0), new);
@@ -137,29 +140,57 @@ fn chunk(g: &Graph, last_use: &[usize], range: Range<usize>) -> Result<Chunk> {
     })
 }
 
+/// Operands that nodes outside of `range` define: variable ones in order of first use, and the nodes
+/// of constants.
+fn outer_operands(g: &Graph, range: &Range<usize>) -> (Vec<ValueId>, BTreeSet<NodeId>) {
+    let mut inputs = Vec::new();
+    let mut constants = BTreeSet::new();
+    let mut seen = BTreeSet::new();
+    let nodes = range.clone().map(|i| g.node(NodeId(i as u32)));
+    for &v in nodes.flat_map(|n| &n.inputs) {
+        match g.value(v).def {
+            Def::Node(id, _) if range.contains(&(id.0 as usize)) => {}
+            Def::Node(id, _) if is_constant(g.node(id)) => {
+                constants.insert(id);
+            }
+            _ if seen.insert(v) => inputs.push(v),
+            _ => {}
+        }
+    }
+    (inputs, constants)
+}
+
+/// A copy of nodes of `g` that begins with an input for each of `values`.
+fn with_inputs(g: &Graph, values: &[ValueId]) -> Rebuild {
+    let mut copy = Rebuild::onto(g, Graph::new(&g.name));
+    for &v in values {
+        let name = format!("v{}", v.0);
+        let new = copy.graph.add_input(&name, g.ty(v).clone());
+        copy.set(v, new);
+    }
+    copy
+}
+
 /// The graph that the rewritten pieces make together.
 pub(crate) fn join(g: &Graph, chunks: &[Chunk]) -> Result<Graph> {
     let mut whole = Rebuild::new(g);
     for chunk in chunks {
-        let values = chunk
-            .inputs
-            .iter()
-            .map(|&v| whole.get(v))
-            .collect::<Vec<_>>();
-        let mut part = Rebuild::onto(&chunk.graph, std::mem::take(&mut whole.graph));
-        chunk
-            .graph
-            .inputs
-            .iter()
-            .zip(values)
-            .for_each(|(&v, new)| part.set(v, new));
-        for (id, node) in chunk.graph.nodes() {
-            part.copy(id, node)?;
-        }
-        for (&v, o) in chunk.outputs.iter().zip(&chunk.graph.outputs) {
-            whole.set(v, part.get(o.value));
-        }
-        whole.graph = part.graph;
+        append(&mut whole, chunk)?;
     }
     Ok(whole.finish(g))
+}
+
+/// Copies a piece behind the earlier ones.
+fn append(whole: &mut Rebuild, chunk: &Chunk) -> Result<()> {
+    let values: Vec<ValueId> = chunk.inputs.iter().map(|&v| whole.get(v)).collect();
+    let mut part = Rebuild::onto(&chunk.graph, std::mem::take(&mut whole.graph));
+    part.set_all(&chunk.graph.inputs, &values);
+    for (id, node) in chunk.graph.nodes() {
+        part.copy(id, node)?;
+    }
+    for (&v, output) in chunk.outputs.iter().zip(&chunk.graph.outputs) {
+        whole.set(v, part.get(output.value));
+    }
+    whole.graph = part.graph;
+    Ok(())
 }

@@ -76,31 +76,28 @@ impl Pricing {
 
     /// Work of one op from its operand and result types.
     pub fn op(&self, op: &Op, args: &[&Type], results: &[Type]) -> Work {
-        let is_free = match op.class() {
-            OpClass::Source => true,
-            OpClass::View => !matches!(
-                op,
-                Op::Transpose { .. } | Op::Pad { .. } | Op::Concat { .. }
-            ),
-            _ => false,
-        };
-        if is_free {
+        if is_free(op) {
             return Work::default();
         }
         let (arithmetic, bytes) = self.costs.of_op(op, args, results, &self.device);
-        let time = if op.class() == OpClass::Map {
-            let memory = FUSED_TRAFFIC * self.costs.memory_seconds(bytes, &self.device);
-            Picos::from_seconds(arithmetic + memory)
-                + Picos(Picos::from(self.device.launch).0 / OPS_PER_FUSED_LAUNCH)
-        } else {
-            self.costs
-                .roofline(arithmetic, bytes, layout_factor(op), &self.device)
+        let time = match op.class() {
+            OpClass::Map => self.fused(arithmetic, bytes),
+            _ => self
+                .costs
+                .roofline(arithmetic, bytes, layout_factor(op), &self.device),
         };
         Work {
             kernels: 1,
             bytes,
             time,
         }
+    }
+
+    /// Time of an element-wise op as part of a cluster.
+    fn fused(&self, arithmetic: f64, bytes: Bytes) -> Picos {
+        let memory = FUSED_TRAFFIC * self.costs.memory_seconds(bytes, &self.device);
+        let launch = Picos::from(self.device.launch).0 / OPS_PER_FUSED_LAUNCH;
+        Picos::from_seconds(arithmetic + memory) + Picos(launch)
     }
 
     /// Work of an e-node as the choice for its class.
@@ -114,5 +111,18 @@ impl Pricing {
         let args: Vec<&Type> = node.children.iter().map(|c| terms.ty(*c)).collect();
         let results = terms.eg.analysis.types(terms.facts(class).types);
         self.op(&terms.eg.analysis.op(id).op, &args, results)
+    }
+}
+
+/// True for sources and for views that fold into their users.
+fn is_free(op: &Op) -> bool {
+    let copies = matches!(
+        op,
+        Op::Transpose { .. } | Op::Pad { .. } | Op::Concat { .. }
+    );
+    match op.class() {
+        OpClass::Source => true,
+        OpClass::View => !copies,
+        _ => false,
     }
 }

@@ -7,7 +7,7 @@ use super::terms::Terms;
 use crate::cost::Picos;
 use crate::error::{Error, Result};
 use egg::Id;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// Above this many reachable classes the bitsets take too much memory.
 const MAX_CLASSES: usize = 50_000;
@@ -63,55 +63,58 @@ pub(crate) fn extract_by(
     Some(Choice { index })
 }
 
-/// Classes that `root` reaches through any e-node, children before parents where the e-graph has no cycle.
+/// Classes that `root` reaches through any e-node, by id. `None` when there are too many.
 fn reachable(
     terms: &Terms,
     root: Id,
     price: &mut dyn FnMut(Id, &ENode) -> Picos,
 ) -> Option<Vec<Class>> {
-    let mut ids = vec![terms.eg.find(root)];
-    let mut seen: std::collections::BTreeSet<Id> = ids.iter().copied().collect();
-    let mut next = 0;
-    while next < ids.len() {
-        for n in &terms.eg[ids[next]].nodes {
-            for c in &n.children {
-                let c = terms.eg.find(*c);
-                if seen.insert(c) {
-                    ids.push(c);
-                }
-            }
-        }
-        next += 1;
-    }
+    let ids = reachable_ids(terms, root);
     if ids.len() > MAX_CLASSES {
         return None;
     }
-    let mut dense = vec![u32::MAX; ids.iter().map(|i| usize::from(*i) + 1).max().unwrap_or(0)];
-    let ids: Vec<Id> = seen.into_iter().collect();
+    let dense = dense_indices(&ids);
+    let mut class = |&id: &Id| {
+        let nodes = terms.eg[id].nodes.iter().enumerate();
+        let nodes = nodes.map(|(i, n)| candidate(terms, i, n, price(id, n), &dense));
+        Class {
+            id,
+            nodes: nodes.collect(),
+        }
+    };
+    Some(ids.iter().map(&mut class).collect())
+}
+
+fn reachable_ids(terms: &Terms, root: Id) -> BTreeSet<Id> {
+    let mut stack = vec![terms.eg.find(root)];
+    let mut seen: BTreeSet<Id> = stack.iter().copied().collect();
+    while let Some(id) = stack.pop() {
+        for child in terms.eg[id].nodes.iter().flat_map(|n| &n.children) {
+            let child = terms.eg.find(*child);
+            if seen.insert(child) {
+                stack.push(child);
+            }
+        }
+    }
+    seen
+}
+
+/// Position of each class among `ids`, by its id.
+fn dense_indices(ids: &BTreeSet<Id>) -> Vec<u32> {
+    let n = ids.last().map_or(0, |last| usize::from(*last) + 1);
+    let mut dense = vec![u32::MAX; n];
     for (i, id) in ids.iter().enumerate() {
         dense[usize::from(*id)] = i as u32;
     }
-    let mut class = |id: Id| Class {
-        id,
-        nodes: terms.eg[id]
-            .nodes
-            .iter()
-            .enumerate()
-            .map(|(index, n)| candidate(terms, index, n, price(id, n), &dense))
-            .collect(),
-    };
-    Some(ids.into_iter().map(&mut class).collect())
+    dense
 }
 
 fn candidate(terms: &Terms, index: usize, node: &ENode, price: Picos, dense: &[u32]) -> Candidate {
-    let mut children: Vec<u32> = node
-        .children
-        .iter()
-        .map(|c| dense[usize::from(terms.eg.find(*c))])
-        .collect();
+    let position = |c: &Id| dense[usize::from(terms.eg.find(*c))];
+    let mut children: Vec<u32> = node.children.iter().map(position).collect();
     children.sort_unstable();
     children.dedup();
-    let cost = if node.children.is_empty() {
+    let cost = if children.is_empty() {
         price
     } else {
         price + PER_NODE
@@ -124,93 +127,174 @@ fn candidate(terms: &Terms, index: usize, node: &ENode, price: Picos, dense: &[u
 }
 
 fn solve(classes: &[Class]) -> Vec<Option<Best>> {
-    let mut parents: Vec<Vec<(u32, u32)>> = vec![Vec::new(); classes.len()];
-    let mut queue = VecDeque::new();
-    let mut queued: Vec<Vec<bool>> = classes.iter().map(|c| vec![false; c.nodes.len()]).collect();
-    for (k, class) in classes.iter().enumerate() {
-        for (j, n) in class.nodes.iter().enumerate() {
-            n.children
-                .iter()
-                .for_each(|c| parents[*c as usize].push((k as u32, j as u32)));
-            if n.children.is_empty() {
-                queue.push_back((k as u32, j as u32));
-                queued[k][j] = true;
-            }
-        }
-    }
-    let mut best: Vec<Option<Best>> = vec![None; classes.len()];
-    let mut weights = vec![Picos::ZERO; classes.len()];
-    while let Some((k, j)) = queue.pop_front() {
-        queued[k as usize][j as usize] = false;
+    let mut queue = Queue::new(classes);
+    let mut best = Solution::new(classes.len());
+    while let Some((k, j)) = queue.pop() {
         let node = &classes[k as usize].nodes[j as usize];
-        let Some((total, set)) = evaluate(node, k, &best, &weights) else {
-            continue;
-        };
-        if best[k as usize].as_ref().is_some_and(|b| total >= b.total) {
-            continue;
-        }
-        weights[k as usize] = node.cost;
-        best[k as usize] = Some(Best {
-            total,
-            set,
-            node: j,
-        });
-        for &(pk, pj) in &parents[k as usize] {
-            if !std::mem::replace(&mut queued[pk as usize][pj as usize], true) {
-                queue.push_back((pk, pj));
-            }
+        if best.improve(k, j, node) {
+            queue.push_readers(k);
         }
     }
-    best
+    best.classes
 }
 
-/// Total time of a candidate with all that it needs, each class counted once. `None` when a child has no choice yet, when
-/// the candidate would need its own class, or when it cannot beat the present choice.
-fn evaluate(
-    node: &Candidate,
-    class: u32,
-    best: &[Option<Best>],
-    weights: &[Picos],
-) -> Option<(Picos, Box<[u64]>)> {
-    let child = |c: &u32| best[*c as usize].as_ref();
-    let (word, bit) = (class as usize / 64, 1u64 << (class % 64));
-    let mut largest: Option<u32> = None;
-    for c in &node.children {
-        let b = child(c)?;
-        if b.set[word] & bit != 0 {
+/// A candidate as class and position.
+type Position = (u32, u32);
+
+/// Candidates that wait for their evaluation, each at most once.
+struct Queue {
+    waiting: VecDeque<Position>,
+    is_waiting: Vec<Vec<bool>>,
+    /// Candidates that read each class.
+    readers: Vec<Vec<Position>>,
+}
+
+impl Queue {
+    /// Begins with the candidates that read no class.
+    fn new(classes: &[Class]) -> Queue {
+        let idle = |c: &Class| vec![false; c.nodes.len()];
+        let mut queue = Queue {
+            waiting: VecDeque::new(),
+            is_waiting: classes.iter().map(idle).collect(),
+            readers: vec![Vec::new(); classes.len()],
+        };
+        for (k, class) in classes.iter().enumerate() {
+            for (j, node) in class.nodes.iter().enumerate() {
+                queue.add((k as u32, j as u32), node);
+            }
+        }
+        queue
+    }
+
+    fn add(&mut self, at: Position, node: &Candidate) {
+        for &child in &node.children {
+            self.readers[child as usize].push(at);
+        }
+        if node.children.is_empty() {
+            self.push(at);
+        }
+    }
+
+    fn push(&mut self, at: Position) {
+        let is_waiting = &mut self.is_waiting[at.0 as usize][at.1 as usize];
+        if !std::mem::replace(is_waiting, true) {
+            self.waiting.push_back(at);
+        }
+    }
+
+    fn push_readers(&mut self, class: u32) {
+        for i in 0..self.readers[class as usize].len() {
+            self.push(self.readers[class as usize][i]);
+        }
+    }
+
+    fn pop(&mut self) -> Option<Position> {
+        let (k, j) = self.waiting.pop_front()?;
+        self.is_waiting[k as usize][j as usize] = false;
+        Some((k, j))
+    }
+}
+
+/// The best choices so far.
+struct Solution {
+    classes: Vec<Option<Best>>,
+    /// Cost of each class's choice.
+    weights: Vec<Picos>,
+}
+
+impl Solution {
+    fn new(n_classes: usize) -> Solution {
+        Solution {
+            classes: vec![None; n_classes],
+            weights: vec![Picos::ZERO; n_classes],
+        }
+    }
+
+    fn get(&self, class: u32) -> Option<&Best> {
+        self.classes[class as usize].as_ref()
+    }
+
+    /// Chooses candidate `j` of class `k` when it is cheaper than the present choice.
+    fn improve(&mut self, k: u32, j: u32, node: &Candidate) -> bool {
+        let Some((total, set)) = self.evaluate(node, k) else {
+            return false;
+        };
+        let is_better = self.get(k).is_none_or(|b| total < b.total);
+        if is_better {
+            self.weights[k as usize] = node.cost;
+            self.classes[k as usize] = Some(Best {
+                total,
+                set,
+                node: j,
+            });
+        }
+        is_better
+    }
+
+    /// Total time of a candidate with all that it needs, each class counted once. `None` when a child
+    /// has no choice yet, when the candidate would need its own class, or when it cannot beat the
+    /// present choice.
+    fn evaluate(&self, node: &Candidate, class: u32) -> Option<(Picos, Box<[u64]>)> {
+        let costliest = self.costliest_child(node, class)?;
+        let base = costliest.and_then(|c| self.get(c));
+        let mut total = node.cost + base.map_or(Picos::ZERO, |b| b.total);
+        if self.get(class).is_some_and(|b| total >= b.total) {
             return None;
         }
-        if largest
-            .is_none_or(|l| b.total > best[l as usize].as_ref().expect("checked before").total)
-        {
-            largest = Some(*c);
+        let mut set = base.map_or_else(|| self.empty_set(), |b| b.set.clone());
+        for &child in node.children.iter().filter(|c| Some(**c) != costliest) {
+            total += self.merge(&mut set, &self.get(child)?.set);
         }
+        set[class as usize / 64] |= 1 << (class % 64);
+        Some((total, set))
     }
-    let Some(largest) = largest else {
-        let mut set = vec![0u64; best.len().div_ceil(64)].into_boxed_slice();
-        set[word] |= bit;
-        return Some((node.cost, set));
-    };
-    let base = child(&largest)?;
-    if best[class as usize]
-        .as_ref()
-        .is_some_and(|b| node.cost + base.total >= b.total)
-    {
-        return None;
+
+    fn empty_set(&self) -> Box<[u64]> {
+        vec![0; self.classes.len().div_ceil(64)].into()
     }
-    let (mut total, mut set) = (base.total + node.cost, base.set.clone());
-    for c in node.children.iter().filter(|c| **c != largest) {
-        for (w, other) in child(c)?.set.iter().enumerate() {
-            let mut new = other & !set[w];
-            set[w] |= new;
+
+    /// The first child of the largest total, if there are children. `None` when one of them has no
+    /// choice yet or needs `class`.
+    fn costliest_child(&self, node: &Candidate, class: u32) -> Option<Option<u32>> {
+        let mut costliest: Option<(u32, Picos)> = None;
+        for &child in &node.children {
+            let best = self.get(child)?;
+            if best.contains(class) {
+                return None;
+            }
+            if costliest.is_none_or(|(_, total)| best.total > total) {
+                costliest = Some((child, best.total));
+            }
+        }
+        Some(costliest.map(|(child, _)| child))
+    }
+
+    /// Adds the classes of `other` to `set`; the weight of the new ones.
+    fn merge(&self, set: &mut [u64], other: &[u64]) -> Picos {
+        let mut added = Picos::ZERO;
+        for (i, (word, other)) in set.iter_mut().zip(other).enumerate() {
+            let mut new = other & !*word;
+            *word |= new;
             while new != 0 {
-                total += weights[w * 64 + new.trailing_zeros() as usize];
+                added += self.weights[i * 64 + new.trailing_zeros() as usize];
                 new &= new - 1;
             }
         }
+        added
     }
-    set[word] |= bit;
-    Some((total, set))
+}
+
+impl Best {
+    fn contains(&self, class: u32) -> bool {
+        self.set[class as usize / 64] & (1 << (class % 64)) != 0
+    }
+}
+
+/// Progress of a class in [`Choice::topological`].
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum State {
+    OnStack,
+    Emitted,
 }
 
 impl Choice {
@@ -227,30 +311,34 @@ impl Choice {
         root: Id,
     ) -> Result<Vec<(Id, &'a ENode)>> {
         let mut order = Vec::new();
-        // false while the class is on the stack, true once emitted.
-        let mut state: BTreeMap<Id, bool> = BTreeMap::new();
+        let mut states: BTreeMap<Id, State> = BTreeMap::new();
         let mut stack = vec![(terms.eg.find(root), 0)];
         while let Some((class, next)) = stack.pop() {
-            if !self.index.contains_key(&class) {
-                return Err(Error::internal(
-                    "extraction left an e-class without a choice",
-                ));
-            }
-            let node = self.node(terms, class);
-            if let Some(c) = node.children.get(next) {
-                stack.push((class, next + 1));
-                state.entry(class).or_insert(false);
-                let c = terms.eg.find(*c);
-                match state.get(&c) {
-                    Some(true) => {}
-                    Some(false) => return Err(Error::internal("extraction chose a cycle")),
-                    None => stack.push((c, 0)),
+            let node = self.checked_node(terms, class)?;
+            let Some(child) = node.children.get(next) else {
+                if states.insert(class, State::Emitted) != Some(State::Emitted) {
+                    order.push((class, node));
                 }
-            } else if state.insert(class, true) != Some(true) {
-                order.push((class, node));
+                continue;
+            };
+            states.entry(class).or_insert(State::OnStack);
+            stack.push((class, next + 1));
+            let child = terms.eg.find(*child);
+            match states.get(&child) {
+                Some(State::Emitted) => {}
+                Some(State::OnStack) => return Err(Error::internal("extraction chose a cycle")),
+                None => stack.push((child, 0)),
             }
         }
         Ok(order)
+    }
+
+    fn checked_node<'a>(&self, terms: &'a Terms, class: Id) -> Result<&'a ENode> {
+        if self.index.contains_key(&class) {
+            return Ok(self.node(terms, class));
+        }
+        let message = "extraction left an e-class without a choice";
+        Err(Error::internal(message))
     }
 
     /// Work of the chosen graph.

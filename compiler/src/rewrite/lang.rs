@@ -5,7 +5,10 @@
 
 use crate::ir::{Op, Real, Requested, ScalarOp, Type};
 use egg::{DidMerge, Id, Language};
+use gristmill_runtime::{DType, Tensor};
+use std::borrow::Borrow;
 use std::collections::HashMap;
+use std::hash::Hash;
 use std::sync::Arc;
 
 /// Index of an interned op.
@@ -76,13 +79,39 @@ pub(crate) struct Facts {
     pub origin: u32,
 }
 
+/// Distinct values, numbered in the order in which they came.
+struct Interner<T: ?Sized> {
+    values: Vec<Arc<T>>,
+    ids: HashMap<Arc<T>, u32>,
+}
+
+impl<T: ?Sized> Default for Interner<T> {
+    fn default() -> Interner<T> {
+        Interner {
+            values: Vec::new(),
+            ids: HashMap::new(),
+        }
+    }
+}
+
+impl<T: ?Sized + Eq + Hash> Interner<T> {
+    fn intern(&mut self, value: impl Borrow<T> + Into<Arc<T>>) -> u32 {
+        let key: &T = value.borrow();
+        if let Some(&id) = self.ids.get(key) {
+            return id;
+        }
+        let (id, value) = (self.values.len() as u32, value.into());
+        self.values.push(value.clone());
+        self.ids.insert(value, id);
+        id
+    }
+}
+
 /// Interned ops and types, and the facts of the class about to be made.
 #[derive(Default)]
 pub(crate) struct Tables {
-    ops: Vec<Arc<PlacedOp>>,
-    op_ids: HashMap<Arc<PlacedOp>, OpId>,
-    types: Vec<Arc<[Type]>>,
-    type_ids: HashMap<Arc<[Type]>, TypesId>,
+    ops: Interner<PlacedOp>,
+    types: Interner<[Type]>,
     pub(crate) pending: Option<Facts>,
     /// Set when two classes of different types were merged: an unsound rule.
     pub(crate) type_clash: bool,
@@ -90,35 +119,23 @@ pub(crate) struct Tables {
 
 impl Tables {
     pub(crate) fn intern_op(&mut self, op: PlacedOp) -> OpId {
-        if let Some(&id) = self.op_ids.get(&op) {
-            return id;
-        }
-        let (id, op) = (OpId(self.ops.len() as u32), Arc::new(op));
-        self.ops.push(op.clone());
-        self.op_ids.insert(op, id);
-        id
+        OpId(self.ops.intern(op))
     }
 
     pub(crate) fn intern_types(&mut self, types: Vec<Type>) -> TypesId {
-        if let Some(&id) = self.type_ids.get(types.as_slice()) {
-            return id;
-        }
-        let (id, types): (TypesId, Arc<[Type]>) = (TypesId(self.types.len() as u32), types.into());
-        self.types.push(types.clone());
-        self.type_ids.insert(types, id);
-        id
+        TypesId(self.types.intern(types))
     }
 
     pub(crate) fn op(&self, id: OpId) -> &Arc<PlacedOp> {
-        &self.ops[id.0 as usize]
+        &self.ops.values[id.0 as usize]
     }
 
     pub(crate) fn n_ops(&self) -> usize {
-        self.ops.len()
+        self.ops.values.len()
     }
 
     pub(crate) fn types(&self, id: TypesId) -> &[Type] {
-        &self.types[id.0 as usize]
+        &self.types.values[id.0 as usize]
     }
 }
 
@@ -170,29 +187,34 @@ pub(crate) fn derive(
     children: &[Id],
     types: TypesId,
 ) -> (Option<Real>, bool) {
+    let facts = || children.iter().map(|c| &eg[*c].data);
     let constant = match op {
         Op::Constant { .. } => true,
-        _ => !children.is_empty() && children.iter().all(|c| eg[*c].data.constant),
+        _ => !children.is_empty() && facts().all(|f| f.constant),
     };
-    let of = |i: usize| eg[children[i]].data.uniform.map(|r| r.0);
-    let ty = &eg.analysis.types(types)[0];
-    let uniform = match op {
+    let is_folded = !matches!(op, Op::Map(_)) || eg.analysis.types(types)[0].dtype == DType::F32;
+    let operands: Vec<_> = facts().map(|f| f.uniform.map(|r| r.0)).collect();
+    let uniform = uniform_result(op, &operands).filter(|v| is_folded && !v.is_nan());
+    (uniform.map(Real), constant)
+}
+
+/// Value of all elements of a result, from those of the operands where they are uniform. Views and
+/// arithmetic are followed.
+fn uniform_result(op: &Op, operands: &[Option<f64>]) -> Option<f64> {
+    match op {
         Op::Constant { value } => value.in_memory().and_then(uniform_of),
         Op::Reshape { .. } | Op::Transpose { .. } | Op::Broadcast { .. } | Op::Slice { .. } => {
-            of(0)
+            operands[0]
         }
-        Op::Map(s) if ty.dtype == gristmill_runtime::DType::F32 => {
-            uniform_map(*s, children.len(), &of)
-        }
+        Op::Map(s) => uniform_map(*s, operands),
         _ => None,
-    };
-    (uniform.filter(|v| !v.is_nan()).map(Real), constant)
+    }
 }
 
 /// Folds arithmetic on uniform `f32` values, rounding as the op would.
-fn uniform_map(op: ScalarOp, arity: usize, of: &dyn Fn(usize) -> Option<f64>) -> Option<f64> {
-    let a = of(0)? as f32;
-    let b = if arity > 1 { of(1)? as f32 } else { 0.0 };
+fn uniform_map(op: ScalarOp, operands: &[Option<f64>]) -> Option<f64> {
+    let a = operands[0]? as f32;
+    let b = operands.get(1).copied().unwrap_or(Some(0.0))? as f32;
     let r = match op {
         ScalarOp::Add => a + b,
         ScalarOp::Sub => a - b,
@@ -208,13 +230,13 @@ fn uniform_map(op: ScalarOp, arity: usize, of: &dyn Fn(usize) -> Option<f64>) ->
 }
 
 /// The value of all elements of a non-empty tensor, when they are the same and `f64` holds it exactly.
-pub(crate) fn uniform_of(t: &gristmill_runtime::Tensor) -> Option<f64> {
+pub(crate) fn uniform_of(t: &Tensor) -> Option<f64> {
     let size = t.dtype().size_bytes();
     let bytes = t.as_bytes();
     if bytes.is_empty() || bytes[size..].iter().zip(bytes).any(|(a, b)| a != b) {
         return None;
     }
-    let one = gristmill_runtime::Tensor::from_bytes(t.dtype(), &[], &bytes[..size]).ok()?;
+    let one = Tensor::from_bytes(t.dtype(), &[], &bytes[..size]).ok()?;
     let value = one.to_f64s()[0];
     // Of the integers from 2^53 on, some round.
     (!t.dtype().is_int() || value.abs() < 2f64.powi(53)).then_some(value)

@@ -49,7 +49,7 @@ impl Options {
         let phases = Phase::ALL
             .iter()
             .copied()
-            .filter(|p| p.least_level() <= opt_level)
+            .filter(|p| p.min_level() <= opt_level)
             .collect();
         Options {
             opt_level,
@@ -71,67 +71,78 @@ impl Default for Options {
 ///
 /// Errors are internal: a verified graph can always be rewritten.
 pub fn rewrite(g: &Graph, options: &Options) -> Result<(Graph, Report)> {
-    let mut report = Report::default();
     if options.opt_level == 0 {
-        report.skipped = Some("optimisation level 0".into());
-        return Ok((g.clone(), report));
+        let report = Report {
+            skipped: Some("optimisation level 0".into()),
+            ..Report::default()
+        };
+        Ok((g.clone(), report))
+    } else if g.n_nodes() > options.limits.chunk {
+        rewrite_chunks(g, options)
+    } else {
+        rewrite_whole(g, options)
     }
-    if g.n_nodes() > options.limits.chunk {
-        let mut chunks = chunks::split(g, options.limits.chunk)?;
-        for chunk in &mut chunks {
-            let (new, part) = rewrite_whole(&chunk.graph, options)?;
-            chunk.graph = new;
-            report.add(part);
-        }
-        return Ok((chunks::join(g, &chunks)?, report));
+}
+
+fn rewrite_chunks(g: &Graph, options: &Options) -> Result<(Graph, Report)> {
+    let mut report = Report::default();
+    let mut chunks = chunks::split(g, options.limits.chunk)?;
+    for chunk in &mut chunks {
+        let (new, part) = rewrite_whole(&chunk.graph, options)?;
+        chunk.graph = new;
+        report.add(part);
     }
-    rewrite_whole(g, options)
+    Ok((chunks::join(g, &chunks)?, report))
 }
 
 fn rewrite_whole(g: &Graph, options: &Options) -> Result<(Graph, Report)> {
     let mut report = Report::default();
     let regions = rewrite_regions(g, options, &mut report)?;
     let mut ins = convert::insert(g)?;
-    if let Some(original) = extract::extract(&ins.terms, ins.root, &options.pricing) {
-        report.before = original.work(&ins.terms, ins.root, &options.pricing)?;
-    }
+    report.before = chosen(&ins, options)?.map_or_else(Work::default, |(_, work)| work);
     saturate(&mut ins, g.n_nodes(), options, &mut report);
-    let Some(choice) = extract::extract(&ins.terms, ins.root, &options.pricing) else {
-        report.skipped = Some(format!(
-            "{} e-classes are too many for extraction",
-            ins.terms.eg.number_of_classes()
-        ));
+    let Some((choice, work)) = chosen(&ins, options)? else {
+        let n = ins.terms.eg.number_of_classes();
+        report.skipped = Some(format!("{n} e-classes are too many for extraction"));
         return Ok((g.clone(), report));
     };
-    report.after = choice.work(&ins.terms, ins.root, &options.pricing)?;
+    report.after = work;
     let out = convert::emit(g, &ins, &choice, &regions)?;
-    debug_assert!(
-        crate::ir::verify::verify(&out).is_ok(),
-        "{:?}",
-        crate::ir::verify::verify(&out)
-    );
+    let verified = || crate::ir::verify::verify(&out);
+    debug_assert!(verified().is_ok(), "{:?}", verified());
     Ok((out, report))
 }
 
+/// The cheapest graph and its work. `None` when the e-graph is too large.
+fn chosen(
+    ins: &convert::RootedTerms,
+    options: &Options,
+) -> Result<Option<(extract::Choice, Work)>> {
+    let Some(choice) = extract::extract(&ins.terms, ins.root, &options.pricing) else {
+        return Ok(None);
+    };
+    let work = choice.work(&ins.terms, ins.root, &options.pricing)?;
+    Ok(Some((choice, work)))
+}
+
 /// Runs the phases.
-fn saturate(ins: &mut convert::Inserted, n_nodes: usize, options: &Options, report: &mut Report) {
-    let max_nodes = options.limits.nodes.unwrap_or(8 * n_nodes + 5000);
+fn saturate(
+    ins: &mut convert::RootedTerms,
+    n_nodes: usize,
+    options: &Options,
+    report: &mut Report,
+) {
     for phase in &options.phases {
-        let rules = phase.rules();
-        let iterations = options.limits.iterations.min(phase.most_iterations());
         let limits = run::PhaseLimits {
-            iterations,
-            nodes: max_nodes,
+            iterations: options.limits.iterations.min(phase.max_iterations()),
+            nodes: options.limits.nodes.unwrap_or(8 * n_nodes + 5000),
             deadline: options.deadline,
         };
-        report.phases.push(run::run_phase(
-            &mut ins.terms,
-            phase.name(),
-            &rules,
-            &limits,
-        ));
+        let terms = &mut ins.terms;
+        let ran = run::run_phase(terms, phase.name(), &phase.rules(), &limits);
+        report.phases.push(ran);
     }
-    report.settle();
+    report.drop_fired_misses();
 }
 
 /// Rewritten regions by node number, for nodes that have any. Clusters keep their bodies.

@@ -115,7 +115,7 @@ pub struct Report {
 
 impl Report {
     /// Drops misses where the rule fired after all, in the same phase or another.
-    pub(crate) fn settle(&mut self) {
+    pub(crate) fn drop_fired_misses(&mut self) {
         let fired: BTreeSet<_> = self
             .phases
             .iter_mut()

@@ -3,14 +3,14 @@
 //! An iteration visits all e-classes by id and applies every rule whose root fits, at once; congruence is restored after
 //! each iteration. Limits are numbers of e-nodes and iterations, so results do not depend on the machine; a deadline is for those who ask for it.
 
-use super::lang::Sym;
+use super::lang::{OpId, PlacedOp, Sym, Tables};
 use super::report::{PhaseReport, StopReason};
-use super::terms::{Applied, Miss, Terms};
+use super::terms::{Miss, RuleResult, Terms};
 use crate::deadline::Deadline;
 use crate::ir::Op;
 use egg::Id;
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::rc::Rc;
 
 /// Permitted difference between the result of a rule and the term that it replaces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -38,7 +38,7 @@ pub(crate) struct Rule {
     pub exactness: Exactness,
     /// Ops at which the rule may fire.
     pub root: fn(&Op) -> bool,
-    pub apply: fn(&mut Terms, &Root) -> Applied,
+    pub apply: fn(&mut Terms, &Root) -> RuleResult,
 }
 
 /// Limits of a phase.
@@ -99,94 +99,123 @@ pub(crate) fn run_phase(
     rules: &[&Rule],
     limits: &PhaseLimits,
 ) -> PhaseReport {
-    let mut report = PhaseReport::new(name);
-    let mut by_op: Vec<Vec<usize>> = Vec::new();
-    report.stop = StopReason::Iterations;
-    for _ in 0..limits.iterations {
-        report.iterations += 1;
-        let changed = pass(terms, rules, &mut by_op, limits, &mut report);
-        terms.eg.rebuild();
-        match changed {
-            Ok(true) => {}
-            Ok(false) => {
-                report.stop = StopReason::Saturated;
-                break;
-            }
-            Err(stop) => {
-                report.stop = stop;
-                break;
-            }
-        }
-    }
+    let mut phase = RunningPhase {
+        terms,
+        rules: RuleIndex::new(rules),
+        limits,
+        report: PhaseReport::new(name),
+    };
+    phase.report.stop = phase.run();
+    let mut report = phase.report;
     report.e_nodes = terms.eg.total_number_of_nodes();
     report.e_classes = terms.eg.number_of_classes();
     report
 }
 
-/// One iteration; true when something changed, an error when a limit was met.
-fn pass(
-    terms: &mut Terms,
-    rules: &[&Rule],
-    by_op: &mut Vec<Vec<usize>>,
-    limits: &PhaseLimits,
-    report: &mut PhaseReport,
-) -> Result<bool, StopReason> {
-    let mut ids: Vec<Id> = terms.eg.classes().map(|c| c.id).collect();
-    ids.sort_unstable();
-    let n_nodes = NodeCount::new(terms);
-    let mut changed = false;
-    for id in ids {
-        // The class may have been merged into another since the list was made; that one is visited under its own id.
-        if terms.eg.find(id) != id {
-            continue;
-        }
-        if limits.deadline.has_passed() {
-            return Err(StopReason::Time);
-        }
-        let nodes: Vec<_> = terms.eg[id].nodes.clone();
-        for node in nodes {
-            let Sym::Op(op) = node.sym else { continue };
-            while by_op.len() < terms.eg.analysis.n_ops() {
-                let op = &terms
-                    .eg
-                    .analysis
-                    .op(super::lang::OpId(by_op.len() as u32))
-                    .op;
-                by_op.push(
-                    rules
-                        .iter()
-                        .enumerate()
-                        .filter(|(_, r)| (r.root)(op))
-                        .map(|(i, _)| i)
-                        .collect(),
-                );
-            }
-            let placed: Arc<_> = terms.eg.analysis.op(op).clone();
-            for &i in &by_op[op.0 as usize] {
-                if n_nodes.get(terms) > limits.nodes {
-                    return Err(StopReason::Nodes);
-                }
-                terms.origin = terms.facts(id).origin;
-                terms.device = placed.device.clone();
-                let class = terms.eg.find(id);
-                let root = Root {
-                    op: &placed.op,
-                    class,
-                    args: &node.children,
-                };
-                let outcome = (rules[i].apply)(terms, &root)
-                    .and_then(|to| join(terms, class, to, rules[i].name));
-                changed |= outcome.is_ok();
-                report.record(
-                    rules[i].name,
-                    outcome,
-                    &terms.origins[terms.facts(id).origin as usize],
-                );
-            }
+/// Rules by the interned ops at which they may fire.
+struct RuleIndex<'r> {
+    rules: &'r [&'r Rule],
+    by_op: Vec<Rc<[&'r Rule]>>,
+}
+
+impl<'r> RuleIndex<'r> {
+    fn new(rules: &'r [&'r Rule]) -> RuleIndex<'r> {
+        RuleIndex {
+            rules,
+            by_op: Vec::new(),
         }
     }
-    debug_assert_eq!(n_nodes.get(terms), terms.eg.total_number_of_nodes());
-    Ok(changed)
+
+    /// Rules for an op. Ops are interned while rules run, so the index grows with them.
+    fn at(&mut self, ops: &Tables, id: OpId) -> Rc<[&'r Rule]> {
+        while self.by_op.len() < ops.n_ops() {
+            let op = &ops.op(OpId(self.by_op.len() as u32)).op;
+            let fitting = self.rules.iter().copied().filter(|r| (r.root)(op));
+            self.by_op.push(fitting.collect());
+        }
+        self.by_op[id.0 as usize].clone()
+    }
+}
+
+/// A phase while it runs.
+struct RunningPhase<'a> {
+    terms: &'a mut Terms,
+    rules: RuleIndex<'a>,
+    limits: &'a PhaseLimits,
+    report: PhaseReport,
+}
+
+impl RunningPhase<'_> {
+    fn run(&mut self) -> StopReason {
+        for _ in 0..self.limits.iterations {
+            self.report.iterations += 1;
+            let changed = self.pass();
+            self.terms.eg.rebuild();
+            match changed {
+                Ok(true) => {}
+                Ok(false) => return StopReason::Saturated,
+                Err(stop) => return stop,
+            }
+        }
+        StopReason::Iterations
+    }
+
+    /// One iteration; true when something changed, an error when a limit was met.
+    fn pass(&mut self) -> Result<bool, StopReason> {
+        let mut ids: Vec<Id> = self.terms.eg.classes().map(|c| c.id).collect();
+        ids.sort_unstable();
+        let n_nodes = NodeCount::new(self.terms);
+        let mut changed = false;
+        for id in ids {
+            // A class that was merged into another since the list was made is visited under the
+            // other's id.
+            if self.terms.eg.find(id) == id {
+                changed |= self.visit(id, &n_nodes)?;
+            }
+        }
+        debug_assert_eq!(
+            n_nodes.get(self.terms),
+            self.terms.eg.total_number_of_nodes()
+        );
+        Ok(changed)
+    }
+
+    /// Applies the rules at the nodes of a class.
+    fn visit(&mut self, id: Id, n_nodes: &NodeCount) -> Result<bool, StopReason> {
+        if self.limits.deadline.has_passed() {
+            return Err(StopReason::Time);
+        }
+        let mut changed = false;
+        for node in self.terms.eg[id].nodes.clone() {
+            let Sym::Op(op) = node.sym else { continue };
+            let placed = self.terms.eg.analysis.op(op).clone();
+            for rule in self.rules.at(&self.terms.eg.analysis, op).iter() {
+                if n_nodes.get(self.terms) > self.limits.nodes {
+                    return Err(StopReason::Nodes);
+                }
+                changed |= self.apply(rule, id, &placed, &node.children);
+            }
+        }
+        Ok(changed)
+    }
+
+    /// Applies a rule at an e-node of class `id`; true when two classes became equal.
+    fn apply(&mut self, rule: &Rule, id: Id, placed: &PlacedOp, args: &[Id]) -> bool {
+        let terms = &mut *self.terms;
+        terms.origin = terms.facts(id).origin;
+        terms.device = placed.device.clone();
+        let class = terms.eg.find(id);
+        let root = Root {
+            op: &placed.op,
+            class,
+            args,
+        };
+        let outcome = (rule.apply)(terms, &root).and_then(|to| join(terms, class, to, rule.name));
+        let changed = outcome.is_ok();
+        let origin = &terms.origins[terms.facts(id).origin as usize];
+        self.report.record(rule.name, outcome, origin);
+        changed
+    }
 }
 
 /// Makes two classes equal.

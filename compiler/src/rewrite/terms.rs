@@ -19,7 +19,7 @@ pub enum Miss {
 }
 
 /// Result of a rule: the class equal to the matched one.
-pub(crate) type Applied = Result<Id, Miss>;
+pub(crate) type RuleResult = Result<Id, Miss>;
 
 /// A rejection with a fixed reason.
 pub(crate) fn rejected(why: &'static str) -> Miss {
@@ -48,57 +48,75 @@ impl Terms {
 
     /// Adds a leaf or a structural node with known types.
     pub(crate) fn add_symbol(&mut self, sym: Sym, children: &[Id], types: Vec<Type>) -> Id {
-        let node = ENode {
-            sym,
-            children: children.iter().map(|c| self.eg.find(*c)).collect(),
-        };
+        let children = children.iter().map(|c| self.eg.find(*c)).collect();
+        let node = ENode { sym, children };
         if let Some(id) = self.eg.lookup(node.clone()) {
             return id;
         }
         let types = self.eg.analysis.intern_types(types);
-        let proj = matches!(sym, Sym::Proj(_)).then(|| self.eg[node.children[0]].data.clone());
-        let constant = proj.as_ref().is_some_and(|f| f.constant);
-        let origin = proj.map_or(self.origin, |f| f.origin);
-        self.eg.analysis.pending = Some(Facts {
+        let facts = self.symbol_facts(&node, types);
+        self.add_node(node, facts)
+    }
+
+    /// A projection inherits constancy and origin from the node that it projects.
+    fn symbol_facts(&self, node: &ENode, types: TypesId) -> Facts {
+        let (constant, origin) = match node.sym {
+            Sym::Proj(_) => {
+                let whole = self.facts(node.children[0]);
+                (whole.constant, whole.origin)
+            }
+            _ => (false, self.origin),
+        };
+        Facts {
             types,
             uniform: None,
             constant,
             origin,
-        });
-        self.eg.add(node)
+        }
     }
 
     /// Adds `op`, in canonical form: operands of commutative ops sorted by class, constants last.
     ///
     /// Rejected when the operands do not fit the op's type rule.
-    pub(crate) fn add(&mut self, op: Op, children: &[Id]) -> Applied {
-        let mut children: Vec<Id> = children.iter().map(|c| self.eg.find(*c)).collect();
-        if matches!(op, Op::Map(s) if s.is_commutative()) {
-            children.sort_by_key(|c| (self.is_constant(*c), *c));
-        }
-        let device = if matches!(op, Op::Constant { .. }) {
-            None
-        } else {
-            self.device.clone()
+    pub(crate) fn add(&mut self, op: Op, children: &[Id]) -> RuleResult {
+        let children = self.canonical_children(&op, children);
+        let device = match op {
+            Op::Constant { .. } => None,
+            _ => self.device.clone(),
         };
         let id = self.eg.analysis.intern_op(PlacedOp { op, device });
-        let node = ENode {
-            sym: Sym::Op(id),
-            children: children.into(),
-        };
+        let sym = Sym::Op(id);
+        let node = ENode { sym, children };
         if let Some(found) = self.eg.lookup(node.clone()) {
             return Ok(found);
         }
-        let types = self.infer(id, &node.children)?;
-        let op = self.eg.analysis.op(id).clone();
-        let (uniform, constant) = derive(&self.eg, &op.op, &node.children, types);
-        self.eg.analysis.pending = Some(Facts {
+        let facts = self.op_facts(id, &node.children)?;
+        Ok(self.add_node(node, facts))
+    }
+
+    fn canonical_children(&self, op: &Op, children: &[Id]) -> Box<[Id]> {
+        let mut children: Box<[Id]> = children.iter().map(|c| self.eg.find(*c)).collect();
+        if matches!(op, Op::Map(s) if s.is_commutative()) {
+            children.sort_by_key(|c| (self.is_constant(*c), *c));
+        }
+        children
+    }
+
+    fn op_facts(&mut self, id: OpId, children: &[Id]) -> Result<Facts, Miss> {
+        let types = self.infer(id, children)?;
+        let op = &self.eg.analysis.op(id).op;
+        let (uniform, constant) = derive(&self.eg, op, children, types);
+        Ok(Facts {
             types,
             uniform,
             constant,
             origin: self.origin,
-        });
-        Ok(self.eg.add(node))
+        })
+    }
+
+    fn add_node(&mut self, node: ENode, facts: Facts) -> Id {
+        self.eg.analysis.pending = Some(facts);
+        self.eg.add(node)
     }
 
     fn infer(&mut self, op: OpId, children: &[Id]) -> Result<TypesId, Miss> {
@@ -113,7 +131,7 @@ impl Terms {
     }
 
     /// Adds an element-wise op.
-    pub(crate) fn map(&mut self, op: ScalarOp, args: &[Id]) -> Applied {
+    pub(crate) fn map(&mut self, op: ScalarOp, args: &[Id]) -> RuleResult {
         self.add(Op::Map(op), args)
     }
 
@@ -126,35 +144,24 @@ impl Terms {
     }
 
     /// `x` under another shape; `x` itself when it has that shape. Composes with a reshape below.
-    pub(crate) fn reshape(&mut self, x: Id, shape: Vec<Dim>) -> Applied {
+    pub(crate) fn reshape(&mut self, x: Id, shape: Vec<Dim>) -> RuleResult {
         if *self.ty(x).shape == shape {
             return Ok(self.eg.find(x));
         }
         // One level only: classes that are reshapes of each other form a cycle.
-        let mut below = Vec::new();
-        self.find(x, |op, ch| {
-            if matches!(op, Op::Reshape { .. }) {
-                below.push(ch[0]);
-            }
-            None::<()>
-        });
-        let undone: Vec<Id> = below
-            .iter()
-            .copied()
-            .filter(|y| *self.ty(*y).shape == shape)
-            .collect();
+        let below = self.operands_of(x, is_reshape);
+        let is_undone = |y: &Id| *self.ty(*y).shape == shape;
+        let undone: Vec<Id> = below.iter().copied().filter(is_undone).collect();
         if let Some(y) = self.united(&undone) {
             return Ok(y);
         }
-        self.add(
-            Op::Reshape { shape },
-            &[below.first().copied().unwrap_or(x)],
-        )
+        let source = below.first().copied().unwrap_or(x);
+        self.add(Op::Reshape { shape }, &[source])
     }
 
     /// `x` with permuted axes. Composes with a transpose below, best with one that it undoes; a transpose that only moves
     /// axes of extent 1 becomes a reshape.
-    pub(crate) fn transpose(&mut self, x: Id, perm: &[usize]) -> Applied {
+    pub(crate) fn transpose(&mut self, x: Id, perm: &[usize]) -> RuleResult {
         if is_identity(perm) {
             return Ok(self.eg.find(x));
         }
@@ -165,28 +172,16 @@ impl Terms {
         }
         // One level only: classes that are transposes of each other form a cycle.
         let below = self.transposes_of(x);
-        let undone: Vec<Id> = below
-            .iter()
-            .filter(|(q, _)| is_identity(&compose(q, perm)))
-            .map(|(_, y)| *y)
-            .collect();
+        let undone = below.iter().filter(|(q, _)| is_identity(&compose(q, perm)));
+        let undone: Vec<Id> = undone.map(|(_, y)| *y).collect();
         if let Some(y) = self.united(&undone) {
             return Ok(y);
         }
-        match below.first() {
-            Some((q, y)) => self.add(
-                Op::Transpose {
-                    perm: compose(q, perm),
-                },
-                &[*y],
-            ),
-            None => self.add(
-                Op::Transpose {
-                    perm: perm.to_vec(),
-                },
-                &[x],
-            ),
-        }
+        let (perm, source) = match below.first() {
+            Some((q, y)) => (compose(q, perm), *y),
+            None => (perm.to_vec(), x),
+        };
+        self.add(Op::Transpose { perm }, &[source])
     }
 
     /// One class out of several that the same one-to-one view takes to the same result, so that they are equal.
@@ -200,18 +195,14 @@ impl Terms {
 
     /// All transposes in a class: permutation and operand.
     pub(crate) fn transposes_of(&self, x: Id) -> Vec<(Vec<usize>, Id)> {
-        let mut all = Vec::new();
-        self.find(x, |op, ch| {
-            if let Op::Transpose { perm } = op {
-                all.push((perm.clone(), ch[0]));
-            }
-            None::<()>
-        });
-        all
+        self.find_all(x, |op, ch| match op {
+            Op::Transpose { perm } => Some((perm.clone(), ch[0])),
+            _ => None,
+        })
     }
 
     /// `x` repeated to exactly `shape`; `x` itself when it has that shape.
-    pub(crate) fn broadcast(&mut self, x: Id, shape: Vec<Dim>) -> Applied {
+    pub(crate) fn broadcast(&mut self, x: Id, shape: Vec<Dim>) -> RuleResult {
         if *self.ty(x).shape == shape {
             Ok(self.eg.find(x))
         } else {
@@ -226,6 +217,10 @@ impl Terms {
     /// Type of a class with one result; of the first result otherwise.
     pub(crate) fn ty(&self, id: Id) -> &Type {
         &self.eg.analysis.types(self.facts(id).types)[0]
+    }
+
+    pub(crate) fn shape(&self, id: Id) -> Vec<Dim> {
+        self.ty(id).shape.0.clone()
     }
 
     pub(crate) fn rank(&self, id: Id) -> usize {
@@ -257,6 +252,30 @@ impl Terms {
         })
     }
 
+    /// All answers of `f` over the nodes that [`Terms::find`] visits.
+    pub(crate) fn find_all<T>(
+        &self,
+        class: Id,
+        mut f: impl FnMut(&Op, &[Id]) -> Option<T>,
+    ) -> Vec<T> {
+        let mut all = Vec::new();
+        self.find(class, |op, ch| {
+            all.extend(f(op, ch));
+            None::<()>
+        });
+        all
+    }
+
+    /// First operands of the class's nodes of some op.
+    pub(crate) fn operands_of(&self, class: Id, is_op: fn(&Op) -> bool) -> Vec<Id> {
+        self.find_all(class, |op, ch| is_op(op).then(|| ch[0]))
+    }
+
+    /// First operand of the class's first node of some op.
+    pub(crate) fn operand_of(&self, class: Id, is_op: fn(&Op) -> bool) -> Option<Id> {
+        self.find(class, |op, ch| is_op(op).then(|| ch[0]))
+    }
+
     /// The first answer of `f` over operands of the class's `op` nodes; both orders are tried for commutative ops.
     pub(crate) fn find_map<T>(
         &self,
@@ -264,17 +283,11 @@ impl Terms {
         op: ScalarOp,
         mut f: impl FnMut(&[Id]) -> Option<T>,
     ) -> Option<T> {
-        self.find(class, |o, ch| {
-            if *o != Op::Map(op) {
-                return None;
-            }
-            f(ch).or_else(|| {
-                if op.is_commutative() {
-                    f(&[ch[1], ch[0]])
-                } else {
-                    None
-                }
-            })
+        self.find(class, |o, ch| match o {
+            Op::Map(o) if *o != op => None,
+            Op::Map(o) if o.is_commutative() => f(ch).or_else(|| f(&[ch[1], ch[0]])),
+            Op::Map(_) => f(ch),
+            _ => None,
         })
     }
 
@@ -294,6 +307,10 @@ impl Terms {
     pub(crate) fn same(&self, a: Id, b: Id) -> bool {
         self.eg.find(a) == self.eg.find(b)
     }
+}
+
+pub(crate) fn is_reshape(op: &Op) -> bool {
+    matches!(op, Op::Reshape { .. })
 }
 
 /// True when axis `i` stays axis `i` for all axes.

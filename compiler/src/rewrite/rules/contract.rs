@@ -1,10 +1,11 @@
 //! Matrix products, convolutions and attention with the ops around them.
 
-use super::rules;
+use super::{either, rules};
 use crate::ir::{Dim, Layout, Op, Real, ScalarOp as S};
 use crate::rewrite::run::Root;
-use crate::rewrite::terms::{Applied, Miss, Miss::NoMatch, Terms, rejected};
+use crate::rewrite::terms::{Miss, Miss::NoMatch, RuleResult, Terms, rejected};
 use egg::Id;
+use gristmill_runtime::DType;
 
 rules! {
     /// `softmax(scale * q k^T + mask) v -> attention(q, k, v, mask)`; the scale may be on the scores, on `q`, on `k`, or on both.
@@ -28,31 +29,36 @@ struct Scaled {
     scale: f64,
 }
 
-/// Ways to see `id` as a scaled tensor; the last is itself, unscaled.
-fn scaled(t: &Terms, id: Id) -> Vec<Scaled> {
-    let number = |id: Id| t.find_map(id, S::Mul, |ch| t.uniform(ch[1]).map(|s| (ch[0], s)));
-    let mut ways: Vec<Scaled> = number(id)
-        .map(|(x, scale)| Scaled {
-            id: x,
-            perm: None,
-            scale,
+impl Scaled {
+    /// A product with a number, under a transpose or not.
+    fn of(t: &Terms, id: Id, perm: Option<Vec<usize>>) -> Option<Scaled> {
+        t.find_map(id, S::Mul, |ch| {
+            let (id, scale) = (ch[0], t.uniform(ch[1])?);
+            let perm = perm.clone();
+            Some(Scaled { id, perm, scale })
         })
-        .into_iter()
-        .collect();
-    for (perm, y) in t.transposes_of(id) {
-        ways.extend(number(y).map(|(x, scale)| Scaled {
-            id: x,
-            perm: Some(perm),
-            scale,
-        }));
     }
-    ways.push(Scaled {
+
+    /// The operand under its transpose.
+    fn transposed(&self, t: &mut Terms) -> RuleResult {
+        match &self.perm {
+            Some(perm) => t.transpose(self.id, perm),
+            None => Ok(self.id),
+        }
+    }
+}
+
+/// Ways to see `id` as a scaled tensor, two at most; the last is itself, unscaled.
+fn scaled(t: &Terms, id: Id) -> Vec<Scaled> {
+    let under = |(perm, y)| Scaled::of(t, y, Some(perm));
+    let plain = Scaled {
         id,
         perm: None,
         scale: 1.0,
-    });
-    ways.truncate(2);
-    ways
+    };
+    let ways = Scaled::of(t, id, None).into_iter();
+    let ways = ways.chain(t.transposes_of(id).into_iter().filter_map(under));
+    ways.chain([plain]).take(2).collect()
 }
 
 /// The mask of scores.
@@ -64,49 +70,57 @@ enum Mask {
     Selected(Id, f64),
 }
 
+impl Mask {
+    /// The mask as a summand of scores of type `dtype`.
+    fn summand(self, t: &mut Terms, dtype: DType) -> Result<Option<Id>, Miss> {
+        match self {
+            Mask::None => Ok(None),
+            Mask::Added(mask) => Ok(Some(mask)),
+            Mask::Selected(keep, fill) => {
+                let (zero, fill) = (t.scalar(dtype, 0.0), t.scalar(dtype, fill));
+                t.map(S::Select, &[keep, zero, fill]).map(Some)
+            }
+        }
+    }
+}
+
 /// Ways to see `id` as masked scores, which may be scaled products.
 fn unmask(t: &Terms, id: Id) -> Vec<(Id, Mask)> {
     let mut ways = vec![(id, Mask::None)];
     t.find(id, |op, ch| {
-        match op {
-            Op::Map(S::Add) => {
-                ways.extend([(ch[0], Mask::Added(ch[1])), (ch[1], Mask::Added(ch[0]))])
-            }
-            Op::Map(S::Select) => {
-                let fill = t.uniform(ch[2]).filter(|f| *f <= LEAST_FILL);
-                ways.extend(fill.map(|f| (ch[1], Mask::Selected(ch[0], f))));
-            }
-            _ => {}
-        }
+        ways.extend(masked(t, op, ch));
         None::<()>
     });
     ways
 }
 
-/// A number this low, added to a score, leaves nothing of it; so replacing the score and adding to it give the same.
-const LEAST_FILL: f64 = -1e30;
-
-fn attention(t: &mut Terms, r: &Root) -> Applied {
-    let last = t.rank(r.class) - 1;
-    let soft = |op: &Op, ch: &[Id]| match op {
-        Op::Softmax { axis, log: false } if *axis == last => Some(ch[0]),
-        _ => None,
-    };
-    let guarded = |t: &Terms| t.find_map(r.args[0], S::Select, |ch| t.find(ch[2], soft));
-    let scores = match t.find(r.args[0], soft) {
-        Some(s) => s,
-        None if guarded(t).is_some() => {
-            return Err(rejected(
-                "rows without any finite score are replaced after the softmax",
-            ));
+fn masked(t: &Terms, op: &Op, ch: &[Id]) -> Vec<(Id, Mask)> {
+    match op {
+        Op::Map(S::Add) => vec![(ch[0], Mask::Added(ch[1])), (ch[1], Mask::Added(ch[0]))],
+        Op::Map(S::Select) => {
+            let fill = t.uniform(ch[2]).filter(|f| *f <= MAX_FILL);
+            let mask = fill.map(|f| (ch[1], Mask::Selected(ch[0], f)));
+            mask.into_iter().collect()
         }
-        None => return Err(NoMatch),
-    };
-    let matmul = |op: &Op, ch: &[Id]| (*op == Op::MatMul).then(|| (ch[0], ch[1]));
-    for (s, mask) in unmask(t, scores) {
-        for way in scaled(t, s).into_iter().filter(|w| w.perm.is_none()) {
-            if let Some((q, kt)) = t.find(way.id, matmul) {
-                return build_attention(t, r, q, kt, way.scale, mask);
+        _ => Vec::new(),
+    }
+}
+
+/// A number this low, added to a score, leaves nothing of it; so replacing the score and adding to it give the same.
+const MAX_FILL: f64 = -1e30;
+
+fn attention(t: &mut Terms, r: &Root) -> RuleResult {
+    let scores = softmax_operand(t, r)?;
+    for (id, mask) in unmask(t, scores) {
+        for way in scaled(t, id).into_iter().filter(|w| w.perm.is_none()) {
+            if let Some((q, kt)) = product(t, way.id) {
+                let scores = Scores {
+                    q,
+                    kt,
+                    scale: way.scale,
+                    mask,
+                };
+                return build_attention(t, r, scores);
             }
         }
     }
@@ -115,41 +129,54 @@ fn attention(t: &mut Terms, r: &Root) -> Applied {
     ))
 }
 
-fn build_attention(t: &mut Terms, r: &Root, q: Id, kt: Id, scale: f64, mask: Mask) -> Applied {
-    let rank = t.rank(kt);
-    if rank < 2 || t.rank(q) != rank {
+/// The operand of the softmax over keys that a product reads.
+fn softmax_operand(t: &Terms, r: &Root) -> RuleResult {
+    let last = t.rank(r.class) - 1;
+    let soft = |op: &Op, ch: &[Id]| match op {
+        Op::Softmax { axis, log: false } if *axis == last => Some(ch[0]),
+        _ => None,
+    };
+    if let Some(scores) = t.find(r.args[0], soft) {
+        return Ok(scores);
+    }
+    let guarded = t.find_map(r.args[0], S::Select, |ch| t.find(ch[2], soft));
+    let why = "rows without any finite score are replaced after the softmax";
+    Err(guarded.map_or(NoMatch, |_| rejected(why)))
+}
+
+fn product(t: &Terms, id: Id) -> Option<(Id, Id)> {
+    t.find(id, |op, ch| (*op == Op::MatMul).then(|| (ch[0], ch[1])))
+}
+
+/// `scale * q kt`, masked.
+struct Scores {
+    q: Id,
+    kt: Id,
+    scale: f64,
+    mask: Mask,
+}
+
+fn build_attention(t: &mut Terms, r: &Root, scores: Scores) -> RuleResult {
+    let rank = t.rank(scores.kt);
+    if rank < 2 || t.rank(scores.q) != rank {
         return Err(rejected("q and k have different ranks"));
     }
-    let mut swap: Vec<usize> = (0..rank).collect();
-    swap.swap(rank - 2, rank - 1);
-    let (q, k) = (scaled(t, q).swap_remove(0), scaled(t, kt).swap_remove(0));
-    let scale = scale * q.scale * k.scale;
-    let q = match &q.perm {
-        Some(p) => t.transpose(q.id, p)?,
-        None => q.id,
-    };
-    let k_above = match &k.perm {
-        Some(p) => t.transpose(k.id, p)?,
-        None => k.id,
-    };
-    let k = t.transpose(k_above, &swap)?;
-    let mask = match mask {
-        Mask::None => None,
-        Mask::Added(m) => Some(m),
-        Mask::Selected(keep, fill) => {
-            let dtype = t.ty(r.class).dtype;
-            let (zero, fill) = (t.scalar(dtype, 0.0), t.scalar(dtype, fill));
-            Some(t.map(S::Select, &[keep, zero, fill])?)
-        }
-    };
+    let q = scaled(t, scores.q).swap_remove(0);
+    let kt = scaled(t, scores.kt).swap_remove(0);
+    let scale = Real(scores.scale * q.scale * kt.scale);
+    let q = q.transposed(t)?;
+    let kt = kt.transposed(t)?;
+    let k = t.transpose(kt, &swap_of_last(rank))?;
+    let dtype = t.ty(r.class).dtype;
+    let mask = scores.mask.summand(t, dtype)?;
     let operands: Vec<Id> = [q, k, r.args[1]].into_iter().chain(mask).collect();
-    t.add(
-        Op::Attention {
-            scale: Real(scale),
-            causal: false,
-        },
-        &operands,
-    )
+    let causal = false;
+    t.add(Op::Attention { scale, causal }, &operands)
+}
+
+/// The permutation that swaps the last two axes.
+fn swap_of_last(rank: usize) -> Vec<usize> {
+    (0..rank - 2).chain([rank - 1, rank - 2]).collect()
 }
 
 /// A contraction with constant weights in the class: op, x, weights.
@@ -175,32 +202,28 @@ fn channel_axes(op: &Op, rank: usize, weight_rank: usize) -> (usize, usize) {
 }
 
 /// `s`, broadcast along the channels of a result only, as a factor of the weights.
-fn as_weight_factor(t: &mut Terms, s: Id, op: &Op, rank: usize, w: Id) -> Applied {
+fn as_weight_factor(t: &mut Terms, s: Id, op: &Op, rank: usize, w: Id) -> RuleResult {
     let (channel, weight_channel) = channel_axes(op, rank, t.rank(w));
-    let own = t.ty(s).shape.0.clone();
-    if own.len() > rank {
-        return Err(NoMatch);
-    }
-    let lead = rank - own.len();
-    if (0..own.len()).any(|i| i + lead != channel && !own[i].is(1)) {
+    let own = t.shape(s);
+    let lead = rank.checked_sub(own.len()).ok_or(NoMatch)?;
+    let is_other = |i: usize| i + lead != channel && !own[i].is(1);
+    if (0..own.len()).any(is_other) {
         return Err(rejected("the factor is not constant over a channel"));
     }
-    let extent = if channel < lead {
-        Dim::constant(1)
-    } else {
-        own[channel - lead].clone()
-    };
     let mut shape = vec![Dim::constant(1); t.rank(w)];
-    shape[weight_channel] = extent;
+    if channel >= lead {
+        shape[weight_channel] = own[channel - lead].clone();
+    }
     t.reshape(s, shape)
 }
 
 fn constant_factor(t: &Terms, r: &Root) -> Option<(Id, Id)> {
-    let one = |y: Id, s: Id| (t.is_constant(s) && !t.is_constant(y)).then_some((y, s));
-    one(r.args[0], r.args[1]).or_else(|| one(r.args[1], r.args[0]))
+    either(r.args, |y, s| {
+        (t.is_constant(s) && !t.is_constant(y)).then_some((y, s))
+    })
 }
 
-fn scale_into_weights(t: &mut Terms, r: &Root) -> Applied {
+fn scale_into_weights(t: &mut Terms, r: &Root) -> RuleResult {
     let (y, s) = constant_factor(t, r).ok_or(NoMatch)?;
     let (op, x, w) = weighted(t, y).ok_or(NoMatch)?;
     if t.ty(y).shape != t.ty(r.class).shape {
@@ -211,7 +234,7 @@ fn scale_into_weights(t: &mut Terms, r: &Root) -> Applied {
     t.add(op, &[x, w])
 }
 
-fn scale_past_bias(t: &mut Terms, r: &Root) -> Applied {
+fn scale_past_bias(t: &mut Terms, r: &Root) -> RuleResult {
     let (y, s) = constant_factor(t, r).ok_or(NoMatch)?;
     let (product, b) = inner_constant(t, y, S::Add).ok_or(NoMatch)?;
     let factor_below = inner_constant(t, product, S::Mul).is_some();
@@ -228,25 +251,23 @@ fn scale_past_bias(t: &mut Terms, r: &Root) -> Applied {
     t.map(S::Add, &[product, b])
 }
 
-fn merge_offsets(t: &mut Terms, r: &Root) -> Applied {
-    let float = t.ty(r.class).dtype.is_float();
-    let outer = if *r.op == Op::Map(S::Sub) {
+fn merge_offsets(t: &mut Terms, r: &Root) -> RuleResult {
+    let is_difference = *r.op == Op::Map(S::Sub);
+    let outer = if is_difference {
         t.is_constant(r.args[1]).then_some((r.args[0], r.args[1]))
     } else {
         constant_factor(t, r)
     };
-    let (y, b) = outer.filter(|_| float).ok_or(NoMatch)?;
+    let (y, b) = outer.filter(|_| is_float(t, r)).ok_or(NoMatch)?;
     let (x, a) = inner_constant(t, y, S::Add).ok_or(NoMatch)?;
-    let offset = t.map(
-        if *r.op == Op::Map(S::Sub) {
-            S::Sub
-        } else {
-            S::Add
-        },
-        &[a, b],
-    )?;
+    let op = if is_difference { S::Sub } else { S::Add };
+    let offset = t.map(op, &[a, b])?;
     same_shape(t, t.map_shape(&[x, offset]), r)?;
     t.map(S::Add, &[x, offset])
+}
+
+fn is_float(t: &Terms, r: &Root) -> bool {
+    t.ty(r.class).dtype.is_float()
 }
 
 /// `x` and `a` of `x + a`, or `x * a`, for a constant `a` and a variable `x`.
@@ -256,10 +277,9 @@ fn inner_constant(t: &Terms, y: Id, op: S) -> Option<(Id, Id)> {
     })
 }
 
-fn merge_factors(t: &mut Terms, r: &Root) -> Applied {
-    let (y, b) = constant_factor(t, r)
-        .filter(|_| t.ty(r.class).dtype.is_float())
-        .ok_or(NoMatch)?;
+fn merge_factors(t: &mut Terms, r: &Root) -> RuleResult {
+    let outer = constant_factor(t, r).filter(|_| is_float(t, r));
+    let (y, b) = outer.ok_or(NoMatch)?;
     let (x, a) = inner_constant(t, y, S::Mul).ok_or(NoMatch)?;
     if t.uniform(a).is_some() && t.uniform(b).is_some() {
         return Err(NoMatch);

@@ -7,7 +7,9 @@
 use super::rules;
 use crate::ir::{Dim, Layout, Op, ReduceKind};
 use crate::rewrite::run::Root;
-use crate::rewrite::terms::{Applied, Miss, Miss::NoMatch, Terms, invert, is_identity};
+use crate::rewrite::terms::{
+    Miss, Miss::NoMatch, RuleResult, Terms, invert, is_identity, is_reshape,
+};
 use egg::Id;
 use std::ops::Range;
 
@@ -54,71 +56,64 @@ fn to_last(rank: usize) -> Vec<usize> {
     std::iter::once(0).chain(2..rank).chain([1]).collect()
 }
 
-fn conv_channels_last(t: &mut Terms, r: &Root) -> Applied {
-    let Op::Conv { window, groups, .. } = r.op else {
+fn conv_channels_last(t: &mut Terms, r: &Root) -> RuleResult {
+    let mut op = r.op.clone();
+    let Op::Conv { layout, .. } = &mut op else {
         return Err(NoMatch);
     };
+    *layout = Layout::ChannelsLast;
     let rank = t.rank(r.class);
     let x = t.transpose(r.args[0], &to_last(rank))?;
     let weights: Vec<usize> = (2..rank).chain([1, 0]).collect();
     let w = t.transpose(r.args[1], &weights)?;
-    let op = Op::Conv {
-        window: window.clone(),
-        groups: *groups,
-        layout: Layout::ChannelsLast,
-    };
-    let y = t.add(op, &[x, w])?;
-    t.transpose(y, &invert(&to_last(rank)))
+    with_channels_first(t, op, &[x, w])
 }
 
-fn pool_channels_last(t: &mut Terms, r: &Root) -> Applied {
-    let Op::Pool {
-        kind,
-        size,
-        window,
-        ceil,
-        ..
-    } = r.op
-    else {
+fn pool_channels_last(t: &mut Terms, r: &Root) -> RuleResult {
+    let mut op = r.op.clone();
+    let Op::Pool { layout, .. } = &mut op else {
         return Err(NoMatch);
     };
-    let rank = t.rank(r.class);
-    let x = t.transpose(r.args[0], &to_last(rank))?;
-    let op = Op::Pool {
-        kind: *kind,
-        size: size.clone(),
-        window: window.clone(),
-        ceil: *ceil,
-        layout: Layout::ChannelsLast,
-    };
-    let y = t.add(op, &[x])?;
-    t.transpose(y, &invert(&to_last(rank)))
+    *layout = Layout::ChannelsLast;
+    let x = t.transpose(r.args[0], &to_last(t.rank(r.class)))?;
+    with_channels_first(t, op, &[x])
+}
+
+/// The result of a channels-last op, transposed to channels first.
+fn with_channels_first(t: &mut Terms, op: Op, args: &[Id]) -> RuleResult {
+    let y = t.add(op, args)?;
+    t.transpose(y, &invert(&to_last(t.rank(y))))
 }
 
 /// The op below a transpose, and the permutation above it.
-struct Under {
+struct TransposedOp {
     op: Op,
     perm: Vec<usize>,
+}
+
+impl TransposedOp {
+    fn new(op: Op, perm: &[usize]) -> Result<TransposedOp, Miss> {
+        let perm = perm.to_vec();
+        Ok(TransposedOp { op, perm })
+    }
 }
 
 /// Moves the transposes of the first operand out; the others stay as they are.
 fn out_of_first(
     t: &mut Terms,
     r: &Root,
-    under: fn(&Terms, &Root, &[usize], Id) -> Result<Under, Miss>,
-) -> Applied {
+    under: fn(&Terms, &Root, &[usize]) -> Result<TransposedOp, Miss>,
+) -> RuleResult {
     let mut result = Err(NoMatch);
     for (perm, x) in transposes(t, r.args[0]) {
-        let u = match under(t, r, &perm, x) {
+        let u = match under(t, r, &perm) {
             Ok(u) => u,
             Err(miss) => {
                 result = result.or(Err(miss));
                 continue;
             }
         };
-        let mut args = r.args.to_vec();
-        args[0] = x;
-        let y = t.add(u.op, &args)?;
+        let y = t.add(u.op, &[&[x], &r.args[1..]].concat())?;
         let z = t.transpose(y, &u.perm)?;
         result = Ok(joined(t, result, z));
     }
@@ -126,12 +121,11 @@ fn out_of_first(
 }
 
 /// Unites an earlier result of the same rule with another.
-fn joined(t: &mut Terms, earlier: Applied, new: Id) -> Id {
-    if let Some(e) = earlier
-        .ok()
-        .filter(|e| t.facts(*e).types == t.facts(new).types)
+fn joined(t: &mut Terms, earlier: RuleResult, new: Id) -> Id {
+    if let Ok(earlier) = earlier
+        && t.facts(earlier).types == t.facts(new).types
     {
-        t.eg.union(e, new);
+        t.eg.union(earlier, new);
     }
     new
 }
@@ -151,27 +145,14 @@ fn transposes(t: &Terms, id: Id) -> Vec<(Vec<usize>, Id)> {
 fn out_of_operands(
     t: &mut Terms,
     r: &Root,
-    under: fn(&Terms, &Root, &[usize]) -> Result<Op, Miss>,
-) -> Applied {
+    under: fn(&Root, &[usize]) -> Result<Op, Miss>,
+) -> RuleResult {
     let rank = t.rank(r.class);
-    let mut perms: Vec<Vec<usize>> = Vec::new();
-    for &a in r.args.iter().filter(|a| t.rank(**a) == rank) {
-        for (perm, _) in transposes(t, a) {
-            if !perms.contains(&perm) {
-                perms.push(perm);
-            }
-        }
-    }
-    perms.truncate(MAX_PERMS);
     let mut result = Err(NoMatch);
-    for perm in perms {
-        let op = under(t, r, &perm)?;
+    for perm in perms_of_operands(t, r) {
+        let op = under(r, &perm)?;
         let inverse = invert(&perm);
-        let args = r
-            .args
-            .iter()
-            .map(|&a| below(t, a, rank, &inverse))
-            .collect::<Result<Vec<Id>, Miss>>()?;
+        let args = each(r.args, |a| below(t, a, rank, &inverse))?;
         let y = t.add(op, &args)?;
         let z = t.transpose(y, &perm)?;
         result = Ok(joined(t, result, z));
@@ -179,25 +160,50 @@ fn out_of_operands(
     result
 }
 
+/// Distinct permutations of the operands that have the rank of the result.
+fn perms_of_operands(t: &Terms, r: &Root) -> Vec<Vec<usize>> {
+    let rank = t.rank(r.class);
+    let whole = r.args.iter().filter(|a| t.rank(**a) == rank);
+    let mut perms: Vec<Vec<usize>> = Vec::new();
+    for (perm, _) in whole.flat_map(|&a| transposes(t, a)) {
+        if !perms.contains(&perm) {
+            perms.push(perm);
+        }
+    }
+    perms.truncate(MAX_PERMS);
+    perms
+}
+
+fn each(args: &[Id], mut f: impl FnMut(Id) -> RuleResult) -> Result<Vec<Id>, Miss> {
+    args.iter().map(|&a| f(a)).collect()
+}
+
 /// An operand, extended to `rank` by leading unit axes, under a permutation of the result.
-fn below(t: &mut Terms, a: Id, rank: usize, perm: &[usize]) -> Applied {
-    let shape = t.ty(a).shape.0.clone();
-    if shape.iter().all(|d| d.is(1)) {
+fn below(t: &mut Terms, a: Id, rank: usize, perm: &[usize]) -> RuleResult {
+    let shape = t.shape(a);
+    if are_units(&shape) {
         return Ok(a);
     }
-    let lead = rank - shape.len();
-    let full: Vec<Dim> = std::iter::repeat_n(Dim::constant(1), lead)
-        .chain(shape)
-        .collect();
-    let a = t.reshape(a, full)?;
+    let a = t.reshape(a, extended(&shape, rank))?;
     t.transpose(a, perm)
 }
 
-fn map_under(_: &Terms, r: &Root, _: &[usize]) -> Result<Op, Miss> {
+fn are_units(shape: &[Dim]) -> bool {
+    shape.iter().all(|d| d.is(1))
+}
+
+/// A shape with leading unit axes, up to `rank`.
+fn extended(shape: &[Dim], rank: usize) -> Vec<Dim> {
+    let mut full = vec![Dim::constant(1); rank - shape.len()];
+    full.extend_from_slice(shape);
+    full
+}
+
+fn map_under(r: &Root, _: &[usize]) -> Result<Op, Miss> {
     Ok(r.op.clone())
 }
 
-fn concat_under(_: &Terms, r: &Root, perm: &[usize]) -> Result<Op, Miss> {
+fn concat_under(r: &Root, perm: &[usize]) -> Result<Op, Miss> {
     let Op::Concat { axis } = r.op else {
         return Err(NoMatch);
     };
@@ -210,184 +216,117 @@ fn moved<T: Clone>(values: &[T], perm: &[usize]) -> Vec<T> {
     inverse.iter().map(|&i| values[i].clone()).collect()
 }
 
-fn axiswise_under(_: &Terms, r: &Root, perm: &[usize], _: Id) -> Result<Under, Miss> {
-    let op = match r.op {
+fn axiswise_under(_: &Terms, r: &Root, perm: &[usize]) -> Result<TransposedOp, Miss> {
+    let mut op = r.op.clone();
+    match &mut op {
         Op::Slice {
             starts,
             sizes,
             steps,
-        } => Op::Slice {
-            starts: moved(starts, perm),
-            sizes: moved(sizes, perm),
-            steps: moved(steps, perm),
-        },
-        Op::Pad { low, high, mode } => Op::Pad {
-            low: moved(low, perm),
-            high: moved(high, perm),
-            mode: *mode,
-        },
-        Op::CumSum {
-            axis,
-            exclusive,
-            reverse,
-        } => Op::CumSum {
-            axis: perm[*axis],
-            exclusive: *exclusive,
-            reverse: *reverse,
-        },
+        } => {
+            *starts = moved(starts, perm);
+            *sizes = moved(sizes, perm);
+            *steps = moved(steps, perm);
+        }
+        Op::Pad { low, high, .. } => {
+            *low = moved(low, perm);
+            *high = moved(high, perm);
+        }
+        Op::CumSum { axis, .. } => *axis = perm[*axis],
         _ => return Err(NoMatch),
-    };
-    Ok(Under {
-        op,
-        perm: perm.to_vec(),
-    })
+    }
+    TransposedOp::new(op, perm)
 }
 
 /// The permutation that is left when the axes above in `gone` are dropped.
 fn without(perm: &[usize], gone: &[usize]) -> Vec<usize> {
-    let kept: Vec<usize> = (0..perm.len())
-        .filter(|i| !gone.contains(i))
-        .map(|i| perm[i])
-        .collect();
-    kept.iter()
-        .map(|p| kept.iter().filter(|q| *q < p).count())
-        .collect()
+    let left = (0..perm.len()).filter(|i| !gone.contains(i));
+    let kept: Vec<usize> = left.map(|i| perm[i]).collect();
+    let position = |p: &usize| kept.iter().filter(|q| *q < p).count();
+    kept.iter().map(position).collect()
 }
 
-fn reduce_under(_: &Terms, r: &Root, perm: &[usize], _: Id) -> Result<Under, Miss> {
-    let (op, gone, keepdims) = match r.op {
+fn reduce_under(_: &Terms, r: &Root, perm: &[usize]) -> Result<TransposedOp, Miss> {
+    let mut op = r.op.clone();
+    let (gone, keepdims) = match &mut op {
         Op::Reduce {
-            kind,
-            axes,
-            keepdims,
-        } => {
+            kind: ReduceKind::Prod,
+            ..
+        } => return Err(NoMatch),
+        Op::Reduce { axes, keepdims, .. } => {
             let mut below: Vec<usize> = axes.iter().map(|&a| perm[a]).collect();
             below.sort_unstable();
-            if *kind == ReduceKind::Prod {
-                return Err(NoMatch);
-            }
-            (
-                Op::Reduce {
-                    kind: *kind,
-                    axes: below,
-                    keepdims: *keepdims,
-                },
-                axes.clone(),
-                *keepdims,
-            )
+            (std::mem::replace(axes, below), *keepdims)
         }
-        Op::ArgReduce {
-            kind,
-            axis,
-            keepdims,
-            select_last,
-        } => {
-            let op = Op::ArgReduce {
-                kind: *kind,
-                axis: perm[*axis],
-                keepdims: *keepdims,
-                select_last: *select_last,
-            };
-            (op, vec![*axis], *keepdims)
+        Op::ArgReduce { axis, keepdims, .. } => {
+            let above = *axis;
+            *axis = perm[above];
+            (vec![above], *keepdims)
         }
         _ => return Err(NoMatch),
     };
-    Ok(Under {
-        op,
-        perm: if keepdims {
-            perm.to_vec()
-        } else {
-            without(perm, &gone)
-        },
-    })
+    let gone = if keepdims { vec![] } else { gone };
+    let perm = without(perm, &gone);
+    Ok(TransposedOp { op, perm })
 }
 
-fn softmax_under(_: &Terms, r: &Root, perm: &[usize], _: Id) -> Result<Under, Miss> {
-    let Op::Softmax { axis, log } = r.op else {
+fn softmax_under(_: &Terms, r: &Root, perm: &[usize]) -> Result<TransposedOp, Miss> {
+    let Op::Softmax { axis, log } = *r.op else {
         return Err(NoMatch);
     };
-    Ok(Under {
-        op: Op::Softmax {
-            axis: perm[*axis],
-            log: *log,
-        },
-        perm: perm.to_vec(),
-    })
+    let axis = perm[axis];
+    TransposedOp::new(Op::Softmax { axis, log }, perm)
 }
 
-fn norm_under(_: &Terms, r: &Root, perm: &[usize], _: Id) -> Result<Under, Miss> {
-    let (Op::LayerNorm { axis, .. } | Op::RmsNorm { axis, .. }) = r.op else {
+fn norm_under(_: &Terms, r: &Root, perm: &[usize]) -> Result<TransposedOp, Miss> {
+    let (Op::LayerNorm { axis, .. } | Op::RmsNorm { axis, .. }) = *r.op else {
         return Err(NoMatch);
     };
-    if perm[*axis..]
-        .iter()
-        .enumerate()
-        .any(|(i, p)| *p != axis + i)
-    {
+    if (axis..perm.len()).any(|i| perm[i] != i) {
         return Err(NoMatch);
     }
-    Ok(Under {
-        op: r.op.clone(),
-        perm: perm.to_vec(),
-    })
+    TransposedOp::new(r.op.clone(), perm)
 }
 
-fn broadcast_under(_: &Terms, r: &Root, perm: &[usize], _: Id) -> Result<Under, Miss> {
+fn broadcast_under(_: &Terms, r: &Root, perm: &[usize]) -> Result<TransposedOp, Miss> {
     let Op::Broadcast { shape } = r.op else {
         return Err(NoMatch);
     };
     let lead = shape.len() - perm.len();
     let perm: Vec<usize> = (0..lead).chain(perm.iter().map(|p| p + lead)).collect();
-    Ok(Under {
-        op: Op::Broadcast {
-            shape: moved(shape, &perm),
-        },
-        perm,
-    })
+    let shape = moved(shape, &perm);
+    TransposedOp::new(Op::Broadcast { shape }, &perm)
 }
 
-fn gather_under(t: &Terms, r: &Root, perm: &[usize], _: Id) -> Result<Under, Miss> {
-    let Op::Gather { axis } = r.op else {
+fn gather_under(t: &Terms, r: &Root, perm: &[usize]) -> Result<TransposedOp, Miss> {
+    let Op::Gather { axis } = *r.op else {
         return Err(NoMatch);
     };
-    let perm_above = match t.rank(r.args[1]) {
-        0 => without(perm, &[*axis]),
+    let above = match t.rank(r.args[1]) {
+        0 => without(perm, &[axis]),
         1 => perm.to_vec(),
         _ => return Err(NoMatch),
     };
-    Ok(Under {
-        op: Op::Gather { axis: perm[*axis] },
-        perm: perm_above,
-    })
+    let axis = perm[axis];
+    TransposedOp::new(Op::Gather { axis }, &above)
 }
 
-fn matmul_under(t: &Terms, r: &Root, perm: &[usize], _: Id) -> Result<Under, Miss> {
+fn matmul_under(t: &Terms, r: &Root, perm: &[usize]) -> Result<TransposedOp, Miss> {
     let last = perm.len() - 1;
     if perm[last] != last || t.rank(r.args[1]) != 2 {
         return Err(NoMatch);
     }
-    Ok(Under {
-        op: Op::MatMul,
-        perm: perm.to_vec(),
-    })
+    TransposedOp::new(Op::MatMul, perm)
 }
 
 /// `reshape(T(x))` as `T''(reshape(T'(x)))`, where `T'` only brings axes together that are merged or split together; it is
 /// the identity when they are neighbours in `x` already.
-fn transpose_out_of_reshape(t: &mut Terms, r: &Root) -> Applied {
-    let from = t.ty(r.args[0]).shape.0.clone();
-    let to = t.ty(r.class).shape.0.clone();
+fn transpose_out_of_reshape(t: &mut Terms, r: &Root) -> RuleResult {
+    let (from, to) = (t.shape(r.args[0]), t.shape(r.class));
     let groups = reshape_groups(&from, &to).ok_or(NoMatch)?;
     let mut result = Err(NoMatch);
     for (perm, x) in transposes(t, r.args[0]) {
-        let mut groups = groups.clone();
-        groups.sort_by_key(|(f, _)| f.clone().map(|i| perm[i]).min().unwrap_or(usize::MAX));
-        let inner: Vec<usize> = groups
-            .iter()
-            .flat_map(|(f, _)| f.clone())
-            .map(|i| perm[i])
-            .collect();
-        let above: Vec<usize> = groups.iter().flat_map(|(_, to)| to.clone()).collect();
+        let (inner, above) = grouped(&groups, &perm);
         if inner == perm {
             continue;
         }
@@ -399,96 +338,104 @@ fn transpose_out_of_reshape(t: &mut Terms, r: &Root) -> Applied {
     result
 }
 
+/// `perm` with the axes of each group side by side, groups in the order of their first axes below;
+/// and the permutation of the reshaped axes that follows from it.
+fn grouped(groups: &[AxisGroup], perm: &[usize]) -> (Vec<usize>, Vec<usize>) {
+    let below = |f: &Range<usize>| perm[f.clone()].iter().copied();
+    let mut groups = groups.to_vec();
+    groups.sort_by_key(|(f, _)| below(f).min().unwrap_or(usize::MAX));
+    let inner = groups.iter().flat_map(|(f, _)| below(f)).collect();
+    let above = groups.into_iter().flat_map(|(_, to)| to).collect();
+    (inner, above)
+}
+
+/// Axes before and after a reshape that have equal products.
+type AxisGroup = (Range<usize>, Range<usize>);
+
 /// Splits a reshape into independent ones: pairs of ranges of axes with equal products, in order. `None` when an extent is
 /// zero or the products cannot be compared.
-pub(super) fn reshape_groups(
-    from: &[Dim],
-    to: &[Dim],
-) -> Option<Vec<(Range<usize>, Range<usize>)>> {
+fn reshape_groups(from: &[Dim], to: &[Dim]) -> Option<Vec<AxisGroup>> {
     let mut groups = Vec::new();
     let (mut i, mut j) = (0, 0);
     while i < from.len() || j < to.len() {
-        let (i0, j0) = (i, j);
-        let unit = |s: &[Dim], k: usize| s.get(k).is_some_and(|d| d.is(1));
-        match (unit(from, i), unit(to, j)) {
-            (false, false) => {
-                let (mut p, mut q) = (from.get(i)?.clone(), to.get(j)?.clone());
-                (i, j) = (i + 1, j + 1);
-                while p != q {
-                    if q.exact_div(&p).is_some()
-                        || p.as_const().zip(q.as_const()).is_some_and(|(p, q)| p < q)
-                    {
-                        p = p.product(from.get(i)?);
-                        i += 1;
-                    } else {
-                        q = q.product(to.get(j)?);
-                        j += 1;
-                    }
-                }
-                if p.is(0) {
-                    return None;
-                }
-            }
-            (unit_from, unit_to) => {
-                i += usize::from(unit_from);
-                j += usize::from(unit_to);
-            }
-        }
-        groups.push((i0..i, j0..j));
+        let (n, m) = first_group(&from[i..], &to[j..])?;
+        groups.push((i..i + n, j..j + m));
+        (i, j) = (i + n, j + m);
     }
     Some(groups)
 }
 
+/// Number of axes of the first group. Unit axes are groups of their own.
+fn first_group(from: &[Dim], to: &[Dim]) -> Option<(usize, usize)> {
+    let unit = |shape: &[Dim]| shape.first().is_some_and(|d| d.is(1));
+    let (unit_from, unit_to) = (unit(from), unit(to));
+    if unit_from || unit_to {
+        return Some((usize::from(unit_from), usize::from(unit_to)));
+    }
+    let (mut p, mut q) = (from.first()?.clone(), to.first()?.clone());
+    let (mut n, mut m) = (1, 1);
+    while p != q {
+        if is_smaller(&p, &q) {
+            p = p.product(from.get(n)?);
+            n += 1;
+        } else {
+            q = q.product(to.get(m)?);
+            m += 1;
+        }
+    }
+    (!p.is(0)).then_some((n, m))
+}
+
+/// True when `q` is the larger number or a multiple of `p`.
+fn is_smaller(p: &Dim, q: &Dim) -> bool {
+    let numbers = p.as_const().zip(q.as_const());
+    q.exact_div(p).is_some() || numbers.is_some_and(|(p, q)| p < q)
+}
+
 /// Operands of the reshapes in a class.
 fn reshaped_from(t: &Terms, id: Id) -> Vec<Id> {
-    let mut all = Vec::new();
-    t.find(id, |op, ch| {
-        if matches!(op, Op::Reshape { .. }) && !t.is_constant(ch[0]) {
-            all.push(ch[0]);
-        }
-        None::<()>
-    });
+    let mut all = t.operands_of(id, is_reshape);
+    all.retain(|x| !t.is_constant(*x));
     all.truncate(MAX_PERMS);
     all
 }
 
-/// True when a reshape leaves the last axis alone.
-fn keeps_last(from: &[Dim], to: &[Dim]) -> bool {
-    let last = |g: &(Range<usize>, Range<usize>)| {
-        g.0 == (from.len() - 1..from.len()) && g.1 == (to.len() - 1..to.len())
-    };
-    from.len() > 1
-        && to.len() > 1
-        && reshape_groups(from, to).is_some_and(|g| g.last().is_some_and(last))
+/// The operand of a reshape in a class that has a certain shape.
+fn reshaped_from_shape(t: &Terms, id: Id, shape: &[Dim]) -> Option<Id> {
+    let mut sources = reshaped_from(t, id).into_iter();
+    sources.find(|x| *t.ty(*x).shape == *shape)
 }
 
-fn reshape_out_of_matmul(t: &mut Terms, r: &Root) -> Applied {
+/// True when a reshape leaves the last axis alone.
+fn keeps_last(from: &[Dim], to: &[Dim]) -> bool {
+    if from.len() < 2 || to.len() < 2 {
+        return false;
+    }
+    let last = (from.len() - 1..from.len(), to.len() - 1..to.len());
+    reshape_groups(from, to).is_some_and(|groups| groups.last() == Some(&last))
+}
+
+fn reshape_out_of_matmul(t: &mut Terms, r: &Root) -> RuleResult {
     if t.rank(r.args[1]) != 2 {
         return Err(NoMatch);
     }
-    let x = reshaped_from(t, r.args[0]);
-    let x = x
-        .into_iter()
-        .find(|x| keeps_last(&t.ty(*x).shape, &t.ty(r.args[0]).shape))
-        .ok_or(NoMatch)?;
-    let y = t.add(Op::MatMul, &[x, r.args[1]])?;
-    let out = t.ty(r.class).shape.0.clone();
-    t.reshape(y, out)
+    let to = &t.ty(r.args[0]).shape;
+    let mut sources = reshaped_from(t, r.args[0]).into_iter();
+    let x = sources.find(|x| keeps_last(&t.ty(*x).shape, to));
+    let y = t.add(Op::MatMul, &[x.ok_or(NoMatch)?, r.args[1]])?;
+    t.reshape(y, t.shape(r.class))
 }
 
 /// The operands of a product whose right-hand side is one matrix.
-fn product(t: &Terms, op: &Op, ch: &[Id]) -> Option<(Id, Id)> {
-    (*op == Op::MatMul && t.rank(ch[1]) == 2).then(|| (ch[0], ch[1]))
+fn product(t: &Terms, id: Id) -> Option<(Id, Id)> {
+    t.find(id, |op, ch| {
+        (*op == Op::MatMul && t.rank(ch[1]) == 2).then(|| (ch[0], ch[1]))
+    })
 }
 
-fn reshape_into_matmul(t: &mut Terms, r: &Root) -> Applied {
-    let (from, to) = (
-        t.ty(r.args[0]).shape.0.clone(),
-        t.ty(r.class).shape.0.clone(),
-    );
-    let (x, w) = t
-        .find(r.args[0], |op, ch| product(t, op, ch))
-        .ok_or(NoMatch)?;
+fn reshape_into_matmul(t: &mut Terms, r: &Root) -> RuleResult {
+    let (from, to) = (t.shape(r.args[0]), t.shape(r.class));
+    let (x, w) = product(t, r.args[0]).ok_or(NoMatch)?;
     if !keeps_last(&from, &to) {
         return Err(NoMatch);
     }
@@ -498,102 +445,98 @@ fn reshape_into_matmul(t: &mut Terms, r: &Root) -> Applied {
     t.add(Op::MatMul, &[x, w])
 }
 
-fn reshape_out_of_map(t: &mut Terms, r: &Root) -> Applied {
-    let out = t.ty(r.class).shape.0.clone();
-    let source = |a: &Id| {
-        if *t.ty(*a).shape == out {
-            reshaped_from(t, *a)
-        } else {
-            Vec::new()
-        }
-    };
-    let x = *r
-        .args
-        .iter()
-        .flat_map(source)
-        .collect::<Vec<_>>()
-        .first()
-        .ok_or(NoMatch)?;
-    let from = t.ty(x).shape.0.clone();
-    let last_kept = keeps_last(&from, &out);
-    let mut args = Vec::new();
-    for &a in r.args {
-        let shape = t.ty(a).shape.0.clone();
-        let same_source = reshaped_from(t, a)
-            .into_iter()
-            .find(|s| *t.ty(*s).shape == from);
-        args.push(match same_source.filter(|_| shape == out) {
-            Some(s) => s,
-            None if shape.iter().all(|d| d.is(1)) => t.reshape(a, Vec::new())?,
-            None if last_kept && shape[..shape.len() - 1].iter().all(|d| d.is(1)) => {
-                t.reshape(a, shape[shape.len() - 1..].to_vec())?
-            }
-            None => return Err(NoMatch),
-        });
-    }
+fn reshape_out_of_map(t: &mut Terms, r: &Root) -> RuleResult {
+    let out = t.shape(r.class);
+    let whole = r.args.iter().filter(|a| *t.ty(**a).shape == out);
+    let source = whole.flat_map(|a| reshaped_from(t, *a)).next();
+    let from = t.shape(source.ok_or(NoMatch)?);
+    let args = each(r.args, |a| below_reshape(t, a, &from, &out))?;
     let y = t.add(r.op.clone(), &args)?;
     t.reshape(y, out)
 }
 
-fn reshape_into_map(t: &mut Terms, r: &Root) -> Applied {
-    let to = t.ty(r.class).shape.0.clone();
-    let from = t.ty(r.args[0]).shape.0.clone();
-    let cancels = |t: &Terms, a: Id| {
-        reshaped_from(t, a)
-            .into_iter()
-            .find(|x| *t.ty(*x).shape == to)
-    };
-    let takes = |a: &Id| {
-        let is_product =
-            || t.find(*a, |op, ch| product(t, op, ch)).is_some() && keeps_last(&from, &to);
-        *t.ty(*a).shape == from && (cancels(t, *a).is_some() || is_product())
-    };
+/// The operand of an element-wise op below the reshape of its result.
+fn below_reshape(t: &mut Terms, a: Id, from: &[Dim], out: &[Dim]) -> RuleResult {
+    let shape = t.shape(a);
+    if shape == out
+        && let Some(source) = reshaped_from_shape(t, a, from)
+    {
+        return Ok(source);
+    }
+    match shape.split_last() {
+        Some((last, others)) if are_units(others) => {
+            if last.is(1) {
+                t.reshape(a, Vec::new())
+            } else if keeps_last(from, out) {
+                t.reshape(a, vec![last.clone()])
+            } else {
+                Err(NoMatch)
+            }
+        }
+        Some(_) => Err(NoMatch),
+        None => t.reshape(a, Vec::new()),
+    }
+}
+
+fn reshape_into_map(t: &mut Terms, r: &Root) -> RuleResult {
+    let (from, to) = (t.shape(r.args[0]), t.shape(r.class));
+    let groups = reshape_groups(&from, &to).ok_or(NoMatch)?;
+    let reshape = Reshape { from, to, groups };
     let map = |op: &Op, ch: &[Id]| match op {
-        Op::Map(_) if ch.iter().any(takes) => Some((op.clone(), ch.to_vec())),
+        Op::Map(_) if ch.iter().any(|a| reshape.vanishes(t, *a)) => Some((op.clone(), ch.to_vec())),
         _ => None,
     };
     let (op, args) = t.find(r.args[0], map).ok_or(NoMatch)?;
-    let groups = reshape_groups(&from, &to).ok_or(NoMatch)?;
-    let args = args
-        .iter()
-        .map(|&a| reshape_operand(t, a, &from, &to, &groups))
-        .collect::<Result<Vec<Id>, Miss>>()?;
+    let args = each(&args, |a| reshape.of_operand(t, a))?;
     t.add(op, &args)
 }
 
-/// An operand that broadcasts to `from`, reshaped to broadcast to `to`. A constant is repeated where it must be.
-fn reshape_operand(
-    t: &mut Terms,
-    a: Id,
-    from: &[Dim],
-    to: &[Dim],
-    groups: &[(Range<usize>, Range<usize>)],
-) -> Applied {
-    let own = t.ty(a).shape.0.clone();
-    // At least one operand has the whole shape; it gives the result its rank even when all extents are 1.
-    if own == from {
-        return t.reshape(a, to.to_vec());
+/// A reshape on its way to the operands of an element-wise op.
+struct Reshape {
+    from: Vec<Dim>,
+    to: Vec<Dim>,
+    groups: Vec<AxisGroup>,
+}
+
+impl Reshape {
+    /// True when an operand has the whole shape and another reshape of it cancels this one, or a
+    /// product takes it.
+    fn vanishes(&self, t: &Terms, a: Id) -> bool {
+        let is_product = || product(t, a).is_some() && keeps_last(&self.from, &self.to);
+        *t.ty(a).shape == self.from
+            && (reshaped_from_shape(t, a, &self.to).is_some() || is_product())
     }
-    if own.iter().all(|d| d.is(1)) {
-        return t.reshape(a, Vec::new());
-    }
-    let mut full = vec![Dim::constant(1); from.len() - own.len()];
-    full.extend(own);
-    let mut shape = vec![Dim::constant(1); to.len()];
-    let mut wide = full.clone();
-    for (f, g) in groups {
-        if full[f.clone()].iter().all(|d| d.is(1)) {
-            continue;
+
+    /// An operand that broadcasts to `from`, reshaped to broadcast to `to`. A constant is repeated where it must be.
+    fn of_operand(&self, t: &mut Terms, a: Id) -> RuleResult {
+        let own = t.shape(a);
+        // At least one operand has the whole shape; it gives the result its rank even when all extents are 1.
+        if own == self.from {
+            return t.reshape(a, self.to.clone());
         }
-        if full[f.clone()] != from[f.clone()] {
-            if !t.is_constant(a) {
-                return Err(NoMatch);
-            }
-            wide[f.clone()].clone_from_slice(&from[f.clone()]);
+        if are_units(&own) {
+            return t.reshape(a, Vec::new());
         }
-        shape[g.clone()].clone_from_slice(&to[g.clone()]);
+        let full = extended(&own, self.from.len());
+        let (wide, shape) = self.widened(&full);
+        if wide != full && !t.is_constant(a) {
+            return Err(NoMatch);
+        }
+        let a = t.reshape(a, full)?;
+        let a = t.broadcast(a, wide)?;
+        t.reshape(a, shape)
     }
-    let a = t.reshape(a, full)?;
-    let a = t.broadcast(a, wide)?;
-    t.reshape(a, shape)
+
+    /// A shape that broadcasts to `from`, repeated within each group of axes that it varies along;
+    /// and the reshaped one.
+    fn widened(&self, full: &[Dim]) -> (Vec<Dim>, Vec<Dim>) {
+        let mut wide = full.to_vec();
+        let mut shape = vec![Dim::constant(1); self.to.len()];
+        let varies = |f: &Range<usize>| !are_units(&full[f.clone()]);
+        for (f, g) in self.groups.iter().filter(|(f, _)| varies(f)) {
+            wide[f.clone()].clone_from_slice(&self.from[f.clone()]);
+            shape[g.clone()].clone_from_slice(&self.to[g.clone()]);
+        }
+        (wide, shape)
+    }
 }

@@ -6,8 +6,9 @@ mod recognise;
 mod simplify;
 mod views;
 
-use super::run::{Exactness, Rule};
-use super::terms::{Applied, Terms};
+use super::run::{Exactness, Root, Rule};
+use super::terms::{RuleResult, Terms};
+use crate::ir::ScalarOp;
 use egg::Id;
 
 /// Declares rules: text name, effect on results, ops at which it may fire, function.
@@ -49,7 +50,7 @@ impl Phase {
     }
 
     /// Lowest optimisation level that runs it.
-    pub fn least_level(self) -> u8 {
+    pub fn min_level(self) -> u8 {
         match self {
             Phase::Simplify | Phase::Recognise => 1,
             Phase::Layout => 2,
@@ -58,7 +59,7 @@ impl Phase {
 
     /// Classes are visited operands first, so that a transpose crosses the whole graph in one iteration; later iterations
     /// mostly find more ways to place the same transposes.
-    pub(crate) fn most_iterations(self) -> usize {
+    pub(crate) fn max_iterations(self) -> usize {
         if self == Phase::Layout { 4 } else { usize::MAX }
     }
 
@@ -109,7 +110,18 @@ pub fn rule_list() -> Vec<RuleInfo> {
 }
 
 /// `x` in the type of `like`: broadcast when the shapes differ.
-pub(crate) fn as_shape_of(t: &mut Terms, x: Id, like: Id) -> Applied {
+pub(crate) fn as_shape_of(t: &mut Terms, x: Id, like: Id) -> RuleResult {
     let shape = t.ty(like).shape.0.clone();
     t.broadcast(x, shape)
+}
+
+/// The element-wise op `op` of `x`, in the type of the root.
+pub(crate) fn map_like(t: &mut Terms, r: &Root, op: ScalarOp, x: Id) -> RuleResult {
+    let y = t.map(op, &[x])?;
+    as_shape_of(t, y, r.class)
+}
+
+/// The answer of `f` for the two operands of a commutative root, in either order.
+pub(crate) fn either<T>(args: &[Id], f: impl Fn(Id, Id) -> Option<T>) -> Option<T> {
+    f(args[0], args[1]).or_else(|| f(args[1], args[0]))
 }

@@ -1,9 +1,9 @@
 //! Composites: activations, softmax, normalisation and attention, as exporters spell them out in primitives.
 
-use super::{as_shape_of, rules};
+use super::{either, map_like, rules};
 use crate::ir::{Dim, Op, Real, ReduceKind, ScalarOp as S};
 use crate::rewrite::run::Root;
-use crate::rewrite::terms::{Applied, Miss, Miss::NoMatch, Terms, rejected};
+use crate::rewrite::terms::{Miss, Miss::NoMatch, RuleResult, Terms, rejected};
 use egg::Id;
 
 rules! {
@@ -35,172 +35,155 @@ rules! {
     "norm-offset" Rounding at Op::Map(S::Add) => norm_offset;
 }
 
-type Plain = Option<Id>;
-
 fn is_near(value: Option<f64>, expected: f64) -> bool {
     value.is_some_and(|v| (v - expected).abs() <= 1e-4 * expected.abs())
 }
 
+/// `x` of `op(x, c)` for a number `c` that fits.
+fn with_number(t: &Terms, op: S, id: Id, c: f64) -> Option<Id> {
+    let is_other = |ch: &[Id]| is_near(t.uniform(ch[1]), c);
+    t.find_map(id, op, |ch| is_other(ch).then_some(ch[0]))
+}
+
 /// `x` of `x + c` for a number `c` that fits.
-fn plus_number(t: &Terms, id: Id, c: f64) -> Plain {
-    t.find_map(id, S::Add, |ch| {
-        is_near(t.uniform(ch[1]), c).then_some(ch[0])
-    })
+fn plus_number(t: &Terms, id: Id, c: f64) -> Option<Id> {
+    with_number(t, S::Add, id, c)
 }
 
 /// `x` of `x * c` for a number `c` that fits.
-fn times_number(t: &Terms, id: Id, c: f64) -> Plain {
-    t.find_map(id, S::Mul, |ch| {
-        is_near(t.uniform(ch[1]), c).then_some(ch[0])
-    })
+fn times_number(t: &Terms, id: Id, c: f64) -> Option<Id> {
+    with_number(t, S::Mul, id, c)
 }
 
-/// The answer of `f` for the two operands of a commutative root, in either order.
-fn either<T>(args: &[Id], f: impl Fn(Id, Id) -> Option<T>) -> Option<T> {
-    f(args[0], args[1]).or_else(|| f(args[1], args[0]))
+/// True when the class is `op(x, y)`.
+fn is_map(t: &Terms, id: Id, op: S, x: Id, y: impl Fn(Id) -> bool) -> bool {
+    let found = t.find_map(id, op, |ch| (t.same(ch[0], x) && y(ch[1])).then_some(()));
+    found.is_some()
 }
 
-fn like(t: &mut Terms, r: &Root, op: S, x: Id) -> Applied {
-    let y = t.map(op, &[x])?;
-    as_shape_of(t, y, r.class)
+/// True when the class is `x * x`.
+fn is_square(t: &Terms, id: Id, x: Id) -> bool {
+    is_map(t, id, S::Mul, x, |y| t.same(y, x))
 }
 
-fn sigmoid(t: &mut Terms, r: &Root) -> Applied {
+fn sigmoid(t: &mut Terms, r: &Root) -> RuleResult {
     let e = plus_number(t, r.args[0], 1.0).ok_or(NoMatch)?;
-    let x = t
-        .unary(e, S::Exp)
-        .and_then(|n| t.unary(n, S::Neg))
-        .ok_or(NoMatch)?;
-    like(t, r, S::Sigmoid, x)
+    let negated = t.unary(e, S::Exp).ok_or(NoMatch)?;
+    let x = t.unary(negated, S::Neg).ok_or(NoMatch)?;
+    map_like(t, r, S::Sigmoid, x)
 }
 
-fn silu(t: &mut Terms, r: &Root) -> Applied {
+fn silu(t: &mut Terms, r: &Root) -> RuleResult {
     let matched = either(r.args, |x, s| {
         t.unary(s, S::Sigmoid).filter(|y| t.same(x, *y))
     });
-    like(t, r, S::Silu, matched.ok_or(NoMatch)?)
+    map_like(t, r, S::Silu, matched.ok_or(NoMatch)?)
 }
 
-fn softplus(t: &mut Terms, r: &Root) -> Applied {
+fn softplus(t: &mut Terms, r: &Root) -> RuleResult {
     let e = if *r.op == Op::Map(S::Log) {
-        plus_number(t, r.args[0], 1.0)
+        plus_number(t, r.args[0], 1.0).ok_or(NoMatch)?
     } else {
-        Some(r.args[0])
+        r.args[0]
     };
-    let x = e.and_then(|e| t.unary(e, S::Exp)).ok_or(NoMatch)?;
-    like(t, r, S::Softplus, x)
+    let x = t.unary(e, S::Exp).ok_or(NoMatch)?;
+    map_like(t, r, S::Softplus, x)
 }
 
-fn mish(t: &mut Terms, r: &Root) -> Applied {
+fn mish(t: &mut Terms, r: &Root) -> RuleResult {
     let matched = either(r.args, |x, h| {
-        t.unary(h, S::Tanh)
-            .and_then(|s| t.unary(s, S::Softplus))
-            .filter(|y| t.same(x, *y))
+        let s = t.unary(h, S::Tanh)?;
+        t.unary(s, S::Softplus).filter(|y| t.same(x, *y))
     });
-    like(t, r, S::Mish, matched.ok_or(NoMatch)?)
+    map_like(t, r, S::Mish, matched.ok_or(NoMatch)?)
 }
 
 /// `x` of `clamp(x + 3, 0, 6)`.
-fn relu6_of_plus_3(t: &Terms, id: Id) -> Plain {
-    let y = t.unary(
-        id,
-        S::ClampTo {
-            lo: Real(0.0),
-            hi: Real(6.0),
-        },
-    )?;
+fn relu6_of_plus_3(t: &Terms, id: Id) -> Option<Id> {
+    let (lo, hi) = (Real(0.0), Real(6.0));
+    let y = t.unary(id, S::ClampTo { lo, hi })?;
     plus_number(t, y, 3.0)
 }
 
-fn hard_sigmoid(t: &mut Terms, r: &Root) -> Applied {
-    let x = either(r.args, |c, k| {
-        relu6_of_plus_3(t, c).filter(|_| is_near(t.uniform(k), 1.0 / 6.0))
-    });
-    like(
-        t,
-        r,
-        S::HardSigmoid {
-            alpha: Real(1.0 / 6.0),
-            beta: Real(0.5),
-        },
-        x.ok_or(NoMatch)?,
-    )
+fn is_sixth(t: &Terms, id: Id) -> bool {
+    is_near(t.uniform(id), 1.0 / 6.0)
 }
 
-fn hard_swish(t: &mut Terms, r: &Root) -> Applied {
-    let is_hard_sigmoid = |x: Id, h: Id| {
-        t.find(h, |op, ch| match op {
-            Op::Map(S::HardSigmoid { alpha, beta })
-                if is_near(Some(alpha.0), 1.0 / 6.0) && beta.0 == 0.5 =>
-            {
-                t.same(x, ch[0]).then_some(x)
-            }
-            _ => None,
-        })
+fn hard_sigmoid(t: &mut Terms, r: &Root) -> RuleResult {
+    let x = either(r.args, |c, k| {
+        relu6_of_plus_3(t, c).filter(|_| is_sixth(t, k))
+    });
+    let op = S::HardSigmoid {
+        alpha: Real(1.0 / 6.0),
+        beta: Real(0.5),
     };
-    let sixth = |p: Id, k: Id| {
-        is_near(t.uniform(k), 1.0 / 6.0).then_some(())?;
-        t.find_map(p, S::Mul, |ch| {
-            relu6_of_plus_3(t, ch[1]).filter(|x| t.same(*x, ch[0]))
-        })
+    map_like(t, r, op, x.ok_or(NoMatch)?)
+}
+
+fn hard_swish(t: &mut Terms, r: &Root) -> RuleResult {
+    let of_hard_sigmoid = either(r.args, |x, h| is_hard_sigmoid(t, h, x).then_some(x));
+    let spelt_out = || either(r.args, |p, k| times_relu6(t, p).filter(|_| is_sixth(t, k)));
+    let x = of_hard_sigmoid.or_else(spelt_out).ok_or(NoMatch)?;
+    map_like(t, r, S::HardSwish, x)
+}
+
+/// True when the class is the usual hard sigmoid of `x`.
+fn is_hard_sigmoid(t: &Terms, id: Id, x: Id) -> bool {
+    let of_x = |op: &Op, ch: &[Id]| match op {
+        Op::Map(S::HardSigmoid { alpha, beta }) => {
+            let is_usual = is_near(Some(alpha.0), 1.0 / 6.0) && beta.0 == 0.5;
+            (is_usual && t.same(x, ch[0])).then_some(())
+        }
+        _ => None,
     };
-    let x = either(r.args, is_hard_sigmoid).or_else(|| either(r.args, sixth));
-    like(t, r, S::HardSwish, x.ok_or(NoMatch)?)
+    t.find(id, of_x).is_some()
+}
+
+/// `x` of `x * clamp(x + 3, 0, 6)`.
+fn times_relu6(t: &Terms, id: Id) -> Option<Id> {
+    t.find_map(id, S::Mul, |ch| {
+        relu6_of_plus_3(t, ch[1]).filter(|x| t.same(*x, ch[0]))
+    })
 }
 
 /// The GELU with the factor `factor = 1 + g(x)`: by the error function or by `tanh`.
 fn gelu_factor(t: &Terms, factor: Id, x: Id) -> Option<S> {
     let g = plus_number(t, factor, 1.0)?;
     if let Some(y) = t.unary(g, S::Erf) {
-        let scaled = times_number(t, y, std::f64::consts::FRAC_1_SQRT_2);
-        return scaled.filter(|z| t.same(*z, x)).map(|_| S::Gelu);
+        let scaled = times_number(t, y, std::f64::consts::FRAC_1_SQRT_2)?;
+        return t.same(scaled, x).then_some(S::Gelu);
     }
     let inner = t.unary(g, S::Tanh)?;
     let sum = times_number(t, inner, (2.0 / std::f64::consts::PI).sqrt())?;
-    t.find_map(sum, S::Add, |ch| {
-        let cube = times_number(t, ch[1], 0.044715)?;
-        (t.same(ch[0], x) && is_cube(t, cube, x)).then_some(S::GeluTanh)
-    })
+    let is_scaled_cube =
+        |c: Id| times_number(t, c, 0.044715).is_some_and(|cube| is_cube(t, cube, x));
+    is_map(t, sum, S::Add, x, is_scaled_cube).then_some(S::GeluTanh)
 }
 
 fn is_cube(t: &Terms, id: Id, x: Id) -> bool {
-    let square = |id: Id| {
-        t.find_map(id, S::Mul, |ch| {
-            (t.same(ch[0], x) && t.same(ch[1], x)).then_some(())
-        })
-        .is_some()
-    };
-    let power = t.find_map(id, S::Pow, |ch| {
-        (t.same(ch[0], x) && is_near(t.uniform(ch[1]), 3.0)).then_some(())
-    });
-    power.is_some()
-        || t.find_map(id, S::Mul, |ch| {
-            (t.same(ch[0], x) && square(ch[1])).then_some(())
-        })
-        .is_some()
+    let is_three = |e: Id| is_near(t.uniform(e), 3.0);
+    is_map(t, id, S::Pow, x, is_three) || is_map(t, id, S::Mul, x, |s| is_square(t, s, x))
 }
 
-fn gelu(t: &mut Terms, r: &Root) -> Applied {
-    let found = either(r.args, |a, b| {
-        // (x / 2) * factor
-        if let Some(found) =
-            times_number(t, a, 0.5).and_then(|x| gelu_factor(t, b, x).map(|op| (op, x)))
-        {
-            return Some(found);
-        }
-        // (x * factor) * 0.5
-        if is_near(t.uniform(b), 0.5) {
-            return t.find_map(a, S::Mul, |ch| {
-                gelu_factor(t, ch[1], ch[0]).map(|op| (op, ch[0]))
-            });
-        }
-        // x * (0.5 * factor)
-        times_number(t, b, 0.5)
-            .and_then(|f| gelu_factor(t, f, a))
-            .map(|op| (op, a))
-    });
+fn gelu(t: &mut Terms, r: &Root) -> RuleResult {
+    let found = either(r.args, |a, b| gelu_of(t, a, b));
     let (op, x) = found.ok_or(NoMatch)?;
-    like(t, r, op, x)
+    map_like(t, r, op, x)
+}
+
+/// The GELU that the product `a * b` is, and its operand.
+fn gelu_of(t: &Terms, a: Id, b: Id) -> Option<(S, Id)> {
+    let with = |factor: Id, x: Id| gelu_factor(t, factor, x).map(|op| (op, x));
+    // (x / 2) * factor
+    if let Some(found) = times_number(t, a, 0.5).and_then(|x| with(b, x)) {
+        return Some(found);
+    }
+    // (x * factor) * 0.5
+    if is_near(t.uniform(b), 0.5) {
+        return t.find_map(a, S::Mul, |ch| with(ch[1], ch[0]));
+    }
+    // x * (0.5 * factor)
+    with(times_number(t, b, 0.5)?, a)
 }
 
 /// Operand and axes of a reduction that keeps its axes.
@@ -235,86 +218,71 @@ fn quotient(t: &Terms, r: &Root) -> Vec<(Id, Id)> {
         .collect()
 }
 
-fn softmax(t: &mut Terms, r: &Root) -> Applied {
+fn softmax(t: &mut Terms, r: &Root) -> RuleResult {
     for (e, s) in quotient(t, r) {
-        let Some((summed, axes)) = reduced(t, s, ReduceKind::Sum) else {
+        let Some((z, sum_axis)) = exp_and_axis(t, e, s) else {
             continue;
         };
-        let Some(z) = t.unary(e, S::Exp).filter(|_| t.same(summed, e)) else {
-            continue;
-        };
-        let [axis] = axes.as_slice() else { continue };
-        let (x, max_axis) =
-            less_its_max(t, z).ok_or_else(|| rejected("the maximum is not subtracted first"))?;
-        if *axis == max_axis {
-            return t.add(
-                Op::Softmax {
-                    axis: *axis,
-                    log: false,
-                },
-                &[x],
-            );
+        let shifted = less_its_max(t, z);
+        let (x, axis) = shifted.ok_or_else(|| rejected("the maximum is not subtracted first"))?;
+        if axis == sum_axis {
+            return t.add(Op::Softmax { axis, log: false }, &[x]);
         }
     }
     Err(NoMatch)
 }
 
-fn log_softmax(t: &mut Terms, r: &Root) -> Applied {
-    if *r.op == Op::Map(S::Log) {
-        let soft = |op: &Op, ch: &[Id]| match op {
-            Op::Softmax { axis, log: false } => Some((*axis, ch[0])),
+/// `z` and axis of `e = exp(z)` and `s = sum(e)` along one axis.
+fn exp_and_axis(t: &Terms, e: Id, s: Id) -> Option<(Id, usize)> {
+    let (summed, axes) = reduced(t, s, ReduceKind::Sum)?;
+    let z = t.unary(e, S::Exp).filter(|_| t.same(summed, e))?;
+    let [axis] = axes[..] else { return None };
+    Some((z, axis))
+}
+
+fn log_softmax(t: &mut Terms, r: &Root) -> RuleResult {
+    let found = if *r.op == Op::Map(S::Log) {
+        t.find(r.args[0], |op, ch| match op {
+            Op::Softmax { axis, log: false } => Some((ch[0], *axis)),
             _ => None,
-        };
-        let (axis, x) = t.find(r.args[0], soft).ok_or(NoMatch)?;
-        return t.add(Op::Softmax { axis, log: true }, &[x]);
-    }
-    let sum = t.unary(r.args[1], S::Log).ok_or(NoMatch)?;
-    let (e, axes) = reduced(t, sum, ReduceKind::Sum).ok_or(NoMatch)?;
-    t.unary(e, S::Exp)
-        .filter(|z| t.same(*z, r.args[0]))
-        .ok_or(NoMatch)?;
-    let (x, axis) = less_its_max(t, r.args[0]).ok_or(NoMatch)?;
-    if axes == [axis] {
-        t.add(Op::Softmax { axis, log: true }, &[x])
+        })
     } else {
-        Err(NoMatch)
-    }
+        less_log_of_sum(t, r.args[0], r.args[1])
+    };
+    let (x, axis) = found.ok_or(NoMatch)?;
+    t.add(Op::Softmax { axis, log: true }, &[x])
+}
+
+/// `x` and axis of `z - ln(sum(exp(z)))` where `z = x - max(x)`.
+fn less_log_of_sum(t: &Terms, z: Id, log: Id) -> Option<(Id, usize)> {
+    let sum = t.unary(log, S::Log)?;
+    let (e, axes) = reduced(t, sum, ReduceKind::Sum)?;
+    t.unary(e, S::Exp).filter(|y| t.same(*y, z))?;
+    less_its_max(t, z).filter(|(_, axis)| axes == [*axis])
 }
 
 /// Operands `(x, v)` of `x / sqrt(v + epsilon)` in its spellings, and epsilon.
 fn over_deviation(t: &Terms, r: &Root) -> Vec<(Id, Id, f64)> {
-    let with_epsilon = |d: Id| t.find_map(d, S::Add, |ch| t.uniform(ch[1]).map(|e| (ch[0], e)));
-    let mut found = Vec::new();
+    let with_epsilon = |x: Id, root: Option<Id>| {
+        let (v, epsilon) = t.find_map(root?, S::Add, |ch| Some((ch[0], t.uniform(ch[1])?)))?;
+        Some((x, v, epsilon))
+    };
+    let (a, b) = (r.args[0], r.args[1]);
     if *r.op == Op::Map(S::Div) {
-        found.extend(
-            t.unary(r.args[1], S::Sqrt)
-                .and_then(with_epsilon)
-                .map(|(v, e)| (r.args[0], v, e)),
-        );
-        return found;
+        return with_epsilon(a, t.unary(b, S::Sqrt)).into_iter().collect();
     }
-    for (x, d) in [(r.args[0], r.args[1]), (r.args[1], r.args[0])] {
-        found.extend(
-            t.unary(d, S::Rsqrt)
-                .and_then(with_epsilon)
-                .map(|(v, e)| (x, v, e)),
-        );
-    }
-    found
+    [(a, b), (b, a)]
+        .into_iter()
+        .filter_map(|(x, d)| with_epsilon(x, t.unary(d, S::Rsqrt)))
+        .collect()
 }
 
-/// True when `v` is the mean of the squares of `d`; gives the axes.
+/// Axes of `v` when it is the mean of the squares of `d`.
 fn mean_of_squares(t: &Terms, v: Id, d: Id) -> Option<Vec<usize>> {
     let (square, axes) = reduced(t, v, ReduceKind::Mean)?;
-    let product = t.find_map(square, S::Mul, |ch| {
-        (t.same(ch[0], d) && t.same(ch[1], d)).then_some(())
-    });
-    let power = || {
-        t.find_map(square, S::Pow, |ch| {
-            (t.same(ch[0], d) && t.uniform(ch[1]) == Some(2.0)).then_some(())
-        })
-    };
-    product.or_else(power).map(|()| axes)
+    let is_two = |e: Id| t.uniform(e) == Some(2.0);
+    let is_power = || is_map(t, square, S::Pow, d, is_two);
+    (is_square(t, square, d) || is_power()).then_some(axes)
 }
 
 /// First of the axes when they are the last of the tensor.
@@ -328,56 +296,51 @@ fn trailing(t: &Terms, x: Id, axes: &[usize]) -> Result<usize, Miss> {
 }
 
 /// A tensor of one number in the shape of the axes of `x` from `axis` on.
-fn filled(t: &mut Terms, x: Id, axis: usize, value: f64) -> Applied {
+fn filled(t: &mut Terms, x: Id, axis: usize, value: f64) -> RuleResult {
     let ty = t.ty(x).clone();
     let number = t.scalar(ty.dtype, value);
     t.broadcast(number, ty.shape[axis..].to_vec())
 }
 
-fn layer_norm(t: &mut Terms, r: &Root) -> Applied {
+fn layer_norm(t: &mut Terms, r: &Root) -> RuleResult {
     for (d, v, epsilon) in over_deviation(t, r) {
-        let Some(axes) = mean_of_squares(t, v, d) else {
+        let Some((x, axes)) = less_its_mean(t, v, d) else {
             continue;
         };
-        let centred = t.find_map(d, S::Sub, |ch| {
-            let (x, mean_axes) = reduced(t, ch[1], ReduceKind::Mean)?;
-            (t.same(x, ch[0]) && mean_axes == axes).then_some(x)
-        });
-        let Some(x) = centred else { continue };
         let axis = trailing(t, x, &axes)?;
         let (one, zero) = (filled(t, x, axis, 1.0)?, filled(t, x, axis, 0.0)?);
-        return t.add(
-            Op::LayerNorm {
-                axis,
-                epsilon: Real(epsilon),
-            },
-            &[x, one, zero],
-        );
+        let epsilon = Real(epsilon);
+        return t.add(Op::LayerNorm { axis, epsilon }, &[x, one, zero]);
     }
     Err(NoMatch)
 }
 
-fn rms_norm(t: &mut Terms, r: &Root) -> Applied {
+/// `x` and axes of `d = x - mean(x)`, where `v` is the mean of the squares of `d` along the same axes.
+fn less_its_mean(t: &Terms, v: Id, d: Id) -> Option<(Id, Vec<usize>)> {
+    let axes = mean_of_squares(t, v, d)?;
+    let x = t.find_map(d, S::Sub, |ch| {
+        let (x, mean_axes) = reduced(t, ch[1], ReduceKind::Mean)?;
+        (t.same(x, ch[0]) && mean_axes == axes).then_some(x)
+    })?;
+    Some((x, axes))
+}
+
+fn rms_norm(t: &mut Terms, r: &Root) -> RuleResult {
     for (x, v, epsilon) in over_deviation(t, r) {
         let Some(axes) = mean_of_squares(t, v, x) else {
             continue;
         };
         let axis = trailing(t, x, &axes)?;
         let one = filled(t, x, axis, 1.0)?;
-        return t.add(
-            Op::RmsNorm {
-                axis,
-                epsilon: Real(epsilon),
-            },
-            &[x, one],
-        );
+        let epsilon = Real(epsilon);
+        return t.add(Op::RmsNorm { axis, epsilon }, &[x, one]);
     }
     Err(NoMatch)
 }
 
 /// A factor or summand in the shape that a norm takes, when it varies along the normalised axes only.
-fn parameter(t: &mut Terms, id: Id, shape: &[Dim]) -> Applied {
-    let own = t.ty(id).shape.0.clone();
+fn parameter(t: &mut Terms, id: Id, shape: &[Dim]) -> RuleResult {
+    let own = t.shape(id);
     let lead = own.len().saturating_sub(shape.len());
     if !own[..lead].iter().all(|d| d.is(1)) {
         return Err(NoMatch);
@@ -386,44 +349,58 @@ fn parameter(t: &mut Terms, id: Id, shape: &[Dim]) -> Applied {
     t.broadcast(x, shape.to_vec())
 }
 
-/// A norm in the class: op and operands.
-fn norm_in(t: &Terms, id: Id) -> Option<(Op, usize, Vec<Id>)> {
-    t.find(id, |op, ch| match op {
-        Op::LayerNorm { axis, .. } | Op::RmsNorm { axis, .. } => {
-            let plain = t.uniform(ch[1]) == Some(1.0)
-                && ch.get(2).is_none_or(|b| t.uniform(*b) == Some(0.0));
-            plain.then(|| (op.clone(), *axis, ch.to_vec()))
-        }
-        _ => None,
-    })
+/// A norm in the class.
+struct Norm {
+    op: Op,
+    axis: usize,
+    args: Vec<Id>,
 }
 
-fn norm_scale(t: &mut Terms, r: &Root) -> Applied {
-    for (n, g) in [(r.args[0], r.args[1]), (r.args[1], r.args[0])] {
-        let Some((op, axis, mut args)) = norm_in(t, n) else {
-            continue;
+impl Norm {
+    fn of(op: &Op, ch: &[Id]) -> Option<Norm> {
+        let (Op::LayerNorm { axis, .. } | Op::RmsNorm { axis, .. }) = *op else {
+            return None;
         };
-        let shape = t.ty(n).shape[axis..].to_vec();
-        args[1] = parameter(t, g, &shape)?;
-        return t.add(op, &args);
+        Some(Norm {
+            op: op.clone(),
+            axis,
+            args: ch.to_vec(),
+        })
     }
-    Err(NoMatch)
+
+    fn has_scale(&self, t: &Terms) -> bool {
+        t.uniform(self.args[1]) != Some(1.0)
+    }
+
+    fn has_offset(&self, t: &Terms) -> bool {
+        let offset = self.args.get(2);
+        offset.is_some_and(|b| t.uniform(*b) != Some(0.0))
+    }
+
+    /// The norm in the class `n` with another scale (operand 1) or offset (operand 2).
+    fn with(mut self, t: &mut Terms, n: Id, operand: usize, value: Id) -> RuleResult {
+        let shape = t.ty(n).shape[self.axis..].to_vec();
+        self.args[operand] = parameter(t, value, &shape)?;
+        t.add(self.op, &self.args)
+    }
 }
 
-fn norm_offset(t: &mut Terms, r: &Root) -> Applied {
-    let without_offset = |op: &Op, ch: &[Id]| match op {
-        Op::LayerNorm { axis, .. } => {
-            (t.uniform(ch[2]) == Some(0.0)).then(|| (op.clone(), *axis, ch.to_vec()))
-        }
-        _ => None,
-    };
-    for (n, b) in [(r.args[0], r.args[1]), (r.args[1], r.args[0])] {
-        let Some((op, axis, mut args)) = t.find(n, without_offset) else {
-            continue;
-        };
-        let shape = t.ty(n).shape[axis..].to_vec();
-        args[2] = parameter(t, b, &shape)?;
-        return t.add(op, &args);
-    }
-    Err(NoMatch)
+fn norm_scale(t: &mut Terms, r: &Root) -> RuleResult {
+    let is_plain = |n: &Norm| !n.has_scale(t) && !n.has_offset(t);
+    let found = either(r.args, |n, g| {
+        let norm = t.find(n, |op, ch| Norm::of(op, ch).filter(is_plain))?;
+        Some((norm, n, g))
+    });
+    let (norm, n, scale) = found.ok_or(NoMatch)?;
+    norm.with(t, n, 1, scale)
+}
+
+fn norm_offset(t: &mut Terms, r: &Root) -> RuleResult {
+    let is_bare = |n: &Norm| n.args.len() > 2 && !n.has_offset(t);
+    let found = either(r.args, |n, b| {
+        let norm = t.find(n, |op, ch| Norm::of(op, ch).filter(is_bare))?;
+        Some((norm, n, b))
+    });
+    let (norm, n, offset) = found.ok_or(NoMatch)?;
+    norm.with(t, n, 2, offset)
 }

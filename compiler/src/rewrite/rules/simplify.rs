@@ -1,9 +1,9 @@
 //! Algebra on element-wise ops, casts and selects.
 
-use super::{as_shape_of, rules};
-use crate::ir::{Op, OpClass, Real, ReduceKind, ScalarOp, ScalarOp as S};
+use super::{as_shape_of, either, map_like, rules};
+use crate::ir::{Op, Real, ReduceKind, ScalarOp, ScalarOp as S};
 use crate::rewrite::run::Root;
-use crate::rewrite::terms::{Applied, Miss, Miss::NoMatch, Terms, rejected};
+use crate::rewrite::terms::{Miss, Miss::NoMatch, RuleResult, Terms, rejected};
 use egg::Id;
 use gristmill_runtime::DType;
 
@@ -73,7 +73,7 @@ rules! {
 }
 
 /// The operand other than the one that is `value` everywhere.
-fn neutral(t: &mut Terms, r: &Root, value: f64) -> Applied {
+fn neutral(t: &mut Terms, r: &Root, value: f64) -> RuleResult {
     let is = |id: Id| {
         t.uniform(id)
             .is_some_and(|u| u.to_bits() == value.to_bits())
@@ -95,17 +95,14 @@ fn is_float(t: &Terms, id: Id) -> bool {
 
 /// Uniform value of one operand and the other operand, for a commutative root.
 fn with_number(t: &Terms, args: &[Id]) -> Option<(Id, f64)> {
-    t.uniform(args[1])
-        .map(|u| (args[0], u))
-        .or_else(|| t.uniform(args[0]).map(|u| (args[1], u)))
+    either(args, |x, c| Some((x, t.uniform(c)?)))
 }
 
-fn mul_minus_one(t: &mut Terms, r: &Root) -> Applied {
+fn mul_minus_one(t: &mut Terms, r: &Root) -> RuleResult {
     let (x, _) = with_number(t, r.args)
         .filter(|(_, v)| *v == -1.0)
         .ok_or(NoMatch)?;
-    let y = t.map(S::Neg, &[x])?;
-    as_shape_of(t, y, r.class)
+    map_like(t, r, S::Neg, x)
 }
 
 fn scalar_op(r: &Root) -> ScalarOp {
@@ -115,22 +112,22 @@ fn scalar_op(r: &Root) -> ScalarOp {
     }
 }
 
-fn double_negation(t: &mut Terms, r: &Root) -> Applied {
+fn double_negation(t: &mut Terms, r: &Root) -> RuleResult {
     t.unary(r.args[0], scalar_op(r)).ok_or(NoMatch)
 }
 
-fn idempotent(t: &mut Terms, r: &Root) -> Applied {
+fn idempotent(t: &mut Terms, r: &Root) -> RuleResult {
     t.unary(r.args[0], scalar_op(r))
         .map(|_| r.args[0])
         .ok_or(NoMatch)
 }
 
-fn abs_neg(t: &mut Terms, r: &Root) -> Applied {
+fn abs_neg(t: &mut Terms, r: &Root) -> RuleResult {
     let x = t.unary(r.args[0], S::Neg).ok_or(NoMatch)?;
     t.map(S::Abs, &[x])
 }
 
-fn same_operands(t: &mut Terms, r: &Root) -> Applied {
+fn same_operands(t: &mut Terms, r: &Root) -> RuleResult {
     if t.same(r.args[0], r.args[1]) {
         Ok(r.args[0])
     } else {
@@ -138,21 +135,18 @@ fn same_operands(t: &mut Terms, r: &Root) -> Applied {
     }
 }
 
-fn sub_neg(t: &mut Terms, r: &Root) -> Applied {
+fn sub_neg(t: &mut Terms, r: &Root) -> RuleResult {
     let b = t.unary(r.args[1], S::Neg).ok_or(NoMatch)?;
     t.map(S::Add, &[r.args[0], b])
 }
 
-fn add_neg(t: &mut Terms, r: &Root) -> Applied {
-    for (a, b) in [(r.args[0], r.args[1]), (r.args[1], r.args[0])] {
-        if let Some(b) = t.unary(b, S::Neg) {
-            return t.map(S::Sub, &[a, b]);
-        }
-    }
-    Err(NoMatch)
+fn add_neg(t: &mut Terms, r: &Root) -> RuleResult {
+    let found = either(r.args, |a, b| Some((a, t.unary(b, S::Neg)?)));
+    let (a, b) = found.ok_or(NoMatch)?;
+    t.map(S::Sub, &[a, b])
 }
 
-fn sub_constant(t: &mut Terms, r: &Root) -> Applied {
+fn sub_constant(t: &mut Terms, r: &Root) -> RuleResult {
     let dtype = t.ty(r.class).dtype;
     if !t.is_constant(r.args[1])
         || t.is_constant(r.args[0])
@@ -168,7 +162,7 @@ fn sub_constant(t: &mut Terms, r: &Root) -> Applied {
 }
 
 /// A number in place of the uniform operand `like`: of rank 0, unless `like` widens the result's shape.
-fn number_like(t: &mut Terms, like: Id, value: f64) -> Applied {
+fn number_like(t: &mut Terms, like: Id, value: f64) -> RuleResult {
     let ty = t.ty(like).clone();
     let s = t.scalar(ty.dtype, value);
     if ty.shape.iter().all(|d| d.is(1)) {
@@ -197,7 +191,7 @@ fn reciprocal(dtype: DType, c: f64) -> Result<f64, Miss> {
     }
 }
 
-fn div_power_of_two(t: &mut Terms, r: &Root) -> Applied {
+fn div_power_of_two(t: &mut Terms, r: &Root) -> RuleResult {
     let dtype = t.ty(r.class).dtype;
     let c = t
         .uniform(r.args[1])
@@ -208,7 +202,7 @@ fn div_power_of_two(t: &mut Terms, r: &Root) -> Applied {
     t.map(S::Mul, &[r.args[0], c])
 }
 
-fn div_constant(t: &mut Terms, r: &Root) -> Applied {
+fn div_constant(t: &mut Terms, r: &Root) -> RuleResult {
     if !t.is_constant(r.args[1]) || t.is_constant(r.args[0]) || !is_float(t, r.class) {
         return Err(NoMatch);
     }
@@ -223,7 +217,7 @@ fn div_constant(t: &mut Terms, r: &Root) -> Applied {
     t.map(S::Mul, &[r.args[0], c])
 }
 
-fn mul_mul_constant(t: &mut Terms, r: &Root) -> Applied {
+fn mul_mul_constant(t: &mut Terms, r: &Root) -> RuleResult {
     if t.ty(r.class).dtype != DType::F32 {
         return Err(NoMatch);
     }
@@ -254,7 +248,7 @@ fn exponent(t: &Terms, r: &Root) -> Result<f64, Miss> {
         .ok_or(NoMatch)
 }
 
-fn pow_integer(t: &mut Terms, r: &Root) -> Applied {
+fn pow_integer(t: &mut Terms, r: &Root) -> RuleResult {
     let (x, e) = (r.args[0], exponent(t, r)?);
     let square = if e == 2.0 || e == 3.0 {
         t.map(S::Mul, &[x, x])?
@@ -268,7 +262,7 @@ fn pow_integer(t: &mut Terms, r: &Root) -> Applied {
     }
 }
 
-fn pow_half(t: &mut Terms, r: &Root) -> Applied {
+fn pow_half(t: &mut Terms, r: &Root) -> RuleResult {
     let root = match exponent(t, r)? {
         0.5 => S::Sqrt,
         -0.5 => S::Rsqrt,
@@ -287,26 +281,36 @@ fn never_negative(t: &Terms, id: Id, depth: usize) -> bool {
     if let Some(c) = t.uniform(id) {
         return c > 0.0 || c.to_bits() == 0;
     }
-    let below = |ch: &[Id]| depth > 0 && ch.iter().all(|&c| never_negative(t, c, depth - 1));
-    let known = t.find(id, |op, ch| {
-        let holds = match op {
-            Op::Map(S::Abs | S::Exp | S::Sigmoid) => true,
-            Op::Map(S::Mul) => t.same(ch[0], ch[1]) || below(ch),
-            Op::Map(S::Add) => below(ch),
-            Op::Map(S::Pow) => t.uniform(ch[1]) == Some(2.0),
-            Op::Reduce {
-                kind: ReduceKind::Sum | ReduceKind::Mean,
-                ..
-            } => below(ch),
-            Op::Reshape { .. } | Op::Transpose { .. } | Op::Broadcast { .. } => below(ch),
-            _ => false,
-        };
-        holds.then_some(())
-    });
-    known.is_some()
+    let is_known = |op: &Op, ch: &[Id]| {
+        let from_operands = depth > 0 && keeps_sign(op);
+        gives_natural(t, op, ch)
+            || from_operands && ch.iter().all(|&c| never_negative(t, c, depth - 1))
+    };
+    t.find(id, |op, ch| is_known(op, ch).then_some(()))
+        .is_some()
 }
 
-fn recip(t: &mut Terms, r: &Root) -> Applied {
+/// True for ops whose results are never negative, whatever their operands are.
+fn gives_natural(t: &Terms, op: &Op, ch: &[Id]) -> bool {
+    match op {
+        Op::Map(S::Abs | S::Exp | S::Sigmoid) => true,
+        Op::Map(S::Mul) => t.same(ch[0], ch[1]),
+        Op::Map(S::Pow) => t.uniform(ch[1]) == Some(2.0),
+        _ => false,
+    }
+}
+
+/// True for ops whose results are not negative when no operand is.
+fn keeps_sign(op: &Op) -> bool {
+    match op {
+        Op::Map(S::Mul | S::Add) => true,
+        Op::Reduce { kind, .. } => matches!(kind, ReduceKind::Sum | ReduceKind::Mean),
+        Op::Reshape { .. } | Op::Transpose { .. } | Op::Broadcast { .. } => true,
+        _ => false,
+    }
+}
+
+fn recip(t: &mut Terms, r: &Root) -> RuleResult {
     if !is_float(t, r.class) {
         return Err(NoMatch);
     }
@@ -315,80 +319,76 @@ fn recip(t: &mut Terms, r: &Root) -> Applied {
         Op::Map(S::Pow) if t.uniform(r.args[1]) == Some(-1.0) => r.args[0],
         _ => return Err(NoMatch),
     };
-    let y = t.map(S::Recip, &[x])?;
-    as_shape_of(t, y, r.class)
+    map_like(t, r, S::Recip, x)
 }
 
-fn rsqrt(t: &mut Terms, r: &Root) -> Applied {
+fn rsqrt(t: &mut Terms, r: &Root) -> RuleResult {
     let x = t.unary(r.args[0], S::Sqrt).ok_or(NoMatch)?;
     t.map(S::Rsqrt, &[x])
 }
 
-fn div_sqrt(t: &mut Terms, r: &Root) -> Applied {
+fn div_sqrt(t: &mut Terms, r: &Root) -> RuleResult {
     let b = t.unary(r.args[1], S::Sqrt).ok_or(NoMatch)?;
     let b = t.map(S::Rsqrt, &[b])?;
     t.map(S::Mul, &[r.args[0], b])
 }
 
-fn relu(t: &mut Terms, r: &Root) -> Applied {
+fn relu(t: &mut Terms, r: &Root) -> RuleResult {
     let (x, _) = with_number(t, r.args)
         .filter(|(_, c)| c.to_bits() == 0)
         .ok_or(NoMatch)?;
-    let y = t.map(S::Relu, &[x])?;
-    as_shape_of(t, y, r.class)
+    map_like(t, r, S::Relu, x)
 }
 
-/// Limits of a term that clamps on one side: (x, lo, hi).
-fn half_clamp(t: &Terms, id: Id) -> Option<(Id, f64, f64)> {
-    let low = t
-        .find_map(id, S::Max, |ch| with_number(t, ch))
-        .map(|(x, lo)| (x, lo, f64::INFINITY));
-    let relu = || t.unary(id, S::Relu).map(|x| (x, 0.0, f64::INFINITY));
-    let high = || {
-        t.find_map(id, S::Min, |ch| with_number(t, ch))
-            .map(|(x, hi)| (x, f64::NEG_INFINITY, hi))
-    };
+/// A term between two limits: operand, lower limit, upper limit.
+type Clamped = (Id, f64, f64);
+
+/// Limits of a term that clamps on one side.
+fn half_clamp(t: &Terms, id: Id) -> Option<Clamped> {
+    let (min, max) = (f64::NEG_INFINITY, f64::INFINITY);
+    let number = |op| t.find_map(id, op, |ch| with_number(t, ch));
+    let low = number(S::Max).map(|(x, lo)| (x, lo, max));
+    let relu = || t.unary(id, S::Relu).map(|x| (x, 0.0, max));
+    let high = || number(S::Min).map(|(x, hi)| (x, min, hi));
     low.or_else(relu).or_else(high)
 }
 
-fn clamp(t: &mut Terms, r: &Root) -> Applied {
+fn clamp(t: &mut Terms, r: &Root) -> RuleResult {
     if !is_float(t, r.class) {
         return Err(NoMatch);
     }
-    let limits = match r.op {
-        Op::Map(S::Clamp) => t
-            .uniform(r.args[1])
-            .zip(t.uniform(r.args[2]))
-            .map(|(lo, hi)| (r.args[0], lo, hi)),
-        Op::Map(S::Relu) => half_clamp(t, r.args[0])
-            .filter(|l| l.2.is_finite())
-            .map(|(x, _, hi)| (x, 0.0, hi)),
-        Op::Map(S::Min) => with_number(t, r.args).and_then(|(inner, hi)| {
-            half_clamp(t, inner)
-                .filter(|l| l.1.is_finite())
-                .map(|(x, lo, _)| (x, lo, hi))
-        }),
-        _ => with_number(t, r.args).and_then(|(inner, lo)| {
-            half_clamp(t, inner)
-                .filter(|l| l.2.is_finite())
-                .map(|(x, _, hi)| (x, lo, hi))
-        }),
-    };
-    let (x, lo, hi) = limits.ok_or(NoMatch)?;
+    let (x, lo, hi) = limits(t, r).ok_or(NoMatch)?;
     if lo > hi {
         return Err(rejected("the lower limit is above the upper one"));
     }
-    let y = t.map(
-        S::ClampTo {
-            lo: Real(lo),
-            hi: Real(hi),
-        },
-        &[x],
-    )?;
-    as_shape_of(t, y, r.class)
+    let (lo, hi) = (Real(lo), Real(hi));
+    map_like(t, r, S::ClampTo { lo, hi }, x)
 }
 
-fn clamp_relu(t: &mut Terms, r: &Root) -> Applied {
+/// Limits of a term that clamps on both sides.
+fn limits(t: &Terms, r: &Root) -> Option<Clamped> {
+    match scalar_op(r) {
+        S::Clamp => Some((r.args[0], t.uniform(r.args[1])?, t.uniform(r.args[2])?)),
+        S::Relu => upper_below(t, r.args[0]).map(|(x, hi)| (x, 0.0, hi)),
+        S::Min => {
+            let (inner, hi) = with_number(t, r.args)?;
+            let (x, lo, _) = half_clamp(t, inner)?;
+            lo.is_finite().then_some((x, lo, hi))
+        }
+        _ => {
+            let (inner, lo) = with_number(t, r.args)?;
+            upper_below(t, inner).map(|(x, hi)| (x, lo, hi))
+        }
+    }
+}
+
+/// Operand and limit of a term that clamps from above.
+fn upper_below(t: &Terms, id: Id) -> Option<(Id, f64)> {
+    let (x, _, hi) = half_clamp(t, id)?;
+    hi.is_finite().then_some((x, hi))
+}
+
+fn clamp_relu(t: &mut Terms, r: &Root) -> RuleResult {
     match scalar_op(r) {
         S::ClampTo { lo, hi } if lo.0.to_bits() == 0 && hi.0 == f64::INFINITY => {
             t.map(S::Relu, &[r.args[0]])
@@ -397,7 +397,7 @@ fn clamp_relu(t: &mut Terms, r: &Root) -> Applied {
     }
 }
 
-fn select_known(t: &mut Terms, r: &Root) -> Applied {
+fn select_known(t: &mut Terms, r: &Root) -> RuleResult {
     let x = match t.uniform(r.args[0]) {
         Some(c) => r.args[if c != 0.0 { 1 } else { 2 }],
         None if t.same(r.args[1], r.args[2]) => r.args[1],
@@ -406,12 +406,12 @@ fn select_known(t: &mut Terms, r: &Root) -> Applied {
     as_shape_of(t, x, r.class)
 }
 
-fn select_not(t: &mut Terms, r: &Root) -> Applied {
+fn select_not(t: &mut Terms, r: &Root) -> RuleResult {
     let c = t.unary(r.args[0], S::Not).ok_or(NoMatch)?;
     t.map(S::Select, &[c, r.args[2], r.args[1]])
 }
 
-fn cast_same(t: &mut Terms, r: &Root) -> Applied {
+fn cast_same(t: &mut Terms, r: &Root) -> RuleResult {
     if t.ty(r.args[0]).dtype == t.ty(r.class).dtype {
         Ok(r.args[0])
     } else {
@@ -419,14 +419,11 @@ fn cast_same(t: &mut Terms, r: &Root) -> Applied {
     }
 }
 
-fn cast_cast(t: &mut Terms, r: &Root) -> Applied {
+fn cast_cast(t: &mut Terms, r: &Root) -> RuleResult {
     let to = t.ty(r.class).dtype;
     let between = t.ty(r.args[0]).dtype;
-    let x = t
-        .find(r.args[0], |op, ch| {
-            matches!(op, Op::Map(S::Cast(_))).then(|| ch[0])
-        })
-        .ok_or(NoMatch)?;
+    let is_cast = |op: &Op| matches!(op, Op::Map(S::Cast(_)));
+    let x = t.operand_of(r.args[0], is_cast).ok_or(NoMatch)?;
     let from = t.ty(x).dtype;
     if !holds(between, from) {
         return Err(rejected("the inner cast loses something"));
@@ -441,12 +438,6 @@ fn cast_cast(t: &mut Terms, r: &Root) -> Applied {
 /// True when every value of `small` is a value of `large`, so that `small -> large -> c` is `small -> c` for every `c`.
 fn holds(large: DType, small: DType) -> bool {
     let int_bits = |d: DType| 8 * d.size_bytes() as u32 - u32::from(d.is_signed_int());
-    let mantissa = |d: DType| match d {
-        DType::F64 => 53,
-        DType::F32 => 24,
-        DType::F16 => 11,
-        _ => 8,
-    };
     match (small, large) {
         (a, b) if a == b => true,
         (DType::Bool, b) => b != DType::Bool,
@@ -463,44 +454,60 @@ fn holds(large: DType, small: DType) -> bool {
     }
 }
 
-fn mean(t: &mut Terms, r: &Root) -> Applied {
-    let (x, c) = match r.op {
-        Op::Map(S::Div) => (r.args[0], t.uniform(r.args[1]).ok_or(NoMatch)?),
-        _ => with_number(t, r.args)
-            .map(|(x, c)| (x, 1.0 / c))
-            .ok_or(NoMatch)?,
-    };
-    let (x, axes, keepdims) = t
-        .find(x, |op, ch| match op {
-            Op::Reduce {
-                kind: ReduceKind::Sum,
-                axes,
-                keepdims,
-            } => Some((ch[0], axes.clone(), *keepdims)),
-            _ => None,
-        })
-        .ok_or(NoMatch)?;
-    let extents = axes
-        .iter()
-        .map(|&a| t.ty(x).shape[a].as_usize())
-        .collect::<Option<Vec<_>>>();
-    let n = extents.ok_or_else(|| rejected("the number of summed elements is not a constant"))?;
-    let n = n.iter().product::<usize>() as f64;
-    if !is_float(t, x) || (c - n).abs() > n * 1e-6 || n == 0.0 {
+/// Bits of the significand of a float, the hidden one included; 8 for the narrowest.
+fn mantissa(float: DType) -> u32 {
+    match float {
+        DType::F64 => 53,
+        DType::F32 => 24,
+        DType::F16 => 11,
+        _ => 8,
+    }
+}
+
+fn mean(t: &mut Terms, r: &Root) -> RuleResult {
+    let (sum, count) = quotient(t, r).ok_or(NoMatch)?;
+    let (x, axes, keepdims) = t.find(sum, sum_over).ok_or(NoMatch)?;
+    let n = n_summed(t, x, &axes)?;
+    if !is_float(t, x) || (count - n).abs() > n * 1e-6 || n == 0.0 {
         return Err(NoMatch);
     }
-    let y = t.add(
-        Op::Reduce {
-            kind: ReduceKind::Mean,
-            axes,
-            keepdims,
-        },
-        &[x],
-    )?;
+    let op = Op::Reduce {
+        kind: ReduceKind::Mean,
+        axes,
+        keepdims,
+    };
+    let y = t.add(op, &[x])?;
     as_shape_of(t, y, r.class)
 }
 
-fn reduce_nothing(t: &mut Terms, r: &Root) -> Applied {
+/// Dividend and divisor of a division by a number, also as a product with its reciprocal.
+fn quotient(t: &Terms, r: &Root) -> Option<(Id, f64)> {
+    if *r.op == Op::Map(S::Div) {
+        return Some((r.args[0], t.uniform(r.args[1])?));
+    }
+    with_number(t, r.args).map(|(x, c)| (x, 1.0 / c))
+}
+
+/// Operand and attributes of a sum.
+fn sum_over(op: &Op, ch: &[Id]) -> Option<(Id, Vec<usize>, bool)> {
+    match op {
+        Op::Reduce {
+            kind: ReduceKind::Sum,
+            axes,
+            keepdims,
+        } => Some((ch[0], axes.clone(), *keepdims)),
+        _ => None,
+    }
+}
+
+fn n_summed(t: &Terms, x: Id, axes: &[usize]) -> Result<f64, Miss> {
+    let shape = &t.ty(x).shape;
+    let n: Option<usize> = axes.iter().map(|&a| shape[a].as_usize()).product();
+    let why = "the number of summed elements is not a constant";
+    n.map(|n| n as f64).ok_or_else(|| rejected(why))
+}
+
+fn reduce_nothing(t: &mut Terms, r: &Root) -> RuleResult {
     let Op::Reduce { axes, .. } = r.op else {
         return Err(NoMatch);
     };
@@ -508,47 +515,35 @@ fn reduce_nothing(t: &mut Terms, r: &Root) -> Applied {
     if axes.iter().any(|&a| !shape[a].is(1)) {
         return Err(NoMatch);
     }
-    let out = t.ty(r.class).shape.0.clone();
-    t.reshape(r.args[0], out)
+    t.reshape(r.args[0], t.shape(r.class))
 }
 
-fn reduce_reduce(t: &mut Terms, r: &Root) -> Applied {
+fn reduce_reduce(t: &mut Terms, r: &Root) -> RuleResult {
+    let mut op = r.op.clone();
     let Op::Reduce {
         kind,
         axes,
         keepdims,
-    } = r.op
+    } = &mut op
     else {
         return Err(NoMatch);
     };
-    if !matches!(
-        kind,
-        ReduceKind::Sum | ReduceKind::Mean | ReduceKind::Max | ReduceKind::Min
-    ) {
+    if *kind == ReduceKind::Prod {
         return Err(NoMatch);
     }
     let inner = |op: &Op, ch: &[Id]| match op {
         Op::Reduce {
             kind: k,
-            axes: inner,
+            axes: below,
             keepdims: keep,
-        } if k == kind && keep == keepdims => Some((inner.clone(), ch[0])),
+        } if k == kind && keep == keepdims => Some((below.clone(), ch[0])),
         _ => None,
     };
     let (below, x) = t.find(r.args[0], inner).ok_or(NoMatch)?;
-    let kept: Vec<usize> = (0..t.rank(x))
-        .filter(|a| *keepdims || !below.contains(a))
-        .collect();
-    let mut all: Vec<usize> = axes.iter().map(|&a| kept[a]).chain(below).collect();
-    all.sort_unstable();
-    all.dedup();
-    debug_assert_eq!(r.op.class(), OpClass::Reduce);
-    t.add(
-        Op::Reduce {
-            kind: *kind,
-            axes: all,
-            keepdims: *keepdims,
-        },
-        &[x],
-    )
+    let is_left = |a: &usize| *keepdims || !below.contains(a);
+    let left: Vec<usize> = (0..t.rank(x)).filter(is_left).collect();
+    *axes = axes.iter().map(|&a| left[a]).chain(below).collect();
+    axes.sort_unstable();
+    axes.dedup();
+    t.add(op, &[x])
 }

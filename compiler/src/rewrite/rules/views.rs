@@ -1,9 +1,11 @@
 //! Views: identities and compositions.
 
 use super::{as_shape_of, rules};
-use crate::ir::{Dim, Op, broadcast_shapes};
+use crate::ir::{Dim, Op};
 use crate::rewrite::run::Root;
-use crate::rewrite::terms::{Applied, Miss::NoMatch, Terms, compose, is_identity};
+use crate::rewrite::terms::{
+    Miss, Miss::NoMatch, RuleResult, Terms, compose, is_identity, is_reshape, rejected,
+};
 use egg::Id;
 
 rules! {
@@ -35,48 +37,45 @@ rules! {
     "gather-constant" Bits at Op::Gather { .. } => gather_constant;
 }
 
-fn identity_view(t: &mut Terms, r: &Root) -> Applied {
-    let same = match r.op {
+fn identity_view(t: &mut Terms, r: &Root) -> RuleResult {
+    let keeps_type = t.ty(r.args[0]) == t.ty(r.class);
+    let is_same = match r.op {
         Op::Transpose { perm } => is_identity(perm),
         Op::Slice { starts, steps, .. } => {
-            starts.iter().all(|s| s.is(0))
-                && steps.iter().all(|s| *s == 1)
-                && t.ty(r.args[0]) == t.ty(r.class)
+            starts.iter().all(|s| s.is(0)) && are_ones(steps) && keeps_type
         }
-        _ => t.ty(r.args[0]) == t.ty(r.class),
+        _ => keeps_type,
     };
-    if same { Ok(r.args[0]) } else { Err(NoMatch) }
+    is_same.then_some(r.args[0]).ok_or(NoMatch)
 }
 
-fn concat_of_one(t: &mut Terms, r: &Root) -> Applied {
-    let Op::Concat { axis } = r.op else {
+fn are_ones(steps: &[i64]) -> bool {
+    steps.iter().all(|s| *s == 1)
+}
+
+fn concat_of_one(t: &mut Terms, r: &Root) -> RuleResult {
+    let Op::Concat { axis } = *r.op else {
         return Err(NoMatch);
     };
-    let parts: Vec<Id> = r
-        .args
-        .iter()
-        .copied()
-        .filter(|p| !t.ty(*p).shape[*axis].is(0))
-        .collect();
-    match parts.as_slice() {
+    let is_empty = |p: &Id| t.ty(*p).shape[axis].is(0);
+    let parts = r.args.iter().copied().filter(|p| !is_empty(p));
+    match parts.collect::<Vec<Id>>()[..] {
         [] => Ok(r.args[0]),
-        [one] => Ok(*one),
-        all if all.len() < r.args.len() => t.add(r.op.clone(), all),
+        [one] => Ok(one),
+        ref all if all.len() < r.args.len() => t.add(r.op.clone(), all),
         _ => Err(NoMatch),
     }
 }
 
-fn transpose_transpose(t: &mut Terms, r: &Root) -> Applied {
+fn transpose_transpose(t: &mut Terms, r: &Root) -> RuleResult {
     let Op::Transpose { perm } = r.op else {
         return Err(NoMatch);
     };
     let mut result = Err(NoMatch);
     for (q, x) in t.transposes_of(r.args[0]) {
-        let composed = compose(&q, perm);
-        let y = if is_identity(&composed) {
-            x
-        } else {
-            t.add(Op::Transpose { perm: composed }, &[x])?
+        let y = match compose(&q, perm) {
+            perm if is_identity(&perm) => x,
+            perm => t.add(Op::Transpose { perm }, &[x])?,
         };
         if let Ok(earlier) = result {
             t.eg.union(earlier, y);
@@ -86,17 +85,12 @@ fn transpose_transpose(t: &mut Terms, r: &Root) -> Applied {
     result
 }
 
-fn reshape_reshape(t: &mut Terms, r: &Root) -> Applied {
-    let x = t
-        .find(r.args[0], |op, ch| {
-            matches!(op, Op::Reshape { .. }).then(|| ch[0])
-        })
-        .ok_or(NoMatch)?;
-    let shape = t.ty(r.class).shape.0.clone();
-    t.reshape(x, shape)
+fn reshape_reshape(t: &mut Terms, r: &Root) -> RuleResult {
+    let x = t.operand_of(r.args[0], is_reshape).ok_or(NoMatch)?;
+    t.reshape(x, t.shape(r.class))
 }
 
-fn reduce_keepdims(t: &mut Terms, r: &Root) -> Applied {
+fn reduce_keepdims(t: &mut Terms, r: &Root) -> RuleResult {
     let reduce = |op: &Op, ch: &[Id]| match op {
         Op::Reduce {
             kind,
@@ -106,254 +100,234 @@ fn reduce_keepdims(t: &mut Terms, r: &Root) -> Applied {
         _ => None,
     };
     let (kind, axes, x) = t.find(r.args[0], reduce).ok_or(NoMatch)?;
-    let out = &t.ty(r.class).shape;
-    let kept = |i: usize, d: &Dim| {
-        if axes.contains(&i) {
-            out[i].is(1)
-        } else {
-            out[i] == *d
-        }
-    };
-    let fits = out.rank() == t.rank(x) && t.ty(x).shape.iter().enumerate().all(|(i, d)| kept(i, d));
-    if fits {
-        t.add(
-            Op::Reduce {
-                kind,
-                axes,
-                keepdims: true,
-            },
-            &[x],
-        )
-    } else {
-        Err(NoMatch)
+    if t.shape(r.class) != with_units(t.shape(x), &axes) {
+        return Err(NoMatch);
     }
+    let op = Op::Reduce {
+        kind,
+        axes,
+        keepdims: true,
+    };
+    t.add(op, &[x])
 }
 
-fn broadcast_broadcast(t: &mut Terms, r: &Root) -> Applied {
-    let x = t
-        .find(r.args[0], |op, ch| {
-            matches!(op, Op::Broadcast { .. }).then(|| ch[0])
-        })
-        .ok_or(NoMatch)?;
+/// A shape with the extent 1 along some axes.
+fn with_units(mut shape: Vec<Dim>, axes: &[usize]) -> Vec<Dim> {
+    for &axis in axes {
+        shape[axis] = Dim::constant(1);
+    }
+    shape
+}
+
+fn is_broadcast(op: &Op) -> bool {
+    matches!(op, Op::Broadcast { .. })
+}
+
+fn broadcast_broadcast(t: &mut Terms, r: &Root) -> RuleResult {
+    let x = t.operand_of(r.args[0], is_broadcast).ok_or(NoMatch)?;
     as_shape_of(t, x, r.class)
 }
 
-fn transpose_of_units(t: &mut Terms, r: &Root) -> Applied {
+fn transpose_of_units(t: &mut Terms, r: &Root) -> RuleResult {
     let Op::Transpose { perm } = r.op else {
         return Err(NoMatch);
     };
     let shape = &t.ty(r.args[0]).shape;
-    let moved: Vec<usize> = perm.iter().copied().filter(|&p| !shape[p].is(1)).collect();
-    if !moved.is_sorted() {
+    if !perm.iter().filter(|&&p| !shape[p].is(1)).is_sorted() {
         return Err(NoMatch);
     }
-    let out = t.ty(r.class).shape.0.clone();
-    t.reshape(r.args[0], out)
+    t.reshape(r.args[0], t.shape(r.class))
 }
 
-fn broadcast_to_reshape(t: &mut Terms, r: &Root) -> Applied {
+fn broadcast_to_reshape(t: &mut Terms, r: &Root) -> RuleResult {
     let (from, to) = (&t.ty(r.args[0]).shape, &t.ty(r.class).shape);
     let lead = to.rank() - from.rank();
     if !to[..lead].iter().all(|d| d.is(1)) || to[lead..] != from[..] {
         return Err(NoMatch);
     }
-    let out = to.0.clone();
-    t.reshape(r.args[0], out)
+    t.reshape(r.args[0], t.shape(r.class))
 }
 
-fn map_of_broadcast(t: &mut Terms, r: &Root) -> Applied {
-    let bare = |t: &Terms, id: Id| {
-        t.find(id, |op, ch| {
-            matches!(op, Op::Broadcast { .. }).then(|| ch[0])
-        })
-    };
-    let out = t.ty(r.class).shape.0.clone();
+fn map_of_broadcast(t: &mut Terms, r: &Root) -> RuleResult {
+    let out = t.shape(r.class);
     let mut args = r.args.to_vec();
     for i in 0..args.len() {
-        let Some(x) = bare(t, args[i]) else { continue };
+        let Some(x) = t.operand_of(args[i], is_broadcast) else {
+            continue;
+        };
         let old = std::mem::replace(&mut args[i], x);
-        let mut shape = Vec::new();
-        for a in &args {
-            shape = broadcast_shapes(&shape, &t.ty(*a).shape).map_err(|_| NoMatch)?;
-        }
-        if shape != out {
+        if t.map_shape(&args).ok_or(NoMatch)? != out {
             args[i] = old;
         }
     }
     if args == r.args {
-        Err(NoMatch)
-    } else {
-        t.add(r.op.clone(), &args)
+        return Err(NoMatch);
     }
+    t.add(r.op.clone(), &args)
 }
 
-fn slice_slice(t: &mut Terms, r: &Root) -> Applied {
-    let Op::Slice {
-        starts,
-        sizes,
-        steps,
-    } = r.op
-    else {
+fn slice_slice(t: &mut Terms, r: &Root) -> RuleResult {
+    let mut op = r.op.clone();
+    let Op::Slice { starts, steps, .. } = &mut op else {
         return Err(NoMatch);
     };
     let below = |op: &Op, ch: &[Id]| match op {
         Op::Slice { starts, steps, .. } => Some((starts.clone(), steps.clone(), ch[0])),
         _ => None,
     };
-    let (s0, k0, x) = t.find(r.args[0], below).ok_or(NoMatch)?;
-    let starts = (0..s0.len())
-        .map(|i| s0[i].clone() + starts[i].scale(k0[i]))
-        .collect();
-    let steps = (0..k0.len()).map(|i| k0[i] * steps[i]).collect();
-    t.add(
-        Op::Slice {
-            starts,
-            sizes: sizes.clone(),
-            steps,
-        },
-        &[x],
-    )
+    let (starts_below, steps_below, x) = t.find(r.args[0], below).ok_or(NoMatch)?;
+    for (axis, start) in starts_below.into_iter().enumerate() {
+        starts[axis] = start + starts[axis].scale(steps_below[axis]);
+        steps[axis] *= steps_below[axis];
+    }
+    t.add(op, &[x])
 }
 
 /// The one axis along which a slice of unit step is not whole.
-fn sliced_axis(t: &Terms, x: Id, starts: &[Dim], sizes: &[Dim], steps: &[i64]) -> Option<usize> {
-    let shape = &t.ty(x).shape;
-    let mut cut = (0..shape.rank()).filter(|&i| !starts[i].is(0) || sizes[i] != shape[i]);
-    let axis = cut.next()?;
-    (cut.next().is_none() && steps.iter().all(|s| *s == 1)).then_some(axis)
-}
-
-fn slice_of_concat(t: &mut Terms, r: &Root) -> Applied {
+fn sliced_axis(t: &Terms, r: &Root) -> Option<usize> {
     let Op::Slice {
         starts,
         sizes,
         steps,
     } = r.op
     else {
+        return None;
+    };
+    let shape = &t.ty(r.args[0]).shape;
+    let is_cut = |i: &usize| !starts[*i].is(0) || sizes[*i] != shape[*i];
+    let mut cut = (0..shape.rank()).filter(is_cut);
+    let axis = cut.next()?;
+    (cut.next().is_none() && are_ones(steps)).then_some(axis)
+}
+
+fn slice_of_concat(t: &mut Terms, r: &Root) -> RuleResult {
+    let axis = sliced_axis(t, r).ok_or(NoMatch)?;
+    let mut op = r.op.clone();
+    let Op::Slice { starts, sizes, .. } = &mut op else {
         return Err(NoMatch);
     };
-    let axis = sliced_axis(t, r.args[0], starts, sizes, steps).ok_or(NoMatch)?;
-    let parts = |op: &Op, ch: &[Id]| match op {
-        Op::Concat { axis: a } if *a == axis => Some(ch.to_vec()),
-        _ => None,
-    };
-    let mut offset = Dim::constant(0);
-    for p in t.find(r.args[0], parts).ok_or(NoMatch)? {
-        let extent = t.ty(p).shape[axis].clone();
-        let start = starts[axis].clone() - offset.clone();
-        let end = extent.clone() - start.clone() - sizes[axis].clone();
-        if start.as_const().is_some_and(|s| s >= 0) && end.as_const().is_some_and(|e| e >= 0) {
-            let mut starts = starts.clone();
-            starts[axis] = start;
-            if *t.ty(p).shape == *sizes {
-                return Ok(p);
-            }
-            return t.add(
-                Op::Slice {
-                    starts,
-                    sizes: sizes.clone(),
-                    steps: steps.clone(),
-                },
-                &[p],
-            );
+    let parts = |op: &Op, ch: &[Id]| (*op == Op::Concat { axis }).then(|| ch.to_vec());
+    for part in t.find(r.args[0], parts).ok_or(NoMatch)? {
+        let shape = &t.ty(part).shape;
+        if is_within(&starts[axis], &sizes[axis], &shape[axis]) {
+            return if **shape == **sizes {
+                Ok(part)
+            } else {
+                t.add(op, &[part])
+            };
         }
-        offset = offset + extent;
+        starts[axis] = starts[axis].clone() - shape[axis].clone();
     }
     Err(NoMatch)
 }
 
-fn concat_of_slices(t: &mut Terms, r: &Root) -> Applied {
-    let Op::Concat { axis } = r.op else {
-        return Err(NoMatch);
-    };
-    let mut source: Option<(Id, Vec<Dim>)> = None;
-    let mut end = Dim::constant(0);
-    for p in r.args {
-        let slice = |op: &Op, ch: &[Id]| match op {
+/// True when `size` elements from `start` on are known to lie within an extent.
+fn is_within(start: &Dim, size: &Dim, extent: &Dim) -> bool {
+    let rest = extent.clone() - start.clone() - size.clone();
+    let bounds = start.as_const().zip(rest.as_const());
+    bounds.is_some_and(|(start, rest)| start >= 0 && rest >= 0)
+}
+
+/// A slice of unit steps.
+struct UnitSlice {
+    source: Id,
+    starts: Vec<Dim>,
+    sizes: Vec<Dim>,
+}
+
+impl UnitSlice {
+    fn of(op: &Op, ch: &[Id]) -> Option<UnitSlice> {
+        match op {
             Op::Slice {
                 starts,
                 sizes,
                 steps,
-            } if steps.iter().all(|s| *s == 1)
-                && source
-                    .as_ref()
-                    .is_none_or(|(x, _)| t.same(*x, ch[0]) && starts[*axis] == end) =>
-            {
-                Some((ch[0], starts.clone(), sizes.clone()))
-            }
+            } if are_ones(steps) => Some(UnitSlice {
+                source: ch[0],
+                starts: starts.clone(),
+                sizes: sizes.clone(),
+            }),
             _ => None,
-        };
-        let (x, starts, sizes) = t.find(*p, slice).ok_or(NoMatch)?;
-        end = starts[*axis].clone() + sizes[*axis].clone();
-        match &source {
-            None => source = Some((x, starts)),
-            Some((_, first)) => {
-                let others = |s: &[Dim]| {
-                    s.iter()
-                        .enumerate()
-                        .filter(|(i, _)| i != axis)
-                        .map(|(_, d)| d.clone())
-                        .collect::<Vec<_>>()
-                };
-                if others(first) != others(&starts) {
-                    return Err(NoMatch);
-                }
-            }
         }
     }
-    let (x, starts) = source.ok_or(NoMatch)?;
-    let sizes = t.ty(r.class).shape.0.clone();
-    if starts.iter().all(|s| s.is(0)) && *t.ty(x).shape == sizes {
-        return Ok(x);
+
+    fn end(&self, axis: usize) -> Dim {
+        self.starts[axis].clone() + self.sizes[axis].clone()
     }
-    let steps = vec![1; sizes.len()];
-    t.add(
-        Op::Slice {
-            starts,
-            sizes,
-            steps,
-        },
-        &[x],
-    )
+
+    /// True when both begin at the same place along all other axes.
+    fn is_beside(&self, other: &UnitSlice, axis: usize) -> bool {
+        (0..self.starts.len()).all(|i| i == axis || self.starts[i] == other.starts[i])
+    }
+
+    /// The slice itself, or its source when it is whole.
+    fn add(self, t: &mut Terms) -> RuleResult {
+        if self.starts.iter().all(|s| s.is(0)) && *t.ty(self.source).shape == self.sizes {
+            return Ok(self.source);
+        }
+        let op = Op::Slice {
+            steps: vec![1; self.sizes.len()],
+            starts: self.starts,
+            sizes: self.sizes,
+        };
+        t.add(op, &[self.source])
+    }
 }
 
-fn gather_constant(t: &mut Terms, r: &Root) -> Applied {
-    let Op::Gather { axis } = r.op else {
+fn concat_of_slices(t: &mut Terms, r: &Root) -> RuleResult {
+    let Op::Concat { axis } = *r.op else {
+        return Err(NoMatch);
+    };
+    let (&first, others) = r.args.split_first().ok_or(NoMatch)?;
+    let mut joined = t.find(first, UnitSlice::of).ok_or(NoMatch)?;
+    let mut end = joined.end(axis);
+    for &part in others {
+        let adjoins = |s: &UnitSlice| t.same(s.source, joined.source) && s.starts[axis] == end;
+        let slice = |op: &Op, ch: &[Id]| UnitSlice::of(op, ch).filter(adjoins);
+        let next = t.find(part, slice).ok_or(NoMatch)?;
+        if !next.is_beside(&joined, axis) {
+            return Err(NoMatch);
+        }
+        end = next.end(axis);
+    }
+    joined.sizes = t.shape(r.class);
+    joined.add(t)
+}
+
+fn gather_constant(t: &mut Terms, r: &Root) -> RuleResult {
+    let Op::Gather { axis } = *r.op else {
         return Err(NoMatch);
     };
     let index = t.ty(r.args[1]);
     if !index.shape.iter().all(|d| d.is(1)) {
         return Err(NoMatch);
     }
-    let i = t.uniform(r.args[1]).ok_or(NoMatch)? as i64;
-    let mut sizes = t.ty(r.args[0]).shape.0.clone();
-    let start = if i < 0 {
-        sizes[*axis].clone() + i.into()
-    } else {
-        i.into()
-    };
-    // An index out of range must stay a run-time error.
-    let inside = start
-        .as_const()
-        .zip(sizes[*axis].as_const())
-        .is_some_and(|(s, n)| 0 <= s && s < n);
-    if !inside {
-        return Err(crate::rewrite::terms::rejected(
-            "the index is not known to be in range",
-        ));
-    }
+    let index = t.uniform(r.args[1]).ok_or(NoMatch)? as i64;
+    let mut sizes = t.shape(r.args[0]);
     let mut starts = vec![Dim::constant(0); sizes.len()];
-    starts[*axis] = start;
-    sizes[*axis] = 1.into();
-    let steps = vec![1; sizes.len()];
-    let slice = t.add(
-        Op::Slice {
-            starts,
-            sizes,
-            steps,
-        },
-        &[r.args[0]],
-    )?;
-    let out = t.ty(r.class).shape.0.clone();
-    t.reshape(slice, out)
+    starts[axis] = position(index, &sizes[axis])?;
+    sizes[axis] = 1.into();
+    let op = Op::Slice {
+        steps: vec![1; sizes.len()],
+        starts,
+        sizes,
+    };
+    let slice = t.add(op, &[r.args[0]])?;
+    t.reshape(slice, t.shape(r.class))
+}
+
+/// The position of an index, which may count from the end. Rejected unless it is known to be in
+/// range: an index out of range must stay a run-time error.
+fn position(index: i64, extent: &Dim) -> Result<Dim, Miss> {
+    let start = if index < 0 {
+        extent.clone() + index.into()
+    } else {
+        index.into()
+    };
+    let known = start.as_const().zip(extent.as_const());
+    if known.is_some_and(|(s, n)| 0 <= s && s < n) {
+        Ok(start)
+    } else {
+        Err(rejected("the index is not known to be in range"))
+    }
 }
