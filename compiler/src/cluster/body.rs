@@ -85,9 +85,8 @@ impl Builder<'_> {
     }
 
     fn is_inside(&self, kernel: usize, v: ValueId) -> bool {
-        let members = &self.kernels[kernel].members;
-        let is_computed =
-            matches!(self.g.value(v).def, Def::Node(d, _) if members.binary_search(&d).is_ok());
+        let kernel = &self.kernels[kernel];
+        let is_computed = matches!(self.g.value(v).def, Def::Node(d, _) if kernel.computes(d));
         is_computed || self.is_inlined(v)
     }
 
@@ -119,16 +118,16 @@ impl Builder<'_> {
         let kernels = (0..self.kernels.len()).map(Unit::Kernel);
         let nodes = self.top_level().map(|(id, _)| Unit::Node(id));
         let units: BTreeSet<Unit> = kernels.chain(nodes).collect();
-        let mut waiting: BTreeMap<Unit, usize> = BTreeMap::new();
+        let mut n_waits: BTreeMap<Unit, usize> = BTreeMap::new();
         let mut users: BTreeMap<Unit, Vec<Unit>> = BTreeMap::new();
         for &unit in &units {
             let dependencies = self.dependencies(unit, &units);
-            waiting.insert(unit, dependencies.len());
+            n_waits.insert(unit, dependencies.len());
             for d in dependencies {
                 users.entry(d).or_default().push(unit);
             }
         }
-        let order = self.released(waiting, &users);
+        let order = self.released(n_waits, &users);
         if order.len() < units.len() {
             return Err(Error::internal("kernels wait for each other"));
         }
@@ -138,16 +137,16 @@ impl Builder<'_> {
     /// Units in the order in which nothing that they wait for is left (Kahn's algorithm).
     fn released(
         &self,
-        mut waiting: BTreeMap<Unit, usize>,
+        mut n_waits: BTreeMap<Unit, usize>,
         users: &BTreeMap<Unit, Vec<Unit>>,
     ) -> Vec<Unit> {
-        let first = waiting.iter().filter(|(_, n)| **n == 0);
+        let first = n_waits.iter().filter(|(_, n)| **n == 0);
         let mut ready: BTreeSet<_> = first.map(|(&u, _)| (self.last_member(u), u)).collect();
         let mut order = Vec::new();
         while let Some((_, unit)) = ready.pop_first() {
             order.push(unit);
             for &user in users.get(&unit).into_iter().flatten() {
-                let n = waiting.get_mut(&user).expect("every unit waits");
+                let n = n_waits.get_mut(&user).expect("every unit waits");
                 *n -= 1;
                 if *n == 0 {
                     ready.insert((self.last_member(user), user));
@@ -245,24 +244,17 @@ impl Builder<'_> {
     }
 
     fn emit_kernel(&mut self, kernel: usize, exported: &BTreeSet<ValueId>) -> Result<NodeId> {
-        let (g, k) = (self.g, &self.kernels[kernel]);
+        let k = &self.kernels[kernel];
         let operands = self.operands(kernel);
-        let mut body = Body::new(g, &operands);
-        for &id in &k.members {
-            body.add(id)?;
-        }
-        let results: Vec<ValueId> = g.node(k.root).outputs.clone();
-        let results: Vec<ValueId> = results
-            .into_iter()
-            .filter(|v| exported.contains(v))
-            .collect();
-        body.finish(&results);
+        let mut results = self.g.node(k.root).outputs.clone();
+        results.retain(|v| exported.contains(v));
+        let body = Body::of(self.g, k, &operands, &results)?;
         let op = Op::Cluster {
             kind: k.kind,
             anchor: body.nodes[&k.anchor].0 as usize,
             root: body.nodes[&k.root].0 as usize,
         };
-        let anchor = g.node(k.anchor);
+        let anchor = self.g.node(k.anchor);
         let inputs = self.get_all(&operands)?;
         let outputs = self
             .out
@@ -283,6 +275,20 @@ struct Body<'g> {
 }
 
 impl<'g> Body<'g> {
+    fn of(
+        g: &'g Graph,
+        kernel: &Kernel,
+        operands: &[ValueId],
+        results: &[ValueId],
+    ) -> Result<Body<'g>> {
+        let mut body = Body::new(g, operands);
+        for &id in &kernel.members {
+            body.add(id)?;
+        }
+        body.finish(results);
+        Ok(body)
+    }
+
     fn new(g: &'g Graph, operands: &[ValueId]) -> Body<'g> {
         let mut graph = Graph::new("body");
         let mut values = BTreeMap::new();

@@ -4,13 +4,14 @@
 use super::legal::views_below;
 use crate::ir::{Graph, Layout, Node, NodeId, Op, ScalarOp, ValueId};
 use gristmill_runtime::{DType, Tensor};
+use std::ops::RangeInclusive;
 
 /// Elements that are multiplied at once.
 const WORD: usize = gristmill_kernels::gemm::integer::WORD;
 
 /// `i32` elements `bytes - zero`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Centred {
+pub struct CentredBytes {
     /// `u8` or `i8`.
     pub bytes: ValueId,
     /// The zero point.
@@ -29,32 +30,38 @@ pub enum Zero {
 }
 
 /// The bytes and the zero point of an `i32` value made of bytes; `None` for any other value.
-pub fn centred(g: &Graph, v: ValueId) -> Option<Centred> {
+pub fn centred(g: &Graph, v: ValueId) -> Option<CentredBytes> {
     let (id, node) = defined(g, v)?;
     match (&node.op, &node.inputs[..]) {
-        (Op::Map(ScalarOp::Cast(DType::I32)), &[bytes]) if is_bytes(g, bytes) => Some(Centred {
-            bytes,
-            zero: Zero::Known(0),
-            nodes: vec![id],
-        }),
-        (Op::Map(op @ (ScalarOp::Sub | ScalarOp::Add)), &[x, z]) => {
-            let (inner, other) = match (centred(g, x), op) {
-                (Some(c), _) => (c, z),
-                (None, ScalarOp::Add) => (centred(g, z)?, x),
-                _ => return None,
-            };
-            let is_first = inner.zero == Zero::Known(0) && g.ty(v).shape == g.ty(inner.bytes).shape;
-            let (zero, of_zero) =
-                zero_point(g, other, *op == ScalarOp::Add, g.ty(inner.bytes).dtype)?;
-            let nodes = inner.nodes.into_iter().chain(of_zero).chain([id]).collect();
-            is_first.then_some(Centred {
-                zero,
-                nodes,
-                ..inner
+        (Op::Map(ScalarOp::Cast(DType::I32)), &[bytes]) if is_bytes(g, bytes) => {
+            Some(CentredBytes {
+                bytes,
+                zero: Zero::Known(0),
+                nodes: vec![id],
             })
         }
+        (Op::Map(ScalarOp::Sub), &[x, zero]) => shifted(g, id, centred(g, x)?, zero),
+        (Op::Map(ScalarOp::Add), &[x, y]) => match centred(g, x) {
+            Some(c) => shifted(g, id, c, y),
+            None => shifted(g, id, centred(g, y)?, x),
+        },
         _ => None,
     }
+}
+
+/// `inner` with the zero point that node `id` adds or subtracts; `None` when it has one already.
+fn shifted(g: &Graph, id: NodeId, inner: CentredBytes, zero: ValueId) -> Option<CentredBytes> {
+    let node = g.node(id);
+    let bytes = g.ty(inner.bytes);
+    let is_first = inner.zero == Zero::Known(0) && g.ty(node.outputs[0]).shape == bytes.shape;
+    let is_added = node.op == Op::Map(ScalarOp::Add);
+    let (zero, of_zero) = zero_point(g, zero, is_added, bytes.dtype).filter(|_| is_first)?;
+    let nodes = inner.nodes.into_iter().chain(of_zero).chain([id]).collect();
+    Some(CentredBytes {
+        bytes: inner.bytes,
+        zero,
+        nodes,
+    })
 }
 
 fn defined(g: &Graph, v: ValueId) -> Option<(NodeId, &Node)> {
@@ -75,50 +82,33 @@ fn zero_point(g: &Graph, v: ValueId, negated: bool, dtype: DType) -> Option<(Zer
     }
     if let Some(t) = g.single(v) {
         let value = i64::from(t.as_slice::<i32>()[0]) * if negated { -1 } else { 1 };
-        let range = if dtype == DType::U8 {
-            0..=255
-        } else {
-            -128..=127
-        };
-        return range
-            .contains(&value)
-            .then_some((Zero::Known(value as i32), vec![]));
+        let zero = Zero::Known(value as i32);
+        return byte_range(dtype).contains(&value).then_some((zero, vec![]));
     }
     let (id, node) = defined(g, v).filter(|_| !negated)?;
-    let of_byte =
-        node.op == Op::Map(ScalarOp::Cast(DType::I32)) && g.ty(node.inputs[0]).dtype == dtype;
-    of_byte.then(|| (Zero::Value(node.inputs[0]), vec![id]))
+    let is_cast = node.op == Op::Map(ScalarOp::Cast(DType::I32));
+    let is_byte = is_cast && g.ty(node.inputs[0]).dtype == dtype;
+    is_byte.then(|| (Zero::Value(node.inputs[0]), vec![id]))
+}
+
+fn byte_range(dtype: DType) -> RangeInclusive<i64> {
+    match dtype {
+        DType::U8 => 0..=255,
+        _ => -128..=127,
+    }
 }
 
 /// The left-hand side of a product of bytes by a constant, which has a kernel, with the views that
 /// it is read through; `None` when `node` is another op. The constant's elements are not examined:
 /// see [`fits_bytes`].
-pub fn product(g: &Graph, node: &Node) -> Option<Centred> {
+pub fn product(g: &Graph, node: &Node) -> Option<CentredBytes> {
     left_side(g, node).filter(|_| is_constant(g, node.inputs[1]))
 }
 
 /// The same inside of a cluster, where constants are operands.
-pub fn left_side(g: &Graph, node: &Node) -> Option<Centred> {
+pub fn left_side(g: &Graph, node: &Node) -> Option<CentredBytes> {
     let &a = node.inputs.first()?;
-    let reads_words = match &node.op {
-        Op::MatMul => g
-            .ty(a)
-            .shape
-            .last()
-            .and_then(|k| k.as_const())
-            .is_some_and(|k| k > 0 && k % WORD as i64 == 0),
-        Op::Conv {
-            groups: 1,
-            layout: Layout::ChannelsLast,
-            ..
-        } => {
-            let channels = g.ty(a).shape.last().and_then(|c| c.as_const());
-            matches!(g.ty(a).rank(), 3 | 4)
-                && channels.is_some_and(|c| c > 0 && c % WORD as i64 == 0)
-        }
-        _ => false,
-    };
-    if !reads_words || g.ty(a).dtype != DType::I32 {
+    if !reads_words(g, node, a) || g.ty(a).dtype != DType::I32 {
         return None;
     }
     let views = views_below(g, a);
@@ -127,6 +117,19 @@ pub fn left_side(g: &Graph, node: &Node) -> Option<Centred> {
     centred.nodes.extend(views);
     centred.nodes.sort_unstable();
     Some(centred)
+}
+
+/// True when the kernel of a contraction reads whole words of its left-hand side.
+fn reads_words(g: &Graph, node: &Node, a: ValueId) -> bool {
+    let has_kernel = match &node.op {
+        Op::MatMul => true,
+        Op::Conv { groups, layout, .. } => {
+            *groups == 1 && *layout == Layout::ChannelsLast && matches!(g.ty(a).rank(), 3 | 4)
+        }
+        _ => false,
+    };
+    let depth = g.ty(a).shape.last().and_then(|k| k.as_const());
+    has_kernel && depth.is_some_and(|k| k > 0 && k % WORD as i64 == 0)
 }
 
 /// True when a value is a constant or a view of one.

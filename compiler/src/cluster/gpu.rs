@@ -27,24 +27,36 @@ pub fn with(
     if !holds_result(anchor) {
         return Err(format!("{} is not held in registers", anchor.op.name()));
     }
-    let (from, to) = (g.ty(chain), g.ty(node.outputs[0]));
     match &node.op {
         // The same memory under another shape.
         Op::Reshape { .. } => Ok(Tail {
             viewed: true,
             ..tail
         }),
-        Op::Map(_) if tail.viewed => Err("a view comes before it".into()),
-        Op::Map(_) if tail.n_epilogue >= MAX_FOLLOWERS => {
-            Err(format!("the result takes {MAX_FOLLOWERS} ops"))
+        Op::Map(_) => {
+            check_map(tail, g, node, chain)?;
+            Ok(Tail {
+                n_epilogue: tail.n_epilogue + 1,
+                ..tail
+            })
         }
-        Op::Map(_) if from.shape == to.shape => Ok(Tail {
-            n_epilogue: tail.n_epilogue + 1,
-            ..tail
-        }),
-        Op::Map(_) => Err(format!("changes {from} to {to}")),
         op => Err(format!("{} cannot follow on the result", op.name())),
     }
+}
+
+/// Checks that an element-wise op can follow behind a tail.
+fn check_map(tail: Tail, g: &Graph, node: &Node, chain: ValueId) -> Result<(), String> {
+    let (from, to) = (g.ty(chain), g.ty(node.outputs[0]));
+    if tail.viewed {
+        return Err("a view comes before it".into());
+    }
+    if tail.n_epilogue >= MAX_FOLLOWERS {
+        return Err(format!("the result takes {MAX_FOLLOWERS} ops"));
+    }
+    if from.shape != to.shape {
+        return Err(format!("changes {from} to {to}"));
+    }
+    Ok(())
 }
 
 /// Number of elements that the threads of a kernel pull for `anchor`. Errors say why they pull none.

@@ -2,7 +2,7 @@
 
 use super::bytes::{self, Quantizing};
 use super::coverage::{self, KernelFamily};
-use super::strided::Strided;
+use super::strided::{Strided, is_strided_view};
 use crate::ir::{ClusterKind, Def, Graph, Node, NodeId, Op, OpClass, ScalarOp, Shape, ValueId};
 use gristmill_kernels::epilogue::{EpilogueKind, MAX_BATCH, MAX_EPILOGUE};
 use gristmill_runtime::DType;
@@ -70,10 +70,7 @@ pub fn views_below(g: &Graph, mut v: ValueId) -> Vec<NodeId> {
     let mut views = Vec::new();
     while let Def::Node(id, _) = g.value(v).def {
         let node = g.node(id);
-        if !matches!(
-            node.op,
-            Op::Transpose { .. } | Op::Reshape { .. } | Op::Broadcast { .. } | Op::Slice { .. }
-        ) {
+        if !is_strided_view(&node.op) {
             break;
         }
         views.push(id);
@@ -105,79 +102,98 @@ pub fn is_epilogue(g: &Graph, anchor: &Node, node: &Node, chain: ValueId) -> Res
     let Op::Map(op) = node.op else {
         return Err(format!("{} is not element-wise", node.op.name()));
     };
-    let (from, to) = (g.ty(chain), g.ty(node.outputs[0]));
-    if op == ScalarOp::Cast(DType::F32)
-        && chain == anchor.outputs[0]
-        && bytes::product(g, anchor).is_some()
-    {
+    if op == ScalarOp::Cast(DType::F32) && is_byte_product(g, anchor, chain) {
         return Ok(());
     }
-    if to.dtype != DType::F32 || from.dtype != DType::F32 || from.shape != to.shape {
+    let (from, to) = (g.ty(chain), g.ty(node.outputs[0]));
+    if to.dtype != DType::F32 || from != to {
         return Err(format!("changes {from} to {to}"));
     }
-    let [position] = node
-        .inputs
-        .iter()
-        .enumerate()
-        .filter(|(_, v)| **v == chain)
-        .map(|(i, _)| i)
-        .collect::<Vec<_>>()[..]
-    else {
-        return Err("uses the result twice".into());
-    };
+    let position = position_of(node, chain).ok_or("uses the result twice")?;
     if epilogue_kind(op, position).is_none() {
         return Err(format!("no tile form of {op}"));
     }
-    match node.inputs.iter().find(|&&v| v != chain) {
-        Some(&other) if !steps_with_rows(anchor, &g.ty(other).shape, &to.shape) => Err(format!(
-            "operand {} does not step evenly with the rows of {to}",
-            g.ty(other)
+    let other = node.inputs.iter().find(|&&v| v != chain);
+    match other.map(|&v| g.ty(v)) {
+        Some(other) if !steps_with_rows(anchor, &other.shape, &to.shape) => Err(format!(
+            "operand {other} does not step evenly with the rows of {to}"
         )),
         _ => Ok(()),
     }
+}
+
+/// True when `v` is the result of a product of bytes.
+fn is_byte_product(g: &Graph, anchor: &Node, v: ValueId) -> bool {
+    v == anchor.outputs[0] && bytes::product(g, anchor).is_some()
+}
+
+/// Number of the operand that is `v`, when just one is.
+fn position_of(node: &Node, v: ValueId) -> Option<usize> {
+    let mut reads = (0..node.inputs.len()).filter(|&i| node.inputs[i] == v);
+    let first = reads.next();
+    first.filter(|_| reads.next().is_none())
 }
 
 /// The kernels' epilogue op, with its parameters, for a scalar op whose operand number `position` is
 /// the product; `None` when they have none. It is the one list of ops that can follow on a tile, for
 /// fusion and code generation.
 pub fn epilogue_kind(op: ScalarOp, position: usize) -> Option<(EpilogueKind, f32, f32)> {
+    let plain = unary_kind(op).or_else(|| binary_kind(op, position == 0));
+    let plain = plain.map(|kind| (kind, 0.0, 0.0));
+    plain.or_else(|| parametric_kind(op))
+}
+
+fn unary_kind(op: ScalarOp) -> Option<EpilogueKind> {
     use EpilogueKind as K;
     use ScalarOp as S;
-    let first = position == 0;
-    let plain = |kind| Some((kind, 0.0, 0.0));
-    let with = |kind, p0: f64, p1: f64| Some((kind, p0 as f32, p1 as f32));
-    match op {
-        S::Relu => plain(K::Relu),
-        S::Neg => plain(K::Neg),
-        S::Abs => plain(K::Abs),
-        S::Sqrt => plain(K::Sqrt),
-        S::Recip => plain(K::Reciprocal),
-        S::Rsqrt => plain(K::Rsqrt),
-        S::Exp => plain(K::Exp),
-        S::Log => plain(K::Log),
-        S::Tanh => plain(K::Tanh),
-        S::Erf => plain(K::Erf),
-        S::Sigmoid => plain(K::Sigmoid),
-        S::Silu => plain(K::Silu),
-        S::Gelu => plain(K::Gelu),
-        S::GeluTanh => plain(K::GeluTanh),
-        S::Softplus => plain(K::Softplus),
-        S::Mish => plain(K::Mish),
-        S::ClampTo { lo, hi } => with(K::Clamp, lo.0, hi.0),
-        S::LeakyRelu { alpha } => with(K::LeakyRelu, alpha.0, 0.0),
-        S::HardSigmoid { alpha, beta } => with(K::HardSigmoid, alpha.0, beta.0),
-        S::HardSwish => with(K::HardSwish, 1.0 / 6.0, 0.5),
-        S::Elu { alpha } => with(K::Elu, alpha.0, 0.0),
-        S::Add => plain(K::Add),
-        S::Sub if first => plain(K::Sub),
-        S::Sub => plain(K::RSub),
-        S::Mul => plain(K::Mul),
-        S::Div if first => plain(K::Div),
-        S::Div => plain(K::RDiv),
-        S::Max => plain(K::Max),
-        S::Min => plain(K::Min),
-        _ => None,
-    }
+    Some(match op {
+        S::Relu => K::Relu,
+        S::Neg => K::Neg,
+        S::Abs => K::Abs,
+        S::Sqrt => K::Sqrt,
+        S::Recip => K::Reciprocal,
+        S::Rsqrt => K::Rsqrt,
+        S::Exp => K::Exp,
+        S::Log => K::Log,
+        S::Tanh => K::Tanh,
+        S::Erf => K::Erf,
+        S::Sigmoid => K::Sigmoid,
+        S::Silu => K::Silu,
+        S::Gelu => K::Gelu,
+        S::GeluTanh => K::GeluTanh,
+        S::Softplus => K::Softplus,
+        S::Mish => K::Mish,
+        _ => return None,
+    })
+}
+
+fn binary_kind(op: ScalarOp, is_first: bool) -> Option<EpilogueKind> {
+    use EpilogueKind as K;
+    Some(match op {
+        ScalarOp::Add => K::Add,
+        ScalarOp::Sub if is_first => K::Sub,
+        ScalarOp::Sub => K::RSub,
+        ScalarOp::Mul => K::Mul,
+        ScalarOp::Div if is_first => K::Div,
+        ScalarOp::Div => K::RDiv,
+        ScalarOp::Max => K::Max,
+        ScalarOp::Min => K::Min,
+        _ => return None,
+    })
+}
+
+fn parametric_kind(op: ScalarOp) -> Option<(EpilogueKind, f32, f32)> {
+    use EpilogueKind as K;
+    use ScalarOp as S;
+    let (kind, p0, p1) = match op {
+        S::ClampTo { lo, hi } => (K::Clamp, lo.0, hi.0),
+        S::LeakyRelu { alpha } => (K::LeakyRelu, alpha.0, 0.0),
+        S::HardSigmoid { alpha, beta } => (K::HardSigmoid, alpha.0, beta.0),
+        S::HardSwish => (K::HardSwish, 1.0 / 6.0, 0.5),
+        S::Elu { alpha } => (K::Elu, alpha.0, 0.0),
+        _ => return None,
+    };
+    Some((kind, p0 as f32, p1 as f32))
 }
 
 /// True when the kernel can address an epilogue operand of shape `other` beside each row of its
@@ -228,44 +244,61 @@ impl Tail {
         node: &Node,
         chain: ValueId,
     ) -> Result<Tail, String> {
-        let viewed = Tail {
-            viewed: true,
-            ..self
+        let keeps_rows = |perm: &[usize]| {
+            anchor.op == Op::MatMul && !self.viewed && keeps_inner_axis(g, chain, perm)
         };
         match &node.op {
-            Op::Reshape { .. } => Ok(viewed),
-            Op::Transpose { perm }
-                if anchor.op == Op::MatMul && !self.viewed && keeps_inner_axis(g, chain, perm) =>
-            {
-                Ok(viewed)
-            }
-            Op::Map(_)
-                if !self.viewed
-                    && stores_bytes(anchor)
-                    && self.quantized(g, node, chain).is_some() =>
-            {
-                Ok(self.quantized(g, node, chain).unwrap_or(self))
-            }
-            Op::Map(_) if self.quantizing != Quantizing::No => {
-                Err("its tile is stored in 8 bits".into())
-            }
-            Op::Map(_) if self.n_epilogue == MAX_EPILOGUE => {
-                Err(format!("the tile takes {MAX_EPILOGUE} ops"))
-            }
-            Op::Map(_) if !self.viewed => is_epilogue(g, anchor, node, chain).map(|()| Tail {
-                n_epilogue: self.n_epilogue + 1,
-                ..self
-            }),
-            _ => Err(format!("{} cannot follow on the tile", node.op.name())),
+            Op::Reshape { .. } => Ok(self.with_view()),
+            Op::Transpose { perm } if keeps_rows(perm) => Ok(self.with_view()),
+            Op::Map(_) => self.with_map(g, anchor, node, chain),
+            op => Err(cannot_follow(op)),
         }
+    }
+
+    fn with_view(self) -> Tail {
+        Tail {
+            viewed: true,
+            ..self
+        }
+    }
+
+    fn with_map(
+        self,
+        g: &Graph,
+        anchor: &Node,
+        node: &Node,
+        chain: ValueId,
+    ) -> Result<Tail, String> {
+        let quantized = self.quantized(g, node, chain);
+        if let Some(tail) = quantized.filter(|_| !self.viewed && stores_bytes(anchor)) {
+            return Ok(tail);
+        }
+        if self.quantizing != Quantizing::No {
+            return Err("its tile is stored in 8 bits".into());
+        }
+        if self.n_epilogue == MAX_EPILOGUE {
+            return Err(format!("the tile takes {MAX_EPILOGUE} ops"));
+        }
+        if self.viewed {
+            return Err(cannot_follow(&node.op));
+        }
+        is_epilogue(g, anchor, node, chain)?;
+        Ok(Tail {
+            n_epilogue: self.n_epilogue + 1,
+            ..self
+        })
     }
 
     /// The tail with one more step towards 8-bit integers, if `node` is that.
     fn quantized(self, g: &Graph, node: &Node, chain: ValueId) -> Option<Tail> {
         let (quantizing, _) = self.quantizing.with(g, node, chain)?;
         let is_whole = g.ty(chain).shape == g.ty(node.outputs[0]).shape;
-        (is_whole && (g.ty(chain).dtype == DType::F32)).then_some(Tail { quantizing, ..self })
+        (is_whole && g.ty(chain).dtype == DType::F32).then_some(Tail { quantizing, ..self })
     }
+}
+
+fn cannot_follow(op: &Op) -> String {
+    format!("{} cannot follow on the tile", op.name())
 }
 
 /// Checks that `node` can follow a reduction whose result is `chain`: element-wise, of the same shape.
@@ -307,20 +340,16 @@ pub fn is_pulled(
 ) -> Result<(), String> {
     let node = g.node(id);
     // A reshape inside a loop is free only on a stored tensor.
-    let reshaped =
+    let is_reshaped =
         |u: &(NodeId, usize)| is_member(u.0) && matches!(g.node(u.0).op, Op::Reshape { .. });
-    if node.op.class() != OpClass::View
-        && node
-            .outputs
-            .iter()
-            .any(|v| users[v.0 as usize].iter().any(reshaped))
-    {
+    let mut readers = node.outputs.iter().flat_map(|v| &users[v.0 as usize]);
+    if node.op.class() != OpClass::View && readers.any(is_reshaped) {
         return Err("its consumer reads it through a reshape".into());
     }
     match &node.op {
         Op::Map(_) | Op::Iota { .. } => Ok(()),
         _ if is_foldable_view(g, node) => Ok(()),
-        _ => Err(format!("{} is not an index map", node.op.name())),
+        op => Err(format!("{} is not an index map", op.name())),
     }
 }
 

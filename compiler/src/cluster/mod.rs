@@ -18,7 +18,7 @@ use crate::ir::{ClusterKind, Graph, Node, NodeId, Op};
 use crate::rewrite::Pricing;
 use std::collections::BTreeMap;
 
-pub use fuse::{Fused, fuse_rules};
+pub use fuse::{FusedKernels, fuse_rules};
 
 /// Number and traffic of clusters, for the compile report.
 #[derive(Clone, Debug, Default)]
@@ -34,7 +34,7 @@ pub struct Report {
     /// Fusions that were wanted and refused: origin of the producer, reason.
     pub missed: Vec<(String, String)>,
     /// The fusion phase, when predicted time decided.
-    pub fused: Option<Fused>,
+    pub fused: Option<FusedKernels>,
 }
 
 /// Policy of fusion.
@@ -80,6 +80,12 @@ pub struct Kernel {
     pub root: NodeId,
     /// All that it computes, in order.
     pub members: Vec<NodeId>,
+}
+
+impl Kernel {
+    fn computes(&self, id: NodeId) -> bool {
+        self.members.binary_search(&id).is_ok()
+    }
 }
 
 /// Fuses the nodes of `g` into clusters.

@@ -43,39 +43,39 @@ impl Strided {
         let mut chain = Vec::new();
         let mut at = v;
         while !is_root(at) {
-            let Some(node) = g.def_node(at) else { break };
-            if !matches!(
-                node.op,
-                Op::Transpose { .. } | Op::Reshape { .. } | Op::Broadcast { .. } | Op::Slice { .. }
-            ) {
+            let Some(node) = g.def_node(at).filter(|n| is_strided_view(&n.op)) else {
                 break;
-            }
-            chain.push((node, g.ty(at).static_shape()?));
+            };
+            chain.push((&node.op, g.ty(at).static_shape()?));
             at = node.inputs[0];
         }
         let mut view = Strided::whole(at, g.ty(at).static_shape()?);
-        for (node, shape) in chain.into_iter().rev() {
-            view = match &node.op {
-                Op::Transpose { perm } => view.transpose(perm),
-                Op::Reshape { .. } => view.reshape(&shape)?,
-                Op::Broadcast { .. } => view.broadcast(&shape),
-                Op::Slice { starts, steps, .. } => {
-                    let starts: Option<Vec<i64>> = starts.iter().map(|s| s.as_const()).collect();
-                    view.slice(&starts?, &shape, steps)
-                }
-                _ => return None,
-            };
+        for (op, shape) in chain.into_iter().rev() {
+            view = view.under(op, &shape)?;
         }
         Some(view)
+    }
+
+    /// The view under one more op, whose result has the given shape.
+    fn under(&self, op: &Op, shape: &[usize]) -> Option<Strided> {
+        match op {
+            Op::Transpose { perm } => Some(self.transpose(perm)),
+            Op::Reshape { .. } => self.reshape(shape),
+            Op::Broadcast { .. } => Some(self.broadcast(shape)),
+            Op::Slice { starts, steps, .. } => {
+                let starts: Option<Vec<i64>> = starts.iter().map(|s| s.as_const()).collect();
+                Some(self.slice(&starts?, shape, steps))
+            }
+            _ => None,
+        }
     }
 
     /// Axis `i` becomes old axis `perm[i]`.
     pub fn transpose(&self, perm: &[usize]) -> Strided {
         Strided {
-            root: self.root,
             shape: perm.iter().map(|&p| self.shape[p]).collect(),
             strides: perm.iter().map(|&p| self.strides[p]).collect(),
-            offset: self.offset,
+            ..*self
         }
     }
 
@@ -87,73 +87,67 @@ impl Strided {
             _ => 0,
         };
         Strided {
-            root: self.root,
             shape: shape.to_vec(),
             strides: (0..shape.len()).map(stride).collect(),
-            offset: self.offset,
+            ..*self
         }
     }
 
     /// Along each axis, `size` elements from `start` in steps.
     pub fn slice(&self, starts: &[i64], sizes: &[usize], steps: &[i64]) -> Strided {
-        let offset = starts
-            .iter()
-            .zip(&self.strides)
-            .map(|(s, k)| s * k)
-            .sum::<i64>();
+        let scaled = |by: &[i64]| -> Vec<i64> {
+            let products = self.strides.iter().zip(by).map(|(k, n)| k * n);
+            products.collect()
+        };
         Strided {
             root: self.root,
             shape: sizes.to_vec(),
-            strides: self.strides.iter().zip(steps).map(|(k, s)| k * s).collect(),
-            offset: self.offset + offset,
+            strides: scaled(steps),
+            offset: self.offset + scaled(starts).iter().sum::<i64>(),
         }
     }
 
     /// The view under another shape, when no copy is needed (NumPy's no-copy reshape).
     pub fn reshape(&self, shape: &[usize]) -> Option<Strided> {
-        let fresh = |strides| Strided {
-            root: self.root,
+        let strides = if shape.contains(&0) {
+            contiguous_strides(shape)
+        } else {
+            self.reshaped_strides(shape)?
+        };
+        Some(Strided {
             shape: shape.to_vec(),
             strides,
-            offset: self.offset,
-        };
-        if shape.contains(&0) {
-            return Some(fresh(contiguous_strides(shape)));
-        }
-        // Axes of extent 1 carry no information; groups of old axes that are contiguous among themselves split freely.
-        let old: Vec<(usize, i64)> = self
-            .shape
-            .iter()
-            .copied()
-            .zip(self.strides.iter().copied())
-            .filter(|(n, _)| *n != 1)
-            .collect();
-        let mut strides = vec![0i64; shape.len()];
-        let (mut oi, mut ni) = (0, 0);
-        while oi < old.len() {
-            let (mut oj, mut nj) = (oi + 1, ni + 1);
-            let (mut np_old, mut np_new) = (old[oi].0, *shape.get(ni)?);
-            while np_old != np_new {
-                if np_new < np_old {
-                    np_new *= *shape.get(nj)?;
-                    nj += 1;
-                } else {
-                    np_old *= old.get(oj)?.0;
-                    oj += 1;
-                }
-            }
-            if (oi..oj - 1).any(|k| old[k].1 != old[k + 1].1 * old[k + 1].0 as i64) {
+            ..*self
+        })
+    }
+
+    /// Strides under another shape without empty axes. Groups of old axes that are contiguous among
+    /// themselves split freely; the stride of new axes of extent 1 behind the last group is 0.
+    fn reshaped_strides(&self, shape: &[usize]) -> Option<Vec<i64>> {
+        let old = self.wide_axes();
+        let mut strides = vec![0; shape.len()];
+        let (mut i, mut j) = (0, 0);
+        while i < old.len() {
+            let (n, m) = equal_products(&old[i..], &shape[j..])?;
+            let group = &old[i..i + n];
+            let is_contiguous = |w: &[(usize, i64)]| w[0].1 == w[1].1 * w[1].0 as i64;
+            if !group.windows(2).all(is_contiguous) {
                 return None;
             }
-            let mut step = old[oj - 1].1;
-            for k in (ni..nj).rev() {
+            let mut step = group[n - 1].1;
+            for k in (j..j + m).rev() {
                 strides[k] = step;
                 step *= shape[k] as i64;
             }
-            (oi, ni) = (oj, nj);
+            (i, j) = (i + n, j + m);
         }
-        // Trailing axes of extent 1.
-        Some(fresh(strides))
+        Some(strides)
+    }
+
+    /// Extent and stride of the axes that carry information: those of another extent than 1.
+    fn wide_axes(&self) -> Vec<(usize, i64)> {
+        let axes = self.shape.iter().copied().zip(self.strides.iter().copied());
+        axes.filter(|(n, _)| *n != 1).collect()
     }
 
     /// True when the elements are read in storage order without gaps.
@@ -170,6 +164,30 @@ impl Strided {
             _ => true,
         }
     }
+}
+
+/// Numbers of the first axes of both shapes that have equal products of extents.
+fn equal_products(old: &[(usize, i64)], new: &[usize]) -> Option<(usize, usize)> {
+    let (mut p, mut q) = (old.first()?.0, *new.first()?);
+    let (mut n, mut m) = (1, 1);
+    while p != q {
+        if q < p {
+            q *= *new.get(m)?;
+            m += 1;
+        } else {
+            p *= old.get(n)?.0;
+            n += 1;
+        }
+    }
+    Some((n, m))
+}
+
+/// True for ops that only rearrange the elements of their operand by strides.
+pub(super) fn is_strided_view(op: &Op) -> bool {
+    matches!(
+        op,
+        Op::Transpose { .. } | Op::Reshape { .. } | Op::Broadcast { .. } | Op::Slice { .. }
+    )
 }
 
 #[cfg(test)]

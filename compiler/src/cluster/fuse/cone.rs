@@ -3,7 +3,7 @@
 use super::Fuser;
 use crate::cluster::legal::{self, Tail};
 use crate::cost::{Bytes, Picos, layout_factor, work};
-use crate::ir::{ClusterKind, NodeId, OpClass, ValueId};
+use crate::ir::{ClusterKind, NodeId, ValueId};
 use std::collections::BTreeMap;
 
 /// A kernel that computes its root and some of the root's producers.
@@ -77,15 +77,14 @@ impl Fuser<'_> {
 
     /// Operands of the members that they do not compute, constants included, with the bytes that are read of each.
     fn leaves(&self, members: &[(NodeId, Picos)]) -> Vec<(ValueId, Bytes)> {
-        let inside = |v: ValueId| {
-            self.producer(v)
-                .is_some_and(|p| members.binary_search_by_key(&p, |m| m.0).is_ok())
-        };
+        let extents = &self.pricing.costs.extents;
+        let is_member = |p: NodeId| members.binary_search_by_key(&p, |m| m.0).is_ok();
+        let is_leaf = |v: &ValueId| !self.producer(*v).is_some_and(is_member);
         let mut leaves: BTreeMap<ValueId, Bytes> = BTreeMap::new();
         for &(id, _) in members {
             let node = self.g.node(id);
-            for (i, &v) in node.inputs.iter().enumerate().filter(|(_, v)| !inside(**v)) {
-                let extents = &self.pricing.costs.extents;
+            let operands = node.inputs.iter().enumerate();
+            for (i, &v) in operands.filter(|(_, v)| is_leaf(v)) {
                 let whole = extents.bytes(self.g.ty(v));
                 let read = leaves.entry(v).or_insert(Bytes::ZERO);
                 *read = (*read + work::bytes_read(self.g, node, i, extents)).min(whole);
@@ -127,41 +126,34 @@ impl Fuser<'_> {
             return Picos::ZERO;
         }
         let (costs, device) = (&self.pricing.costs, &self.pricing.device);
-        let written: Bytes = self
-            .g
-            .node(cone.root)
-            .outputs
-            .iter()
-            .map(|v| costs.bytes(self.g.ty(*v)))
-            .sum();
+        let results = self.g.node(cone.root).outputs.iter();
+        let written: Bytes = results.map(|v| costs.bytes(self.g.ty(*v))).sum();
         let read: Bytes = cone.leaves.iter().map(|l| l.1).sum();
-        let factor = cone
-            .nodes()
-            .map(|m| layout_factor(&self.g.node(m).op))
-            .max()
-            .unwrap_or(1);
-        costs.roofline(
-            cone.arithmetic().seconds(),
-            written + read + self.scratch(cone),
-            factor,
-            device,
-        )
+        let bytes = written + read + self.scratch(cone);
+        let factors = cone.nodes().map(|m| layout_factor(&self.g.node(m).op));
+        let factor = factors.max().unwrap_or(1);
+        costs.roofline(cone.arithmetic().seconds(), bytes, factor, device)
     }
 
     /// Bytes that the kernel's parts pass on through memory: a reduction kernel reads its pulled operand
     /// from memory, and a view behind a contraction is copied out of its result.
     fn scratch(&self, cone: &Cone) -> Bytes {
-        let anchor = self.g.node(cone.anchor);
         let twice = |v: ValueId| self.pricing.costs.bytes(self.g.ty(v)).times(2);
-        let pulled = |v: &ValueId| {
-            self.producer(*v)
-                .is_some_and(|p| cone.contains(p) && self.g.node(p).op.class() != OpClass::View)
-        };
-        match anchor.inputs.first() {
-            _ if self.pricing.only_gpus => Bytes::ZERO,
-            _ if cone.tail.viewed => twice(self.g.node(cone.root).outputs[0]),
-            Some(x) if legal::reduces_stored(self.g, anchor) && pulled(x) => twice(*x),
-            _ => Bytes::ZERO,
+        if self.pricing.only_gpus {
+            Bytes::ZERO
+        } else if cone.tail.viewed {
+            twice(self.g.node(cone.root).outputs[0])
+        } else {
+            self.pulled_reduction(cone).map_or(Bytes::ZERO, twice)
         }
+    }
+
+    /// The operand of a reduction kernel, when the cone computes it.
+    fn pulled_reduction(&self, cone: &Cone) -> Option<ValueId> {
+        let anchor = self.g.node(cone.anchor);
+        let &x = anchor.inputs.first()?;
+        let is_pulled = |p: NodeId| cone.contains(p) && !self.is_view(p);
+        let stored = legal::reduces_stored(self.g, anchor).then_some(x);
+        stored.filter(|_| self.producer(x).is_some_and(is_pulled))
     }
 }

@@ -18,7 +18,7 @@ mod tests;
 
 use crate::cluster::{Kernel, legal};
 use crate::cost::{Nanos, Picos};
-use crate::ir::{Def, Graph, NodeId, ValueId};
+use crate::ir::{Def, Graph, NodeId, OpClass, ValueId};
 use crate::rewrite::Pricing;
 use crate::rewrite::{PhaseReport, StopReason};
 use cone::Cone;
@@ -35,7 +35,7 @@ const LARGE_GRAPH: usize = 4000;
 
 /// The kernels of a graph, in order of their roots, and how they were chosen.
 #[derive(Clone, Debug)]
-pub struct Fused {
+pub struct FusedKernels {
     /// The chosen kernels. Ops that no kernel stores are computed inside others, or not at all.
     pub kernels: Vec<Kernel>,
     /// Fusions that would have been possible or wanted and are not there: origin of the producer, reason.
@@ -49,13 +49,13 @@ pub struct Fused {
 }
 
 /// Chooses the kernels of `g` by predicted time, keeping at most `n_alternatives` per op.
-pub fn fuse(g: &Graph, pricing: &Pricing, n_alternatives: usize) -> Fused {
+pub fn fuse(g: &Graph, pricing: &Pricing, n_alternatives: usize) -> FusedKernels {
     let mut fuser = Fuser::new(g, pricing);
     fuser.enumerate(n_alternatives);
     let mut selection = select::select(&fuser);
     let plain = |id: NodeId| fuser.price(&fuser.plain(id));
     let before: Picos = fuser.fusible().map(plain).sum();
-    Fused {
+    FusedKernels {
         kernels: kernels(&fuser, &selection),
         missed: selection.missed(&fuser),
         before: before.nanos(),
@@ -119,22 +119,23 @@ struct Fuser<'g> {
     report: PhaseReport,
 }
 
+fn needed_values(g: &Graph) -> Vec<bool> {
+    let top_level = g.nodes().filter(|(_, n)| legal::kind_of(&n.op).is_none());
+    let operands = top_level.flat_map(|(_, n)| &n.inputs).copied();
+    let mut is_needed = vec![false; g.n_values()];
+    for v in g.outputs.iter().map(|o| o.value).chain(operands) {
+        is_needed[v.0 as usize] = true;
+    }
+    is_needed
+}
+
 impl<'g> Fuser<'g> {
     fn new(g: &'g Graph, pricing: &'g Pricing) -> Fuser<'g> {
-        let mut is_needed = vec![false; g.n_values()];
-        g.outputs
-            .iter()
-            .for_each(|o| is_needed[o.value.0 as usize] = true);
-        for (_, node) in g.nodes().filter(|(_, n)| legal::kind_of(&n.op).is_none()) {
-            node.inputs
-                .iter()
-                .for_each(|v| is_needed[v.0 as usize] = true);
-        }
         Fuser {
             g,
             pricing,
             users: g.users(),
-            is_needed,
+            is_needed: needed_values(g),
             ordered: g.ordered(),
             eg: egg::EGraph::default(),
             classes: Vec::with_capacity(g.n_nodes()),
@@ -147,10 +148,8 @@ impl<'g> Fuser<'g> {
 
     /// Nodes that become kernels or parts of them.
     fn fusible(&self) -> impl Iterator<Item = NodeId> {
-        self.g
-            .nodes()
-            .filter(|(_, n)| legal::kind_of(&n.op).is_some())
-            .map(|(id, _)| id)
+        let all = (0..self.g.n_nodes() as u32).map(NodeId);
+        all.filter(|id| self.is_fusible(*id))
     }
 
     fn is_fusible(&self, id: NodeId) -> bool {
@@ -172,24 +171,23 @@ impl<'g> Fuser<'g> {
         } else {
             n_alternatives.min(2)
         };
-        for i in 0..self.g.n_nodes() as u32 {
-            let cones = if self.is_fusible(NodeId(i)) {
-                self.cones_at(NodeId(i), limit)
+        for id in (0..self.g.n_nodes() as u32).map(NodeId) {
+            let cones = if self.is_fusible(id) {
+                self.cones_at(id, limit)
             } else {
-                vec![Cone::none(NodeId(i))]
+                vec![Cone::none(id)]
             };
-            self.flow.push(
-                cones
-                    .iter()
-                    .map(|c| self.flow_of(c))
-                    .min()
-                    .unwrap_or(Picos::ZERO),
-            );
+            let flow = cones.iter().map(|c| self.flow_of(c)).min();
+            self.flow.push(flow.unwrap_or(Picos::ZERO));
             for cone in cones {
-                self.add(NodeId(i), cone);
+                self.add(id, cone);
             }
         }
         self.eg.rebuild();
+        self.report_size();
+    }
+
+    fn report_size(&mut self) {
         self.report.iterations = 1;
         self.report.stop = StopReason::Saturated;
         self.report.e_nodes = self.eg.total_number_of_nodes();
@@ -198,15 +196,14 @@ impl<'g> Fuser<'g> {
 
     /// Adds a cone as an e-node of its root's class.
     fn add(&mut self, root: NodeId, cone: Cone) {
-        let children = self
-            .leaf_nodes(&cone)
-            .map(|p| self.classes[p.0 as usize])
-            .collect();
+        let leaves = self.leaf_nodes(&cone);
+        let children = leaves.map(|p| self.classes[p.0 as usize]).collect();
+        let index = self.cones.len() as u32;
+        self.cones.push(cone);
         let id = self.eg.add(Alternative {
-            cone: self.cones.len() as u32,
+            cone: index,
             children,
         });
-        self.cones.push(cone);
         match self.classes.get(root.0 as usize) {
             Some(&class) => {
                 self.eg.union(class, id);
@@ -225,11 +222,8 @@ impl<'g> Fuser<'g> {
 
     /// Fusible nodes whose results a cone reads, each once.
     fn leaf_nodes<'c>(&'c self, cone: &'c Cone) -> impl Iterator<Item = NodeId> + 'c {
-        let mut nodes: Vec<NodeId> = cone
-            .leaves
-            .iter()
-            .filter_map(|(v, _)| self.producer(*v))
-            .collect();
+        let produced = cone.leaves.iter().filter_map(|(v, _)| self.producer(*v));
+        let mut nodes: Vec<NodeId> = produced.collect();
         nodes.sort_unstable();
         nodes.dedup();
         nodes.into_iter()
@@ -237,24 +231,45 @@ impl<'g> Fuser<'g> {
 
     /// Area flow of a cone: its price and its share of the flow of its leaves.
     fn flow_of(&self, cone: &Cone) -> Picos {
-        let share = |p: NodeId| Picos(self.flow[p.0 as usize].0 / self.n_readers(p).max(1) as u64);
-        self.price(cone) + self.leaf_nodes(cone).map(share).sum::<Picos>()
+        let leaves = self.leaf_nodes(cone);
+        self.price(cone) + leaves.map(|p| self.share_of_flow(p)).sum::<Picos>()
+    }
+
+    fn share_of_flow(&self, id: NodeId) -> Picos {
+        let flow = self.flow[id.0 as usize].0;
+        Picos(flow / self.n_readers(id).max(1) as u64)
+    }
+
+    fn results(&self, id: NodeId) -> &[ValueId] {
+        &self.g.node(id).outputs
+    }
+
+    fn is_view(&self, id: NodeId) -> bool {
+        self.g.node(id).op.class() == OpClass::View
+    }
+
+    /// Readers of a node's results, with repetition.
+    fn readers(&self, id: NodeId) -> impl Iterator<Item = NodeId> {
+        let users = |v: &ValueId| self.users[v.0 as usize].iter();
+        self.results(id).iter().flat_map(users).map(|u| u.0)
     }
 
     /// Ops that read a node's results.
     fn n_readers(&self, id: NodeId) -> usize {
-        let readers = |v: &ValueId| self.users[v.0 as usize].iter().map(|u| u.0);
-        let mut all: Vec<NodeId> = self.g.node(id).outputs.iter().flat_map(readers).collect();
-        all.dedup();
-        all.len()
+        let mut readers: Vec<NodeId> = self.readers(id).collect();
+        readers.dedup();
+        readers.len()
+    }
+
+    /// True when a result of the node must be stored.
+    fn is_needed(&self, id: NodeId) -> bool {
+        let mut results = self.results(id).iter();
+        results.any(|v| self.is_needed[v.0 as usize])
     }
 
     /// True when nothing but `reader` reads the node's results.
     fn is_only_reader(&self, id: NodeId, reader: NodeId) -> bool {
-        let only = |v: &ValueId| {
-            !self.is_needed[v.0 as usize] && self.users[v.0 as usize].iter().all(|u| u.0 == reader)
-        };
-        self.g.node(id).outputs.iter().all(only)
+        !self.is_needed(id) && self.readers(id).all(|r| r == reader)
     }
 
     fn refuse(&mut self, producer: NodeId, reader: NodeId, why: String) {

@@ -8,15 +8,15 @@ use crate::ir::{ClusterKind, NodeId, Op, OpClass, ValueId};
 
 /// Result of a rule: `None` when the term has another form, an error when the form is right but a
 /// condition fails.
-type Grown = Option<Result<Cone, String>>;
+type RuleResult = Option<Result<Cone, String>>;
 
 /// A rule that adds e-nodes.
 #[derive(Clone, Copy)]
 enum Step {
     /// The reader of a cone's root joins it: (cone, the value read, reader).
-    Extend(fn(&Fuser, &Cone, ValueId, NodeId) -> Grown),
+    Extend(fn(&Fuser, &Cone, ValueId, NodeId) -> RuleResult),
     /// A cone absorbs a producer: (cone, cone of a producer that it reads).
-    Absorb(fn(&Fuser, &Cone, &Cone) -> Grown),
+    Absorb(fn(&Fuser, &Cone, &Cone) -> RuleResult),
 }
 
 /// A named rule of the fuse phase.
@@ -56,74 +56,71 @@ pub fn fuse_rules() -> impl Iterator<Item = (&'static str, &'static str)> {
     RULES.iter().map(|r| (r.name, r.doc))
 }
 
+/// Name and outcome of each rule for which the term had the right form.
+type Outcomes = Vec<(&'static str, Result<Cone, String>)>;
+
+fn outcomes(apply: impl Fn(Step) -> RuleResult) -> Outcomes {
+    let named = |r: &FuseRule| Some((r.name, apply(r.step)?));
+    RULES.iter().filter_map(named).collect()
+}
+
 impl Fuser<'_> {
     /// The cones of a node, about `limit`; none that another one of the same kind is never worse than.
     pub(super) fn cones_at(&mut self, id: NodeId, limit: usize) -> Vec<Cone> {
-        let mut producers: Vec<(ValueId, NodeId)> = self
-            .g
-            .node(id)
-            .inputs
-            .iter()
-            .filter_map(|&v| Some((v, self.producer(v)?)))
-            .collect();
-        producers.sort_unstable_by_key(|(v, p)| (*p, *v));
-        producers.dedup();
+        let operands = self.produced_operands(id);
         let mut cones = vec![self.plain(id)];
-        let kind = cones[0].kind;
-        for &(v, p) in &producers {
-            let outcomes: Vec<_> = self
-                .cones_of(p)
-                .flat_map(|c| self.extensions(c, v, id))
-                .collect();
+        for &(v, p) in &operands {
+            let producers = self.cones_of(p);
+            let outcomes = producers.flat_map(|c| self.extensions(c, v, id)).collect();
             cones.extend(self.record(p, id, outcomes));
         }
-        for &(v, p) in &producers {
-            let readers = cones.iter().filter(|c| c.reads(v));
-            let outcomes: Vec<_> = readers
-                .flat_map(|c| self.cones_of(p).flat_map(|q| self.absorptions(c, q)))
-                .collect();
-            let grown = self.record(p, id, outcomes);
-            if self.has_no_choice(p, id) && grown.iter().any(|c| c.kind == kind) {
-                cones.retain(|c| !c.reads(v) || c.kind != kind);
-            }
-            cones.extend(grown);
+        for &(v, p) in &operands {
+            self.absorb(&mut cones, v, p, id);
             self.keep_best(&mut cones, limit);
         }
         cones
     }
 
-    fn extensions(
-        &self,
-        cone: &Cone,
-        v: ValueId,
-        reader: NodeId,
-    ) -> Vec<(&'static str, Result<Cone, String>)> {
-        let apply = |r: &FuseRule| match r.step {
-            Step::Extend(f) => f(self, cone, v, reader).map(|o| (r.name, o)),
-            Step::Absorb(_) => None,
-        };
-        RULES.iter().filter_map(apply).collect()
+    /// Operands of a node that fusible nodes define, and these nodes.
+    fn produced_operands(&self, id: NodeId) -> Vec<(ValueId, NodeId)> {
+        let inputs = self.g.node(id).inputs.iter();
+        let produced = inputs.filter_map(|&v| Some((v, self.producer(v)?)));
+        let mut operands: Vec<_> = produced.collect();
+        operands.sort_unstable_by_key(|(v, p)| (*p, *v));
+        operands.dedup();
+        operands
     }
 
-    fn absorptions(
-        &self,
-        cone: &Cone,
-        producer: &Cone,
-    ) -> Vec<(&'static str, Result<Cone, String>)> {
-        let apply = |r: &FuseRule| match r.step {
-            Step::Absorb(f) => f(self, cone, producer).map(|o| (r.name, o)),
+    /// Adds cones of `id` that absorb the producer `p` of its operand `v`.
+    fn absorb(&mut self, cones: &mut Vec<Cone>, v: ValueId, p: NodeId, id: NodeId) {
+        let kind = legal::kind_of(&self.g.node(id).op);
+        let readers = cones.iter().filter(|c| c.reads(v));
+        let outcomes = readers
+            .flat_map(|c| self.cones_of(p).flat_map(|q| self.absorptions(c, q)))
+            .collect();
+        let grown = self.record(p, id, outcomes);
+        if self.has_no_choice(p, id) && grown.iter().any(|c| Some(c.kind) == kind) {
+            cones.retain(|c| !c.reads(v) || Some(c.kind) != kind);
+        }
+        cones.extend(grown);
+    }
+
+    fn extensions(&self, cone: &Cone, v: ValueId, reader: NodeId) -> Outcomes {
+        outcomes(|step| match step {
+            Step::Extend(rule) => rule(self, cone, v, reader),
+            Step::Absorb(_) => None,
+        })
+    }
+
+    fn absorptions(&self, cone: &Cone, producer: &Cone) -> Outcomes {
+        outcomes(|step| match step {
+            Step::Absorb(rule) => rule(self, cone, producer),
             Step::Extend(_) => None,
-        };
-        RULES.iter().filter_map(apply).collect()
+        })
     }
 
     /// Counts fired rules, notes refusals, and returns the new cones.
-    fn record(
-        &mut self,
-        p: NodeId,
-        reader: NodeId,
-        outcomes: Vec<(&'static str, Result<Cone, String>)>,
-    ) -> Vec<Cone> {
+    fn record(&mut self, p: NodeId, reader: NodeId, outcomes: Outcomes) -> Vec<Cone> {
         let mut cones: Vec<Cone> = Vec::new();
         for (rule, outcome) in outcomes {
             match outcome {
@@ -148,7 +145,7 @@ impl Fuser<'_> {
         let founds_map = self.cones_of(p).all(|c| c.kind == ClusterKind::Map);
         let op = &self.g.node(reader).op;
         let is_free = match op.class() {
-            OpClass::Contract | OpClass::Attention => self.g.node(p).op.class() == OpClass::View,
+            OpClass::Contract | OpClass::Attention => self.is_view(p),
             OpClass::Map | OpClass::View => is_as_large,
             _ => false,
         };
@@ -193,69 +190,80 @@ impl Fuser<'_> {
         if !self.is_only_reader(cone.root, reader) {
             return Err("its value is needed elsewhere too".into());
         }
-        if cone.members.len() >= legal::MAX_MEMBERS {
-            return Err(format!(
-                "the cluster has {} nodes already",
-                legal::MAX_MEMBERS
-            ));
+        if cone.members.len() < legal::MAX_MEMBERS {
+            return Ok(());
         }
-        Ok(())
+        Err(format!(
+            "the cluster has {} nodes already",
+            legal::MAX_MEMBERS
+        ))
+    }
+
+    /// `cone` with nodes computed on the way, at no cost in arithmetic.
+    fn with_free(&self, cone: &Cone, nodes: &[NodeId]) -> Result<Cone, String> {
+        for &m in nodes {
+            legal::may_share(self.g, &self.ordered, cone.anchor, m)?;
+        }
+        let free = nodes.iter().map(|&m| (m, Picos::ZERO));
+        Ok(self.grown(cone, free, cone.root))
     }
 
     /// The cone of a contraction with the views that define its operand `i`.
     fn with_views(&self, cone: &Cone, i: usize) -> Result<Cone, String> {
         let views = legal::views_below(self.g, self.g.node(cone.anchor).inputs[i]);
-        views
-            .iter()
-            .try_for_each(|&m| legal::may_share(self.g, &self.ordered, cone.anchor, m))?;
-        if cone.members.len() + views.len() > legal::MAX_MEMBERS {
-            return Err(format!(
-                "the cluster would have more than {} nodes",
-                legal::MAX_MEMBERS
-            ));
-        }
-        Ok(self.grown(cone, views.into_iter().map(|m| (m, Picos::ZERO)), cone.root))
+        let grown = self.with_free(cone, &views)?;
+        has_room(cone, views.len())?;
+        Ok(grown)
     }
 
     /// `cone` with the members of `q`, the cone of something that its loops read. Errors say why they cannot compute it.
     fn absorbed(&self, cone: &Cone, q: &Cone) -> Result<Cone, String> {
-        let (g, anchor) = (self.g, self.g.node(cone.anchor));
-        legal::may_share(g, &self.ordered, cone.anchor, q.root)?;
-        if cone.members.len() + q.members.len() > legal::MAX_MEMBERS {
-            return Err(format!(
-                "the cluster would have more than {} nodes",
-                legal::MAX_MEMBERS
-            ));
+        legal::may_share(self.g, &self.ordered, cone.anchor, q.root)?;
+        has_room(cone, q.members.len())?;
+        let times = self.repetitions(cone, q)?;
+        let is_member = |m: NodeId| cone.contains(m) || q.contains(m);
+        for m in q.nodes().filter(|m| !cone.contains(*m)) {
+            legal::is_pulled(self.g, &self.users, m, &is_member)?;
         }
-        let loops = if self.pricing.only_gpus {
+        let repeated = q.members.iter().map(|&(m, time)| (m, time.times(times)));
+        Ok(self.grown(cone, repeated, cone.root))
+    }
+
+    /// Times that the loops of `cone` compute each element of `q`.
+    fn repetitions(&self, cone: &Cone, q: &Cone) -> Result<u64, String> {
+        let (g, anchor) = (self.g, self.g.node(cone.anchor));
+        let n_results = |id: NodeId| legal::known_elements(g, g.node(id).outputs[0]);
+        let pulled = if self.pricing.only_gpus {
             gpu::loops_over(g, anchor)?
         } else {
             legal::loops_over(g, anchor)?
         };
-        let loops = match cone.root == cone.anchor {
-            true => loops,
-            false => legal::known_elements(g, g.node(cone.root).outputs[0])?,
+        let pulled = if cone.root == cone.anchor {
+            pulled
+        } else {
+            n_results(cone.root)?
         };
-        let computed = legal::known_elements(g, g.node(q.root).outputs[0])?;
-        let times = (loops / computed.max(1)).max(1) as u64;
-        let is_member = |m: NodeId| cone.contains(m) || q.contains(m);
-        for m in q.nodes().filter(|m| !cone.contains(*m)) {
-            legal::is_pulled(g, &self.users, m, &is_member)?;
-        }
-        Ok(self.grown(
-            cone,
-            q.members.iter().map(|&(m, time)| (m, time.times(times))),
-            cone.root,
-        ))
+        let computed = n_results(q.root)?;
+        Ok((pulled / computed.max(1)).max(1) as u64)
     }
 }
 
-fn epilogue_onto_contraction(f: &Fuser, cone: &Cone, v: ValueId, reader: NodeId) -> Grown {
+fn has_room(cone: &Cone, n_more: usize) -> Result<(), String> {
+    if cone.members.len() + n_more <= legal::MAX_MEMBERS {
+        return Ok(());
+    }
+    Err(format!(
+        "the cluster would have more than {} nodes",
+        legal::MAX_MEMBERS
+    ))
+}
+
+fn epilogue_onto_contraction(f: &Fuser, cone: &Cone, v: ValueId, reader: NodeId) -> RuleResult {
     let is_map = matches!(f.g.node(reader).op, Op::Map(_));
     (is_map && has_tail(f, cone)).then(|| onto_contraction(f, cone, v, reader))
 }
 
-fn view_after_contraction(f: &Fuser, cone: &Cone, v: ValueId, reader: NodeId) -> Grown {
+fn view_after_contraction(f: &Fuser, cone: &Cone, v: ValueId, reader: NodeId) -> RuleResult {
     let is_view = matches!(
         f.g.node(reader).op,
         Op::Reshape { .. } | Op::Transpose { .. }
@@ -270,31 +278,24 @@ fn has_tail(f: &Fuser, cone: &Cone) -> bool {
 }
 
 fn onto_contraction(f: &Fuser, cone: &Cone, v: ValueId, reader: NodeId) -> Result<Cone, String> {
-    let anchor = f.g.node(cone.anchor);
-    if f.pricing.only_gpus {
-        let tail = gpu::with(cone.tail, f.g, anchor, f.g.node(reader), v)?;
-        f.may_join(cone, reader)?;
-        return Ok(Cone {
-            tail,
-            ..f.extended(cone, reader)
-        });
-    }
-    if !legal::takes_epilogue(f.g, anchor) {
+    let (anchor, node) = (f.g.node(cone.anchor), f.g.node(reader));
+    let tail = if f.pricing.only_gpus {
+        gpu::with(cone.tail, f.g, anchor, node, v)?
+    } else if legal::takes_epilogue(f.g, anchor) {
+        cone.tail.with(f.g, anchor, node, v)?
+    } else {
         return Err(format!(
             "{} of {} has no tile to follow on",
             anchor.op.name(),
             f.g.ty(anchor.outputs[0])
         ));
-    }
-    let tail = cone.tail.with(f.g, anchor, f.g.node(reader), v)?;
+    };
     f.may_join(cone, reader)?;
-    Ok(Cone {
-        tail,
-        ..f.extended(cone, reader)
-    })
+    let grown = f.extended(cone, reader);
+    Ok(Cone { tail, ..grown })
 }
 
-fn epilogue_onto_reduction(f: &Fuser, cone: &Cone, v: ValueId, reader: NodeId) -> Grown {
+fn epilogue_onto_reduction(f: &Fuser, cone: &Cone, v: ValueId, reader: NodeId) -> RuleResult {
     let is_reduction = matches!(f.g.node(cone.anchor).op, Op::Reduce { .. });
     let is_map = matches!(f.g.node(reader).op, Op::Map(_));
     (is_reduction && is_map && !has_tail(f, cone)).then(|| {
@@ -304,73 +305,57 @@ fn epilogue_onto_reduction(f: &Fuser, cone: &Cone, v: ValueId, reader: NodeId) -
     })
 }
 
-fn views_into_contraction(f: &Fuser, cone: &Cone, q: &Cone) -> Grown {
+fn views_into_contraction(f: &Fuser, cone: &Cone, q: &Cone) -> RuleResult {
     let anchor = f.g.node(cone.anchor);
     let reads = matches!(anchor.op, Op::MatMul | Op::Attention { .. }) && cone.root == cone.anchor;
     // Only the chain of views is absorbed, whatever the producer's cone holds.
-    if !reads || f.g.node(q.root).op.class() != OpClass::View {
+    if !reads || !f.is_view(q.root) {
         return None;
     }
-    let i = anchor
-        .inputs
-        .iter()
-        .position(|&v| f.producer(v) == Some(q.root))?;
+    let mut operands = anchor.inputs.iter().map(|&v| f.producer(v));
+    let i = operands.position(|p| p == Some(q.root))?;
     if i == 0 && !f.pricing.only_gpus && bytes::product(f.g, anchor).is_some() {
         return None;
     }
-    Some(
-        if f.pricing.only_gpus || legal::reads_by_strides(f.g, anchor, i) {
-            f.with_views(cone, i)
-        } else {
-            Err(format!(
-                "{} cannot read {} by strides",
-                anchor.op.name(),
-                f.g.ty(anchor.inputs[i])
-            ))
-        },
-    )
+    if f.pricing.only_gpus || legal::reads_by_strides(f.g, anchor, i) {
+        return Some(f.with_views(cone, i));
+    }
+    let (op, operand) = (anchor.op.name(), f.g.ty(anchor.inputs[i]));
+    Some(Err(format!("{op} cannot read {operand} by strides")))
 }
 
-fn bytes_into_contraction(f: &Fuser, cone: &Cone, q: &Cone) -> Grown {
+fn bytes_into_contraction(f: &Fuser, cone: &Cone, q: &Cone) -> RuleResult {
     let anchor = f.g.node(cone.anchor);
     if cone.root != cone.anchor || f.pricing.only_gpus {
         return None;
     }
     let left = bytes::product(f.g, anchor)?;
     let is_left = f.producer(anchor.inputs[0]) == Some(q.root);
-    is_left.then(|| {
-        left.nodes
-            .iter()
-            .try_for_each(|&m| legal::may_share(f.g, &f.ordered, cone.anchor, m))?;
-        Ok(f.grown(
-            cone,
-            left.nodes.iter().map(|&m| (m, Picos::ZERO)),
-            cone.root,
-        ))
-    })
+    is_left.then(|| f.with_free(cone, &left.nodes))
 }
 
-fn producer_into_map(f: &Fuser, cone: &Cone, q: &Cone) -> Grown {
-    let fits = cone.kind == ClusterKind::Map
-        && q.kind == ClusterKind::Map
-        && f.is_only_reader(q.root, cone.root);
+fn producer_into_map(f: &Fuser, cone: &Cone, q: &Cone) -> RuleResult {
+    let fits = cone.kind == ClusterKind::Map && is_own_map(f, cone, q);
     fits.then(|| f.absorbed(cone, q))
 }
 
-fn prologue_into_reduction(f: &Fuser, cone: &Cone, q: &Cone) -> Grown {
-    let fits = cone.kind != ClusterKind::Map
-        && q.kind == ClusterKind::Map
-        && f.is_only_reader(q.root, cone.root);
+fn prologue_into_reduction(f: &Fuser, cone: &Cone, q: &Cone) -> RuleResult {
+    let fits = cone.kind != ClusterKind::Map && is_own_map(f, cone, q);
     (fits && !reads_views(f, cone, q)).then(|| f.absorbed(cone, q))
 }
 
-fn recompute_in_each_reader(f: &Fuser, cone: &Cone, q: &Cone) -> Grown {
+/// True when `q` is an element-wise loop that nothing but the root of `cone` reads.
+fn is_own_map(f: &Fuser, cone: &Cone, q: &Cone) -> bool {
+    q.kind == ClusterKind::Map && f.is_only_reader(q.root, cone.root)
+}
+
+fn recompute_in_each_reader(f: &Fuser, cone: &Cone, q: &Cone) -> RuleResult {
     let fits = q.kind == ClusterKind::Map && !f.is_only_reader(q.root, cone.root);
     (fits && !reads_views(f, cone, q)).then(|| f.absorbed(cone, q))
 }
 
 /// True for views read by a product or attention, which another rule decides about.
 fn reads_views(f: &Fuser, cone: &Cone, q: &Cone) -> bool {
-    let is_view = f.g.node(q.root).op.class() == OpClass::View;
-    is_view && matches!(f.g.node(cone.anchor).op, Op::MatMul | Op::Attention { .. })
+    let anchor = &f.g.node(cone.anchor).op;
+    f.is_view(q.root) && matches!(anchor, Op::MatMul | Op::Attention { .. })
 }

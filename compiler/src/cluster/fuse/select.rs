@@ -31,7 +31,8 @@ pub(super) struct Selection {
     total: Picos,
     /// For each node with several readers: the nodes some alternative of which computes or reads it.
     touching: Vec<Vec<NodeId>>,
-    steps: u64,
+    /// Steps of choice and refinement so far.
+    pub(super) steps: u64,
     /// No refinement after so many steps.
     limit: u64,
 }
@@ -79,52 +80,54 @@ fn alternatives(f: &Fuser, id: NodeId) -> Vec<Choice> {
 fn touching(f: &Fuser) -> Vec<Vec<NodeId>> {
     let mut touching: Vec<Vec<NodeId>> = vec![Vec::new(); f.g.n_nodes()];
     for id in f.fusible() {
-        for cone in f.cones_of(id) {
-            for p in cone
-                .nodes()
-                .chain(f.leaf_nodes(cone))
-                .filter(|&p| p != id && f.n_readers(p) > 1)
-            {
-                let roots = &mut touching[p.0 as usize];
-                if roots.last() != Some(&id) {
-                    roots.push(id);
-                }
+        for p in f
+            .cones_of(id)
+            .flat_map(|cone| shared_producers(f, cone, id))
+        {
+            let roots = &mut touching[p.0 as usize];
+            if roots.last() != Some(&id) {
+                roots.push(id);
             }
         }
     }
     touching
 }
 
+/// Nodes with several readers that a cone of `id` computes or reads.
+fn shared_producers<'c>(
+    f: &'c Fuser,
+    cone: &'c Cone,
+    id: NodeId,
+) -> impl Iterator<Item = NodeId> + 'c {
+    let touched = cone.nodes().chain(f.leaf_nodes(cone));
+    touched.filter(move |&p| p != id && f.n_readers(p) > 1)
+}
+
 impl Selection {
     /// The choice of `choose` for each node.
     pub(super) fn by(f: &Fuser, mut choose: impl FnMut(&Selection, NodeId) -> usize) -> Selection {
+        let mut s = Selection::empty(f);
+        for id in f.fusible() {
+            s.chosen[id.0 as usize] = choose(&s, id);
+        }
+        for id in f.fusible().filter(|id| f.is_needed(*id)) {
+            s.reference(id);
+        }
+        s
+    }
+
+    /// The first alternative of each node, none of them needed.
+    fn empty(f: &Fuser) -> Selection {
         let n = f.g.n_nodes();
-        let choices = (0..n as u32).map(|i| alternatives(f, NodeId(i))).collect();
-        let (chosen, refs) = (vec![0; n], vec![0; n]);
-        let mut s = Selection {
-            choices,
-            chosen,
-            refs,
+        Selection {
+            choices: (0..n as u32).map(|i| alternatives(f, NodeId(i))).collect(),
+            chosen: vec![0; n],
+            refs: vec![0; n],
             total: Picos::ZERO,
             touching: touching(f),
             steps: 0,
             limit: STEPS + STEPS_PER_NODE * n as u64,
-        };
-        let nodes: Vec<NodeId> = f.fusible().collect();
-        for &id in &nodes {
-            s.chosen[id.0 as usize] = choose(&s, id);
         }
-        for &id in &nodes {
-            if f.g
-                .node(id)
-                .outputs
-                .iter()
-                .any(|v| f.is_needed[v.0 as usize])
-            {
-                s.reference(id);
-            }
-        }
-        s
     }
 
     /// Number of alternatives of a node.
@@ -177,21 +180,16 @@ impl Selection {
         let needed = self.is_needed(id);
         if needed {
             self.total = self.total.saturating_sub(self.choice(id).price);
-            self.choice(id)
-                .reads
-                .clone()
-                .into_iter()
-                .for_each(|p| self.release(p));
+            for p in self.choice(id).reads.clone() {
+                self.release(p);
+            }
         }
         self.chosen[id.0 as usize] = to;
         if needed {
-            let price = self.choice(id).price;
-            self.total += price;
-            self.choice(id)
-                .reads
-                .clone()
-                .into_iter()
-                .for_each(|p| self.reference(p));
+            self.total += self.choice(id).price;
+            for p in self.choice(id).reads.clone() {
+                self.reference(p);
+            }
         }
     }
 
@@ -240,45 +238,44 @@ impl Selection {
     /// Stores a producer that its readers compute, or lets all of them compute it, when that is
     /// cheaper.
     fn change_readers(&mut self, f: &Fuser, p: NodeId) {
-        let stored = self.is_needed(p);
+        let Some(changes) = self.opposite_choices(f, p) else {
+            return;
+        };
+        let before = self.total;
+        let chosen = |r: NodeId| (r, self.chosen[r.0 as usize]);
+        let old: Vec<_> = changes.iter().map(|&(r, _)| chosen(r)).collect();
+        for (r, i) in changes {
+            self.switch(r, i);
+        }
+        if self.total >= before {
+            for (r, i) in old.into_iter().rev() {
+                self.switch(r, i);
+            }
+        }
+    }
+
+    /// For each needed reader of `p`: its cheapest alternative that computes `p` where the chosen one
+    /// reads it, or the other way round. `None` when a reader has none.
+    fn opposite_choices(&self, f: &Fuser, p: NodeId) -> Option<Vec<(NodeId, usize)>> {
+        let is_stored = self.is_needed(p);
         let touches = |c: &Choice| {
-            if stored {
+            if is_stored {
                 c.reads.contains(&p)
             } else {
                 f.cones[c.cone as usize].contains(p)
             }
         };
-        let affected = |r: &NodeId| self.is_needed(*r) && touches(self.choice(*r));
-        let roots: Vec<NodeId> = self.touching[p.0 as usize]
-            .iter()
-            .copied()
-            .filter(affected)
-            .collect();
         let mut changes = Vec::new();
-        for &r in &roots {
-            let others = 0..self.choices[r.0 as usize].len();
-            let fits = |i: &usize| !touches(&self.choices[r.0 as usize][*i]);
-            let Some(i) = others
-                .filter(fits)
-                .min_by_key(|&i| self.choices[r.0 as usize][i].price)
-            else {
-                return;
-            };
-            changes.push((r, i));
+        for &r in &self.touching[p.0 as usize] {
+            if !self.is_needed(r) || !touches(self.choice(r)) {
+                continue;
+            }
+            let choices = self.choices[r.0 as usize].iter().enumerate();
+            let others = choices.filter(|(_, c)| !touches(c));
+            let cheapest = others.min_by_key(|(_, c)| c.price);
+            changes.push((r, cheapest?.0));
         }
-        let before = self.total;
-        let old: Vec<usize> = changes
-            .iter()
-            .map(|(r, _)| self.chosen[r.0 as usize])
-            .collect();
-        changes.iter().for_each(|&(r, i)| self.switch(r, i));
-        if self.total >= before {
-            changes
-                .iter()
-                .zip(old)
-                .rev()
-                .for_each(|(&(r, _), i)| self.switch(r, i));
-        }
+        Some(changes)
     }
 
     /// Predicted time.
@@ -300,22 +297,9 @@ impl Selection {
         for root in needed {
             let cone = self.cone(f, root, self.chosen[root.0 as usize]);
             for reader in cone.nodes() {
-                let inputs = &f.g.node(reader).inputs;
-                let mut stored: Vec<NodeId> =
-                    inputs.iter().filter_map(|&v| f.producer(v)).collect();
-                stored.retain(|&p| !cone.contains(p) && is_wanted(f, p, reader));
-                stored.dedup();
-                for p in stored {
-                    if let Some(why) = self.reason(f, p, reader, root) {
-                        let (from, to) = (f.g.node(p), f.g.node(reader));
-                        let text = format!(
-                            "{} into {} of {}: {why}",
-                            from.op.name(),
-                            to.op.name(),
-                            to.origin
-                        );
-                        missed.push((from.origin.to_string(), text));
-                    }
+                for p in wanted_producers(f, cone, reader) {
+                    let why = self.reason(f, p, reader, root);
+                    missed.extend(why.map(|why| described(f, p, reader, &why)));
                 }
             }
         }
@@ -325,30 +309,52 @@ impl Selection {
     /// Why `p`, which `reader` in the kernel of `root` reads, is stored: the time that storing saves,
     /// or the condition that failed.
     fn reason(&mut self, f: &Fuser, p: NodeId, reader: NodeId, root: NodeId) -> Option<String> {
-        let takes =
-            |i: &usize| f.cones[self.choices[root.0 as usize][*i].cone as usize].contains(p);
+        let Some(saved) = self.saved_by_storing(f, p, root) else {
+            return f.refused.get(&(p, reader)).cloned();
+        };
+        Some(if saved == Picos::ZERO {
+            "storing it is predicted to take no longer".into()
+        } else if saved.is_finite() {
+            let saved = saved.nanos();
+            format!("storing it is predicted to be faster by {saved}")
+        } else {
+            "storing it is predicted to be faster".into()
+        })
+    }
+
+    /// The time by which any alternative of `root` that computes `p` is slower; infinite when none was
+    /// tried, `None` when there is none.
+    fn saved_by_storing(&mut self, f: &Fuser, p: NodeId, root: NodeId) -> Option<Picos> {
+        let takes = |i: &usize| self.cone(f, root, *i).contains(p);
         let others: Vec<usize> = (0..self.n_alternatives(root)).filter(takes).collect();
         let (total, chosen) = (self.total, self.chosen[root.0 as usize]);
-        let mut least = Picos::INFINITY;
+        let mut saved = Picos::INFINITY;
         for &i in &others {
             if self.steps < self.limit {
                 self.switch(root, i);
-                least = least.min(self.total.saturating_sub(total));
+                saved = saved.min(self.total.saturating_sub(total));
             }
         }
         self.switch(root, chosen);
-        match others.is_empty() {
-            true => f.refused.get(&(p, reader)).cloned(),
-            false if least == Picos::ZERO => {
-                Some("storing it is predicted to take no longer".into())
-            }
-            false if least.is_finite() => Some(format!(
-                "storing it is predicted to be faster by {}",
-                least.nanos()
-            )),
-            false => Some("storing it is predicted to be faster".into()),
-        }
+        (!others.is_empty()).then_some(saved)
     }
+}
+
+/// Producers that a member of a cone reads from memory, of fusions that people look for.
+fn wanted_producers(f: &Fuser, cone: &Cone, reader: NodeId) -> Vec<NodeId> {
+    let inputs = f.g.node(reader).inputs.iter();
+    let mut stored: Vec<NodeId> = inputs.filter_map(|&v| f.producer(v)).collect();
+    stored.retain(|&p| !cone.contains(p) && is_wanted(f, p, reader));
+    stored.dedup();
+    stored
+}
+
+/// Origin of the producer, and the reason with the names of both ops.
+fn described(f: &Fuser, p: NodeId, reader: NodeId, why: &str) -> (String, String) {
+    let (from, to) = (f.g.node(p), f.g.node(reader));
+    let (op, into) = (from.op.name(), to.op.name());
+    let text = format!("{op} into {into} of {}: {why}", to.origin);
+    (from.origin.to_string(), text)
 }
 
 /// Fusions that people look for: of element-wise ops and views into their readers, and onto contractions and reductions.

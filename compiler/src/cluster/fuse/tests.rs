@@ -308,6 +308,60 @@ fn long_chains_and_large_graphs_take_linear_time() {
     );
 }
 
+/// A chain of element-wise ops, to which a sum of all elements is added after every hundredth.
+fn long_chain(n_maps: usize) -> Graph {
+    let mut b = GraphBuilder::new("g");
+    let mut y = b.input("x", DType::F32, [16usize]);
+    for i in 0..n_maps {
+        let op = [ScalarOp::Neg, ScalarOp::Abs][i % 2];
+        y = b.map(op, &[y]).unwrap();
+        if i % 100 == 0 {
+            let sum = Op::Reduce {
+                kind: ReduceKind::Sum,
+                axes: vec![0],
+                keepdims: true,
+            };
+            let s = b.add1(sum, &[y]).unwrap();
+            y = b.add_(y, s).unwrap();
+        }
+    }
+    b.output("y", y);
+    b.finish().unwrap()
+}
+
+#[test]
+fn long_chains_have_kernels_of_bounded_size() {
+    let g = long_chain(2 * LARGE_GRAPH);
+    let fused = fuse(&g, &Pricing::default(), MAX_ALTERNATIVES);
+    let largest = fused.kernels.iter().map(|k| k.members.len()).max();
+    assert!(largest <= Some(legal::MAX_MEMBERS), "{largest:?}");
+    assert!(fused.kernels.len() < 400, "{}", fused.kernels.len());
+    let x = Tensor::from_slice(&[0.5f32; 16], &[16]).unwrap();
+    assert_same(&g, &build(&g, &fused.kernels).unwrap(), &[x], "chain");
+}
+
+/// Fired rules, e-nodes, members of all cones, and steps of extraction grow as the graph does.
+#[test]
+fn work_is_linear_in_the_graph() {
+    let work = |n_maps: usize| {
+        let g = long_chain(n_maps);
+        let pricing = Pricing::default();
+        let mut fuser = Fuser::new(&g, &pricing);
+        fuser.enumerate(MAX_ALTERNATIVES);
+        let n_steps = select::select(&fuser).steps;
+        let n_members = fuser.cones.iter().map(|c| c.members.len() as u64).sum();
+        let n_fired = fuser.report.fired.values().sum();
+        [n_fired, fuser.report.e_nodes as u64, n_members, n_steps]
+    };
+    // Graphs of this size on have the same number of alternatives per node.
+    let (small, large) = (work(LARGE_GRAPH), work(2 * LARGE_GRAPH));
+    let is_linear = |(small, large): (&u64, &u64)| *large * 10 <= *small * 21;
+    assert!(
+        small.iter().zip(&large).all(is_linear),
+        "{small:?} becomes {large:?}"
+    );
+}
+
 /// Where no CPU has to run a cluster, ops before and after a GPU's kernels join them in every dtype.
 #[test]
 fn clusters_of_gpus_hold_more() {

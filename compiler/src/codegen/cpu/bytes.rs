@@ -3,7 +3,7 @@
 use super::rejected::Rejected;
 use super::strided::Strided;
 use super::task::{Context, Place, Ptr};
-use crate::cluster::bytes::{self, Centred, Zero};
+use crate::cluster::bytes::{self, CentredBytes, Zero};
 use crate::ir::{Node, NodeId, OpClass};
 use gristmill_kernels::gemm::integer::{Integers, Operands, WORD};
 use gristmill_runtime::DType;
@@ -35,7 +35,7 @@ impl BytesProduct {
         }
     }
 
-    fn of(cx: &Context, node: &Node, centred: Centred) -> Result<BytesProduct, Rejected> {
+    fn of(cx: &Context, node: &Node, centred: CentredBytes) -> Result<BytesProduct, Rejected> {
         let left = left_words(cx, node, &centred).ok_or(Rejected::Strides(0))?;
         let n_words = left.shape[left.shape.len() - 1] / WORD;
         let (integers, zero) = operands(cx, &centred);
@@ -75,7 +75,7 @@ impl BytesProduct {
 }
 
 /// The left-hand side in words. `None` when rows are not contiguous, or do not start at words.
-fn left_words(cx: &Context, node: &Node, centred: &Centred) -> Option<Strided> {
+fn left_words(cx: &Context, node: &Node, centred: &CentredBytes) -> Option<Strided> {
     let g = &cx.body.graph;
     let left = Strided::resolve(cx.body, node.inputs[0], cx.in_memory);
     // A view that strides cannot express would be stored in 32 bits.
@@ -104,7 +104,7 @@ fn words(bytes: i64) -> Option<i64> {
 }
 
 /// The left-hand operands' type and zero point; the address of the zero point where only memory has it.
-fn operands(cx: &Context, centred: &Centred) -> (Integers, Option<Ptr>) {
+fn operands(cx: &Context, centred: &CentredBytes) -> (Integers, Option<Ptr>) {
     let operands = match cx.body.dtype(centred.bytes) {
         DType::I8 => Operands::I8,
         _ => Operands::U8,
