@@ -6,7 +6,7 @@ mod timing;
 pub use stage::Stage;
 
 use crate::cluster::{Fusion, cluster};
-use crate::codegen::assemble::{Settings, assemble};
+use crate::codegen::assemble::{Assembled, Settings, assemble};
 use crate::codegen::cpu::Fallback;
 use crate::codegen::{cpu, cuda};
 use crate::cost::{CostModel, Nanos};
@@ -170,14 +170,21 @@ fn simplified(graph: &Graph, request: &Request, p: &mut Passes) -> Result<Graph>
     if p.report.rewrite.ran_out_of_time() {
         p.warn_late("not all rewrite rules were tried");
     }
-    let mut simplified = p.run(Pass::Fold, |_| passes::clean(&rewritten))?;
-    if options.opt_level > 0 {
-        let merged = p.run(Pass::Merge, |_| passes::merge_matmuls(&simplified))?;
-        simplified = p.run(Pass::Merge, |_| passes::clean(&merged))?;
-    }
-    simplified = lower_precision(simplified, request, p)?;
+    let cleaned = p.run(Pass::Fold, |_| passes::clean(&rewritten))?;
+    let merged = merge_products(cleaned, p)?;
+    let simplified = lower_precision(merged, request, p)?;
     p.check(&simplified)?;
     Ok(simplified)
+}
+
+fn merge_products(g: Graph, p: &mut Passes) -> Result<Graph> {
+    if p.options.opt_level == 0 {
+        return Ok(g);
+    }
+    p.run(Pass::Merge, |_| {
+        let merged = passes::merge_matmuls(&g)?;
+        passes::clean(&merged)
+    })
 }
 
 fn clustered(rewritten: &Graph, p: &mut Passes) -> Result<Graph> {
@@ -330,18 +337,12 @@ pub fn generate(partitioned: Partitioned, options: &Options) -> Result<Lowered> 
         ..
     } = partitioned;
     let started = Instant::now();
-    let assembled = assemble(&clusters, &mut partitions, &settings)?;
+    let mut assembled = assemble(&clusters, &mut partitions, &settings)?;
     report.add_time(Pass::Codegen, started.elapsed());
     if options.check {
         partition::check::check_schedules(&clusters, &partitions, &assembled.schedules)?;
     }
-    report.arenas = assembled.arenas();
-    for (device, fallback) in assembled.fallbacks {
-        report.add_fallback(priced(&device, fallback, options));
-    }
-    report.choices = assembled.choices;
-    report.warnings.extend(assembled.warnings);
-    report.constant_bytes = constant_bytes(&assembled.program);
+    report_code(&mut report, &mut assembled, options);
     Ok(Lowered {
         graph: partitioned.graph,
         rewritten: partitioned.rewritten,
@@ -357,6 +358,17 @@ pub fn generate(partitioned: Partitioned, options: &Options) -> Result<Lowered> 
         has_stages: options.keep_stages,
         report,
     })
+}
+
+/// Moves arenas, fallbacks, choices and warnings of code generation to the report.
+fn report_code(report: &mut Report, assembled: &mut Assembled, options: &Options) {
+    report.arenas = assembled.arenas();
+    for (device, fallback) in std::mem::take(&mut assembled.fallbacks) {
+        report.add_fallback(priced(&device, fallback, options));
+    }
+    report.choices = std::mem::take(&mut assembled.choices);
+    report.warnings.append(&mut assembled.warnings);
+    report.constant_bytes = constant_bytes(&assembled.program);
 }
 
 fn priced(device: &DeviceName, fallback: Fallback, options: &Options) -> report::Fallback {
@@ -383,25 +395,17 @@ fn quantized(g: Graph, options: &Options) -> Result<Graph> {
         return Ok(g);
     }
     let g = passes::merge_quantization(&g)?;
-    let only_cpus = options
-        .devices
-        .devices
-        .iter()
-        .all(|d| d.name.kind == DeviceKind::Cpu);
-    if only_cpus {
-        passes::integer_products(&g)
-    } else {
-        Ok(g)
+    if options.devices.devices.iter().any(is_gpu) {
+        return Ok(g);
     }
+    passes::integer_products(&g)
 }
 
 /// Products that must run on GPUs in the precision that was asked for; those that could run on a CPU stay as they are.
 fn lower_precision(g: Graph, request: &Request, p: &mut Passes) -> Result<Graph> {
     let (precision, set) = (p.options.precision, &request.devices);
-    let useless =
-        format!("--precision {precision} changes nothing: no f32 product has to run on a GPU");
     if precision == Precision::Tf32 && !set.devices.iter().any(is_gpu) {
-        p.report.warnings.push(useless.clone());
+        p.report.warnings.push(no_product_on_gpu(precision));
     }
     let Some(to) = precision.dtype() else {
         return Ok(g);
@@ -410,10 +414,14 @@ fn lower_precision(g: Graph, request: &Request, p: &mut Passes) -> Result<Graph>
         let (lowered, n) = passes::lower_precision(&g, to, &|node| must_be_on_gpu(node, set))?;
         report.lowered = Some((precision, n));
         if n == 0 {
-            report.warnings.push(useless);
+            report.warnings.push(no_product_on_gpu(precision));
         }
         passes::clean(&lowered)
     })
+}
+
+fn no_product_on_gpu(precision: Precision) -> String {
+    format!("--precision {precision} changes nothing: no f32 product has to run on a GPU")
 }
 
 fn is_gpu(device: &place::Device) -> bool {
@@ -490,28 +498,38 @@ fn gpu_options(options: &Options) -> cuda::Options {
 }
 
 fn settings(options: &Options) -> Settings {
-    let n_cpus = options.devices.devices.len().max(1);
-    let n_threads = (options
-        .threads
-        .unwrap_or_else(gristmill_runtime::cpu::n_cores)
-        / n_cpus)
-        .max(1);
-    let limit = |d: &place::Device| d.memory_limit.map(|b| (d.name.clone(), b.0 as usize));
     Settings {
-        codegen: cpu::Options {
-            target: options.target_cpu,
-            n_threads,
-            listings: options.keep_stages,
-            release_constants: !options.keep_stages && !options.check,
-        },
+        codegen: cpu_options(options),
         gpu_archs: place::gpus::archs(&options.devices, &options.gpus, options.gpu_arch),
         gpu: gpu_options(options),
         forms: BTreeMap::new(),
-        memory_limits: options.devices.devices.iter().filter_map(limit).collect(),
+        memory_limits: memory_limits(&options.devices),
         n_in_flight: 1,
         fusion: fusion(options),
         check: options.check,
     }
+}
+
+fn cpu_options(options: &Options) -> cpu::Options {
+    cpu::Options {
+        target: options.target_cpu,
+        n_threads: n_threads_per_device(options),
+        listings: options.keep_stages,
+        release_constants: !options.keep_stages && !options.check,
+    }
+}
+
+/// An equal share of the threads for each device.
+fn n_threads_per_device(options: &Options) -> usize {
+    let n_devices = options.devices.devices.len().max(1);
+    let n_cores = gristmill_runtime::cpu::n_cores;
+    (options.threads.unwrap_or_else(n_cores) / n_devices).max(1)
+}
+
+/// Memory limits of the devices that have one, in bytes.
+fn memory_limits(set: &DeviceSet) -> BTreeMap<DeviceName, usize> {
+    let limit = |d: &place::Device| Some((d.name.clone(), d.memory_limit?.0 as usize));
+    set.devices.iter().filter_map(limit).collect()
 }
 
 #[cfg(test)]

@@ -118,7 +118,7 @@ impl Emulator {
 }
 
 /// A partition under construction.
-struct Part {
+struct PartitionBuilder {
     partition: Partition,
     /// Where each tensor is, and the step that puts it there.
     tensors: BTreeMap<u32, (BufferId, StepId)>,
@@ -128,7 +128,7 @@ struct Builder<'p> {
     p: &'p Problem,
     timeline: &'p Timeline,
     /// By device.
-    parts: BTreeMap<u32, Part>,
+    parts: BTreeMap<u32, PartitionBuilder>,
     /// Where each tensor goes, in the order of the transfers.
     sent: Vec<Vec<&'p Transfer>>,
     kernels: Vec<(usize, usize)>,
@@ -165,7 +165,7 @@ impl<'p> Builder<'p> {
             };
             (
                 number,
-                Part {
+                PartitionBuilder {
                     partition,
                     tensors: BTreeMap::new(),
                 },
@@ -303,7 +303,7 @@ impl<'p> Builder<'p> {
     }
 }
 
-impl Part {
+impl PartitionBuilder {
     fn add_buffer(&mut self, x: u32, size: Bytes) -> BufferId {
         let id = BufferId(self.partition.buffers.len() as u32);
         let (loc, shape) = (
