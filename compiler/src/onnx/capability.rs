@@ -55,7 +55,7 @@ pub struct OperatorReport {
 }
 
 impl OperatorReport {
-    fn add(&mut self, treatment: Treatment, made: &[&Made]) {
+    fn add(&mut self, treatment: Treatment, made: &[&ComputedNode]) {
         *self.nodes.entry(treatment).or_insert(0) += 1;
         for slow in made.iter().filter_map(|m| m.slow.as_ref()) {
             *self.loops.entry(slow.clone()).or_insert(0) += 1;
@@ -63,7 +63,7 @@ impl OperatorReport {
     }
 }
 
-fn treatment_of(visit: &Visit, made: &[&Made], bad: &BTreeSet<&str>) -> Treatment {
+fn treatment_of(visit: &Visit, made: &[&ComputedNode], bad: &BTreeSet<&str>) -> Treatment {
     match visit.outcome {
         Visited::Failed => Treatment::Impossible,
         Visited::Unreached if bad.contains(visit.path.as_str()) => Treatment::Impossible,
@@ -105,7 +105,7 @@ impl Model {
     /// Errors when `spec` does not fit the model; problems of nodes are in the report.
     pub fn capabilities(&self, spec: &Specialisation, why_loops: WhyLoops) -> Result<Capabilities> {
         let imported = Importer::run(self, spec, Weights::Skip)?;
-        let mut made: BTreeMap<&str, Vec<Made>> = BTreeMap::new();
+        let mut made: BTreeMap<&str, Vec<ComputedNode>> = BTreeMap::new();
         let graph = imported.graph.as_ref().unwrap_or(&imported.draft);
         collect(graph, why_loops, &mut made);
         let bad: BTreeSet<&str> = imported.errors.iter().filter_map(|e| e.node()).collect();
@@ -143,13 +143,13 @@ fn notes(visits: &[Visit]) -> Vec<Note> {
 }
 
 /// An IR node that computes something.
-struct Made {
+struct ComputedNode {
     /// Op and dtype, when it is computed by loops over single elements.
     slow: Option<String>,
 }
 
 /// The IR nodes by origin, regions included, but those that only rename elements.
-fn collect<'g>(g: &'g Graph, why_loops: WhyLoops, made: &mut BTreeMap<&'g str, Vec<Made>>) {
+fn collect<'g>(g: &'g Graph, why_loops: WhyLoops, made: &mut BTreeMap<&'g str, Vec<ComputedNode>>) {
     for (_, node) in g.nodes() {
         for region in &node.regions {
             collect(region, why_loops, made);
@@ -157,9 +157,11 @@ fn collect<'g>(g: &'g Graph, why_loops: WhyLoops, made: &mut BTreeMap<&'g str, V
         let is_view = node.op.class() == OpClass::View
             && !matches!(node.op, Op::Pad { .. } | Op::Concat { .. });
         if !is_view && !matches!(node.op, Op::Constant { .. }) {
-            made.entry(node.origin.as_str()).or_default().push(Made {
-                slow: slow(g, node, why_loops),
-            });
+            made.entry(node.origin.as_str())
+                .or_default()
+                .push(ComputedNode {
+                    slow: slow(g, node, why_loops),
+                });
         }
     }
 }
@@ -177,9 +179,12 @@ fn slow(g: &Graph, node: &Node, why_loops: WhyLoops) -> Option<String> {
 
 /// The IR nodes that a node became; those of a call, and of a node with subgraphs, are those of its
 /// inner nodes too.
-fn made_by<'m>(visit: &Visit, made: &'m BTreeMap<&str, Vec<Made>>) -> Vec<&'m Made> {
+fn made_by<'m>(
+    visit: &Visit,
+    made: &'m BTreeMap<&str, Vec<ComputedNode>>,
+) -> Vec<&'m ComputedNode> {
     let inner = format!("{}/", visit.path);
-    let mut found: Vec<&Made> = made
+    let mut found: Vec<&ComputedNode> = made
         .get(visit.path.as_str())
         .into_iter()
         .flatten()
@@ -191,7 +196,7 @@ fn made_by<'m>(visit: &Visit, made: &'m BTreeMap<&str, Vec<Made>>) -> Vec<&'m Ma
     found
 }
 
-fn treatment(made: &[&Made]) -> Treatment {
+fn treatment(made: &[&ComputedNode]) -> Treatment {
     match made {
         [] => Treatment::Folded,
         all if all.iter().any(|m| m.slow.is_some()) => Treatment::Fallback,

@@ -4,7 +4,7 @@
 //! compare such vectors to make operands of `Reshape`, `Expand`, `Slice` and the like. The rules
 //! here compute the results as dims, so that none of this becomes a run-time op.
 
-use super::import::{Ctx, Known, Out, Outs, axis_of};
+use super::import::{Contents, Ctx, Out, Outs, axis_of};
 use super::ops::movement::{reshape_target, slice_range, squeezed, unsqueezed};
 use super::tensor::{dtype_of, from_i64s};
 use crate::error::{Error, Result};
@@ -36,7 +36,7 @@ impl From<Error> for Miss {
     }
 }
 
-type Found<T> = std::result::Result<T, Miss>;
+type RuleResult<T> = std::result::Result<T, Miss>;
 
 /// True when `d >= limit` whatever (non-negative) values its symbols have, as far as can be seen.
 pub(super) fn at_least(d: &Dim, limit: i64) -> bool {
@@ -72,7 +72,7 @@ fn value_at(d: &Dim, symbols: &[String], n: usize, only: Option<&String>) -> Opt
 
 impl Content {
     /// Contents of operand `i`, when they are known and small.
-    fn of(cx: &mut Ctx, i: usize) -> Found<Content> {
+    fn of(cx: &mut Ctx, i: usize) -> RuleResult<Content> {
         if !cx.has(i) {
             return Err(Miss::Unknown);
         }
@@ -87,7 +87,7 @@ impl Content {
     }
 
     /// Contents of operand `i`, a vector.
-    fn vector(cx: &mut Ctx, i: usize) -> Found<Content> {
+    fn vector(cx: &mut Ctx, i: usize) -> RuleResult<Content> {
         let c = Content::of(cx, i)?;
         if c.shape.len() == 1 {
             Ok(c)
@@ -97,7 +97,7 @@ impl Content {
     }
 
     /// Elements of operand `i` without symbols.
-    fn ints(cx: &mut Ctx, i: usize) -> Found<Vec<i64>> {
+    fn ints(cx: &mut Ctx, i: usize) -> RuleResult<Vec<i64>> {
         Content::of(cx, i)?.as_ints().ok_or(Miss::Unknown)
     }
 
@@ -110,19 +110,19 @@ impl Content {
     }
 
     /// As a result: a tensor when no symbol is left.
-    fn out(self) -> Found<Out> {
+    fn out(self) -> RuleResult<Out> {
         let ty = Type {
             dtype: self.dtype,
             shape: Shape::of(&self.shape),
         };
         Ok(match self.as_ints() {
-            Some(ints) => Out::Known(ty, Known::Tensor(self.tensor(&ints)?)),
-            None => Out::Known(ty, Known::Dims(self.dims)),
+            Some(ints) => Out::Contents(ty, Contents::Tensor(self.tensor(&ints)?)),
+            None => Out::Contents(ty, Contents::Dims(self.dims)),
         })
     }
 
     /// The elements as a tensor, unless one does not fit the dtype.
-    fn tensor(&self, ints: &[i64]) -> Found<Tensor> {
+    fn tensor(&self, ints: &[i64]) -> RuleResult<Tensor> {
         if self.dtype.is_float() {
             let values: Vec<f64> = ints.iter().map(|&i| i as f64).collect();
             let t = Tensor::from_f64s(self.dtype, &self.shape, &values);
@@ -153,7 +153,7 @@ fn fits(dtype: DType, v: i64) -> bool {
 }
 
 /// Number of elements of a shape, unless that is too many.
-fn tracked_size(shape: &[usize]) -> Found<usize> {
+fn tracked_size(shape: &[usize]) -> RuleResult<usize> {
     let n = shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d));
     n.filter(|n| *n <= MAX_TRACKED).ok_or(Miss::Unknown)
 }
@@ -171,7 +171,7 @@ pub(super) fn rule(cx: &mut Ctx) -> Result<Option<Outs>> {
     }
 }
 
-fn results(cx: &mut Ctx) -> Found<Outs> {
+fn results(cx: &mut Ctx) -> RuleResult<Outs> {
     let content = match cx.node.op_type.as_str() {
         "Cast" => cast(cx)?,
         "Floor" | "Ceil" | "Round" => Content::of(cx, 0)?,
@@ -191,13 +191,13 @@ fn results(cx: &mut Ctx) -> Found<Outs> {
     Ok(vec![content.out()?])
 }
 
-fn negated(cx: &mut Ctx) -> Found<Content> {
+fn negated(cx: &mut Ctx) -> RuleResult<Content> {
     let mut c = Content::of(cx, 0)?;
     c.dims.iter_mut().for_each(|d| *d = d.scale(-1));
     Ok(c)
 }
 
-fn cast(cx: &mut Ctx) -> Found<Content> {
+fn cast(cx: &mut Ctx) -> RuleResult<Content> {
     let to = dtype_of(cx.i("to", 0)? as i32)?;
     let mut c = Content::of(cx, 0)?;
     if to == DType::Bool {
@@ -216,7 +216,7 @@ fn truth(d: &Dim) -> Option<Dim> {
     }
 }
 
-fn gather(cx: &mut Ctx) -> Found<Content> {
+fn gather(cx: &mut Ctx) -> RuleResult<Content> {
     let axis = cx.i("axis", 0)?;
     let data = Content::vector(cx, 0)?;
     let indices = Content::of(cx, 1)?;
@@ -237,7 +237,7 @@ fn element(dims: &[Dim], i: i64) -> Result<&Dim> {
     d.ok_or_else(|| Error::invalid(format!("index {i} is out of range for {n} elements")))
 }
 
-fn slice(cx: &mut Ctx) -> Found<Content> {
+fn slice(cx: &mut Ctx) -> RuleResult<Content> {
     let data = Content::vector(cx, 0)?;
     let start = single(Content::ints(cx, 1)?)?;
     let end = single(Content::ints(cx, 2)?)?;
@@ -253,14 +253,14 @@ fn slice(cx: &mut Ctx) -> Found<Content> {
     Ok(Content::of_vector(data.dtype, picked.collect()))
 }
 
-fn single(ints: Vec<i64>) -> Found<i64> {
+fn single(ints: Vec<i64>) -> RuleResult<i64> {
     match ints[..] {
         [only] => Ok(only),
         _ => Err(Miss::Unknown),
     }
 }
 
-fn concat(cx: &mut Ctx) -> Found<Content> {
+fn concat(cx: &mut Ctx) -> RuleResult<Content> {
     let (mut dims, mut dtype) = (Vec::new(), DType::I64);
     for i in 0..cx.n_inputs() {
         let c = Content::vector(cx, i)?;
@@ -271,7 +271,7 @@ fn concat(cx: &mut Ctx) -> Found<Content> {
     Ok(Content::of_vector(dtype, dims))
 }
 
-fn reshape(cx: &mut Ctx) -> Found<Content> {
+fn reshape(cx: &mut Ctx) -> RuleResult<Content> {
     let mut c = Content::of(cx, 0)?;
     let to = reshaped_to(cx, &Shape::of(&c.shape))?;
     let shape = Shape(to).as_static().ok_or(Miss::Unknown)?;
@@ -282,7 +282,7 @@ fn reshape(cx: &mut Ctx) -> Found<Content> {
     Ok(c)
 }
 
-fn reshaped_to(cx: &mut Ctx, from: &Shape) -> Found<Vec<Dim>> {
+fn reshaped_to(cx: &mut Ctx, from: &Shape) -> RuleResult<Vec<Dim>> {
     let mut axes = None;
     if cx.opset < 13 {
         axes = cx.ints("axes")?;
@@ -309,7 +309,7 @@ fn zip(
     b: &Content,
     dtype: DType,
     f: impl Fn(&Dim, &Dim) -> Option<Dim>,
-) -> Found<Content> {
+) -> RuleResult<Content> {
     let shape = broadcast(&a.shape, &b.shape)?;
     let n = tracked_size(&shape)?;
     let pairs = (0..n).map(|i| f(a.spread(&shape, i), b.spread(&shape, i)));
@@ -317,7 +317,7 @@ fn zip(
     Ok(Content::new(dtype, shape, dims))
 }
 
-fn broadcast(a: &[usize], b: &[usize]) -> Found<Vec<usize>> {
+fn broadcast(a: &[usize], b: &[usize]) -> RuleResult<Vec<usize>> {
     let shape = broadcast_shapes(&Shape::of(a), &Shape::of(b)).ok();
     shape
         .and_then(|dims| Shape(dims).as_static())
@@ -341,7 +341,7 @@ fn source(i: usize, shape: &[usize], from: &[usize]) -> usize {
     at
 }
 
-fn arithmetic(cx: &mut Ctx) -> Found<Content> {
+fn arithmetic(cx: &mut Ctx) -> RuleResult<Content> {
     if cx.n_inputs() != 2 || cx.flag("fmod", false)? {
         return Err(Miss::Unknown);
     }
@@ -374,7 +374,7 @@ fn operation(op: &str, dtype: DType, x: &Dim, y: &Dim) -> Option<Dim> {
 
 /// Symbolic dims times (or divided by) a constant that is a whole number (or its reciprocal), as
 /// `f32` scales are.
-fn scaled_by_real(cx: &mut Ctx, op: &str, mut c: Content, other: usize) -> Found<Content> {
+fn scaled_by_real(cx: &mut Ctx, op: &str, mut c: Content, other: usize) -> RuleResult<Content> {
     let t = cx.constant(other)?.ok_or(Miss::Unknown)?;
     if !t.dtype().is_float() || c.dtype != t.dtype() {
         return Err(Miss::Unknown);
@@ -427,7 +427,7 @@ fn smaller(x: &Dim, y: &Dim) -> Option<Dim> {
     larger(x, y).map(|m| x.clone() + y.clone() - m)
 }
 
-fn compare(cx: &mut Ctx) -> Found<Content> {
+fn compare(cx: &mut Ctx) -> RuleResult<Content> {
     let (a, b) = (Content::of(cx, 0)?, Content::of(cx, 1)?);
     let op = cx.node.op_type.as_str();
     zip(&a, &b, DType::Bool, |x, y| {
@@ -452,7 +452,7 @@ fn comparison(op: &str, d: &Dim) -> Option<bool> {
     }
 }
 
-fn select(cx: &mut Ctx) -> Found<Content> {
+fn select(cx: &mut Ctx) -> RuleResult<Content> {
     let (c, a, b) = (
         Content::of(cx, 0)?,
         Content::of(cx, 1)?,
@@ -469,7 +469,7 @@ fn select(cx: &mut Ctx) -> Found<Content> {
     Ok(Content::new(a.dtype, shape, dims))
 }
 
-fn expand(cx: &mut Ctx) -> Found<Content> {
+fn expand(cx: &mut Ctx) -> RuleResult<Content> {
     let (a, target) = (Content::of(cx, 0)?, Content::of(cx, 1)?);
     let target = Shape(target.dims).as_static().ok_or(Miss::Unknown)?;
     let shape = broadcast(&a.shape, &target)?;
@@ -479,7 +479,7 @@ fn expand(cx: &mut Ctx) -> Found<Content> {
 }
 
 /// Reductions of a whole vector.
-fn reduce(cx: &mut Ctx) -> Found<Content> {
+fn reduce(cx: &mut Ctx) -> RuleResult<Content> {
     let keepdims = cx.flag("keepdims", true)?;
     if cx.flag("noop_with_empty_axes", false)? {
         return Err(Miss::Unknown);
@@ -499,7 +499,7 @@ fn reduce(cx: &mut Ctx) -> Found<Content> {
     Ok(Content::new(c.dtype, shape, dims))
 }
 
-fn split(cx: &mut Ctx) -> Found<Outs> {
+fn split(cx: &mut Ctx) -> RuleResult<Outs> {
     cx.i("axis", 0)?;
     cx.i("num_outputs", 0)?;
     let c = Content::vector(cx, 0)?;
@@ -519,7 +519,7 @@ fn split(cx: &mut Ctx) -> Found<Outs> {
 }
 
 /// Sizes of the parts of `n` elements: as given, or equal.
-fn part_sizes(cx: &mut Ctx, n: usize) -> Found<Vec<i64>> {
+fn part_sizes(cx: &mut Ctx, n: usize) -> RuleResult<Vec<i64>> {
     if cx.opset < 13 {
         if let Some(sizes) = cx.ints("split")? {
             return Ok(sizes);

@@ -150,15 +150,15 @@ pub struct External {
 }
 
 /// Entries of `external_data`.
-struct Place<'a> {
+struct ExternalData<'a> {
     location: &'a str,
     offset: u64,
     length: Option<u64>,
 }
 
-impl<'a> Place<'a> {
-    fn read(entries: &'a [StringStringEntryProto]) -> Result<Place<'a>> {
-        let mut place = Place {
+impl<'a> ExternalData<'a> {
+    fn read(entries: &'a [StringStringEntryProto]) -> Result<ExternalData<'a>> {
+        let mut place = ExternalData {
             location: "",
             offset: 0,
             length: None,
@@ -239,7 +239,7 @@ impl External {
         shape: &[usize],
     ) -> Result<ConstData> {
         let size = checked_size_bytes(dtype, shape).map_err(|e| Error::invalid(e.to_string()))?;
-        let place = Place::read(entries)?;
+        let place = ExternalData::read(entries)?;
         let (location, offset) = (place.location, place.offset);
         if let Some(length) = place.length.filter(|l| *l != size as u64) {
             return Err(Error::invalid(format!(

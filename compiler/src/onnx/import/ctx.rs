@@ -2,7 +2,7 @@
 
 use super::super::proto::{AttributeProto, GraphProto, NodeProto, attribute_type as at};
 use super::super::tensor::{dense_of, tensor_of, to_i64s};
-use super::{FOLD_LIMIT_BYTES, Importer, Known, Region, Slot, V};
+use super::{Contents, FOLD_LIMIT_BYTES, Importer, Region, Slot, V};
 use crate::error::{Error, Result};
 use crate::ir::{Dim, GraphBuilder, Type, ValueId};
 use crate::nearest::unknown;
@@ -21,7 +21,7 @@ pub(in crate::onnx) enum Out {
     /// An IR value of the current frame.
     Value(ValueId),
     /// Contents known now.
-    Known(Type, Known<'static>),
+    Contents(Type, Contents<'static>),
     /// An operand itself.
     Same(V),
 }
@@ -34,9 +34,9 @@ pub(in crate::onnx) fn one(id: ValueId) -> Result<Outs> {
 impl Out {
     /// A constant as a result.
     pub fn tensor(t: Tensor) -> Out {
-        Out::Known(
+        Out::Contents(
             Type::new(t.dtype(), t.shape().iter().copied()),
-            Known::Tensor(t),
+            Contents::Tensor(t),
         )
     }
 }
@@ -155,7 +155,7 @@ impl<'c, 'm> Ctx<'c, 'm> {
     /// The elements of operand `i`, which must be a sequence.
     pub fn list(&self, i: usize) -> Result<Vec<V>> {
         match &self.im.slots[self.v(i)?.0 as usize].known {
-            Some(Known::List(elements)) => Ok(elements.clone()),
+            Some(Contents::List(elements)) => Ok(elements.clone()),
             _ => Err(Error::invalid(format!("operand {i} must be a sequence"))),
         }
     }
@@ -165,7 +165,7 @@ impl<'c, 'm> Ctx<'c, 'm> {
         let known = |v: &V| {
             matches!(
                 self.im.slots[v.0 as usize].known,
-                Some(Known::Tensor(_) | Known::Proto(_))
+                Some(Contents::Tensor(_) | Contents::Proto(_))
             )
         };
         self.inputs.iter().flatten().all(known)
@@ -174,7 +174,7 @@ impl<'c, 'm> Ctx<'c, 'm> {
     /// True when the contents of operand `i` contain symbols.
     pub fn is_symbolic(&self, i: usize) -> bool {
         let v = self.inputs.get(i).copied().flatten();
-        v.is_some_and(|v| matches!(self.im.slots[v.0 as usize].known, Some(Known::Dims(_))))
+        v.is_some_and(|v| matches!(self.im.slots[v.0 as usize].known, Some(Contents::Dims(_))))
     }
 
     /// True when the contents of some operand contain symbols.
@@ -219,7 +219,7 @@ impl<'c, 'm> Ctx<'c, 'm> {
             Err(e) => return e,
         };
         match &self.im.slots[v.0 as usize].known {
-            Some(Known::Dims(dims)) => {
+            Some(Contents::Dims(dims)) => {
                 super::symbolic::depends_on_symbols(&format!("operand {i}"), dims)
             }
             _ => self.im.needs_value(v, &format!("operand {i}")),
@@ -232,7 +232,7 @@ impl<'c, 'm> Ctx<'c, 'm> {
             return Ok(None);
         }
         let v = self.v(i)?;
-        if let Some(Known::Dims(d)) = &self.im.slots[v.0 as usize].known {
+        if let Some(Contents::Dims(d)) = &self.im.slots[v.0 as usize].known {
             return Ok(Some(d.clone()));
         }
         let Some(t) = self.im.constant(v)? else {
@@ -523,7 +523,7 @@ impl<'c, 'm> Ctx<'c, 'm> {
         self.im.slot(Slot {
             name: "",
             ty: Some(ty),
-            known: Some(Known::Tensor(t)),
+            known: Some(Contents::Tensor(t)),
             home,
         })
     }

@@ -6,7 +6,7 @@ use super::super::proto::{
     TypeValue, ValueInfoProto,
 };
 use super::super::tensor::{dense_of, dtype_of, shape_of};
-use super::{FOLD_LIMIT_BYTES, Importer, Known, MAX_TENSOR_BYTES, Slot};
+use super::{Contents, FOLD_LIMIT_BYTES, Importer, MAX_TENSOR_BYTES, Slot};
 use crate::error::{Error, ErrorKind, Result};
 use crate::ir::{Bindings, Dim, Shape, Type};
 use gristmill_runtime::{DType, Tensor};
@@ -67,14 +67,14 @@ impl<'m> Importer<'m> {
     pub(super) fn initialisers(&mut self, g: &'m GraphProto) {
         for t in &g.initializer {
             let ty = self.reported(&t.name, stored_type(t));
-            let v = self.unplaced(&t.name, ty, Some(Known::Proto(t)));
+            let v = self.unplaced(&t.name, ty, Some(Contents::Proto(t)));
             self.define(&t.name, v);
         }
         for s in &g.sparse_initializer {
             let name = s.values.as_ref().map_or("", |v| v.name.as_str());
             let tensor = self.reported(name, sparse(s, self.model));
             let ty = tensor.as_ref().map(type_of);
-            let v = self.unplaced(name, ty, tensor.map(Known::Tensor));
+            let v = self.unplaced(name, ty, tensor.map(Contents::Tensor));
             self.define(name, v);
         }
     }
@@ -102,7 +102,7 @@ impl<'m> Importer<'m> {
         let v = self.slot(Slot {
             name: &info.name,
             ty: ty.clone(),
-            known: value.map(|t| Known::Tensor(t.clone())),
+            known: value.map(|t| Contents::Tensor(t.clone())),
             home: 0,
         });
         if let Some(ty) = ty {

@@ -45,7 +45,7 @@ pub(super) struct V(u32);
 
 /// Contents of a value, when known.
 #[derive(Clone, Debug)]
-pub(super) enum Known<'m> {
+pub(super) enum Contents<'m> {
     /// A tensor.
     Tensor(Tensor),
     /// Row-major elements, each an expression over symbols.
@@ -56,8 +56,8 @@ pub(super) enum Known<'m> {
     List(Vec<V>),
 }
 
-impl Known<'_> {
-    /// A type for a value that has none: see [`Known::List`].
+impl Contents<'_> {
+    /// A type for a value that has none: see [`Contents::List`].
     pub fn list_type() -> Type {
         Type::new(DType::U8, [0usize])
     }
@@ -67,7 +67,7 @@ struct Slot<'m> {
     name: &'m str,
     /// `None` when the node that defines the value could not be imported.
     ty: Option<Type>,
-    known: Option<Known<'m>>,
+    known: Option<Contents<'m>>,
     /// Frame in which the value has an IR value, if it has one.
     home: usize,
 }
@@ -238,7 +238,7 @@ impl<'m> Importer<'m> {
     }
 
     /// A value with known contents, or one that could not be imported.
-    fn unplaced(&mut self, name: &'m str, ty: Option<Type>, known: Option<Known<'m>>) -> V {
+    fn unplaced(&mut self, name: &'m str, ty: Option<Type>, known: Option<Contents<'m>>) -> V {
         self.slot(Slot {
             name,
             ty,
@@ -278,7 +278,7 @@ impl<'m> Importer<'m> {
     /// Type of a value; an error when its definition could not be imported.
     pub fn ty(&self, v: V) -> Result<&Type> {
         let slot = &self.slots[v.0 as usize];
-        if let Some(Known::List(_)) = slot.known {
+        if let Some(Contents::List(_)) = slot.known {
             return Err(not_a_tensor(slot.name));
         }
         let ty = slot.ty.as_ref();

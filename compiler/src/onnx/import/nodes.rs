@@ -5,7 +5,7 @@ use super::super::load::domain;
 use super::super::ops;
 use super::super::proto::NodeProto;
 use super::interface::possible;
-use super::{Ctx, Importer, Known, MAX_NODES, OpDef, Out, Outs, Slot, V, Visit, Visited, fold};
+use super::{Contents, Ctx, Importer, MAX_NODES, OpDef, Out, Outs, Slot, V, Visit, Visited, fold};
 use crate::error::{Error, Result};
 use crate::ir::ValueId;
 
@@ -176,7 +176,7 @@ impl<'m> Importer<'m> {
         for (out, name) in outs.into_iter().take(wanted).zip(&node.output) {
             values.push(match out {
                 Out::Same(v) => v,
-                Out::Known(ty, known) => self.slot(Slot {
+                Out::Contents(ty, known) => self.slot(Slot {
                     name,
                     ty: Some(ty),
                     known: Some(known),
@@ -195,7 +195,7 @@ impl<'m> Importer<'m> {
         let mut known = None;
         if foldable {
             let graph = self.frames[home].b.graph();
-            known = fold::constant_value(graph, id, &mut self.folding)?.map(Known::Tensor);
+            known = fold::constant_value(graph, id, &mut self.folding)?.map(Contents::Tensor);
         }
         let is_known = known.is_some();
         let v = self.slot(Slot {

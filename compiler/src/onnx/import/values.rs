@@ -2,7 +2,7 @@
 
 use super::super::tensor::{constant_of, tensor_of};
 use super::symbolic::symbolic_tensor;
-use super::{FOLD_LIMIT_BYTES, Importer, Known, V, Weights, not_a_tensor};
+use super::{Contents, FOLD_LIMIT_BYTES, Importer, V, Weights, not_a_tensor};
 use crate::error::{Error, Result};
 use crate::ir::{Def, Graph, Type, ValueId};
 use gristmill_runtime::Tensor;
@@ -13,10 +13,10 @@ impl Importer<'_> {
     pub fn constant(&mut self, v: V) -> Result<Option<Tensor>> {
         let slot = &mut self.slots[v.0 as usize];
         match &slot.known {
-            Some(Known::Tensor(t)) => Ok(Some(t.clone())),
-            Some(Known::Proto(p)) => {
+            Some(Contents::Tensor(t)) => Ok(Some(t.clone())),
+            Some(Contents::Proto(p)) => {
                 let t = tensor_of(p, &self.model.external)?;
-                slot.known = Some(Known::Tensor(t.clone()));
+                slot.known = Some(Contents::Tensor(t.clone()));
                 Ok(Some(t))
             }
             _ => Ok(None),
@@ -49,20 +49,20 @@ impl Importer<'_> {
         let slot = &self.slots[v.0 as usize];
         let (name, home) = (slot.name, slot.home);
         match &slot.known {
-            Some(Known::Proto(p)) => {
+            Some(Contents::Proto(p)) => {
                 let value = constant_of(p, &self.model.external)?;
                 Ok(self.frames[frame].b.constant(value))
             }
-            Some(Known::Tensor(t)) => {
+            Some(Contents::Tensor(t)) => {
                 let t = t.clone();
                 Ok(self.frames[frame].b.constant(t))
             }
-            Some(Known::Dims(dims)) => {
+            Some(Contents::Dims(dims)) => {
                 let (dims, ty) = (dims.clone(), self.ty(v)?.clone());
                 symbolic_tensor(&mut self.frames[frame].b, &dims, &ty)
                     .map_err(|e| e.context(format!("{name:?}")))
             }
-            Some(Known::List(_)) => Err(not_a_tensor(name)),
+            Some(Contents::List(_)) => Err(not_a_tensor(name)),
             None if frame > home => self.capture(v, frame),
             None => Err(Error::internal(format!("value {name:?} has no IR value"))),
         }
@@ -81,7 +81,8 @@ impl Importer<'_> {
     /// Type of a large initialiser that is not to be read.
     fn skipped(&self, v: V) -> Option<Type> {
         let slot = &self.slots[v.0 as usize];
-        let unread = self.weights == Weights::Skip && matches!(slot.known, Some(Known::Proto(_)));
+        let unread =
+            self.weights == Weights::Skip && matches!(slot.known, Some(Contents::Proto(_)));
         let ty = slot.ty.as_ref().filter(|_| unread)?;
         let is_large = ty.size_bytes().is_some_and(|b| b > FOLD_LIMIT_BYTES);
         is_large.then(|| ty.clone())

@@ -94,9 +94,8 @@ fn attention(cx: &mut Ctx) -> Result<Outs> {
     let heads = cx.shape_of(q)[1].clone();
     let (k, v) = (repeat_heads(cx, k, &heads)?, repeat_heads(cx, v, &heads)?);
     let bias = bias(cx, &at, q, k, &past)?;
-    let width = cx.shape_of(q)[3].as_const();
-    let width = width.ok_or_else(|| Error::unsupported("the head size must be known"))?;
-    let scale = at.scale.unwrap_or(1.0 / (width as f64).sqrt());
+    let usual = head_scale(cx, q)?;
+    let scale = at.scale.unwrap_or(usual);
     let wants_scores = cx.node.output.get(3).is_some_and(|o| !o.is_empty());
     let (mut y, scores) = if at.softcap == 0.0 && !wants_scores {
         (fused(cx, [q, k, v], scale, &bias)?, None)
@@ -111,6 +110,13 @@ fn attention(cx: &mut Ctx) -> Result<Outs> {
     outs.extend(present);
     outs.extend(scores.map(Out::Value));
     Ok(outs)
+}
+
+/// The usual factor of scores: one over the root of the head size.
+fn head_scale(cx: &mut Ctx, q: ValueId) -> Result<f64> {
+    let width = cx.shape_of(q)[3].as_const();
+    let width = width.ok_or_else(|| Error::unsupported("the head size must be known"))?;
+    Ok(1.0 / (width as f64).sqrt())
 }
 
 /// Queries, keys and values as `[b, heads, len, d]`.
@@ -170,7 +176,6 @@ struct Bias {
 
 /// The bias from mask, cache lengths and windows. Plain causality is left to the attention op.
 fn bias(cx: &mut Ctx, at: &Attributes, q: ValueId, k: ValueId, past: &Dim) -> Result<Bias> {
-    let (dtype, sk) = (cx.dtype_of(q), cx.shape_of(k));
     let (mask, filled) = (cx.opt(3)?, cx.opt(6)?);
     let causal = at.causal && past.is(0) && filled.is_none();
     let mut parts: Vec<ValueId> = mask.into_iter().collect();
@@ -179,23 +184,40 @@ fn bias(cx: &mut Ctx, at: &Attributes, q: ValueId, k: ValueId, past: &Dim) -> Re
         parts.extend(in_reach(cx, at, ahead, at.causal && !causal)?);
     }
     if let Some(n) = filled {
-        let j = cx.iota([sk[2].clone()], 0)?;
-        let n = cx.reshape(n, [sk[0].clone(), 1.into(), 1.into(), 1.into()])?;
-        parts.push(cx.map(ScalarOp::Lt, &[j, n])?);
-    }
-    let mut value = None;
-    for part in parts {
-        let b = additive(cx, part, dtype, &sk[2])?;
-        value = Some(match value {
-            Some(sum) => cx.add_(sum, b)?,
-            None => b,
-        });
+        parts.push(in_cache(cx, k, n)?);
     }
     Ok(Bias {
-        value,
+        value: sum_of_masks(cx, &parts, q, k)?,
         may_empty: mask.is_some() || filled.is_some() || at.is_windowed(),
         causal,
     })
+}
+
+/// Mask of the keys within the filled part of the cache: `[b, 1, 1, keys]`.
+fn in_cache(cx: &mut Ctx, k: ValueId, filled: ValueId) -> Result<ValueId> {
+    let s = cx.shape_of(k);
+    let j = cx.iota([s[2].clone()], 0)?;
+    let n = cx.reshape(filled, [s[0].clone(), 1.into(), 1.into(), 1.into()])?;
+    cx.map(ScalarOp::Lt, &[j, n])
+}
+
+/// Masks of keys as one addend of scores.
+fn sum_of_masks(
+    cx: &mut Ctx,
+    masks: &[ValueId],
+    q: ValueId,
+    k: ValueId,
+) -> Result<Option<ValueId>> {
+    let (dtype, n_keys) = (cx.dtype_of(q), cx.shape_of(k)[2].clone());
+    let mut sum = None;
+    for &mask in masks {
+        let addend = additive(cx, mask, dtype, &n_keys)?;
+        sum = Some(match sum {
+            Some(sum) => cx.add_(sum, addend)?,
+            None => addend,
+        });
+    }
+    Ok(sum)
 }
 
 /// Masks of the keys that causality and the window allow at a distance from the query.
@@ -333,12 +355,7 @@ fn by_steps(
 ) -> Result<(ValueId, ValueId)> {
     let raw = scores(cx, q, k, scale)?;
     let (shape, dtype) = (cx.shape_of(raw), cx.dtype_of(raw));
-    let mut capped = raw;
-    if at.softcap > 0.0 {
-        let t = cx.with_real(ScalarOp::Div, raw, at.softcap)?;
-        let t = cx.tanh(t)?;
-        capped = cx.mul_real(t, at.softcap)?;
-    }
+    let capped = capped(cx, raw, at.softcap)?;
     let whole = whole_bias(cx, bias, &shape[2], &shape[3], dtype)?;
     let biased = match whole {
         Some(b) => cx.add_(capped, b)?,
@@ -357,6 +374,16 @@ fn by_steps(
             at.scores
         ))),
     }
+}
+
+/// `cap * tanh(x / cap)`; `x` itself without a cap.
+fn capped(cx: &mut Ctx, x: ValueId, cap: f64) -> Result<ValueId> {
+    if cap <= 0.0 {
+        return Ok(x);
+    }
+    let t = cx.with_real(ScalarOp::Div, x, cap)?;
+    let t = cx.tanh(t)?;
+    cx.mul_real(t, cap)
 }
 
 /// `q k^T` with the root of the scale on either side, so that half types do not overflow.
@@ -384,11 +411,7 @@ fn flex_attention(cx: &mut Ctx) -> Result<Outs> {
     let [q, k, v] = cx.first()?;
     let (s, dtype) = (cx.shape_of(q), cx.dtype_of(q));
     let scale = flex_scale(cx, [q, k, v])?;
-    let inner = match cx.i("softmax_precision", 0)? {
-        0 if dtype == DType::F64 => DType::F64,
-        0 => DType::F32,
-        d => super::super::tensor::dtype_of(d as i32)?,
-    };
+    let inner = softmax_dtype(cx, dtype)?;
     let (k, v) = (repeat_heads(cx, k, &s[1])?, repeat_heads(cx, v, &s[1])?);
     if !cx.has_attr("score_mod") && !cx.has_attr("prob_mod") {
         let op = Op::Attention {
@@ -408,6 +431,15 @@ fn flex_attention(cx: &mut Ctx) -> Result<Outs> {
     one(cx.matmul(weights, v)?)
 }
 
+/// The dtype of scores: by default single precision, or that of doubles.
+fn softmax_dtype(cx: &Ctx, dtype: DType) -> Result<DType> {
+    match cx.i("softmax_precision", 0)? {
+        0 if dtype == DType::F64 => Ok(DType::F64),
+        0 => Ok(DType::F32),
+        d => super::super::tensor::dtype_of(d as i32),
+    }
+}
+
 /// The factor of the scores of queries, keys and values, which must have rank 4.
 fn flex_scale(cx: &mut Ctx, [q, k, v]: [ValueId; 3]) -> Result<f64> {
     for (name, x) in [("queries", q), ("keys", k), ("values", v)] {
@@ -416,10 +448,8 @@ fn flex_scale(cx: &mut Ctx, [q, k, v]: [ValueId; 3]) -> Result<f64> {
             return Err(Error::invalid(format!("{name} of shape {s}")));
         }
     }
-    let width = cx.shape_of(q)[3].as_const();
-    let width = width.ok_or_else(|| Error::unsupported("the head size must be known"))?;
-    let scale = cx.opt_f("scale")?;
-    Ok(scale.unwrap_or(1.0 / (width as f64).sqrt()))
+    let usual = head_scale(cx, q)?;
+    Ok(cx.opt_f("scale")?.unwrap_or(usual))
 }
 
 /// The result of the subgraph of an attribute for a value; the value itself without the attribute.
@@ -460,9 +490,7 @@ fn rotary(cx: &mut Ctx) -> Result<Outs> {
     let [cos, sin] = [angles(cx, 1, &s)?, angles(cx, 2, &s)?];
     let pairs = cx.slice_axis(x, 3, 0i64, part)?;
     let (a, b) = halves(cx, pairs, interleaved, part / 2)?;
-    let (ac, bs) = (cx.mul(cos, a)?, cx.mul(sin, b)?);
-    let (as_, bc) = (cx.mul(sin, a)?, cx.mul(cos, b)?);
-    let (real, imaginary) = (cx.sub(ac, bs)?, cx.add_(as_, bc)?);
+    let (real, imaginary) = rotated(cx, [a, b], [cos, sin])?;
     let mut y = if interleaved {
         interleave(cx, real, imaginary)?
     } else {
@@ -473,6 +501,17 @@ fn rotary(cx: &mut Ctx) -> Result<Outs> {
         y = cx.concat(&[y, rest], 3)?;
     }
     one(if packed { join_heads(cx, y)? } else { y })
+}
+
+/// Pairs `(a, b)` as complex numbers, times `cos + i sin`.
+fn rotated(
+    cx: &mut Ctx,
+    [a, b]: [ValueId; 2],
+    [cos, sin]: [ValueId; 2],
+) -> Result<(ValueId, ValueId)> {
+    let (ac, bs) = (cx.mul(cos, a)?, cx.mul(sin, b)?);
+    let (as_, bc) = (cx.mul(sin, a)?, cx.mul(cos, b)?);
+    Ok((cx.sub(ac, bs)?, cx.add_(as_, bc)?))
 }
 
 /// Elements of each head that are rotated, and elements of each head.

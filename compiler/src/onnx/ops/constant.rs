@@ -1,6 +1,6 @@
 //! Operators that make tensors from attributes, shapes or ranges, and those that pass operands on.
 
-use super::super::import::{Ctx, FOLD_LIMIT_BYTES, Known, OpDef, Out, Outs, one};
+use super::super::import::{Contents, Ctx, FOLD_LIMIT_BYTES, OpDef, Out, Outs, one};
 use super::MANY;
 use crate::error::{Error, Result};
 use crate::ir::{Dim, Op, ScalarOp, Shape, Type};
@@ -100,10 +100,10 @@ fn dims_out(dims: Vec<Dim>, shape: &[usize]) -> Result<Out> {
         shape: Shape::of(shape),
     };
     let known = match dims.iter().map(Dim::as_const).collect::<Option<Vec<i64>>>() {
-        Some(ints) => Known::Tensor(Tensor::from_slice(&ints, shape)?),
-        None => Known::Dims(dims),
+        Some(ints) => Contents::Tensor(Tensor::from_slice(&ints, shape)?),
+        None => Contents::Dims(dims),
     };
-    Ok(Out::Known(ty, known))
+    Ok(Out::Contents(ty, known))
 }
 
 fn shape(cx: &mut Ctx) -> Result<Outs> {

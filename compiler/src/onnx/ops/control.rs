@@ -119,6 +119,17 @@ fn region_loop<'m>(
         true => exact_trips(cx, &graph, condition)?,
         false => Dim::constant(0),
     };
+    let mut args = loop_operands(cx, n_carried)?;
+    args.extend(captured(cx, &region)?);
+    let op = Op::Loop {
+        carried: n_carried,
+        trip,
+    };
+    cx.b().add_with_regions(op, &args, vec![graph])
+}
+
+/// Trip count, condition and carried values of a loop.
+fn loop_operands(cx: &mut Ctx, n_carried: usize) -> Result<Vec<ValueId>> {
     let mut args = vec![
         scalar_operand(cx, 0, Tensor::scalar(i64::MAX))?,
         scalar_operand(cx, 1, Tensor::scalar(true))?,
@@ -126,12 +137,7 @@ fn region_loop<'m>(
     for i in 0..n_carried {
         args.push(cx.val(2 + i)?);
     }
-    args.extend(captured(cx, &region)?);
-    let op = Op::Loop {
-        carried: n_carried,
-        trip,
-    };
-    cx.b().add_with_regions(op, &args, vec![graph])
+    Ok(args)
 }
 
 fn scalar_type(dtype: DType) -> Type {
@@ -256,36 +262,52 @@ fn scan(cx: &mut Ctx) -> Result<Outs> {
         ));
     }
     let body = cx.graph_attr("body")?;
-    let n = usize::try_from(cx.i("num_scan_inputs", 0)?).ok();
-    let n = n.filter(|n| (1..=cx.n_inputs()).contains(n));
-    let n = n.ok_or_else(|| Error::invalid("num_scan_inputs does not fit the operands"))?;
-    let carried = cx.n_inputs() - n;
+    let scanned = n_scanned(cx)?;
+    let carried = cx.n_inputs() - scanned;
     let n_stacked = body.output.len().saturating_sub(carried);
-    let tracks_in = tracks(cx, "scan_input_axes", "scan_input_directions", n)?;
+    let tracks_in = tracks(cx, "scan_input_axes", "scan_input_directions", scanned)?;
     let tracks_out = tracks(cx, "scan_output_axes", "scan_output_directions", n_stacked)?;
     // When all operands are walked backwards the op does that; otherwise single ones are flipped.
     let reverse = tracks_in.iter().all(|t| t.backwards);
     let mut args = scan_operands(cx, carried, &tracks_in, reverse)?;
     let length = cx.shape_of(args[carried])[0].clone();
-    let mut formals: Vec<Type> = args.iter().map(|&a| cx.type_of(a)).collect();
-    for scanned in &mut formals[carried..] {
-        scanned.shape.0.remove(0);
-    }
+    let formals = step_types(cx, &args, carried);
     let region = cx.region(body, &formals, &[], "body")?;
     args.extend(captured(cx, &region)?);
     let op = Op::Scan {
         carried,
-        scanned: n,
+        scanned,
         length,
         reverse,
     };
     let mut results = cx.b().add_with_regions(op, &args, vec![region.graph])?;
     for (r, t) in results[carried..].iter_mut().zip(&tracks_out) {
-        let axis = axis_of(t.axis, cx.shape_of(*r).rank())?;
-        let y = walked(cx, *r, t.backwards != reverse)?;
-        *r = moved(cx, y, 0, axis)?;
+        *r = stacked_along(cx, *r, t, reverse)?;
     }
     Ok(results.into_iter().map(Out::Value).collect())
+}
+
+/// Number of scanned operands, which are the last ones.
+fn n_scanned(cx: &mut Ctx) -> Result<usize> {
+    let n = usize::try_from(cx.i("num_scan_inputs", 0)?).ok();
+    let n = n.filter(|n| (1..=cx.n_inputs()).contains(n));
+    n.ok_or_else(|| Error::invalid("num_scan_inputs does not fit the operands"))
+}
+
+/// Types inside of the body: of the state, and of one element of each sequence.
+fn step_types(cx: &mut Ctx, args: &[ValueId], carried: usize) -> Vec<Type> {
+    let mut types: Vec<Type> = args.iter().map(|&a| cx.type_of(a)).collect();
+    for scanned in &mut types[carried..] {
+        scanned.shape.0.remove(0);
+    }
+    types
+}
+
+/// Elements stacked along axis 0, in the direction and along the axis of their track.
+fn stacked_along(cx: &mut Ctx, x: ValueId, track: &Track, reverse: bool) -> Result<ValueId> {
+    let axis = axis_of(track.axis, cx.shape_of(x).rank())?;
+    let y = walked(cx, x, track.backwards != reverse)?;
+    moved(cx, y, 0, axis)
 }
 
 /// The state, then the scanned operands with their axes first and in the direction of the op.

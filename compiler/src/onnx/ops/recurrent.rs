@@ -150,23 +150,30 @@ fn activations(cx: &Ctx, cell: Cell, n_directions: usize) -> Result<Vec<Vec<Acti
         let message = format!("{} activations, expected {n}", names.len());
         return Err(Error::invalid(message));
     }
-    let alphas = cx.floats("activation_alpha")?.unwrap_or_default();
-    let betas = cx.floats("activation_beta")?.unwrap_or_default();
-    let (mut alphas, mut betas) = (alphas.into_iter(), betas.into_iter());
+    let mut alphas = cx
+        .floats("activation_alpha")?
+        .unwrap_or_default()
+        .into_iter();
+    let mut betas = cx
+        .floats("activation_beta")?
+        .unwrap_or_default()
+        .into_iter();
     let mut all = Vec::new();
     for name in names {
         let (alpha, beta) = default_parameters(&name)?;
-        let given = |default: Option<f32>, rest: &mut std::vec::IntoIter<f64>| {
-            default.map_or(0.0, |d| rest.next().unwrap_or(d.into()))
-        };
         all.push(Activation {
             name: name.to_lowercase(),
-            alpha: given(alpha, &mut alphas),
-            beta: given(beta, &mut betas),
+            alpha: parameter(alpha, &mut alphas),
+            beta: parameter(beta, &mut betas),
         });
     }
     let per_direction = all.chunks(defaults.len());
     Ok(per_direction.map(<[Activation]>::to_vec).collect())
+}
+
+/// The next given parameter, or the default; 0 for activations that have none.
+fn parameter(default: Option<f32>, given: &mut impl Iterator<Item = f64>) -> f64 {
+    default.map_or(0.0, |d| given.next().unwrap_or(d.into()))
 }
 
 fn default_parameters(name: &str) -> Result<(Option<f32>, Option<f32>)> {
@@ -305,6 +312,16 @@ fn initial_state(
     cx.broadcast(s, dims)
 }
 
+impl Direction {
+    /// Values that all steps read, in the order of [`Body::build`].
+    fn invariants(&self) -> Vec<ValueId> {
+        let given = [self.peepholes, self.recurrent_bias, self.lens];
+        let mut all = vec![self.recurrent];
+        all.extend(given.into_iter().flatten());
+        all
+    }
+}
+
 /// The scan of one direction. Results: final state, then the hidden states of all steps.
 fn scan(cx: &mut Ctx, config: &Config, dir: &Direction, d: usize) -> Result<Vec<ValueId>> {
     let time = cx.shape_of(dir.inputs)[0].clone();
@@ -312,13 +329,7 @@ fn scan(cx: &mut Ctx, config: &Config, dir: &Direction, d: usize) -> Result<Vec<
     if dir.lens.is_some() {
         scanned.push(cx.iota([time.clone()], 0)?);
     }
-    let mut invariants = vec![dir.recurrent];
-    invariants.extend(
-        dir.peepholes
-            .iter()
-            .chain(&dir.recurrent_bias)
-            .chain(&dir.lens),
-    );
+    let invariants = dir.invariants();
     let mut b = GraphBuilder::new("step");
     b.set_origin(&cx.path());
     let mut formals = step_inputs(cx, &mut b, &dir.state, &scanned);

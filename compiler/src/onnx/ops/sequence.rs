@@ -1,6 +1,6 @@
 //! Sequences and optional values, as lists known at import: nothing of them is left in the graph.
 
-use super::super::import::{Ctx, Known, OpDef, Out, Outs, V, axis_of, one};
+use super::super::import::{Contents, Ctx, OpDef, Out, Outs, V, axis_of, one};
 use super::MANY;
 use crate::error::{Error, Result};
 use crate::ir::Dim;
@@ -21,7 +21,10 @@ pub(super) const OPS: &[OpDef] = &[
 ];
 
 fn list(elements: Vec<V>) -> Result<Outs> {
-    Ok(vec![Out::Known(Known::list_type(), Known::List(elements))])
+    Ok(vec![Out::Contents(
+        Contents::list_type(),
+        Contents::List(elements),
+    )])
 }
 
 fn empty(cx: &mut Ctx) -> Result<Outs> {

@@ -232,33 +232,61 @@ fn frames(cx: &mut Ctx, x: ValueId, length: usize, frame: usize) -> Result<Value
 fn mel_weights(cx: &mut Ctx) -> Result<Outs> {
     let dtype = dtype_of(cx.i("output_datatype", 1)? as i32)?;
     cx.require(&[0, 1, 2, 3, 4])?;
-    let (n, length, rate) = (
-        cx.real_in(0, 0.0)?,
-        cx.real_in(1, 0.0)?,
-        cx.real_in(2, 0.0)?,
-    );
-    let (low, high) = (mel(cx.real_in(3, 0.0)?), mel(cx.real_in(4, 0.0)?));
-    let (n, bins) = (n.max(0.0) as usize, (length / 2.0).max(0.0) as usize + 1);
-    if n.saturating_mul(bins).saturating_mul(8) > FOLD_LIMIT_BYTES || rate <= 0.0 {
-        return Err(Error::unsupported(format!(
-            "{n} filters over {bins} bins at {rate} samples a second"
-        )));
-    }
-    let step = (high - low) / (n as f64 + 2.0);
-    let edge = |i: usize| {
-        let f = frequency(i as f64 * step + low);
-        ((length + 1.0) * f / rate).floor().max(0.0) as usize
-    };
+    let filters = MelFilters::of(cx)?;
+    let (n, bins) = (filters.n, filters.bins);
     let mut weights = vec![0.0; bins * n];
     for i in 0..n {
-        let edges @ [_, centre, right] = [edge(i), edge(i + 1), edge(i + 2)];
-        if right > bins || centre >= bins {
-            let message = format!("filter {i} ends at bin {right} of {bins}");
-            return Err(Error::invalid(message));
-        }
-        triangle(edges, |j, w| weights[j * n + i] = w);
+        triangle(filters.edges(i)?, |j, w| weights[j * n + i] = w);
     }
     one(cx.reals(dtype, &weights, &[bins, n])?)
+}
+
+/// Filters over the bins of a transform of `length` samples, `rate` of them a second.
+struct MelFilters {
+    n: usize,
+    bins: usize,
+    length: f64,
+    rate: f64,
+    /// Lowest and highest frequency, on the mel scale.
+    range: (f64, f64),
+}
+
+impl MelFilters {
+    fn of(cx: &mut Ctx) -> Result<MelFilters> {
+        let n = cx.real_in(0, 0.0)?.max(0.0) as usize;
+        let (length, rate) = (cx.real_in(1, 0.0)?, cx.real_in(2, 0.0)?);
+        let range = (mel(cx.real_in(3, 0.0)?), mel(cx.real_in(4, 0.0)?));
+        let bins = (length / 2.0).max(0.0) as usize + 1;
+        if n.saturating_mul(bins).saturating_mul(8) > FOLD_LIMIT_BYTES || rate <= 0.0 {
+            return Err(Error::unsupported(format!(
+                "{n} filters over {bins} bins at {rate} samples a second"
+            )));
+        }
+        Ok(MelFilters {
+            n,
+            bins,
+            length,
+            rate,
+            range,
+        })
+    }
+
+    /// First, middle and last bin of filter `i`.
+    fn edges(&self, i: usize) -> Result<[usize; 3]> {
+        let edges @ [_, centre, right] = [i, i + 1, i + 2].map(|i| self.edge(i));
+        if right > self.bins || centre >= self.bins {
+            let message = format!("filter {i} ends at bin {right} of {}", self.bins);
+            return Err(Error::invalid(message));
+        }
+        Ok(edges)
+    }
+
+    fn edge(&self, i: usize) -> usize {
+        let (low, high) = self.range;
+        let step = (high - low) / (self.n as f64 + 2.0);
+        let f = frequency(i as f64 * step + low);
+        ((self.length + 1.0) * f / self.rate).floor().max(0.0) as usize
+    }
 }
 
 fn mel(frequency: f64) -> f64 {

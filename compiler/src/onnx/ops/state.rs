@@ -144,12 +144,7 @@ fn projections(cx: &mut Ctx, heads: &Heads, wide: DType) -> Result<[ValueId; 3]>
     let k = per_step(cx, k, &heads.keys, wide)?;
     let v = per_step(cx, v, &heads.keys, wide)?;
     let (sk, sv) = (cx.shape_of(k), cx.shape_of(v));
-    let width = sk[3].as_const().filter(|w| *w > 0);
-    let width = width.ok_or_else(|| Error::unsupported("the head size must be known"))?;
-    let scale = match cx.f("scale", 0.0)? {
-        0.0 => 1.0 / (width as f64).sqrt(),
-        s => s,
-    };
+    let scale = query_scale(cx, &sk[3])?;
     let q = cx.mul_real(q, scale)?;
     let (length, batch, kv) = (&sk[0], &sk[1], &heads.keys);
     Ok([
@@ -157,6 +152,16 @@ fn projections(cx: &mut Ctx, heads: &Heads, wide: DType) -> Result<[ValueId; 3]>
         cx.reshape(k, [length, batch, kv, &sk[3], &1.into()])?,
         cx.reshape(v, [length, batch, kv, &1.into(), &sv[3]])?,
     ])
+}
+
+/// The factor of queries; one over the root of the head size where 0 is given.
+fn query_scale(cx: &Ctx, width: &Dim) -> Result<f64> {
+    let width = width.as_const().filter(|w| *w > 0);
+    let width = width.ok_or_else(|| Error::unsupported("the head size must be known"))?;
+    match cx.f("scale", 0.0)? {
+        0.0 => Ok(1.0 / (width as f64).sqrt()),
+        scale => Ok(scale),
+    }
 }
 
 /// The decay of each state, or of each of its rows: `[len, b, heads, rows, 1]`.
@@ -211,16 +216,7 @@ fn causal_conv(cx: &mut Ctx) -> Result<Outs> {
         _ => return Err(Error::invalid(format!("weights {sw} do not fit {sx}"))),
     };
     let all = after_state(cx, x, taps - 1)?;
-    let conv = Op::Conv {
-        window: Window {
-            strides: vec![1],
-            dilations: vec![1],
-            pads_low: vec![0],
-            pads_high: vec![0],
-        },
-        groups,
-        layout: Layout::ChannelsFirst,
-    };
+    let conv = plain_conv(groups);
     let mut y = cx.add(conv, &[all, w])?;
     if let Some(bias) = cx.opt(2)? {
         let bias = per_channel(cx, bias, 3)?;
@@ -231,6 +227,21 @@ fn causal_conv(cx: &mut Ctx) -> Result<Outs> {
     }
     let state = cx.slice_axis(all, 2, &sx[2], taps - 1)?;
     Ok(vec![Out::Value(y), Out::Value(state)])
+}
+
+/// A convolution along one axis, without strides and padding.
+fn plain_conv(groups: usize) -> Op {
+    let window = Window {
+        strides: vec![1],
+        dilations: vec![1],
+        pads_low: vec![0],
+        pads_high: vec![0],
+    };
+    Op::Conv {
+        window,
+        groups,
+        layout: Layout::ChannelsFirst,
+    }
 }
 
 /// `x` behind the `n` positions of the given state, or behind zeros.
