@@ -260,54 +260,6 @@ fn missed_fusions_have_reasons() {
     );
 }
 
-#[test]
-fn long_chains_and_large_graphs_take_linear_time() {
-    let mut b = GraphBuilder::new("g");
-    let x = b.input("x", DType::F32, [16usize]);
-    let mut y = x;
-    for i in 0..30_000 {
-        y = b
-            .map(
-                if i % 2 == 0 {
-                    ScalarOp::Neg
-                } else {
-                    ScalarOp::Abs
-                },
-                &[y],
-            )
-            .unwrap();
-        if i % 100 == 0 {
-            let s = b
-                .add1(
-                    Op::Reduce {
-                        kind: ReduceKind::Sum,
-                        axes: vec![0],
-                        keepdims: true,
-                    },
-                    &[y],
-                )
-                .unwrap();
-            y = b.add_(y, s).unwrap();
-        }
-    }
-    b.output("y", y);
-    let g = b.finish().unwrap();
-    let fused = fuse(&g, &Pricing::default(), MAX_ALTERNATIVES);
-    assert!(
-        fused
-            .kernels
-            .iter()
-            .all(|k| k.members.len() <= legal::MAX_MEMBERS)
-    );
-    assert!(fused.kernels.len() < 1500, "{}", fused.kernels.len());
-    assert_same(
-        &g,
-        &build(&g, &fused.kernels).unwrap(),
-        &[Tensor::from_slice(&[0.5f32; 16], &[16]).unwrap()],
-        "chain",
-    );
-}
-
 /// A chain of element-wise ops, to which a sum of all elements is added after every hundredth.
 fn long_chain(n_maps: usize) -> Graph {
     let mut b = GraphBuilder::new("g");
