@@ -109,7 +109,7 @@ pub fn prepare(source: impl Into<Source>, options: &Options) -> Result<Compiled>
             (m.interface(&spec)?, required.into_iter().collect())
         }
         Source::Graph(g) => {
-            let bound = crate::passes::specialise(g, &options.dims)?;
+            let bound = bound(g, &options.dims)?;
             (interface(&bound), BTreeSet::new())
         }
     };
@@ -123,6 +123,24 @@ pub fn prepare(source: impl Into<Source>, options: &Options) -> Result<Compiled>
         specialisations: Specialisations::new(options.specialisation_bytes),
         drivers: Mutex::default(),
     })
+}
+
+/// A graph with sizes in the place of symbols. Errors with a symbol that it does not have, as the import of a model does.
+pub(crate) fn bound(g: &Graph, dims: &Bindings) -> Result<Graph> {
+    let mut known = BTreeSet::new();
+    let results = g.nodes().flat_map(|(_, node)| &node.outputs);
+    for v in g.inputs.iter().chain(results) {
+        for dim in g.ty(*v).shape.iter() {
+            dim.visit_symbols(&mut |symbol| known.extend([symbol.to_owned()]));
+        }
+    }
+    match dims.keys().find(|dim| !known.contains(*dim)) {
+        Some(dim) => {
+            let known = known.iter().map(String::as_str);
+            Err(Error::invalid(unknown("dim", dim, known)))
+        }
+        None => crate::passes::specialise(g, dims),
+    }
 }
 
 /// Sizes must be possible; ranges must name dims of the inputs, be no contradiction in themselves, and hold the values that are set.
@@ -189,6 +207,15 @@ impl Compiled {
             .iter()
             .filter(|(dim, _)| !self.options.dims.contains_key(*dim));
         open.map(|(dim, range)| (dim.clone(), range.max)).collect()
+    }
+
+    /// Shape of an input by its declared type, dims with a range at their greatest. The error lists those without a size.
+    pub(crate) fn declared_shape(&self, input: usize) -> Result<Vec<usize>, Vec<String>> {
+        let shape = self.inputs[input].1.shape.bind(&self.largest_dims());
+        shape.as_static().ok_or_else(|| {
+            let open = shape.iter().filter(|d| d.as_const().is_none());
+            open.map(ToString::to_string).collect()
+        })
     }
 
     /// Names of the outputs.
@@ -432,7 +459,7 @@ impl Compiled {
                 dims,
                 ..Default::default()
             })?,
-            Source::Graph(g) => crate::passes::specialise(g, &dims)?,
+            Source::Graph(g) => bound(g, &dims)?,
         };
         pipeline::symbolic_text(graph, &self.options, full)
     }

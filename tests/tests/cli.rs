@@ -3,6 +3,7 @@
 mod files;
 mod inputs;
 mod limits;
+mod stages;
 mod streams;
 
 use crate::process::{gristmill, gristmill_with, gristmill_with_cache};

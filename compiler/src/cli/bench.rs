@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 use crate::options::Options;
 use crate::place::{Objective, Replacement};
 use crate::report::{Fallback, Report};
-use crate::units::{printable, size, time_ns};
+use crate::units::{plural, printable, size, time_ns};
 use clap::Args;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -130,8 +130,8 @@ impl Times {
         let (load, compile) = (time_ns(p.load_ns), time_ns(p.compile_ns));
         outln!("load {load}  compile {compile}");
         let [p50, p90, p99, min] = [0.5, 0.9, 0.99, 0.0].map(|q| time_ns(self.quantile(q)));
-        let n = self.sorted.len();
-        outln!("p50 {p50}  p90 {p90}  p99 {p99}  min {min}  ({n} runs)");
+        let n_runs = plural(self.sorted.len(), "run");
+        outln!("p50 {p50}  p90 {p90}  p99 {p99}  min {min}  ({n_runs})");
         if let Some(stream) = p.executable.lowered.placement.stream {
             let (period, n) = (time_ns(self.period()), p.executable.n_in_flight());
             let predicted = stream.period;

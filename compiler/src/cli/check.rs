@@ -4,7 +4,7 @@ use super::args::DimFlags;
 use super::output::outln;
 use super::{load, print_json};
 use crate::codegen::cpu::why_loops;
-use crate::compiled::Source;
+use crate::compiled::{Source, bound};
 use crate::error::{Error, Result};
 use crate::ir::{Bindings, Graph};
 use crate::onnx::{Capabilities, Model, OperatorReport, Specialisation, Treatment};
@@ -33,7 +33,7 @@ pub fn check(args: &CheckArgs) -> Result<()> {
     match load::model(&args.model)? {
         Source::Onnx(m) => check_model(&m, dims, args.json),
         Source::Graph(g) => {
-            check_graph(&crate::passes::specialise(&g, &dims)?, args.json);
+            check_graph(&bound(&g, &dims)?, args.json);
             Ok(())
         }
     }
@@ -50,7 +50,7 @@ fn check_graph(g: &Graph, json: bool) {
         let report = json!({ "nodes": g.n_nodes(), "problems": problems, "ops": counts });
         print_json("check", report);
     } else {
-        outln!("{} nodes, all of known ops", g.n_nodes());
+        outln!("{}, all of known ops", plural(g.n_nodes(), "node"));
     }
 }
 
@@ -94,9 +94,10 @@ struct Report {
 
 impl Report {
     fn print(&self) {
-        let (n, n_bad) = (self.n_nodes, self.n_bad);
-        let n_operators = self.capabilities.operators.len();
-        outln!("{n} nodes of {n_operators} operators; {n_bad} cannot be compiled");
+        let n_bad = self.n_bad;
+        let nodes = plural(self.n_nodes, "node");
+        let operators = plural(self.capabilities.operators.len(), "operator");
+        outln!("{nodes} of {operators}; {n_bad} cannot be compiled");
         print_table(&self.capabilities);
         for problem in &self.capabilities.problems {
             outln!("  {}", describe(&problem.message, &problem.nodes));

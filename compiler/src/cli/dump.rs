@@ -3,6 +3,7 @@
 use super::args::CompileArgs;
 use super::inputs;
 use super::load;
+use super::nodes::NodeFilter;
 use super::output::{self, outln};
 use crate::compiled::{Compiled, prepare};
 use crate::error::{Error, Result};
@@ -26,6 +27,9 @@ pub struct DumpArgs {
     /// Print constants in full, so that the `graph`, `rewritten` and `clusters` texts parse back.
     #[arg(long)]
     full: bool,
+    /// Only nodes whose path matches the regular expression, in stages that list nodes. Files of --dump-dir have all of them.
+    #[arg(long, value_name = "REGEX")]
+    node: Option<String>,
     #[command(flatten)]
     compile: CompileArgs,
 }
@@ -33,22 +37,46 @@ pub struct DumpArgs {
 /// Runs the verb.
 pub fn dump(args: &DumpArgs) -> Result<()> {
     if args.stages {
-        for stage in Stage::ALL {
-            outln!("{:<11} {}", stage.name(), stage.doc());
-        }
+        list_stages();
         return Ok(());
     }
-    let stage = Stage::parse(&args.stage).ok_or_else(|| {
-        let known = Stage::ALL.iter().map(|s| s.name());
-        Error::invalid(unknown("stage", &args.stage, known))
-    })?;
+    let stage = parse_stage(&args.stage)?;
+    let filter = args.node.as_deref().map(|pattern| filter(pattern, stage));
+    let filter = filter.transpose()?;
     let model = args.model.as_ref();
     let model = model.ok_or_else(|| Error::invalid("dump needs a model"))?;
     let mut options = args.compile.options()?;
     options.keep_stages = true;
     let compiled = prepare(load::model(model)?, &options)?;
-    output::text(text(args, stage, &compiled)?.trim_end());
+    let mut shown = text(args, stage, &compiled)?;
+    if let Some(filter) = filter {
+        shown = filter.apply(&shown)?;
+    }
+    output::text(shown.trim_end());
     Ok(())
+}
+
+fn list_stages() {
+    for stage in Stage::ALL {
+        outln!("{:<11} {}", stage.name(), stage.doc());
+    }
+}
+
+fn parse_stage(name: &str) -> Result<Stage> {
+    Stage::parse(name).ok_or_else(|| {
+        let known = Stage::ALL.iter().map(|s| s.name());
+        Error::invalid(unknown("stage", name, known))
+    })
+}
+
+/// The filter of `--node`. Errors for stages after the schedule: nodes share their kernels.
+fn filter(pattern: &str, stage: Stage) -> Result<NodeFilter> {
+    if stage > Stage::Schedule {
+        let name = stage.name();
+        let message = format!("--node: the text of stage {name:?} has kernels, which nodes share");
+        return Err(Error::invalid(message).hint("--stage schedule names the kernel of each node"));
+    }
+    NodeFilter::parse(pattern)
 }
 
 fn text(args: &DumpArgs, stage: Stage, compiled: &Compiled) -> Result<String> {

@@ -200,16 +200,13 @@ impl<'c> RandomInputs<'c> {
 
     /// Shape of an input that nothing gives. Errors when a symbol has no value.
     fn shape(&self, i: usize) -> Result<Vec<usize>> {
-        let (name, ty) = &self.compiled.inputs()[i];
-        let bound = ty.shape.bind(&self.compiled.largest_dims());
-        bound.as_static().ok_or_else(|| {
-            let open = bound.iter().filter(|d| d.as_const().is_none());
-            let symbols: Vec<String> = open.map(ToString::to_string).collect();
+        self.compiled.declared_shape(i).map_err(|open| {
+            let (name, ty) = &self.compiled.inputs()[i];
+            let symbols = open.join(", ");
             Error::invalid(format!(
-                "input {name:?} has type {ty}: give the tensor, or a value for {}",
-                symbols.join(", ")
+                "input {name:?} has type {ty}: give the tensor, or a value for {symbols}"
             ))
-            .hint(format!("--set {}=1", symbols.join("=1 --set ")))
+            .hint(format!("--set {}=1", open.join("=1 --set ")))
         })
     }
 

@@ -9,6 +9,7 @@ mod dump;
 mod inputs;
 mod inspect;
 mod load;
+mod nodes;
 mod objective;
 mod output;
 mod parse;
