@@ -58,6 +58,8 @@ pub mod units;
 
 pub use compiled::{Compiled, Executable, Outputs, Source, StepTime, compile, prepare};
 pub use error::{Error, ErrorKind, Result};
+#[cfg(feature = "ndarray")]
+pub use gristmill_runtime::ndarray;
 pub use gristmill_runtime::{DType, DeviceName, Tensor};
 pub use gristmill_solver::rng;
 pub use options::{AllReduce, DimRange, Options, Precision, Tuning};

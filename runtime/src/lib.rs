@@ -4,7 +4,11 @@
 
 pub use gristmill_kernels::float8;
 pub use half;
+#[cfg(feature = "ndarray")]
+pub use ndarray;
 
+#[cfg(feature = "ndarray")]
+mod arrays;
 pub mod cpu;
 pub mod cuda;
 pub mod device;
