@@ -35,6 +35,7 @@ pub mod codegen;
 mod compiled;
 pub mod cost;
 pub mod deadline;
+pub mod dump;
 pub mod error;
 pub mod guide;
 pub mod interp;
