@@ -7,7 +7,7 @@
 
 use gristmill::cost::{Bytes, LinkProfile, Nanos};
 use gristmill::place::task_graph::{TaskGraph, Topology};
-use gristmill::rng::Rng;
+use gristmill::testing::Rng;
 use gristmill_solver::search::portfolio::{self, Algorithm, Options, Solution};
 use gristmill_solver::{Device, Links, Parts, Payload, Problem, Task, Tensor};
 use std::path::Path;

@@ -70,6 +70,7 @@ pub struct Compiled {
 /// One specialisation: every stage's result, and the executors that run it.
 pub struct Executable {
     /// The stages.
+    #[doc(hidden)]
     pub lowered: Lowered,
     /// As many as runs can be in flight.
     lanes: Lanes,

@@ -12,7 +12,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Options of [`crate::compile`]. Any value is valid; what contradicts the model is an error when it is compiled.
+/// Options of [`crate::compile`]. Any value is valid; a contradiction to the model is an error of compilation.
+///
+/// Fields are added from time to time: write `Options { opt_level: 3, ..Options::default() }`, which stays right. The struct is not
+/// `#[non_exhaustive]`, since other crates could not write that then.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Logical devices with their memory limits; one CPU by default.
@@ -115,6 +118,7 @@ impl Default for Tuning {
 
 /// Who computes [`Op::AllReduce`](crate::ir::Op::AllReduce) where each operand is made on a GPU of its own.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum AllReduce {
     /// NCCL where it is found and gives what the interpreter gives, but for the order of a sum; else as [`AllReduce::Exchange`].
     #[default]
@@ -126,6 +130,7 @@ pub enum AllReduce {
 /// What the operands of `f32` products, convolutions and attentions on GPUs are rounded to; they are summed in `f32` whatever it is. CPUs always
 /// compute in the model's own precision.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Precision {
     /// To nothing: the model's own precision.
     #[default]

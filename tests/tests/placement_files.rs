@@ -2,7 +2,7 @@
 //! what to try.
 
 use crate::placement::{expect_valid, place, solve, topology};
-use gristmill::rng::Rng;
+use gristmill::testing::Rng;
 use serde_json::{Value, json};
 
 /// Three tasks of 5 ns; `b` and `c` stay together.

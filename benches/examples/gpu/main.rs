@@ -113,7 +113,7 @@ fn run(arguments: &Arguments, devices: &[cuda::CudaDevice]) -> Result<bool> {
         Ok((major, minor)) => println!("driver\tCUDA {major}.{minor}"),
         Err(why) => println!("driver\t{why}"),
     }
-    let nvrtc = gristmill::codegen::cuda::nvrtc::get()?;
+    let nvrtc = gristmill::testing::nvrtc()?;
     println!(
         "NVRTC\t{}.{} at {}",
         nvrtc.version().0,

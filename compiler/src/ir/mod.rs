@@ -1,21 +1,36 @@
 //! The typed tensor IR: dims and types, the two op tables, graphs, and their text form.
 
+#[doc(hidden)]
 pub mod attr;
+#[doc(hidden)]
 pub mod builder;
+#[doc(hidden)]
 pub mod constant;
+#[doc(hidden)]
 pub mod dim;
+#[doc(hidden)]
 pub mod eval;
+#[doc(hidden)]
 pub mod graph;
 mod infer;
+#[doc(hidden)]
 pub mod ops;
+#[doc(hidden)]
 pub mod parse;
+#[doc(hidden)]
 pub mod print;
+#[doc(hidden)]
 pub mod request;
+#[doc(hidden)]
 pub mod scalar;
+#[doc(hidden)]
 pub mod scope;
 mod state;
+#[doc(hidden)]
 pub mod types;
+#[doc(hidden)]
 pub mod vecprog;
+#[doc(hidden)]
 pub mod verify;
 
 pub use builder::GraphBuilder;

@@ -19,6 +19,7 @@ mod check;
 mod import;
 mod load;
 mod ops;
+#[doc(hidden)]
 pub mod proto;
 mod shape_value;
 mod skim;

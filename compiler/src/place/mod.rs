@@ -6,14 +6,17 @@
 //! candidate. Constants are not placed: each consumer's device has a copy. [`task_graph`] reads
 //! bare problems from files.
 
+#[doc(hidden)]
 pub mod check;
 mod colocate;
 mod conflict;
 mod copies;
 mod device;
 mod emulated;
+#[doc(hidden)]
 pub mod explain;
 mod follow;
+#[doc(hidden)]
 pub mod gpus;
 mod kept;
 mod kernels;
@@ -21,6 +24,7 @@ mod log;
 mod model;
 mod objective;
 mod pins;
+#[doc(hidden)]
 pub mod plan;
 mod print;
 mod replace;

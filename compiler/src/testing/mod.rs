@@ -12,6 +12,7 @@ pub use wiring::random_wiring;
 
 use crate::codegen::cuda::nvrtc::{self, Nvrtc};
 
+pub use crate::codegen::cuda::nvrtc::get as nvrtc;
 pub use crate::random::{random_indices, random_tensor};
 pub use crate::rng::Rng;
 
