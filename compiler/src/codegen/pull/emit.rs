@@ -230,6 +230,20 @@ pub(in crate::codegen) trait Emit: Sized {
         coords
     }
 
+    /// The truth value of a comparison of `x` with the known index `n`.
+    fn compare_const(&mut self, order: Order, x: Ix<Self::Value>, n: i64) -> Self::Value {
+        let (x, n) = (self.val(x), self.index(n));
+        self.index_compare(order, x, n)
+    }
+
+    /// True when `next` is and all `conditions` so far are; `None` stands for no condition.
+    fn all(&mut self, conditions: Option<Self::Value>, next: Self::Value) -> Result<Self::Value> {
+        match conditions {
+            None => Ok(next),
+            Some(conditions) => self.both(conditions, next),
+        }
+    }
+
     /// Row-major position of `coords` in `shape`.
     fn linearise(&mut self, coords: &[Ix<Self::Value>], shape: &[usize]) -> Ix<Self::Value> {
         let mut at = Ix::C(0);

@@ -1,14 +1,27 @@
 //! Ops that work on memory: cumulative sums line by line, scattered updates one by one.
 
-use super::heavy::beats;
+use super::reduce::beats;
 use super::{Emit, Ix, Puller};
 use crate::error::{Error, Result};
 use crate::ir::{Extremum, Node, Op, ScalarOp, ScatterKind};
 use gristmill_runtime::DType;
 use std::hash::Hash;
 
+/// A line of a cumulative sum.
+struct Line<'n, V> {
+    node: &'n Node,
+    axis: usize,
+    exclusive: bool,
+    reverse: bool,
+    /// Index of the line's first element.
+    start: &'n [Ix<V>],
+    /// Buffer of the result.
+    out: V,
+}
+
 impl<V: Copy + Eq + Hash> Puller<'_, V> {
-    /// The running sums of the line at `at` (0 along the axis) of a `CumSum`, written to `out`. Floats accumulate in `f64`.
+    /// The running sums of the line at `at` (0 along the axis) of a `CumSum`, written to `out`. Floats
+    /// accumulate in `f64`.
     pub(in crate::codegen) fn cum_sum_line<E: Emit<Value = V>>(
         &mut self,
         e: &mut E,
@@ -24,30 +37,49 @@ impl<V: Copy + Eq + Hash> Puller<'_, V> {
         else {
             return Err(wrong_phase(node));
         };
-        let (x, y) = (node.inputs[0], node.outputs[0]);
-        let (shape, dtype) = (self.body.shape(y).to_vec(), self.body.dtype(y));
-        let acc = if dtype.is_float() { DType::F64 } else { dtype };
-        let n = shape[axis] as i64;
-        let zero = e.constant(acc, 0);
+        let line = Line {
+            node,
+            axis,
+            exclusive,
+            reverse,
+            start: at,
+            out,
+        };
+        let y = node.outputs[0];
+        let n = self.body.shape(y)[axis] as i64;
+        let zero = e.constant(sum_dtype(self.body.dtype(y)), 0);
         e.for_loop(Ix::C(0), Ix::C(n), 1, &[zero], |e, i, carried| {
-            self.scoped(|p| {
-                let mut at = at.to_vec();
-                at[axis] = if reverse {
-                    let last = e.index(n - 1);
-                    Ix::V(e.index_sub(last, i))
-                } else {
-                    Ix::V(i)
-                };
-                let v = p.value(e, x, &at)?;
-                let v = e.convert(v, dtype, acc)?;
-                let next = e.scalar_op(ScalarOp::Add, &[acc, acc], &[carried[0], v])?;
-                let shown = e.convert(if exclusive { carried[0] } else { next }, acc, dtype)?;
-                let linear = e.linearise(&at, &shape);
-                e.store(dtype, shown, out, linear);
-                Ok(vec![next])
-            })
+            self.scoped(|p| Ok(vec![p.cum_sum_step(e, &line, i, carried[0])?]))
         })?;
         Ok(())
+    }
+
+    /// Writes the sum at step `i` of a line, given the sum before; returns the sum after.
+    fn cum_sum_step<E: Emit<Value = V>>(
+        &mut self,
+        e: &mut E,
+        line: &Line<V>,
+        i: V,
+        sum: V,
+    ) -> Result<V> {
+        let (x, y) = (line.node.inputs[0], line.node.outputs[0]);
+        let (shape, dtype) = (self.body.shape(y), self.body.dtype(y));
+        let acc = sum_dtype(dtype);
+        let mut at = line.start.to_vec();
+        at[line.axis] = Ix::V(match line.reverse {
+            false => i,
+            true => {
+                let last = e.index(shape[line.axis] as i64 - 1);
+                e.index_sub(last, i)
+            }
+        });
+        let v = self.value(e, x, &at)?;
+        let v = e.convert(v, dtype, acc)?;
+        let next = e.scalar_op(ScalarOp::Add, &[acc, acc], &[sum, v])?;
+        let shown = e.convert(if line.exclusive { sum } else { next }, acc, dtype)?;
+        let linear = e.linearise(&at, shape);
+        e.store(dtype, shown, line.out, linear);
+        Ok(next)
     }
 
     /// Joins the update at `at` of a scatter into `out`, which holds the data.
@@ -59,9 +91,9 @@ impl<V: Copy + Eq + Hash> Puller<'_, V> {
         out: V,
     ) -> Result<()> {
         let (updates, y) = (node.inputs[2], node.outputs[0]);
-        let (shape, dtype) = (self.body.shape(y).to_vec(), self.body.dtype(y));
+        let (shape, dtype) = (self.body.shape(y), self.body.dtype(y));
         let (to, kind) = self.scatter_target(e, node, at)?;
-        let linear = e.linearise(&to, &shape);
+        let linear = e.linearise(&to, shape);
         let new = self.value(e, updates, at)?;
         let old = e.load(dtype, out, linear);
         let joined = join(e, kind, dtype, old, new)?;
@@ -76,7 +108,7 @@ impl<V: Copy + Eq + Hash> Puller<'_, V> {
         node: &Node,
         at: &[Ix<V>],
     ) -> Result<(Vec<Ix<V>>, ScatterKind)> {
-        let (data, indices) = (self.body.shape(node.inputs[0]).to_vec(), node.inputs[1]);
+        let (data, indices) = (self.body.shape(node.inputs[0]), node.inputs[1]);
         match &node.op {
             Op::ScatterElements { axis, kind } => {
                 let mut to = at.to_vec();
@@ -84,23 +116,22 @@ impl<V: Copy + Eq + Hash> Puller<'_, V> {
                 Ok((to, *kind))
             }
             Op::ScatterNd { kind } => {
-                let index_shape = self.body.shape(indices).to_vec();
-                let lead = index_shape.len() - 1;
-                let mut to = Vec::with_capacity(data.len());
-                for (t, &extent) in data.iter().enumerate().take(index_shape[lead]) {
-                    let tuple_at: Vec<Ix<V>> = at[..lead]
-                        .iter()
-                        .copied()
-                        .chain([Ix::C(t as i64)])
-                        .collect();
-                    to.push(self.index(e, indices, &tuple_at, extent)?);
-                }
-                to.extend_from_slice(&at[lead..]);
+                let Some((&n_indexed, lead)) = self.body.shape(indices).split_last() else {
+                    return Err(wrong_phase(node));
+                };
+                let (index_at, inner) = at.split_at(lead.len());
+                let mut to = self.index_tuple(e, indices, index_at, &data[..n_indexed])?;
+                to.extend_from_slice(inner);
                 Ok((to, *kind))
             }
             _ => Err(wrong_phase(node)),
         }
     }
+}
+
+/// Accumulator dtype of running sums.
+fn sum_dtype(dtype: DType) -> DType {
+    if dtype.is_float() { DType::F64 } else { dtype }
 }
 
 fn join<E: Emit>(

@@ -4,16 +4,20 @@
 //! decides which values have buffers. Equal requests within one basic block share their code. The
 //! target is the back end's [`Emit`]: Cranelift IR for the CPU, CUDA source for the GPU.
 
+mod contract;
 mod emit;
 mod heavy;
 mod memory;
+mod reduce;
+mod window;
 
 use super::body::{Body, const_dim};
 use crate::error::{Error, Result};
-use crate::ir::{Node, Op, PadMode, ScalarOp, ValueId};
+use crate::ir::{ConstData, Node, Op, PadMode, ScalarOp, ValueId};
 pub(super) use emit::{Emit, Ix, Kind, Order};
 use gristmill_runtime::{DType, status};
-pub(super) use heavy::{accumulator, beats, extreme_bits, inner_iterations, mean, reduced_index};
+pub(super) use heavy::inner_iterations;
+pub(super) use reduce::{accumulator, beats, extreme_bits, mean, reduced_index};
 use std::collections::{BTreeMap, HashMap};
 use std::hash::Hash;
 
@@ -79,9 +83,9 @@ impl<'a, V: Copy + Eq + Hash> Puller<'a, V> {
             .graph
             .def_node(v)
             .ok_or_else(|| Error::internal("a cluster operand has no buffer"))?;
-        let which = node.outputs.iter().position(|&o| o == v);
-        let which = which.ok_or_else(|| Error::internal("a value is no result of its node"))?;
-        self.node_value(e, node, which, at)
+        let result = node.outputs.iter().position(|&o| o == v);
+        let result = result.ok_or_else(|| Error::internal("a value is no result of its node"))?;
+        self.node_value(e, node, result, at)
             .map_err(|err| err.context(node.op.name()).at_origin(&node.origin))
     }
 
@@ -89,60 +93,71 @@ impl<'a, V: Copy + Eq + Hash> Puller<'a, V> {
         &mut self,
         e: &mut E,
         node: &Node,
-        which: usize,
+        result: usize,
         at: &[Ix<V>],
     ) -> Result<V> {
         match &node.op {
-            Op::Map(op) => {
-                let args = node
-                    .inputs
-                    .iter()
-                    .map(|&x| self.broadcast_value(e, x, at))
-                    .collect::<Result<Vec<V>>>()?;
-                let dtypes: Vec<DType> = node.inputs.iter().map(|&x| self.body.dtype(x)).collect();
-                e.scalar_op(*op, &dtypes, &args)
-            }
-            Op::Constant { value } if value.len() == 1 => {
-                let t = value.tensor()?;
-                let mut bits = [0; 8];
-                bits[..t.size_bytes()].copy_from_slice(t.as_bytes());
-                Ok(e.constant(t.dtype(), u64::from_le_bytes(bits)))
-            }
-            Op::Iota { dtype, axis, .. } => {
-                let i = e.val(at[*axis]);
-                let i = e.index_to_i64(i);
-                e.convert(i, DType::I64, *dtype)
-            }
+            Op::Map(op) => self.map(e, node, *op, at),
+            Op::Constant { value } if value.len() == 1 => single_constant(e, value),
+            Op::Iota { dtype, axis, .. } => iota(e, at[*axis], *dtype),
             Op::Broadcast { .. } => self.broadcast_value(e, node.inputs[0], at),
-            Op::Reshape { .. } => {
-                let x = node.inputs[0];
-                let at = reshape_index(e, at, self.body.shape(node.outputs[0]), self.body.shape(x));
-                self.value(e, x, &at)
-            }
-            Op::Transpose { perm } => {
-                let mut from = vec![Ix::C(0); at.len()];
-                perm.iter().zip(at).for_each(|(&p, &i)| from[p] = i);
-                self.value(e, node.inputs[0], &from)
-            }
-            Op::Slice { starts, steps, .. } => {
-                let mut from = Vec::with_capacity(at.len());
-                for ((&i, start), &step) in at.iter().zip(starts).zip(steps) {
-                    let moved = e.mul(i, step);
-                    from.push(e.add(moved, Ix::C(const_dim(start)?)));
-                }
+            Op::Reshape { .. } | Op::Transpose { .. } | Op::Slice { .. } => {
+                let from = self.view_index(e, node, at)?;
                 self.value(e, node.inputs[0], &from)
             }
             Op::Pad { low, mode, .. } => self.pad(e, node, low, *mode, at),
             Op::Concat { axis } => self.concat(e, node, *axis, 0, at),
             Op::Gather { axis } => self.gather(e, node, *axis, at),
-            Op::GatherElements { axis } => {
-                let n = self.body.shape(node.inputs[0])[*axis];
-                let mut from = at.to_vec();
-                from[*axis] = self.index(e, node.inputs[1], at, n)?;
-                self.value(e, node.inputs[0], &from)
-            }
+            Op::GatherElements { axis } => self.gather_elements(e, node, *axis, at),
             Op::GatherNd { batch_dims } => self.gather_nd(e, node, *batch_dims, at),
-            _ => self.heavy_value(e, node, which, at),
+            _ => self.heavy_value(e, node, result, at),
+        }
+    }
+
+    fn map<E: Emit<Value = V>>(
+        &mut self,
+        e: &mut E,
+        node: &Node,
+        op: ScalarOp,
+        at: &[Ix<V>],
+    ) -> Result<V> {
+        let args = node.inputs.iter();
+        let args = args.map(|&x| self.broadcast_value(e, x, at));
+        let args = args.collect::<Result<Vec<V>>>()?;
+        let dtypes: Vec<DType> = node.inputs.iter().map(|&x| self.body.dtype(x)).collect();
+        e.scalar_op(op, &dtypes, &args)
+    }
+
+    /// The index in the operand of a view for an index of its result.
+    fn view_index<E: Emit<Value = V>>(
+        &self,
+        e: &mut E,
+        node: &Node,
+        at: &[Ix<V>],
+    ) -> Result<Vec<Ix<V>>> {
+        match &node.op {
+            Op::Transpose { perm } => {
+                let mut from = vec![Ix::C(0); at.len()];
+                perm.iter().zip(at).for_each(|(&p, &i)| from[p] = i);
+                Ok(from)
+            }
+            Op::Slice { starts, steps, .. } => {
+                let axes = at.iter().zip(starts).zip(steps);
+                axes.map(|((&i, start), &step)| {
+                    let moved = e.mul(i, step);
+                    Ok(e.add(moved, Ix::C(const_dim(start)?)))
+                })
+                .collect()
+            }
+            _ => {
+                let (to, from) = (node.outputs[0], node.inputs[0]);
+                Ok(reshape_index(
+                    e,
+                    at,
+                    self.body.shape(to),
+                    self.body.shape(from),
+                ))
+            }
         }
     }
 
@@ -153,17 +168,11 @@ impl<'a, V: Copy + Eq + Hash> Puller<'a, V> {
         x: ValueId,
         at: &[Ix<V>],
     ) -> Result<V> {
-        let shape = self.body.shape(x);
-        let lead = at.len() - shape.len();
-        let from: Vec<Ix<V>> = shape
-            .iter()
-            .zip(&at[lead..])
-            .map(|(&d, &i)| if d == 1 { Ix::C(0) } else { i })
-            .collect();
-        self.value(e, x, &from)
+        self.value(e, x, &broadcast_index(self.body.shape(x), at))
     }
 
-    /// Element of an index tensor as a checked position in an axis of extent `n`; negative ones count from the end.
+    /// Element of an index tensor as a checked position in an axis of extent `n`; negative ones count
+    /// from the end.
     pub(super) fn index<E: Emit<Value = V>>(
         &mut self,
         e: &mut E,
@@ -173,16 +182,24 @@ impl<'a, V: Copy + Eq + Hash> Puller<'a, V> {
     ) -> Result<Ix<V>> {
         let raw = self.value(e, indices, at)?;
         let i = e.convert(raw, self.body.dtype(indices), DType::I64)?;
-        let zero = e.constant(DType::I64, 0);
-        let negative = e.primitive(ScalarOp::Lt, DType::I64, DType::Bool, &[i, zero])?;
-        let extent = e.constant(DType::I64, n as u64);
-        let wrapped = e.primitive(ScalarOp::Add, DType::I64, DType::I64, &[i, extent])?;
-        let i = e.choose(negative, wrapped, i);
-        let limit = e.constant(DType::U64, n as u64);
-        let unsigned = e.convert(i, DType::I64, DType::U64)?;
-        let outside = e.primitive(ScalarOp::Ge, DType::U64, DType::Bool, &[unsigned, limit])?;
-        e.fault_if(outside, status::INDEX_OUT_OF_RANGE);
-        Ok(Ix::V(e.i64_to_index(i)))
+        checked_position(e, i, n)
+    }
+
+    /// Checked positions in axes of these extents, from the tuple at `at` of an index tensor whose
+    /// last axis holds tuples.
+    fn index_tuple<E: Emit<Value = V>>(
+        &mut self,
+        e: &mut E,
+        indices: ValueId,
+        at: &[Ix<V>],
+        extents: &[usize],
+    ) -> Result<Vec<Ix<V>>> {
+        let mut positions = Vec::with_capacity(extents.len());
+        for (t, &extent) in extents.iter().enumerate() {
+            let at = [at, &[Ix::C(t as i64)]].concat();
+            positions.push(self.index(e, indices, &at, extent)?);
+        }
+        Ok(positions)
     }
 
     fn gather<E: Emit<Value = V>>(
@@ -195,20 +212,24 @@ impl<'a, V: Copy + Eq + Hash> Puller<'a, V> {
         let [data, indices] = node.inputs[..] else {
             return Err(Error::internal("gather takes two operands"));
         };
-        let n_index_axes = self.body.shape(indices).len();
-        let i = self.index(
-            e,
-            indices,
-            &at[axis..axis + n_index_axes],
-            self.body.shape(data)[axis],
-        )?;
-        let from: Vec<Ix<V>> = at[..axis]
-            .iter()
-            .copied()
-            .chain([i])
-            .chain(at[axis + n_index_axes..].to_vec())
-            .collect();
-        self.value(e, data, &from)
+        let n = self.body.shape(data)[axis];
+        let (outer, rest) = at.split_at(axis);
+        let (index_at, inner) = rest.split_at(self.body.shape(indices).len());
+        let i = self.index(e, indices, index_at, n)?;
+        self.value(e, data, &[outer, &[i], inner].concat())
+    }
+
+    fn gather_elements<E: Emit<Value = V>>(
+        &mut self,
+        e: &mut E,
+        node: &Node,
+        axis: usize,
+        at: &[Ix<V>],
+    ) -> Result<V> {
+        let n = self.body.shape(node.inputs[0])[axis];
+        let mut from = at.to_vec();
+        from[axis] = self.index(e, node.inputs[1], at, n)?;
+        self.value(e, node.inputs[0], &from)
     }
 
     fn gather_nd<E: Emit<Value = V>>(
@@ -221,21 +242,16 @@ impl<'a, V: Copy + Eq + Hash> Puller<'a, V> {
         let [data, indices] = node.inputs[..] else {
             return Err(Error::internal("gather_nd takes two operands"));
         };
-        let (index_shape, data_shape) = (self.body.shape(indices), self.body.shape(data));
-        let lead = index_shape.len() - 1;
-        let mut from = at[..batch_dims].to_vec();
-        for t in 0..index_shape[lead] {
-            let tuple_at: Vec<Ix<V>> = at[..lead]
-                .iter()
-                .copied()
-                .chain([Ix::C(t as i64)])
-                .collect();
-            from.push(self.index(e, indices, &tuple_at, data_shape[batch_dims + t])?);
-        }
-        from.extend_from_slice(&at[lead..]);
-        self.value(e, data, &from)
+        let Some((&n_indexed, lead)) = self.body.shape(indices).split_last() else {
+            return Err(Error::internal("gather_nd takes indices of rank 1 or more"));
+        };
+        let (index_at, inner) = at.split_at(lead.len());
+        let extents = &self.body.shape(data)[batch_dims..batch_dims + n_indexed];
+        let indexed = self.index_tuple(e, indices, index_at, extents)?;
+        self.value(e, data, &[&at[..batch_dims], &indexed[..], inner].concat())
     }
 
+    /// Element of the join of the operands from `first` on.
     fn concat<E: Emit<Value = V>>(
         &mut self,
         e: &mut E,
@@ -244,29 +260,43 @@ impl<'a, V: Copy + Eq + Hash> Puller<'a, V> {
         first: usize,
         at: &[Ix<V>],
     ) -> Result<V> {
-        let extent = |s: &Self, i: usize| s.body.shape(node.inputs[i])[axis];
+        let body = self.body;
+        let extent = |i: usize| body.shape(node.inputs[i])[axis] as i64;
         // Empty parts hold no index.
-        let Some(part) = (first..node.inputs.len()).find(|&i| extent(self, i) > 0) else {
+        let mut parts = (first..node.inputs.len()).filter(|&i| extent(i) > 0);
+        let Some(part) = parts.next() else {
             return Err(Error::internal("an index into an empty join"));
         };
-        let n = extent(self, part);
         let x = node.inputs[part];
-        if (part + 1..node.inputs.len()).all(|i| extent(self, i) == 0) {
+        if parts.next().is_none() {
             return self.value(e, x, at);
         }
-        let (position, limit) = (e.val(at[axis]), e.index(n as i64));
-        let here = e.index_compare(Order::Less, position, limit);
-        let ty = Kind::Element(self.body.dtype(x));
+        let n = extent(part);
+        let is_here = e.compare_const(Order::Less, at[axis], n);
+        let rest = |s: &mut Self, e: &mut E| {
+            let mut rest = at.to_vec();
+            rest[axis] = e.add(at[axis], Ix::C(-n));
+            s.concat(e, node, axis, part + 1, &rest)
+        };
+        self.branch(e, is_here, body.dtype(x), |s, e| s.value(e, x, at), rest)
+    }
+
+    /// Element of `dtype` that `yes` computes where `condition` holds, else `no`; only one of them
+    /// runs.
+    fn branch<E: Emit<Value = V>>(
+        &mut self,
+        e: &mut E,
+        condition: V,
+        dtype: DType,
+        yes: impl FnOnce(&mut Self, &mut E) -> Result<V>,
+        no: impl FnOnce(&mut Self, &mut E) -> Result<V>,
+    ) -> Result<V> {
         let values = e.branch(
-            here,
-            &[ty],
+            condition,
+            &[Kind::Element(dtype)],
             self,
-            |s, e| s.scoped(|s| Ok(vec![s.value(e, x, at)?])),
-            |s, e| {
-                let mut rest = at.to_vec();
-                rest[axis] = e.add(at[axis], Ix::C(-(n as i64)));
-                s.scoped(|s| Ok(vec![s.concat(e, node, axis, part + 1, &rest)?]))
-            },
+            |s, e| s.scoped(|s| Ok(vec![yes(s, e)?])),
+            |s, e| s.scoped(|s| Ok(vec![no(s, e)?])),
         )?;
         Ok(values[0])
     }
@@ -279,44 +309,70 @@ impl<'a, V: Copy + Eq + Hash> Puller<'a, V> {
         mode: PadMode,
         at: &[Ix<V>],
     ) -> Result<V> {
-        let x = node.inputs[0];
-        let (shape, out) = (self.body.shape(x), self.body.shape(node.outputs[0]));
+        let (x, body) = (node.inputs[0], self.body);
+        let (shape, out) = (body.shape(x), body.shape(node.outputs[0]));
         let mut from = Vec::with_capacity(at.len());
         let mut inside = None;
         for axis in 0..at.len() {
             let j = e.add(at[axis], Ix::C(-(low[axis] as i64)));
-            let n = shape[axis];
-            from.push(match mode {
-                _ if out[axis] == n => j,
-                PadMode::Constant => {
-                    let (position, limit) = (e.val(j), e.index(n as i64));
-                    let within = e.index_compare(Order::Within, position, limit);
-                    inside = Some(match inside {
-                        None => within,
-                        Some(i) => e.both(i, within)?,
-                    });
-                    j
-                }
-                _ => border(e, j, n as i64, mode),
-            });
+            let n = shape[axis] as i64;
+            if out[axis] == shape[axis] {
+                from.push(j);
+            } else if mode == PadMode::Constant {
+                let within = e.compare_const(Order::Within, j, n);
+                inside = Some(e.all(inside, within)?);
+                from.push(j);
+            } else {
+                from.push(border(e, j, n, mode));
+            }
         }
         let Some(inside) = inside else {
             return self.value(e, x, &from);
         };
-        let ty = Kind::Element(self.body.dtype(x));
-        let fill = node.inputs[1];
+        let fill = |s: &mut Self, e: &mut E| s.value(e, node.inputs[1], &[]);
         if shape.contains(&0) {
-            return self.value(e, fill, &[]);
+            return fill(self, e);
         }
-        let values = e.branch(
-            inside,
-            &[ty],
-            self,
-            |s, e| s.scoped(|s| Ok(vec![s.value(e, x, &from)?])),
-            |s, e| s.scoped(|s| Ok(vec![s.value(e, fill, &[])?])),
-        )?;
-        Ok(values[0])
+        self.branch(e, inside, body.dtype(x), |s, e| s.value(e, x, &from), fill)
     }
+}
+
+/// A constant of one element.
+fn single_constant<E: Emit>(e: &mut E, value: &ConstData) -> Result<E::Value> {
+    let t = value.tensor()?;
+    let mut bits = [0; 8];
+    bits[..t.size_bytes()].copy_from_slice(t.as_bytes());
+    Ok(e.constant(t.dtype(), u64::from_le_bytes(bits)))
+}
+
+/// An index as an element.
+fn iota<E: Emit>(e: &mut E, i: Ix<E::Value>, dtype: DType) -> Result<E::Value> {
+    let i = e.val(i);
+    let i = e.index_to_i64(i);
+    e.convert(i, DType::I64, dtype)
+}
+
+/// The index into a value of `shape` for an index of a shape that it broadcasts to.
+fn broadcast_index<V: Copy>(shape: &[usize], at: &[Ix<V>]) -> Vec<Ix<V>> {
+    let at = &at[at.len() - shape.len()..];
+    let from = shape.iter().zip(at);
+    from.map(|(&d, &i)| if d == 1 { Ix::C(0) } else { i })
+        .collect()
+}
+
+/// An `i64` index as a position in an axis of extent `n`; negative ones count from the end. Leaves
+/// the function with a status when it is out of range.
+fn checked_position<E: Emit>(e: &mut E, i: E::Value, n: usize) -> Result<Ix<E::Value>> {
+    let zero = e.constant(DType::I64, 0);
+    let negative = e.primitive(ScalarOp::Lt, DType::I64, DType::Bool, &[i, zero])?;
+    let extent = e.constant(DType::I64, n as u64);
+    let wrapped = e.primitive(ScalarOp::Add, DType::I64, DType::I64, &[i, extent])?;
+    let i = e.choose(negative, wrapped, i);
+    let limit = e.constant(DType::U64, n as u64);
+    let unsigned = e.convert(i, DType::I64, DType::U64)?;
+    let outside = e.primitive(ScalarOp::Ge, DType::U64, DType::Bool, &[unsigned, limit])?;
+    e.fault_if(outside, status::INDEX_OUT_OF_RANGE);
+    Ok(Ix::V(e.i64_to_index(i)))
 }
 
 /// Position in the interior of extent `n` that a border position `j` repeats.
@@ -339,34 +395,41 @@ fn border<E: Emit>(e: &mut E, j: Ix<E::Value>, n: i64, mode: PadMode) -> Ix<E::V
     Ix::V(e.choose(below, from_low, high))
 }
 
-/// The index in `from` of the element at index `at` in `to`; both shapes hold the same elements in row-major order.
+/// The index in `from` of the element at index `at` in `to`; both shapes hold the same elements in
+/// row-major order.
 ///
-/// Axes are matched in groups of equal extent products, so that only axes which are really split or joined are divided.
+/// Axes are matched in groups of equal extent products, so that only axes which are really split or
+/// joined are divided.
 fn reshape_index<E: Emit>(
     e: &mut E,
-    at: &[Ix<E::Value>],
-    to: &[usize],
-    from: &[usize],
+    mut at: &[Ix<E::Value>],
+    mut to: &[usize],
+    mut from: &[usize],
 ) -> Vec<Ix<E::Value>> {
-    let mut index = vec![Ix::C(0); from.len()];
-    let (mut i, mut j) = (0, 0);
-    while i < to.len() || j < from.len() {
-        let (i0, j0) = (i, j);
-        let (mut a, mut b) = (1usize, 1usize);
-        loop {
-            if (a <= b && i < to.len()) || j == from.len() {
-                a = a.saturating_mul(to[i]);
-                i += 1;
-            } else {
-                b = b.saturating_mul(from[j]);
-                j += 1;
-            }
-            if a == b || (i == to.len() && j == from.len()) {
-                break;
-            }
-        }
-        let linear = e.linearise(&at[i0..i], &to[i0..i]);
-        index[j0..j].copy_from_slice(&e.delinearise(linear, &from[j0..j]));
+    let mut index = Vec::with_capacity(from.len());
+    while !to.is_empty() || !from.is_empty() {
+        let (n_to, n_from) = leading_group(to, from);
+        let linear = e.linearise(&at[..n_to], &to[..n_to]);
+        index.extend(e.delinearise(linear, &from[..n_from]));
+        (at, to, from) = (&at[n_to..], &to[n_to..], &from[n_from..]);
     }
     index
+}
+
+/// Numbers of leading axes of each shape whose extents have equal products; all axes if none have.
+fn leading_group(to: &[usize], from: &[usize]) -> (usize, usize) {
+    let (mut i, mut j) = (0, 0);
+    let (mut a, mut b) = (1usize, 1usize);
+    loop {
+        if (a <= b && i < to.len()) || j == from.len() {
+            a = a.saturating_mul(to[i]);
+            i += 1;
+        } else {
+            b = b.saturating_mul(from[j]);
+            j += 1;
+        }
+        if a == b || (i == to.len() && j == from.len()) {
+            return (i, j);
+        }
+    }
 }

@@ -1,0 +1,253 @@
+//! Windows: poolings, and the positions of taps.
+
+use super::heavy::{Of, no_code};
+use super::reduce::{accumulator, beats, extreme_bits};
+use super::{Emit, Ix, Kind, Order, Puller};
+use crate::error::Result;
+use crate::ir::{Extremum, Layout, Node, Op, PoolKind, ScalarOp, ValueId, Window};
+use gristmill_runtime::DType;
+use std::hash::Hash;
+
+/// Input positions of a window's tap, and the condition that they lie inside; `None` when they
+/// always do.
+type Tap<E> = (Vec<Ix<Of<E>>>, Option<Of<E>>);
+
+/// Geometry of a pooling.
+pub(super) struct PoolPlan<'a> {
+    size: &'a [usize],
+    window: &'a Window,
+    layout: Layout,
+}
+
+impl<'a> PoolPlan<'a> {
+    pub(super) fn of(op: &'a Op) -> Result<PoolPlan<'a>> {
+        let (size, window, layout) = match op {
+            Op::Pool {
+                size,
+                window,
+                layout,
+                ..
+            } => (size, window, *layout),
+            Op::MaxPoolIndices { size, window, .. } => (size, window, Layout::ChannelsFirst),
+            _ => return Err(no_code(op)),
+        };
+        Ok(PoolPlan {
+            size,
+            window,
+            layout,
+        })
+    }
+}
+
+impl<V: Copy + Eq + Hash> Puller<'_, V> {
+    pub(super) fn average_pool<E: Emit<Value = V>>(
+        &mut self,
+        e: &mut E,
+        node: &Node,
+        plan: &PoolPlan,
+        kind: PoolKind,
+        at: &[Ix<V>],
+    ) -> Result<V> {
+        let (x, layout, window) = (node.inputs[0], plan.layout, plan.window);
+        let dtype = self.body.dtype(x);
+        let acc = accumulator(dtype);
+        let (spatial, outer) = (
+            spatial_axes(layout, self.body.shape(x)),
+            spatial_axes(layout, at),
+        );
+        let (sum, count) = (e.constant(acc, 0), e.index(0));
+        let out = self.loops(e, plan.size, &[sum, count], &mut |s, e, tap, carried| {
+            let (position, inside) = tap_positions(e, outer, tap, window, spatial)?;
+            let sum = s.guarded(e, inside, acc, carried[0], |s, e, sum| {
+                let from = activation_index(layout, at[0], channel_axis(layout, at), &position);
+                let v = s.value(e, x, &from)?;
+                let v = e.convert(v, dtype, acc)?;
+                e.scalar_op(ScalarOp::Add, &[acc, acc], &[sum, v])
+            })?;
+            let counted = match kind {
+                PoolKind::AvgIncludePad => padded_inside(e, outer, tap, window, spatial)?,
+                _ => inside,
+            };
+            let one = match counted {
+                None => e.index(1),
+                Some(c) => e.truth_to_index(c),
+            };
+            Ok(vec![sum, e.index_add(carried[1], one)])
+        })?;
+        let result = average(e, acc, out[0], out[1])?;
+        e.convert(result, acc, dtype)
+    }
+
+    /// Largest element of a window and its row-major position in the whole input (-1 when the window
+    /// holds only padding).
+    pub(super) fn max_pool<E: Emit<Value = V>>(
+        &mut self,
+        e: &mut E,
+        node: &Node,
+        plan: &PoolPlan,
+        at: &[Ix<V>],
+    ) -> Result<(V, V)> {
+        let (x, layout) = (node.inputs[0], plan.layout);
+        let dtype = self.body.dtype(x);
+        let (spatial, outer) = (
+            spatial_axes(layout, self.body.shape(x)),
+            spatial_axes(layout, at),
+        );
+        let smallest = e.constant(dtype, extreme_bits(dtype, Extremum::Max));
+        let none = e.index(-1);
+        let best = self.loops(
+            e,
+            plan.size,
+            &[smallest, none],
+            &mut |s, e, tap, carried| {
+                let (position, inside) = tap_positions(e, outer, tap, plan.window, spatial)?;
+                let from = activation_index(layout, at[0], channel_axis(layout, at), &position);
+                let Some(inside) = inside else {
+                    return s.larger(e, x, &from, carried);
+                };
+                e.branch(
+                    inside,
+                    &[Kind::Element(dtype), Kind::Index],
+                    s,
+                    |s, e| s.scoped(|s| s.larger(e, x, &from, carried)),
+                    |_, _| Ok(carried.to_vec()),
+                )
+            },
+        )?;
+        Ok((best[0], e.index_to_i64(best[1])))
+    }
+
+    /// The larger of the element at `from` and the carried one, with its position. A carried position
+    /// of -1 stands for none.
+    fn larger<E: Emit<Value = V>>(
+        &mut self,
+        e: &mut E,
+        x: ValueId,
+        from: &[Ix<V>],
+        carried: &[V],
+    ) -> Result<Vec<V>> {
+        let v = self.value(e, x, from)?;
+        let linear = e.linearise(from, self.body.shape(x));
+        let linear = e.val(linear);
+        let greater = beats(e, v, carried[0], self.body.dtype(x), Extremum::Max)?;
+        let first = e.compare_const(Order::Less, Ix::V(carried[1]), 0);
+        let better = e.either(greater, first)?;
+        Ok(vec![
+            e.choose(better, v, carried[0]),
+            e.choose(better, linear, carried[1]),
+        ])
+    }
+}
+
+/// Entries of the spatial axes of activations.
+pub(super) fn spatial_axes<T>(layout: Layout, axes: &[T]) -> &[T] {
+    match layout {
+        Layout::ChannelsFirst => &axes[2..],
+        Layout::ChannelsLast => &axes[1..axes.len() - 1],
+    }
+}
+
+/// Entry of the channel axis of activations.
+pub(super) fn channel_axis<T: Copy>(layout: Layout, axes: &[T]) -> T {
+    match layout {
+        Layout::ChannelsFirst => axes[1],
+        Layout::ChannelsLast => axes[axes.len() - 1],
+    }
+}
+
+/// Index into activations.
+pub(super) fn activation_index<V: Copy>(
+    layout: Layout,
+    batch: Ix<V>,
+    channel: Ix<V>,
+    spatial: &[Ix<V>],
+) -> Vec<Ix<V>> {
+    match layout {
+        Layout::ChannelsFirst => [&[batch, channel], spatial].concat(),
+        Layout::ChannelsLast => [&[batch], spatial, &[channel]].concat(),
+    }
+}
+
+/// A sum divided by an index that counts its terms; a sum of no integers is 0.
+fn average<E: Emit>(e: &mut E, acc: DType, sum: Of<E>, count: Of<E>) -> Result<Of<E>> {
+    if acc.is_float() {
+        let n = e.index_to_i64(count);
+        let n = e.convert(n, DType::I64, acc)?;
+        return e.primitive(ScalarOp::Div, acc, acc, &[sum, n]);
+    }
+    let one = e.index(1);
+    let n = e.index_max(count, one);
+    let n = e.index_to_i64(n);
+    let n = e.convert(n, DType::I64, acc)?;
+    Ok(e.quotient(acc, sum, n))
+}
+
+/// The input positions of a window's tap.
+pub(super) fn tap_positions<E: Emit>(
+    e: &mut E,
+    outer: &[Ix<E::Value>],
+    tap: &[Ix<E::Value>],
+    window: &Window,
+    spatial: &[usize],
+) -> Result<Tap<E>> {
+    let mut inside = None;
+    let mut position = Vec::with_capacity(outer.len());
+    for d in 0..outer.len() {
+        let start = e.mul(outer[d], window.strides[d] as i64);
+        let reach = e.mul(tap[d], window.dilations[d] as i64);
+        let padded = e.add(start, reach);
+        let p = e.add(padded, Ix::C(-(window.pads_low[d] as i64)));
+        position.push(p);
+        let extent = spatial[d] as i64;
+        if !matches!(p, Ix::C(c) if (0..extent).contains(&c)) {
+            let within = e.compare_const(Order::Within, p, extent);
+            inside = Some(e.all(inside, within)?);
+        }
+    }
+    Ok((position, inside))
+}
+
+/// True when a tap lies inside the input and its padding; `None` when it always does.
+fn padded_inside<E: Emit>(
+    e: &mut E,
+    outer: &[Ix<E::Value>],
+    tap: &[Ix<E::Value>],
+    window: &Window,
+    spatial: &[usize],
+) -> Result<Option<E::Value>> {
+    let bare = Window {
+        pads_low: vec![0; outer.len()],
+        ..window.clone()
+    };
+    let padded: Vec<usize> = (0..outer.len())
+        .map(|d| spatial[d] + window.pads_low[d] + window.pads_high[d])
+        .collect();
+    Ok(tap_positions(e, outer, tap, &bare, &padded)?.1)
+}
+
+/// The input positions from which a tap of the transposed window falls on an output position.
+pub(super) fn transposed_positions<E: Emit>(
+    e: &mut E,
+    outer: &[Ix<E::Value>],
+    tap: &[Ix<E::Value>],
+    window: &Window,
+    spatial: &[usize],
+) -> Result<Tap<E>> {
+    let mut inside = None;
+    let mut position = Vec::with_capacity(outer.len());
+    for d in 0..outer.len() {
+        let reach = e.mul(tap[d], -(window.dilations[d] as i64));
+        let padded = e.add(outer[d], Ix::C(window.pads_low[d] as i64));
+        let start = e.add(padded, reach);
+        let start = e.val(start);
+        let stride = e.index(window.strides[d] as i64);
+        let (quotient, limit) = (e.index_div(start, stride), e.index(spatial[d] as i64));
+        let back = e.index_mul(quotient, stride);
+        let exact = e.index_compare(Order::Equal, back, start);
+        let within = e.index_compare(Order::Within, quotient, limit);
+        let both = e.both(exact, within)?;
+        inside = Some(e.all(inside, both)?);
+        position.push(Ix::V(quotient));
+    }
+    Ok((position, inside))
+}
