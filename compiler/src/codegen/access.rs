@@ -3,7 +3,7 @@
 use super::body::{Body, const_dim};
 use super::strided::Strided;
 use crate::ir::vecprog::{Inst, Reg, VecOp, VecProg};
-use crate::ir::{Node, Op, OpClass, ScalarOp, ValueId};
+use crate::ir::{Dim, Node, Op, OpClass, ScalarOp, ValueId};
 use gristmill_runtime::DType;
 use std::collections::HashMap;
 
@@ -29,6 +29,16 @@ pub(super) struct Expression {
 struct AxisAt {
     constant: i64,
     factors: Vec<i64>,
+}
+
+impl AxisAt {
+    /// The position before a slice of the axis; `None` when `start` is symbolic.
+    fn sliced(&self, start: &Dim, step: i64) -> Option<AxisAt> {
+        Some(AxisAt {
+            constant: self.constant * step + const_dim(start).ok()?,
+            factors: self.factors.iter().map(|f| f * step).collect(),
+        })
+    }
 }
 
 /// Builds the expression of `roots`, all of one shape. `in_memory` says which values are loaded; `keep` which composite ops stay whole.
@@ -119,11 +129,8 @@ impl Builder<'_> {
     fn node(&mut self, node: &Node, at: &[AxisAt]) -> Option<Reg> {
         match &node.op {
             Op::Map(op) => {
-                let args = node
-                    .inputs
-                    .iter()
-                    .map(|&x| self.broadcast(x, at))
-                    .collect::<Option<Vec<Reg>>>()?;
+                let args = node.inputs.iter().map(|&x| self.broadcast(x, at));
+                let args = args.collect::<Option<Vec<Reg>>>()?;
                 Some(self.map(*op, &args))
             }
             Op::Broadcast { .. } => self.broadcast(node.inputs[0], at),
@@ -133,14 +140,9 @@ impl Builder<'_> {
                 self.value(node.inputs[0], &from)
             }
             Op::Slice { starts, steps, .. } => {
-                let mut from = Vec::with_capacity(at.len());
-                for ((a, start), &step) in at.iter().zip(starts).zip(steps) {
-                    let constant = a.constant * step + const_dim(start).ok()?;
-                    from.push(AxisAt {
-                        constant,
-                        factors: a.factors.iter().map(|f| f * step).collect(),
-                    });
-                }
+                let axes = at.iter().zip(starts).zip(steps);
+                let sliced = axes.map(|((a, start), &step)| a.sliced(start, step));
+                let from = sliced.collect::<Option<Vec<AxisAt>>>()?;
                 self.value(node.inputs[0], &from)
             }
             Op::Reshape { .. } => {

@@ -3,7 +3,7 @@
 use super::cpu::{self, Fallback};
 use super::cuda::{self, nvrtc};
 use super::forms::{Choice, Forms};
-use super::plan::{Arg, DeviceKernels};
+use super::plan::{Arg, DeviceKernels, KernelPlan};
 use crate::cluster::{Fusion, cluster};
 use crate::error::{Error, Result};
 use crate::ir::{Graph, Node, NodeId, Op, ReduceKind, ValueId};
@@ -259,18 +259,7 @@ impl Assembler<'_> {
         if self.settings.check {
             schedule::check::check(g, needs, &schedule)?;
         }
-        let mut draft = Draft {
-            g,
-            part,
-            schedule: &schedule,
-            buffers: Vec::new(),
-            constants: Vec::new(),
-            of_value: BTreeMap::new(),
-            of_constant: BTreeMap::new(),
-            of_tensor: BTreeMap::new(),
-            steps: Vec::new(),
-            step_nodes: Vec::new(),
-        };
+        let mut draft = Draft::new(part, &schedule);
         self.steps(&mut draft, compiled)?;
         let step_nodes = std::mem::take(&mut draft.step_nodes);
         let partition = Partition {
@@ -348,25 +337,19 @@ impl Assembler<'_> {
                 .collect();
             deps.sort_unstable();
             deps.dedup();
-            let kinds = match step.action {
-                Action::Node(id) => self.node_steps(d, id, compiled)?,
+            let (kinds, node, origin) = match step.action {
+                Action::Node(id) => {
+                    let origin = d.g.node(id).origin.to_string();
+                    (self.node_steps(d, id, compiled)?, Some(id), origin)
+                }
                 Action::CopyToOutput { value, output } => {
-                    let src = d.value(value)?;
-                    vec![StepKind::Copy {
-                        src,
-                        dst: d.output(output)?,
-                    }]
+                    let name = &d.g.outputs[output as usize].name;
+                    (
+                        vec![d.copy(value, output)?],
+                        None,
+                        format!("output {name:?}"),
+                    )
                 }
-            };
-            let origin = match step.action {
-                Action::Node(id) => d.g.node(id).origin.to_string(),
-                Action::CopyToOutput { output, .. } => {
-                    format!("output {:?}", d.g.outputs[output as usize].name)
-                }
-            };
-            let node = match step.action {
-                Action::Node(id) => Some(id),
-                Action::CopyToOutput { .. } => None,
             };
             for kind in kinds {
                 d.step_nodes.push(node);
@@ -389,69 +372,28 @@ impl Assembler<'_> {
         compiled: &DeviceKernels,
     ) -> Result<Vec<StepKind>> {
         let node = d.g.node(id);
-        Ok(match &node.op {
-            Op::Cluster { .. } => d.kernels(id, compiled)?,
-            Op::Send { key, to } => {
-                let key = Key {
-                    source: d.part.device.clone(),
-                    destination: DeviceName::parse(to)?,
-                    tensor: key.clone(),
-                };
-                vec![StepKind::Send {
-                    key,
-                    buffer: d.value(node.inputs[0])?,
-                }]
-            }
-            Op::Recv { key, from, .. } => {
-                let key = Key {
-                    source: DeviceName::parse(from)?,
-                    destination: d.part.device.clone(),
-                    tensor: key.clone(),
-                };
-                vec![StepKind::Recv {
-                    key,
-                    buffer: d.value(node.outputs[0])?,
-                }]
-            }
-            Op::Collective {
-                kind,
-                key,
-                rank,
-                devices,
-            } => vec![StepKind::AllReduce(Box::new(AllReduce {
-                key: key.clone(),
-                rank: *rank as u32,
-                devices: devices
-                    .iter()
-                    .map(|name| DeviceName::parse(name))
-                    .collect::<Result<_, _>>()?,
-                kind: reduction(*kind)
-                    .ok_or_else(|| Error::internal("a collective mean").at_origin(&node.origin))?,
-                src: d.value(node.inputs[0])?,
-                dst: d.value(node.outputs[0])?,
-            }))],
-            Op::If | Op::Loop { .. } | Op::Scan { .. } => vec![self.control(d, node)?],
+        let kind = match &node.op {
+            Op::Cluster { .. } => return d.kernels(id, compiled),
+            Op::Send { key, to } => d.send(node, key, to)?,
+            Op::Recv { key, from, .. } => d.recv(node, key, from)?,
+            Op::Collective { .. } => d.all_reduce(node)?,
+            Op::If | Op::Loop { .. } | Op::Scan { .. } => self.control(d, node)?,
             Op::ReadVariable {
                 container, name, ..
-            } => {
-                vec![StepKind::ReadVariable {
-                    variable: self.variable(d.g, node.outputs[0], container, name)?,
-                    dst: d.value(node.outputs[0])?,
-                }]
-            }
-            Op::AssignVariable { container, name } => {
-                vec![StepKind::AssignVariable {
-                    variable: self.variable(d.g, node.inputs[0], container, name)?,
-                    src: d.value(node.inputs[0])?,
-                }]
-            }
+            } => StepKind::ReadVariable {
+                variable: self.variable(d.g, node.outputs[0], container, name)?,
+                dst: d.value(node.outputs[0])?,
+            },
+            Op::AssignVariable { container, name } => StepKind::AssignVariable {
+                variable: self.variable(d.g, node.inputs[0], container, name)?,
+                src: d.value(node.inputs[0])?,
+            },
             other => {
-                return Err(
-                    Error::unsupported(format!("{} cannot be executed yet", other.name()))
-                        .at_origin(&node.origin),
-                );
+                let message = format!("{} cannot be executed yet", other.name());
+                return Err(Error::unsupported(message).at_origin(&node.origin));
             }
-        })
+        };
+        Ok(vec![kind])
     }
 
     fn variable(&mut self, g: &Graph, value: ValueId, container: &str, name: &str) -> Result<u32> {
@@ -485,18 +427,7 @@ impl Assembler<'_> {
             .iter()
             .map(|r| self.region(r, &d.part.device).map(Arc::new))
             .collect::<Result<Vec<_>>>()?;
-        let carry = |init: &[BufferId]| {
-            init.iter()
-                .zip(&results)
-                .map(|(&init, &result)| Carried { init, result })
-                .collect::<Vec<_>>()
-        };
-        let scanned = |list: &[BufferId], reverse| {
-            list.iter()
-                .map(|&buffer| Scanned { buffer, reverse })
-                .collect::<Vec<_>>()
-        };
-        Ok(match (&node.op, bodies.as_slice()) {
+        let made = match (&node.op, bodies.as_slice()) {
             (Op::If, [then_branch, else_branch]) => StepKind::If(Box::new(If {
                 cond: args[0],
                 then_branch: then_branch.clone(),
@@ -504,42 +435,19 @@ impl Assembler<'_> {
                 args: args[1..].to_vec(),
                 results,
             })),
-            (Op::Loop { carried, .. }, [body]) => StepKind::Loop(Box::new(Loop {
-                trips: TripCount::While {
-                    max_trips: Some(args[0]),
-                    condition: Some(args[1]),
-                },
-                body: body.clone(),
-                carried: carry(&args[2..2 + carried]),
-                scan_inputs: Vec::new(),
-                scan_outputs: scanned(&results[*carried..], false),
-                args: args[2 + carried..].to_vec(),
-            })),
-            (
-                Op::Scan {
-                    carried,
-                    scanned: n,
-                    length,
-                    reverse,
-                },
-                [body],
-            ) => StepKind::Loop(Box::new(Loop {
-                trips: TripCount::Fixed(length.as_usize().unwrap_or(0) as u64),
-                body: body.clone(),
-                carried: carry(&args[..*carried]),
-                scan_inputs: scanned(&args[*carried..carried + n], *reverse),
-                scan_outputs: scanned(&results[*carried..], *reverse),
-                args: args[carried + n..].to_vec(),
-            })),
-            _ => {
-                return Err(Error::internal(format!(
-                    "{} with {} regions",
-                    node.op.name(),
-                    bodies.len()
-                ))
-                .at_origin(&node.origin));
+            (Op::Loop { carried, .. }, [body]) => {
+                StepKind::Loop(Box::new(while_loop(*carried, body, &args, &results)))
             }
-        })
+            (Op::Scan { .. }, [body]) => {
+                let scan = scan_loop(&node.op, body, &args, &results);
+                StepKind::Loop(Box::new(scan.map_err(|e| e.at_origin(&node.origin))?))
+            }
+            _ => {
+                let message = format!("{} with {} regions", node.op.name(), bodies.len());
+                return Err(Error::internal(message).at_origin(&node.origin));
+            }
+        };
+        Ok(made)
     }
 
     /// A region as a program of one partition.
@@ -559,6 +467,71 @@ impl Assembler<'_> {
     }
 }
 
+fn carried(inits: &[BufferId], results: &[BufferId]) -> Vec<Carried> {
+    let pairs = inits.iter().zip(results);
+    pairs
+        .map(|(&init, &result)| Carried { init, result })
+        .collect()
+}
+
+fn scanned(buffers: &[BufferId], reverse: bool) -> Vec<Scanned> {
+    let scanned = |&buffer| Scanned { buffer, reverse };
+    buffers.iter().map(scanned).collect()
+}
+
+/// An `Op::Loop`: operands are the bound of trips, the condition, then the carried values.
+fn while_loop(
+    n_carried: usize,
+    body: &Arc<Program>,
+    args: &[BufferId],
+    results: &[BufferId],
+) -> Loop {
+    Loop {
+        trips: TripCount::While {
+            max_trips: Some(args[0]),
+            condition: Some(args[1]),
+        },
+        body: body.clone(),
+        carried: carried(&args[2..2 + n_carried], results),
+        scan_inputs: Vec::new(),
+        scan_outputs: scanned(&results[n_carried..], false),
+        args: args[2 + n_carried..].to_vec(),
+    }
+}
+
+/// An `Op::Scan`: operands are the carried values, then the scanned tensors.
+fn scan_loop(
+    op: &Op,
+    body: &Arc<Program>,
+    args: &[BufferId],
+    results: &[BufferId],
+) -> Result<Loop> {
+    let Op::Scan {
+        carried: n_carried,
+        scanned: n_scanned,
+        length,
+        reverse,
+    } = op
+    else {
+        return Err(Error::internal(format!("{} is no scan", op.name())));
+    };
+    let trips = length.as_usize().ok_or_else(|| {
+        Error::internal(format!(
+            "length {length} of a scan is not static: specialise first"
+        ))
+    })?;
+    let (inits, operands) = args.split_at(*n_carried);
+    let (scan_inputs, rest) = operands.split_at(*n_scanned);
+    Ok(Loop {
+        trips: TripCount::Fixed(trips as u64),
+        body: body.clone(),
+        carried: carried(inits, results),
+        scan_inputs: scanned(scan_inputs, *reverse),
+        scan_outputs: scanned(&results[*n_carried..], *reverse),
+        args: rest.to_vec(),
+    })
+}
+
 /// The reduction of a collective; `None` for a mean, which is a sum and a division on each device.
 fn reduction(kind: ReduceKind) -> Option<Reduction> {
     match kind {
@@ -570,7 +543,22 @@ fn reduction(kind: ReduceKind) -> Option<Reduction> {
     }
 }
 
-impl Draft<'_> {
+impl<'g> Draft<'g> {
+    fn new(part: &'g Part, schedule: &'g Schedule) -> Draft<'g> {
+        Draft {
+            g: &part.graph,
+            part,
+            schedule,
+            buffers: Vec::new(),
+            constants: Vec::new(),
+            of_value: BTreeMap::new(),
+            of_constant: BTreeMap::new(),
+            of_tensor: BTreeMap::new(),
+            steps: Vec::new(),
+            step_nodes: Vec::new(),
+        }
+    }
+
     fn push(&mut self, name: String, dtype: DType, shape: Vec<usize>, loc: Loc) -> BufferId {
         self.buffers.push(Buffer {
             name,
@@ -640,6 +628,66 @@ impl Draft<'_> {
         ))
     }
 
+    /// The copy of a value to an output.
+    fn copy(&mut self, value: ValueId, output: u32) -> Result<StepKind> {
+        let src = self.value(value)?;
+        let dst = self.output(output)?;
+        Ok(StepKind::Copy { src, dst })
+    }
+
+    fn send(&mut self, node: &Node, key: &str, to: &str) -> Result<StepKind> {
+        let key = Key {
+            source: self.part.device.clone(),
+            destination: DeviceName::parse(to)?,
+            tensor: key.to_owned(),
+        };
+        let buffer = self.value(node.inputs[0])?;
+        Ok(StepKind::Send { key, buffer })
+    }
+
+    fn recv(&mut self, node: &Node, key: &str, from: &str) -> Result<StepKind> {
+        let key = Key {
+            source: DeviceName::parse(from)?,
+            destination: self.part.device.clone(),
+            tensor: key.to_owned(),
+        };
+        let buffer = self.value(node.outputs[0])?;
+        Ok(StepKind::Recv { key, buffer })
+    }
+
+    fn all_reduce(&mut self, node: &Node) -> Result<StepKind> {
+        let Op::Collective {
+            kind,
+            key,
+            rank,
+            devices,
+        } = &node.op
+        else {
+            return Err(Error::internal("not a collective").at_origin(&node.origin));
+        };
+        let devices = devices.iter().map(|name| DeviceName::parse(name));
+        Ok(StepKind::AllReduce(Box::new(AllReduce {
+            key: key.clone(),
+            rank: *rank as u32,
+            devices: devices.collect::<Result<_, _>>()?,
+            kind: reduction(*kind)
+                .ok_or_else(|| Error::internal("a collective mean").at_origin(&node.origin))?,
+            src: self.value(node.inputs[0])?,
+            dst: self.value(node.outputs[0])?,
+        })))
+    }
+
+    /// The scratch buffers of a cluster.
+    fn scratch(&mut self, id: NodeId, plan: &KernelPlan) -> Vec<BufferId> {
+        let offsets = self.schedule.scratch.get(&id).cloned().unwrap_or_default();
+        let buffers = plan.scratch.iter().zip(offsets).enumerate();
+        let push = |(i, (&bytes, offset_bytes))| {
+            let name = format!("#{}.scratch{i}", id.0);
+            self.push(name, DType::U8, vec![bytes], Loc::Arena { offset_bytes })
+        };
+        buffers.map(push).collect()
+    }
+
     /// The kernel calls of a cluster.
     fn kernels(&mut self, id: NodeId, compiled: &DeviceKernels) -> Result<Vec<StepKind>> {
         let node = self.g.node(id);
@@ -647,28 +695,14 @@ impl Draft<'_> {
             .plans
             .get(&id)
             .ok_or_else(|| Error::internal("a cluster has no kernel").at_origin(&node.origin))?;
-        let offsets = self.schedule.scratch.get(&id).cloned().unwrap_or_default();
-        let scratch: Vec<BufferId> = plan
-            .scratch
-            .iter()
-            .zip(offsets)
-            .enumerate()
-            .map(|(i, (&bytes, offset_bytes))| {
-                self.push(
-                    format!("#{}.scratch{i}", id.0),
-                    DType::U8,
-                    vec![bytes],
-                    Loc::Arena { offset_bytes },
-                )
-            })
-            .collect();
+        let scratch = self.scratch(id, plan);
         let packed: Vec<BufferId> = plan
             .packed
             .iter()
             .enumerate()
             .map(|(i, t)| self.constant(t.clone(), format!("#{}.packed{i}", id.0)))
             .collect();
-        let mut steps = Vec::new();
+        let mut steps = Vec::with_capacity(plan.steps.len());
         for s in &plan.steps {
             let buffer = |a: &Arg| match *a {
                 Arg::Operand(i) => self.value(node.inputs[i as usize]),

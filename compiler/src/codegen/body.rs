@@ -181,6 +181,10 @@ impl Writer<'_> {
         self.op(Op::Map(op), inputs)
     }
 
+    fn reshape(&mut self, x: ValueId, shape: Vec<Dim>) -> Result<ValueId> {
+        self.op(Op::Reshape { shape }, &[x])
+    }
+
     fn scalar(&mut self, dtype: DType, v: f64) -> Result<ValueId> {
         let bits = real_bits(dtype, v).to_le_bytes();
         let t = Tensor::from_bytes(dtype, &[], &bits[..dtype.size_bytes()])?;
@@ -241,88 +245,45 @@ impl Writer<'_> {
         let to_last: Vec<usize> = [0].into_iter().chain(2..rank).chain([1]).collect();
         let to_first: Vec<usize> = [0, rank - 1].into_iter().chain(1..rank - 1).collect();
         let x = self.op(Op::Transpose { perm: to_last }, &inputs[..1])?;
-        let y = match op.clone() {
-            Op::Conv { window, groups, .. } => {
+        let (mut op, mut operands) = (op.clone(), vec![x]);
+        match &mut op {
+            Op::Conv { layout, .. } => {
+                *layout = Layout::ChannelsLast;
                 let perm = (2..rank).chain([1, 0]).collect();
-                let w = self.op(Op::Transpose { perm }, &inputs[1..])?;
-                self.op(
-                    Op::Conv {
-                        window,
-                        groups,
-                        layout: Layout::ChannelsLast,
-                    },
-                    &[x, w],
-                )?
+                operands.push(self.op(Op::Transpose { perm }, &inputs[1..])?);
             }
-            Op::Pool {
-                kind,
-                size,
-                window,
-                ceil,
-                ..
-            } => self.op(
-                Op::Pool {
-                    kind,
-                    size,
-                    window,
-                    ceil,
-                    layout: Layout::ChannelsLast,
-                },
-                &[x],
-            )?,
+            Op::Pool { layout, .. } => *layout = Layout::ChannelsLast,
             op => {
-                return Err(Error::internal(format!(
-                    "{} has no channel layout",
-                    op.name()
-                )));
+                let message = format!("{} has no channel layout", op.name());
+                return Err(Error::internal(message));
             }
-        };
+        }
+        let y = self.op(op, &operands)?;
         self.op(Op::Transpose { perm: to_first }, &[y])
     }
 
     /// A transposed convolution whose windows tile the output: one product per tap, then a permutation.
     fn tiled_conv_transpose(&mut self, inputs: &[ValueId]) -> Result<ValueId> {
-        let (x, w) = (
-            self.graph.ty(inputs[0]).clone(),
-            self.graph.ty(inputs[1]).clone(),
-        );
+        let x = self.graph.ty(inputs[0]).shape.clone();
+        let w = self.graph.ty(inputs[1]).shape.clone();
         let n = x.rank() - 2;
-        let pixels = x.shape[2..]
-            .iter()
-            .fold(x.shape[0].clone(), |p, d| p.product(d));
+        let pixels = x[2..].iter().fold(x[0].clone(), |p, d| p.product(d));
         let last: Vec<usize> = [0].into_iter().chain(2..n + 2).chain([1]).collect();
         let rows = self.op(Op::Transpose { perm: last }, &inputs[..1])?;
-        let rows = self.op(
-            Op::Reshape {
-                shape: vec![pixels, x.shape[1].clone()],
-            },
-            &[rows],
-        )?;
+        let rows = self.reshape(rows, vec![pixels, x[1].clone()])?;
         // One matrix [in, out] per tap.
         let taps: Vec<usize> = (2..n + 2).chain([0, 1]).collect();
         let w_taps = self.op(Op::Transpose { perm: taps }, &inputs[1..])?;
         let y = self.op(Op::MatMul, &[rows, w_taps])?;
         // [taps.., batch, spatial.., out] to [batch, out, (spatial, tap)..].
-        let c_out = w.shape[1].clone();
-        let split: Vec<Dim> = w.shape[2..]
-            .iter()
-            .chain([&x.shape[0]])
-            .chain(&x.shape[2..])
-            .chain([&c_out])
-            .cloned()
-            .collect();
-        let y = self.op(Op::Reshape { shape: split }, &[y])?;
-        let perm: Vec<usize> = [n, 2 * n + 1]
-            .into_iter()
-            .chain((0..n).flat_map(|d| [n + 1 + d, d]))
-            .collect();
+        let split = [&w[2..], &x[..1], &x[2..], &w[1..2]].concat();
+        let y = self.reshape(y, split)?;
+        let pairs = (0..n).flat_map(|d| [n + 1 + d, d]);
+        let perm = [n, 2 * n + 1].into_iter().chain(pairs).collect();
         let y = self.op(Op::Transpose { perm }, &[y])?;
-        let spatial = (0..n).map(|d| x.shape[2 + d].product(&w.shape[2 + d]));
-        let shape = [x.shape[0].clone(), c_out]
-            .into_iter()
-            .chain(spatial)
-            .collect();
-        self.op(Op::Reshape { shape }, &[y])
+        let spatial = (0..n).map(|d| x[2 + d].product(&w[2 + d]));
+        let lead = [x[0].clone(), w[1].clone()];
+        self.reshape(y, lead.into_iter().chain(spatial).collect())
     }
 
     fn softmax(&mut self, x: ValueId, axis: usize, log: bool) -> Result<ValueId> {

@@ -171,21 +171,40 @@ impl<'a> Planner<'a> {
     }
 
     fn visit(&mut self, node: &Node) {
-        let repeats =
-            is_heavy(&node.op) && !matches!(node.op, Op::Reduce { .. } | Op::ArgReduce { .. });
         for &x in &node.inputs {
-            let reread = self.body.n_elements(x) * 2 <= self.body.n_elements(node.outputs[0]);
-            let dear = self.pulled[x.0 as usize].flops >= EXPENSIVE_FLOPS;
-            let shared = dear && is_heavy(&node.op) && self.users[x.0 as usize].len() > 1;
-            let must = matches!(node.op, Op::TopK { .. });
-            if must
-                || shared
-                || (reread && dear)
-                || ((repeats || is_special(&node.op)) && !self.is_cheap(x))
-            {
+            if self.needs_buffer(x, node) {
                 self.store(x);
             }
         }
+        let pulled = self.expression_of(node);
+        for &v in &node.outputs {
+            self.pulled[v.0 as usize] = pulled;
+            let is_costly = is_heavy(&node.op) && !self.is_pulled_once(v);
+            let is_large = pulled.ops > MAX_PULLED || pulled.depth > MAX_DEPTH;
+            if is_costly || is_special(&node.op) || is_large {
+                self.store(v);
+            }
+            if self.stored.contains(&v) {
+                self.pulled[v.0 as usize] = Pulled::default();
+            }
+        }
+    }
+
+    /// True when operand `x` of a node must be in memory, or is better there.
+    fn needs_buffer(&self, x: ValueId, node: &Node) -> bool {
+        let op = &node.op;
+        let is_reduction = matches!(op, Op::Reduce { .. } | Op::ArgReduce { .. });
+        let repeats = is_heavy(op) && !is_reduction || is_special(op);
+        let rereads = self.body.n_elements(x) * 2 <= self.body.n_elements(node.outputs[0]);
+        let is_expensive = self.pulled[x.0 as usize].flops >= EXPENSIVE_FLOPS;
+        let is_shared = is_heavy(op) && self.users[x.0 as usize].len() > 1;
+        matches!(op, Op::TopK { .. })
+            || is_expensive && (is_shared || rereads)
+            || repeats && !self.is_cheap(x)
+    }
+
+    /// Size of the expression of a node's results.
+    fn expression_of(&self, node: &Node) -> Pulled {
         let mut pulled = Pulled {
             ops: 1,
             depth: 1,
@@ -197,17 +216,7 @@ impl<'a> Planner<'a> {
             pulled.depth = pulled.depth.max(operand.depth + 1);
             pulled.flops = pulled.flops.saturating_add(operand.flops);
         }
-        for &v in &node.outputs {
-            self.pulled[v.0 as usize] = pulled;
-            let heavy = is_heavy(&node.op) && !self.is_pulled_once(v);
-            if heavy || is_special(&node.op) || pulled.ops > MAX_PULLED || pulled.depth > MAX_DEPTH
-            {
-                self.store(v);
-            }
-            if self.stored.contains(&v) {
-                self.pulled[v.0 as usize] = Pulled::default();
-            }
-        }
+        pulled
     }
 
     /// True when every element reaches one element of a result by maps and permutations alone.
@@ -226,6 +235,15 @@ impl<'a> Planner<'a> {
             && self.is_pulled_once(node.outputs[0])
     }
 
+    /// Results of a node that a phase computes.
+    fn roots(&self, node: &Node) -> Vec<ValueId> {
+        let is_root = |v: &ValueId| {
+            let has_buffer = self.stored.contains(v) || self.is_output[v.0 as usize];
+            has_buffer && self.body.n_elements(*v) > 0
+        };
+        node.outputs.iter().copied().filter(is_root).collect()
+    }
+
     /// The phases, given tasks by their last node.
     fn phases<T>(&self, mut tasks: BTreeMap<NodeId, T>) -> Vec<Phase<T>> {
         let mut phases = Vec::new();
@@ -234,12 +252,7 @@ impl<'a> Planner<'a> {
             if self.absorbed.contains(&id) {
                 continue;
             }
-            let roots: Vec<ValueId> = (node.outputs.iter().copied())
-                .filter(|&v| {
-                    (self.stored.contains(&v) || self.is_output[v.0 as usize])
-                        && self.body.n_elements(v) > 0
-                })
-                .collect();
+            let roots = self.roots(node);
             if roots.is_empty() || matches!(node.op, Op::Constant { .. }) {
                 continue;
             }

@@ -90,41 +90,18 @@ impl Strided {
         if shape.contains(&0) || self.shape.contains(&0) {
             return None;
         }
-        let from: Vec<(usize, i64)> = self
-            .shape
-            .iter()
-            .copied()
-            .zip(self.strides.iter().copied())
-            .filter(|d| d.0 != 1)
-            .collect();
-        let mut strides = vec![0; shape.len()];
-        let (mut i, mut j) = (0, 0);
-        while i < from.len() {
-            // A group of axes on either side with equal products.
-            let (i0, j0) = (i, j);
-            let (mut a, mut b) = (from[i].0, *shape.get(j)?);
-            (i, j) = (i + 1, j + 1);
-            while a != b {
-                if a < b {
-                    a *= from.get(i)?.0;
-                    i += 1;
-                } else {
-                    b *= *shape.get(j)?;
-                    j += 1;
-                }
-            }
-            let joined = from[i0..i]
-                .windows(2)
-                .all(|w| w[0].1 == w[1].1 * w[1].0 as i64);
-            if !joined {
-                return None;
-            }
-            let mut stride = from[i - 1].1;
-            for axis in (j0..j).rev() {
-                strides[axis] = stride;
-                stride *= shape[axis] as i64;
-            }
+        let axes = self.shape.iter().copied().zip(self.strides.iter().copied());
+        let axes: Vec<(usize, i64)> = axes.filter(|axis| axis.0 != 1).collect();
+        let (mut from, mut to) = (&axes[..], shape);
+        let mut strides = Vec::with_capacity(shape.len());
+        while !from.is_empty() {
+            let (n_from, n_to) = leading_group(from, to)?;
+            let innermost = joined_stride(&from[..n_from])?;
+            let extents = &to[..n_to];
+            strides.extend(row_major(extents).iter().map(|s| s * innermost));
+            (from, to) = (&from[n_from..], &to[n_to..]);
         }
+        strides.resize(shape.len(), 0);
         Some(Strided {
             shape: shape.to_vec(),
             strides,
@@ -145,6 +122,29 @@ impl Strided {
                 fits
             })
     }
+}
+
+/// Numbers of leading axes on either side whose extents have equal products; `None` if none have.
+fn leading_group(from: &[(usize, i64)], to: &[usize]) -> Option<(usize, usize)> {
+    let (mut i, mut j) = (1, 1);
+    let (mut a, mut b) = (from.first()?.0, *to.first()?);
+    while a != b {
+        if a < b {
+            a *= from.get(i)?.0;
+            i += 1;
+        } else {
+            b *= to.get(j)?;
+            j += 1;
+        }
+    }
+    Some((i, j))
+}
+
+/// The stride of axes, of extents and strides, as a single one; `None` when there are gaps.
+fn joined_stride(axes: &[(usize, i64)]) -> Option<i64> {
+    let is_joined = axes.windows(2).all(|w| w[0].1 == w[1].1 * w[1].0 as i64);
+    let innermost = axes.last()?.1;
+    is_joined.then_some(innermost)
 }
 
 /// One loop over several tensors: an extent and each tensor's stride.

@@ -3,11 +3,10 @@
 //! Slow but correct for every dtype: floats accumulate in `f64` and round once, integers in 64 bits,
 //! wrapping.
 
-use super::window::PoolPlan;
 use super::{Emit, Ix, Puller};
 use crate::codegen::body::Body;
 use crate::error::{Error, Result};
-use crate::ir::{Node, Op, PoolKind};
+use crate::ir::{Node, Op};
 use gristmill_runtime::DType;
 use std::hash::Hash;
 
@@ -33,20 +32,7 @@ impl<V: Copy + Eq + Hash> Puller<'_, V> {
             Op::MatMul => self.matmul(e, node, at),
             Op::Conv { .. } => self.conv(e, node, at),
             Op::ConvTranspose { .. } => self.conv_transpose(e, node, at),
-            Op::Pool { kind, .. } => {
-                let plan = PoolPlan::of(&node.op)?;
-                match kind {
-                    PoolKind::Max => Ok(self.max_pool(e, node, &plan, at)?.0),
-                    _ => self.average_pool(e, node, &plan, *kind, at),
-                }
-            }
-            Op::MaxPoolIndices { .. } => {
-                let plan = PoolPlan::of(&node.op)?;
-                let (value, position) = self.max_pool(e, node, &plan, at)?;
-                self.remember(node.outputs[0], at, value);
-                self.remember(node.outputs[1], at, position);
-                Ok(if result == 0 { value } else { position })
-            }
+            Op::Pool { .. } | Op::MaxPoolIndices { .. } => self.pool(e, node, result, at),
             op => Err(no_code(op)),
         }
     }

@@ -3,6 +3,7 @@
 use super::heavy::{Of, no_code};
 use super::reduce::{accumulator, beats, extreme_bits};
 use super::{Emit, Ix, Kind, Order, Puller};
+use crate::codegen::body::Body;
 use crate::error::Result;
 use crate::ir::{Extremum, Layout, Node, Op, PoolKind, ScalarOp, ValueId, Window};
 use gristmill_runtime::DType;
@@ -12,16 +13,20 @@ use std::hash::Hash;
 /// always do.
 type Tap<E> = (Vec<Ix<Of<E>>>, Option<Of<E>>);
 
-/// Geometry of a pooling.
-pub(super) struct PoolPlan<'a> {
+/// A pooling at an index of its result.
+struct Pooling<'a, V> {
+    x: ValueId,
+    dtype: DType,
+    shape: &'a [usize],
     size: &'a [usize],
     window: &'a Window,
     layout: Layout,
+    at: &'a [Ix<V>],
 }
 
-impl<'a> PoolPlan<'a> {
-    pub(super) fn of(op: &'a Op) -> Result<PoolPlan<'a>> {
-        let (size, window, layout) = match op {
+impl<'a, V: Copy> Pooling<'a, V> {
+    fn new(body: &'a Body, node: &'a Node, at: &'a [Ix<V>]) -> Result<Pooling<'a, V>> {
+        let (size, window, layout) = match &node.op {
             Op::Pool {
                 size,
                 window,
@@ -29,43 +34,84 @@ impl<'a> PoolPlan<'a> {
                 ..
             } => (size, window, *layout),
             Op::MaxPoolIndices { size, window, .. } => (size, window, Layout::ChannelsFirst),
-            _ => return Err(no_code(op)),
+            op => return Err(no_code(op)),
         };
-        Ok(PoolPlan {
+        let x = node.inputs[0];
+        Ok(Pooling {
+            x,
+            dtype: body.dtype(x),
+            shape: body.shape(x),
             size,
             window,
             layout,
+            at,
         })
+    }
+
+    /// Index in the input of a tap of the window, and the condition that it lies inside.
+    fn tap<E: Emit<Value = V>>(&self, e: &mut E, tap: &[Ix<V>]) -> Result<Tap<E>> {
+        let outer = spatial_axes(self.layout, self.at);
+        let spatial = spatial_axes(self.layout, self.shape);
+        let (position, inside) = tap_positions(e, outer, tap, self.window, spatial)?;
+        let channel = channel_axis(self.layout, self.at);
+        let from = activation_index(self.layout, self.at[0], channel, &position);
+        Ok((from, inside))
+    }
+
+    /// The condition that a tap lies inside the input and its padding; `None` when it always does.
+    fn is_padded_tap<E: Emit<Value = V>>(&self, e: &mut E, tap: &[Ix<V>]) -> Result<Option<V>> {
+        let outer = spatial_axes(self.layout, self.at);
+        let bare = Window {
+            pads_low: vec![0; outer.len()],
+            ..self.window.clone()
+        };
+        let pads = self.window.pads_low.iter().zip(&self.window.pads_high);
+        let spatial = spatial_axes(self.layout, self.shape).iter();
+        let padded: Vec<usize> = spatial.zip(pads).map(|(d, (l, h))| d + l + h).collect();
+        Ok(tap_positions(e, outer, tap, &bare, &padded)?.1)
     }
 }
 
 impl<V: Copy + Eq + Hash> Puller<'_, V> {
-    pub(super) fn average_pool<E: Emit<Value = V>>(
+    /// Element of a pooling's result; of the positions of maxima when `result` is 1.
+    pub(super) fn pool<E: Emit<Value = V>>(
         &mut self,
         e: &mut E,
         node: &Node,
-        plan: &PoolPlan,
-        kind: PoolKind,
+        result: usize,
         at: &[Ix<V>],
     ) -> Result<V> {
-        let (x, layout, window) = (node.inputs[0], plan.layout, plan.window);
-        let dtype = self.body.dtype(x);
-        let acc = accumulator(dtype);
-        let (spatial, outer) = (
-            spatial_axes(layout, self.body.shape(x)),
-            spatial_axes(layout, at),
-        );
+        let plan = Pooling::new(self.body, node, at)?;
+        match &node.op {
+            Op::Pool {
+                kind: PoolKind::Max,
+                ..
+            } => Ok(self.max_pool(e, &plan)?.0),
+            Op::Pool { kind, .. } => self.average_pool(e, &plan, *kind),
+            _ => {
+                let (value, position) = self.max_pool(e, &plan)?;
+                self.remember(node.outputs[0], at, value);
+                self.remember(node.outputs[1], at, position);
+                Ok(if result == 0 { value } else { position })
+            }
+        }
+    }
+
+    fn average_pool<E: Emit<Value = V>>(
+        &mut self,
+        e: &mut E,
+        plan: &Pooling<V>,
+        kind: PoolKind,
+    ) -> Result<V> {
+        let acc = accumulator(plan.dtype);
         let (sum, count) = (e.constant(acc, 0), e.index(0));
         let out = self.loops(e, plan.size, &[sum, count], &mut |s, e, tap, carried| {
-            let (position, inside) = tap_positions(e, outer, tap, window, spatial)?;
+            let (from, inside) = plan.tap(e, tap)?;
             let sum = s.guarded(e, inside, acc, carried[0], |s, e, sum| {
-                let from = activation_index(layout, at[0], channel_axis(layout, at), &position);
-                let v = s.value(e, x, &from)?;
-                let v = e.convert(v, dtype, acc)?;
-                e.scalar_op(ScalarOp::Add, &[acc, acc], &[sum, v])
+                s.add_element(e, sum, plan.x, &from)
             })?;
             let counted = match kind {
-                PoolKind::AvgIncludePad => padded_inside(e, outer, tap, window, spatial)?,
+                PoolKind::AvgIncludePad => plan.is_padded_tap(e, tap)?,
                 _ => inside,
             };
             let one = match counted {
@@ -75,24 +121,28 @@ impl<V: Copy + Eq + Hash> Puller<'_, V> {
             Ok(vec![sum, e.index_add(carried[1], one)])
         })?;
         let result = average(e, acc, out[0], out[1])?;
-        e.convert(result, acc, dtype)
+        e.convert(result, acc, plan.dtype)
+    }
+
+    /// `sum + x[at]` in the accumulator's dtype.
+    fn add_element<E: Emit<Value = V>>(
+        &mut self,
+        e: &mut E,
+        sum: V,
+        x: ValueId,
+        at: &[Ix<V>],
+    ) -> Result<V> {
+        let dtype = self.body.dtype(x);
+        let acc = accumulator(dtype);
+        let v = self.value(e, x, at)?;
+        let v = e.convert(v, dtype, acc)?;
+        e.scalar_op(ScalarOp::Add, &[acc, acc], &[sum, v])
     }
 
     /// Largest element of a window and its row-major position in the whole input (-1 when the window
     /// holds only padding).
-    pub(super) fn max_pool<E: Emit<Value = V>>(
-        &mut self,
-        e: &mut E,
-        node: &Node,
-        plan: &PoolPlan,
-        at: &[Ix<V>],
-    ) -> Result<(V, V)> {
-        let (x, layout) = (node.inputs[0], plan.layout);
-        let dtype = self.body.dtype(x);
-        let (spatial, outer) = (
-            spatial_axes(layout, self.body.shape(x)),
-            spatial_axes(layout, at),
-        );
+    fn max_pool<E: Emit<Value = V>>(&mut self, e: &mut E, plan: &Pooling<V>) -> Result<(V, V)> {
+        let dtype = plan.dtype;
         let smallest = e.constant(dtype, extreme_bits(dtype, Extremum::Max));
         let none = e.index(-1);
         let best = self.loops(
@@ -100,16 +150,15 @@ impl<V: Copy + Eq + Hash> Puller<'_, V> {
             plan.size,
             &[smallest, none],
             &mut |s, e, tap, carried| {
-                let (position, inside) = tap_positions(e, outer, tap, plan.window, spatial)?;
-                let from = activation_index(layout, at[0], channel_axis(layout, at), &position);
+                let (from, inside) = plan.tap(e, tap)?;
                 let Some(inside) = inside else {
-                    return s.larger(e, x, &from, carried);
+                    return s.larger(e, plan.x, &from, carried);
                 };
                 e.branch(
                     inside,
                     &[Kind::Element(dtype), Kind::Index],
                     s,
-                    |s, e| s.scoped(|s| s.larger(e, x, &from, carried)),
+                    |s, e| s.scoped(|s| s.larger(e, plan.x, &from, carried)),
                     |_, _| Ok(carried.to_vec()),
                 )
             },
@@ -205,24 +254,6 @@ pub(super) fn tap_positions<E: Emit>(
         }
     }
     Ok((position, inside))
-}
-
-/// True when a tap lies inside the input and its padding; `None` when it always does.
-fn padded_inside<E: Emit>(
-    e: &mut E,
-    outer: &[Ix<E::Value>],
-    tap: &[Ix<E::Value>],
-    window: &Window,
-    spatial: &[usize],
-) -> Result<Option<E::Value>> {
-    let bare = Window {
-        pads_low: vec![0; outer.len()],
-        ..window.clone()
-    };
-    let padded: Vec<usize> = (0..outer.len())
-        .map(|d| spatial[d] + window.pads_low[d] + window.pads_high[d])
-        .collect();
-    Ok(tap_positions(e, outer, tap, &bare, &padded)?.1)
 }
 
 /// The input positions from which a tap of the transposed window falls on an output position.
