@@ -11,71 +11,53 @@
 
 use super::{Action, Needs, Place, Schedule, aligned, node_deps, roots};
 use crate::error::{Error, Result};
-use crate::ir::{Graph, NodeId, Op, ValueId};
+use crate::ir::{Def, Graph, NodeId, Op, Output, ValueId};
 use gristmill_runtime::tensor::ALIGN_BYTES;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// All violations of the invariants, as an `Internal` error. O(n^2 / 64) in steps, plus pairs of buffers that share bytes.
+/// All violations of the invariants, as an `Internal` error. O(n^2 / 64) in steps, plus pairs of
+/// buffers that share bytes.
 pub fn check(g: &Graph, needs: &Needs, schedule: &Schedule) -> Result<()> {
-    let mut problems = Vec::new();
-    if let Some(steps) = check_steps(g, schedule, &mut problems) {
-        let before = ancestors(schedule);
-        check_order(g, schedule, &steps, &before, &mut problems);
-        check_fixed(g, schedule, &mut problems);
-        check_barriers(g, schedule, &before, &mut problems);
-        check_arena(g, needs, schedule, &steps, &before, &mut problems);
+    let mut checker = Checker {
+        g,
+        needs,
+        s: schedule,
+        roots: roots(g),
+        steps: BTreeMap::new(),
+        before: Vec::new(),
+        problems: Vec::new(),
+    };
+    checker.check_steps();
+    if checker.problems.is_empty() {
+        checker.before = ancestors(schedule);
+        checker.check_order();
+        checker.check_fixed();
+        checker.check_barriers();
+        checker.check_arena();
     }
-    if problems.is_empty() {
+    if checker.problems.is_empty() {
         return Ok(());
     }
     Err(Error::internal(format!(
         "schedule of graph {:?} is wrong:\n  {}",
         g.name,
-        problems.join("\n  ")
+        checker.problems.join("\n  ")
     )))
 }
 
-/// Step of each node; `None` when steps are missing or doubled.
-fn check_steps(
-    g: &Graph,
-    s: &Schedule,
-    problems: &mut Vec<String>,
-) -> Option<BTreeMap<NodeId, usize>> {
-    let mut steps = BTreeMap::new();
-    for (i, step) in s.steps.iter().enumerate() {
-        if let Some(d) = step.deps.iter().find(|&&d| d as usize >= i) {
-            problems.push(format!(
-                "step {i} depends on step {d}, which is not earlier"
-            ));
-        }
-        if let Action::Node(id) = step.action
-            && (id.0 as usize >= g.n_nodes() || steps.insert(id, i).is_some())
-        {
-            problems.push(format!(
-                "step {i}: node {} is not there or is a step already",
-                id.0
-            ));
-        }
-    }
-    let missing = g
-        .nodes()
-        .filter(|(id, n)| matches!(n.op, Op::Constant { .. }) == steps.contains_key(id));
-    problems.extend(missing.map(|(id, n)| {
-        format!(
-            "node {} ({}) is a step although a constant, or is none",
-            id.0,
-            n.op.name()
-        )
-    }));
-    if s.places.len() != g.n_values() {
-        problems.push(format!(
-            "{} places for {} values",
-            s.places.len(),
-            g.n_values()
-        ));
-    }
-    problems.is_empty().then_some(steps)
+/// A schedule under check.
+struct Checker<'a> {
+    g: &'a Graph,
+    needs: &'a Needs,
+    s: &'a Schedule,
+    /// See [`roots`].
+    roots: Vec<ValueId>,
+    /// Step of each node.
+    steps: BTreeMap<NodeId, usize>,
+    /// See [`ancestors`].
+    before: Vec<Vec<u64>>,
+    problems: Vec<String>,
 }
 
 /// `before[i]` has bit `j` when step `j` is done before step `i` starts, in every order.
@@ -95,115 +77,7 @@ fn ancestors(s: &Schedule) -> Vec<Vec<u64>> {
     before
 }
 
-fn is_before(before: &[Vec<u64>], a: usize, b: usize) -> bool {
-    before[b][a / 64] & (1 << (a % 64)) != 0
-}
-
-fn check_order(
-    g: &Graph,
-    s: &Schedule,
-    steps: &BTreeMap<NodeId, usize>,
-    before: &[Vec<u64>],
-    problems: &mut Vec<String>,
-) {
-    let deps = node_deps(g);
-    for (id, &step) in steps {
-        for d in &deps[id.0 as usize] {
-            if !is_before(before, steps[d], step) {
-                problems.push(format!(
-                    "step {step} does not come after step {}, which it needs",
-                    steps[d]
-                ));
-            }
-        }
-    }
-    for (i, step) in s.steps.iter().enumerate() {
-        let Action::CopyToOutput { value, .. } = step.action else {
-            continue;
-        };
-        if let crate::ir::Def::Node(d, _) = g.value(value).def
-            && steps.get(&d).is_some_and(|&d| !is_before(before, d, i))
-        {
-            problems.push(format!(
-                "step {i} copies value {} before it is made",
-                value.0
-            ));
-        }
-    }
-}
-
-fn check_barriers(g: &Graph, s: &Schedule, before: &[Vec<u64>], problems: &mut Vec<String>) {
-    for at in (0..s.steps.len()).filter(|&i| super::is_collective(g, s.steps[i].action)) {
-        let passes = |i: &usize| !is_before(before, *i.min(&at), *i.max(&at));
-        problems.extend(
-            (0..s.steps.len())
-                .filter(|&i| i != at)
-                .filter(passes)
-                .map(|i| format!("step {i} may pass collective {at}")),
-        );
-    }
-}
-
-fn check_fixed(g: &Graph, s: &Schedule, problems: &mut Vec<String>) {
-    let roots = roots(g);
-    let mut written = vec![0usize; g.outputs.len()];
-    for (v, &place) in s.places.iter().enumerate() {
-        let root = roots[v];
-        if s.places[root.0 as usize] != place {
-            problems.push(format!(
-                "value {v} is not where value {} is, whose bytes it has",
-                root.0
-            ));
-        }
-        let input = g
-            .inputs
-            .iter()
-            .position(|&i| i == root)
-            .map(|i| Place::Input(i as u32));
-        let constant = match (g.value(root).def, g.def_node(root).map(|n| &n.op)) {
-            (crate::ir::Def::Node(id, _), Some(Op::Constant { .. })) => Some(Place::Constant(id)),
-            _ => None,
-        };
-        let expected = input.or(constant);
-        let fits = match place {
-            Place::Arena(_) => expected.is_none(),
-            Place::Output(i) => {
-                expected.is_none()
-                    && g.outputs
-                        .get(i as usize)
-                        .is_some_and(|o| roots[o.value.0 as usize] == root)
-            }
-            fixed => expected == Some(fixed),
-        };
-        if !fits {
-            problems.push(format!("value {v} cannot be at {place:?}"));
-        }
-        if let Place::Output(i) = place {
-            written[i as usize % g.outputs.len().max(1)] += usize::from(root.0 as usize == v);
-        }
-    }
-    for step in &s.steps {
-        if let Action::CopyToOutput { value, output } = step.action {
-            let fits = g
-                .outputs
-                .get(output as usize)
-                .is_some_and(|o| o.value == value);
-            match fits {
-                true => written[output as usize] += 1,
-                false => problems.push(format!("output {output} is not value {}", value.0)),
-            }
-        }
-    }
-    problems.extend(
-        written
-            .iter()
-            .enumerate()
-            .filter(|(_, n)| **n != 1)
-            .map(|(i, n)| format!("output {i} is written {n} times")),
-    );
-}
-
-/// A buffer in the arena: who writes it, who else touches it.
+/// A buffer in the arena: its writer, and all steps that touch it.
 struct Buffer {
     name: String,
     bytes: Range<usize>,
@@ -211,127 +85,246 @@ struct Buffer {
     users: Vec<usize>,
 }
 
-fn check_arena(
-    g: &Graph,
-    needs: &Needs,
-    s: &Schedule,
-    steps: &BTreeMap<NodeId, usize>,
-    before: &[Vec<u64>],
-    problems: &mut Vec<String>,
-) {
-    let mut buffers = arena_buffers(g, needs, s, steps, problems);
-    buffers.retain(|b| !b.bytes.is_empty());
-    for b in &buffers {
-        if b.bytes.start % ALIGN_BYTES != 0 || b.bytes.end > aligned(s.arena_bytes) {
-            problems.push(format!(
-                "{} at {:?} is not aligned or not inside the arena of {} bytes",
-                b.name, b.bytes, s.arena_bytes
-            ));
+impl Buffer {
+    fn new(name: String, at: usize, size: usize, writer: usize) -> Buffer {
+        Buffer {
+            name,
+            bytes: at..at.saturating_add(size),
+            writer,
+            users: vec![writer],
         }
     }
-    buffers.sort_by_key(|b| b.bytes.start);
-    let all_before =
-        |a: &Buffer, writer: usize| a.users.iter().all(|&u| is_before(before, u, writer));
-    for (i, a) in buffers.iter().enumerate() {
-        for b in buffers[i + 1..]
-            .iter()
-            .take_while(|b| b.bytes.start < a.bytes.end)
-        {
-            let apart = all_before(a, b.writer) || all_before(b, a.writer);
-            let in_place =
-                overwrites(g, needs, s, a, b, before) || overwrites(g, needs, s, b, a, before);
-            if !apart && !in_place {
-                problems.push(format!(
-                    "{} and {} share bytes and can be alive together",
-                    a.name, b.name
+}
+
+impl Checker<'_> {
+    fn problem(&mut self, text: String) {
+        self.problems.push(text);
+    }
+
+    /// Fills [`Checker::steps`].
+    fn check_steps(&mut self) {
+        let (g, s) = (self.g, self.s);
+        for (i, step) in s.steps.iter().enumerate() {
+            if let Some(d) = step.deps.iter().find(|&&d| d as usize >= i) {
+                self.problem(format!(
+                    "step {i} depends on step {d}, which is not earlier"
+                ));
+            }
+            if let Action::Node(id) = step.action
+                && (id.0 as usize >= g.n_nodes() || self.steps.insert(id, i).is_some())
+            {
+                self.problem(format!(
+                    "step {i}: node {} is not there or is a step already",
+                    id.0
+                ));
+            }
+        }
+        for (id, n) in g.nodes() {
+            if matches!(n.op, Op::Constant { .. }) == self.steps.contains_key(&id) {
+                self.problem(format!(
+                    "node {} ({}) is a step although a constant, or is none",
+                    id.0,
+                    n.op.name()
+                ));
+            }
+        }
+        let (n_places, n_values) = (s.places.len(), g.n_values());
+        if n_places != n_values {
+            self.problem(format!("{n_places} places for {n_values} values"));
+        }
+    }
+
+    fn is_before(&self, a: usize, b: usize) -> bool {
+        self.before[b][a / 64] & (1 << (a % 64)) != 0
+    }
+
+    fn check_order(&mut self) {
+        let deps = node_deps(self.g);
+        let steps = &self.steps;
+        let pairs = steps.iter().flat_map(|(id, &step)| {
+            let before = deps[id.0 as usize].iter();
+            before.map(move |d| (steps[d], step))
+        });
+        let unordered: Vec<_> = pairs
+            .filter(|&(d, step)| !self.is_before(d, step))
+            .collect();
+        for (d, step) in unordered {
+            self.problem(format!(
+                "step {step} does not come after step {d}, which it needs"
+            ));
+        }
+        for (i, step) in self.s.steps.iter().enumerate() {
+            if let Action::CopyToOutput { value, .. } = step.action
+                && let Def::Node(d, _) = self.g.value(value).def
+                && self.steps.get(&d).is_some_and(|&d| !self.is_before(d, i))
+            {
+                self.problem(format!(
+                    "step {i} copies value {} before it is made",
+                    value.0
                 ));
             }
         }
     }
-}
 
-fn arena_buffers(
-    g: &Graph,
-    needs: &Needs,
-    s: &Schedule,
-    steps: &BTreeMap<NodeId, usize>,
-    problems: &mut Vec<String>,
-) -> Vec<Buffer> {
-    let roots = roots(g);
-    let mut buffers: BTreeMap<ValueId, Buffer> = BTreeMap::new();
-    for (id, &step) in steps {
-        for &v in &g.node(*id).outputs {
-            let Place::Arena(offset) = s.places[v.0 as usize] else {
+    fn check_barriers(&mut self) {
+        let (g, s) = (self.g, self.s);
+        let all = 0..s.steps.len();
+        let is_collective = |i: &usize| super::is_collective(g, s.steps[*i].action);
+        for at in all.clone().filter(is_collective) {
+            for i in all.clone().filter(|&i| i != at) {
+                if !self.is_before(i.min(at), i.max(at)) {
+                    self.problem(format!("step {i} may pass collective {at}"));
+                }
+            }
+        }
+    }
+
+    fn check_fixed(&mut self) {
+        let mut n_writes = vec![0usize; self.g.outputs.len()];
+        for (v, &place) in self.s.places.iter().enumerate() {
+            self.check_place(v, place);
+            if let Place::Output(i) = place {
+                let is_root = self.roots[v].0 as usize == v;
+                n_writes[i as usize % self.g.outputs.len().max(1)] += usize::from(is_root);
+            }
+        }
+        for step in &self.s.steps {
+            let Action::CopyToOutput { value, output } = step.action else {
                 continue;
             };
-            if roots[v.0 as usize] == v {
-                let size = g.ty(v).size_bytes().unwrap_or(usize::MAX);
-                let bytes = offset..offset.saturating_add(size);
-                buffers.insert(
-                    v,
-                    Buffer {
-                        name: format!("value {}", v.0),
-                        bytes,
-                        writer: step,
-                        users: vec![step],
-                    },
-                );
+            match self.g.outputs.get(output as usize) {
+                Some(o) if o.value == value => n_writes[output as usize] += 1,
+                _ => self.problem(format!("output {output} is not value {}", value.0)),
             }
         }
-    }
-    for (id, &step) in steps {
-        for v in &g.node(*id).inputs {
-            if let Some(b) = buffers.get_mut(&roots[v.0 as usize]) {
-                b.users.push(step);
-            }
+        for (i, n) in n_writes.into_iter().enumerate().filter(|(_, n)| *n != 1) {
+            self.problem(format!("output {i} is written {n} times"));
         }
     }
-    let mut all: Vec<Buffer> = buffers.into_values().collect();
-    for (id, sizes) in &needs.scratch {
-        let (Some(&step), Some(offsets)) = (
-            steps.get(id),
-            s.scratch.get(id).filter(|o| o.len() == sizes.len()),
-        ) else {
-            problems.push(format!("scratch of node {} has no place", id.0));
-            continue;
-        };
-        all.extend(sizes.iter().zip(offsets).map(|(&size, &at)| Buffer {
-            name: format!("scratch of node {}", id.0),
-            bytes: at..at.saturating_add(size),
-            writer: step,
-            users: vec![step],
-        }));
-    }
-    all
-}
 
-/// True when `new` may take exactly the bytes of `old`: its writer is permitted to overwrite that
-/// operand, and all other uses of `old` come before.
-fn overwrites(
-    g: &Graph,
-    needs: &Needs,
-    s: &Schedule,
-    old: &Buffer,
-    new: &Buffer,
-    before: &[Vec<u64>],
-) -> bool {
-    let Action::Node(id) = s.steps[new.writer].action else {
-        return false;
-    };
-    let node = g.node(id);
-    let at = |v: ValueId| matches!(s.places[v.0 as usize], Place::Arena(o) if o == new.bytes.start);
-    let permitted = needs
-        .in_place
-        .get(&id)
-        .into_iter()
-        .flatten()
-        .any(|&(operand, result)| {
+    fn check_place(&mut self, v: usize, place: Place) {
+        let root = self.roots[v];
+        if self.s.places[root.0 as usize] != place {
+            self.problem(format!(
+                "value {v} is not where value {} is, whose bytes it has",
+                root.0
+            ));
+        }
+        let expected = self.expected_place(root);
+        let is_root = |o: &Output| self.roots[o.value.0 as usize] == root;
+        let fits = match place {
+            Place::Arena(_) => expected.is_none(),
+            Place::Output(i) => {
+                expected.is_none() && self.g.outputs.get(i as usize).is_some_and(is_root)
+            }
+            fixed => expected == Some(fixed),
+        };
+        if !fits {
+            self.problem(format!("value {v} cannot be at {place:?}"));
+        }
+    }
+
+    /// The place of an input or a constant; `None` for other values.
+    fn expected_place(&self, root: ValueId) -> Option<Place> {
+        let input = self.g.inputs.iter().position(|&i| i == root);
+        let constant = match (self.g.value(root).def, self.g.def_node(root).map(|n| &n.op)) {
+            (Def::Node(id, _), Some(Op::Constant { .. })) => Some(Place::Constant(id)),
+            _ => None,
+        };
+        input.map(|i| Place::Input(i as u32)).or(constant)
+    }
+
+    fn check_arena(&mut self) {
+        let mut buffers = self.value_buffers();
+        buffers.extend(self.scratch_buffers());
+        buffers.retain(|b| !b.bytes.is_empty());
+        let arena_bytes = self.s.arena_bytes;
+        for b in &buffers {
+            if b.bytes.start % ALIGN_BYTES != 0 || b.bytes.end > aligned(arena_bytes) {
+                self.problem(format!(
+                    "{} at {:?} is not aligned or not inside the arena of {arena_bytes} bytes",
+                    b.name, b.bytes
+                ));
+            }
+        }
+        buffers.sort_by_key(|b| b.bytes.start);
+        for (i, a) in buffers.iter().enumerate() {
+            let others = buffers[i + 1..].iter();
+            for b in others.take_while(|b| b.bytes.start < a.bytes.end) {
+                if !self.may_share(a, b) && !self.may_share(b, a) {
+                    self.problem(format!(
+                        "{} and {} share bytes and can be alive together",
+                        a.name, b.name
+                    ));
+                }
+            }
+        }
+    }
+
+    /// The buffers of values in the arena.
+    fn value_buffers(&self) -> Vec<Buffer> {
+        let mut buffers: BTreeMap<ValueId, Buffer> = BTreeMap::new();
+        for (id, &step) in &self.steps {
+            for &v in &self.g.node(*id).outputs {
+                if let Place::Arena(offset) = self.s.places[v.0 as usize]
+                    && self.roots[v.0 as usize] == v
+                {
+                    let size = self.g.ty(v).size_bytes().unwrap_or(usize::MAX);
+                    let name = format!("value {}", v.0);
+                    buffers.insert(v, Buffer::new(name, offset, size, step));
+                }
+            }
+        }
+        for (id, &step) in &self.steps {
+            for v in &self.g.node(*id).inputs {
+                if let Some(b) = buffers.get_mut(&self.roots[v.0 as usize]) {
+                    b.users.push(step);
+                }
+            }
+        }
+        buffers.into_values().collect()
+    }
+
+    fn scratch_buffers(&mut self) -> Vec<Buffer> {
+        let mut all = Vec::new();
+        for (id, sizes) in &self.needs.scratch {
+            let offsets = self.s.scratch.get(id).filter(|o| o.len() == sizes.len());
+            let (Some(&step), Some(offsets)) = (self.steps.get(id), offsets) else {
+                self.problem(format!("scratch of node {} has no place", id.0));
+                continue;
+            };
+            let name = format!("scratch of node {}", id.0);
+            let buffers = sizes.iter().zip(offsets);
+            all.extend(buffers.map(|(&size, &at)| Buffer::new(name.clone(), at, size, step)));
+        }
+        all
+    }
+
+    /// True when no order lets `new` destroy bytes of `old` that are still needed.
+    fn may_share(&self, old: &Buffer, new: &Buffer) -> bool {
+        let mut users = old.users.iter();
+        users.all(|&u| self.is_before(u, new.writer)) || self.overwrites(old, new)
+    }
+
+    /// True when `new` may take exactly the bytes of `old`: its writer is permitted to overwrite that
+    /// operand, and all other uses of `old` come before.
+    fn overwrites(&self, old: &Buffer, new: &Buffer) -> bool {
+        let Action::Node(id) = self.s.steps[new.writer].action else {
+            return false;
+        };
+        let node = self.g.node(id);
+        let start = Place::Arena(new.bytes.start);
+        let is_here = |v: ValueId| self.s.places[v.0 as usize] == start;
+        let n_here = node.inputs.iter().filter(|&&v| is_here(v)).count();
+        let is_permitted = |&(operand, result): &(u32, u32)| {
             let (operand, result) = (node.inputs[operand as usize], node.outputs[result as usize]);
-            at(operand) && at(result) && node.inputs.iter().filter(|&&v| at(v)).count() == 1
-        });
-    let others_before = old
-        .users
-        .iter()
-        .all(|&u| u == new.writer || is_before(before, u, new.writer));
-    permitted && old.bytes == new.bytes && old.writer != new.writer && others_before
+            is_here(operand) && is_here(result) && n_here == 1
+        };
+        let mut pairs = self.needs.in_place.get(&id).into_iter().flatten();
+        let mut users = old.users.iter();
+        pairs.any(is_permitted)
+            && old.bytes == new.bytes
+            && old.writer != new.writer
+            && users.all(|&u| u == new.writer || self.is_before(u, new.writer))
+    }
 }

@@ -18,6 +18,7 @@ use crate::ir::{Def, Graph, Node, NodeId, Op, ValueId};
 use arena::Block;
 use gristmill_runtime::tensor::ALIGN_BYTES;
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 
 /// Requirements of kernels and devices that the graph does not show.
 #[derive(Clone, Debug, Default)]
@@ -100,15 +101,7 @@ pub fn schedule(g: &Graph, needs: &Needs) -> Result<Schedule> {
     };
     let order = order::choose(&storage);
     let plan = storage.lay_out(&order);
-    if let Some(limit) = needs.limit_bytes.filter(|&l| plan.arena_bytes > l) {
-        return Err(Error::new(
-            ErrorKind::OutOfMemory,
-            format!(
-                "graph {:?} needs {} bytes for intermediate values, the limit is {limit}",
-                g.name, plan.arena_bytes
-            ),
-        ));
-    }
+    check_limit(g, needs, &plan)?;
     for (v, place) in places.iter_mut().enumerate() {
         if place.is_none() {
             *place = Some(Place::Arena(plan.offset_of(roots[v])));
@@ -116,7 +109,17 @@ pub fn schedule(g: &Graph, needs: &Needs) -> Result<Schedule> {
     }
     let places: Vec<Place> = places.into_iter().flatten().collect();
     let actions: Vec<Action> = order.into_iter().map(Action::Node).chain(copies).collect();
-    let steps = dependencies(g, &actions, &places, &sizes, &plan, needs);
+    let dependencies = Dependencies {
+        g,
+        needs,
+        sizes: &sizes,
+        places: &places,
+        plan: &plan,
+        of_nodes: node_deps(g),
+        step_of: vec![None; g.n_nodes()],
+        history: arena::History::default(),
+    };
+    let steps = dependencies.steps(&actions);
     Ok(Schedule {
         steps,
         places,
@@ -124,6 +127,17 @@ pub fn schedule(g: &Graph, needs: &Needs) -> Result<Schedule> {
         live_bytes: plan.live_bytes,
         scratch: plan.scratch,
     })
+}
+
+fn check_limit(g: &Graph, needs: &Needs, plan: &Plan) -> Result<()> {
+    let Some(limit) = needs.limit_bytes.filter(|&l| plan.arena_bytes > l) else {
+        return Ok(());
+    };
+    let message = format!(
+        "graph {:?} needs {} bytes for intermediate values, the limit is {limit}",
+        g.name, plan.arena_bytes
+    );
+    Err(Error::new(ErrorKind::OutOfMemory, message))
 }
 
 /// Bytes of each value, rounded up to the alignment.
@@ -162,17 +176,12 @@ pub(crate) fn roots(g: &Graph) -> Vec<ValueId> {
 
 /// Places outside the arena, and the copies that outputs need.
 fn fixed_places(g: &Graph, roots: &[ValueId]) -> (Vec<Option<Place>>, Vec<Action>) {
-    let mut of_root: BTreeMap<ValueId, Place> = g
-        .inputs
-        .iter()
-        .enumerate()
-        .map(|(i, &v)| (v, Place::Input(i as u32)))
-        .collect();
-    for (id, node) in g
-        .nodes()
-        .filter(|(_, n)| matches!(n.op, Op::Constant { .. }))
-    {
-        of_root.insert(node.outputs[0], Place::Constant(id));
+    let inputs = (0..).zip(&g.inputs).map(|(i, &v)| (v, Place::Input(i)));
+    let mut of_root: BTreeMap<ValueId, Place> = inputs.collect();
+    for (id, node) in g.nodes() {
+        if matches!(node.op, Op::Constant { .. }) {
+            of_root.insert(node.outputs[0], Place::Constant(id));
+        }
     }
     let mut copies = Vec::new();
     for (i, o) in g.outputs.iter().enumerate() {
@@ -201,6 +210,7 @@ struct Storage<'g> {
 }
 
 /// Offsets of everything in the arena.
+#[derive(Default)]
 struct Plan {
     blocks: Vec<Block>,
     block_of: BTreeMap<ValueId, usize>,
@@ -210,6 +220,17 @@ struct Plan {
 }
 
 impl Plan {
+    /// Adds a block that is in use during steps `start..=end`; returns its index.
+    fn add(&mut self, size: usize, start: usize, end: usize) -> usize {
+        self.blocks.push(Block {
+            size,
+            start,
+            end,
+            offset: 0,
+        });
+        self.blocks.len() - 1
+    }
+
     fn offset_of(&self, root: ValueId) -> usize {
         self.block_of
             .get(&root)
@@ -239,65 +260,14 @@ impl Storage<'_> {
             .sum()
     }
 
-    /// Memory plan of an order: blocks with the interval of steps in which they are in use, then their offsets.
+    /// Memory plan of an order: blocks with the interval of steps in which they are in use, then their
+    /// offsets.
     fn lay_out(&self, order: &[NodeId]) -> Plan {
-        let last_use = self.last_uses(order);
-        let crossing = if self.needs.is_apart {
-            self.crossing()
-        } else {
-            BTreeSet::new()
-        };
-        let mut plan = Plan {
-            blocks: Vec::new(),
-            block_of: BTreeMap::new(),
-            scratch: BTreeMap::new(),
-            arena_bytes: 0,
-            live_bytes: 0,
-        };
-        for (step, &id) in order.iter().enumerate() {
-            for (i, &v) in self.g.node(id).outputs.iter().enumerate() {
-                let Some(root) = self.arena_root(v).filter(|&r| r == v) else {
-                    continue;
-                };
-                if crossing.contains(&root) {
-                    let (start, end) = (0, order.len() - 1);
-                    plan.blocks.push(Block {
-                        size: self.size(v),
-                        start,
-                        end,
-                        offset: 0,
-                    });
-                    plan.block_of.insert(root, plan.blocks.len() - 1);
-                    continue;
-                }
-                let end = last_use.get(&root).copied().unwrap_or(step);
-                let block = match self.overwritten(id, i, step, &last_use, &plan) {
-                    Some(block) => {
-                        plan.blocks[block].end = end;
-                        block
-                    }
-                    None => {
-                        plan.blocks.push(Block {
-                            size: self.size(v),
-                            start: step,
-                            end,
-                            offset: 0,
-                        });
-                        plan.blocks.len() - 1
-                    }
-                };
-                plan.block_of.insert(root, block);
-            }
-        }
+        let mut plan = self.value_blocks(order);
         let n_values = plan.blocks.len();
         for (step, id) in order.iter().enumerate() {
             for &size in self.needs.scratch.get(id).into_iter().flatten() {
-                plan.blocks.push(Block {
-                    size: aligned(size),
-                    start: step,
-                    end: step,
-                    offset: 0,
-                });
+                plan.add(aligned(size), step, step);
             }
         }
         plan.arena_bytes = arena::assign_offsets(&mut plan.blocks);
@@ -305,19 +275,46 @@ impl Storage<'_> {
         let mut offsets = plan.blocks[n_values..].iter().map(|b| b.offset);
         for id in order {
             if let Some(sizes) = self.needs.scratch.get(id) {
-                plan.scratch
-                    .insert(*id, offsets.by_ref().take(sizes.len()).collect());
+                let own = offsets.by_ref().take(sizes.len()).collect();
+                plan.scratch.insert(*id, own);
             }
         }
         plan
     }
 
-    /// Roots in the arena that are sent or received.
-    fn crossing(&self) -> BTreeSet<ValueId> {
+    /// The blocks of all values in the arena, without offsets.
+    fn value_blocks(&self, order: &[NodeId]) -> Plan {
+        let last_use = self.last_uses(order);
+        let crossing = self.disjoint_roots();
+        let mut plan = Plan::default();
+        for (step, &id) in order.iter().enumerate() {
+            for (i, &v) in self.g.node(id).outputs.iter().enumerate() {
+                if self.arena_root(v) != Some(v) {
+                    continue;
+                }
+                let end = last_use.get(&v).copied().unwrap_or(step);
+                let block = if crossing.contains(&v) {
+                    plan.add(self.size(v), 0, order.len() - 1)
+                } else if let Some(block) = self.overwritten(id, i, step, &last_use, &plan) {
+                    plan.blocks[block].end = end;
+                    block
+                } else {
+                    plan.add(self.size(v), step, end)
+                };
+                plan.block_of.insert(v, block);
+            }
+        }
+        plan
+    }
+
+    /// Roots in the arena that are sent or received, where [`Needs::is_apart`] makes them disjoint
+    /// from all others.
+    fn disjoint_roots(&self) -> BTreeSet<ValueId> {
+        let is_transfer = |op: &Op| matches!(op, Op::Send { .. } | Op::Recv { .. });
         let nodes = self
             .g
             .nodes()
-            .filter(|(_, node)| matches!(node.op, Op::Send { .. } | Op::Recv { .. }));
+            .filter(|(_, node)| self.needs.is_apart && is_transfer(&node.op));
         nodes
             .flat_map(|(_, node)| &node.outputs)
             .filter_map(|&v| self.arena_root(v))
@@ -351,31 +348,25 @@ impl Storage<'_> {
         plan: &Plan,
     ) -> Option<usize> {
         let node = self.g.node(id);
-        let pairs = self.needs.in_place.get(&id)?;
-        let candidates = pairs
-            .iter()
-            .filter(|(_, result)| *result as usize == i)
-            .map(|(operand, _)| node.inputs[*operand as usize]);
-        candidates
-            .filter_map(|v| self.arena_root(v))
-            .find_map(|operand| {
-                let reads = node
-                    .inputs
-                    .iter()
-                    .filter(|&&v| self.arena_root(v) == Some(operand))
-                    .count();
-                let dies = last.get(&operand) == Some(&step)
-                    && reads == 1
-                    && self.size(operand) == self.size(node.outputs[i]);
-                let block = *plan.block_of.get(&operand)?;
-                // A result that took the block already extends it.
-                (dies
-                    && plan.blocks[block].end == step
-                    && !node.outputs[..i]
-                        .iter()
-                        .any(|o| plan.block_of.get(o) == Some(&block)))
-                .then_some(block)
-            })
+        let n_reads = |root: ValueId| {
+            let roots = node.inputs.iter().map(|&v| self.arena_root(v));
+            roots.filter(|&r| r == Some(root)).count()
+        };
+        // A result that took the block already extends it.
+        let is_taken = |block: usize| {
+            let mut others = node.outputs[..i].iter();
+            others.any(|o| plan.block_of.get(o) == Some(&block))
+        };
+        let pairs = self.needs.in_place.get(&id)?.iter();
+        let operands = pairs.filter(|(_, result)| *result as usize == i);
+        let mut roots = operands.filter_map(|(x, _)| self.arena_root(node.inputs[*x as usize]));
+        roots.find_map(|operand| {
+            let dies = last.get(&operand) == Some(&step)
+                && n_reads(operand) == 1
+                && self.size(operand) == self.size(node.outputs[i]);
+            let block = *plan.block_of.get(&operand)?;
+            (dies && plan.blocks[block].end == step && !is_taken(block)).then_some(block)
+        })
     }
 }
 
@@ -433,69 +424,77 @@ pub(crate) fn variable_uses(node: &Node) -> Vec<(Variable<'_>, bool)> {
     }
 }
 
-/// Steps with all their dependencies, memory reuse included.
-fn dependencies(
-    g: &Graph,
-    actions: &[Action],
-    places: &[Place],
-    sizes: &[usize],
-    plan: &Plan,
-    needs: &Needs,
-) -> Vec<Step> {
-    let mut step_of: Vec<Option<u32>> = vec![None; g.n_nodes()];
-    let data = node_deps(g);
-    let mut history = arena::History::default();
-    let bytes = |v: &ValueId| match places[v.0 as usize] {
-        Place::Arena(offset) => Some(offset..offset + sizes[v.0 as usize]),
-        _ => None,
-    };
-    let mut barriers = Barriers::default();
-    let mut steps = Vec::new();
-    for (step, action) in actions.iter().enumerate() {
-        let mut deps: BTreeSet<u32> = BTreeSet::new();
-        match action {
-            Action::Node(id) => {
-                let node = g.node(*id);
-                deps.extend(
-                    data[id.0 as usize]
-                        .iter()
-                        .filter_map(|d| step_of[d.0 as usize]),
-                );
-                node.inputs
-                    .iter()
-                    .filter_map(bytes)
-                    .for_each(|range| history.read(range, step as u32, &mut deps));
-                if !matches!(node.op, Op::Send { .. } | Op::AssignVariable { .. }) {
-                    node.outputs
-                        .iter()
-                        .filter_map(bytes)
-                        .for_each(|range| history.write(range, step as u32, &mut deps));
-                }
-                let scratch = needs
-                    .scratch
-                    .get(id)
-                    .into_iter()
-                    .flatten()
-                    .zip(plan.scratch.get(id).into_iter().flatten());
-                scratch.for_each(|(&size, &at)| {
-                    history.write(at..at + aligned(size), step as u32, &mut deps)
-                });
-                step_of[id.0 as usize] = Some(step as u32);
-            }
-            Action::CopyToOutput { value, .. } => {
-                if let Def::Node(d, _) = g.value(*value).def {
-                    deps.extend(step_of[d.0 as usize]);
-                }
+/// Dependencies of steps, memory reuse included, found in the order of the steps.
+struct Dependencies<'s> {
+    g: &'s Graph,
+    needs: &'s Needs,
+    sizes: &'s [usize],
+    places: &'s [Place],
+    plan: &'s Plan,
+    /// See [`node_deps`].
+    of_nodes: Vec<BTreeSet<NodeId>>,
+    /// Steps of the nodes so far.
+    step_of: Vec<Option<u32>>,
+    history: arena::History,
+}
+
+impl Dependencies<'_> {
+    fn steps(mut self, actions: &[Action]) -> Vec<Step> {
+        let mut barriers = Barriers::default();
+        let mut steps = Vec::with_capacity(actions.len());
+        for (step, &action) in (0..).zip(actions) {
+            let mut deps = match action {
+                Action::Node(id) => self.of_node(id, step),
+                Action::CopyToOutput { value, .. } => self.of_copy(value),
+            };
+            deps.remove(&step);
+            barriers.pass(step, is_collective(self.g, action), &mut deps);
+            steps.push(Step {
+                action,
+                deps: deps.into_iter().collect(),
+            });
+        }
+        steps
+    }
+
+    fn of_node(&mut self, id: NodeId, step: u32) -> BTreeSet<u32> {
+        let node = self.g.node(id);
+        let before = self.of_nodes[id.0 as usize].iter();
+        let mut deps: BTreeSet<u32> = before.filter_map(|d| self.step_of[d.0 as usize]).collect();
+        for &v in &node.inputs {
+            if let Some(bytes) = self.bytes(v) {
+                self.history.read(bytes, step, &mut deps);
             }
         }
-        deps.remove(&(step as u32));
-        barriers.pass(step as u32, is_collective(g, *action), &mut deps);
-        steps.push(Step {
-            action: *action,
-            deps: deps.into_iter().collect(),
-        });
+        let writes = !matches!(node.op, Op::Send { .. } | Op::AssignVariable { .. });
+        for &v in node.outputs.iter().filter(|_| writes) {
+            if let Some(bytes) = self.bytes(v) {
+                self.history.write(bytes, step, &mut deps);
+            }
+        }
+        let sizes = self.needs.scratch.get(&id).into_iter().flatten();
+        let offsets = self.plan.scratch.get(&id).into_iter().flatten();
+        for (&size, &at) in sizes.zip(offsets) {
+            self.history.write(at..at + aligned(size), step, &mut deps);
+        }
+        self.step_of[id.0 as usize] = Some(step);
+        deps
     }
-    steps
+
+    fn of_copy(&self, value: ValueId) -> BTreeSet<u32> {
+        match self.g.value(value).def {
+            Def::Node(d, _) => self.step_of[d.0 as usize].into_iter().collect(),
+            Def::Input(_) => BTreeSet::new(),
+        }
+    }
+
+    /// Bytes of a value in the arena.
+    fn bytes(&self, v: ValueId) -> Option<Range<usize>> {
+        match self.places[v.0 as usize] {
+            Place::Arena(offset) => Some(offset..offset + self.sizes[v.0 as usize]),
+            _ => None,
+        }
+    }
 }
 
 /// True when a step waits on its device for other devices.

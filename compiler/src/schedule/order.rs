@@ -1,7 +1,7 @@
 //! The serial order of a partition.
 
 use super::{Storage, node_deps};
-use crate::ir::{Node, NodeId, Op, OpClass, ValueId};
+use crate::ir::{Graph, Node, NodeId, Op, OpClass, ValueId};
 use std::collections::BTreeSet;
 
 /// At most this many ready nodes, earliest first, are looked at when the next one is chosen.
@@ -25,40 +25,60 @@ pub fn choose(s: &Storage) -> Vec<NodeId> {
 /// List scheduling by memory: the next node is the ready one that adds least to the live bytes, the
 /// earliest on ties; or that of the given order. Returns the order and its peak of live bytes.
 fn memory_aware(s: &Storage, given: Option<&[NodeId]>) -> (Vec<NodeId>, usize) {
-    let deps = node_deps(s.g);
-    let mut users: Vec<Vec<NodeId>> = vec![Vec::new(); s.g.n_nodes()];
-    let mut waiting: Vec<usize> = deps.iter().map(BTreeSet::len).collect();
-    for (id, of) in deps.iter().enumerate() {
-        of.iter()
-            .for_each(|d| users[d.0 as usize].push(NodeId(id as u32)));
-    }
     let mut live = Live::new(s);
-    let is_step = |id: &NodeId| !matches!(s.g.node(*id).op, Op::Constant { .. });
-    let all = (0..s.g.n_nodes() as u32).map(NodeId);
-    let mut ready: BTreeSet<NodeId> = all
-        .filter(|id| is_step(id) && waiting[id.0 as usize] == 0)
-        .collect();
+    let mut ready = Ready::new(s.g);
     let mut order = Vec::new();
-    let next = |ready: &BTreeSet<NodeId>, live: &Live, done: usize| match given {
+    let next = |ready: &Ready, live: &Live, done: usize| match given {
         Some(order) => order.get(done).copied(),
-        None => ready
-            .iter()
-            .take(CHOICES)
-            .copied()
-            .min_by_key(|&id| (live.growth(id), id)),
+        None => {
+            let choices = ready.nodes.iter().take(CHOICES).copied();
+            choices.min_by_key(|&id| (live.growth(id), id))
+        }
     };
     while let Some(id) = next(&ready, &live, order.len()) {
-        ready.remove(&id);
+        ready.run(id);
         live.run(id);
         order.push(id);
-        for user in &users[id.0 as usize] {
-            waiting[user.0 as usize] -= 1;
-            if waiting[user.0 as usize] == 0 {
-                ready.insert(*user);
+    }
+    (order, live.peak)
+}
+
+/// Nodes whose dependencies have all run, while an order is built.
+struct Ready {
+    nodes: BTreeSet<NodeId>,
+    users: Vec<Vec<NodeId>>,
+    /// Number of dependencies of each node that have not run.
+    waiting: Vec<usize>,
+}
+
+impl Ready {
+    fn new(g: &Graph) -> Ready {
+        let deps = node_deps(g);
+        let waiting: Vec<usize> = deps.iter().map(BTreeSet::len).collect();
+        let mut users: Vec<Vec<NodeId>> = vec![Vec::new(); g.n_nodes()];
+        for (id, of) in (0..).map(NodeId).zip(&deps) {
+            of.iter().for_each(|d| users[d.0 as usize].push(id));
+        }
+        let is_ready = |(id, node): (NodeId, &Node)| {
+            let is_step = !matches!(node.op, Op::Constant { .. });
+            (is_step && waiting[id.0 as usize] == 0).then_some(id)
+        };
+        Ready {
+            nodes: g.nodes().filter_map(is_ready).collect(),
+            users,
+            waiting,
+        }
+    }
+
+    fn run(&mut self, id: NodeId) {
+        self.nodes.remove(&id);
+        for user in &self.users[id.0 as usize] {
+            self.waiting[user.0 as usize] -= 1;
+            if self.waiting[user.0 as usize] == 0 {
+                self.nodes.insert(*user);
             }
         }
     }
-    (order, live.peak)
 }
 
 /// Effect of a node on the live bytes.
