@@ -13,6 +13,32 @@ pub(super) type Ranks = BTreeMap<usize, Vec<String>>;
 ///
 /// Errors when a rank is missing, or when two are on one device, as a user's plan may ask for.
 pub(super) fn ranks(g: &Graph, placement: &Placement) -> Result<Ranks> {
+    let found = devices_by_rank(g, placement)?;
+    let names = |devices: BTreeMap<usize, usize>| {
+        let devices = devices.values();
+        devices
+            .map(|&d| placement.devices[d].to_string())
+            .collect::<Vec<_>>()
+    };
+    let ranks: Ranks = found.into_iter().map(|(k, v)| (k, names(v))).collect();
+    for (_, node) in g.nodes() {
+        let Op::AllReduceRank { group, .. } = node.op else {
+            continue;
+        };
+        let n = node.inputs.len();
+        if ranks.get(&group).is_none_or(|devices| devices.len() != n) {
+            let message = format!("not all {n} ranks of an all-reduce are there");
+            return Err(Error::internal(message).at_origin(&node.origin));
+        }
+    }
+    Ok(ranks)
+}
+
+/// Device of each rank of each group.
+fn devices_by_rank(
+    g: &Graph,
+    placement: &Placement,
+) -> Result<BTreeMap<usize, BTreeMap<usize, usize>>> {
     let mut found: BTreeMap<usize, BTreeMap<usize, usize>> = BTreeMap::new();
     for (id, node) in g.nodes() {
         let (Op::AllReduceRank { group, rank, .. }, Some(d)) = (&node.op, placement.device_of(id))
@@ -30,34 +56,11 @@ pub(super) fn ranks(g: &Graph, placement: &Placement) -> Result<Ranks> {
                 .at_origin(&node.origin));
         }
         if ranks.insert(*rank, d).is_some() || *rank >= node.inputs.len() {
-            return Err(
-                Error::internal(format!("rank {rank} of an all-reduce is there twice"))
-                    .at_origin(&node.origin),
-            );
-        }
-    }
-    let whole = |(group, ranks): (usize, BTreeMap<usize, usize>)| {
-        let names = ranks
-            .values()
-            .map(|&d| placement.devices[d].to_string())
-            .collect();
-        (group, names)
-    };
-    let ranks: Ranks = found.into_iter().map(whole).collect();
-    for (_, node) in g.nodes() {
-        if let Op::AllReduceRank { group, .. } = node.op
-            && ranks
-                .get(&group)
-                .is_none_or(|devices| devices.len() != node.inputs.len())
-        {
-            let message = format!(
-                "not all {} ranks of an all-reduce are there",
-                node.inputs.len()
-            );
+            let message = format!("rank {rank} of an all-reduce is there twice");
             return Err(Error::internal(message).at_origin(&node.origin));
         }
     }
-    Ok(ranks)
+    Ok(found)
 }
 
 /// The op of a rank in the graph of its device; none for other ops.
@@ -81,54 +84,24 @@ pub(super) fn key(group: usize) -> String {
 /// The order with the ranks of each all-reduce made adjacent, where the last of them was. Other
 /// nodes keep their place unless they depend on a rank that moved.
 pub(super) fn side_by_side(g: &Graph, order: Vec<NodeId>) -> Result<Vec<NodeId>> {
-    let group_of = |id: NodeId| {
-        if let Op::AllReduceRank { group, .. } = g.node(id).op {
-            Some(group)
-        } else {
-            None
-        }
-    };
-    if !order.iter().any(|&id| group_of(id).is_some()) {
+    if !order.iter().any(|&id| group_of(g, id).is_some()) {
         return Ok(order);
     }
-    // A unit is a node or a whole group, numbered by the place of its last node.
-    let last: BTreeMap<usize, usize> = order
-        .iter()
-        .enumerate()
-        .filter_map(|(i, &id)| Some((group_of(id)?, i)))
-        .collect();
-    let mut units: BTreeMap<usize, Vec<NodeId>> = BTreeMap::new();
-    let mut unit_of = vec![None; g.n_nodes()];
-    for (i, &id) in order.iter().enumerate() {
-        let unit = group_of(id).map_or(i, |group| last[&group]);
-        units.entry(unit).or_default().push(id);
-        unit_of[id.0 as usize] = Some(unit);
-    }
-    let mut needs: BTreeMap<usize, BTreeSet<usize>> =
-        units.keys().map(|&u| (u, BTreeSet::new())).collect();
+    let mut units = Units::new(g, &order);
+    let mut waiting = units.dependencies(g);
     let mut users: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
-    for (id, deps) in node_deps(g).iter().enumerate() {
-        let Some(unit) = unit_of[id] else { continue };
-        for before in deps
-            .iter()
-            .filter_map(|d| unit_of[d.0 as usize])
-            .filter(|&b| b != unit)
-        {
-            if needs.entry(unit).or_default().insert(before) {
-                users.entry(before).or_default().push(unit);
-            }
+    for (&unit, before) in &waiting {
+        for &b in before {
+            users.entry(b).or_default().push(unit);
         }
     }
-    let mut ready: BTreeSet<usize> = needs
-        .iter()
-        .filter(|(_, n)| n.is_empty())
-        .map(|(&u, _)| u)
-        .collect();
+    let is_ready = |(&unit, before): (&usize, &BTreeSet<usize>)| before.is_empty().then_some(unit);
+    let mut ready: BTreeSet<usize> = waiting.iter().filter_map(is_ready).collect();
     let mut joined = Vec::with_capacity(order.len());
     while let Some(unit) = ready.pop_first() {
-        joined.append(units.get_mut(&unit).unwrap_or(&mut Vec::new()));
+        joined.extend(units.nodes.remove(&unit).into_iter().flatten());
         for &user in users.get(&unit).into_iter().flatten() {
-            let left = needs.entry(user).or_default();
+            let left = waiting.entry(user).or_default();
             left.remove(&unit);
             if left.is_empty() {
                 ready.insert(user);
@@ -136,10 +109,55 @@ pub(super) fn side_by_side(g: &Graph, order: Vec<NodeId>) -> Result<Vec<NodeId>>
         }
     }
     if joined.len() == order.len() {
-        Ok(joined)
-    } else {
-        Err(Error::internal(
-            "all-reduces wait for each other in a cycle",
-        ))
+        return Ok(joined);
+    }
+    let message = "all-reduces wait for each other in a cycle";
+    Err(Error::internal(message))
+}
+
+/// The all-reduce that a node is a rank of.
+fn group_of(g: &Graph, id: NodeId) -> Option<usize> {
+    match g.node(id).op {
+        Op::AllReduceRank { group, .. } => Some(group),
+        _ => None,
+    }
+}
+
+/// Nodes of an order, with the ranks of an all-reduce as one unit. A unit has the position of its
+/// last node as its number.
+struct Units {
+    nodes: BTreeMap<usize, Vec<NodeId>>,
+    of_node: Vec<Option<usize>>,
+}
+
+impl Units {
+    fn new(g: &Graph, order: &[NodeId]) -> Units {
+        let positions = order.iter().enumerate();
+        let last: BTreeMap<usize, usize> = positions
+            .filter_map(|(i, &id)| Some((group_of(g, id)?, i)))
+            .collect();
+        let mut units = Units {
+            nodes: BTreeMap::new(),
+            of_node: vec![None; g.n_nodes()],
+        };
+        for (i, &id) in order.iter().enumerate() {
+            let unit = group_of(g, id).map_or(i, |group| last[&group]);
+            units.nodes.entry(unit).or_default().push(id);
+            units.of_node[id.0 as usize] = Some(unit);
+        }
+        units
+    }
+
+    /// Units that come before each unit.
+    fn dependencies(&self, g: &Graph) -> BTreeMap<usize, BTreeSet<usize>> {
+        let none = self.nodes.keys().map(|&unit| (unit, BTreeSet::new()));
+        let mut found: BTreeMap<usize, BTreeSet<usize>> = none.collect();
+        for (deps, unit) in node_deps(g).iter().zip(&self.of_node) {
+            let Some(unit) = *unit else { continue };
+            let before = deps.iter().filter_map(|d| self.of_node[d.0 as usize]);
+            let own = found.entry(unit).or_default();
+            own.extend(before.filter(|&b| b != unit));
+        }
+        found
     }
 }

@@ -104,15 +104,9 @@ fn common_order(g: &Graph, placement: &Placement) -> Result<Vec<NodeId>> {
         })?;
         order.push((placed.start.0, id));
     }
-    let one_device = placement
-        .nodes
-        .iter()
-        .flatten()
-        .map(|p| p.device)
-        .collect::<BTreeSet<_>>()
-        .len()
-        <= 1;
-    if !one_device {
+    let devices = placement.nodes.iter().flatten().map(|p| p.device);
+    let devices: BTreeSet<usize> = devices.collect();
+    if devices.len() > 1 {
         order.sort_unstable();
     }
     collective::side_by_side(g, order.into_iter().map(|(_, id)| id).collect())
@@ -178,6 +172,20 @@ impl<'g> Splitter<'g> {
         s
     }
 
+    fn part(&mut self, d: usize) -> &mut Part {
+        self.parts
+            .get_mut(&d)
+            .expect("every device in use has a part")
+    }
+
+    /// Declares that `new` is value `v` on device `d`.
+    fn set(&mut self, d: usize, v: ValueId, new: ValueId) {
+        self.values
+            .get_mut(&d)
+            .expect("every device in use has values")
+            .insert(v, new);
+    }
+
     fn device(&self, id: NodeId) -> Option<usize> {
         self.placement.device_of(id)
     }
@@ -203,12 +211,7 @@ impl<'g> Splitter<'g> {
             let Some(d) = self.device(id) else { continue };
             for &c in &node.control {
                 let crosses = self.device(c).is_some_and(|s| s != d);
-                let has_tensor = self
-                    .g
-                    .node(c)
-                    .outputs
-                    .iter()
-                    .any(|v| self.wanted.get(v).is_some_and(|w| w.contains(&d)));
+                let has_tensor = self.crossing_result(c, d).is_some();
                 if crosses && !has_tensor {
                     self.signals.entry(c).or_default().insert(d);
                 }
@@ -216,34 +219,36 @@ impl<'g> Splitter<'g> {
         }
     }
 
+    /// A result of node `c` that device `d` receives.
+    fn crossing_result(&self, c: NodeId, d: usize) -> Option<ValueId> {
+        let mut results = self.g.node(c).outputs.iter().copied();
+        results.find(|v| self.wanted.get(v).is_some_and(|w| w.contains(&d)))
+    }
+
     fn add_inputs(&mut self) {
-        let mut users: Vec<BTreeSet<usize>> = vec![BTreeSet::new(); self.g.n_values()];
-        for (id, node) in self.g.nodes() {
-            let needed = node
-                .inputs
-                .iter()
-                .enumerate()
-                .filter(|(i, _)| !node.only_orders(*i));
-            needed.for_each(|(_, v)| users[v.0 as usize].extend(self.device(id)));
-        }
-        self.g
-            .outputs
-            .iter()
-            .for_each(|o| users[o.value.0 as usize].extend([self.first]));
-        for (i, (&v, name)) in self.g.inputs.iter().zip(&self.g.input_names).enumerate() {
-            for d in &users[v.0 as usize] {
-                let part = self
-                    .parts
-                    .get_mut(d)
-                    .expect("every device in use has a part");
-                part.inputs.push(i as u32);
-                let new = part.graph.add_input(name, self.g.ty(v).clone());
-                self.values
-                    .get_mut(d)
-                    .expect("every device in use has values")
-                    .insert(v, new);
+        let g = self.g;
+        let users = self.devices_of_values();
+        for (i, (&v, name)) in (0..).zip(g.inputs.iter().zip(&g.input_names)) {
+            for &d in &users[v.0 as usize] {
+                let part = self.part(d);
+                part.inputs.push(i);
+                let new = part.graph.add_input(name, g.ty(v).clone());
+                self.set(d, v, new);
             }
         }
+    }
+
+    /// Devices that use each value.
+    fn devices_of_values(&self) -> Vec<BTreeSet<usize>> {
+        let mut users: Vec<BTreeSet<usize>> = vec![BTreeSet::new(); self.g.n_values()];
+        for (id, node) in self.g.nodes() {
+            let needed = (0..node.inputs.len()).filter(|&i| !node.only_orders(i));
+            needed.for_each(|i| users[node.inputs[i].0 as usize].extend(self.device(id)));
+        }
+        for o in &self.g.outputs {
+            users[o.value.0 as usize].insert(self.first);
+        }
+        users
     }
 
     /// Adds a node to a device's graph; `old` is the node that it stands for.
@@ -256,10 +261,7 @@ impl<'g> Splitter<'g> {
         origin: &Origin,
         old: Option<NodeId>,
     ) -> Result<(NodeId, Vec<ValueId>)> {
-        let part = self
-            .parts
-            .get_mut(&d)
-            .expect("every device in use has a part");
+        let part = self.part(d);
         let outputs = part.graph.add_with_regions(op, inputs, regions, origin)?;
         let id = NodeId(part.graph.n_nodes() as u32 - 1);
         part.graph.node_mut(id).device = Some(Arc::new(DeviceRequest::from(&part.device)));
@@ -268,13 +270,7 @@ impl<'g> Splitter<'g> {
     }
 
     fn add_control(&mut self, d: usize, id: NodeId, before: NodeId) {
-        let control = &mut self
-            .parts
-            .get_mut(&d)
-            .expect("every device in use has a part")
-            .graph
-            .node_mut(id)
-            .control;
+        let control = &mut self.part(d).graph.node_mut(id).control;
         if !control.contains(&before) {
             control.push(before);
         }
@@ -302,10 +298,7 @@ impl<'g> Splitter<'g> {
             .for_each(|c| self.add_control(d, new, c));
         self.new_ids[id.0 as usize] = Some(new);
         for (&v, &new) in node.outputs.iter().zip(&outputs) {
-            self.values
-                .get_mut(&d)
-                .expect("every device in use has values")
-                .insert(v, new);
+            self.set(d, v, new);
         }
         self.send_results(id, node, d)
     }
@@ -314,36 +307,30 @@ impl<'g> Splitter<'g> {
         for &v in &node.outputs {
             for to in self.wanted.get(&v).cloned().unwrap_or_default() {
                 let operand = self.get(v, d)?;
-                self.add(
-                    d,
-                    self.send_op(v, to),
-                    &[operand],
-                    Vec::new(),
-                    &node.origin,
-                    None,
-                )?;
+                let op = self.send_op(value_key(v), to);
+                self.add(d, op, &[operand], Vec::new(), &node.origin, None)?;
             }
         }
         for to in self.signals.get(&id).cloned().unwrap_or_default() {
-            let token = Tensor::from_bytes(DType::Bool, &[1], &[1])?;
-            let (_, token) =
-                self.add(d, Op::constant(token), &[], Vec::new(), &node.origin, None)?;
-            let op = Op::Send {
-                key: signal_key(id),
-                to: self.placement.devices[to].to_string(),
-            };
-            let (send, _) = self.add(d, op, &token, Vec::new(), &node.origin, None)?;
-            let own = self.new_ids[id.0 as usize].expect("the node was just added");
-            self.add_control(d, send, own);
+            self.signal(id, node, d, to)?;
         }
         Ok(())
     }
 
-    fn send_op(&self, v: ValueId, to: usize) -> Op {
-        Op::Send {
-            key: value_key(v),
-            to: self.placement.devices[to].to_string(),
-        }
+    /// Sends a token that says that a node of device `d` has run.
+    fn signal(&mut self, id: NodeId, node: &Node, d: usize, to: usize) -> Result<()> {
+        let token = Op::constant(Tensor::from_bytes(DType::Bool, &[1], &[1])?);
+        let (_, token) = self.add(d, token, &[], Vec::new(), &node.origin, None)?;
+        let op = self.send_op(signal_key(id), to);
+        let (send, _) = self.add(d, op, &token, Vec::new(), &node.origin, None)?;
+        let own = self.new_ids[id.0 as usize].expect("the node was just added");
+        self.add_control(d, send, own);
+        Ok(())
+    }
+
+    fn send_op(&self, key: String, to: usize) -> Op {
+        let to = self.placement.devices[to].to_string();
+        Op::Send { key, to }
     }
 
     fn recv(
@@ -399,10 +386,7 @@ impl<'g> Splitter<'g> {
                     .at_origin(&node.origin),
             );
         };
-        self.values
-            .get_mut(&d)
-            .expect("every device in use has values")
-            .insert(v, new);
+        self.set(d, v, new);
         Ok(new)
     }
 
@@ -423,22 +407,16 @@ impl<'g> Splitter<'g> {
         if let Some(&recv) = self.received.get(&(c, d)) {
             return Ok(Some(recv));
         }
-        let crossing = self
-            .g
-            .node(c)
-            .outputs
-            .iter()
-            .copied()
-            .find(|v| self.wanted.get(v).is_some_and(|w| w.contains(&d)));
-        match crossing {
+        match self.crossing_result(c, d) {
             Some(v) => {
                 self.get(v, d)?;
                 Ok(self.received.get(&(c, d)).copied())
             }
-            None => Ok(Some(
-                self.recv(c, signal_key(c), &Type::new(DType::Bool, [1usize]), d)?
-                    .0,
-            )),
+            None => {
+                let token = Type::new(DType::Bool, [1usize]);
+                let (recv, _) = self.recv(c, signal_key(c), &token, d)?;
+                Ok(Some(recv))
+            }
         }
     }
 
@@ -446,10 +424,7 @@ impl<'g> Splitter<'g> {
         for (i, o) in self.g.outputs.iter().enumerate() {
             let d = self.source(o.value).unwrap_or(self.first);
             let v = self.get(o.value, d)?;
-            let part = self
-                .parts
-                .get_mut(&d)
-                .expect("every device in use has a part");
+            let part = self.part(d);
             part.graph.add_output(&o.name, v);
             part.outputs.push(i as u32);
         }

@@ -57,9 +57,9 @@ fn check_all(g: &Graph, placement: &Placement) -> Vec<Part> {
     let show = |e: Error| -> ! { panic!("{e}\n{g}\n{}", to_text(&parts, PrintOptions::SHORT)) };
     check::check(g, placement, &parts).unwrap_or_else(|e| show(e));
     let mut arenas = [0, 0];
-    for is_apart in [false, true] {
+    for has_disjoint_transfers in [false, true] {
         let needs = Needs {
-            is_apart,
+            has_disjoint_transfers,
             ..Needs::default()
         };
         let schedules: Vec<_> = parts
@@ -70,13 +70,14 @@ fn check_all(g: &Graph, placement: &Placement) -> Vec<Part> {
             crate::ir::verify::verify(&p.graph).unwrap_or_else(|e| show(e));
             schedule::check::check(&p.graph, &needs, s).unwrap_or_else(|e| show(e));
             assert!(
-                !is_apart || crossing_waits_for_producers_only(p, s),
+                !has_disjoint_transfers || crossing_waits_for_producers_only(p, s),
                 "{}",
                 s.to_text(&p.graph)
             );
         }
         check::check_schedules(g, &parts, &schedules).unwrap_or_else(|e| show(e));
-        arenas[usize::from(is_apart)] = schedules.iter().map(|s| s.live_bytes).sum::<usize>();
+        arenas[usize::from(has_disjoint_transfers)] =
+            schedules.iter().map(|s| s.live_bytes).sum::<usize>();
     }
     assert!(arenas[0] <= arenas[1]);
     parts
