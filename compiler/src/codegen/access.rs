@@ -24,17 +24,17 @@ pub(super) struct Expression {
     pub(super) leaves: Vec<Leaf>,
 }
 
-/// Where along an axis of a value an element lies: a constant plus a multiple of each loop index.
+/// Index along one axis of a value: a constant plus a multiple of each loop index.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct AxisAt {
+struct AffineIndex {
     constant: i64,
     factors: Vec<i64>,
 }
 
-impl AxisAt {
-    /// The position before a slice of the axis; `None` when `start` is symbolic.
-    fn sliced(&self, start: &Dim, step: i64) -> Option<AxisAt> {
-        Some(AxisAt {
+impl AffineIndex {
+    /// The index before a slice of the axis; `None` when `start` is symbolic.
+    fn sliced(&self, start: &Dim, step: i64) -> Option<AffineIndex> {
+        Some(AffineIndex {
             constant: self.constant * step + const_dim(start).ok()?,
             factors: self.factors.iter().map(|f| f * step).collect(),
         })
@@ -63,8 +63,8 @@ pub(super) fn expression(
         expression,
         known: HashMap::new(),
     };
-    let identity: Vec<AxisAt> = (0..rank)
-        .map(|axis| AxisAt {
+    let identity: Vec<AffineIndex> = (0..rank)
+        .map(|axis| AffineIndex {
             constant: 0,
             factors: (0..rank).map(|i| i64::from(i == axis)).collect(),
         })
@@ -82,11 +82,11 @@ struct Builder<'a> {
     keep: &'a dyn Fn(ScalarOp, DType) -> bool,
     rank: usize,
     expression: Expression,
-    known: HashMap<(ValueId, Vec<AxisAt>), Reg>,
+    known: HashMap<(ValueId, Vec<AffineIndex>), Reg>,
 }
 
 impl Builder<'_> {
-    fn value(&mut self, v: ValueId, at: &[AxisAt]) -> Option<Reg> {
+    fn value(&mut self, v: ValueId, at: &[AffineIndex]) -> Option<Reg> {
         let key = (v, at.to_vec());
         if let Some(&r) = self.known.get(&key) {
             return Some(r);
@@ -99,7 +99,7 @@ impl Builder<'_> {
         Some(r)
     }
 
-    fn compute(&mut self, v: ValueId, at: &[AxisAt]) -> Option<Reg> {
+    fn compute(&mut self, v: ValueId, at: &[AffineIndex]) -> Option<Reg> {
         let body = self.body;
         if let Some(c) = body.graph.single(v) {
             let mut bits = [0; 8];
@@ -126,7 +126,7 @@ impl Builder<'_> {
         self.node(node, at)
     }
 
-    fn node(&mut self, node: &Node, at: &[AxisAt]) -> Option<Reg> {
+    fn node(&mut self, node: &Node, at: &[AffineIndex]) -> Option<Reg> {
         match &node.op {
             Op::Map(op) => {
                 let args = node.inputs.iter().map(|&x| self.broadcast(x, at));
@@ -142,13 +142,12 @@ impl Builder<'_> {
             Op::Slice { starts, steps, .. } => {
                 let axes = at.iter().zip(starts).zip(steps);
                 let sliced = axes.map(|((a, start), &step)| a.sliced(start, step));
-                let from = sliced.collect::<Option<Vec<AxisAt>>>()?;
+                let from = sliced.collect::<Option<Vec<AffineIndex>>>()?;
                 self.value(node.inputs[0], &from)
             }
             Op::Reshape { .. } => {
-                let x = node.inputs[0];
-                let from =
-                    self.reshaped(at, self.body.shape(node.outputs[0]), self.body.shape(x))?;
+                let (x, y) = (node.inputs[0], node.outputs[0]);
+                let from = self.reshaped(at, self.body.shape(y), self.body.shape(x))?;
                 self.value(x, &from)
             }
             _ => None,
@@ -173,14 +172,14 @@ impl Builder<'_> {
         op.expand(p, args)
     }
 
-    fn broadcast(&mut self, x: ValueId, at: &[AxisAt]) -> Option<Reg> {
+    fn broadcast(&mut self, x: ValueId, at: &[AffineIndex]) -> Option<Reg> {
         let shape = self.body.shape(x);
         let lead = at.len() - shape.len();
-        let zero = AxisAt {
+        let zero = AffineIndex {
             constant: 0,
             factors: vec![0; self.rank],
         };
-        let from: Vec<AxisAt> = shape
+        let from: Vec<AffineIndex> = shape
             .iter()
             .zip(&at[lead..])
             .map(|(&d, a)| if d == 1 { zero.clone() } else { a.clone() })
@@ -189,11 +188,16 @@ impl Builder<'_> {
     }
 
     /// The index in `from` of index `at` in `to`, when each axis of `from` is one or several whole axes of `to`.
-    fn reshaped(&self, at: &[AxisAt], to: &[usize], from: &[usize]) -> Option<Vec<AxisAt>> {
+    fn reshaped(
+        &self,
+        at: &[AffineIndex],
+        to: &[usize],
+        from: &[usize],
+    ) -> Option<Vec<AffineIndex>> {
         let mut axes = to.iter().zip(at).filter(|(d, _)| **d != 1);
         let mut out = Vec::with_capacity(from.len());
         for &extent in from {
-            let mut joined = AxisAt {
+            let mut joined = AffineIndex {
                 constant: 0,
                 factors: vec![0; self.rank],
             };
@@ -216,7 +220,7 @@ impl Builder<'_> {
         Some(out)
     }
 
-    fn leaf(&mut self, view: &Strided, at: &[AxisAt]) -> Reg {
+    fn leaf(&mut self, view: &Strided, at: &[AffineIndex]) -> Reg {
         let mut leaf = Leaf {
             value: view.base,
             offset: view.offset,

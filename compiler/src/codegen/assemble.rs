@@ -230,7 +230,7 @@ impl Assembler<'_> {
         if part.device.kind == DeviceKind::Gpu {
             // Copies beside kernels, if there is memory for it.
             let apart = Needs {
-                is_apart: true,
+                has_disjoint_transfers: true,
                 limit_bytes: None,
                 ..needs.clone()
             };

@@ -267,17 +267,23 @@ impl Writer<'_> {
         let x = self.graph.ty(inputs[0]).shape.clone();
         let w = self.graph.ty(inputs[1]).shape.clone();
         let n = x.rank() - 2;
-        let pixels = x[2..].iter().fold(x[0].clone(), |p, d| p.product(d));
         let last: Vec<usize> = [0].into_iter().chain(2..n + 2).chain([1]).collect();
         let rows = self.op(Op::Transpose { perm: last }, &inputs[..1])?;
+        let pixels = x[2..].iter().fold(x[0].clone(), |p, d| p.product(d));
         let rows = self.reshape(rows, vec![pixels, x[1].clone()])?;
         // One matrix [in, out] per tap.
         let taps: Vec<usize> = (2..n + 2).chain([0, 1]).collect();
         let w_taps = self.op(Op::Transpose { perm: taps }, &inputs[1..])?;
-        let y = self.op(Op::MatMul, &[rows, w_taps])?;
-        // [taps.., batch, spatial.., out] to [batch, out, (spatial, tap)..].
+        let products = self.op(Op::MatMul, &[rows, w_taps])?;
+        self.interleaved(products, &x, &w)
+    }
+
+    /// Products `[taps.., batch, spatial.., out]` as `[batch, out, (spatial, tap)..]`, with the shapes
+    /// of a transposed convolution's input and weights.
+    fn interleaved(&mut self, products: ValueId, x: &Shape, w: &Shape) -> Result<ValueId> {
+        let n = x.rank() - 2;
         let split = [&w[2..], &x[..1], &x[2..], &w[1..2]].concat();
-        let y = self.reshape(y, split)?;
+        let y = self.reshape(products, split)?;
         let pairs = (0..n).flat_map(|d| [n + 1 + d, d]);
         let perm = [n, 2 * n + 1].into_iter().chain(pairs).collect();
         let y = self.op(Op::Transpose { perm }, &[y])?;

@@ -85,14 +85,14 @@ struct Planner<'a> {
     /// Values with a buffer, except operands and constants.
     stored: BTreeSet<ValueId>,
     /// Size of the expression of each value; zero when it is stored.
-    pulled: Vec<Pulled>,
+    pulled: Vec<ExpressionSize>,
     /// All nodes that tasks compute.
     absorbed: BTreeSet<NodeId>,
 }
 
 /// Size of the expression that pulling a value emits.
 #[derive(Clone, Copy, Default)]
-struct Pulled {
+struct ExpressionSize {
     ops: usize,
     depth: usize,
     flops: u32,
@@ -131,7 +131,7 @@ impl<'a> Planner<'a> {
             users: body.graph.users(),
             is_output,
             stored: BTreeSet::new(),
-            pulled: vec![Pulled::default(); n],
+            pulled: vec![ExpressionSize::default(); n],
             absorbed: BTreeSet::new(),
         }
     }
@@ -157,7 +157,7 @@ impl<'a> Planner<'a> {
     fn store(&mut self, v: ValueId) {
         if !self.in_memory(v) {
             self.stored.insert(v);
-            self.pulled[v.0 as usize] = Pulled::default();
+            self.pulled[v.0 as usize] = ExpressionSize::default();
         }
     }
 
@@ -185,7 +185,7 @@ impl<'a> Planner<'a> {
                 self.store(v);
             }
             if self.stored.contains(&v) {
-                self.pulled[v.0 as usize] = Pulled::default();
+                self.pulled[v.0 as usize] = ExpressionSize::default();
             }
         }
     }
@@ -204,8 +204,8 @@ impl<'a> Planner<'a> {
     }
 
     /// Size of the expression of a node's results.
-    fn expression_of(&self, node: &Node) -> Pulled {
-        let mut pulled = Pulled {
+    fn expression_of(&self, node: &Node) -> ExpressionSize {
+        let mut pulled = ExpressionSize {
             ops: 1,
             depth: 1,
             flops: flops(&node.op),

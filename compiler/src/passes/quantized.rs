@@ -96,7 +96,7 @@ fn each_node(
 }
 
 /// `views((bytes - zero) * scale)`.
-struct Dequantized {
+struct Dequantization {
     /// Of `u8` or `i8`.
     bytes: ValueId,
     /// In `i32`; absent is 0.
@@ -109,8 +109,8 @@ struct Dequantized {
     views: Vec<NodeId>,
 }
 
-impl Dequantized {
-    fn of(g: &Graph, v: ValueId) -> Option<Dequantized> {
+impl Dequantization {
+    fn of(g: &Graph, v: ValueId) -> Option<Dequantization> {
         let (views, v) = below_views(g, v);
         let product = map_of(g, v, ScalarOp::Mul)?;
         let (x, scale) = match integers_of(g, product[0]) {
@@ -122,7 +122,7 @@ impl Dequantized {
             None => (bytes_of(g, x)?, None),
         };
         let whole = &g.ty(bytes).shape;
-        (g.ty(x).shape == *whole && g.ty(v).shape == *whole).then_some(Dequantized {
+        (g.ty(x).shape == *whole && g.ty(v).shape == *whole).then_some(Dequantization {
             bytes,
             zero,
             centred: x,
@@ -148,7 +148,7 @@ impl Dequantized {
     }
 }
 
-impl Dequantized {
+impl Dequantization {
     /// True when a quantisation with this zero point and divisor gives the bytes back.
     fn has_parameters(&self, g: &Graph, zero: Option<ValueId>, divisor: ValueId) -> Result<bool> {
         let zero = match zero {
@@ -367,7 +367,7 @@ fn product_axes(g: &Graph, node: &Node) -> Option<ProductAxes> {
 
 /// A product of dequantised operands as one of integers.
 struct Product {
-    left: Dequantized,
+    left: Dequantization,
     /// Signed bytes, in `i32`.
     weights: Tensor,
     /// Of the integer product: of rank 0 or shaped to broadcast along its channels.
@@ -381,8 +381,8 @@ impl Product {
         let Some(axes) = product_axes(g, node) else {
             return Ok(None);
         };
-        let left = Dequantized::of(g, node.inputs[0]).filter(|d| d.is_uniform(g));
-        let (Some(left), Some(right)) = (left, Dequantized::of(g, node.inputs[1])) else {
+        let left = Dequantization::of(g, node.inputs[0]).filter(|d| d.is_uniform(g));
+        let (Some(left), Some(right)) = (left, Dequantization::of(g, node.inputs[1])) else {
             return Ok(None);
         };
         let weights = constant_below_views(g, right.centred, &right.views)?;
@@ -439,7 +439,7 @@ fn constant_below_views(g: &Graph, v: ValueId, views: &[NodeId]) -> Result<Optio
 
 /// The scales of the output channels of constant weights, or the one of all; `None` when scales are
 /// along another axis.
-fn channel_scales(g: &Graph, weights: &Dequantized, channel: usize) -> Result<Option<Vec<f32>>> {
+fn channel_scales(g: &Graph, weights: &Dequantization, channel: usize) -> Result<Option<Vec<f32>>> {
     let Some(mut scale) = evaluated(g, weights.scale, MAX_DEPTH)? else {
         return Ok(None);
     };
@@ -489,7 +489,7 @@ fn requantized(g: &Graph, r: &mut Rebuild, node: &Node) -> Result<Option<ValueId
         return Ok(None);
     };
     let dtype = g.ty(node.outputs[0]).dtype;
-    let Some(q) = Dequantized::of(g, x).filter(|q| g.ty(q.bytes).dtype == dtype) else {
+    let Some(q) = Dequantization::of(g, x).filter(|q| g.ty(q.bytes).dtype == dtype) else {
         return Ok(None);
     };
     let whole = g.ty(x).shape == g.ty(node.outputs[0]).shape;
@@ -503,8 +503,8 @@ fn requantized(g: &Graph, r: &mut Rebuild, node: &Node) -> Result<Option<ValueId
 /// Elements of a constant that are dequantised after they are looked up.
 fn gathered(g: &Graph, r: &mut Rebuild, node: &Node) -> Result<Option<ValueId>> {
     let is_table =
-        |t: &Dequantized| t.views.is_empty() && t.is_uniform(g) && g.constant(t.bytes).is_some();
-    let Some(table) = Dequantized::of(g, node.inputs[0]).filter(is_table) else {
+        |t: &Dequantization| t.views.is_empty() && t.is_uniform(g) && g.constant(t.bytes).is_some();
+    let Some(table) = Dequantization::of(g, node.inputs[0]).filter(is_table) else {
         return Ok(None);
     };
     let inputs = [r.get(table.bytes), r.get(node.inputs[1])];

@@ -31,7 +31,7 @@ pub struct Needs {
     pub limit_bytes: Option<usize>,
     /// True when buffers of sent and received tensors are disjoint from all others, so that no step
     /// waits until a transfer has ended.
-    pub is_apart: bool,
+    pub has_disjoint_transfers: bool,
 }
 
 /// Where a value's bytes are.
@@ -307,14 +307,14 @@ impl Storage<'_> {
         plan
     }
 
-    /// Roots in the arena that are sent or received, where [`Needs::is_apart`] makes them disjoint
+    /// Roots in the arena that are sent or received, where [`Needs::has_disjoint_transfers`] makes them disjoint
     /// from all others.
     fn disjoint_roots(&self) -> BTreeSet<ValueId> {
         let is_transfer = |op: &Op| matches!(op, Op::Send { .. } | Op::Recv { .. });
         let nodes = self
             .g
             .nodes()
-            .filter(|(_, node)| self.needs.is_apart && is_transfer(&node.op));
+            .filter(|(_, node)| self.needs.has_disjoint_transfers && is_transfer(&node.op));
         nodes
             .flat_map(|(_, node)| &node.outputs)
             .filter_map(|&v| self.arena_root(v))

@@ -25,10 +25,10 @@ pub fn choose(s: &Storage) -> Vec<NodeId> {
 /// List scheduling by memory: the next node is the ready one that adds least to the live bytes, the
 /// earliest on ties; or that of the given order. Returns the order and its peak of live bytes.
 fn memory_aware(s: &Storage, given: Option<&[NodeId]>) -> (Vec<NodeId>, usize) {
-    let mut live = Live::new(s);
+    let mut live = LiveBytes::new(s);
     let mut ready = Ready::new(s.g);
     let mut order = Vec::new();
-    let next = |ready: &Ready, live: &Live, done: usize| match given {
+    let next = |ready: &Ready, live: &LiveBytes, done: usize| match given {
         Some(order) => order.get(done).copied(),
         None => {
             let choices = ready.nodes.iter().take(CHOICES).copied();
@@ -91,8 +91,8 @@ struct Effect {
     reads: Vec<(ValueId, usize)>,
 }
 
-/// Live bytes while an order is built.
-struct Live<'s, 'g> {
+/// LiveBytes bytes while an order is built.
+struct LiveBytes<'s, 'g> {
     s: &'s Storage<'g>,
     effects: Vec<Effect>,
     /// Uses of each root that are still to come.
@@ -101,8 +101,8 @@ struct Live<'s, 'g> {
     peak: usize,
 }
 
-impl<'s, 'g> Live<'s, 'g> {
-    fn new(s: &'s Storage<'g>) -> Live<'s, 'g> {
+impl<'s, 'g> LiveBytes<'s, 'g> {
+    fn new(s: &'s Storage<'g>) -> LiveBytes<'s, 'g> {
         let mut uses = vec![0; s.g.n_values()];
         for (_, node) in s.g.nodes() {
             node.inputs
@@ -111,7 +111,7 @@ impl<'s, 'g> Live<'s, 'g> {
                 .for_each(|r| uses[r.0 as usize] += 1);
         }
         let effects = s.g.nodes().map(|(_, n)| Effect::of(s, n, &uses)).collect();
-        Live {
+        LiveBytes {
             s,
             effects,
             uses,

@@ -1,6 +1,6 @@
 //! Matrix products and convolutions as sums of products.
 
-use super::heavy::{Of, no_code};
+use super::heavy::{ValueOf, no_code};
 use super::reduce::accumulator;
 use super::window::{
     activation_index, channel_axis, spatial_axes, tap_positions, transposed_positions,
@@ -12,7 +12,8 @@ use gristmill_runtime::DType;
 use std::hash::Hash;
 
 /// Body of a loop nest that carries one accumulator.
-type ProductBody<'f, S, E> = dyn FnMut(&mut S, &mut E, &[Ix<Of<E>>], Of<E>) -> Result<Of<E>> + 'f;
+type ProductBody<'f, S, E> =
+    dyn FnMut(&mut S, &mut E, &[Ix<ValueOf<E>>], ValueOf<E>) -> Result<ValueOf<E>> + 'f;
 
 impl<V: Copy + Eq + Hash> Puller<'_, V> {
     /// Loops over `extents` that carry a sum from zero on, of elements of `dtype`.
@@ -249,7 +250,11 @@ impl<'a> Weights<'a> {
     }
 
     /// Tap and input channel of a row of the weights as a matrix: taps, then channels.
-    fn tap_and_channel<E: Emit>(&self, e: &mut E, k: Ix<Of<E>>) -> (Vec<Ix<Of<E>>>, Ix<Of<E>>) {
+    fn tap_and_channel<E: Emit>(
+        &self,
+        e: &mut E,
+        k: Ix<ValueOf<E>>,
+    ) -> (Vec<Ix<ValueOf<E>>>, Ix<ValueOf<E>>) {
         let mut tap = e.delinearise(k, &[self.taps, &[self.c_in]].concat());
         let channel = tap.remove(self.taps.len());
         (tap, channel)

@@ -11,12 +11,12 @@ use gristmill_runtime::DType;
 use std::hash::Hash;
 
 /// The values of an emitter.
-pub(super) type Of<E> = <E as Emit>::Value;
+pub(super) type ValueOf<E> = <E as Emit>::Value;
 
 /// Body of a loop nest: the emitter, the indices of all loops, and the carried values; returns the
 /// next carried values.
 type NestedBody<'f, S, E> =
-    dyn FnMut(&mut S, &mut E, &[Ix<Of<E>>], &[Of<E>]) -> Result<Vec<Of<E>>> + 'f;
+    dyn FnMut(&mut S, &mut E, &[Ix<ValueOf<E>>], &[ValueOf<E>]) -> Result<Vec<ValueOf<E>>> + 'f;
 
 impl<V: Copy + Eq + Hash> Puller<'_, V> {
     pub(super) fn heavy_value<E: Emit<Value = V>>(

@@ -1,6 +1,6 @@
 //! Windows: poolings, and the positions of taps.
 
-use super::heavy::{Of, no_code};
+use super::heavy::{ValueOf, no_code};
 use super::reduce::{accumulator, beats, extreme_bits};
 use super::{Emit, Ix, Kind, Order, Puller};
 use crate::codegen::body::Body;
@@ -11,7 +11,7 @@ use std::hash::Hash;
 
 /// Input positions of a window's tap, and the condition that they lie inside; `None` when they
 /// always do.
-type Tap<E> = (Vec<Ix<Of<E>>>, Option<Of<E>>);
+type Tap<E> = (Vec<Ix<ValueOf<E>>>, Option<ValueOf<E>>);
 
 /// A pooling at an index of its result.
 struct Pooling<'a, V> {
@@ -218,7 +218,12 @@ pub(super) fn activation_index<V: Copy>(
 }
 
 /// A sum divided by an index that counts its terms; a sum of no integers is 0.
-fn average<E: Emit>(e: &mut E, acc: DType, sum: Of<E>, count: Of<E>) -> Result<Of<E>> {
+fn average<E: Emit>(
+    e: &mut E,
+    acc: DType,
+    sum: ValueOf<E>,
+    count: ValueOf<E>,
+) -> Result<ValueOf<E>> {
     if acc.is_float() {
         let n = e.index_to_i64(count);
         let n = e.convert(n, DType::I64, acc)?;
