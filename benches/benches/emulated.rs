@@ -146,42 +146,51 @@ fn overrun(p: &Problem, run: &Timeline) -> Nanos {
 }
 
 fn report(label: &str, rows: &[Row]) {
-    let measured: Vec<f64> = rows.iter().map(|r| r.measured.0 as f64).collect();
-    let fidelity = |of: fn(&Row) -> Nanos| {
-        let predicted: Vec<f64> = rows.iter().map(|r| of(r).0 as f64).collect();
-        let errors: Vec<f64> = predicted
-            .iter()
-            .zip(&measured)
-            .map(|(p, m)| 100.0 * (p - m).abs() / m)
-            .collect();
-        let mean = errors.iter().sum::<f64>() / errors.len() as f64;
-        (
-            mean,
-            errors.iter().copied().fold(0.0, f64::max),
-            pearson(&ranks(&predicted), &ranks(&measured)),
-        )
-    };
-    let (mean, greatest, spearman) = fidelity(|r| r.predicted);
-    let (urgent_mean, _, urgent_spearman) = fidelity(|r| r.urgent);
-    let (shortest, longest) = measured
-        .iter()
-        .fold((f64::MAX, 0f64), |(a, b), &m| (a.min(m), b.max(m)));
-    let bias = rows
-        .iter()
-        .map(|r| 100.0 * (r.measured.0 as f64 - r.predicted.0 as f64) / r.measured.0 as f64)
-        .sum::<f64>()
-        / rows.len() as f64;
+    let placer = Fidelity::of(rows, |r| r.predicted);
+    let urgent = Fidelity::of(rows, |r| r.urgent);
+    let measured = rows.iter().map(|r| r.measured);
+    let (shortest, longest) = (measured.clone().min(), measured.max());
+    let ms = |t: Option<Nanos>| t.unwrap_or_default().0 as f64 / 1e6;
+    let range = format!("{:.1} to {:.1}", ms(shortest), ms(longest));
     let n_transfers = rows.iter().map(|r| r.n_transfers).sum::<usize>() / rows.len();
-    let ms = format!("{:.1} to {:.1}", shortest / 1e6, longest / 1e6);
-    let overrun = rows
-        .iter()
-        .map(|r| 100.0 * r.overrun.0 as f64 / r.measured.0 as f64)
-        .sum::<f64>()
-        / rows.len() as f64;
+    let bias = mean_percent(rows, |r| r.measured.0 as f64 - r.predicted.0 as f64);
+    let overrun = mean_percent(rows, |r| r.overrun.0 as f64);
     println!(
-        "| {label} | {} | {n_transfers} | {ms} | {overrun:.2} | {mean:.2} | {bias:+.2} | {greatest:.2} | {spearman:.3} | {urgent_mean:.2} | {urgent_spearman:.3} |",
-        rows.len()
+        "| {label} | {} | {n_transfers} | {range} | {overrun:.2} | {:.2} | {bias:+.2} | {:.2} | {:.3} | {:.2} | {:.3} |",
+        rows.len(),
+        placer.mean_error,
+        placer.largest_error,
+        placer.spearman,
+        urgent.mean_error,
+        urgent.spearman
     );
+}
+
+/// Mean of times in percent of the measured makespan.
+fn mean_percent(rows: &[Row], of: impl Fn(&Row) -> f64) -> f64 {
+    let percent = |r: &Row| 100.0 * of(r) / r.measured.0 as f64;
+    rows.iter().map(percent).sum::<f64>() / rows.len() as f64
+}
+
+/// Predicted against measured makespans; errors in percent of the measured ones.
+struct Fidelity {
+    mean_error: f64,
+    largest_error: f64,
+    spearman: f64,
+}
+
+impl Fidelity {
+    fn of(rows: &[Row], predicted: fn(&Row) -> Nanos) -> Fidelity {
+        let measured: Vec<f64> = rows.iter().map(|r| r.measured.0 as f64).collect();
+        let predicted: Vec<f64> = rows.iter().map(|r| predicted(r).0 as f64).collect();
+        let pairs = predicted.iter().zip(&measured);
+        let errors: Vec<f64> = pairs.map(|(p, m)| 100.0 * (p - m).abs() / m).collect();
+        Fidelity {
+            mean_error: errors.iter().sum::<f64>() / errors.len() as f64,
+            largest_error: errors.iter().copied().fold(0.0, f64::max),
+            spearman: pearson(&ranks(&predicted), &ranks(&measured)),
+        }
+    }
 }
 
 /// Rank of each value; equal ones share the mean of their ranks.

@@ -10,6 +10,8 @@ use gristmill::place::task_graph::{TaskGraph, Topology};
 use gristmill::testing::Rng;
 use gristmill_solver::search::portfolio::{self, Algorithm, Options, Solution};
 use gristmill_solver::{Device, Links, Parts, Payload, Problem, Task, Tensor};
+use std::fmt;
+use std::fs::DirEntry;
 use std::path::Path;
 use std::time::Instant;
 
@@ -143,38 +145,18 @@ fn links(rows: &[(&str, usize, u64)]) {
 /// Devices with a share of the memory that the whole graph needs: against Baechi's placers.
 fn caps() {
     println!("graph, devices, cap (%) | m-etf, m-sct (ms) | ours (ms), by | plan (s)");
-    let mut names: Vec<String> = std::fs::read_dir(folder().join("pipedream"))
-        .expect("the folder is there")
-        .filter_map(|e| {
-            e.ok()?
-                .file_name()
-                .to_str()?
-                .strip_suffix(".json")
-                .map(str::to_owned)
-        })
-        .collect();
-    names.sort();
-    let (mut n_better, mut n_equal, mut n_worse, mut n_only_ours, mut n_nobody) = (0, 0, 0, 0, 0);
-    for name in &names {
+    let mut tally = Tally::default();
+    for name in &pipedream_names() {
         let whole = problem(name, 1, 12, None);
         let need = solve(&whole).0.timeline.peak_bytes(&whole)[0];
-        for (n, percent) in [1, 2, 4, 8]
-            .into_iter()
-            .flat_map(|n| [100, 60, 40, 30].map(|c| (n, c)))
-        {
+        let caps = |n| [100, 60, 40, 30].map(|percent| (n, percent));
+        for (n, percent) in [1, 2, 4, 8].into_iter().flat_map(caps) {
             let p = problem(name, n, 12, Some(Bytes(need.0 / 100 * percent)));
             let theirs =
                 [Algorithm::MEtf, Algorithm::MSct].map(|a| a.run(&p, &[0]).map(|t| t.makespan));
             let (s, seconds) = solve(&p);
             let ours = (s.score.0 == Bytes::ZERO).then_some(s.timeline.makespan);
-            let least = theirs.into_iter().flatten().min();
-            match (ours, least) {
-                (Some(a), Some(b)) if a < b => n_better += 1,
-                (Some(a), Some(b)) if a == b => n_equal += 1,
-                (Some(_), None) => n_only_ours += 1,
-                (None, None) => n_nobody += 1,
-                _ => n_worse += 1,
-            }
+            tally.count(ours, theirs.into_iter().flatten().min());
             let show = |t: Option<Nanos>| t.map_or("-".to_owned(), |t| format!("{:.1}", ms(t)));
             println!(
                 "{name}, {n}, {percent} | {}, {} | {}, {} | {seconds:.2}",
@@ -185,9 +167,51 @@ fn caps() {
             );
         }
     }
-    println!(
-        "better {n_better}, equal {n_equal}, worse {n_worse}, feasible only for ours {n_only_ours}, for nobody {n_nobody}"
-    );
+    println!("{tally}");
+}
+
+fn pipedream_names() -> Vec<String> {
+    let name = |entry: std::io::Result<DirEntry>| {
+        let file_name = entry.ok()?.file_name();
+        Some(file_name.to_str()?.strip_suffix(".json")?.to_owned())
+    };
+    let entries = std::fs::read_dir(folder().join("pipedream")).expect("the folder is there");
+    let mut names: Vec<String> = entries.filter_map(name).collect();
+    names.sort();
+    names
+}
+
+/// Outcomes of our makespan against the best of others.
+#[derive(Default)]
+struct Tally {
+    n_better: usize,
+    n_equal: usize,
+    n_worse: usize,
+    n_only_ours: usize,
+    n_nobody: usize,
+}
+
+impl Tally {
+    fn count(&mut self, ours: Option<Nanos>, theirs: Option<Nanos>) {
+        let outcome = match (ours, theirs) {
+            (Some(a), Some(b)) if a < b => &mut self.n_better,
+            (Some(a), Some(b)) if a == b => &mut self.n_equal,
+            (Some(_), None) => &mut self.n_only_ours,
+            (None, None) => &mut self.n_nobody,
+            _ => &mut self.n_worse,
+        };
+        *outcome += 1;
+    }
+}
+
+impl fmt::Display for Tally {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "better {}, equal {}, worse {}, feasible only for ours {}, for nobody {}",
+            self.n_better, self.n_equal, self.n_worse, self.n_only_ours, self.n_nobody
+        )
+    }
 }
 
 /// Random graphs without communication on identical processors.

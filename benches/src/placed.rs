@@ -3,6 +3,7 @@
 use gristmill::cost::{Bytes, LinkProfile, Nanos};
 use gristmill::testing::Rng;
 use gristmill_solver::{Device, Links, Parts, Payload, Problem, Task, Tensor};
+use std::collections::BTreeSet;
 
 /// Edges `(from, to)` of a graph of tasks.
 pub type Edges = Vec<(usize, usize)>;
@@ -99,8 +100,8 @@ fn training(depth: usize) -> (usize, Edges) {
     (2 * depth, edges)
 }
 
-/// The problem of a structure on `n_devices` devices, each with its own speed and links: tasks of 0.2 to 5 ms, latencies of 0.1 to 0.3 ms, transfers of
-/// up to about 2.5 ms, all divided by `divisor`.
+/// The problem of a structure on `n_devices` devices, each with its own speed and links: tasks of 0.2
+/// to 5 ms, latencies of 0.1 to 0.3 ms, transfers of up to about 2.5 ms, all divided by `divisor`.
 pub fn problem(
     rng: &mut Rng,
     n_tasks: usize,
@@ -108,58 +109,28 @@ pub fn problem(
     n_devices: usize,
     divisor: u64,
 ) -> Problem {
-    let percent: Vec<u64> = (0..n_devices)
-        .map(|_| rng.pick(&[100, 100, 125, 160]))
-        .collect();
-    let mut links = Links::uniform(
-        n_devices,
-        LinkProfile {
-            latency: Nanos(100_000),
-            bytes_per_second: 1,
-        },
-    );
-    for (from, to) in (0..n_devices).flat_map(|a| (0..n_devices).map(move |b| (a, b))) {
-        let latency = Nanos(rng.pick(&[100_000, 200_000, 300_000]) / divisor);
-        links.set(
-            from,
-            to,
-            LinkProfile {
-                latency,
-                bytes_per_second: rng.pick(&[50_000_000, 100_000_000]) * divisor,
-            },
-        );
-    }
+    let percent = [100, 100, 125, 160];
+    let percent: Vec<u64> = (0..n_devices).map(|_| rng.pick(&percent)).collect();
+    let links = random_links(rng, n_devices, divisor);
+    let lengths_us = [200, 400, 800, 1_200, 2_000, 3_000];
     let mut task = |_| {
-        let ns = rng.pick(&[
-            200_000u64, 400_000, 800_000, 1_200_000, 2_000_000, 3_000_000,
-        ]) / divisor;
+        let ns = 1_000 * rng.pick(&lengths_us) / divisor;
+        let cost = percent.iter().map(|percent| Nanos(ns * percent / 100));
         Task {
-            cost: percent
-                .iter()
-                .map(|percent| Nanos(ns * percent / 100))
-                .collect(),
+            cost: cost.collect(),
             ..Task::default()
         }
     };
     let tasks = (0..n_tasks).map(&mut task).collect();
-    let mut tensor = |producer: usize| {
-        let mut consumers: Vec<u32> = edges
-            .iter()
-            .filter(|e| e.0 == producer)
-            .map(|e| e.1 as u32)
-            .collect();
-        consumers.sort_unstable();
-        consumers.dedup();
-        let payload = Payload::Bytes(Bytes(rng.pick(&[4u64, 8_000, 24_000, 60_000, 120_000])));
-        (
-            Tensor {
-                producer: producer as u32,
-                payload,
-            },
-            consumers,
-        )
+    let tensor = |producer: usize| {
+        let bytes = rng.pick(&[4u64, 8_000, 24_000, 60_000, 120_000]);
+        let tensor = Tensor {
+            producer: producer as u32,
+            payload: Payload::Bytes(Bytes(bytes)),
+        };
+        (tensor, consumers(edges, producer))
     };
-    let tensors = (0..n_tasks).map(&mut tensor).collect();
+    let tensors = (0..n_tasks).map(tensor).collect();
     let device = Device {
         memory: None,
         is_host: false,
@@ -171,7 +142,32 @@ pub fn problem(
         tensors,
         constants: Vec::new(),
     };
-    Problem::new(parts).expect("structures have no rings, and every device runs every task")
+    Problem::new(parts).expect("structures have no cycles, and every device runs every task")
+}
+
+fn random_links(rng: &mut Rng, n_devices: usize, divisor: u64) -> Links {
+    let any = LinkProfile {
+        latency: Nanos(100_000),
+        bytes_per_second: 1,
+    };
+    let mut links = Links::uniform(n_devices, any);
+    for (from, to) in (0..n_devices).flat_map(|a| (0..n_devices).map(move |b| (a, b))) {
+        let latency = Nanos(rng.pick(&[100_000, 200_000, 300_000]) / divisor);
+        let bytes_per_second = rng.pick(&[50_000_000, 100_000_000]) * divisor;
+        let link = LinkProfile {
+            latency,
+            bytes_per_second,
+        };
+        links.set(from, to, link);
+    }
+    links
+}
+
+/// Tasks that need the result of a task, in order.
+fn consumers(edges: &Edges, producer: usize) -> Vec<u32> {
+    let of_producer = edges.iter().filter(|e| e.0 == producer);
+    let consumers: BTreeSet<u32> = of_producer.map(|e| e.1 as u32).collect();
+    consumers.into_iter().collect()
 }
 
 /// A random placement: a task follows one of its operands with a probability of the placement's own, or goes to any of

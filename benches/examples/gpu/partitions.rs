@@ -201,21 +201,9 @@ fn stream(
     let mut periods = Vec::new();
     for n in [n_lanes, 1] {
         let lanes = Lanes::new(program.clone(), &exec_options(&program, &placed, false)?, n)?;
-        (0..3 * n).try_for_each(|_| lanes.run(inputs).map(drop))?;
-        let started = Instant::now();
-        let share = sizes.n_runs.div_ceil(n);
-        let runs = || (0..share).try_fold(Vec::new(), |_, _| lanes.run(inputs));
-        let ended: Vec<_> = std::thread::scope(|scope| {
-            let threads: Vec<_> = (0..n).map(|_| scope.spawn(runs)).collect();
-            threads.into_iter().map(|t| t.join()).collect()
-        });
-        periods.push(started.elapsed() / (share * n) as u32);
-        for outputs in ended {
-            found
-                .push(outputs.map_err(|_| {
-                    gristmill::Error::internal("a thread of the stream panicked")
-                })??);
-        }
+        let (period, outputs) = timed_stream(&lanes, n, inputs, sizes.n_runs)?;
+        periods.push(period);
+        found.extend(outputs);
     }
     let (verdict, good) = verdict(expected, &found);
     let [streamed, single] = [periods[0], periods[1]].map(ms);
@@ -223,4 +211,28 @@ fn stream(
         "stream of {n_lanes} in flight against one at a time\t{verdict}\t{streamed:.3} ms\t{single:.3} ms"
     );
     Ok(good)
+}
+
+/// Time from run to run of a stream of `n` lanes, and the last results of each.
+fn timed_stream(
+    lanes: &Lanes,
+    n: usize,
+    inputs: &[Tensor],
+    n_runs: usize,
+) -> Result<(Duration, Vec<Vec<Tensor>>)> {
+    (0..3 * n).try_for_each(|_| lanes.run(inputs).map(drop))?;
+    let started = Instant::now();
+    let share = n_runs.div_ceil(n);
+    let runs = || (0..share).try_fold(Vec::new(), |_, _| lanes.run(inputs));
+    let ended: Vec<_> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..n).map(|_| scope.spawn(runs)).collect();
+        threads.into_iter().map(|t| t.join()).collect()
+    });
+    let period = started.elapsed() / (share * n) as u32;
+    let mut found = Vec::new();
+    for outputs in ended {
+        let panicked = |_| gristmill::Error::internal("a thread of the stream panicked");
+        found.push(outputs.map_err(panicked)??);
+    }
+    Ok((period, found))
 }
