@@ -56,10 +56,14 @@ impl Inserter<'_> {
 
     fn add_inputs(&mut self) {
         for (i, &v) in self.g.inputs.iter().enumerate() {
-            let types = vec![self.g.ty(v).clone()];
-            let class = self.terms.add_symbol(Sym::Input(i as u32), &[], types);
-            self.values[v.0 as usize] = Some(class);
+            self.add_value(v, Sym::Input(i as u32), &[]);
         }
+    }
+
+    fn add_value(&mut self, v: ValueId, sym: Sym, children: &[Id]) {
+        let types = vec![self.g.ty(v).clone()];
+        let class = self.terms.add_symbol(sym, children, types);
+        self.values[v.0 as usize] = Some(class);
     }
 
     fn add_node(&mut self, n: NodeId, node: &Node) -> Result<()> {
@@ -97,10 +101,7 @@ impl Inserter<'_> {
             return;
         }
         for (i, &v) in node.outputs.iter().enumerate() {
-            let types = vec![self.g.ty(v).clone()];
-            let projection = Sym::Proj(i as u32);
-            let result = self.terms.add_symbol(projection, &[class], types);
-            self.values[v.0 as usize] = Some(result);
+            self.add_value(v, Sym::Proj(i as u32), &[class]);
         }
     }
 

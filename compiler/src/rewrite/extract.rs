@@ -73,10 +73,9 @@ fn reachable(
     if ids.len() > MAX_CLASSES {
         return None;
     }
-    let dense = dense_indices(&ids);
     let mut class = |&id: &Id| {
         let nodes = terms.eg[id].nodes.iter().enumerate();
-        let nodes = nodes.map(|(i, n)| candidate(terms, i, n, price(id, n), &dense));
+        let nodes = nodes.map(|(i, n)| candidate(terms, i, n, price(id, n), &ids));
         Class {
             id,
             nodes: nodes.collect(),
@@ -85,7 +84,7 @@ fn reachable(
     Some(ids.iter().map(&mut class).collect())
 }
 
-fn reachable_ids(terms: &Terms, root: Id) -> BTreeSet<Id> {
+fn reachable_ids(terms: &Terms, root: Id) -> Vec<Id> {
     let mut stack = vec![terms.eg.find(root)];
     let mut seen: BTreeSet<Id> = stack.iter().copied().collect();
     while let Some(id) = stack.pop() {
@@ -96,21 +95,15 @@ fn reachable_ids(terms: &Terms, root: Id) -> BTreeSet<Id> {
             }
         }
     }
-    seen
+    seen.into_iter().collect()
 }
 
-/// Position of each class among `ids`, by its id.
-fn dense_indices(ids: &BTreeSet<Id>) -> Vec<u32> {
-    let n = ids.last().map_or(0, |last| usize::from(*last) + 1);
-    let mut dense = vec![u32::MAX; n];
-    for (i, id) in ids.iter().enumerate() {
-        dense[usize::from(*id)] = i as u32;
-    }
-    dense
-}
-
-fn candidate(terms: &Terms, index: usize, node: &ENode, price: Picos, dense: &[u32]) -> Candidate {
-    let position = |c: &Id| dense[usize::from(terms.eg.find(*c))];
+/// A candidate of a class. Its children are numbered by their position in `ids`, which is sorted.
+fn candidate(terms: &Terms, index: usize, node: &ENode, price: Picos, ids: &[Id]) -> Candidate {
+    let position = |c: &Id| {
+        let found = ids.binary_search(&terms.eg.find(*c));
+        found.expect("children are reachable") as u32
+    };
     let mut children: Vec<u32> = node.children.iter().map(position).collect();
     children.sort_unstable();
     children.dedup();

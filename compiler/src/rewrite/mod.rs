@@ -13,8 +13,6 @@ mod report;
 mod rules;
 mod run;
 mod terms;
-#[cfg(test)]
-mod tests;
 
 pub use cost::{Pricing, Work};
 pub use report::{PhaseReport, Report, StopReason};
@@ -166,3 +164,6 @@ fn rewrite_regions(
     }
     Ok(all)
 }
+
+#[cfg(test)]
+mod tests;

@@ -309,6 +309,11 @@ impl Terms {
     }
 }
 
+/// True when all extents are 1.
+pub(crate) fn are_units(shape: &[Dim]) -> bool {
+    shape.iter().all(|d| d.is(1))
+}
+
 pub(crate) fn is_reshape(op: &Op) -> bool {
     matches!(op, Op::Reshape { .. })
 }

@@ -217,10 +217,13 @@ fn as_weight_factor(t: &mut Terms, s: Id, op: &Op, rank: usize, w: Id) -> RuleRe
     t.reshape(s, shape)
 }
 
+/// `(x, c)` when `x` is variable and `c` constant.
+fn with_constant(t: &Terms, x: Id, c: Id) -> Option<(Id, Id)> {
+    (t.is_constant(c) && !t.is_constant(x)).then_some((x, c))
+}
+
 fn constant_factor(t: &Terms, r: &Root) -> Option<(Id, Id)> {
-    either(r.args, |y, s| {
-        (t.is_constant(s) && !t.is_constant(y)).then_some((y, s))
-    })
+    either(r.args, |x, c| with_constant(t, x, c))
 }
 
 fn scale_into_weights(t: &mut Terms, r: &Root) -> RuleResult {
@@ -272,9 +275,7 @@ fn is_float(t: &Terms, r: &Root) -> bool {
 
 /// `x` and `a` of `x + a`, or `x * a`, for a constant `a` and a variable `x`.
 fn inner_constant(t: &Terms, y: Id, op: S) -> Option<(Id, Id)> {
-    t.find_map(y, op, |ch| {
-        (t.is_constant(ch[1]) && !t.is_constant(ch[0])).then(|| (ch[0], ch[1]))
-    })
+    t.find_map(y, op, |ch| with_constant(t, ch[0], ch[1]))
 }
 
 fn merge_factors(t: &mut Terms, r: &Root) -> RuleResult {

@@ -4,11 +4,11 @@
 //! `transpose-transpose` they bring the transposes of a whole convolutional network together, where they cancel. Moving
 //! transposes the other way is not needed: an operand's transpose moves out, then composes with the one above.
 
-use super::rules;
+use super::{norm_axis, rules};
 use crate::ir::{Dim, Layout, Op, ReduceKind};
 use crate::rewrite::run::Root;
 use crate::rewrite::terms::{
-    Miss, Miss::NoMatch, RuleResult, Terms, invert, is_identity, is_reshape,
+    Miss, Miss::NoMatch, RuleResult, Terms, are_units, invert, is_identity, is_reshape,
 };
 use egg::Id;
 use std::ops::Range;
@@ -188,10 +188,6 @@ fn below(t: &mut Terms, a: Id, rank: usize, perm: &[usize]) -> RuleResult {
     t.transpose(a, perm)
 }
 
-fn are_units(shape: &[Dim]) -> bool {
-    shape.iter().all(|d| d.is(1))
-}
-
 /// A shape with leading unit axes, up to `rank`.
 fn extended(shape: &[Dim], rank: usize) -> Vec<Dim> {
     let mut full = vec![Dim::constant(1); rank - shape.len()];
@@ -279,9 +275,7 @@ fn softmax_under(_: &Terms, r: &Root, perm: &[usize]) -> Result<TransposedOp, Mi
 }
 
 fn norm_under(_: &Terms, r: &Root, perm: &[usize]) -> Result<TransposedOp, Miss> {
-    let (Op::LayerNorm { axis, .. } | Op::RmsNorm { axis, .. }) = *r.op else {
-        return Err(NoMatch);
-    };
+    let axis = norm_axis(r.op).ok_or(NoMatch)?;
     if (axis..perm.len()).any(|i| perm[i] != i) {
         return Err(NoMatch);
     }

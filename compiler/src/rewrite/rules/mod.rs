@@ -8,7 +8,7 @@ mod views;
 
 use super::run::{Exactness, Root, Rule};
 use super::terms::{RuleResult, Terms};
-use crate::ir::ScalarOp;
+use crate::ir::{Op, ScalarOp};
 use egg::Id;
 
 /// Declares rules: text name, effect on results, ops at which it may fire, function.
@@ -124,4 +124,12 @@ pub(crate) fn map_like(t: &mut Terms, r: &Root, op: ScalarOp, x: Id) -> RuleResu
 /// The answer of `f` for the two operands of a commutative root, in either order.
 pub(crate) fn either<T>(args: &[Id], f: impl Fn(Id, Id) -> Option<T>) -> Option<T> {
     f(args[0], args[1]).or_else(|| f(args[1], args[0]))
+}
+
+/// First of the axes that a norm normalises.
+pub(crate) fn norm_axis(op: &Op) -> Option<usize> {
+    match *op {
+        Op::LayerNorm { axis, .. } | Op::RmsNorm { axis, .. } => Some(axis),
+        _ => None,
+    }
 }

@@ -1,9 +1,9 @@
 //! Composites: activations, softmax, normalisation and attention, as exporters spell them out in primitives.
 
-use super::{either, map_like, rules};
+use super::{either, map_like, norm_axis, rules};
 use crate::ir::{Dim, Op, Real, ReduceKind, ScalarOp as S};
 use crate::rewrite::run::Root;
-use crate::rewrite::terms::{Miss, Miss::NoMatch, RuleResult, Terms, rejected};
+use crate::rewrite::terms::{Miss, Miss::NoMatch, RuleResult, Terms, are_units, rejected};
 use egg::Id;
 
 rules! {
@@ -66,18 +66,32 @@ fn is_square(t: &Terms, id: Id, x: Id) -> bool {
     is_map(t, id, S::Mul, x, |y| t.same(y, x))
 }
 
+/// `x` of `f(g(x))` for the element-wise `ops` `f`, `g`, outermost first.
+fn under_ops(t: &Terms, id: Id, ops: &[S]) -> Option<Id> {
+    ops.iter().try_fold(id, |y, op| t.unary(y, *op))
+}
+
+/// `x` of `x * f(g(x))`, as for [`under_ops`].
+fn times_own(t: &Terms, r: &Root, ops: &[S]) -> Option<Id> {
+    either(r.args, |x, y| {
+        under_ops(t, y, ops).filter(|z| t.same(x, *z))
+    })
+}
+
 fn sigmoid(t: &mut Terms, r: &Root) -> RuleResult {
     let e = plus_number(t, r.args[0], 1.0).ok_or(NoMatch)?;
-    let negated = t.unary(e, S::Exp).ok_or(NoMatch)?;
-    let x = t.unary(negated, S::Neg).ok_or(NoMatch)?;
+    let x = under_ops(t, e, &[S::Exp, S::Neg]).ok_or(NoMatch)?;
     map_like(t, r, S::Sigmoid, x)
 }
 
 fn silu(t: &mut Terms, r: &Root) -> RuleResult {
-    let matched = either(r.args, |x, s| {
-        t.unary(s, S::Sigmoid).filter(|y| t.same(x, *y))
-    });
-    map_like(t, r, S::Silu, matched.ok_or(NoMatch)?)
+    let x = times_own(t, r, &[S::Sigmoid]).ok_or(NoMatch)?;
+    map_like(t, r, S::Silu, x)
+}
+
+fn mish(t: &mut Terms, r: &Root) -> RuleResult {
+    let x = times_own(t, r, &[S::Tanh, S::Softplus]).ok_or(NoMatch)?;
+    map_like(t, r, S::Mish, x)
 }
 
 fn softplus(t: &mut Terms, r: &Root) -> RuleResult {
@@ -88,14 +102,6 @@ fn softplus(t: &mut Terms, r: &Root) -> RuleResult {
     };
     let x = t.unary(e, S::Exp).ok_or(NoMatch)?;
     map_like(t, r, S::Softplus, x)
-}
-
-fn mish(t: &mut Terms, r: &Root) -> RuleResult {
-    let matched = either(r.args, |x, h| {
-        let s = t.unary(h, S::Tanh)?;
-        t.unary(s, S::Softplus).filter(|y| t.same(x, *y))
-    });
-    map_like(t, r, S::Mish, matched.ok_or(NoMatch)?)
 }
 
 /// `x` of `clamp(x + 3, 0, 6)`.
@@ -342,7 +348,7 @@ fn rms_norm(t: &mut Terms, r: &Root) -> RuleResult {
 fn parameter(t: &mut Terms, id: Id, shape: &[Dim]) -> RuleResult {
     let own = t.shape(id);
     let lead = own.len().saturating_sub(shape.len());
-    if !own[..lead].iter().all(|d| d.is(1)) {
+    if !are_units(&own[..lead]) {
         return Err(NoMatch);
     }
     let x = t.reshape(id, own[lead..].to_vec())?;
@@ -358,14 +364,9 @@ struct Norm {
 
 impl Norm {
     fn of(op: &Op, ch: &[Id]) -> Option<Norm> {
-        let (Op::LayerNorm { axis, .. } | Op::RmsNorm { axis, .. }) = *op else {
-            return None;
-        };
-        Some(Norm {
-            op: op.clone(),
-            axis,
-            args: ch.to_vec(),
-        })
+        let axis = norm_axis(op)?;
+        let (op, args) = (op.clone(), ch.to_vec());
+        Some(Norm { op, axis, args })
     }
 
     fn has_scale(&self, t: &Terms) -> bool {

@@ -3,7 +3,7 @@
 use super::{as_shape_of, either, map_like, rules};
 use crate::ir::{Op, Real, ReduceKind, ScalarOp, ScalarOp as S};
 use crate::rewrite::run::Root;
-use crate::rewrite::terms::{Miss, Miss::NoMatch, RuleResult, Terms, rejected};
+use crate::rewrite::terms::{Miss, Miss::NoMatch, RuleResult, Terms, are_units, rejected};
 use egg::Id;
 use gristmill_runtime::DType;
 
@@ -165,7 +165,7 @@ fn sub_constant(t: &mut Terms, r: &Root) -> RuleResult {
 fn number_like(t: &mut Terms, like: Id, value: f64) -> RuleResult {
     let ty = t.ty(like).clone();
     let s = t.scalar(ty.dtype, value);
-    if ty.shape.iter().all(|d| d.is(1)) {
+    if are_units(&ty.shape) {
         t.reshape(s, ty.shape.0)
     } else {
         t.broadcast(s, ty.shape.0)

@@ -4,7 +4,7 @@ use super::{as_shape_of, rules};
 use crate::ir::{Dim, Op};
 use crate::rewrite::run::Root;
 use crate::rewrite::terms::{
-    Miss, Miss::NoMatch, RuleResult, Terms, compose, is_identity, is_reshape, rejected,
+    Miss, Miss::NoMatch, RuleResult, Terms, are_units, compose, is_identity, is_reshape, rejected,
 };
 use egg::Id;
 
@@ -142,7 +142,7 @@ fn transpose_of_units(t: &mut Terms, r: &Root) -> RuleResult {
 fn broadcast_to_reshape(t: &mut Terms, r: &Root) -> RuleResult {
     let (from, to) = (&t.ty(r.args[0]).shape, &t.ty(r.class).shape);
     let lead = to.rank() - from.rank();
-    if !to[..lead].iter().all(|d| d.is(1)) || to[lead..] != from[..] {
+    if !are_units(&to[..lead]) || to[lead..] != from[..] {
         return Err(NoMatch);
     }
     t.reshape(r.args[0], t.shape(r.class))
@@ -298,8 +298,7 @@ fn gather_constant(t: &mut Terms, r: &Root) -> RuleResult {
     let Op::Gather { axis } = *r.op else {
         return Err(NoMatch);
     };
-    let index = t.ty(r.args[1]);
-    if !index.shape.iter().all(|d| d.is(1)) {
+    if !are_units(&t.ty(r.args[1]).shape) {
         return Err(NoMatch);
     }
     let index = t.uniform(r.args[1]).ok_or(NoMatch)? as i64;
