@@ -2,7 +2,7 @@
 //! 32 bits.
 
 use super::legal::views_below;
-use crate::ir::{Graph, Layout, Node, NodeId, Op, ScalarOp, ValueId};
+use crate::ir::{Def, Graph, Layout, Node, NodeId, Op, ScalarOp, ValueId};
 use gristmill_runtime::{DType, Tensor};
 use std::ops::RangeInclusive;
 
@@ -66,8 +66,8 @@ fn shifted(g: &Graph, id: NodeId, inner: CentredBytes, zero: ValueId) -> Option<
 
 fn defined(g: &Graph, v: ValueId) -> Option<(NodeId, &Node)> {
     match g.value(v).def {
-        crate::ir::Def::Node(id, _) => Some((id, g.node(id))),
-        crate::ir::Def::Input(_) => None,
+        Def::Node(id, _) => Some((id, g.node(id))),
+        Def::Input(_) => None,
     }
 }
 
@@ -147,7 +147,7 @@ pub fn fits_bytes(t: &Tensor) -> bool {
 
 /// Progress of a result towards 8-bit integers: `cast(round(x) + zero)`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Quantizing {
+pub enum Quantization {
     /// Not begun.
     #[default]
     No,
@@ -159,22 +159,28 @@ pub enum Quantizing {
     Done,
 }
 
-impl Quantizing {
+impl Quantization {
     /// The next step, if `node`, which reads `chain`, is one. A zero point is given with it.
-    pub fn with(self, g: &Graph, node: &Node, chain: ValueId) -> Option<(Quantizing, Option<i32>)> {
+    pub fn with(
+        self,
+        g: &Graph,
+        node: &Node,
+        chain: ValueId,
+    ) -> Option<(Quantization, Option<i32>)> {
         let Op::Map(op) = node.op else { return None };
         match (self, op) {
-            (Quantizing::No, ScalarOp::Round) => Some((Quantizing::Rounded, None)),
-            (Quantizing::Rounded, ScalarOp::Add) => {
+            (Quantization::No, ScalarOp::Round) => Some((Quantization::Rounded, None)),
+            (Quantization::Rounded, ScalarOp::Add) => {
                 let other = node.inputs.iter().find(|&&v| v != chain)?;
                 let t = g.single(*other).filter(|t| t.dtype() == DType::F32)?;
                 let zero = t.as_slice::<f32>()[0];
                 let is_whole = zero.fract() == 0.0 && (-128.0..=255.0).contains(&zero);
-                is_whole.then_some((Quantizing::Shifted, Some(zero as i32)))
+                is_whole.then_some((Quantization::Shifted, Some(zero as i32)))
             }
-            (Quantizing::Rounded | Quantizing::Shifted, ScalarOp::Cast(DType::U8 | DType::I8)) => {
-                Some((Quantizing::Done, None))
-            }
+            (
+                Quantization::Rounded | Quantization::Shifted,
+                ScalarOp::Cast(DType::U8 | DType::I8),
+            ) => Some((Quantization::Done, None)),
             _ => None,
         }
     }

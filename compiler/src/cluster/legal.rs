@@ -1,6 +1,6 @@
 //! Conditions under which an op may join a cluster.
 
-use super::bytes::{self, Quantizing};
+use super::bytes::{self, Quantization};
 use super::coverage::{self, KernelFamily};
 use super::strided::{Strided, is_strided_view};
 use crate::ir::{ClusterKind, Def, Graph, Node, NodeId, Op, OpClass, ScalarOp, Shape, ValueId};
@@ -232,7 +232,7 @@ pub struct Tail {
     /// True when a view follows them, after which no element-wise op can.
     pub viewed: bool,
     /// Conversion of results to 8-bit integers, after which no other element-wise op can follow.
-    pub quantizing: Quantizing,
+    pub quantization: Quantization,
 }
 
 impl Tail {
@@ -273,7 +273,7 @@ impl Tail {
         if let Some(tail) = quantized.filter(|_| !self.viewed && stores_bytes(anchor)) {
             return Ok(tail);
         }
-        if self.quantizing != Quantizing::No {
+        if self.quantization != Quantization::No {
             return Err("its tile is stored in 8 bits".into());
         }
         if self.n_epilogue == MAX_EPILOGUE {
@@ -291,9 +291,12 @@ impl Tail {
 
     /// The tail with one more step towards 8-bit integers, if `node` is that.
     fn quantized(self, g: &Graph, node: &Node, chain: ValueId) -> Option<Tail> {
-        let (quantizing, _) = self.quantizing.with(g, node, chain)?;
+        let (quantization, _) = self.quantization.with(g, node, chain)?;
         let is_whole = g.ty(chain).shape == g.ty(node.outputs[0]).shape;
-        (is_whole && g.ty(chain).dtype == DType::F32).then_some(Tail { quantizing, ..self })
+        (is_whole && g.ty(chain).dtype == DType::F32).then_some(Tail {
+            quantization,
+            ..self
+        })
     }
 }
 

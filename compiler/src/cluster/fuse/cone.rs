@@ -1,6 +1,7 @@
 //! Cones: members and leaves of one kernel, and its predicted time.
 
 use super::Fuser;
+use crate::cluster::Kernel;
 use crate::cluster::legal::{self, Tail};
 use crate::cost::{Bytes, Picos, layout_factor, work};
 use crate::ir::{ClusterKind, NodeId, ValueId};
@@ -31,6 +32,15 @@ impl Cone {
             members: vec![],
             leaves: vec![],
             tail: Tail::default(),
+        }
+    }
+
+    pub(super) fn kernel(&self) -> Kernel {
+        Kernel {
+            kind: self.kind,
+            anchor: self.anchor,
+            root: self.root,
+            members: self.nodes().collect(),
         }
     }
 

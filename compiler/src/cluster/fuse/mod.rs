@@ -13,8 +13,6 @@
 mod cone;
 mod rules;
 mod select;
-#[cfg(test)]
-mod tests;
 
 use crate::cluster::{Kernel, legal};
 use crate::cost::{Nanos, Picos};
@@ -56,22 +54,12 @@ pub fn fuse(g: &Graph, pricing: &Pricing, n_alternatives: usize) -> FusedKernels
     let plain = |id: NodeId| fuser.price(&fuser.plain(id));
     let before: Picos = fuser.fusible().map(plain).sum();
     FusedKernels {
-        kernels: kernels(&fuser, &selection),
+        kernels: selection.cones(&fuser).map(Cone::kernel).collect(),
         missed: selection.missed(&fuser),
         before: before.nanos(),
         after: selection.total().nanos(),
         phase: fuser.report,
     }
-}
-
-fn kernels(fuser: &Fuser, selection: &select::Selection) -> Vec<Kernel> {
-    let kernel = |(root, cone): (NodeId, &Cone)| Kernel {
-        kind: cone.kind,
-        anchor: cone.anchor,
-        root,
-        members: cone.nodes().collect(),
-    };
-    selection.kernels(fuser).map(kernel).collect()
 }
 
 /// An e-node: a cone and the classes of the values that it reads.
@@ -276,3 +264,6 @@ impl<'g> Fuser<'g> {
         self.refused.insert((producer, reader), why);
     }
 }
+
+#[cfg(test)]
+mod tests;

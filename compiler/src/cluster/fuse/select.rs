@@ -139,6 +139,10 @@ impl Selection {
         &f.cones[self.choices[id.0 as usize][i].cone as usize]
     }
 
+    fn chosen_cone<'f>(&self, f: &'f Fuser, id: NodeId) -> &'f Cone {
+        self.cone(f, id, self.chosen[id.0 as usize])
+    }
+
     fn choice(&self, id: NodeId) -> &Choice {
         &self.choices[id.0 as usize][self.chosen[id.0 as usize]]
     }
@@ -283,19 +287,18 @@ impl Selection {
         self.total
     }
 
-    /// Needed nodes and their cones.
-    pub(super) fn kernels<'f>(&'f self, f: &'f Fuser) -> impl Iterator<Item = (NodeId, &'f Cone)> {
-        f.fusible()
-            .filter(|&id| self.is_needed(id))
-            .map(|id| (id, self.cone(f, id, self.chosen[id.0 as usize])))
+    /// Cones of the needed nodes.
+    pub(super) fn cones<'f>(&'f self, f: &'f Fuser) -> impl Iterator<Item = &'f Cone> {
+        let needed = f.fusible().filter(|&id| self.is_needed(id));
+        needed.map(|id| self.chosen_cone(f, id))
     }
 
     /// Values between kernels that one of two fusible ops might have kept to itself, and why they are stored.
     pub(super) fn missed(&mut self, f: &Fuser) -> Vec<(String, String)> {
         let mut missed = Vec::new();
-        let needed: Vec<NodeId> = self.kernels(f).map(|(id, _)| id).collect();
-        for root in needed {
-            let cone = self.cone(f, root, self.chosen[root.0 as usize]);
+        let roots: Vec<NodeId> = self.cones(f).map(|cone| cone.root).collect();
+        for root in roots {
+            let cone = self.chosen_cone(f, root);
             for reader in cone.nodes() {
                 for p in wanted_producers(f, cone, reader) {
                     let why = self.reason(f, p, reader, root);

@@ -3,7 +3,7 @@
 use super::rejected::Rejected;
 use super::strided::Strided;
 use super::task::{Call, Context, Task};
-use crate::cluster::bytes::Quantizing;
+use crate::cluster::bytes::Quantization;
 use crate::cluster::legal::epilogue_kind;
 use crate::ir::{Graph, Node, NodeId, Op, ScalarOp, ValueId};
 use gristmill_kernels::epilogue::{EpilogueKind, MAX_EPILOGUE, Quantize};
@@ -143,8 +143,8 @@ impl Chain {
 
     fn narrowed(mut self, cx: &Context) -> Option<Chain> {
         let g = &cx.body.graph;
-        let (mut step, mut zero) = (Quantizing::No, 0);
-        while step != Quantizing::Done {
+        let (mut step, mut zero) = (Quantization::No, 0);
+        while step != Quantization::Done {
             let (id, _) = self.next(cx)?;
             let (next, point) = step.with(g, g.node(id), self.result)?;
             (step, zero) = (next, point.unwrap_or(zero));
